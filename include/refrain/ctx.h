@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The context: allocator, log sink, threads and settings. There is no other
+ * global state; contexts are independent. A context serves one thread at a time.
+ */
+#ifndef REFRAIN_CTX_H
+#define REFRAIN_CTX_H
+
+#include <stddef.h>
+
+#include "refrain/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rfr_ctx rfr_ctx;
+
+typedef enum rfr_log_level { RFR_LOG_DEBUG, RFR_LOG_INFO, RFR_LOG_WARNING } rfr_log_level;
+
+/* Called on the thread that uses the context; `message` has no newline. */
+typedef void (*rfr_log_fn)(rfr_log_level level, const char *message, void *user);
+
+/* Returns memory aligned to `alignment` (a power of two) or NULL. */
+typedef void *(*rfr_alloc_fn)(size_t bytes, size_t alignment, void *user);
+typedef void (*rfr_free_fn)(void *memory, size_t bytes, void *user);
+
+typedef struct rfr_ctx_options {
+  size_t size;             /* sizeof (rfr_ctx_options), so that the struct can grow */
+  rfr_alloc_fn alloc;      /* NULL: aligned_alloc */
+  rfr_free_fn free;        /* NULL: free; set both or none */
+  void *alloc_user;
+  rfr_log_fn log;          /* NULL: no log */
+  void *log_user;
+  int threads;             /* threads of a parallel op; 0: the cores this process may use */
+  const char *isa;         /* "v2", "v3" (AVX2), "v4" (AVX-512) or NULL: the best the CPU has */
+  const char *module_path; /* folder of the loadable modules; NULL: beside the library */
+  int use_onednn;          /* 1: matrix products by oneDNN when it is there; 0: by the portable kernel */
+  size_t byte_limit;       /* refuse to hold more than this many bytes; 0: no limit */
+} rfr_ctx_options;
+
+/* Defaults; reads REFRAIN_THREADS, REFRAIN_ISA and REFRAIN_ONEDNN (0 or 1). The
+ * environment is read here and nowhere else. */
+RFR_API rfr_ctx_options rfr_ctx_options_default(void);
+
+/* Creates a context; `options` may be NULL. Errors: RFR_INVALID (options of a
+ * newer library with a non-zero tail, unknown isa), RFR_NO_MEMORY. */
+RFR_API rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out);
+
+/* Destroys the context; everything made with it must be gone. Accepts NULL. */
+RFR_API void rfr_ctx_destroy(rfr_ctx *ctx);
+
+/* What the context's allocator has seen so far. */
+typedef struct rfr_ctx_stats {
+  int64_t alloc_calls; /* calls of the allocator since creation */
+  int64_t live_blocks;
+  int64_t live_bytes;
+  int64_t peak_bytes;
+} rfr_ctx_stats;
+RFR_API rfr_ctx_stats rfr_ctx_get_stats(const rfr_ctx *ctx);
+
+/* Makes the k-th allocation from now fail (k = 1 is the next one); 0 turns it
+ * off. For tests of what embeds the library, and for our own. */
+RFR_API void rfr_ctx_fail_alloc(rfr_ctx *ctx, int64_t k);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Recording calls, one per op that models are written with. Each appends one op
+ * to the trace and returns its (first) result; a wrong operand latches an error
+ * with the place of the call and returns RFR_NONE, which later calls pass on.
+ * Shapes are written (rows, columns); T is the number of tokens of all documents
+ * of a microbatch, packed one after the other. None of these may fail at replay.
+ *
+ * Sources: attention: Dao 2023, arXiv 2307.08691. rotary embedding: Su et al.,
+ * arXiv 2104.09864 (halves form, as in Llama). AdamW: Loshchilov and Hutter,
+ * arXiv 1711.05101. SwiGLU: Shazeer, arXiv 2002.05202. RMSNorm: Zhang and
+ * Sennrich, arXiv 1910.07467.
+ */
+#ifndef REFRAIN_OPS_H
+#define REFRAIN_OPS_H
+
+#include "refrain/trace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* y (M,N) = op(a) op(b) [+ bias (N)], a (M,K), or (K,M) if ta; b (K,N), or (N,K) if
+ * tb. With rank 3, dimension 0 is a batch, the same in both. `to` is the type of y;
+ * sums are f32. */
+RFR_API rfr_value rfr_matmul_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b, rfr_value bias, int ta, int tb,
+                                rfr_dtype to);
+/* y (T,N) = x (T,K) wT + b, w (N,K), b (N) or RFR_NONE; y has x's type. */
+RFR_API rfr_value rfr_linear_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b);
+/* y (T,C) = table (V,C) [ids i32 (T)]; an id outside the table reads as zeros. */
+RFR_API rfr_value rfr_embedding_at(rfr_trace *t, rfr_place at, rfr_value table, rfr_value ids);
+/* Position of each of `tokens` rows in its own document, i32 (tokens), from the
+ * documents' offsets i32 (documents+1), ascending, first 0, last `tokens`. */
+RFR_API rfr_value rfr_positions_at(rfr_trace *t, rfr_place at, rfr_value offsets, int64_t tokens);
+/* Rotary embedding of x (T,H,D), D even: pairs (d, d + D/2). */
+RFR_API rfr_value rfr_rope_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value positions, double theta);
+RFR_API rfr_value rfr_layernorm_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b, double eps);
+RFR_API rfr_value rfr_rmsnorm_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, double eps);
+/* o (T,H,D) of q (T,H,D), k and v (T,Hk,D), Hk a divisor of H, within the documents
+ * of `offsets` i32 (documents+1); a device value. scale 0 means 1/sqrt(D). */
+RFR_API rfr_value rfr_attention_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k, rfr_value v, rfr_value offsets,
+                                   double scale, int causal);
+RFR_API rfr_value rfr_add_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b);
+RFR_API rfr_value rfr_mul_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b);
+/* y = x * by * s; s is an f32 scalar (1) or RFR_NONE, never differentiated. */
+RFR_API rfr_value rfr_scale_at(rfr_trace *t, rfr_place at, rfr_value x, double by, rfr_value s);
+RFR_API rfr_value rfr_cast_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_dtype to);
+/* A dense copy of a view. */
+RFR_API rfr_value rfr_copy_at(rfr_trace *t, rfr_place at, rfr_value x);
+RFR_API rfr_value rfr_fill_at(rfr_trace *t, rfr_place at, double value, rfr_dtype dtype, int rank, const int64_t *shape);
+RFR_API rfr_value rfr_gelu_at(rfr_trace *t, rfr_place at, rfr_value x, int tanh_form);
+RFR_API rfr_value rfr_silu_at(rfr_trace *t, rfr_place at, rfr_value x);
+RFR_API rfr_value rfr_swiglu_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up);
+/* Masks are addressed, never stored: (seed of `step`, stream; element, site,
+ * microbatch, attempted). The site is numbered by the call. 0 <= p < 1. */
+RFR_API rfr_value rfr_dropout_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value step, double p, int stream);
+/* Sum over an axis, or over everything to shape (1) with axis -1. f32 sums. */
+RFR_API rfr_value rfr_sum_at(rfr_trace *t, rfr_place at, rfr_value x, int axis);
+RFR_API rfr_value rfr_mean_at(rfr_trace *t, rfr_place at, rfr_value x, int axis);
+RFR_API rfr_value rfr_max_at(rfr_trace *t, rfr_place at, rfr_value x, int axis);
+RFR_API rfr_value rfr_reshape_at(rfr_trace *t, rfr_place at, rfr_value x, int rank, const int64_t *shape);
+RFR_API rfr_value rfr_transpose_at(rfr_trace *t, rfr_place at, rfr_value x, int a, int b);
+RFR_API rfr_value rfr_slice_at(rfr_trace *t, rfr_place at, rfr_value x, int axis, int64_t start, int64_t count);
+RFR_API rfr_value rfr_expand_at(rfr_trace *t, rfr_place at, rfr_value x, int axis, int64_t count);
+RFR_API rfr_value rfr_concat_at(rfr_trace *t, rfr_place at, int n, const rfr_value *xs, int axis);
+RFR_API rfr_value rfr_detach_at(rfr_trace *t, rfr_place at, rfr_value x);
+/* 1 / number of targets that are not `ignore`, over all the arrays given, f32 (1).
+ * `count`, unless NULL, receives the count as f32 (1). */
+RFR_API rfr_value rfr_token_count_at(rfr_trace *t, rfr_place at, int n, const rfr_value *targets, int ignore,
+                                     rfr_value *count);
+/* Softmax cross-entropy: f32 (1) = sum over valid rows of -log p[target] * inv_valid.
+ * logits (T,V), targets i32 (T). */
+RFR_API rfr_value rfr_cross_entropy_at(rfr_trace *t, rfr_place at, rfr_value logits, rfr_value targets,
+                                       rfr_value inv_valid, int ignore);
+/* d loss / d w as a value, in type `to`; loss is f32 (1). `w` is an input with the
+ * role trainable or input_grad; one that cannot reach the loss is an error that
+ * autodiff reports by name. */
+RFR_API rfr_value rfr_gradient_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_dtype to);
+
+/* ---- the step: all scalars live on the device ---- */
+
+/* The step block, a state input i64 (4): attempted, applied, seed, skipped. */
+RFR_API rfr_value rfr_step_block_at(rfr_trace *t, rfr_place at);
+typedef enum rfr_lr_kind { RFR_LR_CONSTANT, RFR_LR_LINEAR, RFR_LR_COSINE, RFR_LR_WSD } rfr_lr_kind;
+typedef struct rfr_lr_options {
+  size_t size;
+  rfr_lr_kind kind;
+  double base, min;             /* peak and final rate */
+  int64_t warmup, total, decay; /* in applied steps; decay: length of wsd's last part */
+} rfr_lr_options;
+RFR_API rfr_lr_options rfr_lr_options_default(void);
+/* Learning rate of this step, f32 (1), from the applied count. */
+RFR_API rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_place at, rfr_value step, const rfr_lr_options *o);
+/* Global L2 norm f32 (1) of the gradients; *skip i32 (1) is 1 if it is not finite. */
+RFR_API rfr_value rfr_grad_norm_at(rfr_trace *t, rfr_place at, int n, const rfr_value *grads, rfr_value *skip);
+RFR_API rfr_value rfr_clip_scale_at(rfr_trace *t, rfr_place at, rfr_value norm, double max);
+typedef struct rfr_adamw_options {
+  size_t size;
+  double beta1, beta2, eps, decay; /* decoupled decay */
+  double lr_scale;                 /* of this parameter's group */
+} rfr_adamw_options;
+RFR_API rfr_adamw_options rfr_adamw_options_default(void);
+/* Updates w, m, v (and master, f32, when w is narrower) in place unless skip is 1.
+ * m and v are f32 or bf16. Returns the next version of w. */
+RFR_API rfr_value rfr_adamw_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr_value m, rfr_value v,
+                               rfr_value master, rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step,
+                               const rfr_adamw_options *o);
+RFR_API rfr_value rfr_sgd_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr_value momentum, rfr_value master,
+                             rfr_value lr, rfr_value clip, rfr_value skip, double momentum_factor, double decay,
+                             double lr_scale);
+RFR_API rfr_value rfr_step_end_at(rfr_trace *t, rfr_place at, rfr_value step, rfr_value skip);
+/* x = ring[attempted mod R], ring (R, ...) */
+RFR_API rfr_value rfr_ring_read_at(rfr_trace *t, rfr_place at, rfr_value ring, rfr_value step);
+/* ring f64 (R, 1+n): slot attempted mod R receives n scalars (f32 or i32 or i64 (1)),
+ * then attempted + 1 in element 0. */
+RFR_API rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_place at, rfr_value ring, rfr_value step, int n,
+                                       const rfr_value *values);
+
+#define rfr_matmul(t, a, b, bias, ta, tb, to) rfr_matmul_at(t, RFR_HERE, a, b, bias, ta, tb, to)
+#define rfr_linear(t, x, w, b) rfr_linear_at(t, RFR_HERE, x, w, b)
+#define rfr_embedding(t, table, ids) rfr_embedding_at(t, RFR_HERE, table, ids)
+#define rfr_positions(t, offsets, tokens) rfr_positions_at(t, RFR_HERE, offsets, tokens)
+#define rfr_rope(t, x, positions, theta) rfr_rope_at(t, RFR_HERE, x, positions, theta)
+#define rfr_layernorm(t, x, w, b, eps) rfr_layernorm_at(t, RFR_HERE, x, w, b, eps)
+#define rfr_rmsnorm(t, x, w, eps) rfr_rmsnorm_at(t, RFR_HERE, x, w, eps)
+#define rfr_attention(t, q, k, v, offsets, scale, causal) rfr_attention_at(t, RFR_HERE, q, k, v, offsets, scale, causal)
+#define rfr_add(t, a, b) rfr_add_at(t, RFR_HERE, a, b)
+#define rfr_mul(t, a, b) rfr_mul_at(t, RFR_HERE, a, b)
+#define rfr_scale(t, x, by, s) rfr_scale_at(t, RFR_HERE, x, by, s)
+#define rfr_cast(t, x, to) rfr_cast_at(t, RFR_HERE, x, to)
+#define rfr_copy(t, x) rfr_copy_at(t, RFR_HERE, x)
+#define rfr_fill(t, value, dtype, rank, shape) rfr_fill_at(t, RFR_HERE, value, dtype, rank, shape)
+#define rfr_gelu(t, x, tanh_form) rfr_gelu_at(t, RFR_HERE, x, tanh_form)
+#define rfr_silu(t, x) rfr_silu_at(t, RFR_HERE, x)
+#define rfr_swiglu(t, gate, up) rfr_swiglu_at(t, RFR_HERE, gate, up)
+#define rfr_dropout(t, x, step, p, stream) rfr_dropout_at(t, RFR_HERE, x, step, p, stream)
+#define rfr_sum(t, x, axis) rfr_sum_at(t, RFR_HERE, x, axis)
+#define rfr_mean(t, x, axis) rfr_mean_at(t, RFR_HERE, x, axis)
+#define rfr_max(t, x, axis) rfr_max_at(t, RFR_HERE, x, axis)
+#define rfr_reshape(t, x, rank, shape) rfr_reshape_at(t, RFR_HERE, x, rank, shape)
+#define rfr_transpose(t, x, a, b) rfr_transpose_at(t, RFR_HERE, x, a, b)
+#define rfr_slice(t, x, axis, start, count) rfr_slice_at(t, RFR_HERE, x, axis, start, count)
+#define rfr_expand(t, x, axis, count) rfr_expand_at(t, RFR_HERE, x, axis, count)
+#define rfr_concat(t, n, xs, axis) rfr_concat_at(t, RFR_HERE, n, xs, axis)
+#define rfr_detach(t, x) rfr_detach_at(t, RFR_HERE, x)
+#define rfr_token_count(t, n, targets, ignore, count) rfr_token_count_at(t, RFR_HERE, n, targets, ignore, count)
+#define rfr_cross_entropy(t, logits, targets, inv_valid, ignore) \
+  rfr_cross_entropy_at(t, RFR_HERE, logits, targets, inv_valid, ignore)
+#define rfr_gradient(t, loss, w, to) rfr_gradient_at(t, RFR_HERE, loss, w, to)
+#define rfr_step_block(t) rfr_step_block_at(t, RFR_HERE)
+#define rfr_lr_schedule(t, step, o) rfr_lr_schedule_at(t, RFR_HERE, step, o)
+#define rfr_grad_norm(t, n, grads, skip) rfr_grad_norm_at(t, RFR_HERE, n, grads, skip)
+#define rfr_clip_scale(t, norm, max) rfr_clip_scale_at(t, RFR_HERE, norm, max)
+#define rfr_adamw(t, w, g, m, v, master, lr, clip, skip, step, o) \
+  rfr_adamw_at(t, RFR_HERE, w, g, m, v, master, lr, clip, skip, step, o)
+#define rfr_sgd(t, w, g, mom, master, lr, clip, skip, factor, decay, lr_scale) \
+  rfr_sgd_at(t, RFR_HERE, w, g, mom, master, lr, clip, skip, factor, decay, lr_scale)
+#define rfr_step_end(t, step, skip) rfr_step_end_at(t, RFR_HERE, step, skip)
+#define rfr_ring_read(t, ring, step) rfr_ring_read_at(t, RFR_HERE, ring, step)
+#define rfr_metrics_write(t, ring, step, n, values) rfr_metrics_write_at(t, RFR_HERE, ring, step, n, values)
+
+#ifdef __cplusplus
+}
+#endif
+#endif

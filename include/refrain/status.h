@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Status codes and the thread's last error.
+ *
+ * Every fallible call returns an rfr_status and sets its `out` parameters to
+ * NULL first. The text belongs to the calling thread and stays valid until that
+ * thread's next failing call.
+ *
+ *   rfr_ctx *ctx;
+ *   if (rfr_ctx_create(NULL, &ctx) != RFR_OK)
+ *     fprintf(stderr, "%s\n", rfr_last_error()->message);
+ */
+#ifndef REFRAIN_STATUS_H
+#define REFRAIN_STATUS_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#error "Refrain supports POSIX systems"
+#endif
+#define RFR_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What kind of failure; the slug in rfr_error says which one. */
+typedef enum rfr_status {
+  RFR_OK = 0,
+  RFR_INVALID,     /* the caller's argument, configuration or file is wrong */
+  RFR_NO_MEMORY,   /* an allocation failed, or a byte limit was reached */
+  RFR_NO_FIT,      /* the planned memory is over the budget */
+  RFR_IO,          /* the operating system refused a read or a write */
+  RFR_UNSUPPORTED, /* right in principle, but this build or backend has no way to do it */
+  RFR_MISMATCH,    /* a replay, a resume or a rebind met something other than what was compiled */
+  RFR_NUMERIC,     /* a value that must be finite is not */
+  RFR_STOPPED,     /* a stop was requested; the work so far is saved and resumable */
+  RFR_INTERNAL     /* a defect of the library */
+} rfr_status;
+
+typedef struct rfr_error {
+  rfr_status status;
+  const char *slug;    /* stable, for programs: "plan.over_budget" */
+  const char *message; /* place, what, numbers; one line, no newline at the end */
+  const char *next;    /* one next step for the reader */
+  const char *file;    /* the file that the error is about, or "" */
+  int64_t line;        /* 1-based line in `file`, or 0 */
+} rfr_error;
+
+/* The calling thread's last error; never NULL (status RFR_OK before the first). */
+RFR_API const rfr_error *rfr_last_error(void);
+
+/* "invalid", "no memory", ...: a name for a status. */
+RFR_API const char *rfr_status_name(rfr_status status);
+
+/* One row of the error table: the i-th slug, its status, meaning and next step.
+ * Returns 0 past the end. docs/errors.md is generated from it. */
+RFR_API int rfr_error_row(int i, rfr_error *row);
+
+/* Library version as "major.minor.patch". */
+RFR_API const char *rfr_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The trace: one flat program in SSA form for forward, backward and optimizer.
+ *
+ * Recording calls (refrain/ops.h) return a value id and latch the first error in
+ * the trace, so that model code stays clean; rfr_trace_finish returns it. A trace
+ * is plain data in one arena: nothing runs while it is recorded. Not for use by
+ * two threads at once.
+ *
+ *   rfr_trace *t;
+ *   rfr_trace_create(ctx, &t);
+ *   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){8, 4});
+ *   rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 2, (int64_t[]){3, 4});
+ *   rfr_output(t, "y", rfr_linear(t, x, w, RFR_NONE));
+ *   rfr_trace_finish(t);
+ */
+#ifndef REFRAIN_TRACE_H
+#define REFRAIN_TRACE_H
+
+#include "refrain/ctx.h"
+#include "refrain/dtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { RFR_MAX_RANK = 6 };
+
+typedef struct rfr_trace rfr_trace;
+typedef int32_t rfr_value; /* dense id within one trace */
+#define RFR_NONE ((rfr_value)-1)
+
+/* What an input of the program is. Trainability is a role of an input, never an
+ * attribute of an intermediate value. */
+#define RFR_ROLES(X)               \
+  X(RFR_ROLE_NONE, "value")        \
+  X(RFR_ROLE_TRAINABLE, "trainable") \
+  X(RFR_ROLE_FROZEN, "frozen")     \
+  X(RFR_ROLE_STATE, "state")       \
+  X(RFR_ROLE_INPUT, "input")       \
+  X(RFR_ROLE_INPUT_GRAD, "input_grad") \
+  X(RFR_ROLE_CONST, "const")
+typedef enum rfr_role {
+#define RFR_ROLE_ENUM(e, name) e,
+  RFR_ROLES(RFR_ROLE_ENUM)
+#undef RFR_ROLE_ENUM
+} rfr_role;
+
+#define RFR_PHASES(X)             \
+  X(RFR_PHASE_LOAD, "load")       \
+  X(RFR_PHASE_SETUP, "setup")     \
+  X(RFR_PHASE_FORWARD, "forward") \
+  X(RFR_PHASE_DGRAD, "dgrad")     \
+  X(RFR_PHASE_WGRAD, "wgrad")     \
+  X(RFR_PHASE_OPTIM, "optim")
+typedef enum rfr_phase {
+#define RFR_PHASE_ENUM(e, name) e,
+  RFR_PHASES(RFR_PHASE_ENUM)
+#undef RFR_PHASE_ENUM
+} rfr_phase;
+
+/* Where in the caller's source a recording call stands. */
+typedef struct rfr_place {
+  const char *file;
+  int line;
+} rfr_place;
+
+#ifdef __cplusplus
+static inline rfr_place rfr_place_make(const char *file, int line) {
+  rfr_place p;
+  p.file = file;
+  p.line = line;
+  return p;
+}
+#define RFR_HERE rfr_place_make(__FILE__, __LINE__)
+#else
+#define RFR_HERE ((rfr_place){__FILE__, __LINE__})
+#endif
+
+RFR_API rfr_status rfr_trace_create(rfr_ctx *ctx, rfr_trace **out);
+RFR_API void rfr_trace_destroy(rfr_trace *t);
+/* Returns the first error that a recording call met, then verifies the trace. */
+RFR_API rfr_status rfr_trace_finish(rfr_trace *t);
+/* The latched error, without verifying. */
+RFR_API rfr_status rfr_trace_status(const rfr_trace *t);
+
+/* Declares a program input; the name must be new. A zero in `shape` is an empty
+ * tensor, not an unknown size. */
+RFR_API rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role role, rfr_dtype dtype, int rank,
+                               const int64_t *shape);
+#define rfr_input(t, name, role, dtype, rank, shape) rfr_input_at(t, RFR_HERE, name, role, dtype, rank, shape)
+/* Declares a program output under a name. */
+RFR_API void rfr_output_at(rfr_trace *t, rfr_place at, const char *name, rfr_value v);
+#define rfr_output(t, name, v) rfr_output_at(t, RFR_HERE, name, v)
+
+/* Names a value for printing; copies the string. */
+RFR_API void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name);
+/* Scope of the ops recorded from now ("layer3.attention"); copies the string; ""
+ * for none. Layers that differ in their number alone collapse when printed. */
+RFR_API void rfr_scope(rfr_trace *t, const char *scope);
+/* Microbatch of the ops recorded from now; -1: ops of the whole step. */
+RFR_API void rfr_microbatch(rfr_trace *t, int microbatch);
+/* Phase of the ops recorded from now. Starts as RFR_PHASE_FORWARD. */
+RFR_API void rfr_set_phase(rfr_trace *t, rfr_phase phase);
+
+/* Type of a value; shape has RFR_MAX_RANK entries. All zero for RFR_NONE. */
+typedef struct rfr_type {
+  rfr_dtype dtype;
+  int rank;
+  int64_t shape[RFR_MAX_RANK];
+} rfr_type;
+RFR_API rfr_type rfr_value_type(const rfr_trace *t, rfr_value v);
+RFR_API const char *rfr_value_name(const rfr_trace *t, rfr_value v);
+RFR_API int rfr_trace_op_count(const rfr_trace *t);
+
+/* ---- text ---- */
+
+/* Receives text in pieces. */
+typedef void (*rfr_write_fn)(const char *text, size_t n, void *user);
+
+typedef struct rfr_print_options {
+  size_t size;
+  int flat;        /* 1: the round-trip form; 0: for people (layers collapsed) */
+  int phase;       /* print one phase alone; -1: all */
+  int live_bytes;  /* 1: bytes live after each op in a comment */
+} rfr_print_options;
+RFR_API rfr_print_options rfr_print_options_default(void);
+RFR_API rfr_status rfr_trace_print(const rfr_trace *t, const rfr_print_options *options, rfr_write_fn write, void *user);
+/* Reads the flat form. parse(print(t)) equals t: ops, operands, types, attributes,
+ * roles, phases, effects, tokens, storage, names, sources. `name` stands for the
+ * file in errors. */
+RFR_API rfr_status rfr_trace_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, rfr_trace **out);
+/* 1 when the two traces are equal in everything that parse reads. */
+RFR_API int rfr_trace_equal(const rfr_trace *a, const rfr_trace *b);
+/* Re-infers every type, and checks order, phases, storage versions and tokens. */
+RFR_API rfr_status rfr_trace_verify(const rfr_trace *t);
+/* Writes the ops that differ, one line each, with "-" or "+" before it. */
+RFR_API rfr_status rfr_trace_diff(const rfr_trace *a, const rfr_trace *b, rfr_write_fn write, void *user);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Errors, allocation and the context's inside. Knows nothing of tensors.
+ */
+#ifndef RFI_BASE_H
+#define RFI_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "refrain/ctx.h"
+#include "refrain/status.h"
+
+/* One enumerator per row of errors.def. */
+typedef enum rfi_error {
+#define RFI_ERROR(id, slug, status, meaning, next) RFI_E_##id,
+#include "base/errors.def"
+#undef RFI_ERROR
+  RFI_E_COUNT
+} rfi_error;
+
+/* Sets the thread's last error and returns its status. */
+rfr_status rfi_fail(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same with the place in a file that the error is about; line 0: the whole file. The
+ * message starts with "file:line: ". */
+rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* Puts text before the current message (an outer function adds its context). */
+rfr_status rfi_fail_prefix(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#define RFI_TRY(expr)                     \
+  do {                                    \
+    rfr_status rfi_s_ = (expr);           \
+    if (rfi_s_ != RFR_OK) return rfi_s_;  \
+  } while (0)
+/* For functions with one `fail:` label and a variable `s`. */
+#define RFI_GOTO(expr)                    \
+  do {                                    \
+    s = (expr);                           \
+    if (s != RFR_OK) goto fail;           \
+  } while (0)
+
+/* A broken invariant of our own: an error, never an abort. */
+#define RFI_CHECK(condition) \
+  do { if (!(condition)) return rfi_fail(RFI_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition); } while (0)
+
+/* Zeroed memory from the context's allocator, 64-byte aligned. *out is NULL on error. Bytes 0 gives a valid block. */
+rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out);
+#define RFI_ALLOC(ctx, bytes, out) rfi_alloc(ctx, bytes, (void **)(out))
+void rfi_free(rfr_ctx *ctx, void *memory); /* accepts NULL */
+
+/* The context's settings, read by the rooms that need them. */
+int rfi_ctx_threads(const rfr_ctx *ctx);
+const char *rfi_ctx_isa(const rfr_ctx *ctx); /* "v2", "v3" or "v4": what kernels may use */
+bool rfi_ctx_use_onednn(const rfr_ctx *ctx);
+const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* folder, never NULL */
+void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* snprintf and strtod that ignore the locale. */
+double rfi_strtod(const char *s, char **end);
+/* Shortest "%.17g" form that reads back equal, with a dot, into 32 bytes; inf and nan as such. Returns buf. */
+char *rfi_format_double(char buf[32], double x);
+
+/* A growing string in the context's memory. */
+typedef struct rfi_string {
+  rfr_ctx *ctx;
+  char *data; /* NUL-terminated, NULL when empty */
+  size_t n, capacity;
+} rfi_string;
+rfr_status rfi_string_printf(rfi_string *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+rfr_status rfi_string_append(rfi_string *s, const char *text, size_t n);
+void rfi_string_deinit(rfi_string *s);
+
+#endif

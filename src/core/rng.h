@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Addressed random numbers: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel
+ * random numbers: as easy as 1, 2, 3", SC 2011). Nothing is advanced: a draw is a pure
+ * function of its address, so a replay, a recompute and a resume draw the same.
+ */
+#ifndef RFI_RNG_H
+#define RFI_RNG_H
+
+#include <stdint.h>
+
+typedef struct rfi_u32x4 { uint32_t v[4]; } rfi_u32x4;
+
+static inline rfi_u32x4 rfi_philox(rfi_u32x4 counter, uint32_t key0, uint32_t key1) {
+  uint32_t c0 = counter.v[0], c1 = counter.v[1], c2 = counter.v[2], c3 = counter.v[3];
+  for (int round = 0; round < 10; round++) {
+    uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+    uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ key0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ key1;
+    c1 = (uint32_t)p1; c3 = (uint32_t)p0; c0 = n0; c2 = n2;
+    key0 += 0x9E3779B9u; key1 += 0xBB67AE85u;
+  }
+  return (rfi_u32x4){{c0, c1, c2, c3}};
+}
+
+/* Key of a stream: the seed mixed with the stream's number (splitmix64's finalizer). */
+static inline uint64_t rfi_stream_key(uint64_t seed, uint64_t stream) {
+  uint64_t z = seed + (stream + 1) * 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+/* Four draws for elements 4*block .. 4*block+3 of a site, microbatch and step. */
+static inline rfi_u32x4 rfi_draw4(uint64_t key, uint64_t block, uint32_t site, uint32_t microbatch, uint64_t step) {
+  rfi_u32x4 c = {{(uint32_t)block, (uint32_t)(block >> 32) ^ (site << 8), (microbatch << 16) ^ (uint32_t)(step >> 32),
+                  (uint32_t)step}};
+  return rfi_philox(c, (uint32_t)key, (uint32_t)(key >> 32));
+}
+
+#endif

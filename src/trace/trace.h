@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The trace as the library sees it: dense arrays of values and ops.
+ *
+ * Invariants that verify.c checks and everything else relies on:
+ *  - values[i].op < j for every op j that reads i: list order is a valid order.
+ *  - an op never changes once recorded; a pass reads one trace and writes another.
+ *  - storage: `base` is the value that owns the bytes (itself, unless it is a view or
+ *    the next version of a state); strides and offset are in elements of that base.
+ *  - a result that shares its operand's storage ("w1@w") is that storage's next
+ *    version: no later op reads an older one.
+ */
+#ifndef RFI_TRACE_H
+#define RFI_TRACE_H
+
+#include <stdbool.h>
+
+#include "base/arena.h"
+#include "refrain/ops.h"
+#include "refrain/trace.h"
+
+enum { RFI_MAX_ATTR = 8 };
+
+typedef struct rfi_shape {
+  int rank;
+  int64_t dim[RFR_MAX_RANK];
+} rfi_shape;
+
+/* One attribute; its op's row in ops.def says which member holds it. */
+typedef struct rfi_attr {
+  union {
+    int64_t i; /* b, i, t */
+    double f;
+    rfi_shape s;
+  };
+} rfi_attr;
+
+typedef enum rfi_opcode {
+#define RFI_OP(name, family, operands, results, attributes, flags) RFI_OP_##name,
+#include "ops/ops.def"
+#undef RFI_OP
+  RFI_OP_COUNT
+} rfi_opcode;
+
+enum {
+  RFI_GRAD = 1 << 0,
+  RFI_VIEW = 1 << 1,
+  RFI_ROWS = 1 << 2,
+  RFI_ANY = 1 << 3,
+  RFI_STATE = 1 << 4,
+  RFI_HOST = 1 << 5,
+  RFI_RNG = 1 << 6,
+};
+
+struct rfi_infer;
+struct rfi_grad;
+
+/* The parsed row of ops.def. */
+enum { RFI_MAX_NAMES = 12 };
+typedef struct rfi_op_def {
+  rfi_opcode code;
+  const char *name, *family;
+  unsigned flags;
+  int n_operands;             /* named ones, the variadic tail included */
+  int n_required;             /* operands that may not be absent */
+  bool variadic;              /* the last name takes the rest, possibly none */
+  int n_results, n_attrs;
+  char operand[RFI_MAX_NAMES][16];
+  char result[RFI_MAX_NAMES][16];
+  int alias[RFI_MAX_NAMES];   /* operand in whose storage the result lives, or -1 */
+  char attr[RFI_MAX_ATTR][12];
+  char attr_type[RFI_MAX_ATTR]; /* b i f t s */
+  /* Shape rule: reads in[], attrs; fills out[]. Missing operands have rank -1. */
+  rfr_status (*infer)(const struct rfi_infer *c);
+  /* Gradient rule; NULL where there is none. */
+  rfr_status (*grad)(struct rfi_grad *g);
+} rfi_op_def;
+
+/* Never NULL for a valid code. */
+const rfi_op_def *rfi_op_def_get(rfi_opcode code);
+/* NULL for an unknown name. */
+const rfi_op_def *rfi_op_def_find(const char *name, size_t n);
+
+/* What a shape rule sees. Fail with rfi_fail(RFI_E_TRACE_SHAPE, ...): the place and
+ * the op are added by the caller. Absent results are not the rule's business. */
+typedef struct rfi_infer {
+  const rfi_op_def *def;
+  int n_in;
+  const rfr_type *in; /* rank -1: absent */
+  const rfi_attr *attr;
+  rfr_type *out;
+} rfi_infer;
+
+typedef struct rfi_value {
+  rfr_type type;
+  int64_t stride[RFR_MAX_RANK]; /* elements */
+  int64_t offset;               /* elements from the start of the base */
+  rfr_value base;               /* owner of the bytes; itself unless view or version */
+  int32_t op;                   /* producer, -1 for an input */
+  int16_t result;               /* which result of it */
+  uint8_t role;                 /* rfr_role, inputs only */
+  const char *name;             /* "" or a name */
+  rfr_place at;
+} rfi_value;
+
+typedef struct rfi_opr {
+  const rfi_op_def *def;
+  int n_in, n_out;
+  rfr_value *in;  /* RFR_NONE: absent */
+  rfr_value *out; /* RFR_NONE: a dead result, printed as _ */
+  rfi_attr attr[RFI_MAX_ATTR];
+  uint8_t phase;       /* rfr_phase */
+  int32_t microbatch;  /* -1: of the whole step */
+  int32_t token_in;    /* op whose token this one takes, -1: none (HOST ops alone) */
+  int32_t clone_of;    /* op that this one recomputes, -1 */
+  const char *scope;   /* "" or "layer3.attention" */
+  const char *reason;  /* comment of a pass, "" or text */
+  rfr_place at;
+} rfi_opr;
+
+typedef struct rfi_output {
+  const char *name;
+  rfr_value value;
+} rfi_output;
+
+struct rfr_trace {
+  rfr_ctx *ctx;
+  rfi_arena *arena; /* everything below lives in it */
+  rfi_value *values;
+  int n_values, cap_values;
+  rfi_opr *ops;
+  int n_ops, cap_ops;
+  rfr_value *inputs;
+  int n_inputs, cap_inputs;
+  rfi_output *outputs;
+  int n_outputs, cap_outputs;
+  /* recording state */
+  rfr_status status; /* first error; later calls return RFR_NONE at once */
+  rfr_error error;   /* its text, copied into the arena */
+  const char *scope;
+  int microbatch;
+  rfr_phase phase;
+  const char *reason;
+  int32_t last_host; /* last HOST op: the token chain's end */
+  int64_t next_site; /* dropout sites are numbered as recorded */
+};
+
+/* Appends one op. `in` has n_in entries (absent: RFR_NONE; trailing absent ones may be
+ * left out); `attr` has def->n_attrs. Returns result 0; all results go to out[] when
+ * it is not NULL. */
+rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr,
+                     rfr_value *out);
+/* Latches an error in the trace and returns RFR_NONE; the message gets the place and op. */
+rfr_value rfi_trace_fail(rfr_trace *t, rfr_place at, const char *op, int error, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+/* View rule: fills stride, offset and base of `y` from `x`; false when no strides can
+ * express it (reshape of a transposed value): the caller records a copy first. */
+bool rfi_view(const rfi_op_def *def, const rfi_value *x, const rfi_attr *attr, rfi_value *y);
+void rfi_dense_strides(rfi_value *v);
+bool rfi_is_dense(const rfi_value *v);
+
+static inline rfi_attr rfi_i(int64_t i) { rfi_attr a = {{0}}; a.i = i; return a; }
+static inline rfi_attr rfi_f(double f) { rfi_attr a = {{0}}; a.f = f; return a; }
+static inline int64_t rfi_count(const rfr_type *t) {
+  int64_t n = 1;
+  for (int d = 0; d < t->rank; d++) n *= t->shape[d];
+  return n;
+}
+/* Bytes of a dense value of this type. */
+static inline int64_t rfi_bytes(const rfr_type *t) { return (rfi_count(t) * rfr_dtype_bits(t->dtype) + 7) / 8; }
+
+/* ---- gradient rules ---- */
+
+/* What a gradient rule sees: it records the backward of `op` into `t`. need[i] says
+ * whether operand i's gradient is wanted; the rule sets dx[i] (RFR_NONE: zero) for
+ * those alone and records nothing for the others. dy[j] is the cotangent of result j,
+ * RFR_NONE if it has none. Gradients of inputs with a role of their own (weights) are
+ * f32 results recorded after rfr_set_phase(t, RFR_PHASE_WGRAD); others have the
+ * operand's type and RFR_PHASE_DGRAD, which is set when the rule is called. */
+typedef struct rfi_grad {
+  rfr_trace *t;
+  const rfi_opr *op; /* operands and results are ids of t */
+  const bool *need;
+  const rfr_value *dy;
+  rfr_value *dx;
+  const bool *is_weight; /* operand i is (a view or a cast of) a parameter: f32 gradient, phase wgrad */
+  rfr_place at;          /* place of the forward call, for what is recorded */
+} rfi_grad;
+
+#endif
