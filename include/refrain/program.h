@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Compiled programs: traces, rewritten by the passes, planned into one arena, bound
+ * to kernels, run eagerly or captured and replayed.
+ *
+ * Programs compiled together share their inputs by name (weights, states, rings) and
+ * one arena: the peak is that of the largest, not the sum. Nothing is allocated after
+ * rfr_compile. Calls on one rfr_programs are for one thread at a time.
+ *
+ *   rfr_programs *p;
+ *   rfr_compile(ctx, 1, (const rfr_trace *const[]){t}, (const char *const[]){"train"}, NULL, &p);
+ *   rfr_tensor w;
+ *   rfr_programs_tensor(p, "w", &w);      // fill w.data
+ *   rfr_programs_load(p);                 // once, after weights were written
+ *   rfr_program_capture(p, 0);
+ *   rfr_program_replay(p, 0, NULL, 0);    // as often as wanted
+ */
+#ifndef REFRAIN_PROGRAM_H
+#define REFRAIN_PROGRAM_H
+
+#include "refrain/trace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rfr_programs rfr_programs;
+
+/* Dense memory of a program's input, state or output; borrowed, valid until the
+ * programs are destroyed (outputs: until the next run). */
+typedef struct rfr_tensor {
+  const char *name;
+  rfr_role role;
+  rfr_type type;
+  void *data;
+  int64_t bytes;
+} rfr_tensor;
+
+typedef struct rfr_compile_options {
+  size_t size;
+  int64_t budget;      /* bytes of the whole arena; 0: no limit. More is an error naming the peak */
+  int fuse;            /* 1: the fuse pass runs (default) */
+  int prune;           /* 1: CSE, DCE and hoisting run (default); 0: what autodiff made */
+  int64_t loss_chunk;  /* rows of logits that exist at a time in a fused LM head; 0: 1024 */
+  int debug;           /* 1: every value has its own guarded allocation, what is not live is
+                          poisoned, every result is checked for NaN */
+  int keep_traces;     /* 1: rfr_programs_trace can give the trace after each pass */
+} rfr_compile_options;
+RFR_API rfr_compile_options rfr_compile_options_default(void);
+
+/* Compiles n traces; the names are for messages. The traces may be destroyed after.
+ * Errors: those of the passes (autodiff.*, plan.over_budget, bind.no_kernel). */
+RFR_API rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, const char *const *names,
+                               const rfr_compile_options *options, rfr_programs **out);
+RFR_API void rfr_programs_destroy(rfr_programs *p);
+
+/* The memory of an input (any role) by name; of the i-th, 0 based: RFR_INVALID past the end. */
+RFR_API rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tensor *out);
+RFR_API rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out);
+/* The memory of an output of one program. */
+RFR_API rfr_status rfr_program_output(const rfr_programs *p, int program, const char *name, rfr_tensor *out);
+
+/* Runs the ops of phase load, which depend on frozen inputs alone. Call it after
+ * weights were written and before the first run. */
+RFR_API rfr_status rfr_programs_load(rfr_programs *p);
+/* Runs a program kernel by kernel (eager). */
+RFR_API rfr_status rfr_program_run(rfr_programs *p, int program);
+/* Records the same calls as a graph; executes nothing. */
+RFR_API rfr_status rfr_program_capture(rfr_programs *p, int program);
+/* What the caller believes an input to be; compared with what was captured. */
+typedef struct rfr_binding {
+  const char *name;
+  rfr_type type;
+  const void *data;
+} rfr_binding;
+/* Compares the bindings (n may be 0), then launches. Errors: replay.signature, naming
+ * the first field that differs, and nothing has run. */
+RFR_API rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *bindings, int n);
+
+/* One buffer of the plan. `first` and `last` are op indices; persistent ones live always. */
+typedef struct rfr_plan_buffer {
+  const char *name;   /* value, or "workspace of OP" */
+  const char *kind;   /* weight, state, input, output, activation, gradient, workspace, load */
+  int64_t bytes, offset;
+  int first, last;
+} rfr_plan_buffer;
+typedef struct rfr_plan_summary {
+  int64_t planned_bytes;               /* the arena: persistent + step-scoped */
+  int64_t persistent_bytes;
+  int64_t transient_planned_bytes;     /* step-scoped, largest program */
+  int64_t transient_lower_bound_bytes; /* most bytes live at once in that program */
+  int n_buffers;
+} rfr_plan_summary;
+RFR_API rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out);
+RFR_API rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out);
+/* Bytes of the arena that were ever written since compile (the arena starts as a known
+ * pattern). Walks the whole arena. */
+RFR_API int64_t rfr_programs_touched_bytes(const rfr_programs *p);
+
+/* The trace of a program after a pass ("record", "autodiff", "fuse", "prune", "lower");
+ * NULL if it was not kept. Borrowed. */
+RFR_API const rfr_trace *rfr_program_trace(const rfr_programs *p, int program, const char *pass);
+/* What a pass decided, one line per decision with its reason. NULL for an unknown pass. */
+RFR_API const char *rfr_program_report(const rfr_programs *p, int program, const char *pass);
+/* Floating-point operations of one run, counting a multiply-add as two. */
+RFR_API double rfr_program_flops(const rfr_programs *p, int program);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
