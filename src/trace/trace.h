@@ -52,8 +52,8 @@ enum {
   RFI_RNG = 1 << 6,
 };
 
-struct rfi_infer;
-struct rfi_grad;
+typedef struct rfi_infer rfi_infer;
+typedef struct rfi_grad rfi_grad;
 
 /* The parsed row of ops.def. */
 enum { RFI_MAX_NAMES = 12 };
@@ -71,9 +71,9 @@ typedef struct rfi_op_def {
   char attr[RFI_MAX_ATTR][12];
   char attr_type[RFI_MAX_ATTR]; /* b i f t s */
   /* Shape rule: reads in[], attrs; fills out[]. Missing operands have rank -1. */
-  rfr_status (*infer)(const struct rfi_infer *c);
+  rfr_status (*infer)(const rfi_infer *c);
   /* Gradient rule; NULL where there is none. */
-  rfr_status (*grad)(struct rfi_grad *g);
+  rfr_status (*grad)(rfi_grad *g);
 } rfi_op_def;
 
 /* Never NULL for a valid code. */
@@ -83,13 +83,13 @@ const rfi_op_def *rfi_op_def_find(const char *name, size_t n);
 
 /* What a shape rule sees. Fail with rfi_fail(RFI_E_TRACE_SHAPE, ...): the place and
  * the op are added by the caller. Absent results are not the rule's business. */
-typedef struct rfi_infer {
+struct rfi_infer {
   const rfi_op_def *def;
   int n_in;
   const rfr_type *in; /* rank -1: absent */
   const rfi_attr *attr;
   rfr_type *out;
-} rfi_infer;
+};
 
 typedef struct rfi_value {
   rfr_type type;
@@ -150,6 +150,10 @@ struct rfr_trace {
  * it is not NULL. */
 rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr,
                      rfr_value *out);
+/* The same for passes: everything of `proto` but out, token_in and n_out is taken as it is
+ * (operands are ids of t); dead[j] marks results that nobody wants; out[] gets the ids.
+ * The error is returned, not latched. */
+rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_value *out);
 /* Latches an error in the trace and returns RFR_NONE; the message gets the place and op. */
 rfr_value rfi_trace_fail(rfr_trace *t, rfr_place at, const char *op, int error, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
@@ -177,7 +181,7 @@ static inline int64_t rfi_bytes(const rfr_type *t) { return (rfi_count(t) * rfr_
  * RFR_NONE if it has none. Gradients of inputs with a role of their own (weights) are
  * f32 results recorded after rfr_set_phase(t, RFR_PHASE_WGRAD); others have the
  * operand's type and RFR_PHASE_DGRAD, which is set when the rule is called. */
-typedef struct rfi_grad {
+struct rfi_grad {
   rfr_trace *t;
   const rfi_opr *op; /* operands and results are ids of t */
   const bool *need;
@@ -185,6 +189,6 @@ typedef struct rfi_grad {
   rfr_value *dx;
   const bool *is_weight; /* operand i is (a view or a cast of) a parameter: f32 gradient, phase wgrad */
   rfr_place at;          /* place of the forward call, for what is recorded */
-} rfi_grad;
+};
 
 #endif

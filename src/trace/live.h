@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Lifetimes of storages in list order.
+ */
+#ifndef RFI_LIVE_H
+#define RFI_LIVE_H
+
+#include "trace/trace.h"
+
+typedef struct rfi_life {
+  int first, last; /* op indices; -1: never touched; last == n_ops: an output */
+  bool persistent; /* input, or made once in phase load: lives across steps */
+} rfi_life;
+
+/* Storages start at multiples of this: a cache line, and what vector loads like. */
+enum { RFI_ALIGNMENT = 64 };
+static inline int64_t rfi_align(int64_t bytes) { return (bytes + RFI_ALIGNMENT - 1) / RFI_ALIGNMENT * RFI_ALIGNMENT; }
+/* Bytes that a value's own storage takes in an arena. */
+static inline int64_t rfi_storage_bytes(const rfr_type *type) { return rfi_align(rfi_bytes(type)); }
+
+/* One entry per value (n_values), meaningful for owners of storage; from the context. */
+rfr_status rfi_lives(const rfr_trace *t, rfi_life **out);
+/* Step-scoped bytes live during each op (n_ops + 2 entries); from the context. */
+rfr_status rfi_live_bytes(const rfr_trace *t, int64_t **out);
+
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The op table of ops.def, parsed once per process into constant definitions. The
+ * shape and gradient rules are found by name (rfi_infer_NAME, rfi_grad_NAME): an op
+ * costs its row and its files, and no list beside them.
+ */
+#include <pthread.h>
+#include <string.h>
+
+#include "trace/trace.h"
+
+#define RFI_OP(name, family, operands, results, attributes, flags)          \
+  rfr_status rfi_infer_##name(const rfi_infer *c) __attribute__((weak));    \
+  rfr_status rfi_grad_##name(rfi_grad *g) __attribute__((weak));
+#include "ops/ops.def"
+#undef RFI_OP
+
+enum { GRAD = RFI_GRAD, VIEW = RFI_VIEW, ROWS = RFI_ROWS, ANY = RFI_ANY, STATE = RFI_STATE, HOST = RFI_HOST, RNG = RFI_RNG };
+
+static const struct row {
+  const char *name, *family, *operands, *results, *attributes;
+  unsigned flags;
+  rfr_status (*infer)(const rfi_infer *c);
+  rfr_status (*grad)(rfi_grad *g);
+} rows[RFI_OP_COUNT] = {
+#define RFI_OP(name, family, operands, results, attributes, flags) \
+  {#name, #family, operands, results, attributes, flags, rfi_infer_##name, rfi_grad_##name},
+#include "ops/ops.def"
+#undef RFI_OP
+};
+
+static rfi_op_def defs[RFI_OP_COUNT];
+static pthread_once_t parsed = PTHREAD_ONCE_INIT;
+
+/* Copies the next word of *s into word; false at the end. */
+static bool next_word(const char **s, char *word, size_t size) {
+  while (**s == ' ') (*s)++;
+  size_t n = strcspn(*s, " ");
+  if (n == 0) return false;
+  if (n >= size) n = size - 1;
+  memcpy(word, *s, n);
+  word[n] = 0;
+  *s += strcspn(*s, " ");
+  return true;
+}
+
+static int operand_index(const rfi_op_def *d, const char *name) {
+  for (int i = 0; i < d->n_operands; i++)
+    if (strcmp(d->operand[i], name) == 0) return i;
+  return -1;
+}
+
+static void parse_row(const struct row *row, rfi_op_def *d) {
+  char word[40];
+  const char *s = row->operands;
+  while (next_word(&s, word, sizeof word)) {
+    size_t n = strlen(word);
+    if (word[n - 1] == '*') d->variadic = true;
+    if (word[n - 1] == '*' || word[n - 1] == '?') word[n - 1] = 0;
+    else d->n_required = d->n_operands + 1;
+    strncpy(d->operand[d->n_operands++], word, sizeof d->operand[0] - 1);
+  }
+  for (s = row->results; next_word(&s, word, sizeof word); d->n_results++) {
+    char *at = strchr(word, '@');
+    if (at) *at = 0;
+    d->alias[d->n_results] = at ? operand_index(d, at + 1) : -1;
+    strncpy(d->result[d->n_results], word, sizeof d->result[0] - 1);
+  }
+  for (s = row->attributes; next_word(&s, word, sizeof word); d->n_attrs++) {
+    char *colon = strchr(word, ':');
+    *colon = 0;
+    strncpy(d->attr[d->n_attrs], word, sizeof d->attr[0] - 1);
+    d->attr_type[d->n_attrs] = colon[1];
+  }
+}
+
+static void parse_table(void) {
+  for (int i = 0; i < RFI_OP_COUNT; i++) {
+    defs[i].code = (rfi_opcode)i;
+    defs[i].name = rows[i].name;
+    defs[i].family = rows[i].family;
+    defs[i].flags = rows[i].flags;
+    defs[i].infer = rows[i].infer;
+    defs[i].grad = rows[i].flags & RFI_GRAD ? rows[i].grad : NULL;
+    parse_row(&rows[i], &defs[i]);
+  }
+}
+
+const rfi_op_def *rfi_op_def_get(rfi_opcode code) {
+  pthread_once(&parsed, parse_table);
+  return &defs[code];
+}
+
+const rfi_op_def *rfi_op_def_find(const char *name, size_t n) {
+  pthread_once(&parsed, parse_table);
+  for (int i = 0; i < RFI_OP_COUNT; i++)
+    if (strlen(defs[i].name) == n && memcmp(defs[i].name, name, n) == 0) return &defs[i];
+  return NULL;
+}

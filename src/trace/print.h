@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Pieces of printed text that passes and reports use too.
+ */
+#ifndef RFI_PRINT_H
+#define RFI_PRINT_H
+
+#include "base/base.h"
+#include "trace/trace.h"
+
+const char *rfi_role_name(int role);
+const char *rfi_phase_name(int phase);
+/* "1.5 MiB" */
+rfr_status rfi_put_bytes(rfi_string *s, int64_t bytes);
+/* One op for people, newline included; live < 0 leaves the bytes out. */
+rfr_status rfi_put_op_line(rfi_string *s, const rfr_trace *t, int op, int64_t live);
+
+#endif

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Recording: every call appends, infers the result types at once, and remembers the
+ * source line of its caller. The first error is latched: the trace is then dead, later
+ * calls return RFR_NONE, and rfr_trace_finish reports it with its place.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "trace/trace.h"
+
+void rfi_dense_strides(rfi_value *v) {
+  int64_t stride = 1;
+  for (int d = v->type.rank - 1; d >= 0; d--) {
+    v->stride[d] = stride;
+    stride *= v->type.shape[d];
+  }
+}
+
+bool rfi_is_dense(const rfi_value *v) {
+  int64_t stride = 1;
+  for (int d = v->type.rank - 1; d >= 0; d--) {
+    if (v->type.shape[d] != 1 && v->stride[d] != stride) return rfi_count(&v->type) == 0;
+    stride *= v->type.shape[d];
+  }
+  return true;
+}
+
+/* ---- errors ---- */
+
+static rfr_status latch(rfr_trace *t) {
+  const rfr_error *e = rfr_last_error();
+  t->status = e->status;
+  t->error = *e;
+  const char *message = rfi_arena_strdup(t->arena, e->message), *file = rfi_arena_strdup(t->arena, e->file);
+  t->error.message = message ? message : "out of memory";
+  t->error.file = file ? file : "";
+  return t->status;
+}
+
+rfr_value rfi_trace_fail(rfr_trace *t, rfr_place at, const char *op, int error, const char *format, ...) {
+  if (t->status != RFR_OK) return RFR_NONE;
+  char text[400];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  rfi_fail_at((rfi_error)error, at.file ? at.file : "", at.line, "%s%s%s%s%s", op, op[0] ? ": " : "", text,
+              t->scope[0] ? ", in " : "", t->scope);
+  latch(t);
+  return RFR_NONE;
+}
+
+static rfr_value no_memory(rfr_trace *t) {
+  if (t->status == RFR_OK) latch(t);
+  return RFR_NONE;
+}
+
+/* The latched error becomes the calling thread's last error again. */
+rfr_status rfr_trace_status(const rfr_trace *t) {
+  if (t->status == RFR_OK) return RFR_OK;
+  rfr_error row;
+  for (int i = 0; rfr_error_row(i, &row); i++)
+    if (strcmp(row.slug, t->error.slug) == 0) return rfi_fail((rfi_error)i, "%s", t->error.message);
+  return t->status;
+}
+
+/* ---- the trace ---- */
+
+rfr_status rfr_trace_create(rfr_ctx *ctx, rfr_trace **out) {
+  rfi_arena *arena;
+  *out = NULL;
+  RFI_TRY(rfi_arena_create(ctx, &arena));
+  rfr_trace *t = rfi_arena_alloc(arena, sizeof *t);
+  if (!t) {
+    rfi_arena_destroy(arena);
+    return RFR_NO_MEMORY;
+  }
+  t->ctx = ctx;
+  t->arena = arena;
+  t->scope = t->reason = "";
+  t->microbatch = -1;
+  t->phase = RFR_PHASE_FORWARD;
+  t->last_host = -1;
+  *out = t;
+  return RFR_OK;
+}
+
+void rfr_trace_destroy(rfr_trace *t) {
+  if (t) rfi_arena_destroy(t->arena);
+}
+
+rfr_status rfr_trace_finish(rfr_trace *t) {
+  RFI_TRY(rfr_trace_status(t));
+  return rfr_trace_verify(t);
+}
+
+void rfr_scope(rfr_trace *t, const char *scope) {
+  if (strcmp(t->scope, scope) == 0) return;
+  char *copy = rfi_arena_strdup(t->arena, scope);
+  if (copy) t->scope = copy;
+  else no_memory(t);
+}
+void rfr_microbatch(rfr_trace *t, int microbatch) { t->microbatch = microbatch; }
+void rfr_set_phase(rfr_trace *t, rfr_phase phase) { t->phase = phase; }
+
+static bool is_value(const rfr_trace *t, rfr_value v) { return v >= 0 && v < t->n_values; }
+
+rfr_type rfr_value_type(const rfr_trace *t, rfr_value v) {
+  return is_value(t, v) ? t->values[v].type : (rfr_type){.dtype = RFR_F32};
+}
+const char *rfr_value_name(const rfr_trace *t, rfr_value v) { return is_value(t, v) ? t->values[v].name : ""; }
+int rfr_trace_op_count(const rfr_trace *t) { return t->n_ops; }
+
+void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name) {
+  if (!is_value(t, v)) return;
+  char *copy = rfi_arena_strdup(t->arena, name);
+  if (copy) t->values[v].name = copy;
+  else no_memory(t);
+}
+
+static rfr_value new_value(rfr_trace *t, const rfr_type *type, rfr_place at) {
+  if (!rfi_arena_grow(t->arena, (void **)&t->values, &t->cap_values, t->n_values + 1, sizeof *t->values))
+    return no_memory(t);
+  rfr_value id = t->n_values++;
+  t->values[id] = (rfi_value){.type = *type, .base = id, .op = -1, .name = "", .at = at};
+  rfi_dense_strides(&t->values[id]);
+  return id;
+}
+
+rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role role, rfr_dtype dtype, int rank,
+                       const int64_t *shape) {
+  if (t->status != RFR_OK) return RFR_NONE;
+  if (!name || !name[0]) return rfi_trace_fail(t, at, "input", RFI_E_TRACE_NAME, "an input needs a name");
+  for (int i = 0; i < t->n_inputs; i++)
+    if (strcmp(t->values[t->inputs[i]].name, name) == 0)
+      return rfi_trace_fail(t, at, "input", RFI_E_TRACE_NAME, "the name \"%s\" is taken", name);
+  if (role <= RFR_ROLE_NONE || role > RFR_ROLE_CONST || (unsigned)dtype >= RFR_DTYPE_COUNT)
+    return rfi_trace_fail(t, at, "input", RFI_E_ARGUMENT, "\"%s\": no such role or type", name);
+  if (rank < 0 || rank > RFR_MAX_RANK)
+    return rfi_trace_fail(t, at, "input", RFI_E_TRACE_SHAPE, "\"%s\": rank %d, at most %d", name, rank, RFR_MAX_RANK);
+  rfr_type type = {.dtype = dtype, .rank = rank};
+  int64_t bits = rfr_dtype_bits(dtype);
+  for (int d = 0; d < rank; d++) {
+    type.shape[d] = shape[d];
+    if (shape[d] < 0 || __builtin_mul_overflow(bits, shape[d] ? shape[d] : 1, &bits))
+      return rfi_trace_fail(t, at, "input", RFI_E_TRACE_SHAPE, "\"%s\": dimension %d is %lld, or the size overflows",
+                            name, d, (long long)shape[d]);
+  }
+  if (!rfi_arena_grow(t->arena, (void **)&t->inputs, &t->cap_inputs, t->n_inputs + 1, sizeof *t->inputs))
+    return no_memory(t);
+  rfr_value v = new_value(t, &type, at);
+  if (v == RFR_NONE) return v;
+  t->values[v].role = (uint8_t)role;
+  rfr_value_set_name(t, v, name);
+  t->inputs[t->n_inputs++] = v;
+  return t->status == RFR_OK ? v : RFR_NONE;
+}
+
+void rfr_output_at(rfr_trace *t, rfr_place at, const char *name, rfr_value v) {
+  if (t->status != RFR_OK) return;
+  if (!is_value(t, v)) {
+    rfi_trace_fail(t, at, "output", RFI_E_TRACE_VALUE, "\"%s\": %d is no value of this trace", name, v);
+    return;
+  }
+  for (int i = 0; i < t->n_outputs; i++)
+    if (strcmp(t->outputs[i].name, name) == 0) {
+      rfi_trace_fail(t, at, "output", RFI_E_TRACE_NAME, "the name \"%s\" is taken", name);
+      return;
+    }
+  char *copy = rfi_arena_strdup(t->arena, name);
+  if (!copy || !rfi_arena_grow(t->arena, (void **)&t->outputs, &t->cap_outputs, t->n_outputs + 1, sizeof *t->outputs)) {
+    no_memory(t);
+    return;
+  }
+  t->outputs[t->n_outputs++] = (rfi_output){copy, v};
+}
+
+/* Finds the type and storage of result j of an op whose operands are set. */
+static rfr_status place_result(rfr_trace *t, const rfi_opr *op, int j, rfr_value v) {
+  const rfi_op_def *def = op->def;
+  rfi_value *y = &t->values[v];
+  if (def->flags & RFI_VIEW) {
+    const rfi_value *x = &t->values[op->in[0]];
+    if (!rfi_view(def, x, op->attr, y))
+      return rfi_fail(RFI_E_TRACE_SHAPE, "no strides express this view of a strided value; copy it first");
+    y->base = x->base;
+  } else if (def->alias[j] >= 0 && def->alias[j] < op->n_in && op->in[def->alias[j]] >= 0) {
+    const rfi_value *x = &t->values[op->in[def->alias[j]]];
+    if (memcmp(&x->type, &y->type, sizeof x->type) != 0)
+      return rfi_fail(RFI_E_TRACE_SHAPE, "result %s has another type than operand %s, in whose storage it lives",
+                      def->result[j], def->operand[def->alias[j]]);
+    memcpy(y->stride, x->stride, sizeof y->stride);
+    y->offset = x->offset;
+    y->base = x->base;
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_value *out) {
+  const rfi_op_def *def = proto->def;
+  rfr_type stack_in[16], types[RFI_MAX_NAMES], *in = stack_in;
+  memset(types, 0, sizeof types);
+  if (!def->infer) return rfi_fail(RFI_E_UNSUPPORTED, "this build has no op %s", def->name);
+  if (proto->n_in > 16 && !(in = rfi_arena_alloc(t->arena, sizeof *in * (size_t)proto->n_in))) return RFR_NO_MEMORY;
+  int n_given = proto->n_in;
+  for (int i = 0; i < n_given; i++) {
+    if (proto->in[i] == RFR_NONE && !(def->variadic && i >= def->n_operands - 1) && i >= def->n_required) {
+      in[i] = (rfr_type){.rank = -1};
+      continue;
+    }
+    if (!is_value(t, proto->in[i]))
+      return rfi_fail(RFI_E_TRACE_VALUE, "operand %s is no value of this trace",
+                      def->operand[i < def->n_operands ? i : def->n_operands - 1]);
+    in[i] = t->values[proto->in[i]].type;
+  }
+  /* Shape rules may look at every named operand; the ones left out are absent. */
+  int named = def->n_operands - (def->variadic ? 1 : 0);
+  if (n_given < def->n_required)
+    return rfi_fail(RFI_E_TRACE_VALUE, "operand %s is missing", def->operand[n_given]);
+  if (n_given > def->n_operands && !def->variadic) return rfi_fail(RFI_E_TRACE_VALUE, "too many operands");
+  rfi_opr op = *proto;
+  op.n_in = n_given > named ? n_given : named;
+  op.n_out = def->n_results;
+  op.in = rfi_arena_alloc(t->arena, sizeof *op.in * (size_t)(op.n_in + op.n_out + 1));
+  if (!op.in) return RFR_NO_MEMORY;
+  op.out = op.in + op.n_in;
+  for (int i = 0; i < op.n_in; i++) {
+    op.in[i] = i < n_given ? proto->in[i] : RFR_NONE;
+    if (i >= n_given) in[i] = (rfr_type){.rank = -1};
+  }
+  rfi_infer c = {def, op.n_in, in, op.attr, types};
+  RFI_TRY(def->infer(&c));
+  if (!rfi_arena_grow(t->arena, (void **)&t->ops, &t->cap_ops, t->n_ops + 1, sizeof *t->ops)) return RFR_NO_MEMORY;
+  int first = t->n_values;
+  for (int j = 0; j < op.n_out; j++) {
+    op.out[j] = RFR_NONE;
+    bool absent = (def->flags & RFI_STATE) && def->alias[j] >= 0 && op.in[def->alias[j]] == RFR_NONE;
+    if (absent || (dead && dead[j])) continue;
+    op.out[j] = new_value(t, &types[j], op.at);
+    rfr_status s = op.out[j] == RFR_NONE ? RFR_NO_MEMORY : place_result(t, &op, j, op.out[j]);
+    if (s != RFR_OK) {
+      t->n_values = first;
+      return s;
+    }
+    t->values[op.out[j]].op = t->n_ops;
+    t->values[op.out[j]].result = (int16_t)j;
+  }
+  op.token_in = -1;
+  if (def->flags & RFI_HOST) {
+    op.token_in = t->last_host;
+    t->last_host = t->n_ops;
+  }
+  t->ops[t->n_ops++] = op;
+  if (out) memcpy(out, op.out, sizeof *out * (size_t)op.n_out);
+  return RFR_OK;
+}
+
+rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr,
+                     rfr_value *out) {
+  const rfi_op_def *def = rfi_op_def_get(code);
+  rfr_value results[RFI_MAX_NAMES];
+  if (out)
+    for (int j = 0; j < def->n_results; j++) out[j] = RFR_NONE;
+  if (t->status != RFR_OK) return RFR_NONE;
+  rfi_opr op = {.def = def, .n_in = n_in, .in = (rfr_value *)in, .phase = (uint8_t)t->phase, .microbatch = t->microbatch,
+                .clone_of = -1, .scope = t->scope, .reason = t->reason, .at = at};
+  if (attr) memcpy(op.attr, attr, sizeof *attr * (size_t)def->n_attrs);
+  if (rfi_append(t, &op, NULL, results) != RFR_OK) {
+    rfr_error e = *rfr_last_error();
+    char text[400];
+    snprintf(text, sizeof text, "%s", e.message);
+    int error = RFI_E_INTERNAL;
+    rfr_error row;
+    for (int i = 0; rfr_error_row(i, &row); i++)
+      if (strcmp(row.slug, e.slug) == 0) error = i;
+    return rfi_trace_fail(t, at, def->name, error, "%s", text);
+  }
+  if (out) memcpy(out, results, sizeof *out * (size_t)def->n_results);
+  return results[0];
+}

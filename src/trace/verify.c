@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The trace's invariants, checked after recording, after parsing and after each pass:
+ * types are what the shape rules say, operands come before their readers, no op reads
+ * a storage version that was overwritten, tokens form one chain.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "trace/trace.h"
+
+static rfr_status check_types(const rfr_trace *t, const rfi_opr *op, int i) {
+  rfr_type in[64], *types = in, out[RFI_MAX_NAMES];
+  if (op->n_in > 64) RFI_TRY(RFI_ALLOC(t->ctx, sizeof *types * (size_t)op->n_in, &types));
+  memset(out, 0, sizeof out);
+  for (int k = 0; k < op->n_in; k++) types[k] = op->in[k] < 0 ? (rfr_type){.rank = -1} : t->values[op->in[k]].type;
+  rfi_infer c = {op->def, op->n_in, types, op->attr, out};
+  rfr_status s = op->def->infer(&c);
+  if (types != in) rfi_free(t->ctx, types);
+  RFI_TRY(s);
+  for (int j = 0; j < op->n_out; j++) {
+    if (op->out[j] < 0) continue;
+    const rfi_value *y = &t->values[op->out[j]];
+    if (memcmp(&out[j], &y->type, sizeof out[j]) != 0)
+      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): result %s has not the type that its operands give", i,
+                      op->def->name, op->def->result[j]);
+    rfi_value want = *y;
+    want.base = op->out[j];
+    want.offset = 0;
+    rfi_dense_strides(&want);
+    if (op->def->flags & RFI_VIEW) {
+      want.base = t->values[op->in[0]].base;
+      if (!rfi_view(op->def, &t->values[op->in[0]], op->attr, &want))
+        return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): no strides express this view", i, op->def->name);
+    } else if (op->def->alias[j] >= 0 && op->in[op->def->alias[j]] >= 0) {
+      const rfi_value *x = &t->values[op->in[op->def->alias[j]]];
+      want.base = x->base;
+      want.offset = x->offset;
+      memcpy(want.stride, x->stride, sizeof want.stride);
+    }
+    if (want.base != y->base || want.offset != y->offset ||
+        memcmp(want.stride, y->stride, sizeof *want.stride * (size_t)y->type.rank) != 0)
+      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): result %s does not lie where it should", i, op->def->name,
+                      op->def->result[j]);
+  }
+  return RFR_OK;
+}
+
+/* version[v]: which version of its base's bytes value v shows; latest[b]: the newest one. */
+static rfr_status check_versions(const rfr_trace *t, int *version, int *latest) {
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    for (int k = 0; k < op->n_in; k++) {
+      rfr_value v = op->in[k];
+      if (v < 0) continue;
+      if (version[v] != latest[t->values[v].base])
+        return rfi_fail_at(RFI_E_TRACE_STALE, op->at.file ? op->at.file : "", op->at.line,
+                           "%s reads version %d of \"%s\", which version %d has overwritten", op->def->name, version[v],
+                           t->values[t->values[v].base].name, latest[t->values[v].base]);
+    }
+    for (int j = 0; j < op->n_out; j++) {
+      rfr_value v = op->out[j];
+      if (v < 0) continue;
+      rfr_value base = t->values[v].base;
+      if (op->def->flags & RFI_VIEW) version[v] = version[op->in[0]];
+      else if (base != v) version[v] = ++latest[base];
+    }
+  }
+  for (int i = 0; i < t->n_outputs; i++) {
+    rfr_value v = t->outputs[i].value;
+    if (version[v] != latest[t->values[v].base])
+      return rfi_fail(RFI_E_TRACE_STALE, "output \"%s\" shows a version that was overwritten", t->outputs[i].name);
+  }
+  return RFR_OK;
+}
+
+rfr_status rfr_trace_verify(const rfr_trace *t) {
+  int32_t host = -1;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (!op->def->infer) return rfi_fail(RFI_E_UNSUPPORTED, "this build has no op %s", op->def->name);
+    for (int k = 0; k < op->n_in; k++)
+      if (op->in[k] >= t->n_values || (op->in[k] >= 0 && t->values[op->in[k]].op >= i))
+        return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s) reads a value that comes later", i, op->def->name);
+    for (int j = 0; j < op->n_out; j++)
+      if (op->out[j] >= 0 && (t->values[op->out[j]].op != i || t->values[op->out[j]].result != j))
+        return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): a result does not name its producer", i, op->def->name);
+    RFI_TRY(check_types(t, op, i));
+    if (op->token_in != (op->def->flags & RFI_HOST ? host : -1))
+      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s) breaks the token chain", i, op->def->name);
+    if (op->def->flags & RFI_HOST) host = i;
+    if (op->phase > RFR_PHASE_OPTIM || op->clone_of >= i)
+      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): bad phase or clone_of", i, op->def->name);
+  }
+  for (int i = 0; i < t->n_inputs; i++)
+    if (t->values[t->inputs[i]].op >= 0 || t->values[t->inputs[i]].role == RFR_ROLE_NONE)
+      return rfi_fail(RFI_E_TRACE_VERIFY, "input %d has a producer or no role", i);
+  int *version;
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *version * 2 * (size_t)t->n_values, &version));
+  rfr_status s = check_versions(t, version, version + t->n_values);
+  rfi_free(t->ctx, version);
+  return s;
+}
