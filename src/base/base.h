@@ -5,6 +5,7 @@
 #ifndef RFI_BASE_H
 #define RFI_BASE_H
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,13 +21,15 @@ typedef enum rfi_error {
   RFI_E_COUNT
 } rfi_error;
 
-/* Sets the thread's last error and returns its status. */
+/* Sets the thread's last error and returns its status. Allocates nothing; line breaks
+ * become spaces; a text of more than 2047 bytes ends in "...". */
 rfr_status rfi_fail(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same with the place in a file that the error is about; line 0: the whole file. The
  * message starts with "file:line: ". */
 rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* Puts text before the current message (an outer function adds its context). */
+/* Puts text before the current message (an outer function adds its context, with its own
+ * separator: "layer3: "); slug, file and line stay. Returns the current status. */
 rfr_status rfi_fail_prefix(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #define RFI_TRY(expr)                     \
@@ -45,7 +48,8 @@ rfr_status rfi_fail_prefix(const char *format, ...) __attribute__((format(printf
 #define RFI_CHECK(condition) \
   do { if (!(condition)) return rfi_fail(RFI_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition); } while (0)
 
-/* Zeroed memory from the context's allocator, 64-byte aligned. *out is NULL on error. Bytes 0 gives a valid block. */
+/* Zeroed memory from the context's allocator, 64-byte aligned. *out is NULL on error. Bytes 0
+ * gives a valid block. Safe from several threads at once if the caller's allocator is. */
 rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out);
 #define RFI_ALLOC(ctx, bytes, out) rfi_alloc(ctx, bytes, (void **)(out))
 void rfi_free(rfr_ctx *ctx, void *memory); /* accepts NULL */
@@ -57,12 +61,16 @@ bool rfi_ctx_use_onednn(const rfr_ctx *ctx);
 const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* folder, never NULL */
 void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* snprintf and strtod that ignore the locale. */
+/* snprintf and strtod that ignore the locale. All formatted text of base goes through
+ * rfi_vsnprintf, so that rfi_fail, rfi_log, rfi_string_printf and rfi_arena_printf do too. */
+int rfi_snprintf(char *out, size_t n, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int rfi_vsnprintf(char *out, size_t n, const char *format, va_list args) __attribute__((format(printf, 3, 0)));
 double rfi_strtod(const char *s, char **end);
 /* Shortest "%.17g" form that reads back equal, with a dot, into 32 bytes; inf and nan as such. Returns buf. */
 char *rfi_format_double(char buf[32], double x);
 
-/* A growing string in the context's memory. */
+/* A growing string in the context's memory; starts as {ctx}. A failed call leaves it as it
+ * was. What is appended must not lie in the string itself. */
 typedef struct rfi_string {
   rfr_ctx *ctx;
   char *data; /* NUL-terminated, NULL when empty */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which instruction set this CPU has, and the table for it.
+ * The kernel table of an instruction set. Which set to use is the context's to say.
  */
 #include "backend/cpu/cpu.h"
 

@@ -22,7 +22,5 @@
 
 /* The kernel of an op for an instruction set ("v2", "v3", "v4"); NULL where there is none. */
 const rfi_kernel *rfi_cpu_kernel(const char *isa, rfi_opcode code);
-/* The best set that this CPU runs. */
-const char *rfi_cpu_best_isa(void);
 
 #endif

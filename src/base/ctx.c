@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The context: settings, the counting allocator, the log.
+ *
+ * Each block from the caller's allocator starts with a header of one cache line that
+ * holds its size, so that freeing needs no size and the counts are exact: they are the
+ * bytes the allocator was asked for, headers included, without the context itself. The
+ * counts are atomic because a tensor that was handed out may be released on any thread;
+ * everything else of a context is for one thread at a time.
+ *
+ * Settings that cannot be honoured are refused, the environment's too: a misspelt
+ * REFRAIN_THREADS becomes an error of rfr_ctx_create, never a silent default.
+ */
+#include "base/base.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+enum { ALIGNMENT = 64, MAX_THREADS = 4096, LOG_BYTES = 2048 };
+
+typedef struct header {
+  _Alignas(ALIGNMENT) size_t bytes; /* of the whole block */
+} header;
+
+struct rfr_ctx {
+  rfr_ctx_options o;
+  const char *isa; /* a literal */
+  char module_path[PATH_MAX];
+  size_t own_bytes; /* of this block, as its allocator was asked */
+  _Atomic int64_t alloc_calls, live_blocks, live_bytes, peak_bytes;
+  _Atomic int64_t fail_in; /* allocations until the one that fails; 0: none */
+};
+
+/* ---- memory ---- */
+
+static void *default_alloc(size_t bytes, size_t alignment, void *user) {
+  (void)user;
+  return aligned_alloc(alignment, bytes);
+}
+
+static void default_free(void *memory, size_t bytes, void *user) {
+  (void)bytes;
+  (void)user;
+  free(memory);
+}
+
+static bool is_told_to_fail(rfr_ctx *ctx) {
+  if (atomic_load(&ctx->fail_in) <= 0) return false;
+  return atomic_fetch_sub(&ctx->fail_in, 1) == 1;
+}
+
+rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out) {
+  /* The caller's pointer has another type than void *: it is written as bytes. */
+  void *memory = NULL;
+  memcpy(out, &memory, sizeof memory);
+  if (bytes > (size_t)INT64_MAX / 2) return rfi_fail(RFI_E_OVERFLOW, "a block of %zu bytes", bytes);
+  const size_t total = sizeof(header) + ((bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1));
+
+  atomic_fetch_add(&ctx->alloc_calls, 1);
+  if (is_told_to_fail(ctx)) return rfi_fail(RFI_E_NO_MEMORY, "an allocation of %zu bytes was told to fail", bytes);
+  const int64_t live = atomic_fetch_add(&ctx->live_bytes, (int64_t)total) + (int64_t)total;
+  header *h = NULL;
+  if (ctx->o.byte_limit == 0 || (uint64_t)live <= ctx->o.byte_limit)
+    h = ctx->o.alloc(total, ALIGNMENT, ctx->o.alloc_user);
+  if (h == NULL) {
+    atomic_fetch_sub(&ctx->live_bytes, (int64_t)total);
+    if (ctx->o.byte_limit != 0 && (uint64_t)live > ctx->o.byte_limit)
+      return rfi_fail(RFI_E_NO_MEMORY, "%zu more bytes would make %lld, over the byte limit of %zu", total,
+                      (long long)live, ctx->o.byte_limit);
+    return rfi_fail(RFI_E_NO_MEMORY, "cannot allocate %zu bytes (%lld are held)", total,
+                    (long long)(live - (int64_t)total));
+  }
+  atomic_fetch_add(&ctx->live_blocks, 1);
+  int64_t peak = atomic_load(&ctx->peak_bytes);
+  while (live > peak && !atomic_compare_exchange_weak(&ctx->peak_bytes, &peak, live)) continue;
+  memset(h, 0, total);
+  h->bytes = total;
+  memory = h + 1;
+  memcpy(out, &memory, sizeof memory);
+  return RFR_OK;
+}
+
+void rfi_free(rfr_ctx *ctx, void *memory) {
+  if (memory == NULL) return;
+  header *h = (header *)memory - 1;
+  const size_t total = h->bytes;
+  atomic_fetch_sub(&ctx->live_blocks, 1);
+  atomic_fetch_sub(&ctx->live_bytes, (int64_t)total);
+  ctx->o.free(h, total, ctx->o.alloc_user);
+}
+
+rfr_ctx_stats rfr_ctx_get_stats(const rfr_ctx *ctx) {
+  return (rfr_ctx_stats){
+      .alloc_calls = atomic_load(&ctx->alloc_calls),
+      .live_blocks = atomic_load(&ctx->live_blocks),
+      .live_bytes = atomic_load(&ctx->live_bytes),
+      .peak_bytes = atomic_load(&ctx->peak_bytes),
+  };
+}
+
+void rfr_ctx_fail_alloc(rfr_ctx *ctx, int64_t k) { atomic_store(&ctx->fail_in, k > 0 ? k : 0); }
+
+/* ---- what the machine has ---- */
+
+static int usable_cores(void) {
+  cpu_set_t set[16]; /* 16384 CPUs */
+  CPU_ZERO_S(sizeof set, set);
+  if (sched_getaffinity(0, sizeof set, set) != 0) return 1;
+  int n = CPU_COUNT_S(sizeof set, set);
+  return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+}
+
+static const char *const isa_names[] = {"v2", "v3", "v4"};
+
+/* Index into isa_names of the best set that this CPU runs and this build has. The kernels
+ * are compiled for the whole of x86-64-v3 or -v4, so every feature of the level counts,
+ * also those that __builtin_cpu_supports has no name for in all compilers. */
+static int best_isa(void) {
+#if defined(__x86_64__) && RFI_ISA_COUNT > 1
+  unsigned a, b, c1 = 0, c81 = 0, d;
+  if (!__get_cpuid(1, &a, &b, &c1, &d) || !__get_cpuid(0x80000001, &a, &b, &c81, &d)) return 0;
+  const bool f16c = (c1 & (1u << 29)) != 0, movbe = (c1 & (1u << 22)) != 0, lzcnt = (c81 & (1u << 5)) != 0;
+  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+        __builtin_cpu_supports("bmi2") && f16c && movbe && lzcnt))
+    return 0;
+  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")))
+    return 1;
+  return 2;
+#else
+  return 0;
+#endif
+}
+
+/* The folder of the file that holds this code: the shared library, or the program it was
+ * linked into. Empty when the system does not say; then no module is found. */
+static void own_folder(char out[PATH_MAX]) {
+  Dl_info info;
+  bool found = dladdr((const void *)(uintptr_t)rfr_ctx_create, &info) != 0 && info.dli_fname != NULL &&
+               realpath(info.dli_fname, out) != NULL;
+  if (!found) found = realpath("/proc/self/exe", out) != NULL;
+  char *slash = found ? strrchr(out, '/') : NULL;
+  if (slash == NULL) slash = out;
+  else if (slash == out) slash++;
+  *slash = '\0';
+}
+
+/* ---- the context ---- */
+
+/* A whole number in [low, high], else -1, which rfr_ctx_create refuses. */
+static int parse_int(const char *s, int low, int high) {
+  char *end;
+  errno = 0;
+  long x = strtol(s, &end, 10);
+  return errno == 0 && end != s && *end == '\0' && x >= low && x <= high ? (int)x : -1;
+}
+
+static rfr_ctx_options built_in_options(void) {
+  rfr_ctx_options o;
+  memset(&o, 0, sizeof o);
+  o.size = sizeof o;
+  o.use_onednn = 1;
+  return o;
+}
+
+rfr_ctx_options rfr_ctx_options_default(void) {
+  rfr_ctx_options o = built_in_options();
+  const char *threads = getenv("REFRAIN_THREADS"), *isa = getenv("REFRAIN_ISA"), *onednn = getenv("REFRAIN_ONEDNN");
+  if (threads != NULL && *threads != '\0') o.threads = parse_int(threads, 1, MAX_THREADS);
+  if (isa != NULL && *isa != '\0') {
+    o.isa = "none (REFRAIN_ISA)";
+    for (size_t i = 0; i < sizeof isa_names / sizeof *isa_names; i++)
+      if (strcmp(isa, isa_names[i]) == 0) o.isa = isa_names[i]; /* outlives a later setenv */
+  }
+  if (onednn != NULL && *onednn != '\0') o.use_onednn = parse_int(onednn, 0, 1);
+  return o;
+}
+
+/* Brings the caller's options, which may be of an older or a newer library, into `o`. */
+static rfr_status read_options(const rfr_ctx_options *options, rfr_ctx_options *o) {
+  if (options == NULL) {
+    *o = rfr_ctx_options_default();
+    return RFR_OK;
+  }
+  *o = built_in_options();
+  if (options->size < sizeof options->size || options->size > 65536)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_ctx_options.size is %zu; start from rfr_ctx_options_default()", options->size);
+  memcpy(o, options, options->size < sizeof *o ? options->size : sizeof *o);
+  for (size_t i = sizeof *o; i < options->size; i++)
+    if (((const unsigned char *)options)[i] != 0)
+      return rfi_fail(RFI_E_ARGUMENT, "rfr_ctx_options sets byte %zu of %zu; this library knows the first %zu", i,
+                      options->size, sizeof *o);
+  o->size = sizeof *o;
+  return RFR_OK;
+}
+
+static rfr_status check_options(rfr_ctx_options *o, const char **isa) {
+  if ((o->alloc == NULL) != (o->free == NULL)) return rfi_fail(RFI_E_ARGUMENT, "alloc and free: set both or none");
+  if (o->threads < 0 || o->threads > MAX_THREADS)
+    return rfi_fail(RFI_E_ARGUMENT, "threads (or REFRAIN_THREADS) must be a whole number from 1 to %d", MAX_THREADS);
+  if (o->use_onednn != 0 && o->use_onednn != 1)
+    return rfi_fail(RFI_E_ARGUMENT, "use_onednn (or REFRAIN_ONEDNN) must be 0 or 1");
+  const int best = best_isa();
+  int chosen = best;
+  if (o->isa != NULL) {
+    for (chosen = 0; chosen < 3 && strcmp(o->isa, isa_names[chosen]) != 0;) chosen++;
+    if (chosen == 3) return rfi_fail(RFI_E_ARGUMENT, "isa \"%s\" is none of v2, v3, v4", o->isa);
+    if (chosen > best)
+      return rfi_fail(RFI_E_UNSUPPORTED, "isa %s: this machine and build run %s at best", o->isa, isa_names[best]);
+  }
+  *isa = isa_names[chosen];
+  if (o->module_path != NULL && strlen(o->module_path) >= PATH_MAX)
+    return rfi_fail(RFI_E_ARGUMENT, "module_path is longer than %d bytes", PATH_MAX - 1);
+  if (o->alloc == NULL) {
+    o->alloc = default_alloc;
+    o->free = default_free;
+  }
+  if (o->threads == 0) o->threads = usable_cores();
+  return RFR_OK;
+}
+
+rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
+  *out = NULL;
+  rfr_ctx_options o;
+  const char *isa = NULL;
+  RFI_TRY(read_options(options, &o));
+  RFI_TRY(check_options(&o, &isa));
+  const size_t bytes = (sizeof(rfr_ctx) + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
+  rfr_ctx *ctx = o.alloc(bytes, ALIGNMENT, o.alloc_user);
+  if (ctx == NULL) return rfi_fail(RFI_E_NO_MEMORY, "cannot allocate %zu bytes for the context", bytes);
+  memset(ctx, 0, bytes);
+  ctx->o = o;
+  ctx->isa = isa;
+  ctx->own_bytes = bytes;
+  if (o.module_path != NULL) strcpy(ctx->module_path, o.module_path);
+  else own_folder(ctx->module_path);
+  ctx->o.isa = isa;
+  ctx->o.module_path = ctx->module_path;
+  *out = ctx;
+  return RFR_OK;
+}
+
+void rfr_ctx_destroy(rfr_ctx *ctx) {
+  if (ctx != NULL) ctx->o.free(ctx, ctx->own_bytes, ctx->o.alloc_user);
+}
+
+int rfi_ctx_threads(const rfr_ctx *ctx) { return ctx->o.threads; }
+const char *rfi_ctx_isa(const rfr_ctx *ctx) { return ctx->isa; }
+bool rfi_ctx_use_onednn(const rfr_ctx *ctx) { return ctx->o.use_onednn != 0; }
+const char *rfi_ctx_module_path(const rfr_ctx *ctx) { return ctx->module_path; }
+
+void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) {
+  if (ctx->o.log == NULL) return;
+  char message[LOG_BYTES] = "";
+  va_list args;
+  va_start(args, format);
+  rfi_vsnprintf(message, sizeof message, format, args);
+  va_end(args);
+  for (char *c = message; *c != '\0'; c++)
+    if (*c == '\n' || *c == '\r') *c = ' ';
+  ctx->o.log(level, message, ctx->o.log_user);
+}

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The thread's last error.
+ *
+ * One error per thread, in buffers that the thread owns for its whole life: setting an
+ * error allocates nothing, takes no lock and cannot fail, so it works when memory has
+ * run out. The text is formatted aside first and copied then, because a caller may well
+ * pass the last error's own message as an argument. Text that does not fit ends in
+ * "..."; line breaks become spaces, so that a message stays one line in every log.
+ */
+#include "base/base.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MESSAGE_BYTES = 2048, FILE_BYTES = 1024 };
+
+typedef struct last_error {
+  rfr_error error;
+  char message[MESSAGE_BYTES];
+  char file[FILE_BYTES];
+} last_error;
+
+static _Thread_local last_error last;
+
+static const rfr_error rows[] = {
+#define RFI_ERROR(id, slug, status, meaning, next) {status, slug, meaning, next, "", 0},
+#include "base/errors.def"
+#undef RFI_ERROR
+};
+
+static const char *const status_names[] = {
+    [RFR_OK] = "ok",
+    [RFR_INVALID] = "invalid",
+    [RFR_NO_MEMORY] = "no memory",
+    [RFR_NO_FIT] = "does not fit",
+    [RFR_IO] = "input or output",
+    [RFR_UNSUPPORTED] = "unsupported",
+    [RFR_MISMATCH] = "mismatch",
+    [RFR_NUMERIC] = "numeric",
+    [RFR_STOPPED] = "stopped",
+    [RFR_INTERNAL] = "internal",
+};
+
+/* Takes over a text of `wanted` bytes of which at most MESSAGE_BYTES - 1 are in `text`. */
+static void set_message(const char *text, int wanted) {
+  memcpy(last.message, text, MESSAGE_BYTES);
+  if (wanted >= MESSAGE_BYTES) {
+    /* A cut must not leave half a UTF-8 sequence behind. */
+    size_t end = MESSAGE_BYTES - 4;
+    while (end > 0 && ((unsigned char)text[end] & 0xC0) == 0x80) end--;
+    memcpy(last.message + end, "...", 4);
+  }
+  for (char *c = last.message; *c != '\0'; c++)
+    if (*c == '\n' || *c == '\r') *c = ' ';
+}
+
+/* Appends to `text` (MESSAGE_BYTES); returns the length that the whole would have had. */
+static int format_after(char *text, int used, const char *format, va_list args) {
+  if (used >= MESSAGE_BYTES) return used;
+  int n = rfi_vsnprintf(text + used, (size_t)(MESSAGE_BYTES - used), format, args);
+  return n < 0 ? used : used + n;
+}
+
+static rfr_status set_error(rfi_error error, const char *file, int64_t line, const char *text, int wanted) {
+  if ((unsigned)error >= RFI_E_COUNT) error = RFI_E_INTERNAL;
+  char kept[FILE_BYTES]; /* `file` may be the last error's own */
+  rfi_snprintf(kept, sizeof kept, "%s", file);
+  memcpy(last.file, kept, sizeof kept);
+  set_message(text, wanted);
+  last.error = (rfr_error){
+      .status = rows[error].status,
+      .slug = rows[error].slug,
+      .message = last.message,
+      .next = rows[error].next,
+      .file = last.file,
+      .line = line,
+  };
+  return last.error.status;
+}
+
+rfr_status rfi_fail(rfi_error error, const char *format, ...) {
+  char text[MESSAGE_BYTES] = "";
+  va_list args;
+  va_start(args, format);
+  int wanted = format_after(text, 0, format, args);
+  va_end(args);
+  return set_error(error, "", 0, text, wanted);
+}
+
+rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const char *format, ...) {
+  char text[MESSAGE_BYTES] = "";
+  if (file == NULL) file = "";
+  int wanted = line > 0 ? rfi_snprintf(text, sizeof text, "%s:%lld: ", file, (long long)line)
+                        : rfi_snprintf(text, sizeof text, "%s: ", file);
+  va_list args;
+  va_start(args, format);
+  wanted = format_after(text, wanted < 0 ? 0 : wanted, format, args);
+  va_end(args);
+  return set_error(error, file, line > 0 ? line : 0, text, wanted);
+}
+
+rfr_status rfi_fail_prefix(const char *format, ...) {
+  char text[MESSAGE_BYTES] = "";
+  va_list args;
+  va_start(args, format);
+  int wanted = format_after(text, 0, format, args);
+  va_end(args);
+  if (wanted < MESSAGE_BYTES) {
+    int n = rfi_snprintf(text + wanted, (size_t)(MESSAGE_BYTES - wanted), "%s", last.message);
+    wanted += n < 0 ? 0 : n;
+  }
+  set_message(text, wanted);
+  return last.error.status;
+}
+
+const rfr_error *rfr_last_error(void) {
+  if (last.error.slug == NULL) {
+    /* This thread has had no error yet. */
+    last.error = (rfr_error){RFR_OK, "", last.message, "", last.file, 0};
+  }
+  return &last.error;
+}
+
+const char *rfr_status_name(rfr_status status) {
+  return (unsigned)status <= RFR_INTERNAL ? status_names[status] : "unknown";
+}
+
+int rfr_error_row(int i, rfr_error *row) {
+  if (i < 0 || i >= RFI_E_COUNT) return 0;
+  *row = rows[i];
+  return 1;
+}
+
+const char *rfr_version(void) { return RFI_VERSION; }
