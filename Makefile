@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# A thin front for the CMake presets. Only `demo` and `check` may install packages, through tools/deps.
+BUILD := build/release
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
+
+.PHONY: all configure deps demo check bench fmt install
+all: configure
+	@cmake --build --preset release --target product -j $(JOBS)
+
+configure:
+	@mkdir -p build
+	@cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
+
+deps:
+	@tools/deps
+
+demo: deps
+	@$(MAKE) --no-print-directory all
+	@tools/demo $(BUILD)/refrain
+
+check: deps
+	@$(MAKE) --no-print-directory configure
+	@cmake --build --preset release -j $(JOBS)
+	@ctest --preset release -j $(JOBS)
+
+bench: all
+	@$(BUILD)/refrain bench
+
+fmt:
+	@command -v clang-format >/dev/null || { echo "clang-format is missing: apt-get install clang-format" >&2; exit 3; }
+	@find include src cli tests examples bench -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' | xargs -r clang-format -i
+
+install: all
+	@cmake --install $(BUILD) --prefix $(PREFIX)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# What `cmake --install` puts where. Modules lie beside the library, in the build tree and when
+# installed, because the library looks for them in its own folder. Nothing installed holds an
+# absolute path: program, pkg-config file and CMake package find the rest relative to themselves.
+include(CMakePackageConfigHelpers)
+
+install(TARGETS refrain EXPORT refrain LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY include/refrain DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+if(TARGET refrain_onednn)
+  install(TARGETS refrain_onednn LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+if(TARGET refrain_cli)
+  install(TARGETS refrain_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  file(RELATIVE_PATH to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+  set_target_properties(refrain_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${to_lib}")
+endif()
+
+file(RELATIVE_PATH RFR_PC_UP /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+configure_file(cmake/refrain.pc.in refrain.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/refrain.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+set(package ${CMAKE_INSTALL_LIBDIR}/cmake/refrain)
+install(EXPORT refrain NAMESPACE refrain:: FILE refrainConfig.cmake DESTINATION ${package})
+# Before 1.0 a minor version may break callers, as SemVer says.
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(compatible SameMinorVersion)
+else()
+  set(compatible SameMajorVersion)
+endif()
+write_basic_package_version_file(refrainConfigVersion.cmake COMPATIBILITY ${compatible})
+install(FILES ${PROJECT_BINARY_DIR}/refrainConfigVersion.cmake DESTINATION ${package})

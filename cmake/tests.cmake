@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+# The tests: one cmocka program per X_test.c, and checks of the source tree and of what is installed.
+enable_testing()
+rfr_require(CMOCKA cmocka)
+
+file(GLOB_RECURSE RFR_TEST_SOURCES CONFIGURE_DEPENDS src/*_test.c tests/*_test.c)
+file(GLOB_RECURSE RFR_TEST_SUPPORT CONFIGURE_DEPENDS src/*_ref.c tests/support/*.c)
+if(RFR_TEST_SUPPORT)
+  add_library(refrain_test_support STATIC ${RFR_TEST_SUPPORT})
+  target_link_libraries(refrain_test_support PUBLIC refrain_static PkgConfig::CMOCKA)
+  target_include_directories(refrain_test_support PUBLIC tests)
+else()
+  add_library(refrain_test_support INTERFACE)
+  target_link_libraries(refrain_test_support INTERFACE refrain_static PkgConfig::CMOCKA)
+  target_include_directories(refrain_test_support INTERFACE tests)
+endif()
+foreach(source ${RFR_TEST_SOURCES})
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE refrain_test_support)
+  target_compile_definitions(${name} PRIVATE RFT_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                                             RFT_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  # Waiting threads sleep: tests run side by side, and spinning would steal the other's cores.
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
+endforeach()
+
+# What follows looks at sources, symbols and the installed package: the same under every sanitizer.
+if(NOT RFR_SANITIZE)
+  set(tools ${PROJECT_SOURCE_DIR}/tools)
+  add_test(NAME include_direction COMMAND ${tools}/include-check ${PROJECT_SOURCE_DIR})
+  add_test(NAME exported_symbols COMMAND ${tools}/export-check $<TARGET_FILE:refrain>
+                                         ${PROJECT_SOURCE_DIR}/include/refrain)
+  file(GLOB headers CONFIGURE_DEPENDS include/refrain/*.h)
+  set(strict -pedantic -Wall -Wextra -Werror -fsyntax-only -I${PROJECT_SOURCE_DIR}/include)
+  foreach(header ${headers})
+    get_filename_component(name ${header} NAME_WE)
+    add_test(NAME header_${name}_c11 COMMAND ${CMAKE_C_COMPILER} -x c -std=c11 -Wstrict-prototypes ${strict} ${header})
+    add_test(NAME header_${name}_cxx17 COMMAND ${CMAKE_CXX_COMPILER} -x c++ -std=c++17 ${strict} ${header})
+  endforeach()
+  file(GLOB examples CONFIGURE_DEPENDS examples/*.c examples/*.cpp)
+  if(examples)
+    add_test(NAME installed_examples COMMAND ${tools}/install-check ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR}/examples
+                                             ${CMAKE_INSTALL_LIBDIR} ${CMAKE_C_COMPILER})
+    set_tests_properties(installed_examples PROPERTIES TIMEOUT 600 ENVIRONMENT OMP_WAIT_POLICY=passive)
+  endif()
+endif()
