@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Transformer models as recording code: a description, its parameters under the names
+ * that Hugging Face gives them, and the ops of a forward pass over packed documents.
+ *
+ * Parameters are inputs of the trace, declared once and shared by every microbatch of
+ * it. Nothing here allocates tensors or computes: values come from rfr_parameter_fill or
+ * from a checkpoint, into the memory that rfr_programs_tensor names.
+ *
+ *   rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
+ *   c.hidden_size = 128; c.layers = 4; c.heads = 4; c.kv_heads = 2;
+ *   rfr_value *p = malloc(rfr_model_parameter_count(&c) * sizeof *p);
+ *   rfr_model_declare(t, &c, NULL, 0, p);
+ *   rfr_value h = rfr_model_forward(t, &c, p, tokens, offsets, RFR_NONE);
+ *   rfr_output(t, "logits", rfr_model_logits(t, &c, p, h, RFR_F32));
+ *
+ * Sources: Llama: Touvron et al., arXiv 2302.13971. GPT-2: Radford et al., 2019.
+ */
+#ifndef REFRAIN_NN_H
+#define REFRAIN_NN_H
+
+#include "refrain/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum rfr_model_type { RFR_MODEL_LLAMA, RFR_MODEL_GPT2 } rfr_model_type;
+
+typedef struct rfr_model_config {
+  size_t size;
+  rfr_model_type type;
+  int64_t vocab_size;
+  int64_t hidden_size;       /* C */
+  int64_t intermediate_size; /* of the MLP */
+  int64_t layers;            /* L */
+  int64_t heads;             /* H; C = H * head_dim is not required of Llama */
+  int64_t kv_heads;          /* a divisor of H; GPT-2: H */
+  int64_t head_dim;          /* D, even with rotary embedding */
+  int64_t max_positions;     /* longest document; GPT-2: rows of the position table */
+  double norm_eps;
+  double rope_theta;         /* Llama */
+  double dropout;            /* after the embedding and before each residual addition */
+  double init_std;           /* of weights; the last product of each residual branch gets init_std / sqrt(2L) */
+  int tie_embeddings;        /* the LM head is the embedding table */
+  int attention_bias;        /* Llama: biases on q, k, v and o */
+  int mlp_bias;              /* Llama: biases in the MLP */
+  rfr_dtype dtype;           /* of parameters and activations: f32 or bf16 */
+} rfr_model_config;
+
+/* A small byte model of the type: vocab 256, C 256, L 4, H 4. */
+RFR_API rfr_model_config rfr_model_config_default(rfr_model_type type);
+/* Errors: model.config, naming the field. */
+RFR_API rfr_status rfr_model_config_check(const rfr_model_config *c);
+/* "llama", "gpt2" */
+RFR_API const char *rfr_model_type_name(rfr_model_type type);
+
+typedef enum rfr_init_kind { RFR_INIT_NORMAL, RFR_INIT_ZEROS, RFR_INIT_ONES } rfr_init_kind;
+
+/* One parameter: its Hugging Face name, shape and first values. */
+typedef struct rfr_parameter {
+  char name[96];
+  int rank;
+  int64_t shape[2];
+  rfr_init_kind init;
+  double std;
+} rfr_parameter;
+
+/* Number of parameters (tensors) of a model, and the i-th in the order of the forward
+ * pass. Errors of the second: RFR_INVALID past the end. */
+RFR_API int rfr_model_parameter_count(const rfr_model_config *c);
+RFR_API rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *out);
+
+/* Fills `data` (dense, f32 or bf16) with first values. A value depends on the seed, the
+ * parameter's name and the element's index alone; the arithmetic is in integers up to
+ * one product, so that every machine gets the same bits. The bf16 form is the f32 form
+ * rounded. */
+RFR_API rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, void *data);
+
+/* Declares every parameter as an input in the order of rfr_model_parameter; `out` has
+ * room for all. Those whose name matches one of the `frozen` globs (*, ?) get the role
+ * frozen, the others trainable. Errors are latched in the trace. */
+RFR_API void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,
+                               rfr_value *out);
+
+/* The hidden state (T,C) after the last norm. tokens i32 (T); offsets i32 (documents+1),
+ * ascending, first 0, last T. `step` (a step block) turns dropout on; RFR_NONE leaves
+ * it out, as evaluation wants. */
+RFR_API rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
+                                    rfr_value tokens, rfr_value offsets, rfr_value step);
+/* logits (T,V) of a hidden state (T,C), in type `to`. */
+RFR_API rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
+                                   rfr_value hidden, rfr_dtype to);
+
+/* 1 when `name` matches `glob`: * any run of characters, ? one, all else itself. */
+RFR_API int rfr_name_matches(const char *glob, const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One transformer block, norms before the branches: x + attention(norm(x)), then
+ * x + mlp(norm(x)). Scopes name the layer and the branch; errors, NaN reports and the
+ * collapsed print of a trace go by them.
+ */
+#include <stdio.h>
+
+#include "nn/nn.h"
+
+static void enter(const rfi_nn *n, const char *branch) {
+  char scope[64];
+  snprintf(scope, sizeof scope, "layer%lld.%s", (long long)n->layer, branch);
+  rfr_scope(n->t, scope);
+}
+
+rfr_value rfi_nn_block(const rfi_nn *n, rfr_value x) {
+  enter(n, "attention");
+  rfr_value a = rfi_nn_attention(n, rfi_nn_norm(n, x, RFI_SLOT_NORM1));
+  x = rfr_add(n->t, x, rfi_nn_dropout(n, a));
+  enter(n, "mlp");
+  rfr_value m = rfi_nn_mlp(n, rfi_nn_norm(n, x, RFI_SLOT_NORM2));
+  return rfr_add(n->t, x, rfi_nn_dropout(n, m));
+}

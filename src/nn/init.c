@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Descriptions of models: defaults, checks, names; and a parameter's first values.
+ *
+ * A first value is a pure function of (seed, name, element): the order in which
+ * parameters are filled, and on how many threads, cannot matter. Normal numbers are sums
+ * of four uniform 16-bit integers from the addressed generator, scaled once: no log or
+ * cosine whose last bit differs between C libraries, and tails that end at 3.46 standard
+ * deviations, which is what truncated initializations aim for.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "core/rng.h"
+#include "nn/nn.h"
+
+static const char *const type_names[] = {[RFR_MODEL_LLAMA] = "llama", [RFR_MODEL_GPT2] = "gpt2"};
+
+const char *rfr_model_type_name(rfr_model_type type) {
+  return type == RFR_MODEL_GPT2 ? type_names[RFR_MODEL_GPT2] : type_names[RFR_MODEL_LLAMA];
+}
+
+rfr_model_config rfr_model_config_default(rfr_model_type type) {
+  rfr_model_config c = {
+      .size = sizeof c, .type = type, .vocab_size = 256, .hidden_size = 256, .intermediate_size = 1024, .layers = 4,
+      .heads = 4, .kv_heads = 4, .head_dim = 64, .max_positions = 1024, .norm_eps = 1e-5, .rope_theta = 10000.0,
+      .init_std = 0.02, .dtype = RFR_F32};
+  if (type == RFR_MODEL_LLAMA) c.intermediate_size = 704; /* three matrices: 8/3 C, a multiple of 64 */
+  if (type == RFR_MODEL_GPT2) c.tie_embeddings = 1;
+  return c;
+}
+
+rfr_status rfr_model_config_check(const rfr_model_config *c) {
+  if (c->size != sizeof *c) return rfi_fail(RFI_E_ARGUMENT, "rfr_model_config: size %zu", c->size);
+  if (c->type != RFR_MODEL_LLAMA && c->type != RFR_MODEL_GPT2)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "model type %d is unknown", (int)c->type);
+  const struct {
+    const char *name;
+    int64_t value, most;
+  } sizes[] = {{"vocab_size", c->vocab_size, INT32_MAX},  {"hidden_size", c->hidden_size, 1 << 20},
+               {"intermediate_size", c->intermediate_size, 1 << 24}, {"num_hidden_layers", c->layers, 4096},
+               {"num_attention_heads", c->heads, 1 << 16}, {"num_key_value_heads", c->kv_heads, 1 << 16},
+               {"head_dim", c->head_dim, 1 << 16},        {"max_position_embeddings", c->max_positions, INT32_MAX}};
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+    if (sizes[i].value < 1 || sizes[i].value > sizes[i].most)
+      return rfi_fail(RFI_E_MODEL_CONFIG, "%s is %lld; it must be 1 to %lld", sizes[i].name,
+                      (long long)sizes[i].value, (long long)sizes[i].most);
+  if (c->heads % c->kv_heads != 0)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "num_key_value_heads %lld does not divide num_attention_heads %lld",
+                    (long long)c->kv_heads, (long long)c->heads);
+  if (c->type == RFR_MODEL_GPT2 && (c->heads * c->head_dim != c->hidden_size || c->kv_heads != c->heads))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "gpt2: hidden_size %lld must be heads %lld x head_dim %lld, without groups",
+                    (long long)c->hidden_size, (long long)c->heads, (long long)c->head_dim);
+  if (c->type == RFR_MODEL_LLAMA && c->head_dim % 2 != 0)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "llama: head_dim %lld is odd; rotary embedding turns pairs",
+                    (long long)c->head_dim);
+  if (!(c->dropout >= 0.0 && c->dropout < 1.0))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "dropout %g is outside [0, 1)", c->dropout);
+  if (!(c->norm_eps > 0.0) || !(c->rope_theta > 0.0) || !(c->init_std >= 0.0))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "norm_eps and rope_theta must be positive, init_std not negative");
+  if (c->dtype != RFR_F32 && c->dtype != RFR_BF16)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "parameters of type %s; f32 and bf16 are supported", rfr_dtype_name(c->dtype));
+  return RFR_OK;
+}
+
+int rfr_name_matches(const char *glob, const char *name) {
+  const char *star = NULL, *mark = NULL;
+  while (*name) {
+    if (*glob == '*') {
+      star = glob++;
+      mark = name;
+    } else if (*glob == '?' || *glob == *name) {
+      glob++;
+      name++;
+    } else if (star) {
+      glob = star + 1;
+      name = ++mark;
+    } else {
+      return 0;
+    }
+  }
+  while (*glob == '*') glob++;
+  return *glob == '\0';
+}
+
+/* FNV-1a: the stream of a parameter's numbers is its name. */
+static uint64_t name_hash(const char *s) {
+  uint64_t h = 0xCBF29CE484222325u;
+  for (; *s; s++) h = (h ^ (unsigned char)*s) * 0x100000001B3u;
+  return h;
+}
+
+static void store(rfr_dtype dtype, void *data, int64_t i, float x) {
+  if (dtype == RFR_F32)
+    ((float *)data)[i] = x;
+  else
+    ((uint16_t *)data)[i] = (uint16_t)rfr_float_to_bits(RFR_BF16, x);
+}
+
+static float normal(uint32_t a, uint32_t b, float scale) {
+  int32_t sum = (int32_t)((a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16)) - 2 * 65535;
+  return (float)sum * scale;
+}
+
+rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, void *data) {
+  if (dtype != RFR_F32 && dtype != RFR_BF16)
+    return rfi_fail(RFI_E_ARGUMENT, "%s: filled as %s", p->name, rfr_dtype_name(dtype));
+  int64_t n = 1;
+  for (int d = 0; d < p->rank; d++) n *= p->shape[d];
+  if (p->init != RFR_INIT_NORMAL) {
+    for (int64_t i = 0; i < n; i++) store(dtype, data, i, p->init == RFR_INIT_ONES ? 1.0f : 0.0f);
+    return RFR_OK;
+  }
+  /* A uniform integer below 65536 has variance (65536^2 - 1) / 12; four of them, four times that. */
+  const float scale = (float)(p->std / sqrt((65536.0 * 65536.0 - 1.0) / 3.0));
+  const uint64_t key = rfi_stream_key(seed, name_hash(p->name));
+  for (int64_t i = 0; i < n; i += 2) {
+    rfi_u32x4 r = rfi_draw4(key, (uint64_t)(i / 2), 0, 0, 0);
+    store(dtype, data, i, normal(r.v[0], r.v[1], scale));
+    if (i + 1 < n) store(dtype, data, i + 1, normal(r.v[2], r.v[3], scale));
+  }
+  return RFR_OK;
+}

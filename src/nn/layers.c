@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Linear, norm and dropout as the two model types want them.
+ *
+ * Llama stores a linear weight as (out, in). GPT-2's files store it as (in, out), the
+ * layout of TensorFlow's one-dimensional convolution; we keep the file's layout and let
+ * the product read it that way, so that loading and saving never transpose.
+ */
+#include "nn/nn.h"
+
+enum { DROPOUT_STREAM = 1 };
+
+rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_slot slot) {
+  int i = rfi_parameter_index(n->c, slot, n->layer);
+  return i < 0 ? RFR_NONE : n->parameters[i];
+}
+
+rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_slot weight) {
+  rfr_value w = rfi_nn_parameter(n, weight), b = rfi_nn_parameter(n, (rfi_slot)(weight + 1));
+  return rfr_matmul(n->t, x, w, b, 0, n->c->type == RFR_MODEL_LLAMA, n->c->dtype);
+}
+
+rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_slot weight) {
+  rfr_value w = rfi_nn_parameter(n, weight);
+  if (n->c->type == RFR_MODEL_LLAMA) return rfr_rmsnorm(n->t, x, w, n->c->norm_eps);
+  return rfr_layernorm(n->t, x, w, rfi_nn_parameter(n, (rfi_slot)(weight + 1)), n->c->norm_eps);
+}
+
+rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x) {
+  if (n->c->dropout == 0.0 || n->step == RFR_NONE) return x;
+  return rfr_dropout(n->t, x, n->step, n->c->dropout, DROPOUT_STREAM);
+}

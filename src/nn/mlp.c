@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The MLP: SwiGLU for Llama, GELU in its tanh form for GPT-2.
+ *
+ * Gate and up projection stay separate products: their weights are separate tensors in
+ * the files, and a packed copy would cost the memory of both.
+ */
+#include "nn/nn.h"
+
+rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x) {
+  rfr_value up = rfi_nn_linear(n, x, RFI_SLOT_UP), y;
+  if (n->c->type == RFR_MODEL_GPT2)
+    y = rfr_gelu(n->t, up, 1);
+  else
+    y = rfr_swiglu(n->t, rfi_nn_linear(n, x, RFI_SLOT_GATE), up);
+  return rfi_nn_linear(n, y, RFI_SLOT_DOWN);
+}

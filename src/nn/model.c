@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The whole model: embedding, blocks, last norm, LM head.
+ *
+ * Called once per microbatch with the same parameters, so a gradient is the sum over all
+ * readers of one input. Positions count from each document's own beginning: a document's
+ * result does not depend on what it was packed with.
+ */
+#include "nn/nn.h"
+
+#include "base/base.h"
+
+void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,
+                       rfr_value *out) {
+  int n = rfr_model_parameter_count(c);
+  for (int i = 0; i < n; i++) {
+    rfr_parameter p;
+    out[i] = RFR_NONE;
+    if (rfr_model_parameter(c, i, &p) != RFR_OK) continue;
+    rfr_role role = RFR_ROLE_TRAINABLE;
+    for (int k = 0; k < n_frozen; k++)
+      if (rfr_name_matches(frozen[k], p.name)) role = RFR_ROLE_FROZEN;
+    out[i] = rfr_input(t, p.name, role, c->dtype, p.rank, p.shape);
+  }
+}
+
+rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value tokens,
+                            rfr_value offsets, rfr_value step) {
+  rfi_nn n = {.t = t, .c = c, .parameters = parameters, .offsets = offsets, .step = step};
+  n.tokens = rfr_value_type(t, tokens).shape[0];
+  rfr_scope(t, "embed");
+  n.positions = rfr_positions(t, offsets, n.tokens);
+  rfr_value x = rfr_embedding(t, rfi_nn_parameter(&n, RFI_SLOT_TOKENS), tokens); /* (T,C) */
+  if (c->type == RFR_MODEL_GPT2)
+    x = rfr_add(t, x, rfr_embedding(t, rfi_nn_parameter(&n, RFI_SLOT_POSITIONS), n.positions));
+  x = rfi_nn_dropout(&n, x);
+  for (n.layer = 0; n.layer < c->layers; n.layer++) x = rfi_nn_block(&n, x);
+  rfr_scope(t, "norm");
+  x = rfi_nn_norm(&n, x, RFI_SLOT_NORM);
+  rfr_scope(t, "");
+  return x;
+}
+
+rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value hidden,
+                           rfr_dtype to) {
+  rfr_value w = parameters[rfi_parameter_index(c, c->tie_embeddings ? RFI_SLOT_TOKENS : RFI_SLOT_HEAD, 0)];
+  rfr_scope(t, "head");
+  rfr_value y = rfr_matmul(t, hidden, w, RFR_NONE, 0, 1, to); /* (T,V) */
+  rfr_scope(t, "");
+  return y;
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The inside of nn: where each parameter stands in the flat list, and the pieces that a
+ * block is made of. The order of the list is fixed by params.c alone; everything else
+ * asks it for an index, so that a parameter is added in one place.
+ */
+#ifndef RFI_NN_H
+#define RFI_NN_H
+
+#include <stdbool.h>
+
+#include "refrain/nn.h"
+
+/* The parameters of one model or layer by purpose. A bias that the model does not have
+ * has index -1. */
+typedef enum rfi_slot {
+  RFI_SLOT_TOKENS,    /* embedding table (V,C) */
+  RFI_SLOT_POSITIONS, /* learned positions (P,C), GPT-2 */
+  RFI_SLOT_NORM1, RFI_SLOT_NORM1_BIAS,
+  RFI_SLOT_QKV, RFI_SLOT_QKV_BIAS, /* packed, GPT-2 */
+  RFI_SLOT_Q, RFI_SLOT_Q_BIAS,
+  RFI_SLOT_K, RFI_SLOT_K_BIAS,
+  RFI_SLOT_V, RFI_SLOT_V_BIAS,
+  RFI_SLOT_O, RFI_SLOT_O_BIAS,
+  RFI_SLOT_NORM2, RFI_SLOT_NORM2_BIAS,
+  RFI_SLOT_GATE, RFI_SLOT_GATE_BIAS,
+  RFI_SLOT_UP, RFI_SLOT_UP_BIAS,
+  RFI_SLOT_DOWN, RFI_SLOT_DOWN_BIAS,
+  RFI_SLOT_NORM, RFI_SLOT_NORM_BIAS, /* after the last layer */
+  RFI_SLOT_HEAD,
+} rfi_slot;
+
+/* Index of a parameter in the model's list, or -1. `layer` counts for slots of a layer. */
+int rfi_parameter_index(const rfr_model_config *c, rfi_slot slot, int64_t layer);
+
+/* What the pieces of a block share. */
+typedef struct rfi_nn {
+  rfr_trace *t;
+  const rfr_model_config *c;
+  const rfr_value *parameters;
+  rfr_value offsets;   /* i32 (documents+1) */
+  rfr_value positions; /* i32 (T): row within its document */
+  rfr_value step;      /* RFR_NONE: no dropout */
+  int64_t tokens;      /* T */
+  int64_t layer;
+} rfi_nn;
+
+rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_slot slot); /* RFR_NONE when the model has none */
+/* x W (+ b), W as the model type stores it. The slot of the bias follows the weight's. */
+rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_slot weight);
+rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_slot weight);
+rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x);
+rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x); /* (T,C) -> (T,C) */
+rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x);       /* (T,C) -> (T,C) */
+rfr_value rfi_nn_block(const rfi_nn *n, rfr_value x);     /* both, with norms and residuals */
+
+#endif

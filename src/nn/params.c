@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The parameters of each model type: two tables, the only place that knows their names,
+ * shapes, order and first values.
+ *
+ * A parameter's index in the flat list is counted from the tables: rows before the
+ * layers, then the layer rows L times, then the rows after. A row that the configuration
+ * switches off (a bias, a head that is tied to the embedding) is not counted.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "nn/nn.h"
+
+typedef struct row {
+  rfi_slot slot;
+  const char *name;  /* %lld: the layer, in rows of a layer */
+  const char *shape; /* one letter per dimension, see size_of */
+  char init;         /* n normal, r normal at the end of a residual branch, 1 ones, 0 zeros */
+  char only_if;      /* a attention_bias, m mlp_bias, u untied head, ' ' always */
+} row;
+
+#define LL "model.layers.%lld."
+static const row llama_before[] = {{RFI_SLOT_TOKENS, "model.embed_tokens.weight", "VC", 'n', ' '}};
+static const row llama_layer[] = {
+    {RFI_SLOT_NORM1, LL "input_layernorm.weight", "C", '1', ' '},
+    {RFI_SLOT_Q, LL "self_attn.q_proj.weight", "QC", 'n', ' '},
+    {RFI_SLOT_Q_BIAS, LL "self_attn.q_proj.bias", "Q", '0', 'a'},
+    {RFI_SLOT_K, LL "self_attn.k_proj.weight", "KC", 'n', ' '},
+    {RFI_SLOT_K_BIAS, LL "self_attn.k_proj.bias", "K", '0', 'a'},
+    {RFI_SLOT_V, LL "self_attn.v_proj.weight", "KC", 'n', ' '},
+    {RFI_SLOT_V_BIAS, LL "self_attn.v_proj.bias", "K", '0', 'a'},
+    {RFI_SLOT_O, LL "self_attn.o_proj.weight", "CQ", 'r', ' '},
+    {RFI_SLOT_O_BIAS, LL "self_attn.o_proj.bias", "C", '0', 'a'},
+    {RFI_SLOT_NORM2, LL "post_attention_layernorm.weight", "C", '1', ' '},
+    {RFI_SLOT_GATE, LL "mlp.gate_proj.weight", "IC", 'n', ' '},
+    {RFI_SLOT_GATE_BIAS, LL "mlp.gate_proj.bias", "I", '0', 'm'},
+    {RFI_SLOT_UP, LL "mlp.up_proj.weight", "IC", 'n', ' '},
+    {RFI_SLOT_UP_BIAS, LL "mlp.up_proj.bias", "I", '0', 'm'},
+    {RFI_SLOT_DOWN, LL "mlp.down_proj.weight", "CI", 'r', ' '},
+    {RFI_SLOT_DOWN_BIAS, LL "mlp.down_proj.bias", "C", '0', 'm'},
+};
+static const row llama_after[] = {
+    {RFI_SLOT_NORM, "model.norm.weight", "C", '1', ' '},
+    {RFI_SLOT_HEAD, "lm_head.weight", "VC", 'n', 'u'},
+};
+
+#define GL "transformer.h.%lld."
+static const row gpt2_before[] = {
+    {RFI_SLOT_TOKENS, "transformer.wte.weight", "VC", 'n', ' '},
+    {RFI_SLOT_POSITIONS, "transformer.wpe.weight", "PC", 'n', ' '},
+};
+static const row gpt2_layer[] = {
+    {RFI_SLOT_NORM1, GL "ln_1.weight", "C", '1', ' '},
+    {RFI_SLOT_NORM1_BIAS, GL "ln_1.bias", "C", '0', ' '},
+    {RFI_SLOT_QKV, GL "attn.c_attn.weight", "C3", 'n', ' '},
+    {RFI_SLOT_QKV_BIAS, GL "attn.c_attn.bias", "3", '0', ' '},
+    {RFI_SLOT_O, GL "attn.c_proj.weight", "CC", 'r', ' '},
+    {RFI_SLOT_O_BIAS, GL "attn.c_proj.bias", "C", '0', ' '},
+    {RFI_SLOT_NORM2, GL "ln_2.weight", "C", '1', ' '},
+    {RFI_SLOT_NORM2_BIAS, GL "ln_2.bias", "C", '0', ' '},
+    {RFI_SLOT_UP, GL "mlp.c_fc.weight", "CI", 'n', ' '},
+    {RFI_SLOT_UP_BIAS, GL "mlp.c_fc.bias", "I", '0', ' '},
+    {RFI_SLOT_DOWN, GL "mlp.c_proj.weight", "IC", 'r', ' '},
+    {RFI_SLOT_DOWN_BIAS, GL "mlp.c_proj.bias", "C", '0', ' '},
+};
+static const row gpt2_after[] = {
+    {RFI_SLOT_NORM, "transformer.ln_f.weight", "C", '1', ' '},
+    {RFI_SLOT_NORM_BIAS, "transformer.ln_f.bias", "C", '0', ' '},
+    {RFI_SLOT_HEAD, "lm_head.weight", "VC", 'n', 'u'},
+};
+
+typedef struct part {
+  const row *rows;
+  int n;
+} part;
+
+enum { BEFORE, LAYER, AFTER };
+static const part parts[2][3] = {
+#define PART(a) {a, (int)(sizeof a / sizeof a[0])}
+    [RFR_MODEL_LLAMA] = {PART(llama_before), PART(llama_layer), PART(llama_after)},
+    [RFR_MODEL_GPT2] = {PART(gpt2_before), PART(gpt2_layer), PART(gpt2_after)},
+#undef PART
+};
+
+static bool enabled(const rfr_model_config *c, const row *r) {
+  switch (r->only_if) {
+    case 'a': return c->attention_bias;
+    case 'm': return c->mlp_bias;
+    case 'u': return !c->tie_embeddings;
+    default: return true;
+  }
+}
+
+static int64_t size_of(const rfr_model_config *c, char letter) {
+  switch (letter) {
+    case 'V': return c->vocab_size;
+    case 'C': return c->hidden_size;
+    case 'I': return c->intermediate_size;
+    case 'P': return c->max_positions;
+    case 'Q': return c->heads * c->head_dim;
+    case 'K': return c->kv_heads * c->head_dim;
+    default: return 3 * c->hidden_size; /* '3' */
+  }
+}
+
+static int count(const rfr_model_config *c, int which) {
+  const part *p = &parts[c->type][which];
+  int n = 0;
+  for (int i = 0; i < p->n; i++) n += enabled(c, &p->rows[i]);
+  return n;
+}
+
+int rfi_parameter_index(const rfr_model_config *c, rfi_slot slot, int64_t layer) {
+  int start = 0;
+  for (int which = BEFORE; which <= AFTER; which++) {
+    const part *p = &parts[c->type][which];
+    int k = 0, per = count(c, which);
+    for (int i = 0; i < p->n; i++) {
+      if (!enabled(c, &p->rows[i])) continue;
+      if (p->rows[i].slot == slot) return start + k + (which == LAYER ? (int)layer * per : 0);
+      k++;
+    }
+    start += which == LAYER ? per * (int)c->layers : per;
+  }
+  return -1;
+}
+
+static void describe(const rfr_model_config *c, const row *r, int64_t layer, rfr_parameter *out) {
+  memset(out, 0, sizeof *out);
+  const char *at = strstr(r->name, "%lld");
+  if (at)
+    snprintf(out->name, sizeof out->name, "%.*s%lld%s", (int)(at - r->name), r->name, (long long)layer, at + 4);
+  else
+    snprintf(out->name, sizeof out->name, "%s", r->name);
+  out->rank = (int)strlen(r->shape);
+  for (int d = 0; d < out->rank; d++) out->shape[d] = size_of(c, r->shape[d]);
+  out->init = r->init == '1' ? RFR_INIT_ONES : r->init == '0' ? RFR_INIT_ZEROS : RFR_INIT_NORMAL;
+  out->std = c->init_std;
+  /* 2L branches add up in the residual stream: its variance stays that of one of them. */
+  if (r->init == 'r') out->std = c->init_std / sqrt(2.0 * (double)c->layers);
+}
+
+int rfr_model_parameter_count(const rfr_model_config *c) {
+  return count(c, BEFORE) + count(c, LAYER) * (int)c->layers + count(c, AFTER);
+}
+
+rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *out) {
+  memset(out, 0, sizeof *out);
+  int total = rfr_model_parameter_count(c);
+  if (i < 0 || i >= total) return rfi_fail(RFI_E_ARGUMENT, "parameter %d of a model that has %d", i, total);
+  int which = BEFORE, before = count(c, BEFORE), per = count(c, LAYER);
+  int64_t layer = 0;
+  if (i >= before + per * (int)c->layers) {
+    which = AFTER;
+    i -= before + per * (int)c->layers;
+  } else if (i >= before) {
+    which = LAYER;
+    layer = (i - before) / per;
+    i = (i - before) % per;
+  }
+  const part *p = &parts[c->type][which];
+  for (int k = 0; k < p->n; k++) {
+    if (!enabled(c, &p->rows[k]) || i-- > 0) continue;
+    describe(c, &p->rows[k], layer, out);
+    return RFR_OK;
+  }
+  return rfi_fail(RFI_E_INTERNAL, "parameter table of %s", rfr_model_type_name(c->type));
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Causal self-attention over packed documents, (T,C) -> (T,C).
+ *
+ * Heads are views: (T, H*D) read as (T, H, D), and GPT-2's packed projection (T, 3C) as
+ * three slices of it. The attention kernel takes any strides, so none of them is copied.
+ */
+#include "nn/nn.h"
+
+/* (T, heads*D) as (T, heads, D). */
+static rfr_value heads_of(const rfi_nn *n, rfr_value x, int64_t heads) {
+  const int64_t shape[3] = {n->tokens, heads, n->c->head_dim};
+  return rfr_reshape(n->t, x, 3, shape);
+}
+
+rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x) {
+  const rfr_model_config *c = n->c;
+  rfr_trace *t = n->t;
+  rfr_value q, k, v;
+  if (c->type == RFR_MODEL_GPT2) {
+    rfr_value qkv = rfi_nn_linear(n, x, RFI_SLOT_QKV); /* (T, 3C) */
+    q = heads_of(n, rfr_slice(t, qkv, 1, 0, c->hidden_size), c->heads);
+    k = heads_of(n, rfr_slice(t, qkv, 1, c->hidden_size, c->hidden_size), c->heads);
+    v = heads_of(n, rfr_slice(t, qkv, 1, 2 * c->hidden_size, c->hidden_size), c->heads);
+  } else {
+    q = heads_of(n, rfi_nn_linear(n, x, RFI_SLOT_Q), c->heads);
+    k = heads_of(n, rfi_nn_linear(n, x, RFI_SLOT_K), c->kv_heads);
+    v = heads_of(n, rfi_nn_linear(n, x, RFI_SLOT_V), c->kv_heads);
+    q = rfr_rope(t, q, n->positions, c->rope_theta);
+    k = rfr_rope(t, k, n->positions, c->rope_theta);
+  }
+  rfr_value o = rfr_attention(t, q, k, v, n->offsets, 0.0, 1); /* (T,H,D) */
+  const int64_t flat[2] = {n->tokens, c->heads * c->head_dim};
+  return rfi_nn_linear(n, rfr_reshape(t, o, 2, flat), RFI_SLOT_O);
+}
