@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The library, the same objects linked statically for the tests, the modules and the program.
+# The library, the same objects for the tests, the modules and the program.
 
 set(RFR_OBJECTS "")
 foreach(part ${RFR_PARTS})
@@ -21,10 +21,13 @@ target_include_directories(refrain PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR
 set_target_properties(refrain PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${RFR_ABI}
                                          LINK_DEPENDS ${PROJECT_BINARY_DIR}/refrain.map)
 
-# The tests see the inside: the same objects, linked statically.
-add_library(refrain_static STATIC EXCLUDE_FROM_ALL ${RFR_OBJECTS})
-target_include_directories(refrain_static PUBLIC include src)
-target_link_libraries(refrain_static PUBLIC ${RFR_LIBRARIES})
+# The tests see the inside: every object is linked, because a table's weak reference would not pull one out of
+# an archive.
+add_library(refrain_inside INTERFACE)
+target_sources(refrain_inside INTERFACE ${RFR_OBJECTS})
+target_include_directories(refrain_inside INTERFACE include src)
+target_link_libraries(refrain_inside INTERFACE ${RFR_LIBRARIES})
+target_link_options(refrain_inside INTERFACE -no-pie -Wl,--warn-unresolved-symbols)
 
 # What `make` builds: everything but the tests.
 add_custom_target(product DEPENDS refrain)
