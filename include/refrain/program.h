@@ -18,23 +18,13 @@
 #ifndef REFRAIN_PROGRAM_H
 #define REFRAIN_PROGRAM_H
 
-#include "refrain/trace.h"
+#include "refrain/tensor.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct rfr_programs rfr_programs;
-
-/* Dense memory of a program's input, state or output; borrowed, valid until the
- * programs are destroyed (outputs: until the next run). */
-typedef struct rfr_tensor {
-  const char *name;
-  rfr_role role;
-  rfr_type type;
-  void *data;
-  int64_t bytes;
-} rfr_tensor;
 
 typedef struct rfr_compile_options {
   size_t size;

@@ -25,7 +25,11 @@
 #include <cpuid.h>
 #endif
 
-enum { ALIGNMENT = 64, MAX_THREADS = 4096, LOG_BYTES = 2048 };
+enum {
+  ALIGNMENT = 64,
+  MAX_THREADS = 4096,
+  LOG_BYTES = 2048
+};
 
 typedef struct header {
   _Alignas(ALIGNMENT) size_t bytes; /* of the whole block */
@@ -149,8 +153,10 @@ static void own_folder(char out[PATH_MAX]) {
                realpath(info.dli_fname, out) != NULL;
   if (!found) found = realpath("/proc/self/exe", out) != NULL;
   char *slash = found ? strrchr(out, '/') : NULL;
-  if (slash == NULL) slash = out;
-  else if (slash == out) slash++;
+  if (slash == NULL)
+    slash = out;
+  else if (slash == out)
+    slash++;
   *slash = '\0';
 }
 
@@ -241,8 +247,10 @@ rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
   ctx->o = o;
   ctx->isa = isa;
   ctx->own_bytes = bytes;
-  if (o.module_path != NULL) strcpy(ctx->module_path, o.module_path);
-  else own_folder(ctx->module_path);
+  if (o.module_path != NULL)
+    strcpy(ctx->module_path, o.module_path);
+  else
+    own_folder(ctx->module_path);
   ctx->o.isa = isa;
   ctx->o.module_path = ctx->module_path;
   *out = ctx;

@@ -11,10 +11,12 @@
 #include "base/base.h"
 
 #include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
-enum { MESSAGE_BYTES = 2048, FILE_BYTES = 1024 };
+enum {
+  MESSAGE_BYTES = 2048,
+  FILE_BYTES = 1024
+};
 
 typedef struct last_error {
   rfr_error error;

@@ -30,7 +30,16 @@ static inline uint64_t rfi_stream_key(uint64_t seed, uint64_t stream) {
   return z ^ (z >> 31);
 }
 
-/* Four draws for elements 4*block .. 4*block+3 of a site, microbatch and step. */
+/* Number of a named stream: FNV-1a (Fowler, Noll, Vo), 64 bits, of the name's bytes. */
+static inline uint64_t rfi_stream_id(const char *name) {
+  uint64_t h = 0xCBF29CE484222325u;
+  for (; *name != '\0'; name++) h = (h ^ (unsigned char)*name) * 0x100000001B3u;
+  return h;
+}
+
+/* Four draws for elements 4*block .. 4*block+3 of a site, microbatch and step. Two
+ * addresses are different counters as long as block < 2^40, site < 2^24, microbatch < 2^16
+ * and step < 2^48. */
 static inline rfi_u32x4 rfi_draw4(uint64_t key, uint64_t block, uint32_t site, uint32_t microbatch, uint64_t step) {
   rfi_u32x4 c = {{(uint32_t)block, (uint32_t)(block >> 32) ^ (site << 8), (microbatch << 16) ^ (uint32_t)(step >> 32),
                   (uint32_t)step}};
