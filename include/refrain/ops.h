@@ -47,7 +47,8 @@ RFR_API rfr_value rfr_scale_at(rfr_trace *t, rfr_place at, rfr_value x, double b
 RFR_API rfr_value rfr_cast_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_dtype to);
 /* A dense copy of a view. */
 RFR_API rfr_value rfr_copy_at(rfr_trace *t, rfr_place at, rfr_value x);
-RFR_API rfr_value rfr_fill_at(rfr_trace *t, rfr_place at, double value, rfr_dtype dtype, int rank, const int64_t *shape);
+RFR_API rfr_value rfr_fill_at(rfr_trace *t, rfr_place at, double value, rfr_dtype dtype, int rank,
+                              const int64_t *shape);
 RFR_API rfr_value rfr_gelu_at(rfr_trace *t, rfr_place at, rfr_value x, int tanh_form);
 RFR_API rfr_value rfr_silu_at(rfr_trace *t, rfr_place at, rfr_value x);
 RFR_API rfr_value rfr_swiglu_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up);

@@ -125,7 +125,8 @@ typedef struct rfr_print_options {
   int live_bytes;  /* 1: bytes live after each op in a comment */
 } rfr_print_options;
 RFR_API rfr_print_options rfr_print_options_default(void);
-RFR_API rfr_status rfr_trace_print(const rfr_trace *t, const rfr_print_options *options, rfr_write_fn write, void *user);
+RFR_API rfr_status rfr_trace_print(const rfr_trace *t, const rfr_print_options *options, rfr_write_fn write,
+                                   void *user);
 /* Reads the flat form. parse(print(t)) equals t: ops, operands, types, attributes,
  * roles, phases, effects, tokens, storage, names, sources. `name` stands for the
  * file in errors. */

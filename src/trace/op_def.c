@@ -15,7 +15,15 @@
 #include "ops/ops.def"
 #undef RFI_OP
 
-enum { GRAD = RFI_GRAD, VIEW = RFI_VIEW, ROWS = RFI_ROWS, ANY = RFI_ANY, STATE = RFI_STATE, HOST = RFI_HOST, RNG = RFI_RNG };
+enum {
+  GRAD = RFI_GRAD,
+  VIEW = RFI_VIEW,
+  ROWS = RFI_ROWS,
+  ANY = RFI_ANY,
+  STATE = RFI_STATE,
+  HOST = RFI_HOST,
+  RNG = RFI_RNG
+};
 
 static const struct row {
   const char *name, *family, *operands, *results, *attributes;

@@ -238,7 +238,8 @@ static bool groups_alike(const rfr_trace *t, int a, int b, int n) {
     if (x->def != y->def || x->phase != y->phase || x->n_in != y->n_in) return false;
     /* Sites of random ops differ from layer to layer by design. */
     for (int k = 0; k < x->def->n_attrs; k++)
-      if (strcmp(x->def->attr[k], "site") != 0 && memcmp(&x->attr[k], &y->attr[k], sizeof x->attr[k]) != 0) return false;
+      if (strcmp(x->def->attr[k], "site") != 0 && memcmp(&x->attr[k], &y->attr[k], sizeof x->attr[k]) != 0)
+        return false;
     for (int j = 0; j < x->n_out; j++) {
       if ((x->out[j] < 0) != (y->out[j] < 0)) return false;
       if (x->out[j] >= 0 && memcmp(&t->values[x->out[j]].type, &t->values[y->out[j]].type, sizeof(rfr_type)) != 0)

@@ -265,8 +265,15 @@ rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, cons
   if (out)
     for (int j = 0; j < def->n_results; j++) out[j] = RFR_NONE;
   if (t->status != RFR_OK) return RFR_NONE;
-  rfi_opr op = {.def = def, .n_in = n_in, .in = (rfr_value *)in, .phase = (uint8_t)t->phase, .microbatch = t->microbatch,
-                .clone_of = -1, .scope = t->scope, .reason = t->reason, .at = at};
+  rfi_opr op = {.def = def,
+                .n_in = n_in,
+                .in = (rfr_value *)in,
+                .phase = (uint8_t)t->phase,
+                .microbatch = t->microbatch,
+                .clone_of = -1,
+                .scope = t->scope,
+                .reason = t->reason,
+                .at = at};
   if (attr) memcpy(op.attr, attr, sizeof *attr * (size_t)def->n_attrs);
   if (rfi_append(t, &op, NULL, results) != RFR_OK) {
     rfr_error e = *rfr_last_error();

@@ -15,7 +15,8 @@
 #define RFI_PASTE3(a, b, c) RFI_PASTE3_(a, b, c)
 #ifdef RFI_ISA
 #define RFI_CPU(op) RFI_PASTE3(rfi_cpu_, op, RFI_ISA)
-#define RFI_OP(name, family, operands, results, attributes, flags) extern const rfi_kernel RFI_CPU(name) __attribute__((weak));
+#define RFI_OP(name, family, operands, results, attributes, flags) \
+  extern const rfi_kernel RFI_CPU(name) __attribute__((weak));
 #include "ops/ops.def"
 #undef RFI_OP
 #endif

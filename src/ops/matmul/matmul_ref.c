@@ -9,7 +9,8 @@
 RFT_REF(matmul) {
   const rfr_type *ya = &call->out[0].type, *aa = &call->in[0].type;
   int r = ya->rank, ta = (int)call->attr[0].i, tb = (int)call->attr[1].i;
-  int64_t batch = r == 3 ? ya->shape[0] : 1, M = ya->shape[r - 2], N = ya->shape[r - 1], K = aa->shape[ta ? r - 2 : r - 1];
+  int64_t batch = r == 3 ? ya->shape[0] : 1, M = ya->shape[r - 2], N = ya->shape[r - 1],
+          K = aa->shape[ta ? r - 2 : r - 1];
   const double *a = call->in[0].data, *b = call->in[1].data;
   const double *bias = call->n_in > 2 ? call->in[2].data : NULL, *acc = call->n_in > 3 ? call->in[3].data : NULL;
   double *y = call->out[0].data;
