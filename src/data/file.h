@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Files: read whole, read at an offset, write atomically, walk and match.
+ *
+ * Invariants. Nothing is mapped: a file that shrinks under a reader is a status, never
+ * a signal. What is written becomes visible under its name only when it is whole and
+ * durable (temporary name, write, fsync, rename, fsync of the folder); on any failure
+ * the old file is untouched and the temporary one is gone. A failed fsync is final and
+ * not retried: the kernel may have dropped the pages and called them clean.
+ *
+ * Every system call on a file goes through one place that a test can make fail.
+ */
+#ifndef RFI_FILE_H
+#define RFI_FILE_H
+
+#include "base/base.h"
+#include "data/hash.h"
+
+/* Makes the calling thread's file system calls fail or stutter; for tests. */
+typedef struct rfi_io_fault {
+  int64_t fail_at;  /* the call that fails, 1 is the next; 0: none */
+  int error;        /* its errno */
+  bool sticky;      /* all later calls fail too */
+  int max_transfer; /* reads and writes move at most so many bytes; 0: no limit */
+  bool interrupt;   /* every read and write is interrupted once */
+  int64_t calls;    /* counted up */
+  bool interrupted; /* private */
+} rfi_io_fault;
+/* `fault` stays the caller's and must outlive its use; NULL ends it. */
+void rfi_io_set_fault(rfi_io_fault *fault);
+
+/* An open regular file, for reading or for writing. */
+typedef struct rfi_file rfi_file;
+
+/* Opens a regular file for reading; folders, pipes and devices are refused. */
+rfr_status rfi_file_open(rfr_ctx *ctx, const char *path, rfi_file **out);
+/* Size at the time of opening, or bytes written so far. */
+int64_t rfi_file_size(const rfi_file *file);
+const char *rfi_file_path(const rfi_file *file);
+/* Exactly n bytes at `offset`; fewer is an error that says where the file ends. */
+rfr_status rfi_file_read_at(rfi_file *file, void *data, size_t n, int64_t offset);
+
+/* Creates a file that must not exist. What is appended is hashed on the way. */
+rfr_status rfi_file_create(rfr_ctx *ctx, const char *path, rfi_file **out);
+rfr_status rfi_file_append(rfi_file *file, const void *data, size_t n);
+/* fsync and close; `hash` may be NULL. The object is gone afterwards, also on error. */
+rfr_status rfi_file_finish(rfi_file *file, rfi_hash *hash);
+/* Closes a file that was read, or gives one up that was written. Accepts NULL. */
+void rfi_file_close(rfi_file *file);
+
+/* The whole file in the context's memory with a NUL behind it; free with rfi_free. */
+rfr_status rfi_file_read(rfr_ctx *ctx, const char *path, char **data, size_t *n);
+/* Replaces `path` atomically; a symbolic link at `path` is replaced, not followed. */
+rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size_t n);
+/* Size and XXH3-128 of a file. */
+rfr_status rfi_file_hash(rfr_ctx *ctx, const char *path, int64_t *size, rfi_hash *hash);
+
+/* Creates a folder and its missing parents; an existing one is fine. */
+rfr_status rfi_dir_create(const char *path);
+/* Makes the names in a folder durable. */
+rfr_status rfi_dir_sync(const char *path);
+/* Removes a file or a folder with all it holds; links are removed, never followed. Nothing there is fine. */
+rfr_status rfi_tree_remove(rfr_ctx *ctx, const char *path);
+/* Renames `from` to `to`. An existing folder at `to` changes places with `from` (*exchanged). */
+rfr_status rfi_dir_replace(const char *from, const char *to, bool *exchanged);
+
+/* A list of strings in the context's memory. */
+typedef struct rfi_paths {
+  rfr_ctx *ctx;
+  char **items;
+  int n, capacity;
+} rfi_paths;
+rfr_status rfi_paths_add(rfi_paths *paths, const char *path, size_t n);
+/* Sorts by bytes and removes equal ones. */
+void rfi_paths_sort(rfi_paths *paths);
+void rfi_paths_deinit(rfi_paths *paths);
+
+/* Names in a folder, sorted, without "." and "..". paths->ctx must be set. */
+rfr_status rfi_dir_list(const char *path, rfi_paths *paths);
+
+/* Does `text` match `pattern`? `*` any bytes, `?` one byte, `[a-z]` and `[!a-z]` a set,
+ * `\` takes the next byte as it is. Takes time len(pattern) * len(text) at most. */
+bool rfi_match(const char *pattern, const char *text);
+
+/* Adds the files that match `pattern`, relative to `root` (or absolute), as paths
+ * relative to `root`. `*`, `?` and sets match within one name and not a leading dot;
+ * the name `**` stands for any number of folders and goes through no link, so a walk
+ * ends; a pattern whose last name is plain and names a folder means all files below it. */
+rfr_status rfi_glob(const char *root, const char *pattern, rfi_paths *paths);
+
+/* root/name, or name alone when it is absolute. Free with rfi_free. */
+rfr_status rfi_path_join(rfr_ctx *ctx, const char *root, const char *name, char **out);
+
+#endif

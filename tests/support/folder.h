@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A fresh folder and a context for each test of what touches files. Teardown removes
+ * the folder and checks that the context holds no block any more: a leak is a red test.
+ */
+#ifndef RFT_FOLDER_H
+#define RFT_FOLDER_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "refrain/ctx.h"
+
+typedef struct rft_folder {
+  rfr_ctx *ctx;
+  char path[512];
+  char joined[8][1024]; /* the last eight results of rft_path */
+  int next;
+} rft_folder;
+
+/* folder/name, valid for the next seven calls. */
+char *rft_path(rft_folder *folder, const char *name);
+/* Writes a file with plain stdio, making the folders it lies in; fails the test on errors. */
+void rft_write(rft_folder *folder, const char *name, const void *data, size_t n);
+/* Reads a file whole with a NUL behind it; free with free(). */
+char *rft_read(rft_folder *folder, const char *name, size_t *n);
+
+int rft_folder_setup(void **state);
+int rft_folder_teardown(void **state);
+#define rft_folder_test(f) cmocka_unit_test_setup_teardown(f, rft_folder_setup, rft_folder_teardown)
+
+#endif
