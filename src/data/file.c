@@ -65,9 +65,7 @@ static int sys_close(int fd) {
 static ssize_t sys_pread(int fd, void *data, size_t n, int64_t offset) {
   return transfer_faulted(&n) ? -1 : pread(fd, data, n, offset);
 }
-static ssize_t sys_write(int fd, const void *data, size_t n) {
-  return transfer_faulted(&n) ? -1 : write(fd, data, n);
-}
+static ssize_t sys_write(int fd, const void *data, size_t n) { return transfer_faulted(&n) ? -1 : write(fd, data, n); }
 static int sys_fstat(int fd, struct stat *st) { return faulted() ? -1 : fstat(fd, st); }
 static int sys_stat(const char *path, struct stat *st) { return faulted() ? -1 : stat(path, st); }
 static int sys_lstat(const char *path, struct stat *st) { return faulted() ? -1 : lstat(path, st); }
@@ -151,8 +149,9 @@ rfr_status rfi_file_read_at(rfi_file *file, void *data, size_t n, int64_t offset
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return fail_errno(RFI_E_FILE_READ, file->path, "read");
     if (got == 0)
-      return rfi_fail_at(RFI_E_FILE_READ, file->path, 0, "ends at byte %lld, %zu bytes are missing (it had %lld when opened)",
-                         (long long)offset, n, (long long)file->size);
+      return rfi_fail_at(RFI_E_FILE_READ, file->path, 0,
+                         "ends at byte %lld, %zu bytes are missing (it had %lld when opened)", (long long)offset, n,
+                         (long long)file->size);
     p += got;
     offset += got;
     n -= (size_t)got;

@@ -132,13 +132,32 @@ static void test_folders(void **state) {
 
 static void test_match(void **state) {
   (void)state;
-  static const struct { const char *pattern, *text; bool match; } cases[] = {
-      {"", "", true},          {"", "a", false},         {"*", "", true},           {"*", "abc", true},
-      {"a*c", "abc", true},    {"a*c", "abd", false},    {"*a*b*", "xxaxxbxx", true}, {"*a*b", "xxaxxbxx", false},
-      {"?", "", false},        {"??", "ab", true},       {"[a-c]x", "bx", true},    {"[a-c]x", "dx", false},
-      {"[!a-c]x", "dx", true}, {"[]]", "]", true},       {"[a", "[a", true},        {"\\*", "*", true},
-      {"\\*", "a", false},     {"*norm*", "model.layers.0.input_layernorm.weight", true},
-      {"[a-]", "-", true},     {"*.h", "a.hh", false},   {"a**b", "ab", true},      {"[\x80-\xff]", "\xc3", true},
+  static const struct {
+    const char *pattern, *text;
+    bool match;
+  } cases[] = {
+      {"", "", true},
+      {"", "a", false},
+      {"*", "", true},
+      {"*", "abc", true},
+      {"a*c", "abc", true},
+      {"a*c", "abd", false},
+      {"*a*b*", "xxaxxbxx", true},
+      {"*a*b", "xxaxxbxx", false},
+      {"?", "", false},
+      {"??", "ab", true},
+      {"[a-c]x", "bx", true},
+      {"[a-c]x", "dx", false},
+      {"[!a-c]x", "dx", true},
+      {"[]]", "]", true},
+      {"[a", "[a", true},
+      {"\\*", "*", true},
+      {"\\*", "a", false},
+      {"*norm*", "model.layers.0.input_layernorm.weight", true},
+      {"[a-]", "-", true},
+      {"*.h", "a.hh", false},
+      {"a**b", "ab", true},
+      {"[\x80-\xff]", "\xc3", true},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     if (rfi_match(cases[i].pattern, cases[i].text) != cases[i].match)
@@ -166,7 +185,8 @@ static void expect_glob(rft_folder *f, const char *pattern, const char *expected
 
 static void test_glob(void **state) {
   rft_folder *f = *state;
-  static const char *const files[] = {"a.h", "b.c", "src/a.h", "src/B.h", "src/sub/deep/c.h", "src/sub/.hidden.h", ".git/d.h", "src.h/e.h"};
+  static const char *const files[] = {
+      "a.h", "b.c", "src/a.h", "src/B.h", "src/sub/deep/c.h", "src/sub/.hidden.h", ".git/d.h", "src.h/e.h"};
   for (size_t i = 0; i < sizeof files / sizeof *files; i++) rft_write(f, files[i], files[i], strlen(files[i]));
   assert_int_equal(symlink(f->path, rft_path(f, "src/loop")), 0);
   assert_int_equal(symlink(rft_path(f, "b.c"), rft_path(f, "src/linked.c")), 0);
@@ -195,9 +215,13 @@ static void test_glob(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(test_write_and_read), rft_folder_test(test_open_refuses),
-      rft_folder_test(test_truncated_meanwhile), rft_folder_test(test_short_and_interrupted),
-      rft_folder_test(test_every_fault), rft_folder_test(test_folders), rft_folder_test(test_match),
+      rft_folder_test(test_write_and_read),
+      rft_folder_test(test_open_refuses),
+      rft_folder_test(test_truncated_meanwhile),
+      rft_folder_test(test_short_and_interrupted),
+      rft_folder_test(test_every_fault),
+      rft_folder_test(test_folders),
+      rft_folder_test(test_match),
       rft_folder_test(test_glob),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

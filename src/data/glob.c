@@ -72,8 +72,8 @@ bool rfi_match(const char *pattern, const char *text) {
 
 typedef struct walk {
   rfi_paths *out;
-  size_t root;        /* bytes of `path` before the part that goes out */
-  size_t n;           /* bytes in `path` */
+  size_t root; /* bytes of `path` before the part that goes out */
+  size_t n;    /* bytes in `path` */
   char path[PATH_MAX];
 } walk;
 

@@ -8,7 +8,9 @@
 
 #include "base/base.h"
 
-typedef struct rfi_hash { uint64_t high, low; } rfi_hash;
+typedef struct rfi_hash {
+  uint64_t high, low;
+} rfi_hash;
 typedef struct rfi_hasher rfi_hasher;
 
 rfi_hash rfi_hash_bytes(const void *data, size_t n);

@@ -13,7 +13,8 @@ rfr_status rfi_json_parse(const char *file, const char *text, size_t n, json_t *
   json_error_t error;
   *out = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
   if (*out) return RFR_OK;
-  if (json_error_code(&error) == json_error_out_of_memory) return rfi_fail_at(RFI_E_NO_MEMORY, file, 0, "%s", error.text);
+  if (json_error_code(&error) == json_error_out_of_memory)
+    return rfi_fail_at(RFI_E_NO_MEMORY, file, 0, "%s", error.text);
   return rfi_fail_at(RFI_E_JSON, file, error.line > 0 ? error.line : 0, "column %d: %s", error.column, error.text);
 }
 
@@ -55,14 +56,17 @@ rfr_status rfi_json_save(rfr_ctx *ctx, const char *path, const json_t *value) {
 
 rfr_status rfi_json_set(json_t *object, const char *key, json_t *value) {
   if (!value || json_object_set_new(object, key, value) != 0)
-    return rfi_fail(RFI_E_JSON, "\"%s\" cannot be stored: out of memory, text that is not UTF-8, or a number that is not finite", key);
+    return rfi_fail(RFI_E_JSON,
+                    "\"%s\" cannot be stored: out of memory, text that is not UTF-8, or a number that is not finite",
+                    key);
   return RFR_OK;
 }
 
 /* The member, or NULL when it is absent and that is fine. */
 static rfr_status member(const json_t *object, const char *file, const char *key, bool required, const json_t **out) {
   *out = NULL;
-  if (!json_is_object(object)) return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is looked for in something that is no object", key);
+  if (!json_is_object(object))
+    return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is looked for in something that is no object", key);
   const json_t *value = json_object_get(object, key);
   if (value && !json_is_null(value)) *out = value;
   else if (required) return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is missing", key);

@@ -26,9 +26,11 @@ struct rfi_safetensors {
 };
 
 /* Types of the format that we store and check but do not compute with. */
-static const struct { const char *name; int bits; } foreign[] = {
-    {"I8", 8},   {"U16", 16}, {"I16", 16},        {"U32", 32},
-    {"U64", 64}, {"C64", 64}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
+static const struct {
+  const char *name;
+  int bits;
+} foreign[] = {
+    {"I8", 8}, {"U16", 16}, {"I16", 16}, {"U32", 32}, {"U64", 64}, {"C64", 64}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
 };
 
 /* Bits per element, 0 for an unknown name. */
@@ -98,7 +100,8 @@ static rfr_status read_entry(const rfi_safetensors *st, const char *name, const 
 static rfr_status read_metadata(const rfi_safetensors *st, const json_t *metadata) {
   if (!json_is_object(metadata)) return BAD("__metadata__ is no object");
   for (void *at = json_object_iter((json_t *)metadata); at; at = json_object_iter_next((json_t *)metadata, at))
-    if (!json_is_string(json_object_iter_value(at))) return BAD("__metadata__: \"%.200s\" is no string", json_object_iter_key(at));
+    if (!json_is_string(json_object_iter_value(at)))
+      return BAD("__metadata__: \"%.200s\" is no string", json_object_iter_key(at));
   return RFR_OK;
 }
 
@@ -120,7 +123,8 @@ static rfr_status read_header(rfi_safetensors *st) {
   RFI_TRY(rfi_file_read_at(st->file, prefix, 8, 0));
   uint64_t n = 0;
   for (int i = 0; i < 8; i++) n |= (uint64_t)prefix[i] << (8 * i);
-  if (n > HEADER_LIMIT) return BAD("a header of %llu bytes, at most %d are allowed", (unsigned long long)n, HEADER_LIMIT);
+  if (n > HEADER_LIMIT)
+    return BAD("a header of %llu bytes, at most %d are allowed", (unsigned long long)n, HEADER_LIMIT);
   if ((int64_t)n > size - 8)
     return BAD("the header has %llu bytes and the file %lld: it is cut off", (unsigned long long)n, (long long)size);
 
@@ -236,8 +240,8 @@ static json_t *entry_of(const rfi_safetensors_entry *e, int64_t begin, int64_t e
       json_decref(shape);
       return NULL;
     }
-  return json_pack("{s:s, s:o, s:[I, I]}", "dtype", rfr_dtype_safetensors_name(e->dtype), "shape", shape, "data_offsets",
-                   (json_int_t)begin, (json_int_t)end);
+  return json_pack("{s:s, s:o, s:[I, I]}", "dtype", rfr_dtype_safetensors_name(e->dtype), "shape", shape,
+                   "data_offsets", (json_int_t)begin, (json_int_t)end);
 }
 
 static rfr_status build_header(json_t *header, const rfi_safetensors_entry *entries, int n, const char *const *metadata,
@@ -245,15 +249,18 @@ static rfr_status build_header(json_t *header, const rfi_safetensors_entry *entr
   json_t *strings = json_object();
   RFI_TRY(rfi_json_set(header, "__metadata__", strings));
   RFI_TRY(rfi_json_set(strings, "format", json_string("pt")));
-  for (int i = 0; i < n_metadata; i++) RFI_TRY(rfi_json_set(strings, metadata[2 * i], json_string(metadata[2 * i + 1])));
+  for (int i = 0; i < n_metadata; i++)
+    RFI_TRY(rfi_json_set(strings, metadata[2 * i], json_string(metadata[2 * i + 1])));
   int64_t at = 0;
   for (int i = 0; i < n; i++) {
     const rfi_safetensors_entry *e = &entries[i];
     int64_t elements, size, end;
     if (json_object_get(header, e->name)) return rfi_fail(RFI_E_SAFETENSORS, "two tensors are called \"%s\"", e->name);
     if (e->rank < 0 || e->rank > RFI_SAFETENSORS_RANK)
-      return rfi_fail(RFI_E_SAFETENSORS, "tensor \"%s\": rank %d, at most %d is written", e->name, e->rank, RFI_SAFETENSORS_RANK);
-    if (!count_bytes(e->shape, e->rank, rfr_dtype_bits(e->dtype), &elements, &size) || __builtin_add_overflow(at, size, &end))
+      return rfi_fail(RFI_E_SAFETENSORS, "tensor \"%s\": rank %d, at most %d is written", e->name, e->rank,
+                      RFI_SAFETENSORS_RANK);
+    if (!count_bytes(e->shape, e->rank, rfr_dtype_bits(e->dtype), &elements, &size) ||
+        __builtin_add_overflow(at, size, &end))
       return rfi_fail(RFI_E_SAFETENSORS, "tensor \"%s\": its shape has no size in whole bytes below 2^63", e->name);
     RFI_TRY(rfi_json_set(header, e->name, entry_of(e, at, end)));
     at = end;
@@ -273,7 +280,8 @@ rfr_status rfi_safetensors_write_header(rfr_ctx *ctx, rfi_file *file, const rfi_
   text = json_dumps(header, JSON_COMPACT);
   if (!text) RFI_GOTO(rfi_fail(RFI_E_NO_MEMORY, "a safetensors header"));
   size_t length = strlen(text), padded = (length + 7) / 8 * 8; /* the data starts 8-aligned */
-  if (padded > HEADER_LIMIT) RFI_GOTO(rfi_fail(RFI_E_SAFETENSORS, "a header of %zu bytes, the format allows %d", padded, HEADER_LIMIT));
+  if (padded > HEADER_LIMIT)
+    RFI_GOTO(rfi_fail(RFI_E_SAFETENSORS, "a header of %zu bytes, the format allows %d", padded, HEADER_LIMIT));
   uint8_t prefix[8];
   for (int i = 0; i < 8; i++) prefix[i] = (uint8_t)((uint64_t)padded >> (8 * i));
   RFI_GOTO(rfi_file_append(file, prefix, 8));
