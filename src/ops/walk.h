@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How a kernel goes over operands of any strides and any storage type: in blocks of at most
+ * RFI_BLOCK elements that it sees as plain f32 arrays.
+ *
+ * A walk follows the flat order of a dense result. Dimensions of size 1 vanish, and
+ * neighbours merge wherever every operand allows it, so that dense operands are one long row;
+ * a block never crosses the end of the merged last dimension. A block of dense f32 is the
+ * operand's own memory; everything else is converted into a buffer on the stack, which stays
+ * in the first-level cache and costs far less than a second kernel per storage type would.
+ * What is computed does not depend on where blocks end.
+ */
+#ifndef RFI_WALK_H
+#define RFI_WALK_H
+
+#include "base/base.h"
+#include "ops/vec.h"
+
+enum { RFI_BLOCK = 512, RFI_WALK_ARGS = 5 };
+
+/* ---- blocks ---- */
+
+static inline const char *rfi_element(const rfi_arg *a, int64_t offset) {
+  return (const char *)a->data + offset * (rfr_dtype_bits(a->type.dtype) / 8);
+}
+
+static inline void rfi_widen_bf16(float *restrict to, const uint16_t *restrict from, int64_t stride, int64_t n) {
+  if (stride == 1)
+    for (int64_t i = 0; i < n; i++) to[i] = rfi_bf16_to_f32(from[i]);
+  else
+    for (int64_t i = 0; i < n; i++) to[i] = rfi_bf16_to_f32(from[i * stride]);
+}
+static inline void rfi_widen_f16(float *restrict to, const uint16_t *restrict from, int64_t stride, int64_t n) {
+  for (int64_t i = 0; i < n; i++) to[i] = rfi_f16_to_f32(from[i * stride]);
+}
+static inline void rfi_narrow_bf16(uint16_t *restrict to, const float *restrict from, int64_t n) {
+  for (int64_t i = 0; i < n; i++) to[i] = rfi_f32_to_bf16(from[i]);
+}
+static inline void rfi_narrow_f16(uint16_t *restrict to, const float *restrict from, int64_t n) {
+  for (int64_t i = 0; i < n; i++) to[i] = rfi_f32_to_f16(from[i]);
+}
+
+/* n <= RFI_BLOCK elements from `offset` on as f32: the operand's own memory or `buffer`. */
+static inline const float *rfi_read(float *buffer, const rfi_arg *a, int64_t offset, int64_t stride, int64_t n) {
+  switch (a->type.dtype) {
+    case RFR_BF16: rfi_widen_bf16(buffer, (const uint16_t *)a->data + offset, stride, n); break;
+    case RFR_F16: rfi_widen_f16(buffer, (const uint16_t *)a->data + offset, stride, n); break;
+    default: {
+      const float *from = (const float *)a->data + offset;
+      if (stride == 1) return from;
+      for (int64_t i = 0; i < n; i++) buffer[i] = from[i * stride];
+    }
+  }
+  return buffer;
+}
+
+/* Where to write a block of a dense result; rfi_flush puts it into place. A dead result is
+ * computed into the buffer and forgotten. */
+static inline float *rfi_target(float *buffer, const rfi_arg *a, int64_t offset) {
+  return a->data && a->type.dtype == RFR_F32 ? (float *)a->data + offset : buffer;
+}
+static inline void rfi_flush(const float *block, const rfi_arg *a, int64_t offset, int64_t n) {
+  if (!a->data) return;
+  if (a->type.dtype == RFR_BF16) rfi_narrow_bf16((uint16_t *)a->data + offset, block, n);
+  else if (a->type.dtype == RFR_F16) rfi_narrow_f16((uint16_t *)a->data + offset, block, n);
+}
+
+/* One element of a float operand. */
+static inline float rfi_read1(const rfi_arg *a, int64_t offset) {
+  float x;
+  return *rfi_read(&x, a, offset, 1, 1);
+}
+static inline void rfi_write1(const rfi_arg *a, int64_t offset, float x) {
+  if (a->data && a->type.dtype == RFR_F32) ((float *)a->data)[offset] = x;
+  else rfi_flush(&x, a, offset, 1);
+}
+
+/* These kernels hold f32, bf16 and f16; f64 would silently lose its digits. */
+static inline rfr_status rfi_check_floats(const rfi_call *c) {
+  for (int i = 0; i < c->n_in + c->n_out; i++) {
+    const rfi_arg *a = i < c->n_in ? &c->in[i] : &c->out[i - c->n_in];
+    if (a->data && rfr_dtype_is_float(a->type.dtype) && a->type.dtype != RFR_F32 && a->type.dtype != RFR_BF16 &&
+        a->type.dtype != RFR_F16)
+      return rfi_fail(RFI_E_BIND_NO_KERNEL, "the CPU kernel computes in f32 and takes no %s",
+                      rfr_dtype_name(a->type.dtype));
+  }
+  return RFR_OK;
+}
+
+static inline int64_t rfi_arg_count(const rfi_arg *a) { return rfi_count(&a->type); }
+
+/* ---- walks ---- */
+
+typedef struct rfi_walk {
+  int n, rank;
+  int64_t dim[RFR_MAX_RANK], stride[RFI_WALK_ARGS][RFR_MAX_RANK];
+} rfi_walk;
+
+static inline void rfi_walk_start(rfi_walk *w, int n) {
+  w->n = n;
+  w->rank = 0;
+}
+/* Adds the next inner dimension; stride[k] is argument k's. */
+static inline void rfi_walk_dim(rfi_walk *w, int64_t dim, const int64_t *stride) {
+  if (dim == 1) return;
+  bool merge = w->rank > 0;
+  for (int k = 0; merge && k < w->n; k++) merge = w->stride[k][w->rank - 1] == stride[k] * dim;
+  int d = merge ? w->rank - 1 : w->rank++;
+  w->dim[d] = merge ? w->dim[d] * dim : dim;
+  for (int k = 0; k < w->n; k++) w->stride[k][d] = stride[k];
+}
+/* After the last dimension: there is at least one. */
+static inline void rfi_walk_end(rfi_walk *w) {
+  if (w->rank) return;
+  w->rank = 1;
+  w->dim[0] = 1;
+  for (int k = 0; k < w->n; k++) w->stride[k][0] = 1;
+}
+/* Over n arguments of one shape, the first one's. */
+static inline void rfi_walk_init(rfi_walk *w, int n, const rfi_arg *const *args) {
+  int64_t stride[RFI_WALK_ARGS];
+  rfi_walk_start(w, n);
+  for (int d = 0; d < args[0]->type.rank; d++) {
+    for (int k = 0; k < n; k++) stride[k] = args[k]->stride[d];
+    rfi_walk_dim(w, args[0]->type.shape[d], stride);
+  }
+  rfi_walk_end(w);
+}
+/* Offsets of flat element i in each argument, and how many elements from there to the end of
+ * the row, to `end`, or to a block's size. */
+static inline int64_t rfi_walk_at(const rfi_walk *w, int64_t i, int64_t end, int64_t *offset) {
+  int last = w->rank - 1;
+  int64_t rest = i / w->dim[last], at = i % w->dim[last], run = w->dim[last] - at;
+  for (int k = 0; k < w->n; k++) offset[k] = at * w->stride[k][last];
+  for (int d = last - 1; d >= 0; d--, rest /= w->dim[d + 1])
+    for (int k = 0; k < w->n; k++) offset[k] += rest % w->dim[d] * w->stride[k][d];
+  run = run < end - i ? run : end - i;
+  return run < RFI_BLOCK ? run : RFI_BLOCK;
+}
+static inline int64_t rfi_walk_stride(const rfi_walk *w, int k) { return w->stride[k][w->rank - 1]; }
+
+/* ---- element by element ---- */
+
+/* Computes n elements from flat element i on; x and y are blocks of operands and results. */
+typedef void (*rfi_map_fn)(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x);
+
+/* Goes over elements begin..end-1 of the results and of the first n_in operands, which all
+ * have the first result's shape. */
+static inline void rfi_map(const rfi_call *c, int64_t begin, int64_t end, int n_in, rfi_map_fn fn) {
+  const rfi_arg *arg[RFI_WALK_ARGS];
+  float buffer[RFI_WALK_ARGS][RFI_BLOCK] __attribute__((aligned(64)));
+  float *y[RFI_WALK_ARGS];
+  const float *x[RFI_WALK_ARGS];
+  int64_t offset[RFI_WALK_ARGS], n;
+  rfi_walk w;
+  for (int k = 0; k < n_in; k++) arg[k] = &c->in[k];
+  for (int k = 0; k < c->n_out; k++) arg[n_in + k] = &c->out[k];
+  rfi_walk_init(&w, n_in + c->n_out, arg);
+  for (int64_t i = begin; i < end; i += n) {
+    n = rfi_walk_at(&w, i, end, offset);
+    for (int k = 0; k < n_in; k++) x[k] = rfi_read(buffer[k], arg[k], offset[k], rfi_walk_stride(&w, k), n);
+    for (int k = 0; k < c->n_out; k++) y[k] = rfi_target(buffer[n_in + k], &c->out[k], i);
+    fn(c, i, n, y, x);
+    for (int k = 0; k < c->n_out; k++) rfi_flush(y[k], &c->out[k], i, n);
+  }
+}
+
+/* ---- bytes ---- */
+
+/* Copies elements begin..end-1 of `from` to `to`: same shape and type, any strides. */
+static inline void rfi_copy_part(const rfi_arg *to, const rfi_arg *from, int64_t begin, int64_t end) {
+  int64_t size = rfr_dtype_bits(to->type.dtype) / 8, offset[2], n;
+  rfi_walk w;
+  rfi_walk_init(&w, 2, (const rfi_arg *const[]){to, from});
+  int64_t ts = rfi_walk_stride(&w, 0), fs = rfi_walk_stride(&w, 1);
+  for (int64_t i = begin; i < end; i += n) {
+    n = rfi_walk_at(&w, i, end, offset);
+    char *t = (char *)to->data + offset[0] * size;
+    const char *f = (const char *)from->data + offset[1] * size;
+    if (ts == 1 && fs == 1) memcpy(t, f, (size_t)(n * size));
+    else if (size == 4) for (int64_t j = 0; j < n; j++) ((uint32_t *)t)[j * ts] = ((const uint32_t *)f)[j * fs];
+    else if (size == 2) for (int64_t j = 0; j < n; j++) ((uint16_t *)t)[j * ts] = ((const uint16_t *)f)[j * fs];
+    else if (size == 8) for (int64_t j = 0; j < n; j++) ((uint64_t *)t)[j * ts] = ((const uint64_t *)f)[j * fs];
+    else for (int64_t j = 0; j < n; j++) t[j * ts] = f[j * fs];
+  }
+}
+
+#endif
