@@ -64,6 +64,7 @@ static void parse_row(const struct row *row, rfi_op_def *d) {
   while (next_word(&s, word, sizeof word)) {
     size_t n = strlen(word);
     if (word[n - 1] == '*') d->variadic = true;
+    d->optional[d->n_operands] = word[n - 1] == '?';
     if (word[n - 1] == '*' || word[n - 1] == '?') word[n - 1] = 0;
     else d->n_required = d->n_operands + 1;
     strncpy(d->operand[d->n_operands++], word, sizeof d->operand[0] - 1);

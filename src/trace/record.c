@@ -207,7 +207,7 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
   if (proto->n_in > 16 && !(in = rfi_arena_alloc(t->arena, sizeof *in * (size_t)proto->n_in))) return RFR_NO_MEMORY;
   int n_given = proto->n_in;
   for (int i = 0; i < n_given; i++) {
-    if (proto->in[i] == RFR_NONE && !(def->variadic && i >= def->n_operands - 1) && i >= def->n_required) {
+    if (proto->in[i] == RFR_NONE && i < def->n_operands && def->optional[i]) {
       in[i] = (rfr_type){.rank = -1};
       continue;
     }

@@ -62,7 +62,8 @@ typedef struct rfi_op_def {
   const char *name, *family;
   unsigned flags;
   int n_operands;             /* named ones, the variadic tail included */
-  int n_required;             /* operands that may not be absent */
+  int n_required;             /* so many are always given: one more than the last that may not be absent */
+  bool optional[RFI_MAX_NAMES];
   bool variadic;              /* the last name takes the rest, possibly none */
   int n_results, n_attrs;
   char operand[RFI_MAX_NAMES][16];

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The optimizer's ops and the step block: shapes, options, recording calls.
+ *
+ * Everything that changes from step to step is a device value: the step block (i64:
+ * attempted, applied, seed, skipped), and what is computed from it. A captured step so
+ * has no argument; and a skipped step leaves `applied`, and with it the learning rate and
+ * Adam's bias correction, where they were.
+ */
+#include <math.h>
+
+#include "base/base.h"
+#include "trace/trace.h"
+
+static bool is_scalar(const rfr_type *t, rfr_dtype dtype) {
+  return t->dtype == dtype && t->rank == 1 && t->shape[0] == 1;
+}
+static rfr_type scalar(rfr_dtype dtype) { return (rfr_type){.dtype = dtype, .rank = 1, .shape = {1}}; }
+static bool is_step_block(const rfr_type *t) { return t->dtype == RFR_I64 && t->rank == 1 && t->shape[0] == 4; }
+static bool is_narrow(rfr_dtype d) { return d == RFR_F32 || d == RFR_BF16 || d == RFR_F16; }
+static bool is_state(rfr_dtype d) { return d == RFR_F32 || d == RFR_BF16; }
+static bool absent(const rfr_type *t) { return t->rank < 0; }
+static bool same_shape(const rfr_type *a, const rfr_type *b) {
+  if (a->rank != b->rank) return false;
+  for (int d = 0; d < a->rank; d++)
+    if (a->shape[d] != b->shape[d]) return false;
+  return true;
+}
+
+/* ---- shapes ---- */
+
+rfr_status rfi_infer_lr_schedule(const rfi_infer *c) {
+  if (!is_step_block(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the step block, i64 (4)");
+  if (c->attr[0].i < RFR_LR_CONSTANT || c->attr[0].i > RFR_LR_WSD)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld is no kind of schedule", (long long)c->attr[0].i);
+  c->out[0] = scalar(RFR_F32);
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_grad_norm(const rfi_infer *c) {
+  for (int i = 0; i < c->n_in; i++)
+    if (!is_narrow(c->in[i].dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "gradient %d is not f32, bf16 or f16", i);
+  c->out[0] = scalar(RFR_F32);
+  c->out[1] = scalar(RFR_I32);
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_clip_scale(const rfi_infer *c) {
+  if (!is_scalar(&c->in[0], RFR_F32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the norm, f32 (1)");
+  c->out[0] = scalar(RFR_F32);
+  return RFR_OK;
+}
+
+/* What adamw and sgd share: a weight with its gradient, n states and perhaps a master copy. */
+static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, const rfr_type *states,
+                               const rfr_type *master, const rfr_type *lr, const rfr_type *clip, const rfr_type *skip) {
+  if (!is_narrow(w->dtype))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "w is %s, want f32, bf16 or f16", rfr_dtype_name(w->dtype));
+  if (!is_narrow(g->dtype) || !same_shape(w, g))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "want g of w's shape in f32, bf16 or f16");
+  for (int i = 0; i < n; i++)
+    if (!absent(&states[i]) && (!is_state(states[i].dtype) || !same_shape(w, &states[i])))
+      return rfi_fail(RFI_E_TRACE_SHAPE, "want moments of w's shape in f32 or bf16");
+  if (!absent(master) && (master->dtype != RFR_F32 || !same_shape(w, master)))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "want a master copy of w's shape in f32");
+  if (!is_scalar(lr, RFR_F32) || (!absent(clip) && !is_scalar(clip, RFR_F32)))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "want the learning rate and the clip factor as f32 (1)");
+  if (!is_scalar(skip, RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the skip flag, i32 (1)");
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_adamw(const rfi_infer *c) {
+  const rfr_type *in = c->in;
+  RFI_TRY(check_update(&in[0], &in[1], 2, &in[2], &in[4], &in[5], &in[6], &in[7]));
+  if (!is_step_block(&in[8])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the step block, i64 (4)");
+  c->out[0] = in[0];
+  c->out[1] = in[2];
+  c->out[2] = in[3];
+  c->out[3] = in[4];
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_sgd(const rfi_infer *c) {
+  const rfr_type *in = c->in;
+  RFI_TRY(check_update(&in[0], &in[1], 1, &in[2], &in[3], &in[4], &in[5], &in[6]));
+  c->out[0] = in[0];
+  c->out[1] = in[2];
+  c->out[2] = in[3];
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_step_end(const rfi_infer *c) {
+  if (!is_step_block(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the step block, i64 (4)");
+  if (!is_scalar(&c->in[1], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the skip flag, i32 (1)");
+  c->out[0] = c->in[0];
+  return RFR_OK;
+}
+
+/* ---- options ---- */
+
+rfr_lr_options rfr_lr_options_default(void) {
+  return (rfr_lr_options){.size = sizeof(rfr_lr_options), .kind = RFR_LR_CONSTANT, .base = 1e-3};
+}
+
+rfr_adamw_options rfr_adamw_options_default(void) {
+  return (rfr_adamw_options){
+      .size = sizeof(rfr_adamw_options), .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decay = 0.1, .lr_scale = 1.0};
+}
+
+/* Options of an older library are too short, those of a newer one may only add zeros. */
+static bool size_fits(const void *options, size_t size, size_t known) {
+  if (size < known || size > 4096) return false;
+  for (size_t i = known; i < size; i++)
+    if (((const unsigned char *)options)[i]) return false;
+  return true;
+}
+
+static const char *wrong_lr(const rfr_lr_options *o) {
+  if (!size_fits(o, o->size, sizeof *o)) return "the options are not of this library's version";
+  if ((unsigned)o->kind > RFR_LR_WSD) return "no such kind of schedule";
+  if (!(o->base >= 0 && o->min >= 0 && isfinite(o->base) && isfinite(o->min))) return "base and min must be at least 0";
+  if (o->warmup < 0 || o->decay < 0 || o->total < 0) return "warmup, total and decay must be at least 0";
+  if (o->kind != RFR_LR_CONSTANT && o->total <= o->warmup) return "total must be more than warmup";
+  if (o->kind == RFR_LR_WSD && o->decay > o->total - o->warmup) return "decay must fit between warmup and total";
+  return NULL;
+}
+
+static const char *wrong_adamw(const rfr_adamw_options *o) {
+  if (!size_fits(o, o->size, sizeof *o)) return "the options are not of this library's version";
+  if (!(o->beta1 >= 0 && o->beta1 < 1 && o->beta2 >= 0 && o->beta2 < 1)) return "beta1 and beta2 must be in [0, 1)";
+  if (!(o->eps >= 0 && isfinite(o->eps))) return "eps must be at least 0";
+  if (!(o->decay >= 0 && isfinite(o->decay) && isfinite(o->lr_scale)))
+    return "decay must be at least 0, lr_scale finite";
+  return NULL;
+}
+
+/* ---- recording ---- */
+
+rfr_value rfr_step_block_at(rfr_trace *t, rfr_place at) {
+  return rfr_input_at(t, at, "step", RFR_ROLE_STATE, RFR_I64, 1, (int64_t[]){4});
+}
+
+rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_place at, rfr_value step, const rfr_lr_options *options) {
+  rfr_lr_options o = rfr_lr_options_default();
+  if (options) {
+    const char *wrong = wrong_lr(options);
+    if (wrong) return rfi_trace_fail(t, at, "lr_schedule", RFI_E_ARGUMENT, "%s", wrong);
+    o = *options;
+  }
+  rfi_attr attr[] = {rfi_i(o.kind), rfi_f(o.base), rfi_f(o.min), rfi_i(o.warmup), rfi_i(o.total), rfi_i(o.decay)};
+  return rfi_record(t, at, RFI_OP_lr_schedule, 1, &step, attr, NULL);
+}
+
+rfr_value rfr_grad_norm_at(rfr_trace *t, rfr_place at, int n, const rfr_value *grads, rfr_value *skip) {
+  rfr_value out[2];
+  rfi_record(t, at, RFI_OP_grad_norm, n, grads, NULL, out);
+  if (skip) *skip = out[1];
+  return out[0];
+}
+
+rfr_value rfr_clip_scale_at(rfr_trace *t, rfr_place at, rfr_value norm, double max) {
+  if (!(max >= 0)) return rfi_trace_fail(t, at, "clip_scale", RFI_E_ARGUMENT, "max must be at least 0");
+  return rfi_record(t, at, RFI_OP_clip_scale, 1, &norm, (rfi_attr[]){rfi_f(max)}, NULL);
+}
+
+rfr_value rfr_adamw_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr_value m, rfr_value v, rfr_value master,
+                       rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step, const rfr_adamw_options *options) {
+  rfr_adamw_options o = rfr_adamw_options_default();
+  if (options) {
+    const char *wrong = wrong_adamw(options);
+    if (wrong) return rfi_trace_fail(t, at, "adamw", RFI_E_ARGUMENT, "%s", wrong);
+    o = *options;
+  }
+  rfr_value in[] = {w, g, m, v, master, lr, clip, skip, step};
+  rfi_attr attr[] = {rfi_f(o.beta1), rfi_f(o.beta2), rfi_f(o.eps), rfi_f(o.decay), rfi_f(o.lr_scale)};
+  return rfi_record(t, at, RFI_OP_adamw, 9, in, attr, NULL);
+}
+
+rfr_value rfr_sgd_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr_value momentum, rfr_value master,
+                     rfr_value lr, rfr_value clip, rfr_value skip, double momentum_factor, double decay,
+                     double lr_scale) {
+  if (!(momentum_factor >= 0 && momentum_factor < 1 && decay >= 0 && isfinite(decay) && isfinite(lr_scale)))
+    return rfi_trace_fail(t, at, "sgd", RFI_E_ARGUMENT,
+                          "the momentum factor must be in [0, 1), decay at least 0, lr_scale finite");
+  rfr_value in[] = {w, g, momentum, master, lr, clip, skip};
+  rfi_attr attr[] = {rfi_f(momentum_factor), rfi_f(decay), rfi_f(lr_scale)};
+  return rfi_record(t, at, RFI_OP_sgd, 7, in, attr, NULL);
+}
+
+rfr_value rfr_step_end_at(rfr_trace *t, rfr_place at, rfr_value step, rfr_value skip) {
+  return rfi_record(t, at, RFI_OP_step_end, 2, (rfr_value[]){step, skip}, NULL, NULL);
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reference kernels and cases of the optimizer.
+ */
+#include <math.h>
+
+#include "support/op_case.h"
+
+RFT_REF(lr_schedule) {
+  const rfi_attr *a = call->attr;
+  int64_t n = ((int64_t *)call->in[0].data)[1], warmup = a[3].i, total = a[4].i, decay = a[5].i;
+  double base = a[1].f, min = a[2].f, lr;
+  if (n < warmup) {
+    lr = base * (double)(n + 1) / (double)warmup;
+  } else if (a[0].i == RFR_LR_CONSTANT) {
+    lr = base;
+  } else if (n >= total) {
+    lr = min;
+  } else if (a[0].i == RFR_LR_LINEAR) {
+    lr = base + (min - base) * (double)(n - warmup) / (double)(total - warmup);
+  } else if (a[0].i == RFR_LR_COSINE) {
+    lr = min + (base - min) * 0.5 * (1 + cos(acos(-1.0) * (double)(n - warmup) / (double)(total - warmup)));
+  } else {
+    double into = (double)(n - (total - decay));
+    lr = into < 0 ? base : base + (min - base) * into / (double)decay;
+  }
+  *(double *)call->out[0].data = lr;
+}
+RFT_CASES(lr_schedule) = {
+    "lr_schedule(I[4]=3,2,1,1) kind=0 base=0.001 min=0 warmup=7 total=0 decay=0",
+    "lr_schedule(I[4]=900,900,1,0) kind=0 base=0.001 min=0.1 warmup=7 total=10 decay=0",
+    "lr_schedule(I[4]=41,37,1,4) kind=1 base=0.003 min=0.0002 warmup=5 total=101 decay=0",
+    "lr_schedule(I[4]=37,37,1,0) kind=2 base=0.003 min=0.0002 warmup=5 total=101 decay=0",
+    "lr_schedule(I[4]=80,79,1,1) kind=3 base=0.003 min=0.0002 warmup=5 total=101 decay=20",
+    "lr_schedule(I[4]=90,90,1,0) kind=3 base=0.003 min=0.0002 warmup=5 total=101 decay=20",
+    "lr_schedule(I[4]=2000,1999,1,1) kind=2 base=0.003 min=0.0002 warmup=0 total=101 decay=0",
+    NULL,
+};
+
+RFT_REF(grad_norm) {
+  double sum = 0;
+  for (int k = 0; k < call->n_in; k++)
+    for (int64_t i = 0; i < rfi_count(&call->in[k].type); i++) {
+      double g = ((double *)call->in[k].data)[i];
+      sum += g * g;
+    }
+  if (call->out[0].data) *(double *)call->out[0].data = sqrt(sum);
+  if (call->out[1].data) *(int32_t *)call->out[1].data = !isfinite(sqrt(sum));
+}
+RFT_CASES(grad_norm) = {
+    "grad_norm(f[7,13], f[31])", "grad_norm(F[67,1031], f[1], f[2049], F[0,3])",
+    "grad_norm(f[1])",           "grad_norm(f[0])",
+    "grad_norm(f[5], F[3]=inf)", NULL,
+};
+
+RFT_REF(clip_scale) {
+  double norm = *(double *)call->in[0].data, max = call->attr[0].f, scale = max / (norm + 1e-6);
+  *(double *)call->out[0].data = max == 0 || scale > 1 ? 1 : scale;
+}
+RFT_CASES(clip_scale) = {
+    "clip_scale(F[1]=3.7) max=1",
+    "clip_scale(F[1]=0.25) max=1",
+    "clip_scale(F[1]=0) max=0.5",
+    "clip_scale(F[1]=9) max=0",
+    NULL,
+};
+
+RFT_REF(adamw) {
+  double *w = call->in[0].data, *m = call->in[2].data, *v = call->in[3].data, *master = call->in[4].data;
+  const double *g = call->in[1].data, *clip = call->in[6].data;
+  double beta1 = call->attr[0].f, beta2 = call->attr[1].f, eps = call->attr[2].f, decay = call->attr[3].f;
+  double lr = *(double *)call->in[5].data * call->attr[4].f, t = (double)((int64_t *)call->in[8].data)[1] + 1;
+  if (*(int32_t *)call->in[7].data) return;
+  for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++) {
+    double x = clip ? g[i] * *clip : g[i], old = master ? master[i] : w[i];
+    m[i] = beta1 * m[i] + (1 - beta1) * x;
+    v[i] = beta2 * v[i] + (1 - beta2) * x * x;
+    double mean = m[i] / (1 - pow(beta1, t)), square = v[i] / (1 - pow(beta2, t));
+    w[i] = old - lr * (mean / (sqrt(square) + eps) + decay * old);
+    if (master) master[i] = w[i];
+  }
+}
+RFT_CASES(adamw) = {
+    "adamw(f[7,13], f[7,13], F[7,13], F[7,13]>0, _, F[1]=0.01, F[1]=0.5, i[1]=0, I[4]=5,4,1,1) beta1=0.9 beta2=0.95 "
+    "eps=1e-08 decay=0.1 lr_scale=1",
+    "adamw(f[1031], F[1031], f[1031], f[1031]>0, F[1031], F[1]=0.003, _, i[1]=0, I[4]=0,0,1,0) beta1=0.9 beta2=0.999 "
+    "eps=1e-06 decay=0.01 lr_scale=0.5",
+    "adamw(f[1], f[1], F[1], F[1]>0, F[1], F[1]=0.01, F[1]=1, i[1]=0, I[4]=99,99,1,0) beta1=0.8 beta2=0.9 eps=1e-08 "
+    "decay=0 lr_scale=1",
+    "adamw(f[3,5,11], f[3,5,11], f[3,5,11], F[3,5,11]>0, F[3,5,11], F[1]=0.01, F[1]=1, i[1]=1, I[4]=9,7,1,2) beta1=0.9 "
+    "beta2=0.95 eps=1e-08 decay=0.1 lr_scale=1",
+    "adamw(f[67,521], f[67,521], F[67,521], F[67,521]>0, F[67,521], F[1]=0.01, F[1]=0.7, i[1]=0, I[4]=1000,998,1,2) "
+    "beta1=0.9 beta2=0.95 eps=1e-08 decay=0.1 lr_scale=2",
+    "adamw(f[0,4], f[0,4], F[0,4], F[0,4], _, F[1]=0.01, _, i[1]=0, I[4]=0,0,1,0) beta1=0.9 beta2=0.95 eps=1e-08 "
+    "decay=0.1 lr_scale=1",
+    NULL,
+};
+
+RFT_REF(sgd) {
+  double *w = call->in[0].data, *b = call->in[2].data, *master = call->in[3].data;
+  const double *g = call->in[1].data, *clip = call->in[5].data;
+  double momentum = call->attr[0].f, decay = call->attr[1].f, lr = *(double *)call->in[4].data * call->attr[2].f;
+  if (*(int32_t *)call->in[6].data) return;
+  for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++) {
+    double x = clip ? g[i] * *clip : g[i], old = master ? master[i] : w[i];
+    if (b) x = b[i] = momentum * b[i] + x;
+    w[i] = old - lr * (x + decay * old);
+    if (master) master[i] = w[i];
+  }
+}
+RFT_CASES(sgd) = {
+    "sgd(f[7,13], f[7,13], _, _, F[1]=0.1, _, i[1]=0) momentum=0 decay=0 lr_scale=1",
+    "sgd(f[1031], F[1031], F[1031], F[1031], F[1]=0.05, F[1]=0.25, i[1]=0) momentum=0.9 decay=0.01 lr_scale=0.5",
+    "sgd(f[1], f[1], f[1], _, F[1]=0.1, F[1]=1, i[1]=0) momentum=0.9 decay=0 lr_scale=1",
+    "sgd(f[67,521], f[67,521], f[67,521], F[67,521], F[1]=0.1, F[1]=0.5, i[1]=0) momentum=0.5 decay=0.1 lr_scale=3",
+    "sgd(f[3,5,11], f[3,5,11], f[3,5,11], F[3,5,11], F[1]=0.1, _, i[1]=1) momentum=0.9 decay=0.1 lr_scale=1",
+    "sgd(f[0], f[0], F[0], _, F[1]=0.1, _, i[1]=0) momentum=0.9 decay=0.1 lr_scale=1",
+    NULL,
+};
+
+RFT_REF(step_end) {
+  int64_t *step = call->out[0].data;
+  int32_t skip = *(int32_t *)call->in[1].data;
+  step[0] += 1;
+  step[skip ? 3 : 1] += 1;
+}
+RFT_CASES(step_end) = {
+    "step_end(I[4]=0,0,1,0, i[1]=0)",
+    "step_end(I[4]=0,0,1,0, i[1]=1)",
+    "step_end(I[4]=1000000000007,999999999989,-5,18, i[1]=0)",
+    "step_end(I[4]=77,70,9,7, i[1]=1)",
+    NULL,
+};

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The step's scalars on the CPU: learning rate, gradient norm, clip factor, step block.
+ *
+ * Learning rate of the update that makes `applied` into applied + 1, n = applied:
+ *   n < warmup             base (n + 1) / warmup         the last warmup step has the full rate
+ *   linear, cosine         from base at warmup to min at total
+ *   wsd                    base, then straight down to min over the last `decay` steps (the
+ *                          line, not 1 - sqrt: it is what the published schedules end with
+ *                          most often, and one can resume and extend it from its beginning)
+ *   n >= total             min
+ *
+ * The norm's squares are summed in double over chunks of fixed size, and the chunks in
+ * order: its bits depend neither on the split between threads nor on their number.
+ */
+#include <math.h>
+
+#include "backend/cpu/cpu.h"
+#include "ops/walk.h"
+
+enum { ATTEMPTED, APPLIED, SEED, SKIPPED };
+
+static double rate(const rfi_attr *a, double n) {
+  double base = a[1].f, min = a[2].f, warmup = (double)a[3].i, total = (double)a[4].i, decay = (double)a[5].i;
+  if (n < warmup) return base * (n + 1) / warmup;
+  if (a[0].i == RFR_LR_CONSTANT) return base;
+  if (n >= total) return min;
+  double done = (n - warmup) / (total - warmup);
+  switch (a[0].i) {
+    case RFR_LR_LINEAR: return base + (min - base) * done;
+    case RFR_LR_COSINE: return min + (base - min) * 0.5 * (1 + cos(3.14159265358979323846 * done));
+    default: return n < total - decay ? base : base + (min - base) * (n - (total - decay)) / decay;
+  }
+}
+
+static rfr_status lr_run(const rfi_call *c) {
+  if (c->out[0].data)
+    *(float *)c->out[0].data = (float)rate(c->attr, (double)((const int64_t *)c->in[0].data)[APPLIED]);
+  return RFR_OK;
+}
+
+enum { LANES = 16 };
+
+static double sum_of_squares(const float *x, int64_t n) {
+  double lane[LANES] = {0}, sum = 0;
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES)
+    for (int j = 0; j < LANES; j++) lane[j] += (double)x[i + j] * x[i + j];
+  for (int j = 0; i < n; i++, j++) lane[j] += (double)x[i] * x[i];
+  for (int j = 0; j < LANES; j++) sum += lane[j];
+  return sum;
+}
+
+static int64_t chunks_of(const rfi_arg *g) { return (rfi_count(&g->type) + RFI_BLOCK - 1) / RFI_BLOCK; }
+static int64_t all_chunks(const rfi_call *c) {
+  int64_t chunks = 0;
+  for (int i = 0; i < c->n_in; i++) chunks += chunks_of(&c->in[i]);
+  return chunks;
+}
+
+static void norm_chunks(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  double *sums = c->workspace;
+  int64_t first = 0;
+  for (int k = 0; k < c->n_in && first < end; k++) {
+    const rfi_arg *g = &c->in[k];
+    int64_t chunks = chunks_of(g), n = rfi_count(&g->type);
+    for (int64_t j = begin > first ? begin - first : 0; j < chunks && first + j < end; j++) {
+      float buffer[RFI_BLOCK];
+      int64_t i = j * RFI_BLOCK, m = n - i < RFI_BLOCK ? n - i : RFI_BLOCK;
+      sums[first + j] = sum_of_squares(rfi_read(buffer, g, i, 1, m), m);
+    }
+    first += chunks;
+  }
+}
+
+static rfr_status norm_run(const rfi_call *c) {
+  int64_t chunks = all_chunks(c);
+  rfi_parallel(c, chunks, RFI_BLOCK, norm_chunks);
+  double sum = 0;
+  for (int64_t k = 0; k < chunks; k++) sum += ((const double *)c->workspace)[k];
+  float norm = (float)sqrt(sum);
+  if (c->out[0].data) *(float *)c->out[0].data = norm;
+  if (c->out[1].data) *(int32_t *)c->out[1].data = !isfinite(norm);
+  return RFR_OK;
+}
+
+static size_t norm_workspace(const rfi_call *c) { return (size_t)all_chunks(c) * sizeof(double); }
+
+static rfr_status clip_run(const rfi_call *c) {
+  double max = c->attr[0].f, norm = *(const float *)c->in[0].data;
+  double scale = max / (norm + 1e-6);
+  if (c->out[0].data) *(float *)c->out[0].data = max == 0 || !(scale < 1) ? 1.0f : (float)scale;
+  return RFR_OK;
+}
+
+static rfr_status step_end_run(const rfi_call *c) {
+  int64_t *step = c->in[0].data;
+  int64_t skip = *(const int32_t *)c->in[1].data != 0;
+  step[ATTEMPTED] += 1;
+  step[APPLIED] += 1 - skip;
+  step[SKIPPED] += skip;
+  return RFR_OK;
+}
+
+const rfi_kernel RFI_CPU(lr_schedule) = {lr_run, NULL};
+const rfi_kernel RFI_CPU(grad_norm) = {norm_run, norm_workspace};
+const rfi_kernel RFI_CPU(clip_scale) = {clip_run, NULL};
+const rfi_kernel RFI_CPU(step_end) = {step_end_run, NULL};

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * AdamW and SGD on the CPU, in place, one pass over memory.
+ *
+ *   g = clip g
+ *   adamw: m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  t = applied + 1
+ *          w -= lr ( m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay w )
+ *   sgd:   b = momentum b + g            w -= lr ( b + decay w )
+ *
+ * with lr the schedule's rate times the group's lr_scale, decay decoupled from the
+ * gradient. With a master copy the update is computed on it and w is its rounding. What
+ * is constant over the tensor is folded in double before; elements are f32. Blocks are
+ * widened to f32 in the L1 cache, so one loop serves every mixture of types. When skip is
+ * set nothing is written.
+ */
+#include <math.h>
+
+#include "backend/cpu/cpu.h"
+#include "ops/walk.h"
+
+typedef struct factors {
+  float beta1, rest1, beta2, rest2, step, inv_sqrt2, eps, decay, clip;
+} factors;
+
+static void adamw_block(const factors *f, float *restrict w, const float *restrict g, float *restrict m,
+                        float *restrict v, int64_t n) {
+  const factors k = *f;
+  for (int64_t i = 0; i < n; i++) {
+    float x = g[i] * k.clip;
+    float mi = k.beta1 * m[i] + k.rest1 * x, vi = k.beta2 * v[i] + k.rest2 * (x * x);
+    m[i] = mi;
+    v[i] = vi;
+    w[i] -= k.step * mi / (sqrtf(vi) * k.inv_sqrt2 + k.eps) + k.decay * w[i];
+  }
+}
+
+static void momentum_block(const factors *f, float *restrict w, const float *restrict g, float *restrict b, int64_t n) {
+  const factors k = *f;
+  for (int64_t i = 0; i < n; i++) {
+    float bi = k.beta1 * b[i] + g[i] * k.clip;
+    b[i] = bi;
+    w[i] -= k.step * bi + k.decay * w[i];
+  }
+}
+
+static void sgd_block(const factors *f, float *restrict w, const float *restrict g, int64_t n) {
+  const factors k = *f;
+  for (int64_t i = 0; i < n; i++) w[i] -= k.step * (g[i] * k.clip) + k.decay * w[i];
+}
+
+/* The op as its parts see it: the call comes first. */
+typedef struct update {
+  rfi_call call;
+  factors f;
+  const rfi_arg *w, *g, *m, *v, *master;
+} update;
+
+/* A block to be changed in place: the state's own memory, or its values widened. */
+static float *open_block(float *buffer, const rfi_arg *a, int64_t i, int64_t n) {
+  return (float *)rfi_read(buffer, a, i, 1, n);
+}
+
+static void update_part(const rfi_call *call, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const update *u = (const update *)call;
+  const rfi_arg *target = u->master->data ? u->master : u->w;
+  float wb[RFI_BLOCK], gb[RFI_BLOCK], mb[RFI_BLOCK], vb[RFI_BLOCK];
+  for (int64_t i = begin; i < end; i += RFI_BLOCK) {
+    int64_t n = end - i < RFI_BLOCK ? end - i : RFI_BLOCK;
+    float *w = open_block(wb, target, i, n), *m = u->m->data ? open_block(mb, u->m, i, n) : NULL;
+    float *v = u->v ? open_block(vb, u->v, i, n) : NULL;
+    const float *g = rfi_read(gb, u->g, i, 1, n);
+    if (v) adamw_block(&u->f, w, g, m, v, n);
+    else if (m) momentum_block(&u->f, w, g, m, n);
+    else sgd_block(&u->f, w, g, n);
+    if (v) rfi_flush(v, u->v, i, n);
+    if (m) rfi_flush(m, u->m, i, n);
+    rfi_flush(w, u->w, i, n);
+    if (target != u->w && u->w->type.dtype == RFR_F32) memcpy((float *)u->w->data + i, w, (size_t)n * sizeof *w);
+  }
+}
+
+static rfr_status adamw_run(const rfi_call *c) {
+  if (*(const int32_t *)c->in[7].data) return RFR_OK;
+  double beta1 = c->attr[0].f, beta2 = c->attr[1].f, lr = *(const float *)c->in[5].data * c->attr[4].f;
+  double t = (double)(((const int64_t *)c->in[8].data)[1] + 1);
+  update u = {.call = *c, .w = &c->in[0], .g = &c->in[1], .m = &c->in[2], .v = &c->in[3], .master = &c->in[4]};
+  u.f = (factors){.beta1 = (float)beta1,
+                  .rest1 = (float)(1 - beta1),
+                  .beta2 = (float)beta2,
+                  .rest2 = (float)(1 - beta2),
+                  .step = (float)(lr / (1 - pow(beta1, t))),
+                  .inv_sqrt2 = (float)(1 / sqrt(1 - pow(beta2, t))),
+                  .eps = (float)c->attr[2].f,
+                  .decay = (float)(lr * c->attr[3].f),
+                  .clip = c->in[6].data ? *(const float *)c->in[6].data : 1.0f};
+  rfi_parallel(&u.call, rfi_count(&c->in[0].type), 4, update_part);
+  return RFR_OK;
+}
+
+static rfr_status sgd_run(const rfi_call *c) {
+  if (*(const int32_t *)c->in[6].data) return RFR_OK;
+  double lr = *(const float *)c->in[4].data * c->attr[2].f;
+  update u = {.call = *c, .w = &c->in[0], .g = &c->in[1], .m = &c->in[2], .master = &c->in[3]};
+  u.f = (factors){.beta1 = (float)c->attr[0].f,
+                  .step = (float)lr,
+                  .decay = (float)(lr * c->attr[1].f),
+                  .clip = c->in[5].data ? *(const float *)c->in[5].data : 1.0f};
+  rfi_parallel(&u.call, rfi_count(&c->in[0].type), 3, update_part);
+  return RFR_OK;
+}
+
+const rfi_kernel RFI_CPU(adamw) = {adamw_run, NULL};
+const rfi_kernel RFI_CPU(sgd) = {sgd_run, NULL};
