@@ -37,7 +37,8 @@ endif()
 # What `make` builds: everything but the tests.
 add_custom_target(product DEPENDS refrain)
 
-if(RFR_ONEDNN)
+# It sets how many of OpenMP's threads a product uses.
+if(RFR_ONEDNN AND RFR_OPENMP)
   find_path(DNNL_INCLUDE oneapi/dnnl/dnnl.h)
   find_library(DNNL_LIBRARY dnnl)
   file(GLOB RFR_ONEDNN_SOURCES CONFIGURE_DEPENDS src/backend/onednn/*.c)
@@ -45,7 +46,7 @@ if(RFR_ONEDNN)
   if(DNNL_INCLUDE AND DNNL_LIBRARY AND RFR_ONEDNN_SOURCES)
     add_library(refrain_onednn MODULE ${RFR_ONEDNN_SOURCES})
     target_include_directories(refrain_onednn PRIVATE include src ${DNNL_INCLUDE})
-    target_link_libraries(refrain_onednn PRIVATE ${DNNL_LIBRARY})
+    target_link_libraries(refrain_onednn PRIVATE ${DNNL_LIBRARY} OpenMP::OpenMP_C)
     add_dependencies(product refrain_onednn)
   elseif(RFR_ONEDNN_SOURCES)
     message(STATUS "oneDNN is missing: matrix products run on the portable kernel (tools/deps installs it)")

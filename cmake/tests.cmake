@@ -19,6 +19,9 @@ foreach(source ${RFR_TEST_SOURCES})
   target_link_libraries(${name} PRIVATE refrain_inside PkgConfig::CMOCKA)
   target_compile_definitions(${name} PRIVATE RFT_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                                              RFT_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  if(TARGET refrain_onednn)
+    add_dependencies(${name} refrain_onednn)
+  endif()
   # Waiting threads sleep: tests run side by side, and spinning would steal the other's cores.
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)

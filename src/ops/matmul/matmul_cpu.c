@@ -16,9 +16,9 @@
 #include "ops/matmul/tile.h"
 
 enum {
-  BLOCK_K = 256,      /* a panel of B (32 KiB in f32 at 32 columns) stays in the L1 cache */
+  BLOCK_K = 256, /* a panel of B (32 KiB in f32 at 32 columns) stays in the L1 cache */
   TILE_M = 32 * RFI_MR,
-  TILE_N = 256,       /* A, B and C blocks together stay in a 1 MiB L2 cache */
+  TILE_N = 256,            /* A, B and C blocks together stay in a 1 MiB L2 cache */
   MIN_TILE_WORK = 1 << 18, /* multiply-adds below which another thread does not pay */
 };
 
@@ -128,8 +128,8 @@ static rfr_status run(const rfi_call *call) {
     int64_t z = tile / (g.tiles_m * g.tiles_n), at = tile % (g.tiles_m * g.tiles_n);
     int64_t i0 = at / g.tiles_n * g.tile_m, j0 = at % g.tiles_n * g.tile_n;
     int64_t m = g.M - i0 < g.tile_m ? g.M - i0 : g.tile_m, n = g.N - j0 < g.tile_n ? g.N - j0 : g.tile_n;
-    product(&g, a, (r == 3 ? z * a->stride[0] : 0) + i0 * ars, ars, acs, b,
-            (r == 3 ? z * b->stride[0] : 0) + j0 * bcs, brs, bcs, m, n, scratch);
+    product(&g, a, (r == 3 ? z * a->stride[0] : 0) + i0 * ars, ars, acs, b, (r == 3 ? z * b->stride[0] : 0) + j0 * bcs,
+            brs, bcs, m, n, scratch);
     finish(call, &g, (z * g.M + i0) * g.N + j0, j0, m, n, scratch + g.a_floats + g.b_floats);
   }
   return RFR_OK;

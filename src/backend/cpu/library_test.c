@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products: the portable kernel and the library's, against a product in double,
+ * for all transpositions, views, bias, acc, batches. Each runs twice and must give the
+ * same bits; scratch is as large as was said and has a guard behind it. Without the
+ * module the portable kernel alone is tested, and that its absence is no error.
+ */
+#include "backend/cpu/library.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/cpu/cpu.h"
+#include "base/base.h"
+
+enum { GUARD = 256, PATTERN = 0xa5 };
+
+typedef struct shape {
+  int64_t batch, M, N, K;
+  int ta, tb, bias, acc, pad; /* pad: extra elements between rows of a and b */
+  rfr_dtype in, out;
+} shape;
+
+typedef struct buffer {
+  rfi_arg arg;
+  int64_t bytes;
+  double *wide; /* dense */
+} buffer;
+
+static double uniform(uint64_t *s) {
+  *s = *s * 6364136223846793005u + 1442695040888963407u;
+  return (double)(int32_t)(*s >> 32) / 2147483648.0;
+}
+static size_t width(rfr_dtype d) { return d == RFR_F32 ? 4 : 2; }
+static double get(const void *p, rfr_dtype d, int64_t i) {
+  return d == RFR_F32 ? (double)((const float *)p)[i] : (double)rfr_float_from_bits(d, ((const uint16_t *)p)[i]);
+}
+static void put(void *p, rfr_dtype d, int64_t i, double x) {
+  if (d == RFR_F32) ((float *)p)[i] = (float)x;
+  else ((uint16_t *)p)[i] = (uint16_t)rfr_float_to_bits(d, (float)x);
+}
+
+static buffer make(rfr_dtype dtype, int rank, int64_t batch, int64_t rows, int64_t cols, int pad, uint64_t *seed) {
+  buffer b = {.arg = {.type = {.dtype = dtype, .rank = rank}}};
+  int64_t ld = cols + pad, n = batch * rows * cols;
+  const int64_t shape[3] = {batch, rows, cols}, stride[3] = {rows * ld, ld, 1};
+  for (int d = 0; d < rank; d++) {
+    b.arg.type.shape[d] = shape[3 - rank + d];
+    b.arg.stride[d] = stride[3 - rank + d];
+  }
+  b.bytes = batch * rows * ld * (int64_t)width(dtype);
+  b.arg.data = aligned_alloc(64, (size_t)(b.bytes + 63) / 64 * 64 + 64);
+  b.wide = calloc((size_t)n + 1, sizeof(double));
+  assert_non_null(b.arg.data);
+  assert_non_null(b.wide);
+  memset(b.arg.data, 0x3f, (size_t)b.bytes);
+  for (int64_t z = 0, e = 0; z < batch; z++)
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < cols; j++, e++) {
+        int64_t at = (z * rows + i) * ld + j;
+        put(b.arg.data, dtype, at, uniform(seed));
+        b.wide[e] = get(b.arg.data, dtype, at);
+      }
+  return b;
+}
+static void drop(buffer *b) {
+  free(b->arg.data);
+  free(b->wide);
+}
+
+/* Runs twice from the same y and leaves the result there. */
+static void run_twice(rfi_kernel_fn run, rfi_call *call, size_t scratch, const void *y0, int64_t y_bytes) {
+  unsigned char *work = aligned_alloc(64, (scratch + GUARD + 63) / 64 * 64);
+  void *first = malloc((size_t)y_bytes + 1);
+  assert_non_null(work);
+  assert_non_null(first);
+  call->workspace = work;
+  for (int k = 0; k < 2; k++) {
+    memset(work, k ? 0xff : 0, scratch); /* leftovers must not matter: NaN the second time */
+    memset(work + scratch, PATTERN, GUARD);
+    memcpy(call->out[0].data, y0, (size_t)y_bytes);
+    assert_int_equal(run(call), RFR_OK);
+    for (int i = 0; i < GUARD; i++) assert_int_equal(work[scratch + (size_t)i], PATTERN);
+    if (k == 0) memcpy(first, call->out[0].data, (size_t)y_bytes);
+  }
+  assert_memory_equal(first, call->out[0].data, (size_t)y_bytes);
+  free(first);
+  free(work);
+}
+
+static void check(rfi_cpu_library *library, const char *isa, const shape *s, int *taken) {
+  uint64_t seed = (uint64_t)(s->M * 31 + s->N * 7 + s->K);
+  int r = s->batch > 0 ? 3 : 2;
+  int64_t batch = s->batch > 0 ? s->batch : 1, MN = s->M * s->N;
+  buffer a = make(s->in, r, batch, s->ta ? s->K : s->M, s->ta ? s->M : s->K, s->pad, &seed);
+  buffer b = make(s->in, r, batch, s->tb ? s->N : s->K, s->tb ? s->K : s->N, s->pad, &seed);
+  buffer bias = make(s->in, 1, 1, 1, s->N, 0, &seed), y = make(s->out, r, batch, s->M, s->N, 0, &seed);
+  rfi_arg in[4] = {a.arg, b.arg, bias.arg, y.arg};
+  if (!s->bias) memset(&in[2], 0, sizeof in[2]);
+  if (!s->acc) memset(&in[3], 0, sizeof in[3]);
+  rfi_attr attr[3] = {rfi_i(s->ta), rfi_i(s->tb), rfi_i(s->out)};
+  rfi_call call = {.n_in = 4, .n_out = 1, .in = in, .out = &y.arg, .attr = attr, .microbatch = -1, .threads = 2};
+  void *y0 = malloc((size_t)y.bytes + 1);
+  assert_non_null(y0);
+  memcpy(y0, y.arg.data, (size_t)y.bytes);
+
+  const rfi_kernel *kernel = rfi_cpu_kernel(isa, RFI_OP_matmul);
+  rfi_kernel_fn runs[2] = {kernel->run, NULL};
+  size_t scratch[2] = {kernel->workspace(&call), 0};
+  assert_int_equal(rfi_cpu_library_bind(library, RFI_OP_matmul, &call, &runs[1], &scratch[1], &call.library), RFR_OK);
+  if (runs[1]) { /* an equal product is the same product */
+    rfi_kernel_fn run = NULL;
+    size_t bytes = 0;
+    void *handle = NULL;
+    assert_int_equal(rfi_cpu_library_bind(library, RFI_OP_matmul, &call, &run, &bytes, &handle), RFR_OK);
+    assert_ptr_equal(handle, call.library);
+    assert_int_equal(bytes, scratch[1]);
+    ++*taken;
+  }
+  double unit = s->out == RFR_F32 ? 0x1p-23 : 0x1p-8;
+  for (int k = 0; k < 2; k++) {
+    if (!runs[k]) continue;
+    run_twice(runs[k], &call, scratch[k], y0, y.bytes);
+    for (int64_t e = 0; e < batch * MN; e++) {
+      int64_t z = e / MN, i = e % MN / s->N, j = e % s->N;
+      double sum = s->bias ? bias.wide[j] : 0, size = 1;
+      const double *za = a.wide + z * s->M * s->K, *zb = b.wide + z * s->N * s->K;
+      for (int64_t p = 0; p < s->K; p++) {
+        double x = za[s->ta ? p * s->M + i : i * s->K + p] * zb[s->tb ? j * s->K + p : p * s->N + j];
+        sum += x;
+        size += fabs(x);
+      }
+      if (s->acc) sum += y.wide[e];
+      double got = get(y.arg.data, s->out, e), allowed = size * 0x1p-21 + fabs(sum) * unit;
+      if (!(fabs(got - sum) <= allowed))
+        fail_msg("%s %lldx%lldx%lldx%lld ta=%d tb=%d element %lld: %g, not %g", k ? "library" : "portable",
+                 (long long)s->batch, (long long)s->M, (long long)s->N, (long long)s->K, s->ta, s->tb, (long long)e,
+                 got, sum);
+    }
+  }
+  free(y0);
+  drop(&a), drop(&b), drop(&bias), drop(&y);
+}
+
+static rfr_ctx *open_ctx(const char *isa, int use) {
+  rfr_ctx *ctx;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.isa = isa;
+  o.module_path = RFT_BINARY_DIR;
+  o.use_onednn = use;
+  return rfr_ctx_create(&o, &ctx) == RFR_OK ? ctx : NULL; /* the CPU may lack the set */
+}
+
+static void products(void **state) {
+  (void)state;
+  static const char *const isas[] = {"v2", "v3", "v4"};
+  static const int64_t sizes[][3] = {{1, 1, 1},      {5, 7, 3},     {13, 31, 17}, {64, 48, 33}, {1, 129, 70},
+                                     {67, 1, 29},    {300, 41, 19}, {23, 290, 5}, {9, 11, 530}, {40, 24, 1},
+                                     {96, 160, 128}, {0, 3, 4},     {3, 0, 4},    {3, 4, 0}};
+  for (size_t v = 0; v < sizeof isas / sizeof isas[0]; v++) {
+    rfr_ctx *ctx = open_ctx(isas[v], 1);
+    if (!ctx) continue;
+    rfi_cpu_library *library;
+    assert_int_equal(rfi_cpu_library_open(ctx, &library), RFR_OK);
+    int taken = 0, variant = 0;
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++)
+      for (int t = 0; t < 4; t++)
+        for (int d = 0; d < 3; d++, variant++) {
+          shape s = {.batch = variant % 3 == 2 ? 3 : 0, .M = sizes[k][0], .N = sizes[k][1], .K = sizes[k][2]};
+          s.ta = t & 1, s.tb = t >> 1, s.bias = variant % 2, s.acc = variant / 2 % 2, s.pad = variant % 5 == 0 ? 6 : 0;
+          s.in = d ? RFR_BF16 : RFR_F32;
+          s.out = d == 2 ? RFR_BF16 : RFR_F32;
+          check(library, isas[v], &s, &taken);
+        }
+    if (strncmp(rfi_cpu_library_describe(library), "none", 4) != 0) assert_true(taken > 0);
+    else assert_int_equal(taken, 0);
+    print_message("%s: %s, %d of %d products\n", isas[v], rfi_cpu_library_describe(library), taken, variant);
+    rfi_cpu_library_close(library);
+    assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, 0);
+    rfr_ctx_destroy(ctx);
+  }
+}
+
+/* No module, or one that is not wanted: nothing fails, nothing is taken. */
+static void without(void **state) {
+  (void)state;
+  rfr_ctx *ctx = open_ctx(NULL, 0);
+  assert_non_null(ctx);
+  for (int k = 0; k < 2; k++) {
+    rfi_cpu_library *library;
+    assert_int_equal(rfi_cpu_library_open(ctx, &library), RFR_OK);
+    assert_int_equal(strncmp(rfi_cpu_library_describe(library), "none", 4), 0);
+    assert_false(rfi_cpu_library_bf16_fast(library));
+    int taken = 0;
+    shape s = {.M = 4, .N = 5, .K = 6, .in = RFR_F32, .out = RFR_F32};
+    check(library, rfi_ctx_isa(ctx), &s, &taken);
+    assert_int_equal(taken, 0);
+    rfi_cpu_library_close(library);
+    rfr_ctx_destroy(ctx);
+    if (k == 1) break;
+    rfr_ctx_options o = rfr_ctx_options_default();
+    o.module_path = RFT_SOURCE_DIR;
+    o.use_onednn = 1;
+    assert_int_equal(rfr_ctx_create(&o, &ctx), RFR_OK);
+  }
+  rfi_cpu_library_close(NULL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(without)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

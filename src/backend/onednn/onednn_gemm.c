@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products by oneDNN, 2.x and 3.x in one file: the two differ in how memory
+ * descriptors are held and how a primitive is described, and in nothing else we use.
+ *
+ * Invariants: the scratchpad is the caller's, so that a product's memory is planned;
+ * a product is made and run with the same number of OpenMP threads, which is part of
+ * its bits, and the caller's own setting is restored; a product that only oneDNN's
+ * reference loops could do is refused, because the portable kernel is faster.
+ */
+#include <omp.h>
+#include <oneapi/dnnl/dnnl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cpu/gemm_module.h"
+
+__attribute__((visibility("default"))) const rfi_gemm_module *rfi_gemm_module_get(void);
+
+typedef struct engine {
+  dnnl_engine_t engine;
+  dnnl_stream_t stream;
+  int bf16; /* this CPU multiplies bf16 without emulation */
+} engine;
+
+enum { A, B, BIAS, Y, SCRATCH, ARGS };
+
+typedef struct product {
+  engine *engine;
+  dnnl_primitive_t primitive;
+  dnnl_memory_t memory[ARGS]; /* NULL: not an argument */
+  int threads;
+} product;
+
+/* ---- the difference between 2.x and 3.x ---- */
+
+#if DNNL_VERSION_MAJOR >= 3
+typedef dnnl_memory_desc_t desc_holder; /* a pointer */
+typedef const_dnnl_memory_desc_t desc_ref;
+static desc_ref ref(const desc_holder *d) { return *d; }
+static dnnl_status_t desc_init(desc_holder *d, int rank, const int64_t *dims, dnnl_data_type_t type,
+                               const int64_t *strides) {
+  return dnnl_memory_desc_create_with_strides(d, rank, dims, type, strides);
+}
+static void desc_deinit(desc_holder *d) {
+  if (*d) dnnl_memory_desc_destroy(*d);
+}
+static dnnl_status_t append_sum(dnnl_post_ops_t ops) {
+  return dnnl_post_ops_append_sum(ops, 1, 0, dnnl_data_type_undef);
+}
+static dnnl_status_t describe(dnnl_primitive_desc_t *pd, engine *e, const desc_holder d[ARGS], int bias,
+                              dnnl_primitive_attr_t attr) {
+  return dnnl_matmul_primitive_desc_create(pd, e->engine, d[A], d[B], bias ? d[BIAS] : NULL, d[Y], attr);
+}
+#else
+typedef dnnl_memory_desc_t desc_holder; /* a struct */
+typedef const dnnl_memory_desc_t *desc_ref;
+static desc_ref ref(const desc_holder *d) { return d; }
+static dnnl_status_t desc_init(desc_holder *d, int rank, const int64_t *dims, dnnl_data_type_t type,
+                               const int64_t *strides) {
+  return dnnl_memory_desc_init_by_strides(d, rank, dims, type, strides);
+}
+static void desc_deinit(desc_holder *d) { (void)d; }
+static dnnl_status_t append_sum(dnnl_post_ops_t ops) { return dnnl_post_ops_append_sum(ops, 1); }
+static dnnl_status_t describe(dnnl_primitive_desc_t *pd, engine *e, const desc_holder d[ARGS], int bias,
+                              dnnl_primitive_attr_t attr) {
+  dnnl_matmul_desc_t op;
+  dnnl_status_t s = dnnl_matmul_desc_init(&op, &d[A], &d[B], bias ? &d[BIAS] : NULL, &d[Y]);
+  return s != dnnl_success ? s : dnnl_primitive_desc_create(pd, &op, attr, e->engine, NULL);
+}
+#endif
+
+/* ---- the engine ---- */
+
+static const char *isa_name(unsigned isa) {
+#define HAS(set) ((isa & (unsigned)dnnl_cpu_isa_##set) == (unsigned)dnnl_cpu_isa_##set)
+  return HAS(avx512_core_amx)    ? "avx512_core_amx"
+         : HAS(avx512_core_bf16) ? "avx512_core_bf16"
+         : HAS(avx512_core_vnni) ? "avx512_core_vnni"
+         : HAS(avx512_core)      ? "avx512_core"
+         : HAS(avx2)             ? "avx2"
+         : HAS(sse41)            ? "sse41"
+                                 : "scalar";
+}
+
+static void engine_close(void *p) {
+  engine *e = p;
+  if (e->stream) dnnl_stream_destroy(e->stream);
+  if (e->engine) dnnl_engine_destroy(e->engine);
+  free(e);
+}
+
+static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32], int32_t *level, int32_t *bf16_fast) {
+  *out = NULL;
+  engine *e = calloc(1, sizeof *e);
+  if (!e) return RFI_GEMM_NO_MEMORY;
+  if (dnnl_engine_create(&e->engine, dnnl_cpu, 0) != dnnl_success ||
+      dnnl_stream_create(&e->stream, e->engine, dnnl_stream_default_flags) != dnnl_success) {
+    engine_close(e);
+    return RFI_GEMM_FAILED;
+  }
+  const dnnl_version_t *v = dnnl_version();
+  if (v->major != DNNL_VERSION_MAJOR) { /* another library than the headers: structs differ */
+    engine_close(e);
+    return RFI_GEMM_FAILED;
+  }
+  unsigned isa = (unsigned)dnnl_get_effective_cpu_isa();
+  snprintf(name, 32, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
+  snprintf(isa_text, 32, "%s", isa_name(isa));
+  *level = HAS(avx512_core) ? 4 : HAS(avx2) ? 3 : 2;
+  *bf16_fast = HAS(avx512_core_amx);
+  e->bf16 = HAS(avx512_core_bf16);
+  *out = e;
+  return RFI_GEMM_OK;
+}
+
+/* ---- products ---- */
+
+static void product_destroy(void *p) {
+  product *m = p;
+  for (int i = 0; i < ARGS; i++)
+    if (m->memory[i]) dnnl_memory_destroy(m->memory[i]);
+  if (m->primitive) dnnl_primitive_destroy(m->primitive);
+  free(m);
+}
+
+static dnnl_data_type_t type_of(int32_t t) {
+  return t == RFI_GEMM_F32    ? dnnl_f32
+         : t == RFI_GEMM_BF16 ? dnnl_bf16
+         : t == RFI_GEMM_F16  ? dnnl_f16
+                              : dnnl_data_type_undef;
+}
+
+static rfi_gemm_status status_of(dnnl_status_t s) {
+  return s == dnnl_success                                        ? RFI_GEMM_OK
+         : s == dnnl_out_of_memory                                ? RFI_GEMM_NO_MEMORY
+         : s == dnnl_unimplemented || s == dnnl_invalid_arguments ? RFI_GEMM_UNSUPPORTED
+                                                                  : RFI_GEMM_FAILED;
+}
+
+/* One operand of shape (batch, rows, cols): rank 3, or 2 without a batch. */
+static dnnl_status_t init_desc(desc_holder *out, int batched, int64_t batch, int64_t rows, int64_t cols, int32_t type,
+                               const int64_t stride[3]) {
+  const int64_t shape[3] = {batch, rows, cols};
+  dnnl_dims_t dims = {0}, strides = {0};
+  for (int i = batched ? 0 : 1, d = 0; i < 3; i++, d++) {
+    dims[d] = shape[i];
+    strides[d] = stride[i];
+  }
+  return desc_init(out, batched ? 3 : 2, dims, type_of(type), strides);
+}
+
+static dnnl_status_t init_descs(const rfi_gemm_desc *d, desc_holder out[ARGS]) {
+  const int64_t y_stride[3] = {d->M * d->N, d->N, 1}, bias_stride[3] = {d->N, d->N, 1};
+  int batched = d->batch > 1;
+  dnnl_status_t s = init_desc(&out[A], batched, d->batch, d->M, d->K, d->a, d->a_stride);
+  if (s == dnnl_success) s = init_desc(&out[B], batched, d->batch, d->K, d->N, d->b, d->b_stride);
+  if (s == dnnl_success) s = init_desc(&out[Y], batched, d->batch, d->M, d->N, d->y, y_stride);
+  if (s == dnnl_success && d->bias != RFI_GEMM_NONE)
+    s = init_desc(&out[BIAS], batched, 1, 1, d->N, d->bias, bias_stride);
+  return s;
+}
+
+static dnnl_status_t init_attr(const rfi_gemm_desc *d, dnnl_primitive_attr_t *attr) {
+  dnnl_post_ops_t ops = NULL;
+  dnnl_status_t s = dnnl_primitive_attr_create(attr);
+  if (s == dnnl_success) s = dnnl_primitive_attr_set_scratchpad_mode(*attr, dnnl_scratchpad_mode_user);
+  if (s == dnnl_success && d->accumulate) {
+    s = dnnl_post_ops_create(&ops);
+    if (s == dnnl_success) s = append_sum(ops);
+    if (s == dnnl_success) s = dnnl_primitive_attr_set_post_ops(*attr, ops); /* copies */
+    if (ops) dnnl_post_ops_destroy(ops);
+  }
+  return s;
+}
+
+/* Reference loops name themselves "ref..."; so does their fallback inside a product. */
+static int is_fast(dnnl_primitive_desc_t pd) {
+  const char *name = NULL;
+  return dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name) == dnnl_success && name &&
+         !strstr(name, "ref");
+}
+
+static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **handle, size_t *scratch) {
+  engine *e = p;
+  *handle = NULL;
+  *scratch = 0;
+  if (d->a != d->b || (d->a == RFI_GEMM_BF16 && !e->bf16) || d->a == RFI_GEMM_F16 || d->y == RFI_GEMM_F16 ||
+      d->bias == RFI_GEMM_F16 || (d->a == RFI_GEMM_F32 && (d->y != RFI_GEMM_F32 || d->bias == RFI_GEMM_BF16)))
+    return RFI_GEMM_UNSUPPORTED;
+  product *m = calloc(1, sizeof *m);
+  if (!m) return RFI_GEMM_NO_MEMORY;
+  m->engine = e;
+  m->threads = d->threads > 0 ? d->threads : 1;
+  desc_holder desc[ARGS];
+  memset(desc, 0, sizeof desc);
+  dnnl_primitive_attr_t attr = NULL;
+  dnnl_primitive_desc_t pd = NULL;
+  int before = omp_get_max_threads();
+  omp_set_num_threads(m->threads);
+  dnnl_status_t s = init_descs(d, desc);
+  if (s == dnnl_success) s = init_attr(d, &attr);
+  if (s == dnnl_success) s = describe(&pd, e, desc, d->bias != RFI_GEMM_NONE, attr);
+  if (s == dnnl_success && !is_fast(pd)) s = dnnl_unimplemented;
+  if (s == dnnl_success) s = dnnl_primitive_create(&m->primitive, pd);
+  for (int i = 0; s == dnnl_success && i < SCRATCH; i++)
+    if (i != BIAS || d->bias != RFI_GEMM_NONE)
+      s = dnnl_memory_create(&m->memory[i], ref(&desc[i]), e->engine, DNNL_MEMORY_NONE);
+  if (s == dnnl_success) {
+    desc_ref md = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
+    *scratch = md ? dnnl_memory_desc_get_size(md) : 0;
+    if (*scratch) s = dnnl_memory_create(&m->memory[SCRATCH], md, e->engine, DNNL_MEMORY_NONE);
+  }
+  omp_set_num_threads(before);
+  if (pd) dnnl_primitive_desc_destroy(pd);
+  if (attr) dnnl_primitive_attr_destroy(attr);
+  for (int i = 0; i < ARGS; i++) desc_deinit(&desc[i]);
+  if (s != dnnl_success) product_destroy(m);
+  else *handle = m;
+  return status_of(s);
+}
+
+static rfi_gemm_status product_execute(void *handle, const void *a, const void *b, const void *bias, void *y,
+                                       void *scratch) {
+  static const int number[ARGS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
+  product *m = handle;
+  void *data[ARGS] = {(void *)(uintptr_t)a, (void *)(uintptr_t)b, (void *)(uintptr_t)bias, y, scratch};
+  dnnl_exec_arg_t args[ARGS];
+  dnnl_status_t s = dnnl_success;
+  int n = 0;
+  for (int i = 0; i < ARGS && s == dnnl_success; i++) {
+    if (!m->memory[i]) continue;
+    args[n++] = (dnnl_exec_arg_t){number[i], m->memory[i]};
+    s = dnnl_memory_set_data_handle(m->memory[i], data[i]);
+  }
+  int before = omp_get_max_threads();
+  omp_set_num_threads(m->threads);
+  if (s == dnnl_success) s = dnnl_primitive_execute(m->primitive, m->engine->stream, n, args);
+  if (s == dnnl_success) s = dnnl_stream_wait(m->engine->stream);
+  omp_set_num_threads(before);
+  return status_of(s);
+}
+
+const rfi_gemm_module *rfi_gemm_module_get(void) {
+  static const rfi_gemm_module module = {RFI_GEMM_ABI,   engine_open,     engine_close,
+                                         product_create, product_execute, product_destroy};
+  return &module;
+}
