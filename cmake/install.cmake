@@ -16,6 +16,7 @@ if(TARGET refrain_cli)
 endif()
 
 file(RELATIVE_PATH RFR_PC_UP /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" RFR_PC_UP ${RFR_PC_UP})
 configure_file(cmake/refrain.pc.in refrain.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/refrain.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
