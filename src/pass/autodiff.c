@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Autodiff: replaces every `gradient(loss, w)` by the ops that compute it.
+ *
+ * Two linear sweeps decide what exists: a value is *influenced* when a wanted input
+ * reaches it, and *needed* when it reaches the loss; only values that are both get a
+ * cotangent, and a rule is asked only for those operands. A frozen weight is simply not
+ * wanted: its gradient, and what the forward would save for it, never come to be.
+ *
+ * The loss is a sum over microbatches. The backward of a microbatch stands right after
+ * its forward, so that its activations die before the next one starts, and each weight's
+ * gradients add up in ascending microbatch order. That is possible because the cotangent
+ * of each microbatch's own loss is a constant known in advance: the additions and
+ * constant factors between it and the total are walked first. A loss that couples
+ * microbatches in any other way is refused.
+ */
+#include <string.h>
+
+#include "pass/pass.h"
+
+enum { ALL = -2 }; /* every microbatch and the ops of the whole step */
+
+typedef struct autodiff {
+  rfi_rewrite r;
+  rfi_report *report;
+  bool *influenced, *needed, *weight; /* per value of the old trace */
+  rfr_value *cotangent;               /* per old value, a value of the new trace */
+  double *seed;                       /* per old value: constant cotangent of a loss root */
+  bool *linear;                       /* per op: walked as part of the sum that makes the loss */
+  rfr_value loss;
+} autodiff;
+
+static bool is_float(const rfr_trace *t, rfr_value v) { return rfr_dtype_is_float(t->values[v].type.dtype); }
+
+static rfr_status fail_op(rfi_error error, const rfi_opr *op, const char *what, const char *name) {
+  return rfi_fail_at(error, op->at.file ? op->at.file : "", op->at.line, "%s%s\"%s\"%s%s", what, what[0] ? " " : "", name,
+                     op->scope[0] ? ", in " : "", op->scope);
+}
+
+/* ---- what is wanted ---- */
+
+static rfr_status find_wanted(autodiff *a, const rfr_trace *t) {
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->def->code != RFI_OP_gradient) continue;
+    const rfi_value *w = &t->values[op->in[1]], *loss = &t->values[op->in[0]];
+    if (w->op >= 0 || (w->role != RFR_ROLE_TRAINABLE && w->role != RFR_ROLE_INPUT_GRAD))
+      return fail_op(RFI_E_GRAD_ROLE, op, "a gradient is wanted of", w->name);
+    if (a->loss >= 0 && a->loss != op->in[0])
+      return fail_op(RFI_E_GRAD_COUPLED, op, "gradients of two losses in one trace; add them first; the second is of",
+                     w->name);
+    a->loss = op->in[0];
+    if (loss->type.dtype != RFR_F32 || rfi_count(&loss->type) != 1)
+      return fail_op(RFI_E_TRACE_SHAPE, op, "the loss must be one f32; gradient of", w->name);
+    a->influenced[op->in[1]] = true;
+  }
+  return RFR_OK;
+}
+
+static rfr_status sweep(autodiff *a, const rfr_trace *t) {
+  for (int v = 0; v < t->n_values; v++) a->weight[v] = t->values[v].op < 0 && t->values[v].role == RFR_ROLE_TRAINABLE;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    bool any = false;
+    for (int k = 0; k < op->n_in; k++) any = any || (op->in[k] >= 0 && a->influenced[op->in[k]]);
+    if (op->def->code == RFI_OP_detach || op->def->code == RFI_OP_gradient) any = false;
+    for (int j = 0; j < op->n_out; j++) {
+      if (op->out[j] < 0) continue;
+      a->influenced[op->out[j]] = any && is_float(t, op->out[j]);
+      a->weight[op->out[j]] = op->n_in > 0 && op->in[0] >= 0 && a->weight[op->in[0]] &&
+                              ((op->def->flags & RFI_VIEW) || op->def->code == RFI_OP_cast);
+    }
+  }
+  a->needed[a->loss] = true;
+  for (int i = t->n_ops - 1; i >= 0; i--) {
+    const rfi_opr *op = &t->ops[i];
+    bool any = false;
+    for (int j = 0; j < op->n_out; j++)
+      any = any || (op->out[j] >= 0 && a->needed[op->out[j]] && a->influenced[op->out[j]]);
+    if (!any) continue;
+    if (!op->def->grad)
+      return fail_op(RFI_E_GRAD_NO_RULE, op, "between the loss and a wanted input stands, without a gradient,",
+                     op->def->name);
+    for (int k = 0; k < op->n_in; k++)
+      if (op->in[k] >= 0) a->needed[op->in[k]] = true;
+  }
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->def->code == RFI_OP_gradient && !a->needed[op->in[1]])
+      return fail_op(RFI_E_GRAD_UNREACHED, op, "the loss cannot be reached from", t->values[op->in[1]].name);
+  }
+  return RFR_OK;
+}
+
+/* Walks the sum that makes the loss; what is left with a seed is a root. */
+static void find_roots(autodiff *a, const rfr_trace *t) {
+  a->seed[a->loss] = 1;
+  for (int i = t->n_ops - 1; i >= 0; i--) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->n_out != 1 || op->out[0] < 0 || a->seed[op->out[0]] == 0) continue;
+    double seed = a->seed[op->out[0]];
+    bool add = op->def->code == RFI_OP_add;
+    bool scale = op->def->code == RFI_OP_scale && op->in[1] < 0;
+    if (!add && !scale) continue;
+    a->linear[i] = true;
+    a->seed[op->out[0]] = 0;
+    a->seed[op->in[0]] += scale ? seed * op->attr[0].f : seed;
+    if (add) a->seed[op->in[1]] += seed;
+  }
+}
+
+/* ---- the backward of one op ---- */
+
+/* Adds a contribution to the cotangent of old value v. */
+static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_place at) {
+  rfr_trace *t = a->r.to;
+  rfr_value have = a->cotangent[v];
+  if (dx == RFR_NONE) return rfr_trace_status(t);
+  if (have == RFR_NONE) {
+    a->cotangent[v] = dx;
+    return RFR_OK;
+  }
+  if (t->values[dx].type.dtype != t->values[have].type.dtype) dx = rfr_cast_at(t, at, dx, t->values[have].type.dtype);
+  a->cotangent[v] = rfr_add_at(t, at, have, dx);
+  return rfr_trace_status(t);
+}
+
+static rfr_status report_frozen(autodiff *a, const rfi_opr *op) {
+  for (int k = 0; k < op->n_in; k++) {
+    if (op->in[k] < 0) continue;
+    const rfi_value *w = &a->r.from->values[op->in[k]];
+    if (w->role == RFR_ROLE_FROZEN && rfr_dtype_is_float(w->type.dtype))
+      RFI_TRY(rfi_report_line(a->report, "pruned: the gradient of %s in %s, it is frozen: -%lld bytes", w->name,
+                              op->def->name, (long long)rfi_count(&w->type) * 4));
+  }
+  return RFR_OK;
+}
+
+static rfr_status backward_op(autodiff *a, int i) {
+  const rfr_trace *from = a->r.from;
+  rfr_trace *t = a->r.to;
+  const rfi_opr *op = &from->ops[i];
+  enum { MOST = 64 };
+  rfr_value in[MOST], out[RFI_MAX_NAMES], dy[RFI_MAX_NAMES], dx[MOST];
+  bool need[MOST], weight[MOST], any_dy = false, any_need = false;
+  if (a->linear[i] || !op->def->grad) return RFR_OK;
+  for (int j = 0; j < op->n_out; j++) {
+    out[j] = op->out[j] < 0 ? RFR_NONE : a->r.map[op->out[j]];
+    dy[j] = op->out[j] < 0 ? RFR_NONE : a->cotangent[op->out[j]];
+    any_dy = any_dy || dy[j] >= 0;
+  }
+  if (!any_dy) return RFR_OK;
+  if (op->n_in > MOST) return rfi_fail(RFI_E_UNSUPPORTED, "%s has no gradient beyond %d operands", op->def->name, MOST);
+  for (int k = 0; k < op->n_in; k++) {
+    in[k] = op->in[k] < 0 ? RFR_NONE : a->r.map[op->in[k]];
+    dx[k] = RFR_NONE;
+    weight[k] = op->in[k] >= 0 && a->weight[op->in[k]];
+    need[k] = op->in[k] >= 0 && a->influenced[op->in[k]] && a->needed[op->in[k]] && is_float(from, op->in[k]);
+    any_need = any_need || need[k];
+  }
+  RFI_TRY(report_frozen(a, op));
+  if (!any_need) return RFR_OK;
+  rfi_opr mapped = *op;
+  mapped.in = in;
+  mapped.out = out;
+  rfr_scope(t, op->scope);
+  rfr_microbatch(t, op->microbatch);
+  rfr_set_phase(t, RFR_PHASE_DGRAD);
+  rfi_grad g = {.t = t, .op = &mapped, .need = need, .dy = dy, .dx = dx, .is_weight = weight, .at = op->at};
+  RFI_TRY(op->def->grad(&g));
+  RFI_TRY(rfr_trace_status(t));
+  for (int k = 0; k < op->n_in; k++) {
+    if (!need[k]) continue;
+    rfr_set_phase(t, weight[k] ? RFR_PHASE_WGRAD : RFR_PHASE_DGRAD);
+    RFI_TRY(contribute(a, op->in[k], dx[k], op->at));
+  }
+  return RFR_OK;
+}
+
+/* The roots of a microbatch get their constant cotangent. */
+static rfr_status seed_roots(autodiff *a, int microbatch) {
+  const rfr_trace *from = a->r.from;
+  rfr_trace *t = a->r.to;
+  for (rfr_value v = 0; v < from->n_values; v++) {
+    if (a->seed[v] == 0 || !a->influenced[v] || from->values[v].op < 0) continue;
+    const rfi_opr *op = &from->ops[from->values[v].op];
+    if (microbatch != ALL && op->microbatch != microbatch) continue;
+    rfr_scope(t, op->scope);
+    rfr_microbatch(t, op->microbatch);
+    rfr_set_phase(t, RFR_PHASE_DGRAD);
+    const rfr_type *type = &from->values[v].type;
+    RFI_TRY(contribute(a, v, rfr_fill_at(t, op->at, a->seed[v], type->dtype, type->rank, type->shape), op->at));
+  }
+  return RFR_OK;
+}
+
+static rfr_status backward_of(autodiff *a, int microbatch, int end) {
+  RFI_TRY(seed_roots(a, microbatch));
+  for (int i = end - 1; i >= 0; i--)
+    if (microbatch == ALL || a->r.from->ops[i].microbatch == microbatch) RFI_TRY(backward_op(a, i));
+  return RFR_OK;
+}
+
+static rfr_status finish_gradient(autodiff *a, const rfi_opr *op) {
+  rfr_trace *t = a->r.to;
+  const rfi_value *w = &a->r.from->values[op->in[1]];
+  rfr_value g = a->cotangent[op->in[1]];
+  rfr_dtype to = (rfr_dtype)op->attr[0].i;
+  rfr_scope(t, op->scope);
+  rfr_microbatch(t, -1);
+  rfr_set_phase(t, RFR_PHASE_WGRAD);
+  /* reached, but every rule on the way said zero */
+  if (g == RFR_NONE) g = rfr_fill_at(t, op->at, 0, to, w->type.rank, w->type.shape);
+  else if (t->values[g].type.dtype != to) g = rfr_cast_at(t, op->at, g, to);
+  if (g >= 0 && t->values[g].op >= 0) {
+    char *name = rfi_arena_printf(t->arena, "d_%s", w->name);
+    if (!name) return RFR_NO_MEMORY;
+    t->values[g].name = name;
+  }
+  a->r.map[op->out[0]] = g;
+  return rfr_trace_status(t);
+}
+
+/* ---- the walk ---- */
+
+/* Refuses what is not a sum of microbatches: what takes part in the loss must come in
+ * ascending microbatch order, the ops of the whole step before all of them. */
+static rfr_status check_segments(const autodiff *a, const rfr_trace *t) {
+  int current = -1;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (a->linear[i]) continue;
+    bool counts = false;
+    for (int j = 0; j < op->n_out; j++)
+      counts = counts || (op->out[j] >= 0 && a->needed[op->out[j]] && a->influenced[op->out[j]]);
+    if (!counts) continue;
+    if (op->microbatch < current)
+      return fail_op(RFI_E_GRAD_COUPLED, op, "after another microbatch, in the way of the loss, stands", op->def->name);
+    current = op->microbatch;
+  }
+  return RFR_OK;
+}
+
+static rfr_status walk(autodiff *a, const rfr_trace *t) {
+  int first_gradient = t->n_ops, microbatches = 0;
+  for (int i = t->n_ops - 1; i >= 0; i--) {
+    if (t->ops[i].def->code == RFI_OP_gradient) first_gradient = i;
+    if (t->ops[i].microbatch >= microbatches) microbatches = t->ops[i].microbatch + 1;
+  }
+  bool segments = microbatches > 1 && first_gradient < t->n_ops;
+  if (segments) RFI_TRY(check_segments(a, t));
+  int *last; /* last op of each microbatch before the first gradient */
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *last * (size_t)(microbatches + 1), &last));
+  for (int i = 0; i < first_gradient; i++)
+    if (t->ops[i].microbatch >= 0) last[t->ops[i].microbatch] = i;
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < t->n_ops && s == RFR_OK; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (i == first_gradient) s = backward_of(a, segments ? -1 : ALL, first_gradient);
+    if (s != RFR_OK) break;
+    s = op->def->code == RFI_OP_gradient ? finish_gradient(a, op) : rfi_rewrite_op(&a->r, i, NULL);
+    if (s == RFR_OK && segments && i < first_gradient && op->microbatch >= 0 && last[op->microbatch] == i)
+      s = backward_of(a, op->microbatch, i + 1);
+  }
+  rfi_free(t->ctx, last);
+  return s;
+}
+
+rfr_status rfi_pass_autodiff(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  (void)o;
+  rfr_status s;
+  size_t n = (size_t)in->n_values + 1;
+  autodiff a = {.report = report, .loss = RFR_NONE};
+  *out = NULL;
+  RFI_TRY(rfi_rewrite_begin(in, &a.r));
+  RFI_GOTO(RFI_ALLOC(in->ctx, n, &a.influenced));
+  RFI_GOTO(RFI_ALLOC(in->ctx, n, &a.needed));
+  RFI_GOTO(RFI_ALLOC(in->ctx, n, &a.weight));
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &a.linear));
+  RFI_GOTO(RFI_ALLOC(in->ctx, n * sizeof *a.seed, &a.seed));
+  RFI_GOTO(RFI_ALLOC(in->ctx, n * sizeof *a.cotangent, &a.cotangent));
+  for (int v = 0; v < in->n_values; v++) a.cotangent[v] = RFR_NONE;
+  RFI_GOTO(find_wanted(&a, in));
+  if (a.loss >= 0) {
+    RFI_GOTO(sweep(&a, in));
+    find_roots(&a, in);
+  }
+  RFI_GOTO(walk(&a, in));
+  s = rfi_rewrite_end(&a.r, out);
+  goto done;
+fail:
+  rfi_rewrite_abort(&a.r);
+done:
+  rfi_free(in->ctx, a.influenced);
+  rfi_free(in->ctx, a.needed);
+  rfi_free(in->ctx, a.weight);
+  rfi_free(in->ctx, a.linear);
+  rfi_free(in->ctx, a.seed);
+  rfi_free(in->ctx, a.cotangent);
+  return s;
+}

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fuse, two rewrites in this order:
+ *
+ *  loss head   logits = x wT; cross_entropy(logits); its gradient; the two products of
+ *              the gradient: one op that walks the rows in chunks, so that the logits
+ *              never exist whole, and that makes dx and dw in the same walk, because in a
+ *              joint trace the cotangent of the loss is known beforehand. Changes bits:
+ *              dw adds up chunk by chunk, and the gradient of the logits stays f32 or is
+ *              rounded as the kernel needs it.
+ *  accumulate  add(g, product) becomes a product that adds onto g in place: a microbatch's
+ *              weight gradient, or the second branch into a residual stream. Changes bits
+ *              where g is narrower than f32: the sum is rounded once instead of twice.
+ */
+#include <string.h>
+
+#include "pass/pass.h"
+
+/* ---- loss head ---- */
+
+typedef struct head {
+  int logits, loss, bwd, dx, dw; /* op indices; -1: not there */
+} head;
+
+/* The only reader of v besides `except`; -1 when there is none, -2 when there are more. */
+static int other_reader(const rfr_trace *t, rfr_value v, int except) {
+  int found = -1;
+  for (int i = t->values[v].op + 1; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++)
+      if (t->ops[i].in[k] == v && i != except && i != found) {
+        if (found >= 0) return -2;
+        found = i;
+      }
+  return found;
+}
+
+static bool is_matmul(const rfi_opr *op, int ta, int tb) {
+  return op->def->code == RFI_OP_matmul && op->attr[0].i == ta && op->attr[1].i == tb && op->in[2] < 0 && op->in[3] < 0;
+}
+
+/* Does the cross-entropy at op i make a loss head that can be fused? */
+static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h) {
+  const rfi_opr *ce = &t->ops[i];
+  if (ce->def->code != RFI_OP_cross_entropy || ce->out[0] < 0) return false;
+  rfr_value logits = ce->in[0];
+  *h = (head){t->values[logits].op, i, -1, -1, -1};
+  if (h->logits < 0 || uses[logits].output || !is_matmul(&t->ops[h->logits], 0, 1)) return false;
+  const rfi_opr *product = &t->ops[h->logits];
+  if (t->values[product->in[0]].type.rank != 2) return false;
+  /* a strided x or w would need a copy: leave such heads alone */
+  if (!rfi_is_dense(&t->values[product->in[0]]) || !rfi_is_dense(&t->values[product->in[1]])) return false;
+  int reader = other_reader(t, logits, i);
+  if (reader == -1) return ce->out[1] < 0 || uses[ce->out[1]].count == 0;
+  if (reader < 0 || t->ops[reader].def->code != RFI_OP_cross_entropy_bwd) return false;
+  const rfi_opr *bwd = &t->ops[reader];
+  h->bwd = reader;
+  if (ce->out[1] < 0 || uses[ce->out[1]].count != 1 || bwd->in[3] != ce->out[1]) return false;
+  /* the cotangent must be known before the loss: a constant */
+  int seed = t->values[bwd->in[0]].op;
+  if (seed < 0 || t->ops[seed].def->code != RFI_OP_fill) return false;
+  rfr_value d = bwd->out[0];
+  if (uses[d].output || uses[d].count > 2) return false;
+  for (int k = reader + 1; k <= uses[d].last; k++) {
+    const rfi_opr *op = &t->ops[k];
+    bool reads = false;
+    for (int n = 0; n < op->n_in; n++) reads = reads || op->in[n] == d;
+    if (!reads) continue;
+    if (is_matmul(op, 0, 0) && op->in[0] == d && op->in[1] == product->in[1] && h->dx < 0) h->dx = k;
+    else if (is_matmul(op, 1, 0) && op->in[0] == d && op->in[1] == product->in[0] && h->dw < 0) h->dw = k;
+    else return false;
+  }
+  /* what the fused op makes has fixed types */
+  if (h->dx >= 0 && t->values[t->ops[h->dx].out[0]].type.dtype != t->values[product->in[0]].type.dtype) return false;
+  if (h->dw >= 0 && t->values[t->ops[h->dw].out[0]].type.dtype != RFR_F32) return false;
+  return true;
+}
+
+static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_report *report) {
+  const rfr_trace *t = r->from;
+  const rfi_opr *ce = &t->ops[h->loss], *product = &t->ops[h->logits];
+  rfr_value out[RFI_MAX_NAMES], dloss = RFR_NONE;
+  bool grads = h->dx >= 0 || h->dw >= 0;
+  if (grads) {
+    rfr_value old = t->ops[h->bwd].in[0];
+    if (r->map[old] == RFR_NONE) RFI_TRY(rfi_rewrite_op(r, t->values[old].op, NULL));
+    dloss = r->map[old];
+  }
+  rfr_value in[6] = {r->map[product->in[0]], r->map[product->in[1]], r->map[ce->in[1]], r->map[ce->in[2]], dloss, RFR_NONE};
+  bool dead[3] = {false, h->dx < 0, h->dw < 0};
+  rfi_opr op = *ce;
+  op.def = rfi_op_def_get(RFI_OP_linear_cross_entropy);
+  op.n_in = 6;
+  op.in = in;
+  op.attr[1] = rfi_i(chunk);
+  op.reason = "fused: product, cross-entropy and their gradients; the logits never exist whole";
+  RFI_TRY(rfi_append(r->to, &op, dead, out));
+  r->map[ce->out[0]] = out[0];
+  if (h->dx >= 0) r->map[t->ops[h->dx].out[0]] = out[1];
+  if (h->dw >= 0) r->map[t->ops[h->dw].out[0]] = out[2];
+  return rfi_report_line(report, "fused: loss head of op %d%s%s, %lld rows of logits at a time: -%lld bytes; changes bits",
+                         h->loss, ce->scope[0] ? " in " : "", ce->scope, (long long)chunk,
+                         (long long)rfi_bytes(&t->values[ce->in[0]].type) * (h->bwd >= 0 ? 2 : 1));
+}
+
+static rfr_status fuse_heads(const rfr_trace *in, int64_t chunk, rfi_report *report, rfr_trace **out) {
+  rfr_status s;
+  rfi_rewrite r = {.from = in};
+  rfi_uses *uses = NULL;
+  bool *skip = NULL; /* per op: part of a head */
+  *out = NULL;
+  RFI_GOTO(rfi_count_uses(in, &uses));
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &skip));
+  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  for (int i = 0; i < in->n_ops; i++) {
+    head h;
+    if (match_head(in, uses, i, &h)) skip[h.logits] = true;
+  }
+  for (int i = 0; i < in->n_ops; i++) {
+    head h;
+    if (match_head(in, uses, i, &h)) {
+      RFI_GOTO(emit_head(&r, &h, chunk, report));
+      if (h.bwd >= 0) skip[h.bwd] = true;
+      if (h.dx >= 0) skip[h.dx] = true;
+      if (h.dw >= 0) skip[h.dw] = true;
+      continue;
+    }
+    if (skip[i]) continue;
+    if (in->ops[i].def->code == RFI_OP_fill && r.map[in->ops[i].out[0]] >= 0) continue; /* copied early for a head */
+    RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
+  }
+  s = rfi_rewrite_end(&r, out);
+  goto done;
+fail:
+  if (r.map) rfi_rewrite_abort(&r);
+done:
+  rfi_free(in->ctx, uses);
+  rfi_free(in->ctx, skip);
+  return s;
+}
+
+/* ---- accumulate ---- */
+
+/* The operand of this op named acc, -1 if it has none. */
+static int acc_operand(const rfi_op_def *def) {
+  for (int k = 0; k < def->n_operands; k++)
+    if (strcmp(def->operand[k], "acc") == 0) return k;
+  return -1;
+}
+
+/* Can result `product` be added onto g in place, for the add at op i? Then *op and *result
+ * say where product is made. */
+static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const int *taken, rfr_value g, rfr_value product,
+                           int add) {
+  const rfi_value *p = &t->values[product], *a = &t->values[g];
+  if (p->op < 0 || a->op < 0 || a->op >= p->op || p->base != product || uses[product].count != 1 || uses[product].output)
+    return false;
+  const rfi_opr *op = &t->ops[p->op];
+  int acc = acc_operand(op->def);
+  if (acc < 0 || op->def->alias[p->result] != acc || op->in[acc] >= 0 || taken[p->op] >= 0) return false;
+  if (memcmp(&p->type, &a->type, sizeof p->type) != 0) return false;
+  if (op->def->code == RFI_OP_matmul && op->in[2] >= 0) return false;
+  /* g must own dense bytes that nobody reads after the product starts to overwrite them;
+   * an op that reads g and writes onto it at once would see its own result */
+  if (uses[g].output || !rfi_is_dense(a) || t->ops[a->op].def->flags & (RFI_VIEW | RFI_STATE)) return false;
+  if (t->ops[a->op].phase == RFR_PHASE_LOAD || t->ops[a->op].def->code == RFI_OP_fill) return false;
+  for (int i = a->op + 1; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++) {
+      rfr_value v = t->ops[i].in[k];
+      if (v >= 0 && t->values[v].base == a->base && (i >= p->op) && i != add) return false;
+      if (v >= 0 && v != g && t->values[v].base == a->base) return false;
+    }
+  return true;
+}
+
+static rfr_status fuse_accumulate(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+  rfr_status s;
+  rfi_rewrite r = {.from = in};
+  rfi_uses *uses = NULL;
+  int *onto = NULL; /* per op: the value that its acc operand becomes, -1 */
+  rfr_value *moved = NULL; /* per add: the product that stands for its result */
+  *out = NULL;
+  RFI_GOTO(rfi_count_uses(in, &uses));
+  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *onto * (size_t)(in->n_ops + 1), &onto));
+  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *moved * (size_t)(in->n_ops + 1), &moved));
+  for (int i = 0; i < in->n_ops; i++) onto[i] = moved[i] = -1;
+  for (int i = 0; i < in->n_ops; i++) {
+    const rfi_opr *op = &in->ops[i];
+    if (op->def->code != RFI_OP_add) continue;
+    for (int k = 0; k < 2 && moved[i] < 0; k++) {
+      rfr_value g = op->in[k], product = op->in[1 - k];
+      if (!can_accumulate(in, uses, onto, g, product, i)) continue;
+      moved[i] = product;
+      onto[in->values[product].op] = g;
+    }
+  }
+  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  for (int i = 0; i < in->n_ops; i++) {
+    const rfi_opr *op = &in->ops[i];
+    if (moved[i] >= 0) {
+      r.map[op->out[0]] = r.map[moved[i]];
+      const char *name = in->values[op->out[0]].name;
+      if (name[0]) rfr_value_set_name(r.to, r.map[moved[i]], name);
+      continue;
+    }
+    if (onto[i] < 0) {
+      RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
+      continue;
+    }
+    rfi_opr fused = *op;
+    rfr_value operands[16];
+    bool dead[RFI_MAX_NAMES];
+    for (int k = 0; k < op->n_in; k++) operands[k] = op->in[k] < 0 ? RFR_NONE : r.map[op->in[k]];
+    for (int j = 0; j < op->n_out; j++) dead[j] = op->out[j] < 0;
+    operands[acc_operand(op->def)] = r.map[onto[i]];
+    fused.in = operands;
+    fused.reason = "fused: adds onto its operand";
+    RFI_GOTO(rfi_rewrite_as(&r, i, &fused, dead));
+    bool exact = in->values[onto[i]].type.dtype == RFR_F32;
+    RFI_GOTO(rfi_report_line(report, "fused: op %d %s%s%s adds onto its operand: -%lld bytes%s", i, op->def->name,
+                             op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(&in->values[onto[i]].type),
+                             exact ? "" : "; changes bits, rounds once instead of twice"));
+  }
+  s = rfi_rewrite_end(&r, out);
+  goto done;
+fail:
+  if (r.map) rfi_rewrite_abort(&r);
+done:
+  rfi_free(in->ctx, uses);
+  rfi_free(in->ctx, onto);
+  rfi_free(in->ctx, moved);
+  return s;
+}
+
+rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  rfr_trace *heads;
+  *out = NULL;
+  if (!o->fuse) {
+    RFI_TRY(rfi_report_line(report, "nothing: the pass is switched off"));
+    return rfi_copy_trace(in, out);
+  }
+  RFI_TRY(fuse_heads(in, o->loss_chunk, report, &heads));
+  rfr_status s = fuse_accumulate(heads, report, out);
+  rfr_trace_destroy(heads);
+  return s;
+}

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Prune: what is computed twice is computed once (CSE), what nobody wants is not
+ * computed (DCE, per result), and what depends on weights alone leaves the
+ * microbatches: on frozen inputs alone to phase `load`, once ever; on trainable ones
+ * too, and shared by several microbatches, to phase `setup`, once a step.
+ *
+ * CSE merges pure ops only: same op, operands, attributes. A random op's microbatch is
+ * part of its address, so those merge within one microbatch. An op that writes into its
+ * operand's storage (acc, state) never merges.
+ */
+#include <string.h>
+
+#include "pass/pass.h"
+
+/* ---- DCE ---- */
+
+rfr_status rfi_dce(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+  bool *needed;
+  rfi_rewrite r = {.from = in};
+  rfr_status s;
+  *out = NULL;
+  RFI_TRY(RFI_ALLOC(in->ctx, (size_t)(in->n_values + in->n_ops) + 1, &needed));
+  bool *keep = needed + in->n_values;
+  for (int i = 0; i < in->n_outputs; i++) needed[in->outputs[i].value] = true;
+  for (int i = in->n_ops - 1; i >= 0; i--) {
+    const rfi_opr *op = &in->ops[i];
+    keep[i] = op->def->flags & (RFI_STATE | RFI_HOST);
+    for (int j = 0; j < op->n_out; j++) keep[i] = keep[i] || (op->out[j] >= 0 && needed[op->out[j]]);
+    if (!keep[i]) continue;
+    for (int k = 0; k < op->n_in; k++)
+      if (op->in[k] >= 0) needed[op->in[k]] = true;
+  }
+  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  for (int i = 0; i < in->n_ops; i++) {
+    const rfi_opr *op = &in->ops[i];
+    bool dead[RFI_MAX_NAMES];
+    if (!keep[i]) {
+      int64_t bytes = 0;
+      for (int j = 0; j < op->n_out; j++)
+        if (op->out[j] >= 0 && in->values[op->out[j]].base == op->out[j]) bytes += rfi_bytes(&in->values[op->out[j]].type);
+      RFI_GOTO(rfi_report_line(report, "pruned: op %d %s%s%s, nobody reads it: -%lld bytes", i, op->def->name,
+                               op->scope[0] ? " in " : "", op->scope, (long long)bytes));
+      continue;
+    }
+    for (int j = 0; j < op->n_out; j++) {
+      /* The next version of a state is what the op is for, read or not. */
+      dead[j] = op->out[j] >= 0 && !needed[op->out[j]] && !(op->def->flags & RFI_STATE);
+      if (dead[j])
+        RFI_GOTO(rfi_report_line(report, "pruned: result %s of op %d %s%s%s, nobody reads it: -%lld bytes",
+                                 op->def->result[j], i, op->def->name, op->scope[0] ? " in " : "", op->scope,
+                                 (long long)rfi_bytes(&in->values[op->out[j]].type)));
+    }
+    RFI_GOTO(rfi_rewrite_op(&r, i, dead));
+  }
+  s = rfi_rewrite_end(&r, out);
+  rfi_free(in->ctx, needed);
+  return s;
+fail:
+  if (r.map) rfi_rewrite_abort(&r);
+  rfi_free(in->ctx, needed);
+  return s;
+}
+
+/* ---- CSE ---- */
+
+typedef struct cse {
+  const rfr_trace *t;
+  rfr_value *same;   /* value -> the earlier value that equals it */
+  bool *gone;        /* per op: merged into an earlier one */
+  bool *shared;      /* per op: stands for ops of several microbatches */
+  int *slot;         /* open-addressing table of op indices, -1 empty */
+  uint64_t mask;
+} cse;
+
+static bool mergeable(const rfi_opr *op) {
+  if (op->def->flags & (RFI_STATE | RFI_HOST)) return false;
+  for (int j = 0; j < op->n_out; j++)
+    if (op->def->alias[j] >= 0 && op->def->alias[j] < op->n_in && op->in[op->def->alias[j]] >= 0) return false;
+  return true;
+}
+
+static uint64_t op_hash(const cse *c, const rfi_opr *op) {
+  uint64_t h = 0xcbf29ce484222325u ^ (uint64_t)op->def->code;
+  for (int k = 0; k < op->n_in; k++) h = (h ^ (uint64_t)(op->in[k] < 0 ? -1 : c->same[op->in[k]])) * 0x100000001b3u;
+  const unsigned char *a = (const unsigned char *)op->attr;
+  for (size_t i = 0; i < sizeof *op->attr * (size_t)op->def->n_attrs; i++) h = (h ^ a[i]) * 0x100000001b3u;
+  return h ^ h >> 29;
+}
+
+static bool ops_same(const cse *c, const rfi_opr *a, const rfi_opr *b) {
+  if (a->def != b->def || a->n_in != b->n_in) return false;
+  if ((a->def->flags & RFI_RNG) && a->microbatch != b->microbatch) return false;
+  if (memcmp(a->attr, b->attr, sizeof *a->attr * (size_t)a->def->n_attrs) != 0) return false;
+  for (int k = 0; k < a->n_in; k++)
+    if ((a->in[k] < 0 ? -1 : c->same[a->in[k]]) != (b->in[k] < 0 ? -1 : c->same[b->in[k]])) return false;
+  for (int j = 0; j < a->n_out; j++)
+    if ((a->out[j] < 0) != (b->out[j] < 0)) return false;
+  return true;
+}
+
+static void find_same(cse *c) {
+  const rfr_trace *t = c->t;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (!mergeable(op)) continue;
+    uint64_t h = op_hash(c, op) & c->mask;
+    while (c->slot[h] >= 0 && !ops_same(c, &t->ops[c->slot[h]], op)) h = (h + 1) & c->mask;
+    int first = c->slot[h];
+    if (first < 0) {
+      c->slot[h] = i;
+      continue;
+    }
+    c->gone[i] = true;
+    if (t->ops[first].microbatch != op->microbatch) c->shared[first] = true;
+    for (int j = 0; j < op->n_out; j++)
+      if (op->out[j] >= 0) c->same[op->out[j]] = c->same[t->ops[first].out[j]];
+  }
+}
+
+/* ---- hoisting ---- */
+
+/* What a value depends on: nothing but constants < frozen inputs < weights < the step. */
+enum { DEPENDS_NONE, DEPENDS_FROZEN, DEPENDS_WEIGHT, DEPENDS_STEP };
+
+static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) {
+  for (int i = 0; i < t->n_inputs; i++) {
+    int role = t->values[t->inputs[i]].role;
+    depends[t->inputs[i]] = role == RFR_ROLE_FROZEN || role == RFR_ROLE_CONST ? DEPENDS_FROZEN
+                          : role == RFR_ROLE_TRAINABLE                        ? DEPENDS_WEIGHT
+                                                                              : DEPENDS_STEP;
+  }
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    uint8_t most = op->def->flags & (RFI_STATE | RFI_HOST) ? DEPENDS_STEP : DEPENDS_NONE;
+    for (int k = 0; k < op->n_in; k++)
+      if (op->in[k] >= 0 && depends[c->same[op->in[k]]] > most) most = depends[c->same[op->in[k]]];
+    for (int j = 0; j < op->n_out; j++)
+      if (op->out[j] >= 0) depends[op->out[j]] = most;
+  }
+}
+
+/* The phase that op i moves to, or -1 where it stays. */
+static int hoisted(const rfr_trace *t, const cse *c, const uint8_t *depends, int i) {
+  const rfi_opr *op = &t->ops[i];
+  if (c->gone[i] || op->n_out == 0 || op->out[0] < 0 || !mergeable(op)) return -1;
+  int d = depends[op->out[0]];
+  if (d == DEPENDS_FROZEN) return RFR_PHASE_LOAD; /* its views too: they need no kernel */
+  if (d <= DEPENDS_WEIGHT && c->shared[i]) return RFR_PHASE_SETUP;
+  return -1;
+}
+
+static rfr_status emit(rfi_rewrite *r, const cse *c, int i, int phase) {
+  const rfi_opr *old = &r->from->ops[i];
+  for (int k = 0; k < old->n_in; k++)
+    if (old->in[k] >= 0) r->map[old->in[k]] = r->map[c->same[old->in[k]]];
+  if (phase < 0) return rfi_rewrite_op(r, i, NULL);
+  rfi_opr op = *old;
+  rfr_value in[64];
+  bool dead[RFI_MAX_NAMES];
+  if (op.n_in > 64) return rfi_rewrite_op(r, i, NULL);
+  for (int k = 0; k < op.n_in; k++) in[k] = old->in[k] < 0 ? RFR_NONE : r->map[old->in[k]];
+  for (int j = 0; j < op.n_out; j++) dead[j] = old->out[j] < 0;
+  op.in = in;
+  op.phase = (uint8_t)phase;
+  op.microbatch = -1;
+  op.reason = phase == RFR_PHASE_LOAD ? "hoisted: depends on frozen inputs alone" : "hoisted: shared by all microbatches";
+  return rfi_rewrite_as(r, i, &op, dead);
+}
+
+static rfr_status cse_and_hoist(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+  rfr_status s;
+  rfi_rewrite r = {.from = in};
+  cse c = {.t = in};
+  uint8_t *depends = NULL;
+  for (c.mask = 64; c.mask < 2 * (uint64_t)in->n_ops; c.mask *= 2) {}
+  RFI_GOTO(RFI_ALLOC(in->ctx, c.mask * sizeof *c.slot, &c.slot));
+  memset(c.slot, 0xff, c.mask * sizeof *c.slot);
+  c.mask--;
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)(in->n_values + 1) * sizeof *c.same, &c.same));
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &c.gone));
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &c.shared));
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_values + 1, &depends));
+  for (int v = 0; v < in->n_values; v++) c.same[v] = v;
+  find_same(&c);
+  find_dependence(in, &c, depends);
+  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  for (int phase = RFR_PHASE_LOAD; phase <= RFR_PHASE_SETUP; phase++)
+    for (int i = 0; i < in->n_ops; i++) {
+      if (hoisted(in, &c, depends, i) != phase) continue;
+      RFI_GOTO(rfi_report_line(report, "hoisted: op %d %s%s%s to phase %s", i, in->ops[i].def->name,
+                               in->ops[i].scope[0] ? " in " : "", in->ops[i].scope,
+                               phase == RFR_PHASE_LOAD ? "load, it depends on frozen inputs alone"
+                                                       : "setup, all microbatches share it"));
+      RFI_GOTO(emit(&r, &c, i, phase));
+    }
+  for (int i = 0; i < in->n_ops; i++) {
+    if (c.gone[i]) {
+      if (!(in->ops[i].def->flags & RFI_VIEW))
+        RFI_GOTO(rfi_report_line(report, "merged: op %d %s%s%s equals an earlier one", i, in->ops[i].def->name,
+                                 in->ops[i].scope[0] ? " in " : "", in->ops[i].scope));
+    } else if (hoisted(in, &c, depends, i) < 0) {
+      RFI_GOTO(emit(&r, &c, i, -1));
+    }
+  }
+  for (int i = 0; i < in->n_outputs; i++) r.map[in->outputs[i].value] = r.map[c.same[in->outputs[i].value]];
+  s = rfi_rewrite_end(&r, out);
+  goto done;
+fail:
+  if (r.map) rfi_rewrite_abort(&r);
+done:
+  rfi_free(in->ctx, c.slot);
+  rfi_free(in->ctx, c.same);
+  rfi_free(in->ctx, c.gone);
+  rfi_free(in->ctx, c.shared);
+  rfi_free(in->ctx, depends);
+  return s;
+}
+
+rfr_status rfi_pass_prune(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  rfr_trace *live, *merged;
+  *out = NULL;
+  if (!o->prune) {
+    RFI_TRY(rfi_report_line(report, "nothing: the pass is switched off"));
+    return rfi_copy_trace(in, out);
+  }
+  RFI_TRY(rfi_dce(in, report, &live));
+  rfr_status s = cse_and_hoist(live, report, &merged);
+  rfr_trace_destroy(live);
+  if (s == RFR_OK) *out = merged;
+  return s;
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The way a pass writes its new trace: inputs first, then ops copied or replaced one by
+ * one, with a map from old values to new ones. Everything goes through rfi_append, so
+ * that types and storage are inferred again.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "pass/pass.h"
+
+rfr_status rfi_report_line(rfi_report *r, const char *format, ...) {
+  char line[512];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(line, sizeof line, format, args);
+  va_end(args);
+  r->decisions++;
+  return rfi_string_printf(&r->text, "%s\n", line);
+}
+
+rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r) {
+  rfr_status s;
+  *r = (rfi_rewrite){.from = from};
+  RFI_GOTO(rfr_trace_create(from->ctx, &r->to));
+  RFI_GOTO(RFI_ALLOC(from->ctx, sizeof *r->map * (size_t)(from->n_values + 1), &r->map));
+  for (int v = 0; v < from->n_values; v++) r->map[v] = RFR_NONE;
+  for (int i = 0; i < from->n_inputs; i++) {
+    const rfi_value *x = &from->values[from->inputs[i]];
+    r->map[from->inputs[i]] =
+        rfr_input_at(r->to, x->at, x->name, (rfr_role)x->role, x->type.dtype, x->type.rank, x->type.shape);
+  }
+  r->to->next_site = from->next_site;
+  RFI_GOTO(rfr_trace_status(r->to));
+  return RFR_OK;
+fail:
+  rfi_rewrite_abort(r);
+  return s;
+}
+
+void rfi_rewrite_abort(rfi_rewrite *r) {
+  rfr_trace_destroy(r->to);
+  rfi_free(r->from->ctx, r->map);
+  r->to = NULL;
+  r->map = NULL;
+}
+
+/* Strings of the old trace die with it. */
+static rfr_status own_strings(rfr_trace *t, rfi_opr *op) {
+  if (strcmp(op->scope, t->scope) == 0) op->scope = t->scope;
+  else if (!(op->scope = rfi_arena_strdup(t->arena, op->scope))) return RFR_NO_MEMORY;
+  else t->scope = op->scope;
+  if (op->reason[0] && !(op->reason = rfi_arena_strdup(t->arena, op->reason))) return RFR_NO_MEMORY;
+  return RFR_OK;
+}
+
+rfr_status rfi_rewrite_as(rfi_rewrite *r, int i, const rfi_opr *proto, const bool *dead) {
+  const rfi_opr *old = &r->from->ops[i];
+  rfi_opr op = *proto;
+  rfr_value out[RFI_MAX_NAMES];
+  RFI_TRY(own_strings(r->to, &op));
+  RFI_TRY(rfi_append(r->to, &op, dead, out));
+  for (int j = 0; j < old->n_out; j++) {
+    if (old->out[j] < 0 || j >= op.def->n_results || out[j] < 0) continue;
+    r->map[old->out[j]] = out[j];
+    const char *name = r->from->values[old->out[j]].name;
+    if (name[0]) rfr_value_set_name(r->to, out[j], name);
+  }
+  return rfr_trace_status(r->to);
+}
+
+rfr_status rfi_rewrite_op(rfi_rewrite *r, int i, const bool *dead) {
+  const rfi_opr *old = &r->from->ops[i];
+  rfi_opr op = *old;
+  bool gone[RFI_MAX_NAMES];
+  rfr_value stack[32], *in = stack;
+  if (old->n_in > 32) RFI_TRY(RFI_ALLOC(r->from->ctx, sizeof *in * (size_t)old->n_in, &in));
+  for (int k = 0; k < old->n_in; k++) in[k] = old->in[k] < 0 ? RFR_NONE : r->map[old->in[k]];
+  op.in = in;
+  for (int j = 0; j < old->n_out; j++) gone[j] = old->out[j] < 0 || (dead && dead[j]);
+  rfr_status s = rfi_rewrite_as(r, i, &op, gone);
+  if (in != stack) rfi_free(r->from->ctx, in);
+  return s;
+}
+
+rfr_status rfi_rewrite_end(rfi_rewrite *r, rfr_trace **out) {
+  rfr_status s;
+  for (int i = 0; i < r->from->n_outputs; i++)
+    rfr_output_at(r->to, (rfr_place){NULL, 0}, r->from->outputs[i].name, r->map[r->from->outputs[i].value]);
+  RFI_GOTO(rfr_trace_finish(r->to));
+  *out = r->to;
+  r->to = NULL;
+  rfi_rewrite_abort(r);
+  return RFR_OK;
+fail:
+  rfi_rewrite_abort(r);
+  return s;
+}
+
+rfr_status rfi_copy_trace(const rfr_trace *in, rfr_trace **out) {
+  rfi_rewrite r;
+  RFI_TRY(rfi_rewrite_begin(in, &r));
+  for (int i = 0; i < in->n_ops; i++) {
+    rfr_status s = rfi_rewrite_op(&r, i, NULL);
+    if (s != RFR_OK) {
+      rfi_rewrite_abort(&r);
+      return s;
+    }
+  }
+  return rfi_rewrite_end(&r, out);
+}
+
+rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out) {
+  rfi_uses *uses;
+  *out = NULL;
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *uses * (size_t)(t->n_values + 1), &uses));
+  for (int v = 0; v < t->n_values; v++) uses[v].last = -1;
+  for (int i = 0; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++)
+      if (t->ops[i].in[k] >= 0) {
+        uses[t->ops[i].in[k]].count++;
+        uses[t->ops[i].in[k]].last = i;
+      }
+  for (int i = 0; i < t->n_outputs; i++) {
+    uses[t->outputs[i].value].count++;
+    uses[t->outputs[i].value].output = 1;
+  }
+  *out = uses;
+  return RFR_OK;
+}
