@@ -21,8 +21,16 @@
 
 /* ---- bits ---- */
 
-static inline uint32_t rfi_bits_of(float x) { uint32_t u; memcpy(&u, &x, sizeof u); return u; }
-static inline float rfi_float_of(uint32_t u) { float x; memcpy(&x, &u, sizeof x); return x; }
+static inline uint32_t rfi_bits_of(float x) {
+  uint32_t u;
+  memcpy(&u, &x, sizeof u);
+  return u;
+}
+static inline float rfi_float_of(uint32_t u) {
+  float x;
+  memcpy(&x, &u, sizeof x);
+  return x;
+}
 
 static inline float rfi_bf16_to_f32(uint16_t h) { return rfi_float_of((uint32_t)h << 16); }
 /* Round to nearest even; a NaN keeps its sign and stays one. */
@@ -163,8 +171,9 @@ static inline void rfi_parallel(const rfi_call *c, int64_t n, int64_t cost, rfi_
     return;
   }
 #pragma omp parallel for num_threads(parts) schedule(static, 1)
-  for (int p = 0; p < parts; p++) fn(c, n / parts * p + (p < n % parts ? p : n % parts),
-                                     n / parts * (p + 1) + (p + 1 < n % parts ? p + 1 : n % parts), p);
+  for (int p = 0; p < parts; p++)
+    fn(c, n / parts * p + (p < n % parts ? p : n % parts),
+       n / parts * (p + 1) + (p + 1 < n % parts ? p + 1 : n % parts), p);
 }
 
 #endif

@@ -178,10 +178,14 @@ static inline void rfi_copy_part(const rfi_arg *to, const rfi_arg *from, int64_t
     char *t = (char *)to->data + offset[0] * size;
     const char *f = (const char *)from->data + offset[1] * size;
     if (ts == 1 && fs == 1) memcpy(t, f, (size_t)(n * size));
-    else if (size == 4) for (int64_t j = 0; j < n; j++) ((uint32_t *)t)[j * ts] = ((const uint32_t *)f)[j * fs];
-    else if (size == 2) for (int64_t j = 0; j < n; j++) ((uint16_t *)t)[j * ts] = ((const uint16_t *)f)[j * fs];
-    else if (size == 8) for (int64_t j = 0; j < n; j++) ((uint64_t *)t)[j * ts] = ((const uint64_t *)f)[j * fs];
-    else for (int64_t j = 0; j < n; j++) t[j * ts] = f[j * fs];
+    else if (size == 4)
+      for (int64_t j = 0; j < n; j++) ((uint32_t *)t)[j * ts] = ((const uint32_t *)f)[j * fs];
+    else if (size == 2)
+      for (int64_t j = 0; j < n; j++) ((uint16_t *)t)[j * ts] = ((const uint16_t *)f)[j * fs];
+    else if (size == 8)
+      for (int64_t j = 0; j < n; j++) ((uint64_t *)t)[j * ts] = ((const uint64_t *)f)[j * fs];
+    else
+      for (int64_t j = 0; j < n; j++) t[j * ts] = f[j * fs];
   }
 }
 

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sums over rows, one result per column: bias gradients, norm weight gradients, sum over an
+ * axis that is not the last.
+ *
+ * The work is split over columns, never over rows. So there are no partial results to store
+ * or to add up, and the bits depend on neither the split nor the number of threads. Rows are
+ * added in chunks, each from zero: the error grows with the number of chunks, not of rows,
+ * and the accumulators of one block of columns stay in the first-level cache.
+ */
+#ifndef RFI_COLUMNS_H
+#define RFI_COLUMNS_H
+
+#include "ops/walk.h"
+
+enum { RFI_COLUMN_UNIT = 16, RFI_COLUMN_ROWS = 64 }; /* a cache line of f32; rows in a chunk */
+
+/* Adds row `row`'s terms of columns column..column+n-1 (n <= RFI_BLOCK) to sum. */
+typedef void (*rfi_column_fn)(const rfi_call *c, int64_t row, int64_t column, int64_t n, float *sum);
+
+/* total[0..n-1] += the columns' sums over all rows. */
+static inline void rfi_sum_rows(const rfi_call *c, int64_t rows, int64_t column, int64_t n, float *total,
+                                rfi_column_fn add) {
+  float chunk[RFI_BLOCK] __attribute__((aligned(64)));
+  for (int64_t r = 0; r < rows; r += RFI_COLUMN_ROWS) {
+    int64_t end = r + RFI_COLUMN_ROWS < rows ? r + RFI_COLUMN_ROWS : rows;
+    memset(chunk, 0, (size_t)n * sizeof *chunk);
+    for (int64_t k = r; k < end; k++) add(c, k, column, n, chunk);
+    for (int64_t j = 0; j < n; j++) total[j] += chunk[j];
+  }
+}
+
+static inline int64_t rfi_column_units(int64_t columns) { return (columns + RFI_COLUMN_UNIT - 1) / RFI_COLUMN_UNIT; }
+
+/* y (columns) = the sums, + what y holds already when `accumulate`; a part's items are units. */
+static inline void rfi_columns_part(const rfi_call *c, const rfi_arg *y, int64_t rows, int64_t columns, int64_t begin,
+                                    int64_t end, bool accumulate, rfi_column_fn add) {
+  float total[RFI_BLOCK] __attribute__((aligned(64))), old[RFI_BLOCK];
+  int64_t last = end * RFI_COLUMN_UNIT < columns ? end * RFI_COLUMN_UNIT : columns;
+  for (int64_t j = begin * RFI_COLUMN_UNIT, n; j < last; j += n) {
+    n = last - j < RFI_BLOCK ? last - j : RFI_BLOCK;
+    memset(total, 0, (size_t)n * sizeof *total);
+    rfi_sum_rows(c, rows, j, n, total, add);
+    if (accumulate) {
+      const float *o = rfi_read(old, y, j, 1, n);
+      for (int64_t k = 0; k < n; k++) total[k] += o[k];
+    }
+    float *to = rfi_target(total, y, j);
+    if (to != total) memcpy(to, total, (size_t)n * sizeof *to);
+    rfi_flush(total, y, j, n);
+  }
+}
+
+#endif

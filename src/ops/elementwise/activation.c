@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gelu, silu and swiglu, and the ops of their gradients. A backward op reads the input of the
+ * forward and computes the function again: saving its result would cost memory, computing it
+ * costs less than reading it back.
+ */
+#include "ops/rule.h"
+
+static rfr_status infer_same(const rfi_infer *c, int n_out) {
+  RFI_TRY(rfi_rule_float(c, 0));
+  for (int i = 1; i < c->n_in; i++) RFI_TRY(rfi_rule_same(c, 0, i, true));
+  for (int j = 0; j < n_out; j++) c->out[j] = c->in[0];
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_gelu(const rfi_infer *c) { return infer_same(c, 1); }
+rfr_status rfi_infer_gelu_bwd(const rfi_infer *c) { return infer_same(c, 1); }
+rfr_status rfi_infer_silu(const rfi_infer *c) { return infer_same(c, 1); }
+rfr_status rfi_infer_silu_bwd(const rfi_infer *c) { return infer_same(c, 1); }
+rfr_status rfi_infer_swiglu(const rfi_infer *c) { return infer_same(c, 1); }
+rfr_status rfi_infer_swiglu_bwd(const rfi_infer *c) { return infer_same(c, 2); }
+
+static rfr_status grad_unary(rfi_grad *g, rfi_opcode bwd) {
+  if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
+  rfi_emit_begin(g, 0);
+  rfr_value in[2] = {g->dy[0], g->op->in[0]};
+  rfi_emit_end(g, 0, rfi_emit(g, bwd, 2, in, g->op->attr));
+  return g->t->status;
+}
+
+rfr_status rfi_grad_gelu(rfi_grad *g) { return grad_unary(g, RFI_OP_gelu_bwd); }
+rfr_status rfi_grad_silu(rfi_grad *g) { return grad_unary(g, RFI_OP_silu_bwd); }
+
+/* One op for both: they share the sigmoid and all operands; a result that nobody wants is dead. */
+rfr_status rfi_grad_swiglu(rfi_grad *g) {
+  if ((!g->need[0] && !g->need[1]) || g->dy[0] == RFR_NONE) return RFR_OK;
+  rfr_value in[3] = {g->dy[0], g->op->in[0], g->op->in[1]}, out[2];
+  rfi_record(g->t, g->at, RFI_OP_swiglu_bwd, 3, in, NULL, out);
+  for (int i = 0; i < 2; i++) {
+    if (!g->need[i]) continue;
+    rfi_emit_begin(g, i);
+    rfi_emit_end(g, i, out[i]);
+  }
+  return g->t->status;
+}
+
+rfr_value rfr_gelu_at(rfr_trace *t, rfr_place at, rfr_value x, int tanh_form) {
+  rfi_attr attr = rfi_i(tanh_form != 0);
+  return rfi_record(t, at, RFI_OP_gelu, 1, &x, &attr, NULL);
+}
+
+rfr_value rfr_silu_at(rfr_trace *t, rfr_place at, rfr_value x) {
+  return rfi_record(t, at, RFI_OP_silu, 1, &x, NULL, NULL);
+}
+
+rfr_value rfr_swiglu_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up) {
+  return rfi_record(t, at, RFI_OP_swiglu, 2, (rfr_value[]){gate, up}, NULL, NULL);
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gelu, silu, swiglu and their gradients on the CPU.
+ *
+ *   gelu (erf)   y = x P(x), P the normal distribution;  dx = dy (P(x) + x p(x))
+ *   gelu (tanh)  y = x s(2u), u = sqrt(2/pi) (x + 0.044715 x^3): 1 + tanh(u) = 2 s(2u)
+ *   silu         y = x s(x);  dx = dy s (1 + x (1 - s))
+ *   swiglu       y = silu(gate) up
+ *
+ * s is the logistic function: one exp and one division, and no cancellation at either end.
+ */
+#include "backend/cpu/cpu.h"
+#include "ops/walk.h"
+
+/* ---- gelu ---- */
+
+/* 2u and, through `slope`, its derivative. Beyond |x| = 20 the logistic function is 0 or 1
+ * to the last bit; holding x there keeps infinity out of products with that 0. */
+static inline float gelu_argument(float x, float *slope) {
+  x = x > 20.0f ? 20.0f : x;
+  x = x < -20.0f ? -20.0f : x;
+  float s = x * x;
+  *slope = 1.59576912f + 0.214064385f * s;
+  return x * (1.59576912f + 0.0713547950f * s);
+}
+
+static void gelu_erf_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
+  (void)c, (void)i;
+  const float *a = x[0];
+  float *o = y[0], density;
+  for (int64_t j = 0; j < n; j++) o[j] = a[j] * rfi_normal_cdf(a[j], &density);
+}
+static void gelu_tanh_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
+  (void)c, (void)i;
+  const float *a = x[0];
+  float *o = y[0], slope;
+  for (int64_t j = 0; j < n; j++) o[j] = a[j] * rfi_sigmoidf(gelu_argument(a[j], &slope));
+}
+static void gelu_erf_bwd_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
+  (void)c, (void)i;
+  const float *dy = x[0], *a = x[1];
+  float *dx = y[0];
+  for (int64_t j = 0; j < n; j++) {
+    float density, p = rfi_normal_cdf(a[j], &density);
+    dx[j] = dy[j] * (p + a[j] * density);
+  }
+}
+static void gelu_tanh_bwd_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
+  (void)c, (void)i;
+  const float *dy = x[0], *a = x[1];
+  float *dx = y[0];
+  for (int64_t j = 0; j < n; j++) {
+    float slope, u = gelu_argument(a[j], &slope), s = rfi_sigmoidf(u), r = rfi_sigmoidf(-u);
+    dx[j] = dy[j] * (s + a[j] * (s * r) * slope);
+  }
+}
+
+static void gelu_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  rfi_map(c, begin, end, 1, c->attr[0].i ? gelu_tanh_block : gelu_erf_block);
+}
+static void gelu_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  rfi_map(c, begin, end, 2, c->attr[0].i ? gelu_tanh_bwd_block : gelu_erf_bwd_block);
+}
+
+/* ---- silu ---- */
+
+static void silu_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
+  (void)c, (void)i;
+  const float *a = x[0];
+  float *o = y[0];
+  for (int64_t j = 0; j < n; j++) o[j] = a[j] * rfi_sigmoidf(a[j]);
+}
+static void silu_bwd_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
+  (void)c, (void)i;
+  const float *dy = x[0], *a = x[1];
+  float *dx = y[0];
+  for (int64_t j = 0; j < n; j++) {
+    float s = rfi_sigmoidf(a[j]);
+    dx[j] = dy[j] * (s + s * a[j] * rfi_sigmoidf(-a[j]));
+  }
+}
+static void silu_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  rfi_map(c, begin, end, 1, silu_block);
+}
+static void silu_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  rfi_map(c, begin, end, 2, silu_bwd_block);
+}
+
+/* ---- swiglu ---- */
+
+static void swiglu_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
+  (void)c, (void)i;
+  const float *gate = x[0], *up = x[1];
+  float *o = y[0];
+  for (int64_t j = 0; j < n; j++) o[j] = gate[j] * rfi_sigmoidf(gate[j]) * up[j];
+}
+static void swiglu_bwd_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
+  (void)c, (void)i;
+  const float *dy = x[0], *gate = x[1], *up = x[2];
+  float *dgate = y[0], *dup = y[1];
+  for (int64_t j = 0; j < n; j++) {
+    float g = gate[j], d = dy[j], u = up[j], s = rfi_sigmoidf(g), r = rfi_sigmoidf(-g);
+    dgate[j] = d * u * (s + s * g * r);
+    dup[j] = d * g * s;
+  }
+}
+static void swiglu_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  rfi_map(c, begin, end, 2, swiglu_block);
+}
+static void swiglu_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  rfi_map(c, begin, end, 3, swiglu_bwd_block);
+}
+
+/* ---- kernels ---- */
+
+/* An exp and a division weigh several visits. */
+static rfr_status run(const rfi_call *c, rfi_part_fn part) {
+  RFI_TRY(rfi_check_floats(c));
+  rfi_parallel(c, rfi_arg_count(&c->out[0]), 4, part);
+  return RFR_OK;
+}
+static rfr_status run_gelu(const rfi_call *c) { return run(c, gelu_part); }
+static rfr_status run_gelu_bwd(const rfi_call *c) { return run(c, gelu_bwd_part); }
+static rfr_status run_silu(const rfi_call *c) { return run(c, silu_part); }
+static rfr_status run_silu_bwd(const rfi_call *c) { return run(c, silu_bwd_part); }
+static rfr_status run_swiglu(const rfi_call *c) { return run(c, swiglu_part); }
+static rfr_status run_swiglu_bwd(const rfi_call *c) { return run(c, swiglu_bwd_part); }
+
+const rfi_kernel RFI_CPU(gelu) = {run_gelu, NULL};
+const rfi_kernel RFI_CPU(gelu_bwd) = {run_gelu_bwd, NULL};
+const rfi_kernel RFI_CPU(silu) = {run_silu, NULL};
+const rfi_kernel RFI_CPU(silu_bwd) = {run_silu_bwd, NULL};
+const rfi_kernel RFI_CPU(swiglu) = {run_swiglu, NULL};
+const rfi_kernel RFI_CPU(swiglu_bwd) = {run_swiglu_bwd, NULL};

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * References and cases of gelu, silu, swiglu and their gradients, written with libm's
+ * functions and the textbook formulas.
+ */
+#include <math.h>
+
+#include "support/op_case.h"
+
+static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
+static double gelu(double x, bool tanh_form) {
+  if (tanh_form) return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  return 0.5 * x * erfc(-x / sqrt(2));
+}
+static double gelu_slope(double x, bool tanh_form) {
+  if (!tanh_form) return 0.5 * erfc(-x / sqrt(2)) + x * exp(-0.5 * x * x) / sqrt(2 * M_PI);
+  double u = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x), du = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+  return 0.5 * (1 + tanh(u)) + 0.5 * x * du / (cosh(u) * cosh(u));
+}
+static double silu_slope(double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x))); }
+
+RFT_REF(gelu) {
+  const double *x = call->in[0].data;
+  double *y = call->out[0].data;
+  for (int64_t i = 0; i < rfi_count(&call->out[0].type); i++) y[i] = gelu(x[i], call->attr[0].i != 0);
+}
+RFT_CASES(gelu) = {"gelu(f[7,13]) tanh=0",   "gelu(f[7,19]) tanh=1",   "gelu(f[1,37]) tanh=1",
+                   "gelu(f[0,3]) tanh=0",    "gelu(f[3,5,1]) tanh=0",  "gelu(f[2,0]) tanh=1",
+                   "gelu(f[31,521]) tanh=1", "gelu(f[29,521]) tanh=0", NULL};
+
+RFT_REF(gelu_bwd) {
+  const double *dy = call->in[0].data, *x = call->in[1].data;
+  double *dx = call->out[0].data;
+  for (int64_t i = 0; i < rfi_count(&call->out[0].type); i++) dx[i] = dy[i] * gelu_slope(x[i], call->attr[0].i != 0);
+}
+RFT_CASES(gelu_bwd) = {"gelu_bwd(f[7,13], f[7,13]) tanh=0",     "gelu_bwd(f[5,19], f[5,19]) tanh=1",
+                       "gelu_bwd(f[1,37], f[1,37]) tanh=1",     "gelu_bwd(f[0,3], f[0,3]) tanh=0",
+                       "gelu_bwd(f[31,521], f[31,521]) tanh=1", NULL};
+
+RFT_REF(silu) {
+  const double *x = call->in[0].data;
+  double *y = call->out[0].data;
+  for (int64_t i = 0; i < rfi_count(&call->out[0].type); i++) y[i] = x[i] * sigmoid(x[i]);
+}
+RFT_CASES(silu) = {"silu(f[7,13])", "silu(f[1,37])", "silu(f[0,5])", "silu(f[3,17,1])", "silu(f[31,523])", NULL};
+
+RFT_REF(silu_bwd) {
+  const double *dy = call->in[0].data, *x = call->in[1].data;
+  double *dx = call->out[0].data;
+  for (int64_t i = 0; i < rfi_count(&call->out[0].type); i++) dx[i] = dy[i] * silu_slope(x[i]);
+}
+RFT_CASES(silu_bwd) = {"silu_bwd(f[7,13], f[7,13])",     "silu_bwd(f[1,37], f[1,37])",     "silu_bwd(f[3,0], f[3,0])",
+                       "silu_bwd(f[2,19,1], f[2,19,1])", "silu_bwd(f[31,523], f[31,523])", NULL};
+
+RFT_REF(swiglu) {
+  const double *gate = call->in[0].data, *up = call->in[1].data;
+  double *y = call->out[0].data;
+  for (int64_t i = 0; i < rfi_count(&call->out[0].type); i++) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
+}
+RFT_CASES(swiglu) = {"swiglu(f[7,13], f[7,13])", "swiglu(f[1,37], f[1,37])",     "swiglu(f[0,5], f[0,5])",
+                     "swiglu(f[17,1], f[17,1])", "swiglu(f[31,547], f[31,547])", NULL};
+
+RFT_REF(swiglu_bwd) {
+  const double *dy = call->in[0].data, *gate = call->in[1].data, *up = call->in[2].data;
+  double *dgate = call->out[0].data, *dup = call->out[1].data;
+  for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++) {
+    if (dgate) dgate[i] = dy[i] * up[i] * silu_slope(gate[i]);
+    if (dup) dup[i] = dy[i] * gate[i] * sigmoid(gate[i]);
+  }
+}
+RFT_CASES(swiglu_bwd) = {"swiglu_bwd(f[7,13], f[7,13], f[7,13])",       "swiglu_bwd(f[1,37], f[1,37], f[1,37])",
+                         "swiglu_bwd(f[0,5], f[0,5], f[0,5])",          "swiglu_bwd(f[17,1], f[17,1], f[17,1])",
+                         "swiglu_bwd(f[31,547], f[31,547], f[31,547])", NULL};

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * layernorm on the CPU, rows of C elements:
+ *
+ *   m = mean(x)   r = 1 / sqrt(mean((x-m)^2) + eps)   h = (x-m) r   y = h w + b
+ *   dx = r (g - mean(g) - h mean(g h)), g = dy w      dw = sum over rows of dy h
+ *
+ * The variance is taken about the mean in a pass of its own: the one-pass form loses all
+ * digits when the mean is large. The passes after the first read from cache.
+ */
+#include <math.h>
+
+#include "backend/cpu/cpu.h"
+#include "ops/columns.h"
+
+static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
+static int64_t height(const rfi_arg *x) { return width(x) ? rfi_arg_count(x) / width(x) : 0; }
+static int64_t block(int64_t j, int64_t n) { return n - j < RFI_BLOCK ? n - j : RFI_BLOCK; }
+
+/* ---- forward ---- */
+
+static float sum(const float *x, int64_t n) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t j = 0; j < n; j++) s += x[j];
+  return s;
+}
+static float sum_squares(const float *x, float m, int64_t n) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t j = 0; j < n; j++) s += (x[j] - m) * (x[j] - m);
+  return s;
+}
+static void normalize(float *y, const float *x, const float *w, const float *b, float m, float r, int64_t n) {
+  if (b)
+    for (int64_t j = 0; j < n; j++) y[j] = (x[j] - m) * r * w[j] + b[j];
+  else
+    for (int64_t j = 0; j < n; j++) y[j] = (x[j] - m) * r * w[j];
+}
+
+static void layernorm_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *x = &c->in[0], *w = &c->in[1], *b = c->n_in > 2 && c->in[2].data ? &c->in[2] : NULL, *y = &c->out[0];
+  float bx[RFI_BLOCK], bw[RFI_BLOCK], bb[RFI_BLOCK], by[RFI_BLOCK], *mean = c->out[1].data, *rstd = c->out[2].data;
+  int64_t C = width(x);
+  for (int64_t row = begin; row < end; row++) {
+    float s = 0, v = 0;
+    for (int64_t j = 0; j < C; j += RFI_BLOCK) s += sum(rfi_read(bx, x, row * C + j, 1, block(j, C)), block(j, C));
+    float m = s / (float)C;
+    for (int64_t j = 0; j < C; j += RFI_BLOCK)
+      v += sum_squares(rfi_read(bx, x, row * C + j, 1, block(j, C)), m, block(j, C));
+    float r = 1.0f / sqrtf(v / (float)C + (float)c->attr[0].f);
+    if (mean) mean[row] = m;
+    if (rstd) rstd[row] = r;
+    for (int64_t j = 0, n; y->data && j < C; j += n) {
+      n = block(j, C);
+      float *o = rfi_target(by, y, row * C + j);
+      normalize(o, rfi_read(bx, x, row * C + j, 1, n), rfi_read(bw, w, j, 1, n), b ? rfi_read(bb, b, j, 1, n) : NULL, m,
+                r, n);
+      rfi_flush(o, y, row * C + j, n);
+    }
+  }
+}
+static rfr_status run_fwd(const rfi_call *c) {
+  RFI_TRY(rfi_check_floats(c));
+  rfi_parallel(c, height(&c->in[0]), 3 * width(&c->in[0]), layernorm_part);
+  return RFR_OK;
+}
+
+/* ---- backward ---- */
+
+static float sum_g(const float *dy, const float *w, int64_t n) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t j = 0; j < n; j++) s += dy[j] * w[j];
+  return s;
+}
+static float sum_gh(const float *dy, const float *w, const float *x, float m, float r, int64_t n) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t j = 0; j < n; j++) s += dy[j] * w[j] * ((x[j] - m) * r);
+  return s;
+}
+static void backward_row(float *dx, const float *dy, const float *w, const float *x, float m, float r, float g,
+                         float gh, int64_t n) {
+  for (int64_t j = 0; j < n; j++) dx[j] = r * (dy[j] * w[j] - g - (x[j] - m) * r * gh);
+}
+
+static void dx_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *dy = &c->in[0], *x = &c->in[1], *w = &c->in[2], *dx = &c->out[0];
+  const float *mean = c->in[3].data, *rstd = c->in[4].data;
+  float bd[RFI_BLOCK], bx[RFI_BLOCK], bw[RFI_BLOCK], bo[RFI_BLOCK];
+  int64_t C = width(x);
+  for (int64_t row = begin; row < end; row++) {
+    float g = 0, gh = 0, m = mean[row], r = rstd[row];
+    for (int64_t j = 0, n; j < C; j += n) {
+      n = block(j, C);
+      const float *d = rfi_read(bd, dy, row * C + j, 1, n), *b = rfi_read(bw, w, j, 1, n);
+      g += sum_g(d, b, n);
+      gh += sum_gh(d, b, rfi_read(bx, x, row * C + j, 1, n), m, r, n);
+    }
+    for (int64_t j = 0, n; j < C; j += n) {
+      n = block(j, C);
+      float *o = rfi_target(bo, dx, row * C + j);
+      backward_row(o, rfi_read(bd, dy, row * C + j, 1, n), rfi_read(bw, w, j, 1, n), rfi_read(bx, x, row * C + j, 1, n),
+                   m, r, g / (float)C, gh / (float)C, n);
+      rfi_flush(o, dx, row * C + j, n);
+    }
+  }
+}
+static rfr_status run_dx(const rfi_call *c) {
+  RFI_TRY(rfi_check_floats(c));
+  if (c->out[0].data) rfi_parallel(c, height(&c->in[1]), 5 * width(&c->in[1]), dx_part);
+  return RFR_OK;
+}
+
+static void add_terms(float *total, const float *dy, const float *x, float m, float r, int64_t n) {
+  for (int64_t j = 0; j < n; j++) total[j] += dy[j] * ((x[j] - m) * r);
+}
+static void add_row(const rfi_call *c, int64_t row, int64_t column, int64_t n, float *total) {
+  float bd[RFI_BLOCK], bx[RFI_BLOCK];
+  int64_t at = row * width(&c->in[1]) + column;
+  add_terms(total, rfi_read(bd, &c->in[0], at, 1, n), rfi_read(bx, &c->in[1], at, 1, n),
+            ((const float *)c->in[2].data)[row], ((const float *)c->in[3].data)[row], n);
+}
+static void dw_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *x = &c->in[1];
+  bool accumulate = c->n_in > 4 && c->in[4].data;
+  rfi_columns_part(c, &c->out[0], height(x), width(x), begin, end, accumulate, add_row);
+}
+static rfr_status run_dw(const rfi_call *c) {
+  RFI_TRY(rfi_check_floats(c));
+  rfi_parallel(c, rfi_column_units(width(&c->in[1])), height(&c->in[1]) * RFI_COLUMN_UNIT, dw_part);
+  return RFR_OK;
+}
+
+const rfi_kernel RFI_CPU(layernorm) = {run_fwd, NULL};
+const rfi_kernel RFI_CPU(layernorm_dx) = {run_dx, NULL};
+const rfi_kernel RFI_CPU(layernorm_dw) = {run_dw, NULL};

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * layernorm and rmsnorm over the last dimension. The forward keeps one or two f32 numbers a
+ * row (mean, rstd) and nothing else: the backward computes the normalized row again from x.
+ * dx and dw are separate ops, so that a frozen weight costs nothing; a bias's gradient is a
+ * plain sum over rows.
+ */
+#include "ops/rule.h"
+
+/* ---- shapes ---- */
+
+/* Type of a row statistic of x: the leading dimensions, (1) if there are none. */
+static rfr_type statistic(const rfr_type *x) {
+  rfr_type s = *x;
+  s.dtype = RFR_F32;
+  s.shape[--s.rank] = 0;
+  if (s.rank == 0) {
+    s.rank = 1;
+    s.shape[0] = 1;
+  }
+  return s;
+}
+
+static rfr_status check_weight(const rfi_infer *c, int x, int i) {
+  RFI_TRY(rfi_rule_float(c, i));
+  return rfi_rule_vector(c, i, c->in[x].shape[c->in[x].rank - 1]);
+}
+
+static rfr_status check_x(const rfi_infer *c, int x) {
+  RFI_TRY(rfi_rule_float(c, x));
+  return rfi_rule_rank(c, x, 1, RFR_MAX_RANK);
+}
+
+/* dy, x and n row statistics that follow at `first`. */
+static rfr_status check_backward(const rfi_infer *c, int first, int n) {
+  RFI_TRY(check_x(c, 1));
+  RFI_TRY(rfi_rule_same(c, 0, 1, true));
+  rfr_type s = statistic(&c->in[1]);
+  for (int i = first; i < first + n; i++) RFI_TRY(rfi_rule_type(c, i, &s));
+  return RFR_OK;
+}
+
+static rfr_status infer_dw(const rfi_infer *c, int statistics) {
+  RFI_TRY(check_backward(c, 2, statistics));
+  int acc = 2 + statistics;
+  rfr_type w = {.dtype = RFR_F32, .rank = 1, .shape = {c->in[1].shape[c->in[1].rank - 1]}};
+  if (rfi_present(c, acc)) RFI_TRY(rfi_rule_type(c, acc, &w));
+  c->out[0] = w;
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_layernorm(const rfi_infer *c) {
+  RFI_TRY(check_x(c, 0));
+  RFI_TRY(check_weight(c, 0, 1));
+  if (rfi_present(c, 2)) RFI_TRY(check_weight(c, 0, 2));
+  c->out[0] = c->in[0];
+  c->out[1] = c->out[2] = statistic(&c->in[0]);
+  return RFR_OK;
+}
+rfr_status rfi_infer_layernorm_dx(const rfi_infer *c) {
+  RFI_TRY(check_backward(c, 3, 2));
+  RFI_TRY(check_weight(c, 1, 2));
+  c->out[0] = c->in[1];
+  return RFR_OK;
+}
+rfr_status rfi_infer_layernorm_dw(const rfi_infer *c) { return infer_dw(c, 2); }
+
+rfr_status rfi_infer_rmsnorm(const rfi_infer *c) {
+  RFI_TRY(check_x(c, 0));
+  RFI_TRY(check_weight(c, 0, 1));
+  c->out[0] = c->in[0];
+  c->out[1] = statistic(&c->in[0]);
+  return RFR_OK;
+}
+rfr_status rfi_infer_rmsnorm_dx(const rfi_infer *c) {
+  RFI_TRY(check_backward(c, 3, 1));
+  RFI_TRY(check_weight(c, 1, 2));
+  c->out[0] = c->in[1];
+  return RFR_OK;
+}
+rfr_status rfi_infer_rmsnorm_dw(const rfi_infer *c) { return infer_dw(c, 1); }
+
+/* ---- gradients ---- */
+
+rfr_status rfi_grad_layernorm(rfi_grad *g) {
+  const rfi_opr *op = g->op;
+  rfr_value dy = g->dy[0], x = op->in[0], w = op->in[1], mean = op->out[1], rstd = op->out[2];
+  if (dy == RFR_NONE) return RFR_OK;
+  if (g->need[0]) {
+    rfi_emit_begin(g, 0);
+    rfi_emit_end(g, 0, rfi_emit(g, RFI_OP_layernorm_dx, 5, (rfr_value[]){dy, x, w, mean, rstd}, NULL));
+  }
+  if (g->need[1]) {
+    rfi_emit_begin(g, 1);
+    rfi_emit_end(g, 1, rfi_emit(g, RFI_OP_layernorm_dw, 4, (rfr_value[]){dy, x, mean, rstd}, NULL));
+  }
+  if (op->n_in > 2 && op->in[2] != RFR_NONE && g->need[2]) {
+    rfr_type t = rfr_value_type(g->t, x);
+    int64_t c = t.shape[t.rank - 1], row[2] = {c ? rfi_count(&t) / c : 0, c};
+    rfi_attr sum[2] = {rfi_i(0), rfi_i(RFR_F32)};
+    rfi_emit_begin(g, 2);
+    if (t.rank != 2) dy = rfr_reshape_at(g->t, g->at, dy, 2, row);
+    rfi_emit_end(g, 2, rfi_emit(g, RFI_OP_sum, 1, &dy, sum));
+  }
+  return g->t->status;
+}
+
+rfr_status rfi_grad_rmsnorm(rfi_grad *g) {
+  rfr_value dy = g->dy[0], x = g->op->in[0], w = g->op->in[1], rstd = g->op->out[1];
+  if (dy == RFR_NONE) return RFR_OK;
+  if (g->need[0]) {
+    rfi_emit_begin(g, 0);
+    rfi_emit_end(g, 0, rfi_emit(g, RFI_OP_rmsnorm_dx, 4, (rfr_value[]){dy, x, w, rstd}, NULL));
+  }
+  if (g->need[1]) {
+    rfi_emit_begin(g, 1);
+    rfi_emit_end(g, 1, rfi_emit(g, RFI_OP_rmsnorm_dw, 3, (rfr_value[]){dy, x, rstd}, NULL));
+  }
+  return g->t->status;
+}
+
+/* ---- recording ---- */
+
+rfr_value rfr_layernorm_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b, double eps) {
+  rfi_attr attr = rfi_f(eps);
+  return rfi_record(t, at, RFI_OP_layernorm, 3, (rfr_value[]){x, w, b}, &attr, NULL);
+}
+
+rfr_value rfr_rmsnorm_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, double eps) {
+  rfi_attr attr = rfi_f(eps);
+  return rfi_record(t, at, RFI_OP_rmsnorm, 2, (rfr_value[]){x, w}, &attr, NULL);
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * References and cases of layernorm and rmsnorm. The backward references take the statistics
+ * that they are given: in a case these are any positive numbers, not x's own.
+ */
+#include <math.h>
+
+#include "support/op_case.h"
+
+static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
+static int64_t height(const rfi_arg *x) { return width(x) ? rfi_count(&x->type) / width(x) : 0; }
+
+RFT_REF(layernorm) {
+  const double *w = call->in[1].data, *b = call->n_in > 2 ? call->in[2].data : NULL;
+  double *mean = call->out[1].data, *rstd = call->out[2].data;
+  int64_t C = width(&call->in[0]);
+  for (int64_t r = 0; r < height(&call->in[0]); r++) {
+    const double *x = (const double *)call->in[0].data + r * C;
+    double *y = call->out[0].data, m = 0, v = 0;
+    for (int64_t j = 0; j < C; j++) m += x[j] / (double)C;
+    for (int64_t j = 0; j < C; j++) v += (x[j] - m) * (x[j] - m) / (double)C;
+    double s = 1 / sqrt(v + call->attr[0].f);
+    for (int64_t j = 0; y && j < C; j++) y[r * C + j] = (x[j] - m) * s * w[j] + (b ? b[j] : 0);
+    if (mean) mean[r] = m;
+    if (rstd) rstd[r] = s;
+  }
+}
+RFT_CASES(layernorm) = {"layernorm(f[7,13], f[13], f[13]) eps=1e-5",
+                        "layernorm(f[1,37], f[37], _) eps=1e-6",
+                        "layernorm(f[3,5,17], F[17], F[17]) eps=1e-5",
+                        "layernorm(f[0,19], f[19], f[19]) eps=1e-5",
+                        "layernorm(f[11,1], f[1], f[1]) eps=1e-2",
+                        "layernorm(f[43,1031], f[1031], f[1031]) eps=1e-5",
+                        NULL};
+
+RFT_REF(layernorm_dx) {
+  const double *w = call->in[2].data, *mean = call->in[3].data, *rstd = call->in[4].data;
+  int64_t C = width(&call->in[1]);
+  for (int64_t r = 0; r < height(&call->in[1]); r++) {
+    const double *dy = (const double *)call->in[0].data + r * C, *x = (const double *)call->in[1].data + r * C;
+    double *dx = (double *)call->out[0].data + r * C, g = 0, gh = 0;
+    for (int64_t j = 0; j < C; j++) {
+      g += dy[j] * w[j] / (double)C;
+      gh += dy[j] * w[j] * (x[j] - mean[r]) * rstd[r] / (double)C;
+    }
+    for (int64_t j = 0; j < C; j++) dx[j] = rstd[r] * (dy[j] * w[j] - g - (x[j] - mean[r]) * rstd[r] * gh);
+  }
+}
+RFT_CASES(layernorm_dx) = {"layernorm_dx(f[7,13], f[7,13], f[13], F[7], F[7]>0)",
+                           "layernorm_dx(f[1,37], f[1,37], f[37], F[1], F[1]>0)",
+                           "layernorm_dx(f[3,5,17], f[3,5,17], F[17], F[3,5], F[3,5]>0)",
+                           "layernorm_dx(f[0,19], f[0,19], f[19], F[0], F[0]>0)",
+                           "layernorm_dx(f[43,1031], f[43,1031], f[1031], F[43], F[43]>0)",
+                           NULL};
+
+RFT_REF(layernorm_dw) {
+  const double *dy = call->in[0].data, *x = call->in[1].data, *mean = call->in[2].data, *rstd = call->in[3].data;
+  const double *acc = call->n_in > 4 ? call->in[4].data : NULL;
+  double *dw = call->out[0].data;
+  int64_t C = width(&call->in[1]);
+  for (int64_t j = 0; j < C; j++) {
+    double s = acc ? acc[j] : 0;
+    for (int64_t r = 0; r < height(&call->in[1]); r++) s += dy[r * C + j] * (x[r * C + j] - mean[r]) * rstd[r];
+    dw[j] = s;
+  }
+}
+RFT_CASES(layernorm_dw) = {"layernorm_dw(f[7,13], f[7,13], F[7], F[7]>0, _)",
+                           "layernorm_dw(f[1,37], f[1,37], F[1], F[1]>0, F[37])",
+                           "layernorm_dw(f[3,5,17], f[3,5,17], F[3,5], F[3,5]>0, F[17])",
+                           "layernorm_dw(f[0,19], f[0,19], F[0], F[0]>0, _)",
+                           "layernorm_dw(f[151,521], f[151,521], F[151], F[151]>0, _)",
+                           NULL};
+
+RFT_REF(rmsnorm) {
+  const double *w = call->in[1].data;
+  double *rstd = call->out[1].data;
+  int64_t C = width(&call->in[0]);
+  for (int64_t r = 0; r < height(&call->in[0]); r++) {
+    const double *x = (const double *)call->in[0].data + r * C;
+    double *y = call->out[0].data, v = 0;
+    for (int64_t j = 0; j < C; j++) v += x[j] * x[j] / (double)C;
+    double s = 1 / sqrt(v + call->attr[0].f);
+    for (int64_t j = 0; y && j < C; j++) y[r * C + j] = x[j] * s * w[j];
+    if (rstd) rstd[r] = s;
+  }
+}
+RFT_CASES(rmsnorm) = {"rmsnorm(f[7,13], f[13]) eps=1e-5",
+                      "rmsnorm(f[1,37], F[37]) eps=1e-6",
+                      "rmsnorm(f[3,5,17], f[17]) eps=1e-5",
+                      "rmsnorm(f[0,19], f[19]) eps=1e-5",
+                      "rmsnorm(f[11,1], f[1]) eps=1e-2",
+                      "rmsnorm(f[43,1031], f[1031]) eps=1e-5",
+                      NULL};
+
+RFT_REF(rmsnorm_dx) {
+  const double *w = call->in[2].data, *rstd = call->in[3].data;
+  int64_t C = width(&call->in[1]);
+  for (int64_t r = 0; r < height(&call->in[1]); r++) {
+    const double *dy = (const double *)call->in[0].data + r * C, *x = (const double *)call->in[1].data + r * C;
+    double *dx = (double *)call->out[0].data + r * C, s = 0;
+    for (int64_t j = 0; j < C; j++) s += dy[j] * w[j] * x[j] / (double)C;
+    for (int64_t j = 0; j < C; j++) dx[j] = rstd[r] * (dy[j] * w[j] - x[j] * rstd[r] * rstd[r] * s);
+  }
+}
+RFT_CASES(rmsnorm_dx) = {
+    "rmsnorm_dx(f[7,13], f[7,13], f[13], F[7]>0)",          "rmsnorm_dx(f[1,37], f[1,37], f[37], F[1]>0)",
+    "rmsnorm_dx(f[3,5,17], f[3,5,17], F[17], F[3,5]>0)",    "rmsnorm_dx(f[0,19], f[0,19], f[19], F[0]>0)",
+    "rmsnorm_dx(f[43,1031], f[43,1031], f[1031], F[43]>0)", NULL};
+
+RFT_REF(rmsnorm_dw) {
+  const double *dy = call->in[0].data, *x = call->in[1].data, *rstd = call->in[2].data;
+  const double *acc = call->n_in > 3 ? call->in[3].data : NULL;
+  double *dw = call->out[0].data;
+  int64_t C = width(&call->in[1]);
+  for (int64_t j = 0; j < C; j++) {
+    double s = acc ? acc[j] : 0;
+    for (int64_t r = 0; r < height(&call->in[1]); r++) s += dy[r * C + j] * x[r * C + j] * rstd[r];
+    dw[j] = s;
+  }
+}
+RFT_CASES(rmsnorm_dw) = {
+    "rmsnorm_dw(f[7,13], f[7,13], F[7]>0, _)",           "rmsnorm_dw(f[1,37], f[1,37], F[1]>0, F[37])",
+    "rmsnorm_dw(f[3,5,17], f[3,5,17], F[3,5]>0, F[17])", "rmsnorm_dw(f[0,19], f[0,19], F[0]>0, _)",
+    "rmsnorm_dw(f[151,521], f[151,521], F[151]>0, _)",   NULL};

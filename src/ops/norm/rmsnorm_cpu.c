@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rmsnorm on the CPU, rows of C elements:
+ *
+ *   r = 1 / sqrt(mean(x^2) + eps)      y = x r w
+ *   dx = r (dy w - x r^2 mean(dy w x))      dw = sum over rows of dy x r
+ *
+ * A row is read twice; at any C that models have, the second time comes from cache. Sums run
+ * in f32 lanes within a block, and over blocks one after the other.
+ */
+#include <math.h>
+
+#include "backend/cpu/cpu.h"
+#include "ops/columns.h"
+
+static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
+static int64_t height(const rfi_arg *x) { return width(x) ? rfi_arg_count(x) / width(x) : 0; }
+static int64_t block(int64_t j, int64_t n) { return n - j < RFI_BLOCK ? n - j : RFI_BLOCK; }
+
+/* ---- forward ---- */
+
+static float sum_squares(const float *x, int64_t n) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t j = 0; j < n; j++) s += x[j] * x[j];
+  return s;
+}
+static void scale_row(float *y, const float *x, const float *w, float r, int64_t n) {
+  for (int64_t j = 0; j < n; j++) y[j] = x[j] * r * w[j];
+}
+
+static void rmsnorm_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *x = &c->in[0], *w = &c->in[1], *y = &c->out[0];
+  float bx[RFI_BLOCK], bw[RFI_BLOCK], by[RFI_BLOCK], *rstd = c->out[1].data;
+  int64_t C = width(x);
+  for (int64_t row = begin; row < end; row++) {
+    float s = 0;
+    for (int64_t j = 0; j < C; j += RFI_BLOCK)
+      s += sum_squares(rfi_read(bx, x, row * C + j, 1, block(j, C)), block(j, C));
+    float r = 1.0f / sqrtf(s / (float)C + (float)c->attr[0].f);
+    if (rstd) rstd[row] = r;
+    for (int64_t j = 0, n; y->data && j < C; j += n) {
+      n = block(j, C);
+      const float *a = rfi_read(bx, x, row * C + j, 1, n), *b = rfi_read(bw, w, j, 1, n);
+      float *o = rfi_target(by, y, row * C + j);
+      scale_row(o, a, b, r, n);
+      rfi_flush(o, y, row * C + j, n);
+    }
+  }
+}
+static rfr_status run_fwd(const rfi_call *c) {
+  RFI_TRY(rfi_check_floats(c));
+  rfi_parallel(c, height(&c->in[0]), 2 * width(&c->in[0]), rmsnorm_part);
+  return RFR_OK;
+}
+
+/* ---- backward ---- */
+
+static float sum_products(const float *dy, const float *w, const float *x, int64_t n) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t j = 0; j < n; j++) s += dy[j] * w[j] * x[j];
+  return s;
+}
+static void backward_row(float *dx, const float *dy, const float *w, const float *x, float r, float m, int64_t n) {
+  for (int64_t j = 0; j < n; j++) dx[j] = r * (dy[j] * w[j] - x[j] * m);
+}
+
+static void dx_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *dy = &c->in[0], *x = &c->in[1], *w = &c->in[2], *dx = &c->out[0];
+  const float *rstd = c->in[3].data;
+  float bd[RFI_BLOCK], bx[RFI_BLOCK], bw[RFI_BLOCK], bo[RFI_BLOCK];
+  int64_t C = width(x);
+  for (int64_t row = begin; row < end; row++) {
+    float s = 0, r = rstd[row];
+    for (int64_t j = 0, n; j < C; j += n) {
+      n = block(j, C);
+      s += sum_products(rfi_read(bd, dy, row * C + j, 1, n), rfi_read(bw, w, j, 1, n),
+                        rfi_read(bx, x, row * C + j, 1, n), n);
+    }
+    float m = s / (float)C * r * r;
+    for (int64_t j = 0, n; j < C; j += n) {
+      n = block(j, C);
+      float *o = rfi_target(bo, dx, row * C + j);
+      backward_row(o, rfi_read(bd, dy, row * C + j, 1, n), rfi_read(bw, w, j, 1, n), rfi_read(bx, x, row * C + j, 1, n),
+                   r, m, n);
+      rfi_flush(o, dx, row * C + j, n);
+    }
+  }
+}
+static rfr_status run_dx(const rfi_call *c) {
+  RFI_TRY(rfi_check_floats(c));
+  if (c->out[0].data) rfi_parallel(c, height(&c->in[1]), 4 * width(&c->in[1]), dx_part);
+  return RFR_OK;
+}
+
+static void add_terms(float *sum, const float *dy, const float *x, float r, int64_t n) {
+  for (int64_t j = 0; j < n; j++) sum[j] += dy[j] * x[j] * r;
+}
+static void add_row(const rfi_call *c, int64_t row, int64_t column, int64_t n, float *sum) {
+  float bd[RFI_BLOCK], bx[RFI_BLOCK];
+  int64_t at = row * width(&c->in[1]) + column;
+  add_terms(sum, rfi_read(bd, &c->in[0], at, 1, n), rfi_read(bx, &c->in[1], at, 1, n),
+            ((const float *)c->in[2].data)[row], n);
+}
+static void dw_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *x = &c->in[1];
+  bool accumulate = c->n_in > 3 && c->in[3].data;
+  rfi_columns_part(c, &c->out[0], height(x), width(x), begin, end, accumulate, add_row);
+}
+static rfr_status run_dw(const rfi_call *c) {
+  RFI_TRY(rfi_check_floats(c));
+  rfi_parallel(c, rfi_column_units(width(&c->in[1])), height(&c->in[1]) * RFI_COLUMN_UNIT, dw_part);
+  return RFR_OK;
+}
+
+const rfi_kernel RFI_CPU(rmsnorm) = {run_fwd, NULL};
+const rfi_kernel RFI_CPU(rmsnorm_dx) = {run_dx, NULL};
+const rfi_kernel RFI_CPU(rmsnorm_dw) = {run_dw, NULL};
