@@ -30,7 +30,8 @@ bench: all
 
 fmt:
 	@command -v clang-format >/dev/null || { echo "clang-format is missing: apt-get install clang-format" >&2; exit 3; }
-	@find $(wildcard include src cli tests examples bench) -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' | xargs -r clang-format -i
+	@find $(wildcard include src cli tests examples bench) -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' |\
+		xargs -r clang-format -i
 
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)

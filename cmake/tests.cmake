@@ -44,7 +44,8 @@ if(NOT RFR_SANITIZE)
     get_filename_component(name ${header} NAME_WE)
     add_test(NAME header_${name}_c11 COMMAND ${CMAKE_C_COMPILER} -std=c11 -Wstrict-prototypes ${strict}
                                          -include ${header} -x c /dev/null)
-    add_test(NAME header_${name}_cxx17 COMMAND ${CMAKE_CXX_COMPILER} -std=c++17 ${strict} -include ${header} -x c++ /dev/null)
+    add_test(NAME header_${name}_cxx17 COMMAND ${CMAKE_CXX_COMPILER} -std=c++17 ${strict}
+                                           -include ${header} -x c++ /dev/null)
   endforeach()
   file(GLOB examples CONFIGURE_DEPENDS examples/*.c examples/*.cpp)
   if(examples)
