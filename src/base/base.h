@@ -32,21 +32,23 @@ rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const ch
  * separator: "layer3: "); slug, file and line stay. Returns the current status. */
 rfr_status rfi_fail_prefix(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-#define RFI_TRY(expr)                     \
-  do {                                    \
-    rfr_status rfi_s_ = (expr);           \
-    if (rfi_s_ != RFR_OK) return rfi_s_;  \
+#define RFI_TRY(expr)                    \
+  do {                                   \
+    rfr_status rfi_s_ = (expr);          \
+    if (rfi_s_ != RFR_OK) return rfi_s_; \
   } while (0)
 /* For functions with one `fail:` label and a variable `s`. */
-#define RFI_GOTO(expr)                    \
-  do {                                    \
-    s = (expr);                           \
-    if (s != RFR_OK) goto fail;           \
+#define RFI_GOTO(expr)          \
+  do {                          \
+    s = (expr);                 \
+    if (s != RFR_OK) goto fail; \
   } while (0)
 
 /* A broken invariant of our own: an error, never an abort. */
-#define RFI_CHECK(condition) \
-  do { if (!(condition)) return rfi_fail(RFI_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition); } while (0)
+#define RFI_CHECK(condition)                                                                        \
+  do {                                                                                              \
+    if (!(condition)) return rfi_fail(RFI_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition); \
+  } while (0)
 
 /* Zeroed memory from the context's allocator, 64-byte aligned. *out is NULL on error. Bytes 0
  * gives a valid block. Safe from several threads at once if the caller's allocator is. */

@@ -11,10 +11,10 @@
 
 #include <fenv.h>
 #include <math.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,12 +32,18 @@ typedef struct spec {
 } spec;
 
 static const spec specs[] = {
-    {RFR_F32, 8, 23, 127, 0x1.fffffep127, 1, 1}, {RFR_BF16, 8, 7, 127, 0x1.fep127, 1, 1},
-    {RFR_F16, 5, 10, 15, 65504, 1, 1},           {RFR_E4M3, 4, 3, 7, 448, 0, 1},
-    {RFR_E5M2, 5, 2, 15, 57344, 0, 1},           {RFR_E3M2, 3, 2, 3, 28, 0, 0},
-    {RFR_E2M3, 2, 3, 1, 7.5, 0, 0},              {RFR_E2M1, 2, 1, 1, 6, 0, 0},
+    {RFR_F32, 8, 23, 127, 0x1.fffffep127, 1, 1},
+    {RFR_BF16, 8, 7, 127, 0x1.fep127, 1, 1},
+    {RFR_F16, 5, 10, 15, 65504, 1, 1},
+    {RFR_E4M3, 4, 3, 7, 448, 0, 1},
+    {RFR_E5M2, 5, 2, 15, 57344, 0, 1},
+    {RFR_E3M2, 3, 2, 3, 28, 0, 0},
+    {RFR_E2M3, 2, 3, 1, 7.5, 0, 0},
+    {RFR_E2M1, 2, 1, 1, 6, 0, 0},
 };
-enum { N_SPECS = sizeof specs / sizeof *specs };
+enum {
+  N_SPECS = sizeof specs / sizeof *specs
+};
 
 static double formula(const spec *s, uint32_t bits) {
   const uint32_t m = bits & ((1u << s->mantissa) - 1), e = bits >> s->mantissa & ((1u << s->exponent) - 1);
@@ -63,9 +69,7 @@ static void assert_same_value(rfr_dtype dtype, double x, double got, double want
   fail_msg("%s of %a: got %a, want %a", rfr_dtype_name(dtype), x, got, want);
 }
 
-static float round_trip(rfr_dtype dtype, float x) {
-  return rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, x));
-}
+static float round_trip(rfr_dtype dtype, float x) { return rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, x)); }
 
 static void test_every_pattern(void **state) {
   (void)state;
@@ -153,8 +157,7 @@ static void test_known_values(void **state) {
   (void)state;
   /* The ties of the 4-bit type, as block formats count on them. */
   static const float ties[][2] = {{0.25f, 0}, {0.75f, 1}, {1.25f, 1}, {1.75f, 2}, {2.5f, 2}, {3.5f, 4}, {5, 4}};
-  for (size_t i = 0; i < sizeof ties / sizeof *ties; i++)
-    assert_true(round_trip(RFR_E2M1, ties[i][0]) == ties[i][1]);
+  for (size_t i = 0; i < sizeof ties / sizeof *ties; i++) assert_true(round_trip(RFR_E2M1, ties[i][0]) == ties[i][1]);
   assert_int_equal(rfr_float_to_bits(RFR_E4M3, 448), 0x7E);
   assert_int_equal(rfr_float_to_bits(RFR_E4M3, 464), 0x7E);
   assert_int_equal(rfr_float_to_bits(RFR_E5M2, 1), 0x3C);
@@ -240,9 +243,7 @@ static long double element(rfr_dtype dtype, const void *p) {
   case RFR_I32: memcpy(&i32, p, 4); return i32;
   case RFR_U8: return *(const unsigned char *)p;
   case RFR_BOOL: return *(const unsigned char *)p != 0;
-  default:
-    memcpy(&bits, p, (size_t)bytes_of(dtype));
-    return rfr_float_from_bits(dtype, bits);
+  default: memcpy(&bits, p, (size_t)bytes_of(dtype)); return rfr_float_from_bits(dtype, bits);
   }
 }
 
@@ -259,8 +260,14 @@ static long double expected(rfr_dtype to, long double x) {
     if (fabsl(x) >= 0x1p127L) return 0x1p127L;
     return ldexpl(1, m == 0.5L ? e - 1 : e);
   }
-  case RFR_I64: low = INT64_MIN; high = INT64_MAX; break;
-  case RFR_I32: low = INT32_MIN; high = INT32_MAX; break;
+  case RFR_I64:
+    low = INT64_MIN;
+    high = INT64_MAX;
+    break;
+  case RFR_I32:
+    low = INT32_MIN;
+    high = INT32_MAX;
+    break;
   case RFR_U8: break;
   default: return rounded(spec_of(to), x);
   }
@@ -295,7 +302,9 @@ static void fill_element(rfr_dtype dtype, unsigned char *p, uint64_t *s) {
 
 static void test_convert_all_pairs(void **state) {
   (void)state;
-  enum { N = 2003 }; /* not a multiple of any block */
+  enum {
+    N = 2003
+  }; /* not a multiple of any block */
   unsigned char *src = malloc(8 * N + 1), *dst = malloc(8 * N + 2);
   uint64_t seed = 7;
   for (int from = 0; from < RFR_DTYPE_COUNT; from++) {
@@ -311,11 +320,11 @@ static void test_convert_all_pairs(void **state) {
       for (int i = 0; i < N && (from != to || to == RFR_BOOL); i++) {
         const long double x = element((rfr_dtype)from, in + i * a), got = element((rfr_dtype)to, out + i * b);
         const long double want = expected((rfr_dtype)to, x);
-        if (!(isnan(want) ? isnan(got) : got == want && (rfr_dtype_is_float((rfr_dtype)from) == 0 ||
-                                                         rfr_dtype_is_float((rfr_dtype)to) == 0 ||
-                                                         signbit(got) == signbit(want))))
-          fail_msg("%s to %s of %La: got %La, want %La", rfr_dtype_name((rfr_dtype)from),
-                   rfr_dtype_name((rfr_dtype)to), x, got, want);
+        if (!(isnan(want) ? isnan(got)
+                          : got == want && (rfr_dtype_is_float((rfr_dtype)from) == 0 ||
+                                            rfr_dtype_is_float((rfr_dtype)to) == 0 || signbit(got) == signbit(want))))
+          fail_msg("%s to %s of %La: got %La, want %La", rfr_dtype_name((rfr_dtype)from), rfr_dtype_name((rfr_dtype)to),
+                   x, got, want);
         if (to == RFR_BOOL) assert_true(out[i] <= 1);
       }
     }
@@ -369,11 +378,16 @@ static void test_convert_bf16_is_the_same(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_pattern),      cmocka_unit_test(test_every_midpoint),
-      cmocka_unit_test(test_beyond_the_largest), cmocka_unit_test(test_known_values),
-      cmocka_unit_test(test_e8m0),               cmocka_unit_test(test_host_rounding_mode),
-      cmocka_unit_test(test_names),              cmocka_unit_test(test_convert_all_pairs),
-      cmocka_unit_test(test_convert_rounds_once), cmocka_unit_test(test_convert_bf16_is_the_same),
+      cmocka_unit_test(test_every_pattern),
+      cmocka_unit_test(test_every_midpoint),
+      cmocka_unit_test(test_beyond_the_largest),
+      cmocka_unit_test(test_known_values),
+      cmocka_unit_test(test_e8m0),
+      cmocka_unit_test(test_host_rounding_mode),
+      cmocka_unit_test(test_names),
+      cmocka_unit_test(test_convert_all_pairs),
+      cmocka_unit_test(test_convert_rounds_once),
+      cmocka_unit_test(test_convert_bf16_is_the_same),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,15 +9,21 @@
 
 #include <stdint.h>
 
-typedef struct rfi_u32x4 { uint32_t v[4]; } rfi_u32x4;
+typedef struct rfi_u32x4 {
+  uint32_t v[4];
+} rfi_u32x4;
 
 static inline rfi_u32x4 rfi_philox(rfi_u32x4 counter, uint32_t key0, uint32_t key1) {
   uint32_t c0 = counter.v[0], c1 = counter.v[1], c2 = counter.v[2], c3 = counter.v[3];
   for (int round = 0; round < 10; round++) {
     uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
     uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ key0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ key1;
-    c1 = (uint32_t)p1; c3 = (uint32_t)p0; c0 = n0; c2 = n2;
-    key0 += 0x9E3779B9u; key1 += 0xBB67AE85u;
+    c1 = (uint32_t)p1;
+    c3 = (uint32_t)p0;
+    c0 = n0;
+    c2 = n2;
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
   }
   return (rfi_u32x4){{c0, c1, c2, c3}};
 }
