@@ -87,6 +87,9 @@ RFR_API rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, i
  * pattern). Walks the whole arena. */
 RFR_API int64_t rfr_programs_touched_bytes(const rfr_programs *p);
 
+/* Errors: debug.overrun if a byte behind the arena was ever written. */
+RFR_API rfr_status rfr_programs_check(const rfr_programs *p);
+
 /* The trace of a program after a pass ("record", "autodiff", "fuse", "prune", "lower");
  * NULL if it was not kept. Borrowed. */
 RFR_API const rfr_trace *rfr_program_trace(const rfr_programs *p, int program, const char *pass);

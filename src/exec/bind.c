@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Bind: a kernel for every op, then addresses from the plan. Kernels are asked for their
+ * workspace before there are addresses (absent operands and dead results are NULL already,
+ * all others hold a placeholder), so that workspaces are part of the plan.
+ */
+#include <string.h>
+
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/library.h"
+#include "base/base.h"
+#include "exec/exec.h"
+
+static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
+  static unsigned char placeholder[64];
+  *arg = (rfi_arg){.data = NULL, .type = {.rank = -1}};
+  if (v < 0) return;
+  const rfi_value *x = &t->values[v];
+  arg->data = placeholder;
+  arg->type = x->type;
+  memcpy(arg->stride, x->stride, sizeof arg->stride);
+}
+
+rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
+  const rfr_trace *t = program->trace;
+  const char *isa = rfi_ctx_isa(p->ctx);
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *program->bound * (size_t)(t->n_ops + 1), &program->bound));
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->def->flags & RFI_VIEW) continue;
+    const rfi_kernel *kernel = rfi_cpu_kernel(isa, op->def->code);
+    if (!kernel)
+      return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on the CPU",
+                         op->def->name, op->scope[0] ? ", in " : "", op->scope);
+    rfi_bound *b = &program->bound[program->n_bound++];
+    rfi_arg *args = rfi_arena_alloc(p->strings, sizeof *args * (size_t)(op->n_in + op->n_out + 1));
+    if (!args) return RFR_NO_MEMORY;
+    for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
+    for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
+    b->op = i;
+    b->run = kernel->run;
+    b->call = (rfi_call){.n_in = op->n_in, .n_out = op->n_out, .in = args, .out = args + op->n_in, .attr = op->attr,
+                         .microbatch = op->microbatch, .threads = rfi_ctx_threads(p->ctx)};
+    rfi_kernel_fn library = NULL;
+    size_t scratch = 0;
+    RFI_TRY(rfi_cpu_library_bind(p->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
+    if (library) b->run = library;
+    else scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
+    b->workspace = (int64_t)scratch;
+    program->flops += rfi_call_flops(op->def->code, &b->call);
+    if (op->phase == RFR_PHASE_LOAD) program->n_load = program->n_bound;
+  }
+  return RFR_OK;
+}
+
+void rfi_bind_addresses(rfr_programs *p, rfi_program *program) {
+  const rfr_trace *t = program->trace;
+  int64_t transient = p->persistent_bytes;
+  for (int i = 0; i < program->n_bound; i++) {
+    rfi_bound *b = &program->bound[i];
+    const rfi_opr *op = &t->ops[b->op];
+    rfi_arg *args = (rfi_arg *)b->call.in;
+    for (int k = 0; k < op->n_in + op->n_out; k++) {
+      rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
+      if (v < 0) continue;
+      const rfi_value *x = &t->values[v];
+      args[k].data = p->arena + program->offset[x->base] + x->offset * rfr_dtype_bits(x->type.dtype) / 8;
+    }
+  }
+  for (int i = 0, k = 0; i < program->plan.n; i++) {
+    const rfi_buffer *w = &program->plan.buffer[i];
+    if (w->value != RFR_NONE) continue;
+    for (k = 0; k < program->n_bound && program->bound[k].op != w->first;) k++;
+    program->bound[k].call.workspace = p->arena + transient + w->offset;
+  }
+}
+
+/* A multiply-add counts as two. Attention counts every pair of rows, masked or not, once
+ * halved for causal: documents are values, not shapes. */
+double rfi_call_flops(rfi_opcode code, const rfi_call *c) {
+  const rfr_type *x = &c->in[0].type;
+  switch (code) {
+    case RFI_OP_matmul: {
+      int r = x->rank;
+      double k = (double)x->shape[c->attr[0].i ? r - 2 : r - 1];
+      return 2 * k * (double)rfi_count(&c->out[0].type);
+    }
+    case RFI_OP_linear_cross_entropy: {
+      double product = 2 * (double)rfi_count(x) * (double)c->in[1].type.shape[0];
+      return product * (1 + (c->out[1].data != NULL) + (c->out[2].data != NULL));
+    }
+    case RFI_OP_attention:
+    case RFI_OP_attention_bwd: {
+      const rfr_type *q = &c->in[code == RFI_OP_attention_bwd].type;
+      double pairs = (double)q->shape[0] * (double)q->shape[0] * (c->attr[1].i ? 0.5 : 1);
+      double products = code == RFI_OP_attention ? 2 : 5;
+      return 2 * products * pairs * (double)(q->shape[1] * q->shape[2]);
+    }
+    default: return 0;
+  }
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Compile: passes, kernels, plan, arena, addresses; then answers about the result.
+ * Everything that can fail fails here; after rfr_compile nothing asks the allocator.
+ */
+#include <string.h>
+
+#include "backend/cpu/library.h"
+#include "base/base.h"
+#include "exec/exec.h"
+
+rfr_compile_options rfr_compile_options_default(void) {
+  return (rfr_compile_options){.size = sizeof(rfr_compile_options), .fuse = 1, .prune = 1, .loss_chunk = 1024,
+                               .keep_traces = 1};
+}
+
+/* ---- inputs, shared by name ---- */
+
+static rfi_slot *find_slot(const rfr_programs *p, const char *name) {
+  for (int i = 0; i < p->n_slots; i++)
+    if (strcmp(p->slot[i].tensor.name, name) == 0) return &p->slot[i];
+  return NULL;
+}
+
+static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
+  const rfr_trace *t = g->trace;
+  for (int i = 0; i < t->n_inputs; i++) {
+    const rfi_value *x = &t->values[t->inputs[i]];
+    rfi_slot *slot = find_slot(p, x->name);
+    if (slot) {
+      if (memcmp(&slot->tensor.type, &x->type, sizeof x->type) != 0 || slot->tensor.role != (rfr_role)x->role)
+        return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has another type or role in program \"%s\" than before", x->name,
+                        g->name);
+      continue;
+    }
+    if (!rfi_arena_grow(p->strings, (void **)&p->slot, &p->cap_slots, p->n_slots + 1, sizeof *p->slot))
+      return RFR_NO_MEMORY;
+    const char *name = rfi_arena_strdup(p->strings, x->name);
+    if (!name) return RFR_NO_MEMORY;
+    p->slot[p->n_slots++] = (rfi_slot){{name, (rfr_role)x->role, x->type, NULL, rfi_bytes(&x->type)}, p->persistent_bytes};
+    p->persistent_bytes += rfi_storage_bytes(&x->type);
+  }
+  return RFR_OK;
+}
+
+/* ---- one program ---- */
+
+static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
+  rfi_pass_options o = {.fuse = p->options.fuse, .prune = p->options.prune,
+                        .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : 1024};
+  RFI_TRY(rfi_pipeline_run(recorded, &o, &g->pipeline));
+  g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
+  RFI_TRY(add_inputs(p, g));
+  RFI_TRY(rfi_bind_kernels(p, g));
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->graph.node * (size_t)(g->n_bound + 1), &g->graph.node));
+  int64_t *workspace;
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *workspace * (size_t)(g->trace->n_ops + 1), &workspace));
+  for (int i = 0; i < g->n_bound; i++) workspace[g->bound[i].op] = g->bound[i].workspace;
+  rfr_status s = rfi_plan_make(g->trace, workspace, &g->plan);
+  rfi_free(p->ctx, workspace);
+  RFI_TRY(s);
+  int64_t transient = p->options.debug ? rfi_debug_layout(&g->plan) : g->plan.bytes;
+  if (transient > p->transient_bytes) p->transient_bytes = transient;
+  return RFR_OK;
+}
+
+/* Results of phase load live on, one place per program behind the inputs. */
+static void place_loads(rfr_programs *p, rfi_program *g) {
+  const rfr_trace *t = g->trace;
+  for (rfr_value v = 0; v < t->n_values; v++) {
+    const rfi_value *x = &t->values[v];
+    g->offset[v] = -1;
+    if (x->base != v) continue;
+    if (x->op < 0) {
+      g->offset[v] = find_slot(p, x->name)->offset;
+    } else if (t->ops[x->op].phase == RFR_PHASE_LOAD) {
+      g->offset[v] = p->persistent_bytes;
+      p->persistent_bytes += rfi_storage_bytes(&x->type);
+    }
+  }
+}
+
+static rfr_status allocate(rfr_programs *p) {
+  for (int i = 0; i < p->n; i++) {
+    rfi_program *g = &p->program[i];
+    RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->offset * (size_t)(g->trace->n_values + 1), &g->offset));
+    place_loads(p, g);
+  }
+  p->arena_bytes = p->persistent_bytes + p->transient_bytes;
+  if (p->options.budget > 0 && p->arena_bytes > p->options.budget)
+    return rfi_fail(RFI_E_PLAN_OVER_BUDGET, "the plan needs %lld bytes (%lld persistent, %lld for the step), the budget is %lld",
+                    (long long)p->arena_bytes, (long long)p->persistent_bytes, (long long)p->transient_bytes,
+                    (long long)p->options.budget);
+  RFI_TRY(RFI_ALLOC(p->ctx, (size_t)p->arena_bytes + RFI_GUARD, &p->arena));
+  /* a known pattern, so that what is never touched shows; inputs start as zeros */
+  memset(p->arena + p->persistent_bytes, RFI_PATTERN, (size_t)p->transient_bytes + RFI_GUARD);
+  for (int i = 0; i < p->n_slots; i++) p->slot[i].tensor.data = p->arena + p->slot[i].offset;
+  for (int i = 0; i < p->n; i++) {
+    rfi_program *g = &p->program[i];
+    for (int k = 0; k < g->plan.n; k++)
+      if (g->plan.buffer[k].value >= 0) g->offset[g->plan.buffer[k].value] = p->persistent_bytes + g->plan.buffer[k].offset;
+    rfi_bind_addresses(p, g);
+  }
+  return RFR_OK;
+}
+
+rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, const char *const *names,
+                       const rfr_compile_options *options, rfr_programs **out) {
+  rfr_status s;
+  rfr_programs *p = NULL;
+  *out = NULL;
+  if (n < 1) return rfi_fail(RFI_E_ARGUMENT, "%d programs", n);
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
+  p->ctx = ctx;
+  p->options = options ? *options : rfr_compile_options_default();
+  RFI_GOTO(rfi_arena_create(ctx, &p->strings));
+  RFI_GOTO(rfi_cpu_library_open(ctx, &p->library));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
+  p->n = n;
+  for (int i = 0; i < n; i++) {
+    p->program[i].name = rfi_arena_strdup(p->strings, names && names[i] ? names[i] : "program");
+    if (!p->program[i].name) {
+      s = RFR_NO_MEMORY;
+      goto fail;
+    }
+    s = compile_one(p, &p->program[i], traces[i]);
+    if (s != RFR_OK) {
+      rfi_fail_prefix("program \"%s\": ", p->program[i].name);
+      goto fail;
+    }
+  }
+  RFI_GOTO(allocate(p));
+  if (!p->options.keep_traces)
+    for (int i = 0; i < n; i++)
+      for (int k = 0; k < RFI_STAGES - 1; k++) {
+        rfr_trace_destroy(p->program[i].pipeline.stage[k].trace);
+        p->program[i].pipeline.stage[k].trace = NULL;
+      }
+  *out = p;
+  return RFR_OK;
+fail:
+  rfr_programs_destroy(p);
+  return s;
+}
+
+void rfr_programs_destroy(rfr_programs *p) {
+  if (!p) return;
+  for (int i = 0; i < p->n; i++) {
+    rfi_program *g = &p->program[i];
+    rfi_free(p->ctx, g->bound);
+    rfi_free(p->ctx, g->graph.node);
+    rfi_free(p->ctx, g->offset);
+    rfi_plan_deinit(&g->plan);
+    rfi_pipeline_deinit(&g->pipeline);
+  }
+  rfi_free(p->ctx, p->program);
+  rfi_free(p->ctx, p->arena);
+  rfi_cpu_library_close(p->library);
+  rfi_arena_destroy(p->strings);
+  rfi_free(p->ctx, p);
+}
+
+/* ---- answers ---- */
+
+rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out) {
+  memset(out, 0, sizeof *out);
+  if (i < 0 || i >= p->n_slots) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->n_slots);
+  *out = p->slot[i].tensor;
+  return RFR_OK;
+}
+
+rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tensor *out) {
+  const rfi_slot *slot = find_slot(p, name);
+  memset(out, 0, sizeof *out);
+  if (!slot) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name);
+  *out = slot->tensor;
+  return RFR_OK;
+}
+
+static rfr_status get(const rfr_programs *p, int program, const rfi_program **out) {
+  if (program < 0 || program >= p->n) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d", program, p->n);
+  *out = &p->program[program];
+  return RFR_OK;
+}
+
+rfr_status rfr_program_output(const rfr_programs *p, int program, const char *name, rfr_tensor *out) {
+  const rfi_program *g;
+  memset(out, 0, sizeof *out);
+  RFI_TRY(get(p, program, &g));
+  for (int i = 0; i < g->trace->n_outputs; i++) {
+    if (strcmp(g->trace->outputs[i].name, name) != 0) continue;
+    const rfi_value *v = &g->trace->values[g->trace->outputs[i].value];
+    if (!rfi_is_dense(v)) return rfi_fail(RFI_E_PROGRAM_NAME, "output \"%s\" is a strided view; copy it first", name);
+    *out = (rfr_tensor){g->trace->outputs[i].name, RFR_ROLE_NONE, v->type,
+                        p->arena + g->offset[v->base] + v->offset * rfr_dtype_bits(v->type.dtype) / 8, rfi_bytes(&v->type)};
+    return RFR_OK;
+  }
+  return rfi_fail(RFI_E_PROGRAM_NAME, "program \"%s\" has no output \"%s\"", g->name, name);
+}
+
+rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out) {
+  const rfi_program *g;
+  memset(out, 0, sizeof *out);
+  RFI_TRY(get(p, program, &g));
+  *out = (rfr_plan_summary){p->arena_bytes, p->persistent_bytes, g->plan.bytes, g->plan.lower_bound, p->n_slots + g->plan.n};
+  return RFR_OK;
+}
+
+static const char *kind_of(const rfi_program *g, const rfi_buffer *b) {
+  if (b->value == RFR_NONE) return "workspace";
+  if (b->last >= g->trace->n_ops) return "output";
+  switch (g->trace->ops[g->trace->values[b->value].op].phase) {
+    case RFR_PHASE_DGRAD:
+    case RFR_PHASE_WGRAD: return "gradient";
+    default: return "activation";
+  }
+}
+
+rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out) {
+  const rfi_program *g;
+  memset(out, 0, sizeof *out);
+  RFI_TRY(get(p, program, &g));
+  if (i >= 0 && i < p->n_slots) {
+    const rfr_tensor *t = &p->slot[i].tensor;
+    bool weight = t->role == RFR_ROLE_TRAINABLE || t->role == RFR_ROLE_FROZEN;
+    *out = (rfr_plan_buffer){t->name, weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input", t->bytes,
+                             p->slot[i].offset, 0, g->trace->n_ops};
+    return RFR_OK;
+  }
+  if (i < 0 || i >= p->n_slots + g->plan.n) return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->n_slots + g->plan.n);
+  const rfi_buffer *b = &g->plan.buffer[i - p->n_slots];
+  const rfi_opr *op = &g->trace->ops[b->value >= 0 ? g->trace->values[b->value].op : b->first];
+  const char *name = b->value >= 0 ? g->trace->values[b->value].name : "";
+  *out = (rfr_plan_buffer){name[0] ? name : op->def->name, kind_of(g, b), b->bytes, p->persistent_bytes + b->offset,
+                           b->first, b->last};
+  return RFR_OK;
+}
+
+int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
+  int64_t touched = p->persistent_bytes;
+  const unsigned char *base = p->arena + p->persistent_bytes;
+  for (int64_t i = 0; i < p->transient_bytes; i += RFI_ALIGNMENT) {
+    int64_t n = p->transient_bytes - i < RFI_ALIGNMENT ? p->transient_bytes - i : RFI_ALIGNMENT;
+    bool untouched = true;
+    for (int64_t k = 0; k < n && untouched; k++) untouched = base[i + k] == RFI_PATTERN;
+    if (!untouched) touched += n;
+  }
+  return touched;
+}
+
+rfr_status rfr_programs_check(const rfr_programs *p) {
+  for (int i = 0; i < RFI_GUARD; i++)
+    if (p->arena[p->arena_bytes + i] != RFI_PATTERN)
+      return rfi_fail(RFI_E_DEBUG_OVERRUN, "a byte behind the arena was written");
+  return RFR_OK;
+}
+
+static const rfi_stage *find_stage(const rfr_programs *p, int program, const char *pass) {
+  if (program < 0 || program >= p->n) return NULL;
+  for (int k = 0; k < RFI_STAGES; k++)
+    if (strcmp(p->program[program].pipeline.stage[k].pass, pass) == 0) return &p->program[program].pipeline.stage[k];
+  return NULL;
+}
+
+const rfr_trace *rfr_program_trace(const rfr_programs *p, int program, const char *pass) {
+  const rfi_stage *stage = find_stage(p, program, pass);
+  return stage ? stage->trace : NULL;
+}
+
+const char *rfr_program_report(const rfr_programs *p, int program, const char *pass) {
+  const rfi_stage *stage = find_stage(p, program, pass);
+  return stage ? stage->report.text.data ? stage->report.text.data : "" : NULL;
+}
+
+double rfr_program_flops(const rfr_programs *p, int program) {
+  return program < 0 || program >= p->n ? 0 : p->program[program].flops;
+}

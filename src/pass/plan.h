@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The plan: an offset for every storage and workspace of a program, in one arena.
+ */
+#ifndef RFI_PLAN_H
+#define RFI_PLAN_H
+
+#include "trace/live.h"
+#include "trace/trace.h"
+
+typedef struct rfi_buffer {
+  int64_t bytes, offset; /* offset: from the start of the step-scoped part */
+  int first, last;       /* op indices, inclusive */
+  rfr_value value;       /* owner of the storage, RFR_NONE: workspace of op `first` */
+} rfi_buffer;
+
+typedef struct rfi_plan {
+  rfr_ctx *ctx;
+  rfi_buffer *buffer; /* step-scoped ones, in order of their first op */
+  int n;
+  int64_t bytes;       /* highest end */
+  int64_t lower_bound; /* most bytes live at once */
+} rfi_plan;
+
+/* workspace[i]: bytes that op i's kernel asks for. Deterministic: same trace, same plan. */
+rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, rfi_plan *out);
+void rfi_plan_deinit(rfi_plan *plan);
+
+#endif
