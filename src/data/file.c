@@ -12,6 +12,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -349,6 +350,14 @@ rfr_status rfi_tree_remove(rfr_ctx *ctx, const char *path) {
   return s;
 }
 
+static int discard_one(const char *path, const struct stat *st, int kind, struct FTW *at) {
+  (void)st, (void)kind, (void)at;
+  remove(path);
+  return 0;
+}
+
+void rfi_tree_discard(const char *path) { nftw(path, discard_one, 16, FTW_DEPTH | FTW_PHYS); }
+
 rfr_status rfi_dir_replace(const char *from, const char *to, bool *exchanged) {
   struct stat st;
   *exchanged = false;
@@ -357,9 +366,16 @@ rfr_status rfi_dir_replace(const char *from, const char *to, bool *exchanged) {
     return sys_rename(from, to) != 0 ? fail_errno(RFI_E_FILE_WRITE, to, "rename") : RFR_OK;
   }
   /* One call: there is no moment without a folder at `to`. */
-  if (sys_exchange(from, to) != 0) return fail_errno(RFI_E_FILE_WRITE, to, "replace");
-  *exchanged = true;
-  return RFR_OK;
+  if (sys_exchange(from, to) == 0) {
+    *exchanged = true;
+    return RFR_OK;
+  }
+  if (errno != EINVAL && errno != ENOSYS) return fail_errno(RFI_E_FILE_WRITE, to, "replace");
+  /* The file system cannot exchange: aside under a name that is rubbish to every reader, then in. */
+  char aside[PATH_MAX];
+  if ((size_t)snprintf(aside, sizeof aside, "%s-old", from) >= sizeof aside) errno = ENAMETOOLONG;
+  else if (sys_rename(to, aside) == 0 && sys_rename(from, to) == 0) return RFR_OK;
+  return fail_errno(RFI_E_FILE_WRITE, to, "replace");
 }
 
 /* ---- lists of paths ---- */

@@ -61,7 +61,10 @@ rfr_status rfi_dir_create(const char *path);
 rfr_status rfi_dir_sync(const char *path);
 /* Removes a file or a folder with all it holds; links are removed, never followed. Nothing there is fine. */
 rfr_status rfi_tree_remove(rfr_ctx *ctx, const char *path);
-/* Renames `from` to `to`. An existing folder at `to` changes places with `from` (*exchanged). */
+/* The same as far as it goes, on the way out of an error: the thread's last error stays. */
+void rfi_tree_discard(const char *path);
+/* Renames `from` to `to`. An existing folder at `to` changes places with `from`
+ * (*exchanged), or goes to FROM-old where the file system cannot exchange. */
 rfr_status rfi_dir_replace(const char *from, const char *to, bool *exchanged);
 
 /* A list of strings in the context's memory. */

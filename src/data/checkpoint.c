@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Checkpoint folders; checkpoint.h has the promise.
+ *
+ * The manifest is JSON: {"format": "refrain-checkpoint", "version": 1, "step": 123,
+ * "files": {"model.safetensors": {"size": 10, "xxh3_128": "32 hex digits"}}}. Names are
+ * plain, so that a manifest from elsewhere cannot make us read outside its folder.
+ * Deleting goes through a rename to a temporary name first: a deletion that is
+ * interrupted leaves something that is recognised as rubbish, not half a checkpoint.
+ */
+#include "data/checkpoint.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/json.h"
+
+#define MANIFEST "MANIFEST.json"
+#define FORMAT "refrain-checkpoint"
+enum { VERSION = 1 };
+
+struct rfi_checkpoint_writer {
+  rfr_ctx *ctx;
+  char *run, *folder, *temporary;
+  int64_t step;
+  rfi_file *file; /* the one being written */
+  char *name;     /* its name */
+  json_t *files;  /* of the manifest */
+};
+
+static bool plain_name(const char *name) {
+  return name[0] != 0 && strchr(name, '/') == NULL && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 &&
+         strlen(name) < 200;
+}
+
+static rfr_status printed_path(rfr_ctx *ctx, char **out, const char *run, int64_t step, bool temporary) {
+  rfi_string s = {.ctx = ctx};
+  rfr_status status = rfi_string_printf(&s, "%s/step-%06lld", run, (long long)step);
+  if (status == RFR_OK && temporary) status = rfi_string_printf(&s, ".tmp-%ld", (long)getpid());
+  if (status == RFR_OK) status = rfi_path_join(ctx, "", s.data, out);
+  rfi_string_deinit(&s);
+  return status;
+}
+
+/* ---- writing ---- */
+
+static void free_writer(rfi_checkpoint_writer *w) {
+  rfi_file_close(w->file);
+  json_decref(w->files);
+  rfi_free(w->ctx, w->name);
+  rfi_free(w->ctx, w->run);
+  rfi_free(w->ctx, w->folder);
+  rfi_free(w->ctx, w->temporary);
+  rfi_free(w->ctx, w);
+}
+
+rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi_checkpoint_writer **out) {
+  rfr_status s;
+  rfi_checkpoint_writer *w;
+  *out = NULL;
+  if (step < 0) return rfi_fail(RFI_E_ARGUMENT, "a checkpoint of step %lld", (long long)step);
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *w, &w));
+  w->ctx = ctx;
+  w->step = step;
+  RFI_GOTO(rfi_path_join(ctx, "", run, &w->run));
+  RFI_GOTO(printed_path(ctx, &w->folder, run, step, false));
+  RFI_GOTO(printed_path(ctx, &w->temporary, run, step, true));
+  w->files = json_object();
+  if (!w->files) RFI_GOTO(rfi_fail(RFI_E_NO_MEMORY, "a checkpoint's manifest"));
+  RFI_GOTO(rfi_dir_create(run));
+  RFI_GOTO(rfi_tree_remove(ctx, w->temporary)); /* of a dead process that had our number */
+  RFI_GOTO(rfi_dir_create(w->temporary));
+  *out = w;
+  return RFR_OK;
+fail:
+  if (w->temporary) rfi_tree_discard(w->temporary);
+  free_writer(w);
+  return s;
+}
+
+/* Makes the file being written durable and notes it. */
+static rfr_status finish_file(rfi_checkpoint_writer *w) {
+  if (!w->file) return RFR_OK;
+  rfi_hash hash;
+  char text[33];
+  rfi_file *file = w->file;
+  json_int_t size = rfi_file_size(file);
+  w->file = NULL;
+  RFI_TRY(rfi_file_finish(file, &hash));
+  rfi_hash_format(text, hash);
+  return rfi_json_set(w->files, w->name, json_pack("{s:I, s:s}", "size", size, "xxh3_128", text));
+}
+
+rfr_status rfi_checkpoint_file(rfi_checkpoint_writer *w, const char *name, rfi_file **file) {
+  *file = NULL;
+  if (!plain_name(name) || strcmp(name, MANIFEST) == 0)
+    return rfi_fail(RFI_E_ARGUMENT, "\"%s\" is no name for a checkpoint's file", name);
+  RFI_TRY(finish_file(w));
+  if (json_object_get(w->files, name))
+    return rfi_fail(RFI_E_ARGUMENT, "the checkpoint has a file \"%s\" already", name);
+  rfi_free(w->ctx, w->name);
+  w->name = NULL;
+  RFI_TRY(rfi_path_join(w->ctx, "", name, &w->name));
+  char *path;
+  RFI_TRY(rfi_path_join(w->ctx, w->temporary, name, &path));
+  rfr_status s = rfi_file_create(w->ctx, path, &w->file);
+  rfi_free(w->ctx, path);
+  *file = w->file;
+  return s;
+}
+
+rfr_status rfi_checkpoint_add(rfi_checkpoint_writer *w, const char *name, const void *data, size_t n) {
+  rfi_file *file;
+  RFI_TRY(rfi_checkpoint_file(w, name, &file));
+  RFI_TRY(rfi_file_append(file, data, n));
+  return finish_file(w);
+}
+
+static rfr_status write_manifest(rfi_checkpoint_writer *w) {
+  json_t *manifest = json_pack("{s:s, s:i, s:I, s:O}", "format", FORMAT, "version", (int)VERSION, "step",
+                               (json_int_t)w->step, "files", w->files);
+  if (!manifest) return rfi_fail(RFI_E_NO_MEMORY, "a checkpoint's manifest");
+  rfi_string text = {.ctx = w->ctx};
+  char *path = NULL;
+  rfi_file *file;
+  rfr_status s = rfi_json_print(manifest, &text);
+  json_decref(manifest);
+  if (s == RFR_OK) s = rfi_path_join(w->ctx, w->temporary, MANIFEST, &path);
+  if (s == RFR_OK) s = rfi_file_create(w->ctx, path, &file);
+  if (s == RFR_OK) {
+    s = rfi_file_append(file, text.data, text.n);
+    if (s == RFR_OK) s = rfi_file_finish(file, NULL);
+    else rfi_file_close(file);
+  }
+  rfi_free(w->ctx, path);
+  rfi_string_deinit(&text);
+  return s;
+}
+
+rfr_status rfi_checkpoint_commit(rfi_checkpoint_writer *w) {
+  rfr_status s;
+  bool exchanged;
+  RFI_GOTO(finish_file(w));
+  RFI_GOTO(write_manifest(w));
+  RFI_GOTO(rfi_dir_sync(w->temporary));
+  RFI_GOTO(rfi_dir_replace(w->temporary, w->folder, &exchanged));
+  /* From here on the new one is in its place, and nothing may take it away again. */
+  s = rfi_dir_sync(w->run);
+  if (s == RFR_OK && exchanged) s = rfi_tree_remove(w->ctx, w->temporary);
+  free_writer(w);
+  return s;
+fail:
+  rfi_checkpoint_abort(w);
+  return s;
+}
+
+void rfi_checkpoint_abort(rfi_checkpoint_writer *w) {
+  if (!w) return;
+  rfi_file_close(w->file); /* before its folder goes */
+  w->file = NULL;
+  rfi_tree_discard(w->temporary);
+  free_writer(w);
+}
+
+/* ---- reading ---- */
+
+#define BAD(place, ...) rfi_fail_at(RFI_E_CHECKPOINT, place, 0, __VA_ARGS__)
+
+/* Error texts of files that are not there or not JSON become "checkpoint": that is what is wrong. */
+static rfr_status as_damage(rfr_status s, const char *path) {
+  if (s == RFR_OK || s == RFR_NO_MEMORY) return s;
+  char text[512];
+  snprintf(text, sizeof text, "%s", rfr_last_error()->message);
+  size_t n = strlen(path); /* the message begins with the path already */
+  const char *rest = strncmp(text, path, n) == 0 && text[n] == ':' ? text + n + 1 + (text[n + 1] == ' ') : text;
+  return BAD(path, "%s", rest);
+}
+
+static rfr_status load_manifest(rfr_ctx *ctx, const char *folder, json_t **out) {
+  char *path;
+  *out = NULL;
+  RFI_TRY(rfi_path_join(ctx, folder, MANIFEST, &path));
+  int64_t version = 0, step = 0;
+  const char *format = "";
+  json_t *manifest;
+  rfr_status s = as_damage(rfi_json_load(ctx, path, &manifest), path);
+  if (s == RFR_OK) {
+    s = rfi_json_get_string(manifest, path, "format", true, &format);
+    if (s == RFR_OK) s = rfi_json_get_int(manifest, path, "version", true, 1, INT64_MAX, &version);
+    if (s == RFR_OK) s = rfi_json_get_int(manifest, path, "step", true, 0, INT64_MAX, &step);
+    s = as_damage(s, path);
+    if (s == RFR_OK && strcmp(format, FORMAT) != 0) s = BAD(path, "\"%.40s\" is not the format %s", format, FORMAT);
+    if (s == RFR_OK && version != VERSION)
+      s = BAD(path, "version %lld, this library reads %d", (long long)version, VERSION);
+    if (s == RFR_OK && !json_is_object(json_object_get(manifest, "files"))) s = BAD(path, "\"files\" is no object");
+  }
+  if (s == RFR_OK) *out = manifest;
+  else json_decref(manifest);
+  rfi_free(ctx, path);
+  return s;
+}
+
+/* One file against its entry; the hash only when `deep`. */
+static rfr_status check_file(rfr_ctx *ctx, const char *path, const json_t *entry, bool deep) {
+  int64_t size = 0, found = 0;
+  const char *text = "";
+  char actual[33];
+  rfi_hash hash = {0, 0};
+  rfi_file *file;
+  RFI_TRY(as_damage(rfi_json_get_int(entry, path, "size", true, 0, INT64_MAX, &size), path));
+  RFI_TRY(as_damage(rfi_json_get_string(entry, path, "xxh3_128", true, &text), path));
+  RFI_TRY(as_damage(rfi_file_open(ctx, path, &file), path));
+  found = rfi_file_size(file);
+  rfi_file_close(file);
+  if (found != size) return BAD(path, "has %lld bytes, the manifest says %lld", (long long)found, (long long)size);
+  if (!deep) return RFR_OK;
+  RFI_TRY(as_damage(rfi_file_hash(ctx, path, &found, &hash), path));
+  if (strcmp(rfi_hash_format(actual, hash), text) != 0) return BAD(path, "its bytes are not those that were written");
+  return RFR_OK;
+}
+
+static rfr_status check_files(rfr_ctx *ctx, const char *folder, const json_t *files, bool deep, rfi_paths *names) {
+  for (void *at = json_object_iter((json_t *)files); at; at = json_object_iter_next((json_t *)files, at)) {
+    const char *name = json_object_iter_key(at);
+    char *path;
+    if (!plain_name(name)) return BAD(folder, "the manifest names a file \"%.200s\"", name);
+    RFI_TRY(rfi_path_join(ctx, folder, name, &path));
+    rfr_status s = check_file(ctx, path, json_object_iter_value(at), deep);
+    rfi_free(ctx, path);
+    RFI_TRY(s);
+    if (names) RFI_TRY(rfi_paths_add(names, name, strlen(name)));
+  }
+  if (names) rfi_paths_sort(names);
+  return RFR_OK;
+}
+
+rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint **out) {
+  rfr_status s;
+  rfi_checkpoint *c;
+  json_t *manifest = NULL;
+  *out = NULL;
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *c, &c));
+  c->ctx = c->files.ctx = ctx;
+  RFI_GOTO(rfi_path_join(ctx, "", folder, &c->folder));
+  RFI_GOTO(load_manifest(ctx, folder, &manifest));
+  c->step = json_integer_value(json_object_get(manifest, "step"));
+  RFI_GOTO(check_files(ctx, folder, json_object_get(manifest, "files"), true, &c->files));
+  json_decref(manifest);
+  *out = c;
+  return RFR_OK;
+fail:
+  json_decref(manifest);
+  rfi_checkpoint_close(c);
+  return s;
+}
+
+void rfi_checkpoint_close(rfi_checkpoint *c) {
+  if (!c) return;
+  rfi_paths_deinit(&c->files);
+  rfi_free(c->ctx, c->folder);
+  rfi_free(c->ctx, c);
+}
+
+rfr_status rfi_checkpoint_path(const rfi_checkpoint *c, const char *name, char **out) {
+  *out = NULL;
+  for (int i = 0; i < c->files.n; i++)
+    if (strcmp(c->files.items[i], name) == 0) return rfi_path_join(c->ctx, c->folder, name, out);
+  return BAD(c->folder, "the checkpoint has no file \"%s\"", name);
+}
+
+/* ---- the checkpoints of a run ---- */
+
+/* "step-" digits, and behind them nothing or `.tmp-`; -1 when it is neither. */
+static int64_t parse_name(const char *name, bool *temporary) {
+  int64_t step = 0;
+  if (strncmp(name, "step-", 5) != 0) return -1;
+  const char *p = name + 5;
+  for (; *p >= '0' && *p <= '9'; p++)
+    if (__builtin_mul_overflow(step, 10, &step) || __builtin_add_overflow(step, *p - '0', &step)) return -1;
+  *temporary = strncmp(p, ".tmp-", 5) == 0;
+  return p == name + 5 || (*p && !*temporary) ? -1 : step;
+}
+
+/* Calls `visit` on the checkpoints of a run, newest first, until it says stop. */
+typedef struct visitor {
+  rfr_status (*visit)(struct visitor *v, const char *folder, bool *stop);
+  rfr_ctx *ctx;
+  rfi_checkpoint *found; /* latest */
+  int skipped;
+  int keep, seen; /* retain */
+} visitor;
+
+static rfr_status visit_run(const char *run, visitor *v) {
+  if (access(run, F_OK) != 0 && errno == ENOENT) return RFR_OK; /* a run that has not begun */
+  rfi_paths names = {.ctx = v->ctx};
+  rfr_status s = rfi_dir_list(run, &names);
+  bool stop = false;
+  for (int64_t below = INT64_MAX; s == RFR_OK && !stop;) {
+    /* By number, not by name: a step of more than six digits sorts before smaller ones. */
+    int newest = -1;
+    int64_t step = -1;
+    for (int i = 0; i < names.n; i++) {
+      bool temporary;
+      int64_t n = parse_name(names.items[i], &temporary);
+      if (n > step && n < below && !temporary) step = n, newest = i;
+    }
+    if (newest < 0) break;
+    below = step;
+    char *folder;
+    s = rfi_path_join(v->ctx, run, names.items[newest], &folder);
+    if (s == RFR_OK) s = v->visit(v, folder, &stop);
+    rfi_free(v->ctx, folder);
+  }
+  rfi_paths_deinit(&names);
+  return s;
+}
+
+static rfr_status take_first_whole(visitor *v, const char *folder, bool *stop) {
+  rfr_status s = rfi_checkpoint_open(v->ctx, folder, &v->found);
+  if (s == RFR_NO_MEMORY) return s;
+  *stop = s == RFR_OK;
+  if (s == RFR_OK) return s;
+  v->skipped++;
+  rfi_log(v->ctx, RFR_LOG_WARNING, "skipping a damaged checkpoint: %s", rfr_last_error()->message);
+  return RFR_OK;
+}
+
+rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, const char *run, rfi_checkpoint **out, int *skipped) {
+  visitor v = {.visit = take_first_whole, .ctx = ctx};
+  *out = NULL;
+  rfr_status s = visit_run(run, &v);
+  if (skipped) *skipped = v.skipped;
+  RFI_TRY(s);
+  if (!v.found && v.skipped > 0) return rfi_fail_prefix("%d checkpoints, none is whole; the oldest: ", v.skipped);
+  *out = v.found;
+  return RFR_OK;
+}
+
+static rfr_status delete_beyond(visitor *v, const char *folder, bool *stop) {
+  (void)stop;
+  json_t *manifest;
+  rfr_status s = load_manifest(v->ctx, folder, &manifest);
+  if (s == RFR_OK) s = check_files(v->ctx, folder, json_object_get(manifest, "files"), false, NULL);
+  json_decref(manifest);
+  if (s == RFR_NO_MEMORY) return s;
+  if (s != RFR_OK || v->seen++ < v->keep) return RFR_OK;
+  rfi_string rubbish = {.ctx = v->ctx};
+  bool exchanged;
+  s = rfi_string_printf(&rubbish, "%s.tmp-%ld", folder, (long)getpid());
+  if (s == RFR_OK) s = rfi_tree_remove(v->ctx, rubbish.data);
+  if (s == RFR_OK) s = rfi_dir_replace(folder, rubbish.data, &exchanged);
+  if (s == RFR_OK) s = rfi_tree_remove(v->ctx, rubbish.data);
+  rfi_string_deinit(&rubbish);
+  return s;
+}
+
+static rfr_status remove_leftovers(rfr_ctx *ctx, const char *run) {
+  rfi_paths names = {.ctx = ctx};
+  rfr_status s = rfi_dir_list(run, &names);
+  for (int i = 0; i < names.n && s == RFR_OK; i++) {
+    bool temporary;
+    char *path;
+    if (parse_name(names.items[i], &temporary) < 0 || !temporary) continue;
+    s = rfi_path_join(ctx, run, names.items[i], &path);
+    if (s == RFR_OK) s = rfi_tree_remove(ctx, path);
+    rfi_free(ctx, path);
+  }
+  rfi_paths_deinit(&names);
+  return s;
+}
+
+rfr_status rfi_checkpoint_retain(rfr_ctx *ctx, const char *run, int keep) {
+  if (keep < 1) return rfi_fail(RFI_E_ARGUMENT, "keep %d checkpoints, at least 1 must stay", keep);
+  visitor v = {.visit = delete_beyond, .ctx = ctx, .keep = keep};
+  RFI_TRY(visit_run(run, &v));
+  return access(run, F_OK) == 0 ? remove_leftovers(ctx, run) : RFR_OK;
+}

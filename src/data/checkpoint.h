@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Checkpoints: folders RUN/step-000123 that are there whole or not at all.
+ *
+ * A checkpoint is written as RUN/step-000123.tmp-PID; MANIFEST.json comes last and holds
+ * the size and XXH3-128 of every other file. Everything is made durable, then one rename
+ * shows it. So a folder without the suffix was complete when it appeared, and damage that
+ * came later is found by its hashes. An older checkpoint is deleted only by
+ * rfi_checkpoint_retain, after a newer one is durable: a full disk costs the new
+ * checkpoint, never the last good one.
+ *
+ *   rfi_checkpoint_writer *w;
+ *   RFI_TRY(rfi_checkpoint_begin(ctx, "runs/a", 123, &w));
+ *   s = rfi_checkpoint_add(w, "state.json", text, n);
+ *   if (s == RFR_OK) s = rfi_checkpoint_commit(w);
+ *   else rfi_checkpoint_abort(w);
+ *
+ * One process writes into a run's folder at a time, with one writer open at a time.
+ */
+#ifndef RFI_CHECKPOINT_H
+#define RFI_CHECKPOINT_H
+
+#include "data/file.h"
+
+typedef struct rfi_checkpoint_writer rfi_checkpoint_writer;
+
+/* Makes the run's folder where needed and the temporary folder in it. */
+rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi_checkpoint_writer **out);
+/* Starts a file; the one started before is finished. The writer owns it: append to it, nothing else. */
+rfr_status rfi_checkpoint_file(rfi_checkpoint_writer *writer, const char *name, rfi_file **file);
+/* A whole file. */
+rfr_status rfi_checkpoint_add(rfi_checkpoint_writer *writer, const char *name, const void *data, size_t n);
+/* Manifest, fsync, rename, fsync. Replaces a checkpoint of the same step. The writer is
+ * gone afterwards; on an error the temporary folder is gone as well. */
+rfr_status rfi_checkpoint_commit(rfi_checkpoint_writer *writer);
+/* Gives up: removes what was written. Accepts NULL. */
+void rfi_checkpoint_abort(rfi_checkpoint_writer *writer);
+
+typedef struct rfi_checkpoint {
+  rfr_ctx *ctx;
+  char *folder;
+  int64_t step;
+  rfi_paths files; /* sorted, MANIFEST.json not among them */
+} rfi_checkpoint;
+
+/* Opens a checkpoint's folder after comparing every file with the manifest. Files that
+ * the manifest does not name are left alone. Error "checkpoint" names the file that is missing or damaged. */
+rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint **out);
+void rfi_checkpoint_close(rfi_checkpoint *checkpoint); /* accepts NULL */
+/* folder/name of a file of the checkpoint; free with rfi_free. */
+rfr_status rfi_checkpoint_path(const rfi_checkpoint *checkpoint, const char *name, char **out);
+
+/* The newest checkpoint of a run that is whole. Damaged newer ones are skipped, each with
+ * a warning in the context's log, and counted in *skipped (may be NULL). *out is NULL with
+ * RFR_OK when the run has no checkpoint; when it has only damaged ones, that is an error. */
+rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, const char *run, rfi_checkpoint **out, int *skipped);
+
+/* Deletes the oldest complete checkpoints beyond the newest `keep` (>= 1), and temporary
+ * folders that earlier runs left. Damaged ones stay for their owner to look at. */
+rfr_status rfi_checkpoint_retain(rfr_ctx *ctx, const char *run, int keep);
+
+#endif
