@@ -48,7 +48,7 @@ if(NOT RFR_SANITIZE)
                                            -include ${header} -x c++ /dev/null)
   endforeach()
   file(GLOB examples CONFIGURE_DEPENDS examples/*.c examples/*.cpp)
-  if(examples)
+  if(examples AND NOT RFR_PARTIAL)
     add_test(NAME installed_examples COMMAND ${tools}/install-check ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR}/examples
                                              ${CMAKE_INSTALL_LIBDIR} ${CMAKE_C_COMPILER})
     set_tests_properties(installed_examples PROPERTIES TIMEOUT 600 ENVIRONMENT OMP_WAIT_POLICY=passive)
