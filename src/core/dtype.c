@@ -41,17 +41,21 @@ static const layout *layout_of(rfr_dtype dtype) {
                       e5m2 = {5, 2, 15, 0x7B, 0x7B, 0x7E}, e3m2 = {3, 2, 3, 0x1F, 0x1F, 0},
                       e2m3 = {2, 3, 1, 0x1F, 0x1F, 0}, e2m1 = {2, 1, 1, 0x7, 0x7, 0};
   switch (dtype) {
-    case RFR_F16: return &f16;
-    case RFR_E4M3: return &e4m3;
-    case RFR_E5M2: return &e5m2;
-    case RFR_E3M2: return &e3m2;
-    case RFR_E2M3: return &e2m3;
-    case RFR_E2M1: return &e2m1;
-    default: return NULL;
+  case RFR_F16: return &f16;
+  case RFR_E4M3: return &e4m3;
+  case RFR_E5M2: return &e5m2;
+  case RFR_E3M2: return &e3m2;
+  case RFR_E2M3: return &e2m3;
+  case RFR_E2M1: return &e2m1;
+  default: return NULL;
   }
 }
 
-enum { F32_QUIET = 0x00400000, F32_INFINITY = 0x7F800000, F32_HIDDEN = 0x00800000 };
+enum {
+  F32_QUIET = 0x00400000,
+  F32_INFINITY = 0x7F800000,
+  F32_HIDDEN = 0x00800000
+};
 
 static uint32_t bits_of(float x) {
   uint32_t u;
@@ -73,7 +77,7 @@ static uint32_t encode(const layout *f, uint32_t u) {
   const int e = (int)(magnitude >> 23) - 127, smallest = 1 - f->bias;
   const uint32_t significand = (magnitude & 0x7FFFFF) | F32_HIDDEN;
   const int shift = 23 - f->mantissa + (e < smallest ? smallest - e : 0);
-  if (shift > 24) return sign;
+  if (shift > 25) return sign;
   uint32_t count = significand >> shift;
   const uint32_t rest = significand & ((1u << shift) - 1), half = 1u << (shift - 1);
   if (rest > half || (rest == half && (count & 1))) count++;
@@ -126,10 +130,10 @@ uint32_t rfr_float_to_bits(rfr_dtype dtype, float x) {
   const layout *f = layout_of(dtype);
   if (f != NULL) return encode(f, u);
   switch (dtype) {
-    case RFR_F32: return u;
-    case RFR_BF16: return encode_bf16(u);
-    case RFR_E8M0: return encode_e8m0(u);
-    default: return 0;
+  case RFR_F32: return u;
+  case RFR_BF16: return encode_bf16(u);
+  case RFR_E8M0: return encode_e8m0(u);
+  default: return 0;
   }
 }
 
@@ -137,10 +141,10 @@ float rfr_float_from_bits(rfr_dtype dtype, uint32_t bits) {
   const layout *f = layout_of(dtype);
   if (f != NULL) return decode(f, bits);
   switch (dtype) {
-    case RFR_F32: return float_of(bits);
-    case RFR_BF16: return float_of(bits << 16);
-    case RFR_E8M0: return decode_e8m0(bits);
-    default: return 0;
+  case RFR_F32: return float_of(bits);
+  case RFR_BF16: return float_of(bits << 16);
+  case RFR_E8M0: return decode_e8m0(bits);
+  default: return 0;
   }
 }
 

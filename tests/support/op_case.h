@@ -10,12 +10,14 @@
  *   RFT_CASES(rmsnorm) = {"rmsnorm(f[7,13], f[13]) eps=1e-5", ..., NULL};
  *
  * A case is one op in text. Operands: f[..] a float of the type under test (f32, bf16),
- * F[..] always f32 (statistics, master weights, scalars of the step), i[..]<50 int32 below
- * 50, i[..]=0,3,7 given int32, I[..]=... given int64, _ absent. After a float shape: ">0" positive
- * values, "=1" a constant, "^T" stored transposed (last two dimensions swapped in memory: a
+ * F[..] always f32 (statistics, master weights, scalars of the step: not differentiated),
+ * D[..] always f64, i[..]<50 int32 below 50, i[..]=0,3,7 given int32 (one value is
+ * repeated), I[..]=... given int64, _ absent. After a float shape: ">0" positive values,
+ * "=1" a constant, "^T" stored transposed (last two dimensions swapped in memory: a
  * strided view), "/2" every second column of a wider row (a strided view); the last two only
- * for ops that take such strides. "@mb=3" after the operands sets the microbatch.
- * Attributes as the trace prints them: eps=1e-05 ta=1 to=f32 (to=f: the type under test).
+ * for ops that take such strides, which are also tried with strides of all kinds by
+ * themselves. "@mb=3" after the operands sets the microbatch. Attributes as the trace
+ * prints them: eps=1e-05 ta=1 shape=[3,4] to=f32 (to=f: the type under test).
  *
  * At least four cases an op: primes, a dimension of size 1, a length that is no multiple of
  * 16, an empty tensor. Dimensions within a case differ, so that swapped ones show.
@@ -25,7 +27,51 @@
 
 #include "ops/call.h"
 
+#ifndef RFT_PLAIN
 #define RFT_REF(op) void rft_ref_##op(const rfi_call *call)
 #define RFT_CASES(op) const char *const rft_cases_##op[]
+#else /* the same in f32: see op_plain.h */
+#define RFT_REF(op) void rft_plain_##op(const rfi_call *call)
+#define RFT_CASES(op) const char *const rft_plain_cases_##op[]
+#endif
+
+/* ---- what the harness makes of a case ---- */
+
+enum { RFT_MAX_IN = 16, RFT_MAX_LIST = 64 };
+
+/* How an operand lies in memory. */
+typedef enum rft_layout {
+  RFT_DENSE,
+  RFT_TRANSPOSED, /* the last two dimensions swapped */
+  RFT_EVERY2,     /* every second element of a row */
+  RFT_GAPS,       /* dense rows with gaps between them */
+  RFT_REVERSED,   /* all dimensions in reverse order */
+  RFT_BROADCAST,  /* stride 0 in the first dimension */
+} rft_layout;
+
+typedef struct rft_operand {
+  char kind;     /* f F D i I _ */
+  rfr_type type; /* rank -1: absent */
+  rft_layout layout;
+  bool positive, constant;
+  double value;  /* of a constant */
+  int64_t below; /* of random integers, 0: none */
+  int n_list;
+  int64_t list[RFT_MAX_LIST];
+} rft_operand;
+
+typedef struct rft_case {
+  const char *text;
+  const rfi_op_def *def;
+  int n_in;
+  rft_operand in[RFT_MAX_IN];
+  rfi_attr attr[RFI_MAX_ATTR];
+  int32_t microbatch;
+  rfr_type out[RFI_MAX_NAMES]; /* inferred */
+  bool varies;                 /* something in it has the type under test */
+} rft_case;
+
+/* Reads a case for a type under test and infers its results. NULL, or what is wrong with it. */
+const char *rft_case_parse(const char *text, rfr_dtype under_test, rft_case *out);
 
 #endif

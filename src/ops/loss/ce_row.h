@@ -67,15 +67,16 @@ static inline double rfi_ce_lse(const rfi_arg *logits, int64_t at, int64_t V) {
   return max + log(sum);
 }
 
-/* dlogits = (e^(logits - lse) - onehot) scale, which may replace the logits in place; zeros for an invalid target. */
+/* dlogits = (e^(logits - lse) - onehot) scale, which may replace the logits in place; zeros for an invalid target.
+ * lse is subtracted in two parts: one float alone is off by up to 1e-6 at 25, and so would the largest of p be. */
 static inline void rfi_ce_backward(const rfi_arg *logits, int64_t at, const rfi_arg *dlogits, int64_t dat, int64_t V,
-                                   bool valid, int32_t target, float lse, float scale) {
-  float buffer[RFI_BLOCK], d[RFI_BLOCK];
+                                   bool valid, int32_t target, double lse, float scale) {
+  float buffer[RFI_BLOCK], d[RFI_BLOCK], high = (float)lse, low = (float)(lse - high);
   for (int64_t i = 0; i < V; i += RFI_BLOCK) {
     int64_t n = V - i < RFI_BLOCK ? V - i : RFI_BLOCK;
     if (valid) {
       const float *x = rfi_read(buffer, logits, at + i, 1, n);
-      for (int64_t k = 0; k < n; k++) d[k] = rfi_expf(x[k] - lse);
+      for (int64_t k = 0; k < n; k++) d[k] = rfi_expf(x[k] - high - low);
       if (target >= i && target < i + n) d[target - i] -= 1.0f;
       for (int64_t k = 0; k < n; k++) d[k] *= scale;
     } else {

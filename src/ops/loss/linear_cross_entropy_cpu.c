@@ -121,7 +121,7 @@ static void rows(const rfi_call *call, int64_t begin, int64_t end, int part) {
     nll[k->t + i] = valid ? lse - rfi_read1(&k->logits, i * k->logits.stride[0] + target) : 0;
     if (backward)
       rfi_ce_backward(&k->logits, i * k->logits.stride[0], &k->dlogits, i * k->dlogits.stride[0], p->V, valid, target,
-                      (float)lse, scale);
+                      lse, scale);
   }
 }
 

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The checks of one op, type and case list: each fills a cell of the matrix.
+ */
+#ifndef RFT_OP_CHECK_H
+#define RFT_OP_CHECK_H
+
+#include "support/op_run.h"
+
+typedef struct rft_op {
+  const rfi_op_def *def;
+  rft_ref_fn ref, plain;    /* in f64 and in f32; NULL: none was found */
+  const char *const *cases; /* NULL: none were found */
+} rft_op;
+
+/* A check ran `done` times and failed `failed` times, or did not apply: then word says why. */
+typedef struct rft_cell {
+  int done, failed;
+  double worst; /* largest error over its bar: below 1 where nothing failed */
+  char word[32];
+} rft_cell;
+
+/* The instruction sets that this machine runs, best first; returns how many. */
+int rft_isas(const char *isas[3]);
+
+/* Counts a failure and prints why, with op, type and case. */
+void rft_cell_fail(rft_cell *cell, const rft_case *c, rfr_dtype type, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* Kernels against the reference in f64: every instruction set; and, where the op takes
+ * them, operands with gaps, transposed, every second element, broadcast. */
+void rft_check_reference(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
+/* Nothing outside results and workspace is written, no operand changes, and results are
+ * the same bits whatever memory held before and whichever other result is dead. */
+void rft_check_bounds(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
+
+#endif

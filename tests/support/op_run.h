@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Running a case: its operands in guarded memory, the kernel, the reference in f64.
+ *
+ * Values are a pure function of the case's text, the operand and the element, so every
+ * run of a case sees the same ones, whatever the layout. Results, workspace, gaps between
+ * strided rows and guards hold garbage before the run: what is not written shows, and what
+ * should not be read makes the result depend on the garbage.
+ */
+#ifndef RFT_OP_RUN_H
+#define RFT_OP_RUN_H
+
+#include "support/op_case.h"
+
+typedef struct rft_buffer {
+  unsigned char *block, *data;
+  size_t bytes;
+} rft_buffer;
+
+typedef struct rft_run {
+  const rft_case *c;
+  unsigned char garbage;
+  rft_buffer in[RFT_MAX_IN], out[RFI_MAX_NAMES], workspace;
+  rfi_arg in_arg[RFT_MAX_IN], out_arg[RFI_MAX_NAMES]; /* aliased results point into their operand */
+  rfi_call call;
+} rft_run;
+
+/* How the operands lie: layouts that the case names stay; the others become `layout`
+ * where that makes sense. False when no operand could take it. `dead`: bit j for result j. */
+bool rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned char garbage, unsigned dead);
+void rft_run_deinit(rft_run *run);
+/* Runs the kernel of an instruction set. NULL, or what went wrong: its status, a write
+ * outside its results and workspace, a changed operand. */
+const char *rft_run_kernel(rft_run *run, const rfi_kernel *kernel, int threads);
+/* Dense element i of an argument as a double, wherever it lies. */
+double rft_get(const rfi_arg *a, int64_t i);
+void rft_set(const rfi_arg *a, int64_t i, double x);
+
+/* The case in f64 (or, plain, in f32): floats of the operands as `run` holds them (before its
+ * kernel ran), each multiplied by 1 + perturbation * u, u uniform in [-1, 1] from `seed`. */
+typedef void (*rft_ref_fn)(const rfi_call *call);
+typedef struct rft_reference {
+  void *in[RFT_MAX_IN], *out[RFI_MAX_NAMES]; /* malloc'ed; aliased results are their operand's */
+  rfi_arg in_arg[RFT_MAX_IN], out_arg[RFI_MAX_NAMES];
+  int n_in, n_out;
+} rft_reference;
+void rft_reference_init(rft_reference *ref, const rft_run *run, rft_ref_fn fn, rfr_dtype real, double perturbation,
+                        unsigned seed);
+void rft_reference_deinit(rft_reference *ref);
+
+#endif
