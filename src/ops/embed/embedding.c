@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * embedding: y[t] = table[ids[t]], and the gradient of its table. Ids are data, so a wrong
+ * one cannot be an error of the program: it reads as zeros and gets no gradient.
+ */
+#include "ops/rule.h"
+
+rfr_status rfi_infer_embedding(const rfi_infer *c) {
+  RFI_TRY(rfi_rule_float(c, 0));
+  RFI_TRY(rfi_rule_rank(c, 0, 2, 2));
+  RFI_TRY(rfi_rule_dtype(c, 1, RFR_I32));
+  RFI_TRY(rfi_rule_rank(c, 1, 1, 1));
+  c->out[0] = c->in[0];
+  c->out[0].shape[0] = c->in[1].shape[0];
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_embedding_grad(const rfi_infer *c) {
+  RFI_TRY(rfi_rule_float(c, 0));
+  RFI_TRY(rfi_rule_rank(c, 0, 2, 2));
+  RFI_TRY(rfi_rule_dtype(c, 1, RFR_I32));
+  RFI_TRY(rfi_rule_vector(c, 1, c->in[0].shape[0]));
+  int64_t rows = c->attr[0].i, bits;
+  if (rows < 0 || __builtin_mul_overflow(rows, c->in[0].shape[1], &bits) || __builtin_mul_overflow(bits, 32, &bits))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld", (long long)rows);
+  c->out[0] = (rfr_type){.dtype = RFR_F32, .rank = 2, .shape = {rows, c->in[0].shape[1]}};
+  if (rfi_present(c, 2)) RFI_TRY(rfi_rule_type(c, 2, &c->out[0]));
+  return RFR_OK;
+}
+
+rfr_status rfi_grad_embedding(rfi_grad *g) {
+  if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
+  rfi_attr rows = rfi_i(rfr_value_type(g->t, g->op->in[0]).shape[0]);
+  rfr_value in[2] = {g->dy[0], g->op->in[1]};
+  rfi_emit_begin(g, 0);
+  rfi_emit_end(g, 0, rfi_emit(g, RFI_OP_embedding_grad, 2, in, &rows));
+  return g->t->status;
+}
+
+rfr_value rfr_embedding_at(rfr_trace *t, rfr_place at, rfr_value table, rfr_value ids) {
+  return rfi_record(t, at, RFI_OP_embedding, 2, (rfr_value[]){table, ids}, NULL, NULL);
+}

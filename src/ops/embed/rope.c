@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rope: element pairs (d, d + D/2) of each head turn by position * theta^(-2d/D); inverse
+ * turns back, which is also the gradient (a rotation's transpose). positions: where each row
+ * of the packed documents stands in its own document.
+ */
+#include "ops/rule.h"
+
+rfr_status rfi_infer_rope(const rfi_infer *c) {
+  RFI_TRY(rfi_rule_float(c, 0));
+  RFI_TRY(rfi_rule_rank(c, 0, 3, 3));
+  RFI_TRY(rfi_rule_dtype(c, 1, RFR_I32));
+  RFI_TRY(rfi_rule_vector(c, 1, c->in[0].shape[0]));
+  char text[32];
+  if (c->in[0].shape[2] % 2)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "the last dimension of x is %lld, it should be even",
+                    (long long)c->in[0].shape[2]);
+  if (!(c->attr[0].f > 0))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "theta is %s, it should be positive", rfi_format_double(text, c->attr[0].f));
+  c->out[0] = c->in[0];
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_positions(const rfi_infer *c) {
+  int64_t tokens = c->attr[0].i;
+  RFI_TRY(rfi_rule_dtype(c, 0, RFR_I32));
+  RFI_TRY(rfi_rule_rank(c, 0, 1, 1));
+  if (tokens < 0 || tokens > INT32_MAX)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld tokens, at most %d", (long long)tokens, INT32_MAX);
+  c->out[0] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {tokens}};
+  return RFR_OK;
+}
+
+rfr_status rfi_grad_rope(rfi_grad *g) {
+  if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
+  rfi_attr attr[2] = {g->op->attr[0], rfi_i(!g->op->attr[1].i)};
+  rfr_value in[2] = {g->dy[0], g->op->in[1]};
+  rfi_emit_begin(g, 0);
+  rfi_emit_end(g, 0, rfi_emit(g, RFI_OP_rope, 2, in, attr));
+  return g->t->status;
+}
+
+rfr_value rfr_rope_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value positions, double theta) {
+  rfi_attr attr[2] = {rfi_f(theta), rfi_i(0)};
+  return rfi_record(t, at, RFI_OP_rope, 2, (rfr_value[]){x, positions}, attr, NULL);
+}
+
+rfr_value rfr_positions_at(rfr_trace *t, rfr_place at, rfr_value offsets, int64_t tokens) {
+  rfi_attr attr = rfi_i(tokens);
+  return rfi_record(t, at, RFI_OP_positions, 1, &offsets, &attr, NULL);
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rope and positions on the CPU.
+ *
+ * A row's sines and cosines are computed once and serve all its heads. Angles are taken in
+ * double: in f32, position 10^6 would leave no digit after the point. The frequencies and one
+ * row's table for each part lie in the workspace.
+ */
+#include <math.h>
+
+#include "backend/cpu/cpu.h"
+#include "ops/walk.h"
+
+static void fill_tables(float *sine, float *cosine, const double *frequency, double position, int64_t n) {
+  for (int64_t d = 0; d < n; d++) rfi_sincosf(position * frequency[d], &sine[d], &cosine[d]);
+}
+static void turn(float *y0, float *y1, const float *x0, const float *x1, const float *sine, const float *cosine,
+                 int64_t n) {
+  for (int64_t d = 0; d < n; d++) {
+    float a = x0[d], b = x1[d];
+    y0[d] = a * cosine[d] - b * sine[d];
+    y1[d] = b * cosine[d] + a * sine[d];
+  }
+}
+
+static void rope_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  const rfi_arg *x = &c->in[0], *y = &c->out[0];
+  int64_t H = x->type.shape[1], half = x->type.shape[2] / 2, step = x->stride[2];
+  const double *frequency = c->workspace;
+  float *sine = (float *)(frequency + half) + part * 2 * half, *cosine = sine + half;
+  float b0[RFI_BLOCK], b1[RFI_BLOCK], o0[RFI_BLOCK], o1[RFI_BLOCK];
+  for (int64_t t = begin; t < end; t++) {
+    double position = ((const int32_t *)c->in[1].data)[t * c->in[1].stride[0]];
+    fill_tables(sine, cosine, frequency, c->attr[1].i ? -position : position, half);
+    for (int64_t h = 0; h < H; h++)
+      for (int64_t d = 0, n; d < half; d += n) {
+        n = half - d < RFI_BLOCK ? half - d : RFI_BLOCK;
+        int64_t from = t * x->stride[0] + h * x->stride[1] + d * step, to = (t * H + h) * 2 * half + d;
+        float *y0 = rfi_target(o0, y, to), *y1 = rfi_target(o1, y, to + half);
+        turn(y0, y1, rfi_read(b0, x, from, step, n), rfi_read(b1, x, from + half * step, step, n), sine + d, cosine + d,
+             n);
+        rfi_flush(y0, y, to, n);
+        rfi_flush(y1, y, to + half, n);
+      }
+  }
+}
+
+static int64_t row_cost(const rfi_call *c) { return (c->in[0].type.shape[1] + 2) * c->in[0].type.shape[2]; }
+
+static size_t rope_workspace(const rfi_call *c) {
+  int64_t half = c->in[0].type.shape[2] / 2, parts = rfi_parts(c, c->in[0].type.shape[0], row_cost(c));
+  return (size_t)half * (sizeof(double) + (size_t)parts * 2 * sizeof(float));
+}
+static rfr_status run_rope(const rfi_call *c) {
+  RFI_TRY(rfi_check_floats(c));
+  int64_t D = c->in[0].type.shape[2];
+  double *frequency = c->workspace;
+  if (rfi_arg_count(&c->out[0]) == 0) return RFR_OK;
+  for (int64_t d = 0; d < D / 2; d++) frequency[d] = pow(c->attr[0].f, -2.0 * (double)d / (double)D);
+  rfi_parallel(c, c->in[0].type.shape[0], row_cost(c), rope_part);
+  return RFR_OK;
+}
+
+/* Offsets are data: one below its predecessor counts as equal to it, one beyond the tokens as
+ * their number. Rows in no document are at 0. */
+static rfr_status run_positions(const rfi_call *c) {
+  const int32_t *offsets = c->in[0].data;
+  int64_t documents = c->in[0].type.shape[0] - 1, tokens = c->out[0].type.shape[0], begin = 0, end;
+  int32_t *y = c->out[0].data;
+  if (tokens == 0) return RFR_OK;
+  memset(y, 0, (size_t)tokens * sizeof *y);
+  for (int64_t d = 0; d <= documents; d++, begin = end) {
+    end = offsets[d] > begin ? offsets[d] : begin;
+    end = end < tokens ? end : tokens;
+    for (int64_t t = begin; d > 0 && t < end; t++) y[t] = (int32_t)(t - begin);
+  }
+  return RFR_OK;
+}
+
+const rfi_kernel RFI_CPU(rope) = {run_rope, rope_workspace};
+const rfi_kernel RFI_CPU(positions) = {run_positions, NULL};
