@@ -81,6 +81,11 @@ static void test_cycle(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "other"));
   rfi_checkpoint_close(c);
 
+  /* One that was killed between its manifest and its rename does not count. */
+  assert_int_equal(rename(rft_path(f, "run/step-1000000"), rft_path(f, "run/step-1000000.tmp-1")), 0);
+  assert_int_equal(latest(f, NULL), 999999);
+  assert_int_equal(rename(rft_path(f, "run/step-1000000.tmp-1"), rft_path(f, "run/step-1000000")), 0);
+
   /* The same step again replaces. */
   assert_int_equal(save(f, 7, "second"), RFR_OK);
   text = rft_read(f, "run/step-000007/state.json", &n);
@@ -155,7 +160,8 @@ static void test_damage(void **state) {
       "{\"format\":\"refrain-checkpoint\",\"version\":1,\"files\":{}}",
       "{\"format\":\"refrain-checkpoint\",\"version\":1,\"step\":2,\"files\":[]}",
       "{\"format\":\"refrain-checkpoint\",\"version\":1,\"step\":2,\"files\":{\"state.json\":{}}}",
-      "{\"format\":\"refrain-checkpoint\",\"version\":1,\"step\":2,\"files\":{\"../x\":{\"size\":0,\"xxh3_128\":\"\"}}}"};
+      "{\"format\":\"refrain-checkpoint\",\"version\":1,\"step\":2,\"files\":{\"../"
+      "x\":{\"size\":0,\"xxh3_128\":\"\"}}}"};
   for (size_t i = 0; i < sizeof manifests / sizeof *manifests; i++) {
     rft_write(f, "run/step-000002/MANIFEST.json", manifests[i], strlen(manifests[i]));
     expect_damaged(f, "step-000002");

@@ -75,7 +75,7 @@ static void test_training_windows(void **state) {
   }
   assert_int_equal(at, N);
 
-  int first_start = -1, starts_differ = 0;
+  int from_zero = 0; /* windows that begin at byte 0: one in every epoch if the ring began there */
   for (int64_t epoch = 0; epoch < 4; epoch++) {
     int *times = calloc((size_t)N, sizeof *times);
     for (int64_t k = 0; k < W; k++) {
@@ -84,10 +84,7 @@ static void test_training_windows(void **state) {
       assert_int_equal(rfi_dataset_window(ds, RFI_TRAIN, 9, epoch * W + k, tokens, targets, offsets, S, &n_docs),
                        RFR_OK);
       int64_t start = rfi_dataset_position(ds, 9, epoch * W + k);
-      if (k == 0) {
-        if (first_start < 0) first_start = (int)start;
-        else starts_differ += first_start != start;
-      }
+      from_zero += start == 0;
       assert_int_equal(offsets[0], 0);
       for (int i = 0; i < S; i++) {
         int64_t p = (start + i) % N, next = (p + 1) % N;
@@ -107,7 +104,7 @@ static void test_training_windows(void **state) {
     assert_int_equal(twice, W * S - N);
     free(times);
   }
-  assert_true(starts_differ > 0);
+  assert_true(from_zero < 4);
   assert_int_equal(stats->dropped_boundaries, 0);
   free(stream);
   free(document);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "data/json.h"
 #include "support/folder.h"
@@ -148,6 +149,11 @@ static void test_hostile(void **state) {
     rft_write(f, "t.safetensors", file, 10);
     expect_refused(f, "length");
   }
+  /* Over the limit is refused before anything is allocated, also when the file is that long. */
+  rft_write(f, "t.safetensors", "\x01\xe1\xf5\x05\0\0\0\0{}", 10);
+  assert_int_equal(truncate(rft_path(f, "t.safetensors"), 100001000), 0);
+  expect_refused(f, "100,000,001");
+  assert_non_null(strstr(rfr_last_error()->message, "at most 100000000"));
   /* A tower of brackets must not overrun the stack. */
   size_t n = 100000;
   char *tower = calloc(1, n + 16);
