@@ -22,7 +22,7 @@
 #include <omp.h>
 #endif
 
-#include "refrain/dtype.h"
+#include "ops/vec.h"
 
 /* Two vectors of columns; as many rows as leave registers for B and one broadcast. */
 #if defined(__AVX512F__)
@@ -52,24 +52,11 @@ RFI_INLINE int rfi_thread(void) {
 #endif
 }
 
-RFI_INLINE float rfi_bf16_to_f32(uint16_t x) {
-  uint32_t u = (uint32_t)x << 16;
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
-/* Nearest even; NaN stays NaN. */
-RFI_INLINE uint16_t rfi_f32_to_bf16(float f) {
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16, quiet = (u >> 16) | 0x40;
-  return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
-}
 /* Element i of an array of f32, bf16 or f16. */
 RFI_INLINE float rfi_get(const void *x, rfr_dtype dtype, int64_t i) {
   if (dtype == RFR_F32) return ((const float *)x)[i];
   if (dtype == RFR_BF16) return rfi_bf16_to_f32(((const uint16_t *)x)[i]);
-  return rfr_float_from_bits(dtype, ((const uint16_t *)x)[i]);
+  return rfi_f16_to_f32(((const uint16_t *)x)[i]);
 }
 
 /* ---- rows ---- */
@@ -83,7 +70,7 @@ RFI_COLD void rfi_widen(float *restrict dst, const void *restrict src, rfr_dtype
     for (int64_t i = 0; i < n; i++) dst[i] = rfi_bf16_to_f32(s[i]);
   } else {
     const uint16_t *s = src;
-    for (int64_t i = 0; i < n; i++) dst[i] = rfr_float_from_bits(dtype, s[i]);
+    for (int64_t i = 0; i < n; i++) dst[i] = rfi_f16_to_f32(s[i]);
   }
 }
 /* dst[i] = src[i], rounded. */
@@ -95,7 +82,7 @@ RFI_COLD void rfi_narrow(void *restrict dst, rfr_dtype dtype, const float *restr
     for (int64_t i = 0; i < n; i++) d[i] = rfi_f32_to_bf16(src[i]);
   } else {
     uint16_t *d = dst;
-    for (int64_t i = 0; i < n; i++) d[i] = (uint16_t)rfr_float_to_bits(dtype, src[i]);
+    for (int64_t i = 0; i < n; i++) d[i] = rfi_f32_to_f16(src[i]);
   }
 }
 RFI_INLINE const void *rfi_at(const void *x, rfr_dtype dtype, int64_t i) {

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention: o = softmax(scale q kT) v within packed documents, H heads of q sharing Hk
+ * heads of k and v. Shapes, gradient and recording.
+ *
+ * The forward keeps o and lse, the logarithm of each row's sum of exponentials; with
+ * them one op gives all three gradients and no matrix of T x T ever exists. The three
+ * share most of their work, so they are results of one op; a result that nobody wants
+ * is dead and costs nothing.
+ */
+#include <math.h>
+
+#include "ops/rule.h"
+
+rfr_status rfi_infer_attention(const rfi_infer *c);
+rfr_status rfi_infer_attention_bwd(const rfi_infer *c);
+rfr_status rfi_grad_attention(rfi_grad *g);
+
+/* q, k, v at operand `first`, offsets at operand `offsets`. */
+static rfr_status check(const rfi_infer *c, int first, int offsets) {
+  const rfr_type *q = &c->in[first], *k = q + 1;
+  for (int i = first; i < first + 3; i++) {
+    RFI_TRY(rfi_rule_float(c, i));
+    RFI_TRY(rfi_rule_dtype(c, i, q->dtype));
+    RFI_TRY(rfi_rule_rank(c, i, 3, 3));
+  }
+  RFI_TRY(rfi_rule_same(c, first + 1, first + 2, true));
+  RFI_TRY(rfi_rule_rank(c, offsets, 1, 1));
+  RFI_TRY(rfi_rule_dtype(c, offsets, RFR_I32));
+  if (q->dtype == RFR_F64) return rfi_fail(RFI_E_TRACE_SHAPE, "q, k and v must be f32, bf16 or f16");
+  if (q->shape[0] != k->shape[0] || q->shape[2] != k->shape[2])
+    return rfi_fail(RFI_E_TRACE_SHAPE, "q has %lld rows of %lld, k has %lld rows of %lld", (long long)q->shape[0],
+                    (long long)q->shape[2], (long long)k->shape[0], (long long)k->shape[2]);
+  if (k->shape[1] < 1 || q->shape[1] % k->shape[1] != 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld heads of k and v do not divide %lld heads of q", (long long)k->shape[1],
+                    (long long)q->shape[1]);
+  if (c->in[offsets].shape[0] < 1)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "offsets must have one entry more than there are documents");
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_attention(const rfi_infer *c) {
+  RFI_TRY(check(c, 0, 3));
+  c->out[0] = c->in[0];
+  c->out[1] = (rfr_type){.dtype = RFR_F32, .rank = 2, .shape = {c->in[0].shape[1], c->in[0].shape[0]}};
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_attention_bwd(const rfi_infer *c) {
+  RFI_TRY(check(c, 1, 6));
+  rfr_type lse = {.dtype = RFR_F32, .rank = 2, .shape = {c->in[1].shape[1], c->in[1].shape[0]}};
+  RFI_TRY(rfi_rule_same(c, 0, 1, true));
+  RFI_TRY(rfi_rule_same(c, 4, 1, true));
+  RFI_TRY(rfi_rule_type(c, 5, &lse));
+  for (int i = 0; i < 3; i++) c->out[i] = c->in[1 + i];
+  return RFR_OK;
+}
+
+rfr_status rfi_grad_attention(rfi_grad *g) {
+  const rfi_opr *op = g->op;
+  if (g->dy[1] != RFR_NONE)
+    return rfi_fail(RFI_E_GRAD_NO_RULE, "the logarithms of the sums of an attention have no gradient");
+  if (g->dy[0] == RFR_NONE || !(g->need[0] || g->need[1] || g->need[2])) return RFR_OK;
+  rfr_value in[7] = {g->dy[0], op->in[0], op->in[1], op->in[2], op->out[0], op->out[1], op->in[3]}, out[3];
+  rfi_record(g->t, g->at, RFI_OP_attention_bwd, 7, in, op->attr, out);
+  RFI_TRY(rfr_trace_status(g->t));
+  for (int i = 0; i < 3; i++) {
+    if (!g->need[i]) continue;
+    rfi_emit_begin(g, i);
+    rfi_emit_end(g, i, out[i]);
+  }
+  return rfr_trace_status(g->t);
+}
+
+rfr_value rfr_attention_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k, rfr_value v, rfr_value offsets,
+                           double scale, int causal) {
+  rfr_type type = rfr_value_type(t, q);
+  if (scale == 0 && type.rank == 3 && type.shape[2] > 0) scale = 1 / sqrt((double)type.shape[2]);
+  rfr_value in[4] = {q, k, v, offsets};
+  rfi_attr attr[2] = {rfi_f(scale), rfi_i(causal != 0)};
+  return rfi_record(t, at, RFI_OP_attention, 4, in, attr, NULL);
+}

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Attention within packed documents, forward and backward, without a T x T buffer:
+ *
+ *   S = scale q kT,  P = exp(S - lse),  o = P v
+ *   delta = rowsum(do * o),  dS = P * (do vT - delta)
+ *   dv = PT do,  dk = scale dST q,  dq = scale dS k
+ *
+ * Work is cut into blocks of BLOCK_Q rows of q, and each walks the keys that its rows
+ * see in tiles of BLOCK_K. Scores are kept transposed, keys down and rows of q across:
+ * a row's maximum and sum then lie in one lane of a vector, k and v enter the register
+ * tile as they lie in memory, and the transposed scores are the operand that dk and dv
+ * want. The forward keeps a running maximum and sum per row (Milakov and Gimelshein,
+ * arXiv 1805.02867; Dao, arXiv 2307.08691). exp is 2^x of scores scaled by log2 e.
+ *
+ * Which rows see which keys comes from `offsets`, a device value: it says what tiles can
+ * be skipped, never how the work is cut or shared out. Offsets that do not ascend, or
+ * lie outside, are clamped; rows of no document give o = 0, lse = -inf, gradients 0.
+ *
+ * The backward gives a thread all of dk and dv of a kv head (or of one of `segments`
+ * interleaved shares of its row blocks, added up in order at the end), so nothing is
+ * written by two threads and no sum depends on timing.
+ */
+#include <math.h>
+
+#include "backend/cpu/cpu.h"
+#include "ops/matmul/tile.h"
+
+enum {
+  BLOCK_Q = 32, /* a multiple of RFI_NR everywhere; small, because tiles on the diagonal waste half their work */
+  BLOCK_K = 64,
+  VECTORS = BLOCK_Q / RFI_LANES,
+  MIN_WORK = 1 << 16, /* scores below which one thread does all */
+};
+
+typedef struct shape {
+  int64_t T, H, Hk, D, P; /* P: D rounded up to whole panels */
+  int64_t group, blocks;  /* heads of q per head of k; blocks of rows */
+  int threads, segments;  /* segments: backward only */
+  size_t ranges, scratch; /* floats: shared ranges, each thread's own blocks */
+  size_t sums, n_sums;    /* floats of one (dk, dv) pair, and how many pairs (backward) */
+} shape;
+
+static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
+static shape shape_make(const rfi_call *call, const rfi_arg *q, const rfi_arg *k, bool backward) {
+  shape s = {.T = q->type.shape[0], .H = q->type.shape[1], .Hk = k->type.shape[1], .D = q->type.shape[2]};
+  s.P = round_up(s.D, RFI_NR);
+  s.group = s.H / s.Hk;
+  s.blocks = (s.T + BLOCK_Q - 1) / BLOCK_Q;
+  s.segments = 1;
+  int64_t tasks = s.H * s.blocks;
+  s.threads = call->threads < 1 || s.H * s.T * s.T < MIN_WORK ? 1 : call->threads;
+  if (backward) { /* equal shares for all threads, or several shares each */
+    while (s.Hk * s.segments % s.threads != 0 && s.Hk * s.segments < 4 * s.threads && s.segments < s.blocks)
+      s.segments++;
+    tasks = s.Hk * s.segments;
+  }
+  if (s.threads > tasks) s.threads = tasks > 0 ? (int)tasks : 1;
+  s.ranges = (size_t)round_up(2 * s.T, 16);
+  /* forward: qT, S, o, k, v, five vectors; backward: qT, doT, q, do, o and dq, S, dP, k, v, four vectors */
+  s.scratch = (size_t)((backward ? 2 : 1) * s.D * BLOCK_Q + (backward ? 3 : 1) * s.P * BLOCK_Q +
+                       (backward ? 2 : 1) * BLOCK_K * BLOCK_Q + 2 * s.P * BLOCK_K + 5 * BLOCK_Q);
+  s.scratch = (size_t)round_up((int64_t)s.scratch, 16);
+  if (backward) {
+    s.sums = (size_t)(2 * s.T * s.P);
+    s.n_sums = s.segments == 1 ? (size_t)s.threads : (size_t)(s.Hk * s.segments);
+  }
+  return s;
+}
+
+static size_t bytes(const shape *s) { return 4 * (s->ranges + s->scratch * (size_t)s->threads + s->sums * s->n_sums); }
+static size_t forward_workspace(const rfi_call *call) {
+  shape s = shape_make(call, &call->in[0], &call->in[1], false);
+  return bytes(&s);
+}
+static size_t backward_workspace(const rfi_call *call) {
+  shape s = shape_make(call, &call->in[1], &call->in[2], true);
+  return bytes(&s);
+}
+
+/* ---- vectors ---- */
+
+RFI_INLINE rfi_vf splat(float x) { return (rfi_vf){0} + x; }
+RFI_INLINE rfi_vf choose(rfi_vi mask, rfi_vf yes, rfi_vf no) {
+  return (rfi_vf)(((rfi_vi)yes & mask) | ((rfi_vi)no & ~mask));
+}
+
+/* 2^x for x <= 126 within 2 units in the last place; 0 below 2^-126; NaN stays NaN, because the
+ * power of two is a factor and no addition to the bits. x = n + f, |f| <= 1/2, minimax in f. */
+RFI_INLINE rfi_vf exp2_of(rfi_vf x) {
+  const rfi_vf magic = splat(0x1.8p23f);
+  rfi_vf shifted = x + magic, f = x - (shifted - magic);
+  rfi_vf p = splat(0x1.444p-13f);
+  p = p * f + splat(0x1.5f48c0p-10f);
+  p = p * f + splat(0x1.3b2a1cp-7f);
+  p = p * f + splat(0x1.c6aeccp-5f);
+  p = p * f + splat(0x1.ebfbe0p-3f);
+  p = p * f + splat(0x1.62e430p-1f);
+  p = p * f + splat(1.0f);
+  rfi_vf power = (rfi_vf)(((rfi_vi)shifted - (rfi_vi)magic + 127) << 23);
+  return (rfi_vf)((rfi_vi)(p * power) & ~(rfi_vi)(x < splat(-126.0f)));
+}
+
+/* ---- who sees whom ---- */
+
+/* Row t's document is rows lo[t] .. hi[t]-1; empty for a row of no document. */
+static void find_ranges(const shape *s, const rfi_arg *offsets, int32_t *lo, int32_t *hi) {
+  const int32_t *x = offsets->data;
+  int64_t step = offsets->stride[0], next = 0, end = s->T < INT32_MAX ? s->T : INT32_MAX;
+  memset(lo, 0, (size_t)s->T * sizeof *lo);
+  memset(hi, 0, (size_t)s->T * sizeof *hi);
+  for (int64_t d = 0; d + 1 < offsets->type.shape[0]; d++) {
+    int64_t from = x[d * step], to = x[(d + 1) * step];
+    if (from < next) from = next;
+    if (to > end) to = end;
+    for (int64_t t = from; t < to; t++) {
+      lo[t] = (int32_t)from;
+      hi[t] = (int32_t)to;
+    }
+    if (to > next) next = to;
+  }
+}
+
+typedef struct block {
+  int64_t t0, first, last; /* rows t0 .. t0+n-1 see keys among first .. last-1 */
+  int n;
+  int32_t all_from, all_to; /* every row sees keys all_from .. all_to-1 */
+  int32_t from[BLOCK_Q], to[BLOCK_Q];
+} block;
+
+static block block_make(const shape *s, int64_t t0, const int32_t *lo, const int32_t *hi, bool causal) {
+  block b = {.t0 = t0, .first = INT32_MAX, .n = s->T - t0 < BLOCK_Q ? (int)(s->T - t0) : BLOCK_Q, .all_to = INT32_MAX};
+  for (int i = 0; i < b.n; i++) {
+    int64_t t = t0 + i;
+    b.from[i] = lo[t];
+    b.to[i] = causal && hi[t] > t ? (int32_t)(t + 1) : hi[t];
+    if (b.all_from < b.from[i]) b.all_from = b.from[i];
+    if (b.all_to > b.to[i]) b.all_to = b.to[i];
+    if (b.from[i] >= b.to[i]) continue;
+    if (b.first > b.from[i]) b.first = b.from[i];
+    if (b.last < b.to[i]) b.last = b.to[i];
+  }
+  if (b.first > b.last) b.first = b.last;
+  return b;
+}
+
+/* All of x's rows at one key of a tile: all bits where row i of the block sees it. */
+RFI_INLINE rfi_vi sees(const block *b, int v, int64_t key) {
+  rfi_vi s = (rfi_vi){0} + (int32_t)key;
+  return (*(const rfi_vi *)(b->from + v * RFI_LANES) <= s) & (s < *(const rfi_vi *)(b->to + v * RFI_LANES));
+}
+
+/* ---- operands ---- */
+
+/* Rows t0.. of a head as f32: in place when it is that already (and, for an operand that is read in whole panels,
+ * when those are full), else a copy in `space`, padded with zeros. *ld receives the row stride. */
+static const float *rows_of(const rfi_arg *x, const shape *s, int64_t head, int64_t t0, int64_t n, bool whole,
+                            float *space, int64_t *ld) {
+  rfr_dtype dtype = x->type.dtype;
+  const void *from = rfi_at(x->data, dtype, t0 * x->stride[0] + head * x->stride[1]);
+  if (dtype == RFR_F32 && x->stride[2] == 1 && (!whole || s->D == s->P)) {
+    *ld = x->stride[0];
+    return from;
+  }
+  rfi_pack(space, s->P, n, s->D, s->P, from, dtype, x->stride[0], x->stride[2]);
+  *ld = s->P;
+  return space;
+}
+
+/* out (D x BLOCK_Q) = scale * transposed rows of a block. */
+static void columns_of(const rfi_arg *x, const shape *s, int64_t head, const block *b, float scale, float *out) {
+  rfr_dtype dtype = x->type.dtype;
+  rfi_pack(out, BLOCK_Q, s->D, b->n, BLOCK_Q, rfi_at(x->data, dtype, b->t0 * x->stride[0] + head * x->stride[1]), dtype,
+           x->stride[2], x->stride[0]);
+  if (scale != 1)
+    for (int64_t i = 0; i < s->D * BLOCK_Q; i++) out[i] *= scale;
+}
+
+/* c (rows x whole panels up to n) = or += a b. A is read by row, or by column when `t`. */
+static void multiply(int64_t rows, int64_t n, int64_t k, const float *a, int64_t lda, bool t, const float *b,
+                     int64_t ldb, float *c, int64_t ldc, bool add) {
+  for (int64_t j = 0; j < n; j += RFI_NR)
+    for (int64_t i = 0; i < rows; i += RFI_MR) {
+      int mr = rows - i < RFI_MR ? (int)(rows - i) : RFI_MR;
+      if (t) rfi_tile_t(mr, k, a + i, lda, b + j, ldb, c + i * ldc + j, ldc, add);
+      else rfi_tile_n(mr, k, a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, add);
+    }
+}
+
+/* ---- forward ---- */
+
+typedef struct rows {
+  float max[BLOCK_Q], sum[BLOCK_Q], shrink[BLOCK_Q];
+} rows;
+
+/* S (keys x BLOCK_Q) becomes 2^(S - max); what was summed so far is to be multiplied by `shrink`. */
+static void softmax_tile(float *S, int keys, int64_t key0, const block *b, bool masked, rows *r) {
+  const rfi_vf none = splat(-INFINITY);
+  for (int v = 0; v < VECTORS; v++) {
+    float *column = S + v * RFI_LANES;
+    rfi_vf *max = (rfi_vf *)(r->max + v * RFI_LANES), *sum = (rfi_vf *)(r->sum + v * RFI_LANES);
+    rfi_vf m = *max;
+    for (int i = 0; i < keys; i++) {
+      rfi_vf *x = (rfi_vf *)(column + i * BLOCK_Q);
+      if (masked) *x = choose(sees(b, v, key0 + i), *x, none);
+      m = choose((rfi_vi)(*x > m), *x, m);
+    }
+    rfi_vf base = choose((rfi_vi)(m > none), m, splat(0)); /* a row that has seen no key yet */
+    rfi_vf shrink = exp2_of(*max - base), total = *sum * shrink;
+    for (int i = 0; i < keys; i++) {
+      rfi_vf *x = (rfi_vf *)(column + i * BLOCK_Q);
+      *x = exp2_of(*x - base);
+      total += *x;
+    }
+    *max = m;
+    *sum = total;
+    *(rfi_vf *)(r->shrink + v * RFI_LANES) = shrink;
+  }
+}
+
+static void forward_block(const rfi_call *call, const shape *s, int64_t head, const block *b, float *scratch) {
+  const rfi_arg *k = &call->in[1], *v = &call->in[2], *o = &call->out[0], *lse = &call->out[1];
+  float *qT = scratch, *S = qT + s->D * BLOCK_Q, *acc = S + BLOCK_K * BLOCK_Q, *k_space = acc + s->P * BLOCK_Q;
+  float *v_space = k_space + s->P * BLOCK_K;
+  int64_t kv = head / s->group, ldk, ldv;
+  rows r;
+  for (int i = 0; i < BLOCK_Q; i++) {
+    r.max[i] = -INFINITY;
+    r.sum[i] = 0;
+  }
+  columns_of(&call->in[0], s, head, b, (float)(call->attr[0].f * M_LOG2E), qT);
+  memset(acc, 0, (size_t)(s->P * BLOCK_Q) * sizeof *acc);
+  for (int64_t key = b->first; key < b->last; key += BLOCK_K) {
+    int n = b->last - key < BLOCK_K ? (int)(b->last - key) : BLOCK_K;
+    const float *kr = rows_of(k, s, kv, key, n, false, k_space, &ldk);
+    const float *vr = rows_of(v, s, kv, key, n, true, v_space, &ldv);
+    multiply(n, BLOCK_Q, s->D, kr, ldk, false, qT, BLOCK_Q, S, BLOCK_Q, false);
+    softmax_tile(S, n, key, b, key < b->all_from || key + n > b->all_to, &r);
+    if (key > b->first)
+      for (int i = 0; i < b->n; i++)
+        for (int64_t d = 0; d < s->P; d++) acc[i * s->P + d] *= r.shrink[i];
+    multiply(b->n, s->P, n, S, BLOCK_Q, true, vr, ldv, acc, s->P, true);
+  }
+  for (int i = 0; i < b->n; i++) {
+    float *row = acc + i * s->P, inverse = r.sum[i] == 0 ? 0 : 1 / r.sum[i];
+    for (int64_t d = 0; d < s->D; d++) row[d] *= inverse;
+    int64_t at = ((b->t0 + i) * s->H + head) * s->D;
+    if (o->data) rfi_narrow((char *)o->data + at * (o->type.dtype == RFR_F32 ? 4 : 2), o->type.dtype, row, s->D);
+    if (lse->data)
+      ((float *)lse->data)[head * s->T + b->t0 + i] =
+          r.sum[i] == 0 ? -INFINITY : (r.max[i] + log2f(r.sum[i])) * (float)M_LN2;
+  }
+}
+
+static rfr_status forward(const rfi_call *call) {
+  const shape s = shape_make(call, &call->in[0], &call->in[1], false);
+  int32_t *lo = call->workspace, *hi = lo + s.T;
+  float *scratch = (float *)call->workspace + s.ranges;
+  bool causal = call->attr[1].i != 0;
+  int64_t tasks = s.H * s.blocks;
+  if (tasks == 0) return RFR_OK;
+  find_ranges(&s, &call->in[3], lo, hi);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(s.threads) if (s.threads > 1)
+  for (int64_t task = 0; task < tasks; task++) {
+    block b = block_make(&s, task % s.blocks * BLOCK_Q, lo, hi, causal);
+    forward_block(call, &s, task / s.blocks, &b, scratch + s.scratch * (size_t)rfi_thread());
+  }
+  return RFR_OK;
+}
+
+/* ---- backward ---- */
+
+/* S becomes P = 2^(S - lse), 0 where a row does not see the key, and dP becomes dS = P (dP - delta). */
+static void gradient_tile(float *S, float *dP, int keys, int64_t key0, const block *b, bool masked, const float *lse,
+                          const float *delta) {
+  for (int v = 0; v < VECTORS; v++) {
+    rfi_vf l = *(const rfi_vf *)(lse + v * RFI_LANES), d = *(const rfi_vf *)(delta + v * RFI_LANES);
+    for (int i = 0; i < keys; i++) {
+      rfi_vf *x = (rfi_vf *)(S + i * BLOCK_Q + v * RFI_LANES), *y = (rfi_vf *)(dP + i * BLOCK_Q + v * RFI_LANES);
+      rfi_vf p = exp2_of(*x - l), ds = p * (*y - d);
+      if (masked) {
+        rfi_vi seen = sees(b, v, key0 + i);
+        p = (rfi_vf)((rfi_vi)p & seen);
+        ds = (rfi_vf)((rfi_vi)ds & seen);
+      }
+      *x = p;
+      *y = ds;
+    }
+  }
+}
+
+/* One head's block of rows: writes dq, adds to dk and dv (T x P, not yet scaled). */
+static void backward_block(const rfi_call *call, const shape *s, int64_t head, const block *b, float *scratch,
+                           float *dk, float *dv) {
+  const rfi_arg *dout = &call->in[0], *q = &call->in[1], *k = &call->in[2], *v = &call->in[3], *dq = &call->out[0];
+  float *qT = scratch, *doT = qT + s->D * BLOCK_Q, *q_space = doT + s->D * BLOCK_Q,
+        *do_space = q_space + s->P * BLOCK_Q;
+  float *acc = do_space + s->P * BLOCK_Q, *S = acc + s->P * BLOCK_Q, *dP = S + BLOCK_K * BLOCK_Q;
+  float *k_space = dP + BLOCK_K * BLOCK_Q, *v_space = k_space + s->P * BLOCK_K;
+  float lse[BLOCK_Q] = {0}, delta[BLOCK_Q] = {0};
+  int64_t kv = head / s->group, ldq, ldo, ldk, ldv, ld;
+  bool want_dk = call->out[1].data, want_dv = call->out[2].data;
+  columns_of(q, s, head, b, (float)(call->attr[0].f * M_LOG2E), qT);
+  columns_of(dout, s, head, b, 1, doT);
+  const float *qr = rows_of(q, s, head, b->t0, b->n, true, q_space, &ldq);
+  const float *dor = rows_of(dout, s, head, b->t0, b->n, true, do_space, &ldo);
+  const float *o = rows_of(&call->in[4], s, head, b->t0, b->n, false, acc, &ld);
+  for (int i = 0; i < b->n; i++) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t d = 0; d < s->D; d++) sum += dor[i * ldo + d] * o[i * ld + d];
+    delta[i] = sum;
+    const rfi_arg *l = &call->in[5];
+    lse[i] = ((const float *)l->data)[head * l->stride[0] + (b->t0 + i) * l->stride[1]] * (float)M_LOG2E;
+  }
+  memset(acc, 0, (size_t)(s->P * BLOCK_Q) * sizeof *acc);
+  for (int64_t key = b->first; key < b->last; key += BLOCK_K) {
+    int n = b->last - key < BLOCK_K ? (int)(b->last - key) : BLOCK_K;
+    const float *kr = rows_of(k, s, kv, key, n, true, k_space, &ldk);
+    const float *vr = rows_of(v, s, kv, key, n, false, v_space, &ldv);
+    multiply(n, BLOCK_Q, s->D, kr, ldk, false, qT, BLOCK_Q, S, BLOCK_Q, false);
+    multiply(n, BLOCK_Q, s->D, vr, ldv, false, doT, BLOCK_Q, dP, BLOCK_Q, false);
+    gradient_tile(S, dP, n, key, b, key < b->all_from || key + n > b->all_to, lse, delta);
+    if (want_dv) multiply(n, s->P, b->n, S, BLOCK_Q, false, dor, ldo, dv + key * s->P, s->P, true);
+    if (want_dk) multiply(n, s->P, b->n, dP, BLOCK_Q, false, qr, ldq, dk + key * s->P, s->P, true);
+    if (dq->data) multiply(b->n, s->P, n, dP, BLOCK_Q, true, kr, ldk, acc, s->P, true);
+  }
+  for (int i = 0; i < b->n && dq->data; i++) {
+    float *row = acc + i * s->P;
+    for (int64_t d = 0; d < s->D; d++) row[d] *= (float)call->attr[0].f;
+    int64_t at = ((b->t0 + i) * s->H + head) * s->D;
+    rfi_narrow((char *)dq->data + at * (dq->type.dtype == RFR_F32 ? 4 : 2), dq->type.dtype, row, s->D);
+  }
+}
+
+/* Adds up a kv head's segments, in order, into the first and writes rows t0.. of it. */
+static void write_sums(const shape *s, int64_t kv, int64_t t0, int64_t n, float *sums, float scale, const rfi_arg *y) {
+  if (!y->data) return;
+  for (int64_t t = t0; t < t0 + n; t++) {
+    float *row = sums + t * s->P;
+    for (int g = 1; g < s->segments; g++)
+      for (int64_t d = 0; d < s->D; d++) row[d] += row[(size_t)g * s->sums + (size_t)d];
+    if (scale != 1)
+      for (int64_t d = 0; d < s->D; d++) row[d] *= scale;
+    int64_t at = (t * s->Hk + kv) * s->D;
+    rfi_narrow((char *)y->data + at * (y->type.dtype == RFR_F32 ? 4 : 2), y->type.dtype, row, s->D);
+  }
+}
+
+static rfr_status backward(const rfi_call *call) {
+  const shape s = shape_make(call, &call->in[1], &call->in[2], true);
+  int32_t *lo = call->workspace, *hi = lo + s.T;
+  float *scratch = (float *)call->workspace + s.ranges, *sums = scratch + s.scratch * (size_t)s.threads;
+  bool causal = call->attr[1].i != 0;
+  float scale = (float)call->attr[0].f;
+  int64_t half = s.T * s.P;
+  if (s.blocks == 0) return RFR_OK;
+  find_ranges(&s, &call->in[6], lo, hi);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(s.threads) if (s.threads > 1)
+  for (int64_t task = 0; task < s.Hk * s.segments; task++) {
+    int64_t kv = task / s.segments, slot = s.segments == 1 ? rfi_thread() : task;
+    float *own = scratch + s.scratch * (size_t)rfi_thread(), *dk = sums + s.sums * (size_t)slot, *dv = dk + half;
+    memset(dk, 0, s.sums * sizeof *dk);
+    for (int64_t g = 0; g < s.group; g++)
+      for (int64_t i = task % s.segments; i < s.blocks; i += s.segments) {
+        block b = block_make(&s, i * BLOCK_Q, lo, hi, causal);
+        backward_block(call, &s, kv * s.group + g, &b, own, dk, dv);
+      }
+    if (s.segments > 1) continue;
+    write_sums(&s, kv, 0, s.T, dk, scale, &call->out[1]);
+    write_sums(&s, kv, 0, s.T, dv, 1, &call->out[2]);
+  }
+  if (s.segments == 1) return RFR_OK;
+#pragma omp parallel for schedule(static) num_threads(s.threads) if (s.threads > 1)
+  for (int64_t task = 0; task < s.Hk * s.blocks; task++) {
+    int64_t kv = task / s.blocks, t0 = task % s.blocks * BLOCK_Q, n = s.T - t0 < BLOCK_Q ? s.T - t0 : BLOCK_Q;
+    float *dk = sums + s.sums * (size_t)(kv * s.segments);
+    write_sums(&s, kv, t0, n, dk, scale, &call->out[1]);
+    write_sums(&s, kv, t0, n, dk + half, 1, &call->out[2]);
+  }
+  return RFR_OK;
+}
+
+const rfi_kernel RFI_CPU(attention) = {forward, forward_workspace};
+const rfi_kernel RFI_CPU(attention_bwd) = {backward, backward_workspace};

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Attention in double, row by row, and its cases: several documents, a document of one
+ * row, an empty document (equal offsets), rows before the first and after the last
+ * document, offsets that descend or lie outside, heads that share keys, D that is no
+ * multiple of 16, a prime T, blocks that documents cross, no rows at all.
+ */
+#include <math.h>
+
+#include "support/op_case.h"
+
+/* Row t's keys: those of its document, up to itself if causal. Returns how many. */
+static int64_t keys_of(const rfi_arg *offsets, int64_t T, int64_t t, int causal, int64_t *first) {
+  const int32_t *x = offsets->data;
+  int64_t next = 0;
+  for (int64_t d = 0; d + 1 < offsets->type.shape[0]; d++) {
+    int64_t from = x[d] > next ? x[d] : next, to = x[d + 1] < T ? x[d + 1] : T;
+    if (t >= from && t < to) {
+      *first = from;
+      return (causal ? t + 1 : to) - from;
+    }
+    if (to > next) next = to;
+  }
+  *first = 0;
+  return 0;
+}
+
+static double dot(const double *a, const double *b, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
+  return sum;
+}
+
+RFT_REF(attention) {
+  const rfr_type *qt = &call->in[0].type;
+  int64_t T = qt->shape[0], H = qt->shape[1], D = qt->shape[2], Hk = call->in[1].type.shape[1];
+  const double *q = call->in[0].data, *k = call->in[1].data, *v = call->in[2].data;
+  double *o = call->out[0].data, *lse = call->out[1].data, scale = call->attr[0].f;
+  for (int64_t t = 0; t < T; t++)
+    for (int64_t h = 0; h < H; h++) {
+      int64_t first, n = keys_of(&call->in[3], T, t, (int)call->attr[1].i, &first), g = h / (H / Hk);
+      const double *row = q + (t * H + h) * D;
+      double *y = o + (t * H + h) * D, max = -INFINITY, sum = 0;
+      for (int64_t d = 0; d < D; d++) y[d] = 0;
+      for (int64_t s = first; s < first + n; s++) max = fmax(max, scale * dot(row, k + (s * Hk + g) * D, D));
+      for (int64_t s = first; s < first + n; s++) {
+        double p = exp(scale * dot(row, k + (s * Hk + g) * D, D) - max);
+        sum += p;
+        for (int64_t d = 0; d < D; d++) y[d] += p * v[(s * Hk + g) * D + d];
+      }
+      for (int64_t d = 0; d < D && n > 0; d++) y[d] /= sum;
+      if (lse) lse[h * T + t] = n > 0 ? max + log(sum) : -INFINITY;
+    }
+}
+
+RFT_REF(attention_bwd) {
+  const rfr_type *qt = &call->in[1].type;
+  int64_t T = qt->shape[0], H = qt->shape[1], D = qt->shape[2], Hk = call->in[2].type.shape[1];
+  const double *dy = call->in[0].data, *q = call->in[1].data, *k = call->in[2].data, *v = call->in[3].data;
+  const double *o = call->in[4].data, *lse = call->in[5].data;
+  double *dq = call->out[0].data, *dk = call->out[1].data, *dv = call->out[2].data, scale = call->attr[0].f;
+  for (int64_t i = 0; i < T * H * D && dq; i++) dq[i] = 0;
+  for (int64_t i = 0; i < T * Hk * D; i++) {
+    if (dk) dk[i] = 0;
+    if (dv) dv[i] = 0;
+  }
+  for (int64_t t = 0; t < T; t++)
+    for (int64_t h = 0; h < H; h++) {
+      int64_t first, n = keys_of(&call->in[6], T, t, (int)call->attr[1].i, &first), g = h / (H / Hk);
+      int64_t at = (t * H + h) * D;
+      double delta = dot(dy + at, o + at, D);
+      for (int64_t s = first; s < first + n; s++) {
+        int64_t key = (s * Hk + g) * D;
+        double p = exp(scale * dot(q + at, k + key, D) - lse[h * T + t]);
+        double ds = scale * p * (dot(dy + at, v + key, D) - delta);
+        for (int64_t d = 0; d < D; d++) {
+          if (dq) dq[at + d] += ds * k[key + d];
+          if (dk) dk[key + d] += ds * q[at + d];
+          if (dv) dv[key + d] += p * dy[at + d];
+        }
+      }
+    }
+}
+
+RFT_CASES(attention) = {
+    "attention(f[13,2,5], f[13,1,5], f[13,1,5], i[2]=0,13) scale=0.4472135954999579 causal=1",
+    "attention(f[7,3,4], f[7,3,4], f[7,3,4], i[2]=0,7) scale=0.5 causal=0",
+    "attention(f[1,2,3], f[1,2,3], f[1,2,3], i[2]=0,1) scale=0.5 causal=1",
+    "attention(f[37,6,24], f[37,2,24], f[37,2,24], i[6]=0,9,10,10,31,37) scale=0.2 causal=1",
+    "attention(f[71,6,32], f[71,2,32], f[71,2,32], i[4]=0,33,34,71) scale=0.17677669529663687 causal=1",
+    "attention(f[131,2,17], f[131,1,17], f[131,1,17], i[3]=0,100,131) scale=0.25 causal=0",
+    "attention(f[197,1,40], f[197,1,40], f[197,1,40], i[2]=0,197) scale=0.158 causal=1",
+    "attention(f[67,4,64]/2, f[67,2,64], f[67,2,64]/2, i[3]=0,66,67) scale=0.125 causal=1",
+    "attention(f[19,2,8], f[19,1,8], f[19,1,8], i[3]=3,11,17) scale=0.3 causal=1",
+    "attention(f[23,2,6], f[23,2,6], f[23,2,6], i[6]=-4,9,5,40,-7,12) scale=0.3 causal=0",
+    "attention(f[11,2,6], f[11,1,6], f[11,1,6], i[1]=0) scale=0.3 causal=1",
+    "attention(f[0,2,4], f[0,1,4], f[0,1,4], i[2]=0,0) scale=0.5 causal=1",
+    NULL,
+};
+
+RFT_CASES(attention_bwd) = {
+    "attention_bwd(f[13,2,5], f[13,2,5], f[13,1,5], f[13,1,5], f[13,2,5], F[2,13], i[2]=0,13) scale=0.44 causal=1",
+    "attention_bwd(f[7,3,4], f[7,3,4], f[7,3,4], f[7,3,4], f[7,3,4], F[3,7], i[2]=0,7) scale=0.5 causal=0",
+    "attention_bwd(f[1,2,3], f[1,2,3], f[1,2,3], f[1,2,3], f[1,2,3], F[2,1], i[2]=0,1) scale=0.5 causal=1",
+    "attention_bwd(f[37,6,24], f[37,6,24], f[37,2,24], f[37,2,24], f[37,6,24], F[6,37], i[6]=0,9,10,10,31,37) "
+    "scale=0.2 "
+    "causal=1",
+    "attention_bwd(f[71,6,32], f[71,6,32], f[71,2,32], f[71,2,32], f[71,6,32], F[6,71], i[4]=0,33,34,71) scale=0.18 "
+    "causal=1",
+    "attention_bwd(f[131,3,17], f[131,3,17], f[131,1,17], f[131,1,17], f[131,3,17], F[3,131], i[3]=0,100,131) "
+    "scale=0.25 "
+    "causal=0",
+    "attention_bwd(f[23,2,6], f[23,2,6], f[23,2,6], f[23,2,6], f[23,2,6], F[2,23], i[6]=-4,9,5,40,-7,12) scale=0.3 "
+    "causal=0",
+    "attention_bwd(f[0,2,4], f[0,2,4], f[0,1,4], f[0,1,4], f[0,2,4], F[2,0], i[2]=0,0) scale=0.5 causal=1",
+    NULL,
+};
