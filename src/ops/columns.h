@@ -5,21 +5,21 @@
  *
  * The work is split over columns, never over rows. So there are no partial results to store
  * or to add up, and the bits depend on neither the split nor the number of threads. Rows are
- * added in chunks, each from zero: the error grows with the number of chunks, not of rows,
- * and the accumulators of one block of columns stay in the first-level cache.
+ * added in chunks, each from zero in f32, and the chunks in f64: the error is that of one chunk,
+ * however many rows there are, and the accumulators stay in the first-level cache.
  */
 #ifndef RFI_COLUMNS_H
 #define RFI_COLUMNS_H
 
 #include "ops/walk.h"
 
-enum { RFI_COLUMN_UNIT = 16, RFI_COLUMN_ROWS = 64 }; /* a cache line of f32; rows in a chunk */
+enum { RFI_COLUMN_UNIT = 16, RFI_COLUMN_ROWS = 32 }; /* a cache line of f32; rows in a chunk */
 
 /* Adds row `row`'s terms of columns column..column+n-1 (n <= RFI_BLOCK) to sum. */
 typedef void (*rfi_column_fn)(const rfi_call *c, int64_t row, int64_t column, int64_t n, float *sum);
 
 /* total[0..n-1] += the columns' sums over all rows. */
-static inline void rfi_sum_rows(const rfi_call *c, int64_t rows, int64_t column, int64_t n, float *total,
+static inline void rfi_sum_rows(const rfi_call *c, int64_t rows, int64_t column, int64_t n, double *total,
                                 rfi_column_fn add) {
   float chunk[RFI_BLOCK] __attribute__((aligned(64)));
   for (int64_t r = 0; r < rows; r += RFI_COLUMN_ROWS) {
@@ -35,19 +35,20 @@ static inline int64_t rfi_column_units(int64_t columns) { return (columns + RFI_
 /* y (columns) = the sums, + what y holds already when `accumulate`; a part's items are units. */
 static inline void rfi_columns_part(const rfi_call *c, const rfi_arg *y, int64_t rows, int64_t columns, int64_t begin,
                                     int64_t end, bool accumulate, rfi_column_fn add) {
-  float total[RFI_BLOCK] __attribute__((aligned(64))), old[RFI_BLOCK];
+  double total[RFI_BLOCK] __attribute__((aligned(64)));
+  float buffer[RFI_BLOCK];
   int64_t last = end * RFI_COLUMN_UNIT < columns ? end * RFI_COLUMN_UNIT : columns;
   for (int64_t j = begin * RFI_COLUMN_UNIT, n; j < last; j += n) {
     n = last - j < RFI_BLOCK ? last - j : RFI_BLOCK;
     memset(total, 0, (size_t)n * sizeof *total);
     rfi_sum_rows(c, rows, j, n, total, add);
     if (accumulate) {
-      const float *o = rfi_read(old, y, j, 1, n);
+      const float *o = rfi_read(buffer, y, j, 1, n);
       for (int64_t k = 0; k < n; k++) total[k] += o[k];
     }
-    float *to = rfi_target(total, y, j);
-    if (to != total) memcpy(to, total, (size_t)n * sizeof *to);
-    rfi_flush(total, y, j, n);
+    float *to = rfi_target(buffer, y, j);
+    for (int64_t k = 0; k < n; k++) to[k] = (float)total[k];
+    rfi_flush(to, y, j, n);
   }
 }
 

@@ -11,15 +11,21 @@
 #include "ops/columns.h"
 
 enum reduction { SUM, MAX };
+enum { RUN = 128 }; /* elements that are added in f32 before their sum goes into an f64 total */
 
 static float larger(float m, float x) { return x > m || x != x ? x : m; } /* a NaN stays */
 
 /* ---- blocks ---- */
 
-static float sum_block(const float *x, int64_t n) {
+static float sum_run(const float *x, int64_t n) {
   float s = 0;
 #pragma omp simd reduction(+ : s)
   for (int64_t j = 0; j < n; j++) s += x[j];
+  return s;
+}
+static double sum_block(const float *x, int64_t n) {
+  double s = 0;
+  for (int64_t j = 0; j < n; j += RUN) s += sum_run(x + j, n - j < RUN ? n - j : RUN);
   return s;
 }
 static float max_block(const float *x, int64_t n) {
@@ -66,18 +72,20 @@ static float along(const rfi_arg *x, int64_t offset, int64_t step, int64_t n, en
 static void across(const rfi_arg *x, int64_t offset, int64_t stride, int64_t step, int64_t rows, int64_t n,
                    enum reduction kind, float *total) {
   float buffer[RFI_BLOCK], chunk[RFI_BLOCK];
+  double wide[RFI_BLOCK];
   if (kind == MAX) {
     memcpy(total, rfi_read(buffer, x, offset, stride, n), (size_t)n * sizeof *total);
     for (int64_t r = 1; r < rows; r++) max_rows(total, rfi_read(buffer, x, offset + r * step, stride, n), n);
     return;
   }
-  memset(total, 0, (size_t)n * sizeof *total);
+  memset(wide, 0, (size_t)n * sizeof *wide);
   for (int64_t r = 0; r < rows; r += RFI_COLUMN_ROWS) {
     int64_t end = r + RFI_COLUMN_ROWS < rows ? r + RFI_COLUMN_ROWS : rows;
     memset(chunk, 0, (size_t)n * sizeof *chunk);
     for (int64_t k = r; k < end; k++) add_rows(chunk, rfi_read(buffer, x, offset + k * step, stride, n), n);
-    add_rows(total, chunk, n);
+    for (int64_t j = 0; j < n; j++) wide[j] += chunk[j];
   }
+  for (int64_t j = 0; j < n; j++) total[j] = (float)wide[j];
 }
 
 static void axis_part(const rfi_call *c, int64_t begin, int64_t end, enum reduction kind) {
