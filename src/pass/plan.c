@@ -6,9 +6,9 @@
  *
  * Placing is greedy: buffers in some order, each at the lowest offset that no buffer alive
  * at the same time covers. Large ones first gets within a few percent of the lower bound
- * (Pisarchyk and Lee, arXiv 2001.03288). What sticks out is then moved to the front of the
- * order and all is placed again, a bounded number of times, until the bound is met; steps
- * of training nest their lifetimes, so it mostly is at once.
+ * (Pisarchyk and Lee, arXiv 2001.03288). Then the order is changed a little, mostly by moving
+ * what sticks out forward, and kept when that is no worse, a bounded number of times, until
+ * the bound is met; steps of training nest their lifetimes, so it mostly is at once.
  */
 #include "pass/plan.h"
 
@@ -102,43 +102,59 @@ static void make_order(const rfi_plan *p, int kind, key *keys, int *order) {
   for (int i = 0; i < p->n; i++) order[i] = keys[i].index;
 }
 
-static void keep_best(rfi_plan *p, int64_t end, int64_t *best) {
-  if (end >= p->bytes) return;
+/* One try: places in the given order; true when the result is no worse than the best. */
+static bool try_order(rfi_plan *p, const int *order, int *placed, int64_t *best) {
+  int64_t end = place(p->buffer, order, p->n, placed);
+  if (end > p->bytes) return false;
   p->bytes = end;
   for (int i = 0; i < p->n; i++) best[i] = p->buffer[i].offset;
+  return true;
+}
+
+/* Moves a buffer forward in the order: what reaches the top, or any other. */
+static void perturb(const rfi_plan *p, const int64_t *best, const int *from, int *order, uint64_t draw) {
+  int pick = -1;
+  memcpy(order, from, sizeof *order * (size_t)p->n);
+  for (int i = 0; i < p->n && pick < 0; i++)
+    if (best[order[i]] + p->buffer[order[i]].bytes == p->bytes) pick = i;
+  if (draw % 4 == 0 || pick <= 0) pick = (int)(draw >> 33) % p->n;
+  int to = pick ? (int)(draw >> 8 & 0xffffff) % (pick + 1) : 0, moved = order[pick];
+  if (draw % 8 == 1) to = 0;
+  memmove(order + to + 1, order + to, sizeof *order * (size_t)(pick - to));
+  order[to] = moved;
 }
 
 static rfr_status solve(rfi_plan *p) {
   rfr_status s;
-  int *order = NULL, *placed = NULL;
+  int *order = NULL, *kept = NULL, *placed = NULL;
   key *keys = NULL;
   int64_t *best = NULL;
   size_t n = (size_t)p->n + 1;
   /* placing costs about n*n; spend a bounded amount of work in all */
-  double rounds = 3e8 / ((double)n * (double)n);
-  int tries = rounds > 200 ? 200 : rounds < 2 ? 2 : (int)rounds;
+  double rounds = 1.5e8 / ((double)n * (double)n);
+  int tries = rounds > 1000 ? 1000 : rounds < 4 ? 4 : (int)rounds;
+  uint64_t random = 1; /* of splitmix64: any will do, but the same each time */
   RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *order, &order));
+  RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *kept, &kept));
   RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *placed, &placed));
   RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *keys, &keys));
   RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *best, &best));
   p->bytes = INT64_MAX;
   for (int kind = 0; kind < 3 && p->bytes > p->lower_bound; kind++) {
     make_order(p, kind, keys, order);
-    for (int round = 0; round < tries && p->bytes > p->lower_bound; round++) {
-      int64_t end = place(p->buffer, order, p->n, placed);
-      keep_best(p, end, best);
-      int worst = -1; /* the buffer that reaches the top goes first next time */
-      for (int i = 0; i < p->n && worst < 0; i++)
-        if (p->buffer[order[i]].offset + p->buffer[order[i]].bytes == end) worst = i;
-      if (worst <= 0) break;
-      int moved = order[worst];
-      memmove(order + 1, order, sizeof *order * (size_t)worst);
-      order[0] = moved;
-    }
+    if (try_order(p, order, placed, best)) memcpy(kept, order, sizeof *order * (size_t)p->n);
+  }
+  for (int i = 0; i < tries && p->bytes > p->lower_bound; i++) {
+    uint64_t z = random += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    perturb(p, best, kept, order, z ^ (z >> 31));
+    if (try_order(p, order, placed, best)) memcpy(kept, order, sizeof *order * (size_t)p->n);
   }
   for (int i = 0; i < p->n; i++) p->buffer[i].offset = best[i];
 fail:
   rfi_free(p->ctx, order);
+  rfi_free(p->ctx, kept);
   rfi_free(p->ctx, placed);
   rfi_free(p->ctx, keys);
   rfi_free(p->ctx, best);

@@ -14,7 +14,7 @@ rfr_status rfi_report_line(rfi_report *r, const char *format, ...) {
   char line[512];
   va_list args;
   va_start(args, format);
-  vsnprintf(line, sizeof line, format, args);
+  rfi_vsnprintf(line, sizeof line, format, args);
   va_end(args);
   r->decisions++;
   return rfi_string_printf(&r->text, "%s\n", line);

@@ -52,6 +52,10 @@ static bool next_word(const char **s, char *word, size_t size) {
   return true;
 }
 
+static void keep_name(char name[16], const char *word) {
+  memcpy(name, word, strnlen(word, 15)); /* the table starts as zeros */
+}
+
 static int operand_index(const rfi_op_def *d, const char *name) {
   for (int i = 0; i < d->n_operands; i++)
     if (strcmp(d->operand[i], name) == 0) return i;
@@ -67,18 +71,18 @@ static void parse_row(const struct row *row, rfi_op_def *d) {
     d->optional[d->n_operands] = word[n - 1] == '?';
     if (word[n - 1] == '*' || word[n - 1] == '?') word[n - 1] = 0;
     else d->n_required = d->n_operands + 1;
-    strncpy(d->operand[d->n_operands++], word, sizeof d->operand[0] - 1);
+    keep_name(d->operand[d->n_operands++], word);
   }
   for (s = row->results; next_word(&s, word, sizeof word); d->n_results++) {
     char *at = strchr(word, '@');
     if (at) *at = 0;
     d->alias[d->n_results] = at ? operand_index(d, at + 1) : -1;
-    strncpy(d->result[d->n_results], word, sizeof d->result[0] - 1);
+    keep_name(d->result[d->n_results], word);
   }
   for (s = row->attributes; next_word(&s, word, sizeof word); d->n_attrs++) {
     char *colon = strchr(word, ':');
     *colon = 0;
-    strncpy(d->attr[d->n_attrs], word, sizeof d->attr[0] - 1);
+    keep_name(d->attr[d->n_attrs], word);
     d->attr_type[d->n_attrs] = colon[1];
   }
 }

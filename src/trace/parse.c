@@ -313,8 +313,7 @@ static rfr_status parse_op(parser *q) {
   if (s != RFR_OK) {
     rfr_error e = *rfr_last_error();
     char text[300];
-    strncpy(text, e.message, sizeof text - 1);
-    text[sizeof text - 1] = 0;
+    rfi_snprintf(text, sizeof text, "%s", e.message);
     return rfi_fail_at(RFI_E_TRACE_PARSE, q->name, q->line, "%s: %s", op.def->name, text);
   }
   if (q->t->ops[q->t->n_ops - 1].token_in != token) return bad(q, "the token is not the last host op's");

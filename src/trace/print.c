@@ -180,7 +180,10 @@ static rfr_status put_flat(rfi_string *s, const rfr_trace *t, const int64_t *liv
 static rfr_status put_name(rfi_string *s, const rfr_trace *t, rfr_value v) {
   if (v < 0) return rfi_string_append(s, "_", 1);
   const char *name = t->values[v].name;
-  return name[0] ? rfi_string_printf(s, "%s", name) : rfi_string_printf(s, "%%%d", v);
+  if (!name[0]) return rfi_string_printf(s, "%%%d", v);
+  for (const char *c = name; *c; c++)
+    if ((unsigned char)*c <= ' ' || *c == '"') return put_quoted(s, name); /* a name must not break the line */
+  return rfi_string_printf(s, "%s", name);
 }
 
 rfr_status rfi_put_op_line(rfi_string *s, const rfr_trace *t, int i, int64_t live) {
@@ -252,7 +255,8 @@ static bool groups_alike(const rfr_trace *t, int a, int b, int n) {
 static rfr_status put_pretty(rfi_string *s, const rfr_trace *t, const int64_t *live, int phase) {
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
-    RFI_TRY(rfi_string_printf(s, "%s: %s ", x->name, role_names[x->role]));
+    RFI_TRY(put_name(s, t, t->inputs[i]));
+    RFI_TRY(rfi_string_printf(s, ": %s ", role_names[x->role]));
     RFI_TRY(put_type(s, &x->type));
     RFI_TRY(rfi_string_append(s, "\n", 1));
   }

@@ -45,7 +45,7 @@ rfr_value rfi_trace_fail(rfr_trace *t, rfr_place at, const char *op, int error, 
   char text[400];
   va_list args;
   va_start(args, format);
-  vsnprintf(text, sizeof text, format, args);
+  rfi_vsnprintf(text, sizeof text, format, args);
   va_end(args);
   rfi_fail_at((rfi_error)error, at.file ? at.file : "", at.line, "%s%s%s%s%s", op, op[0] ? ": " : "", text,
               t->scope[0] ? ", in " : "", t->scope);
@@ -278,7 +278,7 @@ rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, cons
   if (rfi_append(t, &op, NULL, results) != RFR_OK) {
     rfr_error e = *rfr_last_error();
     char text[400];
-    snprintf(text, sizeof text, "%s", e.message);
+    rfi_snprintf(text, sizeof text, "%s", e.message);
     int error = RFI_E_INTERNAL;
     rfr_error row;
     for (int i = 0; rfr_error_row(i, &row); i++)

@@ -69,7 +69,7 @@ typedef struct rfi_op_def {
   char operand[RFI_MAX_NAMES][16];
   char result[RFI_MAX_NAMES][16];
   int alias[RFI_MAX_NAMES];   /* operand in whose storage the result lives, or -1 */
-  char attr[RFI_MAX_ATTR][12];
+  char attr[RFI_MAX_ATTR][16];
   char attr_type[RFI_MAX_ATTR]; /* b i f t s */
   /* Shape rule: reads in[], attrs; fills out[]. Missing operands have rank -1. */
   rfr_status (*infer)(const rfi_infer *c);

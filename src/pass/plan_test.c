@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The planner on lifetimes made up at random and on ones that training makes: no two
+ * buffers alive at once share a byte, nothing lies below zero or above the end, the
+ * bound is a bound, the same input gives the same plan.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "core/rng.h"
+#include "pass/plan.h"
+
+static rfr_ctx *ctx;
+
+static uint32_t draw(uint64_t seed, uint64_t i) { return rfi_draw4(rfi_stream_key(seed, 3), i, 0, 0, 0).v[0]; }
+
+/* A trace of n fills; fill i is read by a copy a little later. */
+static rfr_trace *random_trace(uint64_t seed, int n) {
+  rfr_trace *t;
+  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+  rfr_value pending[8] = {RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE};
+  for (int i = 0; i < n; i++) {
+    int slot = (int)(draw(seed, (uint64_t)(3 * i)) % 8);
+    if (pending[slot] >= 0) rfr_copy(t, pending[slot]);
+    int64_t size = (int64_t)(draw(seed, (uint64_t)(3 * i + 1)) % 900);
+    pending[slot] = rfr_fill(t, 1, RFR_F32, 1, &size);
+  }
+  assert_int_equal(rfr_trace_finish(t), RFR_OK);
+  return t;
+}
+
+static void check_plan(const rfi_plan *p) {
+  int64_t highest = 0;
+  for (int i = 0; i < p->n; i++) {
+    const rfi_buffer *a = &p->buffer[i];
+    assert_true(a->offset >= 0 && a->offset % RFI_ALIGNMENT == 0);
+    if (a->offset + a->bytes > highest) highest = a->offset + a->bytes;
+    for (int k = 0; k < i; k++) {
+      const rfi_buffer *b = &p->buffer[k];
+      if (a->first <= b->last && b->first <= a->last)
+        assert_true(a->offset + a->bytes <= b->offset || b->offset + b->bytes <= a->offset);
+    }
+  }
+  assert_true(highest == p->bytes && p->bytes >= p->lower_bound);
+}
+
+static void test_random(void **state) {
+  (void)state;
+  double worst = 1;
+  for (uint64_t seed = 0; seed < 40; seed++) {
+    rfr_trace *t = random_trace(seed, 30 + (int)seed * 5);
+    int64_t *workspace = calloc((size_t)t->n_ops, sizeof *workspace);
+    for (int i = 0; i < t->n_ops; i += 3) workspace[i] = 100 + i;
+    rfi_plan p, again;
+    assert_int_equal(rfi_plan_make(t, workspace, &p), RFR_OK);
+    assert_int_equal(rfi_plan_make(t, workspace, &again), RFR_OK);
+    check_plan(&p);
+    assert_memory_equal(p.buffer, again.buffer, sizeof *p.buffer * (size_t)p.n);
+    double ratio = (double)p.bytes / (double)p.lower_bound;
+    if (ratio > worst) worst = ratio;
+    rfi_plan_deinit(&p);
+    rfi_plan_deinit(&again);
+    rfr_trace_destroy(t);
+    free(workspace);
+  }
+  if (worst > 1.15) fail_msg("%f", worst); /* lifetimes that no training makes */
+}
+
+static void test_empty(void **state) {
+  (void)state;
+  rfr_trace *t;
+  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+  rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, ((int64_t[]){5}));
+  rfi_plan p;
+  int64_t none = 0;
+  assert_int_equal(rfi_plan_make(t, &none, &p), RFR_OK);
+  assert_int_equal(p.bytes, 0);
+  assert_int_equal(p.lower_bound, 0);
+  rfi_plan_deinit(&p);
+  rfr_trace_destroy(t);
+}
+
+/* A forward that saves, a backward that frees in reverse: the bound is met exactly. */
+static void test_nested(void **state) {
+  (void)state;
+  enum { LAYERS = 40 };
+  rfr_trace *t;
+  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+  rfr_value saved[LAYERS];
+  for (int i = 0; i < LAYERS; i++) saved[i] = rfr_fill(t, i, RFR_F32, 1, ((int64_t[]){100 + 37 * (i % 5)}));
+  for (int i = LAYERS - 1; i >= 0; i--) rfr_copy(t, saved[i]);
+  int64_t *workspace = calloc((size_t)t->n_ops, sizeof *workspace);
+  rfi_plan p;
+  assert_int_equal(rfi_plan_make(t, workspace, &p), RFR_OK);
+  check_plan(&p);
+  assert_int_equal(p.bytes, p.lower_bound);
+  rfi_plan_deinit(&p);
+  rfr_trace_destroy(t);
+  free(workspace);
+}
+
+static int setup(void **state) { (void)state; return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1; }
+static int teardown(void **state) {
+  (void)state;
+  int live = (int)rfr_ctx_get_stats(ctx).live_blocks;
+  rfr_ctx_destroy(ctx);
+  return live;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(test_random, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_empty, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_nested, setup, teardown),
+  };
+  return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Golden traces: what each pass makes of two small programs, as text in tests/golden/. A
+ * change of a pass is a text diff to read. After an intended change write them anew:
+ *
+ *   build/release/golden_test --write
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "pass/pass.h"
+#include "refrain/nn.h"
+
+static int writing;
+
+typedef struct text { char *data; size_t n; } text;
+static void collect(const char *s, size_t n, void *user) {
+  text *t = user;
+  t->data = realloc(t->data, t->n + n + 1);
+  assert_non_null(t->data);
+  memcpy(t->data + t->n, s, n);
+  t->n += n;
+  t->data[t->n] = 0;
+}
+
+static void compare(const char *name, const text *got) {
+  char path[512];
+  snprintf(path, sizeof path, "%s/tests/golden/%s.txt", RFT_SOURCE_DIR, name);
+  FILE *f = fopen(path, writing ? "wb" : "rb");
+  if (!f) fail_msg("cannot open %s", path);
+  if (writing) {
+    fwrite(got->data, 1, got->n, f);
+  } else {
+    char *want = calloc(1, got->n + 2);
+    size_t n = fread(want, 1, got->n + 1, f);
+    size_t at = 0, line = 1;
+    while (at < n && at < got->n && want[at] == got->data[at]) line += want[at++] == '\n';
+    if (n != got->n || at != n) fail_msg("%s:%zu differs from what the pass makes now", path, line);
+    free(want);
+  }
+  fclose(f);
+}
+
+static void check(const char *name, const rfr_trace *t, int flat) {
+  rfi_pipeline p;
+  rfi_pass_options o = {.fuse = true, .prune = true, .loss_chunk = 8};
+  if (rfi_pipeline_run(t, &o, &p) != RFR_OK) fail_msg("%s", rfr_last_error()->message);
+  for (int i = 0; i < p.n; i++) {
+    char file[64];
+    text out = {0};
+    rfr_print_options print = rfr_print_options_default();
+    print.flat = flat;
+    assert_int_equal(rfr_trace_print(p.stage[i].trace, &print, collect, &out), RFR_OK);
+    if (i > 0) {
+      collect("\n", 1, &out);
+      collect(p.stage[i].report.text.data, p.stage[i].report.text.n, &out);
+    }
+    snprintf(file, sizeof file, "%s.%d-%s", name, i, p.stage[i].pass);
+    compare(file, &out);
+    free(out.data);
+  }
+  rfi_pipeline_deinit(&p);
+}
+
+/* Two linears, the second frozen: what a frozen weight leaves out. */
+static void test_frozen(void **state) {
+  rfr_ctx *ctx;
+  rfr_trace *t;
+  (void)state;
+  assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
+  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){24, 32}));
+  rfr_value w0 = rfr_input(t, "w0", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){64, 32}));
+  rfr_value w1 = rfr_input(t, "w1", RFR_ROLE_FROZEN, RFR_F32, 2, ((int64_t[]){16, 64}));
+  rfr_value y = rfr_linear(t, rfr_linear(t, x, w0, RFR_NONE), w1, RFR_NONE);
+  rfr_output(t, "g0", rfr_gradient(t, rfr_mean(t, rfr_mul(t, y, y), -1), w0, RFR_F32));
+  check("frozen", t, 1);
+  rfr_trace_destroy(t);
+  rfr_ctx_destroy(ctx);
+}
+
+/* A Llama of two layers over two microbatches, gradients of everything. */
+static void test_llama(void **state) {
+  enum { TOKENS = 16, MOST = 64 };
+  rfr_ctx *ctx;
+  rfr_trace *t;
+  (void)state;
+  assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
+  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+  rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
+  c.hidden_size = 32;
+  c.intermediate_size = 80;
+  c.layers = 2;
+  c.heads = 4;
+  c.kv_heads = 2;
+  c.head_dim = 8;
+  c.dtype = RFR_BF16;
+  rfr_value parameter[MOST], tokens[2], targets[2], offsets = RFR_NONE, loss = RFR_NONE;
+  for (int m = 0; m < 2; m++) {
+    char name[2][16];
+    snprintf(name[0], 16, "tokens%d", m);
+    snprintf(name[1], 16, "targets%d", m);
+    tokens[m] = rfr_input(t, name[0], RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){TOKENS}));
+    targets[m] = rfr_input(t, name[1], RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){TOKENS}));
+  }
+  offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){3}));
+  rfr_model_declare(t, &c, NULL, 0, parameter);
+  rfr_value inv = rfr_token_count(t, 2, targets, -100, NULL);
+  for (int m = 0; m < 2; m++) {
+    rfr_microbatch(t, m);
+    rfr_value h = rfr_model_forward(t, &c, parameter, tokens[m], offsets, RFR_NONE);
+    rfr_value part = rfr_cross_entropy(t, rfr_model_logits(t, &c, parameter, h, RFR_BF16), targets[m], inv, -100);
+    loss = m ? rfr_add(t, loss, part) : part;
+  }
+  rfr_microbatch(t, -1);
+  rfr_output(t, "loss", loss);
+  for (int i = 0; i < rfr_model_parameter_count(&c); i++) {
+    char name[128];
+    snprintf(name, sizeof name, "d_%s", rfr_value_name(t, parameter[i]));
+    rfr_output(t, name, rfr_gradient(t, loss, parameter[i], RFR_F32));
+  }
+  check("llama", t, 0);
+  rfr_trace_destroy(t);
+  rfr_ctx_destroy(ctx);
+}
+
+int main(int argc, char **argv) {
+  writing = argc > 1 && strcmp(argv[1], "--write") == 0;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_frozen),
+      cmocka_unit_test(test_llama),
+  };
+  return cmocka_run_group_tests_name("golden", tests, NULL, NULL);
+}
