@@ -42,11 +42,9 @@ if(NOT RFR_SANITIZE)
   add_test(NAME include_direction COMMAND ${tools}/include-check ${PROJECT_SOURCE_DIR})
   add_test(NAME exported_symbols COMMAND ${tools}/export-check $<TARGET_FILE:refrain>
                                          ${PROJECT_SOURCE_DIR}/include/refrain)
-  if(NOT RFR_PARTIAL)
-    add_test(NAME source_form COMMAND ${tools}/form-check ${PROJECT_SOURCE_DIR})
-    add_test(NAME declared_symbols COMMAND ${tools}/export-check --all $<TARGET_FILE:refrain>
-                                           ${PROJECT_SOURCE_DIR}/include/refrain)
-  endif()
+  add_test(NAME source_form COMMAND ${tools}/form-check ${PROJECT_SOURCE_DIR})
+  add_test(NAME declared_symbols COMMAND ${tools}/export-check --all $<TARGET_FILE:refrain>
+                                         ${PROJECT_SOURCE_DIR}/include/refrain)
   file(GLOB headers CONFIGURE_DEPENDS include/refrain/*.h)
   set(strict -pedantic -Wall -Wextra -Werror -fsyntax-only -I${PROJECT_SOURCE_DIR}/include)
   foreach(header ${headers})

@@ -20,7 +20,10 @@
 
 static int writing;
 
-typedef struct text { char *data; size_t n; } text;
+typedef struct text {
+  char *data;
+  size_t n;
+} text;
 static void collect(const char *s, size_t n, void *user) {
   text *t = user;
   t->data = realloc(t->data, t->n + n + 1);

@@ -39,8 +39,13 @@ rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
     for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
     b->op = i;
     b->run = kernel->run;
-    b->call = (rfi_call){.n_in = op->n_in, .n_out = op->n_out, .in = args, .out = args + op->n_in, .attr = op->attr,
-                         .microbatch = op->microbatch, .threads = rfi_ctx_threads(p->ctx)};
+    b->call = (rfi_call){.n_in = op->n_in,
+                         .n_out = op->n_out,
+                         .in = args,
+                         .out = args + op->n_in,
+                         .attr = op->attr,
+                         .microbatch = op->microbatch,
+                         .threads = rfi_ctx_threads(p->ctx)};
     rfi_kernel_fn library = NULL;
     size_t scratch = 0;
     RFI_TRY(rfi_cpu_library_bind(p->library, op->def->code, &b->call, &library, &scratch, &b->call.library));

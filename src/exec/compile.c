@@ -10,8 +10,8 @@
 #include "exec/exec.h"
 
 rfr_compile_options rfr_compile_options_default(void) {
-  return (rfr_compile_options){.size = sizeof(rfr_compile_options), .fuse = 1, .prune = 1, .loss_chunk = 1024,
-                               .keep_traces = 1};
+  return (rfr_compile_options){
+      .size = sizeof(rfr_compile_options), .fuse = 1, .prune = 1, .loss_chunk = 1024, .keep_traces = 1};
 }
 
 /* ---- inputs, shared by name ---- */
@@ -37,7 +37,8 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
       return RFR_NO_MEMORY;
     const char *name = rfi_arena_strdup(p->strings, x->name);
     if (!name) return RFR_NO_MEMORY;
-    p->slot[p->n_slots++] = (rfi_slot){{name, (rfr_role)x->role, x->type, NULL, rfi_bytes(&x->type)}, p->persistent_bytes};
+    p->slot[p->n_slots++] =
+        (rfi_slot){{name, (rfr_role)x->role, x->type, NULL, rfi_bytes(&x->type)}, p->persistent_bytes};
     p->persistent_bytes += rfi_storage_bytes(&x->type);
   }
   return RFR_OK;
@@ -46,7 +47,8 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
 /* ---- one program ---- */
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
-  rfi_pass_options o = {.fuse = p->options.fuse, .prune = p->options.prune,
+  rfi_pass_options o = {.fuse = p->options.fuse,
+                        .prune = p->options.prune,
                         .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : 1024};
   RFI_TRY(rfi_pipeline_run(recorded, &o, &g->pipeline));
   g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
@@ -88,7 +90,8 @@ static rfr_status allocate(rfr_programs *p) {
   }
   p->arena_bytes = p->persistent_bytes + p->transient_bytes;
   if (p->options.budget > 0 && p->arena_bytes > p->options.budget)
-    return rfi_fail(RFI_E_PLAN_OVER_BUDGET, "the plan needs %lld bytes (%lld persistent, %lld for the step), the budget is %lld",
+    return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
+                    "the plan needs %lld bytes (%lld persistent, %lld for the step), the budget is %lld",
                     (long long)p->arena_bytes, (long long)p->persistent_bytes, (long long)p->transient_bytes,
                     (long long)p->options.budget);
   RFI_TRY(RFI_ALLOC(p->ctx, (size_t)p->arena_bytes + RFI_GUARD, &p->arena));
@@ -98,7 +101,8 @@ static rfr_status allocate(rfr_programs *p) {
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     for (int k = 0; k < g->plan.n; k++)
-      if (g->plan.buffer[k].value >= 0) g->offset[g->plan.buffer[k].value] = p->persistent_bytes + g->plan.buffer[k].offset;
+      if (g->plan.buffer[k].value >= 0)
+        g->offset[g->plan.buffer[k].value] = p->persistent_bytes + g->plan.buffer[k].offset;
     rfi_bind_addresses(p, g);
   }
   return RFR_OK;
@@ -192,7 +196,8 @@ rfr_status rfr_program_output(const rfr_programs *p, int program, const char *na
     const rfi_value *v = &g->trace->values[g->trace->outputs[i].value];
     if (!rfi_is_dense(v)) return rfi_fail(RFI_E_PROGRAM_NAME, "output \"%s\" is a strided view; copy it first", name);
     *out = (rfr_tensor){g->trace->outputs[i].name, RFR_ROLE_NONE, v->type,
-                        p->arena + g->offset[v->base] + v->offset * rfr_dtype_bits(v->type.dtype) / 8, rfi_bytes(&v->type)};
+                        p->arena + g->offset[v->base] + v->offset * rfr_dtype_bits(v->type.dtype) / 8,
+                        rfi_bytes(&v->type)};
     return RFR_OK;
   }
   return rfi_fail(RFI_E_PROGRAM_NAME, "program \"%s\" has no output \"%s\"", g->name, name);
@@ -202,7 +207,8 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
   const rfi_program *g;
   memset(out, 0, sizeof *out);
   RFI_TRY(get(p, program, &g));
-  *out = (rfr_plan_summary){p->arena_bytes, p->persistent_bytes, g->plan.bytes, g->plan.lower_bound, p->n_slots + g->plan.n};
+  *out = (rfr_plan_summary){p->arena_bytes, p->persistent_bytes, g->plan.bytes, g->plan.lower_bound,
+                            p->n_slots + g->plan.n};
   return RFR_OK;
 }
 
@@ -223,16 +229,18 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   if (i >= 0 && i < p->n_slots) {
     const rfr_tensor *t = &p->slot[i].tensor;
     bool weight = t->role == RFR_ROLE_TRAINABLE || t->role == RFR_ROLE_FROZEN;
-    *out = (rfr_plan_buffer){t->name, weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input", t->bytes,
-                             p->slot[i].offset, 0, g->trace->n_ops};
+    *out = (rfr_plan_buffer){t->name,  weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input",
+                             t->bytes, p->slot[i].offset,
+                             0,        g->trace->n_ops};
     return RFR_OK;
   }
-  if (i < 0 || i >= p->n_slots + g->plan.n) return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->n_slots + g->plan.n);
+  if (i < 0 || i >= p->n_slots + g->plan.n)
+    return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->n_slots + g->plan.n);
   const rfi_buffer *b = &g->plan.buffer[i - p->n_slots];
   const rfi_opr *op = &g->trace->ops[b->value >= 0 ? g->trace->values[b->value].op : b->first];
   const char *name = b->value >= 0 ? g->trace->values[b->value].name : "";
-  *out = (rfr_plan_buffer){name[0] ? name : op->def->name, kind_of(g, b), b->bytes, p->persistent_bytes + b->offset,
-                           b->first, b->last};
+  *out = (rfr_plan_buffer){name[0] ? name : op->def->name,  kind_of(g, b), b->bytes,
+                           p->persistent_bytes + b->offset, b->first,      b->last};
   return RFR_OK;
 }
 

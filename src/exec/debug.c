@@ -91,7 +91,8 @@ static rfr_status check_memory(rfr_programs *p, rfi_program *g, const rfi_bound 
 rfr_status rfi_debug_run(rfr_programs *p, rfi_program *g, int first, int last) {
   unsigned char *base = p->arena + p->persistent_bytes;
   memset(base, RFI_PATTERN, (size_t)p->transient_bytes);
-  for (int i = 0; i < g->plan.n; i++) memset(base + g->plan.buffer[i].offset, RFI_POISON, (size_t)g->plan.buffer[i].bytes);
+  for (int i = 0; i < g->plan.n; i++)
+    memset(base + g->plan.buffer[i].offset, RFI_POISON, (size_t)g->plan.buffer[i].bytes);
   for (int i = first; i < last; i++) {
     rfi_bound *b = &g->bound[i];
     RFI_TRY(b->run(&b->call));

@@ -43,7 +43,7 @@ typedef struct rfi_program {
   rfi_bound *bound;       /* every op with a kernel, in order */
   int n_bound, n_load;    /* the first n_load of them are of phase load */
   rfi_plan plan;
-  int64_t *offset;        /* per value: offset of its storage in the arena, -1 if it has none */
+  int64_t *offset; /* per value: offset of its storage in the arena, -1 if it has none */
   rfi_graph graph;
   double flops;
 } rfi_program;

@@ -3,11 +3,11 @@
  * Compiled programs end to end: what is pruned, what is saved, what the plan promises and
  * what memory then sees, eager against replay, the step that skips itself.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,10 @@
 #include "exec/exec.h"
 
 static rfr_ctx *ctx;
-static int setup(void **state) { (void)state; return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1; }
+static int setup(void **state) {
+  (void)state;
+  return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1;
+}
 static int teardown(void **state) {
   (void)state;
   int live = (int)rfr_ctx_get_stats(ctx).live_blocks;
@@ -27,9 +30,9 @@ static int teardown(void **state) {
   return live;
 }
 
-#define OK(call)                                                                  \
-  do {                                                                            \
-    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message);  \
+#define OK(call)                                                                \
+  do {                                                                          \
+    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
   } while (0)
 
 /* Small f32 values, the same for the same seed. */
@@ -151,7 +154,11 @@ static void test_chain(void **state) {
 
 /* ---- a training step: two layers, dropout, several microbatches, AdamW ---- */
 
-typedef struct step_shape { int microbatches; int64_t rows; bool frozen_first; } step_shape;
+typedef struct step_shape {
+  int microbatches;
+  int64_t rows;
+  bool frozen_first;
+} step_shape;
 
 static rfr_trace *training_step(step_shape s) {
   enum { IN = 20, HIDDEN = 36, CLASSES = 12 };
@@ -160,7 +167,8 @@ static rfr_trace *training_step(step_shape s) {
   int64_t all = s.rows * s.microbatches;
   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){all, IN}));
   rfr_value target = rfr_input(t, "target", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){all}));
-  rfr_value step = rfr_step_block(t), metrics = rfr_input(t, "metrics", RFR_ROLE_STATE, RFR_F64, 2, ((int64_t[]){3, 4}));
+  rfr_value step = rfr_step_block(t),
+            metrics = rfr_input(t, "metrics", RFR_ROLE_STATE, RFR_F64, 2, ((int64_t[]){3, 4}));
   rfr_value w[3] = {
       rfr_input(t, "w0", s.frozen_first ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){HIDDEN, IN})),
       rfr_input(t, "b0", RFR_ROLE_TRAINABLE, RFR_F32, 1, ((int64_t[]){HIDDEN})),
@@ -172,8 +180,8 @@ static rfr_trace *training_step(step_shape s) {
     rfr_value h = rfr_linear(t, rfr_slice(t, x, 0, m * s.rows, s.rows), w[0], w[1]);
     h = rfr_dropout(t, rfr_gelu(t, h, 1), step, 0.1, 0);
     rfr_scope(t, "head");
-    rfr_value part = rfr_cross_entropy(t, rfr_linear(t, h, w[2], RFR_NONE),
-                                       rfr_slice(t, target, 0, m * s.rows, s.rows), inv, -100);
+    rfr_value part =
+        rfr_cross_entropy(t, rfr_linear(t, h, w[2], RFR_NONE), rfr_slice(t, target, 0, m * s.rows, s.rows), inv, -100);
     loss = m ? rfr_add(t, loss, part) : part;
   }
   rfr_microbatch(t, -1);
@@ -466,7 +474,8 @@ static void test_programs_share(void **state) {
   OK(rfr_program_run(p, 1));
   OK(rfr_program_output(p, 1, "y", &y));
   const uint16_t *u = first, *v = y.data;
-  for (int i = 0; i < 16 * 48; i++) assert_true(fabsf(rfr_float_from_bits(RFR_BF16, u[i]) - rfr_float_from_bits(RFR_BF16, v[i])) < 0.1f);
+  for (int i = 0; i < 16 * 48; i++)
+    assert_true(fabsf(rfr_float_from_bits(RFR_BF16, u[i]) - rfr_float_from_bits(RFR_BF16, v[i])) < 0.1f);
   free(first);
   rfr_programs_destroy(p);
   rfr_programs_destroy(alone);

@@ -33,8 +33,8 @@ typedef struct autodiff {
 static bool is_float(const rfr_trace *t, rfr_value v) { return rfr_dtype_is_float(t->values[v].type.dtype); }
 
 static rfr_status fail_op(rfi_error error, const rfi_opr *op, const char *what, const char *name) {
-  return rfi_fail_at(error, op->at.file ? op->at.file : "", op->at.line, "%s%s\"%s\"%s%s", what, what[0] ? " " : "", name,
-                     op->scope[0] ? ", in " : "", op->scope);
+  return rfi_fail_at(error, op->at.file ? op->at.file : "", op->at.line, "%s%s\"%s\"%s%s", what, what[0] ? " " : "",
+                     name, op->scope[0] ? ", in " : "", op->scope);
 }
 
 /* ---- what is wanted ---- */

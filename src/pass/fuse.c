@@ -85,7 +85,8 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
     if (r->map[old] == RFR_NONE) RFI_TRY(rfi_rewrite_op(r, t->values[old].op, NULL));
     dloss = r->map[old];
   }
-  rfr_value in[6] = {r->map[product->in[0]], r->map[product->in[1]], r->map[ce->in[1]], r->map[ce->in[2]], dloss, RFR_NONE};
+  rfr_value in[6] = {
+      r->map[product->in[0]], r->map[product->in[1]], r->map[ce->in[1]], r->map[ce->in[2]], dloss, RFR_NONE};
   bool dead[3] = {false, h->dx < 0, h->dw < 0};
   rfi_opr op = *ce;
   op.def = rfi_op_def_get(RFI_OP_linear_cross_entropy);
@@ -97,7 +98,8 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
   r->map[ce->out[0]] = out[0];
   if (h->dx >= 0) r->map[t->ops[h->dx].out[0]] = out[1];
   if (h->dw >= 0) r->map[t->ops[h->dw].out[0]] = out[2];
-  return rfi_report_line(report, "fused: loss head of op %d%s%s, %lld rows of logits at a time: -%lld bytes; changes bits",
+  return rfi_report_line(report,
+                         "fused: loss head of op %d%s%s, %lld rows of logits at a time: -%lld bytes; changes bits",
                          h->loss, ce->scope[0] ? " in " : "", ce->scope, (long long)chunk,
                          (long long)rfi_bytes(&t->values[ce->in[0]].type) * (h->bwd >= 0 ? 2 : 1));
 }
@@ -152,7 +154,8 @@ static int acc_operand(const rfi_op_def *def) {
 static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const int *taken, rfr_value g, rfr_value product,
                            int add) {
   const rfi_value *p = &t->values[product], *a = &t->values[g];
-  if (p->op < 0 || a->op < 0 || a->op >= p->op || p->base != product || uses[product].count != 1 || uses[product].output)
+  if (p->op < 0 || a->op < 0 || a->op >= p->op || p->base != product || uses[product].count != 1 ||
+      uses[product].output)
     return false;
   const rfi_opr *op = &t->ops[p->op];
   int acc = acc_operand(op->def);
@@ -176,7 +179,7 @@ static rfr_status fuse_accumulate(const rfr_trace *in, rfi_report *report, rfr_t
   rfr_status s;
   rfi_rewrite r = {.from = in};
   rfi_uses *uses = NULL;
-  int *onto = NULL; /* per op: the value that its acc operand becomes, -1 */
+  int *onto = NULL;        /* per op: the value that its acc operand becomes, -1 */
   rfr_value *moved = NULL; /* per add: the product that stands for its result */
   *out = NULL;
   RFI_GOTO(rfi_count_uses(in, &uses));

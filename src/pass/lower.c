@@ -19,8 +19,14 @@ static rfr_status lower_op(rfi_rewrite *r, int i, rfi_report *report) {
     rfr_value x = r->map[op->in[k]];
     if (accepts(op->def, &r->to->values[x])) continue;
     rfr_value dense;
-    rfi_opr copy = {.def = rfi_op_def_get(RFI_OP_copy), .n_in = 1, .in = &x, .phase = op->phase,
-                    .microbatch = op->microbatch, .clone_of = -1, .scope = op->scope, .at = op->at,
+    rfi_opr copy = {.def = rfi_op_def_get(RFI_OP_copy),
+                    .n_in = 1,
+                    .in = &x,
+                    .phase = op->phase,
+                    .microbatch = op->microbatch,
+                    .clone_of = -1,
+                    .scope = op->scope,
+                    .at = op->at,
                     .reason = "lowered: the next op wants a dense operand"};
     RFI_TRY(rfi_append(r->to, &copy, NULL, &dense));
     RFI_TRY(rfi_report_line(report, "copied: operand %s of op %d %s%s%s, which wants it dense: +%lld bytes",

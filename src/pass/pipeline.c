@@ -15,7 +15,8 @@ static const struct {
     {"fuse", rfi_pass_fuse},
     {"lower", rfi_pass_lower},
 };
-_Static_assert(sizeof passes / sizeof *passes + 1 == RFI_STAGES, "a stage for each pass and one for the recorded trace");
+_Static_assert(sizeof passes / sizeof *passes + 1 == RFI_STAGES,
+               "a stage for each pass and one for the recorded trace");
 
 static rfr_status peak_of(const rfr_trace *t, int64_t *peak) {
   int64_t *live;

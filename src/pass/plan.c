@@ -31,8 +31,7 @@ static rfr_status collect(const rfr_trace *t, const int64_t *workspace, rfi_plan
   if (s == RFR_OK) {
     for (rfr_value v = 0; v < t->n_values; v++)
       if (t->values[v].base == v && life[v].first >= 0 && !life[v].persistent)
-        p->buffer[p->n++] =
-            (rfi_buffer){rfi_storage_bytes(&t->values[v].type), 0, life[v].first, life[v].last, v};
+        p->buffer[p->n++] = (rfi_buffer){rfi_storage_bytes(&t->values[v].type), 0, life[v].first, life[v].last, v};
     for (int i = 0; i < t->n_ops; i++)
       if (workspace[i] > 0) p->buffer[p->n++] = (rfi_buffer){rfi_align(workspace[i]), 0, i, i, RFR_NONE};
     qsort(p->buffer, (size_t)p->n, sizeof *p->buffer, by_first);

@@ -106,7 +106,10 @@ static void test_nested(void **state) {
   free(workspace);
 }
 
-static int setup(void **state) { (void)state; return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1; }
+static int setup(void **state) {
+  (void)state;
+  return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1;
+}
 static int teardown(void **state) {
   (void)state;
   int live = (int)rfr_ctx_get_stats(ctx).live_blocks;

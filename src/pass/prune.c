@@ -38,7 +38,8 @@ rfr_status rfi_dce(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
     if (!keep[i]) {
       int64_t bytes = 0;
       for (int j = 0; j < op->n_out; j++)
-        if (op->out[j] >= 0 && in->values[op->out[j]].base == op->out[j]) bytes += rfi_bytes(&in->values[op->out[j]].type);
+        if (op->out[j] >= 0 && in->values[op->out[j]].base == op->out[j])
+          bytes += rfi_bytes(&in->values[op->out[j]].type);
       RFI_GOTO(rfi_report_line(report, "pruned: op %d %s%s%s, nobody reads it: -%lld bytes", i, op->def->name,
                                op->scope[0] ? " in " : "", op->scope, (long long)bytes));
       continue;
@@ -66,10 +67,10 @@ fail:
 
 typedef struct cse {
   const rfr_trace *t;
-  rfr_value *same;   /* value -> the earlier value that equals it */
-  bool *gone;        /* per op: merged into an earlier one */
-  bool *shared;      /* per op: stands for ops of several microbatches */
-  int *slot;         /* open-addressing table of op indices, -1 empty */
+  rfr_value *same; /* value -> the earlier value that equals it */
+  bool *gone;      /* per op: merged into an earlier one */
+  bool *shared;    /* per op: stands for ops of several microbatches */
+  int *slot;       /* open-addressing table of op indices, -1 empty */
   uint64_t mask;
 } cse;
 
@@ -127,7 +128,7 @@ static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) 
   for (int i = 0; i < t->n_inputs; i++) {
     int role = t->values[t->inputs[i]].role;
     depends[t->inputs[i]] = role == RFR_ROLE_FROZEN || role == RFR_ROLE_CONST ? DEPENDS_FROZEN
-                          : role == RFR_ROLE_TRAINABLE                        ? DEPENDS_WEIGHT
+                            : role == RFR_ROLE_TRAINABLE                      ? DEPENDS_WEIGHT
                                                                               : DEPENDS_STEP;
   }
   for (int i = 0; i < t->n_ops; i++) {
@@ -164,7 +165,8 @@ static rfr_status emit(rfi_rewrite *r, const cse *c, int i, int phase) {
   op.in = in;
   op.phase = (uint8_t)phase;
   op.microbatch = -1;
-  op.reason = phase == RFR_PHASE_LOAD ? "hoisted: depends on frozen inputs alone" : "hoisted: shared by all microbatches";
+  op.reason =
+      phase == RFR_PHASE_LOAD ? "hoisted: depends on frozen inputs alone" : "hoisted: shared by all microbatches";
   return rfi_rewrite_as(r, i, &op, dead);
 }
 

@@ -9,8 +9,8 @@
 
 #include "trace/trace.h"
 
-#define RFI_OP(name, family, operands, results, attributes, flags)          \
-  rfr_status rfi_infer_##name(const rfi_infer *c) __attribute__((weak));    \
+#define RFI_OP(name, family, operands, results, attributes, flags)       \
+  rfr_status rfi_infer_##name(const rfi_infer *c) __attribute__((weak)); \
   rfr_status rfi_grad_##name(rfi_grad *g) __attribute__((weak));
 #include "ops/ops.def"
 #undef RFI_OP

@@ -218,8 +218,7 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
   }
   /* Shape rules may look at every named operand; the ones left out are absent. */
   int named = def->n_operands - (def->variadic ? 1 : 0);
-  if (n_given < def->n_required)
-    return rfi_fail(RFI_E_TRACE_VALUE, "operand %s is missing", def->operand[n_given]);
+  if (n_given < def->n_required) return rfi_fail(RFI_E_TRACE_VALUE, "operand %s is missing", def->operand[n_given]);
   if (n_given > def->n_operands && !def->variadic) return rfi_fail(RFI_E_TRACE_VALUE, "too many operands");
   rfi_opr op = *proto;
   op.n_in = n_given > named ? n_given : named;

@@ -61,14 +61,14 @@ typedef struct rfi_op_def {
   rfi_opcode code;
   const char *name, *family;
   unsigned flags;
-  int n_operands;             /* named ones, the variadic tail included */
-  int n_required;             /* so many are always given: one more than the last that may not be absent */
+  int n_operands; /* named ones, the variadic tail included */
+  int n_required; /* so many are always given: one more than the last that may not be absent */
   bool optional[RFI_MAX_NAMES];
-  bool variadic;              /* the last name takes the rest, possibly none */
+  bool variadic; /* the last name takes the rest, possibly none */
   int n_results, n_attrs;
   char operand[RFI_MAX_NAMES][16];
   char result[RFI_MAX_NAMES][16];
-  int alias[RFI_MAX_NAMES];   /* operand in whose storage the result lives, or -1 */
+  int alias[RFI_MAX_NAMES]; /* operand in whose storage the result lives, or -1 */
   char attr[RFI_MAX_ATTR][16];
   char attr_type[RFI_MAX_ATTR]; /* b i f t s */
   /* Shape rule: reads in[], attrs; fills out[]. Missing operands have rank -1. */
@@ -110,12 +110,12 @@ typedef struct rfi_opr {
   rfr_value *in;  /* RFR_NONE: absent */
   rfr_value *out; /* RFR_NONE: a dead result, printed as _ */
   rfi_attr attr[RFI_MAX_ATTR];
-  uint8_t phase;       /* rfr_phase */
-  int32_t microbatch;  /* -1: of the whole step */
-  int32_t token_in;    /* op whose token this one takes, -1: none (HOST ops alone) */
-  int32_t clone_of;    /* op that this one recomputes, -1 */
-  const char *scope;   /* "" or "layer3.attention" */
-  const char *reason;  /* comment of a pass, "" or text */
+  uint8_t phase;      /* rfr_phase */
+  int32_t microbatch; /* -1: of the whole step */
+  int32_t token_in;   /* op whose token this one takes, -1: none (HOST ops alone) */
+  int32_t clone_of;   /* op that this one recomputes, -1 */
+  const char *scope;  /* "" or "layer3.attention" */
+  const char *reason; /* comment of a pass, "" or text */
   rfr_place at;
 } rfi_opr;
 
@@ -164,8 +164,16 @@ bool rfi_view(const rfi_op_def *def, const rfi_value *x, const rfi_attr *attr, r
 void rfi_dense_strides(rfi_value *v);
 bool rfi_is_dense(const rfi_value *v);
 
-static inline rfi_attr rfi_i(int64_t i) { rfi_attr a = {{0}}; a.i = i; return a; }
-static inline rfi_attr rfi_f(double f) { rfi_attr a = {{0}}; a.f = f; return a; }
+static inline rfi_attr rfi_i(int64_t i) {
+  rfi_attr a = {{0}};
+  a.i = i;
+  return a;
+}
+static inline rfi_attr rfi_f(double f) {
+  rfi_attr a = {{0}};
+  a.f = f;
+  return a;
+}
 static inline int64_t rfi_count(const rfr_type *t) {
   int64_t n = 1;
   for (int d = 0; d < t->rank; d++) n *= t->shape[d];

@@ -18,7 +18,10 @@
 #include "trace/trace.h"
 
 static rfr_ctx *ctx;
-static int setup(void **state) { (void)state; return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1; }
+static int setup(void **state) {
+  (void)state;
+  return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1;
+}
 static int teardown(void **state) {
   (void)state;
   int live = (int)rfr_ctx_get_stats(ctx).live_blocks;
@@ -26,7 +29,10 @@ static int teardown(void **state) {
   return live;
 }
 
-typedef struct text { char data[65536]; size_t n; } text;
+typedef struct text {
+  char data[65536];
+  size_t n;
+} text;
 static void collect(const char *s, size_t n, void *user) {
   text *t = user;
   assert_true(t->n + n < sizeof t->data);
@@ -129,7 +135,9 @@ static void test_parse_damaged(void **state) {
 
 static void test_parse_errors(void **state) {
   (void)state;
-  static const struct { const char *text, *message; } cases[] = {
+  static const struct {
+    const char *text, *message;
+  } cases[] = {
       {"", "f:1: the text is empty"},
       {"refrain-trace 2\n", "f:1: expected \"refrain-trace 1\""},
       {"refrain-trace 1\ninput %0 \"x\" input f32[2\n", "f:2: expected , between dimensions"},
