@@ -66,7 +66,7 @@ static rfr_value broadcast(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b)
   if (n != 1 && n != ta.shape[ta.rank - 1]) return b;
   int64_t rows = n ? count / n : 0, row[2] = {1, n};
   b = rfr_expand_at(t, at, rfr_reshape_at(t, at, b, 2, row), 0, rows);
-  return rfr_reshape_at(t, at, b, ta.rank, ta.shape);
+  return ta.rank == 2 ? b : rfr_reshape_at(t, at, b, ta.rank, ta.shape);
 }
 
 rfr_value rfr_add_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b) {
