@@ -137,7 +137,12 @@ static rfr_status run_product(const rfi_call *call) {
   return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a matrix product", p->library->text);
 }
 
-/* Fills `d`; false when the product is empty, which the portable kernel does. */
+/* No two elements at one address. */
+static bool is_plain(const int64_t stride[3], int64_t rows, int64_t cols) {
+  return stride[0] > 0 && (rows == 1 || stride[1] > 0) && (cols == 1 || stride[2] > 0);
+}
+
+/* Fills `d`; false when the product is empty or repeats elements: the portable kernel takes those. */
 static bool describe(const rfi_call *call, rfi_gemm_desc *d) {
   const rfi_arg *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
   int r = y->type.rank, ta = call->attr[0].i != 0, tb = call->attr[1].i != 0;
@@ -154,7 +159,8 @@ static bool describe(const rfi_call *call, rfi_gemm_desc *d) {
   d->bias = call->n_in > 2 && call->in[2].data ? type_of(&call->in[2]) : RFI_GEMM_NONE;
   d->accumulate = call->n_in > 3 && call->in[3].data;
   d->threads = call->threads;
-  return d->batch > 0 && d->M > 0 && d->N > 0 && d->K > 0;
+  return d->batch > 0 && d->M > 0 && d->N > 0 && d->K > 0 && is_plain(d->a_stride, d->M, d->K) &&
+         is_plain(d->b_stride, d->K, d->N);
 }
 
 rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,

@@ -188,6 +188,33 @@ static void products(void **state) {
   }
 }
 
+/* A row that is repeated with stride 0 is not for the library, whatever it makes of it. */
+static void repeated(void **state) {
+  (void)state;
+  rfr_ctx *ctx = open_ctx(NULL, 1);
+  assert_non_null(ctx);
+  rfi_cpu_library *library;
+  assert_int_equal(rfi_cpu_library_open(ctx, &library), RFR_OK);
+  uint64_t seed = 5;
+  buffer a = make(RFR_F32, 2, 1, 6, 8, 0, &seed), b = make(RFR_F32, 2, 1, 8, 7, 0, &seed);
+  buffer y = make(RFR_F32, 2, 1, 6, 7, 0, &seed);
+  for (int k = 0; k < 2; k++) {
+    rfi_arg in[2] = {a.arg, b.arg};
+    in[k].stride[0] = 0;
+    rfi_attr attr[3] = {rfi_i(0), rfi_i(0), rfi_i(RFR_F32)};
+    rfi_call call = {.n_in = 2, .n_out = 1, .in = in, .out = &y.arg, .attr = attr, .threads = 1};
+    rfi_kernel_fn run;
+    size_t bytes;
+    void *handle;
+    assert_int_equal(rfi_cpu_library_bind(library, RFI_OP_matmul, &call, &run, &bytes, &handle), RFR_OK);
+    assert_null(run);
+    assert_null(handle);
+  }
+  drop(&a), drop(&b), drop(&y);
+  rfi_cpu_library_close(library);
+  rfr_ctx_destroy(ctx);
+}
+
 /* No module, or one that is not wanted: nothing fails, nothing is taken. */
 static void without(void **state) {
   (void)state;
@@ -214,6 +241,6 @@ static void without(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(without)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(repeated), cmocka_unit_test(without)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -95,13 +95,11 @@ static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32],
   *out = NULL;
   engine *e = calloc(1, sizeof *e);
   if (!e) return RFI_GEMM_NO_MEMORY;
-  if (dnnl_engine_create(&e->engine, dnnl_cpu, 0) != dnnl_success ||
-      dnnl_stream_create(&e->stream, e->engine, dnnl_stream_default_flags) != dnnl_success) {
-    engine_close(e);
-    return RFI_GEMM_FAILED;
-  }
+  /* A library of other headers has other structs; one with threads of its own would not keep to ours. */
   const dnnl_version_t *v = dnnl_version();
-  if (v->major != DNNL_VERSION_MAJOR) { /* another library than the headers: structs differ */
+  if (v->major != DNNL_VERSION_MAJOR || (v->cpu_runtime != DNNL_RUNTIME_OMP && v->cpu_runtime != DNNL_RUNTIME_SEQ) ||
+      dnnl_engine_create(&e->engine, dnnl_cpu, 0) != dnnl_success ||
+      dnnl_stream_create(&e->stream, e->engine, dnnl_stream_default_flags) != dnnl_success) {
     engine_close(e);
     return RFI_GEMM_FAILED;
   }
