@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reading a run's configuration. In order: every key gets its default, the file's values
+ * replace them, then those of `--set`, each noting its source; then what is "auto" is
+ * worked out, and what must hold between keys is checked, where the error points at the
+ * key that the user can change.
+ */
+#include "train/config.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "train/config_value.h"
+
+static const rfi_config_row rows[RFI_CFG_COUNT] = {
+#define RFI_ROW(section, key, path, field, type, initial, accepted, meaning)                           \
+  {section, key,      path,   RFI_KIND_##type, offsetof(rfi_config, field), sizeof(RFI_CONFIG_##type), \
+   initial, accepted, meaning},
+#define RFI_TOP(key, type, initial, accepted, meaning) RFI_ROW("", #key, #key, key, type, initial, accepted, meaning)
+#define RFI_KEY(section, key, type, initial, accepted, meaning) \
+  RFI_ROW(#section, #key, #section "." #key, section##_##key, type, initial, accepted, meaning)
+#include "train/config_schema.def"
+#undef RFI_TOP
+#undef RFI_KEY
+#undef RFI_ROW
+};
+
+static void *value_of(rfi_config *c, int id) { return (char *)c + rows[id].offset; }
+
+const char *rfi_config_path(rfi_config_id id) { return rows[id].path; }
+
+int64_t rfi_config_steps(rfi_config_amount amount, int64_t total) {
+  return amount.percent ? (int64_t)llround(amount.value / 100 * (double)total) : (int64_t)amount.value;
+}
+
+/* ---- finding keys ---- */
+
+static int find_row(const char *section, const char *key) {
+  for (int i = 0; i < RFI_CFG_COUNT; i++)
+    if (strcmp(rows[i].section, section) == 0 && strcmp(rows[i].key, key) == 0) return i;
+  return -1;
+}
+
+static bool is_section(const char *name) {
+  for (int i = 0; i < RFI_CFG_COUNT; i++)
+    if (*rows[i].section && strcmp(rows[i].section, name) == 0) return true;
+  return false;
+}
+
+/* "unknown key ...", with the nearest key of the section, or the section where the key would be right. */
+static rfr_status unknown_key(const char *file, int64_t line, const char *section, const char *key) {
+  const char *names[2 * RFI_CFG_COUNT], *suggestion = NULL;
+  int n = 0;
+  for (int i = 0; i < RFI_CFG_COUNT; i++) {
+    if (strcmp(rows[i].section, section) == 0) names[n++] = rows[i].key;
+    else if (!*section) names[n++] = rows[i].section;
+  }
+  suggestion = rfi_nearest(key, names, n);
+  for (int i = 0; i < RFI_CFG_COUNT && !suggestion; i++)
+    if (strcmp(rows[i].key, key) == 0) suggestion = rows[i].path;
+  const char *dot = *section ? "." : "";
+  if (suggestion)
+    return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%s%s%.100s\"; did you mean \"%s\"?", section, dot,
+                       key, suggestion);
+  return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%s%s%.100s\"", section, dot, key);
+}
+
+/* ---- taking values ---- */
+
+static rfr_status take_default(rfi_config *c, int id) {
+  const rfi_config_row *row = &rows[id];
+  c->source[id] = (rfi_config_source){0};
+  memset(value_of(c, id), 0, row->size);
+  if (strcmp(row->initial, "required") == 0 || strcmp(row->initial, "auto") == 0) return RFR_OK;
+  rfi_yaml *node;
+  if (row->initial[0] == '[') RFI_TRY(rfi_yaml_parse(c->arena, "default", row->initial, strlen(row->initial), &node));
+  else if (!(node = rfi_yaml_scalar(c->arena, row->initial, 0))) return RFR_NO_MEMORY;
+  node->null = false;
+  c->source[id].from = "default";
+  return rfi_config_parse(c->arena, row, "default", node, value_of(c, id));
+}
+
+static rfr_status take_value(rfi_config *c, int id, const char *file, const char *from, const rfi_yaml *node) {
+  bool automatic = strcmp(rows[id].initial, "auto") == 0;
+  if (automatic && node->kind == RFI_YAML_SCALAR && strcmp(node->text, "auto") == 0) return take_default(c, id);
+  RFI_TRY(rfi_config_parse(c->arena, &rows[id], file, node, value_of(c, id)));
+  c->source[id] = (rfi_config_source){from, node->line};
+  return RFR_OK;
+}
+
+static rfr_status take_section(rfi_config *c, const char *section, const char *file, const char *from,
+                               const rfi_yaml *node) {
+  if (node->kind != RFI_YAML_MAP)
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, file, node->line, "%s: keys and values are needed here", section);
+  for (const rfi_yaml *item = node->first; item; item = item->next) {
+    int id = find_row(section, item->key);
+    if (id < 0) return unknown_key(file, item->line, section, item->key);
+    RFI_TRY(take_value(c, id, file, from, item));
+  }
+  return RFR_OK;
+}
+
+/* A key at the top: a section or a value. `model` is both; the last form wins. */
+static rfr_status take_top(rfi_config *c, const char *key, const char *file, const char *from, const rfi_yaml *node) {
+  int id = find_row("", key);
+  bool section = is_section(key);
+  if (id < 0 && !section) return unknown_key(file, node->line, "", key);
+  if (!section || (id >= 0 && node->kind == RFI_YAML_SCALAR)) {
+    if (section)
+      for (int i = 0; i < RFI_CFG_COUNT; i++)
+        if (strcmp(rows[i].section, key) == 0) RFI_TRY(take_default(c, i));
+    return take_value(c, id, file, from, node);
+  }
+  if (id >= 0) RFI_TRY(take_default(c, id));
+  return take_section(c, key, file, from, node);
+}
+
+static rfr_status take_file(rfi_config *c, const char *text, size_t n) {
+  rfi_yaml *root;
+  RFI_TRY(rfi_yaml_parse(c->arena, c->file, text, n, &root));
+  if (!root) return rfi_fail_at(RFI_E_CONFIG_SYNTAX, c->file, 0, "the configuration is empty");
+  if (root->kind != RFI_YAML_MAP)
+    return rfi_fail_at(RFI_E_CONFIG_SYNTAX, c->file, root->line, "keys and values are needed at the top");
+  for (const rfi_yaml *item = root->first; item; item = item->next)
+    RFI_TRY(take_top(c, item->key, c->file, c->file, item));
+  return RFR_OK;
+}
+
+/* A value outside a file. Lists, maps and quoted text are YAML; all else is the text itself, so that
+ * a pattern such as *.h needs no quotes. */
+static rfr_status parse_text(rfi_config *c, const char *file, const char *text, rfi_yaml **node) {
+  if (*text && strchr("[{\"'", *text)) RFI_TRY(rfi_yaml_parse(c->arena, file, text, strlen(text), node));
+  else if (!(*node = rfi_yaml_scalar(c->arena, text, 0))) return RFR_NO_MEMORY;
+  return RFR_OK;
+}
+
+static void forget_lines(rfi_yaml *node) {
+  node->line = 0;
+  for (rfi_yaml *child = node->first; child; child = child->next) forget_lines(child);
+}
+
+static rfr_status take_set(rfi_config *c, const char *set) {
+  const char *equals = strchr(set, '='), *dot;
+  char *file = rfi_arena_printf(c->arena, "--set %s", set), *path;
+  rfi_yaml *node;
+  if (!file) return RFR_NO_MEMORY;
+  if (!equals || equals == set) return rfi_fail_at(RFI_E_CONFIG_SYNTAX, file, 0, "the form is --set section.key=value");
+  path = rfi_arena_strndup(c->arena, set, (size_t)(equals - set));
+  if (!path) return RFR_NO_MEMORY;
+  RFI_TRY(parse_text(c, file, equals + 1, &node));
+  forget_lines(node);
+  dot = strchr(path, '.');
+  if (!dot) return take_top(c, path, file, "--set", node);
+  char *section = rfi_arena_strndup(c->arena, path, (size_t)(dot - path));
+  if (!section) return RFR_NO_MEMORY;
+  if (!is_section(section)) return unknown_key(file, 0, "", section);
+  int id = find_row(section, dot + 1);
+  if (id < 0) return unknown_key(file, 0, section, dot + 1);
+  return take_value(c, id, file, "--set", node);
+}
+
+rfr_status rfi_config_set(rfi_config *c, rfi_config_id id, const char *text, const char *from) {
+  rfi_yaml *node;
+  if (!text) return take_default(c, id);
+  RFI_TRY(parse_text(c, from, text, &node));
+  return take_value(c, id, from, from, node);
+}
+
+/* ---- what follows from other keys ---- */
+
+static bool given(const rfi_config *c, int id) { return c->source[id].from != NULL; }
+
+/* An error at the place where the key was given. */
+#define BAD(c, key, ...)                                                                                         \
+  rfi_fail_at(RFI_E_CONFIG_VALUE, (c)->source[RFI_CFG_##key].line ? (c)->source[RFI_CFG_##key].from : (c)->file, \
+              (c)->source[RFI_CFG_##key].line, __VA_ARGS__)
+
+#define DERIVE(c, key, value)                                         \
+  do {                                                                \
+    if (!given(c, RFI_CFG_##key)) {                                   \
+      (c)->key = (value);                                             \
+      (c)->source[RFI_CFG_##key] = (rfi_config_source){"derived", 0}; \
+    }                                                                 \
+  } while (0)
+
+static rfr_status check_required(const rfi_config *c) {
+  for (int i = 0; i < RFI_CFG_COUNT; i++) {
+    if (given(c, i) || strcmp(rows[i].initial, "required") != 0) continue;
+    if (*c->model && strcmp(rows[i].section, "model") == 0) continue; /* the folder has it */
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0, "%s is missing: %s", rows[i].path, rows[i].meaning);
+  }
+  return RFR_OK;
+}
+
+static rfr_status derive_model(rfi_config *c) {
+  bool gpt2 = strcmp(c->model_model_type, "gpt2") == 0;
+  int64_t width = c->model_hidden_size, heads = c->model_num_attention_heads;
+  if (!given(c, RFI_CFG_model_head_dim) && width % heads != 0)
+    return BAD(c, model_num_attention_heads,
+               "model.num_attention_heads: %lld do not divide hidden_size %lld; set head_dim", (long long)heads,
+               (long long)width);
+  DERIVE(c, model_head_dim, width / heads);
+  DERIVE(c, model_num_key_value_heads, heads);
+  if (heads % c->model_num_key_value_heads != 0)
+    return BAD(c, model_num_key_value_heads, "model.num_key_value_heads: %lld do not divide the %lld query heads",
+               (long long)c->model_num_key_value_heads, (long long)heads);
+  DERIVE(c, model_intermediate_size, gpt2 ? 4 * width : (8 * width / 3 + 63) / 64 * 64);
+  DERIVE(c, model_max_position_embeddings, c->data_sequence);
+  if (c->model_max_position_embeddings < c->data_sequence)
+    return BAD(c, model_max_position_embeddings, "model.max_position_embeddings: %lld, data.sequence is longer: %lld",
+               (long long)c->model_max_position_embeddings, (long long)c->data_sequence);
+  DERIVE(c, model_tie_word_embeddings, gpt2);
+  DERIVE(c, model_attention_bias, gpt2);
+  DERIVE(c, model_mlp_bias, gpt2);
+  const char *activation = gpt2 ? "gelu_new" : "silu";
+  DERIVE(c, model_hidden_act, activation);
+  if (strcmp(c->model_hidden_act, activation) != 0)
+    return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, c->source[RFI_CFG_model_hidden_act].line,
+                       "model.hidden_act: %s is built with %s, not with %s", c->model_model_type, activation,
+                       c->model_hidden_act);
+  return RFR_OK;
+}
+
+/* A relative folder starts from the configuration's, and is written whole: the resolved
+ * configuration may be read again from another folder. */
+static rfr_status absolute(rfi_config *c, const char *folder, const char **path) {
+  char here[PATH_MAX];
+  if (**path == '/') return RFR_OK;
+  if (!folder) folder = "";
+  if (*folder != '/' && !getcwd(here, sizeof here))
+    return rfi_fail(RFI_E_FILE_OPEN, "the working folder cannot be named: %s", strerrordesc_np(errno));
+  const char *slash = *folder ? "/" : "", *inner = **path ? "/" : "";
+  char *joined = *folder == '/' ? rfi_arena_printf(c->arena, "%s%s%s", folder, inner, *path)
+                                : rfi_arena_printf(c->arena, "%s%s%s%s%s", here, slash, folder, inner, *path);
+  *path = joined;
+  return joined ? RFR_OK : RFR_NO_MEMORY;
+}
+
+static rfr_status derive_folders(rfi_config *c, const char *folder) {
+  DERIVE(c, data_root, "");
+  RFI_TRY(absolute(c, folder, &c->data_root));
+  return *c->model ? absolute(c, folder, &c->model) : RFR_OK;
+}
+
+/* steps or time: `--set` of one replaces the file's other. */
+static rfr_status check_length(rfi_config *c) {
+  bool steps = c->run_steps > 0, time = c->run_time > 0;
+  if (!steps && !time)
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0, "run.steps or run.time is missing: how long to train");
+  if (!steps || !time) return RFR_OK;
+  bool steps_set = c->source[RFI_CFG_run_steps].line == 0, time_set = c->source[RFI_CFG_run_time].line == 0;
+  if (steps_set == time_set) return BAD(c, run_time, "run.time: run.steps is given too; one of them decides");
+  return take_default(c, steps_set ? RFI_CFG_run_time : RFI_CFG_run_steps);
+}
+
+static rfr_status check_batch(const rfi_config *c) {
+  int64_t unit = c->data_sequence * c->batch_microbatch, tokens = c->batch_tokens;
+  if (tokens % unit == 0) return RFR_OK;
+  int64_t near = (tokens + unit / 2) / unit * unit;
+  return BAD(
+      c, batch_tokens, "batch.tokens: %lld is no multiple of sequence %lld x microbatch %lld; the nearest is %lld",
+      (long long)tokens, (long long)c->data_sequence, (long long)c->batch_microbatch, (long long)(near ? near : unit));
+}
+
+static rfr_status resolve(rfi_config *c, const char *folder) {
+  RFI_TRY(check_required(c));
+  for (int i = 0; i < RFI_CFG_COUNT && *c->model; i++)
+    if (strcmp(rows[i].section, "model") == 0 && given(c, i) && strcmp(c->source[i].from, "default") != 0)
+      return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[i].line ? c->source[i].from : c->file, c->source[i].line,
+                         "%s: model is a folder, its config.json decides", rows[i].path);
+  if (!*c->model) RFI_TRY(derive_model(c));
+  RFI_TRY(derive_folders(c, folder));
+  RFI_TRY(check_length(c));
+  RFI_TRY(check_batch(c));
+  if (c->data_train.n == 0) return BAD(c, data_train, "data.train: the list is empty");
+  if (strcmp(c->memory_recompute, "none") != 0)
+    return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, c->source[RFI_CFG_memory_recompute].line,
+                       "memory.recompute: \"%s\" is not built yet; \"none\" is", c->memory_recompute);
+  rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* our arena's */
+  for (int i = 0; i < c->optimizer_groups.n; i++)
+    if (isnan(groups[i].weight_decay)) groups[i].weight_decay = c->optimizer_weight_decay;
+  return RFR_OK;
+}
+
+rfr_status rfi_config_read(rfr_ctx *ctx, const char *file, const char *text, size_t n, const char *folder,
+                           const char *const *sets, int n_sets, rfi_config **out) {
+  rfr_status s;
+  rfi_config *c;
+  *out = NULL;
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *c, &c));
+  c->ctx = ctx;
+  RFI_GOTO(rfi_arena_create(ctx, &c->arena));
+  c->file = rfi_arena_strdup(c->arena, file);
+  if (!c->file) RFI_GOTO(RFR_NO_MEMORY);
+  for (int i = 0; i < RFI_CFG_COUNT; i++) RFI_GOTO(take_default(c, i));
+  RFI_GOTO(take_file(c, text, n));
+  for (int i = 0; i < n_sets; i++) RFI_GOTO(take_set(c, sets[i]));
+  RFI_GOTO(resolve(c, folder));
+  *out = c;
+  return RFR_OK;
+fail:
+  rfi_config_destroy(c);
+  return s;
+}
+
+void rfi_config_destroy(rfi_config *c) {
+  if (!c) return;
+  rfi_arena_destroy(c->arena);
+  rfi_free(c->ctx, c);
+}
+
+/* ---- printing ---- */
+
+static rfr_status print_row(const rfi_config *c, int id, bool sources, rfi_string *out) {
+  const rfi_config_source *source = &c->source[id];
+  RFI_TRY(rfi_string_printf(out, "%s%s: ", *rows[id].section ? "  " : "", rows[id].key));
+  RFI_TRY(rfi_config_format(&rows[id], (const char *)c + rows[id].offset, out));
+  if (sources && source->line) RFI_TRY(rfi_string_printf(out, " # %s:%lld", source->from, (long long)source->line));
+  else if (sources) RFI_TRY(rfi_string_printf(out, " # %s", source->from));
+  return rfi_string_append(out, "\n", 1);
+}
+
+rfr_status rfi_config_print(const rfi_config *c, bool sources, rfi_string *out) {
+  const char *section = "";
+  for (int i = 0; i < RFI_CFG_COUNT; i++) {
+    bool model = strcmp(rows[i].section, "model") == 0;
+    if (i == RFI_CFG_model ? !*c->model : model && *c->model) continue; /* one of the two forms */
+    if (!c->source[i].from) continue;
+    if (strcmp(section, rows[i].section) != 0) RFI_TRY(rfi_string_printf(out, "%s:\n", rows[i].section));
+    section = rows[i].section;
+    RFI_TRY(print_row(c, i, sources, out));
+  }
+  return RFR_OK;
+}
+
+/* A cell of the table: a bar would end it. */
+static rfr_status print_cell(const char *text, rfi_string *out) {
+  for (; *text; text++) RFI_TRY(rfi_string_printf(out, *text == '|' ? "\\%c" : "%c", *text));
+  return rfi_string_append(out, " | ", 3);
+}
+
+rfr_status rfi_config_table(rfi_string *out) {
+  RFI_TRY(rfi_string_printf(out, "| key | type | default | accepted | meaning |\n|---|---|---|---|---|\n"));
+  for (int i = 0; i < RFI_CFG_COUNT; i++) {
+    const rfi_config_row *row = &rows[i];
+    RFI_TRY(rfi_string_printf(out, "| `%s` | ", row->path));
+    RFI_TRY(print_cell(rfi_config_holds(row->kind), out));
+    RFI_TRY(print_cell(row->initial, out));
+    RFI_TRY(print_cell(row->accepted, out));
+    RFI_TRY(rfi_string_printf(out, "%s |\n", row->meaning));
+  }
+  return RFR_OK;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A run's configuration: YAML (so JSON too) into one struct, strictly.
+ *
+ * Refused, with file and line: unknown keys (with the nearest known one), keys given
+ * twice, values of another type or out of range, anchors, aliases, tags, several
+ * documents. Every value knows where it came from, and the printed form reads back as the
+ * same values. The rows of config_schema.def are the only list of keys.
+ */
+#ifndef RFI_CONFIG_H
+#define RFI_CONFIG_H
+
+#include "base/arena.h"
+#include "base/base.h"
+
+typedef struct rfi_config_list {
+  const char *const *items;
+  int n;
+} rfi_config_list;
+
+/* Steps, or percent of all steps. */
+typedef struct rfi_config_amount {
+  double value;
+  bool percent;
+} rfi_config_amount;
+
+/* Patterns, or without them percent of the files. */
+typedef struct rfi_config_split {
+  double percent;
+  rfi_config_list patterns;
+} rfi_config_split;
+
+typedef struct rfi_config_pair {
+  double v[2];
+} rfi_config_pair;
+
+typedef struct rfi_config_group {
+  const char *match;   /* pattern of parameter names */
+  double weight_decay; /* the optimizer's where the group gives none */
+  double lr_scale;
+} rfi_config_group;
+
+typedef struct rfi_config_groups {
+  const rfi_config_group *items;
+  int n;
+} rfi_config_groups;
+
+/* X(type, C type, what a file may hold): the types of the schema. Numbers of type INT may end in k, M or G
+ * (1024 and its powers); SIZE in B, KB, MB, GB, TB or KiB, MiB, GiB, TiB; DURATION needs ms, s, min, h or d. */
+#define RFI_CONFIG_TYPES(X)                                        \
+  X(INT, int64_t, "integer, 64k")                                  \
+  X(FLOAT, double, "number")                                       \
+  X(SIZE, int64_t, "bytes, 20GiB")                                 \
+  X(DURATION, double, "time, 120s")                                \
+  X(BOOL, bool, "true or false")                                   \
+  X(STRING, const char *, "text")                                  \
+  X(CHOICE, const char *, "one of")                                \
+  X(STRINGS, rfi_config_list, "list of texts")                     \
+  X(PAIR, rfi_config_pair, "list of two numbers")                  \
+  X(AMOUNT, rfi_config_amount, "steps or percent, 2%")             \
+  X(SPLIT, rfi_config_split, "percent, 5%, or a list of patterns") \
+  X(GROUPS, rfi_config_groups, "list of groups")
+
+#define RFI_CONFIG_TYPE(type, ctype, holds) typedef ctype RFI_CONFIG_##type;
+RFI_CONFIG_TYPES(RFI_CONFIG_TYPE)
+#undef RFI_CONFIG_TYPE
+
+/* RFI_CFG_model_hidden_size and so on: a number for each key. */
+typedef enum rfi_config_id {
+#define RFI_TOP(key, type, initial, accepted, meaning) RFI_CFG_##key,
+#define RFI_KEY(section, key, type, initial, accepted, meaning) RFI_CFG_##section##_##key,
+#include "train/config_schema.def"
+#undef RFI_TOP
+#undef RFI_KEY
+  RFI_CFG_COUNT
+} rfi_config_id;
+
+typedef struct rfi_config_source {
+  const char *from; /* "default", "derived", a file's name, "--set"; NULL: not given */
+  int64_t line;     /* 1-based, 0 where there are no lines */
+} rfi_config_source;
+
+typedef struct rfi_config {
+/* model.hidden_size is config->model_hidden_size. */
+#define RFI_TOP(key, type, initial, accepted, meaning) RFI_CONFIG_##type key;
+#define RFI_KEY(section, key, type, initial, accepted, meaning) RFI_CONFIG_##type section##_##key;
+#include "train/config_schema.def"
+#undef RFI_TOP
+#undef RFI_KEY
+  rfi_config_source source[RFI_CFG_COUNT];
+  rfr_ctx *ctx;
+  rfi_arena *arena; /* all text and lists */
+  const char *file; /* named in errors */
+} rfi_config;
+
+/* Reads a configuration from memory. `file` is what errors and sources call it; relative
+ * folders in it start from `folder` (NULL: the working folder). `sets` are texts
+ * "section.key=value" that override it, the last one wins. Errors: config.syntax,
+ * config.key, config.value, unsupported. */
+rfr_status rfi_config_read(rfr_ctx *ctx, const char *file, const char *text, size_t n, const char *folder,
+                           const char *const *sets, int n_sets, rfi_config **out);
+void rfi_config_destroy(rfi_config *config); /* accepts NULL */
+
+/* Changes one key after reading; `from` becomes its source. NULL text: back to the default.
+ * Other keys that were derived from it stay as they are. */
+rfr_status rfi_config_set(rfi_config *config, rfi_config_id id, const char *text, const char *from);
+
+/* The resolved configuration as YAML; with `sources`, every line ends in where its value came from. */
+rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *out);
+/* "model.hidden_size" */
+const char *rfi_config_path(rfi_config_id id);
+/* The table of all keys in Markdown. */
+rfr_status rfi_config_table(rfi_string *out);
+
+/* An amount in steps, of a run of `total` steps. */
+int64_t rfi_config_steps(rfi_config_amount amount, int64_t total);
+
+#endif

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One value of the configuration: from a node of the file to its type, and back to text.
+ */
+#ifndef RFI_CONFIG_VALUE_H
+#define RFI_CONFIG_VALUE_H
+
+#include "train/config.h"
+#include "train/config_yaml.h"
+
+typedef enum rfi_config_kind {
+#define RFI_CONFIG_TYPE(type, ctype, holds) RFI_KIND_##type,
+  RFI_CONFIG_TYPES(RFI_CONFIG_TYPE)
+#undef RFI_CONFIG_TYPE
+} rfi_config_kind;
+
+/* A row of the schema. */
+typedef struct rfi_config_row {
+  const char *section; /* "" at the top */
+  const char *key, *path;
+  rfi_config_kind kind;
+  size_t offset, size; /* in rfi_config */
+  const char *initial, *accepted, *meaning;
+} rfi_config_row;
+
+/* Reads `node` as the row's type into `value`. Errors name `file`, the node's line and the row. */
+rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const char *file, const rfi_yaml *node,
+                            void *value);
+/* Appends the value as YAML on one line. */
+rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_string *out);
+/* What a file may hold for this type. */
+const char *rfi_config_holds(rfi_config_kind kind);
+/* The nearest of n names, or NULL when none is near enough to be meant. */
+const char *rfi_nearest(const char *name, const char *const *names, int n);
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The plain part of YAML as a tree: scalars, lists, maps with text keys. One document;
+ * anchors, aliases, tags and keys given twice are errors (config.syntax, config.key).
+ */
+#ifndef RFI_CONFIG_YAML_H
+#define RFI_CONFIG_YAML_H
+
+#include "base/arena.h"
+#include "base/base.h"
+
+typedef enum rfi_yaml_kind { RFI_YAML_SCALAR, RFI_YAML_LIST, RFI_YAML_MAP } rfi_yaml_kind;
+
+typedef struct rfi_yaml {
+  rfi_yaml_kind kind;
+  bool null;                            /* a scalar without a value: empty, ~ or null, not quoted */
+  const char *text;                     /* of a scalar */
+  const char *key;                      /* in a map */
+  int64_t line;                         /* of the key in a map, else of the value */
+  struct rfi_yaml *first, *last, *next; /* children and siblings */
+  int n;                                /* children */
+} rfi_yaml;
+
+/* The tree lives in the arena; *out is NULL for a text without a document. */
+rfr_status rfi_yaml_parse(rfi_arena *arena, const char *file, const char *text, size_t n, rfi_yaml **out);
+rfi_yaml *rfi_yaml_scalar(rfi_arena *arena, const char *text, int64_t line); /* NULL: out of memory */
+
+#endif
