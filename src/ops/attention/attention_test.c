@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the op matrix does not say about attention: packed documents are independent of
+ * each other bit by bit, forward and backward; the forward's bits do not depend on the
+ * number of threads, the backward's repeat for the same number; wrong shapes are refused
+ * where they are recorded; the gradient of a packed weight has its type and phase.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/cpu/cpu.h"
+#include "base/base.h"
+
+enum { T = 150, H = 4, HK = 2, D = 24, CUT = 77, NQ = T * H * D, NK = T * HK * D };
+
+typedef struct sample {
+  float q[NQ], k[NK], v[NK], dy[NQ], o[NQ], lse[H * T], dq[NQ], dk[NK], dv[NK];
+  int32_t offsets[3];
+} sample;
+
+static void fill(float *x, int n, uint32_t seed) {
+  for (int i = 0; i < n; i++) {
+    seed = seed * 1664525u + 1013904223u;
+    x[i] = (float)(int32_t)seed / 2147483648.0f;
+  }
+}
+static rfi_arg rows(float *x, int heads) {
+  return (rfi_arg){x, {.dtype = RFR_F32, .rank = 3, .shape = {T, heads, D}}, {(int64_t)heads * D, D, 1}};
+}
+
+static void run(const rfi_kernel *kernel, rfi_call *call) {
+  size_t bytes = kernel->workspace(call);
+  call->workspace = aligned_alloc(64, (bytes + 63) / 64 * 64);
+  assert_non_null(call->workspace);
+  memset(call->workspace, 0xff, bytes);
+  assert_int_equal(kernel->run(call), RFR_OK);
+  free(call->workspace);
+}
+static void attend(const char *isa, sample *s, int threads) {
+  rfi_arg lse = {s->lse, {.dtype = RFR_F32, .rank = 2, .shape = {H, T}}, {T, 1}};
+  rfi_arg offsets = {s->offsets, {.dtype = RFR_I32, .rank = 1, .shape = {3}}, {1}};
+  rfi_arg q = rows(s->q, H), k = rows(s->k, HK), v = rows(s->v, HK), o = rows(s->o, H);
+  const rfi_attr attr[2] = {rfi_f(0.2), rfi_i(1)};
+  const rfi_arg in[] = {q, k, v, offsets}, out[] = {o, lse};
+  rfi_call forward = {.n_in = 4, .n_out = 2, .in = in, .out = out, .attr = attr, .threads = threads};
+  run(rfi_cpu_kernel(isa, RFI_OP_attention), &forward);
+  const rfi_arg back_in[] = {rows(s->dy, H), q, k, v, o, lse, offsets};
+  const rfi_arg back_out[] = {rows(s->dq, H), rows(s->dk, HK), rows(s->dv, HK)};
+  rfi_call backward = {.n_in = 7, .n_out = 3, .in = back_in, .out = back_out, .attr = attr, .threads = threads};
+  run(rfi_cpu_kernel(isa, RFI_OP_attention_bwd), &backward);
+}
+
+static sample *sample_make(void) {
+  sample *s = calloc(1, sizeof *s);
+  assert_non_null(s);
+  fill(s->q, NQ, 1), fill(s->k, NK, 2), fill(s->v, NK, 3), fill(s->dy, NQ, 4);
+  s->offsets[1] = CUT;
+  s->offsets[2] = T;
+  return s;
+}
+
+/* The best set of this CPU; every set has the same source. */
+static const char *best_isa(rfr_ctx **ctx) {
+  assert_int_equal(rfr_ctx_create(NULL, ctx), RFR_OK);
+  return rfi_ctx_isa(*ctx);
+}
+
+static void documents(void **state) {
+  (void)state;
+  rfr_ctx *ctx;
+  const char *isa = best_isa(&ctx);
+  sample *a = sample_make(), *b = sample_make();
+  for (int i = CUT * HK * D; i < NK; i++) b->k[i] += 1, b->v[i] -= 2; /* another second document */
+  for (int i = CUT * H * D; i < NQ; i++) b->q[i] *= 3, b->dy[i] += 1;
+  attend(isa, a, 2);
+  attend(isa, b, 2);
+  assert_memory_equal(a->o, b->o, sizeof(float) * CUT * H * D);
+  assert_memory_equal(a->dq, b->dq, sizeof(float) * CUT * H * D);
+  assert_memory_equal(a->dk, b->dk, sizeof(float) * CUT * HK * D);
+  assert_memory_equal(a->dv, b->dv, sizeof(float) * CUT * HK * D);
+  assert_memory_not_equal(a->o + CUT * H * D, b->o + CUT * H * D, sizeof(float) * (T - CUT) * H * D);
+  for (int h = 0; h < H; h++) /* a document's first row sees itself alone */
+    for (int d = 0; d < D; d++)
+      assert_true(fabsf(a->o[(CUT * H + h) * D + d] - a->v[(CUT * HK + h / 2) * D + d]) < 1e-6f);
+  free(a);
+  free(b);
+  rfr_ctx_destroy(ctx);
+}
+
+static void threads(void **state) {
+  (void)state;
+  rfr_ctx *ctx;
+  const char *isa = best_isa(&ctx);
+  sample *one = sample_make();
+  attend(isa, one, 1);
+  for (int n = 2; n <= 5; n++) {
+    sample *a = sample_make(), *b = sample_make();
+    attend(isa, a, n);
+    attend(isa, b, n);
+    assert_memory_equal(a, b, sizeof *a);
+    assert_memory_equal(a->o, one->o, sizeof a->o);
+    assert_memory_equal(a->lse, one->lse, sizeof a->lse);
+    assert_memory_equal(a->dq, one->dq, sizeof a->dq);
+    for (int i = 0; i < NK; i++) {
+      assert_true(fabsf(a->dk[i] - one->dk[i]) < 1e-5f);
+      assert_true(fabsf(a->dv[i] - one->dv[i]) < 1e-5f);
+    }
+    free(a);
+    free(b);
+  }
+  free(one);
+  rfr_ctx_destroy(ctx);
+}
+
+static rfr_value input(rfr_trace *t, const char *name, int64_t heads, int64_t width) {
+  const int64_t shape[3] = {10, heads, width};
+  return rfr_input(t, name, RFR_ROLE_INPUT, RFR_F32, 3, shape);
+}
+
+static void recording(void **state) {
+  (void)state;
+  static const struct {
+    int64_t H, Hk, Dk;
+    const char *text; /* of the error; NULL: none */
+  } cases[] = {{6, 2, 16, NULL}, {6, 4, 16, "do not divide"}, {6, 0, 16, "do not divide"}, {6, 2, 8, "rows of 8"}};
+  rfr_ctx *ctx;
+  assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    rfr_trace *t;
+    assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+    const int64_t three = 3;
+    rfr_value q = input(t, "q", cases[i].H, 16), k = input(t, "k", cases[i].Hk, cases[i].Dk);
+    rfr_value v = input(t, "v", cases[i].Hk, cases[i].Dk);
+    rfr_value offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, &three);
+    rfr_value o = rfr_attention(t, q, k, v, offsets, 0, 1);
+    if (cases[i].text) {
+      assert_int_equal(o, RFR_NONE);
+      assert_int_equal(rfr_trace_finish(t), RFR_INVALID);
+      assert_non_null(strstr(rfr_last_error()->message, cases[i].text));
+      assert_non_null(strstr(rfr_last_error()->message, "attention_test.c"));
+    } else {
+      assert_int_equal(rfr_trace_finish(t), RFR_OK);
+      assert_true(t->ops[t->n_ops - 1].attr[0].f == 0.25); /* resolved when recorded */
+    }
+    rfr_trace_destroy(t);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(documents), cmocka_unit_test(threads),
+                                     cmocka_unit_test(recording)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
