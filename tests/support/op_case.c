@@ -171,7 +171,8 @@ static bool read_case(reader *r) {
 }
 
 const char *rft_case_parse(const char *text, rfr_dtype under_test, rft_case *out) {
-  *out = (rft_case){.text = text, .microbatch = -1};
+  *out = (rft_case){.text = text, .key = 14695981039346656037u, .microbatch = -1};
+  for (const char *s = text; *s; s++) out->key = (out->key ^ (unsigned char)*s) * 1099511628211u;
   reader r = {.s = text, .under_test = under_test, .c = out};
   if (!read_case(&r)) return r.error;
   const rfi_op_def *def = out->def;

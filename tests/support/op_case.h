@@ -62,6 +62,7 @@ typedef struct rft_operand {
 
 typedef struct rft_case {
   const char *text;
+  uint64_t key; /* of its random values: a hash of the text */
   const rfi_op_def *def;
   int n_in;
   rft_operand in[RFT_MAX_IN];

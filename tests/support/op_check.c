@@ -13,9 +13,8 @@
  *                after each float operand element was changed at random by up to 2^-23 of
  *                itself, two draws. One f32 run alone can be exact by luck, a scalar result
  *                easily. Plus 2^-24 of r, for functions that are flat where they were probed.
- *                Where an op holds intermediates in the type under test (attention's
- *                probabilities, the logits' gradient in the LM head), as the ops it replaces
- *                do, 2^-23 is that type's unit instead.
+ *                Where an op holds intermediates in the type under test (the logits' gradient in the LM head), as the
+ *                ops it replaces do, 2^-23 is half that type's unit instead.
  *
  * The kernel may have twice the sum, in the relative L2 norm and in the maximum: sums that
  * are kept in bf16 are far outside. Ops that only move values must give the reference rounded
@@ -75,7 +74,7 @@ static bool moves_values(rfi_opcode code) {
 }
 
 static bool has_narrow_intermediates(rfi_opcode code) {
-  return code == RFI_OP_attention || code == RFI_OP_attention_bwd || code == RFI_OP_linear_cross_entropy;
+  return code == RFI_OP_linear_cross_entropy;
 }
 
 static int mantissa(rfr_dtype d) { return d == RFR_BF16 ? 8 : d == RFR_F16 ? 11 : d == RFR_F32 ? 24 : 53; }
@@ -163,7 +162,7 @@ static void check_layout(const rft_op *op, const rft_case *c, rfr_dtype type, rf
     return;
   }
   bool exact = moves_values(op->def->code);
-  double unit = has_narrow_intermediates(op->def->code) ? ldexp(1, 1 - mantissa(type)) : 0x1p-23;
+  double unit = has_narrow_intermediates(op->def->code) ? ldexp(1, -mantissa(type)) : 0x1p-23;
   rft_reference_init(&ref, &run, op->ref, RFR_F64, 0, 0);
   rft_reference_init(&probe[0], &run, exact ? op->ref : op->plain, exact ? RFR_F64 : RFR_F32, 0, 0);
   for (int k = 1; k < N_PROBES; k++) rft_reference_init(&probe[k], &run, op->ref, RFR_F64, unit, (unsigned)k);

@@ -13,6 +13,8 @@ typedef struct rft_op {
   const char *const *cases; /* NULL: none were found */
 } rft_op;
 
+rft_op rft_op_get(rfi_opcode code);
+
 /* A check ran `done` times and failed `failed` times, or did not apply: then word says why. */
 typedef struct rft_cell {
   int done, failed;
@@ -30,6 +32,8 @@ void rft_cell_fail(rft_cell *cell, const rft_case *c, rfr_dtype type, const char
 /* Kernels against the reference in f64: every instruction set; and, where the op takes
  * them, operands with gaps, transposed, every second element, broadcast. */
 void rft_check_reference(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
+/* The gradient rule against central differences, in f64; the word says why there is none. */
+void rft_check_gradient(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
 /* Nothing outside results and workspace is written, no operand changes, and results are
  * the same bits whatever memory held before and whichever other result is dead. */
 void rft_check_bounds(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);

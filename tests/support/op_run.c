@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "core/rng.h"
 
 enum { GUARD = 256 };
 
@@ -60,7 +59,10 @@ static int64_t lay_out(const rfr_type *t, rft_layout layout, int64_t *stride) {
 }
 
 static int64_t offset_of(const rfi_arg *a, int64_t i) {
-  int64_t offset = 0;
+  int64_t offset = 0, dense = 1;
+  int d = a->type.rank - 1;
+  for (; d >= 0 && a->stride[d] == dense; d--) dense *= a->type.shape[d];
+  if (d < 0) return i; /* no division for what is most common */
   for (int d = a->type.rank - 1; d >= 0; d--) {
     offset += i % a->type.shape[d] * a->stride[d];
     i /= a->type.shape[d];
@@ -92,17 +94,21 @@ void rft_set(const rfi_arg *a, int64_t i, double x) {
 
 /* ---- values ---- */
 
-static uint32_t draw(const char *text, int operand, int64_t i) {
-  uint64_t key = 14695981039346656037u;
-  for (; *text; text++) key = (key ^ (unsigned char)*text) * 1099511628211u;
-  return rfi_draw4(key, (uint64_t)i, (uint32_t)operand, 0, 0).v[0];
+/* splitmix64 of an address */
+static uint32_t draw(const rft_case *c, int stream, int64_t i) {
+  uint64_t z = c->key + (uint64_t)stream * 0xD1B54A32D192ED03u + (uint64_t)(i + 1) * 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return (uint32_t)((z ^ (z >> 31)) >> 32);
 }
 
-static double value_of(const rft_case *c, int operand, int64_t i) {
+double rft_random(const rft_case *c, int stream, int64_t i) { return draw(c, stream, i) / 1073741824.0 - 2; }
+
+double rft_case_value(const rft_case *c, int operand, int64_t i) {
   const rft_operand *o = &c->in[operand];
   if (o->constant) return o->value;
   if (o->n_list) return (double)o->list[o->n_list == 1 ? 0 : i];
-  uint32_t u = draw(c->text, operand, i);
+  uint32_t u = draw(c, operand, i);
   if (o->below) return (double)(u % (uint64_t)o->below);
   double x = u / 4294967296.0;
   return o->positive ? 0.1 + 2 * x : 4 * x - 2;
@@ -131,7 +137,7 @@ bool rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned c
     size_t size = (size_t)rfr_dtype_bits(a->type.dtype) / 8;
     buffer_init(&run->in[i], (size_t)lay_out(&a->type, own, a->stride) * size, garbage);
     a->data = run->in[i].data;
-    for (int64_t k = rfi_count(&a->type) - 1; k >= 0; k--) rft_set(a, k, value_of(c, i, k));
+    for (int64_t k = rfi_count(&a->type) - 1; k >= 0; k--) rft_set(a, k, rft_case_value(c, i, k));
   }
   for (int j = 0; j < c->def->n_results; j++) {
     rfi_arg *y = &run->out_arg[j];
@@ -222,7 +228,7 @@ void rft_reference_init(rft_reference *ref, const rft_run *run, rft_ref_fn fn, r
     for (int64_t k = 0; k < rfi_count(&from->type); k++) {
       double x = rft_get(from, k);
       if (perturbation > 0 && to->type.dtype == real)
-        x *= 1 + perturbation * (draw(c->text, 100 + i + 32 * (int)seed, k) / 2147483648.0 - 1);
+        x *= 1 + perturbation * (draw(c, 100 + i + 32 * (int)seed, k) / 2147483648.0 - 1);
       if (to->type.dtype == RFR_I64) ((int64_t *)to->data)[k] = ((const int64_t *)from->data)[offset_of(from, k)];
       else rft_set(to, k, x);
     }

@@ -33,6 +33,9 @@ void rft_run_deinit(rft_run *run);
  * outside its results and workspace, a changed operand. */
 const char *rft_run_kernel(rft_run *run, const rfi_kernel *kernel, int threads);
 /* Dense element i of an argument as a double, wherever it lies. */
+/* Element i of operand `operand`, not rounded to its type; a number in [-2, 2) named by case, stream and i. */
+double rft_case_value(const rft_case *c, int operand, int64_t i);
+double rft_random(const rft_case *c, int stream, int64_t i);
 double rft_get(const rfi_arg *a, int64_t i);
 void rft_set(const rfi_arg *a, int64_t i, double x);
 
