@@ -46,7 +46,8 @@ typedef enum rft_layout {
   RFT_EVERY2,     /* every second element of a row */
   RFT_GAPS,       /* dense rows with gaps between them */
   RFT_REVERSED,   /* all dimensions in reverse order */
-  RFT_BROADCAST,  /* stride 0 in the first dimension */
+  RFT_REPEATED,   /* stride 0 in the first dimension, more follow */
+  RFT_ONE_VALUE,  /* stride 0 in every dimension */
 } rft_layout;
 
 typedef struct rft_operand {

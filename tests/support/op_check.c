@@ -11,8 +11,9 @@
  *   arithmetic   what f32 does on the way: the largest of what is measured with the
  *                reference's own loops in f32 (op_plain.h), and with the reference in f64
  *                after each float operand element was changed at random by up to 2^-23 of
- *                itself, two draws. One f32 run alone can be exact by luck, a scalar result
- *                easily. Plus 2^-24 of r, for functions that are flat where they were probed.
+ *                itself, and after all of an operand was, as the rounding of a constant factor
+ *                does. One f32 run alone can be exact by luck, a scalar result easily. Plus
+ *                2^-24 of r, for functions that are flat where they were probed.
  *                Where an op holds intermediates in the type under test (the logits' gradient in the LM head), as the
  *                ops it replaces do, 2^-23 is half that type's unit instead.
  *
@@ -73,9 +74,7 @@ static bool moves_values(rfi_opcode code) {
   }
 }
 
-static bool has_narrow_intermediates(rfi_opcode code) {
-  return code == RFI_OP_linear_cross_entropy;
-}
+static bool has_narrow_intermediates(rfi_opcode code) { return code == RFI_OP_linear_cross_entropy; }
 
 static int mantissa(rfr_dtype d) { return d == RFR_BF16 ? 8 : d == RFR_F16 ? 11 : d == RFR_F32 ? 24 : 53; }
 static double half_ulp(rfr_dtype d, double x) {
@@ -165,7 +164,8 @@ static void check_layout(const rft_op *op, const rft_case *c, rfr_dtype type, rf
   double unit = has_narrow_intermediates(op->def->code) ? ldexp(1, -mantissa(type)) : 0x1p-23;
   rft_reference_init(&ref, &run, op->ref, RFR_F64, 0, 0);
   rft_reference_init(&probe[0], &run, exact ? op->ref : op->plain, exact ? RFR_F64 : RFR_F32, 0, 0);
-  for (int k = 1; k < N_PROBES; k++) rft_reference_init(&probe[k], &run, op->ref, RFR_F64, unit, (unsigned)k);
+  rft_reference_init(&probe[1], &run, op->ref, RFR_F64, unit, 0);
+  rft_reference_init(&probe[2], &run, op->ref, RFR_F64, 0, unit);
   for (int j = 0; j < op->def->n_results; j++)
     if (run.out_arg[j].data && rfr_dtype_is_float(c->out[j].dtype))
       plain_error(&ref.out_arg[j],
@@ -194,12 +194,15 @@ void rft_check_reference(const rft_op *op, const rft_case *c, rfr_dtype type, rf
   const char *isas[3];
   int n = rft_isas(isas);
   check_layout(op, c, type, RFT_DENSE, "", isas, n, cell);
-  if (op->def->flags & (RFI_ROWS | RFI_ANY)) check_layout(op, c, type, RFT_GAPS, ", rows apart", isas, 1, cell);
+  if (op->def->flags & (RFI_ROWS | RFI_ANY)) {
+    check_layout(op, c, type, RFT_GAPS, ", rows apart", isas, 1, cell);
+    check_layout(op, c, type, RFT_REPEATED, ", one row repeated", isas, 1, cell);
+  }
   if (op->def->flags & RFI_ANY) {
     check_layout(op, c, type, RFT_TRANSPOSED, ", transposed", isas, 1, cell);
     check_layout(op, c, type, RFT_REVERSED, ", reversed", isas, 1, cell);
     check_layout(op, c, type, RFT_EVERY2, ", every second", isas, 1, cell);
-    check_layout(op, c, type, RFT_BROADCAST, ", broadcast", isas, 1, cell);
+    check_layout(op, c, type, RFT_ONE_VALUE, ", one value repeated", isas, 1, cell);
   }
 }
 

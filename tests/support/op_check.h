@@ -34,6 +34,8 @@ void rft_cell_fail(rft_cell *cell, const rft_case *c, rfr_dtype type, const char
 void rft_check_reference(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
 /* The gradient rule against central differences, in f64; the word says why there is none. */
 void rft_check_gradient(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
+/* A compiled program of the op alone: eager, captured and replayed twice, the same bits. */
+void rft_check_replay(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
 /* Nothing outside results and workspace is written, no operand changes, and results are
  * the same bits whatever memory held before and whichever other result is dead. */
 void rft_check_bounds(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);

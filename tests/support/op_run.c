@@ -49,7 +49,7 @@ static int64_t lay_out(const rfr_type *t, rft_layout layout, int64_t *stride) {
   int64_t step = layout == RFT_EVERY2 ? 2 : 1, extent = 1;
   for (int k = r - 1; k >= 0; k--) {
     int d = order[k];
-    bool broadcast = layout == RFT_BROADCAST && d == 0;
+    bool broadcast = layout == RFT_ONE_VALUE || (layout == RFT_REPEATED && d == 0);
     stride[d] = broadcast ? 0 : step;
     if (!broadcast && t->shape[d] > 0) step *= t->shape[d];
     if (layout == RFT_GAPS) step += 3 + k; /* rows, and what holds rows, lie apart */
@@ -121,8 +121,8 @@ static bool takes(const rft_case *c, int i, rft_layout layout) {
   for (int j = 0; j < c->def->n_results; j++)
     if (c->def->alias[j] == i) return false; /* a result's storage is dense */
   if (o->layout != RFT_DENSE || rfi_count(&o->type) < 2) return false;
-  if (layout == RFT_BROADCAST && !rfr_dtype_is_float(o->type.dtype)) return false; /* offsets must ascend */
-  return o->type.rank >= (layout == RFT_GAPS || layout == RFT_REVERSED ? 2 : 1);
+  if (layout == RFT_ONE_VALUE && !rfr_dtype_is_float(o->type.dtype)) return false; /* offsets must ascend */
+  return o->type.rank >= (layout == RFT_EVERY2 || layout == RFT_ONE_VALUE ? 1 : 2);
 }
 
 bool rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned char garbage, unsigned dead) {
@@ -215,8 +215,8 @@ static void *ref_storage(rfi_arg *a, const rfr_type *type, rfr_dtype real) {
   return a->data;
 }
 
-void rft_reference_init(rft_reference *ref, const rft_run *run, rft_ref_fn fn, rfr_dtype real, double perturbation,
-                        unsigned seed) {
+void rft_reference_init(rft_reference *ref, const rft_run *run, rft_ref_fn fn, rfr_dtype real, double own,
+                        double common) {
   const rft_case *c = run->c;
   *ref = (rft_reference){.n_in = c->n_in, .n_out = c->def->n_results};
   for (int i = 0; i < c->n_in; i++) {
@@ -227,8 +227,8 @@ void rft_reference_init(rft_reference *ref, const rft_run *run, rft_ref_fn fn, r
     ref->in[i] = ref_storage(to, &from->type, real);
     for (int64_t k = 0; k < rfi_count(&from->type); k++) {
       double x = rft_get(from, k);
-      if (perturbation > 0 && to->type.dtype == real)
-        x *= 1 + perturbation * (draw(c, 100 + i + 32 * (int)seed, k) / 2147483648.0 - 1);
+      if (to->type.dtype == real)
+        x *= 1 + own * (draw(c, 100 + i, k) / 2147483648.0 - 1) + (draw(c, 140 + i, 0) & 1 ? common : -common);
       if (to->type.dtype == RFR_I64) ((int64_t *)to->data)[k] = ((const int64_t *)from->data)[offset_of(from, k)];
       else rft_set(to, k, x);
     }

@@ -40,15 +40,16 @@ double rft_get(const rfi_arg *a, int64_t i);
 void rft_set(const rfi_arg *a, int64_t i, double x);
 
 /* The case in f64 (or, plain, in f32): floats of the operands as `run` holds them (before its
- * kernel ran), each multiplied by 1 + perturbation * u, u uniform in [-1, 1] from `seed`. */
+ * kernel ran), each multiplied by 1 + u: u at random up to `own` for each element, plus
+ * `common` or -common for all of an operand. */
 typedef void (*rft_ref_fn)(const rfi_call *call);
 typedef struct rft_reference {
   void *in[RFT_MAX_IN], *out[RFI_MAX_NAMES]; /* malloc'ed; aliased results are their operand's */
   rfi_arg in_arg[RFT_MAX_IN], out_arg[RFI_MAX_NAMES];
   int n_in, n_out;
 } rft_reference;
-void rft_reference_init(rft_reference *ref, const rft_run *run, rft_ref_fn fn, rfr_dtype real, double perturbation,
-                        unsigned seed);
+void rft_reference_init(rft_reference *ref, const rft_run *run, rft_ref_fn fn, rfr_dtype real, double own,
+                        double common);
 void rft_reference_deinit(rft_reference *ref);
 
 #endif
