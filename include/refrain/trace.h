@@ -32,12 +32,12 @@ typedef int32_t rfr_value; /* dense id within one trace */
 
 /* What an input of the program is. Trainability is a role of an input, never an
  * attribute of an intermediate value. */
-#define RFR_ROLES(X)               \
-  X(RFR_ROLE_NONE, "value")        \
-  X(RFR_ROLE_TRAINABLE, "trainable") \
-  X(RFR_ROLE_FROZEN, "frozen")     \
-  X(RFR_ROLE_STATE, "state")       \
-  X(RFR_ROLE_INPUT, "input")       \
+#define RFR_ROLES(X)                   \
+  X(RFR_ROLE_NONE, "value")            \
+  X(RFR_ROLE_TRAINABLE, "trainable")   \
+  X(RFR_ROLE_FROZEN, "frozen")         \
+  X(RFR_ROLE_STATE, "state")           \
+  X(RFR_ROLE_INPUT, "input")           \
   X(RFR_ROLE_INPUT_GRAD, "input_grad") \
   X(RFR_ROLE_CONST, "const")
 typedef enum rfr_role {
@@ -88,7 +88,8 @@ RFR_API rfr_status rfr_trace_status(const rfr_trace *t);
  * tensor, not an unknown size. */
 RFR_API rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role role, rfr_dtype dtype, int rank,
                                const int64_t *shape);
-#define rfr_input(t, name, role, dtype, rank, shape) rfr_input_at(t, RFR_HERE, name, role, dtype, rank, shape)
+/* The shape comes last and may be a compound literal, commas and all. */
+#define rfr_input(t, name, role, dtype, rank, ...) rfr_input_at(t, RFR_HERE, name, role, dtype, rank, __VA_ARGS__)
 /* Declares a program output under a name. */
 RFR_API void rfr_output_at(rfr_trace *t, rfr_place at, const char *name, rfr_value v);
 #define rfr_output(t, name, v) rfr_output_at(t, RFR_HERE, name, v)
@@ -120,9 +121,9 @@ typedef void (*rfr_write_fn)(const char *text, size_t n, void *user);
 
 typedef struct rfr_print_options {
   size_t size;
-  int flat;        /* 1: the round-trip form; 0: for people (layers collapsed) */
-  int phase;       /* print one phase alone; -1: all */
-  int live_bytes;  /* 1: bytes live after each op in a comment */
+  int flat;       /* 1: the round-trip form; 0: for people (layers collapsed) */
+  int phase;      /* print one phase alone; -1: all */
+  int live_bytes; /* 1: bytes live after each op in a comment */
 } rfr_print_options;
 RFR_API rfr_print_options rfr_print_options_default(void);
 RFR_API rfr_status rfr_trace_print(const rfr_trace *t, const rfr_print_options *options, rfr_write_fn write,

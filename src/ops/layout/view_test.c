@@ -17,8 +17,6 @@
 #include "base/base.h"
 #include "trace/trace.h"
 
-#define SHAPE(...) ((int64_t[]){__VA_ARGS__}) /* the parentheses keep the commas from the recording macros */
-
 enum { MOST = 4096 };
 
 typedef struct shown {
@@ -177,25 +175,25 @@ static int64_t base_of(rfr_value v) { return t->values[v].base; }
 
 static void test_reshape(void **unused) {
   (void)unused;
-  rfr_value x = input(2, SHAPE(6, 10)), y = rfr_transpose(t, x, 0, 1);
-  assert_int_equal(base_of(rfr_reshape(t, x, 1, SHAPE(60))), x);
-  assert_int_equal(base_of(rfr_reshape(t, y, 3, SHAPE(5, 2, 6))), x); /* splits */
-  assert_int_not_equal(base_of(rfr_reshape(t, y, 1, SHAPE(60))), x);  /* merges what is not one run */
-  assert_int_not_equal(base_of(rfr_reshape(t, rfr_slice(t, x, 1, 0, 5), 1, SHAPE(30))), x);
-  assert_int_equal(base_of(rfr_reshape(t, rfr_slice(t, x, 0, 2, 3), 1, SHAPE(30))), x);
-  rfr_value e = rfr_expand(t, rfr_reshape(t, input(1, SHAPE(7)), 2, SHAPE(1, 7)), 0, 12);
-  rfr_value f = rfr_reshape(t, e, 3, SHAPE(3, 4, 7)); /* repeats stay repeats */
+  rfr_value x = input(2, (int64_t[]){6, 10}), y = rfr_transpose(t, x, 0, 1);
+  assert_int_equal(base_of(rfr_reshape(t, x, 1, (int64_t[]){60})), x);
+  assert_int_equal(base_of(rfr_reshape(t, y, 3, (int64_t[]){5, 2, 6})), x); /* splits */
+  assert_int_not_equal(base_of(rfr_reshape(t, y, 1, (int64_t[]){60})), x);  /* merges what is not one run */
+  assert_int_not_equal(base_of(rfr_reshape(t, rfr_slice(t, x, 1, 0, 5), 1, (int64_t[]){30})), x);
+  assert_int_equal(base_of(rfr_reshape(t, rfr_slice(t, x, 0, 2, 3), 1, (int64_t[]){30})), x);
+  rfr_value e = rfr_expand(t, rfr_reshape(t, input(1, (int64_t[]){7}), 2, (int64_t[]){1, 7}), 0, 12);
+  rfr_value f = rfr_reshape(t, e, 3, (int64_t[]){3, 4, 7}); /* repeats stay repeats */
   assert_int_equal(base_of(f), base_of(e));
   assert_int_equal(t->values[f].stride[0], 0);
   assert_int_equal(t->values[f].stride[1], 0);
-  rfr_value empty = rfr_reshape(t, rfr_transpose(t, input(2, SHAPE(0, 5)), 0, 1), 3, SHAPE(3, 0, 2));
+  rfr_value empty = rfr_reshape(t, rfr_transpose(t, input(2, (int64_t[]){0, 5}), 0, 1), 3, (int64_t[]){3, 0, 2});
   assert_int_equal(rfr_value_type(t, empty).rank, 3);
   assert_int_equal(t->status, RFR_OK);
 }
 
 static void test_broadcast(void **unused) {
   (void)unused;
-  rfr_value a = input(3, SHAPE(2, 3, 5)), v = input(1, SHAPE(5)), one = input(1, SHAPE(1));
+  rfr_value a = input(3, (int64_t[]){2, 3, 5}), v = input(1, (int64_t[]){5}), one = input(1, (int64_t[]){1});
   rfr_value sums[2] = {rfr_add(t, a, v), rfr_mul(t, a, one)};
   for (int i = 0; i < 2; i++) {
     assert_int_equal(t->status, RFR_OK);
@@ -211,9 +209,13 @@ static void test_broadcast(void **unused) {
 /* ---- refusals ---- */
 
 typedef rfr_value (*wrong_call)(rfr_trace *fresh, rfr_value x);
-static rfr_value wrong_count(rfr_trace *f, rfr_value x) { return rfr_reshape(f, x, 2, SHAPE(3, 9)); }
-static rfr_value wrong_overflow(rfr_trace *f, rfr_value x) { return rfr_reshape(f, x, 3, SHAPE(INT64_MAX / 2, 4, 4)); }
-static rfr_value wrong_rank(rfr_trace *f, rfr_value x) { return rfr_reshape(f, x, 7, SHAPE(1, 1, 1, 1, 1, 4, 6)); }
+static rfr_value wrong_count(rfr_trace *f, rfr_value x) { return rfr_reshape(f, x, 2, (int64_t[]){3, 9}); }
+static rfr_value wrong_overflow(rfr_trace *f, rfr_value x) {
+  return rfr_reshape(f, x, 3, (int64_t[]){INT64_MAX / 2, 4, 4});
+}
+static rfr_value wrong_rank(rfr_trace *f, rfr_value x) {
+  return rfr_reshape(f, x, 7, (int64_t[]){1, 1, 1, 1, 1, 4, 6});
+}
 static rfr_value wrong_axis(rfr_trace *f, rfr_value x) { return rfr_transpose(f, x, 0, 2); }
 static rfr_value wrong_slice(rfr_trace *f, rfr_value x) { return rfr_slice(f, x, 1, 4, 3); }
 static rfr_value wrong_start(rfr_trace *f, rfr_value x) { return rfr_slice(f, x, 1, -1, 2); }
@@ -230,7 +232,7 @@ static void test_refusals(void **unused) {
   for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
     rfr_trace *fresh;
     assert_int_equal(rfr_trace_create(ctx, &fresh), RFR_OK);
-    rfr_value x = rfr_input(fresh, "x", RFR_ROLE_INPUT, RFR_BF16, 2, SHAPE(4, 6));
+    rfr_value x = rfr_input(fresh, "x", RFR_ROLE_INPUT, RFR_BF16, 2, (int64_t[]){4, 6});
     assert_int_equal(calls[i](fresh, x), RFR_NONE);
     assert_int_equal(rfr_trace_status(fresh), RFR_INVALID);
     assert_string_equal(rfr_last_error()->slug, "trace.shape");
