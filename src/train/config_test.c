@@ -200,6 +200,7 @@ static const struct {
     {"optimizer:\n  lr: nan\n", "config.value", 2, "nan"},
     {"optimizer:\n  lr: inf\n", "config.value", 2, "inf"},
     {"optimizer:\n  lr: 1e999\n", "config.value", 2, "1e999"},
+    {"optimizer:\n  clip: 1e999\n", "config.value", 2, "1e999"},
     {"optimizer:\n  lr: 0x1p3\n", "config.value", 2, "0x1p3"},
     {"optimizer:\n  lr: 1,5\n", "config.value", 2, "1,5"},
     {"optimizer:\n  lr: .\n", "config.value", 2, "number"},
@@ -311,6 +312,13 @@ static void test_sets(void **state) {
   assert_int_equal(c->run_steps, 321);
   assert_true(c->run_time == 0);
   assert_int_equal(rfi_config_set(c, RFI_CFG_run_steps, "x", "calibrated"), RFR_INVALID);
+  rfi_config_destroy(c);
+
+  c = must_read(f, MINIMAL, (const char *[]){"run.steps=3M", "batch.tokens=1G", "memory.budget=2TB", "run.time=0ms"},
+                4);
+  assert_int_equal(c->run_steps, 3 * 1024 * 1024);
+  assert_int_equal(c->batch_tokens, 1 << 30);
+  assert_int_equal(c->memory_budget, 2000000000000);
   rfi_config_destroy(c);
 
   c = must_read(f, full, (const char *[]){"model.tie_word_embeddings=auto"}, 1);
