@@ -283,7 +283,7 @@ rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size
 /* ---- folders ---- */
 
 rfr_status rfi_dir_create(const char *path) {
-  char part[PATH_MAX];
+  char part[PATH_MAX], parent[PATH_MAX];
   size_t n = strlen(path);
   struct stat st;
   if (n == 0) return rfi_fail(RFI_E_FILE_WRITE, "cannot create a folder with an empty name");
@@ -296,7 +296,8 @@ rfr_status rfi_dir_create(const char *path) {
     if (part[i] != '/' && part[i] != 0) continue;
     char kept = part[i];
     part[i] = 0;
-    if (sys_mkdir(part) != 0 && errno != EEXIST) return fail_errno(RFI_E_FILE_WRITE, part, "create the folder");
+    if (sys_mkdir(part) == 0) RFI_TRY(rfi_dir_sync(parent_of(part, parent, sizeof parent)));
+    else if (errno != EEXIST) return fail_errno(RFI_E_FILE_WRITE, part, "create the folder");
     part[i] = kept;
   }
   if (sys_stat(path, &st) != 0) return fail_errno(RFI_E_FILE_WRITE, path, "create the folder");

@@ -55,7 +55,7 @@ rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size
 /* Size and XXH3-128 of a file. */
 rfr_status rfi_file_hash(rfr_ctx *ctx, const char *path, int64_t *size, rfi_hash *hash);
 
-/* Creates a folder and its missing parents; an existing one is fine. */
+/* Creates a folder and its missing parents, durably; an existing one is fine. */
 rfr_status rfi_dir_create(const char *path);
 /* Makes the names in a folder durable. */
 rfr_status rfi_dir_sync(const char *path);
