@@ -4,11 +4,11 @@
  * with its own, and get the bits that one thread gets alone. Under ThreadSanitizer this
  * is the test that finds hidden global state.
  */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -32,7 +32,7 @@ typedef enum rfi_gemm_status { RFI_GEMM_OK, RFI_GEMM_UNSUPPORTED, RFI_GEMM_NO_ME
 typedef struct rfi_gemm_module {
   int32_t abi;
   /* An engine; `name` becomes "oneDNN 2.6.3", `isa` the instruction set it uses, `level` 2, 3 or 4 for what the
-   * x86-64 level of that set is, bf16_fast 1 where bf16 products are faster than f32 ones by a matrix unit. */
+   * x86-64 level of that set is, bf16_fast 1 where bf16 products are faster than f32 ones (AMX, AVX512-BF16). */
   rfi_gemm_status (*open)(void **engine, char name[32], char isa[32], int32_t *level, int32_t *bf16_fast);
   void (*close)(void *engine);
   /* UNSUPPORTED: there is no fast way, use the portable kernel. */

@@ -107,7 +107,7 @@ static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32],
   snprintf(name, 32, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
   snprintf(isa_text, 32, "%s", isa_name(isa));
   *level = HAS(avx512_core) ? 4 : HAS(avx2) ? 3 : 2;
-  *bf16_fast = HAS(avx512_core_amx);
+  *bf16_fast = HAS(avx512_core_amx) || HAS(avx512_core_bf16);
   e->bf16 = HAS(avx512_core_bf16);
   *out = e;
   return RFI_GEMM_OK;

@@ -65,7 +65,7 @@ static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, cons
     return rfi_fail(RFI_E_TRACE_SHAPE, "want a master copy of w's shape in f32");
   if (!is_scalar(lr, RFR_F32) || (!absent(clip) && !is_scalar(clip, RFR_F32)))
     return rfi_fail(RFI_E_TRACE_SHAPE, "want the learning rate and the clip factor as f32 (1)");
-  if (!is_scalar(skip, RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the skip flag, i32 (1)");
+  if (!absent(skip) && !is_scalar(skip, RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the skip flag, i32 (1)");
   return RFR_OK;
 }
 

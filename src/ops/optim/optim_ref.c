@@ -70,7 +70,7 @@ RFT_REF(adamw) {
   const double *g = call->in[1].data, *clip = call->in[6].data;
   double beta1 = call->attr[0].f, beta2 = call->attr[1].f, eps = call->attr[2].f, decay = call->attr[3].f;
   double lr = *(double *)call->in[5].data * call->attr[4].f, t = (double)((int64_t *)call->in[8].data)[1] + 1;
-  if (*(int32_t *)call->in[7].data) return;
+  if (call->in[7].data && *(int32_t *)call->in[7].data) return;
   for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++) {
     double x = clip ? g[i] * *clip : g[i], old = master ? master[i] : w[i];
     m[i] = beta1 * m[i] + (1 - beta1) * x;
@@ -85,7 +85,7 @@ RFT_CASES(adamw) = {
     "eps=1e-08 decay=0.1 lr_scale=1",
     "adamw(f[1031], F[1031], f[1031], f[1031]>0, F[1031], F[1]=0.003, _, i[1]=0, I[4]=0,0,1,0) beta1=0.9 beta2=0.999 "
     "eps=1e-06 decay=0.01 lr_scale=0.5",
-    "adamw(f[1], f[1], F[1], F[1]>0, F[1], F[1]=0.01, F[1]=1, i[1]=0, I[4]=99,99,1,0) beta1=0.8 beta2=0.9 eps=1e-08 "
+    "adamw(f[1], f[1], F[1], F[1]>0, F[1], F[1]=0.01, F[1]=1, _, I[4]=99,99,1,0) beta1=0.8 beta2=0.9 eps=1e-08 "
     "decay=0 lr_scale=1",
     "adamw(f[3,5,11], f[3,5,11], f[3,5,11], F[3,5,11]>0, F[3,5,11], F[1]=0.01, F[1]=1, i[1]=1, I[4]=9,7,1,2) beta1=0.9 "
     "beta2=0.95 eps=1e-08 decay=0.1 lr_scale=1",
@@ -100,7 +100,7 @@ RFT_REF(sgd) {
   double *w = call->in[0].data, *b = call->in[2].data, *master = call->in[3].data;
   const double *g = call->in[1].data, *clip = call->in[5].data;
   double momentum = call->attr[0].f, decay = call->attr[1].f, lr = *(double *)call->in[4].data * call->attr[2].f;
-  if (*(int32_t *)call->in[6].data) return;
+  if (call->in[6].data && *(int32_t *)call->in[6].data) return;
   for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++) {
     double x = clip ? g[i] * *clip : g[i], old = master ? master[i] : w[i];
     if (b) x = b[i] = momentum * b[i] + x;
@@ -109,7 +109,7 @@ RFT_REF(sgd) {
   }
 }
 RFT_CASES(sgd) = {
-    "sgd(f[7,13], f[7,13], _, _, F[1]=0.1, _, i[1]=0) momentum=0 decay=0 lr_scale=1",
+    "sgd(f[7,13], f[7,13], _, _, F[1]=0.1, _, _) momentum=0 decay=0 lr_scale=1",
     "sgd(f[1031], F[1031], F[1031], F[1031], F[1]=0.05, F[1]=0.25, i[1]=0) momentum=0.9 decay=0.01 lr_scale=0.5",
     "sgd(f[1], f[1], f[1], _, F[1]=0.1, F[1]=1, i[1]=0) momentum=0.9 decay=0 lr_scale=1",
     "sgd(f[67,521], f[67,521], f[67,521], F[67,521], F[1]=0.1, F[1]=0.5, i[1]=0) momentum=0.5 decay=0.1 lr_scale=3",

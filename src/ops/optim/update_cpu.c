@@ -81,7 +81,7 @@ static void update_part(const rfi_call *call, int64_t begin, int64_t end, int pa
 }
 
 static rfr_status adamw_run(const rfi_call *c) {
-  if (*(const int32_t *)c->in[7].data) return RFR_OK;
+  if (c->in[7].data && *(const int32_t *)c->in[7].data) return RFR_OK;
   double beta1 = c->attr[0].f, beta2 = c->attr[1].f, lr = *(const float *)c->in[5].data * c->attr[4].f;
   double t = (double)(((const int64_t *)c->in[8].data)[1] + 1);
   update u = {.call = *c, .w = &c->in[0], .g = &c->in[1], .m = &c->in[2], .v = &c->in[3], .master = &c->in[4]};
@@ -99,7 +99,7 @@ static rfr_status adamw_run(const rfi_call *c) {
 }
 
 static rfr_status sgd_run(const rfi_call *c) {
-  if (*(const int32_t *)c->in[6].data) return RFR_OK;
+  if (c->in[6].data && *(const int32_t *)c->in[6].data) return RFR_OK;
   double lr = *(const float *)c->in[4].data * c->attr[2].f;
   update u = {.call = *c, .w = &c->in[0], .g = &c->in[1], .m = &c->in[2], .master = &c->in[3]};
   u.f = (factors){.beta1 = (float)c->attr[0].f,

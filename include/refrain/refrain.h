@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Everything. Each header also stands alone.
+ */
+#ifndef REFRAIN_REFRAIN_H
+#define REFRAIN_REFRAIN_H
+
+#include "refrain/ctx.h"
+#include "refrain/dtype.h"
+#include "refrain/nn.h"
+#include "refrain/ops.h"
+#include "refrain/program.h"
+#include "refrain/status.h"
+#include "refrain/tensor.h"
+#include "refrain/trace.h"
+
+#endif
