@@ -10,6 +10,7 @@
 #include "backend/cpu/library.h"
 #include "base/base.h"
 #include "exec/exec.h"
+#include "ops/loss/head.h"
 
 static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
   static unsigned char placeholder[64];
@@ -19,6 +20,26 @@ static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
   arg->data = placeholder;
   arg->type = x->type;
   memcpy(arg->stride, x->stride, sizeof arg->stride);
+}
+
+/* The products inside an LM head: its kernel runs the library's where there are any. */
+static rfr_status bind_head(rfr_programs *p, rfi_call *call) {
+  rfi_head head = rfi_head_make(call);
+  rfi_head_library *entry = rfi_arena_alloc(p->strings, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
+  if (!entry) return RFR_NO_MEMORY;
+  call->library = entry;
+  for (int kind = 0; kind < RFI_HEAD_CHUNKS; kind++) {
+    rfi_head_product products[RFI_HEAD_PRODUCTS];
+    int64_t t = rfi_head_start(&head, kind);
+    if (t < 0) continue;
+    rfi_head_products(call, &head, t, &head, products);
+    for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
+      rfi_head_library *e = &entry[kind * RFI_HEAD_PRODUCTS + i];
+      if (products[i].wanted)
+        RFI_TRY(rfi_cpu_library_bind(p->library, RFI_OP_matmul, &products[i].call, &e->run, &e->workspace, &e->handle));
+    }
+  }
+  return RFR_OK;
 }
 
 rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
@@ -49,6 +70,7 @@ rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
     rfi_kernel_fn library = NULL;
     size_t scratch = 0;
     RFI_TRY(rfi_cpu_library_bind(p->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
+    if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(p, &b->call));
     if (library) b->run = library;
     else scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
     b->workspace = (int64_t)scratch;

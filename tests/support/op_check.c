@@ -150,27 +150,43 @@ static void compare(const rft_case *c, int j, const rfi_arg *y, const rfi_arg *r
 
 /* ---- reference ---- */
 
+/* What the results of a run are held against. */
+typedef struct standard {
+  rft_reference ref;
+  error plain[RFI_MAX_NAMES];
+} standard;
+
+static void standard_init(standard *s, const rft_op *op, const rft_run *run, rfr_dtype type) {
+  rft_reference probe[N_PROBES];
+  bool exact = moves_values(op->def->code);
+  double unit = has_narrow_intermediates(op->def->code) ? ldexp(1, -mantissa(type)) : 0x1p-23;
+  rft_reference_init(&s->ref, run, op->ref, RFR_F64, 0, 0);
+  rft_reference_init(&probe[0], run, exact ? op->ref : op->plain, exact ? RFR_F64 : RFR_F32, 0, 0);
+  rft_reference_init(&probe[1], run, op->ref, RFR_F64, unit, 0);
+  rft_reference_init(&probe[2], run, op->ref, RFR_F64, 0, unit);
+  for (int j = 0; j < op->def->n_results; j++) {
+    const rfi_arg *const results[] = {&probe[0].out_arg[j], &probe[1].out_arg[j], &probe[2].out_arg[j]};
+    rfr_dtype out = run->c->out[j].dtype;
+    if (run->out_arg[j].data && rfr_dtype_is_float(out)) plain_error(&s->ref.out_arg[j], results, out, &s->plain[j]);
+  }
+  for (int k = 0; k < N_PROBES; k++) rft_reference_deinit(&probe[k]);
+}
+
+static void compare_all(const standard *s, const rft_case *c, const rfi_arg *out, const char *where, rfr_dtype type,
+                        rft_cell *cell) {
+  for (int j = 0; j < c->def->n_results; j++)
+    if (out[j].data) compare(c, j, &out[j], &s->ref.out_arg[j], &s->plain[j], where, type, cell);
+}
+
 static void check_layout(const rft_op *op, const rft_case *c, rfr_dtype type, rft_layout layout, const char *where,
                          const char *const *isas, int n_isas, rft_cell *cell) {
   rft_run run;
-  rft_reference ref, probe[N_PROBES];
-  error plain[RFI_MAX_NAMES];
-  bool applies = rft_run_init(&run, c, layout, 0xFF, 0);
-  if (!applies) {
+  standard s;
+  if (!rft_run_init(&run, c, layout, 0xFF, 0)) {
     rft_run_deinit(&run);
     return;
   }
-  bool exact = moves_values(op->def->code);
-  double unit = has_narrow_intermediates(op->def->code) ? ldexp(1, -mantissa(type)) : 0x1p-23;
-  rft_reference_init(&ref, &run, op->ref, RFR_F64, 0, 0);
-  rft_reference_init(&probe[0], &run, exact ? op->ref : op->plain, exact ? RFR_F64 : RFR_F32, 0, 0);
-  rft_reference_init(&probe[1], &run, op->ref, RFR_F64, unit, 0);
-  rft_reference_init(&probe[2], &run, op->ref, RFR_F64, 0, unit);
-  for (int j = 0; j < op->def->n_results; j++)
-    if (run.out_arg[j].data && rfr_dtype_is_float(c->out[j].dtype))
-      plain_error(&ref.out_arg[j],
-                  (const rfi_arg *[]){&probe[0].out_arg[j], &probe[1].out_arg[j], &probe[2].out_arg[j]},
-                  c->out[j].dtype, &plain[j]);
+  standard_init(&s, op, &run, type);
   for (int k = 0; k < n_isas; k++) {
     char place[64];
     snprintf(place, sizeof place, "%s%s", isas[k], where);
@@ -181,13 +197,22 @@ static void check_layout(const rft_op *op, const rft_case *c, rfr_dtype type, rf
     const rfi_kernel *kernel = rfi_cpu_kernel(isas[k], op->def->code);
     const char *wrong = kernel ? rft_run_kernel(&run, kernel, k == 0 ? 2 : 1) : "there is no kernel";
     if (wrong) rft_cell_fail(cell, c, type, "%s: %s", place, wrong);
-    for (int j = 0; !wrong && j < op->def->n_results; j++)
-      if (run.out_arg[j].data) compare(c, j, &run.out_arg[j], &ref.out_arg[j], &plain[j], place, type, cell);
+    else compare_all(&s, c, run.out_arg, place, type, cell);
     cell->done++;
   }
   rft_run_deinit(&run);
-  rft_reference_deinit(&ref);
-  for (int k = 0; k < N_PROBES; k++) rft_reference_deinit(&probe[k]);
+  rft_reference_deinit(&s.ref);
+}
+
+void rft_check_results(const rft_op *op, const rft_case *c, rfr_dtype type, const rfi_arg *out, const char *where,
+                       rft_cell *cell) {
+  rft_run run;
+  standard s;
+  rft_run_init(&run, c, RFT_DENSE, 0xFF, 0);
+  standard_init(&s, op, &run, type);
+  compare_all(&s, c, out, where, type, cell);
+  rft_run_deinit(&run);
+  rft_reference_deinit(&s.ref);
 }
 
 void rft_check_reference(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell) {

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The matrix products inside linear_cross_entropy, as calls of matmul: what its kernel runs,
+ * and what bind offers to a library, so that the LM head is as fast as any other product.
+ *
+ * A chunk is the first, a middle one or the tail; those differ in rows and in whether dw
+ * is overwritten or added to, which makes nine products at most. The workspace holds a loss
+ * per row, one chunk of logits in f32 and what the products need. dlogits, in x's type,
+ * take the place of the logits they come from, row by row with the logits' row stride.
+ */
+#ifndef RFI_HEAD_H
+#define RFI_HEAD_H
+
+#include "ops/call.h"
+
+enum { RFI_HEAD_X, RFI_HEAD_W, RFI_HEAD_TARGETS, RFI_HEAD_INV_VALID, RFI_HEAD_DLOSS, RFI_HEAD_ACC };
+enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_PRODUCTS }; /* of one chunk */
+enum { RFI_HEAD_FIRST, RFI_HEAD_MIDDLE, RFI_HEAD_TAIL, RFI_HEAD_CHUNKS };
+
+/* How a library runs one product; run is NULL where the matmul kernel does. call->library of
+ * linear_cross_entropy points at [RFI_HEAD_CHUNKS][RFI_HEAD_PRODUCTS] of them, or is NULL. */
+typedef struct rfi_head_library {
+  rfi_kernel_fn run;
+  size_t workspace;
+  void *handle;
+} rfi_head_library;
+
+typedef struct rfi_head_product {
+  rfi_arg in[4], out[1];
+  rfi_attr attr[3];
+  rfi_call call; /* points into this struct: not to be copied */
+  bool wanted;
+} rfi_head_product;
+
+typedef struct rfi_head {
+  int64_t T, C, V, chunk;
+  size_t nll, logits; /* bytes of the workspace's first parts */
+} rfi_head;
+
+static inline size_t rfi_head_round(size_t n) { return (n + 63) & ~(size_t)63; }
+
+static inline rfi_head rfi_head_make(const rfi_call *c) {
+  rfi_head h = {
+      .T = c->in[RFI_HEAD_X].type.shape[0], .C = c->in[RFI_HEAD_X].type.shape[1], .V = c->in[RFI_HEAD_W].type.shape[0]};
+  h.chunk = c->attr[1].i < h.T ? c->attr[1].i : h.T;
+  h.nll = rfi_head_round((size_t)h.T * sizeof(double));
+  h.logits = rfi_head_round((size_t)(h.chunk * h.V) * sizeof(float));
+  return h;
+}
+
+/* Rows of the chunk that starts at t, and what kind of chunk it is. */
+static inline int64_t rfi_head_rows(const rfi_head *h, int64_t t) { return h->T - t < h->chunk ? h->T - t : h->chunk; }
+static inline int rfi_head_kind(const rfi_head *h, int64_t t) {
+  if (t == 0) return RFI_HEAD_FIRST;
+  return rfi_head_rows(h, t) < h->chunk ? RFI_HEAD_TAIL : RFI_HEAD_MIDDLE;
+}
+/* The first row of some chunk of that kind, -1 if there is none. */
+static inline int64_t rfi_head_start(const rfi_head *h, int kind) {
+  int64_t t = kind == RFI_HEAD_FIRST ? 0 : kind == RFI_HEAD_MIDDLE ? h->chunk : h->T - (h->chunk ? h->T % h->chunk : 0);
+  return t < h->T && rfi_head_kind(h, t) == kind ? t : -1;
+}
+
+static inline rfi_arg rfi_head_matrix(void *data, rfr_dtype dtype, int64_t rows, int64_t cols, int64_t row_stride) {
+  return (rfi_arg){data, {.dtype = dtype, .rank = 2, .shape = {rows, cols}}, {row_stride, 1}};
+}
+
+/* out = op(a) op(b), added to out if `add`. */
+static inline void rfi_head_product_init(rfi_head_product *p, const rfi_call *c, const rfi_arg *a, bool ta,
+                                         const rfi_arg *b, bool tb, const rfi_arg *out, bool add) {
+  *p = (rfi_head_product){.in = {*a, *b, {.type.rank = -1}, {.type.rank = -1}}, .out = {*out}, .wanted = out->data};
+  p->attr[0].i = ta;
+  p->attr[1].i = tb;
+  p->attr[2].i = out->type.dtype;
+  if (add) p->in[3] = *out;
+  p->call = (rfi_call){
+      .n_in = 4, .n_out = 1, .in = p->in, .out = p->out, .attr = p->attr, .microbatch = -1, .threads = c->threads};
+}
+
+/* The products of the chunk that starts at row t, without workspaces. At bind, when there are
+ * no addresses yet, `logits` is any non-NULL pointer. */
+static inline void rfi_head_products(const rfi_call *c, const rfi_head *h, int64_t t, void *logits,
+                                     rfi_head_product out[RFI_HEAD_PRODUCTS]) {
+  rfr_dtype dtype = c->in[RFI_HEAD_X].type.dtype;
+  size_t begin = (size_t)(t * h->C) * (size_t)(rfr_dtype_bits(dtype) / 8);
+  int64_t n = rfi_head_rows(h, t);
+  void *dx = c->out[1].data ? (char *)c->out[1].data + begin : NULL;
+  rfi_arg x = rfi_head_matrix((char *)c->in[RFI_HEAD_X].data + begin, dtype, n, h->C, h->C);
+  rfi_arg w = rfi_head_matrix(c->in[RFI_HEAD_W].data, dtype, h->V, h->C, h->C);
+  rfi_arg l = rfi_head_matrix(logits, RFR_F32, n, h->V, h->V);
+  rfi_arg dl = rfi_head_matrix(logits, dtype, n, h->V, dtype == RFR_F32 ? h->V : 2 * h->V);
+  rfi_arg dxs = rfi_head_matrix(dx, dtype, n, h->C, h->C);
+  rfi_arg dw = rfi_head_matrix(c->out[2].data, RFR_F32, h->V, h->C, h->C);
+  rfi_head_product_init(&out[RFI_HEAD_LOGITS], c, &x, false, &w, true, &l, false);
+  rfi_head_product_init(&out[RFI_HEAD_DX], c, &dl, false, &w, false, &dxs, false);
+  rfi_head_product_init(&out[RFI_HEAD_DW], c, &dl, true, &x, false, &dw, t > 0 || c->in[RFI_HEAD_ACC].data);
+}
+
+#endif
