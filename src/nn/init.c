@@ -22,10 +22,20 @@ const char *rfr_model_type_name(rfr_model_type type) {
 }
 
 rfr_model_config rfr_model_config_default(rfr_model_type type) {
-  rfr_model_config c = {
-      .size = sizeof c, .type = type, .vocab_size = 256, .hidden_size = 256, .intermediate_size = 1024, .layers = 4,
-      .heads = 4, .kv_heads = 4, .head_dim = 64, .max_positions = 1024, .norm_eps = 1e-5, .rope_theta = 10000.0,
-      .init_std = 0.02, .dtype = RFR_F32};
+  rfr_model_config c = {.size = sizeof c,
+                        .type = type,
+                        .vocab_size = 256,
+                        .hidden_size = 256,
+                        .intermediate_size = 1024,
+                        .layers = 4,
+                        .heads = 4,
+                        .kv_heads = 4,
+                        .head_dim = 64,
+                        .max_positions = 1024,
+                        .norm_eps = 1e-5,
+                        .rope_theta = 10000.0,
+                        .init_std = 0.02,
+                        .dtype = RFR_F32};
   if (type == RFR_MODEL_LLAMA) c.intermediate_size = 704; /* three matrices: 8/3 C, a multiple of 64 */
   if (type == RFR_MODEL_GPT2) c.tie_embeddings = 1;
   return c;
@@ -38,14 +48,18 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
   const struct {
     const char *name;
     int64_t value, most;
-  } sizes[] = {{"vocab_size", c->vocab_size, INT32_MAX},  {"hidden_size", c->hidden_size, 1 << 20},
-               {"intermediate_size", c->intermediate_size, 1 << 24}, {"num_hidden_layers", c->layers, 4096},
-               {"num_attention_heads", c->heads, 1 << 16}, {"num_key_value_heads", c->kv_heads, 1 << 16},
-               {"head_dim", c->head_dim, 1 << 16},        {"max_position_embeddings", c->max_positions, INT32_MAX}};
+  } sizes[] = {{"vocab_size", c->vocab_size, INT32_MAX},
+               {"hidden_size", c->hidden_size, 1 << 20},
+               {"intermediate_size", c->intermediate_size, 1 << 24},
+               {"num_hidden_layers", c->layers, 4096},
+               {"num_attention_heads", c->heads, 1 << 16},
+               {"num_key_value_heads", c->kv_heads, 1 << 16},
+               {"head_dim", c->head_dim, 1 << 16},
+               {"max_position_embeddings", c->max_positions, INT32_MAX}};
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
     if (sizes[i].value < 1 || sizes[i].value > sizes[i].most)
-      return rfi_fail(RFI_E_MODEL_CONFIG, "%s is %lld; it must be 1 to %lld", sizes[i].name,
-                      (long long)sizes[i].value, (long long)sizes[i].most);
+      return rfi_fail(RFI_E_MODEL_CONFIG, "%s is %lld; it must be 1 to %lld", sizes[i].name, (long long)sizes[i].value,
+                      (long long)sizes[i].most);
   if (c->heads % c->kv_heads != 0)
     return rfi_fail(RFI_E_MODEL_CONFIG, "num_key_value_heads %lld does not divide num_attention_heads %lld",
                     (long long)c->kv_heads, (long long)c->heads);
@@ -92,10 +106,8 @@ static uint64_t name_hash(const char *s) {
 }
 
 static void store(rfr_dtype dtype, void *data, int64_t i, float x) {
-  if (dtype == RFR_F32)
-    ((float *)data)[i] = x;
-  else
-    ((uint16_t *)data)[i] = (uint16_t)rfr_float_to_bits(RFR_BF16, x);
+  if (dtype == RFR_F32) ((float *)data)[i] = x;
+  else ((uint16_t *)data)[i] = (uint16_t)rfr_float_to_bits(RFR_BF16, x);
 }
 
 static float normal(uint32_t a, uint32_t b, float scale) {

@@ -9,9 +9,7 @@
 
 rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x) {
   rfr_value up = rfi_nn_linear(n, x, RFI_SLOT_UP), y;
-  if (n->c->type == RFR_MODEL_GPT2)
-    y = rfr_gelu(n->t, up, 1);
-  else
-    y = rfr_swiglu(n->t, rfi_nn_linear(n, x, RFI_SLOT_GATE), up);
+  if (n->c->type == RFR_MODEL_GPT2) y = rfr_gelu(n->t, up, 1);
+  else y = rfr_swiglu(n->t, rfi_nn_linear(n, x, RFI_SLOT_GATE), up);
   return rfi_nn_linear(n, y, RFI_SLOT_DOWN);
 }

@@ -53,18 +53,12 @@ static const row gpt2_before[] = {
     {RFI_SLOT_POSITIONS, "transformer.wpe.weight", "PC", 'n', ' '},
 };
 static const row gpt2_layer[] = {
-    {RFI_SLOT_NORM1, GL "ln_1.weight", "C", '1', ' '},
-    {RFI_SLOT_NORM1_BIAS, GL "ln_1.bias", "C", '0', ' '},
-    {RFI_SLOT_QKV, GL "attn.c_attn.weight", "C3", 'n', ' '},
-    {RFI_SLOT_QKV_BIAS, GL "attn.c_attn.bias", "3", '0', ' '},
-    {RFI_SLOT_O, GL "attn.c_proj.weight", "CC", 'r', ' '},
-    {RFI_SLOT_O_BIAS, GL "attn.c_proj.bias", "C", '0', ' '},
-    {RFI_SLOT_NORM2, GL "ln_2.weight", "C", '1', ' '},
-    {RFI_SLOT_NORM2_BIAS, GL "ln_2.bias", "C", '0', ' '},
-    {RFI_SLOT_UP, GL "mlp.c_fc.weight", "CI", 'n', ' '},
-    {RFI_SLOT_UP_BIAS, GL "mlp.c_fc.bias", "I", '0', ' '},
-    {RFI_SLOT_DOWN, GL "mlp.c_proj.weight", "IC", 'r', ' '},
-    {RFI_SLOT_DOWN_BIAS, GL "mlp.c_proj.bias", "C", '0', ' '},
+    {RFI_SLOT_NORM1, GL "ln_1.weight", "C", '1', ' '},       {RFI_SLOT_NORM1_BIAS, GL "ln_1.bias", "C", '0', ' '},
+    {RFI_SLOT_QKV, GL "attn.c_attn.weight", "C3", 'n', ' '}, {RFI_SLOT_QKV_BIAS, GL "attn.c_attn.bias", "3", '0', ' '},
+    {RFI_SLOT_O, GL "attn.c_proj.weight", "CC", 'r', ' '},   {RFI_SLOT_O_BIAS, GL "attn.c_proj.bias", "C", '0', ' '},
+    {RFI_SLOT_NORM2, GL "ln_2.weight", "C", '1', ' '},       {RFI_SLOT_NORM2_BIAS, GL "ln_2.bias", "C", '0', ' '},
+    {RFI_SLOT_UP, GL "mlp.c_fc.weight", "CI", 'n', ' '},     {RFI_SLOT_UP_BIAS, GL "mlp.c_fc.bias", "I", '0', ' '},
+    {RFI_SLOT_DOWN, GL "mlp.c_proj.weight", "IC", 'r', ' '}, {RFI_SLOT_DOWN_BIAS, GL "mlp.c_proj.bias", "C", '0', ' '},
 };
 static const row gpt2_after[] = {
     {RFI_SLOT_NORM, "transformer.ln_f.weight", "C", '1', ' '},
@@ -79,7 +73,8 @@ typedef struct part {
 
 enum { BEFORE, LAYER, AFTER };
 static const part parts[2][3] = {
-#define PART(a) {a, (int)(sizeof a / sizeof a[0])}
+#define PART(a) \
+  { a, (int)(sizeof a / sizeof a[0]) }
     [RFR_MODEL_LLAMA] = {PART(llama_before), PART(llama_layer), PART(llama_after)},
     [RFR_MODEL_GPT2] = {PART(gpt2_before), PART(gpt2_layer), PART(gpt2_after)},
 #undef PART
@@ -131,10 +126,8 @@ int rfi_parameter_index(const rfr_model_config *c, rfi_slot slot, int64_t layer)
 static void describe(const rfr_model_config *c, const row *r, int64_t layer, rfr_parameter *out) {
   memset(out, 0, sizeof *out);
   const char *at = strstr(r->name, "%lld");
-  if (at)
-    snprintf(out->name, sizeof out->name, "%.*s%lld%s", (int)(at - r->name), r->name, (long long)layer, at + 4);
-  else
-    snprintf(out->name, sizeof out->name, "%s", r->name);
+  if (at) snprintf(out->name, sizeof out->name, "%.*s%lld%s", (int)(at - r->name), r->name, (long long)layer, at + 4);
+  else snprintf(out->name, sizeof out->name, "%s", r->name);
   out->rank = (int)strlen(r->shape);
   for (int d = 0; d < out->rank; d++) out->shape[d] = size_of(c, r->shape[d]);
   out->init = r->init == '1' ? RFR_INIT_ONES : r->init == '0' ? RFR_INIT_ZEROS : RFR_INIT_NORMAL;

@@ -315,6 +315,10 @@ void rfi_config_destroy(rfi_config *c) {
 
 /* ---- printing ---- */
 
+rfr_status rfi_config_print_value(const rfi_config *c, rfi_config_id id, rfi_string *out) {
+  return rfi_config_format(&rows[id], (const char *)c + rows[id].offset, out);
+}
+
 static rfr_status print_row(const rfi_config *c, int id, bool sources, rfi_string *out) {
   const rfi_config_source *source = &c->source[id];
   RFI_TRY(rfi_string_printf(out, "%s%s: ", *rows[id].section ? "  " : "", rows[id].key));

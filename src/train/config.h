@@ -107,6 +107,8 @@ rfr_status rfi_config_set(rfi_config *config, rfi_config_id id, const char *text
 
 /* The resolved configuration as YAML; with `sources`, every line ends in where its value came from. */
 rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *out);
+/* One value, as the printed configuration has it. */
+rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);
 /* "model.hidden_size" */
 const char *rfi_config_path(rfi_config_id id);
 /* The table of all keys in Markdown. */

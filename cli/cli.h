@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The program: one table of commands, one table of options, one file per command. A
+ * command parses nothing and maps no status itself; it calls the public library and
+ * returns what that returned.
+ */
+#ifndef CLI_H
+#define CLI_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "refrain/train.h"
+
+/*  X(name, operands, least, most, summary) */
+#define CLI_COMMANDS(X)                                                                             \
+  X(train, "CONFIG.yaml", 1, 1, "train a model; the run's folder is runs/CONFIG, or --out")         \
+  X(generate, "RUN", 1, 1, "continue a text with a run's newest checkpoint")                        \
+  X(eval, "RUN", 1, 1, "bits per byte of a run's newest checkpoint on its held-out data")           \
+  X(check, "CONFIG.yaml", 1, 1, "print the resolved configuration and where each value comes from") \
+  X(trace, "CONFIG.yaml", 1, 1, "print a program after a pass")                                     \
+  X(plan, "CONFIG.yaml", 1, 1, "print every buffer of the training step before anything runs")      \
+  X(bench, "[NAME]", 0, 1, "time a training step of a built-in configuration")                      \
+  X(doctor, "", 0, 0, "say what this machine and this build have")
+
+enum {
+#define CLI_BIT_INDEX(name, operands, least, most, summary) CLI_INDEX_##name,
+  CLI_COMMANDS(CLI_BIT_INDEX)
+#undef CLI_BIT_INDEX
+      CLI_COMMAND_COUNT
+};
+
+/* Everything that a command line can say. */
+typedef struct cli {
+  int command; /* CLI_INDEX_... */
+  const char *operand;
+  bool help, version, json, quiet;
+  const char **sets; /* --set, in order */
+  int n_sets;
+  const char *out;
+  char folder[4096]; /* of the configuration */
+  bool resume, strict, debug, eager;
+  int64_t threads;
+  const char *prompt;
+  int64_t tokens, seed, top_k;
+  double temperature, top_p;
+  const char *after, *phase, *program, *files;
+  bool diff, flat, all;
+  int64_t steps;
+  rfr_ctx *ctx;
+} cli;
+
+/* A mistake on the command line: prints error: and help:, returns RFR_INVALID with no
+ * library error behind it. */
+rfr_status cli_usage(const char *help, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Fills `c` from the arguments; the caller frees c->sets. */
+rfr_status cli_parse(int argc, char **argv, cli *c);
+void cli_print_help(FILE *f, int command); /* -1: of the program */
+
+#define CLI_DECLARE(name, operands, least, most, summary) rfr_status cli_##name(cli *c);
+CLI_COMMANDS(CLI_DECLARE)
+#undef CLI_DECLARE
+
+/* ---- shared by commands ---- */
+
+/* The whole of a small file, NUL-terminated, from malloc; "-" is standard input. */
+rfr_status cli_read_file(const char *path, char **out);
+/* Run options from the command line; c->folder is set from the operand. */
+rfr_run_options cli_run_options(cli *c);
+/* Opens a configuration without its data, for plans, traces and timing. */
+rfr_status cli_open_config(cli *c, const char *name, const char *text, bool keep_traces, rfr_run **out);
+/* --program as RFR_RUN_...; train when it is not given. */
+rfr_status cli_program(const cli *c, int *out);
+/* Writes to standard output; an rfr_write_fn. */
+void cli_write(const char *text, size_t n, void *user);
+/* "1.4 GiB" into 32 bytes. */
+const char *cli_bytes(char buf[32], int64_t bytes);
+double cli_now(void); /* seconds, monotonic */
+/* "Intel(R) Xeon(R) ..., 2 threads" */
+const char *cli_device(const cli *c, char buf[160]);
+
+/* Best rate of a large matrix product in a type, floating-point operations per second: what
+ * this program calls the machine's peak. 0 when it cannot be measured. */
+double cli_peak(rfr_ctx *ctx, rfr_dtype dtype);
+
+/* A JSON object printed piece by piece; numbers do not depend on the locale. */
+typedef struct json {
+  FILE *f;
+  bool comma;
+} json;
+void json_begin(json *j, const char *key, char bracket); /* key NULL: none */
+void json_end(json *j, char bracket);
+void json_string(json *j, const char *key, const char *value);
+void json_int(json *j, const char *key, int64_t value);
+void json_double(json *j, const char *key, double value);
+
+/* Progress on standard error: one line that is rewritten at a terminal, plain lines else. */
+typedef struct progress {
+  bool quiet, terminal, open_line, json;
+  rfr_run *run;         /* set once it is open */
+  double flops, peak;   /* per step; per second */
+  int64_t tokens;       /* per step */
+  double started, last; /* seconds of cli_now */
+  int64_t first_step, last_step;
+  double rate; /* smoothed seconds per step */
+  double bits; /* of the last evaluation; 0: none */
+} progress;
+void progress_init(progress *p, const cli *c);
+void progress_event(const rfr_event *event, void *user);
+void progress_close_line(progress *p);
+
+#endif

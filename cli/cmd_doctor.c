@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * refrain doctor: what this machine and this build have, and what a missing piece costs.
+ */
+#include <string.h>
+
+#include "cli.h"
+
+static void cpu_model(char *out, size_t size) {
+  FILE *f = fopen("/proc/cpuinfo", "r");
+  char line[256];
+  snprintf(out, size, "unknown CPU");
+  while (f && fgets(line, sizeof line, f)) {
+    char *colon = strchr(line, ':');
+    if (strncmp(line, "model name", 10) != 0 || !colon) continue;
+    colon += 1 + strspn(colon + 1, " \t");
+    snprintf(out, size, "%.*s", (int)strcspn(colon, "\n"), colon);
+    break;
+  }
+  if (f) fclose(f);
+}
+
+const char *cli_device(const cli *c, char buf[160]) {
+  char model[128];
+  rfr_machine m;
+  cpu_model(model, sizeof model);
+  rfr_machine_describe(c->ctx, &m);
+  snprintf(buf, 160, "%s, %d thread%s", model, m.threads, m.threads == 1 ? "" : "s");
+  return buf;
+}
+
+rfr_status cli_doctor(cli *c) {
+  char model[128];
+  rfr_machine m;
+  cpu_model(model, sizeof model);
+  rfr_machine_describe(c->ctx, &m);
+  const bool portable = strcmp(m.matmul, "portable") == 0;
+  const double f32 = cli_peak(c->ctx, RFR_F32), bf16 = cli_peak(c->ctx, RFR_BF16);
+  if (c->json) {
+    json j = {.f = stdout};
+    json_begin(&j, NULL, '{');
+    json_string(&j, "version", rfr_version());
+    json_string(&j, "cpu", model);
+    json_int(&j, "threads", m.threads);
+    json_string(&j, "isa", m.isa);
+    json_int(&j, "amx", m.has_amx);
+    json_string(&j, "matmul", m.matmul);
+    json_string(&j, "best_dtype", rfr_dtype_name(m.best_dtype));
+    json_double(&j, "peak_f32", f32);
+    json_double(&j, "peak_bf16", bf16);
+    json_end(&j, '}');
+    putchar('\n');
+    return RFR_OK;
+  }
+  printf("refrain      %s\n", rfr_version());
+  printf("CPU          %s\n", model);
+  printf("threads      %d\n", m.threads);
+  printf("kernels      %s (v2: SSE4, v3: AVX2, v4: AVX-512)\n", m.isa);
+  printf("matrix units %s\n", m.has_amx ? "AMX" : "none: bf16 saves memory, not time");
+  printf("products     %s, measured %.0f GFLOP/s in f32 and %.0f in bf16\n", m.matmul, f32 * 1e-9, bf16 * 1e-9);
+  printf("dtype auto   %s\n", rfr_dtype_name(m.best_dtype));
+  if (portable)
+    printf("missing      the oneDNN module in %s: matrix products run on the portable kernel, which\n"
+           "             does not use AMX. Install oneDNN's headers (Debian: libdnnl-dev) and build again.\n",
+           m.module_path);
+  return RFR_OK;
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * refrain plan: every buffer of a program, the peak and how close it is to the least
+ * that any plan could need. Nothing runs. Buffers that differ in numbers alone ("layer
+ * 3", "layer 4") share a line unless --all asks for each.
+ */
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+typedef struct group {
+  char name[160];
+  const char *kind;
+  int64_t bytes, most;
+  int count, first, last;
+} group;
+
+/* "layers.12.mlp" becomes "layers.*.mlp". */
+static void without_numbers(const char *name, char *out, size_t size) {
+  size_t n = 0;
+  for (const char *s = name; *s && n + 2 < size;) {
+    if (isdigit((unsigned char)*s)) {
+      while (isdigit((unsigned char)*s)) s++;
+      out[n++] = '*';
+    } else {
+      out[n++] = *s++;
+    }
+  }
+  out[n] = '\0';
+}
+
+static int64_t memory_available(void) {
+  FILE *f = fopen("/proc/meminfo", "r");
+  char line[128];
+  long long kib = 0;
+  while (f && fgets(line, sizeof line, f))
+    if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1) break;
+  if (f) fclose(f);
+  return kib * 1024;
+}
+
+static rfr_status collect(const rfr_programs *p, int program, const rfr_plan_summary *sum, bool all, group *groups,
+                          int *n_groups) {
+  int n = 0;
+  for (int i = 0; i < sum->n_buffers; i++) {
+    rfr_plan_buffer b;
+    char name[sizeof groups->name];
+    rfr_status s = rfr_program_plan_buffer(p, program, i, &b);
+    if (s != RFR_OK) return s;
+    if (all) snprintf(name, sizeof name, "%s", b.name);
+    else without_numbers(b.name, name, sizeof name);
+    int k = all ? n : 0;
+    while (k < n && (strcmp(groups[k].name, name) != 0 || strcmp(groups[k].kind, b.kind) != 0)) k++;
+    if (k == n) {
+      groups[n++] = (group){.kind = b.kind, .first = b.first, .last = b.last};
+      memcpy(groups[k].name, name, sizeof name);
+    }
+    groups[k].bytes += b.bytes;
+    groups[k].count++;
+    if (b.bytes > groups[k].most) groups[k].most = b.bytes;
+    if (b.first < groups[k].first) groups[k].first = b.first;
+    if (b.last > groups[k].last) groups[k].last = b.last;
+  }
+  *n_groups = n;
+  return RFR_OK;
+}
+
+static void print_summary(const rfr_plan_summary *sum, int64_t available) {
+  char a[32], b[32];
+  const double ratio = sum->transient_lower_bound_bytes > 0
+                           ? (double)sum->transient_planned_bytes / (double)sum->transient_lower_bound_bytes
+                           : 1.0;
+  printf("\npeak         %14lld bytes  %s\n", (long long)sum->planned_bytes, cli_bytes(a, sum->planned_bytes));
+  printf("  persistent %14lld bytes  weights, optimizer state, inputs, outputs\n", (long long)sum->persistent_bytes);
+  printf("  step       %14lld bytes  lower bound %lld, ratio %.4f\n", (long long)sum->transient_planned_bytes,
+         (long long)sum->transient_lower_bound_bytes, ratio);
+  if (available > 0)
+    printf("%s %s of available memory\n", sum->planned_bytes <= available ? "fits in" : "does NOT fit in",
+           cli_bytes(b, available));
+}
+
+static rfr_status print_json(const rfr_programs *p, int program, const rfr_plan_summary *sum) {
+  json j = {.f = stdout};
+  json_begin(&j, NULL, '{');
+  json_int(&j, "planned_bytes", sum->planned_bytes);
+  json_int(&j, "persistent_bytes", sum->persistent_bytes);
+  json_int(&j, "transient_planned_bytes", sum->transient_planned_bytes);
+  json_int(&j, "transient_lower_bound_bytes", sum->transient_lower_bound_bytes);
+  json_int(&j, "touched_bytes", rfr_programs_touched_bytes(p));
+  json_begin(&j, "buffers", '[');
+  for (int i = 0; i < sum->n_buffers; i++) {
+    rfr_plan_buffer b;
+    rfr_status s = rfr_program_plan_buffer(p, program, i, &b);
+    if (s != RFR_OK) return s;
+    json_begin(&j, NULL, '{');
+    json_string(&j, "name", b.name);
+    json_string(&j, "kind", b.kind);
+    json_int(&j, "bytes", b.bytes);
+    json_int(&j, "offset", b.offset);
+    json_int(&j, "first", b.first);
+    json_int(&j, "last", b.last);
+    json_end(&j, '}');
+  }
+  json_end(&j, ']');
+  json_end(&j, '}');
+  putchar('\n');
+  return RFR_OK;
+}
+
+static rfr_status print_plan(cli *c, const rfr_programs *p, int program) {
+  rfr_plan_summary sum;
+  rfr_status s = rfr_program_plan(p, program, &sum);
+  if (s != RFR_OK) return s;
+  if (c->json) return print_json(p, program, &sum);
+  int n = 0;
+  group *groups = calloc((size_t)sum.n_buffers + 1, sizeof *groups);
+  if (!groups) return RFR_NO_MEMORY;
+  s = collect(p, program, &sum, c->all, groups, &n);
+  if (s == RFR_OK) printf("%14s %5s  %-10s %13s  %s\n", "bytes", "count", "kind", "ops", "buffer");
+  for (int i = 0; s == RFR_OK && i < n; i++) {
+    char ops[32] = "always";
+    if (groups[i].first >= 0) snprintf(ops, sizeof ops, "%d-%d", groups[i].first, groups[i].last);
+    printf("%14lld %5d  %-10s %13s  %s\n", (long long)groups[i].bytes, groups[i].count, groups[i].kind, ops,
+           groups[i].name);
+  }
+  if (s == RFR_OK) print_summary(&sum, memory_available());
+  free(groups);
+  return s;
+}
+
+rfr_status cli_plan(cli *c) {
+  char *text = NULL;
+  rfr_run *run = NULL;
+  int which = RFR_RUN_TRAIN;
+  rfr_status s = cli_program(c, &which);
+  if (s == RFR_OK) s = cli_read_file(c->operand, &text);
+  if (s == RFR_OK) s = cli_open_config(c, c->operand, text, false, &run);
+  if (s == RFR_OK) s = print_plan(c, rfr_run_programs(run), rfr_run_program_index(run, which));
+  rfr_run_close(run);
+  free(text);
+  return s;
+}

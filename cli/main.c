@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Entry: parse, make the context, call the command, map its status to an exit code. The
+ * mapping below is the only one; what a command prints on failure is the library's error
+ * as two lines, what and what next.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+enum { DONE = 0, FAILED = 1, USAGE = 2, NO_FIT = 3, IO = 4, STOPPED = 5, DEFECT = 70 };
+
+static int exit_code(rfr_status s) {
+  switch (s) {
+    case RFR_OK: return DONE;
+    case RFR_NUMERIC: return FAILED;
+    case RFR_INVALID:
+    case RFR_MISMATCH: return USAGE;
+    case RFR_NO_MEMORY:
+    case RFR_NO_FIT:
+    case RFR_UNSUPPORTED: return NO_FIT;
+    case RFR_IO: return IO;
+    case RFR_STOPPED: return STOPPED;
+    default: return DEFECT;
+  }
+}
+
+static void print_warning(rfr_log_level level, const char *message, void *user) {
+  const cli *c = user;
+  if (level == RFR_LOG_WARNING && !c->quiet) fprintf(stderr, "warning: %s\n", message);
+}
+
+static rfr_status run_command(cli *c) {
+  static rfr_status (*const table[CLI_COMMAND_COUNT])(cli *) = {
+#define CLI_CALL(name, operands, least, most, summary) cli_##name,
+      CLI_COMMANDS(CLI_CALL)
+#undef CLI_CALL
+  };
+  rfr_ctx_options o = rfr_ctx_options_default();
+  if (c->threads > 0) o.threads = c->threads < 4096 ? (int)c->threads : 4096;
+  o.log = print_warning;
+  o.log_user = c;
+  rfr_status s = rfr_ctx_create(&o, &c->ctx);
+  if (s == RFR_OK) s = table[c->command](c);
+  const rfr_error *e = rfr_last_error();
+  if (s != RFR_OK && e->status == s) {
+    if (s == RFR_STOPPED) fprintf(stderr, "%s\n", e->message);
+    else fprintf(stderr, "error: %s [%s]\n", e->message, e->slug);
+    if (*e->next) fprintf(stderr, "help: %s\n", e->next);
+  }
+  rfr_ctx_destroy(c->ctx);
+  return s;
+}
+
+int main(int argc, char **argv) {
+  cli c;
+  rfr_status s = cli_parse(argc, argv, &c);
+  if (s == RFR_OK) {
+    if (c.version) printf("refrain %s\n", rfr_version());
+    else if (c.help) cli_print_help(stdout, c.command);
+    else s = run_command(&c);
+  }
+  free(c.sets);
+  if (fflush(stdout) != 0 && s == RFR_OK) {
+    fputs("error: standard output cannot be written\nhelp: check the pipe or the free space behind it\n", stderr);
+    s = RFR_IO;
+  }
+  return exit_code(s);
+}

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What several commands need: reading a configuration, opening it, bytes and times for
+ * people, JSON, and the machine's measured peak.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli.h"
+
+rfr_status cli_read_file(const char *path, char **out) {
+  enum { MOST = 1 << 20 }; /* a configuration is text that somebody wrote */
+  *out = NULL;
+  FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+  if (!f) {
+    cli_usage("check the path", "%s: %s", path, strerror(errno));
+    return RFR_IO;
+  }
+  char *text = malloc(MOST + 1);
+  size_t n = text ? fread(text, 1, MOST + 1, f) : 0;
+  bool failed = !text || ferror(f) != 0;
+  if (f != stdin) fclose(f);
+  if (failed || n > MOST || memchr(text, 0, n)) {
+    free(text);
+    if (failed) {
+      cli_usage("check the path", "%s cannot be read: %s", path, strerror(errno));
+      return RFR_IO;
+    }
+    return cli_usage("give a YAML text", "%s is no configuration", path);
+  }
+  text[n] = '\0';
+  *out = text;
+  return RFR_OK;
+}
+
+rfr_run_options cli_run_options(cli *c) {
+  rfr_run_options o = rfr_run_options_default();
+  const char *slash = c->operand ? strrchr(c->operand, '/') : NULL;
+  o.config_name = c->operand;
+  if (slash && (size_t)(slash - c->operand) < sizeof c->folder - 1) {
+    snprintf(c->folder, sizeof c->folder, "%.*s", (int)(slash == c->operand ? 1 : slash - c->operand), c->operand);
+    o.config_folder = c->folder;
+  }
+  o.overrides = c->sets;
+  o.n_overrides = c->n_sets;
+  o.resume = c->resume;
+  o.strict = c->strict;
+  o.debug = c->debug;
+  o.eager = c->eager;
+  return o;
+}
+
+rfr_status cli_open_config(cli *c, const char *name, const char *text, bool keep_traces, rfr_run **out) {
+  rfr_run_options o = cli_run_options(c);
+  o.config_name = name;
+  o.no_data = 1;
+  o.keep_traces = keep_traces;
+  return rfr_run_open(c->ctx, text, NULL, &o, out);
+}
+
+rfr_status cli_program(const cli *c, int *out) {
+  static const struct {
+    const char *name;
+    int program;
+  } names[] = {{"train", RFR_RUN_TRAIN}, {"evaluate", RFR_RUN_EVALUATE}, {"generate", RFR_RUN_GENERATE}};
+  *out = RFR_RUN_TRAIN;
+  if (!c->program) return RFR_OK;
+  for (int i = 0; i < 3; i++) {
+    if (strcmp(c->program, names[i].name) != 0) continue;
+    *out = names[i].program;
+    return RFR_OK;
+  }
+  return cli_usage("give train, evaluate or generate", "there is no program %s", c->program);
+}
+
+void cli_write(const char *text, size_t n, void *user) {
+  (void)user;
+  fwrite(text, 1, n, stdout);
+}
+
+const char *cli_bytes(char buf[32], int64_t bytes) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double x = (double)bytes;
+  int u = 0;
+  while (fabs(x) >= 1024.0 && u < 4) x /= 1024.0, u++;
+  snprintf(buf, 32, u == 0 ? "%.0f %s" : "%.1f %s", x, units[u]);
+  return buf;
+}
+
+double cli_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void put_escaped(FILE *f, const char *s) {
+  fputc('"', f);
+  for (; *s; s++) {
+    unsigned char u = (unsigned char)*s;
+    if (u == '"' || u == '\\') fprintf(f, "\\%c", u);
+    else if (u < 0x20) fprintf(f, "\\u%04x", u);
+    else fputc(u, f);
+  }
+  fputc('"', f);
+}
+
+static void put_key(json *j, const char *key) {
+  if (j->comma) fputs(", ", j->f);
+  j->comma = true;
+  if (!key) return;
+  put_escaped(j->f, key);
+  fputs(": ", j->f);
+}
+
+void json_begin(json *j, const char *key, char bracket) {
+  put_key(j, key);
+  fputc(bracket, j->f);
+  j->comma = false;
+}
+
+void json_end(json *j, char bracket) {
+  fputc(bracket, j->f);
+  j->comma = true;
+}
+
+void json_string(json *j, const char *key, const char *value) {
+  put_key(j, key);
+  put_escaped(j->f, value);
+}
+
+void json_int(json *j, const char *key, int64_t value) {
+  put_key(j, key);
+  fprintf(j->f, "%lld", (long long)value);
+}
+
+void json_double(json *j, const char *key, double value) {
+  put_key(j, key);
+  if (isfinite(value)) fprintf(j->f, "%.9g", value); /* the program never calls setlocale: the C locale's dot */
+  else fputs("null", j->f);
+}
+
+static void fill_ones(rfr_tensor *x) {
+  for (int64_t i = 0; i < x->bytes; i += x->type.dtype == RFR_F32 ? 4 : 2) {
+    if (x->type.dtype == RFR_F32) memcpy((char *)x->data + i, &(float){(float)(i % 7) - 3.0f}, 4);
+    else memcpy((char *)x->data + i, &(uint16_t){(uint16_t)rfr_float_to_bits(RFR_BF16, (float)(i % 7) - 3.0f)}, 2);
+  }
+}
+
+double cli_peak(rfr_ctx *ctx, rfr_dtype dtype) {
+  enum { N = 1024, TRIES = 6 };
+  const int64_t shape[2] = {N, N};
+  rfr_trace *t = NULL;
+  rfr_programs *p = NULL;
+  double best = 0.0;
+  if (rfr_trace_create(ctx, &t) != RFR_OK) return 0.0;
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, dtype, 2, shape);
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_INPUT, dtype, 2, shape);
+  rfr_output(t, "y", rfr_linear(t, x, w, RFR_NONE));
+  const char *name = "peak";
+  if (rfr_trace_finish(t) == RFR_OK && rfr_compile(ctx, 1, (const rfr_trace *const *)&t, &name, NULL, &p) == RFR_OK) {
+    rfr_tensor a, b;
+    if (rfr_programs_tensor(p, "x", &a) == RFR_OK && rfr_programs_tensor(p, "w", &b) == RFR_OK) {
+      fill_ones(&a);
+      fill_ones(&b);
+      for (int i = 0; i < TRIES; i++) {
+        double start = cli_now();
+        if (rfr_program_run(p, 0) != RFR_OK) break;
+        double rate = 2.0 * N * N * N / (cli_now() - start);
+        if (i > 0 && rate > best) best = rate;
+      }
+    }
+  }
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+  return best;
+}

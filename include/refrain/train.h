@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A training run as a library: a configuration and a folder in, steps, events and
+ * checkpoints out. The program `refrain` is a thin shell around these calls.
+ *
+ * A run compiles three programs over one state and one arena (train, evaluate,
+ * generate), captures the training step, and then only replays it. It installs no signal
+ * handlers, writes to no standard stream and never exits. Calls on one run are for one
+ * thread at a time, except rfr_run_request_stop.
+ *
+ *   rfr_run *run;
+ *   rfr_run_options o = rfr_run_options_default();
+ *   o.on_event = print_event;
+ *   rfr_status s = rfr_run_open(ctx, yaml_text, "runs/first", &o, &run);
+ *   if (s == RFR_OK) s = rfr_run_train(run);   // RFR_STOPPED: saved, resumable
+ *   rfr_run_close(run);
+ *
+ * The configuration's keys are in docs/config.md.
+ */
+#ifndef REFRAIN_TRAIN_H
+#define REFRAIN_TRAIN_H
+
+#include "refrain/nn.h"
+#include "refrain/program.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rfr_run rfr_run;
+
+/* What happened, in the order in which it did. */
+#define RFR_EVENTS(X)                                                                        \
+  X(RFR_EVENT_COMPILE, "compile")       /* message: what is being done */                    \
+  X(RFR_EVENT_START, "start")           /* the run is open; step: where it begins */         \
+  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                            \
+  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte, tokens over held-out data */ \
+  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                    \
+  X(RFR_EVENT_WARNING, "warning")       /* message: one line */                              \
+  X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */
+typedef enum rfr_event_kind {
+#define RFR_EVENT_ENUM(e, name) e,
+  RFR_EVENTS(RFR_EVENT_ENUM)
+#undef RFR_EVENT_ENUM
+} rfr_event_kind;
+RFR_API const char *rfr_event_name(rfr_event_kind kind);
+
+/* Fields that an event does not carry are 0; strings are never NULL. */
+typedef struct rfr_event {
+  size_t size;
+  rfr_event_kind kind;
+  const char *message;
+  int64_t step;         /* steps attempted when it happened; metrics: the step's own number, from 1 */
+  int64_t steps;        /* of the whole run */
+  double loss;          /* nats per token */
+  double bits_per_byte; /* loss in bits per byte of text */
+  double grad_norm;     /* before clipping */
+  double lr;            /* learning rate of the step */
+  int64_t tokens;       /* valid targets of the step, or of the evaluation */
+  int skipped;          /* 1: the step's gradients were not finite, nothing was applied */
+  double seconds;       /* the step's, the evaluation's or the checkpoint's duration */
+} rfr_event;
+/* Called on the thread that uses the run. The event is the library's and dies on return. */
+typedef void (*rfr_event_fn)(const rfr_event *event, void *user);
+
+/* Programs that a run compiles; bits. */
+enum { RFR_RUN_TRAIN = 1, RFR_RUN_EVALUATE = 2, RFR_RUN_GENERATE = 4, RFR_RUN_ALL = 7 };
+
+typedef struct rfr_run_options {
+  size_t size;
+  const char *config_name;      /* stands for the configuration in errors; NULL: "config" */
+  const char *config_folder;    /* relative folders in the configuration start here; NULL: the working folder */
+  const char *const *overrides; /* "batch.microbatch=4", later ones win */
+  int n_overrides;
+  int programs;          /* RFR_RUN_ALL; without RFR_RUN_TRAIN an existing run is opened for reading */
+  int resume;            /* 1: continue from the folder's newest checkpoint, or start if it has none */
+  int strict;            /* 1: resume under another machine, library or thread count is an error */
+  int debug;             /* 1: guarded allocations, poison and a NaN check after every op; slow */
+  int eager;             /* 1: kernel after kernel instead of replay; the same bits */
+  int keep_traces;       /* 1: rfr_program_trace has the trace after every pass */
+  int no_data;           /* 1: read no data and no weights: for plans, traces and timing (random tokens) */
+  rfr_event_fn on_event; /* NULL: none */
+  void *event_user;
+} rfr_run_options;
+RFR_API rfr_run_options rfr_run_options_default(void);
+
+/* Opens a run: reads the configuration and the data, compiles, fills the weights or
+ * loads a checkpoint. `config_text` NULL: the folder's config.yaml. `folder` is made
+ * when it is missing; NULL: nothing is ever written (no checkpoints, no log).
+ * Errors: config.*, data.*, model.config, plan.over_budget, run.exists (the folder holds
+ * a run and neither resume nor reading alone was asked), resume.mismatch, checkpoint. */
+RFR_API rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder,
+                                const rfr_run_options *options, rfr_run **out);
+/* Frees everything; writes nothing. Accepts NULL. */
+RFR_API void rfr_run_close(rfr_run *run);
+
+/* One step: a replay, then its metrics as an event. Errors: run.diverged (20 skipped
+ * steps in a row), io. Does not look at stop requests. */
+RFR_API rfr_status rfr_run_step(rfr_run *run);
+/* Steps until the configured number, with evaluations and checkpoints as configured and
+ * a last checkpoint. RFR_STOPPED after a stop request, with a checkpoint written. */
+RFR_API rfr_status rfr_run_train(rfr_run *run);
+/* Asks rfr_run_train to end after the step in flight. From any thread or signal handler,
+ * as long as the run is open. */
+RFR_API void rfr_run_request_stop(rfr_run *run);
+
+typedef struct rfr_evaluation {
+  double loss; /* mean over tokens, nats */
+  double bits_per_byte;
+  int64_t tokens; /* predicted */
+  int64_t bytes;  /* of text behind them */
+  double seconds;
+} rfr_evaluation;
+/* Over all held-out data. Errors: data.empty when there is none. */
+RFR_API rfr_status rfr_run_evaluate(rfr_run *run, rfr_evaluation *out);
+
+typedef struct rfr_generate_options {
+  size_t size;
+  int64_t tokens;     /* to append; default 256 */
+  double temperature; /* 0: the most probable token; default 0.8 */
+  int64_t top_k;      /* draw among the k most probable; 0: all */
+  double top_p;       /* draw among the most probable whose sum reaches it; 1: all */
+  uint64_t seed;
+} rfr_generate_options;
+RFR_API rfr_generate_options rfr_generate_options_default(void);
+/* Continues `prompt` (n bytes, at least one). `write` gets each piece of text as it is
+ * made. The same seed, weights and machine give the same text. A stop request ends it. */
+RFR_API rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,
+                                    rfr_write_fn write, void *user);
+
+/* Writes a checkpoint now: a Hugging Face folder "step-N" in the run's folder, visible
+ * only when whole. Errors: file.write; what was there before still loads. */
+RFR_API rfr_status rfr_run_save(rfr_run *run);
+
+typedef struct rfr_run_info {
+  size_t size;
+  int64_t step, steps; /* attempted so far; of the whole run */
+  int64_t skipped;     /* of them with non-finite gradients */
+  int64_t tokens_per_step;
+  int64_t parameters, trainable_parameters; /* elements */
+  int64_t train_files, train_bytes, validation_files, validation_bytes;
+  double flops_per_step;  /* of the model's formulas: a multiply-add is two */
+  rfr_dtype dtype;        /* of weights and activations */
+  const char *data_hash;  /* of the data read, hexadecimal; borrowed */
+  const char *checkpoint; /* folder last written or loaded, or ""; borrowed */
+} rfr_run_info;
+RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
+
+/* Path of the i-th file of the training or the held-out data; NULL past the end. Borrowed. */
+RFR_API const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i);
+
+/* The compiled programs and the index of one of them (RFR_RUN_TRAIN, ...), -1 if it was
+ * not compiled; for plans, traces and tensors. Borrowed. */
+RFR_API rfr_programs *rfr_run_programs(rfr_run *run);
+RFR_API int rfr_run_program_index(const rfr_run *run, int program);
+
+/* What this machine and this build have. Pointers are borrowed from the context. */
+typedef struct rfr_machine {
+  size_t size;
+  const char *isa; /* kernels in use: "v2", "v3", "v4" */
+  int threads;
+  int has_amx;             /* bf16 matrix units, and the kernel allows their use */
+  char matmul[96];         /* what runs matrix products: "oneDNN 2.6.3 (avx512_core_amx)", or why there is none */
+  const char *module_path; /* folder of the loadable modules */
+  rfr_dtype best_dtype;    /* what `dtype: auto` means here */
+} rfr_machine;
+RFR_API rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out);
+
+/* Writes the resolved configuration as YAML; with `sources` each line ends with where
+ * its value comes from. Errors: config.*. */
+RFR_API rfr_status rfr_config_resolve(rfr_ctx *ctx, const char *config_text, const rfr_run_options *options,
+                                      int sources, rfr_write_fn write, void *user);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

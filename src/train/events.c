@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Events: to the caller's callback and, as one line of JSON each, to the run's log.
+ *
+ * A line is built on the stack and written in one call to a file opened for appending,
+ * so that lines are never torn, also when two processes should write. The log is no part
+ * of the run's state: when it cannot be written, that is one warning, and training goes on.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "train/run.h"
+
+static const char *const names[] = {
+#define EVENT_NAME(e, name) name,
+    RFR_EVENTS(EVENT_NAME)
+#undef EVENT_NAME
+};
+
+const char *rfr_event_name(rfr_event_kind kind) {
+  return (unsigned)kind < sizeof names / sizeof names[0] ? names[kind] : "unknown";
+}
+
+double rfi_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+typedef struct line {
+  char text[2048];
+  size_t n;
+} line;
+
+static void put(line *l, const char *s) {
+  for (; *s && l->n < sizeof l->text - 8; s++) l->text[l->n++] = *s;
+}
+
+static void put_string(line *l, const char *key, const char *value) {
+  char escape[8];
+  put(l, ", \"");
+  put(l, key);
+  put(l, "\": \"");
+  for (const unsigned char *s = (const unsigned char *)value; *s && l->n < sizeof l->text - 32; s++) {
+    if (*s == '"' || *s == '\\') snprintf(escape, sizeof escape, "\\%c", *s);
+    else if (*s < 0x20) snprintf(escape, sizeof escape, "\\u%04x", *s);
+    else snprintf(escape, sizeof escape, "%c", *s);
+    put(l, escape);
+  }
+  put(l, "\"");
+}
+
+static void put_number(line *l, const char *key, double x) {
+  char number[32];
+  put(l, ", \"");
+  put(l, key);
+  put(l, "\": ");
+  put(l, isfinite(x) ? rfi_format_double(number, x) : "null");
+}
+
+static void append_log(rfr_run *run, const rfr_event *e) {
+  line l = {.n = 0};
+  put(&l, "{\"event\": \"");
+  put(&l, rfr_event_name(e->kind));
+  put(&l, "\"");
+  put_number(&l, "step", (double)e->step);
+  if (*e->message) put_string(&l, "message", e->message);
+  if (e->kind == RFR_EVENT_METRICS || e->kind == RFR_EVENT_EVALUATION) {
+    put_number(&l, "loss", e->loss);
+    put_number(&l, "bits_per_byte", e->bits_per_byte);
+    put_number(&l, "tokens", (double)e->tokens);
+  }
+  if (e->kind == RFR_EVENT_METRICS) {
+    put_number(&l, "grad_norm", e->grad_norm);
+    put_number(&l, "lr", e->lr);
+    put_number(&l, "skipped", e->skipped);
+  }
+  if (e->seconds > 0.0) put_number(&l, "seconds", e->seconds);
+  put(&l, "}");
+  l.text[l.n++] = '\n';
+  ssize_t written;
+  do written = write(run->log, l.text, l.n);
+  while (written < 0 && errno == EINTR);
+  if (written == (ssize_t)l.n) return;
+  const int error = written < 0 ? errno : ENOSPC;
+  close(run->log);
+  run->log = -1;
+  rfi_warn(run, "log.jsonl cannot be written (%s); the run goes on without it", strerror(error));
+}
+
+void rfi_emit(rfr_run *run, rfr_event *e) {
+  e->size = sizeof *e;
+  e->steps = run->steps;
+  if (!e->message) e->message = "";
+  const bool rare = e->kind == RFR_EVENT_METRICS && !e->skipped && e->step != 1 && e->step != run->steps &&
+                    e->step % run->settings->log_every != 0;
+  if (run->log >= 0 && !rare) append_log(run, e);
+  if (run->options.on_event) run->options.on_event(e, run->options.event_user);
+}
+
+void rfi_warn(rfr_run *run, const char *format, ...) {
+  char text[512];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_WARNING, .message = text, .step = run->step});
+}
+
+rfr_status rfi_log_open(rfr_run *run, const char *path) {
+  run->log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (run->log < 0) return rfi_fail_at(RFI_E_FILE_WRITE, path, 0, "%s", strerror(errno));
+  return RFR_OK;
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One step, and the loop around it.
+ *
+ * A step is: see that the slot is filled, launch, read the metrics of the step. The loop
+ * adds what happens every so many steps, and ends early on a stop request. Step numbers
+ * count from the run's beginning, so a resumed run evaluates and saves at the same steps
+ * as one that was never interrupted.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "core/rng.h"
+#include "train/run.h"
+
+enum { SKIPS_IN_A_ROW = 20, RANDOM_STREAM = 4 };
+
+rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t rows, int32_t *tokens, int32_t *targets,
+                         int32_t *offsets) {
+  const rfi_settings *s = run->settings;
+  const int64_t S = s->sequence, most = s->documents_per_row;
+  int64_t n = 0;
+  for (int64_t r = 0; r < rows; r++) {
+    int documents = 1;
+    offsets[n] = 0;
+    if (run->data)
+      RFI_TRY(rfi_dataset_window(run->data, split, s->seed, first + r, tokens + r * S, targets + r * S, offsets + n,
+                                 (int)most, &documents));
+    for (int d = 0; d < documents; d++) offsets[n++] += (int32_t)(r * S);
+  }
+  while (n <= rows * most) offsets[n++] = (int32_t)(rows * S);
+  if (run->data) return RFR_OK;
+  const uint64_t key = rfi_stream_key(s->seed, RANDOM_STREAM);
+  const uint32_t vocab = (uint32_t)s->spec.model.vocab_size;
+  for (int64_t i = 0; i < rows * S; i++) {
+    rfi_u32x4 r = rfi_draw4(key, (uint64_t)(first * S + i), 0, 0, 0);
+    tokens[i] = (int32_t)(r.v[0] % vocab);
+    targets[i] = (int32_t)(r.v[1] % vocab);
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_fill_slot(rfr_run *run, int64_t step) {
+  const rfi_settings *s = run->settings;
+  const int64_t slot = step % s->spec.slots, k = s->spec.microbatches;
+  for (int64_t m = 0; m < k; m++) {
+    const int64_t at = slot * k + m;
+    RFI_TRY(rfi_fill_rows(run, RFI_TRAIN, (step * k + m) * s->rows, s->rows,
+                          (int32_t *)run->tokens.data + at * s->spec.tokens,
+                          (int32_t *)run->targets.data + at * s->spec.tokens,
+                          (int32_t *)run->offsets.data + at * (s->spec.documents + 1)));
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_launch(rfr_run *run, int program) {
+  const int i = rfr_run_program_index(run, program);
+  if (i < 0) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without this program");
+  if (run->options.eager || run->options.debug) return rfr_program_run(run->programs, i);
+  return rfr_program_replay(run->programs, i, NULL, 0);
+}
+
+/* The metrics of step `step`, once its slot shows its number. */
+static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
+  const double *slot = (const double *)run->metrics.data + (step % run->settings->spec.slots) * (1 + RFI_METRIC_N);
+  if (slot[0] != (double)(step + 1))
+    return rfi_fail(RFI_E_INTERNAL, "metrics of step %lld carry the number %g", (long long)(step + 1), slot[0]);
+  memcpy(values, slot + 1, RFI_METRIC_N * sizeof *values);
+  return RFR_OK;
+}
+
+rfr_status rfr_run_step(rfr_run *run) {
+  double m[RFI_METRIC_N];
+  if (rfr_run_program_index(run, RFR_RUN_TRAIN) < 0)
+    return rfi_fail(RFI_E_ARGUMENT, "the run was opened without RFR_RUN_TRAIN");
+  RFI_TRY(rfi_state_ready(run));
+  const double start = rfi_now();
+  for (; run->filled < run->step + run->settings->spec.slots; run->filled++) RFI_TRY(rfi_fill_slot(run, run->filled));
+  RFI_TRY(rfi_launch(run, RFR_RUN_TRAIN));
+  RFI_TRY(read_metrics(run, run->step, m));
+  run->step++;
+  const bool skipped = m[RFI_METRIC_SKIP] != 0.0;
+  run->skipped_in_row = skipped ? run->skipped_in_row + 1 : 0;
+  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_METRICS,
+                             .step = run->step,
+                             .loss = m[RFI_METRIC_LOSS],
+                             .bits_per_byte = m[RFI_METRIC_LOSS] / log(2.0),
+                             .grad_norm = m[RFI_METRIC_NORM],
+                             .lr = m[RFI_METRIC_LR],
+                             .tokens = (int64_t)m[RFI_METRIC_COUNT],
+                             .skipped = skipped,
+                             .seconds = rfi_now() - start});
+  if (run->skipped_in_row >= SKIPS_IN_A_ROW)
+    return rfi_fail(RFI_E_RUN_DIVERGED, "step %lld: the gradients of %d steps in a row were not finite",
+                    (long long)run->step, run->skipped_in_row);
+  return RFR_OK;
+}
+
+static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
+
+static rfr_status train(rfr_run *run) {
+  const rfi_settings *s = run->settings;
+  const bool evaluates = run->data && rfi_dataset_get_stats(run->data)->validation_predicted > 0 &&
+                         rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0;
+  int64_t saved = -1;
+  rfr_evaluation e;
+  while (run->step < run->steps && !rfi_stop_requested(run)) {
+    RFI_TRY(rfr_run_step(run));
+    if (evaluates && run->step < run->steps && every(run->step, s->evaluate_every))
+      RFI_TRY(rfi_evaluate(run, s->evaluate_windows, &e));
+    if (run->folder && every(run->step, s->checkpoint_every)) {
+      RFI_TRY(rfi_state_save(run));
+      saved = run->step;
+    }
+  }
+  const bool stopped = run->step < run->steps;
+  if (run->folder && saved != run->step) RFI_TRY(rfi_state_save(run));
+  if (stopped)
+    return rfi_fail(RFI_E_STOPPED, "stopped after step %lld of %lld", (long long)run->step, (long long)run->steps);
+  return evaluates ? rfr_run_evaluate(run, &e) : RFR_OK;
+}
+
+rfr_status rfr_run_train(rfr_run *run) {
+  rfr_status s = train(run);
+  const char *how = s == RFR_OK ? "done" : s == RFR_STOPPED ? "stopped" : rfr_last_error()->slug;
+  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_END, .step = run->step, .message = how});
+  return s;
+}
+
+void rfr_run_request_stop(rfr_run *run) { atomic_store_explicit(&run->stop, 1, memory_order_relaxed); }

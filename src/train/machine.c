@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the machine and the build have: what the bits of a run depend on, and what
+ * `dtype: auto` goes by. bf16 is the better choice only where a matrix unit multiplies
+ * it: elsewhere f32 is as fast and more exact.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/cpu/library.h"
+#include "base/base.h"
+#include "refrain/train.h"
+#include "train/run.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* AMX tiles with bf16, and an operating system that saves their state. */
+static int has_amx(void) {
+  unsigned a, b, c, d, low, high;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+  if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low >> 17 & 3) == 3;
+}
+#else
+static int has_amx(void) { return 0; }
+#endif
+
+rfr_status rfi_machine_read(rfr_ctx *ctx, rfi_machine *out) {
+  rfi_cpu_library *library = NULL;
+  memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_cpu_library_open(ctx, &library));
+  snprintf(out->matmul, sizeof out->matmul, "%s", rfi_cpu_library_describe(library));
+  out->bf16_fast = rfi_cpu_library_bf16_fast(library);
+  rfi_cpu_library_close(library);
+  return RFR_OK;
+}
+
+rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out) {
+  rfi_machine m;
+  RFI_TRY(rfi_machine_read(ctx, &m));
+  memset(out, 0, sizeof *out);
+  out->size = sizeof *out;
+  snprintf(out->matmul, sizeof out->matmul, "%s", m.matmul);
+  out->isa = rfi_ctx_isa(ctx);
+  out->threads = rfi_ctx_threads(ctx);
+  out->has_amx = has_amx();
+  out->module_path = rfi_ctx_module_path(ctx);
+  out->best_dtype = m.bf16_fast ? RFR_BF16 : RFR_F32;
+  return RFR_OK;
+}

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opening and closing a run: configuration, data, programs, state, folder, in this order,
+ * so that a mistake is found before anything costly happens, and nothing is written
+ * before everything that can be wrong has been looked at.
+ *
+ * A run given in seconds is compiled twice: once with a provisional schedule to time a
+ * few replays, then with the number of steps that came out. The number goes into the
+ * folder's configuration, and a resume takes it from there: no clock decides a bit of a
+ * run that is continued.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "nn/nn.h"
+#include "train/run.h"
+
+enum { SLOTS_OF_CALIBRATION = 64 };
+
+rfr_run_options rfr_run_options_default(void) {
+  return (rfr_run_options){.size = sizeof(rfr_run_options), .programs = RFR_RUN_ALL};
+}
+
+int rfr_run_program_index(const rfr_run *run, int program) {
+  for (int i = 0; i < run->n_programs; i++)
+    if (run->bits[i] == program) return i;
+  return -1;
+}
+
+rfr_programs *rfr_run_programs(rfr_run *run) { return run->programs; }
+
+/* ---- programs ---- */
+
+typedef struct printed {
+  rfi_string text;
+  rfr_status status; /* of the first piece that did not fit in memory */
+} printed;
+
+static void print_to_string(const char *text, size_t n, void *user) {
+  printed *p = user;
+  if (p->status == RFR_OK) p->status = rfi_string_append(&p->text, text, n);
+}
+
+static const char *const passes[] = {"record", "autodiff", "prune", "fuse", "lower"};
+static const char *const program_names[] = {"train", "evaluate", "generate"};
+
+static rfr_status write_trace(rfr_run *run, int program, const char *pass, const char *folder) {
+  rfr_status s;
+  char *path = NULL, name[64];
+  printed out = {.text.ctx = run->ctx};
+  const rfr_trace *t = rfr_program_trace(run->programs, program, pass);
+  if (!t) return RFR_OK;
+  int which = run->bits[program] == RFR_RUN_TRAIN ? 0 : run->bits[program] == RFR_RUN_EVALUATE ? 1 : 2;
+  snprintf(name, sizeof name, "%s-%s.txt", program_names[which], pass);
+  RFI_GOTO(rfi_path_join(run->ctx, folder, name, &path));
+  const rfr_print_options o = rfr_print_options_default();
+  RFI_GOTO(rfr_trace_print(t, &o, print_to_string, &out));
+  RFI_GOTO(out.status);
+  s = rfi_file_write(run->ctx, path, out.text.data, out.text.n);
+fail:
+  rfi_string_deinit(&out.text);
+  rfi_free(run->ctx, path);
+  return s;
+}
+
+static rfr_status write_traces(rfr_run *run) {
+  char *folder = NULL;
+  RFI_TRY(rfi_path_join(run->ctx, run->folder, "traces", &folder));
+  rfr_status s = rfi_dir_create(folder);
+  for (int p = 0; s == RFR_OK && p < run->n_programs; p++)
+    for (size_t i = 0; s == RFR_OK && i < sizeof passes / sizeof passes[0]; i++)
+      s = write_trace(run, p, passes[i], folder);
+  rfi_free(run->ctx, folder);
+  return s;
+}
+
+/* The tensors that the host fills and reads. */
+static rfr_status find_tensors(rfr_run *run) {
+  if (rfr_run_program_index(run, RFR_RUN_TRAIN) >= 0) {
+    RFI_TRY(rfr_programs_tensor(run->programs, "step", &run->block));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TOKENS, &run->tokens));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TARGETS, &run->targets));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_OFFSETS, &run->offsets));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_METRICS, &run->metrics));
+  }
+  if (rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0) {
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_EVAL_TOKENS, &run->eval_tokens));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_EVAL_TARGETS, &run->eval_targets));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_EVAL_OFFSETS, &run->eval_offsets));
+  }
+  return RFR_OK;
+}
+
+static rfr_status compile(rfr_run *run) {
+  static rfr_status (*const record[])(rfr_ctx *, const rfi_step_spec *,
+                                      rfr_trace **) = {rfi_trace_train, rfi_trace_evaluate, rfi_trace_generate};
+  rfr_status s = RFR_OK;
+  rfr_trace *traces[3] = {NULL};
+  const char *names[3];
+  char message[128];
+  run->n_programs = 0;
+  for (int i = 0; i < 3; i++) {
+    if (!(run->options.programs >> i & 1)) continue;
+    names[run->n_programs] = program_names[i];
+    run->bits[run->n_programs] = 1 << i;
+    RFI_GOTO(record[i](run->ctx, &run->settings->spec, &traces[run->n_programs]));
+    run->n_programs++;
+  }
+  rfr_compile_options o = rfr_compile_options_default();
+  o.budget = run->settings->budget;
+  o.debug = run->options.debug;
+  o.keep_traces = run->options.keep_traces || (run->folder && (run->options.programs & RFR_RUN_TRAIN));
+  const double start = rfi_now();
+  RFI_GOTO(rfr_compile(run->ctx, run->n_programs, (const rfr_trace *const *)traces, names, &o, &run->programs));
+  snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
+  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
+  s = find_tensors(run);
+fail:
+  for (int i = 0; i < 3; i++) rfr_trace_destroy(traces[i]);
+  return s;
+}
+
+/* What opening leaves for the first use when it was asked for no data. */
+rfr_status rfi_state_ready(rfr_run *run) {
+  if (run->ready) return RFR_OK;
+  RFI_TRY(rfi_state_init(run));
+  RFI_TRY(rfr_programs_load(run->programs));
+  if (!run->options.eager && !run->options.debug)
+    for (int i = 0; i < run->n_programs; i++) RFI_TRY(rfr_program_capture(run->programs, i));
+  run->ready = true;
+  return RFR_OK;
+}
+
+/* ---- a run given in seconds ---- */
+
+static int ascending(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* Median seconds of a step, from replays on a state that is thrown away. */
+static rfr_status time_steps(rfr_run *run, double *seconds) {
+  double times[SLOTS_OF_CALIBRATION];
+  int n = 0;
+  const rfr_event_fn on_event = run->options.on_event;
+  const int log = run->log;
+  run->options.on_event = NULL; /* these steps are none of the run's */
+  run->log = -1;
+  rfr_status s = rfi_state_ready(run);
+  const double start = rfi_now();
+  for (int i = 0; s == RFR_OK && n < SLOTS_OF_CALIBRATION; i++) {
+    const double before = rfi_now();
+    s = rfr_run_step(run);
+    if (i >= 2) times[n++] = rfi_now() - before;
+    if (n >= 3 && rfi_now() - start > 0.02 * run->settings->time) break;
+  }
+  run->options.on_event = on_event;
+  run->log = log;
+  RFI_TRY(s);
+  qsort(times, (size_t)n, sizeof times[0], ascending);
+  *seconds = times[n / 2];
+  return RFR_OK;
+}
+
+static rfr_status calibrate(rfr_run *run) {
+  double seconds = 0.0;
+  char message[128], number[32];
+  RFI_TRY(time_steps(run, &seconds));
+  double steps = run->settings->time / seconds;
+  if (steps < 1.0) steps = 1.0;
+  if (steps > 1e9) steps = 1e9;
+  RFI_TRY(rfi_settings_set_steps(run->settings, (int64_t)steps, "run.time"));
+  run->steps = run->settings->steps;
+  snprintf(message, sizeof message, "%lld steps in %s s", (long long)run->steps,
+           rfi_format_double(number, run->settings->time));
+  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = seconds});
+  rfr_programs_destroy(run->programs);
+  run->programs = NULL;
+  run->ready = false;
+  run->step = run->filled = 0;
+  return compile(run);
+}
+
+/* ---- opening ---- */
+
+static rfr_status check_options(const rfr_run_options *o, const char *config_text, const char *folder) {
+  if (o->size != sizeof *o)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options: size %zu; start from the default", o->size);
+  if (o->programs & ~RFR_RUN_ALL) return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.programs is %d", o->programs);
+  if (!config_text && !folder) return rfi_fail(RFI_E_ARGUMENT, "neither a configuration nor a folder is given");
+  return RFR_OK;
+}
+
+static rfr_status open_data(rfr_run *run) {
+  if (run->options.no_data || run->options.programs == RFR_RUN_GENERATE) return RFR_OK;
+  RFI_TRY(rfi_settings_open_data(run->settings, &run->data));
+  rfi_hash_format(run->hash, rfi_dataset_get_stats(run->data)->hash);
+  return RFR_OK;
+}
+
+/* Programs, calibrated if the run is given in seconds and new. */
+static rfr_status make_programs(rfr_run *run) {
+  if (run->options.programs == 0) return RFR_OK;
+  RFI_TRY(compile(run));
+  if (run->settings->steps > 0 || !(run->options.programs & RFR_RUN_TRAIN) || run->options.no_data) return RFR_OK;
+  return calibrate(run);
+}
+
+static rfr_status load_or_start(rfr_run *run, const rfi_checkpoint *from) {
+  if (run->options.no_data || run->options.programs == 0) return RFR_OK;
+  RFI_TRY(rfi_state_ready(run));
+  if (!from) return RFR_OK;
+  RFI_TRY(rfi_state_load(run, from, (run->options.programs & RFR_RUN_TRAIN) != 0));
+  return rfr_programs_load(run->programs);
+}
+
+static rfr_status write_config(rfr_run *run, const char *path) {
+  rfi_string text = {.ctx = run->ctx};
+  rfr_status s = rfi_settings_print(run->settings, false, &text);
+  if (s == RFR_OK) s = rfi_file_write(run->ctx, path, text.data, text.n);
+  rfi_string_deinit(&text);
+  return s;
+}
+
+/* Opens the log before compile, so that it has the run's whole story. */
+static rfr_status open_folder(rfr_run *run) {
+  char *path = NULL;
+  RFI_TRY(rfi_dir_create(run->folder));
+  RFI_TRY(rfi_path_join(run->ctx, run->folder, "log.jsonl", &path));
+  rfr_status s = rfi_log_open(run, path);
+  rfi_free(run->ctx, path);
+  return s;
+}
+
+rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder, const rfr_run_options *options,
+                        rfr_run **out) {
+  rfr_status s;
+  rfr_run *run = NULL;
+  rfi_checkpoint *from = NULL;
+  char *config_path = NULL, *own = NULL;
+  const rfr_run_options o = options ? *options : rfr_run_options_default();
+  const bool writes = folder && (o.programs & RFR_RUN_TRAIN) && !o.no_data;
+  *out = NULL;
+  RFI_TRY(check_options(&o, config_text, folder));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *run, &run));
+  run->ctx = ctx;
+  run->options = o;
+  run->log = -1;
+  atomic_init(&run->stop, 0);
+  if (folder) {
+    RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
+    const bool exists = access(config_path, F_OK) == 0;
+    if (writes && exists && !o.resume) {
+      s = rfi_fail_at(RFI_E_RUN_EXISTS, config_path, 0, "the folder holds a run already");
+      goto fail;
+    }
+    if (!config_text || (writes && exists)) RFI_GOTO(rfi_file_read(ctx, config_path, &own, &(size_t){0}));
+  }
+  RFI_GOTO(rfi_machine_read(ctx, &run->machine));
+  if (!config_text) run->options.config_name = config_path;
+  RFI_GOTO(
+      rfi_settings_read(ctx, config_text ? config_text : own, &run->options, run->machine.bf16_fast, &run->settings));
+  /* Seconds became a number of steps when the run began: the folder knows it. */
+  if (config_text && own && run->settings->steps == 0)
+    RFI_GOTO(rfi_settings_take_steps(run->settings, own, config_path));
+  run->options.overrides = NULL; /* the caller's, for the time of this call alone */
+  run->options.config_name = NULL;
+  run->steps = run->settings->steps;
+  run->options.debug |= run->settings->debug;
+  if (folder && ((writes && o.resume) || !(o.programs & RFR_RUN_TRAIN)))
+    RFI_GOTO(rfi_checkpoint_latest(ctx, folder, &from, NULL));
+  if (!from && o.programs != 0 && !(o.programs & RFR_RUN_TRAIN)) {
+    s = rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
+    goto fail;
+  }
+  RFI_GOTO(open_data(run));
+  if (writes) {
+    RFI_GOTO(RFI_ALLOC(ctx, strlen(folder) + 1, &run->folder));
+    strcpy(run->folder, folder);
+    RFI_GOTO(open_folder(run));
+  }
+  RFI_GOTO(make_programs(run));
+  RFI_GOTO(load_or_start(run, from));
+  if (writes) {
+    RFI_GOTO(write_config(run, config_path));
+    RFI_GOTO(write_traces(run));
+  }
+  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_START, .step = run->step, .message = run->checkpoint});
+  *out = run;
+  run = NULL;
+  s = RFR_OK;
+fail:
+  rfi_checkpoint_close(from);
+  rfi_free(ctx, config_path);
+  rfi_free(ctx, own);
+  rfr_run_close(run);
+  return s;
+}
+
+void rfr_run_close(rfr_run *run) {
+  if (!run) return;
+  if (run->log >= 0) close(run->log);
+  rfr_programs_destroy(run->programs);
+  rfi_dataset_close(run->data);
+  rfi_settings_destroy(run->settings);
+  rfi_free(run->ctx, run->folder);
+  rfi_free(run->ctx, run);
+}
+
+/* Of one step as models are usually counted: two for each weight of a matrix and token,
+ * the same twice over for the gradients, and attention over half of each window. The
+ * compiled program's own count takes attention over packed windows as if they were one. */
+static double step_flops(const rfr_model_config *c, int64_t sequence, int64_t tokens) {
+  double weights = (double)(c->vocab_size * c->hidden_size);
+  for (int i = 0; i < rfr_model_parameter_count(c); i++) {
+    rfr_parameter p;
+    if (rfr_model_parameter(c, i, &p) != RFR_OK || p.rank < 2) continue;
+    if (i == rfi_parameter_index(c, RFI_SLOT_TOKENS, 0) || i == rfi_parameter_index(c, RFI_SLOT_POSITIONS, 0) ||
+        i == rfi_parameter_index(c, RFI_SLOT_HEAD, 0))
+      continue; /* tables are looked up; the head is counted, tied or not */
+    weights += (double)(p.shape[0] * p.shape[1]);
+  }
+  return (double)tokens * (6.0 * weights + 6.0 * (double)(c->layers * c->heads * c->head_dim * sequence));
+}
+
+void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
+  const rfi_settings *s = run->settings;
+  *out = (rfr_run_info){.size = sizeof *out,
+                        .step = run->step,
+                        .steps = run->steps,
+                        .dtype = s->spec.model.dtype,
+                        .tokens_per_step = s->spec.tokens * s->spec.microbatches,
+                        .data_hash = run->hash,
+                        .checkpoint = run->checkpoint};
+  if (run->block.data) out->skipped = ((const int64_t *)run->block.data)[RFI_STEP_SKIPPED];
+  out->flops_per_step = step_flops(&s->spec.model, s->sequence, out->tokens_per_step);
+  if (run->data) {
+    const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
+    out->train_files = d->files[RFI_TRAIN];
+    out->train_bytes = d->bytes[RFI_TRAIN];
+    out->validation_files = d->files[RFI_VALIDATION];
+    out->validation_bytes = d->bytes[RFI_VALIDATION];
+  }
+  for (int i = 0; i < rfr_model_parameter_count(&s->spec.model); i++) {
+    rfr_parameter p;
+    if (rfr_model_parameter(&s->spec.model, i, &p) != RFR_OK) continue;
+    const int64_t n = p.shape[0] * (p.rank > 1 ? p.shape[1] : 1);
+    bool frozen = false;
+    for (int k = 0; k < s->spec.n_frozen; k++) frozen = frozen || rfr_name_matches(s->spec.frozen[k], p.name);
+    out->parameters += n;
+    if (!frozen) out->trainable_parameters += n;
+  }
+}
+
+const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i) {
+  if (!run->data || i < 0 || i >= rfi_dataset_get_stats(run->data)->files[validation ? RFI_VALIDATION : RFI_TRAIN])
+    return NULL;
+  int64_t bytes;
+  return rfi_dataset_document(run->data, validation ? RFI_VALIDATION : RFI_TRAIN, (int)i, &bytes);
+}

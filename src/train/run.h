@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A run's inside, shared by the files of this folder.
+ *
+ * Where the truth lies. What decides the next step is on the device: the step block, the
+ * weights, the moments. The host keeps two numbers beside it, both derived: `step`, which
+ * equals the block's attempted count between steps, and `filled`, one past the last step
+ * whose inputs lie in the ring. A slot is filled again only after the metrics of the step
+ * that read it were seen.
+ */
+#ifndef RFI_RUN_H
+#define RFI_RUN_H
+
+#include <stdarg.h>
+#include <stdatomic.h>
+
+#include "data/checkpoint.h"
+#include "data/dataset.h"
+#include "refrain/train.h"
+#include "train/settings.h"
+
+/* Elements of the step block. */
+enum { RFI_STEP_ATTEMPTED, RFI_STEP_APPLIED, RFI_STEP_SEED, RFI_STEP_SKIPPED, RFI_STEP_N };
+
+/* What the bits of a run depend on besides its configuration. */
+typedef struct rfi_machine {
+  char matmul[96];
+  bool bf16_fast;
+} rfi_machine;
+rfr_status rfi_machine_read(rfr_ctx *ctx, rfi_machine *out);
+
+struct rfr_run {
+  rfr_ctx *ctx;
+  rfr_run_options options;
+  rfi_machine machine;
+  rfi_settings *settings; /* resolved */
+  char *folder;           /* NULL: nothing is written */
+  int log;                /* file descriptor, -1 */
+  rfi_dataset *data;      /* NULL with no_data */
+  rfr_programs *programs;
+  int n_programs, bits[3];                             /* RFR_RUN_... of each program */
+  rfr_tensor block, tokens, targets, offsets, metrics; /* training */
+  rfr_tensor eval_tokens, eval_targets, eval_offsets;
+  int64_t step, steps, filled;
+  int skipped_in_row;
+  bool ready;           /* the state has values */
+  char checkpoint[512]; /* last written or loaded */
+  char hash[33];        /* of the data */
+  atomic_int stop;
+};
+
+static inline bool rfi_stop_requested(rfr_run *run) { return atomic_load_explicit(&run->stop, memory_order_relaxed); }
+double rfi_now(void); /* seconds, monotonic */
+
+/* Stamps an event and hands it to the log and the callback. */
+void rfi_emit(rfr_run *run, rfr_event *e);
+void rfi_warn(rfr_run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
+rfr_status rfi_log_open(rfr_run *run, const char *path);
+
+/* Rows of windows of a split into packed arrays; offsets has rows * documents_per_row + 1
+ * entries, the last ones repeating the end. Without data: random tokens. */
+rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t rows, int32_t *tokens, int32_t *targets,
+                         int32_t *offsets);
+/* Over the first `windows` held-out windows, rounded up to whole batches; 0: all. */
+rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out);
+/* Runs one of the programs (RFR_RUN_...) as the options say. */
+rfr_status rfi_launch(rfr_run *run, int program);
+/* Puts the inputs of step `step` into its slot. */
+rfr_status rfi_fill_slot(rfr_run *run, int64_t step);
+/* Fills the state now if opening left it for later (a plan needs none). */
+rfr_status rfi_state_ready(rfr_run *run);
+/* First values of weights, moments, masters and the step block. */
+rfr_status rfi_state_init(rfr_run *run);
+/* Weights (and, with `training`, everything that a resume needs) from a checkpoint. */
+rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool training);
+/* Writes a checkpoint of the present state; emits its event. */
+rfr_status rfi_state_save(rfr_run *run);
+
+/* The token drawn from a row of logits; `scratch` holds rfi_draw_scratch(vocab) bytes. */
+int32_t rfi_draw_token(const float *logits, int64_t vocab, const rfr_generate_options *o, int64_t position,
+                       void *scratch);
+size_t rfi_draw_scratch(int64_t vocab);
+
+#endif

@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Runs: eager, captured and resumed ones hold the same bits; microbatches mean what one
+ * batch means; stops, full disks and strangers' checkpoints; what a guest must not do.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <locale.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "data/json.h"
+#include "support/comma_locale.h"
+#include "train/run.h"
+
+#define LLAMA                                                                                  \
+  "model: {model_type: llama, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 2,\n" \
+  "        num_attention_heads: 4, num_key_value_heads: 2}\n"
+#define GPT2                                                                            \
+  "model: {model_type: gpt2, vocab_size: 256, hidden_size: 24, num_hidden_layers: 2,\n" \
+  "        num_attention_heads: 3, max_position_embeddings: 64, dropout: 0.1}\n"        \
+  "precision: {dtype: bf16}\n"
+#define DATA "data: {train: [\"*.txt\"], validation: 30%, tokenizer: bytes, sequence: 16}\n"
+#define ADAM "optimizer: {name: adamw, lr: 3e-3, weight_decay: 0.1, clip: 1.0}\n"
+#define TWO_BATCHES "batch: {tokens: 128, microbatch: 4}\n"
+#define RUN "run: {steps: 50, seed: 3, log_every: 1}\n"
+
+enum { STEPS = 50 };
+
+static char root[64];
+
+static void write_text(const char *name, const char *text) {
+  char path[128];
+  snprintf(path, sizeof path, "%s/%s", root, name);
+  FILE *f = fopen(path, "wb");
+  assert_non_null(f);
+  fputs(text, f);
+  fclose(f);
+}
+
+static int set_up(void **state) {
+  (void)state;
+  snprintf(root, sizeof root, "/tmp/refrain-run-XXXXXX");
+  if (!mkdtemp(root)) return -1;
+  for (int i = 0; i < 10; i++) {
+    char name[16], text[4096];
+    int n = 0;
+    for (int k = 0; k < 40 + 7 * i; k++)
+      n += snprintf(text + n, sizeof text - (size_t)n, "line %d of %d: %d apples\n", k, i, k * k % 23);
+    snprintf(name, sizeof name, "%d.txt", i);
+    write_text(name, text);
+  }
+  return 0;
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  rfr_ctx *ctx;
+  if (rfr_ctx_create(NULL, &ctx) != RFR_OK) return -1;
+  rfi_tree_remove(ctx, root);
+  rfr_ctx_destroy(ctx);
+  return 0;
+}
+
+/* Losses by step, and whatever else the events said. */
+typedef struct record {
+  double loss[STEPS + 1], norm[STEPS + 1];
+  int64_t last;
+  int skipped, warnings, checkpoints, evaluations;
+  double bits;
+  rfr_run *stop_at_5;
+  char warning[256];
+} record;
+
+static void on_event(const rfr_event *e, void *user) {
+  record *r = user;
+  switch (e->kind) {
+    case RFR_EVENT_METRICS:
+      if (e->step <= STEPS) r->loss[e->step] = e->loss, r->norm[e->step] = e->grad_norm;
+      r->last = e->step;
+      r->skipped += e->skipped;
+      if (r->stop_at_5 && e->step == 5) rfr_run_request_stop(r->stop_at_5);
+      break;
+    case RFR_EVENT_WARNING:
+      r->warnings++;
+      snprintf(r->warning, sizeof r->warning, "%s", e->message);
+      break;
+    case RFR_EVENT_CHECKPOINT: r->checkpoints++; break;
+    case RFR_EVENT_EVALUATION:
+      r->evaluations++;
+      r->bits = e->bits_per_byte;
+      break;
+    default: break;
+  }
+}
+
+static rfr_ctx *new_ctx(int threads) {
+  rfr_ctx *ctx;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.threads = threads;
+  assert_int_equal(rfr_ctx_create(&o, &ctx), RFR_OK);
+  return ctx;
+}
+
+static rfr_run_options options_for(record *r) {
+  rfr_run_options o = rfr_run_options_default();
+  o.config_folder = root;
+  o.on_event = on_event;
+  o.event_user = r;
+  return o;
+}
+
+static const char *folder_of(const char *name) {
+  static char folder[128];
+  snprintf(folder, sizeof folder, "%s/%s", root, name);
+  return folder;
+}
+
+static rfr_run *open_run(rfr_ctx *ctx, const char *config, const char *name, const rfr_run_options *o) {
+  rfr_run *run;
+  rfr_status s = rfr_run_open(ctx, config, name ? folder_of(name) : NULL, o, &run);
+  if (s != RFR_OK) print_error("%s [%s]\n", rfr_last_error()->message, rfr_last_error()->slug);
+  assert_int_equal(s, RFR_OK);
+  return run;
+}
+
+static void steps(rfr_run *run, int n) {
+  for (int i = 0; i < n; i++) {
+    rfr_status s = rfr_run_step(run);
+    if (s != RFR_OK) print_error("%s\n", rfr_last_error()->message);
+    assert_int_equal(s, RFR_OK);
+  }
+}
+
+/* Every tensor that outlives a step. */
+static void assert_same_state(rfr_run *a, rfr_run *b) {
+  rfr_tensor x, y;
+  int n = 0;
+  for (int i = 0; rfr_programs_tensor_at(rfr_run_programs(a), i, &x) == RFR_OK; i++) {
+    if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0) continue;
+    assert_int_equal(rfr_programs_tensor(rfr_run_programs(b), x.name, &y), RFR_OK);
+    assert_int_equal(x.bytes, y.bytes);
+    if (memcmp(x.data, y.data, (size_t)x.bytes) != 0) fail_msg("%s differs", x.name);
+    n++;
+  }
+  assert_true(n > 20);
+}
+
+static void assert_same_losses(const record *a, const record *b) {
+  for (int i = 1; i <= STEPS; i++) {
+    if (a->loss[i] != b->loss[i]) fail_msg("step %d: %.17g and %.17g", i, a->loss[i], b->loss[i]);
+    assert_true(a->norm[i] == b->norm[i]);
+  }
+}
+
+static void same_bits(const char *config, const char *name) {
+  rfr_ctx *ctx = new_ctx(2);
+  record replayed = {0}, eager = {0}, resumed = {0};
+  rfr_run_options o = options_for(&replayed);
+  rfr_run *a = open_run(ctx, config, NULL, &o);
+  steps(a, STEPS);
+  assert_int_equal(replayed.skipped, 0);
+  assert_true(replayed.loss[STEPS] < 0.8 * replayed.loss[1]);
+
+  o = options_for(&eager);
+  o.eager = 1;
+  rfr_run *b = open_run(ctx, config, NULL, &o);
+  steps(b, STEPS);
+  assert_same_losses(&replayed, &eager);
+  assert_same_state(a, b);
+  rfr_run_close(b);
+
+  o = options_for(&resumed);
+  rfr_run *c = open_run(ctx, config, name, &o);
+  steps(c, 20);
+  assert_int_equal(rfr_run_save(c), RFR_OK);
+  steps(c, 3); /* lost: after the checkpoint */
+  rfr_run_close(c);
+  o.resume = o.strict = 1;
+  c = open_run(ctx, config, name, &o);
+  rfr_run_info info;
+  rfr_run_get_info(c, &info);
+  assert_int_equal(info.step, 20);
+  steps(c, 30);
+  assert_same_losses(&replayed, &resumed);
+  assert_same_state(a, c);
+  assert_int_equal(resumed.warnings, 0);
+  rfr_run_close(c);
+  rfr_run_close(a);
+  rfr_ctx_destroy(ctx);
+}
+
+static void bits_llama(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "llama");
+}
+
+static void bits_gpt2_bf16_dropout(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, "gpt2");
+}
+
+static void microbatches(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record one = {0}, four = {0};
+  rfr_run_options o = options_for(&one);
+  rfr_run *a = open_run(ctx, "refrain: 1\n" LLAMA DATA "batch: {tokens: 128, microbatch: 8}\n" ADAM RUN, NULL, &o);
+  steps(a, 10);
+  rfr_run_close(a);
+  o = options_for(&four);
+  a = open_run(ctx, "refrain: 1\n" LLAMA DATA "batch: {tokens: 128, microbatch: 2}\n" ADAM RUN, NULL, &o);
+  steps(a, 10);
+  rfr_run_close(a);
+  for (int i = 1; i <= 10; i++) {
+    assert_true(fabs(one.loss[i] - four.loss[i]) <= 2e-5 * one.loss[i]);
+    assert_true(fabs(one.norm[i] - four.norm[i]) <= 2e-3 * one.norm[i]);
+  }
+  assert_true(memcmp(one.loss, four.loss, sizeof one.loss) != 0); /* they are two programs */
+  rfr_ctx_destroy(ctx);
+}
+
+static void mismatches(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0};
+  rfr_run_options o = options_for(&r);
+  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "mismatch", &o), *none;
+  steps(run, 2);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_close(run);
+  /* a second run in the same folder */
+  assert_int_equal(rfr_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, folder_of("mismatch"), &o, &none),
+                   RFR_INVALID);
+  assert_null(none);
+  assert_string_equal(rfr_last_error()->slug, "run.exists");
+  o.resume = 1;
+  const char *const wider[] = {"model.hidden_size=32"};
+  o.overrides = wider;
+  o.n_overrides = 1;
+  assert_int_equal(rfr_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, folder_of("mismatch"), &o, &none),
+                   RFR_MISMATCH);
+  assert_string_equal(rfr_last_error()->slug, "resume.mismatch");
+  assert_non_null(strstr(rfr_last_error()->message, "hidden_size"));
+  o.n_overrides = 0;
+  /* another number of threads: bits may differ */
+  rfr_ctx *two = new_ctx(2);
+  o.strict = 1;
+  assert_int_equal(rfr_run_open(two, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, folder_of("mismatch"), &o, &none),
+                   RFR_MISMATCH);
+  assert_non_null(strstr(rfr_last_error()->message, "threads"));
+  o.strict = 0;
+  run = open_run(two, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "mismatch", &o);
+  assert_int_equal(r.warnings, 1);
+  assert_non_null(strstr(r.warning, "threads"));
+  rfr_run_close(run);
+  rfr_ctx_destroy(two);
+  rfr_ctx_destroy(ctx);
+}
+
+static void stop_and_go_on(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0}, whole = {0};
+  const char *config = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 12, evaluate_every: 6, keep: 1}\n";
+  rfr_run_options o = options_for(&whole);
+  rfr_run *run = open_run(ctx, config, NULL, &o);
+  assert_int_equal(rfr_run_train(run), RFR_OK);
+  assert_int_equal(whole.evaluations, 2);
+  rfr_run_close(run);
+  o = options_for(&r);
+  run = open_run(ctx, config, "stop", &o);
+  r.stop_at_5 = run;
+  assert_int_equal(rfr_run_train(run), RFR_STOPPED);
+  assert_string_equal(rfr_last_error()->slug, "run.stopped");
+  assert_int_equal(r.last, 5);
+  assert_int_equal(r.checkpoints, 1);
+  rfr_run_close(run);
+  r.stop_at_5 = NULL;
+  o.resume = 1;
+  run = open_run(ctx, config, "stop", &o);
+  assert_int_equal(rfr_run_train(run), RFR_OK);
+  assert_int_equal(r.last, 12);
+  for (int i = 1; i <= 12; i++) assert_true(r.loss[i] == whole.loss[i]);
+  assert_true(r.bits == whole.bits && r.bits > 0.0);
+  rfr_run_close(run);
+
+  /* the finished run, opened for reading */
+  rfr_evaluation e;
+  o = options_for(&r);
+  o.programs = RFR_RUN_EVALUATE;
+  run = open_run(ctx, NULL, "stop", &o);
+  assert_int_equal(rfr_run_evaluate(run, &e), RFR_OK);
+  assert_true(e.bits_per_byte == whole.bits);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+static void collect(const char *text, size_t n, void *user) {
+  char *all = user;
+  strncat(all, text, n);
+}
+
+static void generation(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0};
+  rfr_run_options o = options_for(&r);
+  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  steps(run, 50);
+  rfr_generate_options g = rfr_generate_options_default();
+  char a[128] = "", b[128] = "", c[128] = "", d[128] = "";
+  g.tokens = 40;
+  g.temperature = 1.0;
+  assert_int_equal(rfr_run_generate(run, "line ", 5, &g, collect, a), RFR_OK);
+  assert_int_equal(rfr_run_generate(run, "line ", 5, &g, collect, b), RFR_OK);
+  assert_true(strlen(a) <= 40 && strcmp(a, b) == 0);
+  g.seed = 1;
+  assert_int_equal(rfr_run_generate(run, "line ", 5, &g, collect, c), RFR_OK);
+  assert_string_not_equal(a, c);
+  g.top_k = 1; /* the most probable one, whatever the temperature */
+  b[0] = 0;
+  assert_int_equal(rfr_run_generate(run, "line ", 5, &g, collect, b), RFR_OK);
+  g.temperature = 0.0;
+  assert_int_equal(rfr_run_generate(run, "line ", 5, &g, collect, d), RFR_OK);
+  assert_string_equal(b, d);
+  assert_int_equal(rfr_run_generate(run, "", 0, &g, collect, d), RFR_INVALID);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+static void draws(void **state) {
+  (void)state;
+  const float logits[4] = {0.0f, 2.0f, 1.0f, -50.0f};
+  char scratch[256];
+  assert_true(rfi_draw_scratch(4) <= sizeof scratch);
+  rfr_generate_options o = rfr_generate_options_default();
+  o.temperature = 1.0;
+  int seen[4] = {0};
+  enum { N = 4000 };
+  for (int i = 0; i < N; i++) seen[rfi_draw_token(logits, 4, &o, i, scratch)]++;
+  const double total = 1.0 + exp(2.0) + exp(1.0);
+  assert_true(fabs(seen[1] - N * exp(2.0) / total) < 5 * sqrt(N * 0.25));
+  assert_true(fabs(seen[2] - N * exp(1.0) / total) < 5 * sqrt(N * 0.25));
+  assert_int_equal(seen[3], 0);
+  o.top_p = 0.8; /* 0.665 + 0.245 reach it */
+  memset(seen, 0, sizeof seen);
+  for (int i = 0; i < N; i++) seen[rfi_draw_token(logits, 4, &o, i, scratch)]++;
+  assert_int_equal(seen[0], 0);
+  assert_true(seen[2] > N / 10);
+}
+
+static void disk_full(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0};
+  rfr_run_options o = options_for(&r);
+  const char *config = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN;
+  rfr_run *run = open_run(ctx, config, "full", &o);
+  steps(run, 3);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  steps(run, 2);
+  rfi_io_fault count = {0};
+  rfi_io_set_fault(&count);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  const int64_t calls = count.calls;
+  assert_true(calls > 10);
+  steps(run, 1);
+  for (int64_t k = 1; k <= calls / 2; k += 3) {
+    rfi_io_fault fault = {.fail_at = k, .error = ENOSPC, .sticky = true};
+    rfi_io_set_fault(&fault);
+    assert_int_equal(rfr_run_save(run), RFR_IO);
+  }
+  rfi_io_set_fault(NULL);
+  rfr_run_close(run);
+  o.resume = 1;
+  run = open_run(ctx, config, "full", &o);
+  rfr_run_info info;
+  rfr_run_get_info(run, &info);
+  assert_int_equal(info.step, 5);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+static void diverged(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0};
+  rfr_run_options o = options_for(&r);
+  rfr_run *run = open_run(ctx,
+                          "refrain: 1\n" LLAMA DATA TWO_BATCHES
+                          "optimizer: {name: adamw, lr: 1000, weight_decay: 100}\nschedule: {name: constant}\n" RUN,
+                          NULL, &o);
+  assert_int_equal(rfr_run_train(run), RFR_NUMERIC);
+  assert_string_equal(rfr_last_error()->slug, "run.diverged");
+  rfr_run_info info;
+  rfr_run_get_info(run, &info);
+  assert_int_equal(info.skipped, r.skipped);
+  assert_true(r.skipped >= 20);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+static void seconds_become_steps(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0}, again = {0};
+  rfr_run_options o = options_for(&r);
+  const char *config = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {time: 1s, seed: 3}\n";
+  rfr_run *run = open_run(ctx, config, "seconds", &o);
+  rfr_run_info info;
+  rfr_run_get_info(run, &info);
+  const int64_t n = info.steps;
+  assert_true(n >= 1);
+  assert_int_equal(info.step, 0); /* timing left nothing behind */
+  assert_int_equal(r.last, 0);
+  steps(run, 1);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_close(run);
+  o = options_for(&again);
+  o.resume = 1;
+  run = open_run(ctx, config, "seconds", &o);
+  rfr_run_get_info(run, &info);
+  assert_int_equal(info.steps, n);
+  assert_int_equal(again.warnings, 0);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+static void log_lines(void **state) {
+  (void)state;
+  char path[160];
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0};
+  rfr_run_options o = options_for(&r);
+  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "log", &o);
+  steps(run, 3);
+  rfr_run_close(run);
+  snprintf(path, sizeof path, "%s/log.jsonl", folder_of("log"));
+  FILE *f = fopen(path, "r");
+  assert_non_null(f);
+  char line[4096];
+  int metrics = 0;
+  while (fgets(line, sizeof line, f)) {
+    json_t *v;
+    assert_int_equal(rfi_json_parse("log.jsonl", line, strlen(line), &v), RFR_OK);
+    const char *event = json_string_value(json_object_get(v, "event"));
+    if (strcmp(event, "metrics") == 0) {
+      metrics++;
+      assert_int_equal(json_number_value(json_object_get(v, "step")), metrics);
+      assert_true(json_number_value(json_object_get(v, "loss")) == r.loss[metrics]);
+    }
+    json_decref(v);
+  }
+  fclose(f);
+  assert_int_equal(metrics, 3);
+  rfr_ctx_destroy(ctx);
+}
+
+/* No allocation in a step or an evaluation, and nothing that grows. */
+static void quiet_allocator(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(2);
+  record r = {0};
+  rfr_evaluation e;
+  rfr_run_options o = options_for(&r);
+  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  const rfr_ctx_stats before = rfr_ctx_get_stats(ctx);
+  steps(run, 10);
+  assert_int_equal(rfr_run_evaluate(run, &e), RFR_OK);
+  const rfr_ctx_stats after = rfr_ctx_get_stats(ctx);
+  assert_int_equal(after.alloc_calls, before.alloc_calls);
+  rfr_run_close(run);
+  assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, 0);
+  rfr_ctx_destroy(ctx);
+}
+
+/* A comma locale, no standard output, and the embedder's own handlers. */
+static void guest(void **state) {
+  (void)state;
+  const int signals[] = {SIGINT, SIGTERM, SIGFPE, SIGSEGV, SIGBUS, SIGPIPE, SIGABRT};
+  enum { N = sizeof signals / sizeof signals[0] };
+  struct sigaction before[N], after;
+  record plain = {0}, comma = {0};
+  const char *config = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 6, seed: 3}\n";
+  rfr_ctx *ctx = new_ctx(2);
+  rfr_run_options o = options_for(&plain);
+  rfr_run *run = open_run(ctx, config, NULL, &o);
+  assert_int_equal(rfr_run_train(run), RFR_OK);
+  rfr_run_close(run);
+
+  for (int i = 0; i < N; i++) sigaction(signals[i], NULL, &before[i]);
+  fflush(stdout);
+  const int out = dup(STDOUT_FILENO);
+  close(STDOUT_FILENO);
+  const int has_comma = rft_set_comma_locale(root);
+  o = options_for(&comma);
+  rfr_status s = rfr_run_open(ctx, config, folder_of("guest"), &o, &run);
+  if (s == RFR_OK) s = rfr_run_train(run);
+  rfr_run_close(run);
+  setlocale(LC_NUMERIC, "C");
+  dup2(out, STDOUT_FILENO);
+  close(out);
+  for (int i = 0; i < N; i++) {
+    sigaction(signals[i], NULL, &after);
+    assert_true(after.sa_handler == before[i].sa_handler);
+  }
+  assert_true(has_comma);
+  assert_int_equal(s, RFR_OK);
+  for (int i = 1; i <= 6; i++) assert_true(plain.loss[i] == comma.loss[i]);
+  /* and what was written under it reads back */
+  o.resume = 1;
+  run = open_run(ctx, config, "guest", &o);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(bits_llama),     cmocka_unit_test(bits_gpt2_bf16_dropout),
+      cmocka_unit_test(microbatches),   cmocka_unit_test(mismatches),
+      cmocka_unit_test(stop_and_go_on), cmocka_unit_test(generation),
+      cmocka_unit_test(draws),          cmocka_unit_test(disk_full),
+      cmocka_unit_test(diverged),       cmocka_unit_test(seconds_become_steps),
+      cmocka_unit_test(log_lines),      cmocka_unit_test(quiet_allocator),
+      cmocka_unit_test(guest),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From configuration to settings: the meaning of "auto", percentages of steps, windows
+ * per microbatch, and what a checkpoint has to agree with.
+ */
+#include "train/settings.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "data/dataset.h"
+#include "data/file.h"
+#include "data/json.h"
+#include "train/hf.h"
+#include "train/run.h"
+
+enum { SLOTS = 4, DOCUMENTS_PER_WINDOW = 8, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
+
+/* An error about one key, at its place in the file. */
+#define FAIL_AT(s, id, ...)                                                                               \
+  rfi_fail_at(RFI_E_CONFIG_VALUE, (s)->config->source[id].line ? (s)->config->file : rfi_config_path(id), \
+              (s)->config->source[id].line, __VA_ARGS__)
+
+static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
+  const rfi_config *c = s->config;
+  const rfr_model_type type = strcmp(c->model_model_type, "gpt2") == 0 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA;
+  rfr_model_config m = rfr_model_config_default(type);
+  if (!c->precision_dtype) /* auto */
+    RFI_TRY(rfi_config_set(s->config, RFI_CFG_precision_dtype, bf16_fast ? "bf16" : "f32", "this machine"));
+  m.dtype = rfr_dtype_parse(c->precision_dtype);
+  if (*c->model) {
+    s->weights = c->model;
+    RFI_TRY(rfi_hf_read(s->ctx, c->model, &m));
+    s->spec.model = m;
+    return rfr_model_config_check(&m);
+  }
+  m.vocab_size = c->model_vocab_size;
+  m.hidden_size = c->model_hidden_size;
+  m.intermediate_size = c->model_intermediate_size;
+  m.layers = c->model_num_hidden_layers;
+  m.heads = c->model_num_attention_heads;
+  m.kv_heads = c->model_num_key_value_heads;
+  m.head_dim = c->model_head_dim;
+  m.max_positions = c->model_max_position_embeddings;
+  m.norm_eps = c->model_rms_norm_eps;
+  m.rope_theta = c->model_rope_theta;
+  m.dropout = c->model_dropout;
+  m.init_std = c->model_init_std;
+  m.tie_embeddings = c->model_tie_word_embeddings;
+  m.attention_bias = c->model_attention_bias;
+  m.mlp_bias = c->model_mlp_bias;
+  s->spec.model = m;
+  return rfr_model_config_check(&m);
+}
+
+static rfr_status read_batch(rfi_settings *s) {
+  const rfi_config *c = s->config;
+  s->sequence = c->data_sequence;
+  if (s->sequence > s->spec.model.max_positions)
+    return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens, but the model has %lld positions",
+                   (long long)s->sequence, (long long)s->spec.model.max_positions);
+  s->rows = c->batch_microbatch; /* the configuration's own checks: microbatches fill the step */
+  s->documents_per_row = s->sequence < DOCUMENTS_PER_WINDOW ? s->sequence : DOCUMENTS_PER_WINDOW;
+  s->eval_rows = s->rows;
+  rfi_step_spec *p = &s->spec;
+  p->slots = SLOTS;
+  p->microbatches = c->batch_tokens / s->sequence / s->rows;
+  p->tokens = s->rows * s->sequence;
+  p->documents = s->rows * s->documents_per_row;
+  p->eval_tokens = s->eval_rows * s->sequence;
+  p->eval_documents = s->eval_rows * s->documents_per_row;
+  p->window = s->sequence;
+  if (p->tokens > INT32_MAX || p->microbatches > MOST_MICROBATCHES)
+    return FAIL_AT(s, RFI_CFG_batch_tokens, "batch.tokens: %lld in %lld microbatches are too many for one program",
+                   (long long)c->batch_tokens, (long long)p->microbatches);
+  return RFR_OK;
+}
+
+static rfr_status read_optimizer(rfi_settings *s) {
+  const rfi_config *c = s->config;
+  rfi_step_spec *p = &s->spec;
+  const int n = c->optimizer_groups.n;
+  rfi_group *groups = rfi_arena_alloc(c->arena, (size_t)(n + 1) * sizeof *groups);
+  if (!groups) return RFR_NO_MEMORY;
+  for (int i = 0; i < n; i++) {
+    const rfi_config_group *g = &c->optimizer_groups.items[i];
+    groups[i] = (rfi_group){.match = g->match, .lr_scale = g->lr_scale, .weight_decay = g->weight_decay};
+  }
+  p->groups = groups;
+  p->n_groups = n;
+  p->frozen = c->optimizer_frozen.items;
+  p->n_frozen = c->optimizer_frozen.n;
+  p->sgd = strcmp(c->optimizer_name, "sgd") == 0;
+  p->momentum = c->optimizer_momentum;
+  p->adamw = rfr_adamw_options_default();
+  p->adamw.beta1 = c->optimizer_betas.v[0];
+  p->adamw.beta2 = c->optimizer_betas.v[1];
+  p->adamw.eps = c->optimizer_eps;
+  p->adamw.decay = c->optimizer_weight_decay;
+  p->clip = c->optimizer_clip;
+  p->state_dtype = strcmp(c->optimizer_state_dtype, "bf16") == 0 ? RFR_BF16 : RFR_F32;
+  p->master = c->optimizer_master_weights && p->model.dtype != RFR_F32;
+  return RFR_OK;
+}
+
+static void read_schedule(rfi_settings *s) {
+  static const char *const names[] = {
+      [RFR_LR_CONSTANT] = "constant", [RFR_LR_LINEAR] = "linear", [RFR_LR_COSINE] = "cosine", [RFR_LR_WSD] = "wsd"};
+  const rfi_config *c = s->config;
+  const int64_t total = s->steps > 0 ? s->steps : PROVISIONAL_STEPS;
+  rfr_lr_options o = rfr_lr_options_default();
+  for (int i = 0; i <= RFR_LR_WSD; i++)
+    if (strcmp(c->schedule_name, names[i]) == 0) o.kind = (rfr_lr_kind)i;
+  o.base = c->optimizer_lr;
+  o.min = c->schedule_min_lr * c->optimizer_lr;
+  o.total = total;
+  o.warmup = rfi_config_steps(c->schedule_warmup, total);
+  o.decay = rfi_config_steps(c->schedule_decay, total);
+  if (o.warmup > total) o.warmup = total;
+  if (o.decay > total - o.warmup) o.decay = total - o.warmup;
+  s->spec.lr = o;
+}
+
+rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_options *options, bool bf16_fast,
+                             rfi_settings **out) {
+  rfr_status status;
+  rfi_settings *s = NULL;
+  *out = NULL;
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *s, &s));
+  s->ctx = ctx;
+  status = rfi_config_read(ctx, options->config_name ? options->config_name : "config", text, strlen(text),
+                           options->config_folder, options->overrides, options->n_overrides, &s->config);
+  if (status != RFR_OK) goto fail;
+  const rfi_config *c = s->config;
+  s->steps = c->run_steps;
+  s->time = c->run_time;
+  s->evaluate_every = c->run_evaluate_every;
+  s->evaluate_windows = c->run_evaluate_windows;
+  s->checkpoint_every = c->run_checkpoint_every;
+  s->log_every = c->run_log_every;
+  s->keep = (int)c->run_keep;
+  s->seed = (uint64_t)c->run_seed;
+  s->budget = c->memory_budget;
+  s->debug = c->run_debug;
+  status = read_model(s, bf16_fast);
+  if (status == RFR_OK) status = read_batch(s);
+  if (status == RFR_OK) status = read_optimizer(s);
+  if (status != RFR_OK) goto fail;
+  read_schedule(s);
+  *out = s;
+  return RFR_OK;
+fail:
+  rfi_settings_destroy(s);
+  return status;
+}
+
+void rfi_settings_destroy(rfi_settings *s) {
+  if (!s) return;
+  rfi_config_destroy(s->config);
+  rfi_free(s->ctx, s);
+}
+
+rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps, const char *from) {
+  char text[32];
+  snprintf(text, sizeof text, "%lld", (long long)steps);
+  RFI_TRY(rfi_config_set(s->config, RFI_CFG_run_steps, text, from));
+  RFI_TRY(rfi_config_set(s->config, RFI_CFG_run_time, NULL, from));
+  s->steps = steps;
+  read_schedule(s);
+  return RFR_OK;
+}
+
+rfr_status rfi_settings_take_steps(rfi_settings *s, const char *text, const char *name) {
+  rfi_config *other = NULL;
+  RFI_TRY(rfi_config_read(s->ctx, name, text, strlen(text), NULL, NULL, 0, &other));
+  const int64_t steps = other->run_steps;
+  rfi_config_destroy(other);
+  return steps > 0 ? rfi_settings_set_steps(s, steps, "the run's folder") : RFR_OK;
+}
+
+rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *out) {
+  return rfi_config_print(s->config, sources, out);
+}
+
+/* ---- data ---- */
+
+/* Patterns with every "@list" replaced by the lines of that file. */
+static rfr_status expand(const rfi_settings *s, const char *root, const rfi_config_list *in, rfi_paths *out) {
+  for (int i = 0; i < in->n; i++) {
+    char *path = NULL, *text = NULL;
+    size_t n;
+    if (in->items[i][0] != '@') {
+      RFI_TRY(rfi_paths_add(out, in->items[i], strlen(in->items[i])));
+      continue;
+    }
+    RFI_TRY(rfi_path_join(s->ctx, root, in->items[i] + 1, &path));
+    rfr_status status = rfi_file_read(s->ctx, path, &text, &n);
+    rfi_free(s->ctx, path);
+    for (char *line = text; status == RFR_OK && *line;) {
+      const size_t length = strcspn(line, "\n");
+      if (length > 0) status = rfi_paths_add(out, line, length);
+      line += length + (line[length] == '\n');
+    }
+    rfi_free(s->ctx, text);
+    RFI_TRY(status);
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_settings_open_data(const rfi_settings *s, rfi_dataset **out) {
+  const rfi_config *c = s->config;
+  rfi_paths train = {.ctx = s->ctx}, validation = {.ctx = s->ctx};
+  const char *root = c->data_root;
+  *out = NULL;
+  rfr_status status = expand(s, root, &c->data_train, &train);
+  if (status == RFR_OK) status = expand(s, root, &c->data_validation.patterns, &validation);
+  const rfi_dataset_options o = {.root = root,
+                                 .validation_fraction = c->data_validation.percent / 100.0,
+                                 .validation_patterns = (const char *const *)validation.items,
+                                 .n_validation_patterns = validation.n,
+                                 .sequence = (int)s->sequence};
+  if (status == RFR_OK) status = rfi_dataset_open(s->ctx, (const char *const *)train.items, train.n, &o, out);
+  rfi_paths_deinit(&train);
+  rfi_paths_deinit(&validation);
+  return status;
+}
+
+/* ---- what a checkpoint must agree with ---- */
+
+/* Keys that may change between a run and its resume without changing a bit of it. */
+static bool is_free(rfi_config_id id) {
+  static const char *const names[] = {"data.root",
+                                      "data.train",
+                                      "data.validation",
+                                      "memory.budget",
+                                      "run.time",
+                                      "run.evaluate_every",
+                                      "run.evaluate_windows",
+                                      "run.checkpoint_every",
+                                      "run.keep",
+                                      "run.log_every",
+                                      "run.debug",
+                                      "model"};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    if (strcmp(rfi_config_path(id), names[i]) == 0) return true;
+  return false;
+}
+
+rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out) {
+  json_t *object = json_object();
+  rfr_status status = object ? RFR_OK : rfi_fail(RFI_E_NO_MEMORY, "the signature of a run");
+  for (int id = 0; status == RFR_OK && id < RFI_CFG_COUNT; id++) {
+    if (is_free((rfi_config_id)id)) continue;
+    rfi_string text = {.ctx = s->ctx};
+    status = rfi_config_print_value(s->config, (rfi_config_id)id, &text);
+    if (status == RFR_OK) status = rfi_json_set(object, rfi_config_path((rfi_config_id)id), json_string(text.data));
+    rfi_string_deinit(&text);
+  }
+  if (status != RFR_OK) {
+    json_decref(object);
+    object = NULL;
+  }
+  *out = object;
+  return status;
+}
+
+rfr_status rfr_config_resolve(rfr_ctx *ctx, const char *config_text, const rfr_run_options *options, int sources,
+                              rfr_write_fn write, void *user) {
+  rfi_settings *s = NULL;
+  rfi_machine machine;
+  rfi_string text = {.ctx = ctx};
+  const rfr_run_options o = options ? *options : rfr_run_options_default();
+  RFI_TRY(rfi_machine_read(ctx, &machine));
+  RFI_TRY(rfi_settings_read(ctx, config_text, &o, machine.bf16_fast, &s));
+  rfr_status status = rfi_settings_print(s, sources != 0, &text);
+  if (status == RFR_OK) write(text.data, text.n, user);
+  rfi_string_deinit(&text);
+  rfi_settings_destroy(s);
+  return status;
+}

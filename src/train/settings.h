@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A resolved configuration in the form that a run uses: numbers, names, and the spec of
+ * its programs. Everything that a percentage, a default or "auto" could mean is decided
+ * here; nothing behind this struct reads configuration.
+ */
+#ifndef RFI_SETTINGS_H
+#define RFI_SETTINGS_H
+
+#include <jansson.h>
+
+#include "base/arena.h"
+#include "base/base.h"
+#include "refrain/train.h"
+#include "train/config.h"
+#include "train/step_trace.h"
+
+typedef struct rfi_settings {
+  rfr_ctx *ctx;
+  rfi_config *config;
+  rfi_step_spec spec;
+  const char *weights;       /* folder with model.safetensors to start from, or NULL */
+  int64_t sequence;          /* S, tokens of a window */
+  int64_t rows;              /* windows per microbatch */
+  int64_t documents_per_row; /* boundaries that a window can have */
+  int64_t eval_rows;
+  int64_t steps;                            /* 0: not known yet, see `time` */
+  double time;                              /* seconds of training, when steps is not given */
+  int64_t evaluate_every, checkpoint_every; /* steps; 0: at the end alone */
+  int64_t evaluate_windows;                 /* of an evaluation during the run; 0: all */
+  int64_t log_every;                        /* steps between metrics in the log */
+  int keep;
+  uint64_t seed;
+  int64_t budget;
+  bool debug;
+} rfi_settings;
+
+/* `bf16_fast`: what dtype auto means. Errors: config.*, model.config. */
+rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_options *options, bool bf16_fast,
+                             rfi_settings **out);
+void rfi_settings_destroy(rfi_settings *s); /* accepts NULL */
+/* Fixes the number of steps, and with it the schedule; `from` is where it comes from. The
+ * printed configuration has it as run.steps and no run.time. */
+rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps, const char *from);
+/* Takes the number of steps from another configuration text, that of the run's folder. */
+rfr_status rfi_settings_take_steps(rfi_settings *s, const char *text, const char *name);
+/* Opens the files that the configuration names. */
+struct rfi_dataset;
+rfr_status rfi_settings_open_data(const rfi_settings *s, struct rfi_dataset **out);
+rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *out);
+/* What a checkpoint must agree with: a flat object of names and values. */
+rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out);
+
+#endif

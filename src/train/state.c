@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The state of a run: first values, and checkpoints.
+ *
+ * What is saved is exactly what the programs call trainable, frozen or state, except the
+ * metrics ring: weights under their Hugging Face names in model.safetensors, the rest
+ * (moments, master weights) in optimizer.safetensors, the step block in state.json. The
+ * data position needs no place of its own: it is the attempted count. So a resumed run
+ * has the same bytes in the same places as one that went on.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "train/hf.h"
+#include "train/run.h"
+
+enum { FORMAT = 1 };
+
+typedef enum kind { WEIGHT, OPTIMIZER, OTHER } kind;
+
+static kind kind_of(const rfr_tensor *x) {
+  if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) return WEIGHT;
+  if (x->role != RFR_ROLE_STATE || strcmp(x->name, "step") == 0 || strcmp(x->name, RFI_NAME_METRICS) == 0) return OTHER;
+  return OPTIMIZER;
+}
+
+static rfr_status start_weights(rfr_run *run) {
+  const rfr_model_config *c = &run->settings->spec.model;
+  const int n = rfr_model_parameter_count(c);
+  for (int i = 0; i < n; i++) {
+    rfr_parameter p;
+    rfr_tensor w;
+    RFI_TRY(rfr_model_parameter(c, i, &p));
+    RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
+    RFI_TRY(rfr_parameter_fill(&p, run->settings->seed, w.type.dtype, w.data));
+  }
+  return RFR_OK;
+}
+
+/* Master weights: the unrounded first values, or the loaded weights, exactly. */
+static rfr_status start_masters(rfr_run *run, bool loaded) {
+  const rfr_model_config *c = &run->settings->spec.model;
+  const int n = rfr_model_parameter_count(c);
+  if (!run->settings->spec.master || rfr_run_program_index(run, RFR_RUN_TRAIN) < 0) return RFR_OK;
+  for (int i = 0; i < n; i++) {
+    rfr_parameter p;
+    rfr_tensor w, master;
+    char name[128];
+    RFI_TRY(rfr_model_parameter(c, i, &p));
+    RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
+    if (w.role != RFR_ROLE_TRAINABLE) continue;
+    snprintf(name, sizeof name, "%s" RFI_SUFFIX_MASTER, p.name);
+    RFI_TRY(rfr_programs_tensor(run->programs, name, &master));
+    if (!loaded) {
+      RFI_TRY(rfr_parameter_fill(&p, run->settings->seed, RFR_F32, master.data));
+      continue;
+    }
+    for (int64_t k = 0; k < master.bytes / 4; k++)
+      ((float *)master.data)[k] = rfr_float_from_bits(w.type.dtype, ((const uint16_t *)w.data)[k]);
+  }
+  return RFR_OK;
+}
+
+static rfr_status load_tensors(rfr_run *run, const char *path, kind which) {
+  rfr_status s;
+  rfi_safetensors *st = NULL;
+  rfr_tensor x;
+  RFI_TRY(rfi_safetensors_open(run->ctx, path, &st));
+  for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++) {
+    if (kind_of(&x) != which) continue;
+    const rfi_stored *stored = rfi_safetensors_find(st, x.name);
+    if (!stored) {
+      s = rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0, "there is no tensor %s in it", x.name);
+      goto fail;
+    }
+    bool same = stored->rank == x.type.rank;
+    for (int d = 0; same && d < x.type.rank; d++) same = stored->shape[d] == x.type.shape[d];
+    if (!same) {
+      s = rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0,
+                      "%s has %" PRId64 " elements in rank %d, first dimension %" PRId64
+                      "; the configuration wants rank %d, first dimension %" PRId64,
+                      x.name, stored->elements, stored->rank, stored->rank > 0 ? stored->shape[0] : 1, x.type.rank,
+                      x.type.shape[0]);
+      goto fail;
+    }
+    RFI_GOTO(rfi_safetensors_read_as(st, stored, x.type.dtype, x.data, stored->elements));
+  }
+  s = RFR_OK;
+fail:
+  rfi_safetensors_close(st);
+  return s;
+}
+
+static rfr_status load_folder(rfr_run *run, const char *folder) {
+  char *path = NULL;
+  RFI_TRY(rfi_path_join(run->ctx, folder, "model.safetensors", &path));
+  rfr_status s = load_tensors(run, path, WEIGHT);
+  rfi_free(run->ctx, path);
+  return s;
+}
+
+rfr_status rfi_state_init(rfr_run *run) {
+  rfr_tensor x;
+  for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
+    if (x.role == RFR_ROLE_STATE) memset(x.data, 0, (size_t)x.bytes);
+  if (run->settings->weights) RFI_TRY(load_folder(run, run->settings->weights));
+  else RFI_TRY(start_weights(run));
+  RFI_TRY(start_masters(run, run->settings->weights != NULL));
+  if (run->block.data) ((int64_t *)run->block.data)[RFI_STEP_SEED] = (int64_t)run->settings->seed;
+  run->step = run->filled = 0;
+  run->skipped_in_row = 0;
+  return RFR_OK;
+}
+
+/* Names and values that the checkpoint and this run must share: the first that differs is named. */
+static rfr_status compare_signature(rfr_run *run, const char *file, const json_t *state) {
+  json_t *mine = NULL, *value;
+  const char *key;
+  const json_t *theirs = json_object_get(state, "configuration");
+  rfr_status s = rfi_settings_signature(run->settings, &mine);
+  if (s != RFR_OK) return s;
+  json_object_foreach(mine, key, value) {
+    const json_t *other = json_object_get(theirs, key);
+    if (other && json_equal(value, other)) continue;
+    char *a = json_dumps(value, JSON_ENCODE_ANY), *b = other ? json_dumps(other, JSON_ENCODE_ANY) : NULL;
+    if (strcmp(key, "run.steps") == 0)
+      rfi_warn(run, "%s: the run was planned for %s steps, now %s: its learning rate changes", file, b ? b : "?",
+               a ? a : "?");
+    else
+      s = rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s is %s in the checkpoint and %s in the configuration", key,
+                      b ? b : "missing", a ? a : "?");
+    free(a);
+    free(b);
+    if (s != RFR_OK) break;
+  }
+  json_decref(mine);
+  return s;
+}
+
+/* What the bits depend on besides the configuration. */
+static json_t *environment(const rfr_run *run) {
+  char hash[40];
+  snprintf(hash, sizeof hash, "%s", run->hash);
+  return json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend", "cpu", "isa",
+                   rfi_ctx_isa(run->ctx), "threads", rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul, "data",
+                   hash);
+}
+
+static rfr_status compare_environment(rfr_run *run, const char *file, const json_t *state) {
+  json_t *mine = environment(run), *value;
+  const char *key;
+  rfr_status s = RFR_OK;
+  if (!mine) return rfi_fail(RFI_E_NO_MEMORY, "describing the machine");
+  const json_t *theirs = json_object_get(state, "environment");
+  json_object_foreach(mine, key, value) {
+    const json_t *other = json_object_get(theirs, key);
+    if (other && json_equal(value, other)) continue;
+    char *a = json_dumps(value, JSON_ENCODE_ANY), *b = other ? json_dumps(other, JSON_ENCODE_ANY) : NULL;
+    if (run->options.strict)
+      s = rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s was %s and is %s: the bits would differ", key,
+                      b ? b : "missing", a ? a : "?");
+    else
+      rfi_warn(run, "resuming with another %s: it was %s and is %s; the bits may differ from an uninterrupted run", key,
+               b ? b : "missing", a ? a : "?");
+    free(a);
+    free(b);
+    if (s != RFR_OK) break;
+  }
+  json_decref(mine);
+  return s;
+}
+
+static rfr_status load_state_json(rfr_run *run, const char *path) {
+  json_t *state = NULL;
+  rfr_status s;
+  int64_t block[RFI_STEP_N] = {0};
+  RFI_TRY(rfi_json_load(run->ctx, path, &state));
+  const json_t *array = json_object_get(state, "step_block");
+  if (json_array_size(array) != RFI_STEP_N) {
+    s = rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "step_block is no array of %d integers", RFI_STEP_N);
+    goto fail;
+  }
+  for (size_t i = 0; i < RFI_STEP_N; i++) block[i] = json_integer_value(json_array_get(array, i));
+  RFI_GOTO(compare_signature(run, path, state));
+  RFI_GOTO(compare_environment(run, path, state));
+  memcpy(run->block.data, block, sizeof block);
+  run->step = run->filled = block[RFI_STEP_ATTEMPTED];
+  s = RFR_OK;
+fail:
+  json_decref(state);
+  return s;
+}
+
+rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool training) {
+  rfr_status s;
+  char *path = NULL;
+  snprintf(run->checkpoint, sizeof run->checkpoint, "%s", checkpoint->folder);
+  if (!training) {
+    run->step = checkpoint->step;
+    return load_folder(run, checkpoint->folder);
+  }
+  /* The signature first: its message names a setting, the tensors' only a shape. */
+  RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));
+  RFI_GOTO(load_state_json(run, path));
+  rfi_free(run->ctx, path);
+  path = NULL;
+  RFI_GOTO(load_folder(run, checkpoint->folder));
+  RFI_GOTO(rfi_checkpoint_path(checkpoint, "optimizer.safetensors", &path));
+  RFI_GOTO(load_tensors(run, path, OPTIMIZER));
+  memset(run->metrics.data, 0, (size_t)run->metrics.bytes);
+fail:
+  rfi_free(run->ctx, path);
+  return s;
+}
+
+/* ---- saving ---- */
+
+static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *name, kind which) {
+  rfr_status s;
+  rfi_file *file;
+  rfr_tensor x;
+  int n = 0, total = 0;
+  rfi_safetensors_entry *entries = NULL;
+  while (rfr_programs_tensor_at(run->programs, total, &x) == RFR_OK) total++;
+  RFI_TRY(RFI_ALLOC(run->ctx, ((size_t)total + 1) * sizeof *entries, &entries));
+  for (int i = 0; i < total; i++) {
+    RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
+    if (kind_of(&x) != which) continue;
+    rfi_safetensors_entry *e = &entries[n++];
+    *e = (rfi_safetensors_entry){.name = x.name, .dtype = x.type.dtype, .rank = x.type.rank};
+    for (int d = 0; d < x.type.rank; d++) e->shape[d] = x.type.shape[d];
+  }
+  RFI_GOTO(rfi_checkpoint_file(w, name, &file));
+  RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, n, NULL, 0, NULL));
+  for (int i = 0; i < total; i++) {
+    RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
+    if (kind_of(&x) == which) RFI_GOTO(rfi_file_append(file, x.data, (size_t)x.bytes));
+  }
+  s = RFR_OK;
+fail:
+  rfi_free(run->ctx, entries);
+  return s;
+}
+
+static rfr_status add_json(rfr_run *run, rfi_checkpoint_writer *w, const char *name, json_t *value) {
+  rfi_string text = {.ctx = run->ctx};
+  if (!value) return rfi_fail(RFI_E_NO_MEMORY, "building %s", name);
+  rfr_status s = rfi_json_print(value, &text);
+  json_decref(value);
+  if (s == RFR_OK) s = rfi_checkpoint_add(w, name, text.data, text.n);
+  rfi_string_deinit(&text);
+  return s;
+}
+
+static rfr_status state_json(rfr_run *run, json_t **out) {
+  const int64_t *block = run->block.data;
+  json_t *configuration = NULL;
+  RFI_TRY(rfi_settings_signature(run->settings, &configuration));
+  *out = json_pack("{s:i, s:[I,I,I,I], s:I, s:o, s:o}", "format", FORMAT, "step_block",
+                   (json_int_t)block[RFI_STEP_ATTEMPTED], (json_int_t)block[RFI_STEP_APPLIED],
+                   (json_int_t)block[RFI_STEP_SEED], (json_int_t)block[RFI_STEP_SKIPPED], "data_position",
+                   (json_int_t)(block[RFI_STEP_ATTEMPTED] * run->settings->spec.microbatches * run->settings->rows),
+                   "configuration", configuration, "environment", environment(run));
+  return RFR_OK;
+}
+
+rfr_status rfi_state_save(rfr_run *run) {
+  rfr_status s;
+  rfi_checkpoint_writer *w = NULL;
+  json_t *state = NULL;
+  if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
+  if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
+  RFI_TRY(rfi_state_ready(run));
+  const double start = rfi_now();
+  RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
+  RFI_GOTO(add_json(run, w, "config.json", rfi_hf_config(&run->settings->spec.model)));
+  RFI_GOTO(add_json(run, w, "generation_config.json", rfi_hf_generation_config(&run->settings->spec.model)));
+  RFI_GOTO(save_tensors(run, w, "model.safetensors", WEIGHT));
+  RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", OPTIMIZER));
+  RFI_GOTO(state_json(run, &state));
+  RFI_GOTO(add_json(run, w, "state.json", state));
+  RFI_TRY(rfi_checkpoint_commit(w));
+  snprintf(run->checkpoint, sizeof run->checkpoint, "%s/step-%06lld", run->folder, (long long)run->step);
+  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_CHECKPOINT,
+                             .step = run->step,
+                             .message = run->checkpoint,
+                             .seconds = rfi_now() - start});
+  return rfi_checkpoint_retain(run->ctx, run->folder, run->settings->keep);
+fail:
+  rfi_checkpoint_abort(w);
+  return s;
+}
+
+rfr_status rfr_run_save(rfr_run *run) { return rfi_state_save(run); }

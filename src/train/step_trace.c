@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Records the training step, the evaluation and the generation of one token.
+ *
+ * The step is one program: input rings in; for each microbatch forward and loss; one
+ * gradient per trainable parameter, summed over microbatches by autodiff; then schedule,
+ * norm, clipping, update, counts, metrics. Losses are sums that are divided by the valid
+ * tokens of the whole step, so that k microbatches mean what one batch means. All that
+ * changes from step to step lies in the step block and the rings; the trace holds no
+ * step number.
+ */
+#include "train/step_trace.h"
+
+#include <stdio.h>
+
+#include "base/base.h"
+
+/* One step's share of a ring: slot attempted mod R, shape (k, ...). */
+static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, int64_t width, rfr_value step) {
+  const int64_t shape[3] = {s->slots, s->microbatches, width};
+  return rfr_ring_read(t, rfr_input(t, name, RFR_ROLE_INPUT, RFR_I32, 3, shape), step);
+}
+
+/* Row m of (k, width) as (width). */
+static rfr_value row(rfr_trace *t, rfr_value x, int64_t m) {
+  const int64_t width = rfr_value_type(t, x).shape[1];
+  return rfr_reshape(t, rfr_slice(t, x, 0, m, 1), 1, &width);
+}
+
+static rfr_value declare_like(rfr_trace *t, const char *name, const char *suffix, rfr_dtype dtype, rfr_value like) {
+  char full[128];
+  const rfr_type type = rfr_value_type(t, like);
+  snprintf(full, sizeof full, "%s%s", name, suffix);
+  return rfr_input(t, full, RFR_ROLE_STATE, dtype, type.rank, type.shape);
+}
+
+static bool frozen(const rfi_step_spec *s, const char *name) {
+  for (int k = 0; k < s->n_frozen; k++)
+    if (rfr_name_matches(s->frozen[k], name)) return true;
+  return false;
+}
+
+typedef struct update {
+  rfr_value lr, clip, skip, step;
+} update;
+
+static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update *u, const char *name, rfr_value w,
+                             rfr_value g) {
+  double scale = 1.0, decay = s->adamw.decay;
+  for (int i = 0; i < s->n_groups; i++) {
+    if (!rfr_name_matches(s->groups[i].match, name)) continue;
+    scale = s->groups[i].lr_scale;
+    decay = s->groups[i].weight_decay;
+    break;
+  }
+  rfr_value master = s->master ? declare_like(t, name, RFI_SUFFIX_MASTER, RFR_F32, w) : RFR_NONE;
+  if (s->sgd) {
+    rfr_value momentum = s->momentum > 0.0 ? declare_like(t, name, RFI_SUFFIX_MOMENTUM, s->state_dtype, w) : RFR_NONE;
+    rfr_sgd(t, w, g, momentum, master, u->lr, u->clip, u->skip, s->momentum, decay, scale);
+    return;
+  }
+  rfr_adamw_options o = s->adamw;
+  o.lr_scale = scale;
+  o.decay = decay;
+  rfr_value m = declare_like(t, name, RFI_SUFFIX_M, s->state_dtype, w);
+  rfr_value v = declare_like(t, name, RFI_SUFFIX_V, s->state_dtype, w);
+  rfr_adamw(t, w, g, m, v, master, u->lr, u->clip, u->skip, u->step, &o);
+}
+
+/* Everything behind the loss. `g` has room for one value per parameter. */
+static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
+                     rfr_value count, rfr_value step) {
+  int trainable = 0;
+  rfr_parameter p;
+  for (int i = 0; i < n; i++) {
+    rfr_model_parameter(&s->model, i, &p);
+    if (!frozen(s, p.name)) g[trainable++] = rfr_gradient(t, loss, w[i], RFR_F32);
+  }
+  rfr_set_phase(t, RFR_PHASE_OPTIM);
+  rfr_scope(t, "optimizer");
+  update u = {.step = step, .clip = RFR_NONE};
+  u.lr = rfr_lr_schedule(t, step, &s->lr);
+  rfr_value norm = rfr_grad_norm(t, trainable, g, &u.skip);
+  if (s->clip > 0.0) u.clip = rfr_clip_scale(t, norm, s->clip);
+  trainable = 0;
+  for (int i = 0; i < n; i++) {
+    rfr_model_parameter(&s->model, i, &p);
+    if (!frozen(s, p.name)) update_parameter(t, s, &u, p.name, w[i], g[trainable++]);
+  }
+  const rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,
+                                           [RFI_METRIC_NORM] = norm,
+                                           [RFI_METRIC_LR] = u.lr,
+                                           [RFI_METRIC_COUNT] = count,
+                                           [RFI_METRIC_SKIP] = u.skip};
+  const int64_t shape[2] = {s->slots, 1 + RFI_METRIC_N};
+  rfr_value mring = rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape);
+  rfr_metrics_write(t, mring, step, RFI_METRIC_N, metrics);
+  rfr_step_end(t, step, u.skip);
+}
+
+static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
+  const int n = rfr_model_parameter_count(&s->model);
+  rfr_value *w = values, *g = w + n, *targets = g + n;
+  rfr_microbatch(t, -1);
+  rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
+  rfr_value step = rfr_step_block(t);
+  rfr_scope(t, "inputs");
+  rfr_value all_tokens = ring(t, s, RFI_NAME_TOKENS, s->tokens, step);          /* (k,T) */
+  rfr_value all_targets = ring(t, s, RFI_NAME_TARGETS, s->tokens, step);        /* (k,T) */
+  rfr_value all_offsets = ring(t, s, RFI_NAME_OFFSETS, s->documents + 1, step); /* (k,documents+1) */
+  for (int64_t m = 0; m < s->microbatches; m++) targets[m] = row(t, all_targets, m);
+  rfr_value count, inv = rfr_token_count(t, (int)s->microbatches, targets, RFI_IGNORE, &count);
+  rfr_value loss = RFR_NONE;
+  for (int64_t m = 0; m < s->microbatches; m++) {
+    rfr_microbatch(t, (int)m);
+    rfr_scope(t, "inputs");
+    rfr_value tokens = row(t, all_tokens, m), offsets = row(t, all_offsets, m);
+    rfr_value h = rfr_model_forward(t, &s->model, w, tokens, offsets, step);
+    rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
+    rfr_scope(t, "head");
+    rfr_value part = rfr_cross_entropy(t, logits, targets[m], inv, RFI_IGNORE);
+    rfr_microbatch(t, -1);
+    loss = m == 0 ? part : rfr_add(t, loss, part);
+  }
+  rfr_value_set_name(t, loss, "loss");
+  optimize(t, s, w, n, g, loss, count, step);
+  rfr_output(t, "loss", loss);
+}
+
+static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
+  const int64_t width = s->eval_documents + 1, one = 1;
+  rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
+  rfr_value tokens = rfr_input(t, RFI_NAME_EVAL_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
+  rfr_value targets = rfr_input(t, RFI_NAME_EVAL_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
+  rfr_value offsets = rfr_input(t, RFI_NAME_EVAL_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
+  rfr_value h = rfr_model_forward(t, &s->model, w, tokens, offsets, RFR_NONE);
+  rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
+  rfr_output(t, RFI_NAME_NLL, rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
+}
+
+static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
+  const int64_t two_documents = 3;
+  rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
+  rfr_value tokens = rfr_input(t, RFI_NAME_WINDOW, RFR_ROLE_INPUT, RFR_I32, 1, &s->window);
+  rfr_value offsets = rfr_input(t, RFI_NAME_WINDOW_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &two_documents);
+  rfr_value h = rfr_model_forward(t, &s->model, w, tokens, offsets, RFR_NONE);
+  rfr_output(t, RFI_NAME_LOGITS, rfr_model_logits(t, &s->model, w, h, RFR_F32));
+}
+
+static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
+                        void (*record)(rfr_trace *, const rfi_step_spec *, rfr_value *), rfr_trace **out) {
+  rfr_status s;
+  rfr_trace *t = NULL;
+  rfr_value *values = NULL;
+  *out = NULL;
+  RFI_GOTO(rfr_model_config_check(&spec->model));
+  const size_t n = 2 * (size_t)rfr_model_parameter_count(&spec->model) + (size_t)spec->microbatches;
+  RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
+  RFI_GOTO(rfr_trace_create(ctx, &t));
+  record(t, spec, values);
+  RFI_GOTO(rfr_trace_finish(t));
+  *out = t;
+  rfi_free(ctx, values);
+  return RFR_OK;
+fail:
+  rfr_trace_destroy(t);
+  rfi_free(ctx, values);
+  return s;
+}
+
+rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
+  return build(ctx, spec, record_train, out);
+}
+
+rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
+  return build(ctx, spec, record_evaluate, out);
+}
+
+rfr_status rfi_trace_generate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
+  return build(ctx, spec, record_generate, out);
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The three programs of a run as traces. A spec is plain numbers: it knows nothing of
+ * files or configuration text.
+ */
+#ifndef RFI_STEP_TRACE_H
+#define RFI_STEP_TRACE_H
+
+#include <stdbool.h>
+
+#include "refrain/nn.h"
+
+/* Targets with this value count for nothing; Hugging Face's convention. */
+enum { RFI_IGNORE = -100 };
+
+/* Columns of the metrics ring behind the sequence number. */
+#define RFI_METRICS(X) X(LOSS) X(NORM) X(LR) X(COUNT) X(SKIP)
+typedef enum rfi_metric {
+#define RFI_METRIC_ENUM(name) RFI_METRIC_##name,
+  RFI_METRICS(RFI_METRIC_ENUM)
+#undef RFI_METRIC_ENUM
+      RFI_METRIC_N
+} rfi_metric;
+
+/* Parameters whose name matches get these instead of the optimizer's own; the first
+ * group that matches counts. */
+typedef struct rfi_group {
+  const char *match;
+  double lr_scale, weight_decay;
+} rfi_group;
+
+typedef struct rfi_step_spec {
+  rfr_model_config model;
+  const char *const *frozen; /* globs */
+  int n_frozen;
+  int64_t slots;        /* R, of the rings */
+  int64_t microbatches; /* k */
+  int64_t tokens;       /* T, per microbatch */
+  int64_t documents;    /* most documents in one microbatch */
+  int64_t eval_tokens, eval_documents;
+  int64_t window; /* tokens that generation sees */
+  bool sgd;
+  double momentum; /* of SGD */
+  rfr_adamw_options adamw;
+  const rfi_group *groups;
+  int n_groups;
+  rfr_dtype state_dtype; /* of the moments */
+  bool master;           /* f32 master weights; for weights narrower than f32 */
+  double clip;           /* global norm, 0: none */
+  rfr_lr_options lr;
+} rfi_step_spec;
+
+/* Names of what the host fills and reads. */
+#define RFI_NAME_TOKENS "tokens"                 /* i32 (R,k,T) */
+#define RFI_NAME_TARGETS "targets"               /* i32 (R,k,T) */
+#define RFI_NAME_OFFSETS "offsets"               /* i32 (R,k,documents+1) */
+#define RFI_NAME_METRICS "metrics"               /* f64 (R,1+RFI_METRIC_N) */
+#define RFI_NAME_EVAL_TOKENS "eval.tokens"       /* i32 (eval_tokens) */
+#define RFI_NAME_EVAL_TARGETS "eval.targets"     /* i32 (eval_tokens) */
+#define RFI_NAME_EVAL_OFFSETS "eval.offsets"     /* i32 (eval_documents+1) */
+#define RFI_NAME_NLL "nll"                       /* output f32 (1), a sum in nats */
+#define RFI_NAME_WINDOW "window.tokens"          /* i32 (window) */
+#define RFI_NAME_WINDOW_OFFSETS "window.offsets" /* i32 (3): the text, then the padding */
+#define RFI_NAME_LOGITS "logits"                 /* output f32 (window,V) */
+
+/* What the optimizer keeps for a parameter: the suffixes of its state inputs. */
+#define RFI_SUFFIX_M ".exp_avg"
+#define RFI_SUFFIX_V ".exp_avg_sq"
+#define RFI_SUFFIX_MOMENTUM ".momentum"
+#define RFI_SUFFIX_MASTER ".master"
+
+rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
+rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
+rfr_status rfi_trace_generate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
+
+#endif
