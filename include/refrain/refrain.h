@@ -13,5 +13,6 @@
 #include "refrain/status.h"
 #include "refrain/tensor.h"
 #include "refrain/trace.h"
+#include "refrain/train.h"
 
 #endif
