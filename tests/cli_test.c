@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The program from outside: exit codes, the two lines of an error, JSON, signals.
+ */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+static char root[64];
+static char out[1 << 18], err[1 << 16];
+
+static void slurp(const char *path, char *to, size_t size) {
+  FILE *f = fopen(path, "rb");
+  assert_non_null(f);
+  size_t n = fread(to, 1, size - 1, f);
+  to[n] = '\0';
+  fclose(f);
+}
+
+static void write_file(const char *name, const char *text) {
+  FILE *f = fopen(name, "wb");
+  assert_non_null(f);
+  fputs(text, f);
+  fclose(f);
+}
+
+static pid_t start(const char *const *arguments) {
+  const char *argv[24] = {RFT_BINARY_DIR "/refrain"};
+  for (int i = 0; arguments[i]; i++) argv[i + 1] = arguments[i];
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child > 0) return child;
+  if (!freopen("out", "wb", stdout) || !freopen("err", "wb", stderr)) _exit(126);
+  execv(argv[0], (char *const *)argv);
+  _exit(127);
+}
+
+static int finish(pid_t child) {
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  slurp("out", out, sizeof out);
+  slurp("err", err, sizeof err);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+/* Runs the program in the test's folder; its exit code. */
+#define RUN(...) finish(start((const char *const[]){__VA_ARGS__, NULL}))
+
+static void assert_says(const char *where, const char *what) {
+  if (!strstr(where, what)) fail_msg("\"%s\" is not in:\n%s", what, where);
+}
+
+static const char *const config =
+    "refrain: 1\n"
+    "model: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2}\n"
+    "data: {train: [\"text/*.txt\"], validation: 30%, sequence: 16}\n"
+    "batch: {tokens: 64, microbatch: 2}\n"
+    "optimizer: {lr: 1e-2}\n"
+    "precision: {dtype: f32}\n"
+    "run: {steps: 20}\n";
+
+static int set_up(void **state) {
+  (void)state;
+  snprintf(root, sizeof root, "%s/cli-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+  if (!mkdtemp(root) || chdir(root) != 0 || mkdir("text", 0777) != 0) return -1;
+  for (int i = 0; i < 10; i++) {
+    char name[32], text[600] = "";
+    for (int k = 0; k < 20; k++) sprintf(text + strlen(text), "%d and %d make %d\n", i, k, i + k);
+    snprintf(name, sizeof name, "text/%d.txt", i);
+    write_file(name, text);
+  }
+  write_file("small.yaml", config);
+  return 0;
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  char command[128];
+  snprintf(command, sizeof command, "rm -rf '%s'", root);
+  return chdir("/") != 0 || system(command) != 0;
+}
+
+static void usage(void **state) {
+  (void)state;
+  assert_int_equal(RUN("--help"), 0);
+  assert_says(out, "usage: refrain");
+  assert_int_equal(RUN("--version"), 0);
+  assert_says(out, "refrain 0.");
+  assert_int_equal(RUN("trian", "small.yaml"), 2);
+  assert_says(err, "error: there is no command trian");
+  assert_says(err, "help: did you mean train?");
+  assert_int_equal(RUN("train"), 2);
+  assert_says(err, "error: refrain train needs CONFIG.yaml");
+  assert_int_equal(RUN("train", "small.yaml", "--resum"), 2);
+  assert_says(err, "help: did you mean --resume?");
+  assert_int_equal(RUN("train", "small.yaml", "--top-k", "3"), 2);
+  assert_says(err, "has no option --top-k");
+  assert_int_equal(RUN("generate", "runs/x", "--tokens", "many"), 2);
+  assert_says(err, "--tokens many is no number");
+  assert_int_equal(RUN("generate", "a", "b"), 2);
+  assert_int_equal(RUN("generate", "--help"), 0);
+  assert_says(out, "--temperature");
+  assert_null(strstr(out, "--resume"));
+}
+
+static void bad_input(void **state) {
+  (void)state;
+  assert_int_equal(RUN("train", "missing.yaml"), 4);
+  assert_says(err, "error: missing.yaml");
+  write_file("key.yaml", "refrain: 1\nmodle: {hidden_size: 16}\n");
+  assert_int_equal(RUN("check", "key.yaml"), 2);
+  assert_says(err, "key.yaml:2");
+  assert_says(err, "did you mean \"model\"?");
+  assert_says(err, "help: ");
+  assert_int_equal(RUN("check", "small.yaml", "--set", "optimizer.lrr=1"), 2);
+  assert_says(err, "did you mean \"lr\"?");
+  assert_int_equal(RUN("train", "small.yaml", "--set", "data.train=[\"none/*.c\"]", "--out", "none"), 2);
+  assert_says(err, "none/*.c");
+  write_file("empty.txt", "");
+  assert_int_equal(RUN("train", "small.yaml", "--set", "data.train=[empty.txt]", "--out", "none"), 2);
+  assert_int_equal(RUN("plan", "small.yaml", "--set", "memory.budget=1KiB"), 3);
+  assert_says(err, "plan.over_budget");
+  assert_int_equal(RUN("eval", "no-such-run"), 4);
+  assert_int_equal(access("none", F_OK), -1); /* a mistake leaves no folder behind */
+  assert_int_equal(RUN("trace", "small.yaml", "--after", "lunch"), 2);
+  assert_int_equal(RUN("bench", "nothing"), 2);
+}
+
+static void check_sources(void **state) {
+  (void)state;
+  assert_int_equal(RUN("check", "small.yaml", "--set", "run.seed=7"), 0);
+  assert_says(out, "seed: 7 # --set");
+  assert_says(out, "hidden_size: 16 # small.yaml:2");
+  assert_says(out, "# default");
+  assert_int_equal(RUN("check", "small.yaml", "--files", "validation"), 0);
+  assert_says(out, ".txt\n");
+  int held_out = 0;
+  for (const char *s = out; (s = strchr(s, '\n')); s++) held_out++;
+  assert_int_equal(RUN("check", "small.yaml", "--files", "train"), 0);
+  int rest = 0;
+  for (const char *s = out; (s = strchr(s, '\n')); s++) rest++;
+  assert_true(held_out > 0 && rest > held_out);
+  assert_int_equal(held_out + rest, 10);
+}
+
+static json_t *parsed(void) {
+  json_error_t e;
+  json_t *v = json_loads(out, JSON_REJECT_DUPLICATES, &e);
+  if (!v) fail_msg("%s in:\n%s", e.text, out);
+  return v;
+}
+
+static json_int_t number(const json_t *o, const char *key) {
+  const json_t *v = json_object_get(o, key);
+  if (!json_is_number(v)) fail_msg("%s is no number", key);
+  return (json_int_t)json_number_value(v);
+}
+
+static void plan_and_trace(void **state) {
+  (void)state;
+  assert_int_equal(RUN("plan", "small.yaml", "--json"), 0);
+  json_t *v = parsed();
+  assert_int_equal(number(v, "planned_bytes"), number(v, "persistent_bytes") + number(v, "transient_planned_bytes"));
+  assert_true(number(v, "transient_lower_bound_bytes") <= number(v, "transient_planned_bytes"));
+  const json_t *buffers = json_object_get(v, "buffers");
+  assert_true(json_array_size(buffers) > 20);
+  bool found = false;
+  for (size_t i = 0; i < json_array_size(buffers); i++) {
+    const json_t *b = json_array_get(buffers, i);
+    assert_true(number(b, "offset") + number(b, "bytes") <= number(v, "planned_bytes"));
+    if (strcmp(json_string_value(json_object_get(b, "name")), "model.layers.0.mlp.up_proj.weight") != 0) continue;
+    found = true;
+    assert_int_equal(number(b, "bytes"), 32 * 16 * 4);
+  }
+  assert_true(found);
+  json_decref(v);
+  assert_int_equal(RUN("plan", "small.yaml"), 0);
+  assert_says(out, "fits in");
+  assert_int_equal(RUN("trace", "small.yaml", "--after", "autodiff", "--flat"), 0);
+  assert_int_equal(strncmp(out, "refrain-trace 1", 15), 0);
+  assert_int_equal(RUN("trace", "small.yaml", "--after", "fuse", "--diff"), 0);
+  assert_says(out, "linear_cross_entropy");
+  assert_int_equal(RUN("bench", "demo", "--steps", "1", "--json", "--set", "model.hidden_size=64", "--set",
+                       "model.intermediate_size=64", "--set", "batch.tokens=4k"),
+                   0);
+  v = parsed();
+  assert_true(json_number_value(json_object_get(v, "ms_per_step")) > 0.0);
+  assert_true(number(v, "tokens_per_second") > 0);
+  assert_true(number(v, "touched_bytes") <= number(v, "planned_bytes"));
+  json_decref(v);
+}
+
+static void train_and_use(void **state) {
+  (void)state;
+  assert_int_equal(RUN("train", "small.yaml", "--json", "--quiet"), 0);
+  json_t *v = parsed();
+  assert_string_equal(json_string_value(json_object_get(v, "folder")), "runs/small");
+  assert_int_equal(number(v, "step"), 20);
+  assert_int_equal(number(v, "planned_bytes"), number(v, "touched_bytes"));
+  const double bits = json_number_value(json_object_get(v, "validation_bits_per_byte"));
+  json_decref(v);
+  assert_string_equal(err, "");
+  assert_int_equal(RUN("train", "small.yaml"), 2);
+  assert_says(err, "run.exists");
+  assert_says(err, "help: pass --resume");
+  assert_int_equal(RUN("eval", "runs/small", "--json"), 0);
+  v = parsed();
+  assert_true(json_number_value(json_object_get(v, "bits_per_byte")) == bits);
+  json_decref(v);
+  assert_int_equal(RUN("eval", "runs/small"), 0);
+  assert_int_equal(strncmp(out, "validation: ", 12), 0);
+  assert_says(out, " bits per byte\n");
+  assert_int_equal(RUN("generate", "runs/small", "--prompt", "1 and ", "--tokens", "8"), 0);
+  assert_int_equal(strncmp(out, "1 and ", 6), 0);
+  assert_int_equal(strlen(out), 6 + 8 + 1);
+  /* another model does not go on from it */
+  assert_int_equal(RUN("train", "small.yaml", "--resume", "--set", "model.hidden_size=32"), 2);
+  assert_says(err, "resume.mismatch");
+  /* more steps do */
+  assert_int_equal(RUN("train", "small.yaml", "--resume", "--set", "run.steps=25"), 0);
+  assert_says(out, "25 of 25 steps");
+  assert_says(err, "step 25/25");
+}
+
+static void wait_for(const char *path, const char *what) {
+  for (int i = 0; i < 2000; i++) {
+    nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+    if (access(path, F_OK) != 0) continue;
+    slurp(path, out, sizeof out);
+    if (strstr(out, what)) return;
+  }
+  fail_msg("%s never says %s", path, what);
+}
+
+static void interrupted(void **state) {
+  (void)state;
+  const char *const arguments[] = {"train", "small.yaml", "--out", "long", "--set", "run.steps=10000000", NULL};
+  pid_t child = start(arguments);
+  wait_for("long/log.jsonl", "\"metrics\"");
+  kill(child, SIGINT);
+  assert_int_equal(finish(child), 5);
+  assert_says(err, "stopped after step");
+  assert_says(err, "--resume");
+  assert_int_equal(RUN("generate", "long", "--tokens", "1"), 0); /* the checkpoint is there */
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
+      cmocka_unit_test(plan_and_trace), cmocka_unit_test(train_and_use), cmocka_unit_test(interrupted),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
