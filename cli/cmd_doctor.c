@@ -56,7 +56,7 @@ rfr_status cli_doctor(cli *c) {
   printf("CPU          %s\n", model);
   printf("threads      %d\n", m.threads);
   printf("kernels      %s (v2: SSE4, v3: AVX2, v4: AVX-512)\n", m.isa);
-  printf("matrix units %s\n", m.has_amx ? "AMX" : "none: bf16 saves memory, not time");
+  printf("matrix units %s\n", m.has_amx ? "AMX" : "none");
   printf("products     %s, measured %.0f GFLOP/s in f32 and %.0f in bf16\n", m.matmul, f32 * 1e-9, bf16 * 1e-9);
   printf("dtype auto   %s\n", rfr_dtype_name(m.best_dtype));
   if (portable)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the machine and the build have: what the bits of a run depend on, and what
- * `dtype: auto` goes by. bf16 is the better choice only where a matrix unit multiplies
- * it: elsewhere f32 is as fast and more exact.
+ * `dtype: auto` goes by. bf16 is the better choice only where the CPU multiplies it
+ * natively: elsewhere f32 is as fast and more exact.
  */
 #include <stdio.h>
 #include <string.h>
