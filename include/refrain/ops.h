@@ -27,6 +27,16 @@ RFR_API rfr_value rfr_matmul_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_val
                                 rfr_dtype to);
 /* y (T,N) = x (T,K) wT + b, w (N,K), b (N) or RFR_NONE; y has x's type. */
 RFR_API rfr_value rfr_linear_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b);
+/* x (M,N) in E4M3 with one scale for the whole tensor, 448 / max |x|: (M,N); *col (N,M) is
+ * the transposed copy, *scale_inv f32 (1) the factor back (either may be NULL). What nobody
+ * reads is not made. */
+RFR_API rfr_value rfr_quantize_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value *col, rfr_value *scale_inv);
+/* y (M,N) = (a bT) scale_a scale_b [+ bias (N)], a (M,K) and b (N,K) E4M3, scales f32 (1),
+ * sums f32. Has a gradient where a and b are results of rfr_quantize. */
+RFR_API rfr_value rfr_matmul_scaled_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b, rfr_value scale_a,
+                                       rfr_value scale_b, rfr_value bias, rfr_dtype to);
+/* rfr_linear with x and w quantized to E4M3; in the backward dy too. */
+RFR_API rfr_value rfr_linear_e4m3_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b);
 /* y (T,C) = table (V,C) [ids i32 (T)]; an id outside the table reads as zeros. */
 RFR_API rfr_value rfr_embedding_at(rfr_trace *t, rfr_place at, rfr_value table, rfr_value ids);
 /* Position of each of `tokens` rows in its own document, i32 (tokens), from the
@@ -94,6 +104,11 @@ RFR_API rfr_lr_options rfr_lr_options_default(void);
 RFR_API rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_place at, rfr_value step, const rfr_lr_options *o);
 /* Global L2 norm f32 (1) of the gradients; *skip i32 (1) is 1 if it is not finite. */
 RFR_API rfr_value rfr_grad_norm_at(rfr_trace *t, rfr_place at, int n, const rfr_value *grads, rfr_value *skip);
+/* The same, and looks for gradients that are always zero, as those of a weight that is
+ * multiplied by nothing are: `zeros` is a state i32 (n) of zeros; after each step it holds
+ * for each gradient the number of steps so far, all of which gave exactly zero, or -1. */
+RFR_API rfr_value rfr_grad_norm_zeros_at(rfr_trace *t, rfr_place at, int n, const rfr_value *grads, rfr_value zeros,
+                                         rfr_value *skip);
 RFR_API rfr_value rfr_clip_scale_at(rfr_trace *t, rfr_place at, rfr_value norm, double max);
 typedef struct rfr_adamw_options {
   size_t size;
@@ -120,6 +135,10 @@ RFR_API rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_place at, rfr_value rin
 
 #define rfr_matmul(t, a, b, bias, ta, tb, to) rfr_matmul_at(t, RFR_HERE, a, b, bias, ta, tb, to)
 #define rfr_linear(t, x, w, b) rfr_linear_at(t, RFR_HERE, x, w, b)
+#define rfr_quantize(t, x, col, scale_inv) rfr_quantize_at(t, RFR_HERE, x, col, scale_inv)
+#define rfr_matmul_scaled(t, a, b, scale_a, scale_b, bias, to) \
+  rfr_matmul_scaled_at(t, RFR_HERE, a, b, scale_a, scale_b, bias, to)
+#define rfr_linear_e4m3(t, x, w, b) rfr_linear_e4m3_at(t, RFR_HERE, x, w, b)
 #define rfr_embedding(t, table, ids) rfr_embedding_at(t, RFR_HERE, table, ids)
 #define rfr_positions(t, offsets, tokens) rfr_positions_at(t, RFR_HERE, offsets, tokens)
 #define rfr_rope(t, x, positions, theta) rfr_rope_at(t, RFR_HERE, x, positions, theta)
@@ -152,6 +171,7 @@ RFR_API rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_place at, rfr_value rin
 #define rfr_step_block(t) rfr_step_block_at(t, RFR_HERE)
 #define rfr_lr_schedule(t, step, o) rfr_lr_schedule_at(t, RFR_HERE, step, o)
 #define rfr_grad_norm(t, n, grads, skip) rfr_grad_norm_at(t, RFR_HERE, n, grads, skip)
+#define rfr_grad_norm_zeros(t, n, grads, zeros, skip) rfr_grad_norm_zeros_at(t, RFR_HERE, n, grads, zeros, skip)
 #define rfr_clip_scale(t, norm, max) rfr_clip_scale_at(t, RFR_HERE, norm, max)
 #define rfr_adamw(t, w, g, m, v, master, lr, clip, skip, step, o) \
   rfr_adamw_at(t, RFR_HERE, w, g, m, v, master, lr, clip, skip, step, o)

@@ -112,6 +112,7 @@ double rfi_call_flops(rfi_opcode code, const rfi_call *c) {
       double k = (double)x->shape[c->attr[0].i ? r - 2 : r - 1];
       return 2 * k * (double)rfi_count(&c->out[0].type);
     }
+    case RFI_OP_matmul_scaled: return 2 * (double)x->shape[1] * (double)rfi_count(&c->out[0].type);
     case RFI_OP_linear_cross_entropy: {
       double product = 2 * (double)rfi_count(x) * (double)c->in[1].type.shape[0];
       return product * (1 + (c->out[1].data != NULL) + (c->out[2].data != NULL));

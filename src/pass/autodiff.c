@@ -68,7 +68,8 @@ static rfr_status sweep(autodiff *a, const rfr_trace *t) {
       if (op->out[j] < 0) continue;
       a->influenced[op->out[j]] = any && is_float(t, op->out[j]);
       a->weight[op->out[j]] = op->n_in > 0 && op->in[0] >= 0 && a->weight[op->in[0]] &&
-                              ((op->def->flags & RFI_VIEW) || op->def->code == RFI_OP_cast);
+                              ((op->def->flags & RFI_VIEW) || op->def->code == RFI_OP_cast ||
+                               op->def->code == RFI_OP_quantize);
     }
   }
   a->needed[a->loss] = true;

@@ -82,13 +82,14 @@ static bool operand(reader *r, rft_operand *o) {
       r->c->varies = true;
       break;
     case 'F': o->type.dtype = RFR_F32; break;
+    case 'e': o->type.dtype = RFR_E4M3; break;
     case 'D': o->type.dtype = RFR_F64; break;
     case 'i': o->type.dtype = RFR_I32; break;
     case 'I': o->type.dtype = RFR_I64; break;
-    default: return fail(r, "an operand starts with one of f F D i I _");
+    default: return fail(r, "an operand starts with one of f F e D i I _");
   }
   if (!dims(r, &o->type.rank, o->type.shape)) return false;
-  bool is_float = strchr("fFD", o->kind);
+  bool is_float = strchr("fFeD", o->kind);
   for (;;) {
     if (*r->s == '<') {
       r->s++;

@@ -8,6 +8,7 @@
  * Adam's bias correction, where they were.
  */
 #include <math.h>
+#include <string.h>
 
 #include "base/base.h"
 #include "trace/trace.h"
@@ -38,10 +39,14 @@ rfr_status rfi_infer_lr_schedule(const rfi_infer *c) {
 }
 
 rfr_status rfi_infer_grad_norm(const rfi_infer *c) {
-  for (int i = 0; i < c->n_in; i++)
-    if (!is_narrow(c->in[i].dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "gradient %d is not f32, bf16 or f16", i);
+  const rfr_type *zeros = &c->in[0];
+  for (int i = 1; i < c->n_in; i++)
+    if (!is_narrow(c->in[i].dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "gradient %d is not f32, bf16 or f16", i - 1);
+  if (!absent(zeros) && (zeros->dtype != RFR_I32 || zeros->rank != 1 || zeros->shape[0] != c->n_in - 1))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "want zeros as i32 (%d), one for each gradient", c->n_in - 1);
   c->out[0] = scalar(RFR_F32);
   c->out[1] = scalar(RFR_I32);
+  c->out[2] = *zeros;
   return RFR_OK;
 }
 
@@ -151,11 +156,23 @@ rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_place at, rfr_value step, const r
   return rfi_record(t, at, RFI_OP_lr_schedule, 1, &step, attr, NULL);
 }
 
-rfr_value rfr_grad_norm_at(rfr_trace *t, rfr_place at, int n, const rfr_value *grads, rfr_value *skip) {
-  rfr_value out[2];
-  rfi_record(t, at, RFI_OP_grad_norm, n, grads, NULL, out);
+rfr_value rfr_grad_norm_zeros_at(rfr_trace *t, rfr_place at, int n, const rfr_value *grads, rfr_value zeros,
+                                 rfr_value *skip) {
+  rfr_value out[3] = {RFR_NONE, RFR_NONE, RFR_NONE};
+  rfr_value *in = n < 0 ? NULL : rfi_arena_alloc(t->arena, sizeof *in * ((size_t)n + 1));
+  if (in) {
+    in[0] = zeros;
+    if (n > 0) memcpy(in + 1, grads, sizeof *in * (size_t)n);
+    rfi_record(t, at, RFI_OP_grad_norm, n + 1, in, NULL, out);
+  } else {
+    rfi_trace_fail(t, at, "grad_norm", n < 0 ? RFI_E_ARGUMENT : RFI_E_NO_MEMORY, "of %d gradients", n);
+  }
   if (skip) *skip = out[1];
   return out[0];
+}
+
+rfr_value rfr_grad_norm_at(rfr_trace *t, rfr_place at, int n, const rfr_value *grads, rfr_value *skip) {
+  return rfr_grad_norm_zeros_at(t, at, n, grads, RFR_NONE, skip);
 }
 
 rfr_value rfr_clip_scale_at(rfr_trace *t, rfr_place at, rfr_value norm, double max) {

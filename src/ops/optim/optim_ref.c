@@ -39,18 +39,28 @@ RFT_CASES(lr_schedule) = {
 
 RFT_REF(grad_norm) {
   double sum = 0;
-  for (int k = 0; k < call->n_in; k++)
+  int32_t *zeros = call->out[2].data;
+  for (int k = 1; k < call->n_in; k++) {
+    bool zero = true;
     for (int64_t i = 0; i < rfi_count(&call->in[k].type); i++) {
       double g = ((double *)call->in[k].data)[i];
       sum += g * g;
+      zero = zero && g == 0;
     }
+    if (zeros && zeros[k - 1] >= 0) zeros[k - 1] = zero ? zeros[k - 1] + 1 : -1;
+  }
   if (call->out[0].data) *(double *)call->out[0].data = sqrt(sum);
   if (call->out[1].data) *(int32_t *)call->out[1].data = !isfinite(sqrt(sum));
 }
 RFT_CASES(grad_norm) = {
-    "grad_norm(f[7,13], f[31])", "grad_norm(F[67,1031], f[1], f[2049], F[0,3])",
-    "grad_norm(f[1])",           "grad_norm(f[0])",
-    "grad_norm(f[5], F[3]=inf)", NULL,
+    "grad_norm(_, f[7,13], f[31])",
+    "grad_norm(_, F[67,1031], f[1], f[2049], F[0,3])",
+    "grad_norm(_, f[1])",
+    "grad_norm(_, f[0])",
+    "grad_norm(_, f[5], F[3]=inf)",
+    "grad_norm(i[5]=0,0,-1,7,8, f[3]=0, f[2049], f[5]=0, f[1031]=0, f[2]=nan)",
+    "grad_norm(i[3]=4,9,3, f[7,13]=1e-30, F[0,3], F[3]=1e-40)",
+    NULL,
 };
 
 RFT_REF(clip_scale) {

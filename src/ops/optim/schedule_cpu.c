@@ -54,7 +54,7 @@ static double sum_of_squares(const float *x, int64_t n) {
 static int64_t chunks_of(const rfi_arg *g) { return (rfi_count(&g->type) + RFI_BLOCK - 1) / RFI_BLOCK; }
 static int64_t all_chunks(const rfi_call *c) {
   int64_t chunks = 0;
-  for (int i = 0; i < c->n_in; i++) chunks += chunks_of(&c->in[i]);
+  for (int i = 1; i < c->n_in; i++) chunks += chunks_of(&c->in[i]);
   return chunks;
 }
 
@@ -62,7 +62,7 @@ static void norm_chunks(const rfi_call *c, int64_t begin, int64_t end, int part)
   (void)part;
   double *sums = c->workspace;
   int64_t first = 0;
-  for (int k = 0; k < c->n_in && first < end; k++) {
+  for (int k = 1; k < c->n_in && first < end; k++) {
     const rfi_arg *g = &c->in[k];
     int64_t chunks = chunks_of(g), n = rfi_count(&g->type);
     for (int64_t j = begin > first ? begin - first : 0; j < chunks && first + j < end; j++) {
@@ -74,6 +74,17 @@ static void norm_chunks(const rfi_call *c, int64_t begin, int64_t end, int part)
   }
 }
 
+/* A square in f64 of what is not zero in f32 is not zero: the sums tell. */
+static void count_zeros(const rfi_call *c) {
+  const double *sums = c->workspace;
+  int32_t *zeros = c->out[2].data;
+  for (int k = 1; k < c->n_in; k++) {
+    bool zero = true;
+    for (int64_t chunks = chunks_of(&c->in[k]); chunks > 0; chunks--) zero = *sums++ == 0 && zero;
+    if (zeros[k - 1] >= 0 && zeros[k - 1] < INT32_MAX) zeros[k - 1] = zero ? zeros[k - 1] + 1 : -1;
+  }
+}
+
 static rfr_status norm_run(const rfi_call *c) {
   int64_t chunks = all_chunks(c);
   rfi_parallel(c, chunks, RFI_BLOCK, norm_chunks);
@@ -82,6 +93,7 @@ static rfr_status norm_run(const rfi_call *c) {
   float norm = (float)sqrt(sum);
   if (c->out[0].data) *(float *)c->out[0].data = norm;
   if (c->out[1].data) *(int32_t *)c->out[1].data = !isfinite(norm);
+  if (c->out[2].data) count_zeros(c);
   return RFR_OK;
 }
 
