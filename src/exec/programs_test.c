@@ -123,8 +123,8 @@ static void test_chain(void **state) {
   const char *report = rfr_program_report(p, 0, "autodiff");
   for (int i = 0; i < LINEARS; i++) {
     char line[48];
-    snprintf(line, sizeof line, "the gradient of w%d in matmul, it is frozen", i);
-    assert_int_equal(strstr(report, line) != NULL, i == 2 || i == 4);
+    snprintf(line, sizeof line, "the gradient of w%d, it is frozen", i);
+    assert_int_equal(strstr(report, line) != NULL, i % 2 == 0);
   }
   fill_inputs(p);
   rfr_tensor a, b;

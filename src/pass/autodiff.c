@@ -5,7 +5,8 @@
  * Two linear sweeps decide what exists: a value is *influenced* when a wanted input
  * reaches it, and *needed* when it reaches the loss; only values that are both get a
  * cotangent, and a rule is asked only for those operands. A frozen weight is simply not
- * wanted: its gradient, and what the forward would save for it, never come to be.
+ * wanted: its gradient, and what the forward would save for it, never come to be. What
+ * that was is told by walking once more as if frozen inputs were wanted too (frozen.c).
  *
  * The loss is a sum over microbatches. The backward of a microbatch stands right after
  * its forward, so that its activations die before the next one starts, and each weight's
@@ -16,13 +17,13 @@
  */
 #include <string.h>
 
-#include "pass/pass.h"
+#include "pass/frozen.h"
 
 enum { ALL = -2 }; /* every microbatch and the ops of the whole step */
 
 typedef struct autodiff {
   rfi_rewrite r;
-  rfi_report *report;
+  bool everything; /* frozen inputs are wanted too, as far as the rules go */
   bool *influenced, *needed, *weight; /* per value of the old trace */
   rfr_value *cotangent;               /* per old value, a value of the new trace */
   double *seed;                       /* per old value: constant cotangent of a loss root */
@@ -54,16 +55,21 @@ static rfr_status find_wanted(autodiff *a, const rfr_trace *t) {
       return fail_op(RFI_E_TRACE_SHAPE, op, "the loss must be one f32; gradient of", w->name);
     a->influenced[op->in[1]] = true;
   }
+  for (int i = 0; i < t->n_inputs && a->everything; i++)
+    if (rfi_is_frozen_float(t, t->inputs[i])) a->influenced[t->inputs[i]] = true;
   return RFR_OK;
 }
 
 static rfr_status sweep(autodiff *a, const rfr_trace *t) {
-  for (int v = 0; v < t->n_values; v++) a->weight[v] = t->values[v].op < 0 && t->values[v].role == RFR_ROLE_TRAINABLE;
+  for (int v = 0; v < t->n_values; v++)
+    a->weight[v] = t->values[v].op < 0 && (t->values[v].role == RFR_ROLE_TRAINABLE ||
+                                           (a->everything && t->values[v].role == RFR_ROLE_FROZEN));
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     bool any = false;
     for (int k = 0; k < op->n_in; k++) any = any || (op->in[k] >= 0 && a->influenced[op->in[k]]);
     if (op->def->code == RFI_OP_detach || op->def->code == RFI_OP_gradient) any = false;
+    if (a->everything && !op->def->grad) any = false;
     for (int j = 0; j < op->n_out; j++) {
       if (op->out[j] < 0) continue;
       a->influenced[op->out[j]] = any && is_float(t, op->out[j]);
@@ -126,17 +132,6 @@ static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_place a
   return rfr_trace_status(t);
 }
 
-static rfr_status report_frozen(autodiff *a, const rfi_opr *op) {
-  for (int k = 0; k < op->n_in; k++) {
-    if (op->in[k] < 0) continue;
-    const rfi_value *w = &a->r.from->values[op->in[k]];
-    if (w->role == RFR_ROLE_FROZEN && rfr_dtype_is_float(w->type.dtype))
-      RFI_TRY(rfi_report_line(a->report, "pruned: the gradient of %s in %s, it is frozen: -%lld bytes", w->name,
-                              op->def->name, (long long)rfi_count(&w->type) * 4));
-  }
-  return RFR_OK;
-}
-
 static rfr_status backward_op(autodiff *a, int i) {
   const rfr_trace *from = a->r.from;
   rfr_trace *t = a->r.to;
@@ -159,7 +154,6 @@ static rfr_status backward_op(autodiff *a, int i) {
     need[k] = op->in[k] >= 0 && a->influenced[op->in[k]] && a->needed[op->in[k]] && is_float(from, op->in[k]);
     any_need = any_need || need[k];
   }
-  RFI_TRY(report_frozen(a, op));
   if (!any_need) return RFR_OK;
   rfi_opr mapped = *op;
   mapped.in = in;
@@ -267,36 +261,59 @@ static rfr_status walk(autodiff *a, const rfr_trace *t) {
   return s;
 }
 
+/* Everything but the end of the new trace. */
+static rfr_status differentiate(autodiff *a, const rfr_trace *in) {
+  size_t n = (size_t)in->n_values + 1;
+  a->loss = RFR_NONE;
+  RFI_TRY(rfi_rewrite_begin(in, &a->r));
+  RFI_TRY(RFI_ALLOC(in->ctx, n, &a->influenced));
+  RFI_TRY(RFI_ALLOC(in->ctx, n, &a->needed));
+  RFI_TRY(RFI_ALLOC(in->ctx, n, &a->weight));
+  RFI_TRY(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &a->linear));
+  RFI_TRY(RFI_ALLOC(in->ctx, n * sizeof *a->seed, &a->seed));
+  RFI_TRY(RFI_ALLOC(in->ctx, n * sizeof *a->cotangent, &a->cotangent));
+  for (int v = 0; v < in->n_values; v++) a->cotangent[v] = RFR_NONE;
+  RFI_TRY(find_wanted(a, in));
+  if (a->loss >= 0) {
+    RFI_TRY(sweep(a, in));
+    find_roots(a, in);
+  }
+  return walk(a, in);
+}
+
+static void deinit(autodiff *a, rfr_ctx *ctx) {
+  if (a->r.map) rfi_rewrite_abort(&a->r);
+  rfi_free(ctx, a->influenced);
+  rfi_free(ctx, a->needed);
+  rfi_free(ctx, a->weight);
+  rfi_free(ctx, a->linear);
+  rfi_free(ctx, a->seed);
+  rfi_free(ctx, a->cotangent);
+}
+
+/* Walks again with frozen inputs wanted, and says what of that the first walk left out. A
+ * walk that fails, where a rule does not go so far, costs the report alone. */
+static rfr_status report_frozen(const autodiff *a, const rfr_trace *in, rfi_report *report) {
+  autodiff whole = {.everything = true};
+  bool any = false;
+  for (int i = 0; i < in->n_inputs; i++) any = any || rfi_is_frozen_float(in, in->inputs[i]);
+  if (a->loss < 0) return rfi_report_line(report, "no gradient is wanted: no backward");
+  if (!any) return RFR_OK;
+  rfr_status s = differentiate(&whole, in);
+  if (s == RFR_OK) s = rfi_report_pruned(&a->r, &whole.r, whole.cotangent, report);
+  else if (s != RFR_NO_MEMORY)
+    s = rfi_report_line(report, "pruned: how much is not known: %s", rfr_last_error()->message);
+  deinit(&whole, in->ctx);
+  return s;
+}
+
 rfr_status rfi_pass_autodiff(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   (void)o;
-  rfr_status s;
-  size_t n = (size_t)in->n_values + 1;
-  autodiff a = {.report = report, .loss = RFR_NONE};
+  autodiff a = {.everything = false};
   *out = NULL;
-  RFI_TRY(rfi_rewrite_begin(in, &a.r));
-  RFI_GOTO(RFI_ALLOC(in->ctx, n, &a.influenced));
-  RFI_GOTO(RFI_ALLOC(in->ctx, n, &a.needed));
-  RFI_GOTO(RFI_ALLOC(in->ctx, n, &a.weight));
-  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &a.linear));
-  RFI_GOTO(RFI_ALLOC(in->ctx, n * sizeof *a.seed, &a.seed));
-  RFI_GOTO(RFI_ALLOC(in->ctx, n * sizeof *a.cotangent, &a.cotangent));
-  for (int v = 0; v < in->n_values; v++) a.cotangent[v] = RFR_NONE;
-  RFI_GOTO(find_wanted(&a, in));
-  if (a.loss >= 0) {
-    RFI_GOTO(sweep(&a, in));
-    find_roots(&a, in);
-  }
-  RFI_GOTO(walk(&a, in));
-  s = rfi_rewrite_end(&a.r, out);
-  goto done;
-fail:
-  rfi_rewrite_abort(&a.r);
-done:
-  rfi_free(in->ctx, a.influenced);
-  rfi_free(in->ctx, a.needed);
-  rfi_free(in->ctx, a.weight);
-  rfi_free(in->ctx, a.linear);
-  rfi_free(in->ctx, a.seed);
-  rfi_free(in->ctx, a.cotangent);
+  rfr_status s = differentiate(&a, in);
+  if (s == RFR_OK) s = report_frozen(&a, in, report);
+  if (s == RFR_OK) s = rfi_rewrite_end(&a.r, out);
+  deinit(&a, in->ctx);
   return s;
 }

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What frozen inputs cost nothing for, counted for the report of autodiff.
+ */
+#ifndef RFI_FROZEN_H
+#define RFI_FROZEN_H
+
+#include "pass/pass.h"
+
+static inline bool rfi_is_frozen_float(const rfr_trace *t, rfr_value v) {
+  const rfi_value *x = &t->values[v];
+  return x->op < 0 && x->role == RFR_ROLE_FROZEN && rfr_dtype_is_float(x->type.dtype);
+}
+
+/* Compares two differentiated traces of one recorded trace, neither ended yet: `real`, and
+ * `whole`, where frozen inputs have gradients too (cotangent: per recorded value, RFR_NONE
+ * without one). One line for each gradient that only `whole` makes, followed by the values
+ * that only `whole` saves from forward to backward for it; then a line of totals. A value
+ * saved for several gradients is listed once, at the one that reads it first. */
+rfr_status rfi_report_pruned(const rfi_rewrite *real, const rfi_rewrite *whole, const rfr_value *cotangent,
+                             rfi_report *report);
+
+#endif
