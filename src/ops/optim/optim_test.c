@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The optimizer beyond the op matrix: the schedule's corners, updates that a skip leaves
+ * untouched bit for bit, bits that do not depend on the number of threads, options that
+ * are refused where they are given.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/cpu/cpu.h"
+#include "support/op_check.h"
+
+static void parse(const char *text, rfr_dtype type, rft_case *c) {
+  const char *wrong = rft_case_parse(text, type, c);
+  if (wrong) fail_msg("%s: %s", text, wrong);
+}
+
+static const rfi_kernel *kernel_of(const rft_case *c) {
+  const char *isas[3];
+  rft_isas(isas);
+  return rfi_cpu_kernel(isas[0], c->def->code);
+}
+
+/* ---- the schedule ---- */
+
+static double rate(const char *format, long long applied) {
+  char text[200];
+  rft_case c;
+  rft_run run;
+  snprintf(text, sizeof text, format, applied);
+  parse(text, RFR_F32, &c);
+  rft_run_init(&run, &c, RFT_DENSE, 0xFF, 0);
+  assert_null(rft_run_kernel(&run, kernel_of(&c), 1));
+  double lr = rft_get(&run.out_arg[0], 0);
+  rft_run_deinit(&run);
+  return lr;
+}
+
+static void test_schedule(void **state) {
+  const char *cosine = "lr_schedule(I[4]=0,%lld,1,0) kind=2 base=0.5 min=0.125 warmup=4 total=20 decay=0";
+  const char *linear = "lr_schedule(I[4]=0,%lld,1,0) kind=1 base=0.5 min=0.125 warmup=4 total=20 decay=0";
+  const char *wsd = "lr_schedule(I[4]=0,%lld,1,0) kind=3 base=0.5 min=0.125 warmup=4 total=20 decay=8";
+  const char *constant = "lr_schedule(I[4]=0,%lld,1,0) kind=0 base=0.5 min=0.125 warmup=4 total=0 decay=0";
+  const char *all[] = {cosine, linear, wsd, constant};
+  (void)state;
+  for (int i = 0; i < 4; i++) {
+    assert_float_equal(rate(all[i], 0), 0.125, 1e-7); /* never zero: the first step counts */
+    assert_float_equal(rate(all[i], 1), 0.25, 1e-7);
+    assert_float_equal(rate(all[i], 3), 0.5, 1e-7); /* warm */
+    assert_float_equal(rate(all[i], 4), 0.5, 1e-7);
+    assert_float_equal(rate(all[i], 20), i < 3 ? 0.125 : 0.5, 1e-7);
+    assert_float_equal(rate(all[i], 1000000), i < 3 ? 0.125 : 0.5, 1e-7);
+  }
+  assert_float_equal(rate(cosine, 12), 0.3125, 1e-7); /* half way, half between */
+  assert_float_equal(rate(linear, 8), 0.40625, 1e-7);
+  assert_float_equal(rate(wsd, 12), 0.5, 1e-7); /* the last constant step */
+  assert_float_equal(rate(wsd, 16), 0.3125, 1e-7);
+}
+
+/* ---- bits ---- */
+
+static void assert_same_bits_over_threads(const char *text, rfr_dtype type) {
+  rft_case c;
+  rft_run one;
+  parse(text, type, &c);
+  rft_run_init(&one, &c, RFT_DENSE, 0xFF, 0);
+  assert_null(rft_run_kernel(&one, kernel_of(&c), 1));
+  for (int threads = 2; threads < 6; threads++) {
+    rft_run more;
+    rft_run_init(&more, &c, RFT_DENSE, 0x11, 0);
+    assert_null(rft_run_kernel(&more, kernel_of(&c), threads));
+    for (int j = 0; j < c.def->n_results; j++)
+      if (one.out_arg[j].data)
+        assert_memory_equal(one.out_arg[j].data, more.out_arg[j].data, (size_t)rfi_bytes(&one.out_arg[j].type));
+    rft_run_deinit(&more);
+  }
+  rft_run_deinit(&one);
+}
+
+static void test_threads(void **state) {
+  (void)state;
+  assert_same_bits_over_threads("grad_norm(f[67,1031], F[3], f[7,7919], f[0,2])", RFR_F32);
+  assert_same_bits_over_threads("grad_norm(f[67,1031], F[3], f[7,7919], f[0,2])", RFR_BF16);
+  assert_same_bits_over_threads(
+      "adamw(f[67,1031], f[67,1031], f[67,1031], F[67,1031]>0, F[67,1031], F[1]=0.01, F[1]=0.7, i[1]=0, I[4]=9,8,1,1) "
+      "beta1=0.9 beta2=0.95 eps=1e-08 decay=0.1 lr_scale=2",
+      RFR_BF16);
+}
+
+/* With skip set no byte of any state changes, not even through a widening and narrowing. */
+static void test_skip(void **state) {
+  static const char *const texts[] = {
+      "adamw(f[7,131], f[7,131], f[7,131], f[7,131]>0, F[7,131], F[1]=0.01, F[1]=1, i[1]=1, I[4]=9,7,1,2) beta1=0.9 "
+      "beta2=0.95 eps=1e-08 decay=0.1 lr_scale=1",
+      "sgd(f[7,131], f[7,131], f[7,131], F[7,131], F[1]=0.1, _, i[1]=1) momentum=0.9 decay=0.1 lr_scale=1"};
+  (void)state;
+  for (int k = 0; k < 2; k++) {
+    rft_case c;
+    rft_run before, after;
+    parse(texts[k], RFR_BF16, &c);
+    rft_run_init(&before, &c, RFT_DENSE, 0xFF, 0);
+    rft_run_init(&after, &c, RFT_DENSE, 0xFF, 0);
+    for (int i = 1; i < c.n_in; i++) /* a skipped step's gradient is not finite */
+      if (i == 1) rft_set(&after.in_arg[i], 5, NAN);
+    assert_null(rft_run_kernel(&after, kernel_of(&c), 2));
+    for (int i = 0; i < c.n_in; i++)
+      if (i != 1 && before.in_arg[i].data)
+        assert_memory_equal(before.in_arg[i].data, after.in_arg[i].data, (size_t)rfi_bytes(&before.in_arg[i].type));
+    rft_run_deinit(&before);
+    rft_run_deinit(&after);
+  }
+}
+
+/* A weight with a master copy is the master's rounding, whatever it was before. */
+static void test_master(void **state) {
+  rft_case c;
+  rft_run run;
+  (void)state;
+  parse("adamw(f[1031], F[1031], F[1031], F[1031]>0, F[1031], F[1]=0.003, _, i[1]=0, I[4]=0,0,1,0) beta1=0.9 "
+        "beta2=0.999 eps=1e-06 decay=0.01 lr_scale=0.5",
+        RFR_BF16, &c);
+  rft_run_init(&run, &c, RFT_DENSE, 0xFF, 0);
+  assert_null(rft_run_kernel(&run, kernel_of(&c), 1));
+  for (int64_t i = 0; i < 1031; i++) {
+    float master = (float)rft_get(&run.out_arg[3], i);
+    assert_true(rft_get(&run.out_arg[0], i) == rfr_float_from_bits(RFR_BF16, rfr_float_to_bits(RFR_BF16, master)));
+  }
+  rft_run_deinit(&run);
+}
+
+static void test_norm_not_finite(void **state) {
+  static const double bad[] = {NAN, INFINITY, -INFINITY};
+  (void)state;
+  for (int k = 0; k < 3; k++) {
+    rft_case c;
+    rft_run run;
+    parse("grad_norm(f[31], f[5,1031])", RFR_BF16, &c);
+    rft_run_init(&run, &c, RFT_DENSE, 0xFF, 0);
+    rft_set(&run.in_arg[1], 4099, bad[k]);
+    assert_null(rft_run_kernel(&run, kernel_of(&c), 2));
+    assert_int_equal(rft_get(&run.out_arg[1], 0), 1);
+    rft_run_deinit(&run);
+  }
+}
+
+/* ---- recording ---- */
+
+static void refused(rfr_ctx *ctx, void (*record)(rfr_trace *t, rfr_value step), const char *why) {
+  rfr_trace *t;
+  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+  record(t, rfr_step_block(t));
+  assert_int_equal(rfr_trace_finish(t), RFR_INVALID);
+  assert_non_null(strstr(rfr_last_error()->message, why));
+  rfr_trace_destroy(t);
+}
+static void schedule_with(rfr_trace *t, rfr_value step, rfr_lr_options o) { rfr_lr_schedule(t, step, &o); }
+static void without_total(rfr_trace *t, rfr_value step) {
+  rfr_lr_options o = rfr_lr_options_default();
+  o.kind = RFR_LR_COSINE;
+  schedule_with(t, step, o);
+}
+static void decay_too_long(rfr_trace *t, rfr_value step) {
+  rfr_lr_options o = rfr_lr_options_default();
+  o.kind = RFR_LR_WSD;
+  o.warmup = 10;
+  o.total = 20;
+  o.decay = 11;
+  schedule_with(t, step, o);
+}
+static void negative_rate(rfr_trace *t, rfr_value step) {
+  rfr_lr_options o = rfr_lr_options_default();
+  o.base = -1;
+  schedule_with(t, step, o);
+}
+static void no_size(rfr_trace *t, rfr_value step) { schedule_with(t, step, (rfr_lr_options){.base = 1}); }
+static void negative_clip(rfr_trace *t, rfr_value step) {
+  (void)step;
+  rfr_clip_scale(t, rfr_input(t, "norm", RFR_ROLE_INPUT, RFR_F32, 1, (int64_t[]){1}), -1);
+}
+static void beta_of_one(rfr_trace *t, rfr_value step) {
+  rfr_adamw_options o = rfr_adamw_options_default();
+  o.beta2 = 1;
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 1, (int64_t[]){3});
+  rfr_adamw(t, w, w, w, w, RFR_NONE, w, RFR_NONE, RFR_NONE, step, &o);
+}
+static void other_shape(rfr_trace *t, rfr_value step) {
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 1, (int64_t[]){3});
+  rfr_value m = rfr_input(t, "m", RFR_ROLE_STATE, RFR_F32, 1, (int64_t[]){3});
+  rfr_value v = rfr_input(t, "v", RFR_ROLE_STATE, RFR_F32, 1, (int64_t[]){4});
+  rfr_adamw(t, w, w, m, v, RFR_NONE, rfr_lr_schedule(t, step, NULL), RFR_NONE, RFR_NONE, step, NULL);
+}
+
+static void test_refused(void **state) {
+  rfr_ctx *ctx;
+  (void)state;
+  assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
+  refused(ctx, without_total, "total must be more than warmup");
+  refused(ctx, decay_too_long, "decay must fit");
+  refused(ctx, negative_rate, "at least 0");
+  refused(ctx, no_size, "version");
+  refused(ctx, negative_clip, "at least 0");
+  refused(ctx, beta_of_one, "beta");
+  refused(ctx, other_shape, "moments");
+  rfr_ctx_destroy(ctx);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_schedule), cmocka_unit_test(test_threads),         cmocka_unit_test(test_skip),
+      cmocka_unit_test(test_master),   cmocka_unit_test(test_norm_not_finite), cmocka_unit_test(test_refused)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
