@@ -26,6 +26,13 @@ extern "C" {
 
 typedef struct rfr_programs rfr_programs;
 
+/* What becomes of values that the backward reads and that rfr_set_recompute left at auto. */
+typedef enum rfr_recompute {
+  RFR_RECOMPUTE_KEEP, /* all are kept */
+  RFR_RECOMPUTE_ALL,  /* whatever lowers the peak is made again */
+  RFR_RECOMPUTE_AUTO, /* as much is made again, cheapest first, as the budget demands */
+} rfr_recompute;
+
 typedef struct rfr_compile_options {
   size_t size;
   int64_t budget;      /* bytes of the whole arena; 0: no limit. More is an error naming the peak */
@@ -35,6 +42,7 @@ typedef struct rfr_compile_options {
   int debug;           /* 1: every value has its own guarded allocation, what is not live is
                           poisoned, every result is checked for NaN */
   int keep_traces;     /* 1: rfr_programs_trace can give the trace after each pass */
+  rfr_recompute recompute; /* default: keep. Never changes a bit of any result */
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
 
@@ -90,13 +98,26 @@ RFR_API int64_t rfr_programs_touched_bytes(const rfr_programs *p);
 /* Errors: debug.overrun if a byte behind the arena was ever written. */
 RFR_API rfr_status rfr_programs_check(const rfr_programs *p);
 
-/* The trace of a program after a pass ("record", "autodiff", "fuse", "prune", "lower");
- * NULL if it was not kept. Borrowed. */
+/* The trace of a program after a pass ("record", "autodiff", "prune", "fuse", "recompute",
+ * "lower"); NULL if it was not kept. Borrowed. */
 RFR_API const rfr_trace *rfr_program_trace(const rfr_programs *p, int program, const char *pass);
 /* What a pass decided, one line per decision with its reason. NULL for an unknown pass. */
 RFR_API const char *rfr_program_report(const rfr_programs *p, int program, const char *pass);
 /* Floating-point operations of one run, counting a multiply-add as two. */
 RFR_API double rfr_program_flops(const rfr_programs *p, int program);
+
+/* One trade of memory against work. */
+typedef struct rfr_frontier_point {
+  int64_t planned_bytes; /* the arena; a budget of so many bytes is enough */
+  double extra_flops;    /* per run, against recomputing nothing, a multiply-add as two */
+  double extra_bytes;    /* read and written by what is recomputed, per run */
+  int recomputed;        /* ops made again */
+} rfr_frontier_point;
+/* The trades that RFR_RECOMPUTE_AUTO chooses from for this program, largest arena first;
+ * the last is the smallest budget that works. Fills at most `max` (2 or more) points, *n
+ * gets their number. Plans each one: for tools, not for every step. Errors: argument, when
+ * the traces were not kept. */
+RFR_API rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point *points, int max, int *n);
 
 #ifdef __cplusplus
 }

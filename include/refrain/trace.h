@@ -103,6 +103,19 @@ RFR_API void rfr_scope(rfr_trace *t, const char *scope);
 RFR_API void rfr_microbatch(rfr_trace *t, int microbatch);
 /* Phase of the ops recorded from now. Starts as RFR_PHASE_FORWARD. */
 RFR_API void rfr_set_phase(rfr_trace *t, rfr_phase phase);
+/* What the recompute pass may do with the results of the ops recorded from now: keep them
+ * for the backward, make them again where that lowers the peak, or as the compile options
+ * say. Starts as RFR_POLICY_AUTO. */
+#define RFR_POLICIES(X)        \
+  X(RFR_POLICY_AUTO, "auto")   \
+  X(RFR_POLICY_KEEP, "keep")   \
+  X(RFR_POLICY_RECOMPUTE, "recompute")
+typedef enum rfr_policy {
+#define RFR_POLICY_ENUM(e, name) e,
+  RFR_POLICIES(RFR_POLICY_ENUM)
+#undef RFR_POLICY_ENUM
+} rfr_policy;
+RFR_API void rfr_set_recompute(rfr_trace *t, rfr_policy policy);
 
 /* Type of a value; shape has RFR_MAX_RANK entries. All zero for RFR_NONE. */
 typedef struct rfr_type {

@@ -10,6 +10,7 @@
 #include "backend/cpu/library.h"
 #include "base/base.h"
 #include "exec/exec.h"
+#include "ops/cost.h"
 #include "ops/loss/head.h"
 
 static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
@@ -42,42 +43,65 @@ static rfr_status bind_head(rfr_programs *p, rfi_call *call) {
   return RFR_OK;
 }
 
+/* Fills the call of op i, whose operands and results are described in args, and asks its
+ * kernel for the workspace. */
+static rfr_status bind_op(rfr_programs *p, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
+  const rfi_opr *op = &t->ops[i];
+  const rfi_kernel *kernel = rfi_cpu_kernel(rfi_ctx_isa(p->ctx), op->def->code);
+  if (!kernel)
+    return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on the CPU",
+                       op->def->name, op->scope[0] ? ", in " : "", op->scope);
+  for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
+  for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
+  *b = (rfi_bound){.op = i, .run = kernel->run};
+  b->call = (rfi_call){.n_in = op->n_in,
+                       .n_out = op->n_out,
+                       .in = args,
+                       .out = args + op->n_in,
+                       .attr = op->attr,
+                       .microbatch = op->microbatch,
+                       .threads = rfi_ctx_threads(p->ctx)};
+  rfi_kernel_fn library = NULL;
+  size_t scratch = 0;
+  RFI_TRY(rfi_cpu_library_bind(p->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
+  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(p, &b->call));
+  if (library) b->run = library;
+  else scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
+  b->workspace = (int64_t)scratch;
+  return RFR_OK;
+}
+
 rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
   const rfr_trace *t = program->trace;
-  const char *isa = rfi_ctx_isa(p->ctx);
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *program->bound * (size_t)(t->n_ops + 1), &program->bound));
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->flags & RFI_VIEW) continue;
-    const rfi_kernel *kernel = rfi_cpu_kernel(isa, op->def->code);
-    if (!kernel)
-      return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on the CPU",
-                         op->def->name, op->scope[0] ? ", in " : "", op->scope);
-    rfi_bound *b = &program->bound[program->n_bound++];
     rfi_arg *args = rfi_arena_alloc(p->strings, sizeof *args * (size_t)(op->n_in + op->n_out + 1));
     if (!args) return RFR_NO_MEMORY;
-    for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
-    for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
-    b->op = i;
-    b->run = kernel->run;
-    b->call = (rfi_call){.n_in = op->n_in,
-                         .n_out = op->n_out,
-                         .in = args,
-                         .out = args + op->n_in,
-                         .attr = op->attr,
-                         .microbatch = op->microbatch,
-                         .threads = rfi_ctx_threads(p->ctx)};
-    rfi_kernel_fn library = NULL;
-    size_t scratch = 0;
-    RFI_TRY(rfi_cpu_library_bind(p->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
-    if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(p, &b->call));
-    if (library) b->run = library;
-    else scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
-    b->workspace = (int64_t)scratch;
-    program->flops += rfi_call_flops(op->def->code, &b->call);
+    RFI_TRY(bind_op(p, t, i, args, &program->bound[program->n_bound]));
+    program->n_bound++;
+    program->flops += rfi_op_cost(t, op).flops;
     if (op->phase == RFR_PHASE_LOAD) program->n_load = program->n_bound;
   }
   return RFR_OK;
+}
+
+rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *bytes) {
+  rfr_programs *p = programs;
+  rfi_arg *args;
+  int most = 0;
+  for (int i = 0; i < t->n_ops; i++)
+    if (t->ops[i].n_in + t->ops[i].n_out > most) most = t->ops[i].n_in + t->ops[i].n_out;
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *args * (size_t)(most + 1), &args));
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < t->n_ops && s == RFR_OK; i++) {
+    rfi_bound b = {0};
+    if (!(t->ops[i].def->flags & RFI_VIEW)) s = bind_op(p, t, i, args, &b);
+    bytes[i] = b.workspace;
+  }
+  rfi_free(p->ctx, args);
+  return s;
 }
 
 void rfi_bind_addresses(rfr_programs *p, rfi_program *program) {
@@ -99,31 +123,5 @@ void rfi_bind_addresses(rfr_programs *p, rfi_program *program) {
     if (w->value != RFR_NONE) continue;
     for (k = 0; k < program->n_bound && program->bound[k].op != w->first;) k++;
     program->bound[k].call.workspace = p->arena + transient + w->offset;
-  }
-}
-
-/* A multiply-add counts as two. Attention counts every pair of rows, masked or not, once
- * halved for causal: documents are values, not shapes. */
-double rfi_call_flops(rfi_opcode code, const rfi_call *c) {
-  const rfr_type *x = &c->in[0].type;
-  switch (code) {
-    case RFI_OP_matmul: {
-      int r = x->rank;
-      double k = (double)x->shape[c->attr[0].i ? r - 2 : r - 1];
-      return 2 * k * (double)rfi_count(&c->out[0].type);
-    }
-    case RFI_OP_matmul_scaled: return 2 * (double)x->shape[1] * (double)rfi_count(&c->out[0].type);
-    case RFI_OP_linear_cross_entropy: {
-      double product = 2 * (double)rfi_count(x) * (double)c->in[1].type.shape[0];
-      return product * (1 + (c->out[1].data != NULL) + (c->out[2].data != NULL));
-    }
-    case RFI_OP_attention:
-    case RFI_OP_attention_bwd: {
-      const rfr_type *q = &c->in[code == RFI_OP_attention_bwd].type;
-      double pairs = (double)q->shape[0] * (double)q->shape[0] * (c->attr[1].i ? 0.5 : 1);
-      double products = code == RFI_OP_attention ? 2 : 5;
-      return 2 * products * pairs * (double)(q->shape[1] * q->shape[2]);
-    }
-    default: return 0;
   }
 }

@@ -46,13 +46,17 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
 
 /* ---- one program ---- */
 
-static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
-  rfi_pass_options o = {.fuse = p->options.fuse,
-                        .prune = p->options.prune,
-                        .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : 1024};
-  RFI_TRY(rfi_pipeline_run(recorded, &o, &g->pipeline));
+static rfi_pass_options pass_options(rfr_programs *p) {
+  return (rfi_pass_options){.fuse = p->options.fuse,
+                            .prune = p->options.prune,
+                            .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : 1024,
+                            .recompute = p->options.recompute,
+                            .workspace = rfi_bind_workspaces,
+                            .user = p};
+}
+
+static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
   g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
-  RFI_TRY(add_inputs(p, g));
   RFI_TRY(rfi_bind_kernels(p, g));
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->graph.node * (size_t)(g->n_bound + 1), &g->graph.node));
   int64_t *workspace;
@@ -60,9 +64,53 @@ static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *
   for (int i = 0; i < g->n_bound; i++) workspace[g->bound[i].op] = g->bound[i].workspace;
   rfr_status s = rfi_plan_make(g->trace, workspace, &g->plan);
   rfi_free(p->ctx, workspace);
-  RFI_TRY(s);
-  int64_t transient = p->options.debug ? rfi_debug_layout(&g->plan) : g->plan.bytes;
-  if (transient > p->transient_bytes) p->transient_bytes = transient;
+  return s;
+}
+
+static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
+  rfi_pass_options o = pass_options(p);
+  RFI_TRY(rfi_pipeline_run(recorded, &o, &g->pipeline));
+  g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
+  RFI_TRY(add_inputs(p, g));
+  return bind_and_plan(p, g);
+}
+
+/* ---- the budget ---- */
+
+static int64_t load_bytes(const rfi_program *g) {
+  const rfr_trace *t = g->trace;
+  int64_t bytes = 0;
+  for (rfr_value v = 0; v < t->n_values; v++)
+    if (t->values[v].base == v && t->values[v].op >= 0 && t->ops[t->values[v].op].phase == RFR_PHASE_LOAD)
+      bytes += rfi_storage_bytes(&t->values[v].type);
+  return bytes;
+}
+
+static int64_t all_persistent_bytes(const rfr_programs *p) {
+  int64_t bytes = p->persistent_bytes;
+  for (int i = 0; i < p->n; i++) bytes += load_bytes(&p->program[i]);
+  return bytes;
+}
+
+/* Programs share the step-scoped part: each of those that do not fit beside the persistent
+ * bytes recomputes as much as it must. One that cannot ends at its smallest plan. */
+static rfr_status meet_budget(rfr_programs *p) {
+  int64_t room = p->options.budget - all_persistent_bytes(p);
+  rfi_pass_options o = pass_options(p);
+  o.budget = room > 0 ? room : 1;
+  for (int i = 0; i < p->n; i++) {
+    rfi_program *g = &p->program[i];
+    if (g->plan.bytes <= room) continue;
+    rfi_free(p->ctx, g->bound);
+    rfi_free(p->ctx, g->graph.node);
+    rfi_plan_deinit(&g->plan);
+    g->bound = NULL;
+    g->graph.node = NULL;
+    g->n_bound = g->n_load = 0;
+    g->flops = 0;
+    RFI_TRY(rfi_pipeline_redo(&g->pipeline, "recompute", &o));
+    RFI_TRY(bind_and_plan(p, g));
+  }
   return RFR_OK;
 }
 
@@ -83,6 +131,13 @@ static void place_loads(rfr_programs *p, rfi_program *g) {
 }
 
 static rfr_status allocate(rfr_programs *p) {
+  bool demand = p->options.recompute == RFR_RECOMPUTE_AUTO && p->options.budget > 0;
+  if (demand) RFI_TRY(meet_budget(p));
+  for (int i = 0; i < p->n; i++) {
+    rfi_plan *plan = &p->program[i].plan;
+    int64_t transient = p->options.debug ? rfi_debug_layout(plan) : plan->bytes;
+    if (transient > p->transient_bytes) p->transient_bytes = transient;
+  }
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->offset * (size_t)(g->trace->n_values + 1), &g->offset));
@@ -91,9 +146,10 @@ static rfr_status allocate(rfr_programs *p) {
   p->arena_bytes = p->persistent_bytes + p->transient_bytes;
   if (p->options.budget > 0 && p->arena_bytes > p->options.budget)
     return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
-                    "the plan needs %lld bytes (%lld persistent, %lld for the step), the budget is %lld",
-                    (long long)p->arena_bytes, (long long)p->persistent_bytes, (long long)p->transient_bytes,
-                    (long long)p->options.budget);
+                    "the plan needs %lld bytes%s (%lld persistent, %lld for the step), the budget is %lld",
+                    (long long)p->arena_bytes,
+                    demand ? ", the smallest budget that works, with all recomputed that lowers the peak" : "",
+                    (long long)p->persistent_bytes, (long long)p->transient_bytes, (long long)p->options.budget);
   RFI_TRY(RFI_ALLOC(p->ctx, (size_t)p->arena_bytes + RFI_GUARD, &p->arena));
   /* a known pattern, so that what is never touched shows; inputs start as zeros */
   memset(p->arena + p->persistent_bytes, RFI_PATTERN, (size_t)p->transient_bytes + RFI_GUARD);
@@ -282,4 +338,22 @@ const char *rfr_program_report(const rfr_programs *p, int program, const char *p
 
 double rfr_program_flops(const rfr_programs *p, int program) {
   return program < 0 || program >= p->n ? 0 : p->program[program].flops;
+}
+
+rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point *points, int max, int *n) {
+  const rfi_program *g;
+  int64_t others = 0;
+  *n = 0;
+  RFI_TRY(get(p, program, &g));
+  const rfi_stage *stage = find_stage(p, program, "fuse");
+  if (!stage || !stage->trace) return rfi_fail(RFI_E_ARGUMENT, "the traces of program \"%s\" were not kept", g->name);
+  for (int i = 0; i < p->n; i++)
+    if (i != program && p->program[i].plan.bytes > others) others = p->program[i].plan.bytes;
+  rfi_pass_options o = pass_options(p);
+  RFI_TRY(rfi_recompute_frontier(stage->trace, &o, points, max, n));
+  for (int i = 0; i < *n; i++) {
+    int64_t step = points[i].planned_bytes > others ? points[i].planned_bytes : others;
+    points[i].planned_bytes = p->persistent_bytes + step;
+  }
+  return RFR_OK;
 }

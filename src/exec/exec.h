@@ -68,8 +68,8 @@ struct rfr_programs {
 rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program);
 /* Writes the addresses that the plan gives. */
 void rfi_bind_addresses(rfr_programs *p, rfi_program *program);
-/* Floating-point operations of one call. */
-double rfi_call_flops(rfi_opcode code, const rfi_call *call);
+/* Workspace of each op's kernel, bytes[n_ops]; for passes, as rfi_pass_options wants it. */
+rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *bytes);
 
 /* ---- debug.c ---- */
 /* Runs bound ops [first, last) with a check after each: finite results, guards, poison. */

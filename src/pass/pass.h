@@ -3,12 +3,13 @@
  * Passes: each reads one trace and writes another, with a report that gives a reason
  * for every decision. A pass never changes its input.
  *
- * In order (pipeline.c): autodiff -> prune -> fuse -> lower; then plan.
+ * In order (pipeline.c): autodiff -> prune -> fuse -> recompute -> lower; then plan.
  */
 #ifndef RFI_PASS_H
 #define RFI_PASS_H
 
 #include "base/base.h"
+#include "refrain/program.h"
 #include "trace/trace.h"
 
 /* What a pass did, one line per decision. */
@@ -24,6 +25,7 @@ typedef struct rfi_rewrite {
   const rfr_trace *from;
   rfr_trace *to;
   rfr_value *map; /* from's value -> to's value; RFR_NONE while not copied */
+  int *op_map;    /* from's op -> to's op; -1 while, or where, it has none of its own */
 } rfi_rewrite;
 
 /* Starts a new trace with all inputs of `from`, in order. */
@@ -31,9 +33,11 @@ rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r);
 /* Copies op i with its operands mapped; dead (may be NULL) marks results to leave out
  * besides those that are dead already. */
 rfr_status rfi_rewrite_op(rfi_rewrite *r, int i, const bool *dead);
-/* The same with operands, label and reason given in `proto`; its results take the place of
- * op i's results, one by one. */
+/* The same with operands, label and reason given in `proto` (clone_of: an op of `from`);
+ * its results take the place of op i's results, one by one. */
 rfr_status rfi_rewrite_as(rfi_rewrite *r, int i, const rfi_opr *proto, const bool *dead);
+/* Appends an op that stands for none of `from`; operands and clone_of are of `to`. */
+rfr_status rfi_rewrite_new(rfi_rewrite *r, const rfi_opr *proto, const bool *dead, rfr_value *out);
 /* Maps the outputs, verifies, hands the new trace over. */
 rfr_status rfi_rewrite_end(rfi_rewrite *r, rfr_trace **out);
 /* After an error: frees everything. */
@@ -53,14 +57,26 @@ rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out);
 typedef struct rfi_pass_options {
   bool fuse, prune;
   int64_t loss_chunk; /* rows of logits at a time in a fused LM head */
+  rfr_recompute recompute;
+  int64_t budget; /* of `auto`: step-scoped bytes of the plan, workspaces included; 0: no limit */
+  /* Fills bytes[i] with the workspace of op i's kernel; NULL: none has any. */
+  rfr_status (*workspace)(void *user, const rfr_trace *t, int64_t *bytes);
+  void *user;
 } rfi_pass_options;
 
 rfr_status rfi_pass_autodiff(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_prune(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Removes what no output and no effect needs; used by prune and, last of all, by lower. */
 rfr_status rfi_dce(const rfr_trace *in, rfi_report *report, rfr_trace **out);
+
+/* What less memory costs: from nothing recomputed to the smallest plan there is, peaks
+ * descending, extra work ascending; planned_bytes are step-scoped ones. `in` is the trace
+ * after fuse. At most `max` (2 or more) points; *n gets their number. */
+rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o, rfr_frontier_point *points, int max,
+                                  int *n);
 
 /* ---- the pipeline ---- */
 
@@ -70,7 +86,7 @@ typedef struct rfi_stage {
   rfi_report report;
   int64_t peak; /* most step-scoped bytes live at once */
 } rfi_stage;
-enum { RFI_STAGES = 5 };
+enum { RFI_STAGES = 6 };
 typedef struct rfi_pipeline {
   rfr_ctx *ctx;
   rfi_stage stage[RFI_STAGES];
@@ -78,6 +94,8 @@ typedef struct rfi_pipeline {
 } rfi_pipeline;
 /* Runs all passes over `recorded`; the stages keep every trace. */
 rfr_status rfi_pipeline_run(const rfr_trace *recorded, const rfi_pass_options *o, rfi_pipeline *p);
+/* Runs `pass` and all after it once more, with other options. After an error: deinit. */
+rfr_status rfi_pipeline_redo(rfi_pipeline *p, const char *pass, const rfi_pass_options *o);
 void rfi_pipeline_deinit(rfi_pipeline *p);
 
 #endif

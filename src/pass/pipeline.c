@@ -3,6 +3,8 @@
  * The passes in their order. Every stage keeps its trace and report, so that any of them
  * can be printed and compared.
  */
+#include <string.h>
+
 #include "pass/pass.h"
 #include "trace/live.h"
 
@@ -10,10 +12,8 @@ static const struct {
   const char *name;
   rfr_status (*run)(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 } passes[] = {
-    {"autodiff", rfi_pass_autodiff},
-    {"prune", rfi_pass_prune},
-    {"fuse", rfi_pass_fuse},
-    {"lower", rfi_pass_lower},
+    {"autodiff", rfi_pass_autodiff},   {"prune", rfi_pass_prune}, {"fuse", rfi_pass_fuse},
+    {"recompute", rfi_pass_recompute}, {"lower", rfi_pass_lower},
 };
 _Static_assert(sizeof passes / sizeof *passes + 1 == RFI_STAGES,
                "a stage for each pass and one for the recorded trace");
@@ -28,6 +28,19 @@ static rfr_status peak_of(const rfr_trace *t, int64_t *peak) {
   return RFR_OK;
 }
 
+static rfr_status run_passes(const rfi_pass_options *o, rfi_pipeline *p) {
+  for (; p->n < RFI_STAGES; p->n++) {
+    rfi_stage *before = &p->stage[p->n - 1], *stage = &p->stage[p->n];
+    stage->pass = passes[p->n - 1].name;
+    RFI_TRY(passes[p->n - 1].run(before->trace, o, &stage->report, &stage->trace));
+    RFI_TRY(peak_of(stage->trace, &stage->peak));
+    RFI_TRY(rfi_report_line(&stage->report, "%s: %d ops before, %d after; peak of live bytes %lld before, %lld after",
+                            stage->pass, before->trace->n_ops, stage->trace->n_ops, (long long)before->peak,
+                            (long long)stage->peak));
+  }
+  return RFR_OK;
+}
+
 rfr_status rfi_pipeline_run(const rfr_trace *recorded, const rfi_pass_options *o, rfi_pipeline *p) {
   rfr_status s;
   *p = (rfi_pipeline){.ctx = recorded->ctx};
@@ -37,19 +50,24 @@ rfr_status rfi_pipeline_run(const rfr_trace *recorded, const rfi_pass_options *o
   p->n = 1;
   RFI_GOTO(rfi_copy_trace(recorded, &p->stage[0].trace));
   RFI_GOTO(peak_of(p->stage[0].trace, &p->stage[0].peak));
-  for (; p->n < RFI_STAGES; p->n++) {
-    rfi_stage *before = &p->stage[p->n - 1], *stage = &p->stage[p->n];
-    stage->pass = passes[p->n - 1].name;
-    RFI_GOTO(passes[p->n - 1].run(before->trace, o, &stage->report, &stage->trace));
-    RFI_GOTO(peak_of(stage->trace, &stage->peak));
-    RFI_GOTO(rfi_report_line(&stage->report, "%s: %d ops before, %d after; peak of live bytes %lld before, %lld after",
-                             stage->pass, before->trace->n_ops, stage->trace->n_ops, (long long)before->peak,
-                             (long long)stage->peak));
-  }
+  RFI_GOTO(run_passes(o, p));
   return RFR_OK;
 fail:
   rfi_pipeline_deinit(p);
   return s;
+}
+
+rfr_status rfi_pipeline_redo(rfi_pipeline *p, const char *pass, const rfi_pass_options *o) {
+  int first = 1;
+  while (first < p->n && strcmp(p->stage[first].pass, pass) != 0) first++;
+  for (int i = first; i < p->n; i++) {
+    rfi_stage *stage = &p->stage[i];
+    rfr_trace_destroy(stage->trace);
+    rfi_string_deinit(&stage->report.text);
+    *stage = (rfi_stage){.report = {.text = {.ctx = p->ctx}}};
+  }
+  p->n = first;
+  return run_passes(o, p);
 }
 
 void rfi_pipeline_deinit(rfi_pipeline *p) {

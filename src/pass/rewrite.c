@@ -26,6 +26,8 @@ rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r) {
   RFI_GOTO(rfr_trace_create(from->ctx, &r->to));
   RFI_GOTO(RFI_ALLOC(from->ctx, sizeof *r->map * (size_t)(from->n_values + 1), &r->map));
   for (int v = 0; v < from->n_values; v++) r->map[v] = RFR_NONE;
+  RFI_GOTO(RFI_ALLOC(from->ctx, sizeof *r->op_map * (size_t)(from->n_ops + 1), &r->op_map));
+  for (int i = 0; i < from->n_ops; i++) r->op_map[i] = -1;
   for (int i = 0; i < from->n_inputs; i++) {
     const rfi_value *x = &from->values[from->inputs[i]];
     r->map[from->inputs[i]] =
@@ -42,8 +44,10 @@ fail:
 void rfi_rewrite_abort(rfi_rewrite *r) {
   rfr_trace_destroy(r->to);
   rfi_free(r->from->ctx, r->map);
+  rfi_free(r->from->ctx, r->op_map);
   r->to = NULL;
   r->map = NULL;
+  r->op_map = NULL;
 }
 
 /* Strings of the old trace die with it. */
@@ -55,12 +59,19 @@ static rfr_status own_strings(rfr_trace *t, rfi_opr *op) {
   return RFR_OK;
 }
 
+rfr_status rfi_rewrite_new(rfi_rewrite *r, const rfi_opr *proto, const bool *dead, rfr_value *out) {
+  rfi_opr op = *proto;
+  RFI_TRY(own_strings(r->to, &op));
+  return rfi_append(r->to, &op, dead, out);
+}
+
 rfr_status rfi_rewrite_as(rfi_rewrite *r, int i, const rfi_opr *proto, const bool *dead) {
   const rfi_opr *old = &r->from->ops[i];
   rfi_opr op = *proto;
   rfr_value out[RFI_MAX_NAMES];
-  RFI_TRY(own_strings(r->to, &op));
-  RFI_TRY(rfi_append(r->to, &op, dead, out));
+  if (op.clone_of >= 0) op.clone_of = r->op_map[op.clone_of];
+  RFI_TRY(rfi_rewrite_new(r, &op, dead, out));
+  r->op_map[i] = r->to->n_ops - 1;
   for (int j = 0; j < old->n_out; j++) {
     if (old->out[j] < 0 || j >= op.def->n_results || out[j] < 0) continue;
     r->map[old->out[j]] = out[j];

@@ -23,8 +23,8 @@ static bool values_equal(const rfi_value *a, const rfi_value *b) {
 
 static bool ops_equal(const rfi_opr *a, const rfi_opr *b) {
   if (a->def != b->def || a->n_in != b->n_in || a->n_out != b->n_out || a->phase != b->phase ||
-      a->microbatch != b->microbatch || a->token_in != b->token_in || a->clone_of != b->clone_of ||
-      strcmp(a->scope, b->scope) != 0 || !places_equal(a->at, b->at))
+      a->policy != b->policy || a->microbatch != b->microbatch || a->token_in != b->token_in ||
+      a->clone_of != b->clone_of || strcmp(a->scope, b->scope) != 0 || !places_equal(a->at, b->at))
     return false;
   return memcmp(a->in, b->in, sizeof *a->in * (size_t)a->n_in) == 0 &&
          memcmp(a->out, b->out, sizeof *a->out * (size_t)a->n_out) == 0 &&

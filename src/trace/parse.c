@@ -245,6 +245,10 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, int32_t *token) {
       RFI_TRY(take_int32(q, token));
     } else if (KEY("clone_of")) {
       RFI_TRY(take_int32(q, &op->clone_of));
+    } else if (KEY("policy")) {
+      int policy = take_name(q, rfi_policy_name, RFR_POLICY_RECOMPUTE + 1);
+      if (policy < 0) return bad(q, "unknown policy");
+      op->policy = (uint8_t)policy;
     } else if (KEY("scope")) {
       RFI_TRY(take_quoted(q, &op->scope));
     } else if (KEY("effects")) {

@@ -29,6 +29,12 @@ static const char *const phase_names[] = {
     RFR_PHASES(X)
 #undef X
 };
+static const char *const policy_names[] = {
+#define X(e, name) name,
+    RFR_POLICIES(X)
+#undef X
+};
+const char *rfi_policy_name(int policy) { return policy_names[policy]; }
 const char *rfi_role_name(int role) { return role_names[role]; }
 const char *rfi_phase_name(int phase) { return phase_names[phase]; }
 
@@ -74,6 +80,16 @@ static rfr_status put_attrs(rfi_string *s, const rfi_opr *op) {
     }
   }
   return RFR_OK;
+}
+
+/* Which value a clone makes again: ids change from pass to pass, so this is no stored text. */
+static rfr_status put_origin(rfi_string *s, const rfr_trace *t, const rfi_opr *op, const char *before) {
+  if (op->clone_of < 0) return RFR_OK;
+  const rfi_opr *original = &t->ops[op->clone_of];
+  for (int j = 0; j < op->n_out && j < original->n_out; j++)
+    if (op->out[j] >= 0 && original->out[j] >= 0)
+      return rfi_string_printf(s, "%srecompute of %%%d", before, original->out[j]);
+  return rfi_string_printf(s, "%srecompute of op %d", before, op->clone_of);
 }
 
 /* ---- the flat form ---- */
@@ -138,20 +154,22 @@ static rfr_status put_op(rfi_string *s, const rfr_trace *t, int i, int64_t live)
                                                            : "host"));
   if (op->token_in >= 0) RFI_TRY(rfi_string_printf(s, " token=%d", op->token_in));
   if (op->clone_of >= 0) RFI_TRY(rfi_string_printf(s, " clone_of=%d", op->clone_of));
+  if (op->policy != RFR_POLICY_AUTO) RFI_TRY(rfi_string_printf(s, " policy=%s", policy_names[op->policy]));
   if (op->scope[0]) {
     RFI_TRY(rfi_string_printf(s, " scope="));
     RFI_TRY(put_quoted(s, op->scope));
   }
   RFI_TRY(put_at(s, op->at));
-  if (live >= 0 || op->reason[0]) {
+  if (live >= 0 || op->reason[0] || op->clone_of >= 0) {
     RFI_TRY(rfi_string_append(s, " ;", 2));
     if (live >= 0) {
       RFI_TRY(rfi_string_append(s, " live ", 6));
       RFI_TRY(rfi_put_bytes(s, live));
     }
+    RFI_TRY(put_origin(s, t, op, live >= 0 ? ", " : " "));
     if (op->reason[0]) {
       /* a comment is one line, whatever a reason holds */
-      RFI_TRY(rfi_string_printf(s, "%s ", live >= 0 ? "," : ""));
+      RFI_TRY(rfi_string_printf(s, "%s ", live >= 0 || op->clone_of >= 0 ? "," : ""));
       for (const char *c = op->reason; *c; c++) RFI_TRY(rfi_string_append(s, *c == '\n' ? " " : c, 1));
     }
   }
@@ -211,6 +229,7 @@ rfr_status rfi_put_op_line(rfi_string *s, const rfr_trace *t, int i, int64_t liv
     RFI_TRY(rfi_string_append(s, ", live ", 7));
     RFI_TRY(rfi_put_bytes(s, live));
   }
+  RFI_TRY(put_origin(s, t, op, ", "));
   if (op->reason[0]) RFI_TRY(rfi_string_printf(s, ", %s", op->reason));
   return rfi_string_append(s, "\n", 1);
 }

@@ -10,6 +10,7 @@
 
 const char *rfi_role_name(int role);
 const char *rfi_phase_name(int phase);
+const char *rfi_policy_name(int policy);
 /* "1.5 MiB" */
 rfr_status rfi_put_bytes(rfi_string *s, int64_t bytes);
 /* One op for people, newline included; live < 0 leaves the bytes out. */

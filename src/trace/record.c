@@ -105,6 +105,7 @@ void rfr_scope(rfr_trace *t, const char *scope) {
 }
 void rfr_microbatch(rfr_trace *t, int microbatch) { t->microbatch = microbatch; }
 void rfr_set_phase(rfr_trace *t, rfr_phase phase) { t->phase = phase; }
+void rfr_set_recompute(rfr_trace *t, rfr_policy policy) { t->policy = policy; }
 
 static bool is_value(const rfr_trace *t, rfr_value v) { return v >= 0 && v < t->n_values; }
 
@@ -268,6 +269,7 @@ rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, cons
                 .n_in = n_in,
                 .in = (rfr_value *)in,
                 .phase = (uint8_t)t->phase,
+                .policy = (uint8_t)t->policy,
                 .microbatch = t->microbatch,
                 .clone_of = -1,
                 .scope = t->scope,

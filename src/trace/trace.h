@@ -111,6 +111,7 @@ typedef struct rfi_opr {
   rfr_value *out; /* RFR_NONE: a dead result, printed as _ */
   rfi_attr attr[RFI_MAX_ATTR];
   uint8_t phase;      /* rfr_phase */
+  uint8_t policy;     /* rfr_policy of its results */
   int32_t microbatch; /* -1: of the whole step */
   int32_t token_in;   /* op whose token this one takes, -1: none (HOST ops alone) */
   int32_t clone_of;   /* op that this one recomputes, -1 */
@@ -141,6 +142,7 @@ struct rfr_trace {
   const char *scope;
   int microbatch;
   rfr_phase phase;
+  rfr_policy policy;
   const char *reason;
   int32_t last_host; /* last HOST op: the token chain's end */
   int64_t next_site; /* dropout sites are numbered as recorded */

@@ -89,8 +89,8 @@ rfr_status rfr_trace_verify(const rfr_trace *t) {
     if (op->token_in != (op->def->flags & RFI_HOST ? host : -1))
       return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s) breaks the token chain", i, op->def->name);
     if (op->def->flags & RFI_HOST) host = i;
-    if (op->phase > RFR_PHASE_OPTIM || op->clone_of >= i)
-      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): bad phase or clone_of", i, op->def->name);
+    if (op->phase > RFR_PHASE_OPTIM || op->policy > RFR_POLICY_RECOMPUTE || op->clone_of >= i)
+      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): bad phase, policy or clone_of", i, op->def->name);
   }
   for (int i = 0; i < t->n_inputs; i++)
     if (t->values[t->inputs[i]].op >= 0 || t->values[t->inputs[i]].role == RFR_ROLE_NONE)

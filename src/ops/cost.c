@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Work of an op. Attention counts every pair of rows, masked or not, halved when causal:
+ * documents are values, not shapes, so what they spare is not known here. Bytes count each
+ * operand once, as if caches were perfect: good for comparing ops, not for predicting time.
+ */
+#include "ops/cost.h"
+
+static const rfr_type *type_of(const rfr_trace *t, rfr_value v) { return &t->values[v].type; }
+
+static double flops_of(const rfr_trace *t, const rfi_opr *op) {
+  switch (op->def->code) {
+    case RFI_OP_matmul: {
+      const rfr_type *a = type_of(t, op->in[0]);
+      if (op->out[0] < 0) return 0;
+      double k = (double)a->shape[op->attr[0].i ? a->rank - 2 : a->rank - 1];
+      return 2 * k * (double)rfi_count(type_of(t, op->out[0]));
+    }
+    case RFI_OP_matmul_scaled:
+      if (op->out[0] < 0) return 0;
+      return 2 * (double)type_of(t, op->in[0])->shape[1] * (double)rfi_count(type_of(t, op->out[0]));
+    case RFI_OP_linear_cross_entropy: {
+      double product = 2 * (double)rfi_count(type_of(t, op->in[0])) * (double)type_of(t, op->in[1])->shape[0];
+      return product * (1 + (op->out[1] >= 0) + (op->out[2] >= 0));
+    }
+    case RFI_OP_attention:
+    case RFI_OP_attention_bwd: {
+      bool forward = op->def->code == RFI_OP_attention;
+      const rfr_type *q = type_of(t, op->in[forward ? 0 : 1]);
+      double pairs = (double)q->shape[0] * (double)q->shape[0] * (op->attr[1].i ? 0.5 : 1);
+      double products = forward ? 2 : 5;
+      return 2 * products * pairs * (double)(q->shape[1] * q->shape[2]);
+    }
+    default: return 0;
+  }
+}
+
+rfi_cost rfi_op_cost(const rfr_trace *t, const rfi_opr *op) {
+  rfi_cost cost = {0, 0};
+  if (op->def->flags & RFI_VIEW) return cost;
+  cost.flops = flops_of(t, op);
+  for (int k = 0; k < op->n_in; k++) {
+    if (op->in[k] < 0) continue;
+    bool gathers = op->def->code == RFI_OP_embedding && k == 0 && op->out[0] >= 0; /* reads as much as it writes */
+    cost.bytes += (double)rfi_bytes(type_of(t, gathers ? op->out[0] : op->in[k]));
+  }
+  for (int j = 0; j < op->n_out; j++)
+    if (op->out[j] >= 0) cost.bytes += (double)rfi_bytes(type_of(t, op->out[j]));
+  return cost;
+}

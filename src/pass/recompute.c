@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Recompute: what the backward needs is kept, or made again just before it is needed
+ * (recompute_model.c has the rules of that). This file decides which.
+ *
+ * Ops that stand at the same place of equal layers are a class, and classes are what is
+ * chosen: their number does not grow with the depth of the model, so the search is linear
+ * in the trace. It is greedy: again and again the class that takes most off the memory near
+ * the peak for the least extra work, by the exact lifetimes that the choice leads to; so an
+ * operand that must live longer counts, and a chain that would have to be made again all at
+ * once (every residual of a deep model) shows that it frees nothing. The choices in their
+ * order are a ladder: each rung has less memory and more work. `auto` climbs until the real
+ * planner, with the workspaces of the real kernels, says that the budget is met; `all`
+ * climbs to the top; the frontier is the ladder itself.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops/cost.h"
+#include "pass/plan.h"
+#include "pass/recompute_model.h"
+
+/* So many FLOPs take as long as moving a byte: between what vector code on a CPU and what
+ * matrix units reach. Only the order of choices depends on it. */
+static const double FLOPS_PER_BYTE = 32;
+/* Memory counts as near the peak above this part of it: several microbatches, or forward and
+ * backward, can have peaks that are nearly equal, and no single class lowers them all. */
+static const double NEAR_PEAK = 0.9;
+
+typedef struct member {
+  uint64_t key;
+  int op, microbatch, rank; /* rank: which of its microbatch's members it is */
+} member;
+
+typedef struct class {
+  int first, n; /* members */
+  bool marked;  /* policy recompute */
+  int taken;    /* when it was chosen first; -1 */
+} class;
+
+/* How a class is taken: whole; with operands kept rather than made again too; or all
+ * members but every second or fourth, which stay as the points to start again from. */
+typedef enum kind { WHOLE, SHALLOW, KEEP_SECOND, KEEP_FOURTH, KINDS } kind;
+
+typedef struct ladder {
+  rfi_recompute_model m;
+  const rfi_pass_options *o;
+  member *member;
+  class *class;
+  double *score; /* per class and kind: worth of taking it when last looked at */
+  bool *stale;
+  int n_members, n_classes, n_taken;
+  int *op; /* chosen ops in their order */
+  int n_ops;
+  int *rung; /* rung[k]: how many of them rung k has; 0 is nothing at all */
+  int n_rungs;
+} ladder;
+
+/* ---- classes ---- */
+
+static uint64_t mix(uint64_t h, const void *data, size_t n) {
+  const unsigned char *c = data;
+  for (size_t i = 0; i < n; i++) h = (h ^ c[i]) * 0x100000001b3u;
+  return h ^ h >> 29;
+}
+
+static uint64_t op_hash(const rfr_trace *t, const rfi_opr *op) {
+  uint64_t h = mix(0xcbf29ce484222325u, &op->def->code, sizeof op->def->code);
+  for (int k = 0; k < op->def->n_attrs; k++) /* sites of random ops differ by design */
+    if (strcmp(op->def->attr[k], "site") != 0) h = mix(h, &op->attr[k], sizeof op->attr[k]);
+  for (int k = 0; k < op->n_in; k++)
+    if (op->in[k] >= 0) h = mix(h, &t->values[op->in[k]].type, sizeof(rfr_type));
+  for (int j = 0; j < op->n_out; j++)
+    if (op->out[j] >= 0) h = mix(h, &t->values[op->out[j]].type, sizeof(rfr_type));
+  for (const char *c = op->scope; *c; c++) /* "layer3.mlp" and "layer4.mlp" are one place */
+    if (*c < '0' || *c > '9') h = mix(h, c, 1);
+  return mix(h, &op->policy, sizeof op->policy);
+}
+
+/* What an op is and what stands next to it in the forward. */
+static rfr_status hash_ops(const rfi_recompute_model *m, uint64_t **out) {
+  const rfr_trace *t = m->t;
+  uint64_t *own, *near;
+  *out = NULL;
+  RFI_TRY(RFI_ALLOC(t->ctx, 2 * sizeof *own * (size_t)(t->n_ops + 1), &own));
+  near = own + t->n_ops;
+  for (int i = 0; i < t->n_ops; i++) own[i] = near[i] = op_hash(t, &t->ops[i]);
+  for (int i = 0; i < t->n_ops; i++) {
+    if (t->ops[i].phase != RFR_PHASE_FORWARD || (t->ops[i].def->flags & RFI_VIEW)) continue;
+    for (int k = 0; k < t->ops[i].n_in; k++) {
+      int p = t->ops[i].in[k] < 0 ? -1 : t->values[m->root[t->ops[i].in[k]]].op;
+      if (p < 0) continue;
+      near[i] += mix(own[p] + (uint64_t)k, "<", 1);
+      near[p] += mix(own[i] + (uint64_t)k, ">", 1);
+    }
+  }
+  *out = own;
+  return RFR_OK;
+}
+
+static int by_place(const void *a, const void *b) {
+  const member *x = a, *y = b;
+  if (x->key != y->key) return x->key < y->key ? -1 : 1;
+  if (x->microbatch != y->microbatch) return x->microbatch < y->microbatch ? -1 : 1;
+  return x->op - y->op;
+}
+/* The first layers of all microbatches come first: what is kept there lives longest. */
+static int by_rank(const void *a, const void *b) {
+  const member *x = a, *y = b;
+  if (x->key != y->key) return x->key < y->key ? -1 : 1;
+  if (x->rank != y->rank) return x->rank - y->rank;
+  return x->microbatch - y->microbatch;
+}
+static int by_first_op(const void *a, const void *b) {
+  const class *x = a, *y = b;
+  return x->taken - y->taken;
+}
+
+static rfr_status find_classes(ladder *l) {
+  const rfr_trace *t = l->m.t;
+  uint64_t *hash;
+  RFI_TRY(hash_ops(&l->m, &hash));
+  for (int i = 0; i < t->n_ops; i++)
+    if (l->m.can[i] && l->m.read_late[i])
+      l->member[l->n_members++] = (member){hash[t->n_ops + i], i, t->ops[i].microbatch, 0};
+  rfi_free(t->ctx, hash);
+  qsort(l->member, (size_t)l->n_members, sizeof *l->member, by_place);
+  for (int i = 1; i < l->n_members; i++)
+    if (l->member[i].key == l->member[i - 1].key && l->member[i].microbatch == l->member[i - 1].microbatch)
+      l->member[i].rank = l->member[i - 1].rank + 1;
+  qsort(l->member, (size_t)l->n_members, sizeof *l->member, by_rank);
+  for (int i = 0; i < l->n_members; i++) {
+    if (i == 0 || l->member[i].key != l->member[i - 1].key)
+      l->class[l->n_classes++] = (class){i, 0, t->ops[l->member[i].op].policy == RFR_POLICY_RECOMPUTE, l->member[i].op};
+    l->class[l->n_classes - 1].n++;
+  }
+  /* in the order of the trace, so that ties do not hang on hashes */
+  qsort(l->class, (size_t)l->n_classes, sizeof *l->class, by_first_op);
+  for (int i = 0; i < l->n_classes; i++) l->class[i].taken = -1;
+  return RFR_OK;
+}
+
+/* ---- taking a class ---- */
+
+static void choose(ladder *l, int op) {
+  if (l->m.chosen[op]) return;
+  l->m.chosen[op] = true;
+  l->op[l->n_ops++] = op;
+}
+
+/* Chooses one member; unless shallow, also the ops that only the forward reads and that it
+ * needs, and what those need. */
+static void choose_member(ladder *l, int op, bool shallow) {
+  const rfi_recompute_model *m = &l->m;
+  int from = l->n_ops;
+  choose(l, op);
+  for (int i = from; i < l->n_ops && !shallow; i++) {
+    const rfi_opr *o = &m->t->ops[l->op[i]];
+    for (int k = 0; k < o->n_in; k++) {
+      int p = o->in[k] < 0 ? -1 : m->t->values[m->root[o->in[k]]].op;
+      if (p >= 0 && m->can[p] && !m->read_late[p]) choose(l, p);
+    }
+  }
+}
+
+/* Adds a rung for every member that is new. */
+static void take(ladder *l, const class *c, kind how) {
+  for (int i = c->first; i < c->first + c->n; i++) {
+    int every = how == KEEP_SECOND ? 2 : how == KEEP_FOURTH ? 4 : 0;
+    if (every && l->member[i].rank % every == 0) continue;
+    int before = l->n_ops;
+    choose_member(l, l->member[i].op, how == SHALLOW);
+    if (l->n_ops > before) l->rung[l->n_rungs++] = l->n_ops;
+  }
+}
+
+static void step_back(ladder *l, int rungs) {
+  l->n_rungs = rungs;
+  while (l->n_ops > l->rung[rungs - 1]) l->m.chosen[l->op[--l->n_ops]] = false;
+}
+
+/* Exactly the ops of rung k are chosen. */
+static void set_rung(ladder *l, int k) {
+  memset(l->m.chosen, 0, sizeof *l->m.chosen * (size_t)l->m.t->n_ops);
+  for (int i = 0; i < l->rung[k]; i++) l->m.chosen[l->op[i]] = true;
+}
+
+/* ---- climbing ---- */
+
+static double work(const rfi_choice_cost *c) { return c->bytes + c->flops / FLOPS_PER_BYTE; }
+
+/* What taking a class is worth: bytes near the peak that go, for each unit of work; 0 or
+ * less: nothing. */
+static double look(ladder *l, int c, kind how, const rfi_choice_cost *now, double level) {
+  int rungs = l->n_rungs;
+  take(l, &l->class[c], how);
+  if (l->n_rungs == rungs) return 0;
+  rfi_choice_cost then = rfi_recompute_evaluate(&l->m, level);
+  step_back(l, rungs);
+  if (!then.possible || then.peak > now->peak || then.area >= now->area) return 0;
+  double more = work(&then) - work(now);
+  return (now->area - then.area) / (more > 1 ? more : 1);
+}
+
+/* Scores that were good before are upper bounds of what they are now, nearly: only the best
+ * ones are looked at again. What was worthless is looked at once more when nothing else is
+ * left. */
+static int best_move(ladder *l, bool marked, const rfi_choice_cost *now, double level) {
+  int n = l->n_classes * KINDS;
+  for (int sweep = 0; sweep < 2; sweep++) {
+    for (;;) {
+      int best = -1;
+      for (int i = 0; i < n; i++)
+        if ((!marked || l->class[i / KINDS].marked) && l->score[i] > 0 && (best < 0 || l->score[i] > l->score[best]))
+          best = i;
+      if (best < 0) break;
+      if (!l->stale[best]) return best;
+      l->score[best] = look(l, best / KINDS, (kind)(best % KINDS), now, level);
+      l->stale[best] = false;
+    }
+    for (int i = 0; i < n; i++) {
+      if ((marked && !l->class[i / KINDS].marked) || !l->stale[i]) continue;
+      l->score[i] = look(l, i / KINDS, (kind)(i % KINDS), now, level);
+      l->stale[i] = false;
+    }
+  }
+  return -1;
+}
+
+/* Takes classes, of those marked alone or of all, as long as memory near the peak goes; the
+ * top is where the peak is lowest. */
+static void climb(ladder *l, bool marked) {
+  int top = l->n_rungs;
+  set_rung(l, top - 1);
+  rfi_choice_cost now = rfi_recompute_evaluate(&l->m, 0);
+  int64_t lowest = now.peak;
+  for (int i = 0; i < l->n_classes * KINDS; i++) {
+    l->score[i] = 0;
+    l->stale[i] = true;
+  }
+  for (;;) {
+    double level = NEAR_PEAK * (double)now.peak;
+    now = rfi_recompute_evaluate(&l->m, level);
+    int best = best_move(l, marked, &now, level);
+    if (best < 0) break;
+    class *c = &l->class[best / KINDS];
+    take(l, c, (kind)(best % KINDS));
+    if (c->taken < 0) c->taken = l->n_taken++;
+    now = rfi_recompute_evaluate(&l->m, level);
+    if (now.peak < lowest || marked) {
+      lowest = now.peak;
+      top = l->n_rungs;
+    }
+    for (int i = 0; i < l->n_classes * KINDS; i++) l->stale[i] = true;
+  }
+  step_back(l, top);
+}
+
+/* Groups that turned out not to matter, most often those of the first microbatch, whose peak
+ * has no gradients below it, are kept after all; what was chosen last goes first. */
+static bool drop_needless(ladder *l) {
+  bool dropped = false;
+  rfi_choice_cost now = rfi_recompute_evaluate(&l->m, 0);
+  for (int taken = l->n_taken - 1; taken >= 0; taken--) {
+    int c = 0;
+    while (l->class[c].taken != taken) c++;
+    const member *first = &l->member[l->class[c].first], *end = first + l->class[c].n;
+    if (l->class[c].marked) continue;
+    for (int microbatch = -1;;) {
+      int next = INT_MAX, undo = l->n_ops;
+      for (const member *x = first; x < end; x++)
+        if (x->microbatch >= microbatch && x->microbatch < next) next = x->microbatch;
+      if (next == INT_MAX) break;
+      for (const member *x = first; x < end; x++)
+        if (x->microbatch == next && l->m.chosen[x->op]) {
+          l->m.chosen[x->op] = false;
+          l->op[undo++] = x->op;
+        }
+      rfi_choice_cost without = rfi_recompute_evaluate(&l->m, 0);
+      bool good = without.possible && without.peak <= now.peak && work(&without) <= work(&now);
+      for (int i = l->n_ops; i < undo && !good; i++) l->m.chosen[l->op[i]] = true;
+      if (!good) break;
+      dropped = dropped || undo > l->n_ops;
+      now = without;
+      microbatch = next + 1;
+    }
+  }
+  return dropped;
+}
+
+/* ---- planning ---- */
+
+/* Step-scoped bytes of the real plan of what is chosen now. */
+static rfr_status plan_chosen(ladder *l, int64_t *bytes) {
+  rfr_status s;
+  rfr_ctx *ctx = l->m.t->ctx;
+  rfr_trace *chosen = NULL, *lowered = NULL;
+  int64_t *workspace = NULL;
+  rfi_report unread = {.text = {.ctx = ctx}};
+  rfi_plan plan;
+  RFI_GOTO(rfi_recompute_apply(&l->m, NULL, &chosen));
+  RFI_GOTO(rfi_pass_lower(chosen, l->o, &unread, &lowered));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *workspace * (size_t)(lowered->n_ops + 1), &workspace));
+  if (l->o->workspace) RFI_GOTO(l->o->workspace(l->o->user, lowered, workspace));
+  RFI_GOTO(rfi_plan_make(lowered, workspace, &plan));
+  *bytes = plan.bytes;
+  rfi_plan_deinit(&plan);
+fail:
+  rfr_trace_destroy(chosen);
+  rfr_trace_destroy(lowered);
+  rfi_free(ctx, workspace);
+  rfi_string_deinit(&unread.text);
+  return s;
+}
+
+/* Chooses rung k, or a part of it that needs no more memory. */
+static rfr_status stand_on(ladder *l, int k, int64_t *planned) {
+  int64_t less;
+  set_rung(l, k);
+  RFI_TRY(plan_chosen(l, planned));
+  if (!drop_needless(l)) return RFR_OK;
+  RFI_TRY(plan_chosen(l, &less));
+  if (less <= *planned) *planned = less;
+  else set_rung(l, k);
+  return RFR_OK;
+}
+
+static int64_t rung_peak(ladder *l, int k) {
+  set_rung(l, k);
+  rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
+  return c.possible ? c.peak : INT64_MAX;
+}
+
+/* The lowest rung from `low` on whose live bytes are within `bytes`; the top if none. */
+static int find_rung(ladder *l, int low, int64_t bytes) {
+  int high = l->n_rungs - 1;
+  while (low < high) {
+    int middle = low + (high - low) / 2;
+    if (rung_peak(l, middle) <= bytes) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+/* Live bytes bound the plan from below, so the search starts where they fit; the planner
+ * decides. */
+static rfr_status meet_budget(ladder *l, int low, int64_t *planned) {
+  int top = l->n_rungs - 1, k = find_rung(l, low, l->o->budget);
+  for (int step = 1;; step *= 2) {
+    RFI_TRY(stand_on(l, k, planned));
+    if (*planned <= l->o->budget || k == top) return RFR_OK;
+    k = k + step < top ? k + step : top;
+  }
+}
+
+/* ---- the pass ---- */
+
+static void ladder_deinit(ladder *l) {
+  if (!l->m.t) return;
+  rfr_ctx *ctx = l->m.t->ctx;
+  rfi_free(ctx, l->member);
+  rfi_free(ctx, l->class);
+  rfi_free(ctx, l->score);
+  rfi_free(ctx, l->stale);
+  rfi_free(ctx, l->op);
+  rfi_free(ctx, l->rung);
+  rfi_recompute_model_deinit(&l->m);
+}
+
+static rfr_status ladder_init(ladder *l, const rfr_trace *t, const rfi_pass_options *o) {
+  rfr_status s;
+  size_t n = (size_t)t->n_ops + 2;
+  *l = (ladder){.o = o, .n_rungs = 1};
+  RFI_TRY(rfi_recompute_model_init(&l->m, t, o));
+  RFI_GOTO(RFI_ALLOC(t->ctx, n * sizeof *l->member, &l->member));
+  RFI_GOTO(RFI_ALLOC(t->ctx, n * sizeof *l->class, &l->class));
+  RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->score, &l->score));
+  RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->stale, &l->stale));
+  RFI_GOTO(RFI_ALLOC(t->ctx, 2 * n * sizeof *l->op, &l->op)); /* room to undo in behind */
+  RFI_GOTO(RFI_ALLOC(t->ctx, n * sizeof *l->rung, &l->rung));
+  RFI_GOTO(find_classes(l));
+  return RFR_OK;
+fail:
+  ladder_deinit(l);
+  return s;
+}
+
+static bool any_marked(const rfr_trace *t) {
+  for (int i = 0; i < t->n_ops; i++)
+    if (t->ops[i].policy == RFR_POLICY_RECOMPUTE) return true;
+  return false;
+}
+
+/* Marked values that are kept all the same. */
+static rfr_status report_refused(const ladder *l, rfi_report *report) {
+  const rfr_trace *t = l->m.t;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->policy != RFR_POLICY_RECOMPUTE || !l->m.read_late[i] || l->m.chosen[i]) continue;
+    const char *why = l->m.can[i] ? "making it again takes nothing off the peak"
+                                  : "it is shared by microbatches, written in place, or seen outside";
+    RFI_TRY(rfi_report_line(report, "kept: %%%d %s%s%s, though marked: %s", op->out[0], op->def->name,
+                            op->scope[0] ? " in " : "", op->scope, why));
+  }
+  return RFR_OK;
+}
+
+static rfr_status report_choice(ladder *l, int64_t before, int64_t planned, rfi_report *report) {
+  rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
+  RFI_TRY(rfi_report_line(report,
+                          "chosen: %d ops made again, +%.0f FLOPs, +%.0f bytes moved; live bytes with workspaces at "
+                          "most %lld before, %lld after",
+                          c.clones, c.flops, c.bytes, (long long)before, (long long)c.peak));
+  if (l->o->recompute != RFR_RECOMPUTE_AUTO || l->o->budget <= 0) return RFR_OK;
+  return rfi_report_line(report, "%s: %lld bytes planned for the step, %lld allowed",
+                         planned <= l->o->budget ? "fits" : "does not fit, and nothing else would free memory",
+                         (long long)planned, (long long)l->o->budget);
+}
+
+rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  ladder l;
+  rfr_status s;
+  int64_t planned = 0;
+  bool demand = o->recompute == RFR_RECOMPUTE_AUTO && o->budget > 0, all = o->recompute == RFR_RECOMPUTE_ALL;
+  *out = NULL;
+  if (!demand && !all && !any_marked(in)) {
+    RFI_TRY(rfi_report_line(report, "nothing: every value is kept"));
+    return rfi_copy_trace(in, out);
+  }
+  RFI_TRY(ladder_init(&l, in, o));
+  int64_t before = rung_peak(&l, 0);
+  climb(&l, true);
+  int marked = l.n_rungs - 1;
+  if (demand) RFI_GOTO(stand_on(&l, marked, &planned));
+  if (all || (demand && planned > o->budget)) {
+    climb(&l, false);
+    if (all) {
+      set_rung(&l, l.n_rungs - 1);
+      drop_needless(&l);
+    } else {
+      RFI_GOTO(meet_budget(&l, marked, &planned));
+    }
+  }
+  RFI_GOTO(rfi_recompute_apply(&l.m, report, out));
+  RFI_GOTO(report_refused(&l, report));
+  RFI_GOTO(report_choice(&l, before, planned, report));
+  ladder_deinit(&l);
+  return RFR_OK;
+fail:
+  rfr_trace_destroy(*out);
+  *out = NULL;
+  ladder_deinit(&l);
+  return s;
+}
+
+rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o, rfr_frontier_point *points, int max,
+                                  int *n) {
+  ladder l;
+  rfr_status s;
+  int last = -1;
+  *n = 0;
+  if (max < 2) return rfi_fail(RFI_E_ARGUMENT, "room for %d points, two are the least", max);
+  RFI_TRY(ladder_init(&l, in, o));
+  climb(&l, true);
+  int marked = l.n_rungs - 1;
+  climb(&l, false);
+  int64_t high = rung_peak(&l, marked), low = rung_peak(&l, l.n_rungs - 1);
+  for (int i = 0; i < max; i++) {
+    int k = i == 0 ? marked : find_rung(&l, marked, high - (high - low) / (max - 1) * i);
+    if (i == max - 1) k = l.n_rungs - 1;
+    if (k <= last) continue;
+    rfr_frontier_point p = {0};
+    RFI_GOTO(stand_on(&l, k, &p.planned_bytes));
+    rfi_choice_cost c = rfi_recompute_evaluate(&l.m, 0);
+    p.extra_flops = c.flops;
+    p.extra_bytes = c.bytes;
+    p.recomputed = c.clones;
+    last = k;
+    /* a point that another one beats in both is no trade */
+    while (*n > 1 && points[*n - 1].planned_bytes >= p.planned_bytes &&
+           points[*n - 1].extra_bytes + points[*n - 1].extra_flops / FLOPS_PER_BYTE >= work(&c))
+      --*n;
+    if (*n == 0 || p.planned_bytes < points[*n - 1].planned_bytes) points[(*n)++] = p;
+  }
+  s = RFR_OK;
+fail:
+  ladder_deinit(&l);
+  return s;
+}

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The rules of recomputing. A chosen op is cloned once, just before the first op of the
+ * backward that needs one of its results, for itself or for another clone; all ops of the
+ * backward then read the clone, and the original dies with its last reader of the forward.
+ * An operand of a clone is the clone of its producer where that is chosen too, else the
+ * original, which then lives until the clone has read it.
+ *
+ * Never cloned: what writes onto an operand, writes state or is seen by the host; what is
+ * written onto later; what another microbatch reads, because clones belong to one. A clone
+ * that would read a storage after its next version was made makes the choice impossible.
+ *
+ * The memory of a choice is found by one walk backwards (when is each clone needed), one
+ * forwards over the new order (which storage lives when) and a running sum: no guess, the
+ * same lifetimes that the planner will see, apart from copies that lowering may add.
+ */
+#include "pass/recompute_model.h"
+
+#include <string.h>
+
+#include "ops/cost.h"
+#include "trace/live.h"
+
+/* ---- facts of the trace ---- */
+
+static void find_roots(rfi_recompute_model *m) {
+  const rfr_trace *t = m->t;
+  rfr_value *newest = m->last; /* per base; free until the first evaluation */
+  for (rfr_value v = 0; v < t->n_values; v++) {
+    m->root[v] = newest[v] = v;
+    m->overwritten[v] = RFI_NEVER;
+  }
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    for (int j = 0; j < op->n_out; j++) {
+      rfr_value v = op->out[j];
+      if (v < 0) continue;
+      if (op->def->flags & RFI_VIEW) {
+        m->root[v] = m->root[op->in[0]];
+      } else if (t->values[v].base != v) {
+        rfr_value base = t->values[v].base;
+        m->overwritten[newest[base]] = i;
+        newest[base] = v;
+      }
+    }
+  }
+}
+
+/* The op that makes what v shows; -1 for an input. */
+static int maker(const rfi_recompute_model *m, rfr_value v) { return m->t->values[m->root[v]].op; }
+
+static void find_candidates(rfi_recompute_model *m) {
+  const rfr_trace *t = m->t;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    m->late[i] = op->phase == RFR_PHASE_DGRAD || op->phase == RFR_PHASE_WGRAD;
+    m->can[i] = op->phase == RFR_PHASE_FORWARD && op->policy != RFR_POLICY_KEEP &&
+                !(op->def->flags & (RFI_VIEW | RFI_STATE | RFI_HOST));
+    for (int j = 0; j < op->n_out; j++)
+      if (op->out[j] >= 0 && (t->values[op->out[j]].base != op->out[j] || m->overwritten[op->out[j]] != RFI_NEVER))
+        m->can[i] = false;
+  }
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->def->flags & RFI_VIEW) continue;
+    for (int k = 0; k < op->n_in; k++) {
+      int p = op->in[k] < 0 ? -1 : maker(m, op->in[k]);
+      if (p < 0) continue;
+      if (m->late[i]) m->read_late[p] = true;
+      if (t->ops[p].microbatch != op->microbatch) m->can[p] = false;
+    }
+  }
+}
+
+rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, const rfi_pass_options *o) {
+  rfr_status s;
+  size_t ops = (size_t)t->n_ops + 1, values = (size_t)t->n_values + 1;
+  *m = (rfi_recompute_model){.t = t};
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->late));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->can));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->read_late));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->chosen));
+  RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->root, &m->root));
+  RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->overwritten, &m->overwritten));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->workspace, &m->workspace));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->time, &m->time));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->start, &m->start));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->rank, &m->rank));
+  RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->last, &m->last));
+  RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->clone_first, &m->clone_first));
+  RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->clone_last, &m->clone_last));
+  RFI_GOTO(RFI_ALLOC(t->ctx, (2 * ops + 1) * sizeof *m->live, &m->live));
+  find_roots(m);
+  find_candidates(m);
+  if (o->workspace) RFI_GOTO(o->workspace(o->user, t, m->workspace));
+  return RFR_OK;
+fail:
+  rfi_recompute_model_deinit(m);
+  return s;
+}
+
+void rfi_recompute_model_deinit(rfi_recompute_model *m) {
+  if (!m->t) return;
+  rfr_ctx *ctx = m->t->ctx;
+  void *const owned[] = {m->late, m->can,  m->read_late,   m->chosen,     m->root,  m->overwritten, m->workspace,
+                         m->time, m->last, m->clone_first, m->clone_last, m->start, m->rank,        m->live};
+  for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) rfi_free(ctx, owned[i]);
+  *m = (rfi_recompute_model){0};
+}
+
+/* ---- when is each clone needed ---- */
+
+static bool is_view(const rfi_recompute_model *m, int i) { return m->t->ops[i].def->flags & RFI_VIEW; }
+static bool is_cloned(const rfi_recompute_model *m, int i) { return i >= 0 && m->chosen[i] && m->time[i] != RFI_NEVER; }
+
+/* The operands of op i are needed by op `when` of the backward, or by a clone before it. */
+static bool need_operands(rfi_recompute_model *m, int i, int when) {
+  const rfi_opr *op = &m->t->ops[i];
+  bool possible = true;
+  for (int k = 0; k < op->n_in; k++) {
+    if (op->in[k] < 0) continue;
+    int p = maker(m, op->in[k]);
+    if (p >= 0 && m->chosen[p]) {
+      if (when < m->time[p]) m->time[p] = when;
+    } else if (m->overwritten[m->root[op->in[k]]] < when) {
+      possible = false;
+    }
+  }
+  return possible;
+}
+
+static bool find_times(rfi_recompute_model *m) {
+  bool possible = true;
+  for (int i = 0; i < m->t->n_ops; i++) m->time[i] = RFI_NEVER;
+  for (int i = m->t->n_ops - 1; i >= 0; i--) {
+    if (is_view(m, i)) continue;
+    if (m->late[i]) need_operands(m, i, i);
+    else if (is_cloned(m, i)) possible = need_operands(m, i, m->time[i]) && possible;
+  }
+  return possible;
+}
+
+/* The new order: before op i stand the clones that it is the first to need, as they stood
+ * in the forward. start[i]: how many clones come before those; rank[c]: which of them c is. */
+static int find_order(rfi_recompute_model *m) {
+  int n = m->t->n_ops, clones = 0;
+  memset(m->start, 0, sizeof *m->start * (size_t)(n + 1));
+  for (int i = 0; i < n; i++)
+    if (is_cloned(m, i)) m->rank[i] = m->start[m->time[i]]++;
+  for (int i = 0; i < n; i++) {
+    int here = m->start[i];
+    m->start[i] = clones;
+    clones += here;
+  }
+  m->start[n] = clones;
+  return clones;
+}
+
+static int position(const rfi_recompute_model *m, int i) { return i + m->start[i + 1]; }
+static int clone_position(const rfi_recompute_model *m, int c) {
+  return m->time[c] + m->start[m->time[c]] + m->rank[c];
+}
+
+/* ---- which storage lives when ---- */
+
+static void read_operands(rfi_recompute_model *m, int i, int at, bool clones) {
+  const rfi_opr *op = &m->t->ops[i];
+  for (int k = 0; k < op->n_in; k++) {
+    if (op->in[k] < 0) continue;
+    rfr_value root = m->root[op->in[k]], base = m->t->values[root].base;
+    int *last = clones && is_cloned(m, m->t->values[root].op) ? &m->clone_last[root] : &m->last[base];
+    if (at > *last) *last = at;
+  }
+}
+
+static void find_lives(rfi_recompute_model *m) {
+  const rfr_trace *t = m->t;
+  for (rfr_value v = 0; v < t->n_values; v++) m->last[v] = m->clone_first[v] = m->clone_last[v] = -1;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (is_view(m, i)) continue;
+    int at = position(m, i);
+    read_operands(m, i, at, m->late[i]);
+    for (int j = 0; j < op->n_out; j++) {
+      if (op->out[j] < 0) continue;
+      rfr_value base = t->values[op->out[j]].base;
+      if (at > m->last[base]) m->last[base] = at;
+    }
+    if (!is_cloned(m, i)) continue;
+    at = clone_position(m, i);
+    read_operands(m, i, at, true);
+    for (int j = 0; j < op->n_out; j++)
+      if (op->out[j] >= 0) m->clone_first[op->out[j]] = at;
+  }
+}
+
+static int64_t sum_live(rfi_recompute_model *m, int clones, double level, double *area) {
+  const rfr_trace *t = m->t;
+  int n = t->n_ops + clones;
+  int64_t peak = 0, live = 0;
+  memset(m->live, 0, sizeof *m->live * (size_t)(n + 2));
+  for (int i = 0; i < t->n_outputs; i++) m->last[t->values[t->outputs[i].value].base] = n;
+  for (rfr_value v = 0; v < t->n_values; v++) {
+    const rfi_value *x = &t->values[v];
+    if (x->base != v || x->op < 0 || t->ops[x->op].phase == RFR_PHASE_LOAD || m->last[v] < 0) continue;
+    int64_t bytes = rfi_storage_bytes(&x->type);
+    m->live[position(m, x->op)] += bytes;
+    m->live[m->last[v] + 1] -= bytes;
+    if (m->clone_first[v] < 0 || m->clone_last[v] < 0) continue; /* a clone's result that nobody reads is dead */
+    m->live[m->clone_first[v]] += bytes;
+    m->live[m->clone_last[v] + 1] -= bytes;
+  }
+  for (int i = 0; i < t->n_ops; i++) {
+    if (m->workspace[i] == 0) continue;
+    int at[2] = {position(m, i), is_cloned(m, i) ? clone_position(m, i) : -1};
+    for (int k = 0; k < 2 && at[k] >= 0; k++) {
+      m->live[at[k]] += rfi_align(m->workspace[i]);
+      m->live[at[k] + 1] -= rfi_align(m->workspace[i]);
+    }
+  }
+  *area = 0;
+  for (int i = 0; i <= n; i++) {
+    live += m->live[i];
+    if (live > peak) peak = live;
+    if ((double)live > level) *area += (double)live - level;
+  }
+  return peak;
+}
+
+rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
+  rfi_choice_cost c = {.possible = find_times(m)};
+  c.clones = find_order(m);
+  find_lives(m);
+  c.peak = sum_live(m, c.clones, level, &c.area);
+  for (int i = 0; i < m->t->n_ops; i++) {
+    if (!is_cloned(m, i)) continue;
+    rfi_cost cost = rfi_op_cost(m->t, &m->t->ops[i]);
+    c.flops += cost.flops;
+    c.bytes += cost.bytes;
+  }
+  return c;
+}
+
+/* ---- the new trace ---- */
+
+typedef struct writer {
+  rfi_recompute_model *m;
+  rfi_rewrite r;
+  rfr_value *clone; /* per value: its clone in the new trace, RFR_NONE */
+  int *order;       /* ops to clone, by where their clones stand */
+  rfi_report *report;
+} writer;
+
+/* What a reader in the backward, of the given phase, takes for value v; views follow. */
+static rfr_status late_operand(writer *w, rfr_value v, int phase, rfr_value *out) {
+  const rfr_trace *t = w->m->t;
+  *out = RFR_NONE;
+  if (v < 0) return RFR_OK;
+  if (!is_cloned(w->m, maker(w->m, v))) {
+    *out = w->r.map[v];
+    return RFR_OK;
+  }
+  rfr_value chain[64];
+  int n = 0;
+  while (w->clone[v] < 0) {
+    if (n == 64) return rfi_fail(RFI_E_UNSUPPORTED, "more than 64 views of each other");
+    chain[n++] = v;
+    v = t->ops[t->values[v].op].in[0];
+  }
+  for (*out = w->clone[v]; n > 0; n--) {
+    const rfi_value *x = &t->values[chain[n - 1]];
+    rfi_opr op = t->ops[x->op];
+    op.in = out;
+    op.phase = (uint8_t)phase;
+    op.clone_of = w->r.op_map[x->op];
+    rfr_value made;
+    RFI_TRY(rfi_rewrite_new(&w->r, &op, NULL, &made));
+    *out = w->clone[chain[n - 1]] = made;
+  }
+  return RFR_OK;
+}
+
+static rfr_status late_operands(writer *w, const rfi_opr *op, int phase, rfr_value *in) {
+  for (int k = 0; k < op->n_in; k++) RFI_TRY(late_operand(w, op->in[k], phase, &in[k]));
+  return RFR_OK;
+}
+
+static rfr_status report_clone(const writer *w, int c) {
+  const rfi_recompute_model *m = w->m;
+  const rfr_trace *t = m->t;
+  const rfi_opr *op = &t->ops[c];
+  int64_t freed = 0;
+  int from = 0;
+  rfr_value shown = RFR_NONE;
+  for (int j = 0; j < op->n_out; j++) {
+    if (op->out[j] < 0 || m->clone_last[op->out[j]] < 0) continue;
+    freed += rfi_storage_bytes(&t->values[op->out[j]].type);
+    if (m->last[op->out[j]] > from) from = m->last[op->out[j]];
+    if (shown == RFR_NONE) shown = op->out[j];
+  }
+  rfi_cost cost = rfi_op_cost(t, op);
+  if (!m->read_late[c])
+    return rfi_report_line(w->report, "recomputed: %%%d %s%s%s for another clone: +%.0f bytes moved, +%.0f FLOPs",
+                           shown, op->def->name, op->scope[0] ? " in " : "", op->scope, cost.bytes, cost.flops);
+  return rfi_report_line(w->report, "recomputed: %%%d %s%s%s: -%lld bytes for %d ops, +%.0f bytes moved, +%.0f FLOPs",
+                         shown, op->def->name, op->scope[0] ? " in " : "", op->scope, (long long)freed,
+                         clone_position(m, c) - from, cost.bytes, cost.flops);
+}
+
+static rfr_status write_clone(writer *w, int c, int phase, rfr_value *in) {
+  const rfr_trace *t = w->m->t;
+  rfi_opr op = t->ops[c];
+  rfr_value out[RFI_MAX_NAMES];
+  bool dead[RFI_MAX_NAMES];
+  RFI_TRY(late_operands(w, &op, phase, in));
+  for (int j = 0; j < op.n_out; j++) dead[j] = op.out[j] < 0 || w->m->clone_last[op.out[j]] < 0;
+  const rfr_value *results = op.out;
+  op.in = in;
+  op.phase = (uint8_t)phase;
+  op.clone_of = w->r.op_map[c];
+  op.reason = "";
+  RFI_TRY(rfi_rewrite_new(&w->r, &op, dead, out));
+  for (int j = 0; j < op.n_out; j++)
+    if (results[j] >= 0) w->clone[results[j]] = out[j];
+  return w->report ? report_clone(w, c) : RFR_OK;
+}
+
+static rfr_status write_op(writer *w, int i, int *next, rfr_value *in) {
+  const rfr_trace *t = w->m->t;
+  const rfi_opr *op = &t->ops[i];
+  bool dead[RFI_MAX_NAMES];
+  if (!w->m->late[i] || is_view(w->m, i)) return rfi_rewrite_op(&w->r, i, NULL);
+  for (; w->order[*next] >= 0 && w->m->time[w->order[*next]] == i; ++*next)
+    RFI_TRY(write_clone(w, w->order[*next], op->phase, in));
+  rfi_opr copy = *op;
+  RFI_TRY(late_operands(w, op, op->phase, in));
+  copy.in = in;
+  for (int j = 0; j < op->n_out; j++) dead[j] = op->out[j] < 0;
+  return rfi_rewrite_as(&w->r, i, &copy, dead);
+}
+
+rfr_status rfi_recompute_apply(rfi_recompute_model *m, rfi_report *report, rfr_trace **out) {
+  rfr_status s;
+  const rfr_trace *t = m->t;
+  writer w = {.m = m, .report = report};
+  rfr_value *in = NULL;
+  int most = 0, next = 0;
+  *out = NULL;
+  rfi_choice_cost c = rfi_recompute_evaluate(m, 0);
+  RFI_CHECK(c.possible);
+  for (int i = 0; i < t->n_ops; i++)
+    if (t->ops[i].n_in > most) most = t->ops[i].n_in;
+  RFI_GOTO(rfi_rewrite_begin(t, &w.r));
+  RFI_GOTO(RFI_ALLOC(t->ctx, sizeof *in * (size_t)(most + 1), &in));
+  RFI_GOTO(RFI_ALLOC(t->ctx, sizeof *w.clone * (size_t)(t->n_values + 1), &w.clone));
+  RFI_GOTO(RFI_ALLOC(t->ctx, sizeof *w.order * (size_t)(c.clones + 1), &w.order));
+  for (rfr_value v = 0; v < t->n_values; v++) w.clone[v] = RFR_NONE;
+  for (int i = 0; i < t->n_ops; i++)
+    if (is_cloned(m, i)) w.order[m->start[m->time[i]] + m->rank[i]] = i;
+  w.order[c.clones] = -1;
+  for (int i = 0; i < t->n_ops; i++) RFI_GOTO(write_op(&w, i, &next, in));
+  s = rfi_rewrite_end(&w.r, out);
+  goto done;
+fail:
+  if (w.r.map) rfi_rewrite_abort(&w.r);
+done:
+  rfi_free(t->ctx, in);
+  rfi_free(t->ctx, w.clone);
+  rfi_free(t->ctx, w.order);
+  return s;
+}

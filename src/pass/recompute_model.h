@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a choice of ops to recompute does to a trace: memory, work, and the trace itself.
+ */
+#ifndef RFI_RECOMPUTE_MODEL_H
+#define RFI_RECOMPUTE_MODEL_H
+
+#include <limits.h>
+
+#include "pass/pass.h"
+
+enum { RFI_NEVER = INT_MAX };
+
+typedef struct rfi_choice_cost {
+  bool possible;       /* false: a clone would read what was overwritten by then */
+  int64_t peak;        /* most step-scoped bytes live at once, workspaces included */
+  double area;         /* bytes above the given level, summed over the ops that run there */
+  double flops, bytes; /* of the clones */
+  int clones;
+} rfi_choice_cost;
+
+typedef struct rfi_recompute_model {
+  const rfr_trace *t;
+  bool *late;       /* per op: of the backward, reads clones where there are any */
+  bool *can;        /* per op: may be cloned */
+  rfr_value *root;  /* per value: the value it is a view of, itself if none */
+  int *overwritten; /* per root: the op that makes the next version in its storage, or RFI_NEVER */
+  bool *read_late;  /* per op: a result is read by a late op */
+  int64_t *workspace;
+  bool *chosen; /* per op: the choice; a chosen op that nobody needs late is not cloned */
+  /* What evaluate finds for the choice: */
+  int *time;                            /* per op: its clone stands before this op; RFI_NEVER: no clone */
+  int *last, *clone_first, *clone_last; /* per value: positions in the new order, -1 */
+  int *start, *rank;                    /* per op: clones before its first clone; where its own clone stands */
+  int64_t *live;
+} rfi_recompute_model;
+
+rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, const rfi_pass_options *o);
+void rfi_recompute_model_deinit(rfi_recompute_model *m);
+/* Linear in the trace; reads m->chosen. */
+rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level);
+/* Writes the trace that m->chosen means; report may be NULL. */
+rfr_status rfi_recompute_apply(rfi_recompute_model *m, rfi_report *report, rfr_trace **out);
+
+#endif
