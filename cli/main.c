@@ -6,6 +6,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 
@@ -53,8 +54,18 @@ static rfr_status run_command(cli *c) {
   return s;
 }
 
+/* OpenMP's waiting threads spin for milliseconds by default, which on a machine that has other
+ * work to do steals the very core that the late thread needs: steps get several times
+ * slower. The runtime reads its settings when it is loaded, before main, so the program starts
+ * itself once more with a short spin, unless the user has said otherwise. */
+static void limit_spinning(char **argv) {
+  if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+  if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv); /* on failure: just slower */
+}
+
 int main(int argc, char **argv) {
   cli c;
+  limit_spinning(argv);
   rfr_status s = cli_parse(argc, argv, &c);
   if (s == RFR_OK) {
     if (c.version) printf("refrain %s\n", rfr_version());

@@ -49,7 +49,11 @@ double rfi_strtod(const char *s, char **end) {
 char *rfi_format_double(char buf[32], double x) {
   if (isnan(x)) return strcpy(buf, "nan");
   if (isinf(x)) return strcpy(buf, x < 0 ? "-inf" : "inf");
-  for (int digits = 1; digits <= 17; digits++) {
+  /* whole numbers of a readable size stay whole: 100, not 1e+02 */
+  int digits = 1;
+  if (x == trunc(x) && fabs(x) < 1e15)
+    for (double power = 10; power <= fabs(x); power *= 10) digits++;
+  for (; digits <= 17; digits++) {
     rfi_snprintf(buf, 32, "%.*g", digits, x);
     if (rfi_strtod(buf, NULL) == x) break;
   }
