@@ -134,6 +134,8 @@ static void bad_input(void **state) {
   assert_int_equal(RUN("train", "small.yaml", "--set", "data.train=[empty.txt]", "--out", "none"), 2);
   assert_int_equal(RUN("plan", "small.yaml", "--set", "memory.budget=1KiB"), 3);
   assert_says(err, "plan.over_budget");
+  assert_int_equal(RUN("train", "small.yaml", "--set", "memory.budget=1KiB", "--out", "none"), 3);
+  assert_int_equal(RUN("check", "small.yaml", "--set", "model.vocab_size=100"), 2);
   assert_int_equal(RUN("eval", "no-such-run"), 4);
   assert_int_equal(access("none", F_OK), -1); /* a mistake leaves no folder behind */
   assert_int_equal(RUN("trace", "small.yaml", "--after", "lunch"), 2);

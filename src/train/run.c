@@ -179,8 +179,7 @@ static rfr_status calibrate(rfr_run *run) {
   rfr_programs_destroy(run->programs);
   run->programs = NULL;
   run->ready = false;
-  run->step = run->filled = 0;
-  return compile(run);
+  return compile(run); /* the state is filled anew when it is next needed */
 }
 
 /* ---- opening ---- */
@@ -224,7 +223,7 @@ static rfr_status write_config(rfr_run *run, const char *path) {
   return s;
 }
 
-/* Opens the log before compile, so that it has the run's whole story. */
+/* After compile: what does not fit leaves no folder behind. */
 static rfr_status open_folder(rfr_run *run) {
   char *path = NULL;
   RFI_TRY(rfi_dir_create(run->folder));
@@ -279,9 +278,9 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   if (writes) {
     RFI_GOTO(RFI_ALLOC(ctx, strlen(folder) + 1, &run->folder));
     strcpy(run->folder, folder);
-    RFI_GOTO(open_folder(run));
   }
   RFI_GOTO(make_programs(run));
+  if (writes) RFI_GOTO(open_folder(run));
   RFI_GOTO(load_or_start(run, from));
   if (writes) {
     RFI_GOTO(write_config(run, config_path));

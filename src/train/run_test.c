@@ -302,6 +302,9 @@ static void stop_and_go_on(void **state) {
   run = open_run(ctx, NULL, "stop", &o);
   assert_int_equal(rfr_run_evaluate(run, &e), RFR_OK);
   assert_true(e.bits_per_byte == whole.bits);
+  rfr_run_info info;
+  rfr_run_get_info(run, &info);
+  assert_int_equal(e.tokens, info.validation_bytes - info.validation_files); /* all but each file's first byte */
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
@@ -437,19 +440,12 @@ static void seconds_become_steps(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-static void log_lines(void **state) {
-  (void)state;
-  char path[160];
-  rfr_ctx *ctx = new_ctx(1);
-  record r = {0};
-  rfr_run_options o = options_for(&r);
-  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "log", &o);
-  steps(run, 3);
-  rfr_run_close(run);
-  snprintf(path, sizeof path, "%s/log.jsonl", folder_of("log"));
+/* Every line of a run's log is JSON, and the metrics are those of the events. */
+static void check_log(const char *name, const record *r, int steps) {
+  char path[160], line[4096];
+  snprintf(path, sizeof path, "%s/log.jsonl", folder_of(name));
   FILE *f = fopen(path, "r");
   assert_non_null(f);
-  char line[4096];
   int metrics = 0;
   while (fgets(line, sizeof line, f)) {
     json_t *v;
@@ -458,12 +454,86 @@ static void log_lines(void **state) {
     if (strcmp(event, "metrics") == 0) {
       metrics++;
       assert_int_equal(json_number_value(json_object_get(v, "step")), metrics);
-      assert_true(json_number_value(json_object_get(v, "loss")) == r.loss[metrics]);
+      assert_true(json_number_value(json_object_get(v, "loss")) == r->loss[metrics]);
     }
     json_decref(v);
   }
   fclose(f);
-  assert_int_equal(metrics, 3);
+  assert_int_equal(metrics, steps);
+}
+
+static void log_lines(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0};
+  rfr_run_options o = options_for(&r);
+  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "log", &o);
+  steps(run, 3);
+  rfr_run_close(run);
+  check_log("log", &r, 3);
+  rfr_ctx_destroy(ctx);
+}
+
+/* What is frozen stays as it was and costs no state; the rest trains. */
+static void frozen(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0};
+  rfr_run_options o = options_for(&r);
+  const char *const sets[] = {"optimizer.frozen=[\"*embed*\", \"model.layers.0.*\"]"};
+  o.overrides = sets;
+  o.n_overrides = 1;
+  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  rfr_programs *p = rfr_run_programs(run);
+  rfr_tensor x;
+  float before[2], after[2];
+  static const char *const names[] = {"model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"};
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(rfr_programs_tensor(p, names[i], &x), RFR_OK);
+    before[i] = ((float *)x.data)[7];
+  }
+  steps(run, 20);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(rfr_programs_tensor(p, names[i], &x), RFR_OK);
+    after[i] = ((float *)x.data)[7];
+  }
+  assert_true(before[0] == after[0]);
+  assert_true(before[1] != after[1]);
+  assert_int_equal(rfr_programs_tensor(p, "model.layers.0.mlp.up_proj.weight.exp_avg", &x), RFR_INVALID);
+  assert_int_equal(rfr_programs_tensor(p, "model.layers.1.mlp.up_proj.weight.exp_avg", &x), RFR_OK);
+  assert_true(r.loss[20] < r.loss[1]);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* A checkpoint is a model folder that another run starts from. */
+static void from_folder(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0}, s = {0};
+  char config[512];
+  rfr_run_options o = options_for(&r);
+  rfr_run *a = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "parent", &o);
+  steps(a, 5);
+  assert_int_equal(rfr_run_save(a), RFR_OK);
+  snprintf(config, sizeof config, "refrain: 1\nmodel: %s/step-000005\n%s", folder_of("parent"),
+           DATA TWO_BATCHES ADAM RUN);
+  o = options_for(&s);
+  rfr_run *b = open_run(ctx, config, "child", &o);
+  rfr_tensor x, y;
+  int n = 0;
+  for (int i = 0; rfr_programs_tensor_at(rfr_run_programs(a), i, &x) == RFR_OK; i++) {
+    if (x.role != RFR_ROLE_TRAINABLE) continue;
+    assert_int_equal(rfr_programs_tensor(rfr_run_programs(b), x.name, &y), RFR_OK);
+    assert_int_equal(x.bytes, y.bytes);
+    assert_memory_equal(x.data, y.data, (size_t)x.bytes);
+    n++;
+  }
+  assert_int_equal(n, 21);
+  steps(b, 1);
+  assert_true(s.loss[1] < r.loss[1]); /* the same windows, seen after training */
+  rfr_run_close(b);
+  rfr_run_close(a);
   rfr_ctx_destroy(ctx);
 }
 
@@ -492,7 +562,7 @@ static void guest(void **state) {
   enum { N = sizeof signals / sizeof signals[0] };
   struct sigaction before[N], after;
   record plain = {0}, comma = {0};
-  const char *config = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 6, seed: 3}\n";
+  const char *config = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 6, seed: 3, log_every: 1}\n";
   rfr_ctx *ctx = new_ctx(2);
   rfr_run_options o = options_for(&plain);
   rfr_run *run = open_run(ctx, config, NULL, &o);
@@ -519,6 +589,7 @@ static void guest(void **state) {
   assert_int_equal(s, RFR_OK);
   for (int i = 1; i <= 6; i++) assert_true(plain.loss[i] == comma.loss[i]);
   /* and what was written under it reads back */
+  check_log("guest", &comma, 6);
   o.resume = 1;
   run = open_run(ctx, config, "guest", &o);
   rfr_run_close(run);
@@ -533,7 +604,8 @@ int main(void) {
       cmocka_unit_test(draws),          cmocka_unit_test(disk_full),
       cmocka_unit_test(diverged),       cmocka_unit_test(seconds_become_steps),
       cmocka_unit_test(log_lines),      cmocka_unit_test(quiet_allocator),
-      cmocka_unit_test(guest),
+      cmocka_unit_test(guest),          cmocka_unit_test(frozen),
+      cmocka_unit_test(from_folder),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -56,6 +56,9 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
 static rfr_status read_batch(rfi_settings *s) {
   const rfi_config *c = s->config;
   s->sequence = c->data_sequence;
+  if (s->spec.model.vocab_size < 256)
+    return FAIL_AT(s, RFI_CFG_model_vocab_size, "model.vocab_size: %lld, but there are 256 bytes",
+                   (long long)s->spec.model.vocab_size);
   if (s->sequence > s->spec.model.max_positions)
     return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens, but the model has %lld positions",
                    (long long)s->sequence, (long long)s->spec.model.max_positions);

@@ -66,6 +66,14 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
   return RFR_OK;
 }
 
+/* GPT-2's own files leave out the name of the outer module. */
+static const rfi_stored *find_stored(const rfi_safetensors *st, const char *name) {
+  static const char outer[] = "transformer.";
+  const rfi_stored *found = rfi_safetensors_find(st, name);
+  if (found || strncmp(name, outer, sizeof outer - 1) != 0) return found;
+  return rfi_safetensors_find(st, name + sizeof outer - 1);
+}
+
 static rfr_status load_tensors(rfr_run *run, const char *path, kind which) {
   rfr_status s;
   rfi_safetensors *st = NULL;
@@ -73,7 +81,7 @@ static rfr_status load_tensors(rfr_run *run, const char *path, kind which) {
   RFI_TRY(rfi_safetensors_open(run->ctx, path, &st));
   for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++) {
     if (kind_of(&x) != which) continue;
-    const rfi_stored *stored = rfi_safetensors_find(st, x.name);
+    const rfi_stored *stored = find_stored(st, x.name);
     if (!stored) {
       s = rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0, "there is no tensor %s in it", x.name);
       goto fail;
