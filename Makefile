@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: all configure deps demo check bench fmt install
+.PHONY: all configure deps demo check bench docs fmt install
 all: configure
 	@cmake --build --preset release --target product -j $(JOBS)
 
@@ -28,6 +28,10 @@ check: deps
 
 bench: all
 	@$(BUILD)/refrain bench
+
+docs: configure
+	@cmake --build --preset release --target make_docs -j $(JOBS)
+	@$(BUILD)/make_docs docs
 
 fmt:
 	@command -v clang-format >/dev/null || { echo "clang-format is missing: apt-get install clang-format" >&2; exit 3; }

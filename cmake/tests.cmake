@@ -39,6 +39,11 @@ foreach(source ${RFR_TEST_SOURCES})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endforeach()
 
+# The pages of docs/ that are tables in the source.
+add_executable(make_docs tools/make_docs.c)
+target_link_libraries(make_docs PRIVATE refrain_inside)
+add_test(NAME docs_current COMMAND make_docs --check ${PROJECT_SOURCE_DIR}/docs)
+
 # What follows looks at sources, symbols and the installed package: the same under every sanitizer.
 if(NOT RFR_SANITIZE)
   set(tools ${PROJECT_SOURCE_DIR}/tools)
