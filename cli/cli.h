@@ -45,7 +45,7 @@ typedef struct cli {
   int64_t tokens, seed, top_k;
   double temperature, top_p;
   const char *after, *phase, *program, *files;
-  bool diff, flat, all;
+  bool diff, flat, all, frontier;
   int64_t steps;
   rfr_ctx *ctx;
 } cli;

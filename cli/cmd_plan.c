@@ -2,7 +2,8 @@
  *
  * refrain plan: every buffer of a program, the peak and how close it is to the least
  * that any plan could need. Nothing runs. Buffers that differ in numbers alone ("layer
- * 3", "layer 4") share a line unless --all asks for each.
+ * 3", "layer 4") share a line unless --all asks for each. With --frontier: what less memory
+ * would cost in recomputing, up to the smallest plan there is.
  */
 #include <ctype.h>
 #include <stdlib.h>
@@ -130,14 +131,50 @@ static rfr_status print_plan(cli *c, const rfr_programs *p, int program) {
   return s;
 }
 
+/* What memory.recompute: auto would do for budgets between the largest plan and the smallest. */
+static rfr_status print_frontier(cli *c, rfr_programs *p, int program) {
+  enum { MOST = 20 };
+  rfr_frontier_point point[MOST];
+  int n = 0;
+  char bytes[32];
+  rfr_status s = rfr_program_frontier(p, program, point, MOST, &n);
+  if (s != RFR_OK) return s;
+  if (c->json) {
+    json j = {.f = stdout};
+    json_begin(&j, NULL, '{');
+    json_begin(&j, "frontier", '[');
+    for (int i = 0; i < n; i++) {
+      json_begin(&j, NULL, '{');
+      json_int(&j, "planned_bytes", point[i].planned_bytes);
+      json_double(&j, "extra_flops", point[i].extra_flops);
+      json_double(&j, "extra_bytes", point[i].extra_bytes);
+      json_int(&j, "recomputed_ops", point[i].recomputed);
+      json_end(&j, '}');
+    }
+    json_end(&j, ']');
+    json_end(&j, '}');
+    putchar('\n');
+    return RFR_OK;
+  }
+  const double flops = rfr_program_flops(p, program);
+  printf("%14s %10s %14s %9s %14s %8s\n", "peak bytes", "", "extra FLOPs", "of step", "extra bytes", "ops");
+  for (int i = 0; i < n; i++)
+    printf("%14lld %10s %14.4g %8.2f%% %14.4g %8d\n", (long long)point[i].planned_bytes,
+           cli_bytes(bytes, point[i].planned_bytes), point[i].extra_flops,
+           flops > 0 ? 100 * point[i].extra_flops / flops : 0.0, point[i].extra_bytes, point[i].recomputed);
+  printf("\nmemory.recompute: auto with memory.budget between the first and the last takes the cheapest that fits\n");
+  return RFR_OK;
+}
+
 rfr_status cli_plan(cli *c) {
   char *text = NULL;
   rfr_run *run = NULL;
   int which = RFR_RUN_TRAIN;
   rfr_status s = cli_program(c, &which);
   if (s == RFR_OK) s = cli_read_file(c->operand, &text);
-  if (s == RFR_OK) s = cli_open_config(c, c->operand, text, false, &run);
-  if (s == RFR_OK) s = print_plan(c, rfr_run_programs(run), rfr_run_program_index(run, which));
+  if (s == RFR_OK) s = cli_open_config(c, c->operand, text, c->frontier, &run);
+  if (s == RFR_OK && c->frontier) s = print_frontier(c, rfr_run_programs(run), rfr_run_program_index(run, which));
+  else if (s == RFR_OK) s = print_plan(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   rfr_run_close(run);
   free(text);
   return s;

@@ -8,7 +8,7 @@
 
 #include "cli.h"
 
-static const char *const passes[] = {"record", "autodiff", "prune", "fuse", "lower"};
+static const char *const passes[] = {"record", "autodiff", "prune", "fuse", "recompute", "lower"};
 enum { N_PASSES = sizeof passes / sizeof passes[0] };
 
 static const char *const phases[] = {
@@ -43,7 +43,8 @@ static rfr_status print_trace(const cli *c, const rfr_programs *p, int program, 
   if (c->diff) {
     const rfr_trace *before = pass > 0 ? rfr_program_trace(p, program, passes[pass - 1]) : NULL;
     if (!before)
-      return cli_usage("give --after autodiff, prune, fuse or lower", "nothing comes before %s", passes[pass]);
+      return cli_usage("give --after autodiff, prune, fuse, recompute or lower", "nothing comes before %s",
+                       passes[pass]);
     return rfr_trace_diff(before, t, cli_write, NULL);
   }
   rfr_print_options o = rfr_print_options_default();

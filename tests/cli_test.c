@@ -172,6 +172,35 @@ static json_int_t number(const json_t *o, const char *key) {
   return (json_int_t)json_number_value(v);
 }
 
+/* The frontier's points are budgets that --set memory.recompute=auto keeps. */
+static void plan_frontier(void **state) {
+  (void)state;
+  assert_int_equal(RUN("plan", "small.yaml", "--frontier", "--json"), 0);
+  json_t *v = parsed();
+  const json_t *points = json_object_get(v, "frontier");
+  size_t n = json_array_size(points);
+  assert_true(n >= 3);
+  json_int_t first = number(json_array_get(points, 0), "planned_bytes"),
+             last = number(json_array_get(points, n - 1), "planned_bytes");
+  assert_true(last < first);
+  json_decref(v);
+  for (int i = 0; i < 3; i++) {
+    char budget[64];
+    snprintf(budget, sizeof budget, "memory.budget=%lldB", (long long)(i < 2 ? (i ? last : first) : last - 1));
+    assert_int_equal(RUN("plan", "small.yaml", "--set", "memory.recompute=auto", "--set", budget, "--json"),
+                     i < 2 ? 0 : 3);
+    if (i == 2) break;
+    v = parsed();
+    assert_true(number(v, "planned_bytes") <= (i ? last : first));
+    json_decref(v);
+  }
+  assert_says(err, "the smallest budget that works");
+  assert_int_equal(RUN("plan", "small.yaml", "--frontier"), 0);
+  assert_says(out, "extra FLOPs");
+  assert_int_equal(RUN("trace", "small.yaml", "--set", "memory.recompute=all", "--after", "recompute"), 0);
+  assert_says(out, "recompute of %");
+}
+
 static void plan_and_trace(void **state) {
   (void)state;
   assert_int_equal(RUN("plan", "small.yaml", "--json"), 0);
@@ -265,7 +294,8 @@ static void interrupted(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
-      cmocka_unit_test(plan_and_trace), cmocka_unit_test(train_and_use), cmocka_unit_test(interrupted),
+      cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(train_and_use),
+      cmocka_unit_test(interrupted),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -277,9 +277,6 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
   if (c->data_train.n == 0) return BAD(c, data_train, "data.train: the list is empty");
-  if (strcmp(c->memory_recompute, "none") != 0)
-    return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, c->source[RFI_CFG_memory_recompute].line,
-                       "memory.recompute: \"%s\" is not built yet; \"none\" is", c->memory_recompute);
   rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* our arena's */
   for (int i = 0; i < c->optimizer_groups.n; i++)
     if (isnan(groups[i].weight_decay)) groups[i].weight_decay = c->optimizer_weight_decay;

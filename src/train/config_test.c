@@ -270,7 +270,7 @@ static void test_between_keys(void **state) {
       fail_msg("\"%s\" does not say \"%s\"", rfr_last_error()->message, cases[i].says);
   }
   rfi_config *c;
-  assert_int_equal(read_sets(f, MINIMAL "memory:\n  recompute: auto\n", NULL, 0, &c), RFR_UNSUPPORTED);
+  assert_int_equal(read_sets(f, MINIMAL "memory:\n  recompute: full\n", NULL, 0, &c), RFR_INVALID);
   assert_int_equal(rfr_last_error()->line, 7);
   assert_int_equal(read_sets(f, MINIMAL, (const char *[]){"model.hidden_act=gelu_new"}, 1, &c), RFR_UNSUPPORTED);
   assert_int_equal(

@@ -110,6 +110,7 @@ static rfr_status compile(rfr_run *run) {
   }
   rfr_compile_options o = rfr_compile_options_default();
   o.budget = run->settings->budget;
+  o.recompute = run->settings->recompute;
   o.debug = run->options.debug;
   o.keep_traces = run->options.keep_traces || (run->folder && (run->options.programs & RFR_RUN_TRAIN));
   const double start = rfi_now();

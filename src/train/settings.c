@@ -144,6 +144,9 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   s->keep = (int)c->run_keep;
   s->seed = (uint64_t)c->run_seed;
   s->budget = c->memory_budget;
+  s->recompute = strcmp(c->memory_recompute, "all") == 0    ? RFR_RECOMPUTE_ALL
+                 : strcmp(c->memory_recompute, "auto") == 0 ? RFR_RECOMPUTE_AUTO
+                                                            : RFR_RECOMPUTE_KEEP;
   s->debug = c->run_debug;
   status = read_model(s, bf16_fast);
   if (status == RFR_OK) status = read_batch(s);
@@ -236,6 +239,7 @@ static bool is_free(rfi_config_id id) {
                                       "data.train",
                                       "data.validation",
                                       "memory.budget",
+                                      "memory.recompute",
                                       "run.time",
                                       "run.evaluate_every",
                                       "run.evaluate_windows",

@@ -32,6 +32,7 @@ typedef struct rfi_settings {
   int keep;
   uint64_t seed;
   int64_t budget;
+  rfr_recompute recompute;
   bool debug;
 } rfi_settings;
 
