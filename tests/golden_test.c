@@ -107,9 +107,9 @@ static void test_llama(void **state) {
   c.dtype = RFR_BF16;
   rfr_value parameter[MOST], tokens[2], targets[2], offsets = RFR_NONE, loss = RFR_NONE;
   for (int m = 0; m < 2; m++) {
-    char name[2][16];
-    snprintf(name[0], 16, "tokens%d", m);
-    snprintf(name[1], 16, "targets%d", m);
+    char name[2][24];
+    snprintf(name[0], sizeof name[0], "tokens%d", m);
+    snprintf(name[1], sizeof name[1], "targets%d", m);
     tokens[m] = rfr_input(t, name[0], RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){TOKENS}));
     targets[m] = rfr_input(t, name[1], RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){TOKENS}));
   }
