@@ -54,6 +54,7 @@ typedef struct ladder {
   int n_ops;
   int *rung; /* rung[k]: how many of them rung k has; 0 is nothing at all */
   int n_rungs;
+  int looks; /* choices weighed so far: what the search costs, in walks over the trace */
 } ladder;
 
 /* ---- classes ---- */
@@ -196,6 +197,7 @@ static double look(ladder *l, int c, kind how, const rfi_choice_cost *now, doubl
   take(l, &l->class[c], how);
   if (l->n_rungs == rungs) return 0;
   rfi_choice_cost then = rfi_recompute_evaluate(&l->m, level);
+  l->looks++;
   step_back(l, rungs);
   if (!then.possible || then.peak > now->peak || then.area >= now->area) return 0;
   double more = work(&then) - work(now);
@@ -277,6 +279,7 @@ static bool drop_needless(ladder *l) {
           l->op[undo++] = x->op;
         }
       rfi_choice_cost without = rfi_recompute_evaluate(&l->m, 0);
+      l->looks++;
       bool good = without.possible && without.peak <= now.peak && work(&without) <= work(&now);
       for (int i = l->n_ops; i < undo && !good; i++) l->m.chosen[l->op[i]] = true;
       if (!good) break;
@@ -313,15 +316,18 @@ fail:
   return s;
 }
 
-/* Chooses rung k, or a part of it that needs no more memory. */
-static rfr_status stand_on(ladder *l, int k, int64_t *planned) {
-  int64_t less;
+/* Chooses the part of rung k that matters; or all of it, when the plan of the part is above
+ * `enough` and that of the whole is smaller. */
+static rfr_status stand_on(ladder *l, int k, int64_t enough, int64_t *planned) {
+  int64_t whole;
   set_rung(l, k);
+  bool dropped = drop_needless(l);
   RFI_TRY(plan_chosen(l, planned));
-  if (!drop_needless(l)) return RFR_OK;
-  RFI_TRY(plan_chosen(l, &less));
-  if (less <= *planned) *planned = less;
-  else set_rung(l, k);
+  if (!dropped || *planned <= enough) return RFR_OK;
+  set_rung(l, k);
+  RFI_TRY(plan_chosen(l, &whole));
+  if (whole < *planned) *planned = whole;
+  else drop_needless(l);
   return RFR_OK;
 }
 
@@ -347,7 +353,7 @@ static int find_rung(ladder *l, int low, int64_t bytes) {
 static rfr_status meet_budget(ladder *l, int low, int64_t *planned) {
   int top = l->n_rungs - 1, k = find_rung(l, low, l->o->budget);
   for (int step = 1;; step *= 2) {
-    RFI_TRY(stand_on(l, k, planned));
+    RFI_TRY(stand_on(l, k, l->o->budget, planned));
     if (*planned <= l->o->budget || k == top) return RFR_OK;
     k = k + step < top ? k + step : top;
   }
@@ -409,8 +415,8 @@ static rfr_status report_choice(ladder *l, int64_t before, int64_t planned, rfi_
   rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
   RFI_TRY(rfi_report_line(report,
                           "chosen: %d ops made again, +%.0f FLOPs, +%.0f bytes moved; live bytes with workspaces at "
-                          "most %lld before, %lld after",
-                          c.clones, c.flops, c.bytes, (long long)before, (long long)c.peak));
+                          "most %lld before, %lld after; %d choices weighed",
+                          c.clones, c.flops, c.bytes, (long long)before, (long long)c.peak, l->looks));
   if (l->o->recompute != RFR_RECOMPUTE_AUTO || l->o->budget <= 0) return RFR_OK;
   return rfi_report_line(report, "%s: %lld bytes planned for the step, %lld allowed",
                          planned <= l->o->budget ? "fits" : "does not fit, and nothing else would free memory",
@@ -431,7 +437,8 @@ rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rf
   int64_t before = rung_peak(&l, 0);
   climb(&l, true);
   int marked = l.n_rungs - 1;
-  if (demand) RFI_GOTO(stand_on(&l, marked, &planned));
+  if (demand) planned = rung_peak(&l, marked); /* no plan is smaller */
+  if (demand && planned <= o->budget) RFI_GOTO(stand_on(&l, marked, o->budget, &planned));
   if (all || (demand && planned > o->budget)) {
     climb(&l, false);
     if (all) {
@@ -470,7 +477,7 @@ rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o
     if (i == max - 1) k = l.n_rungs - 1;
     if (k <= last) continue;
     rfr_frontier_point p = {0};
-    RFI_GOTO(stand_on(&l, k, &p.planned_bytes));
+    RFI_GOTO(stand_on(&l, k, 0, &p.planned_bytes));
     rfi_choice_cost c = rfi_recompute_evaluate(&l.m, 0);
     p.extra_flops = c.flops;
     p.extra_bytes = c.bytes;

@@ -38,7 +38,7 @@ static int teardown(void **state) {
 
 /* ---- a training step of a small Llama ---- */
 
-enum { TOKENS = 40, MOST = 96, VOCAB = 50 };
+enum { TOKENS = 40, MOST = 512, VOCAB = 50 };
 
 static rfr_model_config small(int64_t layers) {
   rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
@@ -66,9 +66,9 @@ static rfr_value update(rfr_trace *t, rfr_value w, rfr_value g, rfr_value rate, 
                    &adam);
 }
 
-static rfr_trace *llama(int64_t layers, int microbatches, rfr_policy policy) {
+static rfr_trace *training(const rfr_model_config *model, int microbatches, rfr_policy policy) {
   rfr_trace *t;
-  rfr_model_config c = small(layers);
+  rfr_model_config c = *model;
   rfr_value parameter[MOST], grad[MOST], targets[8], tokens[8], loss = RFR_NONE, skip;
   OK(rfr_trace_create(ctx, &t));
   for (int m = 0; m < microbatches; m++) {
@@ -106,8 +106,13 @@ static rfr_trace *llama(int64_t layers, int microbatches, rfr_policy policy) {
   return t;
 }
 
-static void init(rfr_programs *p, int64_t layers, int microbatches) {
+static rfr_trace *llama(int64_t layers, int microbatches, rfr_policy policy) {
   rfr_model_config c = small(layers);
+  return training(&c, microbatches, policy);
+}
+
+static void init_model(rfr_programs *p, const rfr_model_config *model, int microbatches) {
+  rfr_model_config c = *model;
   rfr_tensor x;
   for (int i = 0; i < rfr_model_parameter_count(&c); i++) {
     rfr_parameter parameter;
@@ -127,6 +132,11 @@ static void init(rfr_programs *p, int64_t layers, int microbatches) {
   OK(rfr_programs_tensor(p, "step", &x));
   ((int64_t *)x.data)[2] = 1234;
   OK(rfr_programs_load(p));
+}
+
+static void init(rfr_programs *p, int64_t layers, int microbatches) {
+  rfr_model_config c = small(layers);
+  init_model(p, &c, microbatches);
 }
 
 static rfr_programs *compile(const rfr_trace *t, rfr_recompute recompute, int64_t budget) {
@@ -211,6 +221,38 @@ static void test_bits(void **state) {
   rfr_trace_destroy(t);
 }
 
+/* GPT-2 in bf16: biases, packed projections read through views, a table that is also the
+ * head, gradients of a residual that add up in place. */
+static void test_bits_gpt2(void **state) {
+  (void)state;
+  rfr_model_config c = rfr_model_config_default(RFR_MODEL_GPT2);
+  c.vocab_size = VOCAB;
+  c.hidden_size = 24;
+  c.intermediate_size = 72;
+  c.layers = 3;
+  c.heads = c.kv_heads = 3;
+  c.head_dim = 8;
+  c.max_positions = TOKENS;
+  c.dropout = 0.1;
+  c.tie_embeddings = 1;
+  c.dtype = RFR_BF16;
+  rfr_trace *t = training(&c, 3, RFR_POLICY_AUTO);
+  rfr_programs *none = compile(t, RFR_RECOMPUTE_KEEP, 0), *all = compile(t, RFR_RECOMPUTE_ALL, 0);
+  assert_true(clones_of(all) > 20);
+  assert_true(plan_of(all).planned_bytes < plan_of(none).planned_bytes);
+  init_model(none, &c, 3);
+  init_model(all, &c, 3);
+  OK(rfr_program_capture(all, 0));
+  for (int i = 0; i < 6; i++) {
+    OK(rfr_program_run(none, 0));
+    OK(rfr_program_replay(all, 0, NULL, 0));
+  }
+  assert_true(state_hash(none) == state_hash(all));
+  rfr_programs_destroy(none);
+  rfr_programs_destroy(all);
+  rfr_trace_destroy(t);
+}
+
 /* ---- the budget ---- */
 
 static void test_budget(void **state) {
@@ -256,6 +298,46 @@ static void test_budget(void **state) {
   assert_int_equal(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p), RFR_NO_FIT);
   assert_null(p);
   rfr_trace_destroy(t);
+}
+
+/* Programs share the step-scoped part: one that fits as it is recomputes nothing. */
+static void test_programs(void **state) {
+  (void)state;
+  rfr_trace *t[2] = {llama(3, 2, RFR_POLICY_AUTO), llama(1, 1, RFR_POLICY_AUTO)};
+  rfr_compile_options o = rfr_compile_options_default();
+  o.recompute = RFR_RECOMPUTE_AUTO;
+  o.budget = between(t[0], 0.4);
+  rfr_programs *p;
+  OK(rfr_compile(ctx, 2, (const rfr_trace *const *)t, NULL, &o, &p));
+  assert_true(plan_of(p).planned_bytes <= o.budget);
+  assert_true(clones_of(p) > 0);
+  assert_null(strstr(rfr_program_report(p, 1, "recompute"), "recomputed"));
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t[0]);
+  rfr_trace_destroy(t[1]);
+}
+
+/* The search walks over the trace as often for a deep model as for a shallow one. */
+static void test_linear(void **state) {
+  (void)state;
+  int looks[2];
+  for (int i = 0; i < 2; i++) {
+    rfr_trace *t = llama(i ? 32 : 8, 2, RFR_POLICY_AUTO);
+    rfr_programs *p = compile(t, RFR_RECOMPUTE_KEEP, 0);
+    rfi_pass_options o = {.prune = true, .recompute = RFR_RECOMPUTE_ALL};
+    rfi_report report = {.text = {.ctx = ctx}};
+    rfr_trace *u;
+    OK(rfi_pass_recompute(rfr_program_trace(p, 0, "fuse"), &o, &report, &u));
+    const char *weighed = strstr(report.text.data, " choices weighed");
+    assert_non_null(weighed);
+    while (weighed[-1] >= '0' && weighed[-1] <= '9') weighed--;
+    looks[i] = atoi(weighed);
+    rfi_string_deinit(&report.text);
+    rfr_trace_destroy(u);
+    rfr_programs_destroy(p);
+    rfr_trace_destroy(t);
+  }
+  if (looks[1] * 2 > looks[0] * 3) fail_msg("%d choices for 8 layers, %d for 32", looks[0], looks[1]);
 }
 
 static void test_frontier(void **state) {
@@ -347,7 +429,6 @@ static void test_clones(void **state) {
         if (c->out[j] >= 0 && !(c->def->flags & RFI_VIEW)) assert_int_equal(u->values[c->out[j]].base, c->out[j]);
       for (int k = i + 1; k < u->n_ops; k++) /* once per microbatch, not for dgrad and wgrad each */
         assert_false(u->ops[k].clone_of == c->clone_of);
-      /* lazy: an op that no clone is reads it, after nothing but other clones of that moment */
       dropouts += c->def->code == RFI_OP_dropout;
       products += c->def->code == RFI_OP_matmul;
     }
@@ -584,7 +665,10 @@ static void test_allocation_faults(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(test_bits, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_bits_gpt2, setup, teardown),
       cmocka_unit_test_setup_teardown(test_budget, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_programs, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_linear, setup, teardown),
       cmocka_unit_test_setup_teardown(test_frontier, setup, teardown),
       cmocka_unit_test_setup_teardown(test_clones, setup, teardown),
       cmocka_unit_test_setup_teardown(test_lazy, setup, teardown),
