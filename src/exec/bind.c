@@ -43,6 +43,28 @@ static rfr_status bind_head(rfr_programs *p, rfi_call *call) {
   return RFR_OK;
 }
 
+/* A dead result has no bytes, but its type: kernels take sizes from whichever result is at hand. */
+static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *args) {
+  rfr_type *types, out[RFI_MAX_NAMES];
+  bool any = false;
+  for (int j = 0; j < op->n_out; j++) any = any || op->out[j] < 0;
+  if (!any) return RFR_OK;
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *types * (size_t)(op->n_in + 1), &types));
+  memset(out, 0, sizeof out);
+  for (int k = 0; k < op->n_in; k++) types[k] = args[k].type;
+  rfi_infer c = {op->def, op->n_in, types, op->attr, out};
+  rfr_status s = op->def->infer(&c);
+  for (int j = 0; s == RFR_OK && j < op->n_out; j++) {
+    rfi_value dense = {.type = out[j]};
+    if (op->out[j] >= 0 || out[j].rank < 0) continue;
+    rfi_dense_strides(&dense);
+    args[op->n_in + j].type = out[j];
+    memcpy(args[op->n_in + j].stride, dense.stride, sizeof dense.stride);
+  }
+  rfi_free(ctx, types);
+  return s;
+}
+
 /* Fills the call of op i, whose operands and results are described in args, and asks its
  * kernel for the workspace. */
 static rfr_status bind_op(rfr_programs *p, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
@@ -53,6 +75,7 @@ static rfr_status bind_op(rfr_programs *p, const rfr_trace *t, int i, rfi_arg *a
                        op->def->name, op->scope[0] ? ", in " : "", op->scope);
   for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
   for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
+  RFI_TRY(type_dead_results(p->ctx, op, args));
   *b = (rfi_bound){.op = i, .run = kernel->run};
   b->call = (rfi_call){.n_in = op->n_in,
                        .n_out = op->n_out,

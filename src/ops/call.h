@@ -16,7 +16,7 @@
 #include "trace/trace.h"
 
 typedef struct rfi_arg {
-  void *data; /* NULL: absent operand or dead result */
+  void *data; /* NULL: absent operand (rank -1) or dead result (typed all the same) */
   rfr_type type;
   int64_t stride[RFR_MAX_RANK]; /* elements */
 } rfi_arg;

@@ -25,10 +25,13 @@ RFT_REF(quantize) {
   if (scale_inv) scale_inv[0] = 1.0f / scale;
 }
 RFT_CASES(quantize) = {
-    "quantize(f[7,13])",     "quantize(f[1,17])",     "quantize(f[19,1])",    "quantize(f[67,521])",
-    "quantize(f[131,37]>0)", "quantize(f[5,1031])",   "quantize(f[3,5]=0)",   "quantize(f[3,4]=inf)",
-    "quantize(f[4,3]=1e-37)", "quantize(f[2,9]=3e38)", "quantize(f[0,5])",     "quantize(f[5,0])",
-    "quantize(f[23,11]^T)",  NULL,
+    "quantize(f[7,13])",      "quantize(f[1,17])",
+    "quantize(f[19,1])",      "quantize(f[67,521])",
+    "quantize(f[131,37]>0)",  "quantize(f[5,1031])",
+    "quantize(f[3,5]=0)",     "quantize(f[3,4]=inf)",
+    "quantize(f[4,3]=1e-37)", "quantize(f[2,9]=3e38)",
+    "quantize(f[0,5])",       "quantize(f[5,0])",
+    "quantize(f[23,11]^T)",   NULL,
 };
 
 RFT_REF(matmul_scaled) {

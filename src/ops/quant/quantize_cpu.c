@@ -38,8 +38,7 @@ static void amax_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   for (int64_t r = begin; r < end; r++)
     for (int64_t j = 0; j < N; j += RFI_BLOCK) {
       int64_t n = N - j < RFI_BLOCK ? N - j : RFI_BLOCK;
-      uint32_t block =
-          amax_block(rfi_read(buffer, x, r * x->stride[0] + j * x->stride[1], x->stride[1], n), n);
+      uint32_t block = amax_block(rfi_read(buffer, x, r * x->stride[0] + j * x->stride[1], x->stride[1], n), n);
       m = block > m ? block : m;
     }
   ((uint32_t *)c->workspace)[part] = m;
