@@ -86,8 +86,8 @@ static void assert_same_bits_over_threads(const char *text, rfr_dtype type) {
 
 static void test_threads(void **state) {
   (void)state;
-  assert_same_bits_over_threads("grad_norm(f[67,1031], F[3], f[7,7919], f[0,2])", RFR_F32);
-  assert_same_bits_over_threads("grad_norm(f[67,1031], F[3], f[7,7919], f[0,2])", RFR_BF16);
+  assert_same_bits_over_threads("grad_norm(_, f[67,1031], F[3], f[7,7919], f[0,2])", RFR_F32);
+  assert_same_bits_over_threads("grad_norm(_, f[67,1031], F[3], f[7,7919], f[0,2])", RFR_BF16);
   assert_same_bits_over_threads(
       "adamw(f[67,1031], f[67,1031], f[67,1031], F[67,1031]>0, F[67,1031], F[1]=0.01, F[1]=0.7, i[1]=0, I[4]=9,8,1,1) "
       "beta1=0.9 beta2=0.95 eps=1e-08 decay=0.1 lr_scale=2",
@@ -141,9 +141,9 @@ static void test_norm_not_finite(void **state) {
   for (int k = 0; k < 3; k++) {
     rft_case c;
     rft_run run;
-    parse("grad_norm(f[31], f[5,1031])", RFR_BF16, &c);
+    parse("grad_norm(_, f[31], f[5,1031])", RFR_BF16, &c);
     rft_run_init(&run, &c, RFT_DENSE, 0xFF, 0);
-    rft_set(&run.in_arg[1], 4099, bad[k]);
+    rft_set(&run.in_arg[2], 4099, bad[k]);
     assert_null(rft_run_kernel(&run, kernel_of(&c), 2));
     assert_int_equal(rft_get(&run.out_arg[1], 0), 1);
     rft_run_deinit(&run);
