@@ -210,6 +210,31 @@ static void bits_gpt2_bf16_dropout(void **state) {
   same_bits("refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, "gpt2");
 }
 
+/* What is computed again is the same: less memory, no bit changed. */
+static void recomputed(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(2);
+  record kept = {0}, again = {0};
+  rfr_plan_summary more, less;
+  const char *const sets[] = {"memory.recompute=all"};
+  rfr_run_options o = options_for(&kept);
+  rfr_run *a = open_run(ctx, "refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  steps(a, STEPS);
+  o = options_for(&again);
+  o.overrides = sets;
+  o.n_overrides = 1;
+  rfr_run *b = open_run(ctx, "refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  steps(b, STEPS);
+  assert_same_losses(&kept, &again);
+  assert_same_state(a, b);
+  assert_int_equal(rfr_program_plan(rfr_run_programs(a), 0, &more), RFR_OK);
+  assert_int_equal(rfr_program_plan(rfr_run_programs(b), 0, &less), RFR_OK);
+  assert_true(less.transient_planned_bytes < more.transient_planned_bytes);
+  rfr_run_close(b);
+  rfr_run_close(a);
+  rfr_ctx_destroy(ctx);
+}
+
 static void microbatches(void **state) {
   (void)state;
   rfr_ctx *ctx = new_ctx(1);
@@ -598,13 +623,21 @@ static void guest(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(bits_llama),     cmocka_unit_test(bits_gpt2_bf16_dropout),
-      cmocka_unit_test(microbatches),   cmocka_unit_test(mismatches),
-      cmocka_unit_test(stop_and_go_on), cmocka_unit_test(generation),
-      cmocka_unit_test(draws),          cmocka_unit_test(disk_full),
-      cmocka_unit_test(diverged),       cmocka_unit_test(seconds_become_steps),
-      cmocka_unit_test(log_lines),      cmocka_unit_test(quiet_allocator),
-      cmocka_unit_test(guest),          cmocka_unit_test(frozen),
+      cmocka_unit_test(bits_llama),
+      cmocka_unit_test(bits_gpt2_bf16_dropout),
+      cmocka_unit_test(microbatches),
+      cmocka_unit_test(recomputed),
+      cmocka_unit_test(mismatches),
+      cmocka_unit_test(stop_and_go_on),
+      cmocka_unit_test(generation),
+      cmocka_unit_test(draws),
+      cmocka_unit_test(disk_full),
+      cmocka_unit_test(diverged),
+      cmocka_unit_test(seconds_become_steps),
+      cmocka_unit_test(log_lines),
+      cmocka_unit_test(quiet_allocator),
+      cmocka_unit_test(guest),
+      cmocka_unit_test(frozen),
       cmocka_unit_test(from_folder),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
