@@ -11,23 +11,6 @@
 #include "base/base.h"
 #include "trace/trace.h"
 
-void rfi_dense_strides(rfi_value *v) {
-  int64_t stride = 1;
-  for (int d = v->type.rank - 1; d >= 0; d--) {
-    v->stride[d] = stride;
-    stride *= v->type.shape[d];
-  }
-}
-
-bool rfi_is_dense(const rfi_value *v) {
-  int64_t stride = 1;
-  for (int d = v->type.rank - 1; d >= 0; d--) {
-    if (v->type.shape[d] != 1 && v->stride[d] != stride) return rfi_count(&v->type) == 0;
-    stride *= v->type.shape[d];
-  }
-  return true;
-}
-
 /* ---- errors ---- */
 
 static rfr_status latch(rfr_trace *t) {

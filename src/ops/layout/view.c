@@ -1,74 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Views: reshape, transpose, slice, expand and detach cost nothing. Each is a new shape over
- * the bytes of operand 0, told by strides and an offset in elements of the owner of the bytes.
- *
- * Only a reshape can be inexpressible: it may split a dimension in any way, but merge
- * neighbours only where the outer one steps over exactly one row of the inner one. The
- * recording call then writes a named copy first, so that a trace shows what it costs.
- * Gradients are the inverse views; a slice gives a pad, an expand gives a sum.
+ * Views: reshape, transpose, slice, expand and detach cost nothing; where they lie is told by
+ * src/trace/strides.c. A reshape that no strides can express is recorded as a named copy and
+ * a reshape, so that a trace shows what it costs. Gradients are the inverse views; a slice
+ * gives a pad, an expand gives a sum.
  */
-#include <string.h>
 
 #include "ops/rule.h"
-
-/* ---- strides ---- */
-
-/* Matches groups of dimensions with equal products from the left; within a group the old
- * ones must be one run of equal steps, which the new ones then divide. */
-static bool view_reshape(const rfi_value *x, const rfi_shape *shape, rfi_value *y) {
-  int64_t dim[RFR_MAX_RANK], step[RFR_MAX_RANK], stride = 1;
-  int n = 0, i = 0, j = 0;
-  for (int d = shape->rank - 1; d >= 0; d--) {
-    y->stride[d] = stride;
-    stride *= shape->dim[d];
-  }
-  if (stride == 0) return true; /* no elements: any strides will do */
-  for (int d = 0; d < x->type.rank; d++) {
-    if (x->type.shape[d] == 1) continue;
-    dim[n] = x->type.shape[d];
-    step[n++] = x->stride[d];
-  }
-  while (i < n) {
-    int64_t old = dim[i], new = 1;
-    int last = i, end = j;
-    for (; new != old;) {
-      if (new < old && end == shape->rank) return false;
-      if (new < old) new *= shape->dim[end++];
-      else if (++last == n) return false;
-      else old *= dim[last];
-    }
-    for (int k = i; k < last; k++)
-      if (step[k] != step[k + 1] * dim[k + 1]) return false;
-    stride = step[last];
-    for (int d = end - 1; d >= j; d--) {
-      y->stride[d] = stride;
-      stride *= shape->dim[d];
-    }
-    i = last + 1;
-    j = end;
-  }
-  return true;
-}
-
-bool rfi_view(const rfi_op_def *def, const rfi_value *x, const rfi_attr *attr, rfi_value *y) {
-  int64_t stride[RFR_MAX_RANK];
-  memcpy(stride, x->stride, sizeof stride);
-  y->base = x->base;
-  y->offset = x->offset;
-  switch (def->code) {
-    case RFI_OP_reshape: return view_reshape(x, &attr[0].s, y);
-    case RFI_OP_transpose:
-      stride[attr[0].i] = x->stride[attr[1].i];
-      stride[attr[1].i] = x->stride[attr[0].i];
-      break;
-    case RFI_OP_slice: y->offset += attr[1].i * stride[attr[0].i]; break;
-    case RFI_OP_expand: stride[attr[0].i] = 0; break;
-    default: break; /* detach */
-  }
-  memcpy(y->stride, stride, sizeof stride);
-  return true;
-}
 
 /* ---- shapes ---- */
 
