@@ -8,6 +8,7 @@
  * as one that was never interrupted.
  */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/base.h"
@@ -70,6 +71,32 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
   return RFR_OK;
 }
 
+/* A weight whose gradient is exactly zero from the start learns nothing; it is told once, by name. */
+static rfr_status warn_of_zeros(rfr_run *run) {
+  enum { STEPS = 10 };
+  const rfr_model_config *c = &run->settings->spec.model;
+  const int n = rfr_model_parameter_count(c);
+  char names[320] = "";
+  size_t length = 0;
+  int found = 0, named = 0, gradient = 0;
+  rfr_tensor zeros, w;
+  rfr_parameter p;
+  if (run->step != STEPS) return RFR_OK;
+  RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_ZERO_STEPS, &zeros));
+  for (int i = 0; i < n; i++) {
+    RFI_TRY(rfr_model_parameter(c, i, &p));
+    RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
+    if (w.role != RFR_ROLE_TRAINABLE || ((const int32_t *)zeros.data)[gradient++] < STEPS) continue;
+    if (found++ > named || length + strlen(p.name) + 3 > sizeof names) continue;
+    length += (size_t)snprintf(names + length, sizeof names - length, "%s%s", named++ ? ", " : "", p.name);
+  }
+  if (found > named)
+    rfi_warn(run, "in all of the first %d steps the gradients of %d parameters were exactly zero: %s and %d more",
+             STEPS, found, names, found - named);
+  else if (found) rfi_warn(run, "in all of the first %d steps the gradient of %s was exactly zero", STEPS, names);
+  return RFR_OK;
+}
+
 rfr_status rfr_run_step(rfr_run *run) {
   double m[RFI_METRIC_N];
   if (rfr_run_program_index(run, RFR_RUN_TRAIN) < 0)
@@ -91,6 +118,7 @@ rfr_status rfr_run_step(rfr_run *run) {
                              .tokens = (int64_t)m[RFI_METRIC_COUNT],
                              .skipped = skipped,
                              .seconds = rfi_now() - start});
+  RFI_TRY(warn_of_zeros(run));
   if (run->skipped_in_row >= SKIPS_IN_A_ROW)
     return rfi_fail(RFI_E_RUN_DIVERGED, "step %lld: the gradients of %d steps in a row were not finite",
                     (long long)run->step, run->skipped_in_row);

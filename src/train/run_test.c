@@ -621,6 +621,34 @@ static void guest(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* With weights of zero nothing gets a gradient: said once, after the tenth step, by name. */
+static void zero_gradients(void **state) {
+  (void)state;
+  static const char *const frozen_keys[] = {"", ", frozen: [\"model.embed*\", \"model.layers.*\", \"lm_head*\"]"};
+  static const char *const said[] = {
+      "were exactly zero: model.embed_tokens.weight, model.layers.0.input_layernorm.weight",
+      "the gradient of model.norm.weight was exactly zero"};
+  for (int i = 0; i < 2; i++) {
+    char config[600];
+    snprintf(config, sizeof config,
+             "refrain: 1\nmodel: {model_type: llama, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 4,\n"
+             "        init_std: 0}\n"
+             "optimizer: {name: adamw, lr: 3e-3%s}\n%s",
+             frozen_keys[i], DATA TWO_BATCHES RUN);
+    rfr_ctx *ctx = new_ctx(2);
+    record r = {0};
+    rfr_run_options o = options_for(&r);
+    rfr_run *run = open_run(ctx, config, NULL, &o);
+    steps(run, 9);
+    assert_int_equal(r.warnings, 0);
+    steps(run, 3);
+    assert_int_equal(r.warnings, 1);
+    if (!strstr(r.warning, said[i])) fail_msg("%s", r.warning);
+    rfr_run_close(run);
+    rfr_ctx_destroy(ctx);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(bits_llama),
@@ -639,6 +667,7 @@ int main(void) {
       cmocka_unit_test(guest),
       cmocka_unit_test(frozen),
       cmocka_unit_test(from_folder),
+      cmocka_unit_test(zero_gradients),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -80,7 +80,9 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
   rfr_scope(t, "optimizer");
   update u = {.step = step, .clip = RFR_NONE};
   u.lr = rfr_lr_schedule(t, step, &s->lr);
-  rfr_value norm = rfr_grad_norm(t, trainable, g, &u.skip);
+  const int64_t gradients = trainable;
+  rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
+  rfr_value norm = rfr_grad_norm_zeros(t, trainable, g, zeros, &u.skip);
   if (s->clip > 0.0) u.clip = rfr_clip_scale(t, norm, s->clip);
   trainable = 0;
   for (int i = 0; i < n; i++) {
