@@ -70,6 +70,7 @@ typedef struct cse {
   rfr_value *same; /* value -> the earlier value that equals it */
   bool *gone;      /* per op: merged into an earlier one */
   bool *shared;    /* per op: stands for ops of several microbatches */
+  int8_t *to;      /* per op: the phase that it is hoisted to, -1 where it stays */
   int *slot;       /* open-addressing table of op indices, -1 empty */
   uint64_t mask;
 } cse;
@@ -151,6 +152,19 @@ static int hoisted(const rfr_trace *t, const cse *c, const uint8_t *depends, int
   return -1;
 }
 
+/* An op leaves only with, or after, what it reads: the constant cotangent of a loss, say,
+ * depends on nothing and stays where it is. */
+static void find_hoisted(const rfr_trace *t, const cse *c, const uint8_t *depends) {
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    c->to[i] = (int8_t)hoisted(t, c, depends, i);
+    for (int k = 0; k < op->n_in && c->to[i] >= 0; k++) {
+      int maker = op->in[k] < 0 ? -1 : t->values[c->same[op->in[k]]].op;
+      if (maker >= 0 && (c->to[maker] < 0 || c->to[maker] > c->to[i])) c->to[i] = -1;
+    }
+  }
+}
+
 static rfr_status emit(rfi_rewrite *r, const cse *c, int i, int phase) {
   const rfi_opr *old = &r->from->ops[i];
   for (int k = 0; k < old->n_in; k++)
@@ -182,14 +196,16 @@ static rfr_status cse_and_hoist(const rfr_trace *in, rfi_report *report, rfr_tra
   RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)(in->n_values + 1) * sizeof *c.same, &c.same));
   RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &c.gone));
   RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &c.shared));
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &c.to));
   RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_values + 1, &depends));
   for (int v = 0; v < in->n_values; v++) c.same[v] = v;
   find_same(&c);
   find_dependence(in, &c, depends);
+  find_hoisted(in, &c, depends);
   RFI_GOTO(rfi_rewrite_begin(in, &r));
   for (int phase = RFR_PHASE_LOAD; phase <= RFR_PHASE_SETUP; phase++)
     for (int i = 0; i < in->n_ops; i++) {
-      if (hoisted(in, &c, depends, i) != phase) continue;
+      if (c.to[i] != phase) continue;
       RFI_GOTO(rfi_report_line(report, "hoisted: op %d %s%s%s to phase %s", i, in->ops[i].def->name,
                                in->ops[i].scope[0] ? " in " : "", in->ops[i].scope,
                                phase == RFR_PHASE_LOAD ? "load, it depends on frozen inputs alone"
@@ -201,7 +217,7 @@ static rfr_status cse_and_hoist(const rfr_trace *in, rfi_report *report, rfr_tra
       if (!(in->ops[i].def->flags & RFI_VIEW))
         RFI_GOTO(rfi_report_line(report, "merged: op %d %s%s%s equals an earlier one", i, in->ops[i].def->name,
                                  in->ops[i].scope[0] ? " in " : "", in->ops[i].scope));
-    } else if (hoisted(in, &c, depends, i) < 0) {
+    } else if (c.to[i] < 0) {
       RFI_GOTO(emit(&r, &c, i, -1));
     }
   }
@@ -215,6 +231,7 @@ done:
   rfi_free(in->ctx, c.same);
   rfi_free(in->ctx, c.gone);
   rfi_free(in->ctx, c.shared);
+  rfi_free(in->ctx, c.to);
   rfi_free(in->ctx, depends);
   return s;
 }

@@ -199,7 +199,7 @@ static double look(ladder *l, int c, kind how, const rfi_choice_cost *now, doubl
   rfi_choice_cost then = rfi_recompute_evaluate(&l->m, level);
   l->looks++;
   step_back(l, rungs);
-  if (!then.possible || then.peak > now->peak || then.area >= now->area) return 0;
+  if (!then.possible || then.peak > now->peak) return 0; /* every rung is lower than the one before */
   double more = work(&then) - work(now);
   return (now->area - then.area) / (more > 1 ? more : 1);
 }
@@ -348,7 +348,8 @@ static int find_rung(ladder *l, int low, int64_t bytes) {
   return low;
 }
 
-/* Live bytes bound the plan from below, so the search starts where they fit; the planner
+/* Live bytes bound the plan from below (but for originals that lowering removes, where the
+ * forward was for the backward alone), so the search starts where they fit; the planner
  * decides. */
 static rfr_status meet_budget(ladder *l, int low, int64_t *planned) {
   int top = l->n_rungs - 1, k = find_rung(l, low, l->o->budget);

@@ -438,6 +438,7 @@ static void test_clones(void **state) {
   const char *report = rfr_program_report(p, 0, "recompute");
   assert_non_null(strstr(report, "recomputed: %"));
   assert_non_null(strstr(report, "bytes moved"));
+  assert_non_null(strstr(report, "for another clone")); /* what only the forward read, the product below a rope */
   assert_non_null(strstr(report, "peak of live bytes"));
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
@@ -588,8 +589,9 @@ static void test_effects(void **state) {
   rfi_pass_options o = {.recompute = RFR_RECOMPUTE_ALL};
   rfi_recompute_model m;
   OK(rfi_recompute_model_init(&m, fused, &o));
-  for (int i = 0; i < fused->n_ops; i++) {
+  for (int i = 0; i < fused->n_ops; i++)
     if (fused->ops[i].def->flags & (RFI_STATE | RFI_HOST)) assert_false(m.can[i]);
+  for (int i = 0; i < fused->n_ops; i++) {
     if (fused->ops[i].scope[0] == 0 && fused->ops[i].def->code == RFI_OP_silu && m.can[i] && !m.chosen[i]) {
       m.chosen[i] = m.chosen[fused->values[fused->ops[i].in[0]].op] = true;
       break;
@@ -597,6 +599,130 @@ static void test_effects(void **state) {
   }
   assert_false(rfi_recompute_evaluate(&m, 0).possible);
   rfi_recompute_model_deinit(&m);
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+}
+
+/* What is written onto in the forward, and what writes onto it, are not made again. */
+static void test_in_place(void **state) {
+  (void)state;
+  rfr_value x, w;
+  rfr_trace *t = begin(&x, &w);
+  rfr_value h = rfr_linear(t, x, w, RFR_NONE);
+  h = rfr_add(t, h, rfr_linear(t, rfr_silu(t, x), w, RFR_NONE));
+  h = silus(t, h, w, 6);
+  rfr_programs *p = finish(t, h, w, RFR_RECOMPUTE_ALL);
+  const rfr_trace *u = rfr_program_trace(p, 0, "fuse");
+  rfi_pass_options o = {.prune = true};
+  rfi_recompute_model m;
+  int written = 0;
+  OK(rfi_recompute_model_init(&m, u, &o));
+  for (int i = 0; i < u->n_ops; i++) {
+    const rfi_opr *op = &u->ops[i];
+    if (op->phase != RFR_PHASE_FORWARD || op->def->code != RFI_OP_matmul || op->in[3] < 0) continue;
+    assert_false(m.can[i]);
+    assert_false(m.can[u->values[op->in[3]].op]);
+    written++;
+  }
+  assert_int_equal(written, 1);
+  rfi_recompute_model_deinit(&m);
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+}
+
+/* A clone belongs to one microbatch: what several read is kept. */
+static void test_shared(void **state) {
+  (void)state;
+  rfr_trace *t = llama(2, 3, RFR_POLICY_AUTO);
+  rfr_programs *p = compile(t, RFR_RECOMPUTE_KEEP, 0);
+  const rfr_trace *u = rfr_program_trace(p, 0, "fuse");
+  rfi_pass_options o = {.prune = true};
+  rfi_recompute_model m;
+  int shared = 0;
+  OK(rfi_recompute_model_init(&m, u, &o));
+  for (int i = 0; i < u->n_ops; i++)
+    if (u->ops[i].def->code == RFI_OP_positions) {
+      assert_false(m.can[i]);
+      shared++;
+    }
+  assert_int_equal(shared, 1);
+  rfi_recompute_model_deinit(&m);
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+}
+
+/* clone_of follows its original through a rewrite, also when ops before it go. */
+static void test_clone_of_moves(void **state) {
+  (void)state;
+  static const char text[] = "refrain-trace 1\n"
+                             "input %0 \"x\" input f32[4]\n"
+                             "%1 f32[4] = silu(%0) phase=forward\n"
+                             "%2 f32[4] = silu(%0) phase=forward\n"
+                             "%3 f32[4] = silu(%0) phase=dgrad clone_of=1\n"
+                             "%4 f32[4] = silu(%0) phase=dgrad clone_of=0\n"
+                             "output \"a\" %2\n"
+                             "output \"b\" %3\n"
+                             "output \"c\" %4\n";
+  rfr_trace *t, *u;
+  rfi_report report = {.text = {.ctx = ctx}};
+  OK(rfr_trace_parse(ctx, "text", text, sizeof text - 1, &t));
+  OK(rfi_dce(t, &report, &u));
+  assert_int_equal(u->n_ops, 3);
+  assert_int_equal(u->ops[1].clone_of, 0);
+  assert_int_equal(u->ops[2].clone_of, -1); /* its original went: it is the only one */
+  rfi_string_deinit(&report.text);
+  rfr_trace_destroy(t);
+  rfr_trace_destroy(u);
+}
+
+/* The planner decides: a workspace that only the lowered trace shows is counted too. */
+static rfr_status hidden_workspace(void *user, const rfr_trace *t, int64_t *bytes) {
+  int *calls = user;
+  for (int i = 0; i < t->n_ops; i++) bytes[i] = *calls ? 6000 : 0;
+  ++*calls;
+  return RFR_OK;
+}
+
+static void test_planner_decides(void **state) {
+  (void)state;
+  rfr_trace *t = llama(3, 2, RFR_POLICY_AUTO), *u, *lowered;
+  rfr_programs *p = compile(t, RFR_RECOMPUTE_KEEP, 0);
+  int calls = 0;
+  rfi_report report = {.text = {.ctx = ctx}};
+  rfi_pass_options o = {.prune = true, .recompute = RFR_RECOMPUTE_AUTO, .workspace = hidden_workspace, .user = &calls};
+  o.budget = plan_of(p).transient_planned_bytes - 40000;
+  OK(rfi_pass_recompute(rfr_program_trace(p, 0, "fuse"), &o, &report, &u));
+  assert_true(calls > 1);
+  OK(rfi_pass_lower(u, &o, &report, &lowered));
+  int64_t *workspace = calloc((size_t)lowered->n_ops, sizeof *workspace);
+  OK(hidden_workspace(&calls, lowered, workspace));
+  rfi_plan plan;
+  OK(rfi_plan_make(lowered, workspace, &plan));
+  assert_true(plan.bytes <= o.budget);
+  free(workspace);
+  rfi_plan_deinit(&plan);
+  rfi_string_deinit(&report.text);
+  rfr_trace_destroy(u);
+  rfr_trace_destroy(lowered);
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+}
+
+/* What phase load makes lives beside the step: the budget counts it. */
+static void test_load_counts(void **state) {
+  (void)state;
+  rfr_value x, w;
+  rfr_trace *t = begin(&x, &w);
+  rfr_value big = rfr_input(t, "big", RFR_ROLE_FROZEN, RFR_BF16, 2, ((int64_t[]){8 * WIDTH, WIDTH}));
+  rfr_value h = silus(t, rfr_linear(t, x, w, RFR_NONE), w, 6);
+  h = rfr_linear(t, h, rfr_cast(t, big, RFR_F32), RFR_NONE);
+  rfr_value loss = rfr_sum(t, h, -1);
+  rfr_output(t, "loss", loss);
+  rfr_output(t, "g", rfr_gradient(t, loss, w, RFR_F32));
+  OK(rfr_trace_finish(t));
+  rfr_programs *p = compile(t, RFR_RECOMPUTE_AUTO, between(t, 0.3));
+  assert_int_equal(rfr_program_trace(p, 0, "lower")->ops[0].phase, RFR_PHASE_LOAD);
+  assert_true(clones_of(p) > 0);
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
 }
@@ -675,6 +801,11 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_policies, setup, teardown),
       cmocka_unit_test_setup_teardown(test_gains_nothing, setup, teardown),
       cmocka_unit_test_setup_teardown(test_effects, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_in_place, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_shared, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_clone_of_moves, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_planner_decides, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_load_counts, setup, teardown),
       cmocka_unit_test_setup_teardown(test_account, setup, teardown),
       cmocka_unit_test_setup_teardown(test_allocation_faults, setup, teardown),
   };
