@@ -198,12 +198,13 @@ static void mlp(builder *b) {
   finish(b, dot(b, rfr_linear(b->t, h, w1, b1)));
 }
 
-/* bf16 products of f32 weights; w0 1, w1 2 */
+/* bf16 products of f32 weights; w0 1, w1 2, b 4 */
 static void casts(builder *b) {
   rfr_trace *t = b->t;
   rfr_value x = input(b, "x", T, A), w0 = weight(b, "w0", B, A), w1 = weight(b, "w1", C, B);
+  rfr_value bias = weight(b, "b", C, 0);
   rfr_value h = rfr_linear(t, rfr_cast(t, x, RFR_BF16), rfr_cast(t, w0, RFR_BF16), RFR_NONE);
-  h = rfr_linear(t, rfr_silu(t, h), rfr_cast(t, w1, RFR_BF16), RFR_NONE);
+  h = rfr_linear(t, rfr_silu(t, h), rfr_cast(t, w1, RFR_BF16), bias);
   finish(b, dot(b, rfr_cast(t, h, RFR_F32)));
 }
 
@@ -307,6 +308,8 @@ static const struct frozen_case {
      "wgrad: matmul"},
     {"cast before a frozen weight", casts, 0x2, 0x3, T *B * 2,
      "load: cast; forward: 2 matmul, mul, 3 cast, silu, sum; dgrad: mul, cast, fill; wgrad: matmul"},
+    {"casts of frozen weights", casts, 0x4, 0x7, 0,
+     "load: 2 cast; forward: 2 matmul, mul, 2 cast, silu, sum; dgrad: mul, cast, fill; wgrad: sum"},
     {"tied, one use detached", tied, 0x1, 0x3, 0,
      "forward: 2 matmul, embedding, mul, sum; dgrad: 2 matmul, mul, fill; wgrad: embedding_grad"},
     {"tied and frozen", tied, 0x2, 0x3, T *A *F,
@@ -541,8 +544,8 @@ static void test_zero_gradients(void **state) {
   rfr_value skip, g[2];
   rfr_tensor zeros, gate;
   OK(rfr_trace_create(ctx, &b.t));
-  rfr_value w[2] = {weight(&b, "w0", 7, 3), weight(&b, "w1", 7, 3)};
-  rfr_value y = rfr_add(b.t, rfr_mul(b.t, w[0], w[0]), rfr_mul(b.t, w[1], input(&b, "gate", 7, 3)));
+  rfr_value w[2] = {weight(&b, "w0", 7, 300), weight(&b, "w1", 7, 300)};
+  rfr_value y = rfr_add(b.t, rfr_mul(b.t, w[0], w[0]), rfr_mul(b.t, w[1], input(&b, "gate", 7, 300)));
   rfr_value loss = rfr_sum(b.t, y, -1);
   for (int i = 0; i < 2; i++) g[i] = rfr_gradient(b.t, loss, w[i], RFR_F32);
   rfr_value state_in = rfr_input(b.t, "zeros", RFR_ROLE_STATE, RFR_I32, 1, ((int64_t[]){2}));
