@@ -144,7 +144,7 @@ void rfi_bind_addresses(rfr_programs *p, rfi_program *program) {
   for (int i = 0, k = 0; i < program->plan.n; i++) {
     const rfi_buffer *w = &program->plan.buffer[i];
     if (w->value != RFR_NONE) continue;
-    for (k = 0; k < program->n_bound && program->bound[k].op != w->first;) k++;
+    while (program->bound[k].op != w->first) k++; /* both are in the order of ops */
     program->bound[k].call.workspace = p->arena + transient + w->offset;
   }
 }

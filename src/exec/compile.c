@@ -17,9 +17,8 @@ rfr_compile_options rfr_compile_options_default(void) {
 /* ---- inputs, shared by name ---- */
 
 static rfi_slot *find_slot(const rfr_programs *p, const char *name) {
-  for (int i = 0; i < p->n_slots; i++)
-    if (strcmp(p->slot[i].tensor.name, name) == 0) return &p->slot[i];
-  return NULL;
+  int i = rfi_names_find(&p->names, name);
+  return i < 0 ? NULL : &p->slot[i];
 }
 
 static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
@@ -36,7 +35,7 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
     if (!rfi_arena_grow(p->strings, (void **)&p->slot, &p->cap_slots, p->n_slots + 1, sizeof *p->slot))
       return RFR_NO_MEMORY;
     const char *name = rfi_arena_strdup(p->strings, x->name);
-    if (!name) return RFR_NO_MEMORY;
+    if (!name || !rfi_names_add(&p->names, p->strings, name, p->n_slots)) return RFR_NO_MEMORY;
     p->slot[p->n_slots++] =
         (rfi_slot){{name, (rfr_role)x->role, x->type, NULL, rfi_bytes(&x->type)}, p->persistent_bytes};
     p->persistent_bytes += rfi_storage_bytes(&x->type);

@@ -58,6 +58,7 @@ struct rfr_programs {
   rfi_program *program;
   int n;
   rfi_slot *slot;
+  rfi_names names; /* of the slots */
   int n_slots, cap_slots;
   unsigned char *arena;
   int64_t persistent_bytes, transient_bytes, arena_bytes; /* arena_bytes: without the guard behind */

@@ -58,9 +58,8 @@ rfr_status rfr_program_capture(rfr_programs *p, int program) {
 }
 
 static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, const rfr_binding *b) {
-  const rfi_slot *slot = NULL;
-  for (int i = 0; i < p->n_slots && !slot; i++)
-    if (p->slot[i].tensor.name == b->name || strcmp(p->slot[i].tensor.name, b->name) == 0) slot = &p->slot[i];
+  int found = rfi_names_find(&p->names, b->name);
+  const rfi_slot *slot = found < 0 ? NULL : &p->slot[found];
   if (!slot) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" has no input \"%s\"", g->name, b->name);
   const rfr_type *want = &slot->tensor.type;
   if (b->type.dtype != want->dtype)

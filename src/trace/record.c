@@ -118,9 +118,8 @@ rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role ro
                        const int64_t *shape) {
   if (t->status != RFR_OK) return RFR_NONE;
   if (!name || !name[0]) return rfi_trace_fail(t, at, "input", RFI_E_TRACE_NAME, "an input needs a name");
-  for (int i = 0; i < t->n_inputs; i++)
-    if (strcmp(t->values[t->inputs[i]].name, name) == 0)
-      return rfi_trace_fail(t, at, "input", RFI_E_TRACE_NAME, "the name \"%s\" is taken", name);
+  if (rfi_names_find(&t->input_names, name) >= 0)
+    return rfi_trace_fail(t, at, "input", RFI_E_TRACE_NAME, "the name \"%s\" is taken", name);
   if (role <= RFR_ROLE_NONE || role > RFR_ROLE_CONST || (unsigned)dtype >= RFR_DTYPE_COUNT)
     return rfi_trace_fail(t, at, "input", RFI_E_ARGUMENT, "\"%s\": no such role or type", name);
   if (rank < 0 || rank > RFR_MAX_RANK)
@@ -139,6 +138,8 @@ rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role ro
   if (v == RFR_NONE) return v;
   t->values[v].role = (uint8_t)role;
   rfr_value_set_name(t, v, name);
+  if (t->status == RFR_OK && !rfi_names_add(&t->input_names, t->arena, t->values[v].name, t->n_inputs))
+    return no_memory(t);
   t->inputs[t->n_inputs++] = v;
   return t->status == RFR_OK ? v : RFR_NONE;
 }
@@ -149,13 +150,13 @@ void rfr_output_at(rfr_trace *t, rfr_place at, const char *name, rfr_value v) {
     rfi_trace_fail(t, at, "output", RFI_E_TRACE_VALUE, "\"%s\": %d is no value of this trace", name, v);
     return;
   }
-  for (int i = 0; i < t->n_outputs; i++)
-    if (strcmp(t->outputs[i].name, name) == 0) {
-      rfi_trace_fail(t, at, "output", RFI_E_TRACE_NAME, "the name \"%s\" is taken", name);
-      return;
-    }
+  if (rfi_names_find(&t->output_names, name) >= 0) {
+    rfi_trace_fail(t, at, "output", RFI_E_TRACE_NAME, "the name \"%s\" is taken", name);
+    return;
+  }
   char *copy = rfi_arena_strdup(t->arena, name);
-  if (!copy || !rfi_arena_grow(t->arena, (void **)&t->outputs, &t->cap_outputs, t->n_outputs + 1, sizeof *t->outputs)) {
+  if (!copy || !rfi_arena_grow(t->arena, (void **)&t->outputs, &t->cap_outputs, t->n_outputs + 1, sizeof *t->outputs) ||
+      !rfi_names_add(&t->output_names, t->arena, copy, t->n_outputs)) {
     no_memory(t);
     return;
   }

@@ -16,6 +16,7 @@
 #include <stdbool.h>
 
 #include "base/arena.h"
+#include "base/names.h"
 #include "refrain/ops.h"
 #include "refrain/trace.h"
 
@@ -134,6 +135,7 @@ struct rfr_trace {
   int n_ops, cap_ops;
   rfr_value *inputs;
   int n_inputs, cap_inputs;
+  rfi_names input_names, output_names;
   rfi_output *outputs;
   int n_outputs, cap_outputs;
   /* recording state */
