@@ -352,7 +352,12 @@ static int find_rung(ladder *l, int low, int64_t bytes) {
  * forward was for the backward alone), so the search starts where they fit; the planner
  * decides. */
 static rfr_status meet_budget(ladder *l, int low, int64_t *planned) {
-  int top = l->n_rungs - 1, k = find_rung(l, low, l->o->budget);
+  int top = l->n_rungs - 1;
+  /* The top's plan is the smallest budget that works, by definition: packing is not exact, and
+   * a lower rung that happens to pack better must not make the answer depend on the question. */
+  RFI_TRY(stand_on(l, top, 0, planned));
+  if (*planned > l->o->budget) return RFR_OK;
+  int k = find_rung(l, low, l->o->budget);
   for (int step = 1;; step *= 2) {
     RFI_TRY(stand_on(l, k, l->o->budget, planned));
     if (*planned <= l->o->budget || k == top) return RFR_OK;
@@ -461,6 +466,16 @@ fail:
   return s;
 }
 
+static double point_work(const rfr_frontier_point *p) { return p->extra_bytes + p->extra_flops / FLOPS_PER_BYTE; }
+
+/* Adds a point, unless another one is better in both; after the first, points that it beats go. */
+static void add_point(rfr_frontier_point *points, int *n, const rfr_frontier_point *p, const rfr_frontier_point *top) {
+  if (top && p->planned_bytes <= top->planned_bytes) return;
+  while (*n > 1 && points[*n - 1].planned_bytes >= p->planned_bytes && point_work(&points[*n - 1]) >= point_work(p))
+    --*n;
+  if (*n == 0 || p->planned_bytes < points[*n - 1].planned_bytes) points[(*n)++] = *p;
+}
+
 rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o, rfr_frontier_point *points, int max,
                                   int *n) {
   ladder l;
@@ -473,23 +488,25 @@ rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o
   int marked = l.n_rungs - 1;
   climb(&l, false);
   int64_t high = rung_peak(&l, marked), low = rung_peak(&l, l.n_rungs - 1);
-  for (int i = 0; i < max; i++) {
-    int k = i == 0 ? marked : find_rung(&l, marked, high - (high - low) / (max - 1) * i);
-    if (i == max - 1) k = l.n_rungs - 1;
-    if (k <= last) continue;
+  rfr_frontier_point top = {0};
+  int n_top = l.n_rungs - 1;
+  for (int i = -1; i < max - 1; i++) { /* the top first: what is no larger than it is no trade */
+    int k = i < 0 ? n_top : i == 0 ? marked : find_rung(&l, marked, high - (high - low) / (max - 1) * i);
+    if (k <= last || (k == n_top && i >= 0)) continue;
     rfr_frontier_point p = {0};
     RFI_GOTO(stand_on(&l, k, 0, &p.planned_bytes));
     rfi_choice_cost c = rfi_recompute_evaluate(&l.m, 0);
     p.extra_flops = c.flops;
     p.extra_bytes = c.bytes;
     p.recomputed = c.clones;
+    if (i < 0) {
+      top = p;
+      continue;
+    }
     last = k;
-    /* a point that another one beats in both is no trade */
-    while (*n > 1 && points[*n - 1].planned_bytes >= p.planned_bytes &&
-           points[*n - 1].extra_bytes + points[*n - 1].extra_flops / FLOPS_PER_BYTE >= work(&c))
-      --*n;
-    if (*n == 0 || p.planned_bytes < points[*n - 1].planned_bytes) points[(*n)++] = p;
+    add_point(points, n, &p, &top);
   }
+  add_point(points, n, &top, NULL);
   s = RFR_OK;
 fail:
   ladder_deinit(&l);
