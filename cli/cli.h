@@ -44,7 +44,7 @@ typedef struct cli {
   const char *prompt;
   int64_t tokens, seed, top_k;
   double temperature, top_p;
-  const char *after, *phase, *program, *files;
+  const char *after, *phase, *program, *files, *svg;
   bool diff, flat, all, frontier;
   int64_t steps;
   rfr_ctx *ctx;
@@ -82,6 +82,9 @@ const char *cli_device(const cli *c, char buf[160]);
 /* Best rate of a large matrix product in a type, floating-point operations per second: what
  * this program calls the machine's peak. 0 when it cannot be measured. */
 double cli_peak(rfr_ctx *ctx, rfr_dtype dtype);
+
+/* Draws a program's plan: time to the right, addresses upward. One self-contained SVG. */
+rfr_status cli_plan_svg(const rfr_programs *p, int program, const char *title, FILE *f);
 
 /* A JSON object printed piece by piece; numbers do not depend on the locale. */
 typedef struct json {

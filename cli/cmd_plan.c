@@ -3,9 +3,10 @@
  * refrain plan: every buffer of a program, the peak and how close it is to the least
  * that any plan could need. Nothing runs. Buffers that differ in numbers alone ("layer
  * 3", "layer 4") share a line unless --all asks for each. With --frontier: what less memory
- * would cost in recomputing, up to the smallest plan there is.
+ * would cost in recomputing, up to the smallest plan there is. With --svg: a picture.
  */
 #include <ctype.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -166,6 +167,17 @@ static rfr_status print_frontier(cli *c, rfr_programs *p, int program) {
   return RFR_OK;
 }
 
+static rfr_status draw(cli *c, const rfr_programs *p, int program) {
+  FILE *f = strcmp(c->svg, "-") == 0 ? stdout : fopen(c->svg, "wb");
+  rfr_status s = f ? cli_plan_svg(p, program, c->operand, f) : RFR_IO;
+  bool failed = f && (fflush(f) != 0 || ferror(f));
+  if (f && f != stdout && fclose(f) != 0) failed = true;
+  if (s != RFR_OK && f) return s;
+  if (s == RFR_OK && !failed) return RFR_OK;
+  cli_usage("check the path and free space", "%s cannot be written: %s", c->svg, strerror(errno));
+  return RFR_IO;
+}
+
 rfr_status cli_plan(cli *c) {
   char *text = NULL;
   rfr_run *run = NULL;
@@ -174,6 +186,7 @@ rfr_status cli_plan(cli *c) {
   if (s == RFR_OK) s = cli_read_file(c->operand, &text);
   if (s == RFR_OK) s = cli_open_config(c, c->operand, text, c->frontier, &run);
   if (s == RFR_OK && c->frontier) s = print_frontier(c, rfr_run_programs(run), rfr_run_program_index(run, which));
+  else if (s == RFR_OK && c->svg) s = draw(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   else if (s == RFR_OK) s = print_plan(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   rfr_run_close(run);
   free(text);

@@ -56,6 +56,7 @@ static const struct option {
     {"all", NULL, FLAG, offsetof(cli, all), ON(plan), "every buffer on its own line"},
     {"frontier", NULL, FLAG, offsetof(cli, frontier), ON(plan),
      "memory against the work of recomputing, for any budget"},
+    {"svg", "FILE", TEXT, offsetof(cli, svg), ON(plan), "draw the plan; - is standard output"},
     {"files", "SPLIT", TEXT, offsetof(cli, files), ON(check), "list the files of train or validation instead"},
     {"steps", "N", INTEGER, offsetof(cli, steps), ON(bench), "steps to time; 0: five seconds (0)"},
     {"threads", "N", INTEGER, offsetof(cli, threads), ALL_COMMANDS, "threads; 0: the cores this process may use (0)"},

@@ -201,6 +201,28 @@ static void plan_frontier(void **state) {
   assert_says(out, "recompute of %");
 }
 
+/* The picture has one rectangle per buffer of the step, with the reason of what is made again. */
+static void plan_picture(void **state) {
+  (void)state;
+  int buffers = 0, rectangles = 0;
+  const char *const whole = "memory.recompute=all";
+  assert_int_equal(RUN("plan", "small.yaml", "--set", whole, "--json"), 0);
+  json_t *v = parsed();
+  for (size_t i = 0; i < json_array_size(json_object_get(v, "buffers")); i++)
+    buffers += number(json_array_get(json_object_get(v, "buffers"), i), "offset") >= number(v, "persistent_bytes");
+  json_decref(v);
+  assert_int_equal(RUN("plan", "small.yaml", "--set", whole, "--set", "memory.budget=1GiB", "--svg", "plan.svg"), 0);
+  slurp("plan.svg", out, sizeof out);
+  for (const char *s = out; (s = strstr(s, "<rect class=\"b")); s++) rectangles++;
+  assert_int_equal(rectangles, buffers + 1); /* and the legend's */
+  assert_int_equal(strncmp(out, "<svg ", 5), 0);
+  assert_string_equal(out + strlen(out) - 7, "</svg>\n");
+  assert_says(out, "lower bound:");
+  assert_says(out, "budget 1.0 GiB");
+  assert_says(out, "\nrecompute of op ");
+  assert_int_equal(RUN("plan", "small.yaml", "--svg", "missing/plan.svg"), 4);
+}
+
 static void plan_and_trace(void **state) {
   (void)state;
   assert_int_equal(RUN("plan", "small.yaml", "--json"), 0);
@@ -294,8 +316,8 @@ static void interrupted(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
-      cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(train_and_use),
-      cmocka_unit_test(interrupted),
+      cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(plan_picture),
+      cmocka_unit_test(train_and_use),  cmocka_unit_test(interrupted),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -88,9 +88,20 @@ typedef struct rfr_plan_summary {
   int64_t transient_planned_bytes;     /* step-scoped, largest program */
   int64_t transient_lower_bound_bytes; /* most bytes live at once in that program */
   int n_buffers;
+  int64_t budget; /* the compile option; 0: none */
 } rfr_plan_summary;
 RFR_API rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out);
 RFR_API rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out);
+/* The op that a buffer's `first` and `last` count. Strings are borrowed, never NULL. */
+typedef struct rfr_plan_op {
+  const char *name, *scope;
+  const char *reason; /* of the pass that made or changed it, or "" */
+  rfr_phase phase;
+  int microbatch;   /* -1: of the whole step */
+  int recompute_of; /* the op that this one repeats, -1 */
+} rfr_plan_op;
+/* Errors: argument, past the last op. */
+RFR_API rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op *out);
 /* Bytes of the arena that were ever written since compile (the arena starts as a known
  * pattern). Walks the whole arena. */
 RFR_API int64_t rfr_programs_touched_bytes(const rfr_programs *p);

@@ -263,14 +263,16 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
   memset(out, 0, sizeof *out);
   RFI_TRY(get(p, program, &g));
   *out = (rfr_plan_summary){p->arena_bytes, p->persistent_bytes, g->plan.bytes, g->plan.lower_bound,
-                            p->n_slots + g->plan.n};
+                            p->n_slots + g->plan.n, p->options.budget};
   return RFR_OK;
 }
 
 static const char *kind_of(const rfi_program *g, const rfi_buffer *b) {
   if (b->value == RFR_NONE) return "workspace";
   if (b->last >= g->trace->n_ops) return "output";
-  switch (g->trace->ops[g->trace->values[b->value].op].phase) {
+  const rfi_opr *op = &g->trace->ops[g->trace->values[b->value].op];
+  if (op->clone_of >= 0) return "activation"; /* made again, in the backward's phase */
+  switch (op->phase) {
     case RFR_PHASE_DGRAD:
     case RFR_PHASE_WGRAD: return "gradient";
     default: return "activation";
@@ -296,6 +298,17 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   const char *name = b->value >= 0 ? g->trace->values[b->value].name : "";
   *out = (rfr_plan_buffer){name[0] ? name : op->def->name,  kind_of(g, b), b->bytes,
                            p->persistent_bytes + b->offset, b->first,      b->last};
+  return RFR_OK;
+}
+
+rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op *out) {
+  const rfi_program *g;
+  memset(out, 0, sizeof *out);
+  RFI_TRY(get(p, program, &g));
+  if (i < 0 || i >= g->trace->n_ops) return rfi_fail(RFI_E_ARGUMENT, "op %d of %d", i, g->trace->n_ops);
+  const rfi_opr *op = &g->trace->ops[i];
+  *out = (rfr_plan_op){op->def->name,        op->scope,      op->reason,
+                       (rfr_phase)op->phase, op->microbatch, op->clone_of};
   return RFR_OK;
 }
 
