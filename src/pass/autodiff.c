@@ -23,7 +23,7 @@ enum { ALL = -2 }; /* every microbatch and the ops of the whole step */
 
 typedef struct autodiff {
   rfi_rewrite r;
-  bool everything; /* frozen inputs are wanted too, as far as the rules go */
+  bool everything;                    /* frozen inputs are wanted too, as far as the rules go */
   bool *influenced, *needed, *weight; /* per value of the old trace */
   rfr_value *cotangent;               /* per old value, a value of the new trace */
   double *seed;                       /* per old value: constant cotangent of a loss root */
@@ -60,10 +60,23 @@ static rfr_status find_wanted(autodiff *a, const rfr_trace *t) {
   return RFR_OK;
 }
 
+/* Does an op take part in the backward? */
+static bool counts(const autodiff *a, const rfi_opr *op) {
+  for (int j = 0; j < op->n_out; j++)
+    if (op->out[j] >= 0 && a->needed[op->out[j]] && a->influenced[op->out[j]]) return true;
+  return false;
+}
+
+/* Operands that no rule differentiates, though they are floats: a weight that reaches the
+ * loss through one of them alone does not reach it. */
+static bool is_given(const rfi_opr *op, int k) {
+  return (op->def->code == RFI_OP_scale && k == 1) || (op->def->code == RFI_OP_cross_entropy && k == 2);
+}
+
 static rfr_status sweep(autodiff *a, const rfr_trace *t) {
   for (int v = 0; v < t->n_values; v++)
-    a->weight[v] = t->values[v].op < 0 && (t->values[v].role == RFR_ROLE_TRAINABLE ||
-                                           (a->everything && t->values[v].role == RFR_ROLE_FROZEN));
+    a->weight[v] = t->values[v].op < 0 &&
+                   (t->values[v].role == RFR_ROLE_TRAINABLE || (a->everything && t->values[v].role == RFR_ROLE_FROZEN));
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     bool any = false;
@@ -73,23 +86,20 @@ static rfr_status sweep(autodiff *a, const rfr_trace *t) {
     for (int j = 0; j < op->n_out; j++) {
       if (op->out[j] < 0) continue;
       a->influenced[op->out[j]] = any && is_float(t, op->out[j]);
-      a->weight[op->out[j]] = op->n_in > 0 && op->in[0] >= 0 && a->weight[op->in[0]] &&
-                              ((op->def->flags & RFI_VIEW) || op->def->code == RFI_OP_cast ||
-                               op->def->code == RFI_OP_quantize);
+      a->weight[op->out[j]] =
+          op->n_in > 0 && op->in[0] >= 0 && a->weight[op->in[0]] &&
+          ((op->def->flags & RFI_VIEW) || op->def->code == RFI_OP_cast || op->def->code == RFI_OP_quantize);
     }
   }
   a->needed[a->loss] = true;
   for (int i = t->n_ops - 1; i >= 0; i--) {
     const rfi_opr *op = &t->ops[i];
-    bool any = false;
-    for (int j = 0; j < op->n_out; j++)
-      any = any || (op->out[j] >= 0 && a->needed[op->out[j]] && a->influenced[op->out[j]]);
-    if (!any) continue;
+    if (!counts(a, op)) continue;
     if (!op->def->grad)
       return fail_op(RFI_E_GRAD_NO_RULE, op, "between the loss and a wanted input stands, without a gradient,",
                      op->def->name);
     for (int k = 0; k < op->n_in; k++)
-      if (op->in[k] >= 0) a->needed[op->in[k]] = true;
+      if (op->in[k] >= 0 && !is_given(op, k)) a->needed[op->in[k]] = true;
   }
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -99,16 +109,21 @@ static rfr_status sweep(autodiff *a, const rfr_trace *t) {
   return RFR_OK;
 }
 
-/* Walks the sum that makes the loss; what is left with a seed is a root. */
-static void find_roots(autodiff *a, const rfr_trace *t) {
+/* Walks the sum that makes the loss; what is left with a seed is a root. A part of the sum
+ * that anything else reads too has a cotangent that is not known in advance: it stays an op
+ * like any other. */
+static void find_roots(autodiff *a, const rfr_trace *t, bool *elsewhere) {
   a->seed[a->loss] = 1;
   for (int i = t->n_ops - 1; i >= 0; i--) {
     const rfi_opr *op = &t->ops[i];
-    if (op->n_out != 1 || op->out[0] < 0 || a->seed[op->out[0]] == 0) continue;
-    double seed = a->seed[op->out[0]];
     bool add = op->def->code == RFI_OP_add;
     bool scale = op->def->code == RFI_OP_scale && op->in[1] < 0;
-    if (!add && !scale) continue;
+    double seed = op->n_out == 1 && op->out[0] >= 0 ? a->seed[op->out[0]] : 0;
+    if ((!add && !scale) || seed == 0 || elsewhere[op->out[0]]) {
+      for (int k = 0; k < op->n_in && counts(a, op); k++)
+        if (op->in[k] >= 0) elsewhere[op->in[k]] = true;
+      continue;
+    }
     a->linear[i] = true;
     a->seed[op->out[0]] = 0;
     a->seed[op->in[0]] += scale ? seed * op->attr[0].f : seed;
@@ -177,14 +192,16 @@ static rfr_status seed_roots(autodiff *a, int microbatch) {
   const rfr_trace *from = a->r.from;
   rfr_trace *t = a->r.to;
   for (rfr_value v = 0; v < from->n_values; v++) {
-    if (a->seed[v] == 0 || !a->influenced[v] || from->values[v].op < 0) continue;
-    const rfi_opr *op = &from->ops[from->values[v].op];
-    if (microbatch != ALL && op->microbatch != microbatch) continue;
-    rfr_scope(t, op->scope);
-    rfr_microbatch(t, op->microbatch);
-    rfr_set_phase(t, RFR_PHASE_DGRAD);
-    const rfr_type *type = &from->values[v].type;
-    RFI_TRY(contribute(a, v, rfr_fill_at(t, op->at, a->seed[v], type->dtype, type->rank, type->shape), op->at));
+    if (a->seed[v] == 0 || !a->influenced[v]) continue;
+    const rfi_value *x = &from->values[v];
+    const rfi_opr *op = x->op < 0 ? NULL : &from->ops[x->op]; /* NULL: an input is itself a part of the sum */
+    int of = op ? op->microbatch : -1;
+    if (microbatch != ALL && of != microbatch) continue;
+    rfr_scope(t, op ? op->scope : "");
+    rfr_microbatch(t, of);
+    rfr_set_phase(t, a->weight[v] ? RFR_PHASE_WGRAD : RFR_PHASE_DGRAD);
+    rfr_place at = op ? op->at : x->at;
+    RFI_TRY(contribute(a, v, rfr_fill_at(t, at, a->seed[v], x->type.dtype, x->type.rank, x->type.shape), at));
   }
   return RFR_OK;
 }
@@ -219,19 +236,24 @@ static rfr_status finish_gradient(autodiff *a, const rfi_opr *op) {
 /* ---- the walk ---- */
 
 /* Refuses what is not a sum of microbatches: what takes part in the loss must come in
- * ascending microbatch order, the ops of the whole step before all of them. */
+ * ascending microbatch order, the ops of the whole step before all of them, and read
+ * nothing of another microbatch, whose backward stands before. */
 static rfr_status check_segments(const autodiff *a, const rfr_trace *t) {
   int current = -1;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    if (a->linear[i]) continue;
-    bool counts = false;
-    for (int j = 0; j < op->n_out; j++)
-      counts = counts || (op->out[j] >= 0 && a->needed[op->out[j]] && a->influenced[op->out[j]]);
-    if (!counts) continue;
+    if (a->linear[i] || !counts(a, op)) continue;
     if (op->microbatch < current)
       return fail_op(RFI_E_GRAD_COUPLED, op, "after another microbatch, in the way of the loss, stands", op->def->name);
     current = op->microbatch;
+    for (int k = 0; k < op->n_in; k++) {
+      rfr_value v = op->in[k];
+      if (v < 0 || !a->needed[v] || !a->influenced[v] || t->values[v].op < 0) continue;
+      int of = t->ops[t->values[v].op].microbatch;
+      if (of >= 0 && of != current)
+        return fail_op(RFI_E_GRAD_COUPLED, op, "what another microbatch made is read, in the way of the loss, by",
+                       op->def->name);
+    }
   }
   return RFR_OK;
 }
@@ -276,7 +298,10 @@ static rfr_status differentiate(autodiff *a, const rfr_trace *in) {
   RFI_TRY(find_wanted(a, in));
   if (a->loss >= 0) {
     RFI_TRY(sweep(a, in));
-    find_roots(a, in);
+    bool *elsewhere;
+    RFI_TRY(RFI_ALLOC(in->ctx, n, &elsewhere));
+    find_roots(a, in, elsewhere);
+    rfi_free(in->ctx, elsewhere);
   }
   return walk(a, in);
 }

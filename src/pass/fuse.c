@@ -166,6 +166,8 @@ static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const int *
    * an op that reads g and writes onto it at once would see its own result */
   if (uses[g].output || !rfi_is_dense(a) || t->ops[a->op].def->flags & (RFI_VIEW | RFI_STATE)) return false;
   if (t->ops[a->op].phase == RFR_PHASE_LOAD || t->ops[a->op].def->code == RFI_OP_fill) return false;
+  for (int i = 0; i < t->n_outputs; i++)
+    if (t->values[t->outputs[i].value].base == a->base) return false; /* a view of g is seen after the run */
   for (int i = a->op + 1; i < t->n_ops; i++)
     for (int k = 0; k < t->ops[i].n_in; k++) {
       rfr_value v = t->ops[i].in[k];

@@ -2,7 +2,9 @@
  *
  * Lower: the last pass before planning. Where an op's kernels want denser operands than
  * a view gives (ops.def: ROWS, ANY, or dense), a named copy is put before it and
- * reported with its bytes. Then whatever nobody needs any more goes.
+ * reported with its bytes. Outputs are dense for those who read them: the gradient of a
+ * transposed weight is a view that its reader knows nothing of. Then whatever nobody needs
+ * any more goes.
  */
 #include "pass/pass.h"
 
@@ -12,29 +14,61 @@ static bool accepts(const rfi_op_def *def, const rfi_value *x) {
   return (def->flags & RFI_ROWS) && (x->type.shape[last] == 1 || x->stride[last] == 1);
 }
 
-static rfr_status lower_op(rfi_rewrite *r, int i, rfi_report *report) {
+/* Appends a dense copy of x with the labels of `of`, the op that wants it; NULL: an output does. */
+static rfr_status emit_copy(rfi_rewrite *r, const rfi_opr *of, rfr_value x, const char *reason, rfr_value *dense) {
+  rfi_opr copy = {.def = rfi_op_def_get(RFI_OP_copy),
+                  .n_in = 1,
+                  .in = &x,
+                  .phase = of ? of->phase : RFR_PHASE_OPTIM,
+                  .microbatch = of ? of->microbatch : -1,
+                  .clone_of = -1,
+                  .scope = of ? of->scope : "",
+                  .at = of ? of->at : r->to->values[x].at,
+                  .reason = reason};
+  return rfi_rewrite_new(r, &copy, NULL, dense);
+}
+
+/* dense[v]: the dense copy of old value v, RFR_NONE while there is none. Only those who want
+ * a dense operand read it: a kernel that takes both may add up in another order, and the bits
+ * of an op must not depend on which other ops there are, nor its clone's on where it stands. */
+static rfr_status lower_op(rfi_rewrite *r, int i, rfr_value *dense, rfi_report *report) {
   const rfi_opr *op = &r->from->ops[i];
-  for (int k = 0; k < op->n_in; k++) {
-    if (op->in[k] < 0) continue;
-    rfr_value x = r->map[op->in[k]];
-    if (accepts(op->def, &r->to->values[x])) continue;
-    rfr_value dense;
-    rfi_opr copy = {.def = rfi_op_def_get(RFI_OP_copy),
-                    .n_in = 1,
-                    .in = &x,
-                    .phase = op->phase,
-                    .microbatch = op->microbatch,
-                    .clone_of = -1,
-                    .scope = op->scope,
-                    .at = op->at,
-                    .reason = "lowered: the next op wants a dense operand"};
-    RFI_TRY(rfi_append(r->to, &copy, NULL, &dense));
-    RFI_TRY(rfi_report_line(report, "copied: operand %s of op %d %s%s%s, which wants it dense: +%lld bytes",
-                            op->def->operand[k < op->def->n_operands ? k : op->def->n_operands - 1], i, op->def->name,
-                            op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(&r->to->values[x].type)));
-    r->map[op->in[k]] = dense; /* later readers take the dense one too */
+  rfr_value stack[32], *in = stack;
+  bool dead[RFI_MAX_NAMES];
+  if (op->n_in > 32) RFI_TRY(RFI_ALLOC(r->from->ctx, sizeof *in * (size_t)op->n_in, &in));
+  rfr_status s = RFR_OK;
+  for (int k = 0; k < op->n_in && s == RFR_OK; k++) {
+    in[k] = op->in[k] < 0 ? RFR_NONE : r->map[op->in[k]];
+    if (op->in[k] < 0 || accepts(op->def, &r->to->values[in[k]])) continue;
+    rfr_value x = in[k];
+    in[k] = dense[op->in[k]];
+    if (in[k] >= 0) continue;
+    s = emit_copy(r, op, x, "lowered: the next op wants a dense operand", &in[k]);
+    dense[op->in[k]] = in[k];
+    if (s != RFR_OK) break;
+    s = rfi_report_line(report, "copied: operand %s of op %d %s%s%s, which wants it dense: +%lld bytes",
+                        op->def->operand[k < op->def->n_operands ? k : op->def->n_operands - 1], i, op->def->name,
+                        op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(&r->to->values[x].type));
   }
-  return rfi_rewrite_op(r, i, NULL);
+  rfi_opr lowered = *op;
+  lowered.in = in;
+  for (int j = 0; j < op->n_out; j++) dead[j] = op->out[j] < 0;
+  if (s == RFR_OK) s = rfi_rewrite_as(r, i, &lowered, dead);
+  if (in != stack) rfi_free(r->from->ctx, in);
+  return s;
+}
+
+/* Last of all, so that a view of a state shows what the step left there. */
+static rfr_status lower_outputs(rfi_rewrite *r, const rfr_value *copied, rfi_report *report) {
+  for (int i = 0; i < r->from->n_outputs; i++) {
+    rfr_value old = r->from->outputs[i].value, x = r->map[old], dense = copied[old];
+    if (rfi_is_dense(&r->to->values[x])) continue;
+    if (dense < 0) RFI_TRY(emit_copy(r, NULL, x, "lowered: an output is dense", &dense));
+    RFI_TRY(rfi_report_line(report, "copied: output \"%s\", a strided view: +%lld bytes", r->from->outputs[i].name,
+                            (long long)rfi_bytes(&r->to->values[x].type)));
+    r->map[old] = dense; /* a second output of the same value is dense now */
+  }
+  return RFR_OK;
 }
 
 rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
@@ -42,19 +76,22 @@ rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_re
   rfr_trace *lowered;
   *out = NULL;
   RFI_TRY(rfi_rewrite_begin(in, &r));
-  for (int i = 0; i < in->n_ops; i++) {
-    rfr_status s = lower_op(&r, i, report);
-    if (s != RFR_OK) {
-      rfi_rewrite_abort(&r);
-      return s;
-    }
+  rfr_value *dense;
+  rfr_status s = RFI_ALLOC(in->ctx, sizeof *dense * (size_t)(in->n_values + 1), &dense);
+  for (int v = 0; v < in->n_values && s == RFR_OK; v++) dense[v] = RFR_NONE;
+  for (int i = 0; i < in->n_ops && s == RFR_OK; i++) s = lower_op(&r, i, dense, report);
+  if (s == RFR_OK) s = lower_outputs(&r, dense, report);
+  rfi_free(in->ctx, dense);
+  if (s != RFR_OK) {
+    rfi_rewrite_abort(&r);
+    return s;
   }
   RFI_TRY(rfi_rewrite_end(&r, &lowered));
   if (!o->prune) {
     *out = lowered;
     return RFR_OK;
   }
-  rfr_status s = rfi_dce(lowered, report, out);
+  s = rfi_dce(lowered, report, out);
   rfr_trace_destroy(lowered);
   return s;
 }

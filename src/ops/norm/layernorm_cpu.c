@@ -14,7 +14,12 @@
 #include "ops/columns.h"
 
 static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
-static int64_t height(const rfi_arg *x) { return width(x) ? rfi_arg_count(x) / width(x) : 0; }
+/* Rows without elements are rows: their statistics, those of zeros, are results too. */
+static int64_t height(const rfi_arg *x) {
+  int64_t n = 1;
+  for (int d = 0; d < x->type.rank - 1; d++) n *= x->type.shape[d];
+  return n;
+}
 static int64_t block(int64_t j, int64_t n) { return n - j < RFI_BLOCK ? n - j : RFI_BLOCK; }
 
 /* ---- forward ---- */
@@ -46,10 +51,10 @@ static void layernorm_part(const rfi_call *c, int64_t begin, int64_t end, int pa
   for (int64_t row = begin; row < end; row++) {
     float s = 0, v = 0;
     for (int64_t j = 0; j < C; j += RFI_BLOCK) s += sum(rfi_read(bx, x, row * C + j, 1, block(j, C)), block(j, C));
-    float m = s / (float)C;
+    float m = C ? s / (float)C : 0;
     for (int64_t j = 0; j < C; j += RFI_BLOCK)
       v += sum_squares(rfi_read(bx, x, row * C + j, 1, block(j, C)), m, block(j, C));
-    float r = 1.0f / sqrtf(v / (float)C + (float)c->attr[0].f);
+    float r = 1.0f / sqrtf((C ? v / (float)C : 0) + (float)c->attr[0].f);
     if (mean) mean[row] = m;
     if (rstd) rstd[row] = r;
     for (int64_t j = 0, n; y->data && j < C; j += n) {

@@ -8,7 +8,11 @@
 #include "support/op_case.h"
 
 static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
-static int64_t height(const rfi_arg *x) { return width(x) ? rfi_count(&x->type) / width(x) : 0; }
+static int64_t height(const rfi_arg *x) {
+  rfr_type rows = x->type;
+  rows.rank--;
+  return rfi_count(&rows);
+}
 
 RFT_REF(layernorm) {
   const double *w = call->in[1].data, *b = call->n_in > 2 ? call->in[2].data : NULL;
@@ -25,13 +29,10 @@ RFT_REF(layernorm) {
     if (rstd) rstd[r] = s;
   }
 }
-RFT_CASES(layernorm) = {"layernorm(f[7,13], f[13], f[13]) eps=1e-5",
-                        "layernorm(f[1,37], f[37], _) eps=1e-6",
-                        "layernorm(f[3,5,17], F[17], F[17]) eps=1e-5",
-                        "layernorm(f[0,19], f[19], f[19]) eps=1e-5",
-                        "layernorm(f[11,1], f[1], f[1]) eps=1e-2",
-                        "layernorm(f[43,1031], f[1031], f[1031]) eps=1e-5",
-                        NULL};
+RFT_CASES(layernorm) = {"layernorm(f[7,13], f[13], f[13]) eps=1e-5",        "layernorm(f[1,37], f[37], _) eps=1e-6",
+                        "layernorm(f[3,5,17], F[17], F[17]) eps=1e-5",      "layernorm(f[0,19], f[19], f[19]) eps=1e-5",
+                        "layernorm(f[5,0], f[0], f[0]) eps=1e-2",           "layernorm(f[11,1], f[1], f[1]) eps=1e-2",
+                        "layernorm(f[43,1031], f[1031], f[1031]) eps=1e-5", NULL};
 
 RFT_REF(layernorm_dx) {
   const double *w = call->in[2].data, *mean = call->in[3].data, *rstd = call->in[4].data;
@@ -84,13 +85,10 @@ RFT_REF(rmsnorm) {
     if (rstd) rstd[r] = s;
   }
 }
-RFT_CASES(rmsnorm) = {"rmsnorm(f[7,13], f[13]) eps=1e-5",
-                      "rmsnorm(f[1,37], F[37]) eps=1e-6",
-                      "rmsnorm(f[3,5,17], f[17]) eps=1e-5",
-                      "rmsnorm(f[0,19], f[19]) eps=1e-5",
-                      "rmsnorm(f[11,1], f[1]) eps=1e-2",
-                      "rmsnorm(f[43,1031], f[1031]) eps=1e-5",
-                      NULL};
+RFT_CASES(rmsnorm) = {"rmsnorm(f[7,13], f[13]) eps=1e-5",      "rmsnorm(f[1,37], F[37]) eps=1e-6",
+                      "rmsnorm(f[3,5,17], f[17]) eps=1e-5",    "rmsnorm(f[0,19], f[19]) eps=1e-5",
+                      "rmsnorm(f[5,0], f[0]) eps=1e-2",        "rmsnorm(f[11,1], f[1]) eps=1e-2",
+                      "rmsnorm(f[43,1031], f[1031]) eps=1e-5", NULL};
 
 RFT_REF(rmsnorm_dx) {
   const double *w = call->in[2].data, *rstd = call->in[3].data;
