@@ -39,12 +39,15 @@ typedef struct rfr_model_config {
   int64_t head_dim;          /* D, even with rotary embedding */
   int64_t max_positions;     /* longest document; GPT-2: rows of the position table */
   double norm_eps;
-  double rope_theta;  /* Llama */
+  double rope_theta; /* Llama */
+  rfr_rope_scaling rope_scaling;
   double dropout;     /* after the embedding and before each residual addition */
   double init_std;    /* of weights; the last product of each residual branch gets init_std / sqrt(2L) */
   int tie_embeddings; /* the LM head is the embedding table */
   int attention_bias; /* Llama: biases on q, k, v and o */
   int mlp_bias;       /* Llama: biases in the MLP */
+  int qkv_bias;       /* Llama: biases on q, k and v alone, as Qwen2 has them */
+  int qk_norm;        /* Llama: RMSNorm of each head of q and k before the rotation, as Qwen3 has it */
   rfr_dtype dtype;    /* of parameters and activations: f32 or bf16 */
 } rfr_model_config;
 

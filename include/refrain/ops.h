@@ -42,8 +42,17 @@ RFR_API rfr_value rfr_embedding_at(rfr_trace *t, rfr_place at, rfr_value table, 
 /* Position of each of `tokens` rows in its own document, i32 (tokens), from the
  * documents' offsets i32 (documents+1), ascending, first 0, last `tokens`. */
 RFR_API rfr_value rfr_positions_at(rfr_trace *t, rfr_place at, rfr_value offsets, int64_t tokens);
-/* Rotary embedding of x (T,H,D), D even: pairs (d, d + D/2). */
-RFR_API rfr_value rfr_rope_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value positions, double theta);
+/* Frequencies of a rotary embedding for longer documents: divided by `factor`. With
+ * `original` > 0 only the slow ones: those that turn at least `high` times within that many
+ * positions stay, those that turn at most `low` times are divided, between them mixed. */
+typedef struct rfr_rope_scaling {
+  double factor; /* 1: none */
+  double low, high;
+  int64_t original; /* positions; 0: all frequencies are divided */
+} rfr_rope_scaling;
+/* Rotary embedding of x (T,H,D), D even: pairs (d, d + D/2). scaling: NULL for none. */
+RFR_API rfr_value rfr_rope_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value positions, double theta,
+                              const rfr_rope_scaling *scaling);
 RFR_API rfr_value rfr_layernorm_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b, double eps);
 RFR_API rfr_value rfr_rmsnorm_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, double eps);
 /* o (T,H,D) of q (T,H,D), k and v (T,Hk,D), Hk a divisor of H, within the documents
@@ -141,7 +150,7 @@ RFR_API rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_place at, rfr_value rin
 #define rfr_linear_e4m3(t, x, w, b) rfr_linear_e4m3_at(t, RFR_HERE, x, w, b)
 #define rfr_embedding(t, table, ids) rfr_embedding_at(t, RFR_HERE, table, ids)
 #define rfr_positions(t, offsets, tokens) rfr_positions_at(t, RFR_HERE, offsets, tokens)
-#define rfr_rope(t, x, positions, theta) rfr_rope_at(t, RFR_HERE, x, positions, theta)
+#define rfr_rope(t, x, positions, theta, scaling) rfr_rope_at(t, RFR_HERE, x, positions, theta, scaling)
 #define rfr_layernorm(t, x, w, b, eps) rfr_layernorm_at(t, RFR_HERE, x, w, b, eps)
 #define rfr_rmsnorm(t, x, w, eps) rfr_rmsnorm_at(t, RFR_HERE, x, w, eps)
 #define rfr_attention(t, q, k, v, offsets, scale, causal) rfr_attention_at(t, RFR_HERE, q, k, v, offsets, scale, causal)

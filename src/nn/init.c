@@ -34,6 +34,7 @@ rfr_model_config rfr_model_config_default(rfr_model_type type) {
                         .max_positions = 1024,
                         .norm_eps = 1e-5,
                         .rope_theta = 10000.0,
+                        .rope_scaling = {.factor = 1.0},
                         .init_std = 0.02,
                         .dtype = RFR_F32};
   if (type == RFR_MODEL_LLAMA) c.intermediate_size = 704; /* three matrices: 8/3 C, a multiple of 64 */
@@ -69,6 +70,15 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (c->type == RFR_MODEL_LLAMA && c->head_dim % 2 != 0)
     return rfi_fail(RFI_E_MODEL_CONFIG, "llama: head_dim %lld is odd; rotary embedding turns pairs",
                     (long long)c->head_dim);
+  const rfr_rope_scaling *r = &c->rope_scaling;
+  if (!(r->factor > 0.0) || r->original < 0 || (r->original > 0 && !(r->low > 0.0 && r->high > r->low)))
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "rope_scaling: factor must be positive, and 0 < low_freq_factor < high_freq_factor");
+  if (c->type == RFR_MODEL_GPT2 && (c->qkv_bias || c->qk_norm || r->factor != 1.0))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "gpt2 has no qkv_bias, q/k norm or rope_scaling");
+  if ((c->qkv_bias && (c->qk_norm || c->attention_bias)) || (c->mlp_bias && (c->qkv_bias || c->qk_norm)))
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "qkv_bias, q/k norm and mlp_bias exclude each other, qkv_bias and attention_bias too");
   if (!(c->dropout >= 0.0 && c->dropout < 1.0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "dropout %g is outside [0, 1)", c->dropout);
   if (!(c->norm_eps > 0.0) || !(c->rope_theta > 0.0) || !(c->init_std >= 0.0))

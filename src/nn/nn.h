@@ -20,6 +20,8 @@ typedef enum rfi_slot {
   RFI_SLOT_NORM1_BIAS,
   RFI_SLOT_QKV,
   RFI_SLOT_QKV_BIAS, /* packed, GPT-2 */
+  RFI_SLOT_Q_NORM, /* (D), every head the same */
+  RFI_SLOT_K_NORM,
   RFI_SLOT_Q,
   RFI_SLOT_Q_BIAS,
   RFI_SLOT_K,

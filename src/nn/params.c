@@ -19,7 +19,7 @@ typedef struct row {
   const char *name;  /* %lld: the layer, in rows of a layer */
   const char *shape; /* one letter per dimension, see size_of */
   char init;         /* n normal, r normal at the end of a residual branch, 1 ones, 0 zeros */
-  char only_if;      /* a attention_bias, m mlp_bias, u untied head, ' ' always */
+  char only_if;      /* a attention_bias, q that or qkv_bias, m mlp_bias, n qk_norm, u untied head, ' ' always */
 } row;
 
 #define LL "model.layers.%lld."
@@ -27,11 +27,13 @@ static const row llama_before[] = {{RFI_SLOT_TOKENS, "model.embed_tokens.weight"
 static const row llama_layer[] = {
     {RFI_SLOT_NORM1, LL "input_layernorm.weight", "C", '1', ' '},
     {RFI_SLOT_Q, LL "self_attn.q_proj.weight", "QC", 'n', ' '},
-    {RFI_SLOT_Q_BIAS, LL "self_attn.q_proj.bias", "Q", '0', 'a'},
+    {RFI_SLOT_Q_BIAS, LL "self_attn.q_proj.bias", "Q", '0', 'q'},
     {RFI_SLOT_K, LL "self_attn.k_proj.weight", "KC", 'n', ' '},
-    {RFI_SLOT_K_BIAS, LL "self_attn.k_proj.bias", "K", '0', 'a'},
+    {RFI_SLOT_K_BIAS, LL "self_attn.k_proj.bias", "K", '0', 'q'},
     {RFI_SLOT_V, LL "self_attn.v_proj.weight", "KC", 'n', ' '},
-    {RFI_SLOT_V_BIAS, LL "self_attn.v_proj.bias", "K", '0', 'a'},
+    {RFI_SLOT_V_BIAS, LL "self_attn.v_proj.bias", "K", '0', 'q'},
+    {RFI_SLOT_Q_NORM, LL "self_attn.q_norm.weight", "D", '1', 'n'},
+    {RFI_SLOT_K_NORM, LL "self_attn.k_norm.weight", "D", '1', 'n'},
     {RFI_SLOT_O, LL "self_attn.o_proj.weight", "CQ", 'r', ' '},
     {RFI_SLOT_O_BIAS, LL "self_attn.o_proj.bias", "C", '0', 'a'},
     {RFI_SLOT_NORM2, LL "post_attention_layernorm.weight", "C", '1', ' '},
@@ -83,6 +85,8 @@ static const part parts[2][3] = {
 static bool enabled(const rfr_model_config *c, const row *r) {
   switch (r->only_if) {
     case 'a': return c->attention_bias;
+    case 'q': return c->attention_bias || c->qkv_bias;
+    case 'n': return c->qk_norm;
     case 'm': return c->mlp_bias;
     case 'u': return !c->tie_embeddings;
     default: return true;
@@ -94,6 +98,7 @@ static int64_t size_of(const rfr_model_config *c, char letter) {
     case 'V': return c->vocab_size;
     case 'C': return c->hidden_size;
     case 'I': return c->intermediate_size;
+    case 'D': return c->head_dim;
     case 'P': return c->max_positions;
     case 'Q': return c->heads * c->head_dim;
     case 'K': return c->kv_heads * c->head_dim;

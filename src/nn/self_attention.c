@@ -26,8 +26,12 @@ rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x) {
     q = heads_of(n, rfi_nn_linear(n, x, RFI_SLOT_Q), c->heads);
     k = heads_of(n, rfi_nn_linear(n, x, RFI_SLOT_K), c->kv_heads);
     v = heads_of(n, rfi_nn_linear(n, x, RFI_SLOT_V), c->kv_heads);
-    q = rfr_rope(t, q, n->positions, c->rope_theta);
-    k = rfr_rope(t, k, n->positions, c->rope_theta);
+    if (c->qk_norm) {
+      q = rfi_nn_norm(n, q, RFI_SLOT_Q_NORM);
+      k = rfi_nn_norm(n, k, RFI_SLOT_K_NORM);
+    }
+    q = rfr_rope(t, q, n->positions, c->rope_theta, &c->rope_scaling);
+    k = rfr_rope(t, k, n->positions, c->rope_theta, &c->rope_scaling);
   }
   rfr_value o = rfr_attention(t, q, k, v, n->offsets, 0.0, 1); /* (T,H,D) */
   const int64_t flat[2] = {n->tokens, c->heads * c->head_dim};

@@ -6,24 +6,39 @@
  */
 #include "train/hf.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
 #include "data/file.h"
 #include "data/json.h"
 
+/* Qwen2 and Qwen3 are Llama with biases on q, k and v, and with norms on q and k. */
+static const char *family(const rfr_model_config *c) { return c->qk_norm ? "qwen3" : c->qkv_bias ? "qwen2" : "llama"; }
+
+static json_t *scaling(const rfr_rope_scaling *r) {
+  if (r->original == 0) return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", r->factor);
+  return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", r->factor, "low_freq_factor", r->low,
+                   "high_freq_factor", r->high, "original_max_position_embeddings", (json_int_t)r->original);
+}
+
 static json_t *llama(const rfr_model_config *c) {
-  return json_pack("{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:b, s:b, s:b, s:s, s:f, s:f, "
-                   "s:n, s:n, s:s, s:b}",
-                   "architectures", "LlamaForCausalLM", "model_type", "llama", "vocab_size", (json_int_t)c->vocab_size,
-                   "hidden_size", (json_int_t)c->hidden_size, "intermediate_size", (json_int_t)c->intermediate_size,
-                   "num_hidden_layers", (json_int_t)c->layers, "num_attention_heads", (json_int_t)c->heads,
-                   "num_key_value_heads", (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim,
-                   "max_position_embeddings", (json_int_t)c->max_positions, "rms_norm_eps", c->norm_eps, "rope_theta",
-                   c->rope_theta, "tie_word_embeddings", c->tie_embeddings, "attention_bias", c->attention_bias,
-                   "mlp_bias", c->mlp_bias, "hidden_act", "silu", "attention_dropout", 0.0, "initializer_range",
-                   c->init_std, "bos_token_id", "eos_token_id", "torch_dtype",
-                   c->dtype == RFR_BF16 ? "bfloat16" : "float32", "use_cache", 1);
+  const char *architecture = c->qk_norm ? "Qwen3ForCausalLM" : c->qkv_bias ? "Qwen2ForCausalLM" : "LlamaForCausalLM";
+  json_t *o = json_pack("{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:b, s:b, s:b, s:s, s:f, s:f, "
+                        "s:n, s:n, s:s, s:b}",
+                        "architectures", architecture, "model_type", family(c), "vocab_size", (json_int_t)c->vocab_size,
+                        "hidden_size", (json_int_t)c->hidden_size, "intermediate_size",
+                        (json_int_t)c->intermediate_size, "num_hidden_layers", (json_int_t)c->layers,
+                        "num_attention_heads", (json_int_t)c->heads, "num_key_value_heads", (json_int_t)c->kv_heads,
+                        "head_dim", (json_int_t)c->head_dim, "max_position_embeddings", (json_int_t)c->max_positions,
+                        "rms_norm_eps", c->norm_eps, "rope_theta", c->rope_theta, "tie_word_embeddings",
+                        c->tie_embeddings, "attention_bias", c->attention_bias, "mlp_bias", c->mlp_bias, "hidden_act",
+                        "silu", "attention_dropout", 0.0, "initializer_range", c->init_std, "bos_token_id",
+                        "eos_token_id", "torch_dtype", c->dtype == RFR_BF16 ? "bfloat16" : "float32", "use_cache", 1);
+  if (!o || c->rope_scaling.factor == 1.0) return o;
+  if (json_object_set_new(o, "rope_scaling", scaling(&c->rope_scaling)) == 0) return o;
+  json_decref(o);
+  return NULL;
 }
 
 static json_t *gpt2(const rfr_model_config *c) {
@@ -65,34 +80,145 @@ static rfr_status read_flag(const json_t *o, const char *file, const char *key, 
   return RFR_OK;
 }
 
-/* A text that must be `only` when it is there. */
-static rfr_status want(const json_t *o, const char *file, const char *key, const char *only) {
+/* A text that must be one of two when it is there. */
+static rfr_status want(const json_t *o, const char *file, const char *key, const char *only, const char * or) {
   const char *value = only;
   RFI_TRY(rfi_json_get_string(o, file, key, false, &value));
-  if (strcmp(value, only) == 0) return RFR_OK;
-  return rfi_fail_at(RFI_E_UNSUPPORTED, file, 0, "%s is %s; only %s is built", key, value, only);
+  if (strcmp(value, only) == 0 || strcmp(value, or) == 0) return RFR_OK;
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %s; only %s is built", key, value, only);
 }
 
-static rfr_status read_llama(const json_t *o, const char *file, rfr_model_config *c) {
+/* Fields that change what a model computes, with the one value that we compute. Dropouts
+ * are not among them: they are a choice of the run. */
+typedef enum neutral { ABSENT, FALSE, TRUE, ONE, EMPTY } neutral;
+static const struct {
+  const char *key;
+  neutral only;
+} refused[] = {{"quantization_config", ABSENT},
+               {"compression_config", ABSENT},
+               {"num_experts", ABSENT},
+               {"num_local_experts", ABSENT},
+               {"attn_logit_softcapping", ABSENT},
+               {"final_logit_softcapping", ABSENT},
+               {"partial_rotary_factor", ONE},
+               {"embedding_multiplier", ONE},
+               {"residual_multiplier", ONE},
+               {"logits_scaling", ONE},
+               {"is_encoder_decoder", FALSE},
+               {"add_cross_attention", FALSE},
+               {"scale_attn_weights", TRUE},
+               {"scale_attn_by_inverse_layer_idx", FALSE},
+               {"pruned_heads", EMPTY}};
+
+static bool is_neutral(const json_t *value, neutral only) {
+  if (!value || json_is_null(value)) return true;
+  switch (only) {
+    case FALSE: return json_is_false(value);
+    case TRUE: return json_is_true(value);
+    case ONE: return json_is_number(value) && json_number_value(value) == 1.0;
+    case EMPTY: return json_is_object(value) && json_object_size(value) == 0;
+    default: return false;
+  }
+}
+
+static rfr_status refuse(const json_t *o, const char *file) {
+  for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+    const json_t *value = json_object_get(o, refused[i].key);
+    if (is_neutral(value, refused[i].only)) continue;
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    rfr_status s = rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %.80s, which is not built", refused[i].key,
+                               text ? text : "set");
+    free(text);
+    return s;
+  }
+  const json_t *types = json_object_get(o, "layer_types"), *type;
+  size_t i;
+  json_array_foreach(types, i, type) {
+    const char *name = json_string_value(type);
+    if (!name || strcmp(name, "full_attention") != 0)
+      return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "layer_types[%zu] is %s; only full_attention is built", i,
+                         name ? name : "no text");
+  }
+  return RFR_OK;
+}
+
+/* A window as long as the longest document hides nothing. */
+static rfr_status read_window(const json_t *o, const char *file, const rfr_model_config *c) {
+  bool used = true;
+  int64_t window = c->max_positions;
+  RFI_TRY(rfi_json_get_bool(o, file, "use_sliding_window", false, &used));
+  if (!used) return RFR_OK;
+  RFI_TRY(rfi_json_get_int(o, file, "sliding_window", false, 1, INT64_MAX, &window));
+  if (window >= c->max_positions) return RFR_OK;
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
+                     "sliding_window is %lld, less than the %lld positions; it is not built", (long long)window,
+                     (long long)c->max_positions);
+}
+
+/* Version 5 of the library keeps theta and scaling in rope_parameters, version 4 had
+ * rope_theta beside rope_scaling, at first with "type" for "rope_type". */
+static rfr_status read_rope(const json_t *o, const char *file, rfr_model_config *c) {
+  rfr_rope_scaling r = {.factor = 1.0, .low = 1.0, .high = 4.0};
+  const char *type = "default", *name = "rope_parameters";
+  RFI_TRY(rfi_json_get_real(o, file, "rope_theta", false, &c->rope_theta));
+  const json_t *p = json_object_get(o, name);
+  if (!json_is_object(p)) p = json_object_get(o, name = "rope_scaling");
+  if (!p || json_is_null(p)) return RFR_OK;
+  if (!json_is_object(p)) return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is no object", name);
+  RFI_TRY(rfi_json_get_string(p, file, "type", false, &type));
+  RFI_TRY(rfi_json_get_string(p, file, "rope_type", false, &type));
+  RFI_TRY(rfi_json_get_real(p, file, "rope_theta", false, &c->rope_theta));
+  RFI_TRY(refuse(p, file));
+  const char *key;
+  const json_t *value;
+  json_object_foreach((json_t *)p, key, value) {
+    if (json_is_object(value))
+      return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s.%s: settings by kind of layer are not built", name, key);
+  }
+  if (strcmp(type, "default") == 0) return RFR_OK;
+  const bool llama3 = strcmp(type, "llama3") == 0;
+  if (!llama3 && strcmp(type, "linear") != 0)
+    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s.rope_type is %s; default, linear and llama3 are built", name,
+                       type);
+  RFI_TRY(rfi_json_get_real(p, file, "factor", true, &r.factor));
+  if (llama3) {
+    RFI_TRY(rfi_json_get_real(p, file, "low_freq_factor", true, &r.low));
+    RFI_TRY(rfi_json_get_real(p, file, "high_freq_factor", true, &r.high));
+    r.original = c->max_positions;
+    RFI_TRY(rfi_json_get_int(p, file, "original_max_position_embeddings", false, 1, INT32_MAX, &r.original));
+  } else {
+    r.low = r.high = 0.0;
+  }
+  c->rope_scaling = r;
+  return RFR_OK;
+}
+
+static rfr_status read_llama(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
+  const bool plain = strcmp(type, "llama") == 0, qwen3 = strcmp(type, "qwen3") == 0;
   const field fields[] = {{"vocab_size", &c->vocab_size, true},
                           {"hidden_size", &c->hidden_size, true},
                           {"intermediate_size", &c->intermediate_size, true},
                           {"num_hidden_layers", &c->layers, true},
                           {"num_attention_heads", &c->heads, true},
                           {"max_position_embeddings", &c->max_positions, true}};
-  RFI_TRY(want(o, file, "hidden_act", "silu"));
-  if (json_is_object(json_object_get(o, "rope_scaling")))
-    return rfi_fail_at(RFI_E_UNSUPPORTED, file, 0, "rope_scaling is not built");
+  RFI_TRY(want(o, file, "hidden_act", "silu", "swish"));
   RFI_TRY(read_sizes(o, file, fields, (int)(sizeof fields / sizeof fields[0])));
   c->kv_heads = c->heads;
   c->head_dim = c->hidden_size / c->heads;
-  const field late[] = {{"num_key_value_heads", &c->kv_heads, false}, {"head_dim", &c->head_dim, false}};
+  /* What the library would take for these when they are missing is a number, not a rule. */
+  const field late[] = {{"num_key_value_heads", &c->kv_heads, !plain}, {"head_dim", &c->head_dim, qwen3}};
   RFI_TRY(read_sizes(o, file, late, 2));
+  c->norm_eps = 1e-6;
   RFI_TRY(rfi_json_get_real(o, file, "rms_norm_eps", false, &c->norm_eps));
-  RFI_TRY(rfi_json_get_real(o, file, "rope_theta", false, &c->rope_theta));
+  RFI_TRY(rfi_json_get_real(o, file, "initializer_range", false, &c->init_std));
+  RFI_TRY(read_rope(o, file, c));
+  RFI_TRY(read_window(o, file, c));
   RFI_TRY(read_flag(o, file, "tie_word_embeddings", &c->tie_embeddings));
-  RFI_TRY(read_flag(o, file, "attention_bias", &c->attention_bias));
-  return read_flag(o, file, "mlp_bias", &c->mlp_bias);
+  c->qk_norm = qwen3;
+  c->qkv_bias = strcmp(type, "qwen2") == 0;
+  /* Only these classes look at these flags. */
+  if (plain || qwen3) RFI_TRY(read_flag(o, file, "attention_bias", &c->attention_bias));
+  return plain ? read_flag(o, file, "mlp_bias", &c->mlp_bias) : RFR_OK;
 }
 
 static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config *c) {
@@ -101,7 +227,7 @@ static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config 
                           {"n_layer", &c->layers, true},
                           {"n_head", &c->heads, true},
                           {"n_positions", &c->max_positions, true}};
-  RFI_TRY(want(o, file, "activation_function", "gelu_new"));
+  RFI_TRY(want(o, file, "activation_function", "gelu_new", "gelu_pytorch_tanh"));
   RFI_TRY(read_sizes(o, file, fields, (int)(sizeof fields / sizeof fields[0])));
   c->kv_heads = c->heads;
   c->head_dim = c->hidden_size / c->heads;
@@ -109,6 +235,7 @@ static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config 
   const field late[] = {{"n_inner", &c->intermediate_size, false}};
   RFI_TRY(read_sizes(o, file, late, 1));
   RFI_TRY(rfi_json_get_real(o, file, "layer_norm_epsilon", false, &c->norm_eps));
+  RFI_TRY(rfi_json_get_real(o, file, "initializer_range", false, &c->init_std));
   return read_flag(o, file, "tie_word_embeddings", &c->tie_embeddings);
 }
 
@@ -121,14 +248,19 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, rfr_model_config *c) {
   RFI_TRY(rfi_path_join(ctx, folder, "config.json", &path));
   RFI_GOTO(rfi_json_load(ctx, path, &o));
   RFI_GOTO(rfi_json_get_string(o, path, "model_type", true, &type));
-  const bool gpt2 = strcmp(type, "gpt2") == 0;
-  if (!gpt2 && strcmp(type, "llama") != 0) {
-    s = rfi_fail_at(RFI_E_UNSUPPORTED, path, 0, "model_type %s; llama and gpt2 are built", type);
+  static const char *const types[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3"};
+  size_t which = 0;
+  while (which < sizeof types / sizeof types[0] && strcmp(type, types[which]) != 0) which++;
+  if (which == sizeof types / sizeof types[0]) {
+    s = rfi_fail_at(RFI_E_MODEL_CONFIG, path, 0, "model_type is %s; gpt2, llama, mistral, qwen2 and qwen3 are built",
+                    type);
     goto fail;
   }
-  *c = rfr_model_config_default(gpt2 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA);
+  RFI_GOTO(refuse(o, path));
+  *c = rfr_model_config_default(which == 0 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA);
   c->dtype = dtype;
-  s = gpt2 ? read_gpt2(o, path, c) : read_llama(o, path, c);
+  s = which == 0 ? read_gpt2(o, path, c) : read_llama(o, path, type, c);
+  if (s == RFR_OK) s = rfr_model_config_check(c);
 fail:
   json_decref(o);
   rfi_free(ctx, path);

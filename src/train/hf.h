@@ -12,9 +12,10 @@
 /* New references; NULL when out of memory. */
 json_t *rfi_hf_config(const rfr_model_config *c);
 json_t *rfi_hf_generation_config(const rfr_model_config *c);
-/* Reads folder/config.json over the defaults in `c`; its dtype stays, weights are
- * converted when they are loaded. What we cannot run (another type, scaled rotary
- * embedding, another activation) is refused by name. */
+/* Reads folder/config.json, as versions 4 and 5 of the transformers library write it, over
+ * the defaults in `c`; its dtype stays, weights are converted when they are loaded. A field
+ * that changes what the model computes in a way that is not built is refused by name
+ * (model.config); others are of no concern here and left alone. */
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, rfr_model_config *c);
 
 #endif

@@ -18,6 +18,7 @@
 #include "data/safetensors.h"
 #include "train/hf.h"
 #include "train/run.h"
+#include "train/weights.h"
 
 enum { FORMAT = 1 };
 
@@ -66,34 +67,19 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
   return RFR_OK;
 }
 
-/* GPT-2's own files leave out the name of the outer module. */
-static const rfi_stored *find_stored(const rfi_safetensors *st, const char *name) {
-  static const char outer[] = "transformer.";
-  const rfi_stored *found = rfi_safetensors_find(st, name);
-  if (found || strncmp(name, outer, sizeof outer - 1) != 0) return found;
-  return rfi_safetensors_find(st, name + sizeof outer - 1);
-}
-
-static rfr_status load_tensors(rfr_run *run, const char *path, kind which) {
+static rfr_status load_optimizer(rfr_run *run, const char *path) {
   rfr_status s;
   rfi_safetensors *st = NULL;
   rfr_tensor x;
   RFI_TRY(rfi_safetensors_open(run->ctx, path, &st));
   for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++) {
-    if (kind_of(&x) != which) continue;
-    const rfi_stored *stored = find_stored(st, x.name);
-    if (!stored) {
-      s = rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0, "there is no tensor %s in it", x.name);
-      goto fail;
-    }
-    bool same = stored->rank == x.type.rank;
+    if (kind_of(&x) != OPTIMIZER) continue;
+    const rfi_stored *stored = rfi_safetensors_find(st, x.name);
+    bool same = stored && stored->rank == x.type.rank;
     for (int d = 0; same && d < x.type.rank; d++) same = stored->shape[d] == x.type.shape[d];
     if (!same) {
       s = rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0,
-                      "%s has %" PRId64 " elements in rank %d, first dimension %" PRId64
-                      "; the configuration wants rank %d, first dimension %" PRId64,
-                      x.name, stored->elements, stored->rank, stored->rank > 0 ? stored->shape[0] : 1, x.type.rank,
-                      x.type.shape[0]);
+                      stored ? "%s has another shape than the configuration's" : "there is no tensor %s in it", x.name);
       goto fail;
     }
     RFI_GOTO(rfi_safetensors_read_as(st, stored, x.type.dtype, x.data, stored->elements));
@@ -105,10 +91,13 @@ fail:
 }
 
 static rfr_status load_folder(rfr_run *run, const char *folder) {
-  char *path = NULL;
-  RFI_TRY(rfi_path_join(run->ctx, folder, "model.safetensors", &path));
-  rfr_status s = load_tensors(run, path, WEIGHT);
-  rfi_free(run->ctx, path);
+  rfi_weights *w = NULL;
+  rfr_tensor x;
+  RFI_TRY(rfi_weights_open(run->ctx, folder, &w));
+  rfr_status s = RFR_OK;
+  for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
+    if (kind_of(&x) == WEIGHT) s = rfi_weights_read(w, &x);
+  rfi_weights_close(w);
   return s;
 }
 
@@ -219,7 +208,7 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
   path = NULL;
   RFI_GOTO(load_folder(run, checkpoint->folder));
   RFI_GOTO(rfi_checkpoint_path(checkpoint, "optimizer.safetensors", &path));
-  RFI_GOTO(load_tensors(run, path, OPTIMIZER));
+  RFI_GOTO(load_optimizer(run, path));
   memset(run->metrics.data, 0, (size_t)run->metrics.bytes);
 fail:
   rfi_free(run->ctx, path);

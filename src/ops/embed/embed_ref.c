@@ -35,6 +35,16 @@ RFT_CASES(embedding_grad) = {"embedding_grad(f[7,13], i[7]<11, _) rows=11",
                              "embedding_grad(f[401,131], i[401]<29, _) rows=31",
                              NULL};
 
+/* As the papers' code has it: by wavelength. */
+static double rope_frequency(const rfi_attr *a, double plain) {
+  double factor = a[2].f, low = a[3].f, high = a[4].f, original = (double)a[5].i, wavelength = 2 * M_PI / plain;
+  if (original == 0) return plain / factor;
+  if (wavelength < original / high) return plain;
+  if (wavelength > original / low) return plain / factor;
+  double smooth = (original / wavelength - low) / (high - low);
+  return (1 - smooth) * plain / factor + smooth * plain;
+}
+
 RFT_REF(rope) {
   const double *x = call->in[0].data;
   const int32_t *positions = call->in[1].data;
@@ -43,19 +53,23 @@ RFT_REF(rope) {
   for (int64_t t = 0; t < T; t++)
     for (int64_t h = 0; h < H; h++)
       for (int64_t d = 0; d < D / 2; d++) {
-        double angle = positions[t] * pow(call->attr[0].f, -2.0 * (double)d / (double)D);
+        double angle = positions[t] * rope_frequency(call->attr, pow(call->attr[0].f, -2.0 * (double)d / (double)D));
         double s = call->attr[1].i ? -sin(angle) : sin(angle), a = cos(angle);
         int64_t i = (t * H + h) * D + d, k = i + D / 2;
         y[i] = x[i] * a - x[k] * s;
         y[k] = x[k] * a + x[i] * s;
       }
 }
-RFT_CASES(rope) = {"rope(f[7,3,10], i[7]<50) theta=10000 inverse=0",
-                   "rope(f[1,5,34], i[1]=999983) theta=500000 inverse=0",
-                   "rope(f[11,1,6]/2, i[11]<1000000) theta=10000 inverse=1",
-                   "rope(f[0,3,8], i[0]<5) theta=10000 inverse=0",
-                   "rope(f[4,3,2]^T, i[4]=0,1,0,-3) theta=100 inverse=1",
-                   "rope(f[211,3,64], i[211]<4096) theta=10000 inverse=0",
+#define ROPE_PLAIN " factor=1 low=0 high=0 original=0"
+RFT_CASES(rope) = {"rope(f[7,3,10], i[7]<50) theta=10000 inverse=0" ROPE_PLAIN,
+                   "rope(f[1,5,34], i[1]=999983) theta=500000 inverse=0" ROPE_PLAIN,
+                   "rope(f[11,1,6]/2, i[11]<1000000) theta=10000 inverse=1" ROPE_PLAIN,
+                   "rope(f[0,3,8], i[0]<5) theta=10000 inverse=0" ROPE_PLAIN,
+                   "rope(f[4,3,2]^T, i[4]=0,1,0,-3) theta=100 inverse=1" ROPE_PLAIN,
+                   "rope(f[211,3,64], i[211]<4096) theta=10000 inverse=0" ROPE_PLAIN,
+                   "rope(f[31,2,64], i[31]<131072) theta=500000 inverse=0 factor=8 low=1 high=4 original=8192",
+                   "rope(f[9,2,22], i[9]<512) theta=10000 inverse=1 factor=4 low=0.5 high=3.5 original=64",
+                   "rope(f[9,3,12], i[9]<4096) theta=10000 inverse=0 factor=2.5 low=0 high=0 original=0",
                    NULL};
 
 /* Row by row: the last document that begins at or before it, if the next one begins after it. */

@@ -3,7 +3,12 @@
  * rope: element pairs (d, d + D/2) of each head turn by position * theta^(-2d/D); inverse
  * turns back, which is also the gradient (a rotation's transpose). positions: where each row
  * of the packed documents stands in its own document.
+ *
+ * Longer documents than a model was first trained on: every frequency is divided by `factor`
+ * (original 0), or only the slow ones (Llama 3.1), see rfr_rope_scaling.
  */
+#include <string.h>
+
 #include "ops/rule.h"
 
 rfr_status rfi_infer_rope(const rfi_infer *c) {
@@ -17,6 +22,10 @@ rfr_status rfi_infer_rope(const rfi_infer *c) {
                     (long long)c->in[0].shape[2]);
   if (!(c->attr[0].f > 0))
     return rfi_fail(RFI_E_TRACE_SHAPE, "theta is %s, it should be positive", rfi_format_double(text, c->attr[0].f));
+  if (!(c->attr[2].f > 0))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "factor is %s, it should be positive", rfi_format_double(text, c->attr[2].f));
+  if (c->attr[5].i < 0 || (c->attr[5].i > 0 && !(c->attr[3].f > 0 && c->attr[4].f > c->attr[3].f)))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "original %lld needs 0 < low < high", (long long)c->attr[5].i);
   c->out[0] = c->in[0];
   return RFR_OK;
 }
@@ -33,15 +42,19 @@ rfr_status rfi_infer_positions(const rfi_infer *c) {
 
 rfr_status rfi_grad_rope(rfi_grad *g) {
   if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
-  rfi_attr attr[2] = {g->op->attr[0], rfi_i(!g->op->attr[1].i)};
+  rfi_attr attr[6];
+  memcpy(attr, g->op->attr, sizeof attr);
+  attr[1] = rfi_i(!attr[1].i);
   rfr_value in[2] = {g->dy[0], g->op->in[1]};
   rfi_emit_begin(g, 0);
   rfi_emit_end(g, 0, rfi_emit(g, RFI_OP_rope, 2, in, attr));
   return g->t->status;
 }
 
-rfr_value rfr_rope_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value positions, double theta) {
-  rfi_attr attr[2] = {rfi_f(theta), rfi_i(0)};
+rfr_value rfr_rope_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value positions, double theta,
+                      const rfr_rope_scaling *scaling) {
+  const rfr_rope_scaling s = scaling ? *scaling : (rfr_rope_scaling){.factor = 1};
+  rfi_attr attr[6] = {rfi_f(theta), rfi_i(0), rfi_f(s.factor), rfi_f(s.low), rfi_f(s.high), rfi_i(s.original)};
   return rfi_record(t, at, RFI_OP_rope, 2, (rfr_value[]){x, positions}, attr, NULL);
 }
 

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opens every shard of a folder once; a tensor is found by asking them in turn. The index
+ * is held to be a list of files: which tensor lies where is what the files themselves say,
+ * so a stale index cannot send us to the wrong bytes. A name in two shards is an error.
+ */
+#include "train/weights.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "data/file.h"
+#include "data/json.h"
+#include "data/safetensors.h"
+
+struct rfi_weights {
+  rfr_ctx *ctx;
+  char *path; /* of the one file, or of the index */
+  char **names;
+  rfi_safetensors **shards;
+  int n;
+};
+
+static bool is_plain(const char *name) {
+  return *name && !strchr(name, '/') && !strchr(name, '\\') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
+static rfr_status open_shard(rfi_weights *w, const char *folder, const char *name) {
+  char *path = NULL;
+  for (int i = 0; i < w->n; i++)
+    if (strcmp(w->names[i], name) == 0) return RFR_OK;
+  RFI_TRY(rfi_path_join(w->ctx, folder, name, &path));
+  rfr_status s = rfi_safetensors_open(w->ctx, path, &w->shards[w->n]);
+  rfi_free(w->ctx, path);
+  RFI_TRY(s);
+  s = RFI_ALLOC(w->ctx, strlen(name) + 1, &w->names[w->n]);
+  if (s == RFR_OK) memcpy(w->names[w->n], name, strlen(name) + 1);
+  else rfi_safetensors_close(w->shards[w->n]);
+  w->n += s == RFR_OK;
+  return s;
+}
+
+static rfr_status make_room(rfi_weights *w, size_t n) {
+  RFI_TRY(RFI_ALLOC(w->ctx, (n + 1) * sizeof *w->shards, &w->shards));
+  return RFI_ALLOC(w->ctx, (n + 1) * sizeof *w->names, &w->names);
+}
+
+static rfr_status open_index(rfi_weights *w, const char *folder, const json_t *index) {
+  json_t *map = json_object_get(index, "weight_map"), *value;
+  const char *tensor;
+  if (!json_is_object(map)) return rfi_fail_at(RFI_E_SAFETENSORS, w->path, 0, "there is no weight_map in it");
+  RFI_TRY(make_room(w, json_object_size(map)));
+  json_object_foreach(map, tensor, value) {
+    const char *name = json_string_value(value);
+    if (!name || json_string_length(value) != strlen(name) || !is_plain(name))
+      return rfi_fail_at(RFI_E_SAFETENSORS, w->path, 0, "weight_map: \"%.200s\" does not lie in a file of this folder",
+                         tensor);
+    RFI_TRY(open_shard(w, folder, name));
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_weights_open(rfr_ctx *ctx, const char *folder, rfi_weights **out) {
+  rfr_status s;
+  rfi_weights *w = NULL;
+  json_t *index = NULL;
+  char *index_path = NULL;
+  bool sharded = false;
+  static const char one[] = "model.safetensors";
+  *out = NULL;
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *w, &w));
+  w->ctx = ctx;
+  RFI_GOTO(rfi_path_join(ctx, folder, one, &w->path));
+  if (access(w->path, F_OK) != 0) {
+    RFI_GOTO(rfi_path_join(ctx, folder, "model.safetensors.index.json", &index_path));
+    sharded = access(index_path, F_OK) == 0;
+  }
+  if (sharded) {
+    rfi_free(ctx, w->path);
+    w->path = index_path;
+    index_path = NULL;
+    RFI_GOTO(rfi_json_load(ctx, w->path, &index));
+    RFI_GOTO(open_index(w, folder, index));
+  } else {
+    RFI_GOTO(make_room(w, 1));
+    RFI_GOTO(open_shard(w, folder, one));
+  }
+  *out = w;
+  w = NULL;
+fail:
+  rfi_free(ctx, index_path);
+  json_decref(index);
+  rfi_weights_close(w);
+  return s;
+}
+
+void rfi_weights_close(rfi_weights *w) {
+  if (!w) return;
+  for (int i = 0; i < w->n; i++) {
+    rfi_safetensors_close(w->shards[i]);
+    rfi_free(w->ctx, w->names[i]);
+  }
+  rfi_free(w->ctx, w->shards);
+  rfi_free(w->ctx, w->names);
+  rfi_free(w->ctx, w->path);
+  rfi_free(w->ctx, w);
+}
+
+static rfr_status find(rfi_weights *w, const char *name, int *shard, const rfi_stored **stored) {
+  *stored = NULL;
+  for (int i = 0; i < w->n; i++) {
+    const rfi_stored *here = rfi_safetensors_find(w->shards[i], name);
+    if (!here) continue;
+    if (*stored)
+      return rfi_fail_at(RFI_E_SAFETENSORS, w->path, 0, "%s lies in %s and in %s", name, w->names[*shard], w->names[i]);
+    *stored = here;
+    *shard = i;
+  }
+  return RFR_OK;
+}
+
+/* "[2, 3]" */
+static void print_shape(char *text, size_t size, int rank, const int64_t *shape) {
+  size_t n = (size_t)snprintf(text, size, "[");
+  for (int d = 0; d < rank && n < size; d++)
+    n += (size_t)snprintf(text + n, size - n, "%s%" PRId64, d ? ", " : "", shape[d]);
+  if (n < size) snprintf(text + n, size - n, "]");
+}
+
+rfr_status rfi_weights_read(rfi_weights *w, const rfr_tensor *x) {
+  static const char *const outer[] = {"", "transformer.", "model."};
+  const rfi_stored *stored = NULL;
+  int shard = 0;
+  for (size_t i = 0; i < sizeof outer / sizeof outer[0] && !stored; i++)
+    if (strncmp(x->name, outer[i], strlen(outer[i])) == 0)
+      RFI_TRY(find(w, x->name + strlen(outer[i]), &shard, &stored));
+  if (!stored) return rfi_fail_at(RFI_E_RESUME_MISMATCH, w->path, 0, "there is no tensor %s in it", x->name);
+  bool same = stored->rank == x->type.rank;
+  for (int d = 0; same && d < x->type.rank; d++) same = stored->shape[d] == x->type.shape[d];
+  if (!same) {
+    char have[200], want[200];
+    print_shape(have, sizeof have, stored->rank, stored->shape);
+    print_shape(want, sizeof want, x->type.rank, x->type.shape);
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, w->path, 0, "%s has shape %s; the configuration wants %s", x->name, have,
+                       want);
+  }
+  return rfi_safetensors_read_as(w->shards[shard], stored, x->type.dtype, x->data, stored->elements);
+}

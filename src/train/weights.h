@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The weights of a model folder, wherever they lie: model.safetensors, or the shards that
+ * model.safetensors.index.json names. A name that is not there as we spell it is looked for
+ * without the outer module's ("transformer.", "model."), which is how the base models'
+ * own folders have it.
+ *
+ * An index is foreign data: its file names must be plain names within the folder.
+ */
+#ifndef RFI_WEIGHTS_H
+#define RFI_WEIGHTS_H
+
+#include "refrain/tensor.h"
+
+typedef struct rfi_weights rfi_weights;
+
+rfr_status rfi_weights_open(rfr_ctx *ctx, const char *folder, rfi_weights **out);
+void rfi_weights_close(rfi_weights *w); /* accepts NULL */
+/* Reads the tensor x->name into x->data, converting float types. A missing tensor or one
+ * of another shape is resume.mismatch. */
+rfr_status rfi_weights_read(rfi_weights *w, const rfr_tensor *x);
+
+#endif

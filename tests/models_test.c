@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Model folders that the transformers library wrote (tools/make_reference_models.py):
+ * logits and gradients against the ones that it computed, both in f32. Then the spellings
+ * of config.json, what is refused by name, names without the outer module, and indexes
+ * that point where they should not.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "refrain/program.h"
+#include "support/folder.h"
+#include "train/hf.h"
+#include "train/weights.h"
+
+#define MODELS RFT_SOURCE_DIR "/tests/models/"
+#define OK(call)                                                                \
+  do {                                                                          \
+    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
+  } while (0)
+
+static const char *const models[] = {"gpt2", "gpt2-untied", "llama", "llama-shards", "qwen2", "qwen3"};
+enum { N_MODELS = sizeof models / sizeof models[0], MOST = 64 };
+
+/* ---- logits and gradients ---- */
+
+static const double tolerance = 1e-5;
+
+typedef struct reference {
+  rfi_safetensors *file;
+  rfr_programs *programs;
+} reference;
+
+/* The largest difference between an output and what the library computed for `name`. */
+static double difference(reference *r, const char *output, const char *name) {
+  rfr_tensor got;
+  double worst = 0, largest = 0;
+  OK(rfr_program_output(r->programs, 0, output, &got));
+  const rfi_stored *stored = rfi_safetensors_find(r->file, name);
+  if (!stored) fail_msg("no %s in the reference", name);
+  assert_int_equal(stored->bytes, got.bytes);
+  float *want = malloc((size_t)stored->bytes);
+  OK(rfi_safetensors_read_as(r->file, stored, RFR_F32, want, stored->elements));
+  for (int64_t i = 0; i < stored->elements; i++) {
+    double d = fabs((double)((float *)got.data)[i] - (double)want[i]);
+    if (!(d <= worst)) worst = d; /* NaN too */
+    largest = fmax(largest, fabs((double)want[i]));
+  }
+  free(want);
+  if (!(largest > 10 * tolerance)) fail_msg("%s: %g at most; nothing to compare", name, largest);
+  if (!(worst <= tolerance)) fail_msg("%s differs by %g", name, worst);
+  return worst;
+}
+
+static void read_i32(reference *r, const char *name) {
+  rfr_tensor x;
+  OK(rfr_programs_tensor(r->programs, name, &x));
+  const rfi_stored *stored = rfi_safetensors_find(r->file, name);
+  assert_non_null(stored);
+  OK(rfi_safetensors_read(r->file, stored, x.data, (size_t)x.bytes));
+}
+
+static rfr_programs *compile(rfr_ctx *ctx, const rfr_model_config *c, int64_t tokens) {
+  rfr_trace *t;
+  rfr_programs *p;
+  rfr_value w[MOST];
+  char name[128];
+  OK(rfr_trace_create(ctx, &t));
+  assert_true(rfr_model_parameter_count(c) <= MOST);
+  rfr_model_declare(t, c, NULL, 0, w);
+  rfr_value ids = rfr_input(t, "tokens", RFR_ROLE_INPUT, RFR_I32, 1, &tokens);
+  rfr_value targets = rfr_input(t, "targets", RFR_ROLE_INPUT, RFR_I32, 1, &tokens);
+  rfr_value offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, (int64_t[]){2});
+  rfr_value h = rfr_model_forward(t, c, w, ids, offsets, RFR_NONE);
+  rfr_value logits = rfr_model_logits(t, c, w, h, RFR_F32);
+  rfr_value loss = rfr_cross_entropy(t, logits, targets, rfr_token_count(t, 1, &targets, -100, NULL), -100);
+  rfr_output(t, "logits", logits);
+  rfr_output(t, "loss", loss);
+  for (int i = 0; i < rfr_model_parameter_count(c); i++) {
+    snprintf(name, sizeof name, "d_%s", rfr_value_name(t, w[i]));
+    rfr_output(t, name, rfr_gradient(t, loss, w[i], RFR_F32));
+  }
+  OK(rfr_trace_finish(t));
+  OK(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, NULL, &p));
+  rfr_trace_destroy(t);
+  return p;
+}
+
+/* All weights of a folder into the programs' memory. */
+static rfr_status load(rfr_ctx *ctx, rfr_programs *p, const char *folder) {
+  rfi_weights *w;
+  rfr_tensor x;
+  rfr_status s = rfi_weights_open(ctx, folder, &w);
+  for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++)
+    if (x.role == RFR_ROLE_TRAINABLE) s = rfi_weights_read(w, &x);
+  rfi_weights_close(w);
+  return s;
+}
+
+static void one_reference(rfr_ctx *ctx, const char *model) {
+  char folder[512], path[600];
+  reference r;
+  rfr_tensor offsets;
+  rfr_parameter p;
+  rfr_model_config c = {.dtype = RFR_F32};
+  snprintf(folder, sizeof folder, MODELS "%s", model);
+  snprintf(path, sizeof path, "%s/reference.safetensors", folder);
+  OK(rfi_hf_read(ctx, folder, &c));
+  OK(rfi_safetensors_open(ctx, path, &r.file));
+  const rfi_stored *tokens = rfi_safetensors_find(r.file, "tokens");
+  assert_non_null(tokens);
+  r.programs = compile(ctx, &c, tokens->elements);
+  OK(load(ctx, r.programs, folder));
+  read_i32(&r, "tokens");
+  read_i32(&r, "targets");
+  OK(rfr_programs_tensor(r.programs, "offsets", &offsets));
+  memcpy(offsets.data, (int32_t[]){0, (int32_t)tokens->elements}, 2 * sizeof(int32_t));
+  OK(rfr_programs_load(r.programs));
+  OK(rfr_program_run(r.programs, 0));
+  difference(&r, "loss", "loss");
+  double logits = difference(&r, "logits", "logits"), gradients = 0;
+  for (int i = 0; rfr_model_parameter(&c, i, &p) == RFR_OK; i++) {
+    char name[128];
+    snprintf(name, sizeof name, "d_%s", p.name);
+    gradients = fmax(gradients, difference(&r, name, name));
+  }
+  print_message("%-12s logits within %.1e, gradients within %.1e\n", model, logits, gradients);
+  /* tokens, targets, logits and loss are no gradients: the library trains what we train */
+  assert_int_equal(rfi_safetensors_count(r.file), 4 + rfr_model_parameter_count(&c));
+  rfr_programs_destroy(r.programs);
+  rfi_safetensors_close(r.file);
+}
+
+static void references(void **state) {
+  rft_folder *f = *state;
+  for (int i = 0; i < N_MODELS; i++) one_reference(f->ctx, models[i]);
+}
+
+/* ---- config.json ---- */
+
+static json_t *config_of(const char *model) {
+  char path[512];
+  json_t *o = NULL;
+  snprintf(path, sizeof path, MODELS "%s/config.json", model);
+  o = json_load_file(path, 0, NULL);
+  assert_non_null(o);
+  return o;
+}
+
+/* Writes it as the test folder's config.json (consuming it) and reads that. */
+static rfr_status read_config(rft_folder *f, json_t *o, rfr_model_config *c) {
+  char *text = json_dumps(o, 0);
+  assert_non_null(text);
+  rft_write(f, "config.json", text, strlen(text));
+  free(text);
+  json_decref(o);
+  *c = (rfr_model_config){.dtype = RFR_F32};
+  return rfi_hf_read(f->ctx, f->path, c);
+}
+
+static void assert_same(const rfr_model_config *a, const rfr_model_config *b) {
+  json_t *x = rfi_hf_config(a), *y = rfi_hf_config(b);
+  assert_non_null(x);
+  if (!json_equal(x, y)) fail_msg("%s\n%s", json_dumps(x, 0), json_dumps(y, 0));
+  json_decref(x);
+  json_decref(y);
+}
+
+static void what_we_write_reads_back(void **state) {
+  rft_folder *f = *state;
+  for (int i = 0; i < N_MODELS; i++) {
+    rfr_model_config a, b;
+    OK(read_config(f, config_of(models[i]), &a));
+    OK(read_config(f, rfi_hf_config(&a), &b));
+    assert_same(&a, &b);
+    assert_int_equal(a.type, b.type);
+  }
+}
+
+static void fields(void **state) {
+  rft_folder *f = *state;
+  rfr_model_config c;
+  OK(read_config(f, config_of("llama"), &c));
+  assert_true(c.attention_bias && c.mlp_bias && !c.tie_embeddings && !c.qkv_bias && !c.qk_norm);
+  assert_true(c.rope_theta == 1000 && c.rope_scaling.factor == 4 && c.rope_scaling.original == 16);
+  OK(read_config(f, config_of("llama-shards"), &c));
+  assert_true(c.head_dim == 10 && c.tie_embeddings && c.norm_eps == 1e-6);
+  assert_true(c.rope_scaling.factor == 2.5 && c.rope_scaling.original == 0);
+  OK(read_config(f, config_of("qwen3"), &c));
+  assert_true(c.qk_norm && !c.qkv_bias);
+  OK(read_config(f, config_of("gpt2-untied"), &c));
+  assert_true(c.type == RFR_MODEL_GPT2 && !c.tie_embeddings && c.intermediate_size == 40);
+  OK(read_config(f, config_of("gpt2"), &c));
+  assert_true(c.tie_embeddings && c.intermediate_size == 64);
+}
+
+/* Version 5 moves theta into rope_parameters and calls torch_dtype dtype; early version 4 said "type". */
+static void versions(void **state) {
+  rft_folder *f = *state;
+  rfr_model_config a, b;
+  OK(read_config(f, config_of("llama"), &a));
+  json_t *o = config_of("llama"), *rope = json_incref(json_object_get(o, "rope_scaling"));
+  json_object_set_new(rope, "rope_theta", json_real(1000));
+  json_object_del(o, "rope_scaling");
+  json_object_del(o, "rope_theta");
+  json_object_del(o, "torch_dtype");
+  json_object_set_new(o, "dtype", json_string("float32"));
+  json_object_set_new(o, "rope_parameters", rope);
+  OK(read_config(f, o, &b));
+  assert_same(&a, &b);
+  o = config_of("llama");
+  rope = json_object_get(o, "rope_scaling");
+  json_object_del(rope, "rope_type");
+  json_object_set_new(rope, "type", json_string("llama3"));
+  OK(read_config(f, o, &b));
+  assert_same(&a, &b);
+}
+
+static void refused(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *model, *key, *value, *text; /* text NULL: taken */
+  } cases[] = {
+      {"llama", "model_type", "\"mamba\"", "model_type is mamba"},
+      {"llama", "hidden_act", "\"gelu\"", "hidden_act is gelu"},
+      {"llama", "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0}", "rope_type is yarn"},
+      {"llama", "rope_scaling", "{\"rope_type\": \"linear\"}", "factor"},
+      {"llama", "rope_scaling", "{\"rope_type\": \"linear\", \"factor\": 0}", "factor"},
+      {"llama", "rope_parameters", "{\"full_attention\": {\"rope_type\": \"default\"}}", "full_attention"},
+      {"llama", "rope_scaling", "{\"rope_type\": \"default\"}", NULL},
+      {"llama", "rope_scaling", "null", NULL},
+      {"llama", "quantization_config", "{\"quant_method\": \"gptq\"}", "quantization_config"},
+      {"llama", "partial_rotary_factor", "0.5", "partial_rotary_factor"},
+      {"llama", "final_logit_softcapping", "30.0", "final_logit_softcapping"},
+      {"llama", "layer_types", "[\"full_attention\", \"sliding_attention\"]", "layer_types[1]"},
+      {"llama", "layer_types", "[\"full_attention\", \"full_attention\"]", NULL},
+      {"llama", "num_key_value_heads", "3", "num_key_value_heads"},
+      {"llama", "something_new", "17", NULL},
+      {"qwen2", "use_sliding_window", "true", NULL}, /* its sliding_window is null */
+      {"qwen2", "sliding_window", "7", NULL},        /* and not used */
+      {"qwen3", "head_dim", "null", "head_dim"},
+      {"gpt2", "activation_function", "\"relu\"", "activation_function is relu"},
+      {"gpt2", "scale_attn_weights", "false", "scale_attn_weights"},
+      {"gpt2", "scale_attn_by_inverse_layer_idx", "true", "scale_attn_by_inverse_layer_idx"},
+      {"gpt2", "add_cross_attention", "true", "add_cross_attention"},
+      {"gpt2", "resid_pdrop", "0.5", NULL},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    rfr_model_config c;
+    json_t *o = config_of(cases[i].model);
+    json_object_set_new(o, cases[i].key, json_loads(cases[i].value, JSON_DECODE_ANY, NULL));
+    rfr_status s = read_config(f, o, &c);
+    if (!cases[i].text) {
+      if (s != RFR_OK) fail_msg("%s %s: %s", cases[i].key, cases[i].value, rfr_last_error()->message);
+      continue;
+    }
+    if (s == RFR_OK) fail_msg("%s %s was taken", cases[i].key, cases[i].value);
+    if (!strstr(rfr_last_error()->message, cases[i].text))
+      fail_msg("%s %s: %s", cases[i].key, cases[i].value, rfr_last_error()->message);
+  }
+  json_t *o = config_of("qwen2");
+  json_object_set_new(o, "use_sliding_window", json_true());
+  json_object_set_new(o, "sliding_window", json_integer(7));
+  rfr_model_config c;
+  assert_int_equal(read_config(f, o, &c), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "model.config");
+  assert_non_null(strstr(rfr_last_error()->message, "sliding_window is 7"));
+}
+
+/* ---- where the weights lie ---- */
+
+static char *read_whole(const char *model, const char *name, size_t *n) {
+  char path[512];
+  snprintf(path, sizeof path, MODELS "%s/%s", model, name);
+  FILE *in = fopen(path, "rb");
+  assert_non_null(in);
+  char *data = malloc(1 << 20);
+  *n = fread(data, 1, 1 << 20, in);
+  fclose(in);
+  return data;
+}
+
+/* The same file with the outer module's name cut from every key; blanks keep the header's length. */
+static void base_names(void **state) {
+  rft_folder *f = *state;
+  static const char *const cases[][2] = {{"gpt2", "\"transformer."}, {"qwen2", "\"model."}};
+  for (int i = 0; i < 2; i++) {
+    size_t n, cut = strlen(cases[i][1]) - 1;
+    char *data = read_whole(cases[i][0], "model.safetensors", &n), *end = data + 8;
+    uint64_t header;
+    memcpy(&header, data, 8);
+    end += header;
+    int found = 0;
+    for (char *at = data + 8; at + cut < end; at++) {
+      if (memcmp(at, cases[i][1], cut + 1) != 0) continue;
+      memmove(at + 1, at + 1 + cut, (size_t)(end - (at + 1 + cut)));
+      memset(end - cut, ' ', cut);
+      found++;
+    }
+    assert_true(found > 10);
+    rft_write(f, "model.safetensors", data, n);
+    free(data);
+    rfr_model_config c;
+    rfr_tensor x, y;
+    OK(read_config(f, config_of(cases[i][0]), &c));
+    rfr_programs *p = compile(f->ctx, &c, 8), *q = compile(f->ctx, &c, 8);
+    char folder[512];
+    snprintf(folder, sizeof folder, MODELS "%s", cases[i][0]);
+    OK(load(f->ctx, p, f->path));
+    OK(load(f->ctx, q, folder));
+    for (int k = 0; rfr_programs_tensor_at(p, k, &x) == RFR_OK; k++) {
+      OK(rfr_programs_tensor(q, x.name, &y));
+      if (x.role == RFR_ROLE_TRAINABLE) assert_memory_equal(x.data, y.data, (size_t)x.bytes);
+    }
+    rfr_programs_destroy(p);
+    rfr_programs_destroy(q);
+  }
+}
+
+static void indexes(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *text, *message;
+  } cases[] = {
+      {"{\"weight_map\": {\"a\": \"../x.safetensors\"}}", "\"a\" does not lie in a file of this folder"},
+      {"{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "\"a\" does not lie"},
+      {"{\"weight_map\": {\"a\": \"..\"}}", "\"a\" does not lie"},
+      {"{\"weight_map\": {\"a\": \"\"}}", "\"a\" does not lie"},
+      {"{\"weight_map\": {\"a\": 3}}", "\"a\" does not lie"},
+      {"{\"weight_map\": [\"one.safetensors\"]}", "no weight_map"},
+      {"{}", "no weight_map"},
+      {"{\"weight_map\": {\"a\": \"missing.safetensors\"}}", "missing.safetensors"},
+      {"{\"weight_map\": {\"a\": \"one.safetensors\", \"b\": \"two.safetensors\"}}", "in one.safetensors and in two"},
+      {"{\"weight_map\": {}}", "there is no tensor"},
+      {"{\"weight_map\": {\"x\": \"one.safetensors\"}}", NULL}, /* stale, but the files have it all */
+  };
+  size_t n;
+  char *data = read_whole("gpt2", "model.safetensors", &n);
+  rft_write(f, "one.safetensors", data, n);
+  rft_write(f, "two.safetensors", data, n);
+  free(data);
+  rfr_model_config c;
+  OK(read_config(f, config_of("gpt2"), &c));
+  rfr_programs *p = compile(f->ctx, &c, 8);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    rft_write(f, "model.safetensors.index.json", cases[i].text, strlen(cases[i].text));
+    rfr_status s = load(f->ctx, p, f->path);
+    if (!cases[i].message) OK(s);
+    else if (s == RFR_OK) fail_msg("%s was taken", cases[i].text);
+    else if (!strstr(rfr_last_error()->message, cases[i].message))
+      fail_msg("%s: %s", cases[i].text, rfr_last_error()->message);
+  }
+  rfr_programs_destroy(p);
+  /* another shape is told with both */
+  c.intermediate_size = 48;
+  p = compile(f->ctx, &c, 8);
+  assert_int_equal(load(f->ctx, p, f->path), RFR_MISMATCH);
+  assert_non_null(strstr(rfr_last_error()->message, "has shape [16, 64]; the configuration wants [16, 48]"));
+  rfr_programs_destroy(p);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      rft_folder_test(references), rft_folder_test(what_we_write_reads_back),
+      rft_folder_test(fields),     rft_folder_test(versions),
+      rft_folder_test(refused),    rft_folder_test(base_names),
+      rft_folder_test(indexes),
+  };
+  return cmocka_run_group_tests_name("models", tests, NULL, NULL);
+}

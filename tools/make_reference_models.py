@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the tiny model folders in tests/models/ with the transformers library.
+
+    tools/make_reference_models.py [FOLDER]
+
+Each folder is what save_pretrained writes, with random weights, and beside it
+reference.safetensors: tokens and targets (i32) of one document, its logits, the mean
+cross-entropy and that loss's gradient of every parameter ("d_" before the name), all
+computed in f32 on one thread. tests/models_test.c holds our own loader, forward and
+backward to them. Needs torch, transformers and safetensors; the build and the tests do not run it.
+"""
+import json
+import os
+import sys
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+VOCAB, LENGTH = 256, 24
+GPT2 = dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
+LLAMA = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+             num_key_value_heads=1, max_position_embeddings=64, bos_token_id=0)
+LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16)
+
+
+def models():
+    yield "gpt2", lambda: GPT2LMHeadModel(GPT2Config(**GPT2)), {}
+    yield "gpt2-untied", lambda: GPT2LMHeadModel(GPT2Config(tie_word_embeddings=False, n_inner=40, **GPT2)), {}
+    # Half the dimensions turn less than once in the original length: all three branches of the scaling are met.
+    yield "llama", lambda: LlamaForCausalLM(LlamaConfig(
+        rope_scaling=LLAMA3, eos_token_id=[0, 1], attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5,
+        rope_theta=1000.0, **LLAMA)), {}
+    # The linear scaling and heads wider than hidden / heads; in shards.
+    yield "llama-shards", lambda: LlamaForCausalLM(LlamaConfig(
+        rope_scaling=dict(rope_type="linear", factor=2.5), head_dim=10, tie_word_embeddings=True, **LLAMA)), dict(
+            max_shard_size="16KB")
+    yield "qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **LLAMA)), {}
+    yield "qwen3", qwen3, {}
+
+
+def qwen3():
+    """The library's class where it has it (4.51 on), else Llama with norms hooked in behind q_proj and k_proj."""
+    own = dict(LLAMA, head_dim=10)
+    if hasattr(transformers, "Qwen3ForCausalLM"):
+        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**own))
+    model = LlamaForCausalLM(LlamaConfig(**own))
+    for layer in model.model.layers:
+        for part in "qk":
+            norm = LlamaRMSNorm(own["head_dim"], eps=model.config.rms_norm_eps)
+            layer.self_attn.add_module(part + "_norm", norm)
+            layer.self_attn.get_submodule(part + "_proj").register_forward_hook(
+                lambda _, __, y, norm=norm: norm(y.unflatten(-1, (-1, own["head_dim"]))).flatten(-2))
+    return model
+
+
+def main():
+    out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", "tests", "models")
+    torch.set_num_threads(1)
+    for name, make, options in models():
+        torch.manual_seed(1234)
+        transformers.set_seed(1234)
+        model = make().float().eval()
+        with torch.no_grad():  # norms and biases away from 1 and 0, weights large enough to matter
+            for key, p in model.named_parameters():
+                p.add_(torch.randn_like(p) * (0.1 if p.dim() == 1 else 0.08))
+        folder = os.path.join(out, name)
+        model.save_pretrained(folder, **options)
+        tokens = torch.randint(0, VOCAB, (1, LENGTH))
+        targets = torch.randint(0, VOCAB, (1, LENGTH))
+        logits = model(tokens).logits
+        loss = torch.nn.functional.cross_entropy(logits[0], targets[0])
+        loss.backward()
+        reference = {"tokens": tokens[0].int(), "targets": targets[0].int(), "logits": logits[0].detach().contiguous(),
+                     "loss": loss.detach().reshape(1)}
+        for key, p in model.named_parameters():
+            reference["d_" + key] = p.grad.contiguous()
+        save_file(reference, os.path.join(folder, "reference.safetensors"))
+        left = os.path.join(folder, "generation_config.json")
+        if os.path.exists(left):
+            os.remove(left)
+        path = os.path.join(folder, "config.json")
+        with open(path) as f:
+            config = json.load(f)
+        if name == "qwen3" and config["model_type"] != "qwen3":
+            config.update(model_type="qwen3", architectures=["Qwen3ForCausalLM"])
+            with open(path, "w") as f:
+                json.dump(config, f, indent=2)
+        print(name, f"loss {loss.item():.6f}", config.get("transformers_version"))
+
+
+if __name__ == "__main__":
+    main()
