@@ -363,7 +363,35 @@ static void indexes(void **state) {
   rfr_programs_destroy(p);
 }
 
-int main(void) {
+/* The logits of tokens 3, 10, 17, ... in a model folder, one per line, for tools/check_transformers.py. */
+static int print_logits(const char *folder) {
+  enum { TOKENS = 24 };
+  rfr_ctx *ctx = NULL;
+  rfr_programs *p = NULL;
+  rfr_model_config c = {.dtype = RFR_F32};
+  rfr_tensor x;
+  rfr_status s = rfr_ctx_create(NULL, &ctx);
+  if (s == RFR_OK) s = rfi_hf_read(ctx, folder, &c);
+  if (s == RFR_OK) p = compile(ctx, &c, TOKENS);
+  if (s == RFR_OK) s = load(ctx, p, folder);
+  if (s == RFR_OK) s = rfr_programs_tensor(p, "offsets", &x);
+  if (s == RFR_OK) ((int32_t *)x.data)[0] = 0, ((int32_t *)x.data)[1] = TOKENS;
+  if (s == RFR_OK) s = rfr_programs_tensor(p, "targets", &x);
+  if (s == RFR_OK) memset(x.data, 0, (size_t)x.bytes);
+  if (s == RFR_OK) s = rfr_programs_tensor(p, "tokens", &x);
+  for (int i = 0; s == RFR_OK && i < TOKENS; i++) ((int32_t *)x.data)[i] = (int32_t)((3 + 7 * i) % c.vocab_size);
+  if (s == RFR_OK) s = rfr_programs_load(p);
+  if (s == RFR_OK) s = rfr_program_run(p, 0);
+  if (s == RFR_OK) s = rfr_program_output(p, 0, "logits", &x);
+  for (int64_t i = 0; s == RFR_OK && i < x.bytes / 4; i++) printf("%.9g\n", (double)((float *)x.data)[i]);
+  if (s != RFR_OK) fprintf(stderr, "%s\n", rfr_last_error()->message);
+  rfr_programs_destroy(p);
+  rfr_ctx_destroy(ctx);
+  return s != RFR_OK;
+}
+
+int main(int argc, char **argv) {
+  if (argc == 3 && strcmp(argv[1], "--logits") == 0) return print_logits(argv[2]);
   const struct CMUnitTest tests[] = {
       rft_folder_test(references), rft_folder_test(what_we_write_reads_back),
       rft_folder_test(fields),     rft_folder_test(versions),
