@@ -4,11 +4,11 @@
  * bytes only if every op on the one comes before every op on the other; on one stream the
  * list is the order, so lifetimes are intervals.
  *
- * Placing is greedy: buffers in some order, each at the lowest offset that no buffer alive
- * at the same time covers. Large ones first gets within a few percent of the lower bound
- * (Pisarchyk and Lee, arXiv 2001.03288). Then the order is changed a little, mostly by moving
- * what sticks out forward, and kept when that is no worse, a bounded number of times, until
- * the bound is all but met; steps of training nest their lifetimes, so it mostly is at once.
+ * Placing is greedy: buffers in some order, each at the lowest or the tightest offset that no
+ * buffer alive at the same time covers. Large ones first gets within a few percent of the
+ * lower bound (Pisarchyk and Lee, arXiv 2001.03288). Then what sticks out above the bound
+ * moves forward in the order and all is placed again, a bounded number of times, until the
+ * bound is all but met; steps of training nest their lifetimes, so it mostly is at once.
  */
 #include "pass/plan.h"
 
@@ -40,18 +40,19 @@ static rfr_status collect(const rfr_trace *t, const int64_t *workspace, rfi_plan
   return s;
 }
 
-static rfr_status find_bound(rfi_plan *p, int n_ops) {
-  int64_t *change, live = 0;
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *change * (size_t)(n_ops + 2), &change));
+/* Bytes live during each op, whose highest is the bound; from the context. */
+static rfr_status find_live(rfi_plan *p, int n_ops, int64_t **out) {
+  int64_t *live;
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *live * (size_t)(n_ops + 2), &live));
   for (int i = 0; i < p->n; i++) {
-    change[p->buffer[i].first] += p->buffer[i].bytes;
-    change[p->buffer[i].last + 1] -= p->buffer[i].bytes;
+    live[p->buffer[i].first] += p->buffer[i].bytes;
+    live[p->buffer[i].last + 1] -= p->buffer[i].bytes;
   }
   for (int i = 0; i <= n_ops; i++) {
-    live += change[i];
-    if (live > p->lower_bound) p->lower_bound = live;
+    if (i) live[i] += live[i - 1];
+    if (live[i] > p->lower_bound) p->lower_bound = live[i];
   }
-  rfi_free(p->ctx, change);
+  *out = live;
   return RFR_OK;
 }
 
@@ -59,18 +60,24 @@ static bool overlap(const rfi_buffer *a, const rfi_buffer *b) { return a->first 
 
 /* Places buffers in the given order; `placed` holds those done, sorted by offset. Returns
  * the highest end. */
-static int64_t place(rfi_buffer *buffer, const int *order, int n, int *placed) {
+static int64_t place(rfi_buffer *buffer, const int *order, int n, int *placed, bool tight) {
   int64_t end = 0;
   int done = 0;
   for (int i = 0; i < n; i++) {
     rfi_buffer *b = &buffer[order[i]];
-    int64_t at = 0;
+    int64_t at = 0, best = -1, best_gap = INT64_MAX;
     for (int k = 0; k < done; k++) {
       const rfi_buffer *other = &buffer[placed[k]];
       if (!overlap(b, other)) continue;
-      if (other->offset >= at + b->bytes) break; /* the gap before it is wide enough */
+      int64_t gap = other->offset - at;
+      if (gap >= b->bytes && gap < best_gap) {
+        best = at;
+        best_gap = gap;
+        if (!tight) break;
+      }
       if (other->offset + other->bytes > at) at = other->offset + other->bytes;
     }
+    if (best >= 0) at = best;
     b->offset = at;
     int k = done++;
     for (; k > 0 && buffer[placed[k - 1]].offset > at; k--) placed[k] = placed[k - 1];
@@ -91,39 +98,57 @@ static int by_key(const void *a, const void *b) {
   return x->index - y->index;
 }
 
-/* Three orders worth trying: by size, by size times lifetime, by lifetime. */
-static void make_order(const rfi_plan *p, int kind, key *keys, int *order) {
+/* Orders worth trying: by size; by size times lifetime; by lifetime; and by the most bytes
+ * that are ever live beside the buffer, so that those of the peak, which have no room to
+ * spare, come first, then by size or by lifetime. */
+enum { ORDERS = 5 };
+static void make_order(const rfi_plan *p, const int64_t *live, int kind, key *keys, int *order) {
   for (int i = 0; i < p->n; i++) {
-    double size = (double)p->buffer[i].bytes, life = p->buffer[i].last - p->buffer[i].first + 1;
-    keys[i] = (key){kind == 0 ? size : kind == 1 ? size * life : life, kind == 0 ? life : size, i};
+    const rfi_buffer *b = &p->buffer[i];
+    double size = (double)b->bytes, life = b->last - b->first + 1;
+    int64_t most = 0;
+    for (int op = b->first; kind >= 3 && op <= b->last; op++) most = live[op] > most ? live[op] : most;
+    keys[i] = kind == 0   ? (key){size, life, i}
+              : kind == 1 ? (key){size * life, size, i}
+              : kind == 2 ? (key){life, size, i}
+                          : (key){(double)most, kind == 3 ? size : life, i};
   }
   qsort(keys, (size_t)p->n, sizeof *keys, by_key);
   for (int i = 0; i < p->n; i++) order[i] = keys[i].index;
 }
 
-/* One try: places in the given order; true when the result is no worse than the best. */
-static bool try_order(rfi_plan *p, const int *order, int *placed, int64_t *best) {
-  int64_t end = place(p->buffer, order, p->n, placed);
-  if (end > p->bytes) return false;
+/* One try: places in the given order; true when the result is better than the best so far. */
+static bool try_order(rfi_plan *p, const int *order, int *placed, bool tight, int64_t *best) {
+  int64_t end = place(p->buffer, order, p->n, placed, tight);
+  if (end >= p->bytes) return false;
   p->bytes = end;
   for (int i = 0; i < p->n; i++) best[i] = p->buffer[i].offset;
   return true;
 }
 
-/* Moves a buffer forward in the order: what reaches the top, or any other. */
-static void perturb(const rfi_plan *p, const int64_t *best, const int *from, int *order, uint64_t draw) {
-  int pick = -1;
-  memcpy(order, from, sizeof *order * (size_t)p->n);
-  for (int i = 0; i < p->n && pick < 0; i++)
-    if (best[order[i]] + p->buffer[order[i]].bytes == p->bytes) pick = i;
-  if (draw % 4 == 0 || pick <= 0) pick = (int)(draw >> 33) % p->n;
-  int to = pick ? (int)(draw >> 8 & 0xffffff) % (pick + 1) : 0, moved = order[pick];
-  if (draw % 8 == 1) to = 0;
-  memmove(order + to + 1, order + to, sizeof *order * (size_t)(pick - to));
-  order[to] = moved;
+static uint64_t next_random(uint64_t *state) { /* splitmix64 */
+  uint64_t z = *state += 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
 }
 
-static rfr_status solve(rfi_plan *p) {
+/* Moves what sticks out above the bound forward in the order, each by a part of its way
+ * ("squeaky wheel": Joslin and Clements, JAIR 10, 1999), and now and then anything else. */
+static void blame(const rfi_plan *p, key *keys, int *order, uint64_t *random) {
+  bool all = next_random(random) % 2; /* all of it, or about one in eight */
+  for (int i = 0; i < p->n; i++) {
+    const rfi_buffer *b = &p->buffer[order[i]];
+    uint64_t draw = next_random(random);
+    bool out = b->offset + b->bytes > p->lower_bound && (all || draw % 8 == 0);
+    double part = (double)(draw >> 40) / (1 << 24);
+    keys[i] = (key){out || draw % 128 == 1 ? -(double)i * part : -(double)i, 0, order[i]};
+  }
+  qsort(keys, (size_t)p->n, sizeof *keys, by_key);
+  for (int i = 0; i < p->n; i++) order[i] = keys[i].index;
+}
+
+static rfr_status solve(rfi_plan *p, const int64_t *live) {
   rfr_status s;
   int *order = NULL, *kept = NULL, *placed = NULL;
   key *keys = NULL;
@@ -141,16 +166,26 @@ static rfr_status solve(rfi_plan *p) {
   p->bytes = INT64_MAX;
   /* within half a percent of the bound is good enough to stop */
   int64_t enough = p->lower_bound + p->lower_bound / 200;
-  for (int kind = 0; kind < 3 && p->bytes > enough; kind++) {
-    make_order(p, kind, keys, order);
-    if (try_order(p, order, placed, best)) memcpy(kept, order, sizeof *order * (size_t)p->n);
+  bool tight = false, kept_tight = false;
+  for (int kind = 0; kind < 2 * ORDERS && p->bytes > enough; kind++) {
+    make_order(p, live, kind / 2, keys, order);
+    tight = kind % 2;
+    if (try_order(p, order, placed, tight, best)) {
+      memcpy(kept, order, sizeof *order * (size_t)p->n);
+      kept_tight = tight;
+    }
   }
-  for (int i = 0; i < tries && p->bytes > enough; i++) {
-    uint64_t z = random += 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    perturb(p, best, kept, order, z ^ (z >> 31));
-    if (try_order(p, order, placed, best)) memcpy(kept, order, sizeof *order * (size_t)p->n);
+  enum { PATIENCE = 24 }; /* tries without gain before it starts again from the best order */
+  for (int i = 0, idle = PATIENCE; i < tries && p->bytes > enough; i++) {
+    if (idle++ >= PATIENCE) {
+      memcpy(order, kept, sizeof *order * (size_t)p->n);
+      for (int k = 0; k < p->n; k++) p->buffer[k].offset = best[k];
+      idle = 0;
+    }
+    blame(p, keys, order, &random);
+    if (!try_order(p, order, placed, kept_tight, best)) continue;
+    memcpy(kept, order, sizeof *order * (size_t)p->n);
+    idle = 0;
   }
   for (int i = 0; i < p->n; i++) p->buffer[i].offset = best[i];
 fail:
@@ -164,13 +199,16 @@ fail:
 
 rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, rfi_plan *out) {
   rfr_status s;
+  int64_t *live = NULL;
   *out = (rfi_plan){.ctx = t->ctx};
   RFI_GOTO(collect(t, workspace, out));
-  RFI_GOTO(find_bound(out, t->n_ops));
-  RFI_GOTO(solve(out));
+  RFI_GOTO(find_live(out, t->n_ops, &live));
+  RFI_GOTO(solve(out, live));
   if (out->n == 0) out->bytes = 0;
+  rfi_free(t->ctx, live);
   return RFR_OK;
 fail:
+  rfi_free(t->ctx, live);
   rfi_plan_deinit(out);
   return s;
 }
