@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Writes the pages of docs/ that are tables in the source: errors.md from errors.def,
- * config.md from the configuration's schema. `make docs` runs it; the test docs_current
- * runs it with --check, so that a page never says other than the code does.
+ * Writes what the code knows into docs/: errors.md from errors.def, config.md from the
+ * configuration's schema, limits.md from a table whose rows it tries, plan.svg, and the
+ * blocks of the written pages that show traces, reports and files (tools/docs_shows.c).
+ * `make docs` runs it; the test docs_current runs it with --check, so that a page never
+ * says other than the code does.
  *
  *   make_docs [--check] DOCS_FOLDER
  */
@@ -11,9 +13,13 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "docs.h"
 #include "train/config.h"
 
-static rfr_status errors_page(rfi_string *s) {
+/* ---- tables of the source ---- */
+
+static rfr_status errors_page(rfr_ctx *ctx, const char *root, rfi_string *s) {
+  (void)ctx, (void)root;
   rfr_error row;
   RFI_TRY(rfi_string_printf(s, "<!-- SPDX-License-Identifier: Apache-2.0; made by `make docs` -->\n# Errors\n\n"
                                "Every failure is a status, a slug that stays the same, and one next step. The program "
@@ -26,7 +32,8 @@ static rfr_status errors_page(rfi_string *s) {
   return RFR_OK;
 }
 
-static rfr_status config_page(rfi_string *s) {
+static rfr_status config_page(rfr_ctx *ctx, const char *root, rfi_string *s) {
+  (void)ctx, (void)root;
   RFI_TRY(rfi_string_printf(s,
                             "<!-- SPDX-License-Identifier: Apache-2.0; made by `make docs` -->\n# Configuration\n\n"
                             "A run is described by plain YAML (JSON is a subset): no anchors, no tags, no key twice, "
@@ -35,14 +42,20 @@ static rfr_status config_page(rfi_string *s) {
   return rfi_config_table(s);
 }
 
-static bool same_as(const char *path, const rfi_string *s) {
+static rfr_status limits_page(rfr_ctx *ctx, const char *root, rfi_string *s) {
+  (void)root;
+  return docs_limits(ctx, s);
+}
+
+/* ---- files ---- */
+
+static bool read_page(const char *path, rfi_string *s) {
+  char piece[4096];
   FILE *f = fopen(path, "rb");
-  char *old = calloc(1, s->n + 2);
-  size_t n = f && old ? fread(old, 1, s->n + 1, f) : 0;
-  bool same = f && old && n == s->n && memcmp(old, s->data, n) == 0;
+  bool good = f != NULL;
+  for (size_t n; good && (n = fread(piece, 1, sizeof piece, f)) > 0;) good = rfi_string_append(s, piece, n) == RFR_OK;
   if (f) fclose(f);
-  free(old);
-  return same;
+  return good && rfi_string_append(s, "", 0) == RFR_OK;
 }
 
 static bool write_page(const char *path, const rfi_string *s) {
@@ -52,22 +65,37 @@ static bool write_page(const char *path, const rfi_string *s) {
 }
 
 int main(int argc, char **argv) {
-  bool check = argc == 3 && strcmp(argv[1], "--check") == 0;
+  const bool check = argc == 3 && strcmp(argv[1], "--check") == 0;
   static const struct {
     const char *name;
-    rfr_status (*make)(rfi_string *s);
-  } pages[] = {{"errors.md", errors_page}, {"config.md", config_page}};
+    rfr_status (*make)(rfr_ctx *ctx, const char *root, rfi_string *s); /* NULL: a written page */
+  } pages[] = {{"errors.md", errors_page}, {"config.md", config_page}, {"limits.md", limits_page},
+               {"plan.svg", docs_plan},    {"frozen.md", NULL},        {"life-of-a-step.md", NULL},
+               {"trace-format.md", NULL},  {"planning.md", NULL},      {"embedding.md", NULL}};
+  rfr_ctx_options o = rfr_ctx_options_default();
   rfr_ctx *ctx;
   int failed = 0;
-  if (argc != 2 + check || rfr_ctx_create(NULL, &ctx) != RFR_OK) return 2;
+  /* the same text on every machine */
+  o.threads = 1;
+  o.isa = "v2";
+  o.use_onednn = 0;
+  if (argc != 2 + check || rfr_ctx_create(&o, &ctx) != RFR_OK) return 2;
   for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
-    rfi_string s = {.ctx = ctx};
-    char path[1024];
+    rfi_string s = {.ctx = ctx}, old = {.ctx = ctx};
+    char path[1024], root[1024];
+    snprintf(root, sizeof root, "%s/..", argv[argc - 1]);
     snprintf(path, sizeof path, "%s/%s", argv[argc - 1], pages[i].name);
-    bool good = pages[i].make(&s) == RFR_OK && (check ? same_as(path, &s) : write_page(path, &s));
+    const bool there = read_page(path, &old);
+    rfr_status status = pages[i].make ? pages[i].make(ctx, root, &s)
+                        : there       ? docs_renew(ctx, root, pages[i].name, old.data, &s)
+                                      : RFR_IO;
+    if (status != RFR_OK) fprintf(stderr, "%s: %s\n", path, rfr_last_error()->message);
+    const bool same = status == RFR_OK && there && old.n == s.n && memcmp(old.data, s.data, s.n) == 0;
+    const bool good = same || (status == RFR_OK && !check && write_page(path, &s));
     if (!good) fprintf(stderr, check ? "%s is not current: run make docs\n" : "%s cannot be written\n", path);
     failed |= !good;
     rfi_string_deinit(&s);
+    rfi_string_deinit(&old);
   }
   rfr_ctx_destroy(ctx);
   return failed;

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The parts of make_docs: each appends a page, or text that a page shows. A part that
+ * cannot keep what the page says prints why on standard error and fails.
+ */
+#ifndef DOCS_H
+#define DOCS_H
+
+#include "base/base.h"
+#include "refrain/train.h"
+
+/* docs/limits.md, every row tried. */
+rfr_status docs_limits(rfr_ctx *ctx, rfi_string *s);
+/* `page` with every block renewed that stands after a line <!-- shows ... -->. `root` is the
+ * source tree. */
+rfr_status docs_renew(rfr_ctx *ctx, const char *root, const char *name, const char *page, rfi_string *s);
+/* docs/plan.svg, of examples/small.yaml. */
+rfr_status docs_plan(rfr_ctx *ctx, const char *root, rfi_string *s);
+
+#endif

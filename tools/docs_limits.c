@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * docs/limits.md: what is accepted and what is refused, as a table in which every row is
+ * tried when the page is made. A configuration is opened without its data, a checkpoint's
+ * config.json is read, a trace is parsed and compiled. A row that ends otherwise than it
+ * says stops the build of the page, so the page cannot promise what the code does not do.
+ */
+#include "docs.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "refrain/train.h"
+
+static const char base[] =
+    "refrain: 1\n"
+    "model: {model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4}\n"
+    "data: {train: [\"text/*.txt\"], sequence: 16}\n"
+    "batch: {tokens: 64, microbatch: 2}\n"
+    "optimizer: {lr: 1e-3}\n"
+    "precision: {dtype: f32}\n"
+    "run: {steps: 1}\n";
+
+enum { CONFIG, FOLDER, TRACE };
+#define LLAMA(more)                                                                                   \
+  "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": 64, " \
+  "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"max_position_embeddings\": 64" more "}"
+#define LINEAR(x, w, rest) "refrain-trace 1\ninput %0 \"x\" input " x "\ninput %1 \"w\" trainable " w "\n" rest
+
+static const struct row {
+  int kind;
+  const char *what;
+  const char *slug; /* NULL: accepted */
+  const char *text; /* overrides, one a line; config.json; or a trace */
+} rows[] = {
+    {CONFIG, "Llama", NULL, ""},
+    {CONFIG, "grouped query heads", NULL, "model.num_key_value_heads=2"},
+    {CONFIG, "biases and tied embeddings in Llama", NULL,
+     "model.attention_bias=true\nmodel.mlp_bias=true\nmodel.tie_word_embeddings=true"},
+    {CONFIG, "a head size of its own", NULL, "model.head_dim=16"},
+    {CONFIG, "GPT-2 with dropout", NULL, "model.model_type=gpt2\nmodel.dropout=0.1"},
+    {CONFIG, "weights and activations in bf16", NULL, "precision.dtype=bf16"},
+    {CONFIG, "SGD with momentum", NULL, "optimizer.name=sgd\noptimizer.momentum=0.9"},
+    {CONFIG, "moments in bf16", NULL, "optimizer.state_dtype=bf16"},
+    {CONFIG, "some weights frozen", NULL, "optimizer.frozen=[\"*layers.0*\"]"},
+    {CONFIG, "everything recomputed", NULL, "memory.recompute=all"},
+    {CONFIG, "key and value heads that do not divide the query heads", "config.value", "model.num_key_value_heads=3"},
+    {CONFIG, "an odd head size with rotary embedding", "model.config", "model.head_dim=7"},
+    {CONFIG, "GPT-2 with grouped heads", "model.config", "model.model_type=gpt2\nmodel.num_key_value_heads=2"},
+    {CONFIG, "another activation than the family's", "unsupported", "model.hidden_act=gelu_new"},
+    {CONFIG, "another family", "config.value", "model.model_type=mixtral"},
+    {CONFIG, "fp16", "config.value", "precision.dtype=f16"},
+    {CONFIG, "another optimizer", "config.value", "optimizer.name=lion"},
+    {CONFIG, "another tokenizer than bytes", "config.value", "data.tokenizer=bpe"},
+    {CONFIG, "a vocabulary smaller than the bytes", "config.value", "model.vocab_size=128"},
+    {CONFIG, "tokens that are no whole number of microbatches", "config.value", "batch.tokens=50"},
+    {CONFIG, "a misspelt key", "config.key", "model.hiden_size=32"},
+    {CONFIG, "a budget that nothing fits in", "plan.over_budget", "memory.recompute=auto\nmemory.budget=100KiB"},
+    {CONFIG, "everything frozen: no backward is made", NULL, "optimizer.frozen=[\"*\"]"},
+    {FOLDER, "a Llama folder", NULL, LLAMA("")},
+    {FOLDER, "a Llama folder with its own head size", NULL, LLAMA(", \"head_dim\": 16")},
+    {FOLDER, "another model type", "unsupported", "{\"model_type\": \"mistral\"}"},
+    {FOLDER, "an unknown activation", "unsupported", LLAMA(", \"hidden_act\": \"relu\"")},
+    {FOLDER, "a config.json that is cut short", "json", "{\"model_type\": "},
+    {FOLDER, "a key given twice", "json", "{\"model_type\": \"llama\", \"model_type\": \"gpt2\"}"},
+    {TRACE, "a linear and its gradient", NULL,
+     LINEAR("f32[4,8]", "f32[3,8]",
+            "%2 f32[4,3] = matmul(%0, %1, _, _) ta=0 tb=1 to=f32 phase=forward\n"
+            "%3 f32[1] = sum(%2, _) axis=-1 to=f32 phase=forward\n"
+            "%4 f32[3,8] = gradient(%3, %1) to=f32 phase=forward\noutput \"g\" %4\n")},
+    {TRACE, "an empty batch", NULL,
+     LINEAR("f32[0,8]", "f32[3,8]",
+            "%2 f32[0,3] = matmul(%0, %1, _, _) ta=0 tb=1 to=f32 phase=forward\noutput \"y\" %2\n")},
+    {TRACE, "operands that do not fit", "trace.parse",
+     LINEAR("f32[4,7]", "f32[3,8]",
+            "%2 f32[4,3] = matmul(%0, %1, _, _) ta=0 tb=1 to=f32 phase=forward\noutput \"y\" %2\n")},
+    {TRACE, "a result whose printed type is another", "trace.parse",
+     LINEAR("f32[4,8]", "f32[3,8]",
+            "%2 f32[4,4] = matmul(%0, %1, _, _) ta=0 tb=1 to=f32 phase=forward\noutput \"y\" %2\n")},
+    {TRACE, "an unknown op", "trace.parse",
+     LINEAR("f32[4,8]", "f32[3,8]", "%2 f32[4,3] = conv(%0, %1) phase=forward\noutput \"y\" %2\n")},
+    {TRACE, "one name for two inputs", "trace.name",
+     "refrain-trace 1\ninput %0 \"x\" input f32[4]\ninput %1 \"x\" input f32[4]\noutput \"y\" %1\n"},
+    {TRACE, "a wanted gradient that cannot reach the loss", "autodiff.unreached",
+     LINEAR("f32[4,8]", "f32[3,8]",
+            "%2 f32[1] = sum(%0, _) axis=-1 to=f32 phase=forward\n"
+            "%3 f32[3,8] = gradient(%2, %1) to=f32 phase=forward\noutput \"g\" %3\n")},
+    {TRACE, "a gradient of an input that is not trained", "autodiff.role",
+     LINEAR("f32[4,8]", "f32[3,8]",
+            "%2 f32[1] = sum(%0, _) axis=-1 to=f32 phase=forward\n"
+            "%3 f32[4,8] = gradient(%2, %0) to=f32 phase=forward\noutput \"g\" %3\n")},
+};
+enum { N_ROWS = sizeof rows / sizeof rows[0] };
+
+static rfr_status try_config(rfr_ctx *ctx, const char *text) {
+  enum { MOST = 8 };
+  char copy[400];
+  const char *set[MOST];
+  rfr_run_options o = rfr_run_options_default();
+  rfr_run *run = NULL;
+  snprintf(copy, sizeof copy, "%s", text);
+  for (char *s = strtok(copy, "\n"); s && o.n_overrides < MOST; s = strtok(NULL, "\n")) set[o.n_overrides++] = s;
+  o.overrides = set;
+  o.no_data = 1;
+  rfr_status s = rfr_run_open(ctx, base, NULL, &o, &run);
+  rfr_run_close(run);
+  return s;
+}
+
+/* A folder named "model" in an empty working folder, so that messages name no machine's paths. */
+static rfr_status try_folder(rfr_ctx *ctx, const char *text) {
+  char folder[512], back[4096];
+  rfr_run_options o = rfr_run_options_default();
+  rfr_run *run = NULL;
+  FILE *f = NULL;
+  snprintf(folder, sizeof folder, "%s/docs-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+  if (!getcwd(back, sizeof back) || !mkdtemp(folder) || chdir(folder) != 0) return RFR_IO;
+  rfr_status s = mkdir("model", 0777) == 0 && (f = fopen("model/config.json", "wb")) ? RFR_OK : RFR_IO;
+  if (f) {
+    fputs(text, f);
+    fclose(f);
+  }
+  o.overrides = (const char *const[]){"batch.microbatch=2"};
+  o.n_overrides = 1;
+  o.no_data = 1;
+  if (s == RFR_OK)
+    s = rfr_run_open(ctx,
+                     "refrain: 1\nmodel: model\ndata: {train: [\"text/*.txt\"], sequence: 16}\n"
+                     "batch: {tokens: 64}\noptimizer: {lr: 1e-3}\nprecision: {dtype: f32}\nrun: {steps: 1}\n",
+                     NULL, &o, &run);
+  rfr_run_close(run);
+  unlink("model/config.json");
+  rmdir("model");
+  if (chdir(back) != 0) return RFR_IO;
+  rmdir(folder);
+  return s;
+}
+
+static rfr_status try_trace(rfr_ctx *ctx, const char *text) {
+  rfr_trace *t = NULL;
+  rfr_programs *p = NULL;
+  rfr_status s = rfr_trace_parse(ctx, "trace", text, strlen(text), &t);
+  if (s == RFR_OK) s = rfr_compile(ctx, 1, (const rfr_trace *const[]){t}, NULL, NULL, &p);
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+  return s;
+}
+
+/* Text in a cell of a table. */
+static rfr_status put_cell(rfi_string *s, const char *text) {
+  for (; *text; text++)
+    RFI_TRY(rfi_string_append(s, *text == '|' ? "\\|" : *text == '\n' ? " " : text, *text == '|' ? 2 : 1));
+  return RFR_OK;
+}
+
+rfr_status docs_limits(rfr_ctx *ctx, rfi_string *s) {
+  static const char *const titles[] = {"Configurations", "Folders of Hugging Face models", "Traces"};
+  static rfr_status (*const tries[])(rfr_ctx *, const char *) = {try_config, try_folder, try_trace};
+  RFI_TRY(rfi_string_printf(
+      s, "<!-- SPDX-License-Identifier: Apache-2.0; made by `make docs` -->\n# Limits\n\n"
+         "What is accepted and what is refused. Every row was tried when this page was made, and is tried again by "
+         "the test\n`docs_current`: the table is in [tools/docs_limits.c](../tools/docs_limits.c). What would change "
+         "results or the promised\nmemory is an error with a slug ([errors.md](errors.md)), never something "
+         "else silently done instead.\n"));
+  int wrong = 0;
+  for (int i = 0; i < N_ROWS; i++) {
+    const struct row *r = &rows[i];
+    if (i == 0 || rows[i - 1].kind != r->kind)
+      RFI_TRY(rfi_string_printf(s, "\n## %s\n\n| what | %s | |\n|---|---|---|\n", titles[r->kind],
+                                r->kind == CONFIG ? "change" : "answer"));
+    const rfr_status got = tries[r->kind](ctx, r->text);
+    const char *slug = got == RFR_OK ? NULL : rfr_last_error()->slug;
+    if ((slug == NULL) != (r->slug == NULL) || (slug && strcmp(slug, r->slug) != 0)) {
+      fprintf(stderr, "limits: %s: %s, not %s (%s)\n", r->what, slug ? slug : "accepted",
+              r->slug ? r->slug : "accepted", slug ? rfr_last_error()->message : "");
+      wrong++;
+    }
+    RFI_TRY(rfi_string_printf(s, "| %s | ", r->what));
+    if (r->kind == CONFIG) {
+      for (const char *at = r->text; *at; at += strcspn(at, "\n"), at += *at == '\n')
+        RFI_TRY(rfi_string_printf(s, "%s`%.*s`", at == r->text ? "" : ", ", (int)strcspn(at, "\n"), at));
+      RFI_TRY(rfi_string_printf(s, " | "));
+    }
+    RFI_TRY(rfi_string_printf(s, slug ? "refused, `%s`%s" : "accepted", slug, r->kind == CONFIG ? ": " : " | "));
+    const char *message = slug ? rfr_last_error()->message : "", *file = strstr(message, "model/config.json");
+    if (slug) RFI_TRY(put_cell(s, file ? file : message)); /* not the path of the folder made here */
+    else if (r->kind != CONFIG) RFI_TRY(rfi_string_printf(s, " | "));
+    RFI_TRY(rfi_string_printf(s, " |\n"));
+  }
+  return wrong ? rfi_fail(RFI_E_ARGUMENT, "%d rows of docs/limits.md end otherwise than they say", wrong) : RFR_OK;
+}
