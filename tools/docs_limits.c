@@ -25,9 +25,10 @@ static const char base[] =
     "run: {steps: 1}\n";
 
 enum { CONFIG, FOLDER, TRACE };
-#define LLAMA(more)                                                                                   \
-  "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": 64, " \
+#define LLAMA_LIKE(type, more)                                                                           \
+  "{\"model_type\": \"" type "\", \"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": 64, " \
   "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"max_position_embeddings\": 64" more "}"
+#define LLAMA(more) LLAMA_LIKE("llama", more)
 #define LINEAR(x, w, rest) "refrain-trace 1\ninput %0 \"x\" input " x "\ninput %1 \"w\" trainable " w "\n" rest
 
 static const struct row {
@@ -62,8 +63,8 @@ static const struct row {
     {CONFIG, "everything frozen: no backward is made", NULL, "optimizer.frozen=[\"*\"]"},
     {FOLDER, "a Llama folder", NULL, LLAMA("")},
     {FOLDER, "a Llama folder with its own head size", NULL, LLAMA(", \"head_dim\": 16")},
-    {FOLDER, "another model type", "unsupported", "{\"model_type\": \"mistral\"}"},
-    {FOLDER, "an unknown activation", "unsupported", LLAMA(", \"hidden_act\": \"relu\"")},
+    {FOLDER, "another model type", "model.config", LLAMA_LIKE("bert", "")},
+    {FOLDER, "an unknown activation", "model.config", LLAMA(", \"hidden_act\": \"relu\"")},
     {FOLDER, "a config.json that is cut short", "json", "{\"model_type\": "},
     {FOLDER, "a key given twice", "json", "{\"model_type\": \"llama\", \"model_type\": \"gpt2\"}"},
     {TRACE, "a linear and its gradient", NULL,
