@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: all configure deps demo check bench docs fmt install
+.PHONY: all configure deps demo check check-faults check-kills fuzz bench docs fmt install
 all: configure
 	@cmake --build --preset release --target product -j $(JOBS)
 
@@ -25,6 +25,19 @@ check: deps
 	@cmake --build --preset release -j $(JOBS)
 	@OMP_WAIT_POLICY=passive $(BUILD)/ops_test
 	@ctest --preset release -j $(JOBS) -E '^ops_test$$'
+
+# The campaigns: what `check` tries in part, in full.
+SECONDS ?= 60
+TIMES ?= 200
+check-faults: configure
+	@cmake --build --preset release --target faults_test -j $(JOBS)
+	@OMP_WAIT_POLICY=passive $(BUILD)/faults_test all
+
+check-kills: all
+	@tools/kill-campaign $(BUILD)/refrain $(TIMES)
+
+fuzz:
+	@tools/fuzz $(SECONDS)
 
 bench: all
 	@$(BUILD)/refrain bench

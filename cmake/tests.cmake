@@ -46,6 +46,12 @@ target_include_directories(make_docs PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(make_docs PRIVATE refrain_inside)
 add_test(NAME docs_current COMMAND make_docs --check ${PROJECT_SOURCE_DIR}/docs)
 
+# A few kills of the campaign that `make check-kills` runs in full.
+if(TARGET refrain_cli)
+  add_test(NAME kill_campaign COMMAND ${PROJECT_SOURCE_DIR}/tools/kill-campaign $<TARGET_FILE:refrain_cli> 5)
+  set_tests_properties(kill_campaign PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
+endif()
+
 # What follows looks at sources, symbols and the installed package: the same under every sanitizer.
 if(NOT RFR_SANITIZE)
   set(tools ${PROJECT_SOURCE_DIR}/tools)

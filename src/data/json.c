@@ -35,14 +35,15 @@ typedef struct printing {
 
 static int print_piece(const char *text, size_t n, void *user) {
   printing *p = user;
-  p->status = rfi_string_append(p->out, text, n);
+  if (p->status == RFR_OK) p->status = rfi_string_append(p->out, text, n);
   return p->status == RFR_OK ? 0 : -1;
 }
 
 rfr_status rfi_json_print(const json_t *value, rfi_string *out) {
   printing p = {.out = out, .status = RFR_OK};
-  if (json_dump_callback(value, print_piece, &p, JSON_INDENT(2) | JSON_ENCODE_ANY) != 0)
-    return p.status != RFR_OK ? p.status : rfi_fail(RFI_E_NO_MEMORY, "printing JSON");
+  const int failed = json_dump_callback(value, print_piece, &p, JSON_INDENT(2) | JSON_ENCODE_ANY);
+  RFI_TRY(p.status); /* jansson goes on after some pieces that failed, and succeeds: ours counts */
+  if (failed) return rfi_fail(RFI_E_NO_MEMORY, "printing JSON");
   return rfi_string_append(out, "\n", 1);
 }
 

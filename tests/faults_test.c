@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A whole run in which one thing fails: every allocation of the context and every system
+ * call on a file, each once (and, for a disk that stays full, from then on).
+ *
+ * After each failure: a status with slug and next step that is no defect of the library, no
+ * block and no descriptor left, the checkpoint from before still whole under the same
+ * hashes, and whatever other checkpoint is shown has the bytes of a run in which nothing
+ * failed. Faults that a run survives by itself (a file of ours that does not close) may end
+ * in RFR_OK, and then the result must be the undisturbed one.
+ *
+ * The k-th thing fails for k = 1, 2, ... until nothing failed any more. `faults_test all`
+ * tries every k (make check-faults); without the word it goes in steps of STRIDE after the
+ * first DENSE ones, which still meets every phase of a run in a few seconds.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/checkpoint.h"
+#include "data/dataset.h"
+#include "refrain/train.h"
+#include "support/folder.h"
+
+enum { DENSE = 24, STRIDE = 7, SHOWN = 3, LAST = 5 };
+
+static bool every_k; /* set by main */
+
+static const char config[] =
+    "refrain: 1\n"
+    "model: {model_type: llama, hidden_size: 8, intermediate_size: 12, num_hidden_layers: 1, num_attention_heads: 2}\n"
+    "data: {train: [\"text/*.txt\"], validation: 40%, sequence: 8}\n"
+    "batch: {tokens: 32, microbatch: 2}\n"
+    "optimizer: {lr: 1e-2, clip: 1}\n"
+    "precision: {dtype: f32}\n"
+    "run: {steps: 5, keep: 3, log_every: 1}\n";
+
+static int64_t next_k(int64_t k) { return every_k || k < DENSE ? k + 1 : k + STRIDE; }
+
+static int descriptors(void) {
+  int n = 0;
+  DIR *dir = opendir("/proc/self/fd");
+  assert_non_null(dir);
+  while (readdir(dir)) n++;
+  closedir(dir);
+  return n;
+}
+
+static void put_texts(rft_folder *f) {
+  for (int i = 0; i < 6; i++) {
+    char name[32], text[400];
+    int n = 0;
+    for (int k = 0; k < 9 + i; k++) n += sprintf(text + n, "%d plus %d is %d\n", i, k, i + k);
+    snprintf(name, sizeof name, "text/%d.txt", i);
+    rft_write(f, name, text, (size_t)n);
+  }
+}
+
+static rfr_ctx *one_thread(void) {
+  rfr_ctx *ctx;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.threads = 1;
+  o.use_onednn = 0;
+  assert_int_equal(rfr_ctx_create(&o, &ctx), RFR_OK);
+  return ctx;
+}
+
+/* Opens (resuming where there is something), steps to `to`, evaluates, saves. */
+static rfr_status whole_run(rfr_ctx *ctx, const char *root, const char *folder, int to) {
+  rfr_run *run;
+  rfr_evaluation e;
+  rfr_run_info info;
+  rfr_run_options o = rfr_run_options_default();
+  o.config_folder = root;
+  o.resume = 1;
+  rfr_status s = rfr_run_open(ctx, config, folder, &o, &run);
+  if (s != RFR_OK) return s;
+  rfr_run_get_info(run, &info);
+  for (int64_t i = info.step; s == RFR_OK && i < to; i++) s = rfr_run_step(run);
+  if (s == RFR_OK) s = rfr_run_evaluate(run, &e);
+  if (s == RFR_OK) s = rfr_run_save(run);
+  rfr_run_close(run);
+  return s;
+}
+
+/* A run's folder and what its checkpoints must be. */
+typedef struct scene {
+  rft_folder *f;
+  rfr_ctx *ctx;
+  const char *folder; /* of the run */
+  bool resumed;       /* it has a checkpoint of step SHOWN from before */
+  int blocks, fds;
+  rfi_hash shown, last; /* of the weights of steps SHOWN and LAST, undisturbed */
+} scene;
+
+static void weights(scene *c, const char *run, int step, rfi_hash *hash) {
+  char name[96];
+  int64_t size;
+  snprintf(name, sizeof name, "%s/step-%06d/model.safetensors", run, step);
+  assert_int_equal(rfi_file_hash(c->f->ctx, rft_path(c->f, name), &size, hash), RFR_OK);
+}
+
+/* The undisturbed run, and with `resumed` the folder that the disturbed ones start from. */
+static void set_scene(scene *c, rft_folder *f, bool resumed) {
+  *c = (scene){.f = f, .ctx = one_thread(), .resumed = resumed};
+  put_texts(f);
+  assert_int_equal(whole_run(c->ctx, f->path, rft_path(f, "calm"), SHOWN), RFR_OK);
+  assert_int_equal(whole_run(c->ctx, f->path, rft_path(f, "calm"), LAST), RFR_OK);
+  weights(c, "calm", SHOWN, &c->shown);
+  weights(c, "calm", LAST, &c->last);
+  if (resumed) assert_int_equal(whole_run(c->ctx, f->path, rft_path(f, "run"), SHOWN), RFR_OK);
+  c->blocks = (int)rfr_ctx_get_stats(c->ctx).live_blocks;
+  c->fds = descriptors();
+}
+
+static rfr_status disturbed(scene *c) {
+  if (!c->resumed) assert_int_equal(rfi_tree_remove(c->f->ctx, rft_path(c->f, "run")), RFR_OK);
+  return whole_run(c->ctx, c->f->path, rft_path(c->f, "run"), c->resumed ? LAST : SHOWN);
+}
+
+static void assert_checkpoint(scene *c, int step) {
+  char name[64];
+  rfi_checkpoint *checkpoint;
+  rfi_hash hash;
+  snprintf(name, sizeof name, "run/step-%06d", step);
+  rfr_status s = rfi_checkpoint_open(c->f->ctx, rft_path(c->f, name), &checkpoint);
+  if (s != RFR_OK) fail_msg("%s", rfr_last_error()->message);
+  rfi_checkpoint_close(checkpoint);
+  weights(c, "run", step, &hash);
+  assert_memory_equal(&hash, step == SHOWN ? &c->shown : &c->last, sizeof hash);
+}
+
+/* What must hold whatever failed; afterwards the folder is as before. */
+static void check_scene(scene *c, rfr_status s, int64_t k) {
+  const rfr_error *e = rfr_last_error();
+  if (s != RFR_OK && (s == RFR_INTERNAL || !*e->slug || !*e->next || !*e->message || e->status != s))
+    fail_msg("k %lld: status %d, %s [%s]", (long long)k, (int)s, e->message, e->slug);
+  if (rfr_ctx_get_stats(c->ctx).live_blocks != c->blocks)
+    fail_msg("k %lld: %lld blocks are left", (long long)k, (long long)rfr_ctx_get_stats(c->ctx).live_blocks);
+  if (descriptors() != c->fds) fail_msg("k %lld: %d descriptors, %d before", (long long)k, descriptors(), c->fds);
+  char name[64];
+  snprintf(name, sizeof name, "run/step-%06d", LAST);
+  if (c->resumed) {
+    assert_checkpoint(c, SHOWN);
+    if (s == RFR_OK || access(rft_path(c->f, name), F_OK) == 0) assert_checkpoint(c, LAST);
+    assert_int_equal(rfi_tree_remove(c->f->ctx, rft_path(c->f, name)), RFR_OK);
+    return;
+  }
+  snprintf(name, sizeof name, "run/step-%06d", SHOWN);
+  if (s == RFR_OK || access(rft_path(c->f, name), F_OK) == 0) assert_checkpoint(c, SHOWN);
+}
+
+static void end_scene(scene *c) {
+  assert_int_equal(disturbed(c), RFR_OK); /* nothing is left that stands in the way */
+  rfr_ctx_destroy(c->ctx);
+}
+
+static void allocations(rft_folder *f, bool resumed) {
+  scene c;
+  set_scene(&c, f, resumed);
+  rfr_status s = RFR_NO_MEMORY;
+  int64_t n = 0;
+  for (int64_t k = 1; s != RFR_OK; k = next_k(k), n++) {
+    rfr_ctx_fail_alloc(c.ctx, k);
+    s = disturbed(&c);
+    rfr_ctx_fail_alloc(c.ctx, 0);
+    if (s != RFR_OK) {
+      if (s != RFR_NO_MEMORY) fail_msg("k %lld: status %d", (long long)k, (int)s);
+      assert_string_equal(rfr_last_error()->slug, "memory.alloc");
+    }
+    check_scene(&c, s, k);
+  }
+  assert_true(n > 20);
+  print_message("%lld allocations failed\n", (long long)n - 1);
+  end_scene(&c);
+}
+
+static void allocations_fresh(void **state) { allocations(*state, false); }
+static void allocations_resumed(void **state) { allocations(*state, true); }
+
+static void calls(rft_folder *f, bool resumed, rfi_io_fault kind) {
+  scene c;
+  set_scene(&c, f, resumed);
+  int64_t failed = 0, n = 0;
+  bool done = false;
+  for (int64_t k = 1; !done; k = next_k(k), n++) {
+    rfi_io_fault fault = kind;
+    fault.fail_at = k;
+    if (!resumed) assert_int_equal(rfi_tree_remove(f->ctx, rft_path(f, "run")), RFR_OK);
+    rfi_io_set_fault(&fault);
+    rfr_status s = whole_run(c.ctx, f->path, rft_path(f, "run"), resumed ? LAST : SHOWN);
+    rfi_io_set_fault(NULL);
+    done = fault.calls < k;
+    if (done) assert_int_equal(s, RFR_OK);
+    failed += s != RFR_OK;
+    check_scene(&c, s, k);
+  }
+  assert_true(n > 20 && failed > n / 2);
+  print_message("%lld calls failed, %lld of them ended the run\n", (long long)n - 1, (long long)failed);
+  end_scene(&c);
+}
+
+static void calls_fresh_once(void **state) { calls(*state, false, (rfi_io_fault){.error = EIO}); }
+static void calls_resumed_once(void **state) { calls(*state, true, (rfi_io_fault){.error = EIO}); }
+static void calls_resumed_full(void **state) {
+  calls(*state, true, (rfi_io_fault){.error = ENOSPC, .sticky = true, .max_transfer = 500});
+}
+
+/* Interrupts and short transfers are no failures: the same bytes come out. */
+static void stutter(void **state) {
+  scene c;
+  set_scene(&c, *state, true);
+  rfi_io_fault fault = {.max_transfer = 7, .interrupt = true};
+  rfi_io_set_fault(&fault);
+  rfr_status s = disturbed(&c);
+  rfi_io_set_fault(NULL);
+  assert_int_equal(s, RFR_OK);
+  check_scene(&c, s, 0);
+  end_scene(&c);
+}
+
+static void cut_texts(const char *root) {
+  for (int i = 0; i < 6; i++) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/text/%d.txt", root, i);
+    assert_int_equal(truncate(path, 29), 0);
+  }
+}
+
+/* An open run holds its data: files that are cut short under it change no bit of it. */
+static void data_cut_while_training(void **state) {
+  rft_folder *f = *state;
+  scene c;
+  rfr_run *run;
+  set_scene(&c, f, true);
+  rfr_run_options o = rfr_run_options_default();
+  o.config_folder = f->path;
+  o.resume = 1;
+  assert_int_equal(rfr_run_open(c.ctx, config, rft_path(f, "run"), &o, &run), RFR_OK);
+  cut_texts(f->path);
+  for (int i = SHOWN; i < LAST; i++) assert_int_equal(rfr_run_step(run), RFR_OK);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_close(run);
+  put_texts(f);
+  check_scene(&c, RFR_OK, 0);
+  end_scene(&c);
+}
+
+/* Cuts the files at its k-th allocation: a moment in the middle of opening, chosen exactly. */
+typedef struct cutter {
+  int64_t left;
+  const char *root;
+} cutter;
+
+static void *cutting_alloc(size_t bytes, size_t alignment, void *user) {
+  cutter *c = user;
+  if (--c->left == 0) cut_texts(c->root);
+  return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+}
+
+static void plain_free(void *memory, size_t bytes, void *user) {
+  (void)bytes, (void)user;
+  free(memory);
+}
+
+/* Opening reads each file twice; cut between the two it says which file ended where. */
+static void data_cut_while_opening(void **state) {
+  rft_folder *f = *state;
+  cutter cut = {.root = f->path};
+  rfr_ctx *ctx;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.alloc = cutting_alloc;
+  o.free = plain_free;
+  o.alloc_user = &cut;
+  assert_int_equal(rfr_ctx_create(&o, &ctx), RFR_OK);
+  const int64_t blocks = rfr_ctx_get_stats(ctx).live_blocks;
+  const int fds = descriptors();
+  const char *const patterns[] = {"text/*.txt"};
+  const rfi_dataset_options options = {.root = f->path, .sequence = 8};
+  int refused = 0;
+  bool done = false;
+  for (int64_t k = 1; !done; k++) {
+    rfi_dataset *data;
+    put_texts(f);
+    cut.left = k;
+    rfr_status s = rfi_dataset_open(ctx, patterns, 1, &options, &data);
+    done = cut.left > 0;
+    rfi_dataset_close(data);
+    if (s != RFR_OK) {
+      assert_int_equal(s, RFR_IO);
+      assert_string_equal(rfr_last_error()->slug, "file.read");
+      assert_non_null(strstr(rfr_last_error()->message, ".txt"));
+      refused++;
+    }
+    assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, blocks);
+    assert_int_equal(descriptors(), fds);
+  }
+  assert_true(refused > 3);
+  rfr_ctx_destroy(ctx);
+}
+
+int main(int argc, char **argv) {
+  every_k = argc > 1 && strcmp(argv[1], "all") == 0;
+  const struct CMUnitTest tests[] = {
+      rft_folder_test(allocations_fresh),       rft_folder_test(allocations_resumed),
+      rft_folder_test(calls_fresh_once),        rft_folder_test(calls_resumed_once),
+      rft_folder_test(calls_resumed_full),      rft_folder_test(stutter),
+      rft_folder_test(data_cut_while_training), rft_folder_test(data_cut_while_opening),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

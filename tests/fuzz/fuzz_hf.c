@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A model folder's config.json: a description that passes its own check, or an error; and a
+ * good one is written as JSON that describes the same model.
+ */
+#include <string.h>
+
+#include "data/json.h"
+#include "fuzz.h"
+#include "train/hf.h"
+
+static bool read_model(const char *folder, rfr_model_config *c) {
+  *c = rfr_model_config_default(RFR_MODEL_LLAMA);
+  rfr_status s = rfi_hf_read(rft_fuzz_ctx(), folder, c);
+  rft_fuzz_status(s);
+  if (s != RFR_OK) return false;
+  s = rfr_model_config_check(c);
+  rft_fuzz_status(s);
+  return s == RFR_OK;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+  rfr_model_config c, again;
+  rft_fuzz_file(data, n);
+  const char *folder = rft_fuzz_folder("config.json");
+  if (read_model(folder, &c)) {
+    rfi_string text = {.ctx = rft_fuzz_ctx()};
+    json_t *written = rfi_hf_config(&c);
+    rft_fuzz_expect(written && rfi_json_print(written, &text) == RFR_OK, "it is not written");
+    rft_fuzz_file((const uint8_t *)text.data, text.n);
+    rft_fuzz_expect(read_model(folder, &again), "what was written is refused");
+    rft_fuzz_expect(c.type == again.type && c.vocab_size == again.vocab_size && c.hidden_size == again.hidden_size &&
+                        c.layers == again.layers && c.heads == again.heads && c.kv_heads == again.kv_heads &&
+                        c.head_dim == again.head_dim && c.intermediate_size == again.intermediate_size &&
+                        c.norm_eps == again.norm_eps && c.rope_theta == again.rope_theta &&
+                        c.tie_embeddings == again.tie_embeddings && c.attention_bias == again.attention_bias,
+                    "it changed by writing");
+    json_decref(written);
+    rfi_string_deinit(&text);
+  }
+  rft_fuzz_clean();
+  return 0;
+}
