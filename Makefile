@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: all configure deps demo check check-faults check-kills fuzz bench docs fmt install
+.PHONY: all configure deps demo check check-faults check-kills check-mutants fuzz bench docs fmt install
 all: configure
 	@cmake --build --preset release --target product -j $(JOBS)
 
@@ -35,6 +35,9 @@ check-faults: configure
 
 check-kills: all
 	@tools/kill-campaign $(BUILD)/refrain $(TIMES)
+
+check-mutants:
+	@tools/check-mutants
 
 fuzz:
 	@tools/fuzz $(SECONDS)

@@ -205,8 +205,8 @@ static rfr_status parse_attr(parser *q, char type, rfi_attr *a) {
   }
   if (type != 'f') return take_int(q, &a->i);
   char number[40], *end;
-  size_t n = strcspn(q->p, " ");
-  if (n > (size_t)(q->end - q->p)) n = (size_t)(q->end - q->p);
+  size_t n = 0; /* the text has no NUL behind it */
+  while (q->p + n < q->end && q->p[n] != ' ') n++;
   if (n >= sizeof number) return bad(q, "expected a number");
   memcpy(number, q->p, n);
   number[n] = 0;
