@@ -23,6 +23,7 @@
 
 #include "data/checkpoint.h"
 #include "data/dataset.h"
+#include "data/json.h"
 #include "refrain/train.h"
 #include "support/folder.h"
 
@@ -210,6 +211,35 @@ static void calls_resumed_full(void **state) {
   calls(*state, true, (rfi_io_fault){.error = ENOSPC, .sticky = true, .max_transfer = 500});
 }
 
+static json_t *nested(void) {
+  return json_pack("{s:i, s:{s:s, s:[f, b, n]}, s:s, s:{}}", "a key", 1, "another", "inner", "some text to print",
+                   "list", 0.5, 1, "last", "a longer text that makes the string grow once more, and once more", "none");
+}
+
+/* A print is whole or an error: jansson itself goes on after some pieces that found no room. */
+static void json_prints(void **state) {
+  rft_folder *f = *state;
+  json_t *value = nested();
+  rfi_string whole = {.ctx = f->ctx};
+  assert_non_null(value);
+  assert_int_equal(rfi_json_print(value, &whole), RFR_OK);
+  for (size_t used = 1; used <= 128; used++) { /* so the string grows at each of its pieces */
+    rfr_status s = RFR_NO_MEMORY;
+    for (int k = 1; s != RFR_OK; k++) {
+      rfi_string text = {.ctx = f->ctx};
+      for (size_t i = 0; i < used; i++) assert_int_equal(rfi_string_append(&text, " ", 1), RFR_OK);
+      rfr_ctx_fail_alloc(f->ctx, k);
+      s = rfi_json_print(value, &text);
+      rfr_ctx_fail_alloc(f->ctx, 0);
+      if (s == RFR_OK) assert_string_equal(text.data + used, whole.data);
+      else assert_int_equal(s, RFR_NO_MEMORY);
+      rfi_string_deinit(&text);
+    }
+  }
+  rfi_string_deinit(&whole);
+  json_decref(value);
+}
+
 /* Interrupts and short transfers are no failures: the same bytes come out. */
 static void stutter(void **state) {
   scene c;
@@ -306,10 +336,15 @@ static void data_cut_while_opening(void **state) {
 int main(int argc, char **argv) {
   every_k = argc > 1 && strcmp(argv[1], "all") == 0;
   const struct CMUnitTest tests[] = {
-      rft_folder_test(allocations_fresh),       rft_folder_test(allocations_resumed),
-      rft_folder_test(calls_fresh_once),        rft_folder_test(calls_resumed_once),
-      rft_folder_test(calls_resumed_full),      rft_folder_test(stutter),
-      rft_folder_test(data_cut_while_training), rft_folder_test(data_cut_while_opening),
+      rft_folder_test(allocations_fresh),
+      rft_folder_test(allocations_resumed),
+      rft_folder_test(calls_fresh_once),
+      rft_folder_test(calls_resumed_once),
+      rft_folder_test(calls_resumed_full),
+      rft_folder_test(stutter),
+      rft_folder_test(data_cut_while_training),
+      rft_folder_test(data_cut_while_opening),
+      rft_folder_test(json_prints),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -68,13 +68,13 @@ static void refusals(void **state) {
   (void)state;
   rfr_ctx *ctx;
   assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
-  static const char *const texts[] = {"inner dimensions differ", "batches differ", "rank 2 or 3", "bias must",
-                                      "f32, bf16 or f16"};
-  for (int k = 0; k < 5; k++) {
+  static const char *const texts[] = {"inner dimensions differ", "batches differ",         "rank 2 or 3", "bias must",
+                                      "f32, bf16 or f16",        "inner dimensions differ"};
+  for (int k = 0; k < 6; k++) {
     rfr_trace *t;
     assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
     rfr_value a = input(t, "a", k == 4 ? RFR_I32 : RFR_F32, k == 1 ? 3 : 2, 2, 3, 5);
-    rfr_value b = input(t, "b", RFR_F32, k == 1 || k == 2 ? 3 : 2, 4, k == 0 ? 6 : 5, 7);
+    rfr_value b = input(t, "b", RFR_F32, k == 1 || k == 2 ? 3 : 2, 4, k == 0 ? 6 : k == 5 ? 4 : 5, 7);
     rfr_value bias = input(t, "bias", RFR_F32, 1, 1, 1, k == 3 ? 5 : 7);
     assert_int_equal(rfr_matmul(t, a, b, bias, 0, 0, RFR_F32), RFR_NONE);
     assert_int_equal(rfr_trace_finish(t), RFR_INVALID);
