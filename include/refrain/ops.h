@@ -127,7 +127,8 @@ typedef struct rfr_adamw_options {
 RFR_API rfr_adamw_options rfr_adamw_options_default(void);
 /* Updates w, m, v (and master, f32, when w is narrower) in place unless skip is 1; clip and
  * skip may be RFR_NONE.
- * m and v are f32 or bf16. Returns the next version of w. */
+ * m and v are f32 or bf16. Each is a whole input, w of role trainable (or input), the others
+ * state; views cannot be updated. Returns the next version of w. */
 RFR_API rfr_value rfr_adamw_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr_value m, rfr_value v,
                                rfr_value master, rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step,
                                const rfr_adamw_options *o);

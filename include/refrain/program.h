@@ -55,7 +55,7 @@ RFR_API void rfr_programs_destroy(rfr_programs *p);
 /* The memory of an input (any role) by name; of the i-th, 0 based: RFR_INVALID past the end. */
 RFR_API rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tensor *out);
 RFR_API rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out);
-/* The memory of an output of one program. */
+/* The memory of an output of one program; dense: of a strided view it is a copy. */
 RFR_API rfr_status rfr_program_output(const rfr_programs *p, int program, const char *name, rfr_tensor *out);
 
 /* Runs the ops of phase load, which depend on frozen inputs alone. Call it after

@@ -99,9 +99,10 @@ RFR_API void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name);
 /* Scope of the ops recorded from now ("layer3.attention"); copies the string; ""
  * for none. Layers that differ in their number alone collapse when printed. */
 RFR_API void rfr_scope(rfr_trace *t, const char *scope);
-/* Microbatch of the ops recorded from now; -1: ops of the whole step. */
+/* Microbatch of the ops recorded from now, below 2^20; -1: ops of the whole step. */
 RFR_API void rfr_microbatch(rfr_trace *t, int microbatch);
-/* Phase of the ops recorded from now. Starts as RFR_PHASE_FORWARD. */
+/* Phase of the ops recorded from now. Starts as RFR_PHASE_FORWARD. Ops of RFR_PHASE_LOAD run
+ * once, before all others: they come first and read frozen inputs and constants alone. */
 RFR_API void rfr_set_phase(rfr_trace *t, rfr_phase phase);
 /* What the recompute pass may do with the results of the ops recorded from now: keep them
  * for the backward, make them again where that lowers the peak, or as the compile options

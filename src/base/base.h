@@ -44,6 +44,10 @@ rfr_status rfi_fail_prefix(const char *format, ...) __attribute__((format(printf
     if (s != RFR_OK) goto fail; \
   } while (0)
 
+/* Options of the caller: as long as ours, or longer with nothing but zeros in what we do not
+ * know. `name` is the struct's. */
+rfr_status rfi_check_options(const char *name, const void *options, size_t size, size_t known);
+
 /* A broken invariant of our own: an error, never an abort. */
 #define RFI_CHECK(condition)                                                                        \
   do {                                                                                              \

@@ -234,6 +234,13 @@ static rfr_status check_options(rfr_ctx_options *o, const char **isa) {
   return RFR_OK;
 }
 
+rfr_status rfi_check_options(const char *name, const void *options, size_t size, size_t known) {
+  bool fits = size >= known && size <= 65536;
+  for (size_t i = known; fits && i < size; i++) fits = ((const unsigned char *)options)[i] == 0;
+  if (fits) return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT, "%s: size %zu is not of this library's version; start from the default", name, size);
+}
+
 rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
   *out = NULL;
   rfr_ctx_options o;

@@ -163,15 +163,28 @@ static rfr_status allocate(rfr_programs *p) {
   return RFR_OK;
 }
 
+static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *traces, const rfr_compile_options *o) {
+  if (!ctx || n < 1 || !traces) return rfi_fail(RFI_E_ARGUMENT, "%d programs, or no context", n);
+  for (int i = 0; i < n; i++)
+    if (!traces[i]) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d has no trace", i, n);
+  if (!o) return RFR_OK;
+  RFI_TRY(rfi_check_options("rfr_compile_options", o, o->size, sizeof *o));
+  if (o->budget < 0 || o->loss_chunk < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d",
+                    (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute);
+  return RFR_OK;
+}
+
 rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, const char *const *names,
                        const rfr_compile_options *options, rfr_programs **out) {
   rfr_status s;
   rfr_programs *p = NULL;
   *out = NULL;
-  if (n < 1) return rfi_fail(RFI_E_ARGUMENT, "%d programs", n);
+  RFI_TRY(check_arguments(ctx, n, traces, options));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
   p->ctx = ctx;
-  p->options = options ? *options : rfr_compile_options_default();
+  p->options = rfr_compile_options_default();
+  if (options) memcpy(&p->options, options, sizeof p->options);
   RFI_GOTO(rfi_arena_create(ctx, &p->strings));
   RFI_GOTO(rfi_cpu_library_open(ctx, &p->library));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
@@ -229,9 +242,9 @@ rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out)
 }
 
 rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tensor *out) {
-  const rfi_slot *slot = find_slot(p, name);
+  const rfi_slot *slot = name ? find_slot(p, name) : NULL;
   memset(out, 0, sizeof *out);
-  if (!slot) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name);
+  if (!slot) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name ? name : "");
   *out = slot->tensor;
   return RFR_OK;
 }
@@ -246,6 +259,7 @@ rfr_status rfr_program_output(const rfr_programs *p, int program, const char *na
   const rfi_program *g;
   memset(out, 0, sizeof *out);
   RFI_TRY(get(p, program, &g));
+  if (!name) name = "";
   for (int i = 0; i < g->trace->n_outputs; i++) {
     if (strcmp(g->trace->outputs[i].name, name) != 0) continue;
     const rfi_value *v = &g->trace->values[g->trace->outputs[i].value];
@@ -332,7 +346,7 @@ rfr_status rfr_programs_check(const rfr_programs *p) {
 }
 
 static const rfi_stage *find_stage(const rfr_programs *p, int program, const char *pass) {
-  if (program < 0 || program >= p->n) return NULL;
+  if (program < 0 || program >= p->n || !pass) return NULL;
   for (int k = 0; k < RFI_STAGES; k++)
     if (strcmp(p->program[program].pipeline.stage[k].pass, pass) == 0) return &p->program[program].pipeline.stage[k];
   return NULL;

@@ -58,9 +58,10 @@ rfr_status rfr_program_capture(rfr_programs *p, int program) {
 }
 
 static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, const rfr_binding *b) {
-  int found = rfi_names_find(&p->names, b->name);
+  int found = b->name ? rfi_names_find(&p->names, b->name) : -1;
   const rfi_slot *slot = found < 0 ? NULL : &p->slot[found];
-  if (!slot) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" has no input \"%s\"", g->name, b->name);
+  if (!slot)
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" has no input \"%s\"", g->name, b->name ? b->name : "");
   const rfr_type *want = &slot->tensor.type;
   if (b->type.dtype != want->dtype)
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\", input \"%s\": captured with type %s, replayed with %s",

@@ -24,8 +24,9 @@ rfr_status rfi_report_line(rfi_report *r, const char *format, ...) __attribute__
 typedef struct rfi_rewrite {
   const rfr_trace *from;
   rfr_trace *to;
-  rfr_value *map; /* from's value -> to's value; RFR_NONE while not copied */
-  int *op_map;    /* from's op -> to's op; -1 while, or where, it has none of its own */
+  rfr_value *map;   /* from's value -> to's value; RFR_NONE while not copied */
+  int *op_map;      /* from's op -> to's op; -1 while, or where, it has none of its own */
+  const char *file; /* last source file's name, in to's arena */
 } rfi_rewrite;
 
 /* Starts a new trace with all inputs of `from`, in order. */

@@ -20,6 +20,15 @@ rfr_status rfi_report_line(rfi_report *r, const char *format, ...) {
   return rfi_string_printf(&r->text, "%s\n", line);
 }
 
+/* A source file's name, as ours; ops of one file mostly stand together. */
+static rfr_status own_place(rfi_rewrite *r, rfr_place *at) {
+  if (!at->file) return RFR_OK;
+  if (!r->file || strcmp(r->file, at->file) != 0)
+    if (!(r->file = rfi_arena_strdup(r->to->arena, at->file))) return RFR_NO_MEMORY;
+  at->file = r->file;
+  return RFR_OK;
+}
+
 rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r) {
   rfr_status s;
   *r = (rfi_rewrite){.from = from};
@@ -30,8 +39,10 @@ rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r) {
   for (int i = 0; i < from->n_ops; i++) r->op_map[i] = -1;
   for (int i = 0; i < from->n_inputs; i++) {
     const rfi_value *x = &from->values[from->inputs[i]];
+    rfr_place at = x->at;
+    RFI_GOTO(own_place(r, &at));
     r->map[from->inputs[i]] =
-        rfr_input_at(r->to, x->at, x->name, (rfr_role)x->role, x->type.dtype, x->type.rank, x->type.shape);
+        rfr_input_at(r->to, at, x->name, (rfr_role)x->role, x->type.dtype, x->type.rank, x->type.shape);
   }
   r->to->next_site = from->next_site;
   RFI_GOTO(rfr_trace_status(r->to));
@@ -50,8 +61,10 @@ void rfi_rewrite_abort(rfi_rewrite *r) {
   r->op_map = NULL;
 }
 
-/* Strings of the old trace die with it. */
-static rfr_status own_strings(rfr_trace *t, rfi_opr *op) {
+/* Strings of the old trace die with it: those of a parsed one, its places too. */
+static rfr_status own_strings(rfi_rewrite *r, rfi_opr *op) {
+  rfr_trace *t = r->to;
+  RFI_TRY(own_place(r, &op->at));
   if (strcmp(op->scope, t->scope) == 0) op->scope = t->scope;
   else if (!(op->scope = rfi_arena_strdup(t->arena, op->scope))) return RFR_NO_MEMORY;
   else t->scope = op->scope;
@@ -61,7 +74,7 @@ static rfr_status own_strings(rfr_trace *t, rfi_opr *op) {
 
 rfr_status rfi_rewrite_new(rfi_rewrite *r, const rfi_opr *proto, const bool *dead, rfr_value *out) {
   rfi_opr op = *proto;
-  RFI_TRY(own_strings(r->to, &op));
+  RFI_TRY(own_strings(r, &op));
   return rfi_append(r->to, &op, dead, out);
 }
 

@@ -241,6 +241,7 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, int32_t *token) {
       op->phase = (uint8_t)phase;
     } else if (KEY("mb")) {
       RFI_TRY(take_int32(q, &op->microbatch));
+      if (op->microbatch < -1 || op->microbatch > RFI_MAX_MICROBATCH) return bad(q, "no such microbatch before");
     } else if (KEY("token")) {
       RFI_TRY(take_int32(q, token));
     } else if (KEY("clone_of")) {

@@ -55,6 +55,7 @@ rfr_status rfr_trace_status(const rfr_trace *t) {
 rfr_status rfr_trace_create(rfr_ctx *ctx, rfr_trace **out) {
   rfi_arena *arena;
   *out = NULL;
+  if (!ctx) return rfi_fail(RFI_E_ARGUMENT, "a trace needs a context");
   RFI_TRY(rfi_arena_create(ctx, &arena));
   rfr_trace *t = rfi_arena_alloc(arena, sizeof *t);
   if (!t) {
@@ -80,15 +81,28 @@ rfr_status rfr_trace_finish(rfr_trace *t) {
   return rfr_trace_verify(t);
 }
 
+static const rfr_place nowhere = {NULL, 0};
+
 void rfr_scope(rfr_trace *t, const char *scope) {
+  if (!scope) scope = "";
   if (strcmp(t->scope, scope) == 0) return;
   char *copy = rfi_arena_strdup(t->arena, scope);
   if (copy) t->scope = copy;
   else no_memory(t);
 }
-void rfr_microbatch(rfr_trace *t, int microbatch) { t->microbatch = microbatch; }
-void rfr_set_phase(rfr_trace *t, rfr_phase phase) { t->phase = phase; }
-void rfr_set_recompute(rfr_trace *t, rfr_policy policy) { t->policy = policy; }
+void rfr_microbatch(rfr_trace *t, int microbatch) {
+  if (microbatch >= -1 && microbatch <= RFI_MAX_MICROBATCH) t->microbatch = microbatch;
+  else
+    rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "microbatch %d, it may be -1 to %d", microbatch, RFI_MAX_MICROBATCH);
+}
+void rfr_set_phase(rfr_trace *t, rfr_phase phase) {
+  if ((unsigned)phase <= RFR_PHASE_OPTIM) t->phase = phase;
+  else rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "%d is no phase", (int)phase);
+}
+void rfr_set_recompute(rfr_trace *t, rfr_policy policy) {
+  if ((unsigned)policy <= RFR_POLICY_RECOMPUTE) t->policy = policy;
+  else rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "%d is no recompute policy", (int)policy);
+}
 
 static bool is_value(const rfr_trace *t, rfr_value v) { return v >= 0 && v < t->n_values; }
 
@@ -100,9 +114,17 @@ int rfr_trace_op_count(const rfr_trace *t) { return t->n_ops; }
 
 void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name) {
   if (!is_value(t, v)) return;
-  char *copy = rfi_arena_strdup(t->arena, name);
+  char *copy = rfi_arena_strdup(t->arena, name ? name : "");
   if (copy) t->values[v].name = copy;
   else no_memory(t);
+}
+
+/* Every product of its dimensions fits in 63 bits, in bits too, also where one is 0. */
+static bool type_fits(const rfr_type *type) {
+  int64_t bits = rfr_dtype_bits(type->dtype);
+  for (int d = 0; d < type->rank; d++)
+    if (type->shape[d] < 0 || __builtin_mul_overflow(bits, type->shape[d] ? type->shape[d] : 1, &bits)) return false;
+  return true;
 }
 
 static rfr_value new_value(rfr_trace *t, const rfr_type *type, rfr_place at) {
@@ -124,11 +146,12 @@ rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role ro
     return rfi_trace_fail(t, at, "input", RFI_E_ARGUMENT, "\"%s\": no such role or type", name);
   if (rank < 0 || rank > RFR_MAX_RANK)
     return rfi_trace_fail(t, at, "input", RFI_E_TRACE_SHAPE, "\"%s\": rank %d, at most %d", name, rank, RFR_MAX_RANK);
-  rfr_type type = {.dtype = dtype, .rank = rank};
-  int64_t bits = rfr_dtype_bits(dtype);
+  if (rank > 0 && !shape) return rfi_trace_fail(t, at, "input", RFI_E_ARGUMENT, "\"%s\" has no shape", name);
+  rfr_type type = {.dtype = dtype};
   for (int d = 0; d < rank; d++) {
     type.shape[d] = shape[d];
-    if (shape[d] < 0 || __builtin_mul_overflow(bits, shape[d] ? shape[d] : 1, &bits))
+    type.rank = d + 1;
+    if (!type_fits(&type))
       return rfi_trace_fail(t, at, "input", RFI_E_TRACE_SHAPE, "\"%s\": dimension %d is %lld, or the size overflows",
                             name, d, (long long)shape[d]);
   }
@@ -146,6 +169,10 @@ rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role ro
 
 void rfr_output_at(rfr_trace *t, rfr_place at, const char *name, rfr_value v) {
   if (t->status != RFR_OK) return;
+  if (!name || !name[0]) {
+    rfi_trace_fail(t, at, "output", RFI_E_TRACE_NAME, "an output needs a name");
+    return;
+  }
   if (!is_value(t, v)) {
     rfi_trace_fail(t, at, "output", RFI_E_TRACE_VALUE, "\"%s\": %d is no value of this trace", name, v);
     return;
@@ -217,6 +244,9 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
   }
   rfi_infer c = {def, op.n_in, in, op.attr, types};
   RFI_TRY(def->infer(&c));
+  for (int j = 0; j < op.n_out; j++)
+    if (types[j].rank >= 0 && !type_fits(&types[j]))
+      return rfi_fail(RFI_E_OVERFLOW, "the size of result %s overflows", def->result[j]);
   if (!rfi_arena_grow(t->arena, (void **)&t->ops, &t->cap_ops, t->n_ops + 1, sizeof *t->ops)) return RFR_NO_MEMORY;
   int first = t->n_values;
   for (int j = 0; j < op.n_out; j++) {
@@ -249,6 +279,8 @@ rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, cons
   if (out)
     for (int j = 0; j < def->n_results; j++) out[j] = RFR_NONE;
   if (t->status != RFR_OK) return RFR_NONE;
+  if (n_in < 0 || (n_in > 0 && !in))
+    return rfi_trace_fail(t, at, def->name, RFI_E_ARGUMENT, "%d operands, or none where there should be some", n_in);
   rfi_opr op = {.def = def,
                 .n_in = n_in,
                 .in = (rfr_value *)in,

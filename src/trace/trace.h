@@ -20,7 +20,7 @@
 #include "refrain/ops.h"
 #include "refrain/trace.h"
 
-enum { RFI_MAX_ATTR = 8 };
+enum { RFI_MAX_ATTR = 8, RFI_MAX_MICROBATCH = (1 << 20) - 1 };
 
 typedef struct rfi_shape {
   int rank;

@@ -9,6 +9,8 @@
 #include "base/base.h"
 #include "trace/trace.h"
 
+#define MOST_BYTES ((int64_t)1 << 56)
+
 static rfr_status check_types(const rfr_trace *t, const rfi_opr *op, int i) {
   rfr_type in[64], *types = in, out[RFI_MAX_NAMES];
   if (op->n_in > 64) RFI_TRY(RFI_ALLOC(t->ctx, sizeof *types * (size_t)op->n_in, &types));
@@ -74,7 +76,65 @@ static rfr_status check_versions(const rfr_trace *t, int *version, int *latest) 
   return RFR_OK;
 }
 
+/* An update writes the whole of an input that outlives the step: through a strided view it
+ * would write into a copy, and to frozen weights what was computed from them once would lie. */
+static rfr_status check_updates(const rfr_trace *t, const rfi_opr *op) {
+  if (!(op->def->flags & RFI_STATE)) return RFR_OK;
+  for (int j = 0; j < op->n_out; j++) {
+    int k = op->def->alias[j];
+    if (k < 0 || k >= op->n_in || op->in[k] < 0) continue;
+    const rfi_value *x = &t->values[op->in[k]], *owner = &t->values[x->base];
+    bool whole = memcmp(&x->type, &owner->type, sizeof x->type) == 0 && x->offset == 0 &&
+                 memcmp(x->stride, owner->stride, sizeof *x->stride * (size_t)x->type.rank) == 0;
+    if (!whole || owner->op >= 0 || owner->role == RFR_ROLE_FROZEN || owner->role == RFR_ROLE_CONST)
+      return rfi_fail_at(RFI_E_TRACE_STATE, op->at.file ? op->at.file : "", op->at.line, "%s updates \"%s\", %s",
+                         op->def->name, owner->name,
+                         owner->op >= 0 ? "which is no input"
+                         : whole        ? "which is frozen"
+                                        : "through a view");
+    for (int i = 0; i < k; i++)
+      if (op->in[i] >= 0 && t->values[op->in[i]].base == x->base)
+        return rfi_fail_at(RFI_E_TRACE_STATE, op->at.file ? op->at.file : "", op->at.line,
+                           "%s updates \"%s\", which is also its operand %s", op->def->name, owner->name,
+                           op->def->operand[i]);
+  }
+  return RFR_OK;
+}
+
+/* Ops of phase load run once, before all others: they read what never changes, and no op
+ * with a kernel stands before them. */
+static rfr_status check_load(const rfr_trace *t, const rfi_opr *op, bool *others) {
+  if (op->phase != RFR_PHASE_LOAD) {
+    *others = *others || !(op->def->flags & RFI_VIEW);
+    return RFR_OK;
+  }
+  bool fixed = !*others || (op->def->flags & RFI_VIEW);
+  for (int k = 0; k < op->n_in && fixed; k++) {
+    if (op->in[k] < 0) continue;
+    const rfi_value *x = &t->values[t->values[op->in[k]].base];
+    fixed = x->op < 0 ? x->role == RFR_ROLE_FROZEN || x->role == RFR_ROLE_CONST : t->ops[x->op].phase == RFR_PHASE_LOAD;
+  }
+  if (fixed) return RFR_OK;
+  return rfi_fail_at(RFI_E_TRACE_STATE, op->at.file ? op->at.file : "", op->at.line,
+                     "%s of phase load stands behind other phases, or reads what changes", op->def->name);
+}
+
+/* All values together: far below 63 bits, so that no sum of some of them overflows. */
+static rfr_status check_bytes(const rfr_trace *t) {
+  int64_t total = 0;
+  for (rfr_value v = 0; v < t->n_values; v++) {
+    if (t->values[v].base != v) continue;
+    int64_t bytes = rfi_bytes(&t->values[v].type);
+    if (bytes > MOST_BYTES || (total += bytes) > MOST_BYTES)
+      return rfi_fail_at(RFI_E_OVERFLOW, t->values[v].at.file ? t->values[v].at.file : "", t->values[v].at.line,
+                         "the values of the trace have more than 2^56 bytes");
+  }
+  return RFR_OK;
+}
+
 rfr_status rfr_trace_verify(const rfr_trace *t) {
+  bool others = false;
+  RFI_TRY(check_bytes(t));
   int32_t host = -1;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -86,6 +146,8 @@ rfr_status rfr_trace_verify(const rfr_trace *t) {
       if (op->out[j] >= 0 && (t->values[op->out[j]].op != i || t->values[op->out[j]].result != j))
         return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): a result does not name its producer", i, op->def->name);
     RFI_TRY(check_types(t, op, i));
+    RFI_TRY(check_updates(t, op));
+    RFI_TRY(check_load(t, op, &others));
     if (op->token_in != (op->def->flags & RFI_HOST ? host : -1))
       return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s) breaks the token chain", i, op->def->name);
     if (op->def->flags & RFI_HOST) host = i;

@@ -156,4 +156,6 @@ rfr_status rfr_run_train(rfr_run *run) {
   return s;
 }
 
-void rfr_run_request_stop(rfr_run *run) { atomic_store_explicit(&run->stop, 1, memory_order_relaxed); }
+void rfr_run_request_stop(rfr_run *run) {
+  if (run) atomic_store_explicit(&run->stop, 1, memory_order_relaxed);
+}

@@ -189,6 +189,8 @@ static rfr_status check_options(const rfr_run_options *o, const char *config_tex
   if (o->size != sizeof *o)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options: size %zu; start from the default", o->size);
   if (o->programs & ~RFR_RUN_ALL) return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.programs is %d", o->programs);
+  if (o->n_overrides < 0 || (o->n_overrides > 0 && !o->overrides))
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options: %d overrides, and no list", o->n_overrides);
   if (!config_text && !folder) return rfi_fail(RFI_E_ARGUMENT, "neither a configuration nor a folder is given");
   return RFR_OK;
 }

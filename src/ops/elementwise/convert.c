@@ -66,6 +66,7 @@ rfr_value rfr_copy_at(rfr_trace *t, rfr_place at, rfr_value x) {
 
 rfr_value rfr_fill_at(rfr_trace *t, rfr_place at, double value, rfr_dtype dtype, int rank, const int64_t *shape) {
   rfi_attr attr[3] = {rfi_f(value), rfi_i(dtype)};
+  if (rank > 0 && !shape) return rfi_trace_fail(t, at, "fill", RFI_E_ARGUMENT, "no shape is given");
   attr[2].s = (rfi_shape){.rank = rank};
   for (int d = 0; d < rank && d < RFR_MAX_RANK; d++) attr[2].s.dim[d] = shape[d];
   return rfi_record(t, at, RFI_OP_fill, 0, NULL, attr, NULL);

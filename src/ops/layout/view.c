@@ -111,6 +111,7 @@ rfr_status rfi_grad_expand(rfi_grad *g) {
 
 rfr_value rfr_reshape_at(rfr_trace *t, rfr_place at, rfr_value x, int rank, const int64_t *shape) {
   rfi_attr attr = rfi_i(0);
+  if (rank > 0 && !shape) return rfi_trace_fail(t, at, "reshape", RFI_E_ARGUMENT, "no shape is given");
   attr.s = (rfi_shape){.rank = rank};
   for (int d = 0; d < rank && d < RFR_MAX_RANK; d++) attr.s.dim[d] = shape[d];
   bool legal = t->status == RFR_OK && x >= 0 && x < t->n_values && rank >= 0 && rank <= RFR_MAX_RANK;

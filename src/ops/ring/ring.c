@@ -48,7 +48,7 @@ rfr_value rfr_ring_read_at(rfr_trace *t, rfr_place at, rfr_value ring, rfr_value
 rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_place at, rfr_value ring, rfr_value step, int n,
                                const rfr_value *values) {
   rfr_value in[2 + MAX_METRICS] = {ring, step};
-  if (n < 0 || n > MAX_METRICS)
+  if (n < 0 || n > MAX_METRICS || (n > 0 && !values))
     return rfi_trace_fail(t, at, "metrics_write", RFI_E_ARGUMENT, "%d metrics, at most %d", n, MAX_METRICS);
   for (int i = 0; i < n; i++) in[2 + i] = values[i];
   return rfi_record(t, at, RFI_OP_metrics_write, 2 + n, in, NULL, NULL);
