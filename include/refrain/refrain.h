@@ -8,6 +8,7 @@
 #include "refrain/ctx.h"
 #include "refrain/dtype.h"
 #include "refrain/nn.h"
+#include "refrain/op.h"
 #include "refrain/ops.h"
 #include "refrain/program.h"
 #include "refrain/status.h"

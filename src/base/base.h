@@ -60,6 +60,14 @@ rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out);
 #define RFI_ALLOC(ctx, bytes, out) rfi_alloc(ctx, bytes, (void **)(out))
 void rfi_free(rfr_ctx *ctx, void *memory); /* accepts NULL */
 
+/* Blocks that the context frees when it is destroyed, newest first: ops registered with it, each
+ * behind its link. */
+typedef struct rfi_owned {
+  _Alignas(16) struct rfi_owned *next;
+} rfi_owned;
+rfi_owned *rfi_ctx_owned(const rfr_ctx *ctx);
+void rfi_ctx_own(rfr_ctx *ctx, rfi_owned *block); /* from rfi_alloc */
+
 /* The context's settings, read by the rooms that need them. */
 int rfi_ctx_threads(const rfr_ctx *ctx);
 const char *rfi_ctx_isa(const rfr_ctx *ctx); /* "v2", "v3" or "v4": what kernels may use */

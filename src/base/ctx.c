@@ -39,6 +39,7 @@ struct rfr_ctx {
   rfr_ctx_options o;
   const char *isa; /* a literal */
   char module_path[PATH_MAX];
+  rfi_owned *owned;
   size_t own_bytes; /* of this block, as its allocator was asked */
   _Atomic int64_t alloc_calls, live_blocks, live_bytes, peak_bytes;
   _Atomic int64_t fail_in; /* allocations until the one that fails; 0: none */
@@ -265,7 +266,19 @@ rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
 }
 
 void rfr_ctx_destroy(rfr_ctx *ctx) {
-  if (ctx != NULL) ctx->o.free(ctx, ctx->own_bytes, ctx->o.alloc_user);
+  if (ctx == NULL) return;
+  while (ctx->owned != NULL) {
+    rfi_owned *block = ctx->owned;
+    ctx->owned = block->next;
+    rfi_free(ctx, block);
+  }
+  ctx->o.free(ctx, ctx->own_bytes, ctx->o.alloc_user);
+}
+
+rfi_owned *rfi_ctx_owned(const rfr_ctx *ctx) { return ctx->owned; }
+void rfi_ctx_own(rfr_ctx *ctx, rfi_owned *block) {
+  block->next = ctx->owned;
+  ctx->owned = block;
 }
 
 int rfi_ctx_threads(const rfr_ctx *ctx) { return ctx->o.threads; }

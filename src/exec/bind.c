@@ -69,8 +69,9 @@ static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *ar
  * kernel for the workspace. */
 static rfr_status bind_op(rfr_programs *p, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
   const rfi_opr *op = &t->ops[i];
-  const rfi_kernel *kernel = rfi_cpu_kernel(rfi_ctx_isa(p->ctx), op->def->code);
-  if (!kernel)
+  const rfi_kernel *kernel =
+      op->def->outside ? &op->def->outside->cpu : rfi_cpu_kernel(rfi_ctx_isa(p->ctx), op->def->code);
+  if (!kernel || !kernel->run)
     return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on the CPU",
                        op->def->name, op->scope[0] ? ", in " : "", op->scope);
   for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
@@ -83,7 +84,8 @@ static rfr_status bind_op(rfr_programs *p, const rfr_trace *t, int i, rfi_arg *a
                        .out = args + op->n_in,
                        .attr = op->attr,
                        .microbatch = op->microbatch,
-                       .threads = rfi_ctx_threads(p->ctx)};
+                       .threads = rfi_ctx_threads(p->ctx),
+                       .user = op->def->outside ? op->def->outside->user : NULL};
   rfi_kernel_fn library = NULL;
   size_t scratch = 0;
   RFI_TRY(rfi_cpu_library_bind(p->library, op->def->code, &b->call, &library, &scratch, &b->call.library));

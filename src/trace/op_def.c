@@ -2,11 +2,13 @@
  *
  * The op table of ops.def, parsed once per process into constant definitions. The
  * shape and gradient rules are found by name (rfi_infer_NAME, rfi_grad_NAME): an op
- * costs its row and its files, and no list beside them.
+ * costs its row and its files, and no list beside them. Ops registered from outside belong to a
+ * context and are found through it.
  */
 #include <pthread.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "trace/trace.h"
 
 #define RFI_OP(name, family, operands, results, attributes, flags)       \
@@ -62,9 +64,9 @@ static int operand_index(const rfi_op_def *d, const char *name) {
   return -1;
 }
 
-static void parse_row(const struct row *row, rfi_op_def *d) {
+void rfi_op_def_parse(const char *operands, const char *results, const char *attributes, rfi_op_def *d) {
   char word[40];
-  const char *s = row->operands;
+  const char *s = operands;
   while (next_word(&s, word, sizeof word)) {
     size_t n = strlen(word);
     if (word[n - 1] == '*') d->variadic = true;
@@ -73,13 +75,13 @@ static void parse_row(const struct row *row, rfi_op_def *d) {
     else d->n_required = d->n_operands + 1;
     keep_name(d->operand[d->n_operands++], word);
   }
-  for (s = row->results; next_word(&s, word, sizeof word); d->n_results++) {
+  for (s = results; next_word(&s, word, sizeof word); d->n_results++) {
     char *at = strchr(word, '@');
     if (at) *at = 0;
     d->alias[d->n_results] = at ? operand_index(d, at + 1) : -1;
     keep_name(d->result[d->n_results], word);
   }
-  for (s = row->attributes; next_word(&s, word, sizeof word); d->n_attrs++) {
+  for (s = attributes; next_word(&s, word, sizeof word); d->n_attrs++) {
     char *colon = strchr(word, ':');
     *colon = 0;
     keep_name(d->attr[d->n_attrs], word);
@@ -95,7 +97,7 @@ static void parse_table(void) {
     defs[i].flags = rows[i].flags;
     defs[i].infer = rows[i].infer;
     defs[i].grad = rows[i].flags & RFI_GRAD ? rows[i].grad : NULL;
-    parse_row(&rows[i], &defs[i]);
+    rfi_op_def_parse(rows[i].operands, rows[i].results, rows[i].attributes, &defs[i]);
   }
 }
 
@@ -104,9 +106,13 @@ const rfi_op_def *rfi_op_def_get(rfi_opcode code) {
   return &defs[code];
 }
 
-const rfi_op_def *rfi_op_def_find(const char *name, size_t n) {
+const rfi_op_def *rfi_op_def_find(const rfr_ctx *ctx, const char *name, size_t n) {
   pthread_once(&parsed, parse_table);
   for (int i = 0; i < RFI_OP_COUNT; i++)
     if (strlen(defs[i].name) == n && memcmp(defs[i].name, name, n) == 0) return &defs[i];
+  for (const rfi_owned *o = ctx ? rfi_ctx_owned(ctx) : NULL; o; o = o->next) {
+    const rfi_op_def *d = (const rfi_op_def *)(o + 1);
+    if (strlen(d->name) == n && memcmp(d->name, name, n) == 0) return d;
+  }
   return NULL;
 }

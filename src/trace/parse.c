@@ -293,8 +293,10 @@ static rfr_status parse_op(parser *q) {
   } while (take(q, ","));
   skip_space(q);
   if (!take(q, "= ")) return bad(q, "expected =");
-  size_t n = word_length(q);
-  rfi_opr op = {.def = rfi_op_def_find(q->p, n)};
+  size_t n = (size_t)(q->end - q->p);
+  const char *open = memchr(q->p, '(', n); /* names of registered ops have dots */
+  if (open) n = (size_t)(open - q->p);
+  rfi_opr op = {.def = rfi_op_def_find(q->t->ctx, q->p, n)};
   if (!op.def) return bad(q, "unknown op");
   q->p += n;
   if (n_claims != op.def->n_results) return bad(q, "the op has another number of results than given before");

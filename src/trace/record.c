@@ -272,9 +272,8 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
   return RFR_OK;
 }
 
-rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr,
-                     rfr_value *out) {
-  const rfi_op_def *def = rfi_op_def_get(code);
+static rfr_value record(rfr_trace *t, rfr_place at, const rfi_op_def *def, int n_in, const rfr_value *in,
+                        const rfi_attr *attr, rfr_value *out) {
   rfr_value results[RFI_MAX_NAMES];
   if (out)
     for (int j = 0; j < def->n_results; j++) out[j] = RFR_NONE;
@@ -304,4 +303,41 @@ rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, cons
   }
   if (out) memcpy(out, results, sizeof *out * (size_t)def->n_results);
   return results[0];
+}
+
+rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr,
+                     rfr_value *out) {
+  return record(t, at, rfi_op_def_get(code), n_in, in, attr, out);
+}
+
+/* Attributes are compared and hashed as bytes: what their type does not use is made zero. */
+static bool clean_attrs(const rfi_op_def *def, const rfr_attr *from, rfi_attr *to) {
+  memset(to, 0, sizeof *to * RFI_MAX_ATTR);
+  for (int i = 0; i < def->n_attrs; i++) {
+    const char type = def->attr_type[i];
+    if (type == 'f') {
+      to[i].f = from[i].f;
+    } else if (type == 's') {
+      if (from[i].s.rank < 0 || from[i].s.rank > RFR_MAX_RANK) return false;
+      to[i].s.rank = from[i].s.rank;
+      memcpy(to[i].s.dim, from[i].s.dim, sizeof *to[i].s.dim * (size_t)from[i].s.rank);
+    } else {
+      if ((type == 't' && (from[i].i < 0 || from[i].i >= RFR_DTYPE_COUNT)) || (type == 'b' && from[i].i >> 1 != 0))
+        return false;
+      to[i].i = from[i].i;
+    }
+  }
+  return true;
+}
+
+rfr_value rfr_record_at(rfr_trace *t, rfr_place at, const rfr_op *op, int n_in, const rfr_value *in,
+                        const rfr_attr *attr, rfr_value *out) {
+  rfi_attr clean[RFI_MAX_ATTR];
+  if (!op || n_in < 0 || (n_in > 0 && !in) || (op->n_attrs > 0 && !attr))
+    return rfi_trace_fail(t, at, op ? op->name : "record", RFI_E_ARGUMENT, "op, operands or attributes are missing");
+  if (op->outside && op->outside->ctx != t->ctx)
+    return rfi_trace_fail(t, at, op->name, RFI_E_ARGUMENT, "it is registered with another context");
+  if (!clean_attrs(op, attr, clean))
+    return rfi_trace_fail(t, at, op->name, RFI_E_ARGUMENT, "an attribute is out of range");
+  return record(t, at, op, n_in, in, clean, out);
 }

@@ -17,25 +17,19 @@
 
 #include "base/arena.h"
 #include "base/names.h"
+#include "refrain/op.h"
 #include "refrain/ops.h"
 #include "refrain/trace.h"
 
 enum { RFI_MAX_ATTR = 8, RFI_MAX_MICROBATCH = (1 << 20) - 1 };
 
-typedef struct rfi_shape {
-  int rank;
-  int64_t dim[RFR_MAX_RANK];
-} rfi_shape;
+/* What ops from outside see too is declared in refrain/op.h. */
+typedef rfr_shape rfi_shape;
+typedef rfr_attr rfi_attr;
+typedef rfr_infer rfi_infer;
+typedef struct rfr_op rfi_op_def;
 
-/* One attribute; its op's row in ops.def says which member holds it. */
-typedef struct rfi_attr {
-  union {
-    int64_t i; /* b, i, t */
-    double f;
-    rfi_shape s;
-  };
-} rfi_attr;
-
+/* RFI_OP_COUNT is the code of every registered op: no table has a row for it. */
 typedef enum rfi_opcode {
 #define RFI_OP(name, family, operands, results, attributes, flags) RFI_OP_##name,
 #include "ops/ops.def"
@@ -46,19 +40,23 @@ typedef enum rfi_opcode {
 enum {
   RFI_GRAD = 1 << 0,
   RFI_VIEW = 1 << 1,
-  RFI_ROWS = 1 << 2,
-  RFI_ANY = 1 << 3,
-  RFI_STATE = 1 << 4,
-  RFI_HOST = 1 << 5,
-  RFI_RNG = 1 << 6,
+  RFI_ROWS = RFR_OP_ROWS,
+  RFI_ANY = RFR_OP_ANY,
+  RFI_STATE = RFR_OP_STATE,
+  RFI_HOST = RFR_OP_HOST,
+  RFI_RNG = RFR_OP_RNG,
 };
 
-typedef struct rfi_infer rfi_infer;
 typedef struct rfi_grad rfi_grad;
 
-/* The parsed row of ops.def. */
-enum { RFI_MAX_NAMES = 12 };
-typedef struct rfi_op_def {
+typedef struct rfi_kernel {
+  rfr_kernel_fn run;
+  rfr_workspace_fn workspace; /* NULL: none */
+} rfi_kernel;
+
+/* The parsed row of ops.def, or a registered op. */
+enum { RFI_MAX_NAMES = 12, RFI_OP_NAME = 64 };
+struct rfr_op {
   rfi_opcode code;
   const char *name, *family;
   unsigned flags;
@@ -72,26 +70,28 @@ typedef struct rfi_op_def {
   int alias[RFI_MAX_NAMES]; /* operand in whose storage the result lives, or -1 */
   char attr[RFI_MAX_ATTR][16];
   char attr_type[RFI_MAX_ATTR]; /* b i f t s */
-  /* Shape rule: reads in[], attrs; fills out[]. Missing operands have rank -1. */
+  /* Shape rule: reads in[], attrs; fills out[]. Missing operands have rank -1; absent results
+   * are not its business. It fails with rfi_fail(RFI_E_TRACE_SHAPE, ...): the place and the op
+   * are added by the caller. */
   rfr_status (*infer)(const rfi_infer *c);
   /* Gradient rule; NULL where there is none. */
   rfr_status (*grad)(rfi_grad *g);
-} rfi_op_def;
+  /* Registered ops alone: the three above call what was described, with its own data. */
+  const struct rfi_outside {
+    rfr_ctx *ctx;
+    const char *(*shape)(const rfr_infer *c);
+    void (*gradient)(rfr_grad *g);
+    rfi_kernel cpu; /* run is NULL: none */
+    void *user;
+  } *outside;
+};
 
 /* Never NULL for a valid code. */
 const rfi_op_def *rfi_op_def_get(rfi_opcode code);
-/* NULL for an unknown name. */
-const rfi_op_def *rfi_op_def_find(const char *name, size_t n);
-
-/* What a shape rule sees. Fail with rfi_fail(RFI_E_TRACE_SHAPE, ...): the place and
- * the op are added by the caller. Absent results are not the rule's business. */
-struct rfi_infer {
-  const rfi_op_def *def;
-  int n_in;
-  const rfr_type *in; /* rank -1: absent */
-  const rfi_attr *attr;
-  rfr_type *out;
-};
+/* An op of the table or registered with the context (NULL: the table alone); NULL for an unknown name. */
+const rfi_op_def *rfi_op_def_find(const rfr_ctx *ctx, const char *name, size_t n);
+/* Fills names, aliases and counts of *d, all zeros, from the strings of a well-formed row. */
+void rfi_op_def_parse(const char *operands, const char *results, const char *attributes, rfi_op_def *d);
 
 typedef struct rfi_value {
   rfr_type type;

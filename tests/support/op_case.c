@@ -149,7 +149,7 @@ static bool attribute(reader *r) {
 static bool read_case(reader *r) {
   rft_case *c = r->c;
   size_t n = strcspn(r->s, "(");
-  c->def = rfi_op_def_find(r->s, n);
+  c->def = rfi_op_def_find(NULL, r->s, n);
   if (!c->def) return fail(r, "no such op");
   r->s += n;
   if (!take(r, '(')) return fail(r, "expected (");

@@ -155,7 +155,7 @@ static const char *exempt(const rft_op *op, char word[32]) {
   for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
     size_t n = strlen(def->name), m = strlen(suffixes[i]);
     if (n <= m || strcmp(def->name + n - m, suffixes[i]) != 0) continue;
-    const rfi_op_def *forward = rfi_op_def_find(def->name, n - m);
+    const rfi_op_def *forward = rfi_op_def_find(NULL, def->name, n - m);
     if (forward && (forward->flags & RFI_GRAD)) {
       snprintf(word, 32, "via %s", forward->name);
       return word;

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ops from outside the tree. A description registered with a context becomes an op like
+ * the library's own: it records, prints and parses, has a gradient, is pruned, recomputed,
+ * planned, captured and replayed. examples/custom_op.c is a whole one.
+ *
+ *   rfr_op_desc d = rfr_op_desc_default();
+ *   d.name = "mine.softcap", d.operands = "x", d.results = "y", d.attributes = "cap:f";
+ *   d.flags = RFR_OP_ROWS, d.shape = shape, d.gradient = gradient, d.cpu = kernel;
+ *   const rfr_op *softcap;
+ *   rfr_op_register(ctx, &d, &softcap);
+ *   rfr_attr cap = rfr_attr_float(30);
+ *   rfr_value y = rfr_record(t, softcap, 1, &x, &cap, NULL);
+ */
+#ifndef REFRAIN_OP_H
+#define REFRAIN_OP_H
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "refrain/trace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rfr_op rfr_op; /* a definition; lives as long as its context */
+
+typedef struct rfr_shape {
+  int rank;
+  int64_t dim[RFR_MAX_RANK];
+} rfr_shape;
+
+/* One attribute; its op's row says which member holds it. */
+typedef struct rfr_attr {
+  union {
+    int64_t i; /* b, i, t */
+    double f;
+    rfr_shape s;
+  };
+} rfr_attr;
+
+static inline rfr_attr rfr_attr_int(int64_t i) {
+  rfr_attr a;
+  memset(&a, 0, sizeof a);
+  a.i = i;
+  return a;
+}
+static inline rfr_attr rfr_attr_float(double f) {
+  rfr_attr a;
+  memset(&a, 0, sizeof a);
+  a.f = f;
+  return a;
+}
+
+enum {
+  RFR_OP_ROWS = 1 << 2,  /* the kernel takes operands whose last dimension alone is dense */
+  RFR_OP_ANY = 1 << 3,   /* the kernel takes operands with any strides */
+  RFR_OP_STATE = 1 << 4, /* writes state that outlives the step */
+  RFR_OP_HOST = 1 << 5,  /* is seen by the host: keeps its order among ops of this kind */
+  RFR_OP_RNG = 1 << 6,   /* addressed random numbers: the microbatch is part of its identity */
+};
+
+/* What a shape rule sees. Operands may be of any type and shape: look before use. */
+typedef struct rfr_infer {
+  const rfr_op *def;
+  int n_in;
+  const rfr_type *in; /* rank -1: absent */
+  const rfr_attr *attr;
+  rfr_type *out; /* zeroed; the rule fills in all of them */
+  void *user;
+} rfr_infer;
+
+/* What a gradient rule sees. It records with any rfr_* call into `t`, at the place `at`, and
+ * sets dx[k], with operand k's shape, where need[k]; RFR_NONE stands for zero. It may be
+ * called more than once for one op and must do the same each time. */
+typedef struct rfr_grad {
+  rfr_trace *t;
+  rfr_place at; /* of the forward call */
+  int n_in, n_out;
+  const rfr_value *in, *out; /* RFR_NONE: absent, dead */
+  const rfr_attr *attr;
+  const bool *need;
+  const bool *is_weight; /* operand k is a parameter: record under RFR_PHASE_WGRAD; preset when all needed are */
+  const rfr_value *dy;   /* cotangent of each result, RFR_NONE: none */
+  rfr_value *dx;         /* all RFR_NONE; cast to the type that is wanted afterwards */
+  void *user;
+} rfr_grad;
+
+typedef struct rfr_arg {
+  void *data; /* NULL: absent operand (rank -1) or dead result (typed all the same) */
+  rfr_type type;
+  int64_t stride[RFR_MAX_RANK]; /* elements */
+} rfr_arg;
+
+/* What a kernel sees. Results are dense; operands too, unless the flags say otherwise. */
+typedef struct rfr_call {
+  int n_in, n_out;
+  const rfr_arg *in;
+  const rfr_arg *out; /* out[j].data == in[k].data where the result is the next version of operand k */
+  const rfr_attr *attr;
+  int32_t microbatch; /* for addressed random numbers; -1 counts as 0 */
+  void *workspace;    /* 64-byte aligned, what the kernel's workspace rule asked for */
+  int threads;        /* how many threads a parallel region may use; part of the bits */
+  void *library;      /* what the library's hook made for an op of its own; NULL for others */
+  void *user;         /* rfr_op_desc.user; NULL for an op of the library's own */
+} rfr_call;
+
+/* A kernel allocates nothing, waits for nobody but its own threads, lets shapes alone decide
+ * how much work is done, writes its results and its workspace alone, and gives the same bits
+ * for the same inputs and number of threads. It handles empty tensors. Anything but RFR_OK
+ * ends the run with that status. */
+typedef rfr_status (*rfr_kernel_fn)(const rfr_call *call);
+/* Bytes of workspace, from shapes; data pointers are only NULL or not NULL yet. */
+typedef size_t (*rfr_workspace_fn)(const rfr_call *call);
+
+/* Strings are copied; all are in the notation of the library's own table:
+ * operands    names in order; "b?" may be absent (RFR_NONE), "rest*" as the last takes any number.
+ * results     names in order, one at least; "w1@w" is the next version of operand w in w's own
+ *             storage and needs RFR_OP_STATE, unless w may be absent: "y@acc" of "x acc?" is
+ *             y added onto acc when acc is given, and the fuse pass may give it.
+ * attributes  name:type with b = 0/1, i = integer, f = double, t = dtype, s = shape. */
+typedef struct rfr_op_desc {
+  size_t size;
+  const char *name; /* "mine.swish": words of letters, digits and _, with a dot between, at most 63 bytes */
+  const char *operands, *results, *attributes;
+  unsigned flags; /* RFR_OP_ROWS or RFR_OP_ANY, and effects */
+  /* Fills in c->out; NULL, or what is wrong with the operands as a text that lives on. */
+  const char *(*shape)(const rfr_infer *c);
+  void (*gradient)(rfr_grad *g); /* NULL: none; not together with RFR_OP_STATE or RFR_OP_HOST */
+  rfr_kernel_fn cpu;             /* NULL: a trace may hold the op, compiling it says bind.no_kernel */
+  rfr_workspace_fn cpu_workspace;
+  void *user; /* for the callbacks; outlives the context */
+} rfr_op_desc;
+RFR_API rfr_op_desc rfr_op_desc_default(void);
+
+/* Registers an op with a context, for all of its traces; there is no way back. Callbacks run on
+ * the thread that makes the call that needs them. Errors: argument, naming the field; the name
+ * must be new in this context. */
+RFR_API rfr_status rfr_op_register(rfr_ctx *ctx, const rfr_op_desc *desc, const rfr_op **out);
+/* An op by name, the library's own ones too; NULL if there is none. */
+RFR_API const rfr_op *rfr_op_find(const rfr_ctx *ctx, const char *name);
+
+/* Records any op. `in` has n_in values (RFR_NONE: absent; trailing absent ones may be left out),
+ * `attr` one entry per attribute, in order. Returns the first result; `out`, unless NULL, has room
+ * for all of them. Errors are latched in the trace, as by every recording call. */
+RFR_API rfr_value rfr_record_at(rfr_trace *t, rfr_place at, const rfr_op *op, int n_in, const rfr_value *in,
+                                const rfr_attr *attr, rfr_value *out);
+#define rfr_record(t, op, n_in, in, attr, out) rfr_record_at(t, RFR_HERE, op, n_in, in, attr, out)
+
+#ifdef __cplusplus
+}
+#endif
+#endif
