@@ -4,6 +4,7 @@
  * mapping below is the only one; what a command prints on failure is the library's error
  * as two lines, what and what next.
  */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -39,7 +40,7 @@ static rfr_status run_command(cli *c) {
 #undef CLI_CALL
   };
   rfr_ctx_options o = rfr_ctx_options_default();
-  if (c->threads > 0) o.threads = c->threads < 4096 ? (int)c->threads : 4096;
+  if (c->threads != 0) o.threads = c->threads > 0 && c->threads < INT_MAX ? (int)c->threads : -1; /* for it to refuse */
   o.log = print_warning;
   o.log_user = c;
   rfr_status s = rfr_ctx_create(&o, &c->ctx);

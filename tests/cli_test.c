@@ -269,6 +269,8 @@ static void train_and_use(void **state) {
   const double bits = json_number_value(json_object_get(v, "validation_bits_per_byte"));
   json_decref(v);
   assert_string_equal(err, "");
+  assert_int_equal(RUN("check", "small.yaml", "--threads", "99999"), 2); /* not silently fewer */
+  assert_says(err, "threads");
   assert_int_equal(RUN("train", "small.yaml"), 2);
   assert_says(err, "run.exists");
   assert_says(err, "help: pass --resume");

@@ -88,7 +88,8 @@ RFR_API rfr_run_options rfr_run_options_default(void);
  * loads a checkpoint. `config_text` NULL: the folder's config.yaml. `folder` is made
  * when it is missing; NULL: nothing is ever written (no checkpoints, no log).
  * Errors: config.*, data.*, model.config, plan.over_budget, run.exists (the folder holds
- * a run and neither resume nor reading alone was asked), resume.mismatch, checkpoint. */
+ * a run and neither resume nor reading alone was asked), run.busy (another one trains in
+ * it), resume.mismatch, checkpoint. */
 RFR_API rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder,
                                 const rfr_run_options *options, rfr_run **out);
 /* Frees everything; writes nothing. Accepts NULL. */

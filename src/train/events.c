@@ -3,14 +3,18 @@
  * Events: to the caller's callback and, as one line of JSON each, to the run's log.
  *
  * A line is built on the stack and written in one call to a file opened for appending,
- * so that lines are never torn, also when two processes should write. The log is no part
- * of the run's state: when it cannot be written, that is one warning, and training goes on.
+ * so that lines are never torn. The log is no part of the run's state: when it cannot be
+ * written, that is one warning, and training goes on.
+ *
+ * The open log is also the folder's lock: two runs that write checkpoints into one folder
+ * would take each other's unfinished ones for leftovers. The lock dies with its process.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -116,5 +120,7 @@ void rfi_warn(rfr_run *run, const char *format, ...) {
 rfr_status rfi_log_open(rfr_run *run, const char *path) {
   run->log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (run->log < 0) return rfi_fail_at(RFI_E_FILE_WRITE, path, 0, "%s", strerror(errno));
-  return RFR_OK;
+  /* a file system without locks is no reason to stop */
+  if (flock(run->log, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return RFR_OK;
+  return rfi_fail_at(RFI_E_RUN_BUSY, path, 0, "another run is writing into this folder");
 }

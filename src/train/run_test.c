@@ -263,6 +263,12 @@ static void mismatches(void **state) {
   rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "mismatch", &o), *none;
   steps(run, 2);
   assert_int_equal(rfr_run_save(run), RFR_OK);
+  /* a second one beside it, which would take its unfinished checkpoints for leftovers */
+  o.resume = 1;
+  assert_int_equal(rfr_run_open(ctx, NULL, folder_of("mismatch"), &o, &none), RFR_INVALID);
+  assert_null(none);
+  assert_string_equal(rfr_last_error()->slug, "run.busy");
+  o.resume = 0;
   rfr_run_close(run);
   /* a second run in the same folder */
   assert_int_equal(rfr_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, folder_of("mismatch"), &o, &none),
