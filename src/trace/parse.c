@@ -137,6 +137,7 @@ static rfr_status take_place(parser *q, rfr_place *at) {
   int32_t line;
   RFI_TRY(take_int32(q, &line));
   at->line = line;
+  if (!*at->file) *at = (rfr_place){NULL, 0}; /* no file is no place: it is not printed either */
   return RFR_OK;
 }
 
