@@ -50,7 +50,7 @@ static void write_text(const char *name, const char *text) {
 
 static int set_up(void **state) {
   (void)state;
-  snprintf(root, sizeof root, "/tmp/refrain-run-XXXXXX");
+  snprintf(root, sizeof root, P_tmpdir "/refrain-run-XXXXXX");
   if (!mkdtemp(root)) return -1;
   for (int i = 0; i < 10; i++) {
     char name[16], text[4096];
