@@ -8,7 +8,9 @@
 
 #include "cli.h"
 
-static const char *const passes[] = {"record", "autodiff", "prune", "fuse", "recompute", "lower"};
+#define PASS_NAME(name) , #name
+static const char *const passes[] = {"record" RFR_PASSES(PASS_NAME)};
+#undef PASS_NAME
 enum { N_PASSES = sizeof passes / sizeof passes[0] };
 
 static const char *const phases[] = {

@@ -26,6 +26,9 @@ extern "C" {
 
 typedef struct rfr_programs rfr_programs;
 
+/* The passes in their order; "record" names the trace before the first. */
+#define RFR_PASSES(X) X(autodiff) X(prune) X(fuse) X(recompute) X(lower)
+
 /* What becomes of values that the backward reads and that rfr_set_recompute left at auto. */
 typedef enum rfr_recompute {
   RFR_RECOMPUTE_KEEP, /* all are kept */

@@ -12,8 +12,9 @@ static const struct {
   const char *name;
   rfr_status (*run)(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 } passes[] = {
-    {"autodiff", rfi_pass_autodiff},   {"prune", rfi_pass_prune}, {"fuse", rfi_pass_fuse},
-    {"recompute", rfi_pass_recompute}, {"lower", rfi_pass_lower},
+#define PASS_ROW(name) {#name, rfi_pass_##name},
+    RFR_PASSES(PASS_ROW)
+#undef PASS_ROW
 };
 _Static_assert(sizeof passes / sizeof *passes + 1 == RFI_STAGES,
                "a stage for each pass and one for the recorded trace");

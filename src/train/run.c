@@ -43,7 +43,9 @@ static void print_to_string(const char *text, size_t n, void *user) {
   if (p->status == RFR_OK) p->status = rfi_string_append(&p->text, text, n);
 }
 
-static const char *const passes[] = {"record", "autodiff", "prune", "fuse", "recompute", "lower"};
+#define PASS_NAME(name) , #name
+static const char *const passes[] = {"record" RFR_PASSES(PASS_NAME)};
+#undef PASS_NAME
 static const char *const program_names[] = {"train", "evaluate", "generate"};
 
 static rfr_status write_trace(rfr_run *run, int program, const char *pass, const char *folder) {
