@@ -78,6 +78,21 @@ typedef struct rfr_binding {
  * the first field that differs, and nothing has run. */
 RFR_API rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *bindings, int n);
 
+/* One op of a profiled run. */
+typedef struct rfr_op_time {
+  int op;                /* rfr_program_op has its name, layer and phase */
+  const char *kernel;    /* what ran it: "oneDNN", the instruction set of an own kernel ("v4"), "registered" */
+  double start, seconds; /* since the run began; of the op */
+  double flops;          /* of products and attention, a multiply-add as two; 0 for what memory bounds */
+  double bytes;          /* each operand read once, each result written once */
+  rfr_dtype dtype;       /* of its first floating-point operand: what its FLOPs are to be compared with */
+} rfr_op_time;
+/* Runs a program as rfr_program_run does, the same calls with a clock around each, and fills one
+ * entry per op that has a kernel, in order. *n gets their number; times NULL: that alone, and
+ * nothing runs. Errors: argument, when `max` is less than that or the program was compiled for
+ * debugging (nothing has run), and those of the kernels. */
+RFR_API rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times, int max, int *n);
+
 /* One buffer of the plan. `first` and `last` are op indices; persistent ones live always. */
 typedef struct rfr_plan_buffer {
   const char *name;   /* value, or "workspace of OP" */

@@ -98,6 +98,8 @@ RFR_API void rfr_run_close(rfr_run *run);
 /* One step: a replay, then its metrics as an event. Errors: run.diverged (20 skipped
  * steps in a row), io. Does not look at stop requests. */
 RFR_API rfr_status rfr_run_step(rfr_run *run);
+/* One step as rfr_run_step does, op by op with a clock around each: see rfr_program_profile. */
+RFR_API rfr_status rfr_run_profile(rfr_run *run, rfr_op_time *times, int max, int *n);
 /* Steps until the configured number, with evaluations and checkpoints as configured and
  * a last checkpoint. RFR_STOPPED after a stop request, with a checkpoint written. */
 RFR_API rfr_status rfr_run_train(rfr_run *run);

@@ -24,7 +24,7 @@ static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
 }
 
 /* The products inside an LM head: its kernel runs the library's where there are any. */
-static rfr_status bind_head(rfr_programs *p, rfi_call *call) {
+static rfr_status bind_head(rfr_programs *p, rfi_call *call, const char **kernel) {
   rfi_head head = rfi_head_make(call);
   rfi_head_library *entry = rfi_arena_alloc(p->strings, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
   if (!entry) return RFR_NO_MEMORY;
@@ -38,6 +38,7 @@ static rfr_status bind_head(rfr_programs *p, rfi_call *call) {
       rfi_head_library *e = &entry[kind * RFI_HEAD_PRODUCTS + i];
       if (products[i].wanted)
         RFI_TRY(rfi_cpu_library_bind(p->library, RFI_OP_matmul, &products[i].call, &e->run, &e->workspace, &e->handle));
+      if (e->run) *kernel = RFI_LIBRARY_KERNEL;
     }
   }
   return RFR_OK;
@@ -77,7 +78,7 @@ static rfr_status bind_op(rfr_programs *p, const rfr_trace *t, int i, rfi_arg *a
   for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
   for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
   RFI_TRY(type_dead_results(p->ctx, op, args));
-  *b = (rfi_bound){.op = i, .run = kernel->run};
+  *b = (rfi_bound){.op = i, .run = kernel->run, .kernel = op->def->outside ? "registered" : rfi_ctx_isa(p->ctx)};
   b->call = (rfi_call){.n_in = op->n_in,
                        .n_out = op->n_out,
                        .in = args,
@@ -89,8 +90,8 @@ static rfr_status bind_op(rfr_programs *p, const rfr_trace *t, int i, rfi_arg *a
   rfi_kernel_fn library = NULL;
   size_t scratch = 0;
   RFI_TRY(rfi_cpu_library_bind(p->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
-  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(p, &b->call));
-  if (library) b->run = library;
+  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(p, &b->call, &b->kernel));
+  if (library) b->run = library, b->kernel = RFI_LIBRARY_KERNEL;
   else scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
   b->workspace = (int64_t)scratch;
   return RFR_OK;

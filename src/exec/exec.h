@@ -25,6 +25,7 @@ typedef struct rfi_slot { /* a program input: memory shared by name */
 typedef struct rfi_bound { /* one op, ready to run */
   int op;                  /* in the lowered trace */
   rfi_kernel_fn run;
+  const char *kernel; /* what `run` is, for people: rfr_op_time */
   rfi_call call;
   int64_t workspace;
 } rfi_bound;

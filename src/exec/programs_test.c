@@ -540,6 +540,71 @@ static void test_refused(void **state) {
   }
 }
 
+static void test_profile(void **state) {
+  (void)state;
+  enum { T = 12, H = 2, D = 8, IN = 24, MOST = 16 };
+  static const int32_t documents[3] = {0, 4, 12};
+  rfr_op_time times[MOST];
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, IN}));
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_FROZEN, RFR_F32, 2, ((int64_t[]){H * D, IN}));
+  rfr_value offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){3}));
+  rfr_value q = rfr_reshape(t, rfr_linear(t, x, w, RFR_NONE), 3, ((int64_t[]){T, H, D}));
+  rfr_output(t, "y", rfr_attention(t, q, q, q, offsets, 0, 1));
+  OK(rfr_trace_finish(t));
+  rfr_programs *p = compile(t, NULL);
+  fill_inputs(p);
+  rfr_tensor tensor, y;
+  OK(rfr_programs_tensor(p, "offsets", &tensor));
+  memcpy(tensor.data, documents, sizeof documents);
+  OK(rfr_programs_load(p));
+  OK(rfr_program_capture(p, 0));
+  OK(rfr_program_replay(p, 0, NULL, 0));
+  OK(rfr_program_output(p, 0, "y", &y));
+  float replayed[T * H * D];
+  memcpy(replayed, y.data, sizeof replayed);
+  memset(y.data, 0, sizeof replayed);
+
+  int n = -1;
+  OK(rfr_program_profile(p, 0, NULL, 0, &n)); /* counts and runs nothing */
+  assert_int_equal(n, p->program[0].n_bound - p->program[0].n_load);
+  assert_in_range(n, 2, MOST);
+  assert_int_equal(rfr_program_profile(p, 0, times, n - 1, &n), RFR_INVALID);
+  assert_int_equal(rfr_program_profile(p, 1, times, MOST, &n), RFR_INVALID);
+  for (int i = 0; i < T * H * D; i++) assert_true(((const float *)y.data)[i] == 0);
+  OK(rfr_program_profile(p, 0, times, MOST, &n));
+  assert_memory_equal(y.data, replayed, sizeof replayed);
+  double end = 0;
+  bool product = false, attention = false;
+  for (int i = 0; i < n; i++) {
+    rfr_plan_op op;
+    OK(rfr_program_op(p, 0, times[i].op, &op));
+    assert_true(times[i].start >= end && times[i].seconds >= 0);
+    end = times[i].start + times[i].seconds;
+    assert_true(times[i].kernel[0] != '\0');
+    assert_int_equal(times[i].dtype, RFR_F32);
+    if (strcmp(op.name, "matmul") == 0) {
+      product = true;
+      assert_true(times[i].flops == 2.0 * T * IN * H * D);
+      assert_true(times[i].bytes == 4.0 * (T * IN + H * D * IN + T * H * D));
+    } else if (strcmp(op.name, "attention") == 0) {
+      attention = true; /* two products over half of each document's square, not of T's */
+      assert_true(fabs(times[i].flops - 2.0 * 2 * 0.5 * (4 * 4 + 8 * 8) * H * D) < 1e-6);
+      assert_string_equal(times[i].kernel, rfi_ctx_isa(ctx));
+    }
+  }
+  assert_true(product && attention);
+  rfr_programs_destroy(p);
+
+  rfr_compile_options debug = rfr_compile_options_default();
+  debug.debug = 1;
+  p = compile(t, &debug);
+  assert_int_equal(rfr_program_profile(p, 0, times, MOST, &n), RFR_INVALID);
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+}
+
 /* Every allocation of compiling fails once: a status each time, nothing leaks. */
 static void test_allocation_faults(void **state) {
   (void)state;
@@ -573,6 +638,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_replay_signature, setup, teardown),
       cmocka_unit_test_setup_teardown(test_programs_share, setup, teardown),
       cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_profile, setup, teardown),
       cmocka_unit_test_setup_teardown(test_allocation_faults, setup, teardown),
   };
   return cmocka_run_group_tests_name("programs", tests, NULL, NULL);

@@ -48,3 +48,17 @@ rfi_cost rfi_op_cost(const rfr_trace *t, const rfi_opr *op) {
     if (op->out[j] >= 0) cost.bytes += (double)rfi_bytes(type_of(t, op->out[j]));
   return cost;
 }
+
+double rfi_pairs_in_documents(const rfi_opr *op, const rfi_call *call) {
+  const bool forward = op->def->code == RFI_OP_attention;
+  if (!forward && op->def->code != RFI_OP_attention_bwd) return 1;
+  const rfi_arg *q = &call->in[forward ? 0 : 1], *offsets = &call->in[forward ? 3 : 6];
+  const double T = (double)q->type.shape[0];
+  const int32_t *at = offsets->data;
+  double pairs = 0;
+  for (int64_t i = 0; i + 1 < offsets->type.shape[0]; i++) {
+    const double rows = (double)at[i + 1] - (double)at[i];
+    if (rows > 0 && rows <= T) pairs += rows * rows;
+  }
+  return T > 0 ? pairs / (T * T) : 1;
+}

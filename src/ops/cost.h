@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What an op costs, from its types alone.
+ * What an op costs, from its types; and what the documents of one call spare.
  */
 #ifndef RFI_COST_H
 #define RFI_COST_H
 
+#include "ops/call.h"
 #include "trace/trace.h"
 
 typedef struct rfi_cost {
@@ -12,5 +13,8 @@ typedef struct rfi_cost {
   double bytes; /* operands read once, results written once; 0 for views */
 } rfi_cost;
 rfi_cost rfi_op_cost(const rfr_trace *t, const rfi_opr *op);
+/* The share of an attention's pairs of rows that lie within one document, from the offsets that a
+ * call on the host reads; 1 for other ops. */
+double rfi_pairs_in_documents(const rfi_opr *op, const rfi_call *call);
 
 #endif

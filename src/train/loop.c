@@ -97,14 +97,15 @@ static rfr_status warn_of_zeros(rfr_run *run) {
   return RFR_OK;
 }
 
-rfr_status rfr_run_step(rfr_run *run) {
+static rfr_status step(rfr_run *run, rfr_op_time *times, int max, int *n) {
   double m[RFI_METRIC_N];
   if (rfr_run_program_index(run, RFR_RUN_TRAIN) < 0)
     return rfi_fail(RFI_E_ARGUMENT, "the run was opened without RFR_RUN_TRAIN");
   RFI_TRY(rfi_state_ready(run));
   const double start = rfi_now();
   for (; run->filled < run->step + run->settings->spec.slots; run->filled++) RFI_TRY(rfi_fill_slot(run, run->filled));
-  RFI_TRY(rfi_launch(run, RFR_RUN_TRAIN));
+  if (times) RFI_TRY(rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), times, max, n));
+  else RFI_TRY(rfi_launch(run, RFR_RUN_TRAIN));
   RFI_TRY(read_metrics(run, run->step, m));
   run->step++;
   const bool skipped = m[RFI_METRIC_SKIP] != 0.0;
@@ -123,6 +124,14 @@ rfr_status rfr_run_step(rfr_run *run) {
     return rfi_fail(RFI_E_RUN_DIVERGED, "step %lld: the gradients of %d steps in a row were not finite",
                     (long long)run->step, run->skipped_in_row);
   return RFR_OK;
+}
+
+rfr_status rfr_run_step(rfr_run *run) { return step(run, NULL, 0, NULL); }
+
+rfr_status rfr_run_profile(rfr_run *run, rfr_op_time *times, int max, int *n) {
+  *n = 0;
+  if (times) return step(run, times, max, n);
+  return rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), NULL, 0, n);
 }
 
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }

@@ -25,6 +25,8 @@ void rfi_cpu_library_close(rfi_cpu_library *library); /* accepts NULL */
 rfr_status rfi_cpu_library_bind(rfi_cpu_library *library, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,
                                 size_t *workspace, void **handle);
 
+/* What a profile calls the library's kernels. */
+#define RFI_LIBRARY_KERNEL "oneDNN"
 /* "oneDNN 2.6.3 (avx512_core_amx)", or why there is none. Part of what the bits depend on. */
 const char *rfi_cpu_library_describe(const rfi_cpu_library *library);
 /* Whether bf16 products have instructions of their own, so that bf16 is the faster choice. */
