@@ -102,6 +102,7 @@ typedef struct rfr_call {
   int32_t microbatch; /* for addressed random numbers; -1 counts as 0 */
   void *workspace;    /* 64-byte aligned, what the kernel's workspace rule asked for */
   int threads;        /* how many threads a parallel region may use; part of the bits */
+  void *stream;       /* where to enqueue, a cudaStream_t; NULL on the CPU */
   void *library;      /* what the library's hook made for an op of its own; NULL for others */
   void *user;         /* rfr_op_desc.user; NULL for an op of the library's own */
 } rfr_call;

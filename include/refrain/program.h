@@ -61,6 +61,11 @@ RFR_API rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tens
 /* The memory of an output of one program; dense: of a strided view it is a copy. */
 RFR_API rfr_status rfr_program_output(const rfr_programs *p, int program, const char *name, rfr_tensor *out);
 
+/* Copies a tensor of these programs from or to host memory, x->bytes of it, wherever it lies; waits
+ * for all that was launched before. A part: a tensor whose data and bytes say which. */
+RFR_API rfr_status rfr_programs_write(rfr_programs *p, const rfr_tensor *to, const void *from);
+RFR_API rfr_status rfr_programs_read(rfr_programs *p, const rfr_tensor *from, void *to);
+
 /* Runs the ops of phase load, which depend on frozen inputs alone. Call it after
  * weights were written and before the first run. */
 RFR_API rfr_status rfr_programs_load(rfr_programs *p);
@@ -77,6 +82,8 @@ typedef struct rfr_binding {
 /* Compares the bindings (n may be 0), then launches. Errors: replay.signature, naming
  * the first field that differs, and nothing has run. */
 RFR_API rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *bindings, int n);
+/* Waits until all that was launched is done. On the CPU it is when the call returns. */
+RFR_API rfr_status rfr_programs_wait(rfr_programs *p);
 
 /* One op of a profiled run. */
 typedef struct rfr_op_time {

@@ -28,6 +28,7 @@ typedef struct rfr_tensor {
   rfr_type type;
   void *data;
   int64_t bytes;
+  int host; /* 1: `data` may be read and written directly; 0: it is an address of the device, see rfr_programs_read */
 } rfr_tensor;
 
 /* DLPack's own name, so that the two headers agree when both are included. */

@@ -6,12 +6,9 @@
  */
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
-#include "backend/cpu/library.h"
 #include "base/base.h"
 #include "exec/exec.h"
 #include "ops/cost.h"
-#include "ops/loss/head.h"
 
 static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
   static unsigned char placeholder[64];
@@ -21,27 +18,6 @@ static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
   arg->data = placeholder;
   arg->type = x->type;
   memcpy(arg->stride, x->stride, sizeof arg->stride);
-}
-
-/* The products inside an LM head: its kernel runs the library's where there are any. */
-static rfr_status bind_head(rfr_programs *p, rfi_call *call, const char **kernel) {
-  rfi_head head = rfi_head_make(call);
-  rfi_head_library *entry = rfi_arena_alloc(p->strings, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
-  if (!entry) return RFR_NO_MEMORY;
-  call->library = entry;
-  for (int kind = 0; kind < RFI_HEAD_CHUNKS; kind++) {
-    rfi_head_product products[RFI_HEAD_PRODUCTS];
-    int64_t t = rfi_head_start(&head, kind);
-    if (t < 0) continue;
-    rfi_head_products(call, &head, t, &head, products);
-    for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
-      rfi_head_library *e = &entry[kind * RFI_HEAD_PRODUCTS + i];
-      if (products[i].wanted)
-        RFI_TRY(rfi_cpu_library_bind(p->library, RFI_OP_matmul, &products[i].call, &e->run, &e->workspace, &e->handle));
-      if (e->run) *kernel = RFI_LIBRARY_KERNEL;
-    }
-  }
-  return RFR_OK;
 }
 
 /* A dead result has no bytes, but its type: kernels take sizes from whichever result is at hand. */
@@ -70,31 +46,22 @@ static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *ar
  * kernel for the workspace. */
 static rfr_status bind_op(rfr_programs *p, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
   const rfi_opr *op = &t->ops[i];
-  const rfi_kernel *kernel =
-      op->def->outside ? &op->def->outside->cpu : rfi_cpu_kernel(rfi_ctx_isa(p->ctx), op->def->code);
-  if (!kernel || !kernel->run)
-    return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on the CPU",
-                       op->def->name, op->scope[0] ? ", in " : "", op->scope);
   for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
   for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
   RFI_TRY(type_dead_results(p->ctx, op, args));
-  *b = (rfi_bound){.op = i, .run = kernel->run, .kernel = op->def->outside ? "registered" : rfi_ctx_isa(p->ctx)};
-  b->call = (rfi_call){.n_in = op->n_in,
-                       .n_out = op->n_out,
-                       .in = args,
-                       .out = args + op->n_in,
-                       .attr = op->attr,
-                       .microbatch = op->microbatch,
-                       .threads = rfi_ctx_threads(p->ctx),
-                       .user = op->def->outside ? op->def->outside->user : NULL};
-  rfi_kernel_fn library = NULL;
-  size_t scratch = 0;
-  RFI_TRY(rfi_cpu_library_bind(p->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
-  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(p, &b->call, &b->kernel));
-  if (library) b->run = library, b->kernel = RFI_LIBRARY_KERNEL;
-  else scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
-  b->workspace = (int64_t)scratch;
-  return RFR_OK;
+  *b = (rfi_bound){.op = i,
+                   .call = {.n_in = op->n_in,
+                            .n_out = op->n_out,
+                            .in = args,
+                            .out = args + op->n_in,
+                            .attr = op->attr,
+                            .microbatch = op->microbatch,
+                            .threads = rfi_ctx_threads(p->ctx),
+                            .user = op->def->outside ? op->def->outside->user : NULL}};
+  RFI_TRY(p->backend->bind(p->device, op, p->strings, b));
+  if (b->run) return RFR_OK;
+  return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on %s", op->def->name,
+                     op->scope[0] ? ", in " : "", op->scope, p->backend->name);
 }
 
 rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
@@ -132,7 +99,6 @@ rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *byte
 
 void rfi_bind_addresses(rfr_programs *p, rfi_program *program) {
   const rfr_trace *t = program->trace;
-  int64_t transient = p->persistent_bytes;
   for (int i = 0; i < program->n_bound; i++) {
     rfi_bound *b = &program->bound[i];
     const rfi_opr *op = &t->ops[b->op];
@@ -141,13 +107,13 @@ void rfi_bind_addresses(rfr_programs *p, rfi_program *program) {
       rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
       if (v < 0) continue;
       const rfi_value *x = &t->values[v];
-      args[k].data = p->arena + program->offset[x->base] + x->offset * rfr_dtype_bits(x->type.dtype) / 8;
+      args[k].data = rfi_address(p, program->offset[x->base]) + x->offset * rfr_dtype_bits(x->type.dtype) / 8;
     }
   }
   for (int i = 0, k = 0; i < program->plan.n; i++) {
     const rfi_buffer *w = &program->plan.buffer[i];
     if (w->value != RFR_NONE) continue;
     while (program->bound[k].op != w->first) k++; /* both are in the order of ops */
-    program->bound[k].call.workspace = p->arena + transient + w->offset;
+    program->bound[k].call.workspace = rfi_address(p, p->persistent_bytes + w->offset);
   }
 }

@@ -5,7 +5,6 @@
  */
 #include <string.h>
 
-#include "backend/cpu/library.h"
 #include "base/base.h"
 #include "exec/exec.h"
 
@@ -19,6 +18,17 @@ rfr_compile_options rfr_compile_options_default(void) {
 static rfi_slot *find_slot(const rfr_programs *p, const char *name) {
   int i = rfi_names_find(&p->names, name);
   return i < 0 ? NULL : &p->slot[i];
+}
+
+/* The host fills and reads what ring ops reach, while programs run. */
+static void mark_rings(rfr_programs *p, const rfr_trace *t) {
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->def->outside || strcmp(op->def->family, "ring") != 0 || op->n_in == 0) continue;
+    const rfi_value *ring = &t->values[t->values[op->in[0]].base];
+    rfi_slot *slot = ring->op < 0 ? find_slot(p, ring->name) : NULL;
+    if (slot) slot->ring = true;
+  }
 }
 
 static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
@@ -36,10 +46,13 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
       return RFR_NO_MEMORY;
     const char *name = rfi_arena_strdup(p->strings, x->name);
     if (!name || !rfi_names_add(&p->names, p->strings, name, p->n_slots)) return RFR_NO_MEMORY;
-    p->slot[p->n_slots++] =
-        (rfi_slot){{name, (rfr_role)x->role, x->type, NULL, rfi_bytes(&x->type)}, p->persistent_bytes};
+    p->slot[p->n_slots++] = (rfi_slot){.tensor = {.name = name,
+                                                   .role = (rfr_role)x->role,
+                                                   .type = x->type,
+                                                   .bytes = rfi_bytes(&x->type)}};
     p->persistent_bytes += rfi_storage_bytes(&x->type);
   }
+  mark_rings(p, t);
   return RFR_OK;
 }
 
@@ -57,7 +70,6 @@ static rfi_pass_options pass_options(rfr_programs *p) {
 static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
   g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
   RFI_TRY(rfi_bind_kernels(p, g));
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->graph.node * (size_t)(g->n_bound + 1), &g->graph.node));
   int64_t *workspace;
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *workspace * (size_t)(g->trace->n_ops + 1), &workspace));
   for (int i = 0; i < g->n_bound; i++) workspace[g->bound[i].op] = g->bound[i].workspace;
@@ -101,16 +113,27 @@ static rfr_status meet_budget(rfr_programs *p) {
     rfi_program *g = &p->program[i];
     if (g->plan.bytes <= room) continue;
     rfi_free(p->ctx, g->bound);
-    rfi_free(p->ctx, g->graph.node);
     rfi_plan_deinit(&g->plan);
     g->bound = NULL;
-    g->graph.node = NULL;
     g->n_bound = g->n_load = 0;
     g->flops = 0;
     RFI_TRY(rfi_pipeline_redo(&g->pipeline, "recompute", &o));
     RFI_TRY(bind_and_plan(p, g));
   }
   return RFR_OK;
+}
+
+static void place_inputs(rfr_programs *p) {
+  p->persistent_bytes = 0;
+  for (int pass = 0; pass < 2; pass++) {
+    for (int i = 0; i < p->n_slots; i++) {
+      rfi_slot *slot = &p->slot[i];
+      if (slot->ring != (pass == 0)) continue;
+      slot->offset = p->persistent_bytes;
+      p->persistent_bytes += rfi_storage_bytes(&slot->tensor.type);
+    }
+    if (pass == 0) p->ring_bytes = p->persistent_bytes;
+  }
 }
 
 /* Results of phase load live on, one place per program behind the inputs. */
@@ -129,6 +152,27 @@ static void place_loads(rfr_programs *p, rfi_program *g) {
   }
 }
 
+static rfr_status check_budget(const rfr_programs *p, bool demand) {
+  if (p->options.budget <= 0 || p->total_bytes <= p->options.budget) return RFR_OK;
+  return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
+                  "the plan needs %lld bytes%s (%lld persistent, %lld for the step), the budget is %lld",
+                  (long long)p->total_bytes,
+                  demand ? ", the smallest budget that works, with all recomputed that lowers the peak" : "",
+                  (long long)p->persistent_bytes, (long long)p->transient_bytes, (long long)p->options.budget);
+}
+
+/* A known pattern in the step's part, so that what is never touched shows; the rest starts as zeros. */
+static rfr_status allocate_memory(rfr_programs *p) {
+  const rfi_backend *b = p->backend;
+  const size_t inputs = (size_t)(p->persistent_bytes - p->ring_bytes), step = (size_t)p->transient_bytes + RFI_GUARD;
+  RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, (size_t)p->ring_bytes, (void **)&p->ring));
+  RFI_TRY(b->alloc(p->device, RFI_MEMORY_ARENA, inputs + step, (void **)&p->arena));
+  RFI_TRY(b->fill(p->device, p->arena, 0, inputs));
+  RFI_TRY(b->fill(p->device, p->arena + inputs, RFI_PATTERN, step));
+  if (p->options.debug && !b->host) RFI_TRY(rfi_alloc(p->ctx, step, (void **)&p->shadow));
+  return RFR_OK;
+}
+
 static rfr_status allocate(rfr_programs *p) {
   bool demand = p->options.recompute == RFR_RECOMPUTE_AUTO && p->options.budget > 0;
   if (demand) RFI_TRY(meet_budget(p));
@@ -137,22 +181,19 @@ static rfr_status allocate(rfr_programs *p) {
     int64_t transient = p->options.debug ? rfi_debug_layout(plan) : plan->bytes;
     if (transient > p->transient_bytes) p->transient_bytes = transient;
   }
+  place_inputs(p);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->offset * (size_t)(g->trace->n_values + 1), &g->offset));
     place_loads(p, g);
   }
-  p->arena_bytes = p->persistent_bytes + p->transient_bytes;
-  if (p->options.budget > 0 && p->arena_bytes > p->options.budget)
-    return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
-                    "the plan needs %lld bytes%s (%lld persistent, %lld for the step), the budget is %lld",
-                    (long long)p->arena_bytes,
-                    demand ? ", the smallest budget that works, with all recomputed that lowers the peak" : "",
-                    (long long)p->persistent_bytes, (long long)p->transient_bytes, (long long)p->options.budget);
-  RFI_TRY(RFI_ALLOC(p->ctx, (size_t)p->arena_bytes + RFI_GUARD, &p->arena));
-  /* a known pattern, so that what is never touched shows; inputs start as zeros */
-  memset(p->arena + p->persistent_bytes, RFI_PATTERN, (size_t)p->transient_bytes + RFI_GUARD);
-  for (int i = 0; i < p->n_slots; i++) p->slot[i].tensor.data = p->arena + p->slot[i].offset;
+  p->total_bytes = p->persistent_bytes + p->transient_bytes;
+  RFI_TRY(check_budget(p, demand));
+  RFI_TRY(allocate_memory(p));
+  for (int i = 0; i < p->n_slots; i++) {
+    p->slot[i].tensor.data = rfi_address(p, p->slot[i].offset);
+    p->slot[i].tensor.host = p->slot[i].ring || p->backend->host;
+  }
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     for (int k = 0; k < g->plan.n; k++)
@@ -186,7 +227,8 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   p->options = rfr_compile_options_default();
   if (options) memcpy(&p->options, options, sizeof p->options);
   RFI_GOTO(rfi_arena_create(ctx, &p->strings));
-  RFI_GOTO(rfi_cpu_library_open(ctx, &p->library));
+  RFI_GOTO(rfi_backend_find(ctx, &p->backend));
+  RFI_GOTO(p->backend->open(ctx, &p->device));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   for (int i = 0; i < n; i++) {
@@ -219,15 +261,19 @@ void rfr_programs_destroy(rfr_programs *p) {
   if (!p) return;
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
+    if (p->device) p->backend->graph_destroy(p->device, g->graph);
     rfi_free(p->ctx, g->bound);
-    rfi_free(p->ctx, g->graph.node);
     rfi_free(p->ctx, g->offset);
     rfi_plan_deinit(&g->plan);
     rfi_pipeline_deinit(&g->pipeline);
   }
   rfi_free(p->ctx, p->program);
-  rfi_free(p->ctx, p->arena);
-  rfi_cpu_library_close(p->library);
+  rfi_free(p->ctx, p->shadow);
+  if (p->device) {
+    p->backend->free(p->device, RFI_MEMORY_ARENA, p->arena);
+    p->backend->free(p->device, RFI_MEMORY_RING, p->ring);
+    p->backend->close(p->device);
+  }
   rfi_arena_destroy(p->strings);
   rfi_free(p->ctx, p);
 }
@@ -264,9 +310,11 @@ rfr_status rfr_program_output(const rfr_programs *p, int program, const char *na
     if (strcmp(g->trace->outputs[i].name, name) != 0) continue;
     const rfi_value *v = &g->trace->values[g->trace->outputs[i].value];
     if (!rfi_is_dense(v)) return rfi_fail(RFI_E_PROGRAM_NAME, "output \"%s\" is a strided view; copy it first", name);
-    *out = (rfr_tensor){g->trace->outputs[i].name, RFR_ROLE_NONE, v->type,
-                        p->arena + g->offset[v->base] + v->offset * rfr_dtype_bits(v->type.dtype) / 8,
-                        rfi_bytes(&v->type)};
+    *out = (rfr_tensor){.name = g->trace->outputs[i].name,
+                        .type = v->type,
+                        .data = rfi_address(p, g->offset[v->base]) + v->offset * rfr_dtype_bits(v->type.dtype) / 8,
+                        .bytes = rfi_bytes(&v->type),
+                        .host = p->backend->host};
     return RFR_OK;
   }
   return rfi_fail(RFI_E_PROGRAM_NAME, "program \"%s\" has no output \"%s\"", g->name, name);
@@ -276,7 +324,7 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
   const rfi_program *g;
   memset(out, 0, sizeof *out);
   RFI_TRY(get(p, program, &g));
-  *out = (rfr_plan_summary){p->arena_bytes, p->persistent_bytes, g->plan.bytes, g->plan.lower_bound,
+  *out = (rfr_plan_summary){p->total_bytes, p->persistent_bytes, g->plan.bytes, g->plan.lower_bound,
                             p->n_slots + g->plan.n, p->options.budget};
   return RFR_OK;
 }
@@ -327,21 +375,31 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
 }
 
 int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
+  enum { CHUNK = 1 << 20 };
   int64_t touched = p->persistent_bytes;
-  const unsigned char *base = p->arena + p->persistent_bytes;
-  for (int64_t i = 0; i < p->transient_bytes; i += RFI_ALIGNMENT) {
-    int64_t n = p->transient_bytes - i < RFI_ALIGNMENT ? p->transient_bytes - i : RFI_ALIGNMENT;
-    bool untouched = true;
-    for (int64_t k = 0; k < n && untouched; k++) untouched = base[i + k] == RFI_PATTERN;
-    if (!untouched) touched += n;
+  void *chunk;
+  if (rfi_alloc(p->ctx, CHUNK, &chunk) != RFR_OK) return -1;
+  for (int64_t at = 0; at < p->transient_bytes && touched >= 0; at += CHUNK) {
+    const int64_t bytes = p->transient_bytes - at < CHUNK ? p->transient_bytes - at : CHUNK;
+    const unsigned char *base = chunk;
+    if (p->backend->copy(p->device, chunk, rfi_address(p, p->persistent_bytes + at), (size_t)bytes) != RFR_OK)
+      touched = -1;
+    for (int64_t i = 0; i < bytes && touched >= 0; i += RFI_ALIGNMENT) {
+      int64_t n = bytes - i < RFI_ALIGNMENT ? bytes - i : RFI_ALIGNMENT;
+      bool untouched = true;
+      for (int64_t k = 0; k < n && untouched; k++) untouched = base[i + k] == RFI_PATTERN;
+      if (!untouched) touched += n;
+    }
   }
+  rfi_free(p->ctx, chunk);
   return touched;
 }
 
 rfr_status rfr_programs_check(const rfr_programs *p) {
+  unsigned char guard[RFI_GUARD];
+  RFI_TRY(p->backend->copy(p->device, guard, rfi_address(p, p->total_bytes), RFI_GUARD));
   for (int i = 0; i < RFI_GUARD; i++)
-    if (p->arena[p->arena_bytes + i] != RFI_PATTERN)
-      return rfi_fail(RFI_E_DEBUG_OVERRUN, "a byte behind the arena was written");
+    if (guard[i] != RFI_PATTERN) return rfi_fail(RFI_E_DEBUG_OVERRUN, "a byte behind the arena was written");
   return RFR_OK;
 }
 

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Inside compiled programs. The arena is one allocation:
+ * Inside compiled programs. The plan's offsets count through one range of bytes:
  *
- *   [ inputs of all programs | results of phase load | step-scoped, shared by all | guard ]
+ *   [ rings | inputs of all programs | results of phase load | step-scoped, shared by all ]
+ *
+ * The rings, which the host fills and reads while programs run, are an allocation of their
+ * own; the rest is the arena, with a guard behind it. rfi_address turns an offset into an
+ * address.
  *
  * compile.c fills it in, bind.c picks kernels and writes addresses, run.c runs, captures
  * and replays, debug.c is the careful runner.
@@ -10,7 +14,7 @@
 #ifndef RFI_EXEC_H
 #define RFI_EXEC_H
 
-#include "ops/call.h"
+#include "backend/backend.h"
 #include "pass/pass.h"
 #include "pass/plan.h"
 #include "refrain/program.h"
@@ -20,22 +24,8 @@ enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF };
 typedef struct rfi_slot { /* a program input: memory shared by name */
   rfr_tensor tensor;
   int64_t offset;
+  bool ring; /* some program reads or writes it as a ring */
 } rfi_slot;
-
-typedef struct rfi_bound { /* one op, ready to run */
-  int op;                  /* in the lowered trace */
-  rfi_kernel_fn run;
-  const char *kernel; /* what `run` is, for people: rfr_op_time */
-  rfi_call call;
-  int64_t workspace;
-} rfi_bound;
-
-/* What a replay is checked against. */
-typedef struct rfi_graph {
-  bool captured;
-  rfi_bound **node;
-  int n;
-} rfi_graph;
 
 typedef struct rfi_program {
   const char *name;
@@ -44,26 +34,31 @@ typedef struct rfi_program {
   rfi_bound *bound;       /* every op with a kernel, in order */
   int n_bound, n_load;    /* the first n_load of them are of phase load */
   rfi_plan plan;
-  int64_t *offset; /* per value: offset of its storage in the arena, -1 if it has none */
-  rfi_graph graph;
+  int64_t *offset; /* per value: where its storage is, -1 if it has none */
+  rfi_graph *graph; /* NULL: not captured */
   double flops;
 } rfi_program;
-
-struct rfi_cpu_library;
 
 struct rfr_programs {
   rfr_ctx *ctx;
   rfi_arena *strings;
   rfr_compile_options options;
-  struct rfi_cpu_library *library;
+  const rfi_backend *backend;
+  rfi_device *device;
   rfi_program *program;
   int n;
   rfi_slot *slot;
   rfi_names names; /* of the slots */
   int n_slots, cap_slots;
-  unsigned char *arena;
-  int64_t persistent_bytes, transient_bytes, arena_bytes; /* arena_bytes: without the guard behind */
+  unsigned char *ring, *arena;
+  int64_t ring_bytes, persistent_bytes; /* persistent: rings, inputs, loads */
+  int64_t transient_bytes, total_bytes; /* total: without the guard behind the arena */
+  unsigned char *shadow;                /* debug on a device of its own: what the host looks at */
 };
+
+static inline unsigned char *rfi_address(const rfr_programs *p, int64_t offset) {
+  return offset < p->ring_bytes ? p->ring + offset : p->arena + (offset - p->ring_bytes);
+}
 
 /* ---- bind.c ---- */
 /* Picks a kernel for every op; fills bound[] with shapes, workspace sizes and fake addresses. */

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Run, capture, replay. On the CPU a graph is the recorded list of calls: eager and
- * captured walk the same bound ops, so they cannot drift apart. A replay first compares
- * what the caller says about the inputs with what was captured, and runs nothing on a
- * mismatch. A profile is a third walk over the same calls, so that the others know no clock.
+ * Run, capture, replay: the backend runs bound ops one by one, records the same ones as a
+ * graph, and launches that; so eager and captured cannot drift apart. A replay first
+ * compares what the caller says about the inputs with what was captured, and runs nothing
+ * on a mismatch. A profile is a third walk over the same calls, so that the others know no clock.
  */
-#include <fenv.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -13,20 +12,6 @@
 #include "base/base.h"
 #include "exec/exec.h"
 #include "ops/cost.h"
-
-static rfr_status run_calls(rfi_bound *const *nodes, rfi_bound *bound, int n) {
-  fenv_t env;
-  /* the caller's rounding mode must not decide our bits, nor ours the caller's */
-  fegetenv(&env);
-  fesetenv(FE_DFL_ENV);
-  rfr_status s = RFR_OK;
-  for (int i = 0; i < n && s == RFR_OK; i++) {
-    rfi_bound *b = nodes ? nodes[i] : &bound[i];
-    s = b->run(&b->call);
-  }
-  fesetenv(&env);
-  return s;
-}
 
 static rfr_status get_program(const rfr_programs *p, int i, rfi_program **out) {
   if (i < 0 || i >= p->n) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d", i, p->n);
@@ -38,7 +23,7 @@ rfr_status rfr_programs_load(rfr_programs *p) {
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     if (p->options.debug) RFI_TRY(rfi_debug_run(p, g, 0, g->n_load));
-    else RFI_TRY(run_calls(NULL, g->bound, g->n_load));
+    else RFI_TRY(p->backend->run(p->device, g->bound, g->n_load));
   }
   return RFR_OK;
 }
@@ -47,7 +32,7 @@ rfr_status rfr_program_run(rfr_programs *p, int program) {
   rfi_program *g;
   RFI_TRY(get_program(p, program, &g));
   if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
-  return run_calls(NULL, g->bound + g->n_load, g->n_bound - g->n_load);
+  return p->backend->run(p->device, g->bound + g->n_load, g->n_bound - g->n_load);
 }
 
 /* ---- with a clock ---- */
@@ -64,26 +49,22 @@ static rfr_dtype first_float(const rfi_call *call) {
   return call->out[0].type.dtype;
 }
 
-static rfr_status run_timed(const rfi_program *g, rfi_bound *bound, int n, rfr_op_time *times) {
-  fenv_t env;
-  rfr_status s = RFR_OK;
-  fegetenv(&env);
-  fesetenv(FE_DFL_ENV);
+static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bound, int n, rfr_op_time *times) {
   const double begin = now();
-  for (int i = 0; i < n && s == RFR_OK; i++) {
+  for (int i = 0; i < n; i++) {
     rfi_bound *b = &bound[i];
     const rfi_opr *op = &g->trace->ops[b->op];
+    double seconds;
     const double start = now();
-    s = b->run(&b->call);
-    const double seconds = now() - start;
+    RFI_TRY(p->backend->run_timed(p->device, b, &seconds));
     const rfi_cost cost = rfi_op_cost(g->trace, op);
-    const double share =
-        rfi_pairs_in_documents(op, &b->call); /* now: another value may take the place of the offsets */
+    const double share = p->backend->host
+                             ? rfi_pairs_in_documents(op, &b->call) /* now: another value may take the offsets' place */
+                             : 1;
     times[i] =
         (rfr_op_time){b->op, b->kernel, start - begin, seconds, cost.flops * share, cost.bytes, first_float(&b->call)};
   }
-  fesetenv(&env);
-  return s;
+  return RFR_OK;
 }
 
 rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times, int max, int *n) {
@@ -94,16 +75,15 @@ rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times,
   if (!times) return RFR_OK;
   if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d times, program \"%s\" has %d ops", max, g->name, *n);
   if (p->options.debug) return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" was compiled for debugging", g->name);
-  return run_timed(g, g->bound + g->n_load, *n, times);
+  return run_timed(p, g, g->bound + g->n_load, *n, times);
 }
 
 rfr_status rfr_program_capture(rfr_programs *p, int program) {
   rfi_program *g;
   RFI_TRY(get_program(p, program, &g));
-  g->graph.n = 0;
-  for (int i = g->n_load; i < g->n_bound; i++) g->graph.node[g->graph.n++] = &g->bound[i];
-  g->graph.captured = true;
-  return RFR_OK;
+  p->backend->graph_destroy(p->device, g->graph);
+  g->graph = NULL;
+  return p->backend->capture(p->device, g->bound + g->n_load, g->n_bound - g->n_load, &g->graph);
 }
 
 static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, const rfr_binding *b) {
@@ -131,8 +111,18 @@ static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, con
 rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *bindings, int n) {
   rfi_program *g;
   RFI_TRY(get_program(p, program, &g));
-  if (!g->graph.captured) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" was not captured", g->name);
+  if (!g->graph) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" was not captured", g->name);
   for (int i = 0; i < n; i++) RFI_TRY(check_binding(p, g, &bindings[i]));
   if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
-  return run_calls(g->graph.node, NULL, g->graph.n);
+  return p->backend->launch(p->device, g->graph);
+}
+
+rfr_status rfr_programs_wait(rfr_programs *p) { return p->backend->wait(p->device); }
+
+rfr_status rfr_programs_write(rfr_programs *p, const rfr_tensor *to, const void *from) {
+  return p->backend->copy(p->device, to->data, from, (size_t)to->bytes);
+}
+
+rfr_status rfr_programs_read(rfr_programs *p, const rfr_tensor *from, void *to) {
+  return p->backend->copy(p->device, to, from->data, (size_t)from->bytes);
 }

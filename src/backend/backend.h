@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What executes programs. A backend is one table of entry points: the CPU's is linked in,
+ * a GPU's comes from a module that is loaded when it is asked for. Everything above this
+ * line (trace, passes, plan, programs, runs) is the same for all of them.
+ *
+ * Bound ops are enqueued in order on the device's one stream. On the CPU a call returns
+ * when it is done; elsewhere when it is enqueued, and `wait` or `copy` waits. A graph is
+ * the same calls, recorded once and launched as one.
+ *
+ * There are two kinds of memory. The arena is the device's own. A ring's memory is
+ * written and read by the host and by the device at once, at one address; a program
+ * reaches it with ring ops alone.
+ */
+#ifndef RFI_BACKEND_H
+#define RFI_BACKEND_H
+
+#include "base/arena.h"
+#include "ops/call.h"
+
+typedef struct rfi_device rfi_device; /* an open device: the backend's own */
+typedef struct rfi_graph rfi_graph;
+
+typedef struct rfi_bound { /* one op, ready to run */
+  int op;                  /* in the lowered trace */
+  rfi_kernel_fn run;
+  const char *kernel; /* what `run` is, for people: rfr_op_time */
+  rfi_call call;
+  int64_t workspace;
+} rfi_bound;
+
+typedef enum rfi_memory { RFI_MEMORY_ARENA, RFI_MEMORY_RING } rfi_memory;
+
+typedef struct rfi_backend {
+  const char *name; /* "cpu", "cuda" */
+  bool host;        /* the host may read and write the arena, and a call returns when it is done */
+  rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
+  void (*close)(rfi_device *d); /* accepts NULL */
+
+  rfr_status (*alloc)(rfi_device *d, rfi_memory kind, size_t bytes, void **out);
+  void (*free)(rfi_device *d, rfi_memory kind, void *memory);
+  rfr_status (*fill)(rfi_device *d, void *to, unsigned char byte, size_t n);
+  rfr_status (*copy)(rfi_device *d, void *to, const void *from, size_t n); /* host or device on either side; waits */
+
+  /* Picks the kernel of an op whose call is described in b->call, with placeholders for addresses (absent
+   * operands and dead results are NULL already); sets run, kernel, workspace, stream and library of it. What it
+   * makes for the op lives in `memory` or in the device. RFR_UNSUPPORTED without a message: there is none. */
+  rfr_status (*bind)(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b);
+
+  rfr_status (*run)(rfi_device *d, const rfi_bound *bound, int n);
+  rfr_status (*run_timed)(rfi_device *d, const rfi_bound *bound, double *seconds); /* one op; waits */
+  rfr_status (*capture)(rfi_device *d, const rfi_bound *bound, int n, rfi_graph **out);
+  rfr_status (*launch)(rfi_device *d, rfi_graph *graph);
+  void (*graph_destroy)(rfi_device *d, rfi_graph *graph); /* accepts NULL */
+  rfr_status (*wait)(rfi_device *d);                      /* errors of what was enqueued */
+} rfi_backend;
+
+/* The backend of the context's device. Errors: backend.missing, with what was looked for and why it is not there. */
+rfr_status rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out);
+
+extern const rfi_backend rfi_backend_cpu;
+
+#endif

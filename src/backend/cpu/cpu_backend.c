@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The CPU as a backend: memory is the context's, a call runs when it is made, and a graph is
+ * the list of calls, so that launching one walks the same calls as running them.
+ */
+#include <fenv.h>
+#include <string.h>
+#include <time.h>
+
+#include "backend/backend.h"
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/library.h"
+#include "base/base.h"
+#include "ops/loss/head.h"
+
+struct rfi_device {
+  rfr_ctx *ctx;
+  rfi_cpu_library *library;
+};
+
+struct rfi_graph {
+  const rfi_bound *bound;
+  int n;
+};
+
+static void device_close(rfi_device *d) {
+  if (!d) return;
+  rfi_cpu_library_close(d->library);
+  rfi_free(d->ctx, d);
+}
+
+static rfr_status device_open(rfr_ctx *ctx, rfi_device **out) {
+  rfi_device *d = NULL;
+  *out = NULL;
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *d, &d));
+  d->ctx = ctx;
+  rfr_status s = rfi_cpu_library_open(ctx, &d->library);
+  if (s == RFR_OK) *out = d;
+  else device_close(d);
+  return s;
+}
+
+/* ---- memory ---- */
+
+static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, void **out) {
+  (void)kind;
+  return rfi_alloc(d->ctx, bytes, out);
+}
+
+static void memory_free(rfi_device *d, rfi_memory kind, void *memory) {
+  (void)kind;
+  rfi_free(d->ctx, memory);
+}
+
+static rfr_status memory_fill(rfi_device *d, void *to, unsigned char byte, size_t n) {
+  (void)d;
+  memset(to, byte, n);
+  return RFR_OK;
+}
+
+static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t n) {
+  (void)d;
+  if (n > 0) memcpy(to, from, n);
+  return RFR_OK;
+}
+
+/* ---- kernels ---- */
+
+/* The products inside an LM head: its kernel runs the library's where there are any. */
+static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfi_call *call, const char **kernel) {
+  rfi_head head = rfi_head_make(call);
+  rfi_head_library *entry = rfi_arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
+  if (!entry) return RFR_NO_MEMORY;
+  call->library = entry;
+  for (int kind = 0; kind < RFI_HEAD_CHUNKS; kind++) {
+    rfi_head_product products[RFI_HEAD_PRODUCTS];
+    int64_t t = rfi_head_start(&head, kind);
+    if (t < 0) continue;
+    rfi_head_products(call, &head, t, &head, products);
+    for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
+      rfi_head_library *e = &entry[kind * RFI_HEAD_PRODUCTS + i];
+      if (products[i].wanted)
+        RFI_TRY(rfi_cpu_library_bind(d->library, RFI_OP_matmul, &products[i].call, &e->run, &e->workspace, &e->handle));
+      if (e->run) *kernel = RFI_LIBRARY_KERNEL;
+    }
+  }
+  return RFR_OK;
+}
+
+static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
+  const rfi_kernel *kernel =
+      op->def->outside ? &op->def->outside->cpu : rfi_cpu_kernel(rfi_ctx_isa(d->ctx), op->def->code);
+  if (!kernel || !kernel->run) return RFR_OK;
+  rfi_kernel_fn library = NULL;
+  b->kernel = op->def->outside ? "registered" : rfi_ctx_isa(d->ctx);
+  size_t scratch = 0;
+  RFI_TRY(rfi_cpu_library_bind(d->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
+  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(d, memory, &b->call, &b->kernel));
+  b->run = library ? library : kernel->run;
+  if (library) b->kernel = RFI_LIBRARY_KERNEL;
+  else scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
+  b->workspace = (int64_t)scratch;
+  return RFR_OK;
+}
+
+/* ---- running ---- */
+
+static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
+  fenv_t env;
+  (void)d;
+  /* the caller's rounding mode must not decide our bits, nor ours the caller's */
+  fegetenv(&env);
+  fesetenv(FE_DFL_ENV);
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < n && s == RFR_OK; i++) s = bound[i].run(&bound[i].call);
+  fesetenv(&env);
+  return s;
+}
+
+static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *seconds) {
+  struct timespec start, end;
+  clock_gettime(CLOCK_MONOTONIC, &start);
+  rfr_status s = run(d, bound, 1);
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  *seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
+  return s;
+}
+
+static rfr_status capture(rfi_device *d, const rfi_bound *bound, int n, rfi_graph **out) {
+  *out = NULL;
+  RFI_TRY(RFI_ALLOC(d->ctx, sizeof **out, out));
+  **out = (rfi_graph){bound, n};
+  return RFR_OK;
+}
+
+static rfr_status launch(rfi_device *d, rfi_graph *graph) { return run(d, graph->bound, graph->n); }
+
+static void graph_destroy(rfi_device *d, rfi_graph *graph) { rfi_free(d->ctx, graph); }
+
+static rfr_status wait(rfi_device *d) {
+  (void)d;
+  return RFR_OK;
+}
+
+const rfi_backend rfi_backend_cpu = {
+    .name = "the CPU",
+    .host = true,
+    .open = device_open,
+    .close = device_close,
+    .alloc = memory_alloc,
+    .free = memory_free,
+    .fill = memory_fill,
+    .copy = memory_copy,
+    .bind = bind,
+    .run = run,
+    .run_timed = run_timed,
+    .capture = capture,
+    .launch = launch,
+    .graph_destroy = graph_destroy,
+    .wait = wait,
+};
