@@ -21,12 +21,14 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
 enum {
   ALIGNMENT = 64,
+  HUGE_PAGE = 1 << 21,
   MAX_THREADS = 4096,
   LOG_BYTES = 2048
 };
@@ -47,9 +49,14 @@ struct rfr_ctx {
 
 /* ---- memory ---- */
 
+/* Large blocks lie on huge pages where the system has them: an update that streams through weights and moments spends
+ * a tenth of its time on misses of the address cache otherwise. */
 static void *default_alloc(size_t bytes, size_t alignment, void *user) {
   (void)user;
-  return aligned_alloc(alignment, bytes);
+  if (bytes < 2 * HUGE_PAGE) return aligned_alloc(alignment, bytes);
+  void *memory = aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1));
+  if (memory) madvise(memory, bytes, MADV_HUGEPAGE); /* a hint: refused, it changes nothing but the time */
+  return memory;
 }
 
 static void default_free(void *memory, size_t bytes, void *user) {

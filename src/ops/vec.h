@@ -97,6 +97,13 @@ static inline float rfi_expf(float x) {
 
 static inline float rfi_sigmoidf(float x) { return 1.0f / (1.0f + rfi_expf(-x)); }
 
+/* The logistic function of x and, through `rest`, of -x: e^(-|x|) gives both, neither as a difference. */
+static inline float rfi_sigmoids(float x, float *rest) {
+  float e = rfi_expf(-rfi_float_of(rfi_bits_of(x) & 0x7FFFFFFFu)), large = 1.0f / (1.0f + e), small = e * large;
+  *rest = x < 0 ? large : small;
+  return x < 0 ? small : large;
+}
+
 static inline float rfi_tanhf(float x) {
   float a = rfi_float_of(rfi_bits_of(x) & 0x7FFFFFFFu), s = x * x;
   float p = -0.0060451651f;

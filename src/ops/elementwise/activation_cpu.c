@@ -8,6 +8,7 @@
  *   swiglu       y = silu(gate) up
  *
  * s is the logistic function: one exp and one division, and no cancellation at either end.
+ * The gradients want s(x) and 1 - s(x) = s(-x): the same exp and division give both.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/walk.h"
@@ -50,8 +51,8 @@ static void gelu_tanh_bwd_block(const rfi_call *c, int64_t i, int64_t n, float *
   const float *dy = x[0], *a = x[1];
   float *dx = y[0];
   for (int64_t j = 0; j < n; j++) {
-    float slope, u = gelu_argument(a[j], &slope), s = rfi_sigmoidf(u), r = rfi_sigmoidf(-u);
-    dx[j] = dy[j] * (s + a[j] * (s * r) * slope);
+    float slope, rest, s = rfi_sigmoids(gelu_argument(a[j], &slope), &rest);
+    dx[j] = dy[j] * (s + a[j] * (s * rest) * slope);
   }
 }
 
@@ -77,8 +78,8 @@ static void silu_bwd_block(const rfi_call *c, int64_t i, int64_t n, float *const
   const float *dy = x[0], *a = x[1];
   float *dx = y[0];
   for (int64_t j = 0; j < n; j++) {
-    float s = rfi_sigmoidf(a[j]);
-    dx[j] = dy[j] * (s + s * a[j] * rfi_sigmoidf(-a[j]));
+    float rest, s = rfi_sigmoids(a[j], &rest);
+    dx[j] = dy[j] * (s + s * a[j] * rest);
   }
 }
 static void silu_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
@@ -103,8 +104,8 @@ static void swiglu_bwd_block(const rfi_call *c, int64_t i, int64_t n, float *con
   const float *dy = x[0], *gate = x[1], *up = x[2];
   float *dgate = y[0], *dup = y[1];
   for (int64_t j = 0; j < n; j++) {
-    float g = gate[j], d = dy[j], u = up[j], s = rfi_sigmoidf(g), r = rfi_sigmoidf(-g);
-    dgate[j] = d * u * (s + s * g * r);
+    float g = gate[j], d = dy[j], u = up[j], rest, s = rfi_sigmoids(g, &rest);
+    dgate[j] = d * u * (s + s * g * rest);
     dup[j] = d * g * s;
   }
 }
