@@ -84,6 +84,8 @@ typedef struct rfr_binding {
 RFR_API rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *bindings, int n);
 /* Waits until all that was launched is done. On the CPU it is when the call returns. */
 RFR_API rfr_status rfr_programs_wait(rfr_programs *p);
+/* *idle = 1 when all that was launched is done; never waits. Errors: those of what was launched. */
+RFR_API rfr_status rfr_programs_poll(rfr_programs *p, int *idle);
 
 /* One op of a profiled run. */
 typedef struct rfr_op_time {

@@ -52,7 +52,8 @@ typedef struct rfi_backend {
   rfr_status (*capture)(rfi_device *d, const rfi_bound *bound, int n, rfi_graph **out);
   rfr_status (*launch)(rfi_device *d, rfi_graph *graph);
   void (*graph_destroy)(rfi_device *d, rfi_graph *graph); /* accepts NULL */
-  rfr_status (*wait)(rfi_device *d);                      /* errors of what was enqueued */
+  rfr_status (*wait)(rfi_device *d);                      /* errors of what was enqueued, here and in poll */
+  rfr_status (*poll)(rfi_device *d, bool *idle);
 } rfi_backend;
 
 /* The backend of the context's device. Errors: backend.missing, with what was looked for and why it is not there. */

@@ -119,6 +119,14 @@ rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *b
 
 rfr_status rfr_programs_wait(rfr_programs *p) { return p->backend->wait(p->device); }
 
+rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
+  bool done = true;
+  *idle = 0;
+  RFI_TRY(p->backend->poll(p->device, &done));
+  *idle = done;
+  return RFR_OK;
+}
+
 rfr_status rfr_programs_write(rfr_programs *p, const rfr_tensor *to, const void *from) {
   return p->backend->copy(p->device, to->data, from, (size_t)to->bytes);
 }

@@ -13,10 +13,15 @@
 /* The next batch of windows, from `first`; *predicted grows by its targets. */
 static rfr_status fill_batch(rfr_run *run, int64_t first, int64_t *predicted) {
   const rfi_settings *s = run->settings;
-  int32_t *tokens = run->eval_tokens.data, *targets = run->eval_targets.data, *offsets = run->eval_offsets.data;
-  RFI_TRY(rfi_fill_rows(run, RFI_VALIDATION, first, s->eval_rows, tokens, targets, offsets));
-  for (int64_t i = 0; i < s->spec.eval_tokens; i++) *predicted += targets[i] != RFI_IGNORE;
-  return RFR_OK;
+  const rfr_tensor *const x[3] = {&run->eval_tokens, &run->eval_targets, &run->eval_offsets};
+  void *host[3] = {NULL};
+  rfr_status status = RFR_OK;
+  for (int i = 0; i < 3 && status == RFR_OK; i++) status = rfi_host_open(run, x[i], RFI_HOST_WRITE, &host[i]);
+  if (status == RFR_OK) status = rfi_fill_rows(run, RFI_VALIDATION, first, s->eval_rows, host[0], host[1], host[2]);
+  for (int64_t i = 0; i < s->spec.eval_tokens && status == RFR_OK; i++)
+    *predicted += ((const int32_t *)host[1])[i] != RFI_IGNORE;
+  for (int i = 0; i < 3; i++) status = rfi_host_close(run, x[i], RFI_HOST_WRITE, host[i], status);
+  return status;
 }
 
 rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
@@ -34,7 +39,9 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
     RFI_TRY(fill_batch(run, w, &out->tokens));
     RFI_TRY(rfi_launch(run, RFR_RUN_EVALUATE));
     RFI_TRY(rfr_program_output(run->programs, program, RFI_NAME_NLL, &nll));
-    nats += *(const float *)nll.data;
+    float sum;
+    RFI_TRY(rfr_programs_read(run->programs, &nll, &sum));
+    nats += sum;
   }
   out->bytes = out->tokens; /* a token is a byte */
   out->loss = nats / (double)out->tokens;

@@ -15,7 +15,7 @@
 #include "core/rng.h"
 #include "train/run.h"
 
-enum { SKIPS_IN_A_ROW = 20, RANDOM_STREAM = 4 };
+enum { SKIPS_IN_A_ROW = 20, RANDOM_STREAM = 4, ZERO_STEPS = 10 };
 
 rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t rows, int32_t *tokens, int32_t *targets,
                          int32_t *offsets) {
@@ -62,18 +62,23 @@ rfr_status rfi_launch(rfr_run *run, int program) {
   return rfr_program_replay(run->programs, i, NULL, 0);
 }
 
-/* The metrics of step `step`, once its slot shows its number. */
+/* The metrics of step `step`, once its slot shows its number, which is what the device writes last. */
 static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
   const double *slot = (const double *)run->metrics.data + (step % run->settings->spec.slots) * (1 + RFI_METRIC_N);
-  if (slot[0] != (double)(step + 1))
-    return rfi_fail(RFI_E_INTERNAL, "metrics of step %lld carry the number %g", (long long)(step + 1), slot[0]);
+  const double number = (double)(step + 1);
+  double seen;
+  for (int idle = 0;;) {
+    __atomic_load(slot, &seen, __ATOMIC_ACQUIRE);
+    if (seen == number) break;
+    if (idle) return rfi_fail(RFI_E_INTERNAL, "metrics of step %lld carry the number %g", (long long)(step + 1), seen);
+    RFI_TRY(rfr_programs_poll(run->programs, &idle));
+  }
   memcpy(values, slot + 1, RFI_METRIC_N * sizeof *values);
   return RFR_OK;
 }
 
 /* A weight whose gradient is exactly zero from the start learns nothing; it is told once, by name. */
 static rfr_status warn_of_zeros(rfr_run *run) {
-  enum { STEPS = 10 };
   const rfr_model_config *c = &run->settings->spec.model;
   const int n = rfr_model_parameter_count(c);
   char names[320] = "";
@@ -81,31 +86,39 @@ static rfr_status warn_of_zeros(rfr_run *run) {
   int found = 0, named = 0, gradient = 0;
   rfr_tensor zeros, w;
   rfr_parameter p;
-  if (run->step != STEPS) return RFR_OK;
+  if (run->step != ZERO_STEPS) return RFR_OK;
   RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_ZERO_STEPS, &zeros));
+  void *counts;
+  RFI_TRY(rfi_host_open(run, &zeros, RFI_HOST_READ, &counts));
   for (int i = 0; i < n; i++) {
-    RFI_TRY(rfr_model_parameter(c, i, &p));
-    RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
-    if (w.role != RFR_ROLE_TRAINABLE || ((const int32_t *)zeros.data)[gradient++] < STEPS) continue;
+    if (rfr_model_parameter(c, i, &p) != RFR_OK || rfr_programs_tensor(run->programs, p.name, &w) != RFR_OK) continue;
+    if (w.role != RFR_ROLE_TRAINABLE || ((const int32_t *)counts)[gradient++] < ZERO_STEPS) continue;
     if (found++ > named || length + strlen(p.name) + 3 > sizeof names) continue;
     length += (size_t)snprintf(names + length, sizeof names - length, "%s%s", named++ ? ", " : "", p.name);
   }
+  RFI_TRY(rfi_host_close(run, &zeros, RFI_HOST_READ, counts, RFR_OK));
   if (found > named)
     rfi_warn(run, "in all of the first %d steps the gradients of %d parameters were exactly zero: %s and %d more",
-             STEPS, found, names, found - named);
-  else if (found) rfi_warn(run, "in all of the first %d steps the gradient of %s was exactly zero", STEPS, names);
+             ZERO_STEPS, found, names, found - named);
+  else if (found) rfi_warn(run, "in all of the first %d steps the gradient of %s was exactly zero", ZERO_STEPS, names);
   return RFR_OK;
 }
 
-static rfr_status step(rfr_run *run, rfr_op_time *times, int max, int *n) {
+/* One step, and its metrics. On a device of its own the steps behind it, up to number `until`, are
+ * launched before the wait, as far as the ring goes, so that it is never idle. */
+static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max, int *n) {
   double m[RFI_METRIC_N];
   if (rfr_run_program_index(run, RFR_RUN_TRAIN) < 0)
     return rfi_fail(RFI_E_ARGUMENT, "the run was opened without RFR_RUN_TRAIN");
   RFI_TRY(rfi_state_ready(run));
   const double start = rfi_now();
   for (; run->filled < run->step + run->settings->spec.slots; run->filled++) RFI_TRY(rfi_fill_slot(run, run->filled));
-  if (times) RFI_TRY(rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), times, max, n));
-  else RFI_TRY(rfi_launch(run, RFR_RUN_TRAIN));
+  const bool ahead = !run->block.host && !times;
+  for (; run->launched <= run->step || (ahead && run->launched < until && run->launched < run->filled);
+       run->launched++) {
+    if (times) RFI_TRY(rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), times, max, n));
+    else RFI_TRY(rfi_launch(run, RFR_RUN_TRAIN));
+  }
   RFI_TRY(read_metrics(run, run->step, m));
   run->step++;
   const bool skipped = m[RFI_METRIC_SKIP] != 0.0;
@@ -126,11 +139,11 @@ static rfr_status step(rfr_run *run, rfr_op_time *times, int max, int *n) {
   return RFR_OK;
 }
 
-rfr_status rfr_run_step(rfr_run *run) { return step(run, NULL, 0, NULL); }
+rfr_status rfr_run_step(rfr_run *run) { return step(run, run->step + 1, NULL, 0, NULL); }
 
 rfr_status rfr_run_profile(rfr_run *run, rfr_op_time *times, int max, int *n) {
   *n = 0;
-  if (times) return step(run, times, max, n);
+  if (times) return step(run, run->step + 1, times, max, n);
   return rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), NULL, 0, n);
 }
 
@@ -140,10 +153,14 @@ static rfr_status train(rfr_run *run) {
   const rfi_settings *s = run->settings;
   const bool evaluates = run->data && rfi_dataset_get_stats(run->data)->validation_predicted > 0 &&
                          rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0;
-  int64_t saved = -1;
+  int64_t saved = -1, until = run->step;
   rfr_evaluation e;
-  while (run->step < run->steps && !rfi_stop_requested(run)) {
-    RFI_TRY(rfr_run_step(run));
+  while (run->launched > run->step || (run->step < run->steps && !rfi_stop_requested(run))) {
+    if (until <= run->step) /* the next step behind which something looks at the state */
+      for (until = run->step + 1; until < run->steps && !every(until, s->evaluate_every) &&
+                                  !every(until, s->checkpoint_every) && until != ZERO_STEPS;)
+        until++;
+    RFI_TRY(step(run, rfi_stop_requested(run) ? run->launched : until, NULL, 0, NULL));
     if (evaluates && run->step < run->steps && every(run->step, s->evaluate_every))
       RFI_TRY(rfi_evaluate(run, s->evaluate_windows, &e));
     if (run->folder && every(run->step, s->checkpoint_every)) {

@@ -340,7 +340,9 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .tokens_per_step = s->spec.tokens * s->spec.microbatches,
                         .data_hash = run->hash,
                         .checkpoint = run->checkpoint};
-  if (run->block.data) out->skipped = ((const int64_t *)run->block.data)[RFI_STEP_SKIPPED];
+  int64_t block[RFI_STEP_N];
+  if (run->block.data && rfr_programs_read(run->programs, &run->block, block) == RFR_OK)
+    out->skipped = block[RFI_STEP_SKIPPED];
   out->flops_per_step = step_flops(&s->spec.model, s->sequence, out->tokens_per_step);
   if (run->data) {
     const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);

@@ -3,10 +3,11 @@
  * A run's inside, shared by the files of this folder.
  *
  * Where the truth lies. What decides the next step is on the device: the step block, the
- * weights, the moments. The host keeps two numbers beside it, both derived: `step`, which
- * equals the block's attempted count between steps, and `filled`, one past the last step
- * whose inputs lie in the ring. A slot is filled again only after the metrics of the step
- * that read it were seen.
+ * weights, the moments. The host keeps three numbers beside it, all derived: `step`, the
+ * steps whose metrics were seen; `launched`, those that were launched, which the block's
+ * attempted count equals once they are done; and `filled`, one past the last step whose
+ * inputs lie in the ring. A slot is filled again only after the metrics of the step that
+ * read it were seen.
  */
 #ifndef RFI_RUN_H
 #define RFI_RUN_H
@@ -41,7 +42,7 @@ struct rfr_run {
   int n_programs, bits[3];                             /* RFR_RUN_... of each program */
   rfr_tensor block, tokens, targets, offsets, metrics; /* training */
   rfr_tensor eval_tokens, eval_targets, eval_offsets;
-  int64_t step, steps, filled;
+  int64_t step, steps, launched, filled;
   int skipped_in_row;
   bool ready;           /* the state has values */
   char checkpoint[512]; /* last written or loaded */
@@ -56,6 +57,12 @@ double rfi_now(void); /* seconds, monotonic */
 void rfi_emit(rfr_run *run, rfr_event *e);
 void rfi_warn(rfr_run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
 rfr_status rfi_log_open(rfr_run *run, const char *path);
+
+/* A tensor's bytes for the host: as they are (READ), or to be written whole (WRITE; the tensor
+ * has them after close, unless so_far, which close returns, is an error). */
+typedef enum rfi_host_access { RFI_HOST_READ, RFI_HOST_WRITE } rfi_host_access;
+rfr_status rfi_host_open(rfr_run *run, const rfr_tensor *x, rfi_host_access access, void **out);
+rfr_status rfi_host_close(rfr_run *run, const rfr_tensor *x, rfi_host_access access, void *host, rfr_status so_far);
 
 /* Rows of windows of a split into packed arrays; offsets has rows * documents_per_row + 1
  * entries, the last ones repeating the end. Without data: random tokens. */

@@ -30,6 +30,32 @@ static kind kind_of(const rfr_tensor *x) {
   return OPTIMIZER;
 }
 
+static rfr_status fill(rfr_run *run, const rfr_parameter *p, const rfr_tensor *x) {
+  void *host;
+  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
+  return rfi_host_close(run, x, RFI_HOST_WRITE, host, rfr_parameter_fill(p, run->settings->seed, x->type.dtype, host));
+}
+
+static rfr_status zero(rfr_run *run, const rfr_tensor *x) {
+  void *host;
+  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
+  memset(host, 0, (size_t)x->bytes);
+  return rfi_host_close(run, x, RFI_HOST_WRITE, host, RFR_OK);
+}
+
+/* master = w, exactly */
+static rfr_status widen(rfr_run *run, const rfr_tensor *w, const rfr_tensor *master) {
+  void *from, *to;
+  RFI_TRY(rfi_host_open(run, w, RFI_HOST_READ, &from));
+  rfr_status s = rfi_host_open(run, master, RFI_HOST_WRITE, &to);
+  if (s == RFR_OK) {
+    for (int64_t k = 0; k < master->bytes / 4; k++)
+      ((float *)to)[k] = rfr_float_from_bits(w->type.dtype, ((const uint16_t *)from)[k]);
+    s = rfi_host_close(run, master, RFI_HOST_WRITE, to, s);
+  }
+  return rfi_host_close(run, w, RFI_HOST_READ, from, s);
+}
+
 static rfr_status start_weights(rfr_run *run) {
   const rfr_model_config *c = &run->settings->spec.model;
   const int n = rfr_model_parameter_count(c);
@@ -38,7 +64,7 @@ static rfr_status start_weights(rfr_run *run) {
     rfr_tensor w;
     RFI_TRY(rfr_model_parameter(c, i, &p));
     RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
-    RFI_TRY(rfr_parameter_fill(&p, run->settings->seed, w.type.dtype, w.data));
+    RFI_TRY(fill(run, &p, &w));
   }
   return RFR_OK;
 }
@@ -57,12 +83,7 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
     if (w.role != RFR_ROLE_TRAINABLE) continue;
     snprintf(name, sizeof name, "%s" RFI_SUFFIX_MASTER, p.name);
     RFI_TRY(rfr_programs_tensor(run->programs, name, &master));
-    if (!loaded) {
-      RFI_TRY(rfr_parameter_fill(&p, run->settings->seed, RFR_F32, master.data));
-      continue;
-    }
-    for (int64_t k = 0; k < master.bytes / 4; k++)
-      ((float *)master.data)[k] = rfr_float_from_bits(w.type.dtype, ((const uint16_t *)w.data)[k]);
+    RFI_TRY(loaded ? widen(run, &w, &master) : fill(run, &p, &master));
   }
   return RFR_OK;
 }
@@ -82,12 +103,23 @@ static rfr_status load_optimizer(rfr_run *run, const char *path) {
                       stored ? "%s has another shape than the configuration's" : "there is no tensor %s in it", x.name);
       goto fail;
     }
-    RFI_GOTO(rfi_safetensors_read_as(st, stored, x.type.dtype, x.data, stored->elements));
+    void *host;
+    RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_WRITE, &host));
+    s = rfi_safetensors_read_as(st, stored, x.type.dtype, host, stored->elements);
+    RFI_GOTO(rfi_host_close(run, &x, RFI_HOST_WRITE, host, s));
   }
   s = RFR_OK;
 fail:
   rfi_safetensors_close(st);
   return s;
+}
+
+static rfr_status read_weight(rfr_run *run, rfi_weights *w, const rfr_tensor *x) {
+  void *host;
+  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
+  rfr_tensor there = *x;
+  there.data = host;
+  return rfi_host_close(run, x, RFI_HOST_WRITE, host, rfi_weights_read(w, &there));
 }
 
 static rfr_status load_folder(rfr_run *run, const char *folder) {
@@ -96,7 +128,7 @@ static rfr_status load_folder(rfr_run *run, const char *folder) {
   RFI_TRY(rfi_weights_open(run->ctx, folder, &w));
   rfr_status s = RFR_OK;
   for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
-    if (kind_of(&x) == WEIGHT) s = rfi_weights_read(w, &x);
+    if (kind_of(&x) == WEIGHT) s = read_weight(run, w, &x);
   rfi_weights_close(w);
   return s;
 }
@@ -104,12 +136,13 @@ static rfr_status load_folder(rfr_run *run, const char *folder) {
 rfr_status rfi_state_init(rfr_run *run) {
   rfr_tensor x;
   for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
-    if (x.role == RFR_ROLE_STATE) memset(x.data, 0, (size_t)x.bytes);
+    if (x.role == RFR_ROLE_STATE) RFI_TRY(zero(run, &x));
   if (run->settings->weights) RFI_TRY(load_folder(run, run->settings->weights));
   else RFI_TRY(start_weights(run));
   RFI_TRY(start_masters(run, run->settings->weights != NULL));
-  if (run->block.data) ((int64_t *)run->block.data)[RFI_STEP_SEED] = (int64_t)run->settings->seed;
-  run->step = run->filled = 0;
+  const int64_t block[RFI_STEP_N] = {[RFI_STEP_SEED] = (int64_t)run->settings->seed};
+  if (run->block.data) RFI_TRY(rfr_programs_write(run->programs, &run->block, block));
+  run->step = run->launched = run->filled = 0;
   run->skipped_in_row = 0;
   return RFR_OK;
 }
@@ -185,8 +218,8 @@ static rfr_status load_state_json(rfr_run *run, const char *path) {
   for (size_t i = 0; i < RFI_STEP_N; i++) block[i] = json_integer_value(json_array_get(array, i));
   RFI_GOTO(compare_signature(run, path, state));
   RFI_GOTO(compare_environment(run, path, state));
-  memcpy(run->block.data, block, sizeof block);
-  run->step = run->filled = block[RFI_STEP_ATTEMPTED];
+  RFI_GOTO(rfr_programs_write(run->programs, &run->block, block));
+  run->step = run->launched = run->filled = block[RFI_STEP_ATTEMPTED];
   s = RFR_OK;
 fail:
   json_decref(state);
@@ -209,7 +242,7 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
   RFI_GOTO(load_folder(run, checkpoint->folder));
   RFI_GOTO(rfi_checkpoint_path(checkpoint, "optimizer.safetensors", &path));
   RFI_GOTO(load_optimizer(run, path));
-  memset(run->metrics.data, 0, (size_t)run->metrics.bytes);
+  RFI_GOTO(zero(run, &run->metrics));
 fail:
   rfi_free(run->ctx, path);
   return s;
@@ -236,7 +269,11 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
   RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, n, NULL, 0, NULL));
   for (int i = 0; i < total; i++) {
     RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
-    if (kind_of(&x) == which) RFI_GOTO(rfi_file_append(file, x.data, (size_t)x.bytes));
+    if (kind_of(&x) != which) continue;
+    void *host;
+    RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_READ, &host));
+    s = rfi_file_append(file, host, (size_t)x.bytes);
+    RFI_GOTO(rfi_host_close(run, &x, RFI_HOST_READ, host, s));
   }
   s = RFR_OK;
 fail:
@@ -255,8 +292,9 @@ static rfr_status add_json(rfr_run *run, rfi_checkpoint_writer *w, const char *n
 }
 
 static rfr_status state_json(rfr_run *run, json_t **out) {
-  const int64_t *block = run->block.data;
+  int64_t block[RFI_STEP_N];
   json_t *configuration = NULL;
+  RFI_TRY(rfr_programs_read(run->programs, &run->block, block));
   RFI_TRY(rfi_settings_signature(run->settings, &configuration));
   *out = json_pack("{s:i, s:[I,I,I,I], s:I, s:o, s:o}", "format", FORMAT, "step_block",
                    (json_int_t)block[RFI_STEP_ATTEMPTED], (json_int_t)block[RFI_STEP_APPLIED],

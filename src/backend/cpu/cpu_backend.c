@@ -142,6 +142,12 @@ static rfr_status wait(rfi_device *d) {
   return RFR_OK;
 }
 
+static rfr_status poll(rfi_device *d, bool *idle) {
+  (void)d;
+  *idle = true;
+  return RFR_OK;
+}
+
 const rfi_backend rfi_backend_cpu = {
     .name = "the CPU",
     .host = true,
@@ -158,4 +164,5 @@ const rfi_backend rfi_backend_cpu = {
     .launch = launch,
     .graph_destroy = graph_destroy,
     .wait = wait,
+    .poll = poll,
 };
