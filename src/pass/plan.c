@@ -4,14 +4,20 @@
  * bytes only if every op on the one comes before every op on the other; on one stream the
  * list is the order, so lifetimes are intervals.
  *
- * Placing is greedy: buffers in some order, each at the lowest or the tightest offset that no
- * buffer alive at the same time covers. Large ones first gets within a few percent of the
- * lower bound (Pisarchyk and Lee, arXiv 2001.03288). Then what sticks out above the bound
- * moves forward in the order and all is placed again, a bounded number of times, until the
- * bound is all but met; steps of training nest their lifetimes, so it mostly is at once.
+ * Placing fills the arena from the bottom, as bricks fill a wall. The skyline is the height
+ * reached at each op. Its lowest stretch takes, of the buffers that live within it, the one
+ * that ranks first; when there is none, it rises to the lower of its neighbours. (Best fit
+ * for rectangles: Burke, Kendall and Whitwell, Operations Research 52, 2004; for lifetimes:
+ * Sekiyama, Imai, Negishi and Kawachiya, arXiv 1804.10001.) A heap of stretches and a tree
+ * of what is not placed yet keep that near n log n.
+ *
+ * Nested lifetimes, which steps of training have, stack without a gap, and most others leave
+ * little. Where one ranking ends above the bound the next is tried; if none comes near, what
+ * sticks out ranks higher and all is placed again, a fixed number of times.
  */
 #include "pass/plan.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,52 +46,146 @@ static rfr_status collect(const rfr_trace *t, const int64_t *workspace, rfi_plan
   return s;
 }
 
-/* Bytes live during each op, whose highest is the bound; from the context. */
-static rfr_status find_live(rfi_plan *p, int n_ops, int64_t **out) {
+/* ---- the skyline ---- */
+
+typedef struct stretch { /* of ops, all at one height */
+  int64_t height;
+  int first, last, before, behind; /* ops, inclusive; neighbours, -1: none */
+  bool gone;                       /* the one before has swallowed it */
+} stretch;
+
+/* A tree over the buffers: node k has the children 2k and 2k + 1, buffer i is node leaves + i. */
+typedef struct node { /* of the buffers below that are not placed yet */
+  int rank, last;     /* the least of each; INT_MAX: there are none */
+} node;
+
+typedef struct packer {
+  rfi_plan *p;
+  int *rank; /* per buffer, all different: least first */
+  node *tree;
+  int leaves, n_stretches, n_heap;
+  int span; /* points in time: the ops and the end */
+  stretch *stretch;
+  int *heap; /* of stretches: the lowest on top, of equal ones the first */
   int64_t *live;
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *live * (size_t)(n_ops + 2), &live));
-  for (int i = 0; i < p->n; i++) {
-    live[p->buffer[i].first] += p->buffer[i].bytes;
-    live[p->buffer[i].last + 1] -= p->buffer[i].bytes;
-  }
-  for (int i = 0; i <= n_ops; i++) {
-    if (i) live[i] += live[i - 1];
-    if (live[i] > p->lower_bound) p->lower_bound = live[i];
-  }
-  *out = live;
-  return RFR_OK;
+} packer;
+
+static bool is_lower(const packer *w, int a, int b) {
+  const stretch *x = &w->stretch[a], *y = &w->stretch[b];
+  return x->height != y->height ? x->height < y->height : x->first < y->first;
 }
 
-static bool overlap(const rfi_buffer *a, const rfi_buffer *b) { return a->first <= b->last && b->first <= a->last; }
+/* Puts the top of the heap where it belongs. */
+static void sink(packer *w) {
+  int k = 0, top = w->heap[0];
+  for (int child; (child = 2 * k + 1) < w->n_heap; k = child) {
+    if (child + 1 < w->n_heap && is_lower(w, w->heap[child + 1], w->heap[child])) child++;
+    if (!is_lower(w, w->heap[child], top)) break;
+    w->heap[k] = w->heap[child];
+  }
+  w->heap[k] = top;
+}
 
-/* Places buffers in the given order; `placed` holds those done, sorted by offset. Returns
- * the highest end. */
-static int64_t place(rfi_buffer *buffer, const int *order, int n, int *placed, bool tight) {
-  int64_t end = 0;
-  int done = 0;
-  for (int i = 0; i < n; i++) {
-    rfi_buffer *b = &buffer[order[i]];
-    int64_t at = 0, best = -1, best_gap = INT64_MAX;
-    for (int k = 0; k < done; k++) {
-      const rfi_buffer *other = &buffer[placed[k]];
-      if (!overlap(b, other)) continue;
-      int64_t gap = other->offset - at;
-      if (gap >= b->bytes && gap < best_gap) {
-        best = at;
-        best_gap = gap;
-        if (!tight) break;
-      }
-      if (other->offset + other->bytes > at) at = other->offset + other->bytes;
+static void add_stretch(packer *w, stretch x) {
+  int s = w->n_stretches++, k = w->n_heap++;
+  w->stretch[s] = x;
+  if (x.before >= 0) w->stretch[x.before].behind = s;
+  if (x.behind >= 0) w->stretch[x.behind].before = s;
+  for (; k > 0 && is_lower(w, s, w->heap[(k - 1) / 2]); k = (k - 1) / 2) w->heap[k] = w->heap[(k - 1) / 2];
+  w->heap[k] = s;
+}
+
+/* Stretch s is the first of the lowest ones: those behind it at its height become a part of it. */
+static void swallow_equal(packer *w, int s) {
+  stretch *x = &w->stretch[s];
+  while (x->behind >= 0 && w->stretch[x->behind].height == x->height) {
+    stretch *y = &w->stretch[x->behind];
+    y->gone = true;
+    x->last = y->last;
+    x->behind = y->behind;
+    if (x->behind >= 0) w->stretch[x->behind].before = s;
+  }
+}
+
+static void set_node(packer *w, int k) {
+  const node *a = &w->tree[2 * k], *b = a + 1;
+  w->tree[k] = (node){a->rank < b->rank ? a->rank : b->rank, a->last < b->last ? a->last : b->last};
+}
+
+/* Of the buffers [from, to) below node k, which has [low, low + width), the one that ranks first
+ * of those that end by `last`: *found, if it ranks before what was found so far. */
+static void search(const packer *w, int k, int low, int width, int from, int to, int last, int *found) {
+  const node *x = &w->tree[k];
+  if (low >= to || low + width <= from || x->last > last || x->rank >= (*found < 0 ? INT_MAX : w->rank[*found])) return;
+  if (width == 1) {
+    *found = low;
+    return;
+  }
+  int half = width / 2, second = w->tree[2 * k + 1].rank < w->tree[2 * k].rank; /* the better child goes first */
+  search(w, 2 * k + second, low + second * half, half, from, to, last, found);
+  search(w, 2 * k + !second, low + !second * half, half, from, to, last, found);
+}
+
+/* The buffer to place into a stretch of ops, -1 if none lives within it. */
+static int best_within(const packer *w, int first, int last) {
+  int bounds[2], found = -1;
+  for (int k = 0; k < 2; k++) { /* buffers before bounds[k] start before op `first`, or by `last` */
+    int low = 0, high = w->p->n;
+    while (low < high) {
+      int middle = low + (high - low) / 2;
+      if (w->p->buffer[middle].first < (k ? last + 1 : first)) low = middle + 1;
+      else high = middle;
     }
-    if (best >= 0) at = best;
-    b->offset = at;
-    int k = done++;
-    for (; k > 0 && buffer[placed[k - 1]].offset > at; k--) placed[k] = placed[k - 1];
-    placed[k] = order[i];
-    if (at + b->bytes > end) end = at + b->bytes;
+    bounds[k] = low;
+  }
+  search(w, 1, 0, w->leaves, bounds[0], bounds[1], last, &found);
+  return found;
+}
+
+static void put(packer *w, int s, int i) {
+  stretch *x = &w->stretch[s];
+  rfi_buffer *b = &w->p->buffer[i];
+  if (x->first < b->first) add_stretch(w, (stretch){x->height, x->first, b->first - 1, x->before, s, false});
+  if (x->last > b->last) add_stretch(w, (stretch){x->height, b->last + 1, x->last, s, x->behind, false});
+  x->first = b->first;
+  x->last = b->last;
+  b->offset = x->height;
+  x->height += b->bytes;
+  w->tree[w->leaves + i] = (node){INT_MAX, INT_MAX};
+  for (int k = (w->leaves + i) / 2; k > 0; k /= 2) set_node(w, k);
+}
+
+/* Places every buffer by rank; returns the highest end. */
+static int64_t place(packer *w) {
+  int64_t end = 0;
+  for (int i = 0; i < w->leaves; i++)
+    w->tree[w->leaves + i] = i < w->p->n ? (node){w->rank[i], w->p->buffer[i].last} : (node){INT_MAX, INT_MAX};
+  for (int k = w->leaves - 1; k > 0; k--) set_node(w, k);
+  w->n_heap = w->n_stretches = 0;
+  add_stretch(w, (stretch){0, 0, w->span - 1, -1, -1, false});
+  for (int left = w->p->n; left > 0;) {
+    int s = w->heap[0], i;
+    stretch *x = &w->stretch[s];
+    if (x->gone) {
+      w->heap[0] = w->heap[--w->n_heap];
+    } else {
+      swallow_equal(w, s);
+      if ((i = best_within(w, x->first, x->last)) >= 0) {
+        put(w, s, i);
+        left--;
+        if (x->height > end) end = x->height;
+      } else { /* something is left for a wider stretch, so there is a neighbour */
+        int64_t before = x->before < 0 ? INT64_MAX : w->stretch[x->before].height;
+        int64_t behind = x->behind < 0 ? INT64_MAX : w->stretch[x->behind].height;
+        x->height = before < behind ? before : behind;
+      }
+    }
+    sink(w);
   }
   return end;
 }
+
+/* ---- rankings ---- */
 
 typedef struct key {
   double major, minor;
@@ -98,32 +198,49 @@ static int by_key(const void *a, const void *b) {
   return x->index - y->index;
 }
 
-/* Orders worth trying: by size; by size times lifetime; by lifetime; and by the most bytes
- * that are ever live beside the buffer, so that those of the peak, which have no room to
- * spare, come first, then by size or by lifetime. */
-enum { ORDERS = 5 };
-static void make_order(const rfi_plan *p, const int64_t *live, int kind, key *keys, int *order) {
+/* Bytes live during each op and at the end, whose highest is the bound, as a tree of maxima: node
+ * k has the children 2k and 2k + 1, op i is node span + i. */
+static rfr_status find_live(packer *w) {
+  rfi_plan *p = w->p;
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *w->live * (2 * (size_t)w->span + 1), &w->live));
+  int64_t *leaf = w->live + w->span;
   for (int i = 0; i < p->n; i++) {
-    const rfi_buffer *b = &p->buffer[i];
-    double size = (double)b->bytes, life = b->last - b->first + 1;
-    int64_t most = 0;
-    for (int op = b->first; kind >= 3 && op <= b->last; op++) most = live[op] > most ? live[op] : most;
-    keys[i] = kind == 0   ? (key){size, life, i}
-              : kind == 1 ? (key){size * life, size, i}
-              : kind == 2 ? (key){life, size, i}
-                          : (key){(double)most, kind == 3 ? size : life, i};
+    leaf[p->buffer[i].first] += p->buffer[i].bytes;
+    leaf[p->buffer[i].last + 1] -= p->buffer[i].bytes;
   }
-  qsort(keys, (size_t)p->n, sizeof *keys, by_key);
-  for (int i = 0; i < p->n; i++) order[i] = keys[i].index;
+  for (int i = 0; i < w->span; i++) {
+    if (i) leaf[i] += leaf[i - 1];
+    if (leaf[i] > p->lower_bound) p->lower_bound = leaf[i];
+  }
+  for (int k = w->span - 1; k > 0; k--)
+    w->live[k] = w->live[2 * k] > w->live[2 * k + 1] ? w->live[2 * k] : w->live[2 * k + 1];
+  return RFR_OK;
 }
 
-/* One try: places in the given order; true when the result is better than the best so far. */
-static bool try_order(rfi_plan *p, const int *order, int *placed, bool tight, int64_t *best) {
-  int64_t end = place(p->buffer, order, p->n, placed, tight);
-  if (end >= p->bytes) return false;
-  p->bytes = end;
-  for (int i = 0; i < p->n; i++) best[i] = p->buffer[i].offset;
-  return true;
+/* Most bytes live during any op of a lifetime. */
+static int64_t most_live(const packer *w, const rfi_buffer *b) {
+  int64_t most = 0;
+  for (int l = b->first + w->span, r = b->last + w->span + 1; l < r; l /= 2, r /= 2) {
+    if (l % 2 && w->live[l++] > most) most = w->live[l - 1];
+    if (r % 2 && w->live[--r] > most) most = w->live[r];
+  }
+  return most;
+}
+
+/* The first ranking lays what lives during the peak, which has no room to spare, at the bottom,
+ * the longest lifetimes first. The others are for what it does not pack without a gap. */
+enum { RANKINGS = 6 };
+static key rank_of(const packer *w, int ranking, int i) {
+  const rfi_buffer *b = &w->p->buffer[i];
+  double size = (double)b->bytes, life = b->last - b->first + 1;
+  switch (ranking) {
+    case 0: return (key){(double)most_live(w, b), life, i};
+    case 1: return (key){life, size, i};
+    case 2: return (key){b->last, life, i};
+    case 3: return (key){(double)most_live(w, b), size * life, i};
+    case 4: return (key){-b->first, life, i};
+    default: return (key){size * life, size, i};
+  }
 }
 
 static uint64_t next_random(uint64_t *state) { /* splitmix64 */
@@ -133,83 +250,100 @@ static uint64_t next_random(uint64_t *state) { /* splitmix64 */
   return z ^ (z >> 31);
 }
 
-/* Moves what sticks out above the bound forward in the order, each by a part of its way
- * ("squeaky wheel": Joslin and Clements, JAIR 10, 1999), and now and then anything else. */
-static void blame(const rfi_plan *p, key *keys, int *order, uint64_t *random) {
-  bool all = next_random(random) % 2; /* all of it, or about one in eight */
-  for (int i = 0; i < p->n; i++) {
-    const rfi_buffer *b = &p->buffer[order[i]];
-    uint64_t draw = next_random(random);
-    bool out = b->offset + b->bytes > p->lower_bound && (all || draw % 8 == 0);
-    double part = (double)(draw >> 40) / (1 << 24);
-    keys[i] = (key){out || draw % 128 == 1 ? -(double)i * part : -(double)i, 0, order[i]};
-  }
-  qsort(keys, (size_t)p->n, sizeof *keys, by_key);
-  for (int i = 0; i < p->n; i++) order[i] = keys[i].index;
+static void set_ranks(packer *w, key *keys) {
+  qsort(keys, (size_t)w->p->n, sizeof *keys, by_key);
+  for (int i = 0; i < w->p->n; i++) w->rank[keys[i].index] = i;
 }
 
-static rfr_status solve(rfi_plan *p, const int64_t *live) {
-  rfr_status s;
-  int *order = NULL, *kept = NULL, *placed = NULL;
-  key *keys = NULL;
-  int64_t *best = NULL;
-  size_t n = (size_t)p->n + 1;
-  /* placing costs about n*n; spend a bounded amount of work in all */
-  double rounds = 1.5e8 / ((double)n * (double)n);
-  int tries = rounds > 1000 ? 1000 : rounds < 4 ? 4 : (int)rounds;
-  uint64_t random = 1; /* of splitmix64: any will do, but the same each time */
-  RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *order, &order));
-  RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *kept, &kept));
-  RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *placed, &placed));
-  RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *keys, &keys));
-  RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *best, &best));
-  p->bytes = INT64_MAX;
-  /* within half a percent of the bound is good enough to stop */
-  int64_t enough = p->lower_bound + p->lower_bound / 200;
-  bool tight = false, kept_tight = false;
-  for (int kind = 0; kind < 2 * ORDERS && p->bytes > enough; kind++) {
-    make_order(p, live, kind / 2, keys, order);
-    tight = kind % 2;
-    if (try_order(p, order, placed, tight, best)) {
-      memcpy(kept, order, sizeof *order * (size_t)p->n);
-      kept_tight = tight;
-    }
+static void rank_anew(packer *w, int ranking, key *keys) {
+  for (int i = 0; i < w->p->n; i++) keys[i] = rank_of(w, ranking, i);
+  set_ranks(w, keys);
+}
+
+/* What sticks out above the bound moves forward, each by a part of its way ("squeaky wheel":
+ * Joslin and Clements, JAIR 10, 1999), and now and then anything else. */
+static void blame(packer *w, key *keys, uint64_t *random) {
+  bool all = next_random(random) % 2; /* all of it, or about one in eight */
+  for (int i = 0; i < w->p->n; i++) {
+    const rfi_buffer *b = &w->p->buffer[i];
+    uint64_t draw = next_random(random);
+    bool out = b->offset + b->bytes > w->p->lower_bound && (all || draw % 8 == 0);
+    double part = out || draw % 128 == 1 ? (double)(draw >> 40) / (1 << 24) : 1;
+    keys[i] = (key){-w->rank[i] * part, 0, i};
   }
-  enum { PATIENCE = 24 }; /* tries without gain before it starts again from the best order */
-  for (int i = 0, idle = PATIENCE; i < tries && p->bytes > enough; i++) {
+  set_ranks(w, keys);
+}
+
+/* What is best so far. */
+typedef struct choice {
+  int64_t *offset;
+  int *rank;
+} choice;
+
+static bool try_ranks(packer *w, choice *best) {
+  int64_t end = place(w);
+  if (end >= w->p->bytes) return false;
+  w->p->bytes = end;
+  for (int i = 0; i < w->p->n; i++) best->offset[i] = w->p->buffer[i].offset;
+  memcpy(best->rank, w->rank, sizeof *w->rank * (size_t)w->p->n);
+  return true;
+}
+
+static void back_to(packer *w, const choice *best) {
+  for (int i = 0; i < w->p->n; i++) w->p->buffer[i].offset = best->offset[i];
+  memcpy(w->rank, best->rank, sizeof *w->rank * (size_t)w->p->n);
+}
+
+static rfr_status solve(rfi_plan *p, int n_ops) {
+  enum { ROUNDS = 64, PLACEMENTS = 1 << 16, PATIENCE = 24 }; /* patience: rounds without gain from one start */
+  rfr_status s;
+  packer w = {.p = p, .leaves = 1, .span = n_ops + 1};
+  key *keys = NULL;
+  choice best = {NULL, NULL};
+  size_t n = (size_t)p->n;
+  uint64_t random = 1; /* any will do, but the same each time */
+  while (w.leaves < p->n) w.leaves *= 2;
+  RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *w.rank, &w.rank));
+  RFI_GOTO(RFI_ALLOC(p->ctx, 2 * (size_t)w.leaves * sizeof *w.tree, &w.tree));
+  RFI_GOTO(RFI_ALLOC(p->ctx, (2 * n + 1) * sizeof *w.stretch, &w.stretch)); /* a buffer adds two at most */
+  RFI_GOTO(RFI_ALLOC(p->ctx, (2 * n + 1) * sizeof *w.heap, &w.heap));
+  RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *keys, &keys));
+  RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *best.offset, &best.offset));
+  RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *best.rank, &best.rank));
+  RFI_GOTO(find_live(&w));
+  p->bytes = INT64_MAX;
+  int64_t near = p->lower_bound / 1000; /* so close to the bound, another ranking is not worth its time */
+  for (int ranking = 0; ranking < RANKINGS && p->bytes > p->lower_bound + near; ranking++) {
+    rank_anew(&w, ranking, keys);
+    try_ranks(&w, &best);
+  }
+  int rounds = PLACEMENTS / p->n < ROUNDS ? PLACEMENTS / p->n : ROUNDS;
+  for (int idle = PATIENCE; rounds > 0 && p->bytes > p->lower_bound + 5 * near; rounds--) {
     if (idle++ >= PATIENCE) {
-      memcpy(order, kept, sizeof *order * (size_t)p->n);
-      for (int k = 0; k < p->n; k++) p->buffer[k].offset = best[k];
+      back_to(&w, &best);
       idle = 0;
     }
-    blame(p, keys, order, &random);
-    if (!try_order(p, order, placed, kept_tight, best)) continue;
-    memcpy(kept, order, sizeof *order * (size_t)p->n);
-    idle = 0;
+    blame(&w, keys, &random);
+    if (try_ranks(&w, &best)) idle = 0;
   }
-  for (int i = 0; i < p->n; i++) p->buffer[i].offset = best[i];
+  back_to(&w, &best);
 fail:
-  rfi_free(p->ctx, order);
-  rfi_free(p->ctx, kept);
-  rfi_free(p->ctx, placed);
+  rfi_free(p->ctx, w.rank);
+  rfi_free(p->ctx, w.tree);
+  rfi_free(p->ctx, w.stretch);
+  rfi_free(p->ctx, w.heap);
+  rfi_free(p->ctx, w.live);
   rfi_free(p->ctx, keys);
-  rfi_free(p->ctx, best);
+  rfi_free(p->ctx, best.offset);
+  rfi_free(p->ctx, best.rank);
   return s;
 }
 
 rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, rfi_plan *out) {
-  rfr_status s;
-  int64_t *live = NULL;
   *out = (rfi_plan){.ctx = t->ctx};
-  RFI_GOTO(collect(t, workspace, out));
-  RFI_GOTO(find_live(out, t->n_ops, &live));
-  RFI_GOTO(solve(out, live));
-  if (out->n == 0) out->bytes = 0;
-  rfi_free(t->ctx, live);
-  return RFR_OK;
-fail:
-  rfi_free(t->ctx, live);
-  rfi_plan_deinit(out);
+  rfr_status s = collect(t, workspace, out);
+  if (s == RFR_OK && out->n > 0) s = solve(out, t->n_ops);
+  if (s != RFR_OK) rfi_plan_deinit(out);
   return s;
 }
 

@@ -21,15 +21,18 @@ static rfr_ctx *ctx;
 
 static uint32_t draw(uint64_t seed, uint64_t i) { return rfi_draw4(rfi_stream_key(seed, 3), i, 0, 0, 0).v[0]; }
 
-/* A trace of n fills; fill i is read by a copy a little later. */
-static rfr_trace *random_trace(uint64_t seed, int n) {
+/* A trace of n fills of up to 64 times `most` bytes; fill i is read by a copy some time later, never in the order that
+ * would be easy. */
+enum { PENDING = 16 };
+static rfr_trace *random_trace(uint64_t seed, int n, int64_t most) {
   rfr_trace *t;
   assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
-  rfr_value pending[8] = {RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE};
+  rfr_value pending[PENDING];
+  for (int k = 0; k < PENDING; k++) pending[k] = RFR_NONE;
   for (int i = 0; i < n; i++) {
-    int slot = (int)(draw(seed, (uint64_t)(3 * i)) % 8);
+    int slot = (int)(draw(seed, (uint64_t)(3 * i)) % (1 + seed % PENDING));
     if (pending[slot] >= 0) rfr_copy(t, pending[slot]);
-    int64_t size = (int64_t)(draw(seed, (uint64_t)(3 * i + 1)) % 900);
+    int64_t size = 16 * (int64_t)(draw(seed, (uint64_t)(3 * i + 1)) % most);
     pending[slot] = rfr_fill(t, 1, RFR_F32, 1, &size);
   }
   assert_int_equal(rfr_trace_finish(t), RFR_OK);
@@ -51,11 +54,14 @@ static void check_plan(const rfi_plan *p) {
   assert_true(highest == p->bytes && p->bytes >= p->lower_bound);
 }
 
+/* Lifetimes that no training makes, few and large: for many no plan meets the bound, but half do. */
 static void test_random(void **state) {
   (void)state;
-  double worst = 1;
-  for (uint64_t seed = 0; seed < 40; seed++) {
-    rfr_trace *t = random_trace(seed, 30 + (int)seed * 5);
+  enum { PROGRAMS = 120 };
+  double worst = 1, sum = 0;
+  int exact = 0;
+  for (uint64_t seed = 0; seed < PROGRAMS; seed++) {
+    rfr_trace *t = random_trace(seed, 10 + (int)seed % 150, seed % 3 ? 2000 : 20);
     int64_t *workspace = calloc((size_t)t->n_ops, sizeof *workspace);
     for (int i = 0; i < t->n_ops; i += 3) workspace[i] = 100 + i;
     rfi_plan p, again;
@@ -65,12 +71,15 @@ static void test_random(void **state) {
     assert_memory_equal(p.buffer, again.buffer, sizeof *p.buffer * (size_t)p.n);
     double ratio = (double)p.bytes / (double)p.lower_bound;
     if (ratio > worst) worst = ratio;
+    sum += ratio;
+    exact += p.bytes == p.lower_bound;
     rfi_plan_deinit(&p);
     rfi_plan_deinit(&again);
     rfr_trace_destroy(t);
     free(workspace);
   }
-  if (worst > 1.15) fail_msg("%f", worst); /* lifetimes that no training makes */
+  if (worst > 1.13 || sum > 1.015 * PROGRAMS || exact < PROGRAMS / 2)
+    fail_msg("worst %f, mean %f, %d of %d exact", worst, sum / PROGRAMS, exact, PROGRAMS);
 }
 
 static void test_empty(void **state) {
