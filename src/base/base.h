@@ -54,8 +54,11 @@ rfr_status rfi_check_options(const char *name, const void *options, size_t size,
     if (!(condition)) return rfi_fail(RFI_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition); \
   } while (0)
 
-/* Zeroed memory from the context's allocator, 64-byte aligned. *out is NULL on error. Bytes 0
- * gives a valid block. Safe from several threads at once if the caller's allocator is. */
+/* An error for a handle that is NULL; `type` is its type, "rfr_trace". */
+rfr_status rfi_check_handle(const void *handle, const char *type);
+
+/* Zeroed memory from the context's allocator, 64-byte aligned. *out is NULL on error, as without a
+ * context. Bytes 0 gives a valid block. Safe from several threads at once if the caller's allocator is. */
 rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out);
 #define RFI_ALLOC(ctx, bytes, out) rfi_alloc(ctx, bytes, (void **)(out))
 void rfi_free(rfr_ctx *ctx, void *memory); /* accepts NULL */

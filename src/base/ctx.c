@@ -74,6 +74,7 @@ rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out) {
   /* The caller's pointer has another type than void *: it is written as bytes. */
   void *memory = NULL;
   memcpy(out, &memory, sizeof memory);
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (bytes > (size_t)INT64_MAX / 2) return rfi_fail(RFI_E_OVERFLOW, "a block of %zu bytes", bytes);
   const size_t total = sizeof(header) + ((bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1));
 
@@ -111,6 +112,7 @@ void rfi_free(rfr_ctx *ctx, void *memory) {
 }
 
 rfr_ctx_stats rfr_ctx_get_stats(const rfr_ctx *ctx) {
+  if (ctx == NULL) return (rfr_ctx_stats){0};
   return (rfr_ctx_stats){
       .alloc_calls = atomic_load(&ctx->alloc_calls),
       .live_blocks = atomic_load(&ctx->live_blocks),
@@ -119,7 +121,9 @@ rfr_ctx_stats rfr_ctx_get_stats(const rfr_ctx *ctx) {
   };
 }
 
-void rfr_ctx_fail_alloc(rfr_ctx *ctx, int64_t k) { atomic_store(&ctx->fail_in, k > 0 ? k : 0); }
+void rfr_ctx_fail_alloc(rfr_ctx *ctx, int64_t k) {
+  if (ctx != NULL) atomic_store(&ctx->fail_in, k > 0 ? k : 0);
+}
 
 /* ---- what the machine has ---- */
 

@@ -117,6 +117,10 @@ rfr_status rfi_fail_prefix(const char *format, ...) {
   return last.error.status;
 }
 
+rfr_status rfi_check_handle(const void *handle, const char *type) {
+  return handle ? RFR_OK : rfi_fail(RFI_E_ARGUMENT, "the %s is NULL", type);
+}
+
 const rfr_error *rfr_last_error(void) {
   if (last.error.slug == NULL) {
     /* This thread has had no error yet. */

@@ -205,7 +205,8 @@ static rfr_status allocate(rfr_programs *p) {
 }
 
 static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *traces, const rfr_compile_options *o) {
-  if (!ctx || n < 1 || !traces) return rfi_fail(RFI_E_ARGUMENT, "%d programs, or no context", n);
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
+  if (n < 1 || !traces) return rfi_fail(RFI_E_ARGUMENT, "%d programs, or no traces", n);
   for (int i = 0; i < n; i++)
     if (!traces[i]) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d has no trace", i, n);
   if (!o) return RFR_OK;
@@ -280,31 +281,34 @@ void rfr_programs_destroy(rfr_programs *p) {
 
 /* ---- answers ---- */
 
+rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out) {
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
+  if (i < 0 || i >= p->n) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d", i, p->n);
+  *out = &p->program[i];
+  return RFR_OK;
+}
+
 rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out) {
   memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   if (i < 0 || i >= p->n_slots) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->n_slots);
   *out = p->slot[i].tensor;
   return RFR_OK;
 }
 
 rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tensor *out) {
-  const rfi_slot *slot = name ? find_slot(p, name) : NULL;
   memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
+  const rfi_slot *slot = name ? find_slot(p, name) : NULL;
   if (!slot) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name ? name : "");
   *out = slot->tensor;
   return RFR_OK;
 }
 
-static rfr_status get(const rfr_programs *p, int program, const rfi_program **out) {
-  if (program < 0 || program >= p->n) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d", program, p->n);
-  *out = &p->program[program];
-  return RFR_OK;
-}
-
 rfr_status rfr_program_output(const rfr_programs *p, int program, const char *name, rfr_tensor *out) {
-  const rfi_program *g;
+  rfi_program *g;
   memset(out, 0, sizeof *out);
-  RFI_TRY(get(p, program, &g));
+  RFI_TRY(rfi_program_get(p, program, &g));
   if (!name) name = "";
   for (int i = 0; i < g->trace->n_outputs; i++) {
     if (strcmp(g->trace->outputs[i].name, name) != 0) continue;
@@ -321,9 +325,9 @@ rfr_status rfr_program_output(const rfr_programs *p, int program, const char *na
 }
 
 rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out) {
-  const rfi_program *g;
+  rfi_program *g;
   memset(out, 0, sizeof *out);
-  RFI_TRY(get(p, program, &g));
+  RFI_TRY(rfi_program_get(p, program, &g));
   *out = (rfr_plan_summary){p->total_bytes, p->persistent_bytes, g->plan.bytes, g->plan.lower_bound,
                             p->n_slots + g->plan.n, p->options.budget};
   return RFR_OK;
@@ -342,9 +346,9 @@ static const char *kind_of(const rfi_program *g, const rfi_buffer *b) {
 }
 
 rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out) {
-  const rfi_program *g;
+  rfi_program *g;
   memset(out, 0, sizeof *out);
-  RFI_TRY(get(p, program, &g));
+  RFI_TRY(rfi_program_get(p, program, &g));
   if (i >= 0 && i < p->n_slots) {
     const rfr_tensor *t = &p->slot[i].tensor;
     bool weight = t->role == RFR_ROLE_TRAINABLE || t->role == RFR_ROLE_FROZEN;
@@ -364,9 +368,9 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
 }
 
 rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op *out) {
-  const rfi_program *g;
+  rfi_program *g;
   memset(out, 0, sizeof *out);
-  RFI_TRY(get(p, program, &g));
+  RFI_TRY(rfi_program_get(p, program, &g));
   if (i < 0 || i >= g->trace->n_ops) return rfi_fail(RFI_E_ARGUMENT, "op %d of %d", i, g->trace->n_ops);
   const rfi_opr *op = &g->trace->ops[i];
   *out = (rfr_plan_op){op->def->name,        op->scope,      op->reason,
@@ -376,6 +380,7 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
 
 int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
   enum { CHUNK = 1 << 20 };
+  if (rfi_check_handle(p, "rfr_programs") != RFR_OK) return -1;
   int64_t touched = p->persistent_bytes;
   void *chunk;
   if (rfi_alloc(p->ctx, CHUNK, &chunk) != RFR_OK) return -1;
@@ -397,6 +402,7 @@ int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
 
 rfr_status rfr_programs_check(const rfr_programs *p) {
   unsigned char guard[RFI_GUARD];
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   RFI_TRY(p->backend->copy(p->device, guard, rfi_address(p, p->total_bytes), RFI_GUARD));
   for (int i = 0; i < RFI_GUARD; i++)
     if (guard[i] != RFI_PATTERN) return rfi_fail(RFI_E_DEBUG_OVERRUN, "a byte behind the arena was written");
@@ -404,9 +410,10 @@ rfr_status rfr_programs_check(const rfr_programs *p) {
 }
 
 static const rfi_stage *find_stage(const rfr_programs *p, int program, const char *pass) {
-  if (program < 0 || program >= p->n || !pass) return NULL;
+  rfi_program *g;
+  if (rfi_program_get(p, program, &g) != RFR_OK || !pass) return NULL;
   for (int k = 0; k < RFI_STAGES; k++)
-    if (strcmp(p->program[program].pipeline.stage[k].pass, pass) == 0) return &p->program[program].pipeline.stage[k];
+    if (strcmp(g->pipeline.stage[k].pass, pass) == 0) return &g->pipeline.stage[k];
   return NULL;
 }
 
@@ -421,14 +428,15 @@ const char *rfr_program_report(const rfr_programs *p, int program, const char *p
 }
 
 double rfr_program_flops(const rfr_programs *p, int program) {
-  return program < 0 || program >= p->n ? 0 : p->program[program].flops;
+  rfi_program *g;
+  return rfi_program_get(p, program, &g) == RFR_OK ? g->flops : 0;
 }
 
 rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point *points, int max, int *n) {
-  const rfi_program *g;
+  rfi_program *g;
   int64_t others = 0;
   *n = 0;
-  RFI_TRY(get(p, program, &g));
+  RFI_TRY(rfi_program_get(p, program, &g));
   const rfi_stage *stage = find_stage(p, program, "fuse");
   if (!stage || !stage->trace) return rfi_fail(RFI_E_ARGUMENT, "the traces of program \"%s\" were not kept", g->name);
   for (int i = 0; i < p->n; i++)

@@ -60,6 +60,9 @@ static inline unsigned char *rfi_address(const rfr_programs *p, int64_t offset) 
   return offset < p->ring_bytes ? p->ring + offset : p->arena + (offset - p->ring_bytes);
 }
 
+/* The i-th program, for public calls: an error without programs or past the last. */
+rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out);
+
 /* ---- bind.c ---- */
 /* Picks a kernel for every op; fills bound[] with shapes, workspace sizes and fake addresses. */
 rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program);

@@ -13,13 +13,8 @@
 #include "exec/exec.h"
 #include "ops/cost.h"
 
-static rfr_status get_program(const rfr_programs *p, int i, rfi_program **out) {
-  if (i < 0 || i >= p->n) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d", i, p->n);
-  *out = &p->program[i];
-  return RFR_OK;
-}
-
 rfr_status rfr_programs_load(rfr_programs *p) {
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     if (p->options.debug) RFI_TRY(rfi_debug_run(p, g, 0, g->n_load));
@@ -30,7 +25,7 @@ rfr_status rfr_programs_load(rfr_programs *p) {
 
 rfr_status rfr_program_run(rfr_programs *p, int program) {
   rfi_program *g;
-  RFI_TRY(get_program(p, program, &g));
+  RFI_TRY(rfi_program_get(p, program, &g));
   if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
   return p->backend->run(p->device, g->bound + g->n_load, g->n_bound - g->n_load);
 }
@@ -70,7 +65,7 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
 rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times, int max, int *n) {
   rfi_program *g;
   *n = 0;
-  RFI_TRY(get_program(p, program, &g));
+  RFI_TRY(rfi_program_get(p, program, &g));
   *n = g->n_bound - g->n_load;
   if (!times) return RFR_OK;
   if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d times, program \"%s\" has %d ops", max, g->name, *n);
@@ -80,7 +75,7 @@ rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times,
 
 rfr_status rfr_program_capture(rfr_programs *p, int program) {
   rfi_program *g;
-  RFI_TRY(get_program(p, program, &g));
+  RFI_TRY(rfi_program_get(p, program, &g));
   p->backend->graph_destroy(p->device, g->graph);
   g->graph = NULL;
   return p->backend->capture(p->device, g->bound + g->n_load, g->n_bound - g->n_load, &g->graph);
@@ -110,27 +105,33 @@ static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, con
 
 rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *bindings, int n) {
   rfi_program *g;
-  RFI_TRY(get_program(p, program, &g));
+  RFI_TRY(rfi_program_get(p, program, &g));
   if (!g->graph) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" was not captured", g->name);
   for (int i = 0; i < n; i++) RFI_TRY(check_binding(p, g, &bindings[i]));
   if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
   return p->backend->launch(p->device, g->graph);
 }
 
-rfr_status rfr_programs_wait(rfr_programs *p) { return p->backend->wait(p->device); }
+rfr_status rfr_programs_wait(rfr_programs *p) {
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
+  return p->backend->wait(p->device);
+}
 
 rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
   bool done = true;
   *idle = 0;
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   RFI_TRY(p->backend->poll(p->device, &done));
   *idle = done;
   return RFR_OK;
 }
 
 rfr_status rfr_programs_write(rfr_programs *p, const rfr_tensor *to, const void *from) {
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   return p->backend->copy(p->device, to->data, from, (size_t)to->bytes);
 }
 
 rfr_status rfr_programs_read(rfr_programs *p, const rfr_tensor *from, void *to) {
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   return p->backend->copy(p->device, to, from->data, (size_t)from->bytes);
 }

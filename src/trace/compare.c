@@ -32,6 +32,7 @@ static bool ops_equal(const rfi_opr *a, const rfi_opr *b) {
 }
 
 int rfr_trace_equal(const rfr_trace *a, const rfr_trace *b) {
+  if (!a || !b) return a == b;
   if (a->n_values != b->n_values || a->n_ops != b->n_ops || a->n_inputs != b->n_inputs || a->n_outputs != b->n_outputs)
     return 0;
   for (int i = 0; i < a->n_values; i++)
@@ -71,6 +72,8 @@ static uint64_t fingerprint(const rfr_trace *t, const rfi_opr *op) {
 
 rfr_status rfr_trace_diff(const rfr_trace *a, const rfr_trace *b, rfr_write_fn write, void *user) {
   rfr_status s = RFR_OK;
+  RFI_TRY(rfi_check_handle(a, "rfr_trace"));
+  RFI_TRY(rfi_check_handle(b, "rfr_trace"));
   rfi_string line = {.ctx = a->ctx};
   uint64_t *fa = NULL, *fb = NULL;
   RFI_GOTO(RFI_ALLOC(a->ctx, sizeof *fa * (size_t)(a->n_ops + 1), &fa));

@@ -23,8 +23,12 @@ static rfr_status latch(rfr_trace *t) {
   return t->status;
 }
 
+bool rfi_trace_records(const rfr_trace *t) {
+  return rfi_check_handle(t, "rfr_trace") == RFR_OK && t->status == RFR_OK;
+}
+
 rfr_value rfi_trace_fail(rfr_trace *t, rfr_place at, const char *op, int error, const char *format, ...) {
-  if (t->status != RFR_OK) return RFR_NONE;
+  if (!rfi_trace_records(t)) return RFR_NONE;
   char text[400];
   va_list args;
   va_start(args, format);
@@ -43,6 +47,7 @@ static rfr_value no_memory(rfr_trace *t) {
 
 /* The latched error becomes the calling thread's last error again. */
 rfr_status rfr_trace_status(const rfr_trace *t) {
+  RFI_TRY(rfi_check_handle(t, "rfr_trace"));
   if (t->status == RFR_OK) return RFR_OK;
   rfr_error row;
   for (int i = 0; rfr_error_row(i, &row); i++)
@@ -55,7 +60,6 @@ rfr_status rfr_trace_status(const rfr_trace *t) {
 rfr_status rfr_trace_create(rfr_ctx *ctx, rfr_trace **out) {
   rfi_arena *arena;
   *out = NULL;
-  if (!ctx) return rfi_fail(RFI_E_ARGUMENT, "a trace needs a context");
   RFI_TRY(rfi_arena_create(ctx, &arena));
   rfr_trace *t = rfi_arena_alloc(arena, sizeof *t);
   if (!t) {
@@ -85,32 +89,35 @@ static const rfr_place nowhere = {NULL, 0};
 
 void rfr_scope(rfr_trace *t, const char *scope) {
   if (!scope) scope = "";
-  if (strcmp(t->scope, scope) == 0) return;
+  if (!rfi_trace_records(t) || strcmp(t->scope, scope) == 0) return;
   char *copy = rfi_arena_strdup(t->arena, scope);
   if (copy) t->scope = copy;
   else no_memory(t);
 }
 void rfr_microbatch(rfr_trace *t, int microbatch) {
+  if (!rfi_trace_records(t)) return;
   if (microbatch >= -1 && microbatch <= RFI_MAX_MICROBATCH) t->microbatch = microbatch;
   else
     rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "microbatch %d, it may be -1 to %d", microbatch, RFI_MAX_MICROBATCH);
 }
 void rfr_set_phase(rfr_trace *t, rfr_phase phase) {
+  if (!rfi_trace_records(t)) return;
   if ((unsigned)phase <= RFR_PHASE_OPTIM) t->phase = phase;
   else rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "%d is no phase", (int)phase);
 }
 void rfr_set_recompute(rfr_trace *t, rfr_policy policy) {
+  if (!rfi_trace_records(t)) return;
   if ((unsigned)policy <= RFR_POLICY_RECOMPUTE) t->policy = policy;
   else rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "%d is no recompute policy", (int)policy);
 }
 
-static bool is_value(const rfr_trace *t, rfr_value v) { return v >= 0 && v < t->n_values; }
+static bool is_value(const rfr_trace *t, rfr_value v) { return t && v >= 0 && v < t->n_values; }
 
 rfr_type rfr_value_type(const rfr_trace *t, rfr_value v) {
   return is_value(t, v) ? t->values[v].type : (rfr_type){.dtype = RFR_F32};
 }
 const char *rfr_value_name(const rfr_trace *t, rfr_value v) { return is_value(t, v) ? t->values[v].name : ""; }
-int rfr_trace_op_count(const rfr_trace *t) { return t->n_ops; }
+int rfr_trace_op_count(const rfr_trace *t) { return t ? t->n_ops : 0; }
 
 void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name) {
   if (!is_value(t, v)) return;
@@ -138,7 +145,7 @@ static rfr_value new_value(rfr_trace *t, const rfr_type *type, rfr_place at) {
 
 rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role role, rfr_dtype dtype, int rank,
                        const int64_t *shape) {
-  if (t->status != RFR_OK) return RFR_NONE;
+  if (!rfi_trace_records(t)) return RFR_NONE;
   if (!name || !name[0]) return rfi_trace_fail(t, at, "input", RFI_E_TRACE_NAME, "an input needs a name");
   if (rfi_names_find(&t->input_names, name) >= 0)
     return rfi_trace_fail(t, at, "input", RFI_E_TRACE_NAME, "the name \"%s\" is taken", name);
@@ -168,7 +175,7 @@ rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role ro
 }
 
 void rfr_output_at(rfr_trace *t, rfr_place at, const char *name, rfr_value v) {
-  if (t->status != RFR_OK) return;
+  if (!rfi_trace_records(t)) return;
   if (!name || !name[0]) {
     rfi_trace_fail(t, at, "output", RFI_E_TRACE_NAME, "an output needs a name");
     return;
@@ -277,7 +284,7 @@ static rfr_value record(rfr_trace *t, rfr_place at, const rfi_op_def *def, int n
   rfr_value results[RFI_MAX_NAMES];
   if (out)
     for (int j = 0; j < def->n_results; j++) out[j] = RFR_NONE;
-  if (t->status != RFR_OK) return RFR_NONE;
+  if (!rfi_trace_records(t)) return RFR_NONE;
   if (n_in < 0 || (n_in > 0 && !in))
     return rfi_trace_fail(t, at, def->name, RFI_E_ARGUMENT, "%d operands, or none where there should be some", n_in);
   rfi_opr op = {.def = def,
@@ -335,7 +342,7 @@ rfr_value rfr_record_at(rfr_trace *t, rfr_place at, const rfr_op *op, int n_in, 
   rfi_attr clean[RFI_MAX_ATTR];
   if (!op || n_in < 0 || (n_in > 0 && !in) || (op->n_attrs > 0 && !attr))
     return rfi_trace_fail(t, at, op ? op->name : "record", RFI_E_ARGUMENT, "op, operands or attributes are missing");
-  if (op->outside && op->outside->ctx != t->ctx)
+  if (t && op->outside && op->outside->ctx != t->ctx)
     return rfi_trace_fail(t, at, op->name, RFI_E_ARGUMENT, "it is registered with another context");
   if (!clean_attrs(op, attr, clean))
     return rfi_trace_fail(t, at, op->name, RFI_E_ARGUMENT, "an attribute is out of range");

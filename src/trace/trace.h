@@ -159,6 +159,9 @@ rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, cons
  * (operands are ids of t); dead[j] marks results that nobody wants; out[] gets the ids.
  * The error is returned, not latched. */
 rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_value *out);
+/* Whether a recording call may go on: not without a trace, which is the thread's last error, nor
+ * after the first error, which is latched. */
+bool rfi_trace_records(const rfr_trace *t);
 /* Latches an error in the trace and returns RFR_NONE; the message gets the place and op. */
 rfr_value rfi_trace_fail(rfr_trace *t, rfr_place at, const char *op, int error, const char *format, ...)
     __attribute__((format(printf, 5, 6)));

@@ -134,6 +134,7 @@ static rfr_status check_bytes(const rfr_trace *t) {
 
 rfr_status rfr_trace_verify(const rfr_trace *t) {
   bool others = false;
+  RFI_TRY(rfi_check_handle(t, "rfr_trace"));
   RFI_TRY(check_bytes(t));
   int32_t host = -1;
   for (int i = 0; i < t->n_ops; i++) {

@@ -26,8 +26,9 @@ static rfr_status fill_batch(rfr_run *run, int64_t first, int64_t *predicted) {
 
 rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
   memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_run_check(run, RFR_RUN_EVALUATE));
+  if (!run->data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without data for evaluation");
   const int program = rfr_run_program_index(run, RFR_RUN_EVALUATE);
-  if (program < 0 || !run->data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without data for evaluation");
   const rfi_dataset_stats *stats = rfi_dataset_get_stats(run->data);
   if (stats->validation_predicted <= 0)
     return rfi_fail(RFI_E_DATA_EMPTY, "data.validation holds out nothing to evaluate on");

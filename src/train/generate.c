@@ -104,8 +104,7 @@ rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rf
   void *scratch = NULL;
   const rfr_generate_options o = options ? *options : rfr_generate_options_default();
   RFI_TRY(check_options(&o, n));
-  if (rfr_run_program_index(run, RFR_RUN_GENERATE) < 0)
-    return rfi_fail(RFI_E_ARGUMENT, "the run was opened without RFR_RUN_GENERATE");
+  RFI_TRY(rfi_run_check(run, RFR_RUN_GENERATE));
   RFI_GOTO(RFI_ALLOC(run->ctx, (n + (size_t)o.tokens) * sizeof *text, &text));
   RFI_GOTO(rfi_alloc(run->ctx, rfi_draw_scratch(run->settings->spec.model.vocab_size), &scratch));
   for (size_t i = 0; i < n; i++) text[i] = (unsigned char)prompt[i];

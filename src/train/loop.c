@@ -56,8 +56,8 @@ rfr_status rfi_fill_slot(rfr_run *run, int64_t step) {
 }
 
 rfr_status rfi_launch(rfr_run *run, int program) {
+  RFI_TRY(rfi_run_check(run, program));
   const int i = rfr_run_program_index(run, program);
-  if (i < 0) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without this program");
   if (run->options.eager || run->options.debug) return rfr_program_run(run->programs, i);
   return rfr_program_replay(run->programs, i, NULL, 0);
 }
@@ -108,8 +108,6 @@ static rfr_status warn_of_zeros(rfr_run *run) {
  * launched before the wait, as far as the ring goes, so that it is never idle. */
 static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max, int *n) {
   double m[RFI_METRIC_N];
-  if (rfr_run_program_index(run, RFR_RUN_TRAIN) < 0)
-    return rfi_fail(RFI_E_ARGUMENT, "the run was opened without RFR_RUN_TRAIN");
   RFI_TRY(rfi_state_ready(run));
   const double start = rfi_now();
   for (; run->filled < run->step + run->settings->spec.slots; run->filled++) RFI_TRY(rfi_fill_slot(run, run->filled));
@@ -139,10 +137,14 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
   return RFR_OK;
 }
 
-rfr_status rfr_run_step(rfr_run *run) { return step(run, run->step + 1, NULL, 0, NULL); }
+rfr_status rfr_run_step(rfr_run *run) {
+  RFI_TRY(rfi_run_check(run, RFR_RUN_TRAIN));
+  return step(run, run->step + 1, NULL, 0, NULL);
+}
 
 rfr_status rfr_run_profile(rfr_run *run, rfr_op_time *times, int max, int *n) {
   *n = 0;
+  RFI_TRY(rfi_run_check(run, RFR_RUN_TRAIN));
   if (times) return step(run, run->step + 1, times, max, n);
   return rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), NULL, 0, n);
 }
@@ -176,6 +178,7 @@ static rfr_status train(rfr_run *run) {
 }
 
 rfr_status rfr_run_train(rfr_run *run) {
+  RFI_TRY(rfi_run_check(run, RFR_RUN_TRAIN));
   rfr_status s = train(run);
   const char *how = s == RFR_OK ? "done" : s == RFR_STOPPED ? "stopped" : rfr_last_error()->slug;
   rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_END, .step = run->step, .message = how});

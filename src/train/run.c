@@ -24,12 +24,21 @@ rfr_run_options rfr_run_options_default(void) {
 }
 
 int rfr_run_program_index(const rfr_run *run, int program) {
-  for (int i = 0; i < run->n_programs; i++)
+  for (int i = 0; run && i < run->n_programs; i++)
     if (run->bits[i] == program) return i;
   return -1;
 }
 
-rfr_programs *rfr_run_programs(rfr_run *run) { return run->programs; }
+rfr_programs *rfr_run_programs(rfr_run *run) { return run ? run->programs : NULL; }
+
+rfr_status rfi_run_check(const rfr_run *run, int program) {
+  static const char *const names[] = {[RFR_RUN_TRAIN] = "RFR_RUN_TRAIN",
+                                      [RFR_RUN_EVALUATE] = "RFR_RUN_EVALUATE",
+                                      [RFR_RUN_GENERATE] = "RFR_RUN_GENERATE"};
+  RFI_TRY(rfi_check_handle(run, "rfr_run"));
+  if (rfr_run_program_index(run, program) >= 0) return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT, "the run was opened without %s", names[program]);
+}
 
 /* ---- programs ---- */
 
@@ -332,6 +341,8 @@ static double step_flops(const rfr_model_config *c, int64_t sequence, int64_t to
 }
 
 void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
+  *out = (rfr_run_info){.size = sizeof *out};
+  if (!run) return;
   const rfi_settings *s = run->settings;
   *out = (rfr_run_info){.size = sizeof *out,
                         .step = run->step,
@@ -363,8 +374,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
 }
 
 const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i) {
-  if (!run->data || i < 0 || i >= rfi_dataset_get_stats(run->data)->files[validation ? RFI_VALIDATION : RFI_TRAIN])
-    return NULL;
-  int64_t bytes;
-  return rfi_dataset_document(run->data, validation ? RFI_VALIDATION : RFI_TRAIN, (int)i, &bytes);
+  const rfi_split split = validation ? RFI_VALIDATION : RFI_TRAIN;
+  if (!run || !run->data || i < 0 || i >= rfi_dataset_get_stats(run->data)->files[split]) return NULL;
+  return rfi_dataset_document(run->data, split, (int)i, NULL);
 }

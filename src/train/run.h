@@ -70,6 +70,8 @@ rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t r
                          int32_t *offsets);
 /* Over the first `windows` held-out windows, rounded up to whole batches; 0: all. */
 rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out);
+/* An error without a run, or when it was opened without one of the programs (RFR_RUN_...). */
+rfr_status rfi_run_check(const rfr_run *run, int program);
 /* Runs one of the programs (RFR_RUN_...) as the options say. */
 rfr_status rfi_launch(rfr_run *run, int program);
 /* Puts the inputs of step `step` into its slot. */

@@ -331,4 +331,7 @@ fail:
   return s;
 }
 
-rfr_status rfr_run_save(rfr_run *run) { return rfi_state_save(run); }
+rfr_status rfr_run_save(rfr_run *run) {
+  RFI_TRY(rfi_check_handle(run, "rfr_run"));
+  return rfi_state_save(run);
+}

@@ -61,7 +61,7 @@ rfr_status rfi_grad_scale(rfi_grad *g) {
 static rfr_value broadcast(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b) {
   rfr_type ta = rfr_value_type(t, a), tb = rfr_value_type(t, b);
   int64_t n = tb.shape[0], count = rfi_count(&ta);
-  if (t->status != RFR_OK || tb.rank != 1 || ta.rank < 1) return b;
+  if (!rfi_trace_records(t) || tb.rank != 1 || ta.rank < 1) return b;
   if (ta.rank == 1 && ta.shape[0] == n) return b;
   if (n != 1 && n != ta.shape[ta.rank - 1]) return b;
   int64_t rows = n ? count / n : 0, row[2] = {1, n};

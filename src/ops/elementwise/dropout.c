@@ -28,6 +28,7 @@ rfr_status rfi_grad_dropout(rfi_grad *g) {
 }
 
 rfr_value rfr_dropout_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value step, double p, int stream) {
+  if (!rfi_trace_records(t)) return RFR_NONE;
   rfi_attr attr[3] = {rfi_f(p), rfi_i(t->next_site++), rfi_i(stream)};
   return rfi_record(t, at, RFI_OP_dropout, 2, (rfr_value[]){x, step}, attr, NULL);
 }

@@ -87,7 +87,7 @@ rfr_value rfr_concat_at(rfr_trace *t, rfr_place at, int n, const rfr_value *xs, 
 
 rfr_value rfr_gradient_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_dtype to) {
   rfi_attr attr = rfi_i(to);
-  if (t->status == RFR_OK && w >= 0 && w < t->n_values) {
+  if (rfi_trace_records(t) && w >= 0 && w < t->n_values) {
     const rfi_value *v = &t->values[w];
     if (v->op >= 0 || (v->role != RFR_ROLE_TRAINABLE && v->role != RFR_ROLE_INPUT_GRAD))
       return rfi_trace_fail(t, at, "gradient", RFI_E_GRAD_ROLE, "%s%s%s is no input of role trainable or input_grad",

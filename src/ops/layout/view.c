@@ -114,7 +114,7 @@ rfr_value rfr_reshape_at(rfr_trace *t, rfr_place at, rfr_value x, int rank, cons
   if (rank > 0 && !shape) return rfi_trace_fail(t, at, "reshape", RFI_E_ARGUMENT, "no shape is given");
   attr.s = (rfi_shape){.rank = rank};
   for (int d = 0; d < rank && d < RFR_MAX_RANK; d++) attr.s.dim[d] = shape[d];
-  bool legal = t->status == RFR_OK && x >= 0 && x < t->n_values && rank >= 0 && rank <= RFR_MAX_RANK;
+  bool legal = rfi_trace_records(t) && x >= 0 && x < t->n_values && rank >= 0 && rank <= RFR_MAX_RANK;
   int64_t count = 1;
   for (int d = 0; legal && d < rank; d++) legal = shape[d] >= 0 && !__builtin_mul_overflow(count, shape[d], &count);
   if (legal && count == rfi_count(&t->values[x].type)) {

@@ -159,13 +159,15 @@ rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_place at, rfr_value step, const r
 rfr_value rfr_grad_norm_zeros_at(rfr_trace *t, rfr_place at, int n, const rfr_value *grads, rfr_value zeros,
                                  rfr_value *skip) {
   rfr_value out[3] = {RFR_NONE, RFR_NONE, RFR_NONE};
-  rfr_value *in = n < 0 || (n > 0 && !grads) ? NULL : rfi_arena_alloc(t->arena, sizeof *in * ((size_t)n + 1));
+  rfr_value *in = NULL;
+  bool given = n >= 0 && (n == 0 || grads);
+  if (given && rfi_trace_records(t)) in = rfi_arena_alloc(t->arena, sizeof *in * ((size_t)n + 1));
   if (in) {
     in[0] = zeros;
     if (n > 0) memcpy(in + 1, grads, sizeof *in * (size_t)n);
     rfi_record(t, at, RFI_OP_grad_norm, n + 1, in, NULL, out);
   } else {
-    rfi_trace_fail(t, at, "grad_norm", n < 0 || !grads ? RFI_E_ARGUMENT : RFI_E_NO_MEMORY, "of %d gradients", n);
+    rfi_trace_fail(t, at, "grad_norm", given ? RFI_E_NO_MEMORY : RFI_E_ARGUMENT, "of %d gradients", n);
   }
   if (skip) *skip = out[1];
   return out[0];

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every public function that takes a handle, with NULL for it: an argument error that says so,
+ * or the neutral answer where there is no status. The headers say which functions those are, so
+ * that one that is added is missed here.
+ */
+#include <ctype.h>
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "refrain/refrain.h"
+
+static char called[16384]; /* the names, a blank before and after each */
+
+static void note(const char *name) {
+  if (!*called) strcpy(called, " ");
+  assert_true(strlen(called) + strlen(name) + 2 < sizeof called);
+  strcat(strcat(called, name), " ");
+}
+
+static void expect_error(const char *name) {
+  const rfr_error *e = rfr_last_error();
+  if (strcmp(e->slug, "argument") != 0 || !strstr(e->message, "is NULL"))
+    fail_msg("%s: %s (%s)", name, e->message, e->slug);
+}
+
+/* An error of another call, so that each has to set its own. */
+static void forget(const char *name) {
+  note(name);
+  assert_int_equal(rfr_tensor_from_dlpack(NULL, &(rfr_tensor){0}), RFR_INVALID);
+}
+
+#define STATUS(name, ...)                               \
+  do {                                                  \
+    forget(#name);                                      \
+    assert_int_equal(name(__VA_ARGS__), RFR_INVALID);   \
+    expect_error(#name);                                \
+  } while (0)
+#define VALUE(name, ...)                             \
+  do {                                               \
+    forget(#name);                                   \
+    assert_int_equal(name(__VA_ARGS__), RFR_NONE);   \
+    expect_error(#name);                             \
+  } while (0)
+#define VOID(name, ...)   \
+  do {                    \
+    forget(#name);        \
+    name(__VA_ARGS__);    \
+    expect_error(#name);  \
+  } while (0)
+#define QUIET(name, ...) \
+  do {                   \
+    note(#name);         \
+    name(__VA_ARGS__);   \
+  } while (0)
+#define GIVES(wanted, name, ...)                \
+  do {                                          \
+    note(#name);                                \
+    assert_true(name(__VA_ARGS__) == (wanted)); \
+  } while (0)
+#define NOWHERE ((rfr_place){NULL, 0})
+
+static void ignore(const char *text, size_t n, void *user) {
+  (void)text;
+  (void)n;
+  (void)user;
+}
+
+static const char *no_shape(const rfr_infer *c) {
+  (void)c;
+  return "never called";
+}
+
+static void contexts(void) {
+  rfr_ctx_stats stats = rfr_ctx_get_stats(NULL);
+  rfr_tensor x = {.name = "x", .type = {.dtype = RFR_F32}, .data = &stats, .bytes = 4};
+  rfr_op_desc d = rfr_op_desc_default();
+  DLManagedTensorVersioned *dl;
+  rfr_programs *p;
+  rfr_machine machine;
+  const rfr_op *op;
+  rfr_trace *t;
+  rfr_run *run;
+  note("rfr_ctx_get_stats");
+  assert_int_equal(stats.alloc_calls + stats.live_bytes + stats.live_blocks + stats.peak_bytes, 0);
+  QUIET(rfr_ctx_destroy, NULL);
+  QUIET(rfr_ctx_fail_alloc, NULL, 1);
+  STATUS(rfr_trace_create, NULL, &t);
+  STATUS(rfr_trace_parse, NULL, "x", "refrain-trace 1\n", 16, &t);
+  STATUS(rfr_compile, NULL, 1, (const rfr_trace *const[]){NULL}, NULL, NULL, &p);
+  STATUS(rfr_tensor_to_dlpack, NULL, &x, NULL, NULL, &dl);
+  d.name = "a.b";
+  d.shape = no_shape;
+  STATUS(rfr_op_register, NULL, &d, &op);
+  assert_non_null(rfr_op_find(NULL, "matmul"));
+  GIVES(NULL, rfr_op_find, NULL, "no.op");
+  STATUS(rfr_run_open, NULL, "refrain: 1\n", NULL, NULL, &run);
+  STATUS(rfr_machine_describe, NULL, &machine);
+  STATUS(rfr_config_resolve, NULL, "refrain: 1\n", NULL, 0, ignore, NULL);
+}
+
+static void traces(void) {
+  const int64_t shape[] = {2, 3};
+  rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
+  rfr_value *p = calloc((size_t)rfr_model_parameter_count(&c), sizeof *p);
+  QUIET(rfr_trace_destroy, NULL);
+  STATUS(rfr_trace_finish, NULL);
+  STATUS(rfr_trace_status, NULL);
+  VALUE(rfr_input_at, NULL, NOWHERE, "x", RFR_ROLE_INPUT, RFR_F32, 2, shape);
+  VOID(rfr_output_at, NULL, NOWHERE, "y", 0);
+  VOID(rfr_scope, NULL, "layer0");
+  VOID(rfr_microbatch, NULL, 0);
+  VOID(rfr_set_phase, NULL, RFR_PHASE_OPTIM);
+  VOID(rfr_set_recompute, NULL, RFR_POLICY_KEEP);
+  QUIET(rfr_value_set_name, NULL, 0, "x");
+  GIVES(0, rfr_trace_op_count, NULL);
+  assert_int_equal(rfr_value_type(NULL, 0).rank, 0);
+  note("rfr_value_type");
+  assert_string_equal(rfr_value_name(NULL, 0), "");
+  note("rfr_value_name");
+  STATUS(rfr_trace_print, NULL, NULL, ignore, NULL);
+  GIVES(1, rfr_trace_equal, NULL, NULL);
+  STATUS(rfr_trace_verify, NULL);
+  STATUS(rfr_trace_diff, NULL, NULL, ignore, NULL);
+  VALUE(rfr_record_at, NULL, NOWHERE, rfr_op_find(NULL, "add"), 2, (rfr_value[]){0, 0}, NULL, NULL);
+  VOID(rfr_model_declare, NULL, &c, NULL, 0, p);
+  VALUE(rfr_model_forward, NULL, &c, p, 0, 0, 0);
+  VALUE(rfr_model_logits, NULL, &c, p, 0, RFR_F32);
+  free(p);
+}
+
+static void ops(void) {
+  const int64_t shape[] = {2, 3};
+  const rfr_value v[] = {0, 0};
+  VALUE(rfr_matmul_at, NULL, NOWHERE, 0, 0, 0, 0, 0, RFR_F32);
+  VALUE(rfr_linear_at, NULL, NOWHERE, 0, 0, 0);
+  VALUE(rfr_quantize_at, NULL, NOWHERE, 0, NULL, NULL);
+  VALUE(rfr_matmul_scaled_at, NULL, NOWHERE, 0, 0, 0, 0, 0, RFR_F32);
+  VALUE(rfr_linear_e4m3_at, NULL, NOWHERE, 0, 0, 0);
+  VALUE(rfr_embedding_at, NULL, NOWHERE, 0, 0);
+  VALUE(rfr_positions_at, NULL, NOWHERE, 0, 4);
+  VALUE(rfr_rope_at, NULL, NOWHERE, 0, 0, 1e4, NULL);
+  VALUE(rfr_layernorm_at, NULL, NOWHERE, 0, 0, 0, 1e-5);
+  VALUE(rfr_rmsnorm_at, NULL, NOWHERE, 0, 0, 1e-5);
+  VALUE(rfr_attention_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 1);
+  VALUE(rfr_add_at, NULL, NOWHERE, 0, 0);
+  VALUE(rfr_mul_at, NULL, NOWHERE, 0, 0);
+  VALUE(rfr_scale_at, NULL, NOWHERE, 0, 2, 0);
+  VALUE(rfr_cast_at, NULL, NOWHERE, 0, RFR_BF16);
+  VALUE(rfr_copy_at, NULL, NOWHERE, 0);
+  VALUE(rfr_fill_at, NULL, NOWHERE, 1, RFR_F32, 2, shape);
+  VALUE(rfr_gelu_at, NULL, NOWHERE, 0, 1);
+  VALUE(rfr_silu_at, NULL, NOWHERE, 0);
+  VALUE(rfr_swiglu_at, NULL, NOWHERE, 0, 0);
+  VALUE(rfr_dropout_at, NULL, NOWHERE, 0, 0, 0.5, 0);
+  VALUE(rfr_sum_at, NULL, NOWHERE, 0, -1);
+  VALUE(rfr_mean_at, NULL, NOWHERE, 0, -1);
+  VALUE(rfr_max_at, NULL, NOWHERE, 0, -1);
+  VALUE(rfr_reshape_at, NULL, NOWHERE, 0, 2, shape);
+  VALUE(rfr_transpose_at, NULL, NOWHERE, 0, 0, 1);
+  VALUE(rfr_slice_at, NULL, NOWHERE, 0, 0, 0, 1);
+  VALUE(rfr_expand_at, NULL, NOWHERE, 0, 0, 1);
+  VALUE(rfr_concat_at, NULL, NOWHERE, 2, v, 0);
+  VALUE(rfr_detach_at, NULL, NOWHERE, 0);
+  VALUE(rfr_token_count_at, NULL, NOWHERE, 1, v, -100, NULL);
+  VALUE(rfr_cross_entropy_at, NULL, NOWHERE, 0, 0, 0, -100);
+  VALUE(rfr_gradient_at, NULL, NOWHERE, 0, 0, RFR_F32);
+  VALUE(rfr_step_block_at, NULL, NOWHERE);
+  VALUE(rfr_lr_schedule_at, NULL, NOWHERE, 0, NULL);
+  VALUE(rfr_grad_norm_at, NULL, NOWHERE, 2, v, NULL);
+  VALUE(rfr_grad_norm_zeros_at, NULL, NOWHERE, 2, v, 0, NULL);
+  VALUE(rfr_clip_scale_at, NULL, NOWHERE, 0, 1);
+  VALUE(rfr_adamw_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL);
+  VALUE(rfr_sgd_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1);
+  VALUE(rfr_step_end_at, NULL, NOWHERE, 0, 0);
+  VALUE(rfr_ring_read_at, NULL, NOWHERE, 0, 0);
+  VALUE(rfr_metrics_write_at, NULL, NOWHERE, 0, 0, 1, v);
+}
+
+static void programs(void) {
+  rfr_tensor x;
+  rfr_plan_summary plan;
+  rfr_plan_buffer buffer;
+  rfr_plan_op op;
+  rfr_frontier_point points[2];
+  int n;
+  QUIET(rfr_programs_destroy, NULL);
+  STATUS(rfr_programs_tensor, NULL, "x", &x);
+  STATUS(rfr_programs_tensor_at, NULL, 0, &x);
+  STATUS(rfr_program_output, NULL, 0, "y", &x);
+  STATUS(rfr_programs_load, NULL);
+  STATUS(rfr_program_run, NULL, 0);
+  STATUS(rfr_programs_wait, NULL);
+  STATUS(rfr_programs_poll, NULL, &n);
+  memset(&x, 0, sizeof x);
+  STATUS(rfr_programs_write, NULL, &x, &x);
+  STATUS(rfr_programs_read, NULL, &x, &x);
+  STATUS(rfr_program_capture, NULL, 0);
+  STATUS(rfr_program_profile, NULL, 0, NULL, 0, &n);
+  STATUS(rfr_program_replay, NULL, 0, NULL, 0);
+  STATUS(rfr_program_plan, NULL, 0, &plan);
+  STATUS(rfr_program_plan_buffer, NULL, 0, 0, &buffer);
+  STATUS(rfr_program_op, NULL, 0, 0, &op);
+  GIVES(-1, rfr_programs_touched_bytes, NULL);
+  STATUS(rfr_programs_check, NULL);
+  GIVES(NULL, rfr_program_trace, NULL, 0, "record");
+  GIVES(NULL, rfr_program_report, NULL, 0, "prune");
+  GIVES(0, rfr_program_flops, NULL, 0);
+  STATUS(rfr_program_frontier, NULL, 0, points, 2, &n);
+}
+
+static void runs(void) {
+  rfr_evaluation e;
+  rfr_run_info info;
+  int n;
+  QUIET(rfr_run_close, NULL);
+  QUIET(rfr_run_request_stop, NULL);
+  STATUS(rfr_run_step, NULL);
+  STATUS(rfr_run_profile, NULL, NULL, 0, &n);
+  STATUS(rfr_run_train, NULL);
+  STATUS(rfr_run_evaluate, NULL, &e);
+  STATUS(rfr_run_generate, NULL, "a", 1, NULL, ignore, NULL);
+  STATUS(rfr_run_save, NULL);
+  QUIET(rfr_run_get_info, NULL, &info);
+  assert_int_equal(info.parameters + info.steps, 0);
+  GIVES(NULL, rfr_run_data_file, NULL, 0, 0);
+  GIVES(NULL, rfr_run_programs, NULL);
+  GIVES(-1, rfr_run_program_index, NULL, RFR_RUN_TRAIN);
+}
+
+/* ---- which functions there are ---- */
+
+/* One of the parameters is a pointer to a handle, not to where one goes. */
+static int takes_handle(const char *declaration) {
+  static const char *const types[] = {"rfr_ctx *", "rfr_trace *", "rfr_programs *", "rfr_run *"};
+  const char *parameters = strchr(declaration, '(');
+  for (size_t i = 0; parameters && i < sizeof types / sizeof types[0]; i++)
+    for (const char *s = parameters; (s = strstr(s, types[i])); s++)
+      if (s[strlen(types[i])] != '*') return 1;
+  return 0;
+}
+
+/* Functions of a header that were not called. */
+static int missed_in(char *text) {
+  int missed = 0;
+  for (char *s = text, *end; (s = strstr(s, "RFR_API ")) && (end = strchr(s, ';')); s = end + 1) {
+    char name[80];
+    *end = 0;
+    char *last = strchr(s, '('), *first = last;
+    while (first && first > s && (isalnum((unsigned char)first[-1]) || first[-1] == '_')) first--;
+    if (!takes_handle(s)) continue;
+    snprintf(name, sizeof name, " %.*s ", (int)(last - first), first);
+    if (strstr(called, name)) continue;
+    print_error("not called without a handle:%s\n", name);
+    missed++;
+  }
+  return missed;
+}
+
+static void test_null_handles(void **state) {
+  (void)state;
+  static char text[65536], path[1024];
+  int headers = 0, missed = 0;
+  contexts();
+  traces();
+  ops();
+  programs();
+  runs();
+  DIR *dir = opendir(RFT_SOURCE_DIR "/include/refrain");
+  assert_non_null(dir);
+  for (struct dirent *e; (e = readdir(dir));) {
+    if (!strstr(e->d_name, ".h")) continue;
+    snprintf(path, sizeof path, "%s/include/refrain/%s", RFT_SOURCE_DIR, e->d_name);
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = 0;
+    missed += missed_in(text);
+    headers++;
+  }
+  closedir(dir);
+  assert_true(headers >= 8);
+  assert_int_equal(missed, 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_null_handles)};
+  return cmocka_run_group_tests_name("null", tests, NULL, NULL);
+}
