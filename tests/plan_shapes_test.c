@@ -47,7 +47,7 @@ static const shape shapes[] = {
 
 static rfr_trace *step_of(const shape *h) {
   rfr_trace *t;
-  rfi_step_spec s = {.slots = 4, .microbatches = h->microbatches, .tokens = h->tokens, .documents = 8, .clip = 1};
+  rfi_step_spec s = {.slots = 4, .microbatches = h->microbatches, .tokens = h->tokens, .clip = 1};
   rfr_model_config c = rfr_model_config_default(h->type);
   c.vocab_size = h->vocab;
   c.hidden_size = h->hidden;

@@ -278,22 +278,17 @@ static const document *document_at(const rfi_dataset *ds, rfi_split split, int64
   return &first[low];
 }
 
-rfr_status rfi_dataset_window(rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
-                              int32_t *targets, int32_t *doc_offsets, int max_docs, int *n_docs) {
+rfr_status rfi_dataset_window(const rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
+                              int32_t *targets, int32_t *doc_offsets, int *n_docs) {
   *n_docs = 0;
-  if (sample < 0 || max_docs < 1)
-    return rfi_fail(RFI_E_ARGUMENT, "no window: sample %lld, room for %d documents", (long long)sample, max_docs);
+  if (sample < 0) return rfi_fail(RFI_E_ARGUMENT, "no window: sample %lld", (long long)sample);
   int64_t S = ds->sequence, N = ds->stats.bytes[split], at;
   bool ring = split == RFI_TRAIN; /* the end of the held-out bytes is an end */
   if (ring) at = rfi_dataset_position(ds, seed, sample);
   else at = sample < ds->stats.windows[split] ? sample * S : N;
-  doc_offsets[(*n_docs)++] = 0;
   for (int64_t i = 0; i < S;) {
     if (at == N && ring) at = 0;
-    if (i > 0) { /* every turn but the first begins a document, or the padding */
-      if (*n_docs < max_docs) doc_offsets[(*n_docs)++] = (int32_t)i;
-      else ds->stats.dropped_boundaries++;
-    }
+    doc_offsets[(*n_docs)++] = (int32_t)i; /* every turn but the first begins a document, or the padding */
     if (at == N) {
       for (; i < S; i++) tokens[i] = 0, targets[i] = RFI_IGNORED_TARGET;
       break;

@@ -41,7 +41,6 @@ typedef struct rfi_dataset_stats {
   int empty;                    /* files without a byte */
   int64_t windows[2];           /* W: per epoch, and in the whole held-out split */
   int64_t validation_predicted; /* bytes that get a loss in one pass over the held-out split */
-  int64_t dropped_boundaries;   /* see rfi_dataset_window; counted since opening */
   rfi_hash hash;                /* of both splits: every document's split, length and bytes, in order */
 } rfi_dataset_stats;
 
@@ -59,13 +58,11 @@ const char *rfi_dataset_document(const rfi_dataset *ds, rfi_split split, int i, 
 /* Window `sample` of a split: S tokens, and the S bytes that follow each as targets.
  * A target is RFI_IGNORED_TARGET where the next byte belongs to another document.
  * doc_offsets[0 .. *n_docs) are the places in the window where a document begins, the
- * first always 0. max_docs >= 1; when more documents begin in the window, the later
- * boundaries are left out and counted in dropped_boundaries: attention then sees across
- * them, the targets stay right. `seed` does not matter for the held-out split, whose
- * windows past the end are padding: tokens 0, no targets. The last window's padding
- * begins a document of its own. */
-rfr_status rfi_dataset_window(rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
-                              int32_t *targets, int32_t *doc_offsets, int max_docs, int *n_docs);
+ * first always 0; it has room for S, because a document may be one byte. `seed` does not
+ * matter for the held-out split, whose windows past the end are padding: tokens 0, no
+ * targets. The last window's padding begins a document of its own. */
+rfr_status rfi_dataset_window(const rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
+                              int32_t *targets, int32_t *doc_offsets, int *n_docs);
 
 /* Where sample i of the training split begins in the concatenated training bytes. */
 int64_t rfi_dataset_position(const rfi_dataset *ds, uint64_t seed, int64_t sample);

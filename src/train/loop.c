@@ -20,17 +20,17 @@ enum { SKIPS_IN_A_ROW = 20, RANDOM_STREAM = 4, ZERO_STEPS = 10 };
 rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t rows, int32_t *tokens, int32_t *targets,
                          int32_t *offsets) {
   const rfi_settings *s = run->settings;
-  const int64_t S = s->sequence, most = s->documents_per_row;
+  const int64_t S = s->sequence;
   int64_t n = 0;
   for (int64_t r = 0; r < rows; r++) {
     int documents = 1;
     offsets[n] = 0;
     if (run->data)
       RFI_TRY(rfi_dataset_window(run->data, split, s->seed, first + r, tokens + r * S, targets + r * S, offsets + n,
-                                 (int)most, &documents));
+                                 &documents));
     for (int d = 0; d < documents; d++) offsets[n++] += (int32_t)(r * S);
   }
-  while (n <= rows * most) offsets[n++] = (int32_t)(rows * S);
+  while (n <= rows * S) offsets[n++] = (int32_t)(rows * S);
   if (run->data) return RFR_OK;
   const uint64_t key = rfi_stream_key(s->seed, RANDOM_STREAM);
   const uint32_t vocab = (uint32_t)s->spec.model.vocab_size;
@@ -50,7 +50,7 @@ rfr_status rfi_fill_slot(rfr_run *run, int64_t step) {
     RFI_TRY(rfi_fill_rows(run, RFI_TRAIN, (step * k + m) * s->rows, s->rows,
                           (int32_t *)run->tokens.data + at * s->spec.tokens,
                           (int32_t *)run->targets.data + at * s->spec.tokens,
-                          (int32_t *)run->offsets.data + at * (s->spec.documents + 1)));
+                          (int32_t *)run->offsets.data + at * (s->spec.tokens + 1)));
   }
   return RFR_OK;
 }

@@ -64,7 +64,7 @@ typedef enum rfi_host_access { RFI_HOST_READ, RFI_HOST_WRITE } rfi_host_access;
 rfr_status rfi_host_open(rfr_run *run, const rfr_tensor *x, rfi_host_access access, void **out);
 rfr_status rfi_host_close(rfr_run *run, const rfr_tensor *x, rfi_host_access access, void *host, rfr_status so_far);
 
-/* Rows of windows of a split into packed arrays; offsets has rows * documents_per_row + 1
+/* Rows of windows of a split into packed arrays; offsets has rows * sequence + 1
  * entries, the last ones repeating the end. Without data: random tokens. */
 rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t rows, int32_t *tokens, int32_t *targets,
                          int32_t *offsets);

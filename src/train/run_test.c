@@ -655,6 +655,40 @@ static void zero_gradients(void **state) {
   }
 }
 
+/* Documents of two bytes that begin with '@': the device is told of each that begins in a window. */
+static void small_documents(void **state) {
+  (void)state;
+  for (int i = 0; i < 60; i++) {
+    char name[16];
+    snprintf(name, sizeof name, "%02d.tiny", i);
+    write_text(name, (char[]){'@', (char)('A' + i % 64), 0});
+  }
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0};
+  rfr_run_options o = options_for(&r);
+  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA TWO_BATCHES ADAM RUN
+                          "data: {train: [\"*.tiny\"], validation: 0%, tokenizer: bytes, sequence: 32}\n",
+                          NULL, &o);
+  steps(run, 1);
+  rfr_tensor tokens, offsets;
+  assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), RFI_NAME_TOKENS, &tokens), RFR_OK);
+  assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), RFI_NAME_OFFSETS, &offsets), RFR_OK);
+  const int64_t batches = tokens.type.shape[0] * tokens.type.shape[1], T = tokens.type.shape[2];
+  const int64_t room = offsets.type.shape[2];
+  int found = 0;
+  for (int64_t b = 0; b < batches; b++) {
+    const int32_t *token = (const int32_t *)tokens.data + b * T, *offset = (const int32_t *)offsets.data + b * room;
+    int64_t k = 0;
+    for (int64_t i = 0; i < T; i++)
+      if (i % 32 == 0 || token[i] == '@') assert_int_equal(offset[k++], i);
+    found += (int)k;
+    for (; k < room; k++) assert_int_equal(offset[k], T);
+  }
+  assert_true(found > batches * T / 3);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(bits_llama),
@@ -674,6 +708,7 @@ int main(void) {
       cmocka_unit_test(frozen),
       cmocka_unit_test(from_folder),
       cmocka_unit_test(zero_gradients),
+      cmocka_unit_test(small_documents),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

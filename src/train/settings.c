@@ -14,7 +14,7 @@
 #include "train/hf.h"
 #include "train/run.h"
 
-enum { SLOTS = 4, DOCUMENTS_PER_WINDOW = 8, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
+enum { SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
 
 /* An error about one key, at its place in the file. */
 #define FAIL_AT(s, id, ...)                                                                               \
@@ -63,15 +63,12 @@ static rfr_status read_batch(rfi_settings *s) {
     return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens, but the model has %lld positions",
                    (long long)s->sequence, (long long)s->spec.model.max_positions);
   s->rows = c->batch_microbatch; /* the configuration's own checks: microbatches fill the step */
-  s->documents_per_row = s->sequence < DOCUMENTS_PER_WINDOW ? s->sequence : DOCUMENTS_PER_WINDOW;
   s->eval_rows = s->rows;
   rfi_step_spec *p = &s->spec;
   p->slots = SLOTS;
   p->microbatches = c->batch_tokens / s->sequence / s->rows;
   p->tokens = s->rows * s->sequence;
-  p->documents = s->rows * s->documents_per_row;
   p->eval_tokens = s->eval_rows * s->sequence;
-  p->eval_documents = s->eval_rows * s->documents_per_row;
   p->window = s->sequence;
   if (p->tokens > INT32_MAX || p->microbatches > MOST_MICROBATCHES)
     return FAIL_AT(s, RFI_CFG_batch_tokens, "batch.tokens: %lld in %lld microbatches are too many for one program",

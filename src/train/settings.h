@@ -22,7 +22,6 @@ typedef struct rfi_settings {
   const char *weights;       /* folder with model.safetensors to start from, or NULL */
   int64_t sequence;          /* S, tokens of a window */
   int64_t rows;              /* windows per microbatch */
-  int64_t documents_per_row; /* boundaries that a window can have */
   int64_t eval_rows;
   int64_t steps;                            /* 0: not known yet, see `time` */
   double time;                              /* seconds of training, when steps is not given */

@@ -109,7 +109,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   rfr_scope(t, "inputs");
   rfr_value all_tokens = ring(t, s, RFI_NAME_TOKENS, s->tokens, step);          /* (k,T) */
   rfr_value all_targets = ring(t, s, RFI_NAME_TARGETS, s->tokens, step);        /* (k,T) */
-  rfr_value all_offsets = ring(t, s, RFI_NAME_OFFSETS, s->documents + 1, step); /* (k,documents+1) */
+  rfr_value all_offsets = ring(t, s, RFI_NAME_OFFSETS, s->tokens + 1, step);    /* (k,T+1) */
   for (int64_t m = 0; m < s->microbatches; m++) targets[m] = row(t, all_targets, m);
   rfr_value count, inv = rfr_token_count(t, (int)s->microbatches, targets, RFI_IGNORE, &count);
   rfr_value loss = RFR_NONE;
@@ -130,7 +130,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
 }
 
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
-  const int64_t width = s->eval_documents + 1, one = 1;
+  const int64_t width = s->eval_tokens + 1, one = 1;
   rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
   rfr_value tokens = rfr_input(t, RFI_NAME_EVAL_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
   rfr_value targets = rfr_input(t, RFI_NAME_EVAL_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);

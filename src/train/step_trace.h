@@ -35,9 +35,8 @@ typedef struct rfi_step_spec {
   int n_frozen;
   int64_t slots;        /* R, of the rings */
   int64_t microbatches; /* k */
-  int64_t tokens;       /* T, per microbatch */
-  int64_t documents;    /* most documents in one microbatch */
-  int64_t eval_tokens, eval_documents;
+  int64_t tokens;       /* T, per microbatch; as many documents at most */
+  int64_t eval_tokens;
   int64_t window; /* tokens that generation sees */
   bool sgd;
   double momentum; /* of SGD */
@@ -53,12 +52,12 @@ typedef struct rfi_step_spec {
 /* Names of what the host fills and reads. */
 #define RFI_NAME_TOKENS "tokens"                 /* i32 (R,k,T) */
 #define RFI_NAME_TARGETS "targets"               /* i32 (R,k,T) */
-#define RFI_NAME_OFFSETS "offsets"               /* i32 (R,k,documents+1) */
+#define RFI_NAME_OFFSETS "offsets"               /* i32 (R,k,T+1) */
 #define RFI_NAME_METRICS "metrics"               /* f64 (R,1+RFI_METRIC_N) */
 #define RFI_NAME_ZERO_STEPS "zero_steps"         /* i32 (trainable), see rfr_grad_norm_zeros */
 #define RFI_NAME_EVAL_TOKENS "eval.tokens"       /* i32 (eval_tokens) */
 #define RFI_NAME_EVAL_TARGETS "eval.targets"     /* i32 (eval_tokens) */
-#define RFI_NAME_EVAL_OFFSETS "eval.offsets"     /* i32 (eval_documents+1) */
+#define RFI_NAME_EVAL_OFFSETS "eval.offsets"     /* i32 (eval_tokens+1) */
 #define RFI_NAME_NLL "nll"                       /* output f32 (1), a sum in nats */
 #define RFI_NAME_WINDOW "window.tokens"          /* i32 (window) */
 #define RFI_NAME_WINDOW_OFFSETS "window.offsets" /* i32 (3): the text, then the padding */
