@@ -36,11 +36,14 @@ typedef struct rfr_ctx_options {
   const char *isa;         /* "v2", "v3" (AVX2), "v4" (AVX-512) or NULL: the best the CPU has */
   const char *module_path; /* folder of the loadable modules; NULL: beside the library */
   int use_onednn;          /* 1: matrix products by oneDNN when it is there; 0: by the portable kernel */
+  const char *device;      /* "cpu" (or NULL), "cuda" (the first GPU), "cuda:1", ...; "cuda:none" plans for a GPU
+                              that is not there and runs nothing. Copied */
+  int cuda_portable;       /* 1: on a GPU, kernels of ours that need no more than compute capability 8.0 */
   size_t byte_limit;       /* refuse to hold more than this many bytes; 0: no limit */
 } rfr_ctx_options;
 
-/* Defaults; reads REFRAIN_THREADS, REFRAIN_ISA and REFRAIN_ONEDNN (0 or 1). The
- * environment is read here and nowhere else. */
+/* Defaults; reads REFRAIN_THREADS, REFRAIN_ISA, REFRAIN_ONEDNN (0 or 1), REFRAIN_DEVICE and
+ * RFR_CUDA_PORTABLE (0 or 1). The environment is read here and nowhere else. */
 RFR_API rfr_ctx_options rfr_ctx_options_default(void);
 
 /* Creates a context; `options` may be NULL. Errors: RFR_INVALID (options of a

@@ -59,6 +59,9 @@ typedef struct rfi_backend {
 /* The backend of the context's device. Errors: backend.missing, with what was looked for and why it is not there. */
 rfr_status rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out);
 
+/* What the CUDA module found: device and libraries, as one line. Errors: backend.missing, with the reason. */
+rfr_status rfi_backend_describe_cuda(rfr_ctx *ctx, char *text, size_t size);
+
 extern const rfi_backend rfi_backend_cpu;
 
 #endif

@@ -41,6 +41,7 @@ struct rfr_ctx {
   rfr_ctx_options o;
   const char *isa; /* a literal */
   char module_path[PATH_MAX];
+  char device[32];
   rfi_owned *owned;
   size_t own_bytes; /* of this block, as its allocator was asked */
   _Atomic int64_t alloc_calls, live_blocks, live_bytes, peak_bytes;
@@ -192,7 +193,8 @@ static rfr_ctx_options built_in_options(void) {
 
 rfr_ctx_options rfr_ctx_options_default(void) {
   rfr_ctx_options o = built_in_options();
-  const char *threads = getenv("REFRAIN_THREADS"), *isa = getenv("REFRAIN_ISA"), *onednn = getenv("REFRAIN_ONEDNN");
+  const char *threads = getenv("REFRAIN_THREADS"), *isa = getenv("REFRAIN_ISA"), *onednn = getenv("REFRAIN_ONEDNN"),
+             *device = getenv("REFRAIN_DEVICE"), *portable = getenv("RFR_CUDA_PORTABLE");
   if (threads != NULL && *threads != '\0') o.threads = parse_int(threads, 1, MAX_THREADS);
   if (isa != NULL && *isa != '\0') {
     o.isa = "none (REFRAIN_ISA)";
@@ -200,6 +202,8 @@ rfr_ctx_options rfr_ctx_options_default(void) {
       if (strcmp(isa, isa_names[i]) == 0) o.isa = isa_names[i]; /* outlives a later setenv */
   }
   if (onednn != NULL && *onednn != '\0') o.use_onednn = parse_int(onednn, 0, 1);
+  if (device != NULL && *device != '\0') o.device = device;
+  if (portable != NULL && *portable != '\0') o.cuda_portable = parse_int(portable, 0, 1);
   return o;
 }
 
@@ -227,6 +231,11 @@ static rfr_status check_options(rfr_ctx_options *o, const char **isa) {
     return rfi_fail(RFI_E_ARGUMENT, "threads (or REFRAIN_THREADS) must be a whole number from 1 to %d", MAX_THREADS);
   if (o->use_onednn != 0 && o->use_onednn != 1)
     return rfi_fail(RFI_E_ARGUMENT, "use_onednn (or REFRAIN_ONEDNN) must be 0 or 1");
+  if (o->cuda_portable != 0 && o->cuda_portable != 1)
+    return rfi_fail(RFI_E_ARGUMENT, "cuda_portable (or RFR_CUDA_PORTABLE) must be 0 or 1");
+  if (o->device == NULL) o->device = "cpu";
+  if ((strcmp(o->device, "cpu") != 0 && strncmp(o->device, "cuda", 4) != 0) || strlen(o->device) > 31)
+    return rfi_fail(RFI_E_ARGUMENT, "device (or REFRAIN_DEVICE) \"%.40s\" is none of cpu, cuda, cuda:N", o->device);
   const int best = best_isa();
   int chosen = best;
   if (o->isa != NULL) {
@@ -270,6 +279,8 @@ rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
     strcpy(ctx->module_path, o.module_path);
   else
     own_folder(ctx->module_path);
+  strcpy(ctx->device, o.device);
+  ctx->o.device = ctx->device;
   ctx->o.isa = isa;
   ctx->o.module_path = ctx->module_path;
   *out = ctx;
@@ -295,6 +306,8 @@ void rfi_ctx_own(rfr_ctx *ctx, rfi_owned *block) {
 int rfi_ctx_threads(const rfr_ctx *ctx) { return ctx->o.threads; }
 const char *rfi_ctx_isa(const rfr_ctx *ctx) { return ctx->isa; }
 bool rfi_ctx_use_onednn(const rfr_ctx *ctx) { return ctx->o.use_onednn != 0; }
+const char *rfi_ctx_device(const rfr_ctx *ctx) { return ctx->device; }
+bool rfi_ctx_cuda_portable(const rfr_ctx *ctx) { return ctx->o.cuda_portable != 0; }
 const char *rfi_ctx_module_path(const rfr_ctx *ctx) { return ctx->module_path; }
 
 void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) {

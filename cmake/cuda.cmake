@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# The CUDA module: every .cu and X_cuda.c under src/, and src/backend/cuda. Needs nvcc and cuBLASLt's headers to
+# build; to run, a driver and cuBLASLt, which are looked for when a GPU is used. The portable kernels are code for
+# sm_80 (and PTX of it for what comes later); sm_90a has Hopper's own instructions.
+include(CheckLanguage)
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80 90a-real)
+endif()
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(STATUS "nvcc is missing: no CUDA module is built")
+  return()
+endif()
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 17)
+file(GLOB_RECURSE RFR_CUDA_SOURCES CONFIGURE_DEPENDS src/*.cu src/*_cuda.c src/backend/cuda/*.c)
+add_library(refrain_cuda MODULE ${RFR_CUDA_SOURCES})
+target_include_directories(refrain_cuda PRIVATE include src ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+set(flags -Xcompiler=-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fvisibility=hidden --Werror=all-warnings
+          --expt-relaxed-constexpr)
+target_compile_options(refrain_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${flags}>")
+set_target_properties(refrain_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE C)
+target_link_directories(refrain_cuda PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
+target_link_libraries(refrain_cuda PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES} cudart_static rt Threads::Threads
+                                           ${CMAKE_DL_LIBS})
+add_dependencies(product refrain_cuda)

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside the CUDA module, for C and for kernels.
+ *
+ * A kernel file X.cu lies beside X_cpu.c and ends with
+ *   const rfi_kernel RFI_CUDA(rmsnorm) = {run, workspace};
+ * in extern "C". `run` enqueues on call->stream and returns; it allocates nothing, waits for
+ * nothing and reads nothing of the device: grids come from shapes. call->library is the
+ * device's rfi_cuda_info, both when the workspace is asked for and when it runs.
+ */
+#ifndef RFI_CUDA_H
+#define RFI_CUDA_H
+
+#include <cuda_runtime_api.h>
+
+#include "refrain/op.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rfi_cuda_info {
+  int ordinal, sms; /* ordinal -1: no device, for plans alone */
+  int major, minor; /* compute capability */
+  int portable;     /* nothing above sm_80 */
+} rfi_cuda_info;
+
+static inline const rfi_cuda_info *rfi_cuda_info_of(const rfr_call *call) {
+  return (const rfi_cuda_info *)call->library;
+}
+
+/* RFR_OK, or the error with what was being done. */
+rfr_status rfi_cuda_check(cudaError_t error, const char *what);
+/* After a launch: what the launch itself said. */
+static inline rfr_status rfi_cuda_launched(const char *kernel) { return rfi_cuda_check(cudaGetLastError(), kernel); }
+
+#define RFI_CUDA_PASTE_(a, b) a##b
+#define RFI_CUDA(op) RFI_CUDA_PASTE_(rfi_cuda_, op)
+typedef struct rfi_cuda_kernel {
+  rfr_kernel_fn run;
+  rfr_workspace_fn workspace; /* NULL: none */
+} rfi_cuda_kernel;
+#define RFI_OP(name, family, operands, results, attributes, flags) \
+  extern const rfi_cuda_kernel RFI_CUDA(name) __attribute__((weak));
+#include "ops/ops.def"
+#undef RFI_OP
+
+#ifdef __cplusplus
+}
+#endif
+#endif

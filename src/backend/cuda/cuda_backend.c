@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * An NVIDIA GPU as a backend: one stream, one arena, and a captured graph per program. Every
+ * kernel is enqueued by the same calls when a program runs eagerly and when it is captured.
+ *
+ * Device "cuda:none" is an H200 that is not there: ops bind and their workspaces are known,
+ * memory has addresses that nobody may use, and running is refused. It is for plans.
+ *
+ * An error of the device that leaves its context unusable is kept: from then on every call
+ * says so, because no result can be trusted any more.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/cuda_module.h"
+#include "backend/cuda/lt.h"
+#include "backend/cuda/table.h"
+
+__attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host);
+
+static const rfi_cuda_host *core; /* set once, before anything else is called; the same for every context */
+
+#define TRY(expr)                \
+  do {                           \
+    rfr_status s_ = (expr);      \
+    if (s_ != RFR_OK) return s_; \
+  } while (0)
+#define CUDA(call, what) TRY(rfi_cuda_check(call, what))
+
+struct rfi_device {
+  rfi_cuda_info info; /* first: kernels see it as call->library */
+  rfr_ctx *ctx;
+  cudaStream_t stream;
+  cudaEvent_t start, end; /* of a timed op */
+  rfi_lt *lt;             /* NULL without a device */
+};
+
+struct rfi_graph {
+  cudaGraphExec_t exec;
+};
+
+rfr_status rfi_cuda_check(cudaError_t e, const char *what) {
+  if (e == cudaSuccess) return RFR_OK;
+  const bool memory = e == cudaErrorMemoryAllocation;
+  cudaGetLastError(); /* an error that is not sticky must not turn up in the next call */
+  return core->fail(memory ? RFI_E_NO_MEMORY : RFI_E_CUDA, "%s: %s (%s)", what, cudaGetErrorString(e),
+                    cudaGetErrorName(e));
+}
+
+/* The caller's own choice of device is put back whatever happens in between. */
+static rfr_status enter(const rfi_device *d, int *before) {
+  if (d->info.ordinal < 0)
+    return core->fail(RFI_E_BACKEND_MISSING, "device cuda:none is for plans alone; nothing runs on it");
+  CUDA(cudaGetDevice(before), "asking for the current device");
+  return *before == d->info.ordinal ? RFR_OK : rfi_cuda_check(cudaSetDevice(d->info.ordinal), "choosing the device");
+}
+
+static rfr_status leave(const rfi_device *d, int before, rfr_status s) {
+  if (before != d->info.ordinal) cudaSetDevice(before);
+  return s;
+}
+
+/* ---- opening ---- */
+
+static rfr_status parse_device(const char *text, int *ordinal) {
+  char *end;
+  *ordinal = 0;
+  if (strcmp(text, "cuda") == 0) return RFR_OK;
+  if (strcmp(text, "cuda:none") == 0) {
+    *ordinal = -1;
+    return RFR_OK;
+  }
+  *ordinal = (int)strtol(text + 5, &end, 10);
+  if (strncmp(text, "cuda:", 5) != 0 || end == text + 5 || *end || *ordinal < 0)
+    return core->fail(RFI_E_ARGUMENT, "device \"%s\" is none of cuda, cuda:N, cuda:none", text);
+  return RFR_OK;
+}
+
+static rfr_status read_info(int ordinal, bool portable, rfi_cuda_info *info) {
+  int n = 0;
+  *info = (rfi_cuda_info){ordinal, 132, 9, 0, portable};
+  if (ordinal < 0) return RFR_OK;
+  cudaError_t e = cudaGetDeviceCount(&n);
+  if (e != cudaSuccess || n == 0) {
+    cudaGetLastError();
+    return core->fail(RFI_E_BACKEND_MISSING, "no NVIDIA GPU can be used here: %s",
+                      e == cudaSuccess ? "there is none" : cudaGetErrorString(e));
+  }
+  if (ordinal >= n)
+    return core->fail(RFI_E_BACKEND_MISSING, "there is no device cuda:%d; the machine has %d", ordinal, n);
+  CUDA(cudaDeviceGetAttribute(&info->sms, cudaDevAttrMultiProcessorCount, ordinal), "reading the device");
+  CUDA(cudaDeviceGetAttribute(&info->major, cudaDevAttrComputeCapabilityMajor, ordinal), "reading the device");
+  CUDA(cudaDeviceGetAttribute(&info->minor, cudaDevAttrComputeCapabilityMinor, ordinal), "reading the device");
+  if (info->major < 8)
+    return core->fail(RFI_E_BACKEND_MISSING, "the kernels need compute capability 8.0; cuda:%d has %d.%d", ordinal,
+                      info->major, info->minor);
+  return RFR_OK;
+}
+
+static void device_close(rfi_device *d) {
+  int before;
+  if (!d) return;
+  if (d->info.ordinal >= 0 && enter(d, &before) == RFR_OK) {
+    rfi_lt_close(d->lt);
+    if (d->start) cudaEventDestroy(d->start);
+    if (d->end) cudaEventDestroy(d->end);
+    if (d->stream) cudaStreamDestroy(d->stream);
+    leave(d, before, RFR_OK);
+  }
+  core->free(d->ctx, d);
+}
+
+static rfr_status make_handles(rfi_device *d) {
+  if (d->info.ordinal < 0) return RFR_OK;
+  CUDA(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "making a stream");
+  CUDA(cudaEventCreate(&d->start), "making an event");
+  CUDA(cudaEventCreate(&d->end), "making an event");
+  return rfi_lt_open(core, d->ctx, &d->lt);
+}
+
+static rfr_status device_open(rfr_ctx *ctx, rfi_device **out) {
+  int ordinal, before;
+  rfi_cuda_info info;
+  rfi_device *d = NULL;
+  *out = NULL;
+  TRY(parse_device(core->device(ctx), &ordinal));
+  TRY(read_info(ordinal, core->portable(ctx), &info));
+  TRY(core->alloc(ctx, sizeof *d, (void **)&d));
+  d->info = info;
+  d->ctx = ctx;
+  rfr_status s = RFR_OK;
+  if (ordinal >= 0) {
+    s = enter(d, &before);
+    if (s == RFR_OK) s = leave(d, before, make_handles(d));
+  }
+  if (s == RFR_OK) *out = d;
+  else device_close(d);
+  return s;
+}
+
+/* ---- memory ---- */
+
+static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, void **out) {
+  int before;
+  *out = NULL;
+  if (bytes == 0) bytes = 1;
+  if (d->info.ordinal < 0) {
+    *out = (void *)((uintptr_t)(kind == RFI_MEMORY_RING ? 1 : 2) << 44); /* an address for the plan's arithmetic */
+    return RFR_OK;
+  }
+  TRY(enter(d, &before));
+  cudaError_t e = kind == RFI_MEMORY_RING ? cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable)
+                                          : cudaMalloc(out, bytes);
+  if (e == cudaSuccess && kind == RFI_MEMORY_RING) memset(*out, 0, bytes);
+  rfr_status s = RFR_OK;
+  if (e == cudaErrorMemoryAllocation) {
+    size_t free_bytes = 0, total = 0;
+    cudaGetLastError();
+    cudaMemGetInfo(&free_bytes, &total);
+    s = core->fail(RFI_E_NO_MEMORY, "the plan needs %zu bytes of cuda:%d, which has %zu free of %zu", bytes,
+                   d->info.ordinal, free_bytes, total);
+  } else {
+    s = rfi_cuda_check(e, "allocating memory");
+  }
+  return leave(d, before, s);
+}
+
+static void memory_free(rfi_device *d, rfi_memory kind, void *memory) {
+  int before;
+  if (!memory || d->info.ordinal < 0 || enter(d, &before) != RFR_OK) return;
+  if (kind == RFI_MEMORY_RING) cudaFreeHost(memory);
+  else cudaFree(memory);
+  leave(d, before, RFR_OK);
+}
+
+static rfr_status memory_fill(rfi_device *d, void *to, unsigned char byte, size_t n) {
+  int before;
+  if (d->info.ordinal < 0 || n == 0) return RFR_OK;
+  TRY(enter(d, &before));
+  return leave(d, before, rfi_cuda_check(cudaMemsetAsync(to, byte, n, d->stream), "filling memory"));
+}
+
+static rfr_status copy(rfi_device *d, void *to, const void *from, size_t n) {
+  CUDA(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->stream), "copying");
+  return rfi_cuda_check(cudaStreamSynchronize(d->stream), "waiting for the device");
+}
+
+static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t n) {
+  int before;
+  TRY(enter(d, &before));
+  return leave(d, before, copy(d, to, from, n));
+}
+
+/* ---- kernels ---- */
+
+static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
+  const rfi_cuda_kernel *kernel = op->def->outside ? NULL : rfi_cuda_kernel_of(op->def->code);
+  b->call.stream = d->stream;
+  b->call.library = d;
+  if (op->def->code == RFI_OP_matmul) {
+    TRY(rfi_lt_bind(d->lt, core, memory, b));
+    if (b->run) return RFR_OK;
+    b->call.library = d;
+  }
+  if (!kernel || !kernel->run) return RFR_OK;
+  b->run = kernel->run;
+  b->kernel = d->info.portable || d->info.major < 9 ? "sm80" : "sm90";
+  b->workspace = kernel->workspace ? (int64_t)kernel->workspace(&b->call) : 0;
+  return RFR_OK;
+}
+
+/* ---- running ---- */
+
+static rfr_status enqueue(const rfi_bound *bound, int n) {
+  for (int i = 0; i < n; i++) TRY(bound[i].run(&bound[i].call));
+  return RFR_OK;
+}
+
+static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
+  int before;
+  TRY(enter(d, &before));
+  return leave(d, before, enqueue(bound, n));
+}
+
+static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, double *seconds) {
+  float ms = 0;
+  CUDA(cudaEventRecord(d->start, d->stream), "recording an event");
+  TRY(enqueue(bound, 1));
+  CUDA(cudaEventRecord(d->end, d->stream), "recording an event");
+  CUDA(cudaEventSynchronize(d->end), "waiting for the device");
+  CUDA(cudaEventElapsedTime(&ms, d->start, d->end), "reading a time");
+  *seconds = 1e-3 * ms;
+  return RFR_OK;
+}
+
+static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *seconds) {
+  int before;
+  *seconds = 0;
+  TRY(enter(d, &before));
+  return leave(d, before, run_between_events(d, bound, seconds));
+}
+
+static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, cudaGraphExec_t *exec) {
+  cudaGraph_t graph = NULL;
+  CUDA(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
+  rfr_status s = enqueue(bound, n);
+  cudaError_t e = cudaStreamEndCapture(d->stream, &graph); /* also after an error: the stream must come out of it */
+  if (s == RFR_OK) s = rfi_cuda_check(e, "ending a capture");
+  if (s == RFR_OK) s = rfi_cuda_check(cudaGraphInstantiate(exec, graph, 0), "making a graph");
+  if (s == RFR_OK) s = rfi_cuda_check(cudaGraphUpload(*exec, d->stream), "uploading a graph");
+  if (graph) cudaGraphDestroy(graph);
+  cudaGetLastError();
+  return s;
+}
+
+static void graph_destroy(rfi_device *d, rfi_graph *graph) {
+  int before;
+  if (!graph) return;
+  if (graph->exec && enter(d, &before) == RFR_OK) {
+    cudaGraphExecDestroy(graph->exec);
+    leave(d, before, RFR_OK);
+  }
+  core->free(d->ctx, graph);
+}
+
+static rfr_status capture(rfi_device *d, const rfi_bound *bound, int n, rfi_graph **out) {
+  int before;
+  rfi_graph *graph = NULL;
+  *out = NULL;
+  TRY(enter(d, &before));
+  rfr_status s = core->alloc(d->ctx, sizeof *graph, (void **)&graph);
+  if (s == RFR_OK) s = instantiate(d, bound, n, &graph->exec);
+  if (s == RFR_OK) *out = graph;
+  else graph_destroy(d, graph);
+  return leave(d, before, s);
+}
+
+static rfr_status launch(rfi_device *d, rfi_graph *graph) {
+  int before;
+  TRY(enter(d, &before));
+  return leave(d, before, rfi_cuda_check(cudaGraphLaunch(graph->exec, d->stream), "launching a graph"));
+}
+
+static rfr_status wait(rfi_device *d) {
+  int before;
+  if (d->info.ordinal < 0) return RFR_OK;
+  TRY(enter(d, &before));
+  return leave(d, before, rfi_cuda_check(cudaStreamSynchronize(d->stream), "waiting for the device"));
+}
+
+static rfr_status poll(rfi_device *d, bool *idle) {
+  cudaError_t e = cudaStreamQuery(d->stream);
+  *idle = e == cudaSuccess;
+  return e == cudaErrorNotReady ? RFR_OK : rfi_cuda_check(e, "asking the device");
+}
+
+/* ---- the module ---- */
+
+static rfr_status describe(rfr_ctx *ctx, char *text, size_t size) {
+  struct cudaDeviceProp p;
+  rfi_cuda_info info;
+  int driver = 0, runtime = 0;
+  text[0] = '\0';
+  TRY(read_info(0, false, &info));
+  CUDA(cudaGetDeviceProperties(&p, 0), "reading the device");
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  char lt[64];
+  rfi_lt_describe(core, ctx, lt, sizeof lt);
+  snprintf(text, size, "%s, compute capability %d.%d, %d multiprocessors, %.0f GiB, driver for CUDA %d.%d, %s", p.name,
+           p.major, p.minor, p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30), driver / 1000,
+           driver % 1000 / 10, lt);
+  return RFR_OK;
+}
+
+static const rfi_backend backend = {
+    .name = "CUDA",
+    .host = false,
+    .open = device_open,
+    .close = device_close,
+    .alloc = memory_alloc,
+    .free = memory_free,
+    .fill = memory_fill,
+    .copy = memory_copy,
+    .bind = bind,
+    .run = run,
+    .run_timed = run_timed,
+    .capture = capture,
+    .launch = launch,
+    .graph_destroy = graph_destroy,
+    .wait = wait,
+    .poll = poll,
+};
+
+const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host) {
+  static const rfi_cuda_module module = {RFI_CUDA_ABI, &backend, describe};
+  if (!host || host->abi != RFI_CUDA_ABI) return NULL;
+  core = host;
+  return &module;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The border between the library and its CUDA module: one exported function takes what the
+ * module needs of the library and returns the backend's table. The module links the CUDA
+ * runtime statically and loads the rest (cuBLASLt) when a GPU is used, so it can be looked
+ * at, and plan, on a machine without a GPU.
+ */
+#ifndef RFI_CUDA_MODULE_H
+#define RFI_CUDA_MODULE_H
+
+#include "backend/backend.h"
+#include "base/base.h"
+
+enum { RFI_CUDA_ABI = 1 };
+
+typedef struct rfi_cuda_host {
+  int abi;
+  rfr_status (*fail)(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+  rfr_status (*alloc)(rfr_ctx *ctx, size_t bytes, void **out);
+  void (*free)(rfr_ctx *ctx, void *memory);
+  void *(*arena_alloc)(rfi_arena *arena, size_t bytes);
+  void (*log)(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
+  const char *(*device)(const rfr_ctx *ctx); /* "cuda", "cuda:1", "cuda:none" */
+  bool (*portable)(const rfr_ctx *ctx);      /* keep to kernels that need no more than sm_80 */
+  int (*dtype_bits)(rfr_dtype dtype);
+} rfi_cuda_host;
+
+/* Also what `doctor` asks: *text says what was found, or what is missing. */
+typedef struct rfi_cuda_module {
+  int abi;
+  const rfi_backend *backend;
+  rfr_status (*describe)(rfr_ctx *ctx, char *text, size_t size);
+} rfi_cuda_module;
+
+#define RFI_CUDA_ENTRY "rfi_cuda_module_get"
+typedef const rfi_cuda_module *(*rfi_cuda_entry)(const rfi_cuda_host *host); /* NULL: another ABI */
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What kernels share: storage types seen as f32, sums over warps and blocks in a fixed order,
+ * and the choice of a template by storage type.
+ *
+ * All arithmetic is in f32 (f64 where the CPU's kernel uses it), with one rounding into the
+ * result's type. No float atomics: the same inputs give the same bits.
+ */
+#ifndef RFI_KERNELS_CUH
+#define RFI_KERNELS_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "backend/cuda/cuda.h"
+
+typedef __nv_bfloat16 rfi_bf16;
+typedef __half rfi_f16;
+
+static __device__ __forceinline__ float rfi_widen(float x) { return x; }
+static __device__ __forceinline__ float rfi_widen(rfi_bf16 x) { return __bfloat162float(x); }
+static __device__ __forceinline__ float rfi_widen(rfi_f16 x) { return __half2float(x); }
+
+template <typename T>
+__device__ __forceinline__ T rfi_narrow(float x);
+template <>
+__device__ __forceinline__ float rfi_narrow<float>(float x) {
+  return x;
+}
+template <>
+__device__ __forceinline__ rfi_bf16 rfi_narrow<rfi_bf16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+__device__ __forceinline__ rfi_f16 rfi_narrow<rfi_f16>(float x) {
+  return __float2half_rn(x);
+}
+
+/* N elements that are loaded or stored at once; 16 bytes are the most a thread moves. */
+template <typename T, int N>
+struct __align__(sizeof(T) * N) rfi_pack {
+  T x[N];
+};
+template <typename T>
+constexpr int rfi_pack_width = 16 / (int)sizeof(T);
+
+/* The same order of additions for every warp: a butterfly, so that all lanes have the sum. */
+static __device__ __forceinline__ float rfi_warp_sum(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+}
+static __device__ __forceinline__ float rfi_warp_max(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  return x;
+}
+
+/* Over a block of up to 1024 threads (a multiple of 32); every thread gets the result. May be called again at once. */
+static __device__ __forceinline__ float rfi_block_sum(float x) {
+  __shared__ float part[32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+  x = rfi_warp_sum(x);
+  __syncthreads();
+  if (lane == 0) part[warp] = x;
+  __syncthreads();
+  return rfi_warp_sum(lane < warps ? part[lane] : 0.0f);
+}
+static __device__ __forceinline__ float rfi_block_max(float x) {
+  __shared__ float part[32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+  x = rfi_warp_max(x);
+  __syncthreads();
+  if (lane == 0) part[warp] = x;
+  __syncthreads();
+  return rfi_warp_max(lane < warps ? part[lane] : -INFINITY);
+}
+
+/* Runs the statement with T as the storage type of `dtype`; an op's shape rule has refused all others. */
+#define RFI_WITH_FLOAT(dtype, T, ...)                  \
+  switch (dtype) {                                     \
+    case RFR_F32: {                                    \
+      using T = float;                                 \
+      __VA_ARGS__;                                     \
+    } break;                                           \
+    case RFR_BF16: {                                   \
+      using T = rfi_bf16;                              \
+      __VA_ARGS__;                                     \
+    } break;                                           \
+    case RFR_F16: {                                    \
+      using T = rfi_f16;                               \
+      __VA_ARGS__;                                     \
+    } break;                                           \
+    default: break;                                    \
+  }
+
+static inline int64_t rfi_elements(const rfr_arg *x) {
+  int64_t n = 1;
+  for (int d = 0; d < x->type.rank; d++) n *= x->type.shape[d];
+  return n;
+}
+static inline int64_t rfi_blocks(int64_t n, int64_t per_block) { return (n + per_block - 1) / per_block; }
+static inline cudaStream_t rfi_stream(const rfr_call *call) { return (cudaStream_t)call->stream; }
+
+#endif

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products by cuBLASLt.
+ *
+ * Ours are row-major and cuBLASLt's column-major, so each product is asked for transposed:
+ * y^T = op(b)^T op(a)^T, where a row-major matrix read as a column-major one is already its
+ * transpose. What decides a bit (the algorithm) is the library's first heuristic choice for
+ * shapes, types and strides, with 16-byte alignment promised and a workspace of a fixed
+ * size that the plan owns; nothing is timed.
+ */
+#include "backend/cuda/lt.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/cuda/cuda.h"
+
+enum { WORKSPACE = 32 << 20 };
+
+#define FUNCTIONS(X)                  \
+  X(cublasLtCreate)                   \
+  X(cublasLtDestroy)                  \
+  X(cublasLtGetVersion)               \
+  X(cublasLtMatmul)                   \
+  X(cublasLtMatmulAlgoGetHeuristic)   \
+  X(cublasLtMatmulDescCreate)         \
+  X(cublasLtMatmulDescDestroy)        \
+  X(cublasLtMatmulDescSetAttribute)   \
+  X(cublasLtMatrixLayoutCreate)       \
+  X(cublasLtMatrixLayoutDestroy)      \
+  X(cublasLtMatrixLayoutSetAttribute) \
+  X(cublasLtMatmulPreferenceCreate)   \
+  X(cublasLtMatmulPreferenceDestroy)  \
+  X(cublasLtMatmulPreferenceSetAttribute)
+
+typedef struct functions {
+#define MEMBER(name) __typeof__(&name) name;
+  FUNCTIONS(MEMBER)
+#undef MEMBER
+} functions;
+
+typedef struct matrix { /* column-major, as cuBLASLt sees it */
+  int64_t rows, cols, ld, batch_stride;
+  int32_t type, transposed;
+} matrix;
+
+typedef struct key {
+  matrix a, b, d;
+  int64_t batch;
+  int32_t bias, accumulate; /* bias: a cudaDataType_t, -1 for none */
+} key;
+
+typedef struct product {
+  struct product *next;
+  rfi_lt *lt;
+  key key;
+  bool usable;
+  cublasLtMatmulDesc_t desc;
+  cublasLtMatrixLayout_t A, B, D;
+  cublasLtMatmulAlgo_t algo;
+} product;
+
+struct rfi_lt {
+  const rfi_cuda_host *core;
+  rfr_ctx *ctx;
+  functions f;
+  cublasLtHandle_t handle;
+  product *products;
+};
+
+/* ---- loading ---- */
+
+static void *load(void) {
+  static const char *const names[] = {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"};
+  void *object = dlopen(names[0], RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL); /* the host program's own, if it has one */
+  for (size_t i = 0; !object && i < sizeof names / sizeof *names; i++)
+    object = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  return object;
+}
+
+static rfr_status load_functions(const rfi_cuda_host *core, functions *f) {
+  void *object = load();
+  if (!object) {
+    const char *why = dlerror();
+    return core->fail(RFI_E_BACKEND_MISSING, "libcublasLt.so.13 cannot be loaded: %s", why ? why : "not found");
+  }
+  const struct {
+    const char *name;
+    void *slot;
+  } rows[] = {
+#define ROW(name) {#name, &f->name},
+      FUNCTIONS(ROW)
+#undef ROW
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    void *symbol = dlsym(object, rows[i].name);
+    if (!symbol) return core->fail(RFI_E_BACKEND_MISSING, "libcublasLt.so.13 has no %s", rows[i].name);
+    memcpy(rows[i].slot, &symbol, sizeof symbol);
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_lt_open(const rfi_cuda_host *core, rfr_ctx *ctx, rfi_lt **out) {
+  rfi_lt *lt;
+  rfr_status s = core->alloc(ctx, sizeof *lt, (void **)&lt);
+  *out = NULL;
+  if (s != RFR_OK) return s;
+  lt->core = core;
+  lt->ctx = ctx;
+  s = load_functions(core, &lt->f);
+  if (s == RFR_OK && lt->f.cublasLtCreate(&lt->handle) != CUBLAS_STATUS_SUCCESS)
+    s = core->fail(RFI_E_CUDA, "cuBLASLt does not start");
+  if (s == RFR_OK) *out = lt;
+  else core->free(ctx, lt);
+  return s;
+}
+
+static void product_destroy(product *p) {
+  const functions *f = &p->lt->f;
+  if (p->desc) f->cublasLtMatmulDescDestroy(p->desc);
+  if (p->A) f->cublasLtMatrixLayoutDestroy(p->A);
+  if (p->B) f->cublasLtMatrixLayoutDestroy(p->B);
+  if (p->D) f->cublasLtMatrixLayoutDestroy(p->D);
+  p->lt->core->free(p->lt->ctx, p);
+}
+
+void rfi_lt_close(rfi_lt *lt) {
+  if (!lt) return;
+  while (lt->products) {
+    product *p = lt->products;
+    lt->products = p->next;
+    product_destroy(p);
+  }
+  lt->f.cublasLtDestroy(lt->handle);
+  lt->core->free(lt->ctx, lt);
+}
+
+void rfi_lt_describe(const rfi_cuda_host *core, rfr_ctx *ctx, char *text, size_t size) {
+  functions f;
+  (void)ctx;
+  if (load_functions(core, &f) != RFR_OK) {
+    snprintf(text, size, "no cuBLASLt 13");
+    return;
+  }
+  const size_t v = f.cublasLtGetVersion();
+  snprintf(text, size, "cuBLASLt %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+}
+
+/* ---- products ---- */
+
+static int32_t type_of(rfr_dtype t) {
+  return t == RFR_F32 ? CUDA_R_32F : t == RFR_BF16 ? CUDA_R_16BF : t == RFR_F16 ? CUDA_R_16F : -1;
+}
+
+static int64_t size_of(const rfr_arg *x) { return x->type.dtype == RFR_F32 ? 4 : 2; }
+
+static bool is_aligned(const rfr_arg *x, int64_t ld, int64_t batch_stride) {
+  return (uintptr_t)x->data % 16 == 0 && ld * size_of(x) % 16 == 0 && batch_stride * size_of(x) % 16 == 0;
+}
+
+/* A row-major operand as the column-major matrix it also is; false: its rows are not what cuBLASLt takes. */
+static bool see(const rfr_arg *x, bool transposed, matrix *m) {
+  const int r = x->type.rank;
+  *m = (matrix){.rows = x->type.shape[r - 1],
+                .cols = x->type.shape[r - 2],
+                .ld = x->type.shape[r - 2] == 1 ? x->type.shape[r - 1] : x->stride[r - 2],
+                .batch_stride = r == 3 && x->type.shape[0] > 1 ? x->stride[0] : 0,
+                .type = type_of(x->type.dtype),
+                .transposed = transposed};
+  if (m->cols == 1) m->ld = (m->ld + 7) / 8 * 8; /* never stepped over */
+  return m->type >= 0 && m->ld >= m->rows && (x->type.shape[r - 1] == 1 || x->stride[r - 1] == 1) &&
+         is_aligned(x, m->ld, m->batch_stride);
+}
+
+/* Fills k; false when cuBLASLt does not take the product. */
+static bool describe(const rfr_call *call, key *k) {
+  const rfr_arg *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
+  const rfr_arg *bias = call->n_in > 2 && call->in[2].data ? &call->in[2] : NULL;
+  memset(k, 0, sizeof *k);
+  k->batch = y->type.rank == 3 ? y->type.shape[0] : 1;
+  k->bias = bias ? type_of(bias->type.dtype) : -1;
+  k->accumulate = call->n_in > 3 && call->in[3].data;
+  if (!see(b, call->attr[1].i != 0, &k->a) || !see(a, call->attr[0].i != 0, &k->b) || !see(y, false, &k->d))
+    return false;
+  if (k->batch <= 0 || k->d.rows <= 0 || k->d.cols <= 0 || k->a.rows <= 0 || k->a.cols <= 0) return false;
+  if (k->a.type != k->b.type || (k->a.type == CUDA_R_32F && k->d.type != CUDA_R_32F)) return false;
+  if (k->d.type != CUDA_R_32F && k->d.type != k->a.type) return false;
+  return k->bias < 0 || k->bias == k->d.type;
+}
+
+static bool make_layout(const functions *f, const matrix *m, int64_t batch, cublasLtMatrixLayout_t *out) {
+  const int32_t n = (int32_t)batch;
+  if (f->cublasLtMatrixLayoutCreate(out, (cudaDataType_t)m->type, (uint64_t)m->rows, (uint64_t)m->cols, m->ld) !=
+      CUBLAS_STATUS_SUCCESS)
+    return false;
+  if (batch == 1) return true;
+  return f->cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof n) ==
+             CUBLAS_STATUS_SUCCESS &&
+         f->cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &m->batch_stride,
+                                             sizeof m->batch_stride) == CUBLAS_STATUS_SUCCESS;
+}
+
+static bool make_desc(const functions *f, const key *k, cublasLtMatmulDesc_t *out) {
+  const cublasOperation_t a = k->a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                          b = k->b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+#define SET(name, value) \
+  (f->cublasLtMatmulDescSetAttribute(*out, CUBLASLT_MATMUL_DESC_##name, &value, sizeof value) == CUBLAS_STATUS_SUCCESS)
+  if (f->cublasLtMatmulDescCreate(out, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS) return false;
+  if (!SET(TRANSA, a) || !SET(TRANSB, b)) return false;
+  return k->bias < 0 || (SET(EPILOGUE, epilogue) && SET(BIAS_DATA_TYPE, k->bias));
+#undef SET
+}
+
+static bool choose(rfi_lt *lt, product *p) {
+  const functions *f = &lt->f;
+  const size_t workspace = WORKSPACE;
+  const uint32_t alignment = 16;
+  cublasLtMatmulPreference_t pref = NULL;
+  cublasLtMatmulHeuristicResult_t best;
+  int n = 0;
+  if (f->cublasLtMatmulPreferenceCreate(&pref) != CUBLAS_STATUS_SUCCESS) return false;
+#define PREFER(name, value) \
+  f->cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_##name, &value, sizeof value)
+  PREFER(MAX_WORKSPACE_BYTES, workspace);
+  PREFER(MIN_ALIGNMENT_A_BYTES, alignment);
+  PREFER(MIN_ALIGNMENT_B_BYTES, alignment);
+  PREFER(MIN_ALIGNMENT_C_BYTES, alignment);
+  PREFER(MIN_ALIGNMENT_D_BYTES, alignment);
+#undef PREFER
+  const cublasStatus_t s =
+      f->cublasLtMatmulAlgoGetHeuristic(lt->handle, p->desc, p->A, p->B, p->D, p->D, pref, 1, &best, &n);
+  f->cublasLtMatmulPreferenceDestroy(pref);
+  if (s != CUBLAS_STATUS_SUCCESS || n < 1) return false;
+  p->algo = best.algo;
+  return true;
+}
+
+static rfr_status find(rfi_lt *lt, const key *k, product **out) {
+  for (*out = lt->products; *out && memcmp(&(*out)->key, k, sizeof *k) != 0;) *out = (*out)->next;
+  if (*out) return RFR_OK;
+  product *p;
+  const rfr_status s = lt->core->alloc(lt->ctx, sizeof *p, (void **)&p);
+  if (s != RFR_OK) return s;
+  p->lt = lt;
+  p->key = *k;
+  p->next = lt->products;
+  lt->products = *out = p;
+  p->usable = make_desc(&lt->f, k, &p->desc) && make_layout(&lt->f, &k->a, k->batch, &p->A) &&
+              make_layout(&lt->f, &k->b, k->batch, &p->B) && make_layout(&lt->f, &k->d, k->batch, &p->D) &&
+              choose(lt, p);
+  return RFR_OK;
+}
+
+static rfr_status run(const rfr_call *call) {
+  const product *p = call->library;
+  const functions *f = &p->lt->f;
+  const float one = 1.0f, beta = p->key.accumulate ? 1.0f : 0.0f;
+  if (p->key.bias >= 0)
+    f->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->in[2].data, sizeof(void *));
+  const cublasStatus_t s = f->cublasLtMatmul(p->lt->handle, p->desc, &one, call->in[1].data, p->A, call->in[0].data,
+                                             p->B, &beta, call->out[0].data, p->D, call->out[0].data, p->D, &p->algo,
+                                             call->workspace, WORKSPACE, (cudaStream_t)call->stream);
+  return s == CUBLAS_STATUS_SUCCESS
+             ? RFR_OK
+             : p->lt->core->fail(RFI_E_CUDA, "cuBLASLt refused a matrix product, status %d", (int)s);
+}
+
+rfr_status rfi_lt_bind(rfi_lt *lt, const rfi_cuda_host *core, rfi_arena *memory, rfi_bound *b) {
+  key k;
+  product *p = NULL;
+  (void)core;
+  (void)memory;
+  if (!describe(&b->call, &k)) return RFR_OK;
+  if (lt) {
+    const rfr_status s = find(lt, &k, &p);
+    if (s != RFR_OK) return s;
+    if (!p->usable) return RFR_OK;
+  }
+  b->run = run;
+  b->kernel = "cuBLASLt";
+  b->workspace = WORKSPACE;
+  b->call.library = p;
+  return RFR_OK;
+}

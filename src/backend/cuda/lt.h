@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products by cuBLASLt, loaded when a GPU is used.
+ */
+#ifndef RFI_LT_H
+#define RFI_LT_H
+
+#include "backend/cuda/cuda_module.h"
+
+typedef struct rfi_lt rfi_lt;
+
+rfr_status rfi_lt_open(const rfi_cuda_host *core, rfr_ctx *ctx, rfi_lt **out);
+void rfi_lt_close(rfi_lt *lt); /* accepts NULL */
+
+/* Sets run, kernel, workspace and library of a matmul that cuBLASLt takes; leaves run NULL for one that it
+ * does not (mixed types, rows that are not 16-byte aligned), which the kernel of our own then runs. The
+ * choice is made of shapes, types and strides alone, and of those cuBLASLt's first heuristic one. `lt` NULL:
+ * there is no device, and the workspace is what it would be. */
+rfr_status rfi_lt_bind(rfi_lt *lt, const rfi_cuda_host *core, rfi_arena *memory, rfi_bound *b);
+
+void rfi_lt_describe(const rfi_cuda_host *core, rfr_ctx *ctx, char *text, size_t size);
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loads the CUDA module when a context asks for its device, and gives it what it needs of the
+ * library. The module stays loaded: its runtime's threads outlive a dlclose.
+ */
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/backend.h"
+#include "backend/cuda/cuda_module.h"
+
+static rfr_status load(rfr_ctx *ctx, const rfi_cuda_module **out) {
+  static const rfi_cuda_host host = {
+      .abi = RFI_CUDA_ABI,
+      .fail = rfi_fail,
+      .alloc = rfi_alloc,
+      .free = rfi_free,
+      .arena_alloc = rfi_arena_alloc,
+      .log = rfi_log,
+      .device = rfi_ctx_device,
+      .portable = rfi_ctx_cuda_portable,
+      .dtype_bits = rfr_dtype_bits,
+  };
+  char path[PATH_MAX];
+  int n = snprintf(path, sizeof path, "%s/librefrain_cuda.so", rfi_ctx_module_path(ctx));
+  *out = NULL;
+  if (n < 0 || (size_t)n >= sizeof path) return rfi_fail(RFI_E_BACKEND_MISSING, "the module path is too long");
+  void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (!object) {
+    const char *why = dlerror();
+    return rfi_fail(RFI_E_BACKEND_MISSING, "the module of CUDA is not there: %s", why ? why : path);
+  }
+  rfi_cuda_entry entry = NULL;
+  void *symbol = dlsym(object, RFI_CUDA_ENTRY);
+  memcpy(&entry, &symbol, sizeof entry);
+  *out = entry ? entry(&host) : NULL;
+  if (*out && (*out)->abi == RFI_CUDA_ABI) return RFR_OK;
+  *out = NULL;
+  return rfi_fail(RFI_E_BACKEND_MISSING, "%s is of another build of Refrain", path);
+}
+
+rfr_status rfi_backend_describe_cuda(rfr_ctx *ctx, char *text, size_t size) {
+  const rfi_cuda_module *module;
+  text[0] = '\0';
+  RFI_TRY(load(ctx, &module));
+  return module->describe(ctx, text, size);
+}
+
+rfr_status rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out) {
+  const rfi_cuda_module *module;
+  *out = &rfi_backend_cpu;
+  if (strcmp(rfi_ctx_device(ctx), "cpu") == 0) return RFR_OK;
+  RFI_TRY(load(ctx, &module));
+  *out = module->backend;
+  return RFR_OK;
+}
