@@ -44,7 +44,7 @@ typedef struct cli {
   const char *prompt;
   int64_t tokens, seed, top_k;
   double temperature, top_p;
-  const char *after, *phase, *program, *files, *svg;
+  const char *after, *phase, *program, *files, *svg, *dtype;
   bool diff, flat, all, frontier;
   int64_t steps;
   rfr_ctx *ctx;
@@ -79,9 +79,29 @@ double cli_now(void); /* seconds, monotonic */
 /* "Intel(R) Xeon(R) ..., 2 threads" */
 const char *cli_device(const cli *c, char buf[160]);
 
+double cli_median(double *x, int n); /* sorts x */
+
+/* A configuration that the program knows by name. */
+typedef struct cli_builtin {
+  const char *name, *what, *config;
+} cli_builtin;
+const cli_builtin *cli_builtin_at(int i);              /* NULL past the end */
+const cli_builtin *cli_builtin_find(const char *name); /* NULL: none */
+/* Opens one to time its training step on random tokens, with --set and --dtype. */
+rfr_status cli_open_timed(cli *c, const cli_builtin *b, rfr_run **out);
+
 /* Best rate of a large matrix product in a type, floating-point operations per second: what
  * this program calls the machine's peak. 0 when it cannot be measured. */
-double cli_peak(rfr_ctx *ctx, rfr_dtype dtype);
+rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate);
+/* What no op can beat for long; per second. */
+typedef struct cli_ceilings {
+  rfr_dtype dtype;
+  double product, product_f32; /* floating-point operations, in `dtype` and in f32 */
+  double stream;               /* bytes read and written, from and to memory */
+} cli_ceilings;
+rfr_status cli_ceilings_measure(const cli *c, rfr_dtype dtype, cli_ceilings *out);
+/* The least time that the ceilings leave an op, seconds. */
+double cli_ceilings_least(const cli_ceilings *c, const rfr_op_time *op);
 
 /* Draws a program's plan: time to the right, addresses upward. One self-contained SVG. */
 rfr_status cli_plan_svg(const rfr_programs *p, int program, const char *title, FILE *f);

@@ -35,7 +35,10 @@ rfr_status cli_doctor(cli *c) {
   cpu_model(model, sizeof model);
   rfr_machine_describe(c->ctx, &m);
   const bool portable = strcmp(m.matmul, "portable") == 0;
-  const double f32 = cli_peak(c->ctx, RFR_F32), bf16 = cli_peak(c->ctx, RFR_BF16);
+  double f32, bf16;
+  rfr_status s = cli_peak(c->ctx, RFR_F32, &f32);
+  if (s == RFR_OK) s = cli_peak(c->ctx, RFR_BF16, &bf16);
+  if (s != RFR_OK) return s;
   if (c->json) {
     json j = {.f = stdout};
     json_begin(&j, NULL, '{');

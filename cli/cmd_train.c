@@ -83,7 +83,7 @@ rfr_status cli_train(cli *c) {
     rfr_run_get_info(run, &info);
     p.tokens = info.tokens_per_step;
     p.flops = info.flops_per_step;
-    p.peak = c->quiet ? 0.0 : cli_peak(c->ctx, info.dtype);
+    if (!c->quiet) cli_peak(c->ctx, info.dtype, &p.peak); /* unknown: progress goes without it */
     atomic_store(&running, run);
     struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);

@@ -35,6 +35,7 @@ static const struct option {
 } options[] = {
     {"set", "KEY=VALUE", LIST, 0, CONFIGURED | ON(bench) | ON(eval),
      "change one configuration value, as model.hidden_size=256"},
+    {"dtype", "TYPE", TEXT, offsetof(cli, dtype), ON(bench), "f32, bf16 or auto: precision.dtype (auto)"},
     {"out", "FOLDER", TEXT, offsetof(cli, out), ON(train), "the run's folder"},
     {"resume", NULL, FLAG, offsetof(cli, resume), ON(train), "continue from the newest checkpoint of the run's folder"},
     {"strict", NULL, FLAG, offsetof(cli, strict), ON(train), "refuse to resume where bits may differ"},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What several commands need: reading a configuration, opening it, bytes and times for
- * people, JSON, and the machine's measured peak.
+ * people, and JSON.
  */
 #include <errno.h>
 #include <math.h>
@@ -140,40 +140,4 @@ void json_double(json *j, const char *key, double value) {
   put_key(j, key);
   if (isfinite(value)) fprintf(j->f, "%.9g", value); /* the program never calls setlocale: the C locale's dot */
   else fputs("null", j->f);
-}
-
-static void fill_ones(rfr_tensor *x) {
-  for (int64_t i = 0; i < x->bytes; i += x->type.dtype == RFR_F32 ? 4 : 2) {
-    if (x->type.dtype == RFR_F32) memcpy((char *)x->data + i, &(float){(float)(i % 7) - 3.0f}, 4);
-    else memcpy((char *)x->data + i, &(uint16_t){(uint16_t)rfr_float_to_bits(RFR_BF16, (float)(i % 7) - 3.0f)}, 2);
-  }
-}
-
-double cli_peak(rfr_ctx *ctx, rfr_dtype dtype) {
-  enum { N = 1024, TRIES = 6 };
-  const int64_t shape[2] = {N, N};
-  rfr_trace *t = NULL;
-  rfr_programs *p = NULL;
-  double best = 0.0;
-  if (rfr_trace_create(ctx, &t) != RFR_OK) return 0.0;
-  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, dtype, 2, shape);
-  rfr_value w = rfr_input(t, "w", RFR_ROLE_INPUT, dtype, 2, shape);
-  rfr_output(t, "y", rfr_linear(t, x, w, RFR_NONE));
-  const char *name = "peak";
-  if (rfr_trace_finish(t) == RFR_OK && rfr_compile(ctx, 1, (const rfr_trace *const *)&t, &name, NULL, &p) == RFR_OK) {
-    rfr_tensor a, b;
-    if (rfr_programs_tensor(p, "x", &a) == RFR_OK && rfr_programs_tensor(p, "w", &b) == RFR_OK) {
-      fill_ones(&a);
-      fill_ones(&b);
-      for (int i = 0; i < TRIES; i++) {
-        double start = cli_now();
-        if (rfr_program_run(p, 0) != RFR_OK) break;
-        double rate = 2.0 * N * N * N / (cli_now() - start);
-        if (i > 0 && rate > best) best = rate;
-      }
-    }
-  }
-  rfr_programs_destroy(p);
-  rfr_trace_destroy(t);
-  return best;
 }

@@ -257,6 +257,44 @@ static void plan_and_trace(void **state) {
   json_decref(v);
 }
 
+/* The share of each row adds up to 1, and each rate is one that the row's own numbers give. */
+static void check_rows(const json_t *rows, int64_t calls) {
+  double share = 0;
+  assert_true(json_is_array(rows) && json_array_size(rows) > 1);
+  for (size_t i = 0; i < json_array_size(rows); i++) {
+    const json_t *row = json_array_get(rows, i);
+    share += json_number_value(json_object_get(row, "share"));
+    calls -= number(row, "calls");
+    assert_true(json_number_value(json_object_get(row, "roofline")) >= 0);
+  }
+  assert_true(share > 0.999 && share < 1.001);
+  assert_int_equal(calls, 0);
+}
+
+static void bench(void **state) {
+  (void)state;
+  assert_int_equal(
+      RUN("bench", "demo", "--steps", "2", "--json", "--dtype", "f32", "--set", "model.num_hidden_layers=1"), 0);
+  json_t *v = parsed();
+  assert_string_equal(json_string_value(json_object_get(v, "dtype")), "f32");
+  assert_int_equal(number(v, "profiled_steps"), 2);
+  const json_t *ceilings = json_object_get(v, "ceilings"), *kinds = json_object_get(v, "kinds");
+  assert_true(json_number_value(json_object_get(ceilings, "flops_per_second")) > 0);
+  assert_true(json_number_value(json_object_get(ceilings, "bytes_per_second")) > 0);
+  check_rows(kinds, number(v, "profiled_ops"));
+  bool attention = false;
+  for (size_t i = 0; i < json_array_size(kinds); i++) {
+    const json_t *row = json_array_get(kinds, i);
+    if (strcmp(json_string_value(json_object_get(row, "name")), "attention") != 0) continue;
+    attention = true; /* windows of 256 bytes are documents of their own: examples/demo.yaml */
+    assert_true(json_number_value(json_object_get(row, "flops")) == 2.0 * 2 * 0.5 * 4 * 256 * 256 * 128);
+  }
+  assert_true(attention);
+  json_decref(v);
+  assert_int_equal(RUN("bench", "demo", "--dtype", "f31"), 2);
+  assert_says(err, "dtype");
+}
+
 static void train_and_use(void **state) {
   (void)state;
   assert_int_equal(RUN("train", "small.yaml", "--json", "--quiet"), 0);
@@ -319,7 +357,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
       cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(plan_picture),
-      cmocka_unit_test(train_and_use),  cmocka_unit_test(interrupted),
+      cmocka_unit_test(bench),          cmocka_unit_test(train_and_use), cmocka_unit_test(interrupted),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -35,17 +35,24 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
   }
 }
 
+/* Tables of which a lookup touches only the rows that it gathers, or adds onto. */
+static double bytes_of(const rfr_trace *t, const rfi_opr *op, rfr_value v) {
+  const rfr_type *x = type_of(t, v);
+  const bool gathers = op->def->code == RFI_OP_embedding && v == op->in[0] && op->out[0] >= 0;
+  const bool adds = op->def->code == RFI_OP_embedding_grad && op->n_in > 2 && op->in[2] >= 0;
+  if (gathers || (adds && (v == op->in[2] || v == op->out[0])))
+    return (double)rfi_count(type_of(t, gathers ? op->out[0] : op->in[0])) * rfr_dtype_bits(x->dtype) / 8;
+  return (double)rfi_bytes(x);
+}
+
 rfi_cost rfi_op_cost(const rfr_trace *t, const rfi_opr *op) {
   rfi_cost cost = {0, 0};
   if (op->def->flags & RFI_VIEW) return cost;
   cost.flops = flops_of(t, op);
-  for (int k = 0; k < op->n_in; k++) {
-    if (op->in[k] < 0) continue;
-    bool gathers = op->def->code == RFI_OP_embedding && k == 0 && op->out[0] >= 0; /* reads as much as it writes */
-    cost.bytes += (double)rfi_bytes(type_of(t, gathers ? op->out[0] : op->in[k]));
-  }
+  for (int k = 0; k < op->n_in; k++)
+    if (op->in[k] >= 0) cost.bytes += bytes_of(t, op, op->in[k]);
   for (int j = 0; j < op->n_out; j++)
-    if (op->out[j] >= 0) cost.bytes += (double)rfi_bytes(type_of(t, op->out[j]));
+    if (op->out[j] >= 0) cost.bytes += bytes_of(t, op, op->out[j]);
   return cost;
 }
 

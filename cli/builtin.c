@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Configurations that the program knows by name, to be timed on random tokens (zeros would
+ * flatter). The demo is examples/demo.yaml itself, as it was when the build was configured.
+ */
+#include <string.h>
+
+#include "cli.h"
+#include "demo_yaml.h" /* DEMO_YAML, made from examples/demo.yaml */
+
+static const cli_builtin builtins[] = {
+    {"demo", "the byte model of the demo", DEMO_YAML},
+    {"gpt2-124m", "GPT-2 124M, B 4 x T 64",
+     "refrain: 1\n"
+     "model: {model_type: gpt2, vocab_size: 50257, hidden_size: 768, num_hidden_layers: 12,\n"
+     "        num_attention_heads: 12, max_position_embeddings: 1024}\n"
+     "data: {train: [random], sequence: 64}\n"
+     "batch: {tokens: 256, microbatch: 4}\n"
+     "optimizer: {lr: 1e-3}\n"
+     "run: {steps: 1000}\n"},
+};
+enum { N_BUILTINS = sizeof builtins / sizeof builtins[0] };
+
+const cli_builtin *cli_builtin_at(int i) { return i >= 0 && i < N_BUILTINS ? &builtins[i] : NULL; }
+
+const cli_builtin *cli_builtin_find(const char *name) {
+  for (int i = 0; i < N_BUILTINS; i++)
+    if (strcmp(builtins[i].name, name) == 0) return &builtins[i];
+  return NULL;
+}
+
+rfr_status cli_open_timed(cli *c, const cli_builtin *b, rfr_run **out) {
+  char dtype[64];
+  rfr_run_options o = cli_run_options(c);
+  o.config_name = b->name;
+  o.no_data = 1;
+  o.programs = RFR_RUN_TRAIN;
+  if (c->dtype) {
+    snprintf(dtype, sizeof dtype, "precision.dtype=%s", c->dtype);
+    c->sets[c->n_sets] = dtype; /* there is room: an entry for each argument, and --dtype is none of --set's */
+    o.n_overrides++;
+  }
+  return rfr_run_open(c->ctx, b->config, NULL, &o, out);
+}
