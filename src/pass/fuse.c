@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fuse, two rewrites in this order:
+ * Fuse, four rewrites in this order:
  *
  *  loss head   logits = x wT; cross_entropy(logits); its gradient; the two products of
  *              the gradient: one op that walks the rows in chunks, so that the logits
@@ -8,9 +8,14 @@
  *              joint trace the cotangent of the loss is known beforehand. Changes bits:
  *              dw adds up chunk by chunk, and the gradient of the logits stays f32 or is
  *              rounded as the kernel needs it.
+ *  slices      the gradient of a packed tensor's slices, a sum of pads that lie side by side,
+ *              becomes one concat. Exact, but that a zero keeps its sign.
+ *  norms       the gradients of a norm, and the sum with the residual stream's, become one
+ *              op (fuse_norm.c). Exact.
  *  accumulate  add(g, product) becomes a product that adds onto g in place: a microbatch's
- *              weight gradient, or the second branch into a residual stream. Changes bits
- *              where g is narrower than f32: the sum is rounded once instead of twice.
+ *              weight gradient, or the second branch into a residual stream. Changes bits:
+ *              a narrow sum is rounded once instead of twice, an f32 one adds up in another
+ *              order. A sum in f32 alone is added as its result would be.
  */
 #include <string.h>
 
@@ -140,26 +145,119 @@ done:
   return s;
 }
 
+/* ---- slices ---- */
+
+/* A sum of pads that fill an axis side by side. */
+typedef struct tiles {
+  int n, op[RFI_MAX_NAMES]; /* the pads */
+  int64_t filled;           /* of the axis */
+} tiles;
+
+static bool overlap(const rfi_opr *a, const rfi_opr *b, const rfr_trace *t) {
+  int64_t axis = a->attr[0].i, na = t->values[a->in[0]].type.shape[axis], nb = t->values[b->in[0]].type.shape[axis];
+  return a->attr[1].i < b->attr[1].i + nb && b->attr[1].i < a->attr[1].i + na;
+}
+
+/* Adds what makes v to the tiles, sorted by their start: a pad, or the sum of others. */
+static bool find_tiles(const rfr_trace *t, const rfi_uses *uses, rfr_value v, int depth, tiles *s) {
+  const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
+  if (!op || depth == RFI_MAX_NAMES || uses[v].count != 1 || uses[v].output) return false;
+  if (op->def->code == RFI_OP_add)
+    return find_tiles(t, uses, op->in[0], depth + 1, s) && find_tiles(t, uses, op->in[1], depth + 1, s);
+  if (op->def->code != RFI_OP_pad || s->n == RFI_MAX_NAMES) return false;
+  int at = s->n;
+  for (int i = 0; i < s->n; i++) {
+    const rfi_opr *other = &t->ops[s->op[i]];
+    if (other->attr[0].i != op->attr[0].i || overlap(op, other, t)) return false;
+    if (op->attr[1].i < other->attr[1].i && at == s->n) at = i;
+  }
+  memmove(s->op + at + 1, s->op + at, sizeof *s->op * (size_t)(s->n - at));
+  s->op[at] = t->values[v].op;
+  s->n++;
+  s->filled += t->values[op->in[0]].type.shape[op->attr[0].i];
+  return true;
+}
+
+static bool match_slices(const rfr_trace *t, const rfi_uses *uses, int i, tiles *s) {
+  const rfi_opr *op = &t->ops[i];
+  *s = (tiles){.n = 0};
+  if (op->def->code != RFI_OP_add) return false;
+  if (!find_tiles(t, uses, op->in[0], 0, s) || !find_tiles(t, uses, op->in[1], 0, s)) return false;
+  return s->filled == t->values[op->out[0]].type.shape[t->ops[s->op[0]].attr[0].i];
+}
+
+/* Marks what the sum at op i is made of. */
+static void skip_sum(const rfr_trace *t, int i, bool *skip) {
+  for (int k = 0; k < 2 && t->ops[i].def->code == RFI_OP_add; k++) {
+    int maker = t->values[t->ops[i].in[k]].op;
+    skip[maker] = true;
+    skip_sum(t, maker, skip);
+  }
+}
+
+static rfr_status fuse_slices(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+  rfr_status s;
+  rfi_rewrite r = {.from = in};
+  rfi_uses *uses = NULL;
+  bool *skip = NULL; /* per op: inside a sum that becomes a concat */
+  tiles found;
+  *out = NULL;
+  RFI_GOTO(rfi_count_uses(in, &uses));
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &skip));
+  for (int i = in->n_ops - 1; i >= 0; i--)
+    if (!skip[i] && match_slices(in, uses, i, &found)) skip_sum(in, i, skip);
+  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  for (int i = 0; i < in->n_ops; i++) {
+    const rfi_opr *op = &in->ops[i];
+    if (skip[i]) continue;
+    if (!match_slices(in, uses, i, &found)) {
+      RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
+      continue;
+    }
+    rfr_value operands[RFI_MAX_NAMES];
+    rfi_opr fused = *op;
+    for (int k = 0; k < found.n; k++) operands[k] = r.map[in->ops[found.op[k]].in[0]];
+    fused.def = rfi_op_def_get(RFI_OP_concat);
+    fused.n_in = found.n;
+    fused.in = operands;
+    fused.attr[0] = in->ops[found.op[0]].attr[0];
+    fused.reason = "fused: the gradients of slices, side by side";
+    RFI_GOTO(rfi_rewrite_as(&r, i, &fused, NULL));
+    RFI_GOTO(rfi_report_line(report,
+                             "fused: op %d add%s%s joins the gradients of %d slices: -%lld bytes; a zero keeps its "
+                             "sign, else exact",
+                             i, op->scope[0] ? " in " : "", op->scope, found.n,
+                             (long long)rfi_bytes(&in->values[op->out[0]].type) * (2 * found.n - 2)));
+  }
+  s = rfi_rewrite_end(&r, out);
+  goto done;
+fail:
+  if (r.map) rfi_rewrite_abort(&r);
+done:
+  rfi_free(in->ctx, uses);
+  rfi_free(in->ctx, skip);
+  return s;
+}
+
 /* ---- accumulate ---- */
 
-/* The operand of this op named acc, -1 if it has none. */
-static int acc_operand(const rfi_op_def *def) {
-  for (int k = 0; k < def->n_operands; k++)
-    if (strcmp(def->operand[k], "acc") == 0) return k;
-  return -1;
+/* The operand that this result is added onto when it is given, -1 if there is none. */
+static int acc_operand(const rfi_op_def *def, int result) {
+  int k = def->alias[result];
+  return k >= 0 && strncmp(def->operand[k], "acc", 3) == 0 ? k : -1;
 }
 
 /* Can result `product` be added onto g in place, for the add at op i? Then *op and *result
  * say where product is made. */
-static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const int *taken, rfr_value g, rfr_value product,
-                           int add) {
+static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const rfr_value *onto, rfr_value g,
+                           rfr_value product, int add) {
   const rfi_value *p = &t->values[product], *a = &t->values[g];
   if (p->op < 0 || a->op < 0 || a->op >= p->op || p->base != product || uses[product].count != 1 ||
       uses[product].output)
     return false;
   const rfi_opr *op = &t->ops[p->op];
-  int acc = acc_operand(op->def);
-  if (acc < 0 || op->def->alias[p->result] != acc || op->in[acc] >= 0 || taken[p->op] >= 0) return false;
+  int acc = acc_operand(op->def, p->result);
+  if (acc < 0 || (acc < op->n_in && op->in[acc] >= 0) || onto[product] >= 0) return false;
   if (memcmp(&p->type, &a->type, sizeof p->type) != 0) return false;
   if (op->def->code == RFI_OP_matmul && op->in[2] >= 0) return false;
   /* g must own dense bytes that nobody reads after the product starts to overwrite them;
@@ -181,13 +279,14 @@ static rfr_status fuse_accumulate(const rfr_trace *in, rfi_report *report, rfr_t
   rfr_status s;
   rfi_rewrite r = {.from = in};
   rfi_uses *uses = NULL;
-  int *onto = NULL;        /* per op: the value that its acc operand becomes, -1 */
+  rfr_value *onto = NULL;  /* per result: the value that it is added onto, -1 */
   rfr_value *moved = NULL; /* per add: the product that stands for its result */
   *out = NULL;
   RFI_GOTO(rfi_count_uses(in, &uses));
-  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *onto * (size_t)(in->n_ops + 1), &onto));
+  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *onto * (size_t)(in->n_values + 1), &onto));
   RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *moved * (size_t)(in->n_ops + 1), &moved));
-  for (int i = 0; i < in->n_ops; i++) onto[i] = moved[i] = -1;
+  for (int v = 0; v < in->n_values; v++) onto[v] = RFR_NONE;
+  for (int i = 0; i < in->n_ops; i++) moved[i] = RFR_NONE;
   for (int i = 0; i < in->n_ops; i++) {
     const rfi_opr *op = &in->ops[i];
     if (op->def->code != RFI_OP_add) continue;
@@ -195,7 +294,7 @@ static rfr_status fuse_accumulate(const rfr_trace *in, rfi_report *report, rfr_t
       rfr_value g = op->in[k], product = op->in[1 - k];
       if (!can_accumulate(in, uses, onto, g, product, i)) continue;
       moved[i] = product;
-      onto[in->values[product].op] = g;
+      onto[product] = g;
     }
   }
   RFI_GOTO(rfi_rewrite_begin(in, &r));
@@ -207,23 +306,30 @@ static rfr_status fuse_accumulate(const rfr_trace *in, rfi_report *report, rfr_t
       if (name[0]) rfr_value_set_name(r.to, r.map[moved[i]], name);
       continue;
     }
-    if (onto[i] < 0) {
+    bool adds = false, dead[RFI_MAX_NAMES];
+    for (int j = 0; j < op->n_out; j++) {
+      dead[j] = op->out[j] < 0;
+      adds = adds || (op->out[j] >= 0 && onto[op->out[j]] >= 0);
+    }
+    if (!adds) {
       RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
       continue;
     }
     rfi_opr fused = *op;
     rfr_value operands[16];
-    bool dead[RFI_MAX_NAMES];
     for (int k = 0; k < op->n_in; k++) operands[k] = op->in[k] < 0 ? RFR_NONE : r.map[op->in[k]];
-    for (int j = 0; j < op->n_out; j++) dead[j] = op->out[j] < 0;
-    operands[acc_operand(op->def)] = r.map[onto[i]];
+    for (int j = 0; j < op->n_out; j++) {
+      rfr_value g = op->out[j] < 0 ? RFR_NONE : onto[op->out[j]];
+      if (g < 0) continue;
+      operands[acc_operand(op->def, j)] = r.map[g];
+      bool exact = op->def->code == RFI_OP_sum && in->values[g].type.dtype == RFR_F32;
+      RFI_GOTO(rfi_report_line(report, "fused: op %d %s%s%s adds onto its operand: -%lld bytes%s", i, op->def->name,
+                               op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(&in->values[g].type),
+                               exact ? "; exact" : "; changes bits"));
+    }
     fused.in = operands;
     fused.reason = "fused: adds onto its operand";
     RFI_GOTO(rfi_rewrite_as(&r, i, &fused, dead));
-    bool exact = in->values[onto[i]].type.dtype == RFR_F32;
-    RFI_GOTO(rfi_report_line(report, "fused: op %d %s%s%s adds onto its operand: -%lld bytes%s", i, op->def->name,
-                             op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(&in->values[onto[i]].type),
-                             exact ? "" : "; changes bits, rounds once instead of twice"));
   }
   s = rfi_rewrite_end(&r, out);
   goto done;
@@ -237,14 +343,21 @@ done:
 }
 
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
-  rfr_trace *heads;
+  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report, rfr_trace **out) = {
+      fuse_slices, rfi_fuse_norms, fuse_accumulate};
+  rfr_trace *t;
   *out = NULL;
   if (!o->fuse) {
     RFI_TRY(rfi_report_line(report, "nothing: the pass is switched off"));
     return rfi_copy_trace(in, out);
   }
-  RFI_TRY(fuse_heads(in, o->loss_chunk, report, &heads));
-  rfr_status s = fuse_accumulate(heads, report, out);
-  rfr_trace_destroy(heads);
-  return s;
+  RFI_TRY(fuse_heads(in, o->loss_chunk, report, &t));
+  for (size_t i = 0; i < sizeof rewrites / sizeof *rewrites; i++) {
+    rfr_trace *before = t;
+    rfr_status s = rewrites[i](before, report, &t);
+    rfr_trace_destroy(before);
+    RFI_TRY(s);
+  }
+  *out = t;
+  return RFR_OK;
 }

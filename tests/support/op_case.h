@@ -28,12 +28,13 @@
 #include "ops/call.h"
 
 #ifndef RFT_PLAIN
-#define RFT_REF(op) void rft_ref_##op(const rfi_call *call)
+#define RFT_NAME(op) rft_ref_##op
 #define RFT_CASES(op) const char *const rft_cases_##op[]
 #else /* the same in f32: see op_plain.h */
-#define RFT_REF(op) void rft_plain_##op(const rfi_call *call)
+#define RFT_NAME(op) rft_plain_##op
 #define RFT_CASES(op) const char *const rft_plain_cases_##op[]
 #endif
+#define RFT_REF(op) void RFT_NAME(op)(const rfi_call *call)
 
 /* ---- what the harness makes of a case ---- */
 

@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
-#include "ops/columns.h"
+#include "ops/norm/norm_bwd.h"
 
 static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
 /* Rows without elements are rows: their statistics, those of zeros, are results too. */
@@ -74,19 +74,23 @@ static rfr_status run_fwd(const rfi_call *c) {
 
 /* ---- backward ---- */
 
-static float sum_g(const float *dy, const float *w, int64_t n) {
+/* Both ways to the gradients call the same functions on the same blocks: inlined into other
+ * loops they might be contracted in another way, and give other bits. */
+#define SHARED __attribute__((noinline)) static
+
+SHARED float sum_g(const float *dy, const float *w, int64_t n) {
   float s = 0;
 #pragma omp simd reduction(+ : s)
   for (int64_t j = 0; j < n; j++) s += dy[j] * w[j];
   return s;
 }
-static float sum_gh(const float *dy, const float *w, const float *x, float m, float r, int64_t n) {
+SHARED float sum_gh(const float *dy, const float *w, const float *x, float m, float r, int64_t n) {
   float s = 0;
 #pragma omp simd reduction(+ : s)
   for (int64_t j = 0; j < n; j++) s += dy[j] * w[j] * ((x[j] - m) * r);
   return s;
 }
-static void backward_row(float *dx, const float *dy, const float *w, const float *x, float m, float r, float g,
+SHARED void backward_row(float *dx, const float *dy, const float *w, const float *x, float m, float r, float g,
                          float gh, int64_t n) {
   for (int64_t j = 0; j < n; j++) dx[j] = r * (dy[j] * w[j] - g - (x[j] - m) * r * gh);
 }
@@ -120,7 +124,7 @@ static rfr_status run_dx(const rfi_call *c) {
   return RFR_OK;
 }
 
-static void add_terms(float *total, const float *dy, const float *x, float m, float r, int64_t n) {
+SHARED void add_terms(float *total, const float *dy, const float *x, float m, float r, int64_t n) {
   for (int64_t j = 0; j < n; j++) total[j] += dy[j] * ((x[j] - m) * r);
 }
 static void add_row(const rfi_call *c, int64_t row, int64_t column, int64_t n, float *total) {
@@ -141,6 +145,31 @@ static rfr_status run_dw(const rfi_call *c) {
   return RFR_OK;
 }
 
+/* ---- all at once ---- */
+
+static void row_scalars(const rfi_call *c, int64_t row, const float *dy, const float *w, const float *x, int64_t C,
+                        float *k) {
+  float g = 0, gh = 0, m = ((const float *)c->in[3].data)[row], r = ((const float *)c->in[4].data)[row];
+  for (int64_t j = 0; j < C; j += RFI_BLOCK) {
+    g += sum_g(dy + j, w + j, block(j, C));
+    gh += sum_gh(dy + j, w + j, x + j, m, r, block(j, C));
+  }
+  k[0] = m;
+  k[1] = r;
+  k[2] = g / (float)C;
+  k[3] = gh / (float)C;
+}
+static void row_dx(float *dx, const float *dy, const float *w, const float *x, const float *k, int64_t n) {
+  backward_row(dx, dy, w, x, k[0], k[1], k[2], k[3], n);
+}
+static void row_dw(float *sum, const float *dy, const float *x, const float *k, int64_t n) {
+  add_terms(sum, dy, x, k[0], k[1], n);
+}
+static const rfi_norm_kind kind = {.residual = 5, .vectors = 2, .scalars = row_scalars, .dx = row_dx, .dw = row_dw};
+static rfr_status run_bwd(const rfi_call *c) { return rfi_norm_bwd_run(c, &kind); }
+static size_t bwd_workspace(const rfi_call *c) { return rfi_norm_bwd_workspace(c, &kind); }
+
 const rfi_kernel RFI_CPU(layernorm) = {run_fwd, NULL};
 const rfi_kernel RFI_CPU(layernorm_dx) = {run_dx, NULL};
 const rfi_kernel RFI_CPU(layernorm_dw) = {run_dw, NULL};
+const rfi_kernel RFI_CPU(layernorm_bwd) = {run_bwd, bwd_workspace};

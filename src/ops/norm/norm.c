@@ -3,7 +3,7 @@
  * layernorm and rmsnorm over the last dimension. The forward keeps one or two f32 numbers a
  * row (mean, rstd) and nothing else: the backward computes the normalized row again from x.
  * dx and dw are separate ops, so that a frozen weight costs nothing; a bias's gradient is a
- * plain sum over rows.
+ * plain sum over rows. Where all of them are wanted the fuse pass makes one op of them, X_bwd.
  */
 #include "ops/rule.h"
 
@@ -49,6 +49,21 @@ static rfr_status infer_dw(const rfi_infer *c, int statistics) {
   return RFR_OK;
 }
 
+/* dx and one dw for each gradient that may be added onto, at operand `acc` and behind. */
+static rfr_status infer_bwd(const rfi_infer *c, int statistics, int vectors) {
+  int residual = 3 + statistics;
+  RFI_TRY(check_backward(c, 3, statistics));
+  RFI_TRY(check_weight(c, 1, 2));
+  if (rfi_present(c, residual)) RFI_TRY(rfi_rule_same(c, 1, residual, true));
+  rfr_type w = {.dtype = RFR_F32, .rank = 1, .shape = {c->in[1].shape[c->in[1].rank - 1]}};
+  c->out[0] = c->in[1];
+  for (int j = 1; j <= vectors; j++) {
+    if (rfi_present(c, residual + j)) RFI_TRY(rfi_rule_type(c, residual + j, &w));
+    c->out[j] = w;
+  }
+  return RFR_OK;
+}
+
 rfr_status rfi_infer_layernorm(const rfi_infer *c) {
   RFI_TRY(check_x(c, 0));
   RFI_TRY(check_weight(c, 0, 1));
@@ -64,6 +79,7 @@ rfr_status rfi_infer_layernorm_dx(const rfi_infer *c) {
   return RFR_OK;
 }
 rfr_status rfi_infer_layernorm_dw(const rfi_infer *c) { return infer_dw(c, 2); }
+rfr_status rfi_infer_layernorm_bwd(const rfi_infer *c) { return infer_bwd(c, 2, 2); }
 
 rfr_status rfi_infer_rmsnorm(const rfi_infer *c) {
   RFI_TRY(check_x(c, 0));
@@ -79,6 +95,7 @@ rfr_status rfi_infer_rmsnorm_dx(const rfi_infer *c) {
   return RFR_OK;
 }
 rfr_status rfi_infer_rmsnorm_dw(const rfi_infer *c) { return infer_dw(c, 1); }
+rfr_status rfi_infer_rmsnorm_bwd(const rfi_infer *c) { return infer_bwd(c, 1, 1); }
 
 /* ---- gradients ---- */
 

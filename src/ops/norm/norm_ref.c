@@ -72,6 +72,36 @@ RFT_CASES(layernorm_dw) = {"layernorm_dw(f[7,13], f[7,13], F[7], F[7]>0, _)",
                            "layernorm_dw(f[151,521], f[151,521], F[151], F[151]>0, _)",
                            NULL};
 
+/* What the fused gradients add onto dx. */
+static void add_residual(const rfi_arg *residual, const rfi_arg *dx) {
+  const double *r = residual->data;
+  double *o = dx->data;
+  for (int64_t i = 0; r && o && i < rfi_count(&dx->type); i++) o[i] += r[i];
+}
+
+RFT_REF(layernorm_bwd) {
+  const double *dy = call->in[0].data, *acc = call->in[7].data;
+  double *db = call->out[2].data;
+  int64_t C = width(&call->in[1]);
+  const rfi_arg dw_in[] = {call->in[0], call->in[1], call->in[3], call->in[4], call->in[6]};
+  const rfi_call dw = {.n_in = 5, .n_out = 1, .in = dw_in, .out = &call->out[1]};
+  if (call->out[0].data) RFT_NAME(layernorm_dx)(call);
+  if (call->out[1].data) RFT_NAME(layernorm_dw)(&dw);
+  add_residual(&call->in[5], &call->out[0]);
+  for (int64_t j = 0; db && j < C; j++) {
+    double s = acc ? acc[j] : 0;
+    for (int64_t r = 0; r < height(&call->in[1]); r++) s += dy[r * C + j];
+    db[j] = s;
+  }
+}
+RFT_CASES(layernorm_bwd) = {"layernorm_bwd(f[7,13], f[7,13], f[13], F[7], F[7]>0, f[7,13], _, _)",
+                            "layernorm_bwd(f[1,37], f[1,37], f[37], F[1], F[1]>0, _, F[37], F[37])",
+                            "layernorm_bwd(f[3,5,17], f[3,5,17], F[17], F[3,5], F[3,5]>0, f[3,5,17], F[17], _)",
+                            "layernorm_bwd(f[0,19], f[0,19], f[19], F[0], F[0]>0, f[0,19], _, F[19])",
+                            "layernorm_bwd(f[151,521], f[151,521], f[521], F[151], F[151]>0, f[151,521], _, _)",
+                            "layernorm_bwd(f[43,1031], f[43,1031], f[1031], F[43], F[43]>0, _, _, _)",
+                            NULL};
+
 RFT_REF(rmsnorm) {
   const double *w = call->in[1].data;
   double *rstd = call->out[1].data;
@@ -120,3 +150,18 @@ RFT_CASES(rmsnorm_dw) = {
     "rmsnorm_dw(f[7,13], f[7,13], F[7]>0, _)",           "rmsnorm_dw(f[1,37], f[1,37], F[1]>0, F[37])",
     "rmsnorm_dw(f[3,5,17], f[3,5,17], F[3,5]>0, F[17])", "rmsnorm_dw(f[0,19], f[0,19], F[0]>0, _)",
     "rmsnorm_dw(f[151,521], f[151,521], F[151]>0, _)",   NULL};
+
+RFT_REF(rmsnorm_bwd) {
+  const rfi_arg dw_in[] = {call->in[0], call->in[1], call->in[3], call->in[5]};
+  const rfi_call dw = {.n_in = 4, .n_out = 1, .in = dw_in, .out = &call->out[1]};
+  if (call->out[0].data) RFT_NAME(rmsnorm_dx)(call);
+  if (call->out[1].data) RFT_NAME(rmsnorm_dw)(&dw);
+  add_residual(&call->in[4], &call->out[0]);
+}
+RFT_CASES(rmsnorm_bwd) = {"rmsnorm_bwd(f[7,13], f[7,13], f[13], F[7]>0, f[7,13], _)",
+                          "rmsnorm_bwd(f[1,37], f[1,37], f[37], F[1]>0, _, F[37])",
+                          "rmsnorm_bwd(f[3,5,17], f[3,5,17], F[17], F[3,5]>0, f[3,5,17], F[17])",
+                          "rmsnorm_bwd(f[0,19], f[0,19], f[19], F[0]>0, f[0,19], _)",
+                          "rmsnorm_bwd(f[151,521], f[151,521], f[521], F[151]>0, f[151,521], _)",
+                          "rmsnorm_bwd(f[43,1031], f[43,1031], f[1031], F[43]>0, _, _)",
+                          NULL};

@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
-#include "ops/columns.h"
+#include "ops/norm/norm_bwd.h"
 
 static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
 /* Rows without elements are rows: their statistics, those of zeros, are results too. */
@@ -62,13 +62,16 @@ static rfr_status run_fwd(const rfi_call *c) {
 
 /* ---- backward ---- */
 
-static float sum_products(const float *dy, const float *w, const float *x, int64_t n) {
+/* As in layernorm_cpu.c: both ways to the gradients call these, so that their bits are the same. */
+#define SHARED __attribute__((noinline)) static
+
+SHARED float sum_products(const float *dy, const float *w, const float *x, int64_t n) {
   float s = 0;
 #pragma omp simd reduction(+ : s)
   for (int64_t j = 0; j < n; j++) s += dy[j] * w[j] * x[j];
   return s;
 }
-static void backward_row(float *dx, const float *dy, const float *w, const float *x, float r, float m, int64_t n) {
+SHARED void backward_row(float *dx, const float *dy, const float *w, const float *x, float r, float m, int64_t n) {
   for (int64_t j = 0; j < n; j++) dx[j] = r * (dy[j] * w[j] - x[j] * m);
 }
 
@@ -101,7 +104,7 @@ static rfr_status run_dx(const rfi_call *c) {
   return RFR_OK;
 }
 
-static void add_terms(float *sum, const float *dy, const float *x, float r, int64_t n) {
+SHARED void add_terms(float *sum, const float *dy, const float *x, float r, int64_t n) {
   for (int64_t j = 0; j < n; j++) sum[j] += dy[j] * x[j] * r;
 }
 static void add_row(const rfi_call *c, int64_t row, int64_t column, int64_t n, float *sum) {
@@ -122,6 +125,26 @@ static rfr_status run_dw(const rfi_call *c) {
   return RFR_OK;
 }
 
+/* ---- all at once ---- */
+
+static void row_scalars(const rfi_call *c, int64_t row, const float *dy, const float *w, const float *x, int64_t C,
+                        float *k) {
+  float s = 0, r = ((const float *)c->in[3].data)[row];
+  for (int64_t j = 0; j < C; j += RFI_BLOCK) s += sum_products(dy + j, w + j, x + j, block(j, C));
+  k[0] = r;
+  k[1] = s / (float)C * r * r;
+}
+static void row_dx(float *dx, const float *dy, const float *w, const float *x, const float *k, int64_t n) {
+  backward_row(dx, dy, w, x, k[0], k[1], n);
+}
+static void row_dw(float *sum, const float *dy, const float *x, const float *k, int64_t n) {
+  add_terms(sum, dy, x, k[0], n);
+}
+static const rfi_norm_kind kind = {.residual = 4, .vectors = 1, .scalars = row_scalars, .dx = row_dx, .dw = row_dw};
+static rfr_status run_bwd(const rfi_call *c) { return rfi_norm_bwd_run(c, &kind); }
+static size_t bwd_workspace(const rfi_call *c) { return rfi_norm_bwd_workspace(c, &kind); }
+
 const rfi_kernel RFI_CPU(rmsnorm) = {run_fwd, NULL};
 const rfi_kernel RFI_CPU(rmsnorm_dx) = {run_dx, NULL};
 const rfi_kernel RFI_CPU(rmsnorm_dw) = {run_dw, NULL};
+const rfi_kernel RFI_CPU(rmsnorm_bwd) = {run_bwd, bwd_workspace};

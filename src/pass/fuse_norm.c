@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fuse, norms: dx, dw and db of a norm, and the sum of dx with the gradient that the
+ * residual stream brings, become one op that walks over dy and x once. Autodiff emits them
+ * as ops of their own, so that a frozen scale costs nothing; what it left out is not made
+ * here either, and a norm of which one op alone is left stays as it is.
+ *
+ * Exact: dx is rounded before it is added, and the sums over rows take the same terms in the
+ * same order (src/ops/norm/norm_bwd.h). So the op may stand for ops of two blocks.
+ */
+#include "pass/pass.h"
+
+typedef struct parts {
+  int dx, dw, db, add; /* op indices; -1: not there */
+  rfr_value other;     /* what dx is added to */
+} parts;
+
+static bool reads_same(const rfi_opr *dx, const rfi_opr *dw, int statistics) {
+  bool same = dx->in[0] == dw->in[0] && dx->in[1] == dw->in[1] && dw->in[2 + statistics] < 0;
+  for (int k = 0; k < statistics; k++) same = same && dx->in[3 + k] == dw->in[2 + k];
+  return same;
+}
+
+/* Is this op the gradient of the bias of a norm with this dy: a sum over the rows in f32? */
+static bool is_bias(const rfr_trace *t, const rfi_opr *op, rfr_value dy) {
+  const rfr_type *x = &t->values[dy].type;
+  return op->def->code == RFI_OP_sum && op->in[0] == dy && op->in[1] < 0 && x->rank == 2 && x->shape[1] > 1 &&
+         op->attr[0].i == 0 && op->attr[1].i == RFR_F32;
+}
+
+static bool match_norm(const rfr_trace *t, const rfi_uses *uses, const bool *skip, int i, parts *p) {
+  const rfi_opr *op = &t->ops[i];
+  bool layernorm = op->def->code == RFI_OP_layernorm_dx;
+  *p = (parts){i, -1, -1, -1, RFR_NONE};
+  if (!layernorm && op->def->code != RFI_OP_rmsnorm_dx) return false;
+  rfi_opcode dw = layernorm ? RFI_OP_layernorm_dw : RFI_OP_rmsnorm_dw;
+  rfr_value dy = op->in[0], dx = op->out[0];
+  if (!rfi_is_dense(&t->values[dy])) return false; /* the sum would go another way */
+  for (int k = i + 1; k <= uses[dy].last && k < t->n_ops; k++) {
+    const rfi_opr *other = &t->ops[k];
+    if (skip[k]) continue;
+    if (p->dw < 0 && other->def->code == dw && reads_same(op, other, layernorm ? 2 : 1)) p->dw = k;
+    if (p->db < 0 && layernorm && is_bias(t, other, dy)) p->db = k;
+  }
+  const rfi_opr *reader = uses[dx].count == 1 && !uses[dx].output ? &t->ops[uses[dx].last] : NULL;
+  if (reader && reader->def->code == RFI_OP_add) {
+    rfr_value other = reader->in[reader->in[0] == dx];
+    if (t->values[other].op < i && rfi_is_dense(&t->values[other])) {
+      p->add = uses[dx].last;
+      p->other = other;
+    }
+  }
+  return p->dw >= 0 || p->db >= 0 || p->add >= 0;
+}
+
+/* New value v takes the place of the only result of op i. */
+static void stand_for(rfi_rewrite *r, int i, rfr_value v) {
+  rfr_value old = r->from->ops[i].out[0];
+  const char *name = r->from->values[old].name;
+  r->map[old] = v;
+  if (name[0]) rfr_value_set_name(r->to, v, name);
+}
+
+static rfr_status emit_norm(rfi_rewrite *r, const parts *p, rfi_report *report) {
+  const rfr_trace *t = r->from;
+  const rfi_opr *dx = &t->ops[p->dx];
+  bool layernorm = dx->def->code == RFI_OP_layernorm_dx, dead[3] = {false, p->dw < 0, p->db < 0};
+  rfr_value in[RFI_MAX_NAMES], out[RFI_MAX_NAMES];
+  rfi_opr op = *dx;
+  for (int k = 0; k < dx->n_in; k++) in[k] = r->map[dx->in[k]];
+  in[dx->n_in] = p->other < 0 ? RFR_NONE : r->map[p->other];
+  op.def = rfi_op_def_get(layernorm ? RFI_OP_layernorm_bwd : RFI_OP_rmsnorm_bwd);
+  op.n_in = dx->n_in + 1;
+  op.in = in;
+  op.reason = "fused: the gradients of a norm in one walk";
+  RFI_TRY(rfi_rewrite_new(r, &op, dead, out));
+  stand_for(r, p->add >= 0 ? p->add : p->dx, out[0]);
+  if (p->dw >= 0) stand_for(r, p->dw, out[1]);
+  if (p->db >= 0) stand_for(r, p->db, out[2]);
+  RFI_TRY(rfr_trace_status(r->to));
+  return rfi_report_line(report, "fused: op %d %s%s%s with%s%s%s: -%lld bytes; exact", p->dx, dx->def->name,
+                         dx->scope[0] ? " in " : "", dx->scope, p->dw >= 0 ? " dw" : "", p->db >= 0 ? " db" : "",
+                         p->add >= 0 ? " and the sum that reads it" : "",
+                         p->add >= 0 ? (long long)rfi_bytes(&t->values[dx->out[0]].type) : 0);
+}
+
+rfr_status rfi_fuse_norms(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+  rfr_status s;
+  rfi_rewrite r = {.from = in};
+  rfi_uses *uses = NULL;
+  bool *skip = NULL; /* per op: another one makes its result too */
+  parts p;
+  *out = NULL;
+  RFI_GOTO(rfi_count_uses(in, &uses));
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &skip));
+  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  for (int i = 0; i < in->n_ops; i++) {
+    if (skip[i]) continue;
+    if (!match_norm(in, uses, skip, i, &p)) {
+      RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
+      continue;
+    }
+    RFI_GOTO(emit_norm(&r, &p, report));
+    if (p.dw >= 0) skip[p.dw] = true;
+    if (p.db >= 0) skip[p.db] = true;
+    if (p.add >= 0) skip[p.add] = true;
+  }
+  s = rfi_rewrite_end(&r, out);
+  goto done;
+fail:
+  if (r.map) rfi_rewrite_abort(&r);
+done:
+  rfi_free(in->ctx, uses);
+  rfi_free(in->ctx, skip);
+  return s;
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fusions that claim to be exact: the same program with the pass and without it gives the
+ * same gradients bit for bit, for every subset of trained parameters; and the pass made what
+ * it should, no more than the subset wants. There is one microbatch: gradients that add onto
+ * those of an earlier one are rounded in another way, and the report says so.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "core/rng.h"
+#include "exec/exec.h"
+
+#define OK(call)                                                                \
+  do {                                                                          \
+    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
+  } while (0)
+
+enum { T = 70, HEADS = 3, D = 8, C = HEADS * D, N_PARAMETERS = 8 };
+
+static const char *const names[N_PARAMETERS] = {"table", "scale1", "bias1", "qkv", "qkv_bias", "proj", "scale2", "w2"};
+enum { TABLE, SCALE1, BIAS1, QKV, QKV_BIAS, PROJ, SCALE2, W2 };
+
+static rfr_value parameter(rfr_trace *t, unsigned trained, int i, int rank, int64_t a, int64_t b) {
+  return rfr_input(t, names[i], trained >> i & 1 ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN, RFR_F32, rank,
+                   ((int64_t[]){a, b}));
+}
+
+/* Two blocks of residual stream in `type`: packed attention behind a layernorm, a product behind an rmsnorm. */
+static rfr_trace *blocks(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
+  rfr_trace *t;
+  rfr_value p[N_PARAMETERS];
+  OK(rfr_trace_create(ctx, &t));
+  p[TABLE] = parameter(t, trained, TABLE, 2, 11, C);
+  p[SCALE1] = parameter(t, trained, SCALE1, 1, C, 0);
+  p[BIAS1] = parameter(t, trained, BIAS1, 1, C, 0);
+  p[QKV] = parameter(t, trained, QKV, 2, 3 * C, C);
+  p[QKV_BIAS] = parameter(t, trained, QKV_BIAS, 1, 3 * C, 0);
+  p[PROJ] = parameter(t, trained, PROJ, 2, C, C);
+  p[SCALE2] = parameter(t, trained, SCALE2, 1, C, 0);
+  p[W2] = parameter(t, trained, W2, 2, C, C);
+  rfr_value offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){3}));
+  rfr_value ids = rfr_input(t, "ids", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){T})), head[3];
+  rfr_value x = rfr_cast(t, rfr_embedding(t, p[TABLE], ids), type);
+  rfr_value h = rfr_layernorm(t, x, p[SCALE1], p[BIAS1], 1e-5);
+  rfr_value qkv = rfr_linear(t, h, rfr_cast(t, p[QKV], type), rfr_cast(t, p[QKV_BIAS], type));
+  for (int i = 0; i < 3; i++) head[i] = rfr_reshape(t, rfr_slice(t, qkv, 1, i * C, C), 3, ((int64_t[]){T, HEADS, D}));
+  rfr_value o = rfr_attention(t, head[0], head[1], head[2], offsets, 0, 1);
+  o = rfr_linear(t, rfr_reshape(t, o, 2, ((int64_t[]){T, C})), rfr_cast(t, p[PROJ], type), RFR_NONE);
+  rfr_output(t, "x0", x); /* so that no product adds onto the stream in place: that rounds in another way */
+  x = rfr_add(t, x, o);
+  rfr_output(t, "x1", x);
+  x = rfr_add(t, x, rfr_linear(t, rfr_rmsnorm(t, x, p[SCALE2], 1e-5), rfr_cast(t, p[W2], type), RFR_NONE));
+  rfr_value r = rfr_input(t, "r", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, C}));
+  rfr_value loss = rfr_sum(t, rfr_mul(t, rfr_cast(t, x, RFR_F32), r), -1);
+  for (int i = 0; i < N_PARAMETERS; i++)
+    if (trained >> i & 1) rfr_output(t, names[i], rfr_gradient(t, loss, p[i], RFR_F32));
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+static rfr_programs *run(rfr_ctx *ctx, const rfr_trace *t, int fuse) {
+  rfr_compile_options o = rfr_compile_options_default();
+  rfr_programs *p;
+  rfr_tensor x;
+  o.fuse = fuse;
+  OK(rfr_compile(ctx, 1, &t, NULL, &o, &p));
+  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++)
+    for (int64_t k = 0; k < rfi_count(&x.type); k++) {
+      uint32_t draw = rfi_draw4(rfi_stream_key(17 + (uint64_t)i, 0), (uint64_t)k, 0, 0, 0).v[0];
+      if (x.type.dtype == RFR_F32) ((float *)x.data)[k] = (float)(draw >> 8) / 8388608.0f - 1.0f;
+      else ((int32_t *)x.data)[k] = (int32_t)(draw % 11);
+    }
+  OK(rfr_programs_tensor(p, "offsets", &x));
+  memcpy(x.data, ((int32_t[]){0, 29, T}), 3 * sizeof(int32_t));
+  OK(rfr_programs_load(p));
+  OK(rfr_program_run(p, 0));
+  return p;
+}
+
+static int count(const rfr_programs *p, rfi_opcode code) {
+  const rfr_trace *t = rfr_program_trace(p, 0, "lower");
+  int n = 0;
+  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code;
+  return n;
+}
+
+static void check(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
+  rfr_trace *t = blocks(ctx, trained, type);
+  rfr_programs *p = run(ctx, t, 1), *q = run(ctx, t, 0);
+  for (int i = 0; i < N_PARAMETERS; i++) {
+    rfr_tensor a, b;
+    bool zero = true;
+    if (!(trained >> i & 1)) continue;
+    OK(rfr_program_output(p, 0, names[i], &a));
+    OK(rfr_program_output(q, 0, names[i], &b));
+    for (int64_t n = 0; n < rfi_count(&a.type); n++) zero = zero && ((float *)a.data)[n] == 0;
+    assert_false(zero);
+    if (memcmp(a.data, b.data, (size_t)a.bytes) != 0)
+      fail_msg("the gradient of %s, trained %#x, %s, has other bits", names[i], trained, rfr_dtype_name(type));
+  }
+  /* dx is wanted where something before the norm is trained */
+  bool dx1 = trained & 1u << TABLE, dx2 = trained & ((1u << SCALE2) - 1);
+  bool dw1 = trained & 1u << SCALE1, db1 = trained & 1u << BIAS1, dw2 = trained & 1u << SCALE2;
+  assert_int_equal(count(p, RFI_OP_layernorm_bwd), dx1); /* the residual stream's gradient is always there */
+  assert_int_equal(count(p, RFI_OP_rmsnorm_bwd), dx2);
+  assert_int_equal(count(p, RFI_OP_layernorm_dw), (!dx1 && dw1));
+  assert_int_equal(count(p, RFI_OP_rmsnorm_dw), (!dx2 && dw2));
+  assert_int_equal(count(p, RFI_OP_layernorm_dx) + count(p, RFI_OP_rmsnorm_dx), 0);
+  /* every gradient of slices is whole, and no sum of the stream's is left over */
+  assert_int_equal(count(p, RFI_OP_concat), (trained & ((1u << PROJ) - 1)) != 0);
+  assert_int_equal(count(p, RFI_OP_pad), 0);
+  const rfr_trace *u = rfr_program_trace(p, 0, "lower");
+  for (int i = 0; i < u->n_ops; i++)
+    if (u->ops[i].def->code == RFI_OP_layernorm_bwd) {
+      assert_int_equal(u->ops[i].out[1] >= 0, dw1);
+      assert_int_equal(u->ops[i].out[2] >= 0, db1);
+      assert_true(u->ops[i].in[5] >= 0);
+    } else if (u->ops[i].def->code == RFI_OP_rmsnorm_bwd) {
+      assert_int_equal(u->ops[i].out[1] >= 0, dw2);
+    }
+  rfr_programs_destroy(p);
+  rfr_programs_destroy(q);
+  rfr_trace_destroy(t);
+}
+
+static void test_exact(void **state) {
+  (void)state;
+  static const int threads[] = {1, 3};
+  for (int n = 0; n < 2; n++) {
+    rfr_ctx_options o = rfr_ctx_options_default();
+    rfr_ctx *ctx;
+    o.threads = threads[n];
+    OK(rfr_ctx_create(&o, &ctx));
+    for (unsigned trained = 1; trained < 1u << N_PARAMETERS; trained += n ? 37 : 1) {
+      check(ctx, trained, RFR_F32);
+      check(ctx, trained, RFR_BF16);
+    }
+    assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, 0);
+    rfr_ctx_destroy(ctx);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_exact)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
