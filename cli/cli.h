@@ -20,6 +20,7 @@
   X(check, "CONFIG.yaml", 1, 1, "print the resolved configuration and where each value comes from") \
   X(trace, "CONFIG.yaml", 1, 1, "print a program after a pass")                                     \
   X(plan, "CONFIG.yaml", 1, 1, "print every buffer of the training step before anything runs")      \
+  X(profile, "CONFIG|NAME", 1, 1, "time every op of a training step, on random tokens")             \
   X(bench, "[NAME]", 0, 1, "time a training step of a built-in configuration")                      \
   X(doctor, "", 0, 0, "say what this machine and this build have")
 
@@ -44,7 +45,7 @@ typedef struct cli {
   const char *prompt;
   int64_t tokens, seed, top_k;
   double temperature, top_p;
-  const char *after, *phase, *program, *files, *svg, *dtype;
+  const char *after, *phase, *program, *files, *svg, *dtype, *trace;
   bool diff, flat, all, frontier;
   int64_t steps;
   rfr_ctx *ctx;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench.h"
 #include "op_times.h"
 
 static rfr_status time_steps(rfr_run *run, int64_t steps, double *median, int *n) {
@@ -99,18 +100,32 @@ static rfr_status bench(cli *c, const cli_builtin *b) {
   return s;
 }
 
+static const struct {
+  const char *name;
+  rfr_status (*run)(cli *c);
+} others[] = {{"replay", bench_replay}};
+enum { N_OTHERS = sizeof others / sizeof others[0] };
+
 rfr_status cli_bench(cli *c) {
   rfr_status s = RFR_OK;
-  const cli_builtin *b = c->operand ? cli_builtin_find(c->operand) : NULL;
-  if (b) return bench(c, b);
+  const cli_builtin *b;
   if (!c->operand && c->json)
     return cli_usage("refrain bench NAME --json", "--json prints one object: name a benchmark");
-  if (!c->operand) {
-    for (int i = 0; s == RFR_OK && (b = cli_builtin_at(i)); i++) s = bench(c, b);
-    return s;
+  bool found = false;
+  for (int i = 0; s == RFR_OK && (b = cli_builtin_at(i)); i++) {
+    if (c->operand && strcmp(c->operand, b->name) != 0) continue;
+    found = true;
+    s = bench(c, b);
   }
+  for (int i = 0; s == RFR_OK && i < N_OTHERS; i++) {
+    if (c->operand && strcmp(c->operand, others[i].name) != 0) continue;
+    found = true;
+    s = others[i].run(c);
+  }
+  if (found) return s;
   fputs("benchmarks:", stderr);
   for (int i = 0; (b = cli_builtin_at(i)); i++) fprintf(stderr, " %s", b->name);
+  for (int i = 0; i < N_OTHERS; i++) fprintf(stderr, " %s", others[i].name);
   fputc('\n', stderr);
   return cli_usage("name one of them", "there is no benchmark %s", c->operand);
 }

@@ -33,9 +33,9 @@ static const struct option {
   unsigned commands;
   const char *help;
 } options[] = {
-    {"set", "KEY=VALUE", LIST, 0, CONFIGURED | ON(bench) | ON(eval),
+    {"set", "KEY=VALUE", LIST, 0, CONFIGURED | ON(bench) | ON(profile) | ON(eval),
      "change one configuration value, as model.hidden_size=256"},
-    {"dtype", "TYPE", TEXT, offsetof(cli, dtype), ON(bench), "f32, bf16 or auto: precision.dtype (auto)"},
+    {"dtype", "TYPE", TEXT, offsetof(cli, dtype), ON(bench) | ON(profile), "f32, bf16 or auto: precision.dtype (auto)"},
     {"out", "FOLDER", TEXT, offsetof(cli, out), ON(train), "the run's folder"},
     {"resume", NULL, FLAG, offsetof(cli, resume), ON(train), "continue from the newest checkpoint of the run's folder"},
     {"strict", NULL, FLAG, offsetof(cli, strict), ON(train), "refuse to resume where bits may differ"},
@@ -59,7 +59,8 @@ static const struct option {
      "memory against the work of recomputing, for any budget"},
     {"svg", "FILE", TEXT, offsetof(cli, svg), ON(plan), "draw the plan; - is standard output"},
     {"files", "SPLIT", TEXT, offsetof(cli, files), ON(check), "list the files of train or validation instead"},
-    {"steps", "N", INTEGER, offsetof(cli, steps), ON(bench), "steps to time; 0: five seconds (0)"},
+    {"steps", "N", INTEGER, offsetof(cli, steps), ON(bench) | ON(profile), "steps to time; 0: for seconds (0)"},
+    {"trace", "FILE", TEXT, offsetof(cli, trace), ON(profile), "write a step's ops as JSON for Perfetto or Chrome"},
     {"threads", "N", INTEGER, offsetof(cli, threads), ALL_COMMANDS, "threads; 0: the cores this process may use (0)"},
     {"json", NULL, FLAG, offsetof(cli, json), ALL_COMMANDS, "print one JSON object"},
     {"quiet", NULL, FLAG, offsetof(cli, quiet), ALL_COMMANDS, "no progress"},

@@ -295,6 +295,50 @@ static void bench(void **state) {
   assert_says(err, "dtype");
 }
 
+static void profile(void **state) {
+  (void)state;
+  assert_int_equal(RUN("profile", "small.yaml", "--steps", "3", "--json", "--trace", "trace.json"), 0);
+  json_t *v = parsed();
+  assert_int_equal(number(v, "profiled_steps"), 3);
+  const json_int_t ops = number(v, "profiled_ops");
+  static const char *const tables[] = {"ops", "kinds", "layers", "phases"};
+  for (int i = 0; i < 4; i++) check_rows(json_object_get(v, tables[i]), ops);
+  json_decref(v);
+  v = json_load_file("trace.json", JSON_REJECT_DUPLICATES, NULL);
+  const json_t *events = json_object_get(v, "traceEvents");
+  assert_true(json_is_array(events));
+  json_int_t seen = 0;
+  double step = 0, sum = 0, end = 0, flops = 0;
+  for (size_t i = 0; i < json_array_size(events); i++) {
+    const json_t *e = json_array_get(events, i), *args = json_object_get(e, "args");
+    if (strcmp(json_string_value(json_object_get(e, "ph")), "X") != 0) continue;
+    const double ts = json_number_value(json_object_get(e, "ts")), dur = json_number_value(json_object_get(e, "dur"));
+    if (number(e, "tid") == 0) {
+      step = dur;
+      continue;
+    }
+    seen++;
+    assert_true(ts >= end - 0.002 && dur >= 0); /* printed to nine digits */
+    end = ts + dur;
+    sum += dur;
+    flops += json_number_value(json_object_get(args, "flops"));
+    assert_true(json_is_string(json_object_get(args, "kernel")));
+    assert_true(json_is_number(json_object_get(args, "bytes")));
+  }
+  json_decref(v);
+  assert_int_equal(seen, ops);
+  assert_true(flops > 0 && sum > 0 && sum <= step + 0.002 * (double)ops && end <= step + 0.002);
+  assert_int_equal(RUN("profile", "demo", "--steps", "1", "--set", "model.num_hidden_layers=1"), 0);
+  assert_says(out, "roofline");
+  assert_int_equal(RUN("profile", "small.yaml", "--steps", "1", "--trace", "none/trace.json"), 4);
+  assert_says(err, "none/trace.json");
+  assert_int_equal(RUN("profile", "missing"), 4);
+  assert_int_equal(RUN("bench", "replay", "--json"), 0);
+  v = parsed();
+  assert_int_equal(number(v, "ops"), 1000);
+  json_decref(v);
+}
+
 static void train_and_use(void **state) {
   (void)state;
   assert_int_equal(RUN("train", "small.yaml", "--json", "--quiet"), 0);
@@ -357,7 +401,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
       cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(plan_picture),
-      cmocka_unit_test(bench),          cmocka_unit_test(train_and_use), cmocka_unit_test(interrupted),
+      cmocka_unit_test(bench),          cmocka_unit_test(profile),       cmocka_unit_test(train_and_use),
+      cmocka_unit_test(interrupted),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * refrain bench replay: what replaying costs beside the work itself. A program of small ops
+ * is replayed on one thread, in turn with a plain loop over the very same kernel calls; the
+ * difference of the medians, for one op, is the program's own cost.
+ *
+ * The ops are registered from here, so that their kernel is known: on a first run it notes
+ * each call that it gets, and the plain loop makes these calls again.
+ */
+#include <string.h>
+
+#include "bench.h"
+#include "refrain/op.h"
+
+enum { OPS = 1000, ELEMENTS = 64, ROUNDS = 501, TIMES = 10 };
+
+typedef struct noted {
+  rfr_kernel_fn run[OPS];
+  const rfr_call *call[OPS];
+  int n;
+  bool noting;
+} noted;
+
+static rfr_status kernel(const rfr_call *call) {
+  noted *k = call->user;
+  const float *x = call->in[0].data;
+  float *y = call->out[0].data;
+  if (k->noting && k->n < OPS) k->run[k->n] = kernel, k->call[k->n++] = call;
+  for (int i = 0; i < ELEMENTS; i++) y[i] = x[i] * 0.5f + 1.0f;
+  return RFR_OK;
+}
+
+static const char *shape(const rfr_infer *c) {
+  c->out[0] = c->in[0];
+  return NULL;
+}
+
+static rfr_status make(rfr_ctx *ctx, noted *k, rfr_programs **out) {
+  rfr_op_desc d = rfr_op_desc_default();
+  const rfr_op *op;
+  rfr_trace *t = NULL;
+  d.name = "bench.step", d.operands = "x", d.results = "y", d.shape = shape, d.cpu = kernel, d.user = k;
+  rfr_status s = rfr_op_register(ctx, &d, &op);
+  if (s == RFR_OK) s = rfr_trace_create(ctx, &t);
+  if (s != RFR_OK) return s;
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, ((int64_t[]){ELEMENTS}));
+  for (int i = 0; i < OPS; i++) x = rfr_record(t, op, 1, &x, NULL, NULL);
+  rfr_output(t, "y", x);
+  s = rfr_trace_finish(t);
+  if (s == RFR_OK) s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, NULL, out);
+  rfr_trace_destroy(t);
+  return s;
+}
+
+static rfr_status run_plain(const noted *k) {
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < k->n && s == RFR_OK; i++) s = k->run[i](k->call[i]);
+  return s;
+}
+
+/* Medians of the seconds of one op. */
+static rfr_status measure(rfr_programs *p, noted *k, double *replayed, double *plain) {
+  double replays[ROUNDS], loops[ROUNDS];
+  k->noting = true;
+  rfr_status s = rfr_program_run(p, 0);
+  k->noting = false;
+  if (s == RFR_OK) s = rfr_program_capture(p, 0);
+  for (int r = 0; r < ROUNDS && s == RFR_OK; r++) {
+    const double start = cli_now();
+    for (int i = 0; i < TIMES && s == RFR_OK; i++) s = rfr_program_replay(p, 0, NULL, 0);
+    const double middle = cli_now();
+    for (int i = 0; i < TIMES && s == RFR_OK; i++) s = run_plain(k);
+    replays[r] = (middle - start) / TIMES / OPS;
+    loops[r] = (cli_now() - middle) / TIMES / OPS;
+  }
+  *replayed = s == RFR_OK ? cli_median(replays, ROUNDS) : 0;
+  *plain = s == RFR_OK ? cli_median(loops, ROUNDS) : 0;
+  return s;
+}
+
+rfr_status bench_replay(cli *c) {
+  static noted k; /* large, and there is one benchmark at a time */
+  double replayed = 0, plain = 0;
+  rfr_ctx *ctx = NULL;
+  rfr_programs *p = NULL;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.threads = 1;
+  memset(&k, 0, sizeof k);
+  rfr_status s = rfr_ctx_create(&o, &ctx);
+  if (s == RFR_OK) s = make(ctx, &k, &p);
+  if (s == RFR_OK) s = measure(p, &k, &replayed, &plain);
+  rfr_programs_destroy(p);
+  rfr_ctx_destroy(ctx);
+  if (s != RFR_OK) return s;
+  const double cost = 1e6 * (replayed - plain);
+  if (c->json) {
+    json j = {.f = stdout};
+    json_begin(&j, NULL, '{');
+    json_string(&j, "name", "replay");
+    json_int(&j, "ops", k.n);
+    json_double(&j, "replay_us_per_op", 1e6 * replayed);
+    json_double(&j, "loop_us_per_op", 1e6 * plain);
+    json_double(&j, "cost_us_per_op", cost);
+    json_end(&j, '}');
+    putchar('\n');
+  } else {
+    printf("replay (%d ops of %d elements, one thread)\n"
+           "  %.4f us per op replayed, %.4f in a plain loop over the same calls: %.4f us of its own\n",
+           k.n, ELEMENTS, 1e6 * replayed, 1e6 * plain, cost);
+  }
+  return RFR_OK;
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * refrain profile: every op of a training step with a clock around it, on random tokens. The
+ * tables hold medians over the steps; --trace writes the one step in the middle, as it was,
+ * in the trace event format that Perfetto and Chrome open: a lane for each phase, times in
+ * microseconds.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "op_times.h"
+
+enum { TOP = 20 };
+
+static const char *const phases[] = {
+#define X(e, name) name,
+    RFR_PHASES(X)
+#undef X
+};
+
+/* ---- the trace ---- */
+
+static void put_lane(json *j, int lane, const char *name) {
+  json_begin(j, NULL, '{');
+  json_string(j, "name", "thread_name");
+  json_string(j, "ph", "M");
+  json_int(j, "pid", 1);
+  json_int(j, "tid", lane);
+  json_begin(j, "args", '{');
+  json_string(j, "name", name);
+  json_end(j, '}');
+  json_end(j, '}');
+}
+
+/* The event's arguments follow; the caller ends them and it. */
+static void begin_event(json *j, const char *name, int lane, double start, double seconds) {
+  json_begin(j, NULL, '{');
+  json_string(j, "name", name);
+  json_string(j, "ph", "X");
+  json_int(j, "pid", 1);
+  json_int(j, "tid", lane);
+  json_double(j, "ts", 1e6 * start);
+  json_double(j, "dur", 1e6 * seconds);
+  json_begin(j, "args", '{');
+}
+
+static void put_trace(FILE *f, const op_times *t, const char *name) {
+  json j = {.f = f};
+  const rfr_op_time *op = t->all + (size_t)t->middle * (size_t)t->n, *last = &op[t->n - 1];
+  json_begin(&j, NULL, '{');
+  json_string(&j, "displayTimeUnit", "ms");
+  json_begin(&j, "traceEvents", '[');
+  put_lane(&j, 0, "step");
+  for (int i = 0; i < (int)(sizeof phases / sizeof *phases); i++) put_lane(&j, 1 + i, phases[i]);
+  begin_event(&j, name, 0, 0, last->start + last->seconds);
+  json_int(&j, "step", t->middle + 1);
+  json_end(&j, '}');
+  json_end(&j, '}');
+  for (int i = 0; i < t->n; i++) {
+    fputc('\n', f);
+    begin_event(&j, t->what[i].name, 1 + (int)t->what[i].phase, op[i].start, op[i].seconds);
+    json_int(&j, "op", op[i].op);
+    json_string(&j, "layer", t->what[i].scope);
+    json_int(&j, "microbatch", t->what[i].microbatch);
+    json_string(&j, "kernel", op[i].kernel);
+    json_double(&j, "bytes", op[i].bytes);
+    json_double(&j, "flops", op[i].flops);
+    json_end(&j, '}');
+    json_end(&j, '}');
+  }
+  json_end(&j, ']');
+  json_end(&j, '}');
+  fputc('\n', f);
+}
+
+static rfr_status write_trace(const cli *c, const op_times *t) {
+  FILE *f = fopen(c->trace, "wb");
+  bool good = f != NULL;
+  if (good) put_trace(f, t, c->operand);
+  if (good && ferror(f)) good = false;
+  if (f && fclose(f) != 0) good = false;
+  if (good) return RFR_OK;
+  cli_usage("check the path and free space", "%s cannot be written: %s", c->trace, strerror(errno));
+  return RFR_IO;
+}
+
+/* ---- the tables ---- */
+
+static rfr_status print_tables(const cli *c, const op_times *t, const cli_ceilings *ceilings, const char *dtype) {
+  static const struct {
+    op_group group;
+    const char *heading, *key;
+    int most;
+  } tables[] = {{BY_OP, "op", "ops", TOP},
+                {BY_KIND, "kind", "kinds", INT_MAX},
+                {BY_LAYER, "layer", "layers", INT_MAX},
+                {BY_PHASE, "phase", "phases", INT_MAX}};
+  char device[160];
+  json j = {.f = stdout};
+  rfr_status s = RFR_OK;
+  if (c->json) {
+    json_begin(&j, NULL, '{');
+    json_string(&j, "name", c->operand);
+    json_string(&j, "device", cli_device(c, device));
+    json_string(&j, "dtype", dtype);
+    json_double(&j, "ms_per_step", 1e3 * t->seconds);
+    json_int(&j, "profiled_steps", t->steps);
+    json_int(&j, "profiled_ops", t->n);
+    ceilings_json(&j, ceilings);
+  } else {
+    printf("%s, %s, %s\n  %.2f ms in %d ops (median of %d steps)\n", c->operand, dtype, cli_device(c, device),
+           1e3 * t->seconds, t->n, t->steps);
+    ceilings_print(ceilings);
+  }
+  for (size_t i = 0; s == RFR_OK && i < sizeof tables / sizeof *tables; i++) {
+    op_row *rows;
+    int n;
+    s = op_times_group(t, tables[i].group, ceilings, &rows, &n);
+    if (s == RFR_OK && c->json) op_rows_json(&j, tables[i].key, rows, n, INT_MAX);
+    else if (s == RFR_OK) putchar('\n'), op_rows_print(tables[i].heading, rows, n, tables[i].most);
+    free(rows);
+  }
+  if (c->json) json_end(&j, '}'), putchar('\n');
+  return s;
+}
+
+rfr_status cli_profile(cli *c) {
+  char *text = NULL;
+  rfr_run *run = NULL;
+  rfr_run_info info = {0};
+  op_times t = {0};
+  cli_ceilings ceilings;
+  rfr_status s = RFR_OK;
+  const cli_builtin *known = cli_builtin_find(c->operand);
+  if (!known) s = cli_read_file(c->operand, &text);
+  const cli_builtin file = {c->operand, "", text};
+  if (s == RFR_OK) s = cli_open_timed(c, known ? known : &file, &run);
+  if (s == RFR_OK) s = op_times_take(run, c->steps, &t);
+  if (s == RFR_OK) rfr_run_get_info(run, &info);
+  if (s == RFR_OK && c->trace) s = write_trace(c, &t);
+  if (s == RFR_OK) s = cli_ceilings_measure(c, info.dtype, &ceilings);
+  if (s == RFR_OK) s = print_tables(c, &t, &ceilings, rfr_dtype_name(info.dtype));
+  op_times_deinit(&t);
+  rfr_run_close(run);
+  free(text);
+  return s;
+}
