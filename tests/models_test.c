@@ -23,7 +23,8 @@
     if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
   } while (0)
 
-static const char *const models[] = {"gpt2", "gpt2-untied", "llama", "llama-shards", "qwen2", "qwen3"};
+static const char *const models[] = {"gpt2",  "gpt2-untied", "llama",   "llama-shards",
+                                     "qwen2", "qwen3",       "mistral", "qwen2-window"};
 enum { N_MODELS = sizeof models / sizeof models[0], MOST = 64 };
 
 /* ---- logits and gradients ---- */
@@ -262,13 +263,63 @@ static void refused(void **state) {
     if (!strstr(rfr_last_error()->message, cases[i].text))
       fail_msg("%s %s: %s", cases[i].key, cases[i].value, rfr_last_error()->message);
   }
-  json_t *o = config_of("qwen2");
-  json_object_set_new(o, "use_sliding_window", json_true());
-  json_object_set_new(o, "sliding_window", json_integer(7));
+}
+
+/* Which layers have a window in the spellings of each class, and what is written for each. */
+static void windows(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *model, *changes, *want; /* f or s for each layer, or the error */
+    const char *type;                   /* that we write */
+  } cases[] = {
+      {"mistral", "{}", "ss", "mistral"},
+      {"mistral", "{\"sliding_window\": null}", "ff", "llama"},
+      {"mistral", "{\"sliding_window\": 4096}", "ss", "mistral"},
+      {"mistral", "{\"sliding_window\": 0}", "\"sliding_window\" is 0", NULL},
+      {"mistral", "{\"layer_types\": [\"sliding_attention\", \"full_attention\"]}", "layer_types[1]", NULL},
+      {"mistral", "{\"layer_types\": [\"sliding_attention\"]}", "layer_types is no list of 2", NULL},
+      {"mistral", "{\"layer_types\": [\"chunked_attention\", 3]}", "layer_types[0] is neither", NULL},
+      {"mistral", "{\"model_type\": \"ministral\"}", "ss", "mistral"},
+      {"mistral", "{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\", \"sliding_attention\"]}", "fs",
+       "ministral"},
+      {"mistral", "{\"model_type\": \"llama\"}", "ff", "llama"}, /* the class does not look at it */
+      {"qwen2-window", "{}", "fs", "qwen2"},
+      {"qwen2-window", "{\"layer_types\": null}", "fs", "qwen2"},
+      {"qwen2-window", "{\"layer_types\": null, \"max_window_layers\": 0}", "ss", "qwen2"},
+      {"qwen2-window", "{\"layer_types\": null, \"max_window_layers\": 28}", "ff", "qwen2"},
+      {"qwen2-window", "{\"layer_types\": null, \"max_window_layers\": null}", "max_window_layers", NULL},
+      {"qwen2-window", "{\"layer_types\": [\"sliding_attention\", \"full_attention\"]}", "sf", "qwen2"},
+      {"qwen2-window", "{\"layer_types\": null, \"use_sliding_window\": false}", "ff", "qwen2"},
+      {"qwen2-window", "{\"use_sliding_window\": false}", "there is no sliding_window", NULL},
+      {"qwen2-window", "{\"model_type\": \"qwen3\", \"head_dim\": 8}", "fs", "qwen3"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    rfr_model_config c, again;
+    char got[3] = "";
+    json_t *o = config_of(cases[i].model), *changes = json_loads(cases[i].changes, 0, NULL);
+    assert_int_equal(json_object_update(o, changes), 0);
+    json_decref(changes);
+    rfr_status s = read_config(f, o, &c);
+    for (int l = 0; s == RFR_OK && l < 2; l++) got[l] = rfr_model_has_window(&c, l) ? 's' : 'f';
+    if (!cases[i].type) {
+      if (s == RFR_OK) fail_msg("%s %s was taken as %s", cases[i].model, cases[i].changes, got);
+      if (!strstr(rfr_last_error()->message, cases[i].want))
+        fail_msg("%s %s: %s", cases[i].model, cases[i].changes, rfr_last_error()->message);
+      continue;
+    }
+    if (s != RFR_OK) fail_msg("%s %s: %s", cases[i].model, cases[i].changes, rfr_last_error()->message);
+    assert_string_equal(got, cases[i].want);
+    o = rfi_hf_config(&c);
+    assert_string_equal(json_string_value(json_object_get(o, "model_type")), cases[i].type);
+    OK(read_config(f, o, &again));
+    assert_int_equal(again.window, c.window);
+    for (int l = 0; l < 2; l++) assert_int_equal(rfr_model_has_window(&again, l), rfr_model_has_window(&c, l));
+  }
+  json_t *o = config_of("mistral");
+  json_object_del(o, "sliding_window");
   rfr_model_config c;
   assert_int_equal(read_config(f, o, &c), RFR_INVALID);
-  assert_string_equal(rfr_last_error()->slug, "model.config");
-  assert_non_null(strstr(rfr_last_error()->message, "sliding_window is 7"));
+  assert_non_null(strstr(rfr_last_error()->message, "sliding_window is missing"));
 }
 
 /* ---- where the weights lie ---- */
@@ -396,7 +447,7 @@ int main(int argc, char **argv) {
       rft_folder_test(references), rft_folder_test(what_we_write_reads_back),
       rft_folder_test(fields),     rft_folder_test(versions),
       rft_folder_test(refused),    rft_folder_test(base_names),
-      rft_folder_test(indexes),
+      rft_folder_test(indexes),    rft_folder_test(windows),
   };
   return cmocka_run_group_tests_name("models", tests, NULL, NULL);
 }

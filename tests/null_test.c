@@ -150,7 +150,7 @@ static void ops(void) {
   VALUE(rfr_rope_at, NULL, NOWHERE, 0, 0, 1e4, NULL);
   VALUE(rfr_layernorm_at, NULL, NOWHERE, 0, 0, 0, 1e-5);
   VALUE(rfr_rmsnorm_at, NULL, NOWHERE, 0, 0, 1e-5);
-  VALUE(rfr_attention_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 1);
+  VALUE(rfr_attention_at, NULL, NOWHERE, 0, 0, 0, 0, NULL);
   VALUE(rfr_add_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_mul_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_scale_at, NULL, NOWHERE, 0, 2, 0);

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the tiny model folders in tests/models/ with the transformers library.
 
-    tools/make_reference_models.py [FOLDER]
+    tools/make_reference_models.py [FOLDER [NAME...]]
 
 Each folder is what save_pretrained writes, with random weights, and beside it
 reference.safetensors: tokens and targets (i32) of one document, its logits, the mean
@@ -17,7 +17,8 @@ import sys
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                          Qwen2Config, Qwen2ForCausalLM)
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 VOCAB, LENGTH = 256, 24
@@ -41,6 +42,10 @@ def models():
             max_shard_size="16KB")
     yield "qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **LLAMA)), {}
     yield "qwen3", qwen3, {}
+    # Windows shorter than the document; Qwen's only in the second layer.
+    yield "mistral", lambda: MistralForCausalLM(MistralConfig(sliding_window=7, eos_token_id=1, **LLAMA)), {}
+    yield "qwen2-window", lambda: Qwen2ForCausalLM(Qwen2Config(
+        use_sliding_window=True, sliding_window=5, max_window_layers=1, **LLAMA)), {}
 
 
 def qwen3():
@@ -60,8 +65,11 @@ def qwen3():
 
 def main():
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", "tests", "models")
+    only = sys.argv[2:]
     torch.set_num_threads(1)
     for name, make, options in models():
+        if only and name not in only:
+            continue
         torch.manual_seed(1234)
         transformers.set_seed(1234)
         model = make().float().eval()

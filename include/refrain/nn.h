@@ -27,6 +27,8 @@ extern "C" {
 
 typedef enum rfr_model_type { RFR_MODEL_LLAMA, RFR_MODEL_GPT2 } rfr_model_type;
 
+enum { RFR_MAX_LAYERS = 4096 };
+
 typedef struct rfr_model_config {
   size_t size;
   rfr_model_type type;
@@ -48,13 +50,18 @@ typedef struct rfr_model_config {
   int mlp_bias;       /* Llama: biases in the MLP */
   int qkv_bias;       /* Llama: biases on q, k and v alone, as Qwen2 has them */
   int qk_norm;        /* Llama: RMSNorm of each head of q and k before the rotation, as Qwen3 has it */
-  rfr_dtype dtype;    /* of parameters and activations: f32 or bf16 */
+  int64_t window;     /* Llama: rows that a row sees, itself included, as in Mistral; 0: its document's */
+  uint64_t no_window[RFR_MAX_LAYERS / 64]; /* bit l % 64 of element l / 64: layer l has no window all the same */
+  int64_t longest; /* rows of the longest document that it is given; 0: max_positions. What work is counted by */
+  rfr_dtype dtype; /* of parameters and activations: f32 or bf16 */
 } rfr_model_config;
 
 /* A small byte model of the type: vocab 256, C 256, L 4, H 4. */
 RFR_API rfr_model_config rfr_model_config_default(rfr_model_type type);
 /* Errors: model.config, naming the field. */
 RFR_API rfr_status rfr_model_config_check(const rfr_model_config *c);
+/* 1 when the layer's attention has the window. */
+RFR_API int rfr_model_has_window(const rfr_model_config *c, int64_t layer);
 /* "llama", "gpt2" */
 RFR_API const char *rfr_model_type_name(rfr_model_type type);
 

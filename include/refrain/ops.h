@@ -55,10 +55,17 @@ RFR_API rfr_value rfr_rope_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value
                               const rfr_rope_scaling *scaling);
 RFR_API rfr_value rfr_layernorm_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b, double eps);
 RFR_API rfr_value rfr_rmsnorm_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, double eps);
+typedef struct rfr_attention_options {
+  double scale;    /* of the products q k; 0: 1/sqrt(D) */
+  int causal;      /* row t sees rows s <= t of its document */
+  int64_t window;  /* with causal, the last `window` of them, itself included; 0: all */
+  double cap;      /* scores x become cap tanh(x / cap); 0: they stay */
+  int64_t longest; /* a promise: no document has more rows; 0: none given. What work is counted by */
+} rfr_attention_options;
 /* o (T,H,D) of q (T,H,D), k and v (T,Hk,D), Hk a divisor of H, within the documents
- * of `offsets` i32 (documents+1); a device value. scale 0 means 1/sqrt(D). */
+ * of `offsets` i32 (documents+1); a device value. options: NULL for neither mask nor cap. */
 RFR_API rfr_value rfr_attention_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k, rfr_value v, rfr_value offsets,
-                                   double scale, int causal);
+                                   const rfr_attention_options *options);
 RFR_API rfr_value rfr_add_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b);
 RFR_API rfr_value rfr_mul_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b);
 /* y = x * by * s; s is an f32 scalar (1) or RFR_NONE, never differentiated. */
@@ -154,7 +161,7 @@ RFR_API rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_place at, rfr_value rin
 #define rfr_rope(t, x, positions, theta, scaling) rfr_rope_at(t, RFR_HERE, x, positions, theta, scaling)
 #define rfr_layernorm(t, x, w, b, eps) rfr_layernorm_at(t, RFR_HERE, x, w, b, eps)
 #define rfr_rmsnorm(t, x, w, eps) rfr_rmsnorm_at(t, RFR_HERE, x, w, eps)
-#define rfr_attention(t, q, k, v, offsets, scale, causal) rfr_attention_at(t, RFR_HERE, q, k, v, offsets, scale, causal)
+#define rfr_attention(t, q, k, v, offsets, options) rfr_attention_at(t, RFR_HERE, q, k, v, offsets, options)
 #define rfr_add(t, a, b) rfr_add_at(t, RFR_HERE, a, b)
 #define rfr_mul(t, a, b) rfr_mul_at(t, RFR_HERE, a, b)
 #define rfr_scale(t, x, by, s) rfr_scale_at(t, RFR_HERE, x, by, s)

@@ -551,7 +551,7 @@ static void test_profile(void **state) {
   rfr_value w = rfr_input(t, "w", RFR_ROLE_FROZEN, RFR_F32, 2, ((int64_t[]){H * D, IN}));
   rfr_value offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){3}));
   rfr_value q = rfr_reshape(t, rfr_linear(t, x, w, RFR_NONE), 3, ((int64_t[]){T, H, D}));
-  rfr_output(t, "y", rfr_attention(t, q, q, q, offsets, 0, 1));
+  rfr_output(t, "y", rfr_attention(t, q, q, q, offsets, &(rfr_attention_options){.causal = 1}));
   OK(rfr_trace_finish(t));
   rfr_programs *p = compile(t, NULL);
   fill_inputs(p);
@@ -589,8 +589,8 @@ static void test_profile(void **state) {
       assert_true(times[i].flops == 2.0 * T * IN * H * D);
       assert_true(times[i].bytes == 4.0 * (T * IN + H * D * IN + T * H * D));
     } else if (strcmp(op.name, "attention") == 0) {
-      attention = true; /* two products over half of each document's square, not of T's */
-      assert_true(fabs(times[i].flops - 2.0 * 2 * 0.5 * (4 * 4 + 8 * 8) * H * D) < 1e-6);
+      attention = true; /* two products over the pairs of a causal mask within each document */
+      assert_true(fabs(times[i].flops - 2.0 * 2 * (4 * 5 / 2 + 8 * 9 / 2) * H * D) < 1e-6);
       assert_string_equal(times[i].kernel, rfi_ctx_isa(ctx));
     }
   }

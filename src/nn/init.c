@@ -52,7 +52,7 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
   } sizes[] = {{"vocab_size", c->vocab_size, INT32_MAX},
                {"hidden_size", c->hidden_size, 1 << 20},
                {"intermediate_size", c->intermediate_size, 1 << 24},
-               {"num_hidden_layers", c->layers, 4096},
+               {"num_hidden_layers", c->layers, RFR_MAX_LAYERS},
                {"num_attention_heads", c->heads, 1 << 16},
                {"num_key_value_heads", c->kv_heads, 1 << 16},
                {"head_dim", c->head_dim, 1 << 16},
@@ -74,6 +74,13 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (!(r->factor > 0.0) || r->original < 0 || (r->original > 0 && !(r->low > 0.0 && r->high > r->low)))
     return rfi_fail(RFI_E_MODEL_CONFIG,
                     "rope_scaling: factor must be positive, and 0 < low_freq_factor < high_freq_factor");
+  if (c->window < 0 || c->window > INT32_MAX || c->longest < 0)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "sliding_window is %lld, the longest document has %lld rows",
+                    (long long)c->window, (long long)c->longest);
+  if (c->window > 0 && (c->type == RFR_MODEL_GPT2 || (!c->qk_norm && c->attention_bias) || c->mlp_bias))
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "sliding_window is for models of Mistral's and Qwen's shapes: not gpt2, no attention_bias "
+                    "without q/k norm, no mlp_bias");
   if (c->type == RFR_MODEL_GPT2 && (c->qkv_bias || c->qk_norm || r->factor != 1.0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "gpt2 has no qkv_bias, q/k norm or rope_scaling");
   if ((c->qkv_bias && (c->qk_norm || c->attention_bias)) || (c->mlp_bias && (c->qkv_bias || c->qk_norm)))
@@ -86,6 +93,10 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (c->dtype != RFR_F32 && c->dtype != RFR_BF16)
     return rfi_fail(RFI_E_MODEL_CONFIG, "parameters of type %s; f32 and bf16 are supported", rfr_dtype_name(c->dtype));
   return RFR_OK;
+}
+
+int rfr_model_has_window(const rfr_model_config *c, int64_t layer) {
+  return c->window > 0 && layer >= 0 && layer < RFR_MAX_LAYERS && !(c->no_window[layer / 64] >> (layer % 64) & 1);
 }
 
 int rfr_name_matches(const char *glob, const char *name) {

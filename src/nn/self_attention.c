@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Causal self-attention over packed documents, (T,C) -> (T,C).
+ * Causal self-attention over packed documents, in a window if the layer has one,
+ * (T,C) -> (T,C).
  *
  * Heads are views: (T, H*D) read as (T, H, D), and GPT-2's packed projection (T, 3C) as
  * three slices of it. The attention kernel takes any strides, so none of them is copied.
@@ -33,7 +34,11 @@ rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x) {
     q = rfr_rope(t, q, n->positions, c->rope_theta, &c->rope_scaling);
     k = rfr_rope(t, k, n->positions, c->rope_theta, &c->rope_scaling);
   }
-  rfr_value o = rfr_attention(t, q, k, v, n->offsets, 0.0, 1); /* (T,H,D) */
+  rfr_attention_options options = {.causal = 1, .longest = c->longest > 0 ? c->longest : c->max_positions};
+  if (options.longest > n->tokens) options.longest = n->tokens;
+  /* a window as long as the longest document hides nothing */
+  if (rfr_model_has_window(c, n->layer) && c->window < options.longest) options.window = c->window;
+  rfr_value o = rfr_attention(t, q, k, v, n->offsets, &options); /* (T,H,D) */
   const int64_t flat[2] = {n->tokens, c->heads * c->head_dim};
   return rfi_nn_linear(n, rfr_reshape(t, o, 2, flat), RFI_SLOT_O);
 }

@@ -1,12 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Work of an op. Attention counts every pair of rows, masked or not, halved when causal:
- * documents are values, not shapes, so what they spare is not known here. Bytes count each
- * operand once, as if caches were perfect: good for comparing ops, not for predicting time.
+ * Work of an op. Attention counts the pairs of rows that a causal mask and a window leave.
+ * Documents are values, not shapes: they count as if each had `longest` rows, where that is
+ * promised, else as one. Bytes count each operand once, as if caches were perfect: good for
+ * comparing ops, not for predicting time.
  */
 #include "ops/cost.h"
 
 static const rfr_type *type_of(const rfr_trace *t, rfr_value v) { return &t->values[v].type; }
+
+/* Pairs of rows of one document that see each other, of one head. */
+static double pairs_of(double rows, const rfi_attr *attr) {
+  const bool causal = attr[1].i;
+  const double window = attr[2].i > 0 && (double)attr[2].i < rows ? (double)attr[2].i : rows;
+  /* the first rows see 1, 2, ... window - 1, the others `window` */
+  return causal ? rows * window - window * (window - 1) / 2 : rows * rows;
+}
+
+/* The same of T rows in documents that are as long as they may be. */
+static double most_pairs(double T, const rfi_attr *attr) {
+  const double longest = attr[4].i > 0 && (double)attr[4].i < T ? (double)attr[4].i : T;
+  return T > 0 ? T / longest * pairs_of(longest, attr) : 0;
+}
 
 static double flops_of(const rfr_trace *t, const rfi_opr *op) {
   switch (op->def->code) {
@@ -27,9 +42,8 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
     case RFI_OP_attention_bwd: {
       bool forward = op->def->code == RFI_OP_attention;
       const rfr_type *q = type_of(t, op->in[forward ? 0 : 1]);
-      double pairs = (double)q->shape[0] * (double)q->shape[0] * (op->attr[1].i ? 0.5 : 1);
       double products = forward ? 2 : 5;
-      return 2 * products * pairs * (double)(q->shape[1] * q->shape[2]);
+      return 2 * products * most_pairs((double)q->shape[0], op->attr) * (double)(q->shape[1] * q->shape[2]);
     }
     default: return 0;
   }
@@ -65,7 +79,7 @@ double rfi_pairs_in_documents(const rfi_opr *op, const rfi_call *call) {
   double pairs = 0;
   for (int64_t i = 0; i + 1 < offsets->type.shape[0]; i++) {
     const double rows = (double)at[i + 1] - (double)at[i];
-    if (rows > 0 && rows <= T) pairs += rows * rows;
+    if (rows > 0 && rows <= T) pairs += pairs_of(rows, op->attr);
   }
-  return T > 0 ? pairs / (T * T) : 1;
+  return T > 0 ? pairs / most_pairs(T, op->attr) : 1;
 }

@@ -53,7 +53,7 @@ static rfr_trace *blocks(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   rfr_value h = rfr_layernorm(t, x, p[SCALE1], p[BIAS1], 1e-5);
   rfr_value qkv = rfr_linear(t, h, rfr_cast(t, p[QKV], type), rfr_cast(t, p[QKV_BIAS], type));
   for (int i = 0; i < 3; i++) head[i] = rfr_reshape(t, rfr_slice(t, qkv, 1, i * C, C), 3, ((int64_t[]){T, HEADS, D}));
-  rfr_value o = rfr_attention(t, head[0], head[1], head[2], offsets, 0, 1);
+  rfr_value o = rfr_attention(t, head[0], head[1], head[2], offsets, &(rfr_attention_options){.causal = 1});
   o = rfr_linear(t, rfr_reshape(t, o, 2, ((int64_t[]){T, C})), rfr_cast(t, p[PROJ], type), RFR_NONE);
   rfr_output(t, "x0", x); /* so that no product adds onto the stream in place: that rounds in another way */
   x = rfr_add(t, x, o);

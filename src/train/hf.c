@@ -13,8 +13,45 @@
 #include "data/file.h"
 #include "data/json.h"
 
-/* Qwen2 and Qwen3 are Llama with biases on q, k and v, and with norms on q and k. */
-static const char *family(const rfr_model_config *c) { return c->qk_norm ? "qwen3" : c->qkv_bias ? "qwen2" : "llama"; }
+/* Layers without a window; all of them when there is none. */
+static int64_t full_layers(const rfr_model_config *c) {
+  int64_t n = 0;
+  for (int64_t l = 0; l < c->layers; l++) n += !rfr_model_has_window(c, l);
+  return n;
+}
+
+/* Qwen2 and Qwen3 are Llama with biases on q, k and v, and with norms on q and k; Mistral is
+ * Llama with a window, Ministral with one in some layers. */
+typedef struct family {
+  const char *type, *architecture;
+} family;
+static family family_of(const rfr_model_config *c) {
+  if (c->qk_norm) return (family){"qwen3", "Qwen3ForCausalLM"};
+  if (c->qkv_bias) return (family){"qwen2", "Qwen2ForCausalLM"};
+  if (c->window == 0) return (family){"llama", "LlamaForCausalLM"};
+  if (full_layers(c) == 0) return (family){"mistral", "MistralForCausalLM"};
+  return (family){"ministral", "MinistralForCausalLM"};
+}
+
+/* Mistral has no choice of layers. Qwen's classes take the types of layers; before there were any they
+ * counted the layers without a window, which had to come first. */
+static int add_window(json_t *o, const rfr_model_config *c) {
+  if (c->window == 0) return 0;
+  json_t *types = json_array();
+  int64_t first = 0;
+  while (first < c->layers && !rfr_model_has_window(c, first)) first++;
+  int wrong = json_object_set_new(o, "sliding_window", json_integer(c->window));
+  for (int64_t l = 0; l < c->layers; l++)
+    wrong |=
+        json_array_append_new(types, json_string(rfr_model_has_window(c, l) ? "sliding_attention" : "full_attention"));
+  if (c->qkv_bias || c->qk_norm) {
+    wrong |= json_object_set_new(o, "use_sliding_window", json_true());
+    wrong |= json_object_set_new(o, "max_window_layers", json_integer(first));
+  }
+  if (c->qkv_bias || c->qk_norm || full_layers(c) > 0) wrong |= json_object_set(o, "layer_types", types);
+  json_decref(types);
+  return wrong;
+}
 
 static json_t *scaling(const rfr_rope_scaling *r) {
   if (r->original == 0) return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", r->factor);
@@ -23,11 +60,11 @@ static json_t *scaling(const rfr_rope_scaling *r) {
 }
 
 static json_t *llama(const rfr_model_config *c) {
-  const char *architecture = c->qk_norm ? "Qwen3ForCausalLM" : c->qkv_bias ? "Qwen2ForCausalLM" : "LlamaForCausalLM";
+  const family own = family_of(c);
   json_t *o = json_pack("{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:b, s:b, s:b, s:s, s:f, s:f, "
                         "s:n, s:n, s:s, s:b}",
-                        "architectures", architecture, "model_type", family(c), "vocab_size", (json_int_t)c->vocab_size,
-                        "hidden_size", (json_int_t)c->hidden_size, "intermediate_size",
+                        "architectures", own.architecture, "model_type", own.type, "vocab_size",
+                        (json_int_t)c->vocab_size, "hidden_size", (json_int_t)c->hidden_size, "intermediate_size",
                         (json_int_t)c->intermediate_size, "num_hidden_layers", (json_int_t)c->layers,
                         "num_attention_heads", (json_int_t)c->heads, "num_key_value_heads", (json_int_t)c->kv_heads,
                         "head_dim", (json_int_t)c->head_dim, "max_position_embeddings", (json_int_t)c->max_positions,
@@ -35,8 +72,10 @@ static json_t *llama(const rfr_model_config *c) {
                         c->tie_embeddings, "attention_bias", c->attention_bias, "mlp_bias", c->mlp_bias, "hidden_act",
                         "silu", "attention_dropout", 0.0, "initializer_range", c->init_std, "bos_token_id",
                         "eos_token_id", "torch_dtype", c->dtype == RFR_BF16 ? "bfloat16" : "float32", "use_cache", 1);
-  if (!o || c->rope_scaling.factor == 1.0) return o;
-  if (json_object_set_new(o, "rope_scaling", scaling(&c->rope_scaling)) == 0) return o;
+  int wrong = o ? add_window(o, c) : 1;
+  if (!wrong && c->rope_scaling.factor != 1.0)
+    wrong = json_object_set_new(o, "rope_scaling", scaling(&c->rope_scaling));
+  if (!wrong) return o;
   json_decref(o);
   return NULL;
 }
@@ -131,28 +170,55 @@ static rfr_status refuse(const json_t *o, const char *file) {
     free(text);
     return s;
   }
-  const json_t *types = json_object_get(o, "layer_types"), *type;
-  size_t i;
-  json_array_foreach(types, i, type) {
-    const char *name = json_string_value(type);
-    if (!name || strcmp(name, "full_attention") != 0)
-      return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "layer_types[%zu] is %s; only full_attention is built", i,
-                         name ? name : "no text");
+  return RFR_OK;
+}
+
+const char *rfi_hf_layer_type(rfr_model_config *c, int64_t layer, const char *type) {
+  const uint64_t bit = (uint64_t)1 << (layer % 64);
+  if (strcmp(type, "sliding_attention") == 0) {
+    c->no_window[layer / 64] &= ~bit;
+    return c->window > 0 ? NULL : "is sliding_attention, but there is no sliding_window";
+  }
+  c->no_window[layer / 64] |= bit;
+  return strcmp(type, "full_attention") == 0 ? NULL : "is neither full_attention nor sliding_attention";
+}
+
+/* The kinds of layers, where the file lists them. Classes that do not look at the list must agree with it. */
+static rfr_status read_layer_types(const json_t *o, const char *file, bool listed, rfr_model_config *c) {
+  const json_t *types = json_object_get(o, "layer_types");
+  if (!types || json_is_null(types)) return RFR_OK;
+  if (!json_is_array(types) || (int64_t)json_array_size(types) != c->layers)
+    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "layer_types is no list of %lld texts", (long long)c->layers);
+  for (int64_t i = 0; i < c->layers; i++) {
+    const bool before = rfr_model_has_window(c, i);
+    const char *name = json_string_value(json_array_get(types, (size_t)i));
+    const char *wrong = name ? rfi_hf_layer_type(c, i, name) : "is no text";
+    if (!wrong && !listed && before != rfr_model_has_window(c, i)) wrong = "is not what this model_type computes";
+    if (wrong) return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "layer_types[%lld] %s", (long long)i, wrong);
   }
   return RFR_OK;
 }
 
-/* A window as long as the longest document hides nothing. */
-static rfr_status read_window(const json_t *o, const char *file, const rfr_model_config *c) {
-  bool used = true;
-  int64_t window = c->max_positions;
-  RFI_TRY(rfi_json_get_bool(o, file, "use_sliding_window", false, &used));
-  if (!used) return RFR_OK;
-  RFI_TRY(rfi_json_get_int(o, file, "sliding_window", false, 1, INT64_MAX, &window));
-  if (window >= c->max_positions) return RFR_OK;
-  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
-                     "sliding_window is %lld, less than the %lld positions; it is not built", (long long)window,
-                     (long long)c->max_positions);
+/* Llama's class has no window whatever the file says, Mistral's one in all layers, Qwen's, if it is used, in those that
+ * layer_types names, and without it in all but the first max_window_layers. What the library would take
+ * for a missing number is no rule, so it has to be there. */
+static rfr_status read_window(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
+  const bool qwen = c->qkv_bias || c->qk_norm, mistral = strcmp(type, "mistral") == 0,
+             llama = strcmp(type, "llama") == 0;
+  bool used = !qwen && !llama;
+  if (qwen) RFI_TRY(rfi_json_get_bool(o, file, "use_sliding_window", false, &used));
+  if (used && !json_object_get(o, "sliding_window"))
+    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "sliding_window is missing: a number of tokens, or null for none");
+  if (used) RFI_TRY(rfi_json_get_int(o, file, "sliding_window", false, 1, INT32_MAX, &c->window));
+  const json_t *types = json_object_get(o, "layer_types");
+  if (qwen && c->window > 0 && (!types || json_is_null(types))) {
+    int64_t full = 0;
+    RFI_TRY(rfi_json_get_int(o, file, "max_window_layers", true, 0, INT32_MAX, &full));
+    for (int64_t l = 0; l < full && l < c->layers; l++) rfi_hf_layer_type(c, l, "full_attention");
+  }
+  RFI_TRY(read_layer_types(o, file, !mistral && !llama, c));
+  if (full_layers(c) == c->layers) c->window = 0;
+  return RFR_OK;
 }
 
 /* Version 5 of the library keeps theta and scaling in rope_parameters, version 4 had
@@ -212,10 +278,10 @@ static rfr_status read_llama(const json_t *o, const char *file, const char *type
   RFI_TRY(rfi_json_get_real(o, file, "rms_norm_eps", false, &c->norm_eps));
   RFI_TRY(rfi_json_get_real(o, file, "initializer_range", false, &c->init_std));
   RFI_TRY(read_rope(o, file, c));
-  RFI_TRY(read_window(o, file, c));
   RFI_TRY(read_flag(o, file, "tie_word_embeddings", &c->tie_embeddings));
   c->qk_norm = qwen3;
   c->qkv_bias = strcmp(type, "qwen2") == 0;
+  RFI_TRY(read_window(o, file, type, c));
   /* Only these classes look at these flags. */
   if (plain || qwen3) RFI_TRY(read_flag(o, file, "attention_bias", &c->attention_bias));
   return plain ? read_flag(o, file, "mlp_bias", &c->mlp_bias) : RFR_OK;
@@ -248,12 +314,12 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, rfr_model_config *c) {
   RFI_TRY(rfi_path_join(ctx, folder, "config.json", &path));
   RFI_GOTO(rfi_json_load(ctx, path, &o));
   RFI_GOTO(rfi_json_get_string(o, path, "model_type", true, &type));
-  static const char *const types[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3"};
+  static const char *const types[] = {"gpt2", "llama", "mistral", "ministral", "qwen2", "qwen3"};
   size_t which = 0;
   while (which < sizeof types / sizeof types[0] && strcmp(type, types[which]) != 0) which++;
   if (which == sizeof types / sizeof types[0]) {
-    s = rfi_fail_at(RFI_E_MODEL_CONFIG, path, 0, "model_type is %s; gpt2, llama, mistral, qwen2 and qwen3 are built",
-                    type);
+    s = rfi_fail_at(RFI_E_MODEL_CONFIG, path, 0,
+                    "model_type is %s; gpt2, llama, mistral, ministral, qwen2 and qwen3 are built", type);
     goto fail;
   }
   RFI_GOTO(refuse(o, path));

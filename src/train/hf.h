@@ -16,6 +16,8 @@ json_t *rfi_hf_generation_config(const rfr_model_config *c);
  * the defaults in `c`; its dtype stays, weights are converted when they are loaded. A field
  * that changes what the model computes in a way that is not built is refused by name
  * (model.config); others are of no concern here and left alone. */
+/* Says that a layer is "full_attention" or "sliding_attention"; c->window is known. NULL, or what is wrong. */
+const char *rfi_hf_layer_type(rfr_model_config *c, int64_t layer, const char *type);
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, rfr_model_config *c);
 
 #endif

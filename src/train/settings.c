@@ -21,6 +21,18 @@ enum { SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
   rfi_fail_at(RFI_E_CONFIG_VALUE, (s)->config->source[id].line ? (s)->config->file : rfi_config_path(id), \
               (s)->config->source[id].line, __VA_ARGS__)
 
+static rfr_status read_layer_types(const rfi_settings *s, rfr_model_config *m) {
+  const rfi_config_list *types = &s->config->model_layer_types;
+  if (types->n != 0 && types->n != m->layers)
+    return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: %d for %lld blocks", types->n,
+                   (long long)m->layers);
+  for (int i = 0; i < types->n; i++) {
+    const char *wrong = rfi_hf_layer_type(m, i, types->items[i]);
+    if (wrong) return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: the one of block %d %s", i, wrong);
+  }
+  return RFR_OK;
+}
+
 static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   const rfi_config *c = s->config;
   const rfr_model_type type = strcmp(c->model_model_type, "gpt2") == 0 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA;
@@ -46,6 +58,8 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   m.rope_theta = c->model_rope_theta;
   m.dropout = c->model_dropout;
   m.init_std = c->model_init_std;
+  m.window = c->model_sliding_window;
+  RFI_TRY(read_layer_types(s, &m));
   m.tie_embeddings = c->model_tie_word_embeddings;
   m.attention_bias = c->model_attention_bias;
   m.mlp_bias = c->model_mlp_bias;
@@ -70,6 +84,7 @@ static rfr_status read_batch(rfi_settings *s) {
   p->tokens = s->rows * s->sequence;
   p->eval_tokens = s->eval_rows * s->sequence;
   p->window = s->sequence;
+  p->model.longest = s->sequence;
   if (p->tokens > INT32_MAX || p->microbatches > MOST_MICROBATCHES)
     return FAIL_AT(s, RFI_CFG_batch_tokens, "batch.tokens: %lld in %lld microbatches are too many for one program",
                    (long long)c->batch_tokens, (long long)p->microbatches);

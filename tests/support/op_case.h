@@ -9,6 +9,10 @@
  *                                  same pointer.
  *   RFT_CASES(rmsnorm) = {"rmsnorm(f[7,13], f[13]) eps=1e-5", ..., NULL};
  *
+ *   RFT_OPERANDS(op) { ... }       optional: operands as the reference gets them, to be made to
+ *                                  agree with each other before anything reads them (what a
+ *                                  backward reads of its forward)
+ *
  * A case is one op in text. Operands: f[..] a float of the type under test (f32, bf16),
  * F[..] always f32 (statistics, master weights, scalars of the step: not differentiated),
  * e[..] always e4m3, D[..] always f64, i[..]<50 int32 below 50, i[..]=0,3,7 given int32 (one value is
@@ -30,9 +34,11 @@
 #ifndef RFT_PLAIN
 #define RFT_NAME(op) rft_ref_##op
 #define RFT_CASES(op) const char *const rft_cases_##op[]
+#define RFT_OPERANDS(op) void rft_operands_##op(const rfi_call *call)
 #else /* the same in f32: see op_plain.h */
 #define RFT_NAME(op) rft_plain_##op
 #define RFT_CASES(op) const char *const rft_plain_cases_##op[]
+#define RFT_OPERANDS(op) void rft_plain_operands_##op(const rfi_call *call)
 #endif
 #define RFT_REF(op) void RFT_NAME(op)(const rfi_call *call)
 

@@ -10,6 +10,7 @@
 typedef struct rft_op {
   const rfi_op_def *def;
   rft_ref_fn ref, plain;    /* in f64 and in f32; NULL: none was found */
+  rft_ref_fn operands;      /* NULL: random ones do */
   const char *const *cases; /* NULL: none were found */
 } rft_op;
 

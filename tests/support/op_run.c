@@ -2,7 +2,7 @@
  *
  * Operands, guards and references of a case; op_run.h says what for.
  */
-#include "support/op_run.h"
+#include "support/op_check.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -127,6 +127,27 @@ static bool takes(const rft_case *c, int i, rft_layout layout) {
   return o->type.rank >= (layout == RFT_EVERY2 || layout == RFT_ONE_VALUE ? 1 : 2);
 }
 
+static void *ref_storage(rfi_arg *a, const rfr_type *type, rfr_dtype real);
+
+/* Operands as the op's own rule makes them of the random ones. */
+static void agree(rft_run *run) {
+  const rft_case *c = run->c;
+  const rft_ref_fn rule = rft_op_get(c->def->code).operands;
+  rfi_arg in[RFT_MAX_IN] = {0};
+  if (!rule) return;
+  for (int i = 0; i < c->n_in; i++) {
+    const rfi_arg *from = &run->in_arg[i];
+    if (from->data) ref_storage(&in[i], &from->type, RFR_F64);
+    for (int64_t k = 0; from->data && k < rfi_count(&from->type); k++) rft_set(&in[i], k, rft_get(from, k));
+  }
+  rule(&(rfi_call){.n_in = c->n_in, .in = in, .attr = c->attr});
+  for (int i = 0; i < c->n_in; i++) {
+    for (int64_t k = in[i].data ? rfi_count(&in[i].type) - 1 : -1; k >= 0; k--)
+      rft_set(&run->in_arg[i], k, rft_get(&in[i], k));
+    free(in[i].data);
+  }
+}
+
 bool rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned char garbage, unsigned dead) {
   bool changed = layout == RFT_DENSE;
   *run = (rft_run){.c = c, .garbage = garbage};
@@ -141,6 +162,7 @@ bool rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned c
     a->data = run->in[i].data;
     for (int64_t k = rfi_count(&a->type) - 1; k >= 0; k--) rft_set(a, k, rft_case_value(c, i, k));
   }
+  agree(run);
   for (int j = 0; j < c->def->n_results; j++) {
     rfi_arg *y = &run->out_arg[j];
     int alias = c->def->alias[j];

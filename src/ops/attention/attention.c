@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention: o = softmax(scale q kT) v within packed documents, H heads of q sharing Hk
- * heads of k and v. Shapes, gradient and recording.
+ * heads of k and v; causal, in a window, soft-capped if wanted. Shapes, gradient and
+ * recording.
  *
  * The forward keeps o and lse, the logarithm of each row's sum of exponentials; with
  * them one op gives all three gradients and no matrix of T x T ever exists. The three
@@ -36,6 +37,13 @@ static rfr_status check(const rfi_infer *c, int first, int offsets) {
                     (long long)q->shape[1]);
   if (c->in[offsets].shape[0] < 1)
     return rfi_fail(RFI_E_TRACE_SHAPE, "offsets must have one entry more than there are documents");
+  const int64_t window = c->attr[2].i;
+  if (window < 0 || (window > 0 && !c->attr[1].i))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "a window of %lld rows; it must be positive, and the attention causal",
+                    (long long)window);
+  if (!(c->attr[3].f >= 0) || !isfinite(c->attr[3].f))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "scores capped at %g; it must be positive and finite", c->attr[3].f);
+  if (c->attr[4].i < 0) return rfi_fail(RFI_E_TRACE_SHAPE, "documents of at most %lld rows", (long long)c->attr[4].i);
   return RFR_OK;
 }
 
@@ -73,10 +81,11 @@ rfr_status rfi_grad_attention(rfi_grad *g) {
 }
 
 rfr_value rfr_attention_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k, rfr_value v, rfr_value offsets,
-                           double scale, int causal) {
+                           const rfr_attention_options *options) {
+  rfr_attention_options o = options ? *options : (rfr_attention_options){.scale = 0};
   rfr_type type = rfr_value_type(t, q);
-  if (scale == 0 && type.rank == 3 && type.shape[2] > 0) scale = 1 / sqrt((double)type.shape[2]);
+  if (o.scale == 0 && type.rank == 3 && type.shape[2] > 0) o.scale = 1 / sqrt((double)type.shape[2]);
   rfr_value in[4] = {q, k, v, offsets};
-  rfi_attr attr[2] = {rfi_f(scale), rfi_i(causal != 0)};
+  rfi_attr attr[5] = {rfi_f(o.scale), rfi_i(o.causal != 0), rfi_i(o.window), rfi_f(o.cap), rfi_i(o.longest)};
   return rfi_record(t, at, RFI_OP_attention, 4, in, attr, NULL);
 }

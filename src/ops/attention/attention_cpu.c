@@ -6,6 +6,8 @@
  *   delta = rowsum(do * o),  dS = P * (do vT - delta)
  *   dv = PT do,  dk = scale dST q,  dq = scale dS k
  *
+ * With a cap, S = cap tanh(scale q kT / cap), and dS has the factor 1 - (S / cap)^2.
+ *
  * Work is cut into blocks of BLOCK_Q rows of q, and each walks the keys that its rows
  * see in tiles of BLOCK_K. Scores are kept transposed, keys down and rows of q across:
  * a row's maximum and sum then lie in one lane of a vector, k and v enter the register
@@ -13,8 +15,8 @@
  * want. The forward keeps a running maximum and sum per row (Milakov and Gimelshein,
  * arXiv 1805.02867; Dao, arXiv 2307.08691). exp is 2^x of scores scaled by log2 e.
  *
- * Which rows see which keys comes from `offsets`, a device value: it says what tiles can
- * be skipped, never how the work is cut or shared out. Offsets that do not ascend, or
+ * Which rows see which keys comes from `offsets`, a device value, and from the window: they
+ * say what tiles can be skipped, never how the work is cut or shared out. Offsets that do not ascend, or
  * lie outside, are clamped; rows of no document give o = 0, lse = -inf, gradients 0.
  *
  * The backward gives a thread all of dk and dv of a kv head (or of one of `segments`
@@ -32,6 +34,7 @@ enum {
   VECTORS = BLOCK_Q / RFI_LANES,
   MIN_WORK = 1 << 16, /* scores below which one thread does all */
 };
+enum { SCALE, CAUSAL, WINDOW, CAP }; /* attributes */
 
 typedef struct shape {
   int64_t T, H, Hk, D, P; /* P: D rounded up to whole panels */
@@ -49,8 +52,9 @@ static shape shape_make(const rfi_call *call, const rfi_arg *q, const rfi_arg *k
   s.group = s.H / s.Hk;
   s.blocks = (s.T + BLOCK_Q - 1) / BLOCK_Q;
   s.segments = 1;
-  int64_t tasks = s.H * s.blocks;
-  s.threads = call->threads < 1 || s.H * s.T * s.T < MIN_WORK ? 1 : call->threads;
+  int64_t tasks = s.H * s.blocks,
+          seen = call->attr[WINDOW].i > 0 && call->attr[WINDOW].i < s.T ? call->attr[WINDOW].i : s.T;
+  s.threads = call->threads < 1 || s.H * s.T * seen < MIN_WORK ? 1 : call->threads;
   if (backward) { /* equal shares for all threads, or several shares each */
     while (s.Hk * s.segments % s.threads != 0 && s.Hk * s.segments < 4 * s.threads && s.segments < s.blocks)
       s.segments++;
@@ -129,12 +133,12 @@ typedef struct block {
   int32_t from[BLOCK_Q], to[BLOCK_Q];
 } block;
 
-static block block_make(const shape *s, int64_t t0, const int32_t *lo, const int32_t *hi, bool causal) {
+static block block_make(const shape *s, int64_t t0, const int32_t *lo, const int32_t *hi, const rfi_attr *attr) {
   block b = {.t0 = t0, .first = INT32_MAX, .n = s->T - t0 < BLOCK_Q ? (int)(s->T - t0) : BLOCK_Q, .all_to = INT32_MAX};
   for (int i = 0; i < b.n; i++) {
     int64_t t = t0 + i;
-    b.from[i] = lo[t];
-    b.to[i] = causal && hi[t] > t ? (int32_t)(t + 1) : hi[t];
+    b.from[i] = attr[WINDOW].i > 0 && t - lo[t] >= attr[WINDOW].i ? (int32_t)(t - attr[WINDOW].i + 1) : lo[t];
+    b.to[i] = attr[CAUSAL].i && hi[t] > t ? (int32_t)(t + 1) : hi[t];
     if (b.all_from < b.from[i]) b.all_from = b.from[i];
     if (b.all_to > b.to[i]) b.all_to = b.to[i];
     if (b.from[i] >= b.to[i]) continue;
@@ -188,6 +192,18 @@ static void multiply(int64_t rows, int64_t n, int64_t k, const float *a, int64_t
     }
 }
 
+/* ---- scores ---- */
+
+/* Scores are made of q times this factor: in units of log2 e, or of the cap before it bends them. */
+static float score_factor(const rfi_call *call) {
+  return (float)(call->attr[SCALE].f * (call->attr[CAP].f > 0 ? 1 / call->attr[CAP].f : M_LOG2E));
+}
+/* The largest score in units of log2 e; 0: no cap. */
+static float score_cap(const rfi_call *call) { return (float)(call->attr[CAP].f * M_LOG2E); }
+static void cap_tile(float *S, int keys, float cap) {
+  for (int i = 0; i < keys * BLOCK_Q; i++) S[i] = cap * rfi_tanhf(S[i]);
+}
+
 /* ---- forward ---- */
 
 typedef struct rows {
@@ -223,19 +239,21 @@ static void forward_block(const rfi_call *call, const shape *s, int64_t head, co
   const rfi_arg *k = &call->in[1], *v = &call->in[2], *o = &call->out[0], *lse = &call->out[1];
   float *qT = scratch, *S = qT + s->D * BLOCK_Q, *acc = S + BLOCK_K * BLOCK_Q, *k_space = acc + s->P * BLOCK_Q;
   float *v_space = k_space + s->P * BLOCK_K;
+  const float cap = score_cap(call);
   int64_t kv = head / s->group, ldk, ldv;
   rows r;
   for (int i = 0; i < BLOCK_Q; i++) {
     r.max[i] = -INFINITY;
     r.sum[i] = 0;
   }
-  columns_of(&call->in[0], s, head, b, (float)(call->attr[0].f * M_LOG2E), qT);
+  columns_of(&call->in[0], s, head, b, score_factor(call), qT);
   memset(acc, 0, (size_t)(s->P * BLOCK_Q) * sizeof *acc);
   for (int64_t key = b->first; key < b->last; key += BLOCK_K) {
     int n = b->last - key < BLOCK_K ? (int)(b->last - key) : BLOCK_K;
     const float *kr = rows_of(k, s, kv, key, n, false, k_space, &ldk);
     const float *vr = rows_of(v, s, kv, key, n, true, v_space, &ldv);
     multiply(n, BLOCK_Q, s->D, kr, ldk, false, qT, BLOCK_Q, S, BLOCK_Q, false);
+    if (cap > 0) cap_tile(S, n, cap);
     softmax_tile(S, n, key, b, key < b->all_from || key + n > b->all_to, &r);
     if (key > b->first)
       for (int i = 0; i < b->n; i++)
@@ -249,7 +267,7 @@ static void forward_block(const rfi_call *call, const shape *s, int64_t head, co
     if (o->data) rfi_narrow((char *)o->data + at * (o->type.dtype == RFR_F32 ? 4 : 2), o->type.dtype, row, s->D);
     if (lse->data)
       ((float *)lse->data)[head * s->T + b->t0 + i] =
-          r.sum[i] == 0 ? -INFINITY : (r.max[i] + log2f(r.sum[i])) * (float)M_LN2;
+          r.sum[i] == 0 ? -INFINITY : (float)((double)(r.max[i] + log2f(r.sum[i])) * M_LN2);
   }
 }
 
@@ -257,13 +275,12 @@ static rfr_status forward(const rfi_call *call) {
   const shape s = shape_make(call, &call->in[0], &call->in[1], false);
   int32_t *lo = call->workspace, *hi = lo + s.T;
   float *scratch = (float *)call->workspace + s.ranges;
-  bool causal = call->attr[1].i != 0;
   int64_t tasks = s.H * s.blocks;
   if (tasks == 0) return RFR_OK;
   find_ranges(&s, &call->in[3], lo, hi);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(s.threads) if (s.threads > 1)
   for (int64_t task = 0; task < tasks; task++) {
-    block b = block_make(&s, task % s.blocks * BLOCK_Q, lo, hi, causal);
+    block b = block_make(&s, task % s.blocks * BLOCK_Q, lo, hi, call->attr);
     forward_block(call, &s, task / s.blocks, &b, scratch + s.scratch * (size_t)rfi_thread());
   }
   return RFR_OK;
@@ -271,14 +288,16 @@ static rfr_status forward(const rfi_call *call) {
 
 /* ---- backward ---- */
 
-/* S becomes P = 2^(S - lse), 0 where a row does not see the key, and dP becomes dS = P (dP - delta). */
+/* S becomes P = 2^(S - lse), 0 where a row does not see the key, and dP becomes dS = P (dP - delta), with
+ * inverse_cap > 0 times the slope of the cap, 1 - (S inverse_cap)^2. */
 static void gradient_tile(float *S, float *dP, int keys, int64_t key0, const block *b, bool masked, const float *lse,
-                          const float *delta) {
+                          const float *delta, float inverse_cap) {
   for (int v = 0; v < VECTORS; v++) {
     rfi_vf l = *(const rfi_vf *)(lse + v * RFI_LANES), d = *(const rfi_vf *)(delta + v * RFI_LANES);
     for (int i = 0; i < keys; i++) {
       rfi_vf *x = (rfi_vf *)(S + i * BLOCK_Q + v * RFI_LANES), *y = (rfi_vf *)(dP + i * BLOCK_Q + v * RFI_LANES);
-      rfi_vf p = exp2_of(*x - l), ds = p * (*y - d);
+      rfi_vf p = exp2_of(*x - l), ds = p * (*y - d), bent = *x * inverse_cap;
+      if (inverse_cap > 0) ds *= 1 - bent * bent;
       if (masked) {
         rfi_vi seen = sees(b, v, key0 + i);
         p = (rfi_vf)((rfi_vi)p & seen);
@@ -299,9 +318,10 @@ static void backward_block(const rfi_call *call, const shape *s, int64_t head, c
   float *acc = do_space + s->P * BLOCK_Q, *S = acc + s->P * BLOCK_Q, *dP = S + BLOCK_K * BLOCK_Q;
   float *k_space = dP + BLOCK_K * BLOCK_Q, *v_space = k_space + s->P * BLOCK_K;
   float lse[BLOCK_Q] = {0}, delta[BLOCK_Q] = {0};
+  const float cap = score_cap(call);
   int64_t kv = head / s->group, ldq, ldo, ldk, ldv, ld;
   bool want_dk = call->out[1].data, want_dv = call->out[2].data;
-  columns_of(q, s, head, b, (float)(call->attr[0].f * M_LOG2E), qT);
+  columns_of(q, s, head, b, score_factor(call), qT);
   columns_of(dout, s, head, b, 1, doT);
   const float *qr = rows_of(q, s, head, b->t0, b->n, true, q_space, &ldq);
   const float *dor = rows_of(dout, s, head, b->t0, b->n, true, do_space, &ldo);
@@ -321,14 +341,15 @@ static void backward_block(const rfi_call *call, const shape *s, int64_t head, c
     const float *vr = rows_of(v, s, kv, key, n, false, v_space, &ldv);
     multiply(n, BLOCK_Q, s->D, kr, ldk, false, qT, BLOCK_Q, S, BLOCK_Q, false);
     multiply(n, BLOCK_Q, s->D, vr, ldv, false, doT, BLOCK_Q, dP, BLOCK_Q, false);
-    gradient_tile(S, dP, n, key, b, key < b->all_from || key + n > b->all_to, lse, delta);
+    if (cap > 0) cap_tile(S, n, cap);
+    gradient_tile(S, dP, n, key, b, key < b->all_from || key + n > b->all_to, lse, delta, cap > 0 ? 1 / cap : 0);
     if (want_dv) multiply(n, s->P, b->n, S, BLOCK_Q, false, dor, ldo, dv + key * s->P, s->P, true);
     if (want_dk) multiply(n, s->P, b->n, dP, BLOCK_Q, false, qr, ldq, dk + key * s->P, s->P, true);
     if (dq->data) multiply(b->n, s->P, n, dP, BLOCK_Q, true, kr, ldk, acc, s->P, true);
   }
   for (int i = 0; i < b->n && dq->data; i++) {
     float *row = acc + i * s->P;
-    for (int64_t d = 0; d < s->D; d++) row[d] *= (float)call->attr[0].f;
+    for (int64_t d = 0; d < s->D; d++) row[d] *= (float)call->attr[SCALE].f;
     int64_t at = ((b->t0 + i) * s->H + head) * s->D;
     rfi_narrow((char *)dq->data + at * (dq->type.dtype == RFR_F32 ? 4 : 2), dq->type.dtype, row, s->D);
   }
@@ -352,8 +373,7 @@ static rfr_status backward(const rfi_call *call) {
   const shape s = shape_make(call, &call->in[1], &call->in[2], true);
   int32_t *lo = call->workspace, *hi = lo + s.T;
   float *scratch = (float *)call->workspace + s.ranges, *sums = scratch + s.scratch * (size_t)s.threads;
-  bool causal = call->attr[1].i != 0;
-  float scale = (float)call->attr[0].f;
+  float scale = (float)call->attr[SCALE].f;
   int64_t half = s.T * s.P;
   if (s.blocks == 0) return RFR_OK;
   find_ranges(&s, &call->in[6], lo, hi);
@@ -364,7 +384,7 @@ static rfr_status backward(const rfi_call *call) {
     memset(dk, 0, s.sums * sizeof *dk);
     for (int64_t g = 0; g < s.group; g++)
       for (int64_t i = task % s.segments; i < s.blocks; i += s.segments) {
-        block b = block_make(&s, i * BLOCK_Q, lo, hi, causal);
+        block b = block_make(&s, i * BLOCK_Q, lo, hi, call->attr);
         backward_block(call, &s, kv * s.group + g, &b, own, dk, dv);
       }
     if (s.segments > 1) continue;

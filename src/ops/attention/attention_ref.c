@@ -3,21 +3,26 @@
  * Attention in double, row by row, and its cases: several documents, a document of one
  * row, an empty document (equal offsets), rows before the first and after the last
  * document, offsets that descend or lie outside, heads that share keys, D that is no
- * multiple of 16, a prime T, blocks that documents cross, no rows at all.
+ * multiple of 16, a prime T, blocks that documents cross, no rows at all; windows of one
+ * row, within a tile, across tiles, longer than a document; caps that bend much and little.
+ * The lse that the backward reads is the forward's in double.
  */
 #include <math.h>
 
 #include "support/op_case.h"
 
-/* Row t's keys: those of its document, up to itself if causal. Returns how many. */
-static int64_t keys_of(const rfi_arg *offsets, int64_t T, int64_t t, int causal, int64_t *first) {
+enum { SCALE, CAUSAL, WINDOW, CAP };
+
+/* Row t's keys: those of its document, up to itself if causal, the last ones in a window. Returns how many. */
+static int64_t keys_of(const rfi_arg *offsets, int64_t T, int64_t t, const rfi_attr *attr, int64_t *first) {
   const int32_t *x = offsets->data;
   int64_t next = 0;
   for (int64_t d = 0; d + 1 < offsets->type.shape[0]; d++) {
     int64_t from = x[d] > next ? x[d] : next, to = x[d + 1] < T ? x[d + 1] : T;
     if (t >= from && t < to) {
-      *first = from;
-      return (causal ? t + 1 : to) - from;
+      int64_t end = attr[CAUSAL].i ? t + 1 : to;
+      *first = attr[WINDOW].i && end - from > attr[WINDOW].i ? end - attr[WINDOW].i : from;
+      return end - *first;
     }
     if (to > next) next = to;
   }
@@ -31,26 +36,46 @@ static double dot(const double *a, const double *b, int64_t n) {
   return sum;
 }
 
-RFT_REF(attention) {
+/* The score of two rows, and its slope against the product of the rows. */
+static double score(const rfi_attr *attr, const double *a, const double *b, int64_t D, double *slope) {
+  double x = attr[SCALE].f * dot(a, b, D), cap = attr[CAP].f;
+  *slope = attr[SCALE].f;
+  if (cap == 0) return x;
+  double bent = tanh(x / cap);
+  *slope *= 1 - bent * bent;
+  return cap * bent;
+}
+
+static void forward(const rfi_call *call) {
   const rfr_type *qt = &call->in[0].type;
   int64_t T = qt->shape[0], H = qt->shape[1], D = qt->shape[2], Hk = call->in[1].type.shape[1];
   const double *q = call->in[0].data, *k = call->in[1].data, *v = call->in[2].data;
-  double *o = call->out[0].data, *lse = call->out[1].data, scale = call->attr[0].f;
+  double *o = call->out[0].data, *lse = call->out[1].data, slope;
   for (int64_t t = 0; t < T; t++)
     for (int64_t h = 0; h < H; h++) {
-      int64_t first, n = keys_of(&call->in[3], T, t, (int)call->attr[1].i, &first), g = h / (H / Hk);
+      int64_t first, n = keys_of(&call->in[3], T, t, call->attr, &first), g = h / (H / Hk);
       const double *row = q + (t * H + h) * D;
       double *y = o + (t * H + h) * D, max = -INFINITY, sum = 0;
-      for (int64_t d = 0; d < D; d++) y[d] = 0;
-      for (int64_t s = first; s < first + n; s++) max = fmax(max, scale * dot(row, k + (s * Hk + g) * D, D));
+      for (int64_t d = 0; d < D && o; d++) y[d] = 0;
+      for (int64_t s = first; s < first + n; s++)
+        max = fmax(max, score(call->attr, row, k + (s * Hk + g) * D, D, &slope));
       for (int64_t s = first; s < first + n; s++) {
-        double p = exp(scale * dot(row, k + (s * Hk + g) * D, D) - max);
+        double p = exp(score(call->attr, row, k + (s * Hk + g) * D, D, &slope) - max);
         sum += p;
-        for (int64_t d = 0; d < D; d++) y[d] += p * v[(s * Hk + g) * D + d];
+        for (int64_t d = 0; d < D && o; d++) y[d] += p * v[(s * Hk + g) * D + d];
       }
-      for (int64_t d = 0; d < D && n > 0; d++) y[d] /= sum;
+      for (int64_t d = 0; d < D && o && n > 0; d++) y[d] /= sum;
       if (lse) lse[h * T + t] = n > 0 ? max + log(sum) : -INFINITY;
     }
+}
+
+RFT_REF(attention) { forward(call); }
+
+/* lse is the forward's: another would make probabilities of any size. o may be anything, and is: with all rows of v
+ * equal, the forward's would leave nothing but rounding of the gradient. */
+RFT_OPERANDS(attention_bwd) {
+  const rfi_arg in[4] = {call->in[1], call->in[2], call->in[3], call->in[6]}, out[2] = {{0}, call->in[5]};
+  forward(&(rfi_call){.n_in = 4, .n_out = 2, .in = in, .out = out, .attr = call->attr});
 }
 
 RFT_REF(attention_bwd) {
@@ -58,7 +83,7 @@ RFT_REF(attention_bwd) {
   int64_t T = qt->shape[0], H = qt->shape[1], D = qt->shape[2], Hk = call->in[2].type.shape[1];
   const double *dy = call->in[0].data, *q = call->in[1].data, *k = call->in[2].data, *v = call->in[3].data;
   const double *o = call->in[4].data, *lse = call->in[5].data;
-  double *dq = call->out[0].data, *dk = call->out[1].data, *dv = call->out[2].data, scale = call->attr[0].f;
+  double *dq = call->out[0].data, *dk = call->out[1].data, *dv = call->out[2].data, slope;
   for (int64_t i = 0; i < T * H * D && dq; i++) dq[i] = 0;
   for (int64_t i = 0; i < T * Hk * D; i++) {
     if (dk) dk[i] = 0;
@@ -66,13 +91,13 @@ RFT_REF(attention_bwd) {
   }
   for (int64_t t = 0; t < T; t++)
     for (int64_t h = 0; h < H; h++) {
-      int64_t first, n = keys_of(&call->in[6], T, t, (int)call->attr[1].i, &first), g = h / (H / Hk);
+      int64_t first, n = keys_of(&call->in[6], T, t, call->attr, &first), g = h / (H / Hk);
       int64_t at = (t * H + h) * D;
       double delta = dot(dy + at, o + at, D);
       for (int64_t s = first; s < first + n; s++) {
         int64_t key = (s * Hk + g) * D;
-        double p = exp(scale * dot(q + at, k + key, D) - lse[h * T + t]);
-        double ds = scale * p * (dot(dy + at, v + key, D) - delta);
+        double p = exp(score(call->attr, q + at, k + key, D, &slope) - lse[h * T + t]);
+        double ds = slope * p * (dot(dy + at, v + key, D) - delta);
         for (int64_t d = 0; d < D; d++) {
           if (dq) dq[at + d] += ds * k[key + d];
           if (dk) dk[key + d] += ds * q[at + d];
@@ -95,6 +120,12 @@ RFT_CASES(attention) = {
     "attention(f[23,2,6], f[23,2,6], f[23,2,6], i[6]=-4,9,5,40,-7,12) scale=0.3 causal=0",
     "attention(f[11,2,6], f[11,1,6], f[11,1,6], i[1]=0) scale=0.3 causal=1",
     "attention(f[0,2,4], f[0,1,4], f[0,1,4], i[2]=0,0) scale=0.5 causal=1",
+    "attention(f[17,2,6], f[17,1,6], f[17,1,6], i[3]=0,10,17) scale=0.4 causal=1 window=1",
+    "attention(f[83,2,18], f[83,1,18], f[83,1,18], i[3]=0,20,83) scale=0.25 causal=1 window=7",
+    "attention(f[199,2,20], f[199,1,20], f[199,1,20], i[3]=0,140,199) scale=0.2 causal=1 window=67",
+    "attention(f[43,2,8], f[43,2,8], f[43,2,8], i[3]=0,31,43) scale=0.3 causal=1 window=31 cap=1.5",
+    "attention(f[29,3,10], f[29,1,10], f[29,1,10], i[3]=0,13,29) scale=0.3 causal=0 cap=50",
+    "attention(f[71,2,20], f[71,2,20], f[71,2,20], i[2]=0,71) scale=0.9 causal=1 cap=3 longest=71",
     NULL,
 };
 
@@ -103,15 +134,25 @@ RFT_CASES(attention_bwd) = {
     "attention_bwd(f[7,3,4], f[7,3,4], f[7,3,4], f[7,3,4], f[7,3,4], F[3,7], i[2]=0,7) scale=0.5 causal=0",
     "attention_bwd(f[1,2,3], f[1,2,3], f[1,2,3], f[1,2,3], f[1,2,3], F[2,1], i[2]=0,1) scale=0.5 causal=1",
     "attention_bwd(f[37,6,24], f[37,6,24], f[37,2,24], f[37,2,24], f[37,6,24], F[6,37], i[6]=0,9,10,10,31,37) "
-    "scale=0.2 "
-    "causal=1",
+    "scale=0.2 causal=1",
     "attention_bwd(f[71,6,32], f[71,6,32], f[71,2,32], f[71,2,32], f[71,6,32], F[6,71], i[4]=0,33,34,71) scale=0.18 "
     "causal=1",
     "attention_bwd(f[131,3,17], f[131,3,17], f[131,1,17], f[131,1,17], f[131,3,17], F[3,131], i[3]=0,100,131) "
-    "scale=0.25 "
-    "causal=0",
+    "scale=0.25 causal=0",
     "attention_bwd(f[23,2,6], f[23,2,6], f[23,2,6], f[23,2,6], f[23,2,6], F[2,23], i[6]=-4,9,5,40,-7,12) scale=0.3 "
     "causal=0",
     "attention_bwd(f[0,2,4], f[0,2,4], f[0,1,4], f[0,1,4], f[0,2,4], F[2,0], i[2]=0,0) scale=0.5 causal=1",
+    "attention_bwd(f[17,2,6], f[17,2,6], f[17,1,6], f[17,1,6], f[17,2,6], F[2,17], i[3]=0,10,17) "
+    "scale=0.4 causal=1 window=1",
+    "attention_bwd(f[83,2,18], f[83,2,18], f[83,1,18], f[83,1,18], f[83,2,18], F[2,83], i[3]=0,20,83) "
+    "scale=0.25 causal=1 window=7",
+    "attention_bwd(f[199,2,20], f[199,2,20], f[199,1,20], f[199,1,20], f[199,2,20], F[2,199], i[3]=0,140,199) "
+    "scale=0.2 causal=1 window=67",
+    "attention_bwd(f[43,2,8], f[43,2,8], f[43,2,8], f[43,2,8], f[43,2,8], F[2,43], i[3]=0,31,43) "
+    "scale=0.3 causal=1 window=31 cap=1.5",
+    "attention_bwd(f[29,3,10], f[29,3,10], f[29,1,10], f[29,1,10], f[29,3,10], F[3,29], i[3]=0,13,29) "
+    "scale=0.3 causal=0 cap=50",
+    "attention_bwd(f[71,2,20], f[71,2,20], f[71,2,20], f[71,2,20], f[71,2,20], F[2,71], i[2]=0,71) "
+    "scale=0.9 causal=1 cap=3",
     NULL,
 };

@@ -2,8 +2,9 @@
  *
  * What the op matrix does not say about attention: packed documents are independent of
  * each other bit by bit, forward and backward; the forward's bits do not depend on the
- * number of threads, the backward's repeat for the same number; wrong shapes are refused
- * where they are recorded; the gradient of a packed weight has its type and phase.
+ * number of threads, the backward's repeat for the same number; what a window hides has no
+ * influence; the work counted is that of the pairs that see each other; wrong shapes are
+ * refused where they are recorded; the gradient of a packed weight has its type and phase.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -17,12 +18,14 @@
 
 #include "backend/cpu/cpu.h"
 #include "base/base.h"
+#include "ops/cost.h"
 
 enum { T = 150, H = 4, HK = 2, D = 24, CUT = 77, NQ = T * H * D, NK = T * HK * D };
 
 typedef struct sample {
   float q[NQ], k[NK], v[NK], dy[NQ], o[NQ], lse[H * T], dq[NQ], dk[NK], dv[NK];
   int32_t offsets[3];
+  int64_t window;
 } sample;
 
 static void fill(float *x, int n, uint32_t seed) {
@@ -47,7 +50,7 @@ static void attend(const char *isa, sample *s, int threads) {
   rfi_arg lse = {s->lse, {.dtype = RFR_F32, .rank = 2, .shape = {H, T}}, {T, 1}};
   rfi_arg offsets = {s->offsets, {.dtype = RFR_I32, .rank = 1, .shape = {3}}, {1}};
   rfi_arg q = rows(s->q, H), k = rows(s->k, HK), v = rows(s->v, HK), o = rows(s->o, H);
-  const rfi_attr attr[2] = {rfi_f(0.2), rfi_i(1)};
+  const rfi_attr attr[5] = {rfi_f(0.2), rfi_i(1), rfi_i(s->window), rfi_f(0), rfi_i(0)};
   const rfi_arg in[] = {q, k, v, offsets}, out[] = {o, lse};
   rfi_call forward = {.n_in = 4, .n_out = 2, .in = in, .out = out, .attr = attr, .threads = threads};
   run(rfi_cpu_kernel(isa, RFI_OP_attention), &forward);
@@ -119,6 +122,33 @@ static void threads(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* What a window hides has no influence. */
+static void windows(void **state) {
+  (void)state;
+  enum { W = 13 };
+  rfr_ctx *ctx;
+  const char *isa = best_isa(&ctx);
+  sample *a = sample_make(), *b = sample_make(), *whole = sample_make();
+  const int from = CUT + 60; /* rows from here on see none before from - W + 1 */
+  a->window = b->window = W;
+  whole->window = T;
+  for (int i = CUT * HK * D; i < (from - W + 1) * HK * D; i++) b->k[i] += 1, b->v[i] -= 2;
+  attend(isa, a, 2);
+  attend(isa, b, 2);
+  assert_memory_equal(a->o + from * H * D, b->o + from * H * D, sizeof(float) * (T - from) * H * D);
+  assert_memory_equal(a->dq + from * H * D, b->dq + from * H * D, sizeof(float) * (T - from) * H * D);
+  assert_memory_not_equal(a->o + (from - 1) * H * D, b->o + (from - 1) * H * D, sizeof(float) * H * D);
+  attend(isa, whole, 2);
+  a->window = 0;
+  attend(isa, a, 2);
+  whole->window = 0;
+  assert_memory_equal(a, whole, sizeof *a); /* a window of T rows is none */
+  free(a);
+  free(b);
+  free(whole);
+  rfr_ctx_destroy(ctx);
+}
+
 static rfr_value input(rfr_trace *t, const char *name, int64_t heads, int64_t width) {
   const int64_t shape[3] = {10, heads, width};
   return rfr_input(t, name, RFR_ROLE_INPUT, RFR_F32, 3, shape);
@@ -128,8 +158,18 @@ static void recording(void **state) {
   (void)state;
   static const struct {
     int64_t H, Hk, Dk;
+    rfr_attention_options options;
     const char *text; /* of the error; NULL: none */
-  } cases[] = {{6, 2, 16, NULL}, {6, 4, 16, "do not divide"}, {6, 0, 16, "do not divide"}, {6, 2, 8, "rows of 8"}};
+  } cases[] = {{6, 2, 16, {.causal = 1}, NULL},
+               {6, 2, 16, {.causal = 1, .window = 3, .cap = 50}, NULL},
+               {6, 4, 16, {.causal = 1}, "do not divide"},
+               {6, 0, 16, {.causal = 1}, "do not divide"},
+               {6, 2, 8, {.causal = 1}, "rows of 8"},
+               {6, 2, 16, {.causal = 0, .window = 3}, "a window of 3 rows"},
+               {6, 2, 16, {.causal = 1, .window = -1}, "a window of -1 rows"},
+               {6, 2, 16, {.causal = 1, .cap = -2}, "capped at -2"},
+               {6, 2, 16, {.causal = 1, .cap = INFINITY}, "capped at inf"},
+               {6, 2, 16, {.causal = 1, .longest = -5}, "at most -5 rows"}};
   rfr_ctx *ctx;
   assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -139,7 +179,7 @@ static void recording(void **state) {
     rfr_value q = input(t, "q", cases[i].H, 16), k = input(t, "k", cases[i].Hk, cases[i].Dk);
     rfr_value v = input(t, "v", cases[i].Hk, cases[i].Dk);
     rfr_value offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, &three);
-    rfr_value o = rfr_attention(t, q, k, v, offsets, 0, 1);
+    rfr_value o = rfr_attention(t, q, k, v, offsets, &cases[i].options);
     if (cases[i].text) {
       assert_int_equal(o, RFR_NONE);
       assert_int_equal(rfr_trace_finish(t), RFR_INVALID);
@@ -154,8 +194,40 @@ static void recording(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* Multiply-adds against pairs that are counted one by one, with documents as long as they may be. */
+static void work(void **state) {
+  (void)state;
+  static const rfr_attention_options cases[] = {{.causal = 0},
+                                                {.causal = 1},
+                                                {.causal = 1, .longest = 5},
+                                                {.causal = 0, .longest = 2},
+                                                {.causal = 1, .window = 3},
+                                                {.causal = 1, .window = 3, .longest = 5},
+                                                {.causal = 1, .window = 7, .longest = 5},
+                                                {.causal = 1, .window = 1, .longest = 77}};
+  rfr_ctx *ctx;
+  assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const rfr_attention_options *o = &cases[i];
+    const int64_t longest = o->longest > 0 ? o->longest : 10, three = 3;
+    rfr_trace *t;
+    int pairs = 0;
+    assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+    rfr_value offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, &three);
+    rfr_attention(t, input(t, "q", 6, 16), input(t, "k", 2, 16), input(t, "v", 2, 16), offsets, o);
+    assert_int_equal(rfr_trace_finish(t), RFR_OK);
+    for (int q = 0; q < 10; q++)
+      for (int k = 0; k < 10; k++)
+        pairs += q / longest == k / longest && (!o->causal || k <= q) && (!o->window || k > q - o->window);
+    double flops = rfi_op_cost(t, &t->ops[t->n_ops - 1]).flops;
+    if (flops != 2.0 * 2 * pairs * 6 * 16) fail_msg("case %zu: %g FLOPs for %d pairs", i, flops, pairs);
+    rfr_trace_destroy(t);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(documents), cmocka_unit_test(threads),
-                                     cmocka_unit_test(recording)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(documents), cmocka_unit_test(threads), cmocka_unit_test(windows),
+                                     cmocka_unit_test(recording), cmocka_unit_test(work)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
