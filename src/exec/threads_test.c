@@ -2,8 +2,10 @@
  *
  * Contexts are independent: several threads compile, capture and replay at once, each
  * with its own, and get the bits that one thread gets alone. Under ThreadSanitizer this
- * is the test that finds hidden global state.
+ * is the test that finds hidden global state. And the floating-point mode that a host set in
+ * its threads decides no bit, and is there afterwards.
  */
+#include <fenv.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -118,7 +120,83 @@ static void test_threads(void **state) {
   assert_memory_not_equal(alone[0].loss, alone[1].loss, sizeof alone[0].loss);
 }
 
+/* ---- a host with modes of its own ---- */
+
+enum { ROWS = 300, WIDTH = 257, POOL = 3 };
+
+typedef struct rounded {
+  int mode, debug;
+  float y[ROWS * WIDTH];
+  rfr_status status;
+  int kept; /* threads of the pool in the mode that they were given */
+} rounded;
+
+static rfr_status round_program(rfr_ctx *ctx, rounded *r) {
+  rfr_trace *t;
+  rfr_programs *p = NULL;
+  rfr_tensor x;
+  rfr_status s = rfr_trace_create(ctx, &t);
+  if (s != RFR_OK) return s;
+  rfr_value a = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){ROWS, WIDTH}));
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_FROZEN, RFR_F32, 2, ((int64_t[]){WIDTH, WIDTH}));
+  rfr_output(t, "y", rfr_silu(t, rfr_linear(t, rfr_gelu(t, a, 1), w, RFR_NONE)));
+  rfr_compile_options o = rfr_compile_options_default();
+  o.debug = r->debug;
+  s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p);
+  rfr_trace_destroy(t);
+  for (int i = 0; s == RFR_OK && i < 2; i++) {
+    s = rfr_programs_tensor(p, i ? "w" : "x", &x);
+    for (int k = 0; s == RFR_OK && k < (i ? WIDTH : ROWS) * WIDTH; k++)
+      ((float *)x.data)[k] = (float)(k * 37 % 1009 - 504) / 512.0f; /* exact in any mode */
+  }
+  if (s == RFR_OK) s = rfr_programs_load(p);
+  if (s == RFR_OK) s = rfr_program_run(p, 0);
+  if (s == RFR_OK) s = rfr_program_output(p, 0, "y", &x);
+  if (s == RFR_OK) memcpy(r->y, x.data, sizeof r->y);
+  rfr_programs_destroy(p);
+  return s;
+}
+
+/* In a thread of its own, so that the pool is new: compilers' runtimes keep one per thread. */
+static void *round_host(void *arg) {
+  rounded *r = arg;
+  rfr_ctx *ctx;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  int kept = 0;
+  o.threads = POOL;
+  r->status = rfr_ctx_create(&o, &ctx);
+  if (r->status != RFR_OK) return NULL;
+#pragma omp parallel num_threads(POOL)
+  fesetround(r->mode);
+  r->status = round_program(ctx, r);
+#pragma omp parallel num_threads(POOL) reduction(+ : kept)
+  kept = fegetround() == r->mode;
+  r->kept = kept;
+  rfr_ctx_destroy(ctx);
+  return NULL;
+}
+
+static void test_rounding_mode(void **state) {
+  (void)state;
+  static rounded near = {.mode = FE_TONEAREST}, other;
+  pthread_t thread;
+  assert_int_equal(pthread_create(&thread, NULL, round_host, &near), 0);
+  pthread_join(thread, NULL);
+  assert_int_equal(near.status, RFR_OK);
+  const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+  for (int i = 0; i < 6; i++) {
+    memset(&other, 0, sizeof other);
+    other.mode = modes[i % 3];
+    other.debug = i / 3;
+    assert_int_equal(pthread_create(&thread, NULL, round_host, &other), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(other.status, RFR_OK);
+    assert_memory_equal(near.y, other.y, sizeof near.y);
+    assert_int_equal(other.kept, near.kept); /* one without OpenMP */
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_threads)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_threads), cmocka_unit_test(test_rounding_mode)};
   return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
 }

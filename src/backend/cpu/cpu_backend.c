@@ -2,8 +2,17 @@
  *
  * The CPU as a backend: memory is the context's, a call runs when it is made, and a graph is
  * the list of calls, so that launching one walks the same calls as running them.
+ *
+ * The host's rounding mode and flush to zero must not decide our bits, nor ours the host's. They
+ * belong to a thread, and OpenMP gives us the very workers that it gave the host, whose mode may
+ * be any. So a run begins with a region in which every thread takes the default, and ends with one
+ * that gives back what was found, if that was something else. (A region costs a few microseconds;
+ * with one thread there is none.)
  */
 #include <fenv.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #include <string.h>
 #include <time.h>
 
@@ -16,6 +25,9 @@
 struct rfi_device {
   rfr_ctx *ctx;
   rfi_cpu_library *library;
+  int threads;
+  bool foreign; /* some worker's mode was not the default */
+  fenv_t *env;  /* of each thread, while a run lasts */
 };
 
 struct rfi_graph {
@@ -26,6 +38,7 @@ struct rfi_graph {
 static void device_close(rfi_device *d) {
   if (!d) return;
   rfi_cpu_library_close(d->library);
+  rfi_free(d->ctx, d->env);
   rfi_free(d->ctx, d);
 }
 
@@ -34,7 +47,9 @@ static rfr_status device_open(rfr_ctx *ctx, rfi_device **out) {
   *out = NULL;
   RFI_TRY(RFI_ALLOC(ctx, sizeof *d, &d));
   d->ctx = ctx;
+  d->threads = rfi_ctx_threads(ctx);
   rfr_status s = rfi_cpu_library_open(ctx, &d->library);
+  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *d->env * (size_t)d->threads, &d->env);
   if (s == RFR_OK) *out = d;
   else device_close(d);
   return s;
@@ -105,23 +120,67 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
 
 /* ---- running ---- */
 
-static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
-  fenv_t env;
-  (void)d;
-  /* the caller's rounding mode must not decide our bits, nor ours the caller's */
-  fegetenv(&env);
+static bool is_default_mode(void) {
+#ifdef __x86_64__
+  return (__builtin_ia32_stmxcsr() & 0xffc0) == 0x1f80; /* without the flags of past exceptions */
+#else
+  return fegetround() == FE_TONEAREST;
+#endif
+}
+
+static int thread_number(void) {
+#ifdef _OPENMP
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
+/* Keeps the calling thread's mode; true when it was not the default. */
+static bool take_own_mode(fenv_t *env) {
+  const bool foreign = !is_default_mode();
+  fegetenv(env);
   fesetenv(FE_DFL_ENV);
+  return foreign;
+}
+
+static void take_mode(rfi_device *d) {
+  bool foreign = take_own_mode(&d->env[0]);
+  if (d->threads > 1) {
+#pragma omp parallel num_threads(d->threads) reduction(|| : foreign)
+    if (thread_number() > 0) foreign = take_own_mode(&d->env[thread_number()]);
+  }
+  d->foreign = foreign;
+}
+
+static void give_mode_back(rfi_device *d) {
+  if (d->threads > 1 && d->foreign) {
+#pragma omp parallel num_threads(d->threads)
+    if (thread_number() > 0) fesetenv(&d->env[thread_number()]);
+  }
+  fesetenv(&d->env[0]);
+}
+
+static rfr_status run_calls(const rfi_bound *bound, int n) {
   rfr_status s = RFR_OK;
   for (int i = 0; i < n && s == RFR_OK; i++) s = bound[i].run(&bound[i].call);
-  fesetenv(&env);
+  return s;
+}
+
+static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
+  take_mode(d);
+  rfr_status s = run_calls(bound, n);
+  give_mode_back(d);
   return s;
 }
 
 static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *seconds) {
   struct timespec start, end;
+  take_mode(d);
   clock_gettime(CLOCK_MONOTONIC, &start);
-  rfr_status s = run(d, bound, 1);
+  rfr_status s = run_calls(bound, 1);
   clock_gettime(CLOCK_MONOTONIC, &end);
+  give_mode_back(d);
   *seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
   return s;
 }
