@@ -97,7 +97,8 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
   op.def = rfi_op_def_get(RFI_OP_linear_cross_entropy);
   op.n_in = 6;
   op.in = in;
-  op.attr[1] = rfi_i(chunk);
+  rfi_attr attr[] = {ce->attr[0], rfi_i(chunk)};
+  op.attr = attr;
   op.reason = "fused: product, cross-entropy and their gradients; the logits never exist whole";
   RFI_TRY(rfi_append(r->to, &op, dead, out));
   r->map[ce->out[0]] = out[0];
@@ -220,7 +221,7 @@ static rfr_status fuse_slices(const rfr_trace *in, rfi_report *report, rfr_trace
     fused.def = rfi_op_def_get(RFI_OP_concat);
     fused.n_in = found.n;
     fused.in = operands;
-    fused.attr[0] = in->ops[found.op[0]].attr[0];
+    fused.attr = in->ops[found.op[0]].attr; /* the axis, which both have first */
     fused.reason = "fused: the gradients of slices, side by side";
     RFI_GOTO(rfi_rewrite_as(&r, i, &fused, NULL));
     RFI_GOTO(rfi_report_line(report,
@@ -247,10 +248,39 @@ static int acc_operand(const rfi_op_def *def, int result) {
   return k >= 0 && strncmp(def->operand[k], "acc", 3) == 0 ? k : -1;
 }
 
+/* Who reads each storage, in order: those of base b are reader[start[b]] up to start[b + 1]. */
+typedef struct readers {
+  int *start;
+  struct reader {
+    int op;
+    rfr_value value;
+  } *reader;
+} readers;
+
+static rfr_status find_readers(const rfr_trace *t, readers *r) {
+  size_t n = 0;
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *r->start * (size_t)(t->n_values + 2), &r->start));
+  int *next = r->start + 1; /* first counts, then where the next one goes, at last the end */
+  for (int i = 0; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++)
+      if (t->ops[i].in[k] >= 0) {
+        next[t->values[t->ops[i].in[k]].base + 1]++;
+        n++;
+      }
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *r->reader * (n + 1), &r->reader));
+  for (int b = 0; b < t->n_values; b++) next[b + 1] += next[b];
+  for (int i = 0; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++) {
+      rfr_value v = t->ops[i].in[k];
+      if (v >= 0) r->reader[next[t->values[v].base]++] = (struct reader){i, v};
+    }
+  return RFR_OK;
+}
+
 /* Can result `product` be added onto g in place, for the add at op i? Then *op and *result
  * say where product is made. */
-static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const rfr_value *onto, rfr_value g,
-                           rfr_value product, int add) {
+static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const readers *r, const rfr_value *onto,
+                           rfr_value g, rfr_value product, int add) {
   const rfi_value *p = &t->values[product], *a = &t->values[g];
   if (p->op < 0 || a->op < 0 || a->op >= p->op || p->base != product || uses[product].count != 1 ||
       uses[product].output)
@@ -266,12 +296,10 @@ static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const rfr_v
   if (t->ops[a->op].phase == RFR_PHASE_LOAD || t->ops[a->op].def->code == RFI_OP_fill) return false;
   for (int i = 0; i < t->n_outputs; i++)
     if (t->values[t->outputs[i].value].base == a->base) return false; /* a view of g is seen after the run */
-  for (int i = a->op + 1; i < t->n_ops; i++)
-    for (int k = 0; k < t->ops[i].n_in; k++) {
-      rfr_value v = t->ops[i].in[k];
-      if (v >= 0 && t->values[v].base == a->base && (i >= p->op) && i != add) return false;
-      if (v >= 0 && v != g && t->values[v].base == a->base) return false;
-    }
+  for (int k = r->start[a->base]; k < r->start[a->base + 1]; k++) {
+    int i = r->reader[k].op;
+    if (i > a->op && ((i >= p->op && i != add) || r->reader[k].value != g)) return false;
+  }
   return true;
 }
 
@@ -279,10 +307,12 @@ static rfr_status fuse_accumulate(const rfr_trace *in, rfi_report *report, rfr_t
   rfr_status s;
   rfi_rewrite r = {.from = in};
   rfi_uses *uses = NULL;
+  readers read = {NULL, NULL};
   rfr_value *onto = NULL;  /* per result: the value that it is added onto, -1 */
   rfr_value *moved = NULL; /* per add: the product that stands for its result */
   *out = NULL;
   RFI_GOTO(rfi_count_uses(in, &uses));
+  RFI_GOTO(find_readers(in, &read));
   RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *onto * (size_t)(in->n_values + 1), &onto));
   RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *moved * (size_t)(in->n_ops + 1), &moved));
   for (int v = 0; v < in->n_values; v++) onto[v] = RFR_NONE;
@@ -292,7 +322,7 @@ static rfr_status fuse_accumulate(const rfr_trace *in, rfi_report *report, rfr_t
     if (op->def->code != RFI_OP_add) continue;
     for (int k = 0; k < 2 && moved[i] < 0; k++) {
       rfr_value g = op->in[k], product = op->in[1 - k];
-      if (!can_accumulate(in, uses, onto, g, product, i)) continue;
+      if (!can_accumulate(in, uses, &read, onto, g, product, i)) continue;
       moved[i] = product;
       onto[product] = g;
     }
@@ -337,14 +367,16 @@ fail:
   if (r.map) rfi_rewrite_abort(&r);
 done:
   rfi_free(in->ctx, uses);
+  rfi_free(in->ctx, read.start);
+  rfi_free(in->ctx, read.reader);
   rfi_free(in->ctx, onto);
   rfi_free(in->ctx, moved);
   return s;
 }
 
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
-  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report, rfr_trace **out) = {
-      fuse_slices, rfi_fuse_norms, fuse_accumulate};
+  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report,
+                                        rfr_trace **out) = {fuse_slices, rfi_fuse_norms, fuse_accumulate};
   rfr_trace *t;
   *out = NULL;
   if (!o->fuse) {

@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ops/cost.h"
 #include "pass/plan.h"
 #include "pass/recompute_model.h"
 

@@ -18,7 +18,6 @@
 
 #include <string.h>
 
-#include "ops/cost.h"
 #include "trace/live.h"
 
 /* ---- facts of the trace ---- */
@@ -72,6 +71,15 @@ static void find_candidates(rfi_recompute_model *m) {
   }
 }
 
+static void find_costs(rfi_recompute_model *m) {
+  const rfr_trace *t = m->t;
+  for (int i = 0; i < t->n_ops; i++) m->cost[i] = rfi_op_cost(t, &t->ops[i]);
+  for (rfr_value v = 0; v < t->n_values; v++) {
+    const rfi_value *x = &t->values[v];
+    if (x->base == v && x->op >= 0 && t->ops[x->op].phase != RFR_PHASE_LOAD) m->bytes[v] = rfi_storage_bytes(&x->type);
+  }
+}
+
 rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, const rfi_pass_options *o) {
   rfr_status s;
   size_t ops = (size_t)t->n_ops + 1, values = (size_t)t->n_values + 1;
@@ -90,8 +98,11 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->clone_first, &m->clone_first));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->clone_last, &m->clone_last));
   RFI_GOTO(RFI_ALLOC(t->ctx, (2 * ops + 1) * sizeof *m->live, &m->live));
+  RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->bytes, &m->bytes));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->cost, &m->cost));
   find_roots(m);
   find_candidates(m);
+  find_costs(m);
   if (o->workspace) RFI_GOTO(o->workspace(o->user, t, m->workspace));
   return RFR_OK;
 fail:
@@ -102,8 +113,9 @@ fail:
 void rfi_recompute_model_deinit(rfi_recompute_model *m) {
   if (!m->t) return;
   rfr_ctx *ctx = m->t->ctx;
-  void *const owned[] = {m->late, m->can,  m->read_late,   m->chosen,     m->root,  m->overwritten, m->workspace,
-                         m->time, m->last, m->clone_first, m->clone_last, m->start, m->rank,        m->live};
+  void *const owned[] = {m->late,      m->can,  m->read_late, m->chosen,      m->root,       m->overwritten,
+                         m->workspace, m->time, m->last,      m->clone_first, m->clone_last, m->start,
+                         m->rank,      m->live, m->bytes,     m->cost};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) rfi_free(ctx, owned[i]);
   *m = (rfi_recompute_model){0};
 }
@@ -201,10 +213,9 @@ static int64_t sum_live(rfi_recompute_model *m, int clones, double level, double
   memset(m->live, 0, sizeof *m->live * (size_t)(n + 2));
   for (int i = 0; i < t->n_outputs; i++) m->last[t->values[t->outputs[i].value].base] = n;
   for (rfr_value v = 0; v < t->n_values; v++) {
-    const rfi_value *x = &t->values[v];
-    if (x->base != v || x->op < 0 || t->ops[x->op].phase == RFR_PHASE_LOAD || m->last[v] < 0) continue;
-    int64_t bytes = rfi_storage_bytes(&x->type);
-    m->live[position(m, x->op)] += bytes;
+    int64_t bytes = m->bytes[v];
+    if (bytes == 0 || m->last[v] < 0) continue;
+    m->live[position(m, t->values[v].op)] += bytes;
     m->live[m->last[v] + 1] -= bytes;
     if (m->clone_first[v] < 0 || m->clone_last[v] < 0) continue; /* a clone's result that nobody reads is dead */
     m->live[m->clone_first[v]] += bytes;
@@ -234,9 +245,8 @@ rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
   c.peak = sum_live(m, c.clones, level, &c.area);
   for (int i = 0; i < m->t->n_ops; i++) {
     if (!is_cloned(m, i)) continue;
-    rfi_cost cost = rfi_op_cost(m->t, &m->t->ops[i]);
-    c.flops += cost.flops;
-    c.bytes += cost.bytes;
+    c.flops += m->cost[i].flops;
+    c.bytes += m->cost[i].bytes;
   }
   return c;
 }
@@ -298,7 +308,7 @@ static rfr_status report_clone(const writer *w, int c) {
     if (m->last[op->out[j]] > from) from = m->last[op->out[j]];
     if (shown == RFR_NONE) shown = op->out[j];
   }
-  rfi_cost cost = rfi_op_cost(t, op);
+  rfi_cost cost = m->cost[c];
   if (!m->read_late[c])
     return rfi_report_line(w->report, "recomputed: %%%d %s%s%s for another clone: +%.0f bytes moved, +%.0f FLOPs",
                            shown, op->def->name, op->scope[0] ? " in " : "", op->scope, cost.bytes, cost.flops);

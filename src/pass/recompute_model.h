@@ -7,6 +7,7 @@
 
 #include <limits.h>
 
+#include "ops/cost.h"
 #include "pass/pass.h"
 
 enum { RFI_NEVER = INT_MAX };
@@ -27,7 +28,9 @@ typedef struct rfi_recompute_model {
   int *overwritten; /* per root: the op that makes the next version in its storage, or RFI_NEVER */
   bool *read_late;  /* per op: a result is read by a late op */
   int64_t *workspace;
-  bool *chosen; /* per op: the choice; a chosen op that nobody needs late is not cloned */
+  int64_t *bytes; /* per value: step-scoped storage of its own, 0: none */
+  rfi_cost *cost; /* per op */
+  bool *chosen;   /* per op: the choice; a chosen op that nobody needs late is not cloned */
   /* What evaluate finds for the choice: */
   int *time;                            /* per op: its clone stands before this op; RFI_NEVER: no clone */
   int *last, *clone_first, *clone_last; /* per value: positions in the new order, -1 */

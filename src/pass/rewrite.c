@@ -33,6 +33,13 @@ rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r) {
   rfr_status s;
   *r = (rfi_rewrite){.from = from};
   RFI_GOTO(rfr_trace_create(from->ctx, &r->to));
+  /* mostly as long as the old one: room for it at once */
+  if (!rfi_arena_grow(r->to->arena, (void **)&r->to->values, &r->to->cap_values, from->n_values,
+                      sizeof *from->values) ||
+      !rfi_arena_grow(r->to->arena, (void **)&r->to->ops, &r->to->cap_ops, from->n_ops, sizeof *from->ops)) {
+    s = RFR_NO_MEMORY;
+    goto fail;
+  }
   RFI_GOTO(RFI_ALLOC(from->ctx, sizeof *r->map * (size_t)(from->n_values + 1), &r->map));
   for (int v = 0; v < from->n_values; v++) r->map[v] = RFR_NONE;
   RFI_GOTO(RFI_ALLOC(from->ctx, sizeof *r->op_map * (size_t)(from->n_ops + 1), &r->op_map));

@@ -218,7 +218,7 @@ static rfr_status parse_attr(parser *q, char type, rfi_attr *a) {
 }
 
 /* key=value pairs after the operands */
-static rfr_status parse_pairs(parser *q, rfi_opr *op, int32_t *token) {
+static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *token) {
   unsigned seen = 0;
   op->phase = 255;
   op->microbatch = op->clone_of = *token = -1;
@@ -235,7 +235,7 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, int32_t *token) {
     if (a < op->def->n_attrs) {
       if (seen & 1u << a) return bad(q, "attribute given twice before");
       seen |= 1u << a;
-      RFI_TRY(parse_attr(q, op->def->attr_type[a], &op->attr[a]));
+      RFI_TRY(parse_attr(q, op->def->attr_type[a], &attr[a]));
     } else if (KEY("phase")) {
       int phase = take_name(q, rfi_phase_name, RFR_PHASE_OPTIM + 1);
       if (phase < 0) return bad(q, "unknown phase");
@@ -311,7 +311,9 @@ static rfr_status parse_op(parser *q) {
     else RFI_TRY(take_id(q, &op.in[op.n_in++]));
   }
   int32_t token;
-  RFI_TRY(parse_pairs(q, &op, &token));
+  rfi_attr attr[RFI_MAX_ATTR];
+  op.attr = attr;
+  RFI_TRY(parse_pairs(q, &op, attr, &token));
   RFI_TRY(take_place(q, &op.at));
   RFI_TRY(at_end(q));
   if (op.clone_of >= q->t->n_ops || op.clone_of < -1) return bad(q, "clone_of names no earlier op");

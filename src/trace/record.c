@@ -218,6 +218,20 @@ static rfr_status place_result(rfr_trace *t, const rfi_opr *op, int j, rfr_value
   return RFR_OK;
 }
 
+/* Attributes are compared and hashed as bytes: `to` is zero, and gets what the types use. */
+static void copy_attrs(const rfi_op_def *def, const rfi_attr *from, rfi_attr *to) {
+  for (int i = 0; i < def->n_attrs; i++) {
+    switch (def->attr_type[i]) {
+      case 'f': to[i].f = from[i].f; break;
+      case 's':
+        to[i].s.rank = from[i].s.rank;
+        memcpy(to[i].s.dim, from[i].s.dim, sizeof *to[i].s.dim * (size_t)from[i].s.rank);
+        break;
+      default: to[i].i = from[i].i;
+    }
+  }
+}
+
 rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_value *out) {
   const rfi_op_def *def = proto->def;
   rfr_type stack_in[16], types[RFI_MAX_NAMES], *in = stack_in;
@@ -242,8 +256,12 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
   rfi_opr op = *proto;
   op.n_in = n_given > named ? n_given : named;
   op.n_out = def->n_results;
-  op.in = rfi_arena_alloc(t->arena, sizeof *op.in * (size_t)(op.n_in + op.n_out + 1));
-  if (!op.in) return RFR_NO_MEMORY;
+  rfi_attr *attr =
+      rfi_arena_alloc(t->arena, sizeof *attr * (size_t)def->n_attrs + sizeof *op.in * (size_t)(op.n_in + op.n_out));
+  if (!attr) return RFR_NO_MEMORY;
+  if (proto->attr) copy_attrs(def, proto->attr, attr);
+  op.attr = attr;
+  op.in = (rfr_value *)(attr + def->n_attrs);
   op.out = op.in + op.n_in;
   for (int i = 0; i < op.n_in; i++) {
     op.in[i] = i < n_given ? proto->in[i] : RFR_NONE;
@@ -290,6 +308,7 @@ static rfr_value record(rfr_trace *t, rfr_place at, const rfi_op_def *def, int n
   rfi_opr op = {.def = def,
                 .n_in = n_in,
                 .in = (rfr_value *)in,
+                .attr = attr,
                 .phase = (uint8_t)t->phase,
                 .policy = (uint8_t)t->policy,
                 .microbatch = t->microbatch,
@@ -297,7 +316,6 @@ static rfr_value record(rfr_trace *t, rfr_place at, const rfi_op_def *def, int n
                 .scope = t->scope,
                 .reason = t->reason,
                 .at = at};
-  if (attr) memcpy(op.attr, attr, sizeof *attr * (size_t)def->n_attrs);
   if (rfi_append(t, &op, NULL, results) != RFR_OK) {
     rfr_error e = *rfr_last_error();
     char text[400];
@@ -317,34 +335,22 @@ rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, cons
   return record(t, at, rfi_op_def_get(code), n_in, in, attr, out);
 }
 
-/* Attributes are compared and hashed as bytes: what their type does not use is made zero. */
-static bool clean_attrs(const rfi_op_def *def, const rfr_attr *from, rfi_attr *to) {
-  memset(to, 0, sizeof *to * RFI_MAX_ATTR);
+static bool attrs_valid(const rfi_op_def *def, const rfr_attr *attr) {
   for (int i = 0; i < def->n_attrs; i++) {
     const char type = def->attr_type[i];
-    if (type == 'f') {
-      to[i].f = from[i].f;
-    } else if (type == 's') {
-      if (from[i].s.rank < 0 || from[i].s.rank > RFR_MAX_RANK) return false;
-      to[i].s.rank = from[i].s.rank;
-      memcpy(to[i].s.dim, from[i].s.dim, sizeof *to[i].s.dim * (size_t)from[i].s.rank);
-    } else {
-      if ((type == 't' && (from[i].i < 0 || from[i].i >= RFR_DTYPE_COUNT)) || (type == 'b' && from[i].i >> 1 != 0))
-        return false;
-      to[i].i = from[i].i;
-    }
+    if (type == 's' && (attr[i].s.rank < 0 || attr[i].s.rank > RFR_MAX_RANK)) return false;
+    if (type == 't' && (attr[i].i < 0 || attr[i].i >= RFR_DTYPE_COUNT)) return false;
+    if (type == 'b' && attr[i].i >> 1 != 0) return false;
   }
   return true;
 }
 
 rfr_value rfr_record_at(rfr_trace *t, rfr_place at, const rfr_op *op, int n_in, const rfr_value *in,
                         const rfr_attr *attr, rfr_value *out) {
-  rfi_attr clean[RFI_MAX_ATTR];
   if (!op || n_in < 0 || (n_in > 0 && !in) || (op->n_attrs > 0 && !attr))
     return rfi_trace_fail(t, at, op ? op->name : "record", RFI_E_ARGUMENT, "op, operands or attributes are missing");
   if (t && op->outside && op->outside->ctx != t->ctx)
     return rfi_trace_fail(t, at, op->name, RFI_E_ARGUMENT, "it is registered with another context");
-  if (!clean_attrs(op, attr, clean))
-    return rfi_trace_fail(t, at, op->name, RFI_E_ARGUMENT, "an attribute is out of range");
-  return record(t, at, op, n_in, in, clean, out);
+  if (!attrs_valid(op, attr)) return rfi_trace_fail(t, at, op->name, RFI_E_ARGUMENT, "an attribute is out of range");
+  return record(t, at, op, n_in, in, attr, out);
 }

@@ -108,16 +108,16 @@ typedef struct rfi_value {
 typedef struct rfi_opr {
   const rfi_op_def *def;
   int n_in, n_out;
-  rfr_value *in;  /* RFR_NONE: absent */
-  rfr_value *out; /* RFR_NONE: a dead result, printed as _ */
-  rfi_attr attr[RFI_MAX_ATTR];
-  uint8_t phase;      /* rfr_phase */
-  uint8_t policy;     /* rfr_policy of its results */
-  int32_t microbatch; /* -1: of the whole step */
-  int32_t token_in;   /* op whose token this one takes, -1: none (HOST ops alone) */
-  int32_t clone_of;   /* op that this one recomputes, -1 */
-  const char *scope;  /* "" or "layer3.attention" */
-  const char *reason; /* comment of a pass, "" or text */
+  rfr_value *in;        /* RFR_NONE: absent */
+  rfr_value *out;       /* RFR_NONE: a dead result, printed as _ */
+  const rfi_attr *attr; /* def->n_attrs; of a recorded op, bytes that their type does not use are zero */
+  uint8_t phase;        /* rfr_phase */
+  uint8_t policy;       /* rfr_policy of its results */
+  int32_t microbatch;   /* -1: of the whole step */
+  int32_t token_in;     /* op whose token this one takes, -1: none (HOST ops alone) */
+  int32_t clone_of;     /* op that this one recomputes, -1 */
+  const char *scope;    /* "" or "layer3.attention" */
+  const char *reason;   /* comment of a pass, "" or text */
   rfr_place at;
 } rfi_opr;
 

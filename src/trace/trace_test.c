@@ -241,7 +241,10 @@ static void test_diff(void **state) {
   text *out = calloc(1, sizeof *out);
   assert_int_equal(rfr_trace_diff(a, b, collect, out), RFR_OK);
   assert_int_equal(out->n, 0);
-  b->ops[2].attr[1].i++; /* a slice that starts elsewhere */
+  rfi_attr attr[3];
+  memcpy(attr, b->ops[2].attr, sizeof attr);
+  attr[1].i++; /* a slice that starts elsewhere */
+  b->ops[2].attr = attr;
   assert_int_equal(rfr_trace_diff(a, b, collect, out), RFR_OK);
   assert_int_equal(out->data[0], '-');
   assert_non_null(strstr(out->data, "\n+ "));
