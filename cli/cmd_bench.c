@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "compile_time.h"
 #include "op_times.h"
 
 static rfr_status time_steps(rfr_run *run, int64_t steps, double *median, int *n) {
@@ -56,6 +57,8 @@ static void print_json(cli *c, rfr_run *run, const result *r, const rfr_run_info
   json_int(&j, "touched_bytes", rfr_programs_touched_bytes(rfr_run_programs(run)));
   json_int(&j, "transient_planned_bytes", sum->transient_planned_bytes);
   json_int(&j, "transient_lower_bound_bytes", sum->transient_lower_bound_bytes);
+  const compile_time compiled = compile_time_of(run);
+  compile_time_json(&j, &compiled);
   ceilings_json(&j, &r->ceilings);
   json_int(&j, "profiled_steps", r->times.steps);
   json_int(&j, "profiled_ops", r->times.n);
@@ -78,6 +81,8 @@ static void print_result(cli *c, rfr_run *run, const result *r) {
   printf("  %.2f ms per step (median of %d), %.0f tokens/s, %.1f GFLOP/s, %s planned\n", 1e3 * r->seconds, r->n,
          (double)info.tokens_per_step / r->seconds, 1e-9 * info.flops_per_step / r->seconds,
          cli_bytes(a, sum.planned_bytes));
+  const compile_time compiled = compile_time_of(run);
+  printf("  compiled in %.1f ms, %d ops, %.1f us each\n", compiled.ms, compiled.ops, compiled.us_per_op);
   ceilings_print(&r->ceilings);
   op_rows_print("op", r->kinds, r->n_kinds, INT_MAX);
   fflush(stdout);
@@ -103,7 +108,7 @@ static rfr_status bench(cli *c, const cli_builtin *b) {
 static const struct {
   const char *name;
   rfr_status (*run)(cli *c);
-} others[] = {{"replay", bench_replay}};
+} others[] = {{"compile", bench_compile}, {"replay", bench_replay}};
 enum { N_OTHERS = sizeof others / sizeof others[0] };
 
 rfr_status cli_bench(cli *c) {

@@ -157,7 +157,7 @@ static rfr_status print_frontier(cli *c, rfr_programs *p, int program) {
     putchar('\n');
     return RFR_OK;
   }
-  const double flops = rfr_program_flops(p, program);
+  const double flops = rfr_program_flops(p, program) - rfr_program_recomputed_flops(p, program);
   printf("%14s %10s %14s %9s %14s %8s\n", "peak bytes", "", "extra FLOPs", "of step", "extra bytes", "ops");
   for (int i = 0; i < n; i++)
     printf("%14lld %10s %14.4g %8.2f%% %14.4g %8d\n", (long long)point[i].planned_bytes,

@@ -254,6 +254,14 @@ static void plan_and_trace(void **state) {
   assert_true(json_number_value(json_object_get(v, "ms_per_step")) > 0.0);
   assert_true(number(v, "tokens_per_second") > 0);
   assert_true(number(v, "touched_bytes") <= number(v, "planned_bytes"));
+  assert_true(number(v, "ops") > 100);
+  assert_true(json_number_value(json_object_get(v, "compile_us_per_op")) > 0.0);
+  json_decref(v);
+  assert_int_equal(RUN("bench", "compile", "--json"), 0);
+  v = parsed();
+  const json_t *cases = json_object_get(v, "cases");
+  assert_int_equal(json_array_size(cases), 4);
+  for (size_t i = 0; i < 4; i++) assert_true(number(json_array_get(cases, i), "ops") > (i % 2 ? 4000 : 400));
   json_decref(v);
 }
 

@@ -214,6 +214,7 @@ static void programs(void) {
   GIVES(NULL, rfr_program_trace, NULL, 0, "record");
   GIVES(NULL, rfr_program_report, NULL, 0, "prune");
   GIVES(0, rfr_program_flops, NULL, 0);
+  GIVES(0, rfr_program_recomputed_flops, NULL, 0);
   STATUS(rfr_program_frontier, NULL, 0, points, 2, &n);
 }
 

@@ -74,7 +74,7 @@ static rfr_status put_frontier(rfr_programs *p, int program, rfi_string *s) {
   enum { MOST = 20 };
   rfr_frontier_point point[MOST];
   int n;
-  const double flops = rfr_program_flops(p, program);
+  const double flops = rfr_program_flops(p, program) - rfr_program_recomputed_flops(p, program);
   RFI_TRY(rfr_program_frontier(p, program, point, MOST, &n));
   RFI_TRY(rfi_string_printf(s, "%14s %14s %9s %8s\n", "peak bytes", "extra FLOPs", "of step", "ops"));
   for (int i = 0; i < n; i++)

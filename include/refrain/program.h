@@ -38,13 +38,13 @@ typedef enum rfr_recompute {
 
 typedef struct rfr_compile_options {
   size_t size;
-  int64_t budget;      /* bytes of the whole arena; 0: no limit. More is an error naming the peak */
-  int fuse;            /* 1: the fuse pass runs (default) */
-  int prune;           /* 1: CSE, DCE and hoisting run (default); 0: what autodiff made */
-  int64_t loss_chunk;  /* rows of logits that exist at a time in a fused LM head; 0: 1024 */
-  int debug;           /* 1: every value has its own guarded allocation, what is not live is
+  int64_t budget;          /* bytes of the whole arena; 0: no limit. More is an error naming the peak */
+  int fuse;                /* 1: the fuse pass runs (default) */
+  int prune;               /* 1: CSE, DCE and hoisting run (default); 0: what autodiff made */
+  int64_t loss_chunk;      /* rows of logits that exist at a time in a fused LM head; 0: 1024 */
+  int debug;               /* 1: every value has its own guarded allocation, what is not live is
                           poisoned, every result is checked for NaN */
-  int keep_traces;     /* 1: rfr_programs_trace can give the trace after each pass */
+  int keep_traces;         /* 1: rfr_programs_trace can give the trace after each pass */
   rfr_recompute recompute; /* default: keep. Never changes a bit of any result */
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
@@ -104,18 +104,19 @@ RFR_API rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time
 
 /* One buffer of the plan. `first` and `last` are op indices; persistent ones live always. */
 typedef struct rfr_plan_buffer {
-  const char *name;   /* value, or "workspace of OP" */
-  const char *kind;   /* weight, state, input, output, activation, gradient, workspace, load */
+  const char *name; /* value, or "workspace of OP" */
+  const char *kind; /* weight, state, input, output, activation, gradient, workspace, load */
   int64_t bytes, offset;
   int first, last;
 } rfr_plan_buffer;
 typedef struct rfr_plan_summary {
-  int64_t planned_bytes;               /* the arena: persistent + step-scoped */
+  int64_t planned_bytes; /* the arena: persistent + step-scoped */
   int64_t persistent_bytes;
   int64_t transient_planned_bytes;     /* step-scoped, largest program */
   int64_t transient_lower_bound_bytes; /* most bytes live at once in that program */
   int n_buffers;
-  int64_t budget; /* the compile option; 0: none */
+  int64_t budget;         /* the compile option; 0: none */
+  double compile_seconds; /* that this program took from the recorded trace to the plan, its kernels included */
 } rfr_plan_summary;
 RFR_API rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out);
 RFR_API rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out);
@@ -141,8 +142,10 @@ RFR_API rfr_status rfr_programs_check(const rfr_programs *p);
 RFR_API const rfr_trace *rfr_program_trace(const rfr_programs *p, int program, const char *pass);
 /* What a pass decided, one line per decision with its reason. NULL for an unknown pass. */
 RFR_API const char *rfr_program_report(const rfr_programs *p, int program, const char *pass);
-/* Floating-point operations of one run, counting a multiply-add as two. */
+/* Floating-point operations of one run, counting a multiply-add as two; the second: those of
+ * them that only recompute adds. */
 RFR_API double rfr_program_flops(const rfr_programs *p, int program);
+RFR_API double rfr_program_recomputed_flops(const rfr_programs *p, int program);
 
 /* One trade of memory against work. */
 typedef struct rfr_frontier_point {

@@ -78,6 +78,7 @@ const char *rfi_ctx_device(const rfr_ctx *ctx); /* "cpu", "cuda", "cuda:N", "cud
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx);
 bool rfi_ctx_use_onednn(const rfr_ctx *ctx);
 const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* folder, never NULL */
+double rfi_now(void); /* seconds, monotonic */
 void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* snprintf and strtod that ignore the locale. All formatted text of base goes through

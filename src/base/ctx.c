@@ -21,6 +21,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/mman.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -309,6 +310,12 @@ bool rfi_ctx_use_onednn(const rfr_ctx *ctx) { return ctx->o.use_onednn != 0; }
 const char *rfi_ctx_device(const rfr_ctx *ctx) { return ctx->device; }
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx) { return ctx->o.cuda_portable != 0; }
 const char *rfi_ctx_module_path(const rfr_ctx *ctx) { return ctx->module_path; }
+
+double rfi_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) {
   if (ctx->o.log == NULL) return;

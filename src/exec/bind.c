@@ -74,7 +74,9 @@ rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
     if (!args) return RFR_NO_MEMORY;
     RFI_TRY(bind_op(p, t, i, args, &program->bound[program->n_bound]));
     program->n_bound++;
-    program->flops += rfi_op_cost(t, op).flops;
+    const double flops = rfi_op_cost(t, op).flops;
+    program->flops += flops;
+    if (op->clone_of >= 0) program->recomputed_flops += flops;
     if (op->phase == RFR_PHASE_LOAD) program->n_load = program->n_bound;
   }
   return RFR_OK;

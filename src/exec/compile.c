@@ -46,10 +46,8 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
       return RFR_NO_MEMORY;
     const char *name = rfi_arena_strdup(p->strings, x->name);
     if (!name || !rfi_names_add(&p->names, p->strings, name, p->n_slots)) return RFR_NO_MEMORY;
-    p->slot[p->n_slots++] = (rfi_slot){.tensor = {.name = name,
-                                                   .role = (rfr_role)x->role,
-                                                   .type = x->type,
-                                                   .bytes = rfi_bytes(&x->type)}};
+    p->slot[p->n_slots++] =
+        (rfi_slot){.tensor = {.name = name, .role = (rfr_role)x->role, .type = x->type, .bytes = rfi_bytes(&x->type)}};
     p->persistent_bytes += rfi_storage_bytes(&x->type);
   }
   mark_rings(p, t);
@@ -80,10 +78,13 @@ static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
   rfi_pass_options o = pass_options(p);
+  const double start = rfi_now();
   RFI_TRY(rfi_pipeline_run(recorded, &o, &g->pipeline));
   g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
   RFI_TRY(add_inputs(p, g));
-  return bind_and_plan(p, g);
+  RFI_TRY(bind_and_plan(p, g));
+  g->compile_seconds = rfi_now() - start;
+  return RFR_OK;
 }
 
 /* ---- the budget ---- */
@@ -116,9 +117,11 @@ static rfr_status meet_budget(rfr_programs *p) {
     rfi_plan_deinit(&g->plan);
     g->bound = NULL;
     g->n_bound = g->n_load = 0;
-    g->flops = 0;
+    g->flops = g->recomputed_flops = 0;
+    const double start = rfi_now();
     RFI_TRY(rfi_pipeline_redo(&g->pipeline, "recompute", &o));
     RFI_TRY(bind_and_plan(p, g));
+    g->compile_seconds += rfi_now() - start;
   }
   return RFR_OK;
 }
@@ -328,8 +331,8 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
   rfi_program *g;
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
-  *out = (rfr_plan_summary){p->total_bytes, p->persistent_bytes, g->plan.bytes, g->plan.lower_bound,
-                            p->n_slots + g->plan.n, p->options.budget};
+  *out = (rfr_plan_summary){p->total_bytes,         p->persistent_bytes, g->plan.bytes,     g->plan.lower_bound,
+                            p->n_slots + g->plan.n, p->options.budget,   g->compile_seconds};
   return RFR_OK;
 }
 
@@ -373,8 +376,7 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
   RFI_TRY(rfi_program_get(p, program, &g));
   if (i < 0 || i >= g->trace->n_ops) return rfi_fail(RFI_E_ARGUMENT, "op %d of %d", i, g->trace->n_ops);
   const rfi_opr *op = &g->trace->ops[i];
-  *out = (rfr_plan_op){op->def->name,        op->scope,      op->reason,
-                       (rfr_phase)op->phase, op->microbatch, op->clone_of};
+  *out = (rfr_plan_op){op->def->name, op->scope, op->reason, (rfr_phase)op->phase, op->microbatch, op->clone_of};
   return RFR_OK;
 }
 
@@ -430,6 +432,11 @@ const char *rfr_program_report(const rfr_programs *p, int program, const char *p
 double rfr_program_flops(const rfr_programs *p, int program) {
   rfi_program *g;
   return rfi_program_get(p, program, &g) == RFR_OK ? g->flops : 0;
+}
+
+double rfr_program_recomputed_flops(const rfr_programs *p, int program) {
+  rfi_program *g;
+  return rfi_program_get(p, program, &g) == RFR_OK ? g->recomputed_flops : 0;
 }
 
 rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point *points, int max, int *n) {

@@ -34,9 +34,10 @@ typedef struct rfi_program {
   rfi_bound *bound;       /* every op with a kernel, in order */
   int n_bound, n_load;    /* the first n_load of them are of phase load */
   rfi_plan plan;
-  int64_t *offset; /* per value: where its storage is, -1 if it has none */
-  rfi_graph *graph; /* NULL: not captured */
-  double flops;
+  int64_t *offset;                /* per value: where its storage is, -1 if it has none */
+  rfi_graph *graph;               /* NULL: not captured */
+  double flops, recomputed_flops; /* the second is a part of the first */
+  double compile_seconds;
 } rfi_program;
 
 struct rfr_programs {

@@ -7,7 +7,6 @@
  */
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/base.h"
 #include "exec/exec.h"
@@ -32,12 +31,6 @@ rfr_status rfr_program_run(rfr_programs *p, int program) {
 
 /* ---- with a clock ---- */
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static rfr_dtype first_float(const rfi_call *call) {
   for (int k = 0; k < call->n_in; k++)
     if (call->in[k].data && rfr_dtype_is_float(call->in[k].type.dtype)) return call->in[k].type.dtype;
@@ -45,12 +38,12 @@ static rfr_dtype first_float(const rfi_call *call) {
 }
 
 static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bound, int n, rfr_op_time *times) {
-  const double begin = now();
+  const double begin = rfi_now();
   for (int i = 0; i < n; i++) {
     rfi_bound *b = &bound[i];
     const rfi_opr *op = &g->trace->ops[b->op];
     double seconds;
-    const double start = now();
+    const double start = rfi_now();
     RFI_TRY(p->backend->run_timed(p->device, b, &seconds));
     const rfi_cost cost = rfi_op_cost(g->trace, op);
     const double share = p->backend->host

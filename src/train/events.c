@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -29,12 +28,6 @@ static const char *const names[] = {
 
 const char *rfr_event_name(rfr_event_kind kind) {
   return (unsigned)kind < sizeof names / sizeof names[0] ? names[kind] : "unknown";
-}
-
-double rfi_now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 typedef struct line {

@@ -51,7 +51,6 @@ struct rfr_run {
 };
 
 static inline bool rfi_stop_requested(rfr_run *run) { return atomic_load_explicit(&run->stop, memory_order_relaxed); }
-double rfi_now(void); /* seconds, monotonic */
 
 /* Stamps an event and hands it to the log and the callback. */
 void rfi_emit(rfr_run *run, rfr_event *e);

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What compiling a training program took, from the recorded trace to the plan, the creation
+ * of its kernels included.
+ */
+#ifndef COMPILE_TIME_H
+#define COMPILE_TIME_H
+
+#include "cli.h"
+
+typedef struct compile_time {
+  double ms, us_per_op;
+  int ops; /* of the program as it runs */
+} compile_time;
+
+compile_time compile_time_of(rfr_run *run);
+void compile_time_json(json *j, const compile_time *t);
+
+/* refrain bench compile */
+rfr_status bench_compile(cli *c);
+
+#endif
