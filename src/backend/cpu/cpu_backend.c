@@ -83,7 +83,7 @@ static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t 
 
 /* The products inside an LM head: its kernel runs the library's where there are any. */
 static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfi_call *call, const char **kernel) {
-  rfi_head head = rfi_head_make(call);
+  rfi_head head = rfi_head_make(call, 1);
   rfi_head_library *entry = rfi_arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
   if (!entry) return RFR_NO_MEMORY;
   call->library = entry;

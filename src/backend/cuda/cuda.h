@@ -38,7 +38,8 @@ static inline rfr_status rfi_cuda_launched(const char *kernel) { return rfi_cuda
 #define RFI_CUDA(op) RFI_CUDA_PASTE_(rfi_cuda_, op)
 typedef struct rfi_cuda_kernel {
   rfr_kernel_fn run;
-  rfr_workspace_fn workspace; /* NULL: none */
+  rfr_workspace_fn workspace;         /* NULL: none */
+  int (*takes)(const rfr_call *call); /* by shapes and strides; NULL: all that the op's rule allows */
 } rfi_cuda_kernel;
 #define RFI_OP(name, family, operands, results, attributes, flags) \
   extern const rfi_cuda_kernel RFI_CUDA(name) __attribute__((weak));

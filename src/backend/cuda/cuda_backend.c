@@ -16,6 +16,7 @@
 #include "backend/cuda/cuda_module.h"
 #include "backend/cuda/lt.h"
 #include "backend/cuda/table.h"
+#include "ops/loss/head.h"
 
 __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host);
 
@@ -194,6 +195,26 @@ static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t 
 
 /* ---- kernels ---- */
 
+/* The products inside an LM head: cuBLASLt's where it takes them. */
+static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfr_call *call) {
+  const rfi_head head = rfi_head_make(call, RFI_HEAD_ALIGNED);
+  rfi_head_library *entry = core->arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
+  if (!entry) return RFR_NO_MEMORY;
+  call->library = entry;
+  for (int kind = 0; kind < RFI_HEAD_CHUNKS; kind++) {
+    rfi_head_product products[RFI_HEAD_PRODUCTS];
+    const int64_t t = rfi_head_start(&head, kind);
+    if (t < 0) continue;
+    rfi_head_products(call, &head, t, (void *)call->in[RFI_HEAD_X].data, products);
+    for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
+      rfi_bound b = {.call = products[i].call};
+      if (products[i].wanted) TRY(rfi_lt_bind(d->lt, core, memory, &b));
+      entry[kind * RFI_HEAD_PRODUCTS + i] = (rfi_head_library){b.run, (size_t)b.workspace, b.call.library};
+    }
+  }
+  return RFR_OK;
+}
+
 static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
   const rfi_cuda_kernel *kernel = op->def->outside ? NULL : rfi_cuda_kernel_of(op->def->code);
   b->call.stream = d->stream;
@@ -203,7 +224,8 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
-  if (!kernel || !kernel->run) return RFR_OK;
+  if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) return RFR_OK;
+  if (op->def->code == RFI_OP_linear_cross_entropy) TRY(bind_head(d, memory, &b->call));
   b->run = kernel->run;
   b->kernel = d->info.portable || d->info.major < 9 ? "sm80" : "sm90";
   b->workspace = kernel->workspace ? (int64_t)kernel->workspace(&b->call) : 0;

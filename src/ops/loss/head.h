@@ -15,6 +15,7 @@
 
 enum { RFI_HEAD_X, RFI_HEAD_W, RFI_HEAD_TARGETS, RFI_HEAD_INV_VALID, RFI_HEAD_DLOSS, RFI_HEAD_ACC };
 enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_PRODUCTS }; /* of one chunk */
+enum { RFI_HEAD_ALIGNED = 16 }; /* elements of a row on a GPU come in whole cache lines */
 enum { RFI_HEAD_FIRST, RFI_HEAD_MIDDLE, RFI_HEAD_TAIL, RFI_HEAD_CHUNKS };
 
 /* How a library runs one product; run is NULL where the matmul kernel does. call->library of
@@ -34,17 +35,20 @@ typedef struct rfi_head_product {
 
 typedef struct rfi_head {
   int64_t T, C, V, chunk;
+  int64_t ld; /* of a row of logits */
   size_t nll, logits; /* bytes of the workspace's first parts */
 } rfi_head;
 
 static inline size_t rfi_head_round(size_t n) { return (n + 63) & ~(size_t)63; }
 
-static inline rfi_head rfi_head_make(const rfi_call *c) {
+/* Rows of logits are `multiple` elements long, or more: a GPU's products want aligned rows, ours dense ones (1). */
+static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   rfi_head h = {
       .T = c->in[RFI_HEAD_X].type.shape[0], .C = c->in[RFI_HEAD_X].type.shape[1], .V = c->in[RFI_HEAD_W].type.shape[0]};
   h.chunk = c->attr[1].i < h.T ? c->attr[1].i : h.T;
   h.nll = rfi_head_round((size_t)h.T * sizeof(double));
-  h.logits = rfi_head_round((size_t)(h.chunk * h.V) * sizeof(float));
+  h.ld = (h.V + multiple - 1) / multiple * multiple;
+  h.logits = rfi_head_round((size_t)(h.chunk * h.ld) * sizeof(float));
   return h;
 }
 
@@ -86,8 +90,8 @@ static inline void rfi_head_products(const rfi_call *c, const rfi_head *h, int64
   void *dx = c->out[1].data ? (char *)c->out[1].data + begin : NULL;
   rfi_arg x = rfi_head_matrix((char *)c->in[RFI_HEAD_X].data + begin, dtype, n, h->C, h->C);
   rfi_arg w = rfi_head_matrix(c->in[RFI_HEAD_W].data, dtype, h->V, h->C, h->C);
-  rfi_arg l = rfi_head_matrix(logits, RFR_F32, n, h->V, h->V);
-  rfi_arg dl = rfi_head_matrix(logits, dtype, n, h->V, dtype == RFR_F32 ? h->V : 2 * h->V);
+  rfi_arg l = rfi_head_matrix(logits, RFR_F32, n, h->V, h->ld);
+  rfi_arg dl = rfi_head_matrix(logits, dtype, n, h->V, dtype == RFR_F32 ? h->ld : 2 * h->ld);
   rfi_arg dxs = rfi_head_matrix(dx, dtype, n, h->C, h->C);
   rfi_arg dw = rfi_head_matrix(c->out[2].data, RFR_F32, h->V, h->C, h->C);
   rfi_head_product_init(&out[RFI_HEAD_LOGITS], c, &x, false, &w, true, &l, false);

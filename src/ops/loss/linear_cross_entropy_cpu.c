@@ -25,7 +25,7 @@ static const rfi_head_library *library_of(const rfi_call *c, int kind, int produ
 }
 
 static size_t workspace(const rfi_call *c) {
-  rfi_head h = rfi_head_make(c);
+  rfi_head h = rfi_head_make(c, 1);
   size_t most = 0;
   for (int kind = 0; kind < RFI_HEAD_CHUNKS; kind++) {
     rfi_head_product products[RFI_HEAD_PRODUCTS];
@@ -78,7 +78,7 @@ static void rows(const rfi_call *call, int64_t begin, int64_t end, int part) {
 }
 
 static rfr_status run(const rfi_call *c) {
-  const rfi_head h = rfi_head_make(c);
+  const rfi_head h = rfi_head_make(c, 1);
   if ((c->out[1].data || c->out[2].data) && !c->in[RFI_HEAD_DLOSS].data)
     return rfi_fail(RFI_E_INTERNAL, "linear_cross_entropy: gradients are wanted without dloss");
   if (h.T == 0 && c->out[2].data && !c->in[RFI_HEAD_ACC].data)

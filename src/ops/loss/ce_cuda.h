@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rows of softmax cross-entropy on a GPU, shared by the op on logits and by the fused LM head.
+ */
+#ifndef RFI_CE_CUDA_H
+#define RFI_CE_CUDA_H
+
+#include "backend/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rfi_ce_rows {
+  int64_t rows, V;
+  const void *logits; /* (rows, V), f32, bf16 or f16 */
+  rfr_dtype logits_type;
+  int64_t logits_ld; /* elements */
+  const int32_t *targets;
+  int64_t ignore;
+  const float *inv_valid, *dloss; /* scalars on the device; dloss NULL: no gradient */
+  void *dlogits;                  /* NULL: no gradient; may lie over the logits, row by row */
+  rfr_dtype dlogits_type;
+  int64_t dlogits_ld;
+  float *lse;  /* (rows), NULL: not wanted */
+  double *nll; /* (rows), NULL: not wanted */
+} rfi_ce_rows;
+
+rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream);
+/* *loss = inv_valid sum of nll, in a fixed order; over T = 0 rows it is 0. */
+rfr_status rfi_ce_loss_cuda(const double *nll, int64_t T, const float *inv_valid, float *loss, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

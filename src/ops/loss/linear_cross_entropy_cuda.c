@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The LM head and its loss on a GPU: chunk by chunk the products of head.h and the rows of
+ * ce_rows.cu, as linear_cross_entropy_cpu.c has them.
+ */
+#include "ops/loss/ce_cuda.h"
+#include "ops/loss/head.h"
+
+static const rfi_head_library *library_of(const rfr_call *c, int kind, int product) {
+  return (const rfi_head_library *)c->library + kind * RFI_HEAD_PRODUCTS + product;
+}
+
+static size_t workspace(const rfr_call *c) {
+  const rfi_head h = rfi_head_make(c, RFI_HEAD_ALIGNED);
+  size_t most = 0;
+  for (int i = 0; i < RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS; i++)
+    if (library_of(c, 0, i)->workspace > most) most = library_of(c, 0, i)->workspace;
+  return h.nll + h.logits + most;
+}
+
+static rfr_status run_product(const rfr_call *c, rfi_head_product *p, int kind, int product, void *scratch) {
+  const rfi_head_library *library = library_of(c, kind, product);
+  if (!p->wanted) return RFR_OK;
+  p->call.workspace = scratch;
+  p->call.stream = c->stream;
+  p->call.library = library->handle;
+  return library->run ? library->run(&p->call) : RFI_CUDA(matmul).run(&p->call);
+}
+
+static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, char *logits, double *nll) {
+  rfi_head_product products[RFI_HEAD_PRODUCTS];
+  const int kind = rfi_head_kind(h, t);
+  char *scratch = logits + h->logits;
+  rfi_head_products(c, h, t, logits, products);
+  const rfi_arg *dlogits = &products[RFI_HEAD_DX].in[0];
+  const int backward = c->out[1].data || c->out[2].data;
+  const rfi_ce_rows rows = {.rows = rfi_head_rows(h, t),
+                            .V = h->V,
+                            .logits = logits,
+                            .logits_type = RFR_F32,
+                            .logits_ld = h->ld,
+                            .targets = (const int32_t *)c->in[RFI_HEAD_TARGETS].data + t,
+                            .ignore = c->attr[0].i,
+                            .inv_valid = c->in[RFI_HEAD_INV_VALID].data,
+                            .dloss = backward ? c->in[RFI_HEAD_DLOSS].data : NULL,
+                            .dlogits = backward ? dlogits->data : NULL,
+                            .dlogits_type = dlogits->type.dtype,
+                            .dlogits_ld = dlogits->stride[0],
+                            .nll = nll + t};
+  rfr_status s = run_product(c, &products[RFI_HEAD_LOGITS], kind, RFI_HEAD_LOGITS, scratch);
+  if (s == RFR_OK) s = rfi_ce_rows_cuda(&rows, c->stream);
+  for (int i = RFI_HEAD_DX; s == RFR_OK && i < RFI_HEAD_PRODUCTS; i++)
+    s = run_product(c, &products[i], kind, i, scratch);
+  return s;
+}
+
+static rfr_status run(const rfr_call *c) {
+  const rfi_head h = rfi_head_make(c, RFI_HEAD_ALIGNED);
+  double *nll = c->workspace;
+  char *logits = (char *)c->workspace + h.nll;
+  rfr_status s = RFR_OK;
+  if (h.T == 0 && c->out[2].data && !c->in[RFI_HEAD_ACC].data)
+    s = rfi_cuda_check(cudaMemsetAsync(c->out[2].data, 0, (size_t)(h.V * h.C) * sizeof(float), (cudaStream_t)c->stream),
+                       "clearing a gradient");
+  for (int64_t t = 0; s == RFR_OK && t < h.T; t += h.chunk) s = run_chunk(c, &h, t, logits, nll);
+  if (s == RFR_OK && c->out[0].data)
+    s = rfi_ce_loss_cuda(nll, h.T, c->in[RFI_HEAD_INV_VALID].data, c->out[0].data, c->stream);
+  return s;
+}
+
+const rfi_cuda_kernel RFI_CUDA(linear_cross_entropy) = {run, workspace};
