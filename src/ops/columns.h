@@ -3,10 +3,11 @@
  * Sums over rows, one result per column: bias gradients, norm weight gradients, sum over an
  * axis that is not the last.
  *
- * The work is split over columns, never over rows. So there are no partial results to store
- * or to add up, and the bits depend on neither the split nor the number of threads. Rows are
- * added in chunks, each from zero in f32, and the chunks in f64: the error is that of one chunk,
- * however many rows there are, and the accumulators stay in the first-level cache.
+ * Rows are added in chunks, each from zero in f32, and the chunks in f64: the error is that of
+ * one chunk, however many rows there are, and the accumulators stay in the first-level cache.
+ * The work is split over columns, with no partial results to store, or over chunks, whose sums
+ * a second walk adds up in order: what makes rows is split over rows, and a thread finds its own
+ * in its cache. The bits depend on neither the way, the split nor the number of threads.
  */
 #ifndef RFI_COLUMNS_H
 #define RFI_COLUMNS_H
@@ -31,6 +32,12 @@ static inline void rfi_sum_rows(const rfi_call *c, int64_t rows, int64_t column,
 }
 
 static inline int64_t rfi_column_units(int64_t columns) { return (columns + RFI_COLUMN_UNIT - 1) / RFI_COLUMN_UNIT; }
+
+/* total[0..n-1] += column sums of chunks that lie apart by `stride`, in their order. */
+static inline void rfi_sum_chunks(const float *chunk, int64_t chunks, int64_t stride, int64_t n, double *total) {
+  for (int64_t k = 0; k < chunks; k++)
+    for (int64_t j = 0; j < n; j++) total[j] += chunk[k * stride + j];
+}
 
 /* y (columns) = the sums, + what y holds already when `accumulate`; a part's items are units. */
 static inline void rfi_columns_part(const rfi_call *c, const rfi_arg *y, int64_t rows, int64_t columns, int64_t begin,

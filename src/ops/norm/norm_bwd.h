@@ -104,10 +104,7 @@ static inline void rfi_norm_columns_part(const rfi_call *call, int64_t begin, in
     for (int64_t j = begin * RFI_COLUMN_UNIT, n; y && j < last; j += n) {
       double total[RFI_BLOCK] = {0};
       n = last - j < RFI_BLOCK ? last - j : RFI_BLOCK;
-      for (int64_t chunk = 0; chunk < b->chunks; chunk++) {
-        const float *sum = b->sums + (v * b->chunks + chunk) * C + j;
-        for (int64_t i = 0; i < n; i++) total[i] += sum[i];
-      }
+      rfi_sum_chunks(b->sums + v * b->chunks * C + j, b->chunks, C, n, total);
       for (int64_t i = 0; i < n && acc && v == 0; i++) total[i] += acc[j + i];
       if (acc && v > 0)
         for (int64_t i = 0; i < n; i++) y[j + i] = (float)total[i] + acc[j + i];

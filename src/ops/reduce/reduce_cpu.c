@@ -4,8 +4,9 @@
  *
  * Whether to go along the axis (one result at a time) or across it (a block of results at a
  * time) is decided by strides: the inner loop follows the smaller one. The threads split the
- * results, so neither way's bits depend on their number. Only a reduction to one scalar splits
- * the elements: each part leaves one partial in the workspace, added in the order of parts.
+ * results, or the rows of a matrix whose rows are summed at the ends of chunks, so no way's bits
+ * depend on their number. Only a reduction to one scalar splits the elements: each part leaves
+ * one partial in the workspace, added in the order of parts.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/columns.h"
@@ -117,6 +118,50 @@ static void max_axis_part(const rfi_call *c, int64_t begin, int64_t end, int par
   axis_part(c, begin, end, MAX);
 }
 
+/* ---- rows ---- */
+
+/* A sum over the rows of a dense matrix, the gradient of a bias: as `across`, but split over chunks of rows. */
+static bool sums_rows(const rfi_call *c) {
+  const rfi_arg *x = &c->in[0];
+  return c->attr[0].i == 0 && x->type.rank == 2 && x->type.shape[1] > 1 && x->stride[1] == 1 &&
+         x->stride[0] == x->type.shape[1];
+}
+static int64_t chunks_of(const rfi_arg *x) { return (x->type.shape[0] + RFI_COLUMN_ROWS - 1) / RFI_COLUMN_ROWS; }
+
+static void chunks_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *x = &c->in[0];
+  int64_t rows = x->type.shape[0], columns = x->type.shape[1];
+  float buffer[RFI_BLOCK];
+  for (int64_t chunk = begin; chunk < end; chunk++) {
+    float *sum = (float *)c->workspace + chunk * columns;
+    int64_t first = chunk * RFI_COLUMN_ROWS, last = first + RFI_COLUMN_ROWS < rows ? first + RFI_COLUMN_ROWS : rows;
+    memset(sum, 0, (size_t)columns * sizeof *sum);
+    for (int64_t row = first; row < last; row++)
+      for (int64_t j = 0, n; j < columns; j += n) {
+        n = columns - j < RFI_BLOCK ? columns - j : RFI_BLOCK;
+        add_rows(sum + j, rfi_read(buffer, x, row * columns + j, 1, n), n);
+      }
+  }
+}
+static void total_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *x = &c->in[0], *y = &c->out[0];
+  int64_t columns = x->type.shape[1], last = end * RFI_COLUMN_UNIT < columns ? end * RFI_COLUMN_UNIT : columns;
+  bool accumulate = c->n_in > 1 && c->in[1].data;
+  for (int64_t j = begin * RFI_COLUMN_UNIT, n; j < last; j += n) {
+    double wide[RFI_BLOCK] = {0};
+    float total[RFI_BLOCK], old[RFI_BLOCK];
+    n = last - j < RFI_BLOCK ? last - j : RFI_BLOCK;
+    rfi_sum_chunks((const float *)c->workspace + j, chunks_of(x), columns, n, wide);
+    for (int64_t k = 0; k < n; k++) total[k] = (float)wide[k];
+    if (accumulate) add_rows(total, rfi_read(old, y, j, 1, n), n);
+    float *to = rfi_target(total, y, j);
+    if (to != total) memcpy(to, total, (size_t)n * sizeof *to);
+    rfi_flush(total, y, j, n);
+  }
+}
+
 /* ---- everything ---- */
 
 static void all_part(const rfi_call *c, int64_t begin, int64_t end, int part, enum reduction kind) {
@@ -146,9 +191,20 @@ static size_t workspace(const rfi_call *c) {
   return (size_t)rfi_parts(c, rfi_arg_count(&c->in[0]), 1) * sizeof(double);
 }
 
+static size_t sum_workspace(const rfi_call *c) {
+  if (!sums_rows(c)) return workspace(c);
+  return (size_t)(chunks_of(&c->in[0]) * c->in[0].type.shape[1]) * sizeof(float);
+}
+
 static rfr_status run(const rfi_call *c, enum reduction kind) {
   const rfi_arg *x = &c->in[0], *y = &c->out[0];
   RFI_TRY(rfi_check_floats(c));
+  if (kind == SUM && sums_rows(c)) {
+    int64_t columns = x->type.shape[1];
+    rfi_parallel(c, chunks_of(x), RFI_COLUMN_ROWS * columns, chunks_part);
+    rfi_parallel(c, rfi_column_units(columns), chunks_of(x) * RFI_COLUMN_UNIT, total_part);
+    return RFR_OK;
+  }
   if (c->attr[0].i != -1) {
     rfi_parallel(c, rfi_arg_count(y), x->type.shape[c->attr[0].i], kind == SUM ? sum_axis_part : max_axis_part);
     return RFR_OK;
@@ -221,6 +277,6 @@ static rfr_status run_max_bwd(const rfi_call *c) {
   return RFR_OK;
 }
 
-const rfi_kernel RFI_CPU(sum) = {run_sum, workspace};
+const rfi_kernel RFI_CPU(sum) = {run_sum, sum_workspace};
 const rfi_kernel RFI_CPU(max) = {run_max, workspace};
 const rfi_kernel RFI_CPU(max_bwd) = {run_max_bwd, NULL};
