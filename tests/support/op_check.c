@@ -179,21 +179,18 @@ static void compare_all(const standard *s, const rft_case *c, const rfi_arg *out
     if (out[j].data) compare(c, j, &out[j], &s->ref.out_arg[j], &s->plain[j], where, type, cell);
 }
 
-static void check_layout(const rft_op *op, const rft_case *c, rfr_dtype type, rft_layout layout, const char *where,
+static void check_layout(const rft_op *op, const rft_case *c, rfr_dtype type, const rft_layout_row *row,
                          const char *const *isas, int n_isas, rft_cell *cell) {
   rft_run run;
   standard s;
-  if (!rft_run_init(&run, c, layout, 0xFF, 0)) {
-    rft_run_deinit(&run);
-    return;
-  }
+  rft_run_init(&run, c, row->layout, 0xFF, 0);
   standard_init(&s, op, &run, type);
   for (int k = 0; k < n_isas; k++) {
     char place[64];
-    snprintf(place, sizeof place, "%s%s", isas[k], where);
+    snprintf(place, sizeof place, "%s%s", isas[k], row->where);
     if (k > 0) {
       rft_run_deinit(&run);
-      rft_run_init(&run, c, layout, 0xFF, 0);
+      rft_run_init(&run, c, row->layout, 0xFF, 0);
     }
     const rfi_kernel *kernel = rfi_cpu_kernel(isas[k], op->def->code);
     const char *wrong = kernel ? rft_run_kernel(&run, kernel, k == 0 ? 2 : 1) : "there is no kernel";
@@ -205,30 +202,20 @@ static void check_layout(const rft_op *op, const rft_case *c, rfr_dtype type, rf
   rft_reference_deinit(&s.ref);
 }
 
-void rft_check_results(const rft_op *op, const rft_case *c, rfr_dtype type, const rfi_arg *out, const char *where,
+void rft_check_results(const rft_op *op, const rft_run *run, rfr_dtype type, const rfi_arg *out, const char *where,
                        rft_cell *cell) {
-  rft_run run;
   standard s;
-  rft_run_init(&run, c, RFT_DENSE, 0xFF, 0);
-  standard_init(&s, op, &run, type);
-  compare_all(&s, c, out, where, type, cell);
-  rft_run_deinit(&run);
+  standard_init(&s, op, run, type);
+  compare_all(&s, run->c, out, where, type, cell);
   rft_reference_deinit(&s.ref);
 }
 
 void rft_check_reference(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell) {
   const char *isas[3];
   int n = rft_isas(isas);
-  check_layout(op, c, type, RFT_DENSE, "", isas, n, cell);
-  if (op->def->flags & (RFI_ROWS | RFI_ANY)) {
-    check_layout(op, c, type, RFT_GAPS, ", rows apart", isas, 1, cell);
-    check_layout(op, c, type, RFT_REPEATED, ", one row repeated", isas, 1, cell);
-  }
-  if (op->def->flags & RFI_ANY) {
-    check_layout(op, c, type, RFT_TRANSPOSED, ", transposed", isas, 1, cell);
-    check_layout(op, c, type, RFT_REVERSED, ", reversed", isas, 1, cell);
-    check_layout(op, c, type, RFT_EVERY2, ", every second", isas, 1, cell);
-    check_layout(op, c, type, RFT_ONE_VALUE, ", one value repeated", isas, 1, cell);
+  for (int k = 0; k < RFT_LAYOUTS; k++) {
+    const rft_layout_row *row = &rft_layout_rows[k];
+    if (rft_layout_applies(c, row)) check_layout(op, c, type, row, isas, row->layout == RFT_DENSE ? n : 1, cell);
   }
 }
 

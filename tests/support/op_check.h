@@ -16,9 +16,10 @@ typedef struct rft_op {
 
 rft_op rft_op_get(rfi_opcode code);
 
-/* A check ran `done` times and failed `failed` times, or did not apply: then word says why. */
+/* A check ran `done` times, failed `failed` times and met no kernel `refused` times, or did not apply: then word
+ * says why. */
 typedef struct rft_cell {
-  int done, failed;
+  int done, failed, refused;
   double worst; /* largest error over its bar: below 1 where nothing failed */
   char word[32];
 } rft_cell;
@@ -33,13 +34,13 @@ void rft_cell_fail(rft_cell *cell, const rft_case *c, rfr_dtype type, const char
 /* Kernels against the reference in f64: every instruction set; and, where the op takes
  * them, operands with gaps, transposed, every second element, broadcast. */
 void rft_check_reference(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
-/* The same bar for dense results that something else computed from the case's operands. */
-void rft_check_results(const rft_op *op, const rft_case *c, rfr_dtype type, const rfi_arg *out, const char *where,
+/* The same bar for dense results that something else computed from the run's operands. */
+void rft_check_results(const rft_op *op, const rft_run *run, rfr_dtype type, const rfi_arg *out, const char *where,
                        rft_cell *cell);
 /* The gradient rule against central differences, in f64; the word says why there is none. */
 void rft_check_gradient(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
-/* A compiled program of the op alone: eager, captured and replayed twice, the same bits; where a
- * library may compute it, those are held against the reference too. */
+/* A compiled program of the op alone, with operands in all layouts that the op takes: eager against the reference;
+ * captured and replayed twice, debugged, and with a result dead, the same bits. */
 void rft_check_replay(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
 /* Nothing outside results and workspace is written, no operand changes, and results are
  * the same bits whatever memory held before and whichever other result is dead. */

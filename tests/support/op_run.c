@@ -116,7 +116,17 @@ double rft_case_value(const rft_case *c, int operand, int64_t i) {
   return o->positive ? 0.1 + 2 * x : 4 * x - 2;
 }
 
-/* ---- runs ---- */
+/* ---- what is tried ---- */
+
+const rft_layout_row rft_layout_rows[RFT_LAYOUTS] = {
+    {RFT_DENSE, 0, ""},
+    {RFT_GAPS, RFI_ROWS | RFI_ANY, ", rows apart"},
+    {RFT_REPEATED, RFI_ROWS | RFI_ANY, ", one row repeated"},
+    {RFT_TRANSPOSED, RFI_ANY, ", transposed"},
+    {RFT_REVERSED, RFI_ANY, ", reversed"},
+    {RFT_EVERY2, RFI_ANY, ", every second"},
+    {RFT_ONE_VALUE, RFI_ANY, ", one value repeated"},
+};
 
 static bool takes(const rft_case *c, int i, rft_layout layout) {
   const rft_operand *o = &c->in[i];
@@ -148,15 +158,27 @@ static void agree(rft_run *run) {
   }
 }
 
-bool rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned char garbage, unsigned dead) {
-  bool changed = layout == RFT_DENSE;
+rft_layout rft_operand_layout(const rft_case *c, int i, rft_layout layout) {
+  return layout != RFT_DENSE && takes(c, i, layout) ? layout : c->in[i].layout;
+}
+
+bool rft_layout_applies(const rft_case *c, const rft_layout_row *row) {
+  if (row->flags && !(c->def->flags & row->flags)) return false;
+  bool applies = row->layout == RFT_DENSE;
+  for (int i = 0; i < c->n_in; i++)
+    applies |= c->in[i].type.rank >= 0 && row->layout != RFT_DENSE && takes(c, i, row->layout);
+  return applies;
+}
+
+/* ---- runs ---- */
+
+void rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned char garbage, unsigned dead) {
   *run = (rft_run){.c = c, .garbage = garbage};
   for (int i = 0; i < c->n_in; i++) {
     rfi_arg *a = &run->in_arg[i];
     a->type = c->in[i].type;
     if (a->type.rank < 0) continue;
-    rft_layout own = c->in[i].layout;
-    if (layout != RFT_DENSE && takes(c, i, layout)) own = layout, changed = true;
+    rft_layout own = rft_operand_layout(c, i, layout);
     size_t size = (size_t)rfr_dtype_bits(a->type.dtype) / 8;
     buffer_init(&run->in[i], (size_t)lay_out(&a->type, own, a->stride) * size, garbage);
     a->data = run->in[i].data;
@@ -184,7 +206,6 @@ bool rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned c
                          .out = run->out_arg,
                          .attr = c->attr,
                          .microbatch = c->microbatch};
-  return changed;
 }
 
 void rft_run_deinit(rft_run *run) {

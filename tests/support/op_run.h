@@ -12,6 +12,21 @@
 
 #include "support/op_case.h"
 
+/* The layouts that a case is tried with, by the flags of the ops that take them (0: all ops). */
+enum { RFT_LAYOUTS = 7 };
+typedef struct rft_layout_row {
+  rft_layout layout;
+  unsigned flags;
+  const char *where; /* for messages: "", ", transposed" */
+} rft_layout_row;
+extern const rft_layout_row rft_layout_rows[RFT_LAYOUTS];
+
+/* How operand i lies when a case is tried with a layout: the layout that the case names, or else this one where
+ * that makes sense. */
+rft_layout rft_operand_layout(const rft_case *c, int i, rft_layout layout);
+/* Whether the op takes the layout and some operand could take it. */
+bool rft_layout_applies(const rft_case *c, const rft_layout_row *row);
+
 typedef struct rft_buffer {
   unsigned char *block, *data;
   size_t bytes;
@@ -25,9 +40,8 @@ typedef struct rft_run {
   rfi_call call;
 } rft_run;
 
-/* How the operands lie: layouts that the case names stay; the others become `layout`
- * where that makes sense. False when no operand could take it. `dead`: bit j for result j. */
-bool rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned char garbage, unsigned dead);
+/* `dead`: bit j for result j. */
+void rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned char garbage, unsigned dead);
 void rft_run_deinit(rft_run *run);
 /* Runs the kernel of an instruction set. NULL, or what went wrong: its status, a write
  * outside its results and workspace, a changed operand. */
