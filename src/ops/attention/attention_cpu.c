@@ -19,6 +19,9 @@
  * say what tiles can be skipped, never how the work is cut or shared out. Offsets that do not ascend, or
  * lie outside, are clamped; rows of no document give o = 0, lse = -inf, gradients 0.
  *
+ * A v that is not finite stays with the rows that see it. (In the backward nothing is done about
+ * it: a gradient that is not finite skips the step.)
+ *
  * The backward gives a thread all of dk and dv of a kv head (or of one of `segments`
  * interleaved shares of its row blocks, added up in order at the end), so nothing is
  * written by two threads and no sum depends on timing.
@@ -235,12 +238,37 @@ static void softmax_tile(float *S, int keys, int64_t key0, const block *b, bool 
   }
 }
 
-static void forward_block(const rfi_call *call, const shape *s, int64_t head, const block *b, float *scratch) {
+/* True when a product with zero leaves zero: no NaN, no infinity. */
+RFI_INLINE bool is_finite_row(const float *x, int64_t n) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t d = 0; d < n; d++) sum += x[d] * 0;
+  return sum == 0;
+}
+
+/* A copy of a tile of v with zeros for the keys that are not finite; marks the rows that see one of those. */
+static const float *finite_rows(const float *v, int64_t ld, int64_t P, const block *b, int64_t key0, int n,
+                                float *space, bool *dirty) {
+  for (int k = 0; k < n; k++) {
+    const bool finite = is_finite_row(v + k * ld, P);
+    if (finite) memmove(space + k * P, v + k * ld, (size_t)P * sizeof *space);
+    else memset(space + k * P, 0, (size_t)P * sizeof *space);
+    for (int i = 0; i < b->n && !finite; i++) dirty[i] |= b->from[i] <= key0 + k && key0 + k < b->to[i];
+  }
+  return space;
+}
+
+/* False when a row of o is not finite. The keys that a row does not see have the probability 0 in its tile, which
+ * makes NaN of a v that is not finite: such a block is done `again` with zeros for those v, and writes the rows
+ * that see none of them. */
+static bool forward_block(const rfi_call *call, const shape *s, int64_t head, const block *b, bool again,
+                          float *scratch) {
   const rfi_arg *k = &call->in[1], *v = &call->in[2], *o = &call->out[0], *lse = &call->out[1];
   float *qT = scratch, *S = qT + s->D * BLOCK_Q, *acc = S + BLOCK_K * BLOCK_Q, *k_space = acc + s->P * BLOCK_Q;
   float *v_space = k_space + s->P * BLOCK_K;
   const float cap = score_cap(call);
   int64_t kv = head / s->group, ldk, ldv;
+  bool dirty[BLOCK_Q] = {false}, finite = true;
   rows r;
   for (int i = 0; i < BLOCK_Q; i++) {
     r.max[i] = -INFINITY;
@@ -252,6 +280,7 @@ static void forward_block(const rfi_call *call, const shape *s, int64_t head, co
     int n = b->last - key < BLOCK_K ? (int)(b->last - key) : BLOCK_K;
     const float *kr = rows_of(k, s, kv, key, n, false, k_space, &ldk);
     const float *vr = rows_of(v, s, kv, key, n, true, v_space, &ldv);
+    if (again) vr = finite_rows(vr, ldv, s->P, b, key, n, v_space, dirty), ldv = s->P;
     multiply(n, BLOCK_Q, s->D, kr, ldk, false, qT, BLOCK_Q, S, BLOCK_Q, false);
     if (cap > 0) cap_tile(S, n, cap);
     softmax_tile(S, n, key, b, key < b->all_from || key + n > b->all_to, &r);
@@ -261,14 +290,17 @@ static void forward_block(const rfi_call *call, const shape *s, int64_t head, co
     multiply(b->n, s->P, n, S, BLOCK_Q, true, vr, ldv, acc, s->P, true);
   }
   for (int i = 0; i < b->n; i++) {
+    if (dirty[i]) continue;
     float *row = acc + i * s->P, inverse = r.sum[i] == 0 ? 0 : 1 / r.sum[i];
     for (int64_t d = 0; d < s->D; d++) row[d] *= inverse;
+    finite = finite && is_finite_row(row, s->D);
     int64_t at = ((b->t0 + i) * s->H + head) * s->D;
     if (o->data) rfi_narrow((char *)o->data + at * (o->type.dtype == RFR_F32 ? 4 : 2), o->type.dtype, row, s->D);
     if (lse->data)
       ((float *)lse->data)[head * s->T + b->t0 + i] =
           r.sum[i] == 0 ? -INFINITY : (float)((double)(r.max[i] + log2f(r.sum[i])) * M_LN2);
   }
+  return finite;
 }
 
 static rfr_status forward(const rfi_call *call) {
@@ -281,7 +313,9 @@ static rfr_status forward(const rfi_call *call) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(s.threads) if (s.threads > 1)
   for (int64_t task = 0; task < tasks; task++) {
     block b = block_make(&s, task % s.blocks * BLOCK_Q, lo, hi, call->attr);
-    forward_block(call, &s, task / s.blocks, &b, scratch + s.scratch * (size_t)rfi_thread());
+    float *own = scratch + s.scratch * (size_t)rfi_thread();
+    if (!forward_block(call, &s, task / s.blocks, &b, false, own))
+      forward_block(call, &s, task / s.blocks, &b, true, own);
   }
   return RFR_OK;
 }

@@ -226,8 +226,35 @@ static void work(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* A NaN or an infinity in v reaches the rows that see it, and changes no bit of the others. */
+static void not_finite(void **state) {
+  (void)state;
+  enum { AT = CUT + 5 };
+  rfr_ctx *ctx;
+  const char *isa = best_isa(&ctx);
+  for (int i = 0; i < 4; i++) {
+    sample *clean = sample_make(), *a = sample_make();
+    clean->window = a->window = i >= 2 ? 9 : 0;
+    a->v[(AT * HK + 1) * D + 3] = i % 2 ? INFINITY : NAN;
+    attend(isa, clean, 2);
+    attend(isa, a, 2);
+    for (int t = 0; t < T; t++)
+      for (int h = 0; h < H; h++) {
+        const bool sees = h / (H / HK) == 1 && t >= AT && (!a->window || t < AT + a->window);
+        const float *o = a->o + (t * H + h) * D;
+        if (sees) assert_false(isfinite(o[3]));
+        else assert_memory_equal(o, clean->o + (t * H + h) * D, D * sizeof *o);
+      }
+    assert_memory_equal(a->lse, clean->lse, sizeof a->lse);
+    free(clean);
+    free(a);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(documents), cmocka_unit_test(threads), cmocka_unit_test(windows),
-                                     cmocka_unit_test(recording), cmocka_unit_test(work)};
+                                     cmocka_unit_test(recording), cmocka_unit_test(work),
+                                     cmocka_unit_test(not_finite)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
