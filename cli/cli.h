@@ -42,6 +42,7 @@ typedef struct cli {
   char folder[4096]; /* of the configuration */
   bool resume, strict, debug, eager;
   int64_t threads;
+  const char *device;
   const char *prompt;
   int64_t tokens, seed, top_k;
   double temperature, top_p;

@@ -25,7 +25,8 @@ const char *cli_device(const cli *c, char buf[160]) {
   rfr_machine m;
   cpu_model(model, sizeof model);
   rfr_machine_describe(c->ctx, &m);
-  snprintf(buf, 160, "%s, %d thread%s", model, m.threads, m.threads == 1 ? "" : "s");
+  if (strcmp(m.device, "cpu") != 0) snprintf(buf, 160, "%s: %.*s", m.device, (int)strcspn(m.cuda, ","), m.cuda);
+  else snprintf(buf, 160, "%s, %d thread%s", model, m.threads, m.threads == 1 ? "" : "s");
   return buf;
 }
 
@@ -49,6 +50,8 @@ rfr_status cli_doctor(cli *c) {
     json_int(&j, "amx", m.has_amx);
     json_string(&j, "matmul", m.matmul);
     json_string(&j, "best_dtype", rfr_dtype_name(m.best_dtype));
+    json_int(&j, "has_cuda", m.has_cuda);
+    json_string(&j, "cuda", m.cuda);
     json_double(&j, "peak_f32", f32);
     json_double(&j, "peak_bf16", bf16);
     json_end(&j, '}');
@@ -62,6 +65,7 @@ rfr_status cli_doctor(cli *c) {
   printf("matrix units %s\n", m.has_amx ? "AMX" : "none");
   printf("products     %s, measured %.0f GFLOP/s in f32 and %.0f in bf16\n", m.matmul, f32 * 1e-9, bf16 * 1e-9);
   printf("dtype auto   %s\n", rfr_dtype_name(m.best_dtype));
+  printf("GPU          %s\n", m.cuda);
   if (portable)
     printf("missing      the oneDNN module in %s: matrix products run on the portable kernel, which\n"
            "             does not use AMX. Install oneDNN's headers (Debian: libdnnl-dev) and build again.\n",

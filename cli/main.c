@@ -33,6 +33,17 @@ static void print_warning(rfr_log_level level, const char *message, void *user) 
   if (level == RFR_LOG_WARNING && !c->quiet) fprintf(stderr, "warning: %s\n", message);
 }
 
+/* A plan of a GPU's step needs no GPU: without one it is made for the device that is not there. */
+static const char *device_of(const cli *c) {
+  const bool looks = c->command == CLI_INDEX_plan || c->command == CLI_INDEX_trace;
+  rfr_ctx *ctx = NULL;
+  rfr_machine m;
+  if (!c->device || strcmp(c->device, "cuda") != 0 || !looks || rfr_ctx_create(NULL, &ctx) != RFR_OK) return c->device;
+  const bool missing = rfr_machine_describe(ctx, &m) == RFR_OK && !m.has_cuda;
+  rfr_ctx_destroy(ctx);
+  return missing ? "cuda:none" : c->device;
+}
+
 static rfr_status run_command(cli *c) {
   static rfr_status (*const table[CLI_COMMAND_COUNT])(cli *) = {
 #define CLI_CALL(name, operands, least, most, summary) cli_##name,
@@ -41,6 +52,7 @@ static rfr_status run_command(cli *c) {
   };
   rfr_ctx_options o = rfr_ctx_options_default();
   if (c->threads != 0) o.threads = c->threads > 0 && c->threads < INT_MAX ? (int)c->threads : -1; /* for it to refuse */
+  if (c->device) o.device = device_of(c);
   o.log = print_warning;
   o.log_user = c;
   rfr_status s = rfr_ctx_create(&o, &c->ctx);

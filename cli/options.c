@@ -61,6 +61,7 @@ static const struct option {
     {"files", "SPLIT", TEXT, offsetof(cli, files), ON(check), "list the files of train or validation instead"},
     {"steps", "N", INTEGER, offsetof(cli, steps), ON(bench) | ON(profile), "steps to time; 0: for seconds (0)"},
     {"trace", "FILE", TEXT, offsetof(cli, trace), ON(profile), "write a step's ops as JSON for Perfetto or Chrome"},
+    {"device", "NAME", TEXT, offsetof(cli, device), ALL_COMMANDS, "cpu, cuda or cuda:N (cpu)"},
     {"threads", "N", INTEGER, offsetof(cli, threads), ALL_COMMANDS, "threads; 0: the cores this process may use (0)"},
     {"json", NULL, FLAG, offsetof(cli, json), ALL_COMMANDS, "print one JSON object"},
     {"quiet", NULL, FLAG, offsetof(cli, quiet), ALL_COMMANDS, "no progress"},

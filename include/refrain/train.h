@@ -165,7 +165,10 @@ typedef struct rfr_machine {
   int has_amx;             /* bf16 matrix units, and the kernel allows their use */
   char matmul[96];         /* what runs matrix products: "oneDNN 2.6.3 (avx512_core_amx)", or why there is none */
   const char *module_path; /* folder of the loadable modules */
-  rfr_dtype best_dtype;    /* what `dtype: auto` means here */
+  rfr_dtype best_dtype;    /* what `dtype: auto` means on the context's device */
+  const char *device;      /* the context's: "cpu", "cuda", ... */
+  int has_cuda;            /* 1: programs can run on a GPU here */
+  char cuda[256];          /* the GPU and its libraries, or why none can be used */
 } rfr_machine;
 RFR_API rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out);
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the machine and the build have: what the bits of a run depend on, and what
- * `dtype: auto` goes by. bf16 is the better choice only where the CPU multiplies it
- * natively: elsewhere f32 is as fast and more exact.
+ * `dtype: auto` goes by. bf16 is the better choice where it is multiplied natively, by a GPU
+ * or by this CPU: elsewhere f32 is as fast and more exact.
  */
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "backend/cpu/library.h"
 #include "base/base.h"
 #include "refrain/train.h"
@@ -33,7 +34,7 @@ rfr_status rfi_machine_read(rfr_ctx *ctx, rfi_machine *out) {
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_cpu_library_open(ctx, &library));
   snprintf(out->matmul, sizeof out->matmul, "%s", rfi_cpu_library_describe(library));
-  out->bf16_fast = rfi_cpu_library_bf16_fast(library);
+  out->bf16_fast = rfi_cpu_library_bf16_fast(library) || strcmp(rfi_ctx_device(ctx), "cpu") != 0;
   rfi_cpu_library_close(library);
   return RFR_OK;
 }
@@ -49,5 +50,8 @@ rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out) {
   out->has_amx = has_amx();
   out->module_path = rfi_ctx_module_path(ctx);
   out->best_dtype = m.bf16_fast ? RFR_BF16 : RFR_F32;
+  out->device = rfi_ctx_device(ctx);
+  out->has_cuda = rfi_backend_describe_cuda(ctx, out->cuda, sizeof out->cuda) == RFR_OK;
+  if (!out->has_cuda) snprintf(out->cuda, sizeof out->cuda, "%s", rfr_last_error()->message);
   return RFR_OK;
 }

@@ -176,9 +176,9 @@ static rfr_status compare_signature(rfr_run *run, const char *file, const json_t
 static json_t *environment(const rfr_run *run) {
   char hash[40];
   snprintf(hash, sizeof hash, "%s", run->hash);
-  return json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend", "cpu", "isa",
-                   rfi_ctx_isa(run->ctx), "threads", rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul, "data",
-                   hash);
+  return json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend", rfi_ctx_device(run->ctx),
+                   "isa", rfi_ctx_isa(run->ctx), "threads", rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul,
+                   "data", hash);
 }
 
 static rfr_status compare_environment(rfr_run *run, const char *file, const json_t *state) {
