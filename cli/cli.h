@@ -69,8 +69,9 @@ CLI_COMMANDS(CLI_DECLARE)
 rfr_status cli_read_file(const char *path, char **out);
 /* Run options from the command line; c->folder is set from the operand. */
 rfr_run_options cli_run_options(cli *c);
-/* Opens a configuration without its data, for plans, traces and timing. */
-rfr_status cli_open_config(cli *c, const char *name, const char *text, bool keep_traces, rfr_run **out);
+/* Opens a configuration without its data, for plans and traces of one of its programs (RFR_RUN_...) and those that
+ * are compiled with it. */
+rfr_status cli_open_config(cli *c, const char *name, const char *text, int program, bool keep_traces, rfr_run **out);
 /* --program as RFR_RUN_...; train when it is not given. */
 rfr_status cli_program(const cli *c, int *out);
 /* Writes to standard output; an rfr_write_fn. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain generate: continues a prompt, byte by byte to standard output as it is made.
+ * refrain generate: continues a prompt, byte by byte to standard output as it is made; how
+ * fast goes to standard error.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +11,20 @@
 typedef struct text {
   char *data;
   size_t n, capacity;
-  bool failed;
+  bool shown, failed;
+  double first, last; /* when the first and the last token were made */
+  int64_t tokens;
 } text;
 
-static void collect(const char *piece, size_t n, void *user) {
+static void take(const char *piece, size_t n, void *user) {
   text *t = user;
+  t->last = cli_now();
+  if (t->tokens++ == 0) t->first = t->last;
+  if (t->shown) {
+    fwrite(piece, 1, n, stdout);
+    fflush(stdout);
+    return;
+  }
   if (t->n + n + 1 > t->capacity) {
     size_t capacity = 2 * (t->n + n + 1);
     char *data = realloc(t->data, capacity);
@@ -30,15 +40,15 @@ static void collect(const char *piece, size_t n, void *user) {
   t->data[t->n] = '\0';
 }
 
-static void show(const char *piece, size_t n, void *user) {
-  (void)user;
-  fwrite(piece, 1, n, stdout);
-  fflush(stdout);
+/* After the first token, which is the prompt's. */
+static double tokens_per_second(const text *t) {
+  return t->tokens > 1 && t->last > t->first ? (double)(t->tokens - 1) / (t->last - t->first) : 0.0;
 }
 
 rfr_status cli_generate(cli *c) {
   rfr_run *run = NULL;
-  text made = {0};
+  text made = {.shown = !c->json};
+  double start = 0.0;
   const char *prompt = c->prompt ? c->prompt : "\n";
   rfr_run_options o = cli_run_options(c);
   o.config_name = o.config_folder = NULL;
@@ -51,16 +61,23 @@ rfr_status cli_generate(cli *c) {
   g.seed = (uint64_t)c->seed;
   rfr_status s = rfr_run_open(c->ctx, NULL, c->operand, &o, &run);
   if (s == RFR_OK && !c->json) fputs(prompt, stdout);
-  if (s == RFR_OK) s = rfr_run_generate(run, prompt, strlen(prompt), &g, c->json ? collect : show, &made);
+  start = cli_now();
+  if (s == RFR_OK) s = rfr_run_generate(run, prompt, strlen(prompt), &g, take, &made);
   if (s == RFR_OK && c->json && !made.failed) {
     json j = {.f = stdout};
     json_begin(&j, NULL, '{');
     json_string(&j, "prompt", prompt);
     json_string(&j, "text", made.data ? made.data : "");
-    json_int(&j, "tokens", g.tokens);
+    json_int(&j, "tokens", made.tokens);
+    json_double(&j, "prompt_seconds", made.tokens > 0 ? made.first - start : 0.0);
+    json_double(&j, "tokens_per_second", tokens_per_second(&made));
     json_end(&j, '}');
   }
   if (s == RFR_OK) putchar('\n');
+  fflush(stdout);
+  if (s == RFR_OK && !c->json && !c->quiet && made.tokens > 1)
+    fprintf(stderr, "%zu bytes read in %.3f s, then %.0f tokens/s\n", strlen(prompt), made.first - start,
+            tokens_per_second(&made));
   free(made.data);
   rfr_run_close(run);
   return made.failed ? RFR_NO_MEMORY : s;

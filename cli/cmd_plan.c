@@ -184,7 +184,7 @@ rfr_status cli_plan(cli *c) {
   int which = RFR_RUN_TRAIN;
   rfr_status s = cli_program(c, &which);
   if (s == RFR_OK) s = cli_read_file(c->operand, &text);
-  if (s == RFR_OK) s = cli_open_config(c, c->operand, text, c->frontier, &run);
+  if (s == RFR_OK) s = cli_open_config(c, c->operand, text, which, c->frontier, &run);
   if (s == RFR_OK && c->frontier) s = print_frontier(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   else if (s == RFR_OK && c->svg) s = draw(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   else if (s == RFR_OK) s = print_plan(c, rfr_run_programs(run), rfr_run_program_index(run, which));

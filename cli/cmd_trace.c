@@ -63,7 +63,7 @@ rfr_status cli_trace(cli *c) {
   if (s == RFR_OK && c->phase) s = find("phase", c->phase, phases, N_PHASES, &phase);
   if (s == RFR_OK) s = cli_program(c, &which);
   if (s == RFR_OK) s = cli_read_file(c->operand, &text);
-  if (s == RFR_OK) s = cli_open_config(c, c->operand, text, true, &run);
+  if (s == RFR_OK) s = cli_open_config(c, c->operand, text, which, true, &run);
   if (s == RFR_OK) s = print_trace(c, rfr_run_programs(run), rfr_run_program_index(run, which), pass, phase);
   rfr_run_close(run);
   free(text);

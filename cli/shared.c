@@ -53,10 +53,11 @@ rfr_run_options cli_run_options(cli *c) {
   return o;
 }
 
-rfr_status cli_open_config(cli *c, const char *name, const char *text, bool keep_traces, rfr_run **out) {
+rfr_status cli_open_config(cli *c, const char *name, const char *text, int program, bool keep_traces, rfr_run **out) {
   rfr_run_options o = cli_run_options(c);
   o.config_name = name;
   o.no_data = 1;
+  if (program & RFR_RUN_GENERATE) o.programs = RFR_RUN_GENERATE; /* as the command compiles them */
   o.keep_traces = keep_traces;
   return rfr_run_open(c->ctx, text, NULL, &o, out);
 }
@@ -65,15 +66,19 @@ rfr_status cli_program(const cli *c, int *out) {
   static const struct {
     const char *name;
     int program;
-  } names[] = {{"train", RFR_RUN_TRAIN}, {"evaluate", RFR_RUN_EVALUATE}, {"generate", RFR_RUN_GENERATE}};
+  } names[] = {
+#define PROGRAM_NAME(bit, name) {#name, RFR_RUN_##bit},
+      RFR_RUN_PROGRAMS(PROGRAM_NAME)
+#undef PROGRAM_NAME
+  };
   *out = RFR_RUN_TRAIN;
   if (!c->program) return RFR_OK;
-  for (int i = 0; i < 3; i++) {
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     if (strcmp(c->program, names[i].name) != 0) continue;
     *out = names[i].program;
     return RFR_OK;
   }
-  return cli_usage("give train, evaluate or generate", "there is no program %s", c->program);
+  return cli_usage("give train, evaluate, prefill or decode", "there is no program %s", c->program);
 }
 
 void cli_write(const char *text, size_t n, void *user) {
@@ -96,13 +101,28 @@ double cli_now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* Bytes of the character at s, 0 if it is no UTF-8 (RFC 3629: shortest form, no surrogates). */
+static int utf8_length(const unsigned char *s) {
+  const int n = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] < 0xE0 ? 2 : s[0] >= 0xE0 && s[0] < 0xF0 ? 3 : 4;
+  if (n == 1) return 1;
+  if (s[0] < 0xC2 || s[0] > 0xF4) return 0;
+  for (int i = 1; i < n; i++)
+    if ((s[i] & 0xC0) != 0x80) return 0;
+  if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F)) return 0;
+  if ((s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;
+  return n;
+}
+
+/* Bytes that are no text, as a model of bytes may write them, become U+FFFD each. */
 static void put_escaped(FILE *f, const char *s) {
   fputc('"', f);
-  for (; *s; s++) {
+  for (int n; *s; s += n > 0 ? n : 1) {
     unsigned char u = (unsigned char)*s;
-    if (u == '"' || u == '\\') fprintf(f, "\\%c", u);
+    n = utf8_length((const unsigned char *)s);
+    if (n == 0) fputs("\\ufffd", f);
+    else if (u == '"' || u == '\\') fprintf(f, "\\%c", u);
     else if (u < 0x20) fprintf(f, "\\u%04x", u);
-    else fputc(u, f);
+    else fwrite(s, 1, (size_t)n, f);
   }
   fputc('"', f);
 }

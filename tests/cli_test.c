@@ -243,6 +243,14 @@ static void plan_and_trace(void **state) {
   json_decref(v);
   assert_int_equal(RUN("plan", "small.yaml"), 0);
   assert_says(out, "fits in");
+  assert_true(strstr(out, "cache.") == NULL); /* training pays for no caches */
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(RUN("plan", "small.yaml", "--program", i ? "decode" : "prefill"), 0);
+    assert_says(out, "cache.*.k");
+    assert_says(out, "cache.*.v");
+    assert_says(out, "attention_cached");
+  }
+  assert_int_equal(RUN("plan", "small.yaml", "--program", "generate"), 2);
   assert_int_equal(RUN("trace", "small.yaml", "--after", "autodiff", "--flat"), 0);
   assert_int_equal(strncmp(out, "refrain-trace 1", 15), 0);
   assert_int_equal(RUN("trace", "small.yaml", "--after", "fuse", "--diff"), 0);
@@ -374,6 +382,13 @@ static void train_and_use(void **state) {
   assert_int_equal(RUN("generate", "runs/small", "--prompt", "1 and ", "--tokens", "8"), 0);
   assert_int_equal(strncmp(out, "1 and ", 6), 0);
   assert_int_equal(strlen(out), 6 + 8 + 1);
+  assert_says(err, "6 bytes read in ");
+  assert_says(err, " tokens/s\n");
+  assert_int_equal(RUN("generate", "runs/small", "--tokens", "40", "--json"), 0); /* more than the window */
+  v = parsed();
+  assert_int_equal(number(v, "tokens"), 40);
+  assert_true(json_number_value(json_object_get(v, "tokens_per_second")) > 0);
+  json_decref(v);
   /* another model does not go on from it */
   assert_int_equal(RUN("train", "small.yaml", "--resume", "--set", "model.hidden_size=32"), 2);
   assert_says(err, "resume.mismatch");

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Model folders that the transformers library wrote (tools/make_reference_models.py):
- * logits and gradients against the ones that it computed, both in f32. Then the spellings
+ * logits, gradients and the text that greedy generation makes against what it computed, both
+ * in f32. Then the spellings
  * of config.json, what is refused by name, names without the outer module, and indexes
  * that point where they should not.
  */
@@ -14,7 +15,9 @@
 #include "data/safetensors.h"
 #include "refrain/program.h"
 #include "support/folder.h"
+#include "ops/decode/cursor.h"
 #include "train/hf.h"
+#include "train/step_trace.h"
 #include "train/weights.h"
 
 #define MODELS RFT_SOURCE_DIR "/tests/models/"
@@ -130,8 +133,8 @@ static void one_reference(rfr_ctx *ctx, const char *model) {
     gradients = fmax(gradients, difference(&r, name, name));
   }
   print_message("%-12s logits within %.1e, gradients within %.1e\n", model, logits, gradients);
-  /* tokens, targets, logits and loss are no gradients: the library trains what we train */
-  assert_int_equal(rfi_safetensors_count(r.file), 4 + rfr_model_parameter_count(&c));
+  /* tokens, targets, logits, loss and greedy are no gradients: the library trains what we train */
+  assert_int_equal(rfi_safetensors_count(r.file), 5 + rfr_model_parameter_count(&c));
   rfr_programs_destroy(r.programs);
   rfi_safetensors_close(r.file);
 }
@@ -139,6 +142,45 @@ static void one_reference(rfr_ctx *ctx, const char *model) {
 static void references(void **state) {
   rft_folder *f = *state;
   for (int i = 0; i < N_MODELS; i++) one_reference(f->ctx, models[i]);
+}
+
+/* ---- greedy text ---- */
+
+static void one_text(rfr_ctx *ctx, const char *model) {
+  enum { PROMPT = 8, LENGTH = 32 };
+  char folder[512], path[600];
+  rfi_safetensors *file;
+  rfr_trace *t[2];
+  rfr_programs *p;
+  rfr_tensor text, cursor;
+  int32_t want[LENGTH];
+  rfi_step_spec spec = {.model = {.dtype = RFR_F32}, .window = LENGTH - 1, .microbatches = 1};
+  snprintf(folder, sizeof folder, MODELS "%s", model);
+  snprintf(path, sizeof path, "%s/reference.safetensors", folder);
+  OK(rfi_hf_read(ctx, folder, &spec.model));
+  OK(rfi_safetensors_open(ctx, path, &file));
+  const rfi_stored *greedy = rfi_safetensors_find(file, "greedy");
+  assert_true(greedy && greedy->elements == LENGTH);
+  OK(rfi_safetensors_read(file, greedy, want, sizeof want));
+  OK(rfi_trace_prefill(ctx, &spec, &t[0]));
+  OK(rfi_trace_decode(ctx, &spec, &t[1]));
+  OK(rfr_compile(ctx, 2, (const rfr_trace *const *)t, NULL, NULL, &p));
+  OK(load(ctx, p, folder));
+  OK(rfr_programs_load(p));
+  OK(rfr_programs_tensor(p, RFI_NAME_TEXT, &text)); /* temperature is 0 */
+  OK(rfr_programs_tensor(p, RFI_NAME_CURSOR, &cursor));
+  memcpy(text.data, want, PROMPT * sizeof *want);
+  ((int64_t *)cursor.data)[RFI_CURSOR_KNOWN] = PROMPT;
+  for (int i = 0; i < LENGTH - PROMPT; i++) OK(rfr_program_run(p, i > 0));
+  assert_memory_equal(text.data, want, sizeof want);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+  rfr_programs_destroy(p);
+  rfi_safetensors_close(file);
+}
+
+static void greedy_texts(void **state) {
+  rft_folder *f = *state;
+  for (int i = 0; i < N_MODELS; i++) one_text(f->ctx, models[i]);
 }
 
 /* ---- config.json ---- */
@@ -444,7 +486,7 @@ static int print_logits(const char *folder) {
 int main(int argc, char **argv) {
   if (argc == 3 && strcmp(argv[1], "--logits") == 0) return print_logits(argv[2]);
   const struct CMUnitTest tests[] = {
-      rft_folder_test(references), rft_folder_test(what_we_write_reads_back),
+      rft_folder_test(references), rft_folder_test(greedy_texts), rft_folder_test(what_we_write_reads_back),
       rft_folder_test(fields),     rft_folder_test(versions),
       rft_folder_test(refused),    rft_folder_test(base_names),
       rft_folder_test(indexes),    rft_folder_test(windows),

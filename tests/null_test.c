@@ -133,6 +133,7 @@ static void traces(void) {
   VALUE(rfr_record_at, NULL, NOWHERE, rfr_op_find(NULL, "add"), 2, (rfr_value[]){0, 0}, NULL, NULL);
   VOID(rfr_model_declare, NULL, &c, NULL, 0, p);
   VALUE(rfr_model_forward, NULL, &c, p, 0, 0, 0);
+  VALUE(rfr_model_forward_cached, NULL, &c, p, 0, 0, 0, 8);
   VALUE(rfr_model_logits, NULL, &c, p, 0, RFR_F32);
   free(p);
 }
@@ -151,6 +152,7 @@ static void ops(void) {
   VALUE(rfr_layernorm_at, NULL, NOWHERE, 0, 0, 0, 1e-5);
   VALUE(rfr_rmsnorm_at, NULL, NOWHERE, 0, 0, 1e-5);
   VALUE(rfr_attention_at, NULL, NOWHERE, 0, 0, 0, 0, NULL);
+  VALUE(rfr_attention_cached_at, NULL, NOWHERE, 0, 0, 0, 0, NULL);
   VALUE(rfr_add_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_mul_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_scale_at, NULL, NOWHERE, 0, 2, 0);
@@ -182,6 +184,10 @@ static void ops(void) {
   VALUE(rfr_sgd_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1);
   VALUE(rfr_step_end_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_ring_read_at, NULL, NOWHERE, 0, 0);
+  VALUE(rfr_text_read_at, NULL, NOWHERE, 0, 0, 1, NULL, NULL);
+  VALUE(rfr_cache_write_at, NULL, NOWHERE, 0, 0, 0);
+  VALUE(rfr_text_append_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 1);
+  VALUE(rfr_text_end_at, NULL, NOWHERE, 0, 0, 1);
   VALUE(rfr_metrics_write_at, NULL, NOWHERE, 0, 0, 1, v);
 }
 

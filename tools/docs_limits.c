@@ -31,6 +31,13 @@ enum { CONFIG, FOLDER, TRACE };
 #define LLAMA(more) LLAMA_LIKE("llama", more)
 #define LINEAR(x, w, rest) "refrain-trace 1\ninput %0 \"x\" input " x "\ninput %1 \"w\" trainable " w "\n" rest
 
+#define CACHED(v)                                                                                              \
+  "refrain-trace 1\ninput %0 \"q\" trainable f32[3,2,4]\ninput %1 \"k\" state f32[8,2,4]\n"                    \
+  "input %2 \"v\" state " v "\ninput %3 \"cursor\" state i64[4]\n"                                             \
+  "%4 f32[3,2,4] = attention_cached(%0, %1, %2, %3) scale=0.5 causal=1 window=0 cap=0 phase=forward\n"           \
+  "%5 f32[1] = sum(%4, _) axis=-1 to=f32 phase=forward\n"                                                      \
+  "%6 f32[3,2,4] = gradient(%5, %0) to=f32 phase=forward\noutput \"g\" %6\n"
+
 static const struct row {
   int kind;
   const char *what;
@@ -89,6 +96,8 @@ static const struct row {
      LINEAR("f32[4,8]", "f32[3,8]",
             "%2 f32[1] = sum(%0, _) axis=-1 to=f32 phase=forward\n"
             "%3 f32[3,8] = gradient(%2, %1) to=f32 phase=forward\noutput \"g\" %3\n")},
+    {TRACE, "a gradient through cached keys", "autodiff.no_rule", CACHED("f32[8,2,4]")},
+    {TRACE, "cached keys with other heads than the values", "trace.parse", CACHED("f32[8,1,4]")},
     {TRACE, "a gradient of an input that is not trained", "autodiff.role",
      LINEAR("f32[4,8]", "f32[3,8]",
             "%2 f32[1] = sum(%0, _) axis=-1 to=f32 phase=forward\n"

@@ -8,6 +8,7 @@
  * has FROM in it to the next that has TO in it; empty: from the start, to the end. Sources:
  *
  *   small PASS                the training step of examples/small.yaml after a pass
+ *   small-decode PASS         its program that appends a token to a text
  *   small-report PASS         what the pass decided there
  *   small-frontier            its memory against recomputing
  *   two-linears PASS ROLE     two linears, the second weight frozen or trainable
@@ -39,11 +40,12 @@ static rfr_status read_text(const char *root, const char *path, rfi_string *s) {
   return status;
 }
 
-static rfr_status open_small(rfr_ctx *ctx, const char *root, rfr_run **out) {
+static rfr_status open_small(rfr_ctx *ctx, const char *root, int programs, rfr_run **out) {
   rfi_string text = {.ctx = ctx};
   rfr_run_options o = rfr_run_options_default();
   o.no_data = 1;
   o.keep_traces = 1;
+  o.programs = programs;
   rfr_status s = read_text(root, "examples/small.yaml", &text);
   if (s == RFR_OK) s = rfr_run_open(ctx, text.data, NULL, &o, out);
   rfi_string_deinit(&text);
@@ -100,11 +102,12 @@ static rfr_status put_source(rfr_ctx *ctx, const char *root, const char *source,
   if (strcmp(what, "file") == 0) return read_text(root, first, s);
   if (strncmp(what, "small", 5) == 0) {
     rfr_run *run = NULL;
-    rfr_status status = open_small(ctx, root, &run);
+    const bool decode = strcmp(what, "small-decode") == 0;
+    rfr_status status = open_small(ctx, root, decode ? RFR_RUN_GENERATE : RFR_RUN_TRAIN | RFR_RUN_EVALUATE, &run);
     if (status == RFR_OK) {
       rfr_programs *p = rfr_run_programs(run);
-      const int program = rfr_run_program_index(run, RFR_RUN_TRAIN);
-      status = strcmp(what, "small") == 0            ? put_trace(p, program, first, s)
+      const int program = rfr_run_program_index(run, decode ? RFR_RUN_DECODE : RFR_RUN_TRAIN);
+      status = strcmp(what, "small") == 0 || decode  ? put_trace(p, program, first, s)
                : strcmp(what, "small-report") == 0   ? put_report(p, program, first, s)
                : strcmp(what, "small-frontier") == 0 ? put_frontier(p, program, s)
                                                      : RFR_INVALID;
@@ -199,7 +202,7 @@ rfr_status docs_plan(rfr_ctx *ctx, const char *root, rfi_string *s) {
   char *text = NULL;
   size_t n = 0;
   FILE *f = open_memstream(&text, &n);
-  rfr_status status = f ? open_small(ctx, root, &run) : RFR_NO_MEMORY;
+  rfr_status status = f ? open_small(ctx, root, RFR_RUN_TRAIN | RFR_RUN_EVALUATE, &run) : RFR_NO_MEMORY;
   if (status == RFR_OK)
     status = cli_plan_svg(rfr_run_programs(run), rfr_run_program_index(run, RFR_RUN_TRAIN), "examples/small.yaml", f);
   if (f && fclose(f) != 0) status = RFR_IO;

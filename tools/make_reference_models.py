@@ -6,8 +6,9 @@
 
 Each folder is what save_pretrained writes, with random weights, and beside it
 reference.safetensors: tokens and targets (i32) of one document, its logits, the mean
-cross-entropy and that loss's gradient of every parameter ("d_" before the name), all
-computed in f32 on one thread. tests/models_test.c holds our own loader, forward and
+cross-entropy and that loss's gradient of every parameter ("d_" before the name), and the
+text that greedy generation makes of its first tokens (prompt included), all computed in
+f32 on one thread. tests/models_test.c holds our own loader, forward and
 backward to them. Needs torch, transformers and safetensors; the build and the tests do not run it.
 """
 import json
@@ -21,7 +22,7 @@ from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCaus
                           Qwen2Config, Qwen2ForCausalLM)
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-VOCAB, LENGTH = 256, 24
+VOCAB, LENGTH, PROMPT = 256, 24, 8
 GPT2 = dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
 LLAMA = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
              num_key_value_heads=1, max_position_embeddings=64, bos_token_id=0)
@@ -63,6 +64,14 @@ def qwen3():
     return model
 
 
+def greedy(model, tokens):
+    """As many positions as all models have, by the library's own generation with its cache."""
+    model.generation_config.eos_token_id = None
+    text = model.generate(tokens[:, :PROMPT], attention_mask=torch.ones(1, PROMPT), do_sample=False,
+                          max_new_tokens=GPT2["n_positions"] - PROMPT, pad_token_id=0)
+    return text[0].int()
+
+
 def main():
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", "tests", "models")
     only = sys.argv[2:]
@@ -84,7 +93,7 @@ def main():
         loss = torch.nn.functional.cross_entropy(logits[0], targets[0])
         loss.backward()
         reference = {"tokens": tokens[0].int(), "targets": targets[0].int(), "logits": logits[0].detach().contiguous(),
-                     "loss": loss.detach().reshape(1)}
+                     "loss": loss.detach().reshape(1), "greedy": greedy(model, tokens)}
         for key, p in model.named_parameters():
             reference["d_" + key] = p.grad.contiguous()
         save_file(reference, os.path.join(folder, "reference.safetensors"))

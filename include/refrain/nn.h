@@ -98,6 +98,12 @@ RFR_API void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const ch
  * it out, as evaluation wants. */
 RFR_API rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                     rfr_value tokens, rfr_value offsets, rfr_value step);
+/* The same for the next rows of a text that is made token by token: tokens and positions i32
+ * (rows) as rfr_text_read gives them. The keys and values of layer L are kept in the states
+ * "cache.L.k" and "cache.L.v" (capacity,Hk,D), which it declares; programs of one compile
+ * that name the same capacity share them. */
+RFR_API rfr_value rfr_model_forward_cached(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
+                                           rfr_value tokens, rfr_value positions, rfr_value cursor, int64_t capacity);
 /* logits (T,V) of a hidden state (T,C), in type `to`. */
 RFR_API rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                    rfr_value hidden, rfr_dtype to);

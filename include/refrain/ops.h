@@ -66,6 +66,10 @@ typedef struct rfr_attention_options {
  * of `offsets` i32 (documents+1); a device value. options: NULL for neither mask nor cap. */
 RFR_API rfr_value rfr_attention_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k, rfr_value v, rfr_value offsets,
                                    const rfr_attention_options *options);
+/* o (rows,H,D) of the next rows of a text (see below) and the cached k and v (capacity,Hk,D)
+ * up to each row's own position. options: as above, causal; NULL for that alone. No gradient. */
+RFR_API rfr_value rfr_attention_cached_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k, rfr_value v,
+                                          rfr_value cursor, const rfr_attention_options *options);
 RFR_API rfr_value rfr_add_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b);
 RFR_API rfr_value rfr_mul_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b);
 /* y = x * by * s; s is an f32 scalar (1) or RFR_NONE, never differentiated. */
@@ -150,6 +154,32 @@ RFR_API rfr_value rfr_ring_read_at(rfr_trace *t, rfr_place at, rfr_value ring, r
 RFR_API rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_place at, rfr_value ring, rfr_value step, int n,
                                        const rfr_value *values);
 
+/* ---- a text that is made token by token ---- */
+
+/* `text` is a state i32 (capacity+1), `cursor` a state i64 (4):
+ *   cached   tokens whose keys and values the caches hold
+ *   known    tokens in text
+ *   dropped  tokens that stood before text[0] and are no more
+ *   seed     of the draws
+ * A program records with a fixed number of `rows` and takes the next min(rows, known -
+ * cached) tokens, as far as the capacity reaches. The host writes text, known and seed before
+ * it starts, and nothing from one replay to the next. */
+
+/* The tokens that are taken, i32 (rows), 0 behind them; their positions in the text, i32
+ * (rows); *last i32 (1): the row of the last one (0 when there is none). */
+RFR_API rfr_value rfr_text_read_at(rfr_trace *t, rfr_place at, rfr_value text, rfr_value cursor, int64_t rows,
+                                   rfr_value *positions, rfr_value *last);
+/* The next version of cache (capacity,Hk,D): those rows of x (rows,Hk,D) that are taken, at
+ * their positions. */
+RFR_API rfr_value rfr_cache_write_at(rfr_trace *t, rfr_place at, rfr_value cache, rfr_value x, rfr_value cursor);
+/* The next version of text. If the last known token is among those that are taken, the one
+ * behind it is drawn from logits (1,V): the draw is a function of seed and position in the
+ * whole text. temperature f64 (1), 0: the most probable; top_k i64 (1), 0: all; top_p f64 (1). */
+RFR_API rfr_value rfr_text_append_at(rfr_trace *t, rfr_place at, rfr_value text, rfr_value logits, rfr_value cursor,
+                                     rfr_value temperature, rfr_value top_k, rfr_value top_p, int64_t rows);
+/* The next version of the cursor: what was taken is cached, what was drawn is known. */
+RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, rfr_value text, int64_t rows);
+
 #define rfr_matmul(t, a, b, bias, ta, tb, to) rfr_matmul_at(t, RFR_HERE, a, b, bias, ta, tb, to)
 #define rfr_linear(t, x, w, b) rfr_linear_at(t, RFR_HERE, x, w, b)
 #define rfr_quantize(t, x, col, scale_inv) rfr_quantize_at(t, RFR_HERE, x, col, scale_inv)
@@ -162,6 +192,7 @@ RFR_API rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_place at, rfr_value rin
 #define rfr_layernorm(t, x, w, b, eps) rfr_layernorm_at(t, RFR_HERE, x, w, b, eps)
 #define rfr_rmsnorm(t, x, w, eps) rfr_rmsnorm_at(t, RFR_HERE, x, w, eps)
 #define rfr_attention(t, q, k, v, offsets, options) rfr_attention_at(t, RFR_HERE, q, k, v, offsets, options)
+#define rfr_attention_cached(t, q, k, v, cursor, options) rfr_attention_cached_at(t, RFR_HERE, q, k, v, cursor, options)
 #define rfr_add(t, a, b) rfr_add_at(t, RFR_HERE, a, b)
 #define rfr_mul(t, a, b) rfr_mul_at(t, RFR_HERE, a, b)
 #define rfr_scale(t, x, by, s) rfr_scale_at(t, RFR_HERE, x, by, s)
@@ -197,6 +228,12 @@ RFR_API rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_place at, rfr_value rin
 #define rfr_step_end(t, step, skip) rfr_step_end_at(t, RFR_HERE, step, skip)
 #define rfr_ring_read(t, ring, step) rfr_ring_read_at(t, RFR_HERE, ring, step)
 #define rfr_metrics_write(t, ring, step, n, values) rfr_metrics_write_at(t, RFR_HERE, ring, step, n, values)
+#define rfr_text_read(t, text, cursor, rows, positions, last) \
+  rfr_text_read_at(t, RFR_HERE, text, cursor, rows, positions, last)
+#define rfr_cache_write(t, cache, x, cursor) rfr_cache_write_at(t, RFR_HERE, cache, x, cursor)
+#define rfr_text_append(t, text, logits, cursor, temperature, top_k, top_p, rows) \
+  rfr_text_append_at(t, RFR_HERE, text, logits, cursor, temperature, top_k, top_p, rows)
+#define rfr_text_end(t, cursor, text, rows) rfr_text_end_at(t, RFR_HERE, cursor, text, rows)
 
 #ifdef __cplusplus
 }

@@ -3,8 +3,8 @@
  * A training run as a library: a configuration and a folder in, steps, events and
  * checkpoints out. The program `refrain` is a thin shell around these calls.
  *
- * A run compiles three programs over one state and one arena (train, evaluate,
- * generate), captures the training step, and then only replays it. It installs no signal
+ * A run compiles its programs (train, evaluate, and prefill and decode when it is asked for
+ * text) over one state and one arena, captures them, and then only replays. It installs no signal
  * handlers, writes to no standard stream and never exits. Calls on one run are for one
  * thread at a time, except rfr_run_request_stop.
  *
@@ -63,8 +63,17 @@ typedef struct rfr_event {
 /* Called on the thread that uses the run. The event is the library's and dies on return. */
 typedef void (*rfr_event_fn)(const rfr_event *event, void *user);
 
-/* Programs that a run compiles; bits. */
-enum { RFR_RUN_TRAIN = 1, RFR_RUN_EVALUATE = 2, RFR_RUN_GENERATE = 4, RFR_RUN_ALL = 7 };
+/* Programs that a run compiles; bits. Prefill reads a prompt, decode appends a token; both
+ * are needed to generate, and their caches of keys and values are paid for only then. */
+#define RFR_RUN_PROGRAMS(X) X(TRAIN, train) X(EVALUATE, evaluate) X(PREFILL, prefill) X(DECODE, decode)
+enum {
+  RFR_RUN_TRAIN = 1,
+  RFR_RUN_EVALUATE = 2,
+  RFR_RUN_PREFILL = 4,
+  RFR_RUN_DECODE = 8,
+  RFR_RUN_GENERATE = RFR_RUN_PREFILL | RFR_RUN_DECODE,
+  RFR_RUN_ALL = 15
+};
 
 typedef struct rfr_run_options {
   size_t size;
@@ -72,7 +81,8 @@ typedef struct rfr_run_options {
   const char *config_folder;    /* relative folders in the configuration start here; NULL: the working folder */
   const char *const *overrides; /* "batch.microbatch=4", later ones win */
   int n_overrides;
-  int programs;          /* RFR_RUN_ALL; without RFR_RUN_TRAIN an existing run is opened for reading */
+  int programs;          /* RFR_RUN_TRAIN | RFR_RUN_EVALUATE; without RFR_RUN_TRAIN an existing run is opened for
+                            reading */
   int resume;            /* 1: continue from the folder's newest checkpoint, or start if it has none */
   int strict;            /* 1: resume under another machine, library or thread count is an error */
   int debug;             /* 1: guarded allocations, poison and a NaN check after every op; slow */
@@ -127,7 +137,10 @@ typedef struct rfr_generate_options {
 } rfr_generate_options;
 RFR_API rfr_generate_options rfr_generate_options_default(void);
 /* Continues `prompt` (n bytes, at least one). `write` gets each piece of text as it is
- * made. The same seed, weights and machine give the same text. A stop request ends it. */
+ * made. The same seed, weights and machine give the same text. A stop request ends it.
+ * The caches hold data.sequence tokens. A text (a prompt, too) that has outgrown them goes on
+ * from its last half of that, read anew: what stands further back is no longer seen.
+ * Errors: argument, also when the run was opened without RFR_RUN_GENERATE. */
 RFR_API rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,
                                     rfr_write_fn write, void *user);
 

@@ -24,21 +24,42 @@ void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *cons
   }
 }
 
+/* From the tokens to the last norm. */
+static rfr_value forward(rfi_nn *n, rfr_value tokens) {
+  rfr_trace *t = n->t;
+  rfr_value x = rfr_embedding(t, rfi_nn_parameter(n, RFI_SLOT_TOKENS), tokens); /* (T,C) */
+  if (n->c->type == RFR_MODEL_GPT2)
+    x = rfr_add(t, x, rfr_embedding(t, rfi_nn_parameter(n, RFI_SLOT_POSITIONS), n->positions));
+  x = rfi_nn_dropout(n, x);
+  for (n->layer = 0; n->layer < n->c->layers; n->layer++) x = rfi_nn_block(n, x);
+  rfr_scope(t, "norm");
+  x = rfi_nn_norm(n, x, RFI_SLOT_NORM);
+  rfr_scope(t, "");
+  return x;
+}
+
 rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value tokens,
                             rfr_value offsets, rfr_value step) {
-  rfi_nn n = {.t = t, .c = c, .parameters = parameters, .offsets = offsets, .step = step};
+  rfi_nn n = {.t = t, .c = c, .parameters = parameters, .offsets = offsets, .cursor = RFR_NONE, .step = step};
   n.tokens = rfr_value_type(t, tokens).shape[0];
   rfr_scope(t, "embed");
   n.positions = rfr_positions(t, offsets, n.tokens);
-  rfr_value x = rfr_embedding(t, rfi_nn_parameter(&n, RFI_SLOT_TOKENS), tokens); /* (T,C) */
-  if (c->type == RFR_MODEL_GPT2)
-    x = rfr_add(t, x, rfr_embedding(t, rfi_nn_parameter(&n, RFI_SLOT_POSITIONS), n.positions));
-  x = rfi_nn_dropout(&n, x);
-  for (n.layer = 0; n.layer < c->layers; n.layer++) x = rfi_nn_block(&n, x);
-  rfr_scope(t, "norm");
-  x = rfi_nn_norm(&n, x, RFI_SLOT_NORM);
-  rfr_scope(t, "");
-  return x;
+  return forward(&n, tokens);
+}
+
+rfr_value rfr_model_forward_cached(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
+                                   rfr_value tokens, rfr_value positions, rfr_value cursor, int64_t capacity) {
+  rfi_nn n = {.t = t,
+              .c = c,
+              .parameters = parameters,
+              .offsets = RFR_NONE,
+              .cursor = cursor,
+              .capacity = capacity,
+              .positions = positions,
+              .step = RFR_NONE};
+  n.tokens = rfr_value_type(t, tokens).shape[0];
+  rfr_scope(t, "embed");
+  return forward(&n, tokens);
 }
 
 rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value hidden,

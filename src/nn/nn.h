@@ -51,7 +51,9 @@ typedef struct rfi_nn {
   rfr_trace *t;
   const rfr_model_config *c;
   const rfr_value *parameters;
-  rfr_value offsets;   /* i32 (documents+1) */
+  rfr_value offsets;   /* i32 (documents+1); with a cursor: RFR_NONE */
+  rfr_value cursor;    /* of a text whose keys and values are cached; else RFR_NONE */
+  int64_t capacity;    /* rows of the caches */
   rfr_value positions; /* i32 (T): row within its document */
   rfr_value step;      /* RFR_NONE: no dropout */
   int64_t tokens;      /* T */

@@ -6,12 +6,35 @@
  * Heads are views: (T, H*D) read as (T, H, D), and GPT-2's packed projection (T, 3C) as
  * three slices of it. The attention kernel takes any strides, so none of them is copied.
  */
+#include <stdio.h>
+
 #include "nn/nn.h"
 
 /* (T, heads*D) as (T, heads, D). */
 static rfr_value heads_of(const rfi_nn *n, rfr_value x, int64_t heads) {
   const int64_t shape[3] = {n->tokens, heads, n->c->head_dim};
   return rfr_reshape(n->t, x, 3, shape);
+}
+
+/* The layer's cache of keys ("k") or values ("v") with the rows of x in it. */
+static rfr_value cached(const rfi_nn *n, const char *which, rfr_value x) {
+  const int64_t shape[3] = {n->capacity, n->c->kv_heads, n->c->head_dim};
+  char name[40];
+  snprintf(name, sizeof name, "cache.%lld.%s", (long long)n->layer, which);
+  return rfr_cache_write(n->t, rfr_input(n->t, name, RFR_ROLE_STATE, n->c->dtype, 3, shape), x, n->cursor);
+}
+
+static rfr_value attend(const rfi_nn *n, rfr_value q, rfr_value k, rfr_value v) {
+  const rfr_model_config *c = n->c;
+  const int64_t rows = n->cursor == RFR_NONE ? n->tokens : n->capacity;
+  rfr_attention_options options = {.causal = 1, .longest = c->longest > 0 ? c->longest : c->max_positions};
+  if (options.longest > rows) options.longest = rows;
+  /* a window as long as the longest document hides nothing */
+  if (rfr_model_has_window(c, n->layer) && c->window < options.longest) options.window = c->window;
+  if (n->cursor == RFR_NONE) return rfr_attention(n->t, q, k, v, n->offsets, &options);
+  k = cached(n, "k", k);
+  v = cached(n, "v", v);
+  return rfr_attention_cached(n->t, q, k, v, n->cursor, &options);
 }
 
 rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x) {
@@ -34,11 +57,7 @@ rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x) {
     q = rfr_rope(t, q, n->positions, c->rope_theta, &c->rope_scaling);
     k = rfr_rope(t, k, n->positions, c->rope_theta, &c->rope_scaling);
   }
-  rfr_attention_options options = {.causal = 1, .longest = c->longest > 0 ? c->longest : c->max_positions};
-  if (options.longest > n->tokens) options.longest = n->tokens;
-  /* a window as long as the longest document hides nothing */
-  if (rfr_model_has_window(c, n->layer) && c->window < options.longest) options.window = c->window;
-  rfr_value o = rfr_attention(t, q, k, v, n->offsets, &options); /* (T,H,D) */
+  rfr_value o = attend(n, q, k, v); /* (T,H,D) */
   const int64_t flat[2] = {n->tokens, c->heads * c->head_dim};
   return rfi_nn_linear(n, rfr_reshape(t, o, 2, flat), RFI_SLOT_O);
 }

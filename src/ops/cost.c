@@ -45,6 +45,10 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
       double products = forward ? 2 : 5;
       return 2 * products * most_pairs((double)q->shape[0], op->attr) * (double)(q->shape[1] * q->shape[2]);
     }
+    case RFI_OP_attention_cached: { /* half of the capacity, as causal attention has it over a whole text */
+      const rfr_type *q = type_of(t, op->in[0]);
+      return 2 * (double)rfi_count(q) * (double)type_of(t, op->in[1])->shape[0];
+    }
     default: return 0;
   }
 }
@@ -56,6 +60,8 @@ static double bytes_of(const rfr_trace *t, const rfi_opr *op, rfr_value v) {
   const bool adds = op->def->code == RFI_OP_embedding_grad && op->n_in > 2 && op->in[2] >= 0;
   if (gathers || (adds && (v == op->in[2] || v == op->out[0])))
     return (double)rfi_count(type_of(t, gathers ? op->out[0] : op->in[0])) * rfr_dtype_bits(x->dtype) / 8;
+  if (op->def->code == RFI_OP_cache_write && v == op->in[0]) return 0; /* x's rows alone are written into it */
+  if (op->def->code == RFI_OP_cache_write && v == op->out[0]) x = type_of(t, op->in[1]);
   return (double)rfi_bytes(x);
 }
 

@@ -1,75 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Text from a model: one forward pass over the window for each token, then a draw.
+ * Text from a model. The text, its cursor and the cached keys and values are the device's:
+ * prefill takes the prompt a chunk at a time, then each replay of decode takes the last token
+ * and appends one. The host writes the prompt, reads what was appended, and passes nothing
+ * in between; the draw is an op of the program.
  *
- * The draw of position n is a pure function of the seed and n, made in double with the
- * candidates in a fixed order (probability, then id), so that the same logits give the
- * same text. The program computes the logits of the whole window and the host picks the
- * row: its shape is the same for every token, so that one captured program serves all.
+ * The caches have as many rows as a training window. A text that no longer fits goes on from
+ * its last half, read anew from position 0, so that a token costs the same however long the
+ * text is and no position lies beyond those that the model was trained on.
  */
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
-#include "core/rng.h"
+#include "ops/decode/cursor.h"
 #include "train/run.h"
-
-enum { DRAW_STREAM = 3 };
 
 rfr_generate_options rfr_generate_options_default(void) {
   return (rfr_generate_options){.size = sizeof(rfr_generate_options), .tokens = 256, .temperature = 0.8, .top_p = 1.0};
 }
-
-typedef struct candidate {
-  double p;
-  int32_t id;
-} candidate;
-
-static int likelier(const void *a, const void *b) {
-  const candidate *x = a, *y = b;
-  if (x->p != y->p) return x->p < y->p ? 1 : -1;
-  return x->id - y->id;
-}
-
-/* Uniform in [0, 1) from 53 bits. */
-static double uniform(uint64_t seed, int64_t position) {
-  rfi_u32x4 r = rfi_draw4(rfi_stream_key(seed, DRAW_STREAM), 0, 0, 0, (uint64_t)position);
-  return (double)(((uint64_t)r.v[0] << 32 | r.v[1]) >> 11) * 0x1p-53;
-}
-
-int32_t rfi_draw_token(const float *logits, int64_t vocab, const rfr_generate_options *o, int64_t position,
-                       void *scratch) {
-  int32_t best = 0;
-  for (int64_t i = 1; i < vocab; i++)
-    if (logits[i] > logits[best]) best = (int32_t)i;
-  if (o->temperature <= 0.0) return best;
-  candidate *c = scratch;
-  double total = 0.0;
-  for (int64_t i = 0; i < vocab; i++) {
-    c[i] = (candidate){exp(((double)logits[i] - (double)logits[best]) / o->temperature), (int32_t)i};
-    total += c[i].p;
-  }
-  int64_t n = vocab;
-  if (o->top_k > 0 || o->top_p < 1.0) {
-    qsort(c, (size_t)vocab, sizeof *c, likelier);
-    if (o->top_k > 0 && o->top_k < n) n = o->top_k;
-    const double enough = o->top_p * total;
-    total = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-      total += c[i].p;
-      if (total >= enough) n = i + 1;
-    }
-  }
-  double u = uniform(o->seed, position) * total;
-  for (int64_t i = 0; i < n; i++) {
-    u -= c[i].p;
-    if (u < 0.0) return c[i].id;
-  }
-  return c[n - 1].id;
-}
-
-size_t rfi_draw_scratch(int64_t vocab) { return (size_t)vocab * sizeof(candidate); }
 
 static rfr_status check_options(const rfr_generate_options *o, size_t n) {
   if (o->size != sizeof *o) return rfi_fail(RFI_E_ARGUMENT, "rfr_generate_options: size %zu", o->size);
@@ -80,45 +28,78 @@ static rfr_status check_options(const rfr_generate_options *o, size_t n) {
   return RFR_OK;
 }
 
-/* One forward pass over the last `width` tokens of the text; logits of the last one. */
-static rfr_status next_logits(rfr_run *run, const int32_t *text, int64_t n, const float **logits) {
-  const int64_t window = run->settings->spec.window, vocab = run->settings->spec.model.vocab_size;
-  const int64_t width = n < window ? n : window;
-  rfr_tensor tokens, offsets, out;
-  const int program = rfr_run_program_index(run, RFR_RUN_GENERATE);
-  RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_WINDOW, &tokens));
-  RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_WINDOW_OFFSETS, &offsets));
-  memset(tokens.data, 0, (size_t)tokens.bytes);
-  memcpy(tokens.data, text + n - width, (size_t)width * sizeof *text);
-  memcpy(offsets.data, (int32_t[]){0, (int32_t)width, (int32_t)window}, 3 * sizeof(int32_t));
-  RFI_TRY(rfi_launch(run, RFR_RUN_GENERATE));
-  RFI_TRY(rfr_program_output(run->programs, program, RFI_NAME_LOGITS, &out));
-  *logits = (const float *)out.data + (width - 1) * vocab;
+/* The text as the device has it, and where its cursor stands: known from what was launched. */
+typedef struct made {
+  rfr_run *run;
+  int32_t *tokens; /* capacity+1 */
+  int64_t capacity, cached, known, dropped, seed;
+  rfr_tensor text;
+} made;
+
+static rfr_status set(rfr_run *run, const char *name, const void *value) {
+  rfr_tensor x;
+  RFI_TRY(rfr_programs_tensor(run->programs, name, &x));
+  return rfr_programs_write(run->programs, &x, value);
+}
+
+/* What does not fit goes: how many of n tokens stay. */
+static int64_t kept_of(int64_t n, int64_t capacity) { return n > capacity ? (capacity + 1) / 2 : n; }
+
+/* The host's known tokens are the text, of which nothing is cached. */
+static rfr_status start(made *m) {
+  const int64_t cursor[RFI_CURSOR_N] = {[RFI_CURSOR_KNOWN] = m->known,
+                                        [RFI_CURSOR_DROPPED] = m->dropped,
+                                        [RFI_CURSOR_SEED] = m->seed};
+  m->cached = 0;
+  RFI_TRY(rfr_programs_write(m->run->programs, &m->text, m->tokens));
+  return set(m->run, RFI_NAME_CURSOR, cursor);
+}
+
+static rfr_status append(made *m) {
+  const int64_t kept = kept_of(m->known, m->capacity), rows = rfi_prefill_rows(&m->run->settings->spec);
+  if (kept < m->known) {
+    memmove(m->tokens, m->tokens + m->known - kept, (size_t)kept * sizeof *m->tokens);
+    m->dropped += m->known - kept;
+    m->known = kept;
+    RFI_TRY(start(m));
+  }
+  while (m->cached < m->known) {
+    const int64_t left = m->known - m->cached;
+    RFI_TRY(rfi_launch(m->run, left > 1 ? RFR_RUN_PREFILL : RFR_RUN_DECODE));
+    m->cached += left < rows ? left : rows;
+  }
+  rfr_tensor token = m->text;
+  token.data = (int32_t *)m->text.data + m->known;
+  token.bytes = sizeof *m->tokens;
+  RFI_TRY(rfr_programs_read(m->run->programs, &token, &m->tokens[m->known]));
+  m->known++;
   return RFR_OK;
 }
 
 rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,
                             rfr_write_fn write, void *user) {
   rfr_status s;
-  int32_t *text = NULL;
-  void *scratch = NULL;
   const rfr_generate_options o = options ? *options : rfr_generate_options_default();
   RFI_TRY(check_options(&o, n));
   RFI_TRY(rfi_run_check(run, RFR_RUN_GENERATE));
-  RFI_GOTO(RFI_ALLOC(run->ctx, (n + (size_t)o.tokens) * sizeof *text, &text));
-  RFI_GOTO(rfi_alloc(run->ctx, rfi_draw_scratch(run->settings->spec.model.vocab_size), &scratch));
-  for (size_t i = 0; i < n; i++) text[i] = (unsigned char)prompt[i];
+  made m = {.run = run, .capacity = run->settings->spec.window, .seed = (int64_t)o.seed};
+  m.known = kept_of((int64_t)n, m.capacity);
+  m.dropped = (int64_t)n - m.known;
+  RFI_TRY(rfi_state_ready(run));
+  RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TEXT, &m.text));
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)m.text.bytes, &m.tokens));
+  for (int64_t i = 0; i < m.known; i++) m.tokens[i] = (unsigned char)prompt[m.dropped + i];
+  RFI_GOTO(start(&m));
+  RFI_GOTO(set(run, RFI_NAME_TEMPERATURE, &o.temperature));
+  RFI_GOTO(set(run, RFI_NAME_TOP_K, &o.top_k));
+  RFI_GOTO(set(run, RFI_NAME_TOP_P, &o.top_p));
   for (int64_t i = 0; i < o.tokens && !rfi_stop_requested(run); i++) {
-    const float *logits;
-    const int64_t position = (int64_t)n + i;
-    RFI_GOTO(next_logits(run, text, position, &logits));
-    text[position] = rfi_draw_token(logits, run->settings->spec.model.vocab_size, &o, position, scratch);
-    char byte = (char)text[position];
+    RFI_GOTO(append(&m));
+    const char byte = (char)m.tokens[m.known - 1];
     write(&byte, 1, user);
   }
   s = RFR_OK;
 fail:
-  rfi_free(run->ctx, scratch);
-  rfi_free(run->ctx, text);
+  rfi_free(run->ctx, m.tokens);
   return s;
 }

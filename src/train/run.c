@@ -20,7 +20,7 @@
 enum { SLOTS_OF_CALIBRATION = 64 };
 
 rfr_run_options rfr_run_options_default(void) {
-  return (rfr_run_options){.size = sizeof(rfr_run_options), .programs = RFR_RUN_ALL};
+  return (rfr_run_options){.size = sizeof(rfr_run_options), .programs = RFR_RUN_TRAIN | RFR_RUN_EVALUATE};
 }
 
 int rfr_run_program_index(const rfr_run *run, int program) {
@@ -31,13 +31,13 @@ int rfr_run_program_index(const rfr_run *run, int program) {
 
 rfr_programs *rfr_run_programs(rfr_run *run) { return run ? run->programs : NULL; }
 
-rfr_status rfi_run_check(const rfr_run *run, int program) {
-  static const char *const names[] = {[RFR_RUN_TRAIN] = "RFR_RUN_TRAIN",
-                                      [RFR_RUN_EVALUATE] = "RFR_RUN_EVALUATE",
-                                      [RFR_RUN_GENERATE] = "RFR_RUN_GENERATE"};
+rfr_status rfi_run_check(const rfr_run *run, int programs) {
   RFI_TRY(rfi_check_handle(run, "rfr_run"));
-  if (rfr_run_program_index(run, program) >= 0) return RFR_OK;
-  return rfi_fail(RFI_E_ARGUMENT, "the run was opened without %s", names[program]);
+  if ((run->options.programs & programs) == programs) return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT, "the run was opened without RFR_RUN_%s",
+                  programs == RFR_RUN_TRAIN      ? "TRAIN"
+                  : programs == RFR_RUN_EVALUATE ? "EVALUATE"
+                                                 : "GENERATE");
 }
 
 /* ---- programs ---- */
@@ -55,7 +55,18 @@ static void print_to_string(const char *text, size_t n, void *user) {
 #define PASS_NAME(name) , #name
 static const char *const passes[] = {"record" RFR_PASSES(PASS_NAME)};
 #undef PASS_NAME
-static const char *const program_names[] = {"train", "evaluate", "generate"};
+
+/* Bit i is program i. */
+static const struct {
+  const char *name;
+  rfr_status (*record)(rfr_ctx *, const rfi_step_spec *, rfr_trace **);
+} kinds[] = {
+#define KIND(bit, name) {#name, rfi_trace_##name},
+    RFR_RUN_PROGRAMS(KIND)
+#undef KIND
+};
+enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+_Static_assert(RFR_RUN_ALL == (1 << N_KINDS) - 1, "a bit for each program");
 
 static rfr_status write_trace(rfr_run *run, int program, const char *pass, const char *folder) {
   rfr_status s;
@@ -63,8 +74,9 @@ static rfr_status write_trace(rfr_run *run, int program, const char *pass, const
   printed out = {.text.ctx = run->ctx};
   const rfr_trace *t = rfr_program_trace(run->programs, program, pass);
   if (!t) return RFR_OK;
-  int which = run->bits[program] == RFR_RUN_TRAIN ? 0 : run->bits[program] == RFR_RUN_EVALUATE ? 1 : 2;
-  snprintf(name, sizeof name, "%s-%s.txt", program_names[which], pass);
+  int which = 0;
+  while (run->bits[program] >> which != 1) which++;
+  snprintf(name, sizeof name, "%s-%s.txt", kinds[which].name, pass);
   RFI_GOTO(rfi_path_join(run->ctx, folder, name, &path));
   const rfr_print_options o = rfr_print_options_default();
   RFI_GOTO(rfr_trace_print(t, &o, print_to_string, &out));
@@ -105,18 +117,16 @@ static rfr_status find_tensors(rfr_run *run) {
 }
 
 static rfr_status compile(rfr_run *run) {
-  static rfr_status (*const record[])(rfr_ctx *, const rfi_step_spec *,
-                                      rfr_trace **) = {rfi_trace_train, rfi_trace_evaluate, rfi_trace_generate};
   rfr_status s = RFR_OK;
-  rfr_trace *traces[3] = {NULL};
-  const char *names[3];
+  rfr_trace *traces[N_KINDS] = {NULL};
+  const char *names[N_KINDS];
   char message[128];
   run->n_programs = 0;
-  for (int i = 0; i < 3; i++) {
+  for (int i = 0; i < N_KINDS; i++) {
     if (!(run->options.programs >> i & 1)) continue;
-    names[run->n_programs] = program_names[i];
+    names[run->n_programs] = kinds[i].name;
     run->bits[run->n_programs] = 1 << i;
-    RFI_GOTO(record[i](run->ctx, &run->settings->spec, &traces[run->n_programs]));
+    RFI_GOTO(kinds[i].record(run->ctx, &run->settings->spec, &traces[run->n_programs]));
     run->n_programs++;
   }
   rfr_compile_options o = rfr_compile_options_default();
@@ -130,7 +140,7 @@ static rfr_status compile(rfr_run *run) {
   rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
   s = find_tensors(run);
 fail:
-  for (int i = 0; i < 3; i++) rfr_trace_destroy(traces[i]);
+  for (int i = 0; i < N_KINDS; i++) rfr_trace_destroy(traces[i]);
   return s;
 }
 
@@ -209,7 +219,8 @@ static rfr_status check_options(const rfr_run_options *o, const char *config_tex
 }
 
 static rfr_status open_data(rfr_run *run) {
-  if (run->options.no_data || run->options.programs == RFR_RUN_GENERATE) return RFR_OK;
+  const int programs = run->options.programs; /* 0: the data alone */
+  if (run->options.no_data || (programs && !(programs & (RFR_RUN_TRAIN | RFR_RUN_EVALUATE)))) return RFR_OK;
   RFI_TRY(rfi_settings_open_data(run->settings, &run->data));
   rfi_hash_format(run->hash, rfi_dataset_get_stats(run->data)->hash);
   return RFR_OK;
@@ -286,7 +297,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   run->options.debug |= run->settings->debug;
   if (folder && ((writes && o.resume) || !(o.programs & RFR_RUN_TRAIN)))
     RFI_GOTO(rfi_checkpoint_latest(ctx, folder, &from, NULL));
-  if (!from && o.programs != 0 && !(o.programs & RFR_RUN_TRAIN)) {
+  if (!from && o.programs != 0 && !o.no_data && !(o.programs & RFR_RUN_TRAIN)) {
     s = rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
     goto fail;
   }

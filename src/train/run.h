@@ -39,7 +39,7 @@ struct rfr_run {
   int log;                /* file descriptor, -1 */
   rfi_dataset *data;      /* NULL with no_data */
   rfr_programs *programs;
-  int n_programs, bits[3];                             /* RFR_RUN_... of each program */
+  int n_programs, bits[4];                             /* RFR_RUN_... of each program */
   rfr_tensor block, tokens, targets, offsets, metrics; /* training */
   rfr_tensor eval_tokens, eval_targets, eval_offsets;
   int64_t step, steps, launched, filled;
@@ -69,8 +69,8 @@ rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t r
                          int32_t *offsets);
 /* Over the first `windows` held-out windows, rounded up to whole batches; 0: all. */
 rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out);
-/* An error without a run, or when it was opened without one of the programs (RFR_RUN_...). */
-rfr_status rfi_run_check(const rfr_run *run, int program);
+/* An error without a run, or when it was opened without one of the programs (bits). */
+rfr_status rfi_run_check(const rfr_run *run, int programs);
 /* Runs one of the programs (RFR_RUN_...) as the options say. */
 rfr_status rfi_launch(rfr_run *run, int program);
 /* Puts the inputs of step `step` into its slot. */
@@ -83,10 +83,5 @@ rfr_status rfi_state_init(rfr_run *run);
 rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool training);
 /* Writes a checkpoint of the present state; emits its event. */
 rfr_status rfi_state_save(rfr_run *run);
-
-/* The token drawn from a row of logits; `scratch` holds rfi_draw_scratch(vocab) bytes. */
-int32_t rfi_draw_token(const float *logits, int64_t vocab, const rfr_generate_options *o, int64_t position,
-                       void *scratch);
-size_t rfi_draw_scratch(int64_t vocab);
 
 #endif

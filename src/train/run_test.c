@@ -350,6 +350,7 @@ static void generation(void **state) {
   rfr_ctx *ctx = new_ctx(1);
   record r = {0};
   rfr_run_options o = options_for(&r);
+  o.programs = RFR_RUN_ALL;
   rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
   steps(run, 50);
   rfr_generate_options g = rfr_generate_options_default();
@@ -370,28 +371,45 @@ static void generation(void **state) {
   assert_string_equal(b, d);
   assert_int_equal(rfr_run_generate(run, "", 0, &g, collect, d), RFR_INVALID);
   rfr_run_close(run);
+  o.programs = RFR_RUN_TRAIN; /* pays for no caches */
+  run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  rfr_tensor x;
+  assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), "cache.0.k", &x), RFR_INVALID);
+  assert_int_equal(rfr_run_generate(run, "line ", 5, &g, collect, d), RFR_INVALID);
+  rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
 
-static void draws(void **state) {
+/* The caches hold 16 tokens. A text of 17 goes on from its last 8, as if they were a prompt. */
+static void long_texts(void **state) {
   (void)state;
-  const float logits[4] = {0.0f, 2.0f, 1.0f, -50.0f};
-  char scratch[256];
-  assert_true(rfi_draw_scratch(4) <= sizeof scratch);
-  rfr_generate_options o = rfr_generate_options_default();
-  o.temperature = 1.0;
-  int seen[4] = {0};
-  enum { N = 4000 };
-  for (int i = 0; i < N; i++) seen[rfi_draw_token(logits, 4, &o, i, scratch)]++;
-  const double total = 1.0 + exp(2.0) + exp(1.0);
-  assert_true(fabs(seen[1] - N * exp(2.0) / total) < 5 * sqrt(N * 0.25));
-  assert_true(fabs(seen[2] - N * exp(1.0) / total) < 5 * sqrt(N * 0.25));
-  assert_int_equal(seen[3], 0);
-  o.top_p = 0.8; /* 0.665 + 0.245 reach it */
-  memset(seen, 0, sizeof seen);
-  for (int i = 0; i < N; i++) seen[rfi_draw_token(logits, 4, &o, i, scratch)]++;
-  assert_int_equal(seen[0], 0);
-  assert_true(seen[2] > N / 10);
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0};
+  rfr_run_options o = options_for(&r);
+  o.programs = RFR_RUN_ALL;
+  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  steps(run, 50);
+  rfr_generate_options g = rfr_generate_options_default();
+  char all[128] = "line ", rest[128] = "", again[128] = "";
+  g.tokens = 55;
+  g.temperature = 0.0;
+  assert_int_equal(rfr_run_generate(run, all, 5, &g, collect, all + 5), RFR_OK);
+  assert_int_equal(strlen(all), 60);
+  g.tokens = 43;
+  assert_int_equal(rfr_run_generate(run, all + 9, 8, &g, collect, rest), RFR_OK);
+  assert_string_equal(rest, all + 17);
+  assert_int_equal(rfr_run_generate(run, all, 17, &g, collect, again), RFR_OK); /* too long a prompt */
+  assert_string_equal(again, rest);
+  /* a draw's address counts from the beginning of the text */
+  g.temperature = 1.5;
+  g.tokens = 30;
+  all[0] = again[0] = 0;
+  strcpy(all, "line ");
+  assert_int_equal(rfr_run_generate(run, all, 5, &g, collect, all + 5), RFR_OK);
+  assert_int_equal(rfr_run_generate(run, all, 17, &g, collect, again), RFR_OK);
+  assert_memory_equal(again, all + 17, 18);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
 }
 
 static void disk_full(void **state) {
@@ -698,7 +716,7 @@ int main(void) {
       cmocka_unit_test(mismatches),
       cmocka_unit_test(stop_and_go_on),
       cmocka_unit_test(generation),
-      cmocka_unit_test(draws),
+      cmocka_unit_test(long_texts),
       cmocka_unit_test(disk_full),
       cmocka_unit_test(diverged),
       cmocka_unit_test(seconds_become_steps),

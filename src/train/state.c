@@ -2,11 +2,12 @@
  *
  * The state of a run: first values, and checkpoints.
  *
- * What is saved is exactly what the programs call trainable, frozen or state, except the
- * metrics ring: weights under their Hugging Face names in model.safetensors, the rest
- * (moments, master weights) in optimizer.safetensors, the step block in state.json. The
- * data position needs no place of its own: it is the attempted count. So a resumed run
- * has the same bytes in the same places as one that went on.
+ * What is saved is exactly what the programs call trainable, frozen or state, except what
+ * passes (the metrics ring, a text that is being made): weights under their Hugging Face
+ * names in model.safetensors, the rest (moments, master weights) in optimizer.safetensors,
+ * the step block in state.json. The data position needs no place of its own: it is the
+ * attempted count. So a resumed run has the same bytes in the same places as one that went
+ * on.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,9 +25,15 @@ enum { FORMAT = 1 };
 
 typedef enum kind { WEIGHT, OPTIMIZER, OTHER } kind;
 
+/* The metrics ring, and a text with what it has cached, are over when a run ends. */
+static bool is_passing(const char *name) {
+  return strcmp(name, RFI_NAME_METRICS) == 0 || strcmp(name, RFI_NAME_TEXT) == 0 ||
+         strcmp(name, RFI_NAME_CURSOR) == 0 || strncmp(name, "cache.", 6) == 0;
+}
+
 static kind kind_of(const rfr_tensor *x) {
   if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) return WEIGHT;
-  if (x->role != RFR_ROLE_STATE || strcmp(x->name, "step") == 0 || strcmp(x->name, RFI_NAME_METRICS) == 0) return OTHER;
+  if (x->role != RFR_ROLE_STATE || strcmp(x->name, "step") == 0 || is_passing(x->name)) return OTHER;
   return OPTIMIZER;
 }
 

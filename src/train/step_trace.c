@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Records the training step, the evaluation and the generation of one token.
+ * Records the training step, the evaluation, and the two programs that make text.
  *
  * The step is one program: input rings in; for each microbatch forward and loss; one
  * gradient per trainable parameter, summed over microbatches by autodiff; then schedule,
@@ -140,14 +140,33 @@ static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) 
   rfr_output(t, RFI_NAME_NLL, rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
 }
 
-static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
-  const int64_t two_documents = 3;
+/* The next `rows` tokens of the text, and the one behind them. */
+static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, int64_t rows) {
+  const int64_t one = 1, four = 4, text_size = s->window + 1;
+  rfr_value positions, last;
   rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
-  rfr_value tokens = rfr_input(t, RFI_NAME_WINDOW, RFR_ROLE_INPUT, RFR_I32, 1, &s->window);
-  rfr_value offsets = rfr_input(t, RFI_NAME_WINDOW_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &two_documents);
-  rfr_value h = rfr_model_forward(t, &s->model, w, tokens, offsets, RFR_NONE);
-  rfr_output(t, RFI_NAME_LOGITS, rfr_model_logits(t, &s->model, w, h, RFR_F32));
+  rfr_value text = rfr_input(t, RFI_NAME_TEXT, RFR_ROLE_STATE, RFR_I32, 1, &text_size);
+  rfr_value cursor = rfr_input(t, RFI_NAME_CURSOR, RFR_ROLE_STATE, RFR_I64, 1, &four);
+  rfr_value temperature = rfr_input(t, RFI_NAME_TEMPERATURE, RFR_ROLE_INPUT, RFR_F64, 1, &one);
+  rfr_value top_k = rfr_input(t, RFI_NAME_TOP_K, RFR_ROLE_INPUT, RFR_I64, 1, &one);
+  rfr_value top_p = rfr_input(t, RFI_NAME_TOP_P, RFR_ROLE_INPUT, RFR_F64, 1, &one);
+  rfr_scope(t, "text");
+  rfr_value tokens = rfr_text_read(t, text, cursor, rows, &positions, &last);
+  rfr_value h = rfr_model_forward_cached(t, &s->model, w, tokens, positions, cursor, s->window);
+  rfr_scope(t, "head");
+  if (rows > 1) h = rfr_embedding(t, h, last); /* its last row alone */
+  rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
+  rfr_scope(t, "text");
+  text = rfr_text_append(t, text, logits, cursor, temperature, top_k, top_p, rows);
+  rfr_text_end(t, cursor, text, rows);
+  rfr_output(t, RFI_NAME_LOGITS, logits);
 }
+
+static void record_prefill(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
+  record_generate(t, s, w, rfi_prefill_rows(s));
+}
+
+static void record_decode(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) { record_generate(t, s, w, 1); }
 
 static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
                         void (*record)(rfr_trace *, const rfi_step_spec *, rfr_value *), rfr_trace **out) {
@@ -178,6 +197,10 @@ rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace
   return build(ctx, spec, record_evaluate, out);
 }
 
-rfr_status rfi_trace_generate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
-  return build(ctx, spec, record_generate, out);
+rfr_status rfi_trace_prefill(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
+  return build(ctx, spec, record_prefill, out);
+}
+
+rfr_status rfi_trace_decode(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
+  return build(ctx, spec, record_decode, out);
 }

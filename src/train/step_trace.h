@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The three programs of a run as traces. A spec is plain numbers: it knows nothing of
+ * The programs of a run as traces. A spec is plain numbers: it knows nothing of
  * files or configuration text.
  */
 #ifndef RFI_STEP_TRACE_H
@@ -37,7 +37,7 @@ typedef struct rfi_step_spec {
   int64_t microbatches; /* k */
   int64_t tokens;       /* T, per microbatch; as many documents at most */
   int64_t eval_tokens;
-  int64_t window; /* tokens that generation sees */
+  int64_t window; /* tokens that generation sees at most: rows of its caches */
   bool sgd;
   double momentum; /* of SGD */
   rfr_adamw_options adamw;
@@ -59,9 +59,19 @@ typedef struct rfi_step_spec {
 #define RFI_NAME_EVAL_TARGETS "eval.targets"     /* i32 (eval_tokens) */
 #define RFI_NAME_EVAL_OFFSETS "eval.offsets"     /* i32 (eval_tokens+1) */
 #define RFI_NAME_NLL "nll"                       /* output f32 (1), a sum in nats */
-#define RFI_NAME_WINDOW "window.tokens"          /* i32 (window) */
-#define RFI_NAME_WINDOW_OFFSETS "window.offsets" /* i32 (3): the text, then the padding */
-#define RFI_NAME_LOGITS "logits"                 /* output f32 (window,V) */
+#define RFI_NAME_TEXT "text"                     /* i32 (window+1), see rfr_text_read */
+#define RFI_NAME_CURSOR "text.cursor"            /* i64 (4) */
+#define RFI_NAME_TEMPERATURE "text.temperature"  /* f64 (1) */
+#define RFI_NAME_TOP_K "text.top_k"              /* i64 (1) */
+#define RFI_NAME_TOP_P "text.top_p"              /* f64 (1) */
+#define RFI_NAME_LOGITS "logits"                 /* output f32 (1,V), of the last token taken */
+
+/* Tokens of a prompt that prefill takes at a time, or the window if that is less: enough that
+ * its products are worth reading the weights for. */
+enum { RFI_PREFILL_ROWS = 64 };
+static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
+  return s->window < RFI_PREFILL_ROWS ? s->window : RFI_PREFILL_ROWS;
+}
 
 /* What the optimizer keeps for a parameter: the suffixes of its state inputs. */
 #define RFI_SUFFIX_M ".exp_avg"
@@ -71,6 +81,8 @@ typedef struct rfi_step_spec {
 
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
-rfr_status rfi_trace_generate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
+/* Both take the next tokens of a text and append one when none is left: prefill a chunk, decode one. */
+rfr_status rfi_trace_prefill(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
+rfr_status rfi_trace_decode(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 
 #endif

@@ -69,6 +69,7 @@ static bool moves_values(rfi_opcode code) {
     case RFI_OP_max_bwd:
     case RFI_OP_pad:
     case RFI_OP_concat:
+    case RFI_OP_cache_write:
     case RFI_OP_ring_read:
     case RFI_OP_metrics_write: return true;
     default: return false;

@@ -11,14 +11,16 @@
  */
 #include <math.h>
 
+#include "ops/decode/cursor.h"
 #include "ops/rule.h"
 
 rfr_status rfi_infer_attention(const rfi_infer *c);
 rfr_status rfi_infer_attention_bwd(const rfi_infer *c);
+rfr_status rfi_infer_attention_cached(const rfi_infer *c);
 rfr_status rfi_grad_attention(rfi_grad *g);
 
-/* q, k, v at operand `first`, offsets at operand `offsets`. */
-static rfr_status check(const rfi_infer *c, int first, int offsets) {
+/* q, k, v at operand `first`. */
+static rfr_status check_heads(const rfi_infer *c, int first) {
   const rfr_type *q = &c->in[first], *k = q + 1;
   for (int i = first; i < first + 3; i++) {
     RFI_TRY(rfi_rule_float(c, i));
@@ -26,23 +28,37 @@ static rfr_status check(const rfi_infer *c, int first, int offsets) {
     RFI_TRY(rfi_rule_rank(c, i, 3, 3));
   }
   RFI_TRY(rfi_rule_same(c, first + 1, first + 2, true));
-  RFI_TRY(rfi_rule_rank(c, offsets, 1, 1));
-  RFI_TRY(rfi_rule_dtype(c, offsets, RFR_I32));
   if (q->dtype == RFR_F64) return rfi_fail(RFI_E_TRACE_SHAPE, "q, k and v must be f32, bf16 or f16");
-  if (q->shape[0] != k->shape[0] || q->shape[2] != k->shape[2])
-    return rfi_fail(RFI_E_TRACE_SHAPE, "q has %lld rows of %lld, k has %lld rows of %lld", (long long)q->shape[0],
-                    (long long)q->shape[2], (long long)k->shape[0], (long long)k->shape[2]);
+  if (q->shape[2] != k->shape[2])
+    return rfi_fail(RFI_E_TRACE_SHAPE, "q has rows of %lld, k has rows of %lld", (long long)q->shape[2],
+                    (long long)k->shape[2]);
   if (k->shape[1] < 1 || q->shape[1] % k->shape[1] != 0)
     return rfi_fail(RFI_E_TRACE_SHAPE, "%lld heads of k and v do not divide %lld heads of q", (long long)k->shape[1],
                     (long long)q->shape[1]);
-  if (c->in[offsets].shape[0] < 1)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "offsets must have one entry more than there are documents");
+  return RFR_OK;
+}
+
+static rfr_status check_mask(const rfi_infer *c) {
   const int64_t window = c->attr[2].i;
   if (window < 0 || (window > 0 && !c->attr[1].i))
     return rfi_fail(RFI_E_TRACE_SHAPE, "a window of %lld rows; it must be positive, and the attention causal",
                     (long long)window);
   if (!(c->attr[3].f >= 0) || !isfinite(c->attr[3].f))
     return rfi_fail(RFI_E_TRACE_SHAPE, "scores capped at %g; it must be positive and finite", c->attr[3].f);
+  return RFR_OK;
+}
+
+/* The same with as many rows of q as of k, and offsets at operand `offsets`. */
+static rfr_status check(const rfi_infer *c, int first, int offsets) {
+  const rfr_type *q = &c->in[first], *k = q + 1;
+  RFI_TRY(check_heads(c, first));
+  RFI_TRY(rfi_rule_rank(c, offsets, 1, 1));
+  RFI_TRY(rfi_rule_dtype(c, offsets, RFR_I32));
+  if (q->shape[0] != k->shape[0])
+    return rfi_fail(RFI_E_TRACE_SHAPE, "q has %lld rows, k has %lld", (long long)q->shape[0], (long long)k->shape[0]);
+  if (c->in[offsets].shape[0] < 1)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "offsets must have one entry more than there are documents");
+  RFI_TRY(check_mask(c));
   if (c->attr[4].i < 0) return rfi_fail(RFI_E_TRACE_SHAPE, "documents of at most %lld rows", (long long)c->attr[4].i);
   return RFR_OK;
 }
@@ -64,6 +80,16 @@ rfr_status rfi_infer_attention_bwd(const rfi_infer *c) {
   return RFR_OK;
 }
 
+rfr_status rfi_infer_attention_cached(const rfi_infer *c) {
+  RFI_TRY(check_heads(c, 0));
+  RFI_TRY(rfi_rule_dtype(c, 3, RFR_I64));
+  RFI_TRY(rfi_rule_vector(c, 3, RFI_CURSOR_N));
+  RFI_TRY(check_mask(c));
+  if (!c->attr[1].i) return rfi_fail(RFI_E_TRACE_SHAPE, "attention to cached keys is causal");
+  c->out[0] = c->in[0];
+  return RFR_OK;
+}
+
 rfr_status rfi_grad_attention(rfi_grad *g) {
   const rfi_opr *op = g->op;
   if (g->dy[1] != RFR_NONE)
@@ -80,12 +106,24 @@ rfr_status rfi_grad_attention(rfi_grad *g) {
   return rfr_trace_status(g->t);
 }
 
+static double scale_of(const rfr_trace *t, rfr_value q, double scale) {
+  rfr_type type = rfr_value_type(t, q);
+  return scale == 0 && type.rank == 3 && type.shape[2] > 0 ? 1 / sqrt((double)type.shape[2]) : scale;
+}
+
 rfr_value rfr_attention_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k, rfr_value v, rfr_value offsets,
                            const rfr_attention_options *options) {
   rfr_attention_options o = options ? *options : (rfr_attention_options){.scale = 0};
-  rfr_type type = rfr_value_type(t, q);
-  if (o.scale == 0 && type.rank == 3 && type.shape[2] > 0) o.scale = 1 / sqrt((double)type.shape[2]);
   rfr_value in[4] = {q, k, v, offsets};
-  rfi_attr attr[5] = {rfi_f(o.scale), rfi_i(o.causal != 0), rfi_i(o.window), rfi_f(o.cap), rfi_i(o.longest)};
+  rfi_attr attr[5] = {rfi_f(scale_of(t, q, o.scale)), rfi_i(o.causal != 0), rfi_i(o.window), rfi_f(o.cap),
+                      rfi_i(o.longest)};
   return rfi_record(t, at, RFI_OP_attention, 4, in, attr, NULL);
+}
+
+rfr_value rfr_attention_cached_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k, rfr_value v, rfr_value cursor,
+                                  const rfr_attention_options *options) {
+  rfr_attention_options o = options ? *options : (rfr_attention_options){.causal = 1};
+  rfr_value in[4] = {q, k, v, cursor};
+  rfi_attr attr[4] = {rfi_f(scale_of(t, q, o.scale)), rfi_i(o.causal != 0), rfi_i(o.window), rfi_f(o.cap)};
+  return rfi_record(t, at, RFI_OP_attention_cached, 4, in, attr, NULL);
 }

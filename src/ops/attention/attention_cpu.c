@@ -22,6 +22,9 @@
  * A v that is not finite stays with the rows that see it. (In the backward nothing is done about
  * it: a gradient that is not finite skips the step.)
  *
+ * With cached keys the rows of q stand at positions of a text whose cursor says how far it
+ * goes; a single row, as each step of a generation has it, is done without a block around it.
+ *
  * The backward gives a thread all of dk and dv of a kv head (or of one of `segments`
  * interleaved shares of its row blocks, added up in order at the end), so nothing is
  * written by two threads and no sum depends on timing.
@@ -29,6 +32,7 @@
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
+#include "ops/decode/cursor.h"
 #include "ops/matmul/tile.h"
 
 enum {
@@ -320,6 +324,104 @@ static rfr_status forward(const rfi_call *call) {
   return RFR_OK;
 }
 
+/* ---- cached keys ---- */
+
+enum { FEW_ROWS = 8 }; /* fewer are cheaper one by one than in a block of BLOCK_Q */
+
+static shape shape_cached(const rfi_call *call) {
+  shape s = shape_make(call, &call->in[0], &call->in[1], false);
+  int64_t tasks = s.H * (s.T < FEW_ROWS ? s.T : s.blocks);
+  s.threads = call->threads < 1 || s.H * s.T * call->in[1].type.shape[0] < MIN_WORK ? 1 : call->threads;
+  if (s.threads > tasks) s.threads = tasks > 0 ? (int)tasks : 1;
+  s.ranges = 0;
+  return s;
+}
+
+static size_t cached_workspace(const rfi_call *call) {
+  shape s = shape_cached(call);
+  return bytes(&s);
+}
+
+/* The first key that the row at `position` sees. */
+static int64_t first_seen(const rfi_call *call, int64_t position) {
+  const int64_t window = call->attr[WINDOW].i;
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+/* Row t of a head, which sees keys first .. last-1. */
+static void cached_row(const rfi_call *call, const shape *s, int64_t head, int64_t t, int64_t first, int64_t last,
+                       float *scratch) {
+  const rfi_arg *q = &call->in[0], *k = &call->in[1], *v = &call->in[2], *o = &call->out[0];
+  float *S = scratch, *acc = S + BLOCK_K, *k_space = acc + s->P, *v_space = k_space + s->P * BLOCK_K;
+  float *x = v_space + s->P * BLOCK_K, max = -INFINITY, sum = 0;
+  const float by = score_factor(call), cap = score_cap(call);
+  int64_t kv = head / s->group, ldk, ldv;
+  rfi_pack(x, s->D, 1, s->D, s->D, rfi_at(q->data, q->type.dtype, t * q->stride[0] + head * q->stride[1]),
+           q->type.dtype, q->stride[0], q->stride[2]);
+  memset(acc, 0, (size_t)s->P * sizeof *acc);
+  for (int64_t key = first; key < last; key += BLOCK_K) {
+    int n = last - key < BLOCK_K ? (int)(last - key) : BLOCK_K;
+    const float *kr = rows_of(k, s, kv, key, n, false, k_space, &ldk);
+    const float *vr = rows_of(v, s, kv, key, n, true, v_space, &ldv);
+    float before = max;
+    for (int i = 0; i < n; i++) {
+      const float *y = kr + i * ldk;
+      float score = 0;
+#pragma omp simd reduction(+ : score)
+      for (int64_t d = 0; d < s->D; d++) score += x[d] * y[d];
+      S[i] = cap > 0 ? cap * rfi_tanhf(score * by) : score * by;
+      max = S[i] > max ? S[i] : max;
+    }
+    for (int i = n; i < BLOCK_K; i++) S[i] = -INFINITY;
+    rfi_vf base = splat(max > -INFINITY ? max : 0), total = splat(0), shrink = exp2_of(splat(before) - base);
+    for (int i = 0; i < BLOCK_K; i += RFI_LANES) {
+      rfi_vf p = exp2_of(*(rfi_vf *)(S + i) - base);
+      *(rfi_vf *)(S + i) = p;
+      total += p;
+    }
+    sum *= shrink[0];
+    for (int i = 0; i < RFI_LANES; i++) sum += total[i];
+    for (int64_t d = 0; d < s->P && key > first; d++) acc[d] *= shrink[0];
+    multiply(1, s->P, n, S, BLOCK_K, false, vr, ldv, acc, s->P, true);
+  }
+  for (int64_t d = 0; d < s->D; d++) acc[d] *= sum == 0 ? 0 : 1 / sum;
+  rfi_narrow((char *)o->data + (t * s->H + head) * s->D * (o->type.dtype == RFR_F32 ? 4 : 2), o->type.dtype, acc, s->D);
+}
+
+/* Rows of q are positions of the text, keys lie in its cache: the cursor says which tiles there are to walk. */
+static rfr_status cached(const rfi_call *call) {
+  const shape s = shape_cached(call);
+  const rfi_take take = rfi_take_next(&call->in[3], s.T, call->in[1].type.shape[0]);
+  const rfi_arg out[2] = {call->out[0], {.type = {.rank = -1}}}; /* no lse */
+  rfi_call forward = *call;
+  forward.out = out;
+  const bool few = s.T < FEW_ROWS;
+  const int64_t parts = few ? s.T : s.blocks;
+  if (!call->out[0].data) return RFR_OK;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(s.threads) if (s.threads > 1)
+  for (int64_t task = 0; task < s.H * parts; task++) {
+    float *scratch = (float *)call->workspace + s.scratch * (size_t)rfi_thread();
+    const int64_t head = task / parts, t = task % parts;
+    if (few) {
+      const int64_t position = take.first + t;
+      cached_row(call, &s, head, t, first_seen(call, position), t < take.count ? position + 1 : 0, scratch);
+      continue;
+    }
+    block b = {.t0 = t * BLOCK_Q, .n = s.T - t * BLOCK_Q < BLOCK_Q ? (int)(s.T - t * BLOCK_Q) : BLOCK_Q};
+    for (int i = 0; i < b.n; i++) {
+      const int64_t position = take.first + b.t0 + i;
+      b.from[i] = (int32_t)first_seen(call, position);
+      b.to[i] = b.t0 + i < take.count ? (int32_t)(position + 1) : 0;
+      if (i == 0) b.first = b.from[0]; /* both ascend over the rows that count */
+      if (b.from[i] > b.all_from) b.all_from = b.from[i];
+      if (b.to[i] > b.last) b.last = b.to[i];
+      if (i == 0 || b.to[i] < b.all_to) b.all_to = b.to[i];
+    }
+    if (!forward_block(&forward, &s, head, &b, false, scratch)) forward_block(&forward, &s, head, &b, true, scratch);
+  }
+  return RFR_OK;
+}
+
 /* ---- backward ---- */
 
 /* S becomes P = 2^(S - lse), 0 where a row does not see the key, and dP becomes dS = P (dP - delta), with
@@ -437,4 +539,5 @@ static rfr_status backward(const rfi_call *call) {
 }
 
 const rfi_kernel RFI_CPU(attention) = {forward, forward_workspace};
+const rfi_kernel RFI_CPU(attention_cached) = {cached, cached_workspace};
 const rfi_kernel RFI_CPU(attention_bwd) = {backward, backward_workspace};

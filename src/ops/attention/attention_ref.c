@@ -69,6 +69,31 @@ static void forward(const rfi_call *call) {
     }
 }
 
+RFT_REF(attention_cached) {
+  const rfr_type *qt = &call->in[0].type, *kt = &call->in[1].type;
+  int64_t T = qt->shape[0], H = qt->shape[1], D = qt->shape[2], capacity = kt->shape[0], Hk = kt->shape[1];
+  int64_t window = call->attr[WINDOW].i;
+  const double *q = call->in[0].data, *k = call->in[1].data, *v = call->in[2].data;
+  const int64_t *cursor = call->in[3].data;
+  double *o = call->out[0].data, slope;
+  for (int64_t t = 0; t < T; t++)
+    for (int64_t h = 0; h < H; h++) {
+      int64_t at = cursor[0] + t, g = h / (H / Hk), first = window > 0 && at >= window ? at - window + 1 : 0;
+      bool counts = cursor[0] >= 0 && at < cursor[1] && at < capacity;
+      const double *row = q + (t * H + h) * D;
+      double *y = o + (t * H + h) * D, max = -INFINITY, sum = 0;
+      for (int64_t d = 0; d < D; d++) y[d] = 0;
+      for (int64_t s = first; counts && s <= at; s++)
+        max = fmax(max, score(call->attr, row, k + (s * Hk + g) * D, D, &slope));
+      for (int64_t s = first; counts && s <= at; s++) {
+        double p = exp(score(call->attr, row, k + (s * Hk + g) * D, D, &slope) - max);
+        sum += p;
+        for (int64_t d = 0; d < D; d++) y[d] += p * v[(s * Hk + g) * D + d];
+      }
+      for (int64_t d = 0; d < D && counts; d++) y[d] /= sum;
+    }
+}
+
 RFT_REF(attention) { forward(call); }
 
 /* lse is the forward's: another would make probabilities of any size. o may be anything, and is: with all rows of v
@@ -126,6 +151,28 @@ RFT_CASES(attention) = {
     "attention(f[43,2,8], f[43,2,8], f[43,2,8], i[3]=0,31,43) scale=0.3 causal=1 window=31 cap=1.5",
     "attention(f[29,3,10], f[29,1,10], f[29,1,10], i[3]=0,13,29) scale=0.3 causal=0 cap=50",
     "attention(f[71,2,20], f[71,2,20], f[71,2,20], i[2]=0,71) scale=0.9 causal=1 cap=3 longest=71",
+    NULL,
+};
+
+/* The cursor: cached, known, dropped, seed. One row, few rows, blocks; rows that do not count; a text at its end. */
+RFT_CASES(attention_cached) = {
+    "attention_cached(f[1,4,24], f[300,2,24], f[300,2,24], I[4]=0,1,0,0) scale=0.2 causal=1 window=0 cap=0",
+    "attention_cached(f[1,6,32], f[300,3,32], f[300,3,32], I[4]=131,132,0,0) scale=0.18 causal=1 window=0 cap=0",
+    "attention_cached(f[1,2,17], f[201,1,17], f[201,1,17], I[4]=200,201,7,0) scale=0.25 causal=1 window=0 cap=0",
+    "attention_cached(f[1,2,5], f[7,1,5], f[7,1,5], I[4]=7,8,0,0) scale=0.44 causal=1 window=0 cap=0",
+    "attention_cached(f[5,3,8], f[70,3,8], f[70,3,8], I[4]=61,64,0,0) scale=0.3 causal=1 window=0 cap=0",
+    "attention_cached(f[3,4,6]/2, f[19,2,6]/2, f[19,2,6], I[4]=0,3,0,0) scale=0.3 causal=1 window=0 cap=0",
+    "attention_cached(f[37,6,24], f[131,2,24], f[131,2,24], I[4]=0,37,0,0) scale=0.2 causal=1 window=0 cap=0",
+    "attention_cached(f[67,2,40], f[197,1,40], f[197,1,40], I[4]=100,151,0,0) scale=0.158 causal=1 window=0 cap=0",
+    "attention_cached(f[32,4,64]/2, f[67,2,64], f[67,2,64], I[4]=40,400,0,0) scale=0.125 causal=1 window=0 cap=0",
+    "attention_cached(f[11,2,6], f[13,1,6], f[13,1,6], I[4]=-4,9,0,0) scale=0.3 causal=1 window=0 cap=0",
+    "attention_cached(f[11,2,6], f[13,1,6], f[13,1,6], I[4]=9,4,0,0) scale=0.3 causal=1 window=0 cap=0",
+    "attention_cached(f[0,2,4], f[9,1,4], f[9,1,4], I[4]=0,5,0,0) scale=0.5 causal=1 window=0 cap=0",
+    "attention_cached(f[2,2,4], f[0,1,4], f[0,1,4], I[4]=0,5,0,0) scale=0.5 causal=1 window=0 cap=0",
+    "attention_cached(f[1,4,24], f[300,2,24], f[300,2,24], I[4]=211,212,0,0) scale=0.2 causal=1 window=70 cap=0",
+    "attention_cached(f[1,4,24], f[300,2,24], f[300,2,24], I[4]=99,100,0,0) scale=0.9 causal=1 window=0 cap=1.5",
+    "attention_cached(f[67,2,40], f[197,1,40], f[197,1,40], I[4]=90,151,0,0) scale=0.2 causal=1 window=37 cap=2",
+    "attention_cached(f[5,2,40], f[197,1,40], f[197,1,40], I[4]=0,151,0,0) scale=0.2 causal=1 window=3 cap=4",
     NULL,
 };
 

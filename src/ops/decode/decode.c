@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A text that is made token by token: shapes and recording calls.
+ *
+ * Text, cursor and the caches of keys and values are states. Positions, the number of rows
+ * that count and the token to go on from are read from them, so a program takes no
+ * argument: the same one reads a prompt a chunk at a time, or, with one row, appends a
+ * token at each replay. The host writes text and cursor before it starts and reads the text
+ * whenever it likes.
+ */
+#include "ops/decode/cursor.h"
+#include "ops/rule.h"
+
+rfr_status rfi_infer_text_read(const rfi_infer *c);
+rfr_status rfi_infer_cache_write(const rfi_infer *c);
+rfr_status rfi_infer_text_append(const rfi_infer *c);
+rfr_status rfi_infer_text_end(const rfi_infer *c);
+
+static rfr_status check_cursor(const rfi_infer *c, int i) {
+  RFI_TRY(rfi_rule_dtype(c, i, RFR_I64));
+  return rfi_rule_vector(c, i, RFI_CURSOR_N);
+}
+
+static rfr_status check_text(const rfi_infer *c, int i, int64_t rows) {
+  RFI_TRY(rfi_rule_dtype(c, i, RFR_I32));
+  RFI_TRY(rfi_rule_rank(c, i, 1, 1));
+  if (c->in[i].shape[0] < 1)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "a text has room for one token more than the caches have");
+  if (rows < 0 || rows > INT32_MAX - c->in[i].shape[0])
+    return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld, the text has %lld", (long long)rows,
+                    (long long)c->in[i].shape[0]);
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_text_read(const rfi_infer *c) {
+  int64_t rows = c->attr[0].i;
+  RFI_TRY(check_text(c, 0, rows));
+  RFI_TRY(check_cursor(c, 1));
+  c->out[0] = c->out[1] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {rows}};
+  c->out[2] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {1}};
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_cache_write(const rfi_infer *c) {
+  const rfr_type *cache = &c->in[0], *x = &c->in[1];
+  RFI_TRY(rfi_rule_float(c, 0));
+  RFI_TRY(rfi_rule_dtype(c, 1, cache->dtype));
+  RFI_TRY(rfi_rule_rank(c, 0, 3, 3));
+  RFI_TRY(rfi_rule_rank(c, 1, 3, 3));
+  if (cache->shape[1] != x->shape[1] || cache->shape[2] != x->shape[2])
+    return rfi_fail(RFI_E_TRACE_SHAPE, "the cache has %lld heads of %lld, x has %lld of %lld",
+                    (long long)cache->shape[1], (long long)cache->shape[2], (long long)x->shape[1],
+                    (long long)x->shape[2]);
+  RFI_TRY(check_cursor(c, 2));
+  c->out[0] = *cache;
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_text_append(const rfi_infer *c) {
+  RFI_TRY(check_text(c, 0, c->attr[0].i));
+  RFI_TRY(rfi_rule_float(c, 1));
+  RFI_TRY(rfi_rule_rank(c, 1, 2, 2));
+  if (c->in[1].dtype == RFR_F64) return rfi_fail(RFI_E_TRACE_SHAPE, "logits must be f32, bf16 or f16");
+  if (c->in[1].shape[0] != 1 || c->in[1].shape[1] < 1)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "want the logits of one row, (1,V)");
+  RFI_TRY(check_cursor(c, 2));
+  for (int i = 3; i < 6; i++) {
+    RFI_TRY(rfi_rule_dtype(c, i, i == 4 ? RFR_I64 : RFR_F64));
+    RFI_TRY(rfi_rule_vector(c, i, 1));
+  }
+  c->out[0] = c->in[0];
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_text_end(const rfi_infer *c) {
+  RFI_TRY(check_cursor(c, 0));
+  RFI_TRY(check_text(c, 1, c->attr[0].i));
+  c->out[0] = c->in[0];
+  return RFR_OK;
+}
+
+rfr_value rfr_text_read_at(rfr_trace *t, rfr_place at, rfr_value text, rfr_value cursor, int64_t rows,
+                           rfr_value *positions, rfr_value *last) {
+  rfr_value out[3];
+  rfi_record(t, at, RFI_OP_text_read, 2, (rfr_value[]){text, cursor}, (rfi_attr[]){rfi_i(rows)}, out);
+  if (positions) *positions = out[1];
+  if (last) *last = out[2];
+  return out[0];
+}
+
+rfr_value rfr_cache_write_at(rfr_trace *t, rfr_place at, rfr_value cache, rfr_value x, rfr_value cursor) {
+  return rfi_record(t, at, RFI_OP_cache_write, 3, (rfr_value[]){cache, x, cursor}, NULL, NULL);
+}
+
+rfr_value rfr_text_append_at(rfr_trace *t, rfr_place at, rfr_value text, rfr_value logits, rfr_value cursor,
+                             rfr_value temperature, rfr_value top_k, rfr_value top_p, int64_t rows) {
+  rfr_value in[6] = {text, logits, cursor, temperature, top_k, top_p};
+  return rfi_record(t, at, RFI_OP_text_append, 6, in, (rfi_attr[]){rfi_i(rows)}, NULL);
+}
+
+rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, rfr_value text, int64_t rows) {
+  return rfi_record(t, at, RFI_OP_text_end, 2, (rfr_value[]){cursor, text}, (rfi_attr[]){rfi_i(rows)}, NULL);
+}

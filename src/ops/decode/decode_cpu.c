@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A text that is made token by token, on the CPU.
+ *
+ * The draw at a position of the whole text (what was dropped included) is a pure function of
+ * the seed and that position, made in double with the candidates in a fixed order: all of
+ * them by id, or the most probable first (ties by id) when top_k or top_p leave some out.
+ * Those come off a heap, one by one, until there are enough: no full sort, no allocation.
+ */
+#include <math.h>
+
+#include "backend/cpu/cpu.h"
+#include "core/rng.h"
+#include "ops/decode/cursor.h"
+#include "ops/walk.h"
+
+/* ---- text, cursor, caches ---- */
+
+static rfr_status read_run(const rfi_call *c) {
+  const int64_t rows = c->attr[0].i;
+  const int32_t *text = c->in[0].data;
+  const rfi_take take = rfi_take_next(&c->in[1], rows, c->in[0].type.shape[0] - 1);
+  int32_t *tokens = c->out[0].data, *positions = c->out[1].data, *last = c->out[2].data;
+  for (int64_t i = 0; i < rows; i++) {
+    if (tokens) tokens[i] = i < take.count ? text[take.first + i] : 0;
+    if (positions) positions[i] = (int32_t)(take.first + i);
+  }
+  if (last) *last = (int32_t)(take.count > 0 ? take.count - 1 : 0);
+  return RFR_OK;
+}
+
+static rfr_status write_run(const rfi_call *c) {
+  const rfi_arg *cache = &c->out[0], *x = &c->in[1];
+  const rfi_take take = rfi_take_next(&c->in[2], x->type.shape[0], cache->type.shape[0]);
+  rfi_arg rows = *x, to = *cache;
+  rows.type.shape[0] = to.type.shape[0] = take.count;
+  to.data = (char *)cache->data + take.first * cache->stride[0] * (rfr_dtype_bits(cache->type.dtype) / 8);
+  if (rfi_arg_count(&rows)) rfi_copy_part(&to, &rows, 0, rfi_arg_count(&rows));
+  return RFR_OK;
+}
+
+static rfr_status end_run(const rfi_call *c) {
+  int64_t *cursor = c->out[0].data;
+  const rfi_take take = rfi_take_next(&c->in[0], c->attr[0].i, c->in[1].type.shape[0] - 1);
+  cursor[RFI_CURSOR_CACHED] = take.first + take.count;
+  cursor[RFI_CURSOR_KNOWN] += take.all;
+  return RFR_OK;
+}
+
+/* ---- the draw ---- */
+
+typedef struct candidate {
+  double p;
+  int32_t id;
+} candidate;
+
+static bool likelier(const candidate *a, const candidate *b) { return a->p != b->p ? a->p > b->p : a->id < b->id; }
+
+static void sift_down(candidate *c, int64_t i, int64_t n) {
+  const candidate x = c[i];
+  for (int64_t child; (child = 2 * i + 1) < n; i = child) {
+    if (child + 1 < n && likelier(&c[child + 1], &c[child])) child++;
+    if (!likelier(&c[child], &x)) break;
+    c[i] = c[child];
+  }
+  c[i] = x;
+}
+
+/* Takes the most probable off until `most` are taken or their sum reaches `enough`. They lie at the end of c, the
+ * first taken last. Returns how many; *sum gets their sum. */
+static int64_t take_best(candidate *c, int64_t n, int64_t most, double enough, double *sum) {
+  int64_t taken = 0;
+  *sum = 0.0;
+  for (int64_t i = n / 2 - 1; i >= 0; i--) sift_down(c, i, n);
+  while (taken < most && (taken == 0 || *sum < enough)) {
+    const candidate best = c[0];
+    c[0] = c[n - 1 - taken];
+    c[n - 1 - taken] = best;
+    taken++;
+    *sum += best.p;
+    sift_down(c, 0, n - taken);
+  }
+  return taken;
+}
+
+/* Uniform in [0, 1) from 53 bits. */
+static double uniform(const rfi_arg *cursor) {
+  const uint64_t seed = (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_SEED);
+  const uint64_t position =
+      (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_DROPPED) + (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_KNOWN);
+  rfi_u32x4 r = rfi_draw4(rfi_stream_key(seed, RFI_DRAW_STREAM), 0, 0, 0, position);
+  return (double)(((uint64_t)r.v[0] << 32 | r.v[1]) >> 11) * 0x1p-53;
+}
+
+static int32_t draw(const rfi_call *c) {
+  const rfi_arg *logits = &c->in[1];
+  const int64_t V = logits->type.shape[1], top_k = *(const int64_t *)c->in[4].data;
+  const double temperature = *(const double *)c->in[3].data, top_p = *(const double *)c->in[5].data;
+  int32_t best = 0;
+  float most = rfi_read1(logits, 0);
+  for (int64_t i = 1; i < V; i++) {
+    float x = rfi_read1(logits, i);
+    if (x > most) best = (int32_t)i, most = x;
+  }
+  if (!(temperature > 0.0)) return best;
+  candidate *p = c->workspace;
+  double total = 0.0;
+  for (int64_t i = 0; i < V; i++) {
+    p[i] = (candidate){exp(((double)rfi_read1(logits, i) - (double)most) / temperature), (int32_t)i};
+    total += p[i].p;
+  }
+  int64_t n = V, step = 1, first = 0;
+  if (top_k > 0 || top_p < 1.0) {
+    n = take_best(p, V, top_k > 0 && top_k < V ? top_k : V, top_p * total, &total);
+    first = V - 1;
+    step = -1;
+  }
+  double u = uniform(&c->in[2]) * total;
+  for (int64_t i = 0; i < n; i++) {
+    u -= p[first + i * step].p;
+    if (u < 0.0) return p[first + i * step].id;
+  }
+  return p[first + (n - 1) * step].id;
+}
+
+static size_t append_workspace(const rfi_call *c) { return (size_t)c->in[1].type.shape[1] * sizeof(candidate); }
+
+static rfr_status append_run(const rfi_call *c) {
+  const rfi_take take = rfi_take_next(&c->in[2], c->attr[0].i, c->out[0].type.shape[0] - 1);
+  if (take.all) ((int32_t *)c->out[0].data)[take.first + take.count] = draw(c);
+  return RFR_OK;
+}
+
+const rfi_kernel RFI_CPU(text_read) = {read_run, NULL};
+const rfi_kernel RFI_CPU(cache_write) = {write_run, NULL};
+const rfi_kernel RFI_CPU(text_append) = {append_run, append_workspace};
+const rfi_kernel RFI_CPU(text_end) = {end_run, NULL};
