@@ -428,6 +428,50 @@ static void test_no_kernel(void **state) {
   end(&w, 1);
 }
 
+static double softcap_flops(const rfr_infer *c) {
+  return c->attr[0].f * (double)(c->in[0].shape[0] * c->out[0].shape[1]) + (c->user == NULL);
+}
+
+static rfr_status failing_cpu(const rfr_call *c) { return c->library ? RFR_OK : RFR_NUMERIC; }
+
+/* What it costs is what it says; what fails is named with its place, whatever the last error was. */
+static void test_cost_and_failure(void **state) {
+  (void)state;
+  world w = begin();
+  rfr_op_desc d = softcap_desc();
+  d.cpu = failing_cpu;
+  d.flops = softcap_flops;
+  OK(rfr_op_register(w.ctx, &d, &w.softcap));
+  rfr_trace *t;
+  rfr_programs *p;
+  OK(rfr_trace_create(w.ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){2, 3}));
+  rfr_attr cap = rfr_attr_float(2);
+  rfr_scope(t, "layer7");
+  rfr_output(t, "y", rfr_record(t, w.softcap, 1, &x, &cap, NULL));
+  const int line = __LINE__ - 1;
+  OK(rfr_trace_finish(t));
+  const rfr_trace *traces[] = {t};
+  OK(rfr_compile(w.ctx, 1, traces, NULL, NULL, &p));
+  rfr_trace_destroy(t);
+  assert_true(rfr_program_flops(p, 0) == 2 * 6 + 1);
+  assert_int_equal(rfr_program_op(p, 0, 99, &(rfr_plan_op){0}), RFR_INVALID); /* the last error until now */
+  assert_int_equal(rfr_program_run(p, 0), RFR_NUMERIC);
+  const rfr_error *e = rfr_last_error();
+  assert_string_equal(e->slug, "op.kernel");
+  assert_int_equal(e->status, RFR_NUMERIC);
+  assert_int_equal(e->line, line);
+  assert_non_null(strstr(e->message, "mine.softcap in layer7: its kernel returned \"numeric\""));
+  rfr_programs_destroy(p);
+  /* what has no file has no empty place before its message */
+  OK(rfr_trace_create(w.ctx, &t));
+  rfr_microbatch(t, -2);
+  assert_int_equal(rfr_trace_status(t), RFR_INVALID);
+  assert_true(strncmp(rfr_last_error()->message, "microbatch -2", 13) == 0);
+  rfr_trace_destroy(t);
+  end(&w, 1);
+}
+
 /* Each allocation from registration to compile fails once: a status, nothing lost, and the same
  * context goes on. */
 static void test_allocation_faults(void **state) {
@@ -462,7 +506,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_gradient),  cmocka_unit_test(test_replay),
       cmocka_unit_test(test_descriptions), cmocka_unit_test(test_recording), cmocka_unit_test(test_no_kernel),
-      cmocka_unit_test(test_allocation_faults),
+      cmocka_unit_test(test_cost_and_failure), cmocka_unit_test(test_allocation_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

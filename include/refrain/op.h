@@ -110,7 +110,7 @@ typedef struct rfr_call {
 /* A kernel allocates nothing, waits for nobody but its own threads, lets shapes alone decide
  * how much work is done, writes its results and its workspace alone, and gives the same bits
  * for the same inputs and number of threads. It handles empty tensors. Anything but RFR_OK
- * ends the run with that status. */
+ * ends the run with that status and the error op.kernel, which names op and place. */
 typedef rfr_status (*rfr_kernel_fn)(const rfr_call *call);
 /* Bytes of workspace, from shapes; data pointers are only NULL or not NULL yet. */
 typedef size_t (*rfr_workspace_fn)(const rfr_call *call);
@@ -131,6 +131,8 @@ typedef struct rfr_op_desc {
   void (*gradient)(rfr_grad *g); /* NULL: none; not together with RFR_OP_STATE or RFR_OP_HOST */
   rfr_kernel_fn cpu;             /* NULL: a trace may hold the op, compiling it says bind.no_kernel */
   rfr_workspace_fn cpu_workspace;
+  double (*flops)(const rfr_infer *c); /* of a call, a multiply-add as two, from the types; NULL: 0, as if memory
+                                          alone bounded it */
   void *user; /* for the callbacks; outlives the context */
 } rfr_op_desc;
 RFR_API rfr_op_desc rfr_op_desc_default(void);

@@ -25,9 +25,11 @@ typedef enum rfi_error {
  * become spaces; a text of more than 2047 bytes ends in "...". */
 rfr_status rfi_fail(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same with the place in a file that the error is about; line 0: the whole file. The
- * message starts with "file:line: ". */
+ * message starts with "file:line: ", or with nothing where there is no file ("" or NULL). */
 rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+/* Gives the current error the status that somebody else's code chose; returns it. */
+rfr_status rfi_fail_status(rfr_status status);
 /* Puts text before the current message (an outer function adds its context, with its own
  * separator: "layer3: "); slug, file and line stay. Returns the current status. */
 rfr_status rfi_fail_prefix(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -94,13 +94,18 @@ rfr_status rfi_fail(rfi_error error, const char *format, ...) {
 rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const char *format, ...) {
   char text[MESSAGE_BYTES] = "";
   if (file == NULL) file = "";
-  int wanted = line > 0 ? rfi_snprintf(text, sizeof text, "%s:%lld: ", file, (long long)line)
-                        : rfi_snprintf(text, sizeof text, "%s: ", file);
+  int wanted = 0;
+  if (*file && line > 0) wanted = rfi_snprintf(text, sizeof text, "%s:%lld: ", file, (long long)line);
+  else if (*file) wanted = rfi_snprintf(text, sizeof text, "%s: ", file);
   va_list args;
   va_start(args, format);
   wanted = format_after(text, wanted < 0 ? 0 : wanted, format, args);
   va_end(args);
   return set_error(error, file, line > 0 ? line : 0, text, wanted);
+}
+
+rfr_status rfi_fail_status(rfr_status status) {
+  return last.error.status = status;
 }
 
 rfr_status rfi_fail_prefix(const char *format, ...) {

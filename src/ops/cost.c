@@ -49,7 +49,7 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
       const rfr_type *q = type_of(t, op->in[0]);
       return 2 * (double)rfi_count(q) * (double)type_of(t, op->in[1])->shape[0];
     }
-    default: return 0;
+    default: return op->flops;
   }
 }
 

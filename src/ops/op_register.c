@@ -87,6 +87,12 @@ static rfr_status grad(rfi_grad *g) {
   return RFR_OK;
 }
 
+rfr_status rfi_outside_failed(const rfi_opr *op, rfr_status s) {
+  rfi_fail_at(RFI_E_OP_KERNEL, op->at.file, op->at.line, "%s%s%s: its kernel returned \"%s\"", op->def->name,
+              op->scope[0] ? " in " : "", op->scope, rfr_status_name(s));
+  return rfi_fail_status(s);
+}
+
 /* ---- the description ---- */
 
 static bool is_word(const char *s, size_t n) {
@@ -229,6 +235,7 @@ rfr_status rfr_op_register(rfr_ctx *ctx, const rfr_op_desc *desc, const rfr_op *
                                     .shape = desc->shape,
                                     .gradient = desc->gradient,
                                     .cpu = {desc->cpu, desc->cpu_workspace},
+                                    .flops = desc->flops,
                                     .user = desc->user};
   r->def.code = RFI_OP_COUNT;
   r->def.name = r->name;

@@ -273,6 +273,11 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
     if (types[j].rank >= 0 && !type_fits(&types[j]))
       return rfi_fail(RFI_E_OVERFLOW, "the size of result %s overflows", def->result[j]);
   if (!rfi_arena_grow(t->arena, (void **)&t->ops, &t->cap_ops, t->n_ops + 1, sizeof *t->ops)) return RFR_NO_MEMORY;
+  if (def->outside && def->outside->flops) {
+    c.user = def->outside->user;
+    op.flops = def->outside->flops(&c);
+    if (!(op.flops >= 0)) return rfi_fail(RFI_E_ARGUMENT, "its cost callback gives no count of FLOPs");
+  }
   int first = t->n_values;
   for (int j = 0; j < op.n_out; j++) {
     op.out[j] = RFR_NONE;

@@ -82,6 +82,7 @@ struct rfr_op {
     const char *(*shape)(const rfr_infer *c);
     void (*gradient)(rfr_grad *g);
     rfi_kernel cpu; /* run is NULL: none */
+    double (*flops)(const rfr_infer *c);
     void *user;
   } *outside;
 };
@@ -116,6 +117,7 @@ typedef struct rfi_opr {
   int32_t microbatch;   /* -1: of the whole step */
   int32_t token_in;     /* op whose token this one takes, -1: none (HOST ops alone) */
   int32_t clone_of;     /* op that this one recomputes, -1 */
+  double flops;         /* registered ops alone: what their callback says */
   const char *scope;    /* "" or "layer3.attention" */
   const char *reason;   /* comment of a pass, "" or text */
   rfr_place at;
@@ -150,6 +152,8 @@ struct rfr_trace {
   int64_t next_site; /* dropout sites are numbered as recorded */
 };
 
+/* The error of a registered op whose kernel returned `s`, which it returns. */
+rfr_status rfi_outside_failed(const rfi_opr *op, rfr_status s);
 /* Appends one op. `in` has n_in entries (absent: RFR_NONE; trailing absent ones may be
  * left out); `attr` has def->n_attrs. Returns result 0; all results go to out[] when
  * it is not NULL. */
