@@ -9,11 +9,17 @@
 
 #include <stdint.h>
 
+#ifdef __CUDACC__ /* the same draws on both sides */
+#define RFI_BOTH_SIDES __host__ __device__
+#else
+#define RFI_BOTH_SIDES
+#endif
+
 typedef struct rfi_u32x4 {
   uint32_t v[4];
 } rfi_u32x4;
 
-static inline rfi_u32x4 rfi_philox(rfi_u32x4 counter, uint32_t key0, uint32_t key1) {
+RFI_BOTH_SIDES static inline rfi_u32x4 rfi_philox(rfi_u32x4 counter, uint32_t key0, uint32_t key1) {
   uint32_t c0 = counter.v[0], c1 = counter.v[1], c2 = counter.v[2], c3 = counter.v[3];
   for (int round = 0; round < 10; round++) {
     uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
@@ -25,11 +31,12 @@ static inline rfi_u32x4 rfi_philox(rfi_u32x4 counter, uint32_t key0, uint32_t ke
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
-  return (rfi_u32x4){{c0, c1, c2, c3}};
+  const rfi_u32x4 drawn = {{c0, c1, c2, c3}};
+  return drawn;
 }
 
 /* Key of a stream: the seed mixed with the stream's number (splitmix64's finalizer). */
-static inline uint64_t rfi_stream_key(uint64_t seed, uint64_t stream) {
+RFI_BOTH_SIDES static inline uint64_t rfi_stream_key(uint64_t seed, uint64_t stream) {
   uint64_t z = seed + (stream + 1) * 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -46,7 +53,8 @@ static inline uint64_t rfi_stream_id(const char *name) {
 /* Four draws for elements 4*block .. 4*block+3 of a site, microbatch and step. Two
  * addresses are different counters as long as block < 2^40, site < 2^24, microbatch < 2^16
  * and step < 2^48. */
-static inline rfi_u32x4 rfi_draw4(uint64_t key, uint64_t block, uint32_t site, uint32_t microbatch, uint64_t step) {
+RFI_BOTH_SIDES static inline rfi_u32x4 rfi_draw4(uint64_t key, uint64_t block, uint32_t site, uint32_t microbatch,
+                                                 uint64_t step) {
   rfi_u32x4 c = {{(uint32_t)block, (uint32_t)(block >> 32) ^ (site << 8), (microbatch << 16) ^ (uint32_t)(step >> 32),
                   (uint32_t)step}};
   return rfi_philox(c, (uint32_t)key, (uint32_t)(key >> 32));

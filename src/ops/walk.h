@@ -3,9 +3,8 @@
  * How a kernel goes over operands of any strides and any storage type: in blocks of at most
  * RFI_BLOCK elements that it sees as plain f32 arrays.
  *
- * A walk follows the flat order of a dense result. Dimensions of size 1 vanish, and
- * neighbours merge wherever every operand allows it, so that dense operands are one long row;
- * a block never crosses the end of the merged last dimension. A block of dense f32 is the
+ * A walk (dims.h) follows the flat order of a dense result; a block never crosses the end of
+ * its merged last dimension. A block of dense f32 is the
  * operand's own memory; everything else is converted into a buffer on the stack, which stays
  * in the first-level cache and costs far less than a second kernel per storage type would.
  * What is computed does not depend on where blocks end.
@@ -14,9 +13,10 @@
 #define RFI_WALK_H
 
 #include "base/base.h"
+#include "ops/dims.h"
 #include "ops/vec.h"
 
-enum { RFI_BLOCK = 512, RFI_WALK_ARGS = 5 };
+enum { RFI_BLOCK = 512 };
 
 /* ---- blocks ---- */
 
@@ -91,41 +91,6 @@ static inline int64_t rfi_arg_count(const rfi_arg *a) { return rfi_count(&a->typ
 
 /* ---- walks ---- */
 
-typedef struct rfi_walk {
-  int n, rank;
-  int64_t dim[RFR_MAX_RANK], stride[RFI_WALK_ARGS][RFR_MAX_RANK];
-} rfi_walk;
-
-static inline void rfi_walk_start(rfi_walk *w, int n) {
-  w->n = n;
-  w->rank = 0;
-}
-/* Adds the next inner dimension; stride[k] is argument k's. */
-static inline void rfi_walk_dim(rfi_walk *w, int64_t dim, const int64_t *stride) {
-  if (dim == 1) return;
-  bool merge = w->rank > 0;
-  for (int k = 0; merge && k < w->n; k++) merge = w->stride[k][w->rank - 1] == stride[k] * dim;
-  int d = merge ? w->rank - 1 : w->rank++;
-  w->dim[d] = merge ? w->dim[d] * dim : dim;
-  for (int k = 0; k < w->n; k++) w->stride[k][d] = stride[k];
-}
-/* After the last dimension: there is at least one. */
-static inline void rfi_walk_end(rfi_walk *w) {
-  if (w->rank) return;
-  w->rank = 1;
-  w->dim[0] = 1;
-  for (int k = 0; k < w->n; k++) w->stride[k][0] = 1;
-}
-/* Over n arguments of one shape, the first one's. */
-static inline void rfi_walk_init(rfi_walk *w, int n, const rfi_arg *const *args) {
-  int64_t stride[RFI_WALK_ARGS];
-  rfi_walk_start(w, n);
-  for (int d = 0; d < args[0]->type.rank; d++) {
-    for (int k = 0; k < n; k++) stride[k] = args[k]->stride[d];
-    rfi_walk_dim(w, args[0]->type.shape[d], stride);
-  }
-  rfi_walk_end(w);
-}
 /* Offsets of flat element i in each argument, and how many elements from there to the end of
  * the row, to `end`, or to a block's size. */
 static inline int64_t rfi_walk_at(const rfi_walk *w, int64_t i, int64_t end, int64_t *offset) {

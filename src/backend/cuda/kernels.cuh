@@ -100,6 +100,18 @@ static inline int64_t rfi_elements(const rfr_arg *x) {
   for (int d = 0; d < x->type.rank; d++) n *= x->type.shape[d];
   return n;
 }
+/* Bytes of an element that has an address. */
+static inline int rfi_element_bytes(rfr_dtype dtype) {
+  switch (dtype) {
+    case RFR_F64:
+    case RFR_I64: return 8;
+    case RFR_F32:
+    case RFR_I32: return 4;
+    case RFR_BF16:
+    case RFR_F16: return 2;
+    default: return 1;
+  }
+}
 static inline int64_t rfi_blocks(int64_t n, int64_t per_block) { return (n + per_block - 1) / per_block; }
 static inline cudaStream_t rfi_stream(const rfr_call *call) { return (cudaStream_t)call->stream; }
 

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gelu, silu, swiglu and their gradients on a GPU, by the formulas of activation_cpu.c:
+ *
+ *   gelu (erf)   y = x P(x), P the normal distribution;  dx = dy (P(x) + x p(x))
+ *   gelu (tanh)  y = x s(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
+ *   silu         y = x s(x);  dx = dy s (1 + x (1 - s))
+ *   swiglu       y = silu(gate) up
+ *
+ * s is the logistic function: one exp and one division. Where results are narrower than f32, both are the
+ * hardware's approximations, whose error is a thousandth of the rounding that follows; with the accurate
+ * ones the kernel would be bound by arithmetic.
+ */
+#include "ops/elementwise/map.cuh"
+
+/* ---- functions ---- */
+
+template <bool FAST> static __device__ __forceinline__ float exponential(float x) { return FAST ? __expf(x) : expf(x); }
+template <bool FAST> static __device__ __forceinline__ float inverse(float x) {
+  return FAST ? __fdividef(1.0f, x) : 1.0f / x;
+}
+template <bool FAST> static __device__ __forceinline__ float sigmoid(float x) {
+  return inverse<FAST>(1.0f + exponential<FAST>(-x));
+}
+/* The logistic function of x and, through `rest`, of -x: e^(-|x|) gives both, neither as a difference. */
+template <bool FAST> static __device__ __forceinline__ float sigmoids(float x, float *rest) {
+  const float e = exponential<FAST>(-fabsf(x)), large = inverse<FAST>(1.0f + e), small = e * large;
+  *rest = x < 0 ? large : small;
+  return x < 0 ? small : large;
+}
+
+/* 2u and, through `slope`, its derivative; beyond |x| = 20 the logistic function is 0 or 1 to the last bit, and
+ * holding x there keeps infinity out of products with that 0. A NaN stays. */
+static __device__ __forceinline__ float gelu_argument(float x, float *slope) {
+  x = x > 20.0f ? 20.0f : x;
+  x = x < -20.0f ? -20.0f : x;
+  const float s = x * x;
+  *slope = 1.59576912f + 0.214064385f * s;
+  return x * (1.59576912f + 0.0713547950f * s);
+}
+
+/* ---- ops: T is the storage type ---- */
+
+template <typename T> constexpr bool is_fast = sizeof(T) < sizeof(float);
+
+template <typename T, bool TANH> struct gelu_op : rfi_map_op {
+  template <int V> __device__ void operator()(int64_t, const float (&x)[1][V], float (&y)[1][V]) const {
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+      const float a = x[0][v];
+      float slope;
+      y[0][v] = a * (TANH ? sigmoid<is_fast<T>>(gelu_argument(a, &slope)) : normcdff(a));
+    }
+  }
+};
+
+template <typename T, bool TANH> struct gelu_bwd_op : rfi_map_op {
+  template <int V> __device__ void operator()(int64_t, const float (&x)[2][V], float (&y)[1][V]) const {
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+      const float dy = x[0][v], a = x[1][v];
+      float slope, rest;
+      if (TANH) {
+        const float s = sigmoids<is_fast<T>>(gelu_argument(a, &slope), &rest);
+        y[0][v] = dy * (s + a * (s * rest) * slope);
+      } else {
+        y[0][v] = dy * (normcdff(a) + a * (0.398942280f * exponential<is_fast<T>>(-0.5f * a * a)));
+      }
+    }
+  }
+};
+
+template <typename T> struct silu_op : rfi_map_op {
+  template <int V> __device__ void operator()(int64_t, const float (&x)[1][V], float (&y)[1][V]) const {
+#pragma unroll
+    for (int v = 0; v < V; v++) y[0][v] = x[0][v] * sigmoid<is_fast<T>>(x[0][v]);
+  }
+};
+
+template <typename T> struct silu_bwd_op : rfi_map_op {
+  template <int V> __device__ void operator()(int64_t, const float (&x)[2][V], float (&y)[1][V]) const {
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+      float rest;
+      const float a = x[1][v], s = sigmoids<is_fast<T>>(a, &rest);
+      y[0][v] = x[0][v] * (s + s * a * rest);
+    }
+  }
+};
+
+template <typename T> struct swiglu_op : rfi_map_op {
+  template <int V> __device__ void operator()(int64_t, const float (&x)[2][V], float (&y)[1][V]) const {
+#pragma unroll
+    for (int v = 0; v < V; v++) y[0][v] = x[0][v] * sigmoid<is_fast<T>>(x[0][v]) * x[1][v];
+  }
+};
+
+template <typename T> struct swiglu_bwd_op : rfi_map_op {
+  template <int V> __device__ void operator()(int64_t, const float (&x)[3][V], float (&y)[2][V]) const {
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+      float rest;
+      const float dy = x[0][v], gate = x[1][v], up = x[2][v], s = sigmoids<is_fast<T>>(gate, &rest);
+      y[0][v] = dy * up * (s + s * gate * rest);
+      y[1][v] = dy * gate * s;
+    }
+  }
+};
+
+/* ---- launchers ---- */
+
+static rfr_status run_gelu(const rfr_call *call) {
+  rfr_status s = RFR_OK;
+  const bool tanh_form = call->attr[0].i != 0;
+  RFI_WITH_FLOAT(call->out[0].type.dtype, T,
+                 s = tanh_form ? rfi_map<T, T, 1, 1>(call, "gelu", gelu_op<T, true>())
+                               : rfi_map<T, T, 1, 1>(call, "gelu", gelu_op<T, false>()));
+  return s;
+}
+static rfr_status run_gelu_bwd(const rfr_call *call) {
+  rfr_status s = RFR_OK;
+  const bool tanh_form = call->attr[0].i != 0;
+  RFI_WITH_FLOAT(call->out[0].type.dtype, T,
+                 s = tanh_form ? rfi_map<T, T, 2, 1>(call, "gelu_bwd", gelu_bwd_op<T, true>())
+                               : rfi_map<T, T, 2, 1>(call, "gelu_bwd", gelu_bwd_op<T, false>()));
+  return s;
+}
+static rfr_status run_silu(const rfr_call *call) {
+  rfr_status s = RFR_OK;
+  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 1, 1>(call, "silu", silu_op<T>()));
+  return s;
+}
+static rfr_status run_silu_bwd(const rfr_call *call) {
+  rfr_status s = RFR_OK;
+  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 2, 1>(call, "silu_bwd", silu_bwd_op<T>()));
+  return s;
+}
+static rfr_status run_swiglu(const rfr_call *call) {
+  rfr_status s = RFR_OK;
+  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 2, 1>(call, "swiglu", swiglu_op<T>()));
+  return s;
+}
+static rfr_status run_swiglu_bwd(const rfr_call *call) {
+  rfr_status s = RFR_OK;
+  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 3, 2>(call, "swiglu_bwd", swiglu_bwd_op<T>()));
+  return s;
+}
+
+extern "C" const rfi_cuda_kernel RFI_CUDA(gelu) = {run_gelu, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(gelu_bwd) = {run_gelu_bwd, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(silu) = {run_silu, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(silu_bwd) = {run_silu_bwd, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu) = {run_swiglu, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_bwd) = {run_swiglu_bwd, NULL, rfi_takes_floats};

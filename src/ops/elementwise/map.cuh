@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Element by element on a GPU, over operands of any strides: the frame that the kernels of this family share.
+ *
+ * An op is a functor that sees a group of V neighbouring elements as f32, in the flat order of the dense
+ * result; V is 16 bytes of the narrowest type where every operand allows it, else 1:
+ *
+ *   flat   all operands are dense: group p lies at element p V of each, the rest behind the last group is
+ *          done one by one
+ *   rows   rows are dense and begin at multiples of 16 bytes (halves of a wider matrix, a bias repeated over
+ *          rows): groups never cross a row, and their places come from the walk
+ *   any    one element at a time
+ *
+ * What is computed for an element does not depend on which of them runs. A thread has several independent
+ * groups in flight, and reads all of them before it computes the first.
+ */
+#ifndef RFI_MAP_CUH
+#define RFI_MAP_CUH
+
+#include "backend/cuda/kernels.cuh"
+#include "ops/dims.h"
+
+enum { RFI_MAP_THREADS = 256 };
+
+/* ---- groups of elements ---- */
+
+/* V elements as they lie in memory, in parts of at most 16 bytes. */
+template <typename T, int V> struct rfi_group {
+  static constexpr int width = V < rfi_pack_width<T> ? V : rfi_pack_width<T>;
+  rfi_pack<T, width> part[V / width];
+};
+
+template <typename T, int V> __device__ __forceinline__ rfi_group<T, V> rfi_load(const T *from) {
+  rfi_group<T, V> g;
+#pragma unroll
+  for (int k = 0; k < V / g.width; k++) g.part[k] = ((const rfi_pack<T, rfi_group<T, V>::width> *)from)[k];
+  return g;
+}
+template <typename T, int V> __device__ __forceinline__ void rfi_widen(const rfi_group<T, V> &g, float (&x)[V]) {
+#pragma unroll
+  for (int v = 0; v < V; v++) x[v] = rfi_widen(g.part[v / g.width].x[v % g.width]);
+}
+template <typename T, int V> __device__ __forceinline__ void rfi_store(T *to, const float (&x)[V]) {
+  rfi_group<T, V> g;
+#pragma unroll
+  for (int v = 0; v < V; v++) g.part[v / g.width].x[v % g.width] = rfi_narrow<T>(x[v]);
+#pragma unroll
+  for (int k = 0; k < V / g.width; k++) ((rfi_pack<T, rfi_group<T, V>::width> *)to)[k] = g.part[k];
+}
+
+/* ---- walks ---- */
+
+/* Offset of item i in argument k. */
+static __device__ __forceinline__ int64_t rfi_walk_offset(const rfi_walk &w, int k, int64_t i) {
+  uint64_t rest = (uint64_t)i;
+  int64_t offset = 0;
+  for (int d = w.rank - 1; d > 0; d--) {
+    const uint64_t outer = rest / (uint64_t)w.dim[d];
+    offset += (int64_t)(rest - outer * (uint64_t)w.dim[d]) * w.stride[k][d];
+    rest = outer;
+  }
+  return offset + (int64_t)rest * w.stride[k][0];
+}
+
+/* Whether groups of V elements lie together in every argument; they do not cross the last dimension then.
+ * `base` are the arguments' addresses, NULL for what is not there. */
+static inline bool rfi_walk_groups(const rfi_walk *w, int V, int n, const void *const *base, const int *size) {
+  const int last = w->rank - 1;
+  bool flat = w->rank == 1;
+  for (int k = 0; k < n; k++) {
+    if (w->stride[k][last] != 1 && w->dim[last] != 1) return false;
+    const int64_t bytes = V * size[k] < 16 ? V * size[k] : 16;
+    if ((uintptr_t)base[k] % bytes) return false;
+    for (int d = 0; d < last; d++)
+      if (w->stride[k][d] * size[k] % bytes) return false;
+  }
+  return flat || w->dim[last] % V == 0;
+}
+
+/* The same walk with a group as the item. */
+static inline void rfi_walk_by_groups(rfi_walk *w, int V) {
+  const int last = w->rank - 1;
+  w->dim[last] /= V;
+  for (int k = 0; k < w->n; k++) w->stride[k][last] = V;
+}
+
+/* Blocks for n items of which one block does `per_block` at a time: enough to fill the device several times. */
+static inline unsigned rfi_grid(const rfr_call *call, int64_t n, int64_t per_block) {
+  const int64_t need = rfi_blocks(n, per_block), most = (int64_t)rfi_cuda_info_of(call)->sms * 32;
+  return (unsigned)(need < most ? need : most);
+}
+
+/* ---- the map ---- */
+
+/* What a functor has besides operator()<V>(first element, x[IN][V], y[OUT][V]): `begin` runs once in each thread. */
+struct rfi_map_op {
+  __device__ void begin() {}
+};
+
+template <typename X, typename Y, int IN, int OUT> struct rfi_map_args {
+  const X *x[IN];
+  Y *y[OUT]; /* NULL: dead */
+  int64_t n; /* elements */
+  rfi_walk walk;
+};
+
+template <bool FLAT, int V, int U, class F, typename X, typename Y, int IN, int OUT>
+static __global__ void __launch_bounds__(RFI_MAP_THREADS)
+    rfi_map_kernel(const __grid_constant__ rfi_map_args<X, Y, IN, OUT> a, F f) {
+  const int64_t groups = a.n / V, step = (int64_t)gridDim.x * RFI_MAP_THREADS * U;
+  f.begin();
+  for (int64_t first = (int64_t)blockIdx.x * RFI_MAP_THREADS * U + threadIdx.x; first < groups; first += step) {
+    rfi_group<X, V> in[U][IN];
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      int64_t p = first + u * RFI_MAP_THREADS;
+      p = p < groups ? p : groups - 1; /* a load too many costs less than a branch between loads */
+#pragma unroll
+      for (int k = 0; k < IN; k++) in[u][k] = rfi_load<X, V>(a.x[k] + (FLAT ? p * V : rfi_walk_offset(a.walk, k, p)));
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      const int64_t p = first + u * RFI_MAP_THREADS;
+      if (p >= groups) break;
+      float x[IN][V], y[OUT][V];
+#pragma unroll
+      for (int k = 0; k < IN; k++) rfi_widen(in[u][k], x[k]);
+      f(p * V, x, y);
+#pragma unroll
+      for (int k = 0; k < OUT; k++)
+        if (a.y[k]) rfi_store<Y, V>(a.y[k] + p * V, y[k]);
+    }
+  }
+  if (V > 1 && FLAT && blockIdx.x == 0 && threadIdx.x < a.n % V) {
+    const int64_t i = groups * V + threadIdx.x;
+    float x[IN][1], y[OUT][1];
+#pragma unroll
+    for (int k = 0; k < IN; k++) x[k][0] = rfi_widen(a.x[k][i]);
+    f(i, x, y);
+#pragma unroll
+    for (int k = 0; k < OUT; k++)
+      if (a.y[k]) a.y[k][i] = rfi_narrow<Y>(y[k][0]);
+  }
+}
+
+/* Enqueues f over the first IN operands and OUT results, which all have the first result's shape. */
+template <typename X, typename Y, int IN, int OUT, class F>
+static rfr_status rfi_map(const rfr_call *call, const char *name, F f) {
+  constexpr int V = 16 / (int)(sizeof(X) < sizeof(Y) ? sizeof(X) : sizeof(Y)), U = IN == 1 ? 4 : 2;
+  rfi_map_args<X, Y, IN, OUT> a;
+  const rfr_arg *arg[IN + OUT];
+  const void *base[IN + OUT];
+  int size[IN + OUT];
+  for (int k = 0; k < IN + OUT; k++) {
+    arg[k] = k < IN ? &call->in[k] : &call->out[k - IN];
+    base[k] = arg[k]->data;
+    size[k] = k < IN ? (int)sizeof(X) : (int)sizeof(Y);
+    if (k < IN) a.x[k] = (const X *)base[k];
+    else a.y[k - IN] = (Y *)base[k];
+  }
+  a.n = rfi_elements(&call->out[0]);
+  if (a.n == 0) return RFR_OK;
+  rfi_walk_init(&a.walk, IN + OUT, arg);
+  cudaStream_t stream = rfi_stream(call);
+  const unsigned grouped = rfi_grid(call, rfi_blocks(a.n, V), RFI_MAP_THREADS * U);
+  if (!rfi_walk_groups(&a.walk, V, IN + OUT, base, size)) {
+    rfi_map_kernel<false, 1, U, F, X, Y, IN, OUT>
+        <<<rfi_grid(call, a.n, RFI_MAP_THREADS * U), RFI_MAP_THREADS, 0, stream>>>(a, f);
+  } else if (a.walk.rank == 1) {
+    rfi_map_kernel<true, V, U, F, X, Y, IN, OUT><<<grouped, RFI_MAP_THREADS, 0, stream>>>(a, f);
+  } else {
+    rfi_walk_by_groups(&a.walk, V);
+    rfi_map_kernel<false, V, U, F, X, Y, IN, OUT><<<grouped, RFI_MAP_THREADS, 0, stream>>>(a, f);
+  }
+  return rfi_cuda_launched(name);
+}
+
+/* For ops that compute in f32: no kernel takes f64, which would silently lose its digits. */
+static inline int rfi_takes_floats(const rfr_call *call) {
+  for (int k = 0; k < call->n_in + call->n_out; k++) {
+    const rfr_type *t = k < call->n_in ? &call->in[k].type : &call->out[k - call->n_in].type;
+    if (t->rank >= 0 && t->dtype == RFR_F64) return 0;
+  }
+  return 1;
+}
+
+#endif
