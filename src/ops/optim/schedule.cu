@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The step's scalars on a GPU, as in schedule_cpu.c: learning rate, gradient norm, clip factor, step
+ * block. All of them read the step block, the norm and the flag on the device.
+ *
+ * The norm's squares are summed in f64 over chunks, a block each, of all gradients in one launch: the
+ * gradients' places travel by value in the launch itself, MOST of them at a time. A second launch
+ * adds the chunks in a fixed order and looks at each gradient's own for the count of zeros.
+ */
+#include "backend/cuda/kernels.cuh"
+#include "refrain/ops.h"
+
+enum { ATTEMPTED, APPLIED, SEED, SKIPPED };
+
+/* ---- scalars ---- */
+
+typedef struct schedule {
+  int64_t kind;
+  double base, min, warmup, total, decay;
+} schedule;
+
+static __global__ void lr_schedule(const schedule s, const int64_t *step, float *lr) {
+  const double n = (double)step[APPLIED], done = (n - s.warmup) / (s.total - s.warmup);
+  double rate;
+  if (n < s.warmup) rate = s.base * (n + 1) / s.warmup;
+  else if (s.kind == RFR_LR_CONSTANT) rate = s.base;
+  else if (n >= s.total) rate = s.min;
+  else if (s.kind == RFR_LR_LINEAR) rate = s.base + (s.min - s.base) * done;
+  else if (s.kind == RFR_LR_COSINE) rate = s.min + (s.base - s.min) * 0.5 * (1 + cos(3.14159265358979323846 * done));
+  else if (n < s.total - s.decay) rate = s.base;
+  else rate = s.base + (s.min - s.base) * (n - (s.total - s.decay)) / s.decay;
+  *lr = (float)rate;
+}
+
+static rfr_status lr_run(const rfr_call *c) {
+  const rfr_attr *a = c->attr;
+  const schedule s = {a[0].i, a[1].f, a[2].f, (double)a[3].i, (double)a[4].i, (double)a[5].i};
+  if (c->out[0].data)
+    lr_schedule<<<1, 1, 0, rfi_stream(c)>>>(s, (const int64_t *)c->in[0].data, (float *)c->out[0].data);
+  return rfi_cuda_launched("lr_schedule");
+}
+
+static __global__ void clip_scale(double max, const float *norm, float *clip) {
+  const double scale = max / ((double)*norm + 1e-6);
+  *clip = max == 0 || !(scale < 1) ? 1.0f : (float)scale;
+}
+
+static rfr_status clip_run(const rfr_call *c) {
+  if (c->out[0].data)
+    clip_scale<<<1, 1, 0, rfi_stream(c)>>>(c->attr[0].f, (const float *)c->in[0].data, (float *)c->out[0].data);
+  return rfi_cuda_launched("clip_scale");
+}
+
+static __global__ void step_end(int64_t *step, const int32_t *skip) {
+  const int64_t skipped = *skip != 0;
+  step[ATTEMPTED] += 1;
+  step[APPLIED] += 1 - skipped;
+  step[SKIPPED] += skipped;
+}
+
+static rfr_status step_end_run(const rfr_call *c) {
+  step_end<<<1, 1, 0, rfi_stream(c)>>>((int64_t *)c->in[0].data, (const int32_t *)c->in[1].data);
+  return rfi_cuda_launched("step_end");
+}
+
+/* ---- the gradients' norm ---- */
+
+enum { MOST = 1024, FEW = 128, CHUNK = 16384, THREADS = 256, WIDTH = 8, FINISH = 1024 };
+
+typedef struct gradient {
+  const void *data;
+  int64_t n;
+  int64_t first; /* of its chunks, among all gradients' */
+} gradient;
+
+/* N of them; what a launch may carry is 32,764 bytes. */
+template <int N> struct gradients {
+  gradient g[N];
+  uint8_t dtype[N];
+  int n;
+  int64_t end; /* of the last one's chunks */
+};
+
+/* Which gradient chunk `chunk` is of: the last one that begins at it or before and is not empty. */
+template <int N> static __device__ int gradient_of(const gradients<N> &all, int64_t chunk) {
+  int low = 0, high = all.n; /* g[low].first <= chunk < g[high].first */
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (all.g[middle].first <= chunk) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
+static __device__ __forceinline__ double square(float x) { return (double)x * (double)x; }
+
+/* The thread's share of a chunk; 8 neighbours at a time where they are aligned. */
+template <typename T> static __device__ double squares(const T *x, int64_t n) {
+  double sum = 0;
+  int64_t i = 0;
+  if ((uintptr_t)x % 16 == 0) {
+    typedef rfi_pack<T, 16 / sizeof(T)> pack;
+    constexpr int P = 16 / sizeof(T), UNROLL = WIDTH * 2 / P;
+    const pack *p = (const pack *)x;
+    const int64_t packs = n / P;
+    double part[P] = {};
+    int64_t k = threadIdx.x;
+    for (; k + (UNROLL - 1) * THREADS < packs; k += UNROLL * THREADS) {
+      pack v[UNROLL];
+#pragma unroll
+      for (int u = 0; u < UNROLL; u++) v[u] = p[k + u * THREADS];
+#pragma unroll
+      for (int u = 0; u < UNROLL; u++)
+        for (int j = 0; j < P; j++) part[j] += square(rfi_widen(v[u].x[j]));
+    }
+    for (; k < packs; k += THREADS)
+      for (int j = 0; j < P; j++) part[j] += square(rfi_widen(p[k].x[j]));
+    for (int j = 0; j < P; j++) sum += part[j];
+    i = packs * P;
+  }
+  for (i += threadIdx.x; i < n; i += THREADS) sum += square(rfi_widen(x[i]));
+  return sum;
+}
+
+/* Over a block of up to 1024 threads, all of whom get it; in a fixed order. */
+static __device__ double block_sum(double x) {
+  __shared__ double part[32];
+  for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = x;
+  __syncthreads();
+  x = 0;
+  for (int w = 0; w < (int)blockDim.x / 32; w++) x += part[w];
+  return x;
+}
+
+template <int N>
+static __global__ void __launch_bounds__(THREADS) norm_chunks(const __grid_constant__ gradients<N> all, double *sums) {
+  const int64_t chunk = all.g[0].first + blockIdx.x;
+  const int k = gradient_of(all, chunk);
+  const gradient g = all.g[k];
+  const int64_t begin = (chunk - g.first) * CHUNK, n = g.n - begin < CHUNK ? g.n - begin : CHUNK;
+  double sum;
+  switch (all.dtype[k]) {
+    case RFR_BF16: sum = squares((const rfi_bf16 *)g.data + begin, n); break;
+    case RFR_F16: sum = squares((const rfi_f16 *)g.data + begin, n); break;
+    default: sum = squares((const float *)g.data + begin, n);
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) sums[chunk] = sum;
+}
+
+static __device__ void total(const double *sums, int64_t chunks, float *norm, int32_t *skip) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < chunks; i += FINISH) sum += sums[i];
+  sum = block_sum(sum);
+  if (threadIdx.x > 0) return;
+  const float root = (float)sqrt(sum);
+  if (norm) *norm = root;
+  if (skip) *skip = !isfinite(root);
+}
+
+/* Block 0: the norm, where this is the last launch; the other blocks: a gradient each warp. A square in f64 of what
+ * is not zero in f32 is not zero: the sums tell. */
+template <int N>
+static __global__ void __launch_bounds__(FINISH)
+    norm_finish(const __grid_constant__ gradients<N> all, const double *sums, bool last, float *norm, int32_t *skip,
+                int32_t *zeros) {
+  if (blockIdx.x == 0) {
+    if (last) total(sums, all.end, norm, skip);
+    return;
+  }
+  const int k = ((int)blockIdx.x - 1) * (FINISH / 32) + (int)threadIdx.x / 32;
+  if (k >= all.n) return;
+  const int64_t end = k + 1 < all.n ? all.g[k + 1].first : all.end;
+  bool zero = true;
+  for (int64_t i = all.g[k].first + (threadIdx.x & 31); i < end; i += 32) zero = sums[i] == 0 && zero;
+  zero = __all_sync(0xffffffffu, zero);
+  if ((threadIdx.x & 31) == 0 && zeros[k] >= 0 && zeros[k] < INT32_MAX) zeros[k] = zero ? zeros[k] + 1 : -1;
+}
+
+static int64_t all_chunks(const rfr_call *c) {
+  int64_t chunks = 0;
+  for (int i = 1; i < c->n_in; i++) chunks += rfi_blocks(rfi_elements(&c->in[i]), CHUNK);
+  return chunks;
+}
+
+static size_t norm_workspace(const rfr_call *c) { return (size_t)all_chunks(c) * sizeof(double); }
+
+/* Operands from `begin` on, N at most, whose chunks start at `first`. */
+template <int N> static gradients<N> gather(const rfr_call *c, int begin, int64_t first) {
+  gradients<N> all;
+  all.n = 0;
+  all.g[0].first = all.end = first;
+  for (int i = begin; i < c->n_in && all.n < N; i++, all.n++) {
+    const int64_t n = rfi_elements(&c->in[i]);
+    all.g[all.n] = gradient{c->in[i].data, n, all.end};
+    all.dtype[all.n] = (uint8_t)c->in[i].type.dtype;
+    all.end += rfi_blocks(n, CHUNK);
+  }
+  return all;
+}
+
+/* The launches of up to N gradients; the next ones' first chunk. */
+template <int N> static int64_t norm_launch(const rfr_call *c, int begin, int64_t first) {
+  const gradients<N> all = gather<N>(c, begin, first);
+  const bool last = begin + all.n >= c->n_in;
+  double *sums = (double *)c->workspace;
+  int32_t *zeros = c->out[2].data ? (int32_t *)c->out[2].data + (begin - 1) : NULL;
+  const unsigned blocks = 1 + (zeros ? (unsigned)rfi_blocks(all.n, FINISH / 32) : 0);
+  if (all.end > first) norm_chunks<N><<<(unsigned)(all.end - first), THREADS, 0, rfi_stream(c)>>>(all, sums);
+  if (zeros || last)
+    norm_finish<N><<<blocks, FINISH, 0, rfi_stream(c)>>>(all, sums, last, (float *)c->out[0].data,
+                                                         (int32_t *)c->out[1].data, zeros);
+  return all.end;
+}
+
+static rfr_status norm_run(const rfr_call *c) {
+  int begin = 1;
+  int64_t first = 0;
+  do {
+    const bool few = c->n_in - begin <= FEW;
+    first = few ? norm_launch<FEW>(c, begin, first) : norm_launch<MOST>(c, begin, first);
+    begin += few ? FEW : MOST;
+  } while (begin < c->n_in);
+  return rfi_cuda_launched("grad_norm");
+}
+
+extern "C" const rfi_cuda_kernel RFI_CUDA(lr_schedule) = {lr_run, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(grad_norm) = {norm_run, norm_workspace};
+extern "C" const rfi_cuda_kernel RFI_CUDA(clip_scale) = {clip_run, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(step_end) = {step_end_run, NULL};
