@@ -499,10 +499,11 @@ static void check_subsets(rfr_model_type type, bool fuse, int rounds) {
   c.intermediate_size = 44;
   c.layers = 2;
   c.heads = 4;
-  c.kv_heads = type == RFR_MODEL_LLAMA ? 2 : 4;
+  c.kv_heads = type == RFR_MODEL_GPT2 ? 4 : 2;
   c.head_dim = 8;
   c.max_positions = 12;
   c.dropout = 0.1;
+  if (c.window > 0) c.window = 5;
   const int n = rfr_model_parameter_count(&c);
   const uint64_t everything = ((uint64_t)1 << n) - 1;
   rfr_trace *t = transformer(&c, everything);
@@ -532,6 +533,12 @@ static void test_gpt2_subsets(void **state) {
   (void)state;
   check_subsets(RFR_MODEL_GPT2, false, 20);
   check_subsets(RFR_MODEL_GPT2, true, 4);
+}
+
+static void test_gemma_subsets(void **state) {
+  (void)state;
+  check_subsets(RFR_MODEL_GEMMA2, false, 12);
+  check_subsets(RFR_MODEL_GEMMA2, true, 4);
 }
 
 /* ---- gradients that are always zero ---- */
@@ -579,6 +586,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_all_frozen, setup, teardown),
       cmocka_unit_test_setup_teardown(test_llama_subsets, setup, teardown),
       cmocka_unit_test_setup_teardown(test_gpt2_subsets, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_gemma_subsets, setup, teardown),
       cmocka_unit_test_setup_teardown(test_zero_gradients, setup, teardown),
   };
   return cmocka_run_group_tests_name("frozen", tests, NULL, NULL);

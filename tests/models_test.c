@@ -26,8 +26,8 @@
     if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
   } while (0)
 
-static const char *const models[] = {"gpt2",  "gpt2-untied", "llama",   "llama-shards",
-                                     "qwen2", "qwen3",       "mistral", "qwen2-window"};
+static const char *const models[] = {"gpt2",  "gpt2-untied", "llama",        "llama-shards", "qwen2",
+                                     "qwen3", "mistral",     "qwen2-window", "gemma",        "gemma2"};
 enum { N_MODELS = sizeof models / sizeof models[0], MOST = 64 };
 
 /* ---- logits and gradients ---- */
@@ -239,6 +239,10 @@ static void fields(void **state) {
   assert_true(c.type == RFR_MODEL_GPT2 && !c.tie_embeddings && c.intermediate_size == 40);
   OK(read_config(f, config_of("gpt2"), &c));
   assert_true(c.tie_embeddings && c.intermediate_size == 64);
+  OK(read_config(f, config_of("gemma"), &c));
+  assert_true(c.type == RFR_MODEL_GEMMA && c.tie_embeddings && c.head_dim == 10 && c.logit_cap == 0);
+  OK(read_config(f, config_of("gemma2"), &c));
+  assert_true(c.type == RFR_MODEL_GEMMA2 && c.attention_scalar == 12 && c.attention_cap == 1.5 && c.logit_cap == 2);
 }
 
 /* Version 5 moves theta into rope_parameters and calls torch_dtype dtype; early version 4 said "type". */
@@ -261,6 +265,22 @@ static void versions(void **state) {
   json_object_set_new(rope, "type", json_string("llama3"));
   OK(read_config(f, o, &b));
   assert_same(&a, &b);
+  /* Gemma 2 as version 4 wrote it: no list of layers, theta at the top, both names of the activation */
+  OK(read_config(f, config_of("gemma2"), &a));
+  o = config_of("gemma2");
+  json_object_del(o, "layer_types");
+  json_object_del(o, "rope_parameters");
+  json_object_del(o, "dtype");
+  json_object_set_new(o, "torch_dtype", json_string("float32"));
+  json_object_set_new(o, "rope_theta", json_real(10000));
+  json_object_set_new(o, "hidden_act", json_string("gelu_pytorch_tanh"));
+  json_object_set_new(o, "cache_implementation", json_string("hybrid"));
+  OK(read_config(f, o, &b));
+  assert_same(&a, &b);
+  o = config_of("gemma2");
+  json_object_del(o, "final_logit_softcapping");
+  assert_int_equal(read_config(f, o, &b), RFR_INVALID);
+  assert_non_null(strstr(rfr_last_error()->message, "final_logit_softcapping is missing"));
 }
 
 static void refused(void **state) {
@@ -286,6 +306,18 @@ static void refused(void **state) {
       {"qwen2", "use_sliding_window", "true", NULL}, /* its sliding_window is null */
       {"qwen2", "sliding_window", "7", NULL},        /* and not used */
       {"qwen3", "head_dim", "null", "head_dim"},
+      {"gemma", "hidden_act", "\"gelu\"", NULL}, /* the tanh form all the same */
+      {"gemma", "hidden_act", "\"silu\"", "hidden_act is silu"},
+      {"gemma", "head_dim", "null", "head_dim"},
+      {"gemma", "tie_word_embeddings", "false", "embeddings are tied"},
+      {"gemma", "final_logit_softcapping", "30.0", "final_logit_softcapping"},
+      {"gemma", "use_bidirectional_attention", "true", "use_bidirectional_attention"},
+      {"gemma2", "hidden_activation", "\"gelu\"", "hidden_activation is gelu"},
+      {"gemma2", "query_pre_attn_scalar", "0", "query_pre_attn_scalar is 0"},
+      {"gemma2", "query_pre_attn_scalar", "null", "query_pre_attn_scalar"},
+      {"gemma2", "attn_logit_softcapping", "-1.0", "attn_logit_softcapping is -1"},
+      {"gemma2", "attn_logit_softcapping", "null", NULL},
+      {"gemma2", "final_logit_softcapping", "null", NULL},
       {"gpt2", "activation_function", "\"relu\"", "activation_function is relu"},
       {"gpt2", "scale_attn_weights", "false", "scale_attn_weights"},
       {"gpt2", "scale_attn_by_inverse_layer_idx", "true", "scale_attn_by_inverse_layer_idx"},
@@ -334,6 +366,12 @@ static void windows(void **state) {
       {"qwen2-window", "{\"layer_types\": null, \"use_sliding_window\": false}", "ff", "qwen2"},
       {"qwen2-window", "{\"use_sliding_window\": false}", "there is no sliding_window", NULL},
       {"qwen2-window", "{\"model_type\": \"qwen3\", \"head_dim\": 8}", "fs", "qwen3"},
+      {"gemma", "{\"sliding_window\": 7}", "ff", "gemma"}, /* the class does not look at it */
+      {"gemma2", "{}", "sf", "gemma2"},
+      {"gemma2", "{\"layer_types\": null}", "sf", "gemma2"},
+      {"gemma2", "{\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"]}", "fs", "gemma2"},
+      {"gemma2", "{\"layer_types\": null, \"sliding_window\": null}", "ff", "gemma2"},
+      {"gemma2", "{\"sliding_window\": null}", "there is no sliding_window", NULL},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     rfr_model_config c, again;

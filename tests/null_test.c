@@ -38,23 +38,23 @@ static void forget(const char *name) {
   assert_int_equal(rfr_tensor_from_dlpack(NULL, &(rfr_tensor){0}), RFR_INVALID);
 }
 
-#define STATUS(name, ...)                               \
-  do {                                                  \
-    forget(#name);                                      \
-    assert_int_equal(name(__VA_ARGS__), RFR_INVALID);   \
-    expect_error(#name);                                \
+#define STATUS(name, ...)                             \
+  do {                                                \
+    forget(#name);                                    \
+    assert_int_equal(name(__VA_ARGS__), RFR_INVALID); \
+    expect_error(#name);                              \
   } while (0)
-#define VALUE(name, ...)                             \
-  do {                                               \
-    forget(#name);                                   \
-    assert_int_equal(name(__VA_ARGS__), RFR_NONE);   \
-    expect_error(#name);                             \
+#define VALUE(name, ...)                           \
+  do {                                             \
+    forget(#name);                                 \
+    assert_int_equal(name(__VA_ARGS__), RFR_NONE); \
+    expect_error(#name);                           \
   } while (0)
-#define VOID(name, ...)   \
-  do {                    \
-    forget(#name);        \
-    name(__VA_ARGS__);    \
-    expect_error(#name);  \
+#define VOID(name, ...)  \
+  do {                   \
+    forget(#name);       \
+    name(__VA_ARGS__);   \
+    expect_error(#name); \
   } while (0)
 #define QUIET(name, ...) \
   do {                   \
@@ -162,6 +162,7 @@ static void ops(void) {
   VALUE(rfr_gelu_at, NULL, NOWHERE, 0, 1);
   VALUE(rfr_silu_at, NULL, NOWHERE, 0);
   VALUE(rfr_swiglu_at, NULL, NOWHERE, 0, 0);
+  VALUE(rfr_softcap_at, NULL, NOWHERE, 0, 30.0);
   VALUE(rfr_dropout_at, NULL, NOWHERE, 0, 0, 0.5, 0);
   VALUE(rfr_sum_at, NULL, NOWHERE, 0, -1);
   VALUE(rfr_mean_at, NULL, NOWHERE, 0, -1);

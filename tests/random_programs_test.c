@@ -116,7 +116,7 @@ static void random_op(program *g) {
       else keep(g, rfr_silu(t, p), reach);
       break;
     }
-    case 8: keep(g, rfr_silu(t, a.v), a.reach); break;
+    case 8: keep(g, draw(2) ? rfr_silu(t, a.v) : rfr_softcap(t, a.v, 1.5), a.reach); break;
     case 9: keep(g, rfr_gelu(t, a.v, (int)draw(2)), a.reach); break;
     case 10:
       if (pair(g, -1, 0, &a, &b)) keep(g, rfr_swiglu(t, a.v, b.v), a.reach | b.reach);

@@ -29,6 +29,10 @@ enum { CONFIG, FOLDER, TRACE };
   "{\"model_type\": \"" type "\", \"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": 64, " \
   "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"max_position_embeddings\": 64" more "}"
 #define LLAMA(more) LLAMA_LIKE("llama", more)
+#define GEMMA2(more)                                                                            \
+  LLAMA_LIKE("gemma2", ", \"head_dim\": 8, \"num_key_value_heads\": 2, \"sliding_window\": 8, " \
+                       "\"query_pre_attn_scalar\": 8, \"attn_logit_softcapping\": 50.0, "       \
+                       "\"final_logit_softcapping\": 30.0" more)
 #define LINEAR(x, w, rest) "refrain-trace 1\ninput %0 \"x\" input " x "\ninput %1 \"w\" trainable " w "\n" rest
 
 #define CACHED(v)                                                                                              \
@@ -70,6 +74,11 @@ static const struct row {
     {CONFIG, "everything frozen: no backward is made", NULL, "optimizer.frozen=[\"*\"]"},
     {FOLDER, "a Llama folder", NULL, LLAMA("")},
     {FOLDER, "a Llama folder with its own head size", NULL, LLAMA(", \"head_dim\": 16")},
+    {FOLDER, "a Gemma 2 folder, with soft caps", NULL, GEMMA2("")},
+    {FOLDER, "a Gemma 2 folder that does not say what its logits' cap is", "model.config",
+     LLAMA_LIKE("gemma2", ", \"head_dim\": 8, \"num_key_value_heads\": 2, \"sliding_window\": 8, "
+                          "\"query_pre_attn_scalar\": 8, \"attn_logit_softcapping\": 50.0")},
+    {FOLDER, "a cap of logits in another family", "model.config", LLAMA(", \"final_logit_softcapping\": 30.0")},
     {FOLDER, "another model type", "model.config", LLAMA_LIKE("bert", "")},
     {FOLDER, "an unknown activation", "model.config", LLAMA(", \"hidden_act\": \"relu\"")},
     {FOLDER, "a config.json that is cut short", "json", "{\"model_type\": "},

@@ -18,8 +18,9 @@ import sys
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
-                          Qwen2Config, Qwen2ForCausalLM)
+from transformers import (Gemma2Config, Gemma2ForCausalLM, GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel,
+                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config,
+                          Qwen2ForCausalLM)
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 VOCAB, LENGTH, PROMPT = 256, 24, 8
@@ -47,6 +48,12 @@ def models():
     yield "mistral", lambda: MistralForCausalLM(MistralConfig(sliding_window=7, eos_token_id=1, **LLAMA)), {}
     yield "qwen2-window", lambda: Qwen2ForCausalLM(Qwen2Config(
         use_sliding_window=True, sliding_window=5, max_window_layers=1, **LLAMA)), {}
+    # A padding id would take its row of the embedding out of training.
+    yield "gemma", lambda: GemmaForCausalLM(GemmaConfig(head_dim=10, pad_token_id=None, **LLAMA)), {}
+    # Caps as low as what they bend; a window in the first and the third layer.
+    yield "gemma2", lambda: Gemma2ForCausalLM(Gemma2Config(**dict(
+        LLAMA, num_hidden_layers=3, head_dim=10, query_pre_attn_scalar=12, sliding_window=7, pad_token_id=None,
+        attn_logit_softcapping=1.5, final_logit_softcapping=2.0))), {}
 
 
 def qwen3():

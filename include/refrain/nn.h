@@ -14,7 +14,8 @@
  *   rfr_value h = rfr_model_forward(t, &c, p, tokens, offsets, RFR_NONE);
  *   rfr_output(t, "logits", rfr_model_logits(t, &c, p, h, RFR_F32));
  *
- * Sources: Llama: Touvron et al., arXiv 2302.13971. GPT-2: Radford et al., 2019.
+ * Sources: Llama: Touvron et al., arXiv 2302.13971. GPT-2: Radford et al., 2019. Gemma: Gemma Team,
+ * arXiv 2403.08295; Gemma 2: arXiv 2408.00118.
  */
 #ifndef REFRAIN_NN_H
 #define REFRAIN_NN_H
@@ -25,7 +26,9 @@
 extern "C" {
 #endif
 
-typedef enum rfr_model_type { RFR_MODEL_LLAMA, RFR_MODEL_GPT2 } rfr_model_type;
+/* Gemma is Llama with norms whose scale is 1 + w, embeddings times sqrt(C), a GELU gate and a tied head; Gemma 2 has
+ * norms behind both branches too. "Llama" below: all that is not GPT-2. */
+typedef enum rfr_model_type { RFR_MODEL_LLAMA, RFR_MODEL_GPT2, RFR_MODEL_GEMMA, RFR_MODEL_GEMMA2 } rfr_model_type;
 
 enum { RFR_MAX_LAYERS = 4096 };
 
@@ -52,6 +55,9 @@ typedef struct rfr_model_config {
   int qk_norm;        /* Llama: RMSNorm of each head of q and k before the rotation, as Qwen3 has it */
   int64_t window;     /* Llama: rows that a row sees, itself included, as in Mistral; 0: its document's */
   uint64_t no_window[RFR_MAX_LAYERS / 64]; /* bit l % 64 of element l / 64: layer l has no window all the same */
+  double attention_scalar;                 /* Gemma 2: scores are divided by its square root; 0: head_dim */
+  double attention_cap;                    /* Gemma 2: scores x become cap tanh(x / cap); 0: they stay */
+  double logit_cap;                        /* Gemma 2: the same of logits */
   int64_t longest; /* rows of the longest document that it is given; 0: max_positions. What work is counted by */
   rfr_dtype dtype; /* of parameters and activations: f32 or bf16 */
 } rfr_model_config;
@@ -62,7 +68,7 @@ RFR_API rfr_model_config rfr_model_config_default(rfr_model_type type);
 RFR_API rfr_status rfr_model_config_check(const rfr_model_config *c);
 /* 1 when the layer's attention has the window. */
 RFR_API int rfr_model_has_window(const rfr_model_config *c, int64_t layer);
-/* "llama", "gpt2" */
+/* "llama", "gpt2", "gemma", "gemma2" */
 RFR_API const char *rfr_model_type_name(rfr_model_type type);
 
 typedef enum rfr_init_kind { RFR_INIT_NORMAL, RFR_INIT_ZEROS, RFR_INIT_ONES } rfr_init_kind;
@@ -104,7 +110,7 @@ RFR_API rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, con
  * that name the same capacity share them. */
 RFR_API rfr_value rfr_model_forward_cached(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                            rfr_value tokens, rfr_value positions, rfr_value cursor, int64_t capacity);
-/* logits (T,V) of a hidden state (T,C), in type `to`. */
+/* logits (T,V) of a hidden state (T,C), in type `to`, softcapped if the model has a cap. */
 RFR_API rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                    rfr_value hidden, rfr_dtype to);
 

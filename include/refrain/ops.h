@@ -82,6 +82,8 @@ RFR_API rfr_value rfr_fill_at(rfr_trace *t, rfr_place at, double value, rfr_dtyp
 RFR_API rfr_value rfr_gelu_at(rfr_trace *t, rfr_place at, rfr_value x, int tanh_form);
 RFR_API rfr_value rfr_silu_at(rfr_trace *t, rfr_place at, rfr_value x);
 RFR_API rfr_value rfr_swiglu_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up);
+/* cap tanh(x / cap), cap > 0. Between a product without bias and a cross-entropy it becomes part of the fused head. */
+RFR_API rfr_value rfr_softcap_at(rfr_trace *t, rfr_place at, rfr_value x, double cap);
 /* Masks are addressed, never stored: (seed of `step`, stream; element, site,
  * microbatch, attempted). The site is numbered by the call. 0 <= p < 1. */
 RFR_API rfr_value rfr_dropout_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value step, double p, int stream);
@@ -202,6 +204,7 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
 #define rfr_gelu(t, x, tanh_form) rfr_gelu_at(t, RFR_HERE, x, tanh_form)
 #define rfr_silu(t, x) rfr_silu_at(t, RFR_HERE, x)
 #define rfr_swiglu(t, gate, up) rfr_swiglu_at(t, RFR_HERE, gate, up)
+#define rfr_softcap(t, x, cap) rfr_softcap_at(t, RFR_HERE, x, cap)
 #define rfr_dropout(t, x, step, p, stream) rfr_dropout_at(t, RFR_HERE, x, step, p, stream)
 #define rfr_sum(t, x, axis) rfr_sum_at(t, RFR_HERE, x, axis)
 #define rfr_mean(t, x, axis) rfr_mean_at(t, RFR_HERE, x, axis)

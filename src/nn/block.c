@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One transformer block, norms before the branches: x + attention(norm(x)), then
- * x + mlp(norm(x)). Scopes name the layer and the branch; errors, NaN reports and the
- * collapsed print of a trace go by them.
+ * x + mlp(norm(x)); Gemma 2 has a norm behind each branch too. Scopes name the layer and
+ * the branch; errors, NaN reports and the collapsed print of a trace go by them.
  */
 #include <stdio.h>
 
@@ -17,8 +17,10 @@ static void enter(const rfi_nn *n, const char *branch) {
 rfr_value rfi_nn_block(const rfi_nn *n, rfr_value x) {
   enter(n, "attention");
   rfr_value a = rfi_nn_attention(n, rfi_nn_norm(n, x, RFI_SLOT_NORM1));
+  if (n->c->type == RFR_MODEL_GEMMA2) a = rfi_nn_norm(n, a, RFI_SLOT_POST1);
   x = rfr_add(n->t, x, rfi_nn_dropout(n, a));
   enter(n, "mlp");
   rfr_value m = rfi_nn_mlp(n, rfi_nn_norm(n, x, RFI_SLOT_NORM2));
+  if (n->c->type == RFR_MODEL_GEMMA2) m = rfi_nn_norm(n, m, RFI_SLOT_POST2);
   return rfr_add(n->t, x, rfi_nn_dropout(n, m));
 }

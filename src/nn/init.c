@@ -15,10 +15,12 @@
 #include "core/rng.h"
 #include "nn/nn.h"
 
-static const char *const type_names[] = {[RFR_MODEL_LLAMA] = "llama", [RFR_MODEL_GPT2] = "gpt2"};
+static const char *const type_names[] = {
+    [RFR_MODEL_LLAMA] = "llama", [RFR_MODEL_GPT2] = "gpt2", [RFR_MODEL_GEMMA] = "gemma", [RFR_MODEL_GEMMA2] = "gemma2"};
+enum { TYPES = sizeof type_names / sizeof type_names[0] };
 
 const char *rfr_model_type_name(rfr_model_type type) {
-  return type == RFR_MODEL_GPT2 ? type_names[RFR_MODEL_GPT2] : type_names[RFR_MODEL_LLAMA];
+  return type_names[(unsigned)type < TYPES ? type : RFR_MODEL_LLAMA];
 }
 
 rfr_model_config rfr_model_config_default(rfr_model_type type) {
@@ -39,13 +41,22 @@ rfr_model_config rfr_model_config_default(rfr_model_type type) {
                         .dtype = RFR_F32};
   if (type == RFR_MODEL_LLAMA) c.intermediate_size = 704; /* three matrices: 8/3 C, a multiple of 64 */
   if (type == RFR_MODEL_GPT2) c.tie_embeddings = 1;
+  if (rfi_is_gemma(&c)) {
+    c.tie_embeddings = 1;
+    c.norm_eps = 1e-6;
+  }
+  if (type == RFR_MODEL_GEMMA2) { /* the caps that it was trained with, and a window in every second layer */
+    c.attention_cap = 50.0;
+    c.logit_cap = 30.0;
+    c.window = 512;
+    for (size_t i = 0; i < sizeof c.no_window / sizeof c.no_window[0]; i++) c.no_window[i] = 0xAAAAAAAAAAAAAAAAu;
+  }
   return c;
 }
 
 rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (c->size != sizeof *c) return rfi_fail(RFI_E_ARGUMENT, "rfr_model_config: size %zu", c->size);
-  if (c->type != RFR_MODEL_LLAMA && c->type != RFR_MODEL_GPT2)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "model type %d is unknown", (int)c->type);
+  if ((unsigned)c->type >= TYPES) return rfi_fail(RFI_E_MODEL_CONFIG, "model type %d is unknown", (int)c->type);
   const struct {
     const char *name;
     int64_t value, most;
@@ -67,9 +78,9 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (c->type == RFR_MODEL_GPT2 && (c->heads * c->head_dim != c->hidden_size || c->kv_heads != c->heads))
     return rfi_fail(RFI_E_MODEL_CONFIG, "gpt2: hidden_size %lld must be heads %lld x head_dim %lld, without groups",
                     (long long)c->hidden_size, (long long)c->heads, (long long)c->head_dim);
-  if (c->type == RFR_MODEL_LLAMA && c->head_dim % 2 != 0)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "llama: head_dim %lld is odd; rotary embedding turns pairs",
-                    (long long)c->head_dim);
+  if (c->type != RFR_MODEL_GPT2 && c->head_dim % 2 != 0)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "%s: head_dim %lld is odd; rotary embedding turns pairs",
+                    rfr_model_type_name(c->type), (long long)c->head_dim);
   const rfr_rope_scaling *r = &c->rope_scaling;
   if (!(r->factor > 0.0) || r->original < 0 || (r->original > 0 && !(r->low > 0.0 && r->high > r->low)))
     return rfi_fail(RFI_E_MODEL_CONFIG,
@@ -77,10 +88,21 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (c->window < 0 || c->window > INT32_MAX || c->longest < 0)
     return rfi_fail(RFI_E_MODEL_CONFIG, "sliding_window is %lld, the longest document has %lld rows",
                     (long long)c->window, (long long)c->longest);
-  if (c->window > 0 && (c->type == RFR_MODEL_GPT2 || (!c->qk_norm && c->attention_bias) || c->mlp_bias))
+  const bool gemma2 = c->type == RFR_MODEL_GEMMA2;
+  if (c->window > 0 && (c->type == RFR_MODEL_GPT2 || c->type == RFR_MODEL_GEMMA ||
+                        (!c->qk_norm && !gemma2 && c->attention_bias) || c->mlp_bias))
     return rfi_fail(RFI_E_MODEL_CONFIG,
-                    "sliding_window is for models of Mistral's and Qwen's shapes: not gpt2, no attention_bias "
-                    "without q/k norm, no mlp_bias");
+                    "sliding_window is for models of Mistral's, Qwen's and Gemma 2's shapes: not gpt2 or gemma, no "
+                    "attention_bias without q/k norm but in gemma2, no mlp_bias");
+  if (rfi_is_gemma(c) && (!c->tie_embeddings || c->qkv_bias || c->qk_norm || c->mlp_bias))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "%s: embeddings are tied, and there is no qkv_bias, q/k norm or mlp_bias",
+                    rfr_model_type_name(c->type));
+  const double caps[] = {c->attention_scalar, c->attention_cap, c->logit_cap};
+  for (int i = 0; i < 3; i++)
+    if (!(caps[i] >= 0.0) || !isfinite(caps[i]) || (caps[i] > 0.0 && !gemma2))
+      return rfi_fail(RFI_E_MODEL_CONFIG,
+                      "query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping must not be negative, "
+                      "and are gemma2's alone");
   if (c->type == RFR_MODEL_GPT2 && (c->qkv_bias || c->qk_norm || r->factor != 1.0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "gpt2 has no qkv_bias, q/k norm or rope_scaling");
   if ((c->qkv_bias && (c->qk_norm || c->attention_bias)) || (c->mlp_bias && (c->qkv_bias || c->qk_norm)))

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Linear, norm and dropout as the two model types want them.
+ * Linear, norm and dropout as the model types want them.
  *
  * Llama stores a linear weight as (out, in). GPT-2's files store it as (in, out), the
  * layout of TensorFlow's one-dimensional convolution; we keep the file's layout and let
  * the product read it that way, so that loading and saving never transpose.
+ *
+ * Gemma stores the scale of a norm less one. One is added in f32: in bf16 the sum would lose
+ * what the file holds.
  */
 #include "nn/nn.h"
 
@@ -17,13 +20,19 @@ rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_slot slot) {
 
 rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_slot weight) {
   rfr_value w = rfi_nn_parameter(n, weight), b = rfi_nn_parameter(n, (rfi_slot)(weight + 1));
-  return rfr_matmul(n->t, x, w, b, 0, n->c->type == RFR_MODEL_LLAMA, n->c->dtype);
+  return rfr_matmul(n->t, x, w, b, 0, n->c->type != RFR_MODEL_GPT2, n->c->dtype);
 }
 
 rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_slot weight) {
   rfr_value w = rfi_nn_parameter(n, weight);
-  if (n->c->type == RFR_MODEL_LLAMA) return rfr_rmsnorm(n->t, x, w, n->c->norm_eps);
-  return rfr_layernorm(n->t, x, w, rfi_nn_parameter(n, (rfi_slot)(weight + 1)), n->c->norm_eps);
+  if (n->c->type == RFR_MODEL_GPT2)
+    return rfr_layernorm(n->t, x, w, rfi_nn_parameter(n, (rfi_slot)(weight + 1)), n->c->norm_eps);
+  if (rfi_is_gemma(n->c)) {
+    const rfr_type type = rfr_value_type(n->t, w);
+    if (type.dtype != RFR_F32) w = rfr_cast(n->t, w, RFR_F32);
+    w = rfr_add(n->t, w, rfr_fill(n->t, 1.0, RFR_F32, type.rank, type.shape));
+  }
+  return rfr_rmsnorm(n->t, x, w, n->c->norm_eps);
 }
 
 rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x) {

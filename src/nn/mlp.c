@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The MLP: SwiGLU for Llama, GELU in its tanh form for GPT-2.
+ * The MLP: SwiGLU for Llama, GELU in its tanh form for GPT-2 and as the gate of Gemma.
  *
  * Gate and up projection stay separate products: their weights are separate tensors in
  * the files, and a packed copy would cost the memory of both.
@@ -10,6 +10,7 @@
 rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x) {
   rfr_value up = rfi_nn_linear(n, x, RFI_SLOT_UP), y;
   if (n->c->type == RFR_MODEL_GPT2) y = rfr_gelu(n->t, up, 1);
+  else if (rfi_is_gemma(n->c)) y = rfr_mul(n->t, rfr_gelu(n->t, rfi_nn_linear(n, x, RFI_SLOT_GATE), 1), up);
   else y = rfr_swiglu(n->t, rfi_nn_linear(n, x, RFI_SLOT_GATE), up);
   return rfi_nn_linear(n, y, RFI_SLOT_DOWN);
 }

@@ -6,9 +6,10 @@
  * readers of one input. Positions count from each document's own beginning: a document's
  * result does not depend on what it was packed with.
  */
-#include "nn/nn.h"
+#include <math.h>
 
 #include "base/base.h"
+#include "nn/nn.h"
 
 void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,
                        rfr_value *out) {
@@ -24,12 +25,19 @@ void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *cons
   }
 }
 
+/* sqrt(C) as a number of the model's type. */
+static double embedding_scale(const rfr_model_config *c) {
+  const float scale = (float)sqrt((double)c->hidden_size);
+  return rfr_float_from_bits(c->dtype, rfr_float_to_bits(c->dtype, scale));
+}
+
 /* From the tokens to the last norm. */
 static rfr_value forward(rfi_nn *n, rfr_value tokens) {
   rfr_trace *t = n->t;
   rfr_value x = rfr_embedding(t, rfi_nn_parameter(n, RFI_SLOT_TOKENS), tokens); /* (T,C) */
   if (n->c->type == RFR_MODEL_GPT2)
     x = rfr_add(t, x, rfr_embedding(t, rfi_nn_parameter(n, RFI_SLOT_POSITIONS), n->positions));
+  if (rfi_is_gemma(n->c)) x = rfr_scale(t, x, embedding_scale(n->c), RFR_NONE);
   x = rfi_nn_dropout(n, x);
   for (n->layer = 0; n->layer < n->c->layers; n->layer++) x = rfi_nn_block(n, x);
   rfr_scope(t, "norm");
@@ -67,6 +75,7 @@ rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_va
   rfr_value w = parameters[rfi_parameter_index(c, c->tie_embeddings ? RFI_SLOT_TOKENS : RFI_SLOT_HEAD, 0)];
   rfr_scope(t, "head");
   rfr_value y = rfr_matmul(t, hidden, w, RFR_NONE, 0, 1, to); /* (T,V) */
+  if (c->logit_cap > 0.0) y = rfr_softcap(t, y, c->logit_cap);
   rfr_scope(t, "");
   return y;
 }

@@ -20,7 +20,7 @@ typedef enum rfi_slot {
   RFI_SLOT_NORM1_BIAS,
   RFI_SLOT_QKV,
   RFI_SLOT_QKV_BIAS, /* packed, GPT-2 */
-  RFI_SLOT_Q_NORM, /* (D), every head the same */
+  RFI_SLOT_Q_NORM,   /* (D), every head the same */
   RFI_SLOT_K_NORM,
   RFI_SLOT_Q,
   RFI_SLOT_Q_BIAS,
@@ -30,6 +30,7 @@ typedef enum rfi_slot {
   RFI_SLOT_V_BIAS,
   RFI_SLOT_O,
   RFI_SLOT_O_BIAS,
+  RFI_SLOT_POST1, /* norm behind the attention, Gemma 2 */
   RFI_SLOT_NORM2,
   RFI_SLOT_NORM2_BIAS,
   RFI_SLOT_GATE,
@@ -38,10 +39,15 @@ typedef enum rfi_slot {
   RFI_SLOT_UP_BIAS,
   RFI_SLOT_DOWN,
   RFI_SLOT_DOWN_BIAS,
+  RFI_SLOT_POST2, /* norm behind the MLP, Gemma 2 */
   RFI_SLOT_NORM,
   RFI_SLOT_NORM_BIAS, /* after the last layer */
   RFI_SLOT_HEAD,
 } rfi_slot;
+
+static inline bool rfi_is_gemma(const rfr_model_config *c) {
+  return c->type == RFR_MODEL_GEMMA || c->type == RFR_MODEL_GEMMA2;
+}
 
 /* Index of a parameter in the model's list, or -1. `layer` counts for slots of a layer. */
 int rfi_parameter_index(const rfr_model_config *c, rfi_slot slot, int64_t layer);

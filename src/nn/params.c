@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parameters of each model type: two tables, the only place that knows their names,
- * shapes, order and first values.
+ * The parameters of the model types: two tables, one for GPT-2 and one for the others, the
+ * only place that knows their names, shapes, order and first values.
  *
  * A parameter's index in the flat list is counted from the tables: rows before the
  * layers, then the layer rows L times, then the rows after. A row that the configuration
@@ -18,8 +18,9 @@ typedef struct row {
   rfi_slot slot;
   const char *name;  /* %lld: the layer, in rows of a layer */
   const char *shape; /* one letter per dimension, see size_of */
-  char init;         /* n normal, r normal at the end of a residual branch, 1 ones, 0 zeros */
-  char only_if;      /* a attention_bias, q that or qkv_bias, m mlp_bias, n qk_norm, u untied head, ' ' always */
+  char init;         /* n normal, r normal at the end of a residual branch, 1 a norm's scale of one, 0 zeros */
+  char only_if;      /* a attention_bias, q that or qkv_bias, m mlp_bias, n qk_norm, u untied head, p norms behind the
+                      * branches, b none there, ' ' always */
 } row;
 
 #define LL "model.layers.%lld."
@@ -36,13 +37,16 @@ static const row llama_layer[] = {
     {RFI_SLOT_K_NORM, LL "self_attn.k_norm.weight", "D", '1', 'n'},
     {RFI_SLOT_O, LL "self_attn.o_proj.weight", "CQ", 'r', ' '},
     {RFI_SLOT_O_BIAS, LL "self_attn.o_proj.bias", "C", '0', 'a'},
-    {RFI_SLOT_NORM2, LL "post_attention_layernorm.weight", "C", '1', ' '},
+    {RFI_SLOT_POST1, LL "post_attention_layernorm.weight", "C", '1', 'p'},
+    {RFI_SLOT_NORM2, LL "post_attention_layernorm.weight", "C", '1', 'b'},
+    {RFI_SLOT_NORM2, LL "pre_feedforward_layernorm.weight", "C", '1', 'p'},
     {RFI_SLOT_GATE, LL "mlp.gate_proj.weight", "IC", 'n', ' '},
     {RFI_SLOT_GATE_BIAS, LL "mlp.gate_proj.bias", "I", '0', 'm'},
     {RFI_SLOT_UP, LL "mlp.up_proj.weight", "IC", 'n', ' '},
     {RFI_SLOT_UP_BIAS, LL "mlp.up_proj.bias", "I", '0', 'm'},
     {RFI_SLOT_DOWN, LL "mlp.down_proj.weight", "CI", 'r', ' '},
     {RFI_SLOT_DOWN_BIAS, LL "mlp.down_proj.bias", "C", '0', 'm'},
+    {RFI_SLOT_POST2, LL "post_feedforward_layernorm.weight", "C", '1', 'p'},
 };
 static const row llama_after[] = {
     {RFI_SLOT_NORM, "model.norm.weight", "C", '1', ' '},
@@ -74,11 +78,13 @@ typedef struct part {
 } part;
 
 enum { BEFORE, LAYER, AFTER };
-static const part parts[2][3] = {
+static const part parts[][3] = {
 #define PART(a) \
   { a, (int)(sizeof a / sizeof a[0]) }
     [RFR_MODEL_LLAMA] = {PART(llama_before), PART(llama_layer), PART(llama_after)},
     [RFR_MODEL_GPT2] = {PART(gpt2_before), PART(gpt2_layer), PART(gpt2_after)},
+    [RFR_MODEL_GEMMA] = {PART(llama_before), PART(llama_layer), PART(llama_after)},
+    [RFR_MODEL_GEMMA2] = {PART(llama_before), PART(llama_layer), PART(llama_after)},
 #undef PART
 };
 
@@ -89,6 +95,8 @@ static bool enabled(const rfr_model_config *c, const row *r) {
     case 'n': return c->qk_norm;
     case 'm': return c->mlp_bias;
     case 'u': return !c->tie_embeddings;
+    case 'p': return c->type == RFR_MODEL_GEMMA2;
+    case 'b': return c->type != RFR_MODEL_GEMMA2;
     default: return true;
   }
 }
@@ -136,6 +144,7 @@ static void describe(const rfr_model_config *c, const row *r, int64_t layer, rfr
   out->rank = (int)strlen(r->shape);
   for (int d = 0; d < out->rank; d++) out->shape[d] = size_of(c, r->shape[d]);
   out->init = r->init == '1' ? RFR_INIT_ONES : r->init == '0' ? RFR_INIT_ZEROS : RFR_INIT_NORMAL;
+  if (r->init == '1' && rfi_is_gemma(c)) out->init = RFR_INIT_ZEROS; /* it stores the scale less one */
   out->std = c->init_std;
   /* 2L branches add up in the residual stream: its variance stays that of one of them. */
   if (r->init == 'r') out->std = c->init_std / sqrt(2.0 * (double)c->layers);

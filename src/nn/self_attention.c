@@ -6,6 +6,7 @@
  * Heads are views: (T, H*D) read as (T, H, D), and GPT-2's packed projection (T, 3C) as
  * three slices of it. The attention kernel takes any strides, so none of them is copied.
  */
+#include <math.h>
 #include <stdio.h>
 
 #include "nn/nn.h"
@@ -27,7 +28,9 @@ static rfr_value cached(const rfi_nn *n, const char *which, rfr_value x) {
 static rfr_value attend(const rfi_nn *n, rfr_value q, rfr_value k, rfr_value v) {
   const rfr_model_config *c = n->c;
   const int64_t rows = n->cursor == RFR_NONE ? n->tokens : n->capacity;
-  rfr_attention_options options = {.causal = 1, .longest = c->longest > 0 ? c->longest : c->max_positions};
+  rfr_attention_options options = {
+      .causal = 1, .cap = c->attention_cap, .longest = c->longest > 0 ? c->longest : c->max_positions};
+  if (c->attention_scalar > 0.0) options.scale = 1.0 / sqrt(c->attention_scalar);
   if (options.longest > rows) options.longest = rows;
   /* a window as long as the longest document hides nothing */
   if (rfr_model_has_window(c, n->layer) && c->window < options.longest) options.window = c->window;

@@ -117,6 +117,10 @@ static inline float rfi_tanhf(float x) {
   return a < 0.63f ? small : large;
 }
 
+/* cap tanh(x / cap), and its slope where it is y: 1 - (y / cap)^2 without a difference of squares. */
+static inline float rfi_softcap(float x, float cap) { return cap * rfi_tanhf(x / cap); }
+static inline float rfi_softcap_slope(float y, float cap) { return (1.0f - y / cap) * (1.0f + y / cap); }
+
 /* e^(t^2) erfc(t) / u with u = 1 / (1 + t/2), for t >= 0: smooth in u over (0, 1]. */
 static inline float rfi_erfcx_over_u(float u) {
   float p = 0.0453516663f;

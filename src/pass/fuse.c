@@ -2,8 +2,8 @@
  *
  * Fuse, four rewrites in this order:
  *
- *  loss head   logits = x wT; cross_entropy(logits); its gradient; the two products of
- *              the gradient: one op that walks the rows in chunks, so that the logits
+ *  loss head   logits = x wT, softcapped or not; cross_entropy(logits); its gradient; the two
+ *              products of the gradient: one op that walks the rows in chunks, so that the logits
  *              never exist whole, and that makes dx and dw in the same walk, because in a
  *              joint trace the cotangent of the loss is known beforehand. Changes bits:
  *              dw adds up chunk by chunk, and the gradient of the logits stays f32 or is
@@ -24,19 +24,13 @@
 /* ---- loss head ---- */
 
 typedef struct head {
-  int logits, loss, bwd, dx, dw; /* op indices; -1: not there */
+  int logits, softcap, loss, bwd, softcap_bwd, dx, dw; /* op indices; -1: not there */
 } head;
 
-/* The only reader of v besides `except`; -1 when there is none, -2 when there are more. */
-static int other_reader(const rfr_trace *t, rfr_value v, int except) {
-  int found = -1;
-  for (int i = t->values[v].op + 1; i < t->n_ops; i++)
-    for (int k = 0; k < t->ops[i].n_in; k++)
-      if (t->ops[i].in[k] == v && i != except && i != found) {
-        if (found >= 0) return -2;
-        found = i;
-      }
-  return found;
+static bool reads(const rfi_opr *op, rfr_value v) {
+  for (int n = 0; n < op->n_in; n++)
+    if (op->in[n] == v) return true;
+  return false;
 }
 
 static bool is_matmul(const rfi_opr *op, int ta, int tb) {
@@ -47,29 +41,39 @@ static bool is_matmul(const rfi_opr *op, int ta, int tb) {
 static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h) {
   const rfi_opr *ce = &t->ops[i];
   if (ce->def->code != RFI_OP_cross_entropy || ce->out[0] < 0) return false;
-  rfr_value logits = ce->in[0];
-  *h = (head){t->values[logits].op, i, -1, -1, -1};
+  rfr_value logits = ce->in[0]; /* what the loss reads; `made`: what the product makes */
+  const int above = t->values[logits].op;
+  const bool capped = above >= 0 && t->ops[above].def->code == RFI_OP_softcap;
+  rfr_value made = capped ? t->ops[above].in[0] : logits;
+  *h = (head){t->values[made].op, capped ? above : -1, i, -1, -1, -1, -1};
+  if (capped && (uses[made].count != 1 || uses[made].output)) return false;
   if (h->logits < 0 || uses[logits].output || !is_matmul(&t->ops[h->logits], 0, 1)) return false;
   const rfi_opr *product = &t->ops[h->logits];
   if (t->values[product->in[0]].type.rank != 2) return false;
   /* a strided x or w would need a copy: leave such heads alone */
   if (!rfi_is_dense(&t->values[product->in[0]]) || !rfi_is_dense(&t->values[product->in[1]])) return false;
-  int reader = other_reader(t, logits, i);
-  if (reader == -1) return ce->out[1] < 0 || uses[ce->out[1]].count == 0;
-  if (reader < 0 || t->ops[reader].def->code != RFI_OP_cross_entropy_bwd) return false;
-  const rfi_opr *bwd = &t->ops[reader];
-  h->bwd = reader;
+  for (int k = above + 1; k <= uses[logits].last; k++) {
+    const rfi_opr *op = &t->ops[k];
+    if (k == i || !reads(op, logits)) continue;
+    if (op->def->code == RFI_OP_cross_entropy_bwd && h->bwd < 0) h->bwd = k;
+    else if (op->def->code == RFI_OP_softcap_bwd && capped && h->softcap_bwd < 0) h->softcap_bwd = k;
+    else return false;
+  }
+  if (h->bwd < 0) return h->softcap_bwd < 0 && (ce->out[1] < 0 || uses[ce->out[1]].count == 0);
+  const rfi_opr *bwd = &t->ops[h->bwd];
   if (ce->out[1] < 0 || uses[ce->out[1]].count != 1 || bwd->in[3] != ce->out[1]) return false;
   /* the cotangent must be known before the loss: a constant */
   int seed = t->values[bwd->in[0]].op;
   if (seed < 0 || t->ops[seed].def->code != RFI_OP_fill) return false;
   rfr_value d = bwd->out[0];
+  if (capped) {
+    if (h->softcap_bwd < 0 || t->ops[h->softcap_bwd].in[0] != d || uses[d].output || uses[d].count != 1) return false;
+    d = t->ops[h->softcap_bwd].out[0];
+  }
   if (uses[d].output || uses[d].count > 2) return false;
-  for (int k = reader + 1; k <= uses[d].last; k++) {
+  for (int k = t->values[d].op + 1; k <= uses[d].last; k++) {
     const rfi_opr *op = &t->ops[k];
-    bool reads = false;
-    for (int n = 0; n < op->n_in; n++) reads = reads || op->in[n] == d;
-    if (!reads) continue;
+    if (!reads(op, d)) continue;
     if (is_matmul(op, 0, 0) && op->in[0] == d && op->in[1] == product->in[1] && h->dx < 0) h->dx = k;
     else if (is_matmul(op, 1, 0) && op->in[0] == d && op->in[1] == product->in[0] && h->dw < 0) h->dw = k;
     else return false;
@@ -97,17 +101,17 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
   op.def = rfi_op_def_get(RFI_OP_linear_cross_entropy);
   op.n_in = 6;
   op.in = in;
-  rfi_attr attr[] = {ce->attr[0], rfi_i(chunk)};
+  rfi_attr attr[] = {ce->attr[0], rfi_i(chunk), h->softcap < 0 ? rfi_f(0) : t->ops[h->softcap].attr[0]};
   op.attr = attr;
   op.reason = "fused: product, cross-entropy and their gradients; the logits never exist whole";
   RFI_TRY(rfi_append(r->to, &op, dead, out));
   r->map[ce->out[0]] = out[0];
   if (h->dx >= 0) r->map[t->ops[h->dx].out[0]] = out[1];
   if (h->dw >= 0) r->map[t->ops[h->dw].out[0]] = out[2];
-  return rfi_report_line(report,
-                         "fused: loss head of op %d%s%s, %lld rows of logits at a time: -%lld bytes; changes bits",
-                         h->loss, ce->scope[0] ? " in " : "", ce->scope, (long long)chunk,
-                         (long long)rfi_bytes(&t->values[ce->in[0]].type) * (h->bwd >= 0 ? 2 : 1));
+  return rfi_report_line(
+      report, "fused: loss head of op %d%s%s, %lld rows of%s logits at a time: -%lld bytes; changes bits", h->loss,
+      ce->scope[0] ? " in " : "", ce->scope, (long long)chunk, h->softcap < 0 ? "" : " softcapped",
+      (long long)rfi_bytes(&t->values[ce->in[0]].type) * (h->bwd >= 0 ? 2 : 1) * (h->softcap < 0 ? 1 : 2));
 }
 
 static rfr_status fuse_heads(const rfr_trace *in, int64_t chunk, rfi_report *report, rfr_trace **out) {
@@ -121,13 +125,16 @@ static rfr_status fuse_heads(const rfr_trace *in, int64_t chunk, rfi_report *rep
   RFI_GOTO(rfi_rewrite_begin(in, &r));
   for (int i = 0; i < in->n_ops; i++) {
     head h;
-    if (match_head(in, uses, i, &h)) skip[h.logits] = true;
+    if (!match_head(in, uses, i, &h)) continue;
+    skip[h.logits] = true;
+    if (h.softcap >= 0) skip[h.softcap] = true;
   }
   for (int i = 0; i < in->n_ops; i++) {
     head h;
     if (match_head(in, uses, i, &h)) {
       RFI_GOTO(emit_head(&r, &h, chunk, report));
       if (h.bwd >= 0) skip[h.bwd] = true;
+      if (h.softcap_bwd >= 0) skip[h.softcap_bwd] = true;
       if (h.dx >= 0) skip[h.dx] = true;
       if (h.dw >= 0) skip[h.dw] = true;
       continue;
@@ -254,7 +261,7 @@ typedef struct readers {
   struct reader {
     int op;
     rfr_value value;
-  } *reader;
+  } * reader;
 } readers;
 
 static rfr_status find_readers(const rfr_trace *t, readers *r) {

@@ -6,12 +6,14 @@
  */
 #include "train/hf.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
 #include "data/file.h"
 #include "data/json.h"
+#include "nn/nn.h"
 
 /* Layers without a window; all of them when there is none. */
 static int64_t full_layers(const rfr_model_config *c) {
@@ -21,11 +23,13 @@ static int64_t full_layers(const rfr_model_config *c) {
 }
 
 /* Qwen2 and Qwen3 are Llama with biases on q, k and v, and with norms on q and k; Mistral is
- * Llama with a window, Ministral with one in some layers. */
+ * Llama with a window, Ministral with one in some layers; Gemma and Gemma 2 are types of their own. */
 typedef struct family {
   const char *type, *architecture;
 } family;
 static family family_of(const rfr_model_config *c) {
+  if (c->type == RFR_MODEL_GEMMA) return (family){"gemma", "GemmaForCausalLM"};
+  if (c->type == RFR_MODEL_GEMMA2) return (family){"gemma2", "Gemma2ForCausalLM"};
   if (c->qk_norm) return (family){"qwen3", "Qwen3ForCausalLM"};
   if (c->qkv_bias) return (family){"qwen2", "Qwen2ForCausalLM"};
   if (c->window == 0) return (family){"llama", "LlamaForCausalLM"};
@@ -36,11 +40,12 @@ static family family_of(const rfr_model_config *c) {
 /* Mistral has no choice of layers. Qwen's classes take the types of layers; before there were any they
  * counted the layers without a window, which had to come first. */
 static int add_window(json_t *o, const rfr_model_config *c) {
-  if (c->window == 0) return 0;
+  const bool gemma2 = c->type == RFR_MODEL_GEMMA2;
+  if (c->window == 0 && !gemma2) return 0; /* Gemma 2 takes a number of its own where there is none */
   json_t *types = json_array();
   int64_t first = 0;
   while (first < c->layers && !rfr_model_has_window(c, first)) first++;
-  int wrong = json_object_set_new(o, "sliding_window", json_integer(c->window));
+  int wrong = json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer(c->window) : json_null());
   for (int64_t l = 0; l < c->layers; l++)
     wrong |=
         json_array_append_new(types, json_string(rfr_model_has_window(c, l) ? "sliding_attention" : "full_attention"));
@@ -48,8 +53,27 @@ static int add_window(json_t *o, const rfr_model_config *c) {
     wrong |= json_object_set_new(o, "use_sliding_window", json_true());
     wrong |= json_object_set_new(o, "max_window_layers", json_integer(first));
   }
-  if (c->qkv_bias || c->qk_norm || full_layers(c) > 0) wrong |= json_object_set(o, "layer_types", types);
+  if (gemma2 || c->qkv_bias || c->qk_norm || full_layers(c) > 0) wrong |= json_object_set(o, "layer_types", types);
   json_decref(types);
+  return wrong;
+}
+
+/* A number, as an integer where it is one: the library checks types. */
+static json_t *number(double x) { return x == floor(x) && x < 1e15 ? json_integer((json_int_t)x) : json_real(x); }
+
+static json_t *cap(double x) { return x > 0.0 ? json_real(x) : json_null(); }
+
+/* Gemma's first classes look at hidden_act, later ones at hidden_activation. */
+static int add_gemma(json_t *o, const rfr_model_config *c) {
+  static const char gelu[] = "gelu_pytorch_tanh";
+  if (!rfi_is_gemma(c)) return 0;
+  int wrong = json_object_set_new(o, "hidden_act", json_string(gelu));
+  wrong |= json_object_set_new(o, "hidden_activation", json_string(gelu));
+  if (c->type == RFR_MODEL_GEMMA) return wrong;
+  const double scalar = c->attention_scalar > 0.0 ? c->attention_scalar : (double)c->head_dim;
+  wrong |= json_object_set_new(o, "query_pre_attn_scalar", number(scalar));
+  wrong |= json_object_set_new(o, "attn_logit_softcapping", cap(c->attention_cap));
+  wrong |= json_object_set_new(o, "final_logit_softcapping", cap(c->logit_cap));
   return wrong;
 }
 
@@ -72,7 +96,7 @@ static json_t *llama(const rfr_model_config *c) {
                         c->tie_embeddings, "attention_bias", c->attention_bias, "mlp_bias", c->mlp_bias, "hidden_act",
                         "silu", "attention_dropout", 0.0, "initializer_range", c->init_std, "bos_token_id",
                         "eos_token_id", "torch_dtype", c->dtype == RFR_BF16 ? "bfloat16" : "float32", "use_cache", 1);
-  int wrong = o ? add_window(o, c) : 1;
+  int wrong = o ? add_window(o, c) | add_gemma(o, c) : 1;
   if (!wrong && c->rope_scaling.factor != 1.0)
     wrong = json_object_set_new(o, "rope_scaling", scaling(&c->rope_scaling));
   if (!wrong) return o;
@@ -127,27 +151,30 @@ static rfr_status want(const json_t *o, const char *file, const char *key, const
   return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %s; only %s is built", key, value, only);
 }
 
-/* Fields that change what a model computes, with the one value that we compute. Dropouts
- * are not among them: they are a choice of the run. */
+/* Fields that change what a model computes, with the one value that we compute, but in the model type
+ * that has them built. Dropouts are not among them: they are a choice of the run. */
 typedef enum neutral { ABSENT, FALSE, TRUE, ONE, EMPTY } neutral;
 static const struct {
   const char *key;
   neutral only;
-} refused[] = {{"quantization_config", ABSENT},
-               {"compression_config", ABSENT},
-               {"num_experts", ABSENT},
-               {"num_local_experts", ABSENT},
-               {"attn_logit_softcapping", ABSENT},
-               {"final_logit_softcapping", ABSENT},
-               {"partial_rotary_factor", ONE},
-               {"embedding_multiplier", ONE},
-               {"residual_multiplier", ONE},
-               {"logits_scaling", ONE},
-               {"is_encoder_decoder", FALSE},
-               {"add_cross_attention", FALSE},
-               {"scale_attn_weights", TRUE},
-               {"scale_attn_by_inverse_layer_idx", FALSE},
-               {"pruned_heads", EMPTY}};
+  const char *built;
+} refused[] = {{"quantization_config", ABSENT, ""},
+               {"compression_config", ABSENT, ""},
+               {"num_experts", ABSENT, ""},
+               {"num_local_experts", ABSENT, ""},
+               {"attn_logit_softcapping", ABSENT, "gemma2"},
+               {"final_logit_softcapping", ABSENT, "gemma2"},
+               {"query_pre_attn_scalar", ABSENT, "gemma2"},
+               {"use_bidirectional_attention", FALSE, ""},
+               {"partial_rotary_factor", ONE, ""},
+               {"embedding_multiplier", ONE, ""},
+               {"residual_multiplier", ONE, ""},
+               {"logits_scaling", ONE, ""},
+               {"is_encoder_decoder", FALSE, ""},
+               {"add_cross_attention", FALSE, ""},
+               {"scale_attn_weights", TRUE, ""},
+               {"scale_attn_by_inverse_layer_idx", FALSE, ""},
+               {"pruned_heads", EMPTY, ""}};
 
 static bool is_neutral(const json_t *value, neutral only) {
   if (!value || json_is_null(value)) return true;
@@ -160,10 +187,10 @@ static bool is_neutral(const json_t *value, neutral only) {
   }
 }
 
-static rfr_status refuse(const json_t *o, const char *file) {
+static rfr_status refuse(const json_t *o, const char *file, const char *type) {
   for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
     const json_t *value = json_object_get(o, refused[i].key);
-    if (is_neutral(value, refused[i].only)) continue;
+    if (is_neutral(value, refused[i].only) || strcmp(refused[i].built, type) == 0) continue;
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
     rfr_status s = rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %.80s, which is not built", refused[i].key,
                                text ? text : "set");
@@ -199,13 +226,14 @@ static rfr_status read_layer_types(const json_t *o, const char *file, bool liste
   return RFR_OK;
 }
 
-/* Llama's class has no window whatever the file says, Mistral's one in all layers, Qwen's, if it is used, in those that
- * layer_types names, and without it in all but the first max_window_layers. What the library would take
- * for a missing number is no rule, so it has to be there. */
+/* Llama's and Gemma's classes have no window whatever the file says, Mistral's one in all layers, Qwen's, if it is
+ * used, in those that layer_types names, and without it in all but the first max_window_layers; Gemma 2's without it in
+ * every second one from the first. What the library would take for a missing number is no rule: it has to be there. */
 static rfr_status read_window(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
   const bool qwen = c->qkv_bias || c->qk_norm, mistral = strcmp(type, "mistral") == 0,
-             llama = strcmp(type, "llama") == 0;
-  bool used = !qwen && !llama;
+             none = strcmp(type, "llama") == 0 || c->type == RFR_MODEL_GEMMA;
+  bool used = !qwen && !none;
+  c->window = 0;
   if (qwen) RFI_TRY(rfi_json_get_bool(o, file, "use_sliding_window", false, &used));
   if (used && !json_object_get(o, "sliding_window"))
     return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "sliding_window is missing: a number of tokens, or null for none");
@@ -216,7 +244,7 @@ static rfr_status read_window(const json_t *o, const char *file, const char *typ
     RFI_TRY(rfi_json_get_int(o, file, "max_window_layers", true, 0, INT32_MAX, &full));
     for (int64_t l = 0; l < full && l < c->layers; l++) rfi_hf_layer_type(c, l, "full_attention");
   }
-  RFI_TRY(read_layer_types(o, file, !mistral && !llama, c));
+  RFI_TRY(read_layer_types(o, file, !mistral && !none, c));
   if (full_layers(c) == c->layers) c->window = 0;
   return RFR_OK;
 }
@@ -234,7 +262,7 @@ static rfr_status read_rope(const json_t *o, const char *file, rfr_model_config 
   RFI_TRY(rfi_json_get_string(p, file, "type", false, &type));
   RFI_TRY(rfi_json_get_string(p, file, "rope_type", false, &type));
   RFI_TRY(rfi_json_get_real(p, file, "rope_theta", false, &c->rope_theta));
-  RFI_TRY(refuse(p, file));
+  RFI_TRY(refuse(p, file, ""));
   const char *key;
   const json_t *value;
   json_object_foreach((json_t *)p, key, value) {
@@ -259,20 +287,40 @@ static rfr_status read_rope(const json_t *o, const char *file, rfr_model_config 
   return RFR_OK;
 }
 
+/* A number above 0. `missing` is what null means; without it the field must be there: what the library would take for a
+ * missing one is a number, not a rule. */
+static rfr_status read_positive(const json_t *o, const char *file, const char *key, const double *missing, double *to) {
+  if (!json_object_get(o, key)) return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is missing", key);
+  if (missing) *to = *missing;
+  RFI_TRY(rfi_json_get_real(o, file, key, !missing, to));
+  if (*to > 0.0 || (missing && *to == *missing)) return RFR_OK;
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %g; it must be positive", key, *to);
+}
+
+/* In Gemma's files "gelu" is the tanh form too. */
+static rfr_status read_gemma(const json_t *o, const char *file, rfr_model_config *c) {
+  static const double none = 0.0;
+  RFI_TRY(want(o, file, "hidden_activation", "gelu_pytorch_tanh", "gelu_new"));
+  if (c->type == RFR_MODEL_GEMMA) return want(o, file, "hidden_act", "gelu_pytorch_tanh", "gelu");
+  RFI_TRY(read_positive(o, file, "query_pre_attn_scalar", NULL, &c->attention_scalar));
+  RFI_TRY(read_positive(o, file, "attn_logit_softcapping", &none, &c->attention_cap));
+  return read_positive(o, file, "final_logit_softcapping", &none, &c->logit_cap);
+}
+
 static rfr_status read_llama(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
-  const bool plain = strcmp(type, "llama") == 0, qwen3 = strcmp(type, "qwen3") == 0;
+  const bool plain = strcmp(type, "llama") == 0, qwen3 = strcmp(type, "qwen3") == 0, gemma = rfi_is_gemma(c);
   const field fields[] = {{"vocab_size", &c->vocab_size, true},
                           {"hidden_size", &c->hidden_size, true},
                           {"intermediate_size", &c->intermediate_size, true},
                           {"num_hidden_layers", &c->layers, true},
                           {"num_attention_heads", &c->heads, true},
                           {"max_position_embeddings", &c->max_positions, true}};
-  RFI_TRY(want(o, file, "hidden_act", "silu", "swish"));
+  RFI_TRY(gemma ? read_gemma(o, file, c) : want(o, file, "hidden_act", "silu", "swish"));
   RFI_TRY(read_sizes(o, file, fields, (int)(sizeof fields / sizeof fields[0])));
   c->kv_heads = c->heads;
   c->head_dim = c->hidden_size / c->heads;
   /* What the library would take for these when they are missing is a number, not a rule. */
-  const field late[] = {{"num_key_value_heads", &c->kv_heads, !plain}, {"head_dim", &c->head_dim, qwen3}};
+  const field late[] = {{"num_key_value_heads", &c->kv_heads, !plain}, {"head_dim", &c->head_dim, qwen3 || gemma}};
   RFI_TRY(read_sizes(o, file, late, 2));
   c->norm_eps = 1e-6;
   RFI_TRY(rfi_json_get_real(o, file, "rms_norm_eps", false, &c->norm_eps));
@@ -283,7 +331,7 @@ static rfr_status read_llama(const json_t *o, const char *file, const char *type
   c->qkv_bias = strcmp(type, "qwen2") == 0;
   RFI_TRY(read_window(o, file, type, c));
   /* Only these classes look at these flags. */
-  if (plain || qwen3) RFI_TRY(read_flag(o, file, "attention_bias", &c->attention_bias));
+  if (plain || qwen3 || gemma) RFI_TRY(read_flag(o, file, "attention_bias", &c->attention_bias));
   return plain ? read_flag(o, file, "mlp_bias", &c->mlp_bias) : RFR_OK;
 }
 
@@ -314,18 +362,24 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, rfr_model_config *c) {
   RFI_TRY(rfi_path_join(ctx, folder, "config.json", &path));
   RFI_GOTO(rfi_json_load(ctx, path, &o));
   RFI_GOTO(rfi_json_get_string(o, path, "model_type", true, &type));
-  static const char *const types[] = {"gpt2", "llama", "mistral", "ministral", "qwen2", "qwen3"};
+  static const struct {
+    const char *name;
+    rfr_model_type type;
+  } types[] = {{"gpt2", RFR_MODEL_GPT2},       {"llama", RFR_MODEL_LLAMA},  {"mistral", RFR_MODEL_LLAMA},
+               {"ministral", RFR_MODEL_LLAMA}, {"qwen2", RFR_MODEL_LLAMA},  {"qwen3", RFR_MODEL_LLAMA},
+               {"gemma", RFR_MODEL_GEMMA},     {"gemma2", RFR_MODEL_GEMMA2}};
   size_t which = 0;
-  while (which < sizeof types / sizeof types[0] && strcmp(type, types[which]) != 0) which++;
+  while (which < sizeof types / sizeof types[0] && strcmp(type, types[which].name) != 0) which++;
   if (which == sizeof types / sizeof types[0]) {
     s = rfi_fail_at(RFI_E_MODEL_CONFIG, path, 0,
-                    "model_type is %s; gpt2, llama, mistral, ministral, qwen2 and qwen3 are built", type);
+                    "model_type is %s; gpt2, llama, mistral, ministral, qwen2, qwen3, gemma and gemma2 are built",
+                    type);
     goto fail;
   }
-  RFI_GOTO(refuse(o, path));
-  *c = rfr_model_config_default(which == 0 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA);
+  RFI_GOTO(refuse(o, path, type));
+  *c = rfr_model_config_default(types[which].type);
   c->dtype = dtype;
-  s = which == 0 ? read_gpt2(o, path, c) : read_llama(o, path, type, c);
+  s = c->type == RFR_MODEL_GPT2 ? read_gpt2(o, path, c) : read_llama(o, path, type, c);
   if (s == RFR_OK) s = rfr_model_config_check(c);
 fail:
   json_decref(o);

@@ -33,7 +33,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
                         c.layers == again.layers && c.heads == again.heads && c.kv_heads == again.kv_heads &&
                         c.head_dim == again.head_dim && c.intermediate_size == again.intermediate_size &&
                         c.norm_eps == again.norm_eps && c.rope_theta == again.rope_theta &&
-                        c.tie_embeddings == again.tie_embeddings && c.attention_bias == again.attention_bias,
+                        c.tie_embeddings == again.tie_embeddings && c.attention_bias == again.attention_bias &&
+                        c.logit_cap == again.logit_cap && c.attention_cap == again.attention_cap &&
+                        c.window == again.window,
                     "it changed by writing");
     json_decref(written);
     rfi_string_deinit(&text);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gelu, silu and swiglu, and the ops of their gradients. A backward op reads the input of the
- * forward and computes the function again: saving its result would cost memory, computing it
- * costs less than reading it back.
+ * gelu, silu, swiglu and softcap, and the ops of their gradients. A backward op reads the input
+ * of the forward and computes the function again: saving its result would cost memory, computing
+ * it costs less than reading it back. softcap's reads the result, which its reader, a loss, keeps.
  */
+#include <math.h>
+
 #include "ops/rule.h"
 
 static rfr_status infer_same(const rfi_infer *c, int n_out) {
@@ -20,16 +22,26 @@ rfr_status rfi_infer_silu_bwd(const rfi_infer *c) { return infer_same(c, 1); }
 rfr_status rfi_infer_swiglu(const rfi_infer *c) { return infer_same(c, 1); }
 rfr_status rfi_infer_swiglu_bwd(const rfi_infer *c) { return infer_same(c, 2); }
 
-static rfr_status grad_unary(rfi_grad *g, rfi_opcode bwd) {
+static rfr_status infer_softcap(const rfi_infer *c) {
+  if (!(c->attr[0].f > 0) || !isfinite(c->attr[0].f))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "values capped at %g; it must be positive and finite", c->attr[0].f);
+  return infer_same(c, 1);
+}
+rfr_status rfi_infer_softcap(const rfi_infer *c) { return infer_softcap(c); }
+rfr_status rfi_infer_softcap_bwd(const rfi_infer *c) { return infer_softcap(c); }
+
+/* `of`: the operand or the result that the backward reads. */
+static rfr_status grad_unary(rfi_grad *g, rfi_opcode bwd, rfr_value of) {
   if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
   rfi_emit_begin(g, 0);
-  rfr_value in[2] = {g->dy[0], g->op->in[0]};
+  rfr_value in[2] = {g->dy[0], of};
   rfi_emit_end(g, 0, rfi_emit(g, bwd, 2, in, g->op->attr));
   return g->t->status;
 }
 
-rfr_status rfi_grad_gelu(rfi_grad *g) { return grad_unary(g, RFI_OP_gelu_bwd); }
-rfr_status rfi_grad_silu(rfi_grad *g) { return grad_unary(g, RFI_OP_silu_bwd); }
+rfr_status rfi_grad_gelu(rfi_grad *g) { return grad_unary(g, RFI_OP_gelu_bwd, g->op->in[0]); }
+rfr_status rfi_grad_silu(rfi_grad *g) { return grad_unary(g, RFI_OP_silu_bwd, g->op->in[0]); }
+rfr_status rfi_grad_softcap(rfi_grad *g) { return grad_unary(g, RFI_OP_softcap_bwd, g->op->out[0]); }
 
 /* One op for both: they share the sigmoid and all operands; a result that nobody wants is dead. */
 rfr_status rfi_grad_swiglu(rfi_grad *g) {
@@ -55,4 +67,9 @@ rfr_value rfr_silu_at(rfr_trace *t, rfr_place at, rfr_value x) {
 
 rfr_value rfr_swiglu_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up) {
   return rfi_record(t, at, RFI_OP_swiglu, 2, (rfr_value[]){gate, up}, NULL, NULL);
+}
+
+rfr_value rfr_softcap_at(rfr_trace *t, rfr_place at, rfr_value x, double cap) {
+  rfi_attr attr = rfi_f(cap);
+  return rfi_record(t, at, RFI_OP_softcap, 1, &x, &attr, NULL);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gelu, silu, swiglu and their gradients on the CPU.
+ * gelu, silu, swiglu, softcap and their gradients on the CPU.
  *
  *   gelu (erf)   y = x P(x), P the normal distribution;  dx = dy (P(x) + x p(x))
  *   gelu (tanh)  y = x s(2u), u = sqrt(2/pi) (x + 0.044715 x^3): 1 + tanh(u) = 2 s(2u)
  *   silu         y = x s(x);  dx = dy s (1 + x (1 - s))
  *   swiglu       y = silu(gate) up
+ *   softcap      y = cap tanh(x / cap);  dx = dy (1 - (y / cap)^2)
  *
  * s is the logistic function: one exp and one division, and no cancellation at either end.
  * The gradients want s(x) and 1 - s(x) = s(-x): the same exp and division give both.
@@ -118,6 +119,29 @@ static void swiglu_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int p
   rfi_map(c, begin, end, 3, swiglu_bwd_block);
 }
 
+/* ---- softcap ---- */
+
+static void softcap_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
+  (void)i;
+  const float *a = x[0], cap = (float)c->attr[0].f;
+  float *o = y[0];
+  for (int64_t j = 0; j < n; j++) o[j] = rfi_softcap(a[j], cap);
+}
+static void softcap_bwd_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
+  (void)i;
+  const float *dy = x[0], *capped = x[1], cap = (float)c->attr[0].f;
+  float *dx = y[0];
+  for (int64_t j = 0; j < n; j++) dx[j] = dy[j] * rfi_softcap_slope(capped[j], cap);
+}
+static void softcap_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  rfi_map(c, begin, end, 1, softcap_block);
+}
+static void softcap_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  rfi_map(c, begin, end, 2, softcap_bwd_block);
+}
+
 /* ---- kernels ---- */
 
 /* An exp and a division weigh several visits. */
@@ -132,6 +156,8 @@ static rfr_status run_silu(const rfi_call *c) { return run(c, silu_part); }
 static rfr_status run_silu_bwd(const rfi_call *c) { return run(c, silu_bwd_part); }
 static rfr_status run_swiglu(const rfi_call *c) { return run(c, swiglu_part); }
 static rfr_status run_swiglu_bwd(const rfi_call *c) { return run(c, swiglu_bwd_part); }
+static rfr_status run_softcap(const rfi_call *c) { return run(c, softcap_part); }
+static rfr_status run_softcap_bwd(const rfi_call *c) { return run(c, softcap_bwd_part); }
 
 const rfi_kernel RFI_CPU(gelu) = {run_gelu, NULL};
 const rfi_kernel RFI_CPU(gelu_bwd) = {run_gelu_bwd, NULL};
@@ -139,3 +165,5 @@ const rfi_kernel RFI_CPU(silu) = {run_silu, NULL};
 const rfi_kernel RFI_CPU(silu_bwd) = {run_silu_bwd, NULL};
 const rfi_kernel RFI_CPU(swiglu) = {run_swiglu, NULL};
 const rfi_kernel RFI_CPU(swiglu_bwd) = {run_swiglu_bwd, NULL};
+const rfi_kernel RFI_CPU(softcap) = {run_softcap, NULL};
+const rfi_kernel RFI_CPU(softcap_bwd) = {run_softcap_bwd, NULL};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References and cases of gelu, silu, swiglu and their gradients, written with libm's
+ * References and cases of gelu, silu, swiglu, softcap and their gradients, written with libm's
  * functions and the textbook formulas.
  */
 #include <math.h>
@@ -72,3 +72,20 @@ RFT_REF(swiglu_bwd) {
 RFT_CASES(swiglu_bwd) = {"swiglu_bwd(f[7,13], f[7,13], f[7,13])",       "swiglu_bwd(f[1,37], f[1,37], f[1,37])",
                          "swiglu_bwd(f[0,5], f[0,5], f[0,5])",          "swiglu_bwd(f[17,1], f[17,1], f[17,1])",
                          "swiglu_bwd(f[31,547], f[31,547], f[31,547])", NULL};
+
+RFT_REF(softcap) {
+  const double *x = call->in[0].data, cap = call->attr[0].f;
+  double *y = call->out[0].data;
+  for (int64_t i = 0; i < rfi_count(&call->out[0].type); i++) y[i] = cap * tanh(x[i] / cap);
+}
+RFT_CASES(softcap) = {"softcap(f[7,13]) cap=30",  "softcap(f[1,37]) cap=0.5",   "softcap(f[0,5]) cap=1",
+                      "softcap(f[2,19,1]) cap=2", "softcap(f[31,523]) cap=1.5", NULL};
+
+RFT_REF(softcap_bwd) {
+  const double *dy = call->in[0].data, *y = call->in[1].data, cap = call->attr[0].f;
+  double *dx = call->out[0].data;
+  for (int64_t i = 0; i < rfi_count(&call->out[0].type); i++) dx[i] = dy[i] * (1 - y[i] / cap * (y[i] / cap));
+}
+RFT_CASES(softcap_bwd) = {"softcap_bwd(f[7,13], f[7,13]) cap=30",    "softcap_bwd(f[1,37], f[1,37]) cap=4",
+                          "softcap_bwd(f[3,0], f[3,0]) cap=1",       "softcap_bwd(f[2,19,1], f[2,19,1]) cap=50",
+                          "softcap_bwd(f[31,523], f[31,523]) cap=8", NULL};

@@ -16,6 +16,7 @@ typedef struct rfi_ce_rows {
   const void *logits; /* (rows, V), f32, bf16 or f16 */
   rfr_dtype logits_type;
   int64_t logits_ld; /* elements */
+  float cap;         /* > 0: logits are softcapped when they are read, dlogits are those of the uncapped ones */
   const int32_t *targets;
   int64_t ignore;
   const float *inv_valid, *dloss; /* scalars on the device; dloss NULL: no gradient */

@@ -4,7 +4,9 @@
  *
  * Forward reads the row once: block after block, with a running maximum; when it rises,
  * what was summed is scaled down. Sums within a block run in 16 lanes, which the compiler
- * turns into vectors, and are added in a fixed order. Backward needs lse alone.
+ * turns into vectors, and are added in a fixed order. Backward needs lse alone. With a cap the
+ * logits are softcapped before the forward (rfi_ce_softcap), and the gradient is that of the
+ * uncapped ones.
  */
 #ifndef RFI_CE_ROW_H
 #define RFI_CE_ROW_H
@@ -50,6 +52,11 @@ static inline double rfi_ce_block_sum(const float *x, int64_t n, float max) {
   return sum;
 }
 
+/* A row of f32 logits softcapped in place. */
+static inline void rfi_ce_softcap(float *x, int64_t V, float cap) {
+  for (int64_t i = 0; i < V; i++) x[i] = rfi_softcap(x[i], cap);
+}
+
 /* log sum exp of the V logits from element `at` on. */
 static inline double rfi_ce_lse(const rfi_arg *logits, int64_t at, int64_t V) {
   float buffer[RFI_BLOCK], max = -INFINITY;
@@ -67,10 +74,11 @@ static inline double rfi_ce_lse(const rfi_arg *logits, int64_t at, int64_t V) {
   return max + log(sum);
 }
 
-/* dlogits = (e^(logits - lse) - onehot) scale, which may replace the logits in place; zeros for an invalid target.
- * lse is subtracted in two parts: one float alone is off by up to 1e-6 at 25, and so would the largest of p be. */
+/* dlogits = (e^(logits - lse) - onehot) scale, times the slope of the softcap if cap > 0, which may replace the
+ * logits in place; zeros for an invalid target. lse is subtracted in two parts: one float alone is off by up to 1e-6 at
+ * 25, and so would the largest of p be. */
 static inline void rfi_ce_backward(const rfi_arg *logits, int64_t at, const rfi_arg *dlogits, int64_t dat, int64_t V,
-                                   bool valid, int32_t target, double lse, float scale) {
+                                   bool valid, int32_t target, double lse, float scale, float cap) {
   float buffer[RFI_BLOCK], d[RFI_BLOCK], high = (float)lse, low = (float)(lse - high);
   for (int64_t i = 0; i < V; i += RFI_BLOCK) {
     int64_t n = V - i < RFI_BLOCK ? V - i : RFI_BLOCK;
@@ -79,6 +87,7 @@ static inline void rfi_ce_backward(const rfi_arg *logits, int64_t at, const rfi_
       for (int64_t k = 0; k < n; k++) d[k] = rfi_expf(x[k] - high - low);
       if (target >= i && target < i + n) d[target - i] -= 1.0f;
       for (int64_t k = 0; k < n; k++) d[k] *= scale;
+      for (int64_t k = 0; cap > 0 && k < n; k++) d[k] *= rfi_softcap_slope(x[k], cap);
     } else {
       memset(d, 0, (size_t)n * sizeof *d);
     }

@@ -4,7 +4,8 @@
  *
  *   nll = lse - logit[target]        dlogits = (e^(logit - lse) - onehot) dloss inv_valid
  *
- * An invalid target (ignored, or outside the vocabulary) gives 0 and a row of zeros. dlogits of a
+ * With a cap a logit is cap tanh(logit / cap) wherever it is read, and dlogits has the factor
+ * 1 - (capped / cap)^2. An invalid target (ignored, or outside the vocabulary) gives 0 and a row of zeros. dlogits of a
  * narrower type may lie over the logits they come from: a block reads a stretch of its row whole
  * before it writes it, and what is written never reaches what is still to be read.
  */
@@ -20,6 +21,8 @@ static __device__ float2 merge(float2 a, float2 b) {
   if (top == -INFINITY) return make_float2(top, 0.0f);
   return make_float2(top, a.y * expf(a.x - top) + b.y * expf(b.x - top));
 }
+
+static __device__ float softcap(float x, float cap) { return cap > 0.0f ? cap * tanhf(x / cap) : x; }
 
 static __device__ float2 block_merge(float2 x) {
   __shared__ float2 part[THREADS / 32];
@@ -39,13 +42,13 @@ template <typename X, typename D> static __global__ void __launch_bounds__(THREA
   const bool valid = target != r.ignore && target >= 0 && target < r.V;
   float2 mine = make_float2(-INFINITY, 0.0f);
   for (int64_t i = threadIdx.x; i < r.V; i += THREADS) {
-    const float v = rfi_widen(x[i]);
+    const float v = softcap(rfi_widen(x[i]), r.cap);
     if (v > mine.x) mine = make_float2(v, mine.y * expf(mine.x - v) + 1.0f);
     else mine.y += expf(v - mine.x); /* -inf - -inf is NaN, as on the CPU when a whole row is -inf */
   }
   const float2 all = block_merge(mine);
   const double lse = (double)all.x + log((double)all.y);
-  const float hit = valid ? rfi_widen(x[target]) : 0.0f;
+  const float hit = valid ? softcap(rfi_widen(x[target]), r.cap) : 0.0f;
   if (threadIdx.x == 0) {
     if (r.lse) r.lse[row] = (float)lse;
     if (r.nll) r.nll[row] = valid ? lse - (double)hit : 0.0;
@@ -58,7 +61,7 @@ template <typename X, typename D> static __global__ void __launch_bounds__(THREA
 #pragma unroll
     for (int k = 0; k < PER_THREAD; k++) {
       const int64_t i = i0 + k * THREADS + threadIdx.x;
-      v[k] = i < r.V ? rfi_widen(x[i]) : 0.0f;
+      v[k] = i < r.V ? softcap(rfi_widen(x[i]), r.cap) : 0.0f;
     }
     __syncthreads(); /* also: every thread has read its target's logit */
 #pragma unroll
@@ -66,7 +69,8 @@ template <typename X, typename D> static __global__ void __launch_bounds__(THREA
       const int64_t i = i0 + k * THREADS + threadIdx.x;
       if (i >= r.V) continue;
       const float p = expf(v[k] - high - low);
-      d[i] = rfi_narrow<D>(valid ? (i == target ? p - 1.0f : p) * scale : 0.0f);
+      const float slope = r.cap > 0.0f ? (1.0f - v[k] / r.cap) * (1.0f + v[k] / r.cap) : 1.0f;
+      d[i] = rfi_narrow<D>(valid ? (i == target ? p - 1.0f : p) * scale * slope : 0.0f);
     }
   }
 }

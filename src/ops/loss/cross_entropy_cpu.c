@@ -60,7 +60,7 @@ static void backward_rows(const rfi_call *c, int64_t begin, int64_t end, int par
   int64_t V = logits->type.shape[1];
   for (int64_t t = begin; t < end; t++)
     rfi_ce_backward(logits, t * logits->stride[0], dlogits, t * V, V, rfi_ce_valid(targets[t], c->attr[0].i, V),
-                    targets[t], lse[t], scale);
+                    targets[t], lse[t], scale, 0);
 }
 
 static rfr_status backward_run(const rfi_call *c) {

@@ -3,8 +3,10 @@
  * The LM head and its loss in one op, forward and backward, without ever holding all logits:
  *
  *   for each chunk of rows:  logits  = x wT                      f32, in the workspace
+ *                            logits  = cap tanh(logits / cap)    if there is a cap
  *                            lse, loss                           as cross_entropy does them
- *                            dlogits = (softmax - onehot) scale  in x's type, over the logits
+ *                            dlogits = (softmax - onehot) scale  in x's type, over the logits; with a cap
+ *                                                                times 1 - (logits / cap)^2
  *                            dx      = dlogits w
  *                            dw     += dlogitsT x                f32
  *
@@ -67,13 +69,16 @@ static void rows(const rfi_call *call, int64_t begin, int64_t end, int part) {
   float inv_valid = *(const float *)call->in[RFI_HEAD_INV_VALID].data;
   float scale = backward ? *(const float *)call->in[RFI_HEAD_DLOSS].data * inv_valid : 0;
   double *nll = call->workspace;
+  const float cap = (float)call->attr[2].f;
   for (int64_t i = begin; i < end; i++) {
     int64_t row = i * k->logits.stride[0];
     int32_t target = ((const int32_t *)call->in[RFI_HEAD_TARGETS].data)[k->t + i];
     bool valid = rfi_ce_valid(target, call->attr[0].i, V);
+    if (cap > 0) rfi_ce_softcap((float *)k->logits.data + row, V, cap);
     double lse = rfi_ce_lse(&k->logits, row, V);
     nll[k->t + i] = valid ? lse - rfi_read1(&k->logits, row + target) : 0;
-    if (backward) rfi_ce_backward(&k->logits, row, &k->dlogits, i * k->dlogits.stride[0], V, valid, target, lse, scale);
+    if (!backward) continue;
+    rfi_ce_backward(&k->logits, row, &k->dlogits, i * k->dlogits.stride[0], V, valid, target, lse, scale, cap);
   }
 }
 

@@ -39,6 +39,7 @@ static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, cha
                             .logits = logits,
                             .logits_type = RFR_F32,
                             .logits_ld = h->ld,
+                            .cap = (float)c->attr[2].f,
                             .targets = (const int32_t *)c->in[RFI_HEAD_TARGETS].data + t,
                             .ignore = c->attr[0].i,
                             .inv_valid = c->in[RFI_HEAD_INV_VALID].data,

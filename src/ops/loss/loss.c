@@ -7,6 +7,8 @@
  * up to the mean over all tokens. inv_valid counts targets and has no gradient; lse is
  * what the backward needs of the forward, 4 bytes a row instead of the probabilities.
  */
+#include <math.h>
+
 #include "base/base.h"
 #include "trace/trace.h"
 
@@ -73,6 +75,8 @@ rfr_status rfi_infer_linear_cross_entropy(const rfi_infer *c) {
   RFI_TRY(check_rows(&logits, &c->in[2], &c->in[3], NULL));
   if (dloss->rank >= 0 && !is_scalar(dloss)) return rfi_fail(RFI_E_TRACE_SHAPE, "want dloss f32 (1)");
   if (c->attr[1].i < 1) return rfi_fail(RFI_E_TRACE_SHAPE, "chunk must be at least one row");
+  if (!(c->attr[2].f >= 0) || !isfinite(c->attr[2].f))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "logits capped at %g; it must be positive and finite", c->attr[2].f);
   c->out[0] = vector(RFR_F32, 1);
   c->out[1] = *x;
   c->out[2] = *w;
