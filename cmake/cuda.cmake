@@ -26,3 +26,10 @@ target_link_libraries(refrain_cuda PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES}
 # What it lacks would show only where it is loaded; weak references, kernels that are not there, may stay.
 target_link_options(refrain_cuda PRIVATE -Wl,--no-undefined)
 add_dependencies(product refrain_cuda)
+
+# Not part of `make`: kernels against each other, on a machine with a GPU.
+add_executable(attention_check EXCLUDE_FROM_ALL bench/gpu/attention_check.cu src/ops/attention/attention_any.cu
+                               src/ops/attention/attention_sm80.cu)
+target_include_directories(attention_check PRIVATE include src)
+target_compile_options(attention_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
+set_target_properties(attention_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)

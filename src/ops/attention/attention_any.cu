@@ -10,6 +10,7 @@
  * walks over tiles of 16 of the other side, so that every sum has one order and nothing is added
  * atomically. The backward computes p once for dq and once for dk and dv.
  */
+#include "ops/attention/attention_cuda.h"
 #include "ops/attention/documents.cuh"
 
 enum { ROWS = 16, LANES = 8, THREADS = ROWS * LANES, MOST_D = 256, PER_LANE = MOST_D / LANES };
@@ -336,7 +337,8 @@ static size_t backward_workspace(const rfr_call *call) {
   return ends_bytes(call, 6) + (size_t)(call->in[1].type.shape[0] * call->in[1].type.shape[1]) * sizeof(float);
 }
 
+/* k is operand 1 of the forward, q of the backward: as wide as each other. */
 static int takes(const rfr_call *call) { return call->in[1].type.shape[2] <= MOST_D; }
 
-extern "C" const rfi_cuda_kernel RFI_CUDA(attention) = {forward, forward_workspace, takes};
-extern "C" const rfi_cuda_kernel RFI_CUDA(attention_bwd) = {backward, backward_workspace, takes};
+extern "C" const rfi_cuda_kernel rfi_attention_any = {forward, forward_workspace, takes};
+extern "C" const rfi_cuda_kernel rfi_attention_any_bwd = {backward, backward_workspace, takes};

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention on a GPU: which kernel. Types, shapes and strides decide, and whether the addresses
+ * are multiples of 16 bytes, which are not known when the workspace is asked for: it is large
+ * enough for either.
+ */
+#include "ops/attention/attention_cuda.h"
+
+static bool is_aligned(const rfr_call *call) {
+  for (int i = 0; i < call->n_in + call->n_out; i++) {
+    const rfr_arg *x = i < call->n_in ? &call->in[i] : &call->out[i - call->n_in];
+    if (x->type.rank == 3 && (uintptr_t)x->data % 16 != 0) return false;
+  }
+  return true;
+}
+
+static rfr_status run(const rfr_call *call, const rfi_cuda_kernel *fast, const rfi_cuda_kernel *any) {
+  return fast->takes(call) && is_aligned(call) ? fast->run(call) : any->run(call);
+}
+
+static size_t workspace(const rfr_call *call, const rfi_cuda_kernel *fast, const rfi_cuda_kernel *any) {
+  const size_t a = any->workspace(call), b = fast->takes(call) ? fast->workspace(call) : 0;
+  return a > b ? a : b;
+}
+
+static rfr_status forward(const rfr_call *call) { return run(call, &rfi_attention_sm80, &rfi_attention_any); }
+static rfr_status backward(const rfr_call *call) { return run(call, &rfi_attention_sm80_bwd, &rfi_attention_any_bwd); }
+
+static size_t forward_workspace(const rfr_call *call) {
+  return workspace(call, &rfi_attention_sm80, &rfi_attention_any);
+}
+static size_t backward_workspace(const rfr_call *call) {
+  return workspace(call, &rfi_attention_sm80_bwd, &rfi_attention_any_bwd);
+}
+
+static int takes(const rfr_call *call) { return rfi_attention_any.takes(call); }
+static int takes_bwd(const rfr_call *call) { return rfi_attention_any_bwd.takes(call); }
+
+const rfi_cuda_kernel RFI_CUDA(attention) = {forward, forward_workspace, takes};
+const rfi_cuda_kernel RFI_CUDA(attention_bwd) = {backward, backward_workspace, takes_bwd};

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The two attentions of a GPU: f32 arithmetic for everything, tensor cores for what they take.
+ */
+#ifndef RFI_ATTENTION_CUDA_H
+#define RFI_ATTENTION_CUDA_H
+
+#include "backend/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+extern const rfi_cuda_kernel rfi_attention_any, rfi_attention_any_bwd;
+extern const rfi_cuda_kernel rfi_attention_sm80, rfi_attention_sm80_bwd;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
