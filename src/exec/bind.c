@@ -11,7 +11,7 @@
 #include "ops/cost.h"
 
 static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
-  static unsigned char placeholder[64];
+  static _Alignas(64) unsigned char placeholder[64];
   *arg = (rfi_arg){.data = NULL, .type = {.rank = -1}};
   if (v < 0) return;
   const rfi_value *x = &t->values[v];

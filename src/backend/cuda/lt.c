@@ -17,7 +17,7 @@
 
 #include "backend/cuda/cuda.h"
 
-enum { WORKSPACE = 32 << 20 };
+enum { WORKSPACE = 32 << 20, WORKSPACE_ALIGNMENT = 256 }; /* the plan aligns to less */
 
 #define FUNCTIONS(X)                  \
   X(cublasLtCreate)                   \
@@ -258,14 +258,19 @@ static rfr_status run(const rfr_call *call) {
   const product *p = call->library;
   const functions *f = &p->lt->f;
   const float one = 1.0f, beta = p->key.accumulate ? 1.0f : 0.0f;
+  void *workspace = (char *)call->workspace + (-(uintptr_t)call->workspace & (WORKSPACE_ALIGNMENT - 1));
   if (p->key.bias >= 0)
     f->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->in[2].data, sizeof(void *));
   const cublasStatus_t s = f->cublasLtMatmul(p->lt->handle, p->desc, &one, call->in[1].data, p->A, call->in[0].data,
                                              p->B, &beta, call->out[0].data, p->D, call->out[0].data, p->D, &p->algo,
-                                             call->workspace, WORKSPACE, (cudaStream_t)call->stream);
-  return s == CUBLAS_STATUS_SUCCESS
-             ? RFR_OK
-             : p->lt->core->fail(RFI_E_CUDA, "cuBLASLt refused a matrix product, status %d", (int)s);
+                                             workspace, WORKSPACE, (cudaStream_t)call->stream);
+  if (s == CUBLAS_STATUS_SUCCESS) return RFR_OK;
+  return p->lt->core->fail(RFI_E_CUDA,
+                           "cuBLASLt refused a product, status %d: %lld x %lld, rows of %lld, and %lld x %lld, rows of "
+                           "%lld, into rows of %lld",
+                           (int)s, (long long)p->key.a.rows, (long long)p->key.a.cols, (long long)p->key.a.ld,
+                           (long long)p->key.b.rows, (long long)p->key.b.cols, (long long)p->key.b.ld,
+                           (long long)p->key.d.ld);
 }
 
 rfr_status rfi_lt_bind(rfi_lt *lt, const rfi_cuda_host *core, rfi_arena *memory, rfi_bound *b) {
@@ -281,7 +286,7 @@ rfr_status rfi_lt_bind(rfi_lt *lt, const rfi_cuda_host *core, rfi_arena *memory,
   }
   b->run = run;
   b->kernel = "cuBLASLt";
-  b->workspace = WORKSPACE;
+  b->workspace = WORKSPACE + WORKSPACE_ALIGNMENT;
   b->call.library = p;
   return RFR_OK;
 }

@@ -24,7 +24,8 @@ typedef struct matrix { /* (T, heads, D) */
 typedef struct problem {
   matrix q, k, v, o, dy;
   rfi_documents documents;
-  float *lse, *delta; /* (H, T) */
+  float *lse, *delta;        /* (H, T) */
+  int64_t lse_head, lse_row; /* strides */
   int T, H, Hk, D;
   float scale, cap;
   void *out[3]; /* o; dq, dk, dv: dense, in q's type; NULL: not wanted */
@@ -132,7 +133,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(const proble
     }
   }
   if (t >= p.T) return;
-  if (p.lse && lane == 0) p.lse[(int64_t)h * p.T + t] = sum > 0 ? top + logf(sum) : -INFINITY;
+  if (p.lse && lane == 0) p.lse[h * p.lse_head + t * p.lse_row] = sum > 0 ? top + logf(sum) : -INFINITY;
   if (!p.out[0]) return;
 #pragma unroll
   for (int c = 0; c < PER_LANE; c++) {
@@ -160,7 +161,8 @@ static __global__ void __launch_bounds__(THREADS) attention_dq(const problem p) 
   const int row = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES, group = (int)threadIdx.x & 24;
   const int t0 = (int)blockIdx.x * ROWS, t = t0 + row, h = (int)blockIdx.y, g = h / (p.H / p.Hk);
   const rfi_span mine = rfi_keys_of(p.documents, t), all = union_of(mine);
-  const float lse = t < p.T ? p.lse[(int64_t)h * p.T + t] : 0, delta = t < p.T ? p.delta[(int64_t)h * p.T + t] : 0;
+  const float lse = t < p.T ? p.lse[h * p.lse_head + t * p.lse_row] : 0,
+              delta = t < p.T ? p.delta[(int64_t)h * p.T + t] : 0;
   float acc[PER_LANE] = {};
   fill(q, p, p.q, t0, h);
   fill(dy, p, p.dy, t0, h);
@@ -214,7 +216,7 @@ static __global__ void __launch_bounds__(THREADS) attention_dkv(const problem p)
       if (threadIdx.x < ROWS) {
         const int t = t0 + (int)threadIdx.x;
         span[threadIdx.x] = t < p.T ? rfi_keys_of(p.documents, t) : rfi_span{0, 0};
-        lse[threadIdx.x] = t < p.T ? p.lse[(int64_t)h * p.T + t] : 0;
+        lse[threadIdx.x] = t < p.T ? p.lse[h * p.lse_head + t * p.lse_row] : 0;
         delta[threadIdx.x] = t < p.T ? p.delta[(int64_t)h * p.T + t] : 0;
       }
       __syncthreads();
@@ -273,6 +275,7 @@ static problem problem_of(const rfr_call *call, int first, int offsets) {
   p.cap = (float)call->attr[3].f;
   p.documents = rfi_documents{(const int32_t *)call->in[offsets].data,
                               (const int32_t *)call->workspace,
+                              call->in[offsets].stride[0],
                               (int)call->in[offsets].type.shape[0] - 1,
                               p.T,
                               (int)call->attr[1].i,
@@ -285,7 +288,7 @@ static size_t ends_bytes(const rfr_call *call, int offsets) {
 }
 
 static void find_ends(const rfr_call *call, const problem *p) {
-  rfi_document_ends<<<1, 1024, 0, rfi_stream(call)>>>(p->documents.offsets, p->documents.n, p->T,
+  rfi_document_ends<<<1, 1024, 0, rfi_stream(call)>>>(p->documents.offsets, p->documents.stride, p->documents.n, p->T,
                                                       (int32_t *)call->workspace);
 }
 
@@ -302,6 +305,8 @@ static rfr_status forward(const rfr_call *call) {
   problem p = problem_of(call, 0, 3);
   p.out[0] = call->out[0].data;
   p.lse = (float *)call->out[1].data;
+  p.lse_head = p.T;
+  p.lse_row = 1;
   if (p.T == 0 || p.H == 0) return RFR_OK;
   const rfr_status s = allow((const void *)attention_forward, tiles(&p, 3));
   if (s != RFR_OK) return s;
@@ -316,6 +321,8 @@ static rfr_status backward(const rfr_call *call) {
   p.dy = matrix_of(&call->in[0]);
   p.o = matrix_of(&call->in[4]);
   p.lse = (float *)call->in[5].data;
+  p.lse_head = call->in[5].stride[0];
+  p.lse_row = call->in[5].stride[1];
   p.delta = (float *)((char *)call->workspace + ends_bytes(call, 6));
   for (int i = 0; i < 3; i++) p.out[i] = call->out[i].data;
   if (p.T == 0 || p.H == 0) return RFR_OK;

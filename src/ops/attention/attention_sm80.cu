@@ -692,7 +692,7 @@ static void cut_rows(const rfr_call *call, const problem *p, const layout *l, in
   table x[BLOCK_TABLES] = {};
   for (int i = 0; i < tables; i++)
     x[i] = table{(piece *)(at + l->pieces[i]), (int *)(at + l->starts[i]), l->rows[i], l->most[i], i == 0};
-  rfi_document_ends<<<1, 1024, 0, rfi_stream(call)>>>(documents, n, p->T, (int32_t *)(at + l->ends));
+  rfi_document_ends<<<1, 1024, 0, rfi_stream(call)>>>(documents, 1, n, p->T, (int32_t *)(at + l->ends));
   attention_pieces<<<(unsigned)tables, 1024, 0, rfi_stream(call)>>>(documents, (const int32_t *)(at + l->ends), n, p->T,
                                                                     x[0], x[1]);
 }

@@ -13,7 +13,8 @@
 
 typedef struct rfi_documents {
   const int32_t *offsets, *ends;
-  int n, T; /* documents, rows */
+  int64_t stride; /* of offsets */
+  int n, T;       /* documents, rows */
   int causal, window;
 } rfi_documents;
 
@@ -22,12 +23,13 @@ typedef struct rfi_span {
 } rfi_span;
 
 /* One block; ends[d] = max(0, offsets[1], ..., offsets[d + 1]), each at most T. */
-static __global__ void __launch_bounds__(1024) rfi_document_ends(const int32_t *offsets, int n, int T, int32_t *ends) {
+static __global__ void __launch_bounds__(1024)
+    rfi_document_ends(const int32_t *offsets, int64_t stride, int n, int T, int32_t *ends) {
   __shared__ int warp_max[32];
   int before = 0;
   for (int d0 = 0; d0 < n; d0 += (int)blockDim.x) {
     const int d = d0 + (int)threadIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    int x = d < n ? min(offsets[d + 1], T) : 0;
+    int x = d < n ? min(offsets[(d + 1) * stride], T) : 0;
     x = max(x, 0);
     for (int step = 1; step < 32; step <<= 1) {
       const int other = __shfl_up_sync(0xffffffffu, x, step);
@@ -52,7 +54,7 @@ static __device__ __forceinline__ rfi_span rfi_document_of(const rfi_documents &
     else low = middle + 1;
   }
   if (low == x.n || t >= x.T) return rfi_span{0, 0};
-  const int from = max(x.offsets[low], low > 0 ? x.ends[low - 1] : 0);
+  const int from = max(x.offsets[low * x.stride], low > 0 ? x.ends[low - 1] : 0);
   return t >= from ? rfi_span{from, x.ends[low]} : rfi_span{0, 0};
 }
 
