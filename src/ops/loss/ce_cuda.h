@@ -23,11 +23,13 @@ typedef struct rfi_ce_rows {
   void *dlogits;                  /* NULL: no gradient; may lie over the logits, row by row */
   rfr_dtype dlogits_type;
   int64_t dlogits_ld;
-  float *lse;  /* (rows), NULL: not wanted */
+  float *lse;  /* (rows), NULL: not wanted; what rfi_ce_dlogits_cuda reads */
   double *nll; /* (rows), NULL: not wanted */
 } rfi_ce_rows;
 
 rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream);
+/* dlogits alone, from the lse that a forward has left. They do not lie over the logits. */
+rfr_status rfi_ce_dlogits_cuda(const rfi_ce_rows *r, void *stream);
 /* *loss = inv_valid sum of nll, in a fixed order; over T = 0 rows it is 0. */
 rfr_status rfi_ce_loss_cuda(const double *nll, int64_t T, const float *inv_valid, float *loss, void *stream);
 

@@ -1,77 +1,251 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One block a row: log sum exp with a running maximum per thread, merged in a fixed order, then
+ * Rows of softmax cross-entropy: log sum exp with a running maximum per thread, merged in a fixed order, then
  *
  *   nll = lse - logit[target]        dlogits = (e^(logit - lse) - onehot) dloss inv_valid
  *
  * With a cap a logit is cap tanh(logit / cap) wherever it is read, and dlogits has the factor
- * 1 - (capped / cap)^2. An invalid target (ignored, or outside the vocabulary) gives 0 and a row of zeros. dlogits of a
- * narrower type may lie over the logits they come from: a block reads a stretch of its row whole
- * before it writes it, and what is written never reaches what is still to be read.
+ * 1 - (capped / cap)^2. An invalid target (ignored, or outside the vocabulary) gives 0 and a row of zeros.
+ *
+ * A block takes a row whole, in pieces of 16 aligned bytes; piece k belongs to thread k mod threads from
+ * first to last. Where a gradient is wanted the row is read once and lies in shared memory meanwhile: each
+ * piece that has been turned into its gradient makes room for the same piece of the block's next row, which
+ * so arrives while this one is written. 227 KiB hold 58,000 logits of f32; of a longer row the rest is read
+ * again, and 132 rests are less than the L2 cache up to 150,000 logits.
+ *
+ * dlogits of a narrower type may lie over the logits they come from. What is in shared memory is all there
+ * before the first gradient is written; of the rest a stretch is read whole before it is written, and what
+ * is written never reaches what is still to be read.
  */
 #include "ops/loss/ce_cuda.h"
 
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 512, PER_THREAD = 4 };
+enum { MOST_THREADS = 1024, LEAST_THREADS = 64, FORWARD_THREADS = 512, DLOGITS_THREADS = 256, AT_ONCE = 4 };
 
-/* (maximum, sum of e^(x - maximum)) of two parts. */
-static __device__ float2 merge(float2 a, float2 b) {
-  const float top = fmaxf(a.x, b.x);
-  if (top == -INFINITY) return make_float2(top, 0.0f);
-  return make_float2(top, a.y * expf(a.x - top) + b.y * expf(b.x - top));
+/* ---- pieces ---- */
+
+/* A row in memory: piece k has the elements from k P - shift on, those in [0, V) of them. */
+template <typename X> struct row_of {
+  static constexpr int P = 16 / (int)sizeof(X);
+  const X *x;
+  int64_t V, pieces;
+  int shift;
+  __device__ row_of(const X *x, int64_t V) : x(x), V(V), shift((int)((uintptr_t)x % 16 / sizeof(X))) {
+    pieces = (V + shift + P - 1) / P;
+  }
+  __device__ int64_t first(int64_t k) const { return k * P - shift; }
+  __device__ bool whole(int64_t k) const { return first(k) >= 0 && first(k) + P <= V; }
+};
+
+static __device__ __forceinline__ float softcap(float x, float cap) { return cap > 0.0f ? cap * tanhf(x / cap) : x; }
+
+/* What lies beside the row counts as -inf: it has no part in a maximum and none in a sum. */
+template <typename X, int P>
+static __device__ __forceinline__ void widen(float (&v)[P], const rfi_pack<X, P> &piece, const row_of<X> &row,
+                                             int64_t k, float cap) {
+#pragma unroll
+  for (int i = 0; i < P; i++) v[i] = rfi_widen(piece.x[i]);
+  if (cap > 0.0f)
+    for (int i = 0; i < P; i++) v[i] = softcap(v[i], cap);
+  if (row.whole(k)) return;
+#pragma unroll
+  for (int i = 0; i < P; i++)
+    if (row.first(k) + i < 0 || row.first(k) + i >= row.V) v[i] = -INFINITY;
 }
 
-static __device__ float softcap(float x, float cap) { return cap > 0.0f ? cap * tanhf(x / cap) : x; }
+template <typename X>
+static __device__ __forceinline__ rfi_pack<X, 16 / sizeof(X)> load(const row_of<X> &row, int64_t k) {
+  constexpr int P = 16 / (int)sizeof(X);
+  const int64_t at = row.first(k);
+  rfi_pack<X, P> piece = {};
+  if (row.whole(k)) return *(const rfi_pack<X, P> *)(row.x + at);
+  for (int i = 0; i < P; i++)
+    if (at + i >= 0 && at + i < row.V) piece.x[i] = row.x[at + i];
+  return piece;
+}
 
-static __device__ float2 block_merge(float2 x) {
-  __shared__ float2 part[THREADS / 32];
+/* load, into shared memory and without waiting; 16 bytes that end behind the row are filled with zeros. */
+template <typename X>
+static __device__ __forceinline__ void request(rfi_pack<X, 16 / sizeof(X)> *to, const row_of<X> &row, int64_t k) {
+  const int64_t at = row.first(k), left = (row.V - at) * (int64_t)sizeof(X);
+  if (at < 0) {
+    *to = load(row, k);
+    return;
+  }
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+               "l"(row.x + at), "r"((int)(left < 16 ? left : 16))
+               : "memory");
+}
+static __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+template <typename X, typename D, int P>
+static __device__ __forceinline__ void store(D *d, const float (&v)[P], const row_of<X> &row, int64_t k) {
+  constexpr int N = P * (int)sizeof(D) > 16 ? 16 / (int)sizeof(D) : P; /* stored at once */
+  const int64_t at = row.first(k);
+  if (row.whole(k) && (uintptr_t)(d + at) % (N * sizeof(D)) == 0) {
+#pragma unroll
+    for (int i = 0; i < P; i += N) {
+      rfi_pack<D, N> part;
+#pragma unroll
+      for (int j = 0; j < N; j++) part.x[j] = rfi_narrow<D>(v[i + j]);
+      *(rfi_pack<D, N> *)(d + at + i) = part;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < P; i++)
+    if (at + i >= 0 && at + i < row.V) d[at + i] = rfi_narrow<D>(v[i]);
+}
+
+/* ---- log sum exp ---- */
+
+/* (maximum, sum of e^(x - maximum)). An error of e^d that grows as |d| is nothing in a sum, where it counts e^d; a sum
+ * without a maximum is 0, or NaN where a NaN has been. */
+static __device__ __forceinline__ float2 merge(float2 a, float2 b) {
+  const float top = fmaxf(a.x, b.x);
+  if (top == -INFINITY) return make_float2(top, a.y + b.y);
+  return make_float2(top, a.y * __expf(a.x - top) + b.y * __expf(b.x - top));
+}
+
+template <int P> static __device__ __forceinline__ void add(float2 *sum, const float (&v)[P]) {
+  float top = sum->x;
+#pragma unroll
+  for (int i = 0; i < P; i++) top = fmaxf(top, v[i]);
+  if (top > sum->x) {
+    sum->y *= __expf(sum->x - top);
+    sum->x = top;
+  }
+  top = top == -INFINITY ? 0.0f : top;
+#pragma unroll
+  for (int i = 0; i < P; i++) sum->y += __expf(v[i] - top);
+}
+
+/* Every thread gets it. `part` may be used again after another one's merge. */
+static __device__ float2 block_merge(float2 x, float2 *part) {
   for (int step = 16; step > 0; step >>= 1)
     x = merge(x, make_float2(__shfl_xor_sync(0xffffffffu, x.x, step), __shfl_xor_sync(0xffffffffu, x.y, step)));
-  if ((threadIdx.x & 31) == 0) part[threadIdx.x / 32] = x;
+  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = x;
   __syncthreads();
-  x = part[0];
-  for (int w = 1; w < THREADS / 32; w++) x = merge(x, part[w]);
+  x = (threadIdx.x & 31) < blockDim.x >> 5 ? part[threadIdx.x & 31] : make_float2(-INFINITY, 0.0f);
+  for (int step = 16; step > 0; step >>= 1)
+    x = merge(x, make_float2(__shfl_xor_sync(0xffffffffu, x.x, step), __shfl_xor_sync(0xffffffffu, x.y, step)));
   return x;
 }
 
-template <typename X, typename D> static __global__ void __launch_bounds__(THREADS) ce_rows(const rfi_ce_rows r) {
-  const int64_t row = blockIdx.x;
-  const X *x = (const X *)r.logits + row * r.logits_ld;
+/* ---- gradient ---- */
+
+typedef struct gradient {
+  float high, low, scale, cap; /* lse in two parts */
+  int64_t target;              /* -1: the row counts for nothing */
+} gradient;
+
+/* v becomes what piece k's gradient is; where it is rounded to 16 bits, e^x need not be better. */
+template <typename X, typename D, int P>
+static __device__ __forceinline__ void turn(float (&v)[P], const gradient &g, const row_of<X> &row, int64_t k) {
+#pragma unroll
+  for (int i = 0; i < P; i++) {
+    const float d = v[i] - g.high - g.low, p = sizeof(D) == 2 ? __expf(d) : expf(d);
+    const float slope = g.cap > 0.0f ? (1.0f - v[i] / g.cap) * (1.0f + v[i] / g.cap) : 1.0f;
+    v[i] = g.target < 0 ? 0.0f : (row.first(k) + i == g.target ? p - 1.0f : p) * g.scale * slope;
+  }
+}
+
+static __device__ __forceinline__ int64_t target_of(const rfi_ce_rows &r, int64_t row) {
   const int32_t target = r.targets[row];
-  const bool valid = target != r.ignore && target >= 0 && target < r.V;
-  float2 mine = make_float2(-INFINITY, 0.0f);
-  for (int64_t i = threadIdx.x; i < r.V; i += THREADS) {
-    const float v = softcap(rfi_widen(x[i]), r.cap);
-    if (v > mine.x) mine = make_float2(v, mine.y * expf(mine.x - v) + 1.0f);
-    else mine.y += expf(v - mine.x); /* -inf - -inf is NaN, as on the CPU when a whole row is -inf */
+  return target != r.ignore && target >= 0 && target < r.V ? target : -1;
+}
+
+/* `keep` pieces of a row lie in shared memory; 0 where no gradient is wanted. */
+template <typename X, typename D, bool GRADIENT>
+static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows r, const int64_t keep) {
+  constexpr int P = 16 / (int)sizeof(X);
+  typedef rfi_pack<X, P> pack;
+  extern __shared__ uint4 shared[];
+  __shared__ float2 part[2][MOST_THREADS / 32];
+  pack *kept = (pack *)shared;
+  const int threads = blockDim.x, me = threadIdx.x;
+  int odd = 0;
+  if (GRADIENT) {
+    const row_of<X> row((const X *)r.logits + blockIdx.x * r.logits_ld, r.V);
+    for (int64_t k = me; k < keep && k < row.pieces; k += threads) request(&kept[k], row, k);
   }
-  const float2 all = block_merge(mine);
-  const double lse = (double)all.x + log((double)all.y);
-  const float hit = valid ? softcap(rfi_widen(x[target]), r.cap) : 0.0f;
-  if (threadIdx.x == 0) {
-    if (r.lse) r.lse[row] = (float)lse;
-    if (r.nll) r.nll[row] = valid ? lse - (double)hit : 0.0;
+  for (int64_t t = blockIdx.x; t < r.rows; t += gridDim.x, odd ^= 1) {
+    const row_of<X> row((const X *)r.logits + t * r.logits_ld, r.V);
+    const int64_t target = target_of(r, t);
+    const float hit = target >= 0 ? softcap(rfi_widen(row.x[target]), r.cap) : 0.0f; /* before anything is written */
+    float2 sum = make_float2(-INFINITY, 0.0f);
+    float v[P];
+    int64_t k = me;
+    if (GRADIENT) {
+      arrived();
+      for (; k < keep && k < row.pieces; k += threads) {
+        widen(v, kept[k], row, k, r.cap);
+        add(&sum, v);
+      }
+    }
+    for (; k + (AT_ONCE - 1) * threads < row.pieces; k += AT_ONCE * threads) {
+      pack piece[AT_ONCE];
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++) piece[j] = load(row, k + j * threads);
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++) {
+        widen(v, piece[j], row, k + j * threads, r.cap);
+        add(&sum, v);
+      }
+    }
+    for (; k < row.pieces; k += threads) {
+      widen(v, load(row, k), row, k, r.cap);
+      add(&sum, v);
+    }
+    sum = block_merge(sum, part[odd]);
+    const double lse = (double)sum.x + log((double)sum.y);
+    if (me == 0) {
+      if (r.lse) r.lse[t] = (float)lse;
+      if (r.nll) r.nll[t] = target >= 0 ? lse - (double)hit : 0.0;
+    }
+    if (!GRADIENT) continue;
+    const gradient g = {(float)lse, (float)(lse - (double)(float)lse), *r.dloss * *r.inv_valid, r.cap, target};
+    const row_of<X> next((const X *)r.logits + (t + gridDim.x) * r.logits_ld, r.V);
+    const bool more = t + gridDim.x < r.rows;
+    D *d = (D *)r.dlogits + t * r.dlogits_ld;
+    for (k = me; k < keep; k += threads) {
+      if (k < row.pieces) {
+        widen(v, kept[k], row, k, r.cap);
+        turn<X, D>(v, g, row, k);
+        store(d, v, row, k);
+      }
+      if (more && k < next.pieces) request(&kept[k], next, k);
+    }
+    for (int64_t stretch = keep; stretch < row.pieces; stretch += threads) {
+      k = stretch + me;
+      if (k < row.pieces) widen(v, load(row, k), row, k, r.cap);
+      __syncthreads();
+      if (k >= row.pieces) continue;
+      turn<X, D>(v, g, row, k);
+      store(d, v, row, k);
+    }
   }
-  if (!r.dlogits) return;
-  D *d = (D *)r.dlogits + row * r.dlogits_ld;
-  const float scale = *r.dloss * *r.inv_valid, high = (float)lse, low = (float)(lse - (double)high);
-  for (int64_t i0 = 0; i0 < r.V; i0 += THREADS * PER_THREAD) {
-    float v[PER_THREAD];
+}
+
+template <typename X, typename D>
+static __global__ void __launch_bounds__(DLOGITS_THREADS) ce_dlogits(const rfi_ce_rows r, const int64_t blocks) {
+  constexpr int P = 16 / (int)sizeof(X);
+  const int64_t t = blockIdx.x / blocks, k0 = blockIdx.x % blocks * (DLOGITS_THREADS * AT_ONCE) + threadIdx.x;
+  const row_of<X> row((const X *)r.logits + t * r.logits_ld, r.V);
+  const gradient g = {r.lse[t], 0.0f, *r.dloss * *r.inv_valid, r.cap, target_of(r, t)};
+  rfi_pack<X, P> piece[AT_ONCE];
 #pragma unroll
-    for (int k = 0; k < PER_THREAD; k++) {
-      const int64_t i = i0 + k * THREADS + threadIdx.x;
-      v[k] = i < r.V ? softcap(rfi_widen(x[i]), r.cap) : 0.0f;
-    }
-    __syncthreads(); /* also: every thread has read its target's logit */
+  for (int j = 0; j < AT_ONCE; j++)
+    if (k0 + j * DLOGITS_THREADS < row.pieces) piece[j] = load(row, k0 + j * DLOGITS_THREADS);
 #pragma unroll
-    for (int k = 0; k < PER_THREAD; k++) {
-      const int64_t i = i0 + k * THREADS + threadIdx.x;
-      if (i >= r.V) continue;
-      const float p = expf(v[k] - high - low);
-      const float slope = r.cap > 0.0f ? (1.0f - v[k] / r.cap) * (1.0f + v[k] / r.cap) : 1.0f;
-      d[i] = rfi_narrow<D>(valid ? (i == target ? p - 1.0f : p) * scale * slope : 0.0f);
-    }
+  for (int j = 0; j < AT_ONCE; j++) {
+    const int64_t k = k0 + j * DLOGITS_THREADS;
+    float v[P];
+    if (k >= row.pieces) break;
+    widen(v, piece[j], row, k, r.cap);
+    turn<X, D>(v, g, row, k);
+    store((D *)r.dlogits + t * r.dlogits_ld, v, row, k);
   }
 }
 
@@ -88,15 +262,67 @@ static __global__ void __launch_bounds__(1024)
   if (threadIdx.x == 0) *loss = (float)(part[0] * (double)*inv_valid);
 }
 
-template <typename X> static void launch(const rfi_ce_rows *r, cudaStream_t stream) {
-  const rfr_dtype to = r->dlogits ? r->dlogits_type : RFR_F32;
-  RFI_WITH_FLOAT(to, D, (ce_rows<X, D><<<(unsigned)r->rows, THREADS, 0, stream>>>(*r)))
+/* ---- launches ---- */
+
+typedef struct machine {
+  int sms, shared; /* shared: bytes that one block may have */
+} machine;
+
+static rfr_status find_machine(machine *m) {
+  int device = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&m->sms, cudaDevAttrMultiProcessorCount, device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&m->shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return rfi_cuda_check(e, "reading the device");
+}
+
+/* As many blocks as are at work at once: each goes on to the next row. `own`: bytes that a block has besides. */
+template <typename X, typename D, bool GRADIENT>
+static rfr_status launch(const rfi_ce_rows *r, const machine *m, cudaStream_t stream) {
+  const int64_t width = 16 / (int64_t)sizeof(X), pieces = rfi_blocks(r->V, width) + 1, own = 2048, resident = 1024;
+  int64_t threads = rfi_blocks(pieces, AT_ONCE * 32) * 32, most = GRADIENT ? MOST_THREADS : FORWARD_THREADS;
+  int64_t keep = GRADIENT ? (m->shared - own) / 16 : 0;
+  if (threads > most) threads = most;
+  if (threads < LEAST_THREADS) threads = LEAST_THREADS;
+  if (keep > pieces) keep = pieces;
+  int64_t blocks = resident / threads;
+  if (GRADIENT && blocks > m->shared / (16 * keep + own)) blocks = m->shared / (16 * keep + own);
+  blocks = (blocks < 1 ? 1 : blocks) * m->sms;
+  if (blocks > r->rows) blocks = r->rows;
+  if (16 * keep > 32768) {
+    const cudaError_t e =
+        cudaFuncSetAttribute(ce_rows<X, D, GRADIENT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(16 * keep));
+    if (e != cudaSuccess) return rfi_cuda_check(e, "asking for shared memory");
+  }
+  ce_rows<X, D, GRADIENT><<<(unsigned)blocks, (unsigned)threads, (size_t)(16 * keep), stream>>>(*r, keep);
+  return RFR_OK;
+}
+
+template <typename X> static rfr_status choose(const rfi_ce_rows *r, const machine *m, cudaStream_t stream) {
+  if (!r->dlogits) return launch<X, float, false>(r, m, stream);
+  RFI_WITH_FLOAT(r->dlogits_type, D, return (launch<X, D, true>(r, m, stream)))
+  return RFR_OK;
 }
 
 rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream) {
+  machine m;
   if (r->rows == 0) return RFR_OK;
-  RFI_WITH_FLOAT(r->logits_type, X, launch<X>(r, (cudaStream_t)stream))
-  return rfi_cuda_launched("cross_entropy");
+  rfr_status s = find_machine(&m);
+  if (s == RFR_OK) RFI_WITH_FLOAT(r->logits_type, X, s = choose<X>(r, &m, (cudaStream_t)stream))
+  return s == RFR_OK ? rfi_cuda_launched("cross_entropy") : s;
+}
+
+template <typename X> static void launch_dlogits(const rfi_ce_rows *r, cudaStream_t stream) {
+  const int64_t pieces = rfi_blocks(r->V, 16 / (int64_t)sizeof(X)) + 1;
+  const int64_t blocks = rfi_blocks(pieces, DLOGITS_THREADS * AT_ONCE);
+  const unsigned grid = (unsigned)(r->rows * blocks);
+  RFI_WITH_FLOAT(r->dlogits_type, D, (ce_dlogits<X, D><<<grid, DLOGITS_THREADS, 0, stream>>>(*r, blocks)))
+}
+
+rfr_status rfi_ce_dlogits_cuda(const rfi_ce_rows *r, void *stream) {
+  if (r->rows == 0 || r->V == 0) return RFR_OK;
+  RFI_WITH_FLOAT(r->logits_type, X, launch_dlogits<X>(r, (cudaStream_t)stream))
+  return rfi_cuda_launched("cross_entropy_bwd");
 }
 
 rfr_status rfi_ce_loss_cuda(const double *nll, int64_t T, const float *inv_valid, float *loss, void *stream) {
