@@ -391,15 +391,16 @@ static __global__ void __launch_bounds__(THREADS) attention_stats(const problem 
   if (inside && (threadIdx.x & 7) == 0) p.stats[h * p.T + t] = make_float2(p.lse[h * p.T + t] * LOG2E, sum);
 }
 
-/* p and, unscaled, ds of a score and of dp; `slope` for capped scores. */
-static __device__ __forceinline__ float gradient(const problem &p, float probability, float score, float dp,
-                                                 float delta, float inverse_cap) {
-  float ds = probability * (dp - delta);
-  if (inverse_cap != 0) {
-    const float x = score * inverse_cap;
-    ds *= 1.0f - x * x;
-  }
-  return ds;
+/* Times the slope of capped scores. */
+template <int M, int N>
+__device__ __forceinline__ void slope(const problem &p, float (&ds)[M][N][4], const float (&s)[M][N][4]) {
+  const float inverse = 1.0f / p.cap;
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) ds[m][n][e] *= 1.0f - s[m][n][e] * inverse * (s[m][n][e] * inverse);
 }
 
 template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2) attention_dq(const problem p) {
@@ -414,7 +415,6 @@ template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2
   const uint32_t q = a_of<D>(base + (uint32_t)(mine * D * 2), lane), dy = q + BLOCK * D * 2;
   const int end = w.last <= w.from ? w.from : p.causal ? w.last : w.end;
   const int start = w.from + (first_key(p, w.from, w.first) - w.from) / N * N;
-  const float inverse_cap = p.cap != 0 ? 1.0f / p.cap : 0.0f;
   float acc[M / 16][D / 8][4] = {}, lse[M / 16][2], delta[M / 16][2];
   load_tile<T, D, BLOCK>(base, p, p.q, w.first, h, w.last - w.first);
   load_tile<T, D, BLOCK>(base + BLOCK * D * 2, p, p.dy, w.first, h, w.last - w.first);
@@ -442,7 +442,6 @@ template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2
       const uint32_t k = stages + (uint32_t)(stage * 2 * TILE + part * D * 2), v = k + TILE;
       const int s1 = s0 + part;
       if (t1 <= t0 || !any_sees(p, w, t0, t1, s1, s1 + PART)) continue;
-      const bool whole = all_see(p, w, t0, t1, s1, s1 + PART);
       float s[M / 16][PART / 8][4], ds[M / 16][PART / 8][4];
       multiply<T, D, M, PART>(s, q, b_of<D>(k, lane));
       if (p.cap != 0) bend(p, s);
@@ -450,18 +449,30 @@ template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2
 #pragma unroll
       for (int m = 0; m < M / 16; m++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int t = t0 + m * 16 + half * 8 + (lane >> 2);
-          const int from = first_key(p, w.from, t) - s1 - (lane & 3) * 2, to = end_key(p, w, t) - s1 - (lane & 3) * 2;
+        for (int n = 0; n < PART / 8; n++)
 #pragma unroll
-          for (int n = 0; n < PART / 8; n++)
+          for (int e = 0; e < 4; e++) ds[m][n][e] -= delta[m][e / 2];
+      if (p.cap != 0) slope(p, ds, s);
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-              const float x = s[m][n][2 * half + e], y = rfi_exp2(fmaf(x, p.factor, -lse[m][half]));
-              const float d = gradient(p, y, x, ds[m][n][2 * half + e], delta[m][half], inverse_cap);
-              ds[m][n][2 * half + e] = whole || (n * 8 + e >= from && n * 8 + e < to) ? d : 0.0f;
-            }
-        }
+      for (int m = 0; m < M / 16; m++)
+#pragma unroll
+        for (int n = 0; n < PART / 8; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) ds[m][n][e] *= rfi_exp2(fmaf(s[m][n][e], p.factor, -lse[m][e / 2]));
+      if (!all_see(p, w, t0, t1, s1, s1 + PART)) {
+#pragma unroll
+        for (int m = 0; m < M / 16; m++)
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            const int t = t0 + m * 16 + half * 8 + (lane >> 2), c = s1 + (lane & 3) * 2;
+            const int from = first_key(p, w.from, t) - c, to = end_key(p, w, t) - c;
+#pragma unroll
+            for (int n = 0; n < PART / 8; n++)
+#pragma unroll
+              for (int e = 0; e < 2; e++)
+                if (n * 8 + e < from || n * 8 + e >= to) ds[m][n][2 * half + e] = 0;
+          }
+      }
       accumulate<T, D, M, PART>(acc, ds, bt_of<D>(k, lane));
     }
   }
@@ -503,7 +514,6 @@ static __global__ void __launch_bounds__(THREADS, 2) attention_dkv(const problem
   const uint32_t base = rfi_shared_address(shared), stages = base + 2 * BLOCK * D * 2;
   const uint32_t k = a_of<D>(base + (uint32_t)(mine * D * 2), lane), v = k + BLOCK * D * 2;
   const uint32_t stats_at = rfi_shared_address(stats);
-  const float inverse_cap = p.cap != 0 ? 1.0f / p.cap : 0.0f;
   const int first = p.causal ? max(w.from, w.first) : w.from, start = w.from + (first - w.from) / N * N;
   const int end = w.last <= w.from ? start : p.window ? min(w.end, w.last - 1 + p.window) : w.end;
   const int tiles = max(0, (end - start + N - 1) / N), steps = tiles * group;
@@ -524,11 +534,19 @@ static __global__ void __launch_bounds__(THREADS, 2) attention_dkv(const problem
       const uint32_t q = stages + (uint32_t)(stage * 2 * TILE + part * D * 2), dy = q + TILE;
       const int t1 = t0 + part;
       if (t1 >= end || s1 <= s0 || !any_sees(p, w, t1, min(t1 + PART, end), s0, s1)) continue;
-      const bool whole = t1 + PART <= end && all_see(p, w, t1, t1 + PART, s0, s1);
-      float s[M / 16][PART / 8][4], ds[M / 16][PART / 8][4], pr[M / 16][PART / 8][4];
+      float s[M / 16][PART / 8][4], ds[M / 16][PART / 8][4];
       multiply<T, D, M, PART>(s, k, b_of<D>(q, lane));
       if (p.cap != 0) bend(p, s);
       if (DK) multiply<T, D, M, PART>(ds, v, b_of<D>(dy, lane));
+#pragma unroll
+      for (int n = 0; n < PART / 8 && DK; n++) {
+        const float4 x = *(const float4 *)&stats[stage][part + n * 8 + (lane & 3) * 2];
+#pragma unroll
+        for (int m = 0; m < M / 16; m++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) ds[m][n][e] -= e & 1 ? x.w : x.y;
+      }
+      if (DK && p.cap != 0) slope(p, ds, s);
 #pragma unroll
       for (int n = 0; n < PART / 8; n++) {
         const float4 x = *(const float4 *)&stats[stage][part + n * 8 + (lane & 3) * 2];
@@ -536,17 +554,23 @@ static __global__ void __launch_bounds__(THREADS, 2) attention_dkv(const problem
         for (int m = 0; m < M / 16; m++)
 #pragma unroll
           for (int e = 0; e < 4; e++) {
-            const int t = t1 + n * 8 + (lane & 3) * 2 + (e & 1), key = s0 + m * 16 + (e >> 1) * 8 + (lane >> 2);
-            const bool seen = whole || (t < end && sees(p, w, t, key));
-            const float y = rfi_exp2(fmaf(s[m][n][e], p.factor, -(e & 1 ? x.z : x.x)));
-            if (DK) {
-              const float d = gradient(p, y, s[m][n][e], ds[m][n][e], e & 1 ? x.w : x.y, inverse_cap);
-              ds[m][n][e] = seen ? d : 0.0f;
-            }
-            pr[m][n][e] = seen ? y : 0.0f;
+            s[m][n][e] = rfi_exp2(fmaf(s[m][n][e], p.factor, -(e & 1 ? x.z : x.x)));
+            if (DK) ds[m][n][e] *= s[m][n][e];
           }
       }
-      if constexpr (DV) accumulate<T, D, M, PART>(dv, pr, bt_of<D>(dy, lane));
+      if (t1 + PART > end || !all_see(p, w, t1, t1 + PART, s0, s1)) {
+#pragma unroll
+        for (int n = 0; n < PART / 8; n++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            const int t = t1 + n * 8 + (lane & 3) * 2 + e, c = s0 + (lane >> 2);
+            const int from = first_key(p, w.from, t) - c, to = t < end ? end_key(p, w, t) - c : from;
+#pragma unroll
+            for (int i = 0; i < M / 8; i++)
+              if (i * 8 < from || i * 8 >= to) s[i / 2][n][i % 2 * 2 + e] = ds[i / 2][n][i % 2 * 2 + e] = 0;
+          }
+      }
+      if constexpr (DV) accumulate<T, D, M, PART>(dv, s, bt_of<D>(dy, lane));
       if constexpr (DK) accumulate<T, D, M, PART>(dk, ds, bt_of<D>(q, lane));
     }
     t0 = next_t0;
