@@ -96,7 +96,7 @@ rfr_status bench_replay(cli *c) {
   if (c->json) {
     json j = {.f = stdout};
     json_begin(&j, NULL, '{');
-    json_string(&j, "name", "replay");
+    json_text(&j, "name", "replay");
     json_int(&j, "ops", k.n);
     json_double(&j, "replay_us_per_op", 1e6 * replayed);
     json_double(&j, "loop_us_per_op", 1e6 * plain);

@@ -116,7 +116,7 @@ typedef struct json {
 } json;
 void json_begin(json *j, const char *key, char bracket); /* key NULL: none */
 void json_end(json *j, char bracket);
-void json_string(json *j, const char *key, const char *value);
+void json_text(json *j, const char *key, const char *value);
 void json_int(json *j, const char *key, int64_t value);
 void json_double(json *j, const char *key, double value);
 

@@ -46,9 +46,9 @@ static void print_json(cli *c, rfr_run *run, const result *r, const rfr_run_info
   char device[160];
   json j = {.f = stdout};
   json_begin(&j, NULL, '{');
-  json_string(&j, "name", r->what->name);
-  json_string(&j, "device", cli_device(c, device));
-  json_string(&j, "dtype", rfr_dtype_name(info->dtype));
+  json_text(&j, "name", r->what->name);
+  json_text(&j, "device", cli_device(c, device));
+  json_text(&j, "dtype", rfr_dtype_name(info->dtype));
   json_double(&j, "ms_per_step", 1e3 * r->seconds);
   json_double(&j, "tokens_per_second", (double)info->tokens_per_step / r->seconds);
   json_double(&j, "flops_per_step", info->flops_per_step);

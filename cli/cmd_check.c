@@ -3,10 +3,16 @@
  * refrain check: the resolved configuration, each value with where it comes from; or the
  * files that lie in one split of its data.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli.h"
+
+static void warn(const rfr_event *e, void *user) {
+  (void)user;
+  if (e->kind == RFR_EVENT_WARNING) fprintf(stderr, "warning: %s\n", e->message);
+}
 
 static rfr_status list_files(cli *c, const char *config) {
   rfr_run *run = NULL;
@@ -33,6 +39,7 @@ rfr_status cli_check(cli *c) {
     s = list_files(c, text);
   } else {
     rfr_run_options o = cli_run_options(c);
+    o.on_event = warn;
     s = rfr_config_resolve(c->ctx, text, &o, !c->json, cli_write, NULL);
   }
   free(text);

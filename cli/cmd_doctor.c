@@ -43,15 +43,15 @@ rfr_status cli_doctor(cli *c) {
   if (c->json) {
     json j = {.f = stdout};
     json_begin(&j, NULL, '{');
-    json_string(&j, "version", rfr_version());
-    json_string(&j, "cpu", model);
+    json_text(&j, "version", rfr_version());
+    json_text(&j, "cpu", model);
     json_int(&j, "threads", m.threads);
-    json_string(&j, "isa", m.isa);
+    json_text(&j, "isa", m.isa);
     json_int(&j, "amx", m.has_amx);
-    json_string(&j, "matmul", m.matmul);
-    json_string(&j, "best_dtype", rfr_dtype_name(m.best_dtype));
+    json_text(&j, "matmul", m.matmul);
+    json_text(&j, "best_dtype", rfr_dtype_name(m.best_dtype));
     json_int(&j, "has_cuda", m.has_cuda);
-    json_string(&j, "cuda", m.cuda);
+    json_text(&j, "cuda", m.cuda);
     json_double(&j, "peak_f32", f32);
     json_double(&j, "peak_bf16", bf16);
     json_end(&j, '}');

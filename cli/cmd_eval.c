@@ -22,7 +22,7 @@ rfr_status cli_eval(cli *c) {
     rfr_run_get_info(run, &info);
     json j = {.f = stdout};
     json_begin(&j, NULL, '{');
-    json_string(&j, "checkpoint", info.checkpoint);
+    json_text(&j, "checkpoint", info.checkpoint);
     json_int(&j, "step", info.step);
     json_double(&j, "loss", e.loss);
     json_double(&j, "bits_per_byte", e.bits_per_byte);

@@ -66,8 +66,8 @@ rfr_status cli_generate(cli *c) {
   if (s == RFR_OK && c->json && !made.failed) {
     json j = {.f = stdout};
     json_begin(&j, NULL, '{');
-    json_string(&j, "prompt", prompt);
-    json_string(&j, "text", made.data ? made.data : "");
+    json_text(&j, "prompt", prompt);
+    json_text(&j, "text", made.data ? made.data : "");
     json_int(&j, "tokens", made.tokens);
     json_double(&j, "prompt_seconds", made.tokens > 0 ? made.first - start : 0.0);
     json_double(&j, "tokens_per_second", tokens_per_second(&made));

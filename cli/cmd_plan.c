@@ -97,8 +97,8 @@ static rfr_status print_json(const rfr_programs *p, int program, const rfr_plan_
     rfr_status s = rfr_program_plan_buffer(p, program, i, &b);
     if (s != RFR_OK) return s;
     json_begin(&j, NULL, '{');
-    json_string(&j, "name", b.name);
-    json_string(&j, "kind", b.kind);
+    json_text(&j, "name", b.name);
+    json_text(&j, "kind", b.kind);
     json_int(&j, "bytes", b.bytes);
     json_int(&j, "offset", b.offset);
     json_int(&j, "first", b.first);

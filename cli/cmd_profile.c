@@ -24,12 +24,12 @@ static const char *const phases[] = {
 
 static void put_lane(json *j, int lane, const char *name) {
   json_begin(j, NULL, '{');
-  json_string(j, "name", "thread_name");
-  json_string(j, "ph", "M");
+  json_text(j, "name", "thread_name");
+  json_text(j, "ph", "M");
   json_int(j, "pid", 1);
   json_int(j, "tid", lane);
   json_begin(j, "args", '{');
-  json_string(j, "name", name);
+  json_text(j, "name", name);
   json_end(j, '}');
   json_end(j, '}');
 }
@@ -37,8 +37,8 @@ static void put_lane(json *j, int lane, const char *name) {
 /* The event's arguments follow; the caller ends them and it. */
 static void begin_event(json *j, const char *name, int lane, double start, double seconds) {
   json_begin(j, NULL, '{');
-  json_string(j, "name", name);
-  json_string(j, "ph", "X");
+  json_text(j, "name", name);
+  json_text(j, "ph", "X");
   json_int(j, "pid", 1);
   json_int(j, "tid", lane);
   json_double(j, "ts", 1e6 * start);
@@ -50,7 +50,7 @@ static void put_trace(FILE *f, const op_times *t, const char *name) {
   json j = {.f = f};
   const rfr_op_time *op = t->all + (size_t)t->middle * (size_t)t->n, *last = &op[t->n - 1];
   json_begin(&j, NULL, '{');
-  json_string(&j, "displayTimeUnit", "ms");
+  json_text(&j, "displayTimeUnit", "ms");
   json_begin(&j, "traceEvents", '[');
   put_lane(&j, 0, "step");
   for (int i = 0; i < (int)(sizeof phases / sizeof *phases); i++) put_lane(&j, 1 + i, phases[i]);
@@ -62,9 +62,9 @@ static void put_trace(FILE *f, const op_times *t, const char *name) {
     fputc('\n', f);
     begin_event(&j, t->what[i].name, 1 + (int)t->what[i].phase, op[i].start, op[i].seconds);
     json_int(&j, "op", op[i].op);
-    json_string(&j, "layer", t->what[i].scope);
+    json_text(&j, "layer", t->what[i].scope);
     json_int(&j, "microbatch", t->what[i].microbatch);
-    json_string(&j, "kernel", op[i].kernel);
+    json_text(&j, "kernel", op[i].kernel);
     json_double(&j, "bytes", op[i].bytes);
     json_double(&j, "flops", op[i].flops);
     json_end(&j, '}');
@@ -102,9 +102,9 @@ static rfr_status print_tables(const cli *c, const op_times *t, const cli_ceilin
   rfr_status s = RFR_OK;
   if (c->json) {
     json_begin(&j, NULL, '{');
-    json_string(&j, "name", c->operand);
-    json_string(&j, "device", cli_device(c, device));
-    json_string(&j, "dtype", dtype);
+    json_text(&j, "name", c->operand);
+    json_text(&j, "device", cli_device(c, device));
+    json_text(&j, "dtype", dtype);
     json_double(&j, "ms_per_step", 1e3 * t->seconds);
     json_int(&j, "profiled_steps", t->steps);
     json_int(&j, "profiled_ops", t->n);

@@ -40,8 +40,8 @@ static void print_result(cli *c, rfr_run *run, const progress *p, const char *fo
   if (c->json) {
     json j = {.f = stdout};
     json_begin(&j, NULL, '{');
-    json_string(&j, "folder", folder);
-    json_string(&j, "checkpoint", info.checkpoint);
+    json_text(&j, "folder", folder);
+    json_text(&j, "checkpoint", info.checkpoint);
     json_int(&j, "step", info.step);
     json_int(&j, "steps", info.steps);
     json_int(&j, "skipped", info.skipped);

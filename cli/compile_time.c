@@ -51,13 +51,13 @@ static void print_json(cli *c, const compile_time *best) {
   char device[160];
   json j = {.f = stdout};
   json_begin(&j, NULL, '{');
-  json_string(&j, "name", "compile");
-  json_string(&j, "device", cli_device(c, device));
+  json_text(&j, "name", "compile");
+  json_text(&j, "device", cli_device(c, device));
   json_begin(&j, "cases", '[');
   for (int i = 0; i < CASES; i++) {
     json_begin(&j, NULL, '{');
     json_int(&j, "layers", cases[i].layers);
-    json_string(&j, "recompute", cases[i].recompute);
+    json_text(&j, "recompute", cases[i].recompute);
     compile_time_json(&j, &best[i]);
     json_end(&j, '}');
   }

@@ -163,8 +163,8 @@ void op_rows_json(json *j, const char *key, const op_row *rows, int n, int most)
   for (int i = 0; i < n && i < most; i++) {
     const op_row *r = &rows[i];
     json_begin(j, NULL, '{');
-    json_string(j, "name", r->name);
-    json_string(j, "kernel", r->kernel);
+    json_text(j, "name", r->name);
+    json_text(j, "kernel", r->kernel);
     json_int(j, "calls", r->calls);
     json_double(j, "ms", 1e3 * r->seconds);
     json_double(j, "share", all > 0 ? r->seconds / all : 0.0);
@@ -189,7 +189,7 @@ void ceilings_print(const cli_ceilings *c) {
 
 void ceilings_json(json *j, const cli_ceilings *c) {
   json_begin(j, "ceilings", '{');
-  json_string(j, "dtype", rfr_dtype_name(c->dtype));
+  json_text(j, "dtype", rfr_dtype_name(c->dtype));
   json_double(j, "flops_per_second", c->product);
   json_double(j, "flops_per_second_f32", c->product_f32);
   json_double(j, "bytes_per_second", c->stream);

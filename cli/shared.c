@@ -146,7 +146,7 @@ void json_end(json *j, char bracket) {
   j->comma = true;
 }
 
-void json_string(json *j, const char *key, const char *value) {
+void json_text(json *j, const char *key, const char *value) {
   put_key(j, key);
   put_escaped(j->f, value);
 }

@@ -13,9 +13,9 @@
 
 #include "data/json.h"
 #include "data/safetensors.h"
+#include "ops/decode/cursor.h"
 #include "refrain/program.h"
 #include "support/folder.h"
-#include "ops/decode/cursor.h"
 #include "train/hf.h"
 #include "train/step_trace.h"
 #include "train/weights.h"
@@ -238,7 +238,7 @@ static void fields(void **state) {
   OK(read_config(f, config_of("gpt2-untied"), &c));
   assert_true(c.type == RFR_MODEL_GPT2 && !c.tie_embeddings && c.intermediate_size == 40);
   OK(read_config(f, config_of("gpt2"), &c));
-  assert_true(c.tie_embeddings && c.intermediate_size == 64);
+  assert_true(c.tie_embeddings && c.intermediate_size == 64 && c.dropout == 0.1);
   OK(read_config(f, config_of("gemma"), &c));
   assert_true(c.type == RFR_MODEL_GEMMA && c.tie_embeddings && c.head_dim == 10 && c.logit_cap == 0);
   OK(read_config(f, config_of("gemma2"), &c));
@@ -322,7 +322,9 @@ static void refused(void **state) {
       {"gpt2", "scale_attn_weights", "false", "scale_attn_weights"},
       {"gpt2", "scale_attn_by_inverse_layer_idx", "true", "scale_attn_by_inverse_layer_idx"},
       {"gpt2", "add_cross_attention", "true", "add_cross_attention"},
-      {"gpt2", "resid_pdrop", "0.5", NULL},
+      {"gpt2", "attn_pdrop", "0.1", "attn_pdrop is 0.1"},
+      {"gpt2", "resid_pdrop", "0.5", "embd_pdrop is 0.1 and resid_pdrop 0.5"},
+      {"llama", "attention_dropout", "0.2", "attention_dropout is 0.2"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     rfr_model_config c;
@@ -400,6 +402,47 @@ static void windows(void **state) {
   rfr_model_config c;
   assert_int_equal(read_config(f, o, &c), RFR_INVALID);
   assert_non_null(strstr(rfr_last_error()->message, "sliding_window is missing"));
+}
+
+/* Every field that the library writes is known, and so is every one that we write; another is named. */
+static void notes(void **state) {
+  rft_folder *f = *state;
+  rfi_hf_notes n;
+  rfr_model_config c;
+  char folder[512];
+  for (int i = 0; i < N_MODELS; i++) {
+    snprintf(folder, sizeof folder, MODELS "%s", models[i]);
+    OK(rfi_hf_notes_read(f->ctx, folder, &n));
+    if (json_array_size(n.unknown) != 0)
+      fail_msg("%s: %s is unknown", models[i], json_string_value(json_array_get(n.unknown, 0)));
+    rfi_hf_notes_deinit(&n);
+    OK(read_config(f, config_of(models[i]), &c));
+    OK(read_config(f, rfi_hf_config(&c), &c));
+    OK(rfi_hf_notes_read(f->ctx, f->path, &n));
+    assert_int_equal(json_array_size(n.unknown), 0);
+    rfi_hf_notes_deinit(&n);
+  }
+  json_t *o = config_of("llama");
+  json_object_set_new(o, "something_new", json_integer(17));
+  OK(read_config(f, o, &c));
+  OK(rfi_hf_notes_read(f->ctx, f->path, &n));
+  assert_int_equal(json_array_size(n.unknown), 1);
+  assert_string_equal(json_string_value(json_array_get(n.unknown, 0)), "something_new");
+  /* the ids go back into what is saved; those of generation are its file's, where there is one */
+  json_t *saved = rfi_hf_with_ids(rfi_hf_config(&c), n.ids), *want = config_of("llama");
+  assert_true(json_equal(json_object_get(saved, "eos_token_id"), json_object_get(want, "eos_token_id")));
+  assert_true(json_equal(json_object_get(saved, "bos_token_id"), json_object_get(want, "bos_token_id")));
+  assert_true(json_equal(n.ids, n.generation_ids));
+  rfi_hf_notes_deinit(&n);
+  json_decref(saved);
+  json_decref(want);
+  static const char generation[] = "{\"eos_token_id\": [5, 6], \"pad_token_id\": 3, \"temperature\": 1}";
+  rft_write(f, "generation_config.json", generation, strlen(generation));
+  OK(rfi_hf_notes_read(f->ctx, f->path, &n));
+  want = json_loads("{\"eos_token_id\": [5, 6], \"pad_token_id\": 3}", 0, NULL);
+  assert_true(json_equal(n.generation_ids, want));
+  json_decref(want);
+  rfi_hf_notes_deinit(&n);
 }
 
 /* ---- where the weights lie ---- */
@@ -525,9 +568,9 @@ int main(int argc, char **argv) {
   if (argc == 3 && strcmp(argv[1], "--logits") == 0) return print_logits(argv[2]);
   const struct CMUnitTest tests[] = {
       rft_folder_test(references), rft_folder_test(greedy_texts), rft_folder_test(what_we_write_reads_back),
-      rft_folder_test(fields),     rft_folder_test(versions),
-      rft_folder_test(refused),    rft_folder_test(base_names),
-      rft_folder_test(indexes),    rft_folder_test(windows),
+      rft_folder_test(fields),     rft_folder_test(versions),     rft_folder_test(refused),
+      rft_folder_test(base_names), rft_folder_test(indexes),      rft_folder_test(windows),
+      rft_folder_test(notes),
   };
   return cmocka_run_group_tests_name("models", tests, NULL, NULL);
 }

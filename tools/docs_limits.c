@@ -35,11 +35,11 @@ enum { CONFIG, FOLDER, TRACE };
                        "\"final_logit_softcapping\": 30.0" more)
 #define LINEAR(x, w, rest) "refrain-trace 1\ninput %0 \"x\" input " x "\ninput %1 \"w\" trainable " w "\n" rest
 
-#define CACHED(v)                                                                                              \
-  "refrain-trace 1\ninput %0 \"q\" trainable f32[3,2,4]\ninput %1 \"k\" state f32[8,2,4]\n"                    \
-  "input %2 \"v\" state " v "\ninput %3 \"cursor\" state i64[4]\n"                                             \
-  "%4 f32[3,2,4] = attention_cached(%0, %1, %2, %3) scale=0.5 causal=1 window=0 cap=0 phase=forward\n"           \
-  "%5 f32[1] = sum(%4, _) axis=-1 to=f32 phase=forward\n"                                                      \
+#define CACHED(v)                                                                                      \
+  "refrain-trace 1\ninput %0 \"q\" trainable f32[3,2,4]\ninput %1 \"k\" state f32[8,2,4]\n"            \
+  "input %2 \"v\" state " v "\ninput %3 \"cursor\" state i64[4]\n"                                     \
+  "%4 f32[3,2,4] = attention_cached(%0, %1, %2, %3) scale=0.5 causal=1 window=0 cap=0 phase=forward\n" \
+  "%5 f32[1] = sum(%4, _) axis=-1 to=f32 phase=forward\n"                                              \
   "%6 f32[3,2,4] = gradient(%5, %0) to=f32 phase=forward\noutput \"g\" %6\n"
 
 static const struct row {
@@ -79,6 +79,8 @@ static const struct row {
      LLAMA_LIKE("gemma2", ", \"head_dim\": 8, \"num_key_value_heads\": 2, \"sliding_window\": 8, "
                           "\"query_pre_attn_scalar\": 8, \"attn_logit_softcapping\": 50.0")},
     {FOLDER, "a cap of logits in another family", "model.config", LLAMA(", \"final_logit_softcapping\": 30.0")},
+    {FOLDER, "dropout inside attention", "model.config", LLAMA(", \"attention_dropout\": 0.1")},
+    {FOLDER, "a field that is not known: accepted with a warning", NULL, LLAMA(", \"something_new\": 1")},
     {FOLDER, "another model type", "model.config", LLAMA_LIKE("bert", "")},
     {FOLDER, "an unknown activation", "model.config", LLAMA(", \"hidden_act\": \"relu\"")},
     {FOLDER, "a config.json that is cut short", "json", "{\"model_type\": "},

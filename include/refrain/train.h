@@ -186,7 +186,7 @@ typedef struct rfr_machine {
 RFR_API rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out);
 
 /* Writes the resolved configuration as YAML; with `sources` each line ends with where
- * its value comes from. Errors: config.*. */
+ * its value comes from. What it passes over is a warning to options->on_event. Errors: config.*. */
 RFR_API rfr_status rfr_config_resolve(rfr_ctx *ctx, const char *config_text, const rfr_run_options *options,
                                       int sources, rfr_write_fn write, void *user);
 

@@ -2,13 +2,15 @@
  *
  * config.json and generation_config.json of a checkpoint, with the keys that the
  * transformers library reads for each model type, so that it loads the folder as it is.
- * A byte model has no special tokens: the ids are null, which stops no generation.
+ * A byte model has no special tokens: the ids are null, which stops no generation; those of
+ * a folder that was read are kept (rfi_hf_notes).
  */
 #include "train/hf.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/base.h"
 #include "data/file.h"
@@ -152,7 +154,7 @@ static rfr_status want(const json_t *o, const char *file, const char *key, const
 }
 
 /* Fields that change what a model computes, with the one value that we compute, but in the model type
- * that has them built. Dropouts are not among them: they are a choice of the run. */
+ * that has them built. */
 typedef enum neutral { ABSENT, FALSE, TRUE, ONE, EMPTY } neutral;
 static const struct {
   const char *key;
@@ -287,6 +289,15 @@ static rfr_status read_rope(const json_t *o, const char *file, rfr_model_config 
   return RFR_OK;
 }
 
+/* Dropout matters in training alone, but it is part of what the folder says: what we cannot do is refused. */
+static rfr_status no_attention_dropout(const json_t *o, const char *file, const char *key) {
+  double p = 0.0;
+  RFI_TRY(rfi_json_get_real(o, file, key, false, &p));
+  if (p == 0.0) return RFR_OK;
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
+                     "%s is %g, and dropout inside attention is not built; set it to 0 to train without", key, p);
+}
+
 /* A number above 0. `missing` is what null means; without it the field must be there: what the library would take for a
  * missing one is a number, not a rule. */
 static rfr_status read_positive(const json_t *o, const char *file, const char *key, const double *missing, double *to) {
@@ -316,6 +327,7 @@ static rfr_status read_llama(const json_t *o, const char *file, const char *type
                           {"num_attention_heads", &c->heads, true},
                           {"max_position_embeddings", &c->max_positions, true}};
   RFI_TRY(gemma ? read_gemma(o, file, c) : want(o, file, "hidden_act", "silu", "swish"));
+  RFI_TRY(no_attention_dropout(o, file, "attention_dropout"));
   RFI_TRY(read_sizes(o, file, fields, (int)(sizeof fields / sizeof fields[0])));
   c->kv_heads = c->heads;
   c->head_dim = c->hidden_size / c->heads;
@@ -335,6 +347,18 @@ static rfr_status read_llama(const json_t *o, const char *file, const char *type
   return plain ? read_flag(o, file, "mlp_bias", &c->mlp_bias) : RFR_OK;
 }
 
+/* One probability serves both places. */
+static rfr_status read_dropout(const json_t *o, const char *file, rfr_model_config *c) {
+  double embedding = 0.0;
+  RFI_TRY(no_attention_dropout(o, file, "attn_pdrop"));
+  RFI_TRY(rfi_json_get_real(o, file, "resid_pdrop", false, &c->dropout));
+  RFI_TRY(rfi_json_get_real(o, file, "embd_pdrop", false, &embedding));
+  if (embedding == c->dropout) return RFR_OK;
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
+                     "embd_pdrop is %g and resid_pdrop %g; different ones are not built: set them equal, or both to 0",
+                     embedding, c->dropout);
+}
+
 static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config *c) {
   const field fields[] = {{"vocab_size", &c->vocab_size, true},
                           {"n_embd", &c->hidden_size, true},
@@ -342,6 +366,7 @@ static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config 
                           {"n_head", &c->heads, true},
                           {"n_positions", &c->max_positions, true}};
   RFI_TRY(want(o, file, "activation_function", "gelu_new", "gelu_pytorch_tanh"));
+  RFI_TRY(read_dropout(o, file, c));
   RFI_TRY(read_sizes(o, file, fields, (int)(sizeof fields / sizeof fields[0])));
   c->kv_heads = c->heads;
   c->head_dim = c->hidden_size / c->heads;
@@ -385,4 +410,95 @@ fail:
   json_decref(o);
   rfi_free(ctx, path);
   return s;
+}
+
+/* ---- what is not about the model ---- */
+
+/* Fields that are read above, and those that are known to change nothing that a model of these types computes. A name
+ * that begins with _ is a note of the library to itself. */
+static const char *const known[] = {
+    /* read or refused above; the rows of `refused` are known too */
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "hidden_act", "hidden_activation", "rms_norm_eps",
+    "initializer_range", "rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings", "attention_bias",
+    "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "attention_dropout",
+    "bos_token_id", "eos_token_id", "pad_token_id",
+    /* GPT-2's */
+    "n_embd", "n_layer", "n_head", "n_positions", "n_inner", "n_ctx", "activation_function", "layer_norm_epsilon",
+    "attn_pdrop", "resid_pdrop", "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
+    "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    /* of the library, for all types */
+    "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype", "use_cache", "cache_implementation",
+    "pretraining_tp", "attn_implementation", "return_dict", "output_hidden_states", "output_attentions", "torchscript",
+    "use_bfloat16", "gradient_checkpointing", "chunk_size_feed_forward", "is_decoder", "tie_encoder_decoder",
+    "cross_attention_hidden_size", "finetuning_task", "id2label", "label2id", "num_labels", "problem_type",
+    "tokenizer_class", "prefix", "task_specific_params", "sep_token_id", "unk_token_id", "decoder_start_token_id",
+    "tf_legacy_loss",
+    /* of generation, which version 4 wrote here too */
+    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate",
+    "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
+    "suppress_tokens", "begin_suppress_tokens"};
+
+static bool is_known(const char *key) {
+  bool found = key[0] == '_';
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) found = found || strcmp(key, known[i]) == 0;
+  for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) found = found || strcmp(key, refused[i].key) == 0;
+  return found;
+}
+
+/* Those of the special tokens that an object has. NULL when out of memory. */
+static json_t *ids_of(const json_t *o) {
+  static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+  json_t *ids = json_object();
+  int wrong = ids == NULL;
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0] && !wrong; i++) {
+    json_t *value = json_object_get(o, keys[i]);
+    if (json_is_integer(value) || json_is_array(value)) wrong = json_object_set(ids, keys[i], value);
+  }
+  if (!wrong) return ids;
+  json_decref(ids);
+  return NULL;
+}
+
+rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out) {
+  rfr_status s;
+  char *path = NULL, *generation_path = NULL;
+  json_t *o = NULL, *generation = NULL;
+  const char *key;
+  json_t *value;
+  int wrong = 0;
+  *out = (rfi_hf_notes){0};
+  RFI_GOTO(rfi_path_join(ctx, folder, "config.json", &path));
+  RFI_GOTO(rfi_json_load(ctx, path, &o));
+  RFI_GOTO(rfi_path_join(ctx, folder, "generation_config.json", &generation_path));
+  if (access(generation_path, F_OK) == 0) RFI_GOTO(rfi_json_load(ctx, generation_path, &generation));
+  out->ids = ids_of(o);
+  out->generation_ids = ids_of(generation ? generation : o);
+  out->unknown = json_array();
+  json_object_foreach(o, key, value) {
+    if (out->unknown && !is_known(key)) wrong |= json_array_append_new(out->unknown, json_string(key));
+  }
+  if (wrong || !out->ids || !out->generation_ids || !out->unknown) s = rfi_fail(RFI_E_NO_MEMORY, "reading %s", path);
+fail:
+  if (s != RFR_OK) rfi_hf_notes_deinit(out);
+  json_decref(o);
+  json_decref(generation);
+  rfi_free(ctx, path);
+  rfi_free(ctx, generation_path);
+  return s;
+}
+
+void rfi_hf_notes_deinit(rfi_hf_notes *notes) {
+  json_decref(notes->ids);
+  json_decref(notes->generation_ids);
+  json_decref(notes->unknown);
+  *notes = (rfi_hf_notes){0};
+}
+
+json_t *rfi_hf_with_ids(json_t *o, const json_t *ids) {
+  if (!o || !ids || json_object_update(o, (json_t *)ids) == 0) return o;
+  json_decref(o);
+  return NULL;
 }

@@ -12,12 +12,22 @@
 /* New references; NULL when out of memory. */
 json_t *rfi_hf_config(const rfr_model_config *c);
 json_t *rfi_hf_generation_config(const rfr_model_config *c);
+/* Says that a layer is "full_attention" or "sliding_attention"; c->window is known. NULL, or what is wrong. */
+const char *rfi_hf_layer_type(rfr_model_config *c, int64_t layer, const char *type);
 /* Reads folder/config.json, as versions 4 and 5 of the transformers library write it, over
  * the defaults in `c`; its dtype stays, weights are converted when they are loaded. A field
  * that changes what the model computes in a way that is not built is refused by name
- * (model.config); others are of no concern here and left alone. */
-/* Says that a layer is "full_attention" or "sliding_attention"; c->window is known. NULL, or what is wrong. */
-const char *rfi_hf_layer_type(rfr_model_config *c, int64_t layer, const char *type);
+ * (model.config). */
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, rfr_model_config *c);
+
+/* What else the folder says. */
+typedef struct rfi_hf_notes {
+  json_t *ids, *generation_ids; /* of the special tokens, as config.json and generation_config.json have them */
+  json_t *unknown;              /* names of fields of config.json whose meaning is not known, and so not heeded */
+} rfi_hf_notes;
+rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out);
+void rfi_hf_notes_deinit(rfi_hf_notes *notes); /* accepts zeros */
+/* The object with those ids in it, itself; NULL, and it is gone, when out of memory. ids NULL: as it is. */
+json_t *rfi_hf_with_ids(json_t *o, const json_t *ids);
 
 #endif

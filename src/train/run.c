@@ -260,6 +260,8 @@ static rfr_status open_folder(rfr_run *run) {
   return s;
 }
 
+static void warn_line(void *run, const char *line) { rfi_warn(run, "%s", line); }
+
 rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder, const rfr_run_options *options,
                         rfr_run **out) {
   rfr_status s;
@@ -308,6 +310,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   }
   RFI_GOTO(make_programs(run));
   if (writes) RFI_GOTO(open_folder(run));
+  rfi_settings_warn(run->settings, warn_line, run); /* the log is open */
   RFI_GOTO(load_or_start(run, from));
   if (writes) {
     RFI_GOTO(write_config(run, config_path));

@@ -11,7 +11,6 @@
 #include "data/dataset.h"
 #include "data/file.h"
 #include "data/json.h"
-#include "train/hf.h"
 #include "train/run.h"
 
 enum { SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
@@ -43,6 +42,7 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   if (*c->model) {
     s->weights = c->model;
     RFI_TRY(rfi_hf_read(s->ctx, c->model, &m));
+    RFI_TRY(rfi_hf_notes_read(s->ctx, c->model, &s->notes));
     s->spec.model = m;
     return rfr_model_config_check(&m);
   }
@@ -174,6 +174,7 @@ fail:
 
 void rfi_settings_destroy(rfi_settings *s) {
   if (!s) return;
+  rfi_hf_notes_deinit(&s->notes);
   rfi_config_destroy(s->config);
   rfi_free(s->ctx, s);
 }
@@ -198,6 +199,15 @@ rfr_status rfi_settings_take_steps(rfi_settings *s, const char *text, const char
 
 rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *out) {
   return rfi_config_print(s->config, sources, out);
+}
+
+void rfi_settings_warn(const rfi_settings *s, void (*warn)(void *user, const char *line), void *user) {
+  char line[512];
+  for (size_t i = 0; i < json_array_size(s->notes.unknown); i++) {
+    snprintf(line, sizeof line, "%.200s/config.json: the field \"%.100s\" is not known; it is passed over", s->weights,
+             json_string_value(json_array_get(s->notes.unknown, i)));
+    warn(user, line);
+  }
 }
 
 /* ---- data ---- */
@@ -283,14 +293,21 @@ rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out) {
   return status;
 }
 
+static void warn_event(void *user, const char *line) {
+  const rfr_run_options *o = user;
+  const rfr_event e = {.size = sizeof e, .kind = RFR_EVENT_WARNING, .message = line};
+  if (o->on_event) o->on_event(&e, o->event_user);
+}
+
 rfr_status rfr_config_resolve(rfr_ctx *ctx, const char *config_text, const rfr_run_options *options, int sources,
                               rfr_write_fn write, void *user) {
   rfi_settings *s = NULL;
   rfi_machine machine;
   rfi_string text = {.ctx = ctx};
-  const rfr_run_options o = options ? *options : rfr_run_options_default();
+  rfr_run_options o = options ? *options : rfr_run_options_default();
   RFI_TRY(rfi_machine_read(ctx, &machine));
   RFI_TRY(rfi_settings_read(ctx, config_text, &o, machine.bf16_fast, &s));
+  rfi_settings_warn(s, warn_event, &o);
   rfr_status status = rfi_settings_print(s, sources != 0, &text);
   if (status == RFR_OK) write(text.data, text.n, user);
   rfi_string_deinit(&text);

@@ -13,15 +13,17 @@
 #include "base/base.h"
 #include "refrain/train.h"
 #include "train/config.h"
+#include "train/hf.h"
 #include "train/step_trace.h"
 
 typedef struct rfi_settings {
   rfr_ctx *ctx;
   rfi_config *config;
   rfi_step_spec spec;
-  const char *weights;       /* folder with model.safetensors to start from, or NULL */
-  int64_t sequence;          /* S, tokens of a window */
-  int64_t rows;              /* windows per microbatch */
+  const char *weights; /* folder with model.safetensors to start from, or NULL */
+  rfi_hf_notes notes;  /* of that folder */
+  int64_t sequence;    /* S, tokens of a window */
+  int64_t rows;        /* windows per microbatch */
   int64_t eval_rows;
   int64_t steps;                            /* 0: not known yet, see `time` */
   double time;                              /* seconds of training, when steps is not given */
@@ -47,6 +49,8 @@ rfr_status rfi_settings_take_steps(rfi_settings *s, const char *text, const char
 /* Opens the files that the configuration names. */
 struct rfi_dataset;
 rfr_status rfi_settings_open_data(const rfi_settings *s, struct rfi_dataset **out);
+/* Calls `warn` with one line for each thing that the settings pass over. */
+void rfi_settings_warn(const rfi_settings *s, void (*warn)(void *user, const char *line), void *user);
 rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *out);
 /* What a checkpoint must agree with: a flat object of names and values. */
 rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out);

@@ -315,13 +315,16 @@ rfr_status rfi_state_save(rfr_run *run) {
   rfr_status s;
   rfi_checkpoint_writer *w = NULL;
   json_t *state = NULL;
+  const rfr_model_config *model = &run->settings->spec.model;
+  const rfi_hf_notes *notes = &run->settings->notes;
   if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
   if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
   RFI_TRY(rfi_state_ready(run));
   const double start = rfi_now();
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
-  RFI_GOTO(add_json(run, w, "config.json", rfi_hf_config(&run->settings->spec.model)));
-  RFI_GOTO(add_json(run, w, "generation_config.json", rfi_hf_generation_config(&run->settings->spec.model)));
+  RFI_GOTO(add_json(run, w, "config.json", rfi_hf_with_ids(rfi_hf_config(model), notes->ids)));
+  RFI_GOTO(add_json(run, w, "generation_config.json",
+                    rfi_hf_with_ids(rfi_hf_generation_config(model), notes->generation_ids)));
   RFI_GOTO(save_tensors(run, w, "model.safetensors", WEIGHT));
   RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", OPTIMIZER));
   RFI_GOTO(state_json(run, &state));
