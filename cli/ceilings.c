@@ -12,47 +12,66 @@
 
 #include "cli.h"
 
-enum { PRODUCT = 1024, TRIES = 8 };
+enum { PRODUCT = 1024, DEVICE_PRODUCT = 8192, TRIES = 8 };
 
-static void fill(rfr_tensor *x) {
+static rfr_status fill(rfr_programs *p, const rfr_tensor *x) {
+  char *host = malloc((size_t)x->bytes);
+  if (!host) return RFR_NO_MEMORY;
+  uint32_t draw = 1;
   for (int64_t i = 0; i < x->bytes; i += x->type.dtype == RFR_F32 ? 4 : 2) {
-    const float value = (float)(i % 7) - 3.0f;
-    if (x->type.dtype == RFR_F32) memcpy((char *)x->data + i, &value, 4);
-    else memcpy((char *)x->data + i, &(uint16_t){(uint16_t)rfr_float_to_bits(x->type.dtype, value)}, 2);
+    draw = draw * 1664525u + 1013904223u; /* as good as random for a multiplier's power */
+    const float value = (float)(int32_t)draw * 0x1p-31f;
+    if (x->type.dtype == RFR_F32) memcpy(host + i, &value, 4);
+    else memcpy(host + i, &(uint16_t){(uint16_t)rfr_float_to_bits(x->type.dtype, value)}, 2);
   }
+  rfr_status s = rfr_programs_write(p, x, host);
+  free(host);
+  return s;
 }
 
-static rfr_status time_product(rfr_programs *p, double *rate) {
+/* The best rate of a program that does `work` a run. */
+static rfr_status time_runs(rfr_programs *p, double work, double *rate) {
   rfr_tensor x;
-  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) fill(&x);
+  rfr_status s = RFR_OK;
+  for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) s = fill(p, &x);
   const double begin = cli_now();
-  for (int i = 0; i < TRIES || cli_now() - begin < 0.3; i++) {
+  for (int i = 0; s == RFR_OK && (i < TRIES || cli_now() - begin < 0.3); i++) {
     const double start = cli_now();
-    rfr_status s = rfr_program_run(p, 0);
-    if (s != RFR_OK) return s;
-    const double now = 2.0 * PRODUCT * PRODUCT * PRODUCT / (cli_now() - start);
+    s = rfr_program_run(p, 0);
+    if (s == RFR_OK) s = rfr_programs_wait(p);
+    const double now = work / (cli_now() - start);
     if (i > 0 && now > *rate) *rate = now;
   }
-  return RFR_OK;
+  return s;
+}
+
+static rfr_status time_trace(rfr_ctx *ctx, rfr_trace *t, double work, double *rate) {
+  const char *name = "peak";
+  rfr_programs *p = NULL;
+  rfr_status s = rfr_trace_finish(t);
+  *rate = 0.0;
+  if (s == RFR_OK) s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, &name, NULL, &p);
+  if (s == RFR_OK) s = time_runs(p, work, rate);
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+  return s;
+}
+
+static bool on_device(rfr_ctx *ctx) {
+  rfr_machine m;
+  return rfr_machine_describe(ctx, &m) == RFR_OK && strcmp(m.device, "cpu") != 0;
 }
 
 rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate) {
-  const int64_t shape[2] = {PRODUCT, PRODUCT};
-  const char *name = "peak";
+  const int64_t n = on_device(ctx) ? DEVICE_PRODUCT : PRODUCT, shape[2] = {n, n};
   rfr_trace *t = NULL;
-  rfr_programs *p = NULL;
   *rate = 0.0;
   rfr_status s = rfr_trace_create(ctx, &t);
   if (s != RFR_OK) return s;
   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, dtype, 2, shape);
   rfr_value w = rfr_input(t, "w", RFR_ROLE_INPUT, dtype, 2, shape);
   rfr_output(t, "y", rfr_linear(t, x, w, RFR_NONE));
-  s = rfr_trace_finish(t);
-  if (s == RFR_OK) s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, &name, NULL, &p);
-  if (s == RFR_OK) s = time_product(p, rate);
-  rfr_programs_destroy(p);
-  rfr_trace_destroy(t);
-  return s;
+  return time_trace(ctx, t, 2.0 * (double)n * (double)n * (double)n, rate);
 }
 
 /* ---- memory ---- */
@@ -105,13 +124,25 @@ static rfr_status measure_stream(int threads, double *rate) {
   return s;
 }
 
+/* A device's memory: a copy of 1 GiB. */
+static rfr_status measure_copy(rfr_ctx *ctx, double *rate) {
+  const int64_t n = 1 << 28;
+  rfr_trace *t = NULL;
+  *rate = 0.0;
+  rfr_status s = rfr_trace_create(ctx, &t);
+  if (s != RFR_OK) return s;
+  rfr_output(t, "y", rfr_copy(t, rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, &n)));
+  return time_trace(ctx, t, 8.0 * (double)n, rate);
+}
+
 rfr_status cli_ceilings_measure(const cli *c, rfr_dtype dtype, cli_ceilings *out) {
   rfr_machine m;
   *out = (cli_ceilings){.dtype = dtype};
   rfr_status s = rfr_machine_describe(c->ctx, &m);
   if (s == RFR_OK) s = cli_peak(c->ctx, dtype, &out->product);
   if (s == RFR_OK) s = cli_peak(c->ctx, RFR_F32, &out->product_f32);
-  if (s == RFR_OK) s = measure_stream(m.threads, &out->stream);
+  if (s == RFR_OK)
+    s = strcmp(m.device, "cpu") != 0 ? measure_copy(c->ctx, &out->stream) : measure_stream(m.threads, &out->stream);
   return s;
 }
 

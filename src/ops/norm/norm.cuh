@@ -402,7 +402,8 @@ template <typename T, bool MEAN>
 static void rfi_norm_launch_bwd(const rfi_norm_bwd &a, const rfi_norm_shape &s, cudaStream_t stream) {
   const void *pointers[] = {a.dy, a.x, a.w, a.residual, a.dx};
   const unsigned parts = (unsigned)s.parts;
-  const size_t space = (size_t)a.C * sizeof(float);
+  /* whole turns of the lanes: with a last one that is not full the row alone would be too little */
+  const size_t space = (size_t)s.pieces * rfi_pack_width<T> * (s.warp ? 32 : s.threads) * sizeof(float);
   if (s.pieces == 0 || !rfi_norm_aligned(pointers, 5)) {
     if (a.dx) rfi_norm_dx_any<T, MEAN><<<(unsigned)a.rows, RFI_NORM_ANY, 0, stream>>>(a);
     if (a.dw || a.db)
