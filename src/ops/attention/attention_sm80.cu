@@ -57,6 +57,7 @@ piece;
 typedef struct problem {
   matrix q, k, v, dy;
   const piece *pieces;
+  int most; /* of them that there is room for */
   float *lse;
   float2 *stats;                   /* (H, T): lse in units of log2 e, delta */
   int T, H, Hk, D, causal, window; /* window 0: none */
@@ -359,16 +360,26 @@ __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, 
   return finite;
 }
 
+/* A block's next piece, for each of `heads`; false: there is none left. Documents decide how many pieces there are, and
+ * shapes the grid, which is enough for few documents: with many a block has more than one. */
+static __device__ __forceinline__ bool next_piece(const problem &p, int heads, unsigned *at, piece *w, int *head) {
+  if (*at / (unsigned)heads >= (unsigned)p.most) return false;
+  *w = p.pieces[*at / (unsigned)heads];
+  *head = (int)(*at % (unsigned)heads);
+  *at += gridDim.x;
+  return w->first != w->last; /* empty ones are the last */
+}
+
 template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2) attention_o(const problem p) {
   constexpr int BLOCK = cut<D>::o_rows * WARPS;
   extern __shared__ __align__(1024) char shared[];
   __shared__ int dirty[BLOCK];
-  const piece w = p.pieces[blockIdx.x / (unsigned)p.H];
-  const int h = (int)(blockIdx.x % (unsigned)p.H);
-  if (w.first == w.last) return;
-  for (int i = (int)threadIdx.x; i < BLOCK; i += THREADS) dirty[i] = 0;
-  if (__syncthreads_and(attend<T, D, false>(p, w, h, shared, dirty))) return;
-  attend<T, D, true>(p, w, h, shared, dirty);
+  piece w;
+  int h;
+  for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h); __syncthreads()) {
+    for (int i = (int)threadIdx.x; i < BLOCK; i += THREADS) dirty[i] = 0;
+    if (!__syncthreads_and(attend<T, D, false>(p, w, h, shared, dirty))) attend<T, D, true>(p, w, h, shared, dirty);
+  }
 }
 
 /* ---- backward ---- */
@@ -403,12 +414,10 @@ __device__ __forceinline__ void slope(const problem &p, float (&ds)[M][N][4], co
       for (int e = 0; e < 4; e++) ds[m][n][e] *= 1.0f - s[m][n][e] * inverse * (s[m][n][e] * inverse);
 }
 
-template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2) attention_dq(const problem p) {
+template <typename T, int D>
+static __device__ __forceinline__ void dq_of(const problem &p, const piece w, const int h, char *shared) {
   constexpr int M = cut<D>::dq_rows, N = cut<D>::dq_tile, PART = cut<D>::dq_part, BLOCK = M * WARPS, TILE = N * D * 2;
-  extern __shared__ __align__(1024) char shared[];
-  const piece w = p.pieces[blockIdx.x / (unsigned)p.H];
-  const int h = (int)(blockIdx.x % (unsigned)p.H), kv = h / (p.H / p.Hk);
-  if (w.first == w.last) return;
+  const int kv = h / (p.H / p.Hk);
   const int lane = threadIdx.x & 31, mine = ((int)threadIdx.x >> 5) * M;
   const int t0 = w.first + mine, t1 = min(t0 + M, w.last);
   const uint32_t base = rfi_shared_address(shared), stages = base + 2 * BLOCK * D * 2;
@@ -501,14 +510,11 @@ __device__ __forceinline__ void load_rows(uint32_t stage, uint32_t stats, const 
 
 /* DK, DV: which of them; both, unless their sums are too large together. */
 template <typename T, int D, bool DK, bool DV>
-static __global__ void __launch_bounds__(THREADS, 2) attention_dkv(const problem p) {
+static __device__ __forceinline__ void dkv_of(const problem &p, const piece w, const int kv, char *shared,
+                                              float2 (*stats)[cut<D>::dkv_tile]) {
   constexpr int M = cut<D>::dkv_rows, N = cut<D>::dkv_tile, PART = cut<D>::dkv_part, BLOCK = M * WARPS,
                 TILE = N * D * 2;
-  extern __shared__ __align__(1024) char shared[];
-  __shared__ __align__(16) float2 stats[2][N];
-  const piece w = p.pieces[blockIdx.x / (unsigned)p.Hk];
-  const int kv = (int)(blockIdx.x % (unsigned)p.Hk), group = p.H / p.Hk;
-  if (w.first == w.last) return;
+  const int group = p.H / p.Hk;
   const int lane = threadIdx.x & 31, mine = ((int)threadIdx.x >> 5) * M;
   const int s0 = w.first + mine, s1 = min(s0 + M, w.last);
   const uint32_t base = rfi_shared_address(shared), stages = base + 2 * BLOCK * D * 2;
@@ -593,13 +599,30 @@ static __global__ void __launch_bounds__(THREADS, 2) attention_dkv(const problem
   }
 }
 
+template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2) attention_dq(const problem p) {
+  extern __shared__ __align__(1024) char shared[];
+  piece w;
+  int h;
+  for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h); __syncthreads()) dq_of<T, D>(p, w, h, shared);
+}
+
+template <typename T, int D, bool DK, bool DV>
+static __global__ void __launch_bounds__(THREADS, 2) attention_dkv(const problem p) {
+  extern __shared__ __align__(1024) char shared[];
+  __shared__ __align__(16) float2 stats[2][cut<D>::dkv_tile];
+  piece w;
+  int kv;
+  for (unsigned at = blockIdx.x; next_piece(p, p.Hk, &at, &w, &kv); __syncthreads())
+    dkv_of<T, D, DK, DV>(p, w, kv, shared, stats);
+}
+
 /* ---- cutting the rows into pieces ---- */
 
 typedef struct table {
   piece *pieces;
   int *starts; /* of each document's pieces; documents + 2 */
   int rows;    /* of a piece */
-  int most;    /* pieces there is room for, and a block each */
+  int most;    /* pieces there is room for */
   int reverse; /* the last first: with a causal mask they have the most to do */
 } table;
 
@@ -732,31 +755,35 @@ static constexpr int shared_bytes(int kept, int rows, int tile, int D) {
 }
 
 typedef void (*kernel_fn)(problem);
-static rfr_status launch(const rfr_call *call, kernel_fn kernel, const problem *p, int pieces, int heads, int bytes) {
+static rfr_status launch(const rfr_call *call, kernel_fn kernel, const problem *given, const layout *l, int which,
+                         int heads, int bytes) {
+  enum { DOCUMENTS = 256 }; /* so many make the grid as large as their pieces may be */
+  const int whole = (given->T + l->rows[which] - 1) / l->rows[which] + DOCUMENTS, most = l->most[which];
+  problem p = *given;
+  p.most = most;
+  p.pieces = (const piece *)((char *)call->workspace + l->pieces[which]);
   const rfr_status s = allow((const void *)kernel, bytes);
   if (s != RFR_OK) return s;
-  kernel<<<(unsigned)((int64_t)pieces * heads), THREADS, (size_t)bytes, rfi_stream(call)>>>(*p);
+  kernel<<<(unsigned)((most < whole ? most : whole) * heads), THREADS, (size_t)bytes, rfi_stream(call)>>>(p);
   return RFR_OK;
 }
 
 template <typename T, int D> static rfr_status launch_forward(const rfr_call *call, const problem *p, const layout *l) {
-  return launch(call, attention_o<T, D>, p, l->most[0], p->H, shared_bytes(1, cut<D>::o_rows, cut<D>::o_tile, D));
+  return launch(call, attention_o<T, D>, p, l, 0, p->H, shared_bytes(1, cut<D>::o_rows, cut<D>::o_tile, D));
 }
 
 template <typename T, int D> static rfr_status launch_backward(const rfr_call *call, problem p, const layout *l) {
   const int dkv_bytes = shared_bytes(2, cut<D>::dkv_rows, cut<D>::dkv_tile, D);
   const bool together = D <= 128;
   rfr_status s = RFR_OK;
-  p.pieces = (const piece *)((char *)call->workspace + l->pieces[0]);
   if (p.out[0])
-    s = launch(call, attention_dq<T, D>, &p, l->most[0], p.H, shared_bytes(2, cut<D>::dq_rows, cut<D>::dq_tile, D));
-  p.pieces = (const piece *)((char *)call->workspace + l->pieces[1]);
+    s = launch(call, attention_dq<T, D>, &p, l, 0, p.H, shared_bytes(2, cut<D>::dq_rows, cut<D>::dq_tile, D));
   if constexpr (together) {
     if (s == RFR_OK && (p.out[1] || p.out[2]))
-      s = launch(call, attention_dkv<T, D, true, true>, &p, l->most[1], p.Hk, dkv_bytes);
+      s = launch(call, attention_dkv<T, D, true, true>, &p, l, 1, p.Hk, dkv_bytes);
   } else {
-    if (s == RFR_OK && p.out[1]) s = launch(call, attention_dkv<T, D, true, false>, &p, l->most[1], p.Hk, dkv_bytes);
-    if (s == RFR_OK && p.out[2]) s = launch(call, attention_dkv<T, D, false, true>, &p, l->most[1], p.Hk, dkv_bytes);
+    if (s == RFR_OK && p.out[1]) s = launch(call, attention_dkv<T, D, true, false>, &p, l, 1, p.Hk, dkv_bytes);
+    if (s == RFR_OK && p.out[2]) s = launch(call, attention_dkv<T, D, false, true>, &p, l, 1, p.Hk, dkv_bytes);
   }
   return s;
 }
@@ -784,7 +811,6 @@ static rfr_status forward(const rfr_call *call) {
   problem p = problem_of(call, 0);
   p.out[0] = call->out[0].data;
   p.lse = (float *)call->out[1].data;
-  p.pieces = (const piece *)((char *)call->workspace + l.pieces[0]);
   if (p.T == 0 || p.H == 0) return RFR_OK;
   cut_rows(call, &p, &l, 3, 1);
   const rfr_status s =

@@ -28,6 +28,8 @@ typedef struct rfi_ce_rows {
 } rfi_ce_rows;
 
 rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream);
+/* Zeros behind each row of dlogits, to `width` elements. */
+rfr_status rfi_ce_tails_cuda(const rfi_ce_rows *r, int64_t width, void *stream);
 /* dlogits alone, from the lse that a forward has left. They do not lie over the logits. */
 rfr_status rfi_ce_dlogits_cuda(const rfi_ce_rows *r, void *stream);
 /* *loss = inv_valid sum of nll, in a fixed order; over T = 0 rows it is 0. */

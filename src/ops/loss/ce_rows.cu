@@ -329,3 +329,17 @@ rfr_status rfi_ce_loss_cuda(const double *nll, int64_t T, const float *inv_valid
   ce_loss<<<1, 1024, 0, (cudaStream_t)stream>>>(nll, T, inv_valid, loss);
   return rfi_cuda_launched("cross_entropy's sum");
 }
+
+template <typename D> static __global__ void ce_tails(D *d, int64_t ld, int64_t rows, int64_t V, int tail) {
+  const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < rows * tail) d[i / tail * ld + V + i % tail] = rfi_narrow<D>(0.0f);
+}
+
+rfr_status rfi_ce_tails_cuda(const rfi_ce_rows *r, int64_t width, void *stream) {
+  const int tail = (int)(width - r->V);
+  if (tail == 0 || r->rows == 0) return RFR_OK;
+  RFI_WITH_FLOAT(r->dlogits_type, D,
+                 (ce_tails<D><<<(unsigned)rfi_blocks(r->rows * tail, 256), 256, 0, (cudaStream_t)stream>>>(
+                     (D *)r->dlogits, r->dlogits_ld, r->rows, r->V, tail)))
+  return rfi_cuda_launched("zeros behind rows of logits");
+}

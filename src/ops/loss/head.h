@@ -35,8 +35,8 @@ typedef struct rfi_head_product {
 
 typedef struct rfi_head {
   int64_t T, C, V, chunk;
-  int64_t ld; /* of a row of logits */
-  size_t nll, logits; /* bytes of the workspace's first parts */
+  int64_t ld;            /* of a row of logits; longer than V, the rows of w end in zeros, and so do those of dlogits */
+  size_t nll, logits, w; /* bytes of the workspace's first parts; w: a copy with ld rows, if any */
 } rfi_head;
 
 static inline size_t rfi_head_round(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -49,6 +49,7 @@ static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   h.nll = rfi_head_round((size_t)h.T * sizeof(double));
   h.ld = (h.V + multiple - 1) / multiple * multiple;
   h.logits = rfi_head_round((size_t)(h.chunk * h.ld) * sizeof(float));
+  if (h.ld > h.V) h.w = rfi_head_round((size_t)(h.ld * h.C) * (c->in[RFI_HEAD_X].type.dtype == RFR_F32 ? 4 : 2));
   return h;
 }
 
@@ -89,14 +90,16 @@ static inline void rfi_head_products(const rfi_call *c, const rfi_head *h, int64
   int64_t n = rfi_head_rows(h, t);
   void *dx = c->out[1].data ? (char *)c->out[1].data + begin : NULL;
   rfi_arg x = rfi_head_matrix((char *)c->in[RFI_HEAD_X].data + begin, dtype, n, h->C, h->C);
-  rfi_arg w = rfi_head_matrix(c->in[RFI_HEAD_W].data, dtype, h->V, h->C, h->C);
-  rfi_arg l = rfi_head_matrix(logits, RFR_F32, n, h->V, h->ld);
-  rfi_arg dl = rfi_head_matrix(logits, dtype, n, h->V, dtype == RFR_F32 ? h->ld : 2 * h->ld);
+  void *rows = h->w ? (char *)logits + h->logits : c->in[RFI_HEAD_W].data;
+  rfi_arg w = rfi_head_matrix(rows, dtype, h->ld, h->C, h->C);
+  rfi_arg l = rfi_head_matrix(logits, RFR_F32, n, h->ld, h->ld);
+  int64_t stride = dtype == RFR_F32 ? h->ld : 2 * h->ld;
+  rfi_arg dl = rfi_head_matrix(logits, dtype, n, h->ld, stride), dlv = rfi_head_matrix(logits, dtype, n, h->V, stride);
   rfi_arg dxs = rfi_head_matrix(dx, dtype, n, h->C, h->C);
   rfi_arg dw = rfi_head_matrix(c->out[2].data, RFR_F32, h->V, h->C, h->C);
   rfi_head_product_init(&out[RFI_HEAD_LOGITS], c, &x, false, &w, true, &l, false);
   rfi_head_product_init(&out[RFI_HEAD_DX], c, &dl, false, &w, false, &dxs, false);
-  rfi_head_product_init(&out[RFI_HEAD_DW], c, &dl, true, &x, false, &dw, t > 0 || c->in[RFI_HEAD_ACC].data);
+  rfi_head_product_init(&out[RFI_HEAD_DW], c, &dlv, true, &x, false, &dw, t > 0 || c->in[RFI_HEAD_ACC].data);
 }
 
 #endif

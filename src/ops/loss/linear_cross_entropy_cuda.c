@@ -15,7 +15,7 @@ static size_t workspace(const rfr_call *c) {
   size_t most = 0;
   for (int i = 0; i < RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS; i++)
     if (library_of(c, 0, i)->workspace > most) most = library_of(c, 0, i)->workspace;
-  return h.nll + h.logits + most;
+  return h.nll + h.logits + h.w + most;
 }
 
 static rfr_status run_product(const rfr_call *c, rfi_head_product *p, int kind, int product, void *scratch) {
@@ -30,7 +30,7 @@ static rfr_status run_product(const rfr_call *c, rfi_head_product *p, int kind, 
 static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, char *logits, double *nll) {
   rfi_head_product products[RFI_HEAD_PRODUCTS];
   const int kind = rfi_head_kind(h, t);
-  char *scratch = logits + h->logits;
+  char *scratch = logits + h->logits + h->w;
   rfi_head_products(c, h, t, logits, products);
   const rfi_arg *dlogits = &products[RFI_HEAD_DX].in[0];
   const int backward = c->out[1].data || c->out[2].data;
@@ -50,9 +50,19 @@ static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, cha
                             .nll = nll + t};
   rfr_status s = run_product(c, &products[RFI_HEAD_LOGITS], kind, RFI_HEAD_LOGITS, scratch);
   if (s == RFR_OK) s = rfi_ce_rows_cuda(&rows, c->stream);
+  if (s == RFR_OK && backward) s = rfi_ce_tails_cuda(&rows, h->ld, c->stream);
   for (int i = RFI_HEAD_DX; s == RFR_OK && i < RFI_HEAD_PRODUCTS; i++)
     s = run_product(c, &products[i], kind, i, scratch);
   return s;
+}
+
+/* A vocabulary that is no multiple of a few elements would cost the products most of their speed. */
+static rfr_status copy_w(const rfr_call *c, const rfi_head *h, char *to) {
+  const size_t bytes = (size_t)(h->V * h->C) * (c->in[RFI_HEAD_W].type.dtype == RFR_F32 ? 4 : 2);
+  cudaStream_t stream = (cudaStream_t)c->stream;
+  cudaError_t e = cudaMemcpyAsync(to, c->in[RFI_HEAD_W].data, bytes, cudaMemcpyDeviceToDevice, stream);
+  if (e == cudaSuccess) e = cudaMemsetAsync(to + bytes, 0, h->w - bytes, stream);
+  return rfi_cuda_check(e, "copying the weights of the head");
 }
 
 static rfr_status run(const rfr_call *c) {
@@ -63,6 +73,7 @@ static rfr_status run(const rfr_call *c) {
   if (h.T == 0 && c->out[2].data && !c->in[RFI_HEAD_ACC].data)
     s = rfi_cuda_check(cudaMemsetAsync(c->out[2].data, 0, (size_t)(h.V * h.C) * sizeof(float), (cudaStream_t)c->stream),
                        "clearing a gradient");
+  if (s == RFR_OK && h.w) s = copy_w(c, &h, logits + h.logits);
   for (int64_t t = 0; s == RFR_OK && t < h.T; t += h.chunk) s = run_chunk(c, &h, t, logits, nll);
   if (s == RFR_OK && c->out[0].data)
     s = rfi_ce_loss_cuda(nll, h.T, c->in[RFI_HEAD_INV_VALID].data, c->out[0].data, c->stream);
