@@ -224,8 +224,8 @@ static void copy_attrs(const rfi_op_def *def, const rfi_attr *from, rfi_attr *to
     switch (def->attr_type[i]) {
       case 'f': to[i].f = from[i].f; break;
       case 's':
-        to[i].s.rank = from[i].s.rank;
-        memcpy(to[i].s.dim, from[i].s.dim, sizeof *to[i].s.dim * (size_t)from[i].s.rank);
+        to[i].s.rank = from[i].s.rank; /* a wrong one too: the op's rule refuses it */
+        for (int d = 0; d < from[i].s.rank && d < RFR_MAX_RANK; d++) to[i].s.dim[d] = from[i].s.dim[d];
         break;
       default: to[i].i = from[i].i;
     }
