@@ -25,8 +25,13 @@ const char *cli_device(const cli *c, char buf[160]) {
   rfr_machine m;
   cpu_model(model, sizeof model);
   rfr_machine_describe(c->ctx, &m);
-  if (strcmp(m.device, "cpu") != 0) snprintf(buf, 160, "%s: %.*s", m.device, (int)strcspn(m.cuda, ","), m.cuda);
-  else snprintf(buf, 160, "%s, %d thread%s", model, m.threads, m.threads == 1 ? "" : "s");
+  if (strcmp(m.device, "cpu") != 0) {
+    char gpu[256];
+    rfr_cuda_describe(c->ctx, gpu, sizeof gpu);
+    snprintf(buf, 160, "%s: %.*s", m.device, (int)strcspn(gpu, ","), gpu);
+    return buf;
+  }
+  snprintf(buf, 160, "%s, %d thread%s", model, m.threads, m.threads == 1 ? "" : "s");
   return buf;
 }
 
@@ -35,6 +40,9 @@ rfr_status cli_doctor(cli *c) {
   rfr_machine m;
   cpu_model(model, sizeof model);
   rfr_machine_describe(c->ctx, &m);
+  char gpu[256];
+  const bool has_gpu = rfr_cuda_describe(c->ctx, gpu, sizeof gpu) == RFR_OK;
+  if (!has_gpu) snprintf(gpu, sizeof gpu, "%s", rfr_last_error()->message);
   const bool portable = strcmp(m.matmul, "portable") == 0;
   double f32, bf16;
   rfr_status s = cli_peak(c->ctx, RFR_F32, &f32);
@@ -50,8 +58,8 @@ rfr_status cli_doctor(cli *c) {
     json_int(&j, "amx", m.has_amx);
     json_text(&j, "matmul", m.matmul);
     json_text(&j, "best_dtype", rfr_dtype_name(m.best_dtype));
-    json_int(&j, "has_cuda", m.has_cuda);
-    json_text(&j, "cuda", m.cuda);
+    json_int(&j, "has_cuda", has_gpu);
+    json_text(&j, "cuda", gpu);
     json_double(&j, "peak_f32", f32);
     json_double(&j, "peak_bf16", bf16);
     json_end(&j, '}');
@@ -65,7 +73,7 @@ rfr_status cli_doctor(cli *c) {
   printf("matrix units %s\n", m.has_amx ? "AMX" : "none");
   printf("products     %s, measured %.0f GFLOP/s in f32 and %.0f in bf16\n", m.matmul, f32 * 1e-9, bf16 * 1e-9);
   printf("dtype auto   %s\n", rfr_dtype_name(m.best_dtype));
-  printf("GPU          %s\n", m.cuda);
+  printf("GPU          %s\n", gpu);
   if (portable)
     printf("missing      the oneDNN module in %s: matrix products run on the portable kernel, which\n"
            "             does not use AMX. Install oneDNN's headers (Debian: libdnnl-dev) and build again.\n",

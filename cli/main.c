@@ -37,9 +37,9 @@ static void print_warning(rfr_log_level level, const char *message, void *user) 
 static const char *device_of(const cli *c) {
   const bool looks = c->command == CLI_INDEX_plan || c->command == CLI_INDEX_trace;
   rfr_ctx *ctx = NULL;
-  rfr_machine m;
+  char text[256];
   if (!c->device || strcmp(c->device, "cuda") != 0 || !looks || rfr_ctx_create(NULL, &ctx) != RFR_OK) return c->device;
-  const bool missing = rfr_machine_describe(ctx, &m) == RFR_OK && !m.has_cuda;
+  const bool missing = rfr_cuda_describe(ctx, text, sizeof text) != RFR_OK;
   rfr_ctx_destroy(ctx);
   return missing ? "cuda:none" : c->device;
 }

@@ -86,6 +86,7 @@ static void contexts(void) {
   DLManagedTensorVersioned *dl;
   rfr_programs *p;
   rfr_machine machine;
+  char gpu[8];
   const rfr_op *op;
   rfr_trace *t;
   rfr_run *run;
@@ -104,6 +105,7 @@ static void contexts(void) {
   GIVES(NULL, rfr_op_find, NULL, "no.op");
   STATUS(rfr_run_open, NULL, "refrain: 1\n", NULL, NULL, &run);
   STATUS(rfr_machine_describe, NULL, &machine);
+  STATUS(rfr_cuda_describe, NULL, gpu, sizeof gpu);
   STATUS(rfr_config_resolve, NULL, "refrain: 1\n", NULL, 0, ignore, NULL);
 }
 

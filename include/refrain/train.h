@@ -180,10 +180,11 @@ typedef struct rfr_machine {
   const char *module_path; /* folder of the loadable modules */
   rfr_dtype best_dtype;    /* what `dtype: auto` means on the context's device */
   const char *device;      /* the context's: "cpu", "cuda", ... */
-  int has_cuda;            /* 1: programs can run on a GPU here */
-  char cuda[256];          /* the GPU and its libraries, or why none can be used */
 } rfr_machine;
 RFR_API rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out);
+/* The first GPU and its libraries as one line, at most `size` bytes with the NUL: "NVIDIA H200, ...". Looks for them,
+ * which loads libraries: not for a run on the CPU. Errors: backend.missing, with why none can be used. */
+RFR_API rfr_status rfr_cuda_describe(rfr_ctx *ctx, char *text, size_t size);
 
 /* Writes the resolved configuration as YAML; with `sources` each line ends with where
  * its value comes from. What it passes over is a warning to options->on_event. Errors: config.*. */

@@ -33,7 +33,7 @@ typedef struct rfi_bound { /* one op, ready to run */
 typedef enum rfi_memory { RFI_MEMORY_ARENA, RFI_MEMORY_RING } rfi_memory;
 
 typedef struct rfi_backend {
-  const char *name; /* "cpu", "cuda" */
+  const char *name; /* "the CPU", "CUDA": in messages */
   bool host;        /* the host may read and write the arena, and a call returns when it is done */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
   void (*close)(rfi_device *d); /* accepts NULL */
@@ -45,7 +45,7 @@ typedef struct rfi_backend {
 
   /* Picks the kernel of an op whose call is described in b->call, with placeholders for addresses (absent
    * operands and dead results are NULL already); sets run, kernel, workspace, stream and library of it. What it
-   * makes for the op lives in `memory` or in the device. RFR_UNSUPPORTED without a message: there is none. */
+   * makes for the op lives in `memory` or in the device. `run` stays NULL: there is none. */
   rfr_status (*bind)(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b);
 
   rfr_status (*run)(rfi_device *d, const rfi_bound *bound, int n);

@@ -18,10 +18,8 @@ static rfr_status load(rfr_ctx *ctx, const rfi_cuda_module **out) {
       .alloc = rfi_alloc,
       .free = rfi_free,
       .arena_alloc = rfi_arena_alloc,
-      .log = rfi_log,
       .device = rfi_ctx_device,
       .portable = rfi_ctx_cuda_portable,
-      .dtype_bits = rfr_dtype_bits,
   };
   char path[PATH_MAX];
   int n = snprintf(path, sizeof path, "%s/librefrain_cuda.so", rfi_ctx_module_path(ctx));
@@ -45,7 +43,7 @@ rfr_status rfi_backend_describe_cuda(rfr_ctx *ctx, char *text, size_t size) {
   const rfi_cuda_module *module;
   text[0] = '\0';
   RFI_TRY(load(ctx, &module));
-  return module->describe(ctx, text, size);
+  return module->describe(text, size);
 }
 
 rfr_status rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out) {

@@ -51,7 +51,11 @@ rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out) {
   out->module_path = rfi_ctx_module_path(ctx);
   out->best_dtype = m.bf16_fast ? RFR_BF16 : RFR_F32;
   out->device = rfi_ctx_device(ctx);
-  out->has_cuda = rfi_backend_describe_cuda(ctx, out->cuda, sizeof out->cuda) == RFR_OK;
-  if (!out->has_cuda) snprintf(out->cuda, sizeof out->cuda, "%s", rfr_last_error()->message);
   return RFR_OK;
+}
+
+rfr_status rfr_cuda_describe(rfr_ctx *ctx, char *text, size_t size) {
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
+  if (!text || size == 0) return rfi_fail(RFI_E_ARGUMENT, "no room for a text");
+  return rfi_backend_describe_cuda(ctx, text, size);
 }

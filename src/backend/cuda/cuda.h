@@ -3,7 +3,7 @@
  * Inside the CUDA module, for C and for kernels.
  *
  * A kernel file X.cu lies beside X_cpu.c and ends with
- *   const rfi_kernel RFI_CUDA(rmsnorm) = {run, workspace};
+ *   const rfi_cuda_kernel RFI_CUDA(rmsnorm) = {run, workspace};
  * in extern "C". `run` enqueues on call->stream and returns; it allocates nothing, waits for
  * nothing and reads nothing of the device: grids come from shapes. call->library is the
  * device's rfi_cuda_info, both when the workspace is asked for and when it runs.

@@ -6,8 +6,8 @@
  * Device "cuda:none" is an H200 that is not there: ops bind and their workspaces are known,
  * memory has addresses that nobody may use, and running is refused. It is for plans.
  *
- * An error of the device that leaves its context unusable is kept: from then on every call
- * says so, because no result can be trusted any more.
+ * After an error that leaves the device's context unusable the runtime gives that error to
+ * every later call, and so do we: no result can be trusted any more.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -208,7 +208,7 @@ static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfr_call *call) {
     rfi_head_products(call, &head, t, (void *)call->in[RFI_HEAD_X].data, products);
     for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
       rfi_bound b = {.call = products[i].call};
-      if (products[i].wanted) TRY(rfi_lt_bind(d->lt, core, memory, &b));
+      if (products[i].wanted) TRY(rfi_lt_bind(d->lt, &b));
       entry[kind * RFI_HEAD_PRODUCTS + i] = (rfi_head_library){b.run, (size_t)b.workspace, b.call.library};
     }
   }
@@ -220,7 +220,7 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   b->call.stream = d->stream;
   b->call.library = d;
   if (op->def->code == RFI_OP_matmul) {
-    TRY(rfi_lt_bind(d->lt, core, memory, b));
+    TRY(rfi_lt_bind(d->lt, b));
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
@@ -319,7 +319,7 @@ static rfr_status poll(rfi_device *d, bool *idle) {
 
 /* ---- the module ---- */
 
-static rfr_status describe(rfr_ctx *ctx, char *text, size_t size) {
+static rfr_status describe(char *text, size_t size) {
   struct cudaDeviceProp p;
   rfi_cuda_info info;
   int driver = 0, runtime = 0;
@@ -329,7 +329,7 @@ static rfr_status describe(rfr_ctx *ctx, char *text, size_t size) {
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   char lt[64];
-  rfi_lt_describe(core, ctx, lt, sizeof lt);
+  rfi_lt_describe(core, lt, sizeof lt);
   snprintf(text, size, "%s, compute capability %d.%d, %d multiprocessors, %.0f GiB, driver for CUDA %d.%d, %s", p.name,
            p.major, p.minor, p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30), driver / 1000,
            driver % 1000 / 10, lt);

@@ -19,17 +19,15 @@ typedef struct rfi_cuda_host {
   rfr_status (*alloc)(rfr_ctx *ctx, size_t bytes, void **out);
   void (*free)(rfr_ctx *ctx, void *memory);
   void *(*arena_alloc)(rfi_arena *arena, size_t bytes);
-  void (*log)(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
   const char *(*device)(const rfr_ctx *ctx); /* "cuda", "cuda:1", "cuda:none" */
   bool (*portable)(const rfr_ctx *ctx);      /* keep to kernels that need no more than sm_80 */
-  int (*dtype_bits)(rfr_dtype dtype);
 } rfi_cuda_host;
 
 /* Also what `doctor` asks: *text says what was found, or what is missing. */
 typedef struct rfi_cuda_module {
   int abi;
   const rfi_backend *backend;
-  rfr_status (*describe)(rfr_ctx *ctx, char *text, size_t size);
+  rfr_status (*describe)(char *text, size_t size);
 } rfi_cuda_module;
 
 #define RFI_CUDA_ENTRY "rfi_cuda_module_get"

@@ -137,9 +137,8 @@ void rfi_lt_close(rfi_lt *lt) {
   lt->core->free(lt->ctx, lt);
 }
 
-void rfi_lt_describe(const rfi_cuda_host *core, rfr_ctx *ctx, char *text, size_t size) {
+void rfi_lt_describe(const rfi_cuda_host *core, char *text, size_t size) {
   functions f;
-  (void)ctx;
   if (load_functions(core, &f) != RFR_OK) {
     snprintf(text, size, "no cuBLASLt 13");
     return;
@@ -273,11 +272,9 @@ static rfr_status run(const rfr_call *call) {
                            (long long)p->key.d.ld);
 }
 
-rfr_status rfi_lt_bind(rfi_lt *lt, const rfi_cuda_host *core, rfi_arena *memory, rfi_bound *b) {
+rfr_status rfi_lt_bind(rfi_lt *lt, rfi_bound *b) {
   key k;
   product *p = NULL;
-  (void)core;
-  (void)memory;
   if (!describe(&b->call, &k)) return RFR_OK;
   if (lt) {
     const rfr_status s = find(lt, &k, &p);

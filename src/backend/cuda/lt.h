@@ -16,8 +16,8 @@ void rfi_lt_close(rfi_lt *lt); /* accepts NULL */
  * does not (mixed types, rows that are not 16-byte aligned), which the kernel of our own then runs. The
  * choice is made of shapes, types and strides alone, and of those cuBLASLt's first heuristic one. `lt` NULL:
  * there is no device, and the workspace is what it would be. */
-rfr_status rfi_lt_bind(rfi_lt *lt, const rfi_cuda_host *core, rfi_arena *memory, rfi_bound *b);
+rfr_status rfi_lt_bind(rfi_lt *lt, rfi_bound *b);
 
-void rfi_lt_describe(const rfi_cuda_host *core, rfr_ctx *ctx, char *text, size_t size);
+void rfi_lt_describe(const rfi_cuda_host *core, char *text, size_t size);
 
 #endif
