@@ -10,6 +10,7 @@
  * walks over tiles of 16 of the other side, so that every sum has one order and nothing is added
  * atomically. The backward computes p once for dq and once for dk and dv.
  */
+#include "backend/cuda/any_type.cuh"
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/documents.cuh"
 
@@ -32,20 +33,7 @@ typedef struct problem {
 } problem;
 
 static __device__ float load(const matrix &x, int64_t t, int64_t h, int64_t d) {
-  const int64_t i = t * x.row + h * x.head + d * x.col;
-  switch (x.dtype) {
-    case RFR_BF16: return rfi_widen(((const rfi_bf16 *)x.data)[i]);
-    case RFR_F16: return rfi_widen(((const rfi_f16 *)x.data)[i]);
-    default: return ((const float *)x.data)[i];
-  }
-}
-
-static __device__ void store(void *data, rfr_dtype dtype, int64_t i, float x) {
-  switch (dtype) {
-    case RFR_BF16: ((rfi_bf16 *)data)[i] = rfi_narrow<rfi_bf16>(x); break;
-    case RFR_F16: ((rfi_f16 *)data)[i] = rfi_narrow<rfi_f16>(x); break;
-    default: ((float *)data)[i] = x;
-  }
+  return rfi_load(x.data, x.dtype, t * x.row + h * x.head + d * x.col);
 }
 
 /* Rows t0 ... t0 + 15 of a head into shared memory, zeros past T. */
@@ -138,7 +126,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(const proble
 #pragma unroll
   for (int c = 0; c < PER_LANE; c++) {
     const int d = lane + c * LANES;
-    if (d < p.D) store(p.out[0], p.q.dtype, ((int64_t)t * p.H + h) * p.D + d, sum > 0 ? acc[c] / sum : 0.0f);
+    if (d < p.D) rfi_store(p.out[0], p.q.dtype, ((int64_t)t * p.H + h) * p.D + d, sum > 0 ? acc[c] / sum : 0.0f);
   }
 }
 
@@ -193,7 +181,7 @@ static __global__ void __launch_bounds__(THREADS) attention_dq(const problem p) 
   if (t >= p.T) return;
 #pragma unroll
   for (int c = 0; c < PER_LANE; c++)
-    if (lane + c * LANES < p.D) store(p.out[0], p.q.dtype, ((int64_t)t * p.H + h) * p.D + lane + c * LANES, acc[c]);
+    if (lane + c * LANES < p.D) rfi_store(p.out[0], p.q.dtype, ((int64_t)t * p.H + h) * p.D + lane + c * LANES, acc[c]);
 }
 
 static __global__ void __launch_bounds__(THREADS) attention_dkv(const problem p) {
@@ -248,8 +236,8 @@ static __global__ void __launch_bounds__(THREADS) attention_dkv(const problem p)
   for (int c = 0; c < PER_LANE; c++) {
     const int64_t at = ((int64_t)s * p.Hk + g) * p.D + lane + c * LANES;
     if (lane + c * LANES >= p.D) continue;
-    if (p.out[1]) store(p.out[1], p.q.dtype, at, dk[c]);
-    if (p.out[2]) store(p.out[2], p.q.dtype, at, dv[c]);
+    if (p.out[1]) rfi_store(p.out[1], p.q.dtype, at, dk[c]);
+    if (p.out[2]) rfi_store(p.out[2], p.q.dtype, at, dv[c]);
   }
 }
 

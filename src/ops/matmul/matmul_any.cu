@@ -9,7 +9,7 @@
  * through shared memory as f32, 16 of K at a time. The sum runs over K in order, so the bits
  * depend on the product alone.
  */
-#include "backend/cuda/kernels.cuh"
+#include "backend/cuda/any_type.cuh"
 
 enum { TILE = 64, STEP = 16, THREADS = 256, PER_THREAD = 4 };
 
@@ -29,22 +29,6 @@ typedef struct problem {
   int accumulate;
 } problem;
 
-static __device__ float load(const void *data, rfr_dtype dtype, int64_t i) {
-  switch (dtype) {
-    case RFR_BF16: return rfi_widen(((const rfi_bf16 *)data)[i]);
-    case RFR_F16: return rfi_widen(((const rfi_f16 *)data)[i]);
-    default: return ((const float *)data)[i];
-  }
-}
-
-static __device__ void store(void *data, rfr_dtype dtype, int64_t i, float x) {
-  switch (dtype) {
-    case RFR_BF16: ((rfi_bf16 *)data)[i] = rfi_narrow<rfi_bf16>(x); break;
-    case RFR_F16: ((rfi_f16 *)data)[i] = rfi_narrow<rfi_f16>(x); break;
-    default: ((float *)data)[i] = x;
-  }
-}
-
 /* A STEP x TILE panel of an operand; `along` is the dimension of 64, the other one is K. Neighbouring threads
  * take neighbouring elements in memory, whichever dimension is dense. */
 static __device__ void fill(float (*panel)[TILE + 1], const operand &x, int64_t z, int64_t first, int64_t n, int64_t k0,
@@ -53,7 +37,7 @@ static __device__ void fill(float (*panel)[TILE + 1], const operand &x, int64_t 
   for (int e = threadIdx.x; e < TILE * STEP; e += THREADS) {
     const int i = by_k ? e / STEP : e % TILE, k = by_k ? e % STEP : e / TILE;
     const bool inside = first + i < n && k0 + k < K;
-    panel[k][i] = inside ? load(x.data, x.dtype, z * x.batch + (first + i) * along + (k0 + k) * across) : 0.0f;
+    panel[k][i] = inside ? rfi_load(x.data, x.dtype, z * x.batch + (first + i) * along + (k0 + k) * across) : 0.0f;
   }
 }
 
@@ -80,9 +64,9 @@ static __global__ void __launch_bounds__(THREADS) matmul_any(const problem p, in
       if (row >= p.M || col >= p.N) continue;
       const int64_t at = z * p.y_batch + row * p.y_row + col;
       float y = sum[i][j];
-      if (p.bias) y += load(p.bias, p.bias_type, col);
-      if (p.accumulate) y += load(p.y, p.y_type, at);
-      store(p.y, p.y_type, at, y);
+      if (p.bias) y += rfi_load(p.bias, p.bias_type, col);
+      if (p.accumulate) y += rfi_load(p.y, p.y_type, at);
+      rfi_store(p.y, p.y_type, at, y);
     }
 }
 

@@ -6,6 +6,7 @@
  * f32 and so is the product of two; the sum runs over K in order, in f32. The scales come after it, one
  * by one: their product alone might underflow.
  */
+#include "backend/cuda/any_type.cuh"
 #include "ops/quant/e4m3.cuh"
 
 enum { TILE = 64, STEP = 16, THREADS = 256, PER_THREAD = 4 };
@@ -19,22 +20,6 @@ typedef struct problem {
   int64_t M, N, K;
   int accumulate;
 } problem;
-
-static __device__ float load(const void *data, rfr_dtype dtype, int64_t i) {
-  switch (dtype) {
-    case RFR_BF16: return rfi_widen(((const rfi_bf16 *)data)[i]);
-    case RFR_F16: return rfi_widen(((const rfi_f16 *)data)[i]);
-    default: return ((const float *)data)[i];
-  }
-}
-
-static __device__ void store(void *data, rfr_dtype dtype, int64_t i, float x) {
-  switch (dtype) {
-    case RFR_BF16: ((rfi_bf16 *)data)[i] = rfi_narrow<rfi_bf16>(x); break;
-    case RFR_F16: ((rfi_f16 *)data)[i] = rfi_narrow<rfi_f16>(x); break;
-    default: ((float *)data)[i] = x;
-  }
-}
 
 static __device__ void fill(float (*panel)[TILE + 1], const uint8_t *x, int64_t first, int64_t n, int64_t k0,
                             int64_t K) {
@@ -68,9 +53,9 @@ static __global__ void __launch_bounds__(THREADS) matmul_scaled(const problem p,
       const int64_t row = i0 + ti + i, col = j0 + tj + j, at = row * p.N + col;
       if (row >= p.M || col >= p.N) continue;
       float y = sum[i][j] * scale_a * scale_b;
-      if (p.bias) y += load(p.bias, p.bias_type, col);
-      if (p.accumulate) y += load(p.y, p.y_type, at);
-      store(p.y, p.y_type, at, y);
+      if (p.bias) y += rfi_load(p.bias, p.bias_type, col);
+      if (p.accumulate) y += rfi_load(p.y, p.y_type, at);
+      rfi_store(p.y, p.y_type, at, y);
     }
 }
 
