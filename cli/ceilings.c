@@ -12,7 +12,9 @@
 
 #include "cli.h"
 
-enum { PRODUCT = 1024, DEVICE_PRODUCT = 8192, TRIES = 8 };
+enum { FIRST_SIDE = 256, LAST_SIDE = 8192 };
+#define LONG_ENOUGH 1e-3 /* seconds: a product that takes as long is past what starting it costs */
+#define PATIENCE 0.3     /* seconds that tries of one kind may take, after the first two */
 
 static rfr_status fill(rfr_programs *p, const rfr_tensor *x) {
   char *host = malloc((size_t)x->bytes);
@@ -35,7 +37,7 @@ static rfr_status time_runs(rfr_programs *p, double work, double *rate) {
   rfr_status s = RFR_OK;
   for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) s = fill(p, &x);
   const double begin = cli_now();
-  for (int i = 0; s == RFR_OK && (i < TRIES || cli_now() - begin < 0.3); i++) {
+  for (int i = 0; s == RFR_OK && (i < 2 || cli_now() - begin < PATIENCE); i++) {
     const double start = cli_now();
     s = rfr_program_run(p, 0);
     if (s == RFR_OK) s = rfr_programs_wait(p);
@@ -57,21 +59,30 @@ static rfr_status time_trace(rfr_ctx *ctx, rfr_trace *t, double work, double *ra
   return s;
 }
 
-static bool on_device(rfr_ctx *ctx) {
-  rfr_machine m;
-  return rfr_machine_describe(ctx, &m) == RFR_OK && strcmp(m.device, "cpu") != 0;
-}
+static double product_flops(int64_t n) { return 2.0 * (double)n * (double)n * (double)n; }
 
-rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate) {
-  const int64_t n = on_device(ctx) ? DEVICE_PRODUCT : PRODUCT, shape[2] = {n, n};
+static rfr_status time_product(rfr_ctx *ctx, rfr_dtype dtype, int64_t n, double *rate) {
+  const int64_t shape[2] = {n, n};
   rfr_trace *t = NULL;
-  *rate = 0.0;
   rfr_status s = rfr_trace_create(ctx, &t);
   if (s != RFR_OK) return s;
   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, dtype, 2, shape);
   rfr_value w = rfr_input(t, "w", RFR_ROLE_INPUT, dtype, 2, shape);
   rfr_output(t, "y", rfr_linear(t, x, w, RFR_NONE));
-  return time_trace(ctx, t, 2.0 * (double)n * (double)n * (double)n, rate);
+  return time_trace(ctx, t, product_flops(n), rate);
+}
+
+/* Squares twice as large as the last, until one takes long enough. */
+rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate) {
+  rfr_status s = RFR_OK;
+  *rate = 0.0;
+  for (int64_t n = FIRST_SIDE; s == RFR_OK && n <= LAST_SIDE; n *= 2) {
+    double now;
+    s = time_product(ctx, dtype, n, &now);
+    if (now > *rate) *rate = now;
+    if (product_flops(n) > LONG_ENOUGH * now) break;
+  }
+  return s;
 }
 
 /* ---- memory ---- */
@@ -112,7 +123,8 @@ static rfr_status measure_stream(int threads, double *rate) {
   rfr_status s = a && b && c ? RFR_OK : RFR_NO_MEMORY;
   *rate = 0.0;
   if (s == RFR_OK) pass(FILL, a, b, c, n, threads);
-  for (int i = 0; s == RFR_OK && i < 4 * (PASSES - COPY); i++) {
+  const double begin = cli_now();
+  for (int i = 0; s == RFR_OK && (i < PASSES - COPY || cli_now() - begin < PATIENCE); i++) {
     const int what = COPY + i % (PASSES - COPY);
     const double start = cli_now();
     pass(what, a, b, c, n, threads);

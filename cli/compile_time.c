@@ -4,6 +4,8 @@
  * holds a deep model against a shallow one, and the search for what to recompute against
  * keeping everything; the fastest of several times counts, nothing but other work adds to it.
  */
+#include <inttypes.h>
+
 #include "compile_time.h"
 
 compile_time compile_time_of(rfr_run *run) {
@@ -22,7 +24,7 @@ void compile_time_json(json *j, const compile_time *t) {
   json_double(j, "compile_us_per_op", t->us_per_op);
 }
 
-enum { CASES = 4, TIMES = 7 };
+enum { CASES = 4, USUAL_TIMES = 7 };
 static const struct {
   int layers;
   const char *recompute;
@@ -69,7 +71,8 @@ static void print_json(cli *c, const compile_time *best) {
 rfr_status bench_compile(cli *c) {
   compile_time best[CASES], t;
   char device[160];
-  for (int k = 0; k < TIMES; k++)
+  const int64_t times = c->steps > 0 ? c->steps : USUAL_TIMES;
+  for (int64_t k = 0; k < times; k++)
     for (int i = 0; i < CASES; i++) {
       rfr_status s = compile(c, i, &t);
       if (s != RFR_OK) return s;
@@ -79,7 +82,7 @@ rfr_status bench_compile(cli *c) {
     print_json(c, best);
     return RFR_OK;
   }
-  printf("compile (a training step of a Llama, fastest of %d), %s\n", TIMES, cli_device(c, device));
+  printf("compile (a training step of a Llama, fastest of %" PRId64 "), %s\n", times, cli_device(c, device));
   for (int i = 0; i < CASES; i++)
     printf("  %3d layers, recompute %-4s %8.1f ms, %5d ops, %.1f us each\n", cases[i].layers, cases[i].recompute,
            best[i].ms, best[i].ops, best[i].us_per_op);

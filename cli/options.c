@@ -60,7 +60,7 @@ static const struct option {
      "memory against the work of recomputing, for any budget"},
     {"svg", "FILE", TEXT, offsetof(cli, svg), ON(plan), "draw the plan; - is standard output"},
     {"files", "SPLIT", TEXT, offsetof(cli, files), ON(check), "list the files of train or validation instead"},
-    {"steps", "N", INTEGER, offsetof(cli, steps), ON(bench) | ON(profile), "steps to time; 0: for seconds (0)"},
+    {"steps", "N", INTEGER, offsetof(cli, steps), ON(bench) | ON(profile), "steps, or compilations, to time; 0: as many as usual (0)"},
     {"trace", "FILE", TEXT, offsetof(cli, trace), ON(profile), "write a step's ops as JSON for Perfetto or Chrome"},
     {"device", "NAME", TEXT, offsetof(cli, device), ALL_COMMANDS, "cpu, cuda or cuda:N (cpu)"},
     {"threads", "N", INTEGER, offsetof(cli, threads), ALL_COMMANDS, "threads; 0: the cores this process may use (0)"},
