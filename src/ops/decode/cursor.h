@@ -7,7 +7,8 @@
 #ifndef RFI_CURSOR_H
 #define RFI_CURSOR_H
 
-#include "ops/call.h"
+#include "core/rng.h"
+#include "refrain/op.h"
 
 enum { RFI_CURSOR_CACHED, RFI_CURSOR_KNOWN, RFI_CURSOR_DROPPED, RFI_CURSOR_SEED, RFI_CURSOR_N };
 
@@ -19,18 +20,29 @@ typedef struct rfi_take {
   bool all;             /* the last known token is among them: the next one can be drawn */
 } rfi_take;
 
-static inline int64_t rfi_cursor_get(const rfi_arg *cursor, int i) {
+RFI_BOTH_SIDES static inline int64_t rfi_cursor_get(const rfr_arg *cursor, int i) {
   return ((const int64_t *)cursor->data)[i * cursor->stride[0]];
 }
 
-static inline rfi_take rfi_take_next(const rfi_arg *cursor, int64_t rows, int64_t capacity) {
+RFI_BOTH_SIDES static inline rfi_take rfi_take_next(const rfr_arg *cursor, int64_t rows, int64_t capacity) {
   const int64_t known = rfi_cursor_get(cursor, RFI_CURSOR_KNOWN);
   int64_t first = rfi_cursor_get(cursor, RFI_CURSOR_CACHED), end = known;
   if (first < 0 || first > capacity) first = capacity;
   if (end > capacity) end = capacity;
   int64_t count = end > first ? end - first : 0;
   if (count > rows) count = rows;
-  return (rfi_take){first, count, count > 0 && first + count == known};
+  const rfi_take take = {first, count, count > 0 && first + count == known};
+  return take;
+}
+
+/* Where the draw for the next position of the whole text falls in [0, 1), from 53 bits: a pure function of the seed and
+ * of that position, which counts what was dropped. */
+RFI_BOTH_SIDES static inline double rfi_cursor_draw(const rfr_arg *cursor) {
+  const uint64_t seed = (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_SEED);
+  const uint64_t position =
+      (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_DROPPED) + (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_KNOWN);
+  const rfi_u32x4 r = rfi_draw4(rfi_stream_key(seed, RFI_DRAW_STREAM), 0, 0, 0, position);
+  return (double)(((uint64_t)r.v[0] << 32 | r.v[1]) >> 11) * 0x1p-53;
 }
 
 #endif

@@ -10,7 +10,6 @@
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
-#include "core/rng.h"
 #include "ops/decode/cursor.h"
 #include "ops/walk.h"
 
@@ -83,15 +82,6 @@ static int64_t take_best(candidate *c, int64_t n, int64_t most, double enough, d
   return taken;
 }
 
-/* Uniform in [0, 1) from 53 bits. */
-static double uniform(const rfi_arg *cursor) {
-  const uint64_t seed = (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_SEED);
-  const uint64_t position =
-      (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_DROPPED) + (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_KNOWN);
-  rfi_u32x4 r = rfi_draw4(rfi_stream_key(seed, RFI_DRAW_STREAM), 0, 0, 0, position);
-  return (double)(((uint64_t)r.v[0] << 32 | r.v[1]) >> 11) * 0x1p-53;
-}
-
 static int32_t draw(const rfi_call *c) {
   const rfi_arg *logits = &c->in[1];
   const int64_t V = logits->type.shape[1], top_k = *(const int64_t *)c->in[4].data;
@@ -115,7 +105,7 @@ static int32_t draw(const rfi_call *c) {
     first = V - 1;
     step = -1;
   }
-  double u = uniform(&c->in[2]) * total;
+  double u = rfi_cursor_draw(&c->in[2]) * total;
   for (int64_t i = 0; i < n; i++) {
     u -= p[first + i * step].p;
     if (u < 0.0) return p[first + i * step].id;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gelu, silu, swiglu and their gradients on a GPU, by the formulas of activation_cpu.c:
+ * gelu, silu, swiglu, softcap and their gradients on a GPU, by the formulas of activation_cpu.c:
  *
  *   gelu (erf)   y = x P(x), P the normal distribution;  dx = dy (P(x) + x p(x))
  *   gelu (tanh)  y = x s(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
  *   silu         y = x s(x);  dx = dy s (1 + x (1 - s))
  *   swiglu       y = silu(gate) up
+ *   softcap      y = cap tanh(x / cap);  dx = dy (1 - y / cap) (1 + y / cap)
  *
  * s is the logistic function: one exp and one division. Where results are narrower than f32, both are the
  * hardware's approximations, whose error is a thousandth of the rounding that follows; with the accurate
@@ -107,6 +108,22 @@ template <typename T> struct swiglu_bwd_op : rfi_map_op {
   }
 };
 
+struct softcap_op : rfi_map_op {
+  float cap;
+  template <int V> __device__ void operator()(int64_t, const float (&x)[1][V], float (&y)[1][V]) const {
+#pragma unroll
+    for (int v = 0; v < V; v++) y[0][v] = cap * tanhf(x[0][v] / cap);
+  }
+};
+
+struct softcap_bwd_op : rfi_map_op {
+  float cap;
+  template <int V> __device__ void operator()(int64_t, const float (&x)[2][V], float (&y)[1][V]) const {
+#pragma unroll
+    for (int v = 0; v < V; v++) y[0][v] = x[0][v] * ((1.0f - x[1][v] / cap) * (1.0f + x[1][v] / cap));
+  }
+};
+
 /* ---- launchers ---- */
 
 static rfr_status run_gelu(const rfr_call *call) {
@@ -145,6 +162,20 @@ static rfr_status run_swiglu_bwd(const rfr_call *call) {
   RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 3, 2>(call, "swiglu_bwd", swiglu_bwd_op<T>()));
   return s;
 }
+static rfr_status run_softcap(const rfr_call *call) {
+  rfr_status s = RFR_OK;
+  softcap_op op;
+  op.cap = (float)call->attr[0].f;
+  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 1, 1>(call, "softcap", op));
+  return s;
+}
+static rfr_status run_softcap_bwd(const rfr_call *call) {
+  rfr_status s = RFR_OK;
+  softcap_bwd_op op;
+  op.cap = (float)call->attr[0].f;
+  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 2, 1>(call, "softcap_bwd", op));
+  return s;
+}
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(gelu) = {run_gelu, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(gelu_bwd) = {run_gelu_bwd, NULL, rfi_takes_floats};
@@ -152,3 +183,5 @@ extern "C" const rfi_cuda_kernel RFI_CUDA(silu) = {run_silu, NULL, rfi_takes_flo
 extern "C" const rfi_cuda_kernel RFI_CUDA(silu_bwd) = {run_silu_bwd, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu) = {run_swiglu, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_bwd) = {run_swiglu_bwd, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(softcap) = {run_softcap, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(softcap_bwd) = {run_softcap_bwd, NULL, rfi_takes_floats};

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A text that is made token by token, on a GPU: the semantics of decode_cpu.c.
+ *
+ * The draw has no sort. Each candidate has a key, so that smaller keys come first: its id, or,
+ * when top_k or top_p leave some out, what falls as its logit grows. Its weight
+ * e^((x - max) / temperature) is an integer, in units of 2^-40, so that sums of weights are
+ * exact in any order. Where the sum (or the number) of the candidates in front reaches a bound
+ * is found digit by digit of the key, each digit with one pass over all candidates: first where
+ * top_k and top_p end, then where the draw falls in what they kept. One block does it all; the
+ * host learns nothing and passes nothing.
+ */
+#include "backend/cuda/any_type.cuh"
+#include "ops/decode/cursor.h"
+
+/* ---- text, cursor, caches ---- */
+
+static __global__ void __launch_bounds__(256)
+    read_text(const int32_t *text, const __grid_constant__ rfr_arg cursor, int64_t rows, int64_t capacity,
+              int32_t *tokens, int32_t *positions, int32_t *last) {
+  const rfi_take take = rfi_take_next(&cursor, rows, capacity);
+  const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+  if (i < rows && tokens) tokens[i] = i < take.count ? text[take.first + i] : 0;
+  if (i < rows && positions) positions[i] = (int32_t)(take.first + i);
+  if (i == 0 && last) *last = (int32_t)(take.count > 0 ? take.count - 1 : 0);
+}
+
+static rfr_status run_read(const rfr_call *c) {
+  const int64_t rows = c->attr[0].i;
+  read_text<<<(unsigned)(rows > 256 ? rfi_blocks(rows, 256) : 1), 256, 0, rfi_stream(c)>>>(
+      (const int32_t *)c->in[0].data, c->in[1], rows, c->in[0].type.shape[0] - 1, (int32_t *)c->out[0].data,
+      (int32_t *)c->out[1].data, (int32_t *)c->out[2].data);
+  return rfi_cuda_launched("text_read");
+}
+
+template <typename UNIT>
+static __global__ void __launch_bounds__(256) write_cache(const __grid_constant__ rfr_arg cache,
+                                                          const __grid_constant__ rfr_arg x,
+                                                          const __grid_constant__ rfr_arg cursor, int64_t n) {
+  const rfi_take take = rfi_take_next(&cursor, x.type.shape[0], cache.type.shape[0]);
+  const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, D = x.type.shape[2], H = x.type.shape[1];
+  if (i >= n) return;
+  const int64_t d = i % D, h = i / D % H, t = i / D / H;
+  if (t >= take.count) return;
+  ((UNIT *)cache.data)[(take.first + t) * cache.stride[0] + h * cache.stride[1] + d * cache.stride[2]] =
+      ((const UNIT *)x.data)[t * x.stride[0] + h * x.stride[1] + d * x.stride[2]];
+}
+
+static rfr_status run_write(const rfr_call *c) {
+  const rfr_arg *cache = &c->out[0], *x = &c->in[1];
+  const int64_t n = rfi_elements(x);
+  const unsigned blocks = (unsigned)rfi_blocks(n, 256);
+  if (n == 0) return RFR_OK;
+  switch (rfi_element_bytes(x->type.dtype)) {
+    case 2: write_cache<uint16_t><<<blocks, 256, 0, rfi_stream(c)>>>(*cache, *x, c->in[2], n); break;
+    case 4: write_cache<uint32_t><<<blocks, 256, 0, rfi_stream(c)>>>(*cache, *x, c->in[2], n); break;
+    default: write_cache<uint64_t><<<blocks, 256, 0, rfi_stream(c)>>>(*cache, *x, c->in[2], n);
+  }
+  return rfi_cuda_launched("cache_write");
+}
+
+static __global__ void end_text(int64_t *cursor, const __grid_constant__ rfr_arg before, int64_t rows,
+                                int64_t capacity) {
+  const rfi_take take = rfi_take_next(&before, rows, capacity);
+  cursor[RFI_CURSOR_CACHED] = take.first + take.count;
+  cursor[RFI_CURSOR_KNOWN] += take.all;
+}
+
+static rfr_status run_end(const rfr_call *c) {
+  end_text<<<1, 1, 0, rfi_stream(c)>>>((int64_t *)c->out[0].data, c->in[0], c->attr[0].i,
+                                       c->in[1].type.shape[0] - 1);
+  return rfi_cuda_launched("text_end");
+}
+
+/* ---- the draw ---- */
+
+enum { THREADS = 1024, DIGIT = 2, STEPS = 1 << DIGIT };
+static constexpr double UNIT = 1099511627776.0; /* 2^40 of them are the weight of the most probable */
+
+struct tally { /* of candidates */
+  uint64_t count, weight;
+};
+
+struct candidates {
+  const uint64_t *weight;
+  const void *x;
+  rfr_dtype dtype;
+  int64_t V;
+  bool by_id;
+};
+
+/* Smaller for larger x; a NaN is behind all numbers, and -0 is 0. */
+static __device__ uint32_t likeliness(float x) {
+  if (x != x) return UINT32_MAX;
+  const uint32_t bits = __float_as_uint(x + 0.0f);
+  return ~(bits & 0x80000000u ? ~bits : bits | 0x80000000u);
+}
+static __device__ uint32_t key_of(const candidates &c, int64_t i) {
+  return c.by_id ? (uint32_t)i : likeliness(rfi_load(c.x, c.dtype, i));
+}
+
+/* Over the block; every thread gets the result. May be called again at once. */
+static __device__ uint64_t block_min(uint64_t x) {
+  __shared__ uint64_t part[32];
+  for (int step = 16; step > 0; step >>= 1) {
+    const uint64_t other = __shfl_xor_sync(0xffffffffu, x, step);
+    x = other < x ? other : x;
+  }
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = x;
+  __syncthreads();
+  for (int w = 0; w < THREADS / 32; w++) x = part[w] < x ? part[w] : x;
+  return x;
+}
+static __device__ uint64_t block_sum(uint64_t x) {
+  __shared__ uint64_t part[32];
+  for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = x;
+  __syncthreads();
+  x = part[threadIdx.x & 31];
+  for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+/* How far to go: to the first candidate with which there are `most` or their weights reach `enough`. */
+struct bound {
+  uint64_t most, enough;
+};
+static __device__ bool is_reached(const bound &b, const tally &t) {
+  return t.count > 0 && (t.count >= b.most || t.weight >= b.enough);
+}
+
+/* The candidate at which a bound is reached, which all of them together do: the last of `nth` with key `key`. */
+struct place {
+  uint32_t key;
+  uint64_t nth;
+  tally before, same; /* candidates with a smaller key, with this one */
+};
+
+static __device__ place find(const candidates &c, const bound &b) {
+  place at = {0, 1, {0, 0}, {0, 0}};
+  for (int shift = 32 - DIGIT; shift >= 0; shift -= DIGIT) {
+    tally digit[STEPS] = {};
+    for (int64_t i = threadIdx.x; i < c.V; i += THREADS) {
+      const uint32_t key = key_of(c, i);
+      if ((uint64_t)key >> (shift + DIGIT) != (uint64_t)at.key >> (shift + DIGIT)) continue;
+      const uint32_t mine = key >> shift & (STEPS - 1);
+#pragma unroll
+      for (uint32_t d = 0; d < STEPS; d++)
+        if (mine == d) {
+          digit[d].count++;
+          digit[d].weight += c.weight[i];
+        }
+    }
+    tally sum = at.before;
+    uint32_t chosen = 0;
+    bool is_found = false;
+#pragma unroll
+    for (uint32_t d = 0; d < STEPS; d++) {
+      const tally these = {block_sum(digit[d].count), block_sum(digit[d].weight)};
+      if (is_found) continue;
+      at.before = sum;
+      at.same = these;
+      chosen = d;
+      sum.count += these.count;
+      sum.weight += these.weight;
+      is_found = is_reached(b, sum);
+    }
+    at.key |= chosen << shift;
+  }
+  /* all with one key have one weight */
+  const uint64_t weight = at.same.count ? at.same.weight / at.same.count : 0;
+  uint64_t nth = at.same.count;
+  if (b.most > at.before.count && b.most - at.before.count < nth) nth = b.most - at.before.count;
+  if (b.enough <= at.before.weight) nth = 1;
+  else if (weight > 0) {
+    const uint64_t need = (b.enough - at.before.weight + weight - 1) / weight;
+    if (need < nth) nth = need;
+  }
+  at.nth = nth > 0 ? nth : 1;
+  return at;
+}
+
+/* The id of the nth candidate with a key, in the order of ids. */
+static __device__ int64_t id_of(const candidates &c, const place &at) {
+  __shared__ uint64_t found;
+  uint64_t before = 0;
+  if (c.by_id) return at.key;
+  for (int64_t i0 = 0; i0 < c.V; i0 += THREADS) {
+    const int64_t i = i0 + threadIdx.x;
+    const bool is_same = i < c.V && key_of(c, i) == at.key;
+    const uint64_t n = (uint64_t)__syncthreads_count(is_same);
+    if (before + n >= at.nth) { /* it is here: how many stand in front of each */
+      __shared__ int warp_count[THREADS / 32];
+      const unsigned mine = __ballot_sync(0xffffffffu, is_same);
+      const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+      if (lane == 0) warp_count[warp] = __popc(mine);
+      __syncthreads();
+      uint64_t rank = before + (uint64_t)__popc(mine & ((1u << lane) - 1));
+      for (int w = 0; w < warp; w++) rank += (uint64_t)warp_count[w];
+      if (is_same && rank + 1 == at.nth) found = (uint64_t)i;
+      __syncthreads();
+      return (int64_t)found;
+    }
+    before += n;
+  }
+  return 0;
+}
+
+struct draw_args {
+  int32_t *text;
+  const void *logits;
+  rfr_dtype dtype;
+  int64_t V, rows, capacity;
+  rfr_arg cursor;
+  const double *temperature, *top_p;
+  const int64_t *top_k;
+  uint64_t *weight; /* (V) */
+};
+
+static __device__ int64_t draw(const draw_args &a) {
+  const double temperature = *a.temperature, top_p = *a.top_p;
+  const int64_t top_k = *a.top_k;
+  uint64_t first = UINT64_MAX;
+  for (int64_t i = threadIdx.x; i < a.V; i += THREADS) {
+    const uint64_t at = (uint64_t)likeliness(rfi_load(a.logits, a.dtype, i)) << 32 | (uint64_t)i;
+    first = at < first ? at : first;
+  }
+  const int64_t best = (int64_t)(block_min(first) & UINT32_MAX);
+  if (!(temperature > 0.0)) return best;
+  const double most = (double)rfi_load(a.logits, a.dtype, best);
+  uint64_t sum = 0;
+  for (int64_t i = threadIdx.x; i < a.V; i += THREADS) {
+    const double p = exp(((double)rfi_load(a.logits, a.dtype, i) - most) / temperature);
+    a.weight[i] = p > 0.0 ? (uint64_t)(p * UNIT + 0.5) : 0; /* a NaN has none */
+    sum += a.weight[i];
+  }
+  uint64_t total = block_sum(sum);
+  if (total == 0) return best;
+  candidates c = {a.weight, a.logits, a.dtype, a.V, true};
+  if (top_k > 0 || top_p < 1.0) {
+    const double enough = top_p * (double)total;
+    c.by_id = false;
+    const bound kept = {top_k > 0 && top_k < a.V ? (uint64_t)top_k : (uint64_t)a.V,
+                        enough < (double)total ? (enough > 0.0 ? (uint64_t)ceil(enough) : 0) : total};
+    const place end = find(c, kept);
+    total = end.before.weight + end.nth * (end.same.count ? end.same.weight / end.same.count : 0);
+    if (total == 0) return best;
+  }
+  const double u = rfi_cursor_draw(&a.cursor) * (double)total;
+  const uint64_t in_front = u < (double)total ? (uint64_t)u : total - 1;
+  const bound drawn = {UINT64_MAX, (in_front < total ? in_front : total - 1) + 1};
+  return id_of(c, find(c, drawn));
+}
+
+static __global__ void __launch_bounds__(THREADS) append_text(const __grid_constant__ draw_args a) {
+  const rfi_take take = rfi_take_next(&a.cursor, a.rows, a.capacity);
+  if (!take.all) return;
+  const int64_t id = draw(a);
+  if (threadIdx.x == 0) a.text[take.first + take.count] = (int32_t)id;
+}
+
+static size_t append_workspace(const rfr_call *c) { return (size_t)c->in[1].type.shape[1] * sizeof(uint64_t); }
+
+static rfr_status run_append(const rfr_call *c) {
+  draw_args a = {};
+  a.text = (int32_t *)c->out[0].data;
+  a.logits = c->in[1].data;
+  a.dtype = c->in[1].type.dtype;
+  a.V = c->in[1].type.shape[1];
+  a.rows = c->attr[0].i;
+  a.capacity = c->out[0].type.shape[0] - 1;
+  a.cursor = c->in[2];
+  a.temperature = (const double *)c->in[3].data;
+  a.top_k = (const int64_t *)c->in[4].data;
+  a.top_p = (const double *)c->in[5].data;
+  a.weight = (uint64_t *)c->workspace;
+  append_text<<<1, THREADS, 0, rfi_stream(c)>>>(a);
+  return rfi_cuda_launched("text_append");
+}
+
+/* Sums of weights fit 63 bits. */
+static int append_takes(const rfr_call *c) { return c->in[1].type.shape[1] <= 1 << 22; }
+
+extern "C" const rfi_cuda_kernel RFI_CUDA(text_read) = {run_read, NULL, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(cache_write) = {run_write, NULL, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(text_append) = {run_append, append_workspace, append_takes};
+extern "C" const rfi_cuda_kernel RFI_CUDA(text_end) = {run_end, NULL, NULL};
