@@ -9,7 +9,6 @@
  * attempted count. So a resumed run has the same bytes in the same places as one that went
  * on.
  */
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,9 +18,8 @@
 #include "data/safetensors.h"
 #include "train/hf.h"
 #include "train/run.h"
+#include "train/state_json.h"
 #include "train/weights.h"
-
-enum { FORMAT = 1 };
 
 typedef enum kind { WEIGHT, OPTIMIZER, OTHER } kind;
 
@@ -154,82 +152,84 @@ rfr_status rfi_state_init(rfr_run *run) {
   return RFR_OK;
 }
 
-/* Names and values that the checkpoint and this run must share: the first that differs is named. */
-static rfr_status compare_signature(rfr_run *run, const char *file, const json_t *state) {
-  json_t *mine = NULL, *value;
-  const char *key;
-  const json_t *theirs = json_object_get(state, "configuration");
-  rfr_status s = rfi_settings_signature(run->settings, &mine);
-  if (s != RFR_OK) return s;
-  json_object_foreach(mine, key, value) {
-    const json_t *other = json_object_get(theirs, key);
-    if (other && json_equal(value, other)) continue;
-    char *a = json_dumps(value, JSON_ENCODE_ANY), *b = other ? json_dumps(other, JSON_ENCODE_ANY) : NULL;
-    if (strcmp(key, "run.steps") == 0)
-      rfi_warn(run, "%s: the run was planned for %s steps, now %s: its learning rate changes", file, b ? b : "?",
-               a ? a : "?");
-    else
-      s = rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s is %s in the checkpoint and %s in the configuration", key,
-                      b ? b : "missing", a ? a : "?");
-    free(a);
-    free(b);
-    if (s != RFR_OK) break;
-  }
-  json_decref(mine);
-  return s;
+/* Where a resumed run is and what it must agree with. */
+static rfr_status own_state(rfr_run *run, rfi_state_json *out) {
+  *out = (rfi_state_json){0};
+  RFI_TRY(rfr_programs_read(run->programs, &run->block, out->block));
+  RFI_TRY(rfi_settings_signature(run->settings, &out->configuration));
+  /* What the bits depend on besides the configuration. */
+  out->environment = json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend",
+                               rfi_ctx_device(run->ctx), "isa", rfi_ctx_isa(run->ctx), "threads",
+                               rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul, "data", run->hash);
+  if (out->environment) return RFR_OK;
+  rfi_state_json_deinit(out);
+  return rfi_fail(RFI_E_NO_MEMORY, "describing the machine");
 }
 
-/* What the bits depend on besides the configuration. */
-static json_t *environment(const rfr_run *run) {
-  char hash[40];
-  snprintf(hash, sizeof hash, "%s", run->hash);
-  return json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend", rfi_ctx_device(run->ctx),
-                   "isa", rfi_ctx_isa(run->ctx), "threads", rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul,
-                   "data", hash);
+typedef rfr_status (*on_difference)(rfr_run *run, const char *file, const char *key, const char *theirs,
+                                    const char *mine);
+
+static rfr_status other_configuration(rfr_run *run, const char *file, const char *key, const char *theirs,
+                                      const char *mine) {
+  if (strcmp(key, "run.steps") != 0)
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s is %s in the checkpoint and %s in the configuration", key,
+                       theirs, mine);
+  rfi_warn(run, "%s: the run was planned for %s steps, now %s: its learning rate changes", file, theirs, mine);
+  return RFR_OK;
 }
 
-static rfr_status compare_environment(rfr_run *run, const char *file, const json_t *state) {
-  json_t *mine = environment(run), *value;
+static rfr_status other_environment(rfr_run *run, const char *file, const char *key, const char *theirs,
+                                    const char *mine) {
+  if (run->options.strict)
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s was %s and is %s: the bits would differ", key, theirs, mine);
+  rfi_warn(run, "resuming with another %s: it was %s and is %s; the bits may differ from an uninterrupted run", key,
+           theirs, mine);
+  return RFR_OK;
+}
+
+/* Hands on the names whose values differ or are missing, until one of them is an error. */
+static rfr_status compare(rfr_run *run, const char *file, const json_t *theirs, json_t *mine, on_difference tell) {
   const char *key;
+  json_t *value;
   rfr_status s = RFR_OK;
-  if (!mine) return rfi_fail(RFI_E_NO_MEMORY, "describing the machine");
-  const json_t *theirs = json_object_get(state, "environment");
   json_object_foreach(mine, key, value) {
     const json_t *other = json_object_get(theirs, key);
     if (other && json_equal(value, other)) continue;
     char *a = json_dumps(value, JSON_ENCODE_ANY), *b = other ? json_dumps(other, JSON_ENCODE_ANY) : NULL;
-    if (run->options.strict)
-      s = rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s was %s and is %s: the bits would differ", key,
-                      b ? b : "missing", a ? a : "?");
-    else
-      rfi_warn(run, "resuming with another %s: it was %s and is %s; the bits may differ from an uninterrupted run", key,
-               b ? b : "missing", a ? a : "?");
+    s = tell(run, file, key, b ? b : other ? "another" : "missing", a ? a : "this run's");
     free(a);
     free(b);
     if (s != RFR_OK) break;
   }
-  json_decref(mine);
   return s;
 }
 
-static rfr_status load_state_json(rfr_run *run, const char *path) {
-  json_t *state = NULL;
+static rfr_status read_state(rfr_run *run, const char *path, rfi_state_json *out) {
+  char *text;
+  size_t n;
+  *out = (rfi_state_json){0};
+  RFI_TRY(rfi_file_read(run->ctx, path, &text, &n));
+  rfr_status s = rfi_state_json_parse(path, text, n, out);
+  rfi_free(run->ctx, text);
+  return s;
+}
+
+static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) {
   rfr_status s;
-  int64_t block[RFI_STEP_N] = {0};
-  RFI_TRY(rfi_json_load(run->ctx, path, &state));
-  const json_t *array = json_object_get(state, "step_block");
-  if (json_array_size(array) != RFI_STEP_N) {
-    s = rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "step_block is no array of %d integers", RFI_STEP_N);
-    goto fail;
-  }
-  for (size_t i = 0; i < RFI_STEP_N; i++) block[i] = json_integer_value(json_array_get(array, i));
-  RFI_GOTO(compare_signature(run, path, state));
-  RFI_GOTO(compare_environment(run, path, state));
-  RFI_GOTO(rfr_programs_write(run->programs, &run->block, block));
-  run->step = run->launched = run->filled = block[RFI_STEP_ATTEMPTED];
+  rfi_state_json theirs, mine = {0};
+  RFI_TRY(read_state(run, path, &theirs));
+  if (theirs.block[RFI_STEP_ATTEMPTED] != step)
+    RFI_GOTO(rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "it is of step %lld, the manifest of step %lld",
+                         (long long)theirs.block[RFI_STEP_ATTEMPTED], (long long)step));
+  RFI_GOTO(own_state(run, &mine));
+  RFI_GOTO(compare(run, path, theirs.configuration, mine.configuration, other_configuration));
+  RFI_GOTO(compare(run, path, theirs.environment, mine.environment, other_environment));
+  RFI_GOTO(rfr_programs_write(run->programs, &run->block, theirs.block));
+  run->step = run->launched = run->filled = step;
   s = RFR_OK;
 fail:
-  json_decref(state);
+  rfi_state_json_deinit(&theirs);
+  rfi_state_json_deinit(&mine);
   return s;
 }
 
@@ -243,7 +243,7 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
   }
   /* The signature first: its message names a setting, the tensors' only a shape. */
   RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));
-  RFI_GOTO(load_state_json(run, path));
+  RFI_GOTO(load_state_json(run, path, checkpoint->step));
   rfi_free(run->ctx, path);
   path = NULL;
   RFI_GOTO(load_folder(run, checkpoint->folder));
@@ -298,23 +298,20 @@ static rfr_status add_json(rfr_run *run, rfi_checkpoint_writer *w, const char *n
   return s;
 }
 
-static rfr_status state_json(rfr_run *run, json_t **out) {
-  int64_t block[RFI_STEP_N];
-  json_t *configuration = NULL;
-  RFI_TRY(rfr_programs_read(run->programs, &run->block, block));
-  RFI_TRY(rfi_settings_signature(run->settings, &configuration));
-  *out = json_pack("{s:i, s:[I,I,I,I], s:I, s:o, s:o}", "format", FORMAT, "step_block",
-                   (json_int_t)block[RFI_STEP_ATTEMPTED], (json_int_t)block[RFI_STEP_APPLIED],
-                   (json_int_t)block[RFI_STEP_SEED], (json_int_t)block[RFI_STEP_SKIPPED], "data_position",
-                   (json_int_t)(block[RFI_STEP_ATTEMPTED] * run->settings->spec.microbatches * run->settings->rows),
-                   "configuration", configuration, "environment", environment(run));
-  return RFR_OK;
+static rfr_status add_state(rfr_run *run, rfi_checkpoint_writer *w) {
+  rfi_state_json state;
+  rfi_string text = {.ctx = run->ctx};
+  RFI_TRY(own_state(run, &state));
+  rfr_status s = rfi_state_json_print(&state, &text);
+  if (s == RFR_OK) s = rfi_checkpoint_add(w, "state.json", text.data, text.n);
+  rfi_string_deinit(&text);
+  rfi_state_json_deinit(&state);
+  return s;
 }
 
 rfr_status rfi_state_save(rfr_run *run) {
   rfr_status s;
   rfi_checkpoint_writer *w = NULL;
-  json_t *state = NULL;
   const rfr_model_config *model = &run->settings->spec.model;
   const rfi_hf_notes *notes = &run->settings->notes;
   if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
@@ -327,8 +324,7 @@ rfr_status rfi_state_save(rfr_run *run) {
                     rfi_hf_with_ids(rfi_hf_generation_config(model), notes->generation_ids)));
   RFI_GOTO(save_tensors(run, w, "model.safetensors", WEIGHT));
   RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", OPTIMIZER));
-  RFI_GOTO(state_json(run, &state));
-  RFI_GOTO(add_json(run, w, "state.json", state));
+  RFI_GOTO(add_state(run, w));
   RFI_TRY(rfi_checkpoint_commit(w));
   snprintf(run->checkpoint, sizeof run->checkpoint, "%s/step-%06lld", run->folder, (long long)run->step);
   rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_CHECKPOINT,

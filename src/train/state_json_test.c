@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * state.json: what is written is read again, and whatever no run has written is refused
+ * with the reason.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "train/state_json.h"
+
+static void round_trip(void **state) {
+  (void)state;
+  rfr_ctx *ctx;
+  assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
+  rfi_string text = {.ctx = ctx};
+  rfi_state_json again, s = {.block = {[RFI_STEP_ATTEMPTED] = INT64_C(1000000000000),
+                                       [RFI_STEP_APPLIED] = INT64_C(999999999997),
+                                       [RFI_STEP_SEED] = INT64_MIN,
+                                       [RFI_STEP_SKIPPED] = 3},
+                             .configuration = json_pack("{s:s}", "optimizer.lr", "3e-3"),
+                             .environment = json_pack("{s:s, s:i}", "isa", "v4", "threads", 2)};
+  assert_int_equal(rfi_state_json_print(&s, &text), RFR_OK);
+  assert_int_equal(rfi_state_json_parse("state.json", text.data, text.n, &again), RFR_OK);
+  assert_memory_equal(again.block, s.block, sizeof s.block);
+  assert_true(json_equal(again.configuration, s.configuration) && json_equal(again.environment, s.environment));
+  rfi_state_json_deinit(&again);
+  rfi_state_json_deinit(&s);
+  rfi_string_deinit(&text);
+  rfr_ctx_destroy(ctx);
+}
+
+static void refused(void **state) {
+  (void)state;
+  static const struct {
+    const char *fields, *message;
+  } cases[] = {
+      {"\"format\": 2, \"step_block\": [3, 2, 1, 1]", "format 2"},
+      {"\"step_block\": [3, 2, 1, 1]", "\"format\" is missing"},
+      {"\"format\": 1", "step_block"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1]", "no array of 4 integers"},
+      {"\"format\": 1, \"step_block\": [3, 2.0, 1, 1]", "no array of 4 integers"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 0]", "3 steps, 2 of them applied and 0 skipped"},
+      {"\"format\": 1, \"step_block\": [3, 4, 1, -1]", "3 steps"},
+      {"\"format\": 1, \"step_block\": [-1, -1, 1, 0]", "-1 steps"},
+      {"\"format\": 1, \"step_block\": [1000000000001, 1000000000001, 1, 0]", "1000000000001 steps"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": [1]", "\"configuration\" is no object"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": {\"a\": {}}", "\"a\" in \"configuration\""},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": {}", "\"environment\" is no object"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char text[256];
+    rfi_state_json s;
+    const int n = snprintf(text, sizeof text, "{%s}", cases[i].fields);
+    assert_int_equal(rfi_state_json_parse("run/state.json", text, (size_t)n, &s), RFR_INVALID);
+    assert_null(s.configuration);
+    assert_string_equal(rfr_last_error()->file, "run/state.json");
+    if (!strstr(rfr_last_error()->message, cases[i].message)) fail_msg("%s: %s", text, rfr_last_error()->message);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(round_trip), cmocka_unit_test(refused)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
