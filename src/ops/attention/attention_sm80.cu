@@ -16,10 +16,9 @@
  * finite is done again with zeros for such v. In the backward it stays with its document.
  */
 #include "ops/attention/attention_cuda.h"
-#include "ops/attention/documents.cuh"
 #include "ops/attention/mma_sm80.cuh"
 
-enum { WARPS = 4, THREADS = WARPS * 32, MOST_D = 256 };
+enum { WARPS = 4, THREADS = WARPS * 32, CUTTERS = 1024, MOST_D = 256 };
 
 static constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
@@ -57,7 +56,8 @@ piece;
 typedef struct problem {
   matrix q, k, v, dy;
   const piece *pieces;
-  int most; /* of them that there is room for */
+  const int *count; /* of them, on the device */
+  int reverse;      /* the last first: with a causal mask they have the most to do */
   float *lse;
   float2 *stats;                   /* (H, T): lse in units of log2 e, delta */
   int T, H, Hk, D, causal, window; /* window 0: none */
@@ -363,11 +363,12 @@ __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, 
 /* A block's next piece, for each of `heads`; false: there is none left. Documents decide how many pieces there are, and
  * shapes the grid, which is enough for few documents: with many a block has more than one. */
 static __device__ __forceinline__ bool next_piece(const problem &p, int heads, unsigned *at, piece *w, int *head) {
-  if (*at / (unsigned)heads >= (unsigned)p.most) return false;
-  *w = p.pieces[*at / (unsigned)heads];
+  const unsigned i = *at / (unsigned)heads, count = (unsigned)*p.count;
+  if (i >= count) return false;
+  *w = p.pieces[p.reverse ? count - 1 - i : i];
   *head = (int)(*at % (unsigned)heads);
   *at += gridDim.x;
-  return w->first != w->last; /* empty ones are the last */
+  return true;
 }
 
 template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2) attention_o(const problem p) {
@@ -620,56 +621,62 @@ static __global__ void __launch_bounds__(THREADS, 2) attention_dkv(const problem
 
 typedef struct table {
   piece *pieces;
-  int *starts; /* of each document's pieces; documents + 2 */
-  int rows;    /* of a piece */
-  int most;    /* pieces there is room for */
-  int reverse; /* the last first: with a causal mask they have the most to do */
+  int *count; /* of them */
+  int rows;   /* of a piece */
 } table;
 
-/* One block a table. A document is all rows since the end of the one before, so that every row has an owner; the
- * rows after the last are one more, which has no keys. Pieces past the last are empty. */
-static __global__ void __launch_bounds__(1024)
-    attention_pieces(const int32_t *offsets, const int32_t *ends, int n, int T, const table a, const table b) {
-  __shared__ int warp_sum[32];
-  const table x = blockIdx.x == 0 ? a : b;
+/* Over a block of 1024: the inclusive running maximum or sum. `part` may be used again after it. */
+template <bool SUM> static __device__ __forceinline__ int running(int x, int *part) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  int before = 0;
-  for (int d0 = 0; d0 <= n; d0 += (int)blockDim.x) {
-    const int d = d0 + (int)threadIdx.x;
-    const int from = d > 0 && d <= n ? ends[d - 1] : 0, to = d < n ? ends[d] : T;
-    int count = d <= n ? (to - from + x.rows - 1) / x.rows : 0;
-    for (int step = 1; step < 32; step <<= 1) {
-      const int other = __shfl_up_sync(0xffffffffu, count, step);
-      if (lane >= step) count += other;
-    }
-    if (lane == 31) warp_sum[warp] = count;
-    __syncthreads();
-    count += before;
-    for (int i = 0; i < warp; i++) count += warp_sum[i];
-    for (int i = 0; i < (int)blockDim.x / 32; i++) before += warp_sum[i];
-    if (d <= n) x.starts[d + 1] = count;
-    __syncthreads();
+#pragma unroll
+  for (int step = 1; step < 32; step <<= 1) {
+    const int other = __shfl_up_sync(0xffffffffu, x, step);
+    if (lane >= step) x = SUM ? x + other : max(x, other);
   }
-  if (threadIdx.x == 0) x.starts[0] = 0;
+  if (lane == 31) part[warp] = x;
   __syncthreads();
-  for (int i = (int)threadIdx.x; i < x.most; i += (int)blockDim.x) {
-    piece w = {0, 0, 0, 0};
-    if (i < before) {
-      const int at = x.reverse ? before - 1 - i : i;
-      int low = 0, high = n; /* the first d with starts[d + 1] > at */
+  for (int i = 0; i < warp; i++) x = SUM ? x + part[i] : max(x, part[i]);
+  __syncthreads();
+  return x;
+}
+
+/* One block a table, which ends as soon as all rows have an owner: offsets are often as many as rows may be. A document
+ * is all rows since the end of the one before, so that every row has an owner; the rows after the last are one more,
+ * which has no keys. */
+static __global__ void __launch_bounds__(CUTTERS)
+    attention_pieces(const int32_t *offsets, int n, int T, const table a, const table b) {
+  __shared__ int part[32], ends[CUTTERS + 1], counts[CUTTERS + 1]; /* of 1024 documents, from those before them on */
+  const table x = blockIdx.x == 0 ? a : b;
+  const int me = threadIdx.x;
+  int owned = 0, pieces = 0; /* rows and pieces until now */
+  for (int d0 = 0; d0 < n && owned < T; d0 += CUTTERS) {
+    const int d = d0 + me, end = running<false>(max(d < n ? min(offsets[d + 1], T) : 0, owned), part);
+    if (me == 0) ends[0] = owned, counts[0] = 0;
+    ends[me + 1] = end;
+    __syncthreads();
+    counts[me + 1] = running<true>((end - ends[me] + x.rows - 1) / x.rows, part);
+    __syncthreads();
+    for (int i = me; i < counts[CUTTERS]; i += CUTTERS) {
+      int low = 0, high = CUTTERS - 1; /* the first document with more than i pieces up to its end */
       while (low < high) {
         const int middle = (low + high) / 2;
-        if (x.starts[middle + 1] > at) high = middle;
+        if (counts[middle + 1] > i) high = middle;
         else low = middle + 1;
       }
-      const int owned = low > 0 ? ends[low - 1] : 0, end = low < n ? ends[low] : T;
-      w.first = owned + (at - x.starts[low]) * x.rows;
-      w.last = min(w.first + x.rows, end);
-      w.from = low < n ? min(max(offsets[low], owned), end) : end;
-      w.end = end;
+      const int first = ends[low] + (i - counts[low]) * x.rows, last = ends[low + 1];
+      x.pieces[pieces + i] =
+          piece{first, min(first + x.rows, last), min(max(offsets[d0 + low], ends[low]), last), last};
     }
-    x.pieces[i] = w;
+    owned = ends[CUTTERS];
+    pieces += counts[CUTTERS];
+    __syncthreads();
   }
+  const int rest = (T - owned + x.rows - 1) / x.rows;
+  for (int i = me; i < rest; i += CUTTERS) {
+    const int first = owned + i * x.rows;
+    x.pieces[pieces + i] = piece{first, min(first + x.rows, T), T, T};
+  }
+  if (me == 0) *x.count = pieces + rest;
 }
 
 /* ---- launching ---- */
@@ -678,7 +685,7 @@ enum { BLOCK_TABLES = 2 };
 
 /* Where things lie in the workspace; the same from shapes alone and when running. */
 typedef struct layout {
-  size_t ends, starts[BLOCK_TABLES], pieces[BLOCK_TABLES], stats, bytes;
+  size_t count[BLOCK_TABLES], pieces[BLOCK_TABLES], stats, bytes;
   int rows[BLOCK_TABLES], most[BLOCK_TABLES];
 } layout;
 
@@ -700,11 +707,10 @@ static layout layout_of(const rfr_call *call, int first, int offsets) {
   const int64_t n = call->in[offsets].type.shape[0] - 1, owners = n + 1 < T ? n + 1 : T;
   const int D = padded((int)call->in[first].type.shape[2]), backward = first > 0;
   layout l = {};
-  l.ends = reserve(&l.bytes, 4 * (n + 1));
   for (int i = 0; i <= backward; i++) {
     l.rows[i] = D == 64 ? rows_of<64>(backward, i) : D == 128 ? rows_of<128>(backward, i) : rows_of<256>(backward, i);
     l.most[i] = (int)((T + owners * (l.rows[i] - 1)) / l.rows[i]);
-    l.starts[i] = reserve(&l.bytes, 4 * (n + 2));
+    l.count[i] = reserve(&l.bytes, sizeof(int));
     l.pieces[i] = reserve(&l.bytes, (int64_t)sizeof(piece) * l.most[i]);
   }
   l.stats = reserve(&l.bytes, backward ? 8 * T * H : 0);
@@ -737,11 +743,8 @@ static void cut_rows(const rfr_call *call, const problem *p, const layout *l, in
   const int n = (int)call->in[offsets].type.shape[0] - 1;
   const int32_t *documents = (const int32_t *)call->in[offsets].data;
   table x[BLOCK_TABLES] = {};
-  for (int i = 0; i < tables; i++)
-    x[i] = table{(piece *)(at + l->pieces[i]), (int *)(at + l->starts[i]), l->rows[i], l->most[i], i == 0};
-  rfi_document_ends<<<1, 1024, 0, rfi_stream(call)>>>(documents, 1, n, p->T, (int32_t *)(at + l->ends));
-  attention_pieces<<<(unsigned)tables, 1024, 0, rfi_stream(call)>>>(documents, (const int32_t *)(at + l->ends), n, p->T,
-                                                                    x[0], x[1]);
+  for (int i = 0; i < tables; i++) x[i] = table{(piece *)(at + l->pieces[i]), (int *)(at + l->count[i]), l->rows[i]};
+  attention_pieces<<<(unsigned)tables, CUTTERS, 0, rfi_stream(call)>>>(documents, n, p->T, x[0], x[1]);
 }
 
 static rfr_status allow(const void *kernel, int bytes) {
@@ -760,8 +763,9 @@ static rfr_status launch(const rfr_call *call, kernel_fn kernel, const problem *
   enum { DOCUMENTS = 256 }; /* so many make the grid as large as their pieces may be */
   const int whole = (given->T + l->rows[which] - 1) / l->rows[which] + DOCUMENTS, most = l->most[which];
   problem p = *given;
-  p.most = most;
   p.pieces = (const piece *)((char *)call->workspace + l->pieces[which]);
+  p.count = (const int *)((char *)call->workspace + l->count[which]);
+  p.reverse = which == 0;
   const rfr_status s = allow((const void *)kernel, bytes);
   if (s != RFR_OK) return s;
   kernel<<<(unsigned)((most < whole ? most : whole) * heads), THREADS, (size_t)bytes, rfi_stream(call)>>>(p);

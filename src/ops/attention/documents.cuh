@@ -28,6 +28,10 @@ static __global__ void __launch_bounds__(1024)
   __shared__ int warp_max[32];
   int before = 0;
   for (int d0 = 0; d0 < n; d0 += (int)blockDim.x) {
+    if (before == T) { /* so are all that follow */
+      for (int d = d0 + (int)threadIdx.x; d < n; d += (int)blockDim.x) ends[d] = T;
+      return;
+    }
     const int d = d0 + (int)threadIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     int x = d < n ? min(offsets[(d + 1) * stride], T) : 0;
     x = max(x, 0);
