@@ -41,7 +41,7 @@ typedef struct rfr_compile_options {
   int64_t budget;          /* bytes of the whole arena; 0: no limit. More is an error naming the peak */
   int fuse;                /* 1: the fuse pass runs (default) */
   int prune;               /* 1: CSE, DCE and hoisting run (default); 0: what autodiff made */
-  int64_t loss_chunk;      /* rows of logits that exist at a time in a fused LM head; 0: 1024 */
+  int64_t loss_chunk;      /* rows of logits at a time in a fused LM head; 0: 1024 on the CPU, 4096 on a GPU */
   int debug;               /* 1: every value has its own guarded allocation, what is not live is
                           poisoned, every result is checked for NaN */
   int keep_traces;         /* 1: rfr_programs_trace can give the trace after each pass */

@@ -35,6 +35,7 @@ typedef enum rfi_memory { RFI_MEMORY_ARENA, RFI_MEMORY_RING } rfi_memory;
 typedef struct rfi_backend {
   const char *name; /* "the CPU", "CUDA": in messages */
   bool host;        /* the host may read and write the arena, and a call returns when it is done */
+  int loss_chunk;   /* rows of logits at a time in an LM head: so many make its products large */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
   void (*close)(rfi_device *d); /* accepts NULL */
 

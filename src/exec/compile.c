@@ -9,8 +9,7 @@
 #include "exec/exec.h"
 
 rfr_compile_options rfr_compile_options_default(void) {
-  return (rfr_compile_options){
-      .size = sizeof(rfr_compile_options), .fuse = 1, .prune = 1, .loss_chunk = 1024, .keep_traces = 1};
+  return (rfr_compile_options){.size = sizeof(rfr_compile_options), .fuse = 1, .prune = 1, .keep_traces = 1};
 }
 
 /* ---- inputs, shared by name ---- */
@@ -59,7 +58,7 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
 static rfi_pass_options pass_options(rfr_programs *p) {
   return (rfi_pass_options){.fuse = p->options.fuse,
                             .prune = p->options.prune,
-                            .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : 1024,
+                            .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->backend->loss_chunk,
                             .recompute = p->options.recompute,
                             .workspace = rfi_bind_workspaces,
                             .user = p};

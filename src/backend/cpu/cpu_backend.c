@@ -214,6 +214,7 @@ static rfr_status poll(rfi_device *d, bool *idle) {
 const rfi_backend rfi_backend_cpu = {
     .name = "the CPU",
     .host = true,
+    .loss_chunk = 1024,
     .open = device_open,
     .close = device_close,
     .alloc = memory_alloc,

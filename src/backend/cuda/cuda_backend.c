@@ -339,6 +339,7 @@ static rfr_status describe(char *text, size_t size) {
 static const rfi_backend backend = {
     .name = "CUDA",
     .host = false,
+    .loss_chunk = 4096, /* with 1024 rows, reading and writing dw took as long as making it */
     .open = device_open,
     .close = device_close,
     .alloc = memory_alloc,

@@ -4,7 +4,8 @@
  * and what bind offers to a library, so that the LM head is as fast as any other product.
  *
  * A chunk is the first, a middle one or the tail; those differ in rows and in whether dw
- * is overwritten or added to, which makes nine products at most. The workspace holds a loss
+ * is overwritten or added to. On a GPU dw is two products, since a library slows down by half
+ * for a vocabulary that is no whole number of tiles. The workspace holds a loss
  * per row, one chunk of logits in f32 and what the products need. dlogits, in x's type,
  * take the place of the logits they come from, row by row with the logits' row stride.
  */
@@ -14,8 +15,9 @@
 #include "ops/call.h"
 
 enum { RFI_HEAD_X, RFI_HEAD_W, RFI_HEAD_TARGETS, RFI_HEAD_INV_VALID, RFI_HEAD_DLOSS, RFI_HEAD_ACC };
-enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_PRODUCTS }; /* of one chunk */
+enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_DW_REST, RFI_HEAD_PRODUCTS }; /* of one chunk */
 enum { RFI_HEAD_ALIGNED = 16 }; /* elements of a row on a GPU come in whole cache lines */
+enum { RFI_HEAD_TILE = 128 };   /* rows of dw */
 enum { RFI_HEAD_FIRST, RFI_HEAD_MIDDLE, RFI_HEAD_TAIL, RFI_HEAD_CHUNKS };
 
 /* How a library runs one product; run is NULL where the matmul kernel does. call->library of
@@ -36,6 +38,7 @@ typedef struct rfi_head_product {
 typedef struct rfi_head {
   int64_t T, C, V, chunk;
   int64_t ld;            /* of a row of logits; longer than V, the rows of w end in zeros, and so do those of dlogits */
+  int64_t tiled;         /* rows of dw in its first product; the rest, if any, are another */
   size_t nll, logits, w; /* bytes of the workspace's first parts; w: a copy with ld rows, if any */
 } rfi_head;
 
@@ -48,6 +51,7 @@ static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   h.chunk = c->attr[1].i < h.T ? c->attr[1].i : h.T;
   h.nll = rfi_head_round((size_t)h.T * sizeof(double));
   h.ld = (h.V + multiple - 1) / multiple * multiple;
+  h.tiled = multiple > 1 && h.V > RFI_HEAD_TILE ? h.V / RFI_HEAD_TILE * RFI_HEAD_TILE : h.V;
   h.logits = rfi_head_round((size_t)(h.chunk * h.ld) * sizeof(float));
   if (h.ld > h.V) h.w = rfi_head_round((size_t)(h.ld * h.C) * (c->in[RFI_HEAD_X].type.dtype == RFR_F32 ? 4 : 2));
   return h;
@@ -94,12 +98,17 @@ static inline void rfi_head_products(const rfi_call *c, const rfi_head *h, int64
   rfi_arg w = rfi_head_matrix(rows, dtype, h->ld, h->C, h->C);
   rfi_arg l = rfi_head_matrix(logits, RFR_F32, n, h->ld, h->ld);
   int64_t stride = dtype == RFR_F32 ? h->ld : 2 * h->ld;
-  rfi_arg dl = rfi_head_matrix(logits, dtype, n, h->ld, stride), dlv = rfi_head_matrix(logits, dtype, n, h->V, stride);
+  rfi_arg dl = rfi_head_matrix(logits, dtype, n, h->ld, stride);
   rfi_arg dxs = rfi_head_matrix(dx, dtype, n, h->C, h->C);
-  rfi_arg dw = rfi_head_matrix(c->out[2].data, RFR_F32, h->V, h->C, h->C);
   rfi_head_product_init(&out[RFI_HEAD_LOGITS], c, &x, false, &w, true, &l, false);
   rfi_head_product_init(&out[RFI_HEAD_DX], c, &dl, false, &w, false, &dxs, false);
-  rfi_head_product_init(&out[RFI_HEAD_DW], c, &dlv, true, &x, false, &dw, t > 0 || c->in[RFI_HEAD_ACC].data);
+  for (int i = 0; i < 2; i++) {
+    const int64_t v = i == 0 ? 0 : h->tiled, rows_of_dw = i == 0 ? h->tiled : h->V - h->tiled;
+    char *data = rows_of_dw > 0 ? c->out[2].data : NULL;
+    rfi_arg part = rfi_head_matrix((char *)logits + v * (dtype == RFR_F32 ? 4 : 2), dtype, n, rows_of_dw, stride);
+    rfi_arg dw = rfi_head_matrix(data ? data + v * h->C * 4 : NULL, RFR_F32, rows_of_dw, h->C, h->C);
+    rfi_head_product_init(&out[RFI_HEAD_DW + i], c, &part, true, &x, false, &dw, t > 0 || c->in[RFI_HEAD_ACC].data);
+  }
 }
 
 #endif

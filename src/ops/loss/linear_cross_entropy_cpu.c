@@ -37,9 +37,10 @@ static size_t workspace(const rfi_call *c) {
     for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
       const rfi_head_library *library = library_of(c, kind, i);
       size_t bytes = 0;
+      if (!products[i].wanted) continue;
       if (library && library->run) bytes = library->workspace;
       else if (RFI_CPU(matmul).workspace) bytes = RFI_CPU(matmul).workspace(&products[i].call);
-      if (products[i].wanted && bytes > most) most = bytes;
+      if (bytes > most) most = bytes;
     }
   }
   return h.nll + h.logits + most;
