@@ -22,6 +22,8 @@ __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_ge
 
 static const rfi_cuda_host *core; /* set once, before anything else is called; the same for every context */
 
+enum { MOST_AT_ONCE = 1024 };
+
 #define TRY(expr)                \
   do {                           \
     rfr_status s_ = (expr);      \
@@ -234,8 +236,22 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
 
 /* ---- running ---- */
 
+/* How many of n ops, from the first on, are this kernel's updates. Each is of a tensor of its own: order is nothing. */
+static int updates(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel, const rfr_call *calls[MOST_AT_ONCE]) {
+  int i = 0;
+  for (; i < n && i < MOST_AT_ONCE && bound[i].run == kernel->run; i++) calls[i] = &bound[i].call;
+  return i;
+}
+
 static rfr_status enqueue(const rfi_bound *bound, int n) {
-  for (int i = 0; i < n; i++) TRY(bound[i].run(&bound[i].call));
+  const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd)};
+  const rfr_call *calls[MOST_AT_ONCE];
+  for (int i = 0, many; i < n; i += many ? many : 1) {
+    many = 0;
+    for (size_t k = 0; k < sizeof kernels / sizeof *kernels && many == 0; k++)
+      if ((many = updates(bound + i, n - i, kernels[k], calls)) > 0) TRY(kernels[k]->run_all(calls, many));
+    if (many == 0) TRY(bound[i].run(&bound[i].call));
+  }
   return RFR_OK;
 }
 

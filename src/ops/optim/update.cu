@@ -2,14 +2,17 @@
  *
  * AdamW and SGD on a GPU, in place, one pass over memory; the formulas are those of update_cpu.c.
  *
- * Each thread takes 4 neighbours of every tensor at once: 16 bytes of f32. What is constant over the
- * tensor is folded in f64, once a block, from what the step's values on the device say. When skip is
- * set a block ends before it writes. Types are told apart at run time, the same way for all threads:
- * a template would be made 72 times for a kernel that waits for memory anyway.
+ * Updates that follow each other are one launch, which the tensors' places travel in by value: most
+ * tensors are too small to fill the device. All their chunks are dealt to the blocks in order, so that
+ * a block changes tensors seldom. Each thread takes 4 neighbours of every tensor at once: 16 bytes of
+ * f32. What is constant over the tensor is folded in f64, once a block, from what the step's values on
+ * the device say. When skip is set a block ends before it writes. Types are told apart at run time, the
+ * same way for all threads: a template would be made 72 times for a kernel that waits for memory anyway.
  */
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 256, PER_SM = 5, WIDTH = 4 };
+enum { THREADS = 256, PER_SM = 4, WIDTH = 4, CHUNK = 4096 };
+enum { MOST = 256 }; /* tensors a launch: 32,764 bytes may travel in it */
 
 typedef struct tensor {
   void *data; /* NULL: none */
@@ -20,12 +23,20 @@ typedef enum kind { ADAMW, MOMENTUM, SGD } kind;
 
 typedef struct update {
   tensor w, g, m, v, master;
+  double decay, lr_scale;
+  int64_t n, first; /* elements; of its chunks, among all tensors' */
+  bool wide;        /* its addresses are those of whole pieces of WIDTH */
+} update;
+
+typedef struct updates {
   const float *lr, *clip; /* clip NULL: 1 */
   const int32_t *skip;    /* NULL: 0 */
   const int64_t *step;    /* ADAMW alone */
-  double beta1, beta2, eps, decay, lr_scale;
-  int64_t n;
-} update;
+  double beta1, beta2, eps;
+  int64_t chunks;
+  int n;
+  update of[MOST];
+} updates;
 
 typedef struct factors {
   float beta1, rest1, beta2, rest2, step, inv_sqrt2, eps, decay, clip;
@@ -39,22 +50,22 @@ static __device__ double power(double x, int64_t n) {
   return y;
 }
 
-static __device__ factors make_factors(const update &u, kind k) {
-  const double lr = (double)*u.lr * u.lr_scale;
+static __device__ factors make_factors(const updates &all, const update &u, kind k) {
+  const double lr = (double)*all.lr * u.lr_scale;
   factors f = {};
-  f.beta1 = (float)u.beta1;
-  f.rest1 = (float)(1 - u.beta1);
+  f.beta1 = (float)all.beta1;
+  f.rest1 = (float)(1 - all.beta1);
   f.step = (float)lr;
   if (k == ADAMW) {
-    const int64_t t = u.step[1] + 1;
-    f.beta2 = (float)u.beta2;
-    f.rest2 = (float)(1 - u.beta2);
-    f.step = (float)(lr / (1 - power(u.beta1, t)));
-    f.inv_sqrt2 = (float)(1 / sqrt(1 - power(u.beta2, t)));
-    f.eps = (float)u.eps;
+    const int64_t t = all.step[1] + 1;
+    f.beta2 = (float)all.beta2;
+    f.rest2 = (float)(1 - all.beta2);
+    f.step = (float)(lr / (1 - power(all.beta1, t)));
+    f.inv_sqrt2 = (float)(1 / sqrt(1 - power(all.beta2, t)));
+    f.eps = (float)all.eps;
   }
   f.decay = (float)(lr * u.decay);
-  f.clip = u.clip ? *u.clip : 1.0f;
+  f.clip = all.clip ? *all.clip : 1.0f;
   return f;
 }
 
@@ -135,68 +146,132 @@ static __device__ __forceinline__ void update_n(const update &u, const factors &
   store<N>(u.master, i, w);
 }
 
-/* N neighbours at a time, what is left over one by one. */
-template <kind KIND, int N> static __global__ void __launch_bounds__(THREADS, PER_SM) update_all(const update u) {
+/* Elements begin ... end - 1: N neighbours at a time, what is left over one by one. `begin` is that of a chunk. */
+template <kind KIND, int N>
+static __device__ __forceinline__ void update_range(const update &u, const factors &f, int64_t begin, int64_t end) {
+  for (int64_t i = begin + (int64_t)threadIdx.x * N; i + N <= end; i += THREADS * N) update_n<KIND, N>(u, f, i);
+  for (int64_t i = end - (end - begin) % N + threadIdx.x; i < end; i += THREADS) update_n<KIND, 1>(u, f, i);
+}
+
+/* Which tensor a chunk is of: the last one that begins at it or before and is not empty. */
+static __device__ int tensor_of_chunk(const updates &all, int64_t chunk) {
+  int low = 0, high = all.n; /* of[low].first <= chunk < of[high].first */
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (all.of[middle].first <= chunk) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
+template <kind KIND>
+static __global__ void __launch_bounds__(THREADS, PER_SM) update_all(const __grid_constant__ updates all) {
   __shared__ factors shared;
-  if (u.skip && *u.skip) return;
-  if (threadIdx.x == 0) shared = make_factors(u, KIND);
-  __syncthreads();
-  const factors f = shared;
-  const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x, threads = (int64_t)gridDim.x * THREADS;
-  for (int64_t i = thread; i < u.n / N; i += threads) update_n<KIND, N>(u, f, i * N);
-  for (int64_t i = u.n / N * N + thread; i < u.n; i += threads) update_n<KIND, 1>(u, f, i);
+  if (all.skip && *all.skip) return;
+  const int64_t stop = all.chunks * (blockIdx.x + 1) / gridDim.x;
+  for (int64_t chunk = all.chunks * blockIdx.x / gridDim.x; chunk < stop;) {
+    const update &u = all.of[tensor_of_chunk(all, chunk)];
+    const int64_t chunks = (u.n + CHUNK - 1) / CHUNK, next = min(stop, u.first + chunks);
+    __syncthreads();
+    if (threadIdx.x == 0) shared = make_factors(all, u, KIND);
+    __syncthreads();
+    const factors f = shared;
+    const int64_t begin = (chunk - u.first) * CHUNK, end = min(u.n, (next - u.first) * CHUNK);
+    if (u.wide) update_range<KIND, WIDTH>(u, f, begin, end);
+    else update_range<KIND, 1>(u, f, begin, end);
+    chunk = next;
+  }
 }
 
 static tensor tensor_of(const rfr_arg *x) { return tensor{x->data, x->type.dtype}; }
 
 static bool aligned(const tensor &x) { return (uintptr_t)x.data % (x.dtype == RFR_F32 ? 16 : 8) == 0; }
 
-template <kind KIND> static rfr_status launch(const rfr_call *c, const update &u) {
-  const bool wide = aligned(u.w) && aligned(u.g) && aligned(u.m) && aligned(u.v) && aligned(u.master);
-  const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * PER_SM,
-                blocks = rfi_blocks(u.n, THREADS * (wide ? WIDTH : 1));
-  const unsigned grid = (unsigned)(blocks < most ? blocks : most);
-  if (grid == 0) return RFR_OK;
-  if (wide) update_all<KIND, WIDTH><<<grid, THREADS, 0, rfi_stream(c)>>>(u);
-  else update_all<KIND, 1><<<grid, THREADS, 0, rfi_stream(c)>>>(u);
-  return rfi_cuda_launched("update");
-}
-
-static rfr_status adamw_run(const rfr_call *c) {
+/* One op's tensors, and what it shares with others of the same launch. */
+static update adamw_of(const rfr_call *c, updates *shared) {
   update u = {};
   u.w = tensor_of(&c->in[0]);
   u.g = tensor_of(&c->in[1]);
   u.m = tensor_of(&c->in[2]);
   u.v = tensor_of(&c->in[3]);
   u.master = tensor_of(&c->in[4]);
-  u.lr = (const float *)c->in[5].data;
-  u.clip = (const float *)c->in[6].data;
-  u.skip = (const int32_t *)c->in[7].data;
-  u.step = (const int64_t *)c->in[8].data;
-  u.beta1 = c->attr[0].f;
-  u.beta2 = c->attr[1].f;
-  u.eps = c->attr[2].f;
   u.decay = c->attr[3].f;
   u.lr_scale = c->attr[4].f;
-  u.n = rfi_elements(&c->in[0]);
-  return launch<ADAMW>(c, u);
+  shared->lr = (const float *)c->in[5].data;
+  shared->clip = (const float *)c->in[6].data;
+  shared->skip = (const int32_t *)c->in[7].data;
+  shared->step = (const int64_t *)c->in[8].data;
+  shared->beta1 = c->attr[0].f;
+  shared->beta2 = c->attr[1].f;
+  shared->eps = c->attr[2].f;
+  return u;
 }
 
-static rfr_status sgd_run(const rfr_call *c) {
+static update sgd_of(const rfr_call *c, updates *shared) {
   update u = {};
   u.w = tensor_of(&c->in[0]);
   u.g = tensor_of(&c->in[1]);
   u.m = tensor_of(&c->in[2]);
   u.master = tensor_of(&c->in[3]);
-  u.lr = (const float *)c->in[4].data;
-  u.clip = (const float *)c->in[5].data;
-  u.skip = (const int32_t *)c->in[6].data;
-  u.beta1 = c->attr[0].f;
   u.decay = c->attr[1].f;
   u.lr_scale = c->attr[2].f;
-  u.n = rfi_elements(&c->in[0]);
-  return u.m.data ? launch<MOMENTUM>(c, u) : launch<SGD>(c, u);
+  shared->lr = (const float *)c->in[4].data;
+  shared->clip = (const float *)c->in[5].data;
+  shared->skip = (const int32_t *)c->in[6].data;
+  shared->beta1 = c->attr[0].f;
+  return u;
 }
 
-extern "C" const rfi_cuda_kernel RFI_CUDA(adamw) = {adamw_run, NULL};
-extern "C" const rfi_cuda_kernel RFI_CUDA(sgd) = {sgd_run, NULL};
+static bool share(const updates &a, const updates &b) {
+  return a.lr == b.lr && a.clip == b.clip && a.skip == b.skip && a.step == b.step && a.beta1 == b.beta1 &&
+         a.beta2 == b.beta2 && a.eps == b.eps;
+}
+
+static void launch(const rfr_call *c, kind k, const updates &all) {
+  const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * PER_SM;
+  const unsigned grid = (unsigned)(all.chunks < most ? all.chunks : most);
+  if (grid == 0) return;
+  if (k == ADAMW) update_all<ADAMW><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
+  else if (k == MOMENTUM) update_all<MOMENTUM><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
+  else update_all<SGD><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
+}
+
+/* The first few of n calls, as many as one launch takes; how many. */
+static int launch_some(const rfr_call *const *calls, int n, update (*of)(const rfr_call *c, updates *shared),
+                       bool adamw) {
+  updates all = {};
+  kind first = SGD;
+  for (; all.n < n && all.n < MOST; all.n++) {
+    updates own = {};
+    update u = of(calls[all.n], &own);
+    const kind k = adamw ? ADAMW : u.m.data ? MOMENTUM : SGD;
+    if (all.n == 0) {
+      all = own;
+      first = k;
+    } else if (k != first || !share(all, own)) {
+      break;
+    }
+    u.n = rfi_elements(&calls[all.n]->in[0]);
+    u.first = all.chunks;
+    u.wide = aligned(u.w) && aligned(u.g) && aligned(u.m) && aligned(u.v) && aligned(u.master);
+    all.of[all.n] = u;
+    all.chunks += rfi_blocks(u.n, CHUNK);
+  }
+  launch(calls[0], first, all);
+  return all.n;
+}
+
+static rfr_status adamw_all(const rfr_call *const *calls, int n) {
+  for (int i = 0; i < n;) i += launch_some(calls + i, n - i, adamw_of, true);
+  return rfi_cuda_launched("adamw");
+}
+static rfr_status sgd_all(const rfr_call *const *calls, int n) {
+  for (int i = 0; i < n;) i += launch_some(calls + i, n - i, sgd_of, false);
+  return rfi_cuda_launched("sgd");
+}
+
+static rfr_status adamw_run(const rfr_call *c) { return adamw_all(&c, 1); }
+static rfr_status sgd_run(const rfr_call *c) { return sgd_all(&c, 1); }
+
+extern "C" const rfi_cuda_kernel RFI_CUDA(adamw) = {adamw_run, NULL, NULL, adamw_all};
+extern "C" const rfi_cuda_kernel RFI_CUDA(sgd) = {sgd_run, NULL, NULL, sgd_all};
