@@ -8,5 +8,6 @@
 #include "cli.h"
 
 rfr_status bench_replay(cli *c);
+rfr_status bench_small(cli *c);
 
 #endif

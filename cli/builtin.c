@@ -9,7 +9,7 @@
 #include "demo_yaml.h" /* DEMO_YAML, made from examples/demo.yaml */
 
 static const cli_builtin builtins[] = {
-    {"demo", "the byte model of the demo", DEMO_YAML},
+    {"demo", "the byte model of the demo", DEMO_YAML, false},
     {"gpt2-124m", "GPT-2 124M, B 4 x T 64",
      "refrain: 1\n"
      "model: {model_type: gpt2, vocab_size: 50257, hidden_size: 768, num_hidden_layers: 12,\n"
@@ -17,7 +17,27 @@ static const cli_builtin builtins[] = {
      "data: {train: [random], sequence: 64}\n"
      "batch: {tokens: 256, microbatch: 4}\n"
      "optimizer: {lr: 1e-3}\n"
-     "run: {steps: 1000}\n"},
+     "run: {steps: 1000}\n",
+     false},
+    {"gpt2-124m-64k", "GPT-2 124M, B 64 x T 1024",
+     "refrain: 1\n"
+     "model: {model_type: gpt2, vocab_size: 50257, hidden_size: 768, num_hidden_layers: 12,\n"
+     "        num_attention_heads: 12, max_position_embeddings: 1024}\n"
+     "data: {train: [random], sequence: 1024}\n"
+     "batch: {tokens: 64k, microbatch: 64}\n"
+     "optimizer: {lr: 1e-4}\n"
+     "run: {steps: 1000}\n",
+     true},
+    {"llama-1b", "Llama of 1.2 billion parameters, grouped heads, B 4 x T 4096",
+     "refrain: 1\n"
+     "model: {model_type: llama, vocab_size: 128256, hidden_size: 2048, intermediate_size: 8192,\n"
+     "        num_hidden_layers: 16, num_attention_heads: 32, num_key_value_heads: 8,\n"
+     "        rope_theta: 500000, tie_word_embeddings: true, max_position_embeddings: 4096}\n"
+     "data: {train: [random], sequence: 4096}\n"
+     "batch: {tokens: 16k, microbatch: 4}\n"
+     "optimizer: {lr: 1e-4}\n"
+     "run: {steps: 1000}\n",
+     true},
 };
 enum { N_BUILTINS = sizeof builtins / sizeof builtins[0] };
 

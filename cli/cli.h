@@ -87,6 +87,7 @@ double cli_median(double *x, int n); /* sorts x */
 /* A configuration that the program knows by name. */
 typedef struct cli_builtin {
   const char *name, *what, *config;
+  bool large; /* for a GPU: timed only when it is named */
 } cli_builtin;
 const cli_builtin *cli_builtin_at(int i);              /* NULL past the end */
 const cli_builtin *cli_builtin_find(const char *name); /* NULL: none */

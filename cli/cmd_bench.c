@@ -108,7 +108,7 @@ static rfr_status bench(cli *c, const cli_builtin *b) {
 static const struct {
   const char *name;
   rfr_status (*run)(cli *c);
-} others[] = {{"compile", bench_compile}, {"replay", bench_replay}};
+} others[] = {{"compile", bench_compile}, {"replay", bench_replay}, {"small", bench_small}};
 enum { N_OTHERS = sizeof others / sizeof others[0] };
 
 rfr_status cli_bench(cli *c) {
@@ -118,7 +118,7 @@ rfr_status cli_bench(cli *c) {
     return cli_usage("refrain bench NAME --json", "--json prints one object: name a benchmark");
   bool found = false;
   for (int i = 0; s == RFR_OK && (b = cli_builtin_at(i)); i++) {
-    if (c->operand && strcmp(c->operand, b->name) != 0) continue;
+    if (c->operand ? strcmp(c->operand, b->name) != 0 : b->large) continue;
     found = true;
     s = bench(c, b);
   }

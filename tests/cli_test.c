@@ -302,6 +302,12 @@ static void bench(void **state) {
   v = parsed();
   assert_int_equal(number(v, "ops"), 1000);
   json_decref(v);
+  assert_int_equal(RUN("bench", "small", "--json", "--dtype", "f32"), 0);
+  v = parsed();
+  assert_true(number(v, "ops") > 20);
+  assert_true(json_number_value(json_object_get(v, "one_us")) > 0.0);
+  assert_true(json_number_value(json_object_get(v, "in_a_row_us")) > 0.0);
+  json_decref(v);
   assert_int_equal(RUN("bench", "compile", "--json", "--steps", "1"), 0);
   v = parsed();
   const json_t *cases = json_object_get(v, "cases");

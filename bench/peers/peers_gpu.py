@@ -1,0 +1,519 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of peers on one GPU, and ours beside them: what a user would pick instead.
+
+    peers_gpu.py [SECTION...] [--refrain PROGRAM] [--limit SECONDS] [--only WORD] [--out FILE]
+
+Sections: env small gpt2 llama kernels grouped lora; without any, the first four. Each variant of a section is a
+process of its own, so that none inherits another's caches, allocator or compiler state. A variant is not begun
+after --limit seconds of the call (280), and the table says so; --only takes those whose name has WORD in it.
+
+Every figure: at least a second of warm-up, then event pairs around 20 calls each, the median of them. What is
+bound by memory goes through rotating buffers that no cache holds. Prints one JSON object a line, the table last.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+CALLS, WARM_SECONDS = 20, 1.0
+
+
+def out(**figure):
+    print(json.dumps(figure), flush=True)
+
+
+# ---- measuring, in a variant's own process ----
+
+
+def bench(fn, pairs=5, most_seconds=8.0):
+    """Milliseconds of a call: the median over event pairs with CALLS calls between them."""
+    import torch
+
+    start = time.time()
+    while time.time() - start < WARM_SECONDS:
+        fn()
+        torch.cuda.synchronize()
+    times, start = [], time.time()
+    while len(times) < pairs and (not times or time.time() - start < most_seconds):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        for _ in range(CALLS):
+            fn()
+        b.record()
+        b.synchronize()
+        times.append(a.elapsed_time(b) / CALLS)
+    return sorted(times)[len(times) // 2]
+
+
+def rotating(fns):
+    """A call that takes the next of several buffers each time."""
+    state = [0]
+
+    def call():
+        fns[state[0] % len(fns)]()
+        state[0] += 1
+
+    return call
+
+
+def whole_graph(step):
+    """The step as one CUDA graph, warmed up beside the current stream as capture wants it."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def env(_):
+    import torch
+
+    p = torch.cuda.get_device_properties(0)
+    out(fig="env", torch=torch.__version__, gpu=p.name, sms=p.multi_processor_count)
+    n = 8192
+    sides = [[torch.randn(n, n, device="cuda").bfloat16() for _ in range(2)] for _ in range(3)]
+    ms = bench(rotating([lambda a=a, b=b: a @ b for a, b in sides]))
+    out(fig="product, bf16, 8192 cubed", ms=ms, tflops=2 * n**3 / ms / 1e9)
+    buffers = [[torch.empty(1 << 30, device="cuda", dtype=torch.uint8) for _ in range(2)] for _ in range(3)]
+    ms = bench(rotating([lambda x=x, y=y: y.copy_(x) for x, y in buffers]))
+    out(fig="copy of 1 GiB", ms=ms, TBps=2 * (1 << 30) / ms / 1e9)
+
+
+# ---- models ----
+
+
+def gpt(V, T, d, L, h):
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    class GPT(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.e, s.p = nn.Embedding(V, d), nn.Embedding(T, d)
+            s.b, s.n = nn.ModuleList(block(d, h) for _ in range(L)), nn.LayerNorm(d)
+            s.head = nn.Linear(d, V, bias=False)
+            s.head.weight = s.e.weight
+
+        def forward(s, ids, targets):
+            x = s.e(ids) + s.p.weight[: ids.shape[1]]
+            for b in s.b:
+                x = b(x)
+            return F.cross_entropy(s.head(s.n(x)).view(-1, V).float(), targets.view(-1))
+
+    return GPT()
+
+
+def block(d, h):
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    class Block(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.n1, s.n2 = nn.LayerNorm(d), nn.LayerNorm(d)
+            s.qkv, s.o = nn.Linear(d, 3 * d), nn.Linear(d, d)
+            s.f1, s.f2 = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+
+        def forward(s, x):
+            B, T, C = x.shape
+            q, k, v = s.qkv(s.n1(x)).view(B, T, 3, h, C // h).permute(2, 0, 3, 1, 4)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, C)
+            x = x + s.o(y)
+            return x + s.f2(F.gelu(s.f1(s.n2(x)), approximate="tanh"))
+
+    return Block()
+
+
+def llama(V, T, d, L, h, kv, ff, theta=500000.0):
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    def rotate(x, cos, sin):
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    class Layer(nn.Module):
+        def __init__(s):
+            super().__init__()
+            D = d // h
+            s.n1, s.n2 = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
+            s.q, s.k, s.v = (nn.Linear(d, n * D, bias=False) for n in (h, kv, kv))
+            s.o = nn.Linear(d, d, bias=False)
+            s.gate, s.up = nn.Linear(d, ff, bias=False), nn.Linear(d, ff, bias=False)
+            s.down = nn.Linear(ff, d, bias=False)
+
+        def forward(s, x, cos, sin):
+            B, T, _ = x.shape
+            y = s.n1(x)
+            q, k, v = (f(y).view(B, T, n, d // h).transpose(1, 2) for f, n in ((s.q, h), (s.k, kv), (s.v, kv)))
+            q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv != h)
+            x = x + s.o(y.transpose(1, 2).reshape(B, T, d))
+            y = s.n2(x)
+            return x + s.down(F.silu(s.gate(y)) * s.up(y))
+
+    class Llama(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.e, s.n = nn.Embedding(V, d), nn.RMSNorm(d, eps=1e-5)
+            s.b = nn.ModuleList(Layer() for _ in range(L))
+            s.head = nn.Linear(d, V, bias=False)
+            s.head.weight = s.e.weight
+            D = d // h
+            angle = torch.outer(torch.arange(T).float(), theta ** (-torch.arange(0, D, 2).float() / D))
+            s.register_buffer("cos", angle.cos(), persistent=False)
+            s.register_buffer("sin", angle.sin(), persistent=False)
+
+        def forward(s, ids, targets):
+            x = s.e(ids)
+            for b in s.b:
+                x = b(x, s.cos, s.sin)
+            return F.cross_entropy(s.head(s.n(x)).view(-1, V).float(), targets.view(-1))
+
+    return Llama()
+
+
+MODELS = {  # name: model, vocabulary, batch, tokens, the built-in benchmark of ours
+    "gpt2": (lambda: gpt(50304, 1024, 768, 12, 12), 50304, 64, 1024, "gpt2-124m-64k"),
+    "llama": (lambda: llama(128256, 4096, 2048, 16, 32, 8, 8192), 128256, 4, 4096, "llama-1b"),
+}
+
+
+def training_step(section, variant):
+    """A full step, plain and as one graph: autocast to bf16 over f32 weights, fused AdamW."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    mode, attention = variant.split("+")
+    make, V, B, T, _ = MODELS[section]
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    kernel = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[attention]
+    with torch.device("cuda"):
+        model = make()
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=True)
+    ids, targets = (torch.randint(0, V, (B, T), device="cuda") for _ in range(2))
+    f = model
+    if mode == "default":
+        f = torch.compile(model)
+    elif mode == "autotune":
+        f = torch.compile(model, mode="max-autotune-no-cudagraphs")
+
+    def step():
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = f(ids, targets)
+        loss.backward()
+        opt.step()
+        opt.zero_grad(set_to_none=True)
+
+    with sdpa_kernel(kernel):
+        for form in ("plain", "one graph"):
+            torch.cuda.reset_peak_memory_stats()
+            try:
+                fn = step if form == "plain" else whole_graph(step)
+                ms = bench(fn, pairs=3)
+                out(fig=f"{section}: {mode}, {attention}, {form}", ms=ms, tok_s=round(B * T / ms * 1e3),
+                    peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
+            except Exception as e:  # one form must not take the other's figure away
+                out(fig=f"{section}: {mode}, {attention}, {form}", error=str(e)[:300])
+
+
+def small(variant):
+    """One small layer, forward and backward: what starting work costs. `refrain bench small` is the same layer."""
+    import torch
+
+    d = 256
+    with torch.device("cuda"):
+        m = block(d, 4).bfloat16()
+    x = torch.randn(2, 64, d, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    dy = torch.ones_like(x)
+
+    def clear():
+        x.grad = None
+        m.zero_grad(set_to_none=True)
+
+    f = m
+    if variant == "graphed callables":
+        f = torch.cuda.make_graphed_callables(m, (torch.randn_like(x, requires_grad=True),))
+    elif variant == "reduce-overhead":
+        f = torch.compile(m, mode="reduce-overhead")
+
+    def step():
+        clear()
+        f(x).backward(dy)
+
+    fn = whole_graph(step) if variant == "one graph" else step
+    start = time.time()
+    while time.time() - start < WARM_SECONDS:
+        fn()
+        torch.cuda.synchronize()
+
+    def wall(n):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(n):
+            fn()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / n * 1e6
+
+    one, many = sorted(wall(1) for _ in range(200)), sorted(wall(300) for _ in range(9))
+    out(fig=f"small: {variant}", one_us=round(one[100], 1), in_a_row_us=round(many[4], 1))
+
+
+def kernels(variant):
+    """What memory bounds, by torch.compile; each input and output counted once."""
+    import torch
+    import torch.nn.functional as F
+
+    T, C, SETS = 32768, 4096, 3
+    bf = dict(device="cuda", dtype=torch.bfloat16)
+
+    def timed(name, moved, make):
+        calls = [make() for _ in range(SETS)]
+        ms = bench(rotating(calls))
+        out(fig=f"kernels: {name}", ms=ms, TBps=round(moved / ms / 1e9, 2))
+
+    tensor = T * C * 2
+    if variant in ("layer_norm", "rms_norm"):
+        w = torch.ones(C, **bf).requires_grad_()
+        b = torch.zeros(C, **bf).requires_grad_()
+        if variant == "layer_norm":
+            f = torch.compile(lambda x: F.layer_norm(x, (C,), w, b))
+        else:
+            f = torch.compile(lambda x: F.rms_norm(x, (C,), w))
+
+        def forward():
+            x = torch.randn(T, C, **bf)
+            return lambda: f(x)
+
+        def backward():
+            x, dy = torch.randn(T, C, **bf).requires_grad_(), torch.randn(T, C, **bf)
+            y = f(x)
+            leaves = [x, w, b] if variant == "layer_norm" else [x, w]
+            return lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)
+
+        with torch.no_grad():
+            timed(variant, 2 * tensor, forward)
+        timed(variant + " backward", 3 * tensor, backward)
+    elif variant == "swiglu":
+        f = torch.compile(lambda a, b: F.silu(a) * b)
+
+        def forward():
+            a, b = torch.randn(T, C, **bf), torch.randn(T, C, **bf)
+            return lambda: f(a, b)
+
+        def backward():
+            a, b = (torch.randn(T, C, **bf).requires_grad_() for _ in range(2))
+            dy, y = torch.randn(T, C, **bf), f(a, b)
+            return lambda: torch.autograd.grad(y, [a, b], dy, retain_graph=True)
+
+        with torch.no_grad():
+            timed("swiglu", 3 * tensor, forward)
+        timed("swiglu backward", 5 * tensor, backward)
+    elif variant == "cross_entropy":
+        rows, V = 8192, 50304
+        f = torch.compile(lambda x, t: F.cross_entropy(x.float(), t))
+
+        def both():
+            x = torch.randn(rows, V, **bf).requires_grad_()
+            t = torch.randint(0, V, (rows,), device="cuda")
+
+            def call():
+                torch.autograd.grad(f(x, t), x)
+
+            return call
+
+        timed("cross_entropy forward and backward", 2 * rows * V * 2, both)
+    else:
+        n = 64 << 20
+        w = [torch.randn(n, device="cuda", requires_grad=True) for _ in range(SETS)]
+        for p in w:
+            p.grad = torch.randn_like(p)
+        opt = torch.optim.AdamW(w, lr=1e-4, fused=True, capturable=True)
+        ms = bench(opt.step)
+        out(fig="kernels: adamw, f32", ms=ms, TBps=round(SETS * n * 4 * 7 / ms / 1e9, 2))
+
+
+def grouped(_):
+    """Products of an expert layer whose group sizes lie on the device."""
+    import torch
+    import torch.nn.functional as F
+
+    gm = getattr(F, "grouped_mm", None) or torch._grouped_mm
+    shapes = [(8, 16384, 4096, 14336), (8, 16384, 14336, 4096), (128, 131072, 2048, 1536), (128, 131072, 768, 2048),
+              (64, 49152, 2048, 2816), (64, 49152, 1408, 2048)]  # experts, tokens, in, out
+    for E, T, K, N in shapes:
+        for split in ("even", "skewed"):
+            torch.manual_seed(1)
+            sizes = torch.full((E,), T // E)
+            if split == "skewed":
+                sizes = (torch.distributions.Dirichlet(torch.full((E,), 2.0)).sample() * T).long() // 8 * 8
+                sizes[-1] = T - sizes[:-1].sum()
+            ends = torch.cumsum(sizes, 0).to(torch.int32).cuda()
+            x, w, dy = (torch.randn(*s, device="cuda", dtype=torch.bfloat16) for s in ((T, K), (E, N, K), (T, N)))
+            name = f"grouped: {E} experts, {T} x {K} to {N}, {split}"
+            try:
+                calls = (lambda: gm(x, w.transpose(1, 2), offs=ends), lambda: gm(dy, w, offs=ends),
+                         lambda: gm(dy.t(), x, offs=ends))
+                ms = [bench(f, 3, 2.0) for f in calls]
+                out(fig=name, ms=sum(ms), tflops=[round(2 * T * K * N / m / 1e9) for m in ms])
+            except Exception as e:
+                out(fig=name, error=str(e)[:200])
+
+
+def lora(variant):
+    """transformers and peft: 8 layers of Llama 3 8B's shapes, rank 16 on all products, bf16."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    c = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=8,
+                    num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8192,
+                    attn_implementation="sdpa")
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        m = LlamaForCausalLM(c)
+    torch.set_default_dtype(torch.float32)
+    if "recompute" in variant:
+        m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        m.enable_input_require_grads()
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    m = get_peft_model(m, LoraConfig(r=16, lora_alpha=32, target_modules=names))
+    opt = torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-4, fused=True)
+    B, T = 4, 2048
+    ids = torch.randint(0, 128256, (B, T), device="cuda")
+    f = torch.compile(m) if "compile" in variant else m
+
+    def step():
+        f(input_ids=ids, labels=ids).loss.backward()
+        opt.step()
+        opt.zero_grad(set_to_none=True)
+
+    ms = bench(step, pairs=3)
+    out(fig=f"lora: {variant}", ms=ms, tok_s=round(B * T / ms * 1e3),
+        peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
+
+
+# ---- ours ----
+
+
+def ours(program, name, row, *options):
+    """A figure of `refrain bench`, whose libraries may lie beside it."""
+    path = [os.path.dirname(os.path.abspath(program)), os.environ.get("LD_LIBRARY_PATH", "")]
+    command = [program, "bench", name, "--device", "cuda", "--dtype", "bf16", "--json", *options]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300,
+                             env=dict(os.environ, LD_LIBRARY_PATH=":".join(x for x in path if x)))
+    except subprocess.TimeoutExpired:
+        return dict(fig=row, error="out of time")
+    if run.returncode != 0:
+        return dict(fig=row, error=run.stderr.strip()[-300:])
+    x = json.loads(run.stdout)
+    if name == "small":
+        return dict(fig=row, one_us=round(x["one_us"], 1), in_a_row_us=round(x["in_a_row_us"], 1), ops=x["ops"])
+    return dict(fig=row, ms=x["ms_per_step"], tok_s=round(x["tokens_per_second"]),
+                peak_GB=round(x["planned_bytes"] / 1e9, 1))
+
+
+def rows_of_ours(program, section):
+    """The norm of the gradients, the skip and the upload of tokens are part of every step of ours."""
+    if section == "small":
+        yield ours(program, "small", "small: ours")
+    if section in MODELS:
+        name = MODELS[section][4]
+        yield ours(program, name, f"{section}: ours, the peer's work", "--set", "schedule.name=constant")
+        yield ours(program, name, f"{section}: ours, with clipping and schedule", "--set", "optimizer.clip=1")
+
+
+# ---- sections ----
+
+STEPS = ["default+cudnn", "default+flash", "autotune+cudnn", "autotune+flash", "eager+cudnn"]
+SECTIONS = {
+    "env": (env, ["env"]),
+    "small": (small, ["one graph", "graphed callables", "reduce-overhead", "eager"]),
+    "gpt2": (lambda v: training_step("gpt2", v), STEPS),
+    "llama": (lambda v: training_step("llama", v), STEPS),
+    "kernels": (kernels, ["layer_norm", "rms_norm", "swiglu", "cross_entropy", "adamw"]),
+    "grouped": (grouped, ["grouped"]),
+    "lora": (lora, ["eager", "eager, recompute", "compile", "compile, recompute"]),
+}
+
+
+def run_variant(section, variant, seconds, keep):
+    """Runs a variant as a process; its lines go on, and into `keep`."""
+    command = [sys.executable, os.path.abspath(__file__), "--section", section, "--variant", variant]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1))
+        lines, wrong = run.stdout.splitlines(), run.returncode != 0 and run.stderr.strip()[-300:]
+    except subprocess.TimeoutExpired as e:
+        said = e.stdout or ""
+        lines, wrong = (said if isinstance(said, str) else said.decode()).splitlines(), "out of time"
+    figures = [json.loads(line) for line in lines if line.startswith("{")]
+    if wrong:
+        figures.append(dict(fig=f"{section}: {variant}", error=wrong))
+    for figure in figures:
+        out(**figure)
+    keep += figures
+
+
+def show(figures):
+    for f in figures:
+        if "error" in f:
+            what = "error: " + " ".join(f["error"].split())[-120:]
+        else:
+            what = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in f.items() if k != "fig")
+        print(f"{f['fig']:<52} {what}")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("sections", nargs="*")
+    p.add_argument("--refrain", help="our program, for rows of ours")
+    p.add_argument("--limit", type=float, default=280.0)
+    p.add_argument("--only", default="")
+    p.add_argument("--out")
+    p.add_argument("--section", help=argparse.SUPPRESS)
+    p.add_argument("--variant", help=argparse.SUPPRESS)
+    a = p.parse_args()
+    if a.section:
+        SECTIONS[a.section][0](a.variant)
+        return 0
+    unknown = [s for s in a.sections if s not in SECTIONS]
+    if unknown:
+        p.error(f"there is no section {unknown[0]}; there are {' '.join(SECTIONS)}")
+    start, figures = time.time(), []
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "inductor-peers"))
+    for section in a.sections or ["env", "small", "gpt2", "llama"]:
+        for figure in rows_of_ours(a.refrain, section) if a.refrain else ():
+            out(**figure)
+            figures.append(figure)
+        for variant in SECTIONS[section][1]:
+            if a.only not in variant:
+                continue
+            left = a.limit - (time.time() - start)
+            if left < 15:
+                figures.append(dict(fig=f"{section}: {variant}", error="not begun: out of time"))
+                continue
+            run_variant(section, variant, left, figures)
+    if a.out:
+        with open(a.out, "a", encoding="utf-8") as f:
+            f.writelines(json.dumps(x) + "\n" for x in figures)
+    show(figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
