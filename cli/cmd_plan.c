@@ -127,7 +127,9 @@ static rfr_status print_plan(cli *c, const rfr_programs *p, int program) {
     printf("%14lld %5d  %-10s %13s  %s\n", (long long)groups[i].bytes, groups[i].count, groups[i].kind, ops,
            groups[i].name);
   }
-  if (s == RFR_OK) print_summary(&sum, memory_available());
+  rfr_machine m;
+  if (s == RFR_OK) s = rfr_machine_describe(c->ctx, &m);
+  if (s == RFR_OK) print_summary(&sum, strcmp(m.device, "cpu") == 0 ? memory_available() : 0);
   free(groups);
   return s;
 }

@@ -33,15 +33,23 @@ static void print_warning(rfr_log_level level, const char *message, void *user) 
   if (level == RFR_LOG_WARNING && !c->quiet) fprintf(stderr, "warning: %s\n", message);
 }
 
-/* A plan of a GPU's step needs no GPU: without one it is made for the device that is not there. */
+/* A plan of a GPU's step needs no GPU: without one it is made for the device that is not there. `auto` is the GPU where
+ * one can be used, else the CPU, and says which; a device that was named is never another one. */
 static const char *device_of(const cli *c) {
   const bool looks = c->command == CLI_INDEX_plan || c->command == CLI_INDEX_trace;
+  const bool is_auto = c->device && strcmp(c->device, "auto") == 0;
   rfr_ctx *ctx = NULL;
-  char text[256];
-  if (!c->device || strcmp(c->device, "cuda") != 0 || !looks || rfr_ctx_create(NULL, &ctx) != RFR_OK) return c->device;
-  const bool missing = rfr_cuda_describe(ctx, text, sizeof text) != RFR_OK;
+  char text[256] = "";
+  if (!is_auto && !(looks && c->device && strcmp(c->device, "cuda") == 0)) return c->device;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.device = "cpu";
+  if (rfr_ctx_create(&o, &ctx) != RFR_OK) return c->device;
+  const bool found = rfr_cuda_describe(ctx, text, sizeof text) == RFR_OK;
   rfr_ctx_destroy(ctx);
-  return missing ? "cuda:none" : c->device;
+  if (!is_auto) return found ? c->device : "cuda:none";
+  if (!found) snprintf(text, sizeof text, "%s", rfr_last_error()->message);
+  if (!c->quiet) fprintf(stderr, "device: %s: %s\n", found ? "cuda" : "cpu", text);
+  return found ? "cuda" : "cpu";
 }
 
 static rfr_status run_command(cli *c) {

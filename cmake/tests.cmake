@@ -43,6 +43,31 @@ foreach(source ${RFR_TEST_SOURCES})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endforeach()
 
+# What a GPU would do, as far as that shows without one: every op has a kernel, the shipped configurations have a plan.
+if(TARGET refrain_cuda AND NOT RFR_SANITIZE)
+  add_dependencies(ops_test refrain_cuda)
+  add_test(NAME cuda_kernels COMMAND ops_test --device cuda:none)
+  add_test(NAME cuda_ops COMMAND ops_test --device cuda)
+  set_tests_properties(cuda_kernels cuda_ops PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77
+                                                       ENVIRONMENT OMP_WAIT_POLICY=passive)
+endif()
+if(TARGET refrain_cuda AND TARGET refrain_cli AND NOT RFR_SANITIZE)
+  file(GLOB configurations CONFIGURE_DEPENDS examples/*.yaml)
+  foreach(configuration ${configurations})
+    get_filename_component(name ${configuration} NAME_WE)
+    foreach(program train evaluate prefill decode)
+      add_test(NAME cuda_plan_${name}_${program} COMMAND refrain_cli plan ${configuration} --device cuda:none
+                                                         --program ${program} --set memory.budget=1GiB)
+      set_tests_properties(cuda_plan_${name}_${program} PROPERTIES PASS_REGULAR_EXPRESSION "lower bound")
+    endforeach()
+  endforeach()
+  # The line tells what is there or what is missing; the program works either way.
+  add_test(NAME cuda_doctor COMMAND refrain_cli doctor)
+  set_tests_properties(cuda_doctor PROPERTIES PASS_REGULAR_EXPRESSION
+                                              "GPU +(no NVIDIA GPU can be used here: |.*compute capability )")
+  set_property(TEST cuda_doctor PROPERTY ENVIRONMENT OMP_WAIT_POLICY=passive)
+endif()
+
 # The pages of docs/: what the code says of itself.
 add_executable(make_docs tools/make_docs.c tools/docs_limits.c tools/docs_shows.c cli/plan_svg.c cli/shared.c
                          cli/options.c)

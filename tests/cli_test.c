@@ -271,6 +271,21 @@ static void check_rows(const json_t *rows, int64_t calls) {
   assert_int_equal(calls, 0);
 }
 
+/* `auto` says what it took; a device that was named is never another one. */
+static void devices(void **state) {
+  (void)state;
+  assert_int_equal(RUN("doctor", "--json"), 0);
+  json_t *v = parsed();
+  const bool has_cuda = number(v, "has_cuda") != 0;
+  json_decref(v);
+  assert_int_equal(RUN("plan", "small.yaml", "--device", "auto"), 0);
+  assert_says(err, has_cuda ? "device: cuda: " : "device: cpu: ");
+  assert_int_equal(RUN("plan", "small.yaml", "--device", "auto", "--quiet"), 0);
+  assert_string_equal(err, "");
+  if (!has_cuda) assert_int_equal(RUN("train", "small.yaml", "--device", "cuda", "--out", "nowhere"), 3);
+  assert_int_equal(RUN("plan", "small.yaml", "--device", "gpu"), 2);
+}
+
 static void bench(void **state) {
   (void)state;
   assert_int_equal(
@@ -425,6 +440,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
       cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(plan_picture),
+      cmocka_unit_test(devices),
       cmocka_unit_test(bench),          cmocka_unit_test(profile),       cmocka_unit_test(train_and_use),
       cmocka_unit_test(interrupted),
   };

@@ -37,6 +37,20 @@ static rfr_dtype first_float(const rfi_call *call) {
   return call->out[0].type.dtype;
 }
 
+/* Of attention's work, as it is counted by shapes, what the documents leave: from their offsets, wherever they lie. */
+static rfr_status documents_share(rfr_programs *p, const rfi_opr *op, const rfi_call *call, double *share) {
+  const int operand = rfi_documents_operand(op);
+  if (operand < 0) return RFR_OK;
+  const rfi_arg *offsets = &call->in[operand];
+  const int64_t n = (offsets->type.shape[0] - 1) * offsets->stride[0] + 1;
+  int32_t *at;
+  RFI_TRY(RFI_ALLOC(p->ctx, (size_t)n * sizeof *at, &at));
+  rfr_status s = p->backend->copy(p->device, at, offsets->data, (size_t)n * sizeof *at);
+  if (s == RFR_OK) *share = rfi_pairs_in_documents(op, call, at);
+  rfi_free(p->ctx, at);
+  return s;
+}
+
 static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bound, int n, rfr_op_time *times) {
   const double begin = rfi_now();
   for (int i = 0; i < n; i++) {
@@ -46,9 +60,8 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
     const double start = rfi_now();
     RFI_TRY(p->backend->run_timed(p->device, b, &seconds));
     const rfi_cost cost = rfi_op_cost(g->trace, op);
-    const double share = p->backend->host
-                             ? rfi_pairs_in_documents(op, &b->call) /* now: another value may take the offsets' place */
-                             : 1;
+    double share = 1;
+    RFI_TRY(documents_share(p, op, &b->call, &share)); /* now: another value may take the offsets' place */
     times[i] =
         (rfr_op_time){b->op, b->kernel, start - begin, seconds, cost.flops * share, cost.bytes, first_float(&b->call)};
   }

@@ -76,15 +76,18 @@ rfi_cost rfi_op_cost(const rfr_trace *t, const rfi_opr *op) {
   return cost;
 }
 
-double rfi_pairs_in_documents(const rfi_opr *op, const rfi_call *call) {
-  const bool forward = op->def->code == RFI_OP_attention;
-  if (!forward && op->def->code != RFI_OP_attention_bwd) return 1;
-  const rfi_arg *q = &call->in[forward ? 0 : 1], *offsets = &call->in[forward ? 3 : 6];
+int rfi_documents_operand(const rfi_opr *op) {
+  return op->def->code == RFI_OP_attention ? 3 : op->def->code == RFI_OP_attention_bwd ? 6 : -1;
+}
+
+double rfi_pairs_in_documents(const rfi_opr *op, const rfi_call *call, const int32_t *at) {
+  const rfi_arg *q = &call->in[op->def->code == RFI_OP_attention ? 0 : 1];
+  const rfi_arg *offsets = &call->in[rfi_documents_operand(op)];
   const double T = (double)q->type.shape[0];
-  const int32_t *at = offsets->data;
+  const int64_t stride = offsets->stride[0];
   double pairs = 0;
   for (int64_t i = 0; i + 1 < offsets->type.shape[0]; i++) {
-    const double rows = (double)at[i + 1] - (double)at[i];
+    const double rows = (double)at[(i + 1) * stride] - (double)at[i * stride];
     if (rows > 0 && rows <= T) pairs += pairs_of(rows, op->attr);
   }
   return T > 0 ? pairs / most_pairs(T, op->attr) : 1;

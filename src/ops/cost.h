@@ -13,8 +13,10 @@ typedef struct rfi_cost {
   double bytes; /* operands read once, results written once; 0 for views */
 } rfi_cost;
 rfi_cost rfi_op_cost(const rfr_trace *t, const rfi_opr *op);
-/* The share of an attention's cost that its documents leave, from the offsets that a call on the
- * host reads; 1 for other ops. */
-double rfi_pairs_in_documents(const rfi_opr *op, const rfi_call *call);
+/* The operand of an attention that holds the offsets of its documents; -1 for other ops. */
+int rfi_documents_operand(const rfi_opr *op);
+/* The share of an attention's cost that its documents leave; `at` are the offsets as they lie in that operand,
+ * where the host can read them. */
+double rfi_pairs_in_documents(const rfi_opr *op, const rfi_call *call, const int32_t *at);
 
 #endif

@@ -246,6 +246,25 @@ static rfr_status check_layout(rfr_ctx *ctx, const rft_op *op, const rft_run *ru
   return s;
 }
 
+void rft_check_bind(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell) {
+  rfr_ctx *ctx;
+  (void)op;
+  if (rfr_ctx_create(NULL, &ctx) != RFR_OK) abort();
+  for (int k = 0; k < RFT_LAYOUTS; k++) {
+    const rft_layout_row *row = &rft_layout_rows[k];
+    rft_run run;
+    trial trial;
+    if (!rft_layout_applies(c, row)) continue;
+    rft_run_init(&run, c, row->layout, 0xFF, 0);
+    if (trial_init(&trial, ctx, &run, row->layout, 0, 0) != RFR_OK)
+      rft_cell_fail(cell, c, type, "compiled%s: %s", row->where, rfr_last_error()->message);
+    cell->done++;
+    trial_deinit(&trial);
+    rft_run_deinit(&run);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
 void rft_check_replay(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell) {
   rfr_ctx *ctx;
   if (rfr_ctx_create(NULL, &ctx) != RFR_OK) abort();
