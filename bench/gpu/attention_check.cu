@@ -22,6 +22,16 @@
 
 static int failures;
 
+/* What is checked and timed; sm_90's where the device is one. */
+struct variant {
+  const char *name;
+  int major;
+  const rfi_cuda_kernel *forward, *backward;
+  int most_d;
+};
+static const variant variants[] = {{"sm80", 8, &rfi_attention_sm80, &rfi_attention_sm80_bwd, 256},
+                                   {"sm90", 9, &rfi_attention_sm90, &rfi_attention_sm80_bwd, 128}};
+
 extern "C" rfr_status rfi_cuda_check(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return RFR_OK;
   printf("BAD: %s: %s (%s)\n", what, cudaGetErrorString(error), cudaGetErrorName(error));
@@ -205,8 +215,8 @@ struct test {
   }
 };
 
-static void print_shape(const shape &s) {
-  printf("%s T %d H %d/%d D %d documents %zu%s", s.dtype == RFR_BF16 ? "bf16" : "f16 ", s.T, s.H, s.Hk, s.D,
+static void print_shape(const variant &x, const shape &s) {
+  printf("%s %s T %d H %d/%d D %d documents %zu%s", x.name, s.dtype == RFR_BF16 ? "bf16" : "f16 ", s.T, s.H, s.Hk, s.D,
          s.offsets.size() - 1, s.causal ? " causal" : "");
   if (s.window) printf(" window %d", s.window);
   if (s.cap > 0) printf(" cap %g", (double)s.cap);
@@ -249,20 +259,20 @@ static void show_errors(const shape &s, results &fast, results &any) {
   for (buffer *b : fast.all()) expect(b->guard_stands(), "wrote behind a result");
 }
 
-static void check_case(const shape &s, uint64_t seed, int repeats) {
+static void check_case(const variant &x, const shape &s, uint64_t seed, int repeats) {
   test t(s, seed);
   results any(s), fast(s), again(s);
-  print_shape(s);
+  print_shape(x, s);
   t.forward(rfi_attention_any, any);
   t.backward(rfi_attention_any_bwd, any, any);
-  t.forward(rfi_attention_sm80, fast);
-  t.backward(rfi_attention_sm80_bwd, any, fast);
+  t.forward(*x.forward, fast);
+  t.backward(*x.backward, any, fast);
   show_errors(s, fast, any);
   int64_t changed = 0;
   for (int i = 0; i < repeats; i++) {
     for (buffer *b : again.all()) b->poison();
-    t.forward(rfi_attention_sm80, again);
-    t.backward(rfi_attention_sm80_bwd, any, again);
+    t.forward(*x.forward, again);
+    t.backward(*x.backward, any, again);
     for (size_t j = 0; j < 5; j++) changed += different(*again.all()[j], *fast.all()[j]);
   }
   printf(", %d times: %lld elements changed\n", repeats, (long long)changed);
@@ -272,18 +282,18 @@ static void check_case(const shape &s, uint64_t seed, int repeats) {
 
 /* A v that is NaN is seen by the rows that see its key, and changes no bit of another row's o; in the backward,
  * of no other document's. */
-static void check_not_finite(int D, rfr_dtype dtype) {
+static void check_not_finite(const variant &which, int D, rfr_dtype dtype) {
   shape s = {400, 4, 2, D, 1, 0, 0, dtype, {0, 170, 400}};
   enum { AT = 190 };
   test t(s, 77);
   results clean(s), dirty(s);
-  print_shape(s);
-  t.forward(rfi_attention_sm80, clean);
-  t.backward(rfi_attention_sm80_bwd, clean, clean);
+  print_shape(which, s);
+  t.forward(*which.forward, clean);
+  t.backward(*which.backward, clean, clean);
   const uint16_t nan = 0x7fff;
   CUDA(cudaMemcpy((uint16_t *)t.v.data + AT * t.row + 3, &nan, 2, cudaMemcpyHostToDevice));
-  t.forward(rfi_attention_sm80, dirty);
-  t.backward(rfi_attention_sm80_bwd, dirty, dirty);
+  t.forward(*which.forward, dirty);
+  t.backward(*which.backward, dirty, dirty);
   const size_t o_row = (size_t)s.H * D, kv_row = (size_t)s.Hk * D;
   std::vector<uint16_t> x(s.T * o_row), y(x.size());
   CUDA(cudaMemcpy(x.data(), clean.o.data, x.size() * 2, cudaMemcpyDeviceToHost));
@@ -310,7 +320,7 @@ static void check_not_finite(int D, rfr_dtype dtype) {
   expect(leaked == 0, "NaN in gradients");
 }
 
-static void check(void) {
+static void check(const variant &x) {
   static const int sizes[] = {64, 128, 8, 40, 96, 256, 200, 120};
   srand(5);
   uint64_t seed = 10;
@@ -329,10 +339,11 @@ static void check(void) {
       for (int i = rand() % 6; i > 0; i--) s.offsets.push_back(rand() % (s.T + 10)); /* they may descend */
       if (round % 2) std::sort(s.offsets.begin(), s.offsets.end());
       s.offsets.push_back(s.T - (rand() % 4 == 0 ? rand() % s.T : 0));
-      check_case(s, seed += 2, 20);
+      if (D <= x.most_d) check_case(x, s, seed += 2, 20);
     }
   for (int D : {64, 128, 256})
-    for (rfr_dtype dtype : {RFR_BF16, RFR_F16}) check_not_finite(D, dtype);
+    for (rfr_dtype dtype : {RFR_BF16, RFR_F16})
+      if (D <= x.most_d) check_not_finite(x, D, dtype);
 }
 
 /* ---- time ---- */
@@ -342,14 +353,14 @@ static float median(std::vector<float> x) {
   return x[x.size() / 2];
 }
 
-static void time_case(int B, int T, int H, int Hk, int D, int causal, bool compare_too) {
+static void time_case(const variant &x, int B, int T, int H, int Hk, int D, int causal, bool compare_too) {
   shape s = {B * T, H, Hk, D, causal, 0, 0, RFR_BF16, {}};
   for (int i = 0; i <= B; i++) s.offsets.push_back(i * T);
   test t(s, 1);
   results fast(s);
-  print_shape(s);
-  t.forward(rfi_attention_sm80, fast, 3);
-  t.backward(rfi_attention_sm80_bwd, fast, fast, 3);
+  print_shape(x, s);
+  t.forward(*x.forward, fast, 3);
+  t.backward(*x.backward, fast, fast, 3);
   if (compare_too) {
     results any(s);
     t.forward(rfi_attention_any, any);
@@ -359,10 +370,10 @@ static void time_case(int B, int T, int H, int Hk, int D, int causal, bool compa
   const double products = 2.0 * B * H * D * (causal ? T * (T + 1.0) / 2 : (double)T * T);
   std::vector<float> forward, backward, dq, dkv;
   for (int i = 0; i < 7; i++) {
-    forward.push_back(t.forward(rfi_attention_sm80, fast, 10));
-    backward.push_back(t.backward(rfi_attention_sm80_bwd, fast, fast, 10));
-    dq.push_back(t.backward(rfi_attention_sm80_bwd, fast, fast, 10, 1));
-    dkv.push_back(t.backward(rfi_attention_sm80_bwd, fast, fast, 10, 6));
+    forward.push_back(t.forward(*x.forward, fast, 10));
+    backward.push_back(t.backward(*x.backward, fast, fast, 10));
+    dq.push_back(t.backward(*x.backward, fast, fast, 10, 1));
+    dkv.push_back(t.backward(*x.backward, fast, fast, 10, 6));
   }
   const double f = median(forward) * 1e-3, b = median(backward) * 1e-3;
   printf(
@@ -372,22 +383,25 @@ static void time_case(int B, int T, int H, int Hk, int D, int causal, bool compa
   fflush(stdout);
 }
 
-static void time_all(void) {
-  time_case(64, 1024, 12, 12, 64, 1, true);
-  time_case(4, 4096, 32, 8, 128, 1, true);
-  time_case(16, 2048, 16, 16, 64, 1, false);
-  time_case(4, 4096, 16, 16, 64, 1, false);
-  time_case(16, 1024, 16, 16, 128, 1, false);
-  time_case(8, 2048, 16, 16, 128, 0, false);
-  time_case(2, 4096, 8, 4, 256, 1, false);
+static void time_all(const variant &x) {
+  time_case(x, 64, 1024, 12, 12, 64, 1, true);
+  time_case(x, 4, 4096, 32, 8, 128, 1, true);
+  time_case(x, 16, 2048, 16, 16, 64, 1, false);
+  time_case(x, 4, 4096, 16, 16, 64, 1, false);
+  time_case(x, 16, 1024, 16, 16, 128, 1, false);
+  time_case(x, 8, 2048, 16, 16, 128, 0, false);
+  if (x.most_d >= 256) time_case(x, 2, 4096, 8, 4, 256, 1, false);
 }
 
 int main(int argc, char **argv) {
   cudaDeviceProp device;
   CUDA(cudaGetDeviceProperties(&device, 0));
   printf("%s, %d multiprocessors\n", device.name, device.multiProcessorCount);
-  if (argc < 2 || strcmp(argv[1], "check") == 0) check();
-  if (argc < 2 || strcmp(argv[1], "time") == 0) time_all();
+  for (const variant &x : variants) {
+    if (device.major < x.major || (x.major == 9 && device.major != 9)) continue;
+    if (argc < 2 || strcmp(argv[1], "check") == 0) check(x);
+    if (argc < 2 || strcmp(argv[1], "time") == 0) time_all(x);
+  }
   printf(failures ? "attention: %d checks BAD\n" : "attention: all fine\n", failures);
   return failures != 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The two attentions of a GPU: f32 arithmetic for everything, tensor cores for what they take.
+ * The attentions of a GPU: f32 arithmetic for everything, tensor cores for what they take.
  */
 #ifndef RFI_ATTENTION_CUDA_H
 #define RFI_ATTENTION_CUDA_H
@@ -13,6 +13,7 @@ extern "C" {
 
 extern const rfi_cuda_kernel rfi_attention_any, rfi_attention_any_bwd;
 extern const rfi_cuda_kernel rfi_attention_sm80, rfi_attention_sm80_bwd;
+extern const rfi_cuda_kernel rfi_attention_sm90; /* on sm_90 alone */
 
 #ifdef __cplusplus
 }

@@ -253,8 +253,8 @@ static void not_finite(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(documents), cmocka_unit_test(threads), cmocka_unit_test(windows),
-                                     cmocka_unit_test(recording), cmocka_unit_test(work),
-                                     cmocka_unit_test(not_finite)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(documents), cmocka_unit_test(threads),
+                                     cmocka_unit_test(windows),   cmocka_unit_test(recording),
+                                     cmocka_unit_test(work),      cmocka_unit_test(not_finite)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Attention of bf16 and f16 on Hopper's tensor cores: attention_sm80.cu's algorithm and table of pieces with wgmma in
+ * the place of mma.sync. Products of 64 rows read K and V where cp.async has put them, so that shared memory's
+ * bandwidth, which bounds mma.sync, is needed for one operand alone; several warpgroups of a multiprocessor take turns
+ * at the tensor cores and at e^x, of which a multiprocessor makes 16 a cycle: with head size 64 they take equally long.
+ *
+ * P is rounded to the storage type as the left operand of the next product, in registers.
+ */
+#include "ops/attention/attention_cuda.h"
+#include "ops/attention/attention_tiles.cuh"
+#include "ops/attention/wgmma_sm90.cuh"
+
+enum { GROUP = 64, TILE_ROWS = 64, MOST_D = 128 }; /* rows of a warpgroup; of a tile of the other side */
+
+/* Warpgroups of a block, and blocks of a multiprocessor: by registers, of which a thread of head size 64 needs 128. */
+template <int D> struct cut;
+template <> struct cut<64> { static constexpr int o_groups = 2, o_blocks = 2; };
+template <> struct cut<128> { static constexpr int o_groups = 2, o_blocks = 1; };
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* ---- tiles ---- */
+
+/* Rows of a head into a tile, zeros past `rows` and past D. */
+template <typename T, int D, int ROWS, int THREADS>
+__device__ __forceinline__ void load_tile(uint32_t tile, const problem &p, const matrix &x, int t, int h, int rows) {
+  constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
+  const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
+  const T *from = (const T *)x.data + (int64_t)h * x.head + (int64_t)(t + row) * x.row + chunk * 8;
+  const bool inside = chunk * 8 < p.D;
+  const uint32_t panel = tile + (uint32_t)(chunk / 8 * ROWS * 128);
+#pragma unroll
+  for (int i = 0; i < ROWS; i += STEP) {
+    const int r = row + i;
+    if (ROWS % STEP != 0 && r >= ROWS) break;
+    const bool present = inside && r < rows;
+    rfi_copy16(panel + (uint32_t)(r * 128 + (((chunk ^ r) & 7) << 4)), present ? from : (const T *)x.data, present);
+    from += STEP * x.row;
+  }
+}
+
+/* 16 rows of a tile of ROWS rows as left operands. */
+template <int D, int ROWS>
+__device__ __forceinline__ void load_left(uint32_t (&a)[D / 16][4], uint32_t tile, int row, int lane) {
+#pragma unroll
+  for (int k = 0; k < D / 16; k++)
+    rfi_ldmatrix(a[k], tile + (uint32_t)(k / 4 * ROWS * 128 + (row + (lane & 15)) * 128 +
+                                         (((k % 4 * 2 + (lane >> 4)) ^ (lane & 7)) << 4)));
+}
+
+/* c (64 x 64) = rows of a times the tile's rows. */
+template <typename T, int D>
+__device__ __forceinline__ void multiply(float (&c)[1][8][4], const uint32_t (&a)[D / 16][4], uint32_t tile) {
+  rfi_wgmma_new(c[0]);
+  rfi_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < D / 16; k++)
+    rfi_wgmma<T, false>(c[0], a[k], rfi_wgmma_panel(tile + (uint32_t)(k / 4 * TILE_ROWS * 128 + k % 4 * 32)), k > 0);
+  rfi_wgmma_commit();
+  rfi_wgmma_wait<0>();
+  rfi_wgmma_tie(c[0]);
+}
+
+/* acc (64 x D) += c (64 x 64, rounded) times the tile's rows. */
+template <typename T, int D>
+__device__ __forceinline__ void accumulate(float (&acc)[1][D / 8][4], const float (&c)[1][8][4], uint32_t tile) {
+  uint32_t a[TILE_ROWS / 16][4];
+#pragma unroll
+  for (int k = 0; k < TILE_ROWS / 16; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float *x = &c[0][2 * k + i / 2][i % 2 * 2];
+      a[k][i] = rfi_pair<T>(x[0], x[1]);
+    }
+  rfi_wgmma_tie(acc[0]);
+  rfi_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < TILE_ROWS / 16; k++)
+#pragma unroll
+    for (int n = 0; n < D / 64; n++)
+      rfi_wgmma<T, true>(&acc[0][n * 8], a[k], rfi_wgmma_panel(tile + (uint32_t)(n * TILE_ROWS * 128 + k * 2048)),
+                         true);
+  rfi_wgmma_commit();
+  rfi_wgmma_wait<0>();
+  rfi_wgmma_tie(acc[0]);
+}
+
+/* Writes a warp's 16 rows t0 ... of a head of a dense (T, heads, D) result, those before t1 and not marked in `skip`,
+ * by way of its own rows of a tile of ROWS rows. */
+template <typename T, int D, int ROWS>
+__device__ __forceinline__ void store_rows(void *out, const problem &p, int heads, int h, int t0, int t1,
+                                           const float (&acc)[1][D / 8][4], char *tile, int row, const int *skip) {
+  constexpr int CHUNKS = D / 8;
+  const int lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
+  __syncwarp();
+#pragma unroll
+  for (int n = 0; n < CHUNKS; n++)
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+      *(uint32_t *)(tile + n / 8 * ROWS * 128 + (row + half * 8 + g) * 128 + (((n ^ g) & 7) << 4) + c * 4) =
+          rfi_pair<T>(acc[0][n][2 * half], acc[0][n][2 * half + 1]);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 16 * CHUNKS; i += 32) {
+    const int r = (i + lane) / CHUNKS, chunk = (i + lane) % CHUNKS, t = t0 + r;
+    if (t >= t1 || chunk * 8 >= p.D || (skip && skip[r])) continue;
+    *(uint4 *)((T *)out + ((int64_t)t * heads + h) * p.D + chunk * 8) =
+        *(const uint4 *)(tile + chunk / 8 * ROWS * 128 + (row + r) * 128 + (((chunk ^ r) & 7) << 4));
+  }
+  __syncwarp();
+}
+
+/* ---- forward ---- */
+
+/* Zeros for the rows of v that are not finite; marks the block's rows that see one of them. */
+template <typename T, int D, int THREADS>
+__device__ __forceinline__ void clean_tile(const problem &p, const piece &w, char *tile, int s0, int *dirty,
+                                           int block) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll 1
+  for (int r = (int)threadIdx.x >> 5; r < TILE_ROWS; r += THREADS / 32) {
+    bool finite = true;
+#pragma unroll 1
+    for (int d = lane; d < D; d += 32)
+      finite = finite && isfinite(rfi_widen(((T *)(tile + d / 64 * TILE_ROWS * 128 + r * 128))[d % 64]));
+    if (__all_sync(0xffffffffu, finite)) continue;
+#pragma unroll 1
+    for (int d = lane; d < D; d += 32) ((T *)(tile + d / 64 * TILE_ROWS * 128 + r * 128))[d % 64] = rfi_narrow<T>(0.0f);
+#pragma unroll 1
+    for (int i = lane; i < block; i += 32)
+      if (sees(p, w, w.first + i, s0 + r)) dirty[i] = 1; /* by more than one warp, perhaps: always 1 */
+  }
+  rfi_shared_written();
+  __syncthreads();
+}
+
+/* All of a block's work; `again`: with zeros for what is not finite in v, and for the rows that see none of it.
+ * Returns whether the thread's part of o is finite. */
+template <typename T, int D>
+__device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, char *shared, int *dirty, bool again) {
+  constexpr int THREADS = cut<D>::o_groups * 128, BLOCK = cut<D>::o_groups * GROUP, N = TILE_ROWS, TILE = N * D * 2;
+  const int kv = h / (p.H / p.Hk), lane = threadIdx.x & 31, mine = ((int)threadIdx.x >> 5) * 16;
+  const int t0 = w.first + mine, t1 = min(t0 + 16, w.last);                              /* the warp's rows */
+  const int g0 = w.first + (int)threadIdx.x / 128 * GROUP, g1 = min(g0 + GROUP, w.last); /* the warpgroup's */
+  char *const ring = shared + BLOCK * D * 2;
+  const uint32_t own = rfi_shared_address(shared), stages = rfi_shared_address(ring);
+  const int end = w.last <= w.from ? w.from : p.causal ? w.last : w.end;
+  const int start = w.from + (first_key(p, w.from, w.first) - w.from) / N * N;
+  float acc[1][D / 8][4] = {};
+  softmax<16> x = {{{-INFINITY, -INFINITY}}, {{0, 0}}};
+  uint32_t q[D / 16][4];
+  load_tile<T, D, BLOCK, THREADS>(own, p, p.q, w.first, h, w.last - w.first);
+  rfi_copies_commit();
+  load_tile<T, D, N, THREADS>(stages, p, p.k, start, kv, end - start);
+  load_tile<T, D, N, THREADS>(stages + TILE, p, p.v, start, kv, end - start);
+  rfi_copies_commit();
+  rfi_copies_wait();
+  __syncthreads();
+  load_left<D, BLOCK>(q, own, mine, lane);
+  for (int s0 = start, stage = 0; s0 < end; s0 += N, stage ^= 1) {
+    const uint32_t k = stages + (uint32_t)(stage * 2 * TILE), v = k + TILE;
+    rfi_copies_wait();
+    rfi_shared_written();
+    __syncthreads();
+    if (s0 + N < end) {
+      const uint32_t next = stages + (uint32_t)((stage ^ 1) * 2 * TILE);
+      load_tile<T, D, N, THREADS>(next, p, p.k, s0 + N, kv, end - s0 - N);
+      load_tile<T, D, N, THREADS>(next + TILE, p, p.v, s0 + N, kv, end - s0 - N);
+      rfi_copies_commit();
+    }
+    if (again) clean_tile<T, D, THREADS>(p, w, ring + stage * 2 * TILE + TILE, s0, dirty, BLOCK);
+    if (g1 <= g0 || !any_sees(p, w, g0, g1, s0, s0 + N)) continue;
+    float s[1][N / 8][4];
+    multiply<T, D>(s, q, k);
+    if (p.cap != 0) bend(p, s);
+    if (!all_see(p, w, t0, t0 + 16, s0, s0 + N)) {
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int t = t0 + half * 8 + (lane >> 2), c = s0 + (lane & 3) * 2;
+        const int from = first_key(p, w.from, t) - c, to = end_key(p, w, t) - c;
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+          for (int e = 0; e < 2; e++)
+            if (n * 8 + e < from || n * 8 + e >= to) s[0][n][2 * half + e] = -INFINITY;
+      }
+    }
+    soften<D, 16, N>(p, s, x, acc);
+    accumulate<T, D>(acc, s, v);
+  }
+  bool finite = true;
+  __syncthreads();
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int t = t0 + half * 8 + (lane >> 2);
+    const float sum = quad_sum(x.sum[0][half]), inverse = sum == 0 ? 0.0f : 1.0f / sum;
+    if (p.lse && (lane & 3) == 0 && t < t1 && !again)
+      p.lse[(int64_t)h * p.T + t] = sum == 0 ? -INFINITY : fmaf(x.max[0][half], p.factor, log2f(sum)) * LN2;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+#pragma unroll
+      for (int e = 2 * half; e < 2 * half + 2; e++) {
+        acc[0][n][e] *= inverse;
+        finite = finite && isfinite(acc[0][n][e]);
+      }
+  }
+  if (p.out[0]) store_rows<T, D, BLOCK>(p.out[0], p, p.H, h, t0, t1, acc, shared, mine, again ? dirty + mine : NULL);
+  return finite;
+}
+
+#endif
+
+template <typename T, int D>
+static __global__ void __launch_bounds__(cut<D>::o_groups * 128, cut<D>::o_blocks) attention_o(const problem p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int BLOCK = cut<D>::o_groups * GROUP;
+  extern __shared__ __align__(1024) char shared[];
+  int *const dirty = (int *)(shared + (BLOCK + 4 * TILE_ROWS) * D * 2);
+  piece w;
+  int h;
+  for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h); __syncthreads()) {
+    for (int i = (int)threadIdx.x; i < BLOCK; i += (int)blockDim.x) dirty[i] = 0;
+#pragma unroll 1
+    for (int again = 0; again < 2; again++)
+      if (__syncthreads_and(attend<T, D>(p, w, h, shared, dirty, again != 0))) break;
+  }
+#endif
+}
+
+/* ---- launching ---- */
+
+static int padded(int D) { return D <= 64 ? 64 : 128; }
+
+template <int D> static int o_bytes(void) {
+  return (cut<D>::o_groups * GROUP + 4 * TILE_ROWS) * D * 2 + cut<D>::o_groups * GROUP * (int)sizeof(int);
+}
+
+static layout make_layout(const rfr_call *call) {
+  const int groups = padded((int)call->in[0].type.shape[2]) == 64 ? cut<64>::o_groups : cut<128>::o_groups;
+  const int rows[BLOCK_TABLES] = {groups * GROUP, 0};
+  return layout_of(call, 0, 3, rows, 1);
+}
+
+template <typename T> static rfr_status forward_of(const rfr_call *call, const problem *p, const layout *l) {
+  if (padded(p->D) == 64)
+    return launch(call, attention_o<T, 64>, p, l, 0, p->H, cut<64>::o_groups * 128, o_bytes<64>());
+  return launch(call, attention_o<T, 128>, p, l, 0, p->H, cut<128>::o_groups * 128, o_bytes<128>());
+}
+
+static rfr_status forward(const rfr_call *call) {
+  const layout l = make_layout(call);
+  problem p = problem_of(call, 0);
+  p.out[0] = call->out[0].data;
+  p.lse = (float *)call->out[1].data;
+  if (p.T == 0 || p.H == 0) return RFR_OK;
+  cut_rows(call, &p, &l, 3, 1);
+  const rfr_status s =
+      call->in[0].type.dtype == RFR_BF16 ? forward_of<rfi_bf16>(call, &p, &l) : forward_of<rfi_f16>(call, &p, &l);
+  return s == RFR_OK ? rfi_cuda_launched("attention") : s;
+}
+
+static size_t forward_workspace(const rfr_call *call) { return make_layout(call).bytes; }
+static int takes(const rfr_call *call) { return takes_of(call, 0, MOST_D); }
+
+extern "C" const rfi_cuda_kernel rfi_attention_sm90 = {forward, forward_workspace, takes};

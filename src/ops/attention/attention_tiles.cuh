@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What attentions on tensor cores share, whatever the instructions: who sees whom, the softmax of
+ * fragments, the cutting of rows into pieces of one document each, and what a launch is told.
+ *
+ * A product's result lies in a warp as mma_sm80.cuh says C does, 16 rows at a time; so it does in
+ * each warp of a warpgroup.
+ */
+#ifndef RFI_ATTENTION_TILES_CUH
+#define RFI_ATTENTION_TILES_CUH
+
+#include "ops/attention/mma_sm80.cuh"
+
+enum { CUTTERS = 1024, STATS_THREADS = 128 };
+
+static constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+
+typedef struct matrix { /* (T, heads, D), D dense */
+  const void *data;
+  int64_t row, head;
+} matrix;
+
+/* Rows first ... last - 1 for a block, of a document of rows from ... end - 1. Rows before `from` see nothing. */
+typedef struct __align__(16) piece {
+  int first, last, from, end;
+}
+piece;
+
+typedef struct problem {
+  matrix q, k, v, dy;
+  const piece *pieces;
+  const int *count; /* of them, on the device */
+  int reverse;      /* the last first: with a causal mask they have the most to do */
+  float *lse;
+  float2 *stats;                   /* (H, T): lse in units of log2 e, delta */
+  int T, H, Hk, D, causal, window; /* window 0: none */
+  float scale, factor, bend, cap;  /* 2^(factor x), x the product of q and k, or cap tanh(bend x) */
+  void *out[3];                    /* o; dq, dk, dv: dense; NULL: not wanted */
+} problem;
+
+/* ---- who sees whom ---- */
+
+static __device__ __forceinline__ int first_key(const problem &p, int from, int t) {
+  return p.window ? max(from, t + 1 - p.window) : from;
+}
+static __device__ __forceinline__ int end_key(const problem &p, const piece &w, int t) {
+  return t < w.from ? w.from : p.causal ? t + 1 : w.end;
+}
+static __device__ __forceinline__ bool sees(const problem &p, const piece &w, int t, int s) {
+  return s >= first_key(p, w.from, t) && s < end_key(p, w, t);
+}
+
+/* Some row of t0 ... t1 - 1 sees some key of s0 ... s1 - 1; may say so when none does. */
+static __device__ __forceinline__ bool any_sees(const problem &p, const piece &w, int t0, int t1, int s0, int s1) {
+  return t1 > w.from && s0 < (p.causal ? t1 : w.end) && s1 > first_key(p, w.from, t0);
+}
+static __device__ __forceinline__ bool all_see(const problem &p, const piece &w, int t0, int t1, int s0, int s1) {
+  return t0 >= w.from && s0 >= first_key(p, w.from, t1 - 1) && s1 <= (p.causal ? t0 + 1 : w.end);
+}
+
+/* ---- scores ---- */
+
+/* tanh within 2e-7 of the value. */
+static __device__ __forceinline__ float bent(float x) {
+  return 1.0f - __fdividef(2.0f, 1.0f + rfi_exp2(x * (2 * LOG2E)));
+}
+
+template <int M, int N> __device__ __forceinline__ void bend(const problem &p, float (&c)[M][N][4]) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) c[m][n][e] = p.cap * bent(p.bend * c[m][n][e]);
+}
+
+/* The running maximum and sum of a thread's rows. The sum is over the thread's own columns until the end. */
+template <int M> struct softmax { float max[M / 16][2], sum[M / 16][2]; };
+
+/* Over the four lanes of a row. */
+static __device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+static __device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/* Scores become 2^(factor (score - max)); what was summed so far shrinks. */
+template <int D, int M, int N>
+__device__ __forceinline__ void soften(const problem &p, float (&s)[M / 16][N / 8][4], softmax<M> &x,
+                                       float (&acc)[M / 16][D / 8][4]) {
+  float shrink[M / 16][2];
+  bool same = true;
+#pragma unroll
+  for (int m = 0; m < M / 16; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float top = x.max[m][half];
+#pragma unroll
+      for (int n = 0; n < N / 8; n++) top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+      top = quad_max(top);
+      const float base = top == -INFINITY ? 0.0f : top * p.factor; /* -inf: a row that has seen no key yet */
+      shrink[m][half] = rfi_exp2(fmaf(x.max[m][half], p.factor, -base));
+      same = same && top == x.max[m][half];
+      x.max[m][half] = top;
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; e++) {
+          s[m][n][e] = rfi_exp2(fmaf(s[m][n][e], p.factor, -base));
+          sum += s[m][n][e];
+        }
+      x.sum[m][half] = fmaf(x.sum[m][half], shrink[m][half], sum);
+    }
+  if (__all_sync(0xffffffffu, same)) return; /* all factors are 1, or what they shrink is 0 */
+#pragma unroll
+  for (int m = 0; m < M / 16; m++)
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) acc[m][n][e] *= shrink[m][e / 2];
+}
+
+/* Times the slope of capped scores. */
+template <int M, int N>
+__device__ __forceinline__ void slope(const problem &p, float (&ds)[M][N][4], const float (&s)[M][N][4]) {
+  const float inverse = 1.0f / p.cap;
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) ds[m][n][e] *= 1.0f - s[m][n][e] * inverse * (s[m][n][e] * inverse);
+}
+
+/* A block's next piece, for each of `heads`; false: there is none left. Documents decide how many pieces there are, and
+ * shapes the grid, which is enough for few documents: with many a block has more than one. */
+static __device__ __forceinline__ bool next_piece(const problem &p, int heads, unsigned *at, piece *w, int *head) {
+  const unsigned i = *at / (unsigned)heads, count = (unsigned)*p.count;
+  if (i >= count) return false;
+  *w = p.pieces[p.reverse ? count - 1 - i : i];
+  *head = (int)(*at % (unsigned)heads);
+  *at += gridDim.x;
+  return true;
+}
+
+/* lse in units of log2 e, and delta = do o: eight threads a row. */
+template <typename T>
+static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const problem p, const matrix o) {
+  const int64_t i = (int64_t)blockIdx.x * (STATS_THREADS / 8) + threadIdx.x / 8;
+  const bool inside = i < (int64_t)p.T * p.H;
+  const int64_t t = inside ? i / p.H : 0, h = inside ? i % p.H : 0;
+  const T *a = (const T *)p.dy.data + t * p.dy.row + h * p.dy.head, *b = (const T *)o.data + t * o.row + h * o.head;
+  float sum = 0;
+  for (int d = (int)(threadIdx.x & 7) * 8; d < p.D; d += 64) {
+    const rfi_pack<T, 8> x = *(const rfi_pack<T, 8> *)(a + d), y = *(const rfi_pack<T, 8> *)(b + d);
+#pragma unroll
+    for (int e = 0; e < 8; e++) sum = fmaf(rfi_widen(x.x[e]), rfi_widen(y.x[e]), sum);
+  }
+#pragma unroll
+  for (int step = 4; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (inside && (threadIdx.x & 7) == 0) p.stats[h * p.T + t] = make_float2(p.lse[h * p.T + t] * LOG2E, sum);
+}
+
+/* ---- cutting the rows into pieces ---- */
+
+typedef struct table {
+  piece *pieces;
+  int *count; /* of them */
+  int rows;   /* of a piece */
+} table;
+
+/* Over a block of 1024: the inclusive running maximum or sum. `part` may be used again after it. */
+template <bool SUM> static __device__ __forceinline__ int running(int x, int *part) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+#pragma unroll
+  for (int step = 1; step < 32; step <<= 1) {
+    const int other = __shfl_up_sync(0xffffffffu, x, step);
+    if (lane >= step) x = SUM ? x + other : max(x, other);
+  }
+  if (lane == 31) part[warp] = x;
+  __syncthreads();
+  for (int i = 0; i < warp; i++) x = SUM ? x + part[i] : max(x, part[i]);
+  __syncthreads();
+  return x;
+}
+
+/* One block a table, which ends as soon as all rows have an owner: offsets are often as many as rows may be. A document
+ * is all rows since the end of the one before, so that every row has an owner; the rows after the last are one more,
+ * which has no keys. */
+static __global__ void __launch_bounds__(CUTTERS)
+    attention_pieces(const int32_t *offsets, int n, int T, const table a, const table b) {
+  __shared__ int part[32], ends[CUTTERS + 1], counts[CUTTERS + 1]; /* of 1024 documents, from those before them on */
+  const table x = blockIdx.x == 0 ? a : b;
+  const int me = threadIdx.x;
+  int owned = 0, pieces = 0; /* rows and pieces until now */
+  for (int d0 = 0; d0 < n && owned < T; d0 += CUTTERS) {
+    const int d = d0 + me, end = running<false>(max(d < n ? min(offsets[d + 1], T) : 0, owned), part);
+    if (me == 0) ends[0] = owned, counts[0] = 0;
+    ends[me + 1] = end;
+    __syncthreads();
+    counts[me + 1] = running<true>((end - ends[me] + x.rows - 1) / x.rows, part);
+    __syncthreads();
+    for (int i = me; i < counts[CUTTERS]; i += CUTTERS) {
+      int low = 0, high = CUTTERS - 1; /* the first document with more than i pieces up to its end */
+      while (low < high) {
+        const int middle = (low + high) / 2;
+        if (counts[middle + 1] > i) high = middle;
+        else low = middle + 1;
+      }
+      const int first = ends[low] + (i - counts[low]) * x.rows, last = ends[low + 1];
+      x.pieces[pieces + i] =
+          piece{first, min(first + x.rows, last), min(max(offsets[d0 + low], ends[low]), last), last};
+    }
+    owned = ends[CUTTERS];
+    pieces += counts[CUTTERS];
+    __syncthreads();
+  }
+  const int rest = (T - owned + x.rows - 1) / x.rows;
+  for (int i = me; i < rest; i += CUTTERS) {
+    const int first = owned + i * x.rows;
+    x.pieces[pieces + i] = piece{first, min(first + x.rows, T), T, T};
+  }
+  if (me == 0) *x.count = pieces + rest;
+}
+
+/* ---- launching ---- */
+
+enum { BLOCK_TABLES = 2 };
+
+/* Where things lie in the workspace; the same from shapes alone and when running. */
+typedef struct layout {
+  size_t count[BLOCK_TABLES], pieces[BLOCK_TABLES], stats, bytes;
+  int rows[BLOCK_TABLES], most[BLOCK_TABLES];
+} layout;
+
+static inline size_t reserve(size_t *bytes, int64_t n) {
+  const size_t at = *bytes;
+  *bytes += ((size_t)n + 255) / 256 * 256;
+  return at;
+}
+
+/* `first` is q's operand, `offsets` the documents'; rows: of a block, of each of `tables` tables. */
+static inline layout layout_of(const rfr_call *call, int first, int offsets, const int rows[BLOCK_TABLES], int tables) {
+  const int64_t T = call->in[first].type.shape[0], H = call->in[first].type.shape[1];
+  const int64_t n = call->in[offsets].type.shape[0] - 1, owners = n + 1 < T ? n + 1 : T;
+  layout l = {};
+  for (int i = 0; i < tables; i++) {
+    l.rows[i] = rows[i];
+    l.most[i] = (int)((T + owners * (rows[i] - 1)) / rows[i]);
+    l.count[i] = reserve(&l.bytes, sizeof(int));
+    l.pieces[i] = reserve(&l.bytes, (int64_t)sizeof(piece) * l.most[i]);
+  }
+  l.stats = reserve(&l.bytes, first > 0 ? 8 * T * H : 0);
+  return l;
+}
+
+static inline problem problem_of(const rfr_call *call, int first) {
+  const rfr_arg *q = &call->in[first];
+  const float scale = (float)call->attr[0].f, cap = (float)call->attr[3].f;
+  problem p = {};
+  p.q = matrix{q[0].data, q[0].stride[0], q[0].stride[1]};
+  p.k = matrix{q[1].data, q[1].stride[0], q[1].stride[1]};
+  p.v = matrix{q[2].data, q[2].stride[0], q[2].stride[1]};
+  p.T = (int)q->type.shape[0];
+  p.H = (int)q->type.shape[1];
+  p.Hk = (int)q[1].type.shape[1];
+  p.D = (int)q->type.shape[2];
+  p.causal = (int)call->attr[1].i;
+  p.window = call->attr[2].i < p.T ? (int)call->attr[2].i : 0; /* a window of all rows is none */
+  p.scale = scale;
+  p.cap = cap * LOG2E;
+  p.bend = cap != 0 ? scale / cap : 0;
+  p.factor = cap != 0 ? 1 : scale * LOG2E;
+  return p;
+}
+
+/* The tables of pieces, on the device. */
+static inline void cut_rows(const rfr_call *call, const problem *p, const layout *l, int offsets, int tables) {
+  char *at = (char *)call->workspace;
+  const int n = (int)call->in[offsets].type.shape[0] - 1;
+  const int32_t *documents = (const int32_t *)call->in[offsets].data;
+  table x[BLOCK_TABLES] = {};
+  for (int i = 0; i < tables; i++) x[i] = table{(piece *)(at + l->pieces[i]), (int *)(at + l->count[i]), l->rows[i]};
+  attention_pieces<<<(unsigned)tables, CUTTERS, 0, rfi_stream(call)>>>(documents, n, p->T, x[0], x[1]);
+}
+
+static inline rfr_status allow(const void *kernel, int bytes) {
+  return rfi_cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                        "asking for shared memory");
+}
+
+typedef void (*kernel_fn)(problem);
+static inline rfr_status launch(const rfr_call *call, kernel_fn kernel, const problem *given, const layout *l,
+                                int which, int heads, int threads, int bytes) {
+  enum { DOCUMENTS = 256 }; /* so many make the grid as large as their pieces may be */
+  const int whole = (given->T + l->rows[which] - 1) / l->rows[which] + DOCUMENTS, most = l->most[which];
+  problem p = *given;
+  p.pieces = (const piece *)((char *)call->workspace + l->pieces[which]);
+  p.count = (const int *)((char *)call->workspace + l->count[which]);
+  p.reverse = which == 0;
+  const rfr_status s = allow((const void *)kernel, bytes);
+  if (s != RFR_OK) return s;
+  kernel<<<(unsigned)((most < whole ? most : whole) * heads), (unsigned)threads, (size_t)bytes, rfi_stream(call)>>>(p);
+  return RFR_OK;
+}
+
+/* Chunks of 16 bytes, a positive scale (the largest product is the largest score), indices with room to add a tile. */
+static inline int takes_of(const rfr_call *call, int first, int64_t most_d) {
+  const rfr_arg *q = &call->in[first];
+  const int64_t D = q->type.shape[2];
+  if (q->type.dtype != RFR_BF16 && q->type.dtype != RFR_F16) return 0;
+  if (D % 8 != 0 || D < 8 || D > most_d || !((float)call->attr[0].f > 0)) return 0;
+  for (int i = 0; i < call->n_in; i++) {
+    const rfr_arg *x = &call->in[i];
+    const int r = x->type.rank;
+    if (r == 3 && (x->stride[2] != 1 || x->stride[0] % 8 != 0 || x->stride[1] % 8 != 0)) return 0;
+    if (r < 3 && x->type.shape[r - 1] > 1 && x->stride[r - 1] != 1) return 0; /* lse, offsets: dense */
+    if (r == 2 && x->type.shape[0] > 1 && x->stride[0] != x->type.shape[1]) return 0;
+  }
+  return q->type.shape[0] < 1 << 30 && q->type.shape[0] * q->type.shape[1] < 1 << 30;
+}
+#endif

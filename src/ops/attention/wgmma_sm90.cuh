@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensor cores as sm_90a knows them: wgmma m64n64k16 of bf16 or f16 with sums in f32, which a warpgroup (four warps,
+ * the first a multiple of four) issues together and which reads its right operand, perhaps both, from shared memory
+ * while the warps go on.
+ *
+ * A tile in shared memory is panels of 64 elements, one behind the other, each with rows of 128 bytes and beginning at
+ * a multiple of 1024; chunk i (16 bytes) of row r lies at chunk i ^ (r % 8), the swizzle of 128 bytes. To a product a
+ * panel is either rows of k (64 rows of 16 elements from element 16 i on, at + 32 i bytes) or columns of it (16 rows
+ * of 64 elements from row 16 i on, at + 2048 i bytes, transposed).
+ *
+ * Sums and a left operand in registers lie in each warp, which has 16 of the 64 rows, as mma_sm80.cuh says of C and A.
+ *
+ * Between a product's start and its end nothing may touch its registers, which the compiler does not know: begin, the
+ * products, end; begin and end tie the sums down. What threads have written to shared memory, cp.async too, a product
+ * sees after shared_written in each of them and a barrier.
+ */
+#ifndef RFI_WGMMA_SM90_CUH
+#define RFI_WGMMA_SM90_CUH
+
+#include "ops/attention/mma_sm80.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+static __device__ __forceinline__ void rfi_shared_written(void) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* 64 rows, or 16 of which the columns are meant, from a panel's address on. */
+static __device__ __forceinline__ uint64_t rfi_wgmma_panel(uint32_t at) {
+  return (uint64_t)((at & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+template <int N> static __device__ __forceinline__ void rfi_wgmma_tie(float (&c)[N][4]) {
+#pragma unroll
+  for (int n = 0; n < N; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
+}
+/* Sums that the first product overwrites. */
+template <int N> static __device__ __forceinline__ void rfi_wgmma_new(float (&c)[N][4]) {
+#pragma unroll
+  for (int n = 0; n < N; n++) asm volatile("" : "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3]));
+}
+static __device__ __forceinline__ void rfi_wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+static __device__ __forceinline__ void rfi_wgmma_commit(void) {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* Until at most N of the committed ones are under way. */
+template <int N> static __device__ __forceinline__ void rfi_wgmma_wait(void) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+#define RFI_WGMMA_SUMS(c)                                                                                      \
+  "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]),     \
+      "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), \
+      "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), \
+      "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), \
+      "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+#define RFI_WGMMA_SUM_NAMES                                                                               \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+
+/* c (64 x 64) = or += a (64 x 16, registers) b; TRANSPOSED: b is columns. */
+template <typename T, bool TRANSPOSED>
+static __device__ __forceinline__ void rfi_wgmma(float (*c)[4], const uint32_t (&a)[4], uint64_t b, bool add) {
+  if constexpr (sizeof(T) == 2 && __is_same(T, rfi_bf16))
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " RFI_WGMMA_SUM_NAMES
+                 ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+                 : RFI_WGMMA_SUMS(c)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"((int)TRANSPOSED));
+  else
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " RFI_WGMMA_SUM_NAMES
+                 ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+                 : RFI_WGMMA_SUMS(c)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"((int)TRANSPOSED));
+}
+
+#endif
+#endif
