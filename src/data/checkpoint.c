@@ -10,7 +10,6 @@
  */
 #include "data/checkpoint.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -293,7 +292,9 @@ typedef struct visitor {
 } visitor;
 
 static rfr_status visit_run(const char *run, visitor *v) {
-  if (access(run, F_OK) != 0 && errno == ENOENT) return RFR_OK; /* a run that has not begun */
+  char kind;
+  RFI_TRY(rfi_path_kind(run, &kind));
+  if (!kind) return RFR_OK; /* a run that has not begun */
   rfi_paths names = {.ctx = v->ctx};
   rfr_status s = rfi_dir_list(run, &names);
   bool stop = false;
@@ -374,6 +375,8 @@ static rfr_status remove_leftovers(rfr_ctx *ctx, const char *run) {
 rfr_status rfi_checkpoint_retain(rfr_ctx *ctx, const char *run, int keep) {
   if (keep < 1) return rfi_fail(RFI_E_ARGUMENT, "keep %d checkpoints, at least 1 must stay", keep);
   visitor v = {.visit = delete_beyond, .ctx = ctx, .keep = keep};
+  char kind;
   RFI_TRY(visit_run(run, &v));
-  return access(run, F_OK) == 0 ? remove_leftovers(ctx, run) : RFR_OK;
+  RFI_TRY(rfi_path_kind(run, &kind));
+  return kind ? remove_leftovers(ctx, run) : RFR_OK;
 }

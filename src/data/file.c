@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -79,6 +80,8 @@ static int sys_mkdir(const char *path) { return faulted() ? -1 : mkdir(path, 077
 static int sys_unlink(const char *path) { return faulted() ? -1 : unlink(path); }
 static int sys_rmdir(const char *path) { return faulted() ? -1 : rmdir(path); }
 static DIR *sys_opendir(const char *path) { return faulted() ? NULL : opendir(path); }
+static struct dirent *sys_readdir(DIR *dir) { return faulted() ? NULL : readdir(dir); }
+static int sys_lock(int fd) { return faulted() ? -1 : flock(fd, LOCK_EX | LOCK_NB); }
 
 /* The message of an errno without the locale's language and without a shared buffer. */
 static const char *reason(int error) {
@@ -280,6 +283,54 @@ rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size
   return rfi_dir_sync(parent_of(path, folder, sizeof folder));
 }
 
+rfr_status rfi_path_kind(const char *path, char *kind) {
+  struct stat st, link;
+  *kind = 0;
+  if (sys_stat(path, &st) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP) return RFR_OK;
+    return fail_errno(RFI_E_FILE_OPEN, path, "see what it is");
+  }
+  *kind = S_ISREG(st.st_mode) ? 'f' : S_ISDIR(st.st_mode) ? 'd' : '?';
+  if (*kind != 'd') return RFR_OK;
+  if (sys_lstat(path, &link) != 0) return fail_errno(RFI_E_FILE_OPEN, path, "see what it is");
+  if (S_ISLNK(link.st_mode)) *kind = 'l';
+  return RFR_OK;
+}
+
+/* ---- journals ---- */
+
+rfr_status rfi_journal_open(const char *path, int *fd, bool *taken) {
+  *taken = false;
+  *fd = sys_open(path, O_WRONLY | O_CREAT | O_APPEND, 0666);
+  if (*fd < 0) return fail_errno(RFI_E_FILE_WRITE, path, "open");
+  *taken = sys_lock(*fd) != 0 && errno == EWOULDBLOCK;
+  if (!*taken) return RFR_OK;
+  rfi_journal_close(*fd);
+  *fd = -1;
+  return RFR_OK;
+}
+
+const char *rfi_journal_append(int fd, const char *line, size_t n) {
+  for (size_t done = 0; done < n;) {
+    const ssize_t wrote = sys_write(fd, line + done, n - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote > 0) {
+      done += (size_t)wrote;
+      continue;
+    }
+    const char *why = reason(wrote < 0 ? errno : EIO);
+    struct stat st;
+    /* Nobody else appends: what is at the end is ours. Where this fails too, a part of the line stays. */
+    const bool clean = done == 0 || (fstat(fd, &st) == 0 && ftruncate(fd, st.st_size - (off_t)done) == 0);
+    return clean ? why : "its last line is cut";
+  }
+  return NULL;
+}
+
+void rfi_journal_close(int fd) {
+  if (fd >= 0) sys_close(fd);
+}
+
 /* ---- folders ---- */
 
 rfr_status rfi_dir_create(const char *path) {
@@ -321,7 +372,7 @@ rfr_status rfi_dir_list(const char *path, rfi_paths *paths) {
   rfr_status s = RFR_OK;
   while (s == RFR_OK) {
     errno = 0;
-    struct dirent *entry = readdir(dir);
+    struct dirent *entry = sys_readdir(dir);
     if (!entry) {
       if (errno) s = fail_errno(RFI_E_FILE_READ, path, "list the folder");
       break;

@@ -55,6 +55,17 @@ rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size
 /* Size and XXH3-128 of a file. */
 rfr_status rfi_file_hash(rfr_ctx *ctx, const char *path, int64_t *size, rfi_hash *hash);
 
+/* What lies at `path`: 'f' a regular file, 'd' a folder, 'l' a link to a folder, '?' something else, 0 nothing. What
+ * cannot be told is an error, not nothing. */
+rfr_status rfi_path_kind(const char *path, char *kind);
+
+/* A journal is a file of lines that one writer at a time appends to: the open descriptor is a lock. */
+/* *taken, and no descriptor (-1), when somebody else has it open; a file system without locks is no reason to stop. */
+rfr_status rfi_journal_open(const char *path, int *fd, bool *taken);
+/* The whole line, or no part of it and the reason. */
+const char *rfi_journal_append(int fd, const char *line, size_t n);
+void rfi_journal_close(int fd); /* accepts -1 */
+
 /* Creates a folder and its missing parents, durably; an existing one is fine. */
 rfr_status rfi_dir_create(const char *path);
 /* Makes the names in a folder durable. */

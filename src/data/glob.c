@@ -9,7 +9,6 @@
  */
 #include <limits.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "data/file.h"
 
@@ -96,15 +95,6 @@ static void pop(walk *w, size_t before) {
 
 static const char *shown(const walk *w) { return w->n ? w->path : "."; }
 
-/* What lies at the current path: 'f' file, 'd' folder, 'l' link to a folder, 0 nothing of these. */
-static char kind_of(const walk *w) {
-  struct stat st, link;
-  if (stat(shown(w), &st) != 0) return 0;
-  if (S_ISREG(st.st_mode)) return 'f';
-  if (!S_ISDIR(st.st_mode)) return 0;
-  return lstat(shown(w), &link) == 0 && S_ISLNK(link.st_mode) ? 'l' : 'd';
-}
-
 static rfr_status walk_from(walk *w, const char *pattern);
 
 /* Goes on with `pattern` in every entry that fits `name` (NULL: all that are not hidden). */
@@ -118,8 +108,10 @@ static rfr_status walk_entries(walk *w, const char *name, const char *pattern, b
     if (name && !rfi_match(name, entry)) continue;
     s = push(w, entry, strlen(entry), &before);
     if (s != RFR_OK) break;
-    char kind = kind_of(w);
+    char kind;
+    s = rfi_path_kind(shown(w), &kind);
     /* The last name of a pattern takes files alone when it has wildcards: `src/` + `*` is not all of src. */
+    if (s != RFR_OK) break;
     if (folders_only ? kind == 'd' : *pattern || kind == 'f') s = walk_from(w, pattern);
     pop(w, before);
   }
@@ -129,10 +121,11 @@ static rfr_status walk_entries(walk *w, const char *name, const char *pattern, b
 
 static rfr_status walk_from(walk *w, const char *pattern) {
   while (*pattern == '/') pattern++;
-  char kind = kind_of(w);
+  char kind;
+  RFI_TRY(rfi_path_kind(shown(w), &kind));
   if (*pattern == 0) {
     if (kind == 'f') return rfi_paths_add(w->out, w->path + w->root, w->n - w->root);
-    return kind ? walk_from(w, "**/*") : RFR_OK;
+    return kind == 'd' || kind == 'l' ? walk_from(w, "**/*") : RFR_OK;
   }
   if (kind != 'd' && kind != 'l') return RFR_OK;
   size_t n = strcspn(pattern, "/"), before;

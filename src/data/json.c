@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * JSON: jansson's errors turned into ours, and typed getters. jansson allocates with
- * malloc: its allocator is a global of the process and so not ours to set.
+ * JSON: jansson's errors turned into ours, and typed getters. jansson's allocator is a
+ * global of the process and so not ours to set, nor to guess: texts are printed into memory
+ * of the context, so that nothing of jansson's is freed here but by json_decref.
  */
 #include "data/json.h"
 
@@ -13,8 +14,9 @@ rfr_status rfi_json_parse(const char *file, const char *text, size_t n, json_t *
   json_error_t error;
   *out = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
   if (*out) return RFR_OK;
-  if (json_error_code(&error) == json_error_out_of_memory)
-    return rfi_fail_at(RFI_E_NO_MEMORY, file, 0, "%s", error.text);
+  /* Some failures to allocate leave no text. */
+  if (json_error_code(&error) == json_error_out_of_memory || error.text[0] == 0)
+    return rfi_fail_at(RFI_E_NO_MEMORY, file, 0, "reading JSON");
   return rfi_fail_at(RFI_E_JSON, file, error.line > 0 ? error.line : 0, "column %d: %s", error.column, error.text);
 }
 
@@ -39,12 +41,25 @@ static int print_piece(const char *text, size_t n, void *user) {
   return p->status == RFR_OK ? 0 : -1;
 }
 
-rfr_status rfi_json_print(const json_t *value, rfi_string *out) {
+static rfr_status print(const json_t *value, size_t form, rfi_string *out) {
   printing p = {.out = out, .status = RFR_OK};
-  const int failed = json_dump_callback(value, print_piece, &p, JSON_INDENT(2) | JSON_ENCODE_ANY);
+  const int failed = json_dump_callback(value, print_piece, &p, form | JSON_ENCODE_ANY);
   RFI_TRY(p.status); /* jansson goes on after some pieces that failed, and succeeds: ours counts */
-  if (failed) return rfi_fail(RFI_E_NO_MEMORY, "printing JSON");
+  return failed ? rfi_fail(RFI_E_NO_MEMORY, "printing JSON") : RFR_OK;
+}
+
+rfr_status rfi_json_print(const json_t *value, rfi_string *out) {
+  RFI_TRY(print(value, JSON_INDENT(2), out));
   return rfi_string_append(out, "\n", 1);
+}
+
+rfr_status rfi_json_print_compact(const json_t *value, rfi_string *out) { return print(value, JSON_COMPACT, out); }
+
+const char *rfi_json_brief(const json_t *value, char *buffer, size_t size) {
+  const size_t n = json_dumpb(value, buffer, size - 1, JSON_COMPACT | JSON_ENCODE_ANY);
+  if (n == 0 || n > size - 1) return "...";
+  buffer[n] = 0;
+  return buffer;
 }
 
 rfr_status rfi_json_save(rfr_ctx *ctx, const char *path, const json_t *value) {

@@ -19,6 +19,10 @@ rfr_status rfi_json_parse(const char *file, const char *text, size_t n, json_t *
 rfr_status rfi_json_load(rfr_ctx *ctx, const char *path, json_t **out);
 /* Appends the value's text, indented by two, keys in order of insertion, with a newline. */
 rfr_status rfi_json_print(const json_t *value, rfi_string *out);
+/* The same on one line, without a space or newline. */
+rfr_status rfi_json_print_compact(const json_t *value, rfi_string *out);
+/* For a message: the value's text in `buffer`, or "..." when it does not fit. */
+const char *rfi_json_brief(const json_t *value, char *buffer, size_t size);
 /* Writes it atomically. */
 rfr_status rfi_json_save(rfr_ctx *ctx, const char *path, const json_t *value);
 /* object[key] = value, taking the reference; fails when value is NULL (out of memory, bad UTF-8, not finite). */

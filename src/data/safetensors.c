@@ -271,24 +271,22 @@ static rfr_status build_header(json_t *header, const rfi_safetensors_entry *entr
 
 rfr_status rfi_safetensors_write_header(rfr_ctx *ctx, rfi_file *file, const rfi_safetensors_entry *entries, int n,
                                         const char *const *metadata, int n_metadata, int64_t *bytes) {
-  (void)ctx;
   rfr_status s;
-  char *text = NULL;
+  rfi_string text = {.ctx = ctx};
   json_t *header = json_object();
   if (!header) return rfi_fail(RFI_E_NO_MEMORY, "a safetensors header");
   RFI_GOTO(build_header(header, entries, n, metadata, n_metadata, bytes));
-  text = json_dumps(header, JSON_COMPACT);
-  if (!text) RFI_GOTO(rfi_fail(RFI_E_NO_MEMORY, "a safetensors header"));
-  size_t length = strlen(text), padded = (length + 7) / 8 * 8; /* the data starts 8-aligned */
+  RFI_GOTO(rfi_json_print_compact(header, &text));
+  size_t padded = (text.n + 7) / 8 * 8; /* the data starts 8-aligned */
   if (padded > HEADER_LIMIT)
     RFI_GOTO(rfi_fail(RFI_E_SAFETENSORS, "a header of %zu bytes, the format allows %d", padded, HEADER_LIMIT));
   uint8_t prefix[8];
   for (int i = 0; i < 8; i++) prefix[i] = (uint8_t)((uint64_t)padded >> (8 * i));
   RFI_GOTO(rfi_file_append(file, prefix, 8));
-  RFI_GOTO(rfi_file_append(file, text, length));
-  RFI_GOTO(rfi_file_append(file, "        ", padded - length));
+  RFI_GOTO(rfi_file_append(file, text.data, text.n));
+  RFI_GOTO(rfi_file_append(file, "        ", padded - text.n));
 fail:
-  free(text);
+  rfi_string_deinit(&text);
   json_decref(header);
   return s;
 }

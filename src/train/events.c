@@ -2,20 +2,15 @@
  *
  * Events: to the caller's callback and, as one line of JSON each, to the run's log.
  *
- * A line is built on the stack and written in one call to a file opened for appending,
- * so that lines are never torn. The log is no part of the run's state: when it cannot be
- * written, that is one warning, and training goes on.
+ * A line is built on the stack and appended whole or not at all. The log is no part of the
+ * run's state: when it cannot be written, that is one warning, and training goes on.
  *
  * The open log is also the folder's lock: two runs that write checkpoints into one folder
  * would take each other's unfinished ones for leftovers. The lock dies with its process.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include "base/base.h"
 #include "train/run.h"
@@ -81,14 +76,11 @@ static void append_log(rfr_run *run, const rfr_event *e) {
   if (e->seconds > 0.0) put_number(&l, "seconds", e->seconds);
   put(&l, "}");
   l.text[l.n++] = '\n';
-  ssize_t written;
-  do written = write(run->log, l.text, l.n);
-  while (written < 0 && errno == EINTR);
-  if (written == (ssize_t)l.n) return;
-  const int error = written < 0 ? errno : ENOSPC;
-  close(run->log);
+  const char *wrong = rfi_journal_append(run->log, l.text, l.n);
+  if (!wrong) return;
+  rfi_journal_close(run->log);
   run->log = -1;
-  rfi_warn(run, "log.jsonl cannot be written (%s); the run goes on without it", strerror(error));
+  rfi_warn(run, "log.jsonl cannot be written (%s); the run goes on without it", wrong);
 }
 
 void rfi_emit(rfr_run *run, rfr_event *e) {
@@ -111,9 +103,8 @@ void rfi_warn(rfr_run *run, const char *format, ...) {
 }
 
 rfr_status rfi_log_open(rfr_run *run, const char *path) {
-  run->log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (run->log < 0) return rfi_fail_at(RFI_E_FILE_WRITE, path, 0, "%s", strerror(errno));
-  /* a file system without locks is no reason to stop */
-  if (flock(run->log, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return RFR_OK;
+  bool taken;
+  RFI_TRY(rfi_journal_open(path, &run->log, &taken));
+  if (!taken) return RFR_OK;
   return rfi_fail_at(RFI_E_RUN_BUSY, path, 0, "another run is writing into this folder");
 }

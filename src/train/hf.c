@@ -8,9 +8,7 @@
 #include "train/hf.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/base.h"
 #include "data/file.h"
@@ -193,11 +191,9 @@ static rfr_status refuse(const json_t *o, const char *file, const char *type) {
   for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
     const json_t *value = json_object_get(o, refused[i].key);
     if (is_neutral(value, refused[i].only) || strcmp(refused[i].built, type) == 0) continue;
-    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-    rfr_status s = rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %.80s, which is not built", refused[i].key,
-                               text ? text : "set");
-    free(text);
-    return s;
+    char text[80];
+    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %s, which is not built", refused[i].key,
+                       rfi_json_brief(value, text, sizeof text));
   }
   return RFR_OK;
 }
@@ -468,12 +464,14 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
   json_t *o = NULL, *generation = NULL;
   const char *key;
   json_t *value;
+  char kind;
   int wrong = 0;
   *out = (rfi_hf_notes){0};
   RFI_GOTO(rfi_path_join(ctx, folder, "config.json", &path));
   RFI_GOTO(rfi_json_load(ctx, path, &o));
   RFI_GOTO(rfi_path_join(ctx, folder, "generation_config.json", &generation_path));
-  if (access(generation_path, F_OK) == 0) RFI_GOTO(rfi_json_load(ctx, generation_path, &generation));
+  RFI_GOTO(rfi_path_kind(generation_path, &kind));
+  if (kind) RFI_GOTO(rfi_json_load(ctx, generation_path, &generation));
   out->ids = ids_of(o);
   out->generation_ids = ids_of(generation ? generation : o);
   out->unknown = json_array();

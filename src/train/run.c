@@ -11,7 +11,6 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/base.h"
 #include "nn/nn.h"
@@ -279,7 +278,8 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   atomic_init(&run->stop, 0);
   if (folder) {
     RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
-    const bool exists = access(config_path, F_OK) == 0;
+    char exists;
+    RFI_GOTO(rfi_path_kind(config_path, &exists));
     if (writes && exists && !o.resume) {
       s = rfi_fail_at(RFI_E_RUN_EXISTS, config_path, 0, "the folder holds a run already");
       goto fail;
@@ -330,7 +330,7 @@ fail:
 
 void rfr_run_close(rfr_run *run) {
   if (!run) return;
-  if (run->log >= 0) close(run->log);
+  rfi_journal_close(run->log);
   rfr_programs_destroy(run->programs);
   rfi_dataset_close(run->data);
   rfi_settings_destroy(run->settings);

@@ -10,7 +10,6 @@
  * on.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
@@ -195,10 +194,9 @@ static rfr_status compare(rfr_run *run, const char *file, const json_t *theirs, 
   json_object_foreach(mine, key, value) {
     const json_t *other = json_object_get(theirs, key);
     if (other && json_equal(value, other)) continue;
-    char *a = json_dumps(value, JSON_ENCODE_ANY), *b = other ? json_dumps(other, JSON_ENCODE_ANY) : NULL;
-    s = tell(run, file, key, b ? b : other ? "another" : "missing", a ? a : "this run's");
-    free(a);
-    free(b);
+    char a[160], b[160];
+    s = tell(run, file, key, other ? rfi_json_brief(other, b, sizeof b) : "missing",
+             rfi_json_brief(value, a, sizeof a));
     if (s != RFR_OK) break;
   }
   return s;

@@ -9,7 +9,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/base.h"
 #include "data/file.h"
@@ -68,17 +67,18 @@ rfr_status rfi_weights_open(rfr_ctx *ctx, const char *folder, rfi_weights **out)
   rfi_weights *w = NULL;
   json_t *index = NULL;
   char *index_path = NULL;
-  bool sharded = false;
+  char kind, index_kind = 0;
   static const char one[] = "model.safetensors";
   *out = NULL;
   RFI_TRY(RFI_ALLOC(ctx, sizeof *w, &w));
   w->ctx = ctx;
   RFI_GOTO(rfi_path_join(ctx, folder, one, &w->path));
-  if (access(w->path, F_OK) != 0) {
+  RFI_GOTO(rfi_path_kind(w->path, &kind));
+  if (!kind) {
     RFI_GOTO(rfi_path_join(ctx, folder, "model.safetensors.index.json", &index_path));
-    sharded = access(index_path, F_OK) == 0;
+    RFI_GOTO(rfi_path_kind(index_path, &index_kind));
   }
-  if (sharded) {
+  if (index_kind) {
     rfi_free(ctx, w->path);
     w->path = index_path;
     index_path = NULL;
