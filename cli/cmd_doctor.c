@@ -43,7 +43,6 @@ rfr_status cli_doctor(cli *c) {
   char gpu[256];
   const bool has_gpu = rfr_cuda_describe(c->ctx, gpu, sizeof gpu) == RFR_OK;
   if (!has_gpu) snprintf(gpu, sizeof gpu, "%s", rfr_last_error()->message);
-  const bool portable = strcmp(m.matmul, "portable") == 0;
   double f32, bf16;
   rfr_status s = cli_peak(c->ctx, RFR_F32, &f32);
   if (s == RFR_OK) s = cli_peak(c->ctx, RFR_BF16, &bf16);
@@ -57,6 +56,7 @@ rfr_status cli_doctor(cli *c) {
     json_text(&j, "isa", m.isa);
     json_int(&j, "amx", m.has_amx);
     json_text(&j, "matmul", m.matmul);
+    json_int(&j, "matmul_library", m.matmul_library);
     json_text(&j, "best_dtype", rfr_dtype_name(m.best_dtype));
     json_int(&j, "has_cuda", has_gpu);
     json_text(&j, "cuda", gpu);
@@ -74,9 +74,9 @@ rfr_status cli_doctor(cli *c) {
   printf("products     %s, measured %.0f GFLOP/s in f32 and %.0f in bf16\n", m.matmul, f32 * 1e-9, bf16 * 1e-9);
   printf("dtype auto   %s\n", rfr_dtype_name(m.best_dtype));
   printf("GPU          %s\n", gpu);
-  if (portable)
-    printf("missing      the oneDNN module in %s: matrix products run on the portable kernel, which\n"
-           "             does not use AMX. Install oneDNN's headers (Debian: libdnnl-dev) and build again.\n",
+  if (!m.matmul_library)
+    printf("missing      oneDNN: matrix products run on the portable kernel, which does not use AMX. Its module\n"
+           "             belongs into %s and is built where oneDNN's headers are (Debian: libdnnl-dev).\n",
            m.module_path);
   return RFR_OK;
 }

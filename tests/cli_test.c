@@ -286,6 +286,20 @@ static void devices(void **state) {
   assert_int_equal(RUN("plan", "small.yaml", "--device", "gpu"), 2);
 }
 
+/* What is missing is said, with what it costs. */
+static void doctor(void **state) {
+  (void)state;
+  setenv("REFRAIN_ONEDNN", "0", 1);
+  const int code = RUN("doctor");
+  unsetenv("REFRAIN_ONEDNN");
+  assert_int_equal(code, 0);
+  assert_says(out, "none (turned off)");
+  assert_says(out, "missing      oneDNN: matrix products run on the portable kernel");
+  assert_int_equal(RUN("doctor"), 0);
+  if (strstr(out, "products     oneDNN")) assert_null(strstr(out, "missing"));
+  else assert_says(out, "missing      oneDNN");
+}
+
 static void bench(void **state) {
   (void)state;
   assert_int_equal(
@@ -440,9 +454,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
       cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(plan_picture),
-      cmocka_unit_test(devices),
-      cmocka_unit_test(bench),          cmocka_unit_test(profile),       cmocka_unit_test(train_and_use),
-      cmocka_unit_test(interrupted),
+      cmocka_unit_test(devices),        cmocka_unit_test(doctor),        cmocka_unit_test(bench),
+      cmocka_unit_test(profile),        cmocka_unit_test(train_and_use), cmocka_unit_test(interrupted),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -15,6 +15,7 @@
 #include "data/safetensors.h"
 #include "ops/decode/cursor.h"
 #include "refrain/program.h"
+#include "refrain/train.h"
 #include "support/folder.h"
 #include "train/hf.h"
 #include "train/step_trace.h"
@@ -113,7 +114,7 @@ static void one_reference(rfr_ctx *ctx, const char *model) {
   rfr_model_config c = {.dtype = RFR_F32};
   snprintf(folder, sizeof folder, MODELS "%s", model);
   snprintf(path, sizeof path, "%s/reference.safetensors", folder);
-  OK(rfi_hf_read(ctx, folder, &c));
+  OK(rfi_hf_read(ctx, folder, true, &c));
   OK(rfi_safetensors_open(ctx, path, &r.file));
   const rfi_stored *tokens = rfi_safetensors_find(r.file, "tokens");
   assert_non_null(tokens);
@@ -157,7 +158,7 @@ static void one_text(rfr_ctx *ctx, const char *model) {
   rfi_step_spec spec = {.model = {.dtype = RFR_F32}, .window = LENGTH - 1, .microbatches = 1};
   snprintf(folder, sizeof folder, MODELS "%s", model);
   snprintf(path, sizeof path, "%s/reference.safetensors", folder);
-  OK(rfi_hf_read(ctx, folder, &spec.model));
+  OK(rfi_hf_read(ctx, folder, true, &spec.model));
   OK(rfi_safetensors_open(ctx, path, &file));
   const rfi_stored *greedy = rfi_safetensors_find(file, "greedy");
   assert_true(greedy && greedy->elements == LENGTH);
@@ -202,7 +203,7 @@ static rfr_status read_config(rft_folder *f, json_t *o, rfr_model_config *c) {
   free(text);
   json_decref(o);
   *c = (rfr_model_config){.dtype = RFR_F32};
-  return rfi_hf_read(f->ctx, f->path, c);
+  return rfi_hf_read(f->ctx, f->path, true, c);
 }
 
 static void assert_same(const rfr_model_config *a, const rfr_model_config *b) {
@@ -341,6 +342,33 @@ static void refused(void **state) {
   }
 }
 
+/* A folder as it is published, with dropout inside attention: refused with the way out, and that is one. */
+static void published_dropout(void **state) {
+  rft_folder *f = *state;
+  rfr_model_config c;
+  json_t *o = config_of("gpt2");
+  json_object_set_new(o, "attn_pdrop", json_real(0.1));
+  assert_int_equal(read_config(f, o, &c), RFR_INVALID);
+  assert_non_null(strstr(rfr_last_error()->message, "run.dropout=none"));
+  rfr_run *run;
+  char config[1024];
+  rfr_run_options options = rfr_run_options_default();
+  static const char *const none[] = {"run.dropout=none"};
+  snprintf(config, sizeof config,
+           "refrain: 1\nmodel: %s\ndata: {train: [x], sequence: 16}\nbatch: {tokens: 32, microbatch: 2}\n"
+           "optimizer: {lr: 1e-3}\nprecision: {dtype: f32}\nrun: {steps: 1}\n",
+           f->path);
+  options.no_data = 1;
+  assert_int_equal(rfr_run_open(f->ctx, config, NULL, &options, &run), RFR_INVALID);
+  options.overrides = none;
+  options.n_overrides = 1;
+  OK(rfr_run_open(f->ctx, config, NULL, &options, &run));
+  const rfr_programs *p = rfr_run_programs(run);
+  rfr_plan_op op;
+  for (int i = 0; rfr_program_op(p, 0, i, &op) == RFR_OK; i++) assert_string_not_equal(op.name, "dropout");
+  rfr_run_close(run);
+}
+
 /* Which layers have a window in the spellings of each class, and what is written for each. */
 static void windows(void **state) {
   rft_folder *f = *state;
@@ -424,10 +452,12 @@ static void notes(void **state) {
   }
   json_t *o = config_of("llama");
   json_object_set_new(o, "something_new", json_integer(17));
+  json_object_set_new(json_object_get(o, "rope_scaling"), "beta_fast", json_integer(32));
   OK(read_config(f, o, &c));
   OK(rfi_hf_notes_read(f->ctx, f->path, &n));
-  assert_int_equal(json_array_size(n.unknown), 1);
+  assert_int_equal(json_array_size(n.unknown), 2);
   assert_string_equal(json_string_value(json_array_get(n.unknown, 0)), "something_new");
+  assert_string_equal(json_string_value(json_array_get(n.unknown, 1)), "rope_scaling.beta_fast");
   /* the ids go back into what is saved; those of generation are its file's, where there is one */
   json_t *saved = rfi_hf_with_ids(rfi_hf_config(&c), n.ids), *want = config_of("llama");
   assert_true(json_equal(json_object_get(saved, "eos_token_id"), json_object_get(want, "eos_token_id")));
@@ -545,7 +575,7 @@ static int print_logits(const char *folder) {
   rfr_model_config c = {.dtype = RFR_F32};
   rfr_tensor x;
   rfr_status s = rfr_ctx_create(NULL, &ctx);
-  if (s == RFR_OK) s = rfi_hf_read(ctx, folder, &c);
+  if (s == RFR_OK) s = rfi_hf_read(ctx, folder, true, &c);
   if (s == RFR_OK) p = compile(ctx, &c, TOKENS);
   if (s == RFR_OK) s = load(ctx, p, folder);
   if (s == RFR_OK) s = rfr_programs_tensor(p, "offsets", &x);
@@ -569,6 +599,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       rft_folder_test(references), rft_folder_test(greedy_texts), rft_folder_test(what_we_write_reads_back),
       rft_folder_test(fields),     rft_folder_test(versions),     rft_folder_test(refused),
+      rft_folder_test(published_dropout),
       rft_folder_test(base_names), rft_folder_test(indexes),      rft_folder_test(windows),
       rft_folder_test(notes),
   };

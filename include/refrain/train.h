@@ -177,6 +177,7 @@ typedef struct rfr_machine {
   int threads;
   int has_amx;             /* bf16 matrix units, and the kernel allows their use */
   char matmul[96];         /* what runs matrix products: "oneDNN 2.6.3 (avx512_core_amx)", or why there is none */
+  int matmul_library;      /* 0: there is none; products run on the portable kernel, which does not use matrix units */
   const char *module_path; /* folder of the loadable modules */
   rfr_dtype best_dtype;    /* what `dtype: auto` means on the context's device */
   const char *device;      /* the context's: "cpu", "cuda", ... */

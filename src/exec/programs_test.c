@@ -542,8 +542,9 @@ static void test_refused(void **state) {
 
 static void test_profile(void **state) {
   (void)state;
-  enum { T = 12, H = 2, D = 8, IN = 24, MOST = 16 };
+  enum { T = 12, H = 2, D = 8, IN = 24, CAPACITY = 40, WINDOW = 11, MOST = 16 };
   static const int32_t documents[3] = {0, 4, 12};
+  static const int64_t text[4] = {7, 14, 0, 0}; /* seven tokens are cached, seven are to be taken */
   rfr_op_time times[MOST];
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -552,12 +553,18 @@ static void test_profile(void **state) {
   rfr_value offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){3}));
   rfr_value q = rfr_reshape(t, rfr_linear(t, x, w, RFR_NONE), 3, ((int64_t[]){T, H, D}));
   rfr_output(t, "y", rfr_attention(t, q, q, q, offsets, &(rfr_attention_options){.causal = 1}));
+  rfr_value cache = rfr_input(t, "cache", RFR_ROLE_INPUT, RFR_F32, 3, ((int64_t[]){CAPACITY, H, D}));
+  rfr_value cursor = rfr_input(t, "cursor", RFR_ROLE_INPUT, RFR_I64, 1, ((int64_t[]){4}));
+  rfr_attention_options windowed = {.causal = 1, .window = WINDOW};
+  rfr_output(t, "next", rfr_attention_cached(t, q, cache, cache, cursor, &windowed));
   OK(rfr_trace_finish(t));
   rfr_programs *p = compile(t, NULL);
   fill_inputs(p);
   rfr_tensor tensor, y;
   OK(rfr_programs_tensor(p, "offsets", &tensor));
   memcpy(tensor.data, documents, sizeof documents);
+  OK(rfr_programs_tensor(p, "cursor", &tensor));
+  memcpy(tensor.data, text, sizeof text);
   OK(rfr_programs_load(p));
   OK(rfr_program_capture(p, 0));
   OK(rfr_program_replay(p, 0, NULL, 0));
@@ -576,7 +583,7 @@ static void test_profile(void **state) {
   OK(rfr_program_profile(p, 0, times, MOST, &n));
   assert_memory_equal(y.data, replayed, sizeof replayed);
   double end = 0;
-  bool product = false, attention = false;
+  bool product = false, attention = false, cached = false;
   for (int i = 0; i < n; i++) {
     rfr_plan_op op;
     OK(rfr_program_op(p, 0, times[i].op, &op));
@@ -592,9 +599,12 @@ static void test_profile(void **state) {
       attention = true; /* two products over the pairs of a causal mask within each document */
       assert_true(fabs(times[i].flops - 2.0 * 2 * (4 * 5 / 2 + 8 * 9 / 2) * H * D) < 1e-6);
       assert_string_equal(times[i].kernel, rfi_ctx_isa(ctx));
+    } else if (strcmp(op.name, "attention_cached") == 0) {
+      cached = true; /* of positions 7 to 13 the first four see all before them, the others the window */
+      assert_true(fabs(times[i].flops - 2.0 * 2 * (8 + 9 + 10 + 4 * WINDOW) * H * D) < 1e-6);
     }
   }
-  assert_true(product && attention);
+  assert_true(product && attention && cached);
   rfr_programs_destroy(p);
 
   rfr_compile_options debug = rfr_compile_options_default();

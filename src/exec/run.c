@@ -37,17 +37,18 @@ static rfr_dtype first_float(const rfi_call *call) {
   return call->out[0].type.dtype;
 }
 
-/* Of attention's work, as it is counted by shapes, what the documents leave: from their offsets, wherever they lie. */
-static rfr_status documents_share(rfr_programs *p, const rfi_opr *op, const rfi_call *call, double *share) {
-  const int operand = rfi_documents_operand(op);
+/* Of attention's work, as it is counted by shapes, what documents or a cursor leave: wherever those values lie. */
+static rfr_status read_share(rfr_programs *p, const rfi_opr *op, const rfi_call *call, double *share) {
+  const int operand = rfi_pairs_operand(op);
   if (operand < 0) return RFR_OK;
-  const rfi_arg *offsets = &call->in[operand];
-  const int64_t n = (offsets->type.shape[0] - 1) * offsets->stride[0] + 1;
-  int32_t *at;
-  RFI_TRY(RFI_ALLOC(p->ctx, (size_t)n * sizeof *at, &at));
-  rfr_status s = p->backend->copy(p->device, at, offsets->data, (size_t)n * sizeof *at);
-  if (s == RFR_OK) *share = rfi_pairs_in_documents(op, call, at);
-  rfi_free(p->ctx, at);
+  const rfi_arg *x = &call->in[operand];
+  const int64_t n = (x->type.shape[0] - 1) * x->stride[0] + 1;
+  const size_t bytes = (size_t)n * (size_t)rfr_dtype_bits(x->type.dtype) / 8;
+  void *values;
+  RFI_TRY(rfi_alloc(p->ctx, bytes, &values));
+  rfr_status s = p->backend->copy(p->device, values, x->data, bytes);
+  if (s == RFR_OK) *share = rfi_share_of_pairs(op, call, values);
+  rfi_free(p->ctx, values);
   return s;
 }
 
@@ -61,7 +62,7 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
     RFI_TRY(p->backend->run_timed(p->device, b, &seconds));
     const rfi_cost cost = rfi_op_cost(g->trace, op);
     double share = 1;
-    RFI_TRY(documents_share(p, op, &b->call, &share)); /* now: another value may take the offsets' place */
+    RFI_TRY(read_share(p, op, &b->call, &share)); /* now: another value may take the place of these */
     times[i] =
         (rfr_op_time){b->op, b->kernel, start - begin, seconds, cost.flops * share, cost.bytes, first_float(&b->call)};
   }

@@ -2,10 +2,13 @@
  *
  * Work of an op. Attention counts the pairs of rows that a causal mask and a window leave.
  * Documents are values, not shapes: they count as if each had `longest` rows, where that is
- * promised, else as one. Bytes count each operand once, as if caches were perfect: good for
- * comparing ops, not for predicting time.
+ * promised, else as one; a row over cached keys counts as the mean over a whole text. Bytes
+ * count each operand once, as if caches were perfect: good for comparing ops, not for
+ * predicting time.
  */
 #include "ops/cost.h"
+
+#include "ops/decode/cursor.h"
 
 static const rfr_type *type_of(const rfr_trace *t, rfr_value v) { return &t->values[v].type; }
 
@@ -21,6 +24,12 @@ static double pairs_of(double rows, const rfi_attr *attr) {
 static double most_pairs(double T, const rfi_attr *attr) {
   const double longest = attr[4].i > 0 && (double)attr[4].i < T ? (double)attr[4].i : T;
   return T > 0 ? T / longest * pairs_of(longest, attr) : 0;
+}
+
+/* Of a row of cached attention: the mean over a text that fills the cache. */
+static double cached_pairs(const rfr_type *cache, const rfi_attr *attr) {
+  const double capacity = (double)cache->shape[0];
+  return capacity > 0 ? pairs_of(capacity, attr) / capacity : 0;
 }
 
 static double flops_of(const rfr_trace *t, const rfi_opr *op) {
@@ -45,10 +54,8 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
       double products = forward ? 2 : 5;
       return 2 * products * most_pairs((double)q->shape[0], op->attr) * (double)(q->shape[1] * q->shape[2]);
     }
-    case RFI_OP_attention_cached: { /* half of the capacity, as causal attention has it over a whole text */
-      const rfr_type *q = type_of(t, op->in[0]);
-      return 2 * (double)rfi_count(q) * (double)type_of(t, op->in[1])->shape[0];
-    }
+    case RFI_OP_attention_cached:
+      return 2 * 2 * cached_pairs(type_of(t, op->in[1]), op->attr) * (double)rfi_count(type_of(t, op->in[0]));
     default: return op->flops;
   }
 }
@@ -76,19 +83,39 @@ rfi_cost rfi_op_cost(const rfr_trace *t, const rfi_opr *op) {
   return cost;
 }
 
-int rfi_documents_operand(const rfi_opr *op) {
-  return op->def->code == RFI_OP_attention ? 3 : op->def->code == RFI_OP_attention_bwd ? 6 : -1;
+int rfi_pairs_operand(const rfi_opr *op) {
+  switch (op->def->code) {
+    case RFI_OP_attention:
+    case RFI_OP_attention_cached: return 3;
+    case RFI_OP_attention_bwd: return 6;
+    default: return -1;
+  }
 }
 
-double rfi_pairs_in_documents(const rfi_opr *op, const rfi_call *call, const int32_t *at) {
-  const rfi_arg *q = &call->in[op->def->code == RFI_OP_attention ? 0 : 1];
-  const rfi_arg *offsets = &call->in[rfi_documents_operand(op)];
-  const double T = (double)q->type.shape[0];
+static double documents_share(const rfi_opr *op, const rfr_type *q, const rfi_arg *offsets) {
+  const double T = (double)q->shape[0];
   const int64_t stride = offsets->stride[0];
+  const int32_t *at = offsets->data;
   double pairs = 0;
   for (int64_t i = 0; i + 1 < offsets->type.shape[0]; i++) {
     const double rows = (double)at[(i + 1) * stride] - (double)at[i * stride];
     if (rows > 0 && rows <= T) pairs += pairs_of(rows, op->attr);
   }
   return T > 0 ? pairs / most_pairs(T, op->attr) : 1;
+}
+
+/* The rows that are taken see what the text has with them and has not before them. */
+static double cached_share(const rfi_opr *op, const rfr_type *q, const rfr_type *cache, const rfi_arg *cursor) {
+  const double most = (double)q->shape[0] * cached_pairs(cache, op->attr);
+  const rfi_take take = rfi_take_next(cursor, q->shape[0], cache->shape[0]);
+  const double before = (double)take.first, after = (double)(take.first + take.count);
+  return most > 0 ? (pairs_of(after, op->attr) - pairs_of(before, op->attr)) / most : 1;
+}
+
+double rfi_share_of_pairs(const rfi_opr *op, const rfi_call *call, const void *values) {
+  rfi_arg decides = call->in[rfi_pairs_operand(op)];
+  decides.data = (void *)values;
+  if (op->def->code == RFI_OP_attention_cached)
+    return cached_share(op, &call->in[0].type, &call->in[1].type, &decides);
+  return documents_share(op, &call->in[op->def->code == RFI_OP_attention ? 0 : 1].type, &decides);
 }

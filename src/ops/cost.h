@@ -13,10 +13,11 @@ typedef struct rfi_cost {
   double bytes; /* operands read once, results written once; 0 for views */
 } rfi_cost;
 rfi_cost rfi_op_cost(const rfr_trace *t, const rfi_opr *op);
-/* The operand of an attention that holds the offsets of its documents; -1 for other ops. */
-int rfi_documents_operand(const rfi_opr *op);
-/* The share of an attention's cost that its documents leave; `at` are the offsets as they lie in that operand,
- * where the host can read them. */
-double rfi_pairs_in_documents(const rfi_opr *op, const rfi_call *call, const int32_t *at);
+/* The operand of an attention whose values say how much of the counted work there is: the offsets of documents or a
+ * cursor; -1 for other ops. */
+int rfi_pairs_operand(const rfi_opr *op);
+/* The share of an attention's cost that they leave; `values` as they lie in that operand, where the host can read
+ * them. */
+double rfi_share_of_pairs(const rfi_opr *op, const rfi_call *call, const void *values);
 
 #endif

@@ -285,13 +285,28 @@ static rfr_status read_rope(const json_t *o, const char *file, rfr_model_config 
   return RFR_OK;
 }
 
+#define NO_DROPOUT_AT_ALL "run.dropout=none trains without any dropout"
+
 /* Dropout matters in training alone, but it is part of what the folder says: what we cannot do is refused. */
 static rfr_status no_attention_dropout(const json_t *o, const char *file, const char *key) {
   double p = 0.0;
   RFI_TRY(rfi_json_get_real(o, file, key, false, &p));
   if (p == 0.0) return RFR_OK;
   return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
-                     "%s is %g, and dropout inside attention is not built; set it to 0 to train without", key, p);
+                     "%s is %g, and dropout inside attention is not built; " NO_DROPOUT_AT_ALL, key, p);
+}
+
+/* GPT-2's one probability serves both places. */
+static rfr_status read_dropout(const json_t *o, const char *file, rfr_model_config *c) {
+  double embedding = 0.0;
+  if (c->type != RFR_MODEL_GPT2) return no_attention_dropout(o, file, "attention_dropout");
+  RFI_TRY(no_attention_dropout(o, file, "attn_pdrop"));
+  RFI_TRY(rfi_json_get_real(o, file, "resid_pdrop", false, &c->dropout));
+  RFI_TRY(rfi_json_get_real(o, file, "embd_pdrop", false, &embedding));
+  if (embedding == c->dropout) return RFR_OK;
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
+                     "embd_pdrop is %g and resid_pdrop %g, and different ones are not built; " NO_DROPOUT_AT_ALL,
+                     embedding, c->dropout);
 }
 
 /* A number above 0. `missing` is what null means; without it the field must be there: what the library would take for a
@@ -323,7 +338,6 @@ static rfr_status read_llama(const json_t *o, const char *file, const char *type
                           {"num_attention_heads", &c->heads, true},
                           {"max_position_embeddings", &c->max_positions, true}};
   RFI_TRY(gemma ? read_gemma(o, file, c) : want(o, file, "hidden_act", "silu", "swish"));
-  RFI_TRY(no_attention_dropout(o, file, "attention_dropout"));
   RFI_TRY(read_sizes(o, file, fields, (int)(sizeof fields / sizeof fields[0])));
   c->kv_heads = c->heads;
   c->head_dim = c->hidden_size / c->heads;
@@ -343,18 +357,6 @@ static rfr_status read_llama(const json_t *o, const char *file, const char *type
   return plain ? read_flag(o, file, "mlp_bias", &c->mlp_bias) : RFR_OK;
 }
 
-/* One probability serves both places. */
-static rfr_status read_dropout(const json_t *o, const char *file, rfr_model_config *c) {
-  double embedding = 0.0;
-  RFI_TRY(no_attention_dropout(o, file, "attn_pdrop"));
-  RFI_TRY(rfi_json_get_real(o, file, "resid_pdrop", false, &c->dropout));
-  RFI_TRY(rfi_json_get_real(o, file, "embd_pdrop", false, &embedding));
-  if (embedding == c->dropout) return RFR_OK;
-  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
-                     "embd_pdrop is %g and resid_pdrop %g; different ones are not built: set them equal, or both to 0",
-                     embedding, c->dropout);
-}
-
 static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config *c) {
   const field fields[] = {{"vocab_size", &c->vocab_size, true},
                           {"n_embd", &c->hidden_size, true},
@@ -362,7 +364,6 @@ static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config 
                           {"n_head", &c->heads, true},
                           {"n_positions", &c->max_positions, true}};
   RFI_TRY(want(o, file, "activation_function", "gelu_new", "gelu_pytorch_tanh"));
-  RFI_TRY(read_dropout(o, file, c));
   RFI_TRY(read_sizes(o, file, fields, (int)(sizeof fields / sizeof fields[0])));
   c->kv_heads = c->heads;
   c->head_dim = c->hidden_size / c->heads;
@@ -374,7 +375,7 @@ static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config 
   return read_flag(o, file, "tie_word_embeddings", &c->tie_embeddings);
 }
 
-rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, rfr_model_config *c) {
+rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model_config *c) {
   rfr_status s;
   char *path = NULL;
   json_t *o = NULL;
@@ -400,6 +401,7 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, rfr_model_config *c) {
   RFI_GOTO(refuse(o, path, type));
   *c = rfr_model_config_default(types[which].type);
   c->dtype = dtype;
+  if (dropout) RFI_GOTO(read_dropout(o, path, c));
   s = c->type == RFR_MODEL_GPT2 ? read_gpt2(o, path, c) : read_llama(o, path, type, c);
   if (s == RFR_OK) s = rfr_model_config_check(c);
 fail:
@@ -437,11 +439,26 @@ static const char *const known[] = {
     "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
     "suppress_tokens", "begin_suppress_tokens"};
 
-static bool is_known(const char *key) {
+static const char *const known_of_rope[] = {
+    "type",           "rope_type",       "rope_theta",       "factor",
+    "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"};
+
+static bool is_known(const char *key, const char *const *names, size_t n) {
   bool found = key[0] == '_';
-  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) found = found || strcmp(key, known[i]) == 0;
+  for (size_t i = 0; i < n; i++) found = found || strcmp(key, names[i]) == 0;
   for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) found = found || strcmp(key, refused[i].key) == 0;
   return found;
+}
+
+/* Adds the unknown ones of an object's names; nonzero when out of memory. */
+static int add_unknown(json_t *list, const json_t *o, const char *prefix, const char *const *names, size_t n) {
+  const char *key;
+  json_t *value;
+  int wrong = 0;
+  json_object_foreach((json_t *)o, key, value) {
+    if (!is_known(key, names, n)) wrong |= json_array_append_new(list, json_sprintf("%s%s", prefix, key));
+  }
+  return wrong;
 }
 
 /* Those of the special tokens that an object has. NULL when out of memory. */
@@ -462,10 +479,7 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
   rfr_status s;
   char *path = NULL, *generation_path = NULL;
   json_t *o = NULL, *generation = NULL;
-  const char *key;
-  json_t *value;
   char kind;
-  int wrong = 0;
   *out = (rfi_hf_notes){0};
   RFI_GOTO(rfi_path_join(ctx, folder, "config.json", &path));
   RFI_GOTO(rfi_json_load(ctx, path, &o));
@@ -475,8 +489,12 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
   out->ids = ids_of(o);
   out->generation_ids = ids_of(generation ? generation : o);
   out->unknown = json_array();
-  json_object_foreach(o, key, value) {
-    if (out->unknown && !is_known(key)) wrong |= json_array_append_new(out->unknown, json_string(key));
+  int wrong = add_unknown(out->unknown, o, "", known, sizeof known / sizeof known[0]);
+  for (int i = 0; i < 2; i++) {
+    static const char *const objects[] = {"rope_scaling", "rope_parameters"}, *const prefixes[] = {"rope_scaling.",
+                                                                                                "rope_parameters."};
+    wrong |= add_unknown(out->unknown, json_object_get(o, objects[i]), prefixes[i], known_of_rope,
+                         sizeof known_of_rope / sizeof known_of_rope[0]);
   }
   if (wrong || !out->ids || !out->generation_ids || !out->unknown) s = rfi_fail(RFI_E_NO_MEMORY, "reading %s", path);
 fail:

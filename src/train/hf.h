@@ -6,6 +6,7 @@
 #define RFI_HF_H
 
 #include <jansson.h>
+#include <stdbool.h>
 
 #include "refrain/nn.h"
 
@@ -17,13 +18,14 @@ const char *rfi_hf_layer_type(rfr_model_config *c, int64_t layer, const char *ty
 /* Reads folder/config.json, as versions 4 and 5 of the transformers library write it, over
  * the defaults in `c`; its dtype stays, weights are converted when they are loaded. A field
  * that changes what the model computes in a way that is not built is refused by name
- * (model.config). */
-rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, rfr_model_config *c);
+ * (model.config). With `dropout` false the model has none, whatever the folder says. */
+rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model_config *c);
 
 /* What else the folder says. */
 typedef struct rfi_hf_notes {
   json_t *ids, *generation_ids; /* of the special tokens, as config.json and generation_config.json have them */
-  json_t *unknown;              /* names of fields of config.json whose meaning is not known, and so not heeded */
+  json_t *unknown;              /* names of fields of config.json, and of its rope_scaling or rope_parameters, whose
+                                 * meaning is not known, and so not heeded */
 } rfi_hf_notes;
 rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out);
 void rfi_hf_notes_deinit(rfi_hf_notes *notes); /* accepts zeros */

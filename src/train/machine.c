@@ -34,6 +34,7 @@ rfr_status rfi_machine_read(rfr_ctx *ctx, rfi_machine *out) {
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_cpu_library_open(ctx, &library));
   snprintf(out->matmul, sizeof out->matmul, "%s", rfi_cpu_library_describe(library));
+  out->matmul_library = rfi_cpu_library_loaded(library);
   out->bf16_fast = rfi_cpu_library_bf16_fast(library) || strcmp(rfi_ctx_device(ctx), "cpu") != 0;
   rfi_cpu_library_close(library);
   return RFR_OK;
@@ -45,6 +46,7 @@ rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out) {
   memset(out, 0, sizeof *out);
   out->size = sizeof *out;
   snprintf(out->matmul, sizeof out->matmul, "%s", m.matmul);
+  out->matmul_library = m.matmul_library;
   out->isa = rfi_ctx_isa(ctx);
   out->threads = rfi_ctx_threads(ctx);
   out->has_amx = has_amx();

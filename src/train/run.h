@@ -26,7 +26,7 @@ enum { RFI_STEP_ATTEMPTED, RFI_STEP_APPLIED, RFI_STEP_SEED, RFI_STEP_SKIPPED, RF
 /* What the bits of a run depend on besides its configuration. */
 typedef struct rfi_machine {
   char matmul[96];
-  bool bf16_fast;
+  bool matmul_library, bf16_fast;
 } rfi_machine;
 rfr_status rfi_machine_read(rfr_ctx *ctx, rfi_machine *out);
 

@@ -36,12 +36,13 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   const rfi_config *c = s->config;
   const rfr_model_type type = strcmp(c->model_model_type, "gpt2") == 0 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA;
   rfr_model_config m = rfr_model_config_default(type);
+  const bool dropout = strcmp(c->run_dropout, "none") != 0;
   if (!c->precision_dtype) /* auto */
     RFI_TRY(rfi_config_set(s->config, RFI_CFG_precision_dtype, bf16_fast ? "bf16" : "f32", "this machine"));
   m.dtype = rfr_dtype_parse(c->precision_dtype);
   if (*c->model) {
     s->weights = c->model;
-    RFI_TRY(rfi_hf_read(s->ctx, c->model, &m));
+    RFI_TRY(rfi_hf_read(s->ctx, c->model, dropout, &m));
     RFI_TRY(rfi_hf_notes_read(s->ctx, c->model, &s->notes));
     s->spec.model = m;
     return rfr_model_config_check(&m);
@@ -56,7 +57,7 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   m.max_positions = c->model_max_position_embeddings;
   m.norm_eps = c->model_rms_norm_eps;
   m.rope_theta = c->model_rope_theta;
-  m.dropout = c->model_dropout;
+  m.dropout = dropout ? c->model_dropout : 0.0;
   m.init_std = c->model_init_std;
   m.window = c->model_sliding_window;
   RFI_TRY(read_layer_types(s, &m));

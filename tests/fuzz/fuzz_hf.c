@@ -11,7 +11,11 @@
 
 static bool read_model(const char *folder, rfr_model_config *c) {
   *c = rfr_model_config_default(RFR_MODEL_LLAMA);
-  rfr_status s = rfi_hf_read(rft_fuzz_ctx(), folder, c);
+  rfi_hf_notes notes;
+  rfr_status s = rfi_hf_notes_read(rft_fuzz_ctx(), folder, &notes);
+  rft_fuzz_status(s);
+  rfi_hf_notes_deinit(&notes);
+  s = rfi_hf_read(rft_fuzz_ctx(), folder, true, c);
   rft_fuzz_status(s);
   if (s != RFR_OK) return false;
   s = rfr_model_config_check(c);

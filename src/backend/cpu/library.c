@@ -103,6 +103,7 @@ void rfi_cpu_library_close(rfi_cpu_library *l) {
 }
 
 const char *rfi_cpu_library_describe(const rfi_cpu_library *l) { return l->text; }
+bool rfi_cpu_library_loaded(const rfi_cpu_library *l) { return l->module != NULL; }
 bool rfi_cpu_library_bf16_fast(const rfi_cpu_library *l) { return l->bf16_fast; }
 
 /* ---- products ---- */

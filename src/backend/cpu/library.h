@@ -29,6 +29,8 @@ rfr_status rfi_cpu_library_bind(rfi_cpu_library *library, rfi_opcode code, const
 #define RFI_LIBRARY_KERNEL "oneDNN"
 /* "oneDNN 2.6.3 (avx512_core_amx)", or why there is none. Part of what the bits depend on. */
 const char *rfi_cpu_library_describe(const rfi_cpu_library *library);
+/* Whether there is a library at all. */
+bool rfi_cpu_library_loaded(const rfi_cpu_library *library);
 /* Whether bf16 products have instructions of their own, so that bf16 is the faster choice. */
 bool rfi_cpu_library_bf16_fast(const rfi_cpu_library *library);
 
