@@ -30,7 +30,7 @@ struct variant {
   int most_d;
 };
 static const variant variants[] = {{"sm80", 8, &rfi_attention_sm80, &rfi_attention_sm80_bwd, 256},
-                                   {"sm90", 9, &rfi_attention_sm90, &rfi_attention_sm80_bwd, 128}};
+                                   {"sm90", 9, &rfi_attention_sm90, &rfi_attention_sm90_bwd, 128}};
 
 extern "C" rfr_status rfi_cuda_check(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return RFR_OK;

@@ -59,21 +59,26 @@ template <int N> static __device__ __forceinline__ void rfi_wgmma_wait(void) {
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 
-/* c (64 x 64) = or += a (64 x 16, registers) b; TRANSPOSED: b is columns. */
+/* c (64 x 64) = or += a (64 x 16) b: a in registers, or rows of a panel; b rows of a panel, or, TRANSPOSED, columns. */
+#define RFI_WGMMA(type, a, b, ...)                                                                             \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" b ", 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type \
+               " " RFI_WGMMA_SUM_NAMES ", " a                                                                  \
+               : RFI_WGMMA_SUMS(c)                                                                             \
+               : __VA_ARGS__, "r"((int)add), "n"((int)TRANSPOSED))
+
 template <typename T, bool TRANSPOSED>
 static __device__ __forceinline__ void rfi_wgmma(float (*c)[4], const uint32_t (&a)[4], uint64_t b, bool add) {
-  if constexpr (sizeof(T) == 2 && __is_same(T, rfi_bf16))
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " RFI_WGMMA_SUM_NAMES
-                 ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-                 : RFI_WGMMA_SUMS(c)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"((int)TRANSPOSED));
+  if constexpr (__is_same(T, rfi_bf16))
+    RFI_WGMMA("bf16.bf16", "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}", "37", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+              "r"(a[3]), "l"(b));
   else
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " RFI_WGMMA_SUM_NAMES
-                 ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-                 : RFI_WGMMA_SUMS(c)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"((int)TRANSPOSED));
+    RFI_WGMMA("f16.f16", "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}", "37", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+              "r"(a[3]), "l"(b));
+}
+template <typename T, bool TRANSPOSED>
+static __device__ __forceinline__ void rfi_wgmma(float (*c)[4], uint64_t a, uint64_t b, bool add) {
+  if constexpr (__is_same(T, rfi_bf16)) RFI_WGMMA("bf16.bf16", "%32, %33, p, 1, 1, 0, %35;\n}", "34", "l"(a), "l"(b));
+  else RFI_WGMMA("f16.f16", "%32, %33, p, 1, 1, 0, %35;\n}", "34", "l"(a), "l"(b));
 }
 
 #endif
