@@ -11,7 +11,7 @@
  */
 #include "ops/elementwise/map.cuh"
 
-enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES, RUN = 32 };
+enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES, END_WARPS = 32, RUN = 32 };
 enum { MOST_PARTS = 1024, SPLIT_TARGET = 1056, SPLIT_ROWS = 64 };
 
 struct sum_kind {
@@ -167,14 +167,24 @@ static __global__ void __launch_bounds__(THREADS)
   }
 }
 
+/* A lane for each column, each warp every END_WARPS-th part: one thread's walk over hundreds of parts took as long as
+ * reading the rows. */
 template <class KIND>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(END_WARPS *LANES)
     across_end(const result y, const double *part, int64_t results, int parts) {
-  for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < results; i += (int64_t)gridDim.x * THREADS) {
-    double total = KIND::nothing();
-    for (int p = 0; p < parts; p++) total = KIND::join(total, part[p * results + i]);
-    put(y, i, total);
+  __shared__ double joined[END_WARPS][LANES];
+  const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+  const int64_t column = (int64_t)blockIdx.x * LANES + lane;
+  double total = KIND::nothing();
+  if (column < results) {
+#pragma unroll 4
+    for (int p = warp; p < parts; p += END_WARPS) total = KIND::join(total, part[p * results + column]);
   }
+  joined[warp][lane] = total;
+  __syncthreads();
+  if (warp > 0 || column >= results) return;
+  for (int w = 1; w < END_WARPS; w++) total = KIND::join(total, joined[w][lane]);
+  put(y, column, total);
 }
 
 /* In how many parts the rows are added, by shapes alone. */
@@ -223,7 +233,8 @@ static void launch_across(const rfr_call *call, const extent &e, const result &y
   const dim3 grid((unsigned)rfi_blocks(e.results, LANES * V), (unsigned)parts);
   across<KIND, X, V><<<grid, THREADS, 0, rfi_stream(call)>>>((const X *)call->in[0].data, y, e, part);
   if (parts > 1)
-    across_end<KIND><<<rfi_grid(call, e.results, THREADS), THREADS, 0, rfi_stream(call)>>>(y, part, e.results, parts);
+    across_end<KIND>
+        <<<(unsigned)rfi_blocks(e.results, LANES), END_WARPS * LANES, 0, rfi_stream(call)>>>(y, part, e.results, parts);
 }
 
 template <class KIND, typename X> static void launch(const rfr_call *call) {
