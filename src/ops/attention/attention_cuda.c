@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention on a GPU: which kernel. Types, shapes and strides decide, and whether the addresses
- * are multiples of 16 bytes, which are not known when the workspace is asked for: it is large
- * enough for either.
+ * attention on a GPU: which kernel. The device, types, shapes and strides decide, and whether the
+ * addresses are multiples of 16 bytes, which are not known when the workspace is asked for: it is
+ * large enough for either.
  */
 #include "ops/attention/attention_cuda.h"
 
@@ -14,23 +14,34 @@ static bool is_aligned(const rfr_call *call) {
   return true;
 }
 
+/* The fastest for the call, if its addresses are aligned; NULL: rfi_attention_any alone. */
+static const rfi_cuda_kernel *fastest(const rfr_call *call, const rfi_cuda_kernel *sm80, const rfi_cuda_kernel *sm90) {
+  const rfi_cuda_info *info = rfi_cuda_info_of(call);
+  if (info->major == 9 && !info->portable && sm90->takes(call)) return sm90;
+  return sm80->takes(call) ? sm80 : NULL;
+}
+static const rfi_cuda_kernel *forward_of(const rfr_call *call) {
+  return fastest(call, &rfi_attention_sm80, &rfi_attention_sm90);
+}
+static const rfi_cuda_kernel *backward_of(const rfr_call *call) {
+  return fastest(call, &rfi_attention_sm80_bwd, &rfi_attention_sm90_bwd);
+}
+
 static rfr_status run(const rfr_call *call, const rfi_cuda_kernel *fast, const rfi_cuda_kernel *any) {
-  return fast->takes(call) && is_aligned(call) ? fast->run(call) : any->run(call);
+  return fast && is_aligned(call) ? fast->run(call) : any->run(call);
 }
 
 static size_t workspace(const rfr_call *call, const rfi_cuda_kernel *fast, const rfi_cuda_kernel *any) {
-  const size_t a = any->workspace(call), b = fast->takes(call) ? fast->workspace(call) : 0;
+  const size_t a = any->workspace(call), b = fast ? fast->workspace(call) : 0;
   return a > b ? a : b;
 }
 
-static rfr_status forward(const rfr_call *call) { return run(call, &rfi_attention_sm80, &rfi_attention_any); }
-static rfr_status backward(const rfr_call *call) { return run(call, &rfi_attention_sm80_bwd, &rfi_attention_any_bwd); }
+static rfr_status forward(const rfr_call *call) { return run(call, forward_of(call), &rfi_attention_any); }
+static rfr_status backward(const rfr_call *call) { return run(call, backward_of(call), &rfi_attention_any_bwd); }
 
-static size_t forward_workspace(const rfr_call *call) {
-  return workspace(call, &rfi_attention_sm80, &rfi_attention_any);
-}
+static size_t forward_workspace(const rfr_call *call) { return workspace(call, forward_of(call), &rfi_attention_any); }
 static size_t backward_workspace(const rfr_call *call) {
-  return workspace(call, &rfi_attention_sm80_bwd, &rfi_attention_any_bwd);
+  return workspace(call, backward_of(call), &rfi_attention_any_bwd);
 }
 
 static int takes(const rfr_call *call) { return rfi_attention_any.takes(call); }
