@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention on tensor cores against attention in f32 arithmetic, on a GPU, without the library:
+ * Attention on tensor cores against f64 and against attention in f32 arithmetic, on a GPU, without the library:
  *
  *   cmake --build build/release --target attention_check && build/release/attention_check [check|time]
  *
@@ -259,12 +259,115 @@ static void show_errors(const shape &s, results &fast, results &any) {
   for (buffer *b : fast.all()) expect(b->guard_stands(), "wrote behind a result");
 }
 
+/* ---- in f64 on the host, for small shapes ---- */
+
+static std::vector<double> on_host(const void *from, int64_t n, rfr_dtype dtype) {
+  std::vector<uint16_t> bits((size_t)n);
+  std::vector<double> y((size_t)n);
+  CUDA(cudaMemcpy(bits.data(), from, (size_t)n * 2, cudaMemcpyDeviceToHost));
+  for (size_t i = 0; i < y.size(); i++)
+    y[i] = dtype == RFR_BF16 ? __bfloat162float(((const __nv_bfloat16 *)bits.data())[i])
+                             : __half2float(((const __half *)bits.data())[i]);
+  return y;
+}
+
+static void to_device(buffer &to, const std::vector<double> &x, rfr_dtype dtype) {
+  std::vector<uint16_t> bits(x.size());
+  for (size_t i = 0; i < x.size(); i++)
+    if (dtype == RFR_BF16) ((__nv_bfloat16 *)bits.data())[i] = __double2bfloat16(x[i]);
+    else ((__half *)bits.data())[i] = __double2half(x[i]);
+  CUDA(cudaMemcpy(to.data, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice));
+}
+
+/* The keys that row t sees: those of its document, which is the first that ends behind it. */
+static void keys_of(const shape &s, int t, int *first, int *end) {
+  int before = 0;
+  *first = *end = 0;
+  for (size_t d = 0; d + 1 < s.offsets.size(); d++) {
+    const int ends = std::max(before, std::min(s.offsets[d + 1], s.T)), from = std::max(s.offsets[d], before);
+    if (ends > t) {
+      if (t < from) return;
+      *end = s.causal ? t + 1 : ends;
+      *first = s.window > 0 ? std::max(from, *end - s.window) : from;
+      return;
+    }
+    before = ends;
+  }
+}
+
+/* One head's part of r, from rows of q, k, v (packed) and dy. */
+static void reference_head(const test &t, const std::vector<double> &qkv, const std::vector<double> &dy, int h,
+                           std::vector<double> (&r)[5]) {
+  const shape &s = t.s;
+  const int D = s.D, kv = h / (s.H / s.Hk);
+  const double scale = (float)t.attr[0].f;
+  std::vector<double> p((size_t)s.T), slope((size_t)s.T);
+  for (int i = 0; i < s.T; i++) {
+    int first, end;
+    keys_of(s, i, &first, &end);
+    const double *q = &qkv[(size_t)(i * t.row + h * D)], *d_o = &dy[((size_t)i * s.H + h) * D];
+    double top = -INFINITY, sum = 0, delta = 0;
+    for (int j = first; j < end; j++) {
+      const double *k = &qkv[(size_t)(j * t.row + (s.H + kv) * D)];
+      double x = 0;
+      for (int d = 0; d < D; d++) x += q[d] * k[d];
+      const double bent = s.cap > 0 ? tanh(scale * x / s.cap) : 0;
+      p[j] = s.cap > 0 ? s.cap * bent : scale * x;
+      slope[j] = s.cap > 0 ? 1 - bent * bent : 1;
+      top = std::max(top, p[j]);
+    }
+    for (int j = first; j < end; j++) sum += p[j] = exp(p[j] - top);
+    r[1][(size_t)h * s.T + i] = end > first ? top + log(sum) : -INFINITY;
+    double *o = &r[0][((size_t)i * s.H + h) * D], *dq = &r[2][((size_t)i * s.H + h) * D];
+    for (int j = first; j < end; j++) {
+      const double *v = &qkv[(size_t)(j * t.row + (s.H + s.Hk + kv) * D)];
+      p[j] /= sum;
+      for (int d = 0; d < D; d++) o[d] += p[j] * v[d];
+    }
+    for (int d = 0; d < D; d++) delta += o[d] * d_o[d];
+    for (int j = first; j < end; j++) {
+      const double *k = &qkv[(size_t)(j * t.row + (s.H + kv) * D)], *v = k + s.Hk * D;
+      double *dk = &r[3][((size_t)j * s.Hk + kv) * D], *dv = &r[4][((size_t)j * s.Hk + kv) * D], ds = -delta;
+      for (int d = 0; d < D; d++) ds += v[d] * d_o[d];
+      ds *= p[j] * slope[j] * scale;
+      for (int d = 0; d < D; d++) {
+        dq[d] += ds * k[d];
+        dk[d] += ds * q[d];
+        dv[d] += p[j] * d_o[d];
+      }
+    }
+  }
+}
+
+static void reference(const test &t, results &to) {
+  const shape &s = t.s;
+  const size_t n = (size_t)s.T * s.H * s.D, m = (size_t)s.T * s.Hk * s.D;
+  std::vector<double> r[5] = {std::vector<double>(n), std::vector<double>((size_t)s.T * s.H), std::vector<double>(n),
+                              std::vector<double>(m), std::vector<double>(m)};
+  const std::vector<double> qkv = on_host(t.qkv.data, s.T * t.row, s.dtype),
+                            dy = on_host(t.dy.data, (int64_t)n, s.dtype);
+  for (int h = 0; h < s.H; h++) reference_head(t, qkv, dy, h, r);
+  const std::vector<float> lse(r[1].begin(), r[1].end());
+  CUDA(cudaMemcpy(to.lse.data, lse.data(), lse.size() * 4, cudaMemcpyHostToDevice));
+  to_device(to.o, r[0], s.dtype);
+  to_device(to.dq, r[2], s.dtype);
+  to_device(to.dk, r[3], s.dtype);
+  to_device(to.dv, r[4], s.dtype);
+}
+
+/* ---- checks ---- */
+
+/* Small shapes against f64, so that nothing on the device is trusted; larger ones against attention in f32. */
 static void check_case(const variant &x, const shape &s, uint64_t seed, int repeats) {
   test t(s, seed);
   results any(s), fast(s), again(s);
   print_shape(x, s);
-  t.forward(rfi_attention_any, any);
-  t.backward(rfi_attention_any_bwd, any, any);
+  if (s.T <= 300) {
+    reference(t, any);
+  } else {
+    t.forward(rfi_attention_any, any);
+    t.backward(rfi_attention_any_bwd, any, any);
+  }
   t.forward(*x.forward, fast);
   t.backward(*x.backward, any, fast);
   show_errors(s, fast, any);
