@@ -185,6 +185,8 @@ static void ops(void) {
   VALUE(rfr_clip_scale_at, NULL, NOWHERE, 0, 1);
   VALUE(rfr_adamw_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL);
   VALUE(rfr_sgd_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1);
+  VALUE(rfr_loss_scale_at, NULL, NOWHERE, 0, NULL);
+  VALUE(rfr_loss_scale_end_at, NULL, NOWHERE, 0, 0, 2000);
   VALUE(rfr_step_end_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_ring_read_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_text_read_at, NULL, NOWHERE, 0, 0, 1, NULL, NULL);

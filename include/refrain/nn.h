@@ -59,7 +59,7 @@ typedef struct rfr_model_config {
   double attention_cap;                    /* Gemma 2: scores x become cap tanh(x / cap); 0: they stay */
   double logit_cap;                        /* Gemma 2: the same of logits */
   int64_t longest; /* rows of the longest document that it is given; 0: max_positions. What work is counted by */
-  rfr_dtype dtype; /* of parameters and activations: f32 or bf16 */
+  rfr_dtype dtype; /* of parameters and activations: f32, bf16 or f16 */
 } rfr_model_config;
 
 /* A small byte model of the type: vocab 256, C 256, L 4, H 4. */
@@ -87,9 +87,9 @@ typedef struct rfr_parameter {
 RFR_API int rfr_model_parameter_count(const rfr_model_config *c);
 RFR_API rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *out);
 
-/* Fills `data` (dense, f32 or bf16) with first values. A value depends on the seed, the
+/* Fills `data` (dense, f32, bf16 or f16) with first values. A value depends on the seed, the
  * parameter's name and the element's index alone; the arithmetic is in integers up to
- * one product, so that every machine gets the same bits. The bf16 form is the f32 form
+ * one product, so that every machine gets the same bits. The narrow forms are the f32 form
  * rounded. */
 RFR_API rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, void *data);
 

@@ -148,6 +148,12 @@ RFR_API rfr_value rfr_adamw_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_valu
 RFR_API rfr_value rfr_sgd_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr_value momentum, rfr_value master,
                              rfr_value lr, rfr_value clip, rfr_value skip, double momentum_factor, double decay,
                              double lr_scale);
+/* The dynamic loss scale of f16 training: f32 (1), a power of two from 2^0 to 2^24 that begins at 2^16, and
+ * *inverse, 1 / scale, f32 (1). `state` is a state i32 (2), zeros at first. Multiply the loss's inverse count by
+ * the scale, the norm of the gradients and the factor that an update takes by the inverse. */
+RFR_API rfr_value rfr_loss_scale_at(rfr_trace *t, rfr_place at, rfr_value state, rfr_value *inverse);
+/* The next version of the state: a skipped step halves the scale, `every` others in a row double it. */
+RFR_API rfr_value rfr_loss_scale_end_at(rfr_trace *t, rfr_place at, rfr_value state, rfr_value skip, int64_t every);
 RFR_API rfr_value rfr_step_end_at(rfr_trace *t, rfr_place at, rfr_value step, rfr_value skip);
 /* x = ring[attempted mod R], ring (R, ...) */
 RFR_API rfr_value rfr_ring_read_at(rfr_trace *t, rfr_place at, rfr_value ring, rfr_value step);
@@ -228,6 +234,8 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
   rfr_adamw_at(t, RFR_HERE, w, g, m, v, master, lr, clip, skip, step, o)
 #define rfr_sgd(t, w, g, mom, master, lr, clip, skip, factor, decay, lr_scale) \
   rfr_sgd_at(t, RFR_HERE, w, g, mom, master, lr, clip, skip, factor, decay, lr_scale)
+#define rfr_loss_scale(t, state, inverse) rfr_loss_scale_at(t, RFR_HERE, state, inverse)
+#define rfr_loss_scale_end(t, state, skip, every) rfr_loss_scale_end_at(t, RFR_HERE, state, skip, every)
 #define rfr_step_end(t, step, skip) rfr_step_end_at(t, RFR_HERE, step, skip)
 #define rfr_ring_read(t, ring, step) rfr_ring_read_at(t, RFR_HERE, ring, step)
 #define rfr_metrics_write(t, ring, step, n, values) rfr_metrics_write_at(t, RFR_HERE, ring, step, n, values)

@@ -112,8 +112,9 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
     return rfi_fail(RFI_E_MODEL_CONFIG, "dropout %g is outside [0, 1)", c->dropout);
   if (!(c->norm_eps > 0.0) || !(c->rope_theta > 0.0) || !(c->init_std >= 0.0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "norm_eps and rope_theta must be positive, init_std not negative");
-  if (c->dtype != RFR_F32 && c->dtype != RFR_BF16)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "parameters of type %s; f32 and bf16 are supported", rfr_dtype_name(c->dtype));
+  if (c->dtype != RFR_F32 && c->dtype != RFR_BF16 && c->dtype != RFR_F16)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "parameters of type %s; f32, bf16 and f16 are supported",
+                    rfr_dtype_name(c->dtype));
   return RFR_OK;
 }
 
@@ -150,7 +151,7 @@ static uint64_t name_hash(const char *s) {
 
 static void store(rfr_dtype dtype, void *data, int64_t i, float x) {
   if (dtype == RFR_F32) ((float *)data)[i] = x;
-  else ((uint16_t *)data)[i] = (uint16_t)rfr_float_to_bits(RFR_BF16, x);
+  else ((uint16_t *)data)[i] = (uint16_t)rfr_float_to_bits(dtype, x);
 }
 
 static float normal(uint32_t a, uint32_t b, float scale) {
@@ -159,7 +160,7 @@ static float normal(uint32_t a, uint32_t b, float scale) {
 }
 
 rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, void *data) {
-  if (dtype != RFR_F32 && dtype != RFR_BF16)
+  if (dtype != RFR_F32 && dtype != RFR_BF16 && dtype != RFR_F16)
     return rfi_fail(RFI_E_ARGUMENT, "%s: filled as %s", p->name, rfr_dtype_name(dtype));
   int64_t n = 1;
   for (int d = 0; d < p->rank; d++) n *= p->shape[d];

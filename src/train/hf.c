@@ -83,6 +83,10 @@ static json_t *scaling(const rfr_rope_scaling *r) {
                    "high_freq_factor", r->high, "original_max_position_embeddings", (json_int_t)r->original);
 }
 
+static const char *torch_dtype(rfr_dtype dtype) {
+  return dtype == RFR_BF16 ? "bfloat16" : dtype == RFR_F16 ? "float16" : "float32";
+}
+
 static json_t *llama(const rfr_model_config *c) {
   const family own = family_of(c);
   json_t *o = json_pack("{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:b, s:b, s:b, s:s, s:f, s:f, "
@@ -95,7 +99,7 @@ static json_t *llama(const rfr_model_config *c) {
                         "rms_norm_eps", c->norm_eps, "rope_theta", c->rope_theta, "tie_word_embeddings",
                         c->tie_embeddings, "attention_bias", c->attention_bias, "mlp_bias", c->mlp_bias, "hidden_act",
                         "silu", "attention_dropout", 0.0, "initializer_range", c->init_std, "bos_token_id",
-                        "eos_token_id", "torch_dtype", c->dtype == RFR_BF16 ? "bfloat16" : "float32", "use_cache", 1);
+                        "eos_token_id", "torch_dtype", torch_dtype(c->dtype), "use_cache", 1);
   int wrong = o ? add_window(o, c) | add_gemma(o, c) : 1;
   if (!wrong && c->rope_scaling.factor != 1.0)
     wrong = json_object_set_new(o, "rope_scaling", scaling(&c->rope_scaling));
@@ -112,7 +116,7 @@ static json_t *gpt2(const rfr_model_config *c) {
                    "layer_norm_epsilon", c->norm_eps, "tie_word_embeddings", c->tie_embeddings, "activation_function",
                    "gelu_new", "embd_pdrop", c->dropout, "resid_pdrop", c->dropout, "attn_pdrop", 0.0,
                    "initializer_range", c->init_std, "bos_token_id", "eos_token_id", "torch_dtype",
-                   c->dtype == RFR_BF16 ? "bfloat16" : "float32", "use_cache", 1);
+                   torch_dtype(c->dtype), "use_cache", 1);
 }
 
 json_t *rfi_hf_config(const rfr_model_config *c) { return c->type == RFR_MODEL_GPT2 ? gpt2(c) : llama(c); }

@@ -210,6 +210,40 @@ static void bits_gpt2_bf16_dropout(void **state) {
   same_bits("refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, "gpt2");
 }
 
+#define HALF "precision: {dtype: f16}\n"
+static void bits_llama_f16(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" LLAMA HALF DATA TWO_BATCHES ADAM RUN, "half");
+}
+
+/* A loss scale under which f16 overflows: steps are skipped, each halves it, until one is not; then training goes on.
+ * Without overflow the losses are those of f32, as far as f16 goes. */
+static void loss_scale(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record half = {0}, single = {0};
+  rfr_run_options o = options_for(&single);
+  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  steps(run, STEPS);
+  rfr_run_close(run);
+  o = options_for(&half);
+  run = open_run(ctx, "refrain: 1\n" LLAMA HALF DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  rfr_tensor x;
+  assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), "loss_scale", &x), RFR_OK);
+  steps(run, STEPS);
+  int32_t *scale = x.data;
+  assert_true(scale[0] == 0 && scale[1] == STEPS && half.skipped == 0);
+  for (int i = 1; i <= STEPS; i++) assert_true(fabs(half.loss[i] - single.loss[i]) < 5e-3 * single.loss[i]);
+  for (int i = 1; i <= STEPS; i++) assert_true(fabs(half.norm[i] - single.norm[i]) < 3e-2 * single.norm[i]);
+  scale[0] = 99; /* more than the largest there is, 2^24 */
+  steps(run, 12);
+  assert_true(half.skipped > 0 && half.skipped < 12);
+  assert_int_equal(scale[0], 8 - half.skipped);
+  assert_int_equal(scale[1], 12 - half.skipped);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
 /* What is computed again is the same: less memory, no bit changed. */
 static void recomputed(void **state) {
   (void)state;
@@ -711,6 +745,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(bits_llama),
       cmocka_unit_test(bits_gpt2_bf16_dropout),
+      cmocka_unit_test(bits_llama_f16),
+      cmocka_unit_test(loss_scale),
       cmocka_unit_test(microbatches),
       cmocka_unit_test(recomputed),
       cmocka_unit_test(mismatches),

@@ -5,15 +5,18 @@
  * The step is one program: input rings in; for each microbatch forward and loss; one
  * gradient per trainable parameter, summed over microbatches by autodiff; then schedule,
  * norm, clipping, update, counts, metrics. Losses are sums that are divided by the valid
- * tokens of the whole step, so that k microbatches mean what one batch means. All that
- * changes from step to step lies in the step block and the rings; the trace holds no
- * step number.
+ * tokens of the whole step, so that k microbatches mean what one batch means. In f16 that
+ * divisor makes the loss larger by the loss scale, which the norm and the updates take back.
+ * All that changes from step to step lies in the step block, the loss scale and the rings; the
+ * trace holds no step number.
  */
 #include "train/step_trace.h"
 
 #include <stdio.h>
 
 #include "base/base.h"
+
+enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
 
 /* One step's share of a ring: slot attempted mod R, shape (k, ...). */
 static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, int64_t width, rfr_value step) {
@@ -44,6 +47,24 @@ typedef struct update {
   rfr_value lr, clip, skip, step;
 } update;
 
+/* RFR_NONE: the loss is not scaled. */
+typedef struct scaling {
+  rfr_value state, scale, inverse;
+} scaling;
+
+static scaling record_scaling(rfr_trace *t, const rfi_step_spec *s) {
+  const int64_t two = 2;
+  scaling x = {RFR_NONE, RFR_NONE, RFR_NONE};
+  if (s->model.dtype != RFR_F16) return x;
+  x.state = rfr_input(t, RFI_NAME_LOSS_SCALE, RFR_ROLE_STATE, RFR_I32, 1, &two);
+  x.scale = rfr_loss_scale(t, x.state, &x.inverse);
+  return x;
+}
+
+static rfr_value unscaled(rfr_trace *t, const scaling *scaling, rfr_value x) {
+  return scaling->inverse == RFR_NONE ? x : rfr_mul(t, x, scaling->inverse);
+}
+
 static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update *u, const char *name, rfr_value w,
                              rfr_value g) {
   double scale = 1.0, decay = s->adamw.decay;
@@ -67,9 +88,9 @@ static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update 
   rfr_adamw(t, w, g, m, v, master, u->lr, u->clip, u->skip, u->step, &o);
 }
 
-/* Everything behind the loss. `g` has room for one value per parameter. */
+/* Everything behind the loss, which is `shown` without its scale. `g` has room for one value per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
-                     rfr_value count, rfr_value step) {
+                     const scaling *scaling, rfr_value shown, rfr_value count, rfr_value step) {
   int trainable = 0;
   rfr_parameter p;
   for (int i = 0; i < n; i++) {
@@ -82,14 +103,15 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
   u.lr = rfr_lr_schedule(t, step, &s->lr);
   const int64_t gradients = trainable;
   rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
-  rfr_value norm = rfr_grad_norm_zeros(t, trainable, g, zeros, &u.skip);
-  if (s->clip > 0.0) u.clip = rfr_clip_scale(t, norm, s->clip);
+  rfr_value norm = unscaled(t, scaling, rfr_grad_norm_zeros(t, trainable, g, zeros, &u.skip));
+  u.clip = scaling->inverse;
+  if (s->clip > 0.0) u.clip = unscaled(t, scaling, rfr_clip_scale(t, norm, s->clip));
   trainable = 0;
   for (int i = 0; i < n; i++) {
     rfr_model_parameter(&s->model, i, &p);
     if (!frozen(s, p.name)) update_parameter(t, s, &u, p.name, w[i], g[trainable++]);
   }
-  const rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,
+  const rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = shown,
                                            [RFI_METRIC_NORM] = norm,
                                            [RFI_METRIC_LR] = u.lr,
                                            [RFI_METRIC_COUNT] = count,
@@ -97,6 +119,7 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
   const int64_t shape[2] = {s->slots, 1 + RFI_METRIC_N};
   rfr_value mring = rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape);
   rfr_metrics_write(t, mring, step, RFI_METRIC_N, metrics);
+  if (scaling->state != RFR_NONE) rfr_loss_scale_end(t, scaling->state, u.skip, SCALE_GROWS);
   rfr_step_end(t, step, u.skip);
 }
 
@@ -112,6 +135,8 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   rfr_value all_offsets = ring(t, s, RFI_NAME_OFFSETS, s->tokens + 1, step);    /* (k,T+1) */
   for (int64_t m = 0; m < s->microbatches; m++) targets[m] = row(t, all_targets, m);
   rfr_value count, inv = rfr_token_count(t, (int)s->microbatches, targets, RFI_IGNORE, &count);
+  const scaling scaling = record_scaling(t, s);
+  if (scaling.scale != RFR_NONE) inv = rfr_mul(t, inv, scaling.scale);
   rfr_value loss = RFR_NONE;
   for (int64_t m = 0; m < s->microbatches; m++) {
     rfr_microbatch(t, (int)m);
@@ -124,9 +149,10 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
     rfr_microbatch(t, -1);
     loss = m == 0 ? part : rfr_add(t, loss, part);
   }
-  rfr_value_set_name(t, loss, "loss");
-  optimize(t, s, w, n, g, loss, count, step);
-  rfr_output(t, "loss", loss);
+  const rfr_value shown = unscaled(t, &scaling, loss);
+  rfr_value_set_name(t, shown, "loss");
+  optimize(t, s, w, n, g, loss, &scaling, shown, count, step);
+  rfr_output(t, "loss", shown);
 }
 
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {

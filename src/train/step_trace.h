@@ -55,6 +55,7 @@ typedef struct rfi_step_spec {
 #define RFI_NAME_OFFSETS "offsets"               /* i32 (R,k,T+1) */
 #define RFI_NAME_METRICS "metrics"               /* f64 (R,1+RFI_METRIC_N) */
 #define RFI_NAME_ZERO_STEPS "zero_steps"         /* i32 (trainable), see rfr_grad_norm_zeros */
+#define RFI_NAME_LOSS_SCALE "loss_scale"         /* i32 (2), of f16 training, see rfr_loss_scale */
 #define RFI_NAME_EVAL_TOKENS "eval.tokens"       /* i32 (eval_tokens) */
 #define RFI_NAME_EVAL_TARGETS "eval.targets"     /* i32 (eval_tokens) */
 #define RFI_NAME_EVAL_OFFSETS "eval.offsets"     /* i32 (eval_tokens+1) */

@@ -94,6 +94,22 @@ rfr_status rfi_infer_sgd(const rfi_infer *c) {
   return RFR_OK;
 }
 
+static bool is_loss_scale(const rfr_type *t) { return t->dtype == RFR_I32 && t->rank == 1 && t->shape[0] == 2; }
+
+rfr_status rfi_infer_loss_scale(const rfi_infer *c) {
+  if (!is_loss_scale(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the state of the loss scale, i32 (2)");
+  c->out[0] = c->out[1] = scalar(RFR_F32);
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_loss_scale_end(const rfi_infer *c) {
+  if (!is_loss_scale(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the state of the loss scale, i32 (2)");
+  if (!is_scalar(&c->in[1], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the skip flag, i32 (1)");
+  if (c->attr[0].i < 1) return rfi_fail(RFI_E_TRACE_SHAPE, "every %lld steps", (long long)c->attr[0].i);
+  c->out[0] = c->in[0];
+  return RFR_OK;
+}
+
 rfr_status rfi_infer_step_end(const rfi_infer *c) {
   if (!is_step_block(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the step block, i64 (4)");
   if (!is_scalar(&c->in[1], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the skip flag, i32 (1)");
@@ -204,6 +220,17 @@ rfr_value rfr_sgd_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr_v
   rfr_value in[] = {w, g, momentum, master, lr, clip, skip};
   rfi_attr attr[] = {rfi_f(momentum_factor), rfi_f(decay), rfi_f(lr_scale)};
   return rfi_record(t, at, RFI_OP_sgd, 7, in, attr, NULL);
+}
+
+rfr_value rfr_loss_scale_at(rfr_trace *t, rfr_place at, rfr_value state, rfr_value *inverse) {
+  rfr_value out[2];
+  rfi_record(t, at, RFI_OP_loss_scale, 1, &state, NULL, out);
+  if (inverse) *inverse = out[1];
+  return out[0];
+}
+
+rfr_value rfr_loss_scale_end_at(rfr_trace *t, rfr_place at, rfr_value state, rfr_value skip, int64_t every) {
+  return rfi_record(t, at, RFI_OP_loss_scale_end, 2, (rfr_value[]){state, skip}, (rfi_attr[]){rfi_i(every)}, NULL);
 }
 
 rfr_value rfr_step_end_at(rfr_trace *t, rfr_place at, rfr_value step, rfr_value skip) {

@@ -128,6 +128,32 @@ RFT_CASES(sgd) = {
     NULL,
 };
 
+static double scale_of(int32_t shift) { return pow(2, fmin(24, fmax(0, 16.0 + shift))); }
+
+RFT_REF(loss_scale) {
+  double *scale = call->out[0].data, *inverse = call->out[1].data;
+  if (scale) *scale = scale_of(*(int32_t *)call->in[0].data);
+  if (inverse) *inverse = 1 / scale_of(*(int32_t *)call->in[0].data);
+}
+RFT_CASES(loss_scale) = {"loss_scale(i[2]=0,0)", "loss_scale(i[2]=-5,17)", "loss_scale(i[2]=8,1999)",
+                         "loss_scale(i[2]=-99,3)", "loss_scale(i[2]=400,3)", NULL};
+
+RFT_REF(loss_scale_end) {
+  int32_t *state = call->out[0].data, good = state[1];
+  double scale = scale_of(state[0]);
+  const bool skip = *(int32_t *)call->in[1].data, twice = !skip && good + 1 >= call->attr[0].i;
+  if (skip) scale /= 2;
+  if (twice) scale *= 2;
+  state[0] = (int32_t)fmin(8, fmax(-16, log2(scale) - 16));
+  state[1] = skip || twice ? 0 : good + 1;
+}
+RFT_CASES(loss_scale_end) = {
+    "loss_scale_end(i[2]=0,0, i[1]=0) every=2000",  "loss_scale_end(i[2]=0,1999, i[1]=0) every=2000",
+    "loss_scale_end(i[2]=3,1999, i[1]=1) every=2000", "loss_scale_end(i[2]=8,1, i[1]=0) every=2",
+    "loss_scale_end(i[2]=-16,5, i[1]=1) every=9",   "loss_scale_end(i[2]=-7,0, i[1]=0) every=1",
+    NULL,
+};
+
 RFT_REF(step_end) {
   int64_t *step = call->out[0].data;
   int32_t skip = *(int32_t *)call->in[1].data;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The step's scalars on a GPU, as in schedule_cpu.c: learning rate, gradient norm, clip factor, step
+ * The step's scalars on a GPU, as in schedule_cpu.c: learning rate, gradient norm, clip factor, loss scale, step
  * block. All of them read the step block, the norm and the flag on the device.
  *
  * The norm's squares are summed in f64 over chunks, a block each, of all gradients in one launch: the
@@ -8,6 +8,7 @@
  * adds the chunks in a fixed order and looks at each gradient's own for the count of zeros.
  */
 #include "backend/cuda/kernels.cuh"
+#include "ops/optim/loss_scale.h"
 #include "refrain/ops.h"
 
 enum { ATTEMPTED, APPLIED, SEED, SKIPPED };
@@ -49,6 +50,27 @@ static rfr_status clip_run(const rfr_call *c) {
   if (c->out[0].data)
     clip_scale<<<1, 1, 0, rfi_stream(c)>>>(c->attr[0].f, (const float *)c->in[0].data, (float *)c->out[0].data);
   return rfi_cuda_launched("clip_scale");
+}
+
+static __global__ void loss_scale(const int32_t *state, float *scale, float *inverse) {
+  const int exponent = rfi_scale_exponent(state);
+  if (scale) *scale = ldexpf(1.0f, exponent);
+  if (inverse) *inverse = ldexpf(1.0f, -exponent);
+}
+
+static rfr_status scale_run(const rfr_call *c) {
+  loss_scale<<<1, 1, 0, rfi_stream(c)>>>((const int32_t *)c->in[0].data, (float *)c->out[0].data,
+                                         (float *)c->out[1].data);
+  return rfi_cuda_launched("loss_scale");
+}
+
+static __global__ void loss_scale_end(int32_t *state, const int32_t *skip, int64_t every) {
+  rfi_scale_step(state, *skip != 0, every);
+}
+
+static rfr_status scale_end_run(const rfr_call *c) {
+  loss_scale_end<<<1, 1, 0, rfi_stream(c)>>>((int32_t *)c->out[0].data, (const int32_t *)c->in[1].data, c->attr[0].i);
+  return rfi_cuda_launched("loss_scale_end");
 }
 
 static __global__ void step_end(int64_t *step, const int32_t *skip) {
@@ -228,4 +250,6 @@ static rfr_status norm_run(const rfr_call *c) {
 extern "C" const rfi_cuda_kernel RFI_CUDA(lr_schedule) = {lr_run, NULL};
 extern "C" const rfi_cuda_kernel RFI_CUDA(grad_norm) = {norm_run, norm_workspace};
 extern "C" const rfi_cuda_kernel RFI_CUDA(clip_scale) = {clip_run, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(loss_scale) = {scale_run, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(loss_scale_end) = {scale_end_run, NULL};
 extern "C" const rfi_cuda_kernel RFI_CUDA(step_end) = {step_end_run, NULL};

@@ -16,6 +16,7 @@
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
+#include "ops/optim/loss_scale.h"
 #include "ops/walk.h"
 
 enum { ATTEMPTED, APPLIED, SEED, SKIPPED };
@@ -106,6 +107,18 @@ static rfr_status clip_run(const rfi_call *c) {
   return RFR_OK;
 }
 
+static rfr_status scale_run(const rfi_call *c) {
+  const int exponent = rfi_scale_exponent(c->in[0].data);
+  if (c->out[0].data) *(float *)c->out[0].data = ldexpf(1.0f, exponent);
+  if (c->out[1].data) *(float *)c->out[1].data = ldexpf(1.0f, -exponent);
+  return RFR_OK;
+}
+
+static rfr_status scale_end_run(const rfi_call *c) {
+  rfi_scale_step(c->out[0].data, *(const int32_t *)c->in[1].data != 0, c->attr[0].i);
+  return RFR_OK;
+}
+
 static rfr_status step_end_run(const rfi_call *c) {
   int64_t *step = c->in[0].data;
   int64_t skip = *(const int32_t *)c->in[1].data != 0;
@@ -118,4 +131,6 @@ static rfr_status step_end_run(const rfi_call *c) {
 const rfi_kernel RFI_CPU(lr_schedule) = {lr_run, NULL};
 const rfi_kernel RFI_CPU(grad_norm) = {norm_run, norm_workspace};
 const rfi_kernel RFI_CPU(clip_scale) = {clip_run, NULL};
+const rfi_kernel RFI_CPU(loss_scale) = {scale_run, NULL};
+const rfi_kernel RFI_CPU(loss_scale_end) = {scale_end_run, NULL};
 const rfi_kernel RFI_CPU(step_end) = {step_end_run, NULL};
