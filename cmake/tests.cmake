@@ -43,6 +43,9 @@ foreach(source ${RFR_TEST_SOURCES})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endforeach()
 
+# Programs of this test run on a backend of its own.
+target_link_options(backend_faults_test PRIVATE -Wl,--wrap=rfi_backend_find)
+
 # What a GPU would do, as far as that shows without one: every op has a kernel, the shipped configurations have a plan.
 if(TARGET refrain_cuda AND NOT RFR_SANITIZE)
   add_dependencies(ops_test refrain_cuda)

@@ -43,8 +43,30 @@ struct rfi_graph {
   cudaGraphExec_t exec;
 };
 
+/* Errors after which the context answers nothing else, whatever it is asked. */
+static bool is_sticky(cudaError_t e) {
+  switch (e) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained: return true;
+    default: return false;
+  }
+}
+
 rfr_status rfi_cuda_check(cudaError_t e, const char *what) {
   if (e == cudaSuccess) return RFR_OK;
+  if (is_sticky(e))
+    return core->fail(RFI_E_BACKEND_DEAD, "%s: the GPU's context is dead: %s (%s)", what, cudaGetErrorString(e),
+                      cudaGetErrorName(e));
   const bool memory = e == cudaErrorMemoryAllocation;
   cudaGetLastError(); /* an error that is not sticky must not turn up in the next call */
   return core->fail(memory ? RFI_E_NO_MEMORY : RFI_E_CUDA, "%s: %s (%s)", what, cudaGetErrorString(e),

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A whole run on a device whose k-th call fails, for each entry of the backend's table and k
+ * = 1, 2, ... until nothing failed any more: each time a status with slug and next step,
+ * nothing of the device or of the context left, and the checkpoint from before still whole.
+ *
+ * With a sticky error every later call on the run says that the context is dead, none writes a
+ * checkpoint, and a new context resumes from the last one to the very bytes of an undisturbed
+ * run. Too small an arena is out of memory, exactly below what the plan needs.
+ *
+ * The device is the CPU behind support/fault_backend; the linker puts it in the place of what
+ * rfi_backend_find finds (--wrap).
+ */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/checkpoint.h"
+#include "refrain/train.h"
+#include "support/fault_backend.h"
+#include "support/folder.h"
+
+enum { SHOWN = 2, LAST = 4, DENSE = 12, STRIDE = 9 };
+
+static const char config[] =
+    "refrain: 1\n"
+    "model: {model_type: llama, hidden_size: 8, intermediate_size: 12, num_hidden_layers: 1, num_attention_heads: 2}\n"
+    "data: {train: [\"text/*.txt\"], validation: 40%, sequence: 8}\n"
+    "batch: {tokens: 32, microbatch: 2}\n"
+    "optimizer: {lr: 1e-2, clip: 1}\n"
+    "precision: {dtype: f32}\n"
+    "run: {steps: 4, keep: 3, log_every: 1}\n";
+
+static bool use_fault_backend;
+rfr_status __real_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out);
+rfr_status __wrap_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out);
+rfr_status __wrap_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out) {
+  if (!use_fault_backend) return __real_rfi_backend_find(ctx, out);
+  *out = &rft_fault_backend;
+  return RFR_OK;
+}
+
+static void nothing(const char *piece, size_t n, void *user) { (void)piece, (void)n, (void)user; }
+
+static void put_texts(rft_folder *f) {
+  for (int i = 0; i < 6; i++) {
+    char name[32], text[400];
+    int n = 0;
+    for (int k = 0; k < 9 + i; k++) n += sprintf(text + n, "%d plus %d is %d\n", i, k, i + k);
+    snprintf(name, sizeof name, "text/%d.txt", i);
+    rft_write(f, name, text, (size_t)n);
+  }
+}
+
+static rfr_ctx *one_thread(void) {
+  rfr_ctx *ctx;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.threads = 1;
+  o.use_onednn = 0;
+  assert_int_equal(rfr_ctx_create(&o, &ctx), RFR_OK);
+  return ctx;
+}
+
+/* On a dead device every call on a run that is still open says so. */
+static void check_dead(rfr_run *run) {
+  rfr_evaluation e;
+  rfr_programs *p = rfr_run_programs(run);
+  int idle;
+  int64_t block[4];
+  rfr_tensor step;
+  assert_int_equal(rfr_programs_tensor(p, "step", &step), RFR_OK);
+  for (int i = 0; i < 7; i++) {
+    rfr_status s = i == 0   ? rfr_run_step(run)
+                   : i == 1 ? rfr_run_evaluate(run, &e)
+                   : i == 2 ? rfr_run_save(run)
+                   : i == 3 ? rfr_programs_wait(p)
+                   : i == 4 ? rfr_programs_poll(p, &idle)
+                   : i == 5 ? rfr_programs_read(p, &step, block)
+                            : rfr_programs_write(p, &step, block);
+    assert_int_equal(s, RFR_IO);
+    assert_string_equal(rfr_last_error()->slug, "backend.dead");
+    assert_non_null(strstr(rfr_last_error()->next, "last checkpoint stands"));
+  }
+}
+
+static rfr_status profiled(rfr_run *run) {
+  enum { MOST = 1000 };
+  static rfr_op_time times[MOST];
+  int n;
+  return rfr_run_profile(run, times, MOST, &n);
+}
+
+/* Opens (resuming where there is something), goes from step `from` to `to`, evaluates, saves. */
+static rfr_status train(rfr_ctx *ctx, const char *root, const char *folder, int from, int to, bool eager) {
+  rfr_run *run;
+  rfr_evaluation e;
+  int idle;
+  rfr_run_options o = rfr_run_options_default();
+  o.config_folder = root;
+  o.resume = 1;
+  o.eager = eager;
+  rfr_status s = rfr_run_open(ctx, config, folder, &o, &run);
+  if (s != RFR_OK) return s;
+  for (int i = from; s == RFR_OK && i < to; i++) s = i == from && !eager ? profiled(run) : rfr_run_step(run);
+  if (s == RFR_OK) s = rfr_programs_wait(rfr_run_programs(run));
+  if (s == RFR_OK) s = rfr_programs_poll(rfr_run_programs(run), &idle);
+  if (s == RFR_OK) s = rfr_run_evaluate(run, &e);
+  if (s == RFR_OK) s = rfr_run_save(run);
+  if (rft_faults.dead) check_dead(run);
+  rfr_run_close(run);
+  return s;
+}
+
+static rfr_status write_text(rfr_ctx *ctx, const char *folder) {
+  rfr_run *run;
+  rfr_generate_options g = rfr_generate_options_default();
+  rfr_run_options o = rfr_run_options_default();
+  o.programs = RFR_RUN_GENERATE;
+  g.tokens = 5;
+  rfr_status s = rfr_run_open(ctx, NULL, folder, &o, &run);
+  if (s != RFR_OK) return s;
+  s = rfr_run_generate(run, "1 plus", 6, &g, nothing, NULL);
+  rfr_run_close(run);
+  return s;
+}
+
+typedef struct scene {
+  rft_folder *f;
+  rfr_ctx *ctx;
+  int64_t blocks;
+  rfi_hash shown, last; /* of the weights, undisturbed */
+} scene;
+
+static void weights(scene *c, const char *run, int step, rfi_hash *hash) {
+  char name[96];
+  int64_t size;
+  snprintf(name, sizeof name, "%s/step-%06d/model.safetensors", run, step);
+  assert_int_equal(rfi_file_hash(c->f->ctx, rft_path(c->f, name), &size, hash), RFR_OK);
+}
+
+static void set_scene(scene *c, rft_folder *f) {
+  *c = (scene){.f = f, .ctx = one_thread()};
+  rft_faults = (rft_fault){0};
+  use_fault_backend = false;
+  put_texts(f);
+  assert_int_equal(train(c->ctx, f->path, rft_path(f, "calm"), 0, SHOWN, false), RFR_OK);
+  assert_int_equal(train(c->ctx, f->path, rft_path(f, "calm"), SHOWN, LAST, false), RFR_OK);
+  weights(c, "calm", SHOWN, &c->shown);
+  weights(c, "calm", LAST, &c->last);
+  use_fault_backend = true;
+  assert_int_equal(train(c->ctx, f->path, rft_path(f, "run"), 0, SHOWN, false), RFR_OK);
+  rfi_hash hash;
+  weights(c, "run", SHOWN, &hash); /* the bits do not depend on how bytes come and go */
+  assert_memory_equal(&hash, &c->shown, sizeof hash);
+  c->blocks = rfr_ctx_get_stats(c->ctx).live_blocks;
+}
+
+static void end_scene(scene *c) {
+  use_fault_backend = false;
+  rfr_ctx_destroy(c->ctx);
+}
+
+static void assert_checkpoint(scene *c, int step) {
+  char name[64];
+  rfi_checkpoint *checkpoint;
+  rfi_hash hash;
+  snprintf(name, sizeof name, "run/step-%06d", step);
+  if (rfi_checkpoint_open(c->f->ctx, rft_path(c->f, name), &checkpoint) != RFR_OK)
+    fail_msg("%s", rfr_last_error()->message);
+  rfi_checkpoint_close(checkpoint);
+  weights(c, "run", step, &hash);
+  assert_memory_equal(&hash, step == SHOWN ? &c->shown : &c->last, sizeof hash);
+}
+
+/* What must hold whatever failed; afterwards the folder is as before. */
+static void check_scene(scene *c, rfr_status s, const char *what) {
+  const rft_fault *f = &rft_faults;
+  const rfr_error *e = rfr_last_error();
+  if (f->failed != (s != RFR_OK)) fail_msg("%s: status %d", what, (int)s);
+  if (f->failed && (e->status != s || strcmp(e->slug, f->sticky ? "backend.dead" : "cuda") != 0 || !*e->next))
+    fail_msg("%s: %s [%s]", what, e->message, e->slug);
+  if (f->devices || f->blocks || f->graphs)
+    fail_msg("%s: %d devices, %d blocks, %d graphs are left", what, f->devices, f->blocks, f->graphs);
+  if (rfr_ctx_get_stats(c->ctx).live_blocks != c->blocks)
+    fail_msg("%s: %lld blocks of the context are left", what,
+             (long long)(rfr_ctx_get_stats(c->ctx).live_blocks - c->blocks));
+  char name[64];
+  snprintf(name, sizeof name, "run/step-%06d", LAST);
+  assert_checkpoint(c, SHOWN);
+  if (access(rft_path(c->f, name), F_OK) == 0) assert_checkpoint(c, LAST);
+  else assert_true(s != RFR_OK);
+}
+
+static void start_again(scene *c) {
+  char name[64];
+  snprintf(name, sizeof name, "run/step-%06d", LAST);
+  assert_int_equal(rfi_tree_remove(c->f->ctx, rft_path(c->f, name)), RFR_OK);
+}
+
+/* Every call of one entry fails once; returns how many there are. */
+static int64_t each_call(scene *c, rft_entry entry, bool eager, bool sticky) {
+  int64_t tried = 0;
+  for (int64_t k = 1;; k += k < DENSE ? 1 : STRIDE, tried++) {
+    char what[64];
+    snprintf(what, sizeof what, "call %lld of %s%s", (long long)k, rft_entry_name(entry), eager ? ", eager" : "");
+    rft_faults = (rft_fault){.entry = entry, .k = k, .sticky = sticky};
+    rfr_status s = train(c->ctx, c->f->path, rft_path(c->f, "run"), SHOWN, LAST, eager);
+    const bool failed = rft_faults.failed;
+    check_scene(c, s, what);
+    if (sticky && failed) { /* a new process goes on from the last checkpoint */
+      start_again(c);
+      rft_faults = (rft_fault){0};
+      s = train(c->ctx, c->f->path, rft_path(c->f, "run"), SHOWN, LAST, eager);
+      check_scene(c, s, what);
+    }
+    start_again(c);
+    if (!failed) return tried;
+  }
+}
+
+static void training(void **state, bool sticky) {
+  scene c;
+  set_scene(&c, *state);
+  for (rft_entry entry = 0; entry < RFT_ENTRY_N; entry++) {
+    const int64_t replayed = each_call(&c, entry, false, sticky), eager = each_call(&c, entry, true, sticky);
+    print_message("%s: %lld and, eager, %lld calls failed\n", rft_entry_name(entry), (long long)replayed,
+                  (long long)eager);
+    assert_true(replayed > 0 || eager > 0);
+  }
+  end_scene(&c);
+}
+
+static void calls(void **state) { training(state, false); }
+static void sticky_calls(void **state) { training(state, true); }
+
+static void text_calls(void **state) {
+  scene c;
+  set_scene(&c, *state);
+  for (rft_entry entry = 0; entry < RFT_ENTRY_N; entry++)
+    for (int64_t k = 1;; k++) {
+      rft_faults = (rft_fault){.entry = entry, .k = k};
+      const rfr_status s = write_text(c.ctx, rft_path(c.f, "run"));
+      if (rft_faults.failed != (s != RFR_OK))
+        fail_msg("call %lld of %s: status %d", (long long)k, rft_entry_name(entry), (int)s);
+      if (rft_faults.failed) assert_string_equal(rfr_last_error()->slug, "cuda");
+      assert_true(rft_faults.devices == 0 && rft_faults.blocks == 0 && rft_faults.graphs == 0);
+      assert_int_equal(rfr_ctx_get_stats(c.ctx).live_blocks, c.blocks);
+      if (!rft_faults.failed) break;
+    }
+  end_scene(&c);
+}
+
+static void arena_cap(void **state) {
+  scene c;
+  set_scene(&c, *state);
+  rft_faults = (rft_fault){0};
+  assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
+  const int64_t needed = rft_faults.most_arena_bytes;
+  start_again(&c);
+  rft_faults = (rft_fault){.cap = needed - 1};
+  assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_NO_MEMORY);
+  assert_string_equal(rfr_last_error()->slug, "memory.alloc");
+  assert_true(rft_faults.devices == 0 && rft_faults.blocks == 0 && rft_faults.graphs == 0);
+  assert_int_equal(rfr_ctx_get_stats(c.ctx).live_blocks, c.blocks);
+  assert_checkpoint(&c, SHOWN);
+  rft_faults = (rft_fault){.cap = needed};
+  assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
+  assert_checkpoint(&c, LAST);
+  end_scene(&c);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      rft_folder_test(calls),
+      rft_folder_test(sticky_calls),
+      rft_folder_test(text_calls),
+      rft_folder_test(arena_cap),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

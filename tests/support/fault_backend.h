@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A backend whose k-th call fails: the CPU's table behind a counter for each entry. To the
+ * library it is a device of its own (`host` is false), so every byte goes through copies. An
+ * error may be sticky, as one that spoils a GPU's context: from then on every call fails with
+ * backend.dead. What is open, allocated or captured is counted.
+ */
+#ifndef RFT_FAULT_BACKEND_H
+#define RFT_FAULT_BACKEND_H
+
+#include "backend/backend.h"
+
+#define RFT_ENTRIES(X) \
+  X(open) X(alloc) X(fill) X(copy) X(bind) X(run) X(run_timed) X(capture) X(launch) X(wait) X(poll)
+typedef enum rft_entry {
+#define RFT_ENTRY_ENUM(name) RFT_ENTRY_##name,
+  RFT_ENTRIES(RFT_ENTRY_ENUM)
+#undef RFT_ENTRY_ENUM
+      RFT_ENTRY_N
+} rft_entry;
+
+typedef struct rft_fault {
+  rft_entry entry; /* whose k-th call fails; k 0: none does */
+  int64_t k;
+  bool sticky;
+  int64_t cap; /* most bytes of arena at a time; 0: no limit */
+  /* what happened */
+  int64_t calls[RFT_ENTRY_N];
+  bool failed, dead;
+  int devices, blocks, graphs;
+  int64_t arena_bytes, most_arena_bytes;
+} rft_fault;
+
+extern rft_fault rft_faults; /* one test program, one thread */
+extern const rfi_backend rft_fault_backend;
+const char *rft_entry_name(rft_entry entry);
+
+#endif
