@@ -4,10 +4,6 @@ enable_testing()
 rfr_require(CMOCKA cmocka)
 
 file(GLOB_RECURSE RFR_TEST_SOURCES CONFIGURE_DEPENDS src/*_test.c tests/*_test.c)
-if(RFR_SANITIZE STREQUAL "thread")
-  # One thread and many products: minutes under ThreadSanitizer, which has nothing to see there.
-  list(FILTER RFR_TEST_SOURCES EXCLUDE REGEX "/recompute_test\\.c$")
-endif()
 file(GLOB_RECURSE RFR_TEST_SUPPORT CONFIGURE_DEPENDS src/*_ref.c tests/support/*.c)
 if(RFR_TEST_SUPPORT)
   add_library(refrain_test_objects OBJECT ${RFR_TEST_SUPPORT})

@@ -22,24 +22,8 @@
 #include "core/rng.h"
 #include "refrain/nn.h"
 #include "refrain/program.h"
+#include "support/context.h"
 #include "trace/trace.h"
-
-#define OK(call)                                                                \
-  do {                                                                          \
-    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
-  } while (0)
-
-static rfr_ctx *ctx;
-static int setup(void **state) {
-  (void)state;
-  return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1;
-}
-static int teardown(void **state) {
-  (void)state;
-  int live = (int)rfr_ctx_get_stats(ctx).live_blocks;
-  rfr_ctx_destroy(ctx);
-  return live;
-}
 
 /* ---- programs ---- */
 
@@ -93,10 +77,9 @@ static void fill_inputs(rfr_programs *p) {
 
 static rfr_programs *compile(const rfr_trace *t, bool fuse) {
   rfr_compile_options o = rfr_compile_options_default();
-  rfr_programs *p;
   o.fuse = fuse;
   o.loss_chunk = 5;
-  OK(rfr_compile(ctx, 1, &t, NULL, &o, &p));
+  rfr_programs *p = rft_compile(t, &o);
   fill_inputs(p);
   OK(rfr_programs_load(p));
   return p;
@@ -582,12 +565,12 @@ static void test_zero_gradients(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(test_cases, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_all_frozen, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_llama_subsets, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_gpt2_subsets, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_gemma_subsets, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_zero_gradients, setup, teardown),
+      rft_context_test(test_cases),
+      rft_context_test(test_all_frozen),
+      rft_context_test(test_llama_subsets),
+      rft_context_test(test_gpt2_subsets),
+      rft_context_test(test_gemma_subsets),
+      rft_context_test(test_zero_gradients),
   };
   return cmocka_run_group_tests_name("frozen", tests, NULL, NULL);
 }

@@ -16,16 +16,13 @@
 #include "ops/decode/cursor.h"
 #include "refrain/program.h"
 #include "refrain/train.h"
+#include "support/context.h"
 #include "support/folder.h"
 #include "train/hf.h"
 #include "train/step_trace.h"
 #include "train/weights.h"
 
 #define MODELS RFT_SOURCE_DIR "/tests/models/"
-#define OK(call)                                                                \
-  do {                                                                          \
-    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
-  } while (0)
 
 static const char *const models[] = {"gpt2",  "gpt2-untied", "llama",        "llama-shards", "qwen2",
                                      "qwen3", "mistral",     "qwen2-window", "gemma",        "gemma2"};

@@ -13,13 +13,8 @@
 #include <cmocka.h>
 
 #include "refrain/refrain.h"
+#include "support/context.h"
 
-static rfr_ctx *ctx;
-
-#define OK(call)                                                                \
-  do {                                                                          \
-    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
-  } while (0)
 #define SHAPE(...) ((int64_t[]){__VA_ARGS__})
 
 static rfr_trace *new_trace(void) {

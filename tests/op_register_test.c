@@ -16,11 +16,7 @@
 #include <cmocka.h>
 
 #include "refrain/refrain.h"
-
-#define OK(call)                                                                \
-  do {                                                                          \
-    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
-  } while (0)
+#include "support/context.h"
 
 /* ---- mine.softcap: y = cap tanh(x / cap) ---- */
 

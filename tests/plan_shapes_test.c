@@ -15,14 +15,8 @@
 
 #include "base/base.h"
 #include "exec/exec.h"
+#include "support/context.h"
 #include "train/step_trace.h"
-
-static rfr_ctx *ctx;
-
-#define OK(call)                                                                \
-  do {                                                                          \
-    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
-  } while (0)
 
 typedef struct shape {
   const char *name;
@@ -140,18 +134,7 @@ static void test_shapes(void **state) {
   rfr_programs_destroy(user);
 }
 
-static int setup(void **state) {
-  (void)state;
-  return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1;
-}
-static int teardown(void **state) {
-  (void)state;
-  int live = (int)rfr_ctx_get_stats(ctx).live_blocks;
-  rfr_ctx_destroy(ctx);
-  return live;
-}
-
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_shapes, setup, teardown)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_shapes)};
   return cmocka_run_group_tests_name("plan_shapes", tests, NULL, NULL);
 }

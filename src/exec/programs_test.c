@@ -15,46 +15,8 @@
 #include <cmocka.h>
 
 #include "base/base.h"
-#include "core/rng.h"
 #include "exec/exec.h"
-
-static rfr_ctx *ctx;
-static int setup(void **state) {
-  (void)state;
-  return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1;
-}
-static int teardown(void **state) {
-  (void)state;
-  int live = (int)rfr_ctx_get_stats(ctx).live_blocks;
-  rfr_ctx_destroy(ctx);
-  return live;
-}
-
-#define OK(call)                                                                \
-  do {                                                                          \
-    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
-  } while (0)
-
-/* Small f32 values, the same for the same seed. */
-static void fill_random(rfr_tensor *t, uint64_t seed) {
-  float *x = t->data;
-  for (int64_t i = 0; i < t->bytes / 4; i++) {
-    rfi_u32x4 r = rfi_draw4(rfi_stream_key(seed, 0), (uint64_t)i, 0, 0, 0);
-    x[i] = (float)(r.v[0] >> 8) / 8388608.0f - 1.0f;
-  }
-}
-
-static rfr_programs *compile(const rfr_trace *t, const rfr_compile_options *o) {
-  rfr_programs *p;
-  OK(rfr_compile(ctx, 1, &t, NULL, o, &p));
-  return p;
-}
-
-static void fill_inputs(rfr_programs *p) {
-  rfr_tensor x;
-  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++)
-    if (x.type.dtype == RFR_F32) fill_random(&x, 17 + (uint64_t)i);
-}
+#include "support/context.h"
 
 /* ---- the chain: six bias-free linears, every even weight frozen ---- */
 
@@ -111,7 +73,7 @@ static void test_chain(void **state) {
   (void)state;
   rfr_value grads[LINEARS];
   rfr_trace *pruned = chain(0x2a, grads), *whole = chain(0x3f, grads);
-  rfr_programs *p = compile(pruned, NULL), *q = compile(whole, NULL);
+  rfr_programs *p = rft_compile(pruned, NULL), *q = rft_compile(whole, NULL);
   const rfr_trace *t = rfr_program_trace(p, 0, "lower"), *u = rfr_program_trace(q, 0, "lower");
   assert_int_equal(count_phase(t, RFI_OP_matmul, RFR_PHASE_WGRAD), 3);
   assert_int_equal(count_phase(t, RFI_OP_matmul, RFR_PHASE_DGRAD), 4);
@@ -126,7 +88,7 @@ static void test_chain(void **state) {
     snprintf(line, sizeof line, "the gradient of w%d, it is frozen", i);
     assert_int_equal(strstr(report, line) != NULL, i % 2 == 0);
   }
-  fill_inputs(p);
+  rft_fill_inputs(p);
   rfr_tensor a, b;
   for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
     OK(rfr_programs_tensor(q, a.name, &b));
@@ -217,7 +179,7 @@ static void init_step(rfr_programs *p) {
   const char *const random[] = {"x", "w0", "b0", "w1"};
   for (int i = 0; i < 4; i++) {
     OK(rfr_programs_tensor(p, random[i], &x));
-    fill_random(&x, 5 + (uint64_t)i);
+    rft_fill(&x, 5 + (uint64_t)i);
   }
   OK(rfr_programs_tensor(p, "target", &x));
   for (int64_t i = 0; i < x.bytes / 4; i++) ((int32_t *)x.data)[i] = i % 9 == 4 ? -100 : (int32_t)(i * 7 % 12);
@@ -243,10 +205,10 @@ static float loss_of(rfr_programs *p) {
 static void test_eager_equals_replay(void **state) {
   (void)state;
   rfr_trace *t = training_step((step_shape){3, 21, false});
-  rfr_programs *eager = compile(t, NULL), *replay = compile(t, NULL);
+  rfr_programs *eager = rft_compile(t, NULL), *replay = rft_compile(t, NULL);
   rfr_compile_options o = rfr_compile_options_default();
   o.debug = 1;
-  rfr_programs *debug = compile(t, &o);
+  rfr_programs *debug = rft_compile(t, &o);
   init_step(eager);
   init_step(replay);
   init_step(debug);
@@ -278,9 +240,9 @@ static void test_passes_off(void **state) {
   rfr_trace *t = training_step((step_shape){3, 21, true});
   rfr_compile_options off = rfr_compile_options_default();
   off.prune = 0;
-  rfr_programs *a = compile(t, NULL), *b = compile(t, &off);
+  rfr_programs *a = rft_compile(t, NULL), *b = rft_compile(t, &off);
   off.fuse = 0;
-  rfr_programs *c = compile(t, &off);
+  rfr_programs *c = rft_compile(t, &off);
   init_step(a);
   init_step(b);
   init_step(c);
@@ -309,7 +271,7 @@ static void test_passes_off(void **state) {
 static void test_accumulates_in_place(void **state) {
   (void)state;
   rfr_trace *t = training_step((step_shape){4, 16, false});
-  rfr_programs *p = compile(t, NULL);
+  rfr_programs *p = rft_compile(t, NULL);
   const rfr_trace *u = rfr_program_trace(p, 0, "lower");
   assert_int_equal(count_phase(u, RFI_OP_add, RFR_PHASE_WGRAD), 0);
   int storages = 0;
@@ -346,7 +308,7 @@ static void check_touched(const rfr_programs *p) {
 static void test_plan(void **state) {
   (void)state;
   rfr_trace *t = training_step((step_shape){3, 21, false});
-  rfr_programs *p = compile(t, NULL);
+  rfr_programs *p = rft_compile(t, NULL);
   rfr_plan_summary s;
   OK(rfr_program_plan(p, 0, &s));
   assert_true(s.transient_planned_bytes >= s.transient_lower_bound_bytes);
@@ -378,7 +340,7 @@ static void test_plan(void **state) {
   rfr_compile_options o = rfr_compile_options_default();
   rfr_programs *q;
   o.budget = s.planned_bytes;
-  q = compile(t, &o);
+  q = rft_compile(t, &o);
   rfr_programs_destroy(q);
   o.budget--;
   assert_int_equal(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &q), RFR_NO_FIT);
@@ -395,7 +357,7 @@ static void test_plan(void **state) {
 static void test_nonfinite_step(void **state) {
   (void)state;
   rfr_trace *t = training_step((step_shape){2, 21, false});
-  rfr_programs *p = compile(t, NULL);
+  rfr_programs *p = rft_compile(t, NULL);
   init_step(p);
   rfr_tensor x, w, m, step;
   OK(rfr_programs_tensor(p, "x", &x));
@@ -420,7 +382,7 @@ static void test_nonfinite_step(void **state) {
   assert_memory_not_equal(kept, w.data, (size_t)w.bytes);
   rfr_compile_options o = rfr_compile_options_default();
   o.debug = 1;
-  rfr_programs *debug = compile(t, &o);
+  rfr_programs *debug = rft_compile(t, &o);
   init_step(debug);
   OK(rfr_programs_tensor(debug, "x", &x));
   ((float *)x.data)[3] = INFINITY;
@@ -437,7 +399,7 @@ static void test_nonfinite_step(void **state) {
 static void test_replay_signature(void **state) {
   (void)state;
   rfr_trace *t = training_step((step_shape){2, 21, false});
-  rfr_programs *p = compile(t, NULL);
+  rfr_programs *p = rft_compile(t, NULL);
   init_step(p);
   assert_int_equal(rfr_program_replay(p, 0, NULL, 0), RFR_MISMATCH);
   OK(rfr_program_capture(p, 0));
@@ -476,13 +438,13 @@ static void test_programs_share(void **state) {
   rfr_trace *t[2] = {doubling(64, "a"), doubling(16, "b")};
   rfr_programs *p, *alone;
   OK(rfr_compile(ctx, 2, (const rfr_trace *const *)t, (const char *const[]){"long", "short"}, NULL, &p));
-  alone = compile(t[0], NULL);
+  alone = rft_compile(t[0], NULL);
   rfr_plan_summary both, one;
   OK(rfr_program_plan(p, 0, &both));
   OK(rfr_program_plan(alone, 0, &one));
   assert_int_equal(both.planned_bytes - both.persistent_bytes, one.planned_bytes - one.persistent_bytes);
   assert_int_equal(count_phase(rfr_program_trace(p, 0, "lower"), RFI_OP_cast, RFR_PHASE_LOAD), 1);
-  fill_inputs(p);
+  rft_fill_inputs(p);
   OK(rfr_programs_load(p));
   rfr_tensor a, b, y;
   OK(rfr_programs_tensor(p, "a", &a));
@@ -558,8 +520,8 @@ static void test_profile(void **state) {
   rfr_attention_options windowed = {.causal = 1, .window = WINDOW};
   rfr_output(t, "next", rfr_attention_cached(t, q, cache, cache, cursor, &windowed));
   OK(rfr_trace_finish(t));
-  rfr_programs *p = compile(t, NULL);
-  fill_inputs(p);
+  rfr_programs *p = rft_compile(t, NULL);
+  rft_fill_inputs(p);
   rfr_tensor tensor, y;
   OK(rfr_programs_tensor(p, "offsets", &tensor));
   memcpy(tensor.data, documents, sizeof documents);
@@ -609,7 +571,7 @@ static void test_profile(void **state) {
 
   rfr_compile_options debug = rfr_compile_options_default();
   debug.debug = 1;
-  p = compile(t, &debug);
+  p = rft_compile(t, &debug);
   assert_int_equal(rfr_program_profile(p, 0, times, MOST, &n), RFR_INVALID);
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
@@ -639,17 +601,17 @@ static void test_allocation_faults(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(test_chain, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_eager_equals_replay, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_passes_off, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_accumulates_in_place, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_plan, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_nonfinite_step, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_replay_signature, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_programs_share, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_profile, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_allocation_faults, setup, teardown),
+      rft_context_test(test_chain),
+      rft_context_test(test_eager_equals_replay),
+      rft_context_test(test_passes_off),
+      rft_context_test(test_accumulates_in_place),
+      rft_context_test(test_plan),
+      rft_context_test(test_nonfinite_step),
+      rft_context_test(test_replay_signature),
+      rft_context_test(test_programs_share),
+      rft_context_test(test_refused),
+      rft_context_test(test_profile),
+      rft_context_test(test_allocation_faults),
   };
   return cmocka_run_group_tests_name("programs", tests, NULL, NULL);
 }

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "nn/nn.h"
+#include "support/context.h"
 
 typedef struct expected {
   const char *name;
@@ -211,10 +212,8 @@ static void first_values(void **state) {
 }
 
 static void record(const rfr_model_config *c) {
-  rfr_ctx *ctx;
   rfr_trace *t;
-  assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
-  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+  OK(rfr_trace_create(ctx, &t));
   rfr_value p[64];
   assert_true(rfr_model_parameter_count(c) <= 64);
   rfr_model_declare(t, c, (const char *const[]){"*embed_tokens*", "*wte*"}, 2, p);
@@ -224,9 +223,7 @@ static void record(const rfr_model_config *c) {
   rfr_value h = rfr_model_forward(t, c, p, tokens, offsets, step);
   rfr_value y = rfr_model_logits(t, c, p, h, RFR_F32);
   rfr_output(t, "logits", y);
-  rfr_status s = rfr_trace_finish(t);
-  if (s != RFR_OK) print_error("%s\n", rfr_last_error()->message);
-  assert_int_equal(s, RFR_OK);
+  OK(rfr_trace_finish(t));
   rfr_type hidden = rfr_value_type(t, h), logits = rfr_value_type(t, y);
   assert_int_equal(hidden.dtype, c->dtype);
   assert_int_equal(hidden.rank, 2);
@@ -235,7 +232,6 @@ static void record(const rfr_model_config *c) {
   assert_int_equal(logits.dtype, RFR_F32);
   assert_int_equal(logits.shape[1], c->vocab_size);
   rfr_trace_destroy(t);
-  rfr_ctx_destroy(ctx);
 }
 
 static void forward(void **state) {
@@ -254,7 +250,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(llama_names), cmocka_unit_test(gpt2_names), cmocka_unit_test(llama_biases),
       cmocka_unit_test(refused),     cmocka_unit_test(globs),      cmocka_unit_test(first_values),
-      cmocka_unit_test(forward),
+      rft_context_test(forward),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,11 +19,7 @@
 #include "base/base.h"
 #include "core/rng.h"
 #include "exec/exec.h"
-
-#define OK(call)                                                                \
-  do {                                                                          \
-    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
-  } while (0)
+#include "support/context.h"
 
 enum { T = 70, HEADS = 3, D = 8, C = HEADS * D, N_PARAMETERS = 8 };
 

@@ -16,8 +16,7 @@
 #include "base/base.h"
 #include "core/rng.h"
 #include "pass/plan.h"
-
-static rfr_ctx *ctx;
+#include "support/context.h"
 
 static uint32_t draw(uint64_t seed, uint64_t i) { return rfi_draw4(rfi_stream_key(seed, 3), i, 0, 0, 0).v[0]; }
 
@@ -115,22 +114,11 @@ static void test_nested(void **state) {
   free(workspace);
 }
 
-static int setup(void **state) {
-  (void)state;
-  return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1;
-}
-static int teardown(void **state) {
-  (void)state;
-  int live = (int)rfr_ctx_get_stats(ctx).live_blocks;
-  rfr_ctx_destroy(ctx);
-  return live;
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(test_random, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_empty, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_nested, setup, teardown),
+      rft_context_test(test_random),
+      rft_context_test(test_empty),
+      rft_context_test(test_nested),
   };
   return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

@@ -14,20 +14,9 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "support/context.h"
 #include "trace/live.h"
 #include "trace/trace.h"
-
-static rfr_ctx *ctx;
-static int setup(void **state) {
-  (void)state;
-  return rfr_ctx_create(NULL, &ctx) == RFR_OK ? 0 : -1;
-}
-static int teardown(void **state) {
-  (void)state;
-  int live = (int)rfr_ctx_get_stats(ctx).live_blocks;
-  rfr_ctx_destroy(ctx);
-  return live;
-}
 
 typedef struct text {
   char data[65536];
@@ -258,14 +247,14 @@ static void test_diff(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_parse_damaged, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_parse_errors, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_latched_error, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_names, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_stale_version, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_pretty, setup, teardown),
-      cmocka_unit_test_setup_teardown(test_diff, setup, teardown),
+      rft_context_test(test_round_trip),
+      rft_context_test(test_parse_damaged),
+      rft_context_test(test_parse_errors),
+      rft_context_test(test_latched_error),
+      rft_context_test(test_names),
+      rft_context_test(test_stale_version),
+      rft_context_test(test_pretty),
+      rft_context_test(test_diff),
   };
   return cmocka_run_group_tests_name("trace", tests, NULL, NULL);
 }

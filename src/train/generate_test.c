@@ -17,14 +17,10 @@
 #include "base/base.h"
 #include "ops/decode/cursor.h"
 #include "refrain/program.h"
+#include "support/context.h"
 #include "train/step_trace.h"
 
 enum { WINDOW = 150, MOST = 64, FULL = 0, PREFILL = 1, DECODE = 2 };
-
-#define OK(call)                                                                \
-  do {                                                                          \
-    if ((call) != RFR_OK) fail_msg("%s: %s", #call, rfr_last_error()->message); \
-  } while (0)
 
 typedef struct models {
   rfr_ctx *ctx;

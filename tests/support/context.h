@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A context for each test of what is recorded, compiled and run, and what such tests all do.
+ * Teardown checks that the context holds no block any more: a leak is a red test.
+ */
+#ifndef RFT_CONTEXT_H
+#define RFT_CONTEXT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "refrain/program.h"
+
+extern rfr_ctx *ctx; /* of the test that runs */
+int rft_context_setup(void **state);
+int rft_context_teardown(void **state);
+#define rft_context_test(f) cmocka_unit_test_setup_teardown(f, rft_context_setup, rft_context_teardown)
+
+/* A call that must succeed; the test fails with its message. */
+void rft_expect_ok(rfr_status s, const char *call, const char *file, int line);
+#define OK(call) rft_expect_ok(call, #call, __FILE__, __LINE__)
+
+/* The only program of a trace; `o` may be NULL. */
+rfr_programs *rft_compile(const rfr_trace *t, const rfr_compile_options *o);
+/* Values of -1 .. 1 in an f32 tensor, the same for the same seed. */
+void rft_fill(const rfr_tensor *x, uint64_t seed);
+/* That with a seed for each of a program's f32 tensors. */
+void rft_fill_inputs(rfr_programs *p);
+
+#endif
