@@ -189,6 +189,26 @@ static void products(void **state) {
   }
 }
 
+/* Sizes beyond the blocks that products are cut into, and with results too large for a cache. */
+static void large(void **state) {
+  (void)state;
+  static const int64_t sizes[][3] = {{1090, 1060, 40}, {33, 4130, 1030}, {70, 64, 2100}};
+  rfr_ctx *ctx = open_ctx(NULL, 1);
+  assert_non_null(ctx);
+  rfi_cpu_library *library;
+  assert_int_equal(rfi_cpu_library_open(ctx, &library), RFR_OK);
+  int taken = 0;
+  for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++)
+    for (int v = (int)k; v < 4; v += (int)k + 1) {
+      shape s = {.M = sizes[k][0], .N = sizes[k][1], .K = sizes[k][2], .in = RFR_BF16};
+      s.ta = v & 1, s.tb = v >> 1, s.bias = v == 2, s.acc = v == 3, s.pad = v == 1 ? 6 : 0;
+      s.out = v == 1 ? RFR_BF16 : RFR_F32;
+      check(library, rfi_ctx_isa(ctx), &s, &taken);
+    }
+  rfi_cpu_library_close(library);
+  rfr_ctx_destroy(ctx);
+}
+
 /* A row that is repeated with stride 0 is not for the library, whatever it makes of it. */
 static void repeated(void **state) {
   (void)state;
@@ -242,6 +262,7 @@ static void without(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(repeated), cmocka_unit_test(without)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(large), cmocka_unit_test(repeated),
+                                     cmocka_unit_test(without)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

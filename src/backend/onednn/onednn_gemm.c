@@ -6,7 +6,8 @@
  * Invariants: the scratchpad is the caller's, so that a product's memory is planned;
  * a product is made and run with the same number of OpenMP threads, which is part of
  * its bits, and the caller's own setting is restored; a product that only oneDNN's
- * reference loops could do is refused, because the portable kernel is faster.
+ * reference loops could do is refused, because the portable kernel is faster. Where
+ * there is AMX, amx_gemm.c has the first choice of what it does better.
  */
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -15,6 +16,7 @@
 #include <string.h>
 
 #include "backend/cpu/gemm_module.h"
+#include "backend/onednn/amx_gemm.h"
 
 __attribute__((visibility("default"))) const rfi_gemm_module *rfi_gemm_module_get(void);
 
@@ -22,11 +24,13 @@ typedef struct engine {
   dnnl_engine_t engine;
   dnnl_stream_t stream;
   int bf16; /* this CPU multiplies bf16 without emulation */
+  int amx;  /* amx_gemm.c runs */
 } engine;
 
 enum { A, B, BIAS, Y, SCRATCH, ARGS };
 
 typedef struct product {
+  rfi_amx_product *amx; /* if there is one, nothing else is set */
   engine *engine;
   dnnl_primitive_t primitive;
   dnnl_memory_t memory[ARGS]; /* NULL: not an argument */
@@ -105,7 +109,8 @@ static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32],
   }
   unsigned isa = (unsigned)dnnl_get_effective_cpu_isa();
   snprintf(name, 32, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
-  snprintf(isa_text, 32, "%s", isa_name(isa));
+  e->amx = HAS(avx512_core_amx) && rfi_amx_open();
+  snprintf(isa_text, 32, "%s%s", isa_name(isa), e->amx ? " + own AMX" : "");
   *level = HAS(avx512_core) ? 4 : HAS(avx2) ? 3 : 2;
   *bf16_fast = HAS(avx512_core_amx) || HAS(avx512_core_bf16);
   e->bf16 = HAS(avx512_core_bf16);
@@ -120,6 +125,7 @@ static void product_destroy(void *p) {
   for (int i = 0; i < ARGS; i++)
     if (m->memory[i]) dnnl_memory_destroy(m->memory[i]);
   if (m->primitive) dnnl_primitive_destroy(m->primitive);
+  rfi_amx_destroy(m->amx);
   free(m);
 }
 
@@ -189,6 +195,12 @@ static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **ha
     return RFI_GEMM_UNSUPPORTED;
   product *m = calloc(1, sizeof *m);
   if (!m) return RFI_GEMM_NO_MEMORY;
+  rfi_gemm_status own = e->amx ? rfi_amx_create(d, &m->amx, scratch) : RFI_GEMM_UNSUPPORTED;
+  if (own != RFI_GEMM_UNSUPPORTED) {
+    if (own == RFI_GEMM_OK) *handle = m;
+    else product_destroy(m);
+    return own;
+  }
   m->engine = e;
   m->threads = d->threads > 0 ? d->threads : 1;
   desc_holder desc[ARGS];
@@ -223,6 +235,10 @@ static rfi_gemm_status product_execute(void *handle, const void *a, const void *
                                        void *scratch) {
   static const int number[ARGS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
   product *m = handle;
+  if (m->amx) {
+    rfi_amx_execute(m->amx, a, b, bias, y, scratch);
+    return RFI_GEMM_OK;
+  }
   void *data[ARGS] = {(void *)(uintptr_t)a, (void *)(uintptr_t)b, (void *)(uintptr_t)bias, y, scratch};
   dnnl_exec_arg_t args[ARGS];
   dnnl_status_t s = dnnl_success;
