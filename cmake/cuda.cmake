@@ -33,3 +33,10 @@ add_executable(attention_check EXCLUDE_FROM_ALL bench/gpu/attention_check.cu src
 target_include_directories(attention_check PRIVATE include src)
 target_compile_options(attention_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
 set_target_properties(attention_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+add_executable(trap_check EXCLUDE_FROM_ALL bench/gpu/trap_check.cu)
+target_link_libraries(trap_check PRIVATE refrain)
+target_compile_options(trap_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
+set_target_properties(trap_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+
+add_executable(parity_run EXCLUDE_FROM_ALL bench/peers/parity_run.c)
+target_link_libraries(parity_run PRIVATE refrain)

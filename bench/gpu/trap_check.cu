@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A kernel that traps spoils the context of its process. A child trains, saves, and has such a
+ * kernel run on the same device: from then on every call on the run must say backend.dead, and
+ * none may write a checkpoint. Its parent, whose context is its own, resumes from the child's last
+ * checkpoint and trains on.
+ *
+ *   trap_check FOLDER    with the repository's root as the working folder
+ */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "refrain/ctx.h"
+#include "refrain/program.h"
+#include "refrain/train.h"
+
+static const char config[] =
+    "refrain: 1\n"
+    "model: {model_type: llama, hidden_size: 64, intermediate_size: 160, num_hidden_layers: 2,\n"
+    "        num_attention_heads: 4}\n"
+    "data: {train: [\"src/base/*.c\"], validation: 20%, sequence: 64}\n"
+    "batch: {tokens: 256, microbatch: 4}\n"
+    "optimizer: {lr: 1e-3, clip: 1}\n"
+    "run: {steps: 20}\n";
+
+static __global__ void trap() { asm volatile("trap;"); }
+
+static int wrong;
+
+static void expect(const char *what, bool holds) {
+  printf("%-48s %s\n", what, holds ? "ok" : "FAILED");
+  if (!holds) printf("    %s: %s\n", rfr_last_error()->slug, rfr_last_error()->message);
+  fflush(stdout);
+  wrong += !holds;
+}
+
+static bool is_dead(rfr_status s) { return s == RFR_IO && strcmp(rfr_last_error()->slug, "backend.dead") == 0; }
+
+static rfr_status open_run(const char *folder, rfr_ctx **ctx, rfr_run **run) {
+  rfr_ctx_options c = rfr_ctx_options_default();
+  rfr_run_options o = rfr_run_options_default();
+  *ctx = NULL;
+  *run = NULL;
+  c.device = "cuda";
+  o.config_folder = ".";
+  o.resume = 1;
+  rfr_status s = rfr_ctx_create(&c, ctx);
+  return s == RFR_OK ? rfr_run_open(*ctx, config, folder, &o, run) : s;
+}
+
+static int child(const char *folder) {
+  rfr_ctx *ctx;
+  rfr_run *run;
+  rfr_tensor step;
+  long long block[4];
+  rfr_status s = open_run(folder, &ctx, &run);
+  for (int i = 0; i < 3 && s == RFR_OK; i++) s = rfr_run_step(run);
+  if (s == RFR_OK) s = rfr_run_save(run);
+  expect("child: trains and saves", s == RFR_OK);
+  if (s != RFR_OK) return 1;
+  rfr_programs *p = rfr_run_programs(run);
+  trap<<<1, 1>>>();
+  cudaDeviceSynchronize();
+  int idle;
+  expect("child: a step says that the context is dead", is_dead(rfr_run_step(run)));
+  expect("child: a save says so", is_dead(rfr_run_save(run)));
+  expect("child: a wait says so", is_dead(rfr_programs_wait(p)));
+  expect("child: a poll says so", is_dead(rfr_programs_poll(p, &idle)));
+  s = rfr_programs_tensor(p, "step", &step);
+  expect("child: a read says so", s == RFR_OK && is_dead(rfr_programs_read(p, &step, block)));
+  expect("child: a new context says so", is_dead(open_run(folder, &ctx, &run)));
+  return wrong != 0;
+}
+
+int main(int argc, char **argv) {
+  int status = 0;
+  rfr_ctx *ctx;
+  rfr_run *run;
+  rfr_run_info info;
+  if (argc != 2) return 2;
+  const pid_t pid = fork(); /* before anything of CUDA */
+  if (pid == 0) _exit(child(argv[1]));
+  if (pid < 0 || waitpid(pid, &status, 0) != pid) return 1;
+  expect("the child ends by itself", WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  rfr_status s = open_run(argv[1], &ctx, &run);
+  expect("the last checkpoint opens in another process", s == RFR_OK);
+  if (s != RFR_OK) return 1;
+  rfr_run_get_info(run, &info);
+  expect("it is the one from before the trap", info.step == 3);
+  expect("training goes on", rfr_run_step(run) == RFR_OK);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+  return wrong != 0;
+}

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Our losses against PyTorch's: the same first weights, batches and optimizer, 100 steps, in f32 and in bf16.
+
+    parity.py PARITY_RUN [--device cuda]
+
+In f32 the relative difference must be at most 1e-5 in steps 1 to 5, and then at most 3 times the spread of two
+PyTorch runs that differ in the order of rows alone, the largest so far. In bf16 the same envelope of bf16 runs counts
+from the first step. Exit code 1 when a bar is missed.
+"""
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+STEPS, HEADS, KV, DIM, LAYERS, THETA, EPS, SEQUENCE, ROWS = 100, 4, 2, 32, 2, 10000.0, 1e-5, 128, 8
+LR, BETAS, ADAM_EPS, DECAY, IGNORE = 1e-3, (0.9, 0.95), 1e-8, 0.1, -100
+
+
+def read(folder):
+    weights = {}
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".f32"):
+            weights[name[:-4]] = np.fromfile(os.path.join(folder, name), np.float32)
+    batches = [np.fromfile(os.path.join(folder, f"{n}.i32"), np.int32).reshape(STEPS, -1)
+               for n in ("tokens", "targets", "offsets")]
+    return weights, batches, np.fromfile(os.path.join(folder, "losses.f64"), np.float64)
+
+
+def shape_of(name, n):
+    """Matrices are (out, in): `in` is the hidden size but for o_proj and down_proj."""
+    hidden = HEADS * DIM
+    if n == hidden:
+        return (n,)
+    columns = hidden if "down_proj" not in name else n // hidden
+    return (n // columns, columns)
+
+
+def norm(x, w):
+    y = x.float()
+    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPS) * w.float()).to(x.dtype)
+
+
+def rotate(x, cos, sin):
+    a, b = x.float().chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+
+def mean_loss(w, tokens, targets, document, position):
+    """w by name in the type of the run; tokens (T); document and position of each."""
+    T = tokens.shape[0]
+    see = (document[:, None] == document[None, :]) & (position[None, :] <= position[:, None])
+    angle = position[:, None].float() * THETA ** (-torch.arange(0, DIM, 2, device=tokens.device).float() / DIM)
+    cos, sin = angle.cos(), angle.sin()
+    x = w["model.embed_tokens.weight"][tokens]
+    for i in range(LAYERS):
+        p = f"model.layers.{i}."
+        y = norm(x, w[p + "input_layernorm.weight"])
+        q, k, v = ((y @ w[p + f"self_attn.{n}_proj.weight"].T).view(T, -1, DIM).transpose(0, 1) for n in "qkv")
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        k, v = (z.repeat_interleave(HEADS // KV, 0) for z in (k, v))
+        scores = (q.float() @ k.float().transpose(1, 2)) * DIM**-0.5
+        p_ = scores.masked_fill(~see, float("-inf")).softmax(-1)
+        o = (p_.to(v.dtype) @ v).transpose(0, 1).reshape(T, -1)
+        x = x + o @ w[p + "self_attn.o_proj.weight"].T
+        y = norm(x, w[p + "post_attention_layernorm.weight"])
+        y = F.silu(y @ w[p + "mlp.gate_proj.weight"].T) * (y @ w[p + "mlp.up_proj.weight"].T)
+        x = x + y @ w[p + "mlp.down_proj.weight"].T
+    logits = (norm(x, w["model.norm.weight"]) @ w["lm_head.weight"].T).float()
+    return F.cross_entropy(logits, targets.long(), ignore_index=IGNORE)
+
+
+def places(offsets, T):
+    """Document and position of each token, from offsets that end with T."""
+    document, position = np.zeros(T, np.int64), np.zeros(T, np.int64)
+    for d in range(len(offsets) - 1):
+        a, b = offsets[d], offsets[d + 1]
+        document[a:b], position[a:b] = d, np.arange(b - a)
+    return document, position
+
+
+def torch_losses(weights, batches, dtype, device, order):
+    """The same training, with the windows of each batch in another order."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    w = {n: torch.tensor(x.reshape(shape_of(n, x.size)), device=device, requires_grad=True)
+         for n, x in weights.items()}
+    opt = torch.optim.AdamW(w.values(), lr=LR, betas=BETAS, eps=ADAM_EPS, weight_decay=DECAY)
+    losses = []
+    for step in range(STEPS):
+        tokens, targets, offsets = (b[step] for b in batches)
+        T = tokens.size
+        document, position = places(offsets, T)
+        index = np.arange(T).reshape(ROWS, SEQUENCE)[order].reshape(-1)
+        on = [torch.tensor(x[index], device=device) for x in (tokens, targets, document, position)]
+        loss = mean_loss({n: x.to(dtype) for n, x in w.items()}, *on)
+        opt.zero_grad(set_to_none=True)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    return np.array(losses)
+
+
+def compare(program, name, dtype, device):
+    with tempfile.TemporaryDirectory() as folder:
+        path = [os.path.dirname(os.path.abspath(program)), os.environ.get("LD_LIBRARY_PATH", "")]
+        subprocess.run([program, device, name, str(STEPS), folder], check=True,
+                       env=dict(os.environ, LD_LIBRARY_PATH=":".join(x for x in path if x)))
+        weights, batches, ours = read(folder)
+    peers = [torch_losses(weights, batches, dtype, device, order)
+             for order in (np.arange(ROWS), np.arange(ROWS)[::-1].copy())]
+    spread = np.maximum.accumulate(np.abs(peers[0] - peers[1]) / peers[0])
+    difference = np.abs(ours - peers[0]) / peers[0]
+    bar = 3 * spread
+    if dtype == torch.float32:
+        bar[:5] = 1e-5
+    missed = int((difference > bar).sum())
+    for step in (0, 4, 9, 19, 49, 99):
+        print(f"parity {name}: step {step + 1:3d}  ours {ours[step]:.7f}  PyTorch {peers[0][step]:.7f}  "
+              f"difference {difference[step]:.2e}  bar {bar[step]:.2e}")
+    print(f"parity {name}: largest difference in steps 1 to 5 {difference[:5].max():.2e}, in all {difference.max():.2e}, "
+          f"{missed} of {STEPS} steps over the bar: {'ok' if missed == 0 else 'FAILED'}")
+    return missed == 0
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("program")
+    p.add_argument("--device", default="cuda")
+    a = p.parse_args()
+    good = compare(a.program, "f32", torch.float32, a.device)
+    return 0 if compare(a.program, "bf16", torch.bfloat16, a.device) and good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
