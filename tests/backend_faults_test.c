@@ -83,11 +83,12 @@ static void check_dead(rfr_run *run) {
   }
 }
 
+enum { MOST_OPS = 1000 };
+static rfr_op_time times[MOST_OPS];
+
 static rfr_status profiled(rfr_run *run) {
-  enum { MOST = 1000 };
-  static rfr_op_time times[MOST];
   int n;
-  return rfr_run_profile(run, times, MOST, &n);
+  return rfr_run_profile(run, times, MOST_OPS, &n);
 }
 
 /* Opens (resuming where there is something), goes from step `from` to `to`, evaluates, saves. */
@@ -250,6 +251,40 @@ static void text_calls(void **state) {
   end_scene(&c);
 }
 
+/* What documents leave of attention is read where it lies: the counts are those of the host. */
+static void profile(void **state) {
+  scene c;
+  const char *const longer[] = {"data.sequence=64", "batch.tokens=256"};
+  double flops[2][MOST_OPS], largest = 0;
+  int n[2], smaller = 0;
+  set_scene(&c, *state);
+  for (int i = 0; i < 2; i++) {
+    rfr_run *run;
+    rfr_run_options o = rfr_run_options_default();
+    o.config_folder = c.f->path;
+    o.overrides = longer;
+    o.n_overrides = 2;
+    rft_faults = (rft_fault){0};
+    use_fault_backend = i == 1;
+    assert_int_equal(rfr_run_open(c.ctx, config, NULL, &o, &run), RFR_OK);
+    assert_int_equal(rfr_run_profile(run, times, MOST_OPS, &n[i]), RFR_OK);
+    for (int k = 0; k < n[i]; k++) {
+      rfr_plan_op op;
+      const int train_program = rfr_run_program_index(run, RFR_RUN_TRAIN);
+      assert_int_equal(rfr_program_op(rfr_run_programs(run), train_program, times[k].op, &op), RFR_OK);
+      flops[i][k] = times[k].flops;
+      if (strcmp(op.name, "attention") != 0) continue;
+      smaller += largest > 0 && times[k].flops != largest;
+      if (times[k].flops > largest) largest = times[k].flops;
+    }
+    rfr_run_close(run);
+  }
+  assert_int_equal(n[0], n[1]);
+  assert_memory_equal(flops[0], flops[1], (size_t)n[0] * sizeof flops[0][0]);
+  assert_true(smaller > 0); /* some window holds the end of a document */
+  end_scene(&c);
+}
+
 static void arena_cap(void **state) {
   scene c;
   set_scene(&c, *state);
@@ -275,6 +310,7 @@ int main(void) {
       rft_folder_test(sticky_calls),
       rft_folder_test(text_calls),
       rft_folder_test(arena_cap),
+      rft_folder_test(profile),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
