@@ -14,6 +14,7 @@ bound by memory goes through rotating buffers that no cache holds. Prints one JS
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -453,15 +454,25 @@ SECTIONS = {
 
 
 def run_variant(section, variant, seconds, keep):
-    """Runs a variant as a process; its lines go on, and into `keep`."""
+    """Runs a variant as a process; its lines go on, and into `keep`. What it starts itself ends with it, and writes
+    into files: a compiler's worker that lived on would hold a pipe open."""
     command = [sys.executable, os.path.abspath(__file__), "--section", section, "--variant", variant]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1))
-        lines, wrong = run.stdout.splitlines(), run.returncode != 0 and run.stderr.strip()[-300:]
-    except subprocess.TimeoutExpired as e:
-        said = e.stdout or ""
-        lines, wrong = (said if isinstance(said, str) else said.decode()).splitlines(), "out of time"
-    figures = [json.loads(line) for line in lines if line.startswith("{")]
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+        run = subprocess.Popen(command, stdout=said, stderr=errors, start_new_session=True)
+        try:
+            wrong = run.wait(timeout=max(seconds, 1)) != 0 and "failed"
+        except subprocess.TimeoutExpired:
+            wrong = "out of time"
+        try:
+            os.killpg(run.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        run.wait()
+        said.seek(0)
+        errors.seek(0)
+        figures = [json.loads(line) for line in said if line.startswith("{")]
+        if wrong == "failed":
+            wrong = errors.read().strip()[-300:]
     if wrong:
         figures.append(dict(fig=f"{section}: {variant}", error=wrong))
     for figure in figures:
