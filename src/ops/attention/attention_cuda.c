@@ -23,8 +23,10 @@ static const rfi_cuda_kernel *fastest(const rfr_call *call, const rfi_cuda_kerne
 static const rfi_cuda_kernel *forward_of(const rfr_call *call) {
   return fastest(call, &rfi_attention_sm80, &rfi_attention_sm90);
 }
+/* To head size 64 mma.sync is not slower in the backward: bench/gpu/attention_check.cu times both. */
 static const rfi_cuda_kernel *backward_of(const rfr_call *call) {
-  return fastest(call, &rfi_attention_sm80_bwd, &rfi_attention_sm90_bwd);
+  const rfi_cuda_kernel *sm80 = &rfi_attention_sm80_bwd;
+  return fastest(call, sm80, call->in[1].type.shape[2] > 64 ? &rfi_attention_sm90_bwd : sm80);
 }
 
 static rfr_status run(const rfr_call *call, const rfi_cuda_kernel *fast, const rfi_cuda_kernel *any) {
