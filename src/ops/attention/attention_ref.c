@@ -151,6 +151,7 @@ RFT_CASES(attention) = {
     "attention(f[43,2,8], f[43,2,8], f[43,2,8], i[3]=0,31,43) scale=0.3 causal=1 window=31 cap=1.5",
     "attention(f[29,3,10], f[29,1,10], f[29,1,10], i[3]=0,13,29) scale=0.3 causal=0 cap=50",
     "attention(f[71,2,20], f[71,2,20], f[71,2,20], i[2]=0,71) scale=0.9 causal=1 cap=3 longest=71",
+    "attention(f[190,2,72], f[190,1,72], f[190,1,72], i[3]=0,29,190) scale=0.118 causal=1",
     NULL,
 };
 
@@ -201,5 +202,9 @@ RFT_CASES(attention_bwd) = {
     "scale=0.3 causal=0 cap=50",
     "attention_bwd(f[71,2,20], f[71,2,20], f[71,2,20], f[71,2,20], f[71,2,20], F[2,71], i[2]=0,71) "
     "scale=0.9 causal=1 cap=3",
+    "attention_bwd(f[150,2,64], f[150,2,64], f[150,1,64], f[150,1,64], f[150,2,64], F[2,150], i[3]=0,9,150) "
+    "scale=0.125 causal=1",
+    "attention_bwd(f[190,2,72], f[190,2,72], f[190,1,72], f[190,1,72], f[190,2,72], F[2,190], i[3]=0,29,190) "
+    "scale=0.118 causal=1",
     NULL,
 };
