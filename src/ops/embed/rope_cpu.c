@@ -3,8 +3,8 @@
  * rope and positions on the CPU.
  *
  * A row's sines and cosines are computed once and serve all its heads. Angles are taken in
- * double: in f32, position 10^6 would leave no digit after the point. The frequencies and one
- * row's table for each part lie in the workspace.
+ * double: in f32, position 10^6 would leave no digit after the point. The frequencies, and for
+ * each part one row's table and the row itself in f32, lie in the workspace.
  */
 #include <math.h>
 
@@ -23,34 +23,42 @@ static double frequency_of(const rfi_call *c, int64_t d, int64_t D) {
 static void fill_tables(float *sine, float *cosine, const double *frequency, double position, int64_t n) {
   for (int64_t d = 0; d < n; d++) rfi_sincosf(position * frequency[d], &sine[d], &cosine[d]);
 }
-static void turn(float *y0, float *y1, const float *x0, const float *x1, const float *sine, const float *cosine,
-                 int64_t n) {
-  for (int64_t d = 0; d < n; d++) {
-    float a = x0[d], b = x1[d];
-    y0[d] = a * cosine[d] - b * sine[d];
-    y1[d] = b * cosine[d] + a * sine[d];
+static void turn(float *y, const float *x, const float *sine, const float *cosine, int64_t half) {
+#pragma omp simd
+  for (int64_t d = 0; d < half; d++) {
+    float a = x[d], b = x[half + d];
+    y[d] = a * cosine[d] - b * sine[d];
+    y[half + d] = b * cosine[d] + a * sine[d];
   }
 }
 
+/* All heads of row t, one behind the other. */
+static const float *read_row(float *row, const rfi_arg *x, int64_t t) {
+  int64_t H = x->type.shape[1], D = x->type.shape[2], from = t * x->stride[0];
+  if (x->stride[2] == 1 && (H == 1 || x->stride[1] == D)) return rfi_read(row, x, from, 1, H * D);
+  for (int64_t h = 0; h < H; h++) {
+    const float *head = rfi_read(row + h * D, x, from + h * x->stride[1], x->stride[2], D);
+    if (head != row + h * D) memcpy(row + h * D, head, (size_t)D * sizeof *row);
+  }
+  return row;
+}
+
+/* Floats of a part: sines and cosines, a row of x and one of y. */
+static int64_t part_floats(const rfi_call *c) { return (1 + 2 * c->in[0].type.shape[1]) * c->in[0].type.shape[2]; }
+
 static void rope_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   const rfi_arg *x = &c->in[0], *y = &c->out[0];
-  int64_t H = x->type.shape[1], half = x->type.shape[2] / 2, step = x->stride[2];
+  int64_t H = x->type.shape[1], D = x->type.shape[2], half = D / 2;
   const double *frequency = c->workspace;
-  float *sine = (float *)(frequency + half) + part * 2 * half, *cosine = sine + half;
-  float b0[RFI_BLOCK], b1[RFI_BLOCK], o0[RFI_BLOCK], o1[RFI_BLOCK];
+  float *sine = (float *)(frequency + half) + part * part_floats(c), *cosine = sine + half;
+  float *from = cosine + half, *to = from + H * D;
   for (int64_t t = begin; t < end; t++) {
     double position = ((const int32_t *)c->in[1].data)[t * c->in[1].stride[0]];
     fill_tables(sine, cosine, frequency, c->attr[1].i ? -position : position, half);
-    for (int64_t h = 0; h < H; h++)
-      for (int64_t d = 0, n; d < half; d += n) {
-        n = half - d < RFI_BLOCK ? half - d : RFI_BLOCK;
-        int64_t from = t * x->stride[0] + h * x->stride[1] + d * step, to = (t * H + h) * 2 * half + d;
-        float *y0 = rfi_target(o0, y, to), *y1 = rfi_target(o1, y, to + half);
-        turn(y0, y1, rfi_read(b0, x, from, step, n), rfi_read(b1, x, from + half * step, step, n), sine + d, cosine + d,
-             n);
-        rfi_flush(y0, y, to, n);
-        rfi_flush(y1, y, to + half, n);
-      }
+    const float *row = read_row(from, x, t);
+    float *turned = rfi_target(to, y, t * H * D);
+    for (int64_t h = 0; h < H; h++) turn(turned + h * D, row + h * D, sine, cosine, half);
+    rfi_flush(turned, y, t * H * D, H * D);
   }
 }
 
@@ -58,7 +66,7 @@ static int64_t row_cost(const rfi_call *c) { return (c->in[0].type.shape[1] + 2)
 
 static size_t rope_workspace(const rfi_call *c) {
   int64_t half = c->in[0].type.shape[2] / 2, parts = rfi_parts(c, c->in[0].type.shape[0], row_cost(c));
-  return (size_t)half * (sizeof(double) + (size_t)parts * 2 * sizeof(float));
+  return (size_t)half * sizeof(double) + (size_t)(parts * part_floats(c)) * sizeof(float);
 }
 static rfr_status run_rope(const rfi_call *c) {
   RFI_TRY(rfi_check_floats(c));
