@@ -202,9 +202,5 @@ RFT_CASES(attention_bwd) = {
     "scale=0.3 causal=0 cap=50",
     "attention_bwd(f[71,2,20], f[71,2,20], f[71,2,20], f[71,2,20], f[71,2,20], F[2,71], i[2]=0,71) "
     "scale=0.9 causal=1 cap=3",
-    "attention_bwd(f[150,2,64], f[150,2,64], f[150,1,64], f[150,1,64], f[150,2,64], F[2,150], i[3]=0,9,150) "
-    "scale=0.125 causal=1",
-    "attention_bwd(f[190,2,72], f[190,2,72], f[190,1,72], f[190,1,72], f[190,2,72], F[2,190], i[3]=0,29,190) "
-    "scale=0.118 causal=1",
     NULL,
 };
