@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fuse, norms: dx, dw and db of a norm, and the sum of dx with the gradient that the
+ * Norms, backward, of fuse: dx, dw and db of a norm, and the sum of dx with the gradient that the
  * residual stream brings, become one op that walks over dy and x once. Autodiff emits them
  * as ops of their own, so that a frozen scale costs nothing; what it left out is not made
  * here either, and a norm of which one op alone is left stays as it is.
  *
  * Exact: dx is rounded before it is added, and the sums over rows take the same terms in the
  * same order (src/ops/norm/norm_bwd.h). So the op may stand for ops of two blocks.
+ *
+ * Norms, forward, of lower: a sum and the norm that is the next op become one, which reads the sum
+ * while it makes it. Exact. Only after recompute: a norm that is made again wants the sum alone,
+ * and would keep both of its addends instead.
  */
 #include "pass/pass.h"
 
@@ -53,9 +57,8 @@ static bool match_norm(const rfr_trace *t, const rfi_uses *uses, const bool *ski
   return p->dw >= 0 || p->db >= 0 || p->add >= 0;
 }
 
-/* New value v takes the place of the only result of op i. */
-static void stand_for(rfi_rewrite *r, int i, rfr_value v) {
-  rfr_value old = r->from->ops[i].out[0];
+/* New value v takes the place of the old one. */
+static void stand_for(rfi_rewrite *r, rfr_value old, rfr_value v) {
   const char *name = r->from->values[old].name;
   r->map[old] = v;
   if (name[0]) rfr_value_set_name(r->to, v, name);
@@ -74,9 +77,9 @@ static rfr_status emit_norm(rfi_rewrite *r, const parts *p, rfi_report *report) 
   op.in = in;
   op.reason = "fused: the gradients of a norm in one walk";
   RFI_TRY(rfi_rewrite_new(r, &op, dead, out));
-  stand_for(r, p->add >= 0 ? p->add : p->dx, out[0]);
-  if (p->dw >= 0) stand_for(r, p->dw, out[1]);
-  if (p->db >= 0) stand_for(r, p->db, out[2]);
+  stand_for(r, t->ops[p->add >= 0 ? p->add : p->dx].out[0], out[0]);
+  if (p->dw >= 0) stand_for(r, t->ops[p->dw].out[0], out[1]);
+  if (p->db >= 0) stand_for(r, t->ops[p->db].out[0], out[2]);
   RFI_TRY(rfr_trace_status(r->to));
   return rfi_report_line(report, "fused: op %d %s%s%s with%s%s%s: -%lld bytes; exact", p->dx, dx->def->name,
                          dx->scope[0] ? " in " : "", dx->scope, p->dw >= 0 ? " dw" : "", p->db >= 0 ? " db" : "",
@@ -112,5 +115,62 @@ fail:
 done:
   rfi_free(in->ctx, uses);
   rfi_free(in->ctx, skip);
+  return s;
+}
+
+/* ---- sums in front of norms ---- */
+
+static bool match_sum(const rfr_trace *t, const rfi_uses *uses, int i) {
+  const rfi_opr *add = &t->ops[i], *norm = add + 1;
+  if (i + 1 >= t->n_ops || add->def->code != RFI_OP_add || norm->in[0] != add->out[0]) return false;
+  if (norm->def->code != RFI_OP_layernorm && norm->def->code != RFI_OP_rmsnorm) return false;
+  return rfi_is_dense(&t->values[add->in[0]]) && rfi_is_dense(&t->values[add->in[1]]) &&
+         uses[add->out[0]].count > 1 && add->phase == norm->phase && add->microbatch == norm->microbatch &&
+         (add->clone_of < 0) == (norm->clone_of < 0);
+}
+
+static rfr_status emit_sum(rfi_rewrite *r, int i, rfi_report *report) {
+  const rfi_opr *add = &r->from->ops[i], *norm = add + 1;
+  const bool layernorm = norm->def->code == RFI_OP_layernorm;
+  rfr_value in[RFI_MAX_NAMES], out[RFI_MAX_NAMES];
+  bool dead[RFI_MAX_NAMES] = {false};
+  rfi_opr op = *norm;
+  for (int k = 0; k < 2; k++) in[k] = r->map[add->in[k]];
+  for (int k = 1; k < norm->n_in; k++) in[k + 1] = norm->in[k] < 0 ? RFR_NONE : r->map[norm->in[k]];
+  for (int j = 0; j < norm->n_out; j++) dead[j + 1] = norm->out[j] < 0;
+  op.def = rfi_op_def_get(layernorm ? RFI_OP_add_layernorm : RFI_OP_add_rmsnorm);
+  op.n_in = norm->n_in + 1;
+  op.in = in;
+  op.clone_of = norm->clone_of < 0 ? -1 : r->op_map[norm->clone_of];
+  op.reason = "lowered: a sum and its norm";
+  RFI_TRY(rfi_rewrite_new(r, &op, dead, out));
+  r->op_map[i] = r->op_map[i + 1] = r->to->n_ops - 1;
+  stand_for(r, add->out[0], out[0]);
+  for (int j = 0; j < norm->n_out; j++)
+    if (norm->out[j] >= 0) stand_for(r, norm->out[j], out[j + 1]);
+  RFI_TRY(rfr_trace_status(r->to));
+  return rfi_report_line(report, "fused: op %d add with the %s%s%s that reads it: -%lld bytes read; exact", i,
+                         norm->def->name, norm->scope[0] ? " in " : "", norm->scope,
+                         (long long)rfi_bytes(&r->from->values[add->out[0]].type));
+}
+
+rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+  rfr_status s;
+  rfi_rewrite r = {.from = in};
+  rfi_uses *uses = NULL;
+  *out = NULL;
+  RFI_GOTO(rfi_count_uses(in, &uses));
+  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  for (int i = 0; i < in->n_ops; i++) {
+    const bool fused = match_sum(in, uses, i);
+    RFI_GOTO(fused ? emit_sum(&r, i, report) : rfi_rewrite_op(&r, i, NULL));
+    i += fused;
+  }
+  s = rfi_rewrite_end(&r, out);
+  goto done;
+fail:
+  if (r.map) rfi_rewrite_abort(&r);
+done:
+  rfi_free(in->ctx, uses);
   return s;
 }

@@ -55,7 +55,8 @@ static rfr_trace *blocks(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   rfr_output(t, "x0", x); /* so that no product adds onto the stream in place: that rounds in another way */
   x = rfr_add(t, x, o);
   rfr_output(t, "x1", x);
-  x = rfr_add(t, x, rfr_linear(t, rfr_rmsnorm(t, x, p[SCALE2], 1e-5), rfr_cast(t, p[W2], type), RFR_NONE));
+  h = rfr_rmsnorm(t, x, p[SCALE2], 1e-5);
+  x = rfr_add(t, x, rfr_linear(t, h, rfr_cast(t, p[W2], type), RFR_NONE));
   rfr_value r = rfr_input(t, "r", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, C}));
   rfr_value loss = rfr_sum(t, rfr_mul(t, rfr_cast(t, x, RFR_F32), r), -1);
   for (int i = 0; i < N_PARAMETERS; i++)
@@ -111,6 +112,8 @@ static void check(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   assert_int_equal(count(p, RFI_OP_layernorm_dw), (!dx1 && dw1));
   assert_int_equal(count(p, RFI_OP_rmsnorm_dw), (!dx2 && dw2));
   assert_int_equal(count(p, RFI_OP_layernorm_dx) + count(p, RFI_OP_rmsnorm_dx), 0);
+  assert_int_equal(count(p, RFI_OP_add_rmsnorm), 1);
+  assert_int_equal(count(q, RFI_OP_add_rmsnorm), 0);
   /* every gradient of slices is whole, and no sum of the stream's is left over */
   assert_int_equal(count(p, RFI_OP_concat), (trained & ((1u << PROJ) - 1)) != 0);
   assert_int_equal(count(p, RFI_OP_pad), 0);

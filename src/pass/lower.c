@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Lower: the last pass before planning. Where an op's kernels want denser operands than
- * a view gives (ops.def: ROWS, ANY, or dense), a named copy is put before it and
- * reported with its bytes. Outputs are dense for those who read them: the gradient of a
- * transposed weight is a view that its reader knows nothing of. Then whatever nobody needs
- * any more goes.
+ * Lower: the last pass before planning. A sum and the norm behind it become one op
+ * (fuse_norm.c). Where an op's kernels want denser operands than a view gives (ops.def:
+ * ROWS, ANY, or dense), a named copy is put before it and reported with its bytes. Outputs
+ * are dense for those who read them: the gradient of a transposed weight is a view that its
+ * reader knows nothing of. Then whatever nobody needs any more goes.
  */
 #include "pass/pass.h"
 
@@ -71,9 +71,9 @@ static rfr_status lower_outputs(rfi_rewrite *r, const rfr_value *copied, rfi_rep
   return RFR_OK;
 }
 
-rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+/* The rewrite itself. */
+static rfr_status lower(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
   rfi_rewrite r;
-  rfr_trace *lowered;
   *out = NULL;
   RFI_TRY(rfi_rewrite_begin(in, &r));
   rfr_value *dense;
@@ -82,16 +82,22 @@ rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_re
   for (int i = 0; i < in->n_ops && s == RFR_OK; i++) s = lower_op(&r, i, dense, report);
   if (s == RFR_OK) s = lower_outputs(&r, dense, report);
   rfi_free(in->ctx, dense);
-  if (s != RFR_OK) {
-    rfi_rewrite_abort(&r);
-    return s;
-  }
-  RFI_TRY(rfi_rewrite_end(&r, &lowered));
-  if (!o->prune) {
-    *out = lowered;
-    return RFR_OK;
-  }
-  s = rfi_dce(lowered, report, out);
-  rfr_trace_destroy(lowered);
+  if (s == RFR_OK) return rfi_rewrite_end(&r, out);
+  rfi_rewrite_abort(&r);
   return s;
+}
+
+rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report,
+                                        rfr_trace **out) = {rfi_fuse_sums, lower, rfi_dce};
+  const bool wanted[] = {o->fuse, true, o->prune};
+  rfr_trace *before = NULL;
+  for (size_t i = 0; i < sizeof rewrites / sizeof *rewrites; i++) {
+    if (!wanted[i]) continue;
+    rfr_status s = rewrites[i](before ? before : in, report, out);
+    rfr_trace_destroy(before);
+    RFI_TRY(s);
+    before = *out;
+  }
+  return RFR_OK;
 }

@@ -80,6 +80,9 @@ typedef struct rft_case {
   bool varies;                 /* something in it has the type under test */
 } rft_case;
 
+/* In a reference: x as the type of the op's first result has it, for what the op rounds on its way. */
+double rft_round(double x);
+
 /* Reads a case for a type under test and infers its results. NULL, or what is wrong with it. */
 const char *rft_case_parse(const char *text, rfr_dtype under_test, rft_case *out);
 

@@ -162,6 +162,7 @@ static const char *exempt(const rft_op *op, char word[32]) {
     }
   }
   if (def->code == RFI_OP_linear_cross_entropy) return "is a backward";
+  if (def->code == RFI_OP_add_layernorm || def->code == RFI_OP_add_rmsnorm) return "none: lowered";
   if (def->flags & RFI_STATE) return "none: state";
   if (strcmp(def->family, "optim") == 0) return "none: optimizer";
   if (strcmp(def->family, "ring") == 0) return "none: host data";

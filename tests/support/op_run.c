@@ -251,6 +251,10 @@ const char *rft_run_kernel(rft_run *run, const rfi_kernel *kernel, int threads) 
 
 /* ---- references ---- */
 
+static rfr_dtype first_result = RFR_F32; /* type of the op's first result */
+
+double rft_round(double x) { return rfr_float_from_bits(first_result, rfr_float_to_bits(first_result, (float)x)); }
+
 static void *ref_storage(rfi_arg *a, const rfr_type *type, rfr_dtype real) {
   a->type = *type;
   if (rfr_dtype_is_float(type->dtype)) a->type.dtype = real;
@@ -264,6 +268,7 @@ void rft_reference_init(rft_reference *ref, const rft_run *run, rft_ref_fn fn, r
                         double common) {
   const rft_case *c = run->c;
   *ref = (rft_reference){.n_in = c->n_in, .n_out = c->def->n_results};
+  first_result = c->out[0].dtype;
   for (int i = 0; i < c->n_in; i++) {
     const rfi_arg *from = &run->in_arg[i];
     rfi_arg *to = &ref->in_arg[i];

@@ -10,7 +10,8 @@ static rfr_status run_bwd(const rfr_call *c) { return rfi_norm_run_bwd<true>(c, 
 static size_t one(const rfr_call *c) { return rfi_norm_workspace(c, 1); }
 static size_t two(const rfr_call *c) { return rfi_norm_workspace(c, 2); }
 
-extern "C" const rfi_cuda_kernel RFI_CUDA(layernorm) = {rfi_norm_run_fwd<true>, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(layernorm) = {rfi_norm_run_fwd<true, false>, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(add_layernorm) = {rfi_norm_run_fwd<true, true>, NULL};
 extern "C" const rfi_cuda_kernel RFI_CUDA(layernorm_dx) = {run_dx, NULL};
 extern "C" const rfi_cuda_kernel RFI_CUDA(layernorm_dw) = {run_dw, one};
 extern "C" const rfi_cuda_kernel RFI_CUDA(layernorm_bwd) = {run_bwd, two};

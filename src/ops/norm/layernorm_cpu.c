@@ -12,6 +12,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "ops/norm/norm_bwd.h"
+#include "ops/norm/norm_sum.h"
 
 static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
 /* Rows without elements are rows: their statistics, those of zeros, are results too. */
@@ -21,6 +22,10 @@ static int64_t height(const rfi_arg *x) {
   return n;
 }
 static int64_t block(int64_t j, int64_t n) { return n - j < RFI_BLOCK ? n - j : RFI_BLOCK; }
+
+/* Both ways to a result, alone and fused, call the same functions on the same blocks: inlined into other
+ * loops they might be contracted in another way, and give other bits. */
+#define SHARED __attribute__((noinline)) static
 
 /* ---- forward ---- */
 
@@ -43,28 +48,31 @@ static void normalize(float *y, const float *x, const float *w, const float *b, 
     for (int64_t j = 0; j < n; j++) y[j] = (x[j] - m) * r * w[j];
 }
 
+/* One row of x, which may be y itself. */
+SHARED void forward_row(const rfi_call *c, int64_t row, const rfi_arg *x, int w, const rfi_arg *y, float *mean,
+                        float *rstd) {
+  const rfi_arg *scale = &c->in[w], *b = c->n_in > w + 1 && c->in[w + 1].data ? &c->in[w + 1] : NULL;
+  float bx[RFI_BLOCK], bw[RFI_BLOCK], bb[RFI_BLOCK], by[RFI_BLOCK], s = 0, v = 0;
+  int64_t C = width(x);
+  for (int64_t j = 0; j < C; j += RFI_BLOCK) s += sum(rfi_read(bx, x, row * C + j, 1, block(j, C)), block(j, C));
+  float m = C ? s / (float)C : 0;
+  for (int64_t j = 0; j < C; j += RFI_BLOCK)
+    v += sum_squares(rfi_read(bx, x, row * C + j, 1, block(j, C)), m, block(j, C));
+  float r = 1.0f / sqrtf((C ? v / (float)C : 0) + (float)c->attr[0].f);
+  if (mean) mean[row] = m;
+  if (rstd) rstd[row] = r;
+  for (int64_t j = 0, n; y->data && j < C; j += n) {
+    n = block(j, C);
+    float *o = rfi_target(by, y, row * C + j);
+    normalize(o, rfi_read(bx, x, row * C + j, 1, n), rfi_read(bw, scale, j, 1, n),
+              b ? rfi_read(bb, b, j, 1, n) : NULL, m, r, n);
+    rfi_flush(o, y, row * C + j, n);
+  }
+}
 static void layernorm_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   (void)part;
-  const rfi_arg *x = &c->in[0], *w = &c->in[1], *b = c->n_in > 2 && c->in[2].data ? &c->in[2] : NULL, *y = &c->out[0];
-  float bx[RFI_BLOCK], bw[RFI_BLOCK], bb[RFI_BLOCK], by[RFI_BLOCK], *mean = c->out[1].data, *rstd = c->out[2].data;
-  int64_t C = width(x);
-  for (int64_t row = begin; row < end; row++) {
-    float s = 0, v = 0;
-    for (int64_t j = 0; j < C; j += RFI_BLOCK) s += sum(rfi_read(bx, x, row * C + j, 1, block(j, C)), block(j, C));
-    float m = C ? s / (float)C : 0;
-    for (int64_t j = 0; j < C; j += RFI_BLOCK)
-      v += sum_squares(rfi_read(bx, x, row * C + j, 1, block(j, C)), m, block(j, C));
-    float r = 1.0f / sqrtf((C ? v / (float)C : 0) + (float)c->attr[0].f);
-    if (mean) mean[row] = m;
-    if (rstd) rstd[row] = r;
-    for (int64_t j = 0, n; y->data && j < C; j += n) {
-      n = block(j, C);
-      float *o = rfi_target(by, y, row * C + j);
-      normalize(o, rfi_read(bx, x, row * C + j, 1, n), rfi_read(bw, w, j, 1, n), b ? rfi_read(bb, b, j, 1, n) : NULL, m,
-                r, n);
-      rfi_flush(o, y, row * C + j, n);
-    }
-  }
+  for (int64_t row = begin; row < end; row++)
+    forward_row(c, row, &c->in[0], 1, &c->out[0], c->out[1].data, c->out[2].data);
 }
 static rfr_status run_fwd(const rfi_call *c) {
   RFI_TRY(rfi_check_floats(c));
@@ -72,11 +80,19 @@ static rfr_status run_fwd(const rfi_call *c) {
   return RFR_OK;
 }
 
-/* ---- backward ---- */
+static void add_layernorm_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  for (int64_t row = begin; row < end; row++)
+    forward_row(c, row, rfi_norm_sum_row(c, row), 2, &c->out[1], c->out[2].data, c->out[3].data);
+}
+static rfr_status run_add_fwd(const rfi_call *c) {
+  RFI_TRY(rfi_check_floats(c));
+  RFI_TRY(rfi_norm_check_sum(c));
+  rfi_parallel(c, height(&c->in[0]), 4 * width(&c->in[0]), add_layernorm_part);
+  return RFR_OK;
+}
 
-/* Both ways to the gradients call the same functions on the same blocks: inlined into other
- * loops they might be contracted in another way, and give other bits. */
-#define SHARED __attribute__((noinline)) static
+/* ---- backward ---- */
 
 SHARED float sum_g(const float *dy, const float *w, int64_t n) {
   float s = 0;
@@ -170,6 +186,7 @@ static rfr_status run_bwd(const rfi_call *c) { return rfi_norm_bwd_run(c, &kind)
 static size_t bwd_workspace(const rfi_call *c) { return rfi_norm_bwd_workspace(c, &kind); }
 
 const rfi_kernel RFI_CPU(layernorm) = {run_fwd, NULL};
+const rfi_kernel RFI_CPU(add_layernorm) = {run_add_fwd, NULL};
 const rfi_kernel RFI_CPU(layernorm_dx) = {run_dx, NULL};
 const rfi_kernel RFI_CPU(layernorm_dw) = {run_dw, NULL};
 const rfi_kernel RFI_CPU(layernorm_bwd) = {run_bwd, bwd_workspace};

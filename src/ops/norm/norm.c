@@ -3,7 +3,8 @@
  * layernorm and rmsnorm over the last dimension. The forward keeps one or two f32 numbers a
  * row (mean, rstd) and nothing else: the backward computes the normalized row again from x.
  * dx and dw are separate ops, so that a frozen weight costs nothing; a bias's gradient is a
- * plain sum over rows. Where all of them are wanted the fuse pass makes one op of them, X_bwd.
+ * plain sum over rows. Where all of them are wanted the fuse pass makes one op of them, X_bwd;
+ * add_X is the norm of a sum that stays, the residual stream's.
  */
 #include "ops/rule.h"
 
@@ -64,14 +65,26 @@ static rfr_status infer_bwd(const rfi_infer *c, int statistics, int vectors) {
   return RFR_OK;
 }
 
-rfr_status rfi_infer_layernorm(const rfi_infer *c) {
+/* y and the statistics from result `first` on; w and a bias, if the norm has one, from operand `w` on. */
+static rfr_status infer_forward(const rfi_infer *c, int w, int first, int statistics) {
   RFI_TRY(check_x(c, 0));
-  RFI_TRY(check_weight(c, 0, 1));
-  if (rfi_present(c, 2)) RFI_TRY(check_weight(c, 0, 2));
-  c->out[0] = c->in[0];
-  c->out[1] = c->out[2] = statistic(&c->in[0]);
+  RFI_TRY(check_weight(c, 0, w));
+  if (rfi_present(c, w + 1)) RFI_TRY(check_weight(c, 0, w + 1));
+  c->out[first] = c->in[0];
+  for (int j = 1; j <= statistics; j++) c->out[first + j] = statistic(&c->in[0]);
   return RFR_OK;
 }
+
+/* The same of a sum, which is result 0. */
+static rfr_status infer_sum_forward(const rfi_infer *c, int statistics) {
+  RFI_TRY(check_x(c, 0));
+  RFI_TRY(rfi_rule_same(c, 0, 1, true));
+  c->out[0] = c->in[0];
+  return infer_forward(c, 2, 1, statistics);
+}
+
+rfr_status rfi_infer_layernorm(const rfi_infer *c) { return infer_forward(c, 1, 0, 2); }
+rfr_status rfi_infer_add_layernorm(const rfi_infer *c) { return infer_sum_forward(c, 2); }
 rfr_status rfi_infer_layernorm_dx(const rfi_infer *c) {
   RFI_TRY(check_backward(c, 3, 2));
   RFI_TRY(check_weight(c, 1, 2));
@@ -81,13 +94,8 @@ rfr_status rfi_infer_layernorm_dx(const rfi_infer *c) {
 rfr_status rfi_infer_layernorm_dw(const rfi_infer *c) { return infer_dw(c, 2); }
 rfr_status rfi_infer_layernorm_bwd(const rfi_infer *c) { return infer_bwd(c, 2, 2); }
 
-rfr_status rfi_infer_rmsnorm(const rfi_infer *c) {
-  RFI_TRY(check_x(c, 0));
-  RFI_TRY(check_weight(c, 0, 1));
-  c->out[0] = c->in[0];
-  c->out[1] = statistic(&c->in[0]);
-  return RFR_OK;
-}
+rfr_status rfi_infer_rmsnorm(const rfi_infer *c) { return infer_forward(c, 1, 0, 1); }
+rfr_status rfi_infer_add_rmsnorm(const rfi_infer *c) { return infer_sum_forward(c, 1); }
 rfr_status rfi_infer_rmsnorm_dx(const rfi_infer *c) {
   RFI_TRY(check_backward(c, 3, 1));
   RFI_TRY(check_weight(c, 1, 2));

@@ -20,8 +20,8 @@
 enum { RFI_NORM_WARPS = 4, RFI_NORM_THREADS = 32 * RFI_NORM_WARPS, RFI_NORM_MOST = 512, RFI_NORM_ANY = 256 };
 
 typedef struct rfi_norm_fwd {
-  const void *x, *w, *b; /* b NULL: none */
-  void *y;               /* each result: NULL where it is not wanted */
+  const void *x, *other, *w, *b; /* other, b NULL: none */
+  void *sum, *y;                 /* x + other, rounded; its norm. Each result: NULL where it is not wanted */
   float *mean, *rstd;
   rfr_dtype x_type, w_type, b_type;
   int64_t rows, C;
@@ -90,6 +90,16 @@ static __global__ void __launch_bounds__(WARP ? RFI_NORM_THREADS : 1024) rfi_nor
 #pragma unroll
   for (int k = 0; k < K; k++)
     if (k * lanes + me < packs) x[k] = from[k * lanes + me];
+  if (a.other) {
+    const pack *other = (const pack *)((const T *)a.other + row * a.C);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      if (k * lanes + me >= packs) break;
+      const pack o = other[k * lanes + me];
+      for (int i = 0; i < P; i++) x[k].x[i] = rfi_narrow<T>(rfi_widen(x[k].x[i]) + rfi_widen(o.x[i]));
+      if (a.sum) ((pack *)((T *)a.sum + row * a.C))[k * lanes + me] = x[k];
+    }
+  }
   if (MEAN) {
 #pragma unroll
     for (int k = 0; k < K; k++)
@@ -265,23 +275,28 @@ static __global__ void __launch_bounds__(WARP ? RFI_NORM_THREADS : RFI_NORM_MOST
 template <typename T, bool MEAN>
 static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_rows_any(const rfi_norm_fwd a) {
   const int64_t row = blockIdx.x;
-  const T *x = (const T *)a.x + row * a.C;
+  const T *x = (const T *)a.x + row * a.C, *other = (const T *)a.other + row * a.C;
+  auto element = [&](int64_t j) {
+    return a.other ? rfi_widen(rfi_narrow<T>(rfi_widen(x[j]) + rfi_widen(other[j]))) : rfi_widen(x[j]);
+  };
   float m = 0.0f, s = 0.0f;
   if (MEAN && a.C) {
-    for (int64_t j = threadIdx.x; j < a.C; j += RFI_NORM_ANY) s += rfi_widen(x[j]);
+    for (int64_t j = threadIdx.x; j < a.C; j += RFI_NORM_ANY) s += element(j);
     m = rfi_block_sum(s) / (float)a.C;
   }
   s = 0.0f;
-  for (int64_t j = threadIdx.x; j < a.C; j += RFI_NORM_ANY) s += (rfi_widen(x[j]) - m) * (rfi_widen(x[j]) - m);
+  for (int64_t j = threadIdx.x; j < a.C; j += RFI_NORM_ANY) s += (element(j) - m) * (element(j) - m);
   s = rfi_block_sum(s);
   const float r = 1.0f / sqrtf((a.C ? s / (float)a.C : 0.0f) + a.eps);
   if (threadIdx.x == 0) {
     if (MEAN && a.mean) a.mean[row] = m;
     if (a.rstd) a.rstd[row] = r;
   }
+  for (int64_t j = threadIdx.x; a.sum && j < a.C; j += RFI_NORM_ANY)
+    ((T *)a.sum)[row * a.C + j] = rfi_narrow<T>(element(j));
   for (int64_t j = threadIdx.x; a.y && j < a.C; j += RFI_NORM_ANY) {
     const float b = MEAN && a.b ? rfi_norm_load(a.b, a.b_type, j) : 0.0f;
-    ((T *)a.y)[row * a.C + j] = rfi_narrow<T>((rfi_widen(x[j]) - m) * r * rfi_norm_load(a.w, a.w_type, j) + b);
+    ((T *)a.y)[row * a.C + j] = rfi_narrow<T>((element(j) - m) * r * rfi_norm_load(a.w, a.w_type, j) + b);
   }
 }
 
@@ -388,10 +403,10 @@ static inline rfi_norm_shape rfi_norm_shape_of(rfr_dtype dtype, int64_t rows, in
 }
 
 template <typename T, bool MEAN> static void rfi_norm_launch_fwd(const rfi_norm_fwd &a, cudaStream_t stream) {
-  const void *pointers[] = {a.x, a.w, a.b, a.y};
+  const void *pointers[] = {a.x, a.other, a.w, a.b, a.sum, a.y};
   const int64_t packs = rfi_norm_packs(a.x_type, a.C);
   const unsigned blocks = (unsigned)a.rows, warps = (unsigned)rfi_blocks(a.rows, RFI_NORM_WARPS);
-  if (packs == 0 || packs > 4096 || !rfi_norm_aligned(pointers, 4))
+  if (packs == 0 || packs > 4096 || !rfi_norm_aligned(pointers, 6))
     rfi_norm_rows_any<T, MEAN><<<blocks, RFI_NORM_ANY, 0, stream>>>(a);
   else if (packs <= 32) rfi_norm_rows<T, MEAN, 1, true><<<warps, RFI_NORM_THREADS, 0, stream>>>(a);
   else if (packs <= 128) rfi_norm_rows<T, MEAN, 4, true><<<warps, RFI_NORM_THREADS, 0, stream>>>(a);
@@ -419,14 +434,18 @@ static void rfi_norm_launch_bwd(const rfi_norm_bwd &a, const rfi_norm_shape &s, 
 
 /* ---- calls ---- */
 
-template <bool MEAN> static rfr_status rfi_norm_run_fwd(const rfr_call *c) {
-  const rfr_arg *x = &c->in[0], *w = &c->in[1], *b = MEAN && c->n_in > 2 && c->in[2].data ? &c->in[2] : NULL;
+/* A norm of x, or, with SUM, of x + other: then every operand and result stands one further. */
+template <bool MEAN, bool SUM> static rfr_status rfi_norm_run_fwd(const rfr_call *c) {
+  const rfr_arg *x = &c->in[0], *w = &c->in[1 + SUM],
+                *b = MEAN && c->n_in > 2 + SUM && c->in[2 + SUM].data ? &c->in[2 + SUM] : NULL, *y = &c->out[SUM];
   const rfi_norm_fwd a = {x->data,
+                          SUM ? c->in[1].data : NULL,
                           w->data,
                           b ? b->data : NULL,
-                          c->out[0].data,
-                          MEAN ? (float *)c->out[1].data : NULL,
-                          (float *)c->out[MEAN ? 2 : 1].data,
+                          SUM ? c->out[0].data : NULL,
+                          y->data,
+                          MEAN ? (float *)y[1].data : NULL,
+                          (float *)y[MEAN ? 2 : 1].data,
                           x->type.dtype,
                           w->type.dtype,
                           b ? b->type.dtype : RFR_F32,

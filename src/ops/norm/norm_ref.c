@@ -34,6 +34,32 @@ RFT_CASES(layernorm) = {"layernorm(f[7,13], f[13], f[13]) eps=1e-5",        "lay
                         "layernorm(f[5,0], f[0], f[0]) eps=1e-2",           "layernorm(f[11,1], f[1], f[1]) eps=1e-2",
                         "layernorm(f[43,1031], f[1031], f[1031]) eps=1e-5", NULL};
 
+/* What a norm of a sum reads and makes beside the sum. */
+static rfi_call norm_of_sum(const rfi_call *call, rfi_arg *in) {
+  const rfi_arg *sum = &call->out[0];
+  const double *x = call->in[0].data, *other = call->in[1].data;
+  double *s = sum->data ? sum->data : call->out[1].data; /* y takes the place of a sum that nobody wants */
+  for (int64_t i = 0; i < rfi_count(&sum->type); i++) s[i] = rft_round(x[i] + other[i]);
+  in[0] = (rfi_arg){.type = sum->type, .data = s};
+  for (int k = 2; k < call->n_in; k++) in[k - 1] = call->in[k];
+  return (rfi_call){
+      .n_in = call->n_in - 1, .n_out = call->n_out - 1, .in = in, .out = call->out + 1, .attr = call->attr};
+}
+
+RFT_REF(add_layernorm) {
+  rfi_arg in[3];
+  const rfi_call norm = norm_of_sum(call, in);
+  RFT_NAME(layernorm)(&norm);
+}
+RFT_CASES(add_layernorm) = {"add_layernorm(f[7,13], f[7,13], f[13], f[13]) eps=1e-5",
+                            "add_layernorm(f[1,37], f[1,37], f[37], _) eps=1e-6",
+                            "add_layernorm(f[3,5,16], f[3,5,16], F[16], F[16]) eps=1e-5",
+                            "add_layernorm(f[0,19], f[0,19], f[19], f[19]) eps=1e-5",
+                            "add_layernorm(f[5,0], f[5,0], f[0], f[0]) eps=1e-2",
+                            "add_layernorm(f[43,1031], f[43,1031], f[1031], f[1031]) eps=1e-5",
+                            "add_layernorm(f[9,1040], f[9,1040], f[1040], f[1040]) eps=1e-5",
+                            NULL};
+
 RFT_REF(layernorm_dx) {
   const double *w = call->in[2].data, *mean = call->in[3].data, *rstd = call->in[4].data;
   int64_t C = width(&call->in[1]);
@@ -119,6 +145,19 @@ RFT_CASES(rmsnorm) = {"rmsnorm(f[7,13], f[13]) eps=1e-5",      "rmsnorm(f[1,37],
                       "rmsnorm(f[3,5,17], f[17]) eps=1e-5",    "rmsnorm(f[0,19], f[19]) eps=1e-5",
                       "rmsnorm(f[5,0], f[0]) eps=1e-2",        "rmsnorm(f[11,1], f[1]) eps=1e-2",
                       "rmsnorm(f[43,1031], f[1031]) eps=1e-5", NULL};
+
+RFT_REF(add_rmsnorm) {
+  rfi_arg in[2];
+  const rfi_call norm = norm_of_sum(call, in);
+  RFT_NAME(rmsnorm)(&norm);
+}
+RFT_CASES(add_rmsnorm) = {"add_rmsnorm(f[7,13], f[7,13], f[13]) eps=1e-5",
+                          "add_rmsnorm(f[3,5,16], f[3,5,16], F[16]) eps=1e-5",
+                          "add_rmsnorm(f[0,19], f[0,19], f[19]) eps=1e-5",
+                          "add_rmsnorm(f[5,0], f[5,0], f[0]) eps=1e-2",
+                          "add_rmsnorm(f[43,1031], f[43,1031], f[1031]) eps=1e-5",
+                          "add_rmsnorm(f[9,1040], f[9,1040], f[1040]) eps=1e-5",
+                          NULL};
 
 RFT_REF(rmsnorm_dx) {
   const double *w = call->in[2].data, *rstd = call->in[3].data;

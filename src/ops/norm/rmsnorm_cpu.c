@@ -12,6 +12,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "ops/norm/norm_bwd.h"
+#include "ops/norm/norm_sum.h"
 
 static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
 /* Rows without elements are rows: their statistics, those of zeros, are results too. */
@@ -21,6 +22,9 @@ static int64_t height(const rfi_arg *x) {
   return n;
 }
 static int64_t block(int64_t j, int64_t n) { return n - j < RFI_BLOCK ? n - j : RFI_BLOCK; }
+
+/* As in layernorm_cpu.c: both ways to a result call these, so that its bits are the same. */
+#define SHARED __attribute__((noinline)) static
 
 /* ---- forward ---- */
 
@@ -34,25 +38,27 @@ static void scale_row(float *y, const float *x, const float *w, float r, int64_t
   for (int64_t j = 0; j < n; j++) y[j] = x[j] * r * w[j];
 }
 
+/* One row of x, which may be y itself. */
+SHARED void forward_row(const rfi_call *c, int64_t row, const rfi_arg *x, const rfi_arg *w, const rfi_arg *y,
+                        float *rstd) {
+  float bx[RFI_BLOCK], bw[RFI_BLOCK], by[RFI_BLOCK], s = 0;
+  int64_t C = width(x);
+  for (int64_t j = 0; j < C; j += RFI_BLOCK)
+    s += sum_squares(rfi_read(bx, x, row * C + j, 1, block(j, C)), block(j, C));
+  float r = 1.0f / sqrtf((C ? s / (float)C : 0) + (float)c->attr[0].f);
+  if (rstd) rstd[row] = r;
+  for (int64_t j = 0, n; y->data && j < C; j += n) {
+    n = block(j, C);
+    const float *a = rfi_read(bx, x, row * C + j, 1, n), *b = rfi_read(bw, w, j, 1, n);
+    float *o = rfi_target(by, y, row * C + j);
+    scale_row(o, a, b, r, n);
+    rfi_flush(o, y, row * C + j, n);
+  }
+}
 static void rmsnorm_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   (void)part;
-  const rfi_arg *x = &c->in[0], *w = &c->in[1], *y = &c->out[0];
-  float bx[RFI_BLOCK], bw[RFI_BLOCK], by[RFI_BLOCK], *rstd = c->out[1].data;
-  int64_t C = width(x);
-  for (int64_t row = begin; row < end; row++) {
-    float s = 0;
-    for (int64_t j = 0; j < C; j += RFI_BLOCK)
-      s += sum_squares(rfi_read(bx, x, row * C + j, 1, block(j, C)), block(j, C));
-    float r = 1.0f / sqrtf((C ? s / (float)C : 0) + (float)c->attr[0].f);
-    if (rstd) rstd[row] = r;
-    for (int64_t j = 0, n; y->data && j < C; j += n) {
-      n = block(j, C);
-      const float *a = rfi_read(bx, x, row * C + j, 1, n), *b = rfi_read(bw, w, j, 1, n);
-      float *o = rfi_target(by, y, row * C + j);
-      scale_row(o, a, b, r, n);
-      rfi_flush(o, y, row * C + j, n);
-    }
-  }
+  for (int64_t row = begin; row < end; row++)
+    forward_row(c, row, &c->in[0], &c->in[1], &c->out[0], c->out[1].data);
 }
 static rfr_status run_fwd(const rfi_call *c) {
   RFI_TRY(rfi_check_floats(c));
@@ -60,10 +66,19 @@ static rfr_status run_fwd(const rfi_call *c) {
   return RFR_OK;
 }
 
-/* ---- backward ---- */
+static void add_rmsnorm_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  for (int64_t row = begin; row < end; row++)
+    forward_row(c, row, rfi_norm_sum_row(c, row), &c->in[2], &c->out[1], c->out[2].data);
+}
+static rfr_status run_add_fwd(const rfi_call *c) {
+  RFI_TRY(rfi_check_floats(c));
+  RFI_TRY(rfi_norm_check_sum(c));
+  rfi_parallel(c, height(&c->in[0]), 3 * width(&c->in[0]), add_rmsnorm_part);
+  return RFR_OK;
+}
 
-/* As in layernorm_cpu.c: both ways to the gradients call these, so that their bits are the same. */
-#define SHARED __attribute__((noinline)) static
+/* ---- backward ---- */
 
 SHARED float sum_products(const float *dy, const float *w, const float *x, int64_t n) {
   float s = 0;
@@ -145,6 +160,7 @@ static rfr_status run_bwd(const rfi_call *c) { return rfi_norm_bwd_run(c, &kind)
 static size_t bwd_workspace(const rfi_call *c) { return rfi_norm_bwd_workspace(c, &kind); }
 
 const rfi_kernel RFI_CPU(rmsnorm) = {run_fwd, NULL};
+const rfi_kernel RFI_CPU(add_rmsnorm) = {run_add_fwd, NULL};
 const rfi_kernel RFI_CPU(rmsnorm_dx) = {run_dx, NULL};
 const rfi_kernel RFI_CPU(rmsnorm_dw) = {run_dw, NULL};
 const rfi_kernel RFI_CPU(rmsnorm_bwd) = {run_bwd, bwd_workspace};
