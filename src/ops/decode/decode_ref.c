@@ -109,6 +109,7 @@ RFT_CASES(text_append) = {
     "text_append(i[20]<9, f[1,1], I[4]=3,4,0,6, D[1]=1, I[1]=0, D[1]=1) rows=2",
     "text_append(i[20]<9, f[1,31], I[4]=2,8,0,3, D[1]=1, I[1]=0, D[1]=1) rows=5",
     "text_append(i[20]<9, f[1,31], I[4]=19,20,0,3, D[1]=1, I[1]=0, D[1]=1) rows=5",
+    "text_append(i[20]<9, f[1,31], I[4]=8,8,0,3, D[1]=1, I[1]=0, D[1]=1) rows=2",
     "text_append(i[20]<9, f[1,31], I[4]=-2,2,0,3, D[1]=1, I[1]=0, D[1]=1) rows=4",
     NULL,
 };
