@@ -103,6 +103,27 @@ static void test_coupled_microbatches(void **state) {
   refused(t, "autodiff.coupled");
 }
 
+/* Two microbatches drop the same values out at the same site: two masks, not one op that both read. */
+static void test_masks_of_microbatches(void **state) {
+  (void)state;
+  enum { N = 64 };
+  rfr_trace *t = new_trace();
+  rfr_value x = vector(t, "x", RFR_ROLE_INPUT, N), step = rfr_step_block(t);
+  for (int m = 0; m < 2; m++) {
+    rfr_microbatch(t, m);
+    rfr_output(t, m ? "b" : "a", rfr_dropout(t, x, step, 0.5, 0));
+  }
+  rfr_programs *p = compile(t, NULL);
+  rfr_tensor a, b;
+  set(p, "x", 1);
+  OK(rfr_programs_load(p));
+  OK(rfr_program_run(p, 0));
+  OK(rfr_program_output(p, 0, "a", &a));
+  OK(rfr_program_output(p, 0, "b", &b));
+  assert_memory_not_equal(a.data, b.data, N * sizeof(float));
+  rfr_programs_destroy(p);
+}
+
 /* The factor of a scale is never differentiated: this weight reaches nothing. */
 static void test_factor_alone(void **state) {
   (void)state;
@@ -323,6 +344,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_shared_part, setup, teardown),
       cmocka_unit_test_setup_teardown(test_input_is_loss, setup, teardown),
       cmocka_unit_test_setup_teardown(test_coupled_microbatches, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_masks_of_microbatches, setup, teardown),
       cmocka_unit_test_setup_teardown(test_factor_alone, setup, teardown),
       cmocka_unit_test_setup_teardown(test_strided_output, setup, teardown),
       cmocka_unit_test_setup_teardown(test_view_is_output, setup, teardown),
