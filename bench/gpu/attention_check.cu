@@ -21,7 +21,6 @@
 #include "ops/attention/attention_cuda.h"
 
 static int failures;
-static rfi_cuda_info machine;
 
 /* What is checked and timed; sm_90's where the device is one. */
 struct variant {
@@ -185,7 +184,6 @@ struct test {
     c.in = in;
     c.out = out;
     c.attr = attr;
-    c.library = &machine;
     buffer workspace(kernel.workspace(&c));
     c.workspace = workspace.data;
     expect(kernel.takes(&c), "not taken");
@@ -502,7 +500,6 @@ int main(int argc, char **argv) {
   cudaDeviceProp device;
   CUDA(cudaGetDeviceProperties(&device, 0));
   printf("%s, %d multiprocessors\n", device.name, device.multiProcessorCount);
-  machine = {0, device.multiProcessorCount, device.major, device.minor, 0};
   for (const variant &x : variants) {
     if (device.major < x.major || (x.major == 9 && device.major != 9)) continue;
     if (argc < 2 || strcmp(argv[1], "check") == 0) check(x);

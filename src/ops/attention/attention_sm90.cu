@@ -241,27 +241,6 @@ __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, 
 
 /* ---- backward ---- */
 
-/* A block lives as long as the launch and begins a job while it ends the one before, so that the tensor cores wait for
- * memory once, not for each of some thousand pieces. */
-typedef struct job {
-  piece w;
-  int h;
-} job;
-
-/* The block's turn-th job of `count` pieces of `heads` heads; every other round is dealt backwards, so that no block
- * always gets the longest. False: there is none. */
-static __device__ __forceinline__ bool deal(const problem &p, int heads, unsigned count, unsigned turn, job *j) {
-  const unsigned at = turn * gridDim.x + (turn & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x), i = at / (unsigned)heads;
-  if (i >= count) return false;
-  j->w = p.pieces[p.reverse ? count - 1 - i : i];
-  j->h = (int)(at % (unsigned)heads);
-  return true;
-}
-
-typedef struct rfi_range {
-  int start, end;
-} rfi_range;
-
 /* p, its place taken by p's own factor (score units of log2 e, or 0): what capped scores are times in the gradient. */
 static __device__ __forceinline__ float slope_of(const problem &p, float probability, float lse) {
   if (probability == 0) return 0.0f;
@@ -269,65 +248,43 @@ static __device__ __forceinline__ float slope_of(const problem &p, float probabi
   return 1.0f - x * x;
 }
 
-/* The keys that a piece's rows walk over, in tiles from `start` on. */
-static __device__ __forceinline__ rfi_range keys_of(const problem &p, const piece &w) {
-  const int start = w.from + (first_key(p, w.from, w.first) - w.from) / TILE_ROWS * TILE_ROWS;
-  return {start, w.last <= w.from ? start : max(start, p.causal ? w.last : w.end)};
-}
-
-/* A piece's rows of q and do, the first tiles of k and v, and the thread's rows' stats. */
 template <typename T, int D>
-static __device__ __forceinline__ void begin_dq(const problem &p, const job &j, uint32_t kept, uint32_t stage,
-                                                float2 (&stats)[2]) {
-  constexpr int THREADS = BACKWARD_GROUPS * 128, BLOCK = BACKWARD_GROUPS * GROUP, TILE = TILE_ROWS * D * 2;
-  const rfi_range keys = keys_of(p, j.w);
-  const int kv = j.h / (p.H / p.Hk), t0 = j.w.first + ((int)threadIdx.x >> 5) * 16 + ((int)threadIdx.x & 31) / 4;
-  load_tile<T, D, BLOCK, THREADS>(kept, p, p.q, j.w.first, j.h, j.w.last - j.w.first);
-  load_tile<T, D, BLOCK, THREADS>(kept + BLOCK * D * 2, p, p.dy, j.w.first, j.h, j.w.last - j.w.first);
-  load_tile<T, D, TILE_ROWS, THREADS>(stage, p, p.k, keys.start, kv, keys.end - keys.start);
-  load_tile<T, D, TILE_ROWS, THREADS>(stage + TILE, p, p.v, keys.start, kv, keys.end - keys.start);
+static __device__ __forceinline__ void dq_of(const problem &p, const piece &w, const int h, char *shared) {
+  constexpr int THREADS = BACKWARD_GROUPS * 128, BLOCK = BACKWARD_GROUPS * GROUP, N = TILE_ROWS, TILE = N * D * 2;
+  const int kv = h / (p.H / p.Hk), lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+  const int t0 = w.first + warp * 16, t1 = min(t0 + 16, w.last);
+  const int g0 = w.first + warp / 4 * GROUP, g1 = min(g0 + GROUP, w.last);
+  const uint32_t base = rfi_shared_address(shared), stages = base + 2 * BLOCK * D * 2;
+  const int end = w.last <= w.from ? w.from : p.causal ? w.last : w.end;
+  const int start = w.from + (first_key(p, w.from, w.first) - w.from) / N * N;
+  float acc[1][D / 8][4] = {}, lse[2], delta[2];
+  load_tile<T, D, BLOCK, THREADS>(base, p, p.q, w.first, h, w.last - w.first);
+  load_tile<T, D, BLOCK, THREADS>(base + BLOCK * D * 2, p, p.dy, w.first, h, w.last - w.first);
+  load_tile<T, D, N, THREADS>(stages, p, p.k, start, kv, end - start);
+  load_tile<T, D, N, THREADS>(stages + TILE, p, p.v, start, kv, end - start);
   rfi_copies_commit();
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    const int t = t0 + half * 8;
-    stats[half] = t < j.w.last ? p.stats[(int64_t)j.h * p.T + t] : make_float2(0, 0);
+    const int t = t0 + half * 8 + (lane >> 2);
+    const float2 x = t < t1 ? p.stats[(int64_t)h * p.T + t] : make_float2(0, 0);
+    lse[half] = x.x;
+    delta[half] = x.y;
   }
-}
-
-/* Begun by begin_dq into `kept` and the stage; begins the next job, if there is one, in the other ones while it works
- * on its last tile. Returns the stage that the next one begins with. */
-template <typename T, int D>
-static __device__ __forceinline__ int dq_of(const problem &p, const job &j, char *kept_rows, uint32_t other,
-                                            uint32_t stages, int stage, const job *next, float2 (&stats)[2]) {
-  constexpr int THREADS = BACKWARD_GROUPS * 128, BLOCK = BACKWARD_GROUPS * GROUP, N = TILE_ROWS, TILE = N * D * 2;
-  const piece w = j.w;
-  const rfi_range keys = keys_of(p, w);
-  const int h = j.h, kv = h / (p.H / p.Hk), lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-  const int t0 = w.first + warp * 16, t1 = min(t0 + 16, w.last);
-  const int g0 = w.first + warp / 4 * GROUP, g1 = min(g0 + GROUP, w.last);
-  const float lse[2] = {stats[0].x, stats[1].x}, delta[2] = {stats[0].y, stats[1].y};
-  float acc[1][D / 8][4] = {};
   rfi_copies_wait();
-  rfi_shared_written();
   __syncthreads();
   left_rows<D, BLOCK, false> q, dy;
-  q.load(rfi_shared_address(kept_rows), warp, lane);
-  dy.load(rfi_shared_address(kept_rows) + BLOCK * D * 2, warp, lane);
-  if (keys.start >= keys.end && next) begin_dq<T, D>(p, *next, other, stages + (uint32_t)(stage * 2 * TILE), stats);
-  for (int s0 = keys.start; s0 < keys.end; s0 += N, stage ^= 1) {
+  q.load(base, warp, lane);
+  dy.load(base + BLOCK * D * 2, warp, lane);
+  for (int s0 = start, stage = 0; s0 < end; s0 += N, stage ^= 1) {
     const uint32_t k = stages + (uint32_t)(stage * 2 * TILE), v = k + TILE;
-    const uint32_t free_stage = stages + (uint32_t)((stage ^ 1) * 2 * TILE);
-    if (s0 > keys.start) {
-      rfi_copies_wait();
-      rfi_shared_written();
-      __syncthreads();
-    }
-    if (s0 + N < keys.end) {
-      load_tile<T, D, N, THREADS>(free_stage, p, p.k, s0 + N, kv, keys.end - s0 - N);
-      load_tile<T, D, N, THREADS>(free_stage + TILE, p, p.v, s0 + N, kv, keys.end - s0 - N);
+    rfi_copies_wait();
+    rfi_shared_written();
+    __syncthreads();
+    if (s0 + N < end) {
+      const uint32_t next = stages + (uint32_t)((stage ^ 1) * 2 * TILE);
+      load_tile<T, D, N, THREADS>(next, p, p.k, s0 + N, kv, end - s0 - N);
+      load_tile<T, D, N, THREADS>(next + TILE, p, p.v, s0 + N, kv, end - s0 - N);
       rfi_copies_commit();
-    } else if (next) {
-      begin_dq<T, D>(p, *next, other, free_stage, stats);
     }
     if (g1 <= g0 || !any_sees(p, w, g0, g1, s0, s0 + N)) continue;
     float s[1][N / 8][4], ds[1][N / 8][4];
@@ -376,8 +333,7 @@ static __device__ __forceinline__ int dq_of(const problem &p, const job &j, char
   for (int n = 0; n < D / 8; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) acc[0][n][e] *= p.scale;
-  store_rows<T, D, BLOCK>(p.out[0], p, p.H, h, t0, t1, acc, kept_rows, warp * 16, NULL);
-  return stage;
+  store_rows<T, D, BLOCK>(p.out[0], p, p.H, h, t0, t1, acc, shared, warp * 16, NULL);
 }
 
 /* A tile of q, one of do, and stats of their rows. */
@@ -408,61 +364,38 @@ __device__ __forceinline__ void hide(const problem &p, const piece &w, float (&c
     }
 }
 
-/* The queries that a piece's rows, as keys, walk over. */
-static __device__ __forceinline__ rfi_range queries_of(const problem &p, const piece &w) {
-  const int first = p.causal ? max(w.from, w.first) : w.from;
-  const int start = w.from + (first - w.from) / TILE_ROWS * TILE_ROWS;
-  return {start, w.last <= w.from ? start : max(start, p.window ? min(w.end, w.last - 1 + p.window) : w.end)};
-}
-
-/* A piece's rows of k and v, the first tiles of q and do with their stats; j.h is k's head. */
 template <typename T, int D>
-static __device__ __forceinline__ void begin_dkv(const problem &p, const job &j, uint32_t kept, uint32_t stage,
-                                                 uint32_t stats) {
-  constexpr int THREADS = BACKWARD_GROUPS * 128, BLOCK = BACKWARD_GROUPS * GROUP;
-  const rfi_range queries = queries_of(p, j.w);
-  load_tile<T, D, BLOCK, THREADS>(kept, p, p.k, j.w.first, j.h, j.w.last - j.w.first);
-  load_tile<T, D, BLOCK, THREADS>(kept + BLOCK * D * 2, p, p.v, j.w.first, j.h, j.w.last - j.w.first);
-  if (queries.start < queries.end)
-    load_rows<T, D, THREADS>(stage, stats, p, queries.start, j.h * (p.H / p.Hk), queries.end - queries.start);
-  rfi_copies_commit();
-}
-
-/* As dq_of. */
-template <typename T, int D>
-static __device__ __forceinline__ int dkv_of(const problem &p, const job &j, char *kept_rows, uint32_t other,
-                                             uint32_t stages, const float2 *stats, int stage, const job *next) {
+static __device__ __forceinline__ void dkv_of(const problem &p, const piece &w, const int kv, char *shared) {
   constexpr int THREADS = BACKWARD_GROUPS * 128, BLOCK = BACKWARD_GROUPS * GROUP, N = TILE_ROWS, TILE = N * D * 2;
-  const piece w = j.w;
-  const int kv = j.h, group = p.H / p.Hk, lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+  const int group = p.H / p.Hk, lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
   const int s0 = w.first + warp * 16, s1 = min(s0 + 16, w.last);
   const int g0 = w.first + warp / 4 * GROUP, g1 = min(g0 + GROUP, w.last);
-  const uint32_t stats_at = stages + 4 * TILE;
-  const int start = queries_of(p, w).start, end = queries_of(p, w).end;
-  const int steps = (end - start + N - 1) / N * group;
+  const uint32_t base = rfi_shared_address(shared), stages = base + 2 * BLOCK * D * 2, stats_at = stages + 4 * TILE;
+  const float2 *const stats = (const float2 *)(shared + 2 * BLOCK * D * 2 + 4 * TILE);
+  const int first = p.causal ? max(w.from, w.first) : w.from, start = w.from + (first - w.from) / N * N;
+  const int end = w.last <= w.from ? start : p.window ? min(w.end, w.last - 1 + p.window) : w.end;
+  const int tiles = max(0, (end - start + N - 1) / N), steps = tiles * group;
   float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
+  load_tile<T, D, BLOCK, THREADS>(base, p, p.k, w.first, kv, w.last - w.first);
+  load_tile<T, D, BLOCK, THREADS>(base + BLOCK * D * 2, p, p.v, w.first, kv, w.last - w.first);
+  rfi_copies_commit();
+  if (steps > 0) load_rows<T, D, THREADS>(stages, stats_at, p, start, kv * group, end - start);
   rfi_copies_wait();
-  rfi_shared_written();
   __syncthreads();
   left_rows<D, BLOCK, false> k, v;
-  k.load(rfi_shared_address(kept_rows), warp, lane);
-  v.load(rfi_shared_address(kept_rows) + BLOCK * D * 2, warp, lane);
-  if (steps == 0 && next)
-    begin_dkv<T, D>(p, *next, other, stages + (uint32_t)(stage * 2 * TILE), stats_at + (uint32_t)(stage * N * 8));
+  k.load(base, warp, lane);
+  v.load(base + BLOCK * D * 2, warp, lane);
   int t0 = start, h = kv * group;
-  for (int step = 0; step < steps; step++, stage ^= 1) {
-    const int at = t0, next_h = t0 + N < end ? h : h + 1;
+  for (int step = 0; step < steps; step++) {
+    const int stage = step & 1, at = t0, next_h = t0 + N < end ? h : h + 1;
     t0 = t0 + N < end ? t0 + N : start;
     const uint32_t q = stages + (uint32_t)(stage * 2 * TILE), dy = q + TILE;
-    const uint32_t free_stage = stages + (uint32_t)((stage ^ 1) * 2 * TILE);
-    const uint32_t free_stats = stats_at + (uint32_t)((stage ^ 1) * N * 8);
-    if (step > 0) {
-      rfi_copies_wait();
-      rfi_shared_written();
-      __syncthreads();
-    }
-    if (step + 1 < steps) load_rows<T, D, THREADS>(free_stage, free_stats, p, t0, next_h, end - t0);
-    else if (next) begin_dkv<T, D>(p, *next, other, free_stage, free_stats);
+    rfi_copies_wait();
+    rfi_shared_written();
+    __syncthreads();
+    if (step + 1 < steps)
+      load_rows<T, D, THREADS>(stages + (uint32_t)((stage ^ 1) * 2 * TILE), stats_at + (uint32_t)((stage ^ 1) * N * 8),
+                               p, t0, next_h, end - t0);
     h = next_h;
     if (g1 <= g0 || !any_sees(p, w, at, min(at + N, end), g0, g1)) continue;
     const float4 *const x =
@@ -504,14 +437,13 @@ static __device__ __forceinline__ int dkv_of(const problem &p, const job &j, cha
     rfi_wgmma_tie(dk[0]);
   }
   __syncthreads();
-  if (p.out[2]) store_rows<T, D, BLOCK>(p.out[2], p, p.Hk, kv, s0, s1, dv, kept_rows, warp * 16, NULL);
-  if (!p.out[1]) return stage;
+  if (p.out[2]) store_rows<T, D, BLOCK>(p.out[2], p, p.Hk, kv, s0, s1, dv, shared, warp * 16, NULL);
+  if (!p.out[1]) return;
 #pragma unroll
   for (int n = 0; n < D / 8; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) dk[0][n][e] *= p.scale;
-  store_rows<T, D, BLOCK>(p.out[1], p, p.Hk, kv, s0, s1, dk, kept_rows, warp * 16, NULL);
-  return stage;
+  store_rows<T, D, BLOCK>(p.out[1], p, p.Hk, kv, s0, s1, dk, shared, warp * 16, NULL);
 }
 
 #endif
@@ -536,46 +468,20 @@ static __global__ void __launch_bounds__(cut<D>::o_groups * 128, cut<D>::o_block
 template <typename T, int D>
 static __global__ void __launch_bounds__(BACKWARD_GROUPS * 128, 1) attention_dq(const problem p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int KEPT = 2 * BACKWARD_GROUPS * GROUP * D * 2;
   extern __shared__ __align__(1024) char shared[];
-  const uint32_t base = rfi_shared_address(shared), stages = base + 2 * KEPT;
-  const unsigned count = (unsigned)*p.count;
-  float2 stats[2];
-  job j, next;
-  bool have = deal(p, p.H, count, 0, &j);
-  if (have) begin_dq<T, D>(p, j, base, stages, stats);
-  int stage = 0;
-  for (unsigned turn = 1; have; turn++) {
-    const int side = (int)(turn & 1) ^ 1;
-    const bool more = deal(p, p.H, count, turn, &next);
-    stage = dq_of<T, D>(p, j, shared + side * KEPT, base + (uint32_t)((side ^ 1) * KEPT), stages, stage,
-                        more ? &next : NULL, stats);
-    j = next;
-    have = more;
-  }
+  piece w;
+  int h;
+  for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h); __syncthreads()) dq_of<T, D>(p, w, h, shared);
 #endif
 }
 
 template <typename T, int D>
 static __global__ void __launch_bounds__(BACKWARD_GROUPS * 128, 1) attention_dkv(const problem p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int KEPT = 2 * BACKWARD_GROUPS * GROUP * D * 2, RING = 4 * TILE_ROWS * D * 2;
   extern __shared__ __align__(1024) char shared[];
-  const uint32_t base = rfi_shared_address(shared), stages = base + 2 * KEPT;
-  const float2 *const stats = (const float2 *)(shared + 2 * KEPT + RING);
-  const unsigned count = (unsigned)*p.count;
-  job j, next;
-  bool have = deal(p, p.Hk, count, 0, &j);
-  if (have) begin_dkv<T, D>(p, j, base, stages, stages + RING);
-  int stage = 0;
-  for (unsigned turn = 1; have; turn++) {
-    const int side = (int)(turn & 1) ^ 1;
-    const bool more = deal(p, p.Hk, count, turn, &next);
-    stage = dkv_of<T, D>(p, j, shared + side * KEPT, base + (uint32_t)((side ^ 1) * KEPT), stages, stats, stage,
-                         more ? &next : NULL);
-    j = next;
-    have = more;
-  }
+  piece w;
+  int kv;
+  for (unsigned at = blockIdx.x; next_piece(p, p.Hk, &at, &w, &kv); __syncthreads()) dkv_of<T, D>(p, w, kv, shared);
 #endif
 }
 
@@ -613,12 +519,12 @@ static rfr_status forward(const rfr_call *call) {
 
 template <typename T, int D>
 static rfr_status launch_backward(const rfr_call *call, const problem *p, const layout *l) {
-  const int bytes = (4 * BACKWARD_GROUPS * GROUP + 4 * TILE_ROWS) * D * 2, stats = 2 * TILE_ROWS * (int)sizeof(float2);
-  const int threads = BACKWARD_GROUPS * 128, sms = rfi_cuda_info_of(call)->sms;
+  const int bytes = (2 * BACKWARD_GROUPS * GROUP + 4 * TILE_ROWS) * D * 2, stats = 2 * TILE_ROWS * (int)sizeof(float2);
+  const int threads = BACKWARD_GROUPS * 128;
   rfr_status s = RFR_OK;
-  if (p->out[0]) s = launch(call, attention_dq<T, D>, p, l, 0, p->H, threads, bytes, sms);
+  if (p->out[0]) s = launch(call, attention_dq<T, D>, p, l, 0, p->H, threads, bytes);
   if (s == RFR_OK && (p->out[1] || p->out[2]))
-    s = launch(call, attention_dkv<T, D>, p, l, 1, p->Hk, threads, bytes + stats, sms);
+    s = launch(call, attention_dkv<T, D>, p, l, 1, p->Hk, threads, bytes + stats);
   return s;
 }
 

@@ -294,9 +294,8 @@ static inline rfr_status allow(const void *kernel, int bytes) {
 }
 
 typedef void (*kernel_fn)(problem);
-/* At most `resident` blocks: those of a kernel that goes on to other pieces. */
 static inline rfr_status launch(const rfr_call *call, kernel_fn kernel, const problem *given, const layout *l,
-                                int which, int heads, int threads, int bytes, int resident = INT32_MAX) {
+                                int which, int heads, int threads, int bytes) {
   enum { DOCUMENTS = 256 }; /* so many make the grid as large as their pieces may be */
   const int whole = (given->T + l->rows[which] - 1) / l->rows[which] + DOCUMENTS, most = l->most[which];
   problem p = *given;
@@ -305,8 +304,7 @@ static inline rfr_status launch(const rfr_call *call, kernel_fn kernel, const pr
   p.reverse = which == 0;
   const rfr_status s = allow((const void *)kernel, bytes);
   if (s != RFR_OK) return s;
-  const int64_t blocks = (int64_t)(most < whole ? most : whole) * heads;
-  kernel<<<(unsigned)(blocks < resident ? blocks : resident), (unsigned)threads, (size_t)bytes, rfi_stream(call)>>>(p);
+  kernel<<<(unsigned)((most < whole ? most : whole) * heads), (unsigned)threads, (size_t)bytes, rfi_stream(call)>>>(p);
   return RFR_OK;
 }
 
