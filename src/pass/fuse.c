@@ -114,43 +114,28 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
       (long long)rfi_bytes(&t->values[ce->in[0]].type) * (h->bwd >= 0 ? 2 : 1) * (h->softcap < 0 ? 1 : 2));
 }
 
-static rfr_status fuse_heads(const rfr_trace *in, int64_t chunk, rfi_report *report, rfr_trace **out) {
-  rfr_status s;
-  rfi_rewrite r = {.from = in};
-  rfi_uses *uses = NULL;
-  bool *skip = NULL; /* per op: part of a head */
-  *out = NULL;
-  RFI_GOTO(rfi_count_uses(in, &uses));
-  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &skip));
-  RFI_GOTO(rfi_rewrite_begin(in, &r));
-  for (int i = 0; i < in->n_ops; i++) {
-    head h;
-    if (!match_head(in, uses, i, &h)) continue;
-    skip[h.logits] = true;
-    if (h.softcap >= 0) skip[h.softcap] = true;
+/* A head's op stands where its loss stood; what comes before is part of it. */
+static void mark_heads(rfi_walk *w) {
+  head h;
+  for (int i = 0; i < w->to.from->n_ops; i++) {
+    if (!match_head(w->to.from, w->uses, i, &h)) continue;
+    w->skip[h.logits] = true;
+    if (h.softcap >= 0) w->skip[h.softcap] = true;
   }
-  for (int i = 0; i < in->n_ops; i++) {
-    head h;
-    if (match_head(in, uses, i, &h)) {
-      RFI_GOTO(emit_head(&r, &h, chunk, report));
-      if (h.bwd >= 0) skip[h.bwd] = true;
-      if (h.softcap_bwd >= 0) skip[h.softcap_bwd] = true;
-      if (h.dx >= 0) skip[h.dx] = true;
-      if (h.dw >= 0) skip[h.dw] = true;
-      continue;
-    }
-    if (skip[i]) continue;
-    if (in->ops[i].def->code == RFI_OP_fill && r.map[in->ops[i].out[0]] >= 0) continue; /* copied early for a head */
-    RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
+}
+
+static rfr_status visit_head(rfi_walk *w, int i) {
+  const rfi_opr *op = &w->to.from->ops[i];
+  head h;
+  if (match_head(w->to.from, w->uses, i, &h)) {
+    if (h.bwd >= 0) w->skip[h.bwd] = true;
+    if (h.softcap_bwd >= 0) w->skip[h.softcap_bwd] = true;
+    if (h.dx >= 0) w->skip[h.dx] = true;
+    if (h.dw >= 0) w->skip[h.dw] = true;
+    return emit_head(&w->to, &h, w->loss_chunk, w->report);
   }
-  s = rfi_rewrite_end(&r, out);
-  goto done;
-fail:
-  if (r.map) rfi_rewrite_abort(&r);
-done:
-  rfi_free(in->ctx, uses);
-  rfi_free(in->ctx, skip);
-  return s;
+  if (op->def->code == RFI_OP_fill && w->to.map[op->out[0]] >= 0) return RFR_OK; /* copied early for a head */
+  return rfi_rewrite_op(&w->to, i, NULL);
 }
 
 /* ---- slices ---- */
@@ -203,48 +188,36 @@ static void skip_sum(const rfr_trace *t, int i, bool *skip) {
   }
 }
 
-static rfr_status fuse_slices(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
-  rfr_status s;
-  rfi_rewrite r = {.from = in};
-  rfi_uses *uses = NULL;
-  bool *skip = NULL; /* per op: inside a sum that becomes a concat */
+static void mark_slices(rfi_walk *w) {
+  const rfr_trace *t = w->to.from;
   tiles found;
-  *out = NULL;
-  RFI_GOTO(rfi_count_uses(in, &uses));
-  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &skip));
-  for (int i = in->n_ops - 1; i >= 0; i--)
-    if (!skip[i] && match_slices(in, uses, i, &found)) skip_sum(in, i, skip);
-  RFI_GOTO(rfi_rewrite_begin(in, &r));
-  for (int i = 0; i < in->n_ops; i++) {
-    const rfi_opr *op = &in->ops[i];
-    if (skip[i]) continue;
-    if (!match_slices(in, uses, i, &found)) {
-      RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
-      continue;
-    }
-    rfr_value operands[RFI_MAX_NAMES];
-    rfi_opr fused = *op;
-    for (int k = 0; k < found.n; k++) operands[k] = r.map[in->ops[found.op[k]].in[0]];
-    fused.def = rfi_op_def_get(RFI_OP_concat);
-    fused.n_in = found.n;
-    fused.in = operands;
-    fused.attr = in->ops[found.op[0]].attr; /* the axis, which both have first */
-    fused.reason = "fused: the gradients of slices, side by side";
-    RFI_GOTO(rfi_rewrite_as(&r, i, &fused, NULL));
-    RFI_GOTO(rfi_report_line(report,
-                             "fused: op %d add%s%s joins the gradients of %d slices: -%lld bytes; a zero keeps its "
-                             "sign, else exact",
-                             i, op->scope[0] ? " in " : "", op->scope, found.n,
-                             (long long)rfi_bytes(&in->values[op->out[0]].type) * (2 * found.n - 2)));
-  }
-  s = rfi_rewrite_end(&r, out);
-  goto done;
-fail:
-  if (r.map) rfi_rewrite_abort(&r);
-done:
-  rfi_free(in->ctx, uses);
-  rfi_free(in->ctx, skip);
-  return s;
+  for (int i = t->n_ops - 1; i >= 0; i--)
+    if (!w->skip[i] && match_slices(t, w->uses, i, &found)) skip_sum(t, i, w->skip);
+}
+
+static rfr_status visit_slices(rfi_walk *w, int i) {
+  const rfr_trace *t = w->to.from;
+  const rfi_opr *op = &t->ops[i];
+  tiles found;
+  if (!match_slices(t, w->uses, i, &found)) return rfi_rewrite_op(&w->to, i, NULL);
+  rfr_value operands[RFI_MAX_NAMES];
+  rfi_opr fused = *op;
+  for (int k = 0; k < found.n; k++) operands[k] = w->to.map[t->ops[found.op[k]].in[0]];
+  fused.def = rfi_op_def_get(RFI_OP_concat);
+  fused.n_in = found.n;
+  fused.in = operands;
+  fused.attr = t->ops[found.op[0]].attr; /* the axis, which both have first */
+  fused.reason = "fused: the gradients of slices, side by side";
+  RFI_TRY(rfi_rewrite_as(&w->to, i, &fused, NULL));
+  return rfi_report_line(w->report,
+                         "fused: op %d add%s%s joins the gradients of %d slices: -%lld bytes; a zero keeps its "
+                         "sign, else exact",
+                         i, op->scope[0] ? " in " : "", op->scope, found.n,
+                         (long long)rfi_bytes(&t->values[op->out[0]].type) * (2 * found.n - 2));
+}
+
+static rfr_status fuse_slices(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+  return rfi_rewrite_walk(in, 0, report, mark_slices, visit_slices, out);
 }
 
 /* ---- accumulate ---- */
@@ -390,7 +363,7 @@ rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_rep
     RFI_TRY(rfi_report_line(report, "nothing: the pass is switched off"));
     return rfi_copy_trace(in, out);
   }
-  RFI_TRY(fuse_heads(in, o->loss_chunk, report, &t));
+  RFI_TRY(rfi_rewrite_walk(in, o->loss_chunk, report, mark_heads, visit_head, &t));
   for (size_t i = 0; i < sizeof rewrites / sizeof *rewrites; i++) {
     rfr_trace *before = t;
     rfr_status s = rewrites[i](before, report, &t);

@@ -87,35 +87,17 @@ static rfr_status emit_norm(rfi_rewrite *r, const parts *p, rfi_report *report) 
                          p->add >= 0 ? (long long)rfi_bytes(&t->values[dx->out[0]].type) : 0);
 }
 
-rfr_status rfi_fuse_norms(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
-  rfr_status s;
-  rfi_rewrite r = {.from = in};
-  rfi_uses *uses = NULL;
-  bool *skip = NULL; /* per op: another one makes its result too */
+static rfr_status visit_norm(rfi_walk *w, int i) {
   parts p;
-  *out = NULL;
-  RFI_GOTO(rfi_count_uses(in, &uses));
-  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &skip));
-  RFI_GOTO(rfi_rewrite_begin(in, &r));
-  for (int i = 0; i < in->n_ops; i++) {
-    if (skip[i]) continue;
-    if (!match_norm(in, uses, skip, i, &p)) {
-      RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
-      continue;
-    }
-    RFI_GOTO(emit_norm(&r, &p, report));
-    if (p.dw >= 0) skip[p.dw] = true;
-    if (p.db >= 0) skip[p.db] = true;
-    if (p.add >= 0) skip[p.add] = true;
-  }
-  s = rfi_rewrite_end(&r, out);
-  goto done;
-fail:
-  if (r.map) rfi_rewrite_abort(&r);
-done:
-  rfi_free(in->ctx, uses);
-  rfi_free(in->ctx, skip);
-  return s;
+  if (!match_norm(w->to.from, w->uses, w->skip, i, &p)) return rfi_rewrite_op(&w->to, i, NULL);
+  if (p.dw >= 0) w->skip[p.dw] = true;
+  if (p.db >= 0) w->skip[p.db] = true;
+  if (p.add >= 0) w->skip[p.add] = true;
+  return emit_norm(&w->to, &p, w->report);
+}
+
+rfr_status rfi_fuse_norms(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+  return rfi_rewrite_walk(in, 0, report, NULL, visit_norm, out);
 }
 
 /* ---- sums in front of norms ---- */
@@ -154,23 +136,12 @@ static rfr_status emit_sum(rfi_rewrite *r, int i, rfi_report *report) {
                          (long long)rfi_bytes(&r->from->values[add->out[0]].type));
 }
 
+static rfr_status visit_sum(rfi_walk *w, int i) {
+  if (!match_sum(w->to.from, w->uses, i)) return rfi_rewrite_op(&w->to, i, NULL);
+  w->skip[i + 1] = true;
+  return emit_sum(&w->to, i, w->report);
+}
+
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
-  rfr_status s;
-  rfi_rewrite r = {.from = in};
-  rfi_uses *uses = NULL;
-  *out = NULL;
-  RFI_GOTO(rfi_count_uses(in, &uses));
-  RFI_GOTO(rfi_rewrite_begin(in, &r));
-  for (int i = 0; i < in->n_ops; i++) {
-    const bool fused = match_sum(in, uses, i);
-    RFI_GOTO(fused ? emit_sum(&r, i, report) : rfi_rewrite_op(&r, i, NULL));
-    i += fused;
-  }
-  s = rfi_rewrite_end(&r, out);
-  goto done;
-fail:
-  if (r.map) rfi_rewrite_abort(&r);
-done:
-  rfi_free(in->ctx, uses);
-  return s;
+  return rfi_rewrite_walk(in, 0, report, NULL, visit_sum, out);
 }

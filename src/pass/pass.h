@@ -53,6 +53,18 @@ typedef struct rfi_uses {
 } rfi_uses;
 rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out);
 
+/* A rewrite that goes through the ops in order. `visit` copies op i, or emits what stands for it, and marks in skip[]
+ * the later ops that are done with by then; `mark` (may be NULL) marks before the first visit. */
+typedef struct rfi_walk {
+  rfi_rewrite to;
+  const rfi_uses *uses;
+  bool *skip; /* per op: not visited */
+  rfi_report *report;
+  int64_t loss_chunk;
+} rfi_walk;
+rfr_status rfi_rewrite_walk(const rfr_trace *in, int64_t loss_chunk, rfi_report *report, void (*mark)(rfi_walk *w),
+                            rfr_status (*visit)(rfi_walk *w, int i), rfr_trace **out);
+
 /* ---- the passes ---- */
 
 typedef struct rfi_pass_options {

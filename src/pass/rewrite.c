@@ -160,3 +160,26 @@ rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out) {
   *out = uses;
   return RFR_OK;
 }
+
+rfr_status rfi_rewrite_walk(const rfr_trace *in, int64_t loss_chunk, rfi_report *report, void (*mark)(rfi_walk *w),
+                            rfr_status (*visit)(rfi_walk *w, int i), rfr_trace **out) {
+  rfr_status s;
+  rfi_uses *uses = NULL;
+  rfi_walk w = {.to = {.from = in}, .report = report, .loss_chunk = loss_chunk};
+  *out = NULL;
+  RFI_GOTO(rfi_count_uses(in, &uses));
+  w.uses = uses;
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &w.skip));
+  if (mark) mark(&w);
+  RFI_GOTO(rfi_rewrite_begin(in, &w.to));
+  for (int i = 0; i < in->n_ops; i++)
+    if (!w.skip[i]) RFI_GOTO(visit(&w, i));
+  s = rfi_rewrite_end(&w.to, out);
+  goto done;
+fail:
+  if (w.to.map) rfi_rewrite_abort(&w.to);
+done:
+  rfi_free(in->ctx, uses);
+  rfi_free(in->ctx, w.skip);
+  return s;
+}
