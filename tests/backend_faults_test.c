@@ -17,6 +17,7 @@
 
 #include "data/checkpoint.h"
 #include "refrain/train.h"
+#include "support/context.h"
 #include "support/fault_backend.h"
 #include "support/folder.h"
 
@@ -41,25 +42,6 @@ rfr_status __wrap_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out) {
 }
 
 static void nothing(const char *piece, size_t n, void *user) { (void)piece, (void)n, (void)user; }
-
-static void put_texts(rft_folder *f) {
-  for (int i = 0; i < 6; i++) {
-    char name[32], text[400];
-    int n = 0;
-    for (int k = 0; k < 9 + i; k++) n += sprintf(text + n, "%d plus %d is %d\n", i, k, i + k);
-    snprintf(name, sizeof name, "text/%d.txt", i);
-    rft_write(f, name, text, (size_t)n);
-  }
-}
-
-static rfr_ctx *one_thread(void) {
-  rfr_ctx *ctx;
-  rfr_ctx_options o = rfr_ctx_options_default();
-  o.threads = 1;
-  o.use_onednn = 0;
-  assert_int_equal(rfr_ctx_create(&o, &ctx), RFR_OK);
-  return ctx;
-}
 
 /* On a dead device every call on a run that is still open says so. */
 static void check_dead(rfr_run *run) {
@@ -140,10 +122,10 @@ static void weights(scene *c, const char *run, int step, rfi_hash *hash) {
 }
 
 static void set_scene(scene *c, rft_folder *f) {
-  *c = (scene){.f = f, .ctx = one_thread()};
+  *c = (scene){.f = f, .ctx = rft_one_thread()};
   rft_faults = (rft_fault){0};
   use_fault_backend = false;
-  put_texts(f);
+  rft_write_texts(f);
   assert_int_equal(train(c->ctx, f->path, rft_path(f, "calm"), 0, SHOWN, false), RFR_OK);
   assert_int_equal(train(c->ctx, f->path, rft_path(f, "calm"), SHOWN, LAST, false), RFR_OK);
   weights(c, "calm", SHOWN, &c->shown);

@@ -27,6 +27,7 @@
 #include "data/dataset.h"
 #include "data/json.h"
 #include "refrain/train.h"
+#include "support/context.h"
 #include "support/folder.h"
 
 enum { DENSE = 24, STRIDE = 7, SHOWN = 3, LAST = 5 };
@@ -101,25 +102,6 @@ static int descriptors(void) {
   return n;
 }
 
-static void put_texts(rft_folder *f) {
-  for (int i = 0; i < 6; i++) {
-    char name[32], text[400];
-    int n = 0;
-    for (int k = 0; k < 9 + i; k++) n += sprintf(text + n, "%d plus %d is %d\n", i, k, i + k);
-    snprintf(name, sizeof name, "text/%d.txt", i);
-    rft_write(f, name, text, (size_t)n);
-  }
-}
-
-static rfr_ctx *one_thread(void) {
-  rfr_ctx *ctx;
-  rfr_ctx_options o = rfr_ctx_options_default();
-  o.threads = 1;
-  o.use_onednn = 0;
-  assert_int_equal(rfr_ctx_create(&o, &ctx), RFR_OK);
-  return ctx;
-}
-
 /* Opens (resuming where there is something), steps to `to`, evaluates, saves. */
 static rfr_status whole_run(rfr_ctx *ctx, const char *root, const char *folder, int to) {
   rfr_run *run;
@@ -158,8 +140,8 @@ static void weights(scene *c, const char *run, int step, rfi_hash *hash) {
 
 /* The undisturbed run, and with `resumed` the folder that the disturbed ones start from. */
 static void set_scene(scene *c, rft_folder *f, bool resumed) {
-  *c = (scene){.f = f, .ctx = one_thread(), .resumed = resumed};
-  put_texts(f);
+  *c = (scene){.f = f, .ctx = rft_one_thread(), .resumed = resumed};
+  rft_write_texts(f);
   assert_int_equal(whole_run(c->ctx, f->path, rft_path(f, "calm"), SHOWN), RFR_OK);
   assert_int_equal(whole_run(c->ctx, f->path, rft_path(f, "calm"), LAST), RFR_OK);
   weights(c, "calm", SHOWN, &c->shown);
@@ -378,7 +360,7 @@ static void data_cut_while_training(void **state) {
   for (int i = SHOWN; i < LAST; i++) assert_int_equal(rfr_run_step(run), RFR_OK);
   assert_int_equal(rfr_run_save(run), RFR_OK);
   rfr_run_close(run);
-  put_texts(f);
+  rft_write_texts(f);
   check_scene(&c, RFR_OK, 0);
   end_scene(&c);
 }
@@ -418,7 +400,7 @@ static void data_cut_while_opening(void **state) {
   bool done = false;
   for (int64_t k = 1; !done; k++) {
     rfi_dataset *data;
-    put_texts(f);
+    rft_write_texts(f);
     cut.left = k;
     rfr_status s = rfi_dataset_open(ctx, patterns, 1, &options, &data);
     done = cut.left > 0;

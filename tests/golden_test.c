@@ -17,23 +17,11 @@
 
 #include "pass/pass.h"
 #include "refrain/nn.h"
+#include "support/text.h"
 
 static int writing;
 
-typedef struct text {
-  char *data;
-  size_t n;
-} text;
-static void collect(const char *s, size_t n, void *user) {
-  text *t = user;
-  t->data = realloc(t->data, t->n + n + 1);
-  assert_non_null(t->data);
-  memcpy(t->data + t->n, s, n);
-  t->n += n;
-  t->data[t->n] = 0;
-}
-
-static void compare(const char *name, const text *got) {
+static void compare(const char *name, const rft_text *got) {
   char path[512];
   snprintf(path, sizeof path, "%s/tests/golden/%s.txt", RFT_SOURCE_DIR, name);
   FILE *f = fopen(path, writing ? "wb" : "rb");
@@ -57,13 +45,13 @@ static void check(const char *name, const rfr_trace *t, int flat) {
   if (rfi_pipeline_run(t, &o, &p) != RFR_OK) fail_msg("%s", rfr_last_error()->message);
   for (int i = 0; i < p.n; i++) {
     char file[64];
-    text out = {0};
+    rft_text out = {0};
     rfr_print_options print = rfr_print_options_default();
     print.flat = flat;
-    assert_int_equal(rfr_trace_print(p.stage[i].trace, &print, collect, &out), RFR_OK);
+    assert_int_equal(rfr_trace_print(p.stage[i].trace, &print, rft_text_add, &out), RFR_OK);
     if (i > 0) {
-      collect("\n", 1, &out);
-      collect(p.stage[i].report.text.data, p.stage[i].report.text.n, &out);
+      rft_text_add("\n", 1, &out);
+      rft_text_add(p.stage[i].report.text.data, p.stage[i].report.text.n, &out);
     }
     snprintf(file, sizeof file, "%s.%d-%s", name, i, p.stage[i].pass);
     compare(file, &out);

@@ -17,6 +17,7 @@
 
 #include "refrain/refrain.h"
 #include "support/context.h"
+#include "support/text.h"
 
 /* ---- mine.softcap: y = cap tanh(x / cap) ---- */
 
@@ -201,23 +202,11 @@ static rfr_status compile(world *w, const rfr_trace *t, const rfr_compile_option
   return s == RFR_OK ? rfr_programs_load(*p) : s;
 }
 
-typedef struct text {
-  char data[16384];
-  size_t n;
-} text;
-static void collect(const char *s, size_t n, void *user) {
-  text *t = user;
-  assert_true(t->n + n < sizeof t->data);
-  memcpy(t->data + t->n, s, n);
-  t->n += n;
-  t->data[t->n] = 0;
-}
-
 static void test_round_trip(void **state) {
   (void)state;
   world w = begin(), other = begin();
   rfr_trace *t, *back;
-  static text first, second;
+  rft_text first = {0}, second = {0};
   rfr_print_options o = rfr_print_options_default();
   OK(register_ops(&w));
   assert_ptr_equal(rfr_op_find(w.ctx, "mine.gain"), w.gain);
@@ -225,19 +214,19 @@ static void test_round_trip(void **state) {
   assert_null(rfr_op_find(other.ctx, "mine.gain"));
   OK(record(&w, false, true, &t));
   o.flat = 1;
-  first.n = second.n = 0;
-  OK(rfr_trace_print(t, &o, collect, &first));
+  OK(rfr_trace_print(t, &o, rft_text_add, &first));
   assert_non_null(strstr(first.data, "= mine.softcap("));
   assert_non_null(strstr(first.data, "cap=1.5 phase=forward scope=\"layer0.mlp\""));
   assert_non_null(strstr(first.data, "effects=state,host"));
   OK(rfr_trace_parse(w.ctx, "text", first.data, first.n, &back));
   assert_true(rfr_trace_equal(t, back));
-  OK(rfr_trace_print(back, &o, collect, &second));
+  OK(rfr_trace_print(back, &o, rft_text_add, &second));
   assert_string_equal(first.data, second.data);
   rfr_trace_destroy(back);
   /* a context that does not have the ops cannot read it */
   assert_int_equal(rfr_trace_parse(other.ctx, "text", first.data, first.n, &back), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "trace.parse");
+  free(first.data), free(second.data);
   rfr_trace_destroy(t);
   end(&w, OPS);
   end(&other, 0);

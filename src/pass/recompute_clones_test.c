@@ -16,26 +16,15 @@
 #include "core/rng.h"
 #include "exec/exec.h"
 #include "pass/recompute_model.h"
+#include "support/text.h"
 #include "support/training.h"
-
-typedef struct text {
-  char *data;
-  size_t n;
-} text;
-static void collect(const char *s, size_t n, void *user) {
-  text *t = user;
-  t->data = realloc(t->data, t->n + n + 1);
-  memcpy(t->data + t->n, s, n);
-  t->n += n;
-  t->data[t->n] = 0;
-}
 
 static void check_round_trip(const rfr_trace *t, int count, const char *const *words) {
   rfr_print_options o = rfr_print_options_default();
-  text s = {0};
+  rft_text s = {0};
   rfr_trace *again;
   o.flat = 1;
-  OK(rfr_trace_print(t, &o, collect, &s));
+  OK(rfr_trace_print(t, &o, rft_text_add, &s));
   OK(rfr_trace_parse(ctx, "printed", s.data, s.n, &again));
   assert_true(rfr_trace_equal(t, again));
   for (int i = 0; i < count; i++) assert_non_null(strstr(s.data, words[i]));

@@ -15,26 +15,15 @@
 
 #include "base/base.h"
 #include "support/context.h"
+#include "support/text.h"
 #include "trace/live.h"
 #include "trace/trace.h"
 
-typedef struct text {
-  char data[65536];
-  size_t n;
-} text;
-static void collect(const char *s, size_t n, void *user) {
-  text *t = user;
-  assert_true(t->n + n < sizeof t->data);
-  memcpy(t->data + t->n, s, n);
-  t->n += n;
-  t->data[t->n] = 0;
-}
-
-static void print(const rfr_trace *t, int flat, text *out) {
+static void print(const rfr_trace *t, int flat, rft_text *out) {
   rfr_print_options o = rfr_print_options_default();
   o.flat = flat;
   out->n = 0;
-  assert_int_equal(rfr_trace_print(t, &o, collect, out), RFR_OK);
+  assert_int_equal(rfr_trace_print(t, &o, rft_text_add, out), RFR_OK);
 }
 
 /* Two microbatches of a tied embedding model with an optimizer: views, versions, effects,
@@ -80,45 +69,45 @@ static rfr_trace *sample(void) {
 static void test_round_trip(void **state) {
   (void)state;
   rfr_trace *t = sample(), *back;
-  text *first = malloc(sizeof *first), *second = malloc(sizeof *second);
-  print(t, 1, first);
-  assert_int_equal(rfr_trace_parse(ctx, "sample", first->data, first->n, &back), RFR_OK);
+  rft_text first = {0}, second = {0};
+  print(t, 1, &first);
+  assert_int_equal(rfr_trace_parse(ctx, "sample", first.data, first.n, &back), RFR_OK);
   assert_true(rfr_trace_equal(t, back));
-  print(back, 1, second);
-  assert_string_equal(first->data, second->data);
-  assert_non_null(strstr(first->data, "effects=state,host"));
-  assert_non_null(strstr(first->data, "scope=\"layer0.embed\""));
+  print(back, 1, &second);
+  assert_string_equal(first.data, second.data);
+  assert_non_null(strstr(first.data, "effects=state,host"));
+  assert_non_null(strstr(first.data, "scope=\"layer0.embed\""));
   /* any change that parse reads makes them unequal */
   back->ops[back->n_ops - 1].microbatch = 7;
   assert_false(rfr_trace_equal(t, back));
   rfr_trace_destroy(t);
   rfr_trace_destroy(back);
-  free(first);
-  free(second);
+  free(first.data);
+  free(second.data);
 }
 
 /* Every line cut off, and every byte of the text replaced: refused or equal in meaning, never a crash. */
 static void test_parse_damaged(void **state) {
   (void)state;
   rfr_trace *t = sample(), *back;
-  text *whole = malloc(sizeof *whole);
-  print(t, 1, whole);
-  char *copy = malloc(whole->n + 1);
+  rft_text whole = {0};
+  print(t, 1, &whole);
+  char *copy = malloc(whole.n + 1);
   int refused = 0;
-  for (size_t i = 0; i < whole->n; i++) {
-    memcpy(copy, whole->data, whole->n);
+  for (size_t i = 0; i < whole.n; i++) {
+    memcpy(copy, whole.data, whole.n);
     copy[i] = copy[i] == '7' ? '9' : '7';
-    rfr_status s = rfr_trace_parse(ctx, "damaged", copy, whole->n, &back);
+    rfr_status s = rfr_trace_parse(ctx, "damaged", copy, whole.n, &back);
     assert_true((s == RFR_OK) == (back != NULL));
     refused += s != RFR_OK;
     rfr_trace_destroy(back);
     if (i % 7) continue;
-    s = rfr_trace_parse(ctx, "cut", whole->data, i, &back);
+    s = rfr_trace_parse(ctx, "cut", whole.data, i, &back);
     rfr_trace_destroy(back);
   }
-  assert_true(refused > (int)whole->n / 4);
+  assert_true(refused > (int)whole.n / 4);
   rfr_trace_destroy(t);
-  free(whole);
+  free(whole.data);
   free(copy);
 }
 
@@ -215,32 +204,32 @@ static void test_pretty(void **state) {
   assert_int_equal(live[1], 2048);
   assert_int_equal(live[2], 2048);
   rfi_free(ctx, live);
-  text *out = malloc(sizeof *out);
-  print(t, 0, out);
-  assert_non_null(strstr(out->data, "layer[0..2] {"));
-  assert_null(strstr(out->data, "layer[1"));
-  assert_non_null(strstr(out->data, "live 1.0 KiB"));
-  free(out);
+  rft_text out = {0};
+  print(t, 0, &out);
+  assert_non_null(strstr(out.data, "layer[0..2] {"));
+  assert_null(strstr(out.data, "layer[1"));
+  assert_non_null(strstr(out.data, "live 1.0 KiB"));
+  free(out.data);
   rfr_trace_destroy(t);
 }
 
 static void test_diff(void **state) {
   (void)state;
   rfr_trace *a = sample(), *b = sample();
-  text *out = calloc(1, sizeof *out);
-  assert_int_equal(rfr_trace_diff(a, b, collect, out), RFR_OK);
-  assert_int_equal(out->n, 0);
+  rft_text out = {0};
+  assert_int_equal(rfr_trace_diff(a, b, rft_text_add, &out), RFR_OK);
+  assert_int_equal(out.n, 0);
   rfi_attr attr[3];
   memcpy(attr, b->ops[2].attr, sizeof attr);
   attr[1].i++; /* a slice that starts elsewhere */
   b->ops[2].attr = attr;
-  assert_int_equal(rfr_trace_diff(a, b, collect, out), RFR_OK);
-  assert_int_equal(out->data[0], '-');
-  assert_non_null(strstr(out->data, "\n+ "));
+  assert_int_equal(rfr_trace_diff(a, b, rft_text_add, &out), RFR_OK);
+  assert_int_equal(out.data[0], '-');
+  assert_non_null(strstr(out.data, "\n+ "));
   int lines = 0;
-  for (size_t i = 0; i < out->n; i++) lines += out->data[i] == '\n';
+  for (size_t i = 0; i < out.n; i++) lines += out.data[i] == '\n';
   assert_int_equal(lines, 2);
-  free(out);
+  free(out.data);
   rfr_trace_destroy(a);
   rfr_trace_destroy(b);
 }

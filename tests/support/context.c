@@ -44,3 +44,12 @@ void rft_fill_inputs(rfr_programs *p) {
   for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++)
     if (x.type.dtype == RFR_F32) rft_fill(&x, 17 + (uint64_t)i);
 }
+
+rfr_ctx *rft_one_thread(void) {
+  rfr_ctx *made;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.threads = 1;
+  o.use_onednn = 0;
+  assert_int_equal(rfr_ctx_create(&o, &made), RFR_OK);
+  return made;
+}

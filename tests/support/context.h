@@ -20,6 +20,9 @@ int rft_context_setup(void **state);
 int rft_context_teardown(void **state);
 #define rft_context_test(f) cmocka_unit_test_setup_teardown(f, rft_context_setup, rft_context_teardown)
 
+/* A context of one thread and our own kernels alone, whose calls come in one order. */
+rfr_ctx *rft_one_thread(void);
+
 /* A call that must succeed; the test fails with its message. */
 void rft_expect_ok(rfr_status s, const char *call, const char *file, int line);
 #define OK(call) rft_expect_ok(call, #call, __FILE__, __LINE__)

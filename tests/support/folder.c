@@ -71,3 +71,13 @@ int rft_folder_teardown(void **state) {
   free(folder);
   return stats.live_blocks == 0 ? 0 : -1;
 }
+
+void rft_write_texts(rft_folder *folder) {
+  for (int i = 0; i < 6; i++) {
+    char name[32], text[400];
+    int n = 0;
+    for (int k = 0; k < 9 + i; k++) n += sprintf(text + n, "%d plus %d is %d\n", i, k, i + k);
+    snprintf(name, sizeof name, "text/%d.txt", i);
+    rft_write(folder, name, text, (size_t)n);
+  }
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A text that grows by the pieces that a printer hands over.
+ */
+#ifndef RFT_TEXT_H
+#define RFT_TEXT_H
+
+#include <stddef.h>
+
+typedef struct rft_text {
+  char *data; /* a NUL behind it once there is a piece; free with free() */
+  size_t n;
+} rft_text;
+
+/* An rfr_write_fn; user: the rft_text. */
+void rft_text_add(const char *piece, size_t n, void *user);
+
+#endif
