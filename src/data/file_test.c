@@ -112,6 +112,29 @@ static void test_every_fault(void **state) {
   assert_true(done);
 }
 
+/* A line that does not fit goes whole, also where a part of it was written before. */
+static void test_journal(void **state) {
+  rft_folder *f = *state;
+  char *path = rft_path(f, "log"), *data;
+  size_t n;
+  int fd;
+  bool taken;
+  assert_int_equal(rfi_journal_open(path, &fd, &taken), RFR_OK);
+  assert_null(rfi_journal_append(fd, "first\n", 6));
+  for (int k = 1; k <= 3; k++) {
+    rfi_io_fault fault = {.fail_at = k, .error = ENOSPC, .max_transfer = 3};
+    rfi_io_set_fault(&fault);
+    const char *why = rfi_journal_append(fd, "second\n", 7);
+    rfi_io_set_fault(NULL);
+    assert_non_null(why);
+    assert_non_null(strstr(why, "No space left"));
+    assert_int_equal(rfi_file_read(f->ctx, path, &data, &n), RFR_OK);
+    assert_string_equal(data, "first\n");
+    rfi_free(f->ctx, data);
+  }
+  rfi_journal_close(fd);
+}
+
 static void test_folders(void **state) {
   rft_folder *f = *state;
   struct stat st;
@@ -220,6 +243,7 @@ int main(void) {
       rft_folder_test(test_truncated_meanwhile),
       rft_folder_test(test_short_and_interrupted),
       rft_folder_test(test_every_fault),
+      rft_folder_test(test_journal),
       rft_folder_test(test_folders),
       rft_folder_test(test_match),
       rft_folder_test(test_glob),
