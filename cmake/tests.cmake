@@ -49,8 +49,10 @@ foreach(name ops_test cli_test)
   endif()
 endforeach()
 
-# Programs of this test run on a backend of its own.
-target_link_options(backend_faults_test PRIVATE -Wl,--wrap=rfi_backend_find)
+# Programs of these tests run on a backend of their own.
+foreach(name backend_faults_test debug_test)
+  target_link_options(${name} PRIVATE -Wl,--wrap=rfi_backend_find)
+endforeach()
 
 # What a GPU would do, as far as that shows without one: every op has a kernel, the shipped configurations have a plan.
 if(TARGET refrain_cuda AND NOT RFR_SANITIZE)

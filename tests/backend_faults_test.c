@@ -82,9 +82,11 @@ static rfr_status train(rfr_ctx *ctx, const char *root, const char *folder, int 
   o.config_folder = root;
   o.resume = 1;
   o.eager = eager;
+  o.debug = rft_faults.entry == RFT_ENTRY_inspect && rft_faults.k > 0; /* nothing else looks at memory */
   rfr_status s = rfr_run_open(ctx, config, folder, &o, &run);
   if (s != RFR_OK) return s;
-  for (int i = from; s == RFR_OK && i < to; i++) s = i == from && !eager ? profiled(run) : rfr_run_step(run);
+  const bool replays = !eager && !o.debug;
+  for (int i = from; s == RFR_OK && i < to; i++) s = i == from && replays ? profiled(run) : rfr_run_step(run);
   if (s == RFR_OK) s = rfr_programs_wait(rfr_run_programs(run));
   if (s == RFR_OK) s = rfr_programs_poll(rfr_run_programs(run), &idle);
   if (s == RFR_OK) s = rfr_run_evaluate(run, &e);

@@ -38,11 +38,12 @@ typedef enum rfr_recompute {
 
 typedef struct rfr_compile_options {
   size_t size;
-  int64_t budget;          /* bytes of the whole arena; 0: no limit. More is an error naming the peak */
+  int64_t budget;          /* bytes of the whole arena; 0: no limit. More is an error naming the peak. What debugging
+                          needs beyond them does not count */
   int fuse;                /* 1: the fuse pass runs (default) */
   int prune;               /* 1: CSE, DCE and hoisting run (default); 0: what autodiff made */
   int64_t loss_chunk;      /* rows of logits at a time in a fused LM head; 0: 1024 on the CPU, 4096 on a GPU */
-  int debug;               /* 1: every value has its own guarded allocation, what is not live is
+  int debug;               /* 1: every value has guarded bytes of its own, what is not live is
                           poisoned, every result is checked for NaN */
   int keep_traces;         /* 1: rfr_programs_trace can give the trace after each pass */
   rfr_recompute recompute; /* default: keep. Never changes a bit of any result */

@@ -15,6 +15,7 @@
 #ifndef RFI_BACKEND_H
 #define RFI_BACKEND_H
 
+#include "backend/range.h"
 #include "base/arena.h"
 #include "ops/call.h"
 
@@ -43,6 +44,7 @@ typedef struct rfi_backend {
   void (*free)(rfi_device *d, rfi_memory kind, void *memory);
   rfr_status (*fill)(rfi_device *d, void *to, unsigned char byte, size_t n);
   rfr_status (*copy)(rfi_device *d, void *to, const void *from, size_t n); /* host or device on either side; waits */
+  rfr_status (*inspect)(rfi_device *d, rfi_range *ranges, int n); /* marks the broken; they lie in a ring; waits */
 
   /* Picks the kernel of an op whose call is described in b->call, with placeholders for addresses (absent
    * operands and dead results are NULL already); sets run, kernel, workspace, stream and library of it. What it

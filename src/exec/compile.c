@@ -171,26 +171,37 @@ static rfr_status allocate_memory(rfr_programs *p) {
   RFI_TRY(b->alloc(p->device, RFI_MEMORY_ARENA, inputs + step, (void **)&p->arena));
   RFI_TRY(b->fill(p->device, p->arena, 0, inputs));
   RFI_TRY(b->fill(p->device, p->arena + inputs, RFI_PATTERN, step));
-  if (p->options.debug && !b->host) RFI_TRY(rfi_alloc(p->ctx, step, (void **)&p->shadow));
-  return RFR_OK;
+  if (!p->options.debug) return RFR_OK;
+  int most = 0;
+  for (int i = 0; i < p->n; i++)
+    if (p->program[i].plan.n > most) most = p->program[i].plan.n;
+  RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, sizeof *p->watch * (size_t)rfi_debug_ranges(most), (void **)&p->watch));
+  return b->host ? RFR_OK : rfi_alloc(p->ctx, RFI_WINDOW, (void **)&p->window);
+}
+
+/* The step's part is as large as the largest program's. */
+static void share_step(rfr_programs *p, bool debug) {
+  p->transient_bytes = 0;
+  for (int i = 0; i < p->n; i++) {
+    rfi_plan *plan = &p->program[i].plan;
+    const int64_t transient = debug ? rfi_debug_layout(plan) : plan->bytes;
+    if (transient > p->transient_bytes) p->transient_bytes = transient;
+  }
+  p->total_bytes = p->persistent_bytes + p->transient_bytes;
 }
 
 static rfr_status allocate(rfr_programs *p) {
   bool demand = p->options.recompute == RFR_RECOMPUTE_AUTO && p->options.budget > 0;
   if (demand) RFI_TRY(meet_budget(p));
-  for (int i = 0; i < p->n; i++) {
-    rfi_plan *plan = &p->program[i].plan;
-    int64_t transient = p->options.debug ? rfi_debug_layout(plan) : plan->bytes;
-    if (transient > p->transient_bytes) p->transient_bytes = transient;
-  }
   place_inputs(p);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->offset * (size_t)(g->trace->n_values + 1), &g->offset));
     place_loads(p, g);
   }
-  p->total_bytes = p->persistent_bytes + p->transient_bytes;
+  share_step(p, false);
   RFI_TRY(check_budget(p, demand));
+  if (p->options.debug) share_step(p, true); /* what is debugged is the program that fits, in more room */
   RFI_TRY(allocate_memory(p));
   for (int i = 0; i < p->n_slots; i++) {
     p->slot[i].tensor.data = rfi_address(p, p->slot[i].offset);
@@ -271,8 +282,9 @@ void rfr_programs_destroy(rfr_programs *p) {
     rfi_pipeline_deinit(&g->pipeline);
   }
   rfi_free(p->ctx, p->program);
-  rfi_free(p->ctx, p->shadow);
+  rfi_free(p->ctx, p->window);
   if (p->device) {
+    p->backend->free(p->device, RFI_MEMORY_RING, p->watch);
     p->backend->free(p->device, RFI_MEMORY_ARENA, p->arena);
     p->backend->free(p->device, RFI_MEMORY_RING, p->ring);
     p->backend->close(p->device);

@@ -1,28 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The careful runner. Every storage has bytes of its own between guards; what is not
- * live holds poison (all bits set: NaN as a float, -1 as an integer). After each op the
- * guards and all poison must be as they were, and each float result must be finite; the
- * first op that breaks a rule is named with its layer.
+ * The careful runner. Every value's storage has bytes of its own between guards; workspaces,
+ * of which one is in use at a time, share the first place. What is not live holds poison (all
+ * bits set: NaN as a float, -1 as an integer). After each op the guards and all poison must
+ * be as they were, which the backend looks at where the memory is, and each float result must
+ * be finite; the first op that breaks a rule is named with its layer.
  */
 #include <math.h>
-#include <string.h>
 
 #include "base/base.h"
 #include "core/convert.h"
 #include "exec/exec.h"
 
-int64_t rfi_debug_layout(rfi_plan *plan) {
-  int64_t at = RFI_GUARD;
-  for (int i = 0; i < plan->n; i++) {
-    plan->buffer[i].offset = at;
-    at += plan->buffer[i].bytes + RFI_GUARD;
-  }
-  return at;
+static bool is_workspace(const rfi_buffer *b) { return b->value == RFR_NONE; }
+
+static int64_t most_workspace(const rfi_plan *plan) {
+  int64_t most = 0;
+  for (int i = 0; i < plan->n; i++)
+    if (is_workspace(&plan->buffer[i]) && plan->buffer[i].bytes > most) most = plan->buffer[i].bytes;
+  return most;
 }
 
-static bool holds(const unsigned char *p, int64_t n, unsigned char byte) {
-  return n <= 0 || (p[0] == byte && memcmp(p, p + 1, (size_t)n - 1) == 0);
+int64_t rfi_debug_layout(rfi_plan *plan) {
+  const int64_t workspace = RFI_GUARD;
+  int64_t at = workspace + most_workspace(plan) + RFI_GUARD;
+  for (int i = 0; i < plan->n; i++) {
+    rfi_buffer *b = &plan->buffer[i];
+    b->offset = is_workspace(b) ? workspace : at;
+    if (!is_workspace(b)) at += b->bytes + RFI_GUARD;
+  }
+  return at;
 }
 
 static rfr_status fail_op(rfi_error error, const rfi_program *g, int op, const char *what, const char *name) {
@@ -31,51 +38,52 @@ static rfr_status fail_op(rfi_error error, const rfi_program *g, int op, const c
                      o->scope[0] ? " in " : "", o->scope, g->name, what, name);
 }
 
-/* The step's memory as the host sees it: itself, or a copy of what the device has now. */
-static rfr_status look(rfr_programs *p, const unsigned char **base) {
-  unsigned char *step = rfi_address(p, p->persistent_bytes);
-  *base = p->shadow ? p->shadow : step;
-  return p->shadow ? p->backend->copy(p->device, p->shadow, step, (size_t)p->transient_bytes + RFI_GUARD) : RFR_OK;
-}
+/* ---- results ---- */
 
-/* The place of the first value that is NaN or infinite, -1 if all are finite. */
-static int64_t first_nonfinite(const rfi_arg *a, const void *data) {
-  int64_t n = rfi_count(&a->type);
+/* The first of n elements that is NaN or infinite, n if all are finite. */
+static int64_t first_nonfinite(rfr_dtype dtype, const void *data, int64_t n) {
   float chunk[256];
-  int size = rfr_dtype_bits(a->type.dtype) / 8;
-  if (a->type.dtype == RFR_F64) {
+  const int size = rfr_dtype_bits(dtype) / 8;
+  if (dtype == RFR_F64) {
     for (int64_t i = 0; i < n; i++)
       if (!isfinite(((const double *)data)[i])) return i;
-    return -1;
+    return n;
   }
   for (int64_t i = 0; i < n; i += 256) {
     int64_t m = n - i < 256 ? n - i : 256;
-    rfi_convert(RFR_F32, chunk, a->type.dtype, (const char *)data + i * size, m);
+    rfi_convert(RFR_F32, chunk, dtype, (const char *)data + i * size, m);
     for (int64_t k = 0; k < m; k++)
       if (!isfinite(chunk[k])) return i + k;
   }
-  return -1;
+  return n;
 }
 
-static const char *buffer_name(const rfi_program *g, const rfi_buffer *b) {
-  if (b->value == RFR_NONE) return "a workspace";
-  const char *name = g->trace->values[b->value].name;
-  return name[0] ? name : "an unnamed value";
+/* The same of a result wherever it lies. */
+static rfr_status find_nonfinite(rfr_programs *p, const rfi_arg *y, int64_t *at) {
+  const int64_t n = rfi_count(&y->type), size = rfr_dtype_bits(y->type.dtype) / 8, most = RFI_WINDOW / size;
+  *at = 0;
+  if (!p->window) *at = first_nonfinite(y->type.dtype, y->data, n);
+  while (*at < n && p->window) {
+    const int64_t m = n - *at < most ? n - *at : most;
+    RFI_TRY(p->backend->copy(p->device, p->window, (const char *)y->data + *at * size, (size_t)(m * size)));
+    const int64_t finite = first_nonfinite(y->type.dtype, p->window, m);
+    *at += finite;
+    if (finite < m) break;
+  }
+  return RFR_OK;
 }
 
-static rfr_status check_results(rfr_programs *p, rfi_program *g, const rfi_bound *b, const unsigned char *base) {
-  const unsigned char *step = rfi_address(p, p->persistent_bytes);
+static rfr_status check_results(rfr_programs *p, rfi_program *g, const rfi_bound *b) {
   const rfi_opr *op = &g->trace->ops[b->op];
   for (int j = 0; j < op->n_out; j++) {
-    if (op->out[j] < 0 || !rfr_dtype_is_float(b->call.out[j].type.dtype)) continue;
+    const rfi_arg *y = &b->call.out[j];
+    int64_t at;
+    if (op->out[j] < 0 || !rfr_dtype_is_float(y->type.dtype)) continue;
     /* lse of a row outside every document is -inf by definition; gradients that are not
      * finite are what grad_norm looks for, and the step skips them by itself */
     if (op->def->code == RFI_OP_attention && j == 1) continue;
-    const unsigned char *data = b->call.out[j].data;
-    const bool state = data < step || data >= step + p->transient_bytes;
-    if (state && !p->backend->host) continue; /* not in the copy; what writes states checks the step first */
-    int64_t at = first_nonfinite(&b->call.out[j], base + (data - step));
-    if (at < 0) continue;
+    RFI_TRY(find_nonfinite(p, y, &at));
+    if (at == rfi_count(&y->type)) continue;
     const char *name = g->trace->values[op->out[j]].name;
     fail_op(RFI_E_NONFINITE, g, b->op, "not finite: result", op->def->result[j]);
     return rfi_fail_prefix("%s[%lld]: ", name[0] ? name : "value", (long long)at);
@@ -83,33 +91,60 @@ static rfr_status check_results(rfr_programs *p, rfi_program *g, const rfi_bound
   return RFR_OK;
 }
 
-static rfr_status check_memory(rfr_programs *p, rfi_program *g, const rfi_bound *b, const unsigned char *base) {
-  for (int i = 0; i < g->plan.n; i++) {
-    const rfi_buffer *x = &g->plan.buffer[i];
-    if (!holds(base + x->offset + x->bytes, RFI_GUARD, RFI_PATTERN))
-      return fail_op(RFI_E_DEBUG_OVERRUN, g, b->op, "wrote behind", buffer_name(g, x));
-    bool live = x->first <= b->op && b->op <= x->last;
-    if (!live && !holds(base + x->offset, x->bytes, RFI_POISON))
-      return fail_op(RFI_E_DEBUG_OVERRUN, g, b->op, "wrote into what is not live,", buffer_name(g, x));
+/* ---- memory ---- */
+
+/* What is watched: a buffer's guard and, while it is not live, its poison, by pairs; then these. */
+enum { FIRST_GUARD, LAST_GUARD, REST_OF_WORKSPACE, WORKSPACE_GUARD, OTHER_RANGES };
+int rfi_debug_ranges(int n) { return 2 * n + OTHER_RANGES; }
+
+static rfi_range guard(const unsigned char *at) { return (rfi_range){at, RFI_GUARD, RFI_PATTERN, 0}; }
+static rfi_range poison(const unsigned char *at, int64_t bytes) { return (rfi_range){at, bytes, RFI_POISON, 0}; }
+
+/* What must be as it was after op `op`. */
+static void watch(rfr_programs *p, const rfi_plan *plan, int op) {
+  const unsigned char *step = rfi_address(p, p->persistent_bytes), *shared = step + RFI_GUARD;
+  const int64_t most = most_workspace(plan);
+  int64_t used = 0; /* of the workspaces' place */
+  for (int i = 0; i < plan->n; i++) {
+    const rfi_buffer *b = &plan->buffer[i];
+    const bool live = b->first <= op && op <= b->last, shares = is_workspace(b);
+    if (shares && live) used = b->bytes;
+    p->watch[2 * i] = shares ? (rfi_range){0} : guard(step + b->offset + b->bytes);
+    p->watch[2 * i + 1] = shares || live ? (rfi_range){0} : poison(step + b->offset, b->bytes);
   }
-  if (!holds(base, RFI_GUARD, RFI_PATTERN) || !holds(base + p->transient_bytes, RFI_GUARD, RFI_PATTERN))
-    return fail_op(RFI_E_DEBUG_OVERRUN, g, b->op, "wrote outside", "the step's memory");
-  return RFR_OK;
+  rfi_range *others = p->watch + 2 * plan->n;
+  others[FIRST_GUARD] = guard(step);
+  others[LAST_GUARD] = guard(step + p->transient_bytes);
+  others[REST_OF_WORKSPACE] = poison(shared + used, most - used);
+  others[WORKSPACE_GUARD] = guard(shared + most);
+}
+
+static rfr_status check_memory(rfr_programs *p, rfi_program *g, int op) {
+  const int n = g->plan.n, ranges = rfi_debug_ranges(n);
+  int i = 0;
+  watch(p, &g->plan, op);
+  RFI_TRY(p->backend->inspect(p->device, p->watch, ranges));
+  while (i < ranges && !p->watch[i].broken) i++;
+  if (i == ranges) return RFR_OK;
+  if (i >= 2 * n)
+    return fail_op(RFI_E_DEBUG_OVERRUN, g, op, "wrote",
+                   i < 2 * n + REST_OF_WORKSPACE ? "outside the step's memory" : "behind a workspace");
+  const char *name = g->trace->values[g->plan.buffer[i / 2].value].name;
+  return fail_op(RFI_E_DEBUG_OVERRUN, g, op, i % 2 ? "wrote into what is not live," : "wrote behind",
+                 name[0] ? name : "an unnamed value");
 }
 
 rfr_status rfi_debug_run(rfr_programs *p, rfi_program *g, int first, int last) {
   const rfi_backend *device = p->backend;
   unsigned char *step = rfi_address(p, p->persistent_bytes);
-  const unsigned char *base;
   RFI_TRY(device->fill(p->device, step, RFI_PATTERN, (size_t)p->transient_bytes));
   for (int i = 0; i < g->plan.n; i++)
     RFI_TRY(device->fill(p->device, step + g->plan.buffer[i].offset, RFI_POISON, (size_t)g->plan.buffer[i].bytes));
   for (int i = first; i < last; i++) {
     rfi_bound *b = &g->bound[i];
     RFI_TRY(device->run(p->device, b, 1));
-    RFI_TRY(look(p, &base));
-    RFI_TRY(check_results(p, g, b, base));
-    RFI_TRY(check_memory(p, g, b, base));
+    RFI_TRY(check_results(p, g, b));
+    RFI_TRY(check_memory(p, g, b->op));
     for (int k = 0; k < g->plan.n; k++) {
       const rfi_buffer *x = &g->plan.buffer[k];
       if (x->last == b->op) RFI_TRY(device->fill(p->device, step + x->offset, RFI_POISON, (size_t)x->bytes));

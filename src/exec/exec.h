@@ -19,7 +19,7 @@
 #include "pass/plan.h"
 #include "refrain/program.h"
 
-enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF };
+enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF, RFI_WINDOW = 1 << 20 };
 
 typedef struct rfi_slot { /* a program input: memory shared by name */
   rfr_tensor tensor;
@@ -54,7 +54,8 @@ struct rfr_programs {
   unsigned char *ring, *arena;
   int64_t ring_bytes, persistent_bytes; /* persistent: rings, inputs, loads */
   int64_t transient_bytes, total_bytes; /* total: without the guard behind the arena */
-  unsigned char *shadow;                /* debug on a device of its own: what the host looks at */
+  rfi_range *watch;      /* debug: what must hold one byte; the host's and the device's */
+  unsigned char *window; /* debug on a device of its own: what the host looks at, RFI_WINDOW bytes at a time */
 };
 
 static inline unsigned char *rfi_address(const rfr_programs *p, int64_t offset) {
@@ -75,7 +76,10 @@ rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *byte
 /* ---- debug.c ---- */
 /* Runs bound ops [first, last) with a check after each: finite results, guards, poison. */
 rfr_status rfi_debug_run(rfr_programs *p, rfi_program *program, int first, int last);
-/* Offsets that never share a byte, a guard between any two: bytes needed. */
+/* Offsets of values that never share a byte, a guard between any two; workspaces share the first
+ * place. Bytes needed. */
 int64_t rfi_debug_layout(rfi_plan *plan);
+/* How many ranges of memory are watched while a plan of n buffers runs. */
+int rfi_debug_ranges(int n);
 
 #endif

@@ -84,6 +84,11 @@ static rfr_status fault_copy(rfi_device *d, void *to, const void *from, size_t n
   return cpu()->copy(d, to, from, n);
 }
 
+static rfr_status fault_inspect(rfi_device *d, rfi_range *ranges, int n) {
+  RFI_TRY(enter(RFT_ENTRY_inspect));
+  return cpu()->inspect(d, ranges, n);
+}
+
 static rfr_status fault_bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
   RFI_TRY(enter(RFT_ENTRY_bind));
   return cpu()->bind(d, op, memory, b);
@@ -139,6 +144,7 @@ const rfi_backend rft_fault_backend = {
     .free = fault_free,
     .fill = fault_fill,
     .copy = fault_copy,
+    .inspect = fault_inspect,
     .bind = fault_bind,
     .run = fault_run,
     .run_timed = fault_run_timed,

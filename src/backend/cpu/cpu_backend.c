@@ -79,6 +79,16 @@ static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t 
   return RFR_OK;
 }
 
+static rfr_status memory_inspect(rfi_device *d, rfi_range *ranges, int n) {
+  (void)d;
+  for (int i = 0; i < n; i++) {
+    const unsigned char *at = ranges[i].at;
+    const int64_t bytes = ranges[i].bytes;
+    if (bytes > 0 && (at[0] != ranges[i].byte || memcmp(at, at + 1, (size_t)bytes - 1) != 0)) ranges[i].broken = 1;
+  }
+  return RFR_OK;
+}
+
 /* ---- kernels ---- */
 
 /* The products inside an LM head: its kernel runs the library's where there are any. */
@@ -221,6 +231,7 @@ const rfi_backend rfi_backend_cpu = {
     .free = memory_free,
     .fill = memory_fill,
     .copy = memory_copy,
+    .inspect = memory_inspect,
     .bind = bind,
     .run = run,
     .run_timed = run_timed,

@@ -13,6 +13,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "backend/range.h"
 #include "refrain/op.h"
 
 #ifdef __cplusplus
@@ -33,6 +34,9 @@ static inline const rfi_cuda_info *rfi_cuda_info_of(const rfr_call *call) {
 rfr_status rfi_cuda_check(cudaError_t error, const char *what);
 /* After a launch: what the launch itself said. */
 static inline rfr_status rfi_cuda_launched(const char *kernel) { return rfi_cuda_check(cudaGetLastError(), kernel); }
+
+/* inspect.cu: the backend's `inspect`, without waiting. */
+rfr_status rfi_cuda_inspect(rfi_range *ranges, int n, cudaStream_t stream);
 
 #define RFI_CUDA_PASTE_(a, b) a##b
 #define RFI_CUDA(op) RFI_CUDA_PASTE_(rfi_cuda_, op)

@@ -217,6 +217,17 @@ static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t 
   return leave(d, before, copy(d, to, from, n));
 }
 
+static rfr_status inspect(rfi_device *d, rfi_range *ranges, int n) {
+  TRY(rfi_cuda_inspect(ranges, n, d->stream));
+  return rfi_cuda_check(cudaStreamSynchronize(d->stream), "waiting for the device");
+}
+
+static rfr_status memory_inspect(rfi_device *d, rfi_range *ranges, int n) {
+  int before;
+  TRY(enter(d, &before));
+  return leave(d, before, inspect(d, ranges, n));
+}
+
 /* ---- kernels ---- */
 
 /* The products inside an LM head: cuBLASLt's where it takes them. */
@@ -384,6 +395,7 @@ static const rfi_backend backend = {
     .free = memory_free,
     .fill = memory_fill,
     .copy = memory_copy,
+    .inspect = memory_inspect,
     .bind = bind,
     .run = run,
     .run_timed = run_timed,
