@@ -5,31 +5,15 @@
  *   y[t,h,d]       = x[t,h,d] cos a - x[t,h,d+D/2] sin a       a = positions[t] frequency[d]
  *   y[t,h,d+D/2]   = x[t,h,d+D/2] cos a + x[t,h,d] sin a
  *
- * A block has one row at a time: its sines and cosines are computed once, in shared memory, and serve all heads.
- * Angles are taken in f64, as rope_cpu.c says why; the frequencies are computed by a kernel of their own.
+ * A thread has a few pairs of a row: their sines and cosines stay in its registers and serve up to HEADS heads.
+ * Angles are taken in f64, as rope_cpu.c says why; the frequencies come from the host with the launch.
  */
 #include "ops/elementwise/map.cuh"
+#include "ops/embed/rope.h"
 
-enum { THREADS = 256, TABLE = 512, SCAN_THREADS = 1024 };
+enum { THREADS = 256, PAIRS = 256, HEADS = 4, SCAN_THREADS = 1024 };
 
 /* ---- rope ---- */
-
-struct frequencies {
-  double theta, factor, low, high;
-  int64_t original, D;
-};
-
-/* Pair d's angle per position: a frequency that turns `high` times or more over the original length stays, one that
- * turns `low` times or less is divided by the factor, between them both are mixed in proportion to the turns. */
-static __global__ void __launch_bounds__(THREADS) fill_frequencies(double *frequency, const frequencies f) {
-  const int64_t d = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-  if (d >= f.D / 2) return;
-  const double plain = pow(f.theta, -2.0 * (double)d / (double)f.D);
-  double kept = 0;
-  if (f.original > 0) kept = ((double)f.original * plain / 6.283185307179586477 - f.low) / (f.high - f.low);
-  kept = kept < 0 ? 0 : kept > 1 ? 1 : kept;
-  frequency[d] = f.factor == 1 ? plain : plain * (kept + (1 - kept) / f.factor);
-}
 
 /* Angles up to about 1e9, reduced in f64 to [-pi/4, pi/4] and a quarter turn's number. */
 static __device__ void sine_cosine(double angle, float *sine, float *cosine) {
@@ -44,39 +28,55 @@ static __device__ void sine_cosine(double angle, float *sine, float *cosine) {
   *cosine = (k + 1u) & 2u ? -c : c;
 }
 
+/* `pairs` of a head's D/2 pairs from pair `first` on. */
 struct rope_args {
-  const double *frequency;
+  double frequency[PAIRS];
   const int32_t *position;
-  int64_t position_step, T, H, half, x_row, x_head, x_step;
+  int64_t position_step, T, x_row, x_head, x_step;
+  int H, half, first, pairs;
   bool inverse;
 };
 
+/* Threads x share a row, threads y have rows of their own. Thread i of a row has V pairs of every `apart`-th head. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS) rope(const T *x, T *y, const __grid_constant__ rope_args a) {
-  __shared__ float sine[TABLE], cosine[TABLE];
-  for (int64_t t = blockIdx.x; t < a.T; t += gridDim.x) {
+  __shared__ double frequency[PAIRS];
+  for (int d = threadIdx.y * blockDim.x + threadIdx.x; d < a.pairs; d += blockDim.x * blockDim.y)
+    frequency[d] = a.frequency[d];
+  __syncthreads();
+  const int groups = a.pairs / V, apart = (a.H + HEADS - 1) / HEADS;
+  for (int64_t t = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; t < a.T; t += (int64_t)gridDim.x * blockDim.y) {
     const double position = a.position[t * a.position_step] * (a.inverse ? -1.0 : 1.0);
-    for (int64_t d0 = 0; d0 < a.half; d0 += TABLE) {
-      const int n = (int)(a.half - d0 < TABLE ? a.half - d0 : TABLE), groups = n / V;
-      __syncthreads();
-      for (int d = threadIdx.x; d < n; d += blockDim.x)
-        sine_cosine(position * a.frequency[d0 + d], &sine[d], &cosine[d]);
-      __syncthreads();
-      for (int64_t i = threadIdx.x; i < a.H * groups; i += blockDim.x) {
-        const int64_t h = (int64_t)((uint64_t)i / (uint32_t)groups);
-        const int d = (int)(i - h * groups) * V;
-        const T *from = x + t * a.x_row + h * a.x_head + (d0 + d) * a.x_step;
-        T *to = y + (t * a.H + h) * 2 * a.half + d0 + d;
-        float x0[V], x1[V], y0[V], y1[V];
-        rfi_widen(rfi_load<T, V>(from), x0);
-        rfi_widen(rfi_load<T, V>(from + a.half * a.x_step), x1);
+    for (int i = threadIdx.x; i < apart * groups; i += blockDim.x) {
+      const int h0 = i / groups, d = (i - h0 * groups) * V;
+      const T *from = x + t * a.x_row + (a.first + d) * a.x_step;
+      T *to = y + t * a.H * 2 * a.half + a.first + d;
+      rfi_group<T, V> x0[HEADS], x1[HEADS];
+#pragma unroll
+      for (int k = 0; k < HEADS; k++) {
+        const int h = h0 + k * apart;
+        if (h < a.H) {
+          x0[k] = rfi_load<T, V>(from + h * a.x_head);
+          x1[k] = rfi_load<T, V>(from + h * a.x_head + a.half * a.x_step);
+        }
+      }
+      float sine[V], cosine[V];
+#pragma unroll
+      for (int v = 0; v < V; v++) sine_cosine(position * frequency[d + v], &sine[v], &cosine[v]);
+#pragma unroll
+      for (int k = 0; k < HEADS; k++) {
+        const int h = h0 + k * apart;
+        if (h >= a.H) continue;
+        float a0[V], a1[V], y0[V], y1[V];
+        rfi_widen(x0[k], a0);
+        rfi_widen(x1[k], a1);
 #pragma unroll
         for (int v = 0; v < V; v++) {
-          y0[v] = x0[v] * cosine[d + v] - x1[v] * sine[d + v];
-          y1[v] = x1[v] * cosine[d + v] + x0[v] * sine[d + v];
+          y0[v] = a0[v] * cosine[v] - a1[v] * sine[v];
+          y1[v] = a1[v] * cosine[v] + a0[v] * sine[v];
         }
-        rfi_store<T, V>(to, y0);
-        rfi_store<T, V>(to + a.half, y1);
+        rfi_store<T, V>(to + (int64_t)h * 2 * a.half, y0);
+        rfi_store<T, V>(to + (int64_t)h * 2 * a.half + a.half, y1);
       }
     }
   }
@@ -88,33 +88,26 @@ template <typename T> static void launch_rope(const rfr_call *call, const rope_a
   T *y = (T *)call->out[0].data;
   const bool aligned = ((uintptr_t)x | (uintptr_t)y) % 16 == 0;
   const bool groups = a.x_step == 1 && aligned && a.half % V == 0 && a.x_row % V == 0 && a.x_head % V == 0;
-  const int64_t items = a.H * a.half / (groups ? V : 1), lanes = rfi_blocks(items, 32) * 32;
-  const unsigned threads = (unsigned)(lanes < 64 ? 64 : lanes < THREADS ? lanes : THREADS);
-  if (groups) rope<T, V><<<rfi_grid(call, a.T, 1), threads, 0, rfi_stream(call)>>>(x, y, a);
-  else rope<T, 1><<<rfi_grid(call, a.T, 1), threads, 0, rfi_stream(call)>>>(x, y, a);
+  const int64_t items = rfi_blocks(a.H, HEADS) * (a.pairs / (groups ? V : 1));
+  const unsigned row = (unsigned)(items < THREADS ? items : THREADS), rows = THREADS / row;
+  const unsigned blocks = rfi_grid(call, a.T, rows);
+  if (groups) rope<T, V><<<blocks, dim3(row, rows), 0, rfi_stream(call)>>>(x, y, a);
+  else rope<T, 1><<<blocks, dim3(row, rows), 0, rfi_stream(call)>>>(x, y, a);
 }
-
-static size_t rope_workspace(const rfr_call *call) { return (size_t)(call->in[0].type.shape[2] / 2) * sizeof(double); }
 
 static rfr_status run_rope(const rfr_call *call) {
   const rfr_arg *x = &call->in[0], *positions = &call->in[1];
-  const rfr_attr *attr = call->attr;
-  const int64_t D = x->type.shape[2];
-  const frequencies f = {attr[0].f, attr[2].f, attr[3].f, attr[4].f, attr[5].i, D};
-  const rope_args a = {(const double *)call->workspace,
-                       (const int32_t *)positions->data,
-                       positions->stride[0],
-                       x->type.shape[0],
-                       x->type.shape[1],
-                       D / 2,
-                       x->stride[0],
-                       x->stride[1],
-                       x->stride[2],
-                       attr[1].i != 0};
   if (rfi_elements(&call->out[0]) == 0) return RFR_OK;
-  fill_frequencies<<<(unsigned)rfi_blocks(D / 2, THREADS), THREADS, 0, rfi_stream(call)>>>((double *)call->workspace,
-                                                                                           f);
-  RFI_WITH_FLOAT(x->type.dtype, T, launch_rope<T>(call, a));
+  rope_args a;
+  a.position = (const int32_t *)positions->data, a.position_step = positions->stride[0];
+  a.T = x->type.shape[0], a.H = (int)x->type.shape[1], a.half = (int)(x->type.shape[2] / 2);
+  a.x_row = x->stride[0], a.x_head = x->stride[1], a.x_step = x->stride[2];
+  a.inverse = call->attr[1].i != 0;
+  for (a.first = 0; a.first < a.half; a.first += PAIRS) {
+    a.pairs = a.half - a.first < PAIRS ? a.half - a.first : PAIRS;
+    for (int d = 0; d < a.pairs; d++) a.frequency[d] = rfi_rope_frequency(call->attr, a.first + d, 2 * a.half);
+    RFI_WITH_FLOAT(x->type.dtype, T, launch_rope<T>(call, a));
+  }
   return rfi_cuda_launched("rope");
 }
 
@@ -166,5 +159,5 @@ static rfr_status run_positions(const rfr_call *call) {
   return rfi_cuda_launched("positions");
 }
 
-extern "C" const rfi_cuda_kernel RFI_CUDA(rope) = {run_rope, rope_workspace, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(rope) = {run_rope, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(positions) = {run_positions, positions_workspace, NULL};

@@ -6,20 +6,10 @@
  * double: in f32, position 10^6 would leave no digit after the point. The frequencies, and for
  * each part one row's table and the row itself in f32, lie in the workspace.
  */
-#include <math.h>
-
 #include "backend/cpu/cpu.h"
+#include "ops/embed/rope.h"
 #include "ops/walk.h"
 
-/* Pair d's angle per position. A frequency that turns `high` times or more over the original length stays, one that
- * turns `low` times or less is divided by the factor, between them both are mixed in proportion to the turns. */
-static double frequency_of(const rfi_call *c, int64_t d, int64_t D) {
-  double plain = pow(c->attr[0].f, -2.0 * (double)d / (double)D), factor = c->attr[2].f;
-  double low = c->attr[3].f, high = c->attr[4].f, kept = 0;
-  if (c->attr[5].i > 0) kept = ((double)c->attr[5].i * plain / (2 * M_PI) - low) / (high - low);
-  kept = kept < 0 ? 0 : kept > 1 ? 1 : kept;
-  return factor == 1 ? plain : plain * (kept + (1 - kept) / factor);
-}
 static void fill_tables(float *sine, float *cosine, const double *frequency, double position, int64_t n) {
   for (int64_t d = 0; d < n; d++) rfi_sincosf(position * frequency[d], &sine[d], &cosine[d]);
 }
@@ -73,7 +63,7 @@ static rfr_status run_rope(const rfi_call *c) {
   int64_t D = c->in[0].type.shape[2];
   double *frequency = c->workspace;
   if (rfi_arg_count(&c->out[0]) == 0) return RFR_OK;
-  for (int64_t d = 0; d < D / 2; d++) frequency[d] = frequency_of(c, d, D);
+  for (int64_t d = 0; d < D / 2; d++) frequency[d] = rfi_rope_frequency(c->attr, d, D);
   rfi_parallel(c, c->in[0].type.shape[0], row_cost(c), rope_part);
   return RFR_OK;
 }

@@ -3,11 +3,12 @@
  * AdamW and SGD on a GPU, in place, one pass over memory; the formulas are those of update_cpu.c.
  *
  * Updates that follow each other are one launch, which the tensors' places travel in by value: most
- * tensors are too small to fill the device. All their chunks are dealt to the blocks in order, so that
- * a block changes tensors seldom. Each thread takes 4 neighbours of every tensor at once: 16 bytes of
- * f32. What is constant over the tensor is folded in f64, once a block, from what the step's values on
- * the device say. When skip is set a block ends before it writes. Types are told apart at run time, the
- * same way for all threads: a template would be made 72 times for a kernel that waits for memory anyway.
+ * tensors are too small to fill the device. Their chunks are dealt to the blocks in turns, so that at
+ * any time all blocks are within a few pages of each array. Each thread takes 4 neighbours of every
+ * tensor at once: 16 bytes of f32. What is constant is folded in f64 from what the step's values on the
+ * device say, once a block, and once a tensor where it differs. When skip is set a block ends before it
+ * writes. Types are told apart at run time, the same way for all threads: a template would be made 72
+ * times for a kernel that waits for memory anyway.
  */
 #include "backend/cuda/kernels.cuh"
 
@@ -38,6 +39,11 @@ typedef struct updates {
   update of[MOST];
 } updates;
 
+/* Of the step: what moments are divided by before an update. */
+typedef struct corrections {
+  double first, inv_sqrt2;
+} corrections;
+
 typedef struct factors {
   float beta1, rest1, beta2, rest2, step, inv_sqrt2, eps, decay, clip;
 } factors;
@@ -50,20 +56,22 @@ static __device__ double power(double x, int64_t n) {
   return y;
 }
 
-static __device__ factors make_factors(const updates &all, const update &u, kind k) {
+static __device__ corrections make_corrections(const updates &all, kind k) {
+  if (k != ADAMW) return {1, 1};
+  const int64_t t = all.step[1] + 1;
+  return {1 - power(all.beta1, t), 1 / sqrt(1 - power(all.beta2, t))};
+}
+
+static __device__ factors make_factors(const updates &all, const update &u, const corrections &c) {
   const double lr = (double)*all.lr * u.lr_scale;
-  factors f = {};
+  factors f;
   f.beta1 = (float)all.beta1;
   f.rest1 = (float)(1 - all.beta1);
-  f.step = (float)lr;
-  if (k == ADAMW) {
-    const int64_t t = all.step[1] + 1;
-    f.beta2 = (float)all.beta2;
-    f.rest2 = (float)(1 - all.beta2);
-    f.step = (float)(lr / (1 - power(all.beta1, t)));
-    f.inv_sqrt2 = (float)(1 / sqrt(1 - power(all.beta2, t)));
-    f.eps = (float)all.eps;
-  }
+  f.beta2 = (float)all.beta2;
+  f.rest2 = (float)(1 - all.beta2);
+  f.step = (float)(lr / c.first);
+  f.inv_sqrt2 = (float)c.inv_sqrt2;
+  f.eps = (float)all.eps;
   f.decay = (float)(lr * u.decay);
   f.clip = all.clip ? *all.clip : 1.0f;
   return f;
@@ -153,33 +161,24 @@ static __device__ __forceinline__ void update_range(const update &u, const facto
   for (int64_t i = end - (end - begin) % N + threadIdx.x; i < end; i += THREADS) update_n<KIND, 1>(u, f, i);
 }
 
-/* Which tensor a chunk is of: the last one that begins at it or before and is not empty. */
-static __device__ int tensor_of_chunk(const updates &all, int64_t chunk) {
-  int low = 0, high = all.n; /* of[low].first <= chunk < of[high].first */
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (all.of[middle].first <= chunk) low = middle;
-    else high = middle;
-  }
-  return low;
-}
-
 template <kind KIND>
 static __global__ void __launch_bounds__(THREADS, PER_SM) update_all(const __grid_constant__ updates all) {
-  __shared__ factors shared;
+  __shared__ corrections step;
   if (all.skip && *all.skip) return;
-  const int64_t stop = all.chunks * (blockIdx.x + 1) / gridDim.x;
-  for (int64_t chunk = all.chunks * blockIdx.x / gridDim.x; chunk < stop;) {
-    const update &u = all.of[tensor_of_chunk(all, chunk)];
-    const int64_t chunks = (u.n + CHUNK - 1) / CHUNK, next = min(stop, u.first + chunks);
-    __syncthreads();
-    if (threadIdx.x == 0) shared = make_factors(all, u, KIND);
-    __syncthreads();
-    const factors f = shared;
-    const int64_t begin = (chunk - u.first) * CHUNK, end = min(u.n, (next - u.first) * CHUNK);
+  if (threadIdx.x == 0) step = make_corrections(all, KIND);
+  __syncthreads();
+  int i = 0; /* the last tensor that begins at the chunk or before: an empty one never is */
+  factors f = make_factors(all, all.of[0], step);
+  for (int64_t chunk = blockIdx.x; chunk < all.chunks; chunk += gridDim.x) {
+    if (i + 1 < all.n && all.of[i + 1].first <= chunk) {
+      do i++;
+      while (i + 1 < all.n && all.of[i + 1].first <= chunk);
+      f = make_factors(all, all.of[i], step);
+    }
+    const update &u = all.of[i];
+    const int64_t begin = (chunk - u.first) * CHUNK, end = min(u.n, begin + CHUNK);
     if (u.wide) update_range<KIND, WIDTH>(u, f, begin, end);
     else update_range<KIND, 1>(u, f, begin, end);
-    chunk = next;
   }
 }
 
