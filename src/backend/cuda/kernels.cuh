@@ -45,6 +45,24 @@ struct __align__(sizeof(T) * N) rfi_pack {
 template <typename T>
 constexpr int rfi_pack_width = 16 / (int)sizeof(T);
 
+/* To global memory in one store: the compiler would take an assignment apart, down to 16 bits where it cannot put the
+ * addresses together again. */
+template <typename T, int N>
+static __device__ __forceinline__ void rfi_put(rfi_pack<T, N> *to, const rfi_pack<T, N> &p) {
+  constexpr int words = (int)sizeof p / 4;
+  if constexpr (words == 2 || words == 4) {
+    uint32_t w[words];
+    __builtin_memcpy(w, &p, sizeof p);
+    if constexpr (words == 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                   : "memory");
+    else
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");
+  } else {
+    *to = p;
+  }
+}
+
 /* The same order of additions for every warp: a butterfly, so that all lanes have the sum. */
 static __device__ __forceinline__ float rfi_warp_sum(float x) {
 #pragma unroll

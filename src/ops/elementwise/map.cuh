@@ -45,7 +45,7 @@ template <typename T, int V> __device__ __forceinline__ void rfi_store(T *to, co
 #pragma unroll
   for (int v = 0; v < V; v++) g.part[v / g.width].x[v % g.width] = rfi_narrow<T>(x[v]);
 #pragma unroll
-  for (int k = 0; k < V / g.width; k++) ((rfi_pack<T, rfi_group<T, V>::width> *)to)[k] = g.part[k];
+  for (int k = 0; k < V / g.width; k++) rfi_put((rfi_pack<T, rfi_group<T, V>::width> *)to + k, g.part[k]);
 }
 
 /* ---- walks ---- */

@@ -4,15 +4,14 @@
  *
  * Updates that follow each other are one launch, which the tensors' places travel in by value: most
  * tensors are too small to fill the device. Their chunks are dealt to the blocks in turns, so that at
- * any time all blocks are within a few pages of each array. Each thread takes 4 neighbours of every
- * tensor at once: 16 bytes of f32. What is constant is folded in f64 from what the step's values on the
- * device say, once a block, and once a tensor where it differs. When skip is set a block ends before it
- * writes. Types are told apart at run time, the same way for all threads: a template would be made 72
- * times for a kernel that waits for memory anyway.
+ * any time all blocks are within a few pages of each array. A thread has two times 4 neighbours of every
+ * tensor on their way at once, 16 bytes of f32 each; tensors in f16, or that begin at an odd place, go one
+ * by one. What is constant is folded in f64 from what the step's values on the device say, once a block,
+ * and once a tensor where it differs. When skip is set a block ends before it writes.
  */
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 256, PER_SM = 4, WIDTH = 4, CHUNK = 4096 };
+enum { THREADS = 256, PER_SM = 2, CHUNK = 4096 };
 enum { MOST = 256 }; /* tensors a launch: 32,764 bytes may travel in it */
 
 typedef struct tensor {
@@ -26,7 +25,7 @@ typedef struct update {
   tensor w, g, m, v, master;
   double decay, lr_scale;
   int64_t n, first; /* elements; of its chunks, among all tensors' */
-  bool wide;        /* its addresses are those of whole pieces of WIDTH */
+  bool wide;        /* its types and places allow four by four */
 } update;
 
 typedef struct updates {
@@ -77,58 +76,15 @@ static __device__ factors make_factors(const updates &all, const update &u, cons
   return f;
 }
 
-/* N neighbours as they lie in memory, and as numbers: all loads are on their way before the first is looked at. */
-template <int N> struct bits { uint32_t word[N]; /* of 16-bit types the first half */ };
-
-template <int N> static __device__ __forceinline__ bits<N> fetch(const tensor &x, int64_t i) {
-  bits<N> b = {};
-  if (!x.data) return b;
-  if (N == 1) {
-    b.word[0] = x.dtype == RFR_F32 ? ((const uint32_t *)x.data)[i] : ((const uint16_t *)x.data)[i];
-  } else if (x.dtype == RFR_F32) {
-    const uint4 v = *(const uint4 *)((const uint32_t *)x.data + i);
-    b.word[0] = v.x, b.word[1 % N] = v.y, b.word[2 % N] = v.z, b.word[3 % N] = v.w;
-  } else {
-    const uint2 v = *(const uint2 *)((const uint16_t *)x.data + i);
-    b.word[0] = v.x, b.word[1 % N] = v.y;
-  }
-  return b;
-}
-
-static __device__ __forceinline__ float half_word(uint32_t h, rfr_dtype dtype) {
-  return dtype == RFR_BF16 ? __uint_as_float(h << 16) : __half2float(__ushort_as_half((unsigned short)h));
-}
-template <int N> static __device__ __forceinline__ void widen(float *to, const bits<N> &b, rfr_dtype dtype) {
-#pragma unroll
-  for (int k = 0; k < N; k++) {
-    if (dtype == RFR_F32) to[k] = __uint_as_float(b.word[k]);
-    else to[k] = half_word(k & 1 ? b.word[k / 2] >> 16 : b.word[k / 2] & 0xFFFFu, dtype);
-  }
-}
-
-static __device__ __forceinline__ uint32_t narrow(float x, rfr_dtype dtype) {
-  return dtype == RFR_BF16 ? __bfloat16_as_ushort(__float2bfloat16_rn(x)) : __half_as_ushort(__float2half_rn(x));
-}
-template <int N> static __device__ __forceinline__ void store(const tensor &x, int64_t i, const float *from) {
-  if (!x.data) return;
-  if (x.dtype == RFR_F32) {
-    if (N == 1) ((float *)x.data)[i] = from[0];
-    else *(float4 *)((float *)x.data + i) = make_float4(from[0], from[1 % N], from[2 % N], from[3 % N]);
-  } else if (N == 1) {
-    ((uint16_t *)x.data)[i] = (uint16_t)narrow(from[0], x.dtype);
-  } else {
-    *(uint2 *)((uint16_t *)x.data + i) = make_uint2(narrow(from[0], x.dtype) | narrow(from[1 % N], x.dtype) << 16,
-                                                    narrow(from[2 % N], x.dtype) | narrow(from[3 % N], x.dtype) << 16);
-  }
-}
-
 template <kind KIND>
 static __device__ __forceinline__ void update_one(const factors &f, float *w, float g, float *m, float *v) {
   const float x = g * f.clip;
   if (KIND == ADAMW) {
+    float root;
     *m = f.beta1 * *m + f.rest1 * x;
     *v = f.beta2 * *v + f.rest2 * (x * x);
-    *w -= f.step * *m / (sqrtf(*v) * f.inv_sqrt2 + f.eps) + f.decay * *w;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(*v));
+    *w -= __fdividef(f.step * *m, root * f.inv_sqrt2 + f.eps) + f.decay * *w;
   } else if (KIND == MOMENTUM) {
     *m = f.beta1 * *m + x;
     *w -= f.step * *m + f.decay * *w;
@@ -137,28 +93,104 @@ static __device__ __forceinline__ void update_one(const factors &f, float *w, fl
   }
 }
 
-template <kind KIND, int N>
-static __device__ __forceinline__ void update_n(const update &u, const factors &f, int64_t i) {
-  const tensor &target = u.master.data ? u.master : u.w;
-  const bits<N> wb = fetch<N>(target, i), gb = fetch<N>(u.g, i), mb = fetch<N>(u.m, i), vb = fetch<N>(u.v, i);
-  float w[N], g[N], m[N] = {}, v[N] = {};
-  widen(w, wb, target.dtype);
-  widen(g, gb, u.g.dtype);
-  if (KIND != SGD) widen(m, mb, u.m.dtype);
-  if (KIND == ADAMW) widen(v, vb, u.v.dtype);
-#pragma unroll
-  for (int k = 0; k < N; k++) update_one<KIND>(f, &w[k], g[k], &m[k], &v[k]);
-  if (KIND == ADAMW) store<N>(u.v, i, v);
-  if (KIND != SGD) store<N>(u.m, i, m);
-  store<N>(u.w, i, w);
-  store<N>(u.master, i, w);
+/* ---- one by one, of any types ---- */
+
+static __device__ float fetch(const tensor &x, int64_t i) {
+  return x.dtype == RFR_F32    ? ((const float *)x.data)[i]
+         : x.dtype == RFR_BF16 ? rfi_widen(((const rfi_bf16 *)x.data)[i])
+                               : rfi_widen(((const rfi_f16 *)x.data)[i]);
+}
+static __device__ void store(const tensor &x, int64_t i, float y) {
+  if (!x.data) return;
+  if (x.dtype == RFR_F32) ((float *)x.data)[i] = y;
+  else if (x.dtype == RFR_BF16) ((rfi_bf16 *)x.data)[i] = rfi_narrow<rfi_bf16>(y);
+  else ((rfi_f16 *)x.data)[i] = rfi_narrow<rfi_f16>(y);
 }
 
-/* Elements begin ... end - 1: N neighbours at a time, what is left over one by one. `begin` is that of a chunk. */
-template <kind KIND, int N>
-static __device__ __forceinline__ void update_range(const update &u, const factors &f, int64_t begin, int64_t end) {
-  for (int64_t i = begin + (int64_t)threadIdx.x * N; i + N <= end; i += THREADS * N) update_n<KIND, N>(u, f, i);
-  for (int64_t i = end - (end - begin) % N + threadIdx.x; i < end; i += THREADS) update_n<KIND, 1>(u, f, i);
+template <kind KIND>
+static __device__ void update_singly(const update &u, const factors &f, int64_t begin, int64_t end) {
+  for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) {
+    float w = fetch(u.master.data ? u.master : u.w, i), m = KIND == SGD ? 0 : fetch(u.m, i);
+    float v = KIND == ADAMW ? fetch(u.v, i) : 0;
+    update_one<KIND>(f, &w, fetch(u.g, i), &m, &v);
+    if (KIND == ADAMW) store(u.v, i, v);
+    if (KIND != SGD) store(u.m, i, m);
+    store(u.w, i, w);
+    store(u.master, i, w);
+  }
+}
+
+/* ---- four by four ---- */
+
+template <typename T> static __device__ __forceinline__ void put(T *to, const float (&x)[4]) {
+  rfi_pack<T, 4> p;
+#pragma unroll
+  for (int k = 0; k < 4; k++) p.x[k] = rfi_narrow<T>(x[k]);
+  rfi_put((rfi_pack<T, 4> *)to, p);
+}
+
+/* W: of what the sums are kept in, the master where there is one; M: of the moments. */
+template <kind KIND, typename W, typename G, typename M>
+static __device__ __forceinline__ void update_fours(const update &u, const factors &f, int64_t begin, int64_t end) {
+  enum { AT_ONCE = 2 };
+  W *const w = (W *)(u.master.data ? u.master.data : u.w.data) + begin;
+  const tensor copy = u.master.data ? u.w : tensor{};
+  const G *const g = (const G *)u.g.data + begin;
+  M *const m = (M *)u.m.data + begin, *const v = (M *)u.v.data + begin;
+  const int n = (int)(end - begin);
+  for (int first = (int)threadIdx.x * 4; first < n; first += AT_ONCE * THREADS * 4) {
+    rfi_pack<W, 4> wp[AT_ONCE];
+    rfi_pack<G, 4> gp[AT_ONCE];
+    rfi_pack<M, 4> mp[AT_ONCE], vp[AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      const int i = first + k * THREADS * 4;
+      if (i >= n) continue;
+      wp[k] = *(const rfi_pack<W, 4> *)(w + i);
+      gp[k] = *(const rfi_pack<G, 4> *)(g + i);
+      if (KIND != SGD) mp[k] = *(const rfi_pack<M, 4> *)(m + i);
+      if (KIND == ADAMW) vp[k] = *(const rfi_pack<M, 4> *)(v + i);
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      const int i = first + k * THREADS * 4;
+      if (i >= n) continue;
+      float x[4], m4[4] = {}, v4[4] = {};
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        x[j] = rfi_widen(wp[k].x[j]);
+        if (KIND != SGD) m4[j] = rfi_widen(mp[k].x[j]);
+        if (KIND == ADAMW) v4[j] = rfi_widen(vp[k].x[j]);
+        update_one<KIND>(f, &x[j], rfi_widen(gp[k].x[j]), &m4[j], &v4[j]);
+      }
+      if (KIND == ADAMW) put(v + i, v4);
+      if (KIND != SGD) put(m + i, m4);
+      put(w + i, x);
+      if (!copy.data) continue;
+      if (copy.dtype == RFR_F32) put((float *)copy.data + begin + i, x);
+      else if (copy.dtype == RFR_BF16) put((rfi_bf16 *)copy.data + begin + i, x);
+      else put((rfi_f16 *)copy.data + begin + i, x);
+    }
+  }
+}
+
+template <kind KIND, typename W, typename G>
+static __device__ void update_by_moments(const update &u, const factors &f, int64_t begin, int64_t end) {
+  if (u.m.dtype == RFR_BF16) update_fours<KIND, W, G, rfi_bf16>(u, f, begin, end);
+  else update_fours<KIND, W, G, float>(u, f, begin, end);
+}
+template <kind KIND, typename W>
+static __device__ void update_by_gradient(const update &u, const factors &f, int64_t begin, int64_t end) {
+  if (u.g.dtype == RFR_BF16) update_by_moments<KIND, W, rfi_bf16>(u, f, begin, end);
+  else update_by_moments<KIND, W, float>(u, f, begin, end);
+}
+
+template <kind KIND>
+static __device__ void update_range(const update &u, const factors &f, int64_t begin, int64_t end) {
+  const int64_t fours = u.wide ? begin + (end - begin) / 4 * 4 : begin;
+  if ((u.master.data ? u.master : u.w).dtype == RFR_BF16) update_by_gradient<KIND, rfi_bf16>(u, f, begin, fours);
+  else update_by_gradient<KIND, float>(u, f, begin, fours);
+  update_singly<KIND>(u, f, fours, end);
 }
 
 template <kind KIND>
@@ -177,14 +209,18 @@ static __global__ void __launch_bounds__(THREADS, PER_SM) update_all(const __gri
     }
     const update &u = all.of[i];
     const int64_t begin = (chunk - u.first) * CHUNK, end = min(u.n, begin + CHUNK);
-    if (u.wide) update_range<KIND, WIDTH>(u, f, begin, end);
-    else update_range<KIND, 1>(u, f, begin, end);
+    update_range<KIND>(u, f, begin, end);
   }
 }
 
 static tensor tensor_of(const rfr_arg *x) { return tensor{x->data, x->type.dtype}; }
 
 static bool aligned(const tensor &x) { return (uintptr_t)x.data % (x.dtype == RFR_F32 ? 16 : 8) == 0; }
+static bool by_fours(const update &u) {
+  const bool typed = (u.master.data ? u.master : u.w).dtype != RFR_F16 && u.g.dtype != RFR_F16 &&
+                     u.m.dtype != RFR_F16 && (!u.v.data || u.v.dtype == u.m.dtype);
+  return typed && aligned(u.w) && aligned(u.g) && aligned(u.m) && aligned(u.v) && aligned(u.master);
+}
 
 /* One op's tensors, and what it shares with others of the same launch. */
 static update adamw_of(const rfr_call *c, updates *shared) {
@@ -252,7 +288,7 @@ static int launch_some(const rfr_call *const *calls, int n, update (*of)(const r
     }
     u.n = rfi_elements(&calls[all.n]->in[0]);
     u.first = all.chunks;
-    u.wide = aligned(u.w) && aligned(u.g) && aligned(u.m) && aligned(u.v) && aligned(u.master);
+    u.wide = by_fours(u);
     all.of[all.n] = u;
     all.chunks += rfi_blocks(u.n, CHUNK);
   }
