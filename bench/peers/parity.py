@@ -4,9 +4,11 @@
 
     parity.py PARITY_RUN [--device cuda]
 
-In f32 the relative difference must be at most 1e-5 in steps 1 to 5, and then at most 3 times the spread of two
-PyTorch runs that differ in the order of rows alone, the largest so far. In bf16 the same envelope of bf16 runs counts
-from the first step. Exit code 1 when a bar is missed.
+PyTorch trains in several orders of the rows of a batch, which change nothing but rounding; the spread is the largest
+difference between two of these runs so far. In f32 ours are held against PyTorch in f64, whose own rounding is then no
+part of the difference: at most 1e-5, relative, in steps 1 to 5, and then at most 3 times the spread of f32 runs. In
+bf16 they are held against one of the bf16 runs: at most 3 times their spread, of which steps 1 to 5 share the largest, since
+rows do not meet in a forward and the first losses are equal to the bit. Exit code 1 when a bar is missed.
 """
 import argparse
 import os
@@ -20,6 +22,7 @@ import torch.nn.functional as F
 
 STEPS, HEADS, KV, DIM, LAYERS, THETA, EPS, SEQUENCE, ROWS = 100, 4, 2, 32, 2, 10000.0, 1e-5, 128, 8
 LR, BETAS, ADAM_EPS, DECAY, IGNORE = 1e-3, (0.9, 0.95), 1e-8, 0.1, -100
+ORDERS = [[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0], [5, 6, 7, 0, 1, 2, 3, 4], [3, 1, 4, 7, 5, 0, 2, 6]]
 
 
 def read(folder):
@@ -41,13 +44,17 @@ def shape_of(name, n):
     return (n // columns, columns)
 
 
+def wide(x):
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def norm(x, w):
-    y = x.float()
-    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPS) * w.float()).to(x.dtype)
+    y = wide(x)
+    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPS) * wide(w)).to(x.dtype)
 
 
 def rotate(x, cos, sin):
-    a, b = x.float().chunk(2, -1)
+    a, b = wide(x).chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
@@ -55,24 +62,24 @@ def mean_loss(w, tokens, targets, document, position):
     """w by name in the type of the run; tokens (T); document and position of each."""
     T = tokens.shape[0]
     see = (document[:, None] == document[None, :]) & (position[None, :] <= position[:, None])
-    angle = position[:, None].float() * THETA ** (-torch.arange(0, DIM, 2, device=tokens.device).float() / DIM)
-    cos, sin = angle.cos(), angle.sin()
+    angle = position[:, None].double() * THETA ** (-torch.arange(0, DIM, 2, device=tokens.device).double() / DIM)
     x = w["model.embed_tokens.weight"][tokens]
+    cos, sin = (y.to(wide(x).dtype) for y in (angle.cos(), angle.sin()))
     for i in range(LAYERS):
         p = f"model.layers.{i}."
         y = norm(x, w[p + "input_layernorm.weight"])
         q, k, v = ((y @ w[p + f"self_attn.{n}_proj.weight"].T).view(T, -1, DIM).transpose(0, 1) for n in "qkv")
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         k, v = (z.repeat_interleave(HEADS // KV, 0) for z in (k, v))
-        scores = (q.float() @ k.float().transpose(1, 2)) * DIM**-0.5
+        scores = (wide(q) @ wide(k).transpose(1, 2)) * DIM**-0.5
         p_ = scores.masked_fill(~see, float("-inf")).softmax(-1)
         o = (p_.to(v.dtype) @ v).transpose(0, 1).reshape(T, -1)
         x = x + o @ w[p + "self_attn.o_proj.weight"].T
         y = norm(x, w[p + "post_attention_layernorm.weight"])
         y = F.silu(y @ w[p + "mlp.gate_proj.weight"].T) * (y @ w[p + "mlp.up_proj.weight"].T)
         x = x + y @ w[p + "mlp.down_proj.weight"].T
-    logits = (norm(x, w["model.norm.weight"]) @ w["lm_head.weight"].T).float()
-    return F.cross_entropy(logits, targets.long(), ignore_index=IGNORE)
+    logits = norm(x, w["model.norm.weight"]) @ w["lm_head.weight"].T
+    return F.cross_entropy(wide(logits), targets.long(), ignore_index=IGNORE)
 
 
 def places(offsets, T):
@@ -88,7 +95,8 @@ def torch_losses(weights, batches, dtype, device, order):
     """The same training, with the windows of each batch in another order."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    w = {n: torch.tensor(x.reshape(shape_of(n, x.size)), device=device, requires_grad=True)
+    kept = torch.float64 if dtype == torch.float64 else torch.float32
+    w = {n: torch.tensor(x.reshape(shape_of(n, x.size)), device=device, dtype=kept, requires_grad=True)
          for n, x in weights.items()}
     opt = torch.optim.AdamW(w.values(), lr=LR, betas=BETAS, eps=ADAM_EPS, weight_decay=DECAY)
     losses = []
@@ -112,16 +120,15 @@ def compare(program, name, dtype, device):
         subprocess.run([program, device, name, str(STEPS), folder], check=True,
                        env=dict(os.environ, LD_LIBRARY_PATH=":".join(x for x in path if x)))
         weights, batches, ours = read(folder)
-    peers = [torch_losses(weights, batches, dtype, device, order)
-             for order in (np.arange(ROWS), np.arange(ROWS)[::-1].copy())]
-    spread = np.maximum.accumulate(np.abs(peers[0] - peers[1]) / peers[0])
-    difference = np.abs(ours - peers[0]) / peers[0]
+    peers = [torch_losses(weights, batches, dtype, device, order) for order in ORDERS]
+    peer = torch_losses(weights, batches, torch.float64, device, ORDERS[0]) if dtype == torch.float32 else peers[0]
+    spread = np.maximum.accumulate((np.max(peers, 0) - np.min(peers, 0)) / peer)
+    difference = np.abs(ours - peer) / peer
     bar = 3 * spread
-    if dtype == torch.float32:
-        bar[:5] = 1e-5
+    bar[:5] = 1e-5 if dtype == torch.float32 else bar[4]
     missed = int((difference > bar).sum())
     for step in (0, 4, 9, 19, 49, 99):
-        print(f"parity {name}: step {step + 1:3d}  ours {ours[step]:.7f}  PyTorch {peers[0][step]:.7f}  "
+        print(f"parity {name}: step {step + 1:3d}  ours {ours[step]:.7f}  PyTorch {peer[step]:.7f}  "
               f"difference {difference[step]:.2e}  bar {bar[step]:.2e}")
     print(f"parity {name}: largest difference in steps 1 to 5 {difference[:5].max():.2e}, in all {difference.max():.2e}, "
           f"{missed} of {STEPS} steps over the bar: {'ok' if missed == 0 else 'FAILED'}")

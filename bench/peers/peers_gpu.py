@@ -72,6 +72,7 @@ def whole_graph(step):
             step()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # the side stream's blocks serve no other, and a capture cannot give them back
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -222,6 +223,7 @@ def training_step(section, variant):
 
     with sdpa_kernel(kernel):
         for form in ("plain", "one graph"):
+            torch.cuda.empty_cache()  # a graph's memory is its own: of a large model there is no room for both
             torch.cuda.reset_peak_memory_stats()
             try:
                 fn = step if form == "plain" else whole_graph(step)
