@@ -118,21 +118,28 @@ static void test_skip(void **state) {
   }
 }
 
-/* A weight with a master copy is the master's rounding, whatever it was before. */
+/* A weight with a master copy is the master's rounding, whatever it was before: a small one, and one that is written
+ * past the caches, by parts that begin at odd elements. */
 static void test_master(void **state) {
-  rft_case c;
-  rft_run run;
   (void)state;
-  parse("adamw(f[1031], F[1031], F[1031], F[1031]>0, F[1031], F[1]=0.003, _, i[1]=0, I[4]=0,0,1,0) beta1=0.9 "
-        "beta2=0.999 eps=1e-06 decay=0.01 lr_scale=0.5",
-        RFR_BF16, &c);
-  rft_run_init(&run, &c, RFT_DENSE, 0xFF, 0);
-  assert_null(rft_run_kernel(&run, kernel_of(&c), 1));
-  for (int64_t i = 0; i < 1031; i++) {
-    float master = (float)rft_get(&run.out_arg[3], i);
-    assert_true(rft_get(&run.out_arg[0], i) == rfr_float_from_bits(RFR_BF16, rfr_float_to_bits(RFR_BF16, master)));
+  for (int large = 0; large < 2; large++) {
+    rft_case c;
+    rft_run run;
+    char text[200];
+    const int64_t n = large ? 530017 : 1031;
+    snprintf(text, sizeof text,
+             "adamw(f[%lld], F[%lld], F[%lld], F[%lld]>0, F[%lld], F[1]=0.003, _, i[1]=0, I[4]=0,0,1,0) beta1=0.9 "
+             "beta2=0.999 eps=1e-06 decay=0.01 lr_scale=0.5",
+             (long long)n, (long long)n, (long long)n, (long long)n, (long long)n);
+    parse(text, RFR_BF16, &c);
+    rft_run_init(&run, &c, RFT_DENSE, 0xFF, 0);
+    assert_null(rft_run_kernel(&run, kernel_of(&c), 1 + 2 * large));
+    for (int64_t i = 0; i < n; i++) {
+      float master = (float)rft_get(&run.out_arg[3], i);
+      assert_true(rft_get(&run.out_arg[0], i) == rfr_float_from_bits(RFR_BF16, rfr_float_to_bits(RFR_BF16, master)));
+    }
+    rft_run_deinit(&run);
   }
-  rft_run_deinit(&run);
 }
 
 static void test_norm_not_finite(void **state) {

@@ -9,14 +9,17 @@
  *
  * with lr the schedule's rate times the group's lr_scale, decay decoupled from the
  * gradient. With a master copy the update is computed on it and w is its rounding. What
- * is constant over the tensor is folded in double before; elements are f32. Blocks are
+ * is constant over the tensor is folded in double before; elements are f32. Strips are
  * widened to f32 in the L1 cache, so one loop serves every mixture of types. When skip is
- * set nothing is written.
+ * set nothing is written. Memory is the limit, so what comes next is asked for, and bf16
+ * weights are written past the caches.
  */
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
-#include "ops/walk.h"
+#include "ops/stream.h"
+
+enum { STRIP = 64, AHEAD = 512 }; /* elements: of a turn, and from there to those that are asked for */
 
 typedef struct factors {
   float beta1, rest1, beta2, rest2, step, inv_sqrt2, eps, decay, clip;
@@ -60,13 +63,26 @@ static float *open_block(float *buffer, const rfi_arg *a, int64_t i, int64_t n) 
   return (float *)rfi_read(buffer, a, i, 1, n);
 }
 
+/* The rounding of a strip, which is read next in another step. */
+static void stream_bf16(uint16_t *to, const float *w) {
+  uint16_t rounded[STRIP] __attribute__((aligned(RFI_LINE)));
+  rfi_narrow_bf16(rounded, w, STRIP);
+  if ((uintptr_t)to % RFI_LINE == 0) rfi_stream(to, rounded, sizeof rounded);
+  else memcpy(to, rounded, sizeof rounded);
+}
+
 static void update_part(const rfi_call *call, int64_t begin, int64_t end, int part) {
   (void)part;
   const update *u = (const update *)call;
   const rfi_arg *target = u->master->data ? u->master : u->w;
-  float wb[RFI_BLOCK], gb[RFI_BLOCK], mb[RFI_BLOCK], vb[RFI_BLOCK];
-  for (int64_t i = begin; i < end; i += RFI_BLOCK) {
-    int64_t n = end - i < RFI_BLOCK ? end - i : RFI_BLOCK;
+  const bool streams = u->w->type.dtype == RFR_BF16 && rfi_count(&u->w->type) * 2 >= RFI_STREAM_BYTES;
+  float wb[STRIP], gb[STRIP], mb[STRIP], vb[STRIP];
+  for (int64_t i = begin; i < end; i += STRIP) {
+    int64_t n = end - i < STRIP ? end - i : STRIP;
+    rfi_fetch(target, i + AHEAD, n);
+    rfi_fetch(u->g, i + AHEAD, n);
+    if (u->m->data) rfi_fetch(u->m, i + AHEAD, n);
+    if (u->v) rfi_fetch(u->v, i + AHEAD, n);
     float *w = open_block(wb, target, i, n), *m = u->m->data ? open_block(mb, u->m, i, n) : NULL;
     float *v = u->v ? open_block(vb, u->v, i, n) : NULL;
     const float *g = rfi_read(gb, u->g, i, 1, n);
@@ -75,9 +91,11 @@ static void update_part(const rfi_call *call, int64_t begin, int64_t end, int pa
     else sgd_block(&u->f, w, g, n);
     if (v) rfi_flush(v, u->v, i, n);
     if (m) rfi_flush(m, u->m, i, n);
-    rfi_flush(w, u->w, i, n);
+    if (streams && n == STRIP) stream_bf16((uint16_t *)u->w->data + i, w);
+    else rfi_flush(w, u->w, i, n);
     if (target != u->w && u->w->type.dtype == RFR_F32) memcpy((float *)u->w->data + i, w, (size_t)n * sizeof *w);
   }
+  if (streams) rfi_stream_end();
 }
 
 static rfr_status adamw_run(const rfi_call *c) {
