@@ -148,6 +148,8 @@ static void ops(void) {
   VALUE(rfr_quantize_at, NULL, NOWHERE, 0, NULL, NULL);
   VALUE(rfr_matmul_scaled_at, NULL, NOWHERE, 0, 0, 0, 0, 0, RFR_F32);
   VALUE(rfr_linear_e4m3_at, NULL, NOWHERE, 0, 0, 0);
+  VALUE(rfr_splits_to_offsets_at, NULL, NOWHERE, 0, 0, NULL);
+  VALUE(rfr_grouped_linear_at, NULL, NOWHERE, 0, 0, 0, 0, 0);
   VALUE(rfr_embedding_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_positions_at, NULL, NOWHERE, 0, 4);
   VALUE(rfr_rope_at, NULL, NOWHERE, 0, 0, 1e4, NULL);

@@ -37,6 +37,17 @@ RFR_API rfr_value rfr_matmul_scaled_at(rfr_trace *t, rfr_place at, rfr_value a, 
                                        rfr_value scale_b, rfr_value bias, rfr_dtype to);
 /* rfr_linear with x and w quantized to E4M3; in the backward dy too. */
 RFR_API rfr_value rfr_linear_e4m3_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b);
+/* A grouped product multiplies each row by the weight of its group. Rows are sorted by group; how many each has is a
+ * value on the device, so that one program serves every split. */
+/* Offsets i32 (G+1) of `splits`, i32 or i64 (G), over `rows` rows, for all grouped ops of one routing. A split below
+ * 0 counts as 0, and what would go past `rows` is cut off; then *bad i32 (1), unless NULL, is 1 + the first such
+ * group, else 0. */
+RFR_API rfr_value rfr_splits_to_offsets_at(rfr_trace *t, rfr_place at, rfr_value splits, int64_t rows, rfr_value *bad);
+/* y (R,N): rows offsets[g] up to offsets[g+1] are x wT[g] + bias[g], x (R,K), w (G,N,K), bias (G,N) or RFR_NONE; with
+ * scale (R), a float, the bias of a row is multiplied by it. Rows behind the last group are not read and give zeros.
+ * y has x's type. */
+RFR_API rfr_value rfr_grouped_linear_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value offsets,
+                                        rfr_value bias, rfr_value scale);
 /* y (T,C) = table (V,C) [ids i32 (T)]; an id outside the table reads as zeros. */
 RFR_API rfr_value rfr_embedding_at(rfr_trace *t, rfr_place at, rfr_value table, rfr_value ids);
 /* Position of each of `tokens` rows in its own document, i32 (tokens), from the
@@ -194,6 +205,9 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
 #define rfr_matmul_scaled(t, a, b, scale_a, scale_b, bias, to) \
   rfr_matmul_scaled_at(t, RFR_HERE, a, b, scale_a, scale_b, bias, to)
 #define rfr_linear_e4m3(t, x, w, b) rfr_linear_e4m3_at(t, RFR_HERE, x, w, b)
+#define rfr_splits_to_offsets(t, splits, rows, bad) rfr_splits_to_offsets_at(t, RFR_HERE, splits, rows, bad)
+#define rfr_grouped_linear(t, x, w, offsets, bias, scale) \
+  rfr_grouped_linear_at(t, RFR_HERE, x, w, offsets, bias, scale)
 #define rfr_embedding(t, table, ids) rfr_embedding_at(t, RFR_HERE, table, ids)
 #define rfr_positions(t, offsets, tokens) rfr_positions_at(t, RFR_HERE, offsets, tokens)
 #define rfr_rope(t, x, positions, theta, scaling) rfr_rope_at(t, RFR_HERE, x, positions, theta, scaling)

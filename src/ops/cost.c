@@ -2,9 +2,9 @@
  *
  * Work of an op. Attention counts the pairs of rows that a causal mask and a window leave.
  * Documents are values, not shapes: they count as if each had `longest` rows, where that is
- * promised, else as one; a row over cached keys counts as the mean over a whole text. Bytes
- * count each operand once, as if caches were perfect: good for comparing ops, not for
- * predicting time.
+ * promised, else as one; of grouped products every row counts, as if each had a group; a row
+ * over cached keys counts as the mean over a whole text. Bytes count each operand once, as if
+ * caches were perfect: good for comparing ops, not for predicting time.
  */
 #include "ops/cost.h"
 
@@ -40,6 +40,12 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
       double k = (double)a->shape[op->attr[0].i ? a->rank - 2 : a->rank - 1];
       return 2 * k * (double)rfi_count(type_of(t, op->out[0]));
     }
+    case RFI_OP_grouped_matmul:
+      if (op->out[0] < 0) return 0;
+      return 2 * (double)type_of(t, op->in[0])->shape[1] * (double)rfi_count(type_of(t, op->out[0]));
+    case RFI_OP_grouped_wgrad:
+      if (op->out[0] < 0) return 0;
+      return 2 * (double)type_of(t, op->in[1])->shape[1] * (double)rfi_count(type_of(t, op->in[0]));
     case RFI_OP_matmul_scaled:
       if (op->out[0] < 0) return 0;
       return 2 * (double)type_of(t, op->in[0])->shape[1] * (double)rfi_count(type_of(t, op->out[0]));

@@ -162,13 +162,15 @@ static const char *exempt(const rft_op *op, char word[32]) {
     }
   }
   if (def->code == RFI_OP_linear_cross_entropy) return "is a backward";
+  if (strcmp(def->family, "grouped") == 0 && def->code != RFI_OP_splits_to_offsets) return "via grouped_matmul";
   if (def->code == RFI_OP_add_layernorm || def->code == RFI_OP_add_rmsnorm) return "none: lowered";
   if (def->flags & RFI_STATE) return "none: state";
   if (strcmp(def->family, "optim") == 0) return "none: optimizer";
   if (strcmp(def->family, "ring") == 0) return "none: host data";
   if (strcmp(def->family, "decode") == 0 || def->code == RFI_OP_attention_cached) return "none: generation";
   if (def->n_operands == 0) return "none: constant";
-  if (def->code == RFI_OP_token_count || def->code == RFI_OP_positions) return "none: integers";
+  if (def->code == RFI_OP_token_count || def->code == RFI_OP_positions || def->code == RFI_OP_splits_to_offsets)
+    return "none: integers";
   return ""; /* a blank cell: red */
 }
 

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Grouped products: rows that are sorted by group, each group with a weight of its own. Shapes, gradients,
+ * recording.
+ *
+ * How many rows a group has is a value on the device, never a shape: R is fixed, only the split varies, so one
+ * trace, plan and capture serves every routing. Offsets are made once per routing, and every op of a block,
+ * forward and backward, reads them. Each gradient is an op of its own that names what it reads, so that dropping
+ * it drops what was kept for it: the gradient of w alone reads x, that of x alone reads w.
+ */
+#include "ops/rule.h"
+
+/* ---- shapes ---- */
+
+static bool is_operand(rfr_dtype d) { return d == RFR_F32 || d == RFR_BF16 || d == RFR_F16; }
+
+/* Operand i holds products' factors or results: f32, bf16 or f16, of this rank. */
+static rfr_status matrix(const rfi_infer *c, int i, int rank) {
+  RFI_TRY(rfi_rule_float(c, i));
+  return rfi_rule_rank(c, i, rank, rank);
+}
+
+static rfr_status result_type(const rfi_infer *c, int64_t to) {
+  if (to >= 0 && to < RFR_DTYPE_COUNT && is_operand((rfr_dtype)to)) return RFR_OK;
+  return rfi_fail(RFI_E_TRACE_SHAPE, "%s is f32, bf16 or f16", c->def->result[0]);
+}
+
+/* Operand i as offsets of any number of groups. */
+static rfr_status offsets_of(const rfi_infer *c, int i, int64_t *groups) {
+  RFI_TRY(rfi_rule_dtype(c, i, RFR_I32));
+  RFI_TRY(rfi_rule_rank(c, i, 1, 1));
+  *groups = c->in[i].shape[0] - 1;
+  return *groups >= 0 ? RFR_OK
+                      : rfi_fail(RFI_E_TRACE_SHAPE, "offsets must have one element more than there are groups");
+}
+
+static rfr_status matrix_of(const rfi_infer *c, int i, int64_t rows, int64_t cols) {
+  RFI_TRY(matrix(c, i, 2));
+  const rfr_type want = {.dtype = c->in[i].dtype, .rank = 2, .shape = {rows, cols}};
+  return rfi_rule_type(c, i, &want);
+}
+
+static rfr_status vector_of(const rfi_infer *c, int i, int64_t n) {
+  RFI_TRY(rfi_rule_float(c, i));
+  return rfi_rule_vector(c, i, n);
+}
+
+rfr_status rfi_infer_splits_to_offsets(const rfi_infer *c) {
+  const int64_t rows = c->attr[0].i;
+  RFI_TRY(rfi_rule_rank(c, 0, 1, 1));
+  if (c->in[0].dtype != RFR_I32 && c->in[0].dtype != RFR_I64)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "splits is %s, not i32 or i64", rfr_dtype_name(c->in[0].dtype));
+  if (rows < 0 || rows > INT32_MAX) return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld", (long long)rows);
+  c->out[0] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {c->in[0].shape[0] + 1}};
+  c->out[1] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {1}};
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_grouped_matmul(const rfi_infer *c) {
+  const rfr_type *x = &c->in[0], *w = &c->in[1];
+  const int tb = c->attr[0].i != 0;
+  int64_t groups;
+  RFI_TRY(matrix(c, 0, 2));
+  RFI_TRY(matrix(c, 1, 3));
+  RFI_TRY(offsets_of(c, 2, &groups));
+  RFI_TRY(result_type(c, c->attr[1].i));
+  if (w->shape[0] != groups)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "w holds %lld groups, offsets are of %lld", (long long)w->shape[0],
+                    (long long)groups);
+  const int64_t N = w->shape[tb ? 1 : 2], K = w->shape[tb ? 2 : 1];
+  if (x->shape[1] != K)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "inner dimensions differ: x gives %lld, w gives %lld", (long long)x->shape[1],
+                    (long long)K);
+  if (rfi_present(c, 3)) RFI_TRY(matrix_of(c, 3, groups, N));
+  if (rfi_present(c, 4)) RFI_TRY(vector_of(c, 4, x->shape[0]));
+  if (rfi_present(c, 4) && !rfi_present(c, 3)) return rfi_fail(RFI_E_TRACE_SHAPE, "a scale without the bias it scales");
+  c->out[0] = (rfr_type){.dtype = (rfr_dtype)c->attr[1].i, .rank = 2, .shape = {x->shape[0], N}};
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_grouped_wgrad(const rfi_infer *c) {
+  int64_t groups;
+  RFI_TRY(matrix(c, 0, 2));
+  RFI_TRY(matrix(c, 1, 2));
+  RFI_TRY(offsets_of(c, 2, &groups));
+  RFI_TRY(result_type(c, c->attr[0].i));
+  if (c->in[0].shape[0] != c->in[1].shape[0])
+    return rfi_fail(RFI_E_TRACE_SHAPE, "dy has %lld rows, x has %lld", (long long)c->in[0].shape[0],
+                    (long long)c->in[1].shape[0]);
+  c->out[0] =
+      (rfr_type){.dtype = (rfr_dtype)c->attr[0].i, .rank = 3, .shape = {groups, c->in[0].shape[1], c->in[1].shape[1]}};
+  return rfi_present(c, 3) ? rfi_rule_type(c, 3, &c->out[0]) : RFR_OK;
+}
+
+rfr_status rfi_infer_grouped_dbias(const rfi_infer *c) {
+  int64_t groups;
+  RFI_TRY(matrix(c, 0, 2));
+  RFI_TRY(offsets_of(c, 1, &groups));
+  RFI_TRY(result_type(c, c->attr[0].i));
+  if (rfi_present(c, 2)) RFI_TRY(vector_of(c, 2, c->in[0].shape[0]));
+  c->out[0] = (rfr_type){.dtype = (rfr_dtype)c->attr[0].i, .rank = 2, .shape = {groups, c->in[0].shape[1]}};
+  return rfi_present(c, 3) ? rfi_rule_type(c, 3, &c->out[0]) : RFR_OK;
+}
+
+rfr_status rfi_infer_grouped_dscale(const rfi_infer *c) {
+  int64_t groups;
+  RFI_TRY(matrix(c, 0, 2));
+  RFI_TRY(offsets_of(c, 2, &groups));
+  RFI_TRY(matrix_of(c, 1, groups, c->in[0].shape[1]));
+  RFI_TRY(result_type(c, c->attr[0].i));
+  c->out[0] = (rfr_type){.dtype = (rfr_dtype)c->attr[0].i, .rank = 1, .shape = {c->in[0].shape[0]}};
+  return RFR_OK;
+}
+
+/* ---- gradients ---- */
+
+enum { X, W, OFFSETS, BIAS, SCALE };
+
+static bool wants(const rfi_grad *g, int i) { return i < g->op->n_in && g->op->in[i] != RFR_NONE && g->need[i]; }
+
+static void emit(rfi_grad *g, int i, rfi_opcode code, int n_in, const rfr_value *in) {
+  rfi_emit_begin(g, i);
+  const rfi_attr to = rfi_i(rfi_emit_dtype(g, i));
+  rfi_emit_end(g, i, rfi_emit(g, code, n_in, in, &to));
+}
+
+rfr_status rfi_grad_grouped_matmul(rfi_grad *g) {
+  const rfr_value *in = g->op->in, dy = g->dy[0], offsets = in[OFFSETS];
+  const int64_t tb = g->op->attr[0].i;
+  const rfr_value scale = g->op->n_in > SCALE ? in[SCALE] : RFR_NONE;
+  if (dy == RFR_NONE) return RFR_OK;
+  if (wants(g, X)) {
+    const rfi_attr attr[2] = {rfi_i(!tb), rfi_i(rfi_emit_dtype(g, X))};
+    rfi_emit_begin(g, X);
+    rfi_emit_end(g, X, rfi_emit(g, RFI_OP_grouped_matmul, 3, (rfr_value[]){dy, in[W], offsets}, attr));
+  }
+  if (wants(g, W)) emit(g, W, RFI_OP_grouped_wgrad, 3, (rfr_value[]){tb ? dy : in[X], tb ? in[X] : dy, offsets});
+  if (wants(g, BIAS)) emit(g, BIAS, RFI_OP_grouped_dbias, 3, (rfr_value[]){dy, offsets, scale});
+  if (wants(g, SCALE)) emit(g, SCALE, RFI_OP_grouped_dscale, 3, (rfr_value[]){dy, in[BIAS], offsets});
+  return g->t->status;
+}
+
+/* ---- recording ---- */
+
+rfr_value rfr_splits_to_offsets_at(rfr_trace *t, rfr_place at, rfr_value splits, int64_t rows, rfr_value *bad) {
+  rfr_value out[2] = {RFR_NONE, RFR_NONE};
+  const rfi_attr attr = rfi_i(rows);
+  rfi_record(t, at, RFI_OP_splits_to_offsets, 1, &splits, &attr, out);
+  if (bad) *bad = out[1];
+  return out[0];
+}
+
+rfr_value rfr_grouped_linear_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value offsets, rfr_value bias,
+                                rfr_value scale) {
+  const rfi_attr attr[2] = {rfi_i(1), rfi_i(rfr_value_type(t, x).dtype)};
+  return rfi_record(t, at, RFI_OP_grouped_matmul, 5, (rfr_value[]){x, w, offsets, bias, scale}, attr, NULL);
+}

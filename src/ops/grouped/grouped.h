@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which rows are a group's, for kernels on the CPU and on a GPU: offsets are values, so whatever they are, no
+ * kernel reads or writes outside the R rows that there are.
+ */
+#ifndef RFI_GROUPED_H
+#define RFI_GROUPED_H
+
+#include <stdint.h>
+
+/* Where group g begins; g = G: where the rows of no group begin. */
+static inline int64_t rfi_group_begin(const int32_t *offsets, int64_t g, int64_t R) {
+  int64_t at = offsets[g];
+  return at < 0 ? 0 : at < R ? at : R;
+}
+static inline int64_t rfi_group_end(const int32_t *offsets, int64_t g, int64_t R) {
+  int64_t begin = rfi_group_begin(offsets, g, R), end = rfi_group_begin(offsets, g + 1, R);
+  return end > begin ? end : begin;
+}
+
+#endif

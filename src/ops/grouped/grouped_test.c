@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Grouped products against what they replace: a product per group, bit for bit, in every instruction set, with
+ * any number of threads and whatever stands in the rows of no group. Then what a gradient keeps: all 16 sets of
+ * wanted gradients, the ops that each leaves and the bytes that those read. Refusals name the mismatch.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/cpu/cpu.h"
+#include "pass/pass.h"
+#include "support/context.h"
+
+/* ---- the same bits ---- */
+
+enum { MOST = 16 };
+
+static uint32_t random_state = 1;
+static float next_float(void) {
+  random_state = random_state * 1664525u + 1013904223u;
+  return (float)(random_state >> 8) / 8388608.0f - 1;
+}
+
+/* rows x cols, rows `apart`; every element a number. */
+static rfi_arg matrix(int64_t rows, int64_t cols, int64_t apart) {
+  rfi_arg a = {calloc((size_t)(rows * apart) + 1, sizeof(float)),
+               {.dtype = RFR_F32, .rank = 2, .shape = {rows, cols}},
+               {apart, 1}};
+  assert_non_null(a.data);
+  for (int64_t i = 0; i < rows * apart; i++) ((float *)a.data)[i] = next_float();
+  return a;
+}
+static rfi_arg groups_of(const rfi_arg *a, int64_t groups) {
+  const int64_t rows = a->type.shape[0] / groups, cols = a->type.shape[1];
+  return (rfi_arg){a->data, {.dtype = RFR_F32, .rank = 3, .shape = {groups, rows, cols}}, {rows * cols, cols, 1}};
+}
+static rfi_arg rows_of(const rfi_arg *a, int64_t first, int64_t n) {
+  rfi_arg part = *a;
+  part.data = (float *)a->data + first * a->stride[0];
+  part.type.shape[0] = n;
+  return part;
+}
+
+static void run(const char *isa, rfi_opcode code, int n_in, const rfi_arg *in, const rfi_arg *out, const rfi_attr *attr,
+                int threads) {
+  const rfi_kernel *kernel = rfi_cpu_kernel(isa, code);
+  rfi_call call = {.n_in = n_in, .n_out = 1, .in = in, .out = out, .attr = attr, .microbatch = -1, .threads = threads};
+  const size_t bytes = kernel->workspace ? kernel->workspace(&call) : 0;
+  call.workspace = aligned_alloc(64, (bytes + 127) / 64 * 64);
+  assert_non_null(call.workspace);
+  memset(call.workspace, 0xFF, bytes);
+  assert_int_equal(kernel->run(&call), RFR_OK);
+  free(call.workspace);
+}
+
+typedef struct shape {
+  int64_t N, K;
+  int groups, rows, splits[MOST];
+} shape;
+
+static const shape shapes[] = {
+    {24, 8, 3, 40, {13, 0, 20}}, {100, 127, 4, 301, {64, 65, 0, 161}}, {127, 24, 1, 77, {70}},
+    {8, 1000, 2, 9, {1, 8}},     {1000, 100, 3, 600, {5, 590, 5}},
+};
+
+/* Forward, its two gradients and the bias's, each group by itself and all at once. */
+static void check(const char *isa, const shape *s, int threads) {
+  const int64_t N = s->N, K = s->K, G = s->groups, R = s->rows;
+  int32_t at[MOST + 1] = {0};
+  for (int g = 0; g < G; g++) at[g + 1] = at[g] + s->splits[g];
+  const rfi_arg offsets = {at, {.dtype = RFR_I32, .rank = 1, .shape = {G + 1}}, {1}}, none = {.type = {.rank = -1}};
+  /* x is a view at an odd row of a wider matrix */
+  rfi_arg whole = matrix(R + 1, K + 3, K + 3), x = rows_of(&whole, 1, R);
+  x.type.shape[1] = K;
+  rfi_arg w = matrix(G * N, K, K), bias = matrix(G, N, N), dy = matrix(R, N, N);
+  rfi_arg y[2] = {matrix(R, N, N), matrix(R, N, N)}, dx[2] = {matrix(R, K, K), matrix(R, K, K)};
+  rfi_arg dw[2] = {matrix(G * N, K, K), matrix(G * N, K, K)}, db[2] = {matrix(G, N, N), matrix(G, N, N)};
+  memcpy(dw[1].data, dw[0].data, (size_t)(G * N * K) * 4); /* what both add onto */
+  memset((float *)dy.data + at[G] * N, 0xFF, (size_t)((R - at[G]) * N) * 4);
+  for (int64_t r = at[G]; r < R; r++) memset((float *)x.data + r * x.stride[0], 0xFF, (size_t)K * 4);
+  const rfi_arg w3 = groups_of(&w, G), dw3 = groups_of(&dw[0], G);
+  const rfi_attr tn[2] = {rfi_i(1), rfi_i(RFR_F32)}, nn[2] = {rfi_i(0), rfi_i(RFR_F32)}, to = rfi_i(RFR_F32);
+  run(isa, RFI_OP_grouped_matmul, 4, (rfi_arg[]){x, w3, offsets, bias}, &y[0], tn, threads);
+  run(isa, RFI_OP_grouped_matmul, 3, (rfi_arg[]){dy, w3, offsets}, &dx[0], nn, threads);
+  run(isa, RFI_OP_grouped_wgrad, 4, (rfi_arg[]){dy, x, offsets, dw3}, &dw3, &to, threads);
+  run(isa, RFI_OP_grouped_dbias, 2, (rfi_arg[]){dy, offsets}, &db[0], &to, threads);
+  for (int g = 0; g < G; g++) {
+    const int64_t n = s->splits[g];
+    const rfi_arg xg = rows_of(&x, at[g], n), dyg = rows_of(&dy, at[g], n), wg = rows_of(&w, g * N, N);
+    const rfi_arg yg = rows_of(&y[1], at[g], n), dxg = rows_of(&dx[1], at[g], n), dwg = rows_of(&dw[1], g * N, N);
+    rfi_arg bg = rows_of(&bias, g, 1), dbg = rows_of(&db[1], g, 1);
+    bg.type = dbg.type = (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {N}};
+    bg.stride[0] = dbg.stride[0] = 1;
+    const rfi_attr f[3] = {rfi_i(0), rfi_i(1), rfi_i(RFR_F32)}, d[3] = {rfi_i(0), rfi_i(0), rfi_i(RFR_F32)};
+    const rfi_attr v[3] = {rfi_i(1), rfi_i(0), rfi_i(RFR_F32)}, rows[2] = {rfi_i(0), rfi_i(RFR_F32)};
+    run(isa, RFI_OP_matmul, 4, (rfi_arg[]){xg, wg, bg, none}, &yg, f, 1);
+    run(isa, RFI_OP_matmul, 2, (rfi_arg[]){dyg, wg}, &dxg, d, 1);
+    run(isa, RFI_OP_matmul, 4, (rfi_arg[]){dyg, xg, none, dwg}, &dwg, v, 1);
+    run(isa, RFI_OP_sum, 2, (rfi_arg[]){dyg, none}, &dbg, rows, 1);
+  }
+  memset((float *)y[1].data + at[G] * N, 0, (size_t)((R - at[G]) * N) * 4);
+  memset((float *)dx[1].data + at[G] * K, 0, (size_t)((R - at[G]) * K) * 4);
+  assert_memory_equal(y[0].data, y[1].data, (size_t)(R * N) * 4);
+  assert_memory_equal(dx[0].data, dx[1].data, (size_t)(R * K) * 4);
+  assert_memory_equal(dw[0].data, dw[1].data, (size_t)(G * N * K) * 4);
+  assert_memory_equal(db[0].data, db[1].data, (size_t)(G * N) * 4);
+  rfi_arg *const all[] = {&whole, &w, &bias, &dy, &y[0], &y[1], &dx[0], &dx[1], &dw[0], &dw[1], &db[0], &db[1]};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]->data);
+}
+
+static void equals_separate_products(void **state) {
+  static const char *const isas[] = {"v4", "v3", "v2"};
+  (void)state;
+  for (int i = 0; i < 3; i++) {
+    rfr_ctx_options o = rfr_ctx_options_default();
+    rfr_ctx *has;
+    o.isa = isas[i];
+    if (rfr_ctx_create(&o, &has) != RFR_OK) continue;
+    rfr_ctx_destroy(has);
+    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++)
+      for (int threads = 1; threads <= 3; threads++) check(isas[i], &shapes[k], threads);
+  }
+}
+
+/* ---- what is kept ---- */
+
+enum { X_WANTED = 1, W_WANTED = 2, BIAS_WANTED = 4, SCALE_WANTED = 8 };
+enum { ROWS = 12, GROUPS = 3, IN = 5, OUT = 7 };
+
+static int count(const rfr_trace *t, rfi_opcode code, rfr_phase phase) {
+  int n = 0;
+  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code && t->ops[i].phase == phase;
+  return n;
+}
+
+/* Bytes of the forward's float operands that a backward op reads, each once. */
+static int64_t kept(const rfr_trace *t) {
+  int64_t bytes = 0;
+  for (int v = 0; v < t->n_values; v++) {
+    bool read = false;
+    for (int i = 0; i < t->n_ops; i++)
+      for (int k = 0; k < t->ops[i].n_in && t->ops[i].phase != RFR_PHASE_FORWARD; k++)
+        read |= t->ops[i].in[k] == v && strncmp(t->ops[i].def->name, "grouped", 7) == 0;
+    const int op = t->values[v].op;
+    const bool forward = op < 0 || (t->ops[op].phase == RFR_PHASE_FORWARD && t->ops[op].def->code == RFI_OP_silu);
+    if (read && forward && t->values[v].type.dtype == RFR_F32) bytes += rfi_bytes(&t->values[v].type);
+  }
+  return bytes;
+}
+
+static void keeps_what_is_wanted(void **state) {
+  (void)state;
+  for (int wanted = 0; wanted < 16; wanted++) {
+    rfr_trace *t, *joint, *live;
+    rfi_report report = {.text = {.ctx = ctx}};
+    const rfi_pass_options options = {.prune = true};
+    OK(rfr_trace_create(ctx, &t));
+    const rfr_role role[4] = {wanted & X_WANTED ? RFR_ROLE_INPUT_GRAD : RFR_ROLE_INPUT,
+                              wanted & W_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN,
+                              wanted & BIAS_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN,
+                              wanted & SCALE_WANTED ? RFR_ROLE_INPUT_GRAD : RFR_ROLE_INPUT};
+    const rfr_value x0 = rfr_input(t, "x", role[0], RFR_F32, 2, (int64_t[]){ROWS, IN});
+    const rfr_value w = rfr_input(t, "w", role[1], RFR_F32, 3, (int64_t[]){GROUPS, OUT, IN});
+    const rfr_value bias = rfr_input(t, "bias", role[2], RFR_F32, 2, (int64_t[]){GROUPS, OUT});
+    const rfr_value scale0 = rfr_input(t, "scale", role[3], RFR_F32, 1, (int64_t[]){ROWS});
+    const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I64, 1, (int64_t[]){GROUPS});
+    const rfr_value offsets = rfr_splits_to_offsets(t, splits, ROWS, NULL);
+    /* x and scale are values that the forward makes, and would have to keep */
+    const rfr_value y = rfr_grouped_linear(t, rfr_silu(t, x0), w, offsets, bias, rfr_silu(t, scale0));
+    const rfr_value loss = rfr_sum(t, y, -1), in[4] = {x0, w, bias, scale0};
+    static const char *const names[4] = {"dx", "dw", "dbias", "dscale"};
+    rfr_output(t, "loss", loss);
+    for (int i = 0; i < 4; i++)
+      if (wanted >> i & 1) rfr_output(t, names[i], rfr_gradient(t, loss, in[i], RFR_F32));
+    OK(rfr_trace_finish(t));
+    OK(rfi_pass_autodiff(t, &options, &report, &joint));
+    OK(rfi_pass_prune(joint, &options, &report, &live));
+    assert_int_equal(count(live, RFI_OP_grouped_matmul, RFR_PHASE_FORWARD), 1);
+    assert_int_equal(count(live, RFI_OP_grouped_matmul, RFR_PHASE_DGRAD), wanted & X_WANTED ? 1 : 0);
+    assert_int_equal(count(live, RFI_OP_grouped_wgrad, RFR_PHASE_WGRAD), wanted & W_WANTED ? 1 : 0);
+    assert_int_equal(count(live, RFI_OP_grouped_dbias, RFR_PHASE_WGRAD), wanted & BIAS_WANTED ? 1 : 0);
+    assert_int_equal(count(live, RFI_OP_grouped_dscale, RFR_PHASE_DGRAD), wanted & SCALE_WANTED ? 1 : 0);
+    assert_int_equal(kept(live),
+                     4 * ((wanted & X_WANTED ? GROUPS * OUT * IN : 0) + (wanted & W_WANTED ? ROWS * IN : 0) +
+                          (wanted & BIAS_WANTED ? ROWS : 0) + (wanted & SCALE_WANTED ? GROUPS * OUT : 0)));
+    rfi_string_deinit(&report.text);
+    rfr_trace_destroy(live);
+    rfr_trace_destroy(joint);
+    rfr_trace_destroy(t);
+  }
+}
+
+/* ---- refusals ---- */
+
+static void refuses(void **state) {
+  (void)state;
+  static const char *const texts[] = {"not i32 or i64",    "w holds 3 groups",  "inner dimensions differ",
+                                      "bias is f32[3,8]",  "a scale without",   "scale is f32[11]",
+                                      "x is i32, not f32", "rows is 2147483648"};
+  for (int k = 0; k < 8; k++) {
+    rfr_trace *t;
+    OK(rfr_trace_create(ctx, &t));
+    const rfr_value splits =
+        rfr_input(t, "splits", RFR_ROLE_INPUT, k == 0 ? RFR_F32 : RFR_I32, 1, (int64_t[]){k == 1 ? 4 : 3});
+    const rfr_value x =
+        rfr_input(t, "x", RFR_ROLE_INPUT, k == 6 ? RFR_I32 : RFR_F32, 2, (int64_t[]){12, k == 2 ? 6 : 5});
+    const rfr_value w = rfr_input(t, "w", RFR_ROLE_INPUT, RFR_F32, 3, (int64_t[]){3, 7, 5});
+    const rfr_value bias = rfr_input(t, "bias", RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){3, k == 3 ? 8 : 7});
+    const rfr_value scale = rfr_input(t, "scale", RFR_ROLE_INPUT, RFR_F32, 1, (int64_t[]){k == 5 ? 11 : 12});
+    const rfr_value offsets = rfr_splits_to_offsets(t, splits, k == 7 ? (int64_t)INT32_MAX + 1 : 12, NULL);
+    assert_int_equal(rfr_grouped_linear(t, x, w, offsets, k == 4 ? RFR_NONE : bias, scale), RFR_NONE);
+    assert_int_equal(rfr_trace_finish(t), RFR_INVALID);
+    assert_non_null(strstr(rfr_last_error()->message, texts[k]));
+    assert_non_null(strstr(rfr_last_error()->message, "grouped_test.c"));
+    rfr_trace_destroy(t);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(equals_separate_products), rft_context_test(keeps_what_is_wanted),
+                                     rft_context_test(refuses)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
