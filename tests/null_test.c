@@ -150,6 +150,12 @@ static void ops(void) {
   VALUE(rfr_linear_e4m3_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_splits_to_offsets_at, NULL, NOWHERE, 0, 0, NULL);
   VALUE(rfr_grouped_linear_at, NULL, NOWHERE, 0, 0, 0, 0, 0);
+  VALUE(rfr_moe_route_at, NULL, NOWHERE, 0, 0, NULL, NULL);
+  VALUE(rfr_moe_sort_at, NULL, NOWHERE, 0, 4, NULL, NULL);
+  VALUE(rfr_moe_permute_at, NULL, NOWHERE, 0, 0, 0, 0);
+  VALUE(rfr_moe_unpermute_at, NULL, NOWHERE, 0, 0, 0, 0);
+  VALUE(rfr_moe_loss_at, NULL, NOWHERE, 0, 0, 0, 0, 1.0, 0.0, 0);
+  VALUE(rfr_moe_load_at, NULL, NOWHERE, 0, NULL, NULL);
   VALUE(rfr_embedding_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_positions_at, NULL, NOWHERE, 0, 4);
   VALUE(rfr_rope_at, NULL, NOWHERE, 0, 0, 1e4, NULL);

@@ -48,6 +48,43 @@ RFR_API rfr_value rfr_splits_to_offsets_at(rfr_trace *t, rfr_place at, rfr_value
  * y has x's type. */
 RFR_API rfr_value rfr_grouped_linear_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value offsets,
                                         rfr_value bias, rfr_value scale);
+/* How a router's logits become scores: their softmax; themselves, and the softmax of the chosen ones as weights; the
+ * logistic function of each. */
+typedef enum rfr_moe_score { RFR_MOE_SOFTMAX, RFR_MOE_SOFTMAX_CHOSEN, RFR_MOE_SIGMOID } rfr_moe_score;
+typedef struct rfr_moe_options {
+  size_t size;
+  int64_t k; /* experts that a token goes to */
+  rfr_moe_score score;
+  int norm;                /* the weights of a token are its chosen scores over their sum */
+  int64_t groups, group_k; /* experts come from the group_k best of so many groups of neighbours; 1, 1: from all */
+  double scale;            /* of all weights */
+} rfr_moe_options;
+RFR_API rfr_moe_options rfr_moe_options_default(void); /* k 2, softmax, norm: Mixtral's */
+/* The weights f32 (T,k) of the experts that each token goes to, and in *index i32 (T,k) which they are, best first; of
+ * equals the smaller index is better. logits (T,E); bias f32 (E) or RFR_NONE is added to the scores where they are
+ * compared, and nowhere else. Weights have a gradient, the choice has none. */
+RFR_API rfr_value rfr_moe_route_at(rfr_trace *t, rfr_place at, rfr_value logits, rfr_value bias,
+                                   const rfr_moe_options *options, rfr_value *index);
+/* Slots of index (T,k) by expert, in their order: returns how many each of `experts` has, i32 (experts), for
+ * rfr_splits_to_offsets; *order i32 (T*k) is the slot t*k+j of each sorted row, *place i32 (T,k) the row of each
+ * slot. */
+RFR_API rfr_value rfr_moe_sort_at(rfr_trace *t, rfr_place at, rfr_value index, int64_t experts, rfr_value *order,
+                                  rfr_value *place);
+/* (T*k,C): the rows of x (T,C) for each slot, sorted by expert, times weight (T,k) unless it is RFR_NONE. */
+RFR_API rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value order, rfr_value place,
+                                     rfr_value weight);
+/* (T,C): each token's rows of y (T*k,C) added up, times weight (T,k) unless it is RFR_NONE. */
+RFR_API rfr_value rfr_moe_unpermute_at(rfr_trace *t, rfr_place at, rfr_value y, rfr_value order, rfr_value place,
+                                       rfr_value weight);
+/* f32 (1), of the N tokens whose target, i32 (T), is not `ignore`: balance E / (k N^2) sum over experts of n P +
+ * z / N sum of lse^2, where n is how often an expert is in index, P the sum of its probabilities (softmax, or sigmoids
+ * over their sum), lse the log of a token's sum of exp(logits). Sources: Fedus et al., arXiv 2101.03961; Zoph et al.,
+ * arXiv 2202.08906. */
+RFR_API rfr_value rfr_moe_loss_at(rfr_trace *t, rfr_place at, rfr_value logits, rfr_value index, rfr_value targets,
+                                  int sigmoid, double balance, double z, int ignore);
+/* Over n routings' splits, i32 (E): the most rows of one expert over its routing's mean, and in *least the fewest,
+ * f32 (1). */
+RFR_API rfr_value rfr_moe_load_at(rfr_trace *t, rfr_place at, int n, const rfr_value *splits, rfr_value *least);
 /* y (T,C) = table (V,C) [ids i32 (T)]; an id outside the table reads as zeros. */
 RFR_API rfr_value rfr_embedding_at(rfr_trace *t, rfr_place at, rfr_value table, rfr_value ids);
 /* Position of each of `tokens` rows in its own document, i32 (tokens), from the
@@ -206,8 +243,14 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
   rfr_matmul_scaled_at(t, RFR_HERE, a, b, scale_a, scale_b, bias, to)
 #define rfr_linear_e4m3(t, x, w, b) rfr_linear_e4m3_at(t, RFR_HERE, x, w, b)
 #define rfr_splits_to_offsets(t, splits, rows, bad) rfr_splits_to_offsets_at(t, RFR_HERE, splits, rows, bad)
-#define rfr_grouped_linear(t, x, w, offsets, bias, scale) \
-  rfr_grouped_linear_at(t, RFR_HERE, x, w, offsets, bias, scale)
+#define rfr_grouped_linear(t, x, w, offsets, bias, scale) rfr_grouped_linear_at(t, RFR_HERE, x, w, offsets, bias, scale)
+#define rfr_moe_route(t, logits, bias, options, index) rfr_moe_route_at(t, RFR_HERE, logits, bias, options, index)
+#define rfr_moe_sort(t, index, experts, order, place) rfr_moe_sort_at(t, RFR_HERE, index, experts, order, place)
+#define rfr_moe_permute(t, x, order, place, weight) rfr_moe_permute_at(t, RFR_HERE, x, order, place, weight)
+#define rfr_moe_unpermute(t, y, order, place, weight) rfr_moe_unpermute_at(t, RFR_HERE, y, order, place, weight)
+#define rfr_moe_loss(t, logits, index, targets, sigmoid, balance, z, ignore) \
+  rfr_moe_loss_at(t, RFR_HERE, logits, index, targets, sigmoid, balance, z, ignore)
+#define rfr_moe_load(t, n, splits, least) rfr_moe_load_at(t, RFR_HERE, n, splits, least)
 #define rfr_embedding(t, table, ids) rfr_embedding_at(t, RFR_HERE, table, ids)
 #define rfr_positions(t, offsets, tokens) rfr_positions_at(t, RFR_HERE, offsets, tokens)
 #define rfr_rope(t, x, positions, theta, scaling) rfr_rope_at(t, RFR_HERE, x, positions, theta, scaling)

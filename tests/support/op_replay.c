@@ -253,7 +253,16 @@ static bool cuda_lacks(rfi_opcode code) {
     case RFI_OP_grouped_matmul:
     case RFI_OP_grouped_wgrad:
     case RFI_OP_grouped_dbias:
-    case RFI_OP_grouped_dscale: return true;
+    case RFI_OP_grouped_dscale:
+    case RFI_OP_moe_route:
+    case RFI_OP_moe_route_bwd:
+    case RFI_OP_moe_sort:
+    case RFI_OP_moe_permute:
+    case RFI_OP_moe_unpermute:
+    case RFI_OP_moe_unpermute_dw:
+    case RFI_OP_moe_loss:
+    case RFI_OP_moe_loss_bwd:
+    case RFI_OP_moe_load: return true;
     default: return false;
   }
 }

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A layer of experts as its ops compose it, in one program: what every routing gives, replayed. Against each token
+ * by itself in double; the token's experts all equal, it is what one of them gives; two runs the same bits.
+ * Refusals of the ops say what does not fit.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "refrain/refrain.h"
+#include "support/context.h"
+
+enum { T = 37, E = 5, K = 2, C = 12, I = 7, REPLAYS = 6 };
+
+static float *input_of(rfr_programs *p, const char *name) {
+  rfr_tensor x;
+  OK(rfr_programs_tensor(p, name, &x));
+  return x.data;
+}
+static const void *output_of(rfr_programs *p, const char *name) {
+  rfr_tensor x;
+  OK(rfr_program_output(p, 0, name, &x));
+  return x.data;
+}
+
+/* y (T,C) of x (T,C), logits (T,E), and the gradients of x and of both weights. */
+static rfr_programs *make(void) {
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, (int64_t[]){T, C});
+  const rfr_value logits = rfr_input(t, "logits", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, (int64_t[]){T, E});
+  const rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 3, (int64_t[]){E, I, C});
+  const rfr_value v = rfr_input(t, "v", RFR_ROLE_TRAINABLE, RFR_F32, 3, (int64_t[]){E, C, I});
+  rfr_value index, order, place;
+  const rfr_value weight = rfr_moe_route(t, logits, RFR_NONE, NULL, &index);
+  const rfr_value splits = rfr_moe_sort(t, index, E, &order, &place);
+  const rfr_value offsets = rfr_splits_to_offsets(t, splits, T * K, NULL);
+  rfr_value h = rfr_moe_permute(t, x, order, place, RFR_NONE);
+  h = rfr_silu(t, rfr_grouped_linear(t, h, w, offsets, RFR_NONE, RFR_NONE));
+  h = rfr_grouped_linear(t, h, v, offsets, RFR_NONE, RFR_NONE);
+  const rfr_value y = rfr_moe_unpermute(t, h, order, place, weight);
+  const rfr_value loss = rfr_sum(t, rfr_mul(t, y, y), -1);
+  rfr_output(t, "y", y);
+  rfr_output(t, "index", index);
+  rfr_output(t, "dx", rfr_gradient(t, loss, x, RFR_F32));
+  rfr_output(t, "dlogits", rfr_gradient(t, loss, logits, RFR_F32));
+  rfr_output(t, "dw", rfr_gradient(t, loss, w, RFR_F32));
+  rfr_output(t, "dv", rfr_gradient(t, loss, v, RFR_F32));
+  OK(rfr_trace_finish(t));
+  rfr_programs *p = rft_compile(t, NULL);
+  rfr_trace_destroy(t);
+  return p;
+}
+
+/* What expert e makes of a token, in double. */
+static void expert(const float *w, const float *v, const float *x, int e, double *y) {
+  double h[I];
+  for (int i = 0; i < I; i++) {
+    h[i] = 0;
+    for (int j = 0; j < C; j++) h[i] += (double)w[(e * I + i) * C + j] * x[j];
+    h[i] /= 1 + exp(-h[i]);
+  }
+  for (int j = 0; j < C; j++) {
+    y[j] = 0;
+    for (int i = 0; i < I; i++) y[j] += (double)v[(e * C + j) * I + i] * h[i];
+  }
+}
+
+/* Logits for which all go to the same two, to any, or where none of them stands out. */
+static void choose(float *logits, int kind) {
+  for (int i = 0; i < T * E; i++) {
+    const float draw = (float)((i * 2654435761u + (unsigned)kind * 40503u) >> 8 & 0xFFFF) / 32768.0f - 1;
+    logits[i] = kind == 0 ? (i % E == 3 ? 4.0f : i % E == 1 ? 3.0f : -4.0f) : kind == 1 ? 0.25f : draw;
+  }
+}
+
+static void gives_what_each_token_gives(void **state) {
+  (void)state;
+  rfr_programs *p = make();
+  float *x = input_of(p, "x"), *logits = input_of(p, "logits"), *w = input_of(p, "w"), *v = input_of(p, "v");
+  const float *y = output_of(p, "y");
+  const int32_t *index = output_of(p, "index");
+  static const char *const results[] = {"y", "index", "dx", "dlogits", "dw", "dv"};
+  rft_fill_inputs(p);
+  OK(rfr_program_capture(p, 0));
+  for (int kind = 0; kind < REPLAYS; kind++) {
+    choose(logits, kind);
+    OK(rfr_program_replay(p, 0, NULL, 0));
+    for (int t = 0; t < T; t++) {
+      double want[C] = {0}, one[C], score[K], sum = 0;
+      for (int k = 0; k < K; k++) sum += score[k] = exp(logits[t * E + index[t * K + k]]);
+      for (int k = 0; k < K; k++) {
+        expert(w, v, x + t * C, index[t * K + k], one);
+        for (int j = 0; j < C; j++) want[j] += score[k] / sum * one[j];
+      }
+      for (int j = 0; j < C; j++) assert_true(fabs(y[t * C + j] - want[j]) < 1e-5);
+    }
+    if (kind == 0) assert_true(index[0] == 3 && index[1] == 1);
+    if (kind == 1) assert_true(index[0] == 0 && index[1] == 1); /* equals: the smaller ones */
+    /* eager: the same bits */
+    void *before[6];
+    rfr_tensor r[6];
+    for (int i = 0; i < 6; i++) {
+      OK(rfr_program_output(p, 0, results[i], &r[i]));
+      before[i] = malloc((size_t)r[i].bytes);
+      assert_non_null(before[i]);
+      memcpy(before[i], r[i].data, (size_t)r[i].bytes);
+      memset(r[i].data, 0xFF, (size_t)r[i].bytes);
+    }
+    OK(rfr_program_run(p, 0));
+    for (int i = 0; i < 6; i++) {
+      assert_memory_equal(before[i], r[i].data, (size_t)r[i].bytes);
+      free(before[i]);
+    }
+  }
+  rfr_programs_destroy(p);
+}
+
+/* A routing's weights and losses that do not fit. */
+static void refuses(void **state) {
+  (void)state;
+  static const char *const texts[] = {"6 of 5 experts",      "not of this library's version", "3 groups of 5 experts",
+                                      "no kind of score",    "x has 37 rows, want 36",        "0 experts",
+                                      "shape should be [37]"};
+  for (int k = 0; k < 7; k++) {
+    rfr_trace *t;
+    OK(rfr_trace_create(ctx, &t));
+    const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){T, C});
+    const rfr_value logits = rfr_input(t, "logits", RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){k == 4 ? T - 1 : T, E});
+    const rfr_value targets = rfr_input(t, "targets", RFR_ROLE_INPUT, RFR_I32, 1, (int64_t[]){T - 1});
+    rfr_moe_options o = rfr_moe_options_default();
+    rfr_value index, order, place;
+    if (k == 0) o.k = 6;
+    if (k == 1) o.size = 8;
+    if (k == 2) o.groups = 3;
+    if (k == 3) o.score = (rfr_moe_score)7;
+    rfr_moe_route(t, logits, RFR_NONE, &o, &index);
+    rfr_moe_sort(t, index, k == 5 ? 0 : E, &order, &place);
+    rfr_moe_permute(t, x, order, place, RFR_NONE);
+    if (k == 6) rfr_moe_loss(t, logits, index, targets, 0, 1.0, 0.0, -100);
+    assert_int_equal(rfr_trace_finish(t), RFR_INVALID);
+    if (!strstr(rfr_last_error()->message, texts[k])) fail_msg("%s", rfr_last_error()->message);
+    rfr_trace_destroy(t);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {rft_context_test(gives_what_each_token_gives), rft_context_test(refuses)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
