@@ -42,6 +42,28 @@ typedef struct result {
   int n_kinds;
 } result;
 
+/* Where a device's memory went; the CPU's is the context's. */
+static void print_memory(rfr_run *run) {
+  rfr_memory_use u;
+  char a[5][32];
+  if (rfr_programs_memory_use(rfr_run_programs(run), &u) != RFR_OK || u.taken == 0) return;
+  const int64_t rest = u.taken - u.libraries - u.arena - u.kernels - u.graphs;
+  printf("  of the device: arena %s, libraries %s, kernels %s, graphs %s, besides %s\n", cli_bytes(a[0], u.arena),
+         cli_bytes(a[1], u.libraries), cli_bytes(a[2], u.kernels), cli_bytes(a[3], u.graphs), cli_bytes(a[4], rest));
+}
+
+static void memory_json(json *j, rfr_run *run) {
+  rfr_memory_use u;
+  if (rfr_programs_memory_use(rfr_run_programs(run), &u) != RFR_OK || u.taken == 0) return;
+  json_begin(j, "device_memory", '{');
+  json_int(j, "libraries", u.libraries);
+  json_int(j, "arena", u.arena);
+  json_int(j, "kernels", u.kernels);
+  json_int(j, "graphs", u.graphs);
+  json_int(j, "taken", u.taken);
+  json_end(j, '}');
+}
+
 static void print_json(cli *c, rfr_run *run, const result *r, const rfr_run_info *info, const rfr_plan_summary *sum) {
   char device[160];
   json j = {.f = stdout};
@@ -57,6 +79,7 @@ static void print_json(cli *c, rfr_run *run, const result *r, const rfr_run_info
   json_int(&j, "touched_bytes", rfr_programs_touched_bytes(rfr_run_programs(run)));
   json_int(&j, "transient_planned_bytes", sum->transient_planned_bytes);
   json_int(&j, "transient_lower_bound_bytes", sum->transient_lower_bound_bytes);
+  memory_json(&j, run);
   const compile_time compiled = compile_time_of(run);
   compile_time_json(&j, &compiled);
   ceilings_json(&j, &r->ceilings);
@@ -81,6 +104,7 @@ static void print_result(cli *c, rfr_run *run, const result *r) {
   printf("  %.2f ms per step (median of %d), %.0f tokens/s, %.1f GFLOP/s, %s planned\n", 1e3 * r->seconds, r->n,
          (double)info.tokens_per_step / r->seconds, 1e-9 * info.flops_per_step / r->seconds,
          cli_bytes(a, sum.planned_bytes));
+  print_memory(run);
   const compile_time compiled = compile_time_of(run);
   printf("  compiled in %.1f ms, %d ops, %.1f us each\n", compiled.ms, compiled.ops, compiled.us_per_op);
   ceilings_print(&r->ceilings);

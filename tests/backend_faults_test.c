@@ -73,6 +73,21 @@ static rfr_status profiled(rfr_run *run) {
   return rfr_run_profile(run, times, MOST_OPS, &n);
 }
 
+/* The device's arena is the plan's and its guard; rings are the host's memory. */
+static rfr_status check_memory(rfr_run *run) {
+  rfr_memory_use use;
+  rfr_plan_summary plan;
+  rfr_programs *p = rfr_run_programs(run);
+  rfr_status s = rfr_programs_memory_use(p, &use);
+  if (s == RFR_OK) s = rfr_program_plan(p, 0, &plan);
+  if (s != RFR_OK) return s;
+  assert_int_equal(use.taken, use.arena);
+  const int64_t most = plan.planned_bytes + rft_fault_backend.guard;
+  if (use_fault_backend) assert_in_range(use.arena, plan.planned_bytes / 2, most);
+  else assert_int_equal(use.arena, 0);
+  return s;
+}
+
 /* Opens (resuming where there is something), goes from step `from` to `to`, evaluates, saves. */
 static rfr_status train(rfr_ctx *ctx, const char *root, const char *folder, int from, int to, bool eager) {
   rfr_run *run;
@@ -91,6 +106,7 @@ static rfr_status train(rfr_ctx *ctx, const char *root, const char *folder, int 
   if (s == RFR_OK) s = rfr_programs_poll(rfr_run_programs(run), &idle);
   if (s == RFR_OK) s = rfr_run_evaluate(run, &e);
   if (s == RFR_OK) s = rfr_run_save(run);
+  if (s == RFR_OK) s = check_memory(run);
   if (rft_faults.dead) check_dead(run);
   rfr_run_close(run);
   return s;

@@ -210,6 +210,7 @@ static void programs(void) {
   rfr_plan_buffer buffer;
   rfr_plan_op op;
   rfr_frontier_point points[2];
+  rfr_memory_use use;
   int n;
   QUIET(rfr_programs_destroy, NULL);
   STATUS(rfr_programs_tensor, NULL, "x", &x);
@@ -229,7 +230,9 @@ static void programs(void) {
   STATUS(rfr_program_plan_buffer, NULL, 0, 0, &buffer);
   STATUS(rfr_program_op, NULL, 0, 0, &op);
   GIVES(-1, rfr_programs_touched_bytes, NULL);
+  GIVES(-1, rfr_program_unwritten_bytes, NULL, 0);
   STATUS(rfr_programs_check, NULL);
+  STATUS(rfr_programs_memory_use, NULL, &use);
   GIVES(NULL, rfr_program_trace, NULL, 0, "record");
   GIVES(NULL, rfr_program_report, NULL, 0, "prune");
   GIVES(0, rfr_program_flops, NULL, 0);

@@ -135,8 +135,22 @@ RFR_API rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr
  * pattern). Walks the whole arena. */
 RFR_API int64_t rfr_programs_touched_bytes(const rfr_programs *p);
 
-/* Errors: debug.overrun if a byte behind the arena was ever written. */
+/* Bytes that the plan gives to values of a program, workspaces left out, and that nothing has written since compile:
+ * 0 once the program has run. A byte counts for each value that has it. -1: it could not be read. */
+RFR_API int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program);
+/* Errors: debug.overrun if a byte behind the arena was ever written: the next 256, on a GPU 2 MiB. */
 RFR_API rfr_status rfr_programs_check(const rfr_programs *p);
+
+/* Where a device's memory went, by its own count of free bytes before and after each was made; what others take on
+ * the device at that moment counts with it. All 0 on the CPU. */
+typedef struct rfr_memory_use {
+  int64_t libraries; /* handles, and what choosing kernels made */
+  int64_t arena;
+  int64_t kernels; /* code, and what it needs, loaded when programs first ran or were captured */
+  int64_t graphs;
+  int64_t taken; /* from when the device was opened until now: these and what no row has */
+} rfr_memory_use;
+RFR_API rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out);
 
 /* The trace of a program after a pass ("record", "autodiff", "prune", "fuse", "recompute",
  * "lower"); NULL if it was not kept. Borrowed. */

@@ -18,6 +18,7 @@
 #include "backend/range.h"
 #include "base/arena.h"
 #include "ops/call.h"
+#include "refrain/program.h"
 
 typedef struct rfi_device rfi_device; /* an open device: the backend's own */
 typedef struct rfi_graph rfi_graph;
@@ -36,6 +37,7 @@ typedef enum rfi_memory { RFI_MEMORY_ARENA, RFI_MEMORY_RING } rfi_memory;
 typedef struct rfi_backend {
   const char *name; /* "the CPU", "CUDA": in messages */
   bool host;        /* the host may read and write the arena, and a call returns when it is done */
+  int guard;        /* bytes behind the arena that nobody may write */
   int loss_chunk;   /* rows of logits at a time in an LM head: so many make its products large */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
   void (*close)(rfi_device *d); /* accepts NULL */
@@ -45,6 +47,7 @@ typedef struct rfi_backend {
   rfr_status (*fill)(rfi_device *d, void *to, unsigned char byte, size_t n);
   rfr_status (*copy)(rfi_device *d, void *to, const void *from, size_t n); /* host or device on either side; waits */
   rfr_status (*inspect)(rfi_device *d, rfi_range *ranges, int n); /* marks the broken; they lie in a ring; waits */
+  rfr_status (*memory_use)(rfi_device *d, rfr_memory_use *out);   /* *out is zeroed */
 
   /* Picks the kernel of an op whose call is described in b->call, with placeholders for addresses (absent
    * operands and dead results are NULL already); sets run, kernel, workspace, stream and library of it. What it

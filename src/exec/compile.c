@@ -166,7 +166,7 @@ static rfr_status check_budget(const rfr_programs *p, bool demand) {
 /* A known pattern in the step's part, so that what is never touched shows; the rest starts as zeros. */
 static rfr_status allocate_memory(rfr_programs *p) {
   const rfi_backend *b = p->backend;
-  const size_t inputs = (size_t)(p->persistent_bytes - p->ring_bytes), step = (size_t)p->transient_bytes + RFI_GUARD;
+  const size_t inputs = (size_t)(p->persistent_bytes - p->ring_bytes), step = (size_t)(p->transient_bytes + b->guard);
   RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, (size_t)p->ring_bytes, (void **)&p->ring));
   RFI_TRY(b->alloc(p->device, RFI_MEMORY_ARENA, inputs + step, (void **)&p->arena));
   RFI_TRY(b->fill(p->device, p->arena, 0, inputs));
@@ -391,36 +391,69 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
   return RFR_OK;
 }
 
-int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
-  enum { CHUNK = 1 << 20 };
-  if (rfi_check_handle(p, "rfr_programs") != RFR_OK) return -1;
-  int64_t touched = p->persistent_bytes;
-  void *chunk;
-  if (rfi_alloc(p->ctx, CHUNK, &chunk) != RFR_OK) return -1;
-  for (int64_t at = 0; at < p->transient_bytes && touched >= 0; at += CHUNK) {
-    const int64_t bytes = p->transient_bytes - at < CHUNK ? p->transient_bytes - at : CHUNK;
-    const unsigned char *base = chunk;
-    if (p->backend->copy(p->device, chunk, rfi_address(p, p->persistent_bytes + at), (size_t)bytes) != RFR_OK)
-      touched = -1;
-    for (int64_t i = 0; i < bytes && touched >= 0; i += RFI_ALIGNMENT) {
-      int64_t n = bytes - i < RFI_ALIGNMENT ? bytes - i : RFI_ALIGNMENT;
-      bool untouched = true;
-      for (int64_t k = 0; k < n && untouched; k++) untouched = base[i + k] == RFI_PATTERN;
-      if (!untouched) touched += n;
+/* ---- what was written ---- */
+
+enum { CHUNK = 1 << 20 };
+
+/* How many of the bytes [offset, offset + bytes) still hold the pattern, whole lines of it; `chunk` has CHUNK bytes. */
+static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, unsigned char *chunk,
+                                  int64_t *untouched) {
+  for (int64_t at = 0; at < bytes; at += CHUNK) {
+    const int64_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
+    RFI_TRY(p->backend->copy(p->device, chunk, rfi_address(p, offset + at), (size_t)n));
+    for (int64_t i = 0; i < n; i += RFI_ALIGNMENT) {
+      const int64_t line = n - i < RFI_ALIGNMENT ? n - i : RFI_ALIGNMENT;
+      int64_t k = 0;
+      while (k < line && chunk[i + k] == RFI_PATTERN) k++;
+      if (k == line) *untouched += line;
     }
   }
+  return RFR_OK;
+}
+
+int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
+  int64_t untouched = 0;
+  void *chunk;
+  if (rfi_check_handle(p, "rfr_programs") != RFR_OK || rfi_alloc(p->ctx, CHUNK, &chunk) != RFR_OK) return -1;
+  const rfr_status s = count_untouched(p, p->persistent_bytes, p->transient_bytes, chunk, &untouched);
   rfi_free(p->ctx, chunk);
-  return touched;
+  return s == RFR_OK ? p->total_bytes - untouched : -1;
+}
+
+int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
+  int64_t untouched = 0;
+  rfi_program *g;
+  void *chunk;
+  if (rfi_program_get(p, program, &g) != RFR_OK || rfi_alloc(p->ctx, CHUNK, &chunk) != RFR_OK) return -1;
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < g->plan.n && s == RFR_OK; i++) {
+    const rfi_buffer *b = &g->plan.buffer[i];
+    if (b->value >= 0) s = count_untouched(p, p->persistent_bytes + b->offset, b->bytes, chunk, &untouched);
+  }
+  rfi_free(p->ctx, chunk);
+  return s == RFR_OK ? untouched : -1;
 }
 
 rfr_status rfr_programs_check(const rfr_programs *p) {
-  unsigned char guard[RFI_GUARD];
+  unsigned char *guard;
+  int i = 0;
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  RFI_TRY(p->backend->copy(p->device, guard, rfi_address(p, p->total_bytes), RFI_GUARD));
-  for (int i = 0; i < RFI_GUARD; i++)
-    if (guard[i] != RFI_PATTERN) return rfi_fail(RFI_E_DEBUG_OVERRUN, "a byte behind the arena was written");
-  return RFR_OK;
+  const int bytes = p->backend->guard;
+  RFI_TRY(RFI_ALLOC(p->ctx, (size_t)bytes, &guard));
+  rfr_status s = p->backend->copy(p->device, guard, rfi_address(p, p->total_bytes), (size_t)bytes);
+  while (s == RFR_OK && i < bytes && guard[i] == RFI_PATTERN) i++;
+  rfi_free(p->ctx, guard);
+  if (s != RFR_OK || i == bytes) return s;
+  return rfi_fail(RFI_E_DEBUG_OVERRUN, "byte %d behind the arena was written", i);
 }
+
+rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out) {
+  memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
+  return p->backend->memory_use(p->device, out);
+}
+
+/* ---- traces and costs ---- */
 
 static const rfi_stage *find_stage(const rfr_programs *p, int program, const char *pass) {
   rfi_program *g;

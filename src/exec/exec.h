@@ -53,7 +53,7 @@ struct rfr_programs {
   int n_slots, cap_slots;
   unsigned char *ring, *arena;
   int64_t ring_bytes, persistent_bytes; /* persistent: rings, inputs, loads */
-  int64_t transient_bytes, total_bytes; /* total: without the guard behind the arena */
+  int64_t transient_bytes, total_bytes; /* total: without the backend's guard behind it */
   rfi_range *watch;      /* debug: what must hold one byte; the host's and the device's */
   unsigned char *window; /* debug on a device of its own: what the host looks at, RFI_WINDOW bytes at a time */
 };

@@ -326,6 +326,10 @@ static void test_plan(void **state) {
     }
   }
   init_step(p);
+  int64_t values = 0; /* nothing has run: all of them are unwritten */
+  for (int i = 0; i < p->program[0].plan.n; i++)
+    if (p->program[0].plan.buffer[i].value >= 0) values += p->program[0].plan.buffer[i].bytes;
+  assert_int_equal(rfr_program_unwritten_bytes(p, 0), values);
   OK(rfr_program_capture(p, 0));
   rfr_ctx_stats before = rfr_ctx_get_stats(ctx);
   for (int i = 0; i < 10; i++) OK(rfr_program_replay(p, 0, NULL, 0));
@@ -335,6 +339,7 @@ static void test_plan(void **state) {
   assert_int_equal(after.alloc_calls, before.alloc_calls);
   assert_int_equal(after.live_bytes, ten.live_bytes);
   check_touched(p);
+  assert_int_equal(rfr_program_unwritten_bytes(p, 0), 0);
   OK(rfr_programs_check(p));
   /* a budget one byte below the plan is refused, and says how much it needs */
   rfr_compile_options o = rfr_compile_options_default();

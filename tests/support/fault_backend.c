@@ -89,6 +89,13 @@ static rfr_status fault_inspect(rfi_device *d, rfi_range *ranges, int n) {
   return cpu()->inspect(d, ranges, n);
 }
 
+static rfr_status fault_memory_use(rfi_device *d, rfr_memory_use *out) {
+  (void)d;
+  RFI_TRY(enter(RFT_ENTRY_memory_use));
+  *out = (rfr_memory_use){.arena = rft_faults.arena_bytes, .taken = rft_faults.arena_bytes};
+  return RFR_OK;
+}
+
 static rfr_status fault_bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
   RFI_TRY(enter(RFT_ENTRY_bind));
   return cpu()->bind(d, op, memory, b);
@@ -137,6 +144,7 @@ static rfr_status fault_poll(rfi_device *d, bool *idle) {
 const rfi_backend rft_fault_backend = {
     .name = "the failing device",
     .host = false,
+    .guard = 256,
     .loss_chunk = 1024,
     .open = fault_open,
     .close = fault_close,
@@ -145,6 +153,7 @@ const rfi_backend rft_fault_backend = {
     .fill = fault_fill,
     .copy = fault_copy,
     .inspect = fault_inspect,
+    .memory_use = fault_memory_use,
     .bind = fault_bind,
     .run = fault_run,
     .run_timed = fault_run_timed,

@@ -89,6 +89,11 @@ static rfr_status memory_inspect(rfi_device *d, rfi_range *ranges, int n) {
   return RFR_OK;
 }
 
+static rfr_status memory_use(rfi_device *d, rfr_memory_use *out) {
+  (void)d, (void)out; /* all is the context's: rfr_ctx_get_stats has it */
+  return RFR_OK;
+}
+
 /* ---- kernels ---- */
 
 /* The products inside an LM head: its kernel runs the library's where there are any. */
@@ -224,6 +229,7 @@ static rfr_status poll(rfi_device *d, bool *idle) {
 const rfi_backend rfi_backend_cpu = {
     .name = "the CPU",
     .host = true,
+    .guard = 256,
     .loss_chunk = 1024,
     .open = device_open,
     .close = device_close,
@@ -232,6 +238,7 @@ const rfi_backend rfi_backend_cpu = {
     .fill = memory_fill,
     .copy = memory_copy,
     .inspect = memory_inspect,
+    .memory_use = memory_use,
     .bind = bind,
     .run = run,
     .run_timed = run_timed,

@@ -36,6 +36,8 @@ struct rfi_device {
   rfr_ctx *ctx;
   cudaStream_t stream;
   cudaEvent_t start, end; /* of a timed op */
+  int64_t free_at_open;
+  rfr_memory_use use; /* but for `taken` */
   rfi_lt *lt;             /* NULL without a device */
 };
 
@@ -84,6 +86,12 @@ static rfr_status enter(const rfi_device *d, int *before) {
 static rfr_status leave(const rfi_device *d, int before, rfr_status s) {
   if (before != d->info.ordinal) cudaSetDevice(before);
   return s;
+}
+
+/* Bytes that the device has free; 0 when it does not say. */
+static int64_t free_bytes(void) {
+  size_t n = 0, total;
+  return cudaMemGetInfo(&n, &total) == cudaSuccess ? (int64_t)n : 0;
 }
 
 /* ---- opening ---- */
@@ -138,6 +146,7 @@ static void device_close(rfi_device *d) {
 
 static rfr_status make_handles(rfi_device *d) {
   if (d->info.ordinal < 0) return RFR_OK;
+  d->free_at_open = free_bytes();
   CUDA(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "making a stream");
   CUDA(cudaEventCreate(&d->start), "making an event");
   CUDA(cudaEventCreate(&d->end), "making an event");
@@ -175,8 +184,13 @@ static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, voi
     return RFR_OK;
   }
   TRY(enter(d, &before));
+  const int64_t had = free_bytes();
   cudaError_t e = kind == RFI_MEMORY_RING ? cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable)
                                           : cudaMalloc(out, bytes);
+  if (kind == RFI_MEMORY_ARENA) {
+    d->use.libraries = d->free_at_open - had; /* until now ops were bound, and nothing else */
+    d->use.arena = had - free_bytes();
+  }
   if (e == cudaSuccess && kind == RFI_MEMORY_RING) memset(*out, 0, bytes);
   rfr_status s = RFR_OK;
   if (e == cudaErrorMemoryAllocation) {
@@ -226,6 +240,14 @@ static rfr_status memory_inspect(rfi_device *d, rfi_range *ranges, int n) {
   int before;
   TRY(enter(d, &before));
   return leave(d, before, inspect(d, ranges, n));
+}
+
+static rfr_status memory_use(rfi_device *d, rfr_memory_use *out) {
+  int before;
+  TRY(enter(d, &before));
+  *out = d->use;
+  out->taken = d->free_at_open - free_bytes();
+  return leave(d, before, RFR_OK);
 }
 
 /* ---- kernels ---- */
@@ -291,7 +313,10 @@ static rfr_status enqueue(const rfi_bound *bound, int n) {
 static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   int before;
   TRY(enter(d, &before));
-  return leave(d, before, enqueue(bound, n));
+  const int64_t had = free_bytes();
+  const rfr_status s = enqueue(bound, n);
+  d->use.kernels += had - free_bytes();
+  return leave(d, before, s);
 }
 
 static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, double *seconds) {
@@ -314,14 +339,18 @@ static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *secon
 
 static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, cudaGraphExec_t *exec) {
   cudaGraph_t graph = NULL;
+  const int64_t had = free_bytes();
   CUDA(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
   rfr_status s = enqueue(bound, n);
   cudaError_t e = cudaStreamEndCapture(d->stream, &graph); /* also after an error: the stream must come out of it */
+  const int64_t captured = free_bytes();
   if (s == RFR_OK) s = rfi_cuda_check(e, "ending a capture");
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphInstantiate(exec, graph, 0), "making a graph");
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphUpload(*exec, d->stream), "uploading a graph");
   if (graph) cudaGraphDestroy(graph);
   cudaGetLastError();
+  d->use.kernels += had - captured;
+  d->use.graphs += captured - free_bytes();
   return s;
 }
 
@@ -388,6 +417,7 @@ static rfr_status describe(char *text, size_t size) {
 static const rfi_backend backend = {
     .name = "CUDA",
     .host = false,
+    .guard = 2 << 20,
     .loss_chunk = 4096, /* with 1024 rows, reading and writing dw took as long as making it */
     .open = device_open,
     .close = device_close,
@@ -396,6 +426,7 @@ static const rfi_backend backend = {
     .fill = memory_fill,
     .copy = memory_copy,
     .inspect = memory_inspect,
+    .memory_use = memory_use,
     .bind = bind,
     .run = run,
     .run_timed = run_timed,
