@@ -10,7 +10,8 @@
  * With `--device cuda` (or REFRAIN_DEVICE) the matrix is that of the device: every op, every type that it
  * computes in, through compiled programs. An op without a kernel there leaves blank cells and is
  * named below; the exit code is 1 if a check failed, 77 if there is no such device. With cuda:none, a GPU that is
- * not there, programs are compiled alone: no op may be without a kernel.
+ * not there, programs are compiled alone: no op may be without a kernel. `--guarded` before it runs each case once,
+ * between guards: every kernel that the cases reach, at a fraction of the launches.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -43,6 +44,7 @@ static const matrix kernels = {2,
                                {rft_check_reference, rft_check_gradient, rft_check_replay, rft_check_bounds}};
 static const matrix on_device = {3, 1, {RFR_F32, RFR_BF16, RFR_F16}, {"programs"}, {rft_check_replay}};
 
+static const matrix guarded = {3, 1, {RFR_F32, RFR_BF16, RFR_F16}, {"guarded"}, {rft_check_guarded}};
 static const matrix without_device = {3, 1, {RFR_F32, RFR_BF16, RFR_F16}, {"bind"}, {rft_check_bind}};
 
 static const matrix *m = &kernels;
@@ -166,12 +168,17 @@ static bool opens(void) {
 }
 
 int main(int argc, char **argv) {
-  const bool named = argc > 2 && strcmp(argv[1], "--device") == 0;
-  wanted_count = argc - (named ? 3 : 1);
-  wanted = argv + (named ? 3 : 1);
-  if (named) setenv("REFRAIN_DEVICE", argv[2], 1);
+  int at = 1;
+  const bool once = argc > at && strcmp(argv[at], "--guarded") == 0;
+  at += once;
+  const bool named = argc > at + 1 && strcmp(argv[at], "--device") == 0;
+  if (named) setenv("REFRAIN_DEVICE", argv[at + 1], 1);
+  at += named ? 2 : 0;
+  wanted_count = argc - at;
+  wanted = argv + at;
+  if (once) m = &guarded;
   if (getenv("REFRAIN_DEVICE")) {
-    m = strcmp(getenv("REFRAIN_DEVICE"), "cuda:none") == 0 ? &without_device : &on_device;
+    if (!once) m = strcmp(getenv("REFRAIN_DEVICE"), "cuda:none") == 0 ? &without_device : &on_device;
     if (!opens()) return 77;
   }
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_matrix)};

@@ -44,6 +44,8 @@ void rft_check_gradient(const rft_op *op, const rft_case *c, rfr_dtype type, rft
 void rft_check_replay(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
 /* The same programs, compiled alone: there is a kernel for the op, types and layouts, and a plan. */
 void rft_check_bind(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
+/* One eager run of the dense case between guards, against the reference: for tools under which each launch is dear. */
+void rft_check_guarded(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
 /* Nothing outside results and workspace is written, no operand changes, and results are
  * the same bits whatever memory held before and whichever other result is dead. */
 void rft_check_bounds(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);

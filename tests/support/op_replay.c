@@ -289,6 +289,15 @@ void rft_check_bind(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cel
   rfr_ctx_destroy(ctx);
 }
 
+static void count_check(rfr_status s, const rft_case *c, rfr_dtype type, const char *where, rft_cell *cell) {
+  if (s != RFR_OK && strcmp(rfr_last_error()->slug, "bind.no_kernel") == 0) {
+    cell->refused++;
+    return;
+  }
+  if (s != RFR_OK) rft_cell_fail(cell, c, type, "compiled%s: %s", where, rfr_last_error()->message);
+  cell->done++;
+}
+
 void rft_check_replay(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell) {
   rfr_ctx *ctx;
   if (rfr_ctx_create(NULL, &ctx) != RFR_OK) abort();
@@ -299,12 +308,32 @@ void rft_check_replay(const rft_op *op, const rft_case *c, rfr_dtype type, rft_c
     rft_run_init(&run, c, row->layout, 0xFF, 0);
     rfr_status s = check_layout(ctx, op, &run, type, row, cell);
     rft_run_deinit(&run);
-    if (s != RFR_OK && strcmp(rfr_last_error()->slug, "bind.no_kernel") == 0) {
-      cell->refused++;
-      continue;
-    }
-    if (s != RFR_OK) rft_cell_fail(cell, c, type, "compiled%s: %s", row->where, rfr_last_error()->message);
-    cell->done++;
+    count_check(s, c, type, row->where, cell);
   }
+  rfr_ctx_destroy(ctx);
+}
+
+static rfr_status check_guarded(rfr_ctx *ctx, const rft_op *op, const rft_run *run, rfr_dtype type, int debug,
+                                rft_cell *cell) {
+  trial trial;
+  results y = {0};
+  rfr_status s = trial_init(&trial, ctx, run, RFT_DENSE, 0, debug);
+  if (s == RFR_OK) s = run_eager(&trial);
+  if (s == RFR_OK) s = results_init(&y, &trial);
+  if (s == RFR_OK) rft_check_results(op, run, type, y.y, debug ? "guarded" : "compiled", cell);
+  results_deinit(&y);
+  trial_deinit(&trial);
+  return s;
+}
+
+void rft_check_guarded(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell) {
+  rfr_ctx *ctx;
+  rft_run run;
+  if (rfr_ctx_create(NULL, &ctx) != RFR_OK) abort();
+  rft_run_init(&run, c, RFT_DENSE, 0xFF, 0);
+  rfr_status s = check_guarded(ctx, op, &run, type, 1, cell);
+  if (s == RFR_NUMERIC) s = check_guarded(ctx, op, &run, type, 0, cell); /* some cases are about what is not finite */
+  rft_run_deinit(&run);
+  count_check(s, c, type, "", cell);
   rfr_ctx_destroy(ctx);
 }
