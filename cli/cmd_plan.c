@@ -111,7 +111,17 @@ static rfr_status print_json(const rfr_programs *p, int program, const rfr_plan_
   return RFR_OK;
 }
 
-static rfr_status print_plan(cli *c, const rfr_programs *p, int program) {
+static void print_experts(const rfr_run *run) {
+  rfr_run_info info;
+  char a[32];
+  rfr_run_get_info(run, &info);
+  if (info.experts == 0) return;
+  printf("experts      %14lld in a layer  weights %lld bytes, %s; %lld rows of a microbatch, whatever the routing\n",
+         (long long)info.experts, (long long)info.expert_bytes, cli_bytes(a, info.expert_bytes),
+         (long long)info.expert_rows);
+}
+
+static rfr_status print_plan(cli *c, const rfr_run *run, const rfr_programs *p, int program) {
   rfr_plan_summary sum;
   rfr_status s = rfr_program_plan(p, program, &sum);
   if (s != RFR_OK) return s;
@@ -130,6 +140,7 @@ static rfr_status print_plan(cli *c, const rfr_programs *p, int program) {
   rfr_machine m;
   if (s == RFR_OK) s = rfr_machine_describe(c->ctx, &m);
   if (s == RFR_OK) print_summary(&sum, strcmp(m.device, "cpu") == 0 ? memory_available() : 0);
+  if (s == RFR_OK) print_experts(run);
   free(groups);
   return s;
 }
@@ -189,7 +200,7 @@ rfr_status cli_plan(cli *c) {
   if (s == RFR_OK) s = cli_open_config(c, c->operand, text, which, c->frontier, &run);
   if (s == RFR_OK && c->frontier) s = print_frontier(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   else if (s == RFR_OK && c->svg) s = draw(c, rfr_run_programs(run), rfr_run_program_index(run, which));
-  else if (s == RFR_OK) s = print_plan(c, rfr_run_programs(run), rfr_run_program_index(run, which));
+  else if (s == RFR_OK) s = print_plan(c, run, rfr_run_programs(run), rfr_run_program_index(run, which));
   rfr_run_close(run);
   free(text);
   return s;

@@ -42,12 +42,13 @@ static void metrics(progress *p, const rfr_event *e) {
   const bool edge = e->step == p->first_step || e->step == e->steps;
   if (!edge && now - p->last < (p->terminal ? 0.1 : 2.0)) return;
   p->last = now;
-  char left[32], peak[32] = "";
+  char left[32], peak[32] = "", load[48] = "";
   if (p->peak > 0.0 && p->flops > 0.0 && p->rate > 0.0)
     snprintf(peak, sizeof peak, "  %.0f%% of peak", 100.0 * p->flops / p->rate / p->peak);
-  fprintf(stderr, "%sstep %lld/%lld  loss %.4f  %.3f bits/byte  %.0f tok/s%s  %s left%s%s",
+  if (e->most_load > 0.0) snprintf(load, sizeof load, "  experts %.2f-%.2f", e->least_load, e->most_load);
+  fprintf(stderr, "%sstep %lld/%lld  loss %.4f  %.3f bits/byte  %.0f tok/s%s%s  %s left%s%s",
           p->terminal ? "\r\033[K" : "", (long long)e->step, (long long)e->steps, e->loss, e->bits_per_byte,
-          p->rate > 0.0 ? (double)p->tokens / p->rate : 0.0, peak,
+          p->rate > 0.0 ? (double)p->tokens / p->rate : 0.0, peak, load,
           duration(left, p->rate * (double)(e->steps - e->step)), e->skipped ? "  skipped: gradient not finite" : "",
           p->terminal ? "" : "\n");
   fflush(stderr);

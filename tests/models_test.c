@@ -24,8 +24,9 @@
 
 #define MODELS RFT_SOURCE_DIR "/tests/models/"
 
-static const char *const models[] = {"gpt2",  "gpt2-untied", "llama",        "llama-shards", "qwen2",
-                                     "qwen3", "mistral",     "qwen2-window", "gemma",        "gemma2"};
+static const char *const models[] = {"gpt2",    "gpt2-untied", "llama",        "llama-shards", "qwen2",
+                                     "qwen3",   "mistral",     "qwen2-window", "gemma",        "gemma2",
+                                     "mixtral", "qwen2-moe",   "qwen3-moe"};
 enum { N_MODELS = sizeof models / sizeof models[0], MOST = 64 };
 
 /* ---- logits and gradients ---- */
@@ -93,12 +94,12 @@ static rfr_programs *compile(rfr_ctx *ctx, const rfr_model_config *c, int64_t to
 }
 
 /* All weights of a folder into the programs' memory. */
-static rfr_status load(rfr_ctx *ctx, rfr_programs *p, const char *folder) {
+static rfr_status load(rfr_ctx *ctx, rfr_programs *p, const rfr_model_config *c, const char *folder) {
   rfi_weights *w;
   rfr_tensor x;
   rfr_status s = rfi_weights_open(ctx, folder, &w);
   for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++)
-    if (x.role == RFR_ROLE_TRAINABLE) s = rfi_weights_read(w, &x);
+    if (x.role == RFR_ROLE_TRAINABLE) s = rfi_weights_read(w, c, &x);
   rfi_weights_close(w);
   return s;
 }
@@ -116,7 +117,7 @@ static void one_reference(rfr_ctx *ctx, const char *model) {
   const rfi_stored *tokens = rfi_safetensors_find(r.file, "tokens");
   assert_non_null(tokens);
   r.programs = compile(ctx, &c, tokens->elements);
-  OK(load(ctx, r.programs, folder));
+  OK(load(ctx, r.programs, &c, folder));
   read_i32(&r, "tokens");
   read_i32(&r, "targets");
   OK(rfr_programs_tensor(r.programs, "offsets", &offsets));
@@ -163,7 +164,7 @@ static void one_text(rfr_ctx *ctx, const char *model) {
   OK(rfi_trace_prefill(ctx, &spec, &t[0]));
   OK(rfi_trace_decode(ctx, &spec, &t[1]));
   OK(rfr_compile(ctx, 2, (const rfr_trace *const *)t, NULL, NULL, &p));
-  OK(load(ctx, p, folder));
+  OK(load(ctx, p, &spec.model, folder));
   OK(rfr_programs_load(p));
   OK(rfr_programs_tensor(p, RFI_NAME_TEXT, &text)); /* temperature is 0 */
   OK(rfr_programs_tensor(p, RFI_NAME_CURSOR, &cursor));
@@ -240,7 +241,26 @@ static void fields(void **state) {
   OK(read_config(f, config_of("gemma"), &c));
   assert_true(c.type == RFR_MODEL_GEMMA && c.tie_embeddings && c.head_dim == 10 && c.logit_cap == 0);
   OK(read_config(f, config_of("gemma2"), &c));
-  assert_true(c.type == RFR_MODEL_GEMMA2 && c.attention_scalar == 12 && c.attention_cap == 1.5 && c.logit_cap == 2);
+  assert_true(c.type == RFR_MODEL_GEMMA2 && c.experts == 0 && c.attention_scalar == 12 && c.attention_cap == 1.5 &&
+              c.logit_cap == 2);
+}
+
+/* Experts under the names of version 4 and 5. */
+static void expert_fields(void **state) {
+  rft_folder *f = *state;
+  rfr_model_config c;
+  OK(read_config(f, config_of("mixtral"), &c));
+  assert_true(c.experts == 5 && c.experts_per_token == 2 && c.expert_size == 24 && c.expert_norm && !c.shared_size);
+  OK(read_config(f, config_of("qwen2-moe"), &c));
+  assert_true(c.experts == 4 && c.experts_per_token == 3 && c.expert_size == 10 && !c.expert_norm && c.qkv_bias);
+  assert_true(c.shared_size == 14 && c.balance_loss == 0.0);
+  json_t *o = config_of("qwen3-moe");
+  json_object_set(o, "num_experts", json_object_get(o, "num_local_experts"));
+  json_object_del(o, "num_local_experts");
+  json_object_set_new(o, "output_router_logits", json_true());
+  OK(read_config(f, o, &c));
+  assert_true(c.experts == 6 && c.experts_per_token == 2 && c.expert_size == 12 && c.expert_norm && c.qk_norm);
+  assert_true(c.balance_loss == 0.001);
 }
 
 /* Version 5 moves theta into rope_parameters and calls torch_dtype dtype; early version 4 said "type". */
@@ -316,6 +336,17 @@ static void refused(void **state) {
       {"gemma2", "attn_logit_softcapping", "-1.0", "attn_logit_softcapping is -1"},
       {"gemma2", "attn_logit_softcapping", "null", NULL},
       {"gemma2", "final_logit_softcapping", "null", NULL},
+      {"llama", "num_experts", "8", "num_experts is 8"},
+      {"mixtral", "num_experts_per_tok", "6", "num_experts_per_tok 6"},
+      {"mixtral", "num_local_experts", "null", "num_local_experts"},
+      {"mixtral", "router_jitter_noise", "0.1", "router_jitter_noise"},
+      {"mixtral", "output_router_logits", "true", NULL},
+      {"qwen3-moe", "decoder_sparse_step", "2", "decoder_sparse_step"},
+      {"qwen3-moe", "mlp_only_layers", "[1]", "mlp_only_layers"},
+      {"qwen3-moe", "norm_topk_prob", "false", NULL},
+      {"qwen3-moe", "moe_intermediate_size", "null", "moe_intermediate_size"},
+      {"qwen2-moe", "qkv_bias", "false", "qkv_bias"},
+      {"qwen2-moe", "shared_expert_intermediate_size", "0", "shared_expert_intermediate_size"},
       {"gpt2", "activation_function", "\"relu\"", "activation_function is relu"},
       {"gpt2", "scale_attn_weights", "false", "scale_attn_weights"},
       {"gpt2", "scale_attn_by_inverse_layer_idx", "true", "scale_attn_by_inverse_layer_idx"},
@@ -511,12 +542,55 @@ static void base_names(void **state) {
     rfr_programs *p = compile(f->ctx, &c, 8), *q = compile(f->ctx, &c, 8);
     char folder[512];
     snprintf(folder, sizeof folder, MODELS "%s", cases[i][0]);
-    OK(load(f->ctx, p, f->path));
-    OK(load(f->ctx, q, folder));
+    OK(load(f->ctx, p, &c, f->path));
+    OK(load(f->ctx, q, &c, folder));
     for (int k = 0; rfr_programs_tensor_at(p, k, &x) == RFR_OK; k++) {
       OK(rfr_programs_tensor(q, x.name, &y));
       if (x.role == RFR_ROLE_TRAINABLE) assert_memory_equal(x.data, y.data, (size_t)x.bytes);
     }
+    rfr_programs_destroy(p);
+    rfr_programs_destroy(q);
+  }
+}
+
+/* A folder may hold experts packed as we hold them: the same weights. One that lacks an expert says which. */
+static void packed_experts(void **state) {
+  rft_folder *f = *state;
+  static const char *const cases[] = {"mixtral", "qwen3-moe"};
+  for (int i = 0; i < 2; i++) {
+    rfr_model_config c;
+    rfr_tensor x, y;
+    char folder[512], path[600];
+    rfi_file *file;
+    rfi_safetensors_entry entries[MOST];
+    int n = 0;
+    OK(read_config(f, config_of(cases[i]), &c));
+    rfr_programs *p = compile(f->ctx, &c, 8), *q = compile(f->ctx, &c, 8);
+    snprintf(folder, sizeof folder, MODELS "%s", cases[i]);
+    snprintf(path, sizeof path, "%s/model.safetensors", f->path);
+    OK(load(f->ctx, p, &c, folder));
+    for (int k = 0; rfr_programs_tensor_at(p, k, &x) == RFR_OK; k++) {
+      if (x.role != RFR_ROLE_TRAINABLE) continue;
+      entries[n] = (rfi_safetensors_entry){.name = x.name, .dtype = x.type.dtype, .rank = x.type.rank};
+      for (int d = 0; d < x.type.rank; d++) entries[n].shape[d] = x.type.shape[d];
+      n++;
+    }
+    remove(path);
+    OK(rfi_file_create(f->ctx, path, &file));
+    OK(rfi_safetensors_write_header(f->ctx, file, entries, n, NULL, 0, NULL));
+    for (int k = 0; rfr_programs_tensor_at(p, k, &x) == RFR_OK; k++)
+      if (x.role == RFR_ROLE_TRAINABLE) OK(rfi_file_append(file, x.data, (size_t)x.bytes));
+    rfi_file_close(file);
+    OK(load(f->ctx, q, &c, f->path));
+    for (int k = 0; rfr_programs_tensor_at(p, k, &x) == RFR_OK; k++) {
+      OK(rfr_programs_tensor(q, x.name, &y));
+      if (x.role == RFR_ROLE_TRAINABLE) assert_memory_equal(x.data, y.data, (size_t)x.bytes);
+    }
+    rfr_programs_destroy(q);
+    c.experts++;
+    q = compile(f->ctx, &c, 8);
+    assert_int_equal(load(f->ctx, q, &c, folder), RFR_MISMATCH);
+    assert_non_null(strstr(rfr_last_error()->message, i ? "mlp.gate.weight has shape [6, 16]" : "has shape [5, 16]"));
     rfr_programs_destroy(p);
     rfr_programs_destroy(q);
   }
@@ -549,7 +623,7 @@ static void indexes(void **state) {
   rfr_programs *p = compile(f->ctx, &c, 8);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     rft_write(f, "model.safetensors.index.json", cases[i].text, strlen(cases[i].text));
-    rfr_status s = load(f->ctx, p, f->path);
+    rfr_status s = load(f->ctx, p, &c, f->path);
     if (!cases[i].message) OK(s);
     else if (s == RFR_OK) fail_msg("%s was taken", cases[i].text);
     else if (!strstr(rfr_last_error()->message, cases[i].message))
@@ -559,7 +633,7 @@ static void indexes(void **state) {
   /* another shape is told with both */
   c.intermediate_size = 48;
   p = compile(f->ctx, &c, 8);
-  assert_int_equal(load(f->ctx, p, f->path), RFR_MISMATCH);
+  assert_int_equal(load(f->ctx, p, &c, f->path), RFR_MISMATCH);
   assert_non_null(strstr(rfr_last_error()->message, "has shape [16, 64]; the configuration wants [16, 48]"));
   rfr_programs_destroy(p);
 }
@@ -574,7 +648,7 @@ static int print_logits(const char *folder) {
   rfr_status s = rfr_ctx_create(NULL, &ctx);
   if (s == RFR_OK) s = rfi_hf_read(ctx, folder, true, &c);
   if (s == RFR_OK) p = compile(ctx, &c, TOKENS);
-  if (s == RFR_OK) s = load(ctx, p, folder);
+  if (s == RFR_OK) s = load(ctx, p, &c, folder);
   if (s == RFR_OK) s = rfr_programs_tensor(p, "offsets", &x);
   if (s == RFR_OK) ((int32_t *)x.data)[0] = 0, ((int32_t *)x.data)[1] = TOKENS;
   if (s == RFR_OK) s = rfr_programs_tensor(p, "targets", &x);
@@ -594,10 +668,10 @@ static int print_logits(const char *folder) {
 int main(int argc, char **argv) {
   if (argc == 3 && strcmp(argv[1], "--logits") == 0) return print_logits(argv[2]);
   const struct CMUnitTest tests[] = {
-      rft_folder_test(references), rft_folder_test(greedy_texts), rft_folder_test(what_we_write_reads_back),
-      rft_folder_test(fields),     rft_folder_test(versions),     rft_folder_test(refused),
-      rft_folder_test(published_dropout),
-      rft_folder_test(base_names), rft_folder_test(indexes),      rft_folder_test(windows),
+      rft_folder_test(references),     rft_folder_test(greedy_texts),      rft_folder_test(what_we_write_reads_back),
+      rft_folder_test(fields),         rft_folder_test(expert_fields),     rft_folder_test(versions),
+      rft_folder_test(refused),        rft_folder_test(published_dropout), rft_folder_test(base_names),
+      rft_folder_test(packed_experts), rft_folder_test(indexes),           rft_folder_test(windows),
       rft_folder_test(notes),
   };
   return cmocka_run_group_tests_name("models", tests, NULL, NULL);

@@ -135,6 +135,7 @@ static void traces(void) {
   VALUE(rfr_record_at, NULL, NOWHERE, rfr_op_find(NULL, "add"), 2, (rfr_value[]){0, 0}, NULL, NULL);
   VOID(rfr_model_declare, NULL, &c, NULL, 0, p);
   VALUE(rfr_model_forward, NULL, &c, p, 0, 0, 0);
+  VALUE(rfr_model_forward_experts, NULL, &c, p, 0, 0, 0, NULL);
   VALUE(rfr_model_forward_cached, NULL, &c, p, 0, 0, 0, 8);
   VALUE(rfr_model_logits, NULL, &c, p, 0, RFR_F32);
   free(p);

@@ -64,7 +64,7 @@ static const struct row {
     {CONFIG, "an odd head size with rotary embedding", "model.config", "model.head_dim=7"},
     {CONFIG, "GPT-2 with grouped heads", "model.config", "model.model_type=gpt2\nmodel.num_key_value_heads=2"},
     {CONFIG, "another activation than the family's", "unsupported", "model.hidden_act=gelu_new"},
-    {CONFIG, "another family", "config.value", "model.model_type=mixtral"},
+    {CONFIG, "another family", "config.value", "model.model_type=mamba"},
     {CONFIG, "another optimizer", "config.value", "optimizer.name=lion"},
     {CONFIG, "another tokenizer than bytes", "config.value", "data.tokenizer=bpe"},
     {CONFIG, "a vocabulary smaller than the bytes", "config.value", "model.vocab_size=128"},

@@ -19,8 +19,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import (Gemma2Config, Gemma2ForCausalLM, GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel,
-                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config,
-                          Qwen2ForCausalLM)
+                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
+                          MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM)
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 VOCAB, LENGTH, PROMPT = 256, 24, 8
@@ -55,6 +55,13 @@ def models():
     yield "gemma2", lambda: Gemma2ForCausalLM(Gemma2Config(**dict(
         LLAMA, num_hidden_layers=3, head_dim=10, query_pre_attn_scalar=12, sliding_window=7, pad_token_id=None,
         attn_logit_softcapping=1.5, final_logit_softcapping=2.0))), {}
+    # Experts, by version 5: one packed weight in the library, each by itself in the folder.
+    yield "mixtral", lambda: MixtralForCausalLM(MixtralConfig(num_local_experts=5, num_experts_per_tok=2, **LLAMA)), {}
+    yield "qwen2-moe", lambda: Qwen2MoeForCausalLM(Qwen2MoeConfig(
+        num_experts=4, num_experts_per_tok=3, moe_intermediate_size=10, shared_expert_intermediate_size=14,
+        norm_topk_prob=False, **LLAMA)), {}
+    yield "qwen3-moe", lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+        head_dim=10, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True, **LLAMA)), {}
 
 
 def qwen3():
@@ -90,6 +97,8 @@ def main():
         torch.manual_seed(1234)
         transformers.set_seed(1234)
         model = make().float().eval()
+        if hasattr(model, "set_experts_implementation"):
+            model.set_experts_implementation("eager")  # the others want aligned sizes
         with torch.no_grad():  # norms and biases away from 1 and 0, weights large enough to matter
             for key, p in model.named_parameters():
                 p.add_(torch.randn_like(p) * (0.1 if p.dim() == 1 else 0.08))

@@ -15,7 +15,7 @@
  *   rfr_output(t, "logits", rfr_model_logits(t, &c, p, h, RFR_F32));
  *
  * Sources: Llama: Touvron et al., arXiv 2302.13971. GPT-2: Radford et al., 2019. Gemma: Gemma Team,
- * arXiv 2403.08295; Gemma 2: arXiv 2408.00118.
+ * arXiv 2403.08295; Gemma 2: arXiv 2408.00118. Mixtral: Jiang et al., arXiv 2401.04088.
  */
 #ifndef REFRAIN_NN_H
 #define REFRAIN_NN_H
@@ -58,6 +58,17 @@ typedef struct rfr_model_config {
   double attention_scalar;                 /* Gemma 2: scores are divided by its square root; 0: head_dim */
   double attention_cap;                    /* Gemma 2: scores x become cap tanh(x / cap); 0: they stay */
   double logit_cap;                        /* Gemma 2: the same of logits */
+  /* Llama: experts in place of each MLP, 0: none. With qk_norm they are Qwen3-MoE's, with qkv_bias Qwen2-MoE's, else
+   * Mixtral's. A token goes to experts_per_token of them, those with the highest softmax of the router's logits. */
+  int64_t experts;
+  int64_t experts_per_token;
+  int64_t expert_size; /* in place of intermediate_size, of each */
+  int64_t
+      shared_size; /* of one more that all tokens go to, times the logistic function of a gate: Qwen2-MoE's; 0: none */
+  int expert_norm; /* the weights of a token's experts add up to 1; Mixtral's do */
+  int router_narrow; /* logits and weights of the router are rounded to dtype, as the transformers library has them */
+  double balance_loss; /* factors of the losses that rfr_moe_loss describes, in training, for each layer */
+  double z_loss;
   int64_t longest; /* rows of the longest document that it is given; 0: max_positions. What work is counted by */
   rfr_dtype dtype; /* of parameters and activations: f32, bf16 or f16 */
 } rfr_model_config;
@@ -77,7 +88,7 @@ typedef enum rfr_init_kind { RFR_INIT_NORMAL, RFR_INIT_ZEROS, RFR_INIT_ONES } rf
 typedef struct rfr_parameter {
   char name[96];
   int rank;
-  int64_t shape[2];
+  int64_t shape[3];
   rfr_init_kind init;
   double std;
 } rfr_parameter;
@@ -104,6 +115,16 @@ RFR_API void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const ch
  * it out, as evaluation wants. */
 RFR_API rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                     rfr_value tokens, rfr_value offsets, rfr_value step);
+/* What experts leave of a forward pass. */
+typedef struct rfr_experts {
+  rfr_value targets; /* given: i32 (T), of the tokens that count for the losses */
+  int ignore;        /* given: the target of one that does not */
+  rfr_value *splits; /* given: NULL, or room for a value a layer: how many rows each expert had, i32 (experts) */
+  rfr_value loss;    /* f32 (1), all layers' losses; RFR_NONE where the model has neither */
+} rfr_experts;
+/* rfr_model_forward of a model with experts that is to be trained. */
+RFR_API rfr_value rfr_model_forward_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
+                                            rfr_value tokens, rfr_value offsets, rfr_value step, rfr_experts *experts);
 /* The same for the next rows of a text that is made token by token: tokens and positions i32
  * (rows) as rfr_text_read gives them. The keys and values of layer L are kept in the states
  * "cache.L.k" and "cache.L.v" (capacity,Hk,D), which it declares; programs of one compile

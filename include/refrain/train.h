@@ -59,6 +59,8 @@ typedef struct rfr_event {
   int64_t tokens;       /* valid targets of the step, or of the evaluation */
   int skipped;          /* 1: the step's gradients were not finite, nothing was applied */
   double seconds;       /* the step's, the evaluation's or the checkpoint's duration */
+  double most_load;     /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
+  double least_load;    /* and of the emptiest */
 } rfr_event;
 /* Called on the thread that uses the run. The event is the library's and dies on return. */
 typedef void (*rfr_event_fn)(const rfr_event *event, void *user);
@@ -155,10 +157,12 @@ typedef struct rfr_run_info {
   int64_t tokens_per_step;
   int64_t parameters, trainable_parameters; /* elements */
   int64_t train_files, train_bytes, validation_files, validation_bytes;
-  double flops_per_step;  /* of the model's formulas: a multiply-add is two */
-  rfr_dtype dtype;        /* of weights and activations */
-  const char *data_hash;  /* of the data read, hexadecimal; borrowed */
-  const char *checkpoint; /* folder last written or loaded, or ""; borrowed */
+  int64_t experts, expert_rows; /* of a layer, 0: none; rows that a microbatch makes of its tokens */
+  int64_t expert_bytes;         /* of a layer's weights */
+  double flops_per_step;        /* of the model's formulas: a multiply-add is two */
+  rfr_dtype dtype;              /* of weights and activations */
+  const char *data_hash;        /* of the data read, hexadecimal; borrowed */
+  const char *checkpoint;       /* folder last written or loaded, or ""; borrowed */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
 

@@ -54,6 +54,35 @@ rfr_model_config rfr_model_config_default(rfr_model_type type) {
   return c;
 }
 
+static rfr_status check_experts(const rfr_model_config *c) {
+  const bool any =
+      c->experts_per_token || c->expert_size || c->shared_size || c->balance_loss != 0.0 || c->z_loss != 0.0;
+  if (c->experts == 0 && !any) return RFR_OK;
+  if (c->experts < 1 || c->experts > 1 << 16 || c->experts_per_token < 1 || c->experts_per_token > c->experts)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "num_experts is %lld, num_experts_per_tok %lld of them", (long long)c->experts,
+                    (long long)c->experts_per_token);
+  if (c->expert_size < 1 || c->expert_size > 1 << 24 || c->shared_size < 0 || c->shared_size > 1 << 24)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "moe_intermediate_size is %lld, shared_expert_intermediate_size %lld",
+                    (long long)c->expert_size, (long long)c->shared_size);
+  if (c->type != RFR_MODEL_LLAMA || c->mlp_bias || c->attention_bias)
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "experts are for models of Mixtral's and Qwen's shapes: no attention_bias or "
+                    "mlp_bias, not %s",
+                    rfr_model_type_name(c->type));
+  if ((c->shared_size > 0) != (c->qkv_bias != 0))
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "an expert that all tokens share is Qwen2-MoE's, which has biases on q, k and v");
+  if (!c->expert_norm && !c->qkv_bias && !c->qk_norm)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "the weights of Mixtral's experts add up to 1: norm_topk_prob must be true");
+  for (int64_t l = 0; c->window > 0 && !c->qkv_bias && !c->qk_norm && l < c->layers; l++)
+    if (!rfr_model_has_window(c, l))
+      return rfi_fail(RFI_E_MODEL_CONFIG, "Mixtral's window is in all layers, and there is none in layer %lld",
+                      (long long)l);
+  if (!(c->balance_loss >= 0.0) || !(c->z_loss >= 0.0) || !isfinite(c->balance_loss) || !isfinite(c->z_loss))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "the factors of the router's losses must not be negative");
+  return RFR_OK;
+}
+
 rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (c->size != sizeof *c) return rfi_fail(RFI_E_ARGUMENT, "rfr_model_config: size %zu", c->size);
   if ((unsigned)c->type >= TYPES) return rfi_fail(RFI_E_MODEL_CONFIG, "model type %d is unknown", (int)c->type);
@@ -75,6 +104,7 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (c->heads % c->kv_heads != 0)
     return rfi_fail(RFI_E_MODEL_CONFIG, "num_key_value_heads %lld does not divide num_attention_heads %lld",
                     (long long)c->kv_heads, (long long)c->heads);
+  RFI_TRY(check_experts(c));
   if (c->type == RFR_MODEL_GPT2 && (c->heads * c->head_dim != c->hidden_size || c->kv_heads != c->heads))
     return rfi_fail(RFI_E_MODEL_CONFIG, "gpt2: hidden_size %lld must be heads %lld x head_dim %lld, without groups",
                     (long long)c->hidden_size, (long long)c->heads, (long long)c->head_dim);

@@ -39,7 +39,11 @@ typedef enum rfi_slot {
   RFI_SLOT_UP_BIAS,
   RFI_SLOT_DOWN,
   RFI_SLOT_DOWN_BIAS,
-  RFI_SLOT_POST2, /* norm behind the MLP, Gemma 2 */
+  RFI_SLOT_ROUTER,      /* (experts,C) */
+  RFI_SLOT_EXPERT_UP,   /* (experts,2I,C): of each the gate's rows, then up's */
+  RFI_SLOT_EXPERT_DOWN, /* (experts,C,I) */
+  RFI_SLOT_SHARED_GATE, /* (1,C); the shared expert has the slots of an MLP */
+  RFI_SLOT_POST2,       /* norm behind the MLP, Gemma 2 */
   RFI_SLOT_NORM,
   RFI_SLOT_NORM_BIAS, /* after the last layer */
   RFI_SLOT_HEAD,
@@ -57,12 +61,13 @@ typedef struct rfi_nn {
   rfr_trace *t;
   const rfr_model_config *c;
   const rfr_value *parameters;
-  rfr_value offsets;   /* i32 (documents+1); with a cursor: RFR_NONE */
-  rfr_value cursor;    /* of a text whose keys and values are cached; else RFR_NONE */
-  int64_t capacity;    /* rows of the caches */
-  rfr_value positions; /* i32 (T): row within its document */
-  rfr_value step;      /* RFR_NONE: no dropout */
-  int64_t tokens;      /* T */
+  rfr_value offsets;    /* i32 (documents+1); with a cursor: RFR_NONE */
+  rfr_value cursor;     /* of a text whose keys and values are cached; else RFR_NONE */
+  int64_t capacity;     /* rows of the caches */
+  rfr_value positions;  /* i32 (T): row within its document */
+  rfr_value step;       /* RFR_NONE: no dropout */
+  rfr_experts *experts; /* NULL: nobody asks */
+  int64_t tokens;       /* T */
   int64_t layer;
 } rfi_nn;
 
@@ -73,6 +78,7 @@ rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_slot weight);
 rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x);
 rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x); /* (T,C) -> (T,C) */
 rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x);       /* (T,C) -> (T,C) */
+rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x);       /* the same, of a model with experts */
 rfr_value rfi_nn_block(const rfi_nn *n, rfr_value x);     /* both, with norms and residuals */
 
 #endif

@@ -17,10 +17,10 @@
 typedef struct row {
   rfi_slot slot;
   const char *name;  /* %lld: the layer, in rows of a layer */
-  const char *shape; /* one letter per dimension, see size_of */
+  const char *shape; /* a letter or figure per dimension, see size_of */
   char init;         /* n normal, r normal at the end of a residual branch, 1 a norm's scale of one, 0 zeros */
   char only_if;      /* a attention_bias, q that or qkv_bias, m mlp_bias, n qk_norm, u untied head, p norms behind the
-                      * branches, b none there, ' ' always */
+                      * branches, b none there, d no experts, e experts, s a shared one too, ' ' always */
 } row;
 
 #define LL "model.layers.%lld."
@@ -40,11 +40,18 @@ static const row llama_layer[] = {
     {RFI_SLOT_POST1, LL "post_attention_layernorm.weight", "C", '1', 'p'},
     {RFI_SLOT_NORM2, LL "post_attention_layernorm.weight", "C", '1', 'b'},
     {RFI_SLOT_NORM2, LL "pre_feedforward_layernorm.weight", "C", '1', 'p'},
-    {RFI_SLOT_GATE, LL "mlp.gate_proj.weight", "IC", 'n', ' '},
+    {RFI_SLOT_ROUTER, LL "mlp.gate.weight", "XC", 'n', 'e'},
+    {RFI_SLOT_EXPERT_UP, LL "mlp.experts.gate_up_proj", "X2C", 'n', 'e'},
+    {RFI_SLOT_EXPERT_DOWN, LL "mlp.experts.down_proj", "XCF", 'r', 'e'},
+    {RFI_SLOT_SHARED_GATE, LL "mlp.shared_expert_gate.weight", "1C", 'n', 's'},
+    {RFI_SLOT_GATE, LL "mlp.shared_expert.gate_proj.weight", "SC", 'n', 's'},
+    {RFI_SLOT_UP, LL "mlp.shared_expert.up_proj.weight", "SC", 'n', 's'},
+    {RFI_SLOT_DOWN, LL "mlp.shared_expert.down_proj.weight", "CS", 'r', 's'},
+    {RFI_SLOT_GATE, LL "mlp.gate_proj.weight", "IC", 'n', 'd'},
     {RFI_SLOT_GATE_BIAS, LL "mlp.gate_proj.bias", "I", '0', 'm'},
-    {RFI_SLOT_UP, LL "mlp.up_proj.weight", "IC", 'n', ' '},
+    {RFI_SLOT_UP, LL "mlp.up_proj.weight", "IC", 'n', 'd'},
     {RFI_SLOT_UP_BIAS, LL "mlp.up_proj.bias", "I", '0', 'm'},
-    {RFI_SLOT_DOWN, LL "mlp.down_proj.weight", "CI", 'r', ' '},
+    {RFI_SLOT_DOWN, LL "mlp.down_proj.weight", "CI", 'r', 'd'},
     {RFI_SLOT_DOWN_BIAS, LL "mlp.down_proj.bias", "C", '0', 'm'},
     {RFI_SLOT_POST2, LL "post_feedforward_layernorm.weight", "C", '1', 'p'},
 };
@@ -95,6 +102,9 @@ static bool enabled(const rfr_model_config *c, const row *r) {
     case 'n': return c->qk_norm;
     case 'm': return c->mlp_bias;
     case 'u': return !c->tie_embeddings;
+    case 'd': return c->experts == 0;
+    case 'e': return c->experts > 0;
+    case 's': return c->experts > 0 && c->shared_size > 0;
     case 'p': return c->type == RFR_MODEL_GEMMA2;
     case 'b': return c->type != RFR_MODEL_GEMMA2;
     default: return true;
@@ -110,6 +120,11 @@ static int64_t size_of(const rfr_model_config *c, char letter) {
     case 'P': return c->max_positions;
     case 'Q': return c->heads * c->head_dim;
     case 'K': return c->kv_heads * c->head_dim;
+    case 'X': return c->experts;
+    case 'F': return c->expert_size;
+    case '2': return 2 * c->expert_size;
+    case 'S': return c->shared_size;
+    case '1': return 1;
     default: return 3 * c->hidden_size; /* '3' */
   }
 }

@@ -196,6 +196,17 @@ static rfr_status check_required(const rfi_config *c) {
   return RFR_OK;
 }
 
+static rfr_status derive_experts(rfi_config *c) {
+  const bool any = strcmp(c->model_model_type, "mixtral") == 0 || strcmp(c->model_model_type, "qwen3_moe") == 0;
+  DERIVE(c, model_num_experts, any ? 8 : 0);
+  DERIVE(c, model_num_experts_per_tok, any ? 2 : 0);
+  DERIVE(c, model_moe_intermediate_size, any ? c->model_intermediate_size : 0);
+  DERIVE(c, model_router_aux_loss_coef, any ? 0.01 : 0);
+  if (any == (c->model_num_experts > 0)) return RFR_OK;
+  return BAD(c, model_num_experts, "model.num_experts: %lld, but %s has %s", (long long)c->model_num_experts,
+             c->model_model_type, any ? "some" : "none; model_type mixtral and qwen3_moe have");
+}
+
 static rfr_status derive_model(rfi_config *c) {
   bool gpt2 = strcmp(c->model_model_type, "gpt2") == 0;
   int64_t width = c->model_hidden_size, heads = c->model_num_attention_heads;
@@ -216,6 +227,7 @@ static rfr_status derive_model(rfi_config *c) {
   DERIVE(c, model_tie_word_embeddings, gpt2);
   DERIVE(c, model_attention_bias, gpt2);
   DERIVE(c, model_mlp_bias, gpt2);
+  RFI_TRY(derive_experts(c));
   const char *activation = gpt2 ? "gelu_new" : "silu";
   DERIVE(c, model_hidden_act, activation);
   if (strcmp(c->model_hidden_act, activation) != 0)

@@ -72,6 +72,10 @@ static void append_log(rfr_run *run, const rfr_event *e) {
     put_number(&l, "grad_norm", e->grad_norm);
     put_number(&l, "lr", e->lr);
     put_number(&l, "skipped", e->skipped);
+    if (e->most_load > 0.0) {
+      put_number(&l, "most_load", e->most_load);
+      put_number(&l, "least_load", e->least_load);
+    }
   }
   if (e->seconds > 0.0) put_number(&l, "seconds", e->seconds);
   put(&l, "}");

@@ -8,6 +8,7 @@
 #include "train/hf.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/base.h"
@@ -23,13 +24,17 @@ static int64_t full_layers(const rfr_model_config *c) {
 }
 
 /* Qwen2 and Qwen3 are Llama with biases on q, k and v, and with norms on q and k; Mistral is
- * Llama with a window, Ministral with one in some layers; Gemma and Gemma 2 are types of their own. */
+ * Llama with a window, Ministral with one in some layers; Gemma and Gemma 2 are types of their own. With experts
+ * those of Qwen have names of their own, and the rest is Mixtral. */
 typedef struct family {
   const char *type, *architecture;
 } family;
 static family family_of(const rfr_model_config *c) {
   if (c->type == RFR_MODEL_GEMMA) return (family){"gemma", "GemmaForCausalLM"};
   if (c->type == RFR_MODEL_GEMMA2) return (family){"gemma2", "Gemma2ForCausalLM"};
+  if (c->experts > 0 && c->qk_norm) return (family){"qwen3_moe", "Qwen3MoeForCausalLM"};
+  if (c->experts > 0 && c->qkv_bias) return (family){"qwen2_moe", "Qwen2MoeForCausalLM"};
+  if (c->experts > 0) return (family){"mixtral", "MixtralForCausalLM"};
   if (c->qk_norm) return (family){"qwen3", "Qwen3ForCausalLM"};
   if (c->qkv_bias) return (family){"qwen2", "Qwen2ForCausalLM"};
   if (c->window == 0) return (family){"llama", "LlamaForCausalLM"};
@@ -77,6 +82,28 @@ static int add_gemma(json_t *o, const rfr_model_config *c) {
   return wrong;
 }
 
+static bool is_mixtral(const rfr_model_config *c) { return c->experts > 0 && !c->qk_norm && !c->qkv_bias; }
+
+/* The library adds the loss of balance where its logits are given out. */
+static int add_experts(json_t *o, const rfr_model_config *c) {
+  if (c->experts == 0) return 0;
+  json_t *own = json_pack("{s:I, s:f, s:b}", "num_experts_per_tok", (json_int_t)c->experts_per_token,
+                          "router_aux_loss_coef", c->balance_loss, "output_router_logits", c->balance_loss > 0.0);
+  int wrong = json_object_update(o, own);
+  json_decref(own);
+  own = is_mixtral(c) ? json_pack("{s:I, s:I, s:f, s:o}", "num_local_experts", (json_int_t)c->experts,
+                                  "intermediate_size", (json_int_t)c->expert_size, "router_jitter_noise", 0.0,
+                                  "sliding_window", c->window > 0 ? json_integer(c->window) : json_null())
+                      : json_pack("{s:I, s:I, s:b, s:i, s:[]}", "num_experts", (json_int_t)c->experts,
+                                  "moe_intermediate_size", (json_int_t)c->expert_size, "norm_topk_prob", c->expert_norm,
+                                  "decoder_sparse_step", 1, "mlp_only_layers");
+  wrong |= json_object_update(o, own);
+  json_decref(own);
+  if (c->shared_size > 0)
+    wrong |= json_object_set_new(o, "shared_expert_intermediate_size", json_integer(c->shared_size));
+  return wrong;
+}
+
 static json_t *scaling(const rfr_rope_scaling *r) {
   if (r->original == 0) return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", r->factor);
   return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", r->factor, "low_freq_factor", r->low,
@@ -89,18 +116,18 @@ static const char *torch_dtype(rfr_dtype dtype) {
 
 static json_t *llama(const rfr_model_config *c) {
   const family own = family_of(c);
-  json_t *o = json_pack("{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:b, s:b, s:b, s:s, s:f, s:f, "
-                        "s:n, s:n, s:s, s:b}",
-                        "architectures", own.architecture, "model_type", own.type, "vocab_size",
-                        (json_int_t)c->vocab_size, "hidden_size", (json_int_t)c->hidden_size, "intermediate_size",
-                        (json_int_t)c->intermediate_size, "num_hidden_layers", (json_int_t)c->layers,
-                        "num_attention_heads", (json_int_t)c->heads, "num_key_value_heads", (json_int_t)c->kv_heads,
-                        "head_dim", (json_int_t)c->head_dim, "max_position_embeddings", (json_int_t)c->max_positions,
-                        "rms_norm_eps", c->norm_eps, "rope_theta", c->rope_theta, "tie_word_embeddings",
-                        c->tie_embeddings, "attention_bias", c->attention_bias, "mlp_bias", c->mlp_bias, "hidden_act",
-                        "silu", "attention_dropout", 0.0, "initializer_range", c->init_std, "bos_token_id",
-                        "eos_token_id", "torch_dtype", torch_dtype(c->dtype), "use_cache", 1);
-  int wrong = o ? add_window(o, c) | add_gemma(o, c) : 1;
+  json_t *o =
+      json_pack("{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:b, s:b, s:b, s:s, s:f, s:f, "
+                "s:n, s:n, s:s, s:b}",
+                "architectures", own.architecture, "model_type", own.type, "vocab_size", (json_int_t)c->vocab_size,
+                "hidden_size", (json_int_t)c->hidden_size, "intermediate_size", (json_int_t)c->intermediate_size,
+                "num_hidden_layers", (json_int_t)c->layers, "num_attention_heads", (json_int_t)c->heads,
+                "num_key_value_heads", (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim,
+                "max_position_embeddings", (json_int_t)c->max_positions, "rms_norm_eps", c->norm_eps, "rope_theta",
+                c->rope_theta, "tie_word_embeddings", c->tie_embeddings, "attention_bias", c->attention_bias,
+                "mlp_bias", c->mlp_bias, "hidden_act", "silu", "attention_dropout", 0.0, "initializer_range",
+                c->init_std, "bos_token_id", "eos_token_id", "torch_dtype", torch_dtype(c->dtype), "use_cache", 1);
+  int wrong = o ? add_window(o, c) | add_gemma(o, c) | add_experts(o, c) : 1;
   if (!wrong && c->rope_scaling.factor != 1.0)
     wrong = json_object_set_new(o, "rope_scaling", scaling(&c->rope_scaling));
   if (!wrong) return o;
@@ -120,6 +147,39 @@ static json_t *gpt2(const rfr_model_config *c) {
 }
 
 json_t *rfi_hf_config(const rfr_model_config *c) { return c->type == RFR_MODEL_GPT2 ? gpt2(c) : llama(c); }
+
+/* ---- names ---- */
+
+/* Where the layer's experts are, NULL if `name` is none of their weights: what follows is gate_up_proj or down_proj. */
+static const char *experts_of(const char *name) {
+  const char *at = strstr(name, ".mlp.experts.");
+  return at && strchr(at + strlen(".mlp.experts."), '.') ? NULL : at;
+}
+
+int rfi_hf_pieces(const char *name, const rfr_type *type) {
+  const char *at = experts_of(name);
+  if (!at) return 1;
+  return (int)type->shape[0] * (strcmp(at, ".mlp.experts.gate_up_proj") == 0 ? 2 : 1);
+}
+
+void rfi_hf_piece(const rfr_model_config *c, const char *name, const rfr_type *type, int i, rfi_hf_tensor *out) {
+  static const char *const names[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
+  const char *at = experts_of(name), *gate = strstr(name, ".mlp.gate.weight");
+  const char *block = is_mixtral(c) ? "block_sparse_moe" : "mlp";
+  *out = (rfi_hf_tensor){.rank = type->rank};
+  memcpy(out->shape, type->shape, sizeof out->shape);
+  if (!at) {
+    if (gate) snprintf(out->name, sizeof out->name, "%.*s.%s.gate.weight", (int)(gate - name), name, block);
+    else snprintf(out->name, sizeof out->name, "%s", name);
+    return;
+  }
+  const bool up = rfi_hf_pieces(name, type) > type->shape[0];
+  out->rank = 2;
+  out->shape[0] = up ? type->shape[1] / 2 : type->shape[1];
+  out->shape[1] = type->shape[2];
+  snprintf(out->name, sizeof out->name, "%.*s.%s.experts.%d.%s.weight", (int)(at - name), name, block, up ? i / 2 : i,
+           names[is_mixtral(c)][up ? i % 2 : 2]);
+}
 
 json_t *rfi_hf_generation_config(const rfr_model_config *c) {
   return json_pack("{s:b, s:f, s:I, s:n, s:n}", "do_sample", 1, "temperature", 0.8, "max_length",
@@ -157,15 +217,20 @@ static rfr_status want(const json_t *o, const char *file, const char *key, const
 
 /* Fields that change what a model computes, with the one value that we compute, but in the model type
  * that has them built. */
-typedef enum neutral { ABSENT, FALSE, TRUE, ONE, EMPTY } neutral;
+typedef enum neutral { ABSENT, FALSE, TRUE, ZERO, ONE, EMPTY } neutral;
+#define WITH_EXPERTS "mixtral qwen2_moe qwen3_moe"
 static const struct {
   const char *key;
   neutral only;
-  const char *built;
+  const char *built; /* types with blanks between them */
 } refused[] = {{"quantization_config", ABSENT, ""},
                {"compression_config", ABSENT, ""},
-               {"num_experts", ABSENT, ""},
-               {"num_local_experts", ABSENT, ""},
+               {"num_experts", ABSENT, WITH_EXPERTS},
+               {"num_local_experts", ABSENT, WITH_EXPERTS},
+               {"decoder_sparse_step", ONE, ""},
+               {"mlp_only_layers", EMPTY, ""},
+               {"router_jitter_noise", ZERO, ""},
+               {"qkv_bias", TRUE, ""},
                {"attn_logit_softcapping", ABSENT, "gemma2"},
                {"final_logit_softcapping", ABSENT, "gemma2"},
                {"query_pre_attn_scalar", ABSENT, "gemma2"},
@@ -185,16 +250,24 @@ static bool is_neutral(const json_t *value, neutral only) {
   switch (only) {
     case FALSE: return json_is_false(value);
     case TRUE: return json_is_true(value);
+    case ZERO: return json_is_number(value) && json_number_value(value) == 0.0;
     case ONE: return json_is_number(value) && json_number_value(value) == 1.0;
-    case EMPTY: return json_is_object(value) && json_object_size(value) == 0;
+    case EMPTY: return json_object_size(value) + json_array_size(value) == 0 && !json_is_number(value);
     default: return false;
   }
+}
+
+static bool is_among(const char *types, const char *type) {
+  const size_t n = strlen(type);
+  for (const char *at = types; (at = strstr(at, type)); at += n)
+    if ((at == types || at[-1] == ' ') && (at[n] == ' ' || !at[n])) return true;
+  return false;
 }
 
 static rfr_status refuse(const json_t *o, const char *file, const char *type) {
   for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
     const json_t *value = json_object_get(o, refused[i].key);
-    if (is_neutral(value, refused[i].only) || strcmp(refused[i].built, type) == 0) continue;
+    if (is_neutral(value, refused[i].only) || is_among(refused[i].built, type)) continue;
     char text[80];
     return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %s, which is not built", refused[i].key,
                        rfi_json_brief(value, text, sizeof text));
@@ -232,7 +305,7 @@ static rfr_status read_layer_types(const json_t *o, const char *file, bool liste
  * used, in those that layer_types names, and without it in all but the first max_window_layers; Gemma 2's without it in
  * every second one from the first. What the library would take for a missing number is no rule: it has to be there. */
 static rfr_status read_window(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
-  const bool qwen = c->qkv_bias || c->qk_norm, mistral = strcmp(type, "mistral") == 0,
+  const bool qwen = c->qkv_bias || c->qk_norm, mistral = strcmp(type, "mistral") == 0 || strcmp(type, "mixtral") == 0,
              none = strcmp(type, "llama") == 0 || c->type == RFR_MODEL_GEMMA;
   bool used = !qwen && !none;
   c->window = 0;
@@ -333,8 +406,25 @@ static rfr_status read_gemma(const json_t *o, const char *file, rfr_model_config
   return read_positive(o, file, "final_logit_softcapping", &none, &c->logit_cap);
 }
 
+static rfr_status read_experts(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
+  const bool mixtral = strcmp(type, "mixtral") == 0, shared = strcmp(type, "qwen2_moe") == 0;
+  /* which of the two names it has depends on the type and on the library's version */
+  const char *number = json_object_get(o, "num_local_experts") ? "num_local_experts" : "num_experts";
+  const field fields[] = {{number, &c->experts, true},
+                          {"num_experts_per_tok", &c->experts_per_token, true},
+                          {mixtral ? "intermediate_size" : "moe_intermediate_size", &c->expert_size, true},
+                          {"shared_expert_intermediate_size", &c->shared_size, true}};
+  bool balances = false;
+  RFI_TRY(read_sizes(o, file, fields, shared ? 4 : 3));
+  c->expert_norm = mixtral;
+  if (!mixtral) RFI_TRY(read_flag(o, file, "norm_topk_prob", &c->expert_norm));
+  RFI_TRY(rfi_json_get_bool(o, file, "output_router_logits", false, &balances));
+  return balances ? rfi_json_get_real(o, file, "router_aux_loss_coef", true, &c->balance_loss) : RFR_OK;
+}
+
 static rfr_status read_llama(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
-  const bool plain = strcmp(type, "llama") == 0, qwen3 = strcmp(type, "qwen3") == 0, gemma = rfi_is_gemma(c);
+  const bool plain = strcmp(type, "llama") == 0, gemma = rfi_is_gemma(c);
+  const bool qwen3 = strncmp(type, "qwen3", 5) == 0;
   const field fields[] = {{"vocab_size", &c->vocab_size, true},
                           {"hidden_size", &c->hidden_size, true},
                           {"intermediate_size", &c->intermediate_size, true},
@@ -354,7 +444,8 @@ static rfr_status read_llama(const json_t *o, const char *file, const char *type
   RFI_TRY(read_rope(o, file, c));
   RFI_TRY(read_flag(o, file, "tie_word_embeddings", &c->tie_embeddings));
   c->qk_norm = qwen3;
-  c->qkv_bias = strcmp(type, "qwen2") == 0;
+  c->qkv_bias = strncmp(type, "qwen2", 5) == 0;
+  if (is_among(WITH_EXPERTS, type)) RFI_TRY(read_experts(o, file, type, c));
   RFI_TRY(read_window(o, file, type, c));
   /* Only these classes look at these flags. */
   if (plain || qwen3 || gemma) RFI_TRY(read_flag(o, file, "attention_bias", &c->attention_bias));
@@ -391,15 +482,18 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model
   static const struct {
     const char *name;
     rfr_model_type type;
-  } types[] = {{"gpt2", RFR_MODEL_GPT2},       {"llama", RFR_MODEL_LLAMA},  {"mistral", RFR_MODEL_LLAMA},
-               {"ministral", RFR_MODEL_LLAMA}, {"qwen2", RFR_MODEL_LLAMA},  {"qwen3", RFR_MODEL_LLAMA},
+  } types[] = {{"gpt2", RFR_MODEL_GPT2},       {"llama", RFR_MODEL_LLAMA},     {"mistral", RFR_MODEL_LLAMA},
+               {"ministral", RFR_MODEL_LLAMA}, {"qwen2", RFR_MODEL_LLAMA},     {"qwen3", RFR_MODEL_LLAMA},
+               {"mixtral", RFR_MODEL_LLAMA},   {"qwen2_moe", RFR_MODEL_LLAMA}, {"qwen3_moe", RFR_MODEL_LLAMA},
                {"gemma", RFR_MODEL_GEMMA},     {"gemma2", RFR_MODEL_GEMMA2}};
   size_t which = 0;
   while (which < sizeof types / sizeof types[0] && strcmp(type, types[which].name) != 0) which++;
   if (which == sizeof types / sizeof types[0]) {
-    s = rfi_fail_at(RFI_E_MODEL_CONFIG, path, 0,
-                    "model_type is %s; gpt2, llama, mistral, ministral, qwen2, qwen3, gemma and gemma2 are built",
-                    type);
+    s = rfi_fail_at(
+        RFI_E_MODEL_CONFIG, path, 0,
+        "model_type is %s; gpt2, llama, mistral, ministral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma "
+        "and gemma2 are built",
+        type);
     goto fail;
   }
   RFI_GOTO(refuse(o, path, type));
@@ -424,7 +518,8 @@ static const char *const known[] = {
     "num_key_value_heads", "head_dim", "max_position_embeddings", "hidden_act", "hidden_activation", "rms_norm_eps",
     "initializer_range", "rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings", "attention_bias",
     "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "attention_dropout",
-    "bos_token_id", "eos_token_id", "pad_token_id",
+    "bos_token_id", "eos_token_id", "pad_token_id", "num_experts_per_tok", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "norm_topk_prob", "router_aux_loss_coef", "output_router_logits",
     /* GPT-2's */
     "n_embd", "n_layer", "n_head", "n_positions", "n_inner", "n_ctx", "activation_function", "layer_norm_epsilon",
     "attn_pdrop", "resid_pdrop", "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
@@ -443,9 +538,13 @@ static const char *const known[] = {
     "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
     "suppress_tokens", "begin_suppress_tokens"};
 
-static const char *const known_of_rope[] = {
-    "type",           "rope_type",       "rope_theta",       "factor",
-    "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"};
+static const char *const known_of_rope[] = {"type",
+                                            "rope_type",
+                                            "rope_theta",
+                                            "factor",
+                                            "low_freq_factor",
+                                            "high_freq_factor",
+                                            "original_max_position_embeddings"};
 
 static bool is_known(const char *key, const char *const *names, size_t n) {
   bool found = key[0] == '_';
@@ -496,7 +595,7 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
   int wrong = add_unknown(out->unknown, o, "", known, sizeof known / sizeof known[0]);
   for (int i = 0; i < 2; i++) {
     static const char *const objects[] = {"rope_scaling", "rope_parameters"}, *const prefixes[] = {"rope_scaling.",
-                                                                                                "rope_parameters."};
+                                                                                                   "rope_parameters."};
     wrong |= add_unknown(out->unknown, json_object_get(o, objects[i]), prefixes[i], known_of_rope,
                          sizeof known_of_rope / sizeof known_of_rope[0]);
   }

@@ -13,6 +13,15 @@
 /* New references; NULL when out of memory. */
 json_t *rfi_hf_config(const rfr_model_config *c);
 json_t *rfi_hf_generation_config(const rfr_model_config *c);
+/* A model's folder holds each expert's weights by themselves. A parameter is `rfi_hf_pieces` tensors of such a folder,
+ * all of one size, which lie one after the other in it; for most it is one, of the same name. */
+typedef struct rfi_hf_tensor {
+  char name[128];
+  int rank;
+  int64_t shape[3];
+} rfi_hf_tensor;
+int rfi_hf_pieces(const char *name, const rfr_type *type);
+void rfi_hf_piece(const rfr_model_config *c, const char *name, const rfr_type *type, int i, rfi_hf_tensor *out);
 /* Says that a layer is "full_attention" or "sliding_attention"; c->window is known. NULL, or what is wrong. */
 const char *rfi_hf_layer_type(rfr_model_config *c, int64_t layer, const char *type);
 /* Reads folder/config.json, as versions 4 and 5 of the transformers library write it, over

@@ -47,10 +47,9 @@ rfr_status rfi_fill_slot(rfr_run *run, int64_t step) {
   const int64_t slot = step % s->spec.slots, k = s->spec.microbatches;
   for (int64_t m = 0; m < k; m++) {
     const int64_t at = slot * k + m;
-    RFI_TRY(rfi_fill_rows(run, RFI_TRAIN, (step * k + m) * s->rows, s->rows,
-                          (int32_t *)run->tokens.data + at * s->spec.tokens,
-                          (int32_t *)run->targets.data + at * s->spec.tokens,
-                          (int32_t *)run->offsets.data + at * (s->spec.tokens + 1)));
+    RFI_TRY(rfi_fill_rows(
+        run, RFI_TRAIN, (step * k + m) * s->rows, s->rows, (int32_t *)run->tokens.data + at * s->spec.tokens,
+        (int32_t *)run->targets.data + at * s->spec.tokens, (int32_t *)run->offsets.data + at * (s->spec.tokens + 1)));
   }
   return RFR_OK;
 }
@@ -64,7 +63,8 @@ rfr_status rfi_launch(rfr_run *run, int program) {
 
 /* The metrics of step `step`, once its slot shows its number, which is what the device writes last. */
 static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
-  const double *slot = (const double *)run->metrics.data + (step % run->settings->spec.slots) * (1 + RFI_METRIC_N);
+  const int n = rfi_metric_count(&run->settings->spec);
+  const double *slot = (const double *)run->metrics.data + (step % run->settings->spec.slots) * (1 + n);
   const double number = (double)(step + 1);
   double seen;
   for (int idle = 0;;) {
@@ -73,7 +73,7 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
     if (idle) return rfi_fail(RFI_E_INTERNAL, "metrics of step %lld carry the number %g", (long long)(step + 1), seen);
     RFI_TRY(rfr_programs_poll(run->programs, &idle));
   }
-  memcpy(values, slot + 1, RFI_METRIC_N * sizeof *values);
+  memcpy(values, slot + 1, (size_t)n * sizeof *values);
   return RFR_OK;
 }
 
@@ -107,7 +107,7 @@ static rfr_status warn_of_zeros(rfr_run *run) {
 /* One step, and its metrics. On a device of its own the steps behind it, up to number `until`, are
  * launched before the wait, as far as the ring goes, so that it is never idle. */
 static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max, int *n) {
-  double m[RFI_METRIC_N];
+  double m[RFI_METRIC_N] = {0};
   RFI_TRY(rfi_state_ready(run));
   const double start = rfi_now();
   for (; run->filled < run->step + run->settings->spec.slots; run->filled++) RFI_TRY(rfi_fill_slot(run, run->filled));
@@ -129,6 +129,8 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
                              .lr = m[RFI_METRIC_LR],
                              .tokens = (int64_t)m[RFI_METRIC_COUNT],
                              .skipped = skipped,
+                             .most_load = m[RFI_METRIC_MOST_LOAD],
+                             .least_load = m[RFI_METRIC_LEAST_LOAD],
                              .seconds = rfi_now() - start});
   RFI_TRY(warn_of_zeros(run));
   if (run->skipped_in_row >= SKIPS_IN_A_ROW)

@@ -338,7 +338,7 @@ void rfr_run_close(rfr_run *run) {
   rfi_free(run->ctx, run);
 }
 
-/* Of one step as models are usually counted: two for each weight of a matrix and token,
+/* Of one step as models are usually counted: two for each weight of a matrix and token that goes to it,
  * the same twice over for the gradients, and attention over half of each window. The
  * compiled program's own count takes attention over packed windows as if they were one. */
 static double step_flops(const rfr_model_config *c, int64_t sequence, int64_t tokens) {
@@ -349,7 +349,8 @@ static double step_flops(const rfr_model_config *c, int64_t sequence, int64_t to
     if (i == rfi_parameter_index(c, RFI_SLOT_TOKENS, 0) || i == rfi_parameter_index(c, RFI_SLOT_POSITIONS, 0) ||
         i == rfi_parameter_index(c, RFI_SLOT_HEAD, 0))
       continue; /* tables are looked up; the head is counted, tied or not */
-    weights += (double)(p.shape[0] * p.shape[1]);
+    const double each = (double)(p.shape[p.rank - 2] * p.shape[p.rank - 1]);
+    weights += p.rank > 2 ? each * (double)c->experts_per_token : each;
   }
   return (double)tokens * (6.0 * weights + 6.0 * (double)(c->layers * c->heads * c->head_dim * sequence));
 }
@@ -363,6 +364,8 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .steps = run->steps,
                         .dtype = s->spec.model.dtype,
                         .tokens_per_step = s->spec.tokens * s->spec.microbatches,
+                        .experts = s->spec.model.experts,
+                        .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
                         .data_hash = run->hash,
                         .checkpoint = run->checkpoint};
   int64_t block[RFI_STEP_N];
@@ -379,10 +382,13 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
   for (int i = 0; i < rfr_model_parameter_count(&s->spec.model); i++) {
     rfr_parameter p;
     if (rfr_model_parameter(&s->spec.model, i, &p) != RFR_OK) continue;
-    const int64_t n = p.shape[0] * (p.rank > 1 ? p.shape[1] : 1);
+    int64_t n = 1;
+    for (int d = 0; d < p.rank; d++) n *= p.shape[d];
     bool frozen = false;
     for (int k = 0; k < s->spec.n_frozen; k++) frozen = frozen || rfr_name_matches(s->spec.frozen[k], p.name);
     out->parameters += n;
+    if (strncmp(p.name, "model.layers.0.mlp.experts.", 27) == 0)
+      out->expert_bytes += n * rfr_dtype_bits(s->spec.model.dtype) / 8;
     if (!frozen) out->trainable_parameters += n;
   }
 }

@@ -30,6 +30,14 @@
   "model: {model_type: gpt2, vocab_size: 256, hidden_size: 24, num_hidden_layers: 2,\n" \
   "        num_attention_heads: 3, max_position_embeddings: 64, dropout: 0.1}\n"        \
   "precision: {dtype: bf16}\n"
+#define EXPERTS                                                                                                     \
+  "model: {model_type: qwen3_moe, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 4, num_experts: 5,\n" \
+  "        moe_intermediate_size: 20, router_z_loss_coef: 0.001}\n"
+#define MIXTRAL                                                                                                  \
+  "model: {model_type: mixtral, hidden_size: 24, intermediate_size: 20, num_hidden_layers: 2, num_experts: 4,\n" \
+  "        num_attention_heads: 4, dropout: 0.05}\nprecision: {dtype: bf16, router_dtype: model}\n"
+#define SINGLE "precision: {dtype: f32}\n"
+#define HALF "precision: {dtype: f16}\n"
 #define DATA "data: {train: [\"*.txt\"], validation: 30%, tokenizer: bytes, sequence: 16}\n"
 #define ADAM "optimizer: {name: adamw, lr: 3e-3, weight_decay: 0.1, clip: 1.0}\n"
 #define TWO_BATCHES "batch: {tokens: 128, microbatch: 4}\n"
@@ -75,6 +83,7 @@ static int tear_down(void **state) {
 /* Losses by step, and whatever else the events said. */
 typedef struct record {
   double loss[STEPS + 1], norm[STEPS + 1];
+  double most_load, least_load; /* of the last step */
   int64_t last;
   int skipped, warnings, checkpoints, evaluations;
   double bits;
@@ -87,6 +96,7 @@ static void on_event(const rfr_event *e, void *user) {
   switch (e->kind) {
     case RFR_EVENT_METRICS:
       if (e->step <= STEPS) r->loss[e->step] = e->loss, r->norm[e->step] = e->grad_norm;
+      r->most_load = e->most_load, r->least_load = e->least_load;
       r->last = e->step;
       r->skipped += e->skipped;
       if (r->stop_at_5 && e->step == 5) rfr_run_request_stop(r->stop_at_5);
@@ -210,7 +220,80 @@ static void bits_gpt2_bf16_dropout(void **state) {
   same_bits("refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, "gpt2");
 }
 
-#define HALF "precision: {dtype: f16}\n"
+static void bits_experts(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" EXPERTS SINGLE DATA TWO_BATCHES ADAM RUN, "experts");
+}
+
+static void bits_mixtral_bf16_dropout(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" MIXTRAL DATA TWO_BATCHES ADAM RUN, "mixtral");
+}
+
+static void bits_experts_f16(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" EXPERTS HALF DATA TWO_BATCHES ADAM RUN, "half-experts");
+}
+
+/* The metrics say how full experts are; the loss that balances them does; frozen ones stay. */
+static void expert_load(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  static const char *const sets[2] = {"model.router_aux_loss_coef=0", "model.router_aux_loss_coef=1"};
+  const char *frozen[2] = {NULL, "optimizer.frozen=[\"*.0.mlp.experts.*\"]"};
+  record r[2] = {{{0}}};
+  rfr_run_info info;
+  for (int i = 0; i < 2; i++) {
+    rfr_run_options o = options_for(&r[i]);
+    frozen[0] = sets[i];
+    o.overrides = frozen;
+    o.n_overrides = 2;
+    rfr_run *run = open_run(ctx, "refrain: 1\n" EXPERTS SINGLE DATA TWO_BATCHES ADAM RUN, NULL, &o);
+    rfr_tensor x;
+    assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), "model.layers.0.mlp.experts.down_proj", &x), RFR_OK);
+    void *before = malloc((size_t)x.bytes);
+    assert_non_null(before);
+    memcpy(before, x.data, (size_t)x.bytes);
+    rfr_run_get_info(run, &info);
+    assert_true(info.experts == 5 && info.expert_rows == 128 && info.expert_bytes == 5 * 3 * 20 * 24 * 4);
+    steps(run, STEPS);
+    assert_memory_equal(before, x.data, (size_t)x.bytes);
+    assert_int_equal(r[i].warnings, 0);
+    assert_true(r[i].most_load > 1 && r[i].most_load <= 2.5 && r[i].least_load >= 0 && r[i].least_load < 1);
+    assert_true(r[i].loss[STEPS] < 0.8 * r[i].loss[1]);
+    free(before);
+    rfr_run_close(run);
+  }
+  assert_true(r[1].most_load - r[1].least_load < r[0].most_load - r[0].least_load);
+  rfr_ctx_destroy(ctx);
+}
+
+/* Experts by themselves in a checkpoint, from which another run starts with the same bits. */
+static void experts_from_folder(void **state) {
+  (void)state;
+  rfr_ctx *ctx = new_ctx(1);
+  record r = {0}, s = {0};
+  char config[512];
+  rfr_run_options o = options_for(&r);
+  rfr_run *a = open_run(ctx, "refrain: 1\n" EXPERTS DATA TWO_BATCHES ADAM RUN, "expert-parent", &o);
+  steps(a, 2);
+  assert_int_equal(rfr_run_save(a), RFR_OK);
+  snprintf(config, sizeof config, "refrain: 1\nmodel: %s/step-000002\n%s", folder_of("expert-parent"),
+           DATA TWO_BATCHES ADAM RUN);
+  o = options_for(&s);
+  rfr_run *b = open_run(ctx, config, NULL, &o);
+  rfr_tensor x, y;
+  for (int i = 0; rfr_programs_tensor_at(rfr_run_programs(a), i, &x) == RFR_OK; i++) {
+    if (x.role != RFR_ROLE_TRAINABLE) continue;
+    assert_int_equal(rfr_programs_tensor(rfr_run_programs(b), x.name, &y), RFR_OK);
+    assert_memory_equal(x.data, y.data, (size_t)x.bytes);
+  }
+  steps(b, 1);
+  rfr_run_close(b);
+  rfr_run_close(a);
+  rfr_ctx_destroy(ctx);
+}
+
 static void bits_llama_f16(void **state) {
   (void)state;
   same_bits("refrain: 1\n" LLAMA HALF DATA TWO_BATCHES ADAM RUN, "half");
@@ -245,19 +328,18 @@ static void loss_scale(void **state) {
 }
 
 /* What is computed again is the same: less memory, no bit changed. */
-static void recomputed(void **state) {
-  (void)state;
+static void recompute_all(const char *config) {
   rfr_ctx *ctx = new_ctx(2);
   record kept = {0}, again = {0};
   rfr_plan_summary more, less;
   const char *const sets[] = {"memory.recompute=all"};
   rfr_run_options o = options_for(&kept);
-  rfr_run *a = open_run(ctx, "refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  rfr_run *a = open_run(ctx, config, NULL, &o);
   steps(a, STEPS);
   o = options_for(&again);
   o.overrides = sets;
   o.n_overrides = 1;
-  rfr_run *b = open_run(ctx, "refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  rfr_run *b = open_run(ctx, config, NULL, &o);
   steps(b, STEPS);
   assert_same_losses(&kept, &again);
   assert_same_state(a, b);
@@ -267,6 +349,12 @@ static void recomputed(void **state) {
   rfr_run_close(b);
   rfr_run_close(a);
   rfr_ctx_destroy(ctx);
+}
+
+static void recomputed(void **state) {
+  (void)state;
+  recompute_all("refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN);
+  recompute_all("refrain: 1\n" MIXTRAL DATA TWO_BATCHES ADAM RUN);
 }
 
 static void microbatches(void **state) {
@@ -718,7 +806,8 @@ static void small_documents(void **state) {
   rfr_ctx *ctx = new_ctx(1);
   record r = {0};
   rfr_run_options o = options_for(&r);
-  rfr_run *run = open_run(ctx, "refrain: 1\n" LLAMA TWO_BATCHES ADAM RUN
+  rfr_run *run = open_run(ctx,
+                          "refrain: 1\n" LLAMA TWO_BATCHES ADAM RUN
                           "data: {train: [\"*.tiny\"], validation: 0%, tokenizer: bytes, sequence: 32}\n",
                           NULL, &o);
   steps(run, 1);
@@ -746,6 +835,11 @@ int main(void) {
       cmocka_unit_test(bits_llama),
       cmocka_unit_test(bits_gpt2_bf16_dropout),
       cmocka_unit_test(bits_llama_f16),
+      cmocka_unit_test(bits_experts),
+      cmocka_unit_test(bits_mixtral_bf16_dropout),
+      cmocka_unit_test(bits_experts_f16),
+      cmocka_unit_test(expert_load),
+      cmocka_unit_test(experts_from_folder),
       cmocka_unit_test(loss_scale),
       cmocka_unit_test(microbatches),
       cmocka_unit_test(recomputed),

@@ -40,10 +40,12 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   if (!c->precision_dtype) /* auto */
     RFI_TRY(rfi_config_set(s->config, RFI_CFG_precision_dtype, bf16_fast ? "bf16" : "f32", "this machine"));
   m.dtype = rfr_dtype_parse(c->precision_dtype);
+  const bool router_narrow = strcmp(c->precision_router_dtype, "model") == 0;
   if (*c->model) {
     s->weights = c->model;
     RFI_TRY(rfi_hf_read(s->ctx, c->model, dropout, &m));
     RFI_TRY(rfi_hf_notes_read(s->ctx, c->model, &s->notes));
+    m.router_narrow = router_narrow;
     s->spec.model = m;
     return rfr_model_config_check(&m);
   }
@@ -64,6 +66,14 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   m.tie_embeddings = c->model_tie_word_embeddings;
   m.attention_bias = c->model_attention_bias;
   m.mlp_bias = c->model_mlp_bias;
+  m.qk_norm = strcmp(c->model_model_type, "qwen3_moe") == 0;
+  m.experts = c->model_num_experts;
+  m.experts_per_token = c->model_num_experts_per_tok;
+  m.expert_size = c->model_moe_intermediate_size;
+  m.expert_norm = m.experts > 0 && c->model_norm_topk_prob;
+  m.router_narrow = router_narrow;
+  m.balance_loss = c->model_router_aux_loss_coef;
+  m.z_loss = c->model_router_z_loss_coef;
   s->spec.model = m;
   return rfr_model_config_check(&m);
 }

@@ -123,7 +123,7 @@ static rfr_status read_weight(rfr_run *run, rfi_weights *w, const rfr_tensor *x)
   RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
   rfr_tensor there = *x;
   there.data = host;
-  return rfi_host_close(run, x, RFI_HOST_WRITE, host, rfi_weights_read(w, &there));
+  return rfi_host_close(run, x, RFI_HOST_WRITE, host, rfi_weights_read(w, &run->settings->spec.model, &there));
 }
 
 static rfr_status load_folder(rfr_run *run, const char *folder) {
@@ -255,20 +255,31 @@ fail:
 
 /* ---- saving ---- */
 
+/* The weights of experts lie in a model's folder each by itself, one after the other as they do here. */
+static int pieces_of(const rfr_tensor *x, kind which) { return which == WEIGHT ? rfi_hf_pieces(x->name, &x->type) : 1; }
+
 static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *name, kind which) {
   rfr_status s;
   rfi_file *file;
   rfr_tensor x;
-  int n = 0, total = 0;
+  int n = 0, total = 0, pieces = 0;
   rfi_safetensors_entry *entries = NULL;
-  while (rfr_programs_tensor_at(run->programs, total, &x) == RFR_OK) total++;
-  RFI_TRY(RFI_ALLOC(run->ctx, ((size_t)total + 1) * sizeof *entries, &entries));
+  rfi_hf_tensor *names = NULL;
+  for (; rfr_programs_tensor_at(run->programs, total, &x) == RFR_OK; total++)
+    if (kind_of(&x) == which) pieces += pieces_of(&x, which);
+  RFI_TRY(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *entries, &entries));
+  RFI_GOTO(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *names, &names));
   for (int i = 0; i < total; i++) {
     RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
-    if (kind_of(&x) != which) continue;
-    rfi_safetensors_entry *e = &entries[n++];
-    *e = (rfi_safetensors_entry){.name = x.name, .dtype = x.type.dtype, .rank = x.type.rank};
-    for (int d = 0; d < x.type.rank; d++) e->shape[d] = x.type.shape[d];
+    for (int k = 0; kind_of(&x) == which && k < pieces_of(&x, which); k++, n++) {
+      entries[n] = (rfi_safetensors_entry){.name = x.name, .dtype = x.type.dtype, .rank = x.type.rank};
+      for (int d = 0; d < x.type.rank; d++) entries[n].shape[d] = x.type.shape[d];
+      if (which != WEIGHT) continue;
+      rfi_hf_piece(&run->settings->spec.model, x.name, &x.type, k, &names[n]);
+      entries[n].name = names[n].name;
+      entries[n].rank = names[n].rank;
+      for (int d = 0; d < names[n].rank; d++) entries[n].shape[d] = names[n].shape[d];
+    }
   }
   RFI_GOTO(rfi_checkpoint_file(w, name, &file));
   RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, n, NULL, 0, NULL));
@@ -283,6 +294,7 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
   s = RFR_OK;
 fail:
   rfi_free(run->ctx, entries);
+  rfi_free(run->ctx, names);
   return s;
 }
 

@@ -90,7 +90,8 @@ static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update 
 
 /* Everything behind the loss, which is `shown` without its scale. `g` has room for one value per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
-                     const scaling *scaling, rfr_value shown, rfr_value count, rfr_value step) {
+                     const scaling *scaling, rfr_value shown, rfr_value count, const rfr_value *splits,
+                     rfr_value step) {
   int trainable = 0;
   rfr_parameter p;
   for (int i = 0; i < n; i++) {
@@ -111,47 +112,56 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
     rfr_model_parameter(&s->model, i, &p);
     if (!frozen(s, p.name)) update_parameter(t, s, &u, p.name, w[i], g[trainable++]);
   }
-  const rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = shown,
-                                           [RFI_METRIC_NORM] = norm,
-                                           [RFI_METRIC_LR] = u.lr,
-                                           [RFI_METRIC_COUNT] = count,
-                                           [RFI_METRIC_SKIP] = u.skip};
-  const int64_t shape[2] = {s->slots, 1 + RFI_METRIC_N};
+  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = shown,
+                                     [RFI_METRIC_NORM] = norm,
+                                     [RFI_METRIC_LR] = u.lr,
+                                     [RFI_METRIC_COUNT] = count,
+                                     [RFI_METRIC_SKIP] = u.skip};
+  if (s->model.experts > 0)
+    metrics[RFI_METRIC_MOST_LOAD] =
+        rfr_moe_load(t, (int)(s->model.layers * s->microbatches), splits, &metrics[RFI_METRIC_LEAST_LOAD]);
+  const int64_t shape[2] = {s->slots, 1 + rfi_metric_count(s)};
   rfr_value mring = rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape);
-  rfr_metrics_write(t, mring, step, RFI_METRIC_N, metrics);
+  rfr_metrics_write(t, mring, step, rfi_metric_count(s), metrics);
   if (scaling->state != RFR_NONE) rfr_loss_scale_end(t, scaling->state, u.skip, SCALE_GROWS);
   rfr_step_end(t, step, u.skip);
 }
 
 static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model);
-  rfr_value *w = values, *g = w + n, *targets = g + n;
+  rfr_value *w = values, *g = w + n, *targets = g + n, *splits = targets + s->microbatches;
   rfr_microbatch(t, -1);
   rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
   rfr_value step = rfr_step_block(t);
   rfr_scope(t, "inputs");
-  rfr_value all_tokens = ring(t, s, RFI_NAME_TOKENS, s->tokens, step);          /* (k,T) */
-  rfr_value all_targets = ring(t, s, RFI_NAME_TARGETS, s->tokens, step);        /* (k,T) */
-  rfr_value all_offsets = ring(t, s, RFI_NAME_OFFSETS, s->tokens + 1, step);    /* (k,T+1) */
+  rfr_value all_tokens = ring(t, s, RFI_NAME_TOKENS, s->tokens, step);       /* (k,T) */
+  rfr_value all_targets = ring(t, s, RFI_NAME_TARGETS, s->tokens, step);     /* (k,T) */
+  rfr_value all_offsets = ring(t, s, RFI_NAME_OFFSETS, s->tokens + 1, step); /* (k,T+1) */
   for (int64_t m = 0; m < s->microbatches; m++) targets[m] = row(t, all_targets, m);
   rfr_value count, inv = rfr_token_count(t, (int)s->microbatches, targets, RFI_IGNORE, &count);
   const scaling scaling = record_scaling(t, s);
   if (scaling.scale != RFR_NONE) inv = rfr_mul(t, inv, scaling.scale);
-  rfr_value loss = RFR_NONE;
+  rfr_value loss = RFR_NONE, balance = RFR_NONE;
   for (int64_t m = 0; m < s->microbatches; m++) {
     rfr_microbatch(t, (int)m);
     rfr_scope(t, "inputs");
     rfr_value tokens = row(t, all_tokens, m), offsets = row(t, all_offsets, m);
-    rfr_value h = rfr_model_forward(t, &s->model, w, tokens, offsets, step);
+    rfr_experts experts = {.targets = targets[m], .ignore = RFI_IGNORE, .splits = splits + m * s->model.layers};
+    rfr_value h = rfr_model_forward_experts(t, &s->model, w, tokens, offsets, step, &experts);
     rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
     rfr_scope(t, "head");
     rfr_value part = rfr_cross_entropy(t, logits, targets[m], inv, RFI_IGNORE);
+    if (experts.loss != RFR_NONE && scaling.scale != RFR_NONE)
+      experts.loss = rfr_mul(t, experts.loss, scaling.scale); /* as inv is */
     rfr_microbatch(t, -1);
     loss = m == 0 ? part : rfr_add(t, loss, part);
+    if (experts.loss != RFR_NONE) balance = m == 0 ? experts.loss : rfr_add(t, balance, experts.loss);
   }
   const rfr_value shown = unscaled(t, &scaling, loss);
   rfr_value_set_name(t, shown, "loss");
-  optimize(t, s, w, n, g, loss, &scaling, shown, count, step);
+  if (balance != RFR_NONE) /* each microbatch's is its own mean */
+    loss = rfr_add(t, loss, rfr_scale(t, balance, 1.0 / (double)s->microbatches, RFR_NONE));
+  optimize(t, s, w, n, g, loss, &scaling, shown, count, splits, step);
   rfr_output(t, "loss", shown);
 }
 
@@ -201,7 +211,8 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
   rfr_value *values = NULL;
   *out = NULL;
   RFI_GOTO(rfr_model_config_check(&spec->model));
-  const size_t n = 2 * (size_t)rfr_model_parameter_count(&spec->model) + (size_t)spec->microbatches;
+  const size_t n = 2 * (size_t)rfr_model_parameter_count(&spec->model) +
+                   (size_t)spec->microbatches * (1 + (size_t)spec->model.layers);
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));
   record(t, spec, values);

@@ -13,8 +13,8 @@
 /* Targets with this value count for nothing; Hugging Face's convention. */
 enum { RFI_IGNORE = -100 };
 
-/* Columns of the metrics ring behind the sequence number. */
-#define RFI_METRICS(X) X(LOSS) X(NORM) X(LR) X(COUNT) X(SKIP)
+/* Columns of the metrics ring behind the sequence number; the last two are there with experts alone. */
+#define RFI_METRICS(X) X(LOSS) X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD)
 typedef enum rfi_metric {
 #define RFI_METRIC_ENUM(name) RFI_METRIC_##name,
   RFI_METRICS(RFI_METRIC_ENUM)
@@ -49,23 +49,27 @@ typedef struct rfi_step_spec {
   rfr_lr_options lr;
 } rfi_step_spec;
 
+static inline int rfi_metric_count(const rfi_step_spec *s) {
+  return s->model.experts > 0 ? RFI_METRIC_N : RFI_METRIC_MOST_LOAD;
+}
+
 /* Names of what the host fills and reads. */
-#define RFI_NAME_TOKENS "tokens"                 /* i32 (R,k,T) */
-#define RFI_NAME_TARGETS "targets"               /* i32 (R,k,T) */
-#define RFI_NAME_OFFSETS "offsets"               /* i32 (R,k,T+1) */
-#define RFI_NAME_METRICS "metrics"               /* f64 (R,1+RFI_METRIC_N) */
-#define RFI_NAME_ZERO_STEPS "zero_steps"         /* i32 (trainable), see rfr_grad_norm_zeros */
-#define RFI_NAME_LOSS_SCALE "loss_scale"         /* i32 (2), of f16 training, see rfr_loss_scale */
-#define RFI_NAME_EVAL_TOKENS "eval.tokens"       /* i32 (eval_tokens) */
-#define RFI_NAME_EVAL_TARGETS "eval.targets"     /* i32 (eval_tokens) */
-#define RFI_NAME_EVAL_OFFSETS "eval.offsets"     /* i32 (eval_tokens+1) */
-#define RFI_NAME_NLL "nll"                       /* output f32 (1), a sum in nats */
-#define RFI_NAME_TEXT "text"                     /* i32 (window+1), see rfr_text_read */
-#define RFI_NAME_CURSOR "text.cursor"            /* i64 (4) */
-#define RFI_NAME_TEMPERATURE "text.temperature"  /* f64 (1) */
-#define RFI_NAME_TOP_K "text.top_k"              /* i64 (1) */
-#define RFI_NAME_TOP_P "text.top_p"              /* f64 (1) */
-#define RFI_NAME_LOGITS "logits"                 /* output f32 (1,V), of the last token taken */
+#define RFI_NAME_TOKENS "tokens"                /* i32 (R,k,T) */
+#define RFI_NAME_TARGETS "targets"              /* i32 (R,k,T) */
+#define RFI_NAME_OFFSETS "offsets"              /* i32 (R,k,T+1) */
+#define RFI_NAME_METRICS "metrics"              /* f64 (R,1+rfi_metric_count) */
+#define RFI_NAME_ZERO_STEPS "zero_steps"        /* i32 (trainable), see rfr_grad_norm_zeros */
+#define RFI_NAME_LOSS_SCALE "loss_scale"        /* i32 (2), of f16 training, see rfr_loss_scale */
+#define RFI_NAME_EVAL_TOKENS "eval.tokens"      /* i32 (eval_tokens) */
+#define RFI_NAME_EVAL_TARGETS "eval.targets"    /* i32 (eval_tokens) */
+#define RFI_NAME_EVAL_OFFSETS "eval.offsets"    /* i32 (eval_tokens+1) */
+#define RFI_NAME_NLL "nll"                      /* output f32 (1), a sum in nats */
+#define RFI_NAME_TEXT "text"                    /* i32 (window+1), see rfr_text_read */
+#define RFI_NAME_CURSOR "text.cursor"           /* i64 (4) */
+#define RFI_NAME_TEMPERATURE "text.temperature" /* f64 (1) */
+#define RFI_NAME_TOP_K "text.top_k"             /* i64 (1) */
+#define RFI_NAME_TOP_P "text.top_p"             /* f64 (1) */
+#define RFI_NAME_LOGITS "logits"                /* output f32 (1,V), of the last token taken */
 
 /* Tokens of a prompt that prefill takes at a time, or the window if that is less: enough that
  * its products are worth reading the weights for. */

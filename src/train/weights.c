@@ -14,6 +14,7 @@
 #include "data/file.h"
 #include "data/json.h"
 #include "data/safetensors.h"
+#include "train/hf.h"
 
 struct rfi_weights {
   rfr_ctx *ctx;
@@ -130,22 +131,43 @@ static void print_shape(char *text, size_t size, int rank, const int64_t *shape)
   if (n < size) snprintf(text + n, size - n, "]");
 }
 
-rfr_status rfi_weights_read(rfi_weights *w, const rfr_tensor *x) {
+static rfr_status find_outer(rfi_weights *w, const char *name, int *shard, const rfi_stored **stored) {
   static const char *const outer[] = {"", "transformer.", "model."};
-  const rfi_stored *stored = NULL;
+  *stored = NULL;
+  for (size_t i = 0; i < sizeof outer / sizeof outer[0] && !*stored; i++)
+    if (strncmp(name, outer[i], strlen(outer[i])) == 0) RFI_TRY(find(w, name + strlen(outer[i]), shard, stored));
+  return RFR_OK;
+}
+
+static rfr_status read_tensor(rfi_weights *w, const char *name, int rank, const int64_t *shape, rfr_dtype dtype,
+                              void *data) {
+  const rfi_stored *stored;
   int shard = 0;
-  for (size_t i = 0; i < sizeof outer / sizeof outer[0] && !stored; i++)
-    if (strncmp(x->name, outer[i], strlen(outer[i])) == 0)
-      RFI_TRY(find(w, x->name + strlen(outer[i]), &shard, &stored));
-  if (!stored) return rfi_fail_at(RFI_E_RESUME_MISMATCH, w->path, 0, "there is no tensor %s in it", x->name);
-  bool same = stored->rank == x->type.rank;
-  for (int d = 0; same && d < x->type.rank; d++) same = stored->shape[d] == x->type.shape[d];
+  RFI_TRY(find_outer(w, name, &shard, &stored));
+  if (!stored) return rfi_fail_at(RFI_E_RESUME_MISMATCH, w->path, 0, "there is no tensor %s in it", name);
+  bool same = stored->rank == rank;
+  for (int d = 0; same && d < rank; d++) same = stored->shape[d] == shape[d];
   if (!same) {
     char have[200], want[200];
     print_shape(have, sizeof have, stored->rank, stored->shape);
-    print_shape(want, sizeof want, x->type.rank, x->type.shape);
-    return rfi_fail_at(RFI_E_RESUME_MISMATCH, w->path, 0, "%s has shape %s; the configuration wants %s", x->name, have,
+    print_shape(want, sizeof want, rank, shape);
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, w->path, 0, "%s has shape %s; the configuration wants %s", name, have,
                        want);
   }
-  return rfi_safetensors_read_as(w->shards[shard], stored, x->type.dtype, x->data, stored->elements);
+  return rfi_safetensors_read_as(w->shards[shard], stored, dtype, data, stored->elements);
+}
+
+rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr_tensor *x) {
+  const rfi_stored *whole;
+  int shard = 0;
+  RFI_TRY(find_outer(w, x->name, &shard, &whole));
+  if (whole) return read_tensor(w, x->name, x->type.rank, x->type.shape, x->type.dtype, x->data);
+  const int pieces = rfi_hf_pieces(x->name, &x->type);
+  for (int i = 0; i < pieces; i++) {
+    rfi_hf_tensor piece;
+    rfi_hf_piece(c, x->name, &x->type, i, &piece);
+    RFI_TRY(
+        read_tensor(w, piece.name, piece.rank, piece.shape, x->type.dtype, (char *)x->data + i * (x->bytes / pieces)));
+  }
+  return RFR_OK;
 }

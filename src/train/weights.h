@@ -10,14 +10,15 @@
 #ifndef RFI_WEIGHTS_H
 #define RFI_WEIGHTS_H
 
+#include "refrain/nn.h"
 #include "refrain/tensor.h"
 
 typedef struct rfi_weights rfi_weights;
 
 rfr_status rfi_weights_open(rfr_ctx *ctx, const char *folder, rfi_weights **out);
 void rfi_weights_close(rfi_weights *w); /* accepts NULL */
-/* Reads the tensor x->name into x->data, converting float types. A missing tensor or one
- * of another shape is resume.mismatch. */
-rfr_status rfi_weights_read(rfi_weights *w, const rfr_tensor *x);
+/* Reads the tensor x->name into x->data, converting float types; where it is not there, the pieces of it that a folder
+ * of the model has (hf.h). A missing tensor or one of another shape is resume.mismatch. */
+rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr_tensor *x);
 
 #endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Experts in place of an MLP: a router, tokens sorted by expert, two grouped products, and back.
+ *
+ * All experts of a layer are one packed weight, gate above up, so that both are one product and each gradient is
+ * one op. Offsets are made once and read by everything, forward and backward. The router computes in f32 unless it
+ * is to do what the transformers library does.
+ */
+#include "nn/nn.h"
+
+/* The router's weights and choice; the losses of its logits. */
+static rfr_value route(const rfi_nn *n, rfr_value x, rfr_value *index) {
+  const rfr_model_config *c = n->c;
+  rfr_moe_options o = rfr_moe_options_default();
+  const rfr_dtype dtype = c->router_narrow ? c->dtype : RFR_F32;
+  rfr_value logits = rfr_matmul(n->t, x, rfi_nn_parameter(n, RFI_SLOT_ROUTER), RFR_NONE, 0, 1, dtype);
+  o.k = c->experts_per_token;
+  o.norm = c->expert_norm;
+  rfr_value weight = rfr_moe_route(n->t, logits, RFR_NONE, &o, index);
+  if (n->experts && (c->balance_loss != 0.0 || c->z_loss != 0.0)) {
+    rfr_value loss =
+        rfr_moe_loss(n->t, logits, *index, n->experts->targets, 0, c->balance_loss, c->z_loss, n->experts->ignore);
+    n->experts->loss = n->experts->loss == RFR_NONE ? loss : rfr_add(n->t, n->experts->loss, loss);
+  }
+  return dtype == RFR_F32 ? weight : rfr_cast(n->t, weight, dtype);
+}
+
+/* An MLP that all tokens go to, times the logistic function of a product with its gate: the weight that routing by
+ * logistic functions gives the only expert there is. */
+static rfr_value shared(const rfi_nn *n, rfr_value x) {
+  const rfr_moe_options only = {
+      .size = sizeof only, .k = 1, .score = RFR_MOE_SIGMOID, .groups = 1, .group_k = 1, .scale = 1};
+  rfr_value gate = rfr_matmul(n->t, x, rfi_nn_parameter(n, RFI_SLOT_SHARED_GATE), RFR_NONE, 0, 1, n->c->dtype);
+  gate = rfr_moe_route(n->t, gate, RFR_NONE, &only, NULL);
+  if (n->c->dtype != RFR_F32) gate = rfr_cast(n->t, gate, n->c->dtype);
+  return rfr_mul(n->t, rfi_nn_mlp(n, x), rfr_expand(n->t, gate, 1, n->c->hidden_size));
+}
+
+rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
+  const rfr_model_config *c = n->c;
+  rfr_trace *t = n->t;
+  const int64_t I = c->expert_size;
+  rfr_value index, order, place;
+  rfr_value weight = route(n, x, &index);
+  rfr_value splits = rfr_moe_sort(t, index, c->experts, &order, &place);
+  rfr_value offsets = rfr_splits_to_offsets(t, splits, n->tokens * c->experts_per_token, NULL);
+  if (n->experts && n->experts->splits) n->experts->splits[n->layer] = splits;
+  rfr_value y = rfr_moe_permute(t, x, order, place, RFR_NONE); /* (T*k,C) */
+  y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_SLOT_EXPERT_UP), offsets, RFR_NONE, RFR_NONE);
+  y = rfr_swiglu(t, rfr_slice(t, y, 1, 0, I), rfr_slice(t, y, 1, I, I));
+  y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_SLOT_EXPERT_DOWN), offsets, RFR_NONE, RFR_NONE);
+  y = rfr_moe_unpermute(t, y, order, place, weight);
+  return c->shared_size > 0 ? rfr_add(t, y, shared(n, x)) : y;
+}
