@@ -7,6 +7,10 @@
 
 #include "cli.h"
 
+/* --dtype, or the best of this machine. */
+rfr_dtype bench_dtype(const cli *c);
+
+rfr_status bench_kernels(cli *c);
 rfr_status bench_replay(cli *c);
 rfr_status bench_small(cli *c);
 

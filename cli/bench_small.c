@@ -125,10 +125,7 @@ rfr_status bench_small(cli *c) {
   int ops = 0, in_a_row_n = 0;
   char device[160];
   rfr_programs *p = NULL;
-  rfr_machine m;
-  rfr_machine_describe(c->ctx, &m);
-  rfr_dtype dtype = m.best_dtype;
-  if (c->dtype && strcmp(c->dtype, "auto") != 0) dtype = strcmp(c->dtype, "f32") == 0 ? RFR_F32 : RFR_BF16;
+  const rfr_dtype dtype = bench_dtype(c);
   rfr_status s = make(c->ctx, dtype, &p);
   if (s == RFR_OK) s = fill_all(p);
   if (s == RFR_OK) s = rfr_programs_load(p);

@@ -129,10 +129,23 @@ static rfr_status bench(cli *c, const cli_builtin *b) {
   return s;
 }
 
+rfr_dtype bench_dtype(const cli *c) {
+  static const rfr_dtype dtypes[] = {RFR_F32, RFR_BF16, RFR_F16};
+  rfr_machine m;
+  rfr_machine_describe(c->ctx, &m);
+  for (int i = 0; i < 3 && c->dtype; i++)
+    if (strcmp(c->dtype, rfr_dtype_name(dtypes[i])) == 0) return dtypes[i];
+  return m.best_dtype;
+}
+
 static const struct {
   const char *name;
   rfr_status (*run)(cli *c);
-} others[] = {{"compile", bench_compile}, {"replay", bench_replay}, {"small", bench_small}};
+  bool large; /* timed only when it is named */
+} others[] = {{"compile", bench_compile, false},
+              {"replay", bench_replay, false},
+              {"small", bench_small, false},
+              {"kernels", bench_kernels, true}};
 enum { N_OTHERS = sizeof others / sizeof others[0] };
 
 rfr_status cli_bench(cli *c) {
@@ -147,7 +160,7 @@ rfr_status cli_bench(cli *c) {
     s = bench(c, b);
   }
   for (int i = 0; s == RFR_OK && i < N_OTHERS; i++) {
-    if (c->operand && strcmp(c->operand, others[i].name) != 0) continue;
+    if (c->operand ? strcmp(c->operand, others[i].name) != 0 : others[i].large) continue;
     found = true;
     s = others[i].run(c);
   }

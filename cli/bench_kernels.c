@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * refrain bench kernels: what memory bounds, alone. Each op is called on at least 512 MB, in
+ * turn over sets of buffers that no cache holds; the rate counts every input and every output
+ * byte once, beside the rate at which this machine copies. bench/peers/peers_gpu.py times the
+ * same shapes.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench.h"
+#include "refrain/op.h"
+#include "refrain/ops.h"
+
+enum { T = 32768, C = 4096, ROWS = 8192, V = 50304, N = 64 << 20, SETS = 2, MOST_OPERANDS = 9, MOST_ROUNDS = 200 };
+#define PATIENCE 0.5 /* seconds that the rounds of one op may take, after the first five */
+
+/* Operands: a type (t: the one under test, f: f32, p: f32 and positive, i: i32, s: the step block, _: absent) and
+ * dimensions by the names above (R: ROWS); a ! behind them for what is written in place. */
+typedef struct kernel {
+  const char *name, *operands;
+  rfr_attr attr[5];
+} kernel;
+
+static const kernel kernels[] = {
+    {"layernorm", "tTC tC tC", {{{.f = 1e-5}}}},
+    {"layernorm_bwd", "tTC tTC tC fT fT", {{{0}}}},
+    {"rmsnorm", "tTC tC", {{{.f = 1e-5}}}},
+    {"rmsnorm_bwd", "tTC tTC tC fT", {{{0}}}},
+    {"add_rmsnorm", "tTC tTC tC", {{{.f = 1e-5}}}},
+    {"gelu", "tTC", {{{.i = 1}}}},
+    {"gelu_bwd", "tTC tTC", {{{.i = 1}}}},
+    {"swiglu", "tTC tTC", {{{0}}}},
+    {"swiglu_bwd", "tTC tTC tTC", {{{0}}}},
+    {"cross_entropy", "tRV iR f1", {{{.i = -100}}}},
+    {"cross_entropy_bwd", "f1 tRV iR fR f1", {{{.i = -100}}}},
+    {"adamw", "fN! fN fN! pN! _ f1 _ _ s", {{{.f = 0.9}}, {{.f = 0.95}}, {{.f = 1e-8}}, {{.f = 0.1}}, {{.f = 1}}}},
+};
+enum { N_KERNELS = sizeof kernels / sizeof kernels[0] };
+
+typedef struct result {
+  double seconds, bytes;
+  const char *kernel;
+} result;
+
+/* ---- recording ---- */
+
+static int64_t size_of(char dimension) {
+  switch (dimension) {
+    case 'T': return T;
+    case 'C': return C;
+    case 'R': return ROWS;
+    case 'V': return V;
+    case 'N': return N;
+    default: return 1;
+  }
+}
+
+static rfr_value record_operand(rfr_trace *t, const char *spec, const char *name, rfr_dtype dtype, rfr_value step) {
+  int64_t shape[2];
+  int rank = 0;
+  if (spec[0] == '_') return RFR_NONE;
+  if (spec[0] == 's') return step;
+  const char *at = spec + 1;
+  for (; *at && *at != ' ' && *at != '!'; at++) shape[rank++] = size_of(*at);
+  const rfr_dtype type = spec[0] == 't' ? dtype : spec[0] == 'i' ? RFR_I32 : RFR_F32;
+  return rfr_input(t, name, *at == '!' ? RFR_ROLE_STATE : RFR_ROLE_INPUT, type, rank, shape);
+}
+
+static void record_call(rfr_trace *t, const rfr_op *op, const kernel *k, int set, rfr_dtype dtype, rfr_value step) {
+  rfr_value in[MOST_OPERANDS], out[MOST_OPERANDS];
+  int n = 0;
+  for (const char *at = k->operands; *at; at += strspn(at, " "), n++) {
+    char name[16];
+    snprintf(name, sizeof name, "%c%d.%d", at[0], n, set);
+    in[n] = record_operand(t, at, name, dtype, step);
+    at += strcspn(at, " ");
+  }
+  for (int j = 0; j < MOST_OPERANDS; j++) out[j] = RFR_NONE;
+  rfr_record(t, op, n, in, k->attr, out);
+  for (int j = 0; j < MOST_OPERANDS && !strchr(k->operands, '!'); j++) {
+    char name[16];
+    snprintf(name, sizeof name, "y%d.%d", j, set);
+    if (out[j] >= 0) rfr_output(t, name, out[j]);
+  }
+}
+
+static rfr_status make(rfr_ctx *ctx, const kernel *k, rfr_dtype dtype, rfr_programs **out) {
+  rfr_trace *t = NULL;
+  const rfr_op *op = rfr_op_find(ctx, k->name);
+  rfr_status s = rfr_trace_create(ctx, &t);
+  if (s != RFR_OK) return s;
+  const rfr_value step = strchr(k->operands, 's') ? rfr_step_block(t) : RFR_NONE;
+  for (int set = 0; set < SETS; set++) record_call(t, op, k, set, dtype, step);
+  s = rfr_trace_finish(t);
+  if (s == RFR_OK) s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, &k->name, NULL, out);
+  rfr_trace_destroy(t);
+  return s;
+}
+
+/* ---- measuring ---- */
+
+/* Floats at random, in pieces of the same MiB: nobody waits for a gigabyte of draws. */
+static rfr_status fill(rfr_programs *p, const rfr_tensor *x) {
+  enum { PIECE = 1 << 20 };
+  char *host = malloc(PIECE);
+  if (!host) return RFR_NO_MEMORY;
+  const int size = x->type.dtype == RFR_F32 ? 4 : 2;
+  uint32_t draw = 1;
+  for (int64_t i = 0; i < PIECE; i += size) {
+    draw = draw * 1664525u + 1013904223u;
+    float value = (float)(int32_t)draw * 0x1p-31f;
+    if (x->name[0] == 'p' && value < 0) value = -value;
+    const uint32_t bits = rfr_float_to_bits(x->type.dtype, value);
+    memcpy(host + i, &bits, (size_t)size); /* little endian */
+  }
+  rfr_status s = RFR_OK;
+  for (int64_t at = 0; at < x->bytes && s == RFR_OK; at += PIECE) {
+    rfr_tensor part = *x;
+    part.data = (char *)x->data + at;
+    part.bytes = x->bytes - at < PIECE ? x->bytes - at : PIECE;
+    s = rfr_programs_write(p, &part, host);
+  }
+  free(host);
+  return s;
+}
+
+static rfr_status measure(rfr_programs *p, result *r) {
+  double seconds[MOST_ROUNDS * SETS];
+  rfr_op_time times[SETS];
+  rfr_tensor x;
+  int n = 0, ops = 0;
+  rfr_status s = RFR_OK;
+  for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++)
+    if (rfr_dtype_is_float(x.type.dtype)) s = fill(p, &x);
+  if (s == RFR_OK) s = rfr_program_run(p, 0);
+  const double begin = cli_now();
+  for (int i = 0; s == RFR_OK && i < MOST_ROUNDS && (i < 5 || cli_now() - begin < PATIENCE); i++) {
+    s = rfr_program_profile(p, 0, times, SETS, &ops);
+    for (int k = 0; k < ops && s == RFR_OK; k++) seconds[n++] = times[k].seconds;
+  }
+  if (s == RFR_OK) *r = (result){cli_median(seconds, n), times[0].bytes, times[0].kernel};
+  return s;
+}
+
+static void print(cli *c, rfr_dtype dtype, const result *results, double ceiling) {
+  char device[160];
+  cli_device(c, device);
+  if (!c->json) {
+    printf("kernels, %s, %s; copying moves %.0f GB/s\n", rfr_dtype_name(dtype), device, 1e-9 * ceiling);
+    printf("  %-20s %-7s %8s %10s %8s %8s\n", "op", "kernel", "MB", "ms", "GB/s", "of copy");
+    for (int i = 0; i < N_KERNELS; i++) {
+      const result *r = &results[i];
+      const double rate = r->bytes / r->seconds;
+      printf("  %-20s %-7s %8.0f %10.3f %8.0f %7.0f%%\n", kernels[i].name, r->kernel, 1e-6 * r->bytes, 1e3 * r->seconds,
+             1e-9 * rate, 100 * rate / ceiling);
+    }
+    return;
+  }
+  json j = {.f = stdout};
+  json_begin(&j, NULL, '{');
+  json_text(&j, "name", "kernels");
+  json_text(&j, "device", device);
+  json_text(&j, "dtype", rfr_dtype_name(dtype));
+  json_double(&j, "copy_bytes_per_second", ceiling);
+  json_begin(&j, "kernels", '[');
+  for (int i = 0; i < N_KERNELS; i++) {
+    json_begin(&j, NULL, '{');
+    json_text(&j, "name", kernels[i].name);
+    json_text(&j, "kernel", results[i].kernel);
+    json_double(&j, "bytes", results[i].bytes);
+    json_double(&j, "ms", 1e3 * results[i].seconds);
+    json_double(&j, "bytes_per_second", results[i].bytes / results[i].seconds);
+    json_end(&j, '}');
+  }
+  json_end(&j, ']');
+  json_end(&j, '}');
+  putchar('\n');
+}
+
+rfr_status bench_kernels(cli *c) {
+  result results[N_KERNELS];
+  cli_ceilings ceilings;
+  const rfr_dtype dtype = bench_dtype(c);
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < N_KERNELS && s == RFR_OK; i++) {
+    rfr_programs *p = NULL;
+    s = make(c->ctx, &kernels[i], dtype, &p);
+    if (s == RFR_OK) s = measure(p, &results[i]);
+    rfr_programs_destroy(p);
+  }
+  if (s == RFR_OK) s = cli_ceilings_measure(c, dtype, &ceilings);
+  if (s == RFR_OK) print(c, dtype, results, ceilings.stream);
+  return s;
+}
