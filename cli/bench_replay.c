@@ -6,11 +6,16 @@
  *
  * The ops are registered from here, so that their kernel is known: on a first run it notes
  * each call that it gets, and the plain loop makes these calls again.
+ *
+ * On a device of its own, where a replay is one launch of a graph, it is the host's time of that
+ * launch, against the number of nodes: with the device idle, and with the replay before still
+ * running.
  */
 #include <string.h>
 
 #include "bench.h"
 #include "refrain/op.h"
+#include "refrain/ops.h"
 
 enum { OPS = 1000, ELEMENTS = 64, ROUNDS = 501, TIMES = 10 };
 
@@ -78,15 +83,110 @@ static rfr_status measure(rfr_programs *p, noted *k, double *replayed, double *p
   return s;
 }
 
+/* ---- on a device ---- */
+
+typedef struct launch {
+  int nodes;
+  double idle, busy, node; /* medians: host's seconds with the device idle and busy; seconds of a node */
+} launch;
+
+/* A chain of ops that no pass makes fewer. */
+static rfr_status make_chain(rfr_ctx *ctx, int nodes, rfr_programs **out) {
+  rfr_trace *t = NULL;
+  rfr_compile_options o = rfr_compile_options_default();
+  o.fuse = 0;
+  o.keep_traces = 0;
+  rfr_status s = rfr_trace_create(ctx, &t);
+  if (s != RFR_OK) return s;
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, ((int64_t[]){ELEMENTS}));
+  for (int i = 0; i < nodes; i++) x = rfr_scale(t, x, 1.0 + 1e-6 * (i + 1), RFR_NONE);
+  rfr_output(t, "y", x);
+  s = rfr_trace_finish(t);
+  if (s == RFR_OK) s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, out);
+  rfr_trace_destroy(t);
+  return s;
+}
+
+static rfr_status timed_replay(rfr_programs *p, double *seconds) {
+  const double start = cli_now();
+  rfr_status s = rfr_program_replay(p, 0, NULL, 0);
+  *seconds = cli_now() - start;
+  return s;
+}
+
+static rfr_status measure_launches(rfr_programs *p, launch *l) {
+  double idle[ROUNDS] = {0}, busy[ROUNDS] = {0}, both[ROUNDS] = {0};
+  rfr_status s = rfr_program_capture(p, 0);
+  for (int r = -TIMES; r < ROUNDS && s == RFR_OK; r++) { /* the first ones warm up */
+    const int i = r < 0 ? 0 : r;
+    const double start = cli_now();
+    s = timed_replay(p, &idle[i]);
+    if (s == RFR_OK) s = timed_replay(p, &busy[i]);
+    if (s == RFR_OK) s = rfr_programs_wait(p);
+    both[i] = cli_now() - start;
+  }
+  l->idle = cli_median(idle, ROUNDS);
+  l->busy = cli_median(busy, ROUNDS);
+  l->node = cli_median(both, ROUNDS) / 2 / l->nodes;
+  return s;
+}
+
+static void print_launches(cli *c, const launch *l, int n) {
+  char device[160];
+  cli_device(c, device);
+  if (!c->json) {
+    printf("replay (a chain of ops of %d elements as one graph), %s\n", ELEMENTS, device);
+    printf("  %8s %24s %24s %14s\n", "nodes", "host us, device idle", "host us, device busy", "us a node");
+    for (int i = 0; i < n; i++)
+      printf("  %8d %24.2f %24.2f %14.3f\n", l[i].nodes, 1e6 * l[i].idle, 1e6 * l[i].busy, 1e6 * l[i].node);
+    return;
+  }
+  json j = {.f = stdout};
+  json_begin(&j, NULL, '{');
+  json_text(&j, "name", "replay");
+  json_text(&j, "device", device);
+  json_begin(&j, "launches", '[');
+  for (int i = 0; i < n; i++) {
+    json_begin(&j, NULL, '{');
+    json_int(&j, "nodes", l[i].nodes);
+    json_double(&j, "host_us_idle", 1e6 * l[i].idle);
+    json_double(&j, "host_us_busy", 1e6 * l[i].busy);
+    json_double(&j, "us_per_node", 1e6 * l[i].node);
+    json_end(&j, '}');
+  }
+  json_end(&j, ']');
+  json_end(&j, '}');
+  putchar('\n');
+}
+
+static rfr_status bench_launches(cli *c) {
+  launch launches[] = {{.nodes = 1000}, {.nodes = 5000}, {.nodes = 10000}};
+  enum { N = sizeof launches / sizeof launches[0] };
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < N && s == RFR_OK; i++) {
+    rfr_programs *p = NULL;
+    s = make_chain(c->ctx, launches[i].nodes, &p);
+    if (s == RFR_OK) s = measure_launches(p, &launches[i]);
+    rfr_programs_destroy(p);
+  }
+  if (s == RFR_OK) print_launches(c, launches, N);
+  return s;
+}
+
+/* ---- which ---- */
+
 rfr_status bench_replay(cli *c) {
   static noted k; /* large, and there is one benchmark at a time */
   double replayed = 0, plain = 0;
   rfr_ctx *ctx = NULL;
   rfr_programs *p = NULL;
+  rfr_machine m;
   rfr_ctx_options o = rfr_ctx_options_default();
+  rfr_status s = rfr_machine_describe(c->ctx, &m);
+  if (s == RFR_OK && strcmp(m.device, "cpu") != 0) return bench_launches(c);
   o.threads = 1;
   memset(&k, 0, sizeof k);
-  rfr_status s = rfr_ctx_create(&o, &ctx);
+  if (s == RFR_OK) s = rfr_ctx_create(&o, &ctx);
   if (s == RFR_OK) s = make(ctx, &k, &p);
   if (s == RFR_OK) s = measure(p, &k, &replayed, &plain);
   rfr_programs_destroy(p);
