@@ -151,6 +151,7 @@ static void ops(void) {
   VALUE(rfr_linear_e4m3_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_splits_to_offsets_at, NULL, NOWHERE, 0, 0, NULL);
   VALUE(rfr_grouped_linear_at, NULL, NOWHERE, 0, 0, 0, 0, 0);
+  VALUE(rfr_grouped_linear_separate_at, NULL, NOWHERE, 0, 1, (rfr_value[]){0}, 0, 0, 0);
   VALUE(rfr_moe_route_at, NULL, NOWHERE, 0, 0, NULL, NULL);
   VALUE(rfr_moe_sort_at, NULL, NOWHERE, 0, 4, NULL, NULL);
   VALUE(rfr_moe_permute_at, NULL, NOWHERE, 0, 0, 0, 0);

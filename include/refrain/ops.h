@@ -48,6 +48,11 @@ RFR_API rfr_value rfr_splits_to_offsets_at(rfr_trace *t, rfr_place at, rfr_value
  * y has x's type. */
 RFR_API rfr_value rfr_grouped_linear_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value offsets,
                                         rfr_value bias, rfr_value scale);
+/* The same with a weight (N,K) for each group by itself, all of one type. Gradients are made of those that are wanted,
+ * and of no others. */
+RFR_API rfr_value rfr_grouped_linear_separate_at(rfr_trace *t, rfr_place at, rfr_value x, int groups,
+                                                 const rfr_value *weights, rfr_value offsets, rfr_value bias,
+                                                 rfr_value scale);
 /* How a router's logits become scores: their softmax; themselves, and the softmax of the chosen ones as weights; the
  * logistic function of each. */
 typedef enum rfr_moe_score { RFR_MOE_SOFTMAX, RFR_MOE_SOFTMAX_CHOSEN, RFR_MOE_SIGMOID } rfr_moe_score;
@@ -244,6 +249,8 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
 #define rfr_linear_e4m3(t, x, w, b) rfr_linear_e4m3_at(t, RFR_HERE, x, w, b)
 #define rfr_splits_to_offsets(t, splits, rows, bad) rfr_splits_to_offsets_at(t, RFR_HERE, splits, rows, bad)
 #define rfr_grouped_linear(t, x, w, offsets, bias, scale) rfr_grouped_linear_at(t, RFR_HERE, x, w, offsets, bias, scale)
+#define rfr_grouped_linear_separate(t, x, groups, weights, offsets, bias, scale) \
+  rfr_grouped_linear_separate_at(t, RFR_HERE, x, groups, weights, offsets, bias, scale)
 #define rfr_moe_route(t, logits, bias, options, index) rfr_moe_route_at(t, RFR_HERE, logits, bias, options, index)
 #define rfr_moe_sort(t, index, experts, order, place) rfr_moe_sort_at(t, RFR_HERE, index, experts, order, place)
 #define rfr_moe_permute(t, x, order, place, weight) rfr_moe_permute_at(t, RFR_HERE, x, order, place, weight)

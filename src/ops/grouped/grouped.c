@@ -8,6 +8,8 @@
  * forward and backward, reads them. Each gradient is an op of its own that names what it reads, so that dropping
  * it drops what was kept for it: the gradient of w alone reads x, that of x alone reads w.
  */
+#include <string.h>
+
 #include "ops/rule.h"
 
 /* ---- shapes ---- */
@@ -56,24 +58,44 @@ rfr_status rfi_infer_splits_to_offsets(const rfi_infer *c) {
   return RFR_OK;
 }
 
+enum { X, W, OFFSETS, BIAS, SCALE, SEPARATE };
+
+/* The weights' type as if they were packed. */
+static rfr_status weights_of(const rfi_infer *c, rfr_type *w) {
+  const int n = c->n_in > SEPARATE ? c->n_in - SEPARATE : 0;
+  if (rfi_present(c, W) == (n > 0))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "weights are one packed w, or one for each group");
+  if (n == 0) RFI_TRY(matrix(c, W, 3));
+  if (n == 0) *w = c->in[W];
+  for (int i = 0; i < n; i++) {
+    RFI_TRY(matrix(c, SEPARATE + i, 2));
+    RFI_TRY(rfi_rule_same(c, SEPARATE + i, SEPARATE, true));
+  }
+  const rfr_type *first = &c->in[SEPARATE];
+  if (n > 0) *w = (rfr_type){.dtype = first->dtype, .rank = 3, .shape = {n, first->shape[0], first->shape[1]}};
+  return RFR_OK;
+}
+
 rfr_status rfi_infer_grouped_matmul(const rfi_infer *c) {
-  const rfr_type *x = &c->in[0], *w = &c->in[1];
+  const rfr_type *x = &c->in[X];
   const int tb = c->attr[0].i != 0;
+  rfr_type w = {.rank = 0};
   int64_t groups;
-  RFI_TRY(matrix(c, 0, 2));
-  RFI_TRY(matrix(c, 1, 3));
-  RFI_TRY(offsets_of(c, 2, &groups));
+  RFI_TRY(matrix(c, X, 2));
+  RFI_TRY(weights_of(c, &w));
+  RFI_TRY(offsets_of(c, OFFSETS, &groups));
   RFI_TRY(result_type(c, c->attr[1].i));
-  if (w->shape[0] != groups)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "w holds %lld groups, offsets are of %lld", (long long)w->shape[0],
+  if (w.shape[0] != groups)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "w holds %lld groups, offsets are of %lld", (long long)w.shape[0],
                     (long long)groups);
-  const int64_t N = w->shape[tb ? 1 : 2], K = w->shape[tb ? 2 : 1];
+  const int64_t N = w.shape[tb ? 1 : 2], K = w.shape[tb ? 2 : 1];
   if (x->shape[1] != K)
     return rfi_fail(RFI_E_TRACE_SHAPE, "inner dimensions differ: x gives %lld, w gives %lld", (long long)x->shape[1],
                     (long long)K);
-  if (rfi_present(c, 3)) RFI_TRY(matrix_of(c, 3, groups, N));
-  if (rfi_present(c, 4)) RFI_TRY(vector_of(c, 4, x->shape[0]));
-  if (rfi_present(c, 4) && !rfi_present(c, 3)) return rfi_fail(RFI_E_TRACE_SHAPE, "a scale without the bias it scales");
+  if (rfi_present(c, BIAS)) RFI_TRY(matrix_of(c, BIAS, groups, N));
+  if (rfi_present(c, SCALE)) RFI_TRY(vector_of(c, SCALE, x->shape[0]));
+  if (rfi_present(c, SCALE) && !rfi_present(c, BIAS))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "a scale without the bias it scales");
   c->out[0] = (rfr_type){.dtype = (rfr_dtype)c->attr[1].i, .rank = 2, .shape = {x->shape[0], N}};
   return RFR_OK;
 }
@@ -114,8 +136,6 @@ rfr_status rfi_infer_grouped_dscale(const rfi_infer *c) {
 
 /* ---- gradients ---- */
 
-enum { X, W, OFFSETS, BIAS, SCALE };
-
 static bool wants(const rfi_grad *g, int i) { return i < g->op->n_in && g->op->in[i] != RFR_NONE && g->need[i]; }
 
 static void emit(rfi_grad *g, int i, rfi_opcode code, int n_in, const rfr_value *in) {
@@ -124,17 +144,51 @@ static void emit(rfi_grad *g, int i, rfi_opcode code, int n_in, const rfr_value 
   rfi_emit_end(g, i, rfi_emit(g, code, n_in, in, &to));
 }
 
+/* dy x the weights, as they are. */
+static rfr_status grad_x(rfi_grad *g) {
+  const int n_in = g->op->n_in > SEPARATE ? g->op->n_in : W + 2;
+  const rfi_attr attr[2] = {rfi_i(!g->op->attr[0].i), rfi_i(rfi_emit_dtype(g, X))};
+  rfr_value *in = rfi_arena_alloc(g->t->arena, sizeof *in * (size_t)n_in);
+  if (!in) return RFR_NO_MEMORY;
+  memcpy(in, g->op->in, sizeof *in * (size_t)n_in);
+  in[X] = g->dy[0];
+  if (n_in > SEPARATE) in[BIAS] = in[SCALE] = RFR_NONE;
+  rfi_emit_begin(g, X);
+  rfi_emit_end(g, X, rfi_emit(g, RFI_OP_grouped_matmul, n_in, in, attr));
+  return RFR_OK;
+}
+
+/* Of weights by themselves: one op for neighbours that are wanted alike, which reads their offsets alone, so that
+ * nothing is done for the others; each weight's gradient is a part of its result. */
+static void grad_separate(rfi_grad *g) {
+  const rfr_value *in = g->op->in;
+  const bool tb = g->op->attr[0].i;
+  for (int first = SEPARATE, end; first < g->op->n_in; first = end) {
+    for (end = first + 1;
+         end < g->op->n_in && g->need[end] == g->need[first] && g->is_weight[end] == g->is_weight[first];)
+      end++;
+    if (!g->need[first]) continue;
+    rfi_emit_begin(g, first);
+    const rfi_attr to = rfi_i(rfi_emit_dtype(g, first));
+    const rfr_value own = rfr_slice_at(g->t, g->at, in[OFFSETS], 0, first - SEPARATE, end - first + 1);
+    const rfr_value dw =
+        rfi_emit(g, RFI_OP_grouped_wgrad, 3, (rfr_value[]){tb ? g->dy[0] : in[X], tb ? in[X] : g->dy[0], own}, &to);
+    for (int i = first; i < end; i++) {
+      rfi_emit_begin(g, i);
+      const rfr_value part = rfr_slice_at(g->t, g->at, dw, 0, i - first, 1);
+      rfi_emit_end(g, i, rfr_reshape_at(g->t, g->at, part, 2, rfr_value_type(g->t, in[i]).shape));
+    }
+  }
+}
+
 rfr_status rfi_grad_grouped_matmul(rfi_grad *g) {
   const rfr_value *in = g->op->in, dy = g->dy[0], offsets = in[OFFSETS];
   const int64_t tb = g->op->attr[0].i;
   const rfr_value scale = g->op->n_in > SCALE ? in[SCALE] : RFR_NONE;
   if (dy == RFR_NONE) return RFR_OK;
-  if (wants(g, X)) {
-    const rfi_attr attr[2] = {rfi_i(!tb), rfi_i(rfi_emit_dtype(g, X))};
-    rfi_emit_begin(g, X);
-    rfi_emit_end(g, X, rfi_emit(g, RFI_OP_grouped_matmul, 3, (rfr_value[]){dy, in[W], offsets}, attr));
-  }
+  if (wants(g, X)) RFI_TRY(grad_x(g));
   if (wants(g, W)) emit(g, W, RFI_OP_grouped_wgrad, 3, (rfr_value[]){tb ? dy : in[X], tb ? in[X] : dy, offsets});
+  grad_separate(g);
   if (wants(g, BIAS)) emit(g, BIAS, RFI_OP_grouped_dbias, 3, (rfr_value[]){dy, offsets, scale});
   if (wants(g, SCALE)) emit(g, SCALE, RFI_OP_grouped_dscale, 3, (rfr_value[]){dy, in[BIAS], offsets});
   return g->t->status;
@@ -154,4 +208,17 @@ rfr_value rfr_grouped_linear_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_val
                                 rfr_value scale) {
   const rfi_attr attr[2] = {rfi_i(1), rfi_i(rfr_value_type(t, x).dtype)};
   return rfi_record(t, at, RFI_OP_grouped_matmul, 5, (rfr_value[]){x, w, offsets, bias, scale}, attr, NULL);
+}
+
+rfr_value rfr_grouped_linear_separate_at(rfr_trace *t, rfr_place at, rfr_value x, int groups, const rfr_value *weights,
+                                         rfr_value offsets, rfr_value bias, rfr_value scale) {
+  const rfi_attr attr[2] = {rfi_i(1), rfi_i(rfr_value_type(t, x).dtype)};
+  const bool given = groups > 0 && weights;
+  rfr_value *in = NULL;
+  if (given && rfi_trace_records(t)) in = rfi_arena_alloc(t->arena, sizeof *in * ((size_t)groups + SEPARATE));
+  if (!in)
+    return rfi_trace_fail(t, at, "grouped_matmul", given ? RFI_E_NO_MEMORY : RFI_E_ARGUMENT, "of %d weights", groups);
+  memcpy(in, (rfr_value[]){x, RFR_NONE, offsets, bias, scale}, sizeof *in * SEPARATE);
+  memcpy(in + SEPARATE, weights, sizeof *in * (size_t)groups);
+  return rfi_record(t, at, RFI_OP_grouped_matmul, groups + SEPARATE, in, attr, NULL);
 }

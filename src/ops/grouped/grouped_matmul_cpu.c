@@ -46,9 +46,20 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- grouped_matmul ---- */
 
+enum { SEPARATE = 5 }; /* the first of the weights that are not packed */
+
+static rfi_arg weight_of(const rfi_call *call, int64_t group) {
+  if (call->n_in > SEPARATE) return call->in[SEPARATE + group];
+  rfi_arg w = call->in[1];
+  w.data = (void *)rfi_at(w.data, w.type.dtype, group * w.stride[0]);
+  w.stride[0] = w.stride[1];
+  w.stride[1] = w.stride[2];
+  return w;
+}
+
 static grid matmul_grid(const rfi_call *call) {
-  const rfi_arg *x = &call->in[0], *w = &call->in[1];
-  grid g = {.groups = w->type.shape[0], .R = x->type.shape[0], .N = call->out[0].type.shape[1]};
+  const rfi_arg *x = &call->in[0];
+  grid g = {.groups = call->in[2].type.shape[0] - 1, .R = x->type.shape[0], .N = call->out[0].type.shape[1]};
   const int64_t K = x->type.shape[1], even = g.groups > 0 ? 2 * rfi_ceil_div(g.R, g.groups) : g.R;
   g.M = g.R;
   cut(&g, call, even > LEAST_M ? even : LEAST_M, K, g.R * g.N * (K > 0 ? K : 1));
@@ -101,11 +112,10 @@ static void finish(const rfi_call *call, int64_t group, int64_t row, int64_t j0,
 
 static rfr_status run_matmul(const rfi_call *call) {
   const grid g = matmul_grid(call);
-  const rfi_arg *x = &call->in[0], *w = &call->in[1], *y = &call->out[0];
+  const rfi_arg *x = &call->in[0], *y = &call->out[0];
   const int tb = call->attr[0].i != 0;
   const int32_t *offsets = call->in[2].data;
   const rfi_matrix A = {x->data, x->type.dtype, x->stride[0], x->stride[1]};
-  const rfi_matrix B = {w->data, w->type.dtype, w->stride[tb ? 2 : 1], w->stride[tb ? 1 : 2]};
   int64_t *start = call->workspace;
   find_starts(&g, offsets, start);
   const int64_t tiles = start[g.groups] * g.tiles_n;
@@ -114,9 +124,10 @@ static rfr_status run_matmul(const rfi_call *call) {
     const int64_t i = tile / g.tiles_n, group = group_of(&g, start, i), j0 = tile % g.tiles_n * g.tile_n;
     const int64_t row = rfi_group_begin(offsets, group, g.R) + (i - start[group]) * g.tile_m;
     const int64_t m = min64(rfi_group_end(offsets, group, g.R) - row, g.tile_m), n = min64(g.N - j0, g.tile_n);
-    rfi_matrix a = A, b = B;
+    const rfi_arg w = weight_of(call, group);
+    rfi_matrix a = A, b = {w.data, w.type.dtype, w.stride[tb], w.stride[!tb]};
     a.data = rfi_matrix_at(&A, row, 0);
-    b.data = rfi_at(w->data, w->type.dtype, group * w->stride[0] + j0 * B.cs);
+    b.data = rfi_matrix_at(&b, 0, j0);
     float *c = rfi_product(&g.scratch, &a, &b, m, n, x->type.shape[1], scratch_of(call, &g, starts_bytes(&g)));
     finish(call, group, row, j0, m, n, c, g.scratch.ldc);
   }

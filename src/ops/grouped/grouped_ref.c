@@ -39,20 +39,21 @@ RFT_CASES(splits_to_offsets) = {"splits_to_offsets(i[4]=3,0,5,2) rows=10",
                                 NULL};
 
 RFT_REF(grouped_matmul) {
-  const double *x = call->in[0].data, *w = call->in[1].data;
+  const double *x = call->in[0].data;
   const double *bias = call->n_in > 3 ? call->in[3].data : NULL, *scale = call->n_in > 4 ? call->in[4].data : NULL;
   const int32_t *offsets = call->in[2].data;
   double *y = call->out[0].data;
   int64_t R = call->in[0].type.shape[0], K = call->in[0].type.shape[1], N = call->out[0].type.shape[1];
   for (int64_t i = 0; i < R * N; i++) y[i] = 0;
-  for (int64_t g = 0; g < call->in[1].type.shape[0]; g++)
+  for (int64_t g = 0; g < call->in[2].type.shape[0] - 1; g++) {
+    const double *w = call->n_in > 5 ? call->in[5 + g].data : (double *)call->in[1].data + g * N * K;
     for (int64_t r = offsets[g]; r < offsets[g + 1]; r++)
       for (int64_t j = 0; j < N; j++) {
         double sum = bias ? bias[g * N + j] * (scale ? scale[r] : 1) : 0;
-        for (int64_t k = 0; k < K; k++)
-          sum += x[r * K + k] * (call->attr[0].i ? w[(g * N + j) * K + k] : w[(g * K + k) * N + j]);
+        for (int64_t k = 0; k < K; k++) sum += x[r * K + k] * (call->attr[0].i ? w[j * K + k] : w[k * N + j]);
         y[r * N + j] = sum;
       }
+  }
 }
 RFT_OPERANDS(grouped_matmul) {
   spoil(call, 0, call->in[2].data, call->in[2].type.shape[0] - 1);
@@ -69,6 +70,9 @@ RFT_CASES(grouped_matmul) = {
     "grouped_matmul(f[67,521], f[2,71,521], i[3]=0,33,65) tb=1 to=f",
     "grouped_matmul(f[300,33], f[3,293,33], i[4]=0,3,299,300) tb=1 to=f",
     "grouped_matmul(f[301,127], f[5,100,127], i[6]=0,64,129,129,257,290, f[5,100]) tb=1 to=f",
+    "grouped_matmul(f[11,7], _, i[4]=0,4,4,9, _, _, f[5,7], f[5,7], f[5,7]) tb=1 to=f",
+    "grouped_matmul(f[13,9], _, i[3]=0,7,12, f[2,6], f[13], f[9,6], f[9,6]) tb=0 to=f",
+    "grouped_matmul(f[70,33], _, i[2]=0,69, f[1,293], _, f[293,33]) tb=1 to=f",
     "grouped_matmul(f[0,4], f[2,3,4], i[3]=0,0,0) tb=1 to=f",
     "grouped_matmul(f[5,4], f[0,3,4], i[1]=0) tb=1 to=f",
     "grouped_matmul(f[5,0], f[2,3,0], i[3]=0,2,4, f[2,3]) tb=1 to=f",

@@ -90,6 +90,7 @@ static void check(const char *isa, const shape *s, int threads) {
   run(isa, RFI_OP_grouped_matmul, 3, (rfi_arg[]){dy, w3, offsets}, &dx[0], nn, threads);
   run(isa, RFI_OP_grouped_wgrad, 4, (rfi_arg[]){dy, x, offsets, dw3}, &dw3, &to, threads);
   run(isa, RFI_OP_grouped_dbias, 2, (rfi_arg[]){dy, offsets}, &db[0], &to, threads);
+  rfi_arg apart[5 + MOST] = {x, none, offsets, bias, none};
   for (int g = 0; g < G; g++) {
     const int64_t n = s->splits[g];
     const rfi_arg xg = rows_of(&x, at[g], n), dyg = rows_of(&dy, at[g], n), wg = rows_of(&w, g * N, N);
@@ -99,6 +100,7 @@ static void check(const char *isa, const shape *s, int threads) {
     bg.stride[0] = dbg.stride[0] = 1;
     const rfi_attr f[3] = {rfi_i(0), rfi_i(1), rfi_i(RFR_F32)}, d[3] = {rfi_i(0), rfi_i(0), rfi_i(RFR_F32)};
     const rfi_attr v[3] = {rfi_i(1), rfi_i(0), rfi_i(RFR_F32)}, rows[2] = {rfi_i(0), rfi_i(RFR_F32)};
+    apart[5 + g] = wg;
     run(isa, RFI_OP_matmul, 4, (rfi_arg[]){xg, wg, bg, none}, &yg, f, 1);
     run(isa, RFI_OP_matmul, 2, (rfi_arg[]){dyg, wg}, &dxg, d, 1);
     run(isa, RFI_OP_matmul, 4, (rfi_arg[]){dyg, xg, none, dwg}, &dwg, v, 1);
@@ -110,6 +112,9 @@ static void check(const char *isa, const shape *s, int threads) {
   assert_memory_equal(dx[0].data, dx[1].data, (size_t)(R * K) * 4);
   assert_memory_equal(dw[0].data, dw[1].data, (size_t)(G * N * K) * 4);
   assert_memory_equal(db[0].data, db[1].data, (size_t)(G * N) * 4);
+  memset(y[1].data, 0xFF, (size_t)(R * N) * 4);
+  run(isa, RFI_OP_grouped_matmul, 5 + s->groups, apart, &y[1], tn, threads);
+  assert_memory_equal(y[0].data, y[1].data, (size_t)(R * N) * 4);
   rfi_arg *const all[] = {&whole, &w, &bias, &dy, &y[0], &y[1], &dx[0], &dx[1], &dw[0], &dw[1], &db[0], &db[1]};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]->data);
 }
@@ -152,6 +157,103 @@ static int64_t kept(const rfr_trace *t) {
     if (read && forward && t->values[v].type.dtype == RFR_F32) bytes += rfi_bytes(&t->values[v].type);
   }
   return bytes;
+}
+
+/* The gradient of one weight of GROUPS, where it alone is wanted, is made over its rows alone. */
+static void leaves_frozen_groups_alone(void **state) {
+  (void)state;
+  for (int wanted = 0; wanted < 1 << GROUPS; wanted++) {
+    rfr_trace *t, *joint, *live;
+    rfi_report report = {.text = {.ctx = ctx}};
+    const rfi_pass_options options = {.prune = true};
+    rfr_value w[GROUPS];
+    OK(rfr_trace_create(ctx, &t));
+    const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){ROWS, IN});
+    for (int g = 0; g < GROUPS; g++) {
+      const char name[] = {'w', (char)('0' + g), 0};
+      w[g] =
+          rfr_input(t, name, wanted >> g & 1 ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN, RFR_F32, 2, (int64_t[]){OUT, IN});
+    }
+    const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I64, 1, (int64_t[]){GROUPS});
+    const rfr_value offsets = rfr_splits_to_offsets(t, splits, ROWS, NULL);
+    const rfr_value y = rfr_grouped_linear_separate(t, x, GROUPS, w, offsets, RFR_NONE, RFR_NONE);
+    const rfr_value loss = rfr_sum(t, rfr_mul(t, y, y), -1);
+    rfr_output(t, "loss", loss);
+    static const char *const names[] = {"d0", "d1", "d2"};
+    for (int g = 0; g < GROUPS; g++)
+      if (wanted >> g & 1) rfr_output(t, names[g], rfr_gradient(t, loss, w[g], RFR_F32));
+    OK(rfr_trace_finish(t));
+    OK(rfi_pass_autodiff(t, &options, &report, &joint));
+    OK(rfi_pass_prune(joint, &options, &report, &live));
+    int64_t made = 0;
+    for (int i = 0; i < live->n_ops; i++)
+      if (live->ops[i].def->code == RFI_OP_grouped_wgrad) made += live->values[live->ops[i].out[0]].type.shape[0];
+    assert_int_equal(made, __builtin_popcount((unsigned)wanted));
+    rfi_string_deinit(&report.text);
+    rfr_trace_destroy(live);
+    rfr_trace_destroy(joint);
+    rfr_trace_destroy(t);
+  }
+}
+
+/* Packed, and with the weights by themselves, all gradients are the same bits; what no weight wants is not there. */
+static rfr_programs *compile(bool packed) {
+  rfr_trace *t;
+  rfr_value w[GROUPS];
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, (int64_t[]){ROWS, IN});
+  const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I64, 1, (int64_t[]){GROUPS});
+  const rfr_value offsets = rfr_splits_to_offsets(t, splits, ROWS, NULL);
+  if (packed) {
+    w[0] = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 3, (int64_t[]){GROUPS, OUT, IN});
+  } else {
+    for (int g = 0; g < GROUPS; g++) {
+      const char name[] = {'w', (char)('0' + g), 0};
+      w[g] = rfr_input(t, name, g == 1 ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, RFR_F32, 2, (int64_t[]){OUT, IN});
+    }
+  }
+  const rfr_value y = packed ? rfr_grouped_linear(t, x, w[0], offsets, RFR_NONE, RFR_NONE)
+                             : rfr_grouped_linear_separate(t, x, GROUPS, w, offsets, RFR_NONE, RFR_NONE);
+  const rfr_value loss = rfr_sum(t, rfr_mul(t, y, y), -1);
+  rfr_output(t, "y", y);
+  rfr_output(t, "dx", rfr_gradient(t, loss, x, RFR_F32));
+  rfr_output(t, packed ? "dw" : "d0", rfr_gradient(t, loss, w[0], RFR_F32));
+  if (!packed) rfr_output(t, "d2", rfr_gradient(t, loss, w[2], RFR_F32));
+  OK(rfr_trace_finish(t));
+  rfr_programs *p = rft_compile(t, NULL);
+  rfr_trace_destroy(t);
+  return p;
+}
+
+static void packed_and_separate_are_one(void **state) {
+  (void)state;
+  rfr_programs *p[2] = {compile(true), compile(false)};
+  rfr_tensor a, b;
+  rft_fill_inputs(p[0]);
+  OK(rfr_programs_tensor(p[0], "x", &a));
+  OK(rfr_programs_tensor(p[1], "x", &b));
+  memcpy(b.data, a.data, (size_t)a.bytes);
+  OK(rfr_programs_tensor(p[0], "w", &a));
+  for (int g = 0; g < GROUPS; g++) {
+    OK(rfr_programs_tensor(p[1], (const char *[]){"w0", "w1", "w2"}[g], &b));
+    memcpy(b.data, (float *)a.data + g * OUT * IN, (size_t)b.bytes);
+  }
+  for (int i = 0; i < 2; i++) {
+    OK(rfr_programs_tensor(p[i], "splits", &a));
+    memcpy(a.data, (int64_t[]){5, 4, 2}, sizeof(int64_t[GROUPS]));
+    OK(rfr_programs_load(p[i]));
+    OK(rfr_program_run(p[i], 0));
+  }
+  static const struct {
+    const char *packed, *separate;
+    int64_t at;
+  } same[] = {{"y", "y", 0}, {"dx", "dx", 0}, {"dw", "d0", 0}, {"dw", "d2", 2 * OUT * IN}};
+  for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+    OK(rfr_program_output(p[0], 0, same[i].packed, &a));
+    OK(rfr_program_output(p[1], 0, same[i].separate, &b));
+    assert_memory_equal((float *)a.data + same[i].at, b.data, (size_t)b.bytes);
+  }
+  for (int i = 0; i < 2; i++) rfr_programs_destroy(p[i]);
 }
 
 static void keeps_what_is_wanted(void **state) {
@@ -224,6 +326,7 @@ static void refuses(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(equals_separate_products), rft_context_test(keeps_what_is_wanted),
-                                     rft_context_test(refuses)};
+                                     rft_context_test(leaves_frozen_groups_alone),
+                                     rft_context_test(packed_and_separate_are_one), rft_context_test(refuses)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
