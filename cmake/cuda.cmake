@@ -42,3 +42,5 @@ endforeach()
 
 add_executable(parity_run EXCLUDE_FROM_ALL bench/peers/parity_run.c)
 target_link_libraries(parity_run PRIVATE refrain)
+add_executable(contexts_check EXCLUDE_FROM_ALL bench/gpu/contexts_check.c)
+target_link_libraries(contexts_check PRIVATE refrain Threads::Threads)

@@ -46,6 +46,7 @@ typedef struct rfi_cuda_kernel {
   int (*takes)(const rfr_call *call); /* by shapes and strides; NULL: all that the op's rule allows */
   rfr_status (*run_all)(const rfr_call *const *calls, int n); /* of ops that write in place alone: n that follow each
                                                                  other, at once; NULL: one by one */
+  const char *(*needs)(const rfr_call *call); /* the code that runs, by what it needs: "sm90"; NULL: "sm80" */
 } rfi_cuda_kernel;
 #define RFI_OP(name, family, operands, results, attributes, flags) \
   extern const rfi_cuda_kernel RFI_CUDA(name) __attribute__((weak));

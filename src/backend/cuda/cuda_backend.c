@@ -284,7 +284,7 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) return RFR_OK;
   if (op->def->code == RFI_OP_linear_cross_entropy) TRY(bind_head(d, memory, &b->call));
   b->run = kernel->run;
-  b->kernel = "sm80"; /* none needs more, wherever it runs */
+  b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";
   b->workspace = kernel->workspace ? (int64_t)kernel->workspace(&b->call) : 0;
   return RFR_OK;
 }

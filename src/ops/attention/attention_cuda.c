@@ -46,8 +46,14 @@ static size_t backward_workspace(const rfr_call *call) {
   return workspace(call, backward_of(call), &rfi_attention_any_bwd);
 }
 
+static const char *name_of(const rfi_cuda_kernel *fast) {
+  return fast == &rfi_attention_sm90 || fast == &rfi_attention_sm90_bwd ? "sm90" : "sm80";
+}
+static const char *forward_needs(const rfr_call *call) { return name_of(forward_of(call)); }
+static const char *backward_needs(const rfr_call *call) { return name_of(backward_of(call)); }
+
 static int takes(const rfr_call *call) { return rfi_attention_any.takes(call); }
 static int takes_bwd(const rfr_call *call) { return rfi_attention_any_bwd.takes(call); }
 
-const rfi_cuda_kernel RFI_CUDA(attention) = {forward, forward_workspace, takes};
-const rfi_cuda_kernel RFI_CUDA(attention_bwd) = {backward, backward_workspace, takes_bwd};
+const rfi_cuda_kernel RFI_CUDA(attention) = {forward, forward_workspace, takes, NULL, forward_needs};
+const rfi_cuda_kernel RFI_CUDA(attention_bwd) = {backward, backward_workspace, takes_bwd, NULL, backward_needs};

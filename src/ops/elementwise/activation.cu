@@ -44,7 +44,12 @@ static __device__ __forceinline__ float gelu_argument(float x, float *slope) {
 
 template <typename T> constexpr bool is_fast = sizeof(T) < sizeof(float);
 
-template <typename T, bool TANH> struct gelu_op : rfi_map_op {
+struct activation : rfi_map_op {
+  void take(const rfr_call *) {} /* what it needs of the call's attributes */
+};
+
+template <typename T, bool TANH> struct gelu_op : activation {
+  static const char *name() { return "gelu"; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[1][V], float (&y)[1][V]) const {
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -55,7 +60,8 @@ template <typename T, bool TANH> struct gelu_op : rfi_map_op {
   }
 };
 
-template <typename T, bool TANH> struct gelu_bwd_op : rfi_map_op {
+template <typename T, bool TANH> struct gelu_bwd_op : activation {
+  static const char *name() { return "gelu_bwd"; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[2][V], float (&y)[1][V]) const {
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -71,14 +77,16 @@ template <typename T, bool TANH> struct gelu_bwd_op : rfi_map_op {
   }
 };
 
-template <typename T> struct silu_op : rfi_map_op {
+template <typename T> struct silu_op : activation {
+  static const char *name() { return "silu"; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[1][V], float (&y)[1][V]) const {
 #pragma unroll
     for (int v = 0; v < V; v++) y[0][v] = x[0][v] * sigmoid<is_fast<T>>(x[0][v]);
   }
 };
 
-template <typename T> struct silu_bwd_op : rfi_map_op {
+template <typename T> struct silu_bwd_op : activation {
+  static const char *name() { return "silu_bwd"; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[2][V], float (&y)[1][V]) const {
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -89,14 +97,16 @@ template <typename T> struct silu_bwd_op : rfi_map_op {
   }
 };
 
-template <typename T> struct swiglu_op : rfi_map_op {
+template <typename T> struct swiglu_op : activation {
+  static const char *name() { return "swiglu"; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[2][V], float (&y)[1][V]) const {
 #pragma unroll
     for (int v = 0; v < V; v++) y[0][v] = x[0][v] * sigmoid<is_fast<T>>(x[0][v]) * x[1][v];
   }
 };
 
-template <typename T> struct swiglu_bwd_op : rfi_map_op {
+template <typename T> struct swiglu_bwd_op : activation {
+  static const char *name() { return "swiglu_bwd"; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[3][V], float (&y)[2][V]) const {
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -108,16 +118,20 @@ template <typename T> struct swiglu_bwd_op : rfi_map_op {
   }
 };
 
-struct softcap_op : rfi_map_op {
+template <typename T> struct softcap_op : activation {
+  static const char *name() { return "softcap"; }
   float cap;
+  void take(const rfr_call *call) { cap = (float)call->attr[0].f; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[1][V], float (&y)[1][V]) const {
 #pragma unroll
     for (int v = 0; v < V; v++) y[0][v] = cap * tanhf(x[0][v] / cap);
   }
 };
 
-struct softcap_bwd_op : rfi_map_op {
+template <typename T> struct softcap_bwd_op : activation {
+  static const char *name() { return "softcap_bwd"; }
   float cap;
+  void take(const rfr_call *call) { cap = (float)call->attr[0].f; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[2][V], float (&y)[1][V]) const {
 #pragma unroll
     for (int v = 0; v < V; v++) y[0][v] = x[0][v] * ((1.0f - x[1][v] / cap) * (1.0f + x[1][v] / cap));
@@ -126,62 +140,32 @@ struct softcap_bwd_op : rfi_map_op {
 
 /* ---- launchers ---- */
 
-static rfr_status run_gelu(const rfr_call *call) {
+template <typename T> using gelu_erf = gelu_op<T, false>;
+template <typename T> using gelu_tanh = gelu_op<T, true>;
+template <typename T> using gelu_erf_bwd = gelu_bwd_op<T, false>;
+template <typename T> using gelu_tanh_bwd = gelu_bwd_op<T, true>;
+
+template <template <typename> class F, int IN, int OUT> static rfr_status run(const rfr_call *call) {
   rfr_status s = RFR_OK;
-  const bool tanh_form = call->attr[0].i != 0;
-  RFI_WITH_FLOAT(call->out[0].type.dtype, T,
-                 s = tanh_form ? rfi_map<T, T, 1, 1>(call, "gelu", gelu_op<T, true>())
-                               : rfi_map<T, T, 1, 1>(call, "gelu", gelu_op<T, false>()));
+  RFI_WITH_FLOAT(call->out[0].type.dtype, T, {
+    F<T> f;
+    f.take(call);
+    s = rfi_map<T, T, IN, OUT>(call, F<T>::name(), f);
+  });
   return s;
+}
+static rfr_status run_gelu(const rfr_call *call) {
+  return call->attr[0].i ? run<gelu_tanh, 1, 1>(call) : run<gelu_erf, 1, 1>(call);
 }
 static rfr_status run_gelu_bwd(const rfr_call *call) {
-  rfr_status s = RFR_OK;
-  const bool tanh_form = call->attr[0].i != 0;
-  RFI_WITH_FLOAT(call->out[0].type.dtype, T,
-                 s = tanh_form ? rfi_map<T, T, 2, 1>(call, "gelu_bwd", gelu_bwd_op<T, true>())
-                               : rfi_map<T, T, 2, 1>(call, "gelu_bwd", gelu_bwd_op<T, false>()));
-  return s;
-}
-static rfr_status run_silu(const rfr_call *call) {
-  rfr_status s = RFR_OK;
-  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 1, 1>(call, "silu", silu_op<T>()));
-  return s;
-}
-static rfr_status run_silu_bwd(const rfr_call *call) {
-  rfr_status s = RFR_OK;
-  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 2, 1>(call, "silu_bwd", silu_bwd_op<T>()));
-  return s;
-}
-static rfr_status run_swiglu(const rfr_call *call) {
-  rfr_status s = RFR_OK;
-  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 2, 1>(call, "swiglu", swiglu_op<T>()));
-  return s;
-}
-static rfr_status run_swiglu_bwd(const rfr_call *call) {
-  rfr_status s = RFR_OK;
-  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 3, 2>(call, "swiglu_bwd", swiglu_bwd_op<T>()));
-  return s;
-}
-static rfr_status run_softcap(const rfr_call *call) {
-  rfr_status s = RFR_OK;
-  softcap_op op;
-  op.cap = (float)call->attr[0].f;
-  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 1, 1>(call, "softcap", op));
-  return s;
-}
-static rfr_status run_softcap_bwd(const rfr_call *call) {
-  rfr_status s = RFR_OK;
-  softcap_bwd_op op;
-  op.cap = (float)call->attr[0].f;
-  RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 2, 1>(call, "softcap_bwd", op));
-  return s;
+  return call->attr[0].i ? run<gelu_tanh_bwd, 2, 1>(call) : run<gelu_erf_bwd, 2, 1>(call);
 }
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(gelu) = {run_gelu, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(gelu_bwd) = {run_gelu_bwd, NULL, rfi_takes_floats};
-extern "C" const rfi_cuda_kernel RFI_CUDA(silu) = {run_silu, NULL, rfi_takes_floats};
-extern "C" const rfi_cuda_kernel RFI_CUDA(silu_bwd) = {run_silu_bwd, NULL, rfi_takes_floats};
-extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu) = {run_swiglu, NULL, rfi_takes_floats};
-extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_bwd) = {run_swiglu_bwd, NULL, rfi_takes_floats};
-extern "C" const rfi_cuda_kernel RFI_CUDA(softcap) = {run_softcap, NULL, rfi_takes_floats};
-extern "C" const rfi_cuda_kernel RFI_CUDA(softcap_bwd) = {run_softcap_bwd, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(silu) = {run<silu_op, 1, 1>, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(silu_bwd) = {run<silu_bwd_op, 2, 1>, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu) = {run<swiglu_op, 2, 1>, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_bwd) = {run<swiglu_bwd_op, 3, 2>, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(softcap) = {run<softcap_op, 1, 1>, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(softcap_bwd) = {run<softcap_bwd_op, 2, 1>, NULL, rfi_takes_floats};

@@ -5,13 +5,10 @@
  *
  *   y[z,i,j] = sum_k op(a)[z,i,k] op(b)[z,k,j] + bias[j] + acc[z,i,j]      f32, one rounding
  *
- * A block of 256 threads makes a tile of 64 x 64, each thread 4 x 4 of it; both operands pass
- * through shared memory as f32, 16 of K at a time. The sum runs over K in order, so the bits
- * depend on the product alone.
+ * By the tiles of tile_any.cuh.
  */
 #include "backend/cuda/any_type.cuh"
-
-enum { TILE = 64, STEP = 16, THREADS = 256, PER_THREAD = 4 };
+#include "ops/matmul/tile_any.cuh"
 
 typedef struct operand {
   const void *data;
@@ -29,45 +26,21 @@ typedef struct problem {
   int accumulate;
 } problem;
 
-/* A STEP x TILE panel of an operand; `along` is the dimension of 64, the other one is K. Neighbouring threads
- * take neighbouring elements in memory, whichever dimension is dense. */
-static __device__ void fill(float (*panel)[TILE + 1], const operand &x, int64_t z, int64_t first, int64_t n, int64_t k0,
-                            int64_t K, int64_t along, int64_t across) {
-  const bool by_k = across == 1;
-  for (int e = threadIdx.x; e < TILE * STEP; e += THREADS) {
-    const int i = by_k ? e / STEP : e % TILE, k = by_k ? e % STEP : e / TILE;
-    const bool inside = first + i < n && k0 + k < K;
-    panel[k][i] = inside ? rfi_load(x.data, x.dtype, z * x.batch + (first + i) * along + (k0 + k) * across) : 0.0f;
-  }
-}
-
-static __global__ void __launch_bounds__(THREADS) matmul_any(const problem p, int64_t tiles_m) {
-  __shared__ float a[STEP][TILE + 1], b[STEP][TILE + 1];
-  const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * TILE, j0 = (int64_t)(blockIdx.x / tiles_m) * TILE,
+static __global__ void __launch_bounds__(RFI_TILE_THREADS) matmul_any(const problem p, int64_t tiles_m) {
+  const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * RFI_TILE, j0 = (int64_t)(blockIdx.x / tiles_m) * RFI_TILE,
                 z = blockIdx.y;
-  const int ti = (int)threadIdx.x / 16 * PER_THREAD, tj = (int)threadIdx.x % 16 * PER_THREAD;
-  float sum[PER_THREAD][PER_THREAD] = {};
-  for (int64_t k0 = 0; k0 < p.K; k0 += STEP) {
-    fill(a, p.a, z, i0, p.M, k0, p.K, p.a.row, p.a.col);
-    fill(b, p.b, z, j0, p.N, k0, p.K, p.b.col, p.b.row);
-    __syncthreads();
-    for (int k = 0; k < STEP; k++)
-#pragma unroll
-      for (int i = 0; i < PER_THREAD; i++)
-#pragma unroll
-        for (int j = 0; j < PER_THREAD; j++) sum[i][j] = fmaf(a[k][ti + i], b[k][tj + j], sum[i][j]);
-    __syncthreads();
-  }
-  for (int i = 0; i < PER_THREAD; i++)
-    for (int j = 0; j < PER_THREAD; j++) {
-      const int64_t row = i0 + ti + i, col = j0 + tj + j;
-      if (row >= p.M || col >= p.N) continue;
-      const int64_t at = z * p.y_batch + row * p.y_row + col;
-      float y = sum[i][j];
-      if (p.bias) y += rfi_load(p.bias, p.bias_type, col);
-      if (p.accumulate) y += rfi_load(p.y, p.y_type, at);
-      rfi_store(p.y, p.y_type, at, y);
-    }
+  rfi_tile(
+      i0, p.M, j0, p.N, p.K,
+      [&](int64_t i, int64_t k) { return rfi_load(p.a.data, p.a.dtype, z * p.a.batch + i * p.a.row + k * p.a.col); },
+      p.a.col == 1,
+      [&](int64_t j, int64_t k) { return rfi_load(p.b.data, p.b.dtype, z * p.b.batch + j * p.b.col + k * p.b.row); },
+      p.b.row == 1,
+      [&](int64_t i, int64_t j, float y) {
+        const int64_t at = z * p.y_batch + i * p.y_row + j;
+        if (p.bias) y += rfi_load(p.bias, p.bias_type, j);
+        if (p.accumulate) y += rfi_load(p.y, p.y_type, at);
+        rfi_store(p.y, p.y_type, at, y);
+      });
 }
 
 static operand operand_of(const rfr_arg *x, bool transposed) {
@@ -95,7 +68,7 @@ static rfr_status run(const rfr_call *call) {
                y->stride[r - 2],
                call->n_in > 3 && call->in[3].data};
   if (batch == 0 || p.M == 0 || p.N == 0) return RFR_OK;
-  const int64_t tiles_m = rfi_blocks(p.M, TILE), tiles_n = rfi_blocks(p.N, TILE);
+  const int64_t tiles_m = rfi_blocks(p.M, RFI_TILE), tiles_n = rfi_blocks(p.N, RFI_TILE);
   for (int64_t z = 0; z < batch; z += 65535) { /* what the grid's second dimension holds */
     const int64_t part = batch - z < 65535 ? batch - z : 65535;
     problem q = p;
@@ -103,7 +76,8 @@ static rfr_status run(const rfr_call *call) {
     q.a.data = (const char *)p.a.data + z * p.a.batch * (p.a.dtype == RFR_F32 ? 4 : 2);
     q.b.data = (const char *)p.b.data + z * p.b.batch * (p.b.dtype == RFR_F32 ? 4 : 2);
     q.y = (char *)p.y + z * p.y_batch * size;
-    matmul_any<<<dim3((unsigned)(tiles_m * tiles_n), (unsigned)part), THREADS, 0, rfi_stream(call)>>>(q, tiles_m);
+    matmul_any<<<dim3((unsigned)(tiles_m * tiles_n), (unsigned)part), RFI_TILE_THREADS, 0, rfi_stream(call)>>>(q,
+                                                                                                               tiles_m);
   }
   return rfi_cuda_launched("matmul_any");
 }

@@ -2,14 +2,12 @@
  *
  * The scaled product on a GPU, for any shape: y = (a bT) scale_a scale_b + bias (+ acc), one rounding.
  *
- * A block of 256 threads makes a tile of 64 x 64, each thread 4 x 4 of it. An E4M3 number is exact in
- * f32 and so is the product of two; the sum runs over K in order, in f32. The scales come after it, one
- * by one: their product alone might underflow.
+ * By the tiles of tile_any.cuh. An E4M3 number is exact in f32 and so is the product of two. The scales
+ * come after the sum, one by one: their product alone might underflow.
  */
 #include "backend/cuda/any_type.cuh"
+#include "ops/matmul/tile_any.cuh"
 #include "ops/quant/e4m3.cuh"
-
-enum { TILE = 64, STEP = 16, THREADS = 256, PER_THREAD = 4 };
 
 typedef struct problem {
   const uint8_t *a, *b; /* (M,K), (N,K) */
@@ -21,42 +19,19 @@ typedef struct problem {
   int accumulate;
 } problem;
 
-static __device__ void fill(float (*panel)[TILE + 1], const uint8_t *x, int64_t first, int64_t n, int64_t k0,
-                            int64_t K) {
-  for (int e = threadIdx.x; e < TILE * STEP; e += THREADS) {
-    const int i = e / STEP, k = e % STEP;
-    panel[k][i] = first + i < n && k0 + k < K ? rfi_e4m3_widen(x[(first + i) * K + k0 + k]) : 0.0f;
-  }
-}
-
-static __global__ void __launch_bounds__(THREADS) matmul_scaled(const problem p, int64_t tiles_m) {
-  __shared__ float a[STEP][TILE + 1], b[STEP][TILE + 1];
-  const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * TILE, j0 = (int64_t)(blockIdx.x / tiles_m) * TILE;
-  const int ti = (int)threadIdx.x / 16 * PER_THREAD, tj = (int)threadIdx.x % 16 * PER_THREAD;
+static __global__ void __launch_bounds__(RFI_TILE_THREADS) matmul_scaled(const problem p, int64_t tiles_m) {
+  const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * RFI_TILE, j0 = (int64_t)(blockIdx.x / tiles_m) * RFI_TILE;
   const float scale_a = *p.scale_a, scale_b = *p.scale_b;
-  float sum[PER_THREAD][PER_THREAD] = {};
-  for (int64_t k0 = 0; k0 < p.K; k0 += STEP) {
-    fill(a, p.a, i0, p.M, k0, p.K);
-    fill(b, p.b, j0, p.N, k0, p.K);
-    __syncthreads();
-    for (int k = 0; k < STEP; k++)
-#pragma unroll
-      for (int i = 0; i < PER_THREAD; i++)
-#pragma unroll
-        for (int j = 0; j < PER_THREAD; j++) sum[i][j] = fmaf(a[k][ti + i], b[k][tj + j], sum[i][j]);
-    __syncthreads();
-  }
-#pragma unroll
-  for (int i = 0; i < PER_THREAD; i++)
-#pragma unroll
-    for (int j = 0; j < PER_THREAD; j++) {
-      const int64_t row = i0 + ti + i, col = j0 + tj + j, at = row * p.N + col;
-      if (row >= p.M || col >= p.N) continue;
-      float y = sum[i][j] * scale_a * scale_b;
-      if (p.bias) y += rfi_load(p.bias, p.bias_type, col);
-      if (p.accumulate) y += rfi_load(p.y, p.y_type, at);
-      rfi_store(p.y, p.y_type, at, y);
-    }
+  rfi_tile(
+      i0, p.M, j0, p.N, p.K, [&](int64_t i, int64_t k) { return rfi_e4m3_widen(p.a[i * p.K + k]); }, true,
+      [&](int64_t j, int64_t k) { return rfi_e4m3_widen(p.b[j * p.K + k]); }, true,
+      [&](int64_t i, int64_t j, float sum) {
+        const int64_t at = i * p.N + j;
+        float y = sum * scale_a * scale_b;
+        if (p.bias) y += rfi_load(p.bias, p.bias_type, j);
+        if (p.accumulate) y += rfi_load(p.y, p.y_type, at);
+        rfi_store(p.y, p.y_type, at, y);
+      });
 }
 
 static rfr_status run(const rfr_call *c) {
@@ -74,9 +49,9 @@ static rfr_status run(const rfr_call *c) {
                      b->type.shape[0],
                      a->type.shape[1],
                      c->n_in > 5 && c->in[5].data};
-  const int64_t tiles_m = rfi_blocks(p.M, TILE), tiles_n = rfi_blocks(p.N, TILE);
+  const int64_t tiles_m = rfi_blocks(p.M, RFI_TILE), tiles_n = rfi_blocks(p.N, RFI_TILE);
   if (tiles_m > 0 && tiles_n > 0)
-    matmul_scaled<<<(unsigned)(tiles_m * tiles_n), THREADS, 0, rfi_stream(c)>>>(p, tiles_m);
+    matmul_scaled<<<(unsigned)(tiles_m * tiles_n), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p, tiles_m);
   return rfi_cuda_launched("matmul_scaled");
 }
 
