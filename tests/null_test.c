@@ -197,6 +197,7 @@ static void ops(void) {
   VALUE(rfr_sgd_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1);
   VALUE(rfr_loss_scale_at, NULL, NOWHERE, 0, NULL);
   VALUE(rfr_loss_scale_end_at, NULL, NOWHERE, 0, 0, 2000);
+  VALUE(rfr_skip_bad_at, NULL, NOWHERE, 0, 0, NULL, NULL, NULL);
   VALUE(rfr_step_end_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_ring_read_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_text_read_at, NULL, NOWHERE, 0, 0, 1, NULL, NULL);

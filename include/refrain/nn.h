@@ -66,7 +66,7 @@ typedef struct rfr_model_config {
   int64_t
       shared_size; /* of one more that all tokens go to, times the logistic function of a gate: Qwen2-MoE's; 0: none */
   int expert_norm; /* the weights of a token's experts add up to 1; Mixtral's do */
-  int router_narrow; /* logits and weights of the router are rounded to dtype, as the transformers library has them */
+  int router_narrow;   /* logits and weights of the router are rounded to dtype, as the transformers library has them */
   double balance_loss; /* factors of the losses that rfr_moe_loss describes, in training, for each layer */
   double z_loss;
   int64_t longest; /* rows of the longest document that it is given; 0: max_positions. What work is counted by */
@@ -120,6 +120,7 @@ typedef struct rfr_experts {
   rfr_value targets; /* given: i32 (T), of the tokens that count for the losses */
   int ignore;        /* given: the target of one that does not */
   rfr_value *splits; /* given: NULL, or room for a value a layer: how many rows each expert had, i32 (experts) */
+  rfr_value *bad;    /* given: the same for what rfr_splits_to_offsets says of them */
   rfr_value loss;    /* f32 (1), all layers' losses; RFR_NONE where the model has neither */
 } rfr_experts;
 /* rfr_model_forward of a model with experts that is to be trained. */

@@ -207,6 +207,11 @@ RFR_API rfr_value rfr_sgd_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value 
 RFR_API rfr_value rfr_loss_scale_at(rfr_trace *t, rfr_place at, rfr_value state, rfr_value *inverse);
 /* The next version of the state: a skipped step halves the scale, `every` others in a row double it. */
 RFR_API rfr_value rfr_loss_scale_end_at(rfr_trace *t, rfr_place at, rfr_value state, rfr_value skip, int64_t every);
+/* Skips the update of a step whose splits were bad, too: returns `skip`, or 1 if any of n flags is not 0, those that
+ * rfr_splits_to_offsets gave. Of the first such, *which i32 (1) is its number from 1, *group i32 (1) the group; 0
+ * where there is none. They are for rfr_metrics_write: the host learns of it as it does of the loss. */
+RFR_API rfr_value rfr_skip_bad_at(rfr_trace *t, rfr_place at, rfr_value skip, int n, const rfr_value *flags,
+                                  rfr_value *which, rfr_value *group);
 RFR_API rfr_value rfr_step_end_at(rfr_trace *t, rfr_place at, rfr_value step, rfr_value skip);
 /* x = ring[attempted mod R], ring (R, ...) */
 RFR_API rfr_value rfr_ring_read_at(rfr_trace *t, rfr_place at, rfr_value ring, rfr_value step);
@@ -300,6 +305,7 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
   rfr_sgd_at(t, RFR_HERE, w, g, mom, master, lr, clip, skip, factor, decay, lr_scale)
 #define rfr_loss_scale(t, state, inverse) rfr_loss_scale_at(t, RFR_HERE, state, inverse)
 #define rfr_loss_scale_end(t, state, skip, every) rfr_loss_scale_end_at(t, RFR_HERE, state, skip, every)
+#define rfr_skip_bad(t, skip, n, flags, which, group) rfr_skip_bad_at(t, RFR_HERE, skip, n, flags, which, group)
 #define rfr_step_end(t, step, skip) rfr_step_end_at(t, RFR_HERE, step, skip)
 #define rfr_ring_read(t, ring, step) rfr_ring_read_at(t, RFR_HERE, ring, step)
 #define rfr_metrics_write(t, ring, step, n, values) rfr_metrics_write_at(t, RFR_HERE, ring, step, n, values)

@@ -104,6 +104,15 @@ static rfr_status warn_of_zeros(rfr_run *run) {
   return RFR_OK;
 }
 
+/* The step was skipped: its rows did not fit into the groups. */
+static void warn_of_routing(rfr_run *run, const double *m) {
+  const int64_t layers = run->settings->spec.model.layers, which = (int64_t)m[RFI_METRIC_BAD_ROUTING] - 1;
+  if (which < 0) return;
+  rfi_warn(run, "step %lld: layer %lld, microbatch %lld: the rows of expert %lld are negative or too many; skipped",
+           (long long)run->step, (long long)(which % layers), (long long)(which / layers),
+           (long long)m[RFI_METRIC_BAD_GROUP]);
+}
+
 /* One step, and its metrics. On a device of its own the steps behind it, up to number `until`, are
  * launched before the wait, as far as the ring goes, so that it is never idle. */
 static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max, int *n) {
@@ -132,6 +141,7 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
                              .most_load = m[RFI_METRIC_MOST_LOAD],
                              .least_load = m[RFI_METRIC_LEAST_LOAD],
                              .seconds = rfi_now() - start});
+  warn_of_routing(run, m);
   RFI_TRY(warn_of_zeros(run));
   if (run->skipped_in_row >= SKIPS_IN_A_ROW)
     return rfi_fail(RFI_E_RUN_DIVERGED, "step %lld: the gradients of %d steps in a row were not finite",

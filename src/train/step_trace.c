@@ -88,10 +88,15 @@ static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update 
   rfr_adamw(t, w, g, m, v, master, u->lr, u->clip, u->skip, u->step, &o);
 }
 
+/* Of every layer of every microbatch: how many rows each expert had, and whether that was no routing. */
+typedef struct routing {
+  rfr_value *splits, *bad;
+  int n;
+} routing;
+
 /* Everything behind the loss, which is `shown` without its scale. `g` has room for one value per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
-                     const scaling *scaling, rfr_value shown, rfr_value count, const rfr_value *splits,
-                     rfr_value step) {
+                     const scaling *scaling, rfr_value shown, rfr_value count, const routing *routing, rfr_value step) {
   int trainable = 0;
   rfr_parameter p;
   for (int i = 0; i < n; i++) {
@@ -105,6 +110,8 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
   const int64_t gradients = trainable;
   rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
   rfr_value norm = unscaled(t, scaling, rfr_grad_norm_zeros(t, trainable, g, zeros, &u.skip));
+  rfr_value which = RFR_NONE, group = RFR_NONE;
+  if (routing->n > 0) u.skip = rfr_skip_bad(t, u.skip, routing->n, routing->bad, &which, &group);
   u.clip = scaling->inverse;
   if (s->clip > 0.0) u.clip = unscaled(t, scaling, rfr_clip_scale(t, norm, s->clip));
   trainable = 0;
@@ -112,14 +119,12 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
     rfr_model_parameter(&s->model, i, &p);
     if (!frozen(s, p.name)) update_parameter(t, s, &u, p.name, w[i], g[trainable++]);
   }
-  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = shown,
-                                     [RFI_METRIC_NORM] = norm,
-                                     [RFI_METRIC_LR] = u.lr,
-                                     [RFI_METRIC_COUNT] = count,
-                                     [RFI_METRIC_SKIP] = u.skip};
-  if (s->model.experts > 0)
-    metrics[RFI_METRIC_MOST_LOAD] =
-        rfr_moe_load(t, (int)(s->model.layers * s->microbatches), splits, &metrics[RFI_METRIC_LEAST_LOAD]);
+  rfr_value metrics[RFI_METRIC_N] = {
+      [RFI_METRIC_LOSS] = shown,     [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
+      [RFI_METRIC_COUNT] = count,    [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_BAD_ROUTING] = which,
+      [RFI_METRIC_BAD_GROUP] = group};
+  if (routing->n > 0)
+    metrics[RFI_METRIC_MOST_LOAD] = rfr_moe_load(t, routing->n, routing->splits, &metrics[RFI_METRIC_LEAST_LOAD]);
   const int64_t shape[2] = {s->slots, 1 + rfi_metric_count(s)};
   rfr_value mring = rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape);
   rfr_metrics_write(t, mring, step, rfi_metric_count(s), metrics);
@@ -130,6 +135,8 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
 static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model);
   rfr_value *w = values, *g = w + n, *targets = g + n, *splits = targets + s->microbatches;
+  const int64_t L = s->model.layers, routings = s->model.experts > 0 ? L * s->microbatches : 0;
+  const routing routing = {splits, splits + L * s->microbatches, (int)routings};
   rfr_microbatch(t, -1);
   rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
   rfr_value step = rfr_step_block(t);
@@ -146,7 +153,8 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
     rfr_microbatch(t, (int)m);
     rfr_scope(t, "inputs");
     rfr_value tokens = row(t, all_tokens, m), offsets = row(t, all_offsets, m);
-    rfr_experts experts = {.targets = targets[m], .ignore = RFI_IGNORE, .splits = splits + m * s->model.layers};
+    rfr_experts experts = {
+        .targets = targets[m], .ignore = RFI_IGNORE, .splits = routing.splits + m * L, .bad = routing.bad + m * L};
     rfr_value h = rfr_model_forward_experts(t, &s->model, w, tokens, offsets, step, &experts);
     rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
     rfr_scope(t, "head");
@@ -161,7 +169,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   rfr_value_set_name(t, shown, "loss");
   if (balance != RFR_NONE) /* each microbatch's is its own mean */
     loss = rfr_add(t, loss, rfr_scale(t, balance, 1.0 / (double)s->microbatches, RFR_NONE));
-  optimize(t, s, w, n, g, loss, &scaling, shown, count, splits, step);
+  optimize(t, s, w, n, g, loss, &scaling, shown, count, &routing, step);
   rfr_output(t, "loss", shown);
 }
 
@@ -212,7 +220,7 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
   *out = NULL;
   RFI_GOTO(rfr_model_config_check(&spec->model));
   const size_t n = 2 * (size_t)rfr_model_parameter_count(&spec->model) +
-                   (size_t)spec->microbatches * (1 + (size_t)spec->model.layers);
+                   (size_t)spec->microbatches * (1 + 2 * (size_t)spec->model.layers);
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));
   record(t, spec, values);

@@ -13,8 +13,8 @@
 /* Targets with this value count for nothing; Hugging Face's convention. */
 enum { RFI_IGNORE = -100 };
 
-/* Columns of the metrics ring behind the sequence number; the last two are there with experts alone. */
-#define RFI_METRICS(X) X(LOSS) X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD)
+/* Columns of the metrics ring behind the sequence number; from MOST_LOAD on they are there with experts alone. */
+#define RFI_METRICS(X) X(LOSS) X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD) X(BAD_ROUTING) X(BAD_GROUP)
 typedef enum rfi_metric {
 #define RFI_METRIC_ENUM(name) RFI_METRIC_##name,
   RFI_METRICS(RFI_METRIC_ENUM)

@@ -262,7 +262,8 @@ static bool cuda_lacks(rfi_opcode code) {
     case RFI_OP_moe_unpermute_dw:
     case RFI_OP_moe_loss:
     case RFI_OP_moe_loss_bwd:
-    case RFI_OP_moe_load: return true;
+    case RFI_OP_moe_load:
+    case RFI_OP_skip_bad: return true;
     default: return false;
   }
 }

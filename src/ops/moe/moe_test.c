@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,6 +125,74 @@ static void gives_what_each_token_gives(void **state) {
   rfr_programs_destroy(p);
 }
 
+/* A step whose splits come from outside: good, negative, too many, good again. A bad one changes no weight and is told
+ * with layer and group; what follows is bit for bit as if it had not been. */
+static void bad_splits_skip_a_step(void **state) {
+  (void)state;
+  enum { LAYERS = 3, G = 4, R = 10, D = 6, SLOTS = 4 };
+  static const int64_t good[2][G] = {{1, 4, 0, 5}, {3, 3, 2, 1}};
+  static const struct {
+    int layer, group;
+    int64_t value;
+  } bad[] = {{0, 2, -1}, {2, 3, 100}, {1, 0, INT64_MIN}, {1, 1, INT64_MAX}};
+  float after[2][LAYERS * G * D * D];
+  for (int with = 0; with < 2; with++) {
+    rfr_trace *t;
+    rfr_value w[LAYERS], splits[LAYERS], flags[LAYERS], g[LAYERS], skip, which, group;
+    rfr_tensor x;
+    char name[16];
+    OK(rfr_trace_create(ctx, &t));
+    rfr_value h = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){R, D}), step = rfr_step_block(t);
+    for (int l = 0; l < LAYERS; l++) {
+      snprintf(name, sizeof name, "w%d", l);
+      w[l] = rfr_input(t, name, RFR_ROLE_TRAINABLE, RFR_F32, 3, (int64_t[]){G, D, D});
+      snprintf(name, sizeof name, "splits%d", l);
+      splits[l] = rfr_input(t, name, RFR_ROLE_INPUT, RFR_I64, 1, (int64_t[]){G});
+      const rfr_value offsets = rfr_splits_to_offsets(t, splits[l], R, &flags[l]);
+      h = rfr_add(t, h, rfr_grouped_linear(t, h, w[l], offsets, RFR_NONE, RFR_NONE));
+    }
+    const rfr_value loss = rfr_sum(t, rfr_mul(t, h, h), -1), lr = rfr_lr_schedule(t, step, NULL);
+    for (int l = 0; l < LAYERS; l++) g[l] = rfr_gradient(t, loss, w[l], RFR_F32);
+    rfr_grad_norm(t, LAYERS, g, &skip);
+    skip = rfr_skip_bad(t, skip, LAYERS, flags, &which, &group);
+    for (int l = 0; l < LAYERS; l++) rfr_sgd(t, w[l], g[l], RFR_NONE, RFR_NONE, lr, RFR_NONE, skip, 0.0, 0.0, 1.0);
+    const rfr_value metrics[3] = {skip, which, group};
+    rfr_metrics_write(t, rfr_input(t, "metrics", RFR_ROLE_STATE, RFR_F64, 2, (int64_t[]){SLOTS, 4}), step, 3, metrics);
+    rfr_step_end(t, step, skip);
+    OK(rfr_trace_finish(t));
+    rfr_programs *p = rft_compile(t, NULL);
+    rfr_trace_destroy(t);
+    rft_fill_inputs(p);
+    OK(rfr_programs_tensor(p, "step", &x));
+    memset(x.data, 0, (size_t)x.bytes);
+    OK(rfr_program_capture(p, 0));
+    for (int i = 0, done = 0; i < 2 + (with ? 4 : 0); i++) {
+      const bool is_bad = with && i > 0 && i < 5;
+      for (int l = 0; l < LAYERS; l++) {
+        snprintf(name, sizeof name, "splits%d", l);
+        OK(rfr_programs_tensor(p, name, &x));
+        memcpy(x.data, good[i > 0], sizeof good[0]);
+        if (is_bad && l == bad[i - 1].layer) ((int64_t *)x.data)[bad[i - 1].group] = bad[i - 1].value;
+      }
+      OK(rfr_program_replay(p, 0, NULL, 0));
+      OK(rfr_programs_tensor(p, "metrics", &x));
+      const double *m = (const double *)x.data + i % SLOTS * 4;
+      assert_true(m[0] == i + 1 && m[1] == is_bad);
+      assert_true(m[2] == (is_bad ? bad[i - 1].layer + 1 : 0) && m[3] == (is_bad ? bad[i - 1].group : 0));
+      done += !is_bad;
+      OK(rfr_programs_tensor(p, "step", &x));
+      assert_true(((int64_t *)x.data)[0] == i + 1 && ((int64_t *)x.data)[1] == done);
+    }
+    for (int l = 0; l < LAYERS; l++) {
+      snprintf(name, sizeof name, "w%d", l);
+      OK(rfr_programs_tensor(p, name, &x));
+      memcpy(after[with] + l * G * D * D, x.data, (size_t)x.bytes);
+    }
+    rfr_programs_destroy(p);
+  }
+  assert_memory_equal(after[0], after[1], sizeof after[0]);
+}
+
 /* A routing's weights and losses that do not fit. */
 static void refuses(void **state) {
   (void)state;
@@ -153,6 +222,7 @@ static void refuses(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(gives_what_each_token_gives), rft_context_test(refuses)};
+  const struct CMUnitTest tests[] = {rft_context_test(gives_what_each_token_gives),
+                                     rft_context_test(bad_splits_skip_a_step), rft_context_test(refuses)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

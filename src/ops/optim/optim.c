@@ -110,6 +110,13 @@ rfr_status rfi_infer_loss_scale_end(const rfi_infer *c) {
   return RFR_OK;
 }
 
+rfr_status rfi_infer_skip_bad(const rfi_infer *c) {
+  for (int i = 0; i < c->n_in; i++)
+    if (!is_scalar(&c->in[i], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want flags, i32 (1)");
+  for (int j = 0; j < 3; j++) c->out[j] = scalar(RFR_I32);
+  return RFR_OK;
+}
+
 rfr_status rfi_infer_step_end(const rfi_infer *c) {
   if (!is_step_block(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the step block, i64 (4)");
   if (!is_scalar(&c->in[1], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the skip flag, i32 (1)");
@@ -231,6 +238,23 @@ rfr_value rfr_loss_scale_at(rfr_trace *t, rfr_place at, rfr_value state, rfr_val
 
 rfr_value rfr_loss_scale_end_at(rfr_trace *t, rfr_place at, rfr_value state, rfr_value skip, int64_t every) {
   return rfi_record(t, at, RFI_OP_loss_scale_end, 2, (rfr_value[]){state, skip}, (rfi_attr[]){rfi_i(every)}, NULL);
+}
+
+rfr_value rfr_skip_bad_at(rfr_trace *t, rfr_place at, rfr_value skip, int n, const rfr_value *flags, rfr_value *which,
+                          rfr_value *group) {
+  rfr_value out[3] = {RFR_NONE, RFR_NONE, RFR_NONE}, *in = NULL;
+  const bool given = n >= 0 && (n == 0 || flags);
+  if (given && rfi_trace_records(t)) in = rfi_arena_alloc(t->arena, sizeof *in * ((size_t)n + 1));
+  if (in) {
+    in[0] = skip;
+    if (n > 0) memcpy(in + 1, flags, sizeof *in * (size_t)n);
+    rfi_record(t, at, RFI_OP_skip_bad, n + 1, in, NULL, out);
+  } else {
+    rfi_trace_fail(t, at, "skip_bad", given ? RFI_E_NO_MEMORY : RFI_E_ARGUMENT, "of %d flags", n);
+  }
+  if (which) *which = out[1];
+  if (group) *group = out[2];
+  return out[0];
 }
 
 rfr_value rfr_step_end_at(rfr_trace *t, rfr_place at, rfr_value step, rfr_value skip) {

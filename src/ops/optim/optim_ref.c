@@ -154,6 +154,18 @@ RFT_CASES(loss_scale_end) = {
     NULL,
 };
 
+RFT_REF(skip_bad) {
+  int32_t first = 0;
+  for (int k = 1; k < call->n_in && !first; k++)
+    if (*(int32_t *)call->in[k].data) first = k;
+  if (call->out[0].data) *(int32_t *)call->out[0].data = first ? 1 : *(int32_t *)call->in[0].data;
+  if (call->out[1].data) *(int32_t *)call->out[1].data = first;
+  if (call->out[2].data) *(int32_t *)call->out[2].data = first ? *(int32_t *)call->in[first].data - 1 : 0;
+}
+RFT_CASES(skip_bad) = {
+    "skip_bad(i[1]=0)",         "skip_bad(i[1]=1, i[1]=0)",         "skip_bad(i[1]=0, i[1]=0, i[1]=5, i[1]=2)",
+    "skip_bad(i[1]=1, i[1]=3)", "skip_bad(i[1]=0, i[1]=0, i[1]=0)", NULL};
+
 RFT_REF(step_end) {
   int64_t *step = call->out[0].data;
   int32_t skip = *(int32_t *)call->in[1].data;

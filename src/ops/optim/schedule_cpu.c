@@ -119,6 +119,17 @@ static rfr_status scale_end_run(const rfi_call *c) {
   return RFR_OK;
 }
 
+static rfr_status skip_bad_run(const rfi_call *c) {
+  const int32_t skip = *(const int32_t *)c->in[0].data;
+  int32_t which = 0, flag = 1;
+  for (int k = c->n_in - 1; k > 0; k--)
+    if (*(const int32_t *)c->in[k].data) which = k, flag = *(const int32_t *)c->in[k].data;
+  if (c->out[0].data) *(int32_t *)c->out[0].data = which ? 1 : skip;
+  if (c->out[1].data) *(int32_t *)c->out[1].data = which;
+  if (c->out[2].data) *(int32_t *)c->out[2].data = flag - 1;
+  return RFR_OK;
+}
+
 static rfr_status step_end_run(const rfi_call *c) {
   int64_t *step = c->in[0].data;
   int64_t skip = *(const int32_t *)c->in[1].data != 0;
@@ -133,4 +144,5 @@ const rfi_kernel RFI_CPU(grad_norm) = {norm_run, norm_workspace};
 const rfi_kernel RFI_CPU(clip_scale) = {clip_run, NULL};
 const rfi_kernel RFI_CPU(loss_scale) = {scale_run, NULL};
 const rfi_kernel RFI_CPU(loss_scale_end) = {scale_end_run, NULL};
+const rfi_kernel RFI_CPU(skip_bad) = {skip_bad_run, NULL};
 const rfi_kernel RFI_CPU(step_end) = {step_end_run, NULL};
