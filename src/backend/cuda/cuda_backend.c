@@ -261,12 +261,13 @@ static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfr_call *call) {
   for (int kind = 0; kind < RFI_HEAD_CHUNKS; kind++) {
     rfi_head_product products[RFI_HEAD_PRODUCTS];
     const int64_t t = rfi_head_start(&head, kind);
+    entry[kind * RFI_HEAD_PRODUCTS].device = d;
     if (t < 0) continue;
     rfi_head_products(call, &head, t, (void *)call->in[RFI_HEAD_X].data, products);
     for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
       rfi_bound b = {.call = products[i].call};
       if (products[i].wanted) TRY(rfi_lt_bind(d->lt, &b));
-      entry[kind * RFI_HEAD_PRODUCTS + i] = (rfi_head_library){b.run, (size_t)b.workspace, b.call.library};
+      entry[kind * RFI_HEAD_PRODUCTS + i] = (rfi_head_library){b.run, (size_t)b.workspace, b.call.library, d};
     }
   }
   return RFR_OK;

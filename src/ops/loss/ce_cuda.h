@@ -12,6 +12,7 @@ extern "C" {
 #endif
 
 typedef struct rfi_ce_rows {
+  const rfi_cuda_info *info; /* the device; NULL only without dlogits */
   int64_t rows, V;
   const void *logits; /* (rows, V), f32, bf16 or f16 */
   rfr_dtype logits_type;
@@ -28,6 +29,9 @@ typedef struct rfi_ce_rows {
 } rfi_ce_rows;
 
 rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream);
+/* The same on Hopper, for some of them. */
+int rfi_ce_rows_sm90_takes(const rfi_ce_rows *r);
+rfr_status rfi_ce_rows_sm90_cuda(const rfi_ce_rows *r, void *stream);
 /* Zeros behind each row of dlogits, to `width` elements. */
 rfr_status rfi_ce_tails_cuda(const rfi_ce_rows *r, int64_t width, void *stream);
 /* dlogits alone, from the lse that a forward has left. They do not lie over the logits. */

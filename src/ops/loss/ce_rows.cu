@@ -307,6 +307,7 @@ template <typename X> static rfr_status choose(const rfi_ce_rows *r, const machi
 rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream) {
   machine m;
   if (r->rows == 0) return RFR_OK;
+  if (rfi_ce_rows_sm90_takes(r)) return rfi_ce_rows_sm90_cuda(r, stream);
   rfr_status s = find_machine(&m);
   if (s == RFR_OK) RFI_WITH_FLOAT(r->logits_type, X, s = choose<X>(r, &m, (cudaStream_t)stream))
   return s == RFR_OK ? rfi_cuda_launched("cross_entropy") : s;

@@ -26,6 +26,7 @@ typedef struct rfi_head_library {
   rfi_kernel_fn run;
   size_t workspace;
   void *handle;
+  const void *device; /* the backend's own */
 } rfi_head_library;
 
 typedef struct rfi_head_product {

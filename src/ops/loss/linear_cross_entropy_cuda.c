@@ -34,7 +34,8 @@ static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, cha
   rfi_head_products(c, h, t, logits, products);
   const rfi_arg *dlogits = &products[RFI_HEAD_DX].in[0];
   const int backward = c->out[1].data || c->out[2].data;
-  const rfi_ce_rows rows = {.rows = rfi_head_rows(h, t),
+  const rfi_ce_rows rows = {.info = library_of(c, 0, 0)->device,
+                            .rows = rfi_head_rows(h, t),
                             .V = h->V,
                             .logits = logits,
                             .logits_type = RFR_F32,

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ce_rows.cu's rows on Hopper, where the logits are f32 and the gradient has 16 bits: a cluster of blocks takes a row,
+ * so that its f32 logits fit into registers. What has gone there from shared memory makes room for the block's part of
+ * the next row at once, which then arrives all the while that this one is worked on and written.
+ *
+ * e^x is made once: a thread's sum and its gradients are relative to its own maximum m, and when the row's maximum M
+ * and sum S are known, each gradient is one multiplication, by e^(m - M) / S. All of a row has been read when those are
+ * known, so the gradient may lie over the logits.
+ */
+#include "ops/loss/ce_cuda.h"
+
+#include "backend/cuda/kernels.cuh"
+
+enum { THREADS = 1024, PIECES = 8, STRIDE = THREADS * 4 }; /* pieces of four logits a thread */
+enum { MOST_BLOCKS = 8 };                                  /* of a cluster */
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+static constexpr float LOG2E = 1.4426950408889634f;
+
+static __device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+static __device__ __forceinline__ uint32_t address_of(const void *x) { return (uint32_t)__cvta_generic_to_shared(x); }
+static __device__ __forceinline__ unsigned block_of_cluster(void) {
+  unsigned x;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
+  return x;
+}
+static __device__ __forceinline__ void cluster_barrier(void) {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Values on their way to all blocks of a cluster; each counts on its barrier's bytes. */
+typedef struct mail {
+  uint64_t barrier;
+  float2 from[MOST_BLOCKS];
+} mail;
+
+static __device__ __forceinline__ void mail_init(mail *m) {
+  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(address_of(&m->barrier)) : "memory");
+}
+static __device__ __forceinline__ void mail_expect(mail *m, unsigned blocks) {
+  asm volatile("{\n.reg .b64 t;\nmbarrier.arrive.expect_tx.shared.b64 t, [%0], %1;\n}" ::"r"(address_of(&m->barrier)),
+               "r"(blocks * 8)
+               : "memory");
+}
+static __device__ __forceinline__ void mail_send(mail *m, unsigned to, float2 x) {
+  asm volatile(
+      "{\n.reg .u32 at, bar;\nmapa.shared::cluster.u32 at, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [at], {%3, %4}, [bar];\n}" ::"r"(
+          address_of(&m->from[block_of_cluster()])),
+      "r"(address_of(&m->barrier)), "r"(to), "f"(x.x), "f"(x.y)
+      : "memory");
+}
+static __device__ __forceinline__ void mail_wait(mail *m, int parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra again;\n}" ::"r"(address_of(&m->barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+/* (maximum, sum of 2^(x - maximum)), in units of log2 e, of 32 lanes; each gets it. */
+static __device__ __forceinline__ float2 merge_lanes(float2 x) {
+  const int bits = __float_as_int(x.x), order = bits ^ (bits >> 31 & 0x7fffffff); /* floats as integers of that order */
+  const int top = __reduce_max_sync(0xffffffffu, order);
+  const float most = __int_as_float(top ^ (top >> 31 & 0x7fffffff));
+  float sum = most == -INFINITY ? x.y : x.y * exp2_fast(x.x - most);
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  return make_float2(most, sum);
+}
+
+/* Over a cluster, in one order. `part` and `peer` may be used again after another one's; `turn`: how often they
+ * were. */
+static __device__ __forceinline__ float2 cluster_merge(float2 x, float2 *part, mail *peer, unsigned blocks, int turn) {
+  const int lane = threadIdx.x & 31;
+  x = merge_lanes(x);
+  if (lane == 0) part[threadIdx.x >> 5] = x;
+  __syncthreads();
+  x = merge_lanes(part[lane]);
+  if (blocks == 1) return x;
+  if (threadIdx.x == 0) mail_expect(peer, blocks);
+  if (threadIdx.x < blocks) mail_send(peer, threadIdx.x, x);
+  mail_wait(peer, turn & 1);
+  return merge_lanes(lane < (int)blocks ? peer->from[lane] : make_float2(-INFINITY, 0.0f));
+}
+
+#endif
+
+/* A block's part of a row: per_block pieces, or what is left; thread k's j-th is k + 1024 j. */
+template <typename D>
+static __global__ void __launch_bounds__(THREADS, 1)
+    ce_rows_sm90(const __grid_constant__ rfi_ce_rows r, const int per_block, const unsigned blocks) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(16) float4 kept[];
+  __shared__ float2 part[2][32];
+  __shared__ mail peer[2];
+  const int me = (int)threadIdx.x, begin = (int)block_of_cluster() * per_block * 4, first = begin + me * 4;
+  const int mine = min((int)r.V - begin, per_block * 4), left = mine - me * 4, whole = mine / STRIDE;
+  const int64_t step = gridDim.x / blocks;
+  const float scale = *r.dloss * *r.inv_valid;
+  const uint32_t place = address_of(&kept[me]);
+  const float *from = (const float *)r.logits + blockIdx.x / blocks * r.logits_ld + first;
+  const auto request = [&](int j, float before) { /* of a piece, after what lay in its place has been read */
+    if (j < whole || j * STRIDE < left)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place + (uint32_t)(j * THREADS * 16)),
+                   "l"(from + j * STRIDE), "f"(before)
+                   : "memory");
+  };
+  if (blocks > 1) {
+    if (me == 0)
+      for (int i = 0; i < 2; i++) mail_init(&peer[i]);
+    cluster_barrier();
+  }
+  int turn = 0;
+#pragma unroll
+  for (int j = 0; j < PIECES; j++) request(j, 0);
+  for (int64_t t = blockIdx.x / blocks; t < r.rows; t += step, turn++) {
+    const int32_t wanted = r.targets[t];
+    const bool valid = wanted != r.ignore && wanted >= 0 && wanted < r.V, more = t + step < r.rows;
+    const float hit = valid ? ((const float *)r.logits)[t * r.logits_ld + wanted] : 0.0f; /* until it is written over */
+    float v[PIECES][4], top = -INFINITY, sum = 0;
+    from += step * r.logits_ld;
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#pragma unroll
+    for (int j = 0; j < PIECES; j++) {
+      float4 x = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+      if (j < whole || j * STRIDE < left) x = kept[me + j * THREADS];
+      v[j][0] = x.x, v[j][1] = x.y, v[j][2] = x.z, v[j][3] = x.w;
+    }
+#pragma unroll
+    for (int j = 0; j < PIECES; j++) {
+      if (more) request(j, v[j][0]);
+      if (j >= whole)
+#pragma unroll
+        for (int i = 1; i < 4; i++)
+          if (j * STRIDE + i >= left) v[j][i] = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < 4; i++) top = fmaxf(top, v[j][i]);
+    }
+    top *= LOG2E;
+    const float base = top == -INFINITY ? 0.0f : top;
+#pragma unroll
+    for (int j = 0; j < PIECES; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        v[j][i] = exp2_fast(fmaf(v[j][i], LOG2E, -base));
+        sum += v[j][i];
+      }
+    const float2 all = cluster_merge(make_float2(top, sum), part[turn & 1], &peer[turn & 1], blocks, turn / 2);
+    if (first == 0) {
+      const double lse = ((double)all.x + log2((double)all.y)) * 0.693147180559945309417;
+      if (r.lse) r.lse[t] = (float)lse;
+      if (r.nll) r.nll[t] = valid ? lse - (double)hit : 0.0;
+    }
+    const float share = __fdividef(scale, all.y), by = exp2_fast(base - all.x) * share;
+    D *const to = (D *)r.dlogits + t * r.dlogits_ld + first;
+#pragma unroll
+    for (int j = 0; j < PIECES; j++) {
+      rfi_pack<D, 4> y;
+#pragma unroll
+      for (int i = 0; i < 4; i++) y.x[i] = rfi_narrow<D>(valid ? v[j][i] * by : 0.0f);
+      if (j < whole || j * STRIDE < left) *(rfi_pack<D, 4> *)(to + j * STRIDE) = y;
+    }
+    const int at = wanted - first; /* among the thread's, perhaps */
+    if (valid && at >= 0 && at < left && at % STRIDE < 4)
+      to[at] = rfi_narrow<D>(exp2_fast(fmaf(hit, LOG2E, -all.x)) * share - scale);
+  }
+  if (blocks > 1) cluster_barrier(); /* a block's shared memory stays until nobody sends it anything */
+#endif
+}
+
+template <typename D> static rfr_status launch(const rfi_ce_rows *r, cudaStream_t stream) {
+  const int64_t pieces = (r->V + 3) / 4;
+  unsigned blocks = 1;
+  while (pieces > (int64_t)blocks * PIECES * THREADS) blocks *= 2;
+  const int per_block = (int)rfi_blocks(pieces, blocks), bytes = per_block * 16;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = blocks;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3((unsigned)r->info->sms / blocks * blocks);
+  config.blockDim = dim3(THREADS);
+  config.dynamicSmemBytes = (size_t)bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  cudaError_t e = cudaFuncSetAttribute(ce_rows_sm90<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&clusters, ce_rows_sm90<D>, &config);
+  if (e != cudaSuccess) return rfi_cuda_check(e, "asking for clusters");
+  if (clusters > r->rows) clusters = (int)r->rows;
+  if (clusters < 1) clusters = 1;
+  config.gridDim = dim3((unsigned)clusters * blocks);
+  return rfi_cuda_check(cudaLaunchKernelEx(&config, ce_rows_sm90<D>, *r, per_block, blocks), "cross_entropy");
+}
+
+int rfi_ce_rows_sm90_takes(const rfi_ce_rows *r) {
+  const int64_t pieces = (r->V + 3) / 4;
+  return r->dlogits && r->info->major == 9 && !r->info->portable && r->logits_type == RFR_F32 &&
+         r->dlogits_type != RFR_F32 && r->cap == 0 && pieces <= (int64_t)MOST_BLOCKS * PIECES * THREADS &&
+         (uintptr_t)r->logits % 16 == 0 && (uintptr_t)r->dlogits % 8 == 0 && r->logits_ld % 4 == 0 &&
+         r->dlogits_ld % 4 == 0 && r->logits_ld >= pieces * 4 && r->dlogits_ld >= pieces * 4;
+}
+
+rfr_status rfi_ce_rows_sm90_cuda(const rfi_ce_rows *r, void *stream) {
+  return r->dlogits_type == RFR_BF16 ? launch<rfi_bf16>(r, (cudaStream_t)stream)
+                                     : launch<rfi_f16>(r, (cudaStream_t)stream);
+}
