@@ -304,6 +304,24 @@ static void arena_cap(void **state) {
   end_scene(&c);
 }
 
+/* Behind copies too, neither a step nor an evaluation allocates; steps enough to warn of zeros. */
+static void quiet_allocator(void **state) {
+  scene c;
+  rfr_run *run;
+  rfr_evaluation e;
+  set_scene(&c, *state);
+  rft_faults = (rft_fault){0};
+  rfr_run_options o = rfr_run_options_default();
+  o.config_folder = c.f->path;
+  assert_int_equal(rfr_run_open(c.ctx, config, NULL, &o, &run), RFR_OK);
+  const rfr_ctx_stats before = rfr_ctx_get_stats(c.ctx);
+  for (int i = 0; i < 12; i++) assert_int_equal(rfr_run_step(run), RFR_OK);
+  assert_int_equal(rfr_run_evaluate(run, &e), RFR_OK);
+  assert_int_equal(rfr_ctx_get_stats(c.ctx).alloc_calls, before.alloc_calls);
+  rfr_run_close(run);
+  end_scene(&c);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       rft_folder_test(calls),
@@ -311,6 +329,7 @@ int main(void) {
       rft_folder_test(text_calls),
       rft_folder_test(arena_cap),
       rft_folder_test(profile),
+      rft_folder_test(quiet_allocator),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,11 +106,17 @@ static rfr_status find_tensors(rfr_run *run) {
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TARGETS, &run->targets));
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_OFFSETS, &run->offsets));
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_METRICS, &run->metrics));
+    rfr_tensor zeros;
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_ZERO_STEPS, &zeros));
+    RFI_TRY(rfi_host_keep(run, &zeros));
   }
   if (rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0) {
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_EVAL_TOKENS, &run->eval_tokens));
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_EVAL_TARGETS, &run->eval_targets));
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_EVAL_OFFSETS, &run->eval_offsets));
+    RFI_TRY(rfi_host_keep(run, &run->eval_tokens));
+    RFI_TRY(rfi_host_keep(run, &run->eval_targets));
+    RFI_TRY(rfi_host_keep(run, &run->eval_offsets));
   }
   return RFR_OK;
 }
@@ -200,6 +206,7 @@ static rfr_status calibrate(rfr_run *run) {
            rfi_format_double(number, run->settings->time));
   rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = seconds});
   rfr_programs_destroy(run->programs);
+  rfi_host_forget(run);
   run->programs = NULL;
   run->ready = false;
   return compile(run); /* the state is filled anew when it is next needed */
@@ -332,6 +339,7 @@ void rfr_run_close(rfr_run *run) {
   if (!run) return;
   rfi_journal_close(run->log);
   rfr_programs_destroy(run->programs);
+  rfi_host_forget(run);
   rfi_dataset_close(run->data);
   rfi_settings_destroy(run->settings);
   rfi_free(run->ctx, run->folder);

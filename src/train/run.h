@@ -30,6 +30,11 @@ typedef struct rfi_machine {
 } rfi_machine;
 rfr_status rfi_machine_read(rfr_ctx *ctx, rfi_machine *out);
 
+typedef struct rfi_kept { /* the host's memory for a tensor on a device of its own */
+  const void *data;
+  void *host;
+} rfi_kept;
+
 struct rfr_run {
   rfr_ctx *ctx;
   rfr_run_options options;
@@ -42,6 +47,8 @@ struct rfr_run {
   int n_programs, bits[4];                             /* RFR_RUN_... of each program */
   rfr_tensor block, tokens, targets, offsets, metrics; /* training */
   rfr_tensor eval_tokens, eval_targets, eval_offsets;
+  rfi_kept kept[4]; /* of the evaluation's three and the counts of zeros */
+  int n_kept;
   int64_t step, steps, launched, filled;
   int skipped_in_row;
   bool ready;           /* the state has values */
@@ -60,6 +67,9 @@ rfr_status rfi_log_open(rfr_run *run, const char *path);
 /* A tensor's bytes for the host: as they are (READ), or to be written whole (WRITE; the tensor
  * has them after close, unless so_far, which close returns, is an error). */
 typedef enum rfi_host_access { RFI_HOST_READ, RFI_HOST_WRITE } rfi_host_access;
+/* Memory for the copy, until forget. */
+rfr_status rfi_host_keep(rfr_run *run, const rfr_tensor *x);
+void rfi_host_forget(rfr_run *run);
 rfr_status rfi_host_open(rfr_run *run, const rfr_tensor *x, rfi_host_access access, void **out);
 rfr_status rfi_host_close(rfr_run *run, const rfr_tensor *x, rfi_host_access access, void *host, rfr_status so_far);
 
