@@ -205,6 +205,12 @@ static void large(void **state) {
       s.out = v == 1 ? RFR_BF16 : RFR_F32;
       check(library, rfi_ctx_isa(ctx), &s, &taken);
     }
+  for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++)
+    for (int ta = 0; ta < (k == 1 ? 1 : 2); ta++) { /* f32 with rows that are pages apart */
+      shape s = {.M = sizes[k][0], .N = sizes[k][1], .K = sizes[k][2], .in = RFR_F32, .out = RFR_F32};
+      s.ta = ta, s.bias = ta == 0, s.acc = ta, s.pad = 1030;
+      check(library, rfi_ctx_isa(ctx), &s, &taken);
+    }
   rfi_cpu_library_close(library);
   rfr_ctx_destroy(ctx);
 }

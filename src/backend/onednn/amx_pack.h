@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tiles of the matrix unit, and the packing in front of them; amx_gemm.c says what a panel is.
+ * Tiles of the matrix unit, and the packing in front of them; panel_gemm.c says what a panel is.
  *
  * Packing names element (i, p), i along M or N and p along K, x[i*is + p*ps]; one of the two strides is 1.
  */
@@ -16,8 +16,6 @@ enum {
   AMX_STEP = 32,
   AMX_TILE = 16 * 32, /* elements */
 };
-
-typedef void amx_pack_fn(uint16_t *to, const uint16_t *x, int64_t n, int64_t k, int64_t is, int64_t ps);
 
 /* Compilers do not all know that loading a configuration or a tile reads memory: this says it. */
 static inline void amx_reads_memory(void) { __asm__ volatile("" ::: "memory"); }
@@ -42,8 +40,8 @@ static inline __m512 amx_widen(__mmask16 in, const uint16_t *x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(in, x)), 16));
 }
 
-/* 16 x 16 elements of four bytes, transposed: rows of src are `from` bytes apart, of dst 64. */
-static inline void amx_transpose(void *restrict dst, const void *restrict src, int64_t from) {
+/* 16 x 16 elements of four bytes, transposed: rows of src are `from` bytes apart, of dst `to`. */
+static inline void amx_transpose(void *restrict dst, int64_t to, const void *restrict src, int64_t from) {
   __m512i x[8], y[16];
 #pragma GCC unroll 2
   for (int side = 0; side < 2; side++) {
@@ -65,11 +63,11 @@ static inline void amx_transpose(void *restrict dst, const void *restrict src, i
     __m512i a = y[4 * q], b = y[4 * q + 1], c = y[4 * q + 2], d = y[4 * q + 3];
     __m512i ab0 = _mm512_unpacklo_epi32(a, b), cd0 = _mm512_unpacklo_epi32(c, d);
     __m512i ab1 = _mm512_unpackhi_epi32(a, b), cd1 = _mm512_unpackhi_epi32(c, d);
-    char *out = (char *)dst + 256 * q;
+    char *out = (char *)dst + 4 * to * q;
     _mm512_storeu_si512(out, _mm512_unpacklo_epi64(ab0, cd0));
-    _mm512_storeu_si512(out + 64, _mm512_unpackhi_epi64(ab0, cd0));
-    _mm512_storeu_si512(out + 128, _mm512_unpacklo_epi64(ab1, cd1));
-    _mm512_storeu_si512(out + 192, _mm512_unpackhi_epi64(ab1, cd1));
+    _mm512_storeu_si512(out + to, _mm512_unpackhi_epi64(ab0, cd0));
+    _mm512_storeu_si512(out + 2 * to, _mm512_unpacklo_epi64(ab1, cd1));
+    _mm512_storeu_si512(out + 3 * to, _mm512_unpackhi_epi64(ab1, cd1));
   }
 }
 
@@ -104,8 +102,10 @@ static inline void amx_rows(uint16_t *restrict to, const uint16_t *restrict x, i
     _mm512_storeu_si512(to + r * 32, r < n ? _mm512_maskz_loadu_epi16(in, x + r * is) : _mm512_setzero_si512());
 }
 
-static inline void amx_pack_a(uint16_t *to, const uint16_t *x, int64_t n, int64_t k, int64_t is, int64_t ps) {
+static inline void amx_pack_a(void *panels, const void *from, int64_t n, int64_t k, int64_t is, int64_t ps) {
   const int64_t panel = (k + 31) / 32 * 32 * AMX_BLOCK;
+  const uint16_t *x = from;
+  uint16_t *to = panels;
   uint16_t rows[AMX_TILE] __attribute__((aligned(64)));
   for (int64_t i = 0; ps == 1 && i < (n + 31) / 32 * 32; i += 16) {
     uint16_t *out = to + i / 32 * panel + i % 32 * 32;
@@ -115,12 +115,14 @@ static inline void amx_pack_a(uint16_t *to, const uint16_t *x, int64_t n, int64_
   amx_interleave(to, panel, x, n, k, ps); /* as B would be, then each tile transposed */
   for (uint16_t *tile = to; tile < to + (n + 31) / 32 * panel; tile += AMX_TILE) {
     memcpy(rows, tile, sizeof rows);
-    amx_transpose(tile, rows, 64);
+    amx_transpose(tile, 64, rows, 64);
   }
 }
 
-static inline void amx_pack_b(uint16_t *to, const uint16_t *x, int64_t n, int64_t k, int64_t is, int64_t ps) {
+static inline void amx_pack_b(void *panels, const void *from, int64_t n, int64_t k, int64_t is, int64_t ps) {
   const int64_t panel = (k + 31) / 32 * 32 * AMX_BLOCK;
+  const uint16_t *x = from;
+  uint16_t *to = panels;
   uint16_t rows[AMX_TILE] __attribute__((aligned(64)));
   if (ps != 1) {
     amx_interleave(to, panel, x, n, k, ps);
@@ -130,10 +132,10 @@ static inline void amx_pack_b(uint16_t *to, const uint16_t *x, int64_t n, int64_
     uint16_t *out = to + i / 32 * panel + i % 32 * 32;
     for (int64_t p = 0; p < k; p += 32, out += 2 * AMX_TILE) {
       if (n - i >= 16 && k - p >= 32) {
-        amx_transpose(out, x + i * is + p, 2 * is);
+        amx_transpose(out, 64, x + i * is + p, 2 * is);
       } else {
         amx_rows(rows, x + i * is + p, n - i, k - p, is);
-        amx_transpose(out, rows, 64);
+        amx_transpose(out, 64, rows, 64);
       }
     }
   }

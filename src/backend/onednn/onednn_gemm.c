@@ -7,7 +7,7 @@
  * a product is made and run with the same number of OpenMP threads, which is part of
  * its bits, and the caller's own setting is restored; a product that only oneDNN's
  * reference loops could do is refused, because the portable kernel is faster. Where
- * there is AMX, amx_gemm.c has the first choice of what it does better.
+ * there is AMX, panel_gemm.c has the first choice of what it does better.
  */
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "backend/cpu/gemm_module.h"
-#include "backend/onednn/amx_gemm.h"
+#include "backend/onednn/panel_gemm.h"
 
 __attribute__((visibility("default"))) const rfi_gemm_module *rfi_gemm_module_get(void);
 
@@ -24,13 +24,13 @@ typedef struct engine {
   dnnl_engine_t engine;
   dnnl_stream_t stream;
   int bf16; /* this CPU multiplies bf16 without emulation */
-  int amx;  /* amx_gemm.c runs */
+  int amx;  /* panel_gemm.c runs */
 } engine;
 
 enum { A, B, BIAS, Y, SCRATCH, ARGS };
 
 typedef struct product {
-  rfi_amx_product *amx; /* if there is one, nothing else is set */
+  rfi_panel_product *panels; /* if there is one, nothing else is set */
   engine *engine;
   dnnl_primitive_t primitive;
   dnnl_memory_t memory[ARGS]; /* NULL: not an argument */
@@ -109,7 +109,7 @@ static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32],
   }
   unsigned isa = (unsigned)dnnl_get_effective_cpu_isa();
   snprintf(name, 32, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
-  e->amx = HAS(avx512_core_amx) && rfi_amx_open();
+  e->amx = HAS(avx512_core_amx) && rfi_panel_open();
   snprintf(isa_text, 32, "%s%s", isa_name(isa), e->amx ? " + own AMX" : "");
   *level = HAS(avx512_core) ? 4 : HAS(avx2) ? 3 : 2;
   *bf16_fast = HAS(avx512_core_amx) || HAS(avx512_core_bf16);
@@ -125,7 +125,7 @@ static void product_destroy(void *p) {
   for (int i = 0; i < ARGS; i++)
     if (m->memory[i]) dnnl_memory_destroy(m->memory[i]);
   if (m->primitive) dnnl_primitive_destroy(m->primitive);
-  rfi_amx_destroy(m->amx);
+  rfi_panel_destroy(m->panels);
   free(m);
 }
 
@@ -195,7 +195,7 @@ static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **ha
     return RFI_GEMM_UNSUPPORTED;
   product *m = calloc(1, sizeof *m);
   if (!m) return RFI_GEMM_NO_MEMORY;
-  rfi_gemm_status own = e->amx ? rfi_amx_create(d, &m->amx, scratch) : RFI_GEMM_UNSUPPORTED;
+  rfi_gemm_status own = e->amx ? rfi_panel_create(d, &m->panels, scratch) : RFI_GEMM_UNSUPPORTED;
   if (own != RFI_GEMM_UNSUPPORTED) {
     if (own == RFI_GEMM_OK) *handle = m;
     else product_destroy(m);
@@ -235,8 +235,8 @@ static rfi_gemm_status product_execute(void *handle, const void *a, const void *
                                        void *scratch) {
   static const int number[ARGS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
   product *m = handle;
-  if (m->amx) {
-    rfi_amx_execute(m->amx, a, b, bias, y, scratch);
+  if (m->panels) {
+    rfi_panel_execute(m->panels, a, b, bias, y, scratch);
     return RFI_GEMM_OK;
   }
   void *data[ARGS] = {(void *)(uintptr_t)a, (void *)(uintptr_t)b, (void *)(uintptr_t)bias, y, scratch};

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Products of packed panels, for what oneDNN is slow at:
+ *
+ *   - bf16 with results in f32, the gradients of weights before all. They are larger than what is
+ *     multiplied and not read again before the optimizer, so those larger than a cache are written
+ *     past it: a line that is stored the usual way is first read from memory.
+ *   - bf16 whose rows do not lie close together, such as the gradients of logits.
+ *   - f32 whose B has rows along N that are pages apart: 4 KiB and its multiples meet in one corner
+ *     of a cache, and oneDNN takes up to twice its time.
+ *
+ * The smaller of the two dimensions of C is "fixed": its operand is packed whole and stays in the L2
+ * cache. The larger one is "moving": a thread packs a few panels of its operand at a time and
+ * multiplies them with all that is fixed. Which thread takes which panels decides no bits.
+ *
+ * A panel is what one block of C reads along K, in the order in which it reads it. Outside the
+ * matrix it is zero, in all three dimensions, so tails cost nothing in the loop. Two units differ in
+ * blocks and panels: bf16 is multiplied by the matrix unit (AMX) in blocks of 32 x 32; for each step
+ * of 32 along K its panels have, of A, the upper 16 rows (1 KiB), then the lower; of B the left 16
+ * columns, as 16 pairs of rows, then the right; four loads a step stand in the shadow of four
+ * products. f32 is multiplied by vectors (panel_f32.h).
+ *
+ * Invariants: a thread owns a block of C from first to last step; K is cut by K alone, so the bits
+ * depend on K and on nothing else. The matrix unit takes subnormal numbers for zero.
+ */
+#include "backend/onednn/panel_gemm.h"
+
+#ifdef __AMX_BF16__
+
+#include <immintrin.h>
+#include <omp.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "backend/onednn/panel_f32.h"
+
+enum {
+  PASS_K = 1024,          /* K of a pass: what is packed at a time */
+  GROUP_ROW_BYTES = 512,  /* moving panels: of a row, where rows lie along M or N */
+  FIXED_BYTES = 2 << 20,  /* at most, at a time */
+  MOVING_ROWS = 4096,     /* at most, where sums are kept from pass to pass */
+  STREAM_BYTES = 2 << 20, /* results that no L2 cache holds */
+  LEAST = 32,             /* rows and columns of C */
+  PAGE = 4096,
+};
+
+typedef struct shadow shadow;
+
+/* What differs between bf16 and f32. */
+typedef struct unit {
+  int size;       /* of an element */
+  int64_t bm, bn; /* a block of C */
+  int64_t step;   /* K is packed in whole ones */
+  int64_t depth;  /* K of what stays in the L1 cache of a moving panel while the fixed ones pass by */
+  void (*pack_a)(void *to, const void *x, int64_t n, int64_t k, int64_t is, int64_t ps);
+  void (*pack_b)(void *to, const void *x, int64_t n, int64_t k, int64_t is, int64_t ps);
+  /* c (bm x bn) = from + A B over k steps, without `from` where that is NULL */
+  void (*multiply)(int64_t k, const void *a, const void *b, const float *from, float *c, shadow *s);
+} unit;
+
+/* Element (i, k) of an operand, i along M or N, is at i*is + k*ks. */
+typedef struct operand {
+  int64_t rows, is, ks, block; /* rows of a panel */
+  void (*pack)(void *to, const void *x, int64_t n, int64_t k, int64_t is, int64_t ps);
+} operand;
+
+/* Scratch: the fixed panels; for each thread its moving panels, two blocks that are complete and,
+ * when there is one pass, a row of blocks of C; the blocks of all of C when there are several. */
+struct rfi_panel_product {
+  rfi_gemm_desc d;
+  const unit *unit;
+  operand fixed, moving;
+  bool b_moves, streams;
+  int64_t pass_k, fixed_rows, moving_rows, group;
+  int passes;
+  size_t fixed_bytes, group_bytes, thread_bytes;
+};
+typedef rfi_panel_product product;
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+/* ---- results ---- */
+
+/* 16 elements of y, or fewer: bias and what is there are added, then one rounding. */
+static void finish16(const product *p, const void *bias, void *y, int64_t row, int64_t col, __m512 x) {
+  const int64_t n = p->d.N - col, at = row * p->d.N + col;
+  if (n <= 0) return;
+  const __mmask16 in = n >= 16 ? 0xFFFF : (__mmask16)((1u << n) - 1);
+  if (p->d.bias == RFI_GEMM_F32) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(in, (const float *)bias + col));
+  if (p->d.bias == RFI_GEMM_BF16) x = _mm512_add_ps(x, amx_widen(in, (const uint16_t *)bias + col));
+  if (p->d.y == RFI_GEMM_F32) {
+    float *to = (float *)y + at;
+    if (p->d.accumulate) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(in, to));
+    if (p->streams && ((uintptr_t)to & 63) == 0 && n >= 16) _mm512_stream_ps(to, x);
+    else _mm512_mask_storeu_ps(to, in, x);
+  } else {
+    uint16_t *to = (uint16_t *)y + at;
+    if (p->d.accumulate) x = _mm512_add_ps(x, amx_widen(in, to));
+    _mm256_mask_storeu_epi16(to, in, (__m256i)_mm512_cvtneps_pbh(x));
+  }
+}
+
+/* A complete block, whose rows are finished while the next one is multiplied: finishing waits for
+ * memory, and the units that multiply do not. */
+struct shadow {
+  const product *p;
+  const void *bias;
+  void *y;
+  const float *c;         /* the next row of the block */
+  int64_t row, col, left; /* where in y, and how many there are from here on */
+};
+
+static inline void finish_rows(shadow *s, int64_t n) {
+  const int64_t width = s->p->unit->bn;
+  for (; n > 0 && s->left > 0; n--, s->left--, s->row++, s->c += width)
+    for (int64_t j = 0; j < width; j += 16) finish16(s->p, s->bias, s->y, s->row, s->col + j, _mm512_load_ps(s->c + j));
+}
+
+/* ---- units ---- */
+
+static void amx_multiply(int64_t k, const void *a_panel, const void *b_panel, const float *from, float *c, shadow *s) {
+  const uint16_t *a = a_panel, *b = b_panel, *end = a + k * AMX_BLOCK;
+  const int row = AMX_BLOCK * 4;
+  amx_reads_memory();
+  if (from) {
+    _tile_loadd(0, from, row);
+    _tile_loadd(1, from + 16, row);
+    _tile_loadd(2, from + 16 * AMX_BLOCK, row);
+    _tile_loadd(3, from + 16 * AMX_BLOCK + 16, row);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (; a < end; a += 2 * AMX_TILE, b += 2 * AMX_TILE) {
+    _tile_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + AMX_TILE, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a + AMX_TILE, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    finish_rows(s, 4);
+  }
+  _tile_stored(0, c, row);
+  _tile_stored(1, c + 16, row);
+  _tile_stored(2, c + 16 * AMX_BLOCK, row);
+  _tile_stored(3, c + 16 * AMX_BLOCK + 16, row);
+  amx_reads_memory();
+}
+
+static void f32_multiply(int64_t k, const void *a, const void *b, const float *from, float *c, shadow *s) {
+  for (int i = 0; i < F32_A; i += F32_SLICE) {
+    f32_slice(k, (const float *)a + i, b, from ? from + i * F32_B : NULL, c + i * F32_B);
+    finish_rows(s, F32_SLICE);
+  }
+}
+
+enum { AMX_DEPTH = 256, F32_DEPTH = 256 };
+static const unit bf16_unit = {.size = 2,
+                               .bm = AMX_BLOCK,
+                               .bn = AMX_BLOCK,
+                               .step = AMX_STEP,
+                               .depth = AMX_DEPTH,
+                               .pack_a = amx_pack_a,
+                               .pack_b = amx_pack_b,
+                               .multiply = amx_multiply};
+static const unit f32_unit = {.size = 4,
+                              .bm = F32_A,
+                              .bn = F32_B,
+                              .step = F32_STEP,
+                              .depth = F32_DEPTH,
+                              .pack_a = f32_pack_a,
+                              .pack_b = f32_pack_b,
+                              .multiply = f32_multiply};
+
+/* ---- a pass: some fixed rows, some moving rows, a part of K ---- */
+
+typedef struct pass {
+  const char *fixed, *moving; /* of this matrix of the batch */
+  const void *bias;
+  void *y;
+  int64_t f0, fn, v0, vn, k0, k; /* rows, rows, steps: first, how many */
+  bool first, last;              /* over K */
+  char *packed, *threads;
+  float *sums; /* NULL when this is the only pass */
+} pass;
+
+static const char *at(const product *p, const operand *x, const char *from, int64_t row, int64_t k) {
+  return from + (row * x->is + k * x->ks) * p->unit->size;
+}
+
+/* The moving rows from i on, as many as a group has. What is complete is put into two blocks in turn,
+ * which stay in the L1 cache. */
+static void run_group(const product *p, const pass *w, int64_t i, char *own) {
+  const int64_t mb = p->moving.block, fb = p->fixed.block, size = p->unit->size, block = p->unit->bm * p->unit->bn;
+  const int64_t n = min64(w->vn - i, p->group * mb), deep = round_up(w->k, p->unit->step), panels = ceil_div(w->fn, fb);
+  float *complete = (float *)(own + p->group_bytes);
+  shadow s = {.p = p, .bias = w->bias, .y = w->y};
+  p->moving.pack(own, at(p, &p->moving, w->moving, w->v0 + i, w->k0), n, w->k, p->moving.is, p->moving.ks);
+  int turn = 0;
+  for (int64_t v = 0; v < n; v += mb) {
+    float *blocks = w->sums ? w->sums + (i + v) / mb * panels * block : complete + 2 * block;
+    for (int64_t k = 0; k < deep; k += p->unit->depth)
+      for (int64_t u = 0; u < panels; u++) {
+        const char *x = own + (v * deep + k * mb) * size, *f = w->packed + (u * deep + k) * fb * size;
+        const int64_t depth = min64(deep - k, p->unit->depth);
+        const bool ready = w->last && k + depth == deep;
+        float *c = blocks + u * block, *to = ready ? complete + (turn ^= 1) * block : c;
+        p->unit->multiply(depth, p->b_moves ? f : x, p->b_moves ? x : f, w->first && k == 0 ? NULL : c, to, &s);
+        if (!ready) continue;
+        finish_rows(&s, s.left);
+        s.c = to;
+        s.row = p->b_moves ? w->f0 + u * fb : w->v0 + i + v;
+        s.col = p->b_moves ? w->v0 + i + v : w->f0 + u * fb;
+        s.left = min64(p->d.M - s.row, p->unit->bm);
+      }
+  }
+  finish_rows(&s, s.left);
+}
+
+static void run_pass(const product *p, const pass *w) {
+  const int64_t fb = p->fixed.block, deep = round_up(w->k, p->unit->step), step = p->group * p->moving.block;
+#pragma omp parallel num_threads(p->d.threads) if (p->d.threads > 1)
+  {
+    char *own = w->threads + (size_t)omp_get_thread_num() * p->thread_bytes;
+    if (p->unit == &bf16_unit) amx_begin();
+#pragma omp for schedule(static)
+    for (int64_t u = 0; u < w->fn; u += fb)
+      p->fixed.pack(w->packed + u * deep * p->unit->size, at(p, &p->fixed, w->fixed, w->f0 + u, w->k0),
+                    min64(w->fn - u, fb), w->k, p->fixed.is, p->fixed.ks);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int64_t i = 0; i < w->vn; i += step) run_group(p, w, i, own);
+    if (p->unit == &bf16_unit) amx_end();
+    else _mm_sfence();
+  }
+}
+
+/* ---- a product ---- */
+
+static void run_matrix(const product *p, pass s, char *scratch) {
+  s.packed = scratch;
+  s.threads = scratch + p->fixed_bytes;
+  if (p->passes > 1) s.sums = (float *)(s.threads + (size_t)p->d.threads * p->thread_bytes);
+  for (s.f0 = 0; s.f0 < p->fixed.rows; s.f0 += p->fixed_rows)
+    for (s.v0 = 0; s.v0 < p->moving.rows; s.v0 += p->moving_rows)
+      for (s.k0 = 0; s.k0 < p->d.K; s.k0 += p->pass_k) {
+        s.fn = min64(p->fixed.rows - s.f0, p->fixed_rows);
+        s.vn = min64(p->moving.rows - s.v0, p->moving_rows);
+        s.k = min64(p->d.K - s.k0, p->pass_k);
+        s.first = s.k0 == 0;
+        s.last = s.k0 + s.k == p->d.K;
+        run_pass(p, &s);
+      }
+}
+
+void rfi_panel_execute(const product *p, const void *a, const void *b, const void *bias, void *y, void *scratch) {
+  const int64_t size = p->d.M * p->d.N * (p->d.y == RFI_GEMM_F32 ? 4 : 2), from = p->unit->size;
+  for (int64_t z = 0; z < p->d.batch; z++) {
+    const char *az = (const char *)a + z * p->d.a_stride[0] * from, *bz = (const char *)b + z * p->d.b_stride[0] * from;
+    const pass s = {
+        .fixed = p->b_moves ? az : bz, .moving = p->b_moves ? bz : az, .bias = bias, .y = (char *)y + z * size};
+    run_matrix(p, s, scratch);
+  }
+}
+
+/* As many panels as leave no thread idle for long at the end. */
+static int64_t group_of(int64_t most, int64_t panels, int threads) {
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t g = most; g > 0; g--) {
+    int64_t longest = ceil_div(ceil_div(panels, g), threads) * g;
+    if (longest < least) best = g, least = longest;
+  }
+  return best;
+}
+
+/* Rows lie along one dimension; `apart` when they are longer than that dimension. */
+static bool is_matrix(int64_t rows, int64_t cols, const int64_t stride[3], bool *apart) {
+  *apart |= stride[2] == 1 ? stride[1] > cols : stride[2] > rows;
+  return stride[1] == 1 || stride[2] == 1;
+}
+
+static bool pays(const rfi_gemm_desc *d) {
+  bool apart = false;
+  if (d->a != d->b || d->y == RFI_GEMM_F16 || d->bias == RFI_GEMM_F16 || d->M < LEAST || d->N < LEAST ||
+      !is_matrix(d->M, d->K, d->a_stride, &apart) || !is_matrix(d->K, d->N, d->b_stride, &apart))
+    return false;
+  if (d->a == RFI_GEMM_BF16) return apart || d->y == RFI_GEMM_F32;
+  return d->a == RFI_GEMM_F32 && d->y == RFI_GEMM_F32 && d->bias != RFI_GEMM_BF16 && d->b_stride[2] == 1 &&
+         d->b_stride[1] * 4 >= PAGE;
+}
+
+rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *scratch) {
+  *out = NULL;
+  *scratch = 0;
+  if (!pays(d)) return RFI_GEMM_UNSUPPORTED;
+  product *p = calloc(1, sizeof *p);
+  if (!p) return RFI_GEMM_NO_MEMORY;
+  p->d = *d;
+  if (d->threads < 1) p->d.threads = 1;
+  p->unit = d->a == RFI_GEMM_BF16 ? &bf16_unit : &f32_unit;
+  const operand a = {d->M, d->a_stride[1], d->a_stride[2], p->unit->bm, p->unit->pack_a};
+  const operand b = {d->N, d->b_stride[2], d->b_stride[1], p->unit->bn, p->unit->pack_b};
+  const int64_t size = p->unit->size;
+  p->b_moves = d->N >= d->M;
+  p->fixed = p->b_moves ? a : b;
+  p->moving = p->b_moves ? b : a;
+  p->streams = !d->accumulate && d->M * d->N * 4 >= STREAM_BYTES;
+  const int64_t mb = p->moving.block, fb = p->fixed.block;
+  p->pass_k = round_up(ceil_div(d->K, ceil_div(d->K, PASS_K)), p->unit->step);
+  p->passes = (int)ceil_div(d->K, p->pass_k);
+  p->fixed_rows = min64(round_up(p->fixed.rows, fb), FIXED_BYTES / (p->pass_k * size) / fb * fb);
+  p->moving_rows = round_up(p->moving.rows, mb);
+  if (p->passes > 1) p->moving_rows = min64(p->moving_rows, MOVING_ROWS / mb * mb);
+  p->group = group_of((GROUP_ROW_BYTES + mb * size - 1) / (mb * size), p->moving_rows / mb, p->d.threads);
+  p->fixed_bytes = (size_t)(p->fixed_rows * p->pass_k * size);
+  p->group_bytes = (size_t)(p->group * mb * p->pass_k * size);
+  p->thread_bytes = p->group_bytes + (size_t)(2 * mb * fb * 4) + (p->passes > 1 ? 0 : (size_t)(p->fixed_rows * mb) * 4);
+  *scratch = p->fixed_bytes + (size_t)p->d.threads * p->thread_bytes;
+  if (p->passes > 1) *scratch += (size_t)(p->fixed_rows * p->moving_rows) * 4;
+  *out = p;
+  return RFI_GEMM_OK;
+}
+
+void rfi_panel_destroy(product *p) { free(p); }
+
+int rfi_panel_open(void) {
+  enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
+#else /* the compiler does not know the unit, or the machine is another */
+
+int rfi_panel_open(void) { return 0; }
+rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, rfi_panel_product **out, size_t *scratch) {
+  (void)d, (void)scratch;
+  *out = NULL;
+  return RFI_GEMM_UNSUPPORTED;
+}
+void rfi_panel_execute(const rfi_panel_product *p, const void *a, const void *b, const void *bias, void *y,
+                       void *scratch) {
+  (void)p, (void)a, (void)b, (void)bias, (void)y, (void)scratch;
+}
+void rfi_panel_destroy(rfi_panel_product *p) { (void)p; }
+
+#endif
