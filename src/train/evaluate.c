@@ -24,6 +24,11 @@ static rfr_status fill_batch(rfr_run *run, int64_t first, int64_t *predicted) {
   return status;
 }
 
+bool rfi_run_evaluates(const rfr_run *run) {
+  return run->data && rfi_dataset_get_stats(run->data)->validation_predicted > 0 &&
+         rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0;
+}
+
 rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_run_check(run, RFR_RUN_EVALUATE));

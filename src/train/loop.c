@@ -165,8 +165,7 @@ static bool every(int64_t step, int64_t period) { return period > 0 && step % pe
 
 static rfr_status train(rfr_run *run) {
   const rfi_settings *s = run->settings;
-  const bool evaluates = run->data && rfi_dataset_get_stats(run->data)->validation_predicted > 0 &&
-                         rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0;
+  const bool evaluates = rfi_run_evaluates(run);
   int64_t saved = -1, until = run->step;
   rfr_evaluation e;
   while (run->launched > run->step || (run->step < run->steps && !rfi_stop_requested(run))) {

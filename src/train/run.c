@@ -9,14 +9,13 @@
  * folder's configuration, and a resume takes it from there: no clock decides a bit of a
  * run that is continued.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
 #include "nn/nn.h"
 #include "train/run.h"
-
-enum { SLOTS_OF_CALIBRATION = 64 };
 
 rfr_run_options rfr_run_options_default(void) {
   return (rfr_run_options){.size = sizeof(rfr_run_options), .programs = RFR_RUN_TRAIN | RFR_RUN_EVALUATE};
@@ -162,44 +161,56 @@ rfr_status rfi_state_ready(rfr_run *run) {
 
 /* ---- a run given in seconds ---- */
 
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
+/* Mean seconds of a step, from replays that are thrown away. The first part warms a machine up that idled. */
+static rfr_status time_steps(rfr_run *run, double *seconds) {
+  const double time = run->settings->time, start = rfi_now();
+  double warm = start, now = start;
+  for (int i = 0, n = 0; n < 3 || now - start < 0.05 * time; i++) {
+    RFI_TRY(rfr_run_step(run));
+    now = rfi_now();
+    if (i < 2 || now - start < 0.02 * time) warm = now;
+    else *seconds = (now - warm) / ++n;
+  }
+  return RFR_OK;
 }
 
-/* Median seconds of a step, from replays on a state that is thrown away. */
-static rfr_status time_steps(rfr_run *run, double *seconds) {
-  double times[SLOTS_OF_CALIBRATION];
-  int n = 0;
-  const rfr_event_fn on_event = run->options.on_event;
-  const int log = run->log;
-  run->options.on_event = NULL; /* these steps are none of the run's */
-  run->log = -1;
-  rfr_status s = rfi_state_ready(run);
-  const double start = rfi_now();
-  for (int i = 0; s == RFR_OK && n < SLOTS_OF_CALIBRATION; i++) {
-    const double before = rfi_now();
-    s = rfr_run_step(run);
-    /* a machine that idled is slow at first: the first part warms it up */
-    if (i < 2 || before - start < 0.02 * run->settings->time) continue;
-    times[n++] = rfi_now() - before;
-    if (n >= 3 && rfi_now() - start > 0.03 * run->settings->time) break;
+/* Seconds of evaluating one of `all` windows, from a few. */
+static rfr_status time_window(rfr_run *run, int64_t all, double *seconds) {
+  const int64_t few = 4 * run->settings->eval_rows, windows = few < all ? few : all;
+  rfr_evaluation e;
+  *seconds = 0.0;
+  for (int i = 0; i < 2 && windows > 0; i++) { /* the first warms up */
+    RFI_TRY(rfi_evaluate(run, windows, &e));
+    *seconds = e.seconds / (double)windows;
   }
-  run->options.on_event = on_event;
-  run->log = log;
-  RFI_TRY(s);
-  qsort(times, (size_t)n, sizeof times[0], ascending);
-  *seconds = times[n / 2];
+  return RFR_OK;
+}
+
+/* How many steps fit into the run's time with their evaluations; the last evaluation is left half of it at most. */
+static rfr_status count_steps(rfr_run *run, double *step, double *steps) {
+  const rfi_settings *s = run->settings;
+  const int64_t all = rfi_run_evaluates(run) ? rfi_dataset_get_stats(run->data)->windows[RFI_VALIDATION] : 0;
+  const double some = (double)(s->evaluate_windows > 0 && s->evaluate_windows < all ? s->evaluate_windows : all);
+  double window;
+  RFI_TRY(rfi_state_ready(run));
+  RFI_TRY(time_steps(run, step));
+  RFI_TRY(time_window(run, all, &window));
+  const double each = *step + (s->evaluate_every > 0 ? window * some / (double)s->evaluate_every : 0.0);
+  *steps = fmin(fmax((s->time - fmin(window * (double)all, s->time / 2)) / each, 1.0), 1e9);
   return RFR_OK;
 }
 
 static rfr_status calibrate(rfr_run *run) {
-  double seconds = 0.0;
+  double seconds = 0.0, steps = 1.0;
   char message[128], number[32];
-  RFI_TRY(time_steps(run, &seconds));
-  double steps = run->settings->time / seconds;
-  if (steps < 1.0) steps = 1.0;
-  if (steps > 1e9) steps = 1e9;
+  const rfr_event_fn on_event = run->options.on_event;
+  const int log = run->log;
+  run->options.on_event = NULL; /* these steps are none of the run's */
+  run->log = -1;
+  const rfr_status s = count_steps(run, &seconds, &steps);
+  run->options.on_event = on_event;
+  run->log = log;
+  RFI_TRY(s);
   RFI_TRY(rfi_settings_set_steps(run->settings, (int64_t)steps, "run.time"));
   run->steps = run->settings->steps;
   snprintf(message, sizeof message, "%lld steps in %s s", (long long)run->steps,

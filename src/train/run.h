@@ -77,6 +77,8 @@ rfr_status rfi_host_close(rfr_run *run, const rfr_tensor *x, rfi_host_access acc
  * entries, the last ones repeating the end. Without data: random tokens. */
 rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t rows, int32_t *tokens, int32_t *targets,
                          int32_t *offsets);
+/* There are a program for it and windows that are held out. */
+bool rfi_run_evaluates(const rfr_run *run);
 /* Over the first `windows` held-out windows, rounded up to whole batches; 0: all. */
 rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out);
 /* An error without a run, or when it was opened without one of the programs (bits). */
