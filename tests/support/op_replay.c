@@ -250,8 +250,6 @@ static rfr_status check_layout(rfr_ctx *ctx, const rft_op *op, const rft_run *ru
 static bool cuda_lacks(rfi_opcode code) {
   switch (code) {
     case RFI_OP_splits_to_offsets:
-    case RFI_OP_grouped_matmul:
-    case RFI_OP_grouped_wgrad:
     case RFI_OP_grouped_dbias:
     case RFI_OP_grouped_dscale:
     case RFI_OP_moe_route:

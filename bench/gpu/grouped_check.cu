@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Grouped products of sm_90 against f64, on a GPU, without the library:
+ *
+ *   cmake --build build/release --target grouped_check && build/release/grouped_check [check|time]
+ *
+ * check: random group sizes, empty groups, all rows in one, rows behind the last (NaN in the operands): relative L2
+ * errors, zeros behind the last group, no write outside the result, the same bits 20 times.
+ * time: TFLOP/s of forward, dgrad and wgrad with even groups, skewed ones that begin at multiples of 8 rows, and
+ * skewed ones that begin anywhere.
+ * One line a case; the exit code is 1 when any line says BAD.
+ */
+#include <algorithm>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <vector>
+
+#include "backend/cuda/kernels.cuh"
+#include "ops/grouped/grouped_cuda.h"
+
+static int failures, sms;
+
+extern "C" rfr_status rfi_cuda_check(cudaError_t error, const char *what) {
+  if (error == cudaSuccess) return RFR_OK;
+  printf("BAD: %s: %s (%s)\n", what, cudaGetErrorString(error), cudaGetErrorName(error));
+  exit(1); /* nothing after it could be trusted */
+}
+#define CUDA(call) rfi_cuda_check(call, #call)
+
+static uint64_t state = 1;
+static double uniform() {
+  state = state * 6364136223846793005ull + 1442695040888963407ull;
+  return ((state >> 11) + 0.5) / 9007199254740992.0;
+}
+static int64_t below(int64_t n) { return (int64_t)(uniform() * (double)n); }
+
+enum { GUARD = 4096, THREADS = 256 };
+
+struct buffer {
+  char *data = NULL;
+  size_t bytes;
+  explicit buffer(size_t n) : bytes(n) {
+    CUDA(cudaMalloc((void **)&data, n + GUARD));
+    CUDA(cudaMemset(data, 0x7f, n + GUARD)); /* NaN in every type */
+  }
+  buffer(const buffer &) = delete;
+  ~buffer() { cudaFree(data); }
+  bool whole() const {
+    std::vector<char> guard(GUARD);
+    CUDA(cudaMemcpy(guard.data(), data + bytes, GUARD, cudaMemcpyDeviceToHost));
+    return std::all_of(guard.begin(), guard.end(), [](char c) { return c == 0x7f; });
+  }
+};
+
+/* Normal numbers by the address; `from` on, not a number. */
+template <typename T> static __global__ void draw(T *x, int64_t n, int64_t from, uint32_t seed) {
+  for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+    uint64_t h = ((uint64_t)i + 1) * 0x9E3779B97F4A7C15ull ^ seed * 0xD1B54A32D192ED03ull;
+    h = (h ^ h >> 32) * 0xD6E8FEB86659FD93ull;
+    h = (h ^ h >> 32) * 0xD6E8FEB86659FD93ull;
+    const float u = ((h >> 40) + 0.5f) / 16777216.0f, v = (uint32_t)(h & 0xffffff) / 16777216.0f;
+    x[i] = i < from ? rfi_narrow<T>(sqrtf(-2 * logf(u)) * cosf(6.2831853f * v)) : rfi_narrow<T>(NAN);
+  }
+}
+
+struct reference_args {
+  rfi_grouped p;
+  double *y;
+};
+template <typename T, typename O> static __global__ void reference(reference_args r) {
+  const rfi_grouped &p = r.p;
+  const bool wgrad = p.kind == RFI_GROUPED_NT;
+  const T *a = (const T *)p.a, *b = (const T *)p.b;
+  const int64_t columns = p.kind == RFI_GROUPED_TN ? p.N : p.K, n = (wgrad ? p.groups * p.N : p.rows) * columns;
+  for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+    const int64_t row = i / columns, c = i % columns;
+    double sum = 0;
+    if (wgrad) {
+      const int64_t g = row / p.N, m = row % p.N;
+      for (int64_t k = p.offsets[g]; k < p.offsets[g + 1]; k++)
+        sum += (double)rfi_widen(a[k * p.N + m]) * (double)rfi_widen(b[k * p.K + c]);
+      if (p.accumulate) sum += 1;
+    } else {
+      int64_t g = 0;
+      while (g < p.groups && row >= p.offsets[g + 1]) g++;
+      if (g < p.groups) {
+        const int64_t depth = p.kind == RFI_GROUPED_TN ? p.K : p.N;
+        for (int64_t k = 0; k < depth; k++)
+          sum += (double)rfi_widen(a[row * depth + k]) *
+                 (double)rfi_widen(p.kind == RFI_GROUPED_TN ? b[(g * p.N + c) * p.K + k] : b[(g * p.N + k) * p.K + c]);
+        if (p.bias)
+          sum +=
+              (double)((const float *)p.bias)[g * columns + c] * (p.scale ? (double)((const float *)p.scale)[row] : 1);
+      }
+    }
+    r.y[i] = sum;
+  }
+}
+template <typename O> static __global__ void ones(O *y, int64_t n) {
+  for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
+    y[i] = rfi_narrow<O>(1);
+}
+
+static std::vector<int32_t> offsets_of(const std::vector<int64_t> &sizes) {
+  std::vector<int32_t> o(1, 0);
+  for (int64_t s : sizes) o.push_back(o.back() + (int32_t)s);
+  return o;
+}
+
+static const char *const kinds[] = {"forward", "dgrad", "wgrad"};
+
+template <typename T, typename O>
+static void check_one(const std::vector<int64_t> &sizes, int64_t behind, int64_t N, int64_t K, bool accumulate,
+                      int bias) {
+  const std::vector<int32_t> host = offsets_of(sizes);
+  const int64_t G = (int64_t)sizes.size(), used = host.back(), rows = used + behind;
+  buffer x(rows * K * 2 + 16), dy(rows * N * 2 + 16), w(G * N * K * 2), offsets((G + 1) * 4), b(G * N * 4),
+      s(rows * 4 + 4);
+  draw<T><<<1024, THREADS>>>((T *)x.data, rows * K, used * K, 1);
+  draw<T><<<1024, THREADS>>>((T *)dy.data, rows * N, used * N, 2);
+  draw<T><<<1024, THREADS>>>((T *)w.data, G * N * K, G * N * K, 3);
+  draw<float><<<1024, THREADS>>>((float *)b.data, G * N, G * N, 4);
+  draw<float><<<1024, THREADS>>>((float *)s.data, rows, used, 5);
+  CUDA(cudaMemcpy(offsets.data, host.data(), (G + 1) * 4, cudaMemcpyHostToDevice));
+  for (int kind = 0; kind < 3; kind++) {
+    const int64_t n = kind == 0 ? rows * N : kind == 1 ? rows * K : G * N * K;
+    if (n == 0) continue;
+    buffer y(n * sizeof(O)), want(n * 8);
+    rfi_grouped p = {};
+    p.kind = (rfi_grouped_kind)kind;
+    p.groups = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
+    p.a = kind == 0 ? x.data : dy.data, p.b = kind == 2 ? x.data : w.data, p.y = y.data;
+    p.a_row = kind == 0 ? K : N, p.b_row = K, p.b_group = N * K;
+    p.a_dtype = p.b_dtype = __is_same(T, rfi_bf16) ? RFR_BF16 : RFR_F16;
+    p.y_dtype = sizeof(O) == 4 ? RFR_F32 : p.a_dtype;
+    if (kind == 0 && bias) p.bias = b.data, p.bias_dtype = RFR_F32, p.bias_group = N;
+    if (kind == 0 && bias > 1) p.scale = s.data, p.scale_dtype = RFR_F32;
+    p.accumulate = kind == 2 && accumulate;
+    reference<T, O><<<2048, THREADS>>>({p, (double *)want.data});
+    std::vector<O> got(n), again(n);
+    std::vector<double> exact(n);
+    int changed = 0;
+    for (int time = 0; time < 20; time++) {
+      if (p.accumulate) ones<O><<<1024, THREADS>>>((O *)y.data, n);
+      else CUDA(cudaMemset(y.data, 0x7f, n * sizeof(O)));
+      if (rfi_grouped_sm90(&p, sms, 0) != RFR_OK) exit(1);
+      CUDA(cudaMemcpy(again.data(), y.data, n * sizeof(O), cudaMemcpyDeviceToHost));
+      if (time == 0) got = again;
+      changed += memcmp(got.data(), again.data(), n * sizeof(O)) != 0;
+    }
+    CUDA(cudaMemcpy(exact.data(), want.data, n * 8, cudaMemcpyDeviceToHost));
+    double error = 0, norm = 0;
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < n; i++) {
+      const double e = (double)(float)got[i] - exact[i];
+      if (!(fabs(e) < 1e30)) wrong++;
+      if (exact[i] == 0 && (float)got[i] != 0) wrong++;
+      error += e * e, norm += exact[i] * exact[i];
+    }
+    error = norm > 0 ? sqrt(error / norm) : sqrt(error);
+    const bool bad = wrong || changed || !y.whole() ||
+                     !(error < (sizeof(O) == 4          ? 2e-5
+                                : p.a_dtype == RFR_BF16 ? 4e-3
+                                                        : 5e-4));
+    failures += bad;
+    printf("%s %s to %s, %lld groups, %lld of %lld rows, N %lld K %lld%s%s: %.1e%s\n", kinds[kind],
+           p.a_dtype == RFR_BF16 ? "bf16" : "f16", sizeof(O) == 4 ? "f32" : "same", (long long)G, (long long)used,
+           (long long)rows, (long long)N, (long long)K, p.accumulate ? ", onto" : "",
+           p.scale  ? ", bias and scale"
+           : p.bias ? ", bias"
+                    : "",
+           error, bad ? " BAD" : "");
+    if (bad) printf("  wrong %lld, changed %d, outside %d\n", (long long)wrong, changed, !y.whole());
+  }
+}
+
+static void check(void) {
+  static const int64_t widths[] = {8, 24, 104, 128, 136, 256, 264, 512, 1000};
+  static const int64_t counts[] = {1, 2, 3, 8, 65, 256};
+  for (int i = 0; i < 40; i++) {
+    const int64_t G = counts[below(6)], N = widths[below(9)], K = widths[below(9)];
+    std::vector<int64_t> sizes(G, 0);
+    const int form = (int)below(4);
+    for (int64_t &s : sizes) s = form == 0 ? 64 * below(5) : below(2000 / G + 20);
+    if (form == 1)
+      for (int64_t &s : sizes) s = uniform() < 0.5 ? 0 : s;
+    if (form == 2) {
+      std::fill(sizes.begin(), sizes.end(), 0);
+      sizes[below(G)] = below(1500);
+    }
+    const int64_t behind = below(3) * below(200);
+    const bool onto = below(2) != 0;
+    const int bias = (int)below(3);
+    if (i % 3 == 0) check_one<rfi_f16, rfi_f16>(sizes, behind, N, K, onto, bias);
+    else if (i % 3 == 1) check_one<rfi_bf16, rfi_bf16>(sizes, behind, N, K, onto, bias);
+    else check_one<rfi_bf16, float>(sizes, behind, N, K, onto, bias);
+  }
+}
+
+static std::vector<int64_t> split(int64_t rows, int64_t G, int form) {
+  std::vector<int64_t> sizes(G, rows / G);
+  if (form == 0) return sizes;
+  std::vector<double> w(G);
+  double sum = 0;
+  for (double &x : w) sum += x = -log(uniform() * uniform());
+  int64_t left = rows;
+  for (int64_t g = 0; g + 1 < G; g++) {
+    sizes[g] = (int64_t)(w[g] / sum * (double)rows);
+    if (form == 1) sizes[g] = sizes[g] / 8 * 8;
+    left -= sizes[g];
+  }
+  sizes[G - 1] = left;
+  return sizes;
+}
+
+static void time_all(void) {
+  static const int64_t shapes[][4] = {{4, 32768, 7168, 4096},  {4, 32768, 2048, 7168},    {8, 16384, 4096, 14336},
+                                      {8, 16384, 14336, 4096}, {128, 131072, 2048, 1536}, {128, 131072, 768, 2048},
+                                      {64, 49152, 2048, 2816}, {64, 49152, 1408, 2048},   {256, 65536, 7168, 512}};
+  static const char *const forms[] = {"even", "skewed", "skewed, any place"};
+  for (const auto &s : shapes) {
+    const int64_t G = s[0], rows = s[1], K = s[2], N = s[3];
+    buffer x(rows * K * 2), dy(rows * N * 2), w(G * N * K * 2), y(rows * std::max(N, K) * 2), dw(G * N * K * 2);
+    buffer offsets((G + 1) * 4);
+    draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)x.data, rows * K, rows * K, 1);
+    draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)dy.data, rows * N, rows * N, 2);
+    draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)w.data, G * N * K, G * N * K, 3);
+    for (int form = 0; form < 3; form++) {
+      const std::vector<int32_t> host = offsets_of(split(rows, G, form));
+      CUDA(cudaMemcpy(offsets.data, host.data(), (G + 1) * 4, cudaMemcpyHostToDevice));
+      printf("%lld groups, %lld rows, K %lld, N %lld, %s:", (long long)G, (long long)rows, (long long)K, (long long)N,
+             forms[form]);
+      for (int kind = 0; kind < 3; kind++) {
+        rfi_grouped p = {};
+        p.kind = (rfi_grouped_kind)kind;
+        p.groups = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
+        p.a = kind == 0 ? x.data : dy.data, p.b = kind == 2 ? x.data : w.data, p.y = kind == 2 ? dw.data : y.data;
+        p.a_row = kind == 0 ? K : N, p.b_row = K, p.b_group = N * K;
+        p.a_dtype = p.b_dtype = p.y_dtype = RFR_BF16;
+        cudaEvent_t begin, end;
+        CUDA(cudaEventCreate(&begin));
+        CUDA(cudaEventCreate(&end));
+        std::vector<float> times;
+        float warm = 0;
+        while (times.size() < 3) {
+          float ms;
+          CUDA(cudaEventRecord(begin));
+          for (int i = 0; i < 20; i++)
+            if (rfi_grouped_sm90(&p, sms, 0) != RFR_OK) exit(1);
+          CUDA(cudaEventRecord(end));
+          CUDA(cudaEventSynchronize(end));
+          CUDA(cudaEventElapsedTime(&ms, begin, end));
+          if (warm < 300) warm += ms;
+          else times.push_back(ms / 20);
+        }
+        std::sort(times.begin(), times.end());
+        printf(" %s %.0f", kinds[kind], 2.0 * (double)rows * (double)N * (double)K / times[1] / 1e9);
+        CUDA(cudaEventDestroy(begin));
+        CUDA(cudaEventDestroy(end));
+      }
+      printf("\n");
+      fflush(stdout);
+    }
+  }
+}
+
+int main(int argc, char **argv) {
+  cudaDeviceProp device;
+  CUDA(cudaGetDeviceProperties(&device, 0));
+  sms = device.multiProcessorCount;
+  printf("%s, %d multiprocessors\n", device.name, sms);
+  if (argc < 2 || strcmp(argv[1], "check") == 0) check();
+  if (argc < 2 || strcmp(argv[1], "time") == 0) time_all();
+  printf("grouped: %s", failures ? "" : "all fine\n");
+  if (failures) printf("%d checks BAD\n", failures);
+  return failures != 0;
+}

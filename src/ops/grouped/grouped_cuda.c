@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * grouped_matmul and grouped_wgrad on a GPU: tensor cores for what they take, f32 arithmetic for the rest. The choice
+ * follows types, shapes and places alone.
+ */
+#include "ops/grouped/grouped_cuda.h"
+
+static rfr_status launch(const rfr_call *call, const rfi_grouped *g) {
+  const rfi_cuda_info *info = rfi_cuda_info_of(call);
+  cudaStream_t stream = (cudaStream_t)call->stream;
+  if (info->major == 9 && !info->portable && rfi_grouped_sm90_takes(g)) return rfi_grouped_sm90(g, info->sms, stream);
+  return rfi_grouped_any(g, info->sms, stream);
+}
+
+enum { SEPARATE = 5 }; /* the first of the weights that are not packed */
+
+/* Weights one by one have one type, and rows equally far apart; there are not too many. */
+static int takes_matmul(const rfr_call *call) {
+  for (int i = SEPARATE + 1; i < call->n_in; i++)
+    if (call->in[i].stride[0] != call->in[SEPARATE].stride[0] ||
+        call->in[i].type.dtype != call->in[SEPARATE].type.dtype)
+      return 0;
+  return call->n_in - SEPARATE <= RFI_GROUPED_MOST_WS;
+}
+
+static rfr_status run_matmul(const rfr_call *call) {
+  const bool packed = call->n_in <= SEPARATE;
+  const rfr_arg *x = &call->in[0], *w = &call->in[packed ? 1 : SEPARATE], *y = &call->out[0];
+  const rfr_arg *bias = call->n_in > 3 && call->in[3].data ? &call->in[3] : NULL;
+  const rfr_arg *scale = call->n_in > 4 && call->in[4].data ? &call->in[4] : NULL;
+  const void *ws[RFI_GROUPED_MOST_WS];
+  const int last = w->type.rank - 1;
+  rfi_grouped g = {.kind = call->attr[0].i ? RFI_GROUPED_TN : RFI_GROUPED_NN};
+  g.groups = packed ? w->type.shape[0] : call->n_in - SEPARATE;
+  g.rows = x->type.shape[0], g.N = w->type.shape[last - 1], g.K = w->type.shape[last];
+  g.offsets = call->in[2].data, g.a = x->data, g.y = y->data;
+  g.a_row = x->stride[0], g.b_row = w->stride[last - 1];
+  if (packed) g.b = w->data, g.b_group = w->stride[0];
+  else g.ws = ws;
+  for (int i = SEPARATE; i < call->n_in; i++) ws[i - SEPARATE] = call->in[i].data;
+  g.a_dtype = x->type.dtype, g.b_dtype = w->type.dtype, g.y_dtype = y->type.dtype;
+  if (bias) g.bias = bias->data, g.bias_dtype = bias->type.dtype, g.bias_group = bias->stride[0];
+  if (scale) g.scale = scale->data, g.scale_dtype = scale->type.dtype;
+  return launch(call, &g);
+}
+
+static rfr_status run_wgrad(const rfr_call *call) {
+  const rfr_arg *dy = &call->in[0], *x = &call->in[1], *dw = &call->out[0];
+  rfi_grouped g = {.kind = RFI_GROUPED_NT};
+  g.groups = dw->type.shape[0], g.rows = x->type.shape[0], g.N = dw->type.shape[1], g.K = dw->type.shape[2];
+  g.offsets = call->in[2].data, g.a = dy->data, g.b = x->data, g.y = dw->data;
+  g.a_row = dy->stride[0], g.b_row = x->stride[0];
+  g.a_dtype = dy->type.dtype, g.b_dtype = x->type.dtype, g.y_dtype = dw->type.dtype;
+  g.accumulate = call->n_in > 3 && call->in[3].data;
+  return launch(call, &g);
+}
+
+const rfi_cuda_kernel RFI_CUDA(grouped_matmul) = {run_matmul, NULL, takes_matmul, NULL};
+const rfi_cuda_kernel RFI_CUDA(grouped_wgrad) = {run_wgrad, NULL, NULL, NULL};

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The grouped products of a GPU. Group g has rows offsets[g] ... offsets[g + 1] - 1; the offsets lie on the device.
+ *
+ *   RFI_GROUPED_TN  y[row] = x[row] w[g]T (+ bias[g] scale[row])      a = x (rows,K)   b = w (G,N,K)   y (rows,N)
+ *   RFI_GROUPED_NN  y[row] = x[row] w[g] (+ bias[g] scale[row])       a = x (rows,N)   b = w (G,N,K)   y (rows,K)
+ *   RFI_GROUPED_NT  dw[g] (+)= dy[rows of g]T x[rows of g]            a = dy (rows,N)  b = x (rows,K)  y (G,N,K)
+ *
+ * Rows behind the last group become zero. y is dense, rows of a and b are.
+ */
+#ifndef RFI_GROUPED_CUDA_H
+#define RFI_GROUPED_CUDA_H
+
+#include "backend/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum rfi_grouped_kind { RFI_GROUPED_TN, RFI_GROUPED_NN, RFI_GROUPED_NT } rfi_grouped_kind;
+
+typedef struct rfi_grouped {
+  rfi_grouped_kind kind;
+  int64_t groups, rows, N, K;
+  const int32_t *offsets; /* groups + 1; whatever they are, nothing outside the rows is touched */
+  const void *a, *b;
+  const void *const *ws;                     /* w group by group, b is NULL; of the host; NULL: w is packed */
+  int64_t a_row, b_row, b_group, bias_group; /* strides, elements; b_group: of w */
+  const void *bias, *scale;                  /* NULL: none */
+  void *y;
+  rfr_dtype a_dtype, b_dtype, y_dtype, bias_dtype, scale_dtype;
+  int accumulate; /* onto y; NT alone */
+} rfi_grouped;
+
+enum { RFI_GROUPED_MOST_WS = 3072 }; /* whose places travel with a launch */
+
+/* Any types, any strides; f32 arithmetic. */
+rfr_status rfi_grouped_any(const rfi_grouped *p, int sms, cudaStream_t stream);
+
+/* On sm_90, 16-bit operands of one type, whose rows and groups begin at multiples of 16 bytes. */
+int rfi_grouped_sm90_takes(const rfi_grouped *p);
+rfr_status rfi_grouped_sm90(const rfi_grouped *p, int sms, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

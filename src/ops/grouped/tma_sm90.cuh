@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The copy engine of sm_90 and the barriers it reports to, and wgmma over 256 columns.
+ *
+ * Copies and products meet in panels: 64 rows of 128 bytes, swizzled over 128 bytes, beginning at a multiple of 1024.
+ * A panel is rows of the reduction (64 of them, 64 columns) or of the result (64 of them, 64 of the reduction), as
+ * memory has it; the product is told which.
+ */
+#ifndef RFI_TMA_SM90_CUH
+#define RFI_TMA_SM90_CUH
+
+#include <cuda.h>
+
+#include "ops/attention/wgmma_sm90.cuh"
+
+enum { RFI_PANEL = 64 * 128 };
+
+/* ---- barriers in shared memory ---- */
+
+static __device__ __forceinline__ void rfi_barrier_init(uint32_t at, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+static __device__ __forceinline__ void rfi_barrier_expect(uint32_t at, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+static __device__ __forceinline__ void rfi_barrier_wait(uint32_t at, uint32_t parity) {
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+               "@!done bra again;\n"
+               "}" ::"r"(at),
+               "r"(parity)
+               : "memory");
+}
+/* On the barrier at the same place of block `rank` of the cluster. It says that reads are done, nothing was written:
+ * a release to the cluster would wait for everything that is on its way to memory. */
+static __device__ __forceinline__ void rfi_barrier_arrive_at(uint32_t at, uint32_t rank) {
+  asm volatile("{\n"
+               ".reg .b32 there;\n"
+               "mapa.shared::cluster.u32 there, %0, %1;\n"
+               "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+               "}" ::"r"(at),
+               "r"(rank)
+               : "memory");
+}
+static __device__ __forceinline__ void rfi_cluster_sync(void) {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ uint32_t rfi_cluster_rank(void) {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/* Of the first `threads` that come to barrier `id`. */
+static __device__ __forceinline__ void rfi_named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* ---- copies ---- */
+
+static __device__ __forceinline__ void rfi_tma_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int x, int y,
+                                                    int z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+               "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+/* Into both blocks of a cluster, each of which its own barrier is told. */
+static __device__ __forceinline__ void rfi_tma_load_both(uint32_t to, const CUtensorMap *map, uint32_t barrier, int x,
+                                                         int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+               "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(to),
+               "l"(map), "r"(barrier), "h"((uint16_t)3), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+static __device__ __forceinline__ void rfi_tma_store(const CUtensorMap *map, uint32_t from, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(from), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+static __device__ __forceinline__ void rfi_tma_commit(void) {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* Until at most N committed stores have still to read shared memory. */
+template <int N> static __device__ __forceinline__ void rfi_tma_wait_read(void) {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+static __device__ __forceinline__ void rfi_tma_wait_all(void) {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* ---- products ---- */
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Panels from `at` on, `apart` bytes between those of neighbouring columns. */
+static __device__ __forceinline__ uint64_t rfi_panels(uint32_t at, uint32_t apart) {
+  return (uint64_t)((at & 0x3ffffu) >> 4) | (uint64_t)(apart >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+         (uint64_t)1 << 62;
+}
+
+#define RFI_SUMS1(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define RFI_SUMS4(c, n) RFI_SUMS1(c, n), RFI_SUMS1(c, n + 1), RFI_SUMS1(c, n + 2), RFI_SUMS1(c, n + 3)
+#define RFI_SUMS16(c, n) RFI_SUMS4(c, n), RFI_SUMS4(c, n + 4), RFI_SUMS4(c, n + 8), RFI_SUMS4(c, n + 12)
+#define RFI_SUM_NAMES256                                                                                            \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "  \
+  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, "  \
+  "%68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "  \
+  "%90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "  \
+  "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
+#define RFI_WGMMA256(type)                                                              \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type " " RFI_SUM_NAMES256 \
+               ", %128, %129, 1, 1, 1, %130, %131;"                                     \
+               : RFI_SUMS16(c, 0), RFI_SUMS16(c, 16)                                    \
+               : "l"(a), "l"(b), "n"((int)A_COLUMNS), "n"((int)B_COLUMNS))
+
+/* c (64 x 256) += a (64 x 16) b (16 x 256); COLUMNS: the panels' rows are of the reduction. */
+template <typename T, bool A_COLUMNS, bool B_COLUMNS>
+static __device__ __forceinline__ void rfi_wgmma256(float (&c)[32][4], uint64_t a, uint64_t b) {
+  if constexpr (__is_same(T, rfi_bf16)) RFI_WGMMA256("bf16.bf16");
+  else RFI_WGMMA256("f16.f16");
+}
+
+#endif
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tiles over groups whose sizes lie on the device, counted in units, group after group: whoever works on unit 0, 7,
+ * 14 ... finds each by itself, going through the groups once. No table, no atomics, grids from shapes alone.
+ */
+#ifndef RFI_GROUPED_WALK_CUH
+#define RFI_GROUPED_WALK_CUH
+
+#include "backend/cuda/kernels.cuh"
+#include "ops/grouped/grouped_cuda.h"
+
+/* What is the same for all lanes, said so that the compiler knows: where it does not, it waits for each product. */
+static __device__ __forceinline__ int rfi_same(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+typedef struct rfi_groups {
+  const int32_t *offset;
+  int n, rows; /* rows: of the buffer */
+  int high;    /* NT: rows of every group's result; else 0, and rows behind the last group are one more group */
+} rfi_groups;
+
+/* UNIT tiles are a unit: 1, or 2, which are below each other, where their number is odd the last ones beside each other.
+ * A tile has `deep` rows; `wide` of them are beside each other. */
+template <int UNIT> struct rfi_unit_walk {
+  int group = -1, before = 0, count = 0; /* units before the group's, and its own */
+  int first = 0, size = 0, tall = 0;     /* rows of the group; tiles below each other */
+
+  static __device__ __forceinline__ int begin(const rfi_groups &g, int i) {
+    return max(0, min(g.rows, rfi_same(g.offset[i])));
+  }
+  /* False: there are no more. Units are asked for in ascending order, by all lanes of a warp together. */
+  __device__ __forceinline__ bool find(const rfi_groups &g, int unit, int deep, int wide) {
+    const int last = g.high > 0 ? g.n - 1 : g.n;
+    while (unit >= before + count) {
+      if (group == last) return false;
+      before += count;
+      group++;
+      first = begin(g, group);
+      size = group < g.n ? max(0, begin(g, group + 1) - first) : g.rows - first;
+      tall = ((g.high > 0 ? g.high : size) + deep - 1) / deep;
+      count = UNIT == 1 ? tall * wide : tall / 2 * wide + (tall & 1) * ((wide + 1) / 2);
+    }
+    return true;
+  }
+};
+
+#endif
