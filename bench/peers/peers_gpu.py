@@ -366,8 +366,9 @@ def grouped(_):
     import torch.nn.functional as F
 
     gm = getattr(F, "grouped_mm", None) or torch._grouped_mm
-    shapes = [(8, 16384, 4096, 14336), (8, 16384, 14336, 4096), (128, 131072, 2048, 1536), (128, 131072, 768, 2048),
-              (64, 49152, 2048, 2816), (64, 49152, 1408, 2048)]  # experts, tokens, in, out
+    shapes = [(4, 32768, 7168, 4096), (4, 32768, 2048, 7168), (8, 16384, 4096, 14336), (8, 16384, 14336, 4096),
+              (128, 131072, 2048, 1536), (128, 131072, 768, 2048), (64, 49152, 2048, 2816), (64, 49152, 1408, 2048),
+              (256, 65536, 7168, 512)]  # experts, tokens, in, out: those of grouped_check
     for E, T, K, N in shapes:
         for split in ("even", "skewed"):
             torch.manual_seed(1)
