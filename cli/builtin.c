@@ -38,6 +38,16 @@ static const cli_builtin builtins[] = {
      "optimizer: {lr: 1e-4}\n"
      "run: {steps: 1000}\n",
      true},
+    {"qwen3-moe", "4 layers of Qwen3 30B-A3B's shapes, 128 experts, top 8, B 4 x T 4096, all in bf16",
+     "refrain: 1\n"
+     "model: {model_type: qwen3_moe, vocab_size: 32000, hidden_size: 2048, moe_intermediate_size: 768,\n"
+     "        num_hidden_layers: 4, num_attention_heads: 32, num_key_value_heads: 4, head_dim: 128,\n"
+     "        num_experts: 128, num_experts_per_tok: 8, norm_topk_prob: true, max_position_embeddings: 4096}\n"
+     "data: {train: [random], sequence: 4096}\n"
+     "batch: {tokens: 16k, microbatch: 4}\n"
+     "optimizer: {lr: 1e-4, master_weights: false, state_dtype: bf16}\n"
+     "run: {steps: 1000}\n",
+     true},
 };
 enum { N_BUILTINS = sizeof builtins / sizeof builtins[0] };
 

@@ -4,7 +4,7 @@
 
     peers_gpu.py [SECTION...] [--refrain PROGRAM] [--limit SECONDS] [--only WORD] [--out FILE]
 
-Sections: env small gpt2 llama kernels grouped lora; without any, the first four. Each variant of a section is a
+Sections: env small gpt2 llama kernels grouped moe lora; without any, the first four. Each variant of a section is a
 process of its own, so that none inherits another's caches, allocator or compiler state. A variant is not begun
 after --limit seconds of the call (280), and the table says so; --only takes those whose name has WORD in it.
 
@@ -421,6 +421,34 @@ def lora(variant):
         peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
 
 
+def moe(variant):
+    """transformers: 4 layers of Qwen3 30B-A3B's shapes; weights, gradients and moments in bf16. `refrain bench qwen3-moe`."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    c = Qwen3MoeConfig(vocab_size=32000, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
+                       num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
+                       num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, attn_implementation="sdpa",
+                       experts_implementation="grouped_mm")
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        m = Qwen3MoeForCausalLM(c)
+    torch.set_default_dtype(torch.float32)
+    opt = torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True)
+    B, T = 4, 4096
+    ids = torch.randint(0, 32000, (B, T), device="cuda")
+    f = torch.compile(m) if "compiled" in variant else m
+
+    def step():
+        f(input_ids=ids, labels=ids).loss.backward()
+        opt.step()
+        opt.zero_grad(set_to_none=True)
+
+    ms = bench(step, pairs=3)
+    out(fig=f"moe: {variant}", ms=ms, tok_s=round(B * T / ms * 1e3),
+        peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
+
+
 # ---- ours ----
 
 
@@ -452,6 +480,8 @@ def rows_of_ours(program, section):
     if section == "kernels":
         rows = ours(program, "kernels", "kernels: ours")
         yield from rows if isinstance(rows, list) else [rows]
+    if section == "moe":
+        yield ours(program, "qwen3-moe", "moe: ours, with clipping and schedule", "--set", "optimizer.clip=1")
     if section in MODELS:
         name = MODELS[section][4]
         yield ours(program, name, f"{section}: ours, the peer's work", "--set", "schedule.name=constant")
@@ -470,6 +500,7 @@ SECTIONS = {
     "llama": (lambda v: training_step("llama", v), STEPS),
     "kernels": (kernels, ["layer_norm", "rms_norm", "swiglu", "cross_entropy", "adamw"]),
     "grouped": (grouped, ["grouped"]),
+    "moe": (moe, ["grouped_mm", "grouped_mm, compiled"]),
     "lora": (lora, ["eager", "eager, recompute", "compile", "compile, recompute"]),
 }
 
