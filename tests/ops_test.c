@@ -5,7 +5,7 @@
  * are in support/op_check.h; the ops come from ops.def, their references and cases from the
  * X_ref.c beside the kernels, found by name, so that a new op cannot be forgotten.
  *
- * Arguments are names of ops to check alone; the matrix then has their rows.
+ * Arguments are names of ops to check alone, or, each behind a -, to leave out; the matrix then has their rows.
  *
  * With `--device cuda` (or REFRAIN_DEVICE) the matrix is that of the device: every op, every type that it
  * computes in, through compiled programs. An op without a kernel there leaves blank cells and is
@@ -54,8 +54,8 @@ static char **wanted;
 
 static bool is_wanted(const char *name) {
   for (int i = 0; i < wanted_count; i++)
-    if (strcmp(wanted[i], name) == 0) return true;
-  return wanted_count == 0;
+    if (strcmp(wanted[i] + (wanted[i][0] == '-'), name) == 0) return wanted[i][0] != '-';
+  return wanted_count == 0 || wanted[0][0] == '-';
 }
 
 static void print_cell(const rft_cell *cell) {
