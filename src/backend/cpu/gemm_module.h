@@ -14,9 +14,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { RFI_GEMM_ABI = 1 };
+enum { RFI_GEMM_ABI = 2 };
 
 typedef enum rfi_gemm_type { RFI_GEMM_NONE, RFI_GEMM_F32, RFI_GEMM_BF16, RFI_GEMM_F16 } rfi_gemm_type;
+
+/* What each run of a product says anew: nothing, or M or K, which are then the largest there are. */
+typedef enum rfi_gemm_varies { RFI_GEMM_FIXED, RFI_GEMM_VARIES_M, RFI_GEMM_VARIES_K } rfi_gemm_varies;
 
 /* y (batch, M, N) = op(a) (batch, M, K) op(b) (batch, K, N) + bias (N); y dense. */
 typedef struct rfi_gemm_desc {
@@ -25,6 +28,7 @@ typedef struct rfi_gemm_desc {
   int32_t a, b, bias, y;            /* rfi_gemm_type; bias may be NONE */
   int32_t accumulate;               /* y += */
   int32_t threads;
+  int32_t varies; /* rfi_gemm_varies; else than FIXED: no batch, no bias */
 } rfi_gemm_desc;
 
 typedef enum rfi_gemm_status { RFI_GEMM_OK, RFI_GEMM_UNSUPPORTED, RFI_GEMM_NO_MEMORY, RFI_GEMM_FAILED } rfi_gemm_status;
@@ -37,7 +41,9 @@ typedef struct rfi_gemm_module {
   void (*close)(void *engine);
   /* UNSUPPORTED: there is no fast way, use the portable kernel. */
   rfi_gemm_status (*create)(void *engine, const rfi_gemm_desc *desc, void **handle, size_t *scratch);
-  rfi_gemm_status (*execute)(void *handle, const void *a, const void *b, const void *bias, void *y, void *scratch);
+  /* n: what varies, above 0. */
+  rfi_gemm_status (*execute)(void *handle, int64_t n, const void *a, const void *b, const void *bias, void *y,
+                             void *scratch);
   void (*destroy)(void *handle);
 } rfi_gemm_module;
 

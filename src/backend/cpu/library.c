@@ -16,6 +16,7 @@
 
 #include "backend/cpu/gemm_module.h"
 #include "base/base.h"
+#include "ops/grouped/grouped.h"
 
 typedef struct product {
   struct product *next;
@@ -133,7 +134,7 @@ static void strides(const rfi_arg *x, int transposed, int64_t rows, int64_t cols
 static rfr_status run_product(const rfi_call *call) {
   const product *p = call->library;
   const void *bias = p->desc.bias != RFI_GEMM_NONE ? call->in[2].data : NULL;
-  rfi_gemm_status s = p->library->module->execute(p->handle, call->in[0].data, call->in[1].data, bias,
+  rfi_gemm_status s = p->library->module->execute(p->handle, 0, call->in[0].data, call->in[1].data, bias,
                                                   call->out[0].data, call->workspace);
   return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a matrix product", p->library->text);
 }
@@ -147,7 +148,6 @@ static bool is_plain(const int64_t stride[3], int64_t rows, int64_t cols) {
 static bool describe(const rfi_call *call, rfi_gemm_desc *d) {
   const rfi_arg *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
   int r = y->type.rank, ta = call->attr[0].i != 0, tb = call->attr[1].i != 0;
-  memset(d, 0, sizeof *d); /* padding too: descriptors are compared as bytes */
   d->batch = r == 3 ? y->type.shape[0] : 1;
   d->M = y->type.shape[r - 2];
   d->N = y->type.shape[r - 1];
@@ -164,13 +164,98 @@ static bool describe(const rfi_call *call, rfi_gemm_desc *d) {
          is_plain(d->b_stride, d->K, d->N);
 }
 
+/* ---- groups: one product, run for each with as many rows as it has ---- */
+
+enum { SEPARATE = 5 }; /* the first of grouped_matmul's weights that are not packed */
+
+/* Row i of a dense or strided matrix. */
+static char *row_of(const rfi_arg *x, int64_t i) {
+  return (char *)x->data + i * x->stride[0] * (rfr_dtype_bits(x->type.dtype) / 8);
+}
+
+static rfr_status run_groups(const rfi_call *call, bool wgrad) {
+  const product *p = call->library;
+  const rfi_arg *y = &call->out[0], *x = &call->in[0];
+  const int32_t *offsets = call->in[2].data;
+  const int64_t groups = call->in[2].type.shape[0] - 1, R = x->type.shape[0];
+  const size_t size = p->desc.y == RFI_GEMM_F32 ? 4 : 2, of_group = (size_t)(p->desc.M * p->desc.N) * size;
+  rfi_gemm_status s = RFI_GEMM_OK;
+  for (int64_t g = 0; s == RFI_GEMM_OK && g < groups; g++) {
+    const int64_t first = rfi_group_begin(offsets, g, R), n = rfi_group_end(offsets, g, R) - first;
+    const rfi_arg *w = &call->in[call->n_in > SEPARATE ? SEPARATE + g : 1];
+    const void *b = wgrad || call->n_in > SEPARATE ? w->data : row_of(w, g);
+    char *to = wgrad ? (char *)y->data + (size_t)g * of_group : row_of(y, first);
+    if (n == 0 && wgrad && !p->desc.accumulate) memset(to, 0, of_group);
+    if (n > 0)
+      s = p->library->module->execute(p->handle, n, row_of(x, first), wgrad ? row_of(w, first) : b, NULL, to,
+                                      call->workspace);
+  }
+  const int64_t last = rfi_group_begin(offsets, groups, R);
+  if (!wgrad) memset(row_of(y, last), 0, (size_t)((R - last) * y->type.shape[1]) * size);
+  return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a matrix product", p->library->text);
+}
+static rfr_status run_grouped(const rfi_call *call) { return run_groups(call, false); }
+static rfr_status run_wgrad(const rfi_call *call) { return run_groups(call, true); }
+
+static bool same_strides(const rfi_arg *a, const rfi_arg *b) {
+  return memcmp(a->stride, b->stride, sizeof a->stride) == 0;
+}
+
+static bool describe_grouped(const rfi_call *call, rfi_gemm_desc *d) {
+  const rfi_arg *x = &call->in[0], *w = &call->in[call->n_in > SEPARATE ? SEPARATE : 1], *y = &call->out[0];
+  const int r = w->type.rank, tb = call->attr[0].i != 0;
+  if ((call->n_in > 3 && call->in[3].data) || call->in[2].type.shape[0] < 2) return false;
+  for (int i = SEPARATE; i < call->n_in; i++)
+    if (!same_strides(&call->in[i], w)) return false;
+  d->M = x->type.shape[0];
+  d->N = y->type.shape[1];
+  d->K = x->type.shape[1];
+  memcpy(d->a_stride, (int64_t[]){1, x->stride[0], x->stride[1]}, sizeof d->a_stride);
+  memcpy(d->b_stride, (int64_t[]){1, w->stride[tb ? r - 1 : r - 2], w->stride[tb ? r - 2 : r - 1]}, sizeof d->b_stride);
+  d->varies = RFI_GEMM_VARIES_M;
+  d->b = type_of(w);
+  return true;
+}
+
+static bool describe_wgrad(const rfi_call *call, rfi_gemm_desc *d) {
+  const rfi_arg *dy = &call->in[0], *x = &call->in[1], *dw = &call->out[0];
+  if (call->in[2].type.shape[0] < 2) return false;
+  d->M = dw->type.shape[1];
+  d->N = dw->type.shape[2];
+  d->K = dy->type.shape[0];
+  memcpy(d->a_stride, (int64_t[]){1, dy->stride[1], dy->stride[0]}, sizeof d->a_stride);
+  memcpy(d->b_stride, (int64_t[]){1, x->stride[0], x->stride[1]}, sizeof d->b_stride);
+  d->varies = RFI_GEMM_VARIES_K;
+  d->accumulate = call->n_in > 3 && call->in[3].data;
+  d->b = type_of(x);
+  return true;
+}
+
+/* What the call is for the module, and what runs it; NULL: nothing. */
+static rfi_kernel_fn describe_any(rfi_opcode code, const rfi_call *call, rfi_gemm_desc *d) {
+  memset(d, 0, sizeof *d); /* padding too: descriptors are compared as bytes */
+  d->batch = 1;
+  if (code == RFI_OP_matmul) return describe(call, d) ? run_product : NULL;
+  const bool wgrad = code == RFI_OP_grouped_wgrad;
+  if (!wgrad && code != RFI_OP_grouped_matmul) return NULL;
+  if (wgrad ? !describe_wgrad(call, d) : !describe_grouped(call, d)) return NULL;
+  d->a = type_of(&call->in[0]);
+  d->y = type_of(&call->out[0]);
+  d->bias = RFI_GEMM_NONE;
+  d->threads = call->threads;
+  if (d->M < 1 || d->N < 1 || d->K < 1 || !is_plain(d->a_stride, d->M, d->K) || !is_plain(d->b_stride, d->K, d->N))
+    return NULL;
+  return wgrad ? run_wgrad : run_grouped;
+}
+
 rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,
                                 size_t *workspace, void **handle) {
   rfi_gemm_desc d;
   *run = NULL;
   *workspace = 0;
   *handle = NULL;
-  if (!l->module || code != RFI_OP_matmul || !describe(call, &d)) return RFR_OK;
+  const rfi_kernel_fn fn = l->module ? describe_any(code, call, &d) : NULL;
+  if (!fn) return RFR_OK;
   product *p = l->products;
   while (p && memcmp(&p->desc, &d, sizeof d) != 0) p = p->next;
   if (!p) {
@@ -187,7 +272,7 @@ rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_c
     l->products = p;
   }
   if (p->handle) {
-    *run = run_product;
+    *run = fn;
     *workspace = p->scratch;
     *handle = p;
   }

@@ -215,6 +215,86 @@ static void large(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* Products of groups by the library against the portable kernel's, which other tests hold to separate products: rows
+ * of no group are NaN and stay out, no group's rows are another's, twice the same bits within the scratch that was
+ * said. */
+static void groups(void **state) {
+  (void)state;
+  enum { G = 4 };
+  static const struct {
+    int64_t R, N, K;
+    int32_t at[G + 1];
+  } cases[] = {{200, 70, 96, {0, 1, 1, 130, 190}},
+               {1500, 33, 40, {0, 1200, 1210, 1499, 1500}},
+               {64, 1100, 1300, {0, 64, 64, 64, 64}},
+               {300, 48, 2100, {0, 33, 65, 165, 299}},
+               {40, 64, 32, {0, 0, 0, 0, 0}}};
+  rfr_ctx *ctx = open_ctx(NULL, 1);
+  assert_non_null(ctx);
+  rfi_cpu_library *library;
+  assert_int_equal(rfi_cpu_library_open(ctx, &library), RFR_OK);
+  int taken = 0;
+  for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++)
+    for (int v = 0; v < 6; v++) { /* forward, dgrad, forward with weights apart; wgrad, accumulated, in bf16 */
+      const int64_t R = cases[k].R, N = cases[k].N, K = cases[k].K;
+      uint64_t seed = k * 8 + (uint64_t)v;
+      int32_t at[G + 1];
+      memcpy(at, cases[k].at, sizeof at);
+      const rfr_dtype to = v == 3 || v == 4 ? RFR_F32 : RFR_BF16;
+      buffer x = make(RFR_BF16, 2, 1, R, v == 1 ? N : K, v == 2 ? 6 : 0, &seed);
+      buffer w = make(RFR_BF16, 3, G, N, K, 0, &seed), dy = make(RFR_BF16, 2, 1, R, N, 0, &seed);
+      buffer y = v < 3 ? make(to, 2, 1, R, v == 1 ? K : N, 0, &seed) : make(to, 3, G, N, K, 0, &seed);
+      for (int64_t r = at[G]; r < R; r++) {
+        memset((uint16_t *)x.arg.data + r * x.arg.stride[0], 0xff, (size_t)x.arg.type.shape[1] * 2);
+        memset((uint16_t *)dy.arg.data + r * N, 0xff, (size_t)N * 2);
+      }
+      const rfi_arg offsets = {at, {.dtype = RFR_I32, .rank = 1, .shape = {G + 1}}, {1}}, none = {.type = {.rank = -1}};
+      rfi_arg in[5 + G] = {x.arg, w.arg, offsets, none, none};
+      if (v >= 3) in[0] = dy.arg, in[1] = x.arg;
+      if (v == 4) in[3] = y.arg;
+      if (v == 2) in[1] = none;
+      for (int g = 0; g < G; g++)
+        in[5 + g] =
+            (rfi_arg){(uint16_t *)w.arg.data + g * N * K, {.dtype = RFR_BF16, .rank = 2, .shape = {N, K}}, {K, 1}};
+      const rfi_attr attr[2] = {rfi_i(v >= 3 ? (int64_t)to : v != 1), rfi_i(to)};
+      rfi_call call = {.n_in = v == 2  ? 5 + G
+                               : v < 3 ? 3
+                                       : 4,
+                       .n_out = 1,
+                       .in = in,
+                       .out = &y.arg,
+                       .attr = attr,
+                       .threads = 2};
+      const rfi_opcode code = v < 3 ? RFI_OP_grouped_matmul : RFI_OP_grouped_wgrad;
+      void *y0 = malloc((size_t)y.bytes), *want = malloc((size_t)y.bytes);
+      assert_true(y0 && want);
+      memcpy(y0, y.arg.data, (size_t)y.bytes);
+      const rfi_kernel *kernel = rfi_cpu_kernel(rfi_ctx_isa(ctx), code);
+      run_twice(kernel->run, &call, kernel->workspace(&call), y0, y.bytes);
+      memcpy(want, y.arg.data, (size_t)y.bytes);
+      rfi_kernel_fn fn;
+      size_t bytes;
+      assert_int_equal(rfi_cpu_library_bind(library, code, &call, &fn, &bytes, &call.library), RFR_OK);
+      if (fn) {
+        run_twice(fn, &call, bytes, y0, y.bytes);
+        taken++;
+        const double sums = 3 * sqrt((double)(v < 3 ? v == 1 ? N : K : R)); /* how large a sum's parts are */
+        for (int64_t e = 0; e < y.bytes / (int64_t)width(to); e++) {
+          const double a = get(y.arg.data, to, e), b = get(want, to, e);
+          const double unit = to == RFR_F32 ? 0x1p-18 : 0x1p-7; /* of bf16, neighbours */
+          if (!(fabs(a - b) <= sums * 0x1p-16 + unit * fabs(b)))
+            fail_msg("case %zu, %d: element %lld is %g, not %g", k, v, (long long)e, a, b);
+        }
+      }
+      free(y0), free(want);
+      drop(&x), drop(&w), drop(&dy), drop(&y);
+    }
+  print_message("%s: %d of the grouped products\n", rfi_cpu_library_describe(library), taken);
+  if (strstr(rfi_cpu_library_describe(library), "own AMX")) assert_int_equal(taken, 6 * 5);
+  rfi_cpu_library_close(library);
+  rfr_ctx_destroy(ctx);
+}
+
 /* A row that is repeated with stride 0 is not for the library, whatever it makes of it. */
 static void repeated(void **state) {
   (void)state;
@@ -268,7 +348,7 @@ static void without(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(large), cmocka_unit_test(repeated),
-                                     cmocka_unit_test(without)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(large), cmocka_unit_test(groups),
+                                     cmocka_unit_test(repeated), cmocka_unit_test(without)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

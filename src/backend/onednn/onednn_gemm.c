@@ -196,7 +196,7 @@ static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **ha
   product *m = calloc(1, sizeof *m);
   if (!m) return RFI_GEMM_NO_MEMORY;
   rfi_gemm_status own = e->amx ? rfi_panel_create(d, &m->panels, scratch) : RFI_GEMM_UNSUPPORTED;
-  if (own != RFI_GEMM_UNSUPPORTED) {
+  if (own != RFI_GEMM_UNSUPPORTED || d->varies) { /* oneDNN's products know their sizes */
     if (own == RFI_GEMM_OK) *handle = m;
     else product_destroy(m);
     return own;
@@ -231,26 +231,26 @@ static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **ha
   return status_of(s);
 }
 
-static rfi_gemm_status product_execute(void *handle, const void *a, const void *b, const void *bias, void *y,
+static rfi_gemm_status product_execute(void *handle, int64_t n, const void *a, const void *b, const void *bias, void *y,
                                        void *scratch) {
   static const int number[ARGS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
   product *m = handle;
   if (m->panels) {
-    rfi_panel_execute(m->panels, a, b, bias, y, scratch);
+    rfi_panel_execute(m->panels, n, a, b, bias, y, scratch);
     return RFI_GEMM_OK;
   }
   void *data[ARGS] = {(void *)(uintptr_t)a, (void *)(uintptr_t)b, (void *)(uintptr_t)bias, y, scratch};
   dnnl_exec_arg_t args[ARGS];
   dnnl_status_t s = dnnl_success;
-  int n = 0;
+  int count = 0;
   for (int i = 0; i < ARGS && s == dnnl_success; i++) {
     if (!m->memory[i]) continue;
-    args[n++] = (dnnl_exec_arg_t){number[i], m->memory[i]};
+    args[count++] = (dnnl_exec_arg_t){number[i], m->memory[i]};
     s = dnnl_memory_set_data_handle(m->memory[i], data[i]);
   }
   int before = omp_get_max_threads();
   omp_set_num_threads(m->threads);
-  if (s == dnnl_success) s = dnnl_primitive_execute(m->primitive, m->engine->stream, n, args);
+  if (s == dnnl_success) s = dnnl_primitive_execute(m->primitive, m->engine->stream, count, args);
   if (s == dnnl_success) s = dnnl_stream_wait(m->engine->stream);
   omp_set_num_threads(before);
   return status_of(s);

@@ -8,6 +8,7 @@
  *   - bf16 whose rows do not lie close together, such as the gradients of logits.
  *   - f32 whose B has rows along N that are pages apart: 4 KiB and its multiples meet in one corner
  *     of a cache, and oneDNN takes up to twice its time.
+ *   - bf16 of groups, whose sizes are known when they run.
  *
  * The smaller of the two dimensions of C is "fixed": its operand is packed whole and stays in the L2
  * cache. The larger one is "moving": a thread packs a few panels of its operand at a time and
@@ -260,16 +261,6 @@ static void run_matrix(const product *p, pass s, char *scratch) {
       }
 }
 
-void rfi_panel_execute(const product *p, const void *a, const void *b, const void *bias, void *y, void *scratch) {
-  const int64_t size = p->d.M * p->d.N * (p->d.y == RFI_GEMM_F32 ? 4 : 2), from = p->unit->size;
-  for (int64_t z = 0; z < p->d.batch; z++) {
-    const char *az = (const char *)a + z * p->d.a_stride[0] * from, *bz = (const char *)b + z * p->d.b_stride[0] * from;
-    const pass s = {
-        .fixed = p->b_moves ? az : bz, .moving = p->b_moves ? bz : az, .bias = bias, .y = (char *)y + z * size};
-    run_matrix(p, s, scratch);
-  }
-}
-
 /* As many panels as leave no thread idle for long at the end. */
 static int64_t group_of(int64_t most, int64_t panels, int threads) {
   int64_t best = 1, least = INT64_MAX;
@@ -291,20 +282,20 @@ static bool pays(const rfi_gemm_desc *d) {
   if (d->a != d->b || d->y == RFI_GEMM_F16 || d->bias == RFI_GEMM_F16 || d->M < LEAST || d->N < LEAST ||
       !is_matrix(d->M, d->K, d->a_stride, &apart) || !is_matrix(d->K, d->N, d->b_stride, &apart))
     return false;
-  if (d->a == RFI_GEMM_BF16) return apart || d->y == RFI_GEMM_F32;
+  if (d->a == RFI_GEMM_BF16) return apart || d->y == RFI_GEMM_F32 || d->varies;
+  if (d->varies) return false; /* in f32 groups have the bits of products by themselves: the portable kernel's */
   return d->a == RFI_GEMM_F32 && d->y == RFI_GEMM_F32 && d->bias != RFI_GEMM_BF16 && d->b_stride[2] == 1 &&
          d->b_stride[1] * 4 >= PAGE;
 }
 
-rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *scratch) {
-  *out = NULL;
-  *scratch = 0;
-  if (!pays(d)) return RFI_GEMM_UNSUPPORTED;
-  product *p = calloc(1, sizeof *p);
-  if (!p) return RFI_GEMM_NO_MEMORY;
-  p->d = *d;
-  if (d->threads < 1) p->d.threads = 1;
-  p->unit = d->a == RFI_GEMM_BF16 ? &bf16_unit : &f32_unit;
+static int64_t most_group(const product *p) {
+  const int64_t row = p->moving.block * p->unit->size;
+  return (GROUP_ROW_BYTES + row - 1) / row;
+}
+
+/* From the dimensions to what is cut how. */
+static void lay_out(product *p) {
+  const rfi_gemm_desc *d = &p->d;
   const operand a = {d->M, d->a_stride[1], d->a_stride[2], p->unit->bm, p->unit->pack_a};
   const operand b = {d->N, d->b_stride[2], d->b_stride[1], p->unit->bn, p->unit->pack_b};
   const int64_t size = p->unit->size;
@@ -318,14 +309,63 @@ rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *
   p->fixed_rows = min64(round_up(p->fixed.rows, fb), FIXED_BYTES / (p->pass_k * size) / fb * fb);
   p->moving_rows = round_up(p->moving.rows, mb);
   if (p->passes > 1) p->moving_rows = min64(p->moving_rows, MOVING_ROWS / mb * mb);
-  p->group = group_of((GROUP_ROW_BYTES + mb * size - 1) / (mb * size), p->moving_rows / mb, p->d.threads);
+  p->group = group_of(most_group(p), p->moving_rows / mb, d->threads);
   p->fixed_bytes = (size_t)(p->fixed_rows * p->pass_k * size);
   p->group_bytes = (size_t)(p->group * mb * p->pass_k * size);
   p->thread_bytes = p->group_bytes + (size_t)(2 * mb * fb * 4) + (p->passes > 1 ? 0 : (size_t)(p->fixed_rows * mb) * 4);
-  *scratch = p->fixed_bytes + (size_t)p->d.threads * p->thread_bytes;
-  if (p->passes > 1) *scratch += (size_t)(p->fixed_rows * p->moving_rows) * 4;
+}
+
+static size_t scratch_of(const product *p) {
+  const size_t sums = p->passes > 1 ? (size_t)(p->fixed_rows * p->moving_rows) * 4 : 0;
+  return p->fixed_bytes + (size_t)p->d.threads * p->thread_bytes + sums;
+}
+
+/* The most that any M or K up to the largest needs, whatever passes and groups it leads to. */
+static size_t most_scratch(product p) {
+  const int64_t M = p.d.M, size = p.unit->size, pass_k = min64(round_up(p.d.K, p.unit->step), PASS_K);
+  size_t most = 0;
+  for (int i = 0; i < 2; i++) { /* up to N rows of A are fixed, more of them move */
+    p.d.M = i == 0 && p.d.varies == RFI_GEMM_VARIES_M ? min64(M, p.d.N) : M;
+    lay_out(&p);
+    const int64_t mb = p.moving.block, fb = p.fixed.block, rows = round_up(p.fixed.rows, fb);
+    const int64_t fixed = min64(rows * pass_k * size, FIXED_BYTES), group = most_group(&p) * mb * pass_k * size;
+    const int64_t several = min64(rows, FIXED_BYTES / (PASS_K / 2 * size)); /* a part of a longer K is more than half */
+    const int64_t sums = p.passes > 1 ? several * p.moving_rows * 4 : 0;
+    const size_t bytes = (size_t)(fixed + p.d.threads * (group + 2 * mb * fb * 4 + rows * mb * 4) + sums);
+    if (bytes > most) most = bytes;
+  }
+  return most;
+}
+
+rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *scratch) {
+  *out = NULL;
+  *scratch = 0;
+  if (!pays(d)) return RFI_GEMM_UNSUPPORTED;
+  product *p = calloc(1, sizeof *p);
+  if (!p) return RFI_GEMM_NO_MEMORY;
+  p->d = *d;
+  if (d->threads < 1) p->d.threads = 1;
+  p->unit = d->a == RFI_GEMM_BF16 ? &bf16_unit : &f32_unit;
+  lay_out(p);
+  *scratch = d->varies ? most_scratch(*p) : scratch_of(p);
   *out = p;
   return RFI_GEMM_OK;
+}
+
+void rfi_panel_execute(const product *made, int64_t n, const void *a, const void *b, const void *bias, void *y,
+                       void *scratch) {
+  product own = *made; /* of this run */
+  const product *p = &own;
+  if (own.d.varies == RFI_GEMM_VARIES_M) own.d.M = n;
+  if (own.d.varies == RFI_GEMM_VARIES_K) own.d.K = n;
+  if (own.d.varies) lay_out(&own);
+  const int64_t size = p->d.M * p->d.N * (p->d.y == RFI_GEMM_F32 ? 4 : 2), from = p->unit->size;
+  for (int64_t z = 0; z < p->d.batch; z++) {
+    const char *az = (const char *)a + z * p->d.a_stride[0] * from, *bz = (const char *)b + z * p->d.b_stride[0] * from;
+    const pass s = {
+        .fixed = p->b_moves ? az : bz, .moving = p->b_moves ? bz : az, .bias = bias, .y = (char *)y + z * size};
+    run_matrix(p, s, scratch);
+  }
 }
 
 void rfi_panel_destroy(product *p) { free(p); }
@@ -343,9 +383,9 @@ rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, rfi_panel_product **out
   *out = NULL;
   return RFI_GEMM_UNSUPPORTED;
 }
-void rfi_panel_execute(const rfi_panel_product *p, const void *a, const void *b, const void *bias, void *y,
+void rfi_panel_execute(const rfi_panel_product *p, int64_t n, const void *a, const void *b, const void *bias, void *y,
                        void *scratch) {
-  (void)p, (void)a, (void)b, (void)bias, (void)y, (void)scratch;
+  (void)p, (void)n, (void)a, (void)b, (void)bias, (void)y, (void)scratch;
 }
 void rfi_panel_destroy(rfi_panel_product *p) { (void)p; }
 
