@@ -249,18 +249,6 @@ static rfr_status check_layout(rfr_ctx *ctx, const rft_op *op, const rft_run *ru
 /* The ops that a GPU has no kernel for yet. */
 static bool cuda_lacks(rfi_opcode code) {
   switch (code) {
-    case RFI_OP_splits_to_offsets:
-    case RFI_OP_grouped_dbias:
-    case RFI_OP_grouped_dscale:
-    case RFI_OP_moe_route:
-    case RFI_OP_moe_route_bwd:
-    case RFI_OP_moe_sort:
-    case RFI_OP_moe_permute:
-    case RFI_OP_moe_unpermute:
-    case RFI_OP_moe_unpermute_dw:
-    case RFI_OP_moe_loss:
-    case RFI_OP_moe_loss_bwd:
-    case RFI_OP_moe_load:
     case RFI_OP_skip_bad: return true;
     default: return false;
   }

@@ -8,12 +8,18 @@
 
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define RFI_GROUPED static __host__ __device__ __forceinline__
+#else
+#define RFI_GROUPED static inline
+#endif
+
 /* Where group g begins; g = G: where the rows of no group begin. */
-static inline int64_t rfi_group_begin(const int32_t *offsets, int64_t g, int64_t R) {
+RFI_GROUPED int64_t rfi_group_begin(const int32_t *offsets, int64_t g, int64_t R) {
   int64_t at = offsets[g];
   return at < 0 ? 0 : at < R ? at : R;
 }
-static inline int64_t rfi_group_end(const int32_t *offsets, int64_t g, int64_t R) {
+RFI_GROUPED int64_t rfi_group_end(const int32_t *offsets, int64_t g, int64_t R) {
   int64_t begin = rfi_group_begin(offsets, g, R), end = rfi_group_begin(offsets, g + 1, R);
   return end > begin ? end : begin;
 }

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Routing and its gradient on a GPU: a warp for each token.
+ *
+ *   index[t] = the k experts of the highest scores, of equals the smaller one;  weight[t] = their scores
+ *
+ * What is compared becomes a key, an integer in the same order: the best of a warp's keys and the smallest expert that
+ * has it are two instructions. Up to 1024 experts' keys are in registers, and each lane sorts its own once, so that a
+ * choice takes a lane's first away; more are read again for each choice, and the next one is the best behind the last.
+ * A NaN is the least of all, so the chosen are k different experts always. Scores of the chosen are computed again
+ * from their logits, which are in the cache.
+ */
+#include <climits>
+
+#include "ops/elementwise/map.cuh"
+#include "ops/moe/route_rows.cuh"
+
+enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES };
+enum { K, SCORE, NORM, GROUPS, GROUP_K, SCALE };
+static const unsigned ALL = 0xffffffffu;
+
+/* ---- keys ---- */
+
+enum { NO_KEY = 0, NAN_KEY = 1 }; /* no number's: those begin with -inf's */
+
+static __device__ __forceinline__ uint32_t key_of(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f); /* zeros are equal */
+  return x != x ? NAN_KEY : bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+struct choice {
+  uint32_t key;
+  int at;
+};
+static __device__ __forceinline__ bool behind(uint32_t key, int at, const choice &last) {
+  return key < last.key || (key == last.key && at > last.at);
+}
+/* The best of what the lanes have; all get it. */
+static __device__ __forceinline__ choice best_of(const choice &mine) {
+  choice best;
+  best.key = __reduce_max_sync(ALL, mine.key);
+  best.at = (int)__reduce_min_sync(ALL, mine.key == best.key ? (unsigned)mine.at : UINT_MAX);
+  return best;
+}
+static __device__ __forceinline__ choice nothing_yet() { return {UINT_MAX, -1}; }
+
+/* ---- a token's experts ---- */
+
+struct route_args {
+  const void *logits;
+  const float *bias;
+  float *weight;
+  int32_t *index, *chosen; /* chosen: index, or what stands for it */
+  uint32_t *group_keys;    /* (T, groups) */
+  int64_t tokens;
+  int experts, k, score, norm, groups, group_k, wide;
+  float scale;
+};
+
+/* V experts a lane in registers, first to last of them; V = 0: in memory, and any number. */
+template <typename X, int V> struct token {
+  const route_args &a;
+  const rfi_route<X> &route;
+  const uint32_t *groups; /* this token's, once the best are known; NULL: all */
+  choice last_group;
+  uint32_t key[V ? V : 1];
+  int at[V ? V : 1];
+
+  static __device__ __forceinline__ int place(int v) {
+    const int lane = threadIdx.x % LANES;
+    return V ? (v / 4 * LANES + lane) * 4 + v % 4 : v * LANES + lane;
+  }
+  __device__ __forceinline__ int n() const { return V ? V : (a.experts + LANES - 1) / LANES; }
+  __device__ __forceinline__ uint32_t compute(int e, float logit) const {
+    if (!a.bias && a.groups == 1) return key_of(logit);
+    return key_of(route.score_of(logit) + (a.bias ? a.bias[e] : 0.0f));
+  }
+  __device__ __forceinline__ bool allowed(int e) const {
+    if (!groups) return true;
+    const int g = e / (a.experts / a.groups);
+    return !behind(groups[g], g, last_group);
+  }
+  __device__ __forceinline__ choice of(int v) const {
+    if (V) return {key[v], at[v]};
+    const int e = place(v);
+    return {e < a.experts && allowed(e) ? compute(e, route.logit(e)) : (uint32_t)NO_KEY, e};
+  }
+  __device__ __forceinline__ void limit() {
+#pragma unroll
+    for (int v = 0; v < V; v++)
+      if (at[v] < a.experts && !allowed(at[v])) key[v] = NO_KEY;
+  }
+  /* The best of those from `first` up to `end` that is behind `last`. */
+  __device__ __forceinline__ choice next(int first, int end, const choice &last) const {
+    choice best = {NO_KEY, INT_MAX};
+#pragma unroll
+    for (int v = 0; v < n(); v++) {
+      const choice x = of(v);
+      if (x.at >= first && x.at < end && x.key > best.key && behind(x.key, x.at, last)) best = x;
+    }
+    return best_of(best);
+  }
+  /* Best first, of equals the earlier place. */
+  __device__ __forceinline__ void sort() {
+#pragma unroll
+    for (int size = 2; size <= V; size *= 2) {
+#pragma unroll
+      for (int apart = size / 2; apart > 0; apart /= 2) {
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+          const int u = apart == size / 2 ? v ^ (size - 1) : v ^ apart;
+          if (u <= v) continue;
+          const choice x = {key[v], at[v]}, y = {key[u], at[u]};
+          const bool swap = behind(x.key, x.at, y);
+          key[v] = swap ? y.key : x.key, at[v] = swap ? y.at : x.at;
+          key[u] = swap ? x.key : y.key, at[u] = swap ? x.at : y.at;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void drop_first() {
+#pragma unroll
+    for (int v = 0; v + 1 < V; v++) key[v] = key[v + 1], at[v] = at[v + 1];
+    if (V) key[V ? V - 1 : 0] = NO_KEY;
+  }
+};
+
+/* Whose experts may be chosen. A group's score is the sum of its best, from the best on. */
+template <typename X, int V> static __device__ void limit_groups(token<X, V> &x, int64_t t) {
+  const route_args &a = x.a;
+  const int lane = threadIdx.x % LANES, size = a.experts / a.groups, best = a.k / a.group_k;
+  uint32_t *keys = a.group_keys + t * a.groups;
+  for (int g = 0; g < a.groups; g++) {
+    float sum = 0;
+    choice last = nothing_yet();
+    for (int j = 0; j < best; j++) {
+      last = x.next(g * size, (g + 1) * size, last);
+      const uint32_t key = last.key;
+      sum += key == NAN_KEY ? NAN : __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+    }
+    if (lane == g % LANES) keys[g] = key_of(sum);
+  }
+  __syncwarp();
+  choice last = nothing_yet();
+  for (int j = 0; j < a.group_k; j++) {
+    choice mine = {NO_KEY, INT_MAX};
+    for (int g = lane; g < a.groups; g += LANES)
+      if (keys[g] > mine.key && behind(keys[g], g, last)) mine = {keys[g], g};
+    last = best_of(mine);
+  }
+  x.groups = keys;
+  x.last_group = last;
+  x.limit();
+}
+
+template <typename X, int V> static __global__ void __launch_bounds__(THREADS) route(const route_args a) {
+  const int lane = threadIdx.x % LANES;
+  const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES;
+  if (t >= a.tokens) return;
+  rfi_route<X> route((const X *)a.logits + t * a.experts, a.experts, a.score);
+  float logit[V ? V : 1];
+  if (V && a.wide) {
+#pragma unroll
+    for (int v = 0; v < V; v += 4) {
+      float four[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      const int e = token<X, V>::place(v);
+      if (e < a.experts) rfi_widen(rfi_load<X, 4>(route.logits + e), four);
+#pragma unroll
+      for (int u = 0; u < 4; u++) logit[V ? v + u : 0] = four[u];
+    }
+  } else {
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+      const int e = token<X, V>::place(v);
+      logit[v] = e < a.experts ? route.logit(e) : -INFINITY;
+    }
+  }
+  if (a.score == RFR_MOE_SOFTMAX) {
+    if (V) route.template softmax_in<(V ? V : 1)>(logit);
+    else route.softmax();
+  }
+  token<X, V> x = {a, route, NULL, {}, {}, {}};
+#pragma unroll
+  for (int v = 0; v < V; v++) {
+    x.at[v] = x.place(v);
+    x.key[v] = x.at[v] < a.experts ? x.compute(x.at[v], logit[v]) : (uint32_t)NO_KEY;
+  }
+  if (a.groups > 1) limit_groups(x, t);
+  if (V) x.sort();
+  choice last = nothing_yet();
+  int mine = 0;
+  for (int first = 0; first < a.k; first += LANES) {
+    const int n = a.k - first < LANES ? a.k - first : LANES;
+    for (int j = 0; j < n; j++) {
+      if (V) {
+        last = best_of({x.key[0], x.at[0]});
+        if (x.at[0] == last.at) x.drop_first();
+      } else {
+        last = x.next(0, a.experts, last);
+      }
+      if (lane == j) mine = last.at;
+    }
+    if (lane < n && a.chosen) a.chosen[t * a.k + first + lane] = mine;
+  }
+  if (!a.weight) return;
+  const rfi_chosen<X> chosen(route, a.chosen ? a.chosen + t * a.k : NULL, a.k, mine);
+  float sum = 0;
+  for (int j = lane; a.norm && j < a.k; j += LANES) sum += chosen.score(j);
+  sum = RFI_ROUTE_TINY + rfi_warp_sum(sum);
+  for (int j = lane; j < a.k; j += LANES) {
+    const float w = chosen.score(j);
+    a.weight[t * a.k + j] = a.scale * (a.norm ? w / sum : w);
+  }
+}
+
+static int is_small(const rfr_call *c) { return c->attr[K].i <= LANES; }
+
+/* Keys of groups, and the chosen where there are more than a warp keeps and nobody else wants them. */
+static size_t group_bytes(const rfr_call *c) {
+  const int64_t groups = c->attr[GROUPS].i;
+  return groups > 1 ? (size_t)rfi_blocks(c->in[0].type.shape[0] * groups * 4, 64) * 64 : 0;
+}
+static size_t route_workspace(const rfr_call *c) {
+  return group_bytes(c) + (is_small(c) ? 0 : (size_t)(c->in[0].type.shape[0] * c->attr[K].i * 4));
+}
+
+template <typename X> static void launch_route(const rfr_call *c, const route_args &a) {
+  const unsigned grid = (unsigned)rfi_blocks(a.tokens, WARPS);
+  cudaStream_t stream = rfi_stream(c);
+  if (a.experts <= 128) route<X, 4><<<grid, THREADS, 0, stream>>>(a);
+  else if (a.experts <= 256) route<X, 8><<<grid, THREADS, 0, stream>>>(a);
+  else if (a.experts <= 512) route<X, 16><<<grid, THREADS, 0, stream>>>(a);
+  else if (a.experts <= 1024) route<X, 32><<<grid, THREADS, 0, stream>>>(a);
+  else route<X, 0><<<grid, THREADS, 0, stream>>>(a);
+}
+
+static rfr_status run_route(const rfr_call *c) {
+  const rfr_arg *logits = &c->in[0];
+  route_args a;
+  a.logits = logits->data;
+  a.bias = c->n_in > 1 ? (const float *)c->in[1].data : NULL;
+  a.weight = (float *)c->out[0].data;
+  a.index = (int32_t *)c->out[1].data;
+  a.chosen = a.index || is_small(c) ? a.index : (int32_t *)((char *)c->workspace + group_bytes(c));
+  a.group_keys = (uint32_t *)c->workspace;
+  a.tokens = logits->type.shape[0];
+  a.experts = (int)logits->type.shape[1];
+  a.k = (int)c->attr[K].i, a.score = (int)c->attr[SCORE].i, a.norm = (int)c->attr[NORM].i;
+  a.groups = (int)c->attr[GROUPS].i, a.group_k = (int)c->attr[GROUP_K].i;
+  a.scale = (float)c->attr[SCALE].f;
+  a.wide = a.experts % 4 == 0 && (uintptr_t)a.logits % 16 == 0;
+  if (a.tokens == 0) return RFR_OK;
+  RFI_WITH_FLOAT(logits->type.dtype, X, launch_route<X>(c, a));
+  return rfi_cuda_launched("moe_route");
+}
+
+/* ---- moe_route_bwd ---- */
+
+struct bwd_args {
+  const float *dweight;
+  const void *logits;
+  const int32_t *index;
+  void *dlogits;
+  int64_t tokens;
+  int experts, k, score, norm;
+  float scale;
+};
+
+enum { AT_ONCE = 4 }; /* experts of a lane for which a warp's chosen are passed around once */
+
+template <typename X> static __global__ void __launch_bounds__(THREADS) route_bwd(const bwd_args a) {
+  const int lane = threadIdx.x % LANES;
+  const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES;
+  if (t >= a.tokens) return;
+  const float *dweight = a.dweight + t * a.k;
+  X *dlogits = (X *)a.dlogits + t * a.experts;
+  rfi_route<X> route((const X *)a.logits + t * a.experts, a.experts, a.score);
+  if (a.score == RFR_MOE_SOFTMAX) route.softmax();
+  const int32_t *index = a.index + t * a.k;
+  const rfi_chosen<X> chosen(route, index, a.k, lane < a.k ? index[lane] : 0);
+  float sum = 0, along = 0, dot = 0;
+  for (int j = lane; j < a.k; j += LANES) {
+    const float r = chosen.score(j);
+    sum += r;
+    along += dweight[j] * r;
+  }
+  sum = RFI_ROUTE_TINY + rfi_warp_sum(sum);
+  along = rfi_warp_sum(along) / sum;
+  const auto dr = [&](int j) { return a.scale * (a.norm ? (dweight[j] - along) / sum : dweight[j]); };
+  for (int j = lane; j < a.k; j += LANES) dot += dr(j) * chosen.score(j);
+  dot = rfi_warp_sum(dot);
+  /* what the lane's chosen gives to its expert */
+  int to = -1;
+  float gives = 0;
+  const auto take = [&](int j) {
+    const float r = j < a.k ? chosen.score(j) : 0.0f, d = j < a.k ? dr(j) : 0.0f;
+    to = j < a.k ? chosen.expert(j) : -1;
+    gives = a.score == RFR_MOE_SOFTMAX ? d * r : a.score == RFR_MOE_SIGMOID ? d * r * (1 - r) : (d - dot) * r;
+  };
+  take(lane);
+  for (int e0 = 0; e0 < a.experts; e0 += LANES * AT_ONCE) {
+    float d[AT_ONCE];
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++) d[u] = 0;
+    for (int first = 0; first < a.k; first += LANES) {
+      if (a.k > LANES) take(first + lane);
+      const int n = a.k - first < LANES ? a.k - first : LANES;
+      for (int j = 0; j < n; j++) {
+        const int e = __shfl_sync(ALL, to, j);
+        const float x = __shfl_sync(ALL, gives, j);
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) d[u] += e0 + u * LANES + lane == e ? x : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++) {
+      const int e = e0 + u * LANES + lane;
+      if (e >= a.experts) continue;
+      if (a.score == RFR_MOE_SOFTMAX) d[u] -= dot * route.score(e);
+      dlogits[e] = rfi_narrow<X>(d[u]);
+    }
+  }
+}
+
+static rfr_status run_route_bwd(const rfr_call *c) {
+  const rfr_arg *logits = &c->in[1];
+  bwd_args a;
+  a.dweight = (const float *)c->in[0].data;
+  a.logits = logits->data;
+  a.index = (const int32_t *)c->in[2].data;
+  a.dlogits = c->out[0].data;
+  a.tokens = logits->type.shape[0];
+  a.experts = (int)logits->type.shape[1];
+  a.k = (int)c->in[0].type.shape[1];
+  a.score = (int)c->attr[0].i, a.norm = (int)c->attr[1].i, a.scale = (float)c->attr[2].f;
+  if (rfi_elements(logits) == 0) return RFR_OK;
+  RFI_WITH_FLOAT(logits->type.dtype, X,
+                 route_bwd<X><<<(unsigned)rfi_blocks(a.tokens, WARPS), THREADS, 0, rfi_stream(c)>>>(a));
+  return rfi_cuda_launched("moe_route_bwd");
+}
+
+/* Experts are counted in 32 bits. */
+static int route_takes(const rfr_call *c) { return rfi_takes_floats(c) && c->in[0].type.shape[1] < INT_MAX / 2; }
+static int route_bwd_takes(const rfr_call *c) { return rfi_takes_floats(c) && c->in[1].type.shape[1] < INT_MAX / 2; }
+
+extern "C" const rfi_cuda_kernel RFI_CUDA(moe_route) = {run_route, route_workspace, route_takes};
+extern "C" const rfi_cuda_kernel RFI_CUDA(moe_route_bwd) = {run_route_bwd, NULL, route_bwd_takes};

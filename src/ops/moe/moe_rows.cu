@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rows of tokens to rows sorted by expert and back on a GPU: a warp for each token.
+ *
+ *   permute      y[place[t,j]] = x[t] (* weight[t,j]), and zeros in rows of no slot
+ *   unpermute    out[t] = sum over j of y[place[t,j]] (* weight[t,j]), in the order of j
+ *   unpermute_dw dw[t,j] = y[place[t,j]] . dout[t]
+ *
+ * Going by tokens, each row is read once: sorted rows gathered one by one would read a token's row k times, far
+ * apart. That place and order say the same is the sort's promise; rows that order leaves out are at the end.
+ */
+#include "backend/cuda/any_type.cuh"
+#include "ops/elementwise/map.cuh"
+#include "ops/reduce/dot_rows.cuh"
+
+enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES };
+
+struct rows_args {
+  const void *from, *weight; /* weight: NULL for ones */
+  void *to;
+  const int32_t *order, *place;
+  rfr_dtype weight_type;
+  int64_t tokens, rows, columns;
+  int k;
+};
+
+static __device__ __forceinline__ float weight_of(const rows_args &a, int64_t slot) {
+  return a.weight ? rfi_load(a.weight, a.weight_type, slot) : 1.0f;
+}
+
+/* ---- moe_permute ---- */
+
+enum { PARTS = 4 }; /* groups of a row that a lane holds */
+
+template <typename X, int V>
+static __global__ void __launch_bounds__(THREADS) permute(const __grid_constant__ rows_args a) {
+  const int lane = threadIdx.x % LANES;
+  const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES;
+  const int64_t step = (int64_t)gridDim.x * WARPS;
+  if (t < a.tokens) {
+    const X *from = (const X *)a.from + t * a.columns;
+    for (int64_t first = lane * V; first < a.columns; first += LANES * V * PARTS) {
+      rfi_group<X, V> x[PARTS];
+#pragma unroll
+      for (int u = 0; u < PARTS; u++) {
+        const int64_t j = first + u * (LANES * V);
+        if (j < a.columns) x[u] = rfi_load<X, V>(from + j);
+      }
+      for (int64_t slot = t * a.k; slot < (t + 1) * a.k; slot++) {
+        const int64_t row = a.place[slot];
+        if (row < 0 || row >= a.rows) continue;
+        X *to = (X *)a.to + row * a.columns;
+        const float weight = weight_of(a, slot);
+#pragma unroll
+        for (int u = 0; u < PARTS; u++) {
+          const int64_t j = first + u * (LANES * V);
+          if (j >= a.columns) break;
+          if (a.weight) {
+            float y[V];
+            rfi_widen(x[u], y);
+#pragma unroll
+            for (int v = 0; v < V; v++) y[v] *= weight;
+            rfi_store<X, V>(to + j, y);
+          } else {
+            rfi_put((rfi_pack<X, V> *)(to + j), x[u].part[0]);
+          }
+        }
+      }
+    }
+  }
+  for (int64_t row = t; row < a.rows; row += step) {
+    if (a.order[row] >= 0) continue;
+    float zeros[V] = {};
+    for (int64_t j = lane * V; j < a.columns; j += LANES * V) rfi_store<X, V>((X *)a.to + row * a.columns + j, zeros);
+  }
+}
+
+/* ---- moe_unpermute ---- */
+
+enum { SLOTS = 8 }; /* whose rows are on their way at once */
+
+template <typename X, int V>
+static __global__ void __launch_bounds__(THREADS) unpermute(const __grid_constant__ rows_args a) {
+  const int lane = threadIdx.x % LANES;
+  const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES;
+  if (t >= a.tokens) return;
+  const X *from = (const X *)a.from;
+  for (int64_t j = lane * V; j < a.columns; j += LANES * V) {
+    float sum[V] = {};
+    for (int first = 0; first < a.k; first += SLOTS) {
+      rfi_group<X, V> x[SLOTS];
+      float weight[SLOTS];
+      bool there[SLOTS];
+#pragma unroll
+      for (int u = 0; u < SLOTS; u++) {
+        const int64_t slot = t * a.k + first + u, row = first + u < a.k ? a.place[slot] : -1;
+        there[u] = row >= 0 && row < a.rows;
+        weight[u] = 0;
+        if (!there[u]) continue;
+        x[u] = rfi_load<X, V>(from + row * a.columns + j);
+        weight[u] = weight_of(a, slot);
+      }
+#pragma unroll
+      for (int u = 0; u < SLOTS; u++) {
+        float y[V];
+        if (!there[u]) continue;
+        rfi_widen(x[u], y);
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] += y[v] * weight[u];
+      }
+    }
+    rfi_store<X, V>((X *)a.to + t * a.columns + j, sum);
+  }
+}
+
+/* ---- launches ---- */
+
+static rows_args args_of(const rfr_call *c) {
+  const bool weighted = c->n_in > 3 && c->in[3].data;
+  rows_args a;
+  a.from = c->in[0].data;
+  a.weight = weighted ? c->in[3].data : NULL;
+  a.weight_type = weighted ? c->in[3].type.dtype : RFR_F32;
+  a.to = c->out[0].data;
+  a.order = (const int32_t *)c->in[1].data;
+  a.place = (const int32_t *)c->in[2].data;
+  a.tokens = c->in[2].type.shape[0];
+  a.rows = c->in[1].type.shape[0];
+  a.columns = c->in[0].type.shape[1];
+  a.k = (int)c->in[2].type.shape[1];
+  return a;
+}
+static bool in_groups(const rows_args &a, int width) {
+  return a.columns % width == 0 && ((uintptr_t)a.from | (uintptr_t)a.to) % 16 == 0;
+}
+
+template <typename X> static void launch_permute(const rfr_call *c, const rows_args &a) {
+  constexpr int V = rfi_pack_width<X>;
+  const unsigned grid = (unsigned)rfi_blocks(a.tokens, WARPS);
+  if (in_groups(a, V)) permute<X, V><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
+  else permute<X, 1><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
+}
+static rfr_status run_permute(const rfr_call *c) {
+  if (rfi_elements(&c->out[0]) == 0) return RFR_OK; /* there are rows: there are tokens */
+  RFI_WITH_FLOAT(c->in[0].type.dtype, X, launch_permute<X>(c, args_of(c)));
+  return rfi_cuda_launched("moe_permute");
+}
+
+template <typename X> static void launch_unpermute(const rfr_call *c, const rows_args &a) {
+  constexpr int V = rfi_pack_width<X>;
+  const unsigned grid = (unsigned)rfi_blocks(a.tokens, WARPS);
+  if (in_groups(a, V)) unpermute<X, V><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
+  else unpermute<X, 1><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
+}
+static rfr_status run_unpermute(const rfr_call *c) {
+  if (rfi_elements(&c->out[0]) == 0) return RFR_OK;
+  RFI_WITH_FLOAT(c->in[0].type.dtype, X, launch_unpermute<X>(c, args_of(c)));
+  return rfi_cuda_launched("moe_unpermute");
+}
+
+/* ---- moe_unpermute_dw ---- */
+
+struct find_slot {
+  const int32_t *place;
+  int64_t rows, k;
+  __device__ __forceinline__ bool operator()(int64_t slot, int64_t *row, int64_t *token) const {
+    *row = place[slot];
+    *token = slot / k;
+    return *row >= 0 && *row < rows;
+  }
+};
+
+static rfr_status run_dweight(const rfr_call *c) {
+  const find_slot find = {(const int32_t *)c->in[1].data, c->in[0].type.shape[0], c->in[1].type.shape[1]};
+  return rfi_dot_rows(c, 0, 2, find);
+}
+
+extern "C" const rfi_cuda_kernel RFI_CUDA(moe_permute) = {run_permute, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(moe_unpermute) = {run_unpermute, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(moe_unpermute_dw) = {run_dweight, NULL, rfi_takes_floats};

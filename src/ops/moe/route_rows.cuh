@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * route.h for a warp: a token's scores and those of its chosen experts. All lanes of the warp call each function
+ * that says so; rows are read where they lie, from the cache after the first time.
+ */
+#ifndef RFI_ROUTE_ROWS_CUH
+#define RFI_ROUTE_ROWS_CUH
+
+#include "backend/cuda/kernels.cuh"
+#include "refrain/ops.h"
+
+#define RFI_ROUTE_TINY 1e-20f /* as in route.h */
+
+static __device__ __forceinline__ float rfi_route_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+template <typename X> struct rfi_route {
+  const X *logits;
+  int experts, kind;
+  float max, sum, by; /* of the softmax over all */
+
+  __device__ __forceinline__ rfi_route(const X *logits, int experts, int kind)
+      : logits(logits), experts(experts), kind(kind), max(0), sum(1), by(1) {}
+  __device__ __forceinline__ float logit(int e) const { return rfi_widen(logits[e]); }
+  /* The whole warp; before scores of RFR_MOE_SOFTMAX. */
+  __device__ __forceinline__ void softmax() {
+    float high = -INFINITY, all = 0;
+    for (int e = threadIdx.x % 32; e < experts; e += 32) high = fmaxf(high, logit(e));
+    max = rfi_warp_max(high);
+    for (int e = threadIdx.x % 32; e < experts; e += 32) all += expf(logit(e) - max);
+    sum = rfi_warp_sum(all);
+    by = 1 / sum;
+  }
+  /* The same of logits in registers, where what is none is -INFINITY. */
+  template <int V> __device__ __forceinline__ void softmax_in(const float (&logit)[V]) {
+    float high = -INFINITY, all = 0;
+#pragma unroll
+    for (int v = 0; v < V; v++) high = fmaxf(high, logit[v]);
+    max = rfi_warp_max(high);
+#pragma unroll
+    for (int v = 0; v < V; v++) all += expf(logit[v] - max);
+    sum = rfi_warp_sum(all);
+    by = 1 / sum;
+  }
+  __device__ __forceinline__ float score_of(float logit) const {
+    if (kind == RFR_MOE_SOFTMAX) return expf(logit - max) * by;
+    return kind == RFR_MOE_SIGMOID ? rfi_route_sigmoid(logit) : logit;
+  }
+  __device__ __forceinline__ float score(int e) const { return score_of(logit(e)); }
+};
+
+/* Lane j % 32 asks for the j-th. An index that is no expert's has no score. */
+template <typename X> struct rfi_chosen {
+  const rfi_route<X> &route;
+  const int32_t *index;
+  int k, mine; /* mine: of at most 32, the lane's */
+  float max, by;
+
+  __device__ __forceinline__ int expert(int j) const {
+    const int e = k <= 32 ? mine : index[j];
+    return e >= 0 && e < route.experts ? e : -1;
+  }
+  __device__ __forceinline__ float raw(int j) const {
+    const int e = expert(j);
+    return e >= 0 ? route.score(e) : route.kind == RFR_MOE_SOFTMAX_CHOSEN ? -3e38f : 0.0f;
+  }
+  /* The whole warp. */
+  __device__ __forceinline__ rfi_chosen(const rfi_route<X> &route, const int32_t *index, int k, int mine)
+      : route(route), index(index), k(k), mine(mine), max(0), by(1) {
+    if (route.kind != RFR_MOE_SOFTMAX_CHOSEN) return;
+    float high = -INFINITY, all = 0;
+    for (int j = threadIdx.x % 32; j < k; j += 32) high = fmaxf(high, raw(j));
+    max = rfi_warp_max(high);
+    for (int j = threadIdx.x % 32; j < k; j += 32) all += expf(raw(j) - max);
+    by = 1 / rfi_warp_sum(all);
+  }
+  __device__ __forceinline__ float score(int j) const {
+    const float r = raw(j);
+    return route.kind == RFR_MOE_SOFTMAX_CHOSEN ? expf(r - max) * by : r;
+  }
+};
+
+#endif
