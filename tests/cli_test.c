@@ -257,6 +257,23 @@ static void plan_and_trace(void **state) {
   assert_says(out, "linear_cross_entropy");
 }
 
+/* A mixture of experts: what it holds, how full experts are, text from what was trained. */
+static void experts(void **state) {
+  (void)state;
+  static const char *const sets[] = {"model.model_type=mixtral", "model.num_experts=4", "run.steps=3"};
+#define SETS "--set", sets[0], "--set", sets[1], "--set", sets[2]
+  assert_int_equal(RUN("plan", "small.yaml", SETS), 0);
+  assert_says(out, "experts                   4 in a layer  weights 24576 bytes");
+  assert_says(out, "64 rows of a microbatch, whatever the routing");
+  assert_says(out, "model.layers.*.mlp.experts.gate_up_proj");
+  assert_int_equal(RUN("train", "small.yaml", "--out", "experts", SETS), 0);
+  assert_says(err, "  experts ");
+  assert_int_equal(RUN("generate", "experts", "--prompt", "1 and", "--tokens", "5"), 0);
+  assert_int_equal(RUN("check", "small.yaml", "--set", "model.num_experts=4"), 2);
+  assert_says(err, "model_type mixtral and qwen3_moe have");
+#undef SETS
+}
+
 /* The share of each row adds up to 1, and each rate is one that the row's own numbers give. */
 static void check_rows(const json_t *rows, int64_t calls) {
   double share = 0;
@@ -451,8 +468,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
       cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(plan_picture),
-      cmocka_unit_test(devices),        cmocka_unit_test(doctor),        cmocka_unit_test(bench),
-      cmocka_unit_test(profile),        cmocka_unit_test(train_and_use), cmocka_unit_test(interrupted),
+      cmocka_unit_test(experts),        cmocka_unit_test(devices),       cmocka_unit_test(doctor),
+      cmocka_unit_test(bench),          cmocka_unit_test(profile),       cmocka_unit_test(train_and_use),
+      cmocka_unit_test(interrupted),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
