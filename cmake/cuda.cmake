@@ -29,7 +29,8 @@ add_dependencies(product refrain_cuda)
 
 # Not part of `make`: kernels against each other, on a machine with a GPU.
 add_executable(attention_check EXCLUDE_FROM_ALL bench/gpu/attention_check.cu src/ops/attention/attention_any.cu
-                               src/ops/attention/attention_sm80.cu src/ops/attention/attention_sm90.cu)
+                               src/ops/attention/attention_sm80.cu src/ops/attention/attention_sm90.cu
+                               src/ops/attention/attention_bwd_sm90.cu)
 target_include_directories(attention_check PRIVATE include src)
 target_compile_options(attention_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
 set_target_properties(attention_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)

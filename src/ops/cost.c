@@ -54,7 +54,8 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
       return product * (1 + (op->out[1] >= 0) + (op->out[2] >= 0));
     }
     case RFI_OP_attention:
-    case RFI_OP_attention_bwd: {
+    case RFI_OP_attention_bwd:
+    case RFI_OP_attention_bwd_packed: {
       bool forward = op->def->code == RFI_OP_attention;
       const rfr_type *q = type_of(t, op->in[forward ? 0 : 1]);
       double products = forward ? 2 : 5;
@@ -93,7 +94,8 @@ int rfi_pairs_operand(const rfi_opr *op) {
   switch (op->def->code) {
     case RFI_OP_attention:
     case RFI_OP_attention_cached: return 3;
-    case RFI_OP_attention_bwd: return 6;
+    case RFI_OP_attention_bwd:
+    case RFI_OP_attention_bwd_packed: return 6;
     default: return -1;
   }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fuse, four rewrites in this order:
+ * Fuse, five rewrites in this order:
  *
  *  loss head   logits = x wT, softcapped or not; cross_entropy(logits); its gradient; the two
  *              products of the gradient: one op that walks the rows in chunks, so that the logits
@@ -10,6 +10,7 @@
  *              rounded as the kernel needs it.
  *  slices      the gradient of a packed tensor's slices, a sum of pads that lie side by side,
  *              becomes one concat. Exact, but that a zero keeps its sign.
+ *  packed      where those are an attention's dq, dk and dv, it writes them side by side itself. Exact.
  *  norms       the gradients of a norm, and the sum with the residual stream's, become one
  *              op (fuse_norm.c). Exact.
  *  accumulate  add(g, product) becomes a product that adds onto g in place: a microbatch's
@@ -220,6 +221,66 @@ static rfr_status fuse_slices(const rfr_trace *in, rfi_report *report, rfr_trace
   return rfi_rewrite_walk(in, 0, report, mark_slices, visit_slices, out);
 }
 
+/* ---- packed ---- */
+
+/* Op i's k-th result, seen as a matrix, is operand k of one concat along the columns and nothing else; its op, or -1.
+ * *seen: the op that makes the matrix. */
+static int part_of(const rfi_walk *w, int i, int k, int *seen) {
+  const rfr_trace *t = w->to.from;
+  const rfr_value v = t->ops[i].out[k];
+  if (v < 0 || w->uses[v].count != 1 || w->uses[v].output) return -1;
+  *seen = w->uses[v].last;
+  const rfi_opr *view = &t->ops[*seen];
+  if (view->def->code != RFI_OP_reshape) return -1;
+  const rfr_value x = view->out[0];
+  if (t->values[x].type.rank != 2 || t->values[x].type.shape[0] != t->values[v].type.shape[0]) return -1;
+  if (w->uses[x].count != 1 || w->uses[x].output) return -1;
+  const rfi_opr *concat = &t->ops[w->uses[x].last];
+  return concat->def->code == RFI_OP_concat && concat->n_in == 3 && concat->attr[0].i == 1 && concat->in[k] == x
+             ? w->uses[x].last
+             : -1;
+}
+
+/* The concat of the three gradients of the attention at op i, -1 if there is none. */
+static int match_packed(const rfi_walk *w, int i, int views[3]) {
+  if (w->to.from->ops[i].def->code != RFI_OP_attention_bwd) return -1;
+  const int concat = part_of(w, i, 0, &views[0]);
+  return concat >= 0 && part_of(w, i, 1, &views[1]) == concat && part_of(w, i, 2, &views[2]) == concat ? concat : -1;
+}
+
+static rfr_status visit_packed(rfi_walk *w, int i) {
+  const rfr_trace *t = w->to.from;
+  int views[3];
+  const int concat = match_packed(w, i, views);
+  if (concat < 0) return rfi_rewrite_op(&w->to, i, NULL);
+  const rfi_opr *op = &t->ops[i], *joined = &t->ops[concat];
+  rfr_value in[RFI_MAX_NAMES];
+  rfi_opr packed = *op, view = *joined;
+  for (int k = 0; k < op->n_in; k++) in[k] = w->to.map[op->in[k]];
+  packed.def = rfi_op_def_get(RFI_OP_attention_bwd_packed);
+  packed.in = in;
+  packed.reason = "fused: the gradients of q, k and v side by side";
+  RFI_TRY(rfi_rewrite_as(&w->to, i, &packed, NULL));
+  const rfr_type *rows = &t->values[joined->out[0]].type;
+  rfi_attr shape = rfi_i(0);
+  shape.s = (rfi_shape){.rank = 2, .dim = {rows->shape[0], rows->shape[1]}};
+  view.def = rfi_op_def_get(RFI_OP_reshape);
+  view.n_in = 1;
+  view.in = &w->to.map[op->out[0]];
+  view.attr = &shape;
+  view.reason = "";
+  RFI_TRY(rfi_rewrite_as(&w->to, concat, &view, NULL));
+  for (int k = 0; k < 3; k++) w->skip[views[k]] = true;
+  w->skip[concat] = true;
+  return rfi_report_line(w->report,
+                         "fused: op %d attention_bwd%s%s writes its gradients side by side: -%lld bytes; exact", i,
+                         op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(rows));
+}
+
+static rfr_status fuse_packed(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+  return rfi_rewrite_walk(in, 0, report, NULL, visit_packed, out);
+}
+
 /* ---- accumulate ---- */
 
 /* The operand that this result is added onto when it is given, -1 if there is none. */
@@ -356,7 +417,7 @@ done:
 
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report,
-                                        rfr_trace **out) = {fuse_slices, rfi_fuse_norms, fuse_accumulate};
+                                        rfr_trace **out) = {fuse_slices, fuse_packed, rfi_fuse_norms, fuse_accumulate};
   rfr_trace *t;
   *out = NULL;
   if (!o->fuse) {

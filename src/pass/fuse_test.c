@@ -115,7 +115,8 @@ static void check(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   assert_int_equal(count(p, RFI_OP_add_rmsnorm), 1);
   assert_int_equal(count(q, RFI_OP_add_rmsnorm), 0);
   /* every gradient of slices is whole, and no sum of the stream's is left over */
-  assert_int_equal(count(p, RFI_OP_concat), (trained & ((1u << PROJ) - 1)) != 0);
+  assert_int_equal(count(p, RFI_OP_attention_bwd_packed), (trained & ((1u << PROJ) - 1)) != 0);
+  assert_int_equal(count(p, RFI_OP_attention_bwd) + count(p, RFI_OP_concat), 0);
   assert_int_equal(count(p, RFI_OP_pad), 0);
   const rfr_trace *u = rfr_program_trace(p, 0, "lower");
   for (int i = 0; i < u->n_ops; i++)

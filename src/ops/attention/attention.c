@@ -16,6 +16,7 @@
 
 rfr_status rfi_infer_attention(const rfi_infer *c);
 rfr_status rfi_infer_attention_bwd(const rfi_infer *c);
+rfr_status rfi_infer_attention_bwd_packed(const rfi_infer *c);
 rfr_status rfi_infer_attention_cached(const rfi_infer *c);
 rfr_status rfi_grad_attention(rfi_grad *g);
 
@@ -70,13 +71,24 @@ rfr_status rfi_infer_attention(const rfi_infer *c) {
   return RFR_OK;
 }
 
-rfr_status rfi_infer_attention_bwd(const rfi_infer *c) {
+static rfr_status check_backward(const rfi_infer *c) {
   RFI_TRY(check(c, 1, 6));
   rfr_type lse = {.dtype = RFR_F32, .rank = 2, .shape = {c->in[1].shape[1], c->in[1].shape[0]}};
   RFI_TRY(rfi_rule_same(c, 0, 1, true));
   RFI_TRY(rfi_rule_same(c, 4, 1, true));
-  RFI_TRY(rfi_rule_type(c, 5, &lse));
+  return rfi_rule_type(c, 5, &lse);
+}
+
+rfr_status rfi_infer_attention_bwd(const rfi_infer *c) {
+  RFI_TRY(check_backward(c));
   for (int i = 0; i < 3; i++) c->out[i] = c->in[1 + i];
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_attention_bwd_packed(const rfi_infer *c) {
+  RFI_TRY(check_backward(c));
+  c->out[0] = c->in[1];
+  c->out[0].shape[1] += 2 * c->in[2].shape[1];
   return RFR_OK;
 }
 

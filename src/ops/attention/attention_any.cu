@@ -29,7 +29,8 @@ typedef struct problem {
   int64_t lse_head, lse_row; /* strides */
   int T, H, Hk, D;
   float scale, cap;
-  void *out[3]; /* o; dq, dk, dv: dense, in q's type; NULL: not wanted */
+  void *out[3]; /* o; dq, dk, dv: in q's type, heads side by side; NULL: not wanted */
+  int64_t row[3];
 } problem;
 
 static __device__ float load(const matrix &x, int64_t t, int64_t h, int64_t d) {
@@ -126,7 +127,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(const proble
 #pragma unroll
   for (int c = 0; c < PER_LANE; c++) {
     const int d = lane + c * LANES;
-    if (d < p.D) rfi_store(p.out[0], p.q.dtype, ((int64_t)t * p.H + h) * p.D + d, sum > 0 ? acc[c] / sum : 0.0f);
+    if (d < p.D) rfi_store(p.out[0], p.q.dtype, t * p.row[0] + h * p.D + d, sum > 0 ? acc[c] / sum : 0.0f);
   }
 }
 
@@ -181,7 +182,7 @@ static __global__ void __launch_bounds__(THREADS) attention_dq(const problem p) 
   if (t >= p.T) return;
 #pragma unroll
   for (int c = 0; c < PER_LANE; c++)
-    if (lane + c * LANES < p.D) rfi_store(p.out[0], p.q.dtype, ((int64_t)t * p.H + h) * p.D + lane + c * LANES, acc[c]);
+    if (lane + c * LANES < p.D) rfi_store(p.out[0], p.q.dtype, t * p.row[0] + h * p.D + lane + c * LANES, acc[c]);
 }
 
 static __global__ void __launch_bounds__(THREADS) attention_dkv(const problem p) {
@@ -234,10 +235,10 @@ static __global__ void __launch_bounds__(THREADS) attention_dkv(const problem p)
   if (s >= p.T) return;
 #pragma unroll
   for (int c = 0; c < PER_LANE; c++) {
-    const int64_t at = ((int64_t)s * p.Hk + g) * p.D + lane + c * LANES;
-    if (lane + c * LANES >= p.D) continue;
-    if (p.out[1]) rfi_store(p.out[1], p.q.dtype, at, dk[c]);
-    if (p.out[2]) rfi_store(p.out[2], p.q.dtype, at, dv[c]);
+    const int d = lane + c * LANES;
+    if (d >= p.D) continue;
+    if (p.out[1]) rfi_store(p.out[1], p.q.dtype, s * p.row[1] + g * p.D + d, dk[c]);
+    if (p.out[2]) rfi_store(p.out[2], p.q.dtype, s * p.row[2] + g * p.D + d, dv[c]);
   }
 }
 
@@ -292,6 +293,7 @@ static rfr_status allow(const void *kernel, size_t bytes) {
 static rfr_status forward(const rfr_call *call) {
   problem p = problem_of(call, 0, 3);
   p.out[0] = call->out[0].data;
+  p.row[0] = call->out[0].stride[0];
   p.lse = (float *)call->out[1].data;
   p.lse_head = p.T;
   p.lse_row = 1;
@@ -312,7 +314,10 @@ static rfr_status backward(const rfr_call *call) {
   p.lse_head = call->in[5].stride[0];
   p.lse_row = call->in[5].stride[1];
   p.delta = (float *)((char *)call->workspace + ends_bytes(call, 6));
-  for (int i = 0; i < 3; i++) p.out[i] = call->out[i].data;
+  for (int i = 0; i < 3; i++) {
+    p.out[i] = call->out[i].data;
+    p.row[i] = call->out[i].stride[0];
+  }
   if (p.T == 0 || p.H == 0) return RFR_OK;
   const size_t bytes = tiles(&p, 4);
   rfr_status s = allow((const void *)attention_dq, bytes);

@@ -31,6 +31,7 @@
  */
 #include <math.h>
 
+#include "ops/attention/packed.h"
 #include "backend/cpu/cpu.h"
 #include "ops/decode/cursor.h"
 #include "ops/matmul/tile.h"
@@ -486,7 +487,7 @@ static void backward_block(const rfi_call *call, const shape *s, int64_t head, c
   for (int i = 0; i < b->n && dq->data; i++) {
     float *row = acc + i * s->P;
     for (int64_t d = 0; d < s->D; d++) row[d] *= (float)call->attr[SCALE].f;
-    int64_t at = ((b->t0 + i) * s->H + head) * s->D;
+    int64_t at = (b->t0 + i) * dq->stride[0] + head * s->D;
     rfi_narrow((char *)dq->data + at * (dq->type.dtype == RFR_F32 ? 4 : 2), dq->type.dtype, row, s->D);
   }
 }
@@ -500,7 +501,7 @@ static void write_sums(const shape *s, int64_t kv, int64_t t0, int64_t n, float 
       for (int64_t d = 0; d < s->D; d++) row[d] += row[(size_t)g * s->sums + (size_t)d];
     if (scale != 1)
       for (int64_t d = 0; d < s->D; d++) row[d] *= scale;
-    int64_t at = (t * s->Hk + kv) * s->D;
+    int64_t at = t * y->stride[0] + kv * s->D;
     rfi_narrow((char *)y->data + at * (y->type.dtype == RFR_F32 ? 4 : 2), y->type.dtype, row, s->D);
   }
 }
@@ -538,6 +539,14 @@ static rfr_status backward(const rfi_call *call) {
   return RFR_OK;
 }
 
+/* The results are parts of the rows of one. */
+static rfr_status backward_packed(const rfi_call *call) {
+  rfi_arg out[3];
+  const rfi_call parts = rfi_attention_parts(call, out);
+  return backward(&parts);
+}
+
 const rfi_kernel RFI_CPU(attention) = {forward, forward_workspace};
 const rfi_kernel RFI_CPU(attention_cached) = {cached, cached_workspace};
 const rfi_kernel RFI_CPU(attention_bwd) = {backward, backward_workspace};
+const rfi_kernel RFI_CPU(attention_bwd_packed) = {backward_packed, backward_workspace};

@@ -5,11 +5,12 @@
  * large enough for either.
  */
 #include "ops/attention/attention_cuda.h"
+#include "ops/attention/packed.h"
 
 static bool is_aligned(const rfr_call *call) {
   for (int i = 0; i < call->n_in + call->n_out; i++) {
     const rfr_arg *x = i < call->n_in ? &call->in[i] : &call->out[i - call->n_in];
-    if (x->type.rank == 3 && (uintptr_t)x->data % 16 != 0) return false;
+    if (x->type.rank == 3 && ((uintptr_t)x->data % 16 != 0 || x->stride[0] % 8 != 0)) return false;
   }
   return true;
 }
@@ -23,10 +24,9 @@ static const rfi_cuda_kernel *fastest(const rfr_call *call, const rfi_cuda_kerne
 static const rfi_cuda_kernel *forward_of(const rfr_call *call) {
   return fastest(call, &rfi_attention_sm80, &rfi_attention_sm90);
 }
-/* To head size 64 mma.sync is not slower in the backward: bench/gpu/attention_check.cu times both. */
 static const rfi_cuda_kernel *backward_of(const rfr_call *call) {
-  const rfi_cuda_kernel *sm80 = &rfi_attention_sm80_bwd;
-  return fastest(call, sm80, call->in[1].type.shape[2] > 64 ? &rfi_attention_sm90_bwd : sm80);
+  return fastest(call, &rfi_attention_sm80_bwd,
+                 call->in[1].type.shape[2] > 64 ? &rfi_attention_sm90_bwd : &rfi_attention_sm90_bwd64);
 }
 
 static rfr_status run(const rfr_call *call, const rfi_cuda_kernel *fast, const rfi_cuda_kernel *any) {
@@ -47,13 +47,22 @@ static size_t backward_workspace(const rfr_call *call) {
 }
 
 static const char *name_of(const rfi_cuda_kernel *fast) {
-  return fast == &rfi_attention_sm90 || fast == &rfi_attention_sm90_bwd ? "sm90" : "sm80";
+  return fast == &rfi_attention_sm90 || fast == &rfi_attention_sm90_bwd || fast == &rfi_attention_sm90_bwd64
+             ? "sm90" : "sm80";
 }
 static const char *forward_needs(const rfr_call *call) { return name_of(forward_of(call)); }
 static const char *backward_needs(const rfr_call *call) { return name_of(backward_of(call)); }
+
+static rfr_status backward_packed(const rfr_call *call) {
+  rfr_arg out[3];
+  const rfr_call parts = rfi_attention_parts(call, out);
+  return backward(&parts);
+}
 
 static int takes(const rfr_call *call) { return rfi_attention_any.takes(call); }
 static int takes_bwd(const rfr_call *call) { return rfi_attention_any_bwd.takes(call); }
 
 const rfi_cuda_kernel RFI_CUDA(attention) = {forward, forward_workspace, takes, NULL, forward_needs};
 const rfi_cuda_kernel RFI_CUDA(attention_bwd) = {backward, backward_workspace, takes_bwd, NULL, backward_needs};
+const rfi_cuda_kernel RFI_CUDA(attention_bwd_packed) = {backward_packed, backward_workspace, takes_bwd, NULL,
+                                                        backward_needs};

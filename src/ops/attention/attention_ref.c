@@ -103,17 +103,16 @@ RFT_OPERANDS(attention_bwd) {
   forward(&(rfi_call){.n_in = 4, .n_out = 2, .in = in, .out = out, .attr = call->attr});
 }
 
-RFT_REF(attention_bwd) {
+/* Results whose rows lie `row` elements apart; NULL: not wanted. */
+static void backward(const rfi_call *call, double *const out[3], const int64_t row[3]) {
   const rfr_type *qt = &call->in[1].type;
   int64_t T = qt->shape[0], H = qt->shape[1], D = qt->shape[2], Hk = call->in[2].type.shape[1];
   const double *dy = call->in[0].data, *q = call->in[1].data, *k = call->in[2].data, *v = call->in[3].data;
   const double *o = call->in[4].data, *lse = call->in[5].data;
-  double *dq = call->out[0].data, *dk = call->out[1].data, *dv = call->out[2].data, slope;
-  for (int64_t i = 0; i < T * H * D && dq; i++) dq[i] = 0;
-  for (int64_t i = 0; i < T * Hk * D; i++) {
-    if (dk) dk[i] = 0;
-    if (dv) dv[i] = 0;
-  }
+  double slope;
+  for (int i = 0; i < 3 && T > 0; i++)
+    for (int64_t t = 0; t < T && out[i]; t++)
+      for (int64_t d = 0; d < (i == 0 ? H : Hk) * D; d++) out[i][t * row[i] + d] = 0;
   for (int64_t t = 0; t < T; t++)
     for (int64_t h = 0; h < H; h++) {
       int64_t first, n = keys_of(&call->in[6], T, t, call->attr, &first), g = h / (H / Hk);
@@ -124,12 +123,31 @@ RFT_REF(attention_bwd) {
         double p = exp(score(call->attr, q + at, k + key, D, &slope) - lse[h * T + t]);
         double ds = slope * p * (dot(dy + at, v + key, D) - delta);
         for (int64_t d = 0; d < D; d++) {
-          if (dq) dq[at + d] += ds * k[key + d];
-          if (dk) dk[key + d] += ds * q[at + d];
-          if (dv) dv[key + d] += p * dy[at + d];
+          if (out[0]) out[0][t * row[0] + h * D + d] += ds * k[key + d];
+          if (out[1]) out[1][s * row[1] + g * D + d] += ds * q[at + d];
+          if (out[2]) out[2][s * row[2] + g * D + d] += p * dy[at + d];
         }
       }
     }
+}
+
+RFT_REF(attention_bwd) {
+  const int64_t D = call->in[1].type.shape[2], q_row = call->in[1].type.shape[1] * D;
+  const int64_t row[3] = {q_row, call->in[2].type.shape[1] * D, call->in[2].type.shape[1] * D};
+  double *const out[3] = {call->out[0].data, call->out[1].data, call->out[2].data};
+  backward(call, out, row);
+}
+
+RFT_OPERANDS(attention_bwd_packed) {
+  const rfi_arg in[4] = {call->in[1], call->in[2], call->in[3], call->in[6]}, out[2] = {{0}, call->in[5]};
+  forward(&(rfi_call){.n_in = 4, .n_out = 2, .in = in, .out = out, .attr = call->attr});
+}
+
+RFT_REF(attention_bwd_packed) {
+  const int64_t D = call->in[1].type.shape[2], H = call->in[1].type.shape[1], Hk = call->in[2].type.shape[1];
+  const int64_t all = (H + 2 * Hk) * D, row[3] = {all, all, all};
+  double *to = call->out[0].data, *const out[3] = {to, to + H * D, to + (H + Hk) * D};
+  backward(call, out, row);
 }
 
 RFT_CASES(attention) = {
@@ -202,5 +220,20 @@ RFT_CASES(attention_bwd) = {
     "scale=0.3 causal=0 cap=50",
     "attention_bwd(f[71,2,20], f[71,2,20], f[71,2,20], f[71,2,20], f[71,2,20], F[2,71], i[2]=0,71) "
     "scale=0.9 causal=1 cap=3",
+    NULL,
+};
+
+RFT_CASES(attention_bwd_packed) = {
+    "attention_bwd_packed(f[13,2,5], f[13,2,5], f[13,1,5], f[13,1,5], f[13,2,5], F[2,13], i[2]=0,13) scale=0.44 "
+    "causal=1",
+    "attention_bwd_packed(f[37,6,24], f[37,6,24], f[37,2,24], f[37,2,24], f[37,6,24], F[6,37], i[6]=0,9,10,10,31,37) "
+    "scale=0.2 causal=1",
+    "attention_bwd_packed(f[67,4,64]/2, f[67,4,64], f[67,2,64]/2, f[67,2,64], f[67,4,64], F[4,67], i[3]=0,66,67) "
+    "scale=0.125 causal=1",
+    "attention_bwd_packed(f[131,3,17], f[131,3,17], f[131,1,17], f[131,1,17], f[131,3,17], F[3,131], i[3]=0,100,131) "
+    "scale=0.25 causal=0",
+    "attention_bwd_packed(f[0,2,4], f[0,2,4], f[0,1,4], f[0,1,4], f[0,2,4], F[2,0], i[2]=0,0) scale=0.5 causal=1",
+    "attention_bwd_packed(f[199,2,72], f[199,2,72], f[199,1,72], f[199,1,72], f[199,2,72], F[2,199], i[3]=0,140,199) "
+    "scale=0.118 causal=1 window=67 cap=2",
     NULL,
 };

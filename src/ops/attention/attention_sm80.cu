@@ -123,7 +123,7 @@ __device__ __forceinline__ void accumulate(float (&acc)[M / 16][D / 8][4], const
 /* Writes a warp's rows t0 ... of a head of a dense (T, heads, D) result, those before t1 and not marked in `skip`,
  * by way of the rows' place in a tile, which this warp alone reads. */
 template <typename T, int D, int M>
-__device__ __forceinline__ void store_rows(void *out, const problem &p, int heads, int h, int t0, int t1,
+__device__ __forceinline__ void store_rows(void *out, int64_t out_row, const problem &p, int h, int t0, int t1,
                                            const float (&acc)[M / 16][D / 8][4], char *tile, const int *skip) {
   constexpr int CHUNKS = D / 8;
   const int lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
@@ -143,7 +143,7 @@ __device__ __forceinline__ void store_rows(void *out, const problem &p, int head
   for (int i = 0; i < M * CHUNKS; i += 32) {
     const int r = (i + lane) / CHUNKS, chunk = (i + lane) % CHUNKS, t = t0 + r;
     if (t >= t1 || chunk * 8 >= p.D || (skip && skip[r])) continue;
-    *(uint4 *)((T *)out + ((int64_t)t * heads + h) * p.D + chunk * 8) =
+    *(uint4 *)((T *)out + t * out_row + h * p.D + chunk * 8) =
         *(const uint4 *)(tile + r * D * 2 + ((chunk ^ (r & 7)) << 4));
   }
   __syncwarp();
@@ -223,7 +223,8 @@ __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, 
               if (n * 8 + e < from || n * 8 + e >= to) s[m][n][2 * half + e] = -INFINITY;
         }
     }
-    soften<D, M, N>(p, s, x, acc);
+    float shrink[M / 16][2];
+    if (!soften<M, N>(p, s, x, shrink)) shrink_rows<M, D>(acc, shrink);
     accumulate<T, D, M, N>(acc, s, bt_of<D>(v, lane));
   }
   bool finite = true;
@@ -245,7 +246,7 @@ __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, 
           finite = finite && isfinite(acc[m][n][e]);
         }
     }
-  if (p.out[0]) store_rows<T, D, M>(p.out[0], p, p.H, h, t0, t1, acc, own, again ? dirty + mine : NULL);
+  if (p.out[0]) store_rows<T, D, M>(p.out[0], p.row[0], p, h, t0, t1, acc, own, again ? dirty + mine : NULL);
   return finite;
 }
 
@@ -342,7 +343,7 @@ static __device__ __forceinline__ void dq_of(const problem &p, const piece w, co
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) acc[m][n][e] *= p.scale;
-  store_rows<T, D, M>(p.out[0], p, p.H, h, t0, t1, acc, shared + mine * D * 2, NULL);
+  store_rows<T, D, M>(p.out[0], p.row[0], p, h, t0, t1, acc, shared + mine * D * 2, NULL);
 }
 
 /* A tile of q, one of do, and stats of their rows. */
@@ -435,7 +436,7 @@ static __device__ __forceinline__ void dkv_of(const problem &p, const piece w, c
   __syncthreads();
   char *const own = shared + mine * D * 2;
   if constexpr (DV)
-    if (p.out[2]) store_rows<T, D, M>(p.out[2], p, p.Hk, kv, s0, s1, dv, own, NULL);
+    if (p.out[2]) store_rows<T, D, M>(p.out[2], p.row[2], p, kv, s0, s1, dv, own, NULL);
   if constexpr (DK) {
     if (!p.out[1]) return;
 #pragma unroll
@@ -444,7 +445,7 @@ static __device__ __forceinline__ void dkv_of(const problem &p, const piece w, c
       for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) dk[m][n][e] *= p.scale;
-    store_rows<T, D, M>(p.out[1], p, p.Hk, kv, s0, s1, dk, own, NULL);
+    store_rows<T, D, M>(p.out[1], p.row[1], p, kv, s0, s1, dk, own, NULL);
   }
 }
 
@@ -514,10 +515,7 @@ template <typename T> static rfr_status forward_of(const rfr_call *call, const p
   }
 }
 
-template <typename T>
-static rfr_status backward_of(const rfr_call *call, const problem *p, const layout *l, const matrix *o) {
-  attention_stats<T>
-      <<<(unsigned)rfi_blocks((int64_t)p->T * p->H, STATS_THREADS / 8), STATS_THREADS, 0, rfi_stream(call)>>>(*p, *o);
+template <typename T> static rfr_status backward_of(const rfr_call *call, const problem *p, const layout *l) {
   switch (padded(p->D)) {
     case 64: return launch_backward<T, 64>(call, *p, l);
     case 128: return launch_backward<T, 128>(call, *p, l);
@@ -527,30 +525,12 @@ static rfr_status backward_of(const rfr_call *call, const problem *p, const layo
 
 static rfr_status forward(const rfr_call *call) {
   const layout l = make_layout(call, 0);
-  problem p = problem_of(call, 0);
-  p.out[0] = call->out[0].data;
-  p.lse = (float *)call->out[1].data;
-  if (p.T == 0 || p.H == 0) return RFR_OK;
-  cut_rows(call, &p, &l, 3, 1);
-  const rfr_status s =
-      call->in[0].type.dtype == RFR_BF16 ? forward_of<rfi_bf16>(call, &p, &l) : forward_of<rfi_f16>(call, &p, &l);
-  return s == RFR_OK ? rfi_cuda_launched("attention") : s;
+  return run_forward(call, &l, forward_of<rfi_bf16>, forward_of<rfi_f16>);
 }
 
 static rfr_status backward(const rfr_call *call) {
   const layout l = make_layout(call, 1);
-  const rfr_arg *dy = &call->in[0], *out = &call->in[4];
-  const matrix o = {out->data, out->stride[0], out->stride[1]};
-  problem p = problem_of(call, 1);
-  p.dy = matrix{dy->data, dy->stride[0], dy->stride[1]};
-  p.lse = (float *)call->in[5].data;
-  p.stats = (float2 *)((char *)call->workspace + l.stats);
-  for (int i = 0; i < 3; i++) p.out[i] = call->out[i].data;
-  if (p.T == 0 || p.H == 0) return RFR_OK;
-  cut_rows(call, &p, &l, 6, 2);
-  const rfr_status s = call->in[1].type.dtype == RFR_BF16 ? backward_of<rfi_bf16>(call, &p, &l, &o)
-                                                          : backward_of<rfi_f16>(call, &p, &l, &o);
-  return s == RFR_OK ? rfi_cuda_launched("attention_bwd") : s;
+  return run_backward(call, &l, 2, 1, backward_of<rfi_bf16>, backward_of<rfi_f16>);
 }
 
 static size_t forward_workspace(const rfr_call *call) { return make_layout(call, 0).bytes; }

@@ -8,10 +8,9 @@
  * P is rounded to the storage type as the left operand of the next product, in registers.
  */
 #include "ops/attention/attention_cuda.h"
-#include "ops/attention/attention_tiles.cuh"
-#include "ops/attention/wgmma_sm90.cuh"
+#include "ops/attention/attention_tiles_sm90.cuh"
 
-enum { GROUP = 64, TILE_ROWS = 64, MOST_D = 128 }; /* rows of a warpgroup; of a tile of the other side */
+enum { MOST_D = 128 };
 
 /* Warpgroups of a block, and blocks of a multiprocessor: by registers, of which a thread of head size 64 needs 128. */
 template <int D> struct cut;
@@ -20,119 +19,6 @@ template <> struct cut<128> { static constexpr int o_groups = 2, o_blocks = 1; }
 enum { BACKWARD_GROUPS = 2 }; /* one block a multiprocessor: four sums of 64 x 64 a warpgroup are 128 registers */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/* ---- tiles ---- */
-
-/* Rows of a head into a tile, zeros past `rows` and past D. */
-template <typename T, int D, int ROWS, int THREADS>
-__device__ __forceinline__ void load_tile(uint32_t tile, const problem &p, const matrix &x, int t, int h, int rows) {
-  constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
-  const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
-  const T *from = (const T *)x.data + (int64_t)h * x.head + (int64_t)(t + row) * x.row + chunk * 8;
-  const bool inside = chunk * 8 < p.D;
-  const uint32_t panel = tile + (uint32_t)(chunk / 8 * ROWS * 128);
-#pragma unroll
-  for (int i = 0; i < ROWS; i += STEP) {
-    const int r = row + i;
-    if (ROWS % STEP != 0 && r >= ROWS) break;
-    const bool present = inside && r < rows;
-    rfi_copy16(panel + (uint32_t)(r * 128 + (((chunk ^ r) & 7) << 4)), present ? from : (const T *)x.data, present);
-    from += STEP * x.row;
-  }
-}
-
-/* 16 rows of a tile of ROWS rows as left operands. */
-template <int D, int ROWS>
-__device__ __forceinline__ void load_left(uint32_t (&a)[D / 16][4], uint32_t tile, int row, int lane) {
-#pragma unroll
-  for (int k = 0; k < D / 16; k++)
-    rfi_ldmatrix(a[k], tile + (uint32_t)(k / 4 * ROWS * 128 + (row + (lane & 15)) * 128 +
-                                         (((k % 4 * 2 + (lane >> 4)) ^ (lane & 7)) << 4)));
-}
-
-/* A warpgroup's rows of a tile as left operands: fragments in registers, or where they lie. With head size 64 nvcc 13.0
- * put the fragments, which the loop keeps, and a packed left operand of as many registers into the same ones; so
- * fragments are for head size 128 alone, where both were seen apart. */
-template <int D, int ROWS, bool REGISTERS> struct left_rows;
-template <int D, int ROWS> struct left_rows<D, ROWS, true> {
-  uint32_t a[D / 16][4];
-  __device__ __forceinline__ void load(uint32_t tile, int warp, int lane) {
-    load_left<D, ROWS>(a, tile, warp * 16, lane);
-  }
-  __device__ __forceinline__ const uint32_t (&part(int k) const)[4] { return a[k]; }
-};
-template <int D, int ROWS> struct left_rows<D, ROWS, false> {
-  uint32_t group;
-  __device__ __forceinline__ void load(uint32_t tile, int warp, int) {
-    group = tile + (uint32_t)(warp / 4 * GROUP * 128);
-  }
-  __device__ __forceinline__ uint64_t part(int k) const {
-    return rfi_wgmma_panel(group + (uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32));
-  }
-};
-
-/* Starts c (64 x 64) = rows of a times the tile's rows. */
-template <typename T, int D, typename A>
-__device__ __forceinline__ void multiply(float (&c)[1][8][4], const A &a, uint32_t tile) {
-  rfi_wgmma_new(c[0]);
-#pragma unroll
-  for (int k = 0; k < D / 16; k++)
-    rfi_wgmma<T, false>(c[0], a.part(k), rfi_wgmma_panel(tile + (uint32_t)(k / 4 * TILE_ROWS * 128 + k % 4 * 32)),
-                        k > 0);
-  rfi_wgmma_commit();
-}
-
-/* 64 columns of sums, rounded: a left operand. */
-template <typename T>
-__device__ __forceinline__ void pack(uint32_t (&a)[TILE_ROWS / 16][4], const float (&c)[1][8][4]) {
-#pragma unroll
-  for (int k = 0; k < TILE_ROWS / 16; k++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float *x = &c[0][2 * k + i / 2][i % 2 * 2];
-      a[k][i] = rfi_pair<T>(x[0], x[1]);
-    }
-}
-
-/* Starts acc (64 x D) += a times the tile's rows. */
-template <typename T, int D>
-__device__ __forceinline__ void accumulate(float (&acc)[1][D / 8][4], const uint32_t (&a)[TILE_ROWS / 16][4],
-                                           uint32_t tile) {
-  rfi_wgmma_tie(acc[0]);
-  rfi_wgmma_begin();
-#pragma unroll
-  for (int k = 0; k < TILE_ROWS / 16; k++)
-#pragma unroll
-    for (int n = 0; n < D / 64; n++)
-      rfi_wgmma<T, true>(&acc[0][n * 8], a[k], rfi_wgmma_panel(tile + (uint32_t)(n * TILE_ROWS * 128 + k * 2048)),
-                         true);
-  rfi_wgmma_commit();
-}
-
-/* Writes a warp's 16 rows t0 ... of a head of a dense (T, heads, D) result, those before t1 and not marked in `skip`,
- * by way of its own rows of a tile of ROWS rows. */
-template <typename T, int D, int ROWS>
-__device__ __forceinline__ void store_rows(void *out, const problem &p, int heads, int h, int t0, int t1,
-                                           const float (&acc)[1][D / 8][4], char *tile, int row, const int *skip) {
-  constexpr int CHUNKS = D / 8;
-  const int lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
-  __syncwarp();
-#pragma unroll
-  for (int n = 0; n < CHUNKS; n++)
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-      *(uint32_t *)(tile + n / 8 * ROWS * 128 + (row + half * 8 + g) * 128 + (((n ^ g) & 7) << 4) + c * 4) =
-          rfi_pair<T>(acc[0][n][2 * half], acc[0][n][2 * half + 1]);
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < 16 * CHUNKS; i += 32) {
-    const int r = (i + lane) / CHUNKS, chunk = (i + lane) % CHUNKS, t = t0 + r;
-    if (t >= t1 || chunk * 8 >= p.D || (skip && skip[r])) continue;
-    *(uint4 *)((T *)out + ((int64_t)t * heads + h) * p.D + chunk * 8) =
-        *(const uint4 *)(tile + chunk / 8 * ROWS * 128 + (row + r) * 128 + (((chunk ^ r) & 7) << 4));
-  }
-  __syncwarp();
-}
 
 /* ---- forward ---- */
 
@@ -212,7 +98,8 @@ __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, 
             if (n * 8 + e < from || n * 8 + e >= to) s[0][n][2 * half + e] = -INFINITY;
       }
     }
-    soften<D, 16, N>(p, s, x, acc);
+    float shrink[1][2];
+    if (!soften<16, N>(p, s, x, shrink)) shrink_rows<16, D>(acc, shrink);
     uint32_t left[N / 16][4];
     pack<T>(left, s);
     accumulate<T, D>(acc, left, v);
@@ -235,7 +122,8 @@ __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, 
         finite = finite && isfinite(acc[0][n][e]);
       }
   }
-  if (p.out[0]) store_rows<T, D, BLOCK>(p.out[0], p, p.H, h, t0, t1, acc, shared, mine, again ? dirty + mine : NULL);
+  const int *const skip = again ? dirty + mine : NULL;
+  if (p.out[0]) store_rows<T, D, BLOCK>(p.out[0], p.row[0], p, h, t0, t1, acc, shared, mine, skip);
   return finite;
 }
 
@@ -333,7 +221,7 @@ static __device__ __forceinline__ void dq_of(const problem &p, const piece &w, c
   for (int n = 0; n < D / 8; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) acc[0][n][e] *= p.scale;
-  store_rows<T, D, BLOCK>(p.out[0], p, p.H, h, t0, t1, acc, shared, warp * 16, NULL);
+  store_rows<T, D, BLOCK>(p.out[0], p.row[0], p, h, t0, t1, acc, shared, warp * 16, NULL);
 }
 
 /* A tile of q, one of do, and stats of their rows. */
@@ -437,13 +325,13 @@ static __device__ __forceinline__ void dkv_of(const problem &p, const piece &w, 
     rfi_wgmma_tie(dk[0]);
   }
   __syncthreads();
-  if (p.out[2]) store_rows<T, D, BLOCK>(p.out[2], p, p.Hk, kv, s0, s1, dv, shared, warp * 16, NULL);
+  if (p.out[2]) store_rows<T, D, BLOCK>(p.out[2], p.row[2], p, kv, s0, s1, dv, shared, warp * 16, NULL);
   if (!p.out[1]) return;
 #pragma unroll
   for (int n = 0; n < D / 8; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) dk[0][n][e] *= p.scale;
-  store_rows<T, D, BLOCK>(p.out[1], p, p.Hk, kv, s0, s1, dk, shared, warp * 16, NULL);
+  store_rows<T, D, BLOCK>(p.out[1], p.row[1], p, kv, s0, s1, dk, shared, warp * 16, NULL);
 }
 
 #endif
@@ -507,48 +395,22 @@ template <typename T> static rfr_status forward_of(const rfr_call *call, const p
 
 static rfr_status forward(const rfr_call *call) {
   const layout l = make_layout(call, 0);
-  problem p = problem_of(call, 0);
-  p.out[0] = call->out[0].data;
-  p.lse = (float *)call->out[1].data;
-  if (p.T == 0 || p.H == 0) return RFR_OK;
-  cut_rows(call, &p, &l, 3, 1);
-  const rfr_status s =
-      call->in[0].type.dtype == RFR_BF16 ? forward_of<rfi_bf16>(call, &p, &l) : forward_of<rfi_f16>(call, &p, &l);
-  return s == RFR_OK ? rfi_cuda_launched("attention") : s;
+  return run_forward(call, &l, forward_of<rfi_bf16>, forward_of<rfi_f16>);
 }
 
-template <typename T, int D>
-static rfr_status launch_backward(const rfr_call *call, const problem *p, const layout *l) {
+template <typename T> static rfr_status backward_of(const rfr_call *call, const problem *p, const layout *l) {
+  constexpr int D = MOST_D, THREADS = BACKWARD_GROUPS * 128;
   const int bytes = (2 * BACKWARD_GROUPS * GROUP + 4 * TILE_ROWS) * D * 2, stats = 2 * TILE_ROWS * (int)sizeof(float2);
-  const int threads = BACKWARD_GROUPS * 128;
   rfr_status s = RFR_OK;
-  if (p->out[0]) s = launch(call, attention_dq<T, D>, p, l, 0, p->H, threads, bytes);
+  if (p->out[0]) s = launch(call, attention_dq<T, D>, p, l, 0, p->H, THREADS, bytes);
   if (s == RFR_OK && (p->out[1] || p->out[2]))
-    s = launch(call, attention_dkv<T, D>, p, l, 1, p->Hk, threads, bytes + stats);
+    s = launch(call, attention_dkv<T, D>, p, l, 1, p->Hk, THREADS, bytes + stats);
   return s;
-}
-
-template <typename T>
-static rfr_status backward_of(const rfr_call *call, const problem *p, const layout *l, const matrix *o) {
-  attention_stats<T>
-      <<<(unsigned)rfi_blocks((int64_t)p->T * p->H, STATS_THREADS / 8), STATS_THREADS, 0, rfi_stream(call)>>>(*p, *o);
-  return padded(p->D) == 64 ? launch_backward<T, 64>(call, p, l) : launch_backward<T, 128>(call, p, l);
 }
 
 static rfr_status backward(const rfr_call *call) {
   const layout l = make_layout(call, 1);
-  const rfr_arg *dy = &call->in[0], *out = &call->in[4];
-  const matrix o = {out->data, out->stride[0], out->stride[1]};
-  problem p = problem_of(call, 1);
-  p.dy = matrix{dy->data, dy->stride[0], dy->stride[1]};
-  p.lse = (float *)call->in[5].data;
-  p.stats = (float2 *)((char *)call->workspace + l.stats);
-  for (int i = 0; i < 3; i++) p.out[i] = call->out[i].data;
-  if (p.T == 0 || p.H == 0) return RFR_OK;
-  cut_rows(call, &p, &l, 6, 2);
-  const rfr_status s = call->in[1].type.dtype == RFR_BF16 ? backward_of<rfi_bf16>(call, &p, &l, &o)
-                                                          : backward_of<rfi_f16>(call, &p, &l, &o);
-  return s == RFR_OK ? rfi_cuda_launched("attention_bwd") : s;
+  return run_backward(call, &l, 2, 1, backward_of<rfi_bf16>, backward_of<rfi_f16>);
 }
 
 static size_t forward_workspace(const rfr_call *call) { return make_layout(call, 0).bytes; }

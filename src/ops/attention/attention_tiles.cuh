@@ -35,7 +35,10 @@ typedef struct problem {
   float2 *stats;                   /* (H, T): lse in units of log2 e, delta */
   int T, H, Hk, D, causal, window; /* window 0: none */
   float scale, factor, bend, cap;  /* 2^(factor x), x the product of q and k, or cap tanh(bend x) */
-  void *out[3];                    /* o; dq, dk, dv: dense; NULL: not wanted */
+  void *out[3];                    /* o; dq, dk, dv: heads side by side; NULL: not wanted */
+  int64_t row[3];
+  float *sums;                     /* (H, T, 64): dq until all of its keys are in */
+  unsigned *turns;                 /* (H, T): at a piece's first row, who has added to its sums; before them a ticket */
 } problem;
 
 /* ---- who sees whom ---- */
@@ -87,11 +90,11 @@ static __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* Scores become 2^(factor (score - max)); what was summed so far shrinks. */
-template <int D, int M, int N>
-__device__ __forceinline__ void soften(const problem &p, float (&s)[M / 16][N / 8][4], softmax<M> &x,
-                                       float (&acc)[M / 16][D / 8][4]) {
-  float shrink[M / 16][2];
+/* Scores become 2^(factor (score - max)), and what was summed so far shall shrink; returns whether all factors are 1, or
+ * what they shrink is 0. */
+template <int M, int N>
+__device__ __forceinline__ bool soften(const problem &p, float (&s)[M / 16][N / 8][4], softmax<M> &x,
+                                       float (&shrink)[M / 16][2]) {
   bool same = true;
 #pragma unroll
   for (int m = 0; m < M / 16; m++)
@@ -115,13 +118,16 @@ __device__ __forceinline__ void soften(const problem &p, float (&s)[M / 16][N / 
         }
       x.sum[m][half] = fmaf(x.sum[m][half], shrink[m][half], sum);
     }
-  if (__all_sync(0xffffffffu, same)) return; /* all factors are 1, or what they shrink is 0 */
+  return __all_sync(0xffffffffu, same);
+}
+template <int M, int D>
+__device__ __forceinline__ void shrink_rows(float (&acc)[M / 16][D / 8][4], const float (&by)[M / 16][2]) {
 #pragma unroll
   for (int m = 0; m < M / 16; m++)
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) acc[m][n][e] *= shrink[m][e / 2];
+      for (int e = 0; e < 4; e++) acc[m][n][e] *= by[m][e / 2];
 }
 
 /* Times the slope of capped scores. */
@@ -147,9 +153,9 @@ static __device__ __forceinline__ bool next_piece(const problem &p, int heads, u
   return true;
 }
 
-/* lse in units of log2 e, and delta = do o: eight threads a row. */
+/* lse in units of log2 e, and delta = do o times `sign`: eight threads a row. */
 template <typename T>
-static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const problem p, const matrix o) {
+static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const problem p, const matrix o, float sign) {
   const int64_t i = (int64_t)blockIdx.x * (STATS_THREADS / 8) + threadIdx.x / 8;
   const bool inside = i < (int64_t)p.T * p.H;
   const int64_t t = inside ? i / p.H : 0, h = inside ? i % p.H : 0;
@@ -162,7 +168,7 @@ static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const pr
   }
 #pragma unroll
   for (int step = 4; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  if (inside && (threadIdx.x & 7) == 0) p.stats[h * p.T + t] = make_float2(p.lse[h * p.T + t] * LOG2E, sum);
+  if (inside && (threadIdx.x & 7) == 0) p.stats[h * p.T + t] = make_float2(p.lse[h * p.T + t] * LOG2E, sign * sum);
 }
 
 /* ---- cutting the rows into pieces ---- */
@@ -233,7 +239,7 @@ enum { BLOCK_TABLES = 2 };
 
 /* Where things lie in the workspace; the same from shapes alone and when running. */
 typedef struct layout {
-  size_t count[BLOCK_TABLES], pieces[BLOCK_TABLES], stats, bytes;
+  size_t count[BLOCK_TABLES], pieces[BLOCK_TABLES], stats, sums, turns, bytes;
   int rows[BLOCK_TABLES], most[BLOCK_TABLES];
 } layout;
 
@@ -306,6 +312,43 @@ static inline rfr_status launch(const rfr_call *call, kernel_fn kernel, const pr
   if (s != RFR_OK) return s;
   kernel<<<(unsigned)((most < whole ? most : whole) * heads), (unsigned)threads, (size_t)bytes, rfi_stream(call)>>>(p);
   return RFR_OK;
+}
+
+typedef rfr_status (*launch_fn)(const rfr_call *call, const problem *p, const layout *l);
+
+/* The forward; bf16, f16: what launches its kernel. */
+static inline rfr_status run_forward(const rfr_call *call, const layout *l, launch_fn bf16, launch_fn f16) {
+  problem p = problem_of(call, 0);
+  p.out[0] = call->out[0].data;
+  p.row[0] = call->out[0].stride[0];
+  p.lse = (float *)call->out[1].data;
+  if (p.T == 0 || p.H == 0) return RFR_OK;
+  cut_rows(call, &p, l, 3, 1);
+  const rfr_status s = (call->in[0].type.dtype == RFR_BF16 ? bf16 : f16)(call, &p, l);
+  return s == RFR_OK ? rfi_cuda_launched("attention") : s;
+}
+
+/* The backward, with so many tables of pieces; `sign`: of delta in the stats. */
+static inline rfr_status run_backward(const rfr_call *call, const layout *l, int tables, float sign, launch_fn bf16,
+                                      launch_fn f16) {
+  const rfr_arg *dy = &call->in[0], *out = &call->in[4];
+  const bool is_bf16 = call->in[1].type.dtype == RFR_BF16;
+  const matrix o = {out->data, out->stride[0], out->stride[1]};
+  problem p = problem_of(call, 1);
+  p.dy = matrix{dy->data, dy->stride[0], dy->stride[1]};
+  p.lse = (float *)call->in[5].data;
+  p.stats = (float2 *)((char *)call->workspace + l->stats);
+  for (int i = 0; i < 3; i++) {
+    p.out[i] = call->out[i].data;
+    p.row[i] = call->out[i].stride[0];
+  }
+  if (p.T == 0 || p.H == 0) return RFR_OK;
+  cut_rows(call, &p, l, 6, tables);
+  const unsigned grid = (unsigned)rfi_blocks((int64_t)p.T * p.H, STATS_THREADS / 8);
+  if (is_bf16) attention_stats<rfi_bf16><<<grid, STATS_THREADS, 0, rfi_stream(call)>>>(p, o, sign);
+  else attention_stats<rfi_f16><<<grid, STATS_THREADS, 0, rfi_stream(call)>>>(p, o, sign);
+  const rfr_status s = (is_bf16 ? bf16 : f16)(call, &p, l);
+  return s == RFR_OK ? rfi_cuda_launched("attention_bwd") : s;
 }
 
 /* Chunks of 16 bytes, a positive scale (the largest product is the largest score), indices with room to add a tile. */

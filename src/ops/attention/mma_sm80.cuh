@@ -33,7 +33,14 @@ static __device__ __forceinline__ void rfi_copy16(uint32_t to, const void *from,
 static __device__ __forceinline__ void rfi_copy8(uint32_t to, const void *from, bool present) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(present ? 8 : 0) : "memory");
 }
+static __device__ __forceinline__ void rfi_copy4(uint32_t to, const void *from, bool present) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(present ? 4 : 0) : "memory");
+}
 static __device__ __forceinline__ void rfi_copies_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* Until at most N of the committed ones are under way. */
+template <int N> static __device__ __forceinline__ void rfi_copies_wait_but(void) {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 static __device__ __forceinline__ void rfi_copies_wait(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 static __device__ __forceinline__ void rfi_ldmatrix(uint32_t (&x)[4], uint32_t from) {

@@ -26,9 +26,10 @@ static __device__ __forceinline__ void rfi_shared_written(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* 64 rows, or 16 of which the columns are meant, from a panel's address on. */
-static __device__ __forceinline__ uint64_t rfi_wgmma_panel(uint32_t at) {
-  return (uint64_t)((at & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+/* 64 rows, or 16 of which the columns are meant, from a panel's address on; `more` bytes behind it cost one addition. */
+static __device__ __forceinline__ uint64_t rfi_wgmma_panel(uint32_t at, uint32_t more = 0) {
+  const uint32_t low = ((at & 0x3ffffu) >> 4 | 1u << 16) + (more >> 4);
+  return (uint64_t)((1024u >> 4) | 1u << 30) << 32 | low;
 }
 
 template <int N> static __device__ __forceinline__ void rfi_wgmma_tie(float (&c)[N][4]) {
@@ -47,6 +48,35 @@ static __device__ __forceinline__ void rfi_wgmma_commit(void) {
 /* Until at most N of the committed ones are under way. */
 template <int N> static __device__ __forceinline__ void rfi_wgmma_wait(void) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* A barrier in shared memory: whoever arrives goes on, and waits later, for all that have arrived the same time. */
+static __device__ __forceinline__ void rfi_mbarrier_init(uint32_t at, int threads) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(threads) : "memory");
+}
+static __device__ __forceinline__ void rfi_mbarrier_arrive(uint32_t at) {
+  asm volatile("{\n.reg .b64 t;\nmbarrier.arrive.shared.b64 t, [%0];\n}" ::"r"(at) : "memory");
+}
+static __device__ __forceinline__ void rfi_mbarrier_wait(uint32_t at, int parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again;\n}" ::"r"(at),
+      "r"(parity)
+      : "memory");
+}
+
+/* Registers of a thread, for all of a warpgroup at once. */
+template <int N> static __device__ __forceinline__ void rfi_registers_more(void) {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> static __device__ __forceinline__ void rfi_registers_fewer(void) {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* Four 8 x 8 matrices, whose rows (16 bytes) lanes 0-7, 8-15, 16-23 and 24-31 point at. */
+static __device__ __forceinline__ void rfi_stmatrix(uint32_t to, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
 }
 
 #define RFI_WGMMA_SUMS(c)                                                                                      \
@@ -75,10 +105,11 @@ static __device__ __forceinline__ void rfi_wgmma(float (*c)[4], const uint32_t (
     RFI_WGMMA("f16.f16", "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}", "37", "r"(a[0]), "r"(a[1]), "r"(a[2]),
               "r"(a[3]), "l"(b));
 }
-template <typename T, bool TRANSPOSED>
+template <typename T, bool TRANSPOSED, bool COLUMNS = false> /* COLUMNS: a as columns of a panel too */
 static __device__ __forceinline__ void rfi_wgmma(float (*c)[4], uint64_t a, uint64_t b, bool add) {
-  if constexpr (__is_same(T, rfi_bf16)) RFI_WGMMA("bf16.bf16", "%32, %33, p, 1, 1, 0, %35;\n}", "34", "l"(a), "l"(b));
-  else RFI_WGMMA("f16.f16", "%32, %33, p, 1, 1, 0, %35;\n}", "34", "l"(a), "l"(b));
+  if constexpr (__is_same(T, rfi_bf16))
+    RFI_WGMMA("bf16.bf16", "%32, %33, p, 1, 1, %34, %36;\n}", "35", "l"(a), "l"(b), "n"((int)COLUMNS));
+  else RFI_WGMMA("f16.f16", "%32, %33, p, 1, 1, %34, %36;\n}", "35", "l"(a), "l"(b), "n"((int)COLUMNS));
 }
 
 #endif

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tiles of attentions on Hopper's tensor cores: how rows of a head come into shared memory, are multiplied by
+ * warpgroups of 64 rows each, and leave.
+ */
+#ifndef RFI_ATTENTION_TILES_SM90_CUH
+#define RFI_ATTENTION_TILES_SM90_CUH
+
+#include "ops/attention/attention_tiles.cuh"
+#include "ops/attention/wgmma_sm90.cuh"
+
+enum { GROUP = 64, TILE_ROWS = 64 }; /* rows of a warpgroup; of a tile of the other side */
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Rows of a head into a tile, zeros past `rows` and past D. */
+template <typename T, int D, int ROWS, int THREADS>
+__device__ __forceinline__ void load_tile(uint32_t tile, const problem &p, const matrix &x, int t, int h, int rows) {
+  constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
+  const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
+  const T *from = (const T *)x.data + (int64_t)h * x.head + (int64_t)(t + row) * x.row + chunk * 8;
+  const bool inside = chunk * 8 < p.D;
+  const uint32_t panel = tile + (uint32_t)(chunk / 8 * ROWS * 128);
+#pragma unroll
+  for (int i = 0; i < ROWS; i += STEP) {
+    const int r = row + i;
+    if (ROWS % STEP != 0 && r >= ROWS) break;
+    const bool present = inside && r < rows;
+    rfi_copy16(panel + (uint32_t)(r * 128 + (((chunk ^ r) & 7) << 4)), present ? from : (const T *)x.data, present);
+    from += STEP * x.row;
+  }
+}
+
+/* 16 rows of a tile of ROWS rows as left operands. */
+template <int D, int ROWS>
+__device__ __forceinline__ void load_left(uint32_t (&a)[D / 16][4], uint32_t tile, int row, int lane) {
+#pragma unroll
+  for (int k = 0; k < D / 16; k++)
+    rfi_ldmatrix(a[k], tile + (uint32_t)(k / 4 * ROWS * 128 + (row + (lane & 15)) * 128 +
+                                         (((k % 4 * 2 + (lane >> 4)) ^ (lane & 7)) << 4)));
+}
+
+/* A warpgroup's rows of a tile as left operands: fragments in registers, or where they lie. With head size 64 nvcc 13.0
+ * put the fragments, which the loop keeps, and a packed left operand of as many registers into the same ones; so
+ * fragments are for head size 128 alone, where both were seen apart. */
+template <int D, int ROWS, bool REGISTERS> struct left_rows;
+template <int D, int ROWS> struct left_rows<D, ROWS, true> {
+  uint32_t a[D / 16][4];
+  __device__ __forceinline__ void load(uint32_t tile, int warp, int lane) {
+    load_left<D, ROWS>(a, tile, warp * 16, lane);
+  }
+  __device__ __forceinline__ const uint32_t (&part(int k) const)[4] { return a[k]; }
+};
+template <int D, int ROWS> struct left_rows<D, ROWS, false> {
+  uint32_t group;
+  __device__ __forceinline__ void load(uint32_t tile, int warp, int) {
+    group = tile + (uint32_t)(warp / 4 * GROUP * 128);
+  }
+  __device__ __forceinline__ uint64_t part(int k) const {
+    return rfi_wgmma_panel(group, (uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32));
+  }
+};
+
+/* Starts c (64 x 64) = rows of a times the tile's rows. */
+template <typename T, int D, typename A>
+__device__ __forceinline__ void multiply(float (&c)[1][8][4], const A &a, uint32_t tile) {
+  rfi_wgmma_new(c[0]);
+#pragma unroll
+  for (int k = 0; k < D / 16; k++)
+    rfi_wgmma<T, false>(c[0], a.part(k), rfi_wgmma_panel(tile, (uint32_t)(k / 4 * TILE_ROWS * 128 + k % 4 * 32)),
+                        k > 0);
+  rfi_wgmma_commit();
+}
+
+/* 64 columns of sums, rounded: a left operand. */
+template <typename T>
+__device__ __forceinline__ void pack(uint32_t (&a)[TILE_ROWS / 16][4], const float (&c)[1][8][4]) {
+#pragma unroll
+  for (int k = 0; k < TILE_ROWS / 16; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float *x = &c[0][2 * k + i / 2][i % 2 * 2];
+      a[k][i] = rfi_pair<T>(x[0], x[1]);
+    }
+}
+
+/* Starts acc (64 x D) += a times the tile's rows. */
+template <typename T, int D>
+__device__ __forceinline__ void accumulate(float (&acc)[1][D / 8][4], const uint32_t (&a)[TILE_ROWS / 16][4],
+                                           uint32_t tile) {
+  rfi_wgmma_tie(acc[0]);
+  rfi_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < TILE_ROWS / 16; k++)
+#pragma unroll
+    for (int n = 0; n < D / 64; n++)
+      rfi_wgmma<T, true>(&acc[0][n * 8], a[k], rfi_wgmma_panel(tile, (uint32_t)(n * TILE_ROWS * 128 + k * 2048)),
+                         true);
+  rfi_wgmma_commit();
+}
+
+/* Writes a warp's 16 rows t0 ... of a head of a dense (T, heads, D) result, those before t1 and not marked in `skip`,
+ * by way of its own rows of a tile of ROWS rows. */
+template <typename T, int D, int ROWS>
+__device__ __forceinline__ void store_rows(void *out, int64_t out_row, const problem &p, int h, int t0, int t1,
+                                           const float (&acc)[1][D / 8][4], char *tile, int row, const int *skip) {
+  constexpr int CHUNKS = D / 8;
+  const int lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
+  __syncwarp();
+#pragma unroll
+  for (int n = 0; n < CHUNKS; n++)
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+      *(uint32_t *)(tile + n / 8 * ROWS * 128 + (row + half * 8 + g) * 128 + (((n ^ g) & 7) << 4) + c * 4) =
+          rfi_pair<T>(acc[0][n][2 * half], acc[0][n][2 * half + 1]);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 16 * CHUNKS; i += 32) {
+    const int r = (i + lane) / CHUNKS, chunk = (i + lane) % CHUNKS, t = t0 + r;
+    if (t >= t1 || chunk * 8 >= p.D || (skip && skip[r])) continue;
+    *(uint4 *)((T *)out + t * out_row + h * p.D + chunk * 8) =
+        *(const uint4 *)(tile + chunk / 8 * ROWS * 128 + (row + r) * 128 + (((chunk ^ r) & 7) << 4));
+  }
+  __syncwarp();
+}
+
+#endif
+#endif
