@@ -85,6 +85,53 @@ static rfr_status step_end_run(const rfr_call *c) {
   return rfi_cuda_launched("step_end");
 }
 
+/* ---- flags ---- */
+
+enum { MOST_FLAGS = 256 };
+
+typedef struct flag_list {
+  const int32_t *flag[MOST_FLAGS];
+  int n, before; /* before: how many the launches before this one have seen */
+} flag_list;
+
+/* One warp. found: the first flag that is not 0, by number from 1, and what it is; kept between launches. */
+static __global__ void __launch_bounds__(32)
+    skip_bad(const __grid_constant__ flag_list all, bool last, const int32_t *skip, int32_t *found, int32_t *skip1,
+             int32_t *which, int32_t *group) {
+  int first = MOST_FLAGS;
+  for (int k = threadIdx.x; k < all.n && first == MOST_FLAGS; k += 32)
+    if (*all.flag[k]) first = k;
+  first = __reduce_min_sync(0xffffffffu, first);
+  if (threadIdx.x > 0) return;
+  int number = all.before ? found[0] : 0, flag = all.before ? found[1] : 1;
+  if (number == 0 && first < MOST_FLAGS) number = all.before + first + 1, flag = *all.flag[first];
+  found[0] = number, found[1] = flag;
+  if (!last) return;
+  if (skip1) *skip1 = number ? 1 : *skip;
+  if (which) *which = number;
+  if (group) *group = flag - 1;
+}
+
+static size_t skip_bad_workspace(const rfr_call *c) {
+  (void)c;
+  return 2 * sizeof(int32_t);
+}
+
+static rfr_status skip_bad_run(const rfr_call *c) {
+  flag_list all;
+  all.before = 0;
+  do {
+    for (all.n = 0; all.n < MOST_FLAGS && 1 + all.before + all.n < c->n_in; all.n++)
+      all.flag[all.n] = (const int32_t *)c->in[1 + all.before + all.n].data;
+    const bool last = 1 + all.before + all.n >= c->n_in;
+    skip_bad<<<1, 32, 0, rfi_stream(c)>>>(all, last, (const int32_t *)c->in[0].data, (int32_t *)c->workspace,
+                                          (int32_t *)c->out[0].data, (int32_t *)c->out[1].data,
+                                          (int32_t *)c->out[2].data);
+    all.before += all.n;
+  } while (1 + all.before < c->n_in);
+  return rfi_cuda_launched("skip_bad");
+}
+
 /* ---- the gradients' norm ---- */
 
 enum { MOST = 1024, FEW = 128, CHUNK = 16384, THREADS = 256, WIDTH = 8, FINISH = 1024 };
@@ -252,4 +299,5 @@ extern "C" const rfi_cuda_kernel RFI_CUDA(grad_norm) = {norm_run, norm_workspace
 extern "C" const rfi_cuda_kernel RFI_CUDA(clip_scale) = {clip_run, NULL};
 extern "C" const rfi_cuda_kernel RFI_CUDA(loss_scale) = {scale_run, NULL};
 extern "C" const rfi_cuda_kernel RFI_CUDA(loss_scale_end) = {scale_end_run, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(skip_bad) = {skip_bad_run, skip_bad_workspace};
 extern "C" const rfi_cuda_kernel RFI_CUDA(step_end) = {step_end_run, NULL};
