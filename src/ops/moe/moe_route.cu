@@ -6,7 +6,8 @@
  *
  * What is compared becomes a key, an integer in the same order: the best of a warp's keys and the smallest expert that
  * has it are two instructions. Up to 1024 experts' keys are in registers, and each lane sorts its own once, so that a
- * choice takes a lane's first away; more are read again for each choice, and the next one is the best behind the last.
+ * choice takes a lane's first away; of more, or for more than 32 choices, they are computed again for each choice, and
+ * the next one is the best behind the last.
  * A NaN is the least of all, so the chosen are k different experts always. Scores of the chosen are computed again
  * from their logits, which are in the cache.
  */
@@ -43,6 +44,9 @@ static __device__ __forceinline__ choice best_of(const choice &mine) {
   return best;
 }
 static __device__ __forceinline__ choice nothing_yet() { return {UINT_MAX, -1}; }
+static __device__ __forceinline__ float value_of(uint32_t key) {
+  return key == NAN_KEY ? NAN : __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
 
 /* ---- a token's experts ---- */
 
@@ -57,8 +61,9 @@ struct route_args {
   float scale;
 };
 
-/* V experts a lane in registers, first to last of them; V = 0: in memory, and any number. */
-template <typename X, int V> struct token {
+/* V experts a lane in registers, first to last of them; V = 0: in memory, and any number. PLAIN: it is logits that are
+ * compared. */
+template <typename X, int V, bool PLAIN> struct token {
   const route_args &a;
   const rfi_route<X> &route;
   const uint32_t *groups; /* this token's, once the best are known; NULL: all */
@@ -72,7 +77,7 @@ template <typename X, int V> struct token {
   }
   __device__ __forceinline__ int n() const { return V ? V : (a.experts + LANES - 1) / LANES; }
   __device__ __forceinline__ uint32_t compute(int e, float logit) const {
-    if (!a.bias && a.groups == 1) return key_of(logit);
+    if (PLAIN) return key_of(logit);
     return key_of(route.score_of(logit) + (a.bias ? a.bias[e] : 0.0f));
   }
   __device__ __forceinline__ bool allowed(int e) const {
@@ -100,21 +105,16 @@ template <typename X, int V> struct token {
     }
     return best_of(best);
   }
-  /* Best first, of equals the earlier place. */
+  /* Best first; neighbours change places, so equals stay in order. */
   __device__ __forceinline__ void sort() {
 #pragma unroll
-    for (int size = 2; size <= V; size *= 2) {
+    for (int round = 0; round < V; round++) {
 #pragma unroll
-      for (int apart = size / 2; apart > 0; apart /= 2) {
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-          const int u = apart == size / 2 ? v ^ (size - 1) : v ^ apart;
-          if (u <= v) continue;
-          const choice x = {key[v], at[v]}, y = {key[u], at[u]};
-          const bool swap = behind(x.key, x.at, y);
-          key[v] = swap ? y.key : x.key, at[v] = swap ? y.at : x.at;
-          key[u] = swap ? x.key : y.key, at[u] = swap ? x.at : y.at;
-        }
+      for (int v = round % 2; v + 1 < V; v += 2) {
+        const bool swap = key[v + 1] > key[v];
+        const uint32_t better = swap ? key[v + 1] : key[v], worse = swap ? key[v] : key[v + 1];
+        const int first = swap ? at[v + 1] : at[v], second = swap ? at[v] : at[v + 1];
+        key[v] = better, key[v + 1] = worse, at[v] = first, at[v + 1] = second;
       }
     }
   }
@@ -126,7 +126,7 @@ template <typename X, int V> struct token {
 };
 
 /* Whose experts may be chosen. A group's score is the sum of its best, from the best on. */
-template <typename X, int V> static __device__ void limit_groups(token<X, V> &x, int64_t t) {
+template <typename X, int V> static __device__ void limit_groups(token<X, V, false> &x, int64_t t) {
   const route_args &a = x.a;
   const int lane = threadIdx.x % LANES, size = a.experts / a.groups, best = a.k / a.group_k;
   uint32_t *keys = a.group_keys + t * a.groups;
@@ -135,8 +135,7 @@ template <typename X, int V> static __device__ void limit_groups(token<X, V> &x,
     choice last = nothing_yet();
     for (int j = 0; j < best; j++) {
       last = x.next(g * size, (g + 1) * size, last);
-      const uint32_t key = last.key;
-      sum += key == NAN_KEY ? NAN : __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+      sum += value_of(last.key);
     }
     if (lane == g % LANES) keys[g] = key_of(sum);
   }
@@ -153,7 +152,10 @@ template <typename X, int V> static __device__ void limit_groups(token<X, V> &x,
   x.limit();
 }
 
-template <typename X, int V> static __global__ void __launch_bounds__(THREADS) route(const route_args a) {
+template <typename X, int V, bool PLAIN>
+static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ route_args a) {
+  typedef token<X, V, PLAIN> token_type;
+  constexpr bool FEW = V > 0;
   const int lane = threadIdx.x % LANES;
   const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES;
   if (t >= a.tokens) return;
@@ -163,7 +165,7 @@ template <typename X, int V> static __global__ void __launch_bounds__(THREADS) r
 #pragma unroll
     for (int v = 0; v < V; v += 4) {
       float four[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-      const int e = token<X, V>::place(v);
+      const int e = token_type::place(v);
       if (e < a.experts) rfi_widen(rfi_load<X, 4>(route.logits + e), four);
 #pragma unroll
       for (int u = 0; u < 4; u++) logit[V ? v + u : 0] = four[u];
@@ -171,49 +173,61 @@ template <typename X, int V> static __global__ void __launch_bounds__(THREADS) r
   } else {
 #pragma unroll
     for (int v = 0; v < V; v++) {
-      const int e = token<X, V>::place(v);
+      const int e = token_type::place(v);
       logit[v] = e < a.experts ? route.logit(e) : -INFINITY;
     }
   }
-  if (a.score == RFR_MOE_SOFTMAX) {
-    if (V) route.template softmax_in<(V ? V : 1)>(logit);
-    else route.softmax();
+  if (a.score == RFR_MOE_SOFTMAX && V == 0) route.softmax();
+  if constexpr (V > 0 && !PLAIN) {
+    float high = -INFINITY;
+#pragma unroll
+    for (int v = 0; v < V; v++) high = fmaxf(high, logit[v]);
+    if (a.score == RFR_MOE_SOFTMAX) route.softmax_in(logit, rfi_warp_max(high));
   }
-  token<X, V> x = {a, route, NULL, {}, {}, {}};
+  token_type x = {a, route, NULL, {}, {}, {}};
 #pragma unroll
   for (int v = 0; v < V; v++) {
     x.at[v] = x.place(v);
     x.key[v] = x.at[v] < a.experts ? x.compute(x.at[v], logit[v]) : (uint32_t)NO_KEY;
   }
-  if (a.groups > 1) limit_groups(x, t);
+  if constexpr (!PLAIN) {
+    if (a.groups > 1) limit_groups(x, t);
+  }
   if (V) x.sort();
   choice last = nothing_yet();
+  float high = 0;
   int mine = 0;
   for (int first = 0; first < a.k; first += LANES) {
-    const int n = a.k - first < LANES ? a.k - first : LANES;
+    const int n = FEW || a.k - first < LANES ? a.k - first : LANES;
     for (int j = 0; j < n; j++) {
       if (V) {
         last = best_of({x.key[0], x.at[0]});
         if (x.at[0] == last.at) x.drop_first();
+        if (PLAIN && j == 0) high = value_of(last.key);
       } else {
         last = x.next(0, a.experts, last);
       }
       if (lane == j) mine = last.at;
     }
     if (lane < n && a.chosen) a.chosen[t * a.k + first + lane] = mine;
+    if (FEW) break;
   }
   if (!a.weight) return;
-  const rfi_chosen<X> chosen(route, a.chosen ? a.chosen + t * a.k : NULL, a.k, mine);
+  if constexpr (V > 0 && PLAIN) {
+    if (a.score == RFR_MOE_SOFTMAX) route.softmax_in(logit, high);
+  }
+  const rfi_chosen<X, FEW> chosen(route, a.chosen ? a.chosen + t * a.k : NULL, a.k, mine);
   float sum = 0;
-  for (int j = lane; a.norm && j < a.k; j += LANES) sum += chosen.score(j);
-  sum = RFI_ROUTE_TINY + rfi_warp_sum(sum);
-  for (int j = lane; j < a.k; j += LANES) {
+  for (int j = lane; a.norm && j < a.k; j = chosen.next(j)) sum += chosen.score(j);
+  if (a.norm) sum = RFI_ROUTE_TINY + rfi_warp_sum(sum);
+  for (int j = lane; j < a.k; j = chosen.next(j)) {
     const float w = chosen.score(j);
     a.weight[t * a.k + j] = a.scale * (a.norm ? w / sum : w);
   }
 }
 
-static int is_small(const rfr_call *c) { return c->attr[K].i <= LANES; }
+/* Whether experts and choices are in registers. */
+static int is_small(const rfr_call *c) { return c->attr[K].i <= LANES && c->in[0].type.shape[1] <= 1024; }
 
 /* Keys of groups, and the chosen where there are more than a warp keeps and nobody else wants them. */
 static size_t group_bytes(const rfr_call *c) {
@@ -224,14 +238,14 @@ static size_t route_workspace(const rfr_call *c) {
   return group_bytes(c) + (is_small(c) ? 0 : (size_t)(c->in[0].type.shape[0] * c->attr[K].i * 4));
 }
 
-template <typename X> static void launch_route(const rfr_call *c, const route_args &a) {
+template <typename X, bool PLAIN> static void launch_route(const rfr_call *c, const route_args &a) {
   const unsigned grid = (unsigned)rfi_blocks(a.tokens, WARPS);
   cudaStream_t stream = rfi_stream(c);
-  if (a.experts <= 128) route<X, 4><<<grid, THREADS, 0, stream>>>(a);
-  else if (a.experts <= 256) route<X, 8><<<grid, THREADS, 0, stream>>>(a);
-  else if (a.experts <= 512) route<X, 16><<<grid, THREADS, 0, stream>>>(a);
-  else if (a.experts <= 1024) route<X, 32><<<grid, THREADS, 0, stream>>>(a);
-  else route<X, 0><<<grid, THREADS, 0, stream>>>(a);
+  if (!is_small(c)) route<X, 0, PLAIN><<<grid, THREADS, 0, stream>>>(a);
+  else if (a.experts <= 128) route<X, 4, PLAIN><<<grid, THREADS, 0, stream>>>(a);
+  else if (a.experts <= 256) route<X, 8, PLAIN><<<grid, THREADS, 0, stream>>>(a);
+  else if (a.experts <= 512) route<X, 16, PLAIN><<<grid, THREADS, 0, stream>>>(a);
+  else route<X, 32, PLAIN><<<grid, THREADS, 0, stream>>>(a);
 }
 
 static rfr_status run_route(const rfr_call *c) {
@@ -250,7 +264,8 @@ static rfr_status run_route(const rfr_call *c) {
   a.scale = (float)c->attr[SCALE].f;
   a.wide = a.experts % 4 == 0 && (uintptr_t)a.logits % 16 == 0;
   if (a.tokens == 0) return RFR_OK;
-  RFI_WITH_FLOAT(logits->type.dtype, X, launch_route<X>(c, a));
+  const bool plain = !a.bias && a.groups == 1;
+  RFI_WITH_FLOAT(logits->type.dtype, X, plain ? launch_route<X, true>(c, a) : launch_route<X, false>(c, a));
   return rfi_cuda_launched("moe_route");
 }
 
@@ -268,7 +283,8 @@ struct bwd_args {
 
 enum { AT_ONCE = 4 }; /* experts of a lane for which a warp's chosen are passed around once */
 
-template <typename X> static __global__ void __launch_bounds__(THREADS) route_bwd(const bwd_args a) {
+template <typename X, bool FEW>
+static __global__ void __launch_bounds__(THREADS) route_bwd(const __grid_constant__ bwd_args a) {
   const int lane = threadIdx.x % LANES;
   const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES;
   if (t >= a.tokens) return;
@@ -277,9 +293,9 @@ template <typename X> static __global__ void __launch_bounds__(THREADS) route_bw
   rfi_route<X> route((const X *)a.logits + t * a.experts, a.experts, a.score);
   if (a.score == RFR_MOE_SOFTMAX) route.softmax();
   const int32_t *index = a.index + t * a.k;
-  const rfi_chosen<X> chosen(route, index, a.k, lane < a.k ? index[lane] : 0);
+  const rfi_chosen<X, FEW> chosen(route, index, a.k, FEW && lane < a.k ? index[lane] : 0);
   float sum = 0, along = 0, dot = 0;
-  for (int j = lane; j < a.k; j += LANES) {
+  for (int j = lane; j < a.k; j = chosen.next(j)) {
     const float r = chosen.score(j);
     sum += r;
     along += dweight[j] * r;
@@ -287,7 +303,7 @@ template <typename X> static __global__ void __launch_bounds__(THREADS) route_bw
   sum = RFI_ROUTE_TINY + rfi_warp_sum(sum);
   along = rfi_warp_sum(along) / sum;
   const auto dr = [&](int j) { return a.scale * (a.norm ? (dweight[j] - along) / sum : dweight[j]); };
-  for (int j = lane; j < a.k; j += LANES) dot += dr(j) * chosen.score(j);
+  for (int j = lane; j < a.k; j = chosen.next(j)) dot += dr(j) * chosen.score(j);
   dot = rfi_warp_sum(dot);
   /* what the lane's chosen gives to its expert */
   int to = -1;
@@ -303,7 +319,7 @@ template <typename X> static __global__ void __launch_bounds__(THREADS) route_bw
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++) d[u] = 0;
     for (int first = 0; first < a.k; first += LANES) {
-      if (a.k > LANES) take(first + lane);
+      if (!FEW) take(first + lane);
       const int n = a.k - first < LANES ? a.k - first : LANES;
       for (int j = 0; j < n; j++) {
         const int e = __shfl_sync(ALL, to, j);
@@ -334,8 +350,9 @@ static rfr_status run_route_bwd(const rfr_call *c) {
   a.k = (int)c->in[0].type.shape[1];
   a.score = (int)c->attr[0].i, a.norm = (int)c->attr[1].i, a.scale = (float)c->attr[2].f;
   if (rfi_elements(logits) == 0) return RFR_OK;
-  RFI_WITH_FLOAT(logits->type.dtype, X,
-                 route_bwd<X><<<(unsigned)rfi_blocks(a.tokens, WARPS), THREADS, 0, rfi_stream(c)>>>(a));
+  const unsigned grid = (unsigned)rfi_blocks(a.tokens, WARPS);
+  if (a.k <= LANES) RFI_WITH_FLOAT(logits->type.dtype, X, route_bwd<X, true><<<grid, THREADS, 0, rfi_stream(c)>>>(a))
+  else RFI_WITH_FLOAT(logits->type.dtype, X, route_bwd<X, false><<<grid, THREADS, 0, rfi_stream(c)>>>(a))
   return rfi_cuda_launched("moe_route_bwd");
 }
 

@@ -77,39 +77,60 @@ static __global__ void __launch_bounds__(THREADS) permute(const __grid_constant_
 
 /* ---- moe_unpermute ---- */
 
-enum { SLOTS = 8 }; /* whose rows are on their way at once */
+/* Lane l % 32 asks once for the l-th slot's row, or -1, and its weight. */
+struct slot {
+  int row;
+  float weight;
+  __device__ __forceinline__ slot(const rows_args &a, int64_t t, int l) : row(-1), weight(0) {
+    if (l >= a.k) return;
+    row = a.place[t * a.k + l];
+    if (row >= a.rows) row = -1;
+    if (row >= 0) weight = weight_of(a, t * a.k + l);
+  }
+};
 
-template <typename X, int V>
-static __global__ void __launch_bounds__(THREADS) unpermute(const __grid_constant__ rows_args a) {
+/* SLOTS rows of WIDE groups each are on their way at once: three blocks, for with the registers of four the compiler
+ * waits for two of the loads at a time. A row that is not there adds zeros. */
+template <typename X, int V, int SLOTS, int WIDE>
+static __global__ void __launch_bounds__(THREADS, 3) unpermute(const __grid_constant__ rows_args a) {
   const int lane = threadIdx.x % LANES;
   const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES;
   if (t >= a.tokens) return;
-  const X *from = (const X *)a.from;
-  for (int64_t j = lane * V; j < a.columns; j += LANES * V) {
-    float sum[V] = {};
+  slot mine(a, t, lane);
+  for (int64_t at = 0; at < a.columns; at += LANES * V * WIDE) {
+    const int64_t column = at + lane * V;
+    float sum[WIDE][V] = {};
     for (int first = 0; first < a.k; first += SLOTS) {
-      rfi_group<X, V> x[SLOTS];
+      rfi_group<X, V> x[SLOTS][WIDE];
+      int row[SLOTS];
       float weight[SLOTS];
-      bool there[SLOTS];
+      if (a.k > LANES && first % LANES == 0) mine = slot(a, t, first + lane);
 #pragma unroll
-      for (int u = 0; u < SLOTS; u++) {
-        const int64_t slot = t * a.k + first + u, row = first + u < a.k ? a.place[slot] : -1;
-        there[u] = row >= 0 && row < a.rows;
-        weight[u] = 0;
-        if (!there[u]) continue;
-        x[u] = rfi_load<X, V>(from + row * a.columns + j);
-        weight[u] = weight_of(a, slot);
+      for (int s = 0; s < SLOTS; s++) {
+        row[s] = __shfl_sync(0xffffffffu, mine.row, (first + s) % LANES);
+        weight[s] = __shfl_sync(0xffffffffu, mine.weight, (first + s) % LANES);
       }
 #pragma unroll
-      for (int u = 0; u < SLOTS; u++) {
-        float y[V];
-        if (!there[u]) continue;
-        rfi_widen(x[u], y);
+      for (int s = 0; s < SLOTS; s++)
 #pragma unroll
-        for (int v = 0; v < V; v++) sum[v] += y[v] * weight[u];
-      }
+        for (int u = 0; u < WIDE; u++) { /* a load too many costs less than a branch between loads */
+          const int64_t j = column + u * (LANES * V), r = row[s] < 0 ? 0 : row[s];
+          x[s][u] = rfi_load<X, V>((const X *)a.from + r * a.columns + (j < a.columns ? j : 0));
+        }
+#pragma unroll
+      for (int s = 0; s < SLOTS; s++)
+#pragma unroll
+        for (int u = 0; u < WIDE; u++) {
+          float y[V];
+          rfi_widen(x[s][u], y);
+#pragma unroll
+          for (int v = 0; v < V; v++) sum[u][v] += row[s] < 0 ? 0.0f : y[v] * weight[s];
+        }
     }
-    rfi_store<X, V>((X *)a.to + t * a.columns + j, sum);
+#pragma unroll
+    for (int u = 0; u < WIDE; u++)
+      if (column + u * (LANES * V) < a.columns)
+        rfi_store<X, V>((X *)a.to + t * a.columns + column + u * (LANES * V), sum[u]);
   }
 }
 
@@ -146,11 +167,17 @@ static rfr_status run_permute(const rfr_call *c) {
   return rfi_cuda_launched("moe_permute");
 }
 
+template <typename X, int V> static void launch_slots(const rfr_call *c, const rows_args &a) {
+  const unsigned grid = (unsigned)rfi_blocks(a.tokens, WARPS);
+  cudaStream_t stream = rfi_stream(c);
+  if (a.k <= 2) unpermute<X, V, 2, 4><<<grid, THREADS, 0, stream>>>(a);
+  else if (a.k <= 4) unpermute<X, V, 4, 2><<<grid, THREADS, 0, stream>>>(a);
+  else unpermute<X, V, 8, 1><<<grid, THREADS, 0, stream>>>(a);
+}
 template <typename X> static void launch_unpermute(const rfr_call *c, const rows_args &a) {
   constexpr int V = rfi_pack_width<X>;
-  const unsigned grid = (unsigned)rfi_blocks(a.tokens, WARPS);
-  if (in_groups(a, V)) unpermute<X, V><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
-  else unpermute<X, 1><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
+  if (in_groups(a, V)) launch_slots<X, V>(c, a);
+  else launch_slots<X, 1>(c, a);
 }
 static rfr_status run_unpermute(const rfr_call *c) {
   if (rfi_elements(&c->out[0]) == 0) return RFR_OK;

@@ -62,11 +62,12 @@ static __global__ void __launch_bounds__(SCAN_THREADS) sum_before(const sort_arg
   const int column = threadIdx.x % COLUMNS, segment = threadIdx.x / COLUMNS, e = blockIdx.x * COLUMNS + column;
   const int each = (a.warps + SEGMENTS - 1) / SEGMENTS, begin = segment * each;
   const int end = begin + each < a.warps ? begin + each : a.warps;
-  int32_t own = 0, *count = a.count + e;
-  if (e < a.experts) {
-#pragma unroll 8
-    for (int w = begin; w < end; w++) own += count[(int64_t)w * a.experts];
-  }
+  int32_t own = 0, n[MOST_WARPS / SEGMENTS], *count = a.count + e;
+#pragma unroll
+  for (int i = 0; i < MOST_WARPS / SEGMENTS; i++)
+    n[i] = e < a.experts && begin + i < end ? count[(int64_t)(begin + i) * a.experts] : 0;
+#pragma unroll
+  for (int i = 0; i < MOST_WARPS / SEGMENTS; i++) own += n[i];
   sum[0][segment][column] = own;
   __syncthreads();
   int now = 0;
@@ -76,10 +77,10 @@ static __global__ void __launch_bounds__(SCAN_THREADS) sum_before(const sort_arg
   }
   if (e >= a.experts) return;
   int32_t before = sum[now][segment][column] - own;
-  for (int w = begin; w < end; w++) {
-    const int32_t n = count[(int64_t)w * a.experts];
-    count[(int64_t)w * a.experts] = before;
-    before += n;
+#pragma unroll
+  for (int i = 0; i < MOST_WARPS / SEGMENTS; i++) {
+    if (begin + i < end) count[(int64_t)(begin + i) * a.experts] = before;
+    before += n[i];
   }
   if (segment == SEGMENTS - 1) a.splits[e] = sum[now][segment][column];
 }
@@ -117,10 +118,14 @@ template <bool SHARED> static __global__ void __launch_bounds__(THREADS) scatter
   /* where each of the block's warps has its next row of each expert */
   for (int first = 0; first < a.experts; first += THREADS) {
     const int e = first + threadIdx.x;
-    int32_t n, at = block_before(e < a.experts ? a.splits[e] : 0, &n);
-    for (int w = 0; e < a.experts && w < here; w++)
-      (SHARED ? rows : from)[(int64_t)w * a.experts + e] = base + at + from[(int64_t)w * a.experts + e];
-    base += n;
+    int32_t before[WARPS], all;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) before[w] = e < a.experts && w < here ? from[(int64_t)w * a.experts + e] : 0;
+    const int32_t at = base + block_before(e < a.experts ? a.splits[e] : 0, &all);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++)
+      if (e < a.experts && w < here) (SHARED ? rows : from)[(int64_t)w * a.experts + e] = at + before[w];
+    base += all;
   }
   __syncthreads();
   if (warp >= a.warps) return;

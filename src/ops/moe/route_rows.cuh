@@ -30,12 +30,10 @@ template <typename X> struct rfi_route {
     sum = rfi_warp_sum(all);
     by = 1 / sum;
   }
-  /* The same of logits in registers, where what is none is -INFINITY. */
-  template <int V> __device__ __forceinline__ void softmax_in(const float (&logit)[V]) {
-    float high = -INFINITY, all = 0;
-#pragma unroll
-    for (int v = 0; v < V; v++) high = fmaxf(high, logit[v]);
-    max = rfi_warp_max(high);
+  /* The same of logits in registers, where what is none is -INFINITY; high: the largest of the warp's. */
+  template <int V> __device__ __forceinline__ void softmax_in(const float (&logit)[V], float high) {
+    float all = 0;
+    max = high;
 #pragma unroll
     for (int v = 0; v < V; v++) all += expf(logit[v] - max);
     sum = rfi_warp_sum(all);
@@ -48,34 +46,40 @@ template <typename X> struct rfi_route {
   __device__ __forceinline__ float score(int e) const { return score_of(logit(e)); }
 };
 
-/* Lane j % 32 asks for the j-th. An index that is no expert's has no score. */
-template <typename X> struct rfi_chosen {
+/* Lane j % 32 asks for the j-th; FEW: there are at most 32, and each lane keeps its one. An index that is no
+ * expert's has no score. */
+template <typename X, bool FEW> struct rfi_chosen {
   const rfi_route<X> &route;
   const int32_t *index;
-  int k, mine; /* mine: of at most 32, the lane's */
-  float max, by;
+  int k, mine;
+  float own, max, by;
 
   __device__ __forceinline__ int expert(int j) const {
-    const int e = k <= 32 ? mine : index[j];
+    const int e = FEW ? mine : index[j];
     return e >= 0 && e < route.experts ? e : -1;
   }
   __device__ __forceinline__ float raw(int j) const {
     const int e = expert(j);
     return e >= 0 ? route.score(e) : route.kind == RFR_MOE_SOFTMAX_CHOSEN ? -3e38f : 0.0f;
   }
-  /* The whole warp. */
+  __device__ __forceinline__ float score(int j) const {
+    if (FEW) return own;
+    return route.kind == RFR_MOE_SOFTMAX_CHOSEN ? expf(raw(j) - max) * by : raw(j);
+  }
+  /* From this lane's j on to its next. */
+  __device__ __forceinline__ int next(int j) const { return FEW ? k : j + 32; }
+  /* The whole warp. mine: the lane's, if there are few. */
   __device__ __forceinline__ rfi_chosen(const rfi_route<X> &route, const int32_t *index, int k, int mine)
-      : route(route), index(index), k(k), mine(mine), max(0), by(1) {
+      : route(route), index(index), k(k), mine(mine), own(0), max(0), by(1) {
+    const int lane = threadIdx.x % 32;
+    if (FEW && lane < k) own = raw(lane);
     if (route.kind != RFR_MOE_SOFTMAX_CHOSEN) return;
     float high = -INFINITY, all = 0;
-    for (int j = threadIdx.x % 32; j < k; j += 32) high = fmaxf(high, raw(j));
+    for (int j = lane; j < k; j = next(j)) high = fmaxf(high, FEW ? own : raw(j));
     max = rfi_warp_max(high);
-    for (int j = threadIdx.x % 32; j < k; j += 32) all += expf(raw(j) - max);
+    for (int j = lane; j < k; j = next(j)) all += expf((FEW ? own : raw(j)) - max);
     by = 1 / rfi_warp_sum(all);
-  }
-  __device__ __forceinline__ float score(int j) const {
-    const float r = raw(j);
-    return route.kind == RFR_MOE_SOFTMAX_CHOSEN ? expf(r - max) * by : r;
+    if (FEW) own = expf(own - max) * by;
   }
 };
 
