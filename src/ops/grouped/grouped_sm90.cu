@@ -87,35 +87,43 @@ struct ring {
 
 /* ---- copying ---- */
 
+/* Steps of one tile, by one thread: short, since all that the tensor cores eat is asked for here. */
+template <rfi_grouped_kind KIND, int WS, bool BESIDE>
+static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const tiles<KIND, WS> &w, ring &at,
+                                                 uint32_t panels, uint32_t full, uint32_t empty, int rank) {
+  constexpr bool NT = KIND == RFI_GROUPED_NT, TN = KIND == RFI_GROUPED_TN;
+  const CUtensorMap *const map = &p.b[WS > 1 ? w.group : 0];
+  const int steps = w.steps(p), z = NT || WS > 1 ? 0 : w.group;
+  for (int k = 0; k < steps; k++, at.next()) {
+    const uint32_t a = panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL, told = full + at.stage * 8;
+    const int r = (NT ? w.first : 0) + k * STEP; /* of the reduction */
+    rfi_barrier_wait(empty + at.stage * 8, at.phase ^ 1);
+    rfi_barrier_expect(told, PANELS * RFI_PANEL);
+#pragma unroll
+    for (int q = 0; q < (BESIDE ? 1 : 2); q++) {
+      const int panel = BESIDE ? rank : q, row = w.row + 64 * panel, x = NT ? row : r, y = NT ? r : w.first + row;
+      if (BESIDE) rfi_tma_load_both(a + panel * RFI_PANEL, &p.a, told, x, y, 0);
+      else rfi_tma_load(a + panel * RFI_PANEL, &p.a, told, x, y, 0);
+    }
+#pragma unroll
+    for (int q = 0; q < (BESIDE ? 4 : 2); q++) {
+      const int panel = BESIDE ? q : 2 * rank + q, column = w.column + 64 * panel, x = TN ? r : column,
+                y = TN ? column : r;
+      if (BESIDE) rfi_tma_load(b + panel * RFI_PANEL, map, told, x, y, z);
+      else rfi_tma_load_both(b + panel * RFI_PANEL, map, told, x, y, z);
+    }
+  }
+}
+
 template <rfi_grouped_kind KIND, int WS>
 static __device__ __forceinline__ void produce(const problem<WS> &p, uint32_t panels, uint32_t full, uint32_t empty,
                                                int unit, int units, int rank) {
   tiles<KIND, WS> w;
   ring at;
   for (; w.next(p, unit, rank); unit += units) {
-    const int steps = w.steps(p);
-    for (int k = 0; k < steps; k++, at.next()) {
-      const uint32_t a = panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL, told = full + at.stage * 8;
-      const int r = k * STEP;
-      if (threadIdx.x != 0) continue;
-      rfi_barrier_wait(empty + at.stage * 8, at.phase ^ 1);
-      rfi_barrier_expect(told, PANELS * RFI_PANEL);
-      for (int q = 0; q < 2; q++) {
-        const int x = KIND == RFI_GROUPED_NT ? w.row + 64 * q : r;
-        const int y = KIND == RFI_GROUPED_NT ? w.first + r : w.first + w.row + 64 * q;
-        if (!w.beside) rfi_tma_load(a + q * RFI_PANEL, &p.a, told, x, y, 0);
-        else if (q == rank) rfi_tma_load_both(a + q * RFI_PANEL, &p.a, told, x, y, 0);
-      }
-      for (int q = 0; q < 4; q++) {
-        const int column = w.column + 64 * q;
-        const int x = KIND == RFI_GROUPED_TN ? r : column;
-        const int y = KIND == RFI_GROUPED_TN ? column : KIND == RFI_GROUPED_NN ? r : w.first + r;
-        const int z = KIND == RFI_GROUPED_NT || WS > 1 ? 0 : w.group;
-        const CUtensorMap *const map = &p.b[WS > 1 ? w.group : 0];
-        if (w.beside) rfi_tma_load(b + q * RFI_PANEL, map, told, x, y, z);
-        else if (q / 2 == rank) rfi_tma_load_both(b + q * RFI_PANEL, map, told, x, y, z);
-      }
-    }
+    if (threadIdx.x != 0) continue;
+    if (w.beside) copy_tile<KIND, WS, true>(p, w, at, panels, full, empty, rank);
+    else copy_tile<KIND, WS, false>(p, w, at, panels, full, empty, rank);
   }
 }
 
