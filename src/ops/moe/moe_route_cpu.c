@@ -3,7 +3,7 @@
  * Routing and its losses on the CPU, token by token in f32.
  *
  * Where the order of scores is that of the logits, logits are compared: two that differ stay different, whatever
- * rounding makes of their scores. A NaN is no larger than anything, so the chosen are k different experts always.
+ * rounding makes of their scores. A NaN comes behind everything, so the chosen are k different experts always.
  * What the losses add up over tokens is added in f64 by each part and then in the order of parts.
  */
 #include <math.h>
@@ -55,11 +55,13 @@ static room room_of(const rfi_call *c, int part) {
 }
 static size_t route_workspace(const rfi_call *c) { return (size_t)(parts_of(c, &c->in[0]) * room_bytes(c)); }
 
+static bool better(float x, float than) { return x > than || (isnan(than) && !isnan(x)); }
+
 /* The best of n that is not taken, of equals the first; it is then. */
 static int64_t take_best(const float *x, bool *taken, int64_t n) {
   int64_t best = -1;
   for (int64_t e = 0; e < n; e++)
-    if (!taken[e] && (best < 0 || x[e] > x[best])) best = e;
+    if (!taken[e] && (best < 0 || better(x[e], x[best]))) best = e;
   if (best >= 0) taken[best] = true;
   return best;
 }

@@ -221,8 +221,28 @@ static void refuses(void **state) {
   }
 }
 
+/* A NaN is chosen where nothing else is left, wherever it stands. */
+static void nan_is_last(void **state) {
+  (void)state;
+  enum { ROWS = 3 };
+  static const float rows[ROWS][E] = {{NAN, 1, 0.5f, 2, 0}, {0, NAN, NAN, NAN, -1}, {NAN, NAN, -INFINITY, NAN, NAN}};
+  static const int32_t chosen[ROWS][K] = {{3, 1}, {0, 4}, {2, 0}};
+  rfr_trace *t;
+  rfr_value index;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_moe_route(t, rfr_input(t, "logits", RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){ROWS, E}), RFR_NONE, NULL, &index);
+  rfr_output(t, "index", index);
+  OK(rfr_trace_finish(t));
+  rfr_programs *p = rft_compile(t, NULL);
+  rfr_trace_destroy(t);
+  memcpy(input_of(p, "logits"), rows, sizeof rows);
+  OK(rfr_program_run(p, 0));
+  assert_memory_equal(output_of(p, "index"), chosen, sizeof chosen);
+  rfr_programs_destroy(p);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(gives_what_each_token_gives),
+  const struct CMUnitTest tests[] = {rft_context_test(gives_what_each_token_gives), rft_context_test(nan_is_last),
                                      rft_context_test(bad_splits_skip_a_step), rft_context_test(refuses)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
