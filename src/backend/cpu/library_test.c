@@ -289,8 +289,10 @@ static void groups(void **state) {
       free(y0), free(want);
       drop(&x), drop(&w), drop(&dy), drop(&y);
     }
-  print_message("%s: %d of the grouped products\n", rfi_cpu_library_describe(library), taken);
-  if (strstr(rfi_cpu_library_describe(library), "own AMX")) assert_int_equal(taken, 6 * 5);
+  const char *library_is = rfi_cpu_library_describe(library);
+  print_message("%s: %d of the grouped products\n", library_is, taken);
+  const bool own = strncmp(library_is, "none", 4) != 0 && strstr(library_is, "own AMX");
+  assert_int_equal(taken, own ? 6 * 5 : 0);
   rfi_cpu_library_close(library);
   rfr_ctx_destroy(ctx);
 }
