@@ -179,6 +179,15 @@ static inline void rfi_sincosf(double angle, float *sine, float *cosine) {
   *cosine = rfi_float_of(rfi_bits_of(c) ^ (((k + 1u) & 2u) << 30));
 }
 
+/* ---- sums ---- */
+
+static inline float rfi_dot(const float *a, const float *b, int64_t n) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t j = 0; j < n; j++) s += a[j] * b[j];
+  return s;
+}
+
 /* ---- splitting work ---- */
 
 /* Below this many element visits a parallel region costs more than it gains. */

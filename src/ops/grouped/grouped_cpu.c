@@ -88,13 +88,6 @@ static rfr_status run_dbias(const rfi_call *c) {
 
 /* ---- grouped_dscale ---- */
 
-static float dot(const float *a, const float *b, int64_t n) {
-  float s = 0;
-#pragma omp simd reduction(+ : s)
-  for (int64_t j = 0; j < n; j++) s += a[j] * b[j];
-  return s;
-}
-
 static double dot_row(const rfi_call *c, int64_t row, int64_t group) {
   const rfi_arg *dy = &c->in[0], *bias = &c->in[1];
   const int64_t columns = dy->type.shape[1];
@@ -102,8 +95,8 @@ static double dot_row(const rfi_call *c, int64_t row, int64_t group) {
   double total = 0;
   for (int64_t j = 0, n; j < columns; j += n) {
     n = columns - j < RFI_BLOCK ? columns - j : RFI_BLOCK;
-    total += dot(rfi_read(buffer[0], dy, row * dy->stride[0] + j * dy->stride[1], dy->stride[1], n),
-                 rfi_read(buffer[1], bias, group * bias->stride[0] + j * bias->stride[1], bias->stride[1], n), n);
+    total += rfi_dot(rfi_read(buffer[0], dy, row * dy->stride[0] + j * dy->stride[1], dy->stride[1], n),
+                     rfi_read(buffer[1], bias, group * bias->stride[0] + j * bias->stride[1], bias->stride[1], n), n);
   }
   return total;
 }

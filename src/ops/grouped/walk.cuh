@@ -7,6 +7,7 @@
 #define RFI_GROUPED_WALK_CUH
 
 #include "backend/cuda/kernels.cuh"
+#include "ops/grouped/grouped.h"
 #include "ops/grouped/grouped_cuda.h"
 
 /* What is the same for all lanes, said so that the compiler knows: where it does not, it waits for each product. */
@@ -24,9 +25,6 @@ template <int UNIT> struct rfi_unit_walk {
   int group = -1, before = 0, count = 0; /* units before the group's, and its own */
   int first = 0, size = 0, tall = 0;     /* rows of the group; tiles below each other */
 
-  static __device__ __forceinline__ int begin(const rfi_groups &g, int i) {
-    return max(0, min(g.rows, rfi_same(g.offset[i])));
-  }
   /* False: there are no more. Units are asked for in ascending order, by all lanes of a warp together. */
   __device__ __forceinline__ bool find(const rfi_groups &g, int unit, int deep, int wide) {
     const int last = g.high > 0 ? g.n - 1 : g.n;
@@ -34,8 +32,8 @@ template <int UNIT> struct rfi_unit_walk {
       if (group == last) return false;
       before += count;
       group++;
-      first = begin(g, group);
-      size = group < g.n ? max(0, begin(g, group + 1) - first) : g.rows - first;
+      first = rfi_same((int)rfi_group_begin(g.offset, group, g.rows));
+      size = (group < g.n ? rfi_same((int)rfi_group_end(g.offset, group, g.rows)) : g.rows) - first;
       tall = ((g.high > 0 ? g.high : size) + deep - 1) / deep;
       count = UNIT == 1 ? tall * wide : tall / 2 * wide + (tall & 1) * ((wide + 1) / 2);
     }

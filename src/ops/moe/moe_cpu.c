@@ -103,13 +103,6 @@ static rfr_status run_unpermute(const rfi_call *c) {
   return RFR_OK;
 }
 
-static float dot(const float *a, const float *b, int64_t n) {
-  float s = 0;
-#pragma omp simd reduction(+ : s)
-  for (int64_t j = 0; j < n; j++) s += a[j] * b[j];
-  return s;
-}
-
 static void dweight_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   (void)part;
   const rfi_arg *y = &c->in[0], *dout = &c->in[2];
@@ -121,7 +114,8 @@ static void dweight_part(const rfi_call *c, int64_t begin, int64_t end, int part
     double total = 0;
     for (int64_t j = 0, n; r >= 0 && r < rows && j < columns; j += n) {
       n = columns - j < RFI_BLOCK ? columns - j : RFI_BLOCK;
-      total += dot(rfi_read(buffer[0], y, r * columns + j, 1, n), rfi_read(buffer[1], dout, t * columns + j, 1, n), n);
+      total +=
+          rfi_dot(rfi_read(buffer[0], y, r * columns + j, 1, n), rfi_read(buffer[1], dout, t * columns + j, 1, n), n);
     }
     rfi_write1(&c->out[0], i, (float)total);
   }
