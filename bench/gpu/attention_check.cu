@@ -18,9 +18,8 @@
 #include <string.h>
 #include <vector>
 
+#include "check.cuh"
 #include "ops/attention/attention_cuda.h"
-
-static int failures;
 
 /* What is checked and timed; sm_90's where the device is one. */
 struct variant {
@@ -34,40 +33,6 @@ static const variant variants[] = {
     {"sm80", 8, &rfi_attention_sm80, &rfi_attention_sm80_bwd, &rfi_attention_sm80_bwd, 256},
     {"sm90", 9, &rfi_attention_sm90, &rfi_attention_sm90_bwd, &rfi_attention_sm90_bwd64, 128}};
 static rfi_cuda_info info;
-
-extern "C" rfr_status rfi_cuda_check(cudaError_t error, const char *what) {
-  if (error == cudaSuccess) return RFR_OK;
-  printf("BAD: %s: %s (%s)\n", what, cudaGetErrorString(error), cudaGetErrorName(error));
-  exit(1); /* nothing after it could be trusted */
-}
-#define CUDA(call) rfi_cuda_check(call, #call)
-
-static void expect(bool good, const char *what) {
-  if (good) return;
-  printf(" BAD(%s)", what);
-  failures++;
-}
-
-/* ---- device memory, with a guard behind it ---- */
-
-enum { GUARD = 4096 };
-
-struct buffer {
-  char *data = NULL;
-  size_t bytes = 0;
-  explicit buffer(size_t n) : bytes((n + 255) / 256 * 256) {
-    CUDA(cudaMalloc((void **)&data, bytes + GUARD));
-    poison();
-  }
-  buffer(const buffer &) = delete;
-  ~buffer() { cudaFree(data); }
-  void poison() { CUDA(cudaMemset(data, 0xff, bytes + GUARD)); }
-  bool guard_stands() const {
-    std::vector<unsigned char> x(GUARD);
-    CUDA(cudaMemcpy(x.data(), data + bytes, GUARD, cudaMemcpyDeviceToHost));
-    return std::all_of(x.begin(), x.end(), [](unsigned char b) { return b == 0xff; });
-  }
-};
 
 /* ---- small kernels ---- */
 

@@ -18,16 +18,10 @@
 #include <vector>
 
 #include "backend/cuda/kernels.cuh"
+#include "check.cuh"
 #include "ops/grouped/grouped_cuda.h"
 
-static int failures, sms;
-
-extern "C" rfr_status rfi_cuda_check(cudaError_t error, const char *what) {
-  if (error == cudaSuccess) return RFR_OK;
-  printf("BAD: %s: %s (%s)\n", what, cudaGetErrorString(error), cudaGetErrorName(error));
-  exit(1); /* nothing after it could be trusted */
-}
-#define CUDA(call) rfi_cuda_check(call, #call)
+static int sms;
 
 static uint64_t state = 1;
 static double uniform() {
@@ -36,23 +30,7 @@ static double uniform() {
 }
 static int64_t below(int64_t n) { return (int64_t)(uniform() * (double)n); }
 
-enum { GUARD = 4096, THREADS = 256 };
-
-struct buffer {
-  char *data = NULL;
-  size_t bytes;
-  explicit buffer(size_t n) : bytes(n) {
-    CUDA(cudaMalloc((void **)&data, n + GUARD));
-    CUDA(cudaMemset(data, 0x7f, n + GUARD)); /* NaN in every type */
-  }
-  buffer(const buffer &) = delete;
-  ~buffer() { cudaFree(data); }
-  bool whole() const {
-    std::vector<char> guard(GUARD);
-    CUDA(cudaMemcpy(guard.data(), data + bytes, GUARD, cudaMemcpyDeviceToHost));
-    return std::all_of(guard.begin(), guard.end(), [](char c) { return c == 0x7f; });
-  }
-};
+enum { THREADS = 256 };
 
 /* Normal numbers by the address; `from` on, not a number. */
 template <typename T> static __global__ void draw(T *x, int64_t n, int64_t from, uint32_t seed) {
@@ -144,7 +122,7 @@ static void check_one(const std::vector<int64_t> &sizes, int64_t behind, int64_t
     int changed = 0;
     for (int time = 0; time < 20; time++) {
       if (p.accumulate) ones<O><<<1024, THREADS>>>((O *)y.data, n);
-      else CUDA(cudaMemset(y.data, 0x7f, n * sizeof(O)));
+      else CUDA(cudaMemset(y.data, 0xff, n * sizeof(O)));
       if (rfi_grouped_sm90(&p, sms, 0) != RFR_OK) exit(1);
       CUDA(cudaMemcpy(again.data(), y.data, n * sizeof(O), cudaMemcpyDeviceToHost));
       if (time == 0) got = again;
@@ -160,7 +138,7 @@ static void check_one(const std::vector<int64_t> &sizes, int64_t behind, int64_t
       error += e * e, norm += exact[i] * exact[i];
     }
     error = norm > 0 ? sqrt(error / norm) : sqrt(error);
-    const bool bad = wrong || changed || !y.whole() ||
+    const bool bad = wrong || changed || !y.guard_stands() ||
                      !(error < (sizeof(O) == 4          ? 2e-5
                                 : p.a_dtype == RFR_BF16 ? 4e-3
                                                         : 5e-4));
@@ -172,7 +150,7 @@ static void check_one(const std::vector<int64_t> &sizes, int64_t behind, int64_t
            : p.bias ? ", bias"
                     : "",
            error, bad ? " BAD" : "");
-    if (bad) printf("  wrong %lld, changed %d, outside %d\n", (long long)wrong, changed, !y.whole());
+    if (bad) printf("  wrong %lld, changed %d, outside %d\n", (long long)wrong, changed, !y.guard_stands());
   }
 }
 

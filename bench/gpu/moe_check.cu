@@ -17,46 +17,33 @@
 #include <vector>
 
 #include "backend/cuda/kernels.cuh"
+#include "check.cuh"
 #include "refrain/ops.h"
-
-static int failures;
-
-extern "C" rfr_status rfi_cuda_check(cudaError_t error, const char *what) {
-  if (error == cudaSuccess) return RFR_OK;
-  printf("BAD: %s: %s (%s)\n", what, cudaGetErrorString(error), cudaGetErrorName(error));
-  exit(1); /* nothing after it could be trusted */
-}
-#define CUDA(call) rfi_cuda_check(call, #call)
-
-static void expect(bool good, const char *what) {
-  if (good) return;
-  printf(" BAD(%s)", what);
-  failures++;
-}
 
 /* ---- values on the device ---- */
 
-struct value {
+static size_t bytes_of(rfr_dtype dtype, const std::vector<int64_t> &shape) {
+  int64_t n = rfi_element_bytes(dtype);
+  for (int64_t d : shape) n *= d;
+  return (size_t)n;
+}
+
+struct value : buffer {
   rfr_arg arg = {};
-  size_t bytes = 0;
-  value(rfr_dtype dtype, std::vector<int64_t> shape) {
+  value(rfr_dtype dtype, const std::vector<int64_t> &shape) : buffer(bytes_of(dtype, shape)) {
     int64_t n = 1;
     arg.type.dtype = dtype;
     arg.type.rank = (int)shape.size();
     for (int d = arg.type.rank - 1; d >= 0; d--) arg.type.shape[d] = shape[d], arg.stride[d] = n, n *= shape[d];
-    bytes = (size_t)(n * rfi_element_bytes(dtype));
-    CUDA(cudaMalloc(&arg.data, bytes + 16));
-    CUDA(cudaMemset(arg.data, 0xFF, bytes + 16));
+    arg.data = data;
   }
-  value(const value &) = delete;
-  ~value() { cudaFree(arg.data); }
   template <typename T> std::vector<T> host() const {
     std::vector<T> x(bytes / sizeof(T));
-    CUDA(cudaMemcpy(x.data(), arg.data, bytes, cudaMemcpyDeviceToHost));
+    CUDA(cudaMemcpy(x.data(), data, bytes, cudaMemcpyDeviceToHost));
     return x;
   }
   template <typename T> void set(const std::vector<T> &x) {
-    CUDA(cudaMemcpy(arg.data, x.data(), bytes, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(data, x.data(), bytes, cudaMemcpyHostToDevice));
   }
 };
 
@@ -67,20 +54,18 @@ struct call_of {
   const rfi_cuda_kernel *kernel;
   std::vector<rfr_arg> in, out;
   std::vector<rfr_attr> attr;
-  void *workspace = NULL;
+  buffer *workspace;
   rfr_call call = {};
   call_of(const rfi_cuda_kernel &kernel, std::vector<rfr_arg> in, std::vector<rfr_arg> out, std::vector<rfr_attr> attr)
       : kernel(&kernel), in(in), out(out), attr(attr) {
     call.n_in = (int)this->in.size(), call.n_out = (int)this->out.size();
     call.in = this->in.data(), call.out = this->out.data(), call.attr = this->attr.data();
     call.stream = stream, call.library = &info;
-    const size_t bytes = kernel.workspace ? kernel.workspace(&call) : 0;
-    CUDA(cudaMalloc(&workspace, bytes + 64));
-    CUDA(cudaMemset(workspace, 0xFF, bytes + 64));
-    call.workspace = workspace;
+    workspace = new buffer(kernel.workspace ? kernel.workspace(&call) : 0);
+    call.workspace = workspace->data;
   }
   call_of(const call_of &) = delete;
-  ~call_of() { cudaFree(workspace); }
+  ~call_of() { delete workspace; }
   void run() const { expect(kernel->run(&call) == RFR_OK, "status"); }
 };
 
@@ -185,6 +170,9 @@ static void check(const shape &s) {
   expect(sums, "weights");
   expect(sorted, "order");
   expect(counts == n, "splits");
+  for (const buffer *b : std::initializer_list<const buffer *>{&weight, &index, &splits, &order, &place,
+                                                               route.workspace, sort.workspace})
+    expect(b->guard_stands(), "wrote behind a value");
   printf(" done\n");
 }
 
