@@ -2,8 +2,8 @@
  *
  * Fuse, five rewrites in this order:
  *
- *  loss head   logits = x wT, softcapped or not; cross_entropy(logits); its gradient; the two
- *              products of the gradient: one op that walks the rows in chunks, so that the logits
+ *  loss head   logits = x wT, softcapped or not; cross_entropy(logits); its gradient, cast or
+ *              not; the two products of the gradient: one op that walks the rows in chunks, so that the logits
  *              never exist whole, and that makes dx and dw in the same walk, because in a
  *              joint trace the cotangent of the loss is known beforehand. Changes bits:
  *              dw adds up chunk by chunk, and the gradient of the logits stays f32 or is
@@ -25,7 +25,7 @@
 /* ---- loss head ---- */
 
 typedef struct head {
-  int logits, softcap, loss, bwd, softcap_bwd, dx, dw; /* op indices; -1: not there */
+  int logits, softcap, loss, bwd, softcap_bwd, cast, dx, dw; /* op indices; -1: not there */
 } head;
 
 static bool reads(const rfi_opr *op, rfr_value v) {
@@ -46,7 +46,7 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
   const int above = t->values[logits].op;
   const bool capped = above >= 0 && t->ops[above].def->code == RFI_OP_softcap;
   rfr_value made = capped ? t->ops[above].in[0] : logits;
-  *h = (head){t->values[made].op, capped ? above : -1, i, -1, -1, -1, -1};
+  *h = (head){t->values[made].op, capped ? above : -1, i, -1, -1, -1, -1, -1};
   if (capped && (uses[made].count != 1 || uses[made].output)) return false;
   if (h->logits < 0 || uses[logits].output || !is_matmul(&t->ops[h->logits], 0, 1)) return false;
   const rfi_opr *product = &t->ops[h->logits];
@@ -70,6 +70,10 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
   if (capped) {
     if (h->softcap_bwd < 0 || t->ops[h->softcap_bwd].in[0] != d || uses[d].output || uses[d].count != 1) return false;
     d = t->ops[h->softcap_bwd].out[0];
+  }
+  if (uses[d].count == 1 && !uses[d].output && t->ops[uses[d].last].def->code == RFI_OP_cast) {
+    h->cast = uses[d].last;
+    d = t->ops[h->cast].out[0];
   }
   if (uses[d].output || uses[d].count > 2) return false;
   for (int k = t->values[d].op + 1; k <= uses[d].last; k++) {
@@ -131,6 +135,7 @@ static rfr_status visit_head(rfi_walk *w, int i) {
   if (match_head(w->to.from, w->uses, i, &h)) {
     if (h.bwd >= 0) w->skip[h.bwd] = true;
     if (h.softcap_bwd >= 0) w->skip[h.softcap_bwd] = true;
+    if (h.cast >= 0) w->skip[h.cast] = true;
     if (h.dx >= 0) w->skip[h.dx] = true;
     if (h.dw >= 0) w->skip[h.dw] = true;
     return emit_head(&w->to, &h, w->loss_chunk, w->report);

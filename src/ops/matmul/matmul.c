@@ -59,6 +59,13 @@ static rfr_dtype begin(const rfi_grad *g, int i) {
   return g->is_weight[i] ? RFR_F32 : rfr_value_type(g->t, g->op->in[i]).dtype;
 }
 
+/* The gradient as the products want it: of the operands' type where theirs is narrower, as matrix units need it. */
+static rfr_value as_operand(const rfi_grad *g) {
+  const rfr_dtype a = rfr_value_type(g->t, g->op->in[0]).dtype, b = rfr_value_type(g->t, g->op->in[1]).dtype;
+  const bool wide = rfr_value_type(g->t, g->dy[0]).dtype == RFR_F32 && a == b && a != RFR_F32;
+  return wide && (g->need[0] || g->need[1]) ? rfr_cast_at(g->t, g->at, g->dy[0], a) : g->dy[0];
+}
+
 /* With y = op(a) op(b): d op(a) = dy op(b)T and d op(b) = op(a)T dy; where an operand is
  * used transposed, the transposed product gives its gradient as it is stored. */
 rfr_status rfi_grad_matmul(rfi_grad *g) {
@@ -66,13 +73,14 @@ rfr_status rfi_grad_matmul(rfi_grad *g) {
   rfr_value a = op->in[0], b = op->in[1], dy = g->dy[0];
   int ta = (int)op->attr[0].i, tb = (int)op->attr[1].i;
   if (dy == RFR_NONE) return RFR_OK;
+  const rfr_value d = as_operand(g);
   if (g->need[0]) {
     rfr_dtype to = begin(g, 0);
-    g->dx[0] = ta ? record(g->t, g->at, b, dy, RFR_NONE, tb, 1, to) : record(g->t, g->at, dy, b, RFR_NONE, 0, !tb, to);
+    g->dx[0] = ta ? record(g->t, g->at, b, d, RFR_NONE, tb, 1, to) : record(g->t, g->at, d, b, RFR_NONE, 0, !tb, to);
   }
   if (g->need[1]) {
     rfr_dtype to = begin(g, 1);
-    g->dx[1] = tb ? record(g->t, g->at, dy, a, RFR_NONE, 1, ta, to) : record(g->t, g->at, a, dy, RFR_NONE, !ta, 0, to);
+    g->dx[1] = tb ? record(g->t, g->at, d, a, RFR_NONE, 1, ta, to) : record(g->t, g->at, a, d, RFR_NONE, !ta, 0, to);
   }
   if (op->n_in > 2 && op->in[2] != RFR_NONE && g->need[2]) {
     rfr_dtype to = begin(g, 2);
