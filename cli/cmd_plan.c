@@ -116,9 +116,10 @@ static void print_experts(const rfr_run *run) {
   char a[32];
   rfr_run_get_info(run, &info);
   if (info.experts == 0) return;
-  printf("experts      %14lld in a layer  weights %lld bytes, %s; %lld rows of a microbatch, whatever the routing\n",
-         (long long)info.experts, (long long)info.expert_bytes, cli_bytes(a, info.expert_bytes),
-         (long long)info.expert_rows);
+  printf("experts      %14lld in a layer  layers %lld, each with weights of %lld bytes, %s, and %lld rows of a "
+         "microbatch, whatever the routing\n",
+         (long long)info.experts, (long long)info.expert_layers, (long long)info.expert_bytes,
+         cli_bytes(a, info.expert_bytes), (long long)info.expert_rows);
 }
 
 static rfr_status print_plan(cli *c, const rfr_run *run, const rfr_programs *p, int program) {

@@ -266,7 +266,7 @@ static void experts(void **state) {
   static const char *const sets[] = {"model.model_type=mixtral", "model.num_experts=4", "run.steps=3"};
 #define SETS "--set", sets[0], "--set", sets[1], "--set", sets[2]
   assert_int_equal(RUN("plan", "small.yaml", SETS), 0);
-  assert_says(out, "experts                   4 in a layer  weights 24576 bytes");
+  assert_says(out, "experts                   4 in a layer  layers 1, each with weights of 24576 bytes");
   assert_says(out, "64 rows of a microbatch, whatever the routing");
   assert_says(out, "model.layers.*.mlp.experts.gate_up_proj");
   assert_int_equal(RUN("train", "small.yaml", "--out", "experts", SETS), 0);

@@ -26,7 +26,7 @@
 
 static const char *const models[] = {"gpt2",    "gpt2-untied", "llama",        "llama-shards", "qwen2",
                                      "qwen3",   "mistral",     "qwen2-window", "gemma",        "gemma2",
-                                     "mixtral", "qwen2-moe",   "qwen3-moe"};
+                                     "mixtral", "qwen2-moe",   "qwen3-moe",    "qwen2-mixed",  "qwen3-mixed"};
 enum { N_MODELS = sizeof models / sizeof models[0], MOST = 64 };
 
 /* ---- logits and gradients ---- */
@@ -261,6 +261,16 @@ static void expert_fields(void **state) {
   OK(read_config(f, o, &c));
   assert_true(c.experts == 6 && c.experts_per_token == 2 && c.expert_size == 12 && c.expert_norm && c.qk_norm);
   assert_true(c.balance_loss == 0.001);
+  static const struct {
+    const char *model;
+    int64_t layers;
+    const char *experts;
+  } mixed[] = {{"qwen2-mixed", 4, "0101"}, {"qwen3-mixed", 3, "101"}, {"qwen3-moe", 2, "11"}};
+  for (int i = 0; i < 3; i++) {
+    OK(read_config(f, config_of(mixed[i].model), &c));
+    assert_int_equal(c.layers, mixed[i].layers);
+    for (int l = 0; l < c.layers; l++) assert_int_equal(rfr_model_has_experts(&c, l), mixed[i].experts[l] == '1');
+  }
 }
 
 /* Version 5 moves theta into rope_parameters and calls torch_dtype dtype; early version 4 said "type". */
@@ -341,8 +351,14 @@ static void refused(void **state) {
       {"mixtral", "num_local_experts", "null", "num_local_experts"},
       {"mixtral", "router_jitter_noise", "0.1", "router_jitter_noise"},
       {"mixtral", "output_router_logits", "true", NULL},
-      {"qwen3-moe", "decoder_sparse_step", "2", "decoder_sparse_step"},
-      {"qwen3-moe", "mlp_only_layers", "[1]", "mlp_only_layers"},
+      {"qwen3-moe", "decoder_sparse_step", "2", NULL},
+      {"qwen3-moe", "decoder_sparse_step", "0", "decoder_sparse_step"},
+      {"qwen3-moe", "decoder_sparse_step", "3", "0 of 2 layers have experts"},
+      {"qwen3-moe", "mlp_only_layers", "[1]", NULL},
+      {"qwen3-moe", "mlp_only_layers", "[0, 1]", "0 of 2 layers have experts"},
+      {"qwen3-moe", "mlp_only_layers", "[1.5]", "mlp_only_layers"},
+      {"qwen3-moe", "mlp_only_layers", "1", "mlp_only_layers"},
+      {"llama", "mlp_only_layers", "[1]", "mlp_only_layers"},
       {"qwen3-moe", "norm_topk_prob", "false", NULL},
       {"qwen3-moe", "moe_intermediate_size", "null", "moe_intermediate_size"},
       {"qwen2-moe", "qkv_bias", "false", "qkv_bias"},

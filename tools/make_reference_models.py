@@ -62,6 +62,13 @@ def models():
         norm_topk_prob=False, **LLAMA)), {}
     yield "qwen3-moe", lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
         head_dim=10, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True, **LLAMA)), {}
+    # Layers without experts among those that have them, by both ways to say so.
+    yield "qwen2-mixed", lambda: Qwen2MoeForCausalLM(Qwen2MoeConfig(
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10, shared_expert_intermediate_size=14,
+        norm_topk_prob=True, decoder_sparse_step=2, **dict(LLAMA, num_hidden_layers=4))), {}
+    yield "qwen3-mixed", lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+        head_dim=10, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=False,
+        mlp_only_layers=[1], **dict(LLAMA, num_hidden_layers=3))), {}
 
 
 def qwen3():

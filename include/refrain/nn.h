@@ -62,7 +62,8 @@ typedef struct rfr_model_config {
    * Mixtral's. A token goes to experts_per_token of them, those with the highest softmax of the router's logits. */
   int64_t experts;
   int64_t experts_per_token;
-  int64_t expert_size; /* in place of intermediate_size, of each */
+  int64_t expert_size;                    /* in place of intermediate_size, of each */
+  uint64_t mlp_only[RFR_MAX_LAYERS / 64]; /* bit l % 64 of element l / 64: layer l has an MLP all the same */
   int64_t
       shared_size; /* of one more that all tokens go to, times the logistic function of a gate: Qwen2-MoE's; 0: none */
   int expert_norm; /* the weights of a token's experts add up to 1; Mixtral's do */
@@ -79,6 +80,9 @@ RFR_API rfr_model_config rfr_model_config_default(rfr_model_type type);
 RFR_API rfr_status rfr_model_config_check(const rfr_model_config *c);
 /* 1 when the layer's attention has the window. */
 RFR_API int rfr_model_has_window(const rfr_model_config *c, int64_t layer);
+/* 1 when the layer has experts in place of an MLP; and how many layers have. */
+RFR_API int rfr_model_has_experts(const rfr_model_config *c, int64_t layer);
+RFR_API int64_t rfr_model_expert_layers(const rfr_model_config *c);
 /* "llama", "gpt2", "gemma", "gemma2" */
 RFR_API const char *rfr_model_type_name(rfr_model_type type);
 
@@ -119,7 +123,7 @@ RFR_API rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, con
 typedef struct rfr_experts {
   rfr_value targets; /* given: i32 (T), of the tokens that count for the losses */
   int ignore;        /* given: the target of one that does not */
-  rfr_value *splits; /* given: NULL, or room for a value a layer: how many rows each expert had, i32 (experts) */
+  rfr_value *splits; /* given: NULL, or room for a value for each layer with experts: rows of each, i32 (experts) */
   rfr_value *bad;    /* given: the same for what rfr_splits_to_offsets says of them */
   rfr_value loss;    /* f32 (1), all layers' losses; RFR_NONE where the model has neither */
 } rfr_experts;

@@ -158,6 +158,7 @@ typedef struct rfr_run_info {
   int64_t parameters, trainable_parameters; /* elements */
   int64_t train_files, train_bytes, validation_files, validation_bytes;
   int64_t experts, expert_rows; /* of a layer, 0: none; rows that a microbatch makes of its tokens */
+  int64_t expert_layers;        /* how many have them */
   int64_t expert_bytes;         /* of a layer's weights */
   double flops_per_step;        /* of the model's formulas: a multiply-add is two */
   rfr_dtype dtype;              /* of weights and activations */

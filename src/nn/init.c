@@ -57,6 +57,9 @@ rfr_model_config rfr_model_config_default(rfr_model_type type) {
 static rfr_status check_experts(const rfr_model_config *c) {
   const bool any =
       c->experts_per_token || c->expert_size || c->shared_size || c->balance_loss != 0.0 || c->z_loss != 0.0;
+  for (size_t i = 0; i < sizeof c->mlp_only / sizeof *c->mlp_only && c->experts == 0; i++)
+    if (c->mlp_only[i] != 0)
+      return rfi_fail(RFI_E_MODEL_CONFIG, "mlp_only_layers and decoder_sparse_step in a model without experts");
   if (c->experts == 0 && !any) return RFR_OK;
   if (c->experts < 1 || c->experts > 1 << 16 || c->experts_per_token < 1 || c->experts_per_token > c->experts)
     return rfi_fail(RFI_E_MODEL_CONFIG, "num_experts is %lld, num_experts_per_tok %lld of them", (long long)c->experts,
@@ -74,6 +77,12 @@ static rfr_status check_experts(const rfr_model_config *c) {
                     "an expert that all tokens share is Qwen2-MoE's, which has biases on q, k and v");
   if (!c->expert_norm && !c->qkv_bias && !c->qk_norm)
     return rfi_fail(RFI_E_MODEL_CONFIG, "the weights of Mixtral's experts add up to 1: norm_topk_prob must be true");
+  const int64_t with = rfr_model_expert_layers(c);
+  if (with == 0 || (with < c->layers && !c->qkv_bias && !c->qk_norm))
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "%lld of %lld layers have experts: some of them do, and all but in Qwen's shapes (mlp_only_layers, "
+                    "decoder_sparse_step)",
+                    (long long)with, (long long)c->layers);
   for (int64_t l = 0; c->window > 0 && !c->qkv_bias && !c->qk_norm && l < c->layers; l++)
     if (!rfr_model_has_window(c, l))
       return rfi_fail(RFI_E_MODEL_CONFIG, "Mixtral's window is in all layers, and there is none in layer %lld",
@@ -150,6 +159,16 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
 
 int rfr_model_has_window(const rfr_model_config *c, int64_t layer) {
   return c->window > 0 && layer >= 0 && layer < RFR_MAX_LAYERS && !(c->no_window[layer / 64] >> (layer % 64) & 1);
+}
+
+int rfr_model_has_experts(const rfr_model_config *c, int64_t layer) {
+  return c->experts > 0 && layer >= 0 && layer < RFR_MAX_LAYERS && !(c->mlp_only[layer / 64] >> (layer % 64) & 1);
+}
+
+int64_t rfr_model_expert_layers(const rfr_model_config *c) {
+  int64_t n = 0;
+  for (int64_t l = 0; l < c->layers; l++) n += rfr_model_has_experts(c, l);
+  return n;
 }
 
 int rfr_name_matches(const char *glob, const char *name) {

@@ -39,7 +39,10 @@ static rfr_value forward(rfi_nn *n, rfr_value tokens) {
     x = rfr_add(t, x, rfr_embedding(t, rfi_nn_parameter(n, RFI_SLOT_POSITIONS), n->positions));
   if (rfi_is_gemma(n->c)) x = rfr_scale(t, x, embedding_scale(n->c), RFR_NONE);
   x = rfi_nn_dropout(n, x);
-  for (n->layer = 0; n->layer < n->c->layers; n->layer++) x = rfi_nn_block(n, x);
+  for (n->layer = 0; n->layer < n->c->layers; n->layer++) {
+    x = rfi_nn_block(n, x);
+    n->routings += rfr_model_has_experts(n->c, n->layer);
+  }
   rfr_scope(t, "norm");
   x = rfi_nn_norm(n, x, RFI_SLOT_NORM);
   rfr_scope(t, "");

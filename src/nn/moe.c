@@ -44,8 +44,8 @@ rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
   rfr_value weight = route(n, x, &index), bad;
   rfr_value splits = rfr_moe_sort(t, index, c->experts, &order, &place);
   rfr_value offsets = rfr_splits_to_offsets(t, splits, n->tokens * c->experts_per_token, &bad);
-  if (n->experts && n->experts->splits) n->experts->splits[n->layer] = splits;
-  if (n->experts && n->experts->bad) n->experts->bad[n->layer] = bad;
+  if (n->experts && n->experts->splits) n->experts->splits[n->routings] = splits;
+  if (n->experts && n->experts->bad) n->experts->bad[n->routings] = bad;
   rfr_value y = rfr_moe_permute(t, x, order, place, RFR_NONE); /* (T*k,C) */
   y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_SLOT_EXPERT_UP), offsets, RFR_NONE, RFR_NONE);
   y = rfr_swiglu(t, rfr_slice(t, y, 1, 0, I), rfr_slice(t, y, 1, I, I));

@@ -69,6 +69,7 @@ typedef struct rfi_nn {
   rfr_experts *experts; /* NULL: nobody asks */
   int64_t tokens;       /* T */
   int64_t layer;
+  int64_t routings; /* of the layers before */
 } rfi_nn;
 
 rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_slot slot); /* RFR_NONE when the model has none */

@@ -20,7 +20,8 @@ typedef struct row {
   const char *shape; /* a letter or figure per dimension, see size_of */
   char init;         /* n normal, r normal at the end of a residual branch, 1 a norm's scale of one, 0 zeros */
   char only_if;      /* a attention_bias, q that or qkv_bias, m mlp_bias, n qk_norm, u untied head, p norms behind the
-                      * branches, b none there, d no experts, e experts, s a shared one too, ' ' always */
+                      * branches, b none there, d a layer without experts, e with them, s with a shared one too, ' '
+                      * always */
 } row;
 
 #define LL "model.layers.%lld."
@@ -95,16 +96,17 @@ static const part parts[][3] = {
 #undef PART
 };
 
-static bool enabled(const rfr_model_config *c, const row *r) {
+/* `experts`: in a layer that has them. */
+static bool enabled(const rfr_model_config *c, const row *r, bool experts) {
   switch (r->only_if) {
     case 'a': return c->attention_bias;
     case 'q': return c->attention_bias || c->qkv_bias;
     case 'n': return c->qk_norm;
     case 'm': return c->mlp_bias;
     case 'u': return !c->tie_embeddings;
-    case 'd': return c->experts == 0;
-    case 'e': return c->experts > 0;
-    case 's': return c->experts > 0 && c->shared_size > 0;
+    case 'd': return !experts;
+    case 'e': return experts;
+    case 's': return experts && c->shared_size > 0;
     case 'p': return c->type == RFR_MODEL_GEMMA2;
     case 'b': return c->type != RFR_MODEL_GEMMA2;
     default: return true;
@@ -129,24 +131,32 @@ static int64_t size_of(const rfr_model_config *c, char letter) {
   }
 }
 
-static int count(const rfr_model_config *c, int which) {
+static int count(const rfr_model_config *c, int which, bool experts) {
   const part *p = &parts[c->type][which];
   int n = 0;
-  for (int i = 0; i < p->n; i++) n += enabled(c, &p->rows[i]);
+  for (int i = 0; i < p->n; i++) n += enabled(c, &p->rows[i], experts);
   return n;
+}
+
+/* Parameters of the layers before `layer`: layers differ in whether they have experts alone. */
+static int before(const rfr_model_config *c, int64_t layer) {
+  int with = 0;
+  for (int64_t l = 0; l < layer && c->experts > 0; l++) with += rfr_model_has_experts(c, l);
+  return with * count(c, LAYER, true) + ((int)layer - with) * count(c, LAYER, false);
 }
 
 int rfi_parameter_index(const rfr_model_config *c, rfi_slot slot, int64_t layer) {
   int start = 0;
   for (int which = BEFORE; which <= AFTER; which++) {
     const part *p = &parts[c->type][which];
-    int k = 0, per = count(c, which);
+    const bool experts = rfr_model_has_experts(c, layer);
+    int k = which == LAYER ? before(c, layer) : 0;
     for (int i = 0; i < p->n; i++) {
-      if (!enabled(c, &p->rows[i])) continue;
-      if (p->rows[i].slot == slot) return start + k + (which == LAYER ? (int)layer * per : 0);
+      if (!enabled(c, &p->rows[i], experts)) continue;
+      if (p->rows[i].slot == slot) return start + k;
       k++;
     }
-    start += which == LAYER ? per * (int)c->layers : per;
+    start += which == LAYER ? before(c, c->layers) : count(c, which, false);
   }
   return -1;
 }
@@ -166,26 +176,29 @@ static void describe(const rfr_model_config *c, const row *r, int64_t layer, rfr
 }
 
 int rfr_model_parameter_count(const rfr_model_config *c) {
-  return count(c, BEFORE) + count(c, LAYER) * (int)c->layers + count(c, AFTER);
+  return count(c, BEFORE, false) + before(c, c->layers) + count(c, AFTER, false);
 }
 
 rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *out) {
   memset(out, 0, sizeof *out);
-  int total = rfr_model_parameter_count(c);
+  const int total = rfr_model_parameter_count(c), first = count(c, BEFORE, false);
   if (i < 0 || i >= total) return rfi_fail(RFI_E_ARGUMENT, "parameter %d of a model that has %d", i, total);
-  int which = BEFORE, before = count(c, BEFORE), per = count(c, LAYER);
+  int which = BEFORE;
   int64_t layer = 0;
-  if (i >= before + per * (int)c->layers) {
-    which = AFTER;
-    i -= before + per * (int)c->layers;
-  } else if (i >= before) {
+  bool experts = false;
+  if (i >= first) {
     which = LAYER;
-    layer = (i - before) / per;
-    i = (i - before) % per;
+    i -= first;
+    for (int n; layer < c->layers; layer++, i -= n) {
+      experts = rfr_model_has_experts(c, layer);
+      n = count(c, LAYER, experts);
+      if (i < n) break;
+    }
+    if (layer == c->layers) which = AFTER;
   }
   const part *p = &parts[c->type][which];
   for (int k = 0; k < p->n; k++) {
-    if (!enabled(c, &p->rows[k]) || i-- > 0) continue;
+    if (!enabled(c, &p->rows[k], experts) || i-- > 0) continue;
     describe(c, &p->rows[k], layer, out);
     return RFR_OK;
   }

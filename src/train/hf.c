@@ -84,6 +84,17 @@ static int add_gemma(json_t *o, const rfr_model_config *c) {
 
 static bool is_mixtral(const rfr_model_config *c) { return c->experts > 0 && !c->qk_norm && !c->qkv_bias; }
 
+/* Layers that have an MLP in place of experts. */
+static json_t *mlp_only_layers(const rfr_model_config *c) {
+  json_t *list = json_array();
+  for (int64_t l = 0; list && l < c->layers; l++) {
+    if (rfr_model_has_experts(c, l) || json_array_append_new(list, json_integer(l)) == 0) continue;
+    json_decref(list);
+    list = NULL;
+  }
+  return list;
+}
+
 /* The library adds the loss of balance where its logits are given out. */
 static int add_experts(json_t *o, const rfr_model_config *c) {
   if (c->experts == 0) return 0;
@@ -94,9 +105,9 @@ static int add_experts(json_t *o, const rfr_model_config *c) {
   own = is_mixtral(c) ? json_pack("{s:I, s:I, s:f, s:o}", "num_local_experts", (json_int_t)c->experts,
                                   "intermediate_size", (json_int_t)c->expert_size, "router_jitter_noise", 0.0,
                                   "sliding_window", c->window > 0 ? json_integer(c->window) : json_null())
-                      : json_pack("{s:I, s:I, s:b, s:i, s:[]}", "num_experts", (json_int_t)c->experts,
+                      : json_pack("{s:I, s:I, s:b, s:i, s:o}", "num_experts", (json_int_t)c->experts,
                                   "moe_intermediate_size", (json_int_t)c->expert_size, "norm_topk_prob", c->expert_norm,
-                                  "decoder_sparse_step", 1, "mlp_only_layers");
+                                  "decoder_sparse_step", 1, "mlp_only_layers", mlp_only_layers(c));
   wrong |= json_object_update(o, own);
   json_decref(own);
   if (c->shared_size > 0)
@@ -227,8 +238,8 @@ static const struct {
                {"compression_config", ABSENT, ""},
                {"num_experts", ABSENT, WITH_EXPERTS},
                {"num_local_experts", ABSENT, WITH_EXPERTS},
-               {"decoder_sparse_step", ONE, ""},
-               {"mlp_only_layers", EMPTY, ""},
+               {"decoder_sparse_step", ONE, WITH_EXPERTS},
+               {"mlp_only_layers", EMPTY, WITH_EXPERTS},
                {"router_jitter_noise", ZERO, ""},
                {"qkv_bias", TRUE, ""},
                {"attn_logit_softcapping", ABSENT, "gemma2"},
@@ -406,6 +417,31 @@ static rfr_status read_gemma(const json_t *o, const char *file, rfr_model_config
   return read_positive(o, file, "final_logit_softcapping", &none, &c->logit_cap);
 }
 
+void rfi_hf_mlp_only(rfr_model_config *c, int64_t layer) {
+  if (layer >= 0 && layer < c->layers) c->mlp_only[layer / 64] |= (uint64_t)1 << (layer % 64);
+}
+
+void rfi_hf_sparse_step(rfr_model_config *c, int64_t step) {
+  for (int64_t l = 0; l < c->layers; l++)
+    if ((l + 1) % step != 0) rfi_hf_mlp_only(c, l);
+}
+
+/* Which layers have experts. Qwen's classes alone look at these. */
+static rfr_status read_mlp_only(const json_t *o, const char *file, rfr_model_config *c) {
+  int64_t step = 1;
+  RFI_TRY(rfi_json_get_int(o, file, "decoder_sparse_step", false, 1, INT32_MAX, &step));
+  rfi_hf_sparse_step(c, step);
+  const json_t *list = json_object_get(o, "mlp_only_layers");
+  if (!list || json_is_null(list)) return RFR_OK;
+  bool numbers = json_is_array(list);
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    const json_t *layer = json_array_get(list, i);
+    numbers = numbers && json_is_integer(layer);
+    rfi_hf_mlp_only(c, json_is_integer(layer) ? json_integer_value(layer) : -1);
+  }
+  return numbers ? RFR_OK : rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "mlp_only_layers is no list of numbers of layers");
+}
+
 static rfr_status read_experts(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
   const bool mixtral = strcmp(type, "mixtral") == 0, shared = strcmp(type, "qwen2_moe") == 0;
   /* which of the two names it has depends on the type and on the library's version */
@@ -418,6 +454,7 @@ static rfr_status read_experts(const json_t *o, const char *file, const char *ty
   RFI_TRY(read_sizes(o, file, fields, shared ? 4 : 3));
   c->expert_norm = mixtral;
   if (!mixtral) RFI_TRY(read_flag(o, file, "norm_topk_prob", &c->expert_norm));
+  if (!mixtral) RFI_TRY(read_mlp_only(o, file, c));
   RFI_TRY(rfi_json_get_bool(o, file, "output_router_logits", false, &balances));
   return balances ? rfi_json_get_real(o, file, "router_aux_loss_coef", true, &c->balance_loss) : RFR_OK;
 }

@@ -24,6 +24,9 @@ int rfi_hf_pieces(const char *name, const rfr_type *type);
 void rfi_hf_piece(const rfr_model_config *c, const char *name, const rfr_type *type, int i, rfi_hf_tensor *out);
 /* Says that a layer is "full_attention" or "sliding_attention"; c->window is known. NULL, or what is wrong. */
 const char *rfi_hf_layer_type(rfr_model_config *c, int64_t layer, const char *type);
+/* Says that a layer has no experts; that all have none but each `step`-th one. c->layers is known. */
+void rfi_hf_mlp_only(rfr_model_config *c, int64_t layer);
+void rfi_hf_sparse_step(rfr_model_config *c, int64_t step);
 /* Reads folder/config.json, as versions 4 and 5 of the transformers library write it, over
  * the defaults in `c`; its dtype stays, weights are converted when they are loaded. A field
  * that changes what the model computes in a way that is not built is refused by name

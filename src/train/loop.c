@@ -106,11 +106,14 @@ static rfr_status warn_of_zeros(rfr_run *run) {
 
 /* The step was skipped: its rows did not fit into the groups. */
 static void warn_of_routing(rfr_run *run, const double *m) {
-  const int64_t layers = run->settings->spec.model.layers, which = (int64_t)m[RFI_METRIC_BAD_ROUTING] - 1;
+  const rfr_model_config *model = &run->settings->spec.model;
+  const int64_t layers = rfr_model_expert_layers(model), which = (int64_t)m[RFI_METRIC_BAD_ROUTING] - 1;
+  int64_t layer = 0;
   if (which < 0) return;
+  for (int64_t left = which % layers; left > 0 || !rfr_model_has_experts(model, layer); layer++)
+    left -= rfr_model_has_experts(model, layer);
   rfi_warn(run, "step %lld: layer %lld, microbatch %lld: the rows of expert %lld are negative or too many; skipped",
-           (long long)run->step, (long long)(which % layers), (long long)(which / layers),
-           (long long)m[RFI_METRIC_BAD_GROUP]);
+           (long long)run->step, (long long)layer, (long long)(which / layers), (long long)m[RFI_METRIC_BAD_GROUP]);
 }
 
 /* One step, and its metrics. On a device of its own the steps behind it, up to number `until`, are

@@ -384,6 +384,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .dtype = s->spec.model.dtype,
                         .tokens_per_step = s->spec.tokens * s->spec.microbatches,
                         .experts = s->spec.model.experts,
+                        .expert_layers = rfr_model_expert_layers(&s->spec.model),
                         .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
                         .data_hash = run->hash,
                         .checkpoint = run->checkpoint};
@@ -406,10 +407,10 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     bool frozen = false;
     for (int k = 0; k < s->spec.n_frozen; k++) frozen = frozen || rfr_name_matches(s->spec.frozen[k], p.name);
     out->parameters += n;
-    if (strncmp(p.name, "model.layers.0.mlp.experts.", 27) == 0)
-      out->expert_bytes += n * rfr_dtype_bits(s->spec.model.dtype) / 8;
+    if (strstr(p.name, ".mlp.experts.")) out->expert_bytes += n * rfr_dtype_bits(s->spec.model.dtype) / 8;
     if (!frozen) out->trainable_parameters += n;
   }
+  if (out->expert_layers > 0) out->expert_bytes /= out->expert_layers; /* which are all alike */
 }
 
 const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i) {

@@ -268,29 +268,88 @@ static void expert_load(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Experts by themselves in a checkpoint, from which another run starts with the same bits. */
-static void experts_from_folder(void **state) {
-  (void)state;
+/* A checkpoint is a model folder from which another run starts with the same bits: all `parameters` tensors of it. */
+static void child_of(const char *model, const char *set, const char *name, int parameters, rfr_run_info *info) {
   rfr_ctx *ctx = new_ctx(1);
   record r = {0}, s = {0};
   char config[512];
   rfr_run_options o = options_for(&r);
-  rfr_run *a = open_run(ctx, "refrain: 1\n" EXPERTS DATA TWO_BATCHES ADAM RUN, "expert-parent", &o);
-  steps(a, 2);
+  o.overrides = &set;
+  o.n_overrides = set != NULL;
+  snprintf(config, sizeof config, "refrain: 1\n%s%s", model, DATA TWO_BATCHES ADAM RUN);
+  rfr_run *a = open_run(ctx, config, name, &o);
+  steps(a, 5);
   assert_int_equal(rfr_run_save(a), RFR_OK);
-  snprintf(config, sizeof config, "refrain: 1\nmodel: %s/step-000002\n%s", folder_of("expert-parent"),
-           DATA TWO_BATCHES ADAM RUN);
+  snprintf(config, sizeof config, "refrain: 1\nmodel: %s/step-000005\n%s", folder_of(name), DATA TWO_BATCHES ADAM RUN);
   o = options_for(&s);
   rfr_run *b = open_run(ctx, config, NULL, &o);
   rfr_tensor x, y;
+  int n = 0;
   for (int i = 0; rfr_programs_tensor_at(rfr_run_programs(a), i, &x) == RFR_OK; i++) {
     if (x.role != RFR_ROLE_TRAINABLE) continue;
     assert_int_equal(rfr_programs_tensor(rfr_run_programs(b), x.name, &y), RFR_OK);
+    assert_int_equal(x.bytes, y.bytes);
     assert_memory_equal(x.data, y.data, (size_t)x.bytes);
+    n++;
   }
+  assert_int_equal(n, parameters);
+  rfr_run_get_info(b, info);
   steps(b, 1);
+  assert_true(s.loss[1] < r.loss[1]); /* the same windows, seen after training */
   rfr_run_close(b);
   rfr_run_close(a);
+  rfr_ctx_destroy(ctx);
+}
+
+static void from_folder(void **state) {
+  (void)state;
+  rfr_run_info info;
+  child_of(LLAMA, NULL, "parent", 21, &info);
+  assert_true(info.experts == 0 && info.expert_layers == 0);
+  child_of(EXPERTS, NULL, "expert-parent", 25, &info);
+  assert_true(info.experts == 5 && info.expert_layers == 2);
+  child_of(EXPERTS, "model.mlp_only_layers=[1]", "mixed-parent", 25, &info);
+  assert_true(info.experts == 5 && info.expert_layers == 1);
+  assert_int_equal(info.expert_bytes, 5 * 3 * 20 * 24 * rfr_dtype_bits(info.dtype) / 8);
+}
+
+/* Which layers have experts, by either key, and what is none. */
+static void layers_with_experts(void **state) {
+  (void)state;
+  static const struct {
+    const char *model, *set;
+    int64_t layers;    /* with experts, of two */
+    const char *wrong; /* NULL: taken */
+  } cases[] = {{EXPERTS, "model.decoder_sparse_step=2", 1, NULL},
+               {EXPERTS, "model.mlp_only_layers=[0]", 1, NULL},
+               {EXPERTS, "model.mlp_only_layers=[]", 2, NULL},
+               {EXPERTS, "model.mlp_only_layers=[2]", 0, "2 is no block of 2"},
+               {EXPERTS, "model.mlp_only_layers=[1x]", 0, "1x is no block of 2"},
+               {EXPERTS, "model.mlp_only_layers=[0, 1]", 0, "0 of 2 layers have experts"},
+               {MIXTRAL, "model.mlp_only_layers=[0]", 0, "1 of 2 layers have experts"},
+               {LLAMA, "model.mlp_only_layers=[0]", 0, "without experts"}};
+  rfr_ctx *ctx = new_ctx(1);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char config[600];
+    record r = {0};
+    rfr_run_options o = options_for(&r);
+    rfr_run *run;
+    rfr_run_info info;
+    o.overrides = &cases[i].set;
+    o.n_overrides = 1;
+    snprintf(config, sizeof config, "refrain: 1\n%s%s", cases[i].model, DATA TWO_BATCHES ADAM RUN);
+    rfr_status s = rfr_run_open(ctx, config, NULL, &o, &run);
+    if (cases[i].wrong) {
+      if (s == RFR_OK) fail_msg("%s was taken", cases[i].set);
+      if (!strstr(rfr_last_error()->message, cases[i].wrong)) fail_msg("%s", rfr_last_error()->message);
+      continue;
+    }
+    assert_int_equal(s, RFR_OK);
+    rfr_run_get_info(run, &info);
+    assert_int_equal(info.expert_layers, cases[i].layers);
+    steps(run, 1);
+    rfr_run_close(run);
+  }
   rfr_ctx_destroy(ctx);
 }
 
@@ -677,37 +736,6 @@ static void frozen(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A checkpoint is a model folder that another run starts from. */
-static void from_folder(void **state) {
-  (void)state;
-  rfr_ctx *ctx = new_ctx(1);
-  record r = {0}, s = {0};
-  char config[512];
-  rfr_run_options o = options_for(&r);
-  rfr_run *a = open_run(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "parent", &o);
-  steps(a, 5);
-  assert_int_equal(rfr_run_save(a), RFR_OK);
-  snprintf(config, sizeof config, "refrain: 1\nmodel: %s/step-000005\n%s", folder_of("parent"),
-           DATA TWO_BATCHES ADAM RUN);
-  o = options_for(&s);
-  rfr_run *b = open_run(ctx, config, "child", &o);
-  rfr_tensor x, y;
-  int n = 0;
-  for (int i = 0; rfr_programs_tensor_at(rfr_run_programs(a), i, &x) == RFR_OK; i++) {
-    if (x.role != RFR_ROLE_TRAINABLE) continue;
-    assert_int_equal(rfr_programs_tensor(rfr_run_programs(b), x.name, &y), RFR_OK);
-    assert_int_equal(x.bytes, y.bytes);
-    assert_memory_equal(x.data, y.data, (size_t)x.bytes);
-    n++;
-  }
-  assert_int_equal(n, 21);
-  steps(b, 1);
-  assert_true(s.loss[1] < r.loss[1]); /* the same windows, seen after training */
-  rfr_run_close(b);
-  rfr_run_close(a);
-  rfr_ctx_destroy(ctx);
-}
-
 /* No allocation in a step or an evaluation, and nothing that grows. */
 static void quiet_allocator(void **state) {
   (void)state;
@@ -839,7 +867,7 @@ int main(void) {
       cmocka_unit_test(bits_mixtral_bf16_dropout),
       cmocka_unit_test(bits_experts_f16),
       cmocka_unit_test(expert_load),
-      cmocka_unit_test(experts_from_folder),
+      cmocka_unit_test(layers_with_experts),
       cmocka_unit_test(loss_scale),
       cmocka_unit_test(microbatches),
       cmocka_unit_test(recomputed),

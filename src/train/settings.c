@@ -6,6 +6,7 @@
 #include "train/settings.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "data/dataset.h"
@@ -28,6 +29,20 @@ static rfr_status read_layer_types(const rfi_settings *s, rfr_model_config *m) {
   for (int i = 0; i < types->n; i++) {
     const char *wrong = rfi_hf_layer_type(m, i, types->items[i]);
     if (wrong) return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: the one of block %d %s", i, wrong);
+  }
+  return RFR_OK;
+}
+
+static rfr_status read_mlp_only(const rfi_settings *s, rfr_model_config *m) {
+  const rfi_config_list *layers = &s->config->model_mlp_only_layers;
+  rfi_hf_sparse_step(m, s->config->model_decoder_sparse_step);
+  for (int i = 0; i < layers->n; i++) {
+    char *end;
+    const long layer = strtol(layers->items[i], &end, 10);
+    if (end == layers->items[i] || *end || layer < 0 || layer >= m->layers)
+      return FAIL_AT(s, RFI_CFG_model_mlp_only_layers, "model.mlp_only_layers: %s is no block of %lld",
+                     layers->items[i], (long long)m->layers);
+    rfi_hf_mlp_only(m, layer);
   }
   return RFR_OK;
 }
@@ -70,6 +85,7 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   m.experts = c->model_num_experts;
   m.experts_per_token = c->model_num_experts_per_tok;
   m.expert_size = c->model_moe_intermediate_size;
+  RFI_TRY(read_mlp_only(s, &m));
   m.expert_norm = m.experts > 0 && c->model_norm_topk_prob;
   m.router_narrow = router_narrow;
   m.balance_loss = c->model_router_aux_loss_coef;

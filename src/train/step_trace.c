@@ -135,8 +135,8 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
 static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model);
   rfr_value *w = values, *g = w + n, *targets = g + n, *splits = targets + s->microbatches;
-  const int64_t L = s->model.layers, routings = s->model.experts > 0 ? L * s->microbatches : 0;
-  const routing routing = {splits, splits + L * s->microbatches, (int)routings};
+  const int64_t L = rfr_model_expert_layers(&s->model), routings = L * s->microbatches;
+  const routing routing = {splits, splits + routings, (int)routings};
   rfr_microbatch(t, -1);
   rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
   rfr_value step = rfr_step_block(t);
