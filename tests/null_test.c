@@ -262,11 +262,30 @@ static void runs(void) {
   GIVES(-1, rfr_run_program_index, NULL, RFR_RUN_TRAIN);
 }
 
+static void schedules(void) {
+  rfr_schedule *s;
+  rfr_schedule_info info;
+  int n = 1;
+  QUIET(rfr_schedule_destroy, NULL);
+  STATUS(rfr_schedule_create, NULL, 1, (const rfr_action *const[]){NULL}, &n, &s);
+  STATUS(rfr_schedule_parse, NULL, "x", "0F0", 3, &s);
+  STATUS(rfr_schedule_print, NULL, ignore, NULL);
+  STATUS(rfr_schedule_get_info, NULL, &info);
+  GIVES(NULL, rfr_schedule_actions, NULL, 0, &n);
+  assert_int_equal(n, 0);
+  GIVES(-1, rfr_schedule_rank, NULL, 0);
+  GIVES(-1, rfr_schedule_find, NULL, ((rfr_action){RFR_ACTION_F, 0, 0}));
+  STATUS(rfr_schedule_set_layers, NULL, &n, 1);
+  GIVES(0, rfr_schedule_layers, NULL, 0);
+  GIVES(0, rfr_schedule_slots, NULL, 0);
+  GIVES(-1, rfr_schedule_slot, NULL, 0, 0);
+}
+
 /* ---- which functions there are ---- */
 
 /* One of the parameters is a pointer to a handle, not to where one goes. */
 static int takes_handle(const char *declaration) {
-  static const char *const types[] = {"rfr_ctx *", "rfr_trace *", "rfr_programs *", "rfr_run *"};
+  static const char *const types[] = {"rfr_ctx *", "rfr_trace *", "rfr_programs *", "rfr_run *", "rfr_schedule *"};
   const char *parameters = strchr(declaration, '(');
   for (size_t i = 0; parameters && i < sizeof types / sizeof types[0]; i++)
     for (const char *s = parameters; (s = strstr(s, types[i])); s++)
@@ -300,6 +319,7 @@ static void test_null_handles(void **state) {
   ops();
   programs();
   runs();
+  schedules();
   DIR *dir = opendir(RFT_SOURCE_DIR "/include/refrain");
   assert_non_null(dir);
   for (struct dirent *e; (e = readdir(dir));) {

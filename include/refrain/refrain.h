@@ -11,6 +11,7 @@
 #include "refrain/op.h"
 #include "refrain/ops.h"
 #include "refrain/program.h"
+#include "refrain/schedule.h"
 #include "refrain/status.h"
 #include "refrain/tensor.h"
 #include "refrain/trace.h"

@@ -130,9 +130,6 @@ RFR_API int rfr_trace_op_count(const rfr_trace *t);
 
 /* ---- text ---- */
 
-/* Receives text in pieces. */
-typedef void (*rfr_write_fn)(const char *text, size_t n, void *user);
-
 typedef struct rfr_print_options {
   size_t size;
   int flat;       /* 1: the round-trip form; 0: for people (layers collapsed) */

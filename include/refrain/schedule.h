@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Pipeline schedules: for each rank a list of actions, as data. Nothing here needs a device.
+ *
+ * A schedule that exists is valid: every call that makes one checks it whole, and what is
+ * wrong is an error with rank, position and action. So every stage has each microbatch's
+ * forward once, and in training its backward once (B, or I and W); what an action needs
+ * comes before it, on its rank and across ranks; and no ranks wait for each other in a circle.
+ *
+ * A stage is a piece of the model and lies on one rank; it owns one or more consecutive
+ * layers. Stage s hands its output to s + 1 and its input gradient to s - 1. Where two
+ * neighbours lie on different ranks, SEND and RECV may say when; without them the
+ * consumer waits for the producer all the same. Ranks, stages, microbatches, slots and
+ * positions count from 0.
+ *
+ *   rfr_schedule *s;
+ *   const char text[] = "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n";
+ *   rfr_schedule_parse(ctx, "mine", text, sizeof text - 1, &s);
+ *   int n;
+ *   const rfr_action *a = rfr_schedule_actions(s, 1, &n);   // rank 1: four actions
+ *   rfr_schedule_destroy(s);
+ */
+#ifndef REFRAIN_SCHEDULE_H
+#define REFRAIN_SCHEDULE_H
+
+#include "refrain/ctx.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, of a microbatch, what). */
+#define RFR_ACTIONS(X)                                                          \
+  X(F, 1, "forward")                                                            \
+  X(I, 1, "backward: gradient of the input")                                    \
+  X(W, 1, "backward: gradients of the weights, from what F and I left")         \
+  X(B, 1, "I and W at once")                                                    \
+  X(OPT, 0, "optimizer step of the stage's weights")                            \
+  X(UNSHARD, 0, "gather the stage's weights")                                   \
+  X(RESHARD, 0, "drop what was gathered")                                       \
+  X(REDUCE, 0, "reduce the stage's weight gradients over those who share them") \
+  X(SEND_F, 1, "hand the stage's output to the next stage")                     \
+  X(RECV_F, 1, "take the stage's input from the stage before")                  \
+  X(SEND_B, 1, "hand the stage's input gradient to the stage before")           \
+  X(RECV_B, 1, "take the stage's output gradient from the next stage")
+typedef enum rfr_action_op {
+#define RFR_ACTION_ENUM(name, microbatch, what) RFR_ACTION_##name,
+  RFR_ACTIONS(RFR_ACTION_ENUM)
+#undef RFR_ACTION_ENUM
+      RFR_ACTION_COUNT
+} rfr_action_op;
+
+typedef struct rfr_action {
+  int32_t op; /* rfr_action_op */
+  int32_t stage;
+  int32_t microbatch; /* -1: of the whole stage (OPT, UNSHARD, RESHARD, REDUCE) */
+} rfr_action;
+
+/* "1I0": stage, op, microbatch; "1OPT". Into `out`, which it returns. */
+enum { RFR_ACTION_TEXT = 48 };
+RFR_API const char *rfr_action_print(rfr_action a, char *out);
+
+typedef struct rfr_schedule rfr_schedule;
+
+/* From lists: actions[r] are the n_actions[r] of rank r, copied. How many stages and microbatches
+ * there are, and which rank has a stage, follows from them. Errors: schedule.action, schedule.count,
+ * schedule.order, schedule.deadlock. */
+RFR_API rfr_status rfr_schedule_create(rfr_ctx *ctx, int ranks, const rfr_action *const *actions, const int *n_actions,
+                                       rfr_schedule **out);
+/* From text: actions as rfr_action_print writes them, blanks between them, one line a rank; lines
+ * that are empty or begin with # say nothing. `name` stands in errors. Errors: schedule.parse and those above. */
+RFR_API rfr_status rfr_schedule_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, rfr_schedule **out);
+/* Accepts NULL. Before the context. */
+RFR_API void rfr_schedule_destroy(rfr_schedule *s);
+/* The text form, which reads back equal. */
+RFR_API rfr_status rfr_schedule_print(const rfr_schedule *s, rfr_write_fn write, void *user);
+
+typedef struct rfr_schedule_info {
+  int ranks, stages, microbatches;
+  int n_actions;     /* of all ranks */
+  int training;      /* 0: forwards alone */
+  int communication; /* 1: there are SEND and RECV */
+} rfr_schedule_info;
+RFR_API rfr_status rfr_schedule_get_info(const rfr_schedule *s, rfr_schedule_info *out);
+/* A rank's list and its length; borrowed. NULL and 0 for a rank that is not there. */
+RFR_API const rfr_action *rfr_schedule_actions(const rfr_schedule *s, int rank, int *n);
+/* The rank that has a stage; -1: there is no such stage. */
+RFR_API int rfr_schedule_rank(const rfr_schedule *s, int stage);
+/* Position of an action in its rank's list, of the first where there are several (UNSHARD ...);
+ * -1: it is not there. I and W also find the B that does them. */
+RFR_API int rfr_schedule_find(const rfr_schedule *s, rfr_action a);
+
+/* Layers (callables) that a stage owns; they are numbered through, stage after stage. One each
+ * until they are set: `layers` has n counts, one per stage, or one for all stages. Errors: argument. */
+RFR_API rfr_status rfr_schedule_set_layers(rfr_schedule *s, const int *layers, int n);
+RFR_API int rfr_schedule_layers(const rfr_schedule *s, int stage); /* 0: there is no such stage */
+
+/* A slot is a place for what one microbatch keeps in a stage: from its F (or its RECV_F) until
+ * the last of its I and W (and its SENDs). Microbatches whose windows do not meet share one, so a stage has as many
+ * as it has microbatches in flight at most, not as many as there are. Windows are those of the stage's own actions: who
+ * lets a neighbour read a slot of this stage must look when that one's W comes (rfr_schedule_find). */
+RFR_API int rfr_schedule_slots(const rfr_schedule *s, int stage);                /* 0: there is no such stage */
+RFR_API int rfr_schedule_slot(const rfr_schedule *s, int stage, int microbatch); /* -1: not there */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
