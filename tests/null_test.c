@@ -188,6 +188,7 @@ static void ops(void) {
   VALUE(rfr_token_count_at, NULL, NOWHERE, 1, v, -100, NULL);
   VALUE(rfr_cross_entropy_at, NULL, NOWHERE, 0, 0, 0, -100);
   VALUE(rfr_gradient_at, NULL, NOWHERE, 0, 0, RFR_F32);
+  VALUE(rfr_gradient_onto_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_step_block_at, NULL, NOWHERE);
   VALUE(rfr_lr_schedule_at, NULL, NOWHERE, 0, NULL);
   VALUE(rfr_grad_norm_at, NULL, NOWHERE, 2, v, NULL);

@@ -144,7 +144,8 @@ static void test_matrix(void **state) {
   printf("\n");
   for (int i = 0; i < RFI_OP_COUNT; i++) {
     rft_op op = rft_op_get((rfi_opcode)i);
-    if ((op.def->flags & RFI_VIEW) || i == RFI_OP_gradient || !is_wanted(op.def->name)) continue;
+    const bool stands_for = i == RFI_OP_gradient || i == RFI_OP_cotangent; /* until autodiff is done */
+    if ((op.def->flags & RFI_VIEW) || stands_for || !is_wanted(op.def->name)) continue;
     red += check_op(&op, &refused[i]);
   }
   printf("a number: how often the check ran; in brackets: the largest error over its bar\n");

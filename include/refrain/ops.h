@@ -162,6 +162,9 @@ RFR_API rfr_value rfr_cross_entropy_at(rfr_trace *t, rfr_place at, rfr_value log
  * role trainable or input_grad; one that cannot reach the loss is an error that
  * autodiff reports by name. */
 RFR_API rfr_value rfr_gradient_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_dtype to);
+/* The same added onto `onto`, a state of w's shape, in its place: microbatches that run one after the other add up
+ * there as they do within one trace. Returns its next version. */
+RFR_API rfr_value rfr_gradient_onto_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_value onto);
 
 /* ---- the step: all scalars live on the device ---- */
 
@@ -294,6 +297,7 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
 #define rfr_cross_entropy(t, logits, targets, inv_valid, ignore) \
   rfr_cross_entropy_at(t, RFR_HERE, logits, targets, inv_valid, ignore)
 #define rfr_gradient(t, loss, w, to) rfr_gradient_at(t, RFR_HERE, loss, w, to)
+#define rfr_gradient_onto(t, loss, w, onto) rfr_gradient_onto_at(t, RFR_HERE, loss, w, onto)
 #define rfr_step_block(t) rfr_step_block_at(t, RFR_HERE)
 #define rfr_lr_schedule(t, step, o) rfr_lr_schedule_at(t, RFR_HERE, step, o)
 #define rfr_grad_norm(t, n, grads, skip) rfr_grad_norm_at(t, RFR_HERE, n, grads, skip)

@@ -507,6 +507,84 @@ static void test_refused(void **state) {
   }
 }
 
+/* ---- gradients that are added onto a state ---- */
+
+enum { ONTO_ROWS = 13, ONTO_K = 24, ONTO_N = 40, ONTO_MICROBATCHES = 3 };
+
+/* Two layers, the first weight used twice; `onto`: one microbatch's gradients are added onto states. */
+static rfr_trace *onto_trace(int microbatches, bool onto) {
+  static const char *const names[] = {"w0", "w1", "norm", "bias"};
+  static const int64_t shape[][2] = {{ONTO_K, ONTO_K}, {ONTO_N, ONTO_K}, {ONTO_K}, {ONTO_N}};
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value w[4], loss = RFR_NONE;
+  for (int i = 0; i < 4; i++) w[i] = rfr_input(t, names[i], RFR_ROLE_TRAINABLE, RFR_F32, i < 2 ? 2 : 1, shape[i]);
+  for (int m = 0; m < microbatches; m++) {
+    char name[8];
+    snprintf(name, sizeof name, "x%d", m);
+    rfr_microbatch(t, m);
+    rfr_value x = rfr_input(t, name, RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){ONTO_ROWS, ONTO_K}));
+    rfr_value h = rfr_rmsnorm(t, rfr_linear(t, rfr_linear(t, x, w[0], RFR_NONE), w[0], RFR_NONE), w[2], 1e-5);
+    rfr_value y = rfr_linear(t, h, w[1], w[3]), part = rfr_sum(t, rfr_mul(t, y, y), -1);
+    rfr_microbatch(t, -1);
+    loss = m == 0 ? part : rfr_add(t, loss, part);
+  }
+  for (int i = 0; i < 4; i++) {
+    char name[8];
+    snprintf(name, sizeof name, "g%d", i);
+    rfr_value main = onto ? rfr_input(t, name, RFR_ROLE_STATE, RFR_F32, i < 2 ? 2 : 1, shape[i]) : RFR_NONE;
+    rfr_output(t, name, onto ? rfr_gradient_onto(t, loss, w[i], main) : rfr_gradient(t, loss, w[i], RFR_F32));
+  }
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+/* One microbatch after the other adds up onto a state as all of them do within one trace, to the bit, in the state's
+ * own bytes; products and sums add there themselves where the fuse pass runs. */
+static void test_gradient_onto(void **state) {
+  (void)state;
+  for (int fuse = 0; fuse < 2; fuse++) {
+    rfr_compile_options o = rfr_compile_options_default();
+    o.fuse = fuse;
+    rfr_trace *whole = onto_trace(ONTO_MICROBATCHES, false), *one = onto_trace(1, true);
+    rfr_programs *p = rft_compile(whole, &o), *q = rft_compile(one, &o);
+    const rfr_trace *lowered = rfr_program_trace(q, 0, "lower");
+    int apart = 0;
+    for (int i = 0; i < lowered->n_ops; i++) apart += lowered->ops[i].def->code == RFI_OP_accumulate;
+    assert_int_equal(apart, fuse ? 0 : 5); /* w0 has two gradients */
+    rft_fill_inputs(p);
+    rfr_tensor a, b;
+    for (int i = 0; rfr_programs_tensor_at(q, i, &b) == RFR_OK; i++)
+      if (rfr_programs_tensor(p, b.name, &a) == RFR_OK) memcpy(b.data, a.data, (size_t)a.bytes);
+    OK(rfr_program_run(p, 0));
+    for (int m = 0; m < ONTO_MICROBATCHES; m++) {
+      char name[8];
+      snprintf(name, sizeof name, "x%d", m);
+      OK(rfr_programs_tensor(p, name, &a));
+      OK(rfr_programs_tensor(q, "x0", &b));
+      memcpy(b.data, a.data, (size_t)a.bytes);
+      OK(rfr_program_run(q, 0));
+    }
+    for (int i = 0; i < 4; i++) {
+      char name[8];
+      snprintf(name, sizeof name, "g%d", i);
+      OK(rfr_program_output(p, 0, name, &a));
+      OK(rfr_programs_tensor(q, name, &b));
+      rfr_tensor shown;
+      OK(rfr_program_output(q, 0, name, &shown));
+      assert_ptr_equal(shown.data, b.data);
+      assert_memory_equal(a.data, b.data, (size_t)a.bytes);
+      double norm = 0;
+      for (int64_t k = 0; k < a.bytes / 4; k++) norm += fabs(((float *)a.data)[k]);
+      assert_true(norm > 0);
+    }
+    rfr_programs_destroy(p);
+    rfr_programs_destroy(q);
+    rfr_trace_destroy(whole);
+    rfr_trace_destroy(one);
+  }
+}
+
 static void test_profile(void **state) {
   (void)state;
   enum { T = 12, H = 2, D = 8, IN = 24, CAPACITY = 40, WINDOW = 11, MOST = 16 };
@@ -615,6 +693,7 @@ int main(void) {
       rft_context_test(test_replay_signature),
       rft_context_test(test_programs_share),
       rft_context_test(test_refused),
+      rft_context_test(test_gradient_onto),
       rft_context_test(test_profile),
       rft_context_test(test_allocation_faults),
   };

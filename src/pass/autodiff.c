@@ -70,7 +70,8 @@ static bool counts(const autodiff *a, const rfi_opr *op) {
 /* Operands that no rule differentiates, though they are floats: a weight that reaches the
  * loss through one of them alone does not reach it. */
 static bool is_given(const rfi_opr *op, int k) {
-  return (op->def->code == RFI_OP_scale && k == 1) || (op->def->code == RFI_OP_cross_entropy && k == 2);
+  return (op->def->code == RFI_OP_scale && k == 1) || (op->def->code == RFI_OP_cross_entropy && k == 2) ||
+         (op->def->code == RFI_OP_cotangent && k == 1);
 }
 
 static rfr_status sweep(autodiff *a, const rfr_trace *t) {
@@ -143,7 +144,10 @@ static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_place a
     return RFR_OK;
   }
   if (t->values[dx].type.dtype != t->values[have].type.dtype) dx = rfr_cast_at(t, at, dx, t->values[have].type.dtype);
-  a->cotangent[v] = rfr_add_at(t, at, have, dx);
+  const rfi_value *owner = &t->values[t->values[have].base];
+  a->cotangent[v] = owner->op < 0 && owner->role == RFR_ROLE_STATE
+                        ? rfi_record(t, at, RFI_OP_accumulate, 2, (rfr_value[]){dx, have}, NULL, NULL)
+                        : rfr_add_at(t, at, have, dx);
   return rfr_trace_status(t);
 }
 
@@ -233,6 +237,19 @@ static rfr_status finish_gradient(autodiff *a, const rfi_opr *op) {
   return rfr_trace_status(t);
 }
 
+/* What a gradient is added onto is where its sum begins. */
+static rfr_status begin_onto(autodiff *a, const rfr_trace *t) {
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->def->code != RFI_OP_gradient || op->n_in < 3 || op->in[2] < 0) continue;
+    const rfi_value *onto = &t->values[op->in[2]];
+    if (onto->op >= 0 || onto->role != RFR_ROLE_STATE)
+      return fail_op(RFI_E_GRAD_ROLE, op, "onto what is no state a gradient is added of", t->values[op->in[1]].name);
+    a->cotangent[op->in[1]] = a->r.map[op->in[2]];
+  }
+  return RFR_OK;
+}
+
 /* ---- the walk ---- */
 
 /* Refuses what is not a sum of microbatches: what takes part in the loss must come in
@@ -302,6 +319,7 @@ static rfr_status differentiate(autodiff *a, const rfr_trace *in) {
     RFI_TRY(RFI_ALLOC(in->ctx, n, &elsewhere));
     find_roots(a, in, elsewhere);
     rfi_free(in->ctx, elsewhere);
+    RFI_TRY(begin_onto(a, in));
   }
   return walk(a, in);
 }

@@ -13,7 +13,7 @@
  *  packed      where those are an attention's dq, dk and dv, it writes them side by side itself. Exact.
  *  norms       the gradients of a norm, and the sum with the residual stream's, become one
  *              op (fuse_norm.c). Exact.
- *  accumulate  add(g, product) becomes a product that adds onto g in place: a microbatch's
+ *  accumulate  add(g, product), or accumulate(product, g), becomes a product that adds onto g in place: a microbatch's
  *              weight gradient, or the second branch into a residual stream. Changes bits:
  *              a narrow sum is rounded once instead of twice, an f32 one adds up in another
  *              order. A sum in f32 alone is added as its result would be.
@@ -328,7 +328,8 @@ static rfr_status find_readers(const rfr_trace *t, readers *r) {
 static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const readers *r, const rfr_value *onto,
                            rfr_value g, rfr_value product, int add) {
   const rfi_value *p = &t->values[product], *a = &t->values[g];
-  if (p->op < 0 || a->op < 0 || a->op >= p->op || p->base != product || uses[product].count != 1 ||
+  const bool in_place = t->ops[add].def->code == RFI_OP_accumulate; /* what reads g's bytes later reads the sum */
+  if (p->op < 0 || (a->op < 0 && !in_place) || a->op >= p->op || p->base != product || uses[product].count != 1 ||
       uses[product].output)
     return false;
   const rfi_opr *op = &t->ops[p->op];
@@ -338,7 +339,13 @@ static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const reade
   if (op->def->code == RFI_OP_matmul && op->in[2] >= 0) return false;
   /* g must own dense bytes that nobody reads after the product starts to overwrite them;
    * an op that reads g and writes onto it at once would see its own result */
-  if (uses[g].output || !rfi_is_dense(a) || t->ops[a->op].def->flags & (RFI_VIEW | RFI_STATE)) return false;
+  if (uses[g].output || !rfi_is_dense(a)) return false;
+  if (in_place) {
+    for (int k = r->start[a->base]; k < r->start[a->base + 1]; k++)
+      if (r->reader[k].op >= p->op && r->reader[k].op < add) return false;
+    return true;
+  }
+  if (t->ops[a->op].def->flags & (RFI_VIEW | RFI_STATE)) return false;
   if (t->ops[a->op].phase == RFR_PHASE_LOAD || t->ops[a->op].def->code == RFI_OP_fill) return false;
   for (int i = 0; i < t->n_outputs; i++)
     if (t->values[t->outputs[i].value].base == a->base) return false; /* a view of g is seen after the run */
@@ -365,8 +372,9 @@ static rfr_status fuse_accumulate(const rfr_trace *in, rfi_report *report, rfr_t
   for (int i = 0; i < in->n_ops; i++) moved[i] = RFR_NONE;
   for (int i = 0; i < in->n_ops; i++) {
     const rfi_opr *op = &in->ops[i];
-    if (op->def->code != RFI_OP_add) continue;
-    for (int k = 0; k < 2 && moved[i] < 0; k++) {
+    const bool in_place = op->def->code == RFI_OP_accumulate;
+    if (op->def->code != RFI_OP_add && !in_place) continue;
+    for (int k = in_place; k < 2 && moved[i] < 0; k++) {
       rfr_value g = op->in[k], product = op->in[1 - k];
       if (!can_accumulate(in, uses, &read, onto, g, product, i)) continue;
       moved[i] = product;

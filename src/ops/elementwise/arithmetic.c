@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * add, mul and scale. The ops themselves take equal shapes and types: a broadcast is a view
+ * add, accumulate, mul and scale. The ops themselves take equal shapes and types: a broadcast is a view
  * (expand, stride 0), so that its gradient is a sum of its own that can be pruned by itself.
  * The recording calls write that view for the two cases that models use: a scalar, and a
  * vector along the last dimension.
@@ -16,6 +16,7 @@ static rfr_status infer_binary(const rfi_infer *c) {
 
 rfr_status rfi_infer_add(const rfi_infer *c) { return infer_binary(c); }
 rfr_status rfi_infer_mul(const rfi_infer *c) { return infer_binary(c); }
+rfr_status rfi_infer_accumulate(const rfi_infer *c) { return infer_binary(c); }
 
 rfr_status rfi_infer_scale(const rfi_infer *c) {
   RFI_TRY(rfi_rule_float(c, 0));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References and cases of add, mul and scale.
+ * References and cases of add, accumulate, mul and scale.
  */
 #include "support/op_case.h"
 
@@ -16,6 +16,14 @@ RFT_CASES(add) = {"add(f[7,13], f[7,13])",
                   "add(f[0,4], f[0,4])",
                   "add(f[67,613], f[67,613])",
                   NULL};
+
+RFT_REF(accumulate) {
+  const double *x = call->in[0].data, *acc = call->in[1].data;
+  double *y = call->out[0].data;
+  for (int64_t i = 0; i < rfi_count(&call->out[0].type); i++) y[i] = acc[i] + x[i];
+}
+RFT_CASES(accumulate) = {"accumulate(f[7,13], f[7,13])", "accumulate(f[5,3]^T, f[5,3])", "accumulate(f[0,4], f[0,4])",
+                         "accumulate(f[67,613], f[67,613])", NULL};
 
 RFT_REF(mul) {
   const double *a = call->in[0].data, *b = call->in[1].data;

@@ -11,6 +11,10 @@ rfr_status rfi_infer_dropout(const rfi_infer *c) {
   RFI_TRY(rfi_rule_float(c, 0));
   RFI_TRY(rfi_rule_dtype(c, 1, RFR_I64));
   RFI_TRY(rfi_rule_vector(c, 1, 4));
+  if (rfi_present(c, 2)) {
+    RFI_TRY(rfi_rule_dtype(c, 2, RFR_I32));
+    RFI_TRY(rfi_rule_vector(c, 2, 1));
+  }
   double p = c->attr[0].f;
   char text[32];
   if (!(p >= 0 && p < 1))
@@ -22,8 +26,8 @@ rfr_status rfi_infer_dropout(const rfi_infer *c) {
 rfr_status rfi_grad_dropout(rfi_grad *g) {
   if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
   rfi_emit_begin(g, 0);
-  rfr_value in[2] = {g->dy[0], g->op->in[1]};
-  rfi_emit_end(g, 0, rfi_emit(g, RFI_OP_dropout, 2, in, g->op->attr));
+  rfr_value in[3] = {g->dy[0], g->op->in[1], g->op->in[2]};
+  rfi_emit_end(g, 0, rfi_emit(g, RFI_OP_dropout, 3, in, g->op->attr));
   return g->t->status;
 }
 

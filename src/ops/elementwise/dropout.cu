@@ -10,6 +10,7 @@
 
 struct dropout_op {
   const int64_t *step;
+  const int32_t *given; /* the microbatch, read where it runs; NULL: the call's */
   uint64_t stream;
   uint32_t site, microbatch, least; /* a draw is kept if it is at least this */
   float by;
@@ -17,6 +18,7 @@ struct dropout_op {
   __device__ void begin() {
     key = rfi_stream_key((uint64_t)step[2], stream);
     attempted = (uint64_t)step[0];
+    if (given) microbatch = *given > 0 ? (uint32_t)*given : 0;
   }
   template <int V> __device__ void operator()(int64_t i, const float (&x)[1][V], float (&y)[1][V]) const {
     static_assert(V == 1 || V % 4 == 0, "a group has whole draws");
@@ -40,6 +42,7 @@ static rfr_status run(const rfr_call *call) {
   const double p = call->attr[0].f, edge = ceil(p * 0x1p32);
   dropout_op op;
   op.step = (const int64_t *)call->in[1].data;
+  op.given = call->n_in > 2 ? (const int32_t *)call->in[2].data : NULL;
   op.stream = (uint64_t)call->attr[2].i;
   op.site = (uint32_t)call->attr[1].i;
   op.microbatch = call->microbatch > 0 ? (uint32_t)call->microbatch : 0;

@@ -10,11 +10,16 @@
 #include "core/rng.h"
 #include "ops/walk.h"
 
+static uint32_t microbatch_of(const rfi_call *c) {
+  const int32_t m = c->n_in > 2 && c->in[2].data ? *(const int32_t *)c->in[2].data : c->microbatch;
+  return m > 0 ? (uint32_t)m : 0;
+}
+
 static void dropout_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
   uint32_t word[RFI_BLOCK / 4 + 1][4];
   const int64_t *step = c->in[1].data;
   uint64_t key = rfi_stream_key((uint64_t)step[2], (uint64_t)c->attr[2].i), first = (uint64_t)i / 4;
-  uint32_t site = (uint32_t)c->attr[1].i, microbatch = c->microbatch > 0 ? (uint32_t)c->microbatch : 0;
+  uint32_t site = (uint32_t)c->attr[1].i, microbatch = microbatch_of(c);
   uint64_t attempted = (uint64_t)step[0], skip = (uint64_t)i % 4, blocks = (skip + (uint64_t)n + 3) / 4;
   for (uint64_t b = 0; b < blocks; b++) {
     rfi_u32x4 draw = rfi_draw4(key, first + b, site, microbatch, attempted);

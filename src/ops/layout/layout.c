@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pad and concat, the layout ops that move bytes, and gradient, the placeholder that stands
- * for d loss / d w until autodiff puts the backward in its place.
+ * pad and concat, the layout ops that move bytes, and the two placeholders of autodiff: gradient
+ * stands for d loss / d w, cotangent for a loss of which only the gradient is wanted, and that is given.
  */
 #include "ops/rule.h"
 
@@ -50,10 +50,23 @@ rfr_status rfi_infer_gradient(const rfi_infer *c) {
     return rfi_fail(RFI_E_TRACE_SHAPE, "a gradient is f32, bf16 or f16");
   c->out[0] = c->in[1];
   c->out[0].dtype = (rfr_dtype)to;
+  return rfi_present(c, 2) ? rfi_rule_type(c, 2, &c->out[0]) : RFR_OK;
+}
+
+rfr_status rfi_infer_cotangent(const rfi_infer *c) {
+  RFI_TRY(rfi_rule_float(c, 0));
+  RFI_TRY(rfi_rule_same(c, 0, 1, true));
+  c->out[0] = (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {1}};
   return RFR_OK;
 }
 
 /* ---- gradients ---- */
+
+/* Its own cotangent is 1: losses are sums of such. */
+rfr_status rfi_grad_cotangent(rfi_grad *g) {
+  if (g->need[0] && g->dy[0] != RFR_NONE) g->dx[0] = g->op->in[1];
+  return RFR_OK;
+}
 
 static void emit_slice(rfi_grad *g, int i, int64_t axis, int64_t start) {
   rfr_type x = rfr_value_type(g->t, g->op->in[i]);
@@ -85,7 +98,8 @@ rfr_value rfr_concat_at(rfr_trace *t, rfr_place at, int n, const rfr_value *xs, 
   return rfi_record(t, at, RFI_OP_concat, n, xs, &attr, NULL);
 }
 
-rfr_value rfr_gradient_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_dtype to) {
+static rfr_value record_gradient(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_value onto,
+                                 rfr_dtype to) {
   rfi_attr attr = rfi_i(to);
   if (rfi_trace_records(t) && w >= 0 && w < t->n_values) {
     const rfi_value *v = &t->values[w];
@@ -93,5 +107,16 @@ rfr_value rfr_gradient_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value 
       return rfi_trace_fail(t, at, "gradient", RFI_E_GRAD_ROLE, "%s%s%s is no input of role trainable or input_grad",
                             v->name[0] ? "\"" : "w", v->name, v->name[0] ? "\"" : "");
   }
-  return rfi_record(t, at, RFI_OP_gradient, 2, (rfr_value[]){loss, w}, &attr, NULL);
+  return rfi_record(t, at, RFI_OP_gradient, onto == RFR_NONE ? 2 : 3, (rfr_value[]){loss, w, onto}, &attr, NULL);
+}
+
+rfr_value rfr_gradient_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_dtype to) {
+  return record_gradient(t, at, loss, w, RFR_NONE, to);
+}
+
+rfr_value rfr_gradient_onto_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_value onto) {
+  if (!rfi_trace_records(t)) return RFR_NONE;
+  if (onto < 0 || onto >= t->n_values || t->values[onto].op >= 0 || t->values[onto].role != RFR_ROLE_STATE)
+    return rfi_trace_fail(t, at, "gradient", RFI_E_GRAD_ROLE, "what it is added onto is no input of role state");
+  return record_gradient(t, at, loss, w, onto, t->values[onto].type.dtype);
 }
