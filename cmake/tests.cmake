@@ -64,7 +64,6 @@ if(TARGET refrain_cuda AND NOT RFR_SANITIZE)
 endif()
 if(TARGET refrain_cuda AND TARGET refrain_cli AND NOT RFR_SANITIZE)
   file(GLOB configurations CONFIGURE_DEPENDS examples/*.yaml)
-  list(FILTER configurations EXCLUDE REGEX "/moe\\.yaml$") # a GPU has no kernels for experts yet
   foreach(configuration ${configurations})
     get_filename_component(name ${configuration} NAME_WE)
     foreach(program train evaluate prefill decode)

@@ -2,7 +2,8 @@
  *
  * Grouped products against what they replace: a product per group, bit for bit, in every instruction set, with
  * any number of threads and whatever stands in the rows of no group. Then what a gradient keeps: all 16 sets of
- * wanted gradients, the ops that each leaves and the bytes that those read. Refusals name the mismatch.
+ * wanted gradients, packed and separate, the ops that each leaves and the bytes that those read. Refusals name the
+ * mismatch.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +20,7 @@
 
 /* ---- the same bits ---- */
 
-enum { MOST = 16 };
+enum { GIVEN = 4 };
 
 static uint32_t random_state = 1;
 static float next_float(void) {
@@ -61,19 +62,50 @@ static void run(const char *isa, rfi_opcode code, int n_in, const rfi_arg *in, c
 
 typedef struct shape {
   int64_t N, K;
-  int groups, rows, splits[MOST];
+  int groups, rows, splits[GIVEN]; /* of more groups than these: at random, a third of them empty */
 } shape;
 
 static const shape shapes[] = {
-    {24, 8, 3, 40, {13, 0, 20}}, {100, 127, 4, 301, {64, 65, 0, 161}}, {127, 24, 1, 77, {70}},
-    {8, 1000, 2, 9, {1, 8}},     {1000, 100, 3, 600, {5, 590, 5}},
+    {24, 8, 3, 40, {13, 0, 20}},
+    {100, 127, 4, 301, {64, 65, 0, 161}},
+    {127, 24, 1, 77, {70}},
+    {8, 1000, 2, 9, {1, 8}},
+    {1000, 100, 3, 600, {5, 590, 5}},
+    {128, 96, 3, 320, {64, 96, 80}},
+    {256, 256, 4, 256, {0}},
+    /* any number of groups */
+    {24, 40, 64, 300, {0}},
+    {24, 40, 65, 300, {0}},
+    {17, 9, 256, 700, {0}},
+    {8, 24, 1000, 1500, {0}},
 };
+/* Too much work for every instruction set and number of threads. */
+static const shape large[] = {
+    {128, 512, 1, 127, {127}},
+    {128, 512, 8, 15, {0}},
+    {128, 512, 8, 1027, {0}},
+    {128, 512, 16, 10027, {0}},
+    {3072, 768, 3, 2048, {1000, 0, 1048}},
+    {3072, 768, 6, 4096, {0}},
+};
+
+/* at[g] is where group g begins. */
+static void splits_of(const shape *s, int32_t *at) {
+  at[0] = 0;
+  for (int g = 0; g < s->groups; g++) {
+    int n = s->groups > GIVEN ? (int)((1 + next_float()) * (float)s->rows / (float)s->groups) : s->splits[g];
+    if (s->groups > GIVEN && next_float() < -0.33f) n = 0;
+    at[g + 1] = at[g] + (n < s->rows - at[g] ? n : s->rows - at[g]);
+  }
+}
 
 /* Forward, its two gradients and the bias's, each group by itself and all at once. */
 static void check(const char *isa, const shape *s, int threads) {
   const int64_t N = s->N, K = s->K, G = s->groups, R = s->rows;
-  int32_t at[MOST + 1] = {0};
-  for (int g = 0; g < G; g++) at[g + 1] = at[g] + s->splits[g];
+  int32_t *at = malloc((size_t)(G + 1) * sizeof *at);
+  rfi_arg *apart = malloc((size_t)(G + 5) * sizeof *apart);
+  assert_true(at && apart);
+  splits_of(s, at);
   const rfi_arg offsets = {at, {.dtype = RFR_I32, .rank = 1, .shape = {G + 1}}, {1}}, none = {.type = {.rank = -1}};
   /* x is a view at an odd row of a wider matrix */
   rfi_arg whole = matrix(R + 1, K + 3, K + 3), x = rows_of(&whole, 1, R);
@@ -90,9 +122,9 @@ static void check(const char *isa, const shape *s, int threads) {
   run(isa, RFI_OP_grouped_matmul, 3, (rfi_arg[]){dy, w3, offsets}, &dx[0], nn, threads);
   run(isa, RFI_OP_grouped_wgrad, 4, (rfi_arg[]){dy, x, offsets, dw3}, &dw3, &to, threads);
   run(isa, RFI_OP_grouped_dbias, 2, (rfi_arg[]){dy, offsets}, &db[0], &to, threads);
-  rfi_arg apart[5 + MOST] = {x, none, offsets, bias, none};
+  memcpy(apart, (rfi_arg[]){x, none, offsets, bias, none}, 5 * sizeof *apart);
   for (int g = 0; g < G; g++) {
-    const int64_t n = s->splits[g];
+    const int64_t n = at[g + 1] - at[g];
     const rfi_arg xg = rows_of(&x, at[g], n), dyg = rows_of(&dy, at[g], n), wg = rows_of(&w, g * N, N);
     const rfi_arg yg = rows_of(&y[1], at[g], n), dxg = rows_of(&dx[1], at[g], n), dwg = rows_of(&dw[1], g * N, N);
     rfi_arg bg = rows_of(&bias, g, 1), dbg = rows_of(&db[1], g, 1);
@@ -117,20 +149,41 @@ static void check(const char *isa, const shape *s, int threads) {
   assert_memory_equal(y[0].data, y[1].data, (size_t)(R * N) * 4);
   rfi_arg *const all[] = {&whole, &w, &bias, &dy, &y[0], &y[1], &dx[0], &dx[1], &dw[0], &dw[1], &db[0], &db[1]};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]->data);
+  free(apart);
+  free(at);
+}
+
+static bool runs(const char *isa) {
+  rfr_ctx_options o = rfr_ctx_options_default();
+  rfr_ctx *has;
+  o.isa = isa;
+  const bool there = rfr_ctx_create(&o, &has) == RFR_OK;
+  rfr_ctx_destroy(there ? has : NULL);
+  return there;
 }
 
 static void equals_separate_products(void **state) {
   static const char *const isas[] = {"v4", "v3", "v2"};
   (void)state;
+  bool first = true;
   for (int i = 0; i < 3; i++) {
-    rfr_ctx_options o = rfr_ctx_options_default();
-    rfr_ctx *has;
-    o.isa = isas[i];
-    if (rfr_ctx_create(&o, &has) != RFR_OK) continue;
-    rfr_ctx_destroy(has);
+    if (!runs(isas[i])) continue;
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++)
       for (int threads = 1; threads <= 3; threads++) check(isas[i], &shapes[k], threads);
+    for (size_t k = 0; first && k < sizeof large / sizeof *large; k++) check(isas[i], &large[k], 2);
+    first = false;
   }
+}
+
+/* Every pair of widths, of which none or one is a multiple of what kernels work on. */
+static void equals_in_every_width(void **state) {
+  static const char *const isas[] = {"v4", "v3", "v2"};
+  static const int64_t widths[] = {8, 24, 100, 127, 1000};
+  (void)state;
+  for (int i = 0; i < 3; i++)
+    for (int n = 0; n < 5; n++)
+      for (int k = 0; k < 5 && runs(isas[i]); k++)
+        check(isas[i], &(shape){widths[n], widths[k], 3, 23, {9, 0, 11}}, 1 + (n + k) % 3);
 }
 
 /* ---- what is kept ---- */
@@ -256,46 +309,60 @@ static void packed_and_separate_are_one(void **state) {
   for (int i = 0; i < 2; i++) rfr_programs_destroy(p[i]);
 }
 
+/* The forward whose input x and scale are values that it makes, and would have to keep. */
+static rfr_value forward(rfr_trace *t, bool separate, int wanted, rfr_value in[4], rfr_value w[GROUPS]) {
+  const rfr_role weight = wanted & W_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN;
+  const rfr_role bias = wanted & BIAS_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN;
+  const rfr_role x = wanted & X_WANTED ? RFR_ROLE_INPUT_GRAD : RFR_ROLE_INPUT;
+  const rfr_role scale = wanted & SCALE_WANTED ? RFR_ROLE_INPUT_GRAD : RFR_ROLE_INPUT;
+  in[0] = rfr_input(t, "x", x, RFR_F32, 2, (int64_t[]){ROWS, IN});
+  for (int g = 0; g < (separate ? GROUPS : 1); g++)
+    w[g] = rfr_input(t, (const char *[]){"w0", "w1", "w2"}[g], weight, RFR_F32, separate ? 2 : 3,
+                     (int64_t[]){GROUPS, OUT, IN} + separate);
+  in[1] = w[0];
+  in[2] = rfr_input(t, "bias", bias, RFR_F32, 2, (int64_t[]){GROUPS, OUT});
+  in[3] = rfr_input(t, "scale", scale, RFR_F32, 1, (int64_t[]){ROWS});
+  const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I64, 1, (int64_t[]){GROUPS});
+  const rfr_value offsets = rfr_splits_to_offsets(t, splits, ROWS, NULL);
+  const rfr_value silu = rfr_silu(t, in[0]), by = rfr_silu(t, in[3]);
+  return separate ? rfr_grouped_linear_separate(t, silu, GROUPS, w, offsets, in[2], by)
+                  : rfr_grouped_linear(t, silu, w[0], offsets, in[2], by);
+}
+
+/* One set of wanted gradients: the ops that it leaves, and the bytes of the forward that those read. */
+static void keeps(bool separate, int wanted) {
+  static const char *const names[4] = {"dx", "dw", "dbias", "dscale"}, *const others[] = {"", "dw1", "dw2"};
+  rfr_trace *t, *joint, *live;
+  rfi_report report = {.text = {.ctx = ctx}};
+  const rfi_pass_options options = {.prune = true};
+  rfr_value in[4], w[GROUPS];
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value loss = rfr_sum(t, forward(t, separate, wanted, in, w), -1);
+  rfr_output(t, "loss", loss);
+  for (int i = 0; i < 4; i++)
+    if (wanted >> i & 1) rfr_output(t, names[i], rfr_gradient(t, loss, in[i], RFR_F32));
+  for (int g = 1; g < GROUPS && separate && wanted & W_WANTED; g++)
+    rfr_output(t, others[g], rfr_gradient(t, loss, w[g], RFR_F32));
+  OK(rfr_trace_finish(t));
+  OK(rfi_pass_autodiff(t, &options, &report, &joint));
+  OK(rfi_pass_prune(joint, &options, &report, &live));
+  assert_int_equal(count(live, RFI_OP_grouped_matmul, RFR_PHASE_FORWARD), 1);
+  assert_int_equal(count(live, RFI_OP_grouped_matmul, RFR_PHASE_DGRAD), wanted & X_WANTED ? 1 : 0);
+  assert_int_equal(count(live, RFI_OP_grouped_wgrad, RFR_PHASE_WGRAD), wanted & W_WANTED ? 1 : 0);
+  assert_int_equal(count(live, RFI_OP_grouped_dbias, RFR_PHASE_WGRAD), wanted & BIAS_WANTED ? 1 : 0);
+  assert_int_equal(count(live, RFI_OP_grouped_dscale, RFR_PHASE_DGRAD), wanted & SCALE_WANTED ? 1 : 0);
+  assert_int_equal(kept(live), 4 * ((wanted & X_WANTED ? GROUPS * OUT * IN : 0) + (wanted & W_WANTED ? ROWS * IN : 0) +
+                                    (wanted & BIAS_WANTED ? ROWS : 0) + (wanted & SCALE_WANTED ? GROUPS * OUT : 0)));
+  rfi_string_deinit(&report.text);
+  rfr_trace_destroy(live);
+  rfr_trace_destroy(joint);
+  rfr_trace_destroy(t);
+}
+
 static void keeps_what_is_wanted(void **state) {
   (void)state;
-  for (int wanted = 0; wanted < 16; wanted++) {
-    rfr_trace *t, *joint, *live;
-    rfi_report report = {.text = {.ctx = ctx}};
-    const rfi_pass_options options = {.prune = true};
-    OK(rfr_trace_create(ctx, &t));
-    const rfr_role role[4] = {wanted & X_WANTED ? RFR_ROLE_INPUT_GRAD : RFR_ROLE_INPUT,
-                              wanted & W_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN,
-                              wanted & BIAS_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN,
-                              wanted & SCALE_WANTED ? RFR_ROLE_INPUT_GRAD : RFR_ROLE_INPUT};
-    const rfr_value x0 = rfr_input(t, "x", role[0], RFR_F32, 2, (int64_t[]){ROWS, IN});
-    const rfr_value w = rfr_input(t, "w", role[1], RFR_F32, 3, (int64_t[]){GROUPS, OUT, IN});
-    const rfr_value bias = rfr_input(t, "bias", role[2], RFR_F32, 2, (int64_t[]){GROUPS, OUT});
-    const rfr_value scale0 = rfr_input(t, "scale", role[3], RFR_F32, 1, (int64_t[]){ROWS});
-    const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I64, 1, (int64_t[]){GROUPS});
-    const rfr_value offsets = rfr_splits_to_offsets(t, splits, ROWS, NULL);
-    /* x and scale are values that the forward makes, and would have to keep */
-    const rfr_value y = rfr_grouped_linear(t, rfr_silu(t, x0), w, offsets, bias, rfr_silu(t, scale0));
-    const rfr_value loss = rfr_sum(t, y, -1), in[4] = {x0, w, bias, scale0};
-    static const char *const names[4] = {"dx", "dw", "dbias", "dscale"};
-    rfr_output(t, "loss", loss);
-    for (int i = 0; i < 4; i++)
-      if (wanted >> i & 1) rfr_output(t, names[i], rfr_gradient(t, loss, in[i], RFR_F32));
-    OK(rfr_trace_finish(t));
-    OK(rfi_pass_autodiff(t, &options, &report, &joint));
-    OK(rfi_pass_prune(joint, &options, &report, &live));
-    assert_int_equal(count(live, RFI_OP_grouped_matmul, RFR_PHASE_FORWARD), 1);
-    assert_int_equal(count(live, RFI_OP_grouped_matmul, RFR_PHASE_DGRAD), wanted & X_WANTED ? 1 : 0);
-    assert_int_equal(count(live, RFI_OP_grouped_wgrad, RFR_PHASE_WGRAD), wanted & W_WANTED ? 1 : 0);
-    assert_int_equal(count(live, RFI_OP_grouped_dbias, RFR_PHASE_WGRAD), wanted & BIAS_WANTED ? 1 : 0);
-    assert_int_equal(count(live, RFI_OP_grouped_dscale, RFR_PHASE_DGRAD), wanted & SCALE_WANTED ? 1 : 0);
-    assert_int_equal(kept(live),
-                     4 * ((wanted & X_WANTED ? GROUPS * OUT * IN : 0) + (wanted & W_WANTED ? ROWS * IN : 0) +
-                          (wanted & BIAS_WANTED ? ROWS : 0) + (wanted & SCALE_WANTED ? GROUPS * OUT : 0)));
-    rfi_string_deinit(&report.text);
-    rfr_trace_destroy(live);
-    rfr_trace_destroy(joint);
-    rfr_trace_destroy(t);
-  }
+  for (int wanted = 0; wanted < 16; wanted++)
+    for (int separate = 0; separate < 2; separate++) keeps(separate, wanted);
 }
 
 /* ---- refusals ---- */
@@ -325,8 +392,9 @@ static void refuses(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(equals_separate_products), rft_context_test(keeps_what_is_wanted),
-                                     rft_context_test(leaves_frozen_groups_alone),
-                                     rft_context_test(packed_and_separate_are_one), rft_context_test(refuses)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(equals_separate_products),    cmocka_unit_test(equals_in_every_width),
+      rft_context_test(keeps_what_is_wanted),        rft_context_test(leaves_frozen_groups_alone),
+      rft_context_test(packed_and_separate_are_one), rft_context_test(refuses)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
