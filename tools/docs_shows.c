@@ -11,6 +11,7 @@
  *   small-decode PASS         its program that appends a token to a text
  *   small-report PASS         what the pass decided there
  *   small-frontier            its memory against recomputing
+ *   moe PASS, ...             the same of examples/moe.yaml
  *   two-linears PASS ROLE     two linears, the second weight frozen or trainable
  *   two-linears-report PASS ROLE
  *   two-linears-diff PASS     from trainable to frozen
@@ -40,13 +41,13 @@ static rfr_status read_text(const char *root, const char *path, rfi_string *s) {
   return status;
 }
 
-static rfr_status open_small(rfr_ctx *ctx, const char *root, int programs, rfr_run **out) {
+static rfr_status open_example(rfr_ctx *ctx, const char *root, const char *path, int programs, rfr_run **out) {
   rfi_string text = {.ctx = ctx};
   rfr_run_options o = rfr_run_options_default();
   o.no_data = 1;
   o.keep_traces = 1;
   o.programs = programs;
-  rfr_status s = read_text(root, "examples/small.yaml", &text);
+  rfr_status s = read_text(root, path, &text);
   if (s == RFR_OK) s = rfr_run_open(ctx, text.data, NULL, &o, out);
   rfi_string_deinit(&text);
   return s;
@@ -100,17 +101,20 @@ static rfr_status put_source(rfr_ctx *ctx, const char *root, const char *source,
   char what[40] = "", first[200] = "", second[40] = "";
   sscanf(source, "%39s %199s %39s", what, first, second);
   if (strcmp(what, "file") == 0) return read_text(root, first, s);
-  if (strncmp(what, "small", 5) == 0) {
+  const bool moe = strncmp(what, "moe", 3) == 0;
+  if (moe || strncmp(what, "small", 5) == 0) {
     rfr_run *run = NULL;
-    const bool decode = strcmp(what, "small-decode") == 0;
-    rfr_status status = open_small(ctx, root, decode ? RFR_RUN_GENERATE : RFR_RUN_TRAIN | RFR_RUN_EVALUATE, &run);
+    const char *of = what + (moe ? 3 : 5);
+    const bool decode = strcmp(of, "-decode") == 0;
+    rfr_status status = open_example(ctx, root, moe ? "examples/moe.yaml" : "examples/small.yaml",
+                                     decode ? RFR_RUN_GENERATE : RFR_RUN_TRAIN | RFR_RUN_EVALUATE, &run);
     if (status == RFR_OK) {
       rfr_programs *p = rfr_run_programs(run);
       const int program = rfr_run_program_index(run, decode ? RFR_RUN_DECODE : RFR_RUN_TRAIN);
-      status = strcmp(what, "small") == 0 || decode  ? put_trace(p, program, first, s)
-               : strcmp(what, "small-report") == 0   ? put_report(p, program, first, s)
-               : strcmp(what, "small-frontier") == 0 ? put_frontier(p, program, s)
-                                                     : RFR_INVALID;
+      status = !*of || decode                 ? put_trace(p, program, first, s)
+               : strcmp(of, "-report") == 0   ? put_report(p, program, first, s)
+               : strcmp(of, "-frontier") == 0 ? put_frontier(p, program, s)
+                                              : RFR_INVALID;
     }
     rfr_run_close(run);
     return status;
@@ -202,7 +206,8 @@ rfr_status docs_plan(rfr_ctx *ctx, const char *root, rfi_string *s) {
   char *text = NULL;
   size_t n = 0;
   FILE *f = open_memstream(&text, &n);
-  rfr_status status = f ? open_small(ctx, root, RFR_RUN_TRAIN | RFR_RUN_EVALUATE, &run) : RFR_NO_MEMORY;
+  rfr_status status =
+      f ? open_example(ctx, root, "examples/small.yaml", RFR_RUN_TRAIN | RFR_RUN_EVALUATE, &run) : RFR_NO_MEMORY;
   if (status == RFR_OK)
     status = cli_plan_svg(rfr_run_programs(run), rfr_run_program_index(run, RFR_RUN_TRAIN), "examples/small.yaml", f);
   if (f && fclose(f) != 0) status = RFR_IO;

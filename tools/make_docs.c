@@ -71,7 +71,8 @@ int main(int argc, char **argv) {
     rfr_status (*make)(rfr_ctx *ctx, const char *root, rfi_string *s); /* NULL: a written page */
   } pages[] = {{"errors.md", errors_page}, {"config.md", config_page}, {"limits.md", limits_page},
                {"plan.svg", docs_plan},    {"frozen.md", NULL},        {"life-of-a-step.md", NULL},
-               {"trace-format.md", NULL},  {"planning.md", NULL},      {"embedding.md", NULL}};
+               {"trace-format.md", NULL},  {"planning.md", NULL},      {"embedding.md", NULL},
+               {"experts.md", NULL}};
   rfr_ctx_options o = rfr_ctx_options_default();
   rfr_ctx *ctx;
   int failed = 0;
