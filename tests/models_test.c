@@ -311,6 +311,14 @@ static void versions(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "final_logit_softcapping is missing"));
 }
 
+/* `text` is part of the error that there must be; NULL: there must be none. True: there was none. */
+static bool as_expected(rfr_status s, const char *text, const char *what, const char *value) {
+  if (s == RFR_OK && text) fail_msg("%s %s was taken", what, value);
+  if (s != RFR_OK && (!text || !strstr(rfr_last_error()->message, text)))
+    fail_msg("%s %s: %s", what, value, rfr_last_error()->message);
+  return s == RFR_OK;
+}
+
 static void refused(void **state) {
   rft_folder *f = *state;
   static const struct {
@@ -375,14 +383,7 @@ static void refused(void **state) {
     rfr_model_config c;
     json_t *o = config_of(cases[i].model);
     json_object_set_new(o, cases[i].key, json_loads(cases[i].value, JSON_DECODE_ANY, NULL));
-    rfr_status s = read_config(f, o, &c);
-    if (!cases[i].text) {
-      if (s != RFR_OK) fail_msg("%s %s: %s", cases[i].key, cases[i].value, rfr_last_error()->message);
-      continue;
-    }
-    if (s == RFR_OK) fail_msg("%s %s was taken", cases[i].key, cases[i].value);
-    if (!strstr(rfr_last_error()->message, cases[i].text))
-      fail_msg("%s %s: %s", cases[i].key, cases[i].value, rfr_last_error()->message);
+    as_expected(read_config(f, o, &c), cases[i].text, cases[i].key, cases[i].value);
   }
 }
 
@@ -453,15 +454,9 @@ static void windows(void **state) {
     json_t *o = config_of(cases[i].model), *changes = json_loads(cases[i].changes, 0, NULL);
     assert_int_equal(json_object_update(o, changes), 0);
     json_decref(changes);
-    rfr_status s = read_config(f, o, &c);
-    for (int l = 0; s == RFR_OK && l < 2; l++) got[l] = rfr_model_has_window(&c, l) ? 's' : 'f';
-    if (!cases[i].type) {
-      if (s == RFR_OK) fail_msg("%s %s was taken as %s", cases[i].model, cases[i].changes, got);
-      if (!strstr(rfr_last_error()->message, cases[i].want))
-        fail_msg("%s %s: %s", cases[i].model, cases[i].changes, rfr_last_error()->message);
-      continue;
-    }
-    if (s != RFR_OK) fail_msg("%s %s: %s", cases[i].model, cases[i].changes, rfr_last_error()->message);
+    const char *text = cases[i].type ? NULL : cases[i].want;
+    if (!as_expected(read_config(f, o, &c), text, cases[i].model, cases[i].changes)) continue;
+    for (int l = 0; l < 2; l++) got[l] = rfr_model_has_window(&c, l) ? 's' : 'f';
     assert_string_equal(got, cases[i].want);
     o = rfi_hf_config(&c);
     assert_string_equal(json_string_value(json_object_get(o, "model_type")), cases[i].type);
@@ -639,11 +634,7 @@ static void indexes(void **state) {
   rfr_programs *p = compile(f->ctx, &c, 8);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     rft_write(f, "model.safetensors.index.json", cases[i].text, strlen(cases[i].text));
-    rfr_status s = load(f->ctx, p, &c, f->path);
-    if (!cases[i].message) OK(s);
-    else if (s == RFR_OK) fail_msg("%s was taken", cases[i].text);
-    else if (!strstr(rfr_last_error()->message, cases[i].message))
-      fail_msg("%s: %s", cases[i].text, rfr_last_error()->message);
+    as_expected(load(f->ctx, p, &c, f->path), cases[i].message, "index", cases[i].text);
   }
   rfr_programs_destroy(p);
   /* another shape is told with both */

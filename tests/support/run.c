@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The folder and the events of tests of runs; run.h says what for.
+ */
+#include "support/run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+char rft_run_root[64];
+
+void rft_write_text(const char *name, const char *text) {
+  char path[128];
+  snprintf(path, sizeof path, "%s/%s", rft_run_root, name);
+  FILE *f = fopen(path, "wb");
+  assert_non_null(f);
+  fputs(text, f);
+  fclose(f);
+}
+
+int rft_run_setup(void **state) {
+  (void)state;
+  snprintf(rft_run_root, sizeof rft_run_root, P_tmpdir "/refrain-run-XXXXXX");
+  if (!mkdtemp(rft_run_root)) return -1;
+  for (int i = 0; i < 10; i++) {
+    char name[16], text[4096];
+    int n = 0;
+    for (int k = 0; k < 40 + 7 * i; k++)
+      n += snprintf(text + n, sizeof text - (size_t)n, "line %d of %d: %d apples\n", k, i, k * k % 23);
+    snprintf(name, sizeof name, "%d.txt", i);
+    rft_write_text(name, text);
+  }
+  return 0;
+}
+
+int rft_run_teardown(void **state) {
+  (void)state;
+  rfr_ctx *ctx;
+  if (rfr_ctx_create(NULL, &ctx) != RFR_OK) return -1;
+  rfi_tree_remove(ctx, rft_run_root);
+  rfr_ctx_destroy(ctx);
+  return 0;
+}
+
+static void on_event(const rfr_event *e, void *user) {
+  rft_record *r = user;
+  switch (e->kind) {
+    case RFR_EVENT_METRICS:
+      if (e->step <= RFT_STEPS) r->loss[e->step] = e->loss, r->norm[e->step] = e->grad_norm;
+      r->most_load = e->most_load, r->least_load = e->least_load;
+      r->last = e->step;
+      r->skipped += e->skipped;
+      if (r->stop_at_5 && e->step == 5) rfr_run_request_stop(r->stop_at_5);
+      break;
+    case RFR_EVENT_WARNING:
+      r->warnings++;
+      snprintf(r->warning, sizeof r->warning, "%s", e->message);
+      break;
+    case RFR_EVENT_CHECKPOINT: r->checkpoints++; break;
+    case RFR_EVENT_EVALUATION:
+      r->evaluations++;
+      r->bits = e->bits_per_byte;
+      break;
+    default: break;
+  }
+}
+
+rfr_ctx *rft_run_ctx(int threads) {
+  rfr_ctx *ctx;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.threads = threads;
+  assert_int_equal(rfr_ctx_create(&o, &ctx), RFR_OK);
+  return ctx;
+}
+
+rfr_run_options rft_run_options(rft_record *r) {
+  rfr_run_options o = rfr_run_options_default();
+  o.config_folder = rft_run_root;
+  o.on_event = on_event;
+  o.event_user = r;
+  return o;
+}
+
+const char *rft_run_folder(const char *name) {
+  static char folder[128];
+  snprintf(folder, sizeof folder, "%s/%s", rft_run_root, name);
+  return folder;
+}
+
+rfr_run *rft_run_open(rfr_ctx *ctx, const char *config, const char *name, const rfr_run_options *o) {
+  rfr_run *run;
+  rfr_status s = rfr_run_open(ctx, config, name ? rft_run_folder(name) : NULL, o, &run);
+  if (s != RFR_OK) print_error("%s [%s]\n", rfr_last_error()->message, rfr_last_error()->slug);
+  assert_int_equal(s, RFR_OK);
+  return run;
+}
+
+void rft_run_steps(rfr_run *run, int n) {
+  for (int i = 0; i < n; i++) {
+    rfr_status s = rfr_run_step(run);
+    if (s != RFR_OK) print_error("%s\n", rfr_last_error()->message);
+    assert_int_equal(s, RFR_OK);
+  }
+}
+
+void rft_assert_same_state(rfr_run *a, rfr_run *b) {
+  rfr_tensor x, y;
+  int n = 0;
+  for (int i = 0; rfr_programs_tensor_at(rfr_run_programs(a), i, &x) == RFR_OK; i++) {
+    if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0) continue;
+    assert_int_equal(rfr_programs_tensor(rfr_run_programs(b), x.name, &y), RFR_OK);
+    assert_int_equal(x.bytes, y.bytes);
+    if (memcmp(x.data, y.data, (size_t)x.bytes) != 0) fail_msg("%s differs", x.name);
+    n++;
+  }
+  assert_true(n > 20);
+}
+
+void rft_assert_same_losses(const rft_record *a, const rft_record *b) {
+  for (int i = 1; i <= RFT_STEPS; i++) {
+    if (a->loss[i] != b->loss[i]) fail_msg("step %d: %.17g and %.17g", i, a->loss[i], b->loss[i]);
+    assert_true(a->norm[i] == b->norm[i]);
+  }
+}
