@@ -270,6 +270,14 @@ static void schedules(void) {
   QUIET(rfr_schedule_destroy, NULL);
   STATUS(rfr_schedule_create, NULL, 1, (const rfr_action *const[]){NULL}, &n, &s);
   STATUS(rfr_schedule_parse, NULL, "x", "0F0", 3, &s);
+  STATUS(rfr_schedule_parse_order, NULL, "x", "1", 1, NULL, 0, &s);
+  const rfr_schedule_options o = rfr_schedule_options_default();
+  STATUS(rfr_schedule_generate, NULL, &o, &s);
+  STATUS(rfr_schedule_add_communication, NULL, &s);
+  rfr_schedule_result result;
+  rfr_stage_costs costs;
+  STATUS(rfr_schedule_simulate, NULL, NULL, 0, &result, NULL, NULL);
+  STATUS(rfr_schedule_costs_parse, NULL, "x", "{}", 2, 1, &costs);
   STATUS(rfr_schedule_print, NULL, ignore, NULL);
   STATUS(rfr_schedule_get_info, NULL, &info);
   GIVES(NULL, rfr_schedule_actions, NULL, 0, &n);

@@ -70,6 +70,44 @@ RFR_API rfr_status rfr_schedule_create(rfr_ctx *ctx, int ranks, const rfr_action
 /* From text: actions as rfr_action_print writes them, blanks between them, one line a rank; lines
  * that are empty or begin with # say nothing. `name` stands in errors. Errors: schedule.parse and those above. */
 RFR_API rfr_status rfr_schedule_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, rfr_schedule **out);
+/* From order lists as Transformer Engine takes them: c is a forward of chunk c, -c its backward,
+ * -c-0.5 its weight gradients by themselves, chunks count from 1, and the k-th of each is microbatch
+ * k - 1: "[1,1,-1,-1,-1.5,-1.5]" is 0F0 0F1 0I0 0I1 0W0 0W1. Commas or blanks between numbers, brackets or none;
+ * one list a rank, with a newline or ; between. Chunk c of rank r of R is stage (c - 1) R + r. `layers`: of each chunk,
+ * n_layers of them, or one for all; 0: one each. Errors: as rfr_schedule_parse. */
+RFR_API rfr_status rfr_schedule_parse_order(rfr_ctx *ctx, const char *name, const char *text, size_t n,
+                                            const int *layers, int n_layers, rfr_schedule **out);
+
+/* The usual ones; docs/schedules.md has pictures. */
+#define RFR_SCHEDULE_KINDS(X)   \
+  X(GPIPE, "gpipe")             \
+  X(1F1B, "1f1b")               \
+  X(INTERLEAVED, "interleaved") \
+  X(ZB_H1, "zb-h1")             \
+  X(ZB_V, "zb-v")
+typedef enum rfr_schedule_kind {
+#define RFR_SCHEDULE_ENUM(name, text) RFR_SCHEDULE_##name,
+  RFR_SCHEDULE_KINDS(RFR_SCHEDULE_ENUM)
+#undef RFR_SCHEDULE_ENUM
+} rfr_schedule_kind;
+RFR_API const char *rfr_schedule_kind_name(rfr_schedule_kind kind); /* NULL: there is none */
+
+typedef struct rfr_schedule_options {
+  size_t size;
+  rfr_schedule_kind kind;
+  int ranks;
+  int microbatches;
+  int chunks; /* stages of each rank; 0: 2 for interleaved and zb-v, else 1. 1f1b has 1, zb-v 2 */
+  int group;  /* interleaved and zb-h1 with several chunks: so many microbatches go to a chunk before the next has its
+                 turn; 0: as many as ranks. Fewer keep less and idle more */
+} rfr_schedule_options;
+RFR_API rfr_schedule_options rfr_schedule_options_default(void);
+/* Each stage's backwards come in ascending microbatches. gpipe, 1f1b and interleaved have B, the others I
+ * and W. Errors: argument, overflow. */
+RFR_API rfr_status rfr_schedule_generate(rfr_ctx *ctx, const rfr_schedule_options *options, rfr_schedule **out);
+/* The same schedule with SEND and RECV wherever neighbours lie on different ranks. Errors: argument, if it has some. */
+RFR_API rfr_status rfr_schedule_add_communication(const rfr_schedule *s, rfr_schedule **out);
+
 /* Accepts NULL. Before the context. */
 RFR_API void rfr_schedule_destroy(rfr_schedule *s);
 /* The text form, which reads back equal. */
@@ -101,6 +139,44 @@ RFR_API int rfr_schedule_layers(const rfr_schedule *s, int stage); /* 0: there i
  * lets a neighbour read a slot of this stage must look when that one's W comes (rfr_schedule_find). */
 RFR_API int rfr_schedule_slots(const rfr_schedule *s, int stage);                /* 0: there is no such stage */
 RFR_API int rfr_schedule_slot(const rfr_schedule *s, int stage, int microbatch); /* -1: not there */
+
+/* ---- what a schedule costs ---- */
+
+/* Of one stage. Seconds of each op, negative: not given. F, I and W must be given where they are used; B is I + W if it
+ * is not, the others 0. SEND_F and SEND_B are how long a message is on its way to the neighbour's rank, also where
+ * no action sends it; the sender goes on meanwhile. RECV is what it takes of the receiver. */
+typedef struct rfr_stage_costs {
+  double seconds[RFR_ACTION_COUNT];
+  int64_t activation_bytes; /* that a microbatch keeps from F to the last of I and W */
+  int64_t wgrad_bytes;      /* those of them that W still needs once I is done */
+  int64_t gradient_bytes;   /* the output gradient: from when it is there to the last of I and W */
+  int64_t weight_bytes;     /* of the stage, always there: weights, gradients, optimizer state */
+} rfr_stage_costs;
+/* F, I and W 1 second, 1 byte from F to W: so bytes count microbatches. */
+RFR_API rfr_stage_costs rfr_stage_costs_default(void);
+
+typedef struct rfr_rank_result {
+  double busy, idle;  /* seconds; their sum is the makespan */
+  int slots;          /* of its stages: what graphs there are per layer */
+  int live;           /* microbatches in flight at once, over all its stages: at most `slots` */
+  int64_t slot_bytes; /* weights, and for each slot activations and output gradient at an address of its own */
+  int64_t live_bytes; /* most bytes that live at once: no plan is smaller */
+} rfr_rank_result;
+typedef struct rfr_schedule_result {
+  double makespan;
+  double bubble;                  /* the largest share of it that a rank is idle */
+  int slots;                      /* of all stages */
+  int64_t slot_bytes, live_bytes; /* of the rank that has most */
+} rfr_schedule_result;
+/* Runs the schedule on paper. `costs`: n_costs of them, one for each stage or one for all; NULL: the
+ * default. `ranks` gets an entry for each rank, `start` the begin of each action, rank after rank; both may be NULL.
+ * Errors: argument, overflow. */
+RFR_API rfr_status rfr_schedule_simulate(const rfr_schedule *s, const rfr_stage_costs *costs, int n_costs,
+                                         rfr_schedule_result *out, rfr_rank_result *ranks, double *start);
+/* Costs of `stages` stages from a file's text, JSON or CSV, into costs[stages]; docs/schedules.md has the form. Errors:
+ * json, schedule.parse. */
+RFR_API rfr_status rfr_schedule_costs_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, int stages,
+                                            rfr_stage_costs *costs);
 
 #ifdef __cplusplus
 }

@@ -175,8 +175,93 @@ static void test_lists_refused(void **state) {
   assert_int_equal(rfr_schedule_create(ctx, 1, (const rfr_action *const[]){rank0}, (const int[]){-1}, &s), RFR_INVALID);
 }
 
+/* The lists of one rank in text, as chunks of order lists are numbered. */
+static void test_orders(void **state) {
+  (void)state;
+  static const struct {
+    const char *order, *text;
+  } rows[] = {
+      {"[1,1,-1,-1,-1.5,-1.5]", "0F0 0F1 0I0 0I1 0W0 0W1\n"},
+      {"1 2 1 2 -2 -1 1 2 -2 -1 -2 -1", "0F0 1F0 0F1 1F1 1B0 0B0 0F2 1F2 1B1 0B1 1B2 0B2\n"},
+      {"[1, 2,-2,-2.5, -1 ]\r\n", "0F0 1F0 1I0 1W0 0B0\n"}, /* one chunk has W, the other not */
+      {"1,1", "0F0 0F1\n"},
+      {"1,2,-2,-1;[1,2,-2,-1]", "0F0 2F0 2B0 0B0\n1F0 3F0 3B0 1B0\n"},
+      {"\n1 -1\n\n1 -1", "0F0 0B0\n1F0 1B0\n"},
+      {"1 2 3 1 -3 -3.5 -2 -2.5 -1 -1.5 2 3 -3 -2 -1 -3.5 -2.5 -1.5",
+       "0F0 1F0 2F0 0F1 2I0 2W0 1I0 1W0 0I0 0W0 1F1 2F1 2I1 1I1 0I1 2W1 1W1 0W1\n"},
+  };
+  static const struct {
+    const char *order, *slug, *message;
+  } wrong[] = {
+      {"", "schedule.parse", "there is no list"},
+      {"[]", "schedule.parse", "test:1: list 0: an empty list"},
+      {"1,-1,", "schedule.parse", "a number expected behind the comma"},
+      {"[1,]", "schedule.parse", "a number expected at \"]\""},
+      {"[1,-1", "schedule.parse", "] expected"},
+      {"1,-1]", "schedule.parse", "a number expected at \"]\""},
+      {"[1,-1] [1,-1]", "schedule.parse", "a list begins on a line of its own"},
+      {"1,,-1", "schedule.parse", "a number expected at \",-1\""},
+      {"1 -1.25", "schedule.parse", "only halves are known (-c-0.5: weight gradients of chunk c) at \"-1.25\""},
+      {"1 -1.", "schedule.parse", "only halves"},
+      {"1 -1.55", "schedule.parse", "a number expected at \"-1.55\""},
+      {"1.5 -1", "schedule.parse", "a forward has no half at \"1.5 -1\""},
+      {"1 -1 0", "schedule.parse", "chunks count from 1 at \"0\""},
+      {"1 -1 -0.5", "schedule.parse", "chunks count from 1 at \"-0.5\""},
+      {"1 -1\nx", "schedule.parse", "test:2: list 1: a number expected at \"x\""},
+      {"1 --1", "schedule.parse", "a number expected"},
+      {"99999999999 1", "schedule.parse", "chunks count from 1"},
+      {"2000000000 -2000000000", "schedule.count", "chunks to 2000000000, but there are 2 numbers"},
+      {"1 1 -1", "schedule.count", "test:1: list 0: chunk 1 has 2 forwards, 1 backwards and 0 weight gradients"},
+      {"1 1 -1 -1 -1.5", "schedule.count", "chunk 1 has 2 forwards, 2 backwards and 1 weight gradients"},
+      {"1 2 -2 -2.5 -2.5 -1", "schedule.count", "chunk 2 has 1 forwards, 1 backwards and 2 weight gradients"},
+      {"1 2 1 -1 -1 -2", "schedule.count", "1F1 is missing"},
+      {"1 3 -3 -1", "schedule.count", "1F0 is missing"},
+      {"1 2 -1 -2", "schedule.order", "rank 0, action 2 (0B0): comes before rank 0, action 3 (1B0)"},
+      {"1 -1.5 -1", "schedule.order", "action 1 (0W0): comes before rank 0, action 2 (0I0)"},
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    rfr_schedule *s;
+    rft_text text = {0};
+    OK(rfr_schedule_parse_order(ctx, "test", rows[i].order, strlen(rows[i].order), NULL, 0, &s));
+    OK(rfr_schedule_print(s, rft_text_add, &text));
+    assert_string_equal(text.data, rows[i].text);
+    free(text.data);
+    rfr_schedule_destroy(s);
+  }
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    rfr_schedule *s;
+    if (rfr_schedule_parse_order(ctx, "test", wrong[i].order, strlen(wrong[i].order), NULL, 0, &s) == RFR_OK)
+      fail_msg("%s: taken", wrong[i].order);
+    assert_null(s);
+    const rfr_error *e = rfr_last_error();
+    if (strcmp(e->slug, wrong[i].slug) != 0 || !strstr(e->message, wrong[i].message))
+      fail_msg("%s\n  gives [%s] %s\n  wanted %s", wrong[i].order, e->slug, e->message, wrong[i].message);
+  }
+}
+
+static void test_order_layers(void **state) {
+  (void)state;
+  static const char order[] = "1,2,-2,-1;1,2,-2,-1";
+  rfr_schedule *s;
+  OK(rfr_schedule_parse_order(ctx, "test", order, sizeof order - 1, (const int[]){3, 5}, 2, &s));
+  for (int i = 0; i < 4; i++) assert_int_equal(rfr_schedule_layers(s, i), i < 2 ? 3 : 5);
+  rfr_schedule_destroy(s);
+  OK(rfr_schedule_parse_order(ctx, "test", order, sizeof order - 1, (const int[]){7}, 1, &s));
+  assert_int_equal(rfr_schedule_layers(s, 3), 7);
+  rfr_schedule_destroy(s);
+  assert_int_equal(rfr_schedule_parse_order(ctx, "test", order, sizeof order - 1, (const int[]){3, 5, 1}, 3, &s),
+                   RFR_INVALID);
+  assert_non_null(strstr(rfr_last_error()->message, "3 counts of layers for 2 chunks"));
+  assert_int_equal(rfr_schedule_parse_order(ctx, "test", order, sizeof order - 1, (const int[]){3, 0}, 2, &s),
+                   RFR_INVALID);
+  assert_null(s);
+  assert_int_equal(rfr_schedule_parse_order(ctx, "test", order, sizeof order - 1, NULL, 2, &s), RFR_INVALID);
+  assert_int_equal(rfr_schedule_parse_order(ctx, "test", order, sizeof order - 1, NULL, -1, &s), RFR_INVALID);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_lists), rft_context_test(test_text),
-                                     rft_context_test(test_refused), rft_context_test(test_lists_refused)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_lists),   rft_context_test(test_text),
+                                     rft_context_test(test_refused), rft_context_test(test_lists_refused),
+                                     rft_context_test(test_orders),  rft_context_test(test_order_layers)};
   return cmocka_run_group_tests_name("schedule", tests, NULL, NULL);
 }
