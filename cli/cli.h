@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "refrain/schedule.h"
 #include "refrain/train.h"
 
 /*  X(name, operands, least, most, summary) */
@@ -20,6 +21,7 @@
   X(check, "CONFIG.yaml", 1, 1, "print the resolved configuration and where each value comes from") \
   X(trace, "CONFIG.yaml", 1, 1, "print a program after a pass")                                     \
   X(plan, "CONFIG.yaml", 1, 1, "print every buffer of the training step before anything runs")      \
+  X(schedule, "", 0, 0, "draw a pipeline schedule: bubble, slots and bytes of each rank")           \
   X(profile, "CONFIG|NAME", 1, 1, "time every op of a training step, on random tokens")             \
   X(bench, "[NAME]", 0, 1, "time a training step of a built-in configuration")                      \
   X(doctor, "", 0, 0, "say what this machine and this build have")
@@ -49,6 +51,9 @@ typedef struct cli {
   const char *after, *phase, *program, *files, *svg, *dtype, *trace;
   bool diff, flat, all, frontier;
   int64_t steps;
+  const char *kind, *order, *layers, *file, *costs;
+  int64_t stages, microbatches, chunks, group;
+  bool communication;
   rfr_ctx *ctx;
 } cli;
 
@@ -109,6 +114,24 @@ double cli_ceilings_least(const cli_ceilings *c, const rfr_op_time *op);
 
 /* Draws a program's plan: time to the right, addresses upward. One self-contained SVG. */
 rfr_status cli_plan_svg(const rfr_programs *p, int program, const char *title, FILE *f);
+
+/* What there is most like a word, of n; NULL: nothing is. */
+const char *cli_nearest(const char *word, const char *(*name)(int i), int n);
+
+/* A schedule that ran on paper. */
+typedef struct schedule_run {
+  const rfr_schedule *schedule;
+  rfr_schedule_info info;
+  rfr_schedule_result result;
+  rfr_rank_result *ranks;
+  double *start, *end; /* of each action, rank after rank */
+} schedule_run;
+/* `costs` of each stage, or NULL: F, I and W take 1 and keep 1. */
+rfr_status schedule_run_make(const rfr_schedule *s, const rfr_stage_costs *costs, schedule_run *out);
+void schedule_run_deinit(schedule_run *s);
+void schedule_run_table(const schedule_run *s, FILE *f);
+/* One lane a rank, time to the right. One self-contained SVG. */
+void schedule_run_svg(const schedule_run *s, const char *title, FILE *f);
 
 /* A JSON object printed piece by piece; numbers do not depend on the locale. */
 typedef struct json {

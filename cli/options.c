@@ -58,7 +58,21 @@ static const struct option {
     {"all", NULL, FLAG, offsetof(cli, all), ON(plan), "every buffer on its own line"},
     {"frontier", NULL, FLAG, offsetof(cli, frontier), ON(plan),
      "memory against the work of recomputing, for any budget"},
-    {"svg", "FILE", TEXT, offsetof(cli, svg), ON(plan), "draw the plan; - is standard output"},
+    {"svg", "FILE", TEXT, offsetof(cli, svg), ON(plan) | ON(schedule), "draw it; - is standard output"},
+    {"kind", "KIND", TEXT, offsetof(cli, kind), ON(schedule), "gpipe, 1f1b, interleaved, zb-h1 or zb-v"},
+    {"stages", "P", INTEGER, offsetof(cli, stages), ON(schedule), "ranks of the pipeline, for --kind"},
+    {"microbatches", "M", INTEGER, offsetof(cli, microbatches), ON(schedule), "for --kind"},
+    {"chunks", "V", INTEGER, offsetof(cli, chunks), ON(schedule),
+     "stages of each rank; 0: 2 for interleaved and zb-v, else 1 (0)"},
+    {"group", "G", INTEGER, offsetof(cli, group), ON(schedule),
+     "microbatches that go to a chunk before the next has its turn; 0: P (0)"},
+    {"order", "LIST", TEXT, offsetof(cli, order), ON(schedule),
+     "an order list instead, as 1,2,-2,-1; a ; begins the next rank's"},
+    {"layers", "COUNTS", TEXT, offsetof(cli, layers), ON(schedule), "of each chunk of --order, as 3,2, or of all"},
+    {"file", "FILE", TEXT, offsetof(cli, file), ON(schedule),
+     "actions instead, as 0F0 0B0, a line for each rank; - is standard input"},
+    {"costs", "FILE", TEXT, offsetof(cli, costs), ON(schedule), "seconds and bytes of stages, JSON or CSV"},
+    {"communication", NULL, FLAG, offsetof(cli, communication), ON(schedule), "show sends and receives"},
     {"files", "SPLIT", TEXT, offsetof(cli, files), ON(check), "list the files of train or validation instead"},
     {"steps", "N", INTEGER, offsetof(cli, steps), ON(bench) | ON(profile),
      "steps, or compilations, to time; 0: as many as usual (0)"},
@@ -103,15 +117,18 @@ static int distance(const char *a, const char *b) {
   return row[m];
 }
 
-static const char *nearest_command(const char *word) {
+const char *cli_nearest(const char *word, const char *(*name)(int i), int n) {
   const char *best = NULL;
   int least = 3;
-  for (int i = 0; i < CLI_COMMAND_COUNT; i++) {
-    int d = distance(word, commands[i].name);
-    if (d < least) least = d, best = commands[i].name;
+  for (int i = 0; i < n; i++) {
+    const char *other = name(i);
+    int d = other ? distance(word, other) : least;
+    if (d < least) least = d, best = other;
   }
   return best;
 }
+
+static const char *command_name(int i) { return commands[i].name; }
 
 static const char *nearest_option(const char *word, int command) {
   const char *best = NULL;
@@ -215,7 +232,7 @@ rfr_status cli_parse(int argc, char **argv, cli *c) {
     if (strcmp(argv[1], commands[i].name) == 0) c->command = i;
   if (c->command < 0) {
     char help[64] = "refrain --help lists the commands";
-    const char *near = nearest_command(argv[1]);
+    const char *near = cli_nearest(argv[1], command_name, CLI_COMMAND_COUNT);
     if (near) snprintf(help, sizeof help, "did you mean %s?", near);
     return cli_usage(help, "there is no command %s", argv[1]);
   }

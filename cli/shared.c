@@ -12,7 +12,7 @@
 #include "cli.h"
 
 rfr_status cli_read_file(const char *path, char **out) {
-  enum { MOST = 1 << 20 }; /* a configuration is text that somebody wrote */
+  enum { MOST = 1 << 24 }; /* of text that somebody wrote, or a program for a schedule */
   *out = NULL;
   FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
   if (!f) {
@@ -29,7 +29,7 @@ rfr_status cli_read_file(const char *path, char **out) {
       cli_usage("check the path", "%s cannot be read: %s", path, strerror(errno));
       return RFR_IO;
     }
-    return cli_usage("give a YAML text", "%s is no configuration", path);
+    return cli_usage("give a text", "%s is no text, or one of more than %d MiB", path, MOST >> 20);
   }
   text[n] = '\0';
   *out = text;

@@ -467,13 +467,77 @@ static void interrupted(void **state) {
   assert_int_equal(RUN("generate", "long", "--tokens", "1"), 0); /* the checkpoint is there */
 }
 
+static void schedules(void **state) {
+  (void)state;
+  static const char *const needed[] = {"bubble", "slots", "peak_bytes", "actions"};
+  assert_int_equal(RUN("schedule", "--kind", "1f1b", "--stages", "4", "--microbatches", "8"), 0);
+  assert_says(out, "   0  0F0 0F1 0F2 0F3 ....");
+  assert_says(out, "makespan 33, bubble 27.3%");
+  assert_int_equal(RUN("schedule", "--kind", "zb-h1", "--stages", "64", "--microbatches", "512"), 0);
+  assert_says(out, "   0  FFF");
+  assert_int_equal(RUN("schedule", "--order", "[1,1,-1,-1,-1.5,-1.5]"), 0);
+  assert_says(out, "   0  0F0 0F1 0I0 0I1 0W0 0W1");
+  assert_int_equal(RUN("schedule", "--order", "1,2,-2,-1", "--layers", "3,2"), 0);
+  write_file("mine.txt", "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n");
+  write_file("costs.json", "{\"F\": 1.5, \"B\": 2, \"SEND_F\": 0.25, \"activation_bytes\": 100, \"weight_bytes\": 7}");
+  write_file("costs.csv", "stage,F,B,SEND_F,activation_bytes,weight_bytes\n*,1.5,2,0.25,100,7\n");
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(RUN("schedule", "--file", "mine.txt", "--costs", i ? "costs.csv" : "costs.json", "--json"), 0);
+    json_t *j = json_loads(out, JSON_REJECT_DUPLICATES, NULL);
+    assert_non_null(j);
+    assert_int_equal(json_object_size(j), 4);
+    for (int k = 0; k < 4; k++) assert_non_null(json_object_get(j, needed[k]));
+    /* rank 1 begins at 1.75, its two microbatches take 7, and rank 0 ends 2 later */
+    const double bubble = json_real_value(json_object_get(j, "bubble"));
+    assert_true(bubble > 0.34883 && bubble < 0.34884); /* 3.75 / 10.75 */
+    assert_int_equal(json_integer_value(json_array_get(json_object_get(j, "peak_bytes"), 0)), 207);
+    assert_int_equal(json_integer_value(json_array_get(json_array_get(json_object_get(j, "slots"), 1), 0)), 1);
+    const json_t *a = json_array_get(json_array_get(json_object_get(j, "actions"), 1), 1);
+    assert_string_equal(json_string_value(json_object_get(a, "op")), "B");
+    assert_true(json_number_value(json_object_get(a, "start")) == 3.25);
+    assert_true(json_number_value(json_object_get(a, "end")) == 5.25);
+    json_decref(j);
+  }
+  assert_int_equal(RUN("schedule", "--file", "mine.txt", "--communication", "--svg", "mine.svg"), 0);
+  slurp("mine.svg", out, sizeof out);
+  assert_says(out, "<title>0B1: ");
+  assert_int_equal(RUN("schedule", "--file", "mine.txt", "--svg", "missing/x.svg"), 4);
+  static const struct {
+    const char *arguments[8], *says, *help;
+  } wrong[] = {
+      {{0}, "takes one of --kind, --order and --file", "as refrain schedule --kind 1f1b"},
+      {{"--kind", "1f1b", "--order", "1"}, "takes one of --kind", "as refrain"},
+      {{"--kind", "1f1b"}, "--kind needs --stages and --microbatches", "as --stages 4"},
+      {{"--kind", "1f1p", "--stages", "1", "--microbatches", "1"}, "no schedule kind 1f1p", "did you mean 1f1b?"},
+      {{"--kind", "dualpipe"}, "no schedule kind dualpipe", "kinds are gpipe, 1f1b"},
+      {{"--kind", "1f1b", "--stages", "99999999999", "--microbatches", "1"}, "--stages 99999999999", "smaller"},
+      {{"--kind", "zb-v", "--stages", "2", "--microbatches", "1", "--chunks", "3"}, "zb-v has 2 chunks", "header"},
+      {{"--kind", "gpipe", "--stages", "99999", "--microbatches", "99999"}, "are more than", "smaller shapes"},
+      {{"--order", "1,-1", "--stages", "2"}, "are for --kind", "leave them away"},
+      {{"--kind", "gpipe", "--layers", "2"}, "--layers is for --order", "leave it away"},
+      {{"--order", "1,-1", "--layers", "2,"}, "--layers: no count at \"\"", "give a count for each chunk"},
+      {{"--order", "1,-1", "--layers", "0"}, "--layers: no count at \"0\"", "give a count"},
+      {{"--order", "1,-1", "--layers", "1,1"}, "2 counts of layers for 1 chunks", "header"},
+      {{"--order", "1,2,-1,-2"}, "--order:1: rank 0, action 2 (0B0): comes before rank 0, action 3 (1B0)", "move"},
+      {{"--file", "small.yaml"}, "small.yaml:1: rank 0, action 0: \"refrain:\" is no action", "docs/schedules.md"},
+      {{"--file", "mine.txt", "--costs", "small.yaml"}, "small.yaml:1: there is no key \"refrain: 1\"", "docs/sched"},
+      {{"--kind", "1f1b", "--stage", "3"}, "has no option --stage", "did you mean --stages?"},
+  };
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    const char *const *a = wrong[i].arguments;
+    assert_int_equal(RUN("schedule", a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]), 2);
+    assert_says(err, wrong[i].says);
+    assert_says(err, wrong[i].help);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
       cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(plan_picture),
       cmocka_unit_test(experts),        cmocka_unit_test(devices),       cmocka_unit_test(doctor),
       cmocka_unit_test(bench),          cmocka_unit_test(profile),       cmocka_unit_test(train_and_use),
-      cmocka_unit_test(interrupted),
+      cmocka_unit_test(interrupted),    cmocka_unit_test(schedules),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

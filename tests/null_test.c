@@ -276,7 +276,7 @@ static void schedules(void) {
   STATUS(rfr_schedule_add_communication, NULL, &s);
   rfr_schedule_result result;
   rfr_stage_costs costs;
-  STATUS(rfr_schedule_simulate, NULL, NULL, 0, &result, NULL, NULL);
+  STATUS(rfr_schedule_simulate, NULL, NULL, 0, &result, NULL, NULL, NULL);
   STATUS(rfr_schedule_costs_parse, NULL, "x", "{}", 2, 1, &costs);
   STATUS(rfr_schedule_print, NULL, ignore, NULL);
   STATUS(rfr_schedule_get_info, NULL, &info);

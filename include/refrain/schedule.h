@@ -169,10 +169,11 @@ typedef struct rfr_schedule_result {
   int64_t slot_bytes, live_bytes; /* of the rank that has most */
 } rfr_schedule_result;
 /* Runs the schedule on paper. `costs`: n_costs of them, one for each stage or one for all; NULL: the
- * default. `ranks` gets an entry for each rank, `start` the begin of each action, rank after rank; both may be NULL.
- * Errors: argument, overflow. */
+ * default. `ranks` gets an entry for each rank, `start` and `end` those of each action, rank after rank; all may be
+ * NULL. Errors: argument, overflow. */
 RFR_API rfr_status rfr_schedule_simulate(const rfr_schedule *s, const rfr_stage_costs *costs, int n_costs,
-                                         rfr_schedule_result *out, rfr_rank_result *ranks, double *start);
+                                         rfr_schedule_result *out, rfr_rank_result *ranks, double *start,
+                                         double *end);
 /* Costs of `stages` stages from a file's text, JSON or CSV, into costs[stages]; docs/schedules.md has the form. Errors:
  * json, schedule.parse. */
 RFR_API rfr_status rfr_schedule_costs_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, int stages,

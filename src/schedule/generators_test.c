@@ -109,7 +109,7 @@ static void compare(const rfr_schedule *s) {
   rfr_rank_result ranks[RANKS];
   costs.seconds[RFR_ACTION_I] = 2;
   costs.seconds[RFR_ACTION_W] = 3;
-  OK(rfr_schedule_simulate(s, &costs, 1, &result, ranks, NULL));
+  OK(rfr_schedule_simulate(s, &costs, 1, &result, ranks, NULL, NULL));
   const plain q = plainly_of(s, s->ranks, s->stages);
   assert_true(q.through);
   assert_true(result.makespan == q.makespan);
@@ -153,8 +153,8 @@ static void check_communication(const rfr_schedule *s) {
   }
   assert_int_equal(n, s->n);
   assert_int_equal(left, 4 * messages * s->microbatches);
-  OK(rfr_schedule_simulate(s, NULL, 0, &a, NULL, NULL));
-  OK(rfr_schedule_simulate(with, NULL, 0, &b, NULL, NULL));
+  OK(rfr_schedule_simulate(s, NULL, 0, &a, NULL, NULL, NULL));
+  OK(rfr_schedule_simulate(with, NULL, 0, &b, NULL, NULL, NULL));
   assert_true(a.makespan == b.makespan && a.bubble == b.bubble);
   OK(rfr_schedule_print(with, rft_text_add, &text));
   OK(rfr_schedule_parse(ctx, "again", text.data, text.n, &again));
@@ -227,7 +227,7 @@ static void test_figures(void **state) {
     rfr_schedule *s = made(rows[i].kind, rows[i].p, rows[i].m, rows[i].v, 0);
     rfr_schedule_result result;
     rfr_rank_result ranks[RANKS];
-    OK(rfr_schedule_simulate(s, NULL, 0, &result, ranks, NULL));
+    OK(rfr_schedule_simulate(s, NULL, 0, &result, ranks, NULL, NULL));
     if (fabs(100 * result.bubble - rows[i].percent) > 0.0501)
       fail_msg("%s: p %d, m %d, v %d: %.2f %%, wanted %.1f %%", rfr_schedule_kind_name(rows[i].kind), rows[i].p,
                rows[i].m, rows[i].v, 100 * result.bubble, rows[i].percent);
@@ -250,7 +250,7 @@ static void test_closed_forms(void **state) {
       for (int kind = RFR_SCHEDULE_GPIPE; kind <= RFR_SCHEDULE_INTERLEAVED; kind++)
         for (int v = 1; v <= (kind == RFR_SCHEDULE_INTERLEAVED ? 3 : 1); v++) {
           rfr_schedule *s = made(kind, p, m, v, 0);
-          OK(rfr_schedule_simulate(s, &costs, 1, &result, NULL, NULL));
+          OK(rfr_schedule_simulate(s, &costs, 1, &result, NULL, NULL, NULL));
           assert_true(fabs(result.makespan - (m * v + p - 1) * 5.5) < 1e-9);
           assert_true(fabs(result.bubble - (p - 1) / (double)(m * v + p - 1)) < 1e-12);
           rfr_schedule_destroy(s);
@@ -281,7 +281,7 @@ static void test_slots(void **state) {
   rfr_schedule *s = made(RFR_SCHEDULE_INTERLEAVED, 4, 32, 4, 0);
   rfr_schedule_result result;
   rfr_rank_result ranks[4];
-  OK(rfr_schedule_simulate(s, NULL, 0, &result, ranks, NULL));
+  OK(rfr_schedule_simulate(s, NULL, 0, &result, ranks, NULL, NULL));
   for (int c = 0; c < 4; c++) {
     assert_int_equal(rfr_schedule_slots(s, 4 * c), first[c]);
     assert_int_equal(rfr_schedule_slots(s, 4 * c + 3), last[c]);
@@ -322,7 +322,7 @@ static void test_times(void **state) {
     rfr_schedule_result result;
     rfr_rank_result ranks[2];
     double start[11];
-    OK(rfr_schedule_simulate(s, costs, 2, &result, ranks, start));
+    OK(rfr_schedule_simulate(s, costs, 2, &result, ranks, start, NULL));
     assert_true(start[rfi_schedule_at(s, RFR_ACTION_F, 1, 0)] == (k ? 1.5 : 1.5));
     assert_true(start[rfi_schedule_at(s, RFR_ACTION_I, 0, 0)] == 6.75); /* 1.5 + 2 + 3 + 0.25 */
     assert_true(start[rfi_schedule_at(s, RFR_ACTION_W, 1, 0)] == 6.5);
@@ -360,14 +360,14 @@ static void test_bytes(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     rfr_schedule *s = parsed(rows[i].text);
     rfr_schedule_result result;
-    OK(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL));
+    OK(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL, NULL));
     assert_int_equal(result.live_bytes, 65000 + rows[i].live);
     assert_int_equal(result.slot_bytes, 65000 + rows[i].slots);
     rfr_schedule_destroy(s);
   }
   rfr_schedule *s = parsed("0F0 0F1\n1F0 1F1"); /* nothing is kept for a backward */
   rfr_schedule_result result;
-  OK(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL));
+  OK(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL, NULL));
   assert_int_equal(result.live_bytes, 61000);
   rfr_schedule_destroy(s);
 }
@@ -421,11 +421,11 @@ static void test_costs_refused(void **state) {
   rfr_stage_costs costs[2] = {rfr_stage_costs_default(), rfr_stage_costs_default()};
 #define REFUSED(part)                                                                        \
   do {                                                                                       \
-    assert_int_equal(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL), RFR_INVALID);  \
+    assert_int_equal(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL, NULL), RFR_INVALID);  \
     if (!strstr(rfr_last_error()->message, part)) fail_msg("%s", rfr_last_error()->message); \
     costs[0] = costs[1] = rfr_stage_costs_default();                                         \
   } while (0)
-  assert_int_equal(rfr_schedule_simulate(s, costs, 3, &result, NULL, NULL), RFR_INVALID);
+  assert_int_equal(rfr_schedule_simulate(s, costs, 3, &result, NULL, NULL, NULL), RFR_INVALID);
   assert_non_null(strstr(rfr_last_error()->message, "costs of 3 stages for a schedule of 2"));
   costs[1].seconds[RFR_ACTION_I] = -1;
   REFUSED("stage 1 has no cost of I");
@@ -448,7 +448,7 @@ static void test_costs_refused(void **state) {
   REFUSED("longer than a number can say");
   costs[0].seconds[RFR_ACTION_I] = costs[0].seconds[RFR_ACTION_W] = -1;
   costs[0].seconds[RFR_ACTION_B] = 2;
-  OK(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL));
+  OK(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL, NULL));
   rfr_schedule_destroy(s);
 }
 
@@ -513,7 +513,7 @@ static void test_large(void **state) {
   }
   OK(rfr_schedule_add_communication(s, &with));
   assert_int_equal(with->n, 64 * 512 * 3 + 63 * 512 * 4);
-  OK(rfr_schedule_simulate(with, costs, 64, &result, ranks, NULL));
+  OK(rfr_schedule_simulate(with, costs, 64, &result, ranks, NULL, NULL));
   for (int r = 0; r < 64; r++) assert_int_equal(ranks[r].slot_bytes, 1000 * ranks[r].slots + r);
   assert_true(result.bubble > 0.03 && result.bubble < 0.2);
   free(costs);

@@ -179,7 +179,7 @@ static rfr_status simulate(const simulation *q, rfr_rank_result *ranks, double *
 }
 
 rfr_status rfr_schedule_simulate(const rfr_schedule *s, const rfr_stage_costs *costs, int n_costs,
-                                 rfr_schedule_result *out, rfr_rank_result *ranks, double *start) {
+                                 rfr_schedule_result *out, rfr_rank_result *ranks, double *start, double *end) {
   const rfr_stage_costs usual = rfr_stage_costs_default();
   *out = (rfr_schedule_result){0};
   RFI_TRY(rfi_check_handle(s, "rfr_schedule"));
@@ -198,6 +198,7 @@ rfr_status rfr_schedule_simulate(const rfr_schedule *s, const rfr_stage_costs *c
     *out = result;
     if (ranks) memcpy(ranks, own, sizeof *own * r);
     if (start) memcpy(start, times, sizeof *start * n);
+    if (end) memcpy(end, times + n, sizeof *end * n);
   }
   rfi_free(s->ctx, own);
   rfi_free(s->ctx, levels);
