@@ -388,65 +388,67 @@ def grouped(_):
                 out(fig=name, error=str(e)[:200])
 
 
+def of_transformers(name, config, fig, B, T, compiled, prepare=lambda m: m, master=False):
+    """The step of a model of the transformers library in bf16, which `prepare` may change. master: weights, gradients
+    and moments of the optimizer are f32, copied from and to those in bf16 tensor by tensor in one call."""
+    import torch
+    import transformers
+
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        m = getattr(transformers, name)(config)
+    torch.set_default_dtype(torch.float32)
+    m = prepare(m)
+    narrow = [p for p in m.parameters() if p.requires_grad]
+    weights = [p.detach().float() for p in narrow] if master else narrow
+    opt = torch.optim.AdamW(weights, lr=1e-4, fused=True)
+    ids = torch.randint(0, config.vocab_size, (B, T), device="cuda")
+    f = torch.compile(m) if compiled else m
+
+    def step():
+        f(input_ids=ids, labels=ids).loss.backward()
+        if master:
+            for w, p in zip(weights, narrow):
+                w.grad = p.grad.float()
+                p.grad = None
+        opt.step()
+        if master:
+            torch._foreach_copy_(narrow, weights)
+        opt.zero_grad(set_to_none=True)
+
+    ms = bench(step, pairs=3)
+    out(fig=fig, ms=ms, tok_s=round(B * T / ms * 1e3), peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
+
+
 def lora(variant):
     """transformers and peft: 8 layers of Llama 3 8B's shapes, rank 16 on all products, bf16."""
-    import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig
 
     c = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=8,
                     num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8192,
                     attn_implementation="sdpa")
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        m = LlamaForCausalLM(c)
-    torch.set_default_dtype(torch.float32)
-    if "recompute" in variant:
-        m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        m.enable_input_require_grads()
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    m = get_peft_model(m, LoraConfig(r=16, lora_alpha=32, target_modules=names))
-    opt = torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-4, fused=True)
-    B, T = 4, 2048
-    ids = torch.randint(0, 128256, (B, T), device="cuda")
-    f = torch.compile(m) if "compile" in variant else m
 
-    def step():
-        f(input_ids=ids, labels=ids).loss.backward()
-        opt.step()
-        opt.zero_grad(set_to_none=True)
+    def prepare(m):
+        if "recompute" in variant:
+            m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            m.enable_input_require_grads()
+        return get_peft_model(m, LoraConfig(r=16, lora_alpha=32, target_modules=names))
 
-    ms = bench(step, pairs=3)
-    out(fig=f"lora: {variant}", ms=ms, tok_s=round(B * T / ms * 1e3),
-        peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
+    of_transformers("LlamaForCausalLM", c, f"lora: {variant}", 4, 2048, "compile" in variant, prepare)
 
 
 def moe(variant):
-    """transformers: 4 layers of Qwen3 30B-A3B's shapes; weights, gradients and moments in bf16. `refrain bench qwen3-moe`."""
-    import torch
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    """transformers: 4 layers of Qwen3 30B-A3B's shapes, in bf16, the optimizer too or in f32. `refrain bench qwen3-moe`."""
+    from transformers import Qwen3MoeConfig
 
     c = Qwen3MoeConfig(vocab_size=32000, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
                        num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
                        num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, attn_implementation="sdpa",
                        experts_implementation="grouped_mm")
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        m = Qwen3MoeForCausalLM(c)
-    torch.set_default_dtype(torch.float32)
-    opt = torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True)
-    B, T = 4, 4096
-    ids = torch.randint(0, 32000, (B, T), device="cuda")
-    f = torch.compile(m) if "compiled" in variant else m
-
-    def step():
-        f(input_ids=ids, labels=ids).loss.backward()
-        opt.step()
-        opt.zero_grad(set_to_none=True)
-
-    ms = bench(step, pairs=3)
-    out(fig=f"moe: {variant}", ms=ms, tok_s=round(B * T / ms * 1e3),
-        peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
+    of_transformers("Qwen3MoeForCausalLM", c, f"moe: {variant}", 4, 4096, "compiled" in variant,
+                    master="f32" in variant)
 
 
 # ---- ours ----
@@ -481,7 +483,10 @@ def rows_of_ours(program, section):
         rows = ours(program, "kernels", "kernels: ours")
         yield from rows if isinstance(rows, list) else [rows]
     if section == "moe":
+        f32 = ["--set", "optimizer.master_weights=true", "--set", "optimizer.state_dtype=f32"]
+        yield ours(program, "qwen3-moe", "moe: ours, the peer's work", "--set", "schedule.name=constant")
         yield ours(program, "qwen3-moe", "moe: ours, with clipping and schedule", "--set", "optimizer.clip=1")
+        yield ours(program, "qwen3-moe", "moe: ours, optimizer in f32", "--set", "schedule.name=constant", *f32)
     if section in MODELS:
         name = MODELS[section][4]
         yield ours(program, name, f"{section}: ours, the peer's work", "--set", "schedule.name=constant")
@@ -500,7 +505,7 @@ SECTIONS = {
     "llama": (lambda v: training_step("llama", v), STEPS),
     "kernels": (kernels, ["layer_norm", "rms_norm", "swiglu", "cross_entropy", "adamw"]),
     "grouped": (grouped, ["grouped"]),
-    "moe": (moe, ["grouped_mm", "grouped_mm, compiled"]),
+    "moe": (moe, ["grouped_mm", "grouped_mm, compiled", "grouped_mm, compiled, f32 optimizer"]),
     "lora": (lora, ["eager", "eager, recompute", "compile", "compile, recompute"]),
 }
 
