@@ -110,7 +110,7 @@ static inline int64_t rfi_walk_stride(const rfi_walk *w, int k) { return w->stri
 typedef void (*rfi_map_fn)(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x);
 
 /* Goes over elements begin..end-1 of the results and of the first n_in operands, which all
- * have the first result's shape. */
+ * have the first result's shape; results may be parts of a wider one. */
 static inline void rfi_map(const rfi_call *c, int64_t begin, int64_t end, int n_in, rfi_map_fn fn) {
   const rfi_arg *arg[RFI_WALK_ARGS];
   float buffer[RFI_WALK_ARGS][RFI_BLOCK] __attribute__((aligned(64)));
@@ -121,12 +121,15 @@ static inline void rfi_map(const rfi_call *c, int64_t begin, int64_t end, int n_
   for (int k = 0; k < n_in; k++) arg[k] = &c->in[k];
   for (int k = 0; k < c->n_out; k++) arg[n_in + k] = &c->out[k];
   rfi_walk_init(&w, n_in + c->n_out, arg);
+  bool apart = false; /* parts one column wide: a result's elements do not lie side by side */
+  for (int k = 0; k < c->n_out; k++) apart = apart || rfi_walk_stride(&w, n_in + k) != 1;
   for (int64_t i = begin; i < end; i += n) {
     n = rfi_walk_at(&w, i, end, offset);
+    if (apart) n = 1;
     for (int k = 0; k < n_in; k++) x[k] = rfi_read(buffer[k], arg[k], offset[k], rfi_walk_stride(&w, k), n);
-    for (int k = 0; k < c->n_out; k++) y[k] = rfi_target(buffer[n_in + k], &c->out[k], i);
+    for (int k = 0; k < c->n_out; k++) y[k] = rfi_target(buffer[n_in + k], &c->out[k], offset[n_in + k]);
     fn(c, i, n, y, x);
-    for (int k = 0; k < c->n_out; k++) rfi_flush(y[k], &c->out[k], i, n);
+    for (int k = 0; k < c->n_out; k++) rfi_flush(y[k], &c->out[k], offset[n_in + k], n);
   }
 }
 

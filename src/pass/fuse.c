@@ -10,7 +10,8 @@
  *              rounded as the kernel needs it.
  *  slices      the gradient of a packed tensor's slices, a sum of pads that lie side by side,
  *              becomes one concat. Exact, but that a zero keeps its sign.
- *  packed      where those are an attention's dq, dk and dv, it writes them side by side itself. Exact.
+ *  packed      where those are all that one op makes, an attention's dq, dk and dv or the gradients of gate and up,
+ *              it writes them side by side itself. Exact.
  *  norms       the gradients of a norm, and the sum with the residual stream's, become one
  *              op (fuse_norm.c). Exact.
  *  accumulate  add(g, product), or accumulate(product, g), becomes a product that adds onto g in place: a microbatch's
@@ -228,58 +229,78 @@ static rfr_status fuse_slices(const rfr_trace *in, rfi_report *report, rfr_trace
 
 /* ---- packed ---- */
 
-/* Op i's k-th result, seen as a matrix, is operand k of one concat along the columns and nothing else; its op, or -1.
- * *seen: the op that makes the matrix. */
-static int part_of(const rfi_walk *w, int i, int k, int *seen) {
+static const struct {
+  rfi_opcode plain, packed;
+  int parts;
+  const char *reason;
+} packs[] = {
+    {RFI_OP_attention_bwd, RFI_OP_attention_bwd_packed, 3, "fused: the gradients of q, k and v side by side"},
+    {RFI_OP_swiglu_bwd, RFI_OP_swiglu_bwd_packed, 2, "fused: the gradients of gate and up side by side"},
+};
+
+/* Op i's k-th of n results, as it is or seen as a matrix, is operand k of one concat along the columns and nothing
+ * else; its op, or -1. *view: the op that makes the matrix, or -1. */
+static int part_of(const rfi_walk *w, int i, int k, int n, int *view) {
   const rfr_trace *t = w->to.from;
-  const rfr_value v = t->ops[i].out[k];
+  rfr_value v = t->ops[i].out[k];
   if (v < 0 || w->uses[v].count != 1 || w->uses[v].output) return -1;
-  *seen = w->uses[v].last;
-  const rfi_opr *view = &t->ops[*seen];
-  if (view->def->code != RFI_OP_reshape) return -1;
-  const rfr_value x = view->out[0];
-  if (t->values[x].type.rank != 2 || t->values[x].type.shape[0] != t->values[v].type.shape[0]) return -1;
-  if (w->uses[x].count != 1 || w->uses[x].output) return -1;
-  const rfi_opr *concat = &t->ops[w->uses[x].last];
-  return concat->def->code == RFI_OP_concat && concat->n_in == 3 && concat->attr[0].i == 1 && concat->in[k] == x
-             ? w->uses[x].last
+  const int64_t rows = t->values[v].type.rank > 0 ? t->values[v].type.shape[0] : -1;
+  *view = t->ops[w->uses[v].last].def->code == RFI_OP_reshape ? w->uses[v].last : -1;
+  if (*view >= 0) v = t->ops[*view].out[0];
+  if (t->values[v].type.rank != 2 || t->values[v].type.shape[0] != rows) return -1;
+  if (w->uses[v].count != 1 || w->uses[v].output) return -1;
+  const rfi_opr *concat = &t->ops[w->uses[v].last];
+  return concat->def->code == RFI_OP_concat && concat->n_in == n && concat->attr[0].i == 1 && concat->in[k] == v
+             ? w->uses[v].last
              : -1;
 }
 
-/* The concat of the three gradients of the attention at op i, -1 if there is none. */
-static int match_packed(const rfi_walk *w, int i, int views[3]) {
-  if (w->to.from->ops[i].def->code != RFI_OP_attention_bwd) return -1;
-  const int concat = part_of(w, i, 0, &views[0]);
-  return concat >= 0 && part_of(w, i, 1, &views[1]) == concat && part_of(w, i, 2, &views[2]) == concat ? concat : -1;
+/* The concat of the gradients of the op at i, -1 if there is none; *row: of packs. */
+static int match_packed(const rfi_walk *w, int i, int *row, int views[RFI_MAX_NAMES]) {
+  int concat = -1;
+  for (*row = 0; *row < (int)(sizeof packs / sizeof *packs); ++*row) {
+    if (w->to.from->ops[i].def->code != packs[*row].plain) continue;
+    const int n = packs[*row].parts;
+    concat = part_of(w, i, 0, n, &views[0]);
+    for (int k = 1; k < n && concat >= 0; k++)
+      if (part_of(w, i, k, n, &views[k]) != concat) concat = -1;
+    break;
+  }
+  return concat;
 }
 
 static rfr_status visit_packed(rfi_walk *w, int i) {
   const rfr_trace *t = w->to.from;
-  int views[3];
-  const int concat = match_packed(w, i, views);
+  int row, views[RFI_MAX_NAMES];
+  const int concat = match_packed(w, i, &row, views);
   if (concat < 0) return rfi_rewrite_op(&w->to, i, NULL);
   const rfi_opr *op = &t->ops[i], *joined = &t->ops[concat];
-  rfr_value in[RFI_MAX_NAMES];
+  rfr_value in[RFI_MAX_NAMES], all;
   rfi_opr packed = *op, view = *joined;
   for (int k = 0; k < op->n_in; k++) in[k] = w->to.map[op->in[k]];
-  packed.def = rfi_op_def_get(RFI_OP_attention_bwd_packed);
+  packed.def = rfi_op_def_get(packs[row].packed);
   packed.in = in;
-  packed.reason = "fused: the gradients of q, k and v side by side";
+  packed.reason = packs[row].reason;
   RFI_TRY(rfi_rewrite_as(&w->to, i, &packed, NULL));
+  all = w->to.map[op->out[0]];
   const rfr_type *rows = &t->values[joined->out[0]].type;
-  rfi_attr shape = rfi_i(0);
-  shape.s = (rfi_shape){.rank = 2, .dim = {rows->shape[0], rows->shape[1]}};
-  view.def = rfi_op_def_get(RFI_OP_reshape);
-  view.n_in = 1;
-  view.in = &w->to.map[op->out[0]];
-  view.attr = &shape;
-  view.reason = "";
-  RFI_TRY(rfi_rewrite_as(&w->to, concat, &view, NULL));
-  for (int k = 0; k < 3; k++) w->skip[views[k]] = true;
+  if (w->to.to->values[all].type.rank == 2) {
+    w->to.map[joined->out[0]] = all;
+  } else {
+    rfi_attr shape = rfi_i(0);
+    shape.s = (rfi_shape){.rank = 2, .dim = {rows->shape[0], rows->shape[1]}};
+    view.def = rfi_op_def_get(RFI_OP_reshape);
+    view.n_in = 1;
+    view.in = &all;
+    view.attr = &shape;
+    view.reason = "";
+    RFI_TRY(rfi_rewrite_as(&w->to, concat, &view, NULL));
+  }
+  for (int k = 0; k < packs[row].parts; k++)
+    if (views[k] >= 0) w->skip[views[k]] = true;
   w->skip[concat] = true;
-  return rfi_report_line(w->report,
-                         "fused: op %d attention_bwd%s%s writes its gradients side by side: -%lld bytes; exact", i,
-                         op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(rows));
+  return rfi_report_line(w->report, "fused: op %d %s%s%s writes its gradients side by side: -%lld bytes; exact", i,
+                         op->def->name, op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(rows));
 }
 
 static rfr_status fuse_packed(const rfr_trace *in, rfi_report *report, rfr_trace **out) {

@@ -12,6 +12,7 @@
  * hardware's approximations, whose error is a thousandth of the rounding that follows; with the accurate
  * ones the kernel would be bound by arithmetic.
  */
+#include "ops/elementwise/halves.h"
 #include "ops/elementwise/map.cuh"
 
 /* ---- functions ---- */
@@ -118,6 +119,10 @@ template <typename T> struct swiglu_bwd_op : activation {
   }
 };
 
+template <typename T> struct swiglu_bwd_halves_op : swiglu_bwd_op<T> {
+  static constexpr bool strided_results = true;
+};
+
 template <typename T> struct softcap_op : activation {
   static const char *name() { return "softcap"; }
   float cap;
@@ -160,6 +165,11 @@ static rfr_status run_gelu(const rfr_call *call) {
 static rfr_status run_gelu_bwd(const rfr_call *call) {
   return call->attr[0].i ? run<gelu_tanh_bwd, 2, 1>(call) : run<gelu_erf_bwd, 2, 1>(call);
 }
+static rfr_status run_swiglu_bwd_packed(const rfr_call *call) {
+  rfr_arg out[2];
+  const rfr_call halves = rfi_swiglu_halves(call, out);
+  return run<swiglu_bwd_halves_op, 3, 2>(&halves);
+}
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(gelu) = {run_gelu, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(gelu_bwd) = {run_gelu_bwd, NULL, rfi_takes_floats};
@@ -167,5 +177,6 @@ extern "C" const rfi_cuda_kernel RFI_CUDA(silu) = {run<silu_op, 1, 1>, NULL, rfi
 extern "C" const rfi_cuda_kernel RFI_CUDA(silu_bwd) = {run<silu_bwd_op, 2, 1>, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu) = {run<swiglu_op, 2, 1>, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_bwd) = {run<swiglu_bwd_op, 3, 2>, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_bwd_packed) = {run_swiglu_bwd_packed, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(softcap) = {run<softcap_op, 1, 1>, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(softcap_bwd) = {run<softcap_bwd_op, 2, 1>, NULL, rfi_takes_floats};

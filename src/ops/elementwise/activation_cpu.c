@@ -12,6 +12,7 @@
  * The gradients want s(x) and 1 - s(x) = s(-x): the same exp and division give both.
  */
 #include "backend/cpu/cpu.h"
+#include "ops/elementwise/halves.h"
 #include "ops/walk.h"
 
 /* ---- gelu ---- */
@@ -156,6 +157,11 @@ static rfr_status run_silu(const rfi_call *c) { return run(c, silu_part); }
 static rfr_status run_silu_bwd(const rfi_call *c) { return run(c, silu_bwd_part); }
 static rfr_status run_swiglu(const rfi_call *c) { return run(c, swiglu_part); }
 static rfr_status run_swiglu_bwd(const rfi_call *c) { return run(c, swiglu_bwd_part); }
+static rfr_status run_swiglu_bwd_packed(const rfi_call *c) {
+  rfi_arg out[2];
+  const rfi_call halves = rfi_swiglu_halves(c, out);
+  return run_swiglu_bwd(&halves);
+}
 static rfr_status run_softcap(const rfi_call *c) { return run(c, softcap_part); }
 static rfr_status run_softcap_bwd(const rfi_call *c) { return run(c, softcap_bwd_part); }
 
@@ -165,5 +171,6 @@ const rfi_kernel RFI_CPU(silu) = {run_silu, NULL};
 const rfi_kernel RFI_CPU(silu_bwd) = {run_silu_bwd, NULL};
 const rfi_kernel RFI_CPU(swiglu) = {run_swiglu, NULL};
 const rfi_kernel RFI_CPU(swiglu_bwd) = {run_swiglu_bwd, NULL};
+const rfi_kernel RFI_CPU(swiglu_bwd_packed) = {run_swiglu_bwd_packed, NULL};
 const rfi_kernel RFI_CPU(softcap) = {run_softcap, NULL};
 const rfi_kernel RFI_CPU(softcap_bwd) = {run_softcap_bwd, NULL};

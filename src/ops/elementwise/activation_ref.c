@@ -73,6 +73,24 @@ RFT_CASES(swiglu_bwd) = {"swiglu_bwd(f[7,13], f[7,13], f[7,13])",       "swiglu_
                          "swiglu_bwd(f[0,5], f[0,5], f[0,5])",          "swiglu_bwd(f[17,1], f[17,1], f[17,1])",
                          "swiglu_bwd(f[31,547], f[31,547], f[31,547])", NULL};
 
+RFT_REF(swiglu_bwd_packed) {
+  const double *dy = call->in[0].data, *gate = call->in[1].data, *up = call->in[2].data;
+  double *d = call->out[0].data;
+  const int64_t columns = call->in[0].type.shape[call->in[0].type.rank - 1];
+  for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++) {
+    double *row = d + i / columns * 2 * columns;
+    row[i % columns] = dy[i] * up[i] * silu_slope(gate[i]);
+    row[columns + i % columns] = dy[i] * gate[i] * sigmoid(gate[i]);
+  }
+}
+RFT_CASES(swiglu_bwd_packed) = {"swiglu_bwd_packed(f[7,13], f[7,13], f[7,13])",
+                                "swiglu_bwd_packed(f[1,40], f[1,40]/2, f[1,40]/2)",
+                                "swiglu_bwd_packed(f[0,5], f[0,5], f[0,5])",
+                                "swiglu_bwd_packed(f[3,17,1], f[3,17,1], f[3,17,1])",
+                                "swiglu_bwd_packed(f[33,544], f[33,544]/2, f[33,544]/2)",
+                                "swiglu_bwd_packed(f[31,547], f[31,547]/2, f[31,547])",
+                                NULL};
+
 RFT_REF(softcap) {
   const double *x = call->in[0].data, cap = call->attr[0].f;
   double *y = call->out[0].data;

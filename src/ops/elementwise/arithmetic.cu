@@ -20,7 +20,7 @@ struct mul_op : rfi_map_op {
   }
 };
 
-struct scale_op {
+struct scale_op : rfi_map_op {
   double by;
   const float *s; /* NULL: 1 */
   float factor;
@@ -44,7 +44,7 @@ static rfr_status run_mul(const rfr_call *call) {
 static rfr_status run_scale(const rfr_call *call) {
   rfr_status s = RFR_OK;
   const float *factor = call->n_in > 1 ? (const float *)call->in[1].data : NULL;
-  const scale_op op = {call->attr[0].f, factor, 0};
+  const scale_op op = {{}, call->attr[0].f, factor, 0};
   RFI_WITH_FLOAT(call->out[0].type.dtype, T, s = rfi_map<T, T, 1, 1>(call, "scale", op));
   return s;
 }

@@ -8,7 +8,7 @@
 #include "core/rng.h"
 #include "ops/elementwise/map.cuh"
 
-struct dropout_op {
+struct dropout_op : rfi_map_op {
   const int64_t *step;
   const int32_t *given; /* the microbatch, read where it runs; NULL: the call's */
   uint64_t stream;

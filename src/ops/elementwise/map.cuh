@@ -92,8 +92,10 @@ static inline unsigned rfi_grid(const rfr_call *call, int64_t n, int64_t per_blo
 
 /* ---- the map ---- */
 
-/* What a functor has besides operator()<V>(first element, x[IN][V], y[OUT][V]): `begin` runs once in each thread. */
+/* What a functor has besides operator()<V>(first element, x[IN][V], y[OUT][V]): `begin` runs once in each thread;
+ * strided_results: results are parts of a wider one, and their places come from the walk. */
 struct rfi_map_op {
+  static constexpr bool strided_results = false;
   __device__ void begin() {}
 };
 
@@ -127,8 +129,10 @@ static __global__ void __launch_bounds__(RFI_MAP_THREADS)
       for (int k = 0; k < IN; k++) rfi_widen(in[u][k], x[k]);
       f(p * V, x, y);
 #pragma unroll
-      for (int k = 0; k < OUT; k++)
-        if (a.y[k]) rfi_store<Y, V>(a.y[k] + p * V, y[k]);
+      for (int k = 0; k < OUT; k++) {
+        const bool flat = FLAT || !F::strided_results;
+        if (a.y[k]) rfi_store<Y, V>(a.y[k] + (flat ? p * V : rfi_walk_offset(a.walk, IN + k, p)), y[k]);
+      }
     }
   }
   if (V > 1 && FLAT && blockIdx.x == 0 && threadIdx.x < a.n % V) {
