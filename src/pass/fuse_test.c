@@ -200,6 +200,40 @@ static rfr_trace *capped_head(rfr_ctx *ctx, unsigned trained, rfr_dtype type, bo
   return t;
 }
 
+/* Gate and up as halves of one product, in the order that the slices have: their gradients are one result. Where they
+ * stand the other way round it is not, for the halves of that result would be swapped. */
+static void test_gate_and_up(void **state) {
+  (void)state;
+  const unsigned trained = 1u << W2 | 1u << TABLE;
+  rfr_ctx *ctx;
+  OK(rfr_ctx_create(NULL, &ctx));
+  for (int k = 0; k < 4; k++) {
+    const int swapped = k % 2;
+    const rfr_dtype type = k < 2 ? RFR_F32 : RFR_BF16;
+    rfr_tensor a, b;
+    rfr_trace *t;
+    OK(rfr_trace_create(ctx, &t));
+    rfr_value x = rfr_gelu(t, rfr_cast(t, parameter(t, trained, TABLE, 2, T, C), type), 0);
+    rfr_value w = parameter(t, trained, W2, 2, 2 * C, C);
+    rfr_value y = rfr_linear(t, x, rfr_cast(t, w, type), RFR_NONE);
+    y = rfr_swiglu(t, rfr_slice(t, y, 1, swapped * C, C), rfr_slice(t, y, 1, (1 - swapped) * C, C));
+    rfr_value r = rfr_input(t, "r", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, C}));
+    rfr_output(t, "w2", rfr_gradient(t, rfr_sum(t, rfr_mul(t, rfr_cast(t, y, RFR_F32), r), -1), w, RFR_F32));
+    OK(rfr_trace_finish(t));
+    rfr_programs *p = run(ctx, t, 1), *q = run(ctx, t, 0);
+    assert_int_equal(count(p, RFI_OP_swiglu_bwd_packed), !swapped);
+    assert_int_equal(count(p, RFI_OP_swiglu_bwd), swapped);
+    assert_int_equal(count(p, RFI_OP_concat), swapped);
+    OK(rfr_program_output(p, 0, "w2", &a));
+    OK(rfr_program_output(q, 0, "w2", &b));
+    assert_memory_equal(a.data, b.data, a.bytes);
+    rfr_programs_destroy(p);
+    rfr_programs_destroy(q);
+    rfr_trace_destroy(t);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
 /* Matrix units take operands of one type: products in the backward have such too where results were wider. */
 static void check_operands(const rfr_programs *p) {
   const rfr_trace *t = rfr_program_trace(p, 0, "lower");
@@ -241,6 +275,6 @@ static void test_softcapped_head(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_exact), cmocka_unit_test(test_sum_over_rows),
-                                     cmocka_unit_test(test_softcapped_head)};
+                                     cmocka_unit_test(test_gate_and_up), cmocka_unit_test(test_softcapped_head)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
