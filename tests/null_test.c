@@ -263,6 +263,31 @@ static void runs(void) {
   GIVES(-1, rfr_run_program_index, NULL, RFR_RUN_TRAIN);
 }
 
+static void graphs(void) {
+  rfr_graphs *g;
+  rfr_tensor x;
+  rfr_graphs_memory m;
+  const rfr_callable c = rfr_callable_default();
+  QUIET(rfr_graphs_destroy, NULL);
+  STATUS(rfr_graphs_create, NULL, &c, 1, NULL, &g);
+  STATUS(rfr_graphs_begin_step, NULL, NULL, 0);
+  STATUS(rfr_graphs_forward, NULL, 0, 0, NULL, 0, &x, 1);
+  STATUS(rfr_graphs_backward, NULL, 0, 0, NULL, 0, &x, 1);
+  STATUS(rfr_graphs_wgrad, NULL, 0, 0);
+  STATUS(rfr_graphs_end_step, NULL);
+  STATUS(rfr_graphs_abort_step, NULL);
+  STATUS(rfr_graphs_changed, NULL);
+  STATUS(rfr_graphs_wait, NULL);
+  STATUS(rfr_graphs_tensor, NULL, "w", &x);
+  STATUS(rfr_graphs_gradient, NULL, "w", &x);
+  STATUS(rfr_graphs_write, NULL, &x, &x);
+  STATUS(rfr_graphs_read, NULL, &x, &x);
+  STATUS(rfr_graphs_get_memory, NULL, &m);
+  GIVES(-1, rfr_graphs_ops, NULL, 0, RFR_ACTION_F);
+  GIVES(NULL, rfr_graphs_trace, NULL, 0);
+  GIVES(NULL, rfr_graphs_report, NULL, 0, "fuse");
+}
+
 static void schedules(void) {
   rfr_schedule *s;
   rfr_schedule_info info;
@@ -294,7 +319,8 @@ static void schedules(void) {
 
 /* One of the parameters is a pointer to a handle, not to where one goes. */
 static int takes_handle(const char *declaration) {
-  static const char *const types[] = {"rfr_ctx *", "rfr_trace *", "rfr_programs *", "rfr_run *", "rfr_schedule *"};
+  static const char *const types[] = {"rfr_ctx *", "rfr_trace *", "rfr_programs *", "rfr_run *", "rfr_schedule *",
+                                      "rfr_graphs *"};
   const char *parameters = strchr(declaration, '(');
   for (size_t i = 0; parameters && i < sizeof types / sizeof types[0]; i++)
     for (const char *s = parameters; (s = strstr(s, types[i])); s++)
@@ -329,6 +355,7 @@ static void test_null_handles(void **state) {
   programs();
   runs();
   schedules();
+  graphs();
   DIR *dir = opendir(RFT_SOURCE_DIR "/include/refrain");
   assert_non_null(dir);
   for (struct dirent *e; (e = readdir(dir));) {

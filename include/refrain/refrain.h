@@ -7,6 +7,7 @@
 
 #include "refrain/ctx.h"
 #include "refrain/dtype.h"
+#include "refrain/graphs.h"
 #include "refrain/nn.h"
 #include "refrain/op.h"
 #include "refrain/ops.h"

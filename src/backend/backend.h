@@ -46,6 +46,7 @@ typedef struct rfi_backend {
   void (*free)(rfi_device *d, rfi_memory kind, void *memory);
   rfr_status (*fill)(rfi_device *d, void *to, unsigned char byte, size_t n);
   rfr_status (*copy)(rfi_device *d, void *to, const void *from, size_t n); /* host or device on either side; waits */
+  rfr_status (*move)(rfi_device *d, void *to, const void *from, size_t n); /* the same without waiting: enqueued */
   rfr_status (*inspect)(rfi_device *d, rfi_range *ranges, int n); /* marks the broken; they lie in a ring; waits */
   rfr_status (*memory_use)(rfi_device *d, rfr_memory_use *out);   /* *out is zeroed */
 

@@ -44,11 +44,11 @@ static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *ar
 
 /* Fills the call of op i, whose operands and results are described in args, and asks its
  * kernel for the workspace. */
-static rfr_status bind_op(rfr_programs *p, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
+static rfr_status bind_op(const rfi_machine *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
   const rfi_opr *op = &t->ops[i];
   for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
   for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
-  RFI_TRY(type_dead_results(p->ctx, op, args));
+  RFI_TRY(type_dead_results(m->ctx, op, args));
   *b = (rfi_bound){.op = i,
                    .call = {.n_in = op->n_in,
                             .n_out = op->n_out,
@@ -56,62 +56,92 @@ static rfr_status bind_op(rfr_programs *p, const rfr_trace *t, int i, rfi_arg *a
                             .out = args + op->n_in,
                             .attr = op->attr,
                             .microbatch = op->microbatch,
-                            .threads = rfi_ctx_threads(p->ctx),
+                            .threads = rfi_ctx_threads(m->ctx),
                             .user = op->def->outside ? op->def->outside->user : NULL}};
-  RFI_TRY(p->backend->bind(p->device, op, p->strings, b));
+  RFI_TRY(m->backend->bind(m->device, op, m->strings, b));
   if (b->run) return RFR_OK;
   return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on %s", op->def->name,
-                     op->scope[0] ? ", in " : "", op->scope, p->backend->name);
+                     op->scope[0] ? ", in " : "", op->scope, m->backend->name);
 }
 
-rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
-  const rfr_trace *t = program->trace;
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *program->bound * (size_t)(t->n_ops + 1), &program->bound));
+rfr_status rfi_bind_ops(const rfi_machine *m, const rfr_trace *t, rfi_bound *bound, int *n) {
+  *n = 0;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->flags & RFI_VIEW) continue;
-    rfi_arg *args = rfi_arena_alloc(p->strings, sizeof *args * (size_t)(op->n_in + op->n_out + 1));
+    rfi_arg *args = rfi_arena_alloc(m->strings, sizeof *args * (size_t)(op->n_in + op->n_out + 1));
     if (!args) return RFR_NO_MEMORY;
-    RFI_TRY(bind_op(p, t, i, args, &program->bound[program->n_bound]));
-    program->n_bound++;
-    const double flops = rfi_op_cost(t, op).flops;
-    program->flops += flops;
-    if (op->clone_of >= 0) program->recomputed_flops += flops;
-    if (op->phase == RFR_PHASE_LOAD) program->n_load = program->n_bound;
+    RFI_TRY(bind_op(m, t, i, args, &bound[(*n)++]));
   }
   return RFR_OK;
 }
 
-rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *bytes) {
-  rfr_programs *p = programs;
+static rfi_machine machine_of(const rfr_programs *p) {
+  return (rfi_machine){p->ctx, p->strings, p->backend, p->device};
+}
+
+rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
+  const rfr_trace *t = program->trace;
+  const rfi_machine m = machine_of(p);
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *program->bound * (size_t)(t->n_ops + 1), &program->bound));
+  RFI_TRY(rfi_bind_ops(&m, t, program->bound, &program->n_bound));
+  for (int i = 0; i < program->n_bound; i++) {
+    const rfi_opr *op = &t->ops[program->bound[i].op];
+    const double flops = rfi_op_cost(t, op).flops;
+    program->flops += flops;
+    if (op->clone_of >= 0) program->recomputed_flops += flops;
+    if (op->phase == RFR_PHASE_LOAD) program->n_load = i + 1;
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_bind_sizes(const rfi_machine *m, const rfr_trace *t, int64_t *bytes) {
   rfi_arg *args;
   int most = 0;
   for (int i = 0; i < t->n_ops; i++)
     if (t->ops[i].n_in + t->ops[i].n_out > most) most = t->ops[i].n_in + t->ops[i].n_out;
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *args * (size_t)(most + 1), &args));
+  RFI_TRY(RFI_ALLOC(m->ctx, sizeof *args * (size_t)(most + 1), &args));
   rfr_status s = RFR_OK;
   for (int i = 0; i < t->n_ops && s == RFR_OK; i++) {
     rfi_bound b = {0};
-    if (!(t->ops[i].def->flags & RFI_VIEW)) s = bind_op(p, t, i, args, &b);
+    if (!(t->ops[i].def->flags & RFI_VIEW)) s = bind_op(m, t, i, args, &b);
     bytes[i] = b.workspace;
   }
-  rfi_free(p->ctx, args);
+  rfi_free(m->ctx, args);
   return s;
 }
 
-void rfi_bind_addresses(rfr_programs *p, rfi_program *program) {
-  const rfr_trace *t = program->trace;
-  for (int i = 0; i < program->n_bound; i++) {
-    rfi_bound *b = &program->bound[i];
-    const rfi_opr *op = &t->ops[b->op];
-    rfi_arg *args = (rfi_arg *)b->call.in;
+rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *bytes) {
+  const rfi_machine m = machine_of(programs);
+  return rfi_bind_sizes(&m, t, bytes);
+}
+
+void rfi_bind_args(const rfr_trace *t, rfi_bound *bound, int n,
+                   unsigned char *(*address)(const void *user, rfr_value owner), const void *user) {
+  for (int i = 0; i < n; i++) {
+    const rfi_opr *op = &t->ops[bound[i].op];
+    rfi_arg *args = (rfi_arg *)bound[i].call.in;
     for (int k = 0; k < op->n_in + op->n_out; k++) {
       rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
       if (v < 0) continue;
       const rfi_value *x = &t->values[v];
-      args[k].data = rfi_address(p, program->offset[x->base]) + x->offset * rfr_dtype_bits(x->type.dtype) / 8;
+      args[k].data = address(user, x->base) + x->offset * rfr_dtype_bits(x->type.dtype) / 8;
     }
   }
+}
+
+typedef struct placed {
+  const rfr_programs *p;
+  const rfi_program *program;
+} placed;
+
+static unsigned char *address_of(const void *user, rfr_value owner) {
+  const placed *x = user;
+  return rfi_address(x->p, x->program->offset[owner]);
+}
+
+void rfi_bind_addresses(rfr_programs *p, rfi_program *program) {
+  rfi_bind_args(program->trace, program->bound, program->n_bound, address_of, &(placed){p, program});
   for (int i = 0, k = 0; i < program->plan.n; i++) {
     const rfi_buffer *w = &program->plan.buffer[i];
     if (w->value != RFR_NONE) continue;

@@ -21,6 +21,14 @@
 
 enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF, RFI_WINDOW = 1 << 20 };
 
+/* Where ops are bound and run. */
+typedef struct rfi_machine {
+  rfr_ctx *ctx;
+  rfi_arena *strings; /* what is made for bound ops lives here */
+  const rfi_backend *backend;
+  rfi_device *device;
+} rfi_machine;
+
 typedef struct rfi_slot { /* a program input: memory shared by name */
   rfr_tensor tensor;
   int64_t offset;
@@ -66,7 +74,15 @@ static inline unsigned char *rfi_address(const rfr_programs *p, int64_t offset) 
 rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out);
 
 /* ---- bind.c ---- */
-/* Picks a kernel for every op; fills bound[] with shapes, workspace sizes and fake addresses. */
+/* Picks a kernel for every op: fills bound[] (room for n_ops) with shapes, workspace sizes and fake addresses; *n gets
+ * their number, views have none. */
+rfr_status rfi_bind_ops(const rfi_machine *m, const rfr_trace *t, rfi_bound *bound, int *n);
+/* Writes addresses into the arguments of bound ops: those of owners of storage, as `address` gives them. */
+void rfi_bind_args(const rfr_trace *t, rfi_bound *bound, int n,
+                   unsigned char *(*address)(const void *user, rfr_value owner), const void *user);
+/* Workspace of each op's kernel, bytes[n_ops]. */
+rfr_status rfi_bind_sizes(const rfi_machine *m, const rfr_trace *t, int64_t *bytes);
+/* The same for a program, which is costed too. */
 rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program);
 /* Writes the addresses that the plan gives. */
 void rfi_bind_addresses(rfr_programs *p, rfi_program *program);

@@ -139,7 +139,7 @@ static rfr_status visit_head(rfi_walk *w, int i) {
     if (h.cast >= 0) w->skip[h.cast] = true;
     if (h.dx >= 0) w->skip[h.dx] = true;
     if (h.dw >= 0) w->skip[h.dw] = true;
-    return emit_head(&w->to, &h, w->loss_chunk, w->report);
+    return emit_head(&w->to, &h, w->o->loss_chunk, w->report);
   }
   if (op->def->code == RFI_OP_fill && w->to.map[op->out[0]] >= 0) return RFR_OK; /* copied early for a head */
   return rfi_rewrite_op(&w->to, i, NULL);
@@ -223,8 +223,8 @@ static rfr_status visit_slices(rfi_walk *w, int i) {
                          (long long)rfi_bytes(&t->values[op->out[0]].type) * (2 * found.n - 2));
 }
 
-static rfr_status fuse_slices(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
-  return rfi_rewrite_walk(in, 0, report, mark_slices, visit_slices, out);
+static rfr_status fuse_slices(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  return rfi_rewrite_walk(in, o, report, mark_slices, visit_slices, out);
 }
 
 /* ---- packed ---- */
@@ -303,8 +303,8 @@ static rfr_status visit_packed(rfi_walk *w, int i) {
                          op->def->name, op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(rows));
 }
 
-static rfr_status fuse_packed(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
-  return rfi_rewrite_walk(in, 0, report, NULL, visit_packed, out);
+static rfr_status fuse_packed(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  return rfi_rewrite_walk(in, o, report, NULL, visit_packed, out);
 }
 
 /* ---- accumulate ---- */
@@ -377,7 +377,8 @@ static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const reade
   return true;
 }
 
-static rfr_status fuse_accumulate(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+static rfr_status fuse_accumulate(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  (void)o;
   rfr_status s;
   rfi_rewrite r = {.from = in};
   rfi_uses *uses = NULL;
@@ -450,7 +451,7 @@ done:
 }
 
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
-  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report,
+  static rfr_status (*const rewrites[])(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report,
                                         rfr_trace **out) = {fuse_slices, fuse_packed, rfi_fuse_norms, fuse_accumulate};
   rfr_trace *t;
   *out = NULL;
@@ -458,10 +459,10 @@ rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_rep
     RFI_TRY(rfi_report_line(report, "nothing: the pass is switched off"));
     return rfi_copy_trace(in, out);
   }
-  RFI_TRY(rfi_rewrite_walk(in, o->loss_chunk, report, mark_heads, visit_head, &t));
+  RFI_TRY(rfi_rewrite_walk(in, o, report, mark_heads, visit_head, &t));
   for (size_t i = 0; i < sizeof rewrites / sizeof *rewrites; i++) {
     rfr_trace *before = t;
-    rfr_status s = rewrites[i](before, report, &t);
+    rfr_status s = rewrites[i](before, o, report, &t);
     rfr_trace_destroy(before);
     RFI_TRY(s);
   }

@@ -32,7 +32,9 @@ static bool is_bias(const rfr_trace *t, const rfi_opr *op, rfr_value dy) {
          op->attr[0].i == 0 && op->attr[1].i == RFR_F32;
 }
 
-static bool match_norm(const rfr_trace *t, const rfi_uses *uses, const bool *skip, int i, parts *p) {
+static bool match_norm(const rfi_walk *w, int i, parts *p) {
+  const rfr_trace *t = w->to.from;
+  const rfi_uses *uses = w->uses;
   const rfi_opr *op = &t->ops[i];
   bool layernorm = op->def->code == RFI_OP_layernorm_dx;
   *p = (parts){i, -1, -1, -1, RFR_NONE};
@@ -42,7 +44,7 @@ static bool match_norm(const rfr_trace *t, const rfi_uses *uses, const bool *ski
   if (!rfi_is_dense(&t->values[dy])) return false; /* the sum would go another way */
   for (int k = i + 1; k <= uses[dy].last && k < t->n_ops; k++) {
     const rfi_opr *other = &t->ops[k];
-    if (skip[k]) continue;
+    if (w->skip[k] || (w->o->apart && other->phase != op->phase)) continue;
     if (p->dw < 0 && other->def->code == dw && reads_same(op, other, layernorm ? 2 : 1)) p->dw = k;
     if (p->db < 0 && layernorm && is_bias(t, other, dy)) p->db = k;
   }
@@ -89,15 +91,15 @@ static rfr_status emit_norm(rfi_rewrite *r, const parts *p, rfi_report *report) 
 
 static rfr_status visit_norm(rfi_walk *w, int i) {
   parts p;
-  if (!match_norm(w->to.from, w->uses, w->skip, i, &p)) return rfi_rewrite_op(&w->to, i, NULL);
+  if (!match_norm(w, i, &p)) return rfi_rewrite_op(&w->to, i, NULL);
   if (p.dw >= 0) w->skip[p.dw] = true;
   if (p.db >= 0) w->skip[p.db] = true;
   if (p.add >= 0) w->skip[p.add] = true;
   return emit_norm(&w->to, &p, w->report);
 }
 
-rfr_status rfi_fuse_norms(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
-  return rfi_rewrite_walk(in, 0, report, NULL, visit_norm, out);
+rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  return rfi_rewrite_walk(in, o, report, NULL, visit_norm, out);
 }
 
 /* ---- sums in front of norms ---- */
@@ -106,8 +108,8 @@ static bool match_sum(const rfr_trace *t, const rfi_uses *uses, int i) {
   const rfi_opr *add = &t->ops[i], *norm = add + 1;
   if (i + 1 >= t->n_ops || add->def->code != RFI_OP_add || norm->in[0] != add->out[0]) return false;
   if (norm->def->code != RFI_OP_layernorm && norm->def->code != RFI_OP_rmsnorm) return false;
-  return rfi_is_dense(&t->values[add->in[0]]) && rfi_is_dense(&t->values[add->in[1]]) &&
-         uses[add->out[0]].count > 1 && add->phase == norm->phase && add->microbatch == norm->microbatch &&
+  return rfi_is_dense(&t->values[add->in[0]]) && rfi_is_dense(&t->values[add->in[1]]) && uses[add->out[0]].count > 1 &&
+         add->phase == norm->phase && add->microbatch == norm->microbatch &&
          (add->clone_of < 0) == (norm->clone_of < 0);
 }
 
@@ -143,5 +145,5 @@ static rfr_status visit_sum(rfi_walk *w, int i) {
 }
 
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
-  return rfi_rewrite_walk(in, 0, report, NULL, visit_sum, out);
+  return rfi_rewrite_walk(in, NULL, report, NULL, visit_sum, out);
 }

@@ -88,8 +88,8 @@ static rfr_status lower(const rfr_trace *in, rfi_report *report, rfr_trace **out
 }
 
 rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
-  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report,
-                                        rfr_trace **out) = {rfi_fuse_sums, lower, rfi_dce};
+  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report, rfr_trace **out) = {rfi_fuse_sums,
+                                                                                                     lower, rfi_dce};
   const bool wanted[] = {o->fuse, true, o->prune};
   rfr_trace *before = NULL;
   for (size_t i = 0; i < sizeof rewrites / sizeof *rewrites; i++) {

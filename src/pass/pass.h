@@ -60,15 +60,17 @@ typedef struct rfi_walk {
   const rfi_uses *uses;
   bool *skip; /* per op: not visited */
   rfi_report *report;
-  int64_t loss_chunk;
+  const struct rfi_pass_options *o;
 } rfi_walk;
-rfr_status rfi_rewrite_walk(const rfr_trace *in, int64_t loss_chunk, rfi_report *report, void (*mark)(rfi_walk *w),
-                            rfr_status (*visit)(rfi_walk *w, int i), rfr_trace **out);
+rfr_status rfi_rewrite_walk(const rfr_trace *in, const struct rfi_pass_options *o, rfi_report *report,
+                            void (*mark)(rfi_walk *w), rfr_status (*visit)(rfi_walk *w, int i), rfr_trace **out);
 
 /* ---- the passes ---- */
 
 typedef struct rfi_pass_options {
   bool fuse, prune;
+  bool apart; /* forward, dgrad and wgrad will run as programs of their own, once per microbatch: no op does the work of
+                 two of them, and what depends on weights alone is of phase setup */
   int64_t loss_chunk; /* rows of logits at a time in a fused LM head */
   rfr_recompute recompute;
   int64_t budget; /* of `auto`: step-scoped bytes of the plan, workspaces included; 0: no limit */
@@ -83,7 +85,7 @@ rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_rep
 rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Of fuse: the gradients of a norm become one op (fuse_norm.c). */
-rfr_status rfi_fuse_norms(const rfr_trace *in, rfi_report *report, rfr_trace **out);
+rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Of lower: a sum and its norm become one op (fuse_norm.c). */
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Removes what no output and no effect needs; used by prune and, last of all, by lower. */

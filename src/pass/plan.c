@@ -339,10 +339,16 @@ fail:
   return s;
 }
 
+rfr_status rfi_plan_place(rfi_plan *p, int end) {
+  if (p->n == 0) return RFR_OK;
+  qsort(p->buffer, (size_t)p->n, sizeof *p->buffer, by_first);
+  return solve(p, end);
+}
+
 rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, rfi_plan *out) {
   *out = (rfi_plan){.ctx = t->ctx};
   rfr_status s = collect(t, workspace, out);
-  if (s == RFR_OK && out->n > 0) s = solve(out, t->n_ops);
+  if (s == RFR_OK) s = rfi_plan_place(out, t->n_ops);
   if (s != RFR_OK) rfi_plan_deinit(out);
   return s;
 }

@@ -24,6 +24,9 @@ typedef struct rfi_plan {
 
 /* workspace[i]: bytes that op i's kernel asks for. Deterministic: same trace, same plan. */
 rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, rfi_plan *out);
+/* The same for lifetimes from elsewhere: `out` has ctx, and buffer and n, which it gets sorted and with offsets; time
+ * counts from 0 to `end`. */
+rfr_status rfi_plan_place(rfi_plan *out, int end);
 void rfi_plan_deinit(rfi_plan *plan);
 
 #endif

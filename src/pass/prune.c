@@ -71,6 +71,7 @@ typedef struct cse {
   bool *gone;      /* per op: merged into an earlier one */
   bool *shared;    /* per op: stands for ops of several microbatches */
   int8_t *to;      /* per op: the phase that it is hoisted to, -1 where it stays */
+  bool apart;      /* all microbatches share what depends on weights alone, seen or not */
   int *slot;       /* open-addressing table of op indices, -1 empty */
   uint64_t mask;
 } cse;
@@ -148,6 +149,7 @@ static int hoisted(const rfr_trace *t, const cse *c, const uint8_t *depends, int
   if (c->gone[i] || op->n_out == 0 || op->out[0] < 0 || !mergeable(op)) return -1;
   int d = depends[op->out[0]];
   if (d == DEPENDS_FROZEN) return RFR_PHASE_LOAD; /* its views too: they need no kernel */
+  if (d == DEPENDS_WEIGHT && c->apart) return RFR_PHASE_SETUP;
   if (d <= DEPENDS_WEIGHT && c->shared[i]) return RFR_PHASE_SETUP;
   return -1;
 }
@@ -184,10 +186,10 @@ static rfr_status emit(rfi_rewrite *r, const cse *c, int i, int phase) {
   return rfi_rewrite_as(r, i, &op, dead);
 }
 
-static rfr_status cse_and_hoist(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+static rfr_status cse_and_hoist(const rfr_trace *in, bool apart, rfi_report *report, rfr_trace **out) {
   rfr_status s;
   rfi_rewrite r = {.from = in};
-  cse c = {.t = in};
+  cse c = {.t = in, .apart = apart};
   uint8_t *depends = NULL;
   for (c.mask = 64; c.mask < 2 * (uint64_t)in->n_ops; c.mask *= 2) {}
   RFI_GOTO(RFI_ALLOC(in->ctx, c.mask * sizeof *c.slot, &c.slot));
@@ -244,7 +246,7 @@ rfr_status rfi_pass_prune(const rfr_trace *in, const rfi_pass_options *o, rfi_re
     return rfi_copy_trace(in, out);
   }
   RFI_TRY(rfi_dce(in, report, &live));
-  rfr_status s = cse_and_hoist(live, report, &merged);
+  rfr_status s = cse_and_hoist(live, o->apart, report, &merged);
   rfr_trace_destroy(live);
   if (s == RFR_OK) *out = merged;
   return s;

@@ -175,11 +175,8 @@ static void test_planner_decides(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_budget),
-      rft_context_test(test_programs),
-      rft_context_test(test_linear),
-      rft_context_test(test_frontier),
-      rft_context_test(test_planner_decides),
+      rft_context_test(test_budget),   rft_context_test(test_programs),        rft_context_test(test_linear),
+      rft_context_test(test_frontier), rft_context_test(test_planner_decides),
   };
   return cmocka_run_group_tests_name("recompute_budget", tests, NULL, NULL);
 }

@@ -161,11 +161,11 @@ rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out) {
   return RFR_OK;
 }
 
-rfr_status rfi_rewrite_walk(const rfr_trace *in, int64_t loss_chunk, rfi_report *report, void (*mark)(rfi_walk *w),
-                            rfr_status (*visit)(rfi_walk *w, int i), rfr_trace **out) {
+rfr_status rfi_rewrite_walk(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report,
+                            void (*mark)(rfi_walk *w), rfr_status (*visit)(rfi_walk *w, int i), rfr_trace **out) {
   rfr_status s;
   rfi_uses *uses = NULL;
-  rfi_walk w = {.to = {.from = in}, .report = report, .loss_chunk = loss_chunk};
+  rfi_walk w = {.to = {.from = in}, .report = report, .o = o};
   *out = NULL;
   RFI_GOTO(rfi_count_uses(in, &uses));
   w.uses = uses;

@@ -84,6 +84,11 @@ static rfr_status fault_copy(rfi_device *d, void *to, const void *from, size_t n
   return cpu()->copy(d, to, from, n);
 }
 
+static rfr_status fault_move(rfi_device *d, void *to, const void *from, size_t n) {
+  RFI_TRY(enter(RFT_ENTRY_move));
+  return cpu()->move(d, to, from, n);
+}
+
 static rfr_status fault_inspect(rfi_device *d, rfi_range *ranges, int n) {
   RFI_TRY(enter(RFT_ENTRY_inspect));
   return cpu()->inspect(d, ranges, n);
@@ -152,6 +157,7 @@ const rfi_backend rft_fault_backend = {
     .free = fault_free,
     .fill = fault_fill,
     .copy = fault_copy,
+    .move = fault_move,
     .inspect = fault_inspect,
     .memory_use = fault_memory_use,
     .bind = fault_bind,

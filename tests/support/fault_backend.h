@@ -11,7 +11,7 @@
 #include "backend/backend.h"
 
 #define RFT_ENTRIES(X) \
-  X(open) X(alloc) X(fill) X(copy) X(inspect) X(memory_use) X(bind) X(run) X(run_timed) X(capture) \
+  X(open) X(alloc) X(fill) X(copy) X(move) X(inspect) X(memory_use) X(bind) X(run) X(run_timed) X(capture) \
   X(launch) X(wait) X(poll)
 typedef enum rft_entry {
 #define RFT_ENTRY_ENUM(name) RFT_ENTRY_##name,

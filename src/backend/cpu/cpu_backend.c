@@ -237,6 +237,7 @@ const rfi_backend rfi_backend_cpu = {
     .free = memory_free,
     .fill = memory_fill,
     .copy = memory_copy,
+    .move = memory_copy,
     .inspect = memory_inspect,
     .memory_use = memory_use,
     .bind = bind,

@@ -231,6 +231,13 @@ static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t 
   return leave(d, before, copy(d, to, from, n));
 }
 
+static rfr_status memory_move(rfi_device *d, void *to, const void *from, size_t n) {
+  int before;
+  if (n == 0) return RFR_OK;
+  TRY(enter(d, &before));
+  return leave(d, before, rfi_cuda_check(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->stream), "copying"));
+}
+
 static rfr_status inspect(rfi_device *d, rfi_range *ranges, int n) {
   TRY(rfi_cuda_inspect(ranges, n, d->stream));
   return rfi_cuda_check(cudaStreamSynchronize(d->stream), "waiting for the device");
@@ -426,6 +433,7 @@ static const rfi_backend backend = {
     .free = memory_free,
     .fill = memory_fill,
     .copy = memory_copy,
+    .move = memory_move,
     .inspect = memory_inspect,
     .memory_use = memory_use,
     .bind = bind,

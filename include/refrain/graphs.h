@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Graphed callables, for those who have a training loop of their own: of each callable's forward, input gradient and
+ * weight gradient one graph per place that a microbatch may have in flight, replayed in the order of a schedule.
+ *
+ * A callable is a recorded forward: its trace's inputs of role input and input_grad are what each call gives, trainable
+ * and frozen ones its parameters, states and constants are shared by name among all callables. Its outputs that depend
+ * on a parameter or on an input_grad get a gradient in the backward. A slot is the memory of one microbatch in flight
+ * within a stage; a stage is a run of callables. Nothing is allocated after rfr_graphs_create.
+ *
+ *   rfr_callable c = rfr_callable_default();
+ *   c.name = "layer", c.trace = t;                        // x of role input_grad, output y
+ *   rfr_graphs_create(ctx, &c, 1, NULL, &graphs);
+ *   rfr_graphs_begin_step(graphs, NULL, 0);               // main gradients are zero now
+ *   rfr_binding x = {NULL, type, data}, dy = {NULL, type, more};
+ *   rfr_tensor y, dx;
+ *   rfr_graphs_forward(graphs, 0, 0, &x, 1, &y, 1);
+ *   rfr_graphs_backward(graphs, 0, 0, &dy, 1, &dx, 1);    // and the weight gradients, unless the schedule has W
+ *   rfr_graphs_end_step(graphs);
+ *
+ * One thread at a time. What a call launched may still run when it returns (rfr_graphs_wait), except on the CPU.
+ */
+#ifndef REFRAIN_GRAPHS_H
+#define REFRAIN_GRAPHS_H
+
+#include "refrain/program.h"
+#include "refrain/schedule.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rfr_graphs rfr_graphs;
+
+/* An input that is another callable's output, in its own bytes: `output` of an earlier callable of the same stage. That
+ * output's gradient is then this input's, and is passed on inside too. An output goes to one such input at most. */
+typedef struct rfr_callable_link {
+  const char *input;
+  int callable;
+  const char *output;
+} rfr_callable_link;
+
+typedef struct rfr_callable {
+  size_t size;
+  const char *name;       /* in messages; NULL: its number */
+  const rfr_trace *trace; /* finished, the forward of one microbatch; may be destroyed after creation */
+  const rfr_callable_link *links;
+  int n_links;
+  const char *const *outputs; /* in the order in which calls give them; NULL stands for one that is absent. */
+  int n_outputs;              /* outputs NULL: all of the trace, in its order */
+  int inference;              /* 1: no backward; all callables of a set or none */
+} rfr_callable;
+RFR_API rfr_callable rfr_callable_default(void);
+
+/* ---- creation ---- */
+
+/* Where a parameter's gradient is added up. */
+typedef struct rfr_main_gradient {
+  const char *parameter;
+  void *data;     /* the caller's, f32 of the parameter's shape, on the device; NULL: ours */
+  int accumulate; /* 1: the beginning of a step leaves what is there; 0: it is cleared then */
+} rfr_main_gradient;
+
+typedef struct rfr_graphs_options {
+  size_t size;
+  const rfr_schedule
+      *schedule; /* its rank's stages own the callables in ascending order, rfr_schedule_layers each. NULL:
+                                   one stage, microbatch by microbatch F of all callables, then B from the last to the
+                                   first; any number of microbatches */
+  int rank;
+  int allow_unused_input; /* 1: an input_grad that reaches no output has no gradient; 0: it is an error */
+  int eager;              /* 1: nothing is captured, each call runs its kernels one by one; the same bits */
+  int fuse;               /* as in rfr_compile_options; default 1 */
+  int64_t budget;         /* bytes of the whole arena; 0: no limit */
+  const rfr_binding
+      *tensors;  /* memory of the caller's for parameters, states and constants; others are ours. It must */
+  int n_tensors; /* outlive the graphs */
+  const rfr_main_gradient *gradients; /* of those parameters where the default, ours and cleared, will not do */
+  int n_gradients;
+} rfr_graphs_options;
+RFR_API rfr_graphs_options rfr_graphs_options_default(void);
+
+/* Compiles and captures. After an error nothing of the caller's has changed and nothing is held. Errors:
+ * graphs.callable, program.state, program.name, plan.over_budget, and those of the passes. */
+RFR_API rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
+                                     const rfr_graphs_options *options, rfr_graphs **out);
+/* Frees everything; accepts NULL. */
+RFR_API void rfr_graphs_destroy(rfr_graphs *g);
+
+/* ---- a step ---- */
+
+/* Begins a step: copies `inputs` into states and constants of their names, makes what depends on parameters alone (and,
+ * the first time or after rfr_graphs_changed, on frozen ones), clears main gradients. */
+RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
+/* The forward of a callable. `inputs`: one binding per input that is not linked, by position where the name is NULL,
+ * else by name; each is copied into the slot. `outputs`, room for all of them, get tensors that hold until the slot's
+ * last gradient has run. Errors: graphs.order, naming what the schedule wants; replay.signature, naming the first
+ * field that differs; nothing has run then. */
+RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs,
+                                      int n_inputs, rfr_tensor *outputs, int n_outputs);
+/* The backward. `output_grads`: one binding per output, by position or by name, but of those alone that have a gradient
+ * and go to no other callable; `input_grads`, room for one per unlinked input: data NULL where there is none. They hold
+ * until the slot's next forward. Where the schedule has B, the weight gradients run too. */
+RFR_API rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *output_grads,
+                                       int n_output_grads, rfr_tensor *input_grads, int n_input_grads);
+/* The weight gradients of a callable, added onto the main gradients. Errors: graphs.order, where none wait. */
+RFR_API rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch);
+/* Errors: graphs.order, naming what is still to come. */
+RFR_API rfr_status rfr_graphs_end_step(rfr_graphs *g);
+/* Leaves a step wherever it is: slots are free, main gradients undefined until the next begins. */
+RFR_API rfr_status rfr_graphs_abort_step(rfr_graphs *g);
+/* Frozen parameters or constants were written. */
+RFR_API rfr_status rfr_graphs_changed(rfr_graphs *g);
+RFR_API rfr_status rfr_graphs_wait(rfr_graphs *g);
+
+/* ---- answers ---- */
+
+/* The memory of a parameter, state or constant; of a parameter's main gradient. */
+RFR_API rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *out);
+RFR_API rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out);
+/* Copies to or from host memory; waits for what was launched. */
+RFR_API rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *from);
+RFR_API rfr_status rfr_graphs_read(rfr_graphs *g, const rfr_tensor *from, void *to);
+/* How many ops a callable's part has: F, I or W; 0: a call of it has nothing to do. -1: there is no such part. */
+RFR_API int rfr_graphs_ops(const rfr_graphs *g, int callable, rfr_action_op part);
+typedef struct rfr_graphs_memory {
+  int64_t planned_bytes;     /* the arena: all below */
+  int64_t persistent_bytes;  /* parameters, states and main gradients of ours; what load and setup make */
+  int64_t slot_bytes;        /* of all slots of all stages */
+  int64_t shared_bytes;      /* what lives within one action, shared by all */
+  int64_t lower_bound_bytes; /* of slots and shared, each slot at an address of its own: most bytes live at once */
+  int slots, graphs;
+} rfr_graphs_memory;
+RFR_API rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out);
+/* A callable's ops in the order load, setup, F, I, W (phases load, setup, forward, dgrad, wgrad). Borrowed. */
+RFR_API const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable);
+/* What a pass decided for a callable; NULL for an unknown pass. */
+RFR_API const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A recorded forward becomes the joint trace of a callable. Each output that a parameter or an input_grad influences
+ * gets a cotangent, an input of the trace; each trainable parameter's gradient is added onto its main gradient, a
+ * state; then the passes run as for any other trace, so that what nobody wants is never made.
+ *
+ * The parts are made of the phase labels that autodiff gives: forward is F, dgrad I, wgrad W. An op that two parts
+ * read, as CSE leaves them, belongs to the earlier one. A part that reads what an earlier one made finds it in the
+ * slot; nothing reads what a later part makes.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "exec/graphs/graphed.h"
+
+const char RFI_GRAD_PREFIX[] = "grad.";
+static const char MICROBATCH[] = "graphs.microbatch";
+
+static rfr_status refuse(const rfi_callable *c, const char *what, const char *name) {
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": %s \"%s\"", c->name, what, name);
+}
+
+/* ---- the joint trace ---- */
+
+static bool is_given(int role) { return role == RFR_ROLE_INPUT || role == RFR_ROLE_INPUT_GRAD; }
+
+/* Copies op i; what draws random numbers reads its microbatch from the slot, at a site that no other callable has. */
+static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) {
+  const rfi_opr *op = &r->from->ops[i];
+  if (op->def->code == RFI_OP_gradient || op->phase != RFR_PHASE_FORWARD)
+    return refuse(c, "its trace is a forward alone, not with", op->def->name);
+  if (op->def->flags & RFI_HOST) return refuse(c, "the host waits for no callable: it has", op->def->name);
+  if (!(op->def->flags & RFI_RNG)) return rfi_rewrite_op(r, i, NULL);
+  if (op->def->code != RFI_OP_dropout)
+    return refuse(c, "it draws by the microbatch it was recorded with:", op->def->name);
+  if (c->microbatch == RFR_NONE)
+    c->microbatch = rfr_input(r->to, MICROBATCH, RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){1}));
+  rfr_value in[3] = {r->map[op->in[0]], r->map[op->in[1]], c->microbatch};
+  rfi_attr attr[3] = {op->attr[0], rfi_i(op->attr[1].i + site), op->attr[2]};
+  rfi_opr own = *op;
+  own.n_in = 3;
+  own.in = in;
+  own.attr = attr;
+  return rfi_rewrite_as(r, i, &own, NULL);
+}
+
+/* Which values a wanted input reaches: floats, on ways that no detach cuts. */
+static void influence(const rfr_trace *t, bool *reached) {
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    bool any = false;
+    for (int k = 0; k < op->n_in; k++) any = any || (op->in[k] >= 0 && reached[op->in[k]]);
+    if (op->def->code == RFI_OP_detach) any = false;
+    for (int j = 0; j < op->n_out; j++)
+      if (op->out[j] >= 0) reached[op->out[j]] = any && rfr_dtype_is_float(t->values[op->out[j]].type.dtype);
+  }
+}
+
+static rfr_status reaches_output(const rfi_callable *c, const rfr_trace *t, rfr_value x, bool *does) {
+  bool *reached;
+  RFI_TRY(RFI_ALLOC(t->ctx, (size_t)t->n_values + 1, &reached));
+  reached[x] = true;
+  influence(t, reached);
+  *does = false;
+  for (int k = 0; k < c->n_out; k++) *does = *does || (c->out[k].value >= 0 && reached[c->out[k].value]);
+  rfi_free(t->ctx, reached);
+  return RFR_OK;
+}
+
+static char *grad_name(rfr_trace *t, const char *name) {
+  return rfi_arena_printf(t->arena, "%s%s", RFI_GRAD_PREFIX, name);
+}
+
+/* Cotangents of outputs as one loss; RFR_NONE: no output has one. */
+static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached, rfr_value *loss) {
+  const rfr_place nowhere = {NULL, 0};
+  *loss = RFR_NONE;
+  for (int k = 0; k < c->n_out; k++) {
+    rfi_port *p = &c->out[k];
+    if (p->value < 0 || !reached[p->value]) continue;
+    const rfr_type type = t->values[p->value].type;
+    const char *name = grad_name(t, p->name);
+    if (!name) return RFR_NO_MEMORY;
+    p->grad = rfr_input_at(t, nowhere, name, RFR_ROLE_INPUT, type.dtype, type.rank, type.shape);
+    rfr_value part = rfi_record(t, nowhere, RFI_OP_cotangent, 2, (rfr_value[]){p->value, p->grad}, NULL, NULL);
+    *loss = *loss < 0 ? part : rfr_add_at(t, nowhere, *loss, part);
+  }
+  return rfr_trace_status(t);
+}
+
+static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rfr_trace *t, rfr_value loss,
+                                  rfr_value v) {
+  const rfr_place nowhere = {NULL, 0};
+  const rfi_value x = t->values[v];
+  const bool trained = x.role == RFR_ROLE_TRAINABLE;
+  bool used = loss >= 0;
+  if (!trained && x.role != RFR_ROLE_INPUT_GRAD) return RFR_OK;
+  if (used && !trained && g->options.allow_unused_input) RFI_TRY(reaches_output(c, t, v, &used));
+  if (!used && !trained && g->options.allow_unused_input) return RFR_OK;
+  if (!used) return refuse(c, "a gradient is wanted, and no output depends on", x.name);
+  const char *name = grad_name(t, x.name);
+  if (!name) return RFR_NO_MEMORY;
+  if (trained) {
+    rfr_value onto = rfr_input_at(t, nowhere, name, RFR_ROLE_STATE, RFR_F32, x.type.rank, x.type.shape);
+    rfr_output_at(t, nowhere, name, rfr_gradient_onto_at(t, nowhere, loss, v, onto));
+  } else {
+    rfr_output_at(t, nowhere, name, rfr_gradient_at(t, nowhere, loss, v, x.type.dtype));
+  }
+  return rfr_trace_status(t);
+}
+
+static rfr_status record_backward(const rfr_graphs *g, rfi_callable *c, rfr_trace *t) {
+  bool *reached;
+  rfr_value loss;
+  const int n = t->n_inputs;
+  RFI_TRY(RFI_ALLOC(t->ctx, (size_t)t->n_values + 1, &reached));
+  for (int i = 0; i < n; i++) {
+    const int role = t->values[t->inputs[i]].role;
+    reached[t->inputs[i]] = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_INPUT_GRAD;
+  }
+  influence(t, reached);
+  rfr_status s = record_loss(c, t, reached, &loss);
+  rfi_free(t->ctx, reached);
+  for (int i = 0; i < n && s == RFR_OK; i++) s = record_gradient(g, c, t, loss, t->inputs[i]);
+  return s;
+}
+
+/* ---- ports ---- */
+
+static int find_port(const rfi_port *port, int n, const char *name) {
+  for (int i = 0; i < n; i++)
+    if (port[i].name && name && strcmp(port[i].name, name) == 0) return i;
+  return -1;
+}
+
+static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, const rfr_trace *t) {
+  rfi_arena *a = g->m.strings;
+  c->n_out = desc->outputs ? desc->n_outputs : t->n_outputs;
+  c->in = rfi_arena_alloc(a, sizeof *c->in * (size_t)(t->n_inputs + 1));
+  c->out = rfi_arena_alloc(a, sizeof *c->out * (size_t)(c->n_out + 1));
+  if (!c->in || !c->out) return RFR_NO_MEMORY;
+  for (int i = 0; i < t->n_inputs; i++)
+    if (is_given(t->values[t->inputs[i]].role)) {
+      const char *name = rfi_arena_strdup(a, t->values[t->inputs[i]].name);
+      if (!name) return RFR_NO_MEMORY;
+      c->in[c->n_in++] = (rfi_port){.name = name, .value = t->inputs[i], .grad = RFR_NONE, .callable = -1};
+    }
+  for (int k = 0; k < c->n_out; k++) {
+    const char *name = desc->outputs ? desc->outputs[k] : t->outputs[k].name;
+    rfi_port *p = &c->out[k];
+    *p = (rfi_port){.value = RFR_NONE, .grad = RFR_NONE, .callable = -1};
+    if (!name) continue;
+    const int found = rfi_names_find(&t->output_names, name);
+    if (found < 0) return refuse(c, "its trace has no output", name);
+    if (find_port(c->out, k, name) >= 0) return refuse(c, "given twice is the output", name);
+    if (!(p->name = rfi_arena_strdup(a, name))) return RFR_NO_MEMORY;
+    p->value = t->outputs[found].value;
+  }
+  return RFR_OK;
+}
+
+/* ---- parts ---- */
+
+static rfi_part part_of(int phase) {
+  switch (phase) {
+    case RFR_PHASE_LOAD: return RFI_PART_LOAD;
+    case RFR_PHASE_SETUP: return RFI_PART_SETUP;
+    case RFR_PHASE_FORWARD: return RFI_PART_F;
+    case RFR_PHASE_DGRAD: return RFI_PART_I;
+    default: return RFI_PART_W; /* wgrad, and copies for outputs, which are moved to where they are read */
+  }
+}
+
+/* Where a value is wanted: of an output by whom it is for. */
+static rfi_part part_of_output(const rfi_callable *c, const char *name) {
+  const size_t n = strlen(RFI_GRAD_PREFIX);
+  if (find_port(c->out, c->n_out, name) >= 0) return RFI_PART_F;
+  return strncmp(name, RFI_GRAD_PREFIX, n) == 0 && find_port(c->in, c->n_in, name + n) >= 0 ? RFI_PART_I : RFI_PART_W;
+}
+
+static void move_maker(const rfr_trace *t, uint8_t *part, rfr_value v, uint8_t to) {
+  const int maker = v < 0 ? -1 : t->values[v].op;
+  if (maker >= 0 && part[maker] > to) part[maker] = to;
+}
+
+static rfr_status emit_parts(rfi_callable *c, const rfr_trace *in, const uint8_t *part, rfi_rewrite *r) {
+  static const uint8_t phase[RFI_PARTS] = {RFR_PHASE_LOAD, RFR_PHASE_SETUP, RFR_PHASE_FORWARD, RFR_PHASE_DGRAD,
+                                           RFR_PHASE_WGRAD};
+  for (int k = 0; k < RFI_PARTS; k++) {
+    c->start[k] = r->to->n_ops;
+    for (int i = 0; i < in->n_ops; i++) {
+      const rfi_opr *op = &in->ops[i];
+      rfr_value *own;
+      bool dead[RFI_MAX_NAMES];
+      if (part[i] != k) continue;
+      RFI_TRY(RFI_ALLOC(in->ctx, sizeof *own * (size_t)(op->n_in + 1), &own));
+      rfi_opr labelled = *op;
+      for (int m = 0; m < op->n_in; m++) own[m] = op->in[m] < 0 ? RFR_NONE : r->map[op->in[m]];
+      for (int j = 0; j < op->n_out; j++) dead[j] = op->out[j] < 0;
+      labelled.in = own;
+      labelled.phase = phase[k];
+      rfr_status s = rfi_rewrite_as(r, i, &labelled, dead);
+      rfi_free(in->ctx, own);
+      RFI_TRY(s);
+    }
+  }
+  c->start[RFI_PARTS] = r->to->n_ops;
+  return RFR_OK;
+}
+
+/* A state that one microbatch's forward writes another's backward must not read: they may run in between. */
+static rfr_status check_states(const rfi_callable *c) {
+  const rfr_trace *t = c->trace;
+  for (int i = c->start[RFI_PART_F]; i < t->n_ops; i++)
+    for (int j = 0; j < t->ops[i].n_out; j++) {
+      const rfr_value v = t->ops[i].out[j], base = v < 0 ? RFR_NONE : t->values[v].base;
+      if (v < 0 || base == v || (t->ops[i].def->flags & RFI_VIEW) || t->values[base].op >= 0) continue;
+      for (int k = c->start[RFI_PART_F]; k < t->n_ops; k++)
+        for (int m = 0; m < t->ops[k].n_in; m++)
+          if (t->ops[k].in[m] >= 0 && t->values[t->ops[k].in[m]].base == base && t->ops[k].phase != t->ops[i].phase)
+            return refuse(c, "forward and backward share a state that is written, and microbatches are in flight:",
+                          t->values[base].name);
+    }
+  return RFR_OK;
+}
+
+static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
+  rfr_status s;
+  uint8_t *part;
+  rfi_rewrite r = {.from = in};
+  RFI_TRY(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &part));
+  for (int i = 0; i < in->n_ops; i++) part[i] = (uint8_t)part_of(in->ops[i].phase);
+  for (int i = 0; i < in->n_outputs; i++)
+    move_maker(in, part, in->outputs[i].value, (uint8_t)part_of_output(c, in->outputs[i].name));
+  for (int i = in->n_ops - 1; i >= 0; i--)
+    for (int k = 0; k < in->ops[i].n_in; k++) move_maker(in, part, in->ops[i].in[k], part[i]);
+  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  RFI_GOTO(emit_parts(c, in, part, &r));
+  s = rfi_rewrite_end(&r, &c->trace);
+  rfi_free(in->ctx, part);
+  return s == RFR_OK ? check_states(c) : s;
+fail:
+  if (r.map) rfi_rewrite_abort(&r);
+  rfi_free(in->ctx, part);
+  return s;
+}
+
+/* ---- all of it ---- */
+
+static rfr_value input_of(const rfr_trace *t, const char *name) {
+  const int i = rfi_names_find(&t->input_names, name);
+  return i < 0 ? RFR_NONE : t->inputs[i];
+}
+
+static rfr_value output_of(const rfr_trace *t, const char *name) {
+  const int i = rfi_names_find(&t->output_names, name);
+  return i < 0 ? RFR_NONE : t->outputs[i].value;
+}
+
+static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *name, rfr_value v) {
+  const rfi_value *x = &t->values[v];
+  return (rfr_tensor){.name = name,
+                      .role = (rfr_role)x->role,
+                      .type = x->type,
+                      .bytes = rfi_bytes(&x->type),
+                      .host = g->m.backend->host};
+}
+
+/* The ports as ids of the last trace. */
+static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
+  const rfr_trace *t = c->trace;
+  for (int side = 0; side < 2; side++)
+    for (int i = 0; i < (side ? c->n_out : c->n_in); i++) {
+      rfi_port *p = side ? &c->out[i] : &c->in[i];
+      p->grad = RFR_NONE;
+      if (!p->name) continue;
+      char *grad = rfi_arena_printf(g->m.strings, "%s%s", RFI_GRAD_PREFIX, p->name);
+      if (!grad) return RFR_NO_MEMORY;
+      p->value = side ? output_of(t, p->name) : input_of(t, p->name);
+      if (!g->inference) p->grad = side ? input_of(t, grad) : output_of(t, grad);
+      p->tensor = describe(g, t, p->name, p->value);
+      if (p->grad >= 0) p->grad_tensor = describe(g, t, grad, p->grad);
+    }
+  if (c->microbatch >= 0) c->microbatch = input_of(t, MICROBATCH);
+  return RFR_OK;
+}
+
+static rfr_status record_joint(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, int64_t site,
+                               rfr_trace **out) {
+  rfr_status s;
+  rfi_rewrite r = {.from = desc->trace};
+  *out = NULL;
+  RFI_TRY(rfr_trace_status(desc->trace));
+  RFI_TRY(rfi_rewrite_begin(desc->trace, &r));
+  for (int i = 0; i < desc->trace->n_ops; i++) RFI_GOTO(copy_op(c, &r, i, site));
+  for (int k = 0; k < c->n_out; k++)
+    if (c->out[k].value >= 0) {
+      c->out[k].value = r.map[c->out[k].value];
+      rfr_output_at(r.to, (rfr_place){NULL, 0}, c->out[k].name, c->out[k].value);
+    }
+  rfr_scope(r.to, "");
+  if (!g->inference) RFI_GOTO(record_backward(g, c, r.to));
+  RFI_GOTO(rfr_trace_finish(r.to));
+  *out = r.to;
+  r.to = NULL;
+  rfi_rewrite_abort(&r);
+  return RFR_OK;
+fail:
+  rfi_rewrite_abort(&r);
+  return s;
+}
+
+static rfr_status bind_sizes(void *graphs, const rfr_trace *t, int64_t *bytes) {
+  return rfi_bind_sizes(&((rfr_graphs *)graphs)->m, t, bytes);
+}
+
+bool rfi_has_backward(const rfi_callable *c) {
+  for (int k = 0; k < c->n_out; k++)
+    if (c->out[k].grad >= 0) return true;
+  return false;
+}
+
+rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site) {
+  rfi_callable *c = &g->callable[index];
+  rfr_trace *joint;
+  c->microbatch = RFR_NONE;
+  c->name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
+  if (!c->name) return RFR_NO_MEMORY;
+  RFI_TRY(add_ports(g, c, desc, desc->trace));
+  RFI_TRY(record_joint(g, c, desc, *site, &joint));
+  *site += desc->trace->next_site;
+  const rfi_pass_options o = {.fuse = g->options.fuse,
+                              .prune = true,
+                              .apart = true,
+                              .loss_chunk = g->m.backend->loss_chunk,
+                              .workspace = bind_sizes,
+                              .user = g};
+  rfr_status s = rfi_pipeline_run(joint, &o, &c->pipeline);
+  rfr_trace_destroy(joint);
+  if (s == RFR_OK) s = order_parts(c, c->pipeline.stage[RFI_STAGES - 1].trace);
+  if (s == RFR_OK) s = find_ports(g, c);
+  return s;
+}

@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The calls of a step. The schedule's list, callable by callable, says which call is next; anything else is an error
+ * that names it, and everything about a call is checked before anything of it runs. After a call that failed while it
+ * ran, the step can only be left.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "exec/graphs/graphed.h"
+
+/* ---- the list ---- */
+
+/* Whether a callable has anything to do in an action. */
+static bool takes_part(const rfi_callable *c, int op) {
+  if (op == RFR_ACTION_F) return true;
+  if (op == RFR_ACTION_W) return rfi_has(c, RFI_PART_W);
+  return rfi_has_backward(c);
+}
+
+static int expand(const rfr_graphs *g, const rfi_stage_plan *s, int op, int microbatch, int slot, rfi_step_call *to) {
+  int n = 0;
+  for (int k = 0; k < s->end - s->first; k++) {
+    const int c = op == RFR_ACTION_F ? s->first + k : s->end - 1 - k;
+    if (!takes_part(&g->callable[c], op)) continue;
+    if (to) to[n] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
+    n++;
+  }
+  return n;
+}
+
+static bool is_compute(int op) {
+  return op == RFR_ACTION_F || op == RFR_ACTION_I || op == RFR_ACTION_W || op == RFR_ACTION_B;
+}
+
+static const rfi_stage_plan *stage_of(const rfr_graphs *g, int number) {
+  for (int i = 0; i < g->n_stages; i++)
+    if (g->stage[i].number == number) return &g->stage[i];
+  return NULL;
+}
+
+static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call *to) {
+  int n = 0, n_actions;
+  if (!schedule) {
+    n += expand(g, &g->stage[0], RFR_ACTION_F, 0, 0, to);
+    if (!g->inference) n += expand(g, &g->stage[0], RFR_ACTION_B, 0, 0, to ? to + n : NULL);
+    return n;
+  }
+  const rfr_action *a = rfr_schedule_actions(schedule, g->options.rank, &n_actions);
+  for (int i = 0; i < n_actions; i++) {
+    const rfi_stage_plan *s = stage_of(g, a[i].stage);
+    if (s && is_compute(a[i].op))
+      n += expand(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch),
+                  to ? to + n : NULL);
+  }
+  return n;
+}
+
+rfr_status rfi_graph_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call **calls, int *n) {
+  *n = list(g, schedule, NULL);
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof **calls * (size_t)(*n + 1), calls));
+  list(g, schedule, *calls);
+  return RFR_OK;
+}
+
+/* The next call; false: the step is complete. Without a schedule it may be complete and go on. */
+static bool next_call(const rfr_graphs *g, rfi_step_call *out) {
+  if (g->options.schedule) {
+    if (g->next >= g->n_calls) return false;
+    *out = g->call[g->next];
+    return true;
+  }
+  *out = g->call[g->next % g->n_calls];
+  out->microbatch = (int)(g->next / g->n_calls);
+  return true;
+}
+
+static const char *op_text(int op) {
+  return op == RFR_ACTION_F   ? "forward"
+         : op == RFR_ACTION_W ? "wgrad"
+         : op == RFR_ACTION_B ? "backward (B)"
+                              : "backward (I)";
+}
+
+static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int callable, int microbatch,
+                              rfi_step_call *call) {
+  const char *asked = wgrad ? "wgrad" : backward ? "backward" : "forward";
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
+  if (g->state != RFI_STEP_OPEN)
+    return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\": %s", asked, g->callable[callable].name,
+                    g->state == RFI_STEP_NONE ? "no step has begun" : "a call of this step has failed: abort it");
+  if (!next_call(g, call))
+    return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\", microbatch %d: the schedule has no more, end the step",
+                    asked, g->callable[callable].name, microbatch);
+  const bool right = wgrad      ? call->op == RFR_ACTION_W
+                     : backward ? call->op == RFR_ACTION_I || call->op == RFR_ACTION_B
+                                : call->op == RFR_ACTION_F;
+  if (right && call->callable == callable && call->microbatch == microbatch) return RFR_OK;
+  return rfi_fail(RFI_E_GRAPHS_ORDER,
+                  "%s of callable \"%s\", microbatch %d: the schedule wants %s of callable \"%s\", microbatch %d",
+                  asked, g->callable[callable].name, microbatch, op_text(call->op), g->callable[call->callable].name,
+                  call->microbatch);
+}
+
+/* ---- the signature ---- */
+
+static rfr_status differs(const rfi_callable *c, const char *name, const char *what, long long was, long long now) {
+  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\", \"%s\": %s was %lld, now %lld", c->name, name, what, was,
+                  now);
+}
+
+static rfr_status check_type(const rfi_callable *c, const rfr_tensor *want, const rfr_binding *b) {
+  if (b->type.dtype != want->type.dtype)
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\", \"%s\": captured with type %s, now %s", c->name,
+                    want->name, rfr_dtype_name(want->type.dtype),
+                    (unsigned)b->type.dtype < RFR_DTYPE_COUNT ? rfr_dtype_name(b->type.dtype) : "unknown");
+  if (b->type.rank != want->type.rank) return differs(c, want->name, "the rank", want->type.rank, b->type.rank);
+  for (int d = 0; d < want->type.rank; d++)
+    if (b->type.shape[d] != want->type.shape[d]) {
+      char what[32];
+      snprintf(what, sizeof what, "dimension %d", d);
+      return differs(c, want->name, what, want->type.shape[d], b->type.shape[d]);
+    }
+  if (!b->data && want->bytes > 0)
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\", \"%s\": no data", c->name, want->name);
+  return RFR_OK;
+}
+
+/* What is expected from the caller: of inputs those that are not linked, of outputs gradients that are not. */
+static bool is_expected(const rfi_port *p, bool grad) { return p->callable < 0 && (grad ? p->grad >= 0 : true); }
+static const rfr_tensor *expected(const rfi_port *p, bool grad) { return grad ? &p->grad_tensor : &p->tensor; }
+
+/* The i-th that is expected, or the one of that name; NULL: there is none. */
+static const rfi_port *find_expected(const rfi_port *port, int n, bool grad, const char *name, int i) {
+  for (int k = 0; k < n; k++) {
+    if (!is_expected(&port[k], grad)) continue;
+    if (name ? strcmp(port[k].name, name) == 0 : i-- == 0) return &port[k];
+  }
+  return NULL;
+}
+
+static rfr_status check_bindings(const rfi_callable *c, const rfi_port *port, int n, bool grad, const rfr_binding *b,
+                                 int n_b) {
+  int wanted = 0;
+  for (int k = 0; k < n; k++) wanted += is_expected(&port[k], grad);
+  if (n_b != wanted || (n_b > 0 && !b))
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes %d %s, %d are given", c->name, wanted,
+                    grad ? "output gradients" : "inputs", n_b);
+  for (int i = 0; i < n_b; i++) {
+    const rfi_port *p = find_expected(port, n, grad, b[i].name, i);
+    if (!p)
+      return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes no %s \"%s\"", c->name,
+                      grad ? "gradient of an output" : "input", b[i].name);
+    for (int k = 0; k < i; k++)
+      if (find_expected(port, n, grad, b[k].name, k) == p)
+        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is given twice", c->name, p->name);
+    RFI_TRY(check_type(c, expected(p, grad), &b[i]));
+  }
+  return RFR_OK;
+}
+
+static rfr_status check_room(const rfi_callable *c, const char *what, int wanted, const void *room, int n) {
+  if (n == wanted && (n == 0 || room)) return RFR_OK;
+  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" gives %d %s, there is room for %d", c->name, wanted, what,
+                  n);
+}
+
+/* ---- running ---- */
+
+rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad) {
+  const rfr_value v = grad ? port->grad : port->value;
+  rfr_tensor t = grad ? port->grad_tensor : port->tensor;
+  if (v >= 0) t.data = rfi_graph_address(g, callable, slot, v);
+  return t;
+}
+
+rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+  const rfi_callable *c = &g->callable[callable];
+  const rfi_instance *x = &c->instance[slot];
+  if (!rfi_has(c, part)) return RFR_OK;
+  if (!eager && x->graph[part]) return g->m.backend->launch(g->m.device, x->graph[part]);
+  return g->m.backend->run(g->m.device, x->bound + c->first[part], c->first[part + 1] - c->first[part]);
+}
+
+static rfr_status copy_in(rfr_graphs *g, const rfi_step_call *call, bool grad, const rfr_binding *b, int n) {
+  const rfi_callable *c = &g->callable[call->callable];
+  for (int i = 0; i < n; i++) {
+    const rfi_port *p =
+        grad ? find_expected(c->out, c->n_out, true, b[i].name, i) : find_expected(c->in, c->n_in, false, b[i].name, i);
+    const rfr_tensor to = rfi_port_tensor(g, call->callable, call->slot, p, grad);
+    if (to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
+  }
+  return RFR_OK;
+}
+
+static rfr_status run_forward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *inputs, int n) {
+  const rfi_callable *c = &g->callable[call->callable];
+  const int32_t microbatch = call->microbatch;
+  RFI_TRY(copy_in(g, call, false, inputs, n));
+  if (c->microbatch >= 0)
+    RFI_TRY(g->m.backend->move(g->m.device, rfi_graph_address(g, call->callable, call->slot, c->microbatch),
+                               &microbatch, sizeof microbatch));
+  return rfi_graph_run(g, call->callable, call->slot, RFI_PART_F, false);
+}
+
+static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *grads, int n) {
+  RFI_TRY(copy_in(g, call, true, grads, n));
+  RFI_TRY(rfi_graph_run(g, call->callable, call->slot, RFI_PART_I, false));
+  return call->op == RFR_ACTION_B ? rfi_graph_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
+}
+
+/* ---- the public calls ---- */
+
+rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs, int n_inputs,
+                              rfr_tensor *outputs, int n_outputs) {
+  rfi_step_call call;
+  RFI_TRY(check_order(g, 0, 0, callable, microbatch, &call));
+  const rfi_callable *c = &g->callable[callable];
+  RFI_TRY(check_bindings(c, c->in, c->n_in, false, inputs, n_inputs));
+  RFI_TRY(check_room(c, "outputs", c->n_out, outputs, n_outputs));
+  g->state = RFI_STEP_BROKEN;
+  RFI_TRY(run_forward(g, &call, inputs, n_inputs));
+  for (int k = 0; k < c->n_out; k++) outputs[k] = rfi_port_tensor(g, callable, call.slot, &c->out[k], false);
+  g->state = RFI_STEP_OPEN;
+  g->next++;
+  return RFR_OK;
+}
+
+static int unlinked(const rfi_callable *c) {
+  int n = 0;
+  for (int i = 0; i < c->n_in; i++) n += c->in[i].callable < 0;
+  return n;
+}
+
+rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *output_grads,
+                               int n_output_grads, rfr_tensor *input_grads, int n_input_grads) {
+  rfi_step_call call;
+  RFI_TRY(check_order(g, 0, 1, callable, microbatch, &call));
+  const rfi_callable *c = &g->callable[callable];
+  RFI_TRY(check_bindings(c, c->out, c->n_out, true, output_grads, n_output_grads));
+  RFI_TRY(check_room(c, "input gradients", unlinked(c), input_grads, n_input_grads));
+  g->state = RFI_STEP_BROKEN;
+  RFI_TRY(run_backward(g, &call, output_grads, n_output_grads));
+  for (int i = 0, k = 0; i < c->n_in; i++)
+    if (c->in[i].callable < 0) input_grads[k++] = rfi_port_tensor(g, callable, call.slot, &c->in[i], true);
+  g->state = RFI_STEP_OPEN;
+  g->next++;
+  return RFR_OK;
+}
+
+rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
+  rfi_step_call call;
+  RFI_TRY(check_order(g, 1, 0, callable, microbatch, &call));
+  g->state = RFI_STEP_BROKEN;
+  RFI_TRY(rfi_graph_run(g, callable, call.slot, RFI_PART_W, false));
+  g->state = RFI_STEP_OPEN;
+  g->next++;
+  return RFR_OK;
+}
+
+/* ---- its beginning and end ---- */
+
+static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const rfi_named **out) {
+  const int id = b->name ? rfi_names_find(&g->names, b->name) : -1;
+  *out = id < 0 ? NULL : &g->named[id];
+  if (id < 0 || (*out)->parameter >= 0 ||
+      ((*out)->tensor.role != RFR_ROLE_STATE && (*out)->tensor.role != RFR_ROLE_CONST))
+    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state or constant \"%s\"", b->name ? b->name : "");
+  if (memcmp(&b->type, &(*out)->tensor.type, sizeof b->type) != 0 || (!b->data && (*out)->tensor.bytes > 0))
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\" is given with another type than the callables declare, or no data",
+                    b->name);
+  return RFR_OK;
+}
+
+static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
+  const rfi_named *x;
+  for (int i = 0; i < n; i++) {
+    RFI_TRY(find_shared(g, &inputs[i], &x));
+    RFI_TRY(g->m.backend->move(g->m.device, x->tensor.data, inputs[i].data, (size_t)x->tensor.bytes));
+  }
+  for (int part = g->loaded ? RFI_PART_SETUP : RFI_PART_LOAD; part <= RFI_PART_SETUP; part++)
+    for (int c = 0; c < g->n; c++) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)part, false));
+  g->loaded = true;
+  for (int i = 0; i < g->n_named; i++)
+    if (g->named[i].parameter >= 0 && !g->named[i].accumulate)
+      RFI_TRY(g->m.backend->fill(g->m.device, g->named[i].tensor.data, 0, (size_t)g->named[i].tensor.bytes));
+  return RFR_OK;
+}
+
+rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {
+  const rfi_named *x;
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
+  if (n_inputs < 0 || (n_inputs > 0 && !inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or none", n_inputs);
+  for (int i = 0; i < n_inputs; i++) RFI_TRY(find_shared(g, &inputs[i], &x));
+  g->state = RFI_STEP_BROKEN;
+  RFI_TRY(begin(g, inputs, n_inputs));
+  g->state = RFI_STEP_OPEN;
+  g->next = 0;
+  return RFR_OK;
+}
+
+rfr_status rfr_graphs_end_step(rfr_graphs *g) {
+  rfi_step_call call;
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_OPEN)
+    return rfi_fail(RFI_E_GRAPHS_ORDER, "%s",
+                    g->state == RFI_STEP_NONE ? "no step has begun" : "a call of this step has failed: abort it");
+  const bool more = g->options.schedule ? g->next < g->n_calls : g->next % g->n_calls != 0;
+  if (more && next_call(g, &call))
+    return rfi_fail(RFI_E_GRAPHS_ORDER, "the step is not over: the schedule wants %s of callable \"%s\", microbatch %d",
+                    op_text(call.op), g->callable[call.callable].name, call.microbatch);
+  g->state = RFI_STEP_NONE;
+  return RFR_OK;
+}
+
+rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  g->state = RFI_STEP_NONE;
+  return RFR_OK;
+}
+
+rfr_status rfr_graphs_wait(rfr_graphs *g) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  return g->m.backend->wait(g->m.device);
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside graphed callables. The data's path:
+ *
+ *   callable.c      recorded forward -> joint trace (outputs get cotangents, parameters main gradients) -> passes
+ *                   -> the same ops in the order of their parts: load, setup, F, I, W, each a range of one trace
+ *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address for every value of every slot
+ *   graphs.c        kernels and addresses for each callable and slot; the public answers
+ *   graph_walk.c    capture
+ *   graph_step.c    the calls of a step: order, signature, copies, launches
+ *
+ * The arena:  [ persistent | slots of stage 0 | slots of stage 1 | ... | shared by all actions ] A slot holds what
+ * lives from one part of a microbatch to another, each stage's slots alike; what lives within one part is in the
+ * shared bytes, since parts run one after the other. With one slot in all, both are planned as one.
+ */
+#ifndef RFI_GRAPHED_H
+#define RFI_GRAPHED_H
+
+#include "exec/exec.h"
+#include "refrain/graphs.h"
+
+typedef enum rfi_part { RFI_PART_LOAD, RFI_PART_SETUP, RFI_PART_F, RFI_PART_I, RFI_PART_W, RFI_PARTS } rfi_part;
+
+typedef struct rfi_port { /* an input or output of a callable */
+  const char *name;
+  rfr_value value;                /* RFR_NONE: an absent output */
+  rfr_value grad;                 /* its gradient: of an output an input, of an input an output; RFR_NONE: none */
+  int callable, port;             /* linked: the other end; -1: the caller's */
+  rfr_tensor tensor, grad_tensor; /* without data: that is the slot's */
+} rfi_port;
+
+typedef enum rfi_home { RFI_HOME_NONE, RFI_HOME_NAMED, RFI_HOME_PERSISTENT, RFI_HOME_SLOT, RFI_HOME_SHARED } rfi_home;
+
+typedef struct rfi_place { /* of an owner of storage */
+  rfi_home home;
+  int64_t offset; /* in its home; of a named one its number */
+  int callable;   /* not -1: `owner` of that callable has the bytes, from `offset` on */
+  rfr_value owner;
+} rfi_place;
+
+typedef struct rfi_instance { /* of a callable in a slot */
+  rfi_bound *bound;
+  rfi_graph *graph[RFI_PARTS]; /* NULL: nothing to do, or eager */
+} rfi_instance;
+
+typedef struct rfi_callable {
+  const char *name;
+  rfi_pipeline pipeline;
+  rfr_trace *trace;         /* in the order of the parts */
+  int start[RFI_PARTS + 1]; /* the parts' ops */
+  rfi_bound *bound;         /* of those with kernels, without addresses */
+  int n_bound, first[RFI_PARTS + 1];
+  rfi_port *in, *out;
+  int n_in, n_out;
+  rfr_value microbatch;        /* the input that says which it is; RFR_NONE: nobody asks */
+  rfi_place *place;            /* per value, of owners */
+  int64_t *workspace_at;       /* per bound op, in its home */
+  int *gradients, n_gradients; /* main gradients that W adds to: numbers of names */
+  int stage;
+  rfi_instance *instance; /* per slot of the stage */
+} rfi_callable;
+
+typedef struct rfi_stage_plan {
+  int first, end; /* callables */
+  int number;     /* in the schedule */
+  bool delayed;   /* some W comes by itself */
+  int slots;
+  int64_t offset, bytes; /* of the first slot; of one */
+} rfi_stage_plan;
+
+typedef struct rfi_named { /* a parameter, state, constant or main gradient, shared by name */
+  rfr_tensor tensor;       /* with data */
+  int64_t offset;          /* in the arena; -1: the caller's */
+  bool accumulate;         /* a main gradient that the beginning of a step leaves */
+  int parameter;           /* of a main gradient: whose; else -1 */
+  int gradient;            /* of a parameter: its main gradient; -1 */
+} rfi_named;
+
+typedef struct rfi_step_call { /* what the caller is to do */
+  rfr_action_op op;            /* F, I, W or B */
+  int callable, microbatch, slot;
+} rfi_step_call;
+
+typedef enum rfi_step_state { RFI_STEP_NONE, RFI_STEP_OPEN, RFI_STEP_BROKEN } rfi_step_state;
+
+struct rfr_graphs {
+  rfi_machine m;
+  rfr_graphs_options options;
+  bool inference;
+  rfi_callable *callable;
+  int n;
+  rfi_stage_plan *stage;
+  int n_stages;
+  rfi_named *named;
+  rfi_names names;
+  int n_named, cap_named;
+  unsigned char *arena;
+  rfr_graphs_memory memory;
+  int64_t shared_at;
+  bool joint;          /* one slot in all: what lives within a part is in it too */
+  rfi_step_call *call; /* of a step; without a schedule of one microbatch */
+  int n_calls;
+  rfi_step_state state;
+  int64_t next; /* of the step's calls; without a schedule they go on and on */
+  bool loaded;
+};
+
+/* ---- callable.c ---- */
+/* Fills in everything up to `trace`, `start` and ports from a description; sites of dropout count from *site. */
+rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site);
+static inline bool rfi_has(const rfi_callable *c, rfi_part part) { return c->first[part + 1] > c->first[part]; }
+/* Some output's gradient is given or passed on: a backward is called. */
+bool rfi_has_backward(const rfi_callable *c);
+extern const char RFI_GRAD_PREFIX[]; /* of main gradients' and cotangents' names */
+
+/* ---- graph_memory.c ---- */
+/* Adds the inputs that a callable shares by name. */
+rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c);
+/* Places every value, allocates the arena. */
+rfr_status rfi_graph_place(rfr_graphs *g);
+/* Address of a value of a callable in a slot. */
+unsigned char *rfi_graph_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
+/* Writes addresses into an instance's bound ops. */
+void rfi_graph_bind(rfr_graphs *g, int callable, int slot);
+
+/* ---- graph_walk.c ---- */
+rfr_status rfi_graph_capture(rfr_graphs *g);
+void rfi_graph_drop(rfr_graphs *g, int callable, int slot); /* its graphs */
+
+/* ---- graph_step.c ---- */
+/* The calls of a step. */
+rfr_status rfi_graph_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call **calls, int *n);
+/* Runs a part of a callable in a slot: its graph, or kernel by kernel. */
+rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
+/* Binds tensor descriptions to a slot. */
+rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
+
+#endif

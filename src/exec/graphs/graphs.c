@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Creation of graphed callables, and answers about them. Everything that can fail for want of memory or of a kernel
+ * fails here; a step allocates nothing.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "exec/graphs/graphed.h"
+
+rfr_callable rfr_callable_default(void) { return (rfr_callable){.size = sizeof(rfr_callable)}; }
+
+rfr_graphs_options rfr_graphs_options_default(void) {
+  return (rfr_graphs_options){.size = sizeof(rfr_graphs_options), .fuse = 1};
+}
+
+/* ---- arguments ---- */
+
+static rfr_status check_lists(const rfr_graphs_options *o) {
+  if ((o->n_tensors > 0 && !o->tensors) || (o->n_gradients > 0 && !o->gradients) || o->n_tensors < 0 ||
+      o->n_gradients < 0 || o->budget < 0)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options: %d tensors, %d gradients, budget %lld", o->n_tensors,
+                    o->n_gradients, (long long)o->budget);
+  return RFR_OK;
+}
+
+static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *o) {
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
+  if (n < 1 || !callables) return rfi_fail(RFI_E_ARGUMENT, "%d callables, or none", n);
+  for (int i = 0; i < n; i++) {
+    const rfr_callable *c = &callables[i];
+    if (c->size != sizeof *c)
+      return rfi_fail(RFI_E_ARGUMENT, "callable %d: size %zu, rfr_callable_default gives %zu", i, c->size, sizeof *c);
+    if (!c->trace || (c->n_links > 0 && !c->links) || c->n_links < 0 || c->n_outputs < 0)
+      return rfi_fail(RFI_E_ARGUMENT, "callable %d has no trace, or lists that are not there", i);
+    if (!c->inference != !callables[0].inference)
+      return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable %d is for %s, those before it are not", i,
+                      c->inference ? "inference" : "training");
+  }
+  if (!o) return RFR_OK;
+  RFI_TRY(rfi_check_options("rfr_graphs_options", o, o->size, sizeof *o));
+  return check_lists(o);
+}
+
+/* ---- stages ---- */
+
+static bool has_action(const rfr_schedule *s, int rank, int stage, rfr_action_op op) {
+  int n;
+  const rfr_action *a = rfr_schedule_actions(s, rank, &n);
+  for (int i = 0; i < n; i++)
+    if (a[i].stage == stage && a[i].op == (int32_t)op) return true;
+  return false;
+}
+
+static rfr_status stages_of_schedule(rfr_graphs *g, const rfr_schedule *s) {
+  rfr_schedule_info info;
+  int next = 0;
+  RFI_TRY(rfr_schedule_get_info(s, &info));
+  if (g->options.rank < 0 || g->options.rank >= info.ranks)
+    return rfi_fail(RFI_E_ARGUMENT, "rank %d of %d", g->options.rank, info.ranks);
+  if (!info.training != g->inference)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "the schedule is for %s, the callables are not",
+                    info.training ? "training" : "inference");
+  if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage * (size_t)(info.stages + 1)))) return RFR_NO_MEMORY;
+  for (int k = 0; k < info.stages; k++) {
+    if (rfr_schedule_rank(s, k) != g->options.rank) continue;
+    if (has_action(s, g->options.rank, k, RFR_ACTION_OPT))
+      return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                      "the schedule has OPT for stage %d: callables have no optimizer, run it "
+                      "behind the step",
+                      k);
+    const int end = next + rfr_schedule_layers(s, k);
+    g->stage[g->n_stages++] = (rfi_stage_plan){.first = next,
+                                               .end = end,
+                                               .number = k,
+                                               .delayed = has_action(s, g->options.rank, k, RFR_ACTION_W),
+                                               .slots = rfr_schedule_slots(s, k)};
+    next = end;
+  }
+  if (next != g->n)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "the stages of rank %d own %d callables, there are %d", g->options.rank,
+                    next, g->n);
+  return RFR_OK;
+}
+
+static rfr_status make_stages(rfr_graphs *g) {
+  if (g->options.schedule) {
+    RFI_TRY(stages_of_schedule(g, g->options.schedule));
+  } else {
+    if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage))) return RFR_NO_MEMORY;
+    g->stage[g->n_stages++] = (rfi_stage_plan){.end = g->n, .slots = 1};
+  }
+  for (int k = 0; k < g->n_stages; k++)
+    for (int c = g->stage[k].first; c < g->stage[k].end; c++) g->callable[c].stage = k;
+  return RFR_OK;
+}
+
+/* ---- links ---- */
+
+static int find_port(const rfi_port *port, int n, const char *name) {
+  for (int i = 0; i < n; i++)
+    if (name && port[i].name && strcmp(port[i].name, name) == 0) return i;
+  return -1;
+}
+
+static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *link) {
+  rfi_callable *c = &g->callable[index];
+  const int in = find_port(c->in, c->n_in, link->input);
+  if (in < 0 || link->callable < 0 || link->callable >= index || g->callable[link->callable].stage != c->stage)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": a link to input \"%s\" from callable %d, which is no earlier "
+                    "one of its stage",
+                    c->name, link->input ? link->input : "", link->callable);
+  rfi_callable *from = &g->callable[link->callable];
+  const int out = find_port(from->out, from->n_out, link->output);
+  if (out < 0 || from->out[out].callable >= 0 || c->in[in].callable >= 0)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": output \"%s\" of callable \"%s\" is not there, or linked "
+                    "already, as its input \"%s\" may be",
+                    c->name, link->output ? link->output : "", from->name, link->input);
+  rfi_port *a = &from->out[out], *b = &c->in[in];
+  if (memcmp(&a->tensor.type, &b->tensor.type, sizeof a->tensor.type) != 0)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": input \"%s\" has another type than output \"%s\" of callable "
+                    "\"%s\"",
+                    c->name, link->input, link->output, from->name);
+  if (a->grad >= 0 && b->grad < 0)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": input \"%s\" gives no gradient, but callable \"%s\" wants it "
+                    "for its output \"%s\": give it the role input_grad",
+                    c->name, link->input, from->name, link->output);
+  a->callable = index, a->port = in;
+  b->callable = link->callable, b->port = out;
+  return RFR_OK;
+}
+
+/* ---- kernels ---- */
+
+static rfr_status bind_callable(rfr_graphs *g, rfi_callable *c) {
+  c->bound = rfi_arena_alloc(g->m.strings, sizeof *c->bound * (size_t)(c->trace->n_ops + 1));
+  if (!c->bound) return RFR_NO_MEMORY;
+  RFI_TRY(rfi_bind_ops(&g->m, c->trace, c->bound, &c->n_bound));
+  for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
+    while (part > 0 && i < c->n_bound && c->bound[i].op < c->start[part]) i++;
+    c->first[part] = i;
+  }
+  return RFR_OK;
+}
+
+/* The kernels of a callable with arguments of their own. */
+static rfr_status make_instance(rfr_graphs *g, rfi_callable *c, rfi_instance *x) {
+  x->bound = rfi_arena_alloc(g->m.strings, sizeof *x->bound * (size_t)(c->n_bound + 1));
+  if (!x->bound) return RFR_NO_MEMORY;
+  for (int i = 0; i < c->n_bound; i++) {
+    const size_t n = (size_t)(c->bound[i].call.n_in + c->bound[i].call.n_out);
+    rfi_arg *args = rfi_arena_alloc(g->m.strings, sizeof *args * (n + 1));
+    if (!args) return RFR_NO_MEMORY;
+    memcpy(args, c->bound[i].call.in, sizeof *args * n);
+    x->bound[i] = c->bound[i];
+    x->bound[i].call.in = args;
+    x->bound[i].call.out = args + x->bound[i].call.n_in;
+  }
+  return RFR_OK;
+}
+
+static rfr_status make_instances(rfr_graphs *g) {
+  for (int i = 0; i < g->n; i++) {
+    rfi_callable *c = &g->callable[i];
+    const int slots = g->stage[c->stage].slots;
+    if (!(c->instance = rfi_arena_alloc(g->m.strings, sizeof *c->instance * (size_t)(slots + 1)))) return RFR_NO_MEMORY;
+    for (int k = 0; k < slots; k++) {
+      RFI_TRY(make_instance(g, c, &c->instance[k]));
+      rfi_graph_bind(g, i, k);
+    }
+  }
+  return RFR_OK;
+}
+
+/* ---- creation ---- */
+
+static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
+  int64_t site = 0;
+  RFI_TRY(make_stages(g));
+  for (int i = 0; i < g->n; i++) {
+    rfr_status s = rfi_callable_compile(g, i, &callables[i], &site);
+    if (s == RFR_OK) s = rfi_graph_names(g, &g->callable[i]);
+    if (s == RFR_OK) s = bind_callable(g, &g->callable[i]);
+    if (s != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
+    for (int k = 0; k < callables[i].n_links; k++) RFI_TRY(make_link(g, i, &callables[i].links[k]));
+  }
+  RFI_TRY(rfi_graph_place(g));
+  RFI_TRY(make_instances(g));
+  RFI_TRY(rfi_graph_calls(g, g->options.schedule, &g->call, &g->n_calls));
+  return g->options.eager ? RFR_OK : rfi_graph_capture(g);
+}
+
+rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
+                             rfr_graphs **out) {
+  rfr_status s;
+  rfr_graphs *g = NULL;
+  *out = NULL;
+  RFI_TRY(check_arguments(ctx, callables, n, options));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *g, &g));
+  g->m.ctx = ctx;
+  g->options = rfr_graphs_options_default();
+  if (options) memcpy(&g->options, options, sizeof g->options);
+  g->inference = callables[0].inference != 0;
+  RFI_GOTO(rfi_arena_create(ctx, &g->m.strings));
+  RFI_GOTO(rfi_backend_find(ctx, &g->m.backend));
+  RFI_GOTO(g->m.backend->open(ctx, &g->m.device));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
+  g->n = n;
+  RFI_GOTO(build(g, callables));
+  *out = g;
+  return RFR_OK;
+fail:
+  rfr_graphs_destroy(g);
+  return s;
+}
+
+void rfr_graphs_destroy(rfr_graphs *g) {
+  if (!g) return;
+  for (int i = 0; g->callable && i < g->n; i++) {
+    rfi_callable *c = &g->callable[i];
+    for (int k = 0; c->instance && k < g->stage[c->stage].slots; k++) rfi_graph_drop(g, i, k);
+    rfr_trace_destroy(c->trace);
+    if (c->pipeline.ctx) rfi_pipeline_deinit(&c->pipeline);
+  }
+  rfi_free(g->m.ctx, g->callable);
+  rfi_free(g->m.ctx, g->call);
+  if (g->m.device) {
+    g->m.backend->free(g->m.device, RFI_MEMORY_ARENA, g->arena);
+    g->m.backend->close(g->m.device);
+  }
+  rfi_arena_destroy(g->m.strings);
+  rfi_free(g->m.ctx, g);
+}
+
+/* ---- answers ---- */
+
+rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *out) {
+  memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  const int id = name ? rfi_names_find(&g->names, name) : -1;
+  if (id < 0 || g->named[id].parameter >= 0)
+    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a parameter, state or constant \"%s\"", name ? name : "");
+  *out = g->named[id].tensor;
+  return RFR_OK;
+}
+
+rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out) {
+  memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  const int id = parameter ? rfi_names_find(&g->names, parameter) : -1;
+  if (id < 0 || g->named[id].gradient < 0)
+    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
+  *out = g->named[g->named[id].gradient].tensor;
+  return RFR_OK;
+}
+
+rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *from) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  return g->m.backend->copy(g->m.device, to->data, from, (size_t)to->bytes);
+}
+
+rfr_status rfr_graphs_read(rfr_graphs *g, const rfr_tensor *from, void *to) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  return g->m.backend->copy(g->m.device, to, from->data, (size_t)from->bytes);
+}
+
+rfr_status rfr_graphs_changed(rfr_graphs *g) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
+  g->loaded = false;
+  return RFR_OK;
+}
+
+int rfr_graphs_ops(const rfr_graphs *g, int callable, rfr_action_op part) {
+  const rfi_part at = part == RFR_ACTION_F ? RFI_PART_F : part == RFR_ACTION_I ? RFI_PART_I : RFI_PART_W;
+  if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n) return -1;
+  if (part != RFR_ACTION_F && part != RFR_ACTION_I && part != RFR_ACTION_W) return -1;
+  return g->callable[callable].first[at + 1] - g->callable[callable].first[at];
+}
+
+rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out) {
+  memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  *out = g->memory;
+  return RFR_OK;
+}
+
+const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable) {
+  return rfi_check_handle(g, "rfr_graphs") == RFR_OK && callable >= 0 && callable < g->n ? g->callable[callable].trace
+                                                                                         : NULL;
+}
+
+const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass) {
+  if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n || !pass) return NULL;
+  for (int k = 0; k < RFI_STAGES; k++) {
+    const rfi_stage *s = &g->callable[callable].pipeline.stage[k];
+    if (strcmp(s->pass, pass) == 0) return s->report.text.data ? s->report.text.data : "";
+  }
+  return NULL;
+}
