@@ -12,6 +12,7 @@ rfr_dtype bench_dtype(const cli *c);
 
 rfr_status bench_kernels(cli *c);
 rfr_status bench_replay(cli *c);
+rfr_status bench_schedule(cli *c);
 rfr_status bench_small(cli *c);
 
 #endif

@@ -144,6 +144,7 @@ static const struct {
   bool large; /* timed only when it is named */
 } others[] = {{"compile", bench_compile, false},
               {"replay", bench_replay, false},
+              {"schedule", bench_schedule, false},
               {"small", bench_small, false},
               {"kernels", bench_kernels, true}};
 enum { N_OTHERS = sizeof others / sizeof others[0] };

@@ -112,7 +112,7 @@ static void put_lane(const picture *q, int r, int k, const int *chunk) {
     const int c = chunk[a[i].stage];
     fprintf(q->f, "<rect class=\"b\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" fill=\"%s\"", x, y, w, BOX,
             l->fill);
-    if (c) fprintf(q->f, " fill-opacity=\"%.2f\"", c > 3 ? 0.34 : 1 - 0.22 * c);
+    if (c) fprintf(q->f, " fill-opacity=\"%.2f\"", c > 2 ? 0.3 : 1 - 0.35 * c);
     fprintf(q->f, "><title>%s: %.6g to %.6g</title></rect>", rfr_action_print(a[i], text), q->s->start[k + i],
             q->s->end[k + i]);
     char number[16];

@@ -10,7 +10,7 @@
 
 #include "cli.h"
 
-enum { WIDTH = 150 };
+enum { WIDTH = 140 };
 
 rfr_status schedule_run_make(const rfr_schedule *s, const rfr_stage_costs *costs, schedule_run *out) {
   *out = (schedule_run){.schedule = s};

@@ -80,7 +80,8 @@ if(TARGET refrain_cuda AND TARGET refrain_cli AND NOT RFR_SANITIZE)
 endif()
 
 # The pages of docs/: what the code says of itself.
-add_executable(make_docs tools/make_docs.c tools/docs_limits.c tools/docs_shows.c cli/plan_svg.c cli/shared.c
+add_executable(make_docs tools/make_docs.c tools/docs_limits.c tools/docs_shows.c tools/docs_schedules.c
+                         cli/plan_svg.c cli/shared.c
                          cli/options.c cli/schedule_table.c cli/schedule_svg.c)
 target_include_directories(make_docs PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(make_docs PRIVATE refrain_inside)

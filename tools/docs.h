@@ -14,6 +14,11 @@ rfr_status docs_limits(rfr_ctx *ctx, rfi_string *s);
 /* `page` with every block renewed that stands after a line <!-- shows ... -->. `root` is the
  * source tree. */
 rfr_status docs_renew(rfr_ctx *ctx, const char *root, const char *name, const char *page, rfi_string *s);
+/* Of `refrain schedule`: with 4 ranks and 8 microbatches; with PxMxV; an order list; bubbles and slots of all kinds. */
+rfr_status docs_schedule_picture(rfr_ctx *ctx, const char *kind, rfi_string *s);
+rfr_status docs_schedule_table(rfr_ctx *ctx, const char *kind, const char *size, rfi_string *s);
+rfr_status docs_schedule_order(rfr_ctx *ctx, const char *order, rfi_string *s);
+rfr_status docs_schedule_figures(rfr_ctx *ctx, rfi_string *s);
 /* docs/plan.svg, of examples/small.yaml. */
 rfr_status docs_plan(rfr_ctx *ctx, const char *root, rfi_string *s);
 

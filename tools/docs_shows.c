@@ -15,6 +15,9 @@
  *   two-linears PASS ROLE     two linears, the second weight frozen or trainable
  *   two-linears-report PASS ROLE
  *   two-linears-diff PASS     from trainable to frozen
+ *   schedule KIND PxMxV       the table of a pipeline schedule: ranks, microbatches, chunks
+ *   schedule-order LIST       that of an order list
+ *   schedule-figures          bubbles of all kinds
  *   file PATH                 a file of the source tree, which has a test of its own
  *
  * Plans and traces here are those of one thread and the oldest instruction set, so that the
@@ -101,6 +104,9 @@ static rfr_status put_source(rfr_ctx *ctx, const char *root, const char *source,
   char what[40] = "", first[200] = "", second[40] = "";
   sscanf(source, "%39s %199s %39s", what, first, second);
   if (strcmp(what, "file") == 0) return read_text(root, first, s);
+  if (strcmp(what, "schedule") == 0) return docs_schedule_table(ctx, first, second, s);
+  if (strcmp(what, "schedule-order") == 0) return docs_schedule_order(ctx, first, s);
+  if (strcmp(what, "schedule-figures") == 0) return docs_schedule_figures(ctx, s);
   const bool moe = strncmp(what, "moe", 3) == 0;
   if (moe || strncmp(what, "small", 5) == 0) {
     rfr_run *run = NULL;

@@ -47,6 +47,18 @@ static rfr_status limits_page(rfr_ctx *ctx, const char *root, rfi_string *s) {
   return docs_limits(ctx, s);
 }
 
+/* Pictures of pipeline schedules. */
+#define PICTURE(function, kind)                                                         \
+  static rfr_status function(rfr_ctx *ctx, const char *root, rfi_string *s) {           \
+    (void)root;                                                                         \
+    return docs_schedule_picture(ctx, kind, s);                                         \
+  }
+PICTURE(gpipe_picture, "gpipe")
+PICTURE(one_f_one_b_picture, "1f1b")
+PICTURE(interleaved_picture, "interleaved")
+PICTURE(zb_h1_picture, "zb-h1")
+PICTURE(zb_v_picture, "zb-v")
+
 /* ---- files ---- */
 
 static bool read_page(const char *path, rfi_string *s) {
@@ -72,7 +84,10 @@ int main(int argc, char **argv) {
   } pages[] = {{"errors.md", errors_page}, {"config.md", config_page}, {"limits.md", limits_page},
                {"plan.svg", docs_plan},    {"frozen.md", NULL},        {"life-of-a-step.md", NULL},
                {"trace-format.md", NULL},  {"planning.md", NULL},      {"embedding.md", NULL},
-               {"experts.md", NULL}};
+               {"experts.md", NULL},       {"schedules.md", NULL},
+               {"schedule-gpipe.svg", gpipe_picture}, {"schedule-1f1b.svg", one_f_one_b_picture},
+               {"schedule-interleaved.svg", interleaved_picture}, {"schedule-zb-h1.svg", zb_h1_picture},
+               {"schedule-zb-v.svg", zb_v_picture}};
   rfr_ctx_options o = rfr_ctx_options_default();
   rfr_ctx *ctx;
   int failed = 0;

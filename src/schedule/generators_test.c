@@ -497,6 +497,56 @@ static void test_random(void **state) {
   assert_true(taken > 1000 && stuck > 200);
 }
 
+/* ---- memory that runs out ---- */
+
+static rfr_status whole_life(const char *text, const char *order) {
+  rfr_schedule *s = NULL, *with = NULL;
+  rfr_schedule_result result;
+  rfr_schedule_options o = rfr_schedule_options_default();
+  o.kind = RFR_SCHEDULE_ZB_V;
+  o.ranks = 3;
+  o.microbatches = 40;
+  rfr_status status = rfr_schedule_generate(ctx, &o, &s);
+  if (status == RFR_OK) status = rfr_schedule_add_communication(s, &with);
+  if (status == RFR_OK) status = rfr_schedule_simulate(with, NULL, 0, &result, NULL, NULL, NULL);
+  assert_true(status == RFR_OK || (!s && !with) || (s && !with) || result.makespan == 0);
+  rfr_schedule_destroy(with);
+  rfr_schedule_destroy(s);
+  if (status == RFR_OK) {
+    status = rfr_schedule_parse(ctx, "test", text, strlen(text), &s);
+    assert_true((status == RFR_OK) == (s != NULL));
+    rfr_schedule_destroy(s);
+  }
+  if (status == RFR_OK) {
+    status = rfr_schedule_parse_order(ctx, "test", order, strlen(order), (const int[]){2}, 1, &s);
+    assert_true((status == RFR_OK) == (s != NULL));
+    rfr_schedule_destroy(s);
+  }
+  if (status == RFR_OK) {
+    status = rfr_schedule_create(ctx, 1, (const rfr_action *const[]){&(const rfr_action){0}}, (const int[]){1}, &s);
+    assert_true((status == RFR_OK) == (s != NULL));
+    rfr_schedule_destroy(s);
+  }
+  return status;
+}
+
+static void test_no_memory(void **state) {
+  (void)state;
+  const int64_t before = rfr_ctx_get_stats(ctx).live_blocks;
+  int failed = 0;
+  for (int64_t k = 1;; k++) {
+    rfr_ctx_fail_alloc(ctx, k);
+    const rfr_status status = whole_life("0F0 0B0 0F1 0B1\n1F0 1B0 1F1 1B1", "1,2,-2,-1");
+    rfr_ctx_fail_alloc(ctx, 0);
+    assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, before);
+    if (status == RFR_OK) break;
+    assert_int_equal(status, RFR_NO_MEMORY);
+    assert_string_equal(rfr_last_error()->slug, "memory.alloc");
+    failed++;
+  }
+  assert_true(failed > 30);
+}
+
 /* ---- large ---- */
 
 static void test_large(void **state) {
@@ -527,6 +577,7 @@ int main(void) {
       rft_context_test(test_groups),        rft_context_test(test_slots),   rft_context_test(test_times),
       rft_context_test(test_bytes),         rft_context_test(test_random),  rft_context_test(test_options_refused),
       rft_context_test(test_costs_refused), rft_context_test(test_large),
+      rft_context_test(test_no_memory),
   };
   return cmocka_run_group_tests_name("generators", tests, NULL, NULL);
 }
