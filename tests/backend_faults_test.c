@@ -30,7 +30,7 @@ static const char config[] =
     "batch: {tokens: 32, microbatch: 2}\n"
     "optimizer: {lr: 1e-2, clip: 1}\n"
     "precision: {dtype: f32}\n"
-    "run: {steps: 4, keep: 3, log_every: 1}\n";
+    "run: {steps: 4, keep: 3, log_every: 1, tune: true}\n";
 
 static bool use_fault_backend;
 rfr_status __real_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out);

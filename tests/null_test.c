@@ -210,6 +210,7 @@ static void ops(void) {
 
 static void programs(void) {
   rfr_tensor x;
+  rfr_choice choice;
   rfr_plan_summary plan;
   rfr_plan_buffer buffer;
   rfr_plan_op op;
@@ -219,6 +220,7 @@ static void programs(void) {
   QUIET(rfr_programs_destroy, NULL);
   STATUS(rfr_programs_tensor, NULL, "x", &x);
   STATUS(rfr_programs_tensor_at, NULL, 0, &x);
+  STATUS(rfr_programs_choice_at, NULL, 0, &choice);
   STATUS(rfr_program_output, NULL, 0, "y", &x);
   STATUS(rfr_programs_load, NULL);
   STATUS(rfr_program_run, NULL, 0);

@@ -36,6 +36,11 @@ typedef enum rfr_recompute {
   RFR_RECOMPUTE_AUTO, /* as much is made again, cheapest first, as the budget demands */
 } rfr_recompute;
 
+/* What a tuned compile decided by measuring: about what, as shapes and types, and how. */
+typedef struct rfr_choice {
+  const char *name, *value;
+} rfr_choice;
+
 typedef struct rfr_compile_options {
   size_t size;
   int64_t budget;          /* bytes of the whole arena; 0: no limit. More is an error naming the peak. What debugging
@@ -47,11 +52,16 @@ typedef struct rfr_compile_options {
                           poisoned, every result is checked for NaN */
   int keep_traces;         /* 1: rfr_programs_trace can give the trace after each pass */
   rfr_recompute recompute; /* default: keep. Never changes a bit of any result */
+  int tune;                /* 1: a clock chooses among a GPU library's algorithms for each product, of those whose bits
+                           repeat; 0: the library's first one (default) */
+  const rfr_choice *choices; /* with tune: make these, of an earlier compile, and measure nothing. NULL: measure */
+  int n_choices;
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
 
 /* Compiles n traces; the names are for messages. The traces may be destroyed after.
- * Errors: those of the passes (autodiff.*, plan.over_budget, bind.no_kernel). */
+ * Errors: those of the passes (autodiff.*, plan.over_budget, bind.no_kernel); tune.stored, when a choice that was
+ * given cannot be made here, or one is missing. */
 RFR_API rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, const char *const *names,
                                const rfr_compile_options *options, rfr_programs **out);
 RFR_API void rfr_programs_destroy(rfr_programs *p);
@@ -61,6 +71,10 @@ RFR_API rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, 
 RFR_API rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out);
 /* The memory of an output of one program; dense: of a strided view it is a copy. */
 RFR_API rfr_status rfr_program_output(const rfr_programs *p, int program, const char *name, rfr_tensor *out);
+
+/* The i-th choice of a compile with `tune`, 0 based: RFR_INVALID past the end. Device and library come first, since
+ * the others hold for these alone. There are none on the CPU: its products have one algorithm. Borrowed. */
+RFR_API rfr_status rfr_programs_choice_at(const rfr_programs *p, int i, rfr_choice *out);
 
 /* Copies a tensor of these programs from or to host memory, x->bytes of it, wherever it lies; waits
  * for all that was launched before. A part: a tensor whose data and bytes say which. */

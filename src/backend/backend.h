@@ -32,6 +32,8 @@ typedef struct rfi_bound { /* one op, ready to run */
   int64_t workspace;
 } rfi_bound;
 
+enum { RFI_CHOICE = 256 }; /* bytes of what was chosen, as text */
+
 typedef enum rfi_memory { RFI_MEMORY_ARENA, RFI_MEMORY_RING } rfi_memory;
 
 typedef struct rfi_backend {
@@ -54,6 +56,13 @@ typedef struct rfi_backend {
    * operands and dead results are NULL already); sets run, kernel, workspace, stream and library of it. What it
    * makes for the op lives in `memory` or in the device. `run` stays NULL: there is none. */
   rfr_status (*bind)(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b);
+
+  /* What a clock may decide, of all that was bound until now. `choice`: the name of the i-th, 0 based, by shapes and
+   * types and never by addresses; NULL past the last, and at once where there is nothing to choose. `choose` makes it:
+   * `stored` NULL measures, else the value that an earlier call gave; *value is what it is now, another one than
+   * `stored` where that cannot be; NULL where there never is a choice. While it runs it takes memory of the device. */
+  const char *(*choice)(rfi_device *d, int i);
+  rfr_status (*choose)(rfi_device *d, int i, const char *stored, char value[RFI_CHOICE]);
 
   rfr_status (*run)(rfi_device *d, const rfi_bound *bound, int n);
   rfr_status (*run_timed)(rfi_device *d, const rfi_bound *bound, double *seconds); /* one op; waits */

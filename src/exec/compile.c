@@ -202,6 +202,7 @@ static rfr_status allocate(rfr_programs *p) {
   share_step(p, false);
   RFI_TRY(check_budget(p, demand));
   if (p->options.debug) share_step(p, true); /* what is debugged is the program that fits, in more room */
+  if (p->options.tune) RFI_TRY(rfi_tune(p)); /* measured while the device still has the arena's room */
   RFI_TRY(allocate_memory(p));
   for (int i = 0; i < p->n_slots; i++) {
     p->slot[i].tensor.data = rfi_address(p, p->slot[i].offset);
@@ -227,6 +228,10 @@ static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *t
   if (o->budget < 0 || o->loss_chunk < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d",
                     (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute);
+  if (o->choices && !o->tune) return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choices, but tune is off");
+  for (int i = 0; o->choices && i < o->n_choices; i++)
+    if (!o->choices[i].name || !o->choices[i].value)
+      return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choice %d has no name or no value", i);
   return RFR_OK;
 }
 
@@ -258,6 +263,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
     }
   }
   RFI_GOTO(allocate(p));
+  p->options.choices = NULL; /* the caller's */
   if (!p->options.keep_traces)
     for (int i = 0; i < n; i++)
       for (int k = 0; k < RFI_STAGES - 1; k++) {

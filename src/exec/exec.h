@@ -9,7 +9,7 @@
  * address.
  *
  * compile.c fills it in, bind.c picks kernels and writes addresses, run.c runs, captures
- * and replays, debug.c is the careful runner.
+ * and replays, debug.c is the careful runner, tune.c lets a clock choose.
  */
 #ifndef RFI_EXEC_H
 #define RFI_EXEC_H
@@ -59,6 +59,8 @@ struct rfr_programs {
   rfi_slot *slot;
   rfi_names names; /* of the slots */
   int n_slots, cap_slots;
+  rfr_choice *choice; /* what tuning decided */
+  int n_choices, cap_choices;
   unsigned char *ring, *arena;
   int64_t ring_bytes, persistent_bytes; /* persistent: rings, inputs, loads */
   int64_t transient_bytes, total_bytes; /* total: without the backend's guard behind it */
@@ -88,6 +90,10 @@ rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program);
 void rfi_bind_addresses(rfr_programs *p, rfi_program *program);
 /* Workspace of each op's kernel, bytes[n_ops]; for passes, as rfi_pass_options wants it. */
 rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *bytes);
+
+/* ---- tune.c ---- */
+/* Makes the choices that the backend has for what was bound: by the options' or by measuring. */
+rfr_status rfi_tune(rfr_programs *p);
 
 /* ---- debug.c ---- */
 /* Runs bound ops [first, last) with a check after each: finite results, guards, poison. */

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "data/json.h"
 #include "nn/nn.h"
 #include "train/run.h"
 
@@ -120,8 +121,44 @@ static rfr_status find_tensors(rfr_run *run) {
   return RFR_OK;
 }
 
+/* ---- tuning ---- */
+
+/* What was chosen before, for the next compile: all of it, or measure. Freed by the caller. */
+static rfr_status list_choices(const rfr_run *run, rfr_compile_options *o, rfr_choice **out) {
+  const char *name;
+  json_t *value;
+  *out = NULL;
+  if (!run->tuned) return RFR_OK;
+  RFI_TRY(RFI_ALLOC(run->ctx, (json_object_size(run->tuned) + 1) * sizeof **out, out));
+  json_object_foreach(run->tuned, name, value) {
+    const char *text = json_string_value(value);
+    (*out)[o->n_choices++] = (rfr_choice){name, text ? text : ""};
+  }
+  o->choices = *out;
+  return RFR_OK;
+}
+
+static rfr_status keep_choices(rfr_run *run, double seconds) {
+  char message[128];
+  rfr_choice c;
+  json_t *object = json_object();
+  rfr_status s = object ? RFR_OK : rfi_fail(RFI_E_NO_MEMORY, "what was chosen");
+  for (int i = 0; s == RFR_OK && rfr_programs_choice_at(run->programs, i, &c) == RFR_OK; i++)
+    s = rfi_json_set(object, c.name, json_string(c.value));
+  const size_t n = json_object_size(object);
+  if (s == RFR_OK && n == 0 && !run->tuned)
+    rfi_warn(run, "run.tune: there is nothing to choose on device %s", rfi_ctx_device(run->ctx));
+  snprintf(message, sizeof message, "%s %zu algorithms", run->tuned ? "took the stored" : "chose by measuring", n);
+  json_decref(run->tuned);
+  run->tuned = object;
+  if (s == RFR_OK && n > 0)
+    rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = seconds});
+  return s;
+}
+
 static rfr_status compile(rfr_run *run) {
   rfr_status s = RFR_OK;
+  rfr_choice *choices = NULL;
   rfr_trace *traces[N_KINDS] = {NULL};
   const char *names[N_KINDS];
   char message[128];
@@ -138,12 +175,16 @@ static rfr_status compile(rfr_run *run) {
   o.recompute = run->settings->recompute;
   o.debug = run->options.debug;
   o.keep_traces = run->options.keep_traces || (run->folder && (run->options.programs & RFR_RUN_TRAIN));
+  o.tune = run->settings->tune && (run->options.programs & RFR_RUN_TRAIN);
+  RFI_GOTO(list_choices(run, &o, &choices));
   const double start = rfi_now();
   RFI_GOTO(rfr_compile(run->ctx, run->n_programs, (const rfr_trace *const *)traces, names, &o, &run->programs));
+  if (o.tune) RFI_GOTO(keep_choices(run, rfi_now() - start));
   snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
   rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
   s = find_tensors(run);
 fail:
+  rfi_free(run->ctx, choices);
   for (int i = 0; i < N_KINDS; i++) rfr_trace_destroy(traces[i]);
   return s;
 }
@@ -321,6 +362,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
     s = rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
     goto fail;
   }
+  if (from && writes && run->settings->tune) RFI_GOTO(rfi_state_tuned(run, from));
   RFI_GOTO(open_data(run));
   if (writes) {
     RFI_GOTO(RFI_ALLOC(ctx, strlen(folder) + 1, &run->folder));
@@ -352,6 +394,7 @@ void rfr_run_close(rfr_run *run) {
   rfr_programs_destroy(run->programs);
   rfi_host_forget(run);
   rfi_dataset_close(run->data);
+  json_decref(run->tuned);
   rfi_settings_destroy(run->settings);
   rfi_free(run->ctx, run->folder);
   rfi_free(run->ctx, run);

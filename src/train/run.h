@@ -54,6 +54,7 @@ struct rfr_run {
   bool ready;           /* the state has values */
   char checkpoint[512]; /* last written or loaded */
   char hash[33];        /* of the data */
+  json_t *tuned;        /* what was chosen by measuring, name by name; NULL: nothing yet, or run.tune is off */
   atomic_int stop;
 };
 
@@ -93,6 +94,8 @@ rfr_status rfi_state_ready(rfr_run *run);
 rfr_status rfi_state_init(rfr_run *run);
 /* Weights (and, with `training`, everything that a resume needs) from a checkpoint. */
 rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool training);
+/* Takes the choices of a tuned run from its checkpoint: what is compiled after makes these. */
+rfr_status rfi_state_tuned(rfr_run *run, const rfi_checkpoint *checkpoint);
 /* Writes a checkpoint of the present state; emits its event. */
 rfr_status rfi_state_save(rfr_run *run);
 

@@ -187,6 +187,7 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
                  : strcmp(c->memory_recompute, "auto") == 0 ? RFR_RECOMPUTE_AUTO
                                                             : RFR_RECOMPUTE_KEEP;
   s->debug = c->run_debug;
+  s->tune = c->run_tune;
   status = read_model(s, bf16_fast);
   if (status == RFR_OK) status = read_batch(s);
   if (status == RFR_OK) status = read_optimizer(s);

@@ -34,7 +34,7 @@ typedef struct rfi_settings {
   uint64_t seed;
   int64_t budget;
   rfr_recompute recompute;
-  bool debug;
+  bool debug, tune;
 } rfi_settings;
 
 /* `bf16_fast`: what dtype auto means. Errors: config.*, model.config. */

@@ -160,6 +160,7 @@ static rfr_status own_state(rfr_run *run, rfi_state_json *out) {
   out->environment = json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend",
                                rfi_ctx_device(run->ctx), "isa", rfi_ctx_isa(run->ctx), "threads",
                                rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul, "data", run->hash);
+  out->tuned = json_incref(run->tuned);
   if (out->environment) return RFR_OK;
   rfi_state_json_deinit(out);
   return rfi_fail(RFI_E_NO_MEMORY, "describing the machine");
@@ -228,6 +229,19 @@ static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) 
 fail:
   rfi_state_json_deinit(&theirs);
   rfi_state_json_deinit(&mine);
+  return s;
+}
+
+rfr_status rfi_state_tuned(rfr_run *run, const rfi_checkpoint *checkpoint) {
+  char *path;
+  rfi_state_json theirs;
+  RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));
+  rfr_status s = read_state(run, path, &theirs);
+  if (s == RFR_OK && !theirs.tuned)
+    s = rfi_fail_at(RFI_E_TUNE_STORED, path, 0, "the run was not tuned: no choices are stored");
+  run->tuned = json_incref(theirs.tuned);
+  rfi_state_json_deinit(&theirs);
+  rfi_free(run->ctx, path);
   return s;
 }
 

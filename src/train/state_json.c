@@ -44,7 +44,8 @@ static rfr_status read_root(const char *file, const json_t *root, rfi_state_json
   if (format != FORMAT) return BAD("format %lld, this library reads %d", (long long)format, FORMAT);
   RFI_TRY(read_block(file, json_object_get(root, "step_block"), out->block));
   RFI_TRY(read_names(file, root, "configuration", &out->configuration));
-  return read_names(file, root, "environment", &out->environment);
+  RFI_TRY(read_names(file, root, "environment", &out->environment));
+  return json_object_get(root, "tuned") ? read_names(file, root, "tuned", &out->tuned) : RFR_OK;
 }
 
 rfr_status rfi_state_json_parse(const char *file, const char *text, size_t n, rfi_state_json *out) {
@@ -59,9 +60,9 @@ rfr_status rfi_state_json_parse(const char *file, const char *text, size_t n, rf
 
 rfr_status rfi_state_json_print(const rfi_state_json *state, rfi_string *out) {
   const int64_t *block = state->block;
-  json_t *root = json_pack("{s:i, s:[I,I,I,I], s:O, s:O}", "format", FORMAT, "step_block", (json_int_t)block[0],
+  json_t *root = json_pack("{s:i, s:[I,I,I,I], s:O, s:O, s:O*}", "format", FORMAT, "step_block", (json_int_t)block[0],
                            (json_int_t)block[1], (json_int_t)block[2], (json_int_t)block[3], "configuration",
-                           state->configuration, "environment", state->environment);
+                           state->configuration, "environment", state->environment, "tuned", state->tuned);
   if (!root) return rfi_fail(RFI_E_NO_MEMORY, "building state.json");
   rfr_status s = rfi_json_print(root, out);
   json_decref(root);
@@ -71,5 +72,6 @@ rfr_status rfi_state_json_print(const rfi_state_json *state, rfi_string *out) {
 void rfi_state_json_deinit(rfi_state_json *state) {
   json_decref(state->configuration);
   json_decref(state->environment);
+  json_decref(state->tuned);
   *state = (rfi_state_json){0};
 }

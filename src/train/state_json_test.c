@@ -14,8 +14,7 @@
 
 #include "train/state_json.h"
 
-static void round_trip(void **state) {
-  (void)state;
+static void round_trip_of(bool tuned) {
   rfr_ctx *ctx;
   assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
   rfi_string text = {.ctx = ctx};
@@ -24,15 +23,23 @@ static void round_trip(void **state) {
                                        [RFI_STEP_SEED] = INT64_MIN,
                                        [RFI_STEP_SKIPPED] = 3},
                              .configuration = json_pack("{s:s}", "optimizer.lr", "3e-3"),
-                             .environment = json_pack("{s:s, s:i}", "isa", "v4", "threads", 2)};
+                             .environment = json_pack("{s:s, s:i}", "isa", "v4", "threads", 2),
+                             .tuned = tuned ? json_pack("{s:s, s:s}", "device", "a GPU", "f32[2,3:3]", "0 1") : NULL};
   assert_int_equal(rfi_state_json_print(&s, &text), RFR_OK);
   assert_int_equal(rfi_state_json_parse("state.json", text.data, text.n, &again), RFR_OK);
   assert_memory_equal(again.block, s.block, sizeof s.block);
   assert_true(json_equal(again.configuration, s.configuration) && json_equal(again.environment, s.environment));
+  assert_true(tuned ? json_equal(again.tuned, s.tuned) : again.tuned == NULL);
   rfi_state_json_deinit(&again);
   rfi_state_json_deinit(&s);
   rfi_string_deinit(&text);
   rfr_ctx_destroy(ctx);
+}
+
+static void round_trip(void **state) {
+  (void)state;
+  round_trip_of(false);
+  round_trip_of(true);
 }
 
 static void refused(void **state) {
@@ -52,6 +59,8 @@ static void refused(void **state) {
       {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": [1]", "\"configuration\" is no object"},
       {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": {\"a\": {}}", "\"a\" in \"configuration\""},
       {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": {}", "\"environment\" is no object"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": {}, \"environment\": {}, \"tuned\": 1",
+       "\"tuned\" is no object"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     char text[256];

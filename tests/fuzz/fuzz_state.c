@@ -23,7 +23,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
                     "what was printed is refused");
     rft_fuzz_expect(memcmp(block, again.block, sizeof state.block) == 0 &&
                         json_equal(state.configuration, again.configuration) &&
-                        json_equal(state.environment, again.environment),
+                        json_equal(state.environment, again.environment) &&
+                        (state.tuned ? json_equal(state.tuned, again.tuned) : !again.tuned),
                     "it changed by printing");
     rfi_state_json_deinit(&again);
     rfi_state_json_deinit(&state);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/fault_backend.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #include "base/base.h"
 
 enum { MOST_BLOCKS = 64 };
@@ -106,6 +109,26 @@ static rfr_status fault_bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory
   return cpu()->bind(d, op, memory, b);
 }
 
+static const char *fault_choice(rfi_device *d, int i) {
+  static const char *const names[] = {"library", "a product", "another product"};
+  (void)d;
+  return i < (rft_faults.version == 0 ? 2 : 3) ? names[i] : NULL;
+}
+
+static rfr_status fault_choose(rfi_device *d, int i, const char *stored, char value[RFI_CHOICE]) {
+  (void)d;
+  value[0] = '\0';
+  RFI_TRY(enter(RFT_ENTRY_choose));
+  if (i == 0) {
+    snprintf(value, RFI_CHOICE, "version %d", rft_faults.version / 2);
+    return RFR_OK;
+  }
+  if (!stored) rft_faults.measured++;
+  if (!stored || strcmp(stored, "quick") == 0 || strcmp(stored, "slow") == 0)
+    snprintf(value, RFI_CHOICE, "%s", stored ? stored : "quick");
+  return RFR_OK;
+}
+
 static rfr_status fault_run(rfi_device *d, const rfi_bound *bound, int n) {
   RFI_TRY(enter(RFT_ENTRY_run));
   return cpu()->run(d, bound, n);
@@ -161,6 +184,8 @@ const rfi_backend rft_fault_backend = {
     .inspect = fault_inspect,
     .memory_use = fault_memory_use,
     .bind = fault_bind,
+    .choice = fault_choice,
+    .choose = fault_choose,
     .run = fault_run,
     .run_timed = fault_run_timed,
     .capture = fault_capture,

@@ -3,7 +3,8 @@
  * A backend whose k-th call fails: the CPU's table behind a counter for each entry. To the
  * library it is a device of its own (`host` is false), so every byte goes through copies. An
  * error may be sticky, as one that spoils a GPU's context: from then on every call fails with
- * backend.dead. What is open, allocated or captured is counted.
+ * backend.dead. It has choices to make, of which "quick" is the fastest. What is open, allocated
+ * or captured is counted.
  */
 #ifndef RFT_FAULT_BACKEND_H
 #define RFT_FAULT_BACKEND_H
@@ -11,8 +12,8 @@
 #include "backend/backend.h"
 
 #define RFT_ENTRIES(X) \
-  X(open) X(alloc) X(fill) X(copy) X(move) X(inspect) X(memory_use) X(bind) X(run) X(run_timed) X(capture) \
-  X(launch) X(wait) X(poll)
+  X(open) X(alloc) X(fill) X(copy) X(move) X(inspect) X(memory_use) X(bind) X(choose) X(run) X(run_timed) \
+  X(capture) X(launch) X(wait) X(poll)
 typedef enum rft_entry {
 #define RFT_ENTRY_ENUM(name) RFT_ENTRY_##name,
   RFT_ENTRIES(RFT_ENTRY_ENUM)
@@ -25,10 +26,12 @@ typedef struct rft_fault {
   int64_t k;
   bool sticky;
   int64_t cap; /* most bytes of arena at a time; 0: no limit */
+  int version; /* of its library, in halves; 0 has one product to choose for, all others two */
   /* what happened */
   int64_t calls[RFT_ENTRY_N];
   bool failed, dead;
   int devices, blocks, graphs;
+  int measured; /* choices that a clock made */
   int64_t arena_bytes, most_arena_bytes;
 } rft_fault;
 

@@ -134,6 +134,12 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   return RFR_OK;
 }
 
+/* A product has one algorithm: there is nothing to choose. */
+static const char *choice(rfi_device *d, int i) {
+  (void)d, (void)i;
+  return NULL;
+}
+
 /* ---- running ---- */
 
 static bool is_default_mode(void) {
@@ -241,6 +247,7 @@ const rfi_backend rfi_backend_cpu = {
     .inspect = memory_inspect,
     .memory_use = memory_use,
     .bind = bind,
+    .choice = choice,
     .run = run,
     .run_timed = run_timed,
     .capture = capture,

@@ -297,6 +297,34 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   return RFR_OK;
 }
 
+/* ---- choices ---- */
+
+/* The device and the library come first: the others hold for these alone. */
+static const char *choice(rfi_device *d, int i) {
+  static const char *const names[] = {"device", "library"};
+  if (d->info.ordinal < 0) return NULL;
+  return i < 2 ? names[i] : rfi_lt_choice(d->lt, i - 2);
+}
+
+static rfr_status make_choice(rfi_device *d, int i, const char *stored, char value[RFI_CHOICE]) {
+  struct cudaDeviceProp p;
+  value[0] = '\0';
+  if (i > 1) return rfi_lt_choose(d->lt, i - 2, d->stream, stored, value);
+  if (i == 1) {
+    rfi_lt_describe(core, value, RFI_CHOICE);
+    return RFR_OK;
+  }
+  CUDA(cudaGetDeviceProperties(&p, d->info.ordinal), "reading the device");
+  snprintf(value, RFI_CHOICE, "%s, %d multiprocessors", p.name, p.multiProcessorCount);
+  return RFR_OK;
+}
+
+static rfr_status choose(rfi_device *d, int i, const char *stored, char value[RFI_CHOICE]) {
+  int before;
+  TRY(enter(d, &before));
+  return leave(d, before, make_choice(d, i, stored, value));
+}
+
 /* ---- running ---- */
 
 /* How many of n ops, from the first on, are this kernel's updates. Each is of a tensor of its own: order is nothing. */
@@ -437,6 +465,8 @@ static const rfi_backend backend = {
     .inspect = memory_inspect,
     .memory_use = memory_use,
     .bind = bind,
+    .choice = choice,
+    .choose = choose,
     .run = run,
     .run_timed = run_timed,
     .capture = capture,

@@ -11,7 +11,7 @@
 #include "backend/backend.h"
 #include "base/base.h"
 
-enum { RFI_CUDA_ABI = 1 };
+enum { RFI_CUDA_ABI = 2 };
 
 typedef struct rfi_cuda_host {
   int abi;

@@ -6,69 +6,23 @@
  * y^T = op(b)^T op(a)^T, where a row-major matrix read as a column-major one is already its
  * transpose. What decides a bit (the algorithm) is the library's first heuristic choice for
  * shapes, types and strides, with 16-byte alignment promised and a workspace of a fixed
- * size that the plan owns; nothing is timed.
+ * size that the plan owns; nothing is timed, unless a compile asks for it (lt_tune.c).
  */
 #include "backend/cuda/lt.h"
 
-#include <cublasLt.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/lt_product.h"
 
-enum { WORKSPACE = 32 << 20, WORKSPACE_ALIGNMENT = 256 }; /* the plan aligns to less */
+enum { WORKSPACE_ALIGNMENT = 256 }; /* the plan aligns to less */
 
-#define FUNCTIONS(X)                  \
-  X(cublasLtCreate)                   \
-  X(cublasLtDestroy)                  \
-  X(cublasLtGetVersion)               \
-  X(cublasLtMatmul)                   \
-  X(cublasLtMatmulAlgoGetHeuristic)   \
-  X(cublasLtMatmulDescCreate)         \
-  X(cublasLtMatmulDescDestroy)        \
-  X(cublasLtMatmulDescSetAttribute)   \
-  X(cublasLtMatrixLayoutCreate)       \
-  X(cublasLtMatrixLayoutDestroy)      \
-  X(cublasLtMatrixLayoutSetAttribute) \
-  X(cublasLtMatmulPreferenceCreate)   \
-  X(cublasLtMatmulPreferenceDestroy)  \
-  X(cublasLtMatmulPreferenceSetAttribute)
-
-typedef struct functions {
-#define MEMBER(name) __typeof__(&name) name;
-  FUNCTIONS(MEMBER)
-#undef MEMBER
-} functions;
-
-typedef struct matrix { /* column-major, as cuBLASLt sees it */
-  int64_t rows, cols, ld, batch_stride;
-  int32_t type, transposed;
-} matrix;
-
-typedef struct key {
-  matrix a, b, d;
-  int64_t batch;
-  int32_t bias, accumulate; /* bias: a cudaDataType_t, -1 for none */
-} key;
-
-typedef struct product {
-  struct product *next;
-  rfi_lt *lt;
-  key key;
-  bool usable;
-  cublasLtMatmulDesc_t desc;
-  cublasLtMatrixLayout_t A, B, D;
-  cublasLtMatmulAlgo_t algo;
-} product;
-
-struct rfi_lt {
-  const rfi_cuda_host *core;
-  rfr_ctx *ctx;
-  functions f;
-  cublasLtHandle_t handle;
-  product *products;
-};
+typedef rfi_lt_functions functions;
+typedef rfi_lt_matrix matrix;
+typedef rfi_lt_key key;
+typedef rfi_lt_product product;
 
 /* ---- loading ---- */
 
@@ -91,7 +45,7 @@ static rfr_status load_functions(const rfi_cuda_host *core, functions *f) {
     void *slot;
   } rows[] = {
 #define ROW(name) {#name, &f->name},
-      FUNCTIONS(ROW)
+      RFI_LT_FUNCTIONS(ROW)
 #undef ROW
   };
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -213,26 +167,31 @@ static bool make_desc(const functions *f, const key *k, cublasLtMatmulDesc_t *ou
 #undef SET
 }
 
-static bool choose(rfi_lt *lt, product *p) {
-  const functions *f = &lt->f;
-  const size_t workspace = WORKSPACE;
+int rfi_lt_heuristics(const product *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most) {
+  const functions *f = &p->lt->f;
+  const size_t workspace = RFI_LT_WORKSPACE;
   const uint32_t alignment = 16;
   cublasLtMatmulPreference_t pref = NULL;
-  cublasLtMatmulHeuristicResult_t best;
   int n = 0;
-  if (f->cublasLtMatmulPreferenceCreate(&pref) != CUBLAS_STATUS_SUCCESS) return false;
+  if (f->cublasLtMatmulPreferenceCreate(&pref) != CUBLAS_STATUS_SUCCESS) return 0;
 #define PREFER(name, value) \
   f->cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_##name, &value, sizeof value)
   PREFER(MAX_WORKSPACE_BYTES, workspace);
+  PREFER(REDUCTION_SCHEME_MASK, reductions);
   PREFER(MIN_ALIGNMENT_A_BYTES, alignment);
   PREFER(MIN_ALIGNMENT_B_BYTES, alignment);
   PREFER(MIN_ALIGNMENT_C_BYTES, alignment);
   PREFER(MIN_ALIGNMENT_D_BYTES, alignment);
 #undef PREFER
   const cublasStatus_t s =
-      f->cublasLtMatmulAlgoGetHeuristic(lt->handle, p->desc, p->A, p->B, p->D, p->D, pref, 1, &best, &n);
+      f->cublasLtMatmulAlgoGetHeuristic(p->lt->handle, p->desc, p->A, p->B, p->D, p->D, pref, most, out, &n);
   f->cublasLtMatmulPreferenceDestroy(pref);
-  if (s != CUBLAS_STATUS_SUCCESS || n < 1) return false;
+  return s == CUBLAS_STATUS_SUCCESS ? n : 0;
+}
+
+static bool choose_first(product *p) {
+  cublasLtMatmulHeuristicResult_t best;
+  if (rfi_lt_heuristics(p, CUBLASLT_REDUCTION_SCHEME_MASK, &best, 1) < 1) return false;
   p->algo = best.algo;
   return true;
 }
@@ -249,20 +208,29 @@ static rfr_status find(rfi_lt *lt, const key *k, product **out) {
   lt->products = *out = p;
   p->usable = make_desc(&lt->f, k, &p->desc) && make_layout(&lt->f, &k->a, k->batch, &p->A) &&
               make_layout(&lt->f, &k->b, k->batch, &p->B) && make_layout(&lt->f, &k->d, k->batch, &p->D) &&
-              choose(lt, p);
+              choose_first(p);
   return RFR_OK;
+}
+
+cublasStatus_t rfi_lt_multiply(const product *p, const cublasLtMatmulAlgo_t *algo, const rfi_lt_operands *x,
+                               cudaStream_t stream) {
+  const functions *f = &p->lt->f;
+  const float one = 1.0f, beta = p->key.accumulate ? 1.0f : 0.0f;
+  if (p->key.bias >= 0)
+    f->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x->bias, sizeof x->bias);
+  return f->cublasLtMatmul(p->lt->handle, p->desc, &one, x->a, p->A, x->b, p->B, &beta, x->d, p->D, x->d, p->D, algo,
+                           x->workspace, RFI_LT_WORKSPACE, stream);
 }
 
 static rfr_status run(const rfr_call *call) {
   const product *p = call->library;
-  const functions *f = &p->lt->f;
-  const float one = 1.0f, beta = p->key.accumulate ? 1.0f : 0.0f;
-  void *workspace = (char *)call->workspace + (-(uintptr_t)call->workspace & (WORKSPACE_ALIGNMENT - 1));
-  if (p->key.bias >= 0)
-    f->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->in[2].data, sizeof(void *));
-  const cublasStatus_t s = f->cublasLtMatmul(p->lt->handle, p->desc, &one, call->in[1].data, p->A, call->in[0].data,
-                                             p->B, &beta, call->out[0].data, p->D, call->out[0].data, p->D, &p->algo,
-                                             workspace, WORKSPACE, (cudaStream_t)call->stream);
+  const rfi_lt_operands x = {.a = call->in[1].data,
+                             .b = call->in[0].data,
+                             .bias = p->key.bias >= 0 ? call->in[2].data : NULL,
+                             .d = call->out[0].data,
+                             .workspace =
+                                 (char *)call->workspace + (-(uintptr_t)call->workspace & (WORKSPACE_ALIGNMENT - 1))};
+  const cublasStatus_t s = rfi_lt_multiply(p, &p->algo, &x, (cudaStream_t)call->stream);
   if (s == CUBLAS_STATUS_SUCCESS) return RFR_OK;
   return p->lt->core->fail(RFI_E_CUDA,
                            "cuBLASLt refused a product, status %d: %lld x %lld, rows of %lld, and %lld x %lld, rows of "
@@ -283,7 +251,7 @@ rfr_status rfi_lt_bind(rfi_lt *lt, rfi_bound *b) {
   }
   b->run = run;
   b->kernel = "cuBLASLt";
-  b->workspace = WORKSPACE + WORKSPACE_ALIGNMENT;
+  b->workspace = RFI_LT_WORKSPACE + WORKSPACE_ALIGNMENT;
   b->call.library = p;
   return RFR_OK;
 }

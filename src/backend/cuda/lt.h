@@ -5,6 +5,8 @@
 #ifndef RFI_LT_H
 #define RFI_LT_H
 
+#include <cuda_runtime_api.h>
+
 #include "backend/cuda/cuda_module.h"
 
 typedef struct rfi_lt rfi_lt;
@@ -18,6 +20,12 @@ void rfi_lt_close(rfi_lt *lt); /* accepts NULL */
  * there is no device, and the workspace is what it would be. */
 rfr_status rfi_lt_bind(rfi_lt *lt, rfi_bound *b);
 
+/* Of the products bound until now, the i-th: as rfi_backend's `choice` and `choose`. A product that was bound before
+ * runs by its new algorithm from then on. */
+const char *rfi_lt_choice(const rfi_lt *lt, int i);
+rfr_status rfi_lt_choose(rfi_lt *lt, int i, cudaStream_t stream, const char *stored, char value[RFI_CHOICE]);
+
+/* "cuBLASLt 13.1.0", or that there is none. */
 void rfi_lt_describe(const rfi_cuda_host *core, char *text, size_t size);
 
 #endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Products of cuBLASLt as lt.c makes them and lt_tune.c measures them.
+ */
+#ifndef RFI_LT_PRODUCT_H
+#define RFI_LT_PRODUCT_H
+
+#include <cublasLt.h>
+
+#include "backend/cuda/lt.h"
+
+enum { RFI_LT_WORKSPACE = 32 << 20, RFI_LT_NAME = 256 };
+
+typedef struct rfi_lt_functions {
+#define RFI_LT_FUNCTIONS(X)           \
+  X(cublasLtCreate)                   \
+  X(cublasLtDestroy)                  \
+  X(cublasLtGetVersion)               \
+  X(cublasLtMatmul)                   \
+  X(cublasLtMatmulAlgoGetHeuristic)   \
+  X(cublasLtMatmulDescCreate)         \
+  X(cublasLtMatmulDescDestroy)        \
+  X(cublasLtMatmulDescSetAttribute)   \
+  X(cublasLtMatrixLayoutCreate)       \
+  X(cublasLtMatrixLayoutDestroy)      \
+  X(cublasLtMatrixLayoutSetAttribute) \
+  X(cublasLtMatmulPreferenceCreate)   \
+  X(cublasLtMatmulPreferenceDestroy)  \
+  X(cublasLtMatmulPreferenceSetAttribute)
+#define RFI_LT_MEMBER(name) __typeof__(&name) name;
+  RFI_LT_FUNCTIONS(RFI_LT_MEMBER)
+#undef RFI_LT_MEMBER
+} rfi_lt_functions;
+
+typedef struct rfi_lt_matrix { /* column-major, as cuBLASLt sees it */
+  int64_t rows, cols, ld, batch_stride;
+  int32_t type, transposed;
+} rfi_lt_matrix;
+
+typedef struct rfi_lt_key {
+  rfi_lt_matrix a, b, d;
+  int64_t batch;
+  int32_t bias, accumulate; /* bias: a cudaDataType_t, -1 for none */
+} rfi_lt_key;
+
+typedef struct rfi_lt_product {
+  struct rfi_lt_product *next;
+  rfi_lt *lt;
+  rfi_lt_key key;
+  bool usable;
+  cublasLtMatmulDesc_t desc;
+  cublasLtMatrixLayout_t A, B, D;
+  cublasLtMatmulAlgo_t algo;
+  char name[RFI_LT_NAME]; /* for tuning: the key as text */
+} rfi_lt_product;
+
+struct rfi_lt {
+  const rfi_cuda_host *core;
+  rfr_ctx *ctx;
+  rfi_lt_functions f;
+  cublasLtHandle_t handle;
+  rfi_lt_product *products;
+};
+
+typedef struct rfi_lt_operands {
+  const void *a, *b, *bias; /* in cuBLASLt's order */
+  void *d, *workspace;      /* of RFI_LT_WORKSPACE bytes, 256-byte aligned */
+} rfi_lt_operands;
+
+/* Enqueues a product by one algorithm. */
+cublasStatus_t rfi_lt_multiply(const rfi_lt_product *p, const cublasLtMatmulAlgo_t *algo, const rfi_lt_operands *x,
+                               cudaStream_t stream);
+/* At most `most` algorithms, as the library's heuristic orders them; how many. `reductions`: schemes for parts of a
+ * sum that it may take besides none (cublasLtReductionScheme_t). */
+int rfi_lt_heuristics(const rfi_lt_product *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most);
+
+#endif
