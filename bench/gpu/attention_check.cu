@@ -25,13 +25,12 @@
 struct variant {
   const char *name;
   int major;
-  const rfi_cuda_kernel *forward, *backward, *narrow; /* narrow: the backward to head size 64 */
+  const rfi_cuda_kernel *forward, *backward;
   int most_d;
-  const rfi_cuda_kernel &backward_of(int D) const { return D <= 64 ? *narrow : *backward; }
 };
 static const variant variants[] = {
-    {"sm80", 8, &rfi_attention_sm80, &rfi_attention_sm80_bwd, &rfi_attention_sm80_bwd, 256},
-    {"sm90", 9, &rfi_attention_sm90, &rfi_attention_sm90_bwd, &rfi_attention_sm90_bwd64, 128}};
+    {"sm80", 8, &rfi_attention_sm80, &rfi_attention_sm80_bwd, 256},
+    {"sm90", 9, &rfi_attention_sm90, &rfi_attention_sm90_bwd, 128}};
 static rfi_cuda_info info;
 
 /* ---- small kernels ---- */
@@ -340,13 +339,13 @@ static void check_case(const variant &x, const shape &s, uint64_t seed, int repe
     t.backward(rfi_attention_any_bwd, any, any);
   }
   t.forward(*x.forward, fast);
-  t.backward(x.backward_of(s.D), any, fast);
+  t.backward(*x.backward, any, fast);
   show_errors(s, fast, any);
   int64_t changed = 0;
   for (int i = 0; i < repeats; i++) {
     for (buffer *b : again.all()) b->poison();
     t.forward(*x.forward, again);
-    t.backward(x.backward_of(s.D), any, again);
+    t.backward(*x.backward, any, again);
     for (size_t j = 0; j < 5; j++) changed += different(*again.all()[j], *fast.all()[j]);
   }
   printf(", %d times: %lld elements changed\n", repeats, (long long)changed);
@@ -363,11 +362,11 @@ static void check_not_finite(const variant &which, int D, rfr_dtype dtype) {
   results clean(s), dirty(s);
   print_shape(which, s);
   t.forward(*which.forward, clean);
-  t.backward(which.backward_of(s.D), clean, clean);
+  t.backward(*which.backward, clean, clean);
   const uint16_t nan = 0x7fff;
   CUDA(cudaMemcpy((uint16_t *)t.v.data + AT * t.row + 3, &nan, 2, cudaMemcpyHostToDevice));
   t.forward(*which.forward, dirty);
-  t.backward(which.backward_of(s.D), dirty, dirty);
+  t.backward(*which.backward, dirty, dirty);
   const size_t o_row = (size_t)s.H * D, kv_row = (size_t)s.Hk * D;
   std::vector<uint16_t> x(s.T * o_row), y(x.size());
   CUDA(cudaMemcpy(x.data(), clean.o.data, x.size() * 2, cudaMemcpyDeviceToHost));
@@ -434,7 +433,7 @@ static void time_case(const variant &x, int B, int T, int H, int Hk, int D, int 
   results fast(s);
   print_shape(x, s);
   t.forward(*x.forward, fast, 3);
-  t.backward(x.backward_of(s.D), fast, fast, 3);
+  t.backward(*x.backward, fast, fast, 3);
   if (compare_too) {
     results any(s);
     t.forward(rfi_attention_any, any);
@@ -445,9 +444,9 @@ static void time_case(const variant &x, int B, int T, int H, int Hk, int D, int 
   std::vector<float> forward, backward, dq, dkv;
   for (int i = 0; i < 7; i++) {
     forward.push_back(t.forward(*x.forward, fast, 10));
-    backward.push_back(t.backward(x.backward_of(s.D), fast, fast, 10));
-    dq.push_back(t.backward(x.backward_of(s.D), fast, fast, 10, 1));
-    dkv.push_back(t.backward(x.backward_of(s.D), fast, fast, 10, 6));
+    backward.push_back(t.backward(*x.backward, fast, fast, 10));
+    dq.push_back(t.backward(*x.backward, fast, fast, 10, 1));
+    dkv.push_back(t.backward(*x.backward, fast, fast, 10, 6));
   }
   const double f = median(forward) * 1e-3, b = median(backward) * 1e-3;
   printf(
@@ -459,7 +458,9 @@ static void time_case(const variant &x, int B, int T, int H, int Hk, int D, int 
 
 static void time_all(const variant &x) {
   time_case(x, 64, 1024, 12, 12, 64, 1, true);
+  time_case(x, 4, 4096, 32, 8, 64, 1, true);
   if (x.most_d >= 128) time_case(x, 4, 4096, 32, 8, 128, 1, true);
+  if (x.most_d >= 128) time_case(x, 4, 4096, 32, 4, 128, 1, false);
   time_case(x, 16, 2048, 16, 16, 64, 1, false);
   time_case(x, 4, 4096, 16, 16, 64, 1, false);
   time_case(x, 8, 2048, 16, 16, 64, 0, false);

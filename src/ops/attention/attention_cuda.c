@@ -25,8 +25,7 @@ static const rfi_cuda_kernel *forward_of(const rfr_call *call) {
   return fastest(call, &rfi_attention_sm80, &rfi_attention_sm90);
 }
 static const rfi_cuda_kernel *backward_of(const rfr_call *call) {
-  return fastest(call, &rfi_attention_sm80_bwd,
-                 call->in[1].type.shape[2] > 64 ? &rfi_attention_sm90_bwd : &rfi_attention_sm90_bwd64);
+  return fastest(call, &rfi_attention_sm80_bwd, &rfi_attention_sm90_bwd);
 }
 
 static rfr_status run(const rfr_call *call, const rfi_cuda_kernel *fast, const rfi_cuda_kernel *any) {
@@ -47,8 +46,7 @@ static size_t backward_workspace(const rfr_call *call) {
 }
 
 static const char *name_of(const rfi_cuda_kernel *fast) {
-  return fast == &rfi_attention_sm90 || fast == &rfi_attention_sm90_bwd || fast == &rfi_attention_sm90_bwd64
-             ? "sm90" : "sm80";
+  return fast == &rfi_attention_sm90 || fast == &rfi_attention_sm90_bwd ? "sm90" : "sm80";
 }
 static const char *forward_needs(const rfr_call *call) { return name_of(forward_of(call)); }
 static const char *backward_needs(const rfr_call *call) { return name_of(backward_of(call)); }

@@ -14,7 +14,6 @@ extern "C" {
 extern const rfi_cuda_kernel rfi_attention_any, rfi_attention_any_bwd;
 extern const rfi_cuda_kernel rfi_attention_sm80, rfi_attention_sm80_bwd;
 extern const rfi_cuda_kernel rfi_attention_sm90, rfi_attention_sm90_bwd; /* on sm_90 alone */
-extern const rfi_cuda_kernel rfi_attention_sm90_bwd64;                   /* the same to head size 64, in one pass */
 
 #ifdef __cplusplus
 }

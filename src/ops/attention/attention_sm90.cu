@@ -1,375 +1,342 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention of bf16 and f16 on Hopper's tensor cores: attention_sm80.cu's algorithm and table of pieces with wgmma in
- * the place of mma.sync. Products of 64 rows read K and V where cp.async has put them, so that shared memory's
- * bandwidth, which bounds mma.sync, is needed for one operand alone; several warpgroups of a multiprocessor take turns
- * at the tensor cores and at e^x, of which a multiprocessor makes 16 a cycle: with head size 64 they take equally long.
+ * Attention of bf16 and f16 on Hopper's tensor cores. A block stays on its multiprocessor and takes pieces of rows by a
+ * ticket, long ones first. One of its threads asks the copy engine for a piece's q and for tiles of 128 keys and
+ * values, the last that the piece sees first. Warpgroups of 64 rows each multiply, at their own pace: while one has the
+ * tensor cores, another makes e^x, of which a multiprocessor makes 16 a cycle: with head size 64 they take equally
+ * long.
  *
  * P is rounded to the storage type as the left operand of the next product, in registers.
+ *
+ * 0 x NaN is NaN, so a v that is not finite spoils rows that do not see it, in the tile that hides it from them. A
+ * piece with a row that is not finite comes again, with zeros for such v; rows that see one of them stay as they are.
  */
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_tiles_sm90.cuh"
+#include "ops/grouped/tma_sm90.cuh"
 
-enum { MOST_D = 128 };
+enum { MOST_D = 128, KEYS = 128, SLOTS = 2 };
 
-/* Warpgroups of a block, and blocks of a multiprocessor: by registers, of which a thread of head size 64 needs 128. */
+/* Warpgroups that multiply and tiles on their way, by shared memory and by registers of a thread. */
 template <int D> struct cut;
-template <> struct cut<64> { static constexpr int o_groups = 2, o_blocks = 2; };
-template <> struct cut<128> { static constexpr int o_groups = 2, o_blocks = 1; };
-enum { BACKWARD_GROUPS = 2 }; /* one block a multiprocessor: four sums of 64 x 64 a warpgroup are 128 registers */
+template <> struct cut<64> { static constexpr int groups = 3, stages = 3, registers = 160, loader = 32; };
+template <> struct cut<128> { static constexpr int groups = 2, stages = 2, registers = 240, loader = 24; };
+
+/* A block's work: a piece of rows for a head. */
+typedef struct item {
+  piece w;
+  int h;              /* IDLE: the next may be one; DONE: no more */
+  int again, strange; /* with zeros for what is not finite in v; a row of o is not finite */
+} item;
+enum { IDLE = -1, DONE = -2 };
+
+/* A block's shared memory. Who waits for something that is full or empty, waits for its barrier. */
+template <int D> struct room {
+  static constexpr int ROWS = cut<D>::groups * GROUP, STAGES = cut<D>::stages, THREADS = 128 + 2 * ROWS;
+  static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2;
+  static constexpr int Q_AT = 0, K_AT = SLOTS * Q, V_AT = K_AT + STAGES * TILE;
+  static constexpr int Q_FULL = V_AT + STAGES * TILE, Q_EMPTY = Q_FULL + 8 * SLOTS;
+  static constexpr int K_FULL = Q_EMPTY + 8 * SLOTS, K_EMPTY = K_FULL + 8 * STAGES;
+  static constexpr int V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES;
+  static constexpr int ITEMS_AT = V_EMPTY + 8 * STAGES, DIRTY_AT = ITEMS_AT + SLOTS * (int)sizeof(item);
+  static constexpr int BYTES = DIRTY_AT + ROWS * (int)sizeof(int); /* dirty: rows that see a v that is not finite */
+  static_assert(ITEMS_AT % 16 == 0, "items are aligned");
+};
+
+typedef struct maps { CUtensorMap q, k, v; } maps;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- forward ---- */
+/* The tiles of keys that a piece's rows see: from start + i KEYS on, i < count. */
+typedef struct path {
+  int start, count;
+} path;
 
-/* Zeros for the rows of v that are not finite; marks the block's rows that see one of them. */
-template <typename T, int D, int THREADS>
-__device__ __forceinline__ void clean_tile(const problem &p, const piece &w, char *tile, int s0, int *dirty,
-                                           int block) {
-  const int lane = threadIdx.x & 31;
+static __device__ __forceinline__ path path_of(const problem &p, const piece &w) {
+  const int end = w.last <= w.from ? w.from : p.causal ? w.last : w.end;
+  path x;
+  x.start = w.from + (first_key(p, w.from, w.first) - w.from) / KEYS * KEYS;
+  x.count = end > x.start ? (end - x.start + KEYS - 1) / KEYS : 0;
+  return x;
+}
+
+/* ---- loading: a thread ---- */
+
+/* Rows t ... of a head, `rows` of them, into panels. */
+template <int D>
+__device__ __forceinline__ void ask_for(uint32_t to, const CUtensorMap *map, uint32_t full, int t, int h, int rows) {
+  rfi_barrier_expect(full, (uint32_t)(rows * D * 2));
+#pragma unroll
+  for (int d = 0; d < D; d += 64) rfi_tma_load(to + (uint32_t)(d * rows * 2), map, full, d, t, h);
+}
+
+/* Waits for a stage to be empty; `tile`: so many were asked for before. */
+template <int STAGES> __device__ __forceinline__ void await_empty(uint32_t barriers, unsigned tile) {
+  if (tile >= STAGES) rfi_mbarrier_wait(barriers + tile % STAGES * 8, (int)(tile / STAGES - 1) & 1);
+}
+
+template <int D> __device__ __forceinline__ void load_all(const problem &p, const maps &m, char *shared) {
+  typedef room<D> R;
+  const uint32_t base = rfi_shared_address(shared);
+  item *const items = (item *)(shared + R::ITEMS_AT);
+  const unsigned count = (unsigned)*p.count;
+  unsigned tile = 0, idle = 0, ticket = atomicAdd(p.ticket, 1u);
+  for (unsigned i = 0;; i++) {
+    const unsigned slot = i % SLOTS, at = ticket / (unsigned)p.H;
+    const uint32_t full = base + R::Q_FULL + slot * 8;
+    item x = {};
+    x.h = IDLE;
+    if (at < count) x.w = p.pieces[count - 1 - at], x.h = (int)(ticket % (unsigned)p.H);
+    await_empty<SLOTS>(base + R::Q_EMPTY, i);
+    if (i >= SLOTS && items[slot].strange) {
+      x = items[slot];
+      x.again = 1;
+      x.strange = 0;
+    } else if (x.h >= 0) {
+      ticket = atomicAdd(p.ticket, 1u);
+    }
+    idle = x.h < 0 ? idle + 1 : 0;
+    if (idle == SLOTS) x.h = DONE; /* nothing can come again */
+    items[slot] = x;
+    if (x.h < 0) {
+      rfi_mbarrier_arrive(full);
+      if (x.h == DONE) return;
+      continue;
+    }
+    const path v = path_of(p, x.w);
+    const int kv = x.h / (p.H / p.Hk);
+    ask_for<D>(base + R::Q_AT + slot * R::Q, &m.q, full, x.w.first, x.h, R::ROWS);
 #pragma unroll 1
-  for (int r = (int)threadIdx.x >> 5; r < TILE_ROWS; r += THREADS / 32) {
+    for (int j = v.count - 1; j >= 0; j--, tile++) {
+      const unsigned stage = tile % R::STAGES;
+      await_empty<R::STAGES>(base + R::K_EMPTY, tile);
+      ask_for<D>(base + R::K_AT + stage * R::TILE, &m.k, base + R::K_FULL + stage * 8, v.start + j * KEYS, kv, KEYS);
+      await_empty<R::STAGES>(base + R::V_EMPTY, tile);
+      ask_for<D>(base + R::V_AT + stage * R::TILE, &m.v, base + R::V_FULL + stage * 8, v.start + j * KEYS, kv, KEYS);
+    }
+  }
+}
+
+/* ---- products ---- */
+
+/* Starts s (64 x 128) = rows of q times the tile's. */
+template <typename T, int D>
+__device__ __forceinline__ void multiply_keys(float (&s)[1][KEYS / 8][4], uint32_t q, uint32_t k) {
+  rfi_wgmma_new(s[0]);
+#pragma unroll
+  for (int i = 0; i < D / 16; i++)
+    rfi_wgmma128<T, false>(s[0], rfi_wgmma_panel(q, (uint32_t)(i / 4 * room<D>::ROWS * 128 + i % 4 * 32)),
+                           rfi_wgmma_panel(k, (uint32_t)(i / 4 * KEYS * 128 + i % 4 * 32)), i > 0);
+  rfi_wgmma_commit();
+}
+
+/* Starts acc (64 x D) += a times the tile's rows. */
+template <typename T, int D>
+__device__ __forceinline__ void add_values(float (&acc)[1][D / 8][4], const uint32_t (&a)[KEYS / 16][4], uint32_t v) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 16; i++)
+    if constexpr (D == 64) rfi_wgmma<T, true>(acc[0], a[i], rfi_wgmma_panel(v, (uint32_t)(i * 2048)), true);
+    else rfi_wgmma128<T, true>(acc[0], a[i], rfi_panels(v + (uint32_t)(i * 2048), KEYS * 128), true);
+  rfi_wgmma_commit();
+}
+
+/* -inf where a row does not see the key. */
+static __device__ __forceinline__ void hide(const problem &p, const piece &w, float (&s)[1][KEYS / 8][4], int t0,
+                                            int s0) {
+  if (all_see(p, w, t0, t0 + 16, s0, s0 + KEYS)) return;
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int t = t0 + half * 8 + (lane >> 2), c = s0 + (lane & 3) * 2;
+    const int from = first_key(p, w.from, t) - c, to = end_key(p, w, t) - c;
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 2; e++)
+        if (n * 8 + e < from || n * 8 + e >= to) s[0][n][2 * half + e] = -INFINITY;
+  }
+}
+
+/* Zeros for the rows of v that are not finite; marks the piece's rows that see one of them. By all that multiply. */
+template <typename T, int D>
+__device__ __forceinline__ void clean_tile(const problem &p, const piece &w, char *tile, int s0, int *dirty) {
+  constexpr int ROWS = room<D>::ROWS;
+  const int lane = threadIdx.x & 31;
+  rfi_named_sync(1 + cut<D>::groups, 2 * ROWS);
+#pragma unroll 1
+  for (int r = ((int)threadIdx.x >> 5) - 4; r < KEYS; r += ROWS / 16) {
     bool finite = true;
 #pragma unroll 1
     for (int d = lane; d < D; d += 32)
-      finite = finite && isfinite(rfi_widen(((T *)(tile + d / 64 * TILE_ROWS * 128 + r * 128))[d % 64]));
+      finite = finite && isfinite(rfi_widen(((T *)(tile + d / 64 * KEYS * 128 + r * 128))[d % 64]));
     if (__all_sync(0xffffffffu, finite)) continue;
 #pragma unroll 1
-    for (int d = lane; d < D; d += 32) ((T *)(tile + d / 64 * TILE_ROWS * 128 + r * 128))[d % 64] = rfi_narrow<T>(0.0f);
+    for (int d = lane; d < D; d += 32) ((T *)(tile + d / 64 * KEYS * 128 + r * 128))[d % 64] = rfi_narrow<T>(0.0f);
 #pragma unroll 1
-    for (int i = lane; i < block; i += 32)
+    for (int i = lane; i < ROWS; i += 32)
       if (sees(p, w, w.first + i, s0 + r)) dirty[i] = 1; /* by more than one warp, perhaps: always 1 */
   }
   rfi_shared_written();
-  __syncthreads();
+  rfi_named_sync(1 + cut<D>::groups, 2 * ROWS);
 }
 
-/* All of a block's work; `again`: with zeros for what is not finite in v, and for the rows that see none of it.
- * Returns whether the thread's part of o is finite. */
-template <typename T, int D>
-__device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, char *shared, int *dirty, bool again) {
-  constexpr int THREADS = cut<D>::o_groups * 128, BLOCK = cut<D>::o_groups * GROUP, N = TILE_ROWS, TILE = N * D * 2;
-  const int kv = h / (p.H / p.Hk), lane = threadIdx.x & 31, mine = ((int)threadIdx.x >> 5) * 16;
-  const int t0 = w.first + mine, t1 = min(t0 + 16, w.last);                              /* the warp's rows */
-  const int g0 = w.first + (int)threadIdx.x / 128 * GROUP, g1 = min(g0 + GROUP, w.last); /* the warpgroup's */
-  char *const ring = shared + BLOCK * D * 2;
-  const uint32_t own = rfi_shared_address(shared), stages = rfi_shared_address(ring);
-  const int end = w.last <= w.from ? w.from : p.causal ? w.last : w.end;
-  const int start = w.from + (first_key(p, w.from, w.first) - w.from) / N * N;
-  float acc[1][D / 8][4] = {};
-  softmax<16> x = {{{-INFINITY, -INFINITY}}, {{0, 0}}};
-  left_rows<D, BLOCK, D == 128> q;
-  load_tile<T, D, BLOCK, THREADS>(own, p, p.q, w.first, h, w.last - w.first);
-  rfi_copies_commit();
-  load_tile<T, D, N, THREADS>(stages, p, p.k, start, kv, end - start);
-  load_tile<T, D, N, THREADS>(stages + TILE, p, p.v, start, kv, end - start);
-  rfi_copies_commit();
-  rfi_copies_wait();
-  __syncthreads();
-  q.load(own, (int)threadIdx.x >> 5, lane);
-  for (int s0 = start, stage = 0; s0 < end; s0 += N, stage ^= 1) {
-    const uint32_t k = stages + (uint32_t)(stage * 2 * TILE), v = k + TILE;
-    rfi_copies_wait();
-    rfi_shared_written();
-    __syncthreads();
-    if (s0 + N < end) {
-      const uint32_t next = stages + (uint32_t)((stage ^ 1) * 2 * TILE);
-      load_tile<T, D, N, THREADS>(next, p, p.k, s0 + N, kv, end - s0 - N);
-      load_tile<T, D, N, THREADS>(next + TILE, p, p.v, s0 + N, kv, end - s0 - N);
-      rfi_copies_commit();
-    }
-    if (again) clean_tile<T, D, THREADS>(p, w, ring + stage * 2 * TILE + TILE, s0, dirty, BLOCK);
-    if (g1 <= g0 || !any_sees(p, w, g0, g1, s0, s0 + N)) continue;
-    float s[1][N / 8][4];
-    rfi_wgmma_begin();
-    multiply<T, D>(s, q, k);
-    rfi_wgmma_wait<0>();
-    rfi_wgmma_tie(s[0]);
-    if (p.cap != 0) bend(p, s);
-    if (!all_see(p, w, t0, t0 + 16, s0, s0 + N)) {
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int t = t0 + half * 8 + (lane >> 2), c = s0 + (lane & 3) * 2;
-        const int from = first_key(p, w.from, t) - c, to = end_key(p, w, t) - c;
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-          for (int e = 0; e < 2; e++)
-            if (n * 8 + e < from || n * 8 + e >= to) s[0][n][2 * half + e] = -INFINITY;
-      }
-    }
-    float shrink[1][2];
-    if (!soften<16, N>(p, s, x, shrink)) shrink_rows<16, D>(acc, shrink);
-    uint32_t left[N / 16][4];
-    pack<T>(left, s);
-    accumulate<T, D>(acc, left, v);
-    rfi_wgmma_wait<0>();
-    rfi_wgmma_tie(acc[0]);
-  }
-  bool finite = true;
-  __syncthreads();
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int t = t0 + half * 8 + (lane >> 2);
-    const float sum = quad_sum(x.sum[0][half]), inverse = sum == 0 ? 0.0f : 1.0f / sum;
-    if (p.lse && (lane & 3) == 0 && t < t1 && !again)
-      p.lse[(int64_t)h * p.T + t] = sum == 0 ? -INFINITY : fmaf(x.max[0][half], p.factor, log2f(sum)) * LN2;
-#pragma unroll
-    for (int n = 0; n < D / 8; n++)
-#pragma unroll
-      for (int e = 2 * half; e < 2 * half + 2; e++) {
-        acc[0][n][e] *= inverse;
-        finite = finite && isfinite(acc[0][n][e]);
-      }
-  }
-  const int *const skip = again ? dirty + mine : NULL;
-  if (p.out[0]) store_rows<T, D, BLOCK>(p.out[0], p.row[0], p, h, t0, t1, acc, shared, mine, skip);
-  return finite;
+static __device__ __forceinline__ void left_by_warp(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) rfi_mbarrier_arrive(barrier);
 }
 
-/* ---- backward ---- */
-
-/* p, its place taken by p's own factor (score units of log2 e, or 0): what capped scores are times in the gradient. */
-static __device__ __forceinline__ float slope_of(const problem &p, float probability, float lse) {
-  if (probability == 0) return 0.0f;
-  const float x = __fdividef(log2f(probability) + lse, p.cap);
-  return 1.0f - x * x;
-}
-
-template <typename T, int D>
-static __device__ __forceinline__ void dq_of(const problem &p, const piece &w, const int h, char *shared) {
-  constexpr int THREADS = BACKWARD_GROUPS * 128, BLOCK = BACKWARD_GROUPS * GROUP, N = TILE_ROWS, TILE = N * D * 2;
-  const int kv = h / (p.H / p.Hk), lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-  const int t0 = w.first + warp * 16, t1 = min(t0 + 16, w.last);
-  const int g0 = w.first + warp / 4 * GROUP, g1 = min(g0 + GROUP, w.last);
-  const uint32_t base = rfi_shared_address(shared), stages = base + 2 * BLOCK * D * 2;
-  const int end = w.last <= w.from ? w.from : p.causal ? w.last : w.end;
-  const int start = w.from + (first_key(p, w.from, w.first) - w.from) / N * N;
-  float acc[1][D / 8][4] = {}, lse[2], delta[2];
-  load_tile<T, D, BLOCK, THREADS>(base, p, p.q, w.first, h, w.last - w.first);
-  load_tile<T, D, BLOCK, THREADS>(base + BLOCK * D * 2, p, p.dy, w.first, h, w.last - w.first);
-  load_tile<T, D, N, THREADS>(stages, p, p.k, start, kv, end - start);
-  load_tile<T, D, N, THREADS>(stages + TILE, p, p.v, start, kv, end - start);
-  rfi_copies_commit();
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int t = t0 + half * 8 + (lane >> 2);
-    const float2 x = t < t1 ? p.stats[(int64_t)h * p.T + t] : make_float2(0, 0);
-    lse[half] = x.x;
-    delta[half] = x.y;
-  }
-  rfi_copies_wait();
-  __syncthreads();
-  left_rows<D, BLOCK, false> q, dy;
-  q.load(base, warp, lane);
-  dy.load(base + BLOCK * D * 2, warp, lane);
-  for (int s0 = start, stage = 0; s0 < end; s0 += N, stage ^= 1) {
-    const uint32_t k = stages + (uint32_t)(stage * 2 * TILE), v = k + TILE;
-    rfi_copies_wait();
-    rfi_shared_written();
-    __syncthreads();
-    if (s0 + N < end) {
-      const uint32_t next = stages + (uint32_t)((stage ^ 1) * 2 * TILE);
-      load_tile<T, D, N, THREADS>(next, p, p.k, s0 + N, kv, end - s0 - N);
-      load_tile<T, D, N, THREADS>(next + TILE, p, p.v, s0 + N, kv, end - s0 - N);
-      rfi_copies_commit();
+/* A warpgroup's 64 rows of a block's items. */
+template <typename T, int D, bool CAPPED>
+__device__ __forceinline__ void attend_all(const problem &p, char *shared, const int group) {
+  typedef room<D> R;
+  const uint32_t base = rfi_shared_address(shared);
+  item *const items = (item *)(shared + R::ITEMS_AT);
+  int *const dirty = (int *)(shared + R::DIRTY_AT);
+  const int lane = threadIdx.x & 31, mine = group * GROUP + ((int)threadIdx.x >> 5 & 3) * 16;
+  unsigned tile = 0;
+  for (unsigned i = 0;; i++) {
+    const unsigned slot = i % SLOTS;
+    rfi_mbarrier_wait(base + R::Q_FULL + slot * 8, (int)(i / SLOTS) & 1);
+    const item x = items[slot];
+    if (x.h == DONE) return;
+    if (x.h == IDLE) {
+      left_by_warp(base + R::Q_EMPTY + slot * 8, lane);
+      continue;
     }
-    if (g1 <= g0 || !any_sees(p, w, g0, g1, s0, s0 + N)) continue;
-    float s[1][N / 8][4], ds[1][N / 8][4];
-    rfi_wgmma_begin();
-    multiply<T, D>(s, q, k);
-    multiply<T, D>(ds, dy, v);
-    rfi_wgmma_wait<1>();
-    rfi_wgmma_tie(s[0]);
-    if (p.cap != 0) bend(p, s);
-#pragma unroll
-    for (int n = 0; n < N / 8; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) s[0][n][e] = rfi_exp2(fmaf(s[0][n][e], p.factor, -lse[e / 2]));
-    rfi_wgmma_wait<0>();
-    rfi_wgmma_tie(ds[0]);
-#pragma unroll
-    for (int n = 0; n < N / 8; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) ds[0][n][e] = (ds[0][n][e] - delta[e / 2]) * s[0][n][e];
-    if (p.cap != 0) {
-#pragma unroll
-      for (int n = 0; n < N / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) ds[0][n][e] *= slope_of(p, s[0][n][e], lse[e / 2]);
-    }
-    if (!all_see(p, w, t0, t0 + 16, s0, s0 + N)) {
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int t = t0 + half * 8 + (lane >> 2), c = s0 + (lane & 3) * 2;
-        const int from = first_key(p, w.from, t) - c, to = end_key(p, w, t) - c;
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-          for (int e = 0; e < 2; e++)
-            if (n * 8 + e < from || n * 8 + e >= to) ds[0][n][2 * half + e] = 0;
-      }
-    }
-    uint32_t left[N / 16][4];
-    pack<T>(left, ds);
-    accumulate<T, D>(acc, left, k);
-    rfi_wgmma_wait<0>();
-    rfi_wgmma_tie(acc[0]);
-  }
-  __syncthreads();
-#pragma unroll
-  for (int n = 0; n < D / 8; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) acc[0][n][e] *= p.scale;
-  store_rows<T, D, BLOCK>(p.out[0], p.row[0], p, h, t0, t1, acc, shared, warp * 16, NULL);
-}
-
-/* A tile of q, one of do, and stats of their rows. */
-template <typename T, int D, int THREADS>
-__device__ __forceinline__ void load_rows(uint32_t stage, uint32_t stats, const problem &p, int t, int h, int rows) {
-  load_tile<T, D, TILE_ROWS, THREADS>(stage, p, p.q, t, h, rows);
-  load_tile<T, D, TILE_ROWS, THREADS>(stage + TILE_ROWS * D * 2, p, p.dy, t, h, rows);
-  if (threadIdx.x < TILE_ROWS) {
-    const bool present = (int)threadIdx.x < rows;
-    rfi_copy8(stats + threadIdx.x * 8, p.stats + (int64_t)h * p.T + t + (present ? (int)threadIdx.x : 0), present);
-  }
-  rfi_copies_commit();
-}
-
-/* Zeros where the query t (a column, from `at` on) does not see the key (a row, from s0 on). */
-template <int N>
-__device__ __forceinline__ void hide(const problem &p, const piece &w, float (&c)[1][N / 8][4], int at, int s0, int end,
-                                     int lane) {
-#pragma unroll
-  for (int n = 0; n < N / 8; n++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int t = at + n * 8 + (lane & 3) * 2 + e, s = s0 + (lane >> 2);
-      const int from = first_key(p, w.from, t) - s, to = t < end ? end_key(p, w, t) - s : from;
-#pragma unroll
-      for (int half = 0; half < 2; half++)
-        if (half * 8 < from || half * 8 >= to) c[0][n][half * 2 + e] = 0;
-    }
-}
-
-template <typename T, int D>
-static __device__ __forceinline__ void dkv_of(const problem &p, const piece &w, const int kv, char *shared) {
-  constexpr int THREADS = BACKWARD_GROUPS * 128, BLOCK = BACKWARD_GROUPS * GROUP, N = TILE_ROWS, TILE = N * D * 2;
-  const int group = p.H / p.Hk, lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-  const int s0 = w.first + warp * 16, s1 = min(s0 + 16, w.last);
-  const int g0 = w.first + warp / 4 * GROUP, g1 = min(g0 + GROUP, w.last);
-  const uint32_t base = rfi_shared_address(shared), stages = base + 2 * BLOCK * D * 2, stats_at = stages + 4 * TILE;
-  const float2 *const stats = (const float2 *)(shared + 2 * BLOCK * D * 2 + 4 * TILE);
-  const int first = p.causal ? max(w.from, w.first) : w.from, start = w.from + (first - w.from) / N * N;
-  const int end = w.last <= w.from ? start : p.window ? min(w.end, w.last - 1 + p.window) : w.end;
-  const int tiles = max(0, (end - start + N - 1) / N), steps = tiles * group;
-  float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
-  load_tile<T, D, BLOCK, THREADS>(base, p, p.k, w.first, kv, w.last - w.first);
-  load_tile<T, D, BLOCK, THREADS>(base + BLOCK * D * 2, p, p.v, w.first, kv, w.last - w.first);
-  rfi_copies_commit();
-  if (steps > 0) load_rows<T, D, THREADS>(stages, stats_at, p, start, kv * group, end - start);
-  rfi_copies_wait();
-  __syncthreads();
-  left_rows<D, BLOCK, false> k, v;
-  k.load(base, warp, lane);
-  v.load(base + BLOCK * D * 2, warp, lane);
-  int t0 = start, h = kv * group;
-  for (int step = 0; step < steps; step++) {
-    const int stage = step & 1, at = t0, next_h = t0 + N < end ? h : h + 1;
-    t0 = t0 + N < end ? t0 + N : start;
-    const uint32_t q = stages + (uint32_t)(stage * 2 * TILE), dy = q + TILE;
-    rfi_copies_wait();
-    rfi_shared_written();
-    __syncthreads();
-    if (step + 1 < steps)
-      load_rows<T, D, THREADS>(stages + (uint32_t)((stage ^ 1) * 2 * TILE), stats_at + (uint32_t)((stage ^ 1) * N * 8),
-                               p, t0, next_h, end - t0);
-    h = next_h;
-    if (g1 <= g0 || !any_sees(p, w, at, min(at + N, end), g0, g1)) continue;
-    const float4 *const x =
-        (const float4 *)(stats + stage * N) + (lane & 3); /* of queries 8 n + 2 (lane % 4) and next */
-    float s[1][N / 8][4], ds[1][N / 8][4];
-    rfi_wgmma_begin();
-    multiply<T, D>(s, k, q);
-    multiply<T, D>(ds, v, dy);
-    rfi_wgmma_wait<1>();
-    rfi_wgmma_tie(s[0]);
-    if (p.cap != 0) bend(p, s);
-#pragma unroll
-    for (int n = 0; n < N / 8; n++) {
-      const float4 y = x[n * 4];
-#pragma unroll
-      for (int e = 0; e < 4; e++) s[0][n][e] = rfi_exp2(fmaf(s[0][n][e], p.factor, -(e & 1 ? y.z : y.x)));
-    }
-    const bool edge = at + N > end || !all_see(p, w, at, at + N, s0, s0 + 16);
-    if (edge) hide<N>(p, w, s, at, s0, end, lane);
-    uint32_t left[N / 16][4], right[N / 16][4];
-    pack<T>(left, s);
-    accumulate<T, D>(dv, left, dy);
-    rfi_wgmma_wait<1>();
-    rfi_wgmma_tie(ds[0]);
-#pragma unroll
-    for (int n = 0; n < N / 8; n++) {
-      const float4 y = x[n * 4];
-#pragma unroll
-      for (int e = 0; e < 4; e++) ds[0][n][e] = (ds[0][n][e] - (e & 1 ? y.w : y.y)) * s[0][n][e];
-      if (p.cap != 0)
-#pragma unroll
-        for (int e = 0; e < 4; e++) ds[0][n][e] *= slope_of(p, s[0][n][e], e & 1 ? y.z : y.x);
-    }
-    if (edge) hide<N>(p, w, ds, at, s0, end, lane);
-    pack<T>(right, ds);
-    accumulate<T, D>(dk, right, q);
-    rfi_wgmma_wait<0>();
-    rfi_wgmma_tie(dv[0]);
-    rfi_wgmma_tie(dk[0]);
-  }
-  __syncthreads();
-  if (p.out[2]) store_rows<T, D, BLOCK>(p.out[2], p.row[2], p, kv, s0, s1, dv, shared, warp * 16, NULL);
-  if (!p.out[1]) return;
-#pragma unroll
-  for (int n = 0; n < D / 8; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) dk[0][n][e] *= p.scale;
-  store_rows<T, D, BLOCK>(p.out[1], p.row[1], p, kv, s0, s1, dk, shared, warp * 16, NULL);
-}
-
-#endif
-
-template <typename T, int D>
-static __global__ void __launch_bounds__(cut<D>::o_groups * 128, cut<D>::o_blocks) attention_o(const problem p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int BLOCK = cut<D>::o_groups * GROUP;
-  extern __shared__ __align__(1024) char shared[];
-  int *const dirty = (int *)(shared + (BLOCK + 4 * TILE_ROWS) * D * 2);
-  piece w;
-  int h;
-  for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h); __syncthreads()) {
-    for (int i = (int)threadIdx.x; i < BLOCK; i += (int)blockDim.x) dirty[i] = 0;
+    if (x.again) dirty[mine + (lane & 15)] = 0; /* whoever marks, waits for all before */
+    const piece &w = x.w;
+    const path v = path_of(p, w);
+    const int t0 = w.first + mine, t1 = min(t0 + 16, w.last);                    /* the warp's rows */
+    const int g0 = w.first + group * GROUP, g1 = min(g0 + GROUP, w.last);        /* the warpgroup's */
+    const bool none = g1 <= g0 || g1 <= w.from;                                  /* of them sees a key */
+    const int high = none ? -1 : ((p.causal ? g1 : w.end) - 1 - v.start) / KEYS; /* tiles that they see */
+    const int low = none ? 0 : (first_key(p, w.from, g0) - v.start) / KEYS;
+    const uint32_t q = base + R::Q_AT + slot * R::Q + (uint32_t)(group * GROUP * 128);
+    float acc[1][D / 8][4] = {};
+    softmax<16> sums = {{{-INFINITY, -INFINITY}}, {{0, 0}}};
+    int j = v.count - 1; /* the item's tile that is `tile` for the block */
+    auto await_keys = [&](unsigned n) {
+      rfi_mbarrier_wait(base + R::K_FULL + n % R::STAGES * 8, (int)(n / R::STAGES) & 1);
+    };
+    auto await_values = [&](unsigned n, int which) {
+      const unsigned stage = n % R::STAGES;
+      rfi_mbarrier_wait(base + R::V_FULL + stage * 8, (int)(n / R::STAGES) & 1);
+      if (x.again) clean_tile<T, D>(p, w, shared + R::V_AT + stage * R::TILE, v.start + which * KEYS, dirty);
+    };
+    auto leave_keys = [&](unsigned n) { left_by_warp(base + R::K_EMPTY + n % R::STAGES * 8, lane); };
+    auto leave_values = [&](unsigned n) { left_by_warp(base + R::V_EMPTY + n % R::STAGES * 8, lane); };
+    auto skip_to = [&](int to) {
 #pragma unroll 1
-    for (int again = 0; again < 2; again++)
-      if (__syncthreads_and(attend<T, D>(p, w, h, shared, dirty, again != 0))) break;
+      for (; j > to; j--, tile++) {
+        await_keys(tile);
+        leave_keys(tile);
+        await_values(tile, j);
+        leave_values(tile);
+      }
+    };
+    skip_to(high);
+    if (!none) {
+      float s[1][KEYS / 8][4], shrink[1][2];
+      uint32_t left[KEYS / 16][4];
+      await_keys(tile);
+      rfi_wgmma_begin();
+      multiply_keys<T, D>(s, q, base + R::K_AT + tile % R::STAGES * R::TILE);
+      rfi_wgmma_wait<0>();
+      rfi_wgmma_tie(s[0]);
+      leave_keys(tile);
+      if (CAPPED) bend(p, s);
+      hide(p, w, s, t0, v.start + j * KEYS);
+      soften<16, KEYS>(p, s, sums, shrink);
+      pack<T>(left, s);
+      if (j > low) await_keys(tile + 1);
+#pragma unroll 1
+      for (j--, tile++; j >= low; j--, tile++) {
+        await_values(tile - 1, j + 1);
+        rfi_wgmma_tie(acc[0]);
+        rfi_wgmma_begin();
+        multiply_keys<T, D>(s, q, base + R::K_AT + tile % R::STAGES * R::TILE);
+        add_values<T, D>(acc, left, base + R::V_AT + (tile - 1) % R::STAGES * R::TILE);
+        rfi_wgmma_wait<1>();
+        rfi_wgmma_tie(s[0]);
+        leave_keys(tile);
+        if (CAPPED) bend(p, s);
+        hide(p, w, s, t0, v.start + j * KEYS);
+        const bool same = soften<16, KEYS>(p, s, sums, shrink);
+        if (j > low) await_keys(tile + 1); /* a branch: without one nvcc waits for the products before it makes e^x */
+        rfi_wgmma_wait<0>();
+        rfi_wgmma_tie(acc[0]);
+        rfi_wgmma_tie(s[0]);
+        leave_values(tile - 1);
+        if (!same) shrink_rows<16, D>(acc, shrink);
+        pack<T>(left, s);
+      }
+      await_values(tile - 1, j + 1);
+      rfi_wgmma_tie(acc[0]);
+      rfi_wgmma_begin();
+      add_values<T, D>(acc, left, base + R::V_AT + (tile - 1) % R::STAGES * R::TILE);
+      rfi_wgmma_wait<0>();
+      rfi_wgmma_tie(acc[0]);
+      leave_values(tile - 1);
+    }
+    skip_to(-1);
+    rfi_named_sync(1 + group, 128);
+    bool finite = true;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int t = t0 + half * 8 + (lane >> 2);
+      const float sum = quad_sum(sums.sum[0][half]), inverse = sum == 0 ? 0.0f : 1.0f / sum;
+      if (p.lse && (lane & 3) == 0 && t < t1)
+        p.lse[(int64_t)x.h * p.T + t] = sum == 0 ? -INFINITY : fmaf(sums.max[0][half], p.factor, log2f(sum)) * LN2;
+#pragma unroll
+      for (int n = 0; n < D / 8; n++)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; e++) {
+          acc[0][n][e] *= inverse;
+          finite = finite && (t >= t1 || isfinite(acc[0][n][e]));
+        }
+    }
+    if (!finite && !x.again) items[slot].strange = 1;
+    const int *const skip = x.again ? dirty + mine : NULL;
+    char *const own = shared + R::Q_AT + slot * R::Q;
+    if (p.out[0]) store_rows<T, D, R::ROWS>(p.out[0], p.row[0], p, x.h, t0, t1, acc, own, mine, skip);
+    rfi_shared_written();
+    left_by_warp(base + R::Q_EMPTY + slot * 8, lane);
   }
-#endif
 }
 
-template <typename T, int D>
-static __global__ void __launch_bounds__(BACKWARD_GROUPS * 128, 1) attention_dq(const problem p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) char shared[];
-  piece w;
-  int h;
-  for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h); __syncthreads()) dq_of<T, D>(p, w, h, shared);
 #endif
-}
 
-template <typename T, int D>
-static __global__ void __launch_bounds__(BACKWARD_GROUPS * 128, 1) attention_dkv(const problem p) {
+template <typename T, int D, bool CAPPED>
+static __global__ void __launch_bounds__(room<D>::THREADS, 1)
+    attention_o(const __grid_constant__ problem p, const __grid_constant__ maps m) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
-  piece w;
-  int kv;
-  for (unsigned at = blockIdx.x; next_piece(p, p.Hk, &at, &w, &kv); __syncthreads()) dkv_of<T, D>(p, w, kv, shared);
+  typedef room<D> R;
+  if (threadIdx.x == 0) {
+    constexpr int WARPS = R::ROWS / 16;
+    const uint32_t base = rfi_shared_address(shared);
+    for (int i = 0; i < SLOTS; i++) {
+      rfi_mbarrier_init(base + R::Q_FULL + i * 8, 1);
+      rfi_mbarrier_init(base + R::Q_EMPTY + i * 8, WARPS);
+    }
+    for (int i = 0; i < R::STAGES; i++) {
+      rfi_mbarrier_init(base + R::K_FULL + i * 8, 1);
+      rfi_mbarrier_init(base + R::K_EMPTY + i * 8, WARPS);
+      rfi_mbarrier_init(base + R::V_FULL + i * 8, 1);
+      rfi_mbarrier_init(base + R::V_EMPTY + i * 8, WARPS);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    rfi_shared_written();
+  }
+  __syncthreads();
+  const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); /* so that nvcc knows it the same for all */
+  if (group == 0) {
+    rfi_registers_fewer<cut<D>::loader>();
+    if (threadIdx.x == 0) load_all<D>(p, m, shared);
+  } else {
+    rfi_registers_more<cut<D>::registers>();
+    attend_all<T, D, CAPPED>(p, shared, group - 1);
+  }
 #endif
 }
 
@@ -377,46 +344,53 @@ static __global__ void __launch_bounds__(BACKWARD_GROUPS * 128, 1) attention_dkv
 
 static int padded(int D) { return D <= 64 ? 64 : 128; }
 
-template <int D> static int o_bytes(void) {
-  return (cut<D>::o_groups * GROUP + 4 * TILE_ROWS) * D * 2 + cut<D>::o_groups * GROUP * (int)sizeof(int);
+static layout make_layout(const rfr_call *call) {
+  const int row = padded((int)call->in[0].type.shape[2]) == 64 ? room<64>::ROWS : room<128>::ROWS;
+  const int rows[BLOCK_TABLES] = {row, row};
+  return layout_of(call, 0, 3, rows, 1);
 }
 
-static layout make_layout(const rfr_call *call, int backward) {
-  const int groups = padded((int)call->in[backward].type.shape[2]) == 64 ? cut<64>::o_groups : cut<128>::o_groups;
-  const int row = (backward ? BACKWARD_GROUPS : groups) * GROUP, rows[BLOCK_TABLES] = {row, row};
-  return layout_of(call, backward, backward ? 6 : 3, rows, backward ? 2 : 1);
+static rfr_status describe(CUtensorMap *map, const rfr_arg *x, const matrix &m, int rows) {
+  const int64_t *shape = x->type.shape;
+  return rfi_tma_describe(map, m.data, x->type.dtype, shape[2], shape[0], shape[1], m.row, m.head, rows);
+}
+
+template <typename T, int D> static rfr_status launch_o(const rfr_call *call, const problem *given, const layout *l) {
+  typedef room<D> R;
+  problem p = *given;
+  maps m;
+  char *const at = (char *)call->workspace;
+  p.pieces = (const piece *)(at + l->pieces[0]);
+  p.count = (const int *)(at + l->count[0]);
+  p.ticket = (unsigned *)(at + l->count[0]) + 1;
+  void (*const kernel)(problem, maps) = p.cap != 0 ? attention_o<T, D, true> : attention_o<T, D, false>;
+  rfr_status s = describe(&m.q, &call->in[0], p.q, R::ROWS);
+  if (s == RFR_OK) s = describe(&m.k, &call->in[1], p.k, KEYS);
+  if (s == RFR_OK) s = describe(&m.v, &call->in[2], p.v, KEYS);
+  if (s == RFR_OK) s = allow((const void *)kernel, R::BYTES);
+  if (s != RFR_OK) return s;
+  kernel<<<(unsigned)rfi_cuda_info_of(call)->sms, R::THREADS, R::BYTES, rfi_stream(call)>>>(p, m);
+  return RFR_OK;
 }
 
 template <typename T> static rfr_status forward_of(const rfr_call *call, const problem *p, const layout *l) {
-  if (padded(p->D) == 64)
-    return launch(call, attention_o<T, 64>, p, l, 0, p->H, cut<64>::o_groups * 128, o_bytes<64>());
-  return launch(call, attention_o<T, 128>, p, l, 0, p->H, cut<128>::o_groups * 128, o_bytes<128>());
+  return padded(p->D) == 64 ? launch_o<T, 64>(call, p, l) : launch_o<T, 128>(call, p, l);
 }
 
 static rfr_status forward(const rfr_call *call) {
-  const layout l = make_layout(call, 0);
+  const layout l = make_layout(call);
   return run_forward(call, &l, forward_of<rfi_bf16>, forward_of<rfi_f16>);
 }
 
-template <typename T> static rfr_status backward_of(const rfr_call *call, const problem *p, const layout *l) {
-  constexpr int D = MOST_D, THREADS = BACKWARD_GROUPS * 128;
-  const int bytes = (2 * BACKWARD_GROUPS * GROUP + 4 * TILE_ROWS) * D * 2, stats = 2 * TILE_ROWS * (int)sizeof(float2);
-  rfr_status s = RFR_OK;
-  if (p->out[0]) s = launch(call, attention_dq<T, D>, p, l, 0, p->H, THREADS, bytes);
-  if (s == RFR_OK && (p->out[1] || p->out[2]))
-    s = launch(call, attention_dkv<T, D>, p, l, 1, p->Hk, THREADS, bytes + stats);
-  return s;
+static size_t workspace(const rfr_call *call) { return make_layout(call).bytes; }
+
+/* What the copy engine can step over: a head's rows are apart, and no part of memory is read for two rows. */
+static int takes(const rfr_call *call) {
+  for (int i = 0; i < 3; i++) {
+    const rfr_arg *x = &call->in[i];
+    if (x->stride[0] <= 0 || x->stride[1] <= 0) return 0;
+  }
+  return takes_of(call, 0, MOST_D);
 }
 
-static rfr_status backward(const rfr_call *call) {
-  const layout l = make_layout(call, 1);
-  return run_backward(call, &l, 2, 1, backward_of<rfi_bf16>, backward_of<rfi_f16>);
-}
-
-static size_t forward_workspace(const rfr_call *call) { return make_layout(call, 0).bytes; }
-static size_t backward_workspace(const rfr_call *call) { return make_layout(call, 1).bytes; }
-static int takes(const rfr_call *call) { return takes_of(call, 0, MOST_D); }
-static int takes_bwd(const rfr_call *call) { return takes_of(call, 1, MOST_D); }
-
-extern "C" const rfi_cuda_kernel rfi_attention_sm90 = {forward, forward_workspace, takes};
-extern "C" const rfi_cuda_kernel rfi_attention_sm90_bwd = {backward, backward_workspace, takes_bwd};
+extern "C" const rfi_cuda_kernel rfi_attention_sm90 = {forward, workspace, takes};

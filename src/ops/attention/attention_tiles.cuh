@@ -37,8 +37,9 @@ typedef struct problem {
   float scale, factor, bend, cap;  /* 2^(factor x), x the product of q and k, or cap tanh(bend x) */
   void *out[3];                    /* o; dq, dk, dv: heads side by side; NULL: not wanted */
   int64_t row[3];
-  float *sums;                     /* (H, T, 64): dq until all of its keys are in */
-  unsigned *turns;                 /* (H, T): at a piece's first row, who has added to its sums; before them a ticket */
+  float *sums;                     /* (H, T, 64 or 128): dq until all of its keys are in */
+  unsigned *turns;                 /* (H, T): at a tile's first row, how many have added to its sums */
+  unsigned *ticket;                /* how many pieces were taken, each for so many heads */
 } problem;
 
 /* ---- who sees whom ---- */
@@ -175,7 +176,7 @@ static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const pr
 
 typedef struct table {
   piece *pieces;
-  int *count; /* of them */
+  int *count; /* of them, and behind it the ticket of those who take them */
   int rows;   /* of a piece */
 } table;
 
@@ -230,7 +231,7 @@ static __global__ void __launch_bounds__(CUTTERS)
     const int first = owned + i * x.rows;
     x.pieces[pieces + i] = piece{first, min(first + x.rows, T), T, T};
   }
-  if (me == 0) *x.count = pieces + rest;
+  if (me == 0) x.count[0] = pieces + rest, x.count[1] = 0;
 }
 
 /* ---- launching ---- */
@@ -257,7 +258,7 @@ static inline layout layout_of(const rfr_call *call, int first, int offsets, con
   for (int i = 0; i < tables; i++) {
     l.rows[i] = rows[i];
     l.most[i] = (int)((T + owners * (rows[i] - 1)) / rows[i]);
-    l.count[i] = reserve(&l.bytes, sizeof(int));
+    l.count[i] = reserve(&l.bytes, 2 * sizeof(int));
     l.pieces[i] = reserve(&l.bytes, (int64_t)sizeof(piece) * l.most[i]);
   }
   l.stats = reserve(&l.bytes, first > 0 ? 8 * T * H : 0);

@@ -72,11 +72,11 @@ __device__ __forceinline__ void multiply(float (&c)[1][8][4], const A &a, uint32
   rfi_wgmma_commit();
 }
 
-/* 64 columns of sums, rounded: a left operand. */
-template <typename T>
-__device__ __forceinline__ void pack(uint32_t (&a)[TILE_ROWS / 16][4], const float (&c)[1][8][4]) {
+/* 16 N columns of sums, rounded: a left operand. */
+template <typename T, int N>
+__device__ __forceinline__ void pack(uint32_t (&a)[N][4], const float (&c)[1][2 * N][4]) {
 #pragma unroll
-  for (int k = 0; k < TILE_ROWS / 16; k++)
+  for (int k = 0; k < N; k++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const float *x = &c[0][2 * k + i / 2][i % 2 * 2];

@@ -327,27 +327,10 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped(const __grid_consta
 
 /* ---- on the host ---- */
 
-typedef CUresult encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                           const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                           CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 /* A matrix, or several, by panels; strides in elements. */
 static rfr_status describe(CUtensorMap *map, const void *data, rfr_dtype dtype, int64_t wide, int64_t high,
                            int64_t depth, int64_t row, int64_t group) {
-  void *encode = NULL;
-  cudaDriverEntryPointQueryResult found;
-  const rfr_status s = rfi_cuda_check(
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found),
-      "cuTensorMapEncodeTiled");
-  if (s != RFR_OK) return s;
-  const cuuint64_t shape[3] = {(cuuint64_t)wide, (cuuint64_t)high, (cuuint64_t)depth};
-  const cuuint64_t pitch[2] = {(cuuint64_t)row * 2, (cuuint64_t)group * 2};
-  const cuuint32_t box[3] = {64, 64, 1}, every[3] = {1, 1, 1};
-  const CUresult r = ((encode_fn *)encode)(
-      map, dtype == RFR_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, (void *)data,
-      shape, pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return r == CUDA_SUCCESS ? RFR_OK : rfi_cuda_check(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
+  return rfi_tma_describe(map, data, dtype, wide, high, depth, row, group, 64);
 }
 
 template <typename T, typename O, rfi_grouped_kind KIND, int WS>

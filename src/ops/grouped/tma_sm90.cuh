@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The copy engine of sm_90 and the barriers it reports to, and wgmma over 256 columns.
+ * The copy engine of sm_90 and the barriers it reports to, and wgmma over 128 and 256 columns.
  *
  * Copies and products meet in panels: 64 rows of 128 bytes, swizzled over 128 bytes, beginning at a multiple of 1024.
  * A panel is rows of the reduction (64 of them, 64 columns) or of the result (64 of them, 64 of the reduction), as
@@ -109,6 +109,33 @@ static __device__ __forceinline__ uint64_t rfi_panels(uint32_t at, uint32_t apar
   "%68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "  \
   "%90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "  \
   "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
+#define RFI_SUM_NAMES128                                                                                              \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "  \
+  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define RFI_WGMMA128(type, a, b, ...)                                                                           \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" b ", 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type \
+               " " RFI_SUM_NAMES128 ", " a                                                                      \
+               : RFI_SUMS16(c, 0)                                                                               \
+               : __VA_ARGS__, "r"((int)add), "n"((int)COLUMNS))
+
+/* c (64 x 128) = or += a (64 x 16) b (16 x 128): a in registers, or rows of a panel; COLUMNS: of b's panels. */
+template <typename T, bool COLUMNS>
+static __device__ __forceinline__ void rfi_wgmma128(float (*c)[4], const uint32_t (&a)[4], uint64_t b, bool add) {
+  if constexpr (__is_same(T, rfi_bf16))
+    RFI_WGMMA128("bf16.bf16", "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}", "69", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                 "r"(a[3]), "l"(b));
+  else
+    RFI_WGMMA128("f16.f16", "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}", "69", "r"(a[0]), "r"(a[1]), "r"(a[2]),
+                 "r"(a[3]), "l"(b));
+}
+template <typename T, bool COLUMNS>
+static __device__ __forceinline__ void rfi_wgmma128(float (*c)[4], uint64_t a, uint64_t b, bool add) {
+  if constexpr (__is_same(T, rfi_bf16))
+    RFI_WGMMA128("bf16.bf16", "%64, %65, p, 1, 1, 0, %67;\n}", "66", "l"(a), "l"(b));
+  else RFI_WGMMA128("f16.f16", "%64, %65, p, 1, 1, 0, %67;\n}", "66", "l"(a), "l"(b));
+}
+
 #define RFI_WGMMA256(type)                                                              \
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type " " RFI_SUM_NAMES256 \
                ", %128, %129, 1, 1, 1, %130, %131;"                                     \
@@ -123,4 +150,30 @@ static __device__ __forceinline__ void rfi_wgmma256(float (&c)[32][4], uint64_t 
 }
 
 #endif
+
+/* ---- on the host ---- */
+
+typedef CUresult rfi_encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                               const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* A matrix, or several, by panels of so many rows; strides in elements. */
+static inline rfr_status rfi_tma_describe(CUtensorMap *map, const void *data, rfr_dtype dtype, int64_t wide,
+                                          int64_t high, int64_t depth, int64_t row, int64_t group, int rows) {
+  void *encode = NULL;
+  cudaDriverEntryPointQueryResult found;
+  const rfr_status s = rfi_cuda_check(
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found),
+      "cuTensorMapEncodeTiled");
+  if (s != RFR_OK) return s;
+  const cuuint64_t shape[3] = {(cuuint64_t)wide, (cuuint64_t)high, (cuuint64_t)depth};
+  const cuuint64_t pitch[2] = {(cuuint64_t)row * 2, (cuuint64_t)group * 2};
+  const cuuint32_t box[3] = {64, (cuuint32_t)rows, 1}, every[3] = {1, 1, 1};
+  const CUresult r = ((rfi_encode_fn *)encode)(
+      map, dtype == RFR_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, (void *)data,
+      shape, pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return r == CUDA_SUCCESS ? RFR_OK : rfi_cuda_check(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
+}
+
 #endif
