@@ -405,7 +405,7 @@ __device__ __forceinline__ void start_dq(float (&dq)[1][8][4], uint32_t ds, uint
 
 /* A warp's part of an item. */
 template <int D> struct part {
-  left_rows<D, SIDE, false> k, v;
+  left_rows<D, SIDE> k, v;
   seen sight;
   uint32_t keys;
   int s0, warp, lane;
@@ -529,8 +529,8 @@ static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, c
   float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
   if (path.steps == 0 && threadIdx.x == 128) tell_block(&d->begun, 1);
   if (path.steps > 0) {
-    my.k.load(keys, warp, lane);
-    my.v.load(keys + R::KEYS, warp, lane);
+    my.k.load(keys, warp);
+    my.v.load(keys + R::KEYS, warp);
     place at = first_place(p, path, kv), before = at;
     rfi_mbarrier_wait(rfi_shared_address(&d->keys_full[slot]), (int)(kept / R::SLOTS) & 1);
     for (int step = 0; step < path.steps; step++, tile++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tiles of attentions on Hopper's tensor cores: how rows of a head come into shared memory, are multiplied by
- * warpgroups of 64 rows each, and leave.
+ * Tiles of attentions on Hopper's tensor cores: how rows of a head in shared memory are multiplied by warpgroups of 64
+ * rows each, and leave.
  */
 #ifndef RFI_ATTENTION_TILES_SM90_CUH
 #define RFI_ATTENTION_TILES_SM90_CUH
@@ -13,49 +13,11 @@ enum { GROUP = 64, TILE_ROWS = 64 }; /* rows of a warpgroup; of a tile of the ot
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Rows of a head into a tile, zeros past `rows` and past D. */
-template <typename T, int D, int ROWS, int THREADS>
-__device__ __forceinline__ void load_tile(uint32_t tile, const problem &p, const matrix &x, int t, int h, int rows) {
-  constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
-  const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
-  const T *from = (const T *)x.data + (int64_t)h * x.head + (int64_t)(t + row) * x.row + chunk * 8;
-  const bool inside = chunk * 8 < p.D;
-  const uint32_t panel = tile + (uint32_t)(chunk / 8 * ROWS * 128);
-#pragma unroll
-  for (int i = 0; i < ROWS; i += STEP) {
-    const int r = row + i;
-    if (ROWS % STEP != 0 && r >= ROWS) break;
-    const bool present = inside && r < rows;
-    rfi_copy16(panel + (uint32_t)(r * 128 + (((chunk ^ r) & 7) << 4)), present ? from : (const T *)x.data, present);
-    from += STEP * x.row;
-  }
-}
-
-/* 16 rows of a tile of ROWS rows as left operands. */
-template <int D, int ROWS>
-__device__ __forceinline__ void load_left(uint32_t (&a)[D / 16][4], uint32_t tile, int row, int lane) {
-#pragma unroll
-  for (int k = 0; k < D / 16; k++)
-    rfi_ldmatrix(a[k], tile + (uint32_t)(k / 4 * ROWS * 128 + (row + (lane & 15)) * 128 +
-                                         (((k % 4 * 2 + (lane >> 4)) ^ (lane & 7)) << 4)));
-}
-
-/* A warpgroup's rows of a tile as left operands: fragments in registers, or where they lie. With head size 64 nvcc 13.0
- * put the fragments, which the loop keeps, and a packed left operand of as many registers into the same ones; so
- * fragments are for head size 128 alone, where both were seen apart. */
-template <int D, int ROWS, bool REGISTERS> struct left_rows;
-template <int D, int ROWS> struct left_rows<D, ROWS, true> {
-  uint32_t a[D / 16][4];
-  __device__ __forceinline__ void load(uint32_t tile, int warp, int lane) {
-    load_left<D, ROWS>(a, tile, warp * 16, lane);
-  }
-  __device__ __forceinline__ const uint32_t (&part(int k) const)[4] { return a[k]; }
-};
-template <int D, int ROWS> struct left_rows<D, ROWS, false> {
+/* A warpgroup's rows of a tile as left operands, where they lie. In registers nvcc 13.0 put them, which a loop keeps,
+ * and a packed left operand of as many registers into the same ones. */
+template <int D, int ROWS> struct left_rows {
   uint32_t group;
-  __device__ __forceinline__ void load(uint32_t tile, int warp, int) {
-    group = tile + (uint32_t)(warp / 4 * GROUP * 128);
-  }
+  __device__ __forceinline__ void load(uint32_t tile, int warp) { group = tile + (uint32_t)(warp / 4 * GROUP * 128); }
   __device__ __forceinline__ uint64_t part(int k) const {
     return rfi_wgmma_panel(group, (uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32));
   }
