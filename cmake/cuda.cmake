@@ -34,7 +34,8 @@ add_executable(attention_check EXCLUDE_FROM_ALL bench/gpu/attention_check.cu src
 target_include_directories(attention_check PRIVATE include src)
 target_compile_options(attention_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
 set_target_properties(attention_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-add_executable(grouped_check EXCLUDE_FROM_ALL bench/gpu/grouped_check.cu src/ops/grouped/grouped_sm90.cu)
+add_executable(grouped_check EXCLUDE_FROM_ALL bench/gpu/grouped_check.cu bench/gpu/grouped_delays.cu
+                             src/ops/grouped/grouped_sm90.cu)
 target_include_directories(grouped_check PRIVATE include src)
 target_compile_options(grouped_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>"
                                              "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")

@@ -2,10 +2,12 @@
  *
  * Grouped products of sm_90 against f64, on a GPU, without the library:
  *
- *   cmake --build build/release --target grouped_check && build/release/grouped_check [check|time]
+ *   cmake --build build/release --target grouped_check && build/release/grouped_check [check|delays|time]
  *
  * check: random group sizes, empty groups, all rows in one, rows behind the last (NaN in the operands): relative L2
  * errors, zeros behind the last group, no write outside the result, the same bits 20 times.
+ * delays: the same kernels with random waits before barriers and copies, in who copies and who multiplies: 1,000 runs
+ * with the bits of the one without.
  * time: TFLOP/s of forward, dgrad and wgrad with even groups, skewed ones that begin at multiples of 8 rows, and
  * skewed ones that begin anywhere.
  * One line a case; the exit code is 1 when any line says BAD.
@@ -177,6 +179,68 @@ static void check(void) {
   }
 }
 
+/* ---- delays ---- */
+
+/* grouped_delays.cu */
+extern "C" rfr_status rfi_grouped_delayed(const rfi_grouped *p, int sms, cudaStream_t stream);
+
+static __global__ void count_different(const uint32_t *x, const uint32_t *y, int64_t n, unsigned long long *count) {
+  for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
+    if (x[i] != y[i]) atomicAdd(count, 1ull);
+}
+
+template <typename O>
+static void delay_one(const char *what, const std::vector<int64_t> &sizes, int64_t behind, int64_t N, int64_t K,
+                      rfi_grouped_kind kind, bool accumulate, bool separate) {
+  enum { RUNS = 1000 };
+  const std::vector<int32_t> host = offsets_of(sizes);
+  const int64_t G = (int64_t)sizes.size(), rows = host.back() + behind;
+  const int64_t n = kind == RFI_GROUPED_TN ? rows * N : kind == RFI_GROUPED_NN ? rows * K : G * N * K;
+  buffer x(rows * K * 2), dy(rows * N * 2), w(G * N * K * 2), offsets((G + 1) * 4), count(8);
+  buffer first(n * sizeof(O)), y(n * sizeof(O));
+  draw<rfi_bf16><<<1024, THREADS>>>((rfi_bf16 *)x.data, rows * K, host.back() * K, 1);
+  draw<rfi_bf16><<<1024, THREADS>>>((rfi_bf16 *)dy.data, rows * N, host.back() * N, 2);
+  draw<rfi_bf16><<<1024, THREADS>>>((rfi_bf16 *)w.data, G * N * K, G * N * K, 3);
+  CUDA(cudaMemcpy(offsets.data, host.data(), (G + 1) * 4, cudaMemcpyHostToDevice));
+  CUDA(cudaMemset(count.data, 0, 8));
+  std::vector<const void *> ws;
+  for (int64_t g = 0; g < G; g++) ws.push_back(w.data + g * N * K * 2);
+  rfi_grouped p = {};
+  p.kind = kind, p.groups = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
+  p.a = kind == RFI_GROUPED_TN ? x.data : dy.data, p.b = kind == RFI_GROUPED_NT ? x.data : w.data;
+  if (separate) p.b = NULL, p.ws = ws.data();
+  p.a_row = kind == RFI_GROUPED_TN ? K : N, p.b_row = K, p.b_group = N * K;
+  p.a_dtype = p.b_dtype = RFR_BF16, p.y_dtype = sizeof(O) == 4 ? RFR_F32 : RFR_BF16;
+  p.accumulate = accumulate;
+  for (int run = -1; run < RUNS; run++) {
+    buffer &to = run < 0 ? first : y;
+    p.y = to.data;
+    if (accumulate) ones<O><<<1024, THREADS>>>((O *)to.data, n);
+    else CUDA(cudaMemsetAsync(to.data, 0xff, to.bytes));
+    if ((run < 0 ? rfi_grouped_sm90 : rfi_grouped_delayed)(&p, sms, 0) != RFR_OK) exit(1);
+    if (run >= 0)
+      count_different<<<256, THREADS>>>((const uint32_t *)y.data, (const uint32_t *)first.data, (int64_t)y.bytes / 4,
+                                        (unsigned long long *)count.data);
+  }
+  unsigned long long different;
+  CUDA(cudaMemcpy(&different, count.data, 8, cudaMemcpyDeviceToHost));
+  const bool bad = different || !y.guard_stands() || !first.guard_stands();
+  failures += bad;
+  printf("delays, %s: %d runs, %llu words of others than without%s\n", what, RUNS, different, bad ? " BAD" : "");
+  fflush(stdout);
+}
+
+static void check_delays(void) {
+  const std::vector<int64_t> uneven = {200, 0, 7, 131, 64, 385}, even = {256, 256, 256, 256};
+  delay_one<rfi_bf16>("forward", uneven, 30, 520, 712, RFI_GROUPED_TN, false, false);
+  delay_one<rfi_bf16>("forward, separate weights", uneven, 30, 520, 712, RFI_GROUPED_TN, false, true);
+  delay_one<rfi_bf16>("dgrad", uneven, 30, 520, 712, RFI_GROUPED_NN, false, false);
+  delay_one<rfi_bf16>("wgrad", uneven, 30, 520, 712, RFI_GROUPED_NT, false, false);
+  delay_one<rfi_bf16>("wgrad onto", uneven, 30, 520, 712, RFI_GROUPED_NT, true, false);
+  delay_one<float>("wgrad in f32", even, 0, 256, 512, RFI_GROUPED_NT, true, false);
+  delay_one<rfi_bf16>("forward, even", even, 0, 512, 512, RFI_GROUPED_TN, false, false);
+}
+
 static std::vector<int64_t> split(int64_t rows, int64_t G, int form) {
   std::vector<int64_t> sizes(G, rows / G);
   if (form == 0) return sizes;
@@ -250,6 +314,7 @@ int main(int argc, char **argv) {
   sms = device.multiProcessorCount;
   printf("%s, %d multiprocessors\n", device.name, sms);
   if (argc < 2 || strcmp(argv[1], "check") == 0) check();
+  if (argc < 2 || strcmp(argv[1], "delays") == 0) check_delays();
   if (argc < 2 || strcmp(argv[1], "time") == 0) time_all();
   printf("grouped: %s", failures ? "" : "all fine\n");
   if (failures) printf("%d checks BAD\n", failures);

@@ -20,6 +20,18 @@
 
 #include "ops/attention/mma_sm80.cuh"
 
+/* In a check's build (RFI_DELAYS) who comes to a barrier or starts a copy waits before, one time in four and for up to
+ * 2 us, as the clock has it; threads that come together stay together. */
+static __device__ __forceinline__ void rfi_delay(void) {
+#ifdef RFI_DELAYS
+  const unsigned together = __activemask();
+  uint32_t x = ((uint32_t)clock64() ^ threadIdx.x / 32 * 0x85EBCA6Bu ^ blockIdx.x * 0xC2B2AE35u) * 0x9E3779B9u;
+  x = __shfl_sync(together, x ^ x >> 15, __ffs((int)together) - 1);
+  if (x >> 30 == 0) __nanosleep(x & 2047);
+  __syncwarp(together);
+#endif
+}
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 static __device__ __forceinline__ void rfi_shared_written(void) {
@@ -55,9 +67,11 @@ static __device__ __forceinline__ void rfi_mbarrier_init(uint32_t at, int thread
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(threads) : "memory");
 }
 static __device__ __forceinline__ void rfi_mbarrier_arrive(uint32_t at) {
+  rfi_delay();
   asm volatile("{\n.reg .b64 t;\nmbarrier.arrive.shared.b64 t, [%0];\n}" ::"r"(at) : "memory");
 }
 static __device__ __forceinline__ void rfi_mbarrier_wait(uint32_t at, int parity) {
+  rfi_delay();
   asm volatile(
       "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again;\n}" ::"r"(at),
       "r"(parity)

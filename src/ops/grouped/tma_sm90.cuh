@@ -21,9 +21,11 @@ static __device__ __forceinline__ void rfi_barrier_init(uint32_t at, uint32_t ar
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
 static __device__ __forceinline__ void rfi_barrier_expect(uint32_t at, uint32_t bytes) {
+  rfi_delay();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
 static __device__ __forceinline__ void rfi_barrier_wait(uint32_t at, uint32_t parity) {
+  rfi_delay();
   asm volatile("{\n"
                ".reg .pred done;\n"
                "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -35,6 +37,7 @@ static __device__ __forceinline__ void rfi_barrier_wait(uint32_t at, uint32_t pa
 /* On the barrier at the same place of block `rank` of the cluster. It says that reads are done, nothing was written:
  * a release to the cluster would wait for everything that is on its way to memory. */
 static __device__ __forceinline__ void rfi_barrier_arrive_at(uint32_t at, uint32_t rank) {
+  rfi_delay();
   asm volatile("{\n"
                ".reg .b32 there;\n"
                "mapa.shared::cluster.u32 there, %0, %1;\n"
@@ -53,6 +56,7 @@ static __device__ __forceinline__ uint32_t rfi_cluster_rank(void) {
 }
 /* Of the first `threads` that come to barrier `id`. */
 static __device__ __forceinline__ void rfi_named_sync(int id, int threads) {
+  rfi_delay();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
@@ -60,6 +64,7 @@ static __device__ __forceinline__ void rfi_named_sync(int id, int threads) {
 
 static __device__ __forceinline__ void rfi_tma_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int x, int y,
                                                     int z) {
+  rfi_delay();
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
                "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
@@ -68,6 +73,7 @@ static __device__ __forceinline__ void rfi_tma_load(uint32_t to, const CUtensorM
 /* Into both blocks of a cluster, each of which its own barrier is told. */
 static __device__ __forceinline__ void rfi_tma_load_both(uint32_t to, const CUtensorMap *map, uint32_t barrier, int x,
                                                          int y, int z) {
+  rfi_delay();
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(to),
                "l"(map), "r"(barrier), "h"((uint16_t)3), "r"(x), "r"(y), "r"(z)
@@ -79,6 +85,7 @@ static __device__ __forceinline__ void rfi_tma_store(const CUtensorMap *map, uin
                : "memory");
 }
 static __device__ __forceinline__ void rfi_tma_commit(void) {
+  rfi_delay();
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 /* Until at most N committed stores have still to read shared memory. */
