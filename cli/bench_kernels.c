@@ -12,14 +12,16 @@
 #include "refrain/op.h"
 #include "refrain/ops.h"
 
-enum { T = 32768, C = 4096, ROWS = 8192, V = 50304, N = 64 << 20, SETS = 2, MOST_OPERANDS = 9, MOST_ROUNDS = 200 };
+enum { T = 32768, C = 4096, ROWS = 8192, V = 50304, N = 64 << 20, HEADS = 32, D = 128, SETS = 2 };
+enum { MOST_OPERANDS = 9, MOST_ROUNDS = 200 };
 #define PATIENCE 0.5 /* seconds that the rounds of one op may take, after the first five */
 
 /* Operands: a type (t: the one under test, f: f32, p: f32 and positive, i: i32, s: the step block, _: absent) and
- * dimensions by the names above (R: ROWS); a ! behind them for what is written in place. */
+ * dimensions by the names above (R: ROWS, H: HEADS); a ! behind them for what is written in place. */
 typedef struct kernel {
-  const char *name, *operands;
-  rfr_attr attr[5];
+  const char *op, *operands;
+  rfr_attr attr[6];
+  const char *of; /* what sets it apart from the same op's other row */
 } kernel;
 
 static const kernel kernels[] = {
@@ -32,6 +34,9 @@ static const kernel kernels[] = {
     {"gelu_bwd", "tTC tTC", {{{.i = 1}}}},
     {"swiglu", "tTC tTC", {{{0}}}},
     {"swiglu_bwd", "tTC tTC tTC", {{{0}}}},
+    {"rmsnorm", "tTHD tD", {{{.f = 1e-5}}}, " of heads"},
+    {"rmsnorm_bwd", "tTHD tTHD tD fTH", {{{0}}}, " of heads"},
+    {"rope", "tTHD iT", {{{.f = 1e4}}, {{0}}, {{.f = 1}}}},
     {"cross_entropy", "tRV iR f1", {{{.i = -100}}}},
     {"cross_entropy_bwd", "f1 tRV iR fR f1", {{{.i = -100}}}},
     {"adamw", "fN! fN fN! pN! _ f1 _ _ s", {{{.f = 0.9}}, {{.f = 0.95}}, {{.f = 1e-8}}, {{.f = 0.1}}, {{.f = 1}}}},
@@ -52,12 +57,14 @@ static int64_t size_of(char dimension) {
     case 'R': return ROWS;
     case 'V': return V;
     case 'N': return N;
+    case 'H': return HEADS;
+    case 'D': return D;
     default: return 1;
   }
 }
 
 static rfr_value record_operand(rfr_trace *t, const char *spec, const char *name, rfr_dtype dtype, rfr_value step) {
-  int64_t shape[2];
+  int64_t shape[3];
   int rank = 0;
   if (spec[0] == '_') return RFR_NONE;
   if (spec[0] == 's') return step;
@@ -87,13 +94,13 @@ static void record_call(rfr_trace *t, const rfr_op *op, const kernel *k, int set
 
 static rfr_status make(rfr_ctx *ctx, const kernel *k, rfr_dtype dtype, rfr_programs **out) {
   rfr_trace *t = NULL;
-  const rfr_op *op = rfr_op_find(ctx, k->name);
+  const rfr_op *op = rfr_op_find(ctx, k->op);
   rfr_status s = rfr_trace_create(ctx, &t);
   if (s != RFR_OK) return s;
   const rfr_value step = strchr(k->operands, 's') ? rfr_step_block(t) : RFR_NONE;
   for (int set = 0; set < SETS; set++) record_call(t, op, k, set, dtype, step);
   s = rfr_trace_finish(t);
-  if (s == RFR_OK) s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, &k->name, NULL, out);
+  if (s == RFR_OK) s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, &k->op, NULL, out);
   rfr_trace_destroy(t);
   return s;
 }
@@ -143,6 +150,8 @@ static rfr_status measure(rfr_programs *p, result *r) {
   return s;
 }
 
+static void name_of(const kernel *k, char name[32]) { snprintf(name, 32, "%s%s", k->op, k->of ? k->of : ""); }
+
 static void print(cli *c, rfr_dtype dtype, const result *results, double ceiling) {
   char device[160];
   cli_device(c, device);
@@ -152,7 +161,9 @@ static void print(cli *c, rfr_dtype dtype, const result *results, double ceiling
     for (int i = 0; i < N_KERNELS; i++) {
       const result *r = &results[i];
       const double rate = r->bytes / r->seconds;
-      printf("  %-20s %-7s %8.0f %10.3f %8.0f %7.0f%%\n", kernels[i].name, r->kernel, 1e-6 * r->bytes, 1e3 * r->seconds,
+      char name[32];
+      name_of(&kernels[i], name);
+      printf("  %-20s %-7s %8.0f %10.3f %8.0f %7.0f%%\n", name, r->kernel, 1e-6 * r->bytes, 1e3 * r->seconds,
              1e-9 * rate, 100 * rate / ceiling);
     }
     return;
@@ -166,7 +177,9 @@ static void print(cli *c, rfr_dtype dtype, const result *results, double ceiling
   json_begin(&j, "kernels", '[');
   for (int i = 0; i < N_KERNELS; i++) {
     json_begin(&j, NULL, '{');
-    json_text(&j, "name", kernels[i].name);
+    char name[32];
+    name_of(&kernels[i], name);
+    json_text(&j, "name", name);
     json_text(&j, "kernel", results[i].kernel);
     json_double(&j, "bytes", results[i].bytes);
     json_double(&j, "ms", 1e3 * results[i].seconds);
