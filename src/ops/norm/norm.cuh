@@ -4,11 +4,11 @@
  *
  *   h = (x - m) r   y = h w + b   g = dy w   dx = r (g - mean(g) - h mean(g h))   dw = sum dy h   db = sum dy
  *
- * A row lies in the registers of one warp, or of one block where it is longer, from its one reading to
- * its one writing, 16 bytes a thread at a time. The backward's blocks stay and take every gridDim-th row:
- * the next row is on its way while this one is summed, and a thread adds up dw and db of its own columns.
- * A block's sums are one line of the workspace, and a second kernel adds the lines in f64 in a fixed
- * order. Rows that are too long, or not made of whole 16 bytes, are read once per sum.
+ * Forward, a row lies in the registers of some lanes of a warp, or of one block where it is longer, from its one
+ * reading to its one writing, 16 bytes a thread at a time. The backward's blocks stay and take every gridDim-th row:
+ * the next rows are on their way to shared memory, each thread's own pieces, while this one is summed, and a thread
+ * adds up dw and db of its own columns. A block's sums are one line of the workspace, and a second kernel adds the
+ * lines in f64 in a fixed order. Rows that are too long, or not made of whole 16 bytes, are read once per sum.
  *
  * X_dx, X_dw and X_bwd are the same kernel with some of its results absent, so their bits agree.
  */
@@ -47,97 +47,156 @@ static __device__ __forceinline__ float rfi_norm_load(const void *x, rfr_dtype d
   }
 }
 
-/* N neighbours, N a multiple of 4, i of N. */
+/* N neighbours of what no kernel writes, N a multiple of 4, i of N. */
 template <int N>
 static __device__ __forceinline__ void rfi_norm_load_n(float *to, const void *x, rfr_dtype dtype, int64_t i) {
 #pragma unroll
   for (int k = 0; k < N; k += 4) {
     if (dtype == RFR_F32) {
-      const float4 v = *(const float4 *)((const float *)x + i + k);
+      const float4 v = __ldg((const float4 *)((const float *)x + i + k));
       to[k] = v.x, to[k + 1] = v.y, to[k + 2] = v.z, to[k + 3] = v.w;
-    } else if (dtype == RFR_BF16) {
-      const rfi_pack<rfi_bf16, 4> v = *(const rfi_pack<rfi_bf16, 4> *)((const rfi_bf16 *)x + i + k);
-      for (int j = 0; j < 4; j++) to[k + j] = rfi_widen(v.x[j]);
     } else {
-      const rfi_pack<rfi_f16, 4> v = *(const rfi_pack<rfi_f16, 4> *)((const rfi_f16 *)x + i + k);
-      for (int j = 0; j < 4; j++) to[k + j] = rfi_widen(v.x[j]);
+      const uint2 bits = __ldg((const uint2 *)((const uint16_t *)x + i + k));
+      const uint32_t h[4] = {bits.x & 0xffffu, bits.x >> 16, bits.y & 0xffffu, bits.y >> 16};
+      if (dtype == RFR_BF16)
+        for (int j = 0; j < 4; j++) to[k + j] = __uint_as_float(h[j] << 16);
+      else
+        for (int j = 0; j < 4; j++) to[k + j] = __half2float(__ushort_as_half((unsigned short)h[j]));
     }
   }
 }
 
-/* Sums over the threads of a row. A block's slot may be written again after another slot's sum. */
-template <bool WARP> static __device__ __forceinline__ float2 rfi_norm_sum(float2 x, float2 *slot) {
-  x = make_float2(rfi_warp_sum(x.x), rfi_warp_sum(x.y));
-  if (WARP) return x;
+/* Sums over the threads of a row: LANES of a warp, or with 0 the block. A block's slot may be written again after
+ * another slot's sum. */
+typedef struct rfi_norm_slot {
+  float x[32], y[32];
+} rfi_norm_slot;
+
+template <int LANES> static __device__ __forceinline__ float rfi_norm_sum(float x, rfi_norm_slot *slot) {
+#pragma unroll
+  for (int offset = (LANES ? LANES : 32) / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  if (LANES) return x;
   const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
-  if (lane == 0) slot[threadIdx.x >> 5] = x;
+  if (lane == 0) slot->x[threadIdx.x >> 5] = x;
   __syncthreads();
-  x = lane < warps ? slot[lane] : make_float2(0.0f, 0.0f);
-  return make_float2(rfi_warp_sum(x.x), rfi_warp_sum(x.y));
+  return rfi_warp_sum(lane < warps ? slot->x[lane] : 0.0f);
 }
 
-template <typename T, bool MEAN, int K, bool WARP>
-static __global__ void __launch_bounds__(WARP ? RFI_NORM_THREADS : 1024) rfi_norm_rows(const rfi_norm_fwd a) {
-  constexpr int P = rfi_pack_width<T>;
-  typedef rfi_pack<T, P> pack;
-  __shared__ float2 slot[2][32];
-  const int lanes = WARP ? 32 : blockDim.x, me = WARP ? threadIdx.x & 31 : threadIdx.x, packs = (int)(a.C / P);
-  const int64_t row = WARP ? (int64_t)blockIdx.x * RFI_NORM_WARPS + (threadIdx.x >> 5) : blockIdx.x;
-  if (WARP && row >= a.rows) return;
-  const pack *from = (const pack *)((const T *)a.x + row * a.C);
-  pack x[K];
-  float m = 0.0f, s = 0.0f;
+/* Two at once: half of the lanes go on with the one, half with the other. To 16 warps. */
+template <int LANES> static __device__ __forceinline__ float2 rfi_norm_sums(float x, float y, rfi_norm_slot *slot) {
+  constexpr int L = LANES ? LANES : 32;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+  const bool second = lane & L / 2;
+  float mine = (second ? y : x) + __shfl_xor_sync(0xffffffffu, second ? x : y, L / 2);
 #pragma unroll
-  for (int k = 0; k < K; k++)
-    if (k * lanes + me < packs) x[k] = from[k * lanes + me];
-  if (a.other) {
-    const pack *other = (const pack *)((const T *)a.other + row * a.C);
+  for (int offset = L / 4; offset > 0; offset /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, offset);
+  if (!LANES) {
+    if (lane % 16 == 0) (second ? slot->y : slot->x)[warp] = mine;
+    __syncthreads();
+    mine = lane % 16 < warps ? (second ? slot->y : slot->x)[lane % 16] : 0.0f;
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, offset);
+  }
+  const float other = __shfl_xor_sync(0xffffffffu, mine, L / 2);
+  return second ? make_float2(other, mine) : make_float2(mine, other);
+}
+
+/* R rows at a time for LANES of a warp, or with 0 one for a block. */
+template <typename T, bool MEAN, int K, int LANES, int R>
+static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : 1024) rfi_norm_rows(const rfi_norm_fwd a) {
+  constexpr int P = rfi_pack_width<T>, GROUPS = LANES ? RFI_NORM_THREADS / LANES : 1;
+  typedef rfi_pack<T, P> pack;
+  __shared__ rfi_norm_slot slot[2];
+  const int lanes = LANES ? LANES : blockDim.x, me = LANES ? threadIdx.x % LANES : threadIdx.x;
+  const int packs = (int)(a.C / P);
+  const int64_t first = (int64_t)blockIdx.x * (GROUPS * R) + (LANES ? threadIdx.x / LANES : 0);
+  pack x[R][K];
+  float m[R] = {}, r[R];
+#pragma unroll
+  for (int i = 0; i < R; i++)
 #pragma unroll
     for (int k = 0; k < K; k++) {
-      if (k * lanes + me >= packs) break;
-      const pack o = other[k * lanes + me];
-      for (int i = 0; i < P; i++) x[k].x[i] = rfi_narrow<T>(rfi_widen(x[k].x[i]) + rfi_widen(o.x[i]));
-      if (a.sum) ((pack *)((T *)a.sum + row * a.C))[k * lanes + me] = x[k];
+      const int64_t row = first + i * GROUPS;
+      x[i][k] = pack();
+      if (row < a.rows && k * lanes + me < packs)
+        x[i][k] = ((const pack *)((const T *)a.x + row * a.C))[k * lanes + me];
     }
+  if (a.other) {
+    pack other[R][K];
+#pragma unroll
+    for (int i = 0; i < R; i++)
+#pragma unroll
+      for (int k = 0; k < K; k++) {
+        const int64_t row = first + i * GROUPS;
+        other[i][k] = pack();
+        if (row < a.rows && k * lanes + me < packs)
+          other[i][k] = ((const pack *)((const T *)a.other + row * a.C))[k * lanes + me];
+      }
+#pragma unroll
+    for (int i = 0; i < R; i++)
+#pragma unroll
+      for (int k = 0; k < K; k++) {
+        const int64_t row = first + i * GROUPS;
+#pragma unroll
+        for (int j = 0; j < P; j++)
+          x[i][k].x[j] = rfi_narrow<T>(rfi_widen(x[i][k].x[j]) + rfi_widen(other[i][k].x[j]));
+        if (a.sum && row < a.rows && k * lanes + me < packs)
+          rfi_put((pack *)((T *)a.sum + row * a.C) + k * lanes + me, x[i][k]);
+      }
   }
   if (MEAN) {
 #pragma unroll
-    for (int k = 0; k < K; k++)
-      if (k * lanes + me < packs)
-        for (int i = 0; i < P; i++) s += rfi_widen(x[k].x[i]);
-    m = rfi_norm_sum<WARP>(make_float2(s, 0.0f), slot[0]).x / (float)a.C;
-  }
-  s = 0.0f;
+    for (int i = 0; i < R; i++) {
+      float s = 0.0f;
 #pragma unroll
-  for (int k = 0; k < K; k++)
-    if (k * lanes + me < packs)
-      for (int i = 0; i < P; i++) {
-        const float d = rfi_widen(x[k].x[i]) - m;
+      for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int j = 0; j < P; j++) s += rfi_widen(x[i][k].x[j]); /* zeros where there is nothing */
+      m[i] = rfi_norm_sum<LANES>(s, &slot[0]) / (float)a.C;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < R; i++) {
+    const int64_t row = first + i * GROUPS;
+    float s = 0.0f;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      if (k * lanes + me >= packs) break;
+#pragma unroll
+      for (int j = 0; j < P; j++) {
+        const float d = rfi_widen(x[i][k].x[j]) - m[i];
         s += d * d;
       }
-  const float r = 1.0f / sqrtf(rfi_norm_sum<WARP>(make_float2(s, 0.0f), slot[1]).x / (float)a.C + a.eps);
-  if (me == 0) {
-    if (MEAN && a.mean) a.mean[row] = m;
-    if (a.rstd) a.rstd[row] = r;
+    }
+    r[i] = 1.0f / sqrtf(rfi_norm_sum<LANES>(s, &slot[1]) / (float)a.C + a.eps);
+    if (me == 0 && row < a.rows) {
+      if (MEAN && a.mean) a.mean[row] = m[i];
+      if (a.rstd) a.rstd[row] = r[i];
+    }
   }
   if (!a.y) return;
 #pragma unroll
   for (int k = 0; k < K; k++) {
     const int at = k * lanes + me;
     float w[P], b[P] = {};
-    pack y;
     if (at >= packs) break;
     rfi_norm_load_n<P>(w, a.w, a.w_type, (int64_t)at * P);
     if (MEAN && a.b) rfi_norm_load_n<P>(b, a.b, a.b_type, (int64_t)at * P);
-    for (int i = 0; i < P; i++) y.x[i] = rfi_narrow<T>((rfi_widen(x[k].x[i]) - m) * r * w[i] + b[i]);
-    ((pack *)((T *)a.y + row * a.C))[at] = y;
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+      const int64_t row = first + i * GROUPS;
+      pack y;
+#pragma unroll
+      for (int j = 0; j < P; j++)
+        y.x[j] = rfi_narrow<T>((rfi_widen(x[i][k].x[j]) - m[i]) * r[i] * w[j] + b[j]);
+      if (row < a.rows) rfi_put((pack *)((T *)a.y + row * a.C) + at, y);
+    }
   }
 }
 
 template <typename T> constexpr bool rfi_is_bf16 = false;
 template <> constexpr bool rfi_is_bf16<rfi_bf16> = true;
 
-/* 16 bytes of T as words: two of them are in flight for each that is at work, so none may be kept widened. */
 template <typename T> static __device__ __forceinline__ float rfi_norm_element(const uint4 &v, int i) {
   const uint32_t word[4] = {v.x, v.y, v.z, v.w};
   if (sizeof(T) == 4) return __uint_as_float(word[i & 3]);
@@ -145,70 +204,86 @@ template <typename T> static __device__ __forceinline__ float rfi_norm_element(c
   if (sizeof(T) == 2 && rfi_is_bf16<T>) return __uint_as_float(i & 1 ? w & 0xFFFF0000u : w << 16);
   return __half2float(__ushort_as_half((unsigned short)(i & 1 ? w >> 16 : w)));
 }
-/* From here on the compiler takes v for something new: what was widened of it before is not kept. */
-static __device__ __forceinline__ void rfi_norm_forget(uint4 *v) {
-  asm volatile("" : "+r"(v->x), "+r"(v->y), "+r"(v->z), "+r"(v->w));
+
+/* 16 bytes to shared memory, without waiting; zeros where there are none. */
+static __device__ __forceinline__ void rfi_norm_request(uint4 *to, const uint4 *from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
 }
 
-template <int K> struct rfi_norm_row {
-  uint4 dy[K], x[K], residual[K];
-  float m, r;
-};
-
-template <typename T, int K>
-static __device__ __forceinline__ void rfi_norm_fetch(rfi_norm_row<K> *to, const rfi_norm_bwd &a, int64_t row, int me,
-                                                      int lanes, int packs) {
-  const uint4 *dy = (const uint4 *)((const T *)a.dy + row * a.C), *x = (const uint4 *)((const T *)a.x + row * a.C),
-              *residual = (const uint4 *)((const T *)a.residual + row * a.C);
-  to->m = a.mean ? a.mean[row] : 0.0f;
-  to->r = a.rstd[row];
-#pragma unroll
-  for (int k = 0; k < K; k++) {
-    const int at = k * lanes + me;
-    if (at >= packs) break;
-    to->dy[k] = dy[at];
-    to->x[k] = x[at];
-    if (a.residual) to->residual[k] = residual[at];
-  }
-}
-
-/* A line of sums: the warps' own ones added in their order where each has rows of its own. */
-template <int P, int K, bool WARP>
+/* A line of sums: those of groups that each have rows of their own are added in their order. */
+template <int P, int K, int LANES>
 static __device__ __forceinline__ void rfi_norm_line(float *line, float (*sum)[P], float4 *space, int me, int lanes,
                                                      int packs) {
   constexpr int Q = P / 4;
-  const int warp = threadIdx.x >> 5;
-  for (int turn = 0; turn < (WARP ? RFI_NORM_WARPS : 1); turn++) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+#pragma unroll
+  for (int offset = 16; LANES && offset >= LANES; offset /= 2)
+#pragma unroll
+    for (int k = 0; k < K; k++)
+#pragma unroll
+      for (int i = 0; i < P; i++) sum[k][i] += __shfl_xor_sync(0xffffffffu, sum[k][i], offset);
+  for (int turn = 0; turn < (LANES ? RFI_NORM_WARPS : 1); turn++) {
     __syncthreads();
-    if (WARP && warp != turn) continue;
+    if (LANES && (warp != turn || lane >= LANES)) continue;
 #pragma unroll
     for (int k = 0; k < K; k++)
       for (int q = 0; q < Q; q++) {
         const int at = (k * Q + q) * lanes + me;
         float4 v = make_float4(sum[k][4 * q], sum[k][4 * q + 1], sum[k][4 * q + 2], sum[k][4 * q + 3]);
         if (k * lanes + me >= packs) continue;
-        if (WARP && turn > 0) {
+        if (LANES && turn > 0) {
           const float4 u = space[at];
           v = make_float4(u.x + v.x, u.y + v.y, u.z + v.z, u.w + v.w);
         }
-        if (WARP && turn < RFI_NORM_WARPS - 1) space[at] = v;
+        if (LANES && turn < RFI_NORM_WARPS - 1) space[at] = v;
         else ((float4 *)line)[(k * lanes + me) * Q + q] = v;
       }
   }
 }
 
-template <typename T, bool MEAN, int K, bool WARP>
-static __global__ void __launch_bounds__(WARP ? RFI_NORM_THREADS : RFI_NORM_MOST, WARP ? 3 : 1)
+/* Blocks of a multiprocessor, by which registers a thread may have. */
+template <int K, int LANES> constexpr int rfi_norm_resident = LANES ? K == 1 ? 8 : 3 : K == 1 ? 2 : 1;
+/* Bytes of shared memory that a kernel declares, and those that it gets without asking. */
+enum { RFI_NORM_OWN = 512, RFI_NORM_FREE = 49152 - RFI_NORM_OWN };
+/* Rows of a thread in shared memory: the one that is summed, and those that are on their way. */
+template <int K> constexpr int rfi_norm_stages = K == 2 ? 2 : 3;
+
+template <typename T, bool MEAN, int K, int LANES>
+static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOST, rfi_norm_resident<K, LANES>)
     rfi_norm_rows_bwd(const rfi_norm_bwd a) {
-  constexpr int P = rfi_pack_width<T>, Q = P / 4;
+  constexpr int P = rfi_pack_width<T>, Q = P / 4, STAGES = rfi_norm_stages<K>;
+  constexpr int GROUPS = LANES ? RFI_NORM_THREADS / LANES : 1, OF_WARP = LANES ? 32 / LANES : 1;
   extern __shared__ float4 space[]; /* w, as its threads read it: [K][Q][lanes] */
-  __shared__ float2 slot[2][32];
-  const int lanes = WARP ? 32 : blockDim.x, me = WARP ? threadIdx.x & 31 : threadIdx.x, packs = (int)(a.C / P);
-  const int64_t first = WARP ? (int64_t)blockIdx.x * RFI_NORM_WARPS + (threadIdx.x >> 5) : blockIdx.x;
-  const int64_t step = (int64_t)gridDim.x * (WARP ? RFI_NORM_WARPS : 1);
+  __shared__ rfi_norm_slot slot[2];
+  const int lanes = LANES ? LANES : blockDim.x, me = LANES ? threadIdx.x % LANES : threadIdx.x;
+  const int threads = LANES ? RFI_NORM_THREADS : blockDim.x, packs = (int)(a.C / P);
+  const int own = LANES ? threadIdx.x % 32 / LANES : 0; /* among the rows of a warp, which stays together */
+  const int64_t first = (int64_t)blockIdx.x * GROUPS + (LANES ? threadIdx.x / 32 * OF_WARP : 0);
+  const int64_t step = (int64_t)gridDim.x * GROUPS;
+  /* [stage][dy, x, residual][K], each thread's apart */
+  uint4 *const ring = (uint4 *)(space + K * Q * lanes) + threadIdx.x;
   float dw[K][P] = {}, db[K][P] = {};
-  rfi_norm_row<K> next;
-  if (first < a.rows) rfi_norm_fetch<T>(&next, a, first, me, lanes, packs);
+  const auto place = [&](int stage, int of, int k) { return ring + ((stage * 3 + of) * K + k) * threads; };
+  const auto fetch = [&](int stage, int64_t row) {
+    const bool there = row < a.rows;
+    const int64_t at = there ? row * packs : 0;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      if (k * lanes + me >= packs) break;
+      const int64_t piece = at + k * lanes + me;
+      rfi_norm_request(place(stage, 0, k), (const uint4 *)a.dy + piece, there);
+      rfi_norm_request(place(stage, 1, k), (const uint4 *)a.x + piece, there);
+      if (a.residual) rfi_norm_request(place(stage, 2, k), (const uint4 *)a.residual + piece, there);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  const auto mean_of = [&](int64_t row) { return MEAN && row < a.rows ? a.mean[row] : 0.0f; };
+  const auto rstd_of = [&](int64_t row) { return row < a.rows ? a.rstd[row] : 0.0f; };
+  float next_m = mean_of(first + own), next_r = rstd_of(first + own);
+#pragma unroll
+  for (int s = 0; s + 1 < STAGES; s++) fetch(s, first + own + s * step);
   if (a.dx && threadIdx.x < lanes)
     for (int k = 0; k < K && k * lanes + me < packs; k++) {
       float w[P];
@@ -217,14 +292,18 @@ static __global__ void __launch_bounds__(WARP ? RFI_NORM_THREADS : RFI_NORM_MOST
         space[(k * Q + q) * lanes + me] = make_float4(w[4 * q], w[4 * q + 1], w[4 * q + 2], w[4 * q + 3]);
     }
   __syncthreads();
-  int turn = 0;
-  for (int64_t row = first; row < a.rows; row += step, turn ^= 1) {
-    rfi_norm_row<K> now = next;
-    if (row + step < a.rows) rfi_norm_fetch<T>(&next, a, row + step, me, lanes, packs);
-    float2 s = make_float2(0.0f, 0.0f);
+  int turn = 0, stage = 0;
+  for (int64_t row = first + own; row - own < a.rows;
+       row += step, turn ^= 1, stage = stage + 1 < STAGES ? stage + 1 : 0) {
+    const float m = next_m, r = next_r;
+    float g_sum = 0.0f, gh_sum = 0.0f;
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    fetch(stage > 0 ? stage - 1 : STAGES - 1, row + (STAGES - 1) * step); /* where the row before was */
+    next_m = mean_of(row + step), next_r = rstd_of(row + step);
 #pragma unroll
     for (int k = 0; k < K; k++) {
       if (k * lanes + me >= packs) break;
+      const uint4 dy = *place(stage, 0, k), x = *place(stage, 1, k);
 #pragma unroll
       for (int q = 0; q < Q; q++) {
         const float4 w4 = a.dx ? space[(k * Q + q) * lanes + me] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -232,25 +311,29 @@ static __global__ void __launch_bounds__(WARP ? RFI_NORM_THREADS : RFI_NORM_MOST
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           const int i = 4 * q + j;
-          const float d = rfi_norm_element<T>(now.dy[k], i), h = (rfi_norm_element<T>(now.x[k], i) - now.m) * now.r,
-                      g = d * w[j];
-          if (MEAN) s.x += g;
-          s.y += g * h;
+          const float d = rfi_norm_element<T>(dy, i), h = (rfi_norm_element<T>(x, i) - m) * r, g = d * w[j];
+          if (MEAN) g_sum += g;
+          gh_sum += g * h;
           dw[k][i] += d * h;
           if (MEAN) db[k][i] += d;
         }
       }
     }
     if (!a.dx) continue;
-    s = rfi_norm_sum<WARP>(s, slot[turn]);
-    const float g_mean = MEAN ? s.x / (float)a.C : 0.0f, gh_mean = s.y / (float)a.C;
+    if (MEAN) {
+      const float2 sums = rfi_norm_sums<LANES>(g_sum, gh_sum, &slot[turn]);
+      g_sum = sums.x, gh_sum = sums.y;
+    } else {
+      gh_sum = rfi_norm_sum<LANES>(gh_sum, &slot[turn]);
+    }
+    const float g_mean = g_sum / (float)a.C, gh_mean = gh_sum / (float)a.C;
+    asm volatile("" ::: "memory"); /* what was read of shared memory is read again, not kept */
 #pragma unroll
     for (int k = 0; k < K; k++) {
       const int at = k * lanes + me;
       rfi_pack<T, P> dx;
       if (at >= packs) break;
-      rfi_norm_forget(&now.dy[k]);
-      rfi_norm_forget(&now.x[k]);
+      const uint4 dy = *place(stage, 0, k), x = *place(stage, 1, k);
 #pragma unroll
       for (int q = 0; q < Q; q++) {
         const float4 w4 = space[(k * Q + q) * lanes + me];
@@ -258,16 +341,21 @@ static __global__ void __launch_bounds__(WARP ? RFI_NORM_THREADS : RFI_NORM_MOST
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           const int i = 4 * q + j;
-          const float d = rfi_norm_element<T>(now.dy[k], i), h = (rfi_norm_element<T>(now.x[k], i) - now.m) * now.r;
-          dx.x[i] = rfi_narrow<T>(now.r * (d * w[j] - g_mean - h * gh_mean));
-          if (a.residual) dx.x[i] = rfi_narrow<T>(rfi_widen(dx.x[i]) + rfi_norm_element<T>(now.residual[k], i));
+          const float d = rfi_norm_element<T>(dy, i), h = (rfi_norm_element<T>(x, i) - m) * r;
+          dx.x[i] = rfi_narrow<T>(r * (d * w[j] - g_mean - h * gh_mean));
         }
       }
-      ((rfi_pack<T, P> *)((T *)a.dx + row * a.C))[at] = dx;
+      if (a.residual) {
+        const uint4 residual = *place(stage, 2, k);
+#pragma unroll
+        for (int i = 0; i < P; i++)
+          dx.x[i] = rfi_narrow<T>(rfi_widen(dx.x[i]) + rfi_norm_element<T>(residual, i));
+      }
+      if (row < a.rows) rfi_put((rfi_pack<T, P> *)((T *)a.dx + row * a.C) + at, dx);
     }
   }
-  if (a.dw) rfi_norm_line<P, K, WARP>(a.dw + blockIdx.x * a.C, dw, space, me, lanes, packs);
-  if (MEAN && a.db) rfi_norm_line<P, K, WARP>(a.db + blockIdx.x * a.C, db, space, me, lanes, packs);
+  if (a.dw) rfi_norm_line<P, K, LANES>(a.dw + blockIdx.x * a.C, dw, space, me, lanes, packs);
+  if (MEAN && a.db) rfi_norm_line<P, K, LANES>(a.db + blockIdx.x * a.C, db, space, me, lanes, packs);
 }
 
 /* ---- rows of any length and place ---- */
@@ -385,51 +473,89 @@ static inline int64_t rfi_norm_packs(rfr_dtype dtype, int64_t C) {
 
 /* How the backward's rows lie: `pieces` 16-byte pieces a thread. */
 typedef struct rfi_norm_shape {
-  bool warp;
-  int pieces, threads; /* pieces 0: rows of any kind */
-  int64_t parts;       /* lines of sums, and blocks */
+  int lanes, pieces, threads; /* lanes of a warp that have a row, 0: a block has it; pieces 0: rows of any kind */
+  int64_t parts;              /* lines of sums, and blocks */
 } rfi_norm_shape;
 
 static inline rfi_norm_shape rfi_norm_shape_of(rfr_dtype dtype, int64_t rows, int64_t C, int sms) {
   const int64_t packs = rfi_norm_packs(dtype, C), most = 256;
-  rfi_norm_shape s = {packs <= 96, 0, 0, rows < most ? rows : most};
+  rfi_norm_shape s = {0, 0, 0, rows < most ? rows : most};
   if (packs == 0 || packs > 2 * RFI_NORM_MOST) return s;
-  s.pieces = !s.warp ? 2 : packs <= 32 ? 1 : 3;
-  s.threads = s.warp ? RFI_NORM_THREADS : (int)rfi_blocks(packs, 64) * 32;
-  const int64_t resident = sms * (s.warp ? 3 : (int64_t)(RFI_NORM_MOST / s.threads));
-  s.parts = rfi_blocks(rows, s.warp ? RFI_NORM_WARPS : 1);
-  if (s.parts > resident) s.parts = resident;
+  s.lanes = packs <= 8 ? 8 : packs <= 16 ? 16 : packs <= 96 ? 32 : 0;
+  s.pieces = packs <= 32 ? 1 : packs <= 96 ? 3 : packs <= RFI_NORM_MOST ? 1 : 2;
+  s.threads = s.lanes ? RFI_NORM_THREADS : (int)rfi_blocks(packs, 32 * s.pieces) * 32;
+  const int64_t resident = s.lanes         ? s.pieces == 1 ? rfi_norm_resident<1, 32> : rfi_norm_resident<3, 32>
+                           : s.pieces == 1 ? rfi_norm_resident<1, 0> * RFI_NORM_MOST / s.threads
+                                           : rfi_norm_resident<2, 0>;
+  s.parts = rfi_blocks(rows, s.lanes ? s.threads / s.lanes : 1);
+  if (s.parts > sms * resident) s.parts = sms * resident;
   return s;
 }
 
+template <typename T, bool MEAN, int LANES> static void rfi_norm_launch_short(const rfi_norm_fwd &a, cudaStream_t s) {
+  constexpr int R = 4;
+  rfi_norm_rows<T, MEAN, 1, LANES, R>
+      <<<(unsigned)rfi_blocks(a.rows, RFI_NORM_THREADS / LANES * R), RFI_NORM_THREADS, 0, s>>>(a);
+}
 template <typename T, bool MEAN> static void rfi_norm_launch_fwd(const rfi_norm_fwd &a, cudaStream_t stream) {
   const void *pointers[] = {a.x, a.other, a.w, a.b, a.sum, a.y};
   const int64_t packs = rfi_norm_packs(a.x_type, a.C);
   const unsigned blocks = (unsigned)a.rows, warps = (unsigned)rfi_blocks(a.rows, RFI_NORM_WARPS);
   if (packs == 0 || packs > 4096 || !rfi_norm_aligned(pointers, 6))
     rfi_norm_rows_any<T, MEAN><<<blocks, RFI_NORM_ANY, 0, stream>>>(a);
-  else if (packs <= 32) rfi_norm_rows<T, MEAN, 1, true><<<warps, RFI_NORM_THREADS, 0, stream>>>(a);
-  else if (packs <= 128) rfi_norm_rows<T, MEAN, 4, true><<<warps, RFI_NORM_THREADS, 0, stream>>>(a);
-  else rfi_norm_rows<T, MEAN, 4, false><<<blocks, (unsigned)rfi_blocks(packs, 128) * 32, 0, stream>>>(a);
+  else if (packs <= 8) rfi_norm_launch_short<T, MEAN, 8>(a, stream);
+  else if (packs <= 16) rfi_norm_launch_short<T, MEAN, 16>(a, stream);
+  else if (packs <= 32) rfi_norm_launch_short<T, MEAN, 32>(a, stream);
+  else if (packs <= 128) rfi_norm_rows<T, MEAN, 4, 32, 1><<<warps, RFI_NORM_THREADS, 0, stream>>>(a);
+  else rfi_norm_rows<T, MEAN, 4, 0, 1><<<blocks, (unsigned)rfi_blocks(packs, 128) * 32, 0, stream>>>(a);
+}
+
+template <typename T, bool MEAN, int K, int LANES>
+static cudaError_t rfi_norm_launch_rows_bwd(const rfi_norm_bwd &a, const rfi_norm_shape &s, size_t space,
+                                            cudaStream_t stream) {
+  cudaError_t e = cudaSuccess;
+  if (space > RFI_NORM_FREE)
+    e = cudaFuncSetAttribute(rfi_norm_rows_bwd<T, MEAN, K, LANES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)space);
+  if (e == cudaSuccess)
+    rfi_norm_rows_bwd<T, MEAN, K, LANES><<<(unsigned)s.parts, (unsigned)s.threads, space, stream>>>(a);
+  return e;
 }
 
 template <typename T, bool MEAN>
-static void rfi_norm_launch_bwd(const rfi_norm_bwd &a, const rfi_norm_shape &s, cudaStream_t stream) {
+static rfr_status rfi_norm_launch_bwd(const rfi_norm_bwd &a, const rfi_norm_shape &s, cudaStream_t stream) {
   const void *pointers[] = {a.dy, a.x, a.w, a.residual, a.dx};
-  const unsigned parts = (unsigned)s.parts;
   /* whole turns of the lanes: with a last one that is not full the row alone would be too little */
-  const size_t space = (size_t)s.pieces * rfi_pack_width<T> * (s.warp ? 32 : s.threads) * sizeof(float);
-  if (s.pieces == 0 || !rfi_norm_aligned(pointers, 5)) {
+  const int stages = s.pieces == 2 ? rfi_norm_stages<2> : rfi_norm_stages<1>;
+  const size_t space = (size_t)s.pieces * ((size_t)(s.lanes ? s.lanes : s.threads) * rfi_pack_width<T> * sizeof(float) +
+                                           (size_t)s.threads * stages * 3 * 16);
+  int device = 0, most = RFI_NORM_FREE;
+  cudaError_t e = cudaSuccess;
+  if (space > RFI_NORM_FREE) {
+    e = cudaGetDevice(&device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (e != cudaSuccess) return rfi_cuda_check(e, "reading the device");
+    most -= RFI_NORM_OWN;
+  }
+  if (s.pieces == 0 || space > (size_t)most || !rfi_norm_aligned(pointers, 5)) {
     if (a.dx) rfi_norm_dx_any<T, MEAN><<<(unsigned)a.rows, RFI_NORM_ANY, 0, stream>>>(a);
     if (a.dw || a.db)
-      rfi_norm_dw_any<T, MEAN><<<dim3((unsigned)rfi_blocks(a.C, RFI_NORM_ANY), parts), RFI_NORM_ANY, 0, stream>>>(a);
-  } else if (s.pieces == 1) {
-    rfi_norm_rows_bwd<T, MEAN, 1, true><<<parts, RFI_NORM_THREADS, space, stream>>>(a);
+      rfi_norm_dw_any<T, MEAN><<<dim3((unsigned)rfi_blocks(a.C, RFI_NORM_ANY), (unsigned)s.parts), RFI_NORM_ANY, 0,
+                                 stream>>>(a);
   } else if (s.pieces == 3) {
-    rfi_norm_rows_bwd<T, MEAN, 3, true><<<parts, RFI_NORM_THREADS, space, stream>>>(a);
+    e = rfi_norm_launch_rows_bwd<T, MEAN, 3, 32>(a, s, space, stream);
+  } else if (s.pieces == 2) {
+    e = rfi_norm_launch_rows_bwd<T, MEAN, 2, 0>(a, s, space, stream);
+  } else if (s.lanes == 0) {
+    e = rfi_norm_launch_rows_bwd<T, MEAN, 1, 0>(a, s, space, stream);
+  } else if (s.lanes == 8) {
+    e = rfi_norm_launch_rows_bwd<T, MEAN, 1, 8>(a, s, space, stream);
+  } else if (s.lanes == 16) {
+    e = rfi_norm_launch_rows_bwd<T, MEAN, 1, 16>(a, s, space, stream);
   } else {
-    rfi_norm_rows_bwd<T, MEAN, 2, false><<<parts, (unsigned)s.threads, space, stream>>>(a);
+    e = rfi_norm_launch_rows_bwd<T, MEAN, 1, 32>(a, s, space, stream);
   }
+  return rfi_cuda_check(e, "asking for shared memory");
 }
 
 /* ---- calls ---- */
@@ -499,7 +625,10 @@ template <bool MEAN> static rfr_status rfi_norm_run_bwd(const rfr_call *c, const
   const rfi_norm_total total_dw = {a.dw, (const float *)rfi_norm_in(c, p.acc), dw},
                        total_db = {a.db, (const float *)rfi_norm_in(c, p.acc_b), db};
   if (C == 0) return RFR_OK;
-  if (a.rows > 0 && (a.dx || dw || db)) RFI_WITH_FLOAT(a.x_type, T, (rfi_norm_launch_bwd<T, MEAN>(a, s, rfi_stream(c))))
+  rfr_status made = RFR_OK;
+  if (a.rows > 0 && (a.dx || dw || db))
+    RFI_WITH_FLOAT(a.x_type, T, made = (rfi_norm_launch_bwd<T, MEAN>(a, s, rfi_stream(c))))
+  if (made != RFR_OK) return made;
   if (dw || db)
     rfi_norm_add_lines<<<dim3((unsigned)rfi_blocks(C, 32), db ? 2 : 1), 32 * RFI_NORM_SLICES, 0, rfi_stream(c)>>>(
         total_dw, total_db, s.parts, C);
