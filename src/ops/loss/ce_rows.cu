@@ -21,7 +21,8 @@
 
 #include "backend/cuda/kernels.cuh"
 
-enum { MOST_THREADS = 1024, LEAST_THREADS = 64, FORWARD_THREADS = 512, DLOGITS_THREADS = 256, AT_ONCE = 4 };
+enum { MOST_THREADS = 1024, LEAST_THREADS = 64, DLOGITS_THREADS = 256, AT_ONCE = 4 };
+enum { FORWARD_THREADS = 256, FORWARD_BLOCKS = 6, FORWARD_AT_ONCE = 2 };
 
 /* ---- pieces ---- */
 
@@ -40,14 +41,19 @@ template <typename X> struct row_of {
 
 static __device__ __forceinline__ float softcap(float x, float cap) { return cap > 0.0f ? cap * tanhf(x / cap) : x; }
 
+template <typename X, int P>
+static __device__ __forceinline__ void widen(float (&v)[P], const rfi_pack<X, P> &piece, float cap) {
+#pragma unroll
+  for (int i = 0; i < P; i++) v[i] = rfi_widen(piece.x[i]);
+  if (cap > 0.0f)
+#pragma unroll
+    for (int i = 0; i < P; i++) v[i] = softcap(v[i], cap);
+}
 /* What lies beside the row counts as -inf: it has no part in a maximum and none in a sum. */
 template <typename X, int P>
 static __device__ __forceinline__ void widen(float (&v)[P], const rfi_pack<X, P> &piece, const row_of<X> &row,
                                              int64_t k, float cap) {
-#pragma unroll
-  for (int i = 0; i < P; i++) v[i] = rfi_widen(piece.x[i]);
-  if (cap > 0.0f)
-    for (int i = 0; i < P; i++) v[i] = softcap(v[i], cap);
+  widen(v, piece, cap);
   if (row.whole(k)) return;
 #pragma unroll
   for (int i = 0; i < P; i++)
@@ -79,18 +85,21 @@ static __device__ __forceinline__ void request(rfi_pack<X, 16 / sizeof(X)> *to, 
 }
 static __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+template <typename D, int P> static __device__ __forceinline__ void store(D *to, const float (&v)[P]) {
+  constexpr int N = P * (int)sizeof(D) > 16 ? 16 / (int)sizeof(D) : P; /* stored at once */
+#pragma unroll
+  for (int i = 0; i < P; i += N) {
+    rfi_pack<D, N> part;
+#pragma unroll
+    for (int j = 0; j < N; j++) part.x[j] = rfi_narrow<D>(v[i + j]);
+    rfi_put((rfi_pack<D, N> *)(to + i), part);
+  }
+}
 template <typename X, typename D, int P>
 static __device__ __forceinline__ void store(D *d, const float (&v)[P], const row_of<X> &row, int64_t k) {
-  constexpr int N = P * (int)sizeof(D) > 16 ? 16 / (int)sizeof(D) : P; /* stored at once */
   const int64_t at = row.first(k);
-  if (row.whole(k) && (uintptr_t)(d + at) % (N * sizeof(D)) == 0) {
-#pragma unroll
-    for (int i = 0; i < P; i += N) {
-      rfi_pack<D, N> part;
-#pragma unroll
-      for (int j = 0; j < N; j++) part.x[j] = rfi_narrow<D>(v[i + j]);
-      *(rfi_pack<D, N> *)(d + at + i) = part;
-    }
+  if (row.whole(k) && (uintptr_t)(d + at) % (P * sizeof(D) < 16 ? P * sizeof(D) : 16) == 0) {
+    store(d + at, v);
     return;
   }
 #pragma unroll
@@ -100,25 +109,38 @@ static __device__ __forceinline__ void store(D *d, const float (&v)[P], const ro
 
 /* ---- log sum exp ---- */
 
-/* (maximum, sum of e^(x - maximum)). An error of e^d that grows as |d| is nothing in a sum, where it counts e^d; a sum
- * without a maximum is 0, or NaN where a NaN has been. */
+static constexpr float LOG2E = 1.4426950408889634f;
+
+/* An error of 2^d that grows as |d| is nothing in a sum, where it counts 2^d. */
+static __device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/* (maximum, sum of 2^(x - maximum)) of x = logit log2 e; a sum without a maximum is 0, or NaN where a NaN has been. */
 static __device__ __forceinline__ float2 merge(float2 a, float2 b) {
   const float top = fmaxf(a.x, b.x);
   if (top == -INFINITY) return make_float2(top, a.y + b.y);
-  return make_float2(top, a.y * __expf(a.x - top) + b.y * __expf(b.x - top));
+  return make_float2(top, a.y * exp2_fast(a.x - top) + b.y * exp2_fast(b.x - top));
 }
 
 template <int P> static __device__ __forceinline__ void add(float2 *sum, const float (&v)[P]) {
-  float top = sum->x;
+  float top = v[0], more[2] = {};
 #pragma unroll
-  for (int i = 0; i < P; i++) top = fmaxf(top, v[i]);
+  for (int i = 1; i < P; i++) top = fmaxf(top, v[i]);
+  top *= LOG2E;
   if (top > sum->x) {
-    sum->y *= __expf(sum->x - top);
+    sum->y *= exp2_fast(sum->x - top);
     sum->x = top;
   }
-  top = top == -INFINITY ? 0.0f : top;
+  const float base = sum->x == -INFINITY ? 0.0f : sum->x;
 #pragma unroll
-  for (int i = 0; i < P; i++) sum->y += __expf(v[i] - top);
+  for (int i = 0; i < P; i++) more[i % 2] += exp2_fast(fmaf(v[i], LOG2E, -base));
+  sum->y += more[0] + more[1];
+}
+static __device__ __forceinline__ double lse_of(float2 sum) {
+  return ((double)sum.x + log2((double)sum.y)) * 0.693147180559945309417;
 }
 
 /* Every thread gets it. `part` may be used again after another one's merge. */
@@ -136,19 +158,33 @@ static __device__ float2 block_merge(float2 x, float2 *part) {
 /* ---- gradient ---- */
 
 typedef struct gradient {
-  float high, low, scale, cap; /* lse in two parts */
-  int64_t target;              /* -1: the row counts for nothing */
+  float high, low, high2, scale, cap; /* lse in two parts; lse log2 e */
+  int64_t target;                     /* -1: the row counts for nothing */
 } gradient;
 
-/* v becomes what piece k's gradient is; where it is rounded to 16 bits, e^x need not be better. */
-template <typename X, typename D, int P>
-static __device__ __forceinline__ void turn(float (&v)[P], const gradient &g, const row_of<X> &row, int64_t k) {
+static __device__ __forceinline__ gradient gradient_of(const rfi_ce_rows &r, double lse, int64_t target) {
+  const float high = (float)lse;
+  return {high, (float)(lse - (double)high), high * LOG2E, *r.dloss * *r.inv_valid, r.cap, target};
+}
+
+/* v becomes the gradient of the elements from `first` on; where it is rounded to 16 bits, e^x need not be better. */
+template <typename D, int P>
+static __device__ __forceinline__ void turn(float (&v)[P], const gradient &g, int64_t first) {
+  const int64_t at = g.target - first;
+  float by[P];
 #pragma unroll
-  for (int i = 0; i < P; i++) {
-    const float d = v[i] - g.high - g.low, p = sizeof(D) == 2 ? __expf(d) : expf(d);
-    const float slope = g.cap > 0.0f ? (1.0f - v[i] / g.cap) * (1.0f + v[i] / g.cap) : 1.0f;
-    v[i] = g.target < 0 ? 0.0f : (row.first(k) + i == g.target ? p - 1.0f : p) * g.scale * slope;
-  }
+  for (int i = 0; i < P; i++) by[i] = g.scale;
+  if (g.cap > 0.0f)
+#pragma unroll
+    for (int i = 0; i < P; i++) by[i] *= (1.0f - v[i] / g.cap) * (1.0f + v[i] / g.cap);
+#pragma unroll
+  for (int i = 0; i < P; i++)
+    v[i] = sizeof(D) == 2 ? exp2_fast(fmaf(v[i], LOG2E, -g.high2)) : expf(v[i] - g.high - g.low);
+  if (at >= 0 && at < P)
+#pragma unroll
+    for (int i = 0; i < P; i++) v[i] = i == (int)at ? v[i] - 1.0f : v[i];
+#pragma unroll
+  for (int i = 0; i < P; i++) v[i] = g.target < 0 ? 0.0f : v[i] * by[i];
 }
 
 static __device__ __forceinline__ int64_t target_of(const rfi_ce_rows &r, int64_t row) {
@@ -156,8 +192,8 @@ static __device__ __forceinline__ int64_t target_of(const rfi_ce_rows &r, int64_
   return target != r.ignore && target >= 0 && target < r.V ? target : -1;
 }
 
-/* `keep` pieces of a row lie in shared memory; 0 where no gradient is wanted. */
-template <typename X, typename D, bool GRADIENT>
+/* `keep` pieces of a row lie in shared memory. */
+template <typename X, typename D>
 static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows r, const int64_t keep) {
   constexpr int P = 16 / (int)sizeof(X);
   typedef rfi_pack<X, P> pack;
@@ -166,10 +202,8 @@ static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows
   pack *kept = (pack *)shared;
   const int threads = blockDim.x, me = threadIdx.x;
   int odd = 0;
-  if (GRADIENT) {
-    const row_of<X> row((const X *)r.logits + blockIdx.x * r.logits_ld, r.V);
-    for (int64_t k = me; k < keep && k < row.pieces; k += threads) request(&kept[k], row, k);
-  }
+  const row_of<X> begin((const X *)r.logits + blockIdx.x * r.logits_ld, r.V);
+  for (int64_t k = me; k < keep && k < begin.pieces; k += threads) request(&kept[k], begin, k);
   for (int64_t t = blockIdx.x; t < r.rows; t += gridDim.x, odd ^= 1) {
     const row_of<X> row((const X *)r.logits + t * r.logits_ld, r.V);
     const int64_t target = target_of(r, t);
@@ -177,12 +211,10 @@ static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows
     float2 sum = make_float2(-INFINITY, 0.0f);
     float v[P];
     int64_t k = me;
-    if (GRADIENT) {
-      arrived();
-      for (; k < keep && k < row.pieces; k += threads) {
-        widen(v, kept[k], row, k, r.cap);
-        add(&sum, v);
-      }
+    arrived();
+    for (; k < keep && k < row.pieces; k += threads) {
+      widen(v, kept[k], row, k, r.cap);
+      add(&sum, v);
     }
     for (; k + (AT_ONCE - 1) * threads < row.pieces; k += AT_ONCE * threads) {
       pack piece[AT_ONCE];
@@ -199,20 +231,19 @@ static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows
       add(&sum, v);
     }
     sum = block_merge(sum, part[odd]);
-    const double lse = (double)sum.x + log((double)sum.y);
+    const double lse = lse_of(sum);
     if (me == 0) {
       if (r.lse) r.lse[t] = (float)lse;
       if (r.nll) r.nll[t] = target >= 0 ? lse - (double)hit : 0.0;
     }
-    if (!GRADIENT) continue;
-    const gradient g = {(float)lse, (float)(lse - (double)(float)lse), *r.dloss * *r.inv_valid, r.cap, target};
+    const gradient g = gradient_of(r, lse, target);
     const row_of<X> next((const X *)r.logits + (t + gridDim.x) * r.logits_ld, r.V);
     const bool more = t + gridDim.x < r.rows;
     D *d = (D *)r.dlogits + t * r.dlogits_ld;
     for (k = me; k < keep; k += threads) {
       if (k < row.pieces) {
         widen(v, kept[k], row, k, r.cap);
-        turn<X, D>(v, g, row, k);
+        turn<D>(v, g, row.first(k));
         store(d, v, row, k);
       }
       if (more && k < next.pieces) request(&kept[k], next, k);
@@ -222,30 +253,81 @@ static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows
       if (k < row.pieces) widen(v, load(row, k), row, k, r.cap);
       __syncthreads();
       if (k >= row.pieces) continue;
-      turn<X, D>(v, g, row, k);
+      turn<D>(v, g, row.first(k));
       store(d, v, row, k);
     }
   }
 }
 
-template <typename X, typename D>
-static __global__ void __launch_bounds__(DLOGITS_THREADS) ce_dlogits(const rfi_ce_rows r, const int64_t blocks) {
-  constexpr int P = 16 / (int)sizeof(X);
-  const int64_t t = blockIdx.x / blocks, k0 = blockIdx.x % blocks * (DLOGITS_THREADS * AT_ONCE) + threadIdx.x;
-  const row_of<X> row((const X *)r.logits + t * r.logits_ld, r.V);
-  const gradient g = {r.lse[t], 0.0f, *r.dloss * *r.inv_valid, r.cap, target_of(r, t)};
-  rfi_pack<X, P> piece[AT_ONCE];
+/* Forward alone. A thread's next pieces, at a row's end those of the block's next row, are on their way while these
+ * are added. EVEN: rows begin and end at 16 bytes. */
+template <typename X, bool EVEN>
+static __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_BLOCKS) ce_forward(const rfi_ce_rows r) {
+  constexpr int P = 16 / (int)sizeof(X), N = EVEN ? FORWARD_AT_ONCE : 1;
+  typedef rfi_pack<X, P> pack;
+  __shared__ float2 part[2][FORWARD_THREADS / 32];
+  const int threads = blockDim.x, me = threadIdx.x;
+  pack next[N];
+  const auto fetch = [&](const row_of<X> &row, int64_t k) {
 #pragma unroll
-  for (int j = 0; j < AT_ONCE; j++)
-    if (k0 + j * DLOGITS_THREADS < row.pieces) piece[j] = load(row, k0 + j * DLOGITS_THREADS);
+    for (int j = 0; j < N; j++, k += threads)
+      if (k < row.pieces) next[j] = EVEN ? ((const pack *)row.x)[k] : load(row, k);
+  };
+  int odd = 0;
+  fetch(row_of<X>((const X *)r.logits + blockIdx.x * r.logits_ld, r.V), me);
+  for (int64_t t = blockIdx.x; t < r.rows; t += gridDim.x, odd ^= 1) {
+    const row_of<X> row((const X *)r.logits + t * r.logits_ld, r.V), after(row.x + gridDim.x * r.logits_ld, r.V);
+    float2 sum = make_float2(-INFINITY, 0.0f);
+    for (int64_t k = me; k - me < row.pieces; k += N * threads) {
+      pack now[N];
+#pragma unroll
+      for (int j = 0; j < N; j++) now[j] = next[j];
+      if (k - me + N * threads < row.pieces) fetch(row, k + N * threads);
+      else if (t + gridDim.x < r.rows) fetch(after, me);
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        float v[P];
+        if (k + j * threads >= row.pieces) break;
+        if (EVEN) widen(v, now[j], r.cap);
+        else widen(v, now[j], row, k + j * threads, r.cap);
+        add(&sum, v);
+      }
+    }
+    sum = block_merge(sum, part[odd]);
+    if (me > 0) continue;
+    const int64_t target = target_of(r, t);
+    const double lse = lse_of(sum);
+    if (r.lse) r.lse[t] = (float)lse;
+    if (r.nll) r.nll[t] = target >= 0 ? lse - (double)softcap(rfi_widen(row.x[target]), r.cap) : 0.0;
+  }
+}
+
+/* EVEN: rows of both begin and end at 16 bytes. */
+template <typename X, typename D, bool EVEN>
+static __global__ void __launch_bounds__(DLOGITS_THREADS) ce_dlogits(const rfi_ce_rows r, const unsigned blocks) {
+  constexpr int P = 16 / (int)sizeof(X);
+  typedef rfi_pack<X, P> pack;
+  const unsigned t = blockIdx.x / blocks;
+  const int64_t k0 = blockIdx.x % blocks * (DLOGITS_THREADS * AT_ONCE) + threadIdx.x;
+  const row_of<X> row((const X *)r.logits + t * r.logits_ld, r.V);
+  D *const d = (D *)r.dlogits + t * r.dlogits_ld;
+  pack piece[AT_ONCE];
+#pragma unroll
+  for (int j = 0; j < AT_ONCE; j++) {
+    const int64_t k = k0 + j * DLOGITS_THREADS;
+    if (k < row.pieces) piece[j] = EVEN ? ((const pack *)row.x)[k] : load(row, k);
+  }
+  const gradient g = gradient_of(r, r.lse[t], target_of(r, t));
 #pragma unroll
   for (int j = 0; j < AT_ONCE; j++) {
     const int64_t k = k0 + j * DLOGITS_THREADS;
     float v[P];
     if (k >= row.pieces) break;
-    widen(v, piece[j], row, k, r.cap);
-    turn<X, D>(v, g, row, k);
-    store((D *)r.dlogits + t * r.dlogits_ld, v, row, k);
+    if (EVEN) widen(v, piece[j], r.cap);
+    else widen(v, piece[j], row, k, r.cap);
+    turn<D>(v, g, row.first(k));
+    if (EVEN) store(d + k * P, v);
+    else store(d, v, row, k);
   }
 }
 
@@ -277,30 +359,47 @@ static rfr_status find_machine(machine *m) {
 }
 
 /* As many blocks as are at work at once: each goes on to the next row. `own`: bytes that a block has besides. */
-template <typename X, typename D, bool GRADIENT>
+template <typename X, typename D>
 static rfr_status launch(const rfi_ce_rows *r, const machine *m, cudaStream_t stream) {
   const int64_t width = 16 / (int64_t)sizeof(X), pieces = rfi_blocks(r->V, width) + 1, own = 2048, resident = 1024;
-  int64_t threads = rfi_blocks(pieces, AT_ONCE * 32) * 32, most = GRADIENT ? MOST_THREADS : FORWARD_THREADS;
-  int64_t keep = GRADIENT ? (m->shared - own) / 16 : 0;
-  if (threads > most) threads = most;
+  int64_t threads = rfi_blocks(pieces, AT_ONCE * 32) * 32, keep = (m->shared - own) / 16;
+  if (threads > MOST_THREADS) threads = MOST_THREADS;
   if (threads < LEAST_THREADS) threads = LEAST_THREADS;
   if (keep > pieces) keep = pieces;
   int64_t blocks = resident / threads;
-  if (GRADIENT && blocks > m->shared / (16 * keep + own)) blocks = m->shared / (16 * keep + own);
+  if (blocks > m->shared / (16 * keep + own)) blocks = m->shared / (16 * keep + own);
   blocks = (blocks < 1 ? 1 : blocks) * m->sms;
   if (blocks > r->rows) blocks = r->rows;
   if (16 * keep > 32768) {
     const cudaError_t e =
-        cudaFuncSetAttribute(ce_rows<X, D, GRADIENT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(16 * keep));
+        cudaFuncSetAttribute(ce_rows<X, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(16 * keep));
     if (e != cudaSuccess) return rfi_cuda_check(e, "asking for shared memory");
   }
-  ce_rows<X, D, GRADIENT><<<(unsigned)blocks, (unsigned)threads, (size_t)(16 * keep), stream>>>(*r, keep);
+  ce_rows<X, D><<<(unsigned)blocks, (unsigned)threads, (size_t)(16 * keep), stream>>>(*r, keep);
   return RFR_OK;
 }
 
+/* Whether rows of V elements begin and end at 16 bytes of T, and for a wider type of X too. */
+template <typename T, typename X> static bool is_even(const void *rows, int64_t ld, int64_t V) {
+  const int64_t width = 16 / (int64_t)(sizeof(T) < sizeof(X) ? sizeof(T) : sizeof(X));
+  return (uintptr_t)rows % 16 == 0 && ld % width == 0 && V % width == 0;
+}
+
+template <typename X> static void launch_forward(const rfi_ce_rows *r, const machine *m, cudaStream_t stream) {
+  const int64_t pieces = rfi_blocks(r->V, 16 / (int64_t)sizeof(X)) + 1;
+  int64_t threads = rfi_blocks(pieces, FORWARD_AT_ONCE * 32) * 32;
+  if (threads > FORWARD_THREADS) threads = FORWARD_THREADS;
+  if (threads < LEAST_THREADS) threads = LEAST_THREADS;
+  int64_t blocks = FORWARD_BLOCKS * FORWARD_THREADS / threads * m->sms;
+  if (blocks > r->rows) blocks = r->rows;
+  if (is_even<X, X>(r->logits, r->logits_ld, r->V))
+    ce_forward<X, true><<<(unsigned)blocks, (unsigned)threads, 0, stream>>>(*r);
+  else ce_forward<X, false><<<(unsigned)blocks, (unsigned)threads, 0, stream>>>(*r);
+}
+
 template <typename X> static rfr_status choose(const rfi_ce_rows *r, const machine *m, cudaStream_t stream) {
-  if (!r->dlogits) return launch<X, float, false>(r, m, stream);
-  RFI_WITH_FLOAT(r->dlogits_type, D, return (launch<X, D, true>(r, m, stream)))
+  if (!r->dlogits) launch_forward<X>(r, m, stream);
+  else RFI_WITH_FLOAT(r->dlogits_type, D, return (launch<X, D>(r, m, stream)))
   return RFR_OK;
 }
 
@@ -313,16 +412,18 @@ rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream) {
   return s == RFR_OK ? rfi_cuda_launched("cross_entropy") : s;
 }
 
-template <typename X> static void launch_dlogits(const rfi_ce_rows *r, cudaStream_t stream) {
+template <typename X, typename D> static void launch_dlogits(const rfi_ce_rows *r, cudaStream_t stream) {
   const int64_t pieces = rfi_blocks(r->V, 16 / (int64_t)sizeof(X)) + 1;
-  const int64_t blocks = rfi_blocks(pieces, DLOGITS_THREADS * AT_ONCE);
-  const unsigned grid = (unsigned)(r->rows * blocks);
-  RFI_WITH_FLOAT(r->dlogits_type, D, (ce_dlogits<X, D><<<grid, DLOGITS_THREADS, 0, stream>>>(*r, blocks)))
+  const unsigned blocks = (unsigned)rfi_blocks(pieces, DLOGITS_THREADS * AT_ONCE), grid = (unsigned)r->rows * blocks;
+  if (is_even<X, D>(r->logits, r->logits_ld, r->V) && is_even<D, X>(r->dlogits, r->dlogits_ld, r->V))
+    ce_dlogits<X, D, true><<<grid, DLOGITS_THREADS, 0, stream>>>(*r, blocks);
+  else ce_dlogits<X, D, false><<<grid, DLOGITS_THREADS, 0, stream>>>(*r, blocks);
 }
 
 rfr_status rfi_ce_dlogits_cuda(const rfi_ce_rows *r, void *stream) {
   if (r->rows == 0 || r->V == 0) return RFR_OK;
-  RFI_WITH_FLOAT(r->logits_type, X, launch_dlogits<X>(r, (cudaStream_t)stream))
+  RFI_WITH_FLOAT(r->logits_type, X,
+                 RFI_WITH_FLOAT(r->dlogits_type, D, (launch_dlogits<X, D>(r, (cudaStream_t)stream))))
   return rfi_cuda_launched("cross_entropy_bwd");
 }
 
