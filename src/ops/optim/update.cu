@@ -4,14 +4,15 @@
  *
  * Updates that follow each other are one launch, which the tensors' places travel in by value: most
  * tensors are too small to fill the device. Their chunks are dealt to the blocks in turns, so that at
- * any time all blocks are within a few pages of each array. A thread has two times 4 neighbours of every
- * tensor on their way at once, 16 bytes of f32 each; tensors in f16, or that begin at an odd place, go one
- * by one. What is constant is folded in f64 from what the step's values on the device say, once a block,
- * and once a tensor where it differs. When skip is set a block ends before it writes.
+ * any time all blocks are within a few pages of each array. A thread has 4 neighbours of every tensor on
+ * their way at once, 16 bytes of f32 each, and blocks are many: two times 4 in half as many moved less.
+ * Tensors in f16, or that begin at an odd place, go one by one. What is constant is folded in f64 from what
+ * the step's values on the device say, once a block, and once a tensor where it differs. When skip is set a
+ * block ends before it writes.
  */
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 256, PER_SM = 2, CHUNK = 4096 };
+enum { THREADS = 256, PER_SM = 4, CHUNK = 4096 };
 enum { MOST = 256 }; /* tensors a launch: 32,764 bytes may travel in it */
 
 typedef struct tensor {
@@ -132,45 +133,32 @@ template <typename T> static __device__ __forceinline__ void put(T *to, const fl
 /* W: of what the sums are kept in, the master where there is one; M: of the moments. */
 template <kind KIND, typename W, typename G, typename M>
 static __device__ __forceinline__ void update_fours(const update &u, const factors &f, int64_t begin, int64_t end) {
-  enum { AT_ONCE = 2 };
   W *const w = (W *)(u.master.data ? u.master.data : u.w.data) + begin;
   const tensor copy = u.master.data ? u.w : tensor{};
   const G *const g = (const G *)u.g.data + begin;
   M *const m = (M *)u.m.data + begin, *const v = (M *)u.v.data + begin;
   const int n = (int)(end - begin);
-  for (int first = (int)threadIdx.x * 4; first < n; first += AT_ONCE * THREADS * 4) {
-    rfi_pack<W, 4> wp[AT_ONCE];
-    rfi_pack<G, 4> gp[AT_ONCE];
-    rfi_pack<M, 4> mp[AT_ONCE], vp[AT_ONCE];
+  for (int i = (int)threadIdx.x * 4; i < n; i += THREADS * 4) {
+    const rfi_pack<W, 4> wp = *(const rfi_pack<W, 4> *)(w + i);
+    const rfi_pack<G, 4> gp = *(const rfi_pack<G, 4> *)(g + i);
+    rfi_pack<M, 4> mp, vp;
+    if (KIND != SGD) mp = *(const rfi_pack<M, 4> *)(m + i);
+    if (KIND == ADAMW) vp = *(const rfi_pack<M, 4> *)(v + i);
+    float x[4], m4[4] = {}, v4[4] = {};
 #pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) {
-      const int i = first + k * THREADS * 4;
-      if (i >= n) continue;
-      wp[k] = *(const rfi_pack<W, 4> *)(w + i);
-      gp[k] = *(const rfi_pack<G, 4> *)(g + i);
-      if (KIND != SGD) mp[k] = *(const rfi_pack<M, 4> *)(m + i);
-      if (KIND == ADAMW) vp[k] = *(const rfi_pack<M, 4> *)(v + i);
+    for (int j = 0; j < 4; j++) {
+      x[j] = rfi_widen(wp.x[j]);
+      if (KIND != SGD) m4[j] = rfi_widen(mp.x[j]);
+      if (KIND == ADAMW) v4[j] = rfi_widen(vp.x[j]);
+      update_one<KIND>(f, &x[j], rfi_widen(gp.x[j]), &m4[j], &v4[j]);
     }
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) {
-      const int i = first + k * THREADS * 4;
-      if (i >= n) continue;
-      float x[4], m4[4] = {}, v4[4] = {};
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        x[j] = rfi_widen(wp[k].x[j]);
-        if (KIND != SGD) m4[j] = rfi_widen(mp[k].x[j]);
-        if (KIND == ADAMW) v4[j] = rfi_widen(vp[k].x[j]);
-        update_one<KIND>(f, &x[j], rfi_widen(gp[k].x[j]), &m4[j], &v4[j]);
-      }
-      if (KIND == ADAMW) put(v + i, v4);
-      if (KIND != SGD) put(m + i, m4);
-      put(w + i, x);
-      if (!copy.data) continue;
-      if (copy.dtype == RFR_F32) put((float *)copy.data + begin + i, x);
-      else if (copy.dtype == RFR_BF16) put((rfi_bf16 *)copy.data + begin + i, x);
-      else put((rfi_f16 *)copy.data + begin + i, x);
-    }
+    if (KIND == ADAMW) put(v + i, v4);
+    if (KIND != SGD) put(m + i, m4);
+    put(w + i, x);
+    if (!copy.data) continue;
+    if (copy.dtype == RFR_F32) put((float *)copy.data + begin + i, x);
+    else if (copy.dtype == RFR_BF16) put((rfi_bf16 *)copy.data + begin + i, x);
+    else put((rfi_f16 *)copy.data + begin + i, x);
   }
 }
 
