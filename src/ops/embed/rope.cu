@@ -5,13 +5,14 @@
  *   y[t,h,d]       = x[t,h,d] cos a - x[t,h,d+D/2] sin a       a = positions[t] frequency[d]
  *   y[t,h,d+D/2]   = x[t,h,d+D/2] cos a + x[t,h,d] sin a
  *
- * A thread has a few pairs of a row: their sines and cosines stay in its registers and serve up to HEADS heads.
- * Angles are taken in f64, as rope_cpu.c says why; the frequencies come from the host with the launch.
+ * A block has a few tokens at a time: while their first heads are on the way it makes each token's sines and cosines,
+ * which serve all heads. Angles are taken in f64, as rope_cpu.c says why; the frequencies come from the host with the
+ * launch.
  */
 #include "ops/elementwise/map.cuh"
 #include "ops/embed/rope.h"
 
-enum { THREADS = 256, PAIRS = 256, HEADS = 4, SCAN_THREADS = 1024 };
+enum { THREADS = 256, PAIRS = 256, TURNS = 1024, AT_ONCE = 4, SCAN_THREADS = 1024 };
 
 /* ---- rope ---- */
 
@@ -28,71 +29,98 @@ static __device__ void sine_cosine(double angle, float *sine, float *cosine) {
   *cosine = (k + 1u) & 2u ? -c : c;
 }
 
-/* `pairs` of a head's D/2 pairs from pair `first` on. */
+/* `pairs` of a head's D/2 pairs from pair `first` on; a block has `tokens` at a time. */
 struct rope_args {
   double frequency[PAIRS];
   const int32_t *position;
   int64_t position_step, T, x_row, x_head, x_step;
-  int H, half, first, pairs;
+  int H, half, first, pairs, tokens;
   bool inverse;
 };
 
-/* Threads x share a row, threads y have rows of their own. Thread i of a row has V pairs of every `apart`-th head. */
+/* What was loaded stays as it came until here: the compiler would keep it widened, which takes twice the registers. */
+template <typename G> static __device__ __forceinline__ void keep_narrow(G *g) {
+  if constexpr (sizeof(G) == 16) {
+    uint32_t w[4];
+    __builtin_memcpy(w, g, 16);
+    asm volatile("" : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3]));
+    __builtin_memcpy(g, w, 16);
+  }
+}
+
+/* An item is V pairs of a head. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(THREADS) rope(const T *x, T *y, const __grid_constant__ rope_args a) {
+static __global__ void __launch_bounds__(THREADS, 3) rope(const T *x, T *y, const __grid_constant__ rope_args a) {
   __shared__ double frequency[PAIRS];
-  for (int d = threadIdx.y * blockDim.x + threadIdx.x; d < a.pairs; d += blockDim.x * blockDim.y)
-    frequency[d] = a.frequency[d];
-  __syncthreads();
-  const int groups = a.pairs / V, apart = (a.H + HEADS - 1) / HEADS;
-  for (int64_t t = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; t < a.T; t += (int64_t)gridDim.x * blockDim.y) {
-    const double position = a.position[t * a.position_step] * (a.inverse ? -1.0 : 1.0);
-    for (int i = threadIdx.x; i < apart * groups; i += blockDim.x) {
-      const int h0 = i / groups, d = (i - h0 * groups) * V;
-      const T *from = x + t * a.x_row + (a.first + d) * a.x_step;
-      T *to = y + t * a.H * 2 * a.half + a.first + d;
-      rfi_group<T, V> x0[HEADS], x1[HEADS];
+  __shared__ float2 turn[TURNS]; /* sine and cosine of each token's pairs */
+  const int groups = a.pairs / V, items = a.tokens * a.H * groups, turns = a.tokens * a.pairs;
+  for (int d = threadIdx.x; d < a.pairs; d += THREADS) frequency[d] = a.frequency[d];
+  for (int64_t t0 = (int64_t)blockIdx.x * a.tokens; t0 < a.T; t0 += (int64_t)gridDim.x * a.tokens) {
+    rfi_group<T, V> x0[AT_ONCE], x1[AT_ONCE];
+    const auto token_of = [&](int i) { return i / groups / a.H; };
+    const auto there = [&](int i) { return i < items && t0 + token_of(i) < a.T; };
+    const auto fetch = [&](int first) {
 #pragma unroll
-      for (int k = 0; k < HEADS; k++) {
-        const int h = h0 + k * apart;
-        if (h < a.H) {
-          x0[k] = rfi_load<T, V>(from + h * a.x_head);
-          x1[k] = rfi_load<T, V>(from + h * a.x_head + a.half * a.x_step);
-        }
+      for (int u = 0; u < AT_ONCE; u++) {
+        const int i = first + u * THREADS, h = i / groups % a.H, d = i % groups * V;
+        if (!there(i)) continue;
+        const T *from = x + (t0 + token_of(i)) * a.x_row + h * a.x_head + (a.first + d) * a.x_step;
+        x0[u] = rfi_load<T, V>(from);
+        x1[u] = rfi_load<T, V>(from + a.half * a.x_step);
       }
-      float sine[V], cosine[V];
+    };
+    fetch(threadIdx.x);
+    __syncthreads();
+    for (int i = threadIdx.x; i < turns; i += THREADS) {
+      const int64_t t = t0 + i / a.pairs;
+      if (t >= a.T) break;
+      const double position = a.position[t * a.position_step] * (a.inverse ? -1.0 : 1.0);
+      sine_cosine(position * frequency[i % a.pairs], &turn[i].x, &turn[i].y);
+    }
+    __syncthreads();
+    for (int first = threadIdx.x; first < items; first += AT_ONCE * THREADS) {
+      if (first >= THREADS) fetch(first);
+      int begin = first; /* places are made again: registers are for what is on its way */
+      asm volatile("" : "+r"(begin));
 #pragma unroll
-      for (int v = 0; v < V; v++) sine_cosine(position * frequency[d + v], &sine[v], &cosine[v]);
-#pragma unroll
-      for (int k = 0; k < HEADS; k++) {
-        const int h = h0 + k * apart;
-        if (h >= a.H) continue;
+      for (int u = 0; u < AT_ONCE; u++) {
+        const int i = begin + u * THREADS, h = i / groups % a.H, d = i % groups * V, token = token_of(i);
         float a0[V], a1[V], y0[V], y1[V];
-        rfi_widen(x0[k], a0);
-        rfi_widen(x1[k], a1);
+        if (!there(i)) break;
+        keep_narrow(&x0[u]);
+        keep_narrow(&x1[u]);
+        rfi_widen(x0[u], a0);
+        rfi_widen(x1[u], a1);
 #pragma unroll
         for (int v = 0; v < V; v++) {
-          y0[v] = a0[v] * cosine[v] - a1[v] * sine[v];
-          y1[v] = a1[v] * cosine[v] + a0[v] * sine[v];
+          const float2 by = turn[token * a.pairs + d + v];
+          y0[v] = a0[v] * by.y - a1[v] * by.x;
+          y1[v] = a1[v] * by.y + a0[v] * by.x;
         }
-        rfi_store<T, V>(to + (int64_t)h * 2 * a.half, y0);
-        rfi_store<T, V>(to + (int64_t)h * 2 * a.half + a.half, y1);
+        T *to = y + ((t0 + token) * a.H + h) * 2 * a.half + a.first + d;
+        rfi_store<T, V>(to, y0);
+        rfi_store<T, V>(to + a.half, y1);
       }
     }
   }
 }
 
-template <typename T> static void launch_rope(const rfr_call *call, const rope_args &a) {
+template <typename T, int V> static void launch_items(const rfr_call *call, const T *x, T *y, rope_args &a) {
+  const int row = a.H * (a.pairs / V), most = TURNS / a.pairs;
+  a.tokens = row >= AT_ONCE * THREADS ? 1 : AT_ONCE * THREADS / row;
+  if (a.tokens > most) a.tokens = most;
+  const int64_t spread = rfi_blocks(a.T, (int64_t)rfi_cuda_info_of(call)->sms * 8);
+  if (a.tokens > spread) a.tokens = (int)spread;
+  rope<T, V><<<rfi_grid(call, a.T, a.tokens), THREADS, 0, rfi_stream(call)>>>(x, y, a);
+}
+template <typename T> static void launch_rope(const rfr_call *call, rope_args &a) {
   constexpr int V = rfi_pack_width<T>;
   const T *x = (const T *)call->in[0].data;
   T *y = (T *)call->out[0].data;
   const bool aligned = ((uintptr_t)x | (uintptr_t)y) % 16 == 0;
-  const bool groups = a.x_step == 1 && aligned && a.half % V == 0 && a.x_row % V == 0 && a.x_head % V == 0;
-  const int64_t items = rfi_blocks(a.H, HEADS) * (a.pairs / (groups ? V : 1));
-  const unsigned row = (unsigned)(items < THREADS ? items : THREADS), rows = THREADS / row;
-  const unsigned blocks = rfi_grid(call, a.T, rows);
-  if (groups) rope<T, V><<<blocks, dim3(row, rows), 0, rfi_stream(call)>>>(x, y, a);
-  else rope<T, 1><<<blocks, dim3(row, rows), 0, rfi_stream(call)>>>(x, y, a);
+  if (a.x_step == 1 && aligned && a.half % V == 0 && a.x_row % V == 0 && a.x_head % V == 0)
+    launch_items<T, V>(call, x, y, a);
+  else launch_items<T, 1>(call, x, y, a);
 }
 
 static rfr_status run_rope(const rfr_call *call) {
