@@ -4,10 +4,10 @@
  *
  *   index[t] = the k experts of the highest scores, of equals the smaller one;  weight[t] = their scores
  *
- * What is compared becomes a key, an integer in the same order: the best of a warp's keys and the smallest expert that
- * has it are two instructions. Up to 1024 experts' keys are in registers, and each lane sorts its own once, so that a
- * choice takes a lane's first away; of more, or for more than 32 choices, they are computed again for each choice, and
- * the next one is the best behind the last.
+ * What is compared becomes a key, an integer in the same order, so that the best of a warp's keys is one instruction.
+ * Up to 1024 experts' keys are in registers, a lane's experts neighbours: each lane sorts its own once, and a choice
+ * takes the first away from the first lane that has the best. Of more, or for more than 32 choices, keys are computed
+ * again for each choice, and the next one is the best behind the last.
  * A NaN is the least of all, so the chosen are k different experts always. Scores of the chosen are computed again
  * from their logits, which are in the cache.
  */
@@ -73,7 +73,7 @@ template <typename X, int V, bool PLAIN> struct token {
 
   static __device__ __forceinline__ int place(int v) {
     const int lane = threadIdx.x % LANES;
-    return V ? (v / 4 * LANES + lane) * 4 + v % 4 : v * LANES + lane;
+    return V ? lane * V + v : v * LANES + lane;
   }
   __device__ __forceinline__ int n() const { return V ? V : (a.experts + LANES - 1) / LANES; }
   __device__ __forceinline__ uint32_t compute(int e, float logit) const {
@@ -195,15 +195,16 @@ static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ 
   }
   if (V) x.sort();
   choice last = nothing_yet();
-  float high = 0;
+  const float high = V && PLAIN ? value_of(__reduce_max_sync(ALL, x.key[0])) : 0.0f;
   int mine = 0;
   for (int first = 0; first < a.k; first += LANES) {
     const int n = FEW || a.k - first < LANES ? a.k - first : LANES;
     for (int j = 0; j < n; j++) {
       if (V) {
-        last = best_of({x.key[0], x.at[0]});
-        if (x.at[0] == last.at) x.drop_first();
-        if (PLAIN && j == 0) high = value_of(last.key);
+        last.key = __reduce_max_sync(ALL, x.key[0]);
+        const int owner = __ffs((int)__ballot_sync(ALL, x.key[0] == last.key)) - 1;
+        last.at = __shfl_sync(ALL, x.at[0], owner);
+        if (lane == owner) x.drop_first();
       } else {
         last = x.next(0, a.experts, last);
       }
@@ -214,7 +215,12 @@ static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ 
   }
   if (!a.weight) return;
   if constexpr (V > 0 && PLAIN) {
-    if (a.score == RFR_MOE_SOFTMAX) route.softmax_in(logit, high);
+    float any = 0; /* NaN if a logit is: then so are all scores */
+#pragma unroll
+    for (int v = 0; v < V; v++) any += logit[v];
+    if (a.score == RFR_MOE_SOFTMAX && a.norm && !__any_sync(ALL, any != any))
+      route.max = high; /* what divides all of them is no part of a share */
+    else if (a.score == RFR_MOE_SOFTMAX) route.softmax_in(logit, high);
   }
   const rfi_chosen<X, FEW> chosen(route, a.chosen ? a.chosen + t * a.k : NULL, a.k, mine);
   float sum = 0;

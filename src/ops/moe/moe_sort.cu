@@ -4,25 +4,24 @@
  *
  *   order: slots by expert, of one expert by number;  place[order[r]] = r;  splits[e] = slots of e
  *
- * Three launches: each warp counts the experts of its neighbouring slots, the counts of an expert become what warps
- * before have of it, and each warp writes its slots where they belong, 32 at a time: a slot's rank among them is how
- * many lanes before it have its expert. A warp's counts are in shared memory unless there are very many experts; it
- * has at least as many slots as there are experts, so the counts are never more than the slots.
+ * Two launches. A block has a tile, neighbouring slots, and counts their experts. Then each block adds up what all
+ * tiles and those before its own have of each expert, counts again by warp, and writes its slots where they belong, 32
+ * at a time: a slot's rank among them is how many lanes before it have its expert. A tile has at least as many slots
+ * as there are experts, so the counts are never more than the slots.
  */
 #include <climits>
 
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES, AT_ONCE = 8 };
-enum { LEAST_SLOTS = LANES * AT_ONCE, MOST_WARPS = 2048, MOST_SHARED = 1024 };
+enum { THREADS = 1024, LANES = 32, AT_ONCE = 2, MOST_TILES = 128 };
 static const unsigned ALL = 0xffffffffu;
 
 struct sort_args {
   const int32_t *index;
-  int32_t *splits, *order, *place; /* order, place: NULL where nobody wants them */
-  int32_t *count;                  /* (warps, experts) */
-  int64_t slots, per_warp;
-  int experts, warps;
+  int32_t *splits, *order, *place; /* NULL where nobody wants them */
+  int32_t *count, *next;           /* (tiles, experts); next: the second launch's, where it is not in shared memory */
+  int64_t slots, per_tile;
+  int experts, tiles;
 };
 
 static __device__ __forceinline__ int expert_of(const sort_args &a, int64_t slot, int64_t end) {
@@ -30,68 +29,39 @@ static __device__ __forceinline__ int expert_of(const sort_args &a, int64_t slot
   return e >= 0 && e < a.experts ? e : -1;
 }
 
-/* ---- counts ---- */
-
-template <bool SHARED> static __global__ void __launch_bounds__(THREADS) count_slots(const sort_args a) {
-  extern __shared__ int32_t rows[];
-  const int lane = threadIdx.x % LANES, own = threadIdx.x / LANES, warp = blockIdx.x * WARPS + own;
-  if (warp >= a.warps) return;
-  int32_t *to = a.count + (int64_t)warp * a.experts, *count = SHARED ? rows + own * a.experts : to;
-  const int64_t begin = warp * a.per_warp, end = begin + a.per_warp < a.slots ? begin + a.per_warp : a.slots;
-  for (int e = lane; e < a.experts; e += LANES) count[e] = 0;
-  __syncwarp();
-  for (int64_t first = begin + lane; first < end; first += LEAST_SLOTS) {
+/* Adds to count how many of the slots from `first` on, every `step`-th before `end`, each expert has. */
+static __device__ __forceinline__ void count_slots(const sort_args &a, int32_t *count, int64_t first, int64_t end,
+                                                   int step) {
+  for (; first < end; first += AT_ONCE * step) {
     int e[AT_ONCE];
 #pragma unroll
-    for (int u = 0; u < AT_ONCE; u++) e[u] = expert_of(a, first + u * LANES, end);
+    for (int u = 0; u < AT_ONCE; u++) e[u] = expert_of(a, first + u * step, end);
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++)
       if (e[u] >= 0) atomicAdd(&count[e[u]], 1); /* integers: in any order */
   }
-  __syncwarp();
-  for (int e = lane; SHARED && e < a.experts; e += LANES) to[e] = count[e];
 }
 
-/* ---- sums of what is before ---- */
+/* ---- counts ---- */
 
-enum { SCAN_THREADS = 1024, COLUMNS = 8, SEGMENTS = SCAN_THREADS / COLUMNS };
-
-/* A block has neighbouring experts, a thread a segment of one's warps. */
-static __global__ void __launch_bounds__(SCAN_THREADS) sum_before(const sort_args a) {
-  __shared__ int32_t sum[2][SEGMENTS][COLUMNS];
-  const int column = threadIdx.x % COLUMNS, segment = threadIdx.x / COLUMNS, e = blockIdx.x * COLUMNS + column;
-  const int each = (a.warps + SEGMENTS - 1) / SEGMENTS, begin = segment * each;
-  const int end = begin + each < a.warps ? begin + each : a.warps;
-  int32_t own = 0, n[MOST_WARPS / SEGMENTS], *count = a.count + e;
-#pragma unroll
-  for (int i = 0; i < MOST_WARPS / SEGMENTS; i++)
-    n[i] = e < a.experts && begin + i < end ? count[(int64_t)(begin + i) * a.experts] : 0;
-#pragma unroll
-  for (int i = 0; i < MOST_WARPS / SEGMENTS; i++) own += n[i];
-  sum[0][segment][column] = own;
+template <bool SHARED> static __global__ void __launch_bounds__(THREADS) count_tiles(const sort_args a) {
+  extern __shared__ int32_t own[];
+  int32_t *to = a.count + (int64_t)blockIdx.x * a.experts, *count = SHARED ? own : to;
+  const int64_t begin = blockIdx.x * a.per_tile, end = min(begin + a.per_tile, a.slots);
+  for (int e = threadIdx.x; e < a.experts; e += THREADS) count[e] = 0;
   __syncthreads();
-  int now = 0;
-  for (int back = 1; back < SEGMENTS; back *= 2, now = !now) {
-    sum[!now][segment][column] = sum[now][segment][column] + (segment >= back ? sum[now][segment - back][column] : 0);
-    __syncthreads();
-  }
-  if (e >= a.experts) return;
-  int32_t before = sum[now][segment][column] - own;
-#pragma unroll
-  for (int i = 0; i < MOST_WARPS / SEGMENTS; i++) {
-    if (begin + i < end) count[(int64_t)(begin + i) * a.experts] = before;
-    before += n[i];
-  }
-  if (segment == SEGMENTS - 1) a.splits[e] = sum[now][segment][column];
+  count_slots(a, count, begin + threadIdx.x, end, THREADS);
+  __syncthreads();
+  for (int e = threadIdx.x; SHARED && e < a.experts; e += THREADS) to[e] = count[e];
 }
 
 /* ---- places ---- */
 
 /* The sum of x over the threads before this one, and over all. The block calls it. */
-static __device__ int32_t block_before(int32_t x, int32_t *all) {
-  __shared__ int32_t part[WARPS];
+template <int WARPS> static __device__ int32_t block_before(int32_t x, int32_t *all) {
+  __shared__ int32_t part[LANES];
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-  int32_t sum = x, before = 0;
+  int32_t sum = x;
 #pragma unroll
   for (int back = 1; back < LANES; back *= 2) {
     const int32_t other = __shfl_up_sync(ALL, sum, back);
@@ -100,46 +70,92 @@ static __device__ int32_t block_before(int32_t x, int32_t *all) {
   __syncthreads();
   if (lane == LANES - 1) part[warp] = sum;
   __syncthreads();
-  *all = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) {
-    before += w < warp ? part[w] : 0;
-    *all += part[w];
-  }
-  return before + sum - x;
+  const int32_t here = lane < WARPS ? part[lane] : 0;
+  *all = __reduce_add_sync(ALL, here);
+  return (int32_t)__reduce_add_sync(ALL, lane < warp ? here : 0) + sum - x;
 }
 
-template <bool SHARED> static __global__ void __launch_bounds__(THREADS) scatter(const sort_args a) {
-  extern __shared__ int32_t rows[];
-  const int lane = threadIdx.x % LANES, own = threadIdx.x / LANES, warp = blockIdx.x * WARPS + own;
-  const int here = a.warps - blockIdx.x * WARPS < WARPS ? a.warps - blockIdx.x * WARPS : WARPS;
-  int32_t *from = a.count + (int64_t)blockIdx.x * WARPS * a.experts, base = 0;
-  int32_t *next = (SHARED ? rows : from) + (int64_t)own * a.experts;
-  /* where each of the block's warps has its next row of each expert */
-  for (int first = 0; first < a.experts; first += THREADS) {
-    const int e = first + threadIdx.x;
-    int32_t before[WARPS], all;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) before[w] = e < a.experts && w < here ? from[(int64_t)w * a.experts + e] : 0;
-    const int32_t at = base + block_before(e < a.experts ? a.splits[e] : 0, &all);
-#pragma unroll
-    for (int w = 0; w < WARPS; w++)
-      if (e < a.experts && w < here) (SHARED ? rows : from)[(int64_t)w * a.experts + e] = at + before[w];
-    base += all;
+/* What tiles from `first` on have of expert e, and those of them before this block's. */
+static __device__ __forceinline__ void add_tiles(const sort_args &a, int e, int first, int end, int32_t *all,
+                                                 int32_t *before) {
+  *all = *before = 0;
+#pragma unroll 8
+  for (int tile = first; tile < end; tile++) {
+    const int32_t n = a.count[(int64_t)tile * a.experts + e];
+    *all += n;
+    *before += tile < blockIdx.x ? n : 0;
+  }
+}
+/* So many threads share an expert's tiles. */
+template <int WARPS> static __host__ __device__ __forceinline__ int parts_of(int experts) {
+  return experts < WARPS * LANES ? WARPS * LANES / experts : 1;
+}
+
+/* The lanes that have the same expert, or none: bit by bit of its number. */
+static __device__ __forceinline__ unsigned peers_of(int e, int experts) {
+  unsigned peers = ALL;
+  for (int bit = 0; experts >> bit; bit++) {
+    const bool set = (e < 0 ? experts : e) >> bit & 1;
+    const unsigned others = __ballot_sync(ALL, set);
+    peers &= set ? others : ~others;
+  }
+  return peers;
+}
+
+/* Each warp's next places are in shared memory, or a lone warp's in global memory. */
+template <int WARPS> static __global__ void __launch_bounds__(WARPS *LANES) scatter(const sort_args a) {
+  extern __shared__ int32_t rows[]; /* of several warps [WARPS][experts], then of several parts [2][parts][experts] */
+  const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, threads = WARPS * LANES, E = a.experts;
+  const int parts = parts_of<WARPS>(E), each = (a.tiles + parts - 1) / parts;
+  const int64_t share = a.per_tile / WARPS, begin = blockIdx.x * a.per_tile + warp * share;
+  const int64_t end = min(begin + share, a.slots);
+  int32_t *const warps = WARPS > 1 ? rows : a.next + (int64_t)blockIdx.x * E, *const next = warps + warp * E;
+  int32_t *const all = rows + WARPS * E, *const before = all + parts * E;
+  for (int e = lane; e < E; e += LANES) next[e] = 0;
+  __syncwarp();
+  count_slots(a, next, begin + lane, end, LANES);
+  for (int i = threadIdx.x; parts > 1 && i < parts * E; i += threads) {
+    const int first = i / E * each;
+    add_tiles(a, i % E, first, min(first + each, a.tiles), &all[i], &before[i]);
   }
   __syncthreads();
-  if (warp >= a.warps) return;
-  const int64_t begin = warp * a.per_warp, end = begin + a.per_warp < a.slots ? begin + a.per_warp : a.slots;
+  int32_t base = 0;
+  for (int first = 0; first < E; first += threads) {
+    const int e = first + threadIdx.x;
+    int32_t mine = 0, at = 0, sum;
+    if (parts == 1 && e < E) add_tiles(a, e, 0, a.tiles, &mine, &at);
+    for (int p = 0; parts > 1 && e < E && p < parts; p++) {
+      mine += all[p * E + e];
+      at += before[p * E + e];
+    }
+    at += base + block_before<WARPS>(mine, &sum);
+    base += sum;
+    if (e >= E) continue;
+    if (blockIdx.x == 0 && a.splits) a.splits[e] = mine;
+    constexpr int N = WARPS < 8 ? WARPS : 8;
+    for (int w = 0; w < WARPS; w += N) {
+      int32_t n[N];
+#pragma unroll
+      for (int u = 0; u < N; u++) n[u] = warps[(w + u) * E + e];
+#pragma unroll
+      for (int u = 0; u < N; u++) {
+        warps[(w + u) * E + e] = at;
+        at += n[u];
+      }
+    }
+  }
+  __syncthreads();
   for (int64_t r = begin + lane; a.order && r < end; r += LANES)
     if (r >= base) a.order[r] = -1;
-  for (int64_t first = begin; first < end; first += LEAST_SLOTS) {
+  for (int64_t first = begin; first < end; first += AT_ONCE * LANES) {
     int e[AT_ONCE];
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++) e[u] = expert_of(a, first + u * LANES + lane, end);
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++) {
       const int64_t slot = first + u * LANES + lane;
-      const unsigned peers = __match_any_sync(ALL, e[u]);
+      if (first + u * LANES >= end) break;
+      const unsigned peers = peers_of(e[u], E);
       const int ahead = __popc(peers & ((1u << lane) - 1));
       int32_t row = -1;
       if (e[u] >= 0) row = next[e[u]] + ahead;
@@ -160,30 +176,32 @@ static sort_args lay_out(const rfr_call *c) {
   a.index = (const int32_t *)c->in[0].data;
   a.slots = rfi_elements(&c->in[0]);
   a.experts = (int)c->attr[0].i;
-  const int64_t share = rfi_blocks(a.slots, MOST_WARPS);
-  a.per_warp = rfi_blocks(share > a.experts ? share : a.experts, LEAST_SLOTS) * LEAST_SLOTS;
-  a.warps = (int)rfi_blocks(a.slots, a.per_warp);
+  const int64_t share = rfi_blocks(a.slots, MOST_TILES);
+  a.per_tile = rfi_blocks(share > a.experts ? share : a.experts, THREADS) * THREADS;
+  a.tiles = (int)rfi_blocks(a.slots, a.per_tile);
+  if (a.tiles == 0) a.tiles = 1; /* which says that there are none */
   a.splits = (int32_t *)c->out[0].data, a.order = (int32_t *)c->out[1].data, a.place = (int32_t *)c->out[2].data;
   a.count = (int32_t *)c->workspace;
-  if (!a.splits) a.splits = a.count + (int64_t)a.warps * a.experts;
+  a.next = a.count + (int64_t)a.tiles * a.experts;
   return a;
 }
 static size_t sort_workspace(const rfr_call *c) {
   const sort_args a = lay_out(c);
-  return ((size_t)a.warps + 1) * (size_t)a.experts * sizeof(int32_t);
+  return (size_t)2 * (size_t)a.tiles * (size_t)a.experts * sizeof(int32_t);
 }
 
+template <int WARPS> static void launch_scatter(const sort_args &a, cudaStream_t stream) {
+  const int parts = parts_of<WARPS>(a.experts), rows = (WARPS > 1 ? WARPS : 0) + (parts > 1 ? 2 * parts : 0);
+  scatter<WARPS><<<(unsigned)a.tiles, WARPS * LANES, (size_t)rows * (size_t)a.experts * 4, stream>>>(a);
+}
 static rfr_status run_sort(const rfr_call *c) {
   const sort_args a = lay_out(c);
-  const unsigned grid = (unsigned)rfi_blocks(a.warps, WARPS), scans = (unsigned)rfi_blocks(a.experts, COLUMNS);
-  const bool shared = a.experts <= MOST_SHARED;
-  const size_t bytes = shared ? WARPS * (size_t)a.experts * sizeof(int32_t) : 0;
   cudaStream_t stream = rfi_stream(c);
-  if (shared && grid) count_slots<true><<<grid, THREADS, bytes, stream>>>(a);
-  if (!shared && grid) count_slots<false><<<grid, THREADS, 0, stream>>>(a);
-  sum_before<<<scans, SCAN_THREADS, 0, stream>>>(a);
-  if (shared && grid) scatter<true><<<grid, THREADS, bytes, stream>>>(a);
-  if (!shared && grid) scatter<false><<<grid, THREADS, 0, stream>>>(a);
+  if (a.experts <= 8192) count_tiles<true><<<(unsigned)a.tiles, THREADS, (size_t)a.experts * 4, stream>>>(a);
+  else count_tiles<false><<<(unsigned)a.tiles, THREADS, 0, stream>>>(a);
+  if (a.experts <= 256) launch_scatter<32>(a, stream);
+  else if (a.experts <= 1024) launch_scatter<8>(a, stream);
+  else launch_scatter<1>(a, stream);
   return rfi_cuda_launched("moe_sort");
 }
 
