@@ -266,28 +266,31 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_BLOCKS) ce_for
   constexpr int P = 16 / (int)sizeof(X), N = EVEN ? FORWARD_AT_ONCE : 1;
   typedef rfi_pack<X, P> pack;
   __shared__ float2 part[2][FORWARD_THREADS / 32];
-  const int threads = blockDim.x, me = threadIdx.x;
+  const int threads = blockDim.x, me = threadIdx.x, even = (int)(r.V / P);
   pack next[N];
-  const auto fetch = [&](const row_of<X> &row, int64_t k) {
+  const auto fetch = [&](const row_of<X> &row, int k) {
 #pragma unroll
-    for (int j = 0; j < N; j++, k += threads)
-      if (k < row.pieces) next[j] = EVEN ? ((const pack *)row.x)[k] : load(row, k);
+    for (int j = 0; j < N; j++)
+      if (k + j * threads < (EVEN ? even : (int)row.pieces))
+        next[j] = EVEN ? ((const pack *)row.x)[k + j * threads] : load(row, k + j * threads);
   };
   int odd = 0;
   fetch(row_of<X>((const X *)r.logits + blockIdx.x * r.logits_ld, r.V), me);
   for (int64_t t = blockIdx.x; t < r.rows; t += gridDim.x, odd ^= 1) {
     const row_of<X> row((const X *)r.logits + t * r.logits_ld, r.V), after(row.x + gridDim.x * r.logits_ld, r.V);
+    const int pieces = EVEN ? even : (int)row.pieces;
     float2 sum = make_float2(-INFINITY, 0.0f);
-    for (int64_t k = me; k - me < row.pieces; k += N * threads) {
+    for (int first = 0; first < pieces; first += N * threads) {
+      const int k = first + me;
       pack now[N];
 #pragma unroll
       for (int j = 0; j < N; j++) now[j] = next[j];
-      if (k - me + N * threads < row.pieces) fetch(row, k + N * threads);
+      if (first + N * threads < pieces) fetch(row, k + N * threads);
       else if (t + gridDim.x < r.rows) fetch(after, me);
 #pragma unroll
       for (int j = 0; j < N; j++) {
         float v[P];
-        if (k + j * threads >= row.pieces) break;
+        if (k + j * threads >= pieces) break;
         if (EVEN) widen(v, now[j], r.cap);
         else widen(v, now[j], row, k + j * threads, r.cap);
         add(&sum, v);

@@ -296,7 +296,7 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
   for (int64_t row = first + own; row - own < a.rows;
        row += step, turn ^= 1, stage = stage + 1 < STAGES ? stage + 1 : 0) {
     const float m = next_m, r = next_r;
-    float g_sum = 0.0f, gh_sum = 0.0f;
+    float g_sum = 0.0f, gh_sum = 0.0f, kept_d[P], kept_h[P]; /* of one piece: of more they are made again */
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     fetch(stage > 0 ? stage - 1 : STAGES - 1, row + (STAGES - 1) * step); /* where the row before was */
     next_m = mean_of(row + step), next_r = rstd_of(row + step);
@@ -312,6 +312,7 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
         for (int j = 0; j < 4; j++) {
           const int i = 4 * q + j;
           const float d = rfi_norm_element<T>(dy, i), h = (rfi_norm_element<T>(x, i) - m) * r, g = d * w[j];
+          if (K == 1) kept_d[i] = d, kept_h[i] = h;
           if (MEAN) g_sum += g;
           gh_sum += g * h;
           dw[k][i] += d * h;
@@ -333,7 +334,8 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
       const int at = k * lanes + me;
       rfi_pack<T, P> dx;
       if (at >= packs) break;
-      const uint4 dy = *place(stage, 0, k), x = *place(stage, 1, k);
+      uint4 dy, x;
+      if (K > 1) dy = *place(stage, 0, k), x = *place(stage, 1, k);
 #pragma unroll
       for (int q = 0; q < Q; q++) {
         const float4 w4 = space[(k * Q + q) * lanes + me];
@@ -341,7 +343,8 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           const int i = 4 * q + j;
-          const float d = rfi_norm_element<T>(dy, i), h = (rfi_norm_element<T>(x, i) - m) * r;
+          const float d = K == 1 ? kept_d[i] : rfi_norm_element<T>(dy, i);
+          const float h = K == 1 ? kept_h[i] : (rfi_norm_element<T>(x, i) - m) * r;
           dx.x[i] = rfi_narrow<T>(r * (d * w[j] - g_mean - h * gh_mean));
         }
       }
