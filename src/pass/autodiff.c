@@ -151,44 +151,66 @@ static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_place a
   return rfr_trace_status(t);
 }
 
-static rfr_status backward_op(autodiff *a, int i) {
+/* Any number of operands: weights by themselves are one each. */
+typedef struct operands {
+  rfr_value *in, *dx;
+  bool *need, *weight;
+} operands;
+
+static rfr_status backward_into(autodiff *a, int i, const operands *o) {
   const rfr_trace *from = a->r.from;
   rfr_trace *t = a->r.to;
   const rfi_opr *op = &from->ops[i];
-  enum { MOST = 64 };
-  rfr_value in[MOST], out[RFI_MAX_NAMES], dy[RFI_MAX_NAMES], dx[MOST];
-  bool need[MOST], weight[MOST], any_dy = false, any_need = false;
-  if (a->linear[i] || !op->def->grad) return RFR_OK;
+  rfr_value out[RFI_MAX_NAMES], dy[RFI_MAX_NAMES];
+  bool any_need = false;
   for (int j = 0; j < op->n_out; j++) {
     out[j] = op->out[j] < 0 ? RFR_NONE : a->r.map[op->out[j]];
     dy[j] = op->out[j] < 0 ? RFR_NONE : a->cotangent[op->out[j]];
-    any_dy = any_dy || dy[j] >= 0;
   }
-  if (!any_dy) return RFR_OK;
-  if (op->n_in > MOST) return rfi_fail(RFI_E_UNSUPPORTED, "%s has no gradient beyond %d operands", op->def->name, MOST);
   for (int k = 0; k < op->n_in; k++) {
-    in[k] = op->in[k] < 0 ? RFR_NONE : a->r.map[op->in[k]];
-    dx[k] = RFR_NONE;
-    weight[k] = op->in[k] >= 0 && a->weight[op->in[k]];
-    need[k] = op->in[k] >= 0 && a->influenced[op->in[k]] && a->needed[op->in[k]] && is_float(from, op->in[k]);
-    any_need = any_need || need[k];
+    o->in[k] = op->in[k] < 0 ? RFR_NONE : a->r.map[op->in[k]];
+    o->dx[k] = RFR_NONE;
+    o->weight[k] = op->in[k] >= 0 && a->weight[op->in[k]];
+    o->need[k] = op->in[k] >= 0 && a->influenced[op->in[k]] && a->needed[op->in[k]] && is_float(from, op->in[k]);
+    any_need = any_need || o->need[k];
   }
   if (!any_need) return RFR_OK;
   rfi_opr mapped = *op;
-  mapped.in = in;
+  mapped.in = o->in;
   mapped.out = out;
   rfr_scope(t, op->scope);
   rfr_microbatch(t, op->microbatch);
   rfr_set_phase(t, RFR_PHASE_DGRAD);
-  rfi_grad g = {.t = t, .op = &mapped, .need = need, .dy = dy, .dx = dx, .is_weight = weight, .at = op->at};
+  rfi_grad g = {.t = t, .op = &mapped, .need = o->need, .dy = dy, .dx = o->dx, .is_weight = o->weight, .at = op->at};
   RFI_TRY(op->def->grad(&g));
   RFI_TRY(rfr_trace_status(t));
   for (int k = 0; k < op->n_in; k++) {
-    if (!need[k]) continue;
-    rfr_set_phase(t, weight[k] ? RFR_PHASE_WGRAD : RFR_PHASE_DGRAD);
-    RFI_TRY(contribute(a, op->in[k], dx[k], op->at));
+    if (!o->need[k]) continue;
+    rfr_set_phase(t, o->weight[k] ? RFR_PHASE_WGRAD : RFR_PHASE_DGRAD);
+    RFI_TRY(contribute(a, op->in[k], o->dx[k], op->at));
   }
   return RFR_OK;
+}
+
+static rfr_status backward_op(autodiff *a, int i) {
+  enum { FEW = 32 };
+  const rfi_opr *op = &a->r.from->ops[i];
+  rfr_value values[2 * FEW], *more = values;
+  bool flags[2 * FEW], *more_flags = flags, any_dy = false;
+  rfr_status s;
+  if (a->linear[i] || !op->def->grad) return RFR_OK;
+  for (int j = 0; j < op->n_out; j++) any_dy = any_dy || (op->out[j] >= 0 && a->cotangent[op->out[j]] >= 0);
+  if (!any_dy) return RFR_OK;
+  const size_t n = (size_t)op->n_in;
+  if (n > FEW) {
+    RFI_TRY(RFI_ALLOC(a->r.from->ctx, 2 * n * sizeof *more, &more));
+    RFI_GOTO(RFI_ALLOC(a->r.from->ctx, 2 * n * sizeof *more_flags, &more_flags));
+  }
+  s = backward_into(a, i, &(operands){more, more + n, more_flags, more_flags + n});
+fail:
+  if (more != values) rfi_free(a->r.from->ctx, more);
+  if (more_flags != flags) rfi_free(a->r.from->ctx, more_flags);
+  return s;
 }
 
 /* The roots of a microbatch get their constant cotangent. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fuse, five rewrites in this order:
+ * Fuse, six rewrites in this order:
  *
  *  loss head   logits = x wT, softcapped or not; cross_entropy(logits); its gradient, cast or
  *              not; the two products of the gradient: one op that walks the rows in chunks, so that the logits
@@ -14,6 +14,7 @@
  *              it writes them side by side itself. Exact.
  *  norms       the gradients of a norm, and the sum with the residual stream's, become one
  *              op (fuse_norm.c). Exact.
+ *  parts       sums of all parts of two results become one sum (fuse_parts.c). Exact.
  *  accumulate  add(g, product), or accumulate(product, g), becomes a product that adds onto g in place: a microbatch's
  *              weight gradient, or the second branch into a residual stream. Changes bits:
  *              a narrow sum is rounded once instead of twice, an f32 one adds up in another
@@ -452,7 +453,8 @@ done:
 
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   static rfr_status (*const rewrites[])(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report,
-                                        rfr_trace **out) = {fuse_slices, fuse_packed, rfi_fuse_norms, fuse_accumulate};
+                                        rfr_trace **out) = {fuse_slices, fuse_packed, rfi_fuse_norms, rfi_fuse_parts,
+                                                            fuse_accumulate};
   rfr_trace *t;
   *out = NULL;
   if (!o->fuse) {

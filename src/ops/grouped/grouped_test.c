@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -309,6 +310,126 @@ static void packed_and_separate_are_one(void **state) {
   for (int i = 0; i < 2; i++) rfr_programs_destroy(p[i]);
 }
 
+/* Three microbatches; with weights by themselves, all of them or all but the second. */
+static rfr_programs *accumulating(bool packed, int wanted) {
+  enum { MICROBATCHES = 3 };
+  static const char *const names[] = {"w0", "w1", "w2"}, *const gradients[] = {"d0", "d1", "d2"};
+  rfr_trace *t;
+  rfr_value w[GROUPS], y[MICROBATCHES], loss = RFR_NONE;
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){MICROBATCHES * ROWS, IN});
+  const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I64, 1, (int64_t[]){GROUPS});
+  const rfr_value offsets = rfr_splits_to_offsets(t, splits, ROWS, NULL);
+  if (packed) w[0] = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 3, (int64_t[]){GROUPS, OUT, IN});
+  for (int g = 0; g < GROUPS && !packed; g++)
+    w[g] = rfr_input(t, names[g], wanted >> g & 1 ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN, RFR_F32, 2,
+                     (int64_t[]){OUT, IN});
+  for (int m = 0; m < MICROBATCHES; m++) {
+    rfr_microbatch(t, m);
+    const rfr_value part = rfr_slice(t, x, 0, m * ROWS, ROWS);
+    y[m] = packed ? rfr_grouped_linear(t, part, w[0], offsets, RFR_NONE, RFR_NONE)
+                  : rfr_grouped_linear_separate(t, part, GROUPS, w, offsets, RFR_NONE, RFR_NONE);
+    const rfr_value one = rfr_sum(t, rfr_mul(t, y[m], y[m]), -1);
+    loss = m == 0 ? one : rfr_add(t, loss, one);
+  }
+  rfr_microbatch(t, -1);
+  if (packed) rfr_output(t, "dw", rfr_gradient(t, loss, w[0], RFR_F32));
+  for (int g = 0; g < GROUPS && !packed; g++)
+    if (wanted >> g & 1) rfr_output(t, gradients[g], rfr_gradient(t, loss, w[g], RFR_F32));
+  OK(rfr_trace_finish(t));
+  rfr_programs *p = rft_compile(t, NULL);
+  rfr_trace_destroy(t);
+  return p;
+}
+
+/* Later microbatches add onto the first one's gradients in the product, whichever way the weights lie. */
+static void accumulates_in_the_product(void **state) {
+  (void)state;
+  static const char *const names[] = {"w0", "w1", "w2"}, *const gradients[] = {"d0", "d1", "d2"};
+  rfr_programs *whole = accumulating(true, 0);
+  rfr_tensor a, b;
+  rft_fill_inputs(whole);
+  OK(rfr_programs_tensor(whole, "splits", &a));
+  memcpy(a.data, (int64_t[]){5, 4, 2}, sizeof(int64_t[GROUPS]));
+  OK(rfr_programs_load(whole));
+  OK(rfr_program_run(whole, 0));
+  for (int wanted = 1; wanted < 1 << GROUPS; wanted++) {
+    rfr_programs *p = accumulating(false, wanted);
+    const rfr_trace *t = rfr_program_trace(p, 0, "lower");
+    assert_int_equal(count(t, RFI_OP_add, RFR_PHASE_WGRAD), 0);
+    int storages = 0;
+    for (rfr_value v = 0; v < t->n_values; v++)
+      storages += t->values[v].base == v && t->values[v].op >= 0 && t->values[v].type.rank == 3;
+    assert_int_equal(storages, wanted == 5 ? 2 : 1); /* one for each run of neighbours */
+    for (int i = 0; i < 2; i++) {
+      OK(rfr_programs_tensor(whole, i ? "splits" : "x", &a));
+      OK(rfr_programs_tensor(p, i ? "splits" : "x", &b));
+      memcpy(b.data, a.data, (size_t)a.bytes);
+    }
+    OK(rfr_programs_tensor(whole, "w", &a));
+    for (int g = 0; g < GROUPS; g++) {
+      OK(rfr_programs_tensor(p, names[g], &b));
+      memcpy(b.data, (float *)a.data + g * OUT * IN, (size_t)b.bytes);
+    }
+    OK(rfr_programs_load(p));
+    OK(rfr_program_run(p, 0));
+    OK(rfr_program_output(whole, 0, "dw", &a));
+    for (int g = 0; g < GROUPS; g++) {
+      if (!(wanted >> g & 1)) continue;
+      OK(rfr_program_output(p, 0, gradients[g], &b));
+      assert_memory_equal((float *)a.data + g * OUT * IN, b.data, (size_t)b.bytes);
+    }
+    rfr_programs_destroy(p);
+  }
+  rfr_programs_destroy(whole);
+}
+
+/* As many weights by themselves as one likes, each with its gradient. */
+static void any_number_of_weights(void **state) {
+  (void)state;
+  static const int counts[] = {1, 64, 65, 1000};
+  for (int i = 0; i < 4; i++) {
+    enum { MOST_GROUPS = 1000 };
+    const int groups = counts[i];
+    static rfr_value w[MOST_GROUPS];
+    char name[16];
+    rfr_trace *t;
+    rfr_tensor x;
+    OK(rfr_trace_create(ctx, &t));
+    const rfr_value in = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){2 * groups, 1});
+    const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I64, 1, (int64_t[]){groups});
+    const rfr_value offsets = rfr_splits_to_offsets(t, splits, 2 * groups, NULL);
+    for (int g = 0; g < groups; g++) {
+      snprintf(name, sizeof name, "w%d", g);
+      w[g] = rfr_input(t, name, RFR_ROLE_TRAINABLE, RFR_F32, 2, (int64_t[]){1, 1});
+    }
+    const rfr_value loss = rfr_sum(t, rfr_grouped_linear_separate(t, in, groups, w, offsets, RFR_NONE, RFR_NONE), -1);
+    for (int g = 0; g < groups; g++) {
+      snprintf(name, sizeof name, "d%d", g);
+      rfr_output(t, name, rfr_gradient(t, loss, w[g], RFR_F32));
+    }
+    OK(rfr_trace_finish(t));
+    rfr_programs *p = rft_compile(t, NULL);
+    rft_fill_inputs(p);
+    OK(rfr_programs_tensor(p, "splits", &x));
+    for (int g = 0; g < groups; g++) ((int64_t *)x.data)[g] = g % 3; /* the rows of group g: g % 3 */
+    OK(rfr_programs_load(p));
+    OK(rfr_program_run(p, 0));
+    OK(rfr_programs_tensor(p, "x", &x));
+    const float *row = x.data;
+    for (int g = 0; g < groups; g++) {
+      rfr_tensor d;
+      float sum = 0;
+      snprintf(name, sizeof name, "d%d", g);
+      OK(rfr_program_output(p, 0, name, &d));
+      for (int k = 0; k < g % 3; k++) sum += *row++;
+      assert_true(*(float *)d.data == sum);
+    }
+    rfr_programs_destroy(p);
+    rfr_trace_destroy(t);
+  }
+}
+
 /* The forward whose input x and scale are values that it makes, and would have to keep. */
 static rfr_value forward(rfr_trace *t, bool separate, int wanted, rfr_value in[4], rfr_value w[GROUPS]) {
   const rfr_role weight = wanted & W_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN;
@@ -395,6 +516,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(equals_separate_products),    cmocka_unit_test(equals_in_every_width),
       rft_context_test(keeps_what_is_wanted),        rft_context_test(leaves_frozen_groups_alone),
-      rft_context_test(packed_and_separate_are_one), rft_context_test(refuses)};
+      rft_context_test(packed_and_separate_are_one),
+                                     rft_context_test(accumulates_in_the_product),
+                                     rft_context_test(any_number_of_weights), rft_context_test(refuses)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sums of parts, of fuse: where every part of a product's result is added to the same part of another's, as
+ * the gradients of weights by themselves are, microbatch after microbatch, the results are added whole, and each
+ * sum is a part of theirs. Exact. What is left is one sum, which the product may make in place (accumulate).
+ *
+ * A part is one element of the first dimension, in a shape of its own: a slice and a reshape that nothing else
+ * reads.
+ */
+#include <string.h>
+
+#include "pass/pass.h"
+
+typedef struct part {
+  rfr_value whole; /* RFR_NONE: it is none */
+  int64_t at;
+  bool summed; /* a part of what whole has been added to */
+} part;
+
+/* One for each value that is a whole, and for each op that adds parts. */
+typedef struct parts {
+  const rfi_uses *uses;
+  part *sum;       /* per op: the part that it adds; whole is the later of the two */
+  part *onto;      /* per value: what its parts are added to */
+  int64_t *count;  /* per value: of its parts, those that are */
+  rfr_value *made; /* per value: the sum of wholes, in the new trace */
+} parts;
+
+static bool read_once(const parts *p, rfr_value v) { return p->uses[v].count == 1 && !p->uses[v].output; }
+
+/* What v is a part of by its views. */
+static part seen(const rfr_trace *t, const parts *p, rfr_value v) {
+  const part none = {.whole = RFR_NONE};
+  const int view = t->values[v].op;
+  if (view < 0 || t->ops[view].def->code != RFI_OP_reshape || !read_once(p, v)) return none;
+  const rfr_value one = t->ops[view].in[0];
+  const int slice = t->values[one].op;
+  if (slice < 0 || t->ops[slice].def->code != RFI_OP_slice || !read_once(p, one)) return none;
+  const rfi_opr *op = &t->ops[slice];
+  return op->attr[0].i == 0 && op->attr[2].i == 1 ? (part){op->in[0], op->attr[1].i, false} : none;
+}
+
+static part part_of(const rfr_trace *t, const parts *p, rfr_value v) {
+  const int op = t->values[v].op;
+  return op >= 0 && p->sum[op].whole >= 0 ? p->sum[op] : seen(t, p, v);
+}
+
+/* Is it the result of an op that could add onto another one? */
+static bool adds_onto(const rfr_trace *t, rfr_value v) {
+  const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
+  const int acc = op ? op->def->alias[t->values[v].result] : -1;
+  return acc >= 0 && (acc >= op->n_in || op->in[acc] < 0) && t->values[v].base == v;
+}
+
+static void match(const rfr_trace *t, parts *p, int i) {
+  const rfi_opr *op = &t->ops[i];
+  for (int k = 0; k < 2 && op->def->code == RFI_OP_add && p->sum[i].whole < 0; k++) {
+    const part have = part_of(t, p, op->in[k]), more = seen(t, p, op->in[1 - k]);
+    if (have.whole < 0 || more.whole < 0 || have.at != more.at || t->values[have.whole].op >= t->values[more.whole].op)
+      continue;
+    part *onto = &p->onto[more.whole];
+    if (onto->whole >= 0 ? onto->whole != have.whole || onto->summed != have.summed : !adds_onto(t, more.whole))
+      continue;
+    if (memcmp(&t->values[have.whole].type, &t->values[more.whole].type, sizeof(rfr_type)) != 0) continue;
+    *onto = have;
+    p->count[more.whole]++;
+    p->sum[i] = (part){more.whole, more.at, true};
+  }
+}
+
+/* Are all parts of v added to those of one other? */
+static bool is_whole(const rfr_trace *t, const parts *p, rfr_value v) {
+  for (; p->onto[v].whole >= 0; v = p->onto[v].whole) {
+    const int64_t n = t->values[v].type.shape[0];
+    if (p->count[v] != n || p->uses[v].count != n) return false;
+    if (!p->onto[v].summed) return true;
+  }
+  return false;
+}
+
+static void skip_views(const rfr_trace *t, const parts *p, rfr_value v, bool *skip) {
+  if (seen(t, p, v).whole < 0) return;
+  skip[t->values[v].op] = true;
+  skip[t->values[t->ops[t->values[v].op].in[0]].op] = true;
+}
+
+/* The part that op i makes, out of the sum of the wholes, which the first of them makes. */
+static rfr_status emit(rfi_rewrite *r, parts *p, int i, rfi_report *report) {
+  const rfr_trace *t = r->from;
+  const rfi_opr *op = &t->ops[i];
+  const part sum = p->sum[i], onto = p->onto[sum.whole];
+  const rfi_opr *view = &t->ops[t->values[op->in[seen(t, p, op->in[0]).whole != sum.whole]].op];
+  const rfi_opr *slice = &t->ops[t->values[view->in[0]].op];
+  rfi_opr next = *op;
+  rfr_value v;
+  if (p->made[sum.whole] < 0) {
+    rfr_value in[2] = {onto.summed ? p->made[onto.whole] : r->map[onto.whole], r->map[sum.whole]};
+    next.in = in;
+    RFI_TRY(rfi_rewrite_new(r, &next, NULL, &p->made[sum.whole]));
+    RFI_TRY(rfi_report_line(report, "fused: %lld parts of op %d %s%s%s are added whole; exact",
+                            (long long)p->count[sum.whole], t->values[sum.whole].op,
+                            t->ops[t->values[sum.whole].op].def->name, op->scope[0] ? " in " : "", op->scope));
+  }
+  if (read_once(p, op->out[0]) && p->sum[p->uses[op->out[0]].last].whole >= 0) return RFR_OK; /* added whole again */
+  v = p->made[sum.whole];
+  const rfi_opr *const views[2] = {slice, view};
+  for (int k = 0; k < 2; k++) {
+    rfr_value in = v;
+    next = *op;
+    next.def = views[k]->def, next.attr = views[k]->attr;
+    next.n_in = 1, next.in = &in;
+    RFI_TRY(rfi_rewrite_new(r, &next, NULL, &v));
+  }
+  r->map[op->out[0]] = v;
+  const char *name = t->values[op->out[0]].name;
+  if (name[0]) rfr_value_set_name(r->to, v, name);
+  return rfr_trace_status(r->to);
+}
+
+rfr_status rfi_fuse_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  rfr_status s;
+  rfi_rewrite r = {.from = in};
+  rfi_uses *uses = NULL;
+  parts p = {NULL};
+  bool *skip = NULL;
+  (void)o;
+  *out = NULL;
+  RFI_GOTO(rfi_count_uses(in, &uses));
+  p.uses = uses;
+  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *p.sum * (size_t)(in->n_ops + 1), &p.sum));
+  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *p.onto * (size_t)(in->n_values + 1), &p.onto));
+  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *p.count * (size_t)(in->n_values + 1), &p.count));
+  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *p.made * (size_t)(in->n_values + 1), &p.made));
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &skip));
+  for (int i = 0; i < in->n_ops; i++) p.sum[i].whole = RFR_NONE;
+  for (int v = 0; v < in->n_values; v++) p.onto[v].whole = p.made[v] = RFR_NONE;
+  for (int i = 0; i < in->n_ops; i++) match(in, &p, i);
+  for (int i = 0; i < in->n_ops; i++) {
+    if (p.sum[i].whole >= 0 && !is_whole(in, &p, p.sum[i].whole)) p.sum[i].whole = RFR_NONE;
+    for (int k = 0; k < 2 && p.sum[i].whole >= 0; k++) skip_views(in, &p, in->ops[i].in[k], skip);
+  }
+  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  for (int i = 0; i < in->n_ops; i++) {
+    if (p.sum[i].whole >= 0) RFI_GOTO(emit(&r, &p, i, report));
+    else if (!skip[i]) RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
+  }
+  s = rfi_rewrite_end(&r, out);
+  goto done;
+fail:
+  if (r.map) rfi_rewrite_abort(&r);
+done:
+  rfi_free(in->ctx, uses);
+  rfi_free(in->ctx, p.sum);
+  rfi_free(in->ctx, p.onto);
+  rfi_free(in->ctx, p.count);
+  rfi_free(in->ctx, p.made);
+  rfi_free(in->ctx, skip);
+  return s;
+}
