@@ -57,6 +57,7 @@ endforeach()
 # What a GPU would do, as far as that shows without one: every op has a kernel, the shipped configurations have a plan.
 if(TARGET refrain_cuda AND NOT RFR_SANITIZE)
   add_dependencies(ops_test refrain_cuda)
+  add_dependencies(grouped_choice_test refrain_cuda)
   add_test(NAME cuda_kernels COMMAND ops_test --device cuda:none)
   add_test(NAME cuda_ops COMMAND ops_test --device cuda)
   set_tests_properties(cuda_kernels cuda_ops PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77

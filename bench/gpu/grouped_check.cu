@@ -8,8 +8,8 @@
  * errors, zeros behind the last group, no write outside the result, the same bits 20 times.
  * delays: the same kernels with random waits before barriers and copies, in who copies and who multiplies: 1,000 runs
  * with the bits of the one without.
- * time: TFLOP/s of forward, dgrad and wgrad with even groups, skewed ones that begin at multiples of 8 rows, and
- * skewed ones that begin anywhere.
+ * time: TFLOP/s of forward, dgrad, wgrad and wgrad added onto f32, with even groups, skewed ones that begin at
+ * multiples of 8 rows, and skewed ones that begin anywhere.
  * One line a case; the exit code is 1 when any line says BAD.
  */
 #include <algorithm>
@@ -89,7 +89,7 @@ static std::vector<int32_t> offsets_of(const std::vector<int64_t> &sizes) {
   return o;
 }
 
-static const char *const kinds[] = {"forward", "dgrad", "wgrad"};
+static const char *const kinds[] = {"forward", "dgrad", "wgrad", "onto f32"};
 
 template <typename T, typename O>
 static void check_one(const std::vector<int64_t> &sizes, int64_t behind, int64_t N, int64_t K, bool accumulate,
@@ -104,12 +104,14 @@ static void check_one(const std::vector<int64_t> &sizes, int64_t behind, int64_t
   draw<float><<<1024, THREADS>>>((float *)b.data, G * N, G * N, 4);
   draw<float><<<1024, THREADS>>>((float *)s.data, rows, used, 5);
   CUDA(cudaMemcpy(offsets.data, host.data(), (G + 1) * 4, cudaMemcpyHostToDevice));
+  buffer taken(RFI_GROUPED_TAKEN);
   for (int kind = 0; kind < 3; kind++) {
     const int64_t n = kind == 0 ? rows * N : kind == 1 ? rows * K : G * N * K;
     if (n == 0) continue;
     buffer y(n * sizeof(O)), want(n * 8);
     rfi_grouped p = {};
     p.kind = (rfi_grouped_kind)kind;
+    p.taken = (int32_t *)taken.data;
     p.groups = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
     p.a = kind == 0 ? x.data : dy.data, p.b = kind == 2 ? x.data : w.data, p.y = y.data;
     p.a_row = kind == 0 ? K : N, p.b_row = K, p.b_group = N * K;
@@ -205,7 +207,9 @@ static void delay_one(const char *what, const std::vector<int64_t> &sizes, int64
   CUDA(cudaMemset(count.data, 0, 8));
   std::vector<const void *> ws;
   for (int64_t g = 0; g < G; g++) ws.push_back(w.data + g * N * K * 2);
+  buffer taken(RFI_GROUPED_TAKEN);
   rfi_grouped p = {};
+  p.taken = (int32_t *)taken.data;
   p.kind = kind, p.groups = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
   p.a = kind == RFI_GROUPED_TN ? x.data : dy.data, p.b = kind == RFI_GROUPED_NT ? x.data : w.data;
   if (separate) p.b = NULL, p.ws = ws.data();
@@ -264,8 +268,8 @@ static void time_all(void) {
   static const char *const forms[] = {"even", "skewed", "skewed, any place"};
   for (const auto &s : shapes) {
     const int64_t G = s[0], rows = s[1], K = s[2], N = s[3];
-    buffer x(rows * K * 2), dy(rows * N * 2), w(G * N * K * 2), y(rows * std::max(N, K) * 2), dw(G * N * K * 2);
-    buffer offsets((G + 1) * 4);
+    buffer x(rows * K * 2), dy(rows * N * 2), w(G * N * K * 2), y(rows * std::max(N, K) * 2), dw(G * N * K * 4);
+    buffer offsets((G + 1) * 4), taken(RFI_GROUPED_TAKEN);
     draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)x.data, rows * K, rows * K, 1);
     draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)dy.data, rows * N, rows * N, 2);
     draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)w.data, G * N * K, G * N * K, 3);
@@ -274,13 +278,18 @@ static void time_all(void) {
       CUDA(cudaMemcpy(offsets.data, host.data(), (G + 1) * 4, cudaMemcpyHostToDevice));
       printf("%lld groups, %lld rows, K %lld, N %lld, %s:", (long long)G, (long long)rows, (long long)K, (long long)N,
              forms[form]);
-      for (int kind = 0; kind < 3; kind++) {
+      for (int kind = 0; kind < 4; kind++) {
         rfi_grouped p = {};
-        p.kind = (rfi_grouped_kind)kind;
+        p.kind = (rfi_grouped_kind)std::min(kind, 2);
         p.groups = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
-        p.a = kind == 0 ? x.data : dy.data, p.b = kind == 2 ? x.data : w.data, p.y = kind == 2 ? dw.data : y.data;
+        p.a = kind == 0 ? x.data : dy.data, p.b = kind >= 2 ? x.data : w.data, p.y = kind >= 2 ? dw.data : y.data;
         p.a_row = kind == 0 ? K : N, p.b_row = K, p.b_group = N * K;
         p.a_dtype = p.b_dtype = p.y_dtype = RFR_BF16;
+        p.taken = (int32_t *)taken.data;
+        if (kind == 3) {
+          CUDA(cudaMemset(dw.data, 0, dw.bytes));
+          p.y_dtype = RFR_F32, p.accumulate = 1;
+        }
         cudaEvent_t begin, end;
         CUDA(cudaEventCreate(&begin));
         CUDA(cudaEventCreate(&end));

@@ -4,5 +4,5 @@
  */
 #define RFI_DELAYS
 #define rfi_grouped_sm90 rfi_grouped_delayed
-#define rfi_grouped_sm90_takes rfi_grouped_delayed_takes
+#define rfi_grouped_sm90_lacks rfi_grouped_delayed_lacks
 #include "ops/grouped/grouped_sm90.cu"

@@ -27,6 +27,7 @@ typedef struct rfi_bound { /* one op, ready to run */
   int op;                  /* in the lowered trace */
   rfi_kernel_fn run;
   const char *kernel; /* what `run` is, for people: rfr_op_time */
+  const char *why;    /* what keeps the op from faster code; NULL: nothing that is known */
   const rfi_opr *outside; /* a registered op, to name when its kernel fails; NULL for the library's own */
   rfi_call call;
   int64_t workspace;

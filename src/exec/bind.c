@@ -2,7 +2,8 @@
  *
  * Bind: a kernel for every op, then addresses from the plan. Kernels are asked for their
  * workspace before there are addresses (absent operands and dead results are NULL already,
- * all others hold a placeholder), so that workspaces are part of the plan.
+ * all others hold a placeholder, which begins at a multiple of as many bytes as they will), so that workspaces are
+ * part of the plan.
  */
 #include <string.h>
 
@@ -15,7 +16,7 @@ static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
   *arg = (rfi_arg){.data = NULL, .type = {.rank = -1}};
   if (v < 0) return;
   const rfi_value *x = &t->values[v];
-  arg->data = placeholder;
+  arg->data = placeholder + x->offset * rfr_dtype_bits(x->type.dtype) / 8 % (int64_t)sizeof placeholder;
   arg->type = x->type;
   memcpy(arg->stride, x->stride, sizeof arg->stride);
 }
@@ -80,7 +81,15 @@ static rfi_machine machine_of(const rfr_programs *p) {
   return (rfi_machine){p->ctx, p->strings, p->backend, p->device};
 }
 
-rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
+/* Of products of experts, which run on more than one kernel: which, and why. */
+static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_report *report) {
+  const rfi_opr *op = &t->ops[b->op];
+  if (op->def->code != RFI_OP_grouped_matmul && op->def->code != RFI_OP_grouped_wgrad) return RFR_OK;
+  return rfi_report_line(report, "kernel: op %d %s%s%s on %s%s%s", b->op, op->def->name, op->scope[0] ? " in " : "",
+                         op->scope, b->kernel, b->why ? ": " : "", b->why ? b->why : "");
+}
+
+rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program, rfi_report *report) {
   const rfr_trace *t = program->trace;
   const rfi_machine m = machine_of(p);
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *program->bound * (size_t)(t->n_ops + 1), &program->bound));
@@ -91,6 +100,7 @@ rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program) {
     program->flops += flops;
     if (op->clone_of >= 0) program->recomputed_flops += flops;
     if (op->phase == RFR_PHASE_LOAD) program->n_load = i + 1;
+    RFI_TRY(report_choice(t, &program->bound[i], report));
   }
   return RFR_OK;
 }

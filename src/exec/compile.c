@@ -65,8 +65,9 @@ static rfi_pass_options pass_options(rfr_programs *p) {
 }
 
 static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
-  g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
-  RFI_TRY(rfi_bind_kernels(p, g));
+  rfi_stage *last = &g->pipeline.stage[RFI_STAGES - 1];
+  g->trace = last->trace;
+  RFI_TRY(rfi_bind_kernels(p, g, &last->report));
   int64_t *workspace;
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *workspace * (size_t)(g->trace->n_ops + 1), &workspace));
   for (int i = 0; i < g->n_bound; i++) workspace[g->bound[i].op] = g->bound[i].workspace;

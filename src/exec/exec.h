@@ -84,8 +84,8 @@ void rfi_bind_args(const rfr_trace *t, rfi_bound *bound, int n,
                    unsigned char *(*address)(const void *user, rfr_value owner), const void *user);
 /* Workspace of each op's kernel, bytes[n_ops]. */
 rfr_status rfi_bind_sizes(const rfi_machine *m, const rfr_trace *t, int64_t *bytes);
-/* The same for a program, which is costed too. */
-rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program);
+/* The same for a program, which is costed too; the report gets a line for each product of experts. */
+rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program, rfi_report *report);
 /* Writes the addresses that the plan gives. */
 void rfi_bind_addresses(rfr_programs *p, rfi_program *program);
 /* Workspace of each op's kernel, bytes[n_ops]; for passes, as rfi_pass_options wants it. */

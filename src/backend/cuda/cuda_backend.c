@@ -16,6 +16,7 @@
 #include "backend/cuda/cuda_module.h"
 #include "backend/cuda/lt.h"
 #include "backend/cuda/table.h"
+#include "ops/grouped/grouped.h"
 #include "ops/loss/head.h"
 
 __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host);
@@ -38,7 +39,7 @@ struct rfi_device {
   cudaEvent_t start, end; /* of a timed op */
   int64_t free_at_open;
   rfr_memory_use use; /* but for `taken` */
-  rfi_lt *lt;             /* NULL without a device */
+  rfi_lt *lt;         /* NULL without a device */
 };
 
 struct rfi_graph {
@@ -293,6 +294,8 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   if (op->def->code == RFI_OP_linear_cross_entropy) TRY(bind_head(d, memory, &b->call));
   b->run = kernel->run;
   b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";
+  if (op->def->code == RFI_OP_grouped_matmul || op->def->code == RFI_OP_grouped_wgrad)
+    b->why = rfi_grouped_lacks(&b->call, op->def->code == RFI_OP_grouped_wgrad);
   b->workspace = kernel->workspace ? (int64_t)kernel->workspace(&b->call) : 0;
   return RFR_OK;
 }

@@ -4,11 +4,17 @@
  * follows types, shapes and places alone.
  */
 #include "ops/grouped/grouped_cuda.h"
+#include "ops/grouped/grouped.h"
+
+static int has_sm90(const rfr_call *call) {
+  const rfi_cuda_info *info = rfi_cuda_info_of(call);
+  return info->major == 9 && !info->portable;
+}
 
 static rfr_status launch(const rfr_call *call, const rfi_grouped *g) {
   const rfi_cuda_info *info = rfi_cuda_info_of(call);
   cudaStream_t stream = (cudaStream_t)call->stream;
-  if (info->major == 9 && !info->portable && rfi_grouped_sm90_takes(g)) return rfi_grouped_sm90(g, info->sms, stream);
+  if (has_sm90(call) && !rfi_grouped_sm90_lacks(g)) return rfi_grouped_sm90(g, info->sms, stream);
   return rfi_grouped_any(g, info->sms, stream);
 }
 
@@ -23,17 +29,17 @@ static int takes_matmul(const rfr_call *call) {
   return call->n_in - SEPARATE <= RFI_GROUPED_MOST_WS;
 }
 
-static rfr_status run_matmul(const rfr_call *call) {
+/* ws: room for the places of RFI_GROUPED_MOST_WS weights. */
+static rfi_grouped matmul_of(const rfr_call *call, const void **ws) {
   const bool packed = call->n_in <= SEPARATE;
   const rfr_arg *x = &call->in[0], *w = &call->in[packed ? 1 : SEPARATE], *y = &call->out[0];
   const rfr_arg *bias = call->n_in > 3 && call->in[3].data ? &call->in[3] : NULL;
   const rfr_arg *scale = call->n_in > 4 && call->in[4].data ? &call->in[4] : NULL;
-  const void *ws[RFI_GROUPED_MOST_WS];
   const int last = w->type.rank - 1;
   rfi_grouped g = {.kind = call->attr[0].i ? RFI_GROUPED_TN : RFI_GROUPED_NN};
   g.groups = packed ? w->type.shape[0] : call->n_in - SEPARATE;
   g.rows = x->type.shape[0], g.N = w->type.shape[last - 1], g.K = w->type.shape[last];
-  g.offsets = call->in[2].data, g.a = x->data, g.y = y->data;
+  g.offsets = call->in[2].data, g.a = x->data, g.y = y->data, g.taken = call->workspace;
   g.a_row = x->stride[0], g.b_row = w->stride[last - 1];
   if (packed) g.b = w->data, g.b_group = w->stride[0];
   else g.ws = ws;
@@ -41,10 +47,10 @@ static rfr_status run_matmul(const rfr_call *call) {
   g.a_dtype = x->type.dtype, g.b_dtype = w->type.dtype, g.y_dtype = y->type.dtype;
   if (bias) g.bias = bias->data, g.bias_dtype = bias->type.dtype, g.bias_group = bias->stride[0];
   if (scale) g.scale = scale->data, g.scale_dtype = scale->type.dtype;
-  return launch(call, &g);
+  return g;
 }
 
-static rfr_status run_wgrad(const rfr_call *call) {
+static rfi_grouped wgrad_of(const rfr_call *call) {
   const rfr_arg *dy = &call->in[0], *x = &call->in[1], *dw = &call->out[0];
   rfi_grouped g = {.kind = RFI_GROUPED_NT};
   g.groups = dw->type.shape[0], g.rows = x->type.shape[0], g.N = dw->type.shape[1], g.K = dw->type.shape[2];
@@ -52,8 +58,44 @@ static rfr_status run_wgrad(const rfr_call *call) {
   g.a_row = dy->stride[0], g.b_row = x->stride[0];
   g.a_dtype = dy->type.dtype, g.b_dtype = x->type.dtype, g.y_dtype = dw->type.dtype;
   g.accumulate = call->n_in > 3 && call->in[3].data;
+  g.taken = call->workspace;
+  return g;
+}
+
+static rfr_status run_matmul(const rfr_call *call) {
+  const void *ws[RFI_GROUPED_MOST_WS];
+  const rfi_grouped g = matmul_of(call, ws);
+  return launch(call, &g);
+}
+static rfr_status run_wgrad(const rfr_call *call) {
+  const rfi_grouped g = wgrad_of(call);
   return launch(call, &g);
 }
 
-const rfi_cuda_kernel RFI_CUDA(grouped_matmul) = {run_matmul, NULL, takes_matmul, NULL};
-const rfi_cuda_kernel RFI_CUDA(grouped_wgrad) = {run_wgrad, NULL, NULL, NULL};
+static const char *matmul_lacks(const rfr_call *call) {
+  const void *ws[RFI_GROUPED_MOST_WS];
+  const rfi_grouped g = matmul_of(call, ws);
+  return rfi_grouped_sm90_lacks(&g);
+}
+static const char *wgrad_lacks(const rfr_call *call) {
+  const rfi_grouped g = wgrad_of(call);
+  return rfi_grouped_sm90_lacks(&g);
+}
+const char *rfi_grouped_lacks(const rfr_call *call, int wgrad) {
+  if (!has_sm90(call)) return NULL;
+  return wgrad ? wgrad_lacks(call) : matmul_lacks(call);
+}
+
+static const char *name_of(const rfr_call *call, const char *lacks) {
+  return has_sm90(call) && !lacks ? "sm90" : "sm80";
+}
+static const char *matmul_needs(const rfr_call *call) { return name_of(call, matmul_lacks(call)); }
+static const char *wgrad_needs(const rfr_call *call) { return name_of(call, wgrad_lacks(call)); }
+
+static size_t workspace(const rfr_call *call) {
+  (void)call;
+  return RFI_GROUPED_TAKEN;
+}
+
+const rfi_cuda_kernel RFI_CUDA(grouped_matmul) = {run_matmul, workspace, takes_matmul, NULL, matmul_needs};
+const rfi_cuda_kernel RFI_CUDA(grouped_wgrad) = {run_wgrad, workspace, NULL, NULL, wgrad_needs};

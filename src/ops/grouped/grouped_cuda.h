@@ -30,15 +30,18 @@ typedef struct rfi_grouped {
   void *y;
   rfr_dtype a_dtype, b_dtype, y_dtype, bias_dtype, scale_dtype;
   int accumulate; /* onto y; NT alone */
+  int32_t *taken; /* RFI_GROUPED_TAKEN bytes for rfi_grouped_sm90 to count in */
 } rfi_grouped;
 
+enum { RFI_GROUPED_TAKEN = sizeof(int32_t) };
 enum { RFI_GROUPED_MOST_WS = 3072 }; /* whose places travel with a launch */
 
 /* Any types, any strides; f32 arithmetic. */
 rfr_status rfi_grouped_any(const rfi_grouped *p, int sms, cudaStream_t stream);
 
-/* On sm_90, 16-bit operands of one type, whose rows and groups begin at multiples of 16 bytes. */
-int rfi_grouped_sm90_takes(const rfi_grouped *p);
+/* On sm_90, 16-bit operands of one type, whose rows and groups begin at multiples of 16 bytes. lacks: what another call
+ * has that this kernel does not take, NULL where it takes all. */
+const char *rfi_grouped_sm90_lacks(const rfi_grouped *p);
 rfr_status rfi_grouped_sm90(const rfi_grouped *p, int sms, cudaStream_t stream);
 
 #ifdef __cplusplus

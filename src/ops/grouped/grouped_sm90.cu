@@ -2,10 +2,13 @@
  *
  * Grouped products on sm_90: tensor cores fed by the copy engine, over group sizes that lie on the device.
  *
- *   walk      tiles are counted in units of two, group after group; a cluster of two blocks takes every so many-th
- *             unit, and each of its warps finds by itself where that is: no table, no atomics, a grid from shapes
- *   producer  one warp copies what the next 64 of the reduction need into a ring of STAGES
- *   consumer  two warpgroups, 64 rows of the tile each, multiply and write
+ *   scheduler  tiles are counted in units of two, group after group. A cluster of two blocks takes the next unit that
+ *              nobody has: groups take different times where the reduction is over their rows. A warp finds where the
+ *              unit is, without a table, and tells the others, a tile ahead of them
+ *   producer   one warp copies what the next 64 of the reduction need into a ring of STAGES
+ *   consumer   two warpgroups, 64 rows of the tile each, multiply and write
+ *
+ * Who takes which unit changes from run to run, and no bit with it: a unit's sums are made in one order by one block.
  *
  * The two tiles of a unit lie one below the other and share b, of which each block copies half for both; where a
  * group's number of tiles is odd, its last ones lie side by side and share a. A warpgroup whose rows are behind the
@@ -15,8 +18,8 @@
  * written. In NT they are of the reduction: both operands' are set to zero in shared memory first, since
  * 0 x NaN is NaN. Rows behind the last group are one more group without a reduction.
  *
- * Whole tiles of 16-bit results leave through shared memory by the copy engine, under the next tile's products;
- * others, sums onto what is there, and f32 from the registers.
+ * Each warp writes its 16 rows by way of shared memory of its own, waiting for no other: by the copy engine, under the
+ * next tile's products, or, at a group's end and onto what is there, itself, in whole lines of memory.
  */
 #include "ops/grouped/tma_sm90.cuh"
 #include "ops/grouped/walk.cuh"
@@ -30,9 +33,15 @@ enum {
   CONSUMERS = 2,
   MOST_WS = 240, /* maps of 128 bytes that travel with a launch */
   THREADS = 128 * (1 + CONSUMERS),
-  BAND = 8 /* units below each other before the next columns: what they share stays in L2 */
+  BAND = 8,  /* units below each other before the next columns: what they share stays in L2 */
+  SLOTS = 2, /* tiles that are known before they are begun */
+  TILE_BYTES = 32,
+  SLAB = 16 * 128 /* of a warp's rows; it has two */
 };
-enum { SHARED = STAGES * PANELS * RFI_PANEL + CONSUMERS * 2 * RFI_PANEL + 2 * STAGES * 8 + 1024 };
+enum {
+  BARRIERS = 2 * STAGES + 2 * SLOTS + 2,
+  SHARED = STAGES * PANELS * RFI_PANEL + CONSUMERS * 4 * 2 * SLAB + BARRIERS * 8 + SLOTS * TILE_BYTES + 16 + 1024
+};
 
 /* WS: maps of w, one for all groups or one each. */
 template <int WS> struct problem {
@@ -44,70 +53,146 @@ template <int WS> struct problem {
   rfr_dtype bias_dtype, scale_dtype;
   int columns, reduction; /* of the result; what a product sums over, but for NT */
   bool accumulate;
+  int32_t *taken; /* units that somebody works on, or has */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* ---- where a unit is ---- */
 
-template <rfi_grouped_kind KIND, int WS> struct tiles : rfi_unit_walk<2> {
-  int row, column; /* of this block's tile in the group */
-  bool beside;     /* the unit's tiles share a */
-
-  __device__ __forceinline__ bool next(const problem<WS> &p, int unit, int rank) {
-    const int wide = (p.columns + COLUMNS - 1) / COLUMNS;
-    if (!find(p.groups, unit, ROWS, wide)) return false;
-    const int pairs = tall / 2, below = pairs * wide;
-    int i = unit - before;
-    beside = i >= below;
-    if (beside) {
-      row = (tall - 1) * ROWS;
-      column = (2 * (i - below) + rank) * COLUMNS;
-    } else {
-      const int band = i / (BAND * wide), deep = min(BAND, pairs - band * BAND);
-      i -= band * BAND * wide;
-      row = (2 * (band * BAND + i % deep) + rank) * ROWS;
-      column = i / deep * COLUMNS;
-    }
-    return true;
-  }
-  __device__ __forceinline__ int steps(const problem<WS> &p) const {
-    if (group == p.groups.n) return 0;
-    return ((KIND == RFI_GROUPED_NT ? size : p.reduction) + STEP - 1) / STEP;
-  }
+/* This block's tile of a unit: row and column in the group. */
+struct tile {
+  int group, first, size; /* the group's rows; group < 0: there are no more tiles */
+  int row, column, steps;
+  int beside; /* the unit's tiles share a */
 };
 
-struct ring {
+template <rfi_grouped_kind KIND, int WS>
+static __device__ __forceinline__ tile tile_of(const problem<WS> &p, rfi_unit_walk<2> &w, int unit, int rank) {
+  const int wide = (p.columns + COLUMNS - 1) / COLUMNS;
+  tile t = {-1, 0, 0, 0, 0, 0, 0};
+  if (!w.find(p.groups, unit, ROWS, wide)) return t;
+  const int pairs = w.tall / 2, below = pairs * wide;
+  int i = unit - w.before;
+  t.group = w.group, t.first = w.first, t.size = w.size;
+  t.beside = i >= below;
+  if (t.beside) {
+    t.row = (w.tall - 1) * ROWS;
+    t.column = (2 * (i - below) + rank) * COLUMNS;
+  } else {
+    const int band = i / (BAND * wide), deep = min(BAND, pairs - band * BAND);
+    i -= band * BAND * wide;
+    t.row = (2 * (band * BAND + i % deep) + rank) * ROWS;
+    t.column = i / deep * COLUMNS;
+  }
+  if (t.group < p.groups.n) t.steps = ((KIND == RFI_GROUPED_NT ? t.size : p.reduction) + STEP - 1) / STEP;
+  return t;
+}
+
+template <int N> struct ring {
   int stage = 0;
   uint32_t phase = 0;
   __device__ __forceinline__ void next() {
-    if (++stage == STAGES) stage = 0, phase ^= 1;
+    if (++stage == N) stage = 0, phase ^= 1;
   }
 };
+
+/* Where things lie in shared memory. */
+struct places {
+  uint32_t panels, staging, full, empty, known, read, given, free, tile, number;
+};
+
+/* ---- which tile next: one warp, ahead of the others ---- */
+
+/* The next unit of this cluster: the first block takes it and tells the second. */
+static __device__ __forceinline__ int take(int32_t *taken, const places &at, ring<1> &turn, int rank) {
+  int unit = 0;
+  if (threadIdx.x % 32 == 0) {
+    if (rank == 0) {
+      unit = atomicAdd(taken, 1);
+      rfi_barrier_wait(at.free, turn.phase ^ 1);
+      rfi_send(at.number, at.given, 1, unit);
+    } else {
+      rfi_barrier_expect(at.given, 4);
+      rfi_barrier_wait(at.given, turn.phase);
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(unit) : "r"(at.number) : "memory");
+      rfi_barrier_arrive_at(at.free, 0);
+    }
+  }
+  turn.next();
+  return rfi_same(unit);
+}
+
+static __device__ __forceinline__ void tell(const places &at, ring<SLOTS> &slot, const tile &t) {
+  const uint32_t to = at.tile + slot.stage * TILE_BYTES;
+  if (threadIdx.x % 32 == 0) {
+    rfi_barrier_wait(at.read + slot.stage * 8, slot.phase ^ 1);
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(t.group), "r"(t.first), "r"(t.size),
+                 "r"(t.row)
+                 : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %3};" ::"r"(to + 16), "r"(t.column), "r"(t.steps), "r"(t.beside)
+                 : "memory");
+    rfi_barrier_arrive(at.known + slot.stage * 8);
+  }
+  __syncwarp();
+  slot.next();
+}
+
+template <rfi_grouped_kind KIND, int WS>
+static __device__ __forceinline__ void schedule(const problem<WS> &p, const places &at, int rank) {
+  rfi_unit_walk<2> w;
+  ring<SLOTS> slot;
+  ring<1> turn;
+  tile t;
+  do {
+    t = tile_of<KIND>(p, w, take(p.taken, at, turn, rank), rank);
+    tell(at, slot, t);
+  } while (t.group >= 0);
+}
+
+/* By all lanes of a warp. */
+static __device__ __forceinline__ tile next_tile(const places &at, ring<SLOTS> &slot) {
+  const uint32_t from = at.tile + slot.stage * TILE_BYTES;
+  tile t;
+  rfi_barrier_wait(at.known + slot.stage * 8, slot.phase);
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(t.group), "=r"(t.first), "=r"(t.size), "=r"(t.row)
+               : "r"(from)
+               : "memory");
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%3];\nld.shared.b32 %2, [%3 + 8];"
+               : "=r"(t.column), "=r"(t.steps), "=r"(t.beside)
+               : "r"(from + 16)
+               : "memory");
+  t.group = rfi_same(t.group), t.size = rfi_same(t.size), t.row = rfi_same(t.row), t.column = rfi_same(t.column);
+  t.steps = rfi_same(t.steps), t.beside = rfi_same(t.beside), t.first = rfi_same(t.first);
+  if (threadIdx.x % 32 == 0) rfi_barrier_arrive(at.read + slot.stage * 8);
+  slot.next();
+  return t;
+}
 
 /* ---- copying ---- */
 
 /* Steps of one tile, by one thread: short, since all that the tensor cores eat is asked for here. */
-template <rfi_grouped_kind KIND, int WS, bool BESIDE>
-static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const tiles<KIND, WS> &w, ring &at,
-                                                 uint32_t panels, uint32_t full, uint32_t empty, int rank) {
+template <rfi_grouped_kind KIND, bool BESIDE, int WS>
+static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const tile &t, ring<STAGES> &at,
+                                                 const places &in, int rank) {
   constexpr bool NT = KIND == RFI_GROUPED_NT, TN = KIND == RFI_GROUPED_TN;
-  const CUtensorMap *const map = &p.b[WS > 1 ? w.group : 0];
-  const int steps = w.steps(p), z = NT || WS > 1 ? 0 : w.group;
-  for (int k = 0; k < steps; k++, at.next()) {
-    const uint32_t a = panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL, told = full + at.stage * 8;
-    const int r = (NT ? w.first : 0) + k * STEP; /* of the reduction */
-    rfi_barrier_wait(empty + at.stage * 8, at.phase ^ 1);
+  const CUtensorMap *const map = &p.b[WS > 1 ? t.group : 0];
+  const int z = NT || WS > 1 ? 0 : t.group;
+  for (int k = 0; k < t.steps; k++, at.next()) {
+    const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL, told = in.full + at.stage * 8;
+    const int r = (NT ? t.first : 0) + k * STEP; /* of the reduction */
+    rfi_barrier_wait(in.empty + at.stage * 8, at.phase ^ 1);
     rfi_barrier_expect(told, PANELS * RFI_PANEL);
 #pragma unroll
     for (int q = 0; q < (BESIDE ? 1 : 2); q++) {
-      const int panel = BESIDE ? rank : q, row = w.row + 64 * panel, x = NT ? row : r, y = NT ? r : w.first + row;
+      const int panel = BESIDE ? rank : q, row = t.row + 64 * panel, x = NT ? row : r, y = NT ? r : t.first + row;
       if (BESIDE) rfi_tma_load_both(a + panel * RFI_PANEL, &p.a, told, x, y, 0);
       else rfi_tma_load(a + panel * RFI_PANEL, &p.a, told, x, y, 0);
     }
 #pragma unroll
     for (int q = 0; q < (BESIDE ? 4 : 2); q++) {
-      const int panel = BESIDE ? q : 2 * rank + q, column = w.column + 64 * panel, x = TN ? r : column,
+      const int panel = BESIDE ? q : 2 * rank + q, column = t.column + 64 * panel, x = TN ? r : column,
                 y = TN ? column : r;
       if (BESIDE) rfi_tma_load(b + panel * RFI_PANEL, map, told, x, y, z);
       else rfi_tma_load_both(b + panel * RFI_PANEL, map, told, x, y, z);
@@ -116,14 +201,13 @@ static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const til
 }
 
 template <rfi_grouped_kind KIND, int WS>
-static __device__ __forceinline__ void produce(const problem<WS> &p, uint32_t panels, uint32_t full, uint32_t empty,
-                                               int unit, int units, int rank) {
-  tiles<KIND, WS> w;
-  ring at;
-  for (; w.next(p, unit, rank); unit += units) {
+static __device__ __forceinline__ void produce(const problem<WS> &p, const places &in, int rank) {
+  ring<SLOTS> slot;
+  ring<STAGES> at;
+  for (tile t; (t = next_tile(in, slot)).group >= 0;) {
     if (threadIdx.x != 0) continue;
-    if (w.beside) copy_tile<KIND, WS, true>(p, w, at, panels, full, empty, rank);
-    else copy_tile<KIND, WS, false>(p, w, at, panels, full, empty, rank);
+    if (t.beside) copy_tile<KIND, true>(p, t, at, in, rank);
+    else copy_tile<KIND, false>(p, t, at, in, rank);
   }
 }
 
@@ -140,23 +224,22 @@ static __device__ __forceinline__ void clear_rows(uint32_t a, uint32_t b, int co
 }
 
 /* ANY: there are rows to multiply; else the other warpgroups and the other block are kept going. */
-template <typename T, rfi_grouped_kind KIND, bool ANY, int WS>
-static __device__ __forceinline__ void multiply(float (&sum)[32][4], const problem<WS> &p, const tiles<KIND, WS> &w,
-                                                ring &at, uint32_t panels, uint32_t full, uint32_t empty,
+template <typename T, rfi_grouped_kind KIND, bool ANY>
+static __device__ __forceinline__ void multiply(float (&sum)[32][4], const tile &t, ring<STAGES> &at, const places &in,
                                                 int consumer) {
   constexpr bool A_COLUMNS = KIND == RFI_GROUPED_NT, B_COLUMNS = KIND != RFI_GROUPED_TN;
   constexpr int A_STEP = A_COLUMNS ? 2048 : 32, B_STEP = B_COLUMNS ? 2048 : 32;
-  const int lane = threadIdx.x % 32, steps = w.steps(p);
+  const int lane = threadIdx.x % 32;
   uint32_t before = 0; /* the stage that the products under way still read */
   if (ANY) {
 #pragma unroll
     for (int n = 0; n < 32; n++) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
   }
-  for (int k = 0; k < steps; k++, at.next()) {
-    const uint32_t a = panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL;
-    rfi_barrier_wait(full + at.stage * 8, at.phase);
-    if (KIND == RFI_GROUPED_NT && w.size - k * STEP < STEP) {
-      clear_rows(a, b, consumer, w.size - k * STEP);
+  for (int k = 0; k < t.steps; k++, at.next()) {
+    const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL;
+    rfi_barrier_wait(in.full + at.stage * 8, at.phase);
+    if (KIND == RFI_GROUPED_NT && t.size - k * STEP < STEP) {
+      clear_rows(a, b, consumer, t.size - k * STEP);
       rfi_shared_written();
       rfi_named_sync(3, 128 * CONSUMERS);
     }
@@ -170,10 +253,10 @@ static __device__ __forceinline__ void multiply(float (&sum)[32][4], const probl
       rfi_wgmma_wait<1>();
     }
     if (k > 0 && lane < 2) rfi_barrier_arrive_at(before, lane);
-    before = empty + at.stage * 8;
+    before = in.empty + at.stage * 8;
   }
   if (ANY) rfi_wgmma_wait<0>();
-  if (steps > 0 && lane < 2) rfi_barrier_arrive_at(before, lane);
+  if (t.steps > 0 && lane < 2) rfi_barrier_arrive_at(before, lane);
 }
 
 /* ---- writing ---- */
@@ -191,57 +274,105 @@ template <typename O> static __device__ __forceinline__ uint32_t two(float x, fl
   return bits;
 }
 
-/* 64 rows by 256 columns by way of two panels; the copy engine leaves out what is behind y's edges. */
-template <typename O, int WS>
-static __device__ __forceinline__ void write_panels(const float (&sum)[32][4], const problem<WS> &p, uint32_t staging,
-                                                    int consumer, int column, int row, int z) {
-  const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
-  const int r = warp * 16 + lane % 16; /* which row's address this lane gives to stmatrix */
-#pragma unroll
-  for (int q = 0; q < 4; q++) {
-    const uint32_t panel = staging + (q & 1) * RFI_PANEL;
-    if (thread == 0) rfi_tma_wait_read<1>();
-    rfi_named_sync(1 + consumer, 128);
+/* Where chunk c (16 bytes) of row r lies, as the copy engine has it. */
+static __device__ __forceinline__ int place_of(int r, int c) { return r * 128 + (c ^ r % 8) * 16; }
+
+/* Columns of a warp's sums, 128 bytes of S from the q-th 128 on, into a slab. */
+template <typename S> static __device__ __forceinline__ void stage(const float (&sum)[32][4], int q, uint32_t to) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (sizeof(S) == 2) {
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
       const float *c = sum[q * 8 + n], *d = sum[q * 8 + n + 1];
-      const uint32_t chunk = n + lane / 16;
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(panel + r * 128 +
-                                                                                            ((chunk ^ (r % 8)) * 16)),
-                   "r"(two<O>(c[0], c[1])), "r"(two<O>(c[2], c[3])), "r"(two<O>(d[0], d[1])), "r"(two<O>(d[2], d[3]))
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                       to + place_of(lane % 16, n + lane / 16)),
+                   "r"(two<S>(c[0], c[1])), "r"(two<S>(c[2], c[3])), "r"(two<S>(d[0], d[1])), "r"(two<S>(d[2], d[3]))
                    : "memory");
     }
-    rfi_shared_written();
-    rfi_named_sync(1 + consumer, 128);
-    if (thread == 0) {
-      if (column + 64 * q < p.columns) rfi_tma_store(&p.y, panel, column + 64 * q, row, z);
-      rfi_tma_commit();
+  } else {
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      const float *c = sum[q * 4 + n];
+      const int chunk = 2 * n + lane % 4 / 2, in = lane % 2 * 8;
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + place_of(lane / 4, chunk) + in), "f"(c[0]), "f"(c[1])
+                   : "memory");
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + place_of(lane / 4 + 8, chunk) + in), "f"(c[2]),
+                   "f"(c[3])
+                   : "memory");
     }
   }
 }
 
-template <typename O> static __device__ __forceinline__ void write_two(O *to, float x, float y, bool accumulate) {
-  rfi_pack<O, 2> *const at = (rfi_pack<O, 2> *)to;
-  if (accumulate) {
-    const rfi_pack<O, 2> old = *at;
-    x += rfi_widen(old.x[0]);
-    y += rfi_widen(old.x[1]);
+/* The first `left` of a warp's 16 rows by way of its slabs, whole lines of memory at a time;
+ * y is where the first begins. S: what is staged, f32 where it is added to y. */
+template <typename O, typename S, bool ONTO, int WS>
+static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], const problem<WS> &p, uint32_t staging,
+                                                  O *y, int column, int left) {
+  constexpr int WIDE = 128 / sizeof(S), EACH = 16 / sizeof(S), COUNT = COLUMNS / WIDE, AHEAD = 2;
+  const int lane = threadIdx.x % 32, c = lane % 8, row = lane / 8;
+  O *const mine = y + (int64_t)row * p.columns + column + c * EACH;
+  const int64_t four = 4 * (int64_t)p.columns;
+  rfi_pack<O, EACH> old[AHEAD + 1][4];
+  if constexpr (ONTO) {
+#pragma unroll
+    for (int q = 0; q < AHEAD; q++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (column + q * WIDE + c * EACH < p.columns && row + 4 * i < left)
+          old[q][i] = *(const rfi_pack<O, EACH> *)(mine + i * four + q * WIDE);
   }
-  const rfi_pack<O, 2> both = {{rfi_narrow<O>(x), rfi_narrow<O>(y)}};
-  rfi_put(at, both);
+#pragma unroll
+  for (int q = 0; q < COUNT; q++) {
+    const uint32_t slab = staging + q % 2 * SLAB;
+    if constexpr (ONTO)
+      if (q + AHEAD < COUNT) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          if (column + (q + AHEAD) * WIDE + c * EACH < p.columns && row + 4 * i < left)
+            old[(q + AHEAD) % (AHEAD + 1)][i] = *(const rfi_pack<O, EACH> *)(mine + i * four + (q + AHEAD) * WIDE);
+      }
+    stage<S>(sum, q, slab);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int r = row + 4 * i;
+      uint32_t got[4];
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(got[0]), "=r"(got[1]), "=r"(got[2]), "=r"(got[3])
+                   : "r"(slab + place_of(r, c))
+                   : "memory");
+      rfi_pack<O, EACH> out;
+      if constexpr (ONTO) {
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+          out.x[e] = rfi_narrow<O>(__uint_as_float(got[e]) + rfi_widen(old[q % (AHEAD + 1)][i].x[e]));
+      } else {
+        __builtin_memcpy(&out, got, 16);
+      }
+      if (column + q * WIDE + c * EACH < p.columns && r < left)
+        rfi_put((rfi_pack<O, EACH> *)(mine + i * four + q * WIDE), out);
+    }
+  }
+  __syncwarp();
 }
 
-/* The first `left` of 64 rows from the registers; y is the first one's beginning. */
+/* All of a warp's 16 rows by the copy engine, which leaves out what is behind y's edges. */
 template <typename O, int WS>
-static __device__ __forceinline__ void write_rows(const float (&sum)[32][4], const problem<WS> &p, O *y, int column,
-                                                  int left) {
-  const int lane = threadIdx.x % 32, r = (int)(threadIdx.x % 128) / 32 * 16 + lane / 4;
+static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], const problem<WS> &p, uint32_t staging,
+                                                  int column, int row, int z) {
+  constexpr int WIDE = 128 / sizeof(O);
 #pragma unroll
-  for (int n = 0; n < 32; n++) {
-    const int c = column + n * 8 + lane % 4 * 2;
-    if (c >= p.columns) continue;
-    if (r < left) write_two<O>(y + (int64_t)r * p.columns + c, sum[n][0], sum[n][1], p.accumulate);
-    if (r + 8 < left) write_two<O>(y + (int64_t)(r + 8) * p.columns + c, sum[n][2], sum[n][3], p.accumulate);
+  for (int q = 0; q < COLUMNS / WIDE; q++) {
+    const uint32_t slab = staging + q % 2 * SLAB;
+    if (threadIdx.x % 32 == 0) rfi_tma_wait_read<1>();
+    __syncwarp();
+    stage<O>(sum, q, slab);
+    rfi_shared_written();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      if (column + WIDE * q < p.columns) rfi_tma_store(&p.y, slab, column + WIDE * q, row, z);
+      rfi_tma_commit();
+    }
   }
 }
 
@@ -265,34 +396,56 @@ static __device__ __forceinline__ void add_bias(float (&sum)[32][4], const probl
   }
 }
 
+/* What is added to is asked for before it is needed. */
+template <typename O, int WS>
+static __device__ __forceinline__ void fetch(const problem<WS> &p, const O *y, int column, int left) {
+  constexpr int EACH = 128 / sizeof(O), LINES = COLUMNS / EACH;
+  for (int i = threadIdx.x % 128; i < 64 * LINES; i += 128) {
+    const int r = i / LINES, c = column + i % LINES * EACH;
+    if (r < left && c < p.columns)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(y + (int64_t)r * p.columns + c) : "memory");
+  }
+}
+
+/* A warp's 16 rows of a tile, of which `left` are to be written; `row` is y's of the first. */
+template <typename O, rfi_grouped_kind KIND, int WS>
+static __device__ __forceinline__ void write(const float (&sum)[32][4], const problem<WS> &p, uint32_t staging,
+                                             const tile &t, int row, int left) {
+  constexpr bool NT = KIND == RFI_GROUPED_NT;
+  O *const y = (O *)p.out + ((NT ? (int64_t)t.group * p.groups.high : 0) + row) * p.columns;
+  if (!p.accumulate && (NT || left >= 16)) {
+    store_warp<O>(sum, p, staging, t.column, row, NT ? t.group : 0);
+    return;
+  }
+  if (threadIdx.x % 32 == 0) rfi_tma_wait_read<0>();
+  __syncwarp();
+  if constexpr (NT) write_warp<O, float, true>(sum, p, staging, y, t.column, left);
+  else write_warp<O, O, false>(sum, p, staging, y, t.column, left);
+}
+
 template <typename T, typename O, rfi_grouped_kind KIND, int WS>
-static __device__ __forceinline__ void consume(const problem<WS> &p, uint32_t panels, uint32_t staging, uint32_t full,
-                                               uint32_t empty, int unit, int units, int rank, int consumer) {
-  tiles<KIND, WS> w;
-  ring at;
+static __device__ __forceinline__ void consume(const problem<WS> &p, const places &in, int consumer) {
+  constexpr bool NT = KIND == RFI_GROUPED_NT;
+  const int warp = (int)(threadIdx.x % 128) / 32;
+  ring<SLOTS> slot;
+  ring<STAGES> at;
   float sum[32][4];
-  for (; w.next(p, unit, rank); unit += units) {
-    const int row = w.row + consumer * 64, left = (KIND == RFI_GROUPED_NT ? p.groups.high : w.size) - row;
-    const bool any = left > 0 && w.column < p.columns;
-    if (!any) {
-      multiply<T, KIND, false, WS>(sum, p, w, at, panels, full, empty, consumer);
+  for (tile t; (t = next_tile(in, slot)).group >= 0;) {
+    const int row = t.row + consumer * 64, left = (NT ? p.groups.high : t.size) - row;
+    if (left <= 0 || t.column >= p.columns) {
+      multiply<T, KIND, false>(sum, t, at, in, consumer);
       continue;
     }
-    multiply<T, KIND, true, WS>(sum, p, w, at, panels, full, empty, consumer);
-    if (p.accumulate && w.steps(p) == 0) continue;
-    if (KIND != RFI_GROUPED_NT && p.bias && w.group < p.groups.n)
-      add_bias(sum, p, w.group, w.first + row, w.column, left);
-    if constexpr (sizeof(O) == 2) {
-      if (!p.accumulate && (KIND == RFI_GROUPED_NT || left >= 64)) {
-        write_panels<O>(sum, p, staging + consumer * 2 * RFI_PANEL, consumer, w.column,
-                        KIND == RFI_GROUPED_NT ? row : w.first + row, KIND == RFI_GROUPED_NT ? w.group : 0);
-        continue;
-      }
+    if (NT && p.accumulate) {
+      if (t.steps == 0) continue;
+      fetch(p, (const O *)p.out + ((int64_t)t.group * p.groups.high + row) * p.columns, t.column, left);
     }
-    const int64_t first = KIND == RFI_GROUPED_NT ? (int64_t)w.group * p.groups.high + row : (int64_t)w.first + row;
-    write_rows<O>(sum, p, (O *)p.out + first * p.columns, w.column, left);
+    multiply<T, KIND, true>(sum, t, at, in, consumer);
+    if (!NT && p.bias && t.group < p.groups.n) add_bias(sum, p, t.group, t.first + row, t.column, left);
+    write<O, KIND>(sum, p, in.staging + (consumer * 4 + warp) * 2 * SLAB, t, (NT ? row : t.first + row) + warp * 16,
+                   left - warp * 16);
   }
-  if (threadIdx.x % 128 == 0) rfi_tma_wait_all();
+  if (threadIdx.x % 32 == 0) rfi_tma_wait_all();
 }
 
 #endif
@@ -301,25 +454,34 @@ template <typename T, typename O, rfi_grouped_kind KIND, int WS>
 static __global__ void __launch_bounds__(THREADS, 1) grouped(const __grid_constant__ problem<WS> p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ char memory[];
-  const uint32_t panels = (rfi_shared_address(memory) + 1023) / 1024 * 1024;
-  const uint32_t staging = panels + STAGES * PANELS * RFI_PANEL, full = staging + CONSUMERS * 2 * RFI_PANEL;
-  const uint32_t empty = full + STAGES * 8;
-  const int rank = (int)rfi_cluster_rank(), unit = blockIdx.x / 2, units = gridDim.x / 2;
+  places at;
+  at.panels = (rfi_shared_address(memory) + 1023) / 1024 * 1024;
+  at.staging = at.panels + STAGES * PANELS * RFI_PANEL, at.tile = at.staging + CONSUMERS * 4 * 2 * SLAB;
+  at.full = at.tile + SLOTS * TILE_BYTES, at.empty = at.full + STAGES * 8, at.known = at.empty + STAGES * 8;
+  at.read = at.known + SLOTS * 8, at.given = at.read + SLOTS * 8, at.free = at.given + 8, at.number = at.free + 8;
+  const int rank = (int)rfi_cluster_rank();
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) {
-      rfi_barrier_init(full + s * 8, 1);
-      rfi_barrier_init(empty + s * 8, 2 * CONSUMERS * 4);
+      rfi_barrier_init(at.full + s * 8, 1);
+      rfi_barrier_init(at.empty + s * 8, 2 * CONSUMERS * 4);
     }
+    for (int s = 0; s < SLOTS; s++) {
+      rfi_barrier_init(at.known + s * 8, 1);
+      rfi_barrier_init(at.read + s * 8, 1 + CONSUMERS * 4);
+    }
+    rfi_barrier_init(at.given, 1);
+    rfi_barrier_init(at.free, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   rfi_cluster_sync();
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x < 32) produce<KIND, WS>(p, panels, full, empty, unit, units, rank);
+    if (threadIdx.x < 32) produce<KIND>(p, at, rank);
+    else if (threadIdx.x < 64) schedule<KIND>(p, at, rank);
     __syncwarp();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    consume<T, O, KIND, WS>(p, panels, staging, full, empty, unit, units, rank, rfi_same((int)threadIdx.x / 128) - 1);
+    consume<T, O, KIND>(p, at, rfi_same((int)threadIdx.x / 128) - 1);
   }
   rfi_cluster_sync(); /* the other block may still write to this one's shared memory */
 #endif
@@ -329,8 +491,8 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped(const __grid_consta
 
 /* A matrix, or several, by panels; strides in elements. */
 static rfr_status describe(CUtensorMap *map, const void *data, rfr_dtype dtype, int64_t wide, int64_t high,
-                           int64_t depth, int64_t row, int64_t group) {
-  return rfi_tma_describe(map, data, dtype, wide, high, depth, row, group, 64);
+                           int64_t depth, int64_t row, int64_t group, int rows = 64) {
+  return rfi_tma_describe(map, data, dtype, wide, high, depth, row, group, rows);
 }
 
 template <typename T, typename O, rfi_grouped_kind KIND, int WS>
@@ -356,15 +518,23 @@ static rfr_status launch_kind(const rfi_grouped *g, const problem<WS> &p, int sm
   return RFR_UNSUPPORTED; /* NT has no w */
 }
 
-int rfi_grouped_sm90_takes(const rfi_grouped *g) {
-  const bool nt = g->kind == RFI_GROUPED_NT, types = g->a_dtype == RFR_BF16 || g->a_dtype == RFR_F16;
-  const bool pitches = g->a_row % 8 == 0 && g->b_row % 8 == 0 && (nt || g->ws || g->b_group % 8 == 0);
-  bool places = ((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->y) % 16 == 0 && (!g->ws || g->groups <= MOST_WS);
-  for (int64_t i = 0; places && g->ws && i < g->groups; i++) places = (uintptr_t)g->ws[i] % 16 == 0;
-  const int64_t most = 1 << 30, units = (g->rows / 128 + (nt ? g->N / 128 + 2 : 2) * (g->groups + 1));
-  return types && g->b_dtype == g->a_dtype && (g->y_dtype == g->a_dtype || g->y_dtype == RFR_F32) && places &&
-         pitches && g->N % 8 == 0 && g->K % 8 == 0 && g->N > 0 && g->K > 0 && g->rows > 0 && g->groups > 0 &&
-         g->rows < most && g->N < most && g->K < most && units < most / (g->N / 256 + g->K / 256 + 2);
+const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
+  const bool nt = g->kind == RFI_GROUPED_NT;
+  const int64_t most = 1 << 30, tall = g->rows / ROWS + (nt ? g->N / ROWS + 2 : 2) * (g->groups + 1);
+  if (g->a_dtype != RFR_BF16 && g->a_dtype != RFR_F16) return "operands are not of 16 bits";
+  if (g->b_dtype != g->a_dtype || (g->y_dtype != g->a_dtype && g->y_dtype != RFR_F32)) return "types are mixed";
+  if (g->N % 8 != 0 || g->K % 8 != 0) return "N or K is no multiple of 8";
+  if (g->a_row % 8 != 0 || g->b_row % 8 != 0 || (!nt && !g->ws && g->b_group % 8 != 0))
+    return "rows are no multiple of 16 bytes apart";
+  if (((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->y) % 16 != 0)
+    return "an operand begins at no multiple of 16 bytes";
+  if (g->ws && g->groups > MOST_WS) return "more than 240 weights lie by themselves";
+  for (int64_t i = 0; g->ws && i < g->groups; i++)
+    if ((uintptr_t)g->ws[i] % 16 != 0) return "a weight begins at no multiple of 16 bytes";
+  if (g->N == 0 || g->K == 0 || g->rows == 0 || g->groups == 0) return "there is nothing to multiply";
+  if (g->rows >= most || g->N >= most || g->K >= most || tall >= most / (g->N / COLUMNS + g->K / COLUMNS + 2))
+    return "it is too large";
+  return NULL;
 }
 
 template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, cudaStream_t stream) {
@@ -377,15 +547,18 @@ template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, 
     s = describe(&p.b[0], g->b, g->b_dtype, g->K, g->N, g->groups, g->b_row, g->b_group);
   for (int64_t i = 0; g->ws && i < g->groups && s == RFR_OK; i++)
     s = describe(&p.b[i], g->ws[i], g->b_dtype, g->K, g->N, 1, g->b_row, g->b_row * g->N);
-  if (s == RFR_OK && g->y_dtype != RFR_F32)
-    s = nt ? describe(&p.y, g->y, g->y_dtype, columns, g->N, g->groups, columns, columns * g->N)
-           : describe(&p.y, g->y, g->y_dtype, columns, g->rows, 1, columns, columns * g->rows);
+  if (s == RFR_OK)
+    s = nt ? describe(&p.y, g->y, g->y_dtype, columns, g->N, g->groups, columns, columns * g->N, 16)
+           : describe(&p.y, g->y, g->y_dtype, columns, g->rows, 1, columns, columns * g->rows, 16);
   if (s != RFR_OK) return s;
   p.groups = {g->offsets, (int)g->groups, (int)g->rows, nt ? (int)g->N : 0};
   p.bias = g->bias, p.scale = g->scale, p.out = g->y, p.bias_group = g->bias_group;
   p.bias_dtype = g->bias_dtype, p.scale_dtype = g->scale_dtype;
   p.columns = (int)columns, p.reduction = (int)(tn ? g->K : g->N);
   p.accumulate = g->accumulate != 0;
+  p.taken = g->taken;
+  const rfr_status cleared = rfi_cuda_check(cudaMemsetAsync(p.taken, 0, sizeof *p.taken, stream), "grouped");
+  if (cleared != RFR_OK) return cleared;
   if (g->a_dtype == RFR_BF16)
     return g->y_dtype == RFR_F32 ? launch_kind<rfi_bf16, float>(g, p, sms, stream)
                                  : launch_kind<rfi_bf16, rfi_bf16>(g, p, sms, stream);

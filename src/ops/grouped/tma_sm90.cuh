@@ -46,6 +46,22 @@ static __device__ __forceinline__ void rfi_barrier_arrive_at(uint32_t at, uint32
                "r"(rank)
                : "memory");
 }
+static __device__ __forceinline__ void rfi_barrier_arrive(uint32_t at) {
+  rfi_delay();
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+/* 4 bytes to the same place in block `rank` of the cluster, whose barrier there is told. */
+static __device__ __forceinline__ void rfi_send(uint32_t to, uint32_t barrier, uint32_t rank, int x) {
+  rfi_delay();
+  asm volatile("{\n"
+               ".reg .b32 there, told;\n"
+               "mapa.shared::cluster.u32 there, %0, %2;\n"
+               "mapa.shared::cluster.u32 told, %1, %2;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [told];\n"
+               "}" ::"r"(to),
+               "r"(barrier), "r"(rank), "r"(x)
+               : "memory");
+}
 static __device__ __forceinline__ void rfi_cluster_sync(void) {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -174,12 +190,15 @@ static inline rfr_status rfi_tma_describe(CUtensorMap *map, const void *data, rf
       "cuTensorMapEncodeTiled");
   if (s != RFR_OK) return s;
   const cuuint64_t shape[3] = {(cuuint64_t)wide, (cuuint64_t)high, (cuuint64_t)depth};
-  const cuuint64_t pitch[2] = {(cuuint64_t)row * 2, (cuuint64_t)group * 2};
-  const cuuint32_t box[3] = {64, (cuuint32_t)rows, 1}, every[3] = {1, 1, 1};
-  const CUresult r = ((rfi_encode_fn *)encode)(
-      map, dtype == RFR_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, (void *)data,
-      shape, pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint32_t size = dtype == RFR_F32 ? 4 : 2;
+  const cuuint64_t pitch[2] = {(cuuint64_t)row * size, (cuuint64_t)group * size};
+  const cuuint32_t box[3] = {128 / size, (cuuint32_t)rows, 1}, every[3] = {1, 1, 1};
+  const CUtensorMapDataType type = dtype == RFR_F32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : dtype == RFR_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const CUresult r = ((rfi_encode_fn *)encode)(map, type, 3, (void *)data, shape, pitch, box, every,
+                                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return r == CUDA_SUCCESS ? RFR_OK : rfi_cuda_check(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
 }
 

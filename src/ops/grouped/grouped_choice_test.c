@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which kernel runs a grouped linear's products, forward, for x and for the weights, by types, layout, alignment,
+ * packed or separate weights and bias: a table, on the CPU and on an H200 that is not there, where what keeps a call
+ * from the faster kernel is told. Types of recipes that are to come are refused by name.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "exec/exec.h"
+#include "support/context.h"
+
+enum { ROWS = 64, MOST_GROUPS = 241 };
+typedef enum bias { NO_BIAS, BIAS, SCALED_BF16, SCALED_F32 } bias;
+
+#define SM90 "sm90", "sm90", "sm90"
+#define ALL(why) why, why, why
+
+typedef struct row {
+  const char *name;
+  rfr_dtype x, w;
+  int64_t N, K;
+  int groups;
+  bool separate;
+  int64_t before, behind; /* columns of the tensor that x is a view of */
+  bias bias;
+  const char *wanted[3]; /* forward, dgrad, wgrad: sm90, or why not */
+} row;
+
+#define PLACE "an operand begins at no multiple of 16 bytes"
+#define PITCH "rows are no multiple of 16 bytes apart"
+#define WIDTH "N or K is no multiple of 8"
+#define MANY "more than 240 weights lie by themselves"
+#define MIXED "types are mixed"
+#define WIDE "operands are not of 16 bits"
+
+static const row rows[] = {
+    {"bf16, packed", RFR_BF16, RFR_BF16, 24, 40, 3, false, 0, 0, NO_BIAS, {SM90}},
+    {"bf16, packed, bias", RFR_BF16, RFR_BF16, 24, 40, 3, false, 0, 0, BIAS, {SM90}},
+    {"bf16, packed, bias times bf16", RFR_BF16, RFR_BF16, 24, 40, 3, false, 0, 0, SCALED_BF16, {SM90}},
+    {"bf16, packed, bias times f32", RFR_BF16, RFR_BF16, 24, 40, 3, false, 0, 0, SCALED_F32, {SM90}},
+    {"bf16, separate", RFR_BF16, RFR_BF16, 24, 40, 3, true, 0, 0, NO_BIAS, {SM90}},
+    {"bf16, separate, bias times f32", RFR_BF16, RFR_BF16, 24, 40, 3, true, 0, 0, SCALED_F32, {SM90}},
+    {"bf16, 240 separate", RFR_BF16, RFR_BF16, 24, 40, 240, true, 0, 0, NO_BIAS, {SM90}},
+    {"bf16, 241 separate", RFR_BF16, RFR_BF16, 24, 40, 241, true, 0, 0, NO_BIAS, {MANY, MANY, "sm90"}},
+    {"f16, packed", RFR_F16, RFR_F16, 24, 40, 3, false, 0, 0, NO_BIAS, {SM90}},
+    {"f16, separate", RFR_F16, RFR_F16, 24, 40, 3, true, 0, 0, BIAS, {SM90}},
+    {"f32, packed", RFR_F32, RFR_F32, 24, 40, 3, false, 0, 0, NO_BIAS, {ALL(WIDE)}},
+    {"f32, separate", RFR_F32, RFR_F32, 24, 40, 3, true, 0, 0, BIAS, {ALL(WIDE)}},
+    {"bf16 by f32", RFR_BF16, RFR_F32, 24, 40, 3, false, 0, 0, NO_BIAS, {MIXED, MIXED, "sm90"}},
+    {"bf16, K 100", RFR_BF16, RFR_BF16, 24, 100, 3, false, 0, 0, NO_BIAS, {ALL(WIDTH)}},
+    {"bf16, N 12", RFR_BF16, RFR_BF16, 12, 40, 3, true, 0, 0, NO_BIAS, {ALL(WIDTH)}},
+    {"bf16, x a view 16 bytes in", RFR_BF16, RFR_BF16, 24, 40, 3, false, 8, 0, NO_BIAS, {SM90}},
+    {"bf16, x a view 2 bytes in", RFR_BF16, RFR_BF16, 24, 40, 3, false, 1, 7, NO_BIAS, {PLACE, "sm90", PLACE}},
+    {"bf16, x a view of odd pitch", RFR_BF16, RFR_BF16, 24, 40, 3, false, 0, 3, NO_BIAS, {PITCH, "sm90", PITCH}},
+};
+
+static rfr_trace *record(const row *r) {
+  static rfr_value w[MOST_GROUPS];
+  char name[16];
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value whole =
+      rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, r->x, 2, (int64_t[]){ROWS, r->before + r->K + r->behind});
+  const rfr_value x = r->before + r->behind > 0 ? rfr_slice(t, whole, 1, r->before, r->K) : whole;
+  const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I32, 1, (int64_t[]){r->groups});
+  const rfr_value offsets = rfr_splits_to_offsets(t, splits, ROWS, NULL);
+  rfr_value bias = RFR_NONE, scale = RFR_NONE;
+  if (r->bias != NO_BIAS) bias = rfr_input(t, "bias", RFR_ROLE_FROZEN, r->w, 2, (int64_t[]){r->groups, r->N});
+  if (r->bias > BIAS)
+    scale = rfr_input(t, "scale", RFR_ROLE_INPUT, r->bias == SCALED_F32 ? RFR_F32 : RFR_BF16, 1, (int64_t[]){ROWS});
+  const int n = r->separate ? r->groups : 1;
+  for (int g = 0; g < n; g++) {
+    snprintf(name, sizeof name, "w%d", g);
+    w[g] = r->separate ? rfr_input(t, name, RFR_ROLE_TRAINABLE, r->w, 2, (int64_t[]){r->N, r->K})
+                       : rfr_input(t, name, RFR_ROLE_TRAINABLE, r->w, 3, (int64_t[]){r->groups, r->N, r->K});
+  }
+  const rfr_value y = r->separate ? rfr_grouped_linear_separate(t, x, n, w, offsets, bias, scale)
+                                  : rfr_grouped_linear(t, x, w[0], offsets, bias, scale);
+  const rfr_value wide = rfr_cast(t, y, RFR_F32), loss = rfr_sum(t, rfr_mul(t, wide, wide), -1);
+  rfr_output(t, "dx", rfr_gradient(t, loss, whole, r->x));
+  for (int g = 0; g < n; g++) {
+    snprintf(name, sizeof name, "d%d", g);
+    rfr_output(t, name, rfr_gradient(t, loss, w[g], RFR_F32));
+  }
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+/* 0: forward, 1: dgrad, 2: wgrad; -1: another op. */
+static int kind_of(const rfi_opr *op) {
+  if (op->def->code == RFI_OP_grouped_wgrad) return 2;
+  return op->def->code == RFI_OP_grouped_matmul ? op->phase == RFR_PHASE_DGRAD : -1;
+}
+
+static void runs_where_the_table_says(bool gpu) {
+  printf("%-32s %-8s %-8s %-8s\n", gpu ? "cuda:none" : "cpu", "forward", "dgrad", "wgrad");
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    rfr_trace *t = record(&rows[i]);
+    rfr_programs *p = rft_compile(t, NULL);
+    const rfi_program *program = &p->program[0];
+    const char *report = rfr_program_report(p, 0, "lower");
+    int seen[3] = {0};
+    printf("%-32s", rows[i].name);
+    for (int k = 0; k < program->n_bound; k++) {
+      const rfi_bound *b = &program->bound[k];
+      const int kind = kind_of(&program->trace->ops[b->op]);
+      char line[128];
+      if (kind < 0) continue;
+      seen[kind]++;
+      const char *wanted = rows[i].wanted[kind];
+      const bool fast = strcmp(wanted, "sm90") == 0;
+      printf(" %-8s%s%s%s", b->kernel, b->why ? " (" : "", b->why ? b->why : "", b->why ? ")" : "");
+      if (gpu) assert_string_equal(b->kernel, fast ? "sm90" : "sm80");
+      else assert_true(strcmp(b->kernel, rfi_ctx_isa(ctx)) == 0 || strcmp(b->kernel, "oneDNN") == 0);
+      if (gpu && !fast) assert_string_equal(b->why, wanted);
+      else assert_null(b->why);
+      snprintf(line, sizeof line, "kernel: op %d %s on %s%s", b->op, program->trace->ops[b->op].def->name, b->kernel,
+               b->why ? ": " : "\n");
+      assert_non_null(strstr(report, line));
+    }
+    printf("\n");
+    for (int k = 0; k < 3; k++) assert_true(seen[k] > 0);
+    rfr_programs_destroy(p);
+    rfr_trace_destroy(t);
+  }
+}
+
+static void on_the_cpu(void **state) {
+  (void)state;
+  runs_where_the_table_says(false);
+}
+
+static void on_a_gpu(void **state) {
+  rfr_ctx_options o = rfr_ctx_options_default();
+  const rfi_backend *backend;
+  (void)state;
+  o.device = "cuda:none";
+  OK(rfr_ctx_create(&o, &ctx));
+  if (rfi_backend_find(ctx, &backend) == RFR_OK) runs_where_the_table_says(true);
+  else printf("not built: %s\n", rfr_last_error()->message);
+  rfr_ctx_destroy(ctx);
+  ctx = NULL;
+}
+
+/* What recipes will multiply; until then nobody computes with it in another type. */
+static void refuses_types_to_come(void **state) {
+  (void)state;
+  static const struct {
+    const char *recipe;
+    rfr_dtype dtype;
+    const char *text;
+  } recipes[] = {{"fp8 delayed", RFR_E4M3, "is e4m3, not"}, {"fp8 current", RFR_E4M3, "is e4m3, not"},
+                 {"fp8 block", RFR_E4M3, "is e4m3, not"},   {"fp8 of gradients", RFR_E5M2, "is e5m2, not"},
+                 {"mxfp8", RFR_E4M3, "is e4m3, not"},       {"nvfp4", RFR_E2M1, "is e2m1, not"}};
+  for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++)
+    for (int which = 0; which < 2; which++) {
+      rfr_trace *t;
+      OK(rfr_trace_create(ctx, &t));
+      const rfr_dtype other = RFR_BF16;
+      const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, which ? other : recipes[i].dtype, 2, (int64_t[]){ROWS, 32});
+      const rfr_value w =
+          rfr_input(t, "w", RFR_ROLE_INPUT, which ? recipes[i].dtype : other, 3, (int64_t[]){3, 16, 32});
+      const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I32, 1, (int64_t[]){3});
+      const rfr_value offsets = rfr_splits_to_offsets(t, splits, ROWS, NULL);
+      assert_int_equal(rfr_grouped_linear(t, x, w, offsets, RFR_NONE, RFR_NONE), RFR_NONE);
+      assert_int_equal(rfr_trace_finish(t), RFR_INVALID);
+      if (!strstr(rfr_last_error()->message, recipes[i].text))
+        fail_msg("%s: %s", recipes[i].recipe, rfr_last_error()->message);
+      rfr_trace_destroy(t);
+    }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {rft_context_test(on_the_cpu), cmocka_unit_test(on_a_gpu),
+                                     rft_context_test(refuses_types_to_come)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
