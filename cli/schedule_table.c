@@ -56,7 +56,7 @@ static double unit_of(const schedule_run *s, int *cell) {
 /* One lane; the rank's actions begin at number k. */
 static void put_lane(const schedule_run *s, int r, int k, double unit, int cell, FILE *f) {
   char lane[WIDTH + RFR_ACTION_TEXT], text[RFR_ACTION_TEXT];
-  int n, columns = unit > 0 ? (int)lround(s->result.makespan / unit) * cell : WIDTH / 2 * 2;
+  int n, columns = unit > 0 ? (int)lround(s->result.makespan / unit) * cell : WIDTH;
   const rfr_action *a = rfr_schedule_actions(s->schedule, r, &n);
   memset(lane, '.', sizeof lane);
   if (s->result.makespan <= 0) columns = 0;
