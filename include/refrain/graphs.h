@@ -52,6 +52,50 @@ typedef struct rfr_callable {
 } rfr_callable;
 RFR_API rfr_callable rfr_callable_default(void);
 
+/* ---- hooks ---- */
+
+typedef enum rfr_hook_point {
+  RFR_HOOK_PRE_WARMUP,
+  RFR_HOOK_POST_WARMUP,
+  RFR_HOOK_PRE_FORWARD,
+  RFR_HOOK_POST_FORWARD,
+  RFR_HOOK_PRE_BACKWARD,
+  RFR_HOOK_POST_BACKWARD,
+  RFR_HOOK_PRE_WGRAD,
+  RFR_HOOK_POST_WGRAD
+} rfr_hook_point;
+
+typedef struct rfr_hook_event {
+  size_t size;
+  rfr_hook_point point;
+  int callable, microbatch; /* -1 around the whole warm-up */
+  int capture;              /* 1: around a capture; 0: in warm-up */
+  int iteration;            /* of the warm-up; 0 in capture */
+  int failed;               /* 1, post hooks alone: what their pre hooks began has failed */
+  /* What the part reads and makes: of a forward inputs and outputs, of a backward the outputs' gradients and the
+   * inputs', of a wgrad nothing and the main gradients. Data NULL: there is none. In capture they hold no values. */
+  const rfr_tensor *inputs, *outputs;
+  int n_inputs, n_outputs;
+} rfr_hook_event;
+
+/* Runs outside what is captured, and never at replay. Anything but RFR_OK ends creation with that status. */
+typedef rfr_status (*rfr_hook_fn)(const rfr_hook_event *event, void *user);
+typedef struct rfr_hook {
+  rfr_hook_fn fn;
+  void *user;
+} rfr_hook;
+typedef struct rfr_hook_list { /* called in order */
+  const rfr_hook *hooks;
+  int n;
+} rfr_hook_list;
+/* A post list is called once, behind what its pre list began; when that failed too, innermost first, with `failed`. A
+ * pre list has begun something when its first hook has succeeded, or when it is empty. */
+typedef struct rfr_hooks {
+  size_t size;
+  rfr_hook_list pre_forward, post_forward, pre_backward, post_backward, pre_wgrad, post_wgrad;
+} rfr_hooks;
+RFR_API rfr_hooks rfr_hooks_default(void);
+
 /* ---- creation ---- */
 
 /* Where a parameter's gradient is added up. */
@@ -77,11 +121,18 @@ typedef struct rfr_graphs_options {
   int n_tensors; /* outlive the graphs */
   const rfr_main_gradient *gradients; /* of those parameters where the default, ours and cleared, will not do */
   int n_gradients;
+  int warmup_iterations;  /* runs of each part before capture; default 0. They read zeros and what `tensors` have */
+  const rfr_hooks *hooks; /* one entry per callable, or none */
+  int n_hooks;
+  rfr_hook_list pre_warmup, post_warmup; /* once for the whole warm-up; not at all when it has no iterations */
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);
 
-/* Compiles and captures. After an error nothing of the caller's has changed and nothing is held. Errors:
- * graphs.callable, program.state, program.name, plan.over_budget, and those of the passes. */
+/* Compiles, warms up and captures. Warm-up and capture walk over the schedule's actions, each part of each slot once
+ * an iteration; in a B, a callable's wgrad comes right behind its backward. What warm-up would update of parameters,
+ * states and gradients is updated in a scratch memory. After an error nothing of the caller's has changed and nothing
+ * is held. Errors: graphs.callable, graphs.hook, program.state, program.name, plan.over_budget, and those of the
+ * passes. */
 RFR_API rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
                                      const rfr_graphs_options *options, rfr_graphs **out);
 /* Frees everything; accepts NULL. */
@@ -128,6 +179,7 @@ typedef struct rfr_graphs_memory {
   int64_t persistent_bytes;  /* parameters, states and main gradients of ours; what load and setup make */
   int64_t slot_bytes;        /* of all slots of all stages */
   int64_t shared_bytes;      /* what lives within one action, shared by all */
+  int64_t scratch_bytes;     /* what warm-up updates in place of states and gradients */
   int64_t lower_bound_bytes; /* of slots and shared, each slot at an address of its own: most bytes live at once */
   int slots, graphs;
 } rfr_graphs_memory;

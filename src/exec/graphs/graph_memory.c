@@ -109,6 +109,13 @@ rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c) {
     RFI_TRY(check_tied(g, c, x->name));
     c->gradients[c->n_gradients++] = id;
   }
+  for (int i = 0; i < t->n_ops; i++)
+    for (int j = 0; j < t->ops[i].n_out; j++) {
+      const rfr_value v = t->ops[i].out[j];
+      if (v < 0 || (t->ops[i].def->flags & RFI_VIEW)) continue;
+      const rfi_value *owner = &t->values[t->values[v].base];
+      if (owner->op < 0 && is_shared(owner->role)) find_named(g, owner->name)->written = true;
+    }
   return RFR_OK;
 }
 
@@ -392,9 +399,12 @@ static void place_persistent(rfr_graphs *g) {
   int64_t *at = &g->memory.persistent_bytes;
   for (int i = 0; i < g->n_named; i++) {
     rfi_named *x = &g->named[i];
+    const int64_t bytes = rfi_storage_bytes(&x->tensor.type);
+    if (x->written && g->options.warmup_iterations > 0 && bytes > g->memory.scratch_bytes)
+      g->memory.scratch_bytes = bytes;
     if (x->tensor.data) continue;
     x->offset = *at;
-    *at += rfi_storage_bytes(&x->tensor.type);
+    *at += bytes;
   }
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
@@ -416,7 +426,8 @@ static rfr_status allocate(rfr_graphs *g) {
     m->slots += g->stage[i].slots * (g->stage[i].end > g->stage[i].first);
   }
   g->shared_at = at;
-  m->planned_bytes = at + m->shared_bytes;
+  g->scratch_at = at + m->shared_bytes;
+  m->planned_bytes = g->scratch_at + m->scratch_bytes;
   if (g->options.budget > 0 && m->planned_bytes > g->options.budget)
     return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
                     "the plan needs %lld bytes (%lld persistent, %lld in %d slots, %lld shared), the budget is %lld",
@@ -462,7 +473,10 @@ static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int sl
   const rfi_stage_plan *s = &g->stage[c->stage];
   if (place->callable >= 0) return address_of_owner(g, place->callable, slot, place->owner) + place->offset;
   switch (place->home) {
-    case RFI_HOME_NAMED: return g->named[place->offset].tensor.data;
+    case RFI_HOME_NAMED: {
+      const rfi_named *x = &g->named[place->offset];
+      return g->warm && x->written ? g->arena + g->scratch_at : x->tensor.data;
+    }
     case RFI_HOME_PERSISTENT: return g->arena + place->offset;
     case RFI_HOME_SLOT: return g->arena + s->offset + slot * s->bytes + place->offset;
     default: return g->arena + g->shared_at + place->offset;

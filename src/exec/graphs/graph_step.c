@@ -195,13 +195,16 @@ static rfr_status copy_in(rfr_graphs *g, const rfi_step_call *call, bool grad, c
   return RFR_OK;
 }
 
+rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch) {
+  const rfr_value v = g->callable[callable].microbatch;
+  const int32_t value = microbatch;
+  return v < 0 ? RFR_OK
+               : g->m.backend->move(g->m.device, rfi_graph_address(g, callable, slot, v), &value, sizeof value);
+}
+
 static rfr_status run_forward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *inputs, int n) {
-  const rfi_callable *c = &g->callable[call->callable];
-  const int32_t microbatch = call->microbatch;
   RFI_TRY(copy_in(g, call, false, inputs, n));
-  if (c->microbatch >= 0)
-    RFI_TRY(g->m.backend->move(g->m.device, rfi_graph_address(g, call->callable, call->slot, c->microbatch),
-                               &microbatch, sizeof microbatch));
+  RFI_TRY(rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch));
   return rfi_graph_run(g, call->callable, call->slot, RFI_PART_F, false);
 }
 

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Capture: of each callable and slot one graph per part that has ops. Nothing runs.
+ * Warm-up and capture walk over the calls of a step, each part of each callable and slot once: what is done for a
+ * part, between its hooks, is a run of its kernels in warm-up and a capture, which runs nothing, afterwards. While
+ * warm-up runs, whatever outlives a step has the scratch memory for an address, so that nothing has to be put back.
  */
+#include <string.h>
+
+#include "base/base.h"
 #include "exec/graphs/graphed.h"
 
 void rfi_graph_drop(rfr_graphs *g, int callable, int slot) {
@@ -13,9 +18,92 @@ void rfi_graph_drop(rfr_graphs *g, int callable, int slot) {
   }
 }
 
-static rfr_status capture_part(rfr_graphs *g, int callable, int slot, rfi_part part) {
-  const rfi_callable *c = &g->callable[callable];
-  rfi_instance *x = &c->instance[slot];
+/* ---- hooks ---- */
+
+typedef struct walk {
+  rfr_graphs *g;
+  bool capture;
+  int iteration;
+  bool *done; /* per callable, slot and part */
+} walk;
+
+static const char *const point_names[] = {"pre_warmup",   "post_warmup",   "pre_forward", "post_forward",
+                                          "pre_backward", "post_backward", "pre_wgrad",   "post_wgrad"};
+
+static rfr_status run_list(const rfr_hook_list *list, const rfr_hook_event *event, int *done) {
+  for (*done = 0; *done < list->n; (*done)++) {
+    const rfr_status s = list->hooks[*done].fn(event, list->hooks[*done].user);
+    if (s == RFR_OK) continue;
+    rfi_fail(RFI_E_GRAPHS_HOOK, "%s hook %d of callable %d, microbatch %d, in %s", point_names[event->point], *done,
+             event->callable, event->microbatch, event->capture ? "capture" : "warm-up");
+    return rfi_fail_status(s);
+  }
+  return RFR_OK;
+}
+
+/* The post list after a failure: nothing that its hooks do takes the place of the first error. */
+static void run_failed(const rfr_hook_list *post, rfr_hook_event *event) {
+  const rfr_error e = *rfr_last_error();
+  char text[1024];
+  rfr_error row;
+  int done;
+  rfi_snprintf(text, sizeof text, "%s", e.message);
+  event->failed = 1;
+  run_list(post, event, &done);
+  for (int i = 0; rfr_error_row(i, &row); i++)
+    if (strcmp(row.slug, e.slug) == 0) rfi_fail((rfi_error)i, "%s", text);
+  rfi_fail_status(e.status);
+}
+
+typedef rfr_status (*work_fn)(walk *w, const rfi_step_call *call, rfi_part part);
+
+/* `work` between the two lists. */
+static rfr_status between(const rfr_hook_list *pre, const rfr_hook_list *post, rfr_hook_event *event, work_fn work,
+                          walk *w, const rfi_step_call *call, rfi_part part) {
+  int done;
+  const rfr_hook_point point = event->point;
+  rfr_status s = run_list(pre, event, &done);
+  const bool begun = done > 0 || pre->n == 0;
+  if (s == RFR_OK) s = work(w, call, part);
+  event->point = (rfr_hook_point)(point + 1);
+  if (s == RFR_OK) return run_list(post, event, &done);
+  if (begun) run_failed(post, event);
+  return s;
+}
+
+/* ---- one part ---- */
+
+static void show_ports(const walk *w, const rfi_step_call *call, const rfi_port *port, int n, bool grad,
+                       rfr_tensor *to) {
+  for (int i = 0; i < n; i++) to[i] = rfi_port_tensor(w->g, call->callable, call->slot, &port[i], grad);
+}
+
+static void show(const walk *w, const rfi_step_call *call, rfi_part part, rfr_hook_event *event) {
+  const rfi_callable *c = &w->g->callable[call->callable];
+  rfr_tensor *room = w->g->event_tensors;
+  const bool grad = part == RFI_PART_I;
+  event->inputs = room;
+  if (part == RFI_PART_W) {
+    event->outputs = room;
+    event->n_outputs = c->n_gradients;
+    for (int i = 0; i < c->n_gradients; i++) room[i] = w->g->named[c->gradients[i]].tensor;
+    return;
+  }
+  event->n_inputs = grad ? c->n_out : c->n_in;
+  event->n_outputs = grad ? c->n_in : c->n_out;
+  event->outputs = room + event->n_inputs;
+  show_ports(w, call, grad ? c->out : c->in, event->n_inputs, grad, room);
+  show_ports(w, call, grad ? c->in : c->out, event->n_outputs, grad, room + event->n_inputs);
+}
+
+static rfr_status work_on_part(walk *w, const rfi_step_call *call, rfi_part part) {
+  rfr_graphs *g = w->g;
+  const rfi_callable *c = &g->callable[call->callable];
+  rfi_instance *x = &c->instance[call->slot];
+  if (!w->capture) {
+    if (part == RFI_PART_F) RFI_TRY(rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch));
+    return rfi_graph_run(g, call->callable, call->slot, part, true);
+  }
   if (!rfi_has(c, part)) return RFR_OK;
   RFI_TRY(g->m.backend->capture(g->m.device, x->bound + c->first[part], c->first[part + 1] - c->first[part],
                                 &x->graph[part]));
@@ -23,11 +111,78 @@ static rfr_status capture_part(rfr_graphs *g, int callable, int slot, rfi_part p
   return RFR_OK;
 }
 
-rfr_status rfi_graph_capture(rfr_graphs *g) {
-  for (int c = 0; c < g->n; c++) {
-    RFI_TRY(capture_part(g, c, 0, RFI_PART_SETUP)); /* shared by all slots */
-    for (int slot = 0; slot < g->stage[g->callable[c].stage].slots; slot++)
-      for (int part = RFI_PART_F; part < RFI_PARTS; part++) RFI_TRY(capture_part(g, c, slot, (rfi_part)part));
+static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
+  static const rfr_hooks none;
+  static const rfr_hook_point points[RFI_PARTS] = {
+      [RFI_PART_F] = RFR_HOOK_PRE_FORWARD, [RFI_PART_I] = RFR_HOOK_PRE_BACKWARD, [RFI_PART_W] = RFR_HOOK_PRE_WGRAD};
+  const rfr_graphs_options *o = &w->g->options;
+  const rfr_hooks *h = o->n_hooks > 0 ? &o->hooks[call->callable] : &none;
+  const rfr_hook_list *const lists[RFI_PARTS][2] = {[RFI_PART_F] = {&h->pre_forward, &h->post_forward},
+                                                    [RFI_PART_I] = {&h->pre_backward, &h->post_backward},
+                                                    [RFI_PART_W] = {&h->pre_wgrad, &h->post_wgrad}};
+  int before = 0;
+  for (int i = 0; i < call->callable; i++) before += w->g->stage[w->g->callable[i].stage].slots;
+  bool *done = &w->done[(before + call->slot) * RFI_PARTS + (int)part];
+  if (*done) return RFR_OK;
+  *done = true;
+  rfr_hook_event event = {.size = sizeof event,
+                          .point = points[part],
+                          .callable = call->callable,
+                          .microbatch = call->microbatch,
+                          .capture = w->capture,
+                          .iteration = w->iteration};
+  show(w, call, part, &event);
+  return between(lists[part][0], lists[part][1], &event, work_on_part, w, call, part);
+}
+
+/* ---- the walk ---- */
+
+static rfr_status walk_calls(walk *w) {
+  rfr_graphs *g = w->g;
+  int places = 0;
+  for (int i = 0; i < g->n; i++) places += g->stage[g->callable[i].stage].slots;
+  RFI_TRY(RFI_ALLOC(g->m.ctx, (size_t)places * RFI_PARTS + 1, &w->done));
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < g->n_calls && s == RFR_OK; i++) {
+    const rfi_step_call *call = &g->call[i];
+    const bool both = call->op == RFR_ACTION_B;
+    if (call->op == RFR_ACTION_F) s = walk_part(w, call, RFI_PART_F);
+    if (both || call->op == RFR_ACTION_I) s = walk_part(w, call, RFI_PART_I);
+    if (s == RFR_OK && (call->op == RFR_ACTION_W || (both && rfi_has(&g->callable[call->callable], RFI_PART_W))))
+      s = walk_part(w, call, RFI_PART_W);
   }
-  return RFR_OK;
+  rfi_free(g->m.ctx, w->done);
+  return s;
+}
+
+static void bind_all(rfr_graphs *g) {
+  for (int c = 0; c < g->n; c++)
+    for (int slot = 0; slot < g->stage[g->callable[c].stage].slots; slot++) rfi_graph_bind(g, c, slot);
+}
+
+static rfr_status warm_up(walk *w, const rfi_step_call *call, rfi_part part) {
+  rfr_graphs *g = w->g;
+  (void)call, (void)part;
+  for (int early = RFI_PART_LOAD; early <= RFI_PART_SETUP; early++)
+    for (int c = 0; c < g->n; c++) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)early, true));
+  for (; w->iteration < g->options.warmup_iterations; w->iteration++) RFI_TRY(walk_calls(w));
+  return g->m.backend->wait(g->m.device);
+}
+
+rfr_status rfi_graph_warm_up(rfr_graphs *g) {
+  walk w = {.g = g};
+  rfr_hook_event event = {.size = sizeof event, .point = RFR_HOOK_PRE_WARMUP, .callable = -1, .microbatch = -1};
+  g->warm = true;
+  bind_all(g);
+  rfr_status s = between(&g->options.pre_warmup, &g->options.post_warmup, &event, warm_up, &w, NULL, RFI_PART_LOAD);
+  g->warm = false;
+  bind_all(g);
+  return s;
+}
+
+rfr_status rfi_graph_capture(rfr_graphs *g) {
+  walk w = {.g = g, .capture = true};
+  for (int c = 0; c < g->n; c++) /* once for all slots, and without hooks: it belongs to the step */
+    RFI_TRY(work_on_part(&w, &(rfi_step_call){.callable = c}, RFI_PART_SETUP));
+  return walk_calls(&w);
 }

@@ -6,12 +6,15 @@
  *                   -> the same ops in the order of their parts: load, setup, F, I, W, each a range of one trace
  *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address for every value of every slot
  *   graphs.c        kernels and addresses for each callable and slot; the public answers
- *   graph_walk.c    capture
+ *   graph_walk.c    warm-up and capture, with hooks around each part
  *   graph_step.c    the calls of a step: order, signature, copies, launches
  *
- * The arena:  [ persistent | slots of stage 0 | slots of stage 1 | ... | shared by all actions ] A slot holds what
- * lives from one part of a microbatch to another, each stage's slots alike; what lives within one part is in the
- * shared bytes, since parts run one after the other. With one slot in all, both are planned as one.
+ * The arena:
+ *
+ *   [ persistent | slots of stage 0 | slots of stage 1 | ... | shared by all actions | scratch ]
+ *
+ * A slot holds what lives from one part of a microbatch to another, each stage's slots alike; what lives within one
+ * part is in the shared bytes, since parts run one after the other. With one slot in all, both are planned as one.
  */
 #ifndef RFI_GRAPHED_H
 #define RFI_GRAPHED_H
@@ -71,6 +74,7 @@ typedef struct rfi_stage_plan {
 typedef struct rfi_named { /* a parameter, state, constant or main gradient, shared by name */
   rfr_tensor tensor;       /* with data */
   int64_t offset;          /* in the arena; -1: the caller's */
+  bool written;            /* by some callable */
   bool accumulate;         /* a main gradient that the beginning of a step leaves */
   int parameter;           /* of a main gradient: whose; else -1 */
   int gradient;            /* of a parameter: its main gradient; -1 */
@@ -96,9 +100,11 @@ struct rfr_graphs {
   int n_named, cap_named;
   unsigned char *arena;
   rfr_graphs_memory memory;
-  int64_t shared_at;
-  bool joint;          /* one slot in all: what lives within a part is in it too */
-  rfi_step_call *call; /* of a step; without a schedule of one microbatch */
+  int64_t shared_at, scratch_at;
+  bool warm;                 /* what is updated is the scratch memory */
+  rfr_tensor *event_tensors; /* room for what an event shows */
+  bool joint;                /* one slot in all: what lives within a part is in it too */
+  rfi_step_call *call;       /* of a step; without a schedule of one microbatch */
   int n_calls;
   rfi_step_state state;
   int64_t next; /* of the step's calls; without a schedule they go on and on */
@@ -124,12 +130,15 @@ unsigned char *rfi_graph_address(const rfr_graphs *g, int callable, int slot, rf
 void rfi_graph_bind(rfr_graphs *g, int callable, int slot);
 
 /* ---- graph_walk.c ---- */
+rfr_status rfi_graph_warm_up(rfr_graphs *g);
 rfr_status rfi_graph_capture(rfr_graphs *g);
 void rfi_graph_drop(rfr_graphs *g, int callable, int slot); /* its graphs */
 
 /* ---- graph_step.c ---- */
 /* The calls of a step. */
 rfr_status rfi_graph_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call **calls, int *n);
+/* Writes which microbatch a slot has. */
+rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
 /* Runs a part of a callable in a slot: its graph, or kernel by kernel. */
 rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
 /* Binds tensor descriptions to a slot. */

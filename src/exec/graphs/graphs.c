@@ -14,7 +14,30 @@ rfr_graphs_options rfr_graphs_options_default(void) {
   return (rfr_graphs_options){.size = sizeof(rfr_graphs_options), .fuse = 1};
 }
 
+rfr_hooks rfr_hooks_default(void) { return (rfr_hooks){.size = sizeof(rfr_hooks)}; }
+
 /* ---- arguments ---- */
+
+static bool is_list(const rfr_hook_list *l) {
+  bool good = l->n >= 0 && (l->n == 0 || l->hooks);
+  for (int i = 0; good && i < l->n; i++) good = l->hooks[i].fn != NULL;
+  return good;
+}
+
+static rfr_status check_hooks(const rfr_graphs_options *o, int n) {
+  if (o->warmup_iterations < 0) return rfi_fail(RFI_E_ARGUMENT, "%d warm-up iterations", o->warmup_iterations);
+  if (o->n_hooks != 0 && (o->n_hooks != n || !o->hooks))
+    return rfi_fail(RFI_E_ARGUMENT, "hooks for %d callables, there are %d: one entry for each, or none", o->n_hooks, n);
+  bool good = is_list(&o->pre_warmup) && is_list(&o->post_warmup);
+  for (int i = 0; i < o->n_hooks; i++) {
+    const rfr_hooks *h = &o->hooks[i];
+    if (h->size != sizeof *h)
+      return rfi_fail(RFI_E_ARGUMENT, "hooks %d: size %zu, rfr_hooks_default gives %zu", i, h->size, sizeof *h);
+    good = good && is_list(&h->pre_forward) && is_list(&h->post_forward) && is_list(&h->pre_backward) &&
+           is_list(&h->post_backward) && is_list(&h->pre_wgrad) && is_list(&h->post_wgrad);
+  }
+  return good ? RFR_OK : rfi_fail(RFI_E_ARGUMENT, "a list of hooks has no hooks, or one without a function");
+}
 
 static rfr_status check_lists(const rfr_graphs_options *o) {
   if ((o->n_tensors > 0 && !o->tensors) || (o->n_gradients > 0 && !o->gradients) || o->n_tensors < 0 ||
@@ -39,6 +62,7 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
   }
   if (!o) return RFR_OK;
   RFI_TRY(rfi_check_options("rfr_graphs_options", o, o->size, sizeof *o));
+  RFI_TRY(check_hooks(o, n));
   return check_lists(o);
 }
 
@@ -178,6 +202,17 @@ static rfr_status make_instances(rfr_graphs *g) {
 
 /* ---- creation ---- */
 
+static rfr_status make_event_room(rfr_graphs *g) {
+  int most = 0;
+  for (int i = 0; i < g->n; i++) {
+    const rfi_callable *c = &g->callable[i];
+    const int n = c->n_in + c->n_out + c->n_gradients;
+    if (n > most) most = n;
+  }
+  g->event_tensors = rfi_arena_alloc(g->m.strings, sizeof *g->event_tensors * (size_t)(most + 1));
+  return g->event_tensors ? RFR_OK : RFR_NO_MEMORY;
+}
+
 static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   int64_t site = 0;
   RFI_TRY(make_stages(g));
@@ -191,6 +226,8 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   RFI_TRY(rfi_graph_place(g));
   RFI_TRY(make_instances(g));
   RFI_TRY(rfi_graph_calls(g, g->options.schedule, &g->call, &g->n_calls));
+  RFI_TRY(make_event_room(g));
+  if (g->options.warmup_iterations > 0) RFI_TRY(rfi_graph_warm_up(g));
   return g->options.eager ? RFR_OK : rfi_graph_capture(g);
 }
 

@@ -201,6 +201,7 @@ static rfr_graphs *make_graphs(const scene *s, rfr_schedule **schedule) {
   o.schedule = *schedule;
   o.fuse = s->fuse;
   o.eager = s->eager;
+  o.warmup_iterations = s->linked ? 2 : 0;
   OK(rfr_graphs_create(ctx, c, s->blocks, &o, &g));
   for (int i = 0; i < s->blocks; i++) rfr_trace_destroy(t[i]);
   return g;
@@ -571,6 +572,123 @@ static void test_descriptions(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
+/* ---- hooks ---- */
+
+typedef struct record { /* of the calls of all hooks, and which of them fails */
+  char text[8192];
+  int calls, fails;
+  rfr_hook hook;
+  rfr_hook_list list;
+} record;
+
+static rfr_status note(const rfr_hook_event *e, void *user) {
+  static const char *const points[] = {"<", ">", "f", "F", "b", "B", "w", "W"};
+  record *r = user;
+  const size_t n = strlen(r->text);
+  snprintf(r->text + n, sizeof r->text - n, "%s%s", points[e->point], e->failed ? "!" : "");
+  if (e->callable >= 0)
+    snprintf(r->text + strlen(r->text), 32, "%d.%d%s", e->callable, e->microbatch, e->capture ? "c" : "");
+  strcat(r->text, " ");
+  assert_int_equal(e->size, sizeof *e);
+  for (int i = 0; i < e->n_inputs; i++) assert_non_null(e->inputs[i].data);
+  for (int i = 0; i < e->n_outputs; i++) assert_non_null(e->outputs[i].data);
+  return ++r->calls == r->fails ? RFR_IO : RFR_OK;
+}
+
+static rfr_status create_with_hooks(const char *schedule_text, int blocks_n, unsigned frozen, int iterations, record *r,
+                                    const rfr_binding *tensors, int n_tensors, const rfr_main_gradient *gradients,
+                                    rfr_graphs **g) {
+  const scene s = {.block = linear, .blocks = blocks_n, .dtype = RFR_F32, .frozen = frozen};
+  rfr_schedule *schedule = NULL;
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_hooks hooks[MOST_BLOCKS];
+  rfr_callable c[MOST_BLOCKS];
+  rfr_trace *t[MOST_BLOCKS];
+  r->text[0] = 0;
+  r->calls = 0;
+  r->hook = (rfr_hook){note, r};
+  r->list = (rfr_hook_list){&r->hook, 1};
+  for (int i = 0; i < blocks_n; i++) {
+    t[i] = block_trace(&s, i);
+    c[i] = rfr_callable_default();
+    c[i].trace = t[i];
+    hooks[i] = rfr_hooks_default();
+    hooks[i].pre_forward = hooks[i].post_forward = hooks[i].pre_backward = hooks[i].post_backward = r->list;
+    hooks[i].pre_wgrad = hooks[i].post_wgrad = r->list;
+  }
+  if (schedule_text) OK(rfr_schedule_parse(ctx, "test", schedule_text, strlen(schedule_text), &schedule));
+  o.schedule = schedule;
+  o.hooks = hooks, o.n_hooks = blocks_n;
+  o.warmup_iterations = iterations;
+  o.pre_warmup = o.post_warmup = r->list;
+  o.tensors = tensors, o.n_tensors = n_tensors;
+  o.gradients = gradients, o.n_gradients = gradients ? 1 : 0;
+  const rfr_status st = rfr_graphs_create(ctx, c, blocks_n, &o, g);
+  for (int i = 0; i < blocks_n; i++) rfr_trace_destroy(t[i]);
+  rfr_schedule_destroy(schedule);
+  return st;
+}
+
+static void test_hooks(void **state) {
+  (void)state;
+  static record r;
+  rfr_graphs *g;
+  OK(create_with_hooks(NULL, 2, 0, 0, &r, NULL, 0, NULL, &g));
+  assert_string_equal(r.text, "f0.0c F0.0c f1.0c F1.0c b1.0c B1.0c w1.0c W1.0c b0.0c B0.0c w0.0c W0.0c ");
+  rfr_graphs_destroy(g);
+  OK(create_with_hooks(NULL, 2, 2, 3, &r, NULL, 0, NULL, &g)); /* nothing trainable: no W */
+  assert_string_equal(r.text, "< f0.0 F0.0 f1.0 F1.0 b1.0 B1.0 b0.0 B0.0 w0.0 W0.0 "
+                              "f0.0 F0.0 f1.0 F1.0 b1.0 B1.0 b0.0 B0.0 w0.0 W0.0 "
+                              "f0.0 F0.0 f1.0 F1.0 b1.0 B1.0 b0.0 B0.0 w0.0 W0.0 > "
+                              "f0.0c F0.0c f1.0c F1.0c b1.0c B1.0c b0.0c B0.0c w0.0c W0.0c ");
+  rfr_graphs_destroy(g);
+  /* two in flight in stage 0; the third microbatch has the slots of the first */
+  OK(create_with_hooks("0F0 1F0 0F1 1I0 0I0 1W0 0W0 1F1 0F2 1B1 0B1 1F2 1B2 0B2", 2, 0, 1, &r, NULL, 0, NULL, &g));
+  assert_string_equal(r.text,
+                      "< f0.0 F0.0 f1.0 F1.0 f0.1 F0.1 b1.0 B1.0 b0.0 B0.0 w1.0 W1.0 w0.0 W0.0 b0.1 B0.1 w0.1 W0.1 > "
+                      "f0.0c F0.0c f1.0c F1.0c f0.1c F0.1c b1.0c B1.0c b0.0c B0.0c w1.0c W1.0c w0.0c W0.0c b0.1c B0.1c "
+                      "w0.1c W0.1c ");
+  rfr_graphs_destroy(g);
+}
+
+/* Each hook fails once: the post list of what had begun is called, the status is the hook's, nothing of the caller's
+ * has changed, nothing is left; and the next creation works. */
+static void test_failing_hooks(void **state) {
+  (void)state;
+  static record r, whole;
+  static float w[C * C], grad[C * C], w_before[C * C], grad_before[C * C];
+  const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
+  const rfr_tensor tensors[2] = {{.type = type, .data = w}, {.type = type, .data = grad}};
+  const rfr_binding binding = {"b0.w", type, w};
+  const rfr_main_gradient main_gradient = {"b0.w", grad, 1};
+  rfr_graphs *g;
+  for (int i = 0; i < 2; i++) fill(&tensors[i], 3 + (uint64_t)i, 1);
+  memcpy(w_before, w, sizeof w);
+  memcpy(grad_before, grad, sizeof grad);
+  const int64_t live = rfr_ctx_get_stats(ctx).live_blocks;
+  OK(create_with_hooks(NULL, 2, 0, 1, &whole, &binding, 1, &main_gradient, &g));
+  rfr_graphs_destroy(g);
+  assert_int_equal(whole.calls, 26);
+  for (r.fails = 1; r.fails <= whole.calls; r.fails++) {
+    assert_int_equal(create_with_hooks(NULL, 2, 0, 1, &r, &binding, 1, &main_gradient, &g), RFR_IO);
+    assert_null(g);
+    assert_string_equal(rfr_last_error()->slug, "graphs.hook");
+    assert_memory_equal(w, w_before, sizeof w);
+    assert_memory_equal(grad, grad_before, sizeof grad);
+    assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, live);
+    /* of 26 calls the first and the 14th are around the warm-up: what fails between them ends it */
+    assert_int_equal(strstr(r.text, ">!") != NULL, r.fails > 1 && r.fails < 14);
+    assert_int_equal(r.calls, r.fails + (r.fails > 1 && r.fails < 14));
+    if (r.fails == 2) assert_string_equal(r.text, "< f0.0 >! ");
+    if (r.fails == 3) assert_string_equal(r.text, "< f0.0 F0.0 >! ");
+  }
+  r.fails = 0;
+  OK(create_with_hooks(NULL, 2, 0, 2, &r, &binding, 1, &main_gradient, &g));
+  assert_memory_equal(w, w_before, sizeof w);
+  assert_memory_equal(grad, grad_before, sizeof grad);
+  rfr_graphs_destroy(g);
+}
+
 /* Every allocation of creation fails once: a status each time, nothing is left. */
 static void test_allocation_faults(void **state) {
   (void)state;
@@ -614,7 +732,7 @@ static void test_memory(void **state) {
     rfr_graphs_memory m;
     OK(rfr_graphs_get_memory(g, &m));
     assert_int_equal(m.slots, i == 0 ? 1 : i == 1 ? 3 : 2);
-    assert_int_equal(m.planned_bytes, m.persistent_bytes + m.slot_bytes + m.shared_bytes);
+    assert_int_equal(m.planned_bytes, m.persistent_bytes + m.slot_bytes + m.shared_bytes + m.scratch_bytes);
     assert_true(100 * (m.slot_bytes + m.shared_bytes) <= 101 * m.lower_bound_bytes);
     if (i == 0) one = m.slot_bytes;
     else assert_true(m.slot_bytes / m.slots < one * (i == 1 ? 1.0 : 1.6));
@@ -633,6 +751,8 @@ int main(void) {
       rft_context_test(test_descriptions),
       rft_context_test(test_allocation_faults),
       rft_context_test(test_memory),
+      rft_context_test(test_hooks),
+      rft_context_test(test_failing_hooks),
   };
   return cmocka_run_group_tests_name("graphs", tests, NULL, NULL);
 }
