@@ -5,8 +5,8 @@
  * Ours are row-major and cuBLASLt's column-major, so each product is asked for transposed:
  * y^T = op(b)^T op(a)^T, where a row-major matrix read as a column-major one is already its
  * transpose. What decides a bit (the algorithm) is the library's first heuristic choice for
- * shapes, types and strides, with 16-byte alignment promised and a workspace of a fixed
- * size that the plan owns; nothing is timed, unless a compile asks for it (lt_tune.c).
+ * shapes, types and strides, with 16-byte alignment promised and a workspace of one of two
+ * sizes that the plan owns; nothing is timed, unless a compile asks for it (lt_tune.c).
  */
 #include "backend/cuda/lt.h"
 
@@ -167,9 +167,17 @@ static bool make_desc(const functions *f, const key *k, cublasLtMatmulDesc_t *ou
 #undef SET
 }
 
+/* A sum is cut in parts, which lie in the workspace, where it is long and there are few of them. */
+size_t rfi_lt_workspace(const key *k) {
+  enum { SMALL_FLOPS = 1 << 29, SHORT_SUM = 2048 };
+  const int64_t K = k->a.transposed ? k->a.rows : k->a.cols;
+  const double flops = 2.0 * (double)k->batch * (double)k->d.rows * (double)k->d.cols * (double)K;
+  return K <= SHORT_SUM && flops <= SMALL_FLOPS ? 0 : RFI_LT_WORKSPACE;
+}
+
 int rfi_lt_heuristics(const product *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most) {
   const functions *f = &p->lt->f;
-  const size_t workspace = RFI_LT_WORKSPACE;
+  const size_t workspace = rfi_lt_workspace(&p->key);
   const uint32_t alignment = 16;
   cublasLtMatmulPreference_t pref = NULL;
   int n = 0;
@@ -219,7 +227,7 @@ cublasStatus_t rfi_lt_multiply(const product *p, const cublasLtMatmulAlgo_t *alg
   if (p->key.bias >= 0)
     f->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x->bias, sizeof x->bias);
   return f->cublasLtMatmul(p->lt->handle, p->desc, &one, x->a, p->A, x->b, p->B, &beta, x->d, p->D, x->d, p->D, algo,
-                           x->workspace, RFI_LT_WORKSPACE, stream);
+                           x->workspace, rfi_lt_workspace(&p->key), stream);
 }
 
 static rfr_status run(const rfr_call *call) {
@@ -251,7 +259,7 @@ rfr_status rfi_lt_bind(rfi_lt *lt, rfi_bound *b) {
   }
   b->run = run;
   b->kernel = "cuBLASLt";
-  b->workspace = RFI_LT_WORKSPACE + WORKSPACE_ALIGNMENT;
+  b->workspace = rfi_lt_workspace(&k) ? RFI_LT_WORKSPACE + WORKSPACE_ALIGNMENT : 0;
   b->call.library = p;
   return RFR_OK;
 }

@@ -64,8 +64,11 @@ struct rfi_lt {
 
 typedef struct rfi_lt_operands {
   const void *a, *b, *bias; /* in cuBLASLt's order */
-  void *d, *workspace;      /* of RFI_LT_WORKSPACE bytes, 256-byte aligned */
+  void *d, *workspace;      /* of rfi_lt_workspace's bytes, 256-byte aligned */
 } rfi_lt_operands;
+
+/* Bytes that a product has for parts of its sums: RFI_LT_WORKSPACE, or 0 for a small one. */
+size_t rfi_lt_workspace(const rfi_lt_key *k);
 
 /* Enqueues a product by one algorithm. */
 cublasStatus_t rfi_lt_multiply(const rfi_lt_product *p, const cublasLtMatmulAlgo_t *algo, const rfi_lt_operands *x,

@@ -225,7 +225,7 @@ rfr_status rfi_lt_choose(rfi_lt *lt, int i, cudaStream_t stream, const char *sto
   bench b = {.p = p, .stream = stream};
   const int n = rfi_lt_heuristics(p, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, found, MOST);
   for (int k = 0; k < n; k++) {
-    if (found[k].state != CUBLAS_STATUS_SUCCESS || found[k].workspaceSize > RFI_LT_WORKSPACE) continue;
+    if (found[k].state != CUBLAS_STATUS_SUCCESS || found[k].workspaceSize > rfi_lt_workspace(&p->key)) continue;
     b.candidates[b.n++].algo = found[k].algo;
     print_words(&found[k].algo, value);
     if (!stored || strcmp(value, stored) != 0) continue;

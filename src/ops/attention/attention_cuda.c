@@ -16,16 +16,18 @@ static bool is_aligned(const rfr_call *call) {
 }
 
 /* The fastest for the call, if its addresses are aligned; NULL: rfi_attention_any alone. */
-static const rfi_cuda_kernel *fastest(const rfr_call *call, const rfi_cuda_kernel *sm80, const rfi_cuda_kernel *sm90) {
+static const rfi_cuda_kernel *fastest(const rfr_call *call, const rfi_cuda_kernel *few, const rfi_cuda_kernel *sm80,
+                                      const rfi_cuda_kernel *sm90) {
   const rfi_cuda_info *info = rfi_cuda_info_of(call);
+  if (few->takes(call)) return few;
   if (info->major == 9 && !info->portable && sm90->takes(call)) return sm90;
   return sm80->takes(call) ? sm80 : NULL;
 }
 static const rfi_cuda_kernel *forward_of(const rfr_call *call) {
-  return fastest(call, &rfi_attention_sm80, &rfi_attention_sm90);
+  return fastest(call, &rfi_attention_few, &rfi_attention_sm80, &rfi_attention_sm90);
 }
 static const rfi_cuda_kernel *backward_of(const rfr_call *call) {
-  return fastest(call, &rfi_attention_sm80_bwd, &rfi_attention_sm90_bwd);
+  return fastest(call, &rfi_attention_few_bwd, &rfi_attention_sm80_bwd, &rfi_attention_sm90_bwd);
 }
 
 static rfr_status run(const rfr_call *call, const rfi_cuda_kernel *fast, const rfi_cuda_kernel *any) {
@@ -33,7 +35,7 @@ static rfr_status run(const rfr_call *call, const rfi_cuda_kernel *fast, const r
 }
 
 static size_t workspace(const rfr_call *call, const rfi_cuda_kernel *fast, const rfi_cuda_kernel *any) {
-  const size_t a = any->workspace(call), b = fast ? fast->workspace(call) : 0;
+  const size_t a = any->workspace(call), b = fast && fast->workspace ? fast->workspace(call) : 0;
   return a > b ? a : b;
 }
 

@@ -13,6 +13,7 @@ extern "C" {
 
 extern const rfi_cuda_kernel rfi_attention_any, rfi_attention_any_bwd;
 extern const rfi_cuda_kernel rfi_attention_sm80, rfi_attention_sm80_bwd;
+extern const rfi_cuda_kernel rfi_attention_few, rfi_attention_few_bwd;   /* short documents and few of them */
 extern const rfi_cuda_kernel rfi_attention_sm90, rfi_attention_sm90_bwd; /* on sm_90 alone */
 
 #ifdef __cplusplus

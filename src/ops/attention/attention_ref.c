@@ -170,6 +170,10 @@ RFT_CASES(attention) = {
     "attention(f[29,3,10], f[29,1,10], f[29,1,10], i[3]=0,13,29) scale=0.3 causal=0 cap=50",
     "attention(f[71,2,20], f[71,2,20], f[71,2,20], i[2]=0,71) scale=0.9 causal=1 cap=3 longest=71",
     "attention(f[190,2,72], f[190,1,72], f[190,1,72], i[3]=0,29,190) scale=0.118 causal=1",
+    "attention(f[128,4,64], f[128,4,64], f[128,4,64], i[3]=0,64,128) scale=0.125 causal=1 longest=64",
+    "attention(f[67,4,64]/2, f[67,2,64], f[67,2,64]/2, i[3]=2,61,66) scale=0.125 causal=0 longest=64",
+    "attention(f[190,6,72], f[190,2,72], f[190,2,72], i[6]=-3,29,9,71,190,7) scale=0.118 causal=1 window=50 cap=2 "
+    "longest=30", /* a promise that is not kept costs time alone */
     NULL,
 };
 
@@ -220,6 +224,10 @@ RFT_CASES(attention_bwd) = {
     "scale=0.3 causal=0 cap=50",
     "attention_bwd(f[71,2,20], f[71,2,20], f[71,2,20], f[71,2,20], f[71,2,20], F[2,71], i[2]=0,71) "
     "scale=0.9 causal=1 cap=3",
+    "attention_bwd(f[128,4,64], f[128,4,64], f[128,4,64], f[128,4,64], f[128,4,64], F[4,128], i[3]=0,64,128) "
+    "scale=0.125 causal=1 longest=64",
+    "attention_bwd(f[190,6,72], f[190,6,72], f[190,2,72], f[190,2,72], f[190,6,72], F[6,190], i[6]=-3,29,9,71,190,7) "
+    "scale=0.118 causal=1 window=50 cap=2 longest=30",
     NULL,
 };
 
@@ -230,6 +238,8 @@ RFT_CASES(attention_bwd_packed) = {
     "scale=0.2 causal=1",
     "attention_bwd_packed(f[67,4,64]/2, f[67,4,64], f[67,2,64]/2, f[67,2,64], f[67,4,64], F[4,67], i[3]=0,66,67) "
     "scale=0.125 causal=1",
+    "attention_bwd_packed(f[67,4,64]/2, f[67,4,64], f[67,2,64]/2, f[67,2,64], f[67,4,64], F[4,67], i[3]=0,61,67) "
+    "scale=0.125 causal=1 longest=64",
     "attention_bwd_packed(f[131,3,17], f[131,3,17], f[131,1,17], f[131,1,17], f[131,3,17], F[3,131], i[3]=0,100,131) "
     "scale=0.25 causal=0",
     "attention_bwd_packed(f[0,2,4], f[0,2,4], f[0,1,4], f[0,1,4], f[0,2,4], F[2,0], i[2]=0,0) scale=0.5 causal=1",

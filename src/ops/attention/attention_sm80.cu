@@ -174,9 +174,9 @@ __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, cha
 
 /* All of a block's work; `again`: with zeros for what is not finite in v, and for the rows that see none of it.
  * Returns whether the thread's part of o is finite. */
-template <typename T, int D, bool again>
+template <typename T, int D, class C, bool again>
 __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, char *shared, int *dirty) {
-  constexpr int M = cut<D>::o_rows, N = cut<D>::o_tile, BLOCK = M * WARPS, TILE = N * D * 2;
+  constexpr int M = C::o_rows, N = C::o_tile, BLOCK = M * WARPS, TILE = N * D * 2;
   const int kv = h / (p.H / p.Hk), lane = threadIdx.x & 31, mine = ((int)threadIdx.x >> 5) * M;
   const int t0 = w.first + mine, t1 = min(t0 + M, w.last); /* the warp's rows; none if t1 <= t0 */
   char *const own = shared + mine * D * 2, *const ring = shared + BLOCK * D * 2;
@@ -250,23 +250,28 @@ __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, 
   return finite;
 }
 
-template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2) attention_o(const problem p) {
-  constexpr int BLOCK = cut<D>::o_rows * WARPS;
-  extern __shared__ __align__(1024) char shared[];
+template <typename T, int D, class C> static __device__ __forceinline__ void o_of(const problem &p, char *shared) {
+  constexpr int BLOCK = C::o_rows * WARPS;
   __shared__ int dirty[BLOCK];
   piece w;
   int h;
   for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h); __syncthreads()) {
     for (int i = (int)threadIdx.x; i < BLOCK; i += THREADS) dirty[i] = 0;
-    if (!__syncthreads_and(attend<T, D, false>(p, w, h, shared, dirty))) attend<T, D, true>(p, w, h, shared, dirty);
+    if (!__syncthreads_and(attend<T, D, C, false>(p, w, h, shared, dirty)))
+      attend<T, D, C, true>(p, w, h, shared, dirty);
   }
+}
+
+template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2) attention_o(const problem p) {
+  extern __shared__ __align__(1024) char shared[];
+  o_of<T, D, cut<D>>(p, shared);
 }
 
 /* ---- backward ---- */
 
-template <typename T, int D>
+template <typename T, int D, class C>
 static __device__ __forceinline__ void dq_of(const problem &p, const piece w, const int h, char *shared) {
-  constexpr int M = cut<D>::dq_rows, N = cut<D>::dq_tile, PART = cut<D>::dq_part, BLOCK = M * WARPS, TILE = N * D * 2;
+  constexpr int M = C::dq_rows, N = C::dq_tile, PART = C::dq_part, BLOCK = M * WARPS, TILE = N * D * 2;
   const int kv = h / (p.H / p.Hk);
   const int lane = threadIdx.x & 31, mine = ((int)threadIdx.x >> 5) * M;
   const int t0 = w.first + mine, t1 = min(t0 + M, w.last);
@@ -346,24 +351,29 @@ static __device__ __forceinline__ void dq_of(const problem &p, const piece w, co
   store_rows<T, D, M>(p.out[0], p.row[0], p, h, t0, t1, acc, shared + mine * D * 2, NULL);
 }
 
-/* A tile of q, one of do, and stats of their rows. */
-template <typename T, int D, int N>
+/* A tile of q, one of do, and stats of their rows; NEAR: those lie in shared memory. */
+template <typename T, int D, int N, bool NEAR>
 __device__ __forceinline__ void load_rows(uint32_t stage, uint32_t stats, const problem &p, int t, int h, int rows) {
   load_tile<T, D, N>(stage, p, p.q, t, h, rows);
   load_tile<T, D, N>(stage + N * D * 2, p, p.dy, t, h, rows);
   if (threadIdx.x < N) {
     const bool present = (int)threadIdx.x < rows;
-    rfi_copy8(stats + threadIdx.x * 8, p.stats + (int64_t)h * p.T + t + (present ? (int)threadIdx.x : 0), present);
+    const float2 *from = p.stats + (int64_t)h * p.T + t + (present ? (int)threadIdx.x : 0);
+    if (NEAR) {
+      const float2 x = present ? *from : make_float2(0, 0);
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(stats + threadIdx.x * 8), "f"(x.x), "f"(x.y) : "memory");
+    } else {
+      rfi_copy8(stats + threadIdx.x * 8, from, present);
+    }
   }
   rfi_copies_commit();
 }
 
 /* DK, DV: which of them; both, unless their sums are too large together. */
-template <typename T, int D, bool DK, bool DV>
+template <typename T, int D, class C, bool DK, bool DV, bool NEAR>
 static __device__ __forceinline__ void dkv_of(const problem &p, const piece w, const int kv, char *shared,
-                                              float2 (*stats)[cut<D>::dkv_tile]) {
-  constexpr int M = cut<D>::dkv_rows, N = cut<D>::dkv_tile, PART = cut<D>::dkv_part, BLOCK = M * WARPS,
-                TILE = N * D * 2;
+                                              float2 (*stats)[C::dkv_tile]) {
+  constexpr int M = C::dkv_rows, N = C::dkv_tile, PART = C::dkv_part, BLOCK = M * WARPS, TILE = N * D * 2;
   const int group = p.H / p.Hk;
   const int lane = threadIdx.x & 31, mine = ((int)threadIdx.x >> 5) * M;
   const int s0 = w.first + mine, s1 = min(s0 + M, w.last);
@@ -376,15 +386,15 @@ static __device__ __forceinline__ void dkv_of(const problem &p, const piece w, c
   float dk[DK ? M / 16 : 1][DK ? D / 8 : 1][4] = {}, dv[DV ? M / 16 : 1][DV ? D / 8 : 1][4] = {};
   load_tile<T, D, BLOCK>(base, p, p.k, w.first, kv, w.last - w.first);
   if (DK) load_tile<T, D, BLOCK>(base + BLOCK * D * 2, p, p.v, w.first, kv, w.last - w.first);
-  if (steps > 0) load_rows<T, D, N>(stages, stats_at, p, start, kv * group, end - start);
+  if (steps > 0) load_rows<T, D, N, NEAR>(stages, stats_at, p, start, kv * group, end - start);
   int t0 = start, h = kv * group;
   for (int step = 0; step < steps; step++) {
     const int stage = step & 1, next_t0 = t0 + N < end ? t0 + N : start, next_h = t0 + N < end ? h : h + 1;
     rfi_copies_wait();
     __syncthreads();
     if (step + 1 < steps)
-      load_rows<T, D, N>(stages + (uint32_t)((stage ^ 1) * 2 * TILE), stats_at + (uint32_t)((stage ^ 1) * N * 8), p,
-                         next_t0, next_h, end - next_t0);
+      load_rows<T, D, N, NEAR>(stages + (uint32_t)((stage ^ 1) * 2 * TILE), stats_at + (uint32_t)((stage ^ 1) * N * 8),
+                               p, next_t0, next_h, end - next_t0);
 #pragma unroll 1
     for (int part = 0; part < N; part += PART) {
       const uint32_t q = stages + (uint32_t)(stage * 2 * TILE + part * D * 2), dy = q + TILE;
@@ -453,7 +463,7 @@ template <typename T, int D> static __global__ void __launch_bounds__(THREADS, 2
   extern __shared__ __align__(1024) char shared[];
   piece w;
   int h;
-  for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h); __syncthreads()) dq_of<T, D>(p, w, h, shared);
+  for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h); __syncthreads()) dq_of<T, D, cut<D>>(p, w, h, shared);
 }
 
 template <typename T, int D, bool DK, bool DV>
@@ -463,7 +473,108 @@ static __global__ void __launch_bounds__(THREADS, 2) attention_dkv(const problem
   piece w;
   int kv;
   for (unsigned at = blockIdx.x; next_piece(p, p.Hk, &at, &w, &kv); __syncthreads())
-    dkv_of<T, D, DK, DV>(p, w, kv, shared, stats);
+    dkv_of<T, D, cut<D>, DK, DV, false>(p, w, kv, shared, stats);
+}
+
+/* ---- few rows ----
+ *
+ * One launch in each direction where starting kernels is what takes the time. Each block finds the pieces itself,
+ * and the backward's blocks, of which the first make dq and the others dk and dv, the stats of the rows that they
+ * read. The walks are those above, so that nothing hangs on the promise that documents are short but the time. */
+
+enum { FEW_ROWS = 1024, FEW_DOCUMENTS = 31, FEW_STATS = 2048, FEW_LONGEST = 128, FEW_MOST_D = 128 };
+
+struct few_cut { /* a document of 64 rows is a block's */
+  static constexpr int o_rows = 16, o_tile = 64;
+  static constexpr int dq_rows = 16, dq_tile = 64, dq_part = 32;
+  static constexpr int dkv_rows = 16, dkv_tile = 64, dkv_part = 32;
+};
+enum { FEW_BLOCK = WARPS * 16, FEW_PIECES = FEW_ROWS / FEW_BLOCK + FEW_DOCUMENTS + 1 };
+
+typedef struct few {
+  const int32_t *offsets;
+  int documents;
+  unsigned dq_blocks; /* of the backward */
+  matrix o;
+} few;
+
+/* As attention_pieces does it: all rows since the end of the document before are a document's, and those after the last
+ * one's. */
+static __device__ __forceinline__ void find_pieces(problem *p, const few &x) {
+  __shared__ piece pieces[FEW_PIECES];
+  __shared__ int offsets[FEW_DOCUMENTS + 1], count;
+  if ((int)threadIdx.x <= x.documents) offsets[threadIdx.x] = x.offsets[threadIdx.x];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int owned = 0, n = 0;
+    for (int d = 0; d <= x.documents && owned < p->T; d++) {
+      const bool rest = d == x.documents;
+      const int last = rest ? p->T : max(min(offsets[d + 1], p->T), owned);
+      const int from = rest ? p->T : min(max(offsets[d], owned), last);
+      for (int first = owned; first < last; first += FEW_BLOCK)
+        pieces[n++] = piece{first, min(first + FEW_BLOCK, last), from, last};
+      owned = last;
+    }
+    count = n;
+  }
+  __syncthreads();
+  p->pieces = pieces;
+  p->count = &count;
+}
+
+/* As attention_stats, of rows t0 ... t1 - 1 and `heads` heads from h0 on: p->stats is where head h's row t would be. */
+template <typename T>
+static __device__ __forceinline__ void find_stats(problem *p, const matrix &o, int h0, int heads, int t0, int t1) {
+  __shared__ float2 stats[FEW_STATS];
+  p->stats = stats - (int64_t)h0 * p->T;
+  for (int i = (int)threadIdx.x / 8; i < (t1 - t0) * heads; i += THREADS / 8) {
+    const int t = t0 + i / heads, h = h0 + i % heads;
+    const T *a = (const T *)p->dy.data + t * p->dy.row + h * p->dy.head,
+            *b = (const T *)o.data + t * o.row + h * o.head;
+    float sum = 0;
+    for (int d = (int)(threadIdx.x & 7) * 8; d < p->D; d += 64) {
+      const rfi_pack<T, 8> x = *(const rfi_pack<T, 8> *)(a + d), y = *(const rfi_pack<T, 8> *)(b + d);
+#pragma unroll
+      for (int e = 0; e < 8; e++) sum = fmaf(rfi_widen(x.x[e]), rfi_widen(y.x[e]), sum);
+    }
+#pragma unroll
+    for (int step = 4; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffu << (threadIdx.x & 24), sum, step);
+    if ((threadIdx.x & 7) == 0) stats[(h - h0) * p->T + t] = make_float2(p->lse[(int64_t)h * p->T + t] * LOG2E, sum);
+  }
+  __syncthreads();
+}
+
+template <typename T, int D>
+static __global__ void __launch_bounds__(THREADS, 2) attention_few_o(const problem given, const few x) {
+  extern __shared__ __align__(1024) char shared[];
+  problem p = given;
+  find_pieces(&p, x);
+  o_of<T, D, few_cut>(p, shared);
+}
+
+template <typename T, int D>
+static __global__ void __launch_bounds__(THREADS, 2) attention_few_bwd(const problem given, const few x) {
+  extern __shared__ __align__(1024) char shared[];
+  __shared__ __align__(16) float2 stats[2][few_cut::dkv_tile];
+  problem p = given;
+  piece w;
+  int h;
+  find_pieces(&p, x);
+  if (blockIdx.x < x.dq_blocks) {
+    const unsigned at = blockIdx.x, count = (unsigned)*p.count;
+    if (at / (unsigned)p.H >= count) return;
+    w = p.pieces[at / (unsigned)p.H];
+    h = (int)(at % (unsigned)p.H);
+    find_stats<T>(&p, x.o, h, 1, w.first, w.last);
+    dq_of<T, D, few_cut>(p, w, h, shared);
+  } else {
+    const unsigned at = blockIdx.x - x.dq_blocks, count = (unsigned)*p.count;
+    if (at / (unsigned)p.Hk >= count) return;
+    w = p.pieces[at / (unsigned)p.Hk];
+    h = (int)(at % (unsigned)p.Hk);
+    find_stats<T>(&p, x.o, h * (p.H / p.Hk), p.H / p.Hk, w.from, w.end);
+    dkv_of<T, D, few_cut, true, true, true>(p, w, h, shared, stats);
+  }
 }
 
 /* ---- launching ---- */
@@ -533,6 +644,67 @@ static rfr_status backward(const rfr_call *call) {
   return run_backward(call, &l, 2, 1, backward_of<rfi_bf16>, backward_of<rfi_f16>);
 }
 
+/* As many blocks as there can be pieces, for each of `heads`. */
+static unsigned few_blocks(const rfr_call *call, int offsets, int T, int heads) {
+  const int64_t n = call->in[offsets].type.shape[0] - 1, owners = n + 1 < T ? n + 1 : T;
+  return (unsigned)((T + owners * (FEW_BLOCK - 1)) / FEW_BLOCK * heads);
+}
+
+typedef void (*few_fn)(problem, few);
+static rfr_status launch_few(const rfr_call *call, few_fn kernel, const problem *p, const few &x, unsigned blocks,
+                             int bytes) {
+  const rfr_status s = allow((const void *)kernel, bytes);
+  if (s != RFR_OK) return s;
+  kernel<<<blocks, THREADS, (size_t)bytes, rfi_stream(call)>>>(*p, x);
+  return rfi_cuda_launched("attention of few rows");
+}
+
+template <typename T> static rfr_status few_forward_of(const rfr_call *call, const problem *p, const few &x) {
+  const unsigned blocks = few_blocks(call, 3, p->T, p->H);
+  if (padded(p->D) == 64) return launch_few(call, attention_few_o<T, 64>, p, x, blocks, shared_bytes(1, 16, 64, 64));
+  return launch_few(call, attention_few_o<T, 128>, p, x, blocks, shared_bytes(1, 16, 64, 128));
+}
+
+static rfr_status few_forward(const rfr_call *call) {
+  problem p = problem_of(call, 0);
+  p.out[0] = call->out[0].data;
+  p.row[0] = call->out[0].stride[0];
+  p.lse = (float *)call->out[1].data;
+  const few x = {(const int32_t *)call->in[3].data, (int)call->in[3].type.shape[0] - 1};
+  if (p.T == 0 || p.H == 0) return RFR_OK;
+  return call->in[0].type.dtype == RFR_BF16 ? few_forward_of<rfi_bf16>(call, &p, x)
+                                            : few_forward_of<rfi_f16>(call, &p, x);
+}
+
+template <typename T> static rfr_status few_backward_of(const rfr_call *call, const problem *p, const few &x) {
+  const bool keys = p->out[1] || p->out[2];
+  const unsigned blocks = x.dq_blocks + (keys ? few_blocks(call, 6, p->T, p->Hk) : 0);
+  if (blocks == 0) return RFR_OK;
+  if (padded(p->D) == 64) return launch_few(call, attention_few_bwd<T, 64>, p, x, blocks, shared_bytes(2, 16, 64, 64));
+  return launch_few(call, attention_few_bwd<T, 128>, p, x, blocks, shared_bytes(2, 16, 64, 128));
+}
+
+static rfr_status few_backward(const rfr_call *call) {
+  problem p = backward_problem_of(call);
+  const rfr_arg *out = &call->in[4];
+  if (p.T == 0 || p.H == 0) return RFR_OK;
+  const few x = {(const int32_t *)call->in[6].data, (int)call->in[6].type.shape[0] - 1,
+                 p.out[0] ? few_blocks(call, 6, p.T, p.H) : 0, matrix{out->data, out->stride[0], out->stride[1]}};
+  return call->in[1].type.dtype == RFR_BF16 ? few_backward_of<rfi_bf16>(call, &p, x)
+                                            : few_backward_of<rfi_f16>(call, &p, x);
+}
+
+static int takes_few(const rfr_call *call, int first, int offsets) {
+  const rfr_arg *q = &call->in[first];
+  const int64_t T = q->type.shape[0], longest = call->attr[4].i, heads = q->type.shape[1];
+  return longest > 0 && longest <= FEW_LONGEST && T <= FEW_ROWS &&
+         call->in[offsets].type.shape[0] - 1 <= FEW_DOCUMENTS &&
+         (first == 0 || T * heads / (heads > 0 ? q[1].type.shape[1] : 1) <= FEW_STATS) &&
+         takes_of(call, first, FEW_MOST_D);
+}
+static int takes_few_forward(const rfr_call *call) { return takes_few(call, 0, 3); }
+static int takes_few_backward(const rfr_call *call) { return takes_few(call, 1, 6); }
+
 static size_t forward_workspace(const rfr_call *call) { return make_layout(call, 0).bytes; }
 static size_t backward_workspace(const rfr_call *call) { return make_layout(call, 1).bytes; }
 
@@ -541,3 +713,5 @@ static int takes_bwd(const rfr_call *call) { return takes_of(call, 1, MOST_D); }
 
 extern "C" const rfi_cuda_kernel rfi_attention_sm80 = {forward, forward_workspace, takes};
 extern "C" const rfi_cuda_kernel rfi_attention_sm80_bwd = {backward, backward_workspace, takes_bwd};
+extern "C" const rfi_cuda_kernel rfi_attention_few = {few_forward, NULL, takes_few_forward};
+extern "C" const rfi_cuda_kernel rfi_attention_few_bwd = {few_backward, NULL, takes_few_backward};

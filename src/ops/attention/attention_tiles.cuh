@@ -329,20 +329,26 @@ static inline rfr_status run_forward(const rfr_call *call, const layout *l, laun
   return s == RFR_OK ? rfi_cuda_launched("attention") : s;
 }
 
-/* The backward, with so many tables of pieces; `sign`: of delta in the stats. */
-static inline rfr_status run_backward(const rfr_call *call, const layout *l, int tables, float sign, launch_fn bf16,
-                                      launch_fn f16) {
-  const rfr_arg *dy = &call->in[0], *out = &call->in[4];
-  const bool is_bf16 = call->in[1].type.dtype == RFR_BF16;
-  const matrix o = {out->data, out->stride[0], out->stride[1]};
+static inline problem backward_problem_of(const rfr_call *call) {
+  const rfr_arg *dy = &call->in[0];
   problem p = problem_of(call, 1);
   p.dy = matrix{dy->data, dy->stride[0], dy->stride[1]};
   p.lse = (float *)call->in[5].data;
-  p.stats = (float2 *)((char *)call->workspace + l->stats);
   for (int i = 0; i < 3; i++) {
     p.out[i] = call->out[i].data;
     p.row[i] = call->out[i].stride[0];
   }
+  return p;
+}
+
+/* The backward, with so many tables of pieces; `sign`: of delta in the stats. */
+static inline rfr_status run_backward(const rfr_call *call, const layout *l, int tables, float sign, launch_fn bf16,
+                                      launch_fn f16) {
+  const rfr_arg *out = &call->in[4];
+  const bool is_bf16 = call->in[1].type.dtype == RFR_BF16;
+  const matrix o = {out->data, out->stride[0], out->stride[1]};
+  problem p = backward_problem_of(call);
+  p.stats = (float2 *)((char *)call->workspace + l->stats);
   if (p.T == 0 || p.H == 0) return RFR_OK;
   cut_rows(call, &p, l, 6, tables);
   const unsigned grid = (unsigned)rfi_blocks((int64_t)p.T * p.H, STATS_THREADS / 8);

@@ -13,6 +13,7 @@
 
 enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES, END_WARPS = 32, RUN = 32 };
 enum { MOST_PARTS = 1024, SPLIT_TARGET = 1056, SPLIT_ROWS = 64 };
+enum { ONE_RUN = WARPS * RUN }; /* rows that a block's warps add in a run each: parts of them would only start later */
 
 struct sum_kind {
   static __device__ __forceinline__ double nothing() { return 0; }
@@ -189,7 +190,7 @@ static __global__ void __launch_bounds__(END_WARPS *LANES)
 
 /* In how many parts the rows are added, by shapes alone. */
 static int across_parts(int64_t results, int64_t rows) {
-  const int64_t wanted = SPLIT_TARGET / rfi_blocks(results, THREADS), most = rows / SPLIT_ROWS;
+  const int64_t wanted = SPLIT_TARGET / rfi_blocks(results, THREADS), most = rows > ONE_RUN ? rows / SPLIT_ROWS : 1;
   const int64_t parts = wanted < most ? wanted : most;
   return (int)(parts < 1 ? 1 : parts);
 }
