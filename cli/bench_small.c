@@ -17,8 +17,8 @@ enum { C = 256, HEADS = 4, ROWS = 128, DOCUMENTS = 2, PARAMETERS = 12, ROUNDS = 
 static const struct {
   const char *name;
   int64_t rows, columns; /* columns 0: a vector */
-} parameters[PARAMETERS] = {{"n1.w", C, 0},     {"n1.b", C, 0},  {"qkv.w", 3 * C, C}, {"qkv.b", 3 * C, 0},
-                            {"o.w", C, C},      {"o.b", C, 0},   {"n2.w", C, 0},      {"n2.b", C, 0},
+} parameters[PARAMETERS] = {{"n1.w", C, 0},     {"n1.b", C, 0},     {"qkv.w", 3 * C, C},  {"qkv.b", 3 * C, 0},
+                            {"o.w", C, C},      {"o.b", C, 0},      {"n2.w", C, 0},       {"n2.b", C, 0},
                             {"up.w", 4 * C, C}, {"up.b", 4 * C, 0}, {"down.w", C, 4 * C}, {"down.b", C, 0}};
 
 static rfr_value layer(rfr_trace *t, rfr_value x, rfr_value offsets, const rfr_value *p) {
@@ -120,6 +120,25 @@ static rfr_status measure(rfr_programs *p, double *alone, double *in_a_row, int 
   return s;
 }
 
+/* Each op by itself, in the order of the step: what the device takes from one event to the next around it. */
+static rfr_status print_ops(rfr_programs *p, int n) {
+  enum { RUNS = 21 };
+  rfr_op_time *times = malloc(sizeof *times * (size_t)(RUNS * n + 1));
+  rfr_status s = times ? RFR_OK : RFR_NO_MEMORY;
+  for (int r = 0; r < RUNS && s == RFR_OK; r++) s = rfr_program_profile(p, 0, times + r * n, n, &n);
+  if (s == RFR_OK)
+    printf("  %-22s %-10s %8s   op by op, with the time that starting and two events take\n", "op", "kernel", "us");
+  for (int i = 0; i < n && s == RFR_OK; i++) {
+    double seconds[RUNS];
+    rfr_plan_op op;
+    for (int r = 0; r < RUNS; r++) seconds[r] = times[r * n + i].seconds;
+    s = rfr_program_op(p, 0, times[i].op, &op);
+    if (s == RFR_OK) printf("  %-22s %-10s %8.2f\n", op.name, times[i].kernel, 1e6 * cli_median(seconds, RUNS));
+  }
+  free(times);
+  return s;
+}
+
 rfr_status bench_small(cli *c) {
   double alone = 0, in_a_row = 0;
   int ops = 0, in_a_row_n = 0;
@@ -131,6 +150,16 @@ rfr_status bench_small(cli *c) {
   if (s == RFR_OK) s = rfr_programs_load(p);
   if (s == RFR_OK) s = rfr_program_profile(p, 0, NULL, 0, &ops);
   if (s == RFR_OK) s = measure(p, &alone, &in_a_row, &in_a_row_n);
+  rfr_plan_summary plan = {0};
+  if (s == RFR_OK) s = rfr_program_plan(p, 0, &plan);
+  if (s == RFR_OK && !c->json) {
+    printf(
+        "small (one layer forward and backward, C %d, %d heads, %d x %d tokens, %d ops, %d of them on a side branch), "
+        "%s, %s\n  %.1f us for one replay and a wait, %.1f us each of %d in a row\n",
+        C, HEADS, DOCUMENTS, ROWS / DOCUMENTS, ops, plan.branch_ops, rfr_dtype_name(dtype), cli_device(c, device),
+        1e6 * alone, 1e6 * in_a_row, in_a_row_n);
+    s = print_ops(p, ops);
+  }
   rfr_programs_destroy(p);
   if (s != RFR_OK) return s;
   if (c->json) {
@@ -140,15 +169,11 @@ rfr_status bench_small(cli *c) {
     json_text(&j, "device", cli_device(c, device));
     json_text(&j, "dtype", rfr_dtype_name(dtype));
     json_int(&j, "ops", ops);
+    json_int(&j, "branch_ops", plan.branch_ops);
     json_double(&j, "one_us", 1e6 * alone);
     json_double(&j, "in_a_row_us", 1e6 * in_a_row);
     json_end(&j, '}');
     putchar('\n');
-  } else {
-    printf("small (one layer forward and backward, C %d, %d heads, %d x %d tokens, %d ops), %s, %s\n"
-           "  %.1f us for one replay and a wait, %.1f us each of %d in a row\n",
-           C, HEADS, DOCUMENTS, ROWS / DOCUMENTS, ops, rfr_dtype_name(dtype), cli_device(c, device), 1e6 * alone,
-           1e6 * in_a_row, in_a_row_n);
   }
   return RFR_OK;
 }

@@ -78,6 +78,9 @@ static void print_summary(const rfr_plan_summary *sum, int64_t available) {
   printf("  persistent %14lld bytes  weights, optimizer state, inputs, outputs\n", (long long)sum->persistent_bytes);
   printf("  step       %14lld bytes  lower bound %lld, ratio %.4f\n", (long long)sum->transient_planned_bytes,
          (long long)sum->transient_lower_bound_bytes, ratio);
+  if (sum->branch_ops > 0)
+    printf("  branch     %14lld bytes  of the step, for %d ops that run beside others\n", (long long)sum->branch_bytes,
+           sum->branch_ops);
   if (available > 0)
     printf("%s %s of available memory\n", sum->planned_bytes <= available ? "fits in" : "does NOT fit in",
            cli_bytes(b, available));
@@ -90,6 +93,8 @@ static rfr_status print_json(const rfr_programs *p, int program, const rfr_plan_
   json_int(&j, "persistent_bytes", sum->persistent_bytes);
   json_int(&j, "transient_planned_bytes", sum->transient_planned_bytes);
   json_int(&j, "transient_lower_bound_bytes", sum->transient_lower_bound_bytes);
+  json_int(&j, "branch_ops", sum->branch_ops);
+  json_int(&j, "branch_bytes", sum->branch_bytes);
   json_int(&j, "touched_bytes", rfr_programs_touched_bytes(p));
   json_begin(&j, "buffers", '[');
   for (int i = 0; i < sum->n_buffers; i++) {

@@ -107,7 +107,7 @@ static int64_t plan(const shape *h, const rfr_trace *t, rfr_programs *user, rfr_
   int64_t *workspace = calloc((size_t)u->n_ops + 1, sizeof *workspace);
   OK(rfi_bind_workspaces(user, u, workspace));
   rfi_plan p;
-  OK(rfi_plan_make(u, workspace, &p));
+  OK(rfi_plan_make(u, workspace, NULL, &p));
   double ratio = (double)p.bytes / (double)live_bytes(u, workspace, &p);
   if (ratio > h->bar)
     fail_msg("%s, recompute %d, budget %lld: %lld bytes planned, %f of those live", h->name, (int)recompute,

@@ -132,6 +132,8 @@ typedef struct rfr_plan_summary {
   int n_buffers;
   int64_t budget;         /* the compile option; 0: none */
   double compile_seconds; /* that this program took from the recorded trace to the plan, its kernels included */
+  int branch_ops;         /* run on a side branch, beside others; 0: all run one after the other */
+  int64_t branch_bytes;   /* what the step has more of for it */
 } rfr_plan_summary;
 RFR_API rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out);
 RFR_API rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out);

@@ -4,7 +4,8 @@
  * a GPU's comes from a module that is loaded when it is asked for. Everything above this
  * line (trace, passes, plan, programs, runs) is the same for all of them.
  *
- * Bound ops are enqueued in order on the device's one stream. On the CPU a call returns
+ * Bound ops are enqueued in order on the device's one stream, but for those of the side
+ * branch (pass/branch.h), which may run beside what follows them. On the CPU a call returns
  * when it is done; elsewhere when it is enqueued, and `wait` or `copy` waits. A graph is
  * the same calls, recorded once and launched as one.
  *
@@ -31,6 +32,8 @@ typedef struct rfi_bound { /* one op, ready to run */
   const rfi_opr *outside; /* a registered op, to name when its kernel fails; NULL for the library's own */
   rfi_call call;
   int64_t workspace;
+  bool aside, waits; /* is of the side branch; waits for all of it that was enqueued before */
+  bool forks;        /* what is aside from here on is behind all that was enqueued before */
 } rfi_bound;
 
 enum { RFI_CHOICE = 256 }; /* bytes of what was chosen, as text */
@@ -40,6 +43,7 @@ typedef enum rfi_memory { RFI_MEMORY_ARENA, RFI_MEMORY_RING } rfi_memory;
 typedef struct rfi_backend {
   const char *name; /* "the CPU", "CUDA": in messages */
   bool host;        /* the host may read and write the arena, and a call returns when it is done */
+  bool branches;    /* it runs what is aside beside the rest */
   int guard;        /* bytes behind the arena that nobody may write */
   int loss_chunk;   /* rows of logits at a time in an LM head: so many make its products large */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
@@ -65,7 +69,7 @@ typedef struct rfi_backend {
   const char *(*choice)(rfi_device *d, int i);
   rfr_status (*choose)(rfi_device *d, int i, const char *stored, char value[RFI_CHOICE]);
 
-  rfr_status (*run)(rfi_device *d, const rfi_bound *bound, int n);
+  rfr_status (*run)(rfi_device *d, const rfi_bound *bound, int n);                 /* no branch is open at the end */
   rfr_status (*run_timed)(rfi_device *d, const rfi_bound *bound, double *seconds); /* one op; waits */
   rfr_status (*capture)(rfi_device *d, const rfi_bound *bound, int n, rfi_graph **out);
   rfr_status (*launch)(rfi_device *d, rfi_graph *graph);

@@ -20,6 +20,7 @@ static rfr_status load(rfr_ctx *ctx, const rfi_cuda_module **out) {
       .arena_alloc = rfi_arena_alloc,
       .device = rfi_ctx_device,
       .portable = rfi_ctx_cuda_portable,
+      .check_order = rfi_order_check,
   };
   char path[PATH_MAX];
   int n = snprintf(path, sizeof path, "%s/librefrain_cuda.so", rfi_ctx_module_path(ctx));

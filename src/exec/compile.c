@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "exec/exec.h"
+#include "pass/branch.h"
 
 rfr_compile_options rfr_compile_options_default(void) {
   return (rfr_compile_options){.size = sizeof(rfr_compile_options), .fuse = 1, .prune = 1, .keep_traces = 1};
@@ -64,6 +65,31 @@ static rfi_pass_options pass_options(rfr_programs *p) {
                             .user = p};
 }
 
+/* The plan with a side branch takes the place of the one without, where there is a branch. */
+static rfr_status plan_branch(rfr_programs *p, rfi_program *g, const int64_t *workspace) {
+  rfi_aside *aside;
+  RFI_TRY(rfi_branch(g->trace, workspace, &aside));
+  if (!aside) return RFR_OK;
+  const int64_t without = g->plan.bytes;
+  rfi_plan_deinit(&g->plan);
+  const rfr_status s = rfi_plan_make(g->trace, workspace, aside, &g->plan);
+  g->branch_bytes = g->plan.bytes - without;
+  g->n_aside = 0;
+  for (int i = 0, waiting = -1; i < g->n_bound; i++) {
+    rfi_bound *b = &g->bound[i];
+    b->waits = b->op == waiting;
+    b->aside = aside[b->op].until > 0;
+    if (!b->aside) continue;
+    g->n_aside++;
+    waiting = aside[b->op].until; /* the same for all until then */
+    int from = i;
+    while (g->bound[from].op > aside[b->op].from) from--;
+    g->bound[from].forks = true;
+  }
+  rfi_free(p->ctx, aside);
+  return s;
+}
+
 static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
   rfi_stage *last = &g->pipeline.stage[RFI_STAGES - 1];
   g->trace = last->trace;
@@ -71,7 +97,10 @@ static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
   int64_t *workspace;
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *workspace * (size_t)(g->trace->n_ops + 1), &workspace));
   for (int i = 0; i < g->n_bound; i++) workspace[g->bound[i].op] = g->bound[i].workspace;
-  rfr_status s = rfi_plan_make(g->trace, workspace, &g->plan);
+  rfr_status s = rfi_plan_make(g->trace, workspace, NULL, &g->plan);
+  /* a budget is for what the step needs, and debugging looks at one op after the other */
+  if (s == RFR_OK && p->backend->branches && p->options.budget == 0 && !p->options.debug)
+    s = plan_branch(p, g, workspace);
   rfi_free(p->ctx, workspace);
   return s;
 }
@@ -349,8 +378,9 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
   rfi_program *g;
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
-  *out = (rfr_plan_summary){p->total_bytes,         p->persistent_bytes, g->plan.bytes,     g->plan.lower_bound,
-                            p->n_slots + g->plan.n, p->options.budget,   g->compile_seconds};
+  *out = (rfr_plan_summary){p->total_bytes,         p->persistent_bytes, g->plan.bytes,      g->plan.lower_bound,
+                            p->n_slots + g->plan.n, p->options.budget,   g->compile_seconds, g->n_aside,
+                            g->branch_bytes};
   return RFR_OK;
 }
 

@@ -42,6 +42,8 @@ typedef struct rfi_program {
   rfi_bound *bound;       /* every op with a kernel, in order */
   int n_bound, n_load;    /* the first n_load of them are of phase load */
   rfi_plan plan;
+  int n_aside;                    /* ops of the side branch, */
+  int64_t branch_bytes;           /* and what the plan has more for it */
   int64_t *offset;                /* per value: where its storage is, -1 if it has none */
   rfi_graph *graph;               /* NULL: not captured */
   double flops, recomputed_flops; /* the second is a part of the first */
@@ -64,7 +66,7 @@ struct rfr_programs {
   unsigned char *ring, *arena;
   int64_t ring_bytes, persistent_bytes; /* persistent: rings, inputs, loads */
   int64_t transient_bytes, total_bytes; /* total: without the backend's guard behind it */
-  rfi_range *watch;      /* debug: what must hold one byte; the host's and the device's */
+  rfi_range *watch;                     /* debug: what must hold one byte; the host's and the device's */
   unsigned char *window; /* debug on a device of its own: what the host looks at, RFI_WINDOW bytes at a time */
 };
 

@@ -2,7 +2,9 @@
  *
  * Planning: lifetimes in list order become offsets in one arena. Two buffers may share
  * bytes only if every op on the one comes before every op on the other; on one stream the
- * list is the order, so lifetimes are intervals.
+ * list is the order, so lifetimes are intervals. They stay intervals with a side branch
+ * (branch.h): what an op of it touches is in use from where it may start to where the branch
+ * is waited for.
  *
  * Placing fills the arena from the bottom, as bricks fill a wall. The skyline is the height
  * reached at each op. Its lowest stretch takes, of the buffers that live within it, the one
@@ -30,16 +32,33 @@ static int by_first(const void *a, const void *b) {
   return x->value < y->value ? -1 : x->value > y->value;
 }
 
-static rfr_status collect(const rfr_trace *t, const int64_t *workspace, rfi_plan *p) {
+/* What an op of the side branch touches is in use all the time that the op may run. */
+static void extend(const rfr_trace *t, const rfi_aside *aside, rfi_life *life) {
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    for (int k = 0; aside[i].until && k < op->n_in + op->n_out; k++) {
+      const rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
+      rfi_life *l = v < 0 ? NULL : &life[t->values[v].base];
+      if (l && l->last < aside[i].until - 1) l->last = aside[i].until - 1;
+      if (l && l->first > aside[i].from) l->first = aside[i].from;
+    }
+  }
+}
+
+static rfr_status collect(const rfr_trace *t, const int64_t *workspace, const rfi_aside *aside, rfi_plan *p) {
   rfi_life *life;
   RFI_TRY(rfi_lives(t, &life));
+  if (aside) extend(t, aside, life);
   rfr_status s = RFI_ALLOC(t->ctx, sizeof *p->buffer * (size_t)(t->n_values + t->n_ops + 1), &p->buffer);
   if (s == RFR_OK) {
     for (rfr_value v = 0; v < t->n_values; v++)
       if (t->values[v].base == v && life[v].first >= 0 && !life[v].persistent)
         p->buffer[p->n++] = (rfi_buffer){rfi_storage_bytes(&t->values[v].type), 0, life[v].first, life[v].last, v};
     for (int i = 0; i < t->n_ops; i++)
-      if (workspace[i] > 0) p->buffer[p->n++] = (rfi_buffer){rfi_align(workspace[i]), 0, i, i, RFR_NONE};
+      if (workspace[i] > 0) {
+        const int last = aside && aside[i].until ? aside[i].until - 1 : i;
+        p->buffer[p->n++] = (rfi_buffer){rfi_align(workspace[i]), 0, i, last, RFR_NONE};
+      }
     qsort(p->buffer, (size_t)p->n, sizeof *p->buffer, by_first);
   }
   rfi_free(t->ctx, life);
@@ -345,9 +364,9 @@ rfr_status rfi_plan_place(rfi_plan *p, int end) {
   return solve(p, end);
 }
 
-rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, rfi_plan *out) {
+rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, const rfi_aside *aside, rfi_plan *out) {
   *out = (rfi_plan){.ctx = t->ctx};
-  rfr_status s = collect(t, workspace, out);
+  rfr_status s = collect(t, workspace, aside, out);
   if (s == RFR_OK) s = rfi_plan_place(out, t->n_ops);
   if (s != RFR_OK) rfi_plan_deinit(out);
   return s;

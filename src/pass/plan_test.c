@@ -64,8 +64,8 @@ static void test_random(void **state) {
     int64_t *workspace = calloc((size_t)t->n_ops, sizeof *workspace);
     for (int i = 0; i < t->n_ops; i += 3) workspace[i] = 100 + i;
     rfi_plan p, again;
-    assert_int_equal(rfi_plan_make(t, workspace, &p), RFR_OK);
-    assert_int_equal(rfi_plan_make(t, workspace, &again), RFR_OK);
+    assert_int_equal(rfi_plan_make(t, workspace, NULL, &p), RFR_OK);
+    assert_int_equal(rfi_plan_make(t, workspace, NULL, &again), RFR_OK);
     check_plan(&p);
     assert_memory_equal(p.buffer, again.buffer, sizeof *p.buffer * (size_t)p.n);
     double ratio = (double)p.bytes / (double)p.lower_bound;
@@ -88,7 +88,7 @@ static void test_empty(void **state) {
   rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, ((int64_t[]){5}));
   rfi_plan p;
   int64_t none = 0;
-  assert_int_equal(rfi_plan_make(t, &none, &p), RFR_OK);
+  assert_int_equal(rfi_plan_make(t, &none, NULL, &p), RFR_OK);
   assert_int_equal(p.bytes, 0);
   assert_int_equal(p.lower_bound, 0);
   rfi_plan_deinit(&p);
@@ -106,7 +106,7 @@ static void test_nested(void **state) {
   for (int i = LAYERS - 1; i >= 0; i--) rfr_copy(t, saved[i]);
   int64_t *workspace = calloc((size_t)t->n_ops, sizeof *workspace);
   rfi_plan p;
-  assert_int_equal(rfi_plan_make(t, workspace, &p), RFR_OK);
+  assert_int_equal(rfi_plan_make(t, workspace, NULL, &p), RFR_OK);
   check_plan(&p);
   assert_int_equal(p.bytes, p.lower_bound);
   rfi_plan_deinit(&p);

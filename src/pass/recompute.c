@@ -304,7 +304,7 @@ static rfr_status plan_chosen(ladder *l, int64_t *bytes) {
   RFI_GOTO(rfi_pass_lower(chosen, l->o, &unread, &lowered));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *workspace * (size_t)(lowered->n_ops + 1), &workspace));
   if (l->o->workspace) RFI_GOTO(l->o->workspace(l->o->user, lowered, workspace));
-  RFI_GOTO(rfi_plan_make(lowered, workspace, &plan));
+  RFI_GOTO(rfi_plan_make(lowered, workspace, NULL, &plan));
   *bytes = plan.bytes;
   rfi_plan_deinit(&plan);
 fail:

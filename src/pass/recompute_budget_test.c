@@ -162,7 +162,7 @@ static void test_planner_decides(void **state) {
   int64_t *workspace = calloc((size_t)lowered->n_ops, sizeof *workspace);
   OK(hidden_workspace(&calls, lowered, workspace));
   rfi_plan plan;
-  OK(rfi_plan_make(lowered, workspace, &plan));
+  OK(rfi_plan_make(lowered, workspace, NULL, &plan));
   assert_true(plan.bytes <= o.budget);
   free(workspace);
   rfi_plan_deinit(&plan);

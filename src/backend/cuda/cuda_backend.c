@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An NVIDIA GPU as a backend: one stream, one arena, and a captured graph per program. Every
- * kernel is enqueued by the same calls when a program runs eagerly and when it is captured.
+ * An NVIDIA GPU as a backend: one stream and a second one for the side branch, one arena, and a
+ * captured graph per program. Every kernel is enqueued by the same calls when a program runs
+ * eagerly and when it is captured.
  *
  * Device "cuda:none" is an H200 that is not there: ops bind and their workspaces are known,
  * memory has addresses that nobody may use, and running is refused. It is for plans.
@@ -16,6 +17,7 @@
 #include "backend/cuda/cuda_module.h"
 #include "backend/cuda/lt.h"
 #include "backend/cuda/table.h"
+#include "backend/cuda/units.h"
 #include "ops/grouped/grouped.h"
 #include "ops/loss/head.h"
 
@@ -35,8 +37,9 @@ enum { MOST_AT_ONCE = 1024 };
 struct rfi_device {
   rfi_cuda_info info; /* first: kernels see it as call->library */
   rfr_ctx *ctx;
-  cudaStream_t stream;
-  cudaEvent_t start, end; /* of a timed op */
+  cudaStream_t stream, aside; /* the second: of the side branch */
+  cudaEvent_t start, end;     /* of a timed op */
+  cudaEvent_t fork, join;     /* of the side branch */
   int64_t free_at_open;
   rfr_memory_use use; /* but for `taken` */
   rfi_lt *lt;         /* NULL without a device */
@@ -139,6 +142,9 @@ static void device_close(rfi_device *d) {
     rfi_lt_close(d->lt);
     if (d->start) cudaEventDestroy(d->start);
     if (d->end) cudaEventDestroy(d->end);
+    if (d->fork) cudaEventDestroy(d->fork);
+    if (d->join) cudaEventDestroy(d->join);
+    if (d->aside) cudaStreamDestroy(d->aside);
     if (d->stream) cudaStreamDestroy(d->stream);
     leave(d, before, RFR_OK);
   }
@@ -148,7 +154,12 @@ static void device_close(rfi_device *d) {
 static rfr_status make_handles(rfi_device *d) {
   if (d->info.ordinal < 0) return RFR_OK;
   d->free_at_open = free_bytes();
-  CUDA(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "making a stream");
+  int least, most;
+  CUDA(cudaDeviceGetStreamPriorityRange(&least, &most), "reading the device");
+  CUDA(cudaStreamCreateWithPriority(&d->stream, cudaStreamNonBlocking, most), "making a stream");
+  CUDA(cudaStreamCreateWithPriority(&d->aside, cudaStreamNonBlocking, least), "making a stream");
+  CUDA(cudaEventCreateWithFlags(&d->fork, cudaEventDisableTiming), "making an event");
+  CUDA(cudaEventCreateWithFlags(&d->join, cudaEventDisableTiming), "making an event");
   CUDA(cudaEventCreate(&d->start), "making an event");
   CUDA(cudaEventCreate(&d->end), "making an event");
   return rfi_lt_open(core, d->ctx, &d->lt);
@@ -333,27 +344,70 @@ static rfr_status choose(rfi_device *d, int i, const char *stored, char value[RF
 /* How many of n ops, from the first on, are this kernel's updates. Each is of a tensor of its own: order is nothing. */
 static int updates(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel, const rfr_call *calls[MOST_AT_ONCE]) {
   int i = 0;
-  for (; i < n && i < MOST_AT_ONCE && bound[i].run == kernel->run; i++) calls[i] = &bound[i].call;
+  for (; i < n && i < MOST_AT_ONCE && bound[i].run == kernel->run && !(i > 0 && (bound[i].waits || bound[i].forks));
+       i++)
+    calls[i] = &bound[i].call;
   return i;
 }
 
-static rfr_status enqueue(const rfi_bound *bound, int n) {
+/* The ops from bound[0] on that are enqueued at once; *many gets their number. */
+static rfr_status enqueue_next(const rfi_bound *bound, int n, int *many) {
   const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd)};
   const rfr_call *calls[MOST_AT_ONCE];
-  for (int i = 0, many; i < n; i += many ? many : 1) {
-    many = 0;
-    for (size_t k = 0; k < sizeof kernels / sizeof *kernels && many == 0; k++)
-      if ((many = updates(bound + i, n - i, kernels[k], calls)) > 0) TRY(kernels[k]->run_all(calls, many));
-    if (many == 0) TRY(bound[i].run(&bound[i].call));
+  for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++)
+    if ((*many = updates(bound, n, kernels[k], calls)) > 0) return kernels[k]->run_all(calls, *many);
+  *many = 1;
+  return bound->run(&bound->call);
+}
+
+static rfr_status join_branch(rfi_device *d) {
+  CUDA(cudaEventRecord(d->join, d->aside), "recording an event");
+  return rfi_cuda_check(cudaStreamWaitEvent(d->stream, d->join, 0), "waiting for an event");
+}
+
+/* The branch is open while nothing has waited for it; it is behind the line's last fork once it has waited for that. */
+typedef struct branch {
+  bool open, forked, behind;
+} branch;
+
+static rfr_status fork_branch(rfi_device *d, branch *x) {
+  x->forked = true;
+  x->behind = false;
+  return rfi_cuda_check(cudaEventRecord(d->fork, d->stream), "recording an event");
+}
+
+static rfr_status enqueue_aside(rfi_device *d, const rfi_bound *bound, branch *x) {
+  rfr_call call = bound->call;
+  call.stream = d->aside;
+  if (!x->forked) TRY(fork_branch(d, x)); /* the op that forks was not among those that are enqueued */
+  if (!x->behind) CUDA(cudaStreamWaitEvent(d->aside, d->fork, 0), "waiting for an event");
+  x->open = x->behind = true;
+  return bound->run(&call);
+}
+
+/* `units` NULL: nothing is captured. */
+static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units) {
+  branch x = {false, false, false};
+  for (int i = 0, many = 1; i < n; i += many) {
+    const rfi_bound *b = &bound[i];
+    many = 1;
+    if (b->waits && x.open) {
+      TRY(join_branch(d));
+      x.open = false;
+    }
+    if (b->forks) TRY(fork_branch(d, &x));
+    if (b->aside) TRY(enqueue_aside(d, b, &x));
+    else TRY(enqueue_next(b, n - i, &many));
+    if (units) TRY(rfi_units_note(units, b->aside ? d->aside : d->stream, i, many));
   }
-  return RFR_OK;
+  return x.open ? join_branch(d) : RFR_OK;
 }
 
 static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   int before;
   TRY(enter(d, &before));
   const int64_t had = free_bytes();
-  const rfr_status s = enqueue(bound, n);
+  const rfr_status s = enqueue(d, bound, n, NULL);
   d->use.kernels += had - free_bytes();
   return leave(d, before, s);
 }
@@ -361,7 +415,7 @@ static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
 static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, double *seconds) {
   float ms = 0;
   CUDA(cudaEventRecord(d->start, d->stream), "recording an event");
-  TRY(enqueue(bound, 1));
+  TRY(enqueue(d, bound, 1, NULL));
   CUDA(cudaEventRecord(d->end, d->stream), "recording an event");
   CUDA(cudaEventSynchronize(d->end), "waiting for the device");
   CUDA(cudaEventElapsedTime(&ms, d->start, d->end), "reading a time");
@@ -376,14 +430,15 @@ static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *secon
   return leave(d, before, run_between_events(d, bound, seconds));
 }
 
-static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, cudaGraphExec_t *exec) {
+static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, cudaGraphExec_t *exec) {
   cudaGraph_t graph = NULL;
   const int64_t had = free_bytes();
   CUDA(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
-  rfr_status s = enqueue(bound, n);
+  rfr_status s = enqueue(d, bound, n, units);
   cudaError_t e = cudaStreamEndCapture(d->stream, &graph); /* also after an error: the stream must come out of it */
   const int64_t captured = free_bytes();
   if (s == RFR_OK) s = rfi_cuda_check(e, "ending a capture");
+  if (s == RFR_OK && units) s = rfi_units_check(core, d->ctx, units, graph, bound);
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphInstantiate(exec, graph, 0), "making a graph");
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphUpload(*exec, d->stream), "uploading a graph");
   if (graph) cudaGraphDestroy(graph);
@@ -406,10 +461,15 @@ static void graph_destroy(rfi_device *d, rfi_graph *graph) {
 static rfr_status capture(rfi_device *d, const rfi_bound *bound, int n, rfi_graph **out) {
   int before;
   rfi_graph *graph = NULL;
+  rfi_units units;
+  bool branches = false;
   *out = NULL;
   TRY(enter(d, &before));
-  rfr_status s = core->alloc(d->ctx, sizeof *graph, (void **)&graph);
-  if (s == RFR_OK) s = instantiate(d, bound, n, &graph->exec);
+  for (int i = 0; i < n; i++) branches |= bound[i].aside;
+  rfr_status s = rfi_units_init(core, d->ctx, branches ? n : 0, &units);
+  if (s == RFR_OK) s = core->alloc(d->ctx, sizeof *graph, (void **)&graph);
+  if (s == RFR_OK) s = instantiate(d, bound, n, branches ? &units : NULL, &graph->exec);
+  rfi_units_deinit(core, d->ctx, &units);
   if (s == RFR_OK) *out = graph;
   else graph_destroy(d, graph);
   return leave(d, before, s);
@@ -456,6 +516,7 @@ static rfr_status describe(char *text, size_t size) {
 static const rfi_backend backend = {
     .name = "CUDA",
     .host = false,
+    .branches = true,
     .guard = 2 << 20,
     .loss_chunk = 4096, /* with 1024 rows, reading and writing dw took as long as making it */
     .open = device_open,

@@ -8,7 +8,7 @@
 #ifndef RFI_CUDA_MODULE_H
 #define RFI_CUDA_MODULE_H
 
-#include "backend/backend.h"
+#include "backend/graph_order.h"
 #include "base/base.h"
 
 enum { RFI_CUDA_ABI = 2 };
@@ -21,6 +21,8 @@ typedef struct rfi_cuda_host {
   void *(*arena_alloc)(rfi_arena *arena, size_t bytes);
   const char *(*device)(const rfr_ctx *ctx); /* "cuda", "cuda:1", "cuda:none" */
   bool (*portable)(const rfr_ctx *ctx);      /* keep to kernels that need no more than sm_80 */
+  rfr_status (*check_order)(rfr_ctx *ctx, const rfi_bound *bound, const rfi_unit *unit, int n, rfi_unit_edge *edge,
+                            int n_edges);
 } rfi_cuda_host;
 
 /* Also what `doctor` asks: *text says what was found, or what is missing. */

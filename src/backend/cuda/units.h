@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which nodes of a captured graph are whose, for the check of its order.
+ */
+#ifndef RFI_UNITS_H
+#define RFI_UNITS_H
+
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/cuda_module.h"
+
+typedef struct rfi_units { /* what was enqueued while a graph was captured */
+  rfi_unit *unit;
+  cudaGraphNode_t *last; /* of each */
+  int n;
+} rfi_units;
+
+/* Room for n ops. */
+rfr_status rfi_units_init(const rfi_cuda_host *core, rfr_ctx *ctx, int n, rfi_units *u);
+void rfi_units_deinit(const rfi_cuda_host *core, rfr_ctx *ctx, rfi_units *u);
+/* What was enqueued last on a stream that is captured, is ops first ... first + n - 1. */
+rfr_status rfi_units_note(rfi_units *u, cudaStream_t stream, int first, int n);
+/* Errors: plan.order (backend/graph_order.h). */
+rfr_status rfi_units_check(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_units *u, cudaGraph_t graph,
+                           const rfi_bound *bound);
+
+#endif

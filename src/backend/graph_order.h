@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Whether a captured graph orders what must be ordered.
+ */
+#ifndef RFI_GRAPH_ORDER_H
+#define RFI_GRAPH_ORDER_H
+
+#include "backend/backend.h"
+
+typedef struct rfi_unit { /* ops that were enqueued at once, one after the other or in any order */
+  int first, n;
+} rfi_unit;
+
+typedef struct rfi_unit_edge { /* the graph runs all of `to` after all of `from`; from < to */
+  int from, to;
+} rfi_unit_edge;
+
+/* Any two ops of different units that share a byte which one of them writes have a path of edges between their units.
+ * Units are in the order in which they were enqueued; edges are sorted here. Errors: plan.order, naming two that have
+ * none. */
+rfr_status rfi_order_check(rfr_ctx *ctx, const rfi_bound *bound, const rfi_unit *unit, int n, rfi_unit_edge *edge,
+                           int n_edges);
+
+#endif
