@@ -59,7 +59,6 @@ static rfr_status collect(const rfr_trace *t, const int64_t *workspace, const rf
         const int last = aside && aside[i].until ? aside[i].until - 1 : i;
         p->buffer[p->n++] = (rfi_buffer){rfi_align(workspace[i]), 0, i, last, RFR_NONE};
       }
-    qsort(p->buffer, (size_t)p->n, sizeof *p->buffer, by_first);
   }
   rfi_free(t->ctx, life);
   return s;

@@ -11,9 +11,9 @@
  * 0 x NaN is NaN, so a v that is not finite spoils rows that do not see it, in the tile that hides it from them. A
  * piece with a row that is not finite comes again, with zeros for such v; rows that see one of them stay as they are.
  */
+#include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_tiles_sm90.cuh"
-#include "ops/grouped/tma_sm90.cuh"
 
 enum { MOST_D = 128, KEYS = 128, SLOTS = 2 };
 
@@ -43,7 +43,9 @@ template <int D> struct room {
   static_assert(ITEMS_AT % 16 == 0, "items are aligned");
 };
 
-typedef struct maps { CUtensorMap q, k, v; } maps;
+typedef struct maps {
+  CUtensorMap q, k, v;
+} maps;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 

@@ -9,7 +9,7 @@
 #ifndef RFI_ATTENTION_TILES_CUH
 #define RFI_ATTENTION_TILES_CUH
 
-#include "ops/attention/mma_sm80.cuh"
+#include "backend/cuda/mma_sm80.cuh"
 
 enum { CUTTERS = 1024, STATS_THREADS = 128 };
 

@@ -6,8 +6,8 @@
 #ifndef RFI_ATTENTION_TILES_SM90_CUH
 #define RFI_ATTENTION_TILES_SM90_CUH
 
+#include "backend/cuda/wgmma_sm90.cuh"
 #include "ops/attention/attention_tiles.cuh"
-#include "ops/attention/wgmma_sm90.cuh"
 
 enum { GROUP = 64, TILE_ROWS = 64 }; /* rows of a warpgroup; of a tile of the other side */
 
@@ -35,8 +35,7 @@ __device__ __forceinline__ void multiply(float (&c)[1][8][4], const A &a, uint32
 }
 
 /* 16 N columns of sums, rounded: a left operand. */
-template <typename T, int N>
-__device__ __forceinline__ void pack(uint32_t (&a)[N][4], const float (&c)[1][2 * N][4]) {
+template <typename T, int N> __device__ __forceinline__ void pack(uint32_t (&a)[N][4], const float (&c)[1][2 * N][4]) {
 #pragma unroll
   for (int k = 0; k < N; k++)
 #pragma unroll
@@ -56,8 +55,7 @@ __device__ __forceinline__ void accumulate(float (&acc)[1][D / 8][4], const uint
   for (int k = 0; k < TILE_ROWS / 16; k++)
 #pragma unroll
     for (int n = 0; n < D / 64; n++)
-      rfi_wgmma<T, true>(&acc[0][n * 8], a[k], rfi_wgmma_panel(tile, (uint32_t)(n * TILE_ROWS * 128 + k * 2048)),
-                         true);
+      rfi_wgmma<T, true>(&acc[0][n * 8], a[k], rfi_wgmma_panel(tile, (uint32_t)(n * TILE_ROWS * 128 + k * 2048)), true);
   rfi_wgmma_commit();
 }
 

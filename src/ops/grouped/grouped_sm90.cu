@@ -21,7 +21,7 @@
  * Each warp writes its 16 rows by way of shared memory of its own, waiting for no other: by the copy engine, under the
  * next tile's products, or, at a group's end and onto what is there, itself, in whole lines of memory.
  */
-#include "ops/grouped/tma_sm90.cuh"
+#include "backend/cuda/tma_sm90.cuh"
 #include "ops/grouped/walk.cuh"
 
 enum {

@@ -18,7 +18,7 @@
 #ifndef RFI_WGMMA_SM90_CUH
 #define RFI_WGMMA_SM90_CUH
 
-#include "ops/attention/mma_sm80.cuh"
+#include "backend/cuda/mma_sm80.cuh"
 
 /* In a check's build (RFI_DELAYS) who comes to a barrier or starts a copy waits before, one time in four and for up to
  * 2 us, as the clock has it; threads that come together stay together. */

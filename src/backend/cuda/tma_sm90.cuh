@@ -11,7 +11,7 @@
 
 #include <cuda.h>
 
-#include "ops/attention/wgmma_sm90.cuh"
+#include "backend/cuda/wgmma_sm90.cuh"
 
 enum { RFI_PANEL = 64 * 128 };
 
