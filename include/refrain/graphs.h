@@ -18,7 +18,9 @@
  *   rfr_graphs_backward(graphs, 0, 0, &dy, 1, &dx, 1);    // and the weight gradients, unless the schedule has W
  *   rfr_graphs_end_step(graphs);
  *
- * One thread at a time. What a call launched may still run when it returns (rfr_graphs_wait), except on the CPU.
+ * One thread at a time. What a call launched may still run when it returns (rfr_graphs_wait), except on the CPU: what it
+ * is given on a device is ready when it is called, and stays as it is until rfr_graphs_wait. Of a schedule's actions F,
+ * I, W and B are calls; messages between ranks, UNSHARD, RESHARD and REDUCE are the caller's, between the calls.
  */
 #ifndef REFRAIN_GRAPHS_H
 #define REFRAIN_GRAPHS_H
@@ -145,20 +147,21 @@ RFR_API void rfr_graphs_destroy(rfr_graphs *g);
 RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
 /* The forward of a callable. `inputs`: one binding per input that is not linked, by position where the name is NULL,
  * else by name; each is copied into the slot. `outputs`, room for all of them, get tensors that hold until the slot's
- * last gradient has run. Errors: graphs.order, naming what the schedule wants; replay.signature, naming the first
- * field that differs; nothing has run then. */
+ * last gradient has run; without gradients, until its next forward or the next step begins. Errors: graphs.order, naming
+ * what the schedule wants; replay.signature, naming the first field that differs; nothing has run then. */
 RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs,
                                       int n_inputs, rfr_tensor *outputs, int n_outputs);
 /* The backward. `output_grads`: one binding per output, by position or by name, but of those alone that have a gradient
  * and go to no other callable; `input_grads`, room for one per unlinked input: data NULL where there is none. They hold
- * until the slot's next forward. Where the schedule has B, the weight gradients run too. */
+ * until the slot's next forward or the next step begins. Where the schedule has B, the weight gradients run too. */
 RFR_API rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *output_grads,
                                        int n_output_grads, rfr_tensor *input_grads, int n_input_grads);
 /* The weight gradients of a callable, added onto the main gradients. Errors: graphs.order, where none wait. */
 RFR_API rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch);
 /* Errors: graphs.order, naming what is still to come. */
 RFR_API rfr_status rfr_graphs_end_step(rfr_graphs *g);
-/* Leaves a step wherever it is: slots are free, main gradients undefined until the next begins. */
+/* Leaves a step wherever it is: slots are free, main gradients undefined until the next begins; those that were
+ * declared to accumulate, which no beginning clears, are the caller's to restore. */
 RFR_API rfr_status rfr_graphs_abort_step(rfr_graphs *g);
 /* Frozen parameters or constants were written. */
 RFR_API rfr_status rfr_graphs_changed(rfr_graphs *g);

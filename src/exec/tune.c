@@ -30,6 +30,9 @@ static rfr_status add(rfr_programs *p, const char *name, const char *value) {
 rfr_status rfi_tune(rfr_programs *p) {
   const char *name, *stored;
   char value[RFI_CHOICE];
+  if (p->options.n_choices > 0 && !p->backend->choice(p->device, 0))
+    return rfi_fail(RFI_E_TUNE_STORED, "%d choices are stored, and %s has none to make", p->options.n_choices,
+                    p->backend->name);
   for (int i = 0; (name = p->backend->choice(p->device, i)); i++) {
     RFI_TRY(find(&p->options, name, &stored));
     RFI_TRY(p->backend->choose(p->device, i, stored, value));

@@ -386,21 +386,27 @@ static rfr_status enqueue_aside(rfi_device *d, const rfi_bound *bound, branch *x
 }
 
 /* `units` NULL: nothing is captured. */
-static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units) {
-  branch x = {false, false, false};
+static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, branch *x) {
   for (int i = 0, many = 1; i < n; i += many) {
     const rfi_bound *b = &bound[i];
     many = 1;
-    if (b->waits && x.open) {
+    if (b->waits && x->open) {
       TRY(join_branch(d));
-      x.open = false;
+      x->open = false;
     }
-    if (b->forks) TRY(fork_branch(d, &x));
-    if (b->aside) TRY(enqueue_aside(d, b, &x));
+    if (b->forks) TRY(fork_branch(d, x));
+    if (b->aside) TRY(enqueue_aside(d, b, x));
     else TRY(enqueue_next(b, n - i, &many));
     if (units) TRY(rfi_units_note(units, b->aside ? d->aside : d->stream, i, many));
   }
-  return x.open ? join_branch(d) : RFR_OK;
+  return RFR_OK;
+}
+
+/* Who waits for the stream waits for the branch too, after an error as well. */
+static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units) {
+  branch x = {false, false, false};
+  const rfr_status s = enqueue_all(d, bound, n, units, &x), joined = x.open ? join_branch(d) : RFR_OK;
+  return s == RFR_OK ? joined : s;
 }
 
 static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {

@@ -61,7 +61,7 @@ static int print_matrix(const rfi_lt_matrix *m, char *text, size_t size) {
 }
 
 static void print_name(rfi_lt_product *p) {
-  char a[72], b[72], d[72], batch[32] = "";
+  char a[112], b[112], d[112], batch[32] = "";
   print_matrix(&p->key.b, a, sizeof a);
   print_matrix(&p->key.a, b, sizeof b);
   print_matrix(&p->key.d, d, sizeof d);

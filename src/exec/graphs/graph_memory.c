@@ -16,6 +16,8 @@
 
 /* ---- names ---- */
 
+enum { CALLERS_ALIGNMENT = 16 }; /* what kernels are chosen for */
+
 static rfi_named *find_named(const rfr_graphs *g, const char *name) {
   const int i = rfi_names_find(&g->names, name);
   return i < 0 ? NULL : &g->named[i];
@@ -33,6 +35,9 @@ static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rf
                       "\"%s\" of rfr_graphs_options.tensors has no data, or another type than the "
                       "callables declare",
                       name);
+    if ((uintptr_t)b->data % CALLERS_ALIGNMENT)
+      return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors is not at a multiple of %d bytes",
+                      name, CALLERS_ALIGNMENT);
     *data = (void *)b->data;
   }
   return RFR_OK;
@@ -70,6 +75,9 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
     for (int i = 0; i < g->options.n_gradients; i++) {
       const rfr_main_gradient *m = &g->options.gradients[i];
       if (!m->parameter || strcmp(m->parameter, name + n) != 0) continue;
+      if ((uintptr_t)m->data % CALLERS_ALIGNMENT)
+        return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is not at a multiple of %d bytes", name + n,
+                        CALLERS_ALIGNMENT);
       own->tensor.data = m->data;
       own->accumulate = m->accumulate != 0;
     }

@@ -96,14 +96,20 @@ static void show(const walk *w, const rfi_step_call *call, rfi_part part, rfr_ho
   show_ports(w, call, grad ? c->in : c->out, event->n_outputs, grad, room + event->n_inputs);
 }
 
+/* A hook behind a part may free what the part reads, so it has run by then, also where it failed. */
+static rfr_status run_and_wait(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
+  rfr_status s = RFR_OK;
+  if (part == RFI_PART_F) s = rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch);
+  if (s == RFR_OK) s = rfi_graph_run(g, call->callable, call->slot, part, true);
+  const rfr_status waited = g->m.backend->wait(g->m.device);
+  return s == RFR_OK ? waited : s;
+}
+
 static rfr_status work_on_part(walk *w, const rfi_step_call *call, rfi_part part) {
   rfr_graphs *g = w->g;
   const rfi_callable *c = &g->callable[call->callable];
   rfi_instance *x = &c->instance[call->slot];
-  if (!w->capture) {
-    if (part == RFI_PART_F) RFI_TRY(rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch));
-    return rfi_graph_run(g, call->callable, call->slot, part, true);
-  }
+  if (!w->capture) return run_and_wait(g, call, part);
   if (!rfi_has(c, part)) return RFR_OK;
   RFI_TRY(g->m.backend->capture(g->m.device, x->bound + c->first[part], c->first[part + 1] - c->first[part],
                                 &x->graph[part]));

@@ -103,7 +103,7 @@ template <int LANES> static __device__ __forceinline__ float2 rfi_norm_sums(floa
 
 /* R rows at a time for LANES of a warp, or with 0 one for a block. */
 template <typename T, bool MEAN, int K, int LANES, int R>
-static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : 1024) rfi_norm_rows(const rfi_norm_fwd a) {
+static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOST) rfi_norm_rows(const rfi_norm_fwd a) {
   constexpr int P = rfi_pack_width<T>, GROUPS = LANES ? RFI_NORM_THREADS / LANES : 1;
   typedef rfi_pack<T, P> pack;
   __shared__ rfi_norm_slot slot[2];
@@ -510,7 +510,9 @@ template <typename T, bool MEAN> static void rfi_norm_launch_fwd(const rfi_norm_
   else if (packs <= 16) rfi_norm_launch_short<T, MEAN, 16>(a, stream);
   else if (packs <= 32) rfi_norm_launch_short<T, MEAN, 32>(a, stream);
   else if (packs <= 128) rfi_norm_rows<T, MEAN, 4, 32, 1><<<warps, RFI_NORM_THREADS, 0, stream>>>(a);
-  else rfi_norm_rows<T, MEAN, 4, 0, 1><<<blocks, (unsigned)rfi_blocks(packs, 128) * 32, 0, stream>>>(a);
+  else if (packs <= 4 * RFI_NORM_MOST)
+    rfi_norm_rows<T, MEAN, 4, 0, 1><<<blocks, (unsigned)rfi_blocks(packs, 128) * 32, 0, stream>>>(a);
+  else rfi_norm_rows<T, MEAN, 8, 0, 1><<<blocks, (unsigned)rfi_blocks(packs, 256) * 32, 0, stream>>>(a);
 }
 
 template <typename T, bool MEAN, int K, int LANES>
