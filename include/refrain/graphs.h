@@ -18,9 +18,9 @@
  *   rfr_graphs_backward(graphs, 0, 0, &dy, 1, &dx, 1);    // and the weight gradients, unless the schedule has W
  *   rfr_graphs_end_step(graphs);
  *
- * One thread at a time. What a call launched may still run when it returns (rfr_graphs_wait), except on the CPU: what it
- * is given on a device is ready when it is called, and stays as it is until rfr_graphs_wait. Of a schedule's actions F,
- * I, W and B are calls; messages between ranks, UNSHARD, RESHARD and REDUCE are the caller's, between the calls.
+ * One thread at a time. What a call launched may still run when it returns (rfr_graphs_wait), except on the CPU: what
+ * it is given on a device is ready when it is called, and stays as it is until rfr_graphs_wait. Of a schedule's actions
+ * F, I, W and B are calls; messages between ranks, UNSHARD, RESHARD and REDUCE are the caller's, between the calls.
  */
 #ifndef REFRAIN_GRAPHS_H
 #define REFRAIN_GRAPHS_H
