@@ -35,6 +35,7 @@ static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rf
                       "\"%s\" of rfr_graphs_options.tensors has no data, or another type than the "
                       "callables declare",
                       name);
+    if (*data) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is given twice in rfr_graphs_options.tensors", name);
     if ((uintptr_t)b->data % CALLERS_ALIGNMENT)
       return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors is not at a multiple of %d bytes",
                       name, CALLERS_ALIGNMENT);
@@ -72,9 +73,12 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
   if (parameter >= 0 && g->named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
     own->parameter = parameter;
     g->named[parameter].gradient = g->n_named;
+    bool given = false;
     for (int i = 0; i < g->options.n_gradients; i++) {
       const rfr_main_gradient *m = &g->options.gradients[i];
       if (!m->parameter || strcmp(m->parameter, name + n) != 0) continue;
+      if (given) return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is given twice", name + n);
+      given = true;
       if ((uintptr_t)m->data % CALLERS_ALIGNMENT)
         return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is not at a multiple of %d bytes", name + n,
                         CALLERS_ALIGNMENT);
