@@ -81,6 +81,8 @@ rfr_status cli_open_config(cli *c, const char *name, const char *text, int progr
 rfr_status cli_program(const cli *c, int *out);
 /* Writes to standard output; an rfr_write_fn. */
 void cli_write(const char *text, size_t n, void *user);
+/* Text as XML has it, for pictures. */
+void cli_put_xml(FILE *f, const char *text);
 /* "1.4 GiB" into 32 bytes. */
 const char *cli_bytes(char buf[32], int64_t bytes);
 double cli_now(void); /* seconds, monotonic */

@@ -57,16 +57,6 @@ static double op_x(const picture *q, int op) {
 }
 static double byte_y(const picture *q, double bytes) { return BOTTOM - (BOTTOM - TOP) * bytes / q->most; }
 
-static void put_text(FILE *f, const char *s) {
-  for (; *s; s++) {
-    const unsigned char c = (unsigned char)*s;
-    if (c == '<') fputs("&lt;", f);
-    else if (c == '>') fputs("&gt;", f);
-    else if (c == '&') fputs("&amp;", f);
-    else fputc(c < 0x20 ? ' ' : c, f);
-  }
-}
-
 /* 12 345 678 */
 static const char *digits(char buf[40], int64_t n) {
   char plain[32];
@@ -87,14 +77,14 @@ static void put_head(const picture *q, const char *title, int height) {
           "sans-serif\" font-size=\"12\" fill=\"#3a4048\">\n"
           "<!-- SPDX-License-Identifier: Apache-2.0; made by refrain plan -->\n<title>plan of ",
           WIDTH, height);
-  put_text(q->f, title);
+  cli_put_xml(q->f, title);
   fprintf(q->f, "</title>\n<style>.b{stroke:#fff;stroke-width:.6}.b:hover{stroke:#000;stroke-width:1.5}"
                 ".c{stroke:#1d3f66;stroke-dasharray:3 2}"
                 ".t{pointer-events:none}.h{font-weight:600;stroke:#fff;stroke-width:3;paint-order:stroke}"
                 ".r{text-anchor:end}.m{text-anchor:middle}</style>\n"
                 "<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n"
                 "<text x=\"24\" y=\"32\" font-size=\"18\" font-weight=\"600\" fill=\"#1c2127\">");
-  put_text(q->f, title);
+  cli_put_xml(q->f, title);
   fprintf(q->f,
           ": every byte of a step, before it runs</text>\n<text x=\"24\" y=\"54\">peak %s = %s that live always + "
           "%s of the step; %d ops in list order, one rectangle per buffer from its first op to its last</text>\n",
@@ -197,19 +187,19 @@ static rfr_status put_buffer(const picture *q, const rfr_plan_buffer *b) {
   if (s != RFR_OK) return s;
   fprintf(q->f, "<rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"><title>",
           op.recompute_of >= 0 ? "b c" : "b", x, y, w, h < 0.3 ? 0.3 : h, kinds[k].fill);
-  put_text(q->f, b->name);
+  cli_put_xml(q->f, b->name);
   fprintf(q->f, ": %s, %s bytes (%s)\nops %d-%d, made by ", b->kind, digits(exact, b->bytes),
           cli_bytes(bytes, b->bytes), first, last);
-  put_text(q->f, op.name);
+  cli_put_xml(q->f, op.name);
   if (op.scope[0]) {
     fputs(" in ", q->f);
-    put_text(q->f, op.scope);
+    cli_put_xml(q->f, op.scope);
   }
   fprintf(q->f, ", %s", phase_names[op.phase]);
   if (op.recompute_of >= 0) fprintf(q->f, "\nrecompute of op %d", op.recompute_of);
   if (op.reason[0]) {
     fputs("\n", q->f);
-    put_text(q->f, op.reason);
+    cli_put_xml(q->f, op.reason);
   }
   fputs("</title></rect>\n", q->f);
   char label[128];
@@ -219,7 +209,7 @@ static rfr_status put_buffer(const picture *q, const rfr_plan_buffer *b) {
   if (size >= 7 && w >= 0.62 * size * (double)strlen(label) + 8) {
     fprintf(q->f, "<text class=\"t\" x=\"%.1f\" y=\"%.1f\" font-size=\"%.1f\" fill=\"%s\">", x + 4,
             y + h / 2 + 0.35 * size, size, kinds[k].ink);
-    put_text(q->f, label);
+    cli_put_xml(q->f, label);
     fputs("</text>\n", q->f);
   }
   return RFR_OK;

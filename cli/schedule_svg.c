@@ -36,16 +36,6 @@ typedef struct picture {
   double per; /* of the drawing's units, a second */
 } picture;
 
-static void put_text(FILE *f, const char *s) {
-  for (; *s; s++) {
-    const unsigned char c = (unsigned char)*s;
-    if (c == '<') fputs("&lt;", f);
-    else if (c == '>') fputs("&gt;", f);
-    else if (c == '&') fputs("&amp;", f);
-    else fputc(c < 0x20 ? ' ' : c, f);
-  }
-}
-
 static void put_head(const picture *q, const char *title, int height) {
   const schedule_run *s = q->s;
   fprintf(q->f,
@@ -53,13 +43,13 @@ static void put_head(const picture *q, const char *title, int height) {
           "sans-serif\" font-size=\"12\" fill=\"#3a4048\">\n"
           "<!-- SPDX-License-Identifier: Apache-2.0; made by refrain schedule -->\n<title>",
           WIDTH, height);
-  put_text(q->f, title);
+  cli_put_xml(q->f, title);
   fputs("</title>\n<style>.b{stroke:#fff;stroke-width:.8}.b:hover{stroke:#000;stroke-width:1.5}"
         ".m{text-anchor:middle;pointer-events:none}.r{text-anchor:end}</style>\n"
         "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
         "<text x=\"24\" y=\"32\" font-size=\"18\" font-weight=\"600\" fill=\"#1c2127\">",
         q->f);
-  put_text(q->f, title);
+  cli_put_xml(q->f, title);
   fprintf(q->f,
           "</text>\n<text x=\"24\" y=\"54\">%d stages on %d ranks, %d microbatches: makespan %.6g, bubble %.1f%%, "
           "%d slots</text>\n",

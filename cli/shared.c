@@ -86,6 +86,16 @@ void cli_write(const char *text, size_t n, void *user) {
   fwrite(text, 1, n, stdout);
 }
 
+void cli_put_xml(FILE *f, const char *text) {
+  for (; *text; text++) {
+    const unsigned char c = (unsigned char)*text;
+    if (c == '<') fputs("&lt;", f);
+    else if (c == '>') fputs("&gt;", f);
+    else if (c == '&') fputs("&amp;", f);
+    else fputc(c < 0x20 ? ' ' : c, f);
+  }
+}
+
 const char *cli_bytes(char buf[32], int64_t bytes) {
   static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   double x = (double)bytes;

@@ -90,7 +90,7 @@ rfr_status rfi_bind_sizes(const rfi_machine *m, const rfr_trace *t, int64_t *byt
 rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program, rfi_report *report);
 /* Writes the addresses that the plan gives. */
 void rfi_bind_addresses(rfr_programs *p, rfi_program *program);
-/* Workspace of each op's kernel, bytes[n_ops]; for passes, as rfi_pass_options wants it. */
+/* rfi_bind_sizes as rfi_pass_options wants it. */
 rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *bytes);
 
 /* ---- tune.c ---- */

@@ -27,12 +27,7 @@ static const rfi_cuda_host *core; /* set once, before anything else is called; t
 
 enum { MOST_AT_ONCE = 1024 };
 
-#define TRY(expr)                \
-  do {                           \
-    rfr_status s_ = (expr);      \
-    if (s_ != RFR_OK) return s_; \
-  } while (0)
-#define CUDA(call, what) TRY(rfi_cuda_check(call, what))
+#define CUDA(call, what) RFI_TRY(rfi_cuda_check(call, what))
 
 struct rfi_device {
   rfi_cuda_info info; /* first: kernels see it as call->library */
@@ -170,9 +165,9 @@ static rfr_status device_open(rfr_ctx *ctx, rfi_device **out) {
   rfi_cuda_info info;
   rfi_device *d = NULL;
   *out = NULL;
-  TRY(parse_device(core->device(ctx), &ordinal));
-  TRY(read_info(ordinal, core->portable(ctx), &info));
-  TRY(core->alloc(ctx, sizeof *d, (void **)&d));
+  RFI_TRY(parse_device(core->device(ctx), &ordinal));
+  RFI_TRY(read_info(ordinal, core->portable(ctx), &info));
+  RFI_TRY(core->alloc(ctx, sizeof *d, (void **)&d));
   d->info = info;
   d->ctx = ctx;
   rfr_status s = RFR_OK;
@@ -195,7 +190,7 @@ static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, voi
     *out = (void *)((uintptr_t)(kind == RFI_MEMORY_RING ? 1 : 2) << 44); /* an address for the plan's arithmetic */
     return RFR_OK;
   }
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   const int64_t had = free_bytes();
   cudaError_t e = kind == RFI_MEMORY_RING ? cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable)
                                           : cudaMalloc(out, bytes);
@@ -228,7 +223,7 @@ static void memory_free(rfi_device *d, rfi_memory kind, void *memory) {
 static rfr_status memory_fill(rfi_device *d, void *to, unsigned char byte, size_t n) {
   int before;
   if (d->info.ordinal < 0 || n == 0) return RFR_OK;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   return leave(d, before, rfi_cuda_check(cudaMemsetAsync(to, byte, n, d->stream), "filling memory"));
 }
 
@@ -239,31 +234,31 @@ static rfr_status copy(rfi_device *d, void *to, const void *from, size_t n) {
 
 static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t n) {
   int before;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   return leave(d, before, copy(d, to, from, n));
 }
 
 static rfr_status memory_move(rfi_device *d, void *to, const void *from, size_t n) {
   int before;
   if (n == 0) return RFR_OK;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   return leave(d, before, rfi_cuda_check(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->stream), "copying"));
 }
 
 static rfr_status inspect(rfi_device *d, rfi_range *ranges, int n) {
-  TRY(rfi_cuda_inspect(ranges, n, d->stream));
+  RFI_TRY(rfi_cuda_inspect(ranges, n, d->stream));
   return rfi_cuda_check(cudaStreamSynchronize(d->stream), "waiting for the device");
 }
 
 static rfr_status memory_inspect(rfi_device *d, rfi_range *ranges, int n) {
   int before;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   return leave(d, before, inspect(d, ranges, n));
 }
 
 static rfr_status memory_use(rfi_device *d, rfr_memory_use *out) {
   int before;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   *out = d->use;
   out->taken = d->free_at_open - free_bytes();
   return leave(d, before, RFR_OK);
@@ -285,7 +280,7 @@ static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfr_call *call) {
     rfi_head_products(call, &head, t, (void *)call->in[RFI_HEAD_X].data, products);
     for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
       rfi_bound b = {.call = products[i].call};
-      if (products[i].wanted) TRY(rfi_lt_bind(d->lt, &b));
+      if (products[i].wanted) RFI_TRY(rfi_lt_bind(d->lt, &b));
       entry[kind * RFI_HEAD_PRODUCTS + i] = (rfi_head_library){b.run, (size_t)b.workspace, b.call.library, d};
     }
   }
@@ -297,12 +292,12 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   b->call.stream = d->stream;
   b->call.library = d;
   if (op->def->code == RFI_OP_matmul) {
-    TRY(rfi_lt_bind(d->lt, b));
+    RFI_TRY(rfi_lt_bind(d->lt, b));
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
   if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) return RFR_OK;
-  if (op->def->code == RFI_OP_linear_cross_entropy) TRY(bind_head(d, memory, &b->call));
+  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(d, memory, &b->call));
   b->run = kernel->run;
   b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";
   if (op->def->code == RFI_OP_grouped_matmul || op->def->code == RFI_OP_grouped_wgrad)
@@ -335,7 +330,7 @@ static rfr_status make_choice(rfi_device *d, int i, const char *stored, char val
 
 static rfr_status choose(rfi_device *d, int i, const char *stored, char value[RFI_CHOICE]) {
   int before;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   return leave(d, before, make_choice(d, i, stored, value));
 }
 
@@ -379,7 +374,7 @@ static rfr_status fork_branch(rfi_device *d, branch *x) {
 static rfr_status enqueue_aside(rfi_device *d, const rfi_bound *bound, branch *x) {
   rfr_call call = bound->call;
   call.stream = d->aside;
-  if (!x->forked) TRY(fork_branch(d, x)); /* the op that forks was not among those that are enqueued */
+  if (!x->forked) RFI_TRY(fork_branch(d, x)); /* the op that forks was not among those that are enqueued */
   if (!x->behind) CUDA(cudaStreamWaitEvent(d->aside, d->fork, 0), "waiting for an event");
   x->open = x->behind = true;
   return bound->run(&call);
@@ -391,13 +386,13 @@ static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_
     const rfi_bound *b = &bound[i];
     many = 1;
     if (b->waits && x->open) {
-      TRY(join_branch(d));
+      RFI_TRY(join_branch(d));
       x->open = false;
     }
-    if (b->forks) TRY(fork_branch(d, x));
-    if (b->aside) TRY(enqueue_aside(d, b, x));
-    else TRY(enqueue_next(b, n - i, &many));
-    if (units) TRY(rfi_units_note(units, b->aside ? d->aside : d->stream, i, many));
+    if (b->forks) RFI_TRY(fork_branch(d, x));
+    if (b->aside) RFI_TRY(enqueue_aside(d, b, x));
+    else RFI_TRY(enqueue_next(b, n - i, &many));
+    if (units) RFI_TRY(rfi_units_note(units, b->aside ? d->aside : d->stream, i, many));
   }
   return RFR_OK;
 }
@@ -411,7 +406,7 @@ static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_unit
 
 static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   int before;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   const int64_t had = free_bytes();
   const rfr_status s = enqueue(d, bound, n, NULL);
   d->use.kernels += had - free_bytes();
@@ -421,7 +416,7 @@ static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
 static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, double *seconds) {
   float ms = 0;
   CUDA(cudaEventRecord(d->start, d->stream), "recording an event");
-  TRY(enqueue(d, bound, 1, NULL));
+  RFI_TRY(enqueue(d, bound, 1, NULL));
   CUDA(cudaEventRecord(d->end, d->stream), "recording an event");
   CUDA(cudaEventSynchronize(d->end), "waiting for the device");
   CUDA(cudaEventElapsedTime(&ms, d->start, d->end), "reading a time");
@@ -432,7 +427,7 @@ static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, doub
 static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *seconds) {
   int before;
   *seconds = 0;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   return leave(d, before, run_between_events(d, bound, seconds));
 }
 
@@ -470,7 +465,7 @@ static rfr_status capture(rfi_device *d, const rfi_bound *bound, int n, rfi_grap
   rfi_units units;
   bool branches = false;
   *out = NULL;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   for (int i = 0; i < n; i++) branches |= bound[i].aside;
   rfr_status s = rfi_units_init(core, d->ctx, branches ? n : 0, &units);
   if (s == RFR_OK) s = core->alloc(d->ctx, sizeof *graph, (void **)&graph);
@@ -483,14 +478,14 @@ static rfr_status capture(rfi_device *d, const rfi_bound *bound, int n, rfi_grap
 
 static rfr_status launch(rfi_device *d, rfi_graph *graph) {
   int before;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   return leave(d, before, rfi_cuda_check(cudaGraphLaunch(graph->exec, d->stream), "launching a graph"));
 }
 
 static rfr_status wait(rfi_device *d) {
   int before;
   if (d->info.ordinal < 0) return RFR_OK;
-  TRY(enter(d, &before));
+  RFI_TRY(enter(d, &before));
   return leave(d, before, rfi_cuda_check(cudaStreamSynchronize(d->stream), "waiting for the device"));
 }
 
@@ -507,7 +502,7 @@ static rfr_status describe(char *text, size_t size) {
   rfi_cuda_info info;
   int driver = 0, runtime = 0;
   text[0] = '\0';
-  TRY(read_info(0, false, &info));
+  RFI_TRY(read_info(0, false, &info));
   CUDA(cudaGetDeviceProperties(&p, 0), "reading the device");
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);

@@ -24,12 +24,7 @@ enum { MOST = 8, WARM = 2, ROUNDS = 9, REPEATS = 6, WORDS = 8, LEAST_MICROSECOND
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == WORDS * sizeof(uint64_t), "an algorithm is so many words");
 _Static_assert(WORDS * 17 <= RFI_CHOICE, "a word and what separates it");
 
-#define TRY(expr)                \
-  do {                           \
-    rfr_status s_ = (expr);      \
-    if (s_ != RFR_OK) return s_; \
-  } while (0)
-#define CUDA(call, what) TRY(rfi_cuda_check(call, what))
+#define CUDA(call, what) RFI_TRY(rfi_cuda_check(call, what))
 
 typedef struct candidate {
   cublasLtMatmulAlgo_t algo;
@@ -120,10 +115,10 @@ static rfr_status set_up(bench *b) {
   lay_out(b);
   CUDA(cudaEventCreate(&b->start), "making an event");
   CUDA(cudaEventCreate(&b->end), "making an event");
-  TRY(fill(b, b->x.a, bytes_of(&k->a, k->batch), k->a.type, 1));
-  TRY(fill(b, b->x.b, bytes_of(&k->b, k->batch), k->b.type, 2));
-  TRY(fill(b, b->x.bias, (size_t)k->d.rows * size_of(k->d.type), k->d.type, 3));
-  TRY(fill(b, b->start_d, b->d_bytes, k->d.type, 4));
+  RFI_TRY(fill(b, b->x.a, bytes_of(&k->a, k->batch), k->a.type, 1));
+  RFI_TRY(fill(b, b->x.b, bytes_of(&k->b, k->batch), k->b.type, 2));
+  RFI_TRY(fill(b, b->x.bias, (size_t)k->d.rows * size_of(k->d.type), k->d.type, 3));
+  RFI_TRY(fill(b, b->start_d, b->d_bytes, k->d.type, 4));
   return rfi_cuda_check(cudaMemcpyAsync(b->x.d, b->start_d, b->d_bytes, cudaMemcpyDeviceToDevice, b->stream),
                         "copying");
 }
@@ -146,7 +141,7 @@ static rfr_status multiply(const bench *b, const cublasLtMatmulAlgo_t *algo) {
 
 static rfr_status time_one(const bench *b, const cublasLtMatmulAlgo_t *algo, int runs, float *ms) {
   CUDA(cudaEventRecord(b->start, b->stream), "recording an event");
-  for (int i = 0; i < runs; i++) TRY(multiply(b, algo));
+  for (int i = 0; i < runs; i++) RFI_TRY(multiply(b, algo));
   CUDA(cudaEventRecord(b->end, b->stream), "recording an event");
   CUDA(cudaEventSynchronize(b->end), "waiting for the device");
   return rfi_cuda_check(cudaEventElapsedTime(ms, b->start, b->end), "reading a time");
@@ -165,11 +160,11 @@ static int by_median(const void *a, const void *b) {
 static rfr_status measure(bench *b) {
   float ms;
   int runs = 1;
-  for (int i = 0; i < b->n; i++) TRY(time_one(b, &b->candidates[i].algo, WARM, &ms));
-  TRY(time_one(b, &b->candidates[0].algo, 1, &ms));
+  for (int i = 0; i < b->n; i++) RFI_TRY(time_one(b, &b->candidates[i].algo, WARM, &ms));
+  RFI_TRY(time_one(b, &b->candidates[0].algo, 1, &ms));
   while (runs < MOST_RUNS && 1e3f * ms * (float)runs < LEAST_MICROSECONDS) runs++;
   for (int round = 0; round < ROUNDS; round++)
-    for (int i = 0; i < b->n; i++) TRY(time_one(b, &b->candidates[i].algo, runs, &b->candidates[i].ms[round]));
+    for (int i = 0; i < b->n; i++) RFI_TRY(time_one(b, &b->candidates[i].algo, runs, &b->candidates[i].ms[round]));
   for (int i = 0; i < b->n; i++) qsort(b->candidates[i].ms, ROUNDS, sizeof(float), by_time);
   qsort(b->candidates, (size_t)b->n, sizeof(candidate), by_median);
   return RFR_OK;
@@ -181,9 +176,9 @@ static rfr_status repeats(const bench *b, const cublasLtMatmulAlgo_t *algo, bool
   for (int i = 0; i < REPEATS; i++) {
     CUDA(cudaMemcpyAsync(b->x.d, b->start_d, b->d_bytes, cudaMemcpyDeviceToDevice, b->stream), "copying");
     CUDA(cudaMemsetAsync(b->x.workspace, 0x33 * i, RFI_LT_WORKSPACE, b->stream), "filling memory");
-    TRY(multiply(b, algo));
+    RFI_TRY(multiply(b, algo));
     if (i == 0) CUDA(cudaMemcpyAsync(b->first, b->x.d, b->d_bytes, cudaMemcpyDeviceToDevice, b->stream), "copying");
-    else TRY(rfi_cuda_compare(b->first, b->x.d, (int64_t)b->d_bytes, b->differs, b->stream));
+    else RFI_TRY(rfi_cuda_compare(b->first, b->x.d, (int64_t)b->d_bytes, b->differs, b->stream));
   }
   CUDA(cudaMemcpyAsync(&differs, b->differs, sizeof differs, cudaMemcpyDeviceToHost, b->stream), "copying");
   CUDA(cudaStreamSynchronize(b->stream), "waiting for the device");
@@ -193,11 +188,11 @@ static rfr_status repeats(const bench *b, const cublasLtMatmulAlgo_t *algo, bool
 
 static rfr_status fastest(bench *b, cublasLtMatmulAlgo_t *out) {
   bool same = false;
-  TRY(set_up(b));
-  TRY(measure(b));
+  RFI_TRY(set_up(b));
+  RFI_TRY(measure(b));
   for (int i = 0; i < b->n && !same; i++) {
     *out = b->candidates[i].algo;
-    TRY(repeats(b, out, &same));
+    RFI_TRY(repeats(b, out, &same));
   }
   if (same) return RFR_OK;
   return b->p->lt->core->fail(RFI_E_CUDA, "no algorithm of cuBLASLt gives the same bits twice: %s", b->p->name);

@@ -9,12 +9,7 @@
 
 #include <stdlib.h>
 
-#define TRY(expr)                \
-  do {                           \
-    rfr_status s_ = (expr);      \
-    if (s_ != RFR_OK) return s_; \
-  } while (0)
-#define CUDA(call) TRY(rfi_cuda_check(call, "reading a graph"))
+#define CUDA(call) RFI_TRY(rfi_cuda_check(call, "reading a graph"))
 
 rfr_status rfi_units_init(const rfi_cuda_host *core, rfr_ctx *ctx, int n, rfi_units *u) {
   *u = (rfi_units){0};
@@ -111,20 +106,20 @@ static rfr_status check(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_units
   int n_edges = 0;
   CUDA(cudaGraphGetNodes(graph, NULL, &n));
   CUDA(cudaGraphGetEdges(graph, NULL, NULL, NULL, &n_links));
-  TRY(core->alloc(ctx, sizeof *r->node * (n + 1), (void **)&r->node));
-  TRY(core->alloc(ctx, sizeof *r->nodes * (n + 1), (void **)&r->nodes));
-  TRY(core->alloc(ctx, sizeof *r->from * (n_links + 1), (void **)&r->from));
-  TRY(core->alloc(ctx, sizeof *r->to * (n_links + 1), (void **)&r->to));
-  TRY(core->alloc(ctx, sizeof *r->data * (n_links + 1), (void **)&r->data));
-  TRY(core->alloc(ctx, sizeof *r->links * (n_links + 1), (void **)&r->links));
-  TRY(core->alloc(ctx, sizeof *r->edges * (n_links + 1), (void **)&r->edges));
+  RFI_TRY(core->alloc(ctx, sizeof *r->node * (n + 1), (void **)&r->node));
+  RFI_TRY(core->alloc(ctx, sizeof *r->nodes * (n + 1), (void **)&r->nodes));
+  RFI_TRY(core->alloc(ctx, sizeof *r->from * (n_links + 1), (void **)&r->from));
+  RFI_TRY(core->alloc(ctx, sizeof *r->to * (n_links + 1), (void **)&r->to));
+  RFI_TRY(core->alloc(ctx, sizeof *r->data * (n_links + 1), (void **)&r->data));
+  RFI_TRY(core->alloc(ctx, sizeof *r->links * (n_links + 1), (void **)&r->links));
+  RFI_TRY(core->alloc(ctx, sizeof *r->edges * (n_links + 1), (void **)&r->edges));
   CUDA(cudaGraphGetNodes(graph, r->node, &n));
   CUDA(cudaGraphGetEdges(graph, r->from, r->to, r->data, &n_links));
   for (size_t i = 0; i < n; i++) r->nodes[i] = (node){r->node[i], -1};
   qsort(r->nodes, n, sizeof *r->nodes, by_node);
   for (size_t i = 0; i < n_links; i++) r->links[i] = (link){find(r->nodes, n, r->from[i]), find(r->nodes, n, r->to[i])};
   qsort(r->links, n_links, sizeof *r->links, by_end);
-  for (int i = 0; i < u->n; i++) TRY(own(core, u, i, r->nodes, n, r->links, n_links, r->edges, &n_edges));
+  for (int i = 0; i < u->n; i++) RFI_TRY(own(core, u, i, r->nodes, n, r->links, n_links, r->edges, &n_edges));
   return core->check_order(ctx, bound, u->unit, u->n, r->edges, n_edges);
 }
 

@@ -128,7 +128,7 @@ static rfr_status record_backward(const rfr_graphs *g, rfi_callable *c, rfr_trac
 
 /* ---- ports ---- */
 
-static int find_port(const rfi_port *port, int n, const char *name) {
+int rfi_port_find(const rfi_port *port, int n, const char *name) {
   for (int i = 0; i < n; i++)
     if (port[i].name && name && strcmp(port[i].name, name) == 0) return i;
   return -1;
@@ -153,7 +153,7 @@ static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *
     if (!name) continue;
     const int found = rfi_names_find(&t->output_names, name);
     if (found < 0) return refuse(c, "its trace has no output", name);
-    if (find_port(c->out, k, name) >= 0) return refuse(c, "given twice is the output", name);
+    if (rfi_port_find(c->out, k, name) >= 0) return refuse(c, "given twice is the output", name);
     if (!(p->name = rfi_arena_strdup(a, name))) return RFR_NO_MEMORY;
     p->value = t->outputs[found].value;
   }
@@ -175,8 +175,9 @@ static rfi_part part_of(int phase) {
 /* Where a value is wanted: of an output by whom it is for. */
 static rfi_part part_of_output(const rfi_callable *c, const char *name) {
   const size_t n = strlen(RFI_GRAD_PREFIX);
-  if (find_port(c->out, c->n_out, name) >= 0) return RFI_PART_F;
-  return strncmp(name, RFI_GRAD_PREFIX, n) == 0 && find_port(c->in, c->n_in, name + n) >= 0 ? RFI_PART_I : RFI_PART_W;
+  if (rfi_port_find(c->out, c->n_out, name) >= 0) return RFI_PART_F;
+  return strncmp(name, RFI_GRAD_PREFIX, n) == 0 && rfi_port_find(c->in, c->n_in, name + n) >= 0 ? RFI_PART_I
+                                                                                                : RFI_PART_W;
 }
 
 static void move_maker(const rfr_trace *t, uint8_t *part, rfr_value v, uint8_t to) {

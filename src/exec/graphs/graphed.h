@@ -117,6 +117,8 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
 static inline bool rfi_has(const rfi_callable *c, rfi_part part) { return c->first[part + 1] > c->first[part]; }
 /* Some output's gradient is given or passed on: a backward is called. */
 bool rfi_has_backward(const rfi_callable *c);
+/* The port of a name; -1: none has it, or there is no name. */
+int rfi_port_find(const rfi_port *port, int n, const char *name);
 extern const char RFI_GRAD_PREFIX[]; /* of main gradients' and cotangents' names */
 
 /* ---- graph_memory.c ---- */

@@ -121,22 +121,16 @@ static rfr_status make_stages(rfr_graphs *g) {
 
 /* ---- links ---- */
 
-static int find_port(const rfi_port *port, int n, const char *name) {
-  for (int i = 0; i < n; i++)
-    if (name && port[i].name && strcmp(port[i].name, name) == 0) return i;
-  return -1;
-}
-
 static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *link) {
   rfi_callable *c = &g->callable[index];
-  const int in = find_port(c->in, c->n_in, link->input);
+  const int in = rfi_port_find(c->in, c->n_in, link->input);
   if (in < 0 || link->callable < 0 || link->callable >= index || g->callable[link->callable].stage != c->stage)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": a link to input \"%s\" from callable %d, which is no earlier "
                     "one of its stage",
                     c->name, link->input ? link->input : "", link->callable);
   rfi_callable *from = &g->callable[link->callable];
-  const int out = find_port(from->out, from->n_out, link->output);
+  const int out = rfi_port_find(from->out, from->n_out, link->output);
   if (out < 0 || from->out[out].callable >= 0 || c->in[in].callable >= 0)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": output \"%s\" of callable \"%s\" is not there, or linked "
