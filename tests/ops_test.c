@@ -23,7 +23,7 @@
 
 #include <cmocka.h>
 
-#include "backend/backend.h"
+#include "support/device.h"
 #include "support/op_check.h"
 
 typedef void (*check_fn)(const rft_op *, const rft_case *, rfr_dtype, rft_cell *);
@@ -82,8 +82,7 @@ static int check_type(const rft_op *op, rfr_dtype type, rft_cell cells[MOST_CHEC
   for (; op->cases[n]; n++) {
     rft_case c;
     const char *wrong = rft_case_parse(op->cases[n], type, &c);
-    if (wrong && type == RFR_F16 && m != &kernels)
-      continue; /* some ops hold no f16; the other types try every case */
+    if (wrong && type == RFR_F16 && m != &kernels) continue; /* some ops hold no f16; the other types try every case */
     if (wrong) {
       rft_cell_fail(&cells[0], &c, type, "%s", wrong);
       continue;
@@ -154,34 +153,16 @@ static void test_matrix(void **state) {
   assert_int_equal(red, 0);
 }
 
-/* Whether the device is there; says why not. */
-static bool opens(void) {
-  rfr_ctx *ctx;
-  const rfi_backend *backend;
-  rfi_device *device;
-  rfr_status s = rfr_ctx_create(NULL, &ctx);
-  if (s == RFR_OK) s = rfi_backend_find(ctx, &backend);
-  if (s == RFR_OK) s = backend->open(ctx, &device);
-  if (s == RFR_OK) backend->close(device);
-  else fprintf(stderr, "%s\n", rfr_last_error()->message);
-  rfr_ctx_destroy(ctx);
-  return s == RFR_OK;
-}
-
 int main(int argc, char **argv) {
-  int at = 1;
-  const bool once = argc > at && strcmp(argv[at], "--guarded") == 0;
-  at += once;
-  const bool named = argc > at + 1 && strcmp(argv[at], "--device") == 0;
-  if (named) setenv("REFRAIN_DEVICE", argv[at + 1], 1);
-  at += named ? 2 : 0;
-  wanted_count = argc - at;
-  wanted = argv + at;
+  const bool once = argc > 1 && strcmp(argv[1], "--guarded") == 0;
+  argc -= once;
+  argv += once;
+  if (!rft_device_named(&argc, argv)) return 77;
+  wanted_count = argc - 1;
+  wanted = argv + 1;
   if (once) m = &guarded;
-  if (getenv("REFRAIN_DEVICE")) {
-    if (!once) m = strcmp(getenv("REFRAIN_DEVICE"), "cuda:none") == 0 ? &without_device : &on_device;
-    if (!opens()) return 77;
-  }
+  else if (getenv("REFRAIN_DEVICE"))
+    m = strcmp(getenv("REFRAIN_DEVICE"), "cuda:none") == 0 ? &without_device : &on_device;
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_matrix)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

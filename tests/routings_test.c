@@ -15,9 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend.h"
 #include "core/rng.h"
+#include "refrain/ops.h"
 #include "support/context.h"
+#include "support/device.h"
 
 /* ---- the programs: every two choices of two axes meet in at least one of them ---- */
 
@@ -373,26 +374,10 @@ static void pairs(void **state) {
 }
 
 int main(int argc, char **argv) {
-  int at = 1;
-  rfr_ctx *there;
-  const rfi_backend *backend;
-  rfi_device *device;
-  if (argc > 2 && strcmp(argv[1], "--device") == 0) {
-    setenv("REFRAIN_DEVICE", argv[2], 1);
-    at = 3;
-  }
-  if (getenv("REFRAIN_DEVICE")) {
-    rfr_status s = rfr_ctx_create(NULL, &there);
-    if (s == RFR_OK) s = rfi_backend_find(there, &backend);
-    if (s == RFR_OK) s = backend->open(there, &device);
-    if (s == RFR_OK) backend->close(device);
-    else fprintf(stderr, "%s\n", rfr_last_error()->message);
-    rfr_ctx_destroy(there);
-    if (s != RFR_OK) return 77;
-    n_rows = DEVICE_ROWS;
-  }
-  if (argc > at) n_steps = atoi(argv[at]);
-  if (argc > at + 1) n_rows = atoi(argv[at + 1]);
+  if (!rft_device_named(&argc, argv)) return 77;
+  if (getenv("REFRAIN_DEVICE")) n_rows = DEVICE_ROWS;
+  if (argc > 1) n_steps = atoi(argv[1]);
+  if (argc > 2) n_rows = atoi(argv[2]);
   const struct CMUnitTest tests[] = {cmocka_unit_test(pairs), rft_context_test(replays)};
   return cmocka_run_group_tests_name("routings", tests, NULL, NULL);
 }

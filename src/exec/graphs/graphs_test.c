@@ -3,6 +3,10 @@
  * Graphed callables against one program that holds all of them: outputs, input gradients, main gradients and the
  * weights after ten steps are equal to the bit, whatever the schedule, for each kind of block; what the plan says of
  * their memory; and every call that the schedule or the signature forbids.
+ *
+ *   graphs_test [--device NAME]
+ *
+ * With a device it all happens there, but for what needs memory of the caller's; the exit code is 77 if there is none.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +15,7 @@
 #include "core/rng.h"
 #include "exec/graphs/graphed.h"
 #include "support/context.h"
+#include "support/device.h"
 
 /* ---- blocks ---- */
 
@@ -166,12 +171,29 @@ static void init(const rfr_tensor *x, int step) {
   else fill(x, seed_of(x->name), 0.4f);
 }
 
+/* Tensors may lie on a device: of each a copy is looked at, or written and put there. The caller frees. */
+static rfr_tensor room(const rfr_tensor *x) {
+  rfr_tensor copy = *x;
+  copy.data = calloc(1, (size_t)x->bytes + 1);
+  assert_non_null(copy.data);
+  return copy;
+}
+static rfr_tensor of_graphs(rfr_graphs *g, const rfr_tensor *x) {
+  const rfr_tensor copy = room(x);
+  OK(rfr_graphs_read(g, x, copy.data));
+  return copy;
+}
+static rfr_tensor of_programs(rfr_programs *p, const rfr_tensor *x) {
+  const rfr_tensor copy = room(x);
+  OK(rfr_programs_read(p, x, copy.data));
+  return copy;
+}
+
 typedef struct buffers { /* of one side: (microbatch, block) */
   unsigned char x[MOST_MICROBATCHES][MOST_BLOCKS + 1][T * C * 4], dx[MOST_MICROBATCHES][MOST_BLOCKS + 1][T * C * 4];
 } buffers;
 
 static rfr_type activation(const scene *s) { return (rfr_type){.dtype = s->dtype, .rank = 2, .shape = {T, C}}; }
-static size_t activation_bytes(const scene *s) { return (size_t)(T * C * rfr_dtype_bits(s->dtype) / 8); }
 
 static void draw(const scene *s, void *to, int step, int m, int what) {
   const rfr_tensor x = {.type = activation(s), .data = to};
@@ -215,14 +237,14 @@ static void forward(rfr_graphs *g, const scene *s, buffers *b, int block, int m)
   const rfr_binding x = {NULL, activation(s), b->x[m][block]};
   rfr_tensor y;
   OK(rfr_graphs_forward(g, block, m, &x, !is_linked(s, block), &y, 1));
-  memcpy(b->x[m][block + 1], y.data, activation_bytes(s));
+  OK(rfr_graphs_read(g, &y, b->x[m][block + 1]));
 }
 
 static void backward(rfr_graphs *g, const scene *s, buffers *b, int block, int m) {
   const rfr_binding dy = {"y", activation(s), b->dx[m][block + 1]};
   rfr_tensor dx;
   OK(rfr_graphs_backward(g, block, m, &dy, !is_linked(s, block + 1), &dx, !is_linked(s, block)));
-  if (!is_linked(s, block)) memcpy(b->dx[m][block], dx.data, activation_bytes(s));
+  if (!is_linked(s, block)) OK(rfr_graphs_read(g, &dx, b->dx[m][block]));
 }
 
 static void run_calls(rfr_graphs *g, const scene *s, const rfr_schedule *schedule, buffers *b) {
@@ -249,14 +271,87 @@ static void run_calls(rfr_graphs *g, const scene *s, const rfr_schedule *schedul
 
 /* ---- both ---- */
 
-static void same(const char *what, const char *name, const void *a, const void *b, size_t bytes) {
-  if (memcmp(a, b, bytes) == 0) return;
+static void same(const char *what, const char *name, const rfr_tensor *a, const void *b) {
+  if (memcmp(a->data, b, (size_t)a->bytes) == 0) return;
   fail_msg("%s %s differs", what, name);
 }
 
 static void update(const rfr_tensor *w, const rfr_tensor *g) {
   const int64_t n = rfi_count(&w->type);
   for (int64_t i = 0; i < n; i++) set_value(w, i, value_at(w, i) - 0.004f * ((const float *)g->data)[i]);
+}
+
+/* First values, of step 0, on both sides. */
+static void init_both(rfr_programs *p, rfr_graphs *g) {
+  rfr_tensor a, b;
+  for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
+    rfr_tensor copy = room(&a);
+    init(&copy, 0);
+    OK(rfr_programs_write(p, &a, copy.data));
+    if (rfr_graphs_tensor(g, a.name, &b) == RFR_OK) OK(rfr_graphs_write(g, &b, copy.data));
+    free(copy.data);
+  }
+  OK(rfr_programs_load(p));
+}
+
+/* The oracle's step begins: main gradients are zero, the step block is the step's. */
+static void begin_oracle(rfr_programs *p, int step) {
+  rfr_tensor a;
+  for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
+    const bool gradient = strncmp(a.name, "grad.", 5) == 0;
+    if (!gradient && a.type.dtype != RFR_I64) continue;
+    rfr_tensor copy = room(&a);
+    if (!gradient) init(&copy, step);
+    OK(rfr_programs_write(p, &a, copy.data));
+    free(copy.data);
+  }
+}
+
+static void run_oracle(rfr_programs *p, const scene *s, int step, int m, const buffers *ours) {
+  static unsigned char drawn[T * C * 4];
+  static const char *const in[2] = {"x", "dy"};
+  rfr_tensor a;
+  for (int i = 0; i < 2; i++) {
+    OK(rfr_programs_tensor(p, in[i], &a));
+    draw(s, drawn, step, m, i + 1);
+    OK(rfr_programs_write(p, &a, drawn));
+  }
+  OK(rfr_program_run(p, m));
+  OK(rfr_program_output(p, m, "y", &a));
+  rfr_tensor y = of_programs(p, &a);
+  same("output", "y", &y, ours->x[m][s->blocks]);
+  OK(rfr_program_output(p, m, "dx", &a));
+  rfr_tensor dx = of_programs(p, &a);
+  same("input gradient", "dx", &dx, ours->dx[m][0]);
+  free(y.data);
+  free(dx.data);
+}
+
+/* Both have the same main gradients; each takes a step of gradient descent, to the same weights. */
+static void descend(rfr_programs *p, rfr_graphs *g, int step) {
+  rfr_tensor a, grad, w, v;
+  for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
+    if (strncmp(a.name, "grad.", 5) != 0) continue;
+    const char *name = a.name + 5;
+    OK(rfr_graphs_gradient(g, name, &grad));
+    rfr_tensor da = of_programs(p, &a), db = of_graphs(g, &grad);
+    same("gradient", name, &da, db.data);
+    double norm = 0;
+    for (int64_t k = 0; k < a.bytes / 4; k++) norm += (double)((float *)da.data)[k] * ((float *)da.data)[k];
+    if (!(norm > 0 && norm < 1e12)) fail_msg("step %d: the gradient of %s has norm %g", step, name, norm);
+    OK(rfr_programs_tensor(p, name, &w));
+    OK(rfr_graphs_tensor(g, name, &v));
+    rfr_tensor wa = of_programs(p, &w), wb = of_graphs(g, &v);
+    update(&wa, &da);
+    update(&wb, &db);
+    same("weight", name, &wa, wb.data);
+    OK(rfr_programs_write(p, &w, wa.data));
+    OK(rfr_graphs_write(g, &v, wb.data));
+    free(da.data);
+    free(db.data);
+    free(wa.data);
+    free(wb.data);
+  }
 }
 
 static void run_scene(const scene *s) {
@@ -266,59 +361,26 @@ static void run_scene(const scene *s) {
   rfr_graphs *g = make_graphs(s, &schedule);
   rfr_compile_options o = rfr_compile_options_default();
   rfr_programs *p;
-  rfr_tensor a, b, grad;
+  rfr_tensor a;
   o.fuse = s->fuse;
   for (int m = 0; m < s->microbatches; m++) t[m] = whole_trace(s, m);
   OK(rfr_compile(ctx, s->microbatches, (const rfr_trace *const *)t, NULL, &o, &p));
-  for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
-    init(&a, 0);
-    if (rfr_graphs_tensor(g, a.name, &b) == RFR_OK) init(&b, 0);
-  }
-  OK(rfr_programs_load(p));
+  init_both(p, g);
   for (int step = 0; step < STEPS; step++) {
     const int64_t block[4] = {step, step, 77, 0};
     const rfr_binding now = {"step", {.dtype = RFR_I64, .rank = 1, .shape = {4}}, block};
     const bool random = rfr_graphs_tensor(g, "step", &a) == RFR_OK;
     OK(rfr_graphs_begin_step(g, &now, random));
-    for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
-      if (strncmp(a.name, "grad.", 5) == 0) memset(a.data, 0, (size_t)a.bytes);
-      if (a.type.dtype == RFR_I64) init(&a, step);
-    }
+    begin_oracle(p, step);
     for (int m = 0; m < s->microbatches; m++) {
       draw(s, ours.x[m][0], step, m, 1);
       draw(s, ours.dx[m][s->blocks], step, m, 2);
     }
     run_calls(g, s, schedule, &ours);
     OK(rfr_graphs_end_step(g));
-    for (int m = 0; m < s->microbatches; m++) {
-      OK(rfr_programs_tensor(p, "x", &a));
-      draw(s, a.data, step, m, 1);
-      OK(rfr_programs_tensor(p, "dy", &a));
-      draw(s, a.data, step, m, 2);
-      OK(rfr_program_run(p, m));
-      OK(rfr_program_output(p, m, "y", &a));
-      same("output", "y", a.data, ours.x[m][s->blocks], activation_bytes(s));
-      OK(rfr_program_output(p, m, "dx", &a));
-      same("input gradient", "dx", a.data, ours.dx[m][0], activation_bytes(s));
-    }
-    for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
-      if (strncmp(a.name, "grad.", 5) != 0) continue;
-      OK(rfr_graphs_gradient(g, a.name + 5, &grad));
-      same("gradient", a.name, a.data, grad.data, (size_t)a.bytes);
-      double norm = 0;
-      for (int64_t k = 0; k < a.bytes / 4; k++) norm += (double)((float *)a.data)[k] * ((float *)a.data)[k];
-      if (!(norm > 0 && norm < 1e12)) fail_msg("step %d: the gradient of %s has norm %g", step, a.name, norm);
-      OK(rfr_programs_tensor(p, a.name + 5, &b));
-      update(&b, &a);
-      OK(rfr_graphs_tensor(g, a.name + 5, &b));
-      update(&b, &grad);
-    }
+    for (int m = 0; m < s->microbatches; m++) run_oracle(p, s, step, m, &ours);
+    descend(p, g, step);
   }
-  for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++)
-    if (a.role == RFR_ROLE_TRAINABLE) {
-      OK(rfr_graphs_tensor(g, a.name, &b));
-      same("weight", a.name, a.data, b.data, (size_t)a.bytes);
-    }
   for (int m = 0; m < s->microbatches; m++) rfr_trace_destroy(t[m]);
   rfr_programs_destroy(p);
   rfr_graphs_destroy(g);
@@ -475,8 +537,10 @@ static void test_order_and_signature(void **state) {
     refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "graphs.order", "has no more");
     OK(rfr_graphs_end_step(g));
     OK(rfr_graphs_gradient(g, "b1.up", &grad));
-    if (k == 0) memcpy(b.x[7][0], grad.data, sizeof b.x[7][0]);
-    else assert_memory_equal(b.x[7][0], grad.data, sizeof b.x[7][0]);
+    const rfr_tensor up = of_graphs(g, &grad);
+    if (k == 0) memcpy(b.x[7][0], up.data, sizeof b.x[7][0]);
+    else assert_memory_equal(b.x[7][0], up.data, sizeof b.x[7][0]);
+    free(up.data);
     assert_memory_equal(b.dx[1][0], to->dx[1][0], sizeof b.dx[1][0]);
   }
   rfr_graphs_destroy(g);
@@ -756,18 +820,18 @@ static void test_memory(void **state) {
   }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_blocks),
-      rft_context_test(test_schedules),
-      rft_context_test(test_microbatches),
-      rft_context_test(test_frozen),
-      rft_context_test(test_order_and_signature),
+      rft_context_test(test_blocks), rft_context_test(test_schedules),           rft_context_test(test_microbatches),
+      rft_context_test(test_frozen), rft_context_test(test_order_and_signature), rft_context_test(test_memory),
+      rft_context_test(test_hooks),
+  };
+  const struct CMUnitTest on_the_host[] = {
       rft_context_test(test_descriptions),
       rft_context_test(test_allocation_faults),
-      rft_context_test(test_memory),
-      rft_context_test(test_hooks),
       rft_context_test(test_failing_hooks),
   };
-  return cmocka_run_group_tests_name("graphs", tests, NULL, NULL);
+  if (!rft_device_named(&argc, argv)) return 77;
+  const int failed = cmocka_run_group_tests_name("graphs", tests, NULL, NULL);
+  return failed || getenv("REFRAIN_DEVICE") ? failed : cmocka_run_group_tests_name("graphs", on_the_host, NULL, NULL);
 }
