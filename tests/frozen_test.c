@@ -307,7 +307,7 @@ static const struct frozen_case {
      "forward: matmul, layernorm, rmsnorm, mul, sum; dgrad: matmul, layernorm_dx, rmsnorm_dx, mul, fill; "
      "wgrad: matmul"},
     {"last norm's bias alone", norms, 0x10, 0x1e, 0,
-     "forward: matmul, layernorm[y], rmsnorm[y], mul, sum; dgrad: mul, fill; wgrad: sum"},
+     "forward: matmul, layernorm[y], rmsnorm[y], mul, sum; dgrad: mul, fill; wgrad: layernorm_db"},
     {"last norm's scale alone", norms, 0x8, 0x1e, T *B *F + 2 * T *F,
      "forward: matmul, layernorm, rmsnorm[y], mul, sum; dgrad: mul, fill; wgrad: layernorm_dw"},
     {"dropout before a frozen weight", dropouts, 0x2, 0x3, T *B *F,

@@ -25,13 +25,6 @@ static bool reads_same(const rfi_opr *dx, const rfi_opr *dw, int statistics) {
   return same;
 }
 
-/* Is this op the gradient of the bias of a norm with this dy: a sum over the rows in f32? */
-static bool is_bias(const rfr_trace *t, const rfi_opr *op, rfr_value dy) {
-  const rfr_type *x = &t->values[dy].type;
-  return op->def->code == RFI_OP_sum && op->in[0] == dy && op->in[1] < 0 && x->rank == 2 && x->shape[1] > 1 &&
-         op->attr[0].i == 0 && op->attr[1].i == RFR_F32;
-}
-
 static bool match_norm(const rfi_walk *w, int i, parts *p) {
   const rfr_trace *t = w->to.from;
   const rfi_uses *uses = w->uses;
@@ -41,12 +34,12 @@ static bool match_norm(const rfi_walk *w, int i, parts *p) {
   if (!layernorm && op->def->code != RFI_OP_rmsnorm_dx) return false;
   rfi_opcode dw = layernorm ? RFI_OP_layernorm_dw : RFI_OP_rmsnorm_dw;
   rfr_value dy = op->in[0], dx = op->out[0];
-  if (!rfi_is_dense(&t->values[dy])) return false; /* the sum would go another way */
   for (int k = i + 1; k <= uses[dy].last && k < t->n_ops; k++) {
     const rfi_opr *other = &t->ops[k];
     if (w->skip[k] || (w->o->apart && other->phase != op->phase)) continue;
     if (p->dw < 0 && other->def->code == dw && reads_same(op, other, layernorm ? 2 : 1)) p->dw = k;
-    if (p->db < 0 && layernorm && is_bias(t, other, dy)) p->db = k;
+    if (p->db < 0 && layernorm && other->def->code == RFI_OP_layernorm_db && other->in[0] == dy && other->in[1] < 0)
+      p->db = k;
   }
   const rfi_opr *reader = uses[dx].count == 1 && !uses[dx].output ? &t->ops[uses[dx].last] : NULL;
   if (reader && reader->def->code == RFI_OP_add) {

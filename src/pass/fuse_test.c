@@ -110,6 +110,7 @@ static void check(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   assert_int_equal(count(p, RFI_OP_layernorm_bwd), dx1); /* the residual stream's gradient is always there */
   assert_int_equal(count(p, RFI_OP_rmsnorm_bwd), dx2);
   assert_int_equal(count(p, RFI_OP_layernorm_dw), (!dx1 && dw1));
+  assert_int_equal(count(p, RFI_OP_layernorm_db), (!dx1 && db1));
   assert_int_equal(count(p, RFI_OP_rmsnorm_dw), (!dx2 && dw2));
   assert_int_equal(count(p, RFI_OP_layernorm_dx) + count(p, RFI_OP_rmsnorm_dx), 0);
   assert_int_equal(count(p, RFI_OP_add_rmsnorm), 1);

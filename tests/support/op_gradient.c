@@ -148,7 +148,7 @@ static const char *check_trace(rfr_ctx *ctx, const rft_case *c, rfr_role role, r
 
 /* Why an op has no gradient to check, or NULL. */
 static const char *exempt(const rft_op *op, char word[32]) {
-  static const char *const suffixes[] = {"_bwd", "_dx", "_dw", "_grad"};
+  static const char *const suffixes[] = {"_bwd", "_dx", "_dw", "_db", "_grad"};
   const rfi_op_def *def = op->def;
   if (def->code == RFI_OP_quantize) return "in quant_test"; /* a staircase, whose rule is the identity's */
   if (def->flags & RFI_GRAD) return NULL;

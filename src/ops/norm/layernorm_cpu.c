@@ -64,8 +64,8 @@ SHARED void forward_row(const rfi_call *c, int64_t row, const rfi_arg *x, int w,
   for (int64_t j = 0, n; y->data && j < C; j += n) {
     n = block(j, C);
     float *o = rfi_target(by, y, row * C + j);
-    normalize(o, rfi_read(bx, x, row * C + j, 1, n), rfi_read(bw, scale, j, 1, n),
-              b ? rfi_read(bb, b, j, 1, n) : NULL, m, r, n);
+    normalize(o, rfi_read(bx, x, row * C + j, 1, n), rfi_read(bw, scale, j, 1, n), b ? rfi_read(bb, b, j, 1, n) : NULL,
+              m, r, n);
     rfi_flush(o, y, row * C + j, n);
   }
 }
@@ -161,6 +161,25 @@ static rfr_status run_dw(const rfi_call *c) {
   return RFR_OK;
 }
 
+SHARED void add_values(float *total, const float *dy, int64_t n) {
+  for (int64_t j = 0; j < n; j++) total[j] += dy[j];
+}
+static void add_values_of_row(const rfi_call *c, int64_t row, int64_t column, int64_t n, float *total) {
+  float block[RFI_BLOCK];
+  add_values(total, rfi_read(block, &c->in[0], row * width(&c->in[0]) + column, 1, n), n);
+}
+static void db_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *dy = &c->in[0];
+  bool accumulate = c->n_in > 1 && c->in[1].data;
+  rfi_columns_part(c, &c->out[0], height(dy), width(dy), begin, end, accumulate, add_values_of_row);
+}
+static rfr_status run_db(const rfi_call *c) {
+  RFI_TRY(rfi_check_floats(c));
+  rfi_parallel(c, rfi_column_units(width(&c->in[0])), height(&c->in[0]) * RFI_COLUMN_UNIT, db_part);
+  return RFR_OK;
+}
+
 /* ---- all at once ---- */
 
 static void row_scalars(const rfi_call *c, int64_t row, const float *dy, const float *w, const float *x, int64_t C,
@@ -189,4 +208,5 @@ const rfi_kernel RFI_CPU(layernorm) = {run_fwd, NULL};
 const rfi_kernel RFI_CPU(add_layernorm) = {run_add_fwd, NULL};
 const rfi_kernel RFI_CPU(layernorm_dx) = {run_dx, NULL};
 const rfi_kernel RFI_CPU(layernorm_dw) = {run_dw, NULL};
+const rfi_kernel RFI_CPU(layernorm_db) = {run_db, NULL};
 const rfi_kernel RFI_CPU(layernorm_bwd) = {run_bwd, bwd_workspace};

@@ -2,8 +2,8 @@
  *
  * layernorm and rmsnorm over the last dimension. The forward keeps one or two f32 numbers a
  * row (mean, rstd) and nothing else: the backward computes the normalized row again from x.
- * dx and dw are separate ops, so that a frozen weight costs nothing; a bias's gradient is a
- * plain sum over rows. Where all of them are wanted the fuse pass makes one op of them, X_bwd;
+ * dx, dw and db are separate ops, so that a frozen weight costs nothing. Where all of them are
+ * wanted the fuse pass makes one op of them, X_bwd, with the same bits on every device;
  * add_X is the norm of a sum that stays, the residual stream's.
  */
 #include "ops/rule.h"
@@ -92,6 +92,13 @@ rfr_status rfi_infer_layernorm_dx(const rfi_infer *c) {
   return RFR_OK;
 }
 rfr_status rfi_infer_layernorm_dw(const rfi_infer *c) { return infer_dw(c, 2); }
+rfr_status rfi_infer_layernorm_db(const rfi_infer *c) {
+  RFI_TRY(check_x(c, 0));
+  const rfr_type b = {.dtype = RFR_F32, .rank = 1, .shape = {c->in[0].shape[c->in[0].rank - 1]}};
+  if (rfi_present(c, 1)) RFI_TRY(rfi_rule_type(c, 1, &b));
+  c->out[0] = b;
+  return RFR_OK;
+}
 rfr_status rfi_infer_layernorm_bwd(const rfi_infer *c) { return infer_bwd(c, 2, 2); }
 
 rfr_status rfi_infer_rmsnorm(const rfi_infer *c) { return infer_forward(c, 1, 0, 1); }
@@ -120,12 +127,8 @@ rfr_status rfi_grad_layernorm(rfi_grad *g) {
     rfi_emit_end(g, 1, rfi_emit(g, RFI_OP_layernorm_dw, 4, (rfr_value[]){dy, x, mean, rstd}, NULL));
   }
   if (op->n_in > 2 && op->in[2] != RFR_NONE && g->need[2]) {
-    rfr_type t = rfr_value_type(g->t, x);
-    int64_t c = t.shape[t.rank - 1], row[2] = {c ? rfi_count(&t) / c : 0, c};
-    rfi_attr sum[2] = {rfi_i(0), rfi_i(RFR_F32)};
     rfi_emit_begin(g, 2);
-    if (t.rank != 2) dy = rfr_reshape_at(g->t, g->at, dy, 2, row);
-    rfi_emit_end(g, 2, rfi_emit(g, RFI_OP_sum, 1, &dy, sum));
+    rfi_emit_end(g, 2, rfi_emit(g, RFI_OP_layernorm_db, 1, &dy, NULL));
   }
   return g->t->status;
 }

@@ -10,7 +10,8 @@
  * adds up dw and db of its own columns. A block's sums are one line of the workspace, and a second kernel adds the
  * lines in f64 in a fixed order. Rows that are too long, or not made of whole 16 bytes, are read once per sum.
  *
- * X_dx, X_dw and X_bwd are the same kernel with some of its results absent, so their bits agree.
+ * X_dx, X_dw, X_db and X_bwd are the same kernel with some of its results absent, so their bits agree. X_db has no x: dy
+ * stands for it, and there are no statistics.
  */
 #ifndef RFI_NORM_CUH
 #define RFI_NORM_CUH
@@ -138,8 +139,7 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
       for (int k = 0; k < K; k++) {
         const int64_t row = first + i * GROUPS;
 #pragma unroll
-        for (int j = 0; j < P; j++)
-          x[i][k].x[j] = rfi_narrow<T>(rfi_widen(x[i][k].x[j]) + rfi_widen(other[i][k].x[j]));
+        for (int j = 0; j < P; j++) x[i][k].x[j] = rfi_narrow<T>(rfi_widen(x[i][k].x[j]) + rfi_widen(other[i][k].x[j]));
         if (a.sum && row < a.rows && k * lanes + me < packs)
           rfi_put((pack *)((T *)a.sum + row * a.C) + k * lanes + me, x[i][k]);
       }
@@ -187,8 +187,7 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
       const int64_t row = first + i * GROUPS;
       pack y;
 #pragma unroll
-      for (int j = 0; j < P; j++)
-        y.x[j] = rfi_narrow<T>((rfi_widen(x[i][k].x[j]) - m[i]) * r[i] * w[j] + b[j]);
+      for (int j = 0; j < P; j++) y.x[j] = rfi_narrow<T>((rfi_widen(x[i][k].x[j]) - m[i]) * r[i] * w[j] + b[j]);
       if (row < a.rows) rfi_put((pack *)((T *)a.y + row * a.C) + at, y);
     }
   }
@@ -279,8 +278,8 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
-  const auto mean_of = [&](int64_t row) { return MEAN && row < a.rows ? a.mean[row] : 0.0f; };
-  const auto rstd_of = [&](int64_t row) { return row < a.rows ? a.rstd[row] : 0.0f; };
+  const auto mean_of = [&](int64_t row) { return MEAN && a.mean && row < a.rows ? a.mean[row] : 0.0f; };
+  const auto rstd_of = [&](int64_t row) { return a.rstd && row < a.rows ? a.rstd[row] : 0.0f; };
   float next_m = mean_of(first + own), next_r = rstd_of(first + own);
 #pragma unroll
   for (int s = 0; s + 1 < STAGES; s++) fetch(s, first + own + s * step);
@@ -351,8 +350,7 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
       if (a.residual) {
         const uint4 residual = *place(stage, 2, k);
 #pragma unroll
-        for (int i = 0; i < P; i++)
-          dx.x[i] = rfi_narrow<T>(rfi_widen(dx.x[i]) + rfi_norm_element<T>(residual, i));
+        for (int i = 0; i < P; i++) dx.x[i] = rfi_narrow<T>(rfi_widen(dx.x[i]) + rfi_norm_element<T>(residual, i));
       }
       if (row < a.rows) rfi_put((rfi_pack<T, P> *)((T *)a.dx + row * a.C) + at, dx);
     }
@@ -419,7 +417,7 @@ static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_dw_any(const rfi
   if (j >= a.C) return;
   for (int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
     const float d = rfi_widen(((const T *)a.dy)[row * a.C + j]), x = rfi_widen(((const T *)a.x)[row * a.C + j]);
-    dw += d * ((x - (MEAN ? a.mean[row] : 0.0f)) * a.rstd[row]);
+    if (a.dw) dw += d * ((x - (MEAN ? a.mean[row] : 0.0f)) * a.rstd[row]);
     db += d;
   }
   if (a.dw) a.dw[blockIdx.y * a.C + j] = dw;
@@ -435,7 +433,7 @@ typedef struct rfi_norm_total {
 
 enum { RFI_NORM_SLICES = 16 };
 
-/* dw joins what is there in f64, db in f32: as the CPU's. */
+/* They join what is there in f64, as the CPU's. */
 static __global__ void __launch_bounds__(32 * RFI_NORM_SLICES)
     rfi_norm_add_lines(const rfi_norm_total dw, const rfi_norm_total db, int64_t parts, int64_t C) {
   __shared__ double part[RFI_NORM_SLICES][32];
@@ -450,8 +448,7 @@ static __global__ void __launch_bounds__(32 * RFI_NORM_SLICES)
   __syncthreads();
   if (slice > 0 || j >= C) return;
   for (int k = 1; k < RFI_NORM_SLICES; k++) sum += part[k][lane];
-  if (blockIdx.y) y[j] = acc ? (float)sum + acc[j] : (float)sum;
-  else y[j] = (float)(acc ? sum + (double)acc[j] : sum);
+  y[j] = (float)(acc ? sum + (double)acc[j] : sum);
 }
 
 /* ---- choice ---- */
@@ -488,7 +485,7 @@ static inline rfi_norm_shape rfi_norm_shape_of(rfr_dtype dtype, int64_t rows, in
   s.pieces = packs <= 32 ? 1 : packs <= 96 ? 3 : packs <= RFI_NORM_MOST ? 1 : 2;
   s.threads = s.lanes ? RFI_NORM_THREADS : (int)rfi_blocks(packs, 32 * s.pieces) * 32;
   const int64_t resident = s.lanes         ? s.pieces == 1 ? rfi_norm_resident<1, 32> : rfi_norm_resident<3, 32>
-                           : s.pieces == 1 ? rfi_norm_resident<1, 0> * RFI_NORM_MOST / s.threads
+                                   : s.pieces == 1 ? rfi_norm_resident<1, 0> * RFI_NORM_MOST / s.threads
                                            : rfi_norm_resident<2, 0>;
   s.parts = rfi_blocks(rows, s.lanes ? s.threads / s.lanes : 1);
   if (s.parts > sms * resident) s.parts = sms * resident;
@@ -545,8 +542,8 @@ static rfr_status rfi_norm_launch_bwd(const rfi_norm_bwd &a, const rfi_norm_shap
   if (s.pieces == 0 || space > (size_t)most || !rfi_norm_aligned(pointers, 5)) {
     if (a.dx) rfi_norm_dx_any<T, MEAN><<<(unsigned)a.rows, RFI_NORM_ANY, 0, stream>>>(a);
     if (a.dw || a.db)
-      rfi_norm_dw_any<T, MEAN><<<dim3((unsigned)rfi_blocks(a.C, RFI_NORM_ANY), (unsigned)s.parts), RFI_NORM_ANY, 0,
-                                 stream>>>(a);
+      rfi_norm_dw_any<T, MEAN>
+          <<<dim3((unsigned)rfi_blocks(a.C, RFI_NORM_ANY), (unsigned)s.parts), RFI_NORM_ANY, 0, stream>>>(a);
   } else if (s.pieces == 3) {
     e = rfi_norm_launch_rows_bwd<T, MEAN, 3, 32>(a, s, space, stream);
   } else if (s.pieces == 2) {
@@ -597,21 +594,19 @@ typedef struct rfi_norm_places {
 static inline void *rfi_norm_in(const rfr_call *c, int i) { return i >= 0 && i < c->n_in ? c->in[i].data : NULL; }
 static inline void *rfi_norm_out(const rfr_call *c, int i) { return i >= 0 ? c->out[i].data : NULL; }
 
-static inline rfi_norm_shape rfi_norm_shape_of_call(const rfr_call *c) {
-  const rfr_arg *x = &c->in[1];
+static inline rfi_norm_shape rfi_norm_shape_of_call(const rfr_call *c, const rfr_arg *x) {
   return rfi_norm_shape_of(x->type.dtype, rfi_norm_height(x), x->type.shape[x->type.rank - 1],
                            rfi_cuda_info_of(c)->sms);
 }
 
 /* dw's and db's lines. */
-static inline size_t rfi_norm_workspace(const rfr_call *c, int vectors) {
-  const rfr_arg *x = &c->in[1];
-  return (size_t)(vectors * rfi_norm_shape_of_call(c).parts * x->type.shape[x->type.rank - 1]) * sizeof(float);
+static inline size_t rfi_norm_workspace(const rfr_call *c, const rfr_arg *x, int vectors) {
+  return (size_t)(vectors * rfi_norm_shape_of_call(c, x).parts * x->type.shape[x->type.rank - 1]) * sizeof(float);
 }
 
 template <bool MEAN> static rfr_status rfi_norm_run_bwd(const rfr_call *c, const rfi_norm_places &p) {
-  const rfr_arg *x = &c->in[1];
-  const rfi_norm_shape s = rfi_norm_shape_of_call(c);
+  const rfr_arg *x = &c->in[p.rstd >= 0];
+  const rfi_norm_shape s = rfi_norm_shape_of_call(c, x);
   const int64_t C = x->type.shape[x->type.rank - 1];
   float *lines = (float *)c->workspace, *dw = (float *)rfi_norm_out(c, p.dw), *db = (float *)rfi_norm_out(c, p.db);
   const rfi_norm_bwd a = {c->in[0].data,
@@ -622,7 +617,7 @@ template <bool MEAN> static rfr_status rfi_norm_run_bwd(const rfr_call *c, const
                           (const float *)rfi_norm_in(c, p.rstd),
                           rfi_norm_out(c, p.dx),
                           dw ? lines : NULL,
-                          db ? lines + s.parts * C : NULL,
+                          db ? lines + (dw ? s.parts * C : 0) : NULL,
                           x->type.dtype,
                           p.w >= 0 ? c->in[p.w].type.dtype : RFR_F32,
                           rfi_norm_height(x),

@@ -93,7 +93,7 @@ static inline void rfi_norm_rows_part(const rfi_call *call, int64_t begin, int64
   }
 }
 
-/* dw joins what is there in f64, as its own op does; db in f32, as sum does. */
+/* dw and db join what is there in f64, as their own ops do. */
 static inline void rfi_norm_columns_part(const rfi_call *call, int64_t begin, int64_t end, int part) {
   const rfi_norm_bwd *b = (const rfi_norm_bwd *)call;
   int64_t C = b->C, last = end * RFI_COLUMN_UNIT < C ? end * RFI_COLUMN_UNIT : C;
@@ -105,11 +105,8 @@ static inline void rfi_norm_columns_part(const rfi_call *call, int64_t begin, in
       double total[RFI_BLOCK] = {0};
       n = last - j < RFI_BLOCK ? last - j : RFI_BLOCK;
       rfi_sum_chunks(b->sums + v * b->chunks * C + j, b->chunks, C, n, total);
-      for (int64_t i = 0; i < n && acc && v == 0; i++) total[i] += acc[j + i];
-      if (acc && v > 0)
-        for (int64_t i = 0; i < n; i++) y[j + i] = (float)total[i] + acc[j + i];
-      else
-        for (int64_t i = 0; i < n; i++) y[j + i] = (float)total[i];
+      for (int64_t i = 0; i < n && acc; i++) total[i] += acc[j + i];
+      for (int64_t i = 0; i < n; i++) y[j + i] = (float)total[i];
     }
   }
 }

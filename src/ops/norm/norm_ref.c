@@ -98,6 +98,19 @@ RFT_CASES(layernorm_dw) = {"layernorm_dw(f[7,13], f[7,13], F[7], F[7]>0, _)",
                            "layernorm_dw(f[151,521], f[151,521], F[151], F[151]>0, _)",
                            NULL};
 
+RFT_REF(layernorm_db) {
+  const double *dy = call->in[0].data, *acc = call->n_in > 1 ? call->in[1].data : NULL;
+  double *db = call->out[0].data;
+  int64_t C = width(&call->in[0]);
+  for (int64_t j = 0; j < C; j++) {
+    double s = acc ? acc[j] : 0;
+    for (int64_t r = 0; r < height(&call->in[0]); r++) s += dy[r * C + j];
+    db[j] = s;
+  }
+}
+RFT_CASES(layernorm_db) = {"layernorm_db(f[7,13], _)", "layernorm_db(f[1,37], F[37])", "layernorm_db(f[3,5,17], F[17])",
+                           "layernorm_db(f[0,19], _)", "layernorm_db(f[151,521], _)",  NULL};
+
 /* What the fused gradients add onto dx. */
 static void add_residual(const rfi_arg *residual, const rfi_arg *dx) {
   const double *r = residual->data;
@@ -106,19 +119,14 @@ static void add_residual(const rfi_arg *residual, const rfi_arg *dx) {
 }
 
 RFT_REF(layernorm_bwd) {
-  const double *dy = call->in[0].data, *acc = call->in[7].data;
-  double *db = call->out[2].data;
-  int64_t C = width(&call->in[1]);
-  const rfi_arg dw_in[] = {call->in[0], call->in[1], call->in[3], call->in[4], call->in[6]};
+  const rfi_arg db_in[] = {call->in[0], call->in[7]},
+                dw_in[] = {call->in[0], call->in[1], call->in[3], call->in[4], call->in[6]};
   const rfi_call dw = {.n_in = 5, .n_out = 1, .in = dw_in, .out = &call->out[1]};
+  const rfi_call db = {.n_in = 2, .n_out = 1, .in = db_in, .out = &call->out[2]};
   if (call->out[0].data) RFT_NAME(layernorm_dx)(call);
   if (call->out[1].data) RFT_NAME(layernorm_dw)(&dw);
+  if (call->out[2].data) RFT_NAME(layernorm_db)(&db);
   add_residual(&call->in[5], &call->out[0]);
-  for (int64_t j = 0; db && j < C; j++) {
-    double s = acc ? acc[j] : 0;
-    for (int64_t r = 0; r < height(&call->in[1]); r++) s += dy[r * C + j];
-    db[j] = s;
-  }
 }
 RFT_CASES(layernorm_bwd) = {"layernorm_bwd(f[7,13], f[7,13], f[13], F[7], F[7]>0, f[7,13], _, _)",
                             "layernorm_bwd(f[1,37], f[1,37], f[37], F[1], F[1]>0, _, F[37], F[37])",
