@@ -12,396 +12,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/rng.h"
 #include "exec/graphs/graphed.h"
-#include "support/context.h"
 #include "support/device.h"
+#include "support/graphs_scene.h"
 
-/* ---- blocks ---- */
-
-enum { T = 24, C = 32, H = 4, HIDDEN = 48, EXPERTS = 4, TOP = 2, MOST_BLOCKS = 4, MOST_MICROBATCHES = 8, STEPS = 10 };
-static const int32_t documents[3] = {0, 10, T};
-
-typedef struct recorder { /* of one block, or of all of them */
-  rfr_trace *t;
-  rfr_dtype dtype;
-  int block;
-  unsigned frozen; /* blocks, a bit each */
-  rfr_value offsets, step;
-} recorder;
-
-static rfr_value parameter(recorder *r, const char *name, int rank, int64_t a, int64_t b, int64_t c) {
-  char full[32];
-  snprintf(full, sizeof full, "b%d.%s", r->block, name);
-  return rfr_input(r->t, full, r->frozen >> r->block & 1 ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, r->dtype, rank,
-                   ((int64_t[]){a, b, c}));
-}
-
-static rfr_value documents_of(recorder *r) {
-  if (r->offsets == RFR_NONE) r->offsets = rfr_input(r->t, "offsets", RFR_ROLE_CONST, RFR_I32, 1, ((int64_t[]){3}));
-  return r->offsets;
-}
-
-static rfr_value dropped(recorder *r, rfr_value x) {
-  if (r->step == RFR_NONE) r->step = rfr_step_block(r->t);
-  return rfr_dropout(r->t, x, r->step, 0.25, 0);
-}
-
-static rfr_value linear(recorder *r, rfr_value x) {
-  return rfr_linear(r->t, x, parameter(r, "w", 2, C, C, 0), parameter(r, "bias", 1, C, 0, 0));
-}
-
-static rfr_value mlp(recorder *r, rfr_value x) {
-  rfr_value h = rfr_rmsnorm(r->t, x, parameter(r, "norm", 1, C, 0, 0), 1e-5);
-  h = rfr_gelu(r->t, rfr_linear(r->t, h, parameter(r, "up", 2, HIDDEN, C, 0), RFR_NONE), 1);
-  h = rfr_linear(r->t, h, parameter(r, "down", 2, C, HIDDEN, 0), RFR_NONE);
-  return rfr_add(r->t, x, dropped(r, h));
-}
-
-static rfr_value attention(recorder *r, rfr_value x) {
-  const rfr_attention_options causal = {.causal = 1};
-  const int64_t heads[3] = {T, H, C / H}, flat[2] = {T, C};
-  rfr_value h = rfr_layernorm(r->t, x, parameter(r, "norm1", 1, C, 0, 0), parameter(r, "norm1b", 1, C, 0, 0), 1e-5),
-            y[3];
-  static const char *const names[3] = {"q", "k", "v"};
-  for (int i = 0; i < 3; i++)
-    y[i] = rfr_reshape(r->t, rfr_linear(r->t, h, parameter(r, names[i], 2, C, C, 0), RFR_NONE), 3, heads);
-  h = rfr_reshape(r->t, rfr_attention(r->t, y[0], y[1], y[2], documents_of(r), &causal), 2, flat);
-  return rfr_add(r->t, x, dropped(r, rfr_linear(r->t, h, parameter(r, "o", 2, C, C, 0), RFR_NONE)));
-}
-
-static rfr_value transformer(recorder *r, rfr_value x) { return mlp(r, attention(r, x)); }
-
-static rfr_value experts(recorder *r, rfr_value x) {
-  rfr_moe_options o = rfr_moe_options_default();
-  o.k = TOP;
-  rfr_value index, order, place;
-  rfr_value h = rfr_rmsnorm(r->t, x, parameter(r, "norm", 1, C, 0, 0), 1e-5);
-  rfr_value logits = rfr_linear(r->t, h, parameter(r, "router", 2, EXPERTS, C, 0), RFR_NONE);
-  rfr_value weight = rfr_moe_route(r->t, logits, RFR_NONE, &o, &index);
-  rfr_value splits = rfr_moe_sort(r->t, index, EXPERTS, &order, &place);
-  rfr_value offsets = rfr_splits_to_offsets(r->t, splits, T * TOP, NULL);
-  rfr_value rows = rfr_moe_permute(r->t, h, order, place, RFR_NONE);
-  rows = rfr_grouped_linear(r->t, rows, parameter(r, "up", 3, EXPERTS, HIDDEN, C), offsets, RFR_NONE, RFR_NONE);
-  rows = rfr_grouped_linear(r->t, rfr_silu(r->t, rows), parameter(r, "down", 3, EXPERTS, C, HIDDEN), offsets, RFR_NONE,
-                            RFR_NONE);
-  return rfr_add(r->t, x, rfr_moe_unpermute(r->t, rows, order, place, weight));
-}
-
-typedef rfr_value (*block_fn)(recorder *r, rfr_value x);
-
-/* ---- a case ---- */
-
-typedef struct scene {
-  block_fn block;
-  int blocks, microbatches;
-  rfr_dtype dtype;
-  unsigned frozen;
-  const char *schedule; /* of one rank; NULL: none */
-  int layers;           /* blocks of a stage, with a schedule */
-  bool fuse, eager, linked;
-} scene;
-
-static rfr_trace *block_trace(const scene *s, int block) {
-  recorder r = {.dtype = s->dtype, .block = block, .frozen = s->frozen, .offsets = RFR_NONE, .step = RFR_NONE};
-  OK(rfr_trace_create(ctx, &r.t));
-  rfr_value x = rfr_input(r.t, "x", RFR_ROLE_INPUT_GRAD, s->dtype, 2, ((int64_t[]){T, C}));
-  rfr_output(r.t, "y", s->block(&r, x));
-  OK(rfr_trace_finish(r.t));
-  return r.t;
-}
-
-/* All blocks, microbatch m: the oracle, whose main gradients are states too. */
-static rfr_trace *whole_trace(const scene *s, int m) {
-  recorder r = {.dtype = s->dtype, .frozen = s->frozen, .offsets = RFR_NONE, .step = RFR_NONE};
-  OK(rfr_trace_create(ctx, &r.t));
-  rfr_value x = rfr_input(r.t, "x", RFR_ROLE_INPUT_GRAD, s->dtype, 2, ((int64_t[]){T, C}));
-  rfr_value dy = rfr_input(r.t, "dy", RFR_ROLE_INPUT, s->dtype, 2, ((int64_t[]){T, C})), y = x;
-  rfr_microbatch(r.t, m);
-  for (r.block = 0; r.block < s->blocks; r.block++) y = s->block(&r, y);
-  rfr_output(r.t, "y", y);
-  rfr_value loss = rfi_record(r.t, RFR_HERE, RFI_OP_cotangent, 2, (rfr_value[]){y, dy}, NULL, NULL);
-  rfr_microbatch(r.t, -1);
-  const int n = r.t->n_inputs;
-  rfr_output(r.t, "dx", rfr_gradient(r.t, loss, x, s->dtype));
-  for (int i = 0; i < n; i++) {
-    const rfi_value w = r.t->values[r.t->inputs[i]];
-    char name[48];
-    if (w.role != RFR_ROLE_TRAINABLE) continue;
-    snprintf(name, sizeof name, "grad.%s", w.name);
-    rfr_value onto = rfr_input(r.t, name, RFR_ROLE_STATE, RFR_F32, w.type.rank, w.type.shape);
-    rfr_output(r.t, name, rfr_gradient_onto(r.t, loss, r.t->inputs[i], onto));
-  }
-  OK(rfr_trace_finish(r.t));
-  return r.t;
-}
-
-static float value_at(const rfr_tensor *x, int64_t i) {
-  if (x->type.dtype == RFR_F32) return ((const float *)x->data)[i];
-  const uint32_t bits = (uint32_t)((const uint16_t *)x->data)[i] << 16;
-  float f;
-  memcpy(&f, &bits, sizeof f);
-  return f;
-}
-
-static void set_value(const rfr_tensor *x, int64_t i, float f) {
-  uint32_t bits;
-  memcpy(&bits, &f, sizeof bits);
-  if (x->type.dtype == RFR_F32) ((float *)x->data)[i] = f;
-  else ((uint16_t *)x->data)[i] = (uint16_t)(bits >> 16);
-}
-
-static void fill(const rfr_tensor *x, uint64_t seed, float by) {
-  const int64_t n = rfi_count(&x->type);
-  for (int64_t i = 0; i < n; i++)
-    set_value(x, i,
-              by * ((float)(rfi_draw4(rfi_stream_key(seed, 0), (uint64_t)i, 0, 0, 0).v[0] >> 8) / 8388608.0f - 1));
-}
-
-static uint64_t seed_of(const char *name) {
-  uint64_t h = 5;
-  for (; *name; name++) h = h * 131 + (unsigned char)*name;
-  return h;
-}
-
-/* A first value for what both sides share by name. */
-static void init(const rfr_tensor *x, int step) {
-  if (strcmp(x->name, "offsets") == 0) memcpy(x->data, documents, sizeof documents);
-  else if (x->type.dtype == RFR_I64) memcpy(x->data, (int64_t[4]){step, step, 77, 0}, 32);
-  else fill(x, seed_of(x->name), 0.4f);
-}
-
-/* Tensors may lie on a device: of each a copy is looked at, or written and put there. The caller frees. */
-static rfr_tensor room(const rfr_tensor *x) {
-  rfr_tensor copy = *x;
-  copy.data = calloc(1, (size_t)x->bytes + 1);
-  assert_non_null(copy.data);
-  return copy;
-}
-static rfr_tensor of_graphs(rfr_graphs *g, const rfr_tensor *x) {
-  const rfr_tensor copy = room(x);
-  OK(rfr_graphs_read(g, x, copy.data));
-  return copy;
-}
-static rfr_tensor of_programs(rfr_programs *p, const rfr_tensor *x) {
-  const rfr_tensor copy = room(x);
-  OK(rfr_programs_read(p, x, copy.data));
-  return copy;
-}
-
-typedef struct buffers { /* of one side: (microbatch, block) */
-  unsigned char x[MOST_MICROBATCHES][MOST_BLOCKS + 1][T * C * 4], dx[MOST_MICROBATCHES][MOST_BLOCKS + 1][T * C * 4];
-} buffers;
-
-static rfr_type activation(const scene *s) { return (rfr_type){.dtype = s->dtype, .rank = 2, .shape = {T, C}}; }
-
-static void draw(const scene *s, void *to, int step, int m, int what) {
-  const rfr_tensor x = {.type = activation(s), .data = to};
-  fill(&x, (uint64_t)(1000 * step + 10 * m + what), what == 1 ? 1 : 0.1f);
-}
-
-/* ---- the graphs' side ---- */
-
-static rfr_graphs *make_graphs(const scene *s, rfr_schedule **schedule) {
-  rfr_callable c[MOST_BLOCKS];
-  rfr_callable_link link[MOST_BLOCKS];
-  rfr_trace *t[MOST_BLOCKS];
-  rfr_graphs_options o = rfr_graphs_options_default();
-  rfr_graphs *g;
-  *schedule = NULL;
-  if (s->schedule) {
-    OK(rfr_schedule_parse(ctx, "test", s->schedule, strlen(s->schedule), schedule));
-    OK(rfr_schedule_set_layers(*schedule, &s->layers, 1));
-  }
-  for (int i = 0; i < s->blocks; i++) {
-    t[i] = block_trace(s, i);
-    link[i] = (rfr_callable_link){"x", i - 1, "y"};
-    c[i] = rfr_callable_default();
-    c[i].trace = t[i];
-    if (s->linked && i % (s->schedule ? s->layers : s->blocks) > 0) c[i].links = &link[i], c[i].n_links = 1;
-  }
-  o.schedule = *schedule;
-  o.fuse = s->fuse;
-  o.eager = s->eager;
-  o.warmup_iterations = s->linked ? 2 : 0;
-  OK(rfr_graphs_create(ctx, c, s->blocks, &o, &g));
-  for (int i = 0; i < s->blocks; i++) rfr_trace_destroy(t[i]);
-  return g;
-}
-
-static bool is_linked(const scene *s, int block) {
-  return s->linked && block > 0 && block < s->blocks && block % (s->schedule ? s->layers : s->blocks) > 0;
-}
-
-static void forward(rfr_graphs *g, const scene *s, buffers *b, int block, int m) {
-  const rfr_binding x = {NULL, activation(s), b->x[m][block]};
-  rfr_tensor y;
-  OK(rfr_graphs_forward(g, block, m, &x, !is_linked(s, block), &y, 1));
-  OK(rfr_graphs_read(g, &y, b->x[m][block + 1]));
-}
-
-static void backward(rfr_graphs *g, const scene *s, buffers *b, int block, int m) {
-  const rfr_binding dy = {"y", activation(s), b->dx[m][block + 1]};
-  rfr_tensor dx;
-  OK(rfr_graphs_backward(g, block, m, &dy, !is_linked(s, block + 1), &dx, !is_linked(s, block)));
-  if (!is_linked(s, block)) OK(rfr_graphs_read(g, &dx, b->dx[m][block]));
-}
-
-static void run_calls(rfr_graphs *g, const scene *s, const rfr_schedule *schedule, buffers *b) {
-  if (!schedule) {
-    for (int m = 0; m < s->microbatches; m++) {
-      for (int i = 0; i < s->blocks; i++) forward(g, s, b, i, m);
-      for (int i = s->blocks - 1; i >= 0; i--) backward(g, s, b, i, m);
-    }
-    return;
-  }
-  int n;
-  const rfr_action *a = rfr_schedule_actions(schedule, 0, &n);
-  for (int i = 0; i < n; i++) {
-    const int first = a[i].stage * s->layers, m = a[i].microbatch;
-    if (a[i].op == RFR_ACTION_F)
-      for (int k = 0; k < s->layers; k++) forward(g, s, b, first + k, m);
-    for (int k = s->layers - 1; k >= 0; k--) {
-      if (a[i].op == RFR_ACTION_I || a[i].op == RFR_ACTION_B) backward(g, s, b, first + k, m);
-      if (a[i].op == RFR_ACTION_W && rfr_graphs_ops(g, first + k, RFR_ACTION_W) > 0)
-        OK(rfr_graphs_wgrad(g, first + k, m));
-    }
-  }
-}
-
-/* ---- both ---- */
-
-static void same(const char *what, const char *name, const rfr_tensor *a, const void *b) {
-  if (memcmp(a->data, b, (size_t)a->bytes) == 0) return;
-  fail_msg("%s %s differs", what, name);
-}
-
-static void update(const rfr_tensor *w, const rfr_tensor *g) {
-  const int64_t n = rfi_count(&w->type);
-  for (int64_t i = 0; i < n; i++) set_value(w, i, value_at(w, i) - 0.004f * ((const float *)g->data)[i]);
-}
-
-/* First values, of step 0, on both sides. */
-static void init_both(rfr_programs *p, rfr_graphs *g) {
-  rfr_tensor a, b;
-  for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
-    rfr_tensor copy = room(&a);
-    init(&copy, 0);
-    OK(rfr_programs_write(p, &a, copy.data));
-    if (rfr_graphs_tensor(g, a.name, &b) == RFR_OK) OK(rfr_graphs_write(g, &b, copy.data));
-    free(copy.data);
-  }
-  OK(rfr_programs_load(p));
-}
-
-/* The oracle's step begins: main gradients are zero, the step block is the step's. */
-static void begin_oracle(rfr_programs *p, int step) {
-  rfr_tensor a;
-  for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
-    const bool gradient = strncmp(a.name, "grad.", 5) == 0;
-    if (!gradient && a.type.dtype != RFR_I64) continue;
-    rfr_tensor copy = room(&a);
-    if (!gradient) init(&copy, step);
-    OK(rfr_programs_write(p, &a, copy.data));
-    free(copy.data);
-  }
-}
-
-static void run_oracle(rfr_programs *p, const scene *s, int step, int m, const buffers *ours) {
-  static unsigned char drawn[T * C * 4];
-  static const char *const in[2] = {"x", "dy"};
-  rfr_tensor a;
-  for (int i = 0; i < 2; i++) {
-    OK(rfr_programs_tensor(p, in[i], &a));
-    draw(s, drawn, step, m, i + 1);
-    OK(rfr_programs_write(p, &a, drawn));
-  }
-  OK(rfr_program_run(p, m));
-  OK(rfr_program_output(p, m, "y", &a));
-  rfr_tensor y = of_programs(p, &a);
-  same("output", "y", &y, ours->x[m][s->blocks]);
-  OK(rfr_program_output(p, m, "dx", &a));
-  rfr_tensor dx = of_programs(p, &a);
-  same("input gradient", "dx", &dx, ours->dx[m][0]);
-  free(y.data);
-  free(dx.data);
-}
-
-/* Both have the same main gradients; each takes a step of gradient descent, to the same weights. */
-static void descend(rfr_programs *p, rfr_graphs *g, int step) {
-  rfr_tensor a, grad, w, v;
-  for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
-    if (strncmp(a.name, "grad.", 5) != 0) continue;
-    const char *name = a.name + 5;
-    OK(rfr_graphs_gradient(g, name, &grad));
-    rfr_tensor da = of_programs(p, &a), db = of_graphs(g, &grad);
-    same("gradient", name, &da, db.data);
-    double norm = 0;
-    for (int64_t k = 0; k < a.bytes / 4; k++) norm += (double)((float *)da.data)[k] * ((float *)da.data)[k];
-    if (!(norm > 0 && norm < 1e12)) fail_msg("step %d: the gradient of %s has norm %g", step, name, norm);
-    OK(rfr_programs_tensor(p, name, &w));
-    OK(rfr_graphs_tensor(g, name, &v));
-    rfr_tensor wa = of_programs(p, &w), wb = of_graphs(g, &v);
-    update(&wa, &da);
-    update(&wb, &db);
-    same("weight", name, &wa, wb.data);
-    OK(rfr_programs_write(p, &w, wa.data));
-    OK(rfr_graphs_write(g, &v, wb.data));
-    free(da.data);
-    free(db.data);
-    free(wa.data);
-    free(wb.data);
-  }
-}
-
-static void run_scene(const scene *s) {
-  rfr_trace *t[MOST_MICROBATCHES];
-  static buffers ours;
-  rfr_schedule *schedule;
-  rfr_graphs *g = make_graphs(s, &schedule);
-  rfr_compile_options o = rfr_compile_options_default();
-  rfr_programs *p;
-  rfr_tensor a;
-  o.fuse = s->fuse;
-  for (int m = 0; m < s->microbatches; m++) t[m] = whole_trace(s, m);
-  OK(rfr_compile(ctx, s->microbatches, (const rfr_trace *const *)t, NULL, &o, &p));
-  init_both(p, g);
-  for (int step = 0; step < STEPS; step++) {
-    const int64_t block[4] = {step, step, 77, 0};
-    const rfr_binding now = {"step", {.dtype = RFR_I64, .rank = 1, .shape = {4}}, block};
-    const bool random = rfr_graphs_tensor(g, "step", &a) == RFR_OK;
-    OK(rfr_graphs_begin_step(g, &now, random));
-    begin_oracle(p, step);
-    for (int m = 0; m < s->microbatches; m++) {
-      draw(s, ours.x[m][0], step, m, 1);
-      draw(s, ours.dx[m][s->blocks], step, m, 2);
-    }
-    run_calls(g, s, schedule, &ours);
-    OK(rfr_graphs_end_step(g));
-    for (int m = 0; m < s->microbatches; m++) run_oracle(p, s, step, m, &ours);
-    descend(p, g, step);
-  }
-  for (int m = 0; m < s->microbatches; m++) rfr_trace_destroy(t[m]);
-  rfr_programs_destroy(p);
-  rfr_graphs_destroy(g);
-  rfr_schedule_destroy(schedule);
-}
+enum { T = RFT_T, C = RFT_C };
 
 /* ---- tests ---- */
 
-static const block_fn blocks[] = {linear, mlp, attention, transformer, experts};
+static const rft_block blocks[] = {rft_block_linear, rft_block_mlp, rft_block_attention, rft_block_transformer,
+                                   rft_block_experts};
 
 static void test_blocks(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
     for (int variant = 0; variant < 8; variant++)
-      run_scene(&(scene){.block = blocks[i],
-                         .blocks = 2,
-                         .microbatches = 2,
-                         .dtype = variant & 1 ? RFR_BF16 : RFR_F32,
-                         .fuse = variant >> 1 & 1,
-                         .linked = variant >> 2 & 1,
-                         .eager = variant == 5});
+      rft_run_scene(&(rft_scene){.block = blocks[i],
+                                 .blocks = 2,
+                                 .microbatches = 2,
+                                 .dtype = variant & 1 ? RFR_BF16 : RFR_F32,
+                                 .fuse = variant >> 1 & 1,
+                                 .linked = variant >> 2 & 1,
+                                 .eager = variant == 5});
 }
 
 static void test_schedules(void **state) {
@@ -422,40 +54,44 @@ static void test_schedules(void **state) {
   for (size_t i = 0; i < sizeof schedules / sizeof *schedules; i++)
     for (int linked = 0; linked < 2; linked++)
       for (int kind = 0; kind < 2; kind++)
-        run_scene(&(scene){.block = kind ? experts : transformer,
-                           .blocks = 2 * schedules[i].stages,
-                           .microbatches = schedules[i].microbatches,
-                           .dtype = linked ? RFR_BF16 : RFR_F32,
-                           .fuse = true,
-                           .schedule = schedules[i].text,
-                           .layers = 2,
-                           .linked = linked});
+        rft_run_scene(&(rft_scene){.block = kind ? rft_block_experts : rft_block_transformer,
+                                   .blocks = 2 * schedules[i].stages,
+                                   .microbatches = schedules[i].microbatches,
+                                   .dtype = linked ? RFR_BF16 : RFR_F32,
+                                   .fuse = true,
+                                   .schedule = schedules[i].text,
+                                   .layers = 2,
+                                   .linked = linked});
 }
 
 static void test_microbatches(void **state) {
   (void)state;
   static const int counts[] = {1, 3, 8};
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
-    run_scene(&(scene){
-        .block = transformer, .blocks = 3, .microbatches = counts[i], .dtype = RFR_F32, .fuse = true, .linked = i & 1});
+    rft_run_scene(&(rft_scene){.block = rft_block_transformer,
+                               .blocks = 3,
+                               .microbatches = counts[i],
+                               .dtype = RFR_F32,
+                               .fuse = true,
+                               .linked = i & 1});
 }
 
 static void test_frozen(void **state) {
   (void)state;
   for (unsigned frozen = 1; frozen < 8; frozen++)
     for (int delayed = 0; delayed < 2; delayed++) {
-      const scene s = {.block = transformer,
-                       .blocks = 3,
-                       .microbatches = 2,
-                       .dtype = RFR_F32,
-                       .fuse = true,
-                       .frozen = frozen,
-                       .layers = 3,
-                       .schedule = delayed ? "0F0 0F1 0I0 0I1 0W0 0W1" : "0F0 0F1 0B0 0B1"};
+      const rft_scene s = {.block = rft_block_transformer,
+                           .blocks = 3,
+                           .microbatches = 2,
+                           .dtype = RFR_F32,
+                           .fuse = true,
+                           .frozen = frozen,
+                           .layers = 3,
+                           .schedule = delayed ? "0F0 0F1 0I0 0I1 0W0 0W1" : "0F0 0F1 0B0 0B1"};
       if (frozen == 7 && delayed) continue; /* checked below: no W at all */
-      run_scene(&s);
+      rft_run_scene(&s);
       rfr_schedule *schedule;
-      rfr_graphs *g = make_graphs(&s, &schedule);
+      rfr_graphs *g = rft_make_graphs(&s, &schedule);
       for (int i = 0; i < 3; i++) assert_int_equal(rfr_graphs_ops(g, i, RFR_ACTION_W) == 0, (int)(frozen >> i & 1));
       rfr_graphs_destroy(g);
       rfr_schedule_destroy(schedule);
@@ -464,80 +100,76 @@ static void test_frozen(void **state) {
 
 /* ---- what is refused ---- */
 
-static void refused(rfr_status s, const char *slug, const char *text) {
-  const rfr_error *e = rfr_last_error();
-  if (s == RFR_OK) fail_msg("taken, but should be %s: %s", slug, text);
-  if (strcmp(e->slug, slug) != 0 || !strstr(e->message, text)) fail_msg("%s: %s", e->slug, e->message);
-}
-
 /* A call that is refused runs nothing: the step goes on as if it had not been made, and gives the same bits. */
 static void test_order_and_signature(void **state) {
   (void)state;
-  const scene s = {.block = mlp,
-                   .blocks = 2,
-                   .microbatches = 2,
-                   .dtype = RFR_F32,
-                   .fuse = true,
-                   .layers = 1,
-                   .schedule = "0F0 1F0 0F1 1F1 1I0 0I0 1W0 0W0 1B1 0B1"};
-  static buffers b, again;
+  const rft_scene s = {.block = rft_block_mlp,
+                       .blocks = 2,
+                       .microbatches = 2,
+                       .dtype = RFR_F32,
+                       .fuse = true,
+                       .layers = 1,
+                       .schedule = "0F0 1F0 0F1 1F1 1I0 0I0 1W0 0W0 1B1 0B1"};
+  static rft_buffers b, again;
   rfr_schedule *schedule;
-  rfr_graphs *g = make_graphs(&s, &schedule);
-  const rfr_type type = activation(&s);
+  rfr_graphs *g = rft_make_graphs(&s, &schedule);
+  const rfr_type type = rft_activation(&s);
   rfr_type other = type;
   rfr_tensor y, grad;
   rfr_graphs_memory m;
   for (int m0 = 0; m0 < 2; m0++) {
-    draw(&s, b.x[m0][0], 0, m0, 1);
-    draw(&s, b.dx[m0][2], 0, m0, 2);
+    rft_draw(&s, b.x[m0][0], 0, m0, 1);
+    rft_draw(&s, b.dx[m0][2], 0, m0, 2);
   }
   rfr_binding x = {NULL, type, b.x[0][0]};
   OK(rfr_graphs_get_memory(g, &m));
   assert_int_equal(m.slots, 4);
   assert_int_equal(m.graphs, 4 * 3); /* F, I and W of each */
-  refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "graphs.order", "no step has begun");
+  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "graphs.order", "no step has begun");
   OK(rfr_graphs_begin_step(g, NULL, 0));
-  refused(rfr_graphs_begin_step(g, NULL, 0), "graphs.order", "has begun");
-  refused(rfr_graphs_forward(g, 1, 0, &x, 1, &y, 1), "graphs.order", "wants forward of callable \"0\", microbatch 0");
-  refused(rfr_graphs_forward(g, 0, 1, &x, 1, &y, 1), "graphs.order", "wants forward of callable \"0\", microbatch 0");
-  refused(rfr_graphs_wgrad(g, 0, 0), "graphs.order", "wants forward");
-  refused(rfr_graphs_forward(g, 2, 0, &x, 1, &y, 1), "argument", "callable 2 of 2");
-  refused(rfr_graphs_forward(g, 0, 0, &x, 0, &y, 1), "replay.signature", "takes 1 inputs, 0 are given");
-  refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 0), "replay.signature", "gives 1 outputs");
+  rft_refused(rfr_graphs_begin_step(g, NULL, 0), "graphs.order", "has begun");
+  rft_refused(rfr_graphs_forward(g, 1, 0, &x, 1, &y, 1), "graphs.order",
+              "wants forward of callable \"0\", microbatch 0");
+  rft_refused(rfr_graphs_forward(g, 0, 1, &x, 1, &y, 1), "graphs.order",
+              "wants forward of callable \"0\", microbatch 0");
+  rft_refused(rfr_graphs_wgrad(g, 0, 0), "graphs.order", "wants forward");
+  rft_refused(rfr_graphs_forward(g, 2, 0, &x, 1, &y, 1), "argument", "callable 2 of 2");
+  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 0, &y, 1), "replay.signature", "takes 1 inputs, 0 are given");
+  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 0), "replay.signature", "gives 1 outputs");
   other.shape[1] = C - 1;
   x.type = other;
-  refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "replay.signature", "dimension 1 was 32, now 31");
+  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "replay.signature", "dimension 1 was 32, now 31");
   other.dtype = RFR_BF16;
   x.type = other;
-  refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "replay.signature", "with type f32, now bf16");
+  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "replay.signature", "with type f32, now bf16");
   x = (rfr_binding){"z", type, b.x[0][0]};
-  refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "replay.signature", "takes no input \"z\"");
+  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "replay.signature", "takes no input \"z\"");
   x = (rfr_binding){"x", type, NULL};
-  refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "replay.signature", "no data");
-  forward(g, &s, &b, 0, 0);
-  refused(rfr_graphs_end_step(g), "graphs.order", "wants forward of callable \"1\", microbatch 0");
+  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "replay.signature", "no data");
+  rft_forward(g, &s, &b, 0, 0);
+  rft_refused(rfr_graphs_end_step(g), "graphs.order", "wants forward of callable \"1\", microbatch 0");
   OK(rfr_graphs_abort_step(g));
   for (int k = 0; k < 2; k++) { /* once with calls that are refused in between */
-    buffers *to = k ? &again : &b;
+    rft_buffers *to = k ? &again : &b;
     memcpy(to, &b, sizeof b);
     OK(rfr_graphs_begin_step(g, NULL, 0));
-    forward(g, &s, to, 0, 0);
-    forward(g, &s, to, 1, 0);
-    forward(g, &s, to, 0, 1);
-    forward(g, &s, to, 1, 1);
-    if (k) refused(rfr_graphs_wgrad(g, 1, 0), "graphs.order", "wants backward (I) of callable \"1\", microbatch 0");
-    backward(g, &s, to, 1, 0);
-    if (k) refused(rfr_graphs_wgrad(g, 1, 0), "graphs.order", "wants backward (I) of callable \"0\"");
-    backward(g, &s, to, 0, 0);
+    rft_forward(g, &s, to, 0, 0);
+    rft_forward(g, &s, to, 1, 0);
+    rft_forward(g, &s, to, 0, 1);
+    rft_forward(g, &s, to, 1, 1);
+    if (k) rft_refused(rfr_graphs_wgrad(g, 1, 0), "graphs.order", "wants backward (I) of callable \"1\", microbatch 0");
+    rft_backward(g, &s, to, 1, 0);
+    if (k) rft_refused(rfr_graphs_wgrad(g, 1, 0), "graphs.order", "wants backward (I) of callable \"0\"");
+    rft_backward(g, &s, to, 0, 0);
     OK(rfr_graphs_wgrad(g, 1, 0));
     OK(rfr_graphs_wgrad(g, 0, 0));
-    backward(g, &s, to, 1, 1);
-    if (k) refused(rfr_graphs_wgrad(g, 1, 1), "graphs.order", "wants backward (B) of callable \"0\", microbatch 1");
-    backward(g, &s, to, 0, 1);
-    refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "graphs.order", "has no more");
+    rft_backward(g, &s, to, 1, 1);
+    if (k) rft_refused(rfr_graphs_wgrad(g, 1, 1), "graphs.order", "wants backward (B) of callable \"0\", microbatch 1");
+    rft_backward(g, &s, to, 0, 1);
+    rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "graphs.order", "has no more");
     OK(rfr_graphs_end_step(g));
     OK(rfr_graphs_gradient(g, "b1.up", &grad));
-    const rfr_tensor up = of_graphs(g, &grad);
+    const rfr_tensor up = rft_of_graphs(g, &grad);
     if (k == 0) memcpy(b.x[7][0], up.data, sizeof b.x[7][0]);
     else assert_memory_equal(b.x[7][0], up.data, sizeof b.x[7][0]);
     free(up.data);
@@ -557,45 +189,45 @@ static rfr_status try_create(rfr_callable *c, int n, const rfr_graphs_options *o
 
 static void test_descriptions(void **state) {
   (void)state;
-  const scene s = {.block = linear, .blocks = 2, .dtype = RFR_F32};
-  rfr_trace *t[2] = {block_trace(&s, 0), block_trace(&s, 1)}, *unused;
+  const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
+  rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)}, *unused;
   rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
   rfr_graphs_options o = rfr_graphs_options_default();
   rfr_schedule *schedule;
   c[0].trace = t[0], c[1].trace = t[1];
   OK(try_create(c, 2, NULL));
   c[1].inference = 1;
-  refused(try_create(c, 2, NULL), "graphs.callable", "callable 1 is for inference");
+  rft_refused(try_create(c, 2, NULL), "graphs.callable", "callable 1 is for inference");
   c[1].inference = 0;
   c[1].trace = NULL;
-  refused(try_create(c, 2, NULL), "argument", "callable 1 has no trace");
+  rft_refused(try_create(c, 2, NULL), "argument", "callable 1 has no trace");
   c[1].trace = t[1];
   const rfr_callable_link link = {"x", 0, "z"};
   c[1].links = &link, c[1].n_links = 1;
-  refused(try_create(c, 2, NULL), "graphs.callable", "output \"z\" of callable \"0\"");
+  rft_refused(try_create(c, 2, NULL), "graphs.callable", "output \"z\" of callable \"0\"");
   c[1].n_links = 0;
   const char *const outputs[] = {"y", NULL, "y"};
   c[0].outputs = outputs, c[0].n_outputs = 3;
-  refused(try_create(c, 2, NULL), "graphs.callable", "given twice");
+  rft_refused(try_create(c, 2, NULL), "graphs.callable", "given twice");
   c[0].n_outputs = 2;
   OK(try_create(c, 2, NULL));
   c[0].outputs = NULL, c[0].n_outputs = 0;
   OK(rfr_schedule_parse(ctx, "test", "0F0 0B0 0OPT", 12, &schedule));
   o.schedule = schedule;
-  refused(try_create(c, 1, &o), "graphs.callable", "OPT");
+  rft_refused(try_create(c, 1, &o), "graphs.callable", "OPT");
   rfr_schedule_destroy(schedule);
   OK(rfr_schedule_parse(ctx, "test", "0F0 0B0", 7, &schedule));
   o.schedule = schedule;
-  refused(try_create(c, 2, &o), "graphs.callable", "own 1 callables, there are 2");
+  rft_refused(try_create(c, 2, &o), "graphs.callable", "own 1 callables, there are 2");
   OK(try_create(c, 1, &o));
   rfr_schedule_destroy(schedule);
   o = rfr_graphs_options_default();
   o.budget = 100;
-  refused(try_create(c, 2, &o), "plan.over_budget", "the budget is 100");
+  rft_refused(try_create(c, 2, &o), "plan.over_budget", "the budget is 100");
   o.budget = 0;
   const rfr_binding nobody = {"w", {.dtype = RFR_F32, .rank = 1, .shape = {1}}, &o};
   o.tensors = &nobody, o.n_tensors = 1;
-  refused(try_create(c, 2, &o), "program.name", "\"w\"");
+  rft_refused(try_create(c, 2, &o), "program.name", "\"w\"");
   struct {
     rfr_graphs_options known;
     int64_t tail;
@@ -603,7 +235,7 @@ static void test_descriptions(void **state) {
   longer.known.size = sizeof longer;
   OK(try_create(c, 2, &longer.known));
   longer.tail = 1;
-  refused(try_create(c, 2, &longer.known), "argument", "rfr_graphs_options");
+  rft_refused(try_create(c, 2, &longer.known), "argument", "rfr_graphs_options");
   /* an input_grad that reaches no output */
   OK(rfr_trace_create(ctx, &unused));
   rfr_value x = rfr_input(unused, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, ((int64_t[]){T, C}));
@@ -616,20 +248,20 @@ static void test_descriptions(void **state) {
   rfr_callable loose = rfr_callable_default();
   loose.trace = unused;
   o = rfr_graphs_options_default();
-  refused(try_create(&loose, 1, &o), "autodiff.unreached", "idle");
+  rft_refused(try_create(&loose, 1, &o), "autodiff.unreached", "idle");
   o.allow_unused_input = 1;
   static _Alignas(16) float weight[C * C + 1], gradient[C * C + 1];
   const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
   const rfr_binding aligned[2] = {{"w", square, weight}, {"w", square, gradient}}, apart = {"w", square, weight + 1};
   const rfr_main_gradient sums[2] = {{"w", gradient, 0}, {"w", weight, 0}}, sum_apart = {"w", gradient + 1, 0};
   o.tensors = aligned, o.n_tensors = 2;
-  refused(try_create(&loose, 1, &o), "program.state", "given twice");
+  rft_refused(try_create(&loose, 1, &o), "program.state", "given twice");
   o.tensors = &apart, o.n_tensors = 1;
-  refused(try_create(&loose, 1, &o), "program.state", "multiple of 16 bytes");
+  rft_refused(try_create(&loose, 1, &o), "program.state", "multiple of 16 bytes");
   o.tensors = aligned, o.gradients = sums, o.n_gradients = 2;
-  refused(try_create(&loose, 1, &o), "program.state", "given twice");
+  rft_refused(try_create(&loose, 1, &o), "program.state", "given twice");
   o.gradients = &sum_apart, o.n_gradients = 1;
-  refused(try_create(&loose, 1, &o), "program.state", "multiple of 16 bytes");
+  rft_refused(try_create(&loose, 1, &o), "program.state", "multiple of 16 bytes");
   o.gradients = sums;
   OK(try_create(&loose, 1, &o));
   o.tensors = NULL, o.gradients = NULL, o.n_tensors = o.n_gradients = 0;
@@ -677,18 +309,18 @@ static rfr_status note(const rfr_hook_event *e, void *user) {
 static rfr_status create_with_hooks(const char *schedule_text, int blocks_n, unsigned frozen, int iterations, record *r,
                                     const rfr_binding *tensors, int n_tensors, const rfr_main_gradient *gradients,
                                     rfr_graphs **g) {
-  const scene s = {.block = linear, .blocks = blocks_n, .dtype = RFR_F32, .frozen = frozen};
+  const rft_scene s = {.block = rft_block_linear, .blocks = blocks_n, .dtype = RFR_F32, .frozen = frozen};
   rfr_schedule *schedule = NULL;
   rfr_graphs_options o = rfr_graphs_options_default();
-  rfr_hooks hooks[MOST_BLOCKS];
-  rfr_callable c[MOST_BLOCKS];
-  rfr_trace *t[MOST_BLOCKS];
+  rfr_hooks hooks[RFT_BLOCKS];
+  rfr_callable c[RFT_BLOCKS];
+  rfr_trace *t[RFT_BLOCKS];
   r->text[0] = 0;
   r->calls = 0;
   r->hook = (rfr_hook){note, r};
   r->list = (rfr_hook_list){&r->hook, 1};
   for (int i = 0; i < blocks_n; i++) {
-    t[i] = block_trace(&s, i);
+    t[i] = rft_block_trace(&s, i);
     c[i] = rfr_callable_default();
     c[i].trace = t[i];
     hooks[i] = rfr_hooks_default();
@@ -741,7 +373,7 @@ static void test_failing_hooks(void **state) {
   const rfr_binding binding = {"b0.w", type, w};
   const rfr_main_gradient main_gradient = {"b0.w", grad, 1};
   rfr_graphs *g;
-  for (int i = 0; i < 2; i++) fill(&tensors[i], 3 + (uint64_t)i, 1);
+  for (int i = 0; i < 2; i++) rft_fill_by(&tensors[i], 3 + (uint64_t)i, 1);
   memcpy(w_before, w, sizeof w);
   memcpy(grad_before, grad, sizeof grad);
   const int64_t live = rfr_ctx_get_stats(ctx).live_blocks;
@@ -771,8 +403,8 @@ static void test_failing_hooks(void **state) {
 /* Every allocation of creation fails once: a status each time, nothing is left. */
 static void test_allocation_faults(void **state) {
   (void)state;
-  const scene s = {.block = linear, .blocks = 1, .dtype = RFR_F32, .fuse = true};
-  rfr_trace *t = block_trace(&s, 0);
+  const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32, .fuse = true};
+  rfr_trace *t = rft_block_trace(&s, 0);
   rfr_callable c = rfr_callable_default();
   const int64_t live = rfr_ctx_get_stats(ctx).live_blocks;
   c.trace = t;
@@ -799,15 +431,15 @@ static void test_memory(void **state) {
   static const char *const texts[] = {"0F0 0B0", "0F0 0F1 0F2 0B0 0B1 0B2", "0F0 0F1 0I0 0I1 0W0 0W1"};
   int64_t one = 0;
   for (int i = 0; i < 3; i++) {
-    const scene s = {.block = transformer,
-                     .blocks = 4,
-                     .dtype = RFR_F32,
-                     .fuse = true,
-                     .linked = true,
-                     .layers = 4,
-                     .schedule = texts[i]};
+    const rft_scene s = {.block = rft_block_transformer,
+                         .blocks = 4,
+                         .dtype = RFR_F32,
+                         .fuse = true,
+                         .linked = true,
+                         .layers = 4,
+                         .schedule = texts[i]};
     rfr_schedule *schedule;
-    rfr_graphs *g = make_graphs(&s, &schedule);
+    rfr_graphs *g = rft_make_graphs(&s, &schedule);
     rfr_graphs_memory m;
     OK(rfr_graphs_get_memory(g, &m));
     assert_int_equal(m.slots, i == 0 ? 1 : i == 1 ? 3 : 2);

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Scenes of graphed callables: a few blocks of a kind, one callable each, under a schedule, run for ten optimizer steps
+ * beside one program that holds all of them, and compared with it to the bit.
+ */
+#ifndef RFT_GRAPHS_SCENE_H
+#define RFT_GRAPHS_SCENE_H
+
+#include <stdbool.h>
+
+#include "refrain/graphs.h"
+#include "support/context.h"
+
+enum { RFT_T = 24, RFT_C = 32, RFT_BLOCKS = 4, RFT_MICROBATCHES = 8 }; /* tokens, width; the most of a scene */
+
+typedef struct rft_recorder { /* of one block, or of all of them */
+  rfr_trace *t;
+  rfr_dtype dtype;
+  int block;
+  unsigned frozen; /* blocks, a bit each */
+  rfr_value offsets, step;
+} rft_recorder;
+
+/* Records block r->block; x and what it gives are (T, C). Parameters are "b<block>.<name>". */
+typedef rfr_value (*rft_block)(rft_recorder *r, rfr_value x);
+rfr_value rft_block_linear(rft_recorder *r, rfr_value x); /* "w", "bias" */
+rfr_value rft_block_mlp(rft_recorder *r, rfr_value x);    /* with dropout, as the next two */
+rfr_value rft_block_attention(rft_recorder *r, rfr_value x);
+rfr_value rft_block_transformer(rft_recorder *r, rfr_value x);
+rfr_value rft_block_experts(rft_recorder *r, rfr_value x);
+
+typedef struct rft_scene {
+  rft_block block;
+  int blocks, microbatches;
+  rfr_dtype dtype;
+  unsigned frozen;
+  const char *schedule; /* of one rank; NULL: none */
+  int layers;           /* blocks of a stage, with a schedule */
+  bool fuse, eager, linked;
+} rft_scene;
+
+typedef struct rft_buffers { /* of one side: (microbatch, block) */
+  unsigned char x[RFT_MICROBATCHES][RFT_BLOCKS + 1][RFT_T * RFT_C * 4];
+  unsigned char dx[RFT_MICROBATCHES][RFT_BLOCKS + 1][RFT_T * RFT_C * 4];
+} rft_buffers;
+
+/* Block `block` alone: input "x", output "y". */
+rfr_trace *rft_block_trace(const rft_scene *s, int block);
+/* The callables of a scene; the schedule may be NULL, else it is the caller's to destroy behind the graphs. */
+rfr_graphs *rft_make_graphs(const rft_scene *s, rfr_schedule **schedule);
+/* Ten steps of a scene and of its oracle. */
+void rft_run_scene(const rft_scene *s);
+
+rfr_type rft_activation(const rft_scene *s);
+/* Values of -by .. by, the same for the same seed, in a tensor of f32 or bf16. */
+void rft_fill_by(const rfr_tensor *x, uint64_t seed, float by);
+/* An activation; what: 1 an input, 2 an output's gradient. */
+void rft_draw(const rft_scene *s, void *to, int step, int m, int what);
+/* One call, from the buffers and to them. */
+void rft_forward(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int block, int m);
+void rft_backward(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int block, int m);
+
+/* A tensor's values in host memory, which the caller frees. */
+rfr_tensor rft_of_graphs(rfr_graphs *g, const rfr_tensor *x);
+/* The test fails unless `s` is the error with this slug, and its message has the text. */
+void rft_refused(rfr_status s, const char *slug, const char *text);
+
+#endif
