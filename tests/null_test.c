@@ -290,6 +290,19 @@ static void graphs(void) {
   GIVES(NULL, rfr_graphs_report, NULL, 0, "fuse");
 }
 
+static void communicators(void) {
+  rfr_comm *c;
+  float x, y;
+  QUIET(rfr_comm_destroy, NULL);
+  QUIET(rfr_comm_abort, NULL);
+  GIVES(0, rfr_comm_size, NULL);
+  GIVES(-1, rfr_comm_rank, NULL);
+  STATUS(rfr_comm_threads_create, NULL, 1, 0, &c);
+  STATUS(rfr_comm_all_gather, NULL, &x, &y, 1, RFR_F32);
+  STATUS(rfr_comm_reduce_scatter, NULL, &x, &y, 1, RFR_F32);
+  STATUS(rfr_comm_all_reduce, NULL, &x, &y, 1, RFR_F32);
+}
+
 static void schedules(void) {
   rfr_schedule *s;
   rfr_schedule_info info;
@@ -356,6 +369,7 @@ static void test_null_handles(void **state) {
   ops();
   programs();
   runs();
+  communicators();
   schedules();
   graphs();
   DIR *dir = opendir(RFT_SOURCE_DIR "/include/refrain");

@@ -6,6 +6,7 @@
 #define REFRAIN_REFRAIN_H
 
 #include "refrain/ctx.h"
+#include "refrain/dist.h"
 #include "refrain/dtype.h"
 #include "refrain/graphs.h"
 #include "refrain/nn.h"

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Communicators: ranks that make the same collective calls in the same order, each on data of its own. A rank holds one
+ * end, an rfr_comm, and uses it on one thread at a time; it gives it to rfr_compile_options.comm or
+ * rfr_graphs_options.comm, for collective ops, or calls it here, between runs.
+ *
+ * Nobody waits for ever for a rank that fails: who cannot go on calls rfr_comm_abort, or destroys its end, and every
+ * call of the others that needs it is dist.peer, naming it; so is one that has waited longer than the timeout. The
+ * communicator is of no use then: what it was made for is made again.
+ *
+ *   rfr_comm *ends[2];
+ *   rfr_comm_threads_create(ctx, 2, 0, ends);
+ *   // thread r, with a context of its own:
+ *   rfr_comm_all_gather(ends[r], shard, all, n, RFR_F32);     // all: 2 n elements, rank 0's first
+ *   rfr_comm_destroy(ends[r]);
+ */
+#ifndef REFRAIN_DIST_H
+#define REFRAIN_DIST_H
+
+#include "refrain/ctx.h"
+#include "refrain/dtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rfr_comm rfr_comm; /* one rank's end */
+
+/* The ends of `size` ranks that are threads of this process, into out[size]; for memory of the host. Sums are in rank
+ * order, in f32, rounded once: the same bits on every rank and in every run. `timeout`: seconds that a rank waits for
+ * another; 0: as long as it takes. `ctx`, which must outlive them, holds their memory and runs nothing. Errors:
+ * argument, memory.alloc. */
+RFR_API rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out);
+/* Leaves: whoever calls the others' ends after that gets dist.peer. After all that uses it; accepts NULL. */
+RFR_API void rfr_comm_destroy(rfr_comm *c);
+/* Ends all calls of all ranks, those that wait and later ones, with dist.peer. From any thread; accepts NULL. */
+RFR_API void rfr_comm_abort(rfr_comm *c);
+
+RFR_API int rfr_comm_size(const rfr_comm *c); /* 0 for NULL */
+RFR_API int rfr_comm_rank(const rfr_comm *c); /* -1 for NULL */
+
+/* Collectives at once: they return when they are done. n counts the elements of one rank's part; `from` and `to` hold n
+ * of them or, the larger one, n of each rank, rank 0's first. `from` may lie in `to`, or `to` in `from`, where this
+ * rank's part is. Sums are of f32, bf16 or f16; all_gather takes any type of whole bytes. Errors: argument, dist.peer;
+ * dist.mismatch, to all of them, when the ranks' calls differ. */
+RFR_API rfr_status rfr_comm_all_gather(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype);
+/* `to` gets this rank's part of the sum of all ranks' `from`. */
+RFR_API rfr_status rfr_comm_reduce_scatter(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype);
+/* Both have n elements, and may be the same memory. */
+RFR_API rfr_status rfr_comm_all_reduce(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

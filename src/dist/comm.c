@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Communicators as their callers see them: arguments are checked here, once for every kind.
+ */
+#include "dist/comm.h"
+
+#include "base/base.h"
+
+int rfr_comm_size(const rfr_comm *c) { return c ? c->size : 0; }
+int rfr_comm_rank(const rfr_comm *c) { return c ? c->rank : -1; }
+
+void rfr_comm_abort(rfr_comm *c) {
+  if (c) c->table->abort(c);
+}
+
+void rfr_comm_destroy(rfr_comm *c) {
+  if (c) c->table->destroy(c);
+}
+
+static rfr_status call(rfr_comm *c, rfi_collective_kind kind, const void *from, void *to, int64_t n, rfr_dtype dtype) {
+  const rfi_collective what = {kind, dtype, n, from, to};
+  int64_t bytes;
+  RFI_TRY(rfi_check_handle(c, "rfr_comm"));
+  const bool known = (unsigned)dtype < RFR_DTYPE_COUNT;
+  if (!known || rfr_dtype_bits(dtype) % 8 != 0 || (kind != RFI_ALL_GATHER && !rfi_collective_sums(dtype)))
+    return rfi_fail(RFI_E_ARGUMENT, "%s of %s", rfi_collective_name(kind), known ? rfr_dtype_name(dtype) : "no type");
+  if (n < 0 || (n > 0 && (!from || !to)))
+    return rfi_fail(RFI_E_ARGUMENT, "%s of %lld elements, or without memory", rfi_collective_name(kind), (long long)n);
+  if (__builtin_mul_overflow(n, (int64_t)c->size * rfr_dtype_bits(dtype), &bytes))
+    return rfi_fail(RFI_E_OVERFLOW, "%s of %lld elements", rfi_collective_name(kind), (long long)n);
+  return c->table->run(c, &what, NULL);
+}
+
+rfr_status rfr_comm_all_gather(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype) {
+  return call(c, RFI_ALL_GATHER, from, to, n, dtype);
+}
+
+rfr_status rfr_comm_reduce_scatter(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype) {
+  return call(c, RFI_REDUCE_SCATTER, from, to, n, dtype);
+}
+
+rfr_status rfr_comm_all_reduce(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype) {
+  return call(c, RFI_ALL_REDUCE, from, to, n, dtype);
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a communicator is to those who call it: a rank, a size, and a table. Kernels of collective ops enqueue on their
+ * stream; a call without one returns when it is done.
+ */
+#ifndef RFI_COMM_H
+#define RFI_COMM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "refrain/dist.h"
+
+typedef enum rfi_collective_kind { RFI_ALL_GATHER, RFI_REDUCE_SCATTER, RFI_ALL_REDUCE } rfi_collective_kind;
+
+typedef struct rfi_collective {
+  rfi_collective_kind kind;
+  rfr_dtype dtype;
+  int64_t n; /* elements of one rank's part */
+  const void *from;
+  void *to;
+} rfi_collective;
+
+typedef struct rfi_comm_table {
+  const char *name;
+  bool host; /* the memory is the host's */
+  /* Types are whole bytes, of a sum f32, bf16 or f16. `stream` NULL: waits until it is done. */
+  rfr_status (*run)(rfr_comm *c, const rfi_collective *what, void *stream);
+  void (*abort)(rfr_comm *c);
+  void (*destroy)(rfr_comm *c);
+} rfi_comm_table;
+
+struct rfr_comm { /* each kind's own begins with it */
+  const rfi_comm_table *table;
+  int rank, size;
+};
+
+static inline const char *rfi_collective_name(rfi_collective_kind kind) {
+  return kind == RFI_ALL_GATHER ? "all_gather" : kind == RFI_REDUCE_SCATTER ? "reduce_scatter" : "all_reduce";
+}
+static inline bool rfi_collective_sums(rfr_dtype dtype) {
+  return dtype == RFR_F32 || dtype == RFR_BF16 || dtype == RFR_F16;
+}
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ranks that are threads of one process. A collective is: say what you have, meet, read the others' memory, meet again.
+ * The last to come to the first meeting compares the calls, so that there is one verdict, for all.
+ *
+ * Only the first meeting can fail: who is past it reads memory of ranks that wait in the second, and all who are past
+ * it get there, for between the two nobody waits for anything else. So no rank leaves with its memory still being read,
+ * whoever aborts meanwhile.
+ *
+ * Sums go element by element over the ranks in their order, in f32, so that every rank has the bits that one rank
+ * adding the same terms in that order has.
+ */
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/base.h"
+#include "core/convert.h"
+#include "dist/comm.h"
+
+enum { BLOCK = 2048, WHY = 160 }; /* elements summed at once; bytes of a reason */
+
+typedef struct end {
+  rfr_comm comm; /* first */
+  struct group *group;
+  rfi_collective call;
+  bool here; /* in the meeting that is being held */
+} end;
+
+typedef struct group {
+  rfr_ctx *ctx;
+  pthread_mutex_t mutex; /* of all below, but for calls of ranks that are past the first meeting: those stand still */
+  pthread_cond_t changed;
+  int size, ends, here;
+  uint64_t meetings;
+  double timeout;
+  bool broken, differ; /* for good, as `why` says */
+  char why[WHY];
+  end end[];
+} group;
+
+/* ---- meetings ---- */
+
+static __attribute__((format(printf, 2, 3))) void break_up(group *g, const char *format, ...) {
+  va_list args;
+  if (g->broken) return;
+  va_start(args, format);
+  rfi_vsnprintf(g->why, sizeof g->why, format, args);
+  va_end(args);
+  g->broken = true;
+  pthread_cond_broadcast(&g->changed);
+}
+
+static void compare(group *g) {
+  const rfi_collective *a = &g->end[0].call;
+  for (int r = 1; r < g->size && !g->broken; r++) {
+    const rfi_collective *b = &g->end[r].call;
+    if (a->kind == b->kind && a->dtype == b->dtype && a->n == b->n) continue;
+    break_up(g, "rank 0 calls %s of %lld %s, rank %d %s of %lld %s", rfi_collective_name(a->kind), (long long)a->n,
+             rfr_dtype_name(a->dtype), r, rfi_collective_name(b->kind), (long long)b->n, rfr_dtype_name(b->dtype));
+    g->differ = true;
+  }
+}
+
+static void wait_or_break(end *e, uint64_t meeting, const struct timespec *until) {
+  group *g = e->group;
+  while (g->meetings == meeting && !g->broken) {
+    if (g->timeout <= 0) pthread_cond_wait(&g->changed, &g->mutex);
+    else if (pthread_cond_timedwait(&g->changed, &g->mutex, until) == ETIMEDOUT && g->meetings == meeting) {
+      int late = 0;
+      while (g->end[late].here) late++;
+      break_up(g, "rank %d has not come within %g seconds", late, g->timeout);
+    }
+  }
+}
+
+static void close_meeting(group *g) {
+  for (int r = 0; r < g->size; r++) g->end[r].here = false;
+  g->here = 0;
+  g->meetings++;
+  pthread_cond_broadcast(&g->changed);
+}
+
+/* The first meeting: all ranks' calls are there, and alike. */
+static rfr_status meet(end *e, const rfi_collective *call) {
+  group *g = e->group;
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_sec += (time_t)g->timeout;
+  until.tv_nsec += (long)(1e9 * (g->timeout - floor(g->timeout)));
+  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  pthread_mutex_lock(&g->mutex);
+  const uint64_t meeting = g->meetings;
+  if (!g->broken) {
+    e->call = *call;
+    e->here = true;
+    if (++g->here == g->size) {
+      compare(g);
+      close_meeting(g);
+    } else {
+      wait_or_break(e, meeting, &until);
+    }
+  }
+  const bool held = g->meetings != meeting && !g->differ;
+  rfr_status s = held ? RFR_OK : rfi_fail(g->differ ? RFI_E_DIST_MISMATCH : RFI_E_DIST_PEER, "%s", g->why);
+  pthread_mutex_unlock(&g->mutex);
+  return s;
+}
+
+/* A later one, to which everybody comes. */
+static void meet_again(end *e) {
+  group *g = e->group;
+  pthread_mutex_lock(&g->mutex);
+  const uint64_t meeting = g->meetings;
+  if (++g->here == g->size) close_meeting(g);
+  while (g->meetings == meeting) pthread_cond_wait(&g->changed, &g->mutex);
+  pthread_mutex_unlock(&g->mutex);
+}
+
+/* ---- the work ---- */
+
+static const char *at(const void *base, int64_t element, rfr_dtype dtype) {
+  return (const char *)base + element * (rfr_dtype_bits(dtype) / 8);
+}
+
+static void copy(void *to, const void *from, int64_t n, rfr_dtype dtype) {
+  if (n > 0 && to != from) memcpy(to, from, (size_t)(n * (rfr_dtype_bits(dtype) / 8)));
+}
+
+/* Elements [first, first + n) of all ranks' `from`, added up; what is read of them may lie where it is written. */
+static void sum(const group *g, int64_t first, int64_t n, rfr_dtype dtype, char *to) {
+  float total[BLOCK], term[BLOCK];
+  for (int64_t done = 0; done < n; done += BLOCK) {
+    const int64_t m = n - done < BLOCK ? n - done : BLOCK;
+    rfi_convert(RFR_F32, total, dtype, at(g->end[0].call.from, first + done, dtype), m);
+    for (int r = 1; r < g->size; r++) {
+      rfi_convert(RFR_F32, term, dtype, at(g->end[r].call.from, first + done, dtype), m);
+      for (int64_t i = 0; i < m; i++) total[i] += term[i];
+    }
+    rfi_convert(dtype, (char *)at(to, done, dtype), RFR_F32, total, m);
+  }
+}
+
+/* The part of n elements that a rank adds up for all. */
+static int64_t part_of(int64_t n, int rank, int size) { return n / size * rank + n % size * rank / size; }
+
+static void all_reduce(end *e) {
+  group *g = e->group;
+  const rfi_collective *c = &e->call;
+  const int64_t own = part_of(c->n, e->comm.rank, g->size), next = part_of(c->n, e->comm.rank + 1, g->size);
+  sum(g, own, next - own, c->dtype, (char *)at(c->to, own, c->dtype));
+  meet_again(e);
+  for (int r = 0; r < g->size; r++) {
+    const int64_t first = part_of(c->n, r, g->size), last = part_of(c->n, r + 1, g->size);
+    copy((char *)at(c->to, first, c->dtype), at(g->end[r].call.to, first, c->dtype), last - first, c->dtype);
+  }
+}
+
+static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) {
+  end *e = (end *)comm;
+  const group *g = e->group;
+  (void)stream;
+  RFI_TRY(meet(e, what));
+  if (what->kind == RFI_ALL_GATHER)
+    for (int r = 0; r < g->size; r++)
+      copy((char *)at(what->to, r * what->n, what->dtype), g->end[r].call.from, what->n, what->dtype);
+  else if (what->kind == RFI_REDUCE_SCATTER) sum(g, comm->rank * what->n, what->n, what->dtype, what->to);
+  else all_reduce(e);
+  meet_again(e);
+  return RFR_OK;
+}
+
+/* ---- coming and going ---- */
+
+static void abort_all(rfr_comm *comm) {
+  group *g = ((end *)comm)->group;
+  pthread_mutex_lock(&g->mutex);
+  break_up(g, "rank %d has aborted the communicator", comm->rank);
+  pthread_mutex_unlock(&g->mutex);
+}
+
+static void destroy(rfr_comm *comm) {
+  group *g = ((end *)comm)->group;
+  pthread_mutex_lock(&g->mutex);
+  const bool last = --g->ends == 0;
+  break_up(g, "rank %d has left the communicator", comm->rank);
+  pthread_mutex_unlock(&g->mutex);
+  if (!last) return;
+  pthread_cond_destroy(&g->changed);
+  pthread_mutex_destroy(&g->mutex);
+  rfi_free(g->ctx, g);
+}
+
+static const rfi_comm_table table = {"threads", true, run, abort_all, destroy};
+
+rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out) {
+  enum { MOST = 4096 };
+  pthread_condattr_t monotonic;
+  group *g;
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
+  if (size < 1 || size > MOST || !(timeout >= 0) || timeout > 1e9 || !out)
+    return rfi_fail(RFI_E_ARGUMENT, "a communicator of %d ranks, of 1 to %d, with a timeout of %g seconds", size, MOST,
+                    timeout);
+  for (int r = 0; r < size; r++) out[r] = NULL;
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *g + sizeof *g->end * (size_t)size, &g));
+  g->ctx = ctx;
+  g->size = g->ends = size;
+  g->timeout = timeout;
+  pthread_mutex_init(&g->mutex, NULL);
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&g->changed, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  for (int r = 0; r < size; r++) {
+    g->end[r] = (end){.comm = {&table, r, size}, .group = g};
+    out[r] = &g->end[r].comm;
+  }
+  return RFR_OK;
+}
