@@ -185,8 +185,9 @@ static void test_memory(void **state) {
   p = debugged(t);
   OK(rfr_program_plan(p, 0, &debug));
   rfr_programs_destroy(p);
-  const int64_t value = RFI_GUARD + N * sizeof(float); /* as many bytes as the planner gives it */
-  assert_int_equal(debug.planned_bytes - debug.persistent_bytes, OPS * value + RFI_GUARD + LARGE + RFI_GUARD);
+  const int64_t value = rfi_align(N * sizeof(float)) + RFI_GUARD;
+  const int64_t workspaces = RFI_GUARD + rfi_align(LARGE) + RFI_GUARD;
+  assert_int_equal(debug.planned_bytes - debug.persistent_bytes, workspaces + OPS * value);
   rfr_compile_options o = rfr_compile_options_default();
   o.debug = 1;
   o.budget = plain.planned_bytes;

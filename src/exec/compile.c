@@ -213,8 +213,8 @@ static rfr_status allocate_memory(rfr_programs *p) {
 static void share_step(rfr_programs *p, bool debug) {
   p->transient_bytes = 0;
   for (int i = 0; i < p->n; i++) {
-    rfi_plan *plan = &p->program[i].plan;
-    const int64_t transient = debug ? rfi_debug_layout(plan) : plan->bytes;
+    rfi_program *g = &p->program[i];
+    const int64_t transient = debug ? rfi_debug_layout(g) : g->plan.bytes;
     if (transient > p->transient_bytes) p->transient_bytes = transient;
   }
   p->total_bytes = p->persistent_bytes + p->transient_bytes;

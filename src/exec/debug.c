@@ -21,13 +21,22 @@ static int64_t most_workspace(const rfi_plan *plan) {
   return most;
 }
 
-int64_t rfi_debug_layout(rfi_plan *plan) {
+/* Bytes that a buffer was asked for with; the planner's have what fills up its last line. */
+static int64_t exact_bytes(const rfi_program *g, const rfi_buffer *b) {
+  if (!is_workspace(b)) return rfi_bytes(&g->trace->values[b->value].type);
+  int i = 0;
+  while (g->bound[i].op != b->first) i++;
+  return g->bound[i].workspace;
+}
+
+int64_t rfi_debug_layout(rfi_program *g) {
   const int64_t workspace = RFI_GUARD;
-  int64_t at = workspace + most_workspace(plan) + RFI_GUARD;
-  for (int i = 0; i < plan->n; i++) {
-    rfi_buffer *b = &plan->buffer[i];
+  for (int i = 0; i < g->plan.n; i++) g->plan.buffer[i].bytes = exact_bytes(g, &g->plan.buffer[i]);
+  int64_t at = workspace + rfi_align(most_workspace(&g->plan)) + RFI_GUARD;
+  for (int i = 0; i < g->plan.n; i++) {
+    rfi_buffer *b = &g->plan.buffer[i];
     b->offset = is_workspace(b) ? workspace : at;
-    if (!is_workspace(b)) at += b->bytes + RFI_GUARD;
+    if (!is_workspace(b)) at += rfi_align(b->bytes) + RFI_GUARD;
   }
   return at;
 }

@@ -100,9 +100,9 @@ rfr_status rfi_tune(rfr_programs *p);
 /* ---- debug.c ---- */
 /* Runs bound ops [first, last) with a check after each: finite results, guards, poison. */
 rfr_status rfi_debug_run(rfr_programs *p, rfi_program *program, int first, int last);
-/* Offsets of values that never share a byte, a guard between any two; workspaces share the first
- * place. Bytes needed. */
-int64_t rfi_debug_layout(rfi_plan *plan);
+/* Offsets of values that never share a byte, a guard right behind each; workspaces share the first
+ * place. The plan's buffers lose what filled their last lines. Bytes needed. */
+int64_t rfi_debug_layout(rfi_program *program);
 /* How many ranges of memory are watched while a plan of n buffers runs. */
 int rfi_debug_ranges(int n);
 

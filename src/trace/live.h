@@ -12,8 +12,9 @@ typedef struct rfi_life {
   bool persistent; /* input, or made once in phase load: lives across steps */
 } rfi_life;
 
-/* Storages start at multiples of this: a cache line, and what vector loads like. */
-enum { RFI_ALIGNMENT = 64 };
+/* Storages start at multiples of this: whole cache lines, on a GPU too, where a warp's 512 bytes would otherwise touch
+ * five lines instead of four, and what its libraries want of a workspace. */
+enum { RFI_ALIGNMENT = 256 };
 static inline int64_t rfi_align(int64_t bytes) { return (bytes + RFI_ALIGNMENT - 1) / RFI_ALIGNMENT * RFI_ALIGNMENT; }
 /* Bytes that a value's own storage takes in an arena. */
 static inline int64_t rfi_storage_bytes(const rfr_type *type) { return rfi_align(rfi_bytes(type)); }

@@ -17,8 +17,6 @@
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/lt_product.h"
 
-enum { WORKSPACE_ALIGNMENT = 256 }; /* the plan aligns to less */
-
 typedef rfi_lt_functions functions;
 typedef rfi_lt_matrix matrix;
 typedef rfi_lt_key key;
@@ -236,8 +234,7 @@ static rfr_status run(const rfr_call *call) {
                              .b = call->in[0].data,
                              .bias = p->key.bias >= 0 ? call->in[2].data : NULL,
                              .d = call->out[0].data,
-                             .workspace =
-                                 (char *)call->workspace + (-(uintptr_t)call->workspace & (WORKSPACE_ALIGNMENT - 1))};
+                             .workspace = call->workspace};
   const cublasStatus_t s = rfi_lt_multiply(p, &p->algo, &x, (cudaStream_t)call->stream);
   if (s == CUBLAS_STATUS_SUCCESS) return RFR_OK;
   return p->lt->core->fail(RFI_E_CUDA,
@@ -259,7 +256,7 @@ rfr_status rfi_lt_bind(rfi_lt *lt, rfi_bound *b) {
   }
   b->run = run;
   b->kernel = "cuBLASLt";
-  b->workspace = rfi_lt_workspace(&k) ? RFI_LT_WORKSPACE + WORKSPACE_ALIGNMENT : 0;
+  b->workspace = rfi_lt_workspace(&k);
   b->call.library = p;
   return RFR_OK;
 }

@@ -43,7 +43,8 @@ typedef struct rfi_head {
   size_t nll, logits, w; /* bytes of the workspace's first parts; w: a copy with ld rows, if any */
 } rfi_head;
 
-static inline size_t rfi_head_round(size_t n) { return (n + 63) & ~(size_t)63; }
+/* Parts of the workspace begin where storages may: at multiples of RFI_ALIGNMENT. */
+static inline size_t rfi_head_round(size_t n) { return (n + 255) & ~(size_t)255; }
 
 /* Rows of logits are `multiple` elements long, or more: a GPU's products want aligned rows, ours dense ones (1). */
 static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
