@@ -266,6 +266,7 @@ static void runs(void) {
 }
 
 static void graphs(void) {
+  int n;
   rfr_graphs *g;
   rfr_tensor x;
   rfr_graphs_memory m;
@@ -279,6 +280,8 @@ static void graphs(void) {
   STATUS(rfr_graphs_end_step, NULL);
   STATUS(rfr_graphs_abort_step, NULL);
   STATUS(rfr_graphs_changed, NULL);
+  STATUS(rfr_graphs_grads_ready, NULL, NULL, 0, &n);
+  STATUS(rfr_graphs_reschedule, NULL, NULL);
   STATUS(rfr_graphs_wait, NULL);
   STATUS(rfr_graphs_tensor, NULL, "w", &x);
   STATUS(rfr_graphs_gradient, NULL, "w", &x);

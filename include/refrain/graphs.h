@@ -42,15 +42,29 @@ typedef struct rfr_callable_link {
   const char *output;
 } rfr_callable_link;
 
+/* Memory of the caller's for an input, an output or a gradient of one, in place of the slot's: nothing is copied. A
+ * graph has one address for it, and belongs to a slot; so there is one for each slot of the stage, and
+ * rfr_schedule_slot says which slot a microbatch has (without a schedule there is one). A call still gives what it
+ * reads there, and another address is an error. It stays as it is for as long as a slot's own would. */
+typedef struct rfr_callable_fixed {
+  const char *port;  /* an input or output that is not linked */
+  int gradient;      /* 1: not that, but its gradient */
+  void *const *data; /* on the device, at multiples of 16 bytes, until rfr_graphs_destroy. Neither warm-up nor */
+  int n_data;        /* capture reads or writes there */
+} rfr_callable_fixed;
+
 typedef struct rfr_callable {
   size_t size;
-  const char *name;       /* in messages; NULL: its number */
-  const rfr_trace *trace; /* finished, the forward of one microbatch; may be destroyed after creation */
-  const rfr_callable_link *links;
-  int n_links;
-  const char *const *outputs; /* in the order in which calls give them; NULL stands for one that is absent. */
-  int n_outputs;              /* outputs NULL: all of the trace, in its order */
-  int inference;              /* 1: no backward; all callables of a set or none */
+  const char *name;               /* in messages; NULL: its number */
+  const rfr_trace *trace;         /* finished, the forward of one microbatch; may be destroyed after creation */
+  const rfr_callable_link *links; /* an input is copied into the slot, or linked, or fixed */
+  const rfr_callable_fixed *fixed;
+  int n_links, n_fixed;
+  /* In the order in which calls have them; NULL stands for one that is absent, whose place in a call has no data. The
+   * whole list NULL: all of the trace, in its order. */
+  const char *const *inputs, *const *outputs;
+  int n_inputs, n_outputs;
+  int inference; /* 1: no backward; all callables of a set or none */
 } rfr_callable;
 RFR_API rfr_callable rfr_callable_default(void);
 
@@ -123,7 +137,7 @@ typedef struct rfr_graphs_options {
   int n_tensors; /* outlive the graphs */
   const rfr_main_gradient *gradients; /* of those parameters where the default, ours and cleared, will not do */
   int n_gradients;
-  int warmup_iterations;  /* runs of each part before capture; default 0. They read zeros and what `tensors` have */
+  int warmup_iterations;  /* runs of each part before capture; default 0. Inputs and output gradients are zeros then */
   const rfr_hooks *hooks; /* one entry per callable, or none */
   int n_hooks;
   rfr_hook_list pre_warmup, post_warmup; /* once for the whole warm-up; not at all when it has no iterations */
@@ -146,9 +160,10 @@ RFR_API void rfr_graphs_destroy(rfr_graphs *g);
  * the first time or after rfr_graphs_changed, on frozen ones), clears main gradients. */
 RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
 /* The forward of a callable. `inputs`: one binding per input that is not linked, by position where the name is NULL,
- * else by name; each is copied into the slot. `outputs`, room for all of them, get tensors that hold until the slot's
- * last gradient has run; without gradients, until its next forward or the next step begins. Errors: graphs.order,
- * naming what the schedule wants; replay.signature, naming the first field that differs; nothing has run then. */
+ * else by name; each is copied into the slot, unless it is fixed. `outputs`, room for all of them, get tensors that
+ * hold until the slot's last gradient has run; without gradients, until its next forward or the next step begins.
+ * Errors: graphs.order, naming what the schedule wants; replay.signature, naming the first field that differs; nothing
+ * has run then. */
 RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs,
                                       int n_inputs, rfr_tensor *outputs, int n_outputs);
 /* The backward. `output_grads`: one binding per output, by position or by name, but of those alone that have a gradient
@@ -163,6 +178,15 @@ RFR_API rfr_status rfr_graphs_end_step(rfr_graphs *g);
 /* Leaves a step wherever it is: slots are free, main gradients undefined until the next begins; those that were
  * declared to accumulate, which no beginning clears, are the caller's to restore. */
 RFR_API rfr_status rfr_graphs_abort_step(rfr_graphs *g);
+/* The main gradients that the last call made final: nothing of this step adds to them any more. Over a step each is
+ * named once, by the call whose W is its last (by the step's beginning where there is none); without a schedule, where
+ * any microbatch may be followed by another, by its end. `gradients` has room for `max`; NULL: *n alone. What was
+ * launched may still run. */
+RFR_API rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, int max, int *n);
+/* The steps from now on follow another schedule, say of more microbatches; NULL: none. Nothing is captured anew: it has
+ * the same stages on this rank, no more slots, and W by itself only where it was captured so. Errors: graphs.schedule.
+ */
+RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule);
 /* Frozen parameters or constants were written. */
 RFR_API rfr_status rfr_graphs_changed(rfr_graphs *g);
 RFR_API rfr_status rfr_graphs_wait(rfr_graphs *g);

@@ -88,26 +88,32 @@ rfr_status rfr_program_capture(rfr_programs *p, int program) {
   return p->backend->capture(p->device, g->bound + g->n_load, g->n_bound - g->n_load, &g->graph);
 }
 
+rfr_status rfi_check_type(const char *name, const rfr_type *was, const rfr_type *now) {
+  if (now->dtype != was->dtype)
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": captured with type %s, now %s", name, rfr_dtype_name(was->dtype),
+                    (unsigned)now->dtype < RFR_DTYPE_COUNT ? rfr_dtype_name(now->dtype) : "unknown");
+  if (now->rank != was->rank)
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": captured with rank %d, now %d", name, was->rank, now->rank);
+  for (int d = 0; d < was->rank; d++)
+    if (now->shape[d] != was->shape[d])
+      return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": dimension %d was %lld, now %lld", name, d,
+                      (long long)was->shape[d], (long long)now->shape[d]);
+  return RFR_OK;
+}
+
+rfr_status rfi_check_address(const char *name, const void *was, const void *now) {
+  if (now == was) return RFR_OK;
+  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": captured at %p, now at %p", name, was, now);
+}
+
 static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, const rfr_binding *b) {
   int found = b->name ? rfi_names_find(&p->names, b->name) : -1;
   const rfi_slot *slot = found < 0 ? NULL : &p->slot[found];
   if (!slot)
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" has no input \"%s\"", g->name, b->name ? b->name : "");
-  const rfr_type *want = &slot->tensor.type;
-  if (b->type.dtype != want->dtype)
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\", input \"%s\": captured with type %s, replayed with %s",
-                    g->name, b->name, rfr_dtype_name(want->dtype), rfr_dtype_name(b->type.dtype));
-  if (b->type.rank != want->rank)
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\", input \"%s\": captured with rank %d, replayed with %d",
-                    g->name, b->name, want->rank, b->type.rank);
-  for (int d = 0; d < want->rank; d++)
-    if (b->type.shape[d] != want->shape[d])
-      return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\", input \"%s\": dimension %d was %lld, now %lld", g->name,
-                      b->name, d, (long long)want->shape[d], (long long)b->type.shape[d]);
-  if (b->data != slot->tensor.data)
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\", input \"%s\": captured at %p, replayed at %p", g->name,
-                    b->name, slot->tensor.data, b->data);
-  return RFR_OK;
+  rfr_status s = rfi_check_type(b->name, &slot->tensor.type, &b->type);
+  if (s == RFR_OK) s = rfi_check_address(b->name, slot->tensor.data, b->data);
+  return s == RFR_OK ? s : rfi_fail_prefix("program \"%s\", input ", g->name);
 }
 
 rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *bindings, int n) {

@@ -134,18 +134,37 @@ int rfi_port_find(const rfi_port *port, int n, const char *name) {
   return -1;
 }
 
+static rfr_status add_input(rfr_graphs *g, rfi_callable *c, const char *name, rfr_value v) {
+  rfi_port *p = &c->in[c->n_in++];
+  *p = (rfi_port){.value = v, .grad = RFR_NONE, .callable = -1};
+  return !name || (p->name = rfi_arena_strdup(g->m.strings, name)) ? RFR_OK : RFR_NO_MEMORY;
+}
+
+static rfr_status add_inputs(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, const rfr_trace *t) {
+  for (int i = 0; i < desc->n_inputs; i++) {
+    const char *name = desc->inputs[i];
+    const int found = name ? rfi_names_find(&t->input_names, name) : -1;
+    if (name && (found < 0 || !is_given(t->values[t->inputs[found]].role)))
+      return refuse(c, "its trace has no input", name);
+    if (rfi_port_find(c->in, c->n_in, name) >= 0) return refuse(c, "given twice is the input", name);
+    RFI_TRY(add_input(g, c, name, name ? t->inputs[found] : RFR_NONE));
+  }
+  return RFR_OK;
+}
+
 static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, const rfr_trace *t) {
   rfi_arena *a = g->m.strings;
   c->n_out = desc->outputs ? desc->n_outputs : t->n_outputs;
-  c->in = rfi_arena_alloc(a, sizeof *c->in * (size_t)(t->n_inputs + 1));
+  c->in = rfi_arena_alloc(a, sizeof *c->in * (size_t)((desc->inputs ? desc->n_inputs : t->n_inputs) + 1));
   c->out = rfi_arena_alloc(a, sizeof *c->out * (size_t)(c->n_out + 1));
   if (!c->in || !c->out) return RFR_NO_MEMORY;
-  for (int i = 0; i < t->n_inputs; i++)
-    if (is_given(t->values[t->inputs[i]].role)) {
-      const char *name = rfi_arena_strdup(a, t->values[t->inputs[i]].name);
-      if (!name) return RFR_NO_MEMORY;
-      c->in[c->n_in++] = (rfi_port){.name = name, .value = t->inputs[i], .grad = RFR_NONE, .callable = -1};
-    }
+  if (desc->inputs) RFI_TRY(add_inputs(g, c, desc, t));
+  for (int i = 0; i < t->n_inputs; i++) {
+    const rfi_value *x = &t->values[t->inputs[i]];
+    if (!is_given(x->role)) continue;
+    if (desc->inputs && rfi_port_find(c->in, c->n_in, x->name) < 0) return refuse(c, "its list lacks input", x->name);
+    if (!desc->inputs) RFI_TRY(add_input(g, c, x->name, t->inputs[i]));
+  }
   for (int k = 0; k < c->n_out; k++) {
     const char *name = desc->outputs ? desc->outputs[k] : t->outputs[k].name;
     rfi_port *p = &c->out[k];

@@ -7,7 +7,8 @@
  *
  * with one tick per op and one before each part for what is copied in. Where some W comes by itself, all of them may
  * come after all I: then W stands on the axis twice, so that a value which W reads lives until either. What the
- * caller is given lives to the end. Lifetimes become offsets by the planner that a program's are planned by.
+ * caller is given lives to the end. Lifetimes become offsets by the planner that a program's are planned by. What has
+ * fixed memory is the caller's, and has a place in the scratch memory while warm-up runs.
  */
 #include <string.h>
 
@@ -15,8 +16,6 @@
 #include "exec/graphs/graphed.h"
 
 /* ---- names ---- */
-
-enum { CALLERS_ALIGNMENT = 16 }; /* what kernels are chosen for */
 
 static rfi_named *find_named(const rfr_graphs *g, const char *name) {
   const int i = rfi_names_find(&g->names, name);
@@ -36,9 +35,9 @@ static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rf
                       "callables declare",
                       name);
     if (*data) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is given twice in rfr_graphs_options.tensors", name);
-    if ((uintptr_t)b->data % CALLERS_ALIGNMENT)
+    if ((uintptr_t)b->data % RFI_CALLERS_ALIGNMENT)
       return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors is not at a multiple of %d bytes",
-                      name, CALLERS_ALIGNMENT);
+                      name, RFI_CALLERS_ALIGNMENT);
     *data = (void *)b->data;
   }
   return RFR_OK;
@@ -79,9 +78,9 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
       if (!m->parameter || strcmp(m->parameter, name + n) != 0) continue;
       if (given) return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is given twice", name + n);
       given = true;
-      if ((uintptr_t)m->data % CALLERS_ALIGNMENT)
+      if ((uintptr_t)m->data % RFI_CALLERS_ALIGNMENT)
         return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is not at a multiple of %d bytes", name + n,
-                        CALLERS_ALIGNMENT);
+                        RFI_CALLERS_ALIGNMENT);
       own->tensor.data = m->data;
       own->accumulate = m->accumulate != 0;
     }
@@ -213,7 +212,37 @@ static int64_t bytes_into(const rfi_value *x) { return x->offset * rfr_dtype_bit
 /* The bytes of `v` are those of value `of` of another callable. */
 static void link_place(rfr_graphs *g, rfi_callable *c, rfr_value v, int callable, rfr_value of) {
   const rfi_value *x = &g->callable[callable].trace->values[of];
-  c->place[v] = (rfi_place){RFI_HOME_SLOT, bytes_into(x), callable, x->base};
+  c->place[v] = (rfi_place){.home = RFI_HOME_SLOT, .offset = bytes_into(x), .callable = callable, .owner = x->base};
+}
+
+/* Value `v` lies in the caller's memory: one that has bytes to itself, is given or made as its port says, and anew by
+ * each microbatch. */
+static rfr_status fix_place(rfi_callable *c, const rfi_port *p, bool made, rfr_value v, void *const *fixed) {
+  if (!fixed) return RFR_OK;
+  const rfi_value *x = &c->trace->values[v], *owner = &c->trace->values[x->base];
+  rfi_place *place = &c->place[x->base];
+  if ((place->home == RFI_HOME_SLOT || place->home == RFI_HOME_SHARED) && place->callable < 0 &&
+      (owner->op >= 0) == made && x->offset == 0 && rfi_bytes(&x->type) == rfi_bytes(&owner->type)) {
+    place->home = RFI_HOME_FIXED;
+    place->fixed = fixed;
+    return RFR_OK;
+  }
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                  "callable \"%s\": fixed memory for %s\"%s\", which is an input, a part of another value, or the same "
+                  "in each step: take it from where the call says that it is",
+                  c->name, fixed == p->fixed_grad ? "the gradient of " : "", p->name);
+}
+
+static rfr_status fix_places(rfi_callable *c) {
+  for (int i = 0; i < c->n_in; i++) {
+    RFI_TRY(fix_place(c, &c->in[i], false, c->in[i].value, c->in[i].fixed));
+    RFI_TRY(fix_place(c, &c->in[i], true, c->in[i].grad, c->in[i].fixed_grad));
+  }
+  for (int k = 0; k < c->n_out; k++) {
+    RFI_TRY(fix_place(c, &c->out[k], false, c->out[k].grad, c->out[k].fixed_grad));
+    RFI_TRY(fix_place(c, &c->out[k], true, c->out[k].value, c->out[k].fixed));
+  }
+  return RFR_OK;
 }
 
 static rfr_status homes(rfr_graphs *g, rfi_callable *c) {
@@ -233,7 +262,7 @@ static rfr_status homes(rfr_graphs *g, rfi_callable *c) {
   for (int k = 0; k < c->n_out; k++)
     if (c->out[k].callable >= 0 && c->out[k].grad >= 0)
       link_place(g, c, c->out[k].grad, c->out[k].callable, g->callable[c->out[k].callable].in[c->out[k].port].grad);
-  return RFR_OK;
+  return fix_places(c);
 }
 
 /* ---- the axis ---- */
@@ -288,7 +317,7 @@ static void touch_ports(const axis *x, int callable) {
   const int *at = x->at[callable - x->stage->first];
   if (c->microbatch >= 0) touch(x, callable, c->microbatch, at[RFI_PART_F]);
   for (int i = 0; i < c->n_in; i++) {
-    touch(x, callable, c->in[i].value, at[RFI_PART_F]);
+    if (c->in[i].value >= 0) touch(x, callable, c->in[i].value, at[RFI_PART_F]);
     if (c->in[i].callable < 0 && c->in[i].grad >= 0) touch(x, callable, values[c->in[i].grad].base, x->end);
   }
   for (int k = 0; k < c->n_out; k++) {
@@ -411,17 +440,39 @@ static void place_persistent(rfr_graphs *g) {
   int64_t *at = &g->memory.persistent_bytes;
   for (int i = 0; i < g->n_named; i++) {
     rfi_named *x = &g->named[i];
-    const int64_t bytes = rfi_storage_bytes(&x->tensor.type);
-    if (x->written && g->options.warmup_iterations > 0 && bytes > g->memory.scratch_bytes)
-      g->memory.scratch_bytes = bytes;
     if (x->tensor.data) continue;
     x->offset = *at;
-    *at += bytes;
+    *at += rfi_storage_bytes(&x->tensor.type);
   }
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     for (rfr_value v = 0; v < c->trace->n_values; v++) {
       if (c->place[v].home != RFI_HOME_PERSISTENT) continue;
+      c->place[v].offset = *at;
+      *at += rfi_storage_bytes(&c->trace->values[v].type);
+    }
+  }
+}
+
+/* What warm-up writes in place of what outlives it. Main gradients are added onto and never read: all in one place. A
+ * state is read too, as what it is; and so is what lies in the caller's memory. */
+static void place_scratch(rfr_graphs *g) {
+  int64_t *at = &g->memory.scratch_bytes;
+  if (g->options.warmup_iterations == 0) return;
+  for (int i = 0; i < g->n_named; i++) {
+    const int64_t bytes = rfi_storage_bytes(&g->named[i].tensor.type);
+    if (g->named[i].written && g->named[i].parameter >= 0 && bytes > *at) *at = bytes;
+  }
+  for (int i = 0; i < g->n_named; i++) {
+    rfi_named *x = &g->named[i];
+    if (!x->written || x->parameter >= 0) continue;
+    x->scratch = *at;
+    *at += rfi_storage_bytes(&x->tensor.type);
+  }
+  for (int i = 0; i < g->n; i++) {
+    rfi_callable *c = &g->callable[i];
+    for (rfr_value v = 0; v < c->trace->n_values; v++) {
+      if (c->place[v].home != RFI_HOME_FIXED) continue;
       c->place[v].offset = *at;
       *at += rfi_storage_bytes(&c->trace->values[v].type);
     }
@@ -474,6 +525,7 @@ rfr_status rfi_graph_place(rfr_graphs *g) {
   g->joint = joint;
   if (joint) share_slot(g);
   place_persistent(g);
+  place_scratch(g);
   return allocate(g);
 }
 
@@ -487,8 +539,9 @@ static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int sl
   switch (place->home) {
     case RFI_HOME_NAMED: {
       const rfi_named *x = &g->named[place->offset];
-      return g->warm && x->written ? g->arena + g->scratch_at : x->tensor.data;
+      return g->warm && x->written ? g->arena + g->scratch_at + x->scratch : x->tensor.data;
     }
+    case RFI_HOME_FIXED: return g->warm ? g->arena + g->scratch_at + place->offset : place->fixed[slot];
     case RFI_HOME_PERSISTENT: return g->arena + place->offset;
     case RFI_HOME_SLOT: return g->arena + s->offset + slot * s->bytes + place->offset;
     default: return g->arena + g->shared_at + place->offset;

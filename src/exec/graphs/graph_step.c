@@ -1,80 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The calls of a step. The schedule's list, callable by callable, says which call is next; anything else is an error
- * that names it, and everything about a call is checked before anything of it runs. After a call that failed while it
- * ran, the step can only be left.
+ * The calls of a step. The list of graph_calls.c says which call is next; anything else is an error that names it, and
+ * everything about a call is checked before anything of it runs. After a call that failed while it ran, the step can
+ * only be left.
  */
-#include <stdio.h>
 #include <string.h>
 
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
 
-/* ---- the list ---- */
-
-/* Whether a callable has anything to do in an action. */
-static bool takes_part(const rfi_callable *c, int op) {
-  if (op == RFR_ACTION_F) return true;
-  if (op == RFR_ACTION_W) return rfi_has(c, RFI_PART_W);
-  return rfi_has_backward(c);
-}
-
-static int expand(const rfr_graphs *g, const rfi_stage_plan *s, int op, int microbatch, int slot, rfi_step_call *to) {
-  int n = 0;
-  for (int k = 0; k < s->end - s->first; k++) {
-    const int c = op == RFR_ACTION_F ? s->first + k : s->end - 1 - k;
-    if (!takes_part(&g->callable[c], op)) continue;
-    if (to) to[n] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
-    n++;
-  }
-  return n;
-}
-
-static bool is_compute(int op) {
-  return op == RFR_ACTION_F || op == RFR_ACTION_I || op == RFR_ACTION_W || op == RFR_ACTION_B;
-}
-
-static const rfi_stage_plan *stage_of(const rfr_graphs *g, int number) {
-  for (int i = 0; i < g->n_stages; i++)
-    if (g->stage[i].number == number) return &g->stage[i];
-  return NULL;
-}
-
-static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call *to) {
-  int n = 0, n_actions;
-  if (!schedule) {
-    n += expand(g, &g->stage[0], RFR_ACTION_F, 0, 0, to);
-    if (!g->inference) n += expand(g, &g->stage[0], RFR_ACTION_B, 0, 0, to ? to + n : NULL);
-    return n;
-  }
-  const rfr_action *a = rfr_schedule_actions(schedule, g->options.rank, &n_actions);
-  for (int i = 0; i < n_actions; i++) {
-    const rfi_stage_plan *s = stage_of(g, a[i].stage);
-    if (s && is_compute(a[i].op))
-      n += expand(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch),
-                  to ? to + n : NULL);
-  }
-  return n;
-}
-
-rfr_status rfi_graph_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call **calls, int *n) {
-  *n = list(g, schedule, NULL);
-  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof **calls * (size_t)(*n + 1), calls));
-  list(g, schedule, *calls);
-  return RFR_OK;
-}
-
-/* The next call; false: the step is complete. Without a schedule it may be complete and go on. */
-static bool next_call(const rfr_graphs *g, rfi_step_call *out) {
-  if (g->options.schedule) {
-    if (g->next >= g->n_calls) return false;
-    *out = g->call[g->next];
-    return true;
-  }
-  *out = g->call[g->next % g->n_calls];
-  out->microbatch = (int)(g->next / g->n_calls);
-  return true;
-}
+/* ---- the order ---- */
 
 static const char *op_text(int op) {
   return op == RFR_ACTION_F   ? "forward"
@@ -91,7 +26,7 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
   if (g->state != RFI_STEP_OPEN)
     return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\": %s", asked, g->callable[callable].name,
                     g->state == RFI_STEP_NONE ? "no step has begun" : "a call of this step has failed: abort it");
-  if (!next_call(g, call))
+  if (!rfi_graph_next_call(g, call))
     return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\", microbatch %d: the schedule has no more, end the step",
                     asked, g->callable[callable].name, microbatch);
   const bool right = wgrad      ? call->op == RFR_ACTION_W
@@ -106,28 +41,6 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
 
 /* ---- the signature ---- */
 
-static rfr_status differs(const rfi_callable *c, const char *name, const char *what, long long was, long long now) {
-  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\", \"%s\": %s was %lld, now %lld", c->name, name, what, was,
-                  now);
-}
-
-static rfr_status check_type(const rfi_callable *c, const rfr_tensor *want, const rfr_binding *b) {
-  if (b->type.dtype != want->type.dtype)
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\", \"%s\": captured with type %s, now %s", c->name,
-                    want->name, rfr_dtype_name(want->type.dtype),
-                    (unsigned)b->type.dtype < RFR_DTYPE_COUNT ? rfr_dtype_name(b->type.dtype) : "unknown");
-  if (b->type.rank != want->type.rank) return differs(c, want->name, "the rank", want->type.rank, b->type.rank);
-  for (int d = 0; d < want->type.rank; d++)
-    if (b->type.shape[d] != want->type.shape[d]) {
-      char what[32];
-      snprintf(what, sizeof what, "dimension %d", d);
-      return differs(c, want->name, what, want->type.shape[d], b->type.shape[d]);
-    }
-  if (!b->data && want->bytes > 0)
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\", \"%s\": no data", c->name, want->name);
-  return RFR_OK;
-}
-
 /* What is expected from the caller: of inputs those that are not linked, of outputs gradients that are not. */
 static bool is_expected(const rfi_port *p, bool grad) { return p->callable < 0 && (grad ? p->grad >= 0 : true); }
 static const rfr_tensor *expected(const rfi_port *p, bool grad) { return grad ? &p->grad_tensor : &p->tensor; }
@@ -136,13 +49,27 @@ static const rfr_tensor *expected(const rfi_port *p, bool grad) { return grad ? 
 static const rfi_port *find_expected(const rfi_port *port, int n, bool grad, const char *name, int i) {
   for (int k = 0; k < n; k++) {
     if (!is_expected(&port[k], grad)) continue;
-    if (name ? strcmp(port[k].name, name) == 0 : i-- == 0) return &port[k];
+    if (name ? port[k].name && strcmp(port[k].name, name) == 0 : i-- == 0) return &port[k];
   }
   return NULL;
 }
 
-static rfr_status check_bindings(const rfi_callable *c, const rfi_port *port, int n, bool grad, const rfr_binding *b,
+static rfr_status check_data(const rfi_step_call *call, const rfi_port *p, bool grad, const rfr_binding *b) {
+  const rfr_tensor *want = expected(p, grad);
+  void *const *fixed = grad ? p->fixed_grad : p->fixed;
+  if (!p->name) {
+    if (!b->data) return RFR_OK;
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "an input is given that was captured as absent");
+  }
+  RFI_TRY(rfi_check_type(p->name, &want->type, &b->type));
+  if (!b->data && want->bytes > 0) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": no data", p->name);
+  return fixed ? rfi_check_address(p->name, fixed[call->slot], b->data) : RFR_OK;
+}
+
+static rfr_status check_bindings(const rfi_step_call *call, const rfi_callable *c, bool grad, const rfr_binding *b,
                                  int n_b) {
+  const rfi_port *port = grad ? c->out : c->in;
+  const int n = grad ? c->n_out : c->n_in;
   int wanted = 0;
   for (int k = 0; k < n; k++) wanted += is_expected(&port[k], grad);
   if (n_b != wanted || (n_b > 0 && !b))
@@ -155,8 +82,9 @@ static rfr_status check_bindings(const rfi_callable *c, const rfi_port *port, in
                       grad ? "gradient of an output" : "input", b[i].name);
     for (int k = 0; k < i; k++)
       if (find_expected(port, n, grad, b[k].name, k) == p)
-        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is given twice", c->name, p->name);
-    RFI_TRY(check_type(c, expected(p, grad), &b[i]));
+        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is given twice", c->name,
+                        p->name ? p->name : "an absent input");
+    if (check_data(call, p, grad, &b[i]) != RFR_OK) return rfi_fail_prefix("callable \"%s\", ", c->name);
   }
   return RFR_OK;
 }
@@ -190,7 +118,7 @@ static rfr_status copy_in(rfr_graphs *g, const rfi_step_call *call, bool grad, c
     const rfi_port *p =
         grad ? find_expected(c->out, c->n_out, true, b[i].name, i) : find_expected(c->in, c->n_in, false, b[i].name, i);
     const rfr_tensor to = rfi_port_tensor(g, call->callable, call->slot, p, grad);
-    if (to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
+    if (p->name && to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
   }
   return RFR_OK;
 }
@@ -221,7 +149,7 @@ rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const
   rfi_step_call call;
   RFI_TRY(check_order(g, 0, 0, callable, microbatch, &call));
   const rfi_callable *c = &g->callable[callable];
-  RFI_TRY(check_bindings(c, c->in, c->n_in, false, inputs, n_inputs));
+  RFI_TRY(check_bindings(&call, c, false, inputs, n_inputs));
   RFI_TRY(check_room(c, "outputs", c->n_out, outputs, n_outputs));
   g->state = RFI_STEP_BROKEN;
   RFI_TRY(run_forward(g, &call, inputs, n_inputs));
@@ -242,7 +170,7 @@ rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, cons
   rfi_step_call call;
   RFI_TRY(check_order(g, 0, 1, callable, microbatch, &call));
   const rfi_callable *c = &g->callable[callable];
-  RFI_TRY(check_bindings(c, c->out, c->n_out, true, output_grads, n_output_grads));
+  RFI_TRY(check_bindings(&call, c, true, output_grads, n_output_grads));
   RFI_TRY(check_room(c, "input gradients", unlinked(c), input_grads, n_input_grads));
   g->state = RFI_STEP_BROKEN;
   RFI_TRY(run_backward(g, &call, output_grads, n_output_grads));
@@ -271,9 +199,8 @@ static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const r
   if (id < 0 || (*out)->parameter >= 0 ||
       ((*out)->tensor.role != RFR_ROLE_STATE && (*out)->tensor.role != RFR_ROLE_CONST))
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state or constant \"%s\"", b->name ? b->name : "");
-  if (memcmp(&b->type, &(*out)->tensor.type, sizeof b->type) != 0 || (!b->data && (*out)->tensor.bytes > 0))
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\" is given with another type than the callables declare, or no data",
-                    b->name);
+  RFI_TRY(rfi_check_type(b->name, &(*out)->tensor.type, &b->type));
+  if (!b->data && (*out)->tensor.bytes > 0) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": no data", b->name);
   return RFR_OK;
 }
 
@@ -299,6 +226,7 @@ rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n
   if (n_inputs < 0 || (n_inputs > 0 && !inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or none", n_inputs);
   for (int i = 0; i < n_inputs; i++) RFI_TRY(find_shared(g, &inputs[i], &x));
   g->state = RFI_STEP_BROKEN;
+  g->ended = false;
   RFI_TRY(begin(g, inputs, n_inputs));
   g->state = RFI_STEP_OPEN;
   g->next = 0;
@@ -311,17 +239,18 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   if (g->state != RFI_STEP_OPEN)
     return rfi_fail(RFI_E_GRAPHS_ORDER, "%s",
                     g->state == RFI_STEP_NONE ? "no step has begun" : "a call of this step has failed: abort it");
-  const bool more = g->options.schedule ? g->next < g->n_calls : g->next % g->n_calls != 0;
-  if (more && next_call(g, &call))
+  if (!rfi_graph_is_complete(g) && rfi_graph_next_call(g, &call))
     return rfi_fail(RFI_E_GRAPHS_ORDER, "the step is not over: the schedule wants %s of callable \"%s\", microbatch %d",
                     op_text(call.op), g->callable[call.callable].name, call.microbatch);
   g->state = RFI_STEP_NONE;
+  g->ended = true;
   return RFR_OK;
 }
 
 rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   g->state = RFI_STEP_NONE;
+  g->ended = false;
   return RFR_OK;
 }
 

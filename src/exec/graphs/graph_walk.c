@@ -2,7 +2,8 @@
  *
  * Warm-up and capture walk over the calls of a step, each part of each callable and slot once: what is done for a
  * part, between its hooks, is a run of its kernels in warm-up and a capture, which runs nothing, afterwards. While
- * warm-up runs, whatever outlives a step has the scratch memory for an address, so that nothing has to be put back.
+ * warm-up runs, whatever outlives a step has the scratch memory for an address, so that nothing has to be put back;
+ * states begin there with their values, inputs and output gradients are zeros.
  */
 #include <string.h>
 
@@ -96,10 +97,23 @@ static void show(const walk *w, const rfi_step_call *call, rfi_part part, rfr_ho
   show_ports(w, call, grad ? c->in : c->out, event->n_outputs, grad, room + event->n_inputs);
 }
 
+/* What a call would give a part: zeros, since the slot's bytes were something else's before. */
+static rfr_status clear_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
+  const rfi_callable *c = &g->callable[call->callable];
+  const bool grad = part == RFI_PART_I;
+  if (part == RFI_PART_W) return RFR_OK;
+  for (int i = 0; i < (grad ? c->n_out : c->n_in); i++) {
+    const rfi_port *p = grad ? &c->out[i] : &c->in[i];
+    const rfr_tensor t = rfi_port_tensor(g, call->callable, call->slot, p, grad);
+    if (p->callable < 0 && t.data) RFI_TRY(g->m.backend->fill(g->m.device, t.data, 0, (size_t)t.bytes));
+  }
+  return RFR_OK;
+}
+
 /* A hook behind a part may free what the part reads, so it has run by then, also where it failed. */
 static rfr_status run_and_wait(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
-  rfr_status s = RFR_OK;
-  if (part == RFI_PART_F) s = rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch);
+  rfr_status s = clear_inputs(g, call, part);
+  if (s == RFR_OK && part == RFI_PART_F) s = rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch);
   if (s == RFR_OK) s = rfi_graph_run(g, call->callable, call->slot, part, true);
   const rfr_status waited = g->m.backend->wait(g->m.device);
   return s == RFR_OK ? waited : s;
@@ -149,8 +163,8 @@ static rfr_status walk_calls(walk *w) {
   for (int i = 0; i < g->n; i++) places += g->stage[g->callable[i].stage].slots;
   RFI_TRY(RFI_ALLOC(g->m.ctx, (size_t)places * RFI_PARTS + 1, &w->done));
   rfr_status s = RFR_OK;
-  for (int i = 0; i < g->n_calls && s == RFR_OK; i++) {
-    const rfi_step_call *call = &g->call[i];
+  for (int i = 0; i < g->calls.n && s == RFR_OK; i++) {
+    const rfi_step_call *call = &g->calls.call[i];
     const bool both = call->op == RFR_ACTION_B;
     if (call->op == RFR_ACTION_F) s = walk_part(w, call, RFI_PART_F);
     if (both || call->op == RFR_ACTION_I) s = walk_part(w, call, RFI_PART_I);
@@ -166,9 +180,21 @@ static void bind_all(rfr_graphs *g) {
     for (int slot = 0; slot < g->stage[g->callable[c].stage].slots; slot++) rfi_graph_bind(g, c, slot);
 }
 
+/* What warm-up writes in place of states has their values. */
+static rfr_status copy_states(rfr_graphs *g) {
+  for (int i = 0; i < g->n_named; i++) {
+    const rfi_named *x = &g->named[i];
+    if (x->written && x->parameter < 0)
+      RFI_TRY(g->m.backend->move(g->m.device, g->arena + g->scratch_at + x->scratch, x->tensor.data,
+                                 (size_t)x->tensor.bytes));
+  }
+  return RFR_OK;
+}
+
 static rfr_status warm_up(walk *w, const rfi_step_call *call, rfi_part part) {
   rfr_graphs *g = w->g;
   (void)call, (void)part;
+  RFI_TRY(copy_states(g));
   for (int early = RFI_PART_LOAD; early <= RFI_PART_SETUP; early++)
     for (int c = 0; c < g->n; c++) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)early, true));
   for (; w->iteration < g->options.warmup_iterations; w->iteration++) RFI_TRY(walk_calls(w));

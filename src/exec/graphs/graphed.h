@@ -4,10 +4,12 @@
  *
  *   callable.c      recorded forward -> joint trace (outputs get cotangents, parameters main gradients) -> passes
  *                   -> the same ops in the order of their parts: load, setup, F, I, W, each a range of one trace
+ *   graph_ports.c   links, and memory of the caller's for inputs, outputs and their gradients
  *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address for every value of every slot
  *   graphs.c        kernels and addresses for each callable and slot; the public answers
  *   graph_walk.c    warm-up and capture, with hooks around each part
- *   graph_step.c    the calls of a step: order, signature, copies, launches
+ *   graph_calls.c   a schedule -> the calls of a step, and the main gradients that each makes final
+ *   graph_step.c    these calls: order, signature, copies, launches
  *
  * The arena:
  *
@@ -26,18 +28,27 @@ typedef enum rfi_part { RFI_PART_LOAD, RFI_PART_SETUP, RFI_PART_F, RFI_PART_I, R
 
 typedef struct rfi_port { /* an input or output of a callable */
   const char *name;
-  rfr_value value;                /* RFR_NONE: an absent output */
-  rfr_value grad;                 /* its gradient: of an output an input, of an input an output; RFR_NONE: none */
-  int callable, port;             /* linked: the other end; -1: the caller's */
-  rfr_tensor tensor, grad_tensor; /* without data: that is the slot's */
+  rfr_value value; /* RFR_NONE: it is absent, and has no name */
+  rfr_value grad;  /* its gradient: of an output an input, of an input an output; RFR_NONE: none */
+  void *const *fixed, *const *fixed_grad; /* where they are, per slot; NULL: in the slot */
+  int callable, port;                     /* linked: the other end; -1: the caller's */
+  rfr_tensor tensor, grad_tensor;         /* without data: that is the slot's */
 } rfi_port;
 
-typedef enum rfi_home { RFI_HOME_NONE, RFI_HOME_NAMED, RFI_HOME_PERSISTENT, RFI_HOME_SLOT, RFI_HOME_SHARED } rfi_home;
+typedef enum rfi_home {
+  RFI_HOME_NONE,
+  RFI_HOME_NAMED,
+  RFI_HOME_PERSISTENT,
+  RFI_HOME_SLOT,
+  RFI_HOME_SHARED,
+  RFI_HOME_FIXED
+} rfi_home;
 
 typedef struct rfi_place { /* of an owner of storage */
   rfi_home home;
-  int64_t offset; /* in its home; of a named one its number */
-  int callable;   /* not -1: `owner` of that callable has the bytes, from `offset` on */
+  int64_t offset; /* in its home; of a named one its number, of a fixed one where warm-up has it in the scratch */
+  void *const *fixed;
+  int callable; /* not -1: `owner` of that callable has the bytes, from `offset` on */
   rfr_value owner;
 } rfi_place;
 
@@ -74,6 +85,7 @@ typedef struct rfi_stage_plan {
 typedef struct rfi_named { /* a parameter, state, constant or main gradient, shared by name */
   rfr_tensor tensor;       /* with data */
   int64_t offset;          /* in the arena; -1: the caller's */
+  int64_t scratch;         /* in the scratch memory, where warm-up has it if it is written */
   bool written;            /* by some callable */
   bool accumulate;         /* a main gradient that the beginning of a step leaves */
   int parameter;           /* of a main gradient: whose; else -1 */
@@ -84,6 +96,14 @@ typedef struct rfi_step_call { /* what the caller is to do */
   rfr_action_op op;            /* F, I, W or B */
   int callable, microbatch, slot;
 } rfi_step_call;
+
+typedef struct rfi_calls { /* of a step */
+  rfi_step_call *call;
+  int n;
+  bool endless;   /* no schedule: these are one microbatch's, and come again for the next */
+  int *ready;     /* main gradients, in the order in which they are final */
+  int *ready_end; /* how many are when a step has begun, behind its first call, its second ... */
+} rfi_calls;
 
 typedef enum rfi_step_state { RFI_STEP_NONE, RFI_STEP_OPEN, RFI_STEP_BROKEN } rfi_step_state;
 
@@ -104,10 +124,10 @@ struct rfr_graphs {
   bool warm;                 /* what is updated is the scratch memory */
   rfr_tensor *event_tensors; /* room for what an event shows */
   bool joint;                /* one slot in all: what lives within a part is in it too */
-  rfi_step_call *call;       /* of a step; without a schedule of one microbatch */
-  int n_calls;
+  rfi_calls calls;
   rfi_step_state state;
-  int64_t next; /* of the step's calls; without a schedule they go on and on */
+  int64_t next; /* of the step's calls */
+  bool ended;   /* the last step was not left */
   bool loaded;
 };
 
@@ -121,7 +141,12 @@ bool rfi_has_backward(const rfi_callable *c);
 int rfi_port_find(const rfi_port *port, int n, const char *name);
 extern const char RFI_GRAD_PREFIX[]; /* of main gradients' and cotangents' names */
 
+/* ---- graph_ports.c ---- */
+/* Links and fixed memory of a callable's description. */
+rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc);
+
 /* ---- graph_memory.c ---- */
+enum { RFI_CALLERS_ALIGNMENT = 16 }; /* what kernels are chosen for */
 /* Adds the inputs that a callable shares by name. */
 rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c);
 /* Places every value, allocates the arena. */
@@ -136,9 +161,17 @@ rfr_status rfi_graph_warm_up(rfr_graphs *g);
 rfr_status rfi_graph_capture(rfr_graphs *g);
 void rfi_graph_drop(rfr_graphs *g, int callable, int slot); /* its graphs */
 
+/* ---- graph_calls.c ---- */
+/* The stages that a schedule has on the graphs' rank, `first` on the first callable; NULL: *n gets their number. */
+rfr_status rfi_graph_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n);
+/* The calls of a step; nothing is left of them after an error. */
+rfr_status rfi_graph_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *calls);
+void rfi_graph_drop_calls(rfr_graphs *g, rfi_calls *calls);
+/* The next call; false: there are no more. A step without a schedule may be complete and go on. */
+bool rfi_graph_next_call(const rfr_graphs *g, rfi_step_call *out);
+bool rfi_graph_is_complete(const rfr_graphs *g);
+
 /* ---- graph_step.c ---- */
-/* The calls of a step. */
-rfr_status rfi_graph_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call **calls, int *n);
 /* Writes which microbatch a slot has. */
 rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
 /* Runs a part of a callable in a slot: its graph, or kernel by kernel. */

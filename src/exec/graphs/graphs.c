@@ -47,6 +47,8 @@ static rfr_status check_lists(const rfr_graphs_options *o) {
   return RFR_OK;
 }
 
+static bool is_there(const void *list, int n) { return n == 0 || (n > 0 && list); }
+
 static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *o) {
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (n < 1 || !callables) return rfi_fail(RFI_E_ARGUMENT, "%d callables, or none", n);
@@ -54,7 +56,8 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
     const rfr_callable *c = &callables[i];
     if (c->size != sizeof *c)
       return rfi_fail(RFI_E_ARGUMENT, "callable %d: size %zu, rfr_callable_default gives %zu", i, c->size, sizeof *c);
-    if (!c->trace || (c->n_links > 0 && !c->links) || c->n_links < 0 || c->n_outputs < 0)
+    if (!c->trace || !is_there(c->links, c->n_links) || !is_there(c->fixed, c->n_fixed) || c->n_inputs < 0 ||
+        c->n_outputs < 0)
       return rfi_fail(RFI_E_ARGUMENT, "callable %d has no trace, or lists that are not there", i);
     if (!c->inference != !callables[0].inference)
       return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable %d is for %s, those before it are not", i,
@@ -68,87 +71,18 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
 
 /* ---- stages ---- */
 
-static bool has_action(const rfr_schedule *s, int rank, int stage, rfr_action_op op) {
-  int n;
-  const rfr_action *a = rfr_schedule_actions(s, rank, &n);
-  for (int i = 0; i < n; i++)
-    if (a[i].stage == stage && a[i].op == (int32_t)op) return true;
-  return false;
-}
-
-static rfr_status stages_of_schedule(rfr_graphs *g, const rfr_schedule *s) {
-  rfr_schedule_info info;
-  int next = 0;
-  RFI_TRY(rfr_schedule_get_info(s, &info));
-  if (g->options.rank < 0 || g->options.rank >= info.ranks)
-    return rfi_fail(RFI_E_ARGUMENT, "rank %d of %d", g->options.rank, info.ranks);
-  if (!info.training != g->inference)
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "the schedule is for %s, the callables are not",
-                    info.training ? "training" : "inference");
-  if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage * (size_t)(info.stages + 1)))) return RFR_NO_MEMORY;
-  for (int k = 0; k < info.stages; k++) {
-    if (rfr_schedule_rank(s, k) != g->options.rank) continue;
-    if (has_action(s, g->options.rank, k, RFR_ACTION_OPT))
-      return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                      "the schedule has OPT for stage %d: callables have no optimizer, run it "
-                      "behind the step",
-                      k);
-    const int end = next + rfr_schedule_layers(s, k);
-    g->stage[g->n_stages++] = (rfi_stage_plan){.first = next,
-                                               .end = end,
-                                               .number = k,
-                                               .delayed = has_action(s, g->options.rank, k, RFR_ACTION_W),
-                                               .slots = rfr_schedule_slots(s, k)};
-    next = end;
-  }
-  if (next != g->n)
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "the stages of rank %d own %d callables, there are %d", g->options.rank,
-                    next, g->n);
-  return RFR_OK;
-}
-
 static rfr_status make_stages(rfr_graphs *g) {
   if (g->options.schedule) {
-    RFI_TRY(stages_of_schedule(g, g->options.schedule));
+    int n;
+    RFI_TRY(rfi_graph_read_stages(g, g->options.schedule, NULL, &n));
+    if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage * (size_t)(n + 1)))) return RFR_NO_MEMORY;
+    RFI_TRY(rfi_graph_read_stages(g, g->options.schedule, g->stage, &g->n_stages));
   } else {
     if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage))) return RFR_NO_MEMORY;
     g->stage[g->n_stages++] = (rfi_stage_plan){.end = g->n, .slots = 1};
   }
   for (int k = 0; k < g->n_stages; k++)
     for (int c = g->stage[k].first; c < g->stage[k].end; c++) g->callable[c].stage = k;
-  return RFR_OK;
-}
-
-/* ---- links ---- */
-
-static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *link) {
-  rfi_callable *c = &g->callable[index];
-  const int in = rfi_port_find(c->in, c->n_in, link->input);
-  if (in < 0 || link->callable < 0 || link->callable >= index || g->callable[link->callable].stage != c->stage)
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": a link to input \"%s\" from callable %d, which is no earlier "
-                    "one of its stage",
-                    c->name, link->input ? link->input : "", link->callable);
-  rfi_callable *from = &g->callable[link->callable];
-  const int out = rfi_port_find(from->out, from->n_out, link->output);
-  if (out < 0 || from->out[out].callable >= 0 || c->in[in].callable >= 0)
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": output \"%s\" of callable \"%s\" is not there, or linked "
-                    "already, as its input \"%s\" may be",
-                    c->name, link->output ? link->output : "", from->name, link->input);
-  rfi_port *a = &from->out[out], *b = &c->in[in];
-  if (memcmp(&a->tensor.type, &b->tensor.type, sizeof a->tensor.type) != 0)
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": input \"%s\" has another type than output \"%s\" of callable "
-                    "\"%s\"",
-                    c->name, link->input, link->output, from->name);
-  if (a->grad >= 0 && b->grad < 0)
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": input \"%s\" gives no gradient, but callable \"%s\" wants it "
-                    "for its output \"%s\": give it the role input_grad",
-                    c->name, link->input, from->name, link->output);
-  a->callable = index, a->port = in;
-  b->callable = link->callable, b->port = out;
   return RFR_OK;
 }
 
@@ -215,11 +149,11 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
     if (s == RFR_OK) s = rfi_graph_names(g, &g->callable[i]);
     if (s == RFR_OK) s = bind_callable(g, &g->callable[i]);
     if (s != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
-    for (int k = 0; k < callables[i].n_links; k++) RFI_TRY(make_link(g, i, &callables[i].links[k]));
+    RFI_TRY(rfi_graph_links(g, i, &callables[i]));
   }
   RFI_TRY(rfi_graph_place(g));
   RFI_TRY(make_instances(g));
-  RFI_TRY(rfi_graph_calls(g, g->options.schedule, &g->call, &g->n_calls));
+  RFI_TRY(rfi_graph_make_calls(g, g->options.schedule, &g->calls));
   RFI_TRY(make_event_room(g));
   if (g->options.warmup_iterations > 0) RFI_TRY(rfi_graph_warm_up(g));
   return g->options.eager ? RFR_OK : rfi_graph_capture(g);
@@ -258,7 +192,7 @@ void rfr_graphs_destroy(rfr_graphs *g) {
     if (c->pipeline.ctx) rfi_pipeline_deinit(&c->pipeline);
   }
   rfi_free(g->m.ctx, g->callable);
-  rfi_free(g->m.ctx, g->call);
+  rfi_graph_drop_calls(g, &g->calls);
   if (g->m.device) {
     g->m.backend->free(g->m.device, RFI_MEMORY_ARENA, g->arena);
     g->m.backend->close(g->m.device);

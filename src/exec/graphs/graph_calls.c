@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which calls a step has, in which order, and which main gradient is final behind which of them: all of it follows from
+ * the schedule alone. Without one a step goes on, microbatch by microbatch, until it is ended.
+ *
+ * Slots, not microbatches, are what was captured. So another schedule of the same stages needs no new graphs where it
+ * has no more microbatches in flight, and lets no W wait whose operands were planned to live until their I alone.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "exec/graphs/graphed.h"
+
+/* ---- the list ---- */
+
+/* Whether a callable has anything to do in an action. */
+static bool takes_part(const rfi_callable *c, int op) {
+  if (op == RFR_ACTION_F) return true;
+  if (op == RFR_ACTION_W) return rfi_has(c, RFI_PART_W);
+  return rfi_has_backward(c);
+}
+
+static int expand(const rfr_graphs *g, const rfi_stage_plan *s, int op, int microbatch, int slot, rfi_step_call *to) {
+  int n = 0;
+  for (int k = 0; k < s->end - s->first; k++) {
+    const int c = op == RFR_ACTION_F ? s->first + k : s->end - 1 - k;
+    if (!takes_part(&g->callable[c], op)) continue;
+    if (to) to[n] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
+    n++;
+  }
+  return n;
+}
+
+static bool is_compute(int op) {
+  return op == RFR_ACTION_F || op == RFR_ACTION_I || op == RFR_ACTION_W || op == RFR_ACTION_B;
+}
+
+static const rfi_stage_plan *stage_of(const rfr_graphs *g, int number) {
+  for (int i = 0; i < g->n_stages; i++)
+    if (g->stage[i].number == number) return &g->stage[i];
+  return NULL;
+}
+
+static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call *to) {
+  int n = 0, n_actions;
+  if (!schedule) {
+    n += expand(g, &g->stage[0], RFR_ACTION_F, 0, 0, to);
+    if (!g->inference) n += expand(g, &g->stage[0], RFR_ACTION_B, 0, 0, to ? to + n : NULL);
+    return n;
+  }
+  const rfr_action *a = rfr_schedule_actions(schedule, g->options.rank, &n_actions);
+  for (int i = 0; i < n_actions; i++) {
+    const rfi_stage_plan *s = stage_of(g, a[i].stage);
+    if (s && is_compute(a[i].op))
+      n += expand(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch),
+                  to ? to + n : NULL);
+  }
+  return n;
+}
+
+/* ---- final gradients ---- */
+
+static bool runs_wgrad(const rfr_graphs *g, const rfi_step_call *call) {
+  return call->op == RFR_ACTION_W || (call->op == RFR_ACTION_B && rfi_has(&g->callable[call->callable], RFI_PART_W));
+}
+
+/* Sorts main gradients by the last call that adds to them; one that none adds to is final when a step has begun. */
+static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
+  for (int i = 0; i < g->n_named; i++) last[i] = -1;
+  for (int i = 0; i < c->n; i++) {
+    const rfi_callable *of = &g->callable[c->call[i].callable];
+    for (int k = 0; runs_wgrad(g, &c->call[i]) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
+  }
+  for (int i = 0; i < g->n_named; i++)
+    if (g->named[i].parameter >= 0) c->ready_end[last[i] + 1]++;
+  for (int i = 1; i <= c->n; i++) c->ready_end[i] += c->ready_end[i - 1];
+  int *at = last + g->n_named; /* where the next one of a call goes */
+  for (int i = 0; i <= c->n; i++) at[i] = i == 0 ? 0 : c->ready_end[i - 1];
+  for (int i = 0; i < g->n_named; i++)
+    if (g->named[i].parameter >= 0) c->ready[at[last[i] + 1]++] = i;
+}
+
+/* ---- making it ---- */
+
+void rfi_graph_drop_calls(rfr_graphs *g, rfi_calls *c) {
+  rfi_free(g->m.ctx, c->call);
+  rfi_free(g->m.ctx, c->ready);
+  rfi_free(g->m.ctx, c->ready_end);
+  *c = (rfi_calls){0};
+}
+
+rfr_status rfi_graph_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *c) {
+  rfr_ctx *ctx = g->m.ctx;
+  int *last = NULL;
+  *c = (rfi_calls){.n = list(g, schedule, NULL), .endless = !schedule};
+  const size_t n = (size_t)c->n + 1, named = (size_t)g->n_named + 1;
+  rfr_status s = RFI_ALLOC(ctx, sizeof *c->call * n, &c->call);
+  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready_end * n, &c->ready_end);
+  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready * named, &c->ready);
+  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *last * (named + n), &last);
+  if (s == RFR_OK) {
+    list(g, schedule, c->call);
+    sort_gradients(g, c, last);
+  }
+  rfi_free(ctx, last);
+  if (s != RFR_OK) rfi_graph_drop_calls(g, c);
+  return s;
+}
+
+bool rfi_graph_next_call(const rfr_graphs *g, rfi_step_call *out) {
+  const rfi_calls *c = &g->calls;
+  if (!c->endless && g->next >= c->n) return false;
+  *out = c->call[g->next % c->n];
+  if (c->endless) out->microbatch = (int)(g->next / c->n);
+  return true;
+}
+
+bool rfi_graph_is_complete(const rfr_graphs *g) {
+  return g->calls.endless ? g->next % g->calls.n == 0 : g->next >= g->calls.n;
+}
+
+rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, int max, int *n) {
+  *n = 0;
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  const rfi_calls *c = &g->calls;
+  int first = 0, end = 0;
+  if (c->endless && g->ended) end = c->ready_end[c->n];
+  if (!c->endless && g->state == RFI_STEP_OPEN) {
+    first = g->next == 0 ? 0 : c->ready_end[g->next - 1];
+    end = c->ready_end[g->next];
+  }
+  *n = end - first;
+  if (!gradients) return RFR_OK;
+  if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d main gradients, %d are final", max, *n);
+  for (int i = first; i < end; i++) gradients[i - first] = g->named[c->ready[i]].tensor;
+  return RFR_OK;
+}
+
+/* ---- another schedule ---- */
+
+static bool has_action(const rfr_schedule *s, int rank, int stage, rfr_action_op op) {
+  int n;
+  const rfr_action *a = rfr_schedule_actions(s, rank, &n);
+  for (int i = 0; i < n; i++)
+    if (a[i].stage == stage && a[i].op == (int32_t)op) return true;
+  return false;
+}
+
+rfr_status rfi_graph_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n) {
+  rfr_schedule_info info;
+  const int rank = g->options.rank;
+  int next = 0;
+  *n = 0;
+  RFI_TRY(rfr_schedule_get_info(s, &info));
+  if (rank < 0 || rank >= info.ranks) return rfi_fail(RFI_E_ARGUMENT, "rank %d of %d", rank, info.ranks);
+  if (!info.training != g->inference)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "the schedule is for %s, the callables are not",
+                    info.training ? "training" : "inference");
+  for (int k = 0; k < info.stages; k++) {
+    if (rfr_schedule_rank(s, k) != rank) continue;
+    if (has_action(s, rank, k, RFR_ACTION_OPT))
+      return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                      "the schedule has OPT for stage %d: callables have no optimizer, run it behind the step", k);
+    const int end = next + rfr_schedule_layers(s, k);
+    if (stages)
+      stages[*n] = (rfi_stage_plan){.first = next,
+                                    .end = end,
+                                    .number = k,
+                                    .delayed = has_action(s, rank, k, RFR_ACTION_W),
+                                    .slots = rfr_schedule_slots(s, k)};
+    ++*n;
+    next = end;
+  }
+  if (next != g->n)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "the stages of rank %d own %d callables, there are %d", rank, next, g->n);
+  return RFR_OK;
+}
+
+static rfr_status check_stage(const rfi_stage_plan *was, const rfi_stage_plan *now) {
+  if (now->number != was->number || now->first != was->first || now->end != was->end)
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has stage %d of %d callables where stage %d of %d was captured",
+                    now->number, now->end - now->first, was->number, was->end - was->first);
+  if (now->slots > was->slots)
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d microbatches of stage %d in flight, %d slots were captured",
+                    now->slots, now->number, was->slots);
+  if (now->delayed && !was->delayed)
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
+                    "it has W by itself for stage %d, whose memory was planned for a W that follows its I at once",
+                    now->number);
+  return RFR_OK;
+}
+
+static rfr_status check_stages(const rfr_graphs *g, const rfr_schedule *schedule) {
+  rfi_stage_plan *now;
+  int n;
+  RFI_TRY(rfi_graph_read_stages(g, schedule, NULL, &n));
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *now * (size_t)(n + 1), &now));
+  rfr_status s = rfi_graph_read_stages(g, schedule, now, &n);
+  if (s == RFR_OK && n != g->n_stages)
+    s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, %d were captured", n, g->n_stages);
+  for (int i = 0; i < n && s == RFR_OK; i++) s = check_stage(&g->stage[i], &now[i]);
+  rfi_free(g->m.ctx, now);
+  return s;
+}
+
+rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
+  rfi_calls calls;
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
+  if (schedule) RFI_TRY(check_stages(g, schedule));
+  else if (g->n_stages != 1)
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "without a schedule there is one stage, %d were captured", g->n_stages);
+  RFI_TRY(rfi_graph_make_calls(g, schedule, &calls));
+  rfi_graph_drop_calls(g, &g->calls);
+  g->calls = calls;
+  g->ended = false;
+  return RFR_OK;
+}

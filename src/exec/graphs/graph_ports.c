@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Where what callables read and give lies, as far as the caller says so: a link is an output and an input in the same
+ * bytes, fixed memory is the caller's. All else lies in the slot.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "exec/graphs/graphed.h"
+
+/* ---- links ---- */
+
+static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *link) {
+  rfi_callable *c = &g->callable[index];
+  const int in = rfi_port_find(c->in, c->n_in, link->input);
+  if (in < 0 || link->callable < 0 || link->callable >= index || g->callable[link->callable].stage != c->stage)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": a link to input \"%s\" from callable %d, which is no earlier "
+                    "one of its stage",
+                    c->name, link->input ? link->input : "", link->callable);
+  rfi_callable *from = &g->callable[link->callable];
+  const int out = rfi_port_find(from->out, from->n_out, link->output);
+  if (out < 0 || from->out[out].callable >= 0 || c->in[in].callable >= 0)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": output \"%s\" of callable \"%s\" is not there, or linked "
+                    "already, as its input \"%s\" may be",
+                    c->name, link->output ? link->output : "", from->name, link->input);
+  rfi_port *a = &from->out[out], *b = &c->in[in];
+  if (a->fixed || a->fixed_grad)
+    return rfi_fail(
+        RFI_E_GRAPHS_CALLABLE,
+        "callable \"%s\": output \"%s\" of callable \"%s\" cannot be linked: it, or its gradient, has fixed "
+        "memory",
+        c->name, link->output, from->name);
+  if (memcmp(&a->tensor.type, &b->tensor.type, sizeof a->tensor.type) != 0)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": input \"%s\" has another type than output \"%s\" of callable "
+                    "\"%s\"",
+                    c->name, link->input, link->output, from->name);
+  if (a->grad >= 0 && b->grad < 0)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": input \"%s\" gives no gradient, but callable \"%s\" wants it "
+                    "for its output \"%s\": give it the role input_grad",
+                    c->name, link->input, from->name, link->output);
+  a->callable = index, a->port = in;
+  b->callable = link->callable, b->port = out;
+  return RFR_OK;
+}
+
+/* ---- fixed memory ---- */
+
+static rfr_status refuse_fixed(const rfi_callable *c, const rfr_callable_fixed *f, const char *what) {
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": fixed memory for %s\"%s\": %s", c->name,
+                  f->gradient ? "the gradient of " : "", f->port ? f->port : "", what);
+}
+
+static rfr_status check_addresses(const rfr_graphs *g, const rfi_callable *c, const rfr_callable_fixed *f) {
+  const int slots = g->stage[c->stage].slots;
+  if (f->n_data != slots || !f->data)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": fixed memory for \"%s\": %d addresses, the stage has %d slots: give one for each",
+                    c->name, f->port, f->data ? f->n_data : 0, slots);
+  for (int k = 0; k < slots; k++)
+    if (!f->data[k] || (uintptr_t)f->data[k] % RFI_CALLERS_ALIGNMENT)
+      return refuse_fixed(c, f, "an address is NULL, or not at a multiple of 16 bytes");
+  return RFR_OK;
+}
+
+static rfr_status make_fixed(rfr_graphs *g, int index, const rfr_callable_fixed *f) {
+  rfi_callable *c = &g->callable[index];
+  const int in = rfi_port_find(c->in, c->n_in, f->port), out = rfi_port_find(c->out, c->n_out, f->port);
+  if (in < 0 && out < 0) return refuse_fixed(c, f, "there is no such input or output");
+  if (in >= 0 && out >= 0) return refuse_fixed(c, f, "an input and an output have this name");
+  rfi_port *p = in >= 0 ? &c->in[in] : &c->out[out];
+  void *const **to = f->gradient ? &p->fixed_grad : &p->fixed;
+  if (p->callable >= 0) return refuse_fixed(c, f, "it is linked");
+  if (f->gradient && p->grad < 0) return refuse_fixed(c, f, "there is none");
+  if (*to) return refuse_fixed(c, f, "it is given twice");
+  RFI_TRY(check_addresses(g, c, f));
+  void **own = rfi_arena_alloc(g->m.strings, sizeof *own * (size_t)f->n_data);
+  if (!own) return RFR_NO_MEMORY;
+  memcpy(own, f->data, sizeof *own * (size_t)f->n_data);
+  *to = own;
+  return RFR_OK;
+}
+
+rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc) {
+  for (int k = 0; k < desc->n_links; k++) RFI_TRY(make_link(g, index, &desc->links[k]));
+  for (int k = 0; k < desc->n_fixed; k++) RFI_TRY(make_fixed(g, index, &desc->fixed[k]));
+  return RFR_OK;
+}
