@@ -157,7 +157,9 @@ RFR_API void rfr_graphs_destroy(rfr_graphs *g);
 /* ---- a step ---- */
 
 /* Begins a step: copies `inputs` into states and constants of their names, makes what depends on parameters alone (and,
- * the first time or after rfr_graphs_changed, on frozen ones), clears main gradients. */
+ * the first time or after rfr_graphs_changed, on frozen ones), clears main gradients. An input that is a parameter is
+ * compared instead, type and address, with what was captured: so a step finds out that one has moved. Errors:
+ * program.name; replay.signature, naming the first field that differs; nothing has run then. */
 RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
 /* The forward of a callable. `inputs`: one binding per input that is not linked, by position where the name is NULL,
  * else by name; each is copied into the slot, unless it is fixed. `outputs`, room for all of them, get tensors that
@@ -187,6 +189,12 @@ RFR_API rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradi
  * the same stages on this rank, no more slots, and W by itself only where it was captured so. Errors: graphs.schedule.
  */
 RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule);
+/* Memory of the caller's has moved: `tensors` and `gradients` as in rfr_graphs_options, of those that were given there
+ * and that lie elsewhere now (`accumulate` stays). All graphs are captured again; no hook runs. From then on another
+ * address is refused: in rfr_graphs_begin_step, and in rfr_graphs_read and rfr_graphs_write of a tensor from before.
+ * After an error everything is as it was. */
+RFR_API rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_tensors,
+                                     const rfr_main_gradient *gradients, int n_gradients);
 /* Frozen parameters or constants were written. */
 RFR_API rfr_status rfr_graphs_changed(rfr_graphs *g);
 RFR_API rfr_status rfr_graphs_wait(rfr_graphs *g);

@@ -572,3 +572,8 @@ void rfi_graph_bind(rfr_graphs *g, int callable, int slot) {
   for (int i = 0; i < c->n_bound; i++)
     if (bound[i].workspace > 0) bound[i].call.workspace = shared + c->workspace_at[i];
 }
+
+void rfi_graph_bind_all(rfr_graphs *g) {
+  for (int c = 0; c < g->n; c++)
+    for (int slot = 0; slot < g->stage[g->callable[c].stage].slots; slot++) rfi_graph_bind(g, c, slot);
+}

@@ -193,13 +193,18 @@ rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
 
 /* ---- its beginning and end ---- */
 
+static bool is_parameter(const rfi_named *x) {
+  return x->tensor.role == RFR_ROLE_TRAINABLE || x->tensor.role == RFR_ROLE_FROZEN;
+}
+
 static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const rfi_named **out) {
   const int id = b->name ? rfi_names_find(&g->names, b->name) : -1;
   *out = id < 0 ? NULL : &g->named[id];
-  if (id < 0 || (*out)->parameter >= 0 ||
-      ((*out)->tensor.role != RFR_ROLE_STATE && (*out)->tensor.role != RFR_ROLE_CONST))
-    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state or constant \"%s\"", b->name ? b->name : "");
+  if (id < 0 || (*out)->parameter >= 0)
+    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state, constant or parameter \"%s\"",
+                    b->name ? b->name : "");
   RFI_TRY(rfi_check_type(b->name, &(*out)->tensor.type, &b->type));
+  if (is_parameter(*out)) return rfi_check_address(b->name, (*out)->tensor.data, b->data);
   if (!b->data && (*out)->tensor.bytes > 0) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": no data", b->name);
   return RFR_OK;
 }
@@ -208,7 +213,8 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
   const rfi_named *x;
   for (int i = 0; i < n; i++) {
     RFI_TRY(find_shared(g, &inputs[i], &x));
-    RFI_TRY(g->m.backend->move(g->m.device, x->tensor.data, inputs[i].data, (size_t)x->tensor.bytes));
+    if (!is_parameter(x))
+      RFI_TRY(g->m.backend->move(g->m.device, x->tensor.data, inputs[i].data, (size_t)x->tensor.bytes));
   }
   for (int part = g->loaded ? RFI_PART_SETUP : RFI_PART_LOAD; part <= RFI_PART_SETUP; part++)
     for (int c = 0; c < g->n; c++) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)part, false));

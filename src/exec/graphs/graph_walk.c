@@ -175,11 +175,6 @@ static rfr_status walk_calls(walk *w) {
   return s;
 }
 
-static void bind_all(rfr_graphs *g) {
-  for (int c = 0; c < g->n; c++)
-    for (int slot = 0; slot < g->stage[g->callable[c].stage].slots; slot++) rfi_graph_bind(g, c, slot);
-}
-
 /* What warm-up writes in place of states has their values. */
 static rfr_status copy_states(rfr_graphs *g) {
   for (int i = 0; i < g->n_named; i++) {
@@ -205,10 +200,10 @@ rfr_status rfi_graph_warm_up(rfr_graphs *g) {
   walk w = {.g = g};
   rfr_hook_event event = {.size = sizeof event, .point = RFR_HOOK_PRE_WARMUP, .callable = -1, .microbatch = -1};
   g->warm = true;
-  bind_all(g);
+  rfi_graph_bind_all(g);
   rfr_status s = between(&g->options.pre_warmup, &g->options.post_warmup, &event, warm_up, &w, NULL, RFI_PART_LOAD);
   g->warm = false;
-  bind_all(g);
+  rfi_graph_bind_all(g);
   return s;
 }
 

@@ -9,6 +9,7 @@
  *   graphs.c        kernels and addresses for each callable and slot; the public answers
  *   graph_walk.c    warm-up and capture, with hooks around each part
  *   graph_calls.c   a schedule -> the calls of a step, and the main gradients that each makes final
+ *   graph_rebind.c  memory of the caller's that has moved -> the same graphs for its new place
  *   graph_step.c    these calls: order, signature, copies, launches
  *
  * The arena:
@@ -155,6 +156,13 @@ rfr_status rfi_graph_place(rfr_graphs *g);
 unsigned char *rfi_graph_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
 /* Writes addresses into an instance's bound ops. */
 void rfi_graph_bind(rfr_graphs *g, int callable, int slot);
+
+/* All of them. */
+void rfi_graph_bind_all(rfr_graphs *g);
+
+/* ---- graph_rebind.c ---- */
+/* Errors: replay.signature, if the tensor is one that is shared by name, and says where that was before a rebind. */
+rfr_status rfi_graph_check_current(const rfr_graphs *g, const rfr_tensor *x);
 
 /* ---- graph_walk.c ---- */
 rfr_status rfi_graph_warm_up(rfr_graphs *g);
