@@ -6,6 +6,10 @@
  * at all where the splits are bad: after every step all that both hold must be the same bits. Rows of no group are
  * NaN in everything that is read, in every step, and must come out as zeros.
  *
+ * Where weight gradients come later, as a part by themselves, the program is a graphed callable: W of all microbatches
+ * is replayed behind I of all of them, and beside it the same callable runs eagerly with W right behind I. A step
+ * with bad splits is left, at times with its Ws done and at times without.
+ *
  *   routings_test [--device NAME] [STEPS [ROWS]]
  *
  * With a device (or REFRAIN_DEVICE) it all happens there; the exit code is 77 if there is none.
@@ -16,6 +20,7 @@
 #include <string.h>
 
 #include "core/rng.h"
+#include "refrain/graphs.h"
 #include "refrain/ops.h"
 #include "support/context.h"
 #include "support/device.h"
@@ -24,7 +29,8 @@
 
 typedef enum extra { PLAIN, BIAS, SCALED_BIAS } extra;
 /* Of a weight's gradient: made once; over two microbatches; of the odd weights (where they are packed, of none) over
- * the first alone, while the bias has both; added onto a state that no step clears. */
+ * the first alone, while the bias has both; added onto a state that no step clears. Of a callable's main gradients:
+ * cleared for each microbatch; for two; for two, but never those of the even weights; never. */
 typedef enum sum { OVERWRITE, ACCUMULATE, MIXED, ONTO_STATE } sum;
 
 typedef struct setup {
@@ -34,7 +40,7 @@ typedef struct setup {
   extra extra;
   sum sum;
   bool frozen;  /* the weight of group FROZEN, where they are separate */
-  bool delayed; /* weight gradients in a program of their own: no program can be recorded so yet */
+  bool delayed; /* a callable, whose weight gradients come by themselves */
 } setup;
 
 enum { GROUPS = 5, FROZEN = 2, MOST_MICROBATCHES = 2, STEPS = 1000, ROWS = 37, DEVICE_ROWS = 1500 };
@@ -52,11 +58,23 @@ static const setup setups[] = {
     {RFR_F32, 24, 40, false, BIAS, ONTO_STATE, false, false},
     {RFR_BF16, 19, 33, true, SCALED_BIAS, ONTO_STATE, true, false},
     {RFR_BF16, 24, 40, true, PLAIN, ONTO_STATE, false, false},
+    {RFR_F32, 24, 40, false, BIAS, OVERWRITE, false, true},
+    {RFR_BF16, 24, 40, false, SCALED_BIAS, ACCUMULATE, false, true},
+    {RFR_BF16, 19, 33, false, PLAIN, ONTO_STATE, false, true},
+    {RFR_BF16, 24, 40, true, BIAS, MIXED, true, true},
+    {RFR_F32, 19, 33, true, SCALED_BIAS, ACCUMULATE, true, true},
+    {RFR_BF16, 24, 40, true, PLAIN, ONTO_STATE, true, true},
+    {RFR_F32, 24, 40, true, PLAIN, OVERWRITE, false, true},
+    {RFR_F32, 24, 40, false, SCALED_BIAS, MIXED, false, true},
 };
 enum { N_SETUPS = sizeof setups / sizeof *setups };
 
 static int64_t n_rows = ROWS;
 static int n_steps = STEPS;
+
+static int microbatches_of(const setup *s) {
+  return s->sum == ACCUMULATE || s->sum == MIXED || (s->delayed && s->sum == ONTO_STATE) ? 2 : 1;
+}
 
 static rfr_value input(rfr_trace *t, const char *name, int number, rfr_role role, rfr_dtype dtype, int rank,
                        const int64_t *shape) {
@@ -69,12 +87,28 @@ typedef struct weights {
   rfr_value w[GROUPS], bias; /* all groups in the first where they are packed */
 } weights;
 
-/* y . r of one microbatch: the gradient of y is r, which has NaN behind the last group. */
-static rfr_value forward(rfr_trace *t, const setup *s, int m, weights weights, rfr_value *x, rfr_value *scale,
+/* The weights and the bias as inputs; those that are trained are listed. */
+static weights record_weights(rfr_trace *t, const setup *s, rfr_value *trained, int *n_trained) {
+  weights weights = {.bias = RFR_NONE};
+  *n_trained = 0;
+  for (int g = 0; g < (s->separate ? GROUPS : 1); g++) {
+    const bool frozen = s->frozen && g == FROZEN;
+    const int64_t shape[3] = {GROUPS, s->out, s->in};
+    weights.w[g] = input(t, "w", g, frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, s->dtype, s->separate ? 2 : 3,
+                         shape + s->separate);
+    if (!frozen) trained[(*n_trained)++] = weights.w[g];
+  }
+  if (s->extra != PLAIN)
+    trained[(*n_trained)++] = weights.bias =
+        rfr_input(t, "bias", RFR_ROLE_TRAINABLE, RFR_F32, 2, (int64_t[]){GROUPS, s->out});
+  return weights;
+}
+
+/* y of one microbatch. */
+static rfr_value product(rfr_trace *t, const setup *s, int m, weights weights, rfr_value *x, rfr_value *scale,
                          rfr_value *bad) {
   const int64_t R = n_rows, groups = GROUPS;
   *x = input(t, "x", m, RFR_ROLE_INPUT_GRAD, s->dtype, 2, (int64_t[]){R, s->in});
-  const rfr_value r = input(t, "r", m, RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){R, s->out});
   const rfr_value splits = input(t, "splits", m, RFR_ROLE_INPUT, m ? RFR_I32 : RFR_I64, 1, &groups);
   const rfr_value offsets = rfr_splits_to_offsets(t, splits, R, bad);
   if (m == 1 && s->sum == MIXED)
@@ -86,6 +120,14 @@ static rfr_value forward(rfr_trace *t, const setup *s, int m, weights weights, r
   char name[8];
   snprintf(name, sizeof name, "y%d", m);
   rfr_output(t, name, y);
+  return y;
+}
+
+/* y . r of one microbatch: the gradient of y is r, which has NaN behind the last group. */
+static rfr_value forward(rfr_trace *t, const setup *s, int m, weights weights, rfr_value *x, rfr_value *scale,
+                         rfr_value *bad) {
+  const rfr_value y = product(t, s, m, weights, x, scale, bad);
+  const rfr_value r = input(t, "r", m, RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){n_rows, s->out});
   return rfr_sum(t, rfr_mul(t, s->dtype == RFR_F32 ? y : rfr_cast(t, y, RFR_F32), r), -1);
 }
 
@@ -97,23 +139,13 @@ static void output(rfr_trace *t, const char *name, int number, rfr_value v) {
 
 /* All gradients, and an update that bad splits skip. */
 static rfr_programs *compile(const setup *s) {
-  const int n = s->sum == ACCUMULATE || s->sum == MIXED ? 2 : 1;
+  const int n = microbatches_of(s);
   rfr_trace *t;
   rfr_value x[MOST_MICROBATCHES], scale[MOST_MICROBATCHES], bad[MOST_MICROBATCHES], loss = RFR_NONE, skip;
   rfr_value trained[GROUPS + 1], gradient[GROUPS + 1];
-  weights weights = {.bias = RFR_NONE};
-  int n_trained = 0;
+  int n_trained;
   OK(rfr_trace_create(ctx, &t));
-  for (int g = 0; g < (s->separate ? GROUPS : 1); g++) {
-    const bool frozen = s->frozen && g == FROZEN;
-    const int64_t shape[3] = {GROUPS, s->out, s->in};
-    weights.w[g] = input(t, "w", g, frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, s->dtype, s->separate ? 2 : 3,
-                         shape + s->separate);
-    if (!frozen) trained[n_trained++] = weights.w[g];
-  }
-  if (s->extra != PLAIN)
-    trained[n_trained++] = weights.bias =
-        rfr_input(t, "bias", RFR_ROLE_TRAINABLE, RFR_F32, 2, (int64_t[]){GROUPS, s->out});
+  const weights weights = record_weights(t, s, trained, &n_trained);
   for (int m = 0; m < n; m++) {
     rfr_microbatch(t, m);
     const rfr_value part = forward(t, s, m, weights, &x[m], &scale[m], &bad[m]);
@@ -183,23 +215,29 @@ static int choose(uint64_t step, int m, int64_t *splits, int64_t *rows) {
 
 /* ---- values ---- */
 
-/* The same rows into both programs; those of no group are NaN. */
+/* Rows that look random, the same for the same letter and microbatch; those of no group are NaN. The caller frees. */
+static void *make_rows(const rfr_type *type, int64_t bytes, char letter, int m, int64_t rows) {
+  const int64_t cols = type->rank == 2 ? type->shape[1] : 1, size = rfr_dtype_bits(type->dtype) / 8;
+  char *data = malloc((size_t)bytes);
+  assert_non_null(data);
+  for (int64_t i = 0; i < rows * cols; i++) {
+    const uint32_t hash = ((uint32_t)i + 7 * (uint32_t)m + (uint32_t)letter) * 2654435761u;
+    const float v = (float)(hash >> 8) / 8388608.0f - 1;
+    if (size == 4) ((float *)data)[i] = v;
+    else ((uint16_t *)data)[i] = (uint16_t)rfr_float_to_bits(type->dtype, v);
+  }
+  memset(data + rows * cols * size, 0xFF, (size_t)(bytes - rows * cols * size));
+  return data;
+}
+
+/* The same rows into both programs. */
 static void write_rows(rfr_programs *const p[2], const char *name, int m, int64_t rows) {
   rfr_tensor x, y;
   char text[16];
   snprintf(text, sizeof text, "%s%d", name, m);
   if (rfr_programs_tensor(p[0], text, &x) != RFR_OK) return;
   OK(rfr_programs_tensor(p[1], text, &y));
-  const int64_t cols = x.type.rank == 2 ? x.type.shape[1] : 1, size = rfr_dtype_bits(x.type.dtype) / 8;
-  char *data = malloc((size_t)x.bytes);
-  assert_non_null(data);
-  for (int64_t i = 0; i < rows * cols; i++) {
-    const uint32_t hash = ((uint32_t)i + 7 * (uint32_t)m + (uint32_t)*name) * 2654435761u;
-    const float v = (float)(hash >> 8) / 8388608.0f - 1;
-    if (size == 4) ((float *)data)[i] = v;
-    else ((uint16_t *)data)[i] = (uint16_t)rfr_float_to_bits(x.type.dtype, v);
-  }
-  memset(data + rows * cols * size, 0xFF, (size_t)(x.bytes - rows * cols * size));
+  void *data = make_rows(&x.type, x.bytes, *name, m, rows);
   OK(rfr_programs_write(p[0], &x, data));
   OK(rfr_programs_write(p[1], &y, data));
   free(data);
@@ -213,18 +251,24 @@ static void write_splits(rfr_programs *p, int m, const int64_t *splits) {
   OK(rfr_programs_write(p, &x, m ? (const void *)narrow : splits));
 }
 
+/* The values of parameter i; the caller frees. */
+static void *make_weight(const rfr_tensor *x, int i) {
+  const int64_t size = rfr_dtype_bits(x->type.dtype) / 8, n = x->bytes / size;
+  char *data = malloc((size_t)x->bytes);
+  assert_non_null(data);
+  for (int64_t k = 0; k < n; k++) {
+    const float v = (float)((k * 37 + i * 11) % 101 - 50) / 50;
+    if (size == 4) ((float *)data)[k] = v;
+    else ((uint16_t *)data)[k] = (uint16_t)rfr_float_to_bits(x->type.dtype, v);
+  }
+  return data;
+}
+
 static void write_weights(rfr_programs *p) {
   rfr_tensor x;
   for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) {
     if (x.role != RFR_ROLE_TRAINABLE && x.role != RFR_ROLE_FROZEN) continue;
-    const int64_t size = rfr_dtype_bits(x.type.dtype) / 8, n = x.bytes / size;
-    char *data = malloc((size_t)x.bytes);
-    assert_non_null(data);
-    for (int64_t k = 0; k < n; k++) {
-      const float v = (float)((k * 37 + i * 11) % 101 - 50) / 50;
-      if (size == 4) ((float *)data)[k] = v;
-      else ((uint16_t *)data)[k] = (uint16_t)rfr_float_to_bits(x.type.dtype, v);
-    }
+    void *data = make_weight(&x, i);
     OK(rfr_programs_write(p, &x, data));
     free(data);
   }
@@ -257,19 +301,24 @@ static void same(rfr_programs *p, const rfr_tensor *x, rfr_programs *q, const rf
 }
 
 /* Rows of no group are zeros; nothing is NaN. */
+static void clean_bytes(const void *data, const rfr_type *type, const char *name, int m, int64_t rows, int step) {
+  const int64_t cols = type->rank == 2 ? type->shape[1] : 1, size = rfr_dtype_bits(type->dtype) / 8;
+  for (int64_t i = 0; i < n_rows * cols; i++) {
+    const float v =
+        size == 4 ? ((const float *)data)[i] : (float)rfr_float_from_bits(type->dtype, ((const uint16_t *)data)[i]);
+    if (!isfinite(v) || (i >= rows * cols && v != 0))
+      fail_msg("step %d: %s%d is %g in row %lld; %lld are in groups", step, name, m, (double)v, (long long)(i / cols),
+               (long long)rows);
+  }
+}
+
 static void clean(rfr_programs *p, const char *name, int m, int64_t rows, int step) {
   rfr_tensor x;
   char text[16];
   snprintf(text, sizeof text, "%s%d", name, m);
   if (rfr_program_output(p, 0, text, &x) != RFR_OK) return;
-  char *data = bytes_of(p, &x);
-  const int64_t cols = x.type.rank == 2 ? x.type.shape[1] : 1, size = rfr_dtype_bits(x.type.dtype) / 8;
-  for (int64_t i = 0; i < n_rows * cols; i++) {
-    const float v = size == 4 ? ((float *)data)[i] : (float)rfr_float_from_bits(x.type.dtype, ((uint16_t *)data)[i]);
-    if (!isfinite(v) || (i >= rows * cols && v != 0))
-      fail_msg("step %d: %s is %g in row %lld; %lld are in groups", step, text, (double)v, (long long)(i / cols),
-               (long long)rows);
-  }
+  void *data = bytes_of(p, &x);
+  clean_bytes(data, &x.type, name, m, rows, step);
   free(data);
 }
 
@@ -312,7 +361,7 @@ static void count(tally *c, const int64_t *splits, int64_t rows, bool bad, bool 
 /* p[0] is replayed, p[1] runs eagerly. */
 static void replay(const setup *s, tally *tally) {
   static const char *const inputs[] = {"x", "r", "scale"}, *const made[] = {"y", "dx", "dscale"};
-  const int n = s->sum == ACCUMULATE || s->sum == MIXED ? 2 : 1;
+  const int n = microbatches_of(s);
   rfr_programs *const p[2] = {compile(s), compile(s)};
   bool was_bad = false;
   for (int k = 0; k < 2; k++) write_weights(p[k]);
@@ -341,10 +390,196 @@ static void replay(const setup *s, tally *tally) {
   for (int k = 0; k < 2; k++) rfr_programs_destroy(p[k]);
 }
 
+/* ---- callables, whose weight gradients come by themselves ---- */
+
+typedef struct side {
+  rfr_schedule *order;
+  rfr_graphs *graphs;
+  /* of a step, per microbatch */
+  void *y[MOST_MICROBATCHES], *dx[MOST_MICROBATCHES], *dscale[MOST_MICROBATCHES];
+  rfr_tensor of_y, of_dx, of_dscale;
+  int32_t bad[MOST_MICROBATCHES];
+} side;
+
+static side make_side(const setup *s, bool delayed) {
+  static const char *const orders[2][2] = {{"0F0 0B0", "0F0 0B0 0F1 0B1"}, {"0F0 0I0 0W0", "0F0 0F1 0I0 0I1 0W0 0W1"}};
+  const char *text = orders[delayed][microbatches_of(s) - 1];
+  rfr_callable c = rfr_callable_default();
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_main_gradient kept[GROUPS + 1];
+  rfr_value trained[GROUPS + 1], x, scale, bad;
+  side made = {NULL};
+  rfr_trace *t;
+  int n_trained;
+  OK(rfr_trace_create(ctx, &t));
+  const weights weights = record_weights(t, s, trained, &n_trained);
+  product(t, s, 0, weights, &x, &scale, &bad);
+  rfr_output(t, "bad", bad);
+  OK(rfr_trace_finish(t));
+  OK(rfr_schedule_parse(ctx, "test", text, strlen(text), &made.order));
+  for (int i = 0; i < n_trained; i++)
+    if (s->sum == ONTO_STATE || (s->sum == MIXED && i % 2 == 0))
+      kept[o.n_gradients++] = (rfr_main_gradient){rfr_value_name(t, trained[i]), NULL, 1};
+  c.trace = t;
+  o.gradients = kept;
+  o.schedule = made.order;
+  o.eager = !delayed;
+  OK(rfr_graphs_create(ctx, &c, 1, &o, &made.graphs));
+  rfr_trace_destroy(t);
+  return made;
+}
+
+static void clear_made(side *p) {
+  for (int m = 0; m < MOST_MICROBATCHES; m++) {
+    free(p->y[m]), free(p->dx[m]), free(p->dscale[m]);
+    p->y[m] = p->dx[m] = p->dscale[m] = NULL;
+  }
+}
+
+/* The bytes of what a call gave; the caller frees. */
+static void *copy_of(rfr_graphs *g, const rfr_tensor *x) {
+  void *data = malloc((size_t)x->bytes + 1);
+  assert_non_null(data);
+  OK(rfr_graphs_read(g, x, data));
+  return data;
+}
+
+static void run_forward(side *p, const setup *s, int m, int64_t *splits, int64_t rows) {
+  const rfr_type x = {.dtype = s->dtype, .rank = 2, .shape = {n_rows, s->in}};
+  const rfr_type scale = {.dtype = RFR_F32, .rank = 1, .shape = {n_rows}};
+  rfr_tensor out[2];
+  rfr_binding in[3] = {{"x0", x, make_rows(&x, n_rows * s->in * rfr_dtype_bits(s->dtype) / 8, 'x', m, rows)},
+                       {"splits0", {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}}, splits},
+                       {"scale0", scale, make_rows(&scale, n_rows * 4, 's', m, rows)}};
+  OK(rfr_graphs_forward(p->graphs, 0, m, in, s->extra == SCALED_BIAS ? 3 : 2, out, 2));
+  p->of_y = out[0];
+  p->y[m] = copy_of(p->graphs, &out[0]);
+  OK(rfr_graphs_read(p->graphs, &out[1], &p->bad[m]));
+  free((void *)in[0].data);
+  free((void *)in[2].data);
+}
+
+static void run_backward(side *p, const setup *s, int m, int64_t rows) {
+  const rfr_type y = {.dtype = s->dtype, .rank = 2, .shape = {n_rows, s->out}};
+  const bool scaled = s->extra == SCALED_BIAS;
+  rfr_tensor out[3];
+  const rfr_binding dy = {"y0", y, make_rows(&y, n_rows * s->out * rfr_dtype_bits(s->dtype) / 8, 'r', m, rows)};
+  OK(rfr_graphs_backward(p->graphs, 0, m, &dy, 1, out, scaled ? 3 : 2));
+  assert_null(out[1].data); /* of splits */
+  p->of_dx = out[0];
+  p->dx[m] = copy_of(p->graphs, &out[0]);
+  if (scaled) p->of_dscale = out[2], p->dscale[m] = copy_of(p->graphs, &out[2]);
+  free((void *)dy.data);
+}
+
+/* A step; `wgrad` 0: weight gradients do not run, and it stays open. */
+static void run_order(side *p, const setup *s, int64_t (*splits)[GROUPS], const int64_t *rows, bool wgrad) {
+  int n;
+  const rfr_action *a = rfr_schedule_actions(p->order, 0, &n);
+  clear_made(p);
+  OK(rfr_graphs_begin_step(p->graphs, NULL, 0));
+  for (int i = 0; i < n; i++) {
+    const int m = a[i].microbatch;
+    if (a[i].op == RFR_ACTION_F) run_forward(p, s, m, splits[m], rows[m]);
+    if (a[i].op == RFR_ACTION_I || a[i].op == RFR_ACTION_B) run_backward(p, s, m, rows[m]);
+    if (a[i].op == RFR_ACTION_W && wgrad) OK(rfr_graphs_wgrad(p->graphs, 0, m));
+  }
+}
+
+/* A parameter and what there is of its gradient; false: there is no i-th. */
+static bool parameter_at(const side *p, int i, rfr_tensor *w, rfr_tensor *gradient) {
+  char name[8];
+  if (i > GROUPS) return false;
+  snprintf(name, sizeof name, i < GROUPS ? "w%d" : "bias", i);
+  if (rfr_graphs_tensor(p->graphs, name, w) != RFR_OK) w->data = NULL;
+  if (!w->data || rfr_graphs_gradient(p->graphs, name, gradient) != RFR_OK) gradient->data = NULL;
+  return true;
+}
+
+static void same_parts(const side *p, const side *q, int step, int n, const int64_t *rows) {
+  rfr_tensor w, x, y;
+  for (int m = 0; m < n; m++) {
+    const void *const ours[] = {p->y[m], p->dx[m], p->dscale[m]}, *const theirs[] = {q->y[m], q->dx[m], q->dscale[m]};
+    const rfr_tensor *const of[] = {&p->of_y, &p->of_dx, &p->of_dscale};
+    static const char *const names[] = {"y", "dx", "dscale"};
+    for (int i = 0; i < 3; i++) {
+      if (!ours[i]) continue;
+      if (memcmp(ours[i], theirs[i], (size_t)of[i]->bytes) != 0)
+        fail_msg("step %d: %s%d has other bits than eager", step, names[i], m);
+      clean_bytes(ours[i], &of[i]->type, names[i], m, rows[m], step);
+    }
+  }
+  int gradients = 0;
+  for (int i = 0; parameter_at(p, i, &w, &x); i++) {
+    parameter_at(q, i, &w, &y);
+    if (!x.data) continue;
+    void *a = copy_of(p->graphs, &x), *b = copy_of(q->graphs, &y);
+    if (memcmp(a, b, (size_t)x.bytes) != 0) fail_msg("step %d: %s has other bits than eager", step, x.name);
+    free(a);
+    free(b);
+    gradients++;
+  }
+  assert_true(gradients >= 1);
+}
+
+/* The main gradients of `from`, which a step that was left may have spoilt in `to`. */
+static void restore(side *to, const side *from) {
+  rfr_tensor w, x, y;
+  for (int i = 0; parameter_at(from, i, &w, &x); i++) {
+    parameter_at(to, i, &w, &y);
+    if (!x.data) continue;
+    void *data = copy_of(from->graphs, &x);
+    OK(rfr_graphs_write(to->graphs, &y, data));
+    free(data);
+  }
+}
+
+/* p is replayed with W at the end, q runs eagerly with W behind each I. */
+static void replay_delayed(const setup *s, tally *tally) {
+  const int n = microbatches_of(s);
+  side p = make_side(s, true), q = make_side(s, false), *const both[2] = {&p, &q};
+  rfr_tensor w, gradient;
+  bool was_bad = false;
+  for (int k = 0; k < 2; k++)
+    for (int i = 0; parameter_at(both[k], i, &w, &gradient); i++) {
+      if (!w.data) continue;
+      void *data = make_weight(&w, i);
+      OK(rfr_graphs_write(both[k]->graphs, &w, data));
+      OK(rfr_graphs_changed(both[k]->graphs));
+      free(data);
+    }
+  for (int step = 0; step < n_steps; step++) {
+    int64_t splits[MOST_MICROBATCHES][GROUPS], rows[MOST_MICROBATCHES];
+    int bad = -1;
+    for (int m = 0; m < n; m++) {
+      const int wrong = choose((uint64_t)step, m, splits[m], &rows[m]);
+      if (m == 0) bad = wrong;
+    }
+    run_order(&p, s, splits, rows, bad < 0 || step % 2);
+    for (int m = 0; m < n; m++) assert_int_equal(p.bad[m], m == 0 && bad >= 0 ? 1 + bad : 0);
+    count(tally, splits[0], rows[0], bad >= 0, was_bad);
+    was_bad = bad >= 0;
+    if (was_bad) { /* the other one never sees it */
+      OK(rfr_graphs_abort_step(p.graphs));
+      if (step % 2) restore(&p, &q);
+      continue;
+    }
+    OK(rfr_graphs_end_step(p.graphs));
+    run_order(&q, s, splits, rows, true);
+    OK(rfr_graphs_end_step(q.graphs));
+    same_parts(&p, &q, step, n, rows);
+  }
+  for (int k = 0; k < 2; k++) {
+    clear_made(both[k]);
+    rfr_graphs_destroy(both[k]->graphs);
+    rfr_schedule_destroy(both[k]->order);
+  }
+}
+
 static void replays(void **state) {
   tally tally = {0};
   (void)state;
-  for (int i = 0; i < N_SETUPS; i++) replay(&setups[i], &tally);
+  for (int i = 0; i < N_SETUPS; i++) (setups[i].delayed ? replay_delayed : replay)(&setups[i], &tally);
   print_message(
       "%d programs, %d replays: %d with bad splits, %d behind such, %d with empty groups, %d with all rows in "
       "one, %d with rows in none\n",
@@ -354,8 +589,8 @@ static void replays(void **state) {
 
 /* The table above: every pair of choices that can be recorded is in some row. */
 static void pairs(void **state) {
-  enum { AXES = 6 };
-  static const int choices[AXES] = {2, 2, 2, 3, 4, 2};
+  enum { AXES = 7 };
+  static const int choices[AXES] = {2, 2, 2, 3, 4, 2, 2};
   (void)state;
   for (int a = 0; a < AXES; a++)
     for (int b = a + 1; b < AXES; b++)
@@ -364,8 +599,8 @@ static void pairs(void **state) {
           bool found = false;
           for (int s = 0; s < N_SETUPS; s++) {
             const setup *row = &setups[s];
-            const int of[AXES] = {row->dtype == RFR_BF16, row->in % 8 == 0, row->separate,
-                                  (int)row->extra,        (int)row->sum,    row->frozen};
+            const int of[AXES] = {row->dtype == RFR_BF16, row->in % 8 == 0, row->separate, (int)row->extra,
+                                  (int)row->sum,          row->frozen,      row->delayed};
             found |= of[a] == i && of[b] == k;
           }
           if (a == 2 && b == 5 && i == 0 && k == 1) continue; /* one of packed weights cannot be frozen */

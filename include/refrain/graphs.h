@@ -117,8 +117,10 @@ RFR_API rfr_hooks rfr_hooks_default(void);
 /* Where a parameter's gradient is added up. */
 typedef struct rfr_main_gradient {
   const char *parameter;
-  void *data;     /* the caller's, f32 of the parameter's shape, on the device; NULL: ours */
-  int accumulate; /* 1: the beginning of a step leaves what is there; 0: it is cleared then */
+  void *data;             /* the caller's, of the parameter's shape, on the device; NULL: ours */
+  int accumulate;         /* 1: the beginning of a step leaves what is there; 0: it is cleared then */
+  rfr_dtype dtype;        /* RFR_F32, for which 0 stands too, RFR_BF16 or RFR_F16: sums are made in f32, rounded once */
+  const int64_t *strides; /* of data, in elements, one per dimension: of a view, which must be dense; NULL: it is */
 } rfr_main_gradient;
 
 typedef struct rfr_graphs_options {
@@ -201,7 +203,8 @@ RFR_API rfr_status rfr_graphs_wait(rfr_graphs *g);
 
 /* ---- answers ---- */
 
-/* The memory of a parameter, state or constant; of a parameter's main gradient. */
+/* The memory of a parameter, state or constant; of a parameter's main gradient, which within a step is there only when
+ * the last W that adds onto it has run: graphs.order before, naming the call that it waits for. */
 RFR_API rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *out);
 RFR_API rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out);
 /* Copies to or from host memory; waits for what was launched. */

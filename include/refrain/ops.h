@@ -163,7 +163,8 @@ RFR_API rfr_value rfr_cross_entropy_at(rfr_trace *t, rfr_place at, rfr_value log
  * autodiff reports by name. */
 RFR_API rfr_value rfr_gradient_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_dtype to);
 /* The same added onto `onto`, a state of w's shape, in its place: microbatches that run one after the other add up
- * there as they do within one trace. Returns its next version. */
+ * there as they do within one trace. Returns its next version. A state in bf16 or f16: products make each sum in f32
+ * and round it once. */
 RFR_API rfr_value rfr_gradient_onto_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_value onto);
 
 /* ---- the step: all scalars live on the device ---- */

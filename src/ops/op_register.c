@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "trace/trace.h"
+#include "ops/rule.h"
 
 /* One block of the context's: definition, callbacks, name. */
 typedef struct registered {
@@ -55,7 +55,7 @@ static rfr_status take_gradient(rfi_grad *g, int k) {
   const rfr_type *x = &t->values[g->op->in[k]].type, *dx = &t->values[g->dx[k]].type;
   if (x->rank != dx->rank || memcmp(x->shape, dx->shape, sizeof x->shape) != 0)
     return rfi_fail(RFI_E_TRACE_SHAPE, "%s: the gradient of %s has not its shape", def->name, name);
-  rfr_dtype to = g->is_weight[k] ? RFR_F32 : x->dtype;
+  rfr_dtype to = rfi_emit_dtype(g, k);
   rfr_set_phase(t, g->is_weight[k] ? RFR_PHASE_WGRAD : RFR_PHASE_DGRAD);
   if (dx->dtype != to) g->dx[k] = rfr_cast_at(t, g->at, g->dx[k], to);
   return rfr_trace_status(t);

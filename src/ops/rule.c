@@ -87,7 +87,8 @@ rfr_value rfi_emit_cast(rfi_grad *g, rfr_value v, rfr_dtype to) {
 }
 
 rfr_dtype rfi_emit_dtype(const rfi_grad *g, int i) {
-  return g->is_weight[i] ? RFR_F32 : rfr_value_type(g->t, g->op->in[i]).dtype;
+  if (!g->is_weight[i]) return rfr_value_type(g->t, g->op->in[i]).dtype;
+  return g->sum ? g->sum[i] : RFR_F32;
 }
 
 void rfi_emit_end(rfi_grad *g, int i, rfr_value v) {

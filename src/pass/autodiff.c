@@ -134,6 +134,13 @@ static void find_roots(autodiff *a, const rfr_trace *t, bool *elsewhere) {
 
 /* ---- the backward of one op ---- */
 
+/* The state that a cotangent is added onto; NULL: none. */
+static const rfi_value *state_of(const rfr_trace *t, rfr_value cotangent) {
+  if (cotangent < 0) return NULL;
+  const rfi_value *owner = &t->values[t->values[cotangent].base];
+  return owner->op < 0 && owner->role == RFR_ROLE_STATE ? owner : NULL;
+}
+
 /* Adds a contribution to the cotangent of old value v. */
 static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_place at) {
   rfr_trace *t = a->r.to;
@@ -144,10 +151,8 @@ static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_place a
     return RFR_OK;
   }
   if (t->values[dx].type.dtype != t->values[have].type.dtype) dx = rfr_cast_at(t, at, dx, t->values[have].type.dtype);
-  const rfi_value *owner = &t->values[t->values[have].base];
-  a->cotangent[v] = owner->op < 0 && owner->role == RFR_ROLE_STATE
-                        ? rfi_record(t, at, RFI_OP_accumulate, 2, (rfr_value[]){dx, have}, NULL, NULL)
-                        : rfr_add_at(t, at, have, dx);
+  a->cotangent[v] = state_of(t, have) ? rfi_record(t, at, RFI_OP_accumulate, 2, (rfr_value[]){dx, have}, NULL, NULL)
+                                      : rfr_add_at(t, at, have, dx);
   return rfr_trace_status(t);
 }
 
@@ -155,6 +160,7 @@ static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_place a
 typedef struct operands {
   rfr_value *in, *dx;
   bool *need, *weight;
+  rfr_dtype *sum;
 } operands;
 
 static rfr_status backward_into(autodiff *a, int i, const operands *o) {
@@ -171,6 +177,8 @@ static rfr_status backward_into(autodiff *a, int i, const operands *o) {
     o->in[k] = op->in[k] < 0 ? RFR_NONE : a->r.map[op->in[k]];
     o->dx[k] = RFR_NONE;
     o->weight[k] = op->in[k] >= 0 && a->weight[op->in[k]];
+    const rfi_value *onto = op->in[k] < 0 ? NULL : state_of(t, a->cotangent[op->in[k]]);
+    o->sum[k] = onto ? onto->type.dtype : RFR_F32;
     o->need[k] = op->in[k] >= 0 && a->influenced[op->in[k]] && a->needed[op->in[k]] && is_float(from, op->in[k]);
     any_need = any_need || o->need[k];
   }
@@ -181,7 +189,14 @@ static rfr_status backward_into(autodiff *a, int i, const operands *o) {
   rfr_scope(t, op->scope);
   rfr_microbatch(t, op->microbatch);
   rfr_set_phase(t, RFR_PHASE_DGRAD);
-  rfi_grad g = {.t = t, .op = &mapped, .need = o->need, .dy = dy, .dx = o->dx, .is_weight = o->weight, .at = op->at};
+  rfi_grad g = {.t = t,
+                .op = &mapped,
+                .need = o->need,
+                .dy = dy,
+                .dx = o->dx,
+                .is_weight = o->weight,
+                .sum = o->sum,
+                .at = op->at};
   RFI_TRY(op->def->grad(&g));
   RFI_TRY(rfr_trace_status(t));
   for (int k = 0; k < op->n_in; k++) {
@@ -196,6 +211,7 @@ static rfr_status backward_op(autodiff *a, int i) {
   enum { FEW = 32 };
   const rfi_opr *op = &a->r.from->ops[i];
   rfr_value values[2 * FEW], *more = values;
+  rfr_dtype types[FEW], *more_types = types;
   bool flags[2 * FEW], *more_flags = flags, any_dy = false;
   rfr_status s;
   if (a->linear[i] || !op->def->grad) return RFR_OK;
@@ -205,9 +221,11 @@ static rfr_status backward_op(autodiff *a, int i) {
   if (n > FEW) {
     RFI_TRY(RFI_ALLOC(a->r.from->ctx, 2 * n * sizeof *more, &more));
     RFI_GOTO(RFI_ALLOC(a->r.from->ctx, 2 * n * sizeof *more_flags, &more_flags));
+    RFI_GOTO(RFI_ALLOC(a->r.from->ctx, n * sizeof *more_types, &more_types));
   }
-  s = backward_into(a, i, &(operands){more, more + n, more_flags, more_flags + n});
+  s = backward_into(a, i, &(operands){more, more + n, more_flags, more_flags + n, more_types});
 fail:
+  if (more_types != types) rfi_free(a->r.from->ctx, more_types);
   if (more != values) rfi_free(a->r.from->ctx, more);
   if (more_flags != flags) rfi_free(a->r.from->ctx, more_flags);
   return s;

@@ -14,7 +14,8 @@
  *              it writes them side by side itself. Exact.
  *  norms       the gradients of a norm, and the sum with the residual stream's, become one
  *              op (fuse_norm.c). Exact.
- *  parts       sums of all parts of two results become one sum (fuse_parts.c). Exact.
+ *  parts       sums of all parts of two results become one sum; a product whose parts are each added onto something
+ *              of their own is made part by part (fuse_parts.c). Exact.
  *  accumulate  add(g, product), or accumulate(product, g), becomes a product that adds onto g in place: a microbatch's
  *              weight gradient, or the second branch into a residual stream. Changes bits:
  *              a narrow sum is rounded once instead of twice, an f32 one adds up in another
@@ -85,10 +86,19 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
     else if (is_matmul(op, 1, 0) && op->in[0] == d && op->in[1] == product->in[0] && h->dw < 0) h->dw = k;
     else return false;
   }
-  /* what the fused op makes has fixed types */
+  /* what the fused op makes has fixed types; dw is cast where it is wanted in another */
   if (h->dx >= 0 && t->values[t->ops[h->dx].out[0]].type.dtype != t->values[product->in[0]].type.dtype) return false;
-  if (h->dw >= 0 && t->values[t->ops[h->dw].out[0]].type.dtype != RFR_F32) return false;
   return true;
+}
+
+/* dw is made in f32. */
+static rfr_status map_dw(rfi_rewrite *r, const rfi_opr *dw, rfr_value made) {
+  const rfr_dtype to = r->from->values[dw->out[0]].type.dtype;
+  const rfi_attr attr = rfi_i(to);
+  rfi_opr cast = *dw;
+  cast.def = rfi_op_def_get(RFI_OP_cast), cast.n_in = 1, cast.in = &made, cast.attr = &attr;
+  r->map[dw->out[0]] = made;
+  return to == RFR_F32 ? RFR_OK : rfi_rewrite_new(r, &cast, NULL, &r->map[dw->out[0]]);
 }
 
 static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_report *report) {
@@ -114,7 +124,7 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
   RFI_TRY(rfi_append(r->to, &op, dead, out));
   r->map[ce->out[0]] = out[0];
   if (h->dx >= 0) r->map[t->ops[h->dx].out[0]] = out[1];
-  if (h->dw >= 0) r->map[t->ops[h->dw].out[0]] = out[2];
+  if (h->dw >= 0) RFI_TRY(map_dw(r, &t->ops[h->dw], out[2]));
   return rfi_report_line(
       report, "fused: loss head of op %d%s%s, %lld rows of%s logits at a time: -%lld bytes; changes bits", h->loss,
       ce->scope[0] ? " in " : "", ce->scope, (long long)chunk, h->softcap < 0 ? "" : " softcapped",
@@ -453,8 +463,8 @@ done:
 
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   static rfr_status (*const rewrites[])(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report,
-                                        rfr_trace **out) = {fuse_slices, fuse_packed, rfi_fuse_norms, rfi_fuse_parts,
-                                                            fuse_accumulate};
+                                        rfr_trace **out) = {fuse_slices,    fuse_packed,        rfi_fuse_norms,
+                                                            rfi_fuse_parts, rfi_fuse_own_parts, fuse_accumulate};
   rfr_trace *t;
   *out = NULL;
   if (!o->fuse) {

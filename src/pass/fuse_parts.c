@@ -6,6 +6,10 @@
  *
  * A part is one element of the first dimension, in a shape of its own: a slice and a reshape that nothing else
  * reads.
+ *
+ * Where each part of a grouped product's weight gradients is added onto something of its own, as those of weights by
+ * themselves are onto their main gradients, there is one product for each, of its group alone: the product may then
+ * add in place (accumulate), and the gradients of all groups never exist at once. Exact.
  */
 #include <string.h>
 
@@ -78,10 +82,10 @@ static bool is_whole(const rfr_trace *t, const parts *p, rfr_value v) {
   return false;
 }
 
-static void skip_views(const rfr_trace *t, const parts *p, rfr_value v, bool *skip) {
+static void skip_views(const rfr_trace *t, const parts *p, rfr_value v, bool *skip, bool on) {
   if (seen(t, p, v).whole < 0) return;
-  skip[t->values[v].op] = true;
-  skip[t->values[t->ops[t->values[v].op].in[0]].op] = true;
+  skip[t->values[v].op] = on;
+  skip[t->values[t->ops[t->values[v].op].in[0]].op] = on;
 }
 
 /* The part that op i makes, out of the sum of the wholes, which the first of them makes. */
@@ -137,7 +141,7 @@ rfr_status rfi_fuse_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_re
   for (int i = 0; i < in->n_ops; i++) match(in, &p, i);
   for (int i = 0; i < in->n_ops; i++) {
     if (p.sum[i].whole >= 0 && !is_whole(in, &p, p.sum[i].whole)) p.sum[i].whole = RFR_NONE;
-    for (int k = 0; k < 2 && p.sum[i].whole >= 0; k++) skip_views(in, &p, in->ops[i].in[k], skip);
+    for (int k = 0; k < 2 && p.sum[i].whole >= 0; k++) skip_views(in, &p, in->ops[i].in[k], skip, true);
   }
   RFI_GOTO(rfi_rewrite_begin(in, &r));
   for (int i = 0; i < in->n_ops; i++) {
@@ -156,4 +160,82 @@ done:
   rfi_free(in->ctx, p.made);
   rfi_free(in->ctx, skip);
   return s;
+}
+
+/* ---- parts that are added onto something of their own ---- */
+
+enum { OFFSETS = 2, ACC };
+
+/* The product of which an accumulate adds a part, at `at`; -1: of none. */
+static int own_part(const rfi_walk *w, int i, int64_t *at) {
+  const rfr_trace *t = w->to.from;
+  const parts p = {.uses = w->uses};
+  if (t->ops[i].def->code != RFI_OP_accumulate) return -1;
+  const part x = seen(t, &p, t->ops[i].in[0]);
+  if (x.whole < 0 || t->values[x.whole].op < 0) return -1;
+  *at = x.at;
+  const rfi_opr *op = &t->ops[t->values[x.whole].op];
+  return op->def->code == RFI_OP_grouped_wgrad && (op->n_in <= ACC || op->in[ACC] < 0) ? t->values[x.whole].op : -1;
+}
+
+/* Products whose parts are all added so, and the views that give the parts, are not copied. */
+static void mark_own(rfi_walk *w) {
+  const rfr_trace *t = w->to.from;
+  const parts p = {.uses = w->uses};
+  int64_t at;
+  for (int i = 0; i < t->n_ops; i++) {
+    const int product = own_part(w, i, &at);
+    if (product < 0) continue;
+    w->skip[product] = !w->uses[t->ops[product].out[0]].output;
+    skip_views(t, &p, t->ops[i].in[0], w->skip, true);
+  }
+  for (int i = 0; i < t->n_ops; i++) /* something else reads it */
+    for (int k = 0; k < t->ops[i].n_in && !w->skip[i]; k++)
+      if (t->ops[i].in[k] >= 0 && t->values[t->ops[i].in[k]].op >= 0 &&
+          t->ops[t->values[t->ops[i].in[k]].op].def->code == RFI_OP_grouped_wgrad)
+        w->skip[t->values[t->ops[i].in[k]].op] = false;
+  for (int i = 0; i < t->n_ops; i++) {
+    const int product = own_part(w, i, &at);
+    if (product >= 0 && !w->skip[product]) skip_views(t, &p, t->ops[i].in[0], w->skip, false);
+  }
+}
+
+static rfr_status emit_view(rfi_walk *w, const rfi_opr *like, rfi_opcode code, rfr_value in, const rfi_attr *attr,
+                            rfr_value *out) {
+  rfi_opr view = *like;
+  view.def = rfi_op_def_get(code);
+  view.n_in = 1, view.in = &in, view.attr = attr, view.reason = "";
+  return rfi_rewrite_new(&w->to, &view, NULL, out);
+}
+
+static rfr_status visit_own(rfi_walk *w, int i) {
+  const rfr_trace *t = w->to.from;
+  int64_t at;
+  const int product = own_part(w, i, &at);
+  if (product < 0 || !w->skip[product]) return rfi_rewrite_op(&w->to, i, NULL);
+  const rfi_opr *op = &t->ops[i], *wgrad = &t->ops[product];
+  const rfr_type *type = &t->values[op->out[0]].type;
+  const rfi_attr slice[3] = {rfi_i(0), rfi_i(at), rfi_i(2)};
+  rfi_attr one = rfi_i(0), flat = rfi_i(0);
+  one.s = (rfi_shape){.rank = 3, .dim = {1, type->shape[0], type->shape[1]}};
+  flat.s = (rfi_shape){.rank = 2, .dim = {type->shape[0], type->shape[1]}};
+  rfr_value in[OFFSETS + 1], made, sum[2];
+  for (int k = 0; k < OFFSETS; k++) in[k] = w->to.map[wgrad->in[k]];
+  RFI_TRY(emit_view(w, op, RFI_OP_slice, w->to.map[wgrad->in[OFFSETS]], slice, &in[OFFSETS]));
+  RFI_TRY(emit_view(w, op, RFI_OP_reshape, w->to.map[op->in[1]], &one, &sum[1]));
+  rfi_opr own = *op;
+  own.def = wgrad->def, own.attr = wgrad->attr, own.n_in = OFFSETS + 1, own.in = in;
+  RFI_TRY(rfi_rewrite_new(&w->to, &own, NULL, &sum[0]));
+  own = *op, own.in = sum;
+  RFI_TRY(rfi_rewrite_new(&w->to, &own, NULL, &made));
+  RFI_TRY(emit_view(w, op, RFI_OP_reshape, made, &flat, &w->to.map[op->out[0]]));
+  if (t->values[op->out[0]].name[0]) rfr_value_set_name(w->to.to, w->to.map[op->out[0]], t->values[op->out[0]].name);
+  if (at > 0) return rfr_trace_status(w->to.to);
+  return rfi_report_line(w->report, "fused: op %d %s%s%s is made group by group, each onto its own: -%lld bytes; exact",
+                         product, wgrad->def->name, wgrad->scope[0] ? " in " : "", wgrad->scope,
+                         (long long)rfi_bytes(&t->values[wgrad->out[0]].type));
+}
+
+rfr_status rfi_fuse_own_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  return rfi_rewrite_walk(in, o, report, mark_own, visit_own, out);
 }

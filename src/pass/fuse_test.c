@@ -278,8 +278,50 @@ static void test_softcapped_head(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* A head whose weight's gradient is added onto a narrow state is fused too, and its sum is rounded once. */
+static void test_head_onto(void **state) {
+  (void)state;
+  enum { V = 11 };
+  rfr_ctx *ctx;
+  float wide[V * C];
+  OK(rfr_ctx_create(NULL, &ctx));
+  for (int narrow = 0; narrow < 2; narrow++) {
+    rfr_trace *t;
+    rfr_tensor x;
+    OK(rfr_trace_create(ctx, &t));
+    const rfr_value h = rfr_input(t, "h", RFR_ROLE_INPUT, RFR_BF16, 2, ((int64_t[]){T, C}));
+    const rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_BF16, 2, ((int64_t[]){V, C}));
+    const rfr_value sum = rfr_input(t, "sum", RFR_ROLE_STATE, narrow ? RFR_BF16 : RFR_F32, 2, ((int64_t[]){V, C}));
+    const rfr_value ids = rfr_input(t, "ids", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){T}));
+    const rfr_value logits = rfr_matmul(t, h, w, RFR_NONE, 0, 1, RFR_F32);
+    const rfr_value loss = rfr_cross_entropy(t, logits, ids, rfr_token_count(t, 1, &ids, 3, NULL), 3);
+    rfr_output(t, "loss", loss);
+    rfr_output(t, "dw", rfr_gradient_onto(t, loss, w, sum));
+    OK(rfr_trace_finish(t));
+    const rfr_trace *const traces[] = {t};
+    rfr_programs *p;
+    OK(rfr_compile(ctx, 1, traces, NULL, NULL, &p));
+    assert_int_equal(count(p, RFI_OP_linear_cross_entropy), 1);
+    for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++)
+      for (int64_t k = 0; k < rfi_count(&x.type); k++) {
+        if (x.type.dtype == RFR_I32) ((int32_t *)x.data)[k] = (int32_t)(k * 7 % V);
+        else if (strcmp(x.name, "sum") != 0)
+          ((uint16_t *)x.data)[k] = (uint16_t)rfr_float_to_bits(RFR_BF16, (float)(k * 37 % 101 - 50) / 50);
+      }
+    OK(rfr_program_run(p, 0));
+    OK(rfr_programs_tensor(p, "sum", &x));
+    if (!narrow) memcpy(wide, x.data, sizeof wide);
+    for (int k = 0; k < V * C && narrow; k++)
+      assert_int_equal(((uint16_t *)x.data)[k], rfr_float_to_bits(RFR_BF16, wide[k]));
+    rfr_programs_destroy(p);
+    rfr_trace_destroy(t);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_exact), cmocka_unit_test(test_sum_over_rows),
-                                     cmocka_unit_test(test_gate_and_up), cmocka_unit_test(test_softcapped_head)};
+                                     cmocka_unit_test(test_gate_and_up), cmocka_unit_test(test_softcapped_head),
+                                     cmocka_unit_test(test_head_onto)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

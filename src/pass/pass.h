@@ -88,6 +88,8 @@ rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_re
 rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Of fuse: sums of all parts of two results become one sum (fuse_parts.c). */
 rfr_status rfi_fuse_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+/* Of fuse: a product whose parts are each added onto something of their own is made part by part (fuse_parts.c). */
+rfr_status rfi_fuse_own_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Of lower: a sum and its norm become one op (fuse_norm.c). */
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Removes what no output and no effect needs; used by prune and, last of all, by lower. */

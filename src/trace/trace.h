@@ -84,7 +84,7 @@ struct rfr_op {
     rfi_kernel cpu; /* run is NULL: none */
     double (*flops)(const rfr_infer *c);
     void *user;
-  } *outside;
+  } * outside;
 };
 
 /* Never NULL for a valid code. */
@@ -199,15 +199,17 @@ static inline int64_t rfi_bytes(const rfr_type *t) { return (rfi_count(t) * rfr_
  * whether operand i's gradient is wanted; the rule sets dx[i] (RFR_NONE: zero) for
  * those alone and records nothing for the others. dy[j] is the cotangent of result j,
  * RFR_NONE if it has none. Gradients of inputs with a role of their own (weights) are
- * f32 results recorded after rfr_set_phase(t, RFR_PHASE_WGRAD); others have the
- * operand's type and RFR_PHASE_DGRAD, which is set when the rule is called. */
+ * results in f32, or in the type of the state that they are added onto, recorded after
+ * rfr_set_phase(t, RFR_PHASE_WGRAD); others have the operand's type and RFR_PHASE_DGRAD,
+ * which is set when the rule is called. */
 struct rfi_grad {
   rfr_trace *t;
   const rfi_opr *op; /* operands and results are ids of t */
   const bool *need;
   const rfr_value *dy;
   rfr_value *dx;
-  const bool *is_weight; /* operand i is (a view or a cast of) a parameter: f32 gradient, phase wgrad */
+  const bool *is_weight; /* operand i is (a view or a cast of) a parameter: phase wgrad */
+  const rfr_dtype *sum;  /* the type of a parameter's gradient; NULL: f32 */
   rfr_place at;          /* place of the forward call, for what is recorded */
 };
 

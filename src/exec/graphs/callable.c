@@ -89,6 +89,14 @@ static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached
   return rfr_trace_status(t);
 }
 
+const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter) {
+  for (int i = 0; i < g->options.n_gradients; i++) {
+    const rfr_main_gradient *m = &g->options.gradients[i];
+    if (m->parameter && strcmp(m->parameter, parameter) == 0) return m;
+  }
+  return NULL;
+}
+
 static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rfr_trace *t, rfr_value loss,
                                   rfr_value v) {
   const rfr_place nowhere = {NULL, 0};
@@ -102,7 +110,11 @@ static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rf
   const char *name = grad_name(t, x.name);
   if (!name) return RFR_NO_MEMORY;
   if (trained) {
-    rfr_value onto = rfr_input_at(t, nowhere, name, RFR_ROLE_STATE, RFR_F32, x.type.rank, x.type.shape);
+    const rfr_main_gradient *m = rfi_main_gradient_of(g, x.name);
+    const rfr_dtype dtype = m && m->dtype != 0 ? m->dtype : RFR_F32;
+    if (dtype != RFR_F32 && dtype != RFR_BF16 && dtype != RFR_F16)
+      return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is to be f32, bf16 or f16", x.name);
+    rfr_value onto = rfr_input_at(t, nowhere, name, RFR_ROLE_STATE, dtype, x.type.rank, x.type.shape);
     rfr_output_at(t, nowhere, name, rfr_gradient_onto_at(t, nowhere, loss, v, onto));
   } else {
     rfr_output_at(t, nowhere, name, rfr_gradient_at(t, nowhere, loss, v, x.type.dtype));

@@ -107,6 +107,13 @@ rfr_status rfi_graph_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi
   return s;
 }
 
+const char *rfi_call_text(int op) {
+  return op == RFR_ACTION_F   ? "forward"
+         : op == RFR_ACTION_W ? "wgrad"
+         : op == RFR_ACTION_B ? "backward (B)"
+                              : "backward (I)";
+}
+
 bool rfi_graph_next_call(const rfr_graphs *g, rfi_step_call *out) {
   const rfi_calls *c = &g->calls;
   if (!c->endless && g->next >= c->n) return false;
@@ -133,6 +140,24 @@ rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, in
   if (!gradients) return RFR_OK;
   if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d main gradients, %d are final", max, *n);
   for (int i = first; i < end; i++) gradients[i - first] = g->named[c->ready[i]].tensor;
+  return RFR_OK;
+}
+
+/* Without a schedule, what is awaited is the rest of a microbatch of which a call has been made, or the first one. */
+rfr_status rfi_graph_check_gradient(const rfr_graphs *g, int gradient) {
+  const rfi_calls *c = &g->calls;
+  const int64_t begun = c->endless ? g->next / c->n * c->n : 0;
+  if (g->state == RFI_STEP_NONE || (begun > 0 && g->next == begun)) return RFR_OK;
+  for (int64_t i = g->next - begun; i < c->n; i++) {
+    const rfi_step_call *call = &c->call[i];
+    const rfi_callable *of = &g->callable[call->callable];
+    for (int k = 0; runs_wgrad(g, call) && k < of->n_gradients; k++)
+      if (of->gradients[k] == gradient)
+        return rfi_fail(RFI_E_GRAPHS_ORDER,
+                        "main gradient \"%s\" is not there yet: %s of callable \"%s\", microbatch %d, adds onto it",
+                        g->named[gradient].tensor.name, rfi_call_text(call->op), of->name,
+                        c->endless ? (int)(begun / c->n) : call->microbatch);
+  }
   return RFR_OK;
 }
 

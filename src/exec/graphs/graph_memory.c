@@ -43,6 +43,30 @@ static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rf
   return RFR_OK;
 }
 
+static const char *list_of(const int64_t *x, int n, char text[128]) {
+  size_t at = 0;
+  text[0] = 0;
+  for (int i = 0; i < n && at < 100; i++)
+    at += (size_t)rfi_snprintf(text + at, 128 - at, "%s%lld", i ? "," : "", (long long)x[i]);
+  return text;
+}
+
+/* Kernels take a main gradient as flat memory. */
+static rfr_status check_view(const rfr_main_gradient *m, const rfr_type *type) {
+  char shape[128], strides[128];
+  int64_t dense = 1;
+  bool flat = true;
+  for (int d = type->rank - 1; m->strides && d >= 0; d--) {
+    flat = flat && (type->shape[d] == 1 || m->strides[d] == dense);
+    dense *= type->shape[d];
+  }
+  if (flat || dense == 0) return RFR_OK;
+  return rfi_fail(RFI_E_PROGRAM_STATE,
+                  "the main gradient of \"%s\", shape [%s], is a view with strides [%s], which cannot be seen as flat "
+                  "memory: give dense memory, or let it be ours and copy it",
+                  m->parameter, list_of(type->shape, type->rank, shape), list_of(m->strides, type->rank, strides));
+}
+
 static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value *x) {
   const size_t n = strlen(RFI_GRAD_PREFIX);
   rfi_named *have = find_named(g, x->name);
@@ -81,6 +105,7 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
       if ((uintptr_t)m->data % RFI_CALLERS_ALIGNMENT)
         return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is not at a multiple of %d bytes", name + n,
                         RFI_CALLERS_ALIGNMENT);
+      RFI_TRY(check_view(m, &x->type));
       own->tensor.data = m->data;
       own->accumulate = m->accumulate != 0;
     }

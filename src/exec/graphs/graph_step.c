@@ -11,13 +11,6 @@
 
 /* ---- the order ---- */
 
-static const char *op_text(int op) {
-  return op == RFR_ACTION_F   ? "forward"
-         : op == RFR_ACTION_W ? "wgrad"
-         : op == RFR_ACTION_B ? "backward (B)"
-                              : "backward (I)";
-}
-
 static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int callable, int microbatch,
                               rfi_step_call *call) {
   const char *asked = wgrad ? "wgrad" : backward ? "backward" : "forward";
@@ -35,8 +28,8 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
   if (right && call->callable == callable && call->microbatch == microbatch) return RFR_OK;
   return rfi_fail(RFI_E_GRAPHS_ORDER,
                   "%s of callable \"%s\", microbatch %d: the schedule wants %s of callable \"%s\", microbatch %d",
-                  asked, g->callable[callable].name, microbatch, op_text(call->op), g->callable[call->callable].name,
-                  call->microbatch);
+                  asked, g->callable[callable].name, microbatch, rfi_call_text(call->op),
+                  g->callable[call->callable].name, call->microbatch);
 }
 
 /* ---- the signature ---- */
@@ -247,7 +240,7 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
                     g->state == RFI_STEP_NONE ? "no step has begun" : "a call of this step has failed: abort it");
   if (!rfi_graph_is_complete(g) && rfi_graph_next_call(g, &call))
     return rfi_fail(RFI_E_GRAPHS_ORDER, "the step is not over: the schedule wants %s of callable \"%s\", microbatch %d",
-                    op_text(call.op), g->callable[call.callable].name, call.microbatch);
+                    rfi_call_text(call.op), g->callable[call.callable].name, call.microbatch);
   g->state = RFI_STEP_NONE;
   g->ended = true;
   return RFR_OK;

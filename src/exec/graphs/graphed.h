@@ -133,6 +133,8 @@ struct rfr_graphs {
 };
 
 /* ---- callable.c ---- */
+/* What the options say of a parameter's main gradient; NULL: nothing. */
+const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter);
 /* Fills in everything up to `trace`, `start` and ports from a description; sites of dropout count from *site. */
 rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site);
 static inline bool rfi_has(const rfi_callable *c, rfi_part part) { return c->first[part + 1] > c->first[part]; }
@@ -178,6 +180,9 @@ void rfi_graph_drop_calls(rfr_graphs *g, rfi_calls *calls);
 /* The next call; false: there are no more. A step without a schedule may be complete and go on. */
 bool rfi_graph_next_call(const rfr_graphs *g, rfi_step_call *out);
 bool rfi_graph_is_complete(const rfr_graphs *g);
+const char *rfi_call_text(int op); /* what a message calls it */
+/* graphs.order within a step of which a call is still to come that adds onto a main gradient, number `gradient`. */
+rfr_status rfi_graph_check_gradient(const rfr_graphs *g, int gradient);
 
 /* ---- graph_step.c ---- */
 /* Writes which microbatch a slot has. */

@@ -219,6 +219,7 @@ rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_t
   const int id = parameter ? rfi_names_find(&g->names, parameter) : -1;
   if (id < 0 || g->named[id].gradient < 0)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
+  RFI_TRY(rfi_graph_check_gradient(g, g->named[id].gradient));
   *out = g->named[g->named[id].gradient].tensor;
   return RFR_OK;
 }

@@ -164,8 +164,9 @@ static void grad_separate(rfi_grad *g) {
   const rfr_value *in = g->op->in;
   const bool tb = g->op->attr[0].i;
   for (int first = SEPARATE, end; first < g->op->n_in; first = end) {
-    for (end = first + 1;
-         end < g->op->n_in && g->need[end] == g->need[first] && g->is_weight[end] == g->is_weight[first];)
+    for (end = first + 1; end < g->op->n_in && g->need[end] == g->need[first] &&
+                          g->is_weight[end] == g->is_weight[first] &&
+                          rfi_emit_dtype(g, end) == rfi_emit_dtype(g, first);)
       end++;
     if (!g->need[first]) continue;
     rfi_emit_begin(g, first);

@@ -8,7 +8,7 @@
  * drops what it alone needed. A bias gradient is the sum over rows.
  */
 #include "base/base.h"
-#include "trace/trace.h"
+#include "ops/rule.h"
 
 rfr_status rfi_infer_matmul(const rfi_infer *c);
 rfr_status rfi_grad_matmul(rfi_grad *g);
@@ -54,9 +54,9 @@ static rfr_value record(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b, rf
 }
 
 /* Type and phase of operand i's gradient. */
-static rfr_dtype begin(const rfi_grad *g, int i) {
-  rfr_set_phase(g->t, g->is_weight[i] ? RFR_PHASE_WGRAD : RFR_PHASE_DGRAD);
-  return g->is_weight[i] ? RFR_F32 : rfr_value_type(g->t, g->op->in[i]).dtype;
+static rfr_dtype begin(rfi_grad *g, int i) {
+  rfi_emit_begin(g, i);
+  return rfi_emit_dtype(g, i);
 }
 
 /* The gradient as the products want it: of the operands' type where theirs is narrower, as matrix units need it. */

@@ -106,13 +106,13 @@ rfr_status rfi_grad_matmul_scaled(rfi_grad *g) {
     rfi_emit_begin(g, 0);
     RFI_TRY(transposed(g, op->in[0], &other, &from_a));
     RFI_TRY(transposed(g, op->in[1], &other, &from_b));
-    g->dx[0] = product(g, row, other, scale, op->in[3], g->is_weight[0] ? RFR_F32 : from_a);
+    g->dx[0] = product(g, row, other, scale, op->in[3], g->is_weight[0] ? rfi_emit_dtype(g, 0) : from_a);
   }
   if (g->need[1]) {
     rfi_emit_begin(g, 1);
     RFI_TRY(transposed(g, op->in[1], &other, &from_b));
     RFI_TRY(transposed(g, op->in[0], &other, &from_a));
-    g->dx[1] = product(g, col, other, scale, op->in[2], g->is_weight[1] ? RFR_F32 : from_b);
+    g->dx[1] = product(g, col, other, scale, op->in[2], g->is_weight[1] ? rfi_emit_dtype(g, 1) : from_b);
   }
   if (op->in[4] != RFR_NONE && g->need[4]) {
     rfi_attr attr[2] = {rfi_i(0), rfi_i(rfi_emit_dtype(g, 4))};
