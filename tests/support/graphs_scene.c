@@ -237,9 +237,19 @@ static void run_calls(rfr_graphs *g, const rft_scene *s, const rfr_schedule *sch
 
 /* ---- both ---- */
 
+static const rft_scene *now; /* in messages */
+
 static void same(const char *what, const char *name, const rfr_tensor *a, const void *b) {
+  const rfr_tensor other = {.type = a->type, .data = (void *)b};
+  int64_t differing = 0, first = 0;
   if (memcmp(a->data, b, (size_t)a->bytes) == 0) return;
-  fail_msg("%s %s differs", what, name);
+  for (int64_t i = rfi_count(&a->type) - 1; i >= 0; i--)
+    if (value_at(a, i) != value_at(&other, i)) differing++, first = i;
+  fail_msg("schedule %s, %d blocks, %d microbatches, %s, fuse %d, linked %d: %s %s differs in %lld of %lld values; the "
+           "first, [%lld], is %g of one program and %g of graphs",
+           now->schedule ? now->schedule : "none", now->blocks, now->microbatches, rfr_dtype_name(now->dtype),
+           now->fuse, now->linked, what, name, (long long)differing, (long long)rfi_count(&a->type), (long long)first,
+           value_at(a, first), value_at(&other, first));
 }
 
 static void update(const rfr_tensor *w, const rfr_tensor *g) {
@@ -321,6 +331,7 @@ static void descend(rfr_programs *p, rfr_graphs *g, int step) {
 }
 
 void rft_run_scene(const rft_scene *s) {
+  now = s;
   rfr_trace *t[RFT_MICROBATCHES];
   static rft_buffers ours;
   rfr_schedule *schedule;
