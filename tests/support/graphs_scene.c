@@ -303,6 +303,17 @@ static void run_oracle(rfr_programs *p, const rft_scene *s, int step, int m, con
   free(dx.data);
 }
 
+/* In the order in which the first stage adds up its weights' gradients; all stages have the same. */
+static void run_oracles(rfr_programs *p, const rft_scene *s, const rfr_schedule *schedule, int step,
+                        const rft_buffers *ours) {
+  int n = 0;
+  const rfr_action *a = schedule ? rfr_schedule_actions(schedule, 0, &n) : NULL;
+  for (int m = 0; !schedule && m < s->microbatches; m++) run_oracle(p, s, step, m, ours);
+  for (int i = 0; i < n; i++)
+    if (a[i].stage == 0 && (a[i].op == RFR_ACTION_W || a[i].op == RFR_ACTION_B))
+      run_oracle(p, s, step, a[i].microbatch, ours);
+}
+
 /* Both have the same main gradients; each takes a step of gradient descent, to the same weights. */
 static void descend(rfr_programs *p, rfr_graphs *g, int step) {
   rfr_tensor a, grad, w, v;
@@ -355,7 +366,7 @@ void rft_run_scene(const rft_scene *s) {
     }
     run_calls(g, s, schedule, &ours);
     OK(rfr_graphs_end_step(g));
-    for (int m = 0; m < s->microbatches; m++) run_oracle(p, s, step, m, &ours);
+    run_oracles(p, s, schedule, step, &ours);
     descend(p, g, step);
   }
   for (int m = 0; m < s->microbatches; m++) rfr_trace_destroy(t[m]);
