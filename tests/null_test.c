@@ -188,6 +188,9 @@ static void ops(void) {
   VALUE(rfr_token_count_at, NULL, NOWHERE, 1, v, -100, NULL);
   VALUE(rfr_cross_entropy_at, NULL, NOWHERE, 0, 0, 0, -100);
   VALUE(rfr_gradient_at, NULL, NOWHERE, 0, 0, RFR_F32);
+  VALUE(rfr_all_gather_at, NULL, NOWHERE, 0, 2);
+  VALUE(rfr_reduce_scatter_at, NULL, NOWHERE, 0, 2);
+  VALUE(rfr_all_reduce_at, NULL, NOWHERE, 0, 2);
   VALUE(rfr_gradient_onto_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_step_block_at, NULL, NOWHERE);
   VALUE(rfr_lr_schedule_at, NULL, NOWHERE, 0, NULL);
@@ -302,6 +305,9 @@ static void communicators(void) {
   GIVES(0, rfr_comm_size, NULL);
   GIVES(-1, rfr_comm_rank, NULL);
   STATUS(rfr_comm_threads_create, NULL, 1, 0, &c);
+  char id[RFR_NCCL_ID_BYTES];
+  STATUS(rfr_comm_nccl_id, NULL, id);
+  STATUS(rfr_comm_nccl_create, NULL, id, 1, 0, 0, &c);
   STATUS(rfr_comm_all_gather, NULL, &x, &y, 1, RFR_F32);
   STATUS(rfr_comm_reduce_scatter, NULL, &x, &y, 1, RFR_F32);
   STATUS(rfr_comm_all_reduce, NULL, &x, &y, 1, RFR_F32);

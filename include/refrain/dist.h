@@ -31,6 +31,18 @@ typedef struct rfr_comm rfr_comm; /* one rank's end */
  * another; 0: as long as it takes. `ctx`, which must outlive them, holds their memory and runs nothing. Errors:
  * argument, memory.alloc. */
 RFR_API rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out);
+/* NCCL's id of a new communicator, RFR_NCCL_ID_BYTES of them, which one rank makes and gives to all, by whatever way
+ * they have. Errors: backend.missing, which names what is missing, NCCL's own library too. */
+enum { RFR_NCCL_ID_BYTES = 128 };
+RFR_API rfr_status rfr_comm_nccl_id(rfr_ctx *ctx, void *id);
+/* This rank's end of that communicator, on the context's GPU, for memory of that GPU; every rank makes its own at the
+ * same time, in a process or a thread of its own, with a GPU of its own, and waits for the others. Programs may be
+ * captured with it. Sums of two ranks have the bits of any order; of more, NCCL's order. `timeout`: seconds that calls
+ * made here wait; a program's are waited for where the program is, and rfr_comm_abort, from another thread, ends them
+ * on this rank. Graphs go before it. All ranks of a machine destroy theirs at the same time. Errors: argument,
+ * backend.missing, dist.peer, cuda. */
+RFR_API rfr_status rfr_comm_nccl_create(rfr_ctx *ctx, const void *id, int size, int rank, double timeout,
+                                        rfr_comm **out);
 /* Leaves: whoever calls the others' ends after that gets dist.peer. After all that uses it; accepts NULL. */
 RFR_API void rfr_comm_destroy(rfr_comm *c);
 /* Ends all calls of all ranks, those that wait and later ones, with dist.peer. From any thread; accepts NULL. */

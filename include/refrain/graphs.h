@@ -143,6 +143,7 @@ typedef struct rfr_graphs_options {
   const rfr_hooks *hooks; /* one entry per callable, or none */
   int n_hooks;
   rfr_hook_list pre_warmup, post_warmup; /* once for the whole warm-up; not at all when it has no iterations */
+  rfr_comm *comm; /* of collective ops, this rank's end; outlives the graphs. NULL: there are none, or of one rank */
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);
 

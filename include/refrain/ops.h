@@ -158,6 +158,14 @@ RFR_API rfr_value rfr_token_count_at(rfr_trace *t, rfr_place at, int n, const rf
  * logits (T,V), targets i32 (T). */
 RFR_API rfr_value rfr_cross_entropy_at(rfr_trace *t, rfr_place at, rfr_value logits, rfr_value targets,
                                        rfr_value inv_valid, int ignore);
+/* Collectives over the program's communicator (rfr_compile_options.comm, refrain/dist.h), which has `ranks` ranks; over
+ * one rank each is a copy and needs none. All ranks run the same program, and a gradient is that of the sum of their
+ * losses. all_gather: (ranks D0, ...) = every rank's x (D0, ...), rank 0's first. */
+RFR_API rfr_value rfr_all_gather_at(rfr_trace *t, rfr_place at, rfr_value x, int ranks);
+/* (D0 / ranks, ...) = this rank's rows of the sum of every rank's x (D0, ...), f32, bf16 or f16. */
+RFR_API rfr_value rfr_reduce_scatter_at(rfr_trace *t, rfr_place at, rfr_value x, int ranks);
+/* The sum of every rank's x. */
+RFR_API rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_place at, rfr_value x, int ranks);
 /* d loss / d w as a value, in type `to`; loss is f32 (1). `w` is an input with the
  * role trainable or input_grad; one that cannot reach the loss is an error that
  * autodiff reports by name. */
@@ -297,6 +305,9 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
 #define rfr_token_count(t, n, targets, ignore, count) rfr_token_count_at(t, RFR_HERE, n, targets, ignore, count)
 #define rfr_cross_entropy(t, logits, targets, inv_valid, ignore) \
   rfr_cross_entropy_at(t, RFR_HERE, logits, targets, inv_valid, ignore)
+#define rfr_all_gather(t, x, ranks) rfr_all_gather_at(t, RFR_HERE, x, ranks)
+#define rfr_reduce_scatter(t, x, ranks) rfr_reduce_scatter_at(t, RFR_HERE, x, ranks)
+#define rfr_all_reduce(t, x, ranks) rfr_all_reduce_at(t, RFR_HERE, x, ranks)
 #define rfr_gradient(t, loss, w, to) rfr_gradient_at(t, RFR_HERE, loss, w, to)
 #define rfr_gradient_onto(t, loss, w, onto) rfr_gradient_onto_at(t, RFR_HERE, loss, w, onto)
 #define rfr_step_block(t) rfr_step_block_at(t, RFR_HERE)

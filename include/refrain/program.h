@@ -18,6 +18,7 @@
 #ifndef REFRAIN_PROGRAM_H
 #define REFRAIN_PROGRAM_H
 
+#include "refrain/dist.h"
 #include "refrain/tensor.h"
 
 #ifdef __cplusplus
@@ -56,6 +57,7 @@ typedef struct rfr_compile_options {
                            repeat; 0: the library's first one (default) */
   const rfr_choice *choices; /* with tune: make these, of an earlier compile, and measure nothing. NULL: measure */
   int n_choices;
+  rfr_comm *comm; /* of collective ops, this rank's end; outlives the programs. NULL: there are none, or of one rank */
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
 

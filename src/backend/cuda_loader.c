@@ -47,6 +47,26 @@ rfr_status rfi_backend_describe_cuda(rfr_ctx *ctx, char *text, size_t size) {
   return module->describe(text, size);
 }
 
+rfr_status rfr_comm_nccl_id(rfr_ctx *ctx, void *id) {
+  const rfi_cuda_module *module;
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
+  if (!id) return rfi_fail(RFI_E_ARGUMENT, "no room for an id");
+  RFI_TRY(load(ctx, &module));
+  return module->nccl_id(id);
+}
+
+rfr_status rfr_comm_nccl_create(rfr_ctx *ctx, const void *id, int size, int rank, double timeout, rfr_comm **out) {
+  const rfi_cuda_module *module;
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
+  if (!id || !out || size < 1 || rank < 0 || rank >= size || !(timeout >= 0))
+    return rfi_fail(RFI_E_ARGUMENT, "rank %d of %d, a timeout of %g seconds, or no id", rank, size, timeout);
+  *out = NULL;
+  if (strcmp(rfi_ctx_device(ctx), "cpu") == 0)
+    return rfi_fail(RFI_E_ARGUMENT, "NCCL is for GPUs, the context's device is the CPU: rfr_comm_threads_create");
+  RFI_TRY(load(ctx, &module));
+  return module->nccl_create(ctx, id, size, rank, timeout, out);
+}
+
 rfr_status rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out) {
   const rfi_cuda_module *module;
   *out = &rfi_backend_cpu;

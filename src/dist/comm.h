@@ -38,6 +38,15 @@ struct rfr_comm { /* each kind's own begins with it */
 static inline const char *rfi_collective_name(rfi_collective_kind kind) {
   return kind == RFI_ALL_GATHER ? "all_gather" : kind == RFI_REDUCE_SCATTER ? "reduce_scatter" : "all_reduce";
 }
+/* Of a type of whole bytes; the CUDA module has no rfr_dtype_bits. */
+static inline int64_t rfi_collective_element(rfr_dtype dtype) {
+  static const unsigned char bits[] = {
+#define BITS(e, name, bits, st) bits,
+      RFR_DTYPES(BITS)
+#undef BITS
+  };
+  return bits[dtype] / 8;
+}
 static inline bool rfi_collective_sums(rfr_dtype dtype) {
   return dtype == RFR_F32 || dtype == RFR_BF16 || dtype == RFR_F16;
 }

@@ -122,11 +122,11 @@ static void meet_again(end *e) {
 /* ---- the work ---- */
 
 static const char *at(const void *base, int64_t element, rfr_dtype dtype) {
-  return (const char *)base + element * (rfr_dtype_bits(dtype) / 8);
+  return (const char *)base + element * rfi_collective_element(dtype);
 }
 
 static void copy(void *to, const void *from, int64_t n, rfr_dtype dtype) {
-  if (n > 0 && to != from) memcpy(to, from, (size_t)(n * (rfr_dtype_bits(dtype) / 8)));
+  if (n > 0 && to != from) memcpy(to, from, (size_t)(n * rfi_collective_element(dtype)));
 }
 
 /* Elements [first, first + n) of all ranks' `from`, added up; what is read of them may lie where it is written. */

@@ -43,6 +43,24 @@ static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *ar
   return s;
 }
 
+/* The communicator of a collective op, which must have as many ranks as the op was recorded for. */
+static rfr_status bind_comm(const rfi_machine *m, const rfi_opr *op, rfi_bound *b) {
+  const int64_t ranks = op->attr[0].i;
+  const char *file = op->at.file ? op->at.file : "";
+  if (ranks == 1) return RFR_OK;
+  if (!m->comm)
+    return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s over %lld ranks, and no communicator", op->def->name,
+                       (long long)ranks);
+  if (m->comm->size != ranks)
+    return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s over %lld ranks, and a communicator of %d",
+                       op->def->name, (long long)ranks, m->comm->size);
+  if (m->comm->table->host != m->backend->host)
+    return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s on %s, and a communicator of %s", op->def->name,
+                       m->backend->name, m->comm->table->name);
+  b->call.library = m->comm;
+  return RFR_OK;
+}
+
 /* Fills the call of op i, whose operands and results are described in args, and asks its
  * kernel for the workspace. */
 static rfr_status bind_op(const rfi_machine *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
@@ -60,7 +78,7 @@ static rfr_status bind_op(const rfi_machine *m, const rfr_trace *t, int i, rfi_a
                             .threads = rfi_ctx_threads(m->ctx),
                             .user = op->def->outside ? op->def->outside->user : NULL}};
   RFI_TRY(m->backend->bind(m->device, op, m->strings, b));
-  if (b->run) return RFR_OK;
+  if (b->run) return op->def->flags & RFI_COLLECTIVE ? bind_comm(m, op, b) : RFR_OK;
   return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on %s", op->def->name,
                      op->scope[0] ? ", in " : "", op->scope, m->backend->name);
 }
@@ -78,7 +96,7 @@ rfr_status rfi_bind_ops(const rfi_machine *m, const rfr_trace *t, rfi_bound *bou
 }
 
 static rfi_machine machine_of(const rfr_programs *p) {
-  return (rfi_machine){p->ctx, p->strings, p->backend, p->device};
+  return (rfi_machine){p->ctx, p->strings, p->backend, p->device, p->options.comm};
 }
 
 /* Of products of experts, which run on more than one kernel: which, and why. */

@@ -15,6 +15,7 @@
 #define RFI_EXEC_H
 
 #include "backend/backend.h"
+#include "dist/comm.h"
 #include "pass/pass.h"
 #include "pass/plan.h"
 #include "refrain/program.h"
@@ -27,6 +28,7 @@ typedef struct rfi_machine {
   rfi_arena *strings; /* what is made for bound ops lives here */
   const rfi_backend *backend;
   rfi_device *device;
+  rfr_comm *comm; /* of collective ops; NULL: none */
 } rfi_machine;
 
 typedef struct rfi_slot { /* a program input: memory shared by name */

@@ -24,7 +24,8 @@ static bool is_small(const rfr_trace *t, const rfi_opr *op, int64_t workspace) {
 
 static bool goes_aside(const rfr_trace *t, int i, const int64_t *workspace) {
   const rfi_opr *op = &t->ops[i];
-  return op->phase == RFR_PHASE_WGRAD && !(op->def->flags & (RFI_VIEW | RFI_HOST)) && is_small(t, op, workspace[i]);
+  return op->phase == RFR_PHASE_WGRAD && !(op->def->flags & (RFI_VIEW | RFI_HOST | RFI_COLLECTIVE)) &&
+         is_small(t, op, workspace[i]);
 }
 
 /* Per storage: in which stretch of the branch, from one wait to the next, it was last read or written aside. */

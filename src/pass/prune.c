@@ -7,7 +7,8 @@
  *
  * CSE merges pure ops only: same op, operands, attributes. A random op's microbatch is
  * part of its address, so those merge within one microbatch. An op that writes into its
- * operand's storage (acc, state) never merges.
+ * operand's storage (acc, state) never merges. Nor does a collective, and nothing that reads what was gathered leaves
+ * its place: it would hold the whole of what ranks hold parts of for the rest of the step.
  */
 #include <string.h>
 
@@ -77,7 +78,7 @@ typedef struct cse {
 } cse;
 
 static bool mergeable(const rfi_opr *op) {
-  if (op->def->flags & (RFI_STATE | RFI_HOST)) return false;
+  if (op->def->flags & (RFI_STATE | RFI_HOST | RFI_COLLECTIVE)) return false;
   for (int j = 0; j < op->n_out; j++)
     if (op->def->alias[j] >= 0 && op->def->alias[j] < op->n_in && op->in[op->def->alias[j]] >= 0) return false;
   return true;
@@ -135,7 +136,7 @@ static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) 
   }
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    uint8_t most = op->def->flags & (RFI_STATE | RFI_HOST) ? DEPENDS_STEP : DEPENDS_NONE;
+    uint8_t most = op->def->flags & (RFI_STATE | RFI_HOST | RFI_COLLECTIVE) ? DEPENDS_STEP : DEPENDS_NONE;
     for (int k = 0; k < op->n_in; k++)
       if (op->in[k] >= 0 && depends[c->same[op->in[k]]] > most) most = depends[c->same[op->in[k]]];
     for (int j = 0; j < op->n_out; j++)

@@ -54,7 +54,7 @@ static void find_candidates(rfi_recompute_model *m) {
     const rfi_opr *op = &t->ops[i];
     m->late[i] = op->phase == RFR_PHASE_DGRAD || op->phase == RFR_PHASE_WGRAD;
     m->can[i] = op->phase == RFR_PHASE_FORWARD && op->policy != RFR_POLICY_KEEP &&
-                !(op->def->flags & (RFI_VIEW | RFI_STATE | RFI_HOST));
+                !(op->def->flags & (RFI_VIEW | RFI_STATE | RFI_HOST | RFI_COLLECTIVE));
     for (int j = 0; j < op->n_out; j++)
       if (op->out[j] >= 0 && (t->values[op->out[j]].base != op->out[j] || m->overwritten[op->out[j]] != RFI_NEVER))
         m->can[i] = false;

@@ -254,8 +254,10 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *t
     } else if (KEY("scope")) {
       RFI_TRY(take_quoted(q, &op->scope));
     } else if (KEY("effects")) {
+      const bool collective = take(q, "collective");
       bool state = take(q, "state"), host = state ? take(q, ",host") : take(q, "host");
-      if (state != !!(op->def->flags & RFI_STATE) || host != !!(op->def->flags & RFI_HOST))
+      if (state != !!(op->def->flags & RFI_STATE) || host != !!(op->def->flags & RFI_HOST) ||
+          collective != !!(op->def->flags & RFI_COLLECTIVE))
         return bad(q, "effects are not those of the op, before");
     } else {
       q->p = key;
@@ -326,7 +328,8 @@ static rfr_status parse_op(parser *q) {
     rfi_snprintf(text, sizeof text, "%s", e.message);
     return rfi_fail_at(RFI_E_TRACE_PARSE, q->name, q->line, "%s: %s", op.def->name, text);
   }
-  if (q->t->ops[q->t->n_ops - 1].token_in != token) return bad(q, "the token is not the last host op's");
+  if (q->t->ops[q->t->n_ops - 1].token_in != token)
+    return bad(q, "the token is not that of the op before in its chain");
   for (int j = 0; j < n_claims; j++) RFI_TRY(check_claim(q, &claims[j], out[j]));
   return RFR_OK;
 }

@@ -147,11 +147,12 @@ static rfr_status put_op(rfi_string *s, const rfr_trace *t, int i, int64_t live)
   RFI_TRY(put_attrs(s, op));
   RFI_TRY(rfi_string_printf(s, " phase=%s", phase_names[op->phase]));
   if (op->microbatch >= 0) RFI_TRY(rfi_string_printf(s, " mb=%d", op->microbatch));
-  if (op->def->flags & (RFI_STATE | RFI_HOST))
+  if (op->def->flags & (RFI_STATE | RFI_HOST | RFI_COLLECTIVE))
     RFI_TRY(rfi_string_printf(s, " effects=%s",
-                              !(op->def->flags & RFI_HOST) ? "state"
-                              : op->def->flags & RFI_STATE ? "state,host"
-                                                           : "host"));
+                              op->def->flags & RFI_COLLECTIVE ? "collective"
+                              : !(op->def->flags & RFI_HOST)  ? "state"
+                              : op->def->flags & RFI_STATE    ? "state,host"
+                                                              : "host"));
   if (op->token_in >= 0) RFI_TRY(rfi_string_printf(s, " token=%d", op->token_in));
   if (op->clone_of >= 0) RFI_TRY(rfi_string_printf(s, " clone_of=%d", op->clone_of));
   if (op->policy != RFR_POLICY_AUTO) RFI_TRY(rfi_string_printf(s, " policy=%s", policy_names[op->policy]));

@@ -71,7 +71,7 @@ rfr_status rfr_trace_create(rfr_ctx *ctx, rfr_trace **out) {
   t->scope = t->reason = "";
   t->microbatch = -1;
   t->phase = RFR_PHASE_FORWARD;
-  t->last_host = -1;
+  for (int i = 0; i < RFI_CHAINS; i++) t->last_token[i] = -1;
   *out = t;
   return RFR_OK;
 }
@@ -292,11 +292,9 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
     t->values[op.out[j]].op = t->n_ops;
     t->values[op.out[j]].result = (int16_t)j;
   }
-  op.token_in = -1;
-  if (def->flags & RFI_HOST) {
-    op.token_in = t->last_host;
-    t->last_host = t->n_ops;
-  }
+  const int chain = rfi_chain(def);
+  op.token_in = chain < 0 ? -1 : t->last_token[chain];
+  if (chain >= 0) t->last_token[chain] = t->n_ops;
   t->ops[t->n_ops++] = op;
   if (out) memcpy(out, op.out, sizeof *out * (size_t)op.n_out);
   return RFR_OK;

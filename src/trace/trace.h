@@ -45,6 +45,7 @@ enum {
   RFI_STATE = RFR_OP_STATE,
   RFI_HOST = RFR_OP_HOST,
   RFI_RNG = RFR_OP_RNG,
+  RFI_COLLECTIVE = 1 << 7,
 };
 
 typedef struct rfi_grad rfi_grad;
@@ -94,6 +95,13 @@ const rfi_op_def *rfi_op_def_find(const rfr_ctx *ctx, const char *name, size_t n
 /* Fills names, aliases and counts of *d, all zeros, from the strings of a well-formed row. */
 void rfi_op_def_parse(const char *operands, const char *results, const char *attributes, rfi_op_def *d);
 
+/* Ops that take and give a token keep their order: those that the host sees are one chain, those of the program's
+ * communicator another. -1: the op is of none. */
+enum { RFI_CHAINS = 2 };
+static inline int rfi_chain(const rfi_op_def *d) {
+  return d->flags & RFI_HOST ? 0 : d->flags & RFI_COLLECTIVE ? 1 : -1;
+}
+
 typedef struct rfi_value {
   rfr_type type;
   int64_t stride[RFR_MAX_RANK]; /* elements */
@@ -115,7 +123,7 @@ typedef struct rfi_opr {
   uint8_t phase;        /* rfr_phase */
   uint8_t policy;       /* rfr_policy of its results */
   int32_t microbatch;   /* -1: of the whole step */
-  int32_t token_in;     /* op whose token this one takes, -1: none (HOST ops alone) */
+  int32_t token_in;     /* op whose token this one takes, -1: none (ops of a chain alone) */
   int32_t clone_of;     /* op that this one recomputes, -1 */
   double flops;         /* registered ops alone: what their callback says */
   const char *scope;    /* "" or "layer3.attention" */
@@ -148,8 +156,8 @@ struct rfr_trace {
   rfr_phase phase;
   rfr_policy policy;
   const char *reason;
-  int32_t last_host; /* last HOST op: the token chain's end */
-  int64_t next_site; /* dropout sites are numbered as recorded */
+  int32_t last_token[RFI_CHAINS]; /* the last op of each chain */
+  int64_t next_site;              /* dropout sites are numbered as recorded */
 };
 
 /* The error of a registered op whose kernel returned `s`, which it returns. */

@@ -2,7 +2,7 @@
  *
  * The trace's invariants, checked after recording, after parsing and after each pass:
  * types are what the shape rules say, operands come before their readers, no op reads
- * a storage version that was overwritten, tokens form one chain.
+ * a storage version that was overwritten, tokens form chains.
  */
 #include <string.h>
 
@@ -136,7 +136,7 @@ rfr_status rfr_trace_verify(const rfr_trace *t) {
   bool others = false;
   RFI_TRY(rfi_check_handle(t, "rfr_trace"));
   RFI_TRY(check_bytes(t));
-  int32_t host = -1;
+  int32_t last[RFI_CHAINS] = {-1, -1};
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (!op->def->infer) return rfi_fail(RFI_E_UNSUPPORTED, "this build has no op %s", op->def->name);
@@ -149,9 +149,10 @@ rfr_status rfr_trace_verify(const rfr_trace *t) {
     RFI_TRY(check_types(t, op, i));
     RFI_TRY(check_updates(t, op));
     RFI_TRY(check_load(t, op, &others));
-    if (op->token_in != (op->def->flags & RFI_HOST ? host : -1))
+    const int chain = rfi_chain(op->def);
+    if (op->token_in != (chain < 0 ? -1 : last[chain]))
       return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s) breaks the token chain", i, op->def->name);
-    if (op->def->flags & RFI_HOST) host = i;
+    if (chain >= 0) last[chain] = i;
     if (op->phase > RFR_PHASE_OPTIM || op->policy > RFR_POLICY_RECOMPUTE || op->clone_of >= i)
       return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): bad phase, policy or clone_of", i, op->def->name);
   }

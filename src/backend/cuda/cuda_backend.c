@@ -16,6 +16,7 @@
 
 #include "backend/cuda/cuda_module.h"
 #include "backend/cuda/lt.h"
+#include "backend/cuda/nccl.h"
 #include "backend/cuda/table.h"
 #include "backend/cuda/units.h"
 #include "ops/grouped/grouped.h"
@@ -506,12 +507,24 @@ static rfr_status describe(char *text, size_t size) {
   CUDA(cudaGetDeviceProperties(&p, 0), "reading the device");
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
-  char lt[64];
+  char lt[64], nccl[64];
   rfi_lt_describe(core, lt, sizeof lt);
-  snprintf(text, size, "%s, compute capability %d.%d, %d multiprocessors, %.0f GiB, driver for CUDA %d.%d, %s", p.name,
-           p.major, p.minor, p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30), driver / 1000,
-           driver % 1000 / 10, lt);
+  rfi_nccl_describe(core, nccl, sizeof nccl);
+  snprintf(text, size, "%s, compute capability %d.%d, %d multiprocessors, %.0f GiB, driver for CUDA %d.%d, %s, %s",
+           p.name, p.major, p.minor, p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30), driver / 1000,
+           driver % 1000 / 10, lt, nccl);
   return RFR_OK;
+}
+
+static rfr_status nccl_id(void *id) { return rfi_nccl_id(core, id); }
+
+static rfr_status nccl_create(rfr_ctx *ctx, const void *id, int size, int rank, double timeout, rfr_comm **out) {
+  rfi_cuda_info info;
+  int ordinal;
+  RFI_TRY(parse_device(core->device(ctx), &ordinal));
+  if (ordinal < 0) return core->fail(RFI_E_BACKEND_MISSING, "device cuda:none is for plans alone; nothing runs on it");
+  RFI_TRY(read_info(ordinal, false, &info));
+  return rfi_nccl_create(core, ctx, ordinal, id, size, rank, timeout, out);
 }
 
 static const rfi_backend backend = {
@@ -542,7 +555,7 @@ static const rfi_backend backend = {
 };
 
 const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host) {
-  static const rfi_cuda_module module = {RFI_CUDA_ABI, &backend, describe};
+  static const rfi_cuda_module module = {RFI_CUDA_ABI, &backend, describe, nccl_id, nccl_create};
   if (!host || host->abi != RFI_CUDA_ABI) return NULL;
   core = host;
   return &module;

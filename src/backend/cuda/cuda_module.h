@@ -10,8 +10,9 @@
 
 #include "backend/graph_order.h"
 #include "base/base.h"
+#include "refrain/dist.h"
 
-enum { RFI_CUDA_ABI = 2 };
+enum { RFI_CUDA_ABI = 3 };
 
 typedef struct rfi_cuda_host {
   int abi;
@@ -30,6 +31,8 @@ typedef struct rfi_cuda_module {
   int abi;
   const rfi_backend *backend;
   rfr_status (*describe)(char *text, size_t size);
+  rfr_status (*nccl_id)(void *id);
+  rfr_status (*nccl_create)(rfr_ctx *ctx, const void *id, int size, int rank, double timeout, rfr_comm **out);
 } rfi_cuda_module;
 
 #define RFI_CUDA_ENTRY "rfi_cuda_module_get"

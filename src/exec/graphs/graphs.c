@@ -170,6 +170,7 @@ rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
   g->options = rfr_graphs_options_default();
   if (options) memcpy(&g->options, options, sizeof g->options);
   g->inference = callables[0].inference != 0;
+  g->m.comm = g->options.comm;
   RFI_GOTO(rfi_arena_create(ctx, &g->m.strings));
   RFI_GOTO(rfi_backend_find(ctx, &g->m.backend));
   RFI_GOTO(g->m.backend->open(ctx, &g->m.device));

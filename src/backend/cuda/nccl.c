@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ranks that are GPUs, one each. A collective of a program is enqueued on the program's stream, in a capture too; one
+ * of the caller's has a stream of its own and is waited for.
+ *
+ * The order in which NCCL adds is NCCL's: for two ranks a sum has the bits that any order gives, for more it is equal
+ * within rounding, and the same in every run with the same library, machine and sizes.
+ *
+ * NCCL connects ranks when they first need it. Every collective is made once when the communicator is, so that no
+ * capture is the first.
+ *
+ */
+#include "backend/cuda/nccl.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/cuda/cuda.h"
+#include "dist/comm.h"
+
+/* What nccl.h declares of the calls below, which no version since 2.10 has changed. */
+typedef struct nccl_unique_id {
+  char internal[RFR_NCCL_ID_BYTES];
+} nccl_unique_id;
+enum { NCCL_UINT8 = 1, NCCL_FLOAT16 = 6, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9, NCCL_SUM = 0, NCCL_IN_PROGRESS = 7 };
+enum { LEAST_VERSION = 21800, LEAST_OF_NEXT = 30000 };
+
+#define FUNCTIONS(X)                                                                                        \
+  X(int, GetVersion, (int *version))                                                                        \
+  X(int, GetUniqueId, (nccl_unique_id * id))                                                                \
+  X(int, CommInitRank, (void **comm, int size, nccl_unique_id id, int rank))                                \
+  X(int, CommGetAsyncError, (void *comm, int *error))                                                       \
+  X(int, CommAbort, (void *comm))                                                                           \
+  X(int, CommDestroy, (void *comm))                                                                         \
+  X(const char *, GetErrorString, (int error))                                                              \
+  X(int, AllGather, (const void *from, void *to, size_t n, int type, void *comm, void *stream))             \
+  X(int, ReduceScatter, (const void *from, void *to, size_t n, int type, int op, void *comm, void *stream)) \
+  X(int, AllReduce, (const void *from, void *to, size_t n, int type, int op, void *comm, void *stream))
+
+typedef struct functions {
+#define MEMBER(result, name, arguments) result(*name) arguments;
+  FUNCTIONS(MEMBER)
+#undef MEMBER
+} functions;
+
+typedef struct gpu_comm {
+  rfr_comm comm; /* first */
+  const rfi_cuda_host *core;
+  rfr_ctx *ctx;
+  functions f;
+  int ordinal;
+  double timeout;
+  void *nccl; /* atomic; NULL once it was aborted */
+  cudaStream_t stream;
+} gpu_comm;
+
+/* ---- loading ---- */
+
+static void *load(void) {
+  static const char *const names[] = {"libnccl.so.2", "/usr/local/cuda/lib64/libnccl.so.2"};
+  void *object = dlopen(names[0], RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL); /* the host program's own, if it has one */
+  for (size_t i = 0; !object && i < sizeof names / sizeof *names; i++)
+    object = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  return object;
+}
+
+static rfr_status load_functions(const rfi_cuda_host *core, functions *f, int *version) {
+  void *object = load();
+  if (!object) {
+    const char *why = dlerror();
+    return core->fail(RFI_E_BACKEND_MISSING, "libnccl.so.2 cannot be loaded: %s", why ? why : "not found");
+  }
+  const struct {
+    const char *name;
+    void *slot;
+  } rows[] = {
+#define ROW(result, name, arguments) {"nccl" #name, &f->name},
+      FUNCTIONS(ROW)
+#undef ROW
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    void *symbol = dlsym(object, rows[i].name);
+    if (!symbol) return core->fail(RFI_E_BACKEND_MISSING, "libnccl.so.2 has no %s", rows[i].name);
+    memcpy(rows[i].slot, &symbol, sizeof symbol);
+  }
+  *version = 0;
+  if (f->GetVersion(version) != 0 || *version < LEAST_VERSION || *version >= LEAST_OF_NEXT)
+    return core->fail(RFI_E_BACKEND_MISSING, "libnccl.so.2 is NCCL %d.%d.%d, want 2.18 or newer, below 3",
+                      *version / 10000, *version / 100 % 100, *version % 100);
+  return RFR_OK;
+}
+
+void rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size) {
+  functions f;
+  int version;
+  if (load_functions(core, &f, &version) != RFR_OK) snprintf(text, size, "no NCCL");
+  else snprintf(text, size, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+}
+
+/* ---- running ---- */
+
+static rfr_status check(const gpu_comm *c, int e, const char *what) {
+  if (e == 0 || e == NCCL_IN_PROGRESS) return RFR_OK;
+  return c->core->fail(RFI_E_DIST_PEER, "NCCL, %s, rank %d of %d: %s", what, c->comm.rank, c->comm.size,
+                       c->f.GetErrorString(e));
+}
+
+static int type_of(rfr_dtype dtype) {
+  return dtype == RFR_F32 ? NCCL_FLOAT32 : dtype == RFR_BF16 ? NCCL_BFLOAT16 : NCCL_FLOAT16;
+}
+
+static rfr_status enqueue(gpu_comm *c, const rfi_collective *w, void *stream) {
+  void *nccl = __atomic_load_n(&c->nccl, __ATOMIC_ACQUIRE);
+  const char *name = rfi_collective_name(w->kind);
+  const size_t n = (size_t)w->n;
+  if (!nccl) return c->core->fail(RFI_E_DIST_PEER, "rank %d's end of the communicator was aborted", c->comm.rank);
+  if (n == 0) return RFR_OK;
+  switch (w->kind) {
+    case RFI_ALL_GATHER:
+      return check(
+          c, c->f.AllGather(w->from, w->to, n * (size_t)rfi_collective_element(w->dtype), NCCL_UINT8, nccl, stream),
+          name);
+    case RFI_REDUCE_SCATTER:
+      return check(c, c->f.ReduceScatter(w->from, w->to, n, type_of(w->dtype), NCCL_SUM, nccl, stream), name);
+    default: return check(c, c->f.AllReduce(w->from, w->to, n, type_of(w->dtype), NCCL_SUM, nccl, stream), name);
+  }
+}
+
+static void abort_comm(rfr_comm *comm) {
+  gpu_comm *c = (gpu_comm *)comm;
+  void *nccl = __atomic_exchange_n(&c->nccl, NULL, __ATOMIC_ACQ_REL);
+  if (nccl) c->f.CommAbort(nccl);
+}
+
+/* Looks now and then whether a peer is gone, which no wait of CUDA's would tell. */
+static rfr_status wait(gpu_comm *c, const char *what) {
+  enum { PAUSE_US = 20 };
+  double waited = 0;
+  cudaError_t e;
+  while ((e = cudaStreamQuery(c->stream)) == cudaErrorNotReady) {
+    void *nccl = __atomic_load_n(&c->nccl, __ATOMIC_ACQUIRE);
+    int error = 0;
+    if (nccl) RFI_TRY(check(c, c->f.CommGetAsyncError(nccl, &error), what));
+    if (error != 0 && error != NCCL_IN_PROGRESS) {
+      abort_comm(&c->comm);
+      return check(c, error, what);
+    }
+    if (c->timeout > 0 && waited > c->timeout) {
+      abort_comm(&c->comm);
+      return c->core->fail(RFI_E_DIST_PEER, "NCCL, %s, rank %d of %d: others have not come within %g seconds", what,
+                           c->comm.rank, c->comm.size, c->timeout);
+    }
+    usleep(PAUSE_US);
+    waited += 1e-6 * PAUSE_US;
+  }
+  RFI_TRY(rfi_cuda_check(e, what));
+  if (__atomic_load_n(&c->nccl, __ATOMIC_ACQUIRE)) return RFR_OK;
+  return c->core->fail(RFI_E_DIST_PEER, "rank %d's end of the communicator was aborted", c->comm.rank);
+}
+
+static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) {
+  gpu_comm *c = (gpu_comm *)comm;
+  int before;
+  if (stream) return enqueue(c, what, stream);
+  RFI_TRY(rfi_cuda_check(cudaGetDevice(&before), "asking for the current device"));
+  RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
+  rfr_status s = enqueue(c, what, c->stream);
+  if (s == RFR_OK) s = wait(c, rfi_collective_name(what->kind));
+  cudaSetDevice(before);
+  return s;
+}
+
+/* ---- coming and going ---- */
+
+static void destroy(rfr_comm *comm) {
+  gpu_comm *c = (gpu_comm *)comm;
+  int before;
+  void *nccl = __atomic_exchange_n(&c->nccl, NULL, __ATOMIC_ACQ_REL);
+  const bool known = cudaGetDevice(&before) == cudaSuccess;
+  cudaSetDevice(c->ordinal);
+  if (nccl) c->f.CommDestroy(nccl);
+  if (c->stream) cudaStreamDestroy(c->stream);
+  if (known) cudaSetDevice(before);
+  c->core->free(c->ctx, c);
+}
+
+static const rfi_comm_table table = {"NCCL", false, run, abort_comm, destroy};
+
+static rfr_status connect_ranks(gpu_comm *c) {
+  enum { N = 64 };
+  float *memory;
+  const size_t all = sizeof *memory * N * (size_t)c->comm.size;
+  RFI_TRY(rfi_cuda_check(cudaMalloc((void **)&memory, 2 * all), "allocating memory"));
+  rfr_status s = rfi_cuda_check(cudaMemsetAsync(memory, 0, 2 * all, c->stream), "filling memory");
+  for (int kind = RFI_ALL_GATHER; kind <= RFI_ALL_REDUCE && s == RFR_OK; kind++) {
+    const rfi_collective what = {(rfi_collective_kind)kind, RFR_F32, N, memory, memory + N * c->comm.size};
+    s = enqueue(c, &what, c->stream);
+    if (s == RFR_OK) s = wait(c, "connecting the ranks");
+  }
+  cudaFree(memory);
+  return s;
+}
+
+static rfr_status join(gpu_comm *c, const void *id) {
+  nccl_unique_id unique;
+  void *nccl = NULL;
+  memcpy(&unique, id, sizeof unique);
+  RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
+  RFI_TRY(rfi_cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream"));
+  RFI_TRY(check(c, c->f.CommInitRank(&nccl, c->comm.size, unique, c->comm.rank), "joining the communicator"));
+  __atomic_store_n(&c->nccl, nccl, __ATOMIC_RELEASE);
+  return connect_ranks(c);
+}
+
+rfr_status rfi_nccl_id(const rfi_cuda_host *core, void *id) {
+  functions f;
+  nccl_unique_id unique;
+  int version;
+  RFI_TRY(load_functions(core, &f, &version));
+  const int e = f.GetUniqueId(&unique);
+  if (e != 0) return core->fail(RFI_E_CUDA, "NCCL makes no id: %s", f.GetErrorString(e));
+  memcpy(id, &unique, sizeof unique);
+  return RFR_OK;
+}
+
+rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal, const void *id, int size, int rank,
+                           double timeout, rfr_comm **out) {
+  gpu_comm *c;
+  int version, before;
+  RFI_TRY(core->alloc(ctx, sizeof *c, (void **)&c));
+  *c = (gpu_comm){.comm = {&table, rank, size}, .core = core, .ctx = ctx, .ordinal = ordinal, .timeout = timeout};
+  rfr_status s = load_functions(core, &c->f, &version);
+  if (s != RFR_OK) {
+    core->free(ctx, c);
+    return s;
+  }
+  const bool known = cudaGetDevice(&before) == cudaSuccess;
+  s = join(c, id);
+  if (known) cudaSetDevice(before);
+  if (s == RFR_OK) *out = &c->comm;
+  else abort_comm(&c->comm), destroy(&c->comm);
+  return s;
+}

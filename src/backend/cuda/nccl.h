@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Communicators of GPUs by NCCL, which is loaded when the first one is made.
+ */
+#ifndef RFI_NCCL_H
+#define RFI_NCCL_H
+
+#include "backend/cuda/cuda_module.h"
+
+rfr_status rfi_nccl_id(const rfi_cuda_host *core, void *id);
+rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal, const void *id, int size, int rank,
+                           double timeout, rfr_comm **out);
+/* "NCCL 2.28.9", or that there is none. */
+void rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size);
+
+#endif

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Collectives: shapes, gradients, recording. All ranks record the same program, so the loss that is differentiated is
+ * the sum of the ranks' losses: what a rank gives to all gets its gradient from all.
+ */
+#include "ops/rule.h"
+
+enum { MOST_RANKS = 1 << 20 };
+
+/* ---- shapes ---- */
+
+static rfr_status check_ranks(const rfi_infer *c) {
+  const int64_t ranks = c->attr[0].i;
+  return ranks >= 1 && ranks <= MOST_RANKS
+             ? RFR_OK
+             : rfi_fail(RFI_E_TRACE_SHAPE, "%lld ranks, want 1 to %d", (long long)ranks, (int)MOST_RANKS);
+}
+
+static rfr_status check_term(const rfi_infer *c) {
+  RFI_TRY(check_ranks(c));
+  RFI_TRY(rfi_rule_rank(c, 0, 1, RFR_MAX_RANK));
+  RFI_TRY(rfi_rule_float(c, 0));
+  if (c->in[0].dtype == RFR_F64) return rfi_fail(RFI_E_TRACE_SHAPE, "sums over ranks are of f32, bf16 or f16");
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_all_gather(const rfi_infer *c) {
+  RFI_TRY(check_ranks(c));
+  RFI_TRY(rfi_rule_rank(c, 0, 1, RFR_MAX_RANK));
+  if (rfr_dtype_bits(c->in[0].dtype) % 8 != 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%s elements have no addresses", rfr_dtype_name(c->in[0].dtype));
+  c->out[0] = c->in[0];
+  if (__builtin_mul_overflow(c->in[0].shape[0], c->attr[0].i, &c->out[0].shape[0]))
+    return rfi_fail(RFI_E_OVERFLOW, "what is gathered overflows");
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_reduce_scatter(const rfi_infer *c) {
+  RFI_TRY(check_term(c));
+  if (c->in[0].shape[0] % c->attr[0].i != 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld rows over %lld ranks", (long long)c->in[0].shape[0],
+                    (long long)c->attr[0].i);
+  c->out[0] = c->in[0];
+  c->out[0].shape[0] /= c->attr[0].i;
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_all_reduce(const rfi_infer *c) {
+  RFI_TRY(check_term(c));
+  c->out[0] = c->in[0];
+  return RFR_OK;
+}
+
+/* ---- gradients ---- */
+
+static rfr_status emit(rfi_grad *g, rfi_opcode code) {
+  if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
+  rfi_emit_begin(g, 0);
+  rfi_emit_end(g, 0, rfi_emit(g, code, 1, &g->dy[0], g->op->attr));
+  return g->t->status;
+}
+
+rfr_status rfi_grad_all_gather(rfi_grad *g) { return emit(g, RFI_OP_reduce_scatter); }
+rfr_status rfi_grad_reduce_scatter(rfi_grad *g) { return emit(g, RFI_OP_all_gather); }
+rfr_status rfi_grad_all_reduce(rfi_grad *g) { return emit(g, RFI_OP_all_reduce); }
+
+/* ---- recording ---- */
+
+static rfr_value record(rfr_trace *t, rfr_place at, rfi_opcode code, rfr_value x, int ranks) {
+  const rfi_attr attr = rfi_i(ranks);
+  return rfi_record(t, at, code, 1, &x, &attr, NULL);
+}
+
+rfr_value rfr_all_gather_at(rfr_trace *t, rfr_place at, rfr_value x, int ranks) {
+  return record(t, at, RFI_OP_all_gather, x, ranks);
+}
+
+rfr_value rfr_reduce_scatter_at(rfr_trace *t, rfr_place at, rfr_value x, int ranks) {
+  return record(t, at, RFI_OP_reduce_scatter, x, ranks);
+}
+
+rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_place at, rfr_value x, int ranks) {
+  return record(t, at, RFI_OP_all_reduce, x, ranks);
+}

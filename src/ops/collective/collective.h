@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a call of a collective op is to its communicator, which binding has put into call->library. Over one rank there
+ * need not be any: the op is a copy.
+ */
+#ifndef RFI_OPS_COLLECTIVE_H
+#define RFI_OPS_COLLECTIVE_H
+
+#include "dist/comm.h"
+#include "refrain/op.h"
+
+static inline rfi_collective rfi_collective_of(const rfr_call *call, rfi_collective_kind kind) {
+  const rfr_type *part = kind == RFI_REDUCE_SCATTER ? &call->out[0].type : &call->in[0].type;
+  rfi_collective c;
+  c.kind = kind;
+  c.dtype = part->dtype;
+  c.n = 1;
+  for (int d = 0; d < part->rank; d++) c.n *= part->shape[d];
+  c.from = call->in[0].data;
+  c.to = call->out[0].data;
+  return c;
+}
+
+static inline int64_t rfi_collective_ranks(const rfr_call *call) { return call->attr[0].i; }
+static inline int64_t rfi_collective_bytes(const rfi_collective *c) { return c->n * rfi_collective_element(c->dtype); }
+
+#endif

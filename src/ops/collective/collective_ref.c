@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reference kernels and cases of collectives over one rank, where each is a copy; collective_test.c has more ranks.
+ */
+#include <string.h>
+
+#include "support/op_case.h"
+
+static void copy(const rfi_call *call) {
+  int64_t n = 1;
+  for (int d = 0; d < call->in[0].type.rank; d++) n *= call->in[0].type.shape[d];
+  if (n > 0 && call->out[0].data)
+    memcpy(call->out[0].data, call->in[0].data, (size_t)(n * rfr_dtype_bits(call->in[0].type.dtype) / 8));
+}
+
+RFT_REF(all_gather) { copy(call); }
+RFT_CASES(all_gather) = {
+    "all_gather(f[7,13]) ranks=1", "all_gather(f[1,5,3]) ranks=1",  "all_gather(f[33]) ranks=1",
+    "all_gather(f[0,3]) ranks=1",  "all_gather(i[17]<100) ranks=1", NULL,
+};
+
+RFT_REF(reduce_scatter) { copy(call); }
+RFT_CASES(reduce_scatter) = {
+    "reduce_scatter(f[7,13]) ranks=1",
+    "reduce_scatter(f[1,5,3]) ranks=1",
+    "reduce_scatter(f[33]) ranks=1",
+    "reduce_scatter(f[0,3]) ranks=1",
+    NULL,
+};
+
+RFT_REF(all_reduce) { copy(call); }
+RFT_CASES(all_reduce) = {
+    "all_reduce(f[7,13]) ranks=1",
+    "all_reduce(f[1,5,3]) ranks=1",
+    "all_reduce(f[33]) ranks=1",
+    "all_reduce(f[0,3]) ranks=1",
+    NULL,
+};

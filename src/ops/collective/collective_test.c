@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Collective ops over ranks that are threads: values and gradients bit by bit, eager and replayed; their tokens, in
+ * print and parse; what passes leave alone; and what is refused.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "exec/exec.h"
+#include "support/context.h"
+#include "support/text.h"
+
+enum { D0 = 6, D1 = 5, MOST_RANKS = 3 };
+
+static float data(int rank, int stream, int64_t i) {
+  return (float)((i * 29 + rank * 101 + stream * 577) % 211) / 9.0f - 11.0f;
+}
+
+/* ---- values and gradients ---- */
+
+typedef struct rank {
+  rfr_comm *comm;
+  int number, size;
+  char error[256]; /* "": all is well */
+} rank;
+
+static int64_t count(const rfr_tensor *x) { return rfi_count(&x->type); }
+
+static rfr_trace *record(rfr_ctx *own, int size) {
+  rfr_trace *t;
+  if (rfr_trace_create(own, &t) != RFR_OK) return NULL;
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){D0, D1}));
+  rfr_value c = rfr_input(t, "c", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){D0 * size, D1}));
+  rfr_value d = rfr_input(t, "d", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){D0, D1}));
+  rfr_value all = rfr_all_gather(t, x, size);
+  rfr_value part = rfr_reduce_scatter(t, rfr_mul(t, all, c), size);
+  rfr_value sum = rfr_all_reduce(t, part, size);
+  rfr_output(t, "all", all);
+  rfr_output(t, "part", part);
+  rfr_output(t, "sum", sum);
+  rfr_output(t, "dx", rfr_gradient(t, rfr_sum(t, rfr_mul(t, sum, d), -1), x, RFR_F32));
+  return t;
+}
+
+/* The oracle has all ranks' data. */
+static float want_all(int64_t i) { return data((int)(i / (D0 * D1)), 0, i % (D0 * D1)); }
+static float want_part(int rank, int size, int64_t i) {
+  const int64_t at = rank * D0 * D1 + i;
+  float total = want_all(at) * data(0, 1, at);
+  for (int r = 1; r < size; r++) total += want_all(at) * data(r, 1, at);
+  return total;
+}
+static float want_sum(int size, int64_t i) {
+  float total = want_part(0, size, i);
+  for (int r = 1; r < size; r++) total += want_part(r, size, i);
+  return total;
+}
+/* d of the sum of all losses: through all_reduce the sum of all d, through reduce_scatter to every rank. */
+static float want_dx(int rank, int size, int64_t i) {
+  const int64_t at = rank * D0 * D1 + i;
+  float dpart = data(0, 2, i), total = 0;
+  for (int r = 1; r < size; r++) dpart += data(r, 2, i);
+  for (int r = 0; r < size; r++) total = r == 0 ? dpart * data(0, 1, at) : total + dpart * data(r, 1, at);
+  return total;
+}
+
+static void compare(rank *r, rfr_programs *p, const char *name, const char *how) {
+  rfr_tensor y;
+  if (r->error[0] || rfr_program_output(p, 0, name, &y) != RFR_OK) return;
+  for (int64_t i = 0; i < count(&y); i++) {
+    const float want = name[0] == 'a'   ? want_all(i)
+                       : name[0] == 'p' ? want_part(r->number, r->size, i)
+                       : name[0] == 's' ? want_sum(r->size, i)
+                                        : want_dx(r->number, r->size, i);
+    const float got = ((const float *)y.data)[i];
+    if (memcmp(&got, &want, sizeof got) != 0)
+      snprintf(r->error, sizeof r->error, "%s, %s[%lld]: %.9g, want %.9g", how, name, (long long)i, (double)got,
+               (double)want);
+  }
+}
+
+static void fill(rank *r, rfr_programs *p, const char *name, int stream) {
+  rfr_tensor x;
+  if (rfr_programs_tensor(p, name, &x) != RFR_OK) return;
+  for (int64_t i = 0; i < count(&x); i++) ((float *)x.data)[i] = data(r->number, stream, i);
+}
+
+static rfr_status work(rank *r, rfr_ctx *own) {
+  static const char *const outputs[] = {"all", "part", "sum", "dx"};
+  rfr_programs *p = NULL;
+  rfr_compile_options o = rfr_compile_options_default();
+  o.comm = r->comm;
+  rfr_trace *t = record(own, r->size);
+  if (!t) return RFR_NO_MEMORY;
+  rfr_status s = rfr_compile(own, 1, (const rfr_trace *const *)&t, NULL, &o, &p);
+  rfr_trace_destroy(t);
+  if (s != RFR_OK) return s;
+  fill(r, p, "x", 0), fill(r, p, "c", 1), fill(r, p, "d", 2);
+  s = rfr_program_run(p, 0);
+  for (int k = 0; k < 4 && s == RFR_OK; k++) compare(r, p, outputs[k], "eager");
+  if (s == RFR_OK) s = rfr_program_capture(p, 0);
+  for (int i = 0; i < 3 && s == RFR_OK; i++) s = rfr_program_replay(p, 0, NULL, 0);
+  for (int k = 0; k < 4 && s == RFR_OK; k++) compare(r, p, outputs[k], "replay");
+  rfr_programs_destroy(p);
+  return s;
+}
+
+static void *run_rank(void *arg) {
+  rank *r = arg;
+  rfr_ctx *own;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.threads = 1;
+  rfr_status s = rfr_ctx_create(&o, &own);
+  if (s == RFR_OK) s = work(r, own);
+  if (s != RFR_OK) snprintf(r->error, sizeof r->error, "%s", rfr_last_error()->message), rfr_comm_abort(r->comm);
+  rfr_ctx_destroy(own);
+  return NULL;
+}
+
+static void test_ranks(void **state) {
+  (void)state;
+  for (int size = 2; size <= MOST_RANKS; size++) {
+    rank ranks[MOST_RANKS];
+    rfr_comm *comm[MOST_RANKS];
+    pthread_t thread[MOST_RANKS];
+    OK(rfr_comm_threads_create(ctx, size, 60, comm));
+    for (int i = 0; i < size; i++) {
+      ranks[i] = (rank){comm[i], i, size, ""};
+      assert_int_equal(pthread_create(&thread[i], NULL, run_rank, &ranks[i]), 0);
+    }
+    for (int i = 0; i < size; i++) pthread_join(thread[i], NULL);
+    for (int i = 0; i < size; i++) rfr_comm_destroy(comm[i]);
+    for (int i = 0; i < size; i++)
+      if (ranks[i].error[0]) fail_msg("rank %d of %d: %s", i, size, ranks[i].error);
+  }
+}
+
+/* ---- the trace ---- */
+
+static rft_text text_of(const rfr_trace *t) {
+  rft_text s = {0};
+  rfr_print_options o = rfr_print_options_default();
+  o.flat = 1;
+  OK(rfr_trace_print(t, &o, rft_text_add, &s));
+  return s;
+}
+
+static void test_text(void **state) {
+  rfr_trace *t = record(ctx, 2), *back;
+  (void)state;
+  OK(rfr_trace_finish(t));
+  rft_text text = text_of(t);
+  assert_non_null(strstr(text.data, "all_gather(%0) ranks=2 phase=forward effects=collective at"));
+  assert_non_null(strstr(text.data, "reduce_scatter(%4) ranks=2 phase=forward effects=collective token=0 at"));
+  assert_non_null(strstr(text.data, "all_reduce(%5) ranks=2 phase=forward effects=collective token=2 at"));
+  OK(rfr_trace_parse(ctx, "text", text.data, text.n, &back));
+  assert_int_equal(rfr_trace_equal(t, back), 1);
+  rfr_trace_destroy(back);
+  char *token = strstr(text.data, "token=2");
+  memcpy(token, "token=0", 7);
+  assert_int_equal(rfr_trace_parse(ctx, "text", text.data, text.n, &back), RFR_INVALID);
+  assert_non_null(strstr(rfr_last_error()->message, "token"));
+  free(text.data);
+  rfr_trace_destroy(t);
+}
+
+/* Two microbatches read one gathered weight's views: neither the gathers nor what reads them merge or leave the
+ * microbatches. */
+static void test_passes(void **state) {
+  rfr_trace *t, *pruned;
+  rfi_report report = {.text = {.ctx = ctx}};
+  const rfi_pass_options o = {.prune = true};
+  int gathers = 0, negated = 0;
+  (void)state;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 1, ((int64_t[]){D1}));
+  for (int m = 0; m < 2; m++) {
+    rfr_microbatch(t, m);
+    rfr_output(t, m ? "b" : "a", rfr_scale(t, rfr_all_gather(t, w, 2), -1, RFR_NONE));
+    rfr_all_reduce(t, w, 2); /* nobody reads it: a token keeps nothing */
+  }
+  OK(rfr_trace_finish(t));
+  OK(rfi_pass_prune(t, &o, &report, &pruned));
+  for (int i = 0; i < pruned->n_ops; i++) {
+    const rfi_opr *op = &pruned->ops[i];
+    assert_int_equal(op->phase, RFR_PHASE_FORWARD);
+    gathers += op->def->code == RFI_OP_all_gather;
+    negated += op->def->code == RFI_OP_scale;
+  }
+  assert_int_equal(gathers, 2);
+  assert_int_equal(negated, 2);
+  assert_int_equal(pruned->n_ops, 4);
+  rfi_string_deinit(&report.text);
+  rfr_trace_destroy(pruned);
+  rfr_trace_destroy(t);
+}
+
+/* ---- what is refused ---- */
+
+static void refused(rfr_status s, rfr_status want, const char *slug, const char *says) {
+  assert_int_equal(s, want);
+  assert_string_equal(rfr_last_error()->slug, slug);
+  if (!strstr(rfr_last_error()->message, says)) fail_msg("%s", rfr_last_error()->message);
+}
+
+static rfr_status shapes(rfr_dtype dtype, int64_t rows, int ranks, int op) {
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, dtype, 1, ((int64_t[]){rows}));
+  rfr_output(t, "y",
+             op == 0   ? rfr_all_gather(t, x, ranks)
+             : op == 1 ? rfr_reduce_scatter(t, x, ranks)
+                       : rfr_all_reduce(t, x, ranks));
+  const rfr_status s = rfr_trace_finish(t);
+  rfr_trace_destroy(t);
+  return s;
+}
+
+static void test_refused(void **state) {
+  rfr_programs *p;
+  rfr_comm *comm[MOST_RANKS];
+  rfr_compile_options o = rfr_compile_options_default();
+  rfr_trace *t = record(ctx, 2);
+  (void)state;
+  OK(shapes(RFR_BF16, 6, 3, 1));
+  refused(shapes(RFR_F32, 7, 3, 1), RFR_INVALID, "trace.shape", "7 rows over 3 ranks");
+  refused(shapes(RFR_F32, 7, 0, 0), RFR_INVALID, "trace.shape", "0 ranks");
+  refused(shapes(RFR_I32, 6, 2, 2), RFR_INVALID, "trace.shape", "x");
+  refused(shapes(RFR_F64, 6, 2, 1), RFR_INVALID, "trace.shape", "f32, bf16 or f16");
+  refused(shapes(RFR_E2M1, 6, 2, 0), RFR_INVALID, "trace.shape", "no addresses");
+  refused(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p), RFR_INVALID, "dist.communicator",
+          "all_gather over 2 ranks, and no communicator");
+  OK(rfr_comm_threads_create(ctx, 3, 0, comm));
+  o.comm = comm[1];
+  refused(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p), RFR_INVALID, "dist.communicator",
+          "and a communicator of 3");
+  for (int i = 0; i < 3; i++) rfr_comm_destroy(comm[i]);
+  /* a rank that has left, while a program runs */
+  OK(rfr_comm_threads_create(ctx, 2, 0, comm));
+  o.comm = comm[0];
+  OK(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p));
+  rfr_comm_destroy(comm[1]);
+  refused(rfr_program_run(p, 0), RFR_IO, "dist.peer", "rank 1 has left");
+  rfr_programs_destroy(p);
+  rfr_comm_destroy(comm[0]);
+  rfr_trace_destroy(t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      rft_context_test(test_ranks),
+      rft_context_test(test_text),
+      rft_context_test(test_passes),
+      rft_context_test(test_refused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
