@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sharded parameters: each rank holds its part of every weight and of its gradient, the whole is there only while a
+ * layer runs. Weights after ten steps, outputs and input gradients are those of one rank that has all weights and adds
+ * up the ranks' microbatches in their order, to the bit; gathered by hooks around capture and by the loop around
+ * replay.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "refrain/graphs.h"
+#include "refrain/ops.h"
+#include "support/context.h"
+
+enum { T = 7, C = 10, HIDDEN = 19, LAYERS = 3, PARAMETERS = 3, STEPS = 10, MOST_RANKS = 3, ROOM = 256 };
+
+/* ---- the model ---- */
+
+static const int64_t sizes[PARAMETERS] = {C, HIDDEN *C, C *HIDDEN};
+static const char *const kinds[PARAMETERS] = {"norm", "up", "down"};
+
+static const char *name_of(int layer, int k, char name[16]) {
+  snprintf(name, 16, "%s%d", kinds[k], layer);
+  return name;
+}
+
+static rfr_type type_of(int k) {
+  return k == 0   ? (rfr_type){RFR_F32, 1, {C}}
+         : k == 1 ? (rfr_type){RFR_F32, 2, {HIDDEN, C}}
+                  : (rfr_type){RFR_F32, 2, {C, HIDDEN}};
+}
+static const rfr_type activation = {RFR_F32, 2, {T, C}};
+
+static rfr_trace *layer_trace(rfr_ctx *own, int layer) {
+  rfr_trace *t;
+  rfr_value w[PARAMETERS];
+  char name[16];
+  if (rfr_trace_create(own, &t) != RFR_OK) return NULL;
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, activation.shape);
+  for (int k = 0; k < PARAMETERS; k++) {
+    const rfr_type type = type_of(k);
+    w[k] = rfr_input(t, name_of(layer, k, name), RFR_ROLE_TRAINABLE, RFR_F32, type.rank, type.shape);
+  }
+  rfr_value h = rfr_gelu(t, rfr_linear(t, rfr_rmsnorm(t, x, w[0], 1e-5), w[1], RFR_NONE), 1);
+  rfr_output(t, "y", rfr_add(t, x, rfr_linear(t, h, w[2], RFR_NONE)));
+  rfr_trace_finish(t);
+  return t;
+}
+
+static float noise(int64_t seed, int64_t i) {
+  const uint32_t z = (uint32_t)(seed * 2654435761u + i * 40503u + 12345u);
+  return (float)((z ^ z >> 13) * 2246822519u >> 8) / 8388608.0f - 1.0f;
+}
+
+static float first_weight(int layer, int k, int64_t i) {
+  return (k == 0 ? 1.0f : 0.0f) + 0.3f * noise(100 + layer * 10 + k, i);
+}
+
+/* The optimizer goes element by element, so that a part of a weight is updated as the whole is. */
+static void update(float *w, float *momentum, const float *g, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    momentum[i] = 0.9f * momentum[i] + g[i];
+    w[i] -= 0.05f * momentum[i];
+  }
+}
+
+/* ---- one rank's side ---- */
+
+typedef struct result { /* of all ranks, in rank order */
+  float weights[LAYERS][PARAMETERS][ROOM];
+  float y[MOST_RANKS][T * C], dx[MOST_RANKS][T * C]; /* of the last step */
+  rfr_graphs_memory memory;
+} result;
+
+typedef struct side {
+  rfr_ctx *ctx;
+  rfr_comm *comm;
+  rfr_graphs *g;
+  int rank, ranks, fuse;
+  result *result;
+  char error[256];
+  /* what this rank holds always */
+  float part[LAYERS][PARAMETERS][ROOM], momentum[LAYERS][PARAMETERS][ROOM], part_gradient[PARAMETERS][ROOM];
+  /* what it holds while a layer runs; the same memory for every layer */
+  _Alignas(64) float whole[PARAMETERS][ROOM], gradient[PARAMETERS][ROOM];
+  float x[LAYERS + 1][T * C], dy[T * C];
+} side;
+
+#define TRY(call)                 \
+  do {                            \
+    const rfr_status s_ = (call); \
+    if (s_ != RFR_OK) return s_;  \
+  } while (0)
+
+static int64_t part_size(const side *s, int k) { return (sizes[k] + s->ranks - 1) / s->ranks; }
+
+static void input_of(float *x, int step, int microbatch) {
+  for (int i = 0; i < T * C; i++) x[i] = noise(step * 16 + microbatch, i);
+}
+
+/* The loss that is trained: half of (y - target)^2, a target for each microbatch. */
+static void gradient_of(float *dy, const float *y, int step, int microbatch) {
+  for (int i = 0; i < T * C; i++) dy[i] = 0.02f * (y[i] - noise(step * 16 + microbatch + 7777, i));
+}
+
+static rfr_status forward(side *s, int layer, int microbatch) {
+  const rfr_binding x = {NULL, activation, s->x[layer]};
+  rfr_tensor y;
+  TRY(rfr_graphs_forward(s->g, layer, microbatch, &x, 1, &y, 1));
+  memcpy(s->x[layer + 1], y.data, sizeof s->x[0]);
+  return RFR_OK;
+}
+
+static rfr_status backward(side *s, int layer, int microbatch) {
+  const rfr_binding dy = {NULL, activation, s->dy};
+  rfr_tensor dx;
+  TRY(rfr_graphs_backward(s->g, layer, microbatch, &dy, 1, &dx, 1));
+  memcpy(s->dy, dx.data, sizeof s->dy);
+  return RFR_OK;
+}
+
+/* ---- one rank that has everything ---- */
+
+static rfr_status create(side *s, const rfr_graphs_options *o) {
+  rfr_callable c[LAYERS];
+  rfr_trace *t[LAYERS];
+  for (int i = 0; i < LAYERS; i++) {
+    t[i] = layer_trace(s->ctx, i);
+    c[i] = rfr_callable_default();
+    c[i].trace = t[i];
+  }
+  rfr_status st = rfr_graphs_create(s->ctx, c, LAYERS, o, &s->g);
+  if (st == RFR_OK) st = rfr_graphs_get_memory(s->g, &s->result->memory);
+  for (int i = 0; i < LAYERS; i++) rfr_trace_destroy(t[i]);
+  return st;
+}
+
+static rfr_status run_alone(side *s, int microbatches) {
+  static float momentum[LAYERS][PARAMETERS][ROOM];
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_tensor w, g;
+  char name[16];
+  o.fuse = s->fuse;
+  TRY(create(s, &o));
+  memset(momentum, 0, sizeof momentum);
+  for (int l = 0; l < LAYERS; l++)
+    for (int k = 0; k < PARAMETERS; k++) {
+      TRY(rfr_graphs_tensor(s->g, name_of(l, k, name), &w));
+      for (int64_t i = 0; i < sizes[k]; i++) ((float *)w.data)[i] = first_weight(l, k, i);
+    }
+  for (int step = 0; step < STEPS; step++) {
+    TRY(rfr_graphs_begin_step(s->g, NULL, 0));
+    for (int m = 0; m < microbatches; m++) {
+      input_of(s->x[0], step, m);
+      for (int l = 0; l < LAYERS; l++) TRY(forward(s, l, m));
+      gradient_of(s->dy, s->x[LAYERS], step, m);
+      memcpy(s->result->y[m], s->x[LAYERS], sizeof s->x[0]);
+      for (int l = LAYERS - 1; l >= 0; l--) TRY(backward(s, l, m));
+      memcpy(s->result->dx[m], s->dy, sizeof s->dy);
+    }
+    TRY(rfr_graphs_end_step(s->g));
+    for (int l = 0; l < LAYERS; l++)
+      for (int k = 0; k < PARAMETERS; k++) {
+        TRY(rfr_graphs_tensor(s->g, name_of(l, k, name), &w));
+        TRY(rfr_graphs_gradient(s->g, name_of(l, k, name), &g));
+        update(w.data, momentum[l][k], g.data, sizes[k]);
+        memcpy(s->result->weights[l][k], w.data, sizeof(float) * (size_t)sizes[k]);
+      }
+  }
+  return RFR_OK;
+}
+
+/* ---- gathered around the library's calls ---- */
+
+static rfr_status unshard(side *s, int layer) {
+  for (int k = 0; k < PARAMETERS; k++)
+    TRY(rfr_comm_all_gather(s->comm, s->part[layer][k], s->whole[k], part_size(s, k), RFR_F32));
+  return RFR_OK;
+}
+
+/* Whoever reads it now reads NaN. */
+static void reshard(side *s) { memset(s->whole, 0xFF, sizeof s->whole); }
+
+static rfr_status unshard_hook(const rfr_hook_event *e, void *user) { return unshard(user, e->callable); }
+static rfr_status reshard_hook(const rfr_hook_event *e, void *user) {
+  (void)e;
+  reshard(user);
+  return RFR_OK;
+}
+
+static rfr_status step_around(side *s, int step) {
+  TRY(rfr_graphs_begin_step(s->g, NULL, 0));
+  input_of(s->x[0], step, s->rank);
+  for (int l = 0; l < LAYERS; l++) {
+    TRY(unshard(s, l));
+    TRY(forward(s, l, 0));
+    reshard(s);
+  }
+  memcpy(s->result->y[s->rank], s->x[LAYERS], sizeof s->x[0]);
+  gradient_of(s->dy, s->x[LAYERS], step, s->rank);
+  for (int l = LAYERS - 1; l >= 0; l--) {
+    TRY(unshard(s, l));
+    memset(s->gradient, 0, sizeof s->gradient);
+    TRY(backward(s, l, 0));
+    reshard(s);
+    for (int k = 0; k < PARAMETERS; k++) {
+      const int64_t n = part_size(s, k);
+      TRY(rfr_comm_reduce_scatter(s->comm, s->gradient[k], s->part_gradient[k], n, RFR_F32));
+      update(s->part[l][k], s->momentum[l][k], s->part_gradient[k], n);
+    }
+  }
+  memcpy(s->result->dx[s->rank], s->dy, sizeof s->dy);
+  return rfr_graphs_end_step(s->g);
+}
+
+static rfr_status run_around(side *s) {
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_binding tensors[LAYERS * PARAMETERS];
+  rfr_main_gradient gradients[LAYERS * PARAMETERS];
+  char names[LAYERS * PARAMETERS][16];
+  const rfr_hook gather = {unshard_hook, s}, drop = {reshard_hook, s};
+  rfr_hooks hooks[LAYERS];
+  for (int i = 0; i < LAYERS; i++) {
+    hooks[i] = rfr_hooks_default();
+    hooks[i].pre_forward = hooks[i].pre_backward = (rfr_hook_list){&gather, 1};
+    hooks[i].post_forward = hooks[i].post_wgrad = (rfr_hook_list){&drop, 1};
+    for (int k = 0; k < PARAMETERS; k++) {
+      const char *name = name_of(i, k, names[i * PARAMETERS + k]);
+      tensors[i * PARAMETERS + k] = (rfr_binding){name, type_of(k), s->whole[k]};
+      gradients[i * PARAMETERS + k] = (rfr_main_gradient){name, s->gradient[k], 1};
+    }
+  }
+  o.fuse = s->fuse;
+  o.tensors = tensors, o.n_tensors = LAYERS * PARAMETERS;
+  o.gradients = gradients, o.n_gradients = LAYERS * PARAMETERS;
+  o.hooks = hooks, o.n_hooks = LAYERS;
+  o.warmup_iterations = 1;
+  TRY(create(s, &o));
+  for (int step = 0; step < STEPS; step++) TRY(step_around(s, step));
+  return RFR_OK;
+}
+
+/* ---- ranks as threads ---- */
+
+typedef struct job {
+  side *s;
+  rfr_status (*run)(side *s);
+} job;
+
+static void *run_rank(void *arg) {
+  const job *j = arg;
+  side *s = j->s;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.threads = 1;
+  for (int l = 0; l < LAYERS; l++)
+    for (int k = 0; k < PARAMETERS; k++)
+      for (int64_t i = 0; i < part_size(s, k); i++) {
+        const int64_t at = s->rank * part_size(s, k) + i;
+        s->part[l][k][i] = at < sizes[k] ? first_weight(l, k, at) : 0;
+      }
+  rfr_status st = rfr_ctx_create(&o, &s->ctx);
+  if (st == RFR_OK) st = j->run(s);
+  for (int l = 0; l < LAYERS && st == RFR_OK; l++)
+    for (int k = 0; k < PARAMETERS && st == RFR_OK; k++)
+      st = rfr_comm_all_gather(s->comm, s->part[l][k], s->whole[k], part_size(s, k), RFR_F32),
+      memcpy(s->result->weights[l][k], s->whole[k], sizeof(float) * (size_t)sizes[k]);
+  if (st != RFR_OK) {
+    snprintf(s->error, sizeof s->error, "%s", rfr_last_error()->message);
+    rfr_comm_abort(s->comm);
+  }
+  rfr_graphs_destroy(s->g);
+  s->g = NULL;
+  rfr_ctx_destroy(s->ctx);
+  return NULL;
+}
+
+static void run_ranks(int ranks, int fuse, rfr_status (*run)(side *s), result *results) {
+  rfr_comm *comm[MOST_RANKS];
+  pthread_t thread[MOST_RANKS];
+  job jobs[MOST_RANKS];
+  OK(rfr_comm_threads_create(ctx, ranks, 60, comm));
+  for (int r = 0; r < ranks; r++) {
+    side *s = aligned_alloc(64, sizeof *s);
+    assert_non_null(s);
+    memset(s, 0, sizeof *s);
+    s->comm = comm[r], s->rank = r, s->ranks = ranks, s->fuse = fuse, s->result = &results[r];
+    jobs[r] = (job){s, run};
+    assert_int_equal(pthread_create(&thread[r], NULL, run_rank, &jobs[r]), 0);
+  }
+  for (int r = 0; r < ranks; r++) pthread_join(thread[r], NULL);
+  for (int r = 0; r < ranks; r++) rfr_comm_destroy(comm[r]);
+  for (int r = 0; r < ranks; r++)
+    if (jobs[r].s->error[0]) fail_msg("rank %d: %s", r, jobs[r].s->error);
+  for (int r = 0; r < ranks; r++) free(jobs[r].s);
+}
+
+static void expect_same(const result *want, const result *got, int rank) {
+  for (int l = 0; l < LAYERS; l++)
+    for (int k = 0; k < PARAMETERS; k++)
+      assert_memory_equal(want->weights[l][k], got->weights[l][k], sizeof(float) * (size_t)sizes[k]);
+  assert_memory_equal(want->y[rank], got->y[rank], sizeof want->y[0]);
+  assert_memory_equal(want->dx[rank], got->dx[rank], sizeof want->dx[0]);
+}
+
+static void alone(int ranks, int fuse, result *out) {
+  side *s = aligned_alloc(64, sizeof *s);
+  assert_non_null(s);
+  memset(s, 0, sizeof *s);
+  s->ctx = rft_one_thread();
+  s->fuse = fuse, s->ranks = 1, s->result = out;
+  OK(run_alone(s, ranks));
+  rfr_graphs_destroy(s->g);
+  rfr_ctx_destroy(s->ctx);
+  free(s);
+}
+
+static result one, many[MOST_RANKS];
+
+static void test_around(void **state) {
+  (void)state;
+  for (int ranks = 2; ranks <= MOST_RANKS; ranks++) {
+    alone(ranks, 0, &one);
+    run_ranks(ranks, 0, run_around, many);
+    for (int r = 0; r < ranks; r++) expect_same(&one, &many[r], r);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {rft_context_test(test_around)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
