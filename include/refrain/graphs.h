@@ -130,10 +130,12 @@ typedef struct rfr_graphs_options {
                                    one stage, microbatch by microbatch F of all callables, then B from the last to the
                                    first; any number of microbatches */
   int rank;
-  int allow_unused_input; /* 1: an input_grad that reaches no output has no gradient; 0: it is an error */
-  int eager;              /* 1: nothing is captured, each call runs its kernels one by one; the same bits */
-  int fuse;               /* as in rfr_compile_options; default 1 */
-  int64_t budget;         /* bytes of the whole arena; 0: no limit */
+  int allow_unused_input;  /* 1: an input_grad that reaches no output has no gradient; 0: it is an error */
+  int eager;               /* 1: nothing is captured, each call runs its kernels one by one; the same bits */
+  int fuse;                /* as in rfr_compile_options; default 1 */
+  int64_t budget;          /* bytes of the whole arena; 0: no limit */
+  rfr_recompute recompute; /* as in rfr_compile_options, of all callables together; default: keep. What a trace marks by
+                              rfr_set_recompute is marked here too. Inference has nothing to make again */
   const rfr_binding
       *tensors;  /* memory of the caller's for parameters, states and constants; others are ours. It must */
   int n_tensors; /* outlive the graphs */
@@ -221,6 +223,9 @@ typedef struct rfr_graphs_memory {
   int64_t scratch_bytes;     /* what warm-up updates in place of states and gradients */
   int64_t lower_bound_bytes; /* of slots and shared, each slot at an address of its own: most bytes live at once */
   int slots, graphs;
+  int64_t saved_bytes;     /* that slots and shared have less because of what is made again */
+  int recomputed;          /* ops made again for a microbatch, of all callables, */
+  double recomputed_flops; /* and their work */
 } rfr_graphs_memory;
 RFR_API rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out);
 /* A callable's ops in the order load, setup, F, I, W (phases load, setup, forward, dgrad, wgrad). Borrowed. */

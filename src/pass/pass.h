@@ -47,6 +47,9 @@ void rfi_rewrite_abort(rfi_rewrite *r);
 /* The whole trace as it is. */
 rfr_status rfi_copy_trace(const rfr_trace *in, rfr_trace **out);
 
+/* Its ops in the order of their phases: phase[i], or an earlier one that reads its results, which phase[] says then. */
+rfr_status rfi_order_phases(const rfr_trace *in, uint8_t *phase, rfr_trace **out);
+
 /* How often each value is read (outputs count), and by which op last; from the context. */
 typedef struct rfi_uses {
   int count, last, output;
@@ -70,7 +73,13 @@ rfr_status rfi_rewrite_walk(const rfr_trace *in, const struct rfi_pass_options *
 typedef struct rfi_pass_options {
   bool fuse, prune;
   bool apart; /* forward, dgrad and wgrad will run as programs of their own, once per microbatch: no op does the work of
-                 two of them, and what depends on weights alone is of phase setup */
+                 two of them, and what depends on weights alone is of phase setup. What is made again is what `rung` of
+                 `ladder` says: nothing without one */
+  int copies; /* apart: so many times there are bytes for what lives from one of them to the next */
+  bool delayed; /* apart: wgrad may run long after dgrad, with bytes for what lives until then */
+  bool (*is_written)(void *user, const char *state); /* apart: by somebody else, in between; NULL: none is */
+  struct rfi_ladder *ladder;
+  int rung;
   int64_t loss_chunk; /* rows of logits at a time in a fused LM head */
   rfr_recompute recompute;
   int64_t budget; /* of `auto`: step-scoped bytes of the plan, workspaces included; 0: no limit */
@@ -94,6 +103,17 @@ rfr_status rfi_fuse_own_parts(const rfr_trace *in, const rfi_pass_options *o, rf
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Removes what no output and no effect needs; used by prune and, last of all, by lower. */
 rfr_status rfi_dce(const rfr_trace *in, rfi_report *report, rfr_trace **out);
+
+/* Choices of what to make again, for parts that run apart: rung by rung less memory and more work. */
+typedef struct rfi_ladder rfi_ladder;
+/* Of the trace after fuse. */
+rfr_status rfi_ladder_create(const rfr_trace *in, const rfi_pass_options *o, bool marked_alone, rfi_ladder **out);
+void rfi_ladder_destroy(rfi_ladder *l);
+/* The last rung, and the one with all that is marked and nothing else; rung 0 is nothing at all. */
+int rfi_ladder_top(const rfi_ladder *l);
+int rfi_ladder_marked(const rfi_ladder *l);
+/* Bytes that go with a rung, for each unit of work: how ladders of several traces compare. */
+double rfi_ladder_worth(const rfi_ladder *l, int rung);
 
 /* What less memory costs: from nothing recomputed to the smallest plan there is, peaks
  * descending, extra work ascending; planned_bytes are step-scoped ones. `in` is the trace

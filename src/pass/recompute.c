@@ -11,7 +11,8 @@
  * once (every residual of a deep model) shows that it frees nothing. The choices in their
  * order are a ladder: each rung has less memory and more work. `auto` climbs until the real
  * planner, with the workspaces of the real kernels, says that the budget is met; `all`
- * climbs to the top; the frontier is the ladder itself.
+ * climbs to the top; the frontier is the ladder itself. Where parts run apart, the ladders of
+ * all callables are climbed together by who plans them together.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -37,23 +38,28 @@ typedef struct class {
   int taken;    /* when it was chosen first; -1 */
 } class;
 
-/* How a class is taken: whole; with operands kept rather than made again too; or all
- * members but every second or fourth, which stay as the points to start again from. */
-typedef enum kind { WHOLE, SHALLOW, KEEP_SECOND, KEEP_FOURTH, KINDS } kind;
+/* How a class is taken: whole; with operands kept rather than made again too; all members
+ * but every second or fourth, which stay as the points to start again from; or whole, and
+ * what two programs need is made in each. */
+typedef enum kind { WHOLE, SHALLOW, KEEP_SECOND, KEEP_FOURTH, IN_EACH, KINDS } kind;
 
-typedef struct ladder {
+typedef struct rfi_ladder {
+  rfr_ctx *ctx;
   rfi_recompute_model m;
+  rfr_trace *ordered; /* the model's trace, where that is ours */
+  rfi_pass_options own;
   const rfi_pass_options *o;
   member *member;
   class *class;
   double *score; /* per class and kind: worth of taking it when last looked at */
   bool *stale;
   int n_members, n_classes, n_taken;
-  int *op; /* chosen ops in their order */
+  int *op; /* chosen ops in their order; n_ops of the trace more: its clone for the later program */
   int n_ops;
   int *rung; /* rung[k]: how many of them rung k has; 0 is nothing at all */
-  int n_rungs;
-  int looks; /* choices weighed so far: what the search costs, in walks over the trace */
+  double *worth;
+  int n_rungs, n_marked; /* n_marked: the rung with what is marked */
+  int looks;             /* choices weighed so far: what the search costs, in walks over the trace */
 } ladder;
 
 /* ---- classes ---- */
@@ -163,13 +169,30 @@ static void choose_member(ladder *l, int op, bool shallow) {
   }
 }
 
+/* The same, and again for the later program. */
+static void choose_in_each(ladder *l, int op) {
+  const rfi_recompute_model *m = &l->m;
+  const int n = m->t->n_ops;
+  choose_member(l, op, false);
+  int from = l->n_ops;
+  choose(l, op + n);
+  for (int i = from; i < l->n_ops; i++) {
+    const rfi_opr *o = &m->t->ops[l->op[i] - n];
+    for (int k = 0; k < o->n_in; k++) {
+      int p = o->in[k] < 0 ? -1 : m->t->values[m->root[o->in[k]]].op;
+      if (p >= 0 && m->chosen[p] && !m->read_late[p]) choose(l, p + n);
+    }
+  }
+}
+
 /* Adds a rung for every member that is new. */
 static void take(ladder *l, const class *c, kind how) {
   for (int i = c->first; i < c->first + c->n; i++) {
     int every = how == KEEP_SECOND ? 2 : how == KEEP_FOURTH ? 4 : 0;
     if (every && l->member[i].rank % every == 0) continue;
     int before = l->n_ops;
-    choose_member(l, l->member[i].op, how == SHALLOW);
+    if (how == IN_EACH) choose_in_each(l, l->member[i].op);
+    else choose_member(l, l->member[i].op, how == SHALLOW);
     if (l->n_ops > before) l->rung[l->n_rungs++] = l->n_ops;
   }
 }
@@ -181,7 +204,7 @@ static void step_back(ladder *l, int rungs) {
 
 /* Exactly the ops of rung k are chosen. */
 static void set_rung(ladder *l, int k) {
-  memset(l->m.chosen, 0, sizeof *l->m.chosen * (size_t)l->m.t->n_ops);
+  memset(l->m.chosen, 0, sizeof *l->m.chosen * (size_t)(RFI_LATES * l->m.t->n_ops));
   for (int i = 0; i < l->rung[k]; i++) l->m.chosen[l->op[i]] = true;
 }
 
@@ -193,6 +216,8 @@ static double work(const rfi_choice_cost *c) { return c->bytes + c->flops / FLOP
  * less: nothing. */
 static double look(ladder *l, int c, kind how, const rfi_choice_cost *now, double level) {
   int rungs = l->n_rungs;
+  if (how == IN_EACH && l->m.lates == 1) return 0;
+  if (how == IN_EACH && l->class[c].marked && !l->m.delayed) return 0; /* kept for what comes at once */
   take(l, &l->class[c], how);
   if (l->n_rungs == rungs) return 0;
   rfi_choice_cost then = rfi_recompute_evaluate(&l->m, level);
@@ -245,9 +270,13 @@ static void climb(ladder *l, bool marked) {
     int best = best_move(l, marked, &now, level);
     if (best < 0) break;
     class *c = &l->class[best / KINDS];
+    const rfi_choice_cost before = now;
+    const int rung = l->n_rungs;
     take(l, c, (kind)(best % KINDS));
     if (c->taken < 0) c->taken = l->n_taken++;
     now = rfi_recompute_evaluate(&l->m, level);
+    const double more = work(&now) - work(&before);
+    for (int k = rung; k < l->n_rungs; k++) l->worth[k] = (double)(before.peak - now.peak) / (more > 1 ? more : 1);
     if (now.peak < lowest || marked) {
       lowest = now.peak;
       top = l->n_rungs;
@@ -375,20 +404,22 @@ static void ladder_deinit(ladder *l) {
   rfi_free(ctx, l->stale);
   rfi_free(ctx, l->op);
   rfi_free(ctx, l->rung);
+  rfi_free(ctx, l->worth);
   rfi_recompute_model_deinit(&l->m);
 }
 
 static rfr_status ladder_init(ladder *l, const rfr_trace *t, const rfi_pass_options *o) {
   rfr_status s;
   size_t n = (size_t)t->n_ops + 2;
-  *l = (ladder){.o = o, .n_rungs = 1};
+  *l = (ladder){.ctx = t->ctx, .o = o, .n_rungs = 1, .own = l->own, .ordered = l->ordered};
   RFI_TRY(rfi_recompute_model_init(&l->m, t, o));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * sizeof *l->member, &l->member));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * sizeof *l->class, &l->class));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->score, &l->score));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->stale, &l->stale));
-  RFI_GOTO(RFI_ALLOC(t->ctx, 2 * n * sizeof *l->op, &l->op)); /* room to undo in behind */
-  RFI_GOTO(RFI_ALLOC(t->ctx, n * sizeof *l->rung, &l->rung));
+  RFI_GOTO(RFI_ALLOC(t->ctx, (RFI_LATES + 1) * n * sizeof *l->op, &l->op)); /* room to undo in behind */
+  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->rung, &l->rung));
+  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->worth, &l->worth));
   RFI_GOTO(find_classes(l));
   return RFR_OK;
 fail:
@@ -418,6 +449,9 @@ static rfr_status report_refused(const ladder *l, rfi_report *report) {
 
 static rfr_status report_choice(ladder *l, int64_t before, int64_t planned, rfi_report *report) {
   rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
+  if (l->m.copies > 1)
+    RFI_TRY(rfi_report_line(report, "held: %lld bytes from one part to the next, in each of %d places",
+                            (long long)c.held, l->m.copies));
   RFI_TRY(rfi_report_line(report,
                           "chosen: %d ops made again, +%.0f FLOPs, +%.0f bytes moved; live bytes with workspaces at "
                           "most %lld before, %lld after; %d choices weighed",
@@ -428,13 +462,27 @@ static rfr_status report_choice(ladder *l, int64_t before, int64_t planned, rfi_
                          (long long)planned, (long long)l->o->budget);
 }
 
+static rfr_status apply_rung(ladder *l, int k, rfi_report *report, rfr_trace **out) {
+  const int64_t before = rung_peak(l, 0);
+  set_rung(l, k);
+  drop_needless(l);
+  RFI_TRY(rfi_recompute_apply(&l->m, report, out));
+  rfr_status s = report_refused(l, report);
+  if (s == RFR_OK) s = report_choice(l, before, 0, report);
+  if (s == RFR_OK) return RFR_OK;
+  rfr_trace_destroy(*out);
+  *out = NULL;
+  return s;
+}
+
 rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
-  ladder l;
+  ladder l = {0};
   rfr_status s;
   int64_t planned = 0;
   bool demand = o->recompute == RFR_RECOMPUTE_AUTO && o->budget > 0, all = o->recompute == RFR_RECOMPUTE_ALL;
   *out = NULL;
-  if (!demand && !all && !any_marked(in)) {
+  if (o->ladder) return apply_rung(o->ladder, o->rung, report, out);
+  if (o->apart || (!demand && !all && !any_marked(in))) {
     RFI_TRY(rfi_report_line(report, "nothing: every value is kept"));
     return rfi_copy_trace(in, out);
   }
@@ -465,6 +513,46 @@ fail:
   return s;
 }
 
+/* ---- ladders of parts that run apart ---- */
+
+rfr_status rfi_ladder_create(const rfr_trace *in, const rfi_pass_options *o, bool marked_alone, rfi_ladder **out) {
+  rfr_status s;
+  uint8_t *phase = NULL;
+  ladder *l = NULL;
+  *out = NULL;
+  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *l, &l));
+  l->ctx = in->ctx;
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &phase));
+  for (int i = 0; i < in->n_ops; i++) phase[i] = in->ops[i].phase;
+  l->own = *o;
+  RFI_GOTO(rfi_order_phases(in, phase, &l->ordered));
+  RFI_GOTO(ladder_init(l, l->ordered, &l->own));
+  climb(l, true);
+  l->n_marked = l->n_rungs - 1;
+  if (!marked_alone) climb(l, false);
+  *out = l;
+  l = NULL;
+fail:
+  rfi_free(in->ctx, phase);
+  rfi_ladder_destroy(l);
+  return s;
+}
+
+void rfi_ladder_destroy(rfi_ladder *l) {
+  if (!l) return;
+  rfr_trace *ordered = l->ordered;
+  rfr_ctx *ctx = l->ctx;
+  ladder_deinit(l);
+  rfr_trace_destroy(ordered);
+  rfi_free(ctx, l);
+}
+
+int rfi_ladder_top(const rfi_ladder *l) { return l->n_rungs - 1; }
+int rfi_ladder_marked(const rfi_ladder *l) { return l->n_marked; }
+double rfi_ladder_worth(const rfi_ladder *l, int rung) { return l->worth[rung]; }
+
+/* ---- the frontier ---- */
+
 static double point_work(const rfr_frontier_point *p) { return p->extra_bytes + p->extra_flops / FLOPS_PER_BYTE; }
 
 /* Adds a point, unless another one is better in both; after the first, points that it beats go. */
@@ -477,7 +565,7 @@ static void add_point(rfr_frontier_point *points, int *n, const rfr_frontier_poi
 
 rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o, rfr_frontier_point *points, int max,
                                   int *n) {
-  ladder l;
+  ladder l = {0};
   rfr_status s;
   int last = -1;
   *n = 0;

@@ -10,6 +10,11 @@
  * written onto later; what another microbatch reads, because clones belong to one. A clone
  * that would read a storage after its next version was made makes the choice impossible.
  *
+ * Where forward (F), dgrad (I) and wgrad (W) run as programs of their own, the trace has their ops in this order, and
+ * they are two backwards: a clone that both need is made in I and kept for W, or once more in W, where that is chosen.
+ * What lives from one program to the next has bytes in every copy, that of each microbatch in flight and of each
+ * callable; what lives within one has bytes once.
+ *
  * The memory of a choice is found by one walk backwards (when is each clone needed), one
  * forwards over the new order (which storage lives when) and a running sum: no guess, the
  * same lifetimes that the planner will see, apart from copies that lowering may add.
@@ -48,11 +53,26 @@ static void find_roots(rfi_recompute_model *m) {
 /* The op that makes what v shows; -1 for an input. */
 static int maker(const rfi_recompute_model *m, rfr_value v) { return m->t->values[m->root[v]].op; }
 
-static void find_candidates(rfi_recompute_model *m) {
+/* A state that the trace writes: another microbatch may have written it by the time that a clone would read it. */
+static bool is_written_state(const rfi_recompute_model *m, const rfi_pass_options *o, rfr_value v) {
+  const rfr_value root = m->root[v], base = m->t->values[root].base;
+  const rfi_value *x = &m->t->values[base];
+  if (x->op >= 0 || x->role != RFR_ROLE_STATE) return false;
+  return root != base || m->overwritten[root] != RFI_NEVER || (o->is_written && o->is_written(o->user, x->name));
+}
+
+static void find_candidates(rfi_recompute_model *m, const rfi_pass_options *o) {
   const rfr_trace *t = m->t;
+  const bool apart = o->apart;
+  m->begins[0] = m->begins[1] = t->n_ops;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    m->late[i] = op->phase == RFR_PHASE_DGRAD || op->phase == RFR_PHASE_WGRAD;
+    m->late[i] = op->phase == RFR_PHASE_DGRAD   ? RFI_LATE
+                 : op->phase != RFR_PHASE_WGRAD ? RFI_EARLY
+                 : apart                        ? RFI_LATER
+                                                : RFI_LATE;
+    for (int k = 0; k < RFI_LATES; k++)
+      if (m->late[i] >= RFI_LATE + k && i < m->begins[k]) m->begins[k] = i;
     m->can[i] = op->phase == RFR_PHASE_FORWARD && op->policy != RFR_POLICY_KEEP &&
                 !(op->def->flags & (RFI_VIEW | RFI_STATE | RFI_HOST | RFI_COLLECTIVE));
     for (int j = 0; j < op->n_out; j++)
@@ -64,6 +84,7 @@ static void find_candidates(rfi_recompute_model *m) {
     if (op->def->flags & RFI_VIEW) continue;
     for (int k = 0; k < op->n_in; k++) {
       int p = op->in[k] < 0 ? -1 : maker(m, op->in[k]);
+      if (apart && op->in[k] >= 0 && is_written_state(m, o, op->in[k])) m->can[i] = false;
       if (p < 0) continue;
       if (m->late[i]) m->read_late[p] = true;
       if (t->ops[p].microbatch != op->microbatch) m->can[p] = false;
@@ -71,38 +92,47 @@ static void find_candidates(rfi_recompute_model *m) {
   }
 }
 
-static void find_costs(rfi_recompute_model *m) {
+/* Apart, inputs are copied into each copy, and what setup makes is there once for all steps. */
+static bool is_step_scoped(const rfr_trace *t, const rfi_value *x, bool apart) {
+  if (x->op < 0) return apart && (x->role == RFR_ROLE_INPUT || x->role == RFR_ROLE_INPUT_GRAD);
+  const int phase = t->ops[x->op].phase;
+  return phase != RFR_PHASE_LOAD && !(apart && phase == RFR_PHASE_SETUP);
+}
+
+static void find_costs(rfi_recompute_model *m, bool apart) {
   const rfr_trace *t = m->t;
   for (int i = 0; i < t->n_ops; i++) m->cost[i] = rfi_op_cost(t, &t->ops[i]);
   for (rfr_value v = 0; v < t->n_values; v++) {
     const rfi_value *x = &t->values[v];
-    if (x->base == v && x->op >= 0 && t->ops[x->op].phase != RFR_PHASE_LOAD) m->bytes[v] = rfi_storage_bytes(&x->type);
+    if (x->base == v && is_step_scoped(t, x, apart)) m->bytes[v] = rfi_storage_bytes(&x->type);
   }
 }
 
 rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, const rfi_pass_options *o) {
   rfr_status s;
   size_t ops = (size_t)t->n_ops + 1, values = (size_t)t->n_values + 1;
-  *m = (rfi_recompute_model){.t = t};
+  *m = (rfi_recompute_model){
+      .t = t, .lates = o->apart ? RFI_LATES : 1, .copies = o->apart ? o->copies : 1, .delayed = o->apart && o->delayed};
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->late));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->can));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->read_late));
-  RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->chosen));
+  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * ops, &m->chosen));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->root, &m->root));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->overwritten, &m->overwritten));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->workspace, &m->workspace));
-  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->time, &m->time));
+  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * ops * sizeof *m->time, &m->time));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->start, &m->start));
-  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->rank, &m->rank));
+  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * ops * sizeof *m->rank, &m->rank));
+  RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->first, &m->first));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->last, &m->last));
-  RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->clone_first, &m->clone_first));
-  RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->clone_last, &m->clone_last));
-  RFI_GOTO(RFI_ALLOC(t->ctx, (2 * ops + 1) * sizeof *m->live, &m->live));
+  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * values * sizeof *m->clone_first, &m->clone_first));
+  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * values * sizeof *m->clone_last, &m->clone_last));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ((1 + RFI_LATES) * ops + 1) * sizeof *m->live, &m->live));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->bytes, &m->bytes));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->cost, &m->cost));
   find_roots(m);
-  find_candidates(m);
-  find_costs(m);
+  find_candidates(m, o);
+  find_costs(m, o->apart);
   if (o->workspace) RFI_GOTO(o->workspace(o->user, t, m->workspace));
   return RFR_OK;
 fail:
@@ -113,9 +143,9 @@ fail:
 void rfi_recompute_model_deinit(rfi_recompute_model *m) {
   if (!m->t) return;
   rfr_ctx *ctx = m->t->ctx;
-  void *const owned[] = {m->late,      m->can,  m->read_late, m->chosen,      m->root,       m->overwritten,
-                         m->workspace, m->time, m->last,      m->clone_first, m->clone_last, m->start,
-                         m->rank,      m->live, m->bytes,     m->cost};
+  void *const owned[] = {m->late,      m->can,  m->read_late, m->chosen, m->root,        m->overwritten,
+                         m->workspace, m->time, m->first,     m->last,   m->clone_first, m->clone_last,
+                         m->start,     m->rank, m->live,      m->bytes,  m->cost};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) rfi_free(ctx, owned[i]);
   *m = (rfi_recompute_model){0};
 }
@@ -123,7 +153,27 @@ void rfi_recompute_model_deinit(rfi_recompute_model *m) {
 /* ---- when is each clone needed ---- */
 
 static bool is_view(const rfi_recompute_model *m, int i) { return m->t->ops[i].def->flags & RFI_VIEW; }
-static bool is_cloned(const rfi_recompute_model *m, int i) { return i >= 0 && m->chosen[i] && m->time[i] != RFI_NEVER; }
+
+/* Clones by their numbers, and the ops and programs that they are of. */
+static int op_of(const rfi_recompute_model *m, int clone) { return clone % m->t->n_ops; }
+static int n_clones(const rfi_recompute_model *m) { return m->lates * m->t->n_ops; }
+static bool is_made(const rfi_recompute_model *m, int clone) { return m->time[clone] != RFI_NEVER; }
+
+/* The clone of op p that a reader in `late` reads, if p is chosen. */
+static int clone_for(const rfi_recompute_model *m, int p, int late) {
+  const int own = p + m->t->n_ops;
+  return late == RFI_LATER && m->chosen[own] ? own : p;
+}
+
+/* The clone that a reader in `late` has for what v shows; -1: it reads the original. */
+static int clone_read(const rfi_recompute_model *m, rfr_value v, int late) {
+  const int p = maker(m, v), clone = p < 0 || late == RFI_EARLY ? -1 : clone_for(m, p, late);
+  return clone >= 0 && is_made(m, clone) ? clone : -1;
+}
+/* Its result for value v. */
+static int clone_result(const rfi_recompute_model *m, rfr_value v, int clone) {
+  return clone < m->t->n_ops ? v : v + m->t->n_values;
+}
 
 /* The operands of op i are needed by op `when` of the backward, or by a clone before it. */
 static bool need_operands(rfi_recompute_model *m, int i, int when) {
@@ -133,7 +183,8 @@ static bool need_operands(rfi_recompute_model *m, int i, int when) {
     if (op->in[k] < 0) continue;
     int p = maker(m, op->in[k]);
     if (p >= 0 && m->chosen[p]) {
-      if (when < m->time[p]) m->time[p] = when;
+      int *time = &m->time[clone_for(m, p, m->late[when])];
+      if (when < *time) *time = when;
     } else if (m->overwritten[m->root[op->in[k]]] < when) {
       possible = false;
     }
@@ -143,11 +194,12 @@ static bool need_operands(rfi_recompute_model *m, int i, int when) {
 
 static bool find_times(rfi_recompute_model *m) {
   bool possible = true;
-  for (int i = 0; i < m->t->n_ops; i++) m->time[i] = RFI_NEVER;
+  for (int c = 0; c < n_clones(m); c++) m->time[c] = RFI_NEVER;
   for (int i = m->t->n_ops - 1; i >= 0; i--) {
     if (is_view(m, i)) continue;
     if (m->late[i]) need_operands(m, i, i);
-    else if (is_cloned(m, i)) possible = need_operands(m, i, m->time[i]) && possible;
+    for (int c = i; c < n_clones(m) && !m->late[i]; c += m->t->n_ops)
+      if (is_made(m, c)) possible = need_operands(m, i, m->time[c]) && possible;
   }
   return possible;
 }
@@ -158,7 +210,8 @@ static int find_order(rfi_recompute_model *m) {
   int n = m->t->n_ops, clones = 0;
   memset(m->start, 0, sizeof *m->start * (size_t)(n + 1));
   for (int i = 0; i < n; i++)
-    if (is_cloned(m, i)) m->rank[i] = m->start[m->time[i]]++;
+    for (int c = i; c < n_clones(m); c += n)
+      if (is_made(m, c)) m->rank[c] = m->start[m->time[c]]++;
   for (int i = 0; i < n; i++) {
     int here = m->start[i];
     m->start[i] = clones;
@@ -175,59 +228,84 @@ static int clone_position(const rfi_recompute_model *m, int c) {
 
 /* ---- which storage lives when ---- */
 
-static void read_operands(rfi_recompute_model *m, int i, int at, bool clones) {
+static void touch(rfi_recompute_model *m, rfr_value base, int at) {
+  if (m->first[base] < 0 || at < m->first[base]) m->first[base] = at;
+  if (at > m->last[base]) m->last[base] = at;
+}
+
+static void read_operands(rfi_recompute_model *m, int i, int at, int late) {
   const rfi_opr *op = &m->t->ops[i];
   for (int k = 0; k < op->n_in; k++) {
     if (op->in[k] < 0) continue;
-    rfr_value root = m->root[op->in[k]], base = m->t->values[root].base;
-    int *last = clones && is_cloned(m, m->t->values[root].op) ? &m->clone_last[root] : &m->last[base];
+    const rfr_value root = m->root[op->in[k]];
+    const int clone = clone_read(m, root, late);
+    if (clone < 0) {
+      touch(m, m->t->values[root].base, at);
+      continue;
+    }
+    int *last = &m->clone_last[clone_result(m, root, clone)];
     if (at > *last) *last = at;
   }
 }
 
 static void find_lives(rfi_recompute_model *m) {
   const rfr_trace *t = m->t;
-  for (rfr_value v = 0; v < t->n_values; v++) m->last[v] = m->clone_first[v] = m->clone_last[v] = -1;
+  for (rfr_value v = 0; v < t->n_values; v++) m->first[v] = m->last[v] = -1;
+  for (int v = 0; v < m->lates * t->n_values; v++) m->clone_first[v] = m->clone_last[v] = -1;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (is_view(m, i)) continue;
     int at = position(m, i);
     read_operands(m, i, at, m->late[i]);
-    for (int j = 0; j < op->n_out; j++) {
-      if (op->out[j] < 0) continue;
-      rfr_value base = t->values[op->out[j]].base;
-      if (at > m->last[base]) m->last[base] = at;
-    }
-    if (!is_cloned(m, i)) continue;
-    at = clone_position(m, i);
-    read_operands(m, i, at, true);
     for (int j = 0; j < op->n_out; j++)
-      if (op->out[j] >= 0) m->clone_first[op->out[j]] = at;
+      if (op->out[j] >= 0) touch(m, t->values[op->out[j]].base, at);
+    for (int c = i; c < n_clones(m); c += t->n_ops) {
+      if (!is_made(m, c)) continue;
+      at = clone_position(m, c);
+      read_operands(m, i, at, m->late[m->time[c]]);
+      for (int j = 0; j < op->n_out; j++)
+        if (op->out[j] >= 0) m->clone_first[clone_result(m, op->out[j], c)] = at;
+    }
   }
+  for (int i = 0; i < t->n_outputs; i++) m->last[t->values[t->outputs[i].value].base] = t->n_ops + m->start[t->n_ops];
 }
 
-static int64_t sum_live(rfi_recompute_model *m, int clones, double level, double *area) {
+/* Bytes that live from before the program `late` into it. */
+static int64_t bytes_across(const rfi_recompute_model *m, int late) {
+  const rfr_trace *t = m->t;
+  const int begin = m->begins[late - RFI_LATE], at = begin + m->start[begin];
+  int64_t bytes = 0;
+  for (int v = 0; v < m->lates * t->n_values; v++) {
+    const rfr_value own = v % t->n_values;
+    if (m->clone_first[v] >= 0 && m->clone_first[v] < at && m->clone_last[v] >= at) bytes += m->bytes[own];
+    if (v == own && m->first[v] >= 0 && m->first[v] < at && m->last[v] >= at) bytes += m->bytes[own];
+  }
+  return bytes;
+}
+
+static void add_live(rfi_recompute_model *m, int first, int last, int64_t bytes) {
+  m->live[first] += bytes;
+  m->live[last + 1] -= bytes;
+}
+
+static int64_t sum_live(rfi_recompute_model *m, int clones, double level, int64_t others, double *area) {
   const rfr_trace *t = m->t;
   int n = t->n_ops + clones;
-  int64_t peak = 0, live = 0;
+  int64_t peak = 0, live = others;
   memset(m->live, 0, sizeof *m->live * (size_t)(n + 2));
-  for (int i = 0; i < t->n_outputs; i++) m->last[t->values[t->outputs[i].value].base] = n;
   for (rfr_value v = 0; v < t->n_values; v++) {
-    int64_t bytes = m->bytes[v];
-    if (bytes == 0 || m->last[v] < 0) continue;
-    m->live[position(m, t->values[v].op)] += bytes;
-    m->live[m->last[v] + 1] -= bytes;
-    if (m->clone_first[v] < 0 || m->clone_last[v] < 0) continue; /* a clone's result that nobody reads is dead */
-    m->live[m->clone_first[v]] += bytes;
-    m->live[m->clone_last[v] + 1] -= bytes;
+    if (m->bytes[v] == 0 || m->last[v] < 0) continue;
+    add_live(m, m->first[v], m->last[v], m->bytes[v]);
+    for (int c = v; c < m->lates * t->n_values; c += t->n_values) /* a clone's result that nobody reads is dead */
+      if (m->clone_first[c] >= 0 && m->clone_last[c] >= 0)
+        add_live(m, m->clone_first[c], m->clone_last[c], m->bytes[v]);
   }
   for (int i = 0; i < t->n_ops; i++) {
-    if (m->workspace[i] == 0) continue;
-    int at[2] = {position(m, i), is_cloned(m, i) ? clone_position(m, i) : -1};
-    for (int k = 0; k < 2 && at[k] >= 0; k++) {
-      m->live[at[k]] += rfi_align(m->workspace[i]);
-      m->live[at[k] + 1] -= rfi_align(m->workspace[i]);
-    }
+    const int64_t bytes = rfi_align(m->workspace[i]);
+    if (bytes == 0) continue;
+    add_live(m, position(m, i), position(m, i), bytes);
+    for (int c = i; c < n_clones(m); c += t->n_ops)
+      if (is_made(m, c)) add_live(m, clone_position(m, c), clone_position(m, c), bytes);
   }
   *area = 0;
   for (int i = 0; i <= n; i++) {
@@ -242,11 +320,16 @@ rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
   rfi_choice_cost c = {.possible = find_times(m)};
   c.clones = find_order(m);
   find_lives(m);
-  c.peak = sum_live(m, c.clones, level, &c.area);
-  for (int i = 0; i < m->t->n_ops; i++) {
-    if (!is_cloned(m, i)) continue;
-    c.flops += m->cost[i].flops;
-    c.bytes += m->cost[i].bytes;
+  if (m->copies > 1) {
+    const int64_t later = m->delayed ? bytes_across(m, RFI_LATER) : 0;
+    c.held = bytes_across(m, RFI_LATE);
+    if (later > c.held) c.held = later;
+  }
+  c.peak = sum_live(m, c.clones, level, (m->copies - 1) * c.held, &c.area);
+  for (int i = 0; i < n_clones(m); i++) {
+    if (!is_made(m, i)) continue;
+    c.flops += m->cost[op_of(m, i)].flops;
+    c.bytes += m->cost[op_of(m, i)].bytes;
   }
   return c;
 }
@@ -256,60 +339,65 @@ rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
 typedef struct writer {
   rfi_recompute_model *m;
   rfi_rewrite r;
-  rfr_value *clone; /* per value: its clone in the new trace, RFR_NONE */
-  int *order;       /* ops to clone, by where their clones stand */
+  rfr_value *clone; /* per clone's result: it in the new trace, RFR_NONE */
+  int *order;       /* clones by where they stand */
   rfi_report *report;
 } writer;
 
 /* What a reader in the backward, of the given phase, takes for value v; views follow. */
-static rfr_status late_operand(writer *w, rfr_value v, int phase, rfr_value *out) {
+static rfr_status late_operand(writer *w, rfr_value v, int late, int phase, rfr_value *out) {
   const rfr_trace *t = w->m->t;
   *out = RFR_NONE;
   if (v < 0) return RFR_OK;
-  if (!is_cloned(w->m, maker(w->m, v))) {
+  const int made = clone_read(w->m, v, late);
+  if (made < 0) {
     *out = w->r.map[v];
     return RFR_OK;
   }
   rfr_value chain[64];
   int n = 0;
-  while (w->clone[v] < 0) {
+  while (w->clone[clone_result(w->m, v, made)] < 0) {
     if (n == 64) return rfi_fail(RFI_E_UNSUPPORTED, "more than 64 views of each other");
     chain[n++] = v;
     v = t->ops[t->values[v].op].in[0];
   }
-  for (*out = w->clone[v]; n > 0; n--) {
+  for (*out = w->clone[clone_result(w->m, v, made)]; n > 0; n--) {
     const rfi_value *x = &t->values[chain[n - 1]];
     rfi_opr op = t->ops[x->op];
     op.in = out;
     op.phase = (uint8_t)phase;
     op.clone_of = w->r.op_map[x->op];
-    rfr_value made;
-    RFI_TRY(rfi_rewrite_new(&w->r, &op, NULL, &made));
-    *out = w->clone[chain[n - 1]] = made;
+    rfr_value view;
+    RFI_TRY(rfi_rewrite_new(&w->r, &op, NULL, &view));
+    *out = w->clone[clone_result(w->m, chain[n - 1], made)] = view;
   }
   return RFR_OK;
 }
 
-static rfr_status late_operands(writer *w, const rfi_opr *op, int phase, rfr_value *in) {
-  for (int k = 0; k < op->n_in; k++) RFI_TRY(late_operand(w, op->in[k], phase, &in[k]));
+static rfr_status late_operands(writer *w, const rfi_opr *op, int late, int phase, rfr_value *in) {
+  for (int k = 0; k < op->n_in; k++) RFI_TRY(late_operand(w, op->in[k], late, phase, &in[k]));
   return RFR_OK;
 }
 
 static rfr_status report_clone(const writer *w, int c) {
   const rfi_recompute_model *m = w->m;
   const rfr_trace *t = m->t;
-  const rfi_opr *op = &t->ops[c];
+  const int i = op_of(m, c);
+  const rfi_opr *op = &t->ops[i];
   int64_t freed = 0;
   int from = 0;
   rfr_value shown = RFR_NONE;
   for (int j = 0; j < op->n_out; j++) {
-    if (op->out[j] < 0 || m->clone_last[op->out[j]] < 0) continue;
+    if (op->out[j] < 0 || m->clone_last[clone_result(m, op->out[j], c)] < 0) continue;
     freed += rfi_storage_bytes(&t->values[op->out[j]].type);
     if (m->last[op->out[j]] > from) from = m->last[op->out[j]];
     if (shown == RFR_NONE) shown = op->out[j];
   }
-  rfi_cost cost = m->cost[c];
-  if (!m->read_late[c])
+  rfi_cost cost = m->cost[i];
+  if (c != i)
+    return rfi_report_line(w->report, "recomputed for wgrad: %%%d %s%s%s: +%.0f bytes moved, +%.0f FLOPs", shown,
+                           op->def->name, op->scope[0] ? " in " : "", op->scope, cost.bytes, cost.flops);
+  if (!m->read_late[i])
     return rfi_report_line(w->report, "recomputed: %%%d %s%s%s for another clone: +%.0f bytes moved, +%.0f FLOPs",
                            shown, op->def->name, op->scope[0] ? " in " : "", op->scope, cost.bytes, cost.flops);
   return rfi_report_line(w->report, "recomputed: %%%d %s%s%s: -%lld bytes for %d ops, +%.0f bytes moved, +%.0f FLOPs",
@@ -317,21 +405,23 @@ static rfr_status report_clone(const writer *w, int c) {
                          clone_position(m, c) - from, cost.bytes, cost.flops);
 }
 
+/* Clone c, for an op of the given phase. */
 static rfr_status write_clone(writer *w, int c, int phase, rfr_value *in) {
-  const rfr_trace *t = w->m->t;
-  rfi_opr op = t->ops[c];
+  const rfi_recompute_model *m = w->m;
+  const int i = op_of(m, c);
+  rfi_opr op = m->t->ops[i];
   rfr_value out[RFI_MAX_NAMES];
   bool dead[RFI_MAX_NAMES];
-  RFI_TRY(late_operands(w, &op, phase, in));
-  for (int j = 0; j < op.n_out; j++) dead[j] = op.out[j] < 0 || w->m->clone_last[op.out[j]] < 0;
+  RFI_TRY(late_operands(w, &op, m->late[m->time[c]], phase, in));
+  for (int j = 0; j < op.n_out; j++) dead[j] = op.out[j] < 0 || m->clone_last[clone_result(m, op.out[j], c)] < 0;
   const rfr_value *results = op.out;
   op.in = in;
   op.phase = (uint8_t)phase;
-  op.clone_of = w->r.op_map[c];
+  op.clone_of = w->r.op_map[i];
   op.reason = "";
   RFI_TRY(rfi_rewrite_new(&w->r, &op, dead, out));
   for (int j = 0; j < op.n_out; j++)
-    if (results[j] >= 0) w->clone[results[j]] = out[j];
+    if (results[j] >= 0) w->clone[clone_result(m, results[j], c)] = out[j];
   return w->report ? report_clone(w, c) : RFR_OK;
 }
 
@@ -343,7 +433,7 @@ static rfr_status write_op(writer *w, int i, int *next, rfr_value *in) {
   for (; w->order[*next] >= 0 && w->m->time[w->order[*next]] == i; ++*next)
     RFI_TRY(write_clone(w, w->order[*next], op->phase, in));
   rfi_opr copy = *op;
-  RFI_TRY(late_operands(w, op, op->phase, in));
+  RFI_TRY(late_operands(w, op, w->m->late[i], op->phase, in));
   copy.in = in;
   for (int j = 0; j < op->n_out; j++) dead[j] = op->out[j] < 0;
   return rfi_rewrite_as(&w->r, i, &copy, dead);
@@ -362,11 +452,11 @@ rfr_status rfi_recompute_apply(rfi_recompute_model *m, rfi_report *report, rfr_t
     if (t->ops[i].n_in > most) most = t->ops[i].n_in;
   RFI_GOTO(rfi_rewrite_begin(t, &w.r));
   RFI_GOTO(RFI_ALLOC(t->ctx, sizeof *in * (size_t)(most + 1), &in));
-  RFI_GOTO(RFI_ALLOC(t->ctx, sizeof *w.clone * (size_t)(t->n_values + 1), &w.clone));
+  RFI_GOTO(RFI_ALLOC(t->ctx, sizeof *w.clone * (size_t)(RFI_LATES * t->n_values + 1), &w.clone));
   RFI_GOTO(RFI_ALLOC(t->ctx, sizeof *w.order * (size_t)(c.clones + 1), &w.order));
-  for (rfr_value v = 0; v < t->n_values; v++) w.clone[v] = RFR_NONE;
-  for (int i = 0; i < t->n_ops; i++)
-    if (is_cloned(m, i)) w.order[m->start[m->time[i]] + m->rank[i]] = i;
+  for (int v = 0; v < m->lates * t->n_values; v++) w.clone[v] = RFR_NONE;
+  for (int k = 0; k < n_clones(m); k++)
+    if (is_made(m, k)) w.order[m->start[m->time[k]] + m->rank[k]] = k;
   w.order[c.clones] = -1;
   for (int i = 0; i < t->n_ops; i++) RFI_GOTO(write_op(&w, i, &next, in));
   s = rfi_rewrite_end(&w.r, out);

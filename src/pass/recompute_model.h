@@ -14,15 +14,21 @@ enum { RFI_NEVER = INT_MAX };
 
 typedef struct rfi_choice_cost {
   bool possible;       /* false: a clone would read what was overwritten by then */
-  int64_t peak;        /* most step-scoped bytes live at once, workspaces included */
+  int64_t peak;        /* most step-scoped bytes live at once, workspaces included, and what other copies hold */
+  int64_t held;        /* bytes of that which live from one program to the next, in one copy */
   double area;         /* bytes above the given level, summed over the ops that run there */
   double flops, bytes; /* of the clones */
   int clones;
 } rfi_choice_cost;
 
+/* Which program of its own an op is of; where all are one program, its backward is RFI_LATE. */
+enum { RFI_EARLY, RFI_LATE, RFI_LATER, RFI_LATES = 2 };
+
+/* What an op may have in RFI_LATE, and once more in RFI_LATER: a clone has the number op + n_ops * (late - RFI_LATE),
+ * a clone's result value + n_values * (late - RFI_LATE). */
 typedef struct rfi_recompute_model {
   const rfr_trace *t;
-  bool *late;       /* per op: of the backward, reads clones where there are any */
+  uint8_t *late;    /* per op: not RFI_EARLY: of the backward, reads clones where there are any */
   bool *can;        /* per op: may be cloned */
   rfr_value *root;  /* per value: the value it is a view of, itself if none */
   int *overwritten; /* per root: the op that makes the next version in its storage, or RFI_NEVER */
@@ -30,11 +36,17 @@ typedef struct rfi_recompute_model {
   int64_t *workspace;
   int64_t *bytes; /* per value: step-scoped storage of its own, 0: none */
   rfi_cost *cost; /* per op */
-  bool *chosen;   /* per op: the choice; a chosen op that nobody needs late is not cloned */
+  bool *chosen;   /* per clone: the choice; a chosen op that nobody needs late is not cloned. One that RFI_LATER needs
+                     too is cloned there again where that clone is chosen, else RFI_LATE's is kept for it */
+  int lates;      /* 1 where all are one program, else RFI_LATES */
+  int copies;     /* so many times there are bytes for what lives from one program to the next; 1 where all are one */
+  bool delayed;   /* what lives from RFI_LATE to RFI_LATER does so for long */
+  int begins[RFI_LATES]; /* the first op of each, n_ops if there is none */
   /* What evaluate finds for the choice: */
-  int *time;                            /* per op: its clone stands before this op; RFI_NEVER: no clone */
-  int *last, *clone_first, *clone_last; /* per value: positions in the new order, -1 */
-  int *start, *rank;                    /* per op: clones before its first clone; where its own clone stands */
+  int *time;                     /* per clone: it stands before this op; RFI_NEVER: no clone */
+  int *first, *last;             /* per value: positions in the new order, -1 */
+  int *clone_first, *clone_last; /* per clone's result */
+  int *start, *rank;             /* per op: clones before its first clone; per clone: where it stands */
   int64_t *live;
 } rfi_recompute_model;
 

@@ -29,6 +29,10 @@ static rfr_value dropped(rft_recorder *r, rfr_value x) {
   return rfr_dropout(r->t, x, r->step, 0.25, 0);
 }
 
+void rft_policy(rft_recorder *r, rfr_policy policy) {
+  if (r->marks) rfr_set_recompute(r->t, policy);
+}
+
 rfr_value rft_block_linear(rft_recorder *r, rfr_value x) {
   return rfr_linear(r->t, x, parameter(r, "w", 2, C, C, 0), parameter(r, "bias", 1, C, 0, 0));
 }
@@ -74,8 +78,10 @@ rfr_value rft_block_experts(rft_recorder *r, rfr_value x) {
 
 rfr_trace *rft_block_trace(const rft_scene *s, int block) {
   rft_recorder r = {.dtype = s->dtype, .block = block, .frozen = s->frozen, .offsets = RFR_NONE, .step = RFR_NONE};
+  r.marks = true;
   OK(rfr_trace_create(ctx, &r.t));
   rfr_value x = rfr_input(r.t, "x", RFR_ROLE_INPUT_GRAD, s->dtype, 2, ((int64_t[]){T, C}));
+  rft_policy(&r, s->marked >> block & 1 ? RFR_POLICY_RECOMPUTE : RFR_POLICY_AUTO);
   rfr_output(r.t, "y", s->block(&r, x));
   OK(rfr_trace_finish(r.t));
   return r.t;
@@ -189,6 +195,8 @@ rfr_graphs *rft_make_graphs(const rft_scene *s, rfr_schedule **schedule) {
   o.schedule = *schedule;
   o.fuse = s->fuse;
   o.eager = s->eager;
+  o.recompute = s->recompute;
+  o.budget = s->budget;
   o.warmup_iterations = s->linked ? 2 : 0;
   OK(rfr_graphs_create(ctx, c, s->blocks, &o, &g));
   for (int i = 0; i < s->blocks; i++) rfr_trace_destroy(t[i]);

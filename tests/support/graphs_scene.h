@@ -19,6 +19,7 @@ typedef struct rft_recorder { /* of one block, or of all of them */
   int block;
   unsigned frozen; /* blocks, a bit each */
   rfr_value offsets, step;
+  bool marks; /* policies count: of a callable's trace; the program beside it keeps everything */
 } rft_recorder;
 
 /* Records block r->block; x and what it gives are (T, C). Parameters are "b<block>.<name>". */
@@ -28,6 +29,8 @@ rfr_value rft_block_mlp(rft_recorder *r, rfr_value x);    /* with dropout, as th
 rfr_value rft_block_attention(rft_recorder *r, rfr_value x);
 rfr_value rft_block_transformer(rft_recorder *r, rfr_value x);
 rfr_value rft_block_experts(rft_recorder *r, rfr_value x);
+/* rfr_set_recompute, where policies count. */
+void rft_policy(rft_recorder *r, rfr_policy policy);
 
 typedef struct rft_scene {
   rft_block block;
@@ -37,6 +40,9 @@ typedef struct rft_scene {
   const char *schedule; /* of one rank; NULL: none */
   int layers;           /* blocks of a stage, with a schedule */
   bool fuse, eager, linked;
+  unsigned marked; /* blocks to be made again, a bit each */
+  rfr_recompute recompute;
+  int64_t budget;
 } rft_scene;
 
 typedef struct rft_buffers { /* of one side: (microbatch, block) */

@@ -4,9 +4,8 @@
  * gets a cotangent, an input of the trace; each trainable parameter's gradient is added onto its main gradient, a
  * state; then the passes run as for any other trace, so that what nobody wants is never made.
  *
- * The parts are made of the phase labels that autodiff gives: forward is F, dgrad I, wgrad W. An op that two parts
- * read, as CSE leaves them, belongs to the earlier one. A part that reads what an earlier one made finds it in the
- * slot; nothing reads what a later part makes.
+ * The parts are made of the phase labels that autodiff gives: forward is F, dgrad I, wgrad W. A part that reads what an
+ * earlier one made finds it in the slot; nothing reads what a later part makes (phases.c).
  */
 #include <stdio.h>
 #include <string.h>
@@ -193,15 +192,9 @@ static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *
 
 /* ---- parts ---- */
 
-static rfi_part part_of(int phase) {
-  switch (phase) {
-    case RFR_PHASE_LOAD: return RFI_PART_LOAD;
-    case RFR_PHASE_SETUP: return RFI_PART_SETUP;
-    case RFR_PHASE_FORWARD: return RFI_PART_F;
-    case RFR_PHASE_DGRAD: return RFI_PART_I;
-    default: return RFI_PART_W; /* wgrad, and copies for outputs, which are moved to where they are read */
-  }
-}
+/* Of each part, in their order. */
+static const uint8_t phase_of[RFI_PARTS] = {RFR_PHASE_LOAD, RFR_PHASE_SETUP, RFR_PHASE_FORWARD, RFR_PHASE_DGRAD,
+                                            RFR_PHASE_WGRAD};
 
 /* Where a value is wanted: of an output by whom it is for. */
 static rfi_part part_of_output(const rfi_callable *c, const char *name) {
@@ -211,71 +204,26 @@ static rfi_part part_of_output(const rfi_callable *c, const char *name) {
                                                                                                 : RFI_PART_W;
 }
 
-static void move_maker(const rfr_trace *t, uint8_t *part, rfr_value v, uint8_t to) {
-  const int maker = v < 0 ? -1 : t->values[v].op;
-  if (maker >= 0 && part[maker] > to) part[maker] = to;
-}
-
-static rfr_status emit_parts(rfi_callable *c, const rfr_trace *in, const uint8_t *part, rfi_rewrite *r) {
-  static const uint8_t phase[RFI_PARTS] = {RFR_PHASE_LOAD, RFR_PHASE_SETUP, RFR_PHASE_FORWARD, RFR_PHASE_DGRAD,
-                                           RFR_PHASE_WGRAD};
-  for (int k = 0; k < RFI_PARTS; k++) {
-    c->start[k] = r->to->n_ops;
-    for (int i = 0; i < in->n_ops; i++) {
-      const rfi_opr *op = &in->ops[i];
-      rfr_value *own;
-      bool dead[RFI_MAX_NAMES];
-      if (part[i] != k) continue;
-      RFI_TRY(RFI_ALLOC(in->ctx, sizeof *own * (size_t)(op->n_in + 1), &own));
-      rfi_opr labelled = *op;
-      for (int m = 0; m < op->n_in; m++) own[m] = op->in[m] < 0 ? RFR_NONE : r->map[op->in[m]];
-      for (int j = 0; j < op->n_out; j++) dead[j] = op->out[j] < 0;
-      labelled.in = own;
-      labelled.phase = phase[k];
-      rfr_status s = rfi_rewrite_as(r, i, &labelled, dead);
-      rfi_free(in->ctx, own);
-      RFI_TRY(s);
-    }
-  }
-  c->start[RFI_PARTS] = r->to->n_ops;
-  return RFR_OK;
-}
-
-/* A state that one microbatch's forward writes another's backward must not read: they may run in between. */
-static rfr_status check_states(const rfi_callable *c) {
-  const rfr_trace *t = c->trace;
-  for (int i = c->start[RFI_PART_F]; i < t->n_ops; i++)
-    for (int j = 0; j < t->ops[i].n_out; j++) {
-      const rfr_value v = t->ops[i].out[j], base = v < 0 ? RFR_NONE : t->values[v].base;
-      if (v < 0 || base == v || (t->ops[i].def->flags & RFI_VIEW) || t->values[base].op >= 0) continue;
-      for (int k = c->start[RFI_PART_F]; k < t->n_ops; k++)
-        for (int m = 0; m < t->ops[k].n_in; m++)
-          if (t->ops[k].in[m] >= 0 && t->values[t->ops[k].in[m]].base == base && t->ops[k].phase != t->ops[i].phase)
-            return refuse(c, "forward and backward share a state that is written, and microbatches are in flight:",
-                          t->values[base].name);
-    }
-  return RFR_OK;
-}
-
+/* What is of no part, copies for outputs, is where these are wanted. */
 static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
-  rfr_status s;
-  uint8_t *part;
-  rfi_rewrite r = {.from = in};
-  RFI_TRY(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &part));
-  for (int i = 0; i < in->n_ops; i++) part[i] = (uint8_t)part_of(in->ops[i].phase);
-  for (int i = 0; i < in->n_outputs; i++)
-    move_maker(in, part, in->outputs[i].value, (uint8_t)part_of_output(c, in->outputs[i].name));
-  for (int i = in->n_ops - 1; i >= 0; i--)
-    for (int k = 0; k < in->ops[i].n_in; k++) move_maker(in, part, in->ops[i].in[k], part[i]);
-  RFI_GOTO(rfi_rewrite_begin(in, &r));
-  RFI_GOTO(emit_parts(c, in, part, &r));
-  s = rfi_rewrite_end(&r, &c->trace);
-  rfi_free(in->ctx, part);
-  return s == RFR_OK ? check_states(c) : s;
-fail:
-  if (r.map) rfi_rewrite_abort(&r);
-  rfi_free(in->ctx, part);
-  return s;
+  uint8_t *phase;
+  RFI_TRY(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &phase));
+  for (int i = 0; i < in->n_ops; i++)
+    phase[i] = in->ops[i].phase < RFR_PHASE_WGRAD ? in->ops[i].phase : (uint8_t)RFR_PHASE_WGRAD;
+  for (int i = 0; i < in->n_outputs; i++) {
+    const int maker = in->values[in->outputs[i].value].op;
+    const uint8_t wanted = phase_of[part_of_output(c, in->outputs[i].name)];
+    if (maker >= 0 && phase[maker] > wanted) phase[maker] = wanted;
+  }
+  rfr_trace_destroy(c->trace);
+  const rfr_status s = rfi_order_phases(in, phase, &c->trace);
+  rfi_free(in->ctx, phase);
+  RFI_TRY(s);
+  for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
+    while (part > 0 && i < c->trace->n_ops && c->trace->ops[i].phase == phase_of[part - 1]) i++;
+    c->start[part] = i;
+  }
+  return RFR_OK;
 }
 
 /* ---- all of it ---- */
@@ -307,12 +255,13 @@ static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
       rfi_port *p = side ? &c->out[i] : &c->in[i];
       p->grad = RFR_NONE;
       if (!p->name) continue;
-      char *grad = rfi_arena_printf(g->m.strings, "%s%s", RFI_GRAD_PREFIX, p->name);
+      const char *grad = p->grad_tensor.name;
+      if (!grad) grad = rfi_arena_printf(g->m.strings, "%s%s", RFI_GRAD_PREFIX, p->name);
       if (!grad) return RFR_NO_MEMORY;
       p->value = side ? output_of(t, p->name) : input_of(t, p->name);
       if (!g->inference) p->grad = side ? input_of(t, grad) : output_of(t, grad);
       p->tensor = describe(g, t, p->name, p->value);
-      if (p->grad >= 0) p->grad_tensor = describe(g, t, grad, p->grad);
+      p->grad_tensor = p->grad < 0 ? (rfr_tensor){.name = grad} : describe(g, t, grad, p->grad);
     }
   if (c->microbatch >= 0) c->microbatch = input_of(t, MICROBATCH);
   return RFR_OK;
@@ -347,30 +296,67 @@ static rfr_status bind_sizes(void *graphs, const rfr_trace *t, int64_t *bytes) {
   return rfi_bind_sizes(&((rfr_graphs *)graphs)->m, t, bytes);
 }
 
+rfr_status rfi_callable_check(const rfr_graphs *g, const rfi_callable *c) {
+  const rfr_trace *t = c->trace;
+  for (int i = c->start[RFI_PART_I]; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++) {
+      const rfi_value *x = t->ops[i].in[k] < 0 ? NULL : &t->values[t->values[t->ops[i].in[k]].base];
+      if (!x || x->op >= 0 || x->role != RFR_ROLE_STATE) continue;
+      const int id = rfi_names_find(&g->names, x->name);
+      if (id >= 0 && g->named[id].written && g->named[id].parameter < 0)
+        return refuse(c, "a backward reads a state that a forward writes, and microbatches are in flight:", x->name);
+    }
+  return RFR_OK;
+}
+
 bool rfi_has_backward(const rfi_callable *c) {
   for (int k = 0; k < c->n_out; k++)
     if (c->out[k].grad >= 0) return true;
   return false;
 }
 
+/* One choice for all: how often bytes for what a part leaves to the next are there. */
+static int count_copies(const rfr_graphs *g) {
+  int n = 0;
+  for (int i = 0; i < g->n_stages; i++) n += g->stage[i].slots * (g->stage[i].end - g->stage[i].first);
+  return n > 0 ? n : 1;
+}
+
+static bool is_written(void *graphs, const char *state) {
+  const rfr_graphs *g = graphs;
+  const int i = rfi_names_find(&g->names, state);
+  return i >= 0 && g->named[i].written;
+}
+
+rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
+  return (rfi_pass_options){.fuse = g->options.fuse,
+                            .prune = true,
+                            .apart = true,
+                            .copies = count_copies(g),
+                            .delayed = g->stage[c->stage].delayed,
+                            .loss_chunk = g->m.backend->loss_chunk,
+                            .is_written = is_written,
+                            .workspace = bind_sizes,
+                            .user = g};
+}
+
+rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c) {
+  RFI_TRY(order_parts(c, c->pipeline.stage[RFI_STAGES - 1].trace));
+  return find_ports(g, c);
+}
+
 rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site) {
   rfi_callable *c = &g->callable[index];
   rfr_trace *joint;
   c->microbatch = RFR_NONE;
+  c->rung = -1;
   c->name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
   if (!c->name) return RFR_NO_MEMORY;
   RFI_TRY(add_ports(g, c, desc, desc->trace));
   RFI_TRY(record_joint(g, c, desc, *site, &joint));
   *site += desc->trace->next_site;
-  const rfi_pass_options o = {.fuse = g->options.fuse,
-                              .prune = true,
-                              .apart = true,
-                              .loss_chunk = g->m.backend->loss_chunk,
-                              .workspace = bind_sizes,
-                              .user = g};
+  const rfi_pass_options o = rfi_callable_options(g, c);
   rfr_status s = rfi_pipeline_run(joint, &o, &c->pipeline);
   rfr_trace_destroy(joint);
-  if (s == RFR_OK) s = order_parts(c, c->pipeline.stage[RFI_STAGES - 1].trace);
-  if (s == RFR_OK) s = find_ports(g, c);
-  return s;
+  return s == RFR_OK ? rfi_callable_order(g, c) : s;
 }

@@ -272,7 +272,7 @@ static rfr_status fix_places(rfi_callable *c) {
 
 static rfr_status homes(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->trace;
-  if (!(c->place = rfi_arena_alloc(g->m.strings, sizeof *c->place * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
+  if (!(c->place = rfi_arena_alloc(g->layout, sizeof *c->place * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
   for (rfr_value v = 0; v < t->n_values; v++) c->place[v].callable = -1;
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
@@ -504,9 +504,8 @@ static void place_scratch(rfr_graphs *g) {
   }
 }
 
-static rfr_status allocate(rfr_graphs *g) {
+static void place_regions(rfr_graphs *g) {
   rfr_graphs_memory *m = &g->memory;
-  const rfi_backend *b = g->m.backend;
   int64_t at = m->persistent_bytes;
   for (int i = 0; i < g->n_stages; i++) {
     g->stage[i].offset = at;
@@ -516,11 +515,20 @@ static rfr_status allocate(rfr_graphs *g) {
   g->shared_at = at;
   g->scratch_at = at + m->shared_bytes;
   m->planned_bytes = g->scratch_at + m->scratch_bytes;
+}
+
+rfr_status rfi_graph_allocate(rfr_graphs *g) {
+  const rfr_graphs_memory *m = &g->memory;
+  const rfi_backend *b = g->m.backend;
   if (g->options.budget > 0 && m->planned_bytes > g->options.budget)
     return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
-                    "the plan needs %lld bytes (%lld persistent, %lld in %d slots, %lld shared), the budget is %lld",
-                    (long long)m->planned_bytes, (long long)m->persistent_bytes, (long long)m->slot_bytes, m->slots,
-                    (long long)m->shared_bytes, (long long)g->options.budget);
+                    "the plan needs %lld bytes%s (%lld persistent, %lld in %d slots, %lld shared), the budget is %lld",
+                    (long long)m->planned_bytes,
+                    g->options.recompute == RFR_RECOMPUTE_AUTO && !g->inference
+                        ? ", the smallest budget that works, with all recomputed that lowers them"
+                        : "",
+                    (long long)m->persistent_bytes, (long long)m->slot_bytes, m->slots, (long long)m->shared_bytes,
+                    (long long)g->options.budget);
   const size_t bytes = (size_t)(m->planned_bytes + b->guard);
   RFI_TRY(b->alloc(g->m.device, RFI_MEMORY_ARENA, bytes, (void **)&g->arena));
   RFI_TRY(b->fill(g->m.device, g->arena, 0, bytes));
@@ -531,11 +539,12 @@ static rfr_status allocate(rfr_graphs *g) {
 
 rfr_status rfi_graph_place(rfr_graphs *g) {
   int slots = 0;
+  g->memory = (rfr_graphs_memory){0};
   RFI_TRY(check_names(g));
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     RFI_TRY(homes(g, c));
-    c->workspace_at = rfi_arena_alloc(g->m.strings, sizeof *c->workspace_at * (size_t)(c->n_bound + 1));
+    c->workspace_at = rfi_arena_alloc(g->layout, sizeof *c->workspace_at * (size_t)(c->n_bound + 1));
     if (!c->workspace_at) return RFR_NO_MEMORY;
   }
   bool joint = true;
@@ -551,7 +560,8 @@ rfr_status rfi_graph_place(rfr_graphs *g) {
   if (joint) share_slot(g);
   place_persistent(g);
   place_scratch(g);
-  return allocate(g);
+  place_regions(g);
+  return RFR_OK;
 }
 
 /* ---- addresses ---- */

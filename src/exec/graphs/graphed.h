@@ -5,6 +5,7 @@
  *   callable.c      recorded forward -> joint trace (outputs get cotangents, parameters main gradients) -> passes
  *                   -> the same ops in the order of their parts: load, setup, F, I, W, each a range of one trace
  *   graph_ports.c   links, and memory of the caller's for inputs, outputs and their gradients
+ *   graph_recompute.c  what is made again, of all callables together, by what the next two say of it
  *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address for every value of every slot
  *   graphs.c        kernels and addresses for each callable and slot; the public answers
  *   graph_walk.c    warm-up and capture, with hooks around each part
@@ -73,6 +74,7 @@ typedef struct rfi_callable {
   int *gradients, n_gradients; /* main gradients that W adds to: numbers of names */
   int stage;
   rfi_instance *instance; /* per slot of the stage */
+  int rung;               /* of its ladder: what is made again; -1: it has none */
 } rfi_callable;
 
 typedef struct rfi_stage_plan {
@@ -119,6 +121,7 @@ struct rfr_graphs {
   rfi_named *named;
   rfi_names names;
   int n_named, cap_named;
+  rfi_arena *layout; /* what the choice of what is made again leads to: kernels and places */
   unsigned char *arena;
   rfr_graphs_memory memory;
   int64_t shared_at, scratch_at;
@@ -137,6 +140,13 @@ struct rfr_graphs {
 const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter);
 /* Fills in everything up to `trace`, `start` and ports from a description; sites of dropout count from *site. */
 rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site);
+/* The passes' options, nothing made again. */
+rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c);
+/* `trace`, `start` and ports once more, from what the passes made. */
+rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c);
+/* Once all names are known: a state that one microbatch's forward writes another's backward must not read, since they
+ * may run in between. */
+rfr_status rfi_callable_check(const rfr_graphs *g, const rfi_callable *c);
 static inline bool rfi_has(const rfi_callable *c, rfi_part part) { return c->first[part + 1] > c->first[part]; }
 /* Some output's gradient is given or passed on: a backward is called. */
 bool rfi_has_backward(const rfi_callable *c);
@@ -152,8 +162,10 @@ rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc);
 enum { RFI_CALLERS_ALIGNMENT = 16 }; /* what kernels are chosen for */
 /* Adds the inputs that a callable shares by name. */
 rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c);
-/* Places every value, allocates the arena. */
+/* Places every value: g->memory. */
 rfr_status rfi_graph_place(rfr_graphs *g);
+/* Allocates the arena. */
+rfr_status rfi_graph_allocate(rfr_graphs *g);
 /* Address of a value of a callable in a slot. */
 unsigned char *rfi_graph_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
 /* Writes addresses into an instance's bound ops. */
@@ -165,6 +177,14 @@ void rfi_graph_bind_all(rfr_graphs *g);
 /* ---- graph_rebind.c ---- */
 /* Errors: replay.signature, if the tensor is one that is shared by name, and says where that was before a rebind. */
 rfr_status rfi_graph_check_current(const rfr_graphs *g, const rfr_tensor *x);
+
+/* ---- graphs.c ---- */
+/* Binds and places what the callables' traces are now. */
+rfr_status rfi_graph_lay_out(rfr_graphs *g);
+
+/* ---- graph_recompute.c ---- */
+/* What is laid out makes again what is marked, and what the options and the budget demand. */
+rfr_status rfi_graph_recompute(rfr_graphs *g);
 
 /* ---- graph_walk.c ---- */
 rfr_status rfi_graph_warm_up(rfr_graphs *g);

@@ -41,9 +41,9 @@ static rfr_status check_hooks(const rfr_graphs_options *o, int n) {
 
 static rfr_status check_lists(const rfr_graphs_options *o) {
   if ((o->n_tensors > 0 && !o->tensors) || (o->n_gradients > 0 && !o->gradients) || o->n_tensors < 0 ||
-      o->n_gradients < 0 || o->budget < 0)
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options: %d tensors, %d gradients, budget %lld", o->n_tensors,
-                    o->n_gradients, (long long)o->budget);
+      o->n_gradients < 0 || o->budget < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options: %d tensors, %d gradients, budget %lld, recompute %d",
+                    o->n_tensors, o->n_gradients, (long long)o->budget, (int)o->recompute);
   return RFR_OK;
 }
 
@@ -89,14 +89,25 @@ static rfr_status make_stages(rfr_graphs *g) {
 /* ---- kernels ---- */
 
 static rfr_status bind_callable(rfr_graphs *g, rfi_callable *c) {
-  c->bound = rfi_arena_alloc(g->m.strings, sizeof *c->bound * (size_t)(c->trace->n_ops + 1));
+  rfi_machine m = g->m;
+  m.strings = g->layout;
+  c->bound = rfi_arena_alloc(g->layout, sizeof *c->bound * (size_t)(c->trace->n_ops + 1));
   if (!c->bound) return RFR_NO_MEMORY;
-  RFI_TRY(rfi_bind_ops(&g->m, c->trace, c->bound, &c->n_bound));
+  RFI_TRY(rfi_bind_ops(&m, c->trace, c->bound, &c->n_bound));
   for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
     while (part > 0 && i < c->n_bound && c->bound[i].op < c->start[part]) i++;
     c->first[part] = i;
   }
   return RFR_OK;
+}
+
+rfr_status rfi_graph_lay_out(rfr_graphs *g) {
+  rfi_arena_destroy(g->layout);
+  g->layout = NULL;
+  RFI_TRY(rfi_arena_create(g->m.ctx, &g->layout));
+  for (int i = 0; i < g->n; i++)
+    if (bind_callable(g, &g->callable[i]) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
+  return rfi_graph_place(g);
 }
 
 /* The kernels of a callable with arguments of their own. */
@@ -147,11 +158,13 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   for (int i = 0; i < g->n; i++) {
     rfr_status s = rfi_callable_compile(g, i, &callables[i], &site);
     if (s == RFR_OK) s = rfi_graph_names(g, &g->callable[i]);
-    if (s == RFR_OK) s = bind_callable(g, &g->callable[i]);
     if (s != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
     RFI_TRY(rfi_graph_links(g, i, &callables[i]));
   }
-  RFI_TRY(rfi_graph_place(g));
+  for (int i = 0; i < g->n; i++) RFI_TRY(rfi_callable_check(g, &g->callable[i]));
+  RFI_TRY(rfi_graph_lay_out(g));
+  RFI_TRY(rfi_graph_recompute(g));
+  RFI_TRY(rfi_graph_allocate(g));
   RFI_TRY(make_instances(g));
   RFI_TRY(rfi_graph_make_calls(g, g->options.schedule, &g->calls));
   RFI_TRY(make_event_room(g));
@@ -198,6 +211,7 @@ void rfr_graphs_destroy(rfr_graphs *g) {
     g->m.backend->free(g->m.device, RFI_MEMORY_ARENA, g->arena);
     g->m.backend->close(g->m.device);
   }
+  rfi_arena_destroy(g->layout);
   rfi_arena_destroy(g->m.strings);
   rfi_free(g->m.ctx, g);
 }

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What callables make again. Each has a ladder (pass/recompute.c): rung by rung its slots hold less from F on, and its
+ * backward does more. They are one choice, since they are planned together: their rungs above what is marked are
+ * merged to one ladder, those that save most for their work first, in as many slots as they save it. `auto` bisects it
+ * by the real plan of all callables, whose smallest is that of all rungs; the fewest rungs that fit are taken.
+ */
+#include "base/base.h"
+#include "exec/graphs/graphed.h"
+#include "ops/cost.h"
+
+typedef struct climb {
+  rfr_graphs *g;
+  rfi_ladder **ladder; /* per callable */
+  int *from;           /* per merged rung: the callable whose next rung it is */
+  int n;
+} climb;
+
+static const rfr_trace *fused(const rfi_callable *c) { return c->pipeline.stage[RFI_STAGES - 3].trace; }
+
+static bool is_marked(const rfi_callable *c) {
+  const rfr_trace *t = fused(c);
+  for (int i = 0; i < t->n_ops; i++)
+    if (t->ops[i].policy == RFR_POLICY_RECOMPUTE) return true;
+  return false;
+}
+
+static rfr_status stand_on(climb *x, int callable, int rung) {
+  rfi_callable *c = &x->g->callable[callable];
+  rfi_pass_options o = rfi_callable_options(x->g, c);
+  if (c->rung == rung) return RFR_OK;
+  c->rung = rung;
+  o.ladder = x->ladder[callable];
+  o.rung = rung;
+  RFI_TRY(rfi_pipeline_redo(&c->pipeline, "recompute", &o));
+  return rfi_callable_order(x->g, c);
+}
+
+/* The first n of the merged rungs. */
+static rfr_status take(climb *x, int n) {
+  for (int i = 0; i < x->g->n; i++) {
+    int rung = rfi_ladder_marked(x->ladder[i]);
+    for (int k = 0; k < n; k++) rung += x->from[k] == i;
+    if (stand_on(x, i, rung) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
+  }
+  return rfi_graph_lay_out(x->g);
+}
+
+static double worth(const climb *x, int callable, int rung) {
+  return rfi_ladder_worth(x->ladder[callable], rung) * x->g->stage[x->g->callable[callable].stage].slots;
+}
+
+static rfr_status merge(climb *x) {
+  int *next, n = 0;
+  RFI_TRY(RFI_ALLOC(x->g->m.ctx, sizeof *next * (size_t)(x->g->n + 1), &next));
+  for (int i = 0; i < x->g->n; i++) {
+    next[i] = rfi_ladder_marked(x->ladder[i]) + 1;
+    n += rfi_ladder_top(x->ladder[i]) - rfi_ladder_marked(x->ladder[i]);
+  }
+  const rfr_status s = RFI_ALLOC(x->g->m.ctx, sizeof *x->from * (size_t)(n + 1), &x->from);
+  while (s == RFR_OK && x->n < n) {
+    int best = -1;
+    for (int i = 0; i < x->g->n; i++)
+      if (next[i] <= rfi_ladder_top(x->ladder[i]) && (best < 0 || worth(x, i, next[i]) > worth(x, best, next[best])))
+        best = i;
+    x->from[x->n++] = best;
+    next[best]++;
+  }
+  rfi_free(x->g->m.ctx, next);
+  return s;
+}
+
+static rfr_status bisect(climb *x) {
+  const int64_t budget = x->g->options.budget;
+  int low = 0, high = x->n, now = x->n; /* low does not fit */
+  RFI_TRY(take(x, high));
+  if (x->g->memory.planned_bytes > budget) return RFR_OK;
+  while (high - low > 1) {
+    now = low + (high - low) / 2;
+    RFI_TRY(take(x, now));
+    if (x->g->memory.planned_bytes <= budget) high = now;
+    else low = now;
+  }
+  return now == high ? RFR_OK : take(x, high);
+}
+
+static rfr_status choose(climb *x, bool demand) {
+  rfr_graphs *g = x->g;
+  const bool all = g->options.recompute == RFR_RECOMPUTE_ALL;
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *x->ladder * (size_t)(g->n + 1), &x->ladder));
+  for (int i = 0; i < g->n; i++) {
+    const rfi_pass_options o = rfi_callable_options(g, &g->callable[i]);
+    RFI_TRY(rfi_ladder_create(fused(&g->callable[i]), &o, !all && !demand, &x->ladder[i]));
+  }
+  RFI_TRY(merge(x));
+  RFI_TRY(take(x, all ? x->n : 0));
+  return demand && g->memory.planned_bytes > g->options.budget ? bisect(x) : RFR_OK;
+}
+
+static void count(rfr_graphs *g) {
+  for (int i = 0; i < g->n; i++) {
+    const rfr_trace *t = g->callable[i].trace;
+    for (int k = 0; k < t->n_ops; k++) {
+      if (t->ops[k].clone_of < 0 || (t->ops[k].def->flags & RFI_VIEW)) continue;
+      g->memory.recomputed++;
+      g->memory.recomputed_flops += rfi_op_cost(t, &t->ops[k]).flops;
+    }
+  }
+}
+
+rfr_status rfi_graph_recompute(rfr_graphs *g) {
+  const rfr_graphs_options *o = &g->options;
+  const int64_t before = g->memory.slot_bytes + g->memory.shared_bytes;
+  const bool demand = o->recompute == RFR_RECOMPUTE_AUTO && o->budget > 0 && g->memory.planned_bytes > o->budget;
+  bool any = demand || o->recompute == RFR_RECOMPUTE_ALL;
+  climb x = {.g = g};
+  for (int i = 0; i < g->n; i++) any = any || is_marked(&g->callable[i]);
+  if (!any || g->inference) return RFR_OK;
+  const rfr_status s = choose(&x, demand);
+  for (int i = 0; i < g->n && x.ladder; i++) rfi_ladder_destroy(x.ladder[i]);
+  rfi_free(g->m.ctx, x.ladder);
+  rfi_free(g->m.ctx, x.from);
+  RFI_TRY(s);
+  g->memory.saved_bytes = before - g->memory.slot_bytes - g->memory.shared_bytes;
+  count(g);
+  return RFR_OK;
+}
