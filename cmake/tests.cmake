@@ -50,7 +50,7 @@ foreach(name ops_test cli_test)
 endforeach()
 
 # Programs of these tests run on a backend of their own.
-foreach(name backend_faults_test debug_test tune_test)
+foreach(name backend_faults_test debug_test graphs_faults_test tune_test)
   target_link_options(${name} PRIVATE -Wl,--wrap=rfi_backend_find)
 endforeach()
 

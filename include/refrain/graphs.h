@@ -4,9 +4,10 @@
  * weight gradient one graph per place that a microbatch may have in flight, replayed in the order of a schedule.
  *
  * A callable is a recorded forward: its trace's inputs of role input and input_grad are what each call gives, trainable
- * and frozen ones its parameters, states and constants are shared by name among all callables. Its outputs that depend
- * on a parameter or on an input_grad get a gradient in the backward. A slot is the memory of one microbatch in flight
- * within a stage; a stage is a run of callables. Nothing is allocated after rfr_graphs_create.
+ * and frozen ones its parameters, states and constants are shared by name among all callables. Names that begin with
+ * "grad." are the library's. Its outputs that depend on a parameter or on an input_grad get a gradient in the backward.
+ * A slot is the memory of one microbatch in flight within a stage; a stage is a run of callables. Nothing is allocated
+ * after rfr_graphs_create.
  *
  *   rfr_callable c = rfr_callable_default();
  *   c.name = "layer", c.trace = t;                        // x of role input_grad, output y
@@ -64,7 +65,9 @@ typedef struct rfr_callable {
    * whole list NULL: all of the trace, in its order. */
   const char *const *inputs, *const *outputs;
   int n_inputs, n_outputs;
-  int inference; /* 1: no backward; all callables of a set or none */
+  const rfr_binding *samples; /* what warm-up reads of inputs, by name; NULL for one or for all: zeros. Needed where */
+  int n_samples;              /* zeros are no input, as of an op that divides by one */
+  int inference;              /* 1: no backward; all callables of a set or none */
 } rfr_callable;
 RFR_API rfr_callable rfr_callable_default(void);
 
@@ -89,7 +92,8 @@ typedef struct rfr_hook_event {
   int iteration;            /* of the warm-up; 0 in capture */
   int failed;               /* 1, post hooks alone: what their pre hooks began has failed */
   /* What the part reads and makes: of a forward inputs and outputs, of a backward the outputs' gradients and the
-   * inputs', of a wgrad nothing and the main gradients. Data NULL: there is none. In capture they hold no values. */
+   * inputs', of a wgrad nothing and the main gradients. Data NULL: there is none. In warm-up what is read is there
+   * already before the part; in capture they hold no values. */
   const rfr_tensor *inputs, *outputs;
   int n_inputs, n_outputs;
 } rfr_hook_event;
@@ -131,7 +135,8 @@ typedef struct rfr_graphs_options {
                                    first; any number of microbatches */
   int rank;
   int allow_unused_input;  /* 1: an input_grad that reaches no output has no gradient; 0: it is an error */
-  int eager;               /* 1: nothing is captured, each call runs its kernels one by one; the same bits */
+  int eager;               /* 1: nothing is captured, each call runs its kernels one by one; the same bits. On device
+                             cuda:none, where nothing runs, the plan alone is made */
   int fuse;                /* as in rfr_compile_options; default 1 */
   int64_t budget;          /* bytes of the whole arena; 0: no limit */
   rfr_recompute recompute; /* as in rfr_compile_options, of all callables together; default: keep. What a trace marks by
@@ -141,7 +146,7 @@ typedef struct rfr_graphs_options {
   int n_tensors; /* outlive the graphs */
   const rfr_main_gradient *gradients; /* of those parameters where the default, ours and cleared, will not do */
   int n_gradients;
-  int warmup_iterations;  /* runs of each part before capture; default 0. Inputs and output gradients are zeros then */
+  int warmup_iterations;  /* runs of each part before capture; default 0. Output gradients are zeros then */
   const rfr_hooks *hooks; /* one entry per callable, or none */
   int n_hooks;
   rfr_hook_list pre_warmup, post_warmup; /* once for the whole warm-up; not at all when it has no iterations */
@@ -195,9 +200,9 @@ RFR_API rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradi
  */
 RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule);
 /* Memory of the caller's has moved: `tensors` and `gradients` as in rfr_graphs_options, of those that were given there
- * and that lie elsewhere now (`accumulate` stays). All graphs are captured again; no hook runs. From then on another
- * address is refused: in rfr_graphs_begin_step, and in rfr_graphs_read and rfr_graphs_write of a tensor from before.
- * After an error everything is as it was. */
+ * and that lie elsewhere now; all else about them stays. All graphs are captured again; no hook runs. From then on
+ * another address is refused: in rfr_graphs_begin_step, and in rfr_graphs_read and rfr_graphs_write of a tensor from
+ * before. After an error everything is as it was. */
 RFR_API rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_tensors,
                                      const rfr_main_gradient *gradients, int n_gradients);
 /* Frozen parameters or constants were written. */

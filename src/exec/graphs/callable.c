@@ -247,6 +247,19 @@ static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *
                       .host = g->m.backend->host};
 }
 
+/* Names that the joint trace has for what it adds. */
+static rfr_status check_name(const rfi_callable *c, const char *name) {
+  const bool ours = strcmp(name, MICROBATCH) == 0 || strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0;
+  return ours ? refuse(c, "kept for gradients and the microbatch, and no name for an input or output, is", name)
+              : RFR_OK;
+}
+
+static rfr_status check_names(const rfi_callable *c, const rfr_trace *t) {
+  for (int i = 0; i < t->n_inputs; i++) RFI_TRY(check_name(c, t->values[t->inputs[i]].name));
+  for (int i = 0; i < t->n_outputs; i++) RFI_TRY(check_name(c, t->outputs[i].name));
+  return RFR_OK;
+}
+
 /* The ports as ids of the last trace. */
 static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->trace;
@@ -352,6 +365,7 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   c->rung = -1;
   c->name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
   if (!c->name) return RFR_NO_MEMORY;
+  RFI_TRY(check_names(c, desc->trace));
   RFI_TRY(add_ports(g, c, desc, desc->trace));
   RFI_TRY(record_joint(g, c, desc, *site, &joint));
   *site += desc->trace->next_site;

@@ -91,6 +91,7 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
                                 .host = g->m.backend->host,
                                 .data = data},
                      .offset = -1,
+                     .writer = -1,
                      .parameter = -1,
                      .gradient = -1};
   if (parameter >= 0 && g->named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
@@ -151,6 +152,47 @@ rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c) {
       if (v < 0 || (t->ops[i].def->flags & RFI_VIEW)) continue;
       const rfi_value *owner = &t->values[t->values[v].base];
       if (owner->op < 0 && is_shared(owner->role)) find_named(g, owner->name)->written = true;
+    }
+  return RFR_OK;
+}
+
+/* ---- states that callables share ---- */
+
+/* The state whose bytes a value is, of those that outlive a step and are no main gradient; NULL. */
+static rfi_named *state_of(const rfr_graphs *g, const rfr_trace *t, rfr_value v) {
+  const rfi_value *owner = v < 0 ? NULL : &t->values[t->values[v].base];
+  rfi_named *x = owner && owner->op < 0 && is_shared(owner->role) ? find_named(g, owner->name) : NULL;
+  return x && x->parameter < 0 ? x : NULL;
+}
+
+/* Callables whose parts follow each other, microbatch by microbatch, may share a state that one of them writes: those
+ * of one stage, in the same part. Between others the schedule would decide what is read. */
+static rfr_status check_access(const rfr_graphs *g, int callable, rfi_part part, const rfi_named *x) {
+  const rfi_callable *c = &g->callable[callable];
+  if (!x || x->writer < 0 || x->writer == callable) return RFR_OK;
+  const rfi_callable *writer = &g->callable[x->writer];
+  if (c->stage == writer->stage && part == x->writer_part) return RFR_OK;
+  return rfi_fail(
+      RFI_E_GRAPHS_CALLABLE,
+      "callable \"%s\": callable \"%s\" writes state \"%s\", which is used here in another %s: microbatches in "
+      "flight would see each other's",
+      c->name, writer->name, x->tensor.name, c->stage == writer->stage ? "part" : "stage");
+}
+
+static rfr_status check_states(rfr_graphs *g) {
+  for (int write = 1; write >= 0; write--) /* all writers are known before readers are looked at */
+    for (int i = 0; i < g->n; i++) {
+      const rfr_trace *t = g->callable[i].trace;
+      for (int part = RFI_PART_F; part <= RFI_PART_W; part++)
+        for (int k = g->callable[i].start[part]; k < g->callable[i].start[part + 1]; k++) {
+          const rfi_opr *op = &t->ops[k];
+          if (op->def->flags & RFI_VIEW) continue;
+          for (int j = 0; j < (write ? op->n_out : op->n_in); j++) {
+            rfi_named *x = state_of(g, t, write ? op->out[j] : op->in[j]);
+            RFI_TRY(check_access(g, i, (rfi_part)part, x));
+            if (write && x) x->writer = i, x->writer_part = (rfi_part)part;
+          }
+        }
     }
   return RFR_OK;
 }
@@ -340,7 +382,10 @@ static void touch_ports(const axis *x, int callable) {
   const rfi_callable *c = &x->g->callable[callable];
   const rfi_value *values = c->trace->values;
   const int *at = x->at[callable - x->stage->first];
-  if (c->microbatch >= 0) touch(x, callable, c->microbatch, at[RFI_PART_F]);
+  if (c->microbatch >= 0) { /* nothing else has its bytes: what they say is known without a look */
+    touch(x, callable, c->microbatch, 0);
+    touch(x, callable, c->microbatch, x->end);
+  }
   for (int i = 0; i < c->n_in; i++) {
     if (c->in[i].value >= 0) touch(x, callable, c->in[i].value, at[RFI_PART_F]);
     if (c->in[i].callable < 0 && c->in[i].grad >= 0) touch(x, callable, values[c->in[i].grad].base, x->end);
@@ -541,6 +586,7 @@ rfr_status rfi_graph_place(rfr_graphs *g) {
   int slots = 0;
   g->memory = (rfr_graphs_memory){0};
   RFI_TRY(check_names(g));
+  RFI_TRY(check_states(g));
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     RFI_TRY(homes(g, c));

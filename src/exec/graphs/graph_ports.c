@@ -84,8 +84,26 @@ static rfr_status make_fixed(rfr_graphs *g, int index, const rfr_callable_fixed 
   return RFR_OK;
 }
 
+/* ---- samples ---- */
+
+static rfr_status take_sample(rfi_callable *c, const rfr_binding *b) {
+  const int in = rfi_port_find(c->in, c->n_in, b->name);
+  const char *what = in < 0                                                          ? "there is no such input"
+                     : c->in[in].callable >= 0                                       ? "it is linked"
+                     : c->in[in].sample                                              ? "it is given twice"
+                     : !b->data                                                      ? "it has no data"
+                     : memcmp(&b->type, &c->in[in].tensor.type, sizeof b->type) != 0 ? "the input has another type"
+                                                                                     : NULL;
+  if (what)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": a sample for \"%s\": %s", c->name, b->name ? b->name : "",
+                    what);
+  c->in[in].sample = b->data;
+  return RFR_OK;
+}
+
 rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc) {
   for (int k = 0; k < desc->n_links; k++) RFI_TRY(make_link(g, index, &desc->links[k]));
   for (int k = 0; k < desc->n_fixed; k++) RFI_TRY(make_fixed(g, index, &desc->fixed[k]));
+  for (int k = 0; k < desc->n_samples; k++) RFI_TRY(take_sample(&g->callable[index], &desc->samples[k]));
   return RFR_OK;
 }

@@ -116,11 +116,21 @@ static rfr_status copy_in(rfr_graphs *g, const rfi_step_call *call, bool grad, c
   return RFR_OK;
 }
 
+/* Byte by byte, those that differ: a fill takes a value, where a move would need memory of the host that stays. */
 rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch) {
-  const rfr_value v = g->callable[callable].microbatch;
-  const int32_t value = microbatch;
-  return v < 0 ? RFR_OK
-               : g->m.backend->move(g->m.device, rfi_graph_address(g, callable, slot, v), &value, sizeof value);
+  const rfi_callable *c = &g->callable[callable];
+  rfi_instance *x = &c->instance[slot];
+  unsigned char now[4], was[4];
+  if (c->microbatch < 0 || x->microbatch == microbatch) return RFR_OK;
+  const bool known = x->microbatch >= 0;
+  memcpy(now, &(int32_t){microbatch}, sizeof now);
+  memcpy(was, &x->microbatch, sizeof was);
+  x->microbatch = -1;
+  unsigned char *at = rfi_graph_address(g, callable, slot, c->microbatch);
+  for (int k = 0; k < 4; k++)
+    if (!known || now[k] != was[k]) RFI_TRY(g->m.backend->fill(g->m.device, at + k, now[k], 1));
+  x->microbatch = microbatch;
+  return RFR_OK;
 }
 
 static rfr_status run_forward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *inputs, int n) {

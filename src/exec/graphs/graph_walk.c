@@ -3,7 +3,7 @@
  * Warm-up and capture walk over the calls of a step, each part of each callable and slot once: what is done for a
  * part, between its hooks, is a run of its kernels in warm-up and a capture, which runs nothing, afterwards. While
  * warm-up runs, whatever outlives a step has the scratch memory for an address, so that nothing has to be put back;
- * states begin there with their values, inputs and output gradients are zeros.
+ * states begin there with their values. Inputs are the caller's samples, else zeros, as output gradients are.
  */
 #include <string.h>
 
@@ -97,23 +97,25 @@ static void show(const walk *w, const rfi_step_call *call, rfi_part part, rfr_ho
   show_ports(w, call, grad ? c->in : c->out, event->n_outputs, grad, room + event->n_inputs);
 }
 
-/* What a call would give a part: zeros, since the slot's bytes were something else's before. */
-static rfr_status clear_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
+/* What a call would give a part: samples, or zeros, since the slot's bytes were something else's before. */
+static rfr_status give_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   const rfi_callable *c = &g->callable[call->callable];
   const bool grad = part == RFI_PART_I;
   if (part == RFI_PART_W) return RFR_OK;
   for (int i = 0; i < (grad ? c->n_out : c->n_in); i++) {
     const rfi_port *p = grad ? &c->out[i] : &c->in[i];
     const rfr_tensor t = rfi_port_tensor(g, call->callable, call->slot, p, grad);
-    if (p->callable < 0 && t.data) RFI_TRY(g->m.backend->fill(g->m.device, t.data, 0, (size_t)t.bytes));
+    if (p->callable >= 0 || !t.data) continue;
+    if (p->sample && !grad) RFI_TRY(g->m.backend->move(g->m.device, t.data, p->sample, (size_t)t.bytes));
+    else RFI_TRY(g->m.backend->fill(g->m.device, t.data, 0, (size_t)t.bytes));
   }
-  return RFR_OK;
+  return g->m.backend->wait(g->m.device); /* a hook may look */
 }
 
 /* A hook behind a part may free what the part reads, so it has run by then, also where it failed. */
 static rfr_status run_and_wait(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
-  rfr_status s = clear_inputs(g, call, part);
-  if (s == RFR_OK && part == RFI_PART_F) s = rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch);
+  rfr_status s = RFR_OK;
+  if (part == RFI_PART_F) s = rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch);
   if (s == RFR_OK) s = rfi_graph_run(g, call->callable, call->slot, part, true);
   const rfr_status waited = g->m.backend->wait(g->m.device);
   return s == RFR_OK ? waited : s;
@@ -151,6 +153,7 @@ static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
                           .microbatch = call->microbatch,
                           .capture = w->capture,
                           .iteration = w->iteration};
+  if (!w->capture) RFI_TRY(give_inputs(w->g, call, part));
   show(w, call, part, &event);
   return between(lists[part][0], lists[part][1], &event, work_on_part, w, call, part);
 }

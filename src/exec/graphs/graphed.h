@@ -34,6 +34,7 @@ typedef struct rfi_port { /* an input or output of a callable */
   rfr_value grad;  /* its gradient: of an output an input, of an input an output; RFR_NONE: none */
   void *const *fixed, *const *fixed_grad; /* where they are, per slot; NULL: in the slot */
   int callable, port;                     /* linked: the other end; -1: the caller's */
+  const void *sample;                     /* for warm-up, of the caller's until creation ends; NULL: zeros */
   rfr_tensor tensor, grad_tensor;         /* without data: that is the slot's */
 } rfi_port;
 
@@ -57,6 +58,7 @@ typedef struct rfi_place { /* of an owner of storage */
 typedef struct rfi_instance { /* of a callable in a slot */
   rfi_bound *bound;
   rfi_graph *graph[RFI_PARTS]; /* NULL: nothing to do, or eager */
+  int32_t microbatch;          /* that the slot says it has, 0 at first; -1: nobody knows */
 } rfi_instance;
 
 typedef struct rfi_callable {
@@ -90,9 +92,11 @@ typedef struct rfi_named { /* a parameter, state, constant or main gradient, sha
   int64_t offset;          /* in the arena; -1: the caller's */
   int64_t scratch;         /* in the scratch memory, where warm-up has it if it is written */
   bool written;            /* by some callable */
-  bool accumulate;         /* a main gradient that the beginning of a step leaves */
-  int parameter;           /* of a main gradient: whose; else -1 */
-  int gradient;            /* of a parameter: its main gradient; -1 */
+  int writer;              /* of a state: a callable that writes it in a part; -1 */
+  rfi_part writer_part;
+  bool accumulate; /* a main gradient that the beginning of a step leaves */
+  int parameter;   /* of a main gradient: whose; else -1 */
+  int gradient;    /* of a parameter: its main gradient; -1 */
 } rfi_named;
 
 typedef struct rfi_step_call { /* what the caller is to do */
@@ -155,7 +159,7 @@ int rfi_port_find(const rfi_port *port, int n, const char *name);
 extern const char RFI_GRAD_PREFIX[]; /* of main gradients' and cotangents' names */
 
 /* ---- graph_ports.c ---- */
-/* Links and fixed memory of a callable's description. */
+/* Links, fixed memory and samples of a callable's description. */
 rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc);
 
 /* ---- graph_memory.c ---- */

@@ -47,6 +47,12 @@ static rfr_status check_lists(const rfr_graphs_options *o) {
   return RFR_OK;
 }
 
+static rfr_status check_given_options(const rfr_graphs_options *o, int n) {
+  RFI_TRY(rfi_check_options("rfr_graphs_options", o, o->size, sizeof *o));
+  RFI_TRY(check_hooks(o, n));
+  return check_lists(o);
+}
+
 static bool is_there(const void *list, int n) { return n == 0 || (n > 0 && list); }
 
 static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *o) {
@@ -56,17 +62,19 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
     const rfr_callable *c = &callables[i];
     if (c->size != sizeof *c)
       return rfi_fail(RFI_E_ARGUMENT, "callable %d: size %zu, rfr_callable_default gives %zu", i, c->size, sizeof *c);
-    if (!c->trace || !is_there(c->links, c->n_links) || !is_there(c->fixed, c->n_fixed) || c->n_inputs < 0 ||
-        c->n_outputs < 0)
+    if (!c->trace || !is_there(c->links, c->n_links) || !is_there(c->fixed, c->n_fixed) ||
+        !is_there(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0)
       return rfi_fail(RFI_E_ARGUMENT, "callable %d has no trace, or lists that are not there", i);
     if (!c->inference != !callables[0].inference)
       return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable %d is for %s, those before it are not", i,
                       c->inference ? "inference" : "training");
   }
-  if (!o) return RFR_OK;
-  RFI_TRY(rfi_check_options("rfr_graphs_options", o, o->size, sizeof *o));
-  RFI_TRY(check_hooks(o, n));
-  return check_lists(o);
+  if (o) RFI_TRY(check_given_options(o, n));
+  if (strcmp(rfi_ctx_device(ctx), "cuda:none") == 0 && (!o || !o->eager || o->warmup_iterations > 0))
+    return rfi_fail(RFI_E_BACKEND_MISSING,
+                    "nothing runs on device cuda:none, nor is anything captured there: for the plan alone set "
+                    "rfr_graphs_options.eager, and no warm-up");
+  return RFR_OK;
 }
 
 /* ---- stages ---- */

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What callables share, and what tells microbatches apart: states that one callable writes and another uses are taken
+ * where every schedule gives the same values, and refused elsewhere; names of the library's own; microbatch numbers of
+ * more than a byte; a device where nothing runs.
+ */
+#include <string.h>
+
+#include "exec/graphs/graphed.h"
+#include "support/graphs_scene.h"
+
+enum { T = RFT_T, C = RFT_C };
+
+/* ---- shared states ---- */
+
+/* Two callables of an inference or a training; what `part` writes the cache: 'n' nothing, 'w' writes it, 'r' reads it
+ * forward, 'b' backward. */
+static rfr_trace *trace_of(char use, const char *output) {
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 3, ((int64_t[]){4, 2, 8}));
+  rfr_value y = rfr_silu(t, x);
+  if (use != 'n') {
+    rfr_value cache = rfr_input(t, "cache", RFR_ROLE_STATE, RFR_F32, 3, ((int64_t[]){4, 2, 8}));
+    rfr_value cursor = rfr_input(t, "cursor", RFR_ROLE_CONST, RFR_I64, 1, ((int64_t[]){4}));
+    if (use == 'w') rfr_cache_write(t, cache, rfr_detach(t, x), cursor);
+    if (use == 'r') rfr_output(t, "seen", rfr_copy(t, cache));
+    if (use == 'b') y = rfr_mul(t, y, cache); /* its gradient reads it */
+  }
+  rfr_output(t, output, y);
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+static rfr_status create_two(char a, char b, const char *schedule_text, int layers, rfr_graphs **g) {
+  rfr_trace *t[2] = {trace_of(a, "y"), trace_of(b, "y")};
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_schedule *schedule = NULL;
+  if (schedule_text) {
+    OK(rfr_schedule_parse(ctx, "test", schedule_text, strlen(schedule_text), &schedule));
+    OK(rfr_schedule_set_layers(schedule, &layers, 1));
+  }
+  for (int i = 0; i < 2; i++) c[i].trace = t[i];
+  o.schedule = schedule;
+  const rfr_status s = rfr_graphs_create(ctx, c, 2, &o, g);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+  rfr_schedule_destroy(schedule);
+  return s;
+}
+
+static void test_shared_states(void **state) {
+  (void)state;
+  static const char one[] = "0F0 0F1 0B0 0B1", two[] = "0F0 0F1 1F0 1F1 1B0 0B0 1B1 0B1";
+  static const struct {
+    char a, b;
+    bool two;
+    const char *text; /* NULL: taken */
+  } cases[] = {
+      {'w', 'r', false, NULL},
+      {'r', 'w', false, NULL},
+      {'w', 'w', false, NULL},
+      {'r', 'r', true, NULL},
+      {'r', 'b', true, NULL},
+      {'w', 'n', true, NULL},
+      {'w', 'r', true, "callable \"1\": callable \"0\" writes state \"cache\", which is used here in another stage"},
+      {'r', 'w', true, "callable \"0\": callable \"1\" writes state \"cache\""},
+      {'w', 'w', true, "callable \"1\": callable \"0\" writes state \"cache\""},
+      {'w', 'b', false, "used here in another part"},
+      {'b', 'w', false, "callable \"0\": callable \"1\" writes state \"cache\", which is used here in another part"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    rfr_graphs *g;
+    const rfr_status s = create_two(cases[i].a, cases[i].b, cases[i].two ? two : one, cases[i].two ? 1 : 2, &g);
+    if (cases[i].text) rft_refused(s, "graphs.callable", cases[i].text);
+    else OK(s);
+    rfr_graphs_destroy(g);
+  }
+}
+
+/* ---- names ---- */
+
+static void test_names(void **state) {
+  (void)state;
+  static const char *const names[] = {"grad.b0.w", "grad.", "graphs.microbatch"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    for (int as_output = 0; as_output < 2; as_output++) {
+      rfr_trace *t;
+      rfr_graphs *g;
+      rfr_callable c = rfr_callable_default();
+      OK(rfr_trace_create(ctx, &t));
+      rfr_value x = rfr_input(t, as_output ? "x" : names[i], RFR_ROLE_INPUT_GRAD, RFR_F32, 1, ((int64_t[]){C}));
+      rfr_output(t, as_output ? names[i] : "y", rfr_silu(t, x));
+      OK(rfr_trace_finish(t));
+      c.trace = t;
+      rft_refused(rfr_graphs_create(ctx, &c, 1, NULL, &g), "graphs.callable", names[i]);
+      rfr_trace_destroy(t);
+    }
+  rfr_graphs *g;
+  rfr_trace *t = trace_of('n', "gradient"); /* begins another way */
+  rfr_callable c = rfr_callable_default();
+  c.trace = t;
+  OK(rfr_graphs_create(ctx, &c, 1, NULL, &g));
+  rfr_graphs_destroy(g);
+  rfr_trace_destroy(t);
+}
+
+/* ---- microbatch numbers ---- */
+
+/* Masks differ between microbatches whose numbers share a byte, and are those of before for the same number. */
+static void test_microbatch_numbers(void **state) {
+  (void)state;
+  enum { N = 260 };
+  static float y[2][N][T * C], x[T * C];
+  const rft_scene s = {.block = rft_block_mlp, .blocks = 1, .dtype = RFR_F32};
+  rfr_schedule *none;
+  rfr_graphs *g = rft_make_graphs(&s, &none);
+  const rfr_binding in = {NULL, rft_activation(&s), x};
+  rfr_tensor out, dx;
+  for (int i = 0; i < g->n_named; i++)
+    if (g->named[i].tensor.type.dtype == RFR_F32) rft_fill_by(&g->named[i].tensor, 3 + (uint64_t)i, 0.5f);
+  rft_fill_by(&(rfr_tensor){.type = rft_activation(&s), .data = x}, 1, 1);
+  for (int step = 0; step < 2; step++) { /* the same step block, so the same masks */
+    OK(rfr_graphs_begin_step(g, NULL, 0));
+    for (int m = 0; m < N; m++) {
+      OK(rfr_graphs_forward(g, 0, m, &in, 1, &out, 1));
+      memcpy(y[step][m], out.data, sizeof y[step][m]);
+      OK(rfr_graphs_backward(g, 0, m, &in, 1, &dx, 1));
+    }
+    OK(rfr_graphs_end_step(g));
+  }
+  assert_memory_equal(y[0], y[1], sizeof y[0]);
+  for (int m = 0; m < N - 256; m++) assert_memory_not_equal(y[0][m], y[0][m + 256], sizeof y[0][m]);
+  for (int m = 1; m < N; m++) assert_memory_not_equal(y[0][m - 1], y[0][m], sizeof y[0][m]);
+  rfr_graphs_destroy(g);
+}
+
+/* ---- a device that is not there ---- */
+
+static void test_no_device(void **state) {
+  (void)state;
+  const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
+  rfr_trace *t = rft_block_trace(&s, 0);
+  rfr_callable c = rfr_callable_default();
+  rfr_ctx_options device = rfr_ctx_options_default();
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_ctx *plans;
+  rfr_graphs *g;
+  device.device = "cuda:none";
+  OK(rfr_ctx_create(&device, &plans));
+  c.trace = t;
+  rft_refused(rfr_graphs_create(plans, &c, 1, NULL, &g), "backend.missing", "rfr_graphs_options.eager");
+  o.eager = 1, o.warmup_iterations = 1;
+  rft_refused(rfr_graphs_create(plans, &c, 1, &o, &g), "backend.missing", "no warm-up");
+  rfr_ctx_destroy(plans);
+  rfr_trace_destroy(t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {rft_context_test(test_shared_states), rft_context_test(test_names),
+                                     rft_context_test(test_microbatch_numbers), rft_context_test(test_no_device)};
+  return cmocka_run_group_tests_name("what graphs share", tests, NULL, NULL);
+}
