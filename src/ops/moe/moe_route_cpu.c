@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Routing and its losses on the CPU, token by token in f32.
+ * Routing and its losses on the CPU, in f32, for RFI_LANES tokens at a time (route.h).
  *
  * Where the order of scores is that of the logits, logits are compared: two that differ stay different, whatever
  * rounding makes of their scores. A NaN comes behind everything, so the chosen are k different experts always.
@@ -17,19 +17,37 @@ static int parts_of(const rfi_call *c, const rfi_arg *logits) {
   return rfi_parts(c, logits->type.shape[0], 16 * logits->type.shape[1]);
 }
 
-static void read_row(float *to, const rfi_arg *x, int64_t row) {
-  const int64_t n = x->type.shape[1];
-  for (int64_t j = 0; j < n; j += RFI_BLOCK) {
-    const int64_t m = n - j < RFI_BLOCK ? n - j : RFI_BLOCK;
-    const float *from = rfi_read(to + j, x, row * n + j, 1, m);
-    if (from != to + j) memcpy(to + j, from, (size_t)m * sizeof *to);
-  }
+/* Tokens `first` up to first + n into lanes; those beyond n are zeros. */
+static void read_lanes(rfi_lanes *to, const rfi_arg *x, int64_t first, int64_t n) {
+  const int64_t experts = x->type.shape[1];
+  float buffer[RFI_BLOCK];
+  if (n < RFI_LANES) memset(to, 0, (size_t)experts * sizeof *to);
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t j = 0; j < experts; j += RFI_BLOCK) {
+      const int64_t m = experts - j < RFI_BLOCK ? experts - j : RFI_BLOCK;
+      const float *from = rfi_read(buffer, x, (first + i) * experts + j, 1, m);
+      for (int64_t e = 0; e < m; e++) to[j + e][i] = from[e];
+    }
 }
-static void write_row(const float *from, const rfi_arg *y, int64_t row) {
-  const int64_t n = y->type.shape[1];
-  if (y->type.dtype == RFR_F32) memcpy((float *)y->data + row * n, from, (size_t)n * sizeof *from);
-  else rfi_flush(from, y, row * n, n);
+static void write_lanes(const rfi_lanes *from, const rfi_arg *y, int64_t first, int64_t n) {
+  const int64_t experts = y->type.shape[1];
+  float buffer[RFI_BLOCK];
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t j = 0; j < experts; j += RFI_BLOCK) {
+      const int64_t m = experts - j < RFI_BLOCK ? experts - j : RFI_BLOCK, at = (first + i) * experts + j;
+      float *to = rfi_target(buffer, y, at);
+      for (int64_t e = 0; e < m; e++) to[e] = from[j + e][i];
+      rfi_flush(to, y, at, m);
+    }
 }
+static void read_indices(rfi_int_lanes *to, const rfi_arg *index, int64_t first, int64_t n) {
+  const int64_t k = index->type.shape[1];
+  const int32_t *from = (const int32_t *)index->data + first * k;
+  if (n < RFI_LANES) memset(to, 0, (size_t)k * sizeof *to);
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t j = 0; j < k; j++) to[j][i] = from[i * k + j];
+}
+static int64_t lanes_of(int64_t first, int64_t end) { return end - first < RFI_LANES ? end - first : RFI_LANES; }
 
 /* ---- moe_route ---- */
 
@@ -38,70 +56,94 @@ enum { K, SCORE, NORM, GROUPS, GROUP_K, SCALE };
 /* A part's scratch: scores, what is compared, the groups' scores, the weights and the names of the chosen, who is
  * taken. */
 typedef struct room {
-  float *scores, *compared, *groups, *weight;
-  int32_t *index;
-  bool *taken;
+  rfi_lanes *scores, *compared, *groups, *weight;
+  rfi_int_lanes *index, *taken;
 } room;
 
-static int64_t room_floats(const rfi_call *c) {
-  return 2 * c->in[0].type.shape[1] + c->attr[GROUPS].i + 2 * c->attr[K].i;
+static int64_t room_lanes(const rfi_call *c) {
+  return 3 * c->in[0].type.shape[1] + c->attr[GROUPS].i + 2 * c->attr[K].i;
 }
-static int64_t room_bytes(const rfi_call *c) { return round64(room_floats(c) * 4) + round64(c->in[0].type.shape[1]); }
 static room room_of(const rfi_call *c, int part) {
   const int64_t experts = c->in[0].type.shape[1], k = c->attr[K].i;
-  float *at = (float *)((char *)c->workspace + part * room_bytes(c)), *groups = at + 2 * experts;
-  float *weight = groups + c->attr[GROUPS].i;
-  return (room){at, at + experts, groups, weight, (int32_t *)(weight + k), (bool *)at + round64(room_floats(c) * 4)};
+  rfi_lanes *at = (rfi_lanes *)c->workspace + part * room_lanes(c), *groups = at + 2 * experts;
+  rfi_lanes *weight = groups + c->attr[GROUPS].i;
+  return (room){at, at + experts, groups, weight, (rfi_int_lanes *)(weight + k), (rfi_int_lanes *)(weight + 2 * k)};
 }
-static size_t route_workspace(const rfi_call *c) { return (size_t)(parts_of(c, &c->in[0]) * room_bytes(c)); }
+static size_t route_workspace(const rfi_call *c) {
+  return (size_t)(parts_of(c, &c->in[0]) * room_lanes(c)) * sizeof(rfi_lanes);
+}
 
-static bool better(float x, float than) { return x > than || (isnan(than) && !isnan(x)); }
-
-/* The best of n that is not taken, of equals the first; it is then. */
-static int64_t take_best(const float *x, bool *taken, int64_t n) {
-  int64_t best = -1;
+/* Each token's best of n that is not taken, of equals the first; it is then. None left: -1. */
+static void take_best(const rfi_lanes *x, rfi_int_lanes *taken, int64_t n, rfi_int_lanes best, rfi_lanes value) {
+  for (int i = 0; i < RFI_LANES; i++) best[i] = -1, value[i] = 0;
   for (int64_t e = 0; e < n; e++)
-    if (!taken[e] && (best < 0 || better(x[e], x[best]))) best = e;
-  if (best >= 0) taken[best] = true;
-  return best;
+    for (int i = 0; i < RFI_LANES; i++) {
+      const int better = (x[e][i] > value[i]) | ((value[i] != value[i]) & (x[e][i] == x[e][i])) | (best[i] < 0);
+      const int takes = better & (taken[e][i] == 0);
+      best[i] = takes ? (int32_t)e : best[i];
+      value[i] = takes ? x[e][i] : value[i];
+    }
+  for (int i = 0; i < RFI_LANES; i++)
+    if (best[i] >= 0) taken[best[i]][i] = 1;
 }
 
 /* Takes all experts but those of the best groups. */
 static void limit_groups(const rfi_attr *a, const room *r, int64_t experts) {
   const int64_t groups = a[GROUPS].i, size = experts / groups, best = a[K].i / a[GROUP_K].i;
-  for (int64_t g = 0; g < groups; g++) {
-    r->groups[g] = 0;
-    for (int64_t j = 0; j < best; j++)
-      r->groups[g] += r->compared[g * size + take_best(r->compared + g * size, r->taken + g * size, size)];
-  }
-  memset(r->taken, 0, (size_t)groups);
-  for (int64_t j = 0; j < a[GROUP_K].i; j++) take_best(r->groups, r->taken, groups);
-  for (int64_t g = 0; g < groups; g++) r->groups[g] = r->taken[g];
-  for (int64_t e = 0; e < experts; e++) r->taken[e] = r->groups[e / size] == 0;
+  rfi_int_lanes which;
+  rfi_lanes value;
+  memset(r->groups, 0, (size_t)groups * sizeof *r->groups);
+  for (int64_t g = 0; g < groups; g++)
+    for (int64_t j = 0; j < best; j++) {
+      take_best(r->compared + g * size, r->taken + g * size, size, which, value);
+      for (int i = 0; i < RFI_LANES; i++) r->groups[g][i] += value[i];
+    }
+  memset(r->taken, 0, (size_t)groups * sizeof *r->taken);
+  for (int64_t j = 0; j < a[GROUP_K].i; j++) take_best(r->groups, r->taken, groups, which, value);
+  for (int64_t g = 0; g < groups; g++)
+    for (int i = 0; i < RFI_LANES; i++) r->groups[g][i] = (float)r->taken[g][i];
+  for (int64_t e = 0; e < experts; e++)
+    for (int i = 0; i < RFI_LANES; i++) r->taken[e][i] = r->groups[e / size][i] == 0;
+}
+
+static void choose(const rfi_call *c, const room *r) {
+  const rfi_attr *a = c->attr;
+  const int64_t experts = c->in[0].type.shape[1];
+  const float *bias = c->n_in > 1 ? c->in[1].data : NULL;
+  const bool plain = !bias && a[GROUPS].i == 1;
+  rfi_lanes value;
+  if (plain) memcpy(r->compared, r->scores, (size_t)experts * sizeof *r->scores);
+  rfi_route_scores(r->scores, experts, a[SCORE].i);
+  for (int64_t e = 0; !plain && e < experts; e++)
+    for (int i = 0; i < RFI_LANES; i++) r->compared[e][i] = r->scores[e][i] + (bias ? bias[e] : 0);
+  memset(r->taken, 0, (size_t)experts * sizeof *r->taken);
+  if (a[GROUPS].i > 1) limit_groups(a, r, experts);
+  for (int64_t j = 0; j < a[K].i; j++) take_best(r->compared, r->taken, experts, r->index[j], value);
 }
 
 static void route_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   const rfi_attr *a = c->attr;
   const int64_t experts = c->in[0].type.shape[1], k = a[K].i;
-  const float *bias = c->n_in > 1 ? c->in[1].data : NULL;
+  const float scale = (float)a[SCALE].f;
   const room r = room_of(c, part);
   int32_t *indices = c->out[1].data;
   float *weights = c->out[0].data;
-  for (int64_t t = begin; t < end; t++) {
-    float *w = r.weight, sum = RFI_ROUTE_TINY;
-    read_row(r.scores, &c->in[0], t);
-    memset(r.taken, 0, (size_t)experts);
-    const bool plain = !bias && a[GROUPS].i == 1;
-    if (plain) memcpy(r.compared, r.scores, (size_t)experts * 4);
-    rfi_route_scores(r.scores, experts, a[SCORE].i);
-    for (int64_t e = 0; !plain && e < experts; e++) r.compared[e] = r.scores[e] + (bias ? bias[e] : 0);
-    if (a[GROUPS].i > 1) limit_groups(a, &r, experts);
-    for (int64_t j = 0; j < k; j++) r.index[j] = (int32_t)take_best(r.compared, r.taken, experts);
+  for (int64_t t = begin; t < end; t += RFI_LANES) {
+    const int64_t n = lanes_of(t, end);
+    rfi_lanes *w = r.weight, sum;
+    read_lanes(r.scores, &c->in[0], t, n);
+    choose(c, &r);
     rfi_route_chosen(r.scores, experts, r.index, k, a[SCORE].i, w);
-    for (int64_t j = 0; j < k; j++) sum += w[j];
-    for (int64_t j = 0; j < k; j++) w[j] = (float)a[SCALE].f * (a[NORM].i ? w[j] / sum : w[j]);
-    if (indices) memcpy(indices + t * k, r.index, (size_t)k * sizeof *indices);
-    if (weights) memcpy(weights + t * k, w, (size_t)k * sizeof *w);
+    for (int i = 0; i < RFI_LANES; i++) sum[i] = RFI_ROUTE_TINY;
+    for (int64_t j = 0; j < k; j++)
+      for (int i = 0; i < RFI_LANES; i++) sum[i] += w[j][i];
+    for (int64_t j = 0; j < k; j++)
+      for (int i = 0; i < RFI_LANES; i++) w[j][i] = scale * (a[NORM].i ? w[j][i] / sum[i] : w[j][i]);
+    for (int64_t i = 0; i < n; i++)
+      for (int64_t j = 0; j < k; j++) {
+        if (indices) indices[(t + i) * k + j] = r.index[j][i];
+        if (weights) weights[(t + i) * k + j] = w[j][i];
+      }
   }
 }
 
@@ -114,42 +156,67 @@ static rfr_status run_route(const rfi_call *c) {
 /* ---- moe_route_bwd ---- */
 
 /* dw becomes the gradient of the chosen scores. */
-static void through_norm(const float *r, float *dw, int64_t k, bool norm, float scale) {
-  float sum = RFI_ROUTE_TINY, dot = 0;
-  for (int64_t j = 0; j < k; j++) sum += r[j];
-  for (int64_t j = 0; j < k; j++) dot += dw[j] * r[j];
-  for (int64_t j = 0; j < k; j++) dw[j] = norm ? scale * (dw[j] - dot / sum) / sum : scale * dw[j];
+static void through_norm(const rfi_lanes *r, rfi_lanes *dw, int64_t k, bool norm, float scale) {
+  rfi_lanes sum, dot;
+  for (int i = 0; i < RFI_LANES; i++) sum[i] = RFI_ROUTE_TINY, dot[i] = 0;
+  for (int64_t j = 0; j < k; j++)
+    for (int i = 0; i < RFI_LANES; i++) sum[i] += r[j][i], dot[i] += dw[j][i] * r[j][i];
+  for (int64_t j = 0; j < k; j++)
+    for (int i = 0; i < RFI_LANES; i++)
+      dw[j][i] = norm ? scale * (dw[j][i] - dot[i] / sum[i]) / sum[i] : scale * dw[j][i];
 }
 
-/* A part's: a row of scores and one of their gradients, of all experts and of the chosen. */
-static int64_t route_bwd_bytes(const rfi_call *c) {
-  return round64(2 * (c->in[1].type.shape[1] + c->in[0].type.shape[1]) * 4);
+/* A part's: scores and their gradients, of all experts and of the chosen, and who those are. */
+static int64_t route_bwd_lanes(const rfi_call *c) { return 2 * c->in[1].type.shape[1] + 3 * c->in[0].type.shape[1]; }
+static size_t route_bwd_workspace(const rfi_call *c) {
+  return (size_t)(parts_of(c, &c->in[1]) * route_bwd_lanes(c)) * sizeof(rfi_lanes);
 }
-static size_t route_bwd_workspace(const rfi_call *c) { return (size_t)(parts_of(c, &c->in[1]) * route_bwd_bytes(c)); }
+
+/* dw of the chosen, one token after the other's row, into lanes. */
+static void read_weights(rfi_lanes *to, const rfi_arg *dw, int64_t first, int64_t n) {
+  const int64_t k = dw->type.shape[1];
+  const float *from = (const float *)dw->data + first * k;
+  if (n < RFI_LANES) memset(to, 0, (size_t)k * sizeof *to);
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t j = 0; j < k; j++) to[j][i] = from[i * k + j];
+}
+
+/* What the chosen add to ds. */
+static void add_chosen(rfi_lanes *ds, int64_t experts, const rfi_int_lanes *index, int64_t k, int64_t kind,
+                       const rfi_lanes *r, const rfi_lanes *dr, const rfi_lanes dot) {
+  for (int64_t j = 0; j < k; j++) {
+    rfi_lanes by;
+    for (int i = 0; i < RFI_LANES; i++)
+      by[i] = kind == RFR_MOE_SOFTMAX   ? dr[j][i] * r[j][i]
+              : kind == RFR_MOE_SIGMOID ? dr[j][i] * r[j][i] * (1 - r[j][i])
+                                        : (dr[j][i] - dot[i]) * r[j][i];
+    for (int i = 0; i < RFI_LANES; i++)
+      if (index[j][i] >= 0 && index[j][i] < experts) ds[index[j][i]][i] += by[i];
+  }
+}
 
 static void route_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   const rfi_attr *a = c->attr;
   const int64_t experts = c->in[1].type.shape[1], k = c->in[0].type.shape[1], kind = a[0].i;
-  float *s = (float *)((char *)c->workspace + part * route_bwd_bytes(c)), *ds = s + experts;
-  float *r = ds + experts, *dr = r + k;
-  for (int64_t t = begin; t < end; t++) {
-    const int32_t *index = (const int32_t *)c->in[2].data + t * k;
-    float dot = 0;
-    read_row(s, &c->in[1], t);
-    memset(ds, 0, (size_t)experts * 4);
+  rfi_lanes *s = (rfi_lanes *)c->workspace + part * route_bwd_lanes(c), *ds = s + experts;
+  rfi_lanes *r = ds + experts, *dr = r + k;
+  rfi_int_lanes *index = (rfi_int_lanes *)(dr + k);
+  for (int64_t t = begin; t < end; t += RFI_LANES) {
+    const int64_t n = lanes_of(t, end);
+    rfi_lanes dot = {0};
+    read_lanes(s, &c->in[1], t, n);
+    read_indices(index, &c->in[2], t, n);
+    read_weights(dr, &c->in[0], t, n);
+    memset(ds, 0, (size_t)experts * sizeof *ds);
     rfi_route_scores(s, experts, kind);
     rfi_route_chosen(s, experts, index, k, kind, r);
-    memcpy(dr, (const float *)c->in[0].data + t * k, (size_t)k * 4);
     through_norm(r, dr, k, a[1].i != 0, (float)a[2].f);
-    for (int64_t j = 0; j < k; j++) dot += dr[j] * r[j];
-    for (int64_t j = 0; j < k; j++) {
-      if (index[j] < 0 || index[j] >= experts) continue;
-      if (kind == RFR_MOE_SOFTMAX) ds[index[j]] += dr[j] * r[j];
-      else if (kind == RFR_MOE_SIGMOID) ds[index[j]] += dr[j] * r[j] * (1 - r[j]);
-      else ds[index[j]] += (dr[j] - dot) * r[j];
-    }
-    for (int64_t e = 0; kind == RFR_MOE_SOFTMAX && e < experts; e++) ds[e] -= dot * s[e];
-    write_row(ds, &c->out[0], t);
+    for (int64_t j = 0; j < k; j++)
+      for (int i = 0; i < RFI_LANES; i++) dot[i] += dr[j][i] * r[j][i];
+    add_chosen(ds, experts, index, k, kind, r, dr, dot);
+    for (int64_t e = 0; kind == RFR_MOE_SOFTMAX && e < experts; e++)
+      for (int i = 0; i < RFI_LANES; i++) ds[e][i] -= dot[i] * s[e][i];
+    write_lanes(ds, &c->out[0], t, n);
   }
 }
 
@@ -180,25 +247,25 @@ static double count_chosen(const rfi_attr *a, const rfi_arg *index, const rfi_ar
   return valid;
 }
 
-/* l becomes the probabilities of all experts; returns the log of the sum of exp(l), and s, if it is sigmoids,
- * their sum. */
-static float probabilities(float *l, int64_t experts, bool sigmoid, float *sigmoids, float *sum) {
-  float max, all;
-  for (int64_t e = 0; sigmoid && e < experts; e++) sigmoids[e] = rfi_sigmoidf(l[e]);
-  all = rfi_route_exp(l, experts, &max);
-  const float lse = max + logf(all);
-  if (sigmoid) {
-    all = RFI_ROUTE_TINY;
-    for (int64_t e = 0; e < experts; e++) all += sigmoids[e];
-    memcpy(l, sigmoids, (size_t)experts * 4);
-  }
-  for (int64_t e = 0; e < experts; e++) l[e] /= all;
-  *sum = all;
-  return lse;
+/* l becomes the probabilities of all experts; over is what they were divided by, lse, unless NULL, the log of the sum
+ * of exp(l), and s, if it is sigmoids, those. */
+static void probabilities(rfi_lanes *l, int64_t experts, bool sigmoid, rfi_lanes *s, rfi_lanes over, float *lse) {
+  rfi_lanes max;
+  if (sigmoid) rfi_route_sigmoids(l, experts, s);
+  rfi_route_exp(l, experts, max, over);
+  for (int i = 0; lse && i < RFI_LANES; i++) lse[i] = max[i] + logf(over[i]);
+  for (int i = 0; sigmoid && i < RFI_LANES; i++) over[i] = RFI_ROUTE_TINY;
+  for (int64_t e = 0; sigmoid && e < experts; e++)
+    for (int i = 0; i < RFI_LANES; i++) over[i] += s[e][i];
+  if (sigmoid) memcpy(l, s, (size_t)experts * sizeof *l);
+  for (int64_t e = 0; e < experts; e++)
+    for (int i = 0; i < RFI_LANES; i++) l[e][i] /= over[i];
 }
 
-/* Workspace: how often each was chosen, then of each part the sums of probabilities, lse^2, and room for two rows. */
-static int64_t loss_part_bytes(int64_t experts) { return round64((experts + 1) * 8) + round64(2 * experts * 4); }
+/* Workspace: how often each was chosen, then of each part the sums of probabilities, lse^2, and room for two tables. */
+static int64_t loss_part_bytes(int64_t experts) {
+  return round64((experts + 1) * 8) + 2 * experts * (int64_t)sizeof(rfi_lanes);
+}
 static size_t loss_workspace(const rfi_call *c) {
   const int64_t experts = c->in[0].type.shape[1];
   return (size_t)(round64(experts * 8) + parts_of(c, &c->in[0]) * loss_part_bytes(experts));
@@ -206,15 +273,19 @@ static size_t loss_workspace(const rfi_call *c) {
 
 static void loss_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   const int64_t experts = c->in[0].type.shape[1];
+  const int32_t *targets = c->in[2].data;
   double *sums = (double *)((char *)c->workspace + round64(experts * 8) + part * loss_part_bytes(experts));
-  float *p = (float *)((char *)sums + round64((experts + 1) * 8)), sum;
+  rfi_lanes *p = (rfi_lanes *)((char *)sums + round64((experts + 1) * 8)), over, lse;
   memset(sums, 0, (size_t)(experts + 1) * 8);
-  for (int64_t t = begin; t < end; t++) {
-    if (((const int32_t *)c->in[2].data)[t] == c->attr[IGNORE].i) continue;
-    read_row(p, &c->in[0], t);
-    const double lse = probabilities(p, experts, c->attr[SIGMOID].i != 0, p + experts, &sum);
-    for (int64_t e = 0; e < experts; e++) sums[e] += p[e];
-    sums[experts] += lse * lse;
+  for (int64_t t = begin; t < end; t += RFI_LANES) {
+    const int64_t n = lanes_of(t, end);
+    read_lanes(p, &c->in[0], t, n);
+    probabilities(p, experts, c->attr[SIGMOID].i != 0, p + experts, over, lse);
+    for (int64_t i = 0; i < n; i++) {
+      if (targets[t + i] == c->attr[IGNORE].i) continue;
+      for (int64_t e = 0; e < experts; e++) sums[e] += p[e][i];
+      sums[experts] += (double)lse[i] * lse[i];
+    }
   }
 }
 
@@ -239,35 +310,39 @@ static rfr_status run_loss(const rfi_call *c) {
 
 static size_t loss_bwd_workspace(const rfi_call *c) {
   const int64_t experts = c->in[1].type.shape[1];
-  return (size_t)(round64((experts + 1) * 8) + parts_of(c, &c->in[1]) * round64(2 * experts * 4));
+  return (size_t)(round64((experts + 1) * 8) + parts_of(c, &c->in[1]) * 2 * experts * (int64_t)sizeof(rfi_lanes));
 }
 
 static void loss_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   const int64_t experts = c->in[1].type.shape[1], k = c->in[2].type.shape[1];
   const double *chosen = c->workspace, valid = chosen[experts], dloss = *(const float *)c->in[0].data;
-  float *p = (float *)((char *)c->workspace + round64((experts + 1) * 8) + part * round64(2 * experts * 4));
-  float *s = p + experts, sum;
-  const bool sigmoid = c->attr[SIGMOID].i != 0;
+  const int32_t *targets = c->in[3].data;
+  rfi_lanes *p = (rfi_lanes *)((char *)c->workspace + round64((experts + 1) * 8)) + part * 2 * experts;
+  rfi_lanes *s = p + experts, over, lse = {0};
+  const bool sigmoid = c->attr[SIGMOID].i != 0, z = c->attr[Z].f != 0;
   const float by = (float)(dloss * c->attr[BALANCE].f * (double)experts / ((double)k * valid * valid));
-  const float z_by = (float)(dloss * 2 * c->attr[Z].f / valid);
-  for (int64_t t = begin; t < end; t++) {
-    float dot = 0;
-    if (((const int32_t *)c->in[3].data)[t] == c->attr[IGNORE].i) {
-      memset(p, 0, (size_t)experts * 4);
-      write_row(p, &c->out[0], t);
-      continue;
-    }
-    read_row(p, &c->in[1], t);
-    const float lse = probabilities(p, experts, sigmoid, s, &sum);
-    for (int64_t e = 0; e < experts; e++) dot += p[e] * (float)chosen[e];
+  const float z_by = z ? (float)(dloss * 2 * c->attr[Z].f / valid) : 0;
+  for (int64_t t = begin; t < end; t += RFI_LANES) {
+    const int64_t n = lanes_of(t, end);
+    rfi_lanes dot = {0};
+    read_lanes(p, &c->in[1], t, n);
+    probabilities(p, experts, sigmoid, s, over, z ? lse : NULL);
+    for (int64_t e = 0; e < experts; e++)
+      for (int i = 0; i < RFI_LANES; i++) dot[i] += p[e][i] * (float)chosen[e];
     if (!sigmoid) {
-      for (int64_t e = 0; e < experts; e++) p[e] *= by * ((float)chosen[e] - dot) + z_by * lse;
+      for (int64_t e = 0; e < experts; e++)
+        for (int i = 0; i < RFI_LANES; i++) p[e][i] *= by * ((float)chosen[e] - dot[i]) + z_by * lse[i];
     } else {
-      for (int64_t e = 0; e < experts; e++) p[e] = by * ((float)chosen[e] - dot) / sum * s[e] * (1 - s[e]);
-      read_row(s, &c->in[1], t);
-      for (int64_t e = 0; z_by != 0 && e < experts; e++) p[e] += z_by * lse * rfi_expf(s[e] - lse);
+      for (int64_t e = 0; e < experts; e++)
+        for (int i = 0; i < RFI_LANES; i++)
+          p[e][i] = by * ((float)chosen[e] - dot[i]) / over[i] * s[e][i] * (1 - s[e][i]);
+      if (z) read_lanes(s, &c->in[1], t, n);
+      for (int64_t e = 0; z && e < experts; e++)
+        for (int i = 0; i < RFI_LANES; i++) p[e][i] += z_by * lse[i] * rfi_expf(s[e][i] - lse[i]);
     }
-    write_row(p, &c->out[0], t);
+    for (int64_t i = 0; i < n; i++)
+      for (int64_t e = 0; e < experts && targets[t + i] == c->attr[IGNORE].i; e++) p[e][i] = 0;
+    write_lanes(p, &c->out[0], t, n);
   }
 }
 
