@@ -309,19 +309,6 @@ static rfr_status bind_sizes(void *graphs, const rfr_trace *t, int64_t *bytes) {
   return rfi_bind_sizes(&((rfr_graphs *)graphs)->m, t, bytes);
 }
 
-rfr_status rfi_callable_check(const rfr_graphs *g, const rfi_callable *c) {
-  const rfr_trace *t = c->trace;
-  for (int i = c->start[RFI_PART_I]; i < t->n_ops; i++)
-    for (int k = 0; k < t->ops[i].n_in; k++) {
-      const rfi_value *x = t->ops[i].in[k] < 0 ? NULL : &t->values[t->values[t->ops[i].in[k]].base];
-      if (!x || x->op >= 0 || x->role != RFR_ROLE_STATE) continue;
-      const int id = rfi_names_find(&g->names, x->name);
-      if (id >= 0 && g->named[id].written && g->named[id].parameter < 0)
-        return refuse(c, "a backward reads a state that a forward writes, and microbatches are in flight:", x->name);
-    }
-  return RFR_OK;
-}
-
 bool rfi_has_backward(const rfi_callable *c) {
   for (int k = 0; k < c->n_out; k++)
     if (c->out[k].grad >= 0) return true;

@@ -165,11 +165,11 @@ static rfi_named *state_of(const rfr_graphs *g, const rfr_trace *t, rfr_value v)
   return x && x->parameter < 0 ? x : NULL;
 }
 
-/* Callables whose parts follow each other, microbatch by microbatch, may share a state that one of them writes: those
- * of one stage, in the same part. Between others the schedule would decide what is read. */
+/* Parts that follow each other, microbatch by microbatch, may share a state that one of them writes: the same part of
+ * the callables of a stage. Between others the schedule would decide what is read. */
 static rfr_status check_access(const rfr_graphs *g, int callable, rfi_part part, const rfi_named *x) {
   const rfi_callable *c = &g->callable[callable];
-  if (!x || x->writer < 0 || x->writer == callable) return RFR_OK;
+  if (!x || x->writer < 0) return RFR_OK;
   const rfi_callable *writer = &g->callable[x->writer];
   if (c->stage == writer->stage && part == x->writer_part) return RFR_OK;
   return rfi_fail(

@@ -148,9 +148,6 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c);
 /* `trace`, `start` and ports once more, from what the passes made. */
 rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c);
-/* Once all names are known: a state that one microbatch's forward writes another's backward must not read, since they
- * may run in between. */
-rfr_status rfi_callable_check(const rfr_graphs *g, const rfi_callable *c);
 static inline bool rfi_has(const rfi_callable *c, rfi_part part) { return c->first[part + 1] > c->first[part]; }
 /* Some output's gradient is given or passed on: a backward is called. */
 bool rfi_has_backward(const rfi_callable *c);

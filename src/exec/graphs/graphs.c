@@ -169,7 +169,6 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
     if (s != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
     RFI_TRY(rfi_graph_links(g, i, &callables[i]));
   }
-  for (int i = 0; i < g->n; i++) RFI_TRY(rfi_callable_check(g, &g->callable[i]));
   RFI_TRY(rfi_graph_lay_out(g));
   RFI_TRY(rfi_graph_recompute(g));
   RFI_TRY(rfi_graph_allocate(g));
