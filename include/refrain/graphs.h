@@ -21,7 +21,8 @@
  *
  * One thread at a time. What a call launched may still run when it returns (rfr_graphs_wait), except on the CPU: what
  * it is given on a device is ready when it is called, and stays as it is until rfr_graphs_wait. Of a schedule's actions
- * F, I, W and B are calls; messages between ranks, UNSHARD, RESHARD and REDUCE are the caller's, between the calls.
+ * F, I, W and B are calls; messages between ranks are the caller's, between the calls, and so are UNSHARD, RESHARD and
+ * REDUCE, but for those of sharded callables.
  */
 #ifndef REFRAIN_GRAPHS_H
 #define REFRAIN_GRAPHS_H
@@ -68,8 +69,18 @@ typedef struct rfr_callable {
   const rfr_binding *samples; /* what warm-up reads of inputs, by name; NULL for one or for all: zeros. Needed where */
   int n_samples;              /* zeros are no input, as of an op that divides by one */
   int inference;              /* 1: no backward; all callables of a set or none */
+  int sharded;                /* 1: each rank holds a part of its parameters, see below */
 } rfr_callable;
 RFR_API rfr_callable rfr_callable_default(void);
+
+/* Of a sharded callable each rank of rfr_graphs_options.comm holds a part of every parameter and of its main
+ * gradient: ceil(n / ranks) elements, flat; what is over at the last rank's end is zeros. The schedule's UNSHARD
+ * gathers the parameters of a stage's sharded callables, RESHARD drops what was gathered, REDUCE adds up the ranks'
+ * gradients, and this rank's part of the sum onto its main gradient. They are captured, and run by themselves: each
+ * behind the call that is before it in the schedule, or when the step begins. What is whole has memory for that
+ * long. Tensors and gradients, the options' too, are the parts. F, I and B want the parameters gathered, W if it
+ * reads one; a stage ends with RESHARD, and with REDUCE behind its last W. All ranks make the same calls, and
+ * create their graphs at the same time if these warm up. */
 
 /* ---- hooks ---- */
 
@@ -225,6 +236,7 @@ typedef struct rfr_graphs_memory {
   int64_t persistent_bytes;  /* parameters, states and main gradients of ours; what load and setup make */
   int64_t slot_bytes;        /* of all slots of all stages */
   int64_t shared_bytes;      /* what lives within one action, shared by all */
+  int64_t window_bytes;      /* what is whole of sharded parameters and gradients, when most of it is */
   int64_t scratch_bytes;     /* what warm-up updates in place of states and gradients */
   int64_t lower_bound_bytes; /* of slots and shared, each slot at an address of its own: most bytes live at once */
   int slots, graphs;

@@ -31,6 +31,9 @@ typedef struct rfi_rewrite {
 
 /* Starts a new trace with all inputs of `from`, in order. */
 rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r);
+/* The same without inputs; input i. */
+rfr_status rfi_rewrite_open(const rfr_trace *from, rfi_rewrite *r);
+rfr_status rfi_rewrite_input(rfi_rewrite *r, int i);
 /* Copies op i with its operands mapped; dead (may be NULL) marks results to leave out
  * besides those that are dead already. */
 rfr_status rfi_rewrite_op(rfi_rewrite *r, int i, const bool *dead);
@@ -80,6 +83,7 @@ typedef struct rfi_pass_options {
   bool (*is_written)(void *user, const char *state); /* apart: by somebody else, in between; NULL: none is */
   struct rfi_ladder *ladder;
   int rung;
+  bool parts;         /* parameters are parts, whole while they are gathered alone: nothing is made of them ahead */
   int64_t loss_chunk; /* rows of logits at a time in a fused LM head */
   rfr_recompute recompute;
   int64_t budget; /* of `auto`: step-scoped bytes of the plan, workspaces included; 0: no limit */
@@ -114,6 +118,14 @@ int rfi_ladder_top(const rfi_ladder *l);
 int rfi_ladder_marked(const rfi_ladder *l);
 /* Bytes that go with a rung, for each unit of work: how ladders of several traces compare. */
 double rfi_ladder_worth(const rfi_ladder *l, int rung);
+
+/* Parameters and main gradients of a trace whose passes are done become this rank's parts (shard.c). */
+typedef struct rfi_shard {
+  int ranks;
+  const char *gradient; /* a parameter's main gradient has its name behind this */
+  const char *whole;    /* and the whole of it that name behind this */
+} rfi_shard;
+rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_shard *o, rfr_trace **out);
 
 /* What less memory costs: from nothing recomputed to the smallest plan there is, peaks
  * descending, extra work ascending; planned_bytes are step-scoped ones. `in` is the trace

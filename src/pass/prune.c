@@ -73,6 +73,7 @@ typedef struct cse {
   bool *shared;    /* per op: stands for ops of several microbatches */
   int8_t *to;      /* per op: the phase that it is hoisted to, -1 where it stays */
   bool apart;      /* all microbatches share what depends on weights alone, seen or not */
+  bool parts;      /* weights are whole for a while alone */
   int *slot;       /* open-addressing table of op indices, -1 empty */
   uint64_t mask;
 } cse;
@@ -130,9 +131,11 @@ enum { DEPENDS_NONE, DEPENDS_FROZEN, DEPENDS_WEIGHT, DEPENDS_STEP };
 static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) {
   for (int i = 0; i < t->n_inputs; i++) {
     int role = t->values[t->inputs[i]].role;
-    depends[t->inputs[i]] = role == RFR_ROLE_FROZEN || role == RFR_ROLE_CONST ? DEPENDS_FROZEN
-                            : role == RFR_ROLE_TRAINABLE                      ? DEPENDS_WEIGHT
-                                                                              : DEPENDS_STEP;
+    depends[t->inputs[i]] = role == RFR_ROLE_CONST       ? DEPENDS_FROZEN
+                            : c->parts                   ? DEPENDS_STEP
+                            : role == RFR_ROLE_FROZEN    ? DEPENDS_FROZEN
+                            : role == RFR_ROLE_TRAINABLE ? DEPENDS_WEIGHT
+                                                         : DEPENDS_STEP;
   }
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -187,10 +190,10 @@ static rfr_status emit(rfi_rewrite *r, const cse *c, int i, int phase) {
   return rfi_rewrite_as(r, i, &op, dead);
 }
 
-static rfr_status cse_and_hoist(const rfr_trace *in, bool apart, rfi_report *report, rfr_trace **out) {
+static rfr_status cse_and_hoist(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   rfr_status s;
   rfi_rewrite r = {.from = in};
-  cse c = {.t = in, .apart = apart};
+  cse c = {.t = in, .apart = o->apart, .parts = o->parts};
   uint8_t *depends = NULL;
   for (c.mask = 64; c.mask < 2 * (uint64_t)in->n_ops; c.mask *= 2) {}
   RFI_GOTO(RFI_ALLOC(in->ctx, c.mask * sizeof *c.slot, &c.slot));
@@ -247,7 +250,7 @@ rfr_status rfi_pass_prune(const rfr_trace *in, const rfi_pass_options *o, rfi_re
     return rfi_copy_trace(in, out);
   }
   RFI_TRY(rfi_dce(in, report, &live));
-  rfr_status s = cse_and_hoist(live, o->apart, report, &merged);
+  rfr_status s = cse_and_hoist(live, o, report, &merged);
   rfr_trace_destroy(live);
   if (s == RFR_OK) *out = merged;
   return s;

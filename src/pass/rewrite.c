@@ -29,7 +29,16 @@ static rfr_status own_place(rfi_rewrite *r, rfr_place *at) {
   return RFR_OK;
 }
 
-rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r) {
+rfr_status rfi_rewrite_input(rfi_rewrite *r, int i) {
+  const rfi_value *x = &r->from->values[r->from->inputs[i]];
+  rfr_place at = x->at;
+  RFI_TRY(own_place(r, &at));
+  r->map[r->from->inputs[i]] =
+      rfr_input_at(r->to, at, x->name, (rfr_role)x->role, x->type.dtype, x->type.rank, x->type.shape);
+  return rfr_trace_status(r->to);
+}
+
+rfr_status rfi_rewrite_open(const rfr_trace *from, rfi_rewrite *r) {
   rfr_status s;
   *r = (rfi_rewrite){.from = from};
   RFI_GOTO(rfr_trace_create(from->ctx, &r->to));
@@ -44,15 +53,17 @@ rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r) {
   for (int v = 0; v < from->n_values; v++) r->map[v] = RFR_NONE;
   RFI_GOTO(RFI_ALLOC(from->ctx, sizeof *r->op_map * (size_t)(from->n_ops + 1), &r->op_map));
   for (int i = 0; i < from->n_ops; i++) r->op_map[i] = -1;
-  for (int i = 0; i < from->n_inputs; i++) {
-    const rfi_value *x = &from->values[from->inputs[i]];
-    rfr_place at = x->at;
-    RFI_GOTO(own_place(r, &at));
-    r->map[from->inputs[i]] =
-        rfr_input_at(r->to, at, x->name, (rfr_role)x->role, x->type.dtype, x->type.rank, x->type.shape);
-  }
   r->to->next_site = from->next_site;
-  RFI_GOTO(rfr_trace_status(r->to));
+  return RFR_OK;
+fail:
+  rfi_rewrite_abort(r);
+  return s;
+}
+
+rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r) {
+  rfr_status s;
+  RFI_TRY(rfi_rewrite_open(from, r));
+  for (int i = 0; i < from->n_inputs; i++) RFI_GOTO(rfi_rewrite_input(r, i));
   return RFR_OK;
 fail:
   rfi_rewrite_abort(r);

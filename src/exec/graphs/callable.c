@@ -14,6 +14,7 @@
 #include "exec/graphs/graphed.h"
 
 const char RFI_GRAD_PREFIX[] = "grad.";
+const char RFI_WHOLE_PREFIX[] = "whole.";
 static const char MICROBATCH[] = "graphs.microbatch";
 
 static rfr_status refuse(const rfi_callable *c, const char *what, const char *name) {
@@ -193,8 +194,8 @@ static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *
 /* ---- parts ---- */
 
 /* Of each part, in their order. */
-static const uint8_t phase_of[RFI_PARTS] = {RFR_PHASE_LOAD, RFR_PHASE_SETUP, RFR_PHASE_FORWARD, RFR_PHASE_DGRAD,
-                                            RFR_PHASE_WGRAD};
+static const uint8_t phase_of[RFI_PARTS] = {RFR_PHASE_LOAD,  RFR_PHASE_SETUP, RFR_PHASE_FORWARD,
+                                            RFR_PHASE_DGRAD, RFR_PHASE_WGRAD, RFR_PHASE_OPTIM};
 
 /* Where a value is wanted: of an output by whom it is for. */
 static rfi_part part_of_output(const rfi_callable *c, const char *name) {
@@ -218,12 +219,24 @@ static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
   rfr_trace_destroy(c->trace);
   const rfr_status s = rfi_order_phases(in, phase, &c->trace);
   rfi_free(in->ctx, phase);
-  RFI_TRY(s);
+  return s;
+}
+
+/* Parameters become parts: what gathers them is the part setup, what sums their gradients over the ranks the last. */
+static rfr_status shard(const rfr_graphs *g, rfi_callable *c) {
+  const rfi_shard o = {
+      .ranks = g->m.comm ? g->m.comm->size : 1, .gradient = RFI_GRAD_PREFIX, .whole = RFI_WHOLE_PREFIX};
+  rfr_trace *whole = c->trace;
+  const rfr_status s = rfi_pass_shard(whole, &o, &c->trace);
+  rfr_trace_destroy(whole);
+  return s;
+}
+
+static void find_parts(rfi_callable *c) {
   for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
     while (part > 0 && i < c->trace->n_ops && c->trace->ops[i].phase == phase_of[part - 1]) i++;
     c->start[part] = i;
   }
-  return RFR_OK;
 }
 
 /* ---- all of it ---- */
@@ -249,7 +262,8 @@ static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *
 
 /* Names that the joint trace has for what it adds. */
 static rfr_status check_name(const rfi_callable *c, const char *name) {
-  const bool ours = strcmp(name, MICROBATCH) == 0 || strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0;
+  const bool ours = strcmp(name, MICROBATCH) == 0 || strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
+                    (c->sharded && strncmp(name, RFI_WHOLE_PREFIX, strlen(RFI_WHOLE_PREFIX)) == 0);
   return ours ? refuse(c, "kept for gradients and the microbatch, and no name for an input or output, is", name)
               : RFR_OK;
 }
@@ -332,6 +346,7 @@ rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
   return (rfi_pass_options){.fuse = g->options.fuse,
                             .prune = true,
                             .apart = true,
+                            .parts = c->sharded,
                             .copies = count_copies(g),
                             .delayed = g->stage[c->stage].delayed,
                             .loss_chunk = g->m.backend->loss_chunk,
@@ -342,6 +357,8 @@ rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
 
 rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c) {
   RFI_TRY(order_parts(c, c->pipeline.stage[RFI_STAGES - 1].trace));
+  if (c->sharded) RFI_TRY(shard(g, c));
+  find_parts(c);
   return find_ports(g, c);
 }
 
@@ -350,6 +367,7 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   rfr_trace *joint;
   c->microbatch = RFR_NONE;
   c->rung = -1;
+  c->sharded = desc->sharded != 0;
   c->name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
   if (!c->name) return RFR_NO_MEMORY;
   RFI_TRY(check_names(c, desc->trace));

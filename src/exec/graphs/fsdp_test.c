@@ -3,9 +3,10 @@
  * Sharded parameters: each rank holds its part of every weight and of its gradient, the whole is there only while a
  * layer runs. Weights after ten steps, outputs and input gradients are those of one rank that has all weights and adds
  * up the ranks' microbatches in their order, to the bit; gathered by hooks around capture and by the loop around
- * replay.
+ * replay, or inside the graphs, as actions of a schedule.
  */
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,7 +79,7 @@ typedef struct side {
   rfr_ctx *ctx;
   rfr_comm *comm;
   rfr_graphs *g;
-  int rank, ranks, fuse;
+  int rank, ranks, fuse, schedule;
   result *result;
   char error[256];
   /* what this rank holds always */
@@ -130,6 +131,7 @@ static rfr_status create(side *s, const rfr_graphs_options *o) {
     t[i] = layer_trace(s->ctx, i);
     c[i] = rfr_callable_default();
     c[i].trace = t[i];
+    c[i].sharded = o->comm != NULL;
   }
   rfr_status st = rfr_graphs_create(s->ctx, c, LAYERS, o, &s->g);
   if (st == RFR_OK) st = rfr_graphs_get_memory(s->g, &s->result->memory);
@@ -242,6 +244,67 @@ static rfr_status run_around(side *s) {
   return RFR_OK;
 }
 
+/* ---- gathered inside ---- */
+
+/* Each layer is a stage. The last one is not dropped between its forward and its backward. */
+static const char *const schedules[] = {
+    "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1RESHARD 2UNSHARD 2F0 2B0 2RESHARD 2REDUCE 1UNSHARD 1B0 1REDUCE 1RESHARD "
+    "0UNSHARD 0B0 0REDUCE 0RESHARD",
+    /* the next is gathered before the last is dropped, weight gradients come by themselves */
+    "0UNSHARD 0F0 1UNSHARD 0RESHARD 1F0 2UNSHARD 1RESHARD 2F0 2I0 1UNSHARD 1I0 0UNSHARD 0I0 2W0 2REDUCE 2RESHARD "
+    "0RESHARD 1W0 0W0 0REDUCE 1REDUCE 1RESHARD",
+};
+
+static bool has_word(const char *schedule, char stage) {
+  const char word[] = {stage, 'W', '0', 0};
+  return strstr(schedule, word) != NULL;
+}
+
+static rfr_status step_inside(side *s, int step, const char *schedule) {
+  char name[16];
+  rfr_tensor w, g;
+  TRY(rfr_graphs_begin_step(s->g, NULL, 0));
+  input_of(s->x[0], step, s->rank);
+  for (int l = 0; l < LAYERS; l++) TRY(forward(s, l, 0));
+  memcpy(s->result->y[s->rank], s->x[LAYERS], sizeof s->x[0]);
+  gradient_of(s->dy, s->x[LAYERS], step, s->rank);
+  for (int l = LAYERS - 1; l >= 0; l--) TRY(backward(s, l, 0));
+  memcpy(s->result->dx[s->rank], s->dy, sizeof s->dy);
+  if (has_word(schedule, '2'))
+    for (int i = 0; i < LAYERS; i++) TRY(rfr_graphs_wgrad(s->g, (int[]){2, 1, 0}[i], 0));
+  TRY(rfr_graphs_end_step(s->g));
+  for (int l = 0; l < LAYERS; l++)
+    for (int k = 0; k < PARAMETERS; k++) {
+      TRY(rfr_graphs_tensor(s->g, name_of(l, k, name), &w));
+      TRY(rfr_graphs_gradient(s->g, name, &g));
+      update(w.data, s->momentum[l][k], g.data, part_size(s, k));
+      memcpy(s->part[l][k], w.data, (size_t)w.bytes);
+    }
+  return RFR_OK;
+}
+
+static rfr_status run_inside(side *s) {
+  const char *text = schedules[s->schedule];
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_schedule *schedule;
+  rfr_tensor w;
+  char name[16];
+  TRY(rfr_schedule_parse(s->ctx, "test", text, strlen(text), &schedule));
+  o.fuse = s->fuse;
+  o.comm = s->comm;
+  o.schedule = schedule;
+  o.warmup_iterations = s->schedule;
+  rfr_status st = create(s, &o);
+  for (int l = 0; l < LAYERS && st == RFR_OK; l++)
+    for (int k = 0; k < PARAMETERS && st == RFR_OK; k++) {
+      st = rfr_graphs_tensor(s->g, name_of(l, k, name), &w);
+      if (st == RFR_OK) memcpy(w.data, s->part[l][k], (size_t)w.bytes);
+    }
+  for (int step = 0; step < STEPS && st == RFR_OK; step++) st = step_inside(s, step, text);
+  rfr_schedule_destroy(schedule);
+  return st;
+}
+
 /* ---- ranks as threads ---- */
 
 typedef struct job {
@@ -276,7 +339,7 @@ static void *run_rank(void *arg) {
   return NULL;
 }
 
-static void run_ranks(int ranks, int fuse, rfr_status (*run)(side *s), result *results) {
+static void run_ranks(int ranks, int fuse, int schedule, rfr_status (*run)(side *s), result *results) {
   rfr_comm *comm[MOST_RANKS];
   pthread_t thread[MOST_RANKS];
   job jobs[MOST_RANKS];
@@ -285,7 +348,7 @@ static void run_ranks(int ranks, int fuse, rfr_status (*run)(side *s), result *r
     side *s = aligned_alloc(64, sizeof *s);
     assert_non_null(s);
     memset(s, 0, sizeof *s);
-    s->comm = comm[r], s->rank = r, s->ranks = ranks, s->fuse = fuse, s->result = &results[r];
+    s->comm = comm[r], s->rank = r, s->ranks = ranks, s->fuse = fuse, s->schedule = schedule, s->result = &results[r];
     jobs[r] = (job){s, run};
     assert_int_equal(pthread_create(&thread[r], NULL, run_rank, &jobs[r]), 0);
   }
@@ -322,12 +385,203 @@ static void test_around(void **state) {
   (void)state;
   for (int ranks = 2; ranks <= MOST_RANKS; ranks++) {
     alone(ranks, 0, &one);
-    run_ranks(ranks, 0, run_around, many);
+    run_ranks(ranks, 0, 0, run_around, many);
     for (int r = 0; r < ranks; r++) expect_same(&one, &many[r], r);
   }
 }
 
+static void test_inside(void **state) {
+  static result around[MOST_RANKS];
+  (void)state;
+  for (int ranks = 1; ranks <= MOST_RANKS; ranks++)
+    for (int k = 0; k < 4; k++) {
+      const int fuse = k / 2; /* with it, products add onto what is there: many ranks are as each other, not as one */
+      if (fuse) run_ranks(ranks, 1, 0, run_around, around);
+      else alone(ranks, 0, &one);
+      run_ranks(ranks, fuse, k % 2, run_inside, many);
+      for (int r = 0; r < ranks; r++) expect_same(fuse ? &around[r] : &one, &many[r], r);
+    }
+}
+
+/* The plan has whole what is whole at once: of the first schedule a layer's parameters and gradients, of the second
+ * more; and of what stays the parts alone. */
+static void test_memory(void **state) {
+  enum { BLOCK = 256 + 768 + 768 }; /* a layer's, each at a multiple of 256 bytes */
+  (void)state;
+  alone(2, 0, &one);
+  assert_int_equal(one.memory.window_bytes, 0);
+  assert_int_equal(one.memory.persistent_bytes, LAYERS * 2 * BLOCK);
+  for (int k = 0; k < 2; k++) {
+    run_ranks(2, 0, k, run_inside, many);
+    const rfr_graphs_memory *m = &many[1].memory;
+    assert_int_equal(m->window_bytes, k == 0 ? 2 * BLOCK : 4 * BLOCK);
+    assert_int_equal(m->persistent_bytes, LAYERS * 2 * (256 + 512 + 512));
+    assert_int_equal(m->planned_bytes,
+                     m->persistent_bytes + m->slot_bytes + m->shared_bytes + m->window_bytes + m->scratch_bytes);
+  }
+}
+
+/* ---- what is refused ---- */
+
+static rfr_status try_schedule(const char *text, bool tied, rfr_graphs **g) {
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  rfr_trace *t[2] = {layer_trace(ctx, 0), layer_trace(ctx, tied ? 0 : 1)};
+  rfr_schedule *schedule = NULL;
+  if (text) OK(rfr_schedule_parse(ctx, "test", text, strlen(text), &schedule));
+  for (int i = 0; i < 2; i++) c[i].trace = t[i], c[i].sharded = 1;
+  o.schedule = schedule;
+  *g = NULL;
+  const rfr_status s = rfr_graphs_create(ctx, c, tied || !text || strstr(text, "1F0") ? 2 : 1, &o, g);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+  rfr_schedule_destroy(schedule);
+  return s;
+}
+
+static void refused(const char *text, bool tied, const char *says) {
+  rfr_graphs *g;
+  assert_int_equal(try_schedule(text, tied, &g), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "graphs.callable");
+  if (!strstr(rfr_last_error()->message, says)) fail_msg("%s", rfr_last_error()->message);
+}
+
+static void test_refused(void **state) {
+  rfr_graphs *g;
+  rfr_schedule *other;
+  rfr_tensor x;
+  static float values[T * C];
+  const rfr_binding in = {NULL, activation, values};
+  (void)state;
+  refused(NULL, false, "callable 0 is sharded: a schedule must say");
+  refused("0F0 0B0", false, "action 0 (0F0): it reads parameters of sharded callables, which are not gathered");
+  refused("0UNSHARD 0F0 0B0 0REDUCE 0REDUCE 0RESHARD", false, "action 4 (0REDUCE): nothing was added");
+  refused("0UNSHARD 0F0 0B0 0REDUCE", false, "stage 0 is left gathered");
+  refused("0UNSHARD 0F0 0B0 0RESHARD", false, "stage 0 is left with gradients");
+  refused("0UNSHARD 1UNSHARD 0F0 1F0 1B0 0B0 0REDUCE 1REDUCE 0RESHARD 1RESHARD", true, "shares no parameter");
+  OK(try_schedule("0UNSHARD 0F0 0B0 0F1 0B1 0REDUCE 0RESHARD", false, &g));
+  OK(rfr_schedule_parse(ctx, "test", "0UNSHARD 0F0 0B0 0REDUCE 0RESHARD", 33, &other));
+  assert_int_equal(rfr_graphs_reschedule(g, other), RFR_MISMATCH);
+  assert_string_equal(rfr_last_error()->slug, "graphs.schedule");
+  rfr_schedule_destroy(other);
+  assert_int_equal(rfr_graphs_tensor(g, "whole.grad.up0", &x), RFR_INVALID);
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int m = 0; m < 2; m++) {
+    int n;
+    OK(rfr_graphs_forward(g, 0, m, &in, 1, &x, 1));
+    assert_int_equal(rfr_graphs_gradient(g, "up0", &x), RFR_MISMATCH); /* neither W nor REDUCE has been */
+    OK(rfr_graphs_backward(g, 0, m, &in, 1, &x, 1));
+    OK(rfr_graphs_grads_ready(g, NULL, 0, &n));
+    assert_int_equal(n, m == 0 ? 0 : PARAMETERS);
+  }
+  OK(rfr_graphs_gradient(g, "up0", &x));
+  assert_int_equal(x.type.rank, 1);
+  OK(rfr_graphs_end_step(g));
+  rfr_graphs_destroy(g);
+}
+
+/* Two microbatches' gradients of a layer, which is sharded over one rank, or not. */
+static void two_gradients(const char *text, float *out) {
+  rfr_graphs *g;
+  rfr_schedule *schedule;
+  rfr_tensor x;
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_callable c = rfr_callable_default();
+  float in[T * C], dy[T * C];
+  rfr_trace *t = layer_trace(ctx, 0);
+  OK(rfr_schedule_parse(ctx, "test", text, strlen(text), &schedule));
+  c.trace = t, c.sharded = strstr(text, "UNSHARD") != NULL;
+  o.schedule = schedule, o.fuse = 0;
+  OK(rfr_graphs_create(ctx, &c, 1, &o, &g));
+  OK(rfr_graphs_tensor(g, "up0", &x));
+  for (int64_t i = 0; i < sizes[1]; i++) ((float *)x.data)[i] = first_weight(0, 1, i);
+  OK(rfr_graphs_tensor(g, "norm0", &x));
+  for (int64_t i = 0; i < sizes[0]; i++) ((float *)x.data)[i] = first_weight(0, 0, i);
+  for (int step = 0; step < 2; step++) {
+    OK(rfr_graphs_begin_step(g, NULL, 0));
+    for (int m = 0; m < 2; m++) {
+      const rfr_binding given = {NULL, activation, in}, back = {NULL, activation, dy};
+      input_of(in, step, m);
+      input_of(dy, step, m + 5);
+      OK(rfr_graphs_forward(g, 0, m, &given, 1, &x, 1));
+      OK(rfr_graphs_backward(g, 0, m, &back, 1, &x, 1));
+    }
+    OK(rfr_graphs_end_step(g));
+  }
+  OK(rfr_graphs_gradient(g, "down0", &x));
+  memcpy(out, x.data, sizeof(float) * (size_t)sizes[2]);
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+  rfr_trace_destroy(t);
+}
+
+/* Gradients may be reduced once for all microbatches, or as each is there. */
+static void test_reduce_each(void **state) {
+  static float want[ROOM], got[ROOM];
+  (void)state;
+  two_gradients("0F0 0B0 0F1 0B1", want);
+  two_gradients("0UNSHARD 0F0 0B0 0F1 0B1 0RESHARD 0REDUCE", got);
+  assert_memory_equal(want, got, sizeof want);
+  memset(got, 0, sizeof got);
+  two_gradients("0UNSHARD 0F0 0B0 0REDUCE 0F1 0B1 0RESHARD 0REDUCE", got);
+  assert_memory_equal(want, got, sizeof want);
+}
+
+/* A rank that is gone is a status of the call that needs it, and the step can only be left. */
+static void test_rank_that_left(void **state) {
+  rfr_comm *comm[2];
+  rfr_graphs *g;
+  rfr_schedule *schedule;
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_callable c = rfr_callable_default();
+  static const char text[] = "0UNSHARD 0F0 0B0 0REDUCE 0RESHARD";
+  (void)state;
+  OK(rfr_comm_threads_create(ctx, 2, 0, comm));
+  rfr_trace *t = layer_trace(ctx, 0);
+  OK(rfr_schedule_parse(ctx, "test", text, sizeof text - 1, &schedule));
+  c.trace = t, c.sharded = 1;
+  o.schedule = schedule, o.comm = comm[0];
+  OK(rfr_graphs_create(ctx, &c, 1, &o, &g));
+  rfr_comm_destroy(comm[1]);
+  assert_int_equal(rfr_graphs_begin_step(g, NULL, 0), RFR_IO);
+  assert_string_equal(rfr_last_error()->slug, "dist.peer");
+  assert_int_equal(rfr_graphs_end_step(g), RFR_MISMATCH);
+  OK(rfr_graphs_abort_step(g));
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+  rfr_trace_destroy(t);
+  rfr_comm_destroy(comm[0]);
+}
+
+/* Every allocation of creation fails once: a status each time, nothing is left. */
+static void test_allocation_faults(void **state) {
+  rfr_graphs *g;
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_callable c = rfr_callable_default();
+  rfr_schedule *schedule;
+  rfr_trace *t = layer_trace(ctx, 0);
+  rfr_status s = RFR_NO_MEMORY;
+  (void)state;
+  OK(rfr_schedule_parse(ctx, "test", "0UNSHARD 0F0 0B0 0REDUCE 0RESHARD", 33, &schedule));
+  c.trace = t, c.sharded = 1;
+  o.schedule = schedule;
+  const int64_t live = rfr_ctx_get_stats(ctx).live_blocks;
+  for (int k = 1; s != RFR_OK; k++) {
+    rfr_ctx_fail_alloc(ctx, k);
+    s = rfr_graphs_create(ctx, &c, 1, &o, &g);
+    rfr_ctx_fail_alloc(ctx, 0);
+    if (s == RFR_OK) break;
+    assert_int_equal(s, RFR_NO_MEMORY);
+    assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, live);
+  }
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+  rfr_trace_destroy(t);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_around)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_around),           rft_context_test(test_inside),
+                                     rft_context_test(test_memory),           rft_context_test(test_refused),
+                                     rft_context_test(test_reduce_each),      rft_context_test(test_rank_that_left),
+                                     rft_context_test(test_allocation_faults)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

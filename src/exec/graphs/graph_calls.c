@@ -41,8 +41,9 @@ static const rfi_stage_plan *stage_of(const rfr_graphs *g, int number) {
   return NULL;
 }
 
-static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call *to) {
+static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call *to, rfi_own *own, int *n_own) {
   int n = 0, n_actions;
+  *n_own = 0;
   if (!schedule) {
     n += expand(g, &g->stage[0], RFR_ACTION_F, 0, 0, to);
     if (!g->inference) n += expand(g, &g->stage[0], RFR_ACTION_B, 0, 0, to ? to + n : NULL);
@@ -51,6 +52,7 @@ static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call
   const rfr_action *a = rfr_schedule_actions(schedule, g->options.rank, &n_actions);
   for (int i = 0; i < n_actions; i++) {
     const rfi_stage_plan *s = stage_of(g, a[i].stage);
+    if (s) *n_own += rfi_graph_own(g, s, a, i, n, own ? own + *n_own : NULL);
     if (s && is_compute(a[i].op))
       n += expand(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch),
                   to ? to + n : NULL);
@@ -71,6 +73,11 @@ static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
     const rfi_callable *of = &g->callable[c->call[i].callable];
     for (int k = 0; runs_wgrad(g, &c->call[i]) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
   }
+  for (int i = 0; i < c->n_own; i++) { /* a sharded one: by the call that its last REDUCE is behind */
+    const rfi_callable *of = &g->callable[c->own[i].callable];
+    for (int k = 0; c->own[i].op == RFI_OWN_REDUCE && k < of->n_gradients; k++)
+      last[of->gradients[k]] = c->own[i].at - 1;
+  }
   for (int i = 0; i < g->n_named; i++)
     if (g->named[i].parameter >= 0) c->ready_end[last[i] + 1]++;
   for (int i = 1; i <= c->n; i++) c->ready_end[i] += c->ready_end[i - 1];
@@ -84,6 +91,7 @@ static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
 
 void rfi_graph_drop_calls(rfr_graphs *g, rfi_calls *c) {
   rfi_free(g->m.ctx, c->call);
+  rfi_free(g->m.ctx, c->own);
   rfi_free(g->m.ctx, c->ready);
   rfi_free(g->m.ctx, c->ready_end);
   *c = (rfi_calls){0};
@@ -92,14 +100,18 @@ void rfi_graph_drop_calls(rfr_graphs *g, rfi_calls *c) {
 rfr_status rfi_graph_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *c) {
   rfr_ctx *ctx = g->m.ctx;
   int *last = NULL;
-  *c = (rfi_calls){.n = list(g, schedule, NULL), .endless = !schedule};
+  int n_own;
+  *c = (rfi_calls){.endless = !schedule};
+  c->n = list(g, schedule, NULL, NULL, &n_own);
+  c->n_own = n_own;
   const size_t n = (size_t)c->n + 1, named = (size_t)g->n_named + 1;
   rfr_status s = RFI_ALLOC(ctx, sizeof *c->call * n, &c->call);
   if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready_end * n, &c->ready_end);
   if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready * named, &c->ready);
+  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->own * ((size_t)c->n_own + 1), &c->own);
   if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *last * (named + n), &last);
   if (s == RFR_OK) {
-    list(g, schedule, c->call);
+    list(g, schedule, c->call, c->own, &n_own);
     sort_gradients(g, c, last);
   }
   rfi_free(ctx, last);
@@ -157,6 +169,14 @@ rfr_status rfi_graph_check_gradient(const rfr_graphs *g, int gradient) {
                         "main gradient \"%s\" is not there yet: %s of callable \"%s\", microbatch %d, adds onto it",
                         g->named[gradient].tensor.name, rfi_call_text(call->op), of->name,
                         c->endless ? (int)(begun / c->n) : call->microbatch);
+  }
+  for (int i = g->next_own; i < c->n_own; i++) {
+    const rfi_callable *of = &g->callable[c->own[i].callable];
+    for (int k = 0; c->own[i].op == RFI_OWN_REDUCE && k < of->n_gradients; k++)
+      if (of->gradients[k] == gradient)
+        return rfi_fail(RFI_E_GRAPHS_ORDER,
+                        "main gradient \"%s\" is not there yet: REDUCE of callable \"%s\" adds onto it",
+                        g->named[gradient].tensor.name, of->name);
   }
   return RFR_OK;
 }
@@ -232,6 +252,9 @@ rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
   rfi_calls calls;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
+  if (rfi_graph_is_sharded(g))
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
+                    "what is whole of sharded callables has memory for the schedule that they were created with");
   if (schedule) RFI_TRY(check_stages(g, schedule));
   else if (g->n_stages != 1)
     return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "without a schedule there is one stage, %d were captured", g->n_stages);

@@ -71,6 +71,10 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
   const size_t n = strlen(RFI_GRAD_PREFIX);
   rfi_named *have = find_named(g, x->name);
   void *data;
+  if (have && c->sharded && (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN))
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": \"%s\" is another callable's too: one that is sharded shares no parameter",
+                    c->name, x->name);
   if (have) {
     if (memcmp(&have->tensor.type, &x->type, sizeof x->type) != 0 || have->tensor.role != (rfr_role)x->role)
       return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has another type or role in callable \"%s\" than before", x->name,
@@ -92,6 +96,7 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
                                 .data = data},
                      .offset = -1,
                      .writer = -1,
+                     .window = c->sharded && strncmp(name, RFI_WHOLE_PREFIX, strlen(RFI_WHOLE_PREFIX)) == 0,
                      .parameter = -1,
                      .gradient = -1};
   if (parameter >= 0 && g->named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
@@ -151,7 +156,8 @@ rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c) {
       const rfr_value v = t->ops[i].out[j];
       if (v < 0 || (t->ops[i].def->flags & RFI_VIEW)) continue;
       const rfi_value *owner = &t->values[t->values[v].base];
-      if (owner->op < 0 && is_shared(owner->role)) find_named(g, owner->name)->written = true;
+      rfi_named *named = owner->op < 0 && is_shared(owner->role) ? find_named(g, owner->name) : NULL;
+      if (named && !named->window) named->written = true;
     }
   return RFR_OK;
 }
@@ -268,7 +274,11 @@ static rfr_status homes_of_made(const rfr_graphs *g, rfi_callable *c) {
   for (rfr_value v = 0; v < t->n_values; v++) {
     if (t->values[v].base != v || t->values[v].op < 0 || parts[v] == 0) continue;
     const bool early = parts[v] & (1 << RFI_PART_LOAD | 1 << RFI_PART_SETUP), alone = (parts[v] & (parts[v] - 1)) == 0;
-    c->place[v].home = alone ? RFI_HOME_SHARED : early ? RFI_HOME_PERSISTENT : RFI_HOME_SLOT;
+    const bool gathered = c->sharded && parts[v] & 1 << RFI_PART_SETUP;
+    c->place[v].home = alone      ? RFI_HOME_SHARED
+                       : gathered ? RFI_HOME_WINDOW
+                       : early    ? RFI_HOME_PERSISTENT
+                                  : RFI_HOME_SLOT;
   }
   rfi_free(g->m.ctx, parts);
   return RFR_OK;
@@ -349,6 +359,7 @@ static void lay_axis(axis *x) {
     at = lay_part(x, c, RFI_PART_I, at);
     at = lay_part(x, c, RFI_PART_W, at);
   }
+  for (int c = s->first; c < s->end; c++) at = lay_part(x, c, RFI_PART_REDUCE, at);
   for (int c = s->end - 1; c >= s->first; c--) {
     const rfi_callable *callable = &x->g->callable[c];
     x->again[c - s->first] = s->delayed ? at : -1;
@@ -510,7 +521,7 @@ static void place_persistent(rfr_graphs *g) {
   int64_t *at = &g->memory.persistent_bytes;
   for (int i = 0; i < g->n_named; i++) {
     rfi_named *x = &g->named[i];
-    if (x->tensor.data) continue;
+    if (x->tensor.data || x->window) continue;
     x->offset = *at;
     *at += rfi_storage_bytes(&x->tensor.type);
   }
@@ -558,7 +569,8 @@ static void place_regions(rfr_graphs *g) {
     m->slots += g->stage[i].slots * (g->stage[i].end > g->stage[i].first);
   }
   g->shared_at = at;
-  g->scratch_at = at + m->shared_bytes;
+  g->window_at = at + m->shared_bytes;
+  g->scratch_at = g->window_at + m->window_bytes;
   m->planned_bytes = g->scratch_at + m->scratch_bytes;
 }
 
@@ -567,18 +579,20 @@ rfr_status rfi_graph_allocate(rfr_graphs *g) {
   const rfi_backend *b = g->m.backend;
   if (g->options.budget > 0 && m->planned_bytes > g->options.budget)
     return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
-                    "the plan needs %lld bytes%s (%lld persistent, %lld in %d slots, %lld shared), the budget is %lld",
+                    "the plan needs %lld bytes%s (%lld persistent, %lld in %d slots, %lld shared, %lld gathered), the "
+                    "budget is %lld",
                     (long long)m->planned_bytes,
                     g->options.recompute == RFR_RECOMPUTE_AUTO && !g->inference
                         ? ", the smallest budget that works, with all recomputed that lowers them"
                         : "",
                     (long long)m->persistent_bytes, (long long)m->slot_bytes, m->slots, (long long)m->shared_bytes,
-                    (long long)g->options.budget);
+                    (long long)m->window_bytes, (long long)g->options.budget);
   const size_t bytes = (size_t)(m->planned_bytes + b->guard);
   RFI_TRY(b->alloc(g->m.device, RFI_MEMORY_ARENA, bytes, (void **)&g->arena));
   RFI_TRY(b->fill(g->m.device, g->arena, 0, bytes));
   for (int i = 0; i < g->n_named; i++)
-    if (g->named[i].offset >= 0) g->named[i].tensor.data = g->arena + g->named[i].offset;
+    if (g->named[i].offset >= 0)
+      g->named[i].tensor.data = g->arena + (g->named[i].window ? g->window_at : 0) + g->named[i].offset;
   return RFR_OK;
 }
 
@@ -598,12 +612,13 @@ rfr_status rfi_graph_place(rfr_graphs *g) {
     slots += g->stage[i].slots;
     joint = joint && !g->stage[i].delayed;
   }
-  joint = joint && slots == 1;
+  joint = joint && slots == 1 && !rfi_graph_is_sharded(g);
   int64_t shared_bound = 0;
   for (int i = 0; i < g->n_stages; i++) RFI_TRY(plan_stage(g, &g->stage[i], joint, &shared_bound));
   g->memory.lower_bound_bytes += shared_bound;
   g->joint = joint;
   if (joint) share_slot(g);
+  RFI_TRY(rfi_graph_place_windows(g));
   place_persistent(g);
   place_scratch(g);
   place_regions(g);
@@ -624,6 +639,7 @@ static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int sl
     }
     case RFI_HOME_FIXED: return g->warm ? g->arena + g->scratch_at + place->offset : place->fixed[slot];
     case RFI_HOME_PERSISTENT: return g->arena + place->offset;
+    case RFI_HOME_WINDOW: return g->arena + g->window_at + place->offset;
     case RFI_HOME_SLOT: return g->arena + s->offset + slot * s->bytes + place->offset;
     default: return g->arena + g->shared_at + place->offset;
   }

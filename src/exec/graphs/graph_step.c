@@ -145,6 +145,14 @@ static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const r
   return call->op == RFR_ACTION_B ? rfi_graph_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
 }
 
+/* Behind a call: what the schedule has us do before the next one. */
+static rfr_status end_call(rfr_graphs *g) {
+  RFI_TRY(rfi_graph_run_own(g, g->next + 1, &g->next_own, false));
+  g->state = RFI_STEP_OPEN;
+  g->next++;
+  return RFR_OK;
+}
+
 /* ---- the public calls ---- */
 
 rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs, int n_inputs,
@@ -157,9 +165,7 @@ rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const
   g->state = RFI_STEP_BROKEN;
   RFI_TRY(run_forward(g, &call, inputs, n_inputs));
   for (int k = 0; k < c->n_out; k++) outputs[k] = rfi_port_tensor(g, callable, call.slot, &c->out[k], false);
-  g->state = RFI_STEP_OPEN;
-  g->next++;
-  return RFR_OK;
+  return end_call(g);
 }
 
 static int unlinked(const rfi_callable *c) {
@@ -179,9 +185,7 @@ rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, cons
   RFI_TRY(run_backward(g, &call, output_grads, n_output_grads));
   for (int i = 0, k = 0; i < c->n_in; i++)
     if (c->in[i].callable < 0) input_grads[k++] = rfi_port_tensor(g, callable, call.slot, &c->in[i], true);
-  g->state = RFI_STEP_OPEN;
-  g->next++;
-  return RFR_OK;
+  return end_call(g);
 }
 
 rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
@@ -189,9 +193,7 @@ rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
   RFI_TRY(check_order(g, 1, 0, callable, microbatch, &call));
   g->state = RFI_STEP_BROKEN;
   RFI_TRY(rfi_graph_run(g, callable, call.slot, RFI_PART_W, false));
-  g->state = RFI_STEP_OPEN;
-  g->next++;
-  return RFR_OK;
+  return end_call(g);
 }
 
 /* ---- its beginning and end ---- */
@@ -203,7 +205,7 @@ static bool is_parameter(const rfi_named *x) {
 static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const rfi_named **out) {
   const int id = b->name ? rfi_names_find(&g->names, b->name) : -1;
   *out = id < 0 ? NULL : &g->named[id];
-  if (id < 0 || (*out)->parameter >= 0)
+  if (id < 0 || (*out)->parameter >= 0 || (*out)->window)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state, constant or parameter \"%s\"",
                     b->name ? b->name : "");
   RFI_TRY(rfi_check_type(b->name, &(*out)->tensor.type, &b->type));
@@ -220,12 +222,14 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
       RFI_TRY(g->m.backend->move(g->m.device, x->tensor.data, inputs[i].data, (size_t)x->tensor.bytes));
   }
   for (int part = g->loaded ? RFI_PART_SETUP : RFI_PART_LOAD; part <= RFI_PART_SETUP; part++)
-    for (int c = 0; c < g->n; c++) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)part, false));
+    for (int c = 0; c < g->n; c++)
+      if (part == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)part, false));
   g->loaded = true;
   for (int i = 0; i < g->n_named; i++)
     if (g->named[i].parameter >= 0 && !g->named[i].accumulate)
       RFI_TRY(g->m.backend->fill(g->m.device, g->named[i].tensor.data, 0, (size_t)g->named[i].tensor.bytes));
-  return RFR_OK;
+  g->next_own = 0;
+  return rfi_graph_run_own(g, 0, &g->next_own, false);
 }
 
 rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {

@@ -166,14 +166,17 @@ static rfr_status walk_calls(walk *w) {
   for (int i = 0; i < g->n; i++) places += g->stage[g->callable[i].stage].slots;
   RFI_TRY(RFI_ALLOC(g->m.ctx, (size_t)places * RFI_PARTS + 1, &w->done));
   rfr_status s = RFR_OK;
+  int own = 0;
   for (int i = 0; i < g->calls.n && s == RFR_OK; i++) {
     const rfi_step_call *call = &g->calls.call[i];
+    if (!w->capture && (s = rfi_graph_run_own(g, i, &own, true)) != RFR_OK) break;
     const bool both = call->op == RFR_ACTION_B;
     if (call->op == RFR_ACTION_F) s = walk_part(w, call, RFI_PART_F);
     if (both || call->op == RFR_ACTION_I) s = walk_part(w, call, RFI_PART_I);
     if (s == RFR_OK && (call->op == RFR_ACTION_W || (both && rfi_has(&g->callable[call->callable], RFI_PART_W))))
       s = walk_part(w, call, RFI_PART_W);
   }
+  if (s == RFR_OK && !w->capture) s = rfi_graph_run_own(g, g->calls.n, &own, true);
   rfi_free(g->m.ctx, w->done);
   return s;
 }
@@ -194,7 +197,8 @@ static rfr_status warm_up(walk *w, const rfi_step_call *call, rfi_part part) {
   (void)call, (void)part;
   RFI_TRY(copy_states(g));
   for (int early = RFI_PART_LOAD; early <= RFI_PART_SETUP; early++)
-    for (int c = 0; c < g->n; c++) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)early, true));
+    for (int c = 0; c < g->n; c++)
+      if (early == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)early, true));
   for (; w->iteration < g->options.warmup_iterations; w->iteration++) RFI_TRY(walk_calls(w));
   return g->m.backend->wait(g->m.device);
 }
@@ -212,7 +216,9 @@ rfr_status rfi_graph_warm_up(rfr_graphs *g) {
 
 rfr_status rfi_graph_capture(rfr_graphs *g) {
   walk w = {.g = g, .capture = true};
-  for (int c = 0; c < g->n; c++) /* once for all slots, and without hooks: it belongs to the step */
+  for (int c = 0; c < g->n; c++) { /* once for all slots, and without hooks: they belong to the step */
     RFI_TRY(work_on_part(&w, &(rfi_step_call){.callable = c}, RFI_PART_SETUP));
+    RFI_TRY(work_on_part(&w, &(rfi_step_call){.callable = c}, RFI_PART_REDUCE));
+  }
   return walk_calls(&w);
 }

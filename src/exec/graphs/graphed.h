@@ -3,22 +3,26 @@
  * Inside graphed callables. The data's path:
  *
  *   callable.c      recorded forward -> joint trace (outputs get cotangents, parameters main gradients) -> passes
- *                   -> the same ops in the order of their parts: load, setup, F, I, W, each a range of one trace
+ *                   -> the same ops in the order of their parts: load, setup, F, I, W, each a range of one trace;
+ *                   sharded: setup gathers the parameters, and a last part, reduce, sums the gradients over the ranks
  *   graph_ports.c   links, and memory of the caller's for inputs, outputs and their gradients
  *   graph_recompute.c  what is made again, of all callables together, by what the next two say of it
  *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address for every value of every slot
  *   graphs.c        kernels and addresses for each callable and slot; the public answers
  *   graph_walk.c    warm-up and capture, with hooks around each part
  *   graph_calls.c   a schedule -> the calls of a step, and the main gradients that each makes final
+ *   graph_shard.c   UNSHARD, RESHARD and REDUCE of a schedule -> when sharded callables' parameters and gradients are
+ *                   whole, where, and what runs between the calls for it
  *   graph_rebind.c  memory of the caller's that has moved -> the same graphs for its new place
  *   graph_step.c    these calls: order, signature, copies, launches
  *
  * The arena:
  *
- *   [ persistent | slots of stage 0 | slots of stage 1 | ... | shared by all actions | scratch ]
+ *   [ persistent | slots of stage 0 | slots of stage 1 | ... | shared by all actions | windows | scratch ]
  *
  * A slot holds what lives from one part of a microbatch to another, each stage's slots alike; what lives within one
  * part is in the shared bytes, since parts run one after the other. With one slot in all, both are planned as one.
+ * The windows hold what is gathered, from UNSHARD to RESHARD, and whole gradients, from their first W to REDUCE.
  */
 #ifndef RFI_GRAPHED_H
 #define RFI_GRAPHED_H
@@ -26,7 +30,15 @@
 #include "exec/exec.h"
 #include "refrain/graphs.h"
 
-typedef enum rfi_part { RFI_PART_LOAD, RFI_PART_SETUP, RFI_PART_F, RFI_PART_I, RFI_PART_W, RFI_PARTS } rfi_part;
+typedef enum rfi_part {
+  RFI_PART_LOAD,
+  RFI_PART_SETUP,
+  RFI_PART_F,
+  RFI_PART_I,
+  RFI_PART_W,
+  RFI_PART_REDUCE,
+  RFI_PARTS
+} rfi_part;
 
 typedef struct rfi_port { /* an input or output of a callable */
   const char *name;
@@ -44,6 +56,7 @@ typedef enum rfi_home {
   RFI_HOME_PERSISTENT,
   RFI_HOME_SLOT,
   RFI_HOME_SHARED,
+  RFI_HOME_WINDOW,
   RFI_HOME_FIXED
 } rfi_home;
 
@@ -75,6 +88,7 @@ typedef struct rfi_callable {
   int64_t *workspace_at;       /* per bound op, in its home */
   int *gradients, n_gradients; /* main gradients that W adds to: numbers of names */
   int stage;
+  bool sharded;
   rfi_instance *instance; /* per slot of the stage */
   int rung;               /* of its ladder: what is made again; -1: it has none */
 } rfi_callable;
@@ -84,7 +98,8 @@ typedef struct rfi_stage_plan {
   int number;     /* in the schedule */
   bool delayed;   /* some W comes by itself */
   int slots;
-  int64_t offset, bytes; /* of the first slot; of one */
+  int64_t offset, bytes;              /* of the first slot; of one */
+  int64_t window[2], window_bytes[2]; /* of what is gathered; of whole gradients */
 } rfi_stage_plan;
 
 typedef struct rfi_named { /* a parameter, state, constant or main gradient, shared by name */
@@ -92,6 +107,7 @@ typedef struct rfi_named { /* a parameter, state, constant or main gradient, sha
   int64_t offset;          /* in the arena; -1: the caller's */
   int64_t scratch;         /* in the scratch memory, where warm-up has it if it is written */
   bool written;            /* by some callable */
+  bool window;             /* a whole gradient: between two REDUCEs alone, nobody's but ours */
   int writer;              /* of a state: a callable that writes it in a part; -1 */
   rfi_part writer_part;
   bool accumulate; /* a main gradient that the beginning of a step leaves */
@@ -104,12 +120,21 @@ typedef struct rfi_step_call { /* what the caller is to do */
   int callable, microbatch, slot;
 } rfi_step_call;
 
+/* What we do of a schedule ourselves, in front of call number `at`. */
+typedef enum rfi_own_op { RFI_OWN_GATHER, RFI_OWN_CLEAR, RFI_OWN_REDUCE } rfi_own_op;
+typedef struct rfi_own {
+  rfi_own_op op;
+  int callable, at;
+} rfi_own;
+
 typedef struct rfi_calls { /* of a step */
   rfi_step_call *call;
   int n;
   bool endless;   /* no schedule: these are one microbatch's, and come again for the next */
   int *ready;     /* main gradients, in the order in which they are final */
   int *ready_end; /* how many are when a step has begun, behind its first call, its second ... */
+  rfi_own *own;
+  int n_own;
 } rfi_calls;
 
 typedef enum rfi_step_state { RFI_STEP_NONE, RFI_STEP_OPEN, RFI_STEP_BROKEN } rfi_step_state;
@@ -128,14 +153,15 @@ struct rfr_graphs {
   rfi_arena *layout; /* what the choice of what is made again leads to: kernels and places */
   unsigned char *arena;
   rfr_graphs_memory memory;
-  int64_t shared_at, scratch_at;
+  int64_t shared_at, window_at, scratch_at;
   bool warm;                 /* what is updated is the scratch memory */
   rfr_tensor *event_tensors; /* room for what an event shows */
   bool joint;                /* one slot in all: what lives within a part is in it too */
   rfi_calls calls;
   rfi_step_state state;
   int64_t next; /* of the step's calls */
-  bool ended;   /* the last step was not left */
+  int next_own;
+  bool ended; /* the last step was not left */
   bool loaded;
 };
 
@@ -153,7 +179,8 @@ static inline bool rfi_has(const rfi_callable *c, rfi_part part) { return c->fir
 bool rfi_has_backward(const rfi_callable *c);
 /* The port of a name; -1: none has it, or there is no name. */
 int rfi_port_find(const rfi_port *port, int n, const char *name);
-extern const char RFI_GRAD_PREFIX[]; /* of main gradients' and cotangents' names */
+extern const char RFI_GRAD_PREFIX[];  /* of main gradients' and cotangents' names */
+extern const char RFI_WHOLE_PREFIX[]; /* before that, of a sharded parameter's whole gradient */
 
 /* ---- graph_ports.c ---- */
 /* Links, fixed memory and samples of a callable's description. */
@@ -174,6 +201,16 @@ void rfi_graph_bind(rfr_graphs *g, int callable, int slot);
 
 /* All of them. */
 void rfi_graph_bind_all(rfr_graphs *g);
+
+/* ---- graph_shard.c ---- */
+bool rfi_graph_is_sharded(const rfr_graphs *g);
+/* Whether the schedule has the parameters there for every part that reads them, and each gradient reduced. Fills in the
+ * stages' window[] and the bytes of all, of which window_bytes are given. */
+rfr_status rfi_graph_place_windows(rfr_graphs *g);
+/* What we do ourselves for action i of a rank's list, in front of call `at`; `to` NULL: how many it is. */
+int rfi_graph_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to);
+/* Runs those in front of call `at`, from number *next on. */
+rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager);
 
 /* ---- graph_rebind.c ---- */
 /* Errors: replay.signature, if the tensor is one that is shared by name, and says where that was before a rebind. */

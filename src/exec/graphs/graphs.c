@@ -69,6 +69,11 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
       return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable %d is for %s, those before it are not", i,
                       c->inference ? "inference" : "training");
   }
+  for (int i = 0; i < n; i++)
+    if (callables[i].sharded && !(o && o->schedule))
+      return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                      "callable %d is sharded: a schedule must say when it is whole, with UNSHARD, RESHARD and REDUCE",
+                      i);
   if (o) RFI_TRY(check_given_options(o, n));
   if (strcmp(rfi_ctx_device(ctx), "cuda:none") == 0 && (!o || !o->eager || o->warmup_iterations > 0))
     return rfi_fail(RFI_E_BACKEND_MISSING,
@@ -229,7 +234,7 @@ rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   const int id = name ? rfi_names_find(&g->names, name) : -1;
-  if (id < 0 || g->named[id].parameter >= 0)
+  if (id < 0 || g->named[id].parameter >= 0 || g->named[id].window)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a parameter, state or constant \"%s\"", name ? name : "");
   *out = g->named[id].tensor;
   return RFR_OK;

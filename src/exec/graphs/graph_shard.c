@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * When parameters and gradients of sharded callables are whole. A stage has two blocks of memory: what UNSHARD
+ * gathers, until RESHARD, and the whole gradients, from their first W to REDUCE. A block has one address, since graphs
+ * have it, and is there in several windows of the schedule's time; two blocks may share bytes if no window of the one
+ * meets any of the other. Larger blocks are placed first, each at the lowest address that those before it leave.
+ *
+ * What the schedule has us do is run behind the call that it follows, so that the caller's loop need not know of it.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "exec/graphs/graphed.h"
+
+enum { GATHERED, WHOLE_GRADIENTS, KINDS };
+
+bool rfi_graph_is_sharded(const rfr_graphs *g) {
+  for (int i = 0; i < g->n; i++)
+    if (g->callable[i].sharded) return true;
+  return false;
+}
+
+static bool stage_is_sharded(const rfr_graphs *g, const rfi_stage_plan *s) {
+  for (int c = s->first; c < s->end; c++)
+    if (g->callable[c].sharded) return true;
+  return false;
+}
+
+static bool has_wgrad(const rfr_graphs *g, const rfi_stage_plan *s) {
+  for (int c = s->first; c < s->end; c++)
+    if (g->callable[c].sharded && rfi_has(&g->callable[c], RFI_PART_W)) return true;
+  return false;
+}
+
+static bool adds(int op) { return op == RFR_ACTION_W || op == RFR_ACTION_B; }
+
+/* ---- what a schedule says ---- */
+
+typedef struct window {
+  int block, first, last; /* block: of stage i, 2 i and 2 i + 1; positions in the rank's list */
+} window;
+
+typedef struct windows {
+  rfr_graphs *g;
+  window *at;
+  int n;
+  int *since;         /* per block: where it is whole since; -1: it is not */
+  int64_t live, most; /* bytes that are whole now; at most */
+} windows;
+
+static rfr_status wrong(const rfr_graphs *g, const rfr_action *a, int i, const char *what) {
+  char text[RFR_ACTION_TEXT];
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "rank %d, action %d (%s): %s", g->options.rank, i, rfr_action_print(*a, text),
+                  what);
+}
+
+static int64_t *offset_of(rfr_graphs *g, int block) { return &g->stage[block / KINDS].window[block % KINDS]; }
+static int64_t bytes_of(const rfr_graphs *g, int block) { return g->stage[block / KINDS].window_bytes[block % KINDS]; }
+
+static void open_window(windows *w, int block, int i) {
+  w->since[block] = i;
+  w->live += bytes_of(w->g, block);
+  if (w->live > w->most) w->most = w->live;
+}
+
+static void close_window(windows *w, int block, int i) {
+  w->at[w->n++] = (window){block, w->since[block], i};
+  w->since[block] = -1;
+  w->live -= bytes_of(w->g, block);
+}
+
+/* Some weight gradient reads a parameter. */
+static bool wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
+  for (int c = s->first; c < s->end; c++) {
+    const rfi_callable *of = &g->callable[c];
+    for (int i = of->start[RFI_PART_W]; i < of->start[RFI_PART_W + 1]; i++)
+      for (int k = 0; k < of->trace->ops[i].n_in; k++) {
+        const rfr_value v = of->trace->ops[i].in[k];
+        if (v >= 0 && of->place[of->trace->values[v].base].home == RFI_HOME_WINDOW) return true;
+      }
+  }
+  return false;
+}
+
+/* That UNSHARD and RESHARD alternate, and F and I stand between them where there are any, the schedule has checked. */
+static rfr_status read_action(windows *w, int stage, const rfr_action *a, int i) {
+  const rfi_stage_plan *s = &w->g->stage[stage];
+  const int gathered = stage * KINDS + GATHERED, gradients = stage * KINDS + WHOLE_GRADIENTS;
+  const bool whole = w->since[gathered] >= 0, summing = w->since[gradients] >= 0;
+  switch (a->op) {
+    case RFR_ACTION_UNSHARD: open_window(w, gathered, i); return RFR_OK;
+    case RFR_ACTION_RESHARD: close_window(w, gathered, i); return RFR_OK;
+    case RFR_ACTION_REDUCE:
+      if (!has_wgrad(w->g, s)) return RFR_OK;
+      if (!summing) return wrong(w->g, a, i, "nothing was added to the stage's gradients since they were reduced");
+      close_window(w, gradients, i);
+      return RFR_OK;
+    case RFR_ACTION_F:
+    case RFR_ACTION_I:
+    case RFR_ACTION_W:
+    case RFR_ACTION_B:
+      if (!whole && (a->op != RFR_ACTION_W || wgrad_reads(w->g, s)))
+        return wrong(w->g, a, i,
+                     "it reads parameters of sharded callables, which are not gathered: put UNSHARD before");
+      if (adds(a->op) && !summing && has_wgrad(w->g, s)) open_window(w, gradients, i);
+      return RFR_OK;
+    default: return RFR_OK;
+  }
+}
+
+static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
+  const rfr_graphs *g = w->g;
+  for (int b = 0; b < g->n_stages * KINDS; b++) w->since[b] = -1;
+  for (int i = 0; i < n; i++)
+    for (int k = 0; k < g->n_stages; k++)
+      if (g->stage[k].number == a[i].stage && stage_is_sharded(g, &g->stage[k])) RFI_TRY(read_action(w, k, &a[i], i));
+  for (int b = 0; b < g->n_stages * KINDS; b++)
+    if (w->since[b] >= 0)
+      return rfi_fail(RFI_E_GRAPHS_CALLABLE, "stage %d is left %s at the end of the schedule",
+                      g->stage[b / KINDS].number,
+                      b % KINDS == GATHERED ? "gathered: RESHARD is missing" : "with gradients: REDUCE is missing");
+  return RFR_OK;
+}
+
+/* ---- where ---- */
+
+/* Offsets of the stage's values in its two blocks. */
+static void lay_blocks(rfr_graphs *g, rfi_stage_plan *s) {
+  memset(s->window_bytes, 0, sizeof s->window_bytes);
+  for (int c = s->first; c < s->end; c++) {
+    const rfi_callable *of = &g->callable[c];
+    const rfr_trace *t = of->trace;
+    for (rfr_value v = 0; v < t->n_values; v++) {
+      const int id = of->place[v].home == RFI_HOME_NAMED ? (int)of->place[v].offset : -1;
+      const bool gradient = id >= 0 && g->named[id].window;
+      int64_t *bytes = &s->window_bytes[gradient ? WHOLE_GRADIENTS : GATHERED];
+      if (!gradient && of->place[v].home != RFI_HOME_WINDOW) continue;
+      if (gradient) g->named[id].offset = *bytes;
+      else of->place[v].offset = *bytes;
+      *bytes += rfi_storage_bytes(&t->values[v].type);
+    }
+  }
+}
+
+/* The next window of a block behind number i; of one block they come in order. */
+static int next_window(const windows *w, int block, int i) {
+  for (i++; i < w->n && w->at[i].block != block; i++) {}
+  return i;
+}
+
+static bool meet(const windows *w, int a, int b) {
+  int i = next_window(w, a, -1), k = next_window(w, b, -1);
+  while (i < w->n && k < w->n) {
+    if (w->at[i].first <= w->at[k].last && w->at[k].first <= w->at[i].last) return true;
+    if (w->at[i].last < w->at[k].last) i = next_window(w, a, i);
+    else k = next_window(w, b, k);
+  }
+  return false;
+}
+
+/* The lowest address for a block that meets none of those that are placed. */
+static int64_t lowest(const windows *w, int block, const bool *placed) {
+  rfr_graphs *g = w->g;
+  int64_t at = 0;
+  for (int b = 0; b < g->n_stages * KINDS; b++) {
+    const int64_t other = *offset_of(g, b);
+    if (!placed[b] || other >= at + bytes_of(g, block) || at >= other + bytes_of(g, b) || !meet(w, block, b)) continue;
+    at = other + bytes_of(g, b);
+    b = -1; /* those before may be in the way now */
+  }
+  return at;
+}
+
+static void place_blocks(const windows *w, bool *placed) {
+  rfr_graphs *g = w->g;
+  const int n = g->n_stages * KINDS;
+  for (int round = 0; round < n; round++) {
+    int largest = -1;
+    for (int b = 0; b < n; b++)
+      if (!placed[b] && (largest < 0 || bytes_of(g, b) > bytes_of(g, largest))) largest = b;
+    const int64_t at = lowest(w, largest, placed), end = at + bytes_of(g, largest);
+    *offset_of(g, largest) = at;
+    placed[largest] = true;
+    if (end > g->memory.window_bytes) g->memory.window_bytes = end;
+  }
+}
+
+/* From offsets in a block to offsets in the windows. */
+static void move_values(rfr_graphs *g, const rfi_stage_plan *s) {
+  for (int c = s->first; c < s->end; c++) {
+    const rfi_callable *of = &g->callable[c];
+    for (rfr_value v = 0; v < of->trace->n_values; v++) {
+      const int id = of->place[v].home == RFI_HOME_NAMED ? (int)of->place[v].offset : -1;
+      if (id >= 0 && g->named[id].window) g->named[id].offset += s->window[WHOLE_GRADIENTS];
+      if (of->place[v].home == RFI_HOME_WINDOW) of->place[v].offset += s->window[GATHERED];
+    }
+  }
+}
+
+rfr_status rfi_graph_place_windows(rfr_graphs *g) {
+  windows w = {.g = g};
+  bool *placed = NULL;
+  rfr_status s;
+  int n;
+  if (!rfi_graph_is_sharded(g)) return RFR_OK;
+  const rfr_action *a = rfr_schedule_actions(g->options.schedule, g->options.rank, &n);
+  const size_t blocks = (size_t)(g->n_stages * KINDS);
+  RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.at * (size_t)(n + 1), &w.at));
+  RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.since * blocks, &w.since));
+  RFI_GOTO(RFI_ALLOC(g->m.ctx, blocks, &placed));
+  for (int i = 0; i < g->n_stages; i++) lay_blocks(g, &g->stage[i]);
+  RFI_GOTO(read_windows(&w, a, n));
+  place_blocks(&w, placed);
+  for (int i = 0; i < g->n_stages; i++) move_values(g, &g->stage[i]);
+  g->memory.lower_bound_bytes += w.most;
+fail:
+  rfi_free(g->m.ctx, w.at);
+  rfi_free(g->m.ctx, w.since);
+  rfi_free(g->m.ctx, placed);
+  return s;
+}
+
+/* ---- what runs ---- */
+
+static bool is_first_sum(const rfi_stage_plan *s, const rfr_action *a, int i) {
+  for (int k = i - 1; k >= 0; k--) {
+    if (a[k].stage != s->number) continue;
+    if (a[k].op == RFR_ACTION_REDUCE) return true;
+    if (adds(a[k].op)) return false;
+  }
+  return true;
+}
+
+int rfi_graph_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to) {
+  const bool clear = adds(a[i].op) && stage_is_sharded(g, s) && is_first_sum(s, a, i);
+  const bool gather = a[i].op == RFR_ACTION_UNSHARD, reduce = a[i].op == RFR_ACTION_REDUCE;
+  int n = 0;
+  if (!clear && !gather && !reduce) return 0;
+  for (int c = s->first; c < s->end; c++) {
+    const rfi_callable *of = &g->callable[c];
+    if (!of->sharded || (!gather && !rfi_has(of, RFI_PART_W))) continue;
+    if (to) to[n] = (rfi_own){gather ? RFI_OWN_GATHER : reduce ? RFI_OWN_REDUCE : RFI_OWN_CLEAR, c, at};
+    n++;
+  }
+  return n;
+}
+
+static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
+  for (rfr_value v = 0; v < c->trace->n_values; v++) {
+    const rfi_named *x = c->place[v].home == RFI_HOME_NAMED ? &g->named[c->place[v].offset] : NULL;
+    if (x && x->window) RFI_TRY(g->m.backend->fill(g->m.device, x->tensor.data, 0, (size_t)x->tensor.bytes));
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager) {
+  for (; *next < g->calls.n_own && g->calls.own[*next].at <= at; ++*next) {
+    const rfi_own *o = &g->calls.own[*next];
+    switch (o->op) {
+      case RFI_OWN_GATHER: RFI_TRY(rfi_graph_run(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
+      case RFI_OWN_CLEAR: RFI_TRY(clear(g, &g->callable[o->callable])); break;
+      default: RFI_TRY(rfi_graph_run(g, o->callable, 0, RFI_PART_REDUCE, eager));
+    }
+  }
+  return RFR_OK;
+}
