@@ -193,6 +193,7 @@ static void ops(void) {
   VALUE(rfr_all_reduce_at, NULL, NOWHERE, 0, 2);
   VALUE(rfr_gradient_onto_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_step_block_at, NULL, NOWHERE);
+  VALUE(rfr_rng_stream_at, NULL, NOWHERE, "name");
   VALUE(rfr_lr_schedule_at, NULL, NOWHERE, 0, NULL);
   VALUE(rfr_grad_norm_at, NULL, NOWHERE, 2, v, NULL);
   VALUE(rfr_grad_norm_zeros_at, NULL, NOWHERE, 2, v, 0, NULL);
@@ -220,6 +221,7 @@ static void programs(void) {
   rfr_frontier_point points[2];
   rfr_memory_use use;
   int n;
+  rfr_rng rng = {0};
   QUIET(rfr_programs_destroy, NULL);
   STATUS(rfr_programs_tensor, NULL, "x", &x);
   STATUS(rfr_programs_tensor_at, NULL, 0, &x);
@@ -232,6 +234,8 @@ static void programs(void) {
   memset(&x, 0, sizeof x);
   STATUS(rfr_programs_write, NULL, &x, &x);
   STATUS(rfr_programs_read, NULL, &x, &x);
+  STATUS(rfr_programs_get_rng, NULL, NULL, &rng);
+  STATUS(rfr_programs_set_rng, NULL, NULL, &rng);
   STATUS(rfr_program_capture, NULL, 0);
   STATUS(rfr_program_profile, NULL, 0, NULL, 0, &n);
   STATUS(rfr_program_replay, NULL, 0, NULL, 0);
@@ -273,6 +277,7 @@ static void graphs(void) {
   rfr_graphs *g;
   rfr_tensor x;
   rfr_graphs_memory m;
+  rfr_rng rng = {0};
   const rfr_callable c = rfr_callable_default();
   QUIET(rfr_graphs_destroy, NULL);
   STATUS(rfr_graphs_create, NULL, &c, 1, NULL, &g);
@@ -291,6 +296,8 @@ static void graphs(void) {
   STATUS(rfr_graphs_gradient, NULL, "w", &x);
   STATUS(rfr_graphs_write, NULL, &x, &x);
   STATUS(rfr_graphs_read, NULL, &x, &x);
+  STATUS(rfr_graphs_get_rng, NULL, NULL, &rng);
+  STATUS(rfr_graphs_set_rng, NULL, NULL, &rng);
   STATUS(rfr_graphs_get_memory, NULL, &m);
   GIVES(-1, rfr_graphs_ops, NULL, 0, RFR_ACTION_F);
   GIVES(NULL, rfr_graphs_trace, NULL, 0);
@@ -344,8 +351,8 @@ static void schedules(void) {
 
 /* One of the parameters is a pointer to a handle, not to where one goes. */
 static int takes_handle(const char *declaration) {
-  static const char *const types[] = {"rfr_ctx *", "rfr_trace *", "rfr_programs *", "rfr_run *", "rfr_schedule *",
-                                      "rfr_graphs *"};
+  static const char *const types[] = {"rfr_ctx *", "rfr_trace *",    "rfr_programs *",
+                                      "rfr_run *", "rfr_schedule *", "rfr_graphs *"};
   const char *parameters = strchr(declaration, '(');
   for (size_t i = 0; parameters && i < sizeof types / sizeof types[0]; i++)
     for (const char *s = parameters; (s = strstr(s, types[i])); s++)

@@ -229,6 +229,10 @@ RFR_API rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *paramete
 /* Copies to or from host memory; waits for what was launched. */
 RFR_API rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *from);
 RFR_API rfr_status rfr_graphs_read(rfr_graphs *g, const rfr_tensor *from, void *to);
+/* As rfr_programs_get_rng and rfr_programs_set_rng. A step that begins may give a stream's state too, as that of
+ * "rng.NAME" or "step". Errors: program.name; graphs.order, for a set within a step. */
+RFR_API rfr_status rfr_graphs_get_rng(rfr_graphs *g, const char *stream, rfr_rng *out);
+RFR_API rfr_status rfr_graphs_set_rng(rfr_graphs *g, const char *stream, const rfr_rng *rng);
 /* How many ops a callable's part has: F, I or W; 0: a call of it has nothing to do. -1: there is no such part. */
 RFR_API int rfr_graphs_ops(const rfr_graphs *g, int callable, rfr_action_op part);
 typedef struct rfr_graphs_memory {

@@ -138,7 +138,8 @@ RFR_API rfr_value rfr_swiglu_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_
 /* cap tanh(x / cap), cap > 0. Between a product without bias and a cross-entropy it becomes part of the fused head. */
 RFR_API rfr_value rfr_softcap_at(rfr_trace *t, rfr_place at, rfr_value x, double cap);
 /* Masks are addressed, never stored: (seed of `step`, stream; element, site,
- * microbatch, attempted). The site is numbered by the call. 0 <= p < 1. */
+ * microbatch, attempted). The site is numbered by the call. 0 <= p < 1. `step`: the step block, or the state of a named
+ * stream, whose name is a part of the address. */
 RFR_API rfr_value rfr_dropout_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value step, double p, int stream);
 /* Sum over an axis, or over everything to shape (1) with axis -1. f32 sums. */
 RFR_API rfr_value rfr_sum_at(rfr_trace *t, rfr_place at, rfr_value x, int axis);
@@ -179,6 +180,10 @@ RFR_API rfr_value rfr_gradient_onto_at(rfr_trace *t, rfr_place at, rfr_value los
 
 /* The step block, a state input i64 (4): attempted, applied, seed, skipped. */
 RFR_API rfr_value rfr_step_block_at(rfr_trace *t, rfr_place at);
+/* The state of a named stream of random numbers, for rfr_dropout: a state input "rng.NAME" like a step block, of which
+ * draws read seed and attempted. rfr_step_end moves it on as it does the step block; without, it is the caller's to set
+ * (rfr_programs_set_rng). Errors: argument, for a name of no or more than 100 characters. */
+RFR_API rfr_value rfr_rng_stream_at(rfr_trace *t, rfr_place at, const char *name);
 typedef enum rfr_lr_kind { RFR_LR_CONSTANT, RFR_LR_LINEAR, RFR_LR_COSINE, RFR_LR_WSD } rfr_lr_kind;
 typedef struct rfr_lr_options {
   size_t size;
@@ -311,6 +316,7 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
 #define rfr_gradient(t, loss, w, to) rfr_gradient_at(t, RFR_HERE, loss, w, to)
 #define rfr_gradient_onto(t, loss, w, onto) rfr_gradient_onto_at(t, RFR_HERE, loss, w, onto)
 #define rfr_step_block(t) rfr_step_block_at(t, RFR_HERE)
+#define rfr_rng_stream(t, name) rfr_rng_stream_at(t, RFR_HERE, name)
 #define rfr_lr_schedule(t, step, o) rfr_lr_schedule_at(t, RFR_HERE, step, o)
 #define rfr_grad_norm(t, n, grads, skip) rfr_grad_norm_at(t, RFR_HERE, n, grads, skip)
 #define rfr_grad_norm_zeros(t, n, grads, zeros, skip) rfr_grad_norm_zeros_at(t, RFR_HERE, n, grads, zeros, skip)

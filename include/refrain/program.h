@@ -83,6 +83,23 @@ RFR_API rfr_status rfr_programs_choice_at(const rfr_programs *p, int i, rfr_choi
 RFR_API rfr_status rfr_programs_write(rfr_programs *p, const rfr_tensor *to, const void *from);
 RFR_API rfr_status rfr_programs_read(rfr_programs *p, const rfr_tensor *from, void *to);
 
+/* ---- random numbers ---- */
+
+/* Where a stream of random numbers is. Nothing is drawn from it and so moves it: what is drawn is a function of the
+ * seed, the stream's name, the step, and where it is drawn (rfr_dropout). */
+typedef struct rfr_rng {
+  uint64_t seed;
+  int64_t step;
+} rfr_rng;
+/* The state of a stream by its name (rfr_rng_stream); NULL: the default one, in the step block. Waits for what was
+ * launched. Ranks with the same state draw the same; for others each takes a fork. Errors: program.name. */
+RFR_API rfr_status rfr_programs_get_rng(rfr_programs *p, const char *stream, rfr_rng *out);
+RFR_API rfr_status rfr_programs_set_rng(rfr_programs *p, const char *stream, const rfr_rng *rng);
+/* A state at the same step, whose numbers have nothing to do with those of `rng` or of its fork of another number. */
+RFR_API rfr_rng rfr_rng_fork(rfr_rng rng, uint64_t number);
+
+/* ---- running ---- */
+
 /* Runs the ops of phase load, which depend on frozen inputs alone. Call it after
  * weights were written and before the first run. */
 RFR_API rfr_status rfr_programs_load(rfr_programs *p);

@@ -50,6 +50,10 @@ static inline uint64_t rfi_stream_id(const char *name) {
   return h;
 }
 
+/* What the state of a named stream is called among a program's inputs, before the name, which is this long at most. */
+#define RFI_STREAM_PREFIX "rng."
+enum { RFI_STREAM_NAME = 100 };
+
 /* Four draws for elements 4*block .. 4*block+3 of a site, microbatch and step. Two
  * addresses are different counters as long as block < 2^40, site < 2^24, microbatch < 2^16
  * and step < 2^48. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "core/rng.h"
 #include "trace/trace.h"
 
 static bool is_scalar(const rfr_type *t, rfr_dtype dtype) {
@@ -166,6 +167,16 @@ static const char *wrong_adamw(const rfr_adamw_options *o) {
 
 rfr_value rfr_step_block_at(rfr_trace *t, rfr_place at) {
   return rfr_input_at(t, at, "step", RFR_ROLE_STATE, RFR_I64, 1, (int64_t[]){4});
+}
+
+rfr_value rfr_rng_stream_at(rfr_trace *t, rfr_place at, const char *name) {
+  char full[sizeof RFI_STREAM_PREFIX + RFI_STREAM_NAME];
+  const size_t n = name ? strlen(name) : 0;
+  if (n < 1 || n > RFI_STREAM_NAME)
+    return rfi_trace_fail(t, at, "rng_stream", RFI_E_ARGUMENT, "a stream's name has 1 to %d characters, not %zu",
+                          RFI_STREAM_NAME, n);
+  rfi_snprintf(full, sizeof full, "%s%s", RFI_STREAM_PREFIX, name);
+  return rfr_input_at(t, at, full, RFR_ROLE_STATE, RFR_I64, 1, (int64_t[]){4});
 }
 
 rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_place at, rfr_value step, const rfr_lr_options *options) {
