@@ -305,11 +305,13 @@ static void test_written_states(void **state) {
       OK(rfr_trace_create(ctx, &t[i]));
       rfr_value x = rfr_input(t[i], "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, shape);
       rfr_value s = rfr_input(t[i], "s", RFR_ROLE_STATE, RFR_F32, 2, shape);
+      rfr_value sum = rfr_silu(t[i], x);
       if (i == 0)
         rfr_output(t[i], "s",
                    rfi_record(t[i], RFR_HERE, RFI_OP_accumulate, 2, (rfr_value[]){rfr_detach(t[i], x), s}, NULL, NULL));
       else x = product ? rfr_mul(t[i], x, s) : rfr_add(t[i], x, s);
-      rfr_output(t[i], "y", rfr_gelu(t[i], rfr_add(t[i], rfr_silu(t[i], x), x), 1));
+      sum = rfr_add(t[i], sum, rfr_silu(t[i], x));
+      rfr_output(t[i], "y", rfr_gelu(t[i], rfr_add(t[i], sum, x), 1));
       OK(rfr_trace_finish(t[i]));
       c[i].trace = t[i];
     }
