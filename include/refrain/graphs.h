@@ -148,6 +148,8 @@ typedef struct rfr_graphs_options {
   int allow_unused_input;  /* 1: an input_grad that reaches no output has no gradient; 0: it is an error */
   int eager;               /* 1: nothing is captured, each call runs its kernels one by one; the same bits. On device
                              cuda:none, where nothing runs, the plan alone is made */
+  int debug;               /* 1: what is over is poisoned (NaN, -1): slots that are free, outputs behind the last gradient,
+                              input gradients behind the slot's next forward. The same bits of all that holds */
   int fuse;                /* as in rfr_compile_options; default 1 */
   int64_t budget;          /* bytes of the whole arena; 0: no limit */
   rfr_recompute recompute; /* as in rfr_compile_options, of all callables together; default: keep. What a trace marks by

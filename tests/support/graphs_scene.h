@@ -39,7 +39,7 @@ typedef struct rft_scene {
   unsigned frozen;
   const char *schedule; /* of one rank; NULL: none */
   int layers;           /* blocks of a stage, with a schedule */
-  bool fuse, eager, linked;
+  bool fuse, eager, linked, debug;
   unsigned marked; /* blocks to be made again, a bit each */
   rfr_recompute recompute;
   int64_t budget;

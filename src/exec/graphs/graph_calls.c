@@ -60,6 +60,43 @@ static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call
   return n;
 }
 
+/* Marks the calls that take and free slots, walking from either end: a slot's microbatch is a new one there. */
+static void mark_ends(const rfr_graphs *g, rfi_calls *c, int *occupant) {
+  for (int end = 0; end < 2; end++) {
+    int slots = 0;
+    for (int i = 0; i < g->n_stages; i++) slots += g->stage[i].slots;
+    for (int i = 0; i < slots; i++) occupant[i] = -1;
+    for (int i = 0; i < c->n; i++) {
+      rfi_step_call *call = &c->call[end ? c->n - 1 - i : i];
+      int at = call->slot;
+      for (int k = 0; k < g->callable[call->callable].stage; k++) at += g->stage[k].slots;
+      *(end ? &call->last : &call->first) = occupant[at] != call->microbatch;
+      occupant[at] = call->microbatch;
+    }
+  }
+}
+
+void rfi_graph_explain(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]) {
+  const rfi_calls *c = &g->calls;
+  const int stage = g->callable[callable].stage, slots = g->stage[stage].slots;
+  const int64_t begin = c->endless ? g->next / c->n * c->n : 0, now = c->endless ? g->next / c->n : -1;
+  bool begun = false, through = c->endless && microbatch >= 0 && microbatch < now;
+  int in_flight = 0;
+  for (int64_t i = begin; i < g->next; i++) {
+    const rfi_step_call *call = &c->call[i - begin];
+    if (g->callable[call->callable].stage != stage) continue;
+    in_flight += call->first - call->last;
+    if ((c->endless ? now : call->microbatch) != microbatch) continue;
+    begun = true;
+    through = call->last;
+  }
+  text[0] = 0;
+  if (through) rfi_snprintf(text, 96, ", which is through and has no slot any more");
+  else if (!begun && !forward) rfi_snprintf(text, 96, ", which is not in flight");
+  else if (!begun && in_flight >= slots)
+    rfi_snprintf(text, 96, ", but there are %d in flight, in as many slots", in_flight);
+}
+
 /* ---- final gradients ---- */
 
 static bool runs_wgrad(const rfr_graphs *g, const rfi_step_call *call) {
@@ -99,8 +136,8 @@ void rfi_graph_drop_calls(rfr_graphs *g, rfi_calls *c) {
 
 rfr_status rfi_graph_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *c) {
   rfr_ctx *ctx = g->m.ctx;
-  int *last = NULL;
-  int n_own;
+  int *last = NULL, slots = 1, n_own;
+  for (int i = 0; i < g->n_stages; i++) slots += g->stage[i].slots;
   *c = (rfi_calls){.endless = !schedule};
   c->n = list(g, schedule, NULL, NULL, &n_own);
   c->n_own = n_own;
@@ -109,9 +146,10 @@ rfr_status rfi_graph_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi
   if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready_end * n, &c->ready_end);
   if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready * named, &c->ready);
   if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->own * ((size_t)c->n_own + 1), &c->own);
-  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *last * (named + n), &last);
+  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *last * (named + n + (size_t)slots), &last);
   if (s == RFR_OK) {
     list(g, schedule, c->call, c->own, &n_own);
+    mark_ends(g, c, last);
     sort_gradients(g, c, last);
   }
   rfi_free(ctx, last);

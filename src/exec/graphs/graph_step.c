@@ -26,9 +26,11 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
                      : backward ? call->op == RFR_ACTION_I || call->op == RFR_ACTION_B
                                 : call->op == RFR_ACTION_F;
   if (right && call->callable == callable && call->microbatch == microbatch) return RFR_OK;
+  char why[96];
+  rfi_graph_explain(g, callable, microbatch, !wgrad && !backward, why);
   return rfi_fail(RFI_E_GRAPHS_ORDER,
-                  "%s of callable \"%s\", microbatch %d: the schedule wants %s of callable \"%s\", microbatch %d",
-                  asked, g->callable[callable].name, microbatch, rfi_call_text(call->op),
+                  "%s of callable \"%s\", microbatch %d%s: the schedule wants %s of callable \"%s\", microbatch %d",
+                  asked, g->callable[callable].name, microbatch, why, rfi_call_text(call->op),
                   g->callable[call->callable].name, call->microbatch);
 }
 
@@ -145,8 +147,19 @@ static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const r
   return call->op == RFR_ACTION_B ? rfi_graph_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
 }
 
-/* Behind a call: what the schedule has us do before the next one. */
-static rfr_status end_call(rfr_graphs *g) {
+/* What runs in between leaves a step that can only be aborted, unless it comes to the end. */
+static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
+  g->state = RFI_STEP_BROKEN;
+  return g->options.debug && call->first ? rfi_graph_poison_slot(g, g->callable[call->callable].stage, call->slot, true)
+                                         : RFR_OK;
+}
+
+/* Then comes what the schedule has us do before the next call. */
+static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
+  if (g->options.debug) {
+    RFI_TRY(rfi_graph_poison_shared(g));
+    if (call->last) RFI_TRY(rfi_graph_poison_slot(g, g->callable[call->callable].stage, call->slot, false));
+  }
   RFI_TRY(rfi_graph_run_own(g, g->next + 1, &g->next_own, false));
   g->state = RFI_STEP_OPEN;
   g->next++;
@@ -162,10 +175,10 @@ rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const
   const rfi_callable *c = &g->callable[callable];
   RFI_TRY(check_bindings(&call, c, false, inputs, n_inputs));
   RFI_TRY(check_room(c, "outputs", c->n_out, outputs, n_outputs));
-  g->state = RFI_STEP_BROKEN;
+  RFI_TRY(begin_call(g, &call));
   RFI_TRY(run_forward(g, &call, inputs, n_inputs));
   for (int k = 0; k < c->n_out; k++) outputs[k] = rfi_port_tensor(g, callable, call.slot, &c->out[k], false);
-  return end_call(g);
+  return end_call(g, &call);
 }
 
 static int unlinked(const rfi_callable *c) {
@@ -181,19 +194,19 @@ rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, cons
   const rfi_callable *c = &g->callable[callable];
   RFI_TRY(check_bindings(&call, c, true, output_grads, n_output_grads));
   RFI_TRY(check_room(c, "input gradients", unlinked(c), input_grads, n_input_grads));
-  g->state = RFI_STEP_BROKEN;
+  RFI_TRY(begin_call(g, &call));
   RFI_TRY(run_backward(g, &call, output_grads, n_output_grads));
   for (int i = 0, k = 0; i < c->n_in; i++)
     if (c->in[i].callable < 0) input_grads[k++] = rfi_port_tensor(g, callable, call.slot, &c->in[i], true);
-  return end_call(g);
+  return end_call(g, &call);
 }
 
 rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
   rfi_step_call call;
   RFI_TRY(check_order(g, 1, 0, callable, microbatch, &call));
-  g->state = RFI_STEP_BROKEN;
+  RFI_TRY(begin_call(g, &call));
   RFI_TRY(rfi_graph_run(g, callable, call.slot, RFI_PART_W, false));
-  return end_call(g);
+  return end_call(g, &call);
 }
 
 /* ---- its beginning and end ---- */
@@ -225,6 +238,7 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
     for (int c = 0; c < g->n; c++)
       if (part == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)part, false));
   g->loaded = true;
+  if (g->options.debug) RFI_TRY(rfi_graph_poison_all(g));
   for (int i = 0; i < g->n_named; i++)
     if (g->named[i].parameter >= 0 && !g->named[i].accumulate)
       RFI_TRY(g->m.backend->fill(g->m.device, g->named[i].tensor.data, 0, (size_t)g->named[i].tensor.bytes));

@@ -13,6 +13,7 @@
  *   graph_calls.c   a schedule -> the calls of a step, and the main gradients that each makes final
  *   graph_shard.c   UNSHARD, RESHARD and REDUCE of a schedule -> when sharded callables' parameters and gradients are
  *                   whole, where, and what runs between the calls for it
+ *   graph_debug.c   what is over -> poison
  *   graph_rebind.c  memory of the caller's that has moved -> the same graphs for its new place
  *   graph_step.c    these calls: order, signature, copies, launches
  *
@@ -118,6 +119,7 @@ typedef struct rfi_named { /* a parameter, state, constant or main gradient, sha
 typedef struct rfi_step_call { /* what the caller is to do */
   rfr_action_op op;            /* F, I, W or B */
   int callable, microbatch, slot;
+  bool first, last; /* of the microbatch in the stage: takes the slot, frees it */
 } rfi_step_call;
 
 /* What we do of a schedule ourselves, in front of call number `at`. */
@@ -241,6 +243,15 @@ bool rfi_graph_is_complete(const rfr_graphs *g);
 const char *rfi_call_text(int op); /* what a message calls it */
 /* graphs.order within a step of which a call is still to come that adds onto a main gradient, number `gradient`. */
 rfr_status rfi_graph_check_gradient(const rfr_graphs *g, int gradient);
+
+/* Why a call of a microbatch cannot be the next one, as ", ..." or "". */
+void rfi_graph_explain(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]);
+
+/* ---- graph_debug.c ---- */
+/* Of a slot all, or all but the input gradients; of what parts share; of every slot. */
+rfr_status rfi_graph_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients);
+rfr_status rfi_graph_poison_shared(rfr_graphs *g);
+rfr_status rfi_graph_poison_all(rfr_graphs *g);
 
 /* ---- graph_step.c ---- */
 /* Writes which microbatch a slot has. */

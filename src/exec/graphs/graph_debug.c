@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Debugging: bytes whose time is over hold no values. A slot is poisoned when its microbatch has had its last gradient,
+ * but for the input gradients, which hold on, and whole before its next forward and when a step begins; what all parts
+ * share is poisoned behind each part. Who keeps a tensor for too long reads NaN or -1, not the next microbatch.
+ */
+#include "base/base.h"
+#include "exec/graphs/graphed.h"
+
+static rfr_status poison(const rfr_graphs *g, unsigned char *from, const unsigned char *to) {
+  return to > from ? g->m.backend->fill(g->m.device, from, RFI_POISON, (size_t)(to - from)) : RFR_OK;
+}
+
+/* The first input gradient in a slot's bytes from `at` on; false: there is none. */
+static bool next_kept(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const unsigned char *at,
+                      const unsigned char *end_of_slot, unsigned char **from, unsigned char **to) {
+  bool found = false;
+  for (int c = s->first; c < s->end; c++)
+    for (int i = 0; i < g->callable[c].n_in; i++) {
+      const rfi_port *p = &g->callable[c].in[i];
+      if (p->callable >= 0 || p->grad < 0) continue;
+      unsigned char *begin = rfi_graph_address(g, c, slot, p->grad), *end = begin + p->grad_tensor.bytes;
+      if (end <= at || begin >= end_of_slot || (found && begin >= *from)) continue;
+      *from = begin, *to = end;
+      found = true;
+    }
+  return found;
+}
+
+rfr_status rfi_graph_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients) {
+  const rfi_stage_plan *s = &g->stage[stage];
+  unsigned char *at = g->arena + s->offset + slot * s->bytes, *end = at + s->bytes, *from, *to;
+  for (int c = s->first; c < s->end; c++) g->callable[c].instance[slot].microbatch = -1;
+  while (!gradients && next_kept(g, s, slot, at, end, &from, &to)) {
+    RFI_TRY(poison(g, at, from));
+    at = to;
+  }
+  return poison(g, at, end);
+}
+
+rfr_status rfi_graph_poison_shared(rfr_graphs *g) {
+  unsigned char *at = g->arena + g->shared_at;
+  return g->joint ? RFR_OK : poison(g, at, at + g->memory.shared_bytes);
+}
+
+rfr_status rfi_graph_poison_all(rfr_graphs *g) {
+  for (int i = 0; i < g->n_stages; i++)
+    for (int slot = 0; slot < g->stage[i].slots; slot++) RFI_TRY(rfi_graph_poison_slot(g, i, slot, true));
+  return rfi_graph_poison_shared(g);
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Debugging callables: what holds has the bits of graphs without it, whatever the schedule; what is over has none. And
+ * calls out of order say why: a microbatch that is through, one that is not in flight, no slot left.
+ */
+#include <string.h>
+
+#include "exec/graphs/graphed.h"
+#include "support/graphs_scene.h"
+
+enum { T = RFT_T, C = RFT_C };
+
+/* Poison in bytes that somebody still reads would be NaN in gradients. */
+static void test_bits(void **state) {
+  (void)state;
+  static const struct {
+    const char *text;
+    int microbatches, stages;
+  } schedules[] = {{NULL, 2, 1},
+                   {"0F0 0F1 0F2 0B0 0B1 0B2", 3, 1},
+                   {"0F0 1F0 0F1 1F1 1I0 0I0 0F2 1F2 1I1 0I1 1I2 0I2 1W0 1W1 1W2 0W0 0W1 0W2", 3, 2},
+                   {"0F0 0F1 0I0 0F2 0B1 0W0 0I2 0W2", 3, 1}};
+  for (size_t i = 0; i < sizeof schedules / sizeof *schedules; i++)
+    for (int kind = 0; kind < 4; kind++)
+      rft_run_scene(&(rft_scene){.block = kind & 1 ? rft_block_experts : rft_block_transformer,
+                                 .blocks = 2 * schedules[i].stages,
+                                 .microbatches = schedules[i].microbatches,
+                                 .dtype = kind & 1 ? RFR_F32 : RFR_BF16,
+                                 .fuse = true,
+                                 .schedule = schedules[i].text,
+                                 .layers = 2,
+                                 .linked = kind >> 1,
+                                 .debug = true});
+}
+
+static bool is_poison(const void *data, int64_t bytes) {
+  const unsigned char *x = data;
+  for (int64_t i = 0; i < bytes; i++)
+    if (x[i] != RFI_POISON) return false;
+  return true;
+}
+
+static bool is_whole(const rfr_tensor *x) {
+  for (int64_t i = 0; i < x->bytes / 4; i++)
+    if (!(((const float *)x->data)[i] > -1e6f && ((const float *)x->data)[i] < 1e6f)) return false;
+  return true;
+}
+
+/* A stage's slot, but for what lies in [from, from + bytes). */
+static bool slot_is_poison(const rfr_graphs *g, int stage, int slot, const rfr_tensor *but) {
+  const rfi_stage_plan *s = &g->stage[stage];
+  const unsigned char *at = g->arena + s->offset + slot * s->bytes, *kept = but->data;
+  return is_poison(at, kept - at) && is_poison(kept + but->bytes, at + s->bytes - kept - but->bytes);
+}
+
+static void test_what_is_over(void **state) {
+  (void)state;
+  static rft_buffers b;
+  const rft_scene s = {.block = rft_block_mlp,
+                       .blocks = 1,
+                       .microbatches = 2,
+                       .dtype = RFR_F32,
+                       .debug = true,
+                       .layers = 1,
+                       .schedule = "0F0 0F1 0I0 0I1 0W1 0F2 0B2 0W0"};
+  rfr_schedule *schedule;
+  rfr_graphs *g = rft_make_graphs(&s, &schedule);
+  const rfr_type type = rft_activation(&s);
+  rfr_binding x[3], dy[3];
+  rfr_tensor y[3], dx[3];
+  for (int i = 0; i < g->n_named; i++)
+    if (g->named[i].tensor.type.dtype == RFR_F32) rft_fill_by(&g->named[i].tensor, 3 + (uint64_t)i, 0.5f);
+  for (int m = 0; m < 3; m++) {
+    rft_draw(&s, b.x[m][0], 0, m, 1);
+    rft_draw(&s, b.dx[m][1], 0, m, 2);
+    x[m] = (rfr_binding){NULL, type, b.x[m][0]};
+    dy[m] = (rfr_binding){NULL, type, b.dx[m][1]};
+  }
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int m = 0; m < 2; m++) OK(rfr_graphs_forward(g, 0, m, &x[m], 1, &y[m], 1));
+  for (int m = 0; m < 2; m++) OK(rfr_graphs_backward(g, 0, m, &dy[m], 1, &dx[m], 1));
+  assert_true(is_whole(&y[0]) && is_whole(&y[1]) && is_whole(&dx[0]) && is_whole(&dx[1]));
+  assert_true(is_poison(g->arena + g->shared_at, g->memory.shared_bytes));
+  OK(rfr_graphs_wgrad(g, 0, 1)); /* the last of microbatch 1: its output is over, its input gradient is not */
+  assert_true(is_whole(&y[0]) && is_whole(&dx[0]) && is_whole(&dx[1]) && is_poison(y[1].data, y[1].bytes));
+  assert_true(slot_is_poison(g, 0, rfr_schedule_slot(schedule, 0, 1), &dx[1]));
+  OK(rfr_graphs_forward(g, 0, 2, &x[2], 1, &y[2], 1)); /* in the slot of microbatch 1 */
+  assert_int_equal(rfr_schedule_slot(schedule, 0, 2), rfr_schedule_slot(schedule, 0, 1));
+  assert_true(is_whole(&y[0]) && is_whole(&dx[0]) && !is_whole(&dx[1]) && is_whole(&y[2]));
+  OK(rfr_graphs_backward(g, 0, 2, &dy[2], 1, &dx[2], 1));
+  OK(rfr_graphs_wgrad(g, 0, 0));
+  assert_true(is_whole(&dx[0]) && is_whole(&dx[2]) && is_poison(y[0].data, y[0].bytes));
+  OK(rfr_graphs_end_step(g));
+  assert_true(is_whole(&dx[0]) && is_whole(&dx[2]));
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int m = 0; m < 3; m++) assert_true(is_poison(dx[m].data, dx[m].bytes));
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+}
+
+/* ---- why a call is refused ---- */
+
+static void test_reasons(void **state) {
+  (void)state;
+  static rft_buffers b;
+  const rft_scene s = {.block = rft_block_linear,
+                       .blocks = 2,
+                       .microbatches = 3,
+                       .dtype = RFR_F32,
+                       .layers = 2,
+                       .schedule = "0F0 0F1 0B0 0F2 0B1 0B2"};
+  rfr_schedule *schedule;
+  rfr_graphs *g = rft_make_graphs(&s, &schedule);
+  const rfr_binding x = {NULL, rft_activation(&s), b.x[0][0]};
+  rfr_tensor y;
+  const char *const slug = "graphs.order";
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  rft_refused(rfr_graphs_backward(g, 1, 0, &x, 1, &y, 1), slug, "microbatch 0, which is not in flight: the schedule");
+  for (int m = 0; m < 2; m++)
+    for (int k = 0; k < 2; k++) rft_forward(g, &s, &b, k, m);
+  rft_refused(rfr_graphs_forward(g, 0, 2, &x, 1, &y, 1), slug, "but there are 2 in flight, in as many slots");
+  rft_refused(rfr_graphs_backward(g, 1, 1, &x, 1, &y, 1), slug, "microbatch 1: the schedule wants");
+  for (int k = 1; k >= 0; k--) rft_backward(g, &s, &b, k, 0);
+  rft_refused(rfr_graphs_backward(g, 1, 0, &x, 1, &y, 1), slug, "microbatch 0, which is through and has no slot any");
+  rft_refused(rfr_graphs_wgrad(g, 1, 2), slug, "microbatch 2, which is not in flight");
+  for (int k = 0; k < 2; k++) rft_forward(g, &s, &b, k, 2);
+  rft_refused(rfr_graphs_forward(g, 0, 3, &x, 1, &y, 1), slug, "microbatch 3, but there are 2 in flight");
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+  rft_scene endless = s;
+  endless.schedule = NULL;
+  g = rft_make_graphs(&endless, &schedule);
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int k = 0; k < 2; k++) rft_forward(g, &s, &b, k, 0);
+  rft_refused(rfr_graphs_forward(g, 0, 1, &x, 1, &y, 1), slug, "but there are 1 in flight");
+  for (int k = 1; k >= 0; k--) rft_backward(g, &s, &b, k, 0);
+  rft_refused(rfr_graphs_backward(g, 1, 0, &x, 1, &y, 1), slug, "which is through");
+  rft_refused(rfr_graphs_backward(g, 1, 1, &x, 1, &y, 1), slug, "which is not in flight");
+  rfr_graphs_destroy(g);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {rft_context_test(test_bits), rft_context_test(test_what_is_over),
+                                     rft_context_test(test_reasons)};
+  return cmocka_run_group_tests_name("debugging graphs", tests, NULL, NULL);
+}
