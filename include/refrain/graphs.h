@@ -70,6 +70,9 @@ typedef struct rfr_callable {
   int n_samples;              /* zeros are no input, as of an op that divides by one */
   int inference;              /* 1: no backward; all callables of a set or none */
   int sharded;                /* 1: each rank holds a part of its parameters, see below */
+  int64_t
+      first_site; /* how many calls of rfr_dropout the model records before this callable; -1: as many as those before
+                         it in the list have. A pipeline's ranks give it, and draw as one program that holds them all */
 } rfr_callable;
 RFR_API rfr_callable rfr_callable_default(void);
 
@@ -145,13 +148,13 @@ typedef struct rfr_graphs_options {
                                    one stage, microbatch by microbatch F of all callables, then B from the last to the
                                    first; any number of microbatches */
   int rank;
-  int allow_unused_input;  /* 1: an input_grad that reaches no output has no gradient; 0: it is an error */
-  int eager;               /* 1: nothing is captured, each call runs its kernels one by one; the same bits. On device
+  int allow_unused_input; /* 1: an input_grad that reaches no output has no gradient; 0: it is an error */
+  int eager;              /* 1: nothing is captured, each call runs its kernels one by one; the same bits. On device
                              cuda:none, where nothing runs, the plan alone is made */
-  int debug;               /* 1: what is over is poisoned (NaN, -1): slots that are free, outputs behind the last gradient,
+  int debug;      /* 1: what is over is poisoned (NaN, -1): slots that are free, outputs behind the last gradient,
                               input gradients behind the slot's next forward. The same bits of all that holds */
-  int fuse;                /* as in rfr_compile_options; default 1 */
-  int64_t budget;          /* bytes of the whole arena; 0: no limit */
+  int fuse;       /* as in rfr_compile_options; default 1 */
+  int64_t budget; /* bytes of the whole arena; 0: no limit */
   rfr_recompute recompute; /* as in rfr_compile_options, of all callables together; default: keep. What a trace marks by
                               rfr_set_recompute is marked here too. Inference has nothing to make again */
   const rfr_binding

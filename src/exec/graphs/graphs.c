@@ -8,7 +8,7 @@
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
 
-rfr_callable rfr_callable_default(void) { return (rfr_callable){.size = sizeof(rfr_callable)}; }
+rfr_callable rfr_callable_default(void) { return (rfr_callable){.size = sizeof(rfr_callable), .first_site = -1}; }
 
 rfr_graphs_options rfr_graphs_options_default(void) {
   return (rfr_graphs_options){.size = sizeof(rfr_graphs_options), .fuse = 1};
@@ -63,7 +63,7 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
     if (c->size != sizeof *c)
       return rfi_fail(RFI_E_ARGUMENT, "callable %d: size %zu, rfr_callable_default gives %zu", i, c->size, sizeof *c);
     if (!c->trace || !is_there(c->links, c->n_links) || !is_there(c->fixed, c->n_fixed) ||
-        !is_there(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0)
+        !is_there(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0 || c->first_site < -1)
       return rfi_fail(RFI_E_ARGUMENT, "callable %d has no trace, or lists that are not there", i);
     if (!c->inference != !callables[0].inference)
       return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable %d is for %s, those before it are not", i,
@@ -169,6 +169,7 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   int64_t site = 0;
   RFI_TRY(make_stages(g));
   for (int i = 0; i < g->n; i++) {
+    if (callables[i].first_site >= 0) site = callables[i].first_site;
     rfr_status s = rfi_callable_compile(g, i, &callables[i], &site);
     if (s == RFR_OK) s = rfi_graph_names(g, &g->callable[i]);
     if (s != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
