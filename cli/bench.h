@@ -10,6 +10,7 @@
 /* --dtype, or the best of this machine. */
 rfr_dtype bench_dtype(const cli *c);
 
+rfr_status bench_graphs(cli *c);
 rfr_status bench_kernels(cli *c);
 rfr_status bench_replay(cli *c);
 rfr_status bench_schedule(cli *c);

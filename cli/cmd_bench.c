@@ -143,6 +143,7 @@ static const struct {
   rfr_status (*run)(cli *c);
   bool large; /* timed only when it is named */
 } others[] = {{"compile", bench_compile, false},
+              {"graphs", bench_graphs, false},
               {"replay", bench_replay, false},
               {"schedule", bench_schedule, false},
               {"small", bench_small, false},

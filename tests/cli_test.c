@@ -348,6 +348,11 @@ static void bench(void **state) {
   v = parsed();
   assert_int_equal(number(v, "ops"), 1000);
   json_decref(v);
+  assert_int_equal(RUN("bench", "graphs", "--json"), 0);
+  v = parsed();
+  assert_int_equal(number(v, "callables"), 64);
+  assert_true(json_number_value(json_object_get(v, "launch_us")) > 0.0);
+  json_decref(v);
   assert_int_equal(RUN("bench", "small", "--json", "--dtype", "f32"), 0);
   v = parsed();
   assert_true(number(v, "ops") > 20);
