@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { RFI_GEMM_ABI = 2 };
+enum { RFI_GEMM_ABI = 3 };
 
 typedef enum rfi_gemm_type { RFI_GEMM_NONE, RFI_GEMM_F32, RFI_GEMM_BF16, RFI_GEMM_F16 } rfi_gemm_type;
 
@@ -31,6 +31,14 @@ typedef struct rfi_gemm_desc {
   int32_t varies; /* rfi_gemm_varies; else than FIXED: no batch, no bias */
 } rfi_gemm_desc;
 
+/* One run of a product of which something varies: n is that, 0: there is nothing to do. */
+typedef struct rfi_gemm_group {
+  int64_t n;
+  const void *a, *b;
+  void *y;
+} rfi_gemm_group;
+typedef rfi_gemm_group (*rfi_gemm_group_fn)(const void *user, int64_t g);
+
 typedef enum rfi_gemm_status { RFI_GEMM_OK, RFI_GEMM_UNSUPPORTED, RFI_GEMM_NO_MEMORY, RFI_GEMM_FAILED } rfi_gemm_status;
 
 typedef struct rfi_gemm_module {
@@ -41,9 +49,10 @@ typedef struct rfi_gemm_module {
   void (*close)(void *engine);
   /* UNSUPPORTED: there is no fast way, use the portable kernel. */
   rfi_gemm_status (*create)(void *engine, const rfi_gemm_desc *desc, void **handle, size_t *scratch);
-  /* n: what varies, above 0. */
-  rfi_gemm_status (*execute)(void *handle, int64_t n, const void *a, const void *b, const void *bias, void *y,
-                             void *scratch);
+  rfi_gemm_status (*execute)(void *handle, const void *a, const void *b, const void *bias, void *y, void *scratch);
+  /* Of a product of which something varies: one after the other, each thread asks `group` for each. */
+  rfi_gemm_status (*execute_groups)(void *handle, int64_t groups, rfi_gemm_group_fn group, const void *user,
+                                    void *scratch);
   void (*destroy)(void *handle);
 } rfi_gemm_module;
 

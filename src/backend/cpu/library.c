@@ -134,7 +134,7 @@ static void strides(const rfi_arg *x, int transposed, int64_t rows, int64_t cols
 static rfr_status run_product(const rfi_call *call) {
   const product *p = call->library;
   const void *bias = p->desc.bias != RFI_GEMM_NONE ? call->in[2].data : NULL;
-  rfi_gemm_status s = p->library->module->execute(p->handle, 0, call->in[0].data, call->in[1].data, bias,
+  rfi_gemm_status s = p->library->module->execute(p->handle, call->in[0].data, call->in[1].data, bias,
                                                   call->out[0].data, call->workspace);
   return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a matrix product", p->library->text);
 }
@@ -173,29 +173,43 @@ static char *row_of(const rfi_arg *x, int64_t i) {
   return (char *)x->data + i * x->stride[0] * (rfr_dtype_bits(x->type.dtype) / 8);
 }
 
-static rfr_status run_groups(const rfi_call *call, bool wgrad) {
-  const product *p = call->library;
-  const rfi_arg *y = &call->out[0], *x = &call->in[0];
+static rfi_gemm_group rows_of_group(const void *user, int64_t g) {
+  const rfi_call *call = user;
+  const rfi_arg *x = &call->in[0], *w = &call->in[call->n_in > SEPARATE ? SEPARATE + g : 1];
   const int32_t *offsets = call->in[2].data;
-  const int64_t groups = call->in[2].type.shape[0] - 1, R = x->type.shape[0];
-  const size_t size = p->desc.y == RFI_GEMM_F32 ? 4 : 2, of_group = (size_t)(p->desc.M * p->desc.N) * size;
-  rfi_gemm_status s = RFI_GEMM_OK;
-  for (int64_t g = 0; s == RFI_GEMM_OK && g < groups; g++) {
-    const int64_t first = rfi_group_begin(offsets, g, R), n = rfi_group_end(offsets, g, R) - first;
-    const rfi_arg *w = &call->in[call->n_in > SEPARATE ? SEPARATE + g : 1];
-    const void *b = wgrad || call->n_in > SEPARATE ? w->data : row_of(w, g);
-    char *to = wgrad ? (char *)y->data + (size_t)g * of_group : row_of(y, first);
-    if (n == 0 && wgrad && !p->desc.accumulate) memset(to, 0, of_group);
-    if (n > 0)
-      s = p->library->module->execute(p->handle, n, row_of(x, first), wgrad ? row_of(w, first) : b, NULL, to,
-                                      call->workspace);
-  }
-  const int64_t last = rfi_group_begin(offsets, groups, R);
-  if (!wgrad) memset(row_of(y, last), 0, (size_t)((R - last) * y->type.shape[1]) * size);
+  const int64_t R = x->type.shape[0], first = rfi_group_begin(offsets, g, R);
+  return (rfi_gemm_group){rfi_group_end(offsets, g, R) - first, row_of(x, first),
+                          call->n_in > SEPARATE ? w->data : row_of(w, g), row_of(&call->out[0], first)};
+}
+
+static rfi_gemm_group weight_of_group(const void *user, int64_t g) {
+  const rfi_call *call = user;
+  const rfi_arg *dy = &call->in[0], *x = &call->in[1];
+  const int32_t *offsets = call->in[2].data;
+  const int64_t R = x->type.shape[0], first = rfi_group_begin(offsets, g, R);
+  return (rfi_gemm_group){rfi_group_end(offsets, g, R) - first, row_of(dy, first), row_of(x, first),
+                          row_of(&call->out[0], g)};
+}
+
+static rfr_status run_groups(const rfi_call *call, rfi_gemm_group_fn group) {
+  const product *p = call->library;
+  const int64_t groups = call->in[2].type.shape[0] - 1;
+  const rfi_gemm_status s = p->library->module->execute_groups(p->handle, groups, group, call, call->workspace);
   return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a matrix product", p->library->text);
 }
-static rfr_status run_grouped(const rfi_call *call) { return run_groups(call, false); }
-static rfr_status run_wgrad(const rfi_call *call) { return run_groups(call, true); }
+static rfr_status run_grouped(const rfi_call *call) {
+  const rfi_arg *y = &call->out[0];
+  const int64_t R = y->type.shape[0], last = rfi_group_begin(call->in[2].data, call->in[2].type.shape[0] - 1, R);
+  memset(row_of(y, last), 0, (size_t)(row_of(y, R) - row_of(y, last)));
+  return run_groups(call, rows_of_group);
+}
+static rfr_status run_wgrad(const rfi_call *call) {
+  const rfi_arg *dw = &call->out[0];
+  const product *p = call->library;
+  for (int64_t g = 0; g < dw->type.shape[0] && !p->desc.accumulate; g++)
+    if (weight_of_group(call, g).n == 0) memset(row_of(dw, g), 0, (size_t)(row_of(dw, 1) - row_of(dw, 0)));
+  return run_groups(call, weight_of_group);
+}
 
 static bool same_strides(const rfi_arg *a, const rfi_arg *b) {
   return memcmp(a->stride, b->stride, sizeof a->stride) == 0;

@@ -231,12 +231,20 @@ static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **ha
   return status_of(s);
 }
 
-static rfi_gemm_status product_execute(void *handle, int64_t n, const void *a, const void *b, const void *bias, void *y,
+static rfi_gemm_status product_execute_groups(void *handle, int64_t groups, rfi_gemm_group_fn group, const void *user,
+                                              void *scratch) {
+  product *m = handle;
+  if (!m->panels) return RFI_GEMM_FAILED;
+  rfi_panel_execute_groups(m->panels, groups, group, user, scratch);
+  return RFI_GEMM_OK;
+}
+
+static rfi_gemm_status product_execute(void *handle, const void *a, const void *b, const void *bias, void *y,
                                        void *scratch) {
   static const int number[ARGS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
   product *m = handle;
   if (m->panels) {
-    rfi_panel_execute(m->panels, n, a, b, bias, y, scratch);
+    rfi_panel_execute(m->panels, a, b, bias, y, scratch);
     return RFI_GEMM_OK;
   }
   void *data[ARGS] = {(void *)(uintptr_t)a, (void *)(uintptr_t)b, (void *)(uintptr_t)bias, y, scratch};
@@ -258,6 +266,7 @@ static rfi_gemm_status product_execute(void *handle, int64_t n, const void *a, c
 
 const rfi_gemm_module *rfi_gemm_module_get(void) {
   static const rfi_gemm_module module = {RFI_GEMM_ABI,   engine_open,     engine_close,
-                                         product_create, product_execute, product_destroy};
+                                         product_create, product_execute, product_execute_groups,
+                                         product_destroy};
   return &module;
 }

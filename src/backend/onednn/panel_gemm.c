@@ -14,6 +14,9 @@
  * cache. The larger one is "moving": a thread packs a few panels of its operand at a time and
  * multiplies them with all that is fixed. Which thread takes which panels decides no bits.
  *
+ * One team of threads works on all passes of a product, and of all groups. It meets once a pass, when what is fixed
+ * is packed; who is done with a pass by then packs the next one's into the other of two places.
+ *
  * A panel is what one block of C reads along K, in the order in which it reads it. Outside the
  * matrix it is zero, in all three dimensions, so tails cost nothing in the loop. Two units differ in
  * blocks and panels: bf16 is multiplied by the matrix unit (AMX) in blocks of 32 x 32; for each step
@@ -67,16 +70,18 @@ typedef struct operand {
   void (*pack)(void *to, const void *x, int64_t n, int64_t k, int64_t is, int64_t ps);
 } operand;
 
-/* Scratch: the fixed panels; for each thread its moving panels, two blocks that are complete and,
- * when there is one pass, a row of blocks of C; the blocks of all of C when there are several. */
+/* Scratch: the fixed panels, twice where there are several passes; for each thread its moving panels, two blocks that
+ * are complete and, with one pass over K, a row of blocks of C; with several the blocks of all of C. */
 struct rfi_panel_product {
   rfi_gemm_desc d;
   const unit *unit;
   operand fixed, moving;
   bool b_moves, streams;
   int64_t pass_k, fixed_rows, moving_rows, group;
-  int passes;
+  int passes; /* over K */
   size_t fixed_bytes, group_bytes, thread_bytes;
+  size_t room_fixed, room_thread; /* the most of those, where they vary from run to run */
+  int places;                     /* of fixed panels */
 };
 typedef rfi_panel_product product;
 
@@ -226,32 +231,28 @@ static void run_group(const product *p, const pass *w, int64_t i, char *own) {
   finish_rows(&s, s.left);
 }
 
+/* By each thread of the team. */
 static void run_pass(const product *p, const pass *w) {
   const int64_t fb = p->fixed.block, deep = round_up(w->k, p->unit->step), step = p->group * p->moving.block;
-#pragma omp parallel num_threads(p->d.threads) if (p->d.threads > 1)
-  {
-    char *own = w->threads + (size_t)omp_get_thread_num() * p->thread_bytes;
-    if (p->unit == &bf16_unit) amx_begin();
+  char *own = w->threads + (size_t)omp_get_thread_num() * p->room_thread;
 #pragma omp for schedule(static)
-    for (int64_t u = 0; u < w->fn; u += fb)
-      p->fixed.pack(w->packed + u * deep * p->unit->size, at(p, &p->fixed, w->fixed, w->f0 + u, w->k0),
-                    min64(w->fn - u, fb), w->k, p->fixed.is, p->fixed.ks);
+  for (int64_t u = 0; u < w->fn; u += fb)
+    p->fixed.pack(w->packed + u * deep * p->unit->size, at(p, &p->fixed, w->fixed, w->f0 + u, w->k0),
+                  min64(w->fn - u, fb), w->k, p->fixed.is, p->fixed.ks);
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = 0; i < w->vn; i += step) run_group(p, w, i, own);
-    if (p->unit == &bf16_unit) amx_end();
-    else _mm_sfence();
-  }
+  for (int64_t i = 0; i < w->vn; i += step) run_group(p, w, i, own);
 }
 
 /* ---- a product ---- */
 
-static void run_matrix(const product *p, pass s, char *scratch) {
-  s.packed = scratch;
-  s.threads = scratch + p->fixed_bytes;
-  if (p->passes > 1) s.sums = (float *)(s.threads + (size_t)p->d.threads * p->thread_bytes);
+/* By each thread of the team; *turn counts its passes. */
+static void run_matrix(const product *p, pass s, char *scratch, int *turn) {
+  s.threads = scratch + (size_t)p->places * p->room_fixed;
+  if (p->passes > 1) s.sums = (float *)(s.threads + (size_t)p->d.threads * p->room_thread);
   for (s.f0 = 0; s.f0 < p->fixed.rows; s.f0 += p->fixed_rows)
     for (s.v0 = 0; s.v0 < p->moving.rows; s.v0 += p->moving_rows)
       for (s.k0 = 0; s.k0 < p->d.K; s.k0 += p->pass_k) {
+        s.packed = scratch + (size_t)((*turn)++ % p->places) * p->room_fixed;
         s.fn = min64(p->fixed.rows - s.f0, p->fixed_rows);
         s.vn = min64(p->moving.rows - s.v0, p->moving_rows);
         s.k = min64(p->d.K - s.k0, p->pass_k);
@@ -315,26 +316,28 @@ static void lay_out(product *p) {
   p->thread_bytes = p->group_bytes + (size_t)(2 * mb * fb * 4) + (p->passes > 1 ? 0 : (size_t)(p->fixed_rows * mb) * 4);
 }
 
-static size_t scratch_of(const product *p) {
-  const size_t sums = p->passes > 1 ? (size_t)(p->fixed_rows * p->moving_rows) * 4 : 0;
-  return p->fixed_bytes + (size_t)p->d.threads * p->thread_bytes + sums;
-}
-
-/* The most that any M or K up to the largest needs, whatever passes and groups it leads to. */
-static size_t most_scratch(product p) {
-  const int64_t M = p.d.M, size = p.unit->size, pass_k = min64(round_up(p.d.K, p.unit->step), PASS_K);
-  size_t most = 0;
-  for (int i = 0; i < 2; i++) { /* up to N rows of A are fixed, more of them move */
-    p.d.M = i == 0 && p.d.varies == RFI_GEMM_VARIES_M ? min64(M, p.d.N) : M;
-    lay_out(&p);
-    const int64_t mb = p.moving.block, fb = p.fixed.block, rows = round_up(p.fixed.rows, fb);
-    const int64_t fixed = min64(rows * pass_k * size, FIXED_BYTES), group = most_group(&p) * mb * pass_k * size;
+/* Room for what was laid out, or, where M or K varies, for the most that any up to the largest needs, whatever passes
+ * and groups it leads to. Returns the bytes of all. */
+static size_t make_room(product *p) {
+  product x = *p;
+  const int64_t M = p->d.M, size = p->unit->size, pass_k = min64(round_up(p->d.K, p->unit->step), PASS_K);
+  size_t sums = p->passes > 1 ? (size_t)(p->fixed_rows * p->moving_rows) * 4 : 0;
+  p->room_fixed = p->fixed_bytes;
+  p->room_thread = p->thread_bytes;
+  p->places = p->d.varies || p->passes > 1 || p->d.batch > 1 || p->fixed_rows < p->fixed.rows ? 2 : 1;
+  for (int i = 0; i < 2 && p->d.varies; i++) { /* up to N rows of A are fixed, more of them move */
+    x.d.M = i == 0 && x.d.varies == RFI_GEMM_VARIES_M ? min64(M, x.d.N) : M;
+    lay_out(&x);
+    const int64_t mb = x.moving.block, fb = x.fixed.block, rows = round_up(x.fixed.rows, fb);
+    const int64_t fixed = min64(rows * pass_k * size, FIXED_BYTES), group = most_group(&x) * mb * pass_k * size;
     const int64_t several = min64(rows, FIXED_BYTES / (PASS_K / 2 * size)); /* a part of a longer K is more than half */
-    const int64_t sums = p.passes > 1 ? several * p.moving_rows * 4 : 0;
-    const size_t bytes = (size_t)(fixed + p.d.threads * (group + 2 * mb * fb * 4 + rows * mb * 4) + sums);
-    if (bytes > most) most = bytes;
+    const size_t thread = (size_t)(group + 2 * mb * fb * 4 + rows * mb * 4);
+    const size_t more = x.passes > 1 ? (size_t)(several * x.moving_rows) * 4 : 0;
+    if ((size_t)fixed > p->room_fixed) p->room_fixed = (size_t)fixed;
+    if (thread > p->room_thread) p->room_thread = thread;
+    if (more > sums) sums = more;
   }
-  return most;
+  return (size_t)p->places * p->room_fixed + (size_t)p->d.threads * p->room_thread + sums;
 }
 
 rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *scratch) {
@@ -347,24 +350,53 @@ rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *
   if (d->threads < 1) p->d.threads = 1;
   p->unit = d->a == RFI_GEMM_BF16 ? &bf16_unit : &f32_unit;
   lay_out(p);
-  *scratch = d->varies ? most_scratch(*p) : scratch_of(p);
+  *scratch = make_room(p);
   *out = p;
   return RFI_GEMM_OK;
 }
 
-void rfi_panel_execute(const product *made, int64_t n, const void *a, const void *b, const void *bias, void *y,
-                       void *scratch) {
-  product own = *made; /* of this run */
-  const product *p = &own;
-  if (own.d.varies == RFI_GEMM_VARIES_M) own.d.M = n;
-  if (own.d.varies == RFI_GEMM_VARIES_K) own.d.K = n;
-  if (own.d.varies) lay_out(&own);
+static void begin(const product *p) {
+  if (p->unit == &bf16_unit) amx_begin();
+}
+static void end(const product *p) {
+  if (p->unit == &bf16_unit) amx_end();
+  else _mm_sfence();
+}
+
+void rfi_panel_execute(const product *p, const void *a, const void *b, const void *bias, void *y, void *scratch) {
   const int64_t size = p->d.M * p->d.N * (p->d.y == RFI_GEMM_F32 ? 4 : 2), from = p->unit->size;
-  for (int64_t z = 0; z < p->d.batch; z++) {
-    const char *az = (const char *)a + z * p->d.a_stride[0] * from, *bz = (const char *)b + z * p->d.b_stride[0] * from;
-    const pass s = {
-        .fixed = p->b_moves ? az : bz, .moving = p->b_moves ? bz : az, .bias = bias, .y = (char *)y + z * size};
-    run_matrix(p, s, scratch);
+#pragma omp parallel num_threads(p->d.threads) if (p->d.threads > 1)
+  {
+    int turn = 0;
+    begin(p);
+    for (int64_t z = 0; z < p->d.batch; z++) {
+      const char *az = (const char *)a + z * p->d.a_stride[0] * from,
+                 *bz = (const char *)b + z * p->d.b_stride[0] * from;
+      const pass s = {
+          .fixed = p->b_moves ? az : bz, .moving = p->b_moves ? bz : az, .bias = bias, .y = (char *)y + z * size};
+      run_matrix(p, s, scratch, &turn);
+    }
+    end(p);
+  }
+}
+
+void rfi_panel_execute_groups(const product *p, int64_t groups, rfi_gemm_group_fn group, const void *user,
+                              void *scratch) {
+#pragma omp parallel num_threads(p->d.threads) if (p->d.threads > 1)
+  {
+    int turn = 0;
+    begin(p);
+    for (int64_t g = 0; g < groups; g++) {
+      const rfi_gemm_group x = group(user, g);
+      product own = *p; /* of this group */
+      if (x.n == 0) continue;
+      if (own.d.varies == RFI_GEMM_VARIES_M) own.d.M = x.n;
+      else own.d.K = x.n;
+      lay_out(&own);
+      run_matrix(&own, (pass){.fixed = own.b_moves ? x.a : x.b, .moving = own.b_moves ? x.b : x.a, .y = x.y}, scratch,
+                 &turn);
+    }
+    end(p);
   }
 }
 
@@ -383,9 +415,13 @@ rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, rfi_panel_product **out
   *out = NULL;
   return RFI_GEMM_UNSUPPORTED;
 }
-void rfi_panel_execute(const rfi_panel_product *p, int64_t n, const void *a, const void *b, const void *bias, void *y,
+void rfi_panel_execute(const rfi_panel_product *p, const void *a, const void *b, const void *bias, void *y,
                        void *scratch) {
-  (void)p, (void)n, (void)a, (void)b, (void)bias, (void)y, (void)scratch;
+  (void)p, (void)a, (void)b, (void)bias, (void)y, (void)scratch;
+}
+void rfi_panel_execute_groups(const rfi_panel_product *p, int64_t groups, rfi_gemm_group_fn group, const void *user,
+                              void *scratch) {
+  (void)p, (void)groups, (void)group, (void)user, (void)scratch;
 }
 void rfi_panel_destroy(rfi_panel_product *p) { (void)p; }
 
