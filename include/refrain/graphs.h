@@ -20,9 +20,9 @@
  *   rfr_graphs_end_step(graphs);
  *
  * One thread at a time. What a call launched may still run when it returns (rfr_graphs_wait), except on the CPU: what
- * it is given on a device is ready when it is called, and stays as it is until rfr_graphs_wait. Of a schedule's actions
- * F, I, W and B are calls; messages between ranks are the caller's, between the calls, and so are UNSHARD, RESHARD and
- * REDUCE, but for those of sharded callables.
+ * it is given on a device is ready when it is called, or is before it in the caller's stream (rfr_graphs_set_stream);
+ * and it stays as it is until rfr_graphs_wait. Of a schedule's actions F, I, W and B are calls; messages between ranks
+ * are the caller's, between the calls, and so are UNSHARD, RESHARD and REDUCE, but for those of sharded callables.
  */
 #ifndef REFRAIN_GRAPHS_H
 #define REFRAIN_GRAPHS_H
@@ -224,6 +224,12 @@ RFR_API rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, 
 /* Frozen parameters or constants were written. */
 RFR_API rfr_status rfr_graphs_changed(rfr_graphs *g);
 RFR_API rfr_status rfr_graphs_wait(rfr_graphs *g);
+/* The caller's stream, a cudaStream_t, into which calls enqueue from now on, behind all that was enqueued before. What
+ * a call is given need only come before it in the stream, and what comes behind it there needs no rfr_graphs_wait,
+ * which waits for the whole stream. NULL: one of the graphs' own, as at first; the legacy default stream is
+ * cudaStreamLegacy. The stream is there until another is set or rfr_graphs_destroy has returned. Errors: argument, on
+ * the CPU, which has none; cuda. */
+RFR_API rfr_status rfr_graphs_set_stream(rfr_graphs *g, void *stream);
 
 /* ---- answers ---- */
 

@@ -4,10 +4,10 @@
  * a GPU's comes from a module that is loaded when it is asked for. Everything above this
  * line (trace, passes, plan, programs, runs) is the same for all of them.
  *
- * Bound ops are enqueued in order on the device's one stream, but for those of the side
- * branch (pass/branch.h), which may run beside what follows them. On the CPU a call returns
- * when it is done; elsewhere when it is enqueued, and `wait` or `copy` waits. A graph is
- * the same calls, recorded once and launched as one.
+ * Bound ops are enqueued in order on the device's one stream, or on the caller's in its
+ * place, but for those of the side branch (pass/branch.h), which may run beside what
+ * follows them. On the CPU a call returns when it is done; elsewhere when it is enqueued,
+ * and `wait` or `copy` waits. A graph is the same calls, recorded once and launched as one.
  *
  * There are two kinds of memory. The arena is the device's own. A ring's memory is
  * written and read by the host and by the device at once, at one address; a program
@@ -27,8 +27,8 @@ typedef struct rfi_graph rfi_graph;
 typedef struct rfi_bound { /* one op, ready to run */
   int op;                  /* in the lowered trace */
   rfi_kernel_fn run;
-  const char *kernel; /* what `run` is, for people: rfr_op_time */
-  const char *why;    /* what keeps the op from faster code; NULL: nothing that is known */
+  const char *kernel;     /* what `run` is, for people: rfr_op_time */
+  const char *why;        /* what keeps the op from faster code; NULL: nothing that is known */
   const rfi_opr *outside; /* a registered op, to name when its kernel fails; NULL for the library's own */
   rfi_call call;
   int64_t workspace;
@@ -75,6 +75,8 @@ typedef struct rfi_backend {
   rfr_status (*launch)(rfi_device *d, rfi_graph *graph);
   void (*graph_destroy)(rfi_device *d, rfi_graph *graph); /* accepts NULL */
   rfr_status (*wait)(rfi_device *d);                      /* errors of what was enqueued, here and in poll */
+  /* What is enqueued from now on goes into the caller's stream, behind all before; NULL: the device's own again. */
+  rfr_status (*set_stream)(rfi_device *d, void *stream);
   rfr_status (*poll)(rfi_device *d, bool *idle);
 } rfi_backend;
 

@@ -163,6 +163,8 @@ static rfr_status fault_wait(rfi_device *d) {
   return cpu()->wait(d);
 }
 
+static rfr_status fault_set_stream(rfi_device *d, void *stream) { return cpu()->set_stream(d, stream); }
+
 static rfr_status fault_poll(rfi_device *d, bool *idle) {
   *idle = false;
   RFI_TRY(enter(RFT_ENTRY_poll));
@@ -192,5 +194,6 @@ const rfi_backend rft_fault_backend = {
     .launch = fault_launch,
     .graph_destroy = fault_graph_destroy,
     .wait = fault_wait,
+    .set_stream = fault_set_stream,
     .poll = fault_poll,
 };

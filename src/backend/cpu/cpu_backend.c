@@ -226,6 +226,11 @@ static rfr_status wait(rfi_device *d) {
   return RFR_OK;
 }
 
+static rfr_status set_stream(rfi_device *d, void *stream) {
+  (void)d;
+  return stream ? rfi_fail(RFI_E_ARGUMENT, "a stream is given, and the CPU has none: give NULL") : RFR_OK;
+}
+
 static rfr_status poll(rfi_device *d, bool *idle) {
   (void)d;
   *idle = true;
@@ -254,5 +259,6 @@ const rfi_backend rfi_backend_cpu = {
     .launch = launch,
     .graph_destroy = graph_destroy,
     .wait = wait,
+    .set_stream = set_stream,
     .poll = poll,
 };

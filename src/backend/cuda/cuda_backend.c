@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * An NVIDIA GPU as a backend: one stream and a second one for the side branch, one arena, and a
- * captured graph per program. Every kernel is enqueued by the same calls when a program runs
- * eagerly and when it is captured.
+ * captured graph per program, which is launched into the caller's stream where there is one.
+ * Every kernel is enqueued by the same calls when a program runs eagerly and when it is captured.
  *
  * Device "cuda:none" is an H200 that is not there: ops bind and their workspaces are known,
  * memory has addresses that nobody may use, and running is refused. It is for plans.
@@ -34,6 +34,7 @@ struct rfi_device {
   rfi_cuda_info info; /* first: kernels see it as call->library */
   rfr_ctx *ctx;
   cudaStream_t stream, aside; /* the second: of the side branch */
+  cudaStream_t at;            /* where launches, copies and fills go: `stream`, or one of the caller's */
   cudaEvent_t start, end;     /* of a timed op */
   cudaEvent_t fork, join;     /* of the side branch */
   int64_t free_at_open;
@@ -158,6 +159,7 @@ static rfr_status make_handles(rfi_device *d) {
   CUDA(cudaEventCreateWithFlags(&d->join, cudaEventDisableTiming), "making an event");
   CUDA(cudaEventCreate(&d->start), "making an event");
   CUDA(cudaEventCreate(&d->end), "making an event");
+  d->at = d->stream;
   return rfi_lt_open(core, d->ctx, &d->lt);
 }
 
@@ -225,12 +227,12 @@ static rfr_status memory_fill(rfi_device *d, void *to, unsigned char byte, size_
   int before;
   if (d->info.ordinal < 0 || n == 0) return RFR_OK;
   RFI_TRY(enter(d, &before));
-  return leave(d, before, rfi_cuda_check(cudaMemsetAsync(to, byte, n, d->stream), "filling memory"));
+  return leave(d, before, rfi_cuda_check(cudaMemsetAsync(to, byte, n, d->at), "filling memory"));
 }
 
 static rfr_status copy(rfi_device *d, void *to, const void *from, size_t n) {
-  CUDA(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->stream), "copying");
-  return rfi_cuda_check(cudaStreamSynchronize(d->stream), "waiting for the device");
+  CUDA(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->at), "copying");
+  return rfi_cuda_check(cudaStreamSynchronize(d->at), "waiting for the device");
 }
 
 static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t n) {
@@ -243,12 +245,12 @@ static rfr_status memory_move(rfi_device *d, void *to, const void *from, size_t 
   int before;
   if (n == 0) return RFR_OK;
   RFI_TRY(enter(d, &before));
-  return leave(d, before, rfi_cuda_check(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->stream), "copying"));
+  return leave(d, before, rfi_cuda_check(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->at), "copying"));
 }
 
 static rfr_status inspect(rfi_device *d, rfi_range *ranges, int n) {
-  RFI_TRY(rfi_cuda_inspect(ranges, n, d->stream));
-  return rfi_cuda_check(cudaStreamSynchronize(d->stream), "waiting for the device");
+  RFI_TRY(rfi_cuda_inspect(ranges, n, d->at));
+  return rfi_cuda_check(cudaStreamSynchronize(d->at), "waiting for the device");
 }
 
 static rfr_status memory_inspect(rfi_device *d, rfi_range *ranges, int n) {
@@ -356,10 +358,14 @@ static rfr_status enqueue_next(const rfi_bound *bound, int n, int *many) {
   return bound->run(&bound->call);
 }
 
-static rfr_status join_branch(rfi_device *d) {
-  CUDA(cudaEventRecord(d->join, d->aside), "recording an event");
-  return rfi_cuda_check(cudaStreamWaitEvent(d->stream, d->join, 0), "waiting for an event");
+/* What `then` gets from now on is behind what `first` has. */
+static rfr_status put_behind(rfi_device *d, cudaStream_t first, cudaStream_t then) {
+  if (first == then) return RFR_OK;
+  CUDA(cudaEventRecord(d->join, first), "recording an event");
+  return rfi_cuda_check(cudaStreamWaitEvent(then, d->join, 0), "waiting for an event");
 }
+
+static rfr_status join_branch(rfi_device *d) { return put_behind(d, d->aside, d->stream); }
 
 /* The branch is open while nothing has waited for it; it is behind the line's last fork once it has waited for that. */
 typedef struct branch {
@@ -409,9 +415,11 @@ static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   int before;
   RFI_TRY(enter(d, &before));
   const int64_t had = free_bytes();
-  const rfr_status s = enqueue(d, bound, n, NULL);
+  rfr_status s = put_behind(d, d->at, d->stream); /* kernels have their stream since they were bound */
+  if (s == RFR_OK) s = enqueue(d, bound, n, NULL);
+  const rfr_status joined = put_behind(d, d->stream, d->at);
   d->use.kernels += had - free_bytes();
-  return leave(d, before, s);
+  return leave(d, before, s == RFR_OK ? joined : s);
 }
 
 static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, double *seconds) {
@@ -443,6 +451,7 @@ static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_
   if (s == RFR_OK && units) s = rfi_units_check(core, d->ctx, units, graph, bound);
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphInstantiate(exec, graph, 0), "making a graph");
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphUpload(*exec, d->stream), "uploading a graph");
+  if (s == RFR_OK) s = put_behind(d, d->stream, d->at);
   if (graph) cudaGraphDestroy(graph);
   cudaGetLastError();
   d->use.kernels += had - captured;
@@ -480,18 +489,27 @@ static rfr_status capture(rfi_device *d, const rfi_bound *bound, int n, rfi_grap
 static rfr_status launch(rfi_device *d, rfi_graph *graph) {
   int before;
   RFI_TRY(enter(d, &before));
-  return leave(d, before, rfi_cuda_check(cudaGraphLaunch(graph->exec, d->stream), "launching a graph"));
+  return leave(d, before, rfi_cuda_check(cudaGraphLaunch(graph->exec, d->at), "launching a graph"));
 }
 
 static rfr_status wait(rfi_device *d) {
   int before;
   if (d->info.ordinal < 0) return RFR_OK;
   RFI_TRY(enter(d, &before));
-  return leave(d, before, rfi_cuda_check(cudaStreamSynchronize(d->stream), "waiting for the device"));
+  return leave(d, before, rfi_cuda_check(cudaStreamSynchronize(d->at), "waiting for the device"));
+}
+
+static rfr_status set_stream(rfi_device *d, void *stream) {
+  int before;
+  const cudaStream_t to = stream ? (cudaStream_t)stream : d->stream;
+  RFI_TRY(enter(d, &before));
+  const rfr_status s = put_behind(d, d->at, to);
+  if (s == RFR_OK) d->at = to;
+  return leave(d, before, s);
 }
 
 static rfr_status poll(rfi_device *d, bool *idle) {
-  cudaError_t e = cudaStreamQuery(d->stream);
+  cudaError_t e = cudaStreamQuery(d->at);
   *idle = e == cudaSuccess;
   return e == cudaErrorNotReady ? RFR_OK : rfi_cuda_check(e, "asking the device");
 }
@@ -551,6 +569,7 @@ static const rfi_backend backend = {
     .launch = launch,
     .graph_destroy = graph_destroy,
     .wait = wait,
+    .set_stream = set_stream,
     .poll = poll,
 };
 

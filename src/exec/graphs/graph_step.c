@@ -285,3 +285,8 @@ rfr_status rfr_graphs_wait(rfr_graphs *g) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   return g->m.backend->wait(g->m.device);
 }
+
+rfr_status rfr_graphs_set_stream(rfr_graphs *g, void *stream) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  return g->m.backend->set_stream(g->m.device, stream);
+}

@@ -155,8 +155,26 @@ static void test_no_device(void **state) {
   rfr_trace_destroy(t);
 }
 
+/* ---- streams ---- */
+
+static void test_no_stream(void **state) {
+  (void)state;
+  static rft_buffers b;
+  const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
+  rfr_schedule *none;
+  rfr_graphs *g = rft_make_graphs(&s, &none);
+  OK(rfr_graphs_set_stream(g, NULL));
+  rft_refused(rfr_graphs_set_stream(g, &b), "argument", "the CPU has none");
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  rft_forward(g, &s, &b, 0, 0);
+  rft_backward(g, &s, &b, 0, 0);
+  OK(rfr_graphs_end_step(g));
+  rfr_graphs_destroy(g);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_shared_states), rft_context_test(test_names),
-                                     rft_context_test(test_microbatch_numbers), rft_context_test(test_no_device)};
+                                     rft_context_test(test_microbatch_numbers), rft_context_test(test_no_device),
+                                     rft_context_test(test_no_stream)};
   return cmocka_run_group_tests_name("what graphs share", tests, NULL, NULL);
 }
