@@ -139,8 +139,58 @@ static void test_reasons(void **state) {
   rfr_graphs_destroy(g);
 }
 
+/* Whatever a call is refused for, not a byte of the arena, nor of what the call would fill in, is another one. */
+static void test_refused_calls_write_nothing(void **state) {
+  (void)state;
+  static rft_buffers b;
+  static _Alignas(16) float moved[C * C];
+  const rft_scene s = {.block = rft_block_linear,
+                       .blocks = 1,
+                       .microbatches = 2,
+                       .dtype = RFR_F32,
+                       .layers = 1,
+                       .schedule = "0F0 0F1 0I0 0I1 0W0 0W1"};
+  rfr_schedule *schedule;
+  rfr_graphs *g = rft_make_graphs(&s, &schedule);
+  const rfr_type type = rft_activation(&s);
+  const rfr_binding x = {NULL, type, b.x[0][0]};
+  rfr_binding bad[4] = {x, x, x, {"z", type, b.x[0][0]}};
+  rfr_tensor y, untouched, poisoned;
+  const size_t bytes = (size_t)g->memory.planned_bytes;
+  unsigned char *before = test_malloc(bytes);
+  bad[0].type.shape[0]++, bad[1].type.dtype = RFR_BF16, bad[2].data = NULL;
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  rft_draw(&s, b.x[0][0], 0, 0, 1);
+  rft_forward(g, &s, &b, 0, 0);
+  memcpy(before, g->arena, bytes);
+  memset(&poisoned, 0x77, sizeof poisoned);
+  y = untouched = poisoned;
+  for (int i = 0; i < 4; i++) assert_int_equal(rfr_graphs_forward(g, 0, 1, &bad[i], 1, &y, 1), RFR_MISMATCH);
+  assert_int_equal(rfr_graphs_forward(g, 0, 1, &x, 0, &y, 1), RFR_MISMATCH);
+  assert_int_equal(rfr_graphs_forward(g, 0, 1, &x, 1, &y, 0), RFR_MISMATCH);
+  assert_int_equal(rfr_graphs_forward(g, 0, 2, &x, 1, &y, 1), RFR_MISMATCH);
+  assert_int_equal(rfr_graphs_backward(g, 0, 0, &x, 1, &y, 1), RFR_MISMATCH);
+  assert_int_equal(rfr_graphs_wgrad(g, 0, 0), RFR_MISMATCH);
+  assert_int_equal(rfr_graphs_end_step(g), RFR_MISMATCH);
+  assert_int_equal(rfr_graphs_begin_step(g, NULL, 0), RFR_MISMATCH);
+  assert_memory_equal(before, g->arena, bytes);
+  rft_forward(g, &s, &b, 0, 1);
+  memcpy(before, g->arena, bytes);
+  for (int i = 0; i < 3; i++) assert_int_equal(rfr_graphs_backward(g, 0, 0, &bad[i], 1, &y, 1), RFR_MISMATCH);
+  assert_int_equal(rfr_graphs_forward(g, 0, 2, &x, 1, &y, 1), RFR_MISMATCH); /* too many in flight */
+  OK(rfr_graphs_abort_step(g));
+  const rfr_binding elsewhere = {"b0.w", {.dtype = RFR_F32, .rank = 2, .shape = {C, C}}, moved};
+  assert_int_equal(rfr_graphs_begin_step(g, &elsewhere, 1), RFR_MISMATCH);
+  assert_memory_equal(before, g->arena, bytes);
+  assert_memory_equal(&y, &untouched, sizeof y);
+  test_free(before);
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_bits), rft_context_test(test_what_is_over),
-                                     rft_context_test(test_reasons)};
+                                     rft_context_test(test_reasons),
+                                     rft_context_test(test_refused_calls_write_nothing)};
   return cmocka_run_group_tests_name("debugging graphs", tests, NULL, NULL);
 }

@@ -247,6 +247,98 @@ static void test_frozen(void **state) {
     }
 }
 
+/* ---- hooks ---- */
+
+enum { MOST_EVENTS = 8192 };
+typedef struct told {
+  struct event {
+    int point, callable, microbatch, capture, iteration;
+  } event[MOST_EVENTS];
+  int n;
+} told;
+
+static void tell(told *t, struct event e) {
+  assert_true(t->n < MOST_EVENTS);
+  t->event[t->n++] = e;
+}
+
+static rfr_status listen(const rfr_hook_event *e, void *user) {
+  tell(user, (struct event){e->point, e->callable, e->microbatch, e->capture, e->iteration});
+  return RFR_OK;
+}
+
+/* One walk over a rank's actions as it is meant to be: the first action of each stage, slot and part, forwards in the
+ * callables' order, the others from the last to the first. */
+static void walk_as_meant(told *t, const rfr_schedule *schedule, int rank, int layers, int capture, int iteration) {
+  static const rfr_hook_point points[3] = {RFR_HOOK_PRE_FORWARD, RFR_HOOK_PRE_BACKWARD, RFR_HOOK_PRE_WGRAD};
+  bool seen[RFT_BLOCKS][16][3] = {{{false}}};
+  int n;
+  const rfr_action *a = rfr_schedule_actions(schedule, rank, &n);
+  for (int i = 0; i < n; i++) {
+    int first = 0;
+    for (int stage = 0; stage < a[i].stage; stage++) first += rfr_schedule_rank(schedule, stage) == rank ? layers : 0;
+    const int slot = rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch);
+    for (int k = 0; k < layers; k++)
+      for (int part = 0; part < 3; part++) {
+        const bool has = part == 0   ? a[i].op == RFR_ACTION_F
+                         : part == 1 ? a[i].op == RFR_ACTION_I || a[i].op == RFR_ACTION_B
+                                     : a[i].op == RFR_ACTION_W || a[i].op == RFR_ACTION_B;
+        const int callable = first + (part == 0 ? k : layers - 1 - k);
+        if (!has || seen[callable][slot][part]) continue;
+        seen[callable][slot][part] = true;
+        for (int post = 0; post < 2; post++)
+          tell(t, (struct event){(int)points[part] + post, callable, a[i].microbatch, capture, iteration});
+      }
+  }
+}
+
+/* The order and number of hooks' calls, for each generator, rank and number of warm-ups; none at replay. */
+static void test_hooks(void **state) {
+  (void)state;
+  static told ours, meant;
+  static const int warmups[3] = {0, 1, 3};
+  for (int kind = 0; kind < KINDS; kind++)
+    for (int w = 0; w < 3; w++) {
+      const int stages = kinds[kind].ranks * (kinds[kind].chunks ? kinds[kind].chunks : 1),
+                layers = RFT_BLOCKS / stages;
+      rfr_schedule *schedule = generate(kinds[kind].kind, kinds[kind].ranks, 6, kinds[kind].chunks);
+      OK(rfr_schedule_set_layers(schedule, &layers, 1));
+      for (int rank = 0; rank < kinds[kind].ranks; rank++) {
+        const rft_scene s = {.block = rft_block_linear, .blocks = RFT_BLOCKS, .dtype = RFR_F32};
+        const rfr_hook hook = {listen, &ours};
+        const rfr_hook_list list = {&hook, 1};
+        rfr_hooks hooks[RFT_BLOCKS];
+        rfr_callable c[RFT_BLOCKS];
+        rfr_trace *t[RFT_BLOCKS];
+        rfr_graphs_options o = rfr_graphs_options_default();
+        rfr_graphs *g;
+        ours.n = meant.n = 0;
+        for (int i = 0; i < RFT_BLOCKS; i++) {
+          c[i] = rfr_callable_default();
+          c[i].trace = t[i] = rft_block_trace(&s, i);
+          hooks[i] = rfr_hooks_default();
+          hooks[i].pre_forward = hooks[i].post_forward = hooks[i].pre_backward = hooks[i].post_backward = list;
+          hooks[i].pre_wgrad = hooks[i].post_wgrad = list;
+        }
+        o.schedule = schedule, o.rank = rank;
+        o.hooks = hooks, o.n_hooks = RFT_BLOCKS / kinds[kind].ranks;
+        o.warmup_iterations = warmups[w];
+        o.pre_warmup = o.post_warmup = list;
+        OK(rfr_graphs_create(ctx, c, o.n_hooks, &o, &g));
+        if (warmups[w] > 0) tell(&meant, (struct event){RFR_HOOK_PRE_WARMUP, -1, -1, 0, 0});
+        for (int i = 0; i < warmups[w]; i++) walk_as_meant(&meant, schedule, rank, layers, 0, i);
+        if (warmups[w] > 0) tell(&meant, (struct event){RFR_HOOK_POST_WARMUP, -1, -1, 0, 0});
+        walk_as_meant(&meant, schedule, rank, layers, 1, 0);
+        assert_int_equal(ours.n, meant.n);
+        assert_memory_equal(ours.event, meant.event, (size_t)meant.n * sizeof meant.event[0]);
+        rfr_graphs_destroy(g);
+        assert_int_equal(ours.n, meant.n);
+        for (int i = 0; i < RFT_BLOCKS; i++) rfr_trace_destroy(t[i]);
+      }
+      rfr_schedule_destroy(schedule);
+    }
+}
+
 /* ---- order lists ---- */
 
 typedef struct text {
@@ -445,8 +537,9 @@ static int setup(void **state) {
 #define on_one_thread(f) cmocka_unit_test_setup_teardown(f, setup, rft_context_teardown)
 
 int main(void) {
-  const struct CMUnitTest tests[] = {on_one_thread(test_generators),        on_one_thread(test_frozen),
-                                     on_one_thread(test_order_lists),       on_one_thread(test_slots),
-                                     on_one_thread(test_inference_between), on_one_thread(test_tied)};
+  const struct CMUnitTest tests[] = {on_one_thread(test_generators), on_one_thread(test_frozen),
+                                     on_one_thread(test_hooks),      on_one_thread(test_order_lists),
+                                     on_one_thread(test_slots),      on_one_thread(test_inference_between),
+                                     on_one_thread(test_tied)};
   return cmocka_run_group_tests_name("graphs under schedules", tests, NULL, NULL);
 }
