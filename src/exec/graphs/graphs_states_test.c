@@ -77,6 +77,51 @@ static void test_shared_states(void **state) {
   }
 }
 
+/* ---- values that are nobody's own ---- */
+
+/* x comes out again, alone or beside y = 3 x, and goes on to a callable that does the same; an input that nothing reads
+ * is taken. Gradients are what they must be, whoever has the bytes. */
+static void test_pass_through(void **state) {
+  (void)state;
+  static float x[8], idle[8], dsame[8], dy[8];
+  const rfr_type type = {.dtype = RFR_F32, .rank = 1, .shape = {8}};
+  for (int i = 0; i < 8; i++) x[i] = (float)i - 3, dsame[i] = 0.5f + (float)i, dy[i] = 2 - (float)i;
+  for (int alone = 0; alone < 2; alone++)
+    for (int linked = 0; linked < 2; linked++) {
+      rfr_trace *t;
+      rfr_graphs *g;
+      rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+      const rfr_callable_link link = {"x", 0, "same"};
+      OK(rfr_trace_create(ctx, &t));
+      rfr_value in = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 1, type.shape);
+      rfr_input(t, "idle", RFR_ROLE_INPUT, RFR_F32, 1, type.shape);
+      rfr_output(t, "same", in);
+      if (!alone) rfr_output(t, "y", rfr_scale(t, in, 3, RFR_NONE));
+      OK(rfr_trace_finish(t));
+      for (int i = 0; i < 2; i++) c[i].trace = t;
+      c[1].links = &link, c[1].n_links = linked;
+      OK(rfr_graphs_create(ctx, c, 2, NULL, &g));
+      const rfr_binding given[2] = {{"x", type, x}, {"idle", type, idle}};
+      const rfr_binding grads[2] = {{"same", type, dsame}, {"y", type, dy}};
+      rfr_tensor out[2], dx[2], last[2];
+      OK(rfr_graphs_begin_step(g, NULL, 0));
+      OK(rfr_graphs_forward(g, 0, 0, given, 2, out, alone ? 1 : 2));
+      OK(rfr_graphs_forward(g, 1, 0, &given[linked], 2 - linked, out, alone ? 1 : 2));
+      assert_memory_equal(out[0].data, x, sizeof x);
+      for (int i = 0; i < 8 && !alone; i++) assert_true(((float *)out[1].data)[i] == 3 * x[i]);
+      OK(rfr_graphs_backward(g, 1, 0, grads, alone ? 1 : 2, last, 2 - linked));
+      OK(rfr_graphs_backward(g, 0, 0, &grads[linked], (alone ? 1 : 2) - linked, dx, 2));
+      OK(rfr_graphs_end_step(g));
+      for (int i = 0; i < 8; i++) {
+        const float once = dsame[i] + (alone ? 0 : 3 * dy[i]), twice = once + (alone ? 0 : 3 * dy[i]);
+        assert_true(((float *)dx[0].data)[i] == (linked ? twice : once));
+      }
+      assert_null(dx[1].data);
+      rfr_graphs_destroy(g);
+      rfr_trace_destroy(t);
+    }
+}
+
 /* ---- names ---- */
 
 static void test_names(void **state) {
@@ -174,7 +219,7 @@ static void test_no_stream(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_shared_states), rft_context_test(test_names),
-                                     rft_context_test(test_microbatch_numbers), rft_context_test(test_no_device),
-                                     rft_context_test(test_no_stream)};
+                                     rft_context_test(test_pass_through),  rft_context_test(test_microbatch_numbers),
+                                     rft_context_test(test_no_device),     rft_context_test(test_no_stream)};
   return cmocka_run_group_tests_name("what graphs share", tests, NULL, NULL);
 }
