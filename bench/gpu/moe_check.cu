@@ -6,8 +6,9 @@
  *
  * Routing and sorting are held against loops on the host: what is chosen, the sorted order and what follows from
  * them, value by value, 5 runs the same bits, for few and many experts, groups, and more than a warp's choices.
- * Times are of a graph of 20 calls, which work on two sets of buffers in turn. Rows count once where they are
- * read, and once where they are written. The exit code is 1 when any line says BAD.
+ * Times, also of what stands between the experts' products, are of a graph of 20 calls, which work on two sets of
+ * buffers in turn. Rows count once where they are read, and once where they are written. The exit code is 1 when any
+ * line says BAD.
  */
 #include <algorithm>
 #include <math.h>
@@ -178,7 +179,36 @@ static void check(const shape &s) {
 
 /* ---- times ---- */
 
-static void time_layer(int64_t T, int E, int k, int64_t C) {
+static void show(const char *what, double seconds, double bytes) {
+  printf("  %-18s %8.2f us %8.2f TB/s\n", what, 1e6 * seconds, 1e-12 * bytes / seconds);
+}
+
+/* Between the two products of the experts: gate and up side by side, in rows of 2 I. */
+static void time_experts(int64_t rows, int64_t I) {
+  value *packed[2], *d[2], *h[2];
+  std::vector<call_of *> forward, backward;
+  for (int i = 0; i < 2; i++) {
+    packed[i] = new value(RFR_BF16, {rows, 2 * I});
+    d[i] = new value(RFR_BF16, {rows, 2 * I});
+    h[i] = new value(RFR_BF16, {rows, I});
+    CUDA(cudaMemset(packed[i]->arg.data, 0x3C, packed[i]->bytes));
+    CUDA(cudaMemset(h[i]->arg.data, 0x3C, h[i]->bytes));
+    rfr_arg gate = packed[i]->arg, up;
+    gate.type.shape[1] = I;
+    up = gate;
+    up.data = (char *)gate.data + 2 * I;
+    forward.push_back(new call_of(RFI_CUDA(swiglu), {gate, up}, {h[i]->arg}, {integer(0)}));
+    backward.push_back(new call_of(RFI_CUDA(swiglu_bwd_packed), {h[i]->arg, gate, up}, {d[i]->arg}, {integer(0)}));
+  }
+  show("swiglu", time_of([&](int i) { forward[i]->run(); }), 6.0 * (double)rows * (double)I);
+  show("swiglu_bwd_packed", time_of([&](int i) { backward[i]->run(); }), 10.0 * (double)rows * (double)I);
+  for (int i = 0; i < 2; i++) {
+    delete forward[i], delete backward[i];
+    delete packed[i], delete d[i], delete h[i];
+  }
+}
+
+static void time_layer(int64_t T, int E, int k, int64_t C, int64_t I) {
   const int64_t slots = T * k;
   value *logits[2], *x[2], *y[2], *out[2];
   value weight(RFR_F32, {T, k}), index(RFR_I32, {T, k}), dlogits(RFR_F32, {T, E}), dw(RFR_F32, {T, k});
@@ -226,9 +256,6 @@ static void time_layer(int64_t T, int E, int k, int64_t C) {
   to_offsets.run();
   CUDA(cudaStreamSynchronize(stream));
   printf("time %lld tokens, %d experts, top %d, rows of %lld bf16\n", (long long)T, E, k, (long long)C);
-  const auto show = [&](const char *what, double seconds, double bytes) {
-    printf("  %-18s %8.2f us %8.2f TB/s\n", what, 1e6 * seconds, 1e-12 * bytes / seconds);
-  };
   const double row = 2.0 * C, all = (double)T * row * (1 + k), table = 4.0 * T * E, maps = 4.0 * slots;
   show("route", time_of([&](int i) { route[i]->run(); }), table + 2 * maps);
   show("sort", time_of([&](int) { sort.run(); }), 3 * maps);
@@ -242,6 +269,7 @@ static void time_layer(int64_t T, int E, int k, int64_t C) {
   show("loss", time_of([&](int i) { lossf[i]->run(); }), table + maps);
   show("loss_bwd", time_of([&](int i) { lossb[i]->run(); }), 2 * table + maps);
   show("grouped_dbias", time_of([&](int i) { dbias[i]->run(); }), (double)slots * row);
+  time_experts(slots, I);
   for (auto *list : {&route, &permute, &weighted, &unpermute, &dweight, &lossf, &lossb, &routeb, &dbias})
     for (call_of *c : *list) delete c;
   for (int i = 0; i < 2; i++) delete logits[i], delete x[i], delete y[i], delete out[i];
@@ -258,9 +286,9 @@ int main(void) {
                                  {129, 512, 12, 1, 1, 1},  {2053, 60, 4, 0, 1, 1},  {300, 1536, 8, 0, 16, 4},
                                  {511, 1000, 10, 0, 1, 1}};
   for (const shape &s : shapes) check(s);
-  time_layer(32768, 128, 8, 2048);
-  time_layer(32768, 8, 2, 4096);
-  time_layer(16384, 256, 8, 7168);
+  time_layer(32768, 128, 8, 2048, 768);
+  time_layer(32768, 8, 2, 4096, 14336);
+  time_layer(16384, 256, 8, 7168, 2048);
   printf(failures ? "BAD: %d failures\n" : "all good\n", failures);
   return failures > 0;
 }

@@ -62,6 +62,23 @@ static __device__ __forceinline__ int64_t rfi_walk_offset(const rfi_walk &w, int
   return offset + (int64_t)rest * w.stride[k][0];
 }
 
+/* Those of item i in the first N arguments: one division for each outer dimension, however many arguments there are.
+ * R: unsigned, and holds the number of items. */
+template <typename R, int N>
+static __device__ __forceinline__ void rfi_walk_offsets(const rfi_walk &w, int64_t i, int64_t (&offset)[N]) {
+  R rest = (R)i;
+#pragma unroll
+  for (int k = 0; k < N; k++) offset[k] = 0;
+  for (int d = w.rank - 1; d > 0; d--) {
+    const R dim = (R)w.dim[d], outer = rest / dim, at = rest - outer * dim;
+#pragma unroll
+    for (int k = 0; k < N; k++) offset[k] += (int64_t)at * w.stride[k][d];
+    rest = outer;
+  }
+#pragma unroll
+  for (int k = 0; k < N; k++) offset[k] += (int64_t)rest * w.stride[k][0];
+}
+
 /* Whether groups of V elements lie together in every argument; they do not cross the last dimension then.
  * `base` are the arguments' addresses, NULL for what is not there. */
 static inline bool rfi_walk_groups(const rfi_walk *w, int V, int n, const void *const *base, const int *size) {
@@ -109,16 +126,21 @@ template <typename X, typename Y, int IN, int OUT> struct rfi_map_args {
 template <bool FLAT, int V, int U, class F, typename X, typename Y, int IN, int OUT>
 static __global__ void __launch_bounds__(RFI_MAP_THREADS)
     rfi_map_kernel(const __grid_constant__ rfi_map_args<X, Y, IN, OUT> a, F f) {
+  constexpr int PLACES = IN + (F::strided_results ? OUT : 0); /* that come from the walk */
   const int64_t groups = a.n / V, step = (int64_t)gridDim.x * RFI_MAP_THREADS * U;
+  const bool narrow = groups <= UINT32_MAX;
   f.begin();
   for (int64_t first = (int64_t)blockIdx.x * RFI_MAP_THREADS * U + threadIdx.x; first < groups; first += step) {
     rfi_group<X, V> in[U][IN];
+    int64_t at[U][PLACES];
 #pragma unroll
     for (int u = 0; u < U; u++) {
       int64_t p = first + u * RFI_MAP_THREADS;
       p = p < groups ? p : groups - 1; /* a load too many costs less than a branch between loads */
+      if (!FLAT && narrow) rfi_walk_offsets<uint32_t>(a.walk, p, at[u]);
+      else if (!FLAT) rfi_walk_offsets<uint64_t>(a.walk, p, at[u]);
 #pragma unroll
-      for (int k = 0; k < IN; k++) in[u][k] = rfi_load<X, V>(a.x[k] + (FLAT ? p * V : rfi_walk_offset(a.walk, k, p)));
+      for (int k = 0; k < IN; k++) in[u][k] = rfi_load<X, V>(a.x[k] + (FLAT ? p * V : at[u][k]));
     }
 #pragma unroll
     for (int u = 0; u < U; u++) {
@@ -131,7 +153,7 @@ static __global__ void __launch_bounds__(RFI_MAP_THREADS)
 #pragma unroll
       for (int k = 0; k < OUT; k++) {
         const bool flat = FLAT || !F::strided_results;
-        if (a.y[k]) rfi_store<Y, V>(a.y[k] + (flat ? p * V : rfi_walk_offset(a.walk, IN + k, p)), y[k]);
+        if (a.y[k]) rfi_store<Y, V>(a.y[k] + (flat ? p * V : at[u][flat ? 0 : IN + k]), y[k]);
       }
     }
   }

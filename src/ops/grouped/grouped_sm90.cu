@@ -19,7 +19,8 @@
  * 0 x NaN is NaN. Rows behind the last group are one more group without a reduction.
  *
  * Each warp writes its 16 rows by way of shared memory of its own, waiting for no other: by the copy engine, under the
- * next tile's products, or, at a group's end and onto what is there, itself, in whole lines of memory.
+ * next tile's products, which adds where it writes onto f32; or, at a group's end and onto 16 bits, itself, in whole
+ * lines of memory.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/grouped/walk.cuh"
@@ -356,8 +357,8 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], con
   __syncwarp();
 }
 
-/* All of a warp's 16 rows by the copy engine, which leaves out what is behind y's edges. */
-template <typename O, int WS>
+/* All of a warp's 16 rows by the copy engine, which leaves out what is behind y's edges; ONTO: added to y, f32. */
+template <typename O, bool ONTO, int WS>
 static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], const problem<WS> &p, uint32_t staging,
                                                   int column, int row, int z) {
   constexpr int WIDE = 128 / sizeof(O);
@@ -370,7 +371,10 @@ static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], con
     rfi_shared_written();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      if (column + WIDE * q < p.columns) rfi_tma_store(&p.y, slab, column + WIDE * q, row, z);
+      if (column + WIDE * q < p.columns) {
+        if constexpr (ONTO) rfi_tma_add(&p.y, slab, column + WIDE * q, row, z);
+        else rfi_tma_store(&p.y, slab, column + WIDE * q, row, z);
+      }
       rfi_tma_commit();
     }
   }
@@ -414,7 +418,11 @@ static __device__ __forceinline__ void write(const float (&sum)[32][4], const pr
   constexpr bool NT = KIND == RFI_GROUPED_NT;
   O *const y = (O *)p.out + ((NT ? (int64_t)t.group * p.groups.high : 0) + row) * p.columns;
   if (!p.accumulate && (NT || left >= 16)) {
-    store_warp<O>(sum, p, staging, t.column, row, NT ? t.group : 0);
+    store_warp<O, false>(sum, p, staging, t.column, row, NT ? t.group : 0);
+    return;
+  }
+  if constexpr (NT && sizeof(O) == 4) {
+    store_warp<O, true>(sum, p, staging, t.column, row, t.group);
     return;
   }
   if (threadIdx.x % 32 == 0) rfi_tma_wait_read<0>();
@@ -438,7 +446,8 @@ static __device__ __forceinline__ void consume(const problem<WS> &p, const place
     }
     if (NT && p.accumulate) {
       if (t.steps == 0) continue;
-      fetch(p, (const O *)p.out + ((int64_t)t.group * p.groups.high + row) * p.columns, t.column, left);
+      if (sizeof(O) < 4)
+        fetch(p, (const O *)p.out + ((int64_t)t.group * p.groups.high + row) * p.columns, t.column, left);
     }
     multiply<T, KIND, true>(sum, t, at, in, consumer);
     if (!NT && p.bias && t.group < p.groups.n) add_bias(sum, p, t.group, t.first + row, t.column, left);

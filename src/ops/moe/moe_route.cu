@@ -156,9 +156,13 @@ template <typename X, int V, bool PLAIN>
 static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ route_args a) {
   typedef token<X, V, PLAIN> token_type;
   constexpr bool FEW = V > 0;
-  const int lane = threadIdx.x % LANES;
-  const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES;
+  __shared__ int taken[WARPS][LANES]; /* by choice */
+  const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+  const unsigned before = (1u << lane) - 1;
+  const int64_t t = (int64_t)blockIdx.x * WARPS + warp;
   if (t >= a.tokens) return;
+  if (V) taken[warp][lane] = 0;
+  if (V) __syncwarp();
   rfi_route<X> route((const X *)a.logits + t * a.experts, a.experts, a.score);
   float logit[V ? V : 1];
   if (V && a.wide) {
@@ -200,15 +204,21 @@ static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ 
   for (int first = 0; first < a.k; first += LANES) {
     const int n = FEW || a.k - first < LANES ? a.k - first : LANES;
     for (int j = 0; j < n; j++) {
-      if (V) {
-        last.key = __reduce_max_sync(ALL, x.key[0]);
-        const int owner = __ffs((int)__ballot_sync(ALL, x.key[0] == last.key)) - 1;
-        last.at = __shfl_sync(ALL, x.at[0], owner);
-        if (lane == owner) x.drop_first();
+      if (V) { /* the first lane that has the best says which it is */
+        const bool has = x.key[0] == __reduce_max_sync(ALL, x.key[0]);
+        const unsigned who = __ballot_sync(ALL, has);
+        if (has && !(who & before)) {
+          taken[warp][j] = x.at[0];
+          x.drop_first();
+        }
       } else {
         last = x.next(0, a.experts, last);
+        if (lane == j) mine = last.at;
       }
-      if (lane == j) mine = last.at;
+    }
+    if (V) {
+      __syncwarp();
+      mine = taken[warp][lane];
     }
     if (lane < n && a.chosen) a.chosen[t * a.k + first + lane] = mine;
     if (FEW) break;
