@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fully sharded training by two ranks, threads of this program, three ways: every rank holds all weights; each holds
-// half of every weight, gathered by hooks around capture and by the loop around replay; and the same gathered inside
-// the graphs, as actions of a schedule. The weights that come out are the same to the bit, the bytes are not. Build
-// with
+// Fully sharded training by two ranks, threads of this program, four ways: every rank holds all weights; each holds
+// half of every weight, gathered by hooks around capture and by the loop around replay; gathered inside the graphs, by
+// each call; and inside as actions of a schedule. The weights that come out are the same to the bit, the bytes are not.
+// Build with
 //   cc fsdp.c -pthread $(pkg-config --cflags --libs refrain)
 #include <pthread.h>
 #include <refrain/refrain.h>
@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum { RANKS = 2, LAYERS = 4, T = 32, C = 64, N = C * C, PART = N / RANKS, STEPS = 20 };
-enum { WHOLE, AROUND, INSIDE, WAYS };
+enum { WHOLE, AROUND, INSIDE, ACTIONS, WAYS };
 static const rfr_type rows = {RFR_F32, 2, {T, C}}, square = {RFR_F32, 2, {C, C}};
 static const char *const names[LAYERS] = {"w0", "w1", "w2", "w3"};
 
@@ -47,7 +47,7 @@ static rfr_trace *layer(rfr_ctx *ctx, int i) { // y = x + gelu(x wT)
 static rfr_status gather(rank *r, int i) { return rfr_comm_all_gather(r->comm, r->part[i], r->weight, PART, RFR_F32); }
 static rfr_status gather_hook(const rfr_hook_event *e, void *user) { return gather(user, e->callable); }
 
-// ---- gathered inside: each layer is a stage, whole while its forward runs and again while its backward does ----
+// ---- gathered by actions: each layer is a stage; the last is not dropped between its forward and its backward ----
 
 static const char *const actions =
     "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1RESHARD 2UNSHARD 2F0 2RESHARD 3UNSHARD 3F0 3B0 3RESHARD 3REDUCE "
@@ -64,7 +64,7 @@ static rfr_status create(rank *r) {
   for (int i = 0; i < LAYERS; i++) {
     c[i] = rfr_callable_default();
     c[i].trace = layer(r->ctx, i);
-    c[i].sharded = r->way == INSIDE;
+    c[i].sharded = r->way >= INSIDE;
     hooks[i] = rfr_hooks_default();
     hooks[i].pre_forward = hooks[i].pre_backward = (rfr_hook_list){&hook, 1};
     tensors[i] = (rfr_binding){names[i], square, r->weight};
@@ -75,10 +75,10 @@ static rfr_status create(rank *r) {
     o.tensors = tensors, o.n_tensors = LAYERS;
     o.gradients = gradients, o.n_gradients = LAYERS;
   }
-  if (r->way == INSIDE) {
-    if (rfr_schedule_parse(r->ctx, "actions", actions, strlen(actions), &schedule)) return RFR_INVALID;
-    o.schedule = schedule, o.comm = r->comm;
-  }
+  if (r->way >= INSIDE) o.comm = r->comm;
+  if (r->way == ACTIONS && rfr_schedule_parse(r->ctx, "actions", actions, strlen(actions), &schedule))
+    return RFR_INVALID;
+  o.schedule = schedule;
   o.warmup_iterations = 1;
   rfr_status s = rfr_graphs_create(r->ctx, c, LAYERS, &o, &r->graphs);
   for (int i = 0; i < LAYERS; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
@@ -109,7 +109,7 @@ static rfr_status backward(rank *r, int i) {
   if (s == RFR_OK && r->way == AROUND) {
     s = rfr_comm_reduce_scatter(r->comm, r->gradient, r->gradient + r->number * PART, PART, RFR_F32);
     update(r->part[i], r->gradient + r->number * PART, PART);
-  } else if (s == RFR_OK) { // REDUCE, the schedule's last action for this layer, has run behind the call
+  } else if (s == RFR_OK) { // summed over the ranks behind the call, but where every rank has everything
     if ((s = rfr_graphs_gradient(r->graphs, names[i], &g)) || (s = rfr_graphs_tensor(r->graphs, names[i], &w)))
       return s;
     if (r->way == WHOLE) s = rfr_comm_all_reduce(r->comm, g.data, g.data, N, RFR_F32);
@@ -160,7 +160,8 @@ static void *work(void *arg) {
 }
 
 int main(void) {
-  static const char *const ways[WAYS] = {"all on every rank", "parts, gathered around", "parts, gathered inside"};
+  static const char *const ways[WAYS] = {"all on every rank", "gathered around", "gathered inside",
+                                         "gathered by actions"};
   static rank ranks[WAYS][RANKS];
   rfr_ctx *ctx;
   rfr_comm *comm[RANKS];
@@ -178,7 +179,7 @@ int main(void) {
     if (r->failed || ranks[way][1].failed) return 1;
     const long long ours =
         way == AROUND ? (long long)sizeof r->weight * 2 + (long long)sizeof(float) * LAYERS * PART : 0;
-    printf("%-24s loss %.6f, planned %lld bytes (%lld stay, %lld whole for a while), %lld of the caller's\n", ways[way],
+    printf("%-20s loss %.6f, planned %lld bytes (%lld stay, %lld whole for a while), %lld of the caller's\n", ways[way],
            (double)r->loss, (long long)r->memory.planned_bytes - (long long)r->memory.scratch_bytes,
            (long long)r->memory.persistent_bytes, (long long)r->memory.window_bytes, ours);
     for (int i = 0; i < RANKS && way > WHOLE; i++) // the same bits as where every rank has everything

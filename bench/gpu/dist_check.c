@@ -3,9 +3,10 @@
  * Two ranks, threads of this program, each with a GPU of its own and a communicator over NCCL: dist_check [STEPS]
  *
  * Collectives called by themselves give what they should, of two ranks to the bit. Layers trained with parameters in
- * parts, gathered around the calls (hooks at capture, the loop at replay) and inside the graphs (actions of a
- * schedule), end with the weights of one GPU that has everything and adds up both ranks' microbatches, to the bit, in
- * f32 and bf16. A rank that aborts ends the other's wait. Prints what each plan takes, and what gathering costs.
+ * parts, gathered around the calls (hooks at capture, the loop at replay), inside the graphs by each call, and inside
+ * as actions of a schedule, end with the weights of one GPU that has everything and adds up both ranks' microbatches,
+ * to the bit, in f32 and bf16. A rank that aborts ends the other's wait. Prints what each plan takes, and what
+ * gathering costs.
  */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -18,10 +19,10 @@
 #include <unistd.h>
 
 enum { RANKS = 2, T = 96, C = 200, HIDDEN = 501, LAYERS = 3, PARAMETERS = 3, MOST = C * HIDDEN + 1 };
-enum { ALONE, AROUND, INSIDE, WAYS };
+enum { ALONE, AROUND, INSIDE, ACTIONS, WAYS };
 static const int64_t sizes[PARAMETERS] = {C, HIDDEN *C, C *HIDDEN};
 static const char *const kinds[PARAMETERS] = {"norm", "up", "down"};
-static const char *const ways[WAYS] = {"one GPU", "around", "inside"};
+static const char *const ways[WAYS] = {"one GPU", "around", "inside", "actions"};
 static int steps = 4;
 static rfr_dtype dtype;
 static unsigned char id[RFR_NCCL_ID_BYTES];
@@ -170,7 +171,7 @@ static rfr_status create(rank *r) {
   for (int i = 0; i < LAYERS; i++) {
     c[i] = rfr_callable_default();
     c[i].trace = layer_trace(r->ctx, i);
-    c[i].sharded = r->way == INSIDE;
+    c[i].sharded = r->way >= INSIDE;
     hooks[i] = rfr_hooks_default();
     hooks[i].pre_forward = hooks[i].pre_backward = (rfr_hook_list){&before, 1};
     hooks[i].post_forward = hooks[i].post_wgrad = (rfr_hook_list){&behind, 1};
@@ -185,10 +186,9 @@ static rfr_status create(rank *r) {
     o.tensors = tensors, o.n_tensors = LAYERS * PARAMETERS;
     o.gradients = gradients, o.n_gradients = LAYERS * PARAMETERS;
   }
-  if (r->way == INSIDE) {
-    TRY(rfr_schedule_parse(r->ctx, "actions", actions, strlen(actions), &schedule));
-    o.schedule = schedule, o.comm = r->comm;
-  }
+  if (r->way >= INSIDE) o.comm = r->comm;
+  if (r->way == ACTIONS) TRY(rfr_schedule_parse(r->ctx, "actions", actions, strlen(actions), &schedule));
+  o.schedule = schedule;
   TRY(rfr_graphs_create(r->ctx, c, LAYERS, &o, &r->graphs));
   for (int i = 0; i < LAYERS; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
   rfr_schedule_destroy(schedule);
@@ -458,7 +458,7 @@ int main(int argc, char **argv) {
     leave(&one);
     if (!worked) return 1;
     report(ways[ALONE], &one, 0, NULL);
-    for (int way = AROUND; way <= INSIDE; way++) {
+    for (int way = AROUND; way <= ACTIONS; way++) {
       if (!run_ranks(ranks[way], way, fuse)) return 1;
       /* with fuse, products add onto what is there: that is the ranks' own order, not one GPU's */
       const int64_t differ = differing(&one, ranks[way]);
@@ -467,8 +467,10 @@ int main(int argc, char **argv) {
     }
     int64_t differ = 0;
     for (int r = 0; r < RANKS; r++)
-      differ += memcmp(ranks[AROUND][r].weights, ranks[INSIDE][r].weights, sizeof one.weights) != 0;
-    printf("%-4s fuse %d around and inside %s\n", rfr_dtype_name(dtype), fuse, differ ? "DIFFER" : "are equal");
+      for (int way = INSIDE; way <= ACTIONS; way++)
+        differ += memcmp(ranks[AROUND][r].weights, ranks[way][r].weights, sizeof one.weights) != 0;
+    printf("%-4s fuse %d around, inside and actions %s\n", rfr_dtype_name(dtype), fuse,
+           differ ? "DIFFER" : "are equal");
     bad += differ > 0;
   }
   bad += !check_late(ranks[AROUND]);

@@ -77,13 +77,15 @@ typedef struct rfr_callable {
 RFR_API rfr_callable rfr_callable_default(void);
 
 /* Of a sharded callable each rank of rfr_graphs_options.comm holds a part of every parameter and of its main
- * gradient: ceil(n / ranks) elements, flat; what is over at the last rank's end is zeros. The schedule's UNSHARD
- * gathers the parameters of a stage's sharded callables, RESHARD drops what was gathered, REDUCE adds up the ranks'
- * gradients, and this rank's part of the sum onto its main gradient. They are captured, and run by themselves: each
- * behind the call that is before it in the schedule, or when the step begins. What is whole has memory for that
- * long. Tensors and gradients, the options' too, are the parts. F, I and B want the parameters gathered, W if it
- * reads one; a stage ends with RESHARD, and with REDUCE behind its last W. All ranks make the same calls, and
- * create their graphs at the same time if these warm up. */
+ * gradient: ceil(n / ranks) elements, flat; what is over at the last rank's end is zeros. Tensors and gradients,
+ * the options' too, are the parts. Each call gathers what it reads, and where weight gradients are made adds up the
+ * ranks' and this rank's part of the sum onto its main gradient: collectives are captured, and what is whole has
+ * memory for the length of a call. A stage with UNSHARD, RESHARD or REDUCE in the schedule does these instead, for
+ * its sharded callables: UNSHARD gathers the parameters, RESHARD drops them, REDUCE does what is said above of the
+ * gradients that have been added up whole since the last one. They run by themselves, each behind the call that is
+ * before it in the schedule, or when the step begins, and what is whole has memory for that long; F, I and B want
+ * the parameters gathered, W if it reads one, and the stage ends with RESHARD and REDUCE. All ranks make the same
+ * calls, and create their graphs at the same time if these warm up. */
 
 /* ---- hooks ---- */
 

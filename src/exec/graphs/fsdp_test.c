@@ -253,11 +253,15 @@ static const char *const schedules[] = {
     /* the next is gathered before the last is dropped, weight gradients come by themselves */
     "0UNSHARD 0F0 1UNSHARD 0RESHARD 1F0 2UNSHARD 1RESHARD 2F0 2I0 1UNSHARD 1I0 0UNSHARD 0I0 2W0 2REDUCE 2RESHARD "
     "0RESHARD 1W0 0W0 0REDUCE 1REDUCE 1RESHARD",
+    /* for the length of each call */
+    "0F0 1F0 2F0 2I0 1I0 0I0 2W0 1W0 0W0",
+    NULL,
 };
+enum { SCHEDULES = sizeof schedules / sizeof *schedules };
 
 static bool has_word(const char *schedule, char stage) {
   const char word[] = {stage, 'W', '0', 0};
-  return strstr(schedule, word) != NULL;
+  return schedule && strstr(schedule, word);
 }
 
 static rfr_status step_inside(side *s, int step, const char *schedule) {
@@ -286,10 +290,10 @@ static rfr_status step_inside(side *s, int step, const char *schedule) {
 static rfr_status run_inside(side *s) {
   const char *text = schedules[s->schedule];
   rfr_graphs_options o = rfr_graphs_options_default();
-  rfr_schedule *schedule;
+  rfr_schedule *schedule = NULL;
   rfr_tensor w;
   char name[16];
-  TRY(rfr_schedule_parse(s->ctx, "test", text, strlen(text), &schedule));
+  if (text) TRY(rfr_schedule_parse(s->ctx, "test", text, strlen(text), &schedule));
   o.fuse = s->fuse;
   o.comm = s->comm;
   o.schedule = schedule;
@@ -394,27 +398,28 @@ static void test_inside(void **state) {
   static result around[MOST_RANKS];
   (void)state;
   for (int ranks = 1; ranks <= MOST_RANKS; ranks++)
-    for (int k = 0; k < 4; k++) {
-      const int fuse = k / 2; /* with it, products add onto what is there: many ranks are as each other, not as one */
+    for (int k = 0; k < 2 * SCHEDULES; k++) {
+      const int fuse =
+          k / SCHEDULES; /* with it, products add onto what is there: many ranks are as each other, not as one */
       if (fuse) run_ranks(ranks, 1, 0, run_around, around);
       else alone(ranks, 0, &one);
-      run_ranks(ranks, fuse, k % 2, run_inside, many);
+      run_ranks(ranks, fuse, k % SCHEDULES, run_inside, many);
       for (int r = 0; r < ranks; r++) expect_same(fuse ? &around[r] : &one, &many[r], r);
     }
 }
 
-/* The plan has whole what is whole at once: of the first schedule a layer's parameters and gradients, of the second
- * more; and of what stays the parts alone. */
+/* The plan has whole what is whole at once: a layer's parameters and gradients, of the second schedule more; and of
+ * what stays the parts alone. */
 static void test_memory(void **state) {
   enum { BLOCK = 256 + 768 + 768 }; /* a layer's, each at a multiple of 256 bytes */
   (void)state;
   alone(2, 0, &one);
   assert_int_equal(one.memory.window_bytes, 0);
   assert_int_equal(one.memory.persistent_bytes, LAYERS * 2 * BLOCK);
-  for (int k = 0; k < 2; k++) {
+  for (int k = 0; k < SCHEDULES; k++) {
     run_ranks(2, 0, k, run_inside, many);
     const rfr_graphs_memory *m = &many[1].memory;
-    assert_int_equal(m->window_bytes, k == 0 ? 2 * BLOCK : 4 * BLOCK);
+    assert_int_equal(m->window_bytes, k == 1 ? 4 * BLOCK : 2 * BLOCK);
     assert_int_equal(m->persistent_bytes, LAYERS * 2 * (256 + 512 + 512));
     assert_int_equal(m->planned_bytes,
                      m->persistent_bytes + m->slot_bytes + m->shared_bytes + m->window_bytes + m->scratch_bytes);
@@ -452,8 +457,8 @@ static void test_refused(void **state) {
   static float values[T * C];
   const rfr_binding in = {NULL, activation, values};
   (void)state;
-  refused(NULL, false, "callable 0 is sharded: a schedule must say");
-  refused("0F0 0B0", false, "action 0 (0F0): it reads parameters of sharded callables, which are not gathered");
+  refused("0F0 0B0 0REDUCE", false, "action 0 (0F0): it reads parameters of sharded callables, which are not gathered");
+  refused("0F0 1F0 1B0 0B0", true, "shares no parameter");
   refused("0UNSHARD 0F0 0B0 0REDUCE 0REDUCE 0RESHARD", false, "action 4 (0REDUCE): nothing was added");
   refused("0UNSHARD 0F0 0B0 0REDUCE", false, "stage 0 is left gathered");
   refused("0UNSHARD 0F0 0B0 0RESHARD", false, "stage 0 is left with gradients");
@@ -462,6 +467,7 @@ static void test_refused(void **state) {
   OK(rfr_schedule_parse(ctx, "test", "0UNSHARD 0F0 0B0 0REDUCE 0RESHARD", 33, &other));
   assert_int_equal(rfr_graphs_reschedule(g, other), RFR_MISMATCH);
   assert_string_equal(rfr_last_error()->slug, "graphs.schedule");
+  assert_int_equal(rfr_graphs_reschedule(g, NULL), RFR_MISMATCH);
   rfr_schedule_destroy(other);
   assert_int_equal(rfr_graphs_tensor(g, "whole.grad.up0", &x), RFR_INVALID);
   OK(rfr_graphs_begin_step(g, NULL, 0));
@@ -477,10 +483,16 @@ static void test_refused(void **state) {
   assert_int_equal(x.type.rank, 1);
   OK(rfr_graphs_end_step(g));
   rfr_graphs_destroy(g);
+  OK(try_schedule("0F0 0B0 0F1 0B1", false, &g)); /* whole for the length of each call: any schedule will do */
+  OK(rfr_schedule_parse(ctx, "test", "0F0 0B0 0F1 0B1 0F2 0B2", 23, &other));
+  OK(rfr_graphs_reschedule(g, other));
+  rfr_schedule_destroy(other);
+  OK(rfr_graphs_reschedule(g, NULL));
+  rfr_graphs_destroy(g);
 }
 
 /* Two microbatches' gradients of a layer, which is sharded over one rank, or not. */
-static void two_gradients(const char *text, float *out) {
+static void two_gradients(const char *text, int sharded, float *out) {
   rfr_graphs *g;
   rfr_schedule *schedule;
   rfr_tensor x;
@@ -489,7 +501,7 @@ static void two_gradients(const char *text, float *out) {
   float in[T * C], dy[T * C];
   rfr_trace *t = layer_trace(ctx, 0);
   OK(rfr_schedule_parse(ctx, "test", text, strlen(text), &schedule));
-  c.trace = t, c.sharded = strstr(text, "UNSHARD") != NULL;
+  c.trace = t, c.sharded = sharded;
   o.schedule = schedule, o.fuse = 0;
   OK(rfr_graphs_create(ctx, &c, 1, &o, &g));
   OK(rfr_graphs_tensor(g, "up0", &x));
@@ -518,11 +530,14 @@ static void two_gradients(const char *text, float *out) {
 static void test_reduce_each(void **state) {
   static float want[ROOM], got[ROOM];
   (void)state;
-  two_gradients("0F0 0B0 0F1 0B1", want);
-  two_gradients("0UNSHARD 0F0 0B0 0F1 0B1 0RESHARD 0REDUCE", got);
+  two_gradients("0F0 0B0 0F1 0B1", 0, want);
+  two_gradients("0UNSHARD 0F0 0B0 0F1 0B1 0RESHARD 0REDUCE", 1, got);
   assert_memory_equal(want, got, sizeof want);
   memset(got, 0, sizeof got);
-  two_gradients("0UNSHARD 0F0 0B0 0REDUCE 0F1 0B1 0RESHARD 0REDUCE", got);
+  two_gradients("0UNSHARD 0F0 0B0 0REDUCE 0F1 0B1 0RESHARD 0REDUCE", 1, got);
+  assert_memory_equal(want, got, sizeof want);
+  memset(got, 0, sizeof got);
+  two_gradients("0F0 0B0 0F1 0B1", 1, got);
   assert_memory_equal(want, got, sizeof want);
 }
 

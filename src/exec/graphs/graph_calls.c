@@ -250,6 +250,9 @@ rfr_status rfi_graph_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi
                                     .end = end,
                                     .number = k,
                                     .delayed = has_action(s, rank, k, RFR_ACTION_W),
+                                    .acts = has_action(s, rank, k, RFR_ACTION_UNSHARD) ||
+                                            has_action(s, rank, k, RFR_ACTION_RESHARD) ||
+                                            has_action(s, rank, k, RFR_ACTION_REDUCE),
                                     .slots = rfr_schedule_slots(s, k)};
     ++*n;
     next = end;
@@ -259,7 +262,14 @@ rfr_status rfi_graph_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi
   return RFR_OK;
 }
 
-static rfr_status check_stage(const rfi_stage_plan *was, const rfi_stage_plan *now) {
+static rfr_status check_stage(const rfr_graphs *g, const rfi_stage_plan *was, const rfi_stage_plan *now) {
+  for (int c = was->first; c < was->end; c++)
+    if (g->callable[c].sharded && (was->acts || now->acts))
+      return rfi_fail(
+          RFI_E_GRAPHS_SCHEDULE,
+          "what is whole of callable \"%s\", which is sharded, has memory for the UNSHARD, RESHARD and REDUCE "
+          "of the schedule that it was created with, or for none",
+          g->callable[c].name);
   if (now->number != was->number || now->first != was->first || now->end != was->end)
     return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has stage %d of %d callables where stage %d of %d was captured",
                     now->number, now->end - now->first, was->number, was->end - was->first);
@@ -281,7 +291,7 @@ static rfr_status check_stages(const rfr_graphs *g, const rfr_schedule *schedule
   rfr_status s = rfi_graph_read_stages(g, schedule, now, &n);
   if (s == RFR_OK && n != g->n_stages)
     s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, %d were captured", n, g->n_stages);
-  for (int i = 0; i < n && s == RFR_OK; i++) s = check_stage(&g->stage[i], &now[i]);
+  for (int i = 0; i < n && s == RFR_OK; i++) s = check_stage(g, &g->stage[i], &now[i]);
   rfi_free(g->m.ctx, now);
   return s;
 }
@@ -290,12 +300,10 @@ rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
   rfi_calls calls;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
-  if (rfi_graph_is_sharded(g))
-    return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
-                    "what is whole of sharded callables has memory for the schedule that they were created with");
   if (schedule) RFI_TRY(check_stages(g, schedule));
   else if (g->n_stages != 1)
     return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "without a schedule there is one stage, %d were captured", g->n_stages);
+  else RFI_TRY(check_stage(g, &g->stage[0], &(rfi_stage_plan){.end = g->n, .number = g->stage[0].number}));
   RFI_TRY(rfi_graph_make_calls(g, schedule, &calls));
   rfi_graph_drop_calls(g, &g->calls);
   g->calls = calls;

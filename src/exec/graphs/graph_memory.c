@@ -275,10 +275,10 @@ static rfr_status homes_of_made(const rfr_graphs *g, rfi_callable *c) {
     if (t->values[v].base != v || t->values[v].op < 0 || parts[v] == 0) continue;
     const bool early = parts[v] & (1 << RFI_PART_LOAD | 1 << RFI_PART_SETUP), alone = (parts[v] & (parts[v] - 1)) == 0;
     const bool gathered = c->sharded && parts[v] & 1 << RFI_PART_SETUP;
-    c->place[v].home = alone      ? RFI_HOME_SHARED
-                       : gathered ? RFI_HOME_WINDOW
-                       : early    ? RFI_HOME_PERSISTENT
-                                  : RFI_HOME_SLOT;
+    c->place[v].home = gathered ? RFI_HOME_WINDOW
+                       : alone  ? RFI_HOME_SHARED
+                       : early  ? RFI_HOME_PERSISTENT
+                                : RFI_HOME_SLOT;
   }
   rfi_free(g->m.ctx, parts);
   return RFR_OK;
@@ -358,8 +358,8 @@ static void lay_axis(axis *x) {
   for (int c = s->end - 1; c >= s->first; c--) {
     at = lay_part(x, c, RFI_PART_I, at);
     at = lay_part(x, c, RFI_PART_W, at);
+    at = lay_part(x, c, RFI_PART_REDUCE, at);
   }
-  for (int c = s->first; c < s->end; c++) at = lay_part(x, c, RFI_PART_REDUCE, at);
   for (int c = s->end - 1; c >= s->first; c--) {
     const rfi_callable *callable = &x->g->callable[c];
     x->again[c - s->first] = s->delayed ? at : -1;
@@ -610,9 +610,9 @@ rfr_status rfi_graph_place(rfr_graphs *g) {
   bool joint = true;
   for (int i = 0; i < g->n_stages; i++) {
     slots += g->stage[i].slots;
-    joint = joint && !g->stage[i].delayed;
+    joint = joint && !g->stage[i].delayed && !rfi_graph_has_windows(g, &g->stage[i]);
   }
-  joint = joint && slots == 1 && !rfi_graph_is_sharded(g);
+  joint = joint && slots == 1;
   int64_t shared_bound = 0;
   for (int i = 0; i < g->n_stages; i++) RFI_TRY(plan_stage(g, &g->stage[i], joint, &shared_bound));
   g->memory.lower_bound_bytes += shared_bound;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * When parameters and gradients of sharded callables are whole. A stage has two blocks of memory: what UNSHARD
- * gathers, until RESHARD, and the whole gradients, from their first W to REDUCE. A block has one address, since graphs
- * have it, and is there in several windows of the schedule's time; two blocks may share bytes if no window of the one
- * meets any of the other. Larger blocks are placed first, each at the lowest address that those before it leave.
+ * When parameters and gradients of sharded callables are whole. Where a stage has UNSHARD, RESHARD or REDUCE in the
+ * schedule, as these say: it has two blocks of memory, what UNSHARD gathers, until RESHARD, and the whole gradients,
+ * from their first W to REDUCE. A block has one address, since graphs have it, and is there in several windows of the
+ * schedule's time; two blocks may share bytes if no window of the one meets any of the other. Larger blocks are placed
+ * first, each at the lowest address that those before it leave. Where a stage has none of them, each call gathers what
+ * it reads and reduces what it makes: callables run one after the other, so one piece of memory is all of theirs.
  *
  * What the schedule has us do is run behind the call that it follows, so that the caller's loop need not know of it.
  */
@@ -20,7 +22,8 @@ bool rfi_graph_is_sharded(const rfr_graphs *g) {
   return false;
 }
 
-static bool stage_is_sharded(const rfr_graphs *g, const rfi_stage_plan *s) {
+bool rfi_graph_has_windows(const rfr_graphs *g, const rfi_stage_plan *s) {
+  if (!s->acts) return false;
   for (int c = s->first; c < s->end; c++)
     if (g->callable[c].sharded) return true;
   return false;
@@ -69,16 +72,18 @@ static void close_window(windows *w, int block, int i) {
   w->live -= bytes_of(w->g, block);
 }
 
-/* Some weight gradient reads a parameter. */
-static bool wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
-  for (int c = s->first; c < s->end; c++) {
-    const rfi_callable *of = &g->callable[c];
-    for (int i = of->start[RFI_PART_W]; i < of->start[RFI_PART_W + 1]; i++)
-      for (int k = 0; k < of->trace->ops[i].n_in; k++) {
-        const rfr_value v = of->trace->ops[i].in[k];
-        if (v >= 0 && of->place[of->trace->values[v].base].home == RFI_HOME_WINDOW) return true;
-      }
-  }
+static bool wgrad_reads(const rfi_callable *c) {
+  for (int i = c->start[RFI_PART_W]; i < c->start[RFI_PART_W + 1]; i++)
+    for (int k = 0; k < c->trace->ops[i].n_in; k++) {
+      const rfr_value v = c->trace->ops[i].in[k];
+      if (v >= 0 && c->place[c->trace->values[v].base].home == RFI_HOME_WINDOW) return true;
+    }
+  return false;
+}
+
+static bool some_wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
+  for (int c = s->first; c < s->end; c++)
+    if (wgrad_reads(&g->callable[c])) return true;
   return false;
 }
 
@@ -99,7 +104,7 @@ static rfr_status read_action(windows *w, int stage, const rfr_action *a, int i)
     case RFR_ACTION_I:
     case RFR_ACTION_W:
     case RFR_ACTION_B:
-      if (!whole && (a->op != RFR_ACTION_W || wgrad_reads(w->g, s)))
+      if (!whole && (a->op != RFR_ACTION_W || some_wgrad_reads(w->g, s)))
         return wrong(w->g, a, i,
                      "it reads parameters of sharded callables, which are not gathered: put UNSHARD before");
       if (adds(a->op) && !summing && has_wgrad(w->g, s)) open_window(w, gradients, i);
@@ -113,7 +118,8 @@ static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
   for (int b = 0; b < g->n_stages * KINDS; b++) w->since[b] = -1;
   for (int i = 0; i < n; i++)
     for (int k = 0; k < g->n_stages; k++)
-      if (g->stage[k].number == a[i].stage && stage_is_sharded(g, &g->stage[k])) RFI_TRY(read_action(w, k, &a[i], i));
+      if (g->stage[k].number == a[i].stage && rfi_graph_has_windows(g, &g->stage[k]))
+        RFI_TRY(read_action(w, k, &a[i], i));
   for (int b = 0; b < g->n_stages * KINDS; b++)
     if (w->since[b] >= 0)
       return rfi_fail(RFI_E_GRAPHS_CALLABLE, "stage %d is left %s at the end of the schedule",
@@ -124,22 +130,36 @@ static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
 
 /* ---- where ---- */
 
-/* Offsets of the stage's values in its two blocks. */
+static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value v, int *kind) {
+  rfi_named *x = c->place[v].home == RFI_HOME_NAMED ? &g->named[c->place[v].offset] : NULL;
+  *kind = x && x->window ? WHOLE_GRADIENTS : GATHERED;
+  if (x && x->window) return &x->offset;
+  return c->place[v].home == RFI_HOME_WINDOW ? &c->place[v].offset : NULL;
+}
+
+/* Offsets of a callable's values behind what is there of each kind. */
+static void lay(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
+  for (rfr_value v = 0; v < c->trace->n_values; v++) {
+    int kind;
+    int64_t *offset = offset_in_windows(g, c, v, &kind);
+    if (!offset) continue;
+    *offset = bytes[kind];
+    bytes[kind] += rfi_storage_bytes(&c->trace->values[v].type);
+  }
+}
+
+/* From offsets among those of its kind to offsets in the windows. */
+static void move(rfr_graphs *g, const rfi_callable *c, const int64_t to[KINDS]) {
+  for (rfr_value v = 0; v < c->trace->n_values; v++) {
+    int kind;
+    int64_t *offset = offset_in_windows(g, c, v, &kind);
+    if (offset) *offset += to[kind];
+  }
+}
+
 static void lay_blocks(rfr_graphs *g, rfi_stage_plan *s) {
   memset(s->window_bytes, 0, sizeof s->window_bytes);
-  for (int c = s->first; c < s->end; c++) {
-    const rfi_callable *of = &g->callable[c];
-    const rfr_trace *t = of->trace;
-    for (rfr_value v = 0; v < t->n_values; v++) {
-      const int id = of->place[v].home == RFI_HOME_NAMED ? (int)of->place[v].offset : -1;
-      const bool gradient = id >= 0 && g->named[id].window;
-      int64_t *bytes = &s->window_bytes[gradient ? WHOLE_GRADIENTS : GATHERED];
-      if (!gradient && of->place[v].home != RFI_HOME_WINDOW) continue;
-      if (gradient) g->named[id].offset = *bytes;
-      else of->place[v].offset = *bytes;
-      *bytes += rfi_storage_bytes(&t->values[v].type);
-    }
-  }
+  for (int c = s->first; c < s->end && s->acts; c++) lay(g, &g->callable[c], s->window_bytes);
 }
 
 /* The next window of a block behind number i; of one block they come in order. */
@@ -185,25 +205,26 @@ static void place_blocks(const windows *w, bool *placed) {
   }
 }
 
-/* From offsets in a block to offsets in the windows. */
-static void move_values(rfr_graphs *g, const rfi_stage_plan *s) {
-  for (int c = s->first; c < s->end; c++) {
-    const rfi_callable *of = &g->callable[c];
-    for (rfr_value v = 0; v < of->trace->n_values; v++) {
-      const int id = of->place[v].home == RFI_HOME_NAMED ? (int)of->place[v].offset : -1;
-      if (id >= 0 && g->named[id].window) g->named[id].offset += s->window[WHOLE_GRADIENTS];
-      if (of->place[v].home == RFI_HOME_WINDOW) of->place[v].offset += s->window[GATHERED];
-    }
+/* What is whole for the length of a call, behind all blocks. */
+static int64_t place_for_calls(rfr_graphs *g, const rfi_stage_plan *s, int64_t first) {
+  int64_t most = 0;
+  for (int c = s->first; c < s->end && !s->acts; c++) {
+    int64_t bytes[KINDS] = {0};
+    lay(g, &g->callable[c], bytes);
+    move(g, &g->callable[c], (int64_t[KINDS]){first, first + bytes[GATHERED]});
+    if (bytes[GATHERED] + bytes[WHOLE_GRADIENTS] > most) most = bytes[GATHERED] + bytes[WHOLE_GRADIENTS];
   }
+  return most;
 }
 
 rfr_status rfi_graph_place_windows(rfr_graphs *g) {
   windows w = {.g = g};
   bool *placed = NULL;
   rfr_status s;
-  int n;
+  int n = 0;
   if (!rfi_graph_is_sharded(g)) return RFR_OK;
-  const rfr_action *a = rfr_schedule_actions(g->options.schedule, g->options.rank, &n);
+  const rfr_schedule *schedule = g->options.schedule;
+  const rfr_action *a = schedule ? rfr_schedule_actions(schedule, g->options.rank, &n) : NULL;
   const size_t blocks = (size_t)(g->n_stages * KINDS);
   RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.at * (size_t)(n + 1), &w.at));
   RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.since * blocks, &w.since));
@@ -211,8 +232,16 @@ rfr_status rfi_graph_place_windows(rfr_graphs *g) {
   for (int i = 0; i < g->n_stages; i++) lay_blocks(g, &g->stage[i]);
   RFI_GOTO(read_windows(&w, a, n));
   place_blocks(&w, placed);
-  for (int i = 0; i < g->n_stages; i++) move_values(g, &g->stage[i]);
-  g->memory.lower_bound_bytes += w.most;
+  const int64_t end = g->memory.window_bytes;
+  int64_t most = 0;
+  for (int i = 0; i < g->n_stages; i++) {
+    const rfi_stage_plan *stage = &g->stage[i];
+    const int64_t bytes = place_for_calls(g, stage, end);
+    if (bytes > most) most = bytes;
+    for (int c = stage->first; c < stage->end && stage->acts; c++) move(g, &g->callable[c], stage->window);
+  }
+  g->memory.window_bytes = end + most;
+  g->memory.lower_bound_bytes += w.most + most;
 fail:
   rfi_free(g->m.ctx, w.at);
   rfi_free(g->m.ctx, w.since);
@@ -232,7 +261,7 @@ static bool is_first_sum(const rfi_stage_plan *s, const rfr_action *a, int i) {
 }
 
 int rfi_graph_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to) {
-  const bool clear = adds(a[i].op) && stage_is_sharded(g, s) && is_first_sum(s, a, i);
+  const bool clear = adds(a[i].op) && rfi_graph_has_windows(g, s) && is_first_sum(s, a, i);
   const bool gather = a[i].op == RFR_ACTION_UNSHARD, reduce = a[i].op == RFR_ACTION_REDUCE;
   int n = 0;
   if (!clear && !gather && !reduce) return 0;
@@ -257,10 +286,25 @@ rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager) {
   for (; *next < g->calls.n_own && g->calls.own[*next].at <= at; ++*next) {
     const rfi_own *o = &g->calls.own[*next];
     switch (o->op) {
-      case RFI_OWN_GATHER: RFI_TRY(rfi_graph_run(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
+      case RFI_OWN_GATHER: RFI_TRY(rfi_graph_run_part(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
       case RFI_OWN_CLEAR: RFI_TRY(clear(g, &g->callable[o->callable])); break;
-      default: RFI_TRY(rfi_graph_run(g, o->callable, 0, RFI_PART_REDUCE, eager));
+      default: RFI_TRY(rfi_graph_run_part(g, o->callable, 0, RFI_PART_REDUCE, eager));
     }
   }
   return RFR_OK;
+}
+
+bool rfi_graph_is_whole_by_call(const rfr_graphs *g, int callable) {
+  const rfi_callable *c = &g->callable[callable];
+  return c->sharded && !g->stage[c->stage].acts;
+}
+
+rfr_status rfi_graph_run_whole(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+  const rfi_callable *c = &g->callable[callable];
+  const bool adds_up = part == RFI_PART_W;
+  if (!rfi_has(c, part)) return RFR_OK;
+  if (!adds_up || wgrad_reads(c)) RFI_TRY(rfi_graph_run_part(g, callable, 0, RFI_PART_SETUP, eager));
+  if (adds_up) RFI_TRY(clear(g, c));
+  RFI_TRY(rfi_graph_run_part(g, callable, slot, part, eager));
+  return adds_up ? rfi_graph_run_part(g, callable, 0, RFI_PART_REDUCE, eager) : RFR_OK;
 }

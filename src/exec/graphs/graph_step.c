@@ -99,12 +99,18 @@ rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rf
   return t;
 }
 
-rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+rfr_status rfi_graph_run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
   const rfi_callable *c = &g->callable[callable];
   const rfi_instance *x = &c->instance[slot];
   if (!rfi_has(c, part)) return RFR_OK;
   if (!eager && x->graph[part]) return g->m.backend->launch(g->m.device, x->graph[part]);
   return g->m.backend->run(g->m.device, x->bound + c->first[part], c->first[part + 1] - c->first[part]);
+}
+
+rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+  if (part >= RFI_PART_F && rfi_graph_is_whole_by_call(g, callable))
+    return rfi_graph_run_whole(g, callable, slot, part, eager);
+  return rfi_graph_run_part(g, callable, slot, part, eager);
 }
 
 static rfr_status copy_in(rfr_graphs *g, const rfi_step_call *call, bool grad, const rfr_binding *b, int n) {

@@ -98,6 +98,7 @@ typedef struct rfi_stage_plan {
   int first, end; /* callables */
   int number;     /* in the schedule */
   bool delayed;   /* some W comes by itself */
+  bool acts;      /* it has UNSHARD, RESHARD or REDUCE */
   int slots;
   int64_t offset, bytes;              /* of the first slot; of one */
   int64_t window[2], window_bytes[2]; /* of what is gathered; of whole gradients */
@@ -206,11 +207,16 @@ void rfi_graph_bind_all(rfr_graphs *g);
 
 /* ---- graph_shard.c ---- */
 bool rfi_graph_is_sharded(const rfr_graphs *g);
+/* The schedule says when the stage's sharded callables are whole. */
+bool rfi_graph_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
 /* Whether the schedule has the parameters there for every part that reads them, and each gradient reduced. Fills in the
  * stages' window[] and the bytes of all, of which window_bytes are given. */
 rfr_status rfi_graph_place_windows(rfr_graphs *g);
 /* What we do ourselves for action i of a rank's list, in front of call `at`; `to` NULL: how many it is. */
 int rfi_graph_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to);
+/* A call has its callable's parameters whole by itself: gathers, part F, I or W, reduces. */
+bool rfi_graph_is_whole_by_call(const rfr_graphs *g, int callable);
+rfr_status rfi_graph_run_whole(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
 /* Runs those in front of call `at`, from number *next on. */
 rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager);
 
@@ -256,8 +262,10 @@ rfr_status rfi_graph_poison_all(rfr_graphs *g);
 /* ---- graph_step.c ---- */
 /* Writes which microbatch a slot has. */
 rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
-/* Runs a part of a callable in a slot: its graph, or kernel by kernel. */
+/* Runs a part of a callable in a slot, with what it takes to have it whole; the part alone: its graph, or kernel by
+ * kernel. */
 rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
+rfr_status rfi_graph_run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
 /* Binds tensor descriptions to a slot. */
 rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
 

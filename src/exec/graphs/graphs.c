@@ -69,11 +69,6 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
       return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable %d is for %s, those before it are not", i,
                       c->inference ? "inference" : "training");
   }
-  for (int i = 0; i < n; i++)
-    if (callables[i].sharded && !(o && o->schedule))
-      return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                      "callable %d is sharded: a schedule must say when it is whole, with UNSHARD, RESHARD and REDUCE",
-                      i);
   if (o) RFI_TRY(check_given_options(o, n));
   if (strcmp(rfi_ctx_device(ctx), "cuda:none") == 0 && (!o || !o->eager || o->warmup_iterations > 0))
     return rfi_fail(RFI_E_BACKEND_MISSING,
