@@ -34,7 +34,7 @@ static rfr_type type_of(int k) {
 }
 static const rfr_type activation = {RFR_F32, 2, {T, C}};
 
-static rfr_trace *layer_trace(rfr_ctx *own, int layer) {
+static rfr_trace *frozen_trace(rfr_ctx *own, int layer, unsigned frozen) {
   rfr_trace *t;
   rfr_value w[PARAMETERS];
   char name[16];
@@ -42,13 +42,16 @@ static rfr_trace *layer_trace(rfr_ctx *own, int layer) {
   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, activation.shape);
   for (int k = 0; k < PARAMETERS; k++) {
     const rfr_type type = type_of(k);
-    w[k] = rfr_input(t, name_of(layer, k, name), RFR_ROLE_TRAINABLE, RFR_F32, type.rank, type.shape);
+    w[k] = rfr_input(t, name_of(layer, k, name), frozen >> k & 1 ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, RFR_F32,
+                     type.rank, type.shape);
   }
   rfr_value h = rfr_gelu(t, rfr_linear(t, rfr_rmsnorm(t, x, w[0], 1e-5), w[1], RFR_NONE), 1);
   rfr_output(t, "y", rfr_add(t, x, rfr_linear(t, h, w[2], RFR_NONE)));
   rfr_trace_finish(t);
   return t;
 }
+
+static rfr_trace *layer_trace(rfr_ctx *own, int layer) { return frozen_trace(own, layer, 0); }
 
 static float noise(int64_t seed, int64_t i) {
   const uint32_t z = (uint32_t)(seed * 2654435761u + i * 40503u + 12345u);
@@ -80,6 +83,8 @@ typedef struct side {
   rfr_comm *comm;
   rfr_graphs *g;
   int rank, ranks, fuse, schedule;
+  unsigned frozen; /* parameters of each layer, a bit each */
+  rfr_recompute recompute;
   result *result;
   char error[256];
   /* what this rank holds always */
@@ -128,7 +133,7 @@ static rfr_status create(side *s, const rfr_graphs_options *o) {
   rfr_callable c[LAYERS];
   rfr_trace *t[LAYERS];
   for (int i = 0; i < LAYERS; i++) {
-    t[i] = layer_trace(s->ctx, i);
+    t[i] = frozen_trace(s->ctx, i, s->frozen);
     c[i] = rfr_callable_default();
     c[i].trace = t[i];
     c[i].sharded = o->comm != NULL;
@@ -166,8 +171,10 @@ static rfr_status run_alone(side *s, int microbatches) {
     for (int l = 0; l < LAYERS; l++)
       for (int k = 0; k < PARAMETERS; k++) {
         TRY(rfr_graphs_tensor(s->g, name_of(l, k, name), &w));
-        TRY(rfr_graphs_gradient(s->g, name_of(l, k, name), &g));
-        update(w.data, momentum[l][k], g.data, sizes[k]);
+        if (!(s->frozen >> k & 1)) {
+          TRY(rfr_graphs_gradient(s->g, name_of(l, k, name), &g));
+          update(w.data, momentum[l][k], g.data, sizes[k]);
+        }
         memcpy(s->result->weights[l][k], w.data, sizeof(float) * (size_t)sizes[k]);
       }
   }
@@ -279,6 +286,7 @@ static rfr_status step_inside(side *s, int step, const char *schedule) {
   TRY(rfr_graphs_end_step(s->g));
   for (int l = 0; l < LAYERS; l++)
     for (int k = 0; k < PARAMETERS; k++) {
+      if (s->frozen >> k & 1) continue;
       TRY(rfr_graphs_tensor(s->g, name_of(l, k, name), &w));
       TRY(rfr_graphs_gradient(s->g, name, &g));
       update(w.data, s->momentum[l][k], g.data, part_size(s, k));
@@ -295,6 +303,8 @@ static rfr_status run_inside(side *s) {
   char name[16];
   if (text) TRY(rfr_schedule_parse(s->ctx, "test", text, strlen(text), &schedule));
   o.fuse = s->fuse;
+  o.debug = s->fuse; /* what is not whole is poisoned: who reads it then has other bits */
+  o.recompute = s->recompute;
   o.comm = s->comm;
   o.schedule = schedule;
   o.warmup_iterations = s->schedule;
@@ -371,17 +381,19 @@ static void expect_same(const result *want, const result *got, int rank) {
   assert_memory_equal(want->dx[rank], got->dx[rank], sizeof want->dx[0]);
 }
 
-static void alone(int ranks, int fuse, result *out) {
+static void alone_with(int ranks, int fuse, unsigned frozen, result *out) {
   side *s = aligned_alloc(64, sizeof *s);
   assert_non_null(s);
   memset(s, 0, sizeof *s);
   s->ctx = rft_one_thread();
-  s->fuse = fuse, s->ranks = 1, s->result = out;
+  s->fuse = fuse, s->frozen = frozen, s->ranks = 1, s->result = out;
   OK(run_alone(s, ranks));
   rfr_graphs_destroy(s->g);
   rfr_ctx_destroy(s->ctx);
   free(s);
 }
+
+static void alone(int ranks, int fuse, result *out) { alone_with(ranks, fuse, 0, out); }
 
 static result one, many[MOST_RANKS];
 
@@ -406,6 +418,31 @@ static void test_inside(void **state) {
       run_ranks(ranks, fuse, k % SCHEDULES, run_inside, many);
       for (int r = 0; r < ranks; r++) expect_same(fuse ? &around[r] : &one, &many[r], r);
     }
+}
+
+enum { MIDDLE = 2 };
+static rfr_status run_frozen(side *s) {
+  s->frozen = MIDDLE;
+  return run_inside(s);
+}
+static rfr_status run_recompute(side *s) {
+  s->recompute = RFR_RECOMPUTE_ALL;
+  return run_inside(s);
+}
+
+/* A frozen parameter is gathered, and has no gradient; what is made again reads what is gathered then. */
+static void test_frozen_and_recompute(void **state) {
+  (void)state;
+  for (int k = 0; k < SCHEDULES; k++) {
+    alone_with(3, 0, MIDDLE, &one);
+    run_ranks(3, 0, k, run_frozen, many);
+    for (int r = 0; r < 3; r++) expect_same(&one, &many[r], r);
+    if (k == 1) continue; /* its W comes behind RESHARD, and would make again what reads parameters */
+    alone(3, 0, &one);
+    run_ranks(3, 0, k, run_recompute, many);
+    for (int r = 0; r < 3; r++) expect_same(&one, &many[r], r);
+    assert_true(many[0].memory.recomputed > 0);
+  }
 }
 
 /* The plan has whole what is whole at once: a layer's parameters and gradients, of the second schedule more; and of
@@ -594,9 +631,13 @@ static void test_allocation_faults(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_around),           rft_context_test(test_inside),
-                                     rft_context_test(test_memory),           rft_context_test(test_refused),
-                                     rft_context_test(test_reduce_each),      rft_context_test(test_rank_that_left),
+  const struct CMUnitTest tests[] = {rft_context_test(test_around),
+                                     rft_context_test(test_inside),
+                                     rft_context_test(test_frozen_and_recompute),
+                                     rft_context_test(test_memory),
+                                     rft_context_test(test_refused),
+                                     rft_context_test(test_reduce_each),
+                                     rft_context_test(test_rank_that_left),
                                      rft_context_test(test_allocation_faults)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Debugging: bytes whose time is over hold no values. A slot is poisoned when its microbatch has had its last gradient,
- * but for the input gradients, which hold on, and whole before its next forward and when a step begins; what all parts
- * share is poisoned behind each part. Who keeps a tensor for too long reads NaN or -1, not the next microbatch.
+ * Debugging: bytes whose time is over hold no values. A slot is poisoned when its microbatch has had its last
+ * gradient, but for the input gradients, which hold on, and whole before its next forward and when a step begins; what
+ * all parts share is poisoned behind each part, what is whole of sharded callables when it is no longer. Who keeps a
+ * tensor for too long reads NaN or -1, not the next microbatch.
  */
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
@@ -46,5 +47,7 @@ rfr_status rfi_graph_poison_shared(rfr_graphs *g) {
 rfr_status rfi_graph_poison_all(rfr_graphs *g) {
   for (int i = 0; i < g->n_stages; i++)
     for (int slot = 0; slot < g->stage[i].slots; slot++) RFI_TRY(rfi_graph_poison_slot(g, i, slot, true));
+  unsigned char *windows = g->arena + g->window_at;
+  RFI_TRY(poison(g, windows, windows + g->memory.window_bytes));
   return rfi_graph_poison_shared(g);
 }

@@ -260,15 +260,22 @@ static bool is_first_sum(const rfi_stage_plan *s, const rfr_action *a, int i) {
   return true;
 }
 
+static rfi_own_op own_op(int op) {
+  return op == RFR_ACTION_UNSHARD   ? RFI_OWN_GATHER
+         : op == RFR_ACTION_RESHARD ? RFI_OWN_DROP
+         : op == RFR_ACTION_REDUCE  ? RFI_OWN_REDUCE
+                                    : RFI_OWN_CLEAR;
+}
+
 int rfi_graph_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to) {
   const bool clear = adds(a[i].op) && rfi_graph_has_windows(g, s) && is_first_sum(s, a, i);
-  const bool gather = a[i].op == RFR_ACTION_UNSHARD, reduce = a[i].op == RFR_ACTION_REDUCE;
+  const bool reduce = a[i].op == RFR_ACTION_REDUCE;
   int n = 0;
-  if (!clear && !gather && !reduce) return 0;
+  if (!clear && !reduce && a[i].op != RFR_ACTION_UNSHARD && a[i].op != RFR_ACTION_RESHARD) return 0;
   for (int c = s->first; c < s->end; c++) {
     const rfi_callable *of = &g->callable[c];
-    if (!of->sharded || (!gather && !rfi_has(of, RFI_PART_W))) continue;
-    if (to) to[n] = (rfi_own){gather ? RFI_OWN_GATHER : reduce ? RFI_OWN_REDUCE : RFI_OWN_CLEAR, c, at};
+    if (!of->sharded || ((clear || reduce) && !rfi_has(of, RFI_PART_W))) continue;
+    if (to) to[n] = (rfi_own){own_op(a[i].op), c, at};
     n++;
   }
   return n;
@@ -282,13 +289,31 @@ static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
   return RFR_OK;
 }
 
+/* When debugging, what is not whole any more holds no values. */
+static rfr_status forget(rfr_graphs *g, const rfi_callable *c, int kind) {
+  for (rfr_value v = 0; g->options.debug && v < c->trace->n_values; v++) {
+    int of;
+    const int64_t *offset = offset_in_windows(g, c, v, &of);
+    if (offset && of == kind)
+      RFI_TRY(g->m.backend->fill(g->m.device, g->arena + g->window_at + *offset, RFI_POISON,
+                                 (size_t)rfi_storage_bytes(&c->trace->values[v].type)));
+  }
+  return RFR_OK;
+}
+
+static rfr_status reduce(rfr_graphs *g, int callable, bool eager) {
+  RFI_TRY(rfi_graph_run_part(g, callable, 0, RFI_PART_REDUCE, eager));
+  return forget(g, &g->callable[callable], WHOLE_GRADIENTS);
+}
+
 rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager) {
   for (; *next < g->calls.n_own && g->calls.own[*next].at <= at; ++*next) {
     const rfi_own *o = &g->calls.own[*next];
     switch (o->op) {
       case RFI_OWN_GATHER: RFI_TRY(rfi_graph_run_part(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
+      case RFI_OWN_DROP: RFI_TRY(forget(g, &g->callable[o->callable], GATHERED)); break;
       case RFI_OWN_CLEAR: RFI_TRY(clear(g, &g->callable[o->callable])); break;
-      default: RFI_TRY(rfi_graph_run_part(g, o->callable, 0, RFI_PART_REDUCE, eager));
+      default: RFI_TRY(reduce(g, o->callable, eager));
     }
   }
   return RFR_OK;
@@ -306,5 +331,6 @@ rfr_status rfi_graph_run_whole(rfr_graphs *g, int callable, int slot, rfi_part p
   if (!adds_up || wgrad_reads(c)) RFI_TRY(rfi_graph_run_part(g, callable, 0, RFI_PART_SETUP, eager));
   if (adds_up) RFI_TRY(clear(g, c));
   RFI_TRY(rfi_graph_run_part(g, callable, slot, part, eager));
-  return adds_up ? rfi_graph_run_part(g, callable, 0, RFI_PART_REDUCE, eager) : RFR_OK;
+  RFI_TRY(forget(g, c, GATHERED));
+  return adds_up ? reduce(g, callable, eager) : RFR_OK;
 }

@@ -124,7 +124,7 @@ typedef struct rfi_step_call { /* what the caller is to do */
 } rfi_step_call;
 
 /* What we do of a schedule ourselves, in front of call number `at`. */
-typedef enum rfi_own_op { RFI_OWN_GATHER, RFI_OWN_CLEAR, RFI_OWN_REDUCE } rfi_own_op;
+typedef enum rfi_own_op { RFI_OWN_GATHER, RFI_OWN_DROP, RFI_OWN_CLEAR, RFI_OWN_REDUCE } rfi_own_op;
 typedef struct rfi_own {
   rfi_own_op op;
   int callable, at;
