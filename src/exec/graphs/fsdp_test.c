@@ -331,6 +331,7 @@ static void *run_rank(void *arg) {
   side *s = j->s;
   rfr_ctx_options o = rfr_ctx_options_default();
   o.threads = 1;
+  o.use_onednn = 0; /* as the one rank's context */
   for (int l = 0; l < LAYERS; l++)
     for (int k = 0; k < PARAMETERS; k++)
       for (int64_t i = 0; i < part_size(s, k); i++) {
