@@ -39,12 +39,11 @@ typedef struct item {
   int kv; /* -1: no more */
 } item;
 
-/* What the warps of a block tell each other. Counters only grow. */
+/* What the warps of a block tell each other. */
 typedef struct desk {
   uint64_t keys_full[2], keys_empty[2], full[STAGES], empty[STAGES], sums_full, sums_empty;
+  uint64_t items_full[ITEMS], items_empty[ITEMS], begun; /* begun: an item is as good as done */
   item items[ITEMS];
-  unsigned published, begun; /* items; those that are as good as done */
-  unsigned taken[ITEMS];     /* by each of the warps that read them */
 } desk;
 static_assert(sizeof(desk) <= 512, "room for the desk");
 
@@ -79,16 +78,6 @@ static __device__ __forceinline__ int blocks_before(const problem &p, const piec
   return before - (unseen > 0 ? (unseen + SIDE - 1) / SIDE : 0);
 }
 
-static __device__ __forceinline__ void rest(void) { __nanosleep(64); }
-
-static __device__ __forceinline__ unsigned seen_by_block(const unsigned *at) {
-  unsigned x;
-  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(x) : "r"(rfi_shared_address(at)) : "memory");
-  return x;
-}
-static __device__ __forceinline__ void tell_block(unsigned *at, unsigned more) {
-  asm volatile("red.release.cta.shared.add.u32 [%0], %1;" ::"r"(rfi_shared_address(at)), "r"(more) : "memory");
-}
 static __device__ __forceinline__ unsigned load_acquire(const unsigned *at) {
   unsigned x;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
@@ -98,12 +87,19 @@ static __device__ __forceinline__ void add_release(unsigned *at) {
   asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
 }
 
-/* A warp's i-th item. */
+/* The i-th item, for a thread that is one of TAKERS. */
+static __device__ __forceinline__ item take_alone(desk *d, unsigned i) {
+  rfi_mbarrier_wait(rfi_shared_address(&d->items_full[i % ITEMS]), (int)(i / ITEMS) & 1);
+  const item x = d->items[i % ITEMS];
+  rfi_mbarrier_arrive(rfi_shared_address(&d->items_empty[i % ITEMS]));
+  return x;
+}
+/* For a warp that is. */
 static __device__ __forceinline__ item take(desk *d, unsigned i) {
-  while (seen_by_block(&d->published) <= i) rest();
+  rfi_mbarrier_wait(rfi_shared_address(&d->items_full[i % ITEMS]), (int)(i / ITEMS) & 1);
   const item x = d->items[i % ITEMS];
   __syncwarp();
-  if ((threadIdx.x & 31) == 0) tell_block(&d->taken[i % ITEMS], 1);
+  if ((threadIdx.x & 31) == 0) rfi_mbarrier_arrive(rfi_shared_address(&d->items_empty[i % ITEMS]));
   return x;
 }
 
@@ -184,21 +180,14 @@ template <typename T, int D> __device__ __forceinline__ void load_all(const prob
 /* ---- turns: a thread that takes work, one that adds dq ---- */
 
 static __device__ __forceinline__ void publish(const problem &p, desk *d, unsigned i) {
-  while (seen_by_block(&d->taken[i % ITEMS]) < i / ITEMS * TAKERS) rest();
+  if (i >= ITEMS) rfi_mbarrier_wait(rfi_shared_address(&d->items_empty[i % ITEMS]), (int)(i / ITEMS - 1) & 1);
   const unsigned count = (unsigned)*p.count;
   item x = {};
   const unsigned ticket = atomicAdd(p.ticket, 1u), at = ticket / (unsigned)p.Hk;
   x.kv = at < count ? (int)(ticket % (unsigned)p.Hk) : -1;
   if (at < count) x.w = p.pieces[at];
   d->items[i % ITEMS] = x;
-  tell_block(&d->published, 1);
-}
-
-static __device__ __forceinline__ item take_alone(desk *d, unsigned i) {
-  while (seen_by_block(&d->published) <= i) rest();
-  const item x = d->items[i % ITEMS];
-  tell_block(&d->taken[i % ITEMS], 1);
-  return x;
+  rfi_mbarrier_arrive(rfi_shared_address(&d->items_full[i % ITEMS]));
 }
 
 static __device__ __forceinline__ void take_work(const problem &p, desk *d) {
@@ -206,7 +195,7 @@ static __device__ __forceinline__ void take_work(const problem &p, desk *d) {
   for (unsigned i = 0;; i++) {
     if (take_alone(d, i).kv < 0) return;
     /* asked for in the last tile: others may wait for work that is held and not begun */
-    while (seen_by_block(&d->begun) <= i) rest();
+    rfi_mbarrier_wait(rfi_shared_address(&d->begun), (int)i & 1);
     publish(p, d, i + 1);
   }
 }
@@ -527,7 +516,7 @@ static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, c
   const int s0 = w.first + warp * 16, s1 = min(s0 + 16, w.last);
   part<D> my = {{}, {}, seen_by(p, w, s0 + (lane >> 2)), keys, s0, warp, lane, shared};
   float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
-  if (path.steps == 0 && threadIdx.x == 128) tell_block(&d->begun, 1);
+  if (path.steps == 0 && threadIdx.x == 128) rfi_mbarrier_arrive(rfi_shared_address(&d->begun));
   if (path.steps > 0) {
     my.k.load(keys, warp);
     my.v.load(keys + R::KEYS, warp);
@@ -540,7 +529,7 @@ static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, c
                          base + (uint32_t)(R::DS_AT + stage * R::DS), base + (uint32_t)(R::DS_AT + (stage ^ 1) * R::DS),
                          lse, lse + R::QUERIES / 4, tile, step == 0};
       rfi_mbarrier_wait(rfi_shared_address(&d->full[stage]), (int)(tile / STAGES) & 1);
-      if (step == path.steps - 1 && threadIdx.x == 128) tell_block(&d->begun, 1);
+      if (step == path.steps - 1 && threadIdx.x == 128) rfi_mbarrier_arrive(rfi_shared_address(&d->begun));
       take_step<T, CAPPED>(p, d, w, my, x, dk, dv);
       math_barrier();
       before = at;
@@ -592,8 +581,11 @@ static __global__ void __launch_bounds__(THREADS, 1) attention_gradients(const _
     }
     rfi_mbarrier_init(rfi_shared_address(&d.sums_full), MATH_WARPS);
     rfi_mbarrier_init(rfi_shared_address(&d.sums_empty), 1);
-    d.published = d.begun = 0;
-    for (int i = 0; i < ITEMS; i++) d.taken[i] = 0;
+    for (int i = 0; i < ITEMS; i++) {
+      rfi_mbarrier_init(rfi_shared_address(&d.items_full[i]), 1);
+      rfi_mbarrier_init(rfi_shared_address(&d.items_empty[i]), TAKERS);
+    }
+    rfi_mbarrier_init(rfi_shared_address(&d.begun), 1);
   }
   __syncthreads();
   if (warp < 4) {
