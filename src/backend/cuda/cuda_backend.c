@@ -160,7 +160,7 @@ static rfr_status make_handles(rfi_device *d) {
   CUDA(cudaEventCreate(&d->start), "making an event");
   CUDA(cudaEventCreate(&d->end), "making an event");
   d->at = d->stream;
-  return rfi_lt_open(core, d->ctx, &d->lt);
+  return rfi_lt_open(core, d->ctx, &d->info, &d->lt);
 }
 
 static rfr_status device_open(rfr_ctx *ctx, rfi_device **out) {

@@ -7,16 +7,18 @@
 
 #include <cuda_runtime_api.h>
 
+#include "backend/cuda/cuda.h"
 #include "backend/cuda/cuda_module.h"
 
 typedef struct rfi_lt rfi_lt;
 
-rfr_status rfi_lt_open(const rfi_cuda_host *core, rfr_ctx *ctx, rfi_lt **out);
+/* `info` stays where it is. */
+rfr_status rfi_lt_open(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_cuda_info *info, rfi_lt **out);
 void rfi_lt_close(rfi_lt *lt); /* accepts NULL */
 
 /* Sets run, kernel, workspace and library of a matmul that cuBLASLt takes; leaves run NULL for one that it
  * does not (mixed types, rows that are not 16-byte aligned), which the kernel of our own then runs. The
- * choice is made of shapes, types and strides alone, and of those cuBLASLt's first heuristic one. `lt` NULL:
+ * choice is made of shapes, types and strides alone, among cuBLASLt's first heuristic ones. `lt` NULL:
  * there is no device, and the workspace is what it would be. */
 rfr_status rfi_lt_bind(rfi_lt *lt, rfi_bound *b);
 

@@ -9,7 +9,7 @@
 
 #include "backend/cuda/lt.h"
 
-enum { RFI_LT_WORKSPACE = 32 << 20, RFI_LT_NAME = 256 };
+enum { RFI_LT_WORKSPACE = 32 << 20, RFI_LT_NAME = 256, RFI_LT_MOST = 8 }; /* most: algorithms to choose from */
 
 typedef struct rfi_lt_functions {
 #define RFI_LT_FUNCTIONS(X)           \
@@ -57,6 +57,7 @@ typedef struct rfi_lt_product {
 struct rfi_lt {
   const rfi_cuda_host *core;
   rfr_ctx *ctx;
+  const rfi_cuda_info *info;
   rfi_lt_functions f;
   cublasLtHandle_t handle;
   rfi_lt_product *products;

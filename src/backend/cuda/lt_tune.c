@@ -5,9 +5,10 @@
  *
  * A clock decides only here. Candidates are the library's own first ones within the
  * workspace that the plan has; those whose parts of a sum are added in the result (by
- * counters, or in a narrow type) are not asked for. They take turns, so that a warming
- * device slows all of them alike; the median counts. The fastest is kept if its bits are
- * the same again and again, whatever the workspace held before; else the next one.
+ * counters, or in a narrow type) are not asked for. They take turns; the median counts. A
+ * cool device would prefer others than one at its limit of power, where training runs: the
+ * first turns only heat it, and a turn is long enough to stay there. The fastest is kept if
+ * its bits are the same again and again, whatever the workspace held before; else the next one.
  *
  * An algorithm is stored as the eight words that cuBLASLt says may be stored for the same
  * version of it. One that the library does not offer for the product is none of its words.
@@ -20,7 +21,7 @@
 #include "backend/cuda/lt_product.h"
 #include "backend/cuda/tune.h"
 
-enum { MOST = 8, WARM = 2, ROUNDS = 9, REPEATS = 6, WORDS = 8, LEAST_MICROSECONDS = 200, MOST_RUNS = 20 };
+enum { HEAT = 4, ROUNDS = 9, REPEATS = 6, WORDS = 8, LEAST_MICROSECONDS = 1500, MOST_RUNS = 50 };
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == WORDS * sizeof(uint64_t), "an algorithm is so many words");
 _Static_assert(WORDS * 17 <= RFI_CHOICE, "a word and what separates it");
 
@@ -40,7 +41,7 @@ typedef struct bench {
   void *first, *start_d; /* what a run made, and what each run finds in d */
   int *differs;
   size_t d_bytes;
-  candidate candidates[MOST];
+  candidate candidates[RFI_LT_MOST];
   int n;
 } bench;
 
@@ -160,11 +161,12 @@ static int by_median(const void *a, const void *b) {
 static rfr_status measure(bench *b) {
   float ms;
   int runs = 1;
-  for (int i = 0; i < b->n; i++) RFI_TRY(time_one(b, &b->candidates[i].algo, WARM, &ms));
+  for (int i = 0; i < b->n; i++) RFI_TRY(time_one(b, &b->candidates[i].algo, 1, &ms)); /* the first one loads */
   RFI_TRY(time_one(b, &b->candidates[0].algo, 1, &ms));
   while (runs < MOST_RUNS && 1e3f * ms * (float)runs < LEAST_MICROSECONDS) runs++;
-  for (int round = 0; round < ROUNDS; round++)
-    for (int i = 0; i < b->n; i++) RFI_TRY(time_one(b, &b->candidates[i].algo, runs, &b->candidates[i].ms[round]));
+  for (int round = -HEAT; round < ROUNDS; round++)
+    for (int i = 0; i < b->n; i++)
+      RFI_TRY(time_one(b, &b->candidates[i].algo, runs, &b->candidates[i].ms[round < 0 ? 0 : round]));
   for (int i = 0; i < b->n; i++) qsort(b->candidates[i].ms, ROUNDS, sizeof(float), by_time);
   qsort(b->candidates, (size_t)b->n, sizeof(candidate), by_median);
   return RFR_OK;
@@ -216,9 +218,9 @@ const char *rfi_lt_choice(const rfi_lt *lt, int i) {
 
 rfr_status rfi_lt_choose(rfi_lt *lt, int i, cudaStream_t stream, const char *stored, char value[RFI_CHOICE]) {
   rfi_lt_product *p = product_at(lt, i);
-  cublasLtMatmulHeuristicResult_t found[MOST];
+  cublasLtMatmulHeuristicResult_t found[RFI_LT_MOST];
   bench b = {.p = p, .stream = stream};
-  const int n = rfi_lt_heuristics(p, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, found, MOST);
+  const int n = rfi_lt_heuristics(p, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, found, RFI_LT_MOST);
   for (int k = 0; k < n; k++) {
     if (found[k].state != CUBLAS_STATUS_SUCCESS || found[k].workspaceSize > rfi_lt_workspace(&p->key)) continue;
     b.candidates[b.n++].algo = found[k].algo;
