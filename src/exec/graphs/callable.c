@@ -16,6 +16,7 @@
 const char RFI_GRAD_PREFIX[] = "grad.";
 const char RFI_WHOLE_PREFIX[] = "whole.";
 static const char MICROBATCH[] = "graphs.microbatch";
+static const char BAD_PREFIX[] = "graphs.bad."; /* of outputs that say whether splits fit */
 
 static rfr_status refuse(const rfi_callable *c, const char *what, const char *name) {
   return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": %s \"%s\"", c->name, what, name);
@@ -70,6 +71,26 @@ static rfr_status reaches_output(const rfi_callable *c, const rfr_trace *t, rfr_
 
 static char *grad_name(rfr_trace *t, const char *name) {
   return rfi_arena_printf(t->arena, "%s%s", RFI_GRAD_PREFIX, name);
+}
+
+/* Splits that are not those of a sort, which fit always, come from the caller. */
+static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite *r) {
+  const rfr_trace *t = r->from;
+  int n = 0;
+  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == RFI_OP_splits_to_offsets;
+  if (!(c->checked = rfi_arena_alloc(g->m.strings, sizeof *c->checked * (size_t)(n + 1)))) return RFR_NO_MEMORY;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->def->code != RFI_OP_splits_to_offsets || op->out[1] < 0) continue;
+    const int maker = t->values[op->in[0]].op;
+    if (maker >= 0 && t->ops[maker].def->code == RFI_OP_moe_sort) continue;
+    const char *scope = rfi_arena_strdup(g->m.strings, op->scope);
+    const char *name = rfi_arena_printf(r->to->arena, "%s%d", BAD_PREFIX, c->n_checked);
+    if (!scope || !name) return RFR_NO_MEMORY;
+    c->checked[c->n_checked++] = (rfi_checked){scope, RFR_NONE};
+    rfr_output_at(r->to, (rfr_place){NULL, 0}, name, r->map[op->out[1]]);
+  }
+  return rfr_trace_status(r->to);
 }
 
 /* Cotangents of outputs as one loss; RFR_NONE: no output has one. */
@@ -200,7 +221,8 @@ static const uint8_t phase_of[RFI_PARTS] = {RFR_PHASE_LOAD,  RFR_PHASE_SETUP, RF
 /* Where a value is wanted: of an output by whom it is for. */
 static rfi_part part_of_output(const rfi_callable *c, const char *name) {
   const size_t n = strlen(RFI_GRAD_PREFIX);
-  if (rfi_port_find(c->out, c->n_out, name) >= 0) return RFI_PART_F;
+  if (rfi_port_find(c->out, c->n_out, name) >= 0 || strncmp(name, BAD_PREFIX, strlen(BAD_PREFIX)) == 0)
+    return RFI_PART_F;
   return strncmp(name, RFI_GRAD_PREFIX, n) == 0 && rfi_port_find(c->in, c->n_in, name + n) >= 0 ? RFI_PART_I
                                                                                                 : RFI_PART_W;
 }
@@ -291,6 +313,11 @@ static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
       p->grad_tensor = p->grad < 0 ? (rfr_tensor){.name = grad} : describe(g, t, grad, p->grad);
     }
   if (c->microbatch >= 0) c->microbatch = input_of(t, MICROBATCH);
+  for (int k = 0; k < c->n_checked; k++) {
+    char name[32];
+    rfi_snprintf(name, sizeof name, "%s%d", BAD_PREFIX, k);
+    c->checked[k].bad = output_of(t, name);
+  }
   return RFR_OK;
 }
 
@@ -307,6 +334,7 @@ static rfr_status record_joint(rfr_graphs *g, rfi_callable *c, const rfr_callabl
       c->out[k].value = r.map[c->out[k].value];
       rfr_output_at(r.to, (rfr_place){NULL, 0}, c->out[k].name, c->out[k].value);
     }
+  RFI_GOTO(check_splits(g, c, &r));
   rfr_scope(r.to, "");
   if (!g->inference) RFI_GOTO(record_backward(g, c, r.to));
   RFI_GOTO(rfr_trace_finish(r.to));

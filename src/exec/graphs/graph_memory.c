@@ -397,6 +397,8 @@ static void touch_ports(const axis *x, int callable) {
     touch(x, callable, c->microbatch, 0);
     touch(x, callable, c->microbatch, x->end);
   }
+  for (int k = 0; k < c->n_checked; k++) /* copied behind F */
+    touch(x, callable, values[c->checked[k].bad].base, at[RFI_PART_F] + c->start[RFI_PART_I] - c->start[RFI_PART_F]);
   for (int i = 0; i < c->n_in; i++) {
     if (c->in[i].value >= 0) touch(x, callable, c->in[i].value, at[RFI_PART_F]);
     if (c->in[i].callable < 0 && c->in[i].grad >= 0) touch(x, callable, values[c->in[i].grad].base, x->end);

@@ -144,7 +144,8 @@ rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int m
 static rfr_status run_forward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *inputs, int n) {
   RFI_TRY(copy_in(g, call, false, inputs, n));
   RFI_TRY(rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch));
-  return rfi_graph_run(g, call->callable, call->slot, RFI_PART_F, false);
+  RFI_TRY(rfi_graph_run(g, call->callable, call->slot, RFI_PART_F, false));
+  return rfi_graph_splits_launched(g, call);
 }
 
 static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *grads, int n) {
@@ -258,6 +259,7 @@ rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
   if (n_inputs < 0 || (n_inputs > 0 && !inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or none", n_inputs);
   for (int i = 0; i < n_inputs; i++) RFI_TRY(find_shared(g, &inputs[i], &x));
+  RFI_TRY(rfi_graph_splits_tell(g));
   g->state = RFI_STEP_BROKEN;
   g->ended = false;
   RFI_TRY(begin(g, inputs, n_inputs));
@@ -277,11 +279,16 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
                     rfi_call_text(call.op), g->callable[call.callable].name, call.microbatch);
   g->state = RFI_STEP_NONE;
   g->ended = true;
-  return RFR_OK;
+  g->splits.step++;
+  return rfi_graph_splits_tell(g);
 }
 
 rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_NONE) {
+    rfi_graph_splits_leave(g);
+    g->splits.step++;
+  }
   g->state = RFI_STEP_NONE;
   g->ended = false;
   return RFR_OK;
@@ -289,7 +296,8 @@ rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
 
 rfr_status rfr_graphs_wait(rfr_graphs *g) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  return g->m.backend->wait(g->m.device);
+  RFI_TRY(g->m.backend->wait(g->m.device));
+  return rfi_graph_splits_tell(g);
 }
 
 rfr_status rfr_graphs_set_stream(rfr_graphs *g, void *stream) {

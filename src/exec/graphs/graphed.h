@@ -15,6 +15,7 @@
  *                   whole, where, and what runs between the calls for it
  *   graph_debug.c   what is over -> poison
  *   graph_rebind.c  memory of the caller's that has moved -> the same graphs for its new place
+ *   graph_splits.c  what forwards say of the caller's splits, told late
  *   graph_step.c    these calls: order, signature, copies, launches
  *
  * The arena:
@@ -69,6 +70,26 @@ typedef struct rfi_place { /* of an owner of storage */
   rfr_value owner;
 } rfi_place;
 
+typedef struct rfi_checked { /* splits of the caller's */
+  const char *scope;
+  rfr_value bad; /* what splits_to_offsets says of them */
+} rfi_checked;
+
+typedef struct rfi_look { /* at what a forward says of them */
+  int callable, check, microbatch;
+  int64_t step;
+} rfi_look;
+
+typedef struct rfi_splits {
+  int32_t *said;                /* a ring, which the device writes */
+  rfi_look *look;               /* of which forward */
+  int size;                     /* of both; 0: no callable has any */
+  int64_t launched, seen, left; /* forwards; those before `left` are of no step any more */
+  int64_t step;                 /* how many began before this one */
+  int32_t found;                /* a bad group that is yet to be told; -1: none */
+  rfi_look first;               /* where it was */
+} rfi_splits;
+
 typedef struct rfi_instance { /* of a callable in a slot */
   rfi_bound *bound;
   rfi_graph *graph[RFI_PARTS]; /* NULL: nothing to do, or eager */
@@ -84,9 +105,11 @@ typedef struct rfi_callable {
   int n_bound, first[RFI_PARTS + 1];
   rfi_port *in, *out;
   int n_in, n_out;
-  rfr_value microbatch;        /* the input that says which it is; RFR_NONE: nobody asks */
-  rfi_place *place;            /* per value, of owners */
-  int64_t *workspace_at;       /* per bound op, in its home */
+  rfr_value microbatch;  /* the input that says which it is; RFR_NONE: nobody asks */
+  rfi_place *place;      /* per value, of owners */
+  int64_t *workspace_at; /* per bound op, in its home */
+  rfi_checked *checked;
+  int n_checked;
   int *gradients, n_gradients; /* main gradients that W adds to: numbers of names */
   int stage;
   bool sharded;
@@ -164,6 +187,7 @@ struct rfr_graphs {
   rfi_step_state state;
   int64_t next; /* of the step's calls */
   int next_own;
+  rfi_splits splits;
   bool ended; /* the last step was not left */
   bool loaded;
 };
@@ -231,6 +255,13 @@ rfr_status rfi_graph_lay_out(rfr_graphs *g);
 /* ---- graph_recompute.c ---- */
 /* What is laid out makes again what is marked, and what the options and the budget demand. */
 rfr_status rfi_graph_recompute(rfr_graphs *g);
+
+/* ---- graph_splits.c ---- */
+rfr_status rfi_graph_splits_create(rfr_graphs *g);
+/* A forward was launched; the step is left; a step begins, ends or is waited for: graphs.splits, once. */
+rfr_status rfi_graph_splits_launched(rfr_graphs *g, const rfi_step_call *call);
+void rfi_graph_splits_leave(rfr_graphs *g);
+rfr_status rfi_graph_splits_tell(rfr_graphs *g);
 
 /* ---- graph_walk.c ---- */
 rfr_status rfi_graph_warm_up(rfr_graphs *g);

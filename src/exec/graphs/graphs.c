@@ -174,6 +174,7 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   RFI_TRY(rfi_graph_recompute(g));
   RFI_TRY(rfi_graph_allocate(g));
   RFI_TRY(make_instances(g));
+  RFI_TRY(rfi_graph_splits_create(g));
   RFI_TRY(rfi_graph_make_calls(g, g->options.schedule, &g->calls));
   RFI_TRY(make_event_room(g));
   if (g->options.warmup_iterations > 0) RFI_TRY(rfi_graph_warm_up(g));
@@ -216,6 +217,7 @@ void rfr_graphs_destroy(rfr_graphs *g) {
   rfi_free(g->m.ctx, g->callable);
   rfi_graph_drop_calls(g, &g->calls);
   if (g->m.device) {
+    g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.said);
     g->m.backend->free(g->m.device, RFI_MEMORY_ARENA, g->arena);
     g->m.backend->close(g->m.device);
   }
