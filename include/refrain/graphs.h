@@ -205,8 +205,8 @@ RFR_API rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbat
 RFR_API rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch);
 /* Errors: graphs.order, naming what is still to come; graphs.splits, once for the first forward known to have had bad
  * splits since the last such error, naming step, callable, layer, microbatch and group: the step has ended all the
- * same. What ran on a device may not be known yet: then rfr_graphs_wait, or the beginning of a later step, which has not
- * begun then, has this error, at most 64 forwards of a callable later. Those of an aborted step are not told. */
+ * same. What ran on a device may not be known yet: then rfr_graphs_wait, or the beginning of a later step, which has
+ * not begun then, has this error, at most 64 forwards of a callable later. Those of an aborted step are not told. */
 RFR_API rfr_status rfr_graphs_end_step(rfr_graphs *g);
 /* Leaves a step wherever it is: slots are free, main gradients undefined until the next begins; those that were
  * declared to accumulate, which no beginning clears, are the caller's to restore. */

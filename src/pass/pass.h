@@ -79,7 +79,8 @@ typedef struct rfi_pass_options {
                  two of them, and what depends on weights alone is of phase setup. What is made again is what `rung` of
                  `ladder` says: nothing without one */
   int copies; /* apart: so many times there are bytes for what lives from one of them to the next */
-  bool delayed; /* apart: wgrad may run long after dgrad, with bytes for what lives until then */
+  bool delayed;  /* apart: wgrad may run long after dgrad, with bytes for what lives until then */
+  bool gathered; /* apart: parameters, and what depends on them alone, are there for forward and dgrad, not for wgrad */
   bool (*is_written)(void *user, const char *state); /* apart: by somebody else, in between; NULL: none is */
   struct rfi_ladder *ladder;
   int rung;

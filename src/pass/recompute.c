@@ -462,8 +462,10 @@ static rfr_status report_choice(ladder *l, int64_t before, int64_t planned, rfi_
                          (long long)planned, (long long)l->o->budget);
 }
 
+/* Rung k, or the next that a clone can be made on: the first of a class may need another of it. */
 static rfr_status apply_rung(ladder *l, int k, rfi_report *report, rfr_trace **out) {
   const int64_t before = rung_peak(l, 0);
+  while (k < l->n_rungs - 1 && rung_peak(l, k) == INT64_MAX) k++;
   set_rung(l, k);
   drop_needless(l);
   RFI_TRY(rfi_recompute_apply(&l->m, report, out));

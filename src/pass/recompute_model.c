@@ -61,6 +61,12 @@ static bool is_written_state(const rfi_recompute_model *m, const rfi_pass_option
   return root != base || m->overwritten[root] != RFI_NEVER || (o->is_written && o->is_written(o->user, x->name));
 }
 
+static bool is_gathered(const rfr_trace *t, rfr_value v) {
+  const rfi_value *x = &t->values[t->values[v].base];
+  return x->op >= 0 ? t->ops[x->op].phase == RFR_PHASE_SETUP
+                    : x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN;
+}
+
 static void find_candidates(rfi_recompute_model *m, const rfi_pass_options *o) {
   const rfr_trace *t = m->t;
   const bool apart = o->apart;
@@ -85,6 +91,7 @@ static void find_candidates(rfi_recompute_model *m, const rfi_pass_options *o) {
     for (int k = 0; k < op->n_in; k++) {
       int p = op->in[k] < 0 ? -1 : maker(m, op->in[k]);
       if (apart && op->in[k] >= 0 && is_written_state(m, o, op->in[k])) m->can[i] = false;
+      if (o->gathered && op->in[k] >= 0 && is_gathered(t, op->in[k])) m->gone[i] = true;
       if (p < 0) continue;
       if (m->late[i]) m->read_late[p] = true;
       if (t->ops[p].microbatch != op->microbatch) m->can[p] = false;
@@ -115,6 +122,7 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
       .t = t, .lates = o->apart ? RFI_LATES : 1, .copies = o->apart ? o->copies : 1, .delayed = o->apart && o->delayed};
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->late));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->can));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->gone));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->read_late));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * ops, &m->chosen));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->root, &m->root));
@@ -143,9 +151,9 @@ fail:
 void rfi_recompute_model_deinit(rfi_recompute_model *m) {
   if (!m->t) return;
   rfr_ctx *ctx = m->t->ctx;
-  void *const owned[] = {m->late,      m->can,  m->read_late, m->chosen, m->root,        m->overwritten,
-                         m->workspace, m->time, m->first,     m->last,   m->clone_first, m->clone_last,
-                         m->start,     m->rank, m->live,      m->bytes,  m->cost};
+  void *const owned[] = {m->late,        m->can,       m->gone, m->read_late, m->chosen, m->root,
+                         m->overwritten, m->workspace, m->time, m->first,     m->last,   m->clone_first,
+                         m->clone_last,  m->start,     m->rank, m->live,      m->bytes,  m->cost};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) rfi_free(ctx, owned[i]);
   *m = (rfi_recompute_model){0};
 }
@@ -199,7 +207,10 @@ static bool find_times(rfi_recompute_model *m) {
     if (is_view(m, i)) continue;
     if (m->late[i]) need_operands(m, i, i);
     for (int c = i; c < n_clones(m) && !m->late[i]; c += m->t->n_ops)
-      if (is_made(m, c)) possible = need_operands(m, i, m->time[c]) && possible;
+      if (is_made(m, c)) {
+        possible = need_operands(m, i, m->time[c]) && possible;
+        if (m->gone[i] && m->late[m->time[c]] == RFI_LATER) possible = false;
+      }
   }
   return possible;
 }

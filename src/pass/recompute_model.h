@@ -13,7 +13,7 @@
 enum { RFI_NEVER = INT_MAX };
 
 typedef struct rfi_choice_cost {
-  bool possible;       /* false: a clone would read what was overwritten by then */
+  bool possible;       /* false: a clone would read what was overwritten by then, or gone */
   int64_t peak;        /* most step-scoped bytes live at once, workspaces included, and what other copies hold */
   int64_t held;        /* bytes of that which live from one program to the next, in one copy */
   double area;         /* bytes above the given level, summed over the ops that run there */
@@ -29,7 +29,8 @@ enum { RFI_EARLY, RFI_LATE, RFI_LATER, RFI_LATES = 2 };
 typedef struct rfi_recompute_model {
   const rfr_trace *t;
   uint8_t *late;    /* per op: not RFI_EARLY: of the backward, reads clones where there are any */
-  bool *can;        /* per op: may be cloned */
+  bool *can;        /* per op: may be cloned, */
+  bool *gone;       /* but not in RFI_LATER, where what it reads is gone */
   rfr_value *root;  /* per value: the value it is a view of, itself if none */
   int *overwritten; /* per root: the op that makes the next version in its storage, or RFI_NEVER */
   bool *read_late;  /* per op: a result is read by a late op */

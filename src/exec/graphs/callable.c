@@ -378,6 +378,7 @@ rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
                             .copies = count_copies(g),
                             .delayed = g->stage[c->stage].delayed,
                             .loss_chunk = g->m.backend->loss_chunk,
+                            .gathered = c->sharded && g->stage[c->stage].delayed,
                             .is_written = is_written,
                             .workspace = bind_sizes,
                             .user = g};
