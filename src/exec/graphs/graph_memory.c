@@ -141,12 +141,14 @@ static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const c
 rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->trace;
   c->gradients = rfi_arena_alloc(g->m.strings, sizeof *c->gradients * (size_t)(t->n_inputs + 1));
-  if (!c->gradients) return RFR_NO_MEMORY;
+  c->wholes = rfi_arena_alloc(g->m.strings, sizeof *c->wholes * (size_t)(t->n_inputs + 1));
+  if (!c->gradients || !c->wholes) return RFR_NO_MEMORY;
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
     if (!is_shared(x->role)) continue;
     RFI_TRY(add_name(g, c, x));
     const int id = rfi_names_find(&g->names, x->name);
+    if (g->named[id].window) c->wholes[c->n_wholes++] = id;
     if (g->named[id].parameter < 0) continue;
     RFI_TRY(check_tied(g, c, x->name));
     c->gradients[c->n_gradients++] = id;

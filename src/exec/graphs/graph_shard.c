@@ -72,7 +72,7 @@ static void close_window(windows *w, int block, int i) {
   w->live -= bytes_of(w->g, block);
 }
 
-static bool wgrad_reads(const rfi_callable *c) {
+static bool reads_in_wgrad(const rfi_callable *c) {
   for (int i = c->start[RFI_PART_W]; i < c->start[RFI_PART_W + 1]; i++)
     for (int k = 0; k < c->trace->ops[i].n_in; k++) {
       const rfr_value v = c->trace->ops[i].in[k];
@@ -83,7 +83,7 @@ static bool wgrad_reads(const rfi_callable *c) {
 
 static bool some_wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
   for (int c = s->first; c < s->end; c++)
-    if (wgrad_reads(&g->callable[c])) return true;
+    if (g->callable[c].wgrad_reads) return true;
   return false;
 }
 
@@ -230,6 +230,7 @@ rfr_status rfi_graph_place_windows(rfr_graphs *g) {
   RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.since * blocks, &w.since));
   RFI_GOTO(RFI_ALLOC(g->m.ctx, blocks, &placed));
   for (int i = 0; i < g->n_stages; i++) lay_blocks(g, &g->stage[i]);
+  for (int c = 0; c < g->n; c++) g->callable[c].wgrad_reads = reads_in_wgrad(&g->callable[c]);
   RFI_GOTO(read_windows(&w, a, n));
   place_blocks(&w, placed);
   const int64_t end = g->memory.window_bytes;
@@ -282,9 +283,9 @@ int rfi_graph_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action
 }
 
 static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
-  for (rfr_value v = 0; v < c->trace->n_values; v++) {
-    const rfi_named *x = c->place[v].home == RFI_HOME_NAMED ? &g->named[c->place[v].offset] : NULL;
-    if (x && x->window) RFI_TRY(g->m.backend->fill(g->m.device, x->tensor.data, 0, (size_t)x->tensor.bytes));
+  for (int i = 0; i < c->n_wholes; i++) {
+    const rfr_tensor *x = &g->named[c->wholes[i]].tensor;
+    RFI_TRY(g->m.backend->fill(g->m.device, x->data, 0, (size_t)x->bytes));
   }
   return RFR_OK;
 }
@@ -328,7 +329,7 @@ rfr_status rfi_graph_run_whole(rfr_graphs *g, int callable, int slot, rfi_part p
   const rfi_callable *c = &g->callable[callable];
   const bool adds_up = part == RFI_PART_W;
   if (!rfi_has(c, part)) return RFR_OK;
-  if (!adds_up || wgrad_reads(c)) RFI_TRY(rfi_graph_run_part(g, callable, 0, RFI_PART_SETUP, eager));
+  if (!adds_up || c->wgrad_reads) RFI_TRY(rfi_graph_run_part(g, callable, 0, RFI_PART_SETUP, eager));
   if (adds_up) RFI_TRY(clear(g, c));
   RFI_TRY(rfi_graph_run_part(g, callable, slot, part, eager));
   RFI_TRY(forget(g, c, GATHERED));

@@ -112,9 +112,10 @@ typedef struct rfi_callable {
   int n_checked;
   int *gradients, n_gradients; /* main gradients that W adds to: numbers of names */
   int stage;
-  bool sharded;
-  rfi_instance *instance; /* per slot of the stage */
-  int rung;               /* of its ladder: what is made again; -1: it has none */
+  bool sharded, wgrad_reads; /* W reads what is gathered */
+  int *wholes, n_wholes;     /* sharded: whole gradients, numbers of names */
+  rfi_instance *instance;    /* per slot of the stage */
+  int rung;                  /* of its ladder: what is made again; -1: it has none */
 } rfi_callable;
 
 typedef struct rfi_stage_plan {
