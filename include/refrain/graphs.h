@@ -70,9 +70,9 @@ typedef struct rfr_callable {
   int n_samples;              /* zeros are no input, as of an op that divides by one */
   int inference;              /* 1: no backward; all callables of a set or none */
   int sharded;                /* 1: each rank holds a part of its parameters, see below */
-  int64_t
-      first_site; /* how many calls of rfr_dropout the model records before this callable; -1: as many as those before
-                         it in the list have. A pipeline's ranks give it, and draw as one program that holds them all */
+  /* How many calls of rfr_dropout the model records before this callable; -1: as many as those before it in the list
+   * have. A pipeline's ranks give it, and draw as one program that holds them all. */
+  int64_t first_site;
 } rfr_callable;
 RFR_API rfr_callable rfr_callable_default(void);
 
@@ -259,7 +259,8 @@ typedef struct rfr_graphs_memory {
   int64_t window_bytes;      /* what is whole of sharded parameters and gradients, when most of it is */
   int64_t scratch_bytes;     /* what warm-up updates in place of states and gradients */
   int64_t lower_bound_bytes; /* of slots and shared, each slot at an address of its own: most bytes live at once */
-  int slots, graphs;
+  int64_t live_bytes; /* of slots that have a microbatch at the same time, at most: what they need whose slots move */
+  int slots, live, graphs; /* live: such slots */
   int64_t saved_bytes;     /* that slots and shared have less because of what is made again */
   int recomputed;          /* ops made again for a microbatch, of all callables, */
   double recomputed_flops; /* and their work */

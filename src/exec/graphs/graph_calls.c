@@ -76,6 +76,21 @@ static void mark_ends(const rfr_graphs *g, rfi_calls *c, int *occupant) {
   }
 }
 
+void rfi_graph_count_live(rfr_graphs *g) {
+  rfr_graphs_memory *m = &g->memory;
+  int64_t bytes = 0;
+  for (int i = 0, n = 0; i < g->calls.n; i++) {
+    const rfi_step_call *call = &g->calls.call[i];
+    const int64_t slot = g->stage[g->callable[call->callable].stage].bytes;
+    n += call->first;
+    bytes += call->first ? slot : 0;
+    if (n > m->live) m->live = n;
+    if (bytes > m->live_bytes) m->live_bytes = bytes;
+    n -= call->last;
+    bytes -= call->last ? slot : 0;
+  }
+}
+
 void rfi_graph_explain(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]) {
   const rfi_calls *c = &g->calls;
   const int stage = g->callable[callable].stage, slots = g->stage[stage].slots;

@@ -274,6 +274,8 @@ void rfi_graph_drop(rfr_graphs *g, int callable, int slot); /* its graphs */
 rfr_status rfi_graph_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n);
 /* The calls of a step; nothing is left of them after an error. */
 rfr_status rfi_graph_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *calls);
+/* Fills in what g->memory says of slots in use. */
+void rfi_graph_count_live(rfr_graphs *g);
 void rfi_graph_drop_calls(rfr_graphs *g, rfi_calls *calls);
 /* The next call; false: there are no more. A step without a schedule may be complete and go on. */
 bool rfi_graph_next_call(const rfr_graphs *g, rfi_step_call *out);

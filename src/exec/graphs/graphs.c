@@ -176,6 +176,7 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   RFI_TRY(make_instances(g));
   RFI_TRY(rfi_graph_splits_create(g));
   RFI_TRY(rfi_graph_make_calls(g, g->options.schedule, &g->calls));
+  rfi_graph_count_live(g);
   RFI_TRY(make_event_room(g));
   if (g->options.warmup_iterations > 0) RFI_TRY(rfi_graph_warm_up(g));
   return g->options.eager ? RFR_OK : rfi_graph_capture(g);

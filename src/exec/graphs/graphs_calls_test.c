@@ -122,6 +122,7 @@ static rfr_graphs *make_fixed(const rft_scene *s, const rfr_schedule *schedule, 
   o.warmup_iterations = 2;
   o.eager = s->eager;
   o.fuse = s->fuse;
+  o.recompute = s->recompute;
   OK(rfr_graphs_create(ctx, c, s->blocks, &o, &g));
   for (int i = 0; i < s->blocks; i++) rfr_trace_destroy(t[i]);
   for (size_t k = 0; k < sizeof own->at; k++) assert_int_equal(((const unsigned char *)own->at)[k], 0x5a);
@@ -163,6 +164,7 @@ static void test_fixed(void **state) {
                          .dtype = RFR_F32,
                          .fuse = i & 1,
                          .eager = i == 3,
+                         .recompute = i == 1 ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP,
                          .schedule = texts[i & 1],
                          .layers = i & 1 ? 1 : 2};
     rfr_schedule *schedule, *of_plain;

@@ -405,6 +405,8 @@ static void test_slots(void **state) {
   assert_int_equal(m->slots, 24);
   assert_int_equal(m->graphs, 24 * 3); /* F, I and W of each */
   assert_true(100 * (m->slot_bytes + m->shared_bytes) <= 101 * m->lower_bound_bytes);
+  assert_int_equal(m->live, 19);
+  assert_int_equal(19 * m->slot_bytes, 24 * m->live_bytes); /* the blocks, and so the slots, are alike */
   rfr_graphs_destroy(g);
   for (int i = 0; i < 4; i++) rfr_trace_destroy(t[i]);
   rfr_schedule_destroy(schedule);
