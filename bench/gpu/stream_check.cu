@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Callables in the caller's stream. What they read is written there behind a kernel that takes its time, and what they
- * gave is copied away there, with no wait of the host in between: so a call that ran too early, or beside its
- * neighbours, would read or give something else. Captured and eager, in a stream, in two by turns and in the legacy
- * default stream, a step has the bits of one in the graphs' own stream with waits around each call.
+ * Callables in the caller's stream and memory. What they read is written in the stream behind a kernel that takes its
+ * time, and what they gave is copied away there, with no wait of the host in between: so a call that ran too early, or
+ * beside its neighbours, would read or give something else. Captured and eager, in a stream, in two by turns and in the
+ * legacy default stream, a step has the bits of one in the graphs' own stream with waits around each call. So has one
+ * whose inputs, outputs and their gradients lie in fixed memory of the device, and one whose weight and main gradient
+ * have moved.
  *
  *   stream_check
  */
@@ -44,7 +46,20 @@ static __global__ void wait_a_while(long long clocks) {
   while (clock64() - start < clocks) {}
 }
 
-static rfr_graphs *make(rfr_ctx *ctx, int eager) {
+/* Memory of the caller's on the device: for x, y and their gradients, and twice for the weight and its gradient. */
+struct memory {
+  float *port[4], *w[2], *dw[2];
+};
+
+static float *room(size_t n) {
+  float *p;
+  cuda(cudaMalloc((void **)&p, n * sizeof *p));
+  cuda(cudaMemset(p, 0xff, n * sizeof *p));
+  return p;
+}
+
+/* With memory of the caller's or without. */
+static rfr_graphs *make(rfr_ctx *ctx, int eager, const memory *own) {
   const int64_t flat[2] = {T, C}, square[2] = {C, C};
   rfr_trace *t;
   rfr_graphs *g;
@@ -56,8 +71,20 @@ static rfr_graphs *make(rfr_ctx *ctx, int eager) {
   rfr_value y = rfr_linear(t, rfr_silu(t, x), w, RFR_NONE);
   rfr_output(t, "y", rfr_dropout(t, y, rfr_step_block(t), 0.25, 0));
   ok(rfr_trace_finish(t));
+  void *const address[4] = {own ? own->port[0] : NULL, own ? own->port[1] : NULL, own ? own->port[2] : NULL,
+                            own ? own->port[3] : NULL};
+  const rfr_callable_fixed fixed[4] = {
+      {"x", 0, &address[0], 1}, {"y", 0, &address[1], 1}, {"y", 1, &address[2], 1}, {"x", 1, &address[3], 1}};
+  const rfr_binding tensor = {"w", {RFR_F32, 2, {C, C}}, own ? own->w[0] : NULL};
+  const rfr_main_gradient gradient = {"w", own ? own->dw[0] : NULL, 0, RFR_F32, NULL};
   c.trace = t;
   o.eager = eager;
+  o.warmup_iterations = 1;
+  if (own) {
+    c.fixed = fixed, c.n_fixed = 4;
+    o.tensors = &tensor, o.n_tensors = 1;
+    o.gradients = &gradient, o.n_gradients = 1;
+  }
   ok(rfr_graphs_create(ctx, &c, 1, &o, &g));
   rfr_trace_destroy(t);
   std::vector<float> first(C * C);
@@ -72,8 +99,8 @@ struct step {
   float y[MICROBATCHES][N], dx[MICROBATCHES][N], dw[C * C];
 };
 
-/* streams NULL: the graphs' own, and the host waits. */
-static void run(rfr_graphs *g, const float *source, float *x, const cudaStream_t *streams, step *out) {
+/* streams NULL: the graphs' own, and the host waits. x and dy: where what is read is written first. */
+static void run(rfr_graphs *g, const float *source, float *x, float *dy, const cudaStream_t *streams, step *out) {
   const rfr_type type = {RFR_F32, 2, {T, C}};
   const size_t bytes = N * sizeof(float);
   rfr_tensor y, dx, dw;
@@ -84,14 +111,15 @@ static void run(rfr_graphs *g, const float *source, float *x, const cudaStream_t
     const cudaStream_t s = streams ? streams[call % STREAMS] : 0;
     if (streams) ok(rfr_graphs_set_stream(g, s));
     if (streams) wait_a_while<<<1, 1, 0, s>>>(PAUSE);
-    cuda(cudaMemcpyAsync(x, source + call * N, bytes, cudaMemcpyDefault, s));
+    float *to = back ? dy : x;
+    cuda(cudaMemcpyAsync(to, source + call * N, bytes, cudaMemcpyDefault, s));
     if (!streams) cuda(cudaDeviceSynchronize());
-    const rfr_binding in = {NULL, type, x};
+    const rfr_binding in = {NULL, type, to};
     if (back) ok(rfr_graphs_backward(g, 0, m, &in, 1, &dx, 1));
     else ok(rfr_graphs_forward(g, 0, m, &in, 1, &y, 1));
     if (!streams) ok(rfr_graphs_wait(g));
     cuda(cudaMemcpyAsync(back ? out->dx[m] : out->y[m], back ? dx.data : y.data, bytes, cudaMemcpyDefault, s));
-    cuda(cudaMemsetAsync(x, 0xff, bytes, s));
+    if (x == dy || back) cuda(cudaMemsetAsync(to, 0xff, bytes, s)); /* fixed, it is read until the last gradient */
     if (!streams) cuda(cudaDeviceSynchronize());
   }
   ok(rfr_graphs_end_step(g));
@@ -99,6 +127,16 @@ static void run(rfr_graphs *g, const float *source, float *x, const cudaStream_t
   cuda(cudaMemcpyAsync(out->dw, dw.data, sizeof out->dw, cudaMemcpyDefault, streams ? streams[1] : 0));
   cuda(cudaDeviceSynchronize());
   ok(rfr_graphs_set_stream(g, NULL));
+}
+
+static void move_weights(rfr_graphs *g, const memory *own) {
+  const size_t bytes = C * C * sizeof(float);
+  const rfr_binding tensor = {"w", {RFR_F32, 2, {C, C}}, own->w[1]};
+  const rfr_main_gradient gradient = {"w", own->dw[1], 0, RFR_F32, NULL};
+  cuda(cudaMemcpy(own->w[1], own->w[0], bytes, cudaMemcpyDefault));
+  cuda(cudaMemset(own->w[0], 0xff, bytes));
+  cuda(cudaDeviceSynchronize());
+  ok(rfr_graphs_rebind(g, &tensor, 1, &gradient, 1));
 }
 
 static bool same(const step *a, const step *b) { return memcmp(a, b, sizeof *a) == 0; }
@@ -121,21 +159,33 @@ int main(void) {
                      legacy[STREAMS] = {cudaStreamLegacy, cudaStreamLegacy};
   step *plain = &results[0], *now = &results[1];
   for (int eager = 0; eager < 2; eager++) {
-    rfr_graphs *g = make(ctx, eager);
-    if (eager == 0) run(g, source, x, NULL, plain);
+    rfr_graphs *g = make(ctx, eager, NULL);
+    if (eager == 0) run(g, source, x, x, NULL, plain);
     memset(now, 0xff, sizeof *now);
-    run(g, source, x, one, now);
+    run(g, source, x, x, one, now);
     expect(eager ? "eager, in a stream" : "captured, in a stream", same(plain, now));
     memset(now, 0xff, sizeof *now);
-    run(g, source, x, two, now);
+    run(g, source, x, x, two, now);
     expect(eager ? "eager, in two streams by turns" : "captured, in two streams by turns", same(plain, now));
     memset(now, 0xff, sizeof *now);
-    run(g, source, x, legacy, now);
+    run(g, source, x, x, legacy, now);
     expect(eager ? "eager, in the legacy stream" : "captured, in the legacy stream", same(plain, now));
     memset(now, 0xff, sizeof *now);
-    run(g, source, x, NULL, now);
+    run(g, source, x, x, NULL, now);
     expect(eager ? "eager, in the graphs' own again" : "captured, in the graphs' own again", same(plain, now));
     rfr_graphs_destroy(g);
+    memory own = {{room(N), room(N), room(N), room(N)}, {room(C * C), room(C * C)}, {room(C * C), room(C * C)}};
+    g = make(ctx, eager, &own);
+    memset(now, 0xff, sizeof *now);
+    run(g, source, own.port[0], own.port[2], one, now);
+    expect(eager ? "eager, in fixed memory" : "captured, in fixed memory", same(plain, now));
+    move_weights(g, &own);
+    memset(now, 0xff, sizeof *now);
+    run(g, source, own.port[0], own.port[2], two, now);
+    expect(eager ? "eager, weights have moved" : "captured, weights have moved", same(plain, now));
+    rfr_graphs_destroy(g);
+    for (int i = 0; i < 4; i++) cuda(cudaFree(own.port[i]));
+    for (int i = 0; i < 2; i++) cuda(cudaFree(own.w[i])), cuda(cudaFree(own.dw[i]));
   }
   double norm = 0;
   for (int i = 0; i < C * C; i++) norm += (double)plain->dw[i] * plain->dw[i];
