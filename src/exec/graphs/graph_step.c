@@ -234,6 +234,29 @@ static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const r
   return RFR_OK;
 }
 
+static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char *to) {
+  return to > from ? g->m.backend->fill(g->m.device, from, 0, (size_t)(to - from)) : RFR_OK;
+}
+
+/* Those of ours that lie side by side at once: a device is slow to start work. */
+static rfr_status clear_gradients(rfr_graphs *g) {
+  unsigned char *from = NULL, *to = NULL;
+  for (int i = 0; i < g->n_named; i++) {
+    const rfi_named *x = &g->named[i];
+    unsigned char *data = x->tensor.data;
+    if (x->parameter < 0 || x->accumulate) continue;
+    if (data != to || x->offset < 0) {
+      RFI_TRY(clear(g, from, to));
+      from = data;
+    }
+    to = data + (x->offset < 0 ? x->tensor.bytes : rfi_storage_bytes(&x->tensor.type));
+    if (x->offset >= 0) continue;
+    RFI_TRY(clear(g, from, to));
+    from = to = NULL;
+  }
+  return clear(g, from, to);
+}
+
 static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
   const rfi_named *x;
   for (int i = 0; i < n; i++) {
@@ -246,9 +269,7 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
       if (part == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)part, false));
   g->loaded = true;
   if (g->options.debug) RFI_TRY(rfi_graph_poison_all(g));
-  for (int i = 0; i < g->n_named; i++)
-    if (g->named[i].parameter >= 0 && !g->named[i].accumulate)
-      RFI_TRY(g->m.backend->fill(g->m.device, g->named[i].tensor.data, 0, (size_t)g->named[i].tensor.bytes));
+  RFI_TRY(clear_gradients(g));
   g->next_own = 0;
   return rfi_graph_run_own(g, 0, &g->next_own, false);
 }
