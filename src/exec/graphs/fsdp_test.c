@@ -304,7 +304,6 @@ static rfr_status run_inside(side *s) {
   if (text) TRY(rfr_schedule_parse(s->ctx, "test", text, strlen(text), &schedule));
   o.fuse = s->fuse;
   o.debug = s->fuse; /* what is not whole is poisoned: who reads it then has other bits */
-  o.recompute = s->recompute;
   o.comm = s->comm;
   o.schedule = schedule;
   o.warmup_iterations = s->schedule;
@@ -432,8 +431,8 @@ static rfr_status run_recompute(side *s) {
   return run_inside(s);
 }
 
-/* A frozen parameter is gathered, and has no gradient; what is made again reads parameters only where they are whole: in
- * a W behind RESHARD they are not. */
+/* A frozen parameter is gathered, and has no gradient; what is made again reads parameters only where they are whole,
+ * not in a W behind RESHARD. */
 static void test_frozen_and_recompute(void **state) {
   (void)state;
   for (int k = 0; k < SCHEDULES; k++) {
