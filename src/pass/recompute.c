@@ -39,9 +39,9 @@ typedef struct class {
 } class;
 
 /* How a class is taken: whole; with operands kept rather than made again too; all members
- * but every second or fourth, which stay as the points to start again from; or whole, and
- * what two programs need is made in each. */
-typedef enum kind { WHOLE, SHALLOW, KEEP_SECOND, KEEP_FOURTH, IN_EACH, KINDS } kind;
+ * but every second or fourth, which stay as the points to start again from; for
+ * the later one of two programs alone, with what that does not read anyway; or whole for each. */
+typedef enum kind { WHOLE, SHALLOW, KEEP_SECOND, KEEP_FOURTH, IN_LATER, IN_EACH, KINDS } kind;
 
 typedef struct rfi_ladder {
   rfr_ctx *ctx;
@@ -169,18 +169,17 @@ static void choose_member(ladder *l, int op, bool shallow) {
   }
 }
 
-/* The same, and again for the later program. */
-static void choose_in_each(ladder *l, int op) {
+/* The same for the later program, which has clones of its own. */
+static void choose_later(ladder *l, int op) {
   const rfi_recompute_model *m = &l->m;
   const int n = m->t->n_ops;
-  choose_member(l, op, false);
   int from = l->n_ops;
   choose(l, op + n);
   for (int i = from; i < l->n_ops; i++) {
     const rfi_opr *o = &m->t->ops[l->op[i] - n];
     for (int k = 0; k < o->n_in; k++) {
       int p = o->in[k] < 0 ? -1 : m->t->values[m->root[o->in[k]]].op;
-      if (p >= 0 && m->chosen[p] && !m->read_late[p]) choose(l, p + n);
+      if (p >= 0 && m->can[p] && !m->read_later[p]) choose(l, p + n);
     }
   }
 }
@@ -191,8 +190,8 @@ static void take(ladder *l, const class *c, kind how) {
     int every = how == KEEP_SECOND ? 2 : how == KEEP_FOURTH ? 4 : 0;
     if (every && l->member[i].rank % every == 0) continue;
     int before = l->n_ops;
-    if (how == IN_EACH) choose_in_each(l, l->member[i].op);
-    else choose_member(l, l->member[i].op, how == SHALLOW);
+    if (how != IN_LATER) choose_member(l, l->member[i].op, how == SHALLOW);
+    if (how == IN_LATER || how == IN_EACH) choose_later(l, l->member[i].op);
     if (l->n_ops > before) l->rung[l->n_rungs++] = l->n_ops;
   }
 }
@@ -216,8 +215,9 @@ static double work(const rfi_choice_cost *c) { return c->bytes + c->flops / FLOP
  * less: nothing. */
 static double look(ladder *l, int c, kind how, const rfi_choice_cost *now, double level) {
   int rungs = l->n_rungs;
-  if (how == IN_EACH && l->m.lates == 1) return 0;
-  if (how == IN_EACH && l->class[c].marked && !l->m.delayed) return 0; /* kept for what comes at once */
+  const bool later = how == IN_LATER || how == IN_EACH;
+  if (later && l->m.lates == 1) return 0;
+  if (later && l->class[c].marked && !l->m.delayed) return 0; /* kept for what comes at once */
   take(l, &l->class[c], how);
   if (l->n_rungs == rungs) return 0;
   rfi_choice_cost then = rfi_recompute_evaluate(&l->m, level);
@@ -302,9 +302,10 @@ static bool drop_needless(ladder *l) {
         if (x->microbatch >= microbatch && x->microbatch < next) next = x->microbatch;
       if (next == INT_MAX) break;
       for (const member *x = first; x < end; x++)
-        if (x->microbatch == next && l->m.chosen[x->op]) {
-          l->m.chosen[x->op] = false;
-          l->op[undo++] = x->op;
+        for (int op = x->op; op < l->m.lates * l->m.t->n_ops && x->microbatch == next; op += l->m.t->n_ops) {
+          if (!l->m.chosen[op]) continue;
+          l->m.chosen[op] = false;
+          l->op[undo++] = op;
         }
       rfi_choice_cost without = rfi_recompute_evaluate(&l->m, 0);
       l->looks++;
@@ -417,7 +418,7 @@ static rfr_status ladder_init(ladder *l, const rfr_trace *t, const rfi_pass_opti
   RFI_GOTO(RFI_ALLOC(t->ctx, n * sizeof *l->class, &l->class));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->score, &l->score));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->stale, &l->stale));
-  RFI_GOTO(RFI_ALLOC(t->ctx, (RFI_LATES + 1) * n * sizeof *l->op, &l->op)); /* room to undo in behind */
+  RFI_GOTO(RFI_ALLOC(t->ctx, 2 * RFI_LATES * n * sizeof *l->op, &l->op)); /* room to undo in behind */
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->rung, &l->rung));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->worth, &l->worth));
   RFI_GOTO(find_classes(l));
@@ -433,12 +434,16 @@ static bool any_marked(const rfr_trace *t) {
   return false;
 }
 
+static bool is_chosen(const ladder *l, int op) {
+  return l->m.chosen[op] || (l->m.lates > 1 && l->m.chosen[op + l->m.t->n_ops]);
+}
+
 /* Marked values that are kept all the same. */
 static rfr_status report_refused(const ladder *l, rfi_report *report) {
   const rfr_trace *t = l->m.t;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    if (op->policy != RFR_POLICY_RECOMPUTE || !l->m.read_late[i] || l->m.chosen[i]) continue;
+    if (op->policy != RFR_POLICY_RECOMPUTE || !l->m.read_late[i] || is_chosen(l, i)) continue;
     const char *why = l->m.can[i] ? "making it again takes nothing off the peak"
                                   : "it is shared by microbatches, written in place, or seen outside";
     RFI_TRY(rfi_report_line(report, "kept: %%%d %s%s%s, though marked: %s", op->out[0], op->def->name,

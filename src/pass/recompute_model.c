@@ -11,7 +11,8 @@
  * that would read a storage after its next version was made makes the choice impossible.
  *
  * Where forward (F), dgrad (I) and wgrad (W) run as programs of their own, the trace has their ops in this order, and
- * they are two backwards: a clone that both need is made in I and kept for W, or once more in W, where that is chosen.
+ * they are two backwards: a clone that both need is made in I and kept for W, or W has one of its own, where that is
+ * chosen.
  * What lives from one program to the next has bytes in every copy, that of each microbatch in flight and of each
  * callable; what lives within one has bytes once.
  *
@@ -94,6 +95,7 @@ static void find_candidates(rfi_recompute_model *m, const rfi_pass_options *o) {
       if (o->gathered && op->in[k] >= 0 && is_gathered(t, op->in[k])) m->gone[i] = true;
       if (p < 0) continue;
       if (m->late[i]) m->read_late[p] = true;
+      if (m->late[i] == RFI_LATER) m->read_later[p] = true;
       if (t->ops[p].microbatch != op->microbatch) m->can[p] = false;
     }
   }
@@ -124,6 +126,7 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->can));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->gone));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->read_late));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->read_later));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * ops, &m->chosen));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->root, &m->root));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->overwritten, &m->overwritten));
@@ -151,9 +154,10 @@ fail:
 void rfi_recompute_model_deinit(rfi_recompute_model *m) {
   if (!m->t) return;
   rfr_ctx *ctx = m->t->ctx;
-  void *const owned[] = {m->late,        m->can,       m->gone, m->read_late, m->chosen, m->root,
-                         m->overwritten, m->workspace, m->time, m->first,     m->last,   m->clone_first,
-                         m->clone_last,  m->start,     m->rank, m->live,      m->bytes,  m->cost};
+  void *const owned[] = {m->late,   m->can,  m->gone,        m->read_late,  m->read_later,
+                         m->chosen, m->root, m->overwritten, m->workspace,  m->time,
+                         m->first,  m->last, m->clone_first, m->clone_last, m->start,
+                         m->rank,   m->live, m->bytes,       m->cost};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) rfi_free(ctx, owned[i]);
   *m = (rfi_recompute_model){0};
 }
@@ -167,15 +171,16 @@ static int op_of(const rfi_recompute_model *m, int clone) { return clone % m->t-
 static int n_clones(const rfi_recompute_model *m) { return m->lates * m->t->n_ops; }
 static bool is_made(const rfi_recompute_model *m, int clone) { return m->time[clone] != RFI_NEVER; }
 
-/* The clone of op p that a reader in `late` reads, if p is chosen. */
+/* The clone of op p that a reader in `late` reads; -1: it reads the original. */
 static int clone_for(const rfi_recompute_model *m, int p, int late) {
   const int own = p + m->t->n_ops;
-  return late == RFI_LATER && m->chosen[own] ? own : p;
+  if (p < 0 || late == RFI_EARLY) return -1;
+  return late == RFI_LATER && m->chosen[own] ? own : m->chosen[p] ? p : -1;
 }
 
-/* The clone that a reader in `late` has for what v shows; -1: it reads the original. */
+/* The same for what v shows. */
 static int clone_read(const rfi_recompute_model *m, rfr_value v, int late) {
-  const int p = maker(m, v), clone = p < 0 || late == RFI_EARLY ? -1 : clone_for(m, p, late);
+  const int clone = clone_for(m, maker(m, v), late);
   return clone >= 0 && is_made(m, clone) ? clone : -1;
 }
 /* Its result for value v. */
@@ -189,10 +194,9 @@ static bool need_operands(rfi_recompute_model *m, int i, int when) {
   bool possible = true;
   for (int k = 0; k < op->n_in; k++) {
     if (op->in[k] < 0) continue;
-    int p = maker(m, op->in[k]);
-    if (p >= 0 && m->chosen[p]) {
-      int *time = &m->time[clone_for(m, p, m->late[when])];
-      if (when < *time) *time = when;
+    const int clone = clone_for(m, maker(m, op->in[k]), m->late[when]);
+    if (clone >= 0) {
+      if (when < m->time[clone]) m->time[clone] = when;
     } else if (m->overwritten[m->root[op->in[k]]] < when) {
       possible = false;
     }

@@ -33,12 +33,13 @@ typedef struct rfi_recompute_model {
   bool *gone;       /* but not in RFI_LATER, where what it reads is gone */
   rfr_value *root;  /* per value: the value it is a view of, itself if none */
   int *overwritten; /* per root: the op that makes the next version in its storage, or RFI_NEVER */
-  bool *read_late;  /* per op: a result is read by a late op */
+  bool *read_late;  /* per op: a result is read by a late op, */
+  bool *read_later; /* by one of RFI_LATER */
   int64_t *workspace;
   int64_t *bytes; /* per value: step-scoped storage of its own, 0: none */
   rfi_cost *cost; /* per op */
-  bool *chosen;   /* per clone: the choice; a chosen op that nobody needs late is not cloned. One that RFI_LATER needs
-                     too is cloned there again where that clone is chosen, else RFI_LATE's is kept for it */
+  bool *chosen;   /* per clone: the choice; one that nobody needs is not made. Without one of its own, RFI_LATER keeps
+                     RFI_LATE's, else the original */
   int lates;      /* 1 where all are one program, else RFI_LATES */
   int copies;     /* so many times there are bytes for what lives from one program to the next; 1 where all are one */
   bool delayed;   /* what lives from RFI_LATE to RFI_LATER does so for long */

