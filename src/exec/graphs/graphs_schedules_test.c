@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Callables under the generators' schedules, every rank of them, and under order lists: the same bits as without a
- * schedule, which graphs_test compares with one program; as many slots as are in flight, near the bound; frozen weights
- * and low-rank updates; inference in between; weights that two stages share.
+ * Callables under the generators' schedules, every rank of them, and under order lists, with values made again or kept:
+ * the same bits as without a schedule, which graphs_test compares with one program; as many slots as are in flight,
+ * near the bound; frozen weights and low-rank updates; inference in between; weights that two stages share.
  *
  * The ranks of a pipeline are sets of graphs in one process, with activations handed from one to the other.
  */
@@ -66,6 +66,7 @@ static rfr_graphs *make(const rft_scene *s, const rfr_schedule *schedule, int ra
   o.schedule = schedule;
   o.rank = rank;
   o.fuse = s->fuse;
+  if (schedule) o.recompute = s->recompute;
   OK(rfr_graphs_create(ctx, c, n, &o, &g));
   for (int i = 0; i < s->blocks; i++) rfr_trace_destroy(t[i]);
   return g;
@@ -219,7 +220,8 @@ static void check_kind(int kind, rft_block block, rfr_dtype dtype, int microbatc
                        .microbatches = microbatches,
                        .dtype = dtype,
                        .fuse = true,
-                       .frozen = frozen};
+                       .frozen = frozen,
+                       .recompute = microbatches % 2 ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP};
   rfr_schedule *schedule = generate(kinds[kind].kind, kinds[kind].ranks, microbatches, kinds[kind].chunks);
   OK(rfr_schedule_set_layers(schedule, &layers, 1));
   check_schedule(&s, schedule, layers);
@@ -377,7 +379,8 @@ static void test_order_lists(void **state) {
                                  .fuse = true,
                                  .schedule = printed.data,
                                  .layers = 2,
-                                 .linked = kind});
+                                 .linked = kind,
+                                 .recompute = (kind + i) % 2 ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP});
       rfr_schedule_destroy(schedule);
     }
 }
