@@ -19,8 +19,8 @@
  * 0 x NaN is NaN. Rows behind the last group are one more group without a reduction.
  *
  * Each warp writes its 16 rows by way of shared memory of its own, waiting for no other: by the copy engine, under the
- * next tile's products, which adds where it writes onto f32; or, at a group's end and onto 16 bits, itself, in whole
- * lines of memory.
+ * next tile's products, which adds where it writes onto f32 and reductions are long; or, at a group's end and onto what
+ * is there, itself, in whole lines of memory.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/grouped/walk.cuh"
@@ -34,8 +34,9 @@ enum {
   CONSUMERS = 2,
   MOST_WS = 240, /* maps of 128 bytes that travel with a launch */
   THREADS = 128 * (1 + CONSUMERS),
-  BAND = 8,  /* units below each other before the next columns: what they share stays in L2 */
-  SLOTS = 2, /* tiles that are known before they are begun */
+  BAND = 8,   /* units below each other before the next columns: what they share stays in L2 */
+  SLOTS = 2,  /* tiles that are known before they are begun */
+  LONG = 512, /* rows of a group, on average, from which on the copy engine adds onto f32: less hide nothing */
   TILE_BYTES = 32,
   SLAB = 16 * 128 /* of a warp's rows; it has two */
 };
@@ -52,9 +53,9 @@ template <int WS> struct problem {
   void *out;
   int64_t bias_group;
   rfr_dtype bias_dtype, scale_dtype;
-  int columns, reduction; /* of the result; what a product sums over, but for NT */
-  bool accumulate;
-  int32_t *taken; /* units that somebody works on, or has */
+  int columns, reduction;       /* of the result; what a product sums over, but for NT */
+  bool accumulate, engine_adds; /* onto y; the copy engine does it */
+  int32_t *taken;               /* units that somebody works on, or has */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -422,8 +423,10 @@ static __device__ __forceinline__ void write(const float (&sum)[32][4], const pr
     return;
   }
   if constexpr (NT && sizeof(O) == 4) {
-    store_warp<O, true>(sum, p, staging, t.column, row, t.group);
-    return;
+    if (p.engine_adds) {
+      store_warp<O, true>(sum, p, staging, t.column, row, t.group);
+      return;
+    }
   }
   if (threadIdx.x % 32 == 0) rfi_tma_wait_read<0>();
   __syncwarp();
@@ -446,7 +449,7 @@ static __device__ __forceinline__ void consume(const problem<WS> &p, const place
     }
     if (NT && p.accumulate) {
       if (t.steps == 0) continue;
-      if (sizeof(O) < 4)
+      if (!p.engine_adds)
         fetch(p, (const O *)p.out + ((int64_t)t.group * p.groups.high + row) * p.columns, t.column, left);
     }
     multiply<T, KIND, true>(sum, t, at, in, consumer);
@@ -565,6 +568,7 @@ template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, 
   p.bias_dtype = g->bias_dtype, p.scale_dtype = g->scale_dtype;
   p.columns = (int)columns, p.reduction = (int)(tn ? g->K : g->N);
   p.accumulate = g->accumulate != 0;
+  p.engine_adds = p.accumulate && g->y_dtype == RFR_F32 && g->rows >= LONG * g->groups;
   p.taken = g->taken;
   const rfr_status cleared = rfi_cuda_check(cudaMemsetAsync(p.taken, 0, sizeof *p.taken, stream), "grouped");
   if (cleared != RFR_OK) return cleared;
