@@ -407,6 +407,26 @@ static void report(const char *what, const rank *r, int64_t differ, const char *
 
 /* ---- a rank that goes ---- */
 
+/* A program's collective, launched and waited for. */
+static bool program_is_told(rank *r) {
+  rfr_programs *p = NULL;
+  rfr_trace *t;
+  rfr_compile_options o = rfr_compile_options_default();
+  o.comm = r->comm;
+  if (rfr_trace_create(r->ctx, &t) != RFR_OK) return false;
+  rfr_output(t, "y", rfr_all_reduce(t, rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, ((int64_t[]){1000})), RANKS));
+  rfr_status s = rfr_compile(r->ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p);
+  rfr_trace_destroy(t);
+  if (s == RFR_OK) s = rfr_program_capture(p, 0);
+  if (s == RFR_OK && r->number == 0) s = rfr_program_replay(p, 0, NULL, 0);
+  const bool launched = s == RFR_OK;
+  if (r->number == 1) sleep(4); /* never comes */
+  if (launched && r->number == 0) s = rfr_programs_wait(p);
+  if (r->number == 0) printf("a program that waits for a rank that does not come: %s\n", rfr_last_error()->message);
+  rfr_programs_destroy(p);
+  return launched && (r->number == 1 || s == RFR_IO);
+}
+
 static void *aborts(void *arg) {
   rank *r = arg;
   char device[16];
@@ -418,9 +438,10 @@ static void *aborts(void *arg) {
   cudaMalloc(&memory, 1 << 20);
   r->failed = rfr_ctx_create(&o, &r->ctx) != RFR_OK ||
               rfr_comm_nccl_create(r->ctx, id, RANKS, r->number, 2, &r->comm) != RFR_OK;
-  if (!r->failed && r->number == 1) sleep(4); /* never comes */
-  if (!r->failed && r->number == 0) r->failed = rfr_comm_all_reduce(r->comm, memory, memory, 1000, RFR_F32) != RFR_IO;
-  if (r->number == 0) printf("a rank that does not come: %s\n", rfr_last_error()->message);
+  if (!r->failed && r->way == INSIDE) r->failed = !program_is_told(r);
+  else if (!r->failed && r->number == 1) sleep(4); /* never comes */
+  else if (!r->failed) r->failed = rfr_comm_all_reduce(r->comm, memory, memory, 1000, RFR_F32) != RFR_IO;
+  if (r->number == 0 && r->way != INSIDE) printf("a rank that does not come: %s\n", rfr_last_error()->message);
   rfr_comm_abort(r->comm);
   rfr_comm_destroy(r->comm);
   cudaFree(memory);
@@ -428,7 +449,7 @@ static void *aborts(void *arg) {
   return NULL;
 }
 
-static bool check_late(rank *ranks) {
+static bool check_late(rank *ranks, int way) {
   pthread_t thread[RANKS];
   rfr_ctx *ctx;
   rfr_ctx_options o = rfr_ctx_options_default();
@@ -437,11 +458,11 @@ static bool check_late(rank *ranks) {
   rfr_ctx_destroy(ctx);
   for (int i = 0; i < RANKS; i++) {
     memset(&ranks[i], 0, sizeof ranks[i]);
-    ranks[i].number = i;
+    ranks[i].number = i, ranks[i].way = way;
     if (pthread_create(&thread[i], NULL, aborts, &ranks[i]) != 0) abort();
   }
   for (int i = 0; i < RANKS; i++) pthread_join(thread[i], NULL);
-  return !ranks[0].failed;
+  return !ranks[0].failed && !ranks[1].failed;
 }
 
 int main(int argc, char **argv) {
@@ -473,7 +494,8 @@ int main(int argc, char **argv) {
            differ ? "DIFFER" : "are equal");
     bad += differ > 0;
   }
-  bad += !check_late(ranks[AROUND]);
+  bad += !check_late(ranks[AROUND], AROUND);
+  bad += !check_late(ranks[AROUND], INSIDE);
   printf("%s\n", bad ? "FAILED" : "all is well");
   return bad > 0;
 }

@@ -35,11 +35,12 @@ RFR_API rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeou
  * they have. Errors: backend.missing, which names what is missing, NCCL's own library too. */
 enum { RFR_NCCL_ID_BYTES = 128 };
 RFR_API rfr_status rfr_comm_nccl_id(rfr_ctx *ctx, void *id);
-/* This rank's end of that communicator, on the context's GPU, for memory of that GPU; every rank makes its own at the
- * same time, in a process or a thread of its own, with a GPU of its own, and waits for the others. Programs may be
- * captured with it. Sums of two ranks have the bits of any order; of more, NCCL's order. `timeout`: seconds that calls
- * made here wait; a program's are waited for where the program is, and rfr_comm_abort, from another thread, ends them
- * on this rank. Graphs go before it. All ranks of a machine destroy theirs at the same time. Errors: argument,
+/* This rank's end of that communicator, on the context's GPU, for memory of that GPU; every rank makes its own at
+ * the same time, in a process or a thread of its own, with a GPU of its own, and waits for the others. Programs may
+ * be captured with it. Sums of two ranks have the bits of any order; of more, NCCL's order. `timeout`: seconds that
+ * a wait may take, for a call made here or for a device whose programs or graphs have this communicator, their own
+ * work included; 0: as long as it takes. rfr_comm_abort ends what waits on this rank alone; the others' timeouts
+ * end theirs. Graphs go before it. All ranks of a machine destroy theirs at the same time. Errors: argument,
  * backend.missing, dist.peer, cuda. */
 RFR_API rfr_status rfr_comm_nccl_create(rfr_ctx *ctx, const void *id, int size, int rank, double timeout,
                                         rfr_comm **out);

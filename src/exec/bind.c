@@ -61,6 +61,10 @@ static rfr_status bind_comm(const rfi_machine *m, const rfi_opr *op, rfi_bound *
   return RFR_OK;
 }
 
+void rfi_bind_join(const rfi_machine *m) {
+  if (m->comm && m->comm->table->host == m->backend->host && m->backend->join) m->backend->join(m->device, m->comm);
+}
+
 /* Fills the call of op i, whose operands and results are described in args, and asks its
  * kernel for the workspace. */
 static rfr_status bind_op(const rfi_machine *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {

@@ -40,6 +40,7 @@ struct rfi_device {
   int64_t free_at_open;
   rfr_memory_use use; /* but for `taken` */
   rfi_lt *lt;         /* NULL without a device */
+  rfr_comm *comm;     /* of ops on the stream; NULL: none */
 };
 
 struct rfi_graph {
@@ -183,6 +184,8 @@ static rfr_status device_open(rfr_ctx *ctx, rfi_device **out) {
   return s;
 }
 
+static void device_join(rfi_device *d, rfr_comm *comm) { d->comm = comm; }
+
 /* ---- memory ---- */
 
 static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, void **out) {
@@ -230,9 +233,16 @@ static rfr_status memory_fill(rfi_device *d, void *to, unsigned char byte, size_
   return leave(d, before, rfi_cuda_check(cudaMemsetAsync(to, byte, n, d->at), "filling memory"));
 }
 
-static rfr_status copy(rfi_device *d, void *to, const void *from, size_t n) {
-  CUDA(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->at), "copying");
+static rfr_status synchronize(rfi_device *d) {
+  if (d->comm) return rfi_nccl_wait(d->comm, d->at, "waiting for the device");
   return rfi_cuda_check(cudaStreamSynchronize(d->at), "waiting for the device");
+}
+
+/* Between the host and the device a copy may itself wait, for ever. */
+static rfr_status copy(rfi_device *d, void *to, const void *from, size_t n) {
+  if (d->comm) RFI_TRY(synchronize(d));
+  CUDA(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->at), "copying");
+  return synchronize(d);
 }
 
 static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t n) {
@@ -250,7 +260,7 @@ static rfr_status memory_move(rfi_device *d, void *to, const void *from, size_t 
 
 static rfr_status inspect(rfi_device *d, rfi_range *ranges, int n) {
   RFI_TRY(rfi_cuda_inspect(ranges, n, d->at));
-  return rfi_cuda_check(cudaStreamSynchronize(d->at), "waiting for the device");
+  return synchronize(d);
 }
 
 static rfr_status memory_inspect(rfi_device *d, rfi_range *ranges, int n) {
@@ -496,7 +506,7 @@ static rfr_status wait(rfi_device *d) {
   int before;
   if (d->info.ordinal < 0) return RFR_OK;
   RFI_TRY(enter(d, &before));
-  return leave(d, before, rfi_cuda_check(cudaStreamSynchronize(d->at), "waiting for the device"));
+  return leave(d, before, synchronize(d));
 }
 
 static rfr_status set_stream(rfi_device *d, void *stream) {
@@ -552,6 +562,7 @@ static const rfi_backend backend = {
     .guard = 2 << 20,
     .loss_chunk = 4096, /* with 1024 rows, reading and writing dw took as long as making it */
     .open = device_open,
+    .join = device_join,
     .close = device_close,
     .alloc = memory_alloc,
     .free = memory_free,

@@ -134,24 +134,29 @@ static void abort_comm(rfr_comm *comm) {
   if (nccl) c->f.CommAbort(nccl);
 }
 
-/* Looks now and then whether a peer is gone, which no wait of CUDA's would tell. */
-static rfr_status wait(gpu_comm *c, const char *what) {
-  enum { PAUSE_US = 20 };
+static rfr_status gone(gpu_comm *c, const char *what, const char *why) {
+  abort_comm(&c->comm);
+  return c->core->fail(RFI_E_DIST_PEER, "NCCL, %s, rank %d of %d: %s", what, c->comm.rank, c->comm.size, why);
+}
+
+static rfr_status look(gpu_comm *c, const char *what, double waited) {
+  void *nccl = __atomic_load_n(&c->nccl, __ATOMIC_ACQUIRE);
+  int error = 0;
+  if (!nccl) return RFR_OK; /* aborted: what is on the stream ends soon */
+  RFI_TRY(check(c, c->f.CommGetAsyncError(nccl, &error), what));
+  if (error != 0 && error != NCCL_IN_PROGRESS) return gone(c, what, c->f.GetErrorString(error));
+  return c->timeout > 0 && waited > c->timeout ? gone(c, what, "others have not come in time") : RFR_OK;
+}
+
+/* No wait of CUDA's tells of a peer that is gone. */
+rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what) {
+  enum { SPINS = 2000, PAUSE_US = 20 };
+  gpu_comm *c = (gpu_comm *)comm;
   double waited = 0;
   cudaError_t e;
-  while ((e = cudaStreamQuery(c->stream)) == cudaErrorNotReady) {
-    void *nccl = __atomic_load_n(&c->nccl, __ATOMIC_ACQUIRE);
-    int error = 0;
-    if (nccl) RFI_TRY(check(c, c->f.CommGetAsyncError(nccl, &error), what));
-    if (error != 0 && error != NCCL_IN_PROGRESS) {
-      abort_comm(&c->comm);
-      return check(c, error, what);
-    }
-    if (c->timeout > 0 && waited > c->timeout) {
-      abort_comm(&c->comm);
-      return c->core->fail(RFI_E_DIST_PEER, "NCCL, %s, rank %d of %d: others have not come within %g seconds", what,
-                           c->comm.rank, c->comm.size, c->timeout);
-    }
+  for (int i = 0; (e = cudaStreamQuery(stream)) == cudaErrorNotReady; i++) {
+    if (i < SPINS) continue;
+    RFI_TRY(look(c, what, waited));
     usleep(PAUSE_US);
     waited += 1e-6 * PAUSE_US;
   }
@@ -167,7 +172,7 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) 
   RFI_TRY(rfi_cuda_check(cudaGetDevice(&before), "asking for the current device"));
   RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
   rfr_status s = enqueue(c, what, c->stream);
-  if (s == RFR_OK) s = wait(c, rfi_collective_name(what->kind));
+  if (s == RFR_OK) s = rfi_nccl_wait(comm, c->stream, rfi_collective_name(what->kind));
   cudaSetDevice(before);
   return s;
 }
@@ -197,7 +202,7 @@ static rfr_status connect_ranks(gpu_comm *c) {
   for (int kind = RFI_ALL_GATHER; kind <= RFI_ALL_REDUCE && s == RFR_OK; kind++) {
     const rfi_collective what = {(rfi_collective_kind)kind, RFR_F32, N, memory, memory + N * c->comm.size};
     s = enqueue(c, &what, c->stream);
-    if (s == RFR_OK) s = wait(c, "connecting the ranks");
+    if (s == RFR_OK) s = rfi_nccl_wait(&c->comm, c->stream, "connecting the ranks");
   }
   cudaFree(memory);
   return s;

@@ -5,11 +5,15 @@
 #ifndef RFI_NCCL_H
 #define RFI_NCCL_H
 
+#include <cuda_runtime_api.h>
+
 #include "backend/cuda/cuda_module.h"
 
 rfr_status rfi_nccl_id(const rfi_cuda_host *core, void *id);
 rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal, const void *id, int size, int rank,
                            double timeout, rfr_comm **out);
+/* Waits for what is on a stream; not for ever for a rank that is gone. */
+rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what);
 /* "NCCL 2.28.9", or that there is none. */
 void rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size);
 
