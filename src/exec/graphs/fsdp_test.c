@@ -581,6 +581,48 @@ static void test_reduce_each(void **state) {
   assert_memory_equal(want, got, sizeof want);
 }
 
+/* Inference alone: parameters are gathered, and nothing is reduced. */
+static void infer(const char *text, int sharded, float *out) {
+  rfr_graphs *g;
+  rfr_schedule *schedule;
+  rfr_tensor x;
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_callable c = rfr_callable_default();
+  float in[T * C];
+  char name[16];
+  const rfr_binding given = {NULL, activation, in};
+  rfr_trace *t = layer_trace(ctx, 0);
+  OK(rfr_schedule_parse(ctx, "test", text, strlen(text), &schedule));
+  c.trace = t, c.sharded = sharded, c.inference = 1;
+  o.schedule = schedule;
+  OK(rfr_graphs_create(ctx, &c, 1, &o, &g));
+  for (int k = 0; k < PARAMETERS; k++) {
+    OK(rfr_graphs_tensor(g, name_of(0, k, name), &x));
+    for (int64_t i = 0; i < sizes[k]; i++) ((float *)x.data)[i] = first_weight(0, k, i);
+  }
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int m = 0; m < 2; m++) {
+    input_of(in, 3, m);
+    OK(rfr_graphs_forward(g, 0, m, &given, 1, &x, 1));
+    memcpy(out + m * T * C, x.data, sizeof in);
+  }
+  OK(rfr_graphs_end_step(g));
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+  rfr_trace_destroy(t);
+}
+
+static void test_inference(void **state) {
+  static float want[2 * T * C], got[2 * T * C];
+  (void)state;
+  infer("0F0 0F1", 0, want);
+  infer("0F0 0F1", 1, got);
+  assert_memory_equal(want, got, sizeof want);
+  memset(got, 0, sizeof got);
+  infer("0UNSHARD 0F0 0F1 0RESHARD", 1, got);
+  assert_memory_equal(want, got, sizeof want);
+}
+
 /* A rank that is gone is a status of the call that needs it, and the step can only be left. */
 static void test_rank_that_left(void **state) {
   rfr_comm *comm[2];
@@ -640,6 +682,7 @@ int main(void) {
                                      rft_context_test(test_memory),
                                      rft_context_test(test_refused),
                                      rft_context_test(test_reduce_each),
+                                     rft_context_test(test_inference),
                                      rft_context_test(test_rank_that_left),
                                      rft_context_test(test_allocation_faults)};
   return cmocka_run_group_tests(tests, NULL, NULL);
