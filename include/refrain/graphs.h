@@ -175,8 +175,8 @@ RFR_API rfr_graphs_options rfr_graphs_options_default(void);
 /* Compiles, warms up and captures. Warm-up and capture walk over the schedule's actions, each part of each slot once
  * an iteration; in a B, a callable's wgrad comes right behind its backward. What warm-up would update of parameters,
  * states and gradients is updated in a scratch memory. After an error nothing of the caller's has changed and nothing
- * is held. Errors: graphs.callable, graphs.hook, program.state, program.name, plan.over_budget, and those of the
- * passes. */
+ * is held. Errors: graphs.callable, graphs.hook, program.state, program.name, plan.over_budget, dist.communicator,
+ * and those of the passes. */
 RFR_API rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
                                      const rfr_graphs_options *options, rfr_graphs **out);
 /* Frees everything; accepts NULL. */

@@ -139,7 +139,7 @@ static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) 
   }
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    uint8_t most = op->def->flags & (RFI_STATE | RFI_HOST | RFI_COLLECTIVE) ? DEPENDS_STEP : DEPENDS_NONE;
+    uint8_t most = op->def->flags & (RFI_STATE | RFI_HOST) ? DEPENDS_STEP : DEPENDS_NONE;
     for (int k = 0; k < op->n_in; k++)
       if (op->in[k] >= 0 && depends[c->same[op->in[k]]] > most) most = depends[c->same[op->in[k]]];
     for (int j = 0; j < op->n_out; j++)
