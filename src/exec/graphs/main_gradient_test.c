@@ -110,7 +110,12 @@ static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
   OK(rfr_graphs_begin_step(g, NULL, 0));
   for (int i = 0; i < n; i++) {
     const int m = a[i].microbatch;
-    void *x = draw(&tx, 20 + (uint64_t)m), *dy = draw(&ty, 30 + (uint64_t)m);
+    int64_t used = 0; /* rows in groups; of others the output's gradient is NaN */
+    for (int k = 0; k < GROUPS; k++) used += splits[m][k];
+    void *x = draw(&tx, 20 + (uint64_t)m);
+    char *dy = draw(&ty, 30 + (uint64_t)m);
+    const int64_t row = OUT * rfr_dtype_bits(s->dtype) / 8;
+    memset(dy + used * row, 0xFF, (size_t)((ROWS - used) * row));
     const rfr_binding in[2] = {{"x", tx, x}, {"splits", {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}}, splits[m]}};
     const rfr_binding grad = {"y", ty, dy};
     if (a[i].op == RFR_ACTION_F) OK(rfr_graphs_forward(g, 0, m, in, 2, &y, 1));
@@ -123,12 +128,14 @@ static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
   OK(rfr_graphs_end_step(g));
 }
 
-/* A main gradient's bytes; the caller frees. */
+/* A main gradient's bytes, all numbers; the caller frees. */
 static void *gradient(rfr_graphs *g, const char *name, rfr_tensor *x) {
   OK(rfr_graphs_gradient(g, name, x));
   void *data = malloc((size_t)x->bytes);
   assert_non_null(data);
   OK(rfr_graphs_read(g, x, data));
+  for (int64_t i = 0; i < rfi_count(&x->type); i++)
+    if (!isfinite(of_bits(x->type.dtype, data, i))) fail_msg("%s has an element that is no number", name);
   return data;
 }
 
