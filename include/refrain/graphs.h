@@ -66,8 +66,8 @@ typedef struct rfr_callable {
    * whole list NULL: all of the trace, in its order. */
   const char *const *inputs, *const *outputs;
   int n_inputs, n_outputs;
-  const rfr_binding *samples; /* what warm-up reads of inputs, by name; NULL for one or for all: zeros. Needed where */
-  int n_samples;              /* zeros are no input, as of an op that divides by one */
+  const rfr_binding *samples; /* what warm-up reads of inputs, by name; of others zeros. Needed where zeros are no */
+  int n_samples;              /* input, as of an op that divides by one */
   int inference;              /* 1: no backward; all callables of a set or none */
   int sharded;                /* 1: each rank holds a part of its parameters, see below */
   /* How many calls of rfr_dropout the model records before this callable; -1: as many as those before it in the list
