@@ -385,6 +385,71 @@ static void test_order_lists(void **state) {
     }
 }
 
+/* ---- schedules at random ---- */
+
+static uint64_t random_state;
+static int random_below(int n) {
+  random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+  return (int)((random_state >> 33) % (uint64_t)n);
+}
+
+enum { NOT_BEGUN, FORWARD, HALF, DONE };
+
+/* One rank's actions in an order that nothing but their needs decides, the weights' gradients of a stage in ascending
+ * microbatches; `lazy` of 8: how often something else goes before a gradient. */
+static void write_random(int stages, int microbatches, int lazy, bool split, char *to, size_t n) {
+  int done[RFT_BLOCKS][RFT_MICROBATCHES] = {{NOT_BEGUN}}, next_w[RFT_BLOCKS] = {0};
+  int left = stages * microbatches;
+  to[0] = 0;
+  while (left > 0) {
+    const int s = random_below(stages), m = random_below(microbatches);
+    const bool gradient = s == stages - 1 || done[s + 1][m] >= HALF;
+    const char *op = NULL;
+    if (done[s][m] == NOT_BEGUN && (s == 0 || done[s - 1][m] >= FORWARD)) {
+      op = "F", done[s][m] = FORWARD;
+    } else if (done[s][m] == FORWARD && gradient && random_below(8) >= lazy) {
+      const bool both = next_w[s] == m && (!split || random_below(2));
+      op = both ? "B" : "I", done[s][m] = both ? DONE : HALF;
+      next_w[s] += both;
+    } else if (done[s][m] == HALF && next_w[s] == m && random_below(8) >= lazy) {
+      op = "W", done[s][m] = DONE;
+      next_w[s]++;
+    }
+    if (!op) continue;
+    left -= done[s][m] == DONE;
+    const size_t at = strlen(to);
+    assert_true(at + 16 < n);
+    snprintf(to + at, n - at, "%d%s%d ", s, op, m);
+  }
+}
+
+/* Whatever the order, the memory and what is made again: the bits of one program. Half of them are debugged: what is
+ * read too late is not a number. */
+static void test_random_schedules(void **state) {
+  (void)state;
+  static const rft_block blocks[] = {rft_block_mlp, rft_block_attention, rft_block_transformer, rft_block_experts};
+  for (int seed = 1; seed <= 40; seed++) {
+    char text[1024];
+    random_state = (uint64_t)seed;
+    const int stages = 1 + random_below(2), layers = 1 + random_below(2), microbatches = 1 + random_below(5);
+    write_random(stages, microbatches, random_below(7), random_below(2), text, sizeof text);
+    const unsigned all = (1u << stages * layers) - 1, frozen = random_below(2) ? 0 : (unsigned)random_below((int)all);
+    const rft_scene s = {.block = blocks[random_below(4)],
+                         .blocks = stages * layers,
+                         .microbatches = microbatches,
+                         .dtype = random_below(2) ? RFR_BF16 : RFR_F32,
+                         .frozen = frozen,
+                         .schedule = text,
+                         .layers = layers,
+                         .fuse = random_below(4) > 0,
+                         .linked = random_below(2),
+                         .debug = seed & 1,
+                         .recompute = random_below(2) ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP};
+    print_message("%d: %s\n", seed, text);
+    rft_run_scene(&s);
+  }
+}
+
 /* ---- slots ---- */
 
 static void test_slots(void **state) {
@@ -542,9 +607,13 @@ static int setup(void **state) {
 #define on_one_thread(f) cmocka_unit_test_setup_teardown(f, setup, rft_context_teardown)
 
 int main(void) {
-  const struct CMUnitTest tests[] = {on_one_thread(test_generators), on_one_thread(test_frozen),
-                                     on_one_thread(test_hooks),      on_one_thread(test_order_lists),
-                                     on_one_thread(test_slots),      on_one_thread(test_inference_between),
+  const struct CMUnitTest tests[] = {on_one_thread(test_generators),
+                                     on_one_thread(test_frozen),
+                                     on_one_thread(test_hooks),
+                                     on_one_thread(test_order_lists),
+                                     on_one_thread(test_random_schedules),
+                                     on_one_thread(test_slots),
+                                     on_one_thread(test_inference_between),
                                      on_one_thread(test_tied)};
   return cmocka_run_group_tests_name("graphs under schedules", tests, NULL, NULL);
 }
