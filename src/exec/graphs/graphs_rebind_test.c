@@ -17,15 +17,20 @@ typedef struct memory { /* of the caller's */
   _Alignas(16) float w[C * C], grad[C * C];
 } memory;
 
-static rfr_graphs *make(memory *own, bool eager) {
+/* Of a sharded callable tensors are parts, flat: over one rank all of it. */
+static rfr_type type_of(bool sharded) {
+  return sharded ? (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {C * C}} : square;
+}
+
+static rfr_graphs *make(memory *own, bool eager, bool sharded) {
   rfr_trace *t = rft_block_trace(&scene, 0);
   rfr_callable c = rfr_callable_default();
   rfr_graphs_options o = rfr_graphs_options_default();
-  const rfr_binding tensors = {"b0.w", square, own->w};
+  const rfr_binding tensors = {"b0.w", type_of(sharded), own->w};
   const rfr_main_gradient gradient = {"b0.w", own->grad, 1};
   rfr_graphs *g;
   rfr_tensor bias;
-  c.trace = t;
+  c.trace = t, c.sharded = sharded;
   o.tensors = &tensors, o.n_tensors = 1;
   o.gradients = &gradient, o.n_gradients = 1;
   o.eager = eager;
@@ -50,8 +55,8 @@ static void run(rfr_graphs *g, rft_buffers *b) {
   OK(rfr_graphs_end_step(g));
 }
 
-static rfr_status rebind(rfr_graphs *g, memory *to) {
-  const rfr_binding tensors = {"b0.w", square, to->w};
+static rfr_status rebind(rfr_graphs *g, memory *to, bool sharded) {
+  const rfr_binding tensors = {"b0.w", type_of(sharded), to->w};
   const rfr_main_gradient gradient = {"b0.w", to->grad, 0};
   return rfr_graphs_rebind(g, &tensors, 1, &gradient, 1);
 }
@@ -60,17 +65,18 @@ static void test_moved(void **state) {
   (void)state;
   static memory stays, from, to, poisoned;
   static rft_buffers ours, theirs;
-  for (int eager = 0; eager < 2; eager++) {
+  for (int variant = 0; variant < 4; variant++) {
+    const bool eager = variant & 1, sharded = variant >> 1;
     init(&stays);
     init(&from);
-    rfr_graphs *still = make(&stays, eager), *g = make(&from, eager);
+    rfr_graphs *still = make(&stays, eager, sharded), *g = make(&from, eager, sharded);
     const int graphs = g->memory.graphs;
     run(still, &theirs);
     run(g, &ours);
     memcpy(&to, &from, sizeof to);
     memset(&from, 0xff, sizeof from);
     memset(&poisoned, 0xff, sizeof poisoned);
-    OK(rebind(g, &to));
+    OK(rebind(g, &to, sharded));
     for (int step = 0; step < 2; step++) { /* the gradient accumulates on, as was declared */
       run(still, &theirs);
       run(g, &ours);
@@ -90,16 +96,16 @@ static void test_stale(void **state) {
   (void)state;
   static memory from, to;
   static float values[C * C];
-  rfr_graphs *g = make(&from, false);
+  rfr_graphs *g = make(&from, false, false);
   rfr_tensor w, grad, bias;
   rfr_binding b = {"b0.w", square, from.w};
   OK(rfr_graphs_tensor(g, "b0.w", &w));
   OK(rfr_graphs_gradient(g, "b0.w", &grad));
   OK(rfr_graphs_tensor(g, "b0.bias", &bias));
   OK(rfr_graphs_begin_step(g, &b, 1));
-  rft_refused(rebind(g, &to), "graphs.order", "end or abort");
+  rft_refused(rebind(g, &to, false), "graphs.order", "end or abort");
   OK(rfr_graphs_abort_step(g));
-  OK(rebind(g, &to));
+  OK(rebind(g, &to, false));
   rft_refused(rfr_graphs_begin_step(g, &b, 1), "replay.signature", "\"b0.w\": captured at");
   rft_refused(rfr_graphs_write(g, &w, values), "replay.signature", "ask for it anew");
   rft_refused(rfr_graphs_read(g, &grad, values), "replay.signature", "ask for it anew");
@@ -125,7 +131,7 @@ static void test_stale(void **state) {
 static void test_refusals(void **state) {
   (void)state;
   static memory own, to;
-  rfr_graphs *g = make(&own, false);
+  rfr_graphs *g = make(&own, false, false);
   rfr_type other = square;
   other.shape[1] = 7;
   const struct {
@@ -156,13 +162,13 @@ static void test_failures(void **state) {
   static memory own, to;
   static rft_buffers before, after;
   init(&own);
-  rfr_graphs *g = make(&own, false);
+  rfr_graphs *g = make(&own, false, false);
   run(g, &before);
   const int64_t live = rfr_ctx_get_stats(ctx).live_blocks;
   memset(&to, 0xff, sizeof to);
   for (int64_t k = 1;; k++) {
     rfr_ctx_fail_alloc(ctx, k);
-    const rfr_status s = rebind(g, &to);
+    const rfr_status s = rebind(g, &to, false);
     rfr_ctx_fail_alloc(ctx, 0);
     assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, live);
     if (s == RFR_OK) {
