@@ -33,7 +33,7 @@ struct rfi_dataset {
   int n;
   uint8_t *bytes[2];
   const document *first[2];
-  int sequence;
+  int sequence, context;
   rfi_dataset_stats stats;
 };
 
@@ -174,7 +174,8 @@ static rfr_status count_windows(rfi_dataset *ds) {
     return rfi_fail(RFI_E_DATA_EMPTY, "%lld bytes to train on, a window of sequence %lld needs %lld", (long long)N,
                     (long long)S, (long long)S + 1);
   ds->stats.windows[RFI_TRAIN] = (N + S - 1) / S;
-  ds->stats.windows[RFI_VALIDATION] = M > 1 ? (M - 1 + S - 1) / S : 0;
+  const int64_t new = S - ds->context, behind = M - 1 > S ? M - 1 - S : 0;
+  ds->stats.windows[RFI_VALIDATION] = M > 1 ? 1 + (behind + new - 1) / new : 0;
   ds->stats.validation_predicted = M - ds->stats.files[RFI_VALIDATION];
   return RFR_OK;
 }
@@ -203,12 +204,15 @@ rfr_status rfi_dataset_open(rfr_ctx *ctx, const char *const *patterns, int n_pat
   rfi_dataset *ds;
   *out = NULL;
   if (options->sequence < 1) return rfi_fail(RFI_E_ARGUMENT, "sequence %d, at least 1 is needed", options->sequence);
+  if (options->context < 0 || options->context >= options->sequence)
+    return rfi_fail(RFI_E_ARGUMENT, "context %d in windows of %d tokens", options->context, options->sequence);
   if (!(options->validation_fraction >= 0 && options->validation_fraction < 1))
     return rfi_fail(RFI_E_ARGUMENT, "the held-out fraction must lie in [0, 1)");
   if (n_patterns < 1) return rfi_fail(RFI_E_DATA_EMPTY, "no pattern names the training files");
   RFI_TRY(RFI_ALLOC(ctx, sizeof *ds, &ds));
   ds->ctx = ctx;
   ds->sequence = options->sequence;
+  ds->context = options->context;
   rfi_paths train = {.ctx = ctx}, held = {.ctx = ctx};
   rfr_status s = open_parts(ds, patterns, n_patterns, options, &train, &held);
   rfi_paths_deinit(&train);
@@ -285,7 +289,8 @@ rfr_status rfi_dataset_window(const rfi_dataset *ds, rfi_split split, uint64_t s
   int64_t S = ds->sequence, N = ds->stats.bytes[split], at;
   bool ring = split == RFI_TRAIN; /* the end of the held-out bytes is an end */
   if (ring) at = rfi_dataset_position(ds, seed, sample);
-  else at = sample < ds->stats.windows[split] ? sample * S : N;
+  else at = sample < ds->stats.windows[split] ? sample * (S - ds->context) : N;
+  const int64_t known = !ring && sample > 0 ? ds->context : 0; /* targets of the window before */
   for (int64_t i = 0; i < S;) {
     if (at == N && ring) at = 0;
     doc_offsets[(*n_docs)++] = (int32_t)i; /* every turn but the first begins a document, or the padding */
@@ -298,7 +303,7 @@ rfr_status rfi_dataset_window(const rfi_dataset *ds, rfi_split split, uint64_t s
     int64_t end = d->start + d->size;
     for (; i < S && at < end; i++, at++) {
       tokens[i] = bytes[at];
-      targets[i] = at + 1 < end ? bytes[at + 1] : RFI_IGNORED_TARGET;
+      targets[i] = i >= known && at + 1 < end ? bytes[at + 1] : RFI_IGNORED_TARGET;
     }
   }
   return RFR_OK;

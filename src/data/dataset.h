@@ -32,6 +32,7 @@ typedef struct rfi_dataset_options {
   const char *const *validation_patterns; /* files held out by name; they leave the training split */
   int n_validation_patterns;
   int sequence; /* S */
+  int context;  /* C < S: what each held-out window but the first repeats of the one before it, without targets */
 } rfi_dataset_options;
 
 typedef struct rfi_dataset_stats {

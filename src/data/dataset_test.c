@@ -81,8 +81,7 @@ static void test_training_windows(void **state) {
     for (int64_t k = 0; k < W; k++) {
       int32_t tokens[S], targets[S], offsets[S];
       int n_docs, doc = 0;
-      assert_int_equal(rfi_dataset_window(ds, RFI_TRAIN, 9, epoch * W + k, tokens, targets, offsets, &n_docs),
-                       RFR_OK);
+      assert_int_equal(rfi_dataset_window(ds, RFI_TRAIN, 9, epoch * W + k, tokens, targets, offsets, &n_docs), RFR_OK);
       int64_t start = rfi_dataset_position(ds, 9, epoch * W + k);
       from_zero += start == 0;
       assert_int_equal(offsets[0], 0);
@@ -151,41 +150,54 @@ static void test_small_documents(void **state) {
   rfi_dataset_close(ds);
 }
 
-/* One pass over the held-out split predicts every byte but the first of each document, once, in order. */
+/* One pass over the held-out split predicts every byte but the first of each document, once, in order, from at least
+ * as many bytes before it as windows have for context, where its document has so many. */
+static void check_validation(rft_folder *f, int S, int context) {
+  const char *const pattern = "**/*.txt";
+  rfi_dataset_options o = {.root = f->path, .validation_fraction = 0.4, .sequence = S, .context = context};
+  rfi_dataset *ds;
+  assert_int_equal(rfi_dataset_open(f->ctx, &pattern, 1, &o, &ds), RFR_OK);
+  const rfi_dataset_stats *stats = rfi_dataset_get_stats(ds);
+  int files = stats->files[RFI_VALIDATION];
+  assert_true(files > 5 && stats->files[RFI_TRAIN] > 5);
+  assert_int_equal(files + stats->files[RFI_TRAIN], 60);
+  uint8_t expected[4096], got[4096];
+  size_t n_expected = 0, n_got = 0;
+  for (int i = 0; i < files; i++) {
+    size_t n;
+    char *data = rft_read(f, rfi_dataset_document(ds, RFI_VALIDATION, i, NULL), &n);
+    memcpy(expected + n_expected, data + 1, n - 1);
+    n_expected += n - 1;
+    free(data);
+  }
+  int32_t tokens[64], targets[64], offsets[64];
+  int n_docs;
+  for (int64_t k = 0; k < stats->windows[RFI_VALIDATION] + 2; k++) {
+    assert_int_equal(rfi_dataset_window(ds, RFI_VALIDATION, (uint64_t)k, k, tokens, targets, offsets, &n_docs), RFR_OK);
+    for (int i = 0; i < S; i++) {
+      if (targets[i] != RFI_IGNORED_TARGET) got[n_got++] = (uint8_t)targets[i];
+      if (i + 1 < S && targets[i] != RFI_IGNORED_TARGET) assert_int_equal(tokens[i + 1], targets[i]);
+      if (k > 0 && targets[i] != RFI_IGNORED_TARGET) assert_true(i >= context);
+    }
+    if (k >= stats->windows[RFI_VALIDATION]) assert_int_equal(n_docs, 1);
+  }
+  assert_int_equal(n_got, n_expected);
+  assert_int_equal(n_got, stats->validation_predicted);
+  assert_memory_equal(got, expected, n_got);
+  rfi_dataset_close(ds);
+}
+
 static void test_validation_windows(void **state) {
   rft_folder *f = *state;
   make_files(f, 60);
-  for (int S = 1; S < 50; S += 12) {
+  for (int S = 1; S < 50; S += 12)
+    for (int context = 0; context < S; context += 5) check_validation(f, S, context);
+  const char *const pattern = "**/*.txt";
+  for (int context = -1; context < 9; context += 9) {
+    rfi_dataset_options o = {.root = f->path, .sequence = 8, .context = context};
     rfi_dataset *ds;
-    assert_int_equal(open_it(f, "**/*.txt", 0.4, S, &ds), RFR_OK);
-    const rfi_dataset_stats *stats = rfi_dataset_get_stats(ds);
-    int files = stats->files[RFI_VALIDATION];
-    assert_true(files > 5 && stats->files[RFI_TRAIN] > 5);
-    assert_int_equal(files + stats->files[RFI_TRAIN], 60);
-    uint8_t expected[4096], got[4096];
-    size_t n_expected = 0, n_got = 0;
-    for (int i = 0; i < files; i++) {
-      size_t n;
-      char *data = rft_read(f, rfi_dataset_document(ds, RFI_VALIDATION, i, NULL), &n);
-      memcpy(expected + n_expected, data + 1, n - 1);
-      n_expected += n - 1;
-      free(data);
-    }
-    int32_t tokens[64], targets[64], offsets[64];
-    int n_docs;
-    for (int64_t k = 0; k < stats->windows[RFI_VALIDATION] + 2; k++) {
-      assert_int_equal(rfi_dataset_window(ds, RFI_VALIDATION, (uint64_t)k, k, tokens, targets, offsets, &n_docs),
-                       RFR_OK);
-      for (int i = 0; i < S; i++) {
-        if (targets[i] != RFI_IGNORED_TARGET) got[n_got++] = (uint8_t)targets[i];
-        if (i + 1 < S && targets[i] != RFI_IGNORED_TARGET) assert_int_equal(tokens[i + 1], targets[i]);
-      }
-      if (k >= stats->windows[RFI_VALIDATION]) assert_int_equal(n_docs, 1);
-    }
-    assert_int_equal(n_got, n_expected);
-    assert_int_equal(n_got, stats->validation_predicted);
-    assert_memory_equal(got, expected, n_got);
-    rfi_dataset_close(ds);
+    assert_int_equal(rfi_dataset_open(f->ctx, &pattern, 1, &o, &ds), RFR_INVALID);
+    assert_null(ds);
   }
 }
 
@@ -289,10 +301,10 @@ static void test_faults(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(test_permutation),        rft_folder_test(test_training_windows),
+      rft_folder_test(test_permutation),     rft_folder_test(test_training_windows),
       rft_folder_test(test_small_documents), rft_folder_test(test_validation_windows),
-      rft_folder_test(test_split_is_stable),    rft_folder_test(test_duplicates),
-      rft_folder_test(test_nothing_there),      rft_folder_test(test_faults),
+      rft_folder_test(test_split_is_stable), rft_folder_test(test_duplicates),
+      rft_folder_test(test_nothing_there),   rft_folder_test(test_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <locale.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,6 +101,40 @@ static void stop_and_go_on(void **state) {
   rfr_run_get_info(run, &info);
   assert_int_equal(e.tokens, info.validation_bytes - info.validation_files); /* all but each file's first byte */
   rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* The same bytes are predicted, from more of them (dataset_test says which): in other bits. */
+static void evaluation_context(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_evaluation e[2];
+  rfr_run *run = rft_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "context", &o);
+  assert_int_equal(rfr_run_train(run), RFR_OK);
+  const double bits = r.bits;
+  rfr_run_close(run);
+  for (int i = 0; i < 3; i++) {
+    const char *const context = i == 0   ? "run.evaluate_context=0"
+                                : i == 1 ? "run.evaluate_context=12"
+                                         : "run.evaluate_context=16";
+    o = rft_run_options(&r);
+    o.programs = RFR_RUN_EVALUATE;
+    o.overrides = &context, o.n_overrides = 1;
+    if (i == 2) {
+      assert_int_equal(rfr_run_open(ctx, NULL, rft_run_folder("context"), &o, &run), RFR_INVALID);
+      assert_string_equal(rfr_last_error()->slug, "config.value");
+      assert_non_null(strstr(rfr_last_error()->message, "run.evaluate_context: 16 tokens of windows of 16"));
+      break;
+    }
+    run = rft_run_open(ctx, NULL, "context", &o);
+    assert_int_equal(rfr_run_evaluate(run, &e[i]), RFR_OK);
+    rfr_run_close(run);
+  }
+  assert_int_equal(e[0].tokens, e[1].tokens);
+  assert_true(e[0].bits_per_byte == bits);
+  assert_true(e[1].bits_per_byte != e[0].bits_per_byte && fabs(e[1].bits_per_byte - e[0].bits_per_byte) < 0.2);
   rfr_ctx_destroy(ctx);
 }
 
@@ -412,6 +447,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(mismatches),
       cmocka_unit_test(stop_and_go_on),
+      cmocka_unit_test(evaluation_context),
       cmocka_unit_test(generation),
       cmocka_unit_test(long_texts),
       cmocka_unit_test(disk_full),

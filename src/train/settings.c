@@ -100,6 +100,9 @@ static rfr_status read_batch(rfi_settings *s) {
   if (s->spec.model.vocab_size < 256)
     return FAIL_AT(s, RFI_CFG_model_vocab_size, "model.vocab_size: %lld, but there are 256 bytes",
                    (long long)s->spec.model.vocab_size);
+  if (c->run_evaluate_context >= s->sequence)
+    return FAIL_AT(s, RFI_CFG_run_evaluate_context, "run.evaluate_context: %lld tokens of windows of %lld",
+                   (long long)c->run_evaluate_context, (long long)s->sequence);
   if (s->sequence > s->spec.model.max_positions)
     return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens, but the model has %lld positions",
                    (long long)s->sequence, (long long)s->spec.model.max_positions);
@@ -274,7 +277,8 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, rfi_dataset **out) {
                                  .validation_fraction = c->data_validation.percent / 100.0,
                                  .validation_patterns = (const char *const *)validation.items,
                                  .n_validation_patterns = validation.n,
-                                 .sequence = (int)s->sequence};
+                                 .sequence = (int)s->sequence,
+                                 .context = (int)c->run_evaluate_context};
   if (status == RFR_OK) status = rfi_dataset_open(s->ctx, (const char *const *)train.items, train.n, &o, out);
   rfi_paths_deinit(&train);
   rfi_paths_deinit(&validation);
@@ -293,6 +297,7 @@ static bool is_free(rfi_config_id id) {
                                       "run.time",
                                       "run.evaluate_every",
                                       "run.evaluate_windows",
+                                      "run.evaluate_context",
                                       "run.checkpoint_every",
                                       "run.keep",
                                       "run.log_every",
