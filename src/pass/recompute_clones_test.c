@@ -16,6 +16,7 @@
 #include "core/rng.h"
 #include "exec/exec.h"
 #include "pass/recompute_model.h"
+#include "support/graphs_scene.h"
 #include "support/text.h"
 #include "support/training.h"
 
@@ -361,6 +362,76 @@ static void test_account(void **state) {
   rfr_trace_destroy(t);
 }
 
+/* Bytes of a trace whose parts run apart that are live at once, at most, and across the beginning of a phase. */
+static int64_t live_across(const rfr_trace *t, int phase, int64_t *peak) {
+  int begin = 0;
+  int64_t across = 0, *live = calloc((size_t)t->n_ops + 2, sizeof *live);
+  assert_non_null(live);
+  while (begin < t->n_ops && t->ops[begin].phase < phase) begin++;
+  for (rfr_value v = 0; v < t->n_values; v++) {
+    const rfi_value *x = &t->values[v];
+    int first = -1, last = -1;
+    if (x->base != v) continue;
+    if (x->op < 0 ? x->role != RFR_ROLE_INPUT && x->role != RFR_ROLE_INPUT_GRAD
+                  : t->ops[x->op].phase <= RFR_PHASE_SETUP)
+      continue;
+    for (int i = 0; i < t->n_ops; i++) {
+      const rfi_opr *op = &t->ops[i];
+      for (int k = 0; k < op->n_in + op->n_out && !(op->def->flags & RFI_VIEW); k++) {
+        const rfr_value u = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
+        if (u < 0 || t->values[u].base != v) continue;
+        if (first < 0) first = i;
+        last = i;
+      }
+    }
+    for (int i = 0; i < t->n_outputs; i++)
+      if (t->values[t->outputs[i].value].base == v) last = t->n_ops;
+    if (first < 0) continue;
+    if (first < begin && last >= begin) across += rfi_storage_bytes(&x->type);
+    for (int i = first; i <= last; i++) live[i] += rfi_storage_bytes(&x->type);
+  }
+  for (int i = 0; i <= t->n_ops; i++)
+    if (live[i] > *peak) *peak = live[i];
+  free(live);
+  return across;
+}
+
+/* The same of a callable's parts, with clones for either or both of the two that are late. */
+static void test_account_apart(void **state) {
+  (void)state;
+  enum { COPIES = 5 };
+  const rft_scene s = {.block = rft_block_transformer, .blocks = 1, .dtype = RFR_F32, .fuse = true};
+  rfr_schedule *schedule;
+  rfr_graphs *g = rft_make_graphs(&s, &schedule);
+  const rfr_trace *t = rfr_graphs_trace(g, 0);
+  int own = 0;
+  for (int delayed = 0; delayed < 2; delayed++) {
+    rfi_pass_options o = {.prune = true, .apart = true, .copies = COPIES, .delayed = delayed};
+    rfi_recompute_model m;
+    OK(rfi_recompute_model_init(&m, t, &o));
+    for (uint64_t seed = 0; seed < 60; seed++) {
+      rfr_trace *u;
+      for (int i = 0; i < 2 * t->n_ops; i++)
+        m.chosen[i] = m.can[i % t->n_ops] && rfi_draw4(rfi_stream_key(seed, 0), (uint64_t)i, 0, 0, 0).v[0] % 60 < seed;
+      rfi_choice_cost c = rfi_recompute_evaluate(&m, 0);
+      assert_true(c.possible);
+      OK(rfi_recompute_apply(&m, NULL, &u));
+      int64_t peak = 0, held = live_across(u, RFR_PHASE_DGRAD, &peak), later = live_across(u, RFR_PHASE_WGRAD, &peak);
+      if (delayed && later > held) held = later;
+      assert_int_equal(c.held, held);
+      assert_int_equal(c.peak, peak + (COPIES - 1) * held);
+      for (int i = 1; i < u->n_ops; i++) {
+        assert_true(u->ops[i].phase >= u->ops[i - 1].phase);
+        own += u->ops[i].clone_of >= 0 && u->ops[i].phase == RFR_PHASE_WGRAD;
+      }
+      rfr_trace_destroy(u);
+    }
+    rfi_recompute_model_deinit(&m);
+  }
+  assert_true(own > 100);
+  rfr_graphs_destroy(g);
+}
+
 /* Every allocation of recomputing fails once: a status each time, nothing leaks. */
 static void test_allocation_faults(void **state) {
   (void)state;
@@ -391,17 +462,12 @@ static void test_allocation_faults(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_clones),
-      rft_context_test(test_lazy),
-      rft_context_test(test_policies),
-      rft_context_test(test_gains_nothing),
-      rft_context_test(test_effects),
-      rft_context_test(test_in_place),
-      rft_context_test(test_shared),
-      rft_context_test(test_clone_of_moves),
-      rft_context_test(test_load_counts),
-      rft_context_test(test_account),
-      rft_context_test(test_allocation_faults),
+      rft_context_test(test_clones),        rft_context_test(test_lazy),
+      rft_context_test(test_policies),      rft_context_test(test_gains_nothing),
+      rft_context_test(test_effects),       rft_context_test(test_in_place),
+      rft_context_test(test_shared),        rft_context_test(test_clone_of_moves),
+      rft_context_test(test_load_counts),   rft_context_test(test_account),
+      rft_context_test(test_account_apart), rft_context_test(test_allocation_faults),
   };
   return cmocka_run_group_tests_name("recompute_clones", tests, NULL, NULL);
 }
