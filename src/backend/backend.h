@@ -48,9 +48,10 @@ typedef struct rfi_backend {
   int guard;        /* bytes behind the arena that nobody may write */
   int loss_chunk;   /* rows of logits at a time in an LM head: so many make its products large */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
-  void (*join)(rfi_device *d, rfr_comm *comm); /* what waits for the device looks whether other ranks are still there;
-                                                  NULL: a call returns when they have come */
-  void (*close)(rfi_device *d);                /* accepts NULL */
+  /* From now on what waits for the device looks whether other ranks are still there; refused when the communicator is
+   * another device's (dist.communicator). NULL: a call returns when they have come. */
+  rfr_status (*join)(rfi_device *d, rfr_comm *comm);
+  void (*close)(rfi_device *d); /* accepts NULL */
 
   rfr_status (*alloc)(rfi_device *d, rfi_memory kind, size_t bytes, void **out);
   void (*free)(rfi_device *d, rfi_memory kind, void *memory);

@@ -61,8 +61,9 @@ static rfr_status bind_comm(const rfi_machine *m, const rfi_opr *op, rfi_bound *
   return RFR_OK;
 }
 
-void rfi_bind_join(const rfi_machine *m) {
-  if (m->comm && m->comm->table->host == m->backend->host && m->backend->join) m->backend->join(m->device, m->comm);
+rfr_status rfi_bind_join(const rfi_machine *m) {
+  const bool joins = m->comm && m->comm->table->host == m->backend->host && m->backend->join;
+  return joins ? m->backend->join(m->device, m->comm) : RFR_OK;
 }
 
 /* Fills the call of op i, whose operands and results are described in args, and asks its

@@ -278,7 +278,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   RFI_GOTO(rfi_arena_create(ctx, &p->strings));
   RFI_GOTO(rfi_backend_find(ctx, &p->backend));
   RFI_GOTO(p->backend->open(ctx, &p->device));
-  rfi_bind_join(&(rfi_machine){.backend = p->backend, .device = p->device, .comm = p->options.comm});
+  RFI_GOTO(rfi_bind_join(&(rfi_machine){.backend = p->backend, .device = p->device, .comm = p->options.comm}));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   for (int i = 0; i < n; i++) {

@@ -81,7 +81,7 @@ rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out);
 
 /* ---- bind.c ---- */
 /* Lets an open device know the communicator of its ops. */
-void rfi_bind_join(const rfi_machine *m);
+rfr_status rfi_bind_join(const rfi_machine *m);
 /* Picks a kernel for every op: fills bound[] (room for n_ops) with shapes, workspace sizes and fake addresses; *n gets
  * their number, views have none. */
 rfr_status rfi_bind_ops(const rfi_machine *m, const rfr_trace *t, rfi_bound *bound, int *n);

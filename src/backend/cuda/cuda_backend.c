@@ -184,7 +184,11 @@ static rfr_status device_open(rfr_ctx *ctx, rfi_device **out) {
   return s;
 }
 
-static void device_join(rfi_device *d, rfr_comm *comm) { d->comm = comm; }
+static rfr_status device_join(rfi_device *d, rfr_comm *comm) {
+  if (d->info.ordinal >= 0) RFI_TRY(rfi_nccl_fits(comm, d->info.ordinal));
+  d->comm = comm;
+  return RFR_OK;
+}
 
 /* ---- memory ---- */
 

@@ -15,6 +15,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "backend/cuda/cuda.h"
@@ -148,17 +149,29 @@ static rfr_status look(gpu_comm *c, const char *what, double waited) {
   return c->timeout > 0 && waited > c->timeout ? gone(c, what, "others have not come in time") : RFR_OK;
 }
 
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+rfr_status rfi_nccl_fits(const rfr_comm *comm, int ordinal) {
+  const gpu_comm *c = (const gpu_comm *)comm;
+  if (c->ordinal == ordinal) return RFR_OK;
+  return c->core->fail(RFI_E_DIST_COMM, "a program on cuda:%d, and a communicator of cuda:%d", ordinal, c->ordinal);
+}
+
 /* No wait of CUDA's tells of a peer that is gone. */
 rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what) {
   enum { SPINS = 2000, PAUSE_US = 20 };
   gpu_comm *c = (gpu_comm *)comm;
-  double waited = 0;
+  double since = 0;
   cudaError_t e;
   for (int i = 0; (e = cudaStreamQuery(stream)) == cudaErrorNotReady; i++) {
+    if (i == 0) since = now();
     if (i < SPINS) continue;
-    RFI_TRY(look(c, what, waited));
+    RFI_TRY(look(c, what, now() - since));
     usleep(PAUSE_US);
-    waited += 1e-6 * PAUSE_US;
   }
   RFI_TRY(rfi_cuda_check(e, what));
   if (__atomic_load_n(&c->nccl, __ATOMIC_ACQUIRE)) return RFR_OK;

@@ -12,6 +12,8 @@
 rfr_status rfi_nccl_id(const rfi_cuda_host *core, void *id);
 rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal, const void *id, int size, int rank,
                            double timeout, rfr_comm **out);
+/* Refuses a communicator that was made for another GPU. */
+rfr_status rfi_nccl_fits(const rfr_comm *comm, int ordinal);
 /* Waits for what is on a stream; not for ever for a rank that is gone. */
 rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what);
 /* "NCCL 2.28.9", or that there is none. */

@@ -197,7 +197,7 @@ rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
   RFI_GOTO(rfi_arena_create(ctx, &g->m.strings));
   RFI_GOTO(rfi_backend_find(ctx, &g->m.backend));
   RFI_GOTO(g->m.backend->open(ctx, &g->m.device));
-  rfi_bind_join(&g->m);
+  RFI_GOTO(rfi_bind_join(&g->m));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
   g->n = n;
   RFI_GOTO(build(g, callables));
