@@ -191,9 +191,10 @@ RFR_API void rfr_graphs_destroy(rfr_graphs *g);
 RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
 /* The forward of a callable. `inputs`: one binding per input that is not linked, by position where the name is NULL,
  * else by name; each is copied into the slot, unless it is fixed. `outputs`, room for all of them, get tensors that
- * hold until the slot's last gradient has run; without gradients, until its next forward or the next step begins.
- * Errors: graphs.order, naming what the schedule wants; replay.signature, naming the first field that differs; nothing
- * has run then. */
+ * hold until the slot's last gradient has run; without gradients, until its next forward or the next step begins. One
+ * that has the name of a state which it is a new version of is the state, and holds until that is written again; no
+ * other is such a state's memory, or a sharded parameter's: copies of them may be outputs. Errors: graphs.order, naming
+ * what the schedule wants; replay.signature, naming the first field that differs; nothing has run then. */
 RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs,
                                       int n_inputs, rfr_tensor *outputs, int n_outputs);
 /* The backward. `output_grads`: one binding per output, by position or by name, but of those alone that have a gradient

@@ -649,6 +649,55 @@ static void test_rank_that_left(void **state) {
   rfr_comm_destroy(comm[0]);
 }
 
+/* y = x w, beside w itself, seen as another shape, or as a copy. */
+static rfr_trace *output_weight(const char *w, char how) {
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 1, ((int64_t[]){4}));
+  rfr_value p = rfr_input(t, w, how == 'f' ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, RFR_F32, 1, ((int64_t[]){4}));
+  rfr_output(t, "y", rfr_mul(t, x, p));
+  if (how == 'v') rfr_output(t, "out", rfr_reshape(t, p, 2, ((int64_t[]){2, 2})));
+  else rfr_output(t, "out", how == 'c' ? rfr_copy(t, p) : p);
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+static rfr_status create_outputs(char how, rfr_graphs **g) {
+  rfr_trace *t[2] = {output_weight("a", how), output_weight("b", how)};
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  for (int i = 0; i < 2; i++) c[i].trace = t[i], c[i].sharded = 1;
+  const rfr_status s = rfr_graphs_create(ctx, c, 2, NULL, g);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+  return s;
+}
+
+/* What is gathered is gone when the call is over: no output, unless it is copied. */
+static void test_parameter_outputs(void **state) {
+  static const rfr_type type = {.dtype = RFR_F32, .rank = 1, .shape = {4}};
+  static const float a[4] = {1, 2, 3, 4}, b[4] = {10, 20, 30, 40};
+  rfr_graphs *g;
+  rfr_tensor w, y[2], z[2];
+  (void)state;
+  for (const char *how = "pvf"; *how; how++) {
+    assert_int_equal(create_outputs(*how, &g), RFR_INVALID);
+    assert_string_equal(rfr_last_error()->slug, "graphs.callable");
+    assert_non_null(strstr(rfr_last_error()->message, "output \"out\" is a parameter of a sharded callable"));
+  }
+  OK(create_outputs('c', &g));
+  OK(rfr_graphs_tensor(g, "a", &w));
+  OK(rfr_graphs_write(g, &w, a));
+  OK(rfr_graphs_tensor(g, "b", &w));
+  OK(rfr_graphs_write(g, &w, b));
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  const rfr_binding x = {NULL, type, a};
+  OK(rfr_graphs_forward(g, 0, 0, &x, 1, y, 2));
+  OK(rfr_graphs_forward(g, 1, 0, &x, 1, z, 2));
+  assert_memory_equal(y[1].data, a, sizeof a);
+  assert_memory_equal(z[1].data, b, sizeof b);
+  OK(rfr_graphs_abort_step(g));
+  rfr_graphs_destroy(g);
+}
+
 /* Every allocation of creation fails once: a status each time, nothing is left. */
 static void test_allocation_faults(void **state) {
   rfr_graphs *g;
@@ -684,6 +733,7 @@ int main(void) {
                                      rft_context_test(test_reduce_each),
                                      rft_context_test(test_inference),
                                      rft_context_test(test_rank_that_left),
+                                     rft_context_test(test_parameter_outputs),
                                      rft_context_test(test_allocation_faults)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -205,6 +205,25 @@ static rfr_status check_states(rfr_graphs *g) {
   return RFR_OK;
 }
 
+/* What the caller is given is the microbatch's own: not a state's bytes, which other microbatches write too, unless the
+ * name says that it is the state; nor a gathered parameter's, where the next callable's are. */
+static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const rfi_port *p) {
+  const rfr_trace *t = c->trace;
+  const rfi_named *state = state_of(g, t, p->value);
+  const int maker = p->value < 0 ? -1 : t->values[t->values[p->value].base].op;
+  if (state && state->written && (p->callable >= 0 || strcmp(p->name, state->tensor.name) != 0))
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": output \"%s\" is the memory of state \"%s\", which microbatches write one after "
+                    "another: output rfr_copy of it%s",
+                    c->name, p->name, state->tensor.name, p->callable >= 0 ? ", and link that" : "");
+  if (c->sharded && maker >= c->start[RFI_PART_SETUP] && maker < c->start[RFI_PART_SETUP + 1])
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": output \"%s\" is a parameter of a sharded callable, or a part of one, which is "
+                    "whole only while it is gathered: output rfr_copy of it",
+                    c->name, p->name);
+  return RFR_OK;
+}
+
 /* Those of the options that no callable knows are mistakes. */
 static rfr_status check_names(const rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
@@ -605,6 +624,8 @@ rfr_status rfi_graph_place(rfr_graphs *g) {
   g->memory = (rfr_graphs_memory){0};
   RFI_TRY(check_names(g));
   RFI_TRY(check_states(g));
+  for (int i = 0; i < g->n; i++)
+    for (int k = 0; k < g->callable[i].n_out; k++) RFI_TRY(check_output(g, &g->callable[i], &g->callable[i].out[k]));
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     RFI_TRY(homes(g, c));

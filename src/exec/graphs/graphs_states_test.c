@@ -77,6 +77,89 @@ static void test_shared_states(void **state) {
   }
 }
 
+/* ---- states that are outputs ---- */
+
+/* Writes x into its cache, and outputs that: itself, by the state's name, seen as another shape, as a copy. */
+static rfr_trace *writer(char how) {
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 3, ((int64_t[]){4, 2, 8}));
+  rfr_value cache = rfr_input(t, "cache", RFR_ROLE_STATE, RFR_F32, 3, ((int64_t[]){4, 2, 8}));
+  rfr_value cursor = rfr_input(t, "cursor", RFR_ROLE_CONST, RFR_I64, 1, ((int64_t[]){4}));
+  rfr_value now = rfr_cache_write(t, cache, x, cursor);
+  if (how == 'v') now = rfr_reshape(t, now, 1, ((int64_t[]){64}));
+  rfr_output(t, how == 'n' ? "cache" : "seen", how == 'c' ? rfr_copy(t, now) : now);
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+/* y = x w of what the first callable has seen, whose gradient reads it behind the next microbatch's forward. */
+static rfr_status create_seen(char how, bool linked, rfr_graphs **g) {
+  rfr_trace *t[2] = {writer(how), NULL};
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  rfr_graphs_options o = rfr_graphs_options_default();
+  const rfr_callable_link link = {"x", 0, how == 'n' ? "cache" : "seen"};
+  static const char text[] = "0F0 0F1 0B0 0B1";
+  rfr_schedule *schedule;
+  const int layers = 2;
+  OK(rfr_schedule_parse(ctx, "test", text, sizeof text - 1, &schedule));
+  OK(rfr_schedule_set_layers(schedule, &layers, 1));
+  OK(rfr_trace_create(ctx, &t[1]));
+  const int rank = how == 'v' ? 1 : 3;
+  const int64_t *shape = how == 'v' ? (const int64_t[]){64} : (const int64_t[]){4, 2, 8};
+  rfr_value x = rfr_input(t[1], "x", RFR_ROLE_INPUT, RFR_F32, rank, shape);
+  rfr_value w = rfr_input(t[1], "w", RFR_ROLE_TRAINABLE, RFR_F32, rank, shape);
+  rfr_output(t[1], "y", rfr_mul(t[1], x, w));
+  OK(rfr_trace_finish(t[1]));
+  for (int i = 0; i < 2; i++) c[i].trace = t[i];
+  c[1].links = &link, c[1].n_links = linked;
+  o.schedule = schedule;
+  const rfr_status s = rfr_graphs_create(ctx, c, 2, &o, g);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+  rfr_schedule_destroy(schedule);
+  return s;
+}
+
+/* A state that is written is no microbatch's own: an output by its own name alone, which nobody is linked to. A copy of
+ * it is one as others are. */
+static void test_state_outputs(void **state) {
+  (void)state;
+  static const rfr_type type = {.dtype = RFR_F32, .rank = 3, .shape = {4, 2, 8}};
+  for (int linked = 0; linked < 2; linked++) {
+    rfr_graphs *g;
+    rfr_tensor seen[2], y, gradient;
+    static float x[2][64], dy[2][64];
+    const int64_t cursor[4] = {0, 4, 0, 0};
+    const rfr_binding at = {"cursor", {.dtype = RFR_I64, .rank = 1, .shape = {4}}, cursor};
+    rft_refused(create_seen('s', linked, &g), "graphs.callable", "output \"seen\" is the memory of state \"cache\"");
+    rft_refused(create_seen('v', linked, &g), "graphs.callable", "output \"seen\" is the memory of state \"cache\"");
+    const rfr_status named = create_seen('n', linked, &g);
+    if (linked) rft_refused(named, "graphs.callable", "output rfr_copy of it, and link that");
+    else OK(named);
+    rfr_graphs_destroy(g);
+    OK(create_seen('c', linked, &g));
+    OK(rfr_graphs_begin_step(g, &at, 1));
+    for (int m = 0; m < 2; m++) {
+      for (int i = 0; i < 64; i++) x[m][i] = (float)(m + 1), dy[m][i] = (float)(3 - 2 * m);
+      const rfr_binding given = {NULL, type, x[m]};
+      OK(rfr_graphs_forward(g, 0, m, &given, 1, &seen[m], 1));
+      const rfr_binding next = {NULL, type, seen[m].data};
+      OK(rfr_graphs_forward(g, 1, m, &next, !linked, &y, 1));
+    }
+    for (int m = 0; m < 2; m++)
+      for (int i = 0; i < 64; i++) assert_true(((float *)seen[m].data)[i] == (float)(m + 1));
+    for (int m = 0; m < 2; m++) {
+      const rfr_binding given = {NULL, type, dy[m]};
+      rfr_tensor dx;
+      OK(rfr_graphs_backward(g, 1, m, &given, 1, &dx, !linked));
+    }
+    OK(rfr_graphs_end_step(g));
+    OK(rfr_graphs_gradient(g, "w", &gradient));
+    for (int i = 0; i < 64; i++) assert_true(((float *)gradient.data)[i] == 3 * 1 + 1 * 2);
+    rfr_graphs_destroy(g);
+  }
+}
+
 /* ---- values that are nobody's own ---- */
 
 /* x comes out again, alone or beside y = 3 x, and goes on to a callable that does the same; an input that nothing reads
@@ -218,8 +301,9 @@ static void test_no_stream(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_shared_states), rft_context_test(test_names),
-                                     rft_context_test(test_pass_through),  rft_context_test(test_microbatch_numbers),
-                                     rft_context_test(test_no_device),     rft_context_test(test_no_stream)};
+  const struct CMUnitTest tests[] = {
+      rft_context_test(test_shared_states), rft_context_test(test_state_outputs),      rft_context_test(test_names),
+      rft_context_test(test_pass_through),  rft_context_test(test_microbatch_numbers), rft_context_test(test_no_device),
+      rft_context_test(test_no_stream)};
   return cmocka_run_group_tests_name("what graphs share", tests, NULL, NULL);
 }
