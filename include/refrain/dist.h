@@ -4,9 +4,10 @@
  * end, an rfr_comm, and uses it on one thread at a time; it gives it to rfr_compile_options.comm or
  * rfr_graphs_options.comm, for collective ops, or calls it here, between runs.
  *
- * Nobody waits for ever for a rank that fails: who cannot go on calls rfr_comm_abort, or destroys its end, and every
- * call of the others that needs it is dist.peer, naming it; so is one that has waited longer than the timeout. The
- * communicator is of no use then: what it was made for is made again.
+ * With a timeout nobody waits for ever for a rank that fails: a call that has waited longer is dist.peer. Between
+ * threads who cannot go on calls rfr_comm_abort, or destroys its end, and every call of the others that needs it is
+ * dist.peer at once, naming it. NCCL tells the others nothing: without a timeout they wait for ever. The communicator
+ * is of no use then: what it was made for is made again.
  *
  *   rfr_comm *ends[2];
  *   rfr_comm_threads_create(ctx, 2, 0, ends);
@@ -39,14 +40,17 @@ RFR_API rfr_status rfr_comm_nccl_id(rfr_ctx *ctx, void *id);
  * the same time, in a process or a thread of its own, with a GPU of its own, and waits for the others. Programs may
  * be captured with it. Sums of two ranks have the bits of any order; of more, NCCL's order. `timeout`: seconds that
  * a wait may take, for a call made here or for a device whose programs or graphs have this communicator, their own
- * work included; 0: as long as it takes. rfr_comm_abort ends what waits on this rank alone; the others' timeouts
- * end theirs. Graphs go before it. All ranks of a machine destroy theirs at the same time. Errors: argument,
- * backend.missing, dist.peer, cuda. */
+ * work included; 0: as long as it takes. A poll counts from when it first finds the device busy behind the last launch.
+ * rfr_comm_abort ends what waits on this rank alone; the others' timeouts end theirs. Programs and graphs go before it:
+ * its destruction waits until they are gone, also after an abort. All ranks of a machine destroy theirs at the same
+ * time. Errors: argument, backend.missing, dist.peer, cuda. */
 RFR_API rfr_status rfr_comm_nccl_create(rfr_ctx *ctx, const void *id, int size, int rank, double timeout,
                                         rfr_comm **out);
-/* Leaves: whoever calls the others' ends after that gets dist.peer. After all that uses it; accepts NULL. */
+/* Leaves: between threads, whoever calls the others' ends after that gets dist.peer. After all that uses it; accepts
+ * NULL. */
 RFR_API void rfr_comm_destroy(rfr_comm *c);
-/* Ends all calls of all ranks, those that wait and later ones, with dist.peer. From any thread; accepts NULL. */
+/* Ends all calls, those that wait and later ones, with dist.peer: of all ranks that are threads, over NCCL of this rank
+ * alone. From any thread; accepts NULL. */
 RFR_API void rfr_comm_abort(rfr_comm *c);
 
 RFR_API int rfr_comm_size(const rfr_comm *c); /* 0 for NULL */

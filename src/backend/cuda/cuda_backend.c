@@ -41,6 +41,7 @@ struct rfi_device {
   rfr_memory_use use; /* but for `taken` */
   rfi_lt *lt;         /* NULL without a device */
   rfr_comm *comm;     /* of ops on the stream; NULL: none */
+  double busy_since;  /* with `comm`: when a poll first found it so behind the last launch; 0: not yet */
 };
 
 struct rfi_graph {
@@ -425,8 +426,15 @@ static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_unit
   return s == RFR_OK ? joined : s;
 }
 
+/* In front of what is enqueued: of a communicator that is gone nothing is. */
+static rfr_status begin(rfi_device *d) {
+  d->busy_since = 0;
+  return d->comm ? rfi_nccl_alive(d->comm) : RFR_OK;
+}
+
 static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   int before;
+  RFI_TRY(begin(d));
   RFI_TRY(enter(d, &before));
   const int64_t had = free_bytes();
   rfr_status s = put_behind(d, d->at, d->stream); /* kernels have their stream since they were bound */
@@ -441,6 +449,7 @@ static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, doub
   CUDA(cudaEventRecord(d->start, d->stream), "recording an event");
   RFI_TRY(enqueue(d, bound, 1, NULL));
   CUDA(cudaEventRecord(d->end, d->stream), "recording an event");
+  if (d->comm) RFI_TRY(rfi_nccl_wait(d->comm, d->stream, "waiting for the device"));
   CUDA(cudaEventSynchronize(d->end), "waiting for the device");
   CUDA(cudaEventElapsedTime(&ms, d->start, d->end), "reading a time");
   *seconds = 1e-3 * ms;
@@ -450,6 +459,7 @@ static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, doub
 static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *seconds) {
   int before;
   *seconds = 0;
+  RFI_TRY(begin(d));
   RFI_TRY(enter(d, &before));
   return leave(d, before, run_between_events(d, bound, seconds));
 }
@@ -502,6 +512,7 @@ static rfr_status capture(rfi_device *d, const rfi_bound *bound, int n, rfi_grap
 
 static rfr_status launch(rfi_device *d, rfi_graph *graph) {
   int before;
+  RFI_TRY(begin(d));
   RFI_TRY(enter(d, &before));
   return leave(d, before, rfi_cuda_check(cudaGraphLaunch(graph->exec, d->at), "launching a graph"));
 }
@@ -525,7 +536,8 @@ static rfr_status set_stream(rfi_device *d, void *stream) {
 static rfr_status poll(rfi_device *d, bool *idle) {
   cudaError_t e = cudaStreamQuery(d->at);
   *idle = e == cudaSuccess;
-  return e == cudaErrorNotReady ? RFR_OK : rfi_cuda_check(e, "asking the device");
+  if (e != cudaErrorNotReady) RFI_TRY(rfi_cuda_check(e, "asking the device"));
+  return d->comm ? rfi_nccl_poll(d->comm, *idle, &d->busy_since) : RFR_OK;
 }
 
 /* ---- the module ---- */

@@ -9,10 +9,14 @@
  * NCCL connects ranks when they first need it. Every collective is made once when the communicator is, so that no
  * capture is the first.
  *
+ * A communicator that was aborted is gone for every later call. NCCL frees it, so no call may be inside when that
+ * happens, which a mutex says; and NCCL waits for the graphs that were captured with it, which may be this thread's to
+ * destroy, so that is done on a thread of its own. What NCCL has on the GPU ends when that begins.
  */
 #include "backend/cuda/nccl.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -53,8 +57,11 @@ typedef struct gpu_comm {
   functions f;
   int ordinal;
   double timeout;
-  void *nccl; /* atomic; NULL once it was aborted */
   cudaStream_t stream;
+  pthread_mutex_t mutex; /* of calls into NCCL with `nccl`, and of what is below */
+  void *nccl;            /* NULL once it was aborted */
+  void *ending;          /* what it was then; NULL: `ender` was not started */
+  pthread_t ender;
 } gpu_comm;
 
 /* ---- loading ---- */
@@ -112,11 +119,15 @@ static int type_of(rfr_dtype dtype) {
   return dtype == RFR_F32 ? NCCL_FLOAT32 : dtype == RFR_BF16 ? NCCL_BFLOAT16 : NCCL_FLOAT16;
 }
 
-static rfr_status enqueue(gpu_comm *c, const rfi_collective *w, void *stream) {
-  void *nccl = __atomic_load_n(&c->nccl, __ATOMIC_ACQUIRE);
+static rfr_status aborted(const gpu_comm *c) {
+  return c->core->fail(RFI_E_DIST_PEER, "rank %d's end of the communicator was aborted", c->comm.rank);
+}
+
+static rfr_status enqueue_locked(const gpu_comm *c, const rfi_collective *w, void *stream) {
+  void *nccl = c->nccl;
   const char *name = rfi_collective_name(w->kind);
   const size_t n = (size_t)w->n;
-  if (!nccl) return c->core->fail(RFI_E_DIST_PEER, "rank %d's end of the communicator was aborted", c->comm.rank);
+  if (!nccl) return aborted(c);
   if (n == 0) return RFR_OK;
   switch (w->kind) {
     case RFI_ALL_GATHER:
@@ -129,24 +140,64 @@ static rfr_status enqueue(gpu_comm *c, const rfi_collective *w, void *stream) {
   }
 }
 
-static void abort_comm(rfr_comm *comm) {
-  gpu_comm *c = (gpu_comm *)comm;
-  void *nccl = __atomic_exchange_n(&c->nccl, NULL, __ATOMIC_ACQ_REL);
-  if (nccl) c->f.CommAbort(nccl);
+static rfr_status enqueue(gpu_comm *c, const rfi_collective *w, void *stream) {
+  pthread_mutex_lock(&c->mutex);
+  const rfr_status s = enqueue_locked(c, w, stream);
+  pthread_mutex_unlock(&c->mutex);
+  return s;
 }
 
-static rfr_status gone(gpu_comm *c, const char *what, const char *why) {
-  abort_comm(&c->comm);
-  return c->core->fail(RFI_E_DIST_PEER, "NCCL, %s, rank %d of %d: %s", what, c->comm.rank, c->comm.size, why);
+static bool lives(gpu_comm *c) {
+  pthread_mutex_lock(&c->mutex);
+  const bool yes = c->nccl != NULL;
+  pthread_mutex_unlock(&c->mutex);
+  return yes;
+}
+
+/* No call of CUDA's is in front: another thread may be in one that returns when the GPU's work has ended. */
+static void *end_comm(void *arg) {
+  gpu_comm *c = arg;
+  c->f.CommAbort(c->ending);
+  return NULL;
+}
+
+/* Whoever comes second finds nothing to do. */
+static void abort_comm(rfr_comm *comm) {
+  gpu_comm *c = (gpu_comm *)comm;
+  pthread_mutex_lock(&c->mutex);
+  void *nccl = c->nccl;
+  c->nccl = NULL;
+  if (nccl) {
+    c->ending = nccl;
+    if (pthread_create(&c->ender, NULL, end_comm, c) != 0) {
+      c->ending = NULL;
+      c->f.CommAbort(nccl);
+    }
+  }
+  pthread_mutex_unlock(&c->mutex);
+}
+
+/* What NCCL itself has found; 0: nothing. One that was aborted finds nothing: what is on the stream ends soon. */
+static rfr_status async_error(gpu_comm *c, const char *what, int *error) {
+  rfr_status s = RFR_OK;
+  *error = 0;
+  pthread_mutex_lock(&c->mutex);
+  if (c->nccl) s = check(c, c->f.CommGetAsyncError(c->nccl, error), what);
+  pthread_mutex_unlock(&c->mutex);
+  return s;
 }
 
 static rfr_status look(gpu_comm *c, const char *what, double waited) {
-  void *nccl = __atomic_load_n(&c->nccl, __ATOMIC_ACQUIRE);
-  int error = 0;
-  if (!nccl) return RFR_OK; /* aborted: what is on the stream ends soon */
-  RFI_TRY(check(c, c->f.CommGetAsyncError(nccl, &error), what));
-  if (error != 0 && error != NCCL_IN_PROGRESS) return gone(c, what, c->f.GetErrorString(error));
-  return c->timeout > 0 && waited > c->timeout ? gone(c, what, "others have not come in time") : RFR_OK;
+  int error;
+  RFI_TRY(async_error(c, what, &error));
+  if (error != 0 && error != NCCL_IN_PROGRESS) {
+    abort_comm(&c->comm);
+    return check(c, error, what);
+  }
+  if (c->timeout <= 0 || waited <= c->timeout || !lives(c)) return RFR_OK;
+  abort_comm(&c->comm);
+  return c->core->fail(RFI_E_DIST_PEER, "NCCL, %s: rank %d of %d waited %g s for the others", what, c->comm.rank,
+                       c->comm.size, c->timeout);
 }
 
 static double now(void) {
@@ -159,6 +210,11 @@ rfr_status rfi_nccl_fits(const rfr_comm *comm, int ordinal) {
   const gpu_comm *c = (const gpu_comm *)comm;
   if (c->ordinal == ordinal) return RFR_OK;
   return c->core->fail(RFI_E_DIST_COMM, "a program on cuda:%d, and a communicator of cuda:%d", ordinal, c->ordinal);
+}
+
+rfr_status rfi_nccl_alive(rfr_comm *comm) {
+  gpu_comm *c = (gpu_comm *)comm;
+  return lives(c) ? RFR_OK : aborted(c);
 }
 
 /* No wait of CUDA's tells of a peer that is gone. */
@@ -174,8 +230,15 @@ rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what) 
     usleep(PAUSE_US);
   }
   RFI_TRY(rfi_cuda_check(e, what));
-  if (__atomic_load_n(&c->nccl, __ATOMIC_ACQUIRE)) return RFR_OK;
-  return c->core->fail(RFI_E_DIST_PEER, "rank %d's end of the communicator was aborted", c->comm.rank);
+  return rfi_nccl_alive(comm);
+}
+
+rfr_status rfi_nccl_poll(rfr_comm *comm, bool idle, double *since) {
+  gpu_comm *c = (gpu_comm *)comm;
+  RFI_TRY(rfi_nccl_alive(comm));
+  if (idle) return RFR_OK;
+  if (*since <= 0) *since = now();
+  return look(c, "asking the device", now() - *since);
 }
 
 static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) {
@@ -195,10 +258,11 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) 
 static void destroy(rfr_comm *comm) {
   gpu_comm *c = (gpu_comm *)comm;
   int before;
-  void *nccl = __atomic_exchange_n(&c->nccl, NULL, __ATOMIC_ACQ_REL);
   const bool known = cudaGetDevice(&before) == cudaSuccess;
   cudaSetDevice(c->ordinal);
-  if (nccl) c->f.CommDestroy(nccl);
+  if (c->nccl) c->f.CommDestroy(c->nccl);
+  if (c->ending) pthread_join(c->ender, NULL);
+  pthread_mutex_destroy(&c->mutex);
   if (c->stream) cudaStreamDestroy(c->stream);
   if (known) cudaSetDevice(before);
   c->core->free(c->ctx, c);
@@ -228,7 +292,7 @@ static rfr_status join(gpu_comm *c, const void *id) {
   RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
   RFI_TRY(rfi_cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream"));
   RFI_TRY(check(c, c->f.CommInitRank(&nccl, c->comm.size, unique, c->comm.rank), "joining the communicator"));
-  __atomic_store_n(&c->nccl, nccl, __ATOMIC_RELEASE);
+  c->nccl = nccl; /* nobody else has c yet */
   return connect_ranks(c);
 }
 
@@ -254,6 +318,7 @@ rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal,
     core->free(ctx, c);
     return s;
   }
+  pthread_mutex_init(&c->mutex, NULL);
   const bool known = cudaGetDevice(&before) == cudaSuccess;
   s = join(c, id);
   if (known) cudaSetDevice(before);

@@ -14,6 +14,11 @@ rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal,
                            double timeout, rfr_comm **out);
 /* Refuses a communicator that was made for another GPU. */
 rfr_status rfi_nccl_fits(const rfr_comm *comm, int ordinal);
+/* dist.peer, once it was aborted: what was captured with it must not be launched. */
+rfr_status rfi_nccl_alive(rfr_comm *comm);
+/* Behind a query of a stream: dist.peer when the others are gone, also when they keep it busy for longer than the
+ * timeout. `*since`: when it was first found so; 0: not yet. */
+rfr_status rfi_nccl_poll(rfr_comm *comm, bool idle, double *since);
 /* Waits for what is on a stream; not for ever for a rank that is gone. */
 rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what);
 /* "NCCL 2.28.9", or that there is none. */
