@@ -107,3 +107,10 @@ rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc) {
   for (int k = 0; k < desc->n_samples; k++) RFI_TRY(take_sample(&g->callable[index], &desc->samples[k]));
   return RFR_OK;
 }
+
+rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad) {
+  const rfr_value v = grad ? port->grad : port->value;
+  rfr_tensor t = grad ? port->grad_tensor : port->tensor;
+  if (v >= 0) t.data = rfi_graph_address(g, callable, slot, v);
+  return t;
+}

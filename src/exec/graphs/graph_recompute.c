@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What callables make again. Each has a ladder (pass/recompute.c): rung by rung its slots hold less from F on, and its
+ * The layout of all callables, and what they make again for it. Each has a ladder (pass/recompute.c): rung by rung its slots hold less from F on, and its
  * backward does more. They are one choice, since they are planned together: their rungs above what is marked are
  * merged to one ladder, those that save most for their work first, in as many slots as they save it. `auto` bisects it
  * by the real plan of all callables, whose smallest is that of all rungs; the fewest rungs that fit are taken.
@@ -36,6 +36,11 @@ static rfr_status stand_on(climb *x, int callable, int rung) {
   return rfi_callable_order(x->g, c);
 }
 
+static rfr_status bind_and_place(rfr_graphs *g) {
+  RFI_TRY(rfi_graph_bind_kernels(g));
+  return rfi_graph_place(g);
+}
+
 /* The first n of the merged rungs. */
 static rfr_status take(climb *x, int n) {
   for (int i = 0; i < x->g->n; i++) {
@@ -43,7 +48,7 @@ static rfr_status take(climb *x, int n) {
     for (int k = 0; k < n; k++) rung += x->from[k] == i;
     if (stand_on(x, i, rung) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
   }
-  return rfi_graph_lay_out(x->g);
+  return bind_and_place(x->g);
 }
 
 static double worth(const climb *x, int callable, int rung) {
@@ -108,8 +113,9 @@ static void count(rfr_graphs *g) {
   }
 }
 
-rfr_status rfi_graph_recompute(rfr_graphs *g) {
+rfr_status rfi_graph_lay_out(rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
+  RFI_TRY(bind_and_place(g));
   const int64_t before = g->memory.slot_bytes + g->memory.shared_bytes;
   const bool demand = o->recompute == RFR_RECOMPUTE_AUTO && o->budget > 0 && g->memory.planned_bytes > o->budget;
   bool any = demand || o->recompute == RFR_RECOMPUTE_ALL;

@@ -320,12 +320,13 @@ rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager) {
   return RFR_OK;
 }
 
-bool rfi_graph_is_whole_by_call(const rfr_graphs *g, int callable) {
+/* A call has its callable's parameters whole by itself: gathers, part F, I or W, reduces. */
+static bool is_whole_by_call(const rfr_graphs *g, int callable) {
   const rfi_callable *c = &g->callable[callable];
   return c->sharded && !g->stage[c->stage].acts;
 }
 
-rfr_status rfi_graph_run_whole(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+static rfr_status run_whole(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
   const rfi_callable *c = &g->callable[callable];
   const bool adds_up = part == RFI_PART_W;
   if (!rfi_has(c, part)) return RFR_OK;
@@ -334,4 +335,9 @@ rfr_status rfi_graph_run_whole(rfr_graphs *g, int callable, int slot, rfi_part p
   RFI_TRY(rfi_graph_run_part(g, callable, slot, part, eager));
   RFI_TRY(forget(g, c, GATHERED));
   return adds_up ? reduce(g, callable, eager) : RFR_OK;
+}
+
+rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+  return part >= RFI_PART_F && is_whole_by_call(g, callable) ? run_whole(g, callable, slot, part, eager)
+                                                             : rfi_graph_run_part(g, callable, slot, part, eager);
 }

@@ -92,27 +92,6 @@ static rfr_status check_room(const rfi_callable *c, const char *what, int wanted
 
 /* ---- running ---- */
 
-rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad) {
-  const rfr_value v = grad ? port->grad : port->value;
-  rfr_tensor t = grad ? port->grad_tensor : port->tensor;
-  if (v >= 0) t.data = rfi_graph_address(g, callable, slot, v);
-  return t;
-}
-
-rfr_status rfi_graph_run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
-  const rfi_callable *c = &g->callable[callable];
-  const rfi_instance *x = &c->instance[slot];
-  if (!rfi_has(c, part)) return RFR_OK;
-  if (!eager && x->graph[part]) return g->m.backend->launch(g->m.device, x->graph[part]);
-  return g->m.backend->run(g->m.device, x->bound + c->first[part], c->first[part + 1] - c->first[part]);
-}
-
-rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
-  if (part >= RFI_PART_F && rfi_graph_is_whole_by_call(g, callable))
-    return rfi_graph_run_whole(g, callable, slot, part, eager);
-  return rfi_graph_run_part(g, callable, slot, part, eager);
-}
-
 static rfr_status copy_in(rfr_graphs *g, const rfi_step_call *call, bool grad, const rfr_binding *b, int n) {
   const rfi_callable *c = &g->callable[call->callable];
   for (int i = 0; i < n; i++) {

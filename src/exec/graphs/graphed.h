@@ -7,8 +7,9 @@
  *                   sharded: setup gathers the parameters, and a last part, reduce, sums the gradients over the ranks
  *   graph_ports.c   links, and memory of the caller's for inputs, outputs and their gradients
  *   graph_recompute.c  what is made again, of all callables together, by what the next two say of it
+ *   graph_kernels.c a kernel for every op, arguments for every slot
  *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address for every value of every slot
- *   graphs.c        kernels and addresses for each callable and slot; the public answers
+ *   graphs.c        all of that in turn; the public answers
  *   graph_walk.c    warm-up and capture, with hooks around each part
  *   graph_calls.c   a schedule -> the calls of a step, and the main gradients that each makes final
  *   graph_shard.c   UNSHARD, RESHARD and REDUCE of a schedule -> when sharded callables' parameters and gradients are
@@ -211,6 +212,8 @@ extern const char RFI_GRAD_PREFIX[];  /* of main gradients' and cotangents' name
 extern const char RFI_WHOLE_PREFIX[]; /* before that, of a sharded parameter's whole gradient */
 
 /* ---- graph_ports.c ---- */
+/* A port in a slot. */
+rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
 /* Links, fixed memory and samples of a callable's description. */
 rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc);
 
@@ -239,9 +242,8 @@ bool rfi_graph_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
 rfr_status rfi_graph_place_windows(rfr_graphs *g);
 /* What we do ourselves for action i of a rank's list, in front of call `at`; `to` NULL: how many it is. */
 int rfi_graph_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to);
-/* A call has its callable's parameters whole by itself: gathers, part F, I or W, reduces. */
-bool rfi_graph_is_whole_by_call(const rfr_graphs *g, int callable);
-rfr_status rfi_graph_run_whole(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
+/* Runs a part of a callable in a slot, with what it takes to have its parameters whole. */
+rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
 /* Runs those in front of call `at`, from number *next on. */
 rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager);
 
@@ -249,13 +251,16 @@ rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager);
 /* Errors: replay.signature, if the tensor is one that is shared by name, and says where that was before a rebind. */
 rfr_status rfi_graph_check_current(const rfr_graphs *g, const rfr_tensor *x);
 
-/* ---- graphs.c ---- */
-/* Binds and places what the callables' traces are now. */
+/* ---- graph_recompute.c ---- */
+/* Binds and places what the callables' traces are, and makes again what is marked, or the options and the budget demand. */
 rfr_status rfi_graph_lay_out(rfr_graphs *g);
 
-/* ---- graph_recompute.c ---- */
-/* What is laid out makes again what is marked, and what the options and the budget demand. */
-rfr_status rfi_graph_recompute(rfr_graphs *g);
+/* ---- graph_kernels.c ---- */
+/* What the callables' traces are now gets kernels; once placed, each slot arguments, yet without addresses. */
+rfr_status rfi_graph_bind_kernels(rfr_graphs *g);
+rfr_status rfi_graph_make_instances(rfr_graphs *g);
+/* Runs a part of a callable in a slot, and it alone: its graph, or kernel by kernel. */
+rfr_status rfi_graph_run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
 
 /* ---- graph_splits.c ---- */
 rfr_status rfi_graph_splits_create(rfr_graphs *g);
@@ -296,11 +301,5 @@ rfr_status rfi_graph_poison_all(rfr_graphs *g);
 /* ---- graph_step.c ---- */
 /* Writes which microbatch a slot has. */
 rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
-/* Runs a part of a callable in a slot, with what it takes to have it whole; the part alone: its graph, or kernel by
- * kernel. */
-rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
-rfr_status rfi_graph_run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
-/* Binds tensor descriptions to a slot. */
-rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
 
 #endif

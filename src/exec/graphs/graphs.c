@@ -94,59 +94,6 @@ static rfr_status make_stages(rfr_graphs *g) {
   return RFR_OK;
 }
 
-/* ---- kernels ---- */
-
-static rfr_status bind_callable(rfr_graphs *g, rfi_callable *c) {
-  rfi_machine m = g->m;
-  m.strings = g->layout;
-  c->bound = rfi_arena_alloc(g->layout, sizeof *c->bound * (size_t)(c->trace->n_ops + 1));
-  if (!c->bound) return RFR_NO_MEMORY;
-  RFI_TRY(rfi_bind_ops(&m, c->trace, c->bound, &c->n_bound));
-  for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
-    while (part > 0 && i < c->n_bound && c->bound[i].op < c->start[part]) i++;
-    c->first[part] = i;
-  }
-  return RFR_OK;
-}
-
-rfr_status rfi_graph_lay_out(rfr_graphs *g) {
-  rfi_arena_destroy(g->layout);
-  g->layout = NULL;
-  RFI_TRY(rfi_arena_create(g->m.ctx, &g->layout));
-  for (int i = 0; i < g->n; i++)
-    if (bind_callable(g, &g->callable[i]) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
-  return rfi_graph_place(g);
-}
-
-/* The kernels of a callable with arguments of their own. */
-static rfr_status make_instance(rfr_graphs *g, rfi_callable *c, rfi_instance *x) {
-  x->bound = rfi_arena_alloc(g->m.strings, sizeof *x->bound * (size_t)(c->n_bound + 1));
-  if (!x->bound) return RFR_NO_MEMORY;
-  for (int i = 0; i < c->n_bound; i++) {
-    const size_t n = (size_t)(c->bound[i].call.n_in + c->bound[i].call.n_out);
-    rfi_arg *args = rfi_arena_alloc(g->m.strings, sizeof *args * (n + 1));
-    if (!args) return RFR_NO_MEMORY;
-    memcpy(args, c->bound[i].call.in, sizeof *args * n);
-    x->bound[i] = c->bound[i];
-    x->bound[i].call.in = args;
-    x->bound[i].call.out = args + x->bound[i].call.n_in;
-  }
-  return RFR_OK;
-}
-
-static rfr_status make_instances(rfr_graphs *g) {
-  for (int i = 0; i < g->n; i++) {
-    rfi_callable *c = &g->callable[i];
-    const int slots = g->stage[c->stage].slots;
-    if (!(c->instance = rfi_arena_alloc(g->m.strings, sizeof *c->instance * (size_t)(slots + 1)))) return RFR_NO_MEMORY;
-    for (int k = 0; k < slots; k++) {
-      RFI_TRY(make_instance(g, c, &c->instance[k]));
-      rfi_graph_bind(g, i, k);
-    }
-  }
-  return RFR_OK;
-}
-
 /* ---- creation ---- */
 
 static rfr_status make_event_room(rfr_graphs *g) {
@@ -171,9 +118,9 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
     RFI_TRY(rfi_graph_links(g, i, &callables[i]));
   }
   RFI_TRY(rfi_graph_lay_out(g));
-  RFI_TRY(rfi_graph_recompute(g));
   RFI_TRY(rfi_graph_allocate(g));
-  RFI_TRY(make_instances(g));
+  RFI_TRY(rfi_graph_make_instances(g));
+  rfi_graph_bind_all(g);
   RFI_TRY(rfi_graph_splits_create(g));
   RFI_TRY(rfi_graph_make_calls(g, g->options.schedule, &g->calls));
   rfi_graph_count_live(g);
