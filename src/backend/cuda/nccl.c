@@ -16,8 +16,10 @@
 #include "backend/cuda/nccl.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -187,6 +189,11 @@ static rfr_status async_error(gpu_comm *c, const char *what, int *error) {
   return s;
 }
 
+static rfr_status late(const gpu_comm *c, const char *what) {
+  return c->core->fail(RFI_E_DIST_PEER, "NCCL, %s: rank %d of %d waited %g s for the others", what, c->comm.rank,
+                       c->comm.size, c->timeout);
+}
+
 static rfr_status look(gpu_comm *c, const char *what, double waited) {
   int error;
   RFI_TRY(async_error(c, what, &error));
@@ -196,8 +203,7 @@ static rfr_status look(gpu_comm *c, const char *what, double waited) {
   }
   if (c->timeout <= 0 || waited <= c->timeout || !lives(c)) return RFR_OK;
   abort_comm(&c->comm);
-  return c->core->fail(RFI_E_DIST_PEER, "NCCL, %s: rank %d of %d waited %g s for the others", what, c->comm.rank,
-                       c->comm.size, c->timeout);
+  return late(c, what);
 }
 
 static double now(void) {
@@ -285,14 +291,104 @@ static rfr_status connect_ranks(gpu_comm *c) {
   return s;
 }
 
+/* NCCL joins without a clock, so a thread of its own does, which is left behind when the time is over. It has all that
+ * it needs here, in memory that belongs to whoever comes last. */
+typedef struct entry {
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+  functions f;
+  nccl_unique_id id;
+  int ordinal, size, rank;
+  bool done, left; /* the thread has come back; nobody waits for it any longer */
+  cudaError_t device;
+  int error; /* NCCL's */
+  void *nccl;
+} entry;
+
+static void entry_destroy(entry *e) {
+  pthread_cond_destroy(&e->changed);
+  pthread_mutex_destroy(&e->mutex);
+  free(e);
+}
+
+static void *enter(void *arg) {
+  entry *e = arg;
+  void *nccl = NULL;
+  int error = 0;
+  const cudaError_t device = cudaSetDevice(e->ordinal);
+  if (device == cudaSuccess) error = e->f.CommInitRank(&nccl, e->size, e->id, e->rank);
+  pthread_mutex_lock(&e->mutex);
+  e->device = device, e->error = error, e->nccl = nccl;
+  e->done = true;
+  const bool left = e->left;
+  pthread_cond_signal(&e->changed);
+  pthread_mutex_unlock(&e->mutex);
+  if (!left) return NULL;
+  if (error == 0 && nccl) e->f.CommAbort(nccl);
+  entry_destroy(e);
+  return NULL;
+}
+
+static entry *entry_create(const gpu_comm *c, const nccl_unique_id *id) {
+  pthread_condattr_t monotonic;
+  entry *e = malloc(sizeof *e); /* not the context's, which may be gone before it is */
+  if (!e) return NULL;
+  *e = (entry){.f = c->f, .id = *id, .ordinal = c->ordinal, .size = c->comm.size, .rank = c->comm.rank};
+  pthread_mutex_init(&e->mutex, NULL);
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&e->changed, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  return e;
+}
+
+/* Whether the thread came back within so many seconds; else it has the entry. */
+static bool came_back(entry *e, double seconds) {
+  enum { MOST_SECONDS = 1000000000 };
+  const double end = now() + (seconds < MOST_SECONDS ? seconds : MOST_SECONDS);
+  const struct timespec until = {(time_t)end, (long)(1e9 * (end - (double)(time_t)end))};
+  pthread_mutex_lock(&e->mutex);
+  while (!e->done && pthread_cond_timedwait(&e->changed, &e->mutex, &until) != ETIMEDOUT) continue;
+  const bool done = e->done;
+  e->left = !done;
+  pthread_mutex_unlock(&e->mutex);
+  return done;
+}
+
+static rfr_status join_in_time(gpu_comm *c, const nccl_unique_id *id) {
+  pthread_t thread;
+  entry *e = entry_create(c, id);
+  if (!e) return c->core->fail(RFI_E_NO_MEMORY, "joining the communicator");
+  if (pthread_create(&thread, NULL, enter, e) != 0) {
+    entry_destroy(e);
+    return c->core->fail(RFI_E_CUDA, "NCCL, joining the communicator: no thread can be made");
+  }
+  if (!came_back(e, c->timeout)) {
+    pthread_detach(thread);
+    return late(c, "joining the communicator");
+  }
+  pthread_join(thread, NULL);
+  rfr_status s = rfi_cuda_check(e->device, "choosing the device");
+  if (s == RFR_OK) s = check(c, e->error, "joining the communicator");
+  if (s == RFR_OK) c->nccl = e->nccl; /* nobody else has c yet */
+  entry_destroy(e);
+  return s;
+}
+
+static rfr_status join_for_ever(gpu_comm *c, const nccl_unique_id *id) {
+  void *nccl = NULL;
+  RFI_TRY(check(c, c->f.CommInitRank(&nccl, c->comm.size, *id, c->comm.rank), "joining the communicator"));
+  c->nccl = nccl; /* nobody else has c yet */
+  return RFR_OK;
+}
+
 static rfr_status join(gpu_comm *c, const void *id) {
   nccl_unique_id unique;
-  void *nccl = NULL;
   memcpy(&unique, id, sizeof unique);
   RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
   RFI_TRY(rfi_cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream"));
-  RFI_TRY(check(c, c->f.CommInitRank(&nccl, c->comm.size, unique, c->comm.rank), "joining the communicator"));
-  c->nccl = nccl; /* nobody else has c yet */
+  if (c->timeout > 0) RFI_TRY(join_in_time(c, &unique));
+  else RFI_TRY(join_for_ever(c, &unique));
   return connect_ranks(c);
 }
 
