@@ -285,7 +285,7 @@ static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *
 /* Names that the joint trace has for what it adds. */
 static rfr_status check_name(const rfi_callable *c, const char *name) {
   const bool ours = strcmp(name, MICROBATCH) == 0 || strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
-                    (c->sharded && strncmp(name, RFI_WHOLE_PREFIX, strlen(RFI_WHOLE_PREFIX)) == 0);
+                    strncmp(name, RFI_WHOLE_PREFIX, strlen(RFI_WHOLE_PREFIX)) == 0;
   return ours ? refuse(c, "kept for gradients and the microbatch, and no name for an input or output, is", name)
               : RFR_OK;
 }

@@ -70,7 +70,7 @@ static rfr_status check_view(const rfr_main_gradient *m, const rfr_type *type) {
 static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value *x) {
   const size_t n = strlen(RFI_GRAD_PREFIX);
   rfi_named *have = find_named(g, x->name);
-  void *data;
+  void *data = NULL;
   if (have && c->sharded && (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN))
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": \"%s\" is another callable's too: one that is sharded shares no parameter",
@@ -87,7 +87,8 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
   if (!name || !rfi_names_add(&g->names, g->m.strings, name, g->n_named)) return RFR_NO_MEMORY;
   const int parameter = strncmp(name, RFI_GRAD_PREFIX, n) == 0 ? rfi_names_find(&g->names, name + n) : -1;
   rfi_named *own = &g->named[g->n_named];
-  RFI_TRY(callers_memory(g, name, &x->type, &data));
+  const bool window = strncmp(name, RFI_WHOLE_PREFIX, strlen(RFI_WHOLE_PREFIX)) == 0, ours = window || parameter >= 0;
+  if (!ours) RFI_TRY(callers_memory(g, name, &x->type, &data));
   *own = (rfi_named){.tensor = {.name = name,
                                 .role = (rfr_role)x->role,
                                 .type = x->type,
@@ -96,7 +97,7 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
                                 .data = data},
                      .offset = -1,
                      .writer = -1,
-                     .window = c->sharded && strncmp(name, RFI_WHOLE_PREFIX, strlen(RFI_WHOLE_PREFIX)) == 0,
+                     .window = window,
                      .parameter = -1,
                      .gradient = -1};
   if (parameter >= 0 && g->named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
@@ -227,10 +228,13 @@ static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const
 /* Those of the options that no callable knows are mistakes. */
 static rfr_status check_names(const rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
-  for (int i = 0; i < o->n_tensors; i++)
-    if (!o->tensors[i].name || !find_named(g, o->tensors[i].name))
-      return rfi_fail(RFI_E_PROGRAM_NAME, "rfr_graphs_options.tensors: no callable has \"%s\"",
-                      o->tensors[i].name ? o->tensors[i].name : "");
+  for (int i = 0; i < o->n_tensors; i++) {
+    const rfi_named *x = o->tensors[i].name ? find_named(g, o->tensors[i].name) : NULL;
+    if (!x || x->parameter >= 0 || x->window)
+      return rfi_fail(RFI_E_PROGRAM_NAME, "rfr_graphs_options.tensors: no callable has \"%s\"%s",
+                      o->tensors[i].name ? o->tensors[i].name : "",
+                      x ? ": memory for a main gradient is given in rfr_graphs_options.gradients" : "");
+  }
   for (int i = 0; i < o->n_gradients; i++) {
     const rfi_named *p = o->gradients[i].parameter ? find_named(g, o->gradients[i].parameter) : NULL;
     if (!p || p->gradient < 0)

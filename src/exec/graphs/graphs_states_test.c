@@ -209,7 +209,7 @@ static void test_pass_through(void **state) {
 
 static void test_names(void **state) {
   (void)state;
-  static const char *const names[] = {"grad.b0.w", "grad.", "graphs.microbatch"};
+  static const char *const names[] = {"grad.b0.w", "grad.", "whole.x", "graphs.microbatch"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     for (int as_output = 0; as_output < 2; as_output++) {
       rfr_trace *t;
@@ -229,6 +229,28 @@ static void test_names(void **state) {
   c.trace = t;
   OK(rfr_graphs_create(ctx, &c, 1, NULL, &g));
   rfr_graphs_destroy(g);
+  rfr_trace_destroy(t);
+}
+
+/* Gradients, main or whole, are no tensors of the options. */
+static void test_gradients_by_name(void **state) {
+  (void)state;
+  static const char *const names[] = {"grad.b0.w", "whole.grad.b0.w"};
+  _Alignas(16) static float memory[C * C];
+  const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
+  rfr_trace *t = rft_block_trace(&s, 0);
+  for (int sharded = 0; sharded < 2; sharded++)
+    for (int flat = 0; flat < 2; flat++)
+      for (int i = 0; i < 2; i++) {
+        const rfr_type type = {.dtype = RFR_F32, .rank = flat ? 1 : 2, .shape = {flat ? C * C : C, flat ? 0 : C}};
+        const rfr_binding given = {names[i], type, memory};
+        rfr_graphs_options o = rfr_graphs_options_default();
+        rfr_callable c = rfr_callable_default();
+        rfr_graphs *g;
+        c.trace = t, c.sharded = sharded;
+        o.tensors = &given, o.n_tensors = 1;
+        rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.name", names[i]);
+      }
   rfr_trace_destroy(t);
 }
 
@@ -301,9 +323,9 @@ static void test_no_stream(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      rft_context_test(test_shared_states), rft_context_test(test_state_outputs),      rft_context_test(test_names),
-      rft_context_test(test_pass_through),  rft_context_test(test_microbatch_numbers), rft_context_test(test_no_device),
-      rft_context_test(test_no_stream)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_shared_states), rft_context_test(test_state_outputs),
+                                     rft_context_test(test_names),         rft_context_test(test_gradients_by_name),
+                                     rft_context_test(test_pass_through),  rft_context_test(test_microbatch_numbers),
+                                     rft_context_test(test_no_device),     rft_context_test(test_no_stream)};
   return cmocka_run_group_tests_name("what graphs share", tests, NULL, NULL);
 }
