@@ -222,8 +222,9 @@ RFR_API rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradi
  */
 RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule);
 /* Memory of the caller's has moved: `tensors` and `gradients` as in rfr_graphs_options, of those that were given there
- * and that lie elsewhere now; all else about them stays. All graphs are captured again; no hook runs. From then on
- * another address is refused: in rfr_graphs_begin_step, and in rfr_graphs_read and rfr_graphs_write of a tensor from
+ * and that lie elsewhere now; all else about them stays: a gradient of another type, or one that is not dense, is
+ * program.state, and dtype 0 and `accumulate` are as they were. All graphs are captured again; no hook runs. From then
+ * on another address is refused: in rfr_graphs_begin_step, and in rfr_graphs_read and rfr_graphs_write of a tensor from
  * before. After an error everything is as it was. */
 RFR_API rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_tensors,
                                      const rfr_main_gradient *gradients, int n_gradients);

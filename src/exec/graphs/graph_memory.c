@@ -51,8 +51,7 @@ static const char *list_of(const int64_t *x, int n, char text[128]) {
   return text;
 }
 
-/* Kernels take a main gradient as flat memory. */
-static rfr_status check_view(const rfr_main_gradient *m, const rfr_type *type) {
+rfr_status rfi_graph_check_view(const rfr_main_gradient *m, const rfr_type *type) {
   char shape[128], strides[128];
   int64_t dense = 1;
   bool flat = true;
@@ -112,7 +111,7 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
       if ((uintptr_t)m->data % RFI_CALLERS_ALIGNMENT)
         return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is not at a multiple of %d bytes", name + n,
                         RFI_CALLERS_ALIGNMENT);
-      RFI_TRY(check_view(m, &x->type));
+      RFI_TRY(rfi_graph_check_view(m, &x->type));
       own->tensor.data = m->data;
       own->accumulate = m->accumulate != 0;
     }

@@ -23,6 +23,14 @@ static rfr_status check_moved(const rfr_graphs *g, int id, const char *name, con
   return RFR_OK;
 }
 
+/* What the new place is of is what was captured; its type 0 stands for that. */
+static rfr_status check_gradient(const rfr_main_gradient *m, const rfr_type *type) {
+  if (m->dtype != 0 && m->dtype != type->dtype)
+    return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" was captured as %s, and is now %s: create anew",
+                    m->parameter, rfr_dtype_name(type->dtype), rfr_dtype_name(m->dtype));
+  return rfi_graph_check_view(m, type);
+}
+
 static rfr_status collect(const rfr_graphs *g, const rfr_binding *tensors, int n, const rfr_main_gradient *gradients,
                           int n_gradients, void **now) {
   for (int i = 0; i < n; i++) {
@@ -32,9 +40,11 @@ static rfr_status collect(const rfr_graphs *g, const rfr_binding *tensors, int n
     RFI_TRY(rfi_check_type(tensors[i].name, &g->named[id].tensor.type, &tensors[i].type));
   }
   for (int i = 0; i < n_gradients; i++) {
-    const int parameter = gradients[i].parameter ? rfi_names_find(&g->names, gradients[i].parameter) : -1;
-    RFI_TRY(check_moved(g, parameter < 0 ? -1 : g->named[parameter].gradient, gradients[i].parameter, gradients[i].data,
-                        now));
+    const rfr_main_gradient *m = &gradients[i];
+    const int parameter = m->parameter ? rfi_names_find(&g->names, m->parameter) : -1;
+    const int id = parameter < 0 ? -1 : g->named[parameter].gradient;
+    RFI_TRY(check_moved(g, id, m->parameter, m->data, now));
+    RFI_TRY(check_gradient(m, &g->named[id].tensor.type));
   }
   return RFR_OK;
 }

@@ -219,6 +219,8 @@ rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc);
 
 /* ---- graph_memory.c ---- */
 enum { RFI_CALLERS_ALIGNMENT = 16 }; /* what kernels are chosen for */
+/* Kernels take a main gradient as flat memory: it is dense. */
+rfr_status rfi_graph_check_view(const rfr_main_gradient *m, const rfr_type *type);
 /* Adds the inputs that a callable shares by name. */
 rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c);
 /* Places every value: g->memory. */

@@ -153,6 +153,14 @@ static void test_refusals(void **state) {
   rft_refused(rfr_graphs_rebind(g, NULL, 0, &ours, 1), "program.state", "own memory");
   rft_refused(rfr_graphs_rebind(g, NULL, 0, &none, 1), "program.name", "\"b0.v\"");
   OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0));
+  const int64_t dense[2] = {C, 1}, turned[2] = {1, C};
+  const rfr_main_gradient view = {"b0.w", to.grad, 0, 0, turned}, narrow = {"b0.w", to.grad, 0, RFR_BF16, NULL};
+  const rfr_main_gradient unknown = {"b0.w", to.grad, 0, (rfr_dtype)99, NULL};
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &view, 1), "program.state", "strides [1,32], which cannot be seen as flat");
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &narrow, 1), "program.state", "captured as f32, and is now bf16");
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &unknown, 1), "program.state", "captured as f32");
+  const rfr_main_gradient good[2] = {{"b0.w", to.grad, 0, RFR_F32, dense}, {"b0.w", own.grad, 0, 0, NULL}};
+  for (int i = 0; i < 2; i++) OK(rfr_graphs_rebind(g, NULL, 0, &good[i], 1));
   rfr_graphs_destroy(g);
 }
 
