@@ -5,8 +5,8 @@
  *
  * A callable is a recorded forward: its trace's inputs of role input and input_grad are what each call gives, trainable
  * and frozen ones its parameters, states and constants are shared by name among all callables. Names that begin with
- * "grad." or "whole." are the library's. Its outputs that depend on a parameter or on an input_grad get a gradient in the
- * backward. A slot is the memory of one microbatch in flight within a stage; a stage is a run of callables. After
+ * "grad." or "whole." are the library's. Its outputs that depend on a parameter or on an input_grad get a gradient in
+ * the backward. A slot is the memory of one microbatch in flight within a stage; a stage is a run of callables. After
  * rfr_graphs_create nothing is allocated but by rfr_graphs_reschedule and rfr_graphs_rebind.
  *
  *   rfr_callable c = rfr_callable_default();
@@ -47,7 +47,8 @@ typedef struct rfr_callable_link {
 /* Memory of the caller's for an input, an output or a gradient of one, in place of the slot's: nothing is copied. A
  * graph has one address for it, and belongs to a slot; so there is one for each slot of the stage, and
  * rfr_schedule_slot says which slot a microbatch has (without a schedule there is one). A call still gives what it
- * reads there, and another address is an error. It stays as it is for as long as a slot's own would. */
+ * reads there, and another address is an error. It stays as it is for as long as a slot's own would; what a callable
+ * writes (outputs, input gradients, states, main gradients) overlaps nothing else that is given to it. */
 typedef struct rfr_callable_fixed {
   const char *port;  /* an input or output that is not linked */
   int gradient;      /* 1: not that, but its gradient */

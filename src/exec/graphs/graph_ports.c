@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Where what callables read and give lies, as far as the caller says so: a link is an output and an input in the same
- * bytes, fixed memory is the caller's. All else lies in the slot.
+ * bytes, fixed memory is the caller's. All else lies in the slot. What the caller gives to one
+ * callable does not overlap what that writes of it.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
@@ -113,4 +115,81 @@ rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rf
   rfr_tensor t = grad ? port->grad_tensor : port->tensor;
   if (v >= 0) t.data = rfi_graph_address(g, callable, slot, v);
   return t;
+}
+
+/* ---- whether it is apart ---- */
+
+typedef struct range { /* of the caller's memory */
+  uintptr_t first, end;
+  const char *what, *name;
+  bool written;
+} range;
+
+typedef struct ranges {
+  range *at;
+  int n;
+} ranges;
+
+static int by_address(const void *a, const void *b) {
+  const uintptr_t x = ((const range *)a)->first, y = ((const range *)b)->first;
+  return (x > y) - (x < y);
+}
+
+static void add_range(ranges *r, const void *data, const rfr_type *type, bool written, const char *what,
+                      const char *name) {
+  const int64_t bytes = rfi_bytes(type);
+  if (!data || bytes == 0) return;
+  r->at[r->n++] = (range){(uintptr_t)data, (uintptr_t)data + (uintptr_t)bytes, what, name, written};
+}
+
+static void add_named(const rfr_graphs *g, ranges *r, const rfi_callable *c) {
+  for (int i = 0; i < c->trace->n_inputs; i++) {
+    const int id = rfi_names_find(&g->names, c->trace->values[c->trace->inputs[i]].name);
+    const rfi_named *x = id < 0 ? NULL : &g->named[id];
+    if (!x || x->offset >= 0) continue;
+    if (x->parameter < 0) add_range(r, x->tensor.data, &x->tensor.type, x->written, "", x->tensor.name);
+    else
+      add_range(r, x->tensor.data, &x->tensor.type, true, "the main gradient of ", g->named[x->parameter].tensor.name);
+  }
+}
+
+static void add_port(const rfr_graphs *g, ranges *r, const rfi_callable *c, const rfi_port *p, bool input) {
+  for (int k = 0; k < g->stage[c->stage].slots; k++) {
+    if (p->fixed) add_range(r, p->fixed[k], &p->tensor.type, !input, "", p->name);
+    if (p->fixed_grad) add_range(r, p->fixed_grad[k], &p->grad_tensor.type, input, "the gradient of ", p->name);
+  }
+}
+
+/* Of those before it in the order of addresses the furthest is enough, and the furthest that is written. */
+static rfr_status check_apart(const rfi_callable *c, ranges *r) {
+  const range *far = NULL, *written = NULL;
+  qsort(r->at, (size_t)r->n, sizeof *r->at, by_address);
+  for (int i = 0; i < r->n; i++) {
+    const range *x = &r->at[i], *with = x->written ? far : written;
+    if (with && with->end > x->first)
+      return rfi_fail(
+          RFI_E_GRAPHS_CALLABLE,
+          "callable \"%s\": %s\"%s\" and %s\"%s\" lie in the same memory, which it writes: give each its own", c->name,
+          with->what, with->name, x->what, x->name);
+    if (!far || x->end > far->end) far = x;
+    if (x->written && (!written || x->end > written->end)) written = x;
+  }
+  return RFR_OK;
+}
+
+/* Two callables may be given the same: gathered parameters one after the other, one's output as the other's input. */
+rfr_status rfi_graph_check_apart(const rfr_graphs *g) {
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < g->n && s == RFR_OK; i++) {
+    const rfi_callable *c = &g->callable[i];
+    ranges r = {0};
+    const int most = c->trace->n_inputs + 2 * (c->n_in + c->n_out) * g->stage[c->stage].slots;
+    RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *r.at * (size_t)(most + 1), &r.at));
+    add_named(g, &r, c);
+    for (int k = 0; k < c->n_in; k++) add_port(g, &r, c, &c->in[k], true);
+    for (int k = 0; k < c->n_out; k++) add_port(g, &r, c, &c->out[k], false);
+    s = check_apart(c, &r);
+    rfi_free(g->m.ctx, r.at);
+  }
+  return s;
 }

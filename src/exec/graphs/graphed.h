@@ -217,6 +217,9 @@ rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rf
 /* Links, fixed memory and samples of a callable's description. */
 rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc);
 
+/* What a callable writes of the caller's memory (states, main gradients, fixed outputs) overlaps no more of its own. */
+rfr_status rfi_graph_check_apart(const rfr_graphs *g);
+
 /* ---- graph_memory.c ---- */
 enum { RFI_CALLERS_ALIGNMENT = 16 }; /* what kernels are chosen for */
 /* Kernels take a main gradient as flat memory: it is dense. */
@@ -254,7 +257,7 @@ rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager);
 rfr_status rfi_graph_check_current(const rfr_graphs *g, const rfr_tensor *x);
 
 /* ---- graph_recompute.c ---- */
-/* Binds and places what the callables' traces are, and makes again what is marked, or the options and the budget demand. */
+/* Binds and places what the callables' traces are, and makes again what is marked, or options and budget demand. */
 rfr_status rfi_graph_lay_out(rfr_graphs *g);
 
 /* ---- graph_kernels.c ---- */

@@ -117,6 +117,7 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
     if (s != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
     RFI_TRY(rfi_graph_links(g, i, &callables[i]));
   }
+  RFI_TRY(rfi_graph_check_apart(g));
   RFI_TRY(rfi_graph_lay_out(g));
   RFI_TRY(rfi_graph_allocate(g));
   RFI_TRY(rfi_graph_make_instances(g));

@@ -220,6 +220,55 @@ static void test_fixed_refusals(void **state) {
   rft_refused(try_fixed((rfr_callable_fixed){NULL, 0, good, 1}, NULL), slug, "there is no such");
 }
 
+/* Memory for x, y, dy and dx, a slot each, as multiples of what one takes; w and its main gradient behind them. */
+static rfr_status try_apart(const float at[6], int rebound) {
+  static _Alignas(16) float memory[16 * T * C];
+  static const char *const port[KINDS] = {"x", "y", "y", "x"};
+  const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
+  void *address[6];
+  rfr_callable_fixed f[KINDS];
+  rfr_callable c = rfr_callable_default();
+  rfr_trace *t = rft_block_trace(&s, 0);
+  rfr_graphs *g;
+  for (int k = 0; k < 6; k++) address[k] = memory + (int)(at[k] * T * C);
+  for (int k = 0; k < KINDS; k++) f[k] = (rfr_callable_fixed){port[k], k == DOUT || k == DIN, &address[k], 1};
+  const rfr_binding w = {"b0.w", {.dtype = RFR_F32, .rank = 2, .shape = {C, C}}, address[4]};
+  const rfr_main_gradient gradient = {"b0.w", address[5], 0, 0, NULL}, before = {"b0.w", memory + 12 * T * C};
+  rfr_graphs_options o = rfr_graphs_options_default();
+  c.trace = t, c.fixed = f, c.n_fixed = KINDS;
+  o.tensors = &w, o.n_tensors = 1;
+  o.gradients = rebound ? &before : &gradient, o.n_gradients = 1;
+  rfr_status status = rfr_graphs_create(ctx, &c, 1, &o, &g);
+  if (status == RFR_OK && rebound) status = rfr_graphs_rebind(g, NULL, 0, &gradient, 1);
+  rfr_graphs_destroy(g);
+  rfr_trace_destroy(t);
+  return status;
+}
+
+/* What a callable writes overlaps nothing else that it has, by one element or all; what it only reads may. */
+static void test_apart(void **state) {
+  (void)state;
+  static const float end = 1 - 4.0f / (T * C); /* one less than a part, at a multiple of 16 bytes */
+  static const struct {
+    float at[6];
+    const char *text; /* NULL: taken */
+  } cases[] = {{{0, 1, 2, 3, 4, 8}, NULL},
+               {{0, 1, 0, 3, 4, 8}, NULL}, /* x and dy, which are read */
+               {{0, 0, 2, 3, 4, 8}, "lie in the same memory"},
+               {{0, end, 2, 3, 4, 8}, "\"x\" and \"y\" lie in the same memory"},
+               {{end, 0, 2, 3, 4, 8}, "\"y\" and \"x\" lie in the same memory"},
+               {{0, 1, 2, 2, 4, 8}, "the gradient of \""},
+               {{0, 1, 2, 1, 4, 8}, "\"y\""},
+               {{0, 1, 2, 3, 4, 4}, "the main gradient of \"b0.w\""},
+               {{0, 1, 2, 3, 4, 3}, "the main gradient of \"b0.w\""},
+               {{0, 4, 2, 3, 4, 8}, "\"b0.w\""}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int rebound = 0; rebound < 2; rebound++) {
+      if (cases[i].text) rft_refused(try_apart(cases[i].at, rebound), "graphs.callable", cases[i].text);
+      else OK(try_apart(cases[i].at, rebound));
+    }
+}
+
 /* Outputs that are an input, or a part of something, have no memory of their own; of an input without a gradient there
  * is none to fix. */
 static void test_views_are_not_fixed(void **state) {
@@ -639,6 +688,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       rft_context_test(test_fixed),
       rft_context_test(test_fixed_refusals),
+      rft_context_test(test_apart),
       rft_context_test(test_views_are_not_fixed),
       rft_context_test(test_absent_inputs),
       rft_context_test(test_grads_ready),
