@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Communicators of GPUs without a GPU: nccl.c over stand-ins of CUDA and NCCL. NCCL's frees a communicator when it is
+ * aborted, but not before the graphs that were captured with it are gone, and ends the program when it is called with
+ * one that it has freed. A hang is a test that runs out of time.
+ */
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+static void *stand_in_symbol(const char *name);
+#define dlopen(name, how) ((void *)(name))
+#define dlsym(object, name) stand_in_symbol(name)
+#include "backend/cuda/nccl.c"
+
+#include "support/context.h"
+
+/* ---- stand-ins ---- */
+
+enum { MOST_COMMS = 1000 };
+typedef struct nccl_comm {
+  atomic_int alive;
+} nccl_comm;
+static nccl_comm comms[MOST_COMMS]; /* each is used once */
+static atomic_int made;
+static atomic_int absent, graphs, begun, ended, fault; /* ranks that do not come; aborts; what NCCL finds */
+static atomic_int busy;                                /* the stream, until an abort begins */
+
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaGetDevice(int *device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void **memory, size_t n) {
+  *memory = malloc(n);
+  return *memory ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFree(void *memory) {
+  free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void *to, int byte, size_t n, cudaStream_t stream) {
+  (void)stream;
+  memset(to, byte, n);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) {
+  (void)flags;
+  *stream = (cudaStream_t)&busy;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  (void)stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  (void)stream;
+  return busy ? cudaErrorNotReady : cudaSuccess;
+}
+rfr_status rfi_cuda_check(cudaError_t e, const char *what) {
+  return e == cudaSuccess ? RFR_OK : rfi_fail(RFI_E_CUDA, "%s", what);
+}
+
+static int use(void *comm) {
+  nccl_comm *c = comm;
+  if (!c->alive) abort();
+  usleep(100);
+  if (!c->alive) abort();
+  return 0;
+}
+static int get_version(int *version) {
+  *version = 22900;
+  return 0;
+}
+static int get_unique_id(nccl_unique_id *id) {
+  memset(id, 1, sizeof *id);
+  return 0;
+}
+static int init_rank(void **comm, int size, nccl_unique_id id, int rank) {
+  (void)size, (void)id, (void)rank;
+  while (absent) usleep(100);
+  if (made == MOST_COMMS) abort();
+  nccl_comm *c = &comms[made++];
+  c->alive = 1;
+  *comm = c;
+  return 0;
+}
+static int get_async_error(void *comm, int *error) {
+  *error = fault;
+  return use(comm);
+}
+static int comm_abort(void *comm) {
+  nccl_comm *c = comm;
+  busy = 0;
+  begun++;
+  while (graphs) usleep(100);
+  c->alive = 0;
+  ended++;
+  return 0;
+}
+static int comm_destroy(void *comm) {
+  nccl_comm *c = comm;
+  use(comm);
+  c->alive = 0;
+  return 0;
+}
+static const char *error_string(int error) { return error ? "a fault" : "none"; }
+static int gather(const void *from, void *to, size_t n, int type, void *comm, void *stream) {
+  (void)from, (void)to, (void)n, (void)type, (void)stream;
+  return use(comm);
+}
+static int reduce(const void *from, void *to, size_t n, int type, int op, void *comm, void *stream) {
+  (void)from, (void)to, (void)n, (void)type, (void)op, (void)stream;
+  return use(comm);
+}
+
+static void *stand_in_symbol(const char *name) {
+  static const functions all = {get_version,  get_unique_id, init_rank, get_async_error, comm_abort,
+                                comm_destroy, error_string,  gather,    reduce,          reduce};
+#define SYMBOL(result, function, arguments)        \
+  if (strcmp(name, "nccl" #function) == 0) {       \
+    void *symbol;                                  \
+    memcpy(&symbol, &all.function, sizeof symbol); \
+    return symbol;                                 \
+  }
+  FUNCTIONS(SYMBOL)
+#undef SYMBOL
+  return NULL;
+}
+
+/* ---- what is tested ---- */
+
+static const rfi_cuda_host host = {.fail = rfi_fail, .alloc = rfi_alloc, .free = rfi_free};
+static const double SHORT = 0.05;
+
+static rfr_status make(double timeout, rfr_comm **c) {
+  unsigned char bytes[RFR_NCCL_ID_BYTES];
+  absent = graphs = begun = ended = fault = busy = 0;
+  OK(rfi_nccl_id(&host, bytes));
+  return rfi_nccl_create(&host, ctx, 0, bytes, 2, 0, timeout, c);
+}
+
+static rfr_status call(rfr_comm *c, void *stream) {
+  float x[4];
+  return c->table->run(c, &(rfi_collective){RFI_ALL_REDUCE, RFR_F32, 4, x, x}, stream);
+}
+
+static void is_peer(rfr_status s, const char *says) {
+  assert_int_equal(s, RFR_IO);
+  assert_string_equal(rfr_last_error()->slug, "dist.peer");
+  if (!strstr(rfr_last_error()->message, says)) fail_msg("\"%s\" does not say %s", rfr_last_error()->message, says);
+}
+
+/* With a timeout, which joins by another thread, and without. */
+static void test_good(void **state) {
+  rfr_comm *c;
+  double since = 0;
+  (void)state;
+  for (int timeout = 0; timeout <= 60; timeout += 60) {
+    OK(make(timeout, &c));
+    OK(call(c, NULL));
+    OK(call(c, &busy));
+    OK(rfi_nccl_wait(c, (cudaStream_t)&busy, "waiting"));
+    OK(rfi_nccl_poll(c, true, &since));
+    OK(rfi_nccl_poll(c, false, &since));
+    OK(rfi_nccl_alive(c));
+    OK(rfi_nccl_fits(c, 0));
+    assert_int_equal(rfi_nccl_fits(c, 1), RFR_INVALID);
+    assert_string_equal(rfr_last_error()->slug, "dist.communicator");
+    rfr_comm_destroy(c);
+    assert_int_equal(begun, 0);
+  }
+}
+
+/* The thread that is told is the one that destroys the graphs, which NCCL waits for. */
+static void test_late_with_graphs(void **state) {
+  rfr_comm *c;
+  double since = 0;
+  (void)state;
+  OK(make(SHORT, &c));
+  graphs = busy = 1;
+  is_peer(call(c, NULL), "rank 0 of 2 waited 0.05 s for the others");
+  is_peer(call(c, &busy), "aborted");
+  is_peer(rfi_nccl_alive(c), "aborted");
+  is_peer(rfi_nccl_wait(c, (cudaStream_t)&busy, "waiting"), "aborted");
+  is_peer(rfi_nccl_poll(c, true, &since), "aborted");
+  assert_int_equal(ended, 0);
+  graphs = 0;
+  rfr_comm_destroy(c);
+  assert_int_equal(ended, 1);
+}
+
+static void test_poll(void **state) {
+  rfr_comm *c;
+  double since = 0;
+  rfr_status s;
+  (void)state;
+  OK(make(SHORT, &c));
+  while ((s = rfi_nccl_poll(c, false, &since)) == RFR_OK) usleep(100);
+  is_peer(s, "waited 0.05 s");
+  rfr_comm_destroy(c);
+  assert_int_equal(ended, 1);
+  OK(make(0, &c));
+  fault = 6;
+  is_peer(rfi_nccl_poll(c, false, &since), "a fault");
+  is_peer(rfi_nccl_poll(c, false, &since), "aborted");
+  rfr_comm_destroy(c);
+  assert_int_equal(ended, 1);
+}
+
+static void *calls(void *arg) {
+  double since = 0;
+  while (call(arg, &busy) == RFR_OK && rfi_nccl_poll(arg, false, &since) == RFR_OK) continue;
+  return NULL;
+}
+
+static void test_aborts(void **state) {
+  enum { TIMES = 100, THREADS = 3 };
+  pthread_t thread[THREADS];
+  rfr_comm *c;
+  (void)state;
+  for (int k = 0; k < TIMES; k++) {
+    OK(make(0, &c));
+    for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&thread[i], NULL, calls, c), 0);
+    usleep((unsigned)k * 10);
+    rfr_comm_abort(c);
+    rfr_comm_abort(c);
+    for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
+    rfr_comm_destroy(c);
+    assert_int_equal(begun, 1);
+    assert_int_equal(ended, 1);
+  }
+}
+
+static void test_nobody_joins(void **state) {
+  unsigned char bytes[RFR_NCCL_ID_BYTES] = {0};
+  rfr_comm *c = NULL;
+  (void)state;
+  begun = ended = 0;
+  absent = 1;
+  is_peer(rfi_nccl_create(&host, ctx, 0, bytes, 2, 0, SHORT, &c), "joining the communicator: rank 0 of 2 waited");
+  assert_null(c);
+  absent = 0;
+  while (!ended) usleep(100); /* what was left behind goes when it has joined after all */
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      rft_context_test(test_good),   rft_context_test(test_late_with_graphs), rft_context_test(test_poll),
+      rft_context_test(test_aborts), rft_context_test(test_nobody_joins),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
