@@ -83,6 +83,7 @@ static rfr_status create(rank *r) {
   rfr_status s = rfr_graphs_create(r->ctx, c, LAYERS, &o, &r->graphs);
   for (int i = 0; i < LAYERS; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
   rfr_schedule_destroy(schedule);
+  r->memory.size = sizeof r->memory;
   return s ? s : rfr_graphs_get_memory(r->graphs, &r->memory);
 }
 

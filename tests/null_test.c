@@ -276,7 +276,7 @@ static void graphs(void) {
   int n;
   rfr_graphs *g;
   rfr_tensor x;
-  rfr_graphs_memory m;
+  rfr_graphs_memory m = {.size = sizeof m};
   rfr_rng rng = {0};
   const rfr_callable c = rfr_callable_default();
   QUIET(rfr_graphs_destroy, NULL);

@@ -192,6 +192,7 @@ static rfr_status create(rank *r) {
   TRY(rfr_graphs_create(r->ctx, c, LAYERS, &o, &r->graphs));
   for (int i = 0; i < LAYERS; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
   rfr_schedule_destroy(schedule);
+  r->memory.size = sizeof r->memory;
   TRY(rfr_graphs_get_memory(r->graphs, &r->memory));
   return RFR_OK;
 }

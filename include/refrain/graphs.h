@@ -254,7 +254,10 @@ RFR_API rfr_status rfr_graphs_get_rng(rfr_graphs *g, const char *stream, rfr_rng
 RFR_API rfr_status rfr_graphs_set_rng(rfr_graphs *g, const char *stream, const rfr_rng *rng);
 /* How many ops a callable's part has: F, I or W; 0: a call of it has nothing to do. -1: there is no such part. */
 RFR_API int rfr_graphs_ops(const rfr_graphs *g, int callable, rfr_action_op part);
+/* `size` is the caller's sizeof: fields that a later version adds come at the end, and no more than `size` bytes are
+ * written. */
 typedef struct rfr_graphs_memory {
+  size_t size;
   int64_t planned_bytes;     /* the arena: all below */
   int64_t persistent_bytes;  /* parameters, states and main gradients of ours; what load and setup make */
   int64_t slot_bytes;        /* of all slots of all stages */

@@ -217,7 +217,7 @@ static void test_callables(void **state) {
     rfr_graphs *g = callable(all ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP,
                              all ? "0F0 0F1 0I0 0I1 0W0 0W1" : "0F0 0F1 0B0 0B1", &schedule);
     rfr_tensor x;
-    rfr_graphs_memory m;
+    rfr_graphs_memory m = {.size = sizeof m};
     OK(rfr_graphs_get_memory(g, &m));
     assert_int_equal(m.recomputed > 0, all);
     OK(rfr_graphs_tensor(g, "w", &x));

@@ -139,6 +139,7 @@ static rfr_status create(side *s, const rfr_graphs_options *o) {
     c[i].sharded = o->comm != NULL;
   }
   rfr_status st = rfr_graphs_create(s->ctx, c, LAYERS, o, &s->g);
+  s->result->memory.size = sizeof s->result->memory;
   if (st == RFR_OK) st = rfr_graphs_get_memory(s->g, &s->result->memory);
   for (int i = 0; i < LAYERS; i++) rfr_trace_destroy(t[i]);
   return st;

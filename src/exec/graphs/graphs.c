@@ -3,6 +3,7 @@
  * Creation of graphed callables, and answers about them. Everything that can fail for want of memory or of a kernel
  * fails here; a step allocates nothing.
  */
+#include <stddef.h>
 #include <string.h>
 
 #include "base/base.h"
@@ -226,9 +227,12 @@ int rfr_graphs_ops(const rfr_graphs *g, int callable, rfr_action_op part) {
 }
 
 rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out) {
-  memset(out, 0, sizeof *out);
+  const size_t size = out->size, known = size < sizeof *out ? size : sizeof *out;
+  if (size < offsetof(rfr_graphs_memory, persistent_bytes))
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_memory.size is %zu: set it to sizeof(rfr_graphs_memory)", size);
+  memset(&out->planned_bytes, 0, known - offsetof(rfr_graphs_memory, planned_bytes));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  *out = g->memory;
+  memcpy(&out->planned_bytes, &g->memory.planned_bytes, known - offsetof(rfr_graphs_memory, planned_bytes));
   return RFR_OK;
 }
 

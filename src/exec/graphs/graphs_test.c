@@ -8,6 +8,7 @@
  *
  * With a device it all happens there, but for what needs memory of the caller's; the exit code is 77 if there is none.
  */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,13 +117,19 @@ static void test_order_and_signature(void **state) {
   const rfr_type type = rft_activation(&s);
   rfr_type other = type;
   rfr_tensor y, grad;
-  rfr_graphs_memory m;
+  rfr_graphs_memory m = {.size = sizeof m};
   for (int m0 = 0; m0 < 2; m0++) {
     rft_draw(&s, b.x[m0][0], 0, m0, 1);
     rft_draw(&s, b.dx[m0][2], 0, m0, 2);
   }
   rfr_binding x = {NULL, type, b.x[0][0]};
   OK(rfr_graphs_get_memory(g, &m));
+  rfr_graphs_memory part = {.size = offsetof(rfr_graphs_memory, shared_bytes), .shared_bytes = 77}, none = {0};
+  OK(rfr_graphs_get_memory(g, &part)); /* of a program that knows the first fields alone */
+  assert_int_equal(part.slot_bytes, m.slot_bytes);
+  assert_int_equal(part.shared_bytes, 77);
+  assert_int_equal(part.size, offsetof(rfr_graphs_memory, shared_bytes));
+  rft_refused(rfr_graphs_get_memory(g, &none), "argument", "set it to sizeof");
   assert_int_equal(m.slots, 4);
   assert_int_equal(m.graphs, 4 * 3); /* F, I and W of each */
   rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "graphs.order", "no step has begun");
@@ -440,7 +447,7 @@ static void test_memory(void **state) {
                          .schedule = texts[i]};
     rfr_schedule *schedule;
     rfr_graphs *g = rft_make_graphs(&s, &schedule);
-    rfr_graphs_memory m;
+    rfr_graphs_memory m = {.size = sizeof m};
     OK(rfr_graphs_get_memory(g, &m));
     assert_int_equal(m.slots, i == 0 ? 1 : i == 1 ? 3 : 2);
     assert_int_equal(m.planned_bytes, m.persistent_bytes + m.slot_bytes + m.shared_bytes + m.scratch_bytes);

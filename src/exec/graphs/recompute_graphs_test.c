@@ -69,7 +69,7 @@ static rft_scene scene_of(rft_block block, int schedule, int variant) {
 
 static rfr_graphs_memory memory_of(const rft_scene *s) {
   rfr_schedule *schedule;
-  rfr_graphs_memory m;
+  rfr_graphs_memory m = {.size = sizeof m};
   rfr_graphs *g = rft_make_graphs(s, &schedule);
   OK(rfr_graphs_get_memory(g, &m));
   rfr_graphs_destroy(g);
@@ -274,7 +274,7 @@ static void test_masks(void **state) {
 static void test_inference(void **state) {
   (void)state;
   rft_scene s = {.block = rft_block_transformer, .blocks = 1, .dtype = RFR_F32, .fuse = true};
-  rfr_graphs_memory m[2];
+  rfr_graphs_memory m[2] = {{.size = sizeof *m}, {.size = sizeof *m}};
   for (int marked = 0; marked < 2; marked++) {
     s.marked = (unsigned)marked;
     rfr_trace *t = rft_block_trace(&s, 0);
@@ -356,7 +356,7 @@ static void test_allocation_faults(void **state) {
   rfr_trace *t = rft_block_trace(&s, 0);
   rfr_callable c = rfr_callable_default();
   rfr_graphs_options o = rfr_graphs_options_default();
-  rfr_graphs_memory m;
+  rfr_graphs_memory m = {.size = sizeof m};
   rfr_graphs *g;
   c.trace = t;
   OK(rfr_graphs_create(ctx, &c, 1, &o, &g));

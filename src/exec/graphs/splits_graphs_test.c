@@ -123,7 +123,7 @@ static void test_fresh_splits(void **state) {
   static results first[STEPS], now;
   for (int variant = 0; variant < VARIANTS; variant++) {
     rfr_graphs *g = create(variant, true);
-    rfr_graphs_memory m;
+    rfr_graphs_memory m = {.size = sizeof m};
     OK(rfr_graphs_get_memory(g, &m));
     assert_int_equal(m.recomputed > 0, variant >> 1 & 1);
     for (int step = 0; step < STEPS; step++) {
