@@ -155,7 +155,7 @@ typedef struct rfr_graphs_options {
   int eager;              /* 1: nothing is captured, each call runs its kernels one by one; the same bits. On device
                              cuda:none, where nothing runs, the plan alone is made */
   int debug;      /* 1: what is over is poisoned (NaN, -1): slots that are free, outputs behind the last gradient,
-                              input gradients behind the slot's next forward. The same bits of all that holds */
+                              input gradients when the slot's next forward begins. The same bits of all that holds */
   int fuse;       /* as in rfr_compile_options; default 1 */
   int64_t budget; /* bytes of the whole arena; 0: no limit */
   rfr_recompute recompute; /* as in rfr_compile_options, of all callables together; default: keep. What a trace marks by
@@ -200,7 +200,8 @@ RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatc
                                       int n_inputs, rfr_tensor *outputs, int n_outputs);
 /* The backward. `output_grads`: one binding per output, by position or by name, but of those alone that have a gradient
  * and go to no other callable; `input_grads`, room for one per unlinked input: data NULL where there is none. They hold
- * until the slot's next forward or the next step begins. Where the schedule has B, the weight gradients run too. */
+ * until the slot's next forward or the next step begins, before inputs are copied: that forward cannot be given them.
+ * Where the schedule has B, the weight gradients run too. */
 RFR_API rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *output_grads,
                                        int n_output_grads, rfr_tensor *input_grads, int n_input_grads);
 /* The weight gradients of a callable, added onto the main gradients. Errors: graphs.order, where none wait. */
