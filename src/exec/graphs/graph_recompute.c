@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The layout of all callables, and what they make again for it. Each has a ladder (pass/recompute.c): rung by rung its slots hold less from F on, and its
- * backward does more. They are one choice, since they are planned together: their rungs above what is marked are
- * merged to one ladder, those that save most for their work first, in as many slots as they save it. `auto` bisects it
- * by the real plan of all callables, whose smallest is that of all rungs; the fewest rungs that fit are taken.
+ * The layout of all callables, and what they make again for it. Each has a ladder (pass/recompute.c): rung by rung its
+ * slots hold less from F on, and its backward does more. They are one choice, since they are planned together: their
+ * rungs above what is marked are merged to one ladder, those that save most for their work first, in as many slots as
+ * they save it. `auto` bisects it by the real plan of all callables, whose smallest is that of all rungs; the fewest
+ * rungs that fit are taken.
  */
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
