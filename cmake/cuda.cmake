@@ -14,6 +14,7 @@ endif()
 enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 17)
 file(GLOB_RECURSE RFR_CUDA_SOURCES CONFIGURE_DEPENDS src/*.cu src/*_cuda.c src/backend/cuda/*.c)
+list(FILTER RFR_CUDA_SOURCES EXCLUDE REGEX "_test\\.c$")
 add_library(refrain_cuda MODULE ${RFR_CUDA_SOURCES})
 target_include_directories(refrain_cuda PRIVATE include src ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 set(flags -Xcompiler=-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fvisibility=hidden --Werror=all-warnings
