@@ -5,8 +5,11 @@
  * Collectives called by themselves give what they should, of two ranks to the bit. Layers trained with parameters in
  * parts, gathered around the calls (hooks at capture, the loop at replay), inside the graphs by each call, and inside
  * as actions of a schedule, end with the weights of one GPU that has everything and adds up both ranks' microbatches,
- * to the bit, in f32 and bf16. A rank that aborts ends the other's wait. Prints what each plan takes, and what
- * gathering costs.
+ * to the bit, in f32 and bf16. A rank that does not come ends the other's wait after the timeout. Prints what each plan
+ * takes, and what gathering costs.
+ *
+ * First, with a process for each rank, where NCCL frees a communicator only when its graphs are gone: one that waits is
+ * told with graphs alive, by its timeout and by an abort from another thread, and when nobody joins; and it can leave.
  */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -15,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,6 +28,7 @@ static const int64_t sizes[PARAMETERS] = {C, HIDDEN *C, C *HIDDEN};
 static const char *const kinds[PARAMETERS] = {"norm", "up", "down"};
 static const char *const ways[WAYS] = {"one GPU", "around", "inside", "actions"};
 static int steps = 4;
+static double timeout = 20;
 static rfr_dtype dtype;
 static unsigned char id[RFR_NCCL_ID_BYTES];
 
@@ -332,7 +337,7 @@ static rfr_status work(rank *r, bool alone) {
   o.device = device;
   CUDA(cudaSetDevice(r->number));
   TRY(rfr_ctx_create(&o, &r->ctx));
-  if (!alone) TRY(rfr_comm_nccl_create(r->ctx, id, RANKS, r->number, 20, &r->comm));
+  if (!alone) TRY(rfr_comm_nccl_create(r->ctx, id, RANKS, r->number, timeout, &r->comm));
   if (r->way == AROUND) TRY(check_collectives(r));
   for (int l = 0; l < LAYERS; l++)
     for (int k = 0; k < PARAMETERS; k++) {
@@ -466,11 +471,91 @@ static bool check_late(rank *ranks, int way) {
   return !ranks[0].failed && !ranks[1].failed;
 }
 
+/* ---- ranks that are processes ---- */
+
+enum { LATE, ABORTED, ABSENT, CASES };
+static const char *const cases[CASES] = {"graphs, and a rank that does not come", "graphs, and an abort from a thread",
+                                         "a rank that does not join"};
+
+static void *abort_soon(void *arg) {
+  rank *r = arg;
+  sleep(1);
+  rfr_comm_abort(r->comm);
+  return NULL;
+}
+
+static bool is_told(rfr_status s) { return s != RFR_OK && strcmp(rfr_last_error()->slug, "dist.peer") == 0; }
+
+/* The second step, which rank 1 never comes to; and a third, of which nothing may be launched. */
+static bool step_alone(rank *r, int how) {
+  pthread_t thread;
+  if (how == ABORTED && pthread_create(&thread, NULL, abort_soon, r) != 0) return false;
+  const bool told = is_told(step(r, 1));
+  if (how == ABORTED) pthread_join(thread, NULL);
+  return told && step(r, 2) != RFR_OK;
+}
+
+static bool meet_and_part(rank *r, int how) {
+  dtype = RFR_F32, steps = 1;
+  timeout = how == ABORTED ? 0 : 8;
+  if (how == ABSENT && r->number == 1) return true;
+  const rfr_status s = work(r, false);
+  if (how == ABSENT) return is_told(s);
+  if (s != RFR_OK) return false;
+  if (r->number == 0) return step_alone(r, how);
+  sleep(how == LATE ? 11 : 4);
+  return true;
+}
+
+/* Rank 0's process makes the id and sends it to the others. */
+static bool share_id(const rank *r, const int channel[2]) {
+  rfr_ctx *ctx;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.device = "cuda:0";
+  if (r->number > 0) return read(channel[0], id, sizeof id) == sizeof id;
+  if (rfr_ctx_create(&o, &ctx) != RFR_OK || rfr_comm_nccl_id(ctx, id) != RFR_OK) return false;
+  rfr_ctx_destroy(ctx);
+  return write(channel[1], id, sizeof id) == sizeof id;
+}
+
+static int process(rank *r, int how, const int channel[2]) {
+  enum { MOST_SECONDS = 60 }; /* a hang ends the process */
+  alarm(MOST_SECONDS);
+  r->way = INSIDE;
+  bool well = share_id(r, channel) && meet_and_part(r, how);
+  if (r->number == 0) printf("%s: %s\n", cases[how], rfr_last_error()->message);
+  rfr_comm_abort(r->comm);
+  leave(r);
+  fflush(stdout);
+  return well ? 0 : 1;
+}
+
+/* Before this process has called CUDA, which no fork survives. */
+static bool check_processes(rank *ranks, int how) {
+  int channel[2], status;
+  pid_t child[RANKS];
+  bool well = true;
+  if (pipe(channel) != 0) return false;
+  fflush(stdout);
+  for (int i = 0; i < RANKS; i++) {
+    memset(&ranks[i], 0, sizeof ranks[i]);
+    ranks[i].number = i;
+    child[i] = fork();
+    if (child[i] == 0) _exit(process(&ranks[i], how, channel));
+  }
+  for (int i = 0; i < RANKS; i++)
+    well &= child[i] > 0 && waitpid(child[i], &status, 0) == child[i] && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  close(channel[0]), close(channel[1]);
+  printf("processes, %s: %s\n", cases[how], well ? "well" : "FAILED");
+  return well;
+}
+
 int main(int argc, char **argv) {
   static const rfr_dtype types[] = {RFR_F32, RFR_BF16};
   static rank one, ranks[WAYS][RANKS];
   int bad = 0;
   if (argc > 1) steps = atoi(argv[1]);
+  for (int how = LATE; how < CASES; how++) bad += !check_processes(ranks[AROUND], how);
   for (int k = 0; k < 4; k++) {
     dtype = types[k / 2];
     const int fuse = k % 2;
