@@ -269,6 +269,38 @@ static void test_apart(void **state) {
     }
 }
 
+/* Two callables with two slots; of one port each the memory is all one. */
+static rfr_status try_shared(const char *first, const char *second, bool slots_apart) {
+  static _Alignas(16) float memory[2][T * C];
+  static const char text[] = "0F0 0F1 0B0 0B1";
+  const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
+  void *const address[2] = {memory[0], memory[slots_apart]};
+  const rfr_callable_fixed f[2] = {{first, 0, address, 2}, {second, 0, address, 2}};
+  const int layers = 2;
+  rfr_callable c[2];
+  rfr_schedule *schedule;
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_graphs *g;
+  rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
+  for (int i = 0; i < 2; i++) c[i] = rfr_callable_default(), c[i].trace = t[i], c[i].fixed = &f[i], c[i].n_fixed = 1;
+  OK(rfr_schedule_parse(ctx, "test", text, sizeof text - 1, &schedule));
+  OK(rfr_schedule_set_layers(schedule, &layers, 1));
+  o.schedule = schedule;
+  const rfr_status status = rfr_graphs_create(ctx, c, 2, &o, &g);
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+  return status;
+}
+
+/* One callable's output may be where the next one's input is; two slots' outputs may not, and their inputs may. */
+static void test_apart_between(void **state) {
+  (void)state;
+  OK(try_shared("y", "x", true));
+  OK(try_shared("x", "x", false));
+  rft_refused(try_shared("y", "x", false), "graphs.callable", "callable \"0\": \"y\" and \"y\" lie in the same memory");
+}
+
 /* Outputs that are an input, or a part of something, have no memory of their own; of an input without a gradient there
  * is none to fix. */
 static void test_views_are_not_fixed(void **state) {
@@ -689,6 +721,7 @@ int main(void) {
       rft_context_test(test_fixed),
       rft_context_test(test_fixed_refusals),
       rft_context_test(test_apart),
+      rft_context_test(test_apart_between),
       rft_context_test(test_views_are_not_fixed),
       rft_context_test(test_absent_inputs),
       rft_context_test(test_grads_ready),
