@@ -146,23 +146,25 @@ typedef struct rfr_main_gradient {
 
 typedef struct rfr_graphs_options {
   size_t size;
-  const rfr_schedule
-      *schedule; /* its rank's stages own the callables in ascending order, rfr_schedule_layers each. NULL:
-                                   one stage, microbatch by microbatch F of all callables, then B from the last to the
-                                   first; any number of microbatches */
+  /* Its rank's stages own the callables in ascending order, rfr_schedule_layers each. NULL: one stage, microbatch by
+   * microbatch F of all callables, then B from the last to the first; any number of microbatches. */
+  const rfr_schedule *schedule;
   int rank;
   int allow_unused_input; /* 1: an input_grad that reaches no output has no gradient; 0: it is an error */
-  int eager;              /* 1: nothing is captured, each call runs its kernels one by one; the same bits. On device
-                             cuda:none, where nothing runs, the plan alone is made */
-  int debug;      /* 1: what is over is poisoned (NaN, -1): slots that are free, outputs behind the last gradient,
-                              input gradients when the slot's next forward begins. The same bits of all that holds */
+  /* 1: nothing is captured, each call runs its kernels one by one; the same bits. On device cuda:none, where nothing
+   * runs, the plan alone is made. */
+  int eager;
+  /* 1: what is over is poisoned (NaN, -1): slots that are free, outputs behind the last gradient, input gradients when
+   * the slot's next forward begins. The same bits of all that holds. */
+  int debug;
   int fuse;       /* as in rfr_compile_options; default 1 */
   int64_t budget; /* bytes of the whole arena; 0: no limit */
-  rfr_recompute recompute; /* as in rfr_compile_options, of all callables together; default: keep. What a trace marks by
-                              rfr_set_recompute is marked here too. Inference has nothing to make again */
-  const rfr_binding
-      *tensors;  /* memory of the caller's for parameters, states and constants; others are ours. It must */
-  int n_tensors; /* outlive the graphs */
+  /* As in rfr_compile_options, of all callables together; default: keep. What a trace marks by rfr_set_recompute is
+   * marked here too. Inference has nothing to make again. */
+  rfr_recompute recompute;
+  /* Memory of the caller's for parameters, states and constants, which outlives the graphs; others are ours. */
+  const rfr_binding *tensors;
+  int n_tensors;
   const rfr_main_gradient *gradients; /* of those parameters where the default, ours and cleared, will not do */
   int n_gradients;
   int warmup_iterations;  /* runs of each part before capture; default 0. Output gradients are zeros then */
