@@ -40,8 +40,8 @@ RFR_API rfr_status rfr_comm_nccl_id(rfr_ctx *ctx, void *id);
  * the same time, in a process or a thread of its own, with a GPU of its own, and waits for the others. Programs may
  * be captured with it. Sums of two ranks have the bits of any order; of more, NCCL's order. `timeout`: seconds that
  * a wait may take, for a call made here or for a device whose programs or graphs have this communicator, their own
- * work and joining here included; 0: as long as it takes. A poll counts from when it first finds the device busy behind
- * the last launch. rfr_comm_abort ends what waits on this rank alone; the others' timeouts end theirs. Programs and
+ * work and joining here included; 0: as long as it takes. A poll counts from when it first finds the device busy with
+ * what came last. rfr_comm_abort ends what waits on this rank alone; the others' timeouts end theirs. Programs and
  * graphs go before it: its destruction waits until they are gone, also after an abort. All ranks of a machine destroy
  * theirs at the same time. Errors: argument, backend.missing, dist.peer, cuda. */
 RFR_API rfr_status rfr_comm_nccl_create(rfr_ctx *ctx, const void *id, int size, int rank, double timeout,

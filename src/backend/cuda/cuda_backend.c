@@ -41,7 +41,7 @@ struct rfi_device {
   rfr_memory_use use; /* but for `taken` */
   rfi_lt *lt;         /* NULL without a device */
   rfr_comm *comm;     /* of ops on the stream; NULL: none */
-  double busy_since;  /* with `comm`: when a poll first found it so behind the last launch; 0: not yet */
+  double busy_since;  /* with `comm`: when a poll first found it so behind what came last; 0: not yet */
 };
 
 struct rfi_graph {
@@ -234,6 +234,7 @@ static void memory_free(rfi_device *d, rfi_memory kind, void *memory) {
 static rfr_status memory_fill(rfi_device *d, void *to, unsigned char byte, size_t n) {
   int before;
   if (d->info.ordinal < 0 || n == 0) return RFR_OK;
+  d->busy_since = 0;
   RFI_TRY(enter(d, &before));
   return leave(d, before, rfi_cuda_check(cudaMemsetAsync(to, byte, n, d->at), "filling memory"));
 }
@@ -259,6 +260,7 @@ static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t 
 static rfr_status memory_move(rfi_device *d, void *to, const void *from, size_t n) {
   int before;
   if (n == 0) return RFR_OK;
+  d->busy_since = 0;
   RFI_TRY(enter(d, &before));
   return leave(d, before, rfi_cuda_check(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->at), "copying"));
 }
