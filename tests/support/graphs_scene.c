@@ -389,3 +389,28 @@ void rft_refused(rfr_status s, const char *slug, const char *text) {
   if (s == RFR_OK) fail_msg("taken, but should be %s: %s", slug, text);
   if (strcmp(e->slug, slug) != 0 || !strstr(e->message, text)) fail_msg("%s: %s", e->slug, e->message);
 }
+
+rfr_schedule *rft_generate(rfr_schedule_kind kind, int ranks, int microbatches, int chunks) {
+  rfr_schedule_options o = rfr_schedule_options_default();
+  rfr_schedule *s;
+  o.kind = kind, o.ranks = ranks, o.microbatches = microbatches, o.chunks = chunks;
+  OK(rfr_schedule_generate(ctx, &o, &s));
+  return s;
+}
+
+rfr_graphs *rft_create_after_faults(const rfr_callable *c, const rfr_graphs_options *o, int64_t least) {
+  const int64_t live = rfr_ctx_get_stats(ctx).live_blocks;
+  for (int64_t k = 1;; k++) {
+    rfr_graphs *g;
+    rfr_ctx_fail_alloc(ctx, k);
+    const rfr_status st = rfr_graphs_create(ctx, c, 1, o, &g);
+    rfr_ctx_fail_alloc(ctx, 0);
+    if (st == RFR_OK) {
+      assert_true(k > least);
+      return g;
+    }
+    if (st != RFR_NO_MEMORY) fail_msg("allocation %lld: %s", (long long)k, rfr_last_error()->message);
+    assert_null(g);
+    assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, live);
+  }
+}

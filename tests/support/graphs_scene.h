@@ -71,4 +71,11 @@ rfr_tensor rft_of_graphs(rfr_graphs *g, const rfr_tensor *x);
 /* The test fails unless `s` is the error with this slug, and its message has the text. */
 void rft_refused(rfr_status s, const char *slug, const char *text);
 
+/* A schedule of a generator; the caller destroys it. */
+rfr_schedule *rft_generate(rfr_schedule_kind kind, int ranks, int microbatches, int chunks);
+
+/* Every allocation of a callable's creation fails once: a status each time, nothing is left. Then the graphs, which
+ * took more than `least` of them. */
+rfr_graphs *rft_create_after_faults(const rfr_callable *c, const rfr_graphs_options *o, int64_t least);
+
 #endif

@@ -590,14 +590,6 @@ static void test_grads_ready_without_schedule(void **state) {
 
 /* ---- other schedules ---- */
 
-static rfr_schedule *generate(rfr_schedule_kind kind, int ranks, int microbatches, int chunks) {
-  rfr_schedule_options o = rfr_schedule_options_default();
-  rfr_schedule *s;
-  o.kind = kind, o.ranks = ranks, o.microbatches = microbatches, o.chunks = chunks;
-  OK(rfr_schedule_generate(ctx, &o, &s));
-  return s;
-}
-
 /* Graphs of one schedule follow another: the same bits as graphs that were made for it; nothing is captured. */
 static void test_reschedule(void **state) {
   (void)state;
@@ -676,7 +668,7 @@ static void test_reschedule_refusals(void **state) {
     rft_refused(rfr_graphs_reschedule(g, schedule), cases[i].slug, cases[i].message);
     rfr_schedule_destroy(schedule);
   }
-  rfr_schedule *later = generate(RFR_SCHEDULE_1F1B, 2, 4, 0); /* this rank's stage is another one, or not there */
+  rfr_schedule *later = rft_generate(RFR_SCHEDULE_1F1B, 2, 4, 0); /* this rank's stage is another one, or not there */
   g->options.rank = 1;
   rft_refused(rfr_graphs_reschedule(g, later), "graphs.callable", "own 1 callables");
   rfr_schedule_destroy(later);
@@ -688,7 +680,7 @@ static void test_reschedule_refusals(void **state) {
 static void test_more_microbatches(void **state) {
   (void)state;
   rfr_graphs *g;
-  rfr_schedule *small = generate(RFR_SCHEDULE_1F1B, 4, 4, 0), *large = generate(RFR_SCHEDULE_1F1B, 4, 64, 0);
+  rfr_schedule *small = rft_generate(RFR_SCHEDULE_1F1B, 4, 4, 0), *large = rft_generate(RFR_SCHEDULE_1F1B, 4, 64, 0);
   const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
   rfr_trace *t = rft_block_trace(&s, 0);
   rfr_callable c = rfr_callable_default();

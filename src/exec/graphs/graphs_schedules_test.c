@@ -198,14 +198,6 @@ static void check_schedule(const rft_scene *s, const rfr_schedule *schedule, int
 
 /* ---- generators ---- */
 
-static rfr_schedule *generate(rfr_schedule_kind kind, int ranks, int microbatches, int chunks) {
-  rfr_schedule_options o = rfr_schedule_options_default();
-  rfr_schedule *s;
-  o.kind = kind, o.ranks = ranks, o.microbatches = microbatches, o.chunks = chunks;
-  OK(rfr_schedule_generate(ctx, &o, &s));
-  return s;
-}
-
 static const struct {
   rfr_schedule_kind kind;
   int ranks, chunks;
@@ -222,7 +214,7 @@ static void check_kind(int kind, rft_block block, rfr_dtype dtype, int microbatc
                        .fuse = true,
                        .frozen = frozen,
                        .recompute = microbatches % 2 ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP};
-  rfr_schedule *schedule = generate(kinds[kind].kind, kinds[kind].ranks, microbatches, kinds[kind].chunks);
+  rfr_schedule *schedule = rft_generate(kinds[kind].kind, kinds[kind].ranks, microbatches, kinds[kind].chunks);
   OK(rfr_schedule_set_layers(schedule, &layers, 1));
   check_schedule(&s, schedule, layers);
   rfr_schedule_destroy(schedule);
@@ -303,7 +295,7 @@ static void test_hooks(void **state) {
     for (int w = 0; w < 3; w++) {
       const int stages = kinds[kind].ranks * (kinds[kind].chunks ? kinds[kind].chunks : 1),
                 layers = RFT_BLOCKS / stages;
-      rfr_schedule *schedule = generate(kinds[kind].kind, kinds[kind].ranks, 6, kinds[kind].chunks);
+      rfr_schedule *schedule = rft_generate(kinds[kind].kind, kinds[kind].ranks, 6, kinds[kind].chunks);
       OK(rfr_schedule_set_layers(schedule, &layers, 1));
       for (int rank = 0; rank < kinds[kind].ranks; rank++) {
         const rft_scene s = {.block = rft_block_linear, .blocks = RFT_BLOCKS, .dtype = RFR_F32};
@@ -455,7 +447,7 @@ static void test_random_schedules(void **state) {
 static void test_slots(void **state) {
   (void)state;
   static const int wanted[4] = {8, 8, 4, 4};
-  rfr_schedule *schedule = generate(RFR_SCHEDULE_INTERLEAVED, 4, 32, 4);
+  rfr_schedule *schedule = rft_generate(RFR_SCHEDULE_INTERLEAVED, 4, 32, 4);
   const rft_scene s = {.block = rft_block_transformer, .blocks = 4, .dtype = RFR_BF16, .fuse = true};
   rfr_trace *t[4];
   rfr_callable c[4];
