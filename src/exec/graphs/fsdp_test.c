@@ -14,6 +14,7 @@
 #include "refrain/graphs.h"
 #include "refrain/ops.h"
 #include "support/context.h"
+#include "support/graphs_scene.h"
 
 enum { T = 7, C = 10, HIDDEN = 19, LAYERS = 3, PARAMETERS = 3, STEPS = 10, MOST_RANKS = 3, ROOM = 256 };
 
@@ -701,26 +702,15 @@ static void test_parameter_outputs(void **state) {
 
 /* Every allocation of creation fails once: a status each time, nothing is left. */
 static void test_allocation_faults(void **state) {
-  rfr_graphs *g;
   rfr_graphs_options o = rfr_graphs_options_default();
   rfr_callable c = rfr_callable_default();
   rfr_schedule *schedule;
   rfr_trace *t = layer_trace(ctx, 0);
-  rfr_status s = RFR_NO_MEMORY;
   (void)state;
   OK(rfr_schedule_parse(ctx, "test", "0UNSHARD 0F0 0B0 0REDUCE 0RESHARD", 33, &schedule));
   c.trace = t, c.sharded = 1;
   o.schedule = schedule;
-  const int64_t live = rfr_ctx_get_stats(ctx).live_blocks;
-  for (int k = 1; s != RFR_OK; k++) {
-    rfr_ctx_fail_alloc(ctx, k);
-    s = rfr_graphs_create(ctx, &c, 1, &o, &g);
-    rfr_ctx_fail_alloc(ctx, 0);
-    if (s == RFR_OK) break;
-    assert_int_equal(s, RFR_NO_MEMORY);
-    assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, live);
-  }
-  rfr_graphs_destroy(g);
+  rfr_graphs_destroy(rft_create_after_faults(&c, &o, 20));
   rfr_schedule_destroy(schedule);
   rfr_trace_destroy(t);
 }
