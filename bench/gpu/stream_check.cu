@@ -5,7 +5,7 @@
  * beside its neighbours, would read or give something else. Captured and eager, in a stream, in two by turns and in the
  * legacy default stream, a step has the bits of one in the graphs' own stream with waits around each call. So has one
  * whose inputs, outputs and their gradients lie in fixed memory of the device, and one whose weight and main gradient
- * have moved.
+ * have moved; and one to which each call gives other memory, of the device or of the host, pinned or not, by turns.
  *
  *   stream_check
  */
@@ -19,7 +19,8 @@
 #include "refrain/graphs.h"
 #include "refrain/ops.h"
 
-enum { T = 256, C = 256, N = T * C, MICROBATCHES = 3, STREAMS = 2, PAUSE = 20000000 };
+/* x has more bytes than the guard behind the arena. */
+enum { T = 4096, C = 256, N = T * C, MICROBATCHES = 3, STREAMS = 2, PAUSE = 20000000 };
 
 static int wrong;
 
@@ -99,8 +100,21 @@ struct step {
   float y[MICROBATCHES][N], dx[MICROBATCHES][N], dw[C * C];
 };
 
-/* streams NULL: the graphs' own, and the host waits. x and dy: where what is read is written first. */
-static void run(rfr_graphs *g, const float *source, float *x, float *dy, const cudaStream_t *streams, step *out) {
+/* What each call is given, forward and backward by turns. Memory of the host has what is read already. */
+struct places {
+  const float *at[2 * MICROBATCHES];
+  bool host[2 * MICROBATCHES], fixed;
+};
+
+static places both(const float *x, const float *dy) {
+  places p = {};
+  for (int call = 0; call < 2 * MICROBATCHES; call++) p.at[call] = call % 2 ? dy : x;
+  p.fixed = x != dy;
+  return p;
+}
+
+/* streams NULL: the graphs' own, and the host waits. Memory of the device has what is read written first. */
+static void run(rfr_graphs *g, const float *source, const places &p, const cudaStream_t *streams, step *out) {
   const rfr_type type = {RFR_F32, 2, {T, C}};
   const size_t bytes = N * sizeof(float);
   rfr_tensor y, dx, dw;
@@ -111,15 +125,16 @@ static void run(rfr_graphs *g, const float *source, float *x, float *dy, const c
     const cudaStream_t s = streams ? streams[call % STREAMS] : 0;
     if (streams) ok(rfr_graphs_set_stream(g, s));
     if (streams) wait_a_while<<<1, 1, 0, s>>>(PAUSE);
-    float *to = back ? dy : x;
-    cuda(cudaMemcpyAsync(to, source + call * N, bytes, cudaMemcpyDefault, s));
+    float *to = (float *)p.at[call];
+    if (!p.host[call]) cuda(cudaMemcpyAsync(to, source + call * N, bytes, cudaMemcpyDefault, s));
     if (!streams) cuda(cudaDeviceSynchronize());
     const rfr_binding in = {NULL, type, to};
     if (back) ok(rfr_graphs_backward(g, 0, m, &in, 1, &dx, 1));
     else ok(rfr_graphs_forward(g, 0, m, &in, 1, &y, 1));
     if (!streams) ok(rfr_graphs_wait(g));
     cuda(cudaMemcpyAsync(back ? out->dx[m] : out->y[m], back ? dx.data : y.data, bytes, cudaMemcpyDefault, s));
-    if (x == dy || back) cuda(cudaMemsetAsync(to, 0xff, bytes, s)); /* fixed, it is read until the last gradient */
+    if (!p.host[call] && (!p.fixed || back))
+      cuda(cudaMemsetAsync(to, 0xff, bytes, s)); /* fixed, it is read until the last gradient */
     if (!streams) cuda(cudaDeviceSynchronize());
   }
   ok(rfr_graphs_end_step(g));
@@ -137,6 +152,31 @@ static void move_weights(rfr_graphs *g, const memory *own) {
   cuda(cudaMemset(own->w[0], 0xff, bytes));
   cuda(cudaDeviceSynchronize());
   ok(rfr_graphs_rebind(g, &tensor, 1, &gradient, 1));
+}
+
+/* Other memory at each call: of the device, of the host, and of both by turns, which leads back to the same address. */
+static void run_from_others(rfr_graphs *g, const float *source, const cudaStream_t *streams, const step *plain,
+                            step *now, bool eager) {
+  const std::vector<float> pageable(source, source + 2 * MICROBATCHES * N);
+  places device = {}, host = {}, turns = {};
+  for (int call = 0; call < 2 * MICROBATCHES; call++) {
+    const bool odd = call / 2 % 2;
+    device.at[call] = room(N);
+    host.at[call] = source + call * N;
+    turns.at[call] = odd ? pageable.data() + call * N : device.at[call % 2];
+    host.host[call] = true;
+    turns.host[call] = odd;
+  }
+  const places *order[] = {&device, &host, &device, &turns};
+  const char *what[] = {"other device memory at each call", "then host memory", "then device memory", "then by turns"};
+  for (int i = 0; i < 4; i++) {
+    char text[80];
+    memset(now, 0xff, sizeof *now);
+    run(g, source, *order[i], streams, now);
+    snprintf(text, sizeof text, "%s, %s", eager ? "eager" : "captured", what[i]);
+    expect(text, memcmp(plain, now, sizeof *now) == 0);
+  }
+  for (int call = 0; call < 2 * MICROBATCHES; call++) cuda(cudaFree((void *)device.at[call]));
 }
 
 static bool same(const step *a, const step *b) { return memcmp(a, b, sizeof *a) == 0; }
@@ -160,28 +200,29 @@ int main(void) {
   step *plain = &results[0], *now = &results[1];
   for (int eager = 0; eager < 2; eager++) {
     rfr_graphs *g = make(ctx, eager, NULL);
-    if (eager == 0) run(g, source, x, x, NULL, plain);
+    if (eager == 0) run(g, source, both(x, x), NULL, plain);
     memset(now, 0xff, sizeof *now);
-    run(g, source, x, x, one, now);
+    run(g, source, both(x, x), one, now);
     expect(eager ? "eager, in a stream" : "captured, in a stream", same(plain, now));
     memset(now, 0xff, sizeof *now);
-    run(g, source, x, x, two, now);
+    run(g, source, both(x, x), two, now);
     expect(eager ? "eager, in two streams by turns" : "captured, in two streams by turns", same(plain, now));
     memset(now, 0xff, sizeof *now);
-    run(g, source, x, x, legacy, now);
+    run(g, source, both(x, x), legacy, now);
     expect(eager ? "eager, in the legacy stream" : "captured, in the legacy stream", same(plain, now));
     memset(now, 0xff, sizeof *now);
-    run(g, source, x, x, NULL, now);
+    run(g, source, both(x, x), NULL, now);
     expect(eager ? "eager, in the graphs' own again" : "captured, in the graphs' own again", same(plain, now));
+    run_from_others(g, source, two, plain, now, eager);
     rfr_graphs_destroy(g);
     memory own = {{room(N), room(N), room(N), room(N)}, {room(C * C), room(C * C)}, {room(C * C), room(C * C)}};
     g = make(ctx, eager, &own);
     memset(now, 0xff, sizeof *now);
-    run(g, source, own.port[0], own.port[2], one, now);
+    run(g, source, both(own.port[0], own.port[2]), one, now);
     expect(eager ? "eager, in fixed memory" : "captured, in fixed memory", same(plain, now));
     move_weights(g, &own);
     memset(now, 0xff, sizeof *now);
-    run(g, source, own.port[0], own.port[2], two, now);
+    run(g, source, both(own.port[0], own.port[2]), two, now);
     expect(eager ? "eager, weights have moved" : "captured, weights have moved", same(plain, now));
     rfr_graphs_destroy(g);
     for (int i = 0; i < 4; i++) cuda(cudaFree(own.port[i]));

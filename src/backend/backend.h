@@ -7,7 +7,8 @@
  * Bound ops are enqueued in order on the device's one stream, or on the caller's in its
  * place, but for those of the side branch (pass/branch.h), which may run beside what
  * follows them. On the CPU a call returns when it is done; elsewhere when it is enqueued,
- * and `wait` or `copy` waits. A graph is the same calls, recorded once and launched as one.
+ * and `wait` or `copy` waits. A graph is the same calls, recorded once and launched as one,
+ * behind copies whose sources each launch names.
  *
  * There are two kinds of memory. The arena is the device's own. A ring's memory is
  * written and read by the host and by the device at once, at one address; a program
@@ -36,6 +37,11 @@ typedef struct rfi_bound { /* one op, ready to run */
   bool aside, waits; /* is of the side branch; waits for all of it that was enqueued before */
   bool forks;        /* what is aside from here on is behind all that was enqueued before */
 } rfi_bound;
+
+typedef struct rfi_copy { /* what a graph does before its ops */
+  void *to;               /* in the arena */
+  size_t n;               /* > 0 */
+} rfi_copy;
 
 enum { RFI_CHOICE = 256 }; /* bytes of what was chosen, as text */
 
@@ -75,8 +81,10 @@ typedef struct rfi_backend {
 
   rfr_status (*run)(rfi_device *d, const rfi_bound *bound, int n);                 /* no branch is open at the end */
   rfr_status (*run_timed)(rfi_device *d, const rfi_bound *bound, double *seconds); /* one op; waits */
-  rfr_status (*capture)(rfi_device *d, const rfi_bound *bound, int n, rfi_graph **out);
-  rfr_status (*launch)(rfi_device *d, rfi_graph *graph);
+  rfr_status (*capture)(rfi_device *d, const rfi_copy *copies, int n_copies, const rfi_bound *bound, int n,
+                        rfi_graph **out);
+  /* `from`: for each copy what `move` takes; its own bytes: they are there. Not read where there are no copies. */
+  rfr_status (*launch)(rfi_device *d, rfi_graph *graph, const void *const *from);
   void (*graph_destroy)(rfi_device *d, rfi_graph *graph); /* accepts NULL */
   rfr_status (*wait)(rfi_device *d);                      /* errors of what was enqueued, here and in poll */
   /* What is enqueued from now on goes into the caller's stream, behind all before; NULL: the device's own again. */

@@ -52,6 +52,9 @@ static bool share(const rfi_bound *a, const rfi_bound *b) {
 }
 
 static rfr_status check_pair(const rfi_bound *bound, const rfi_unit *x, const rfi_unit *y) {
+  if (x->n == 0)
+    return rfi_fail(RFI_E_PLAN_ORDER, "no path of the graph leads from its copies to op %d of the lowered program",
+                    bound[y->first].op);
   for (int i = x->first; i < x->first + x->n; i++)
     for (int k = y->first; k < y->first + y->n; k++)
       if (share(&bound[i], &bound[k]))

@@ -8,16 +8,16 @@
 #include "backend/backend.h"
 
 typedef struct rfi_unit { /* ops that were enqueued at once, one after the other or in any order */
-  int first, n;
+  int first, n;           /* n 0: the graph's copies */
 } rfi_unit;
 
 typedef struct rfi_unit_edge { /* the graph runs all of `to` after all of `from`; from < to */
   int from, to;
 } rfi_unit_edge;
 
-/* Any two ops of different units that share a byte which one of them writes have a path of edges between their units.
- * Units are in the order in which they were enqueued; edges are sorted here. Errors: plan.order, naming two that have
- * none. */
+/* Any two ops of different units that share a byte which one of them writes have a path of edges between their units,
+ * and so has every op with the graph's copies, which are the first unit. Units are in the order in which they were
+ * enqueued; edges are sorted here. Errors: plan.order, naming two that have none. */
 rfr_status rfi_order_check(rfr_ctx *ctx, const rfi_bound *bound, const rfi_unit *unit, int n, rfi_unit_edge *edge,
                            int n_edges);
 

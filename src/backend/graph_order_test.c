@@ -88,8 +88,20 @@ static void test_unit(void **state) {
   assert_int_equal(rfi_order_check(ctx, m.bound, m.unit, 3, line, 1), RFR_INTERNAL);
 }
 
+/* Copies come before all ops, whatever those read. */
+static void test_copies(void **state) {
+  (void)state;
+  made m;
+  make(&m, (int[]){-1, -1, -1, -1}, (int[]){0, 100, 200, 300});
+  m.unit[0] = (rfi_unit){0, 0};
+  assert_int_equal(check(&m, 4, branch), RFR_OK);
+  assert_int_equal(check(&m, 2, branch + 2), RFR_INTERNAL); /* 3 stands by itself */
+  assert_string_equal(rfr_last_error()->slug, "plan.order");
+  assert_int_equal(check(&m, 3, branch), RFR_INTERNAL); /* 1 does */
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_order), rft_context_test(test_bytes),
-                                     rft_context_test(test_unit)};
+                                     rft_context_test(test_unit), rft_context_test(test_copies)};
   return cmocka_run_group_tests_name("graph_order", tests, NULL, NULL);
 }

@@ -85,7 +85,7 @@ rfr_status rfr_program_capture(rfr_programs *p, int program) {
   RFI_TRY(rfi_program_get(p, program, &g));
   p->backend->graph_destroy(p->device, g->graph);
   g->graph = NULL;
-  return p->backend->capture(p->device, g->bound + g->n_load, g->n_bound - g->n_load, &g->graph);
+  return p->backend->capture(p->device, NULL, 0, g->bound + g->n_load, g->n_bound - g->n_load, &g->graph);
 }
 
 rfr_status rfi_check_type(const char *name, const rfr_type *was, const rfr_type *now) {
@@ -122,7 +122,7 @@ rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *b
   if (!g->graph) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" was not captured", g->name);
   for (int i = 0; i < n; i++) RFI_TRY(check_binding(p, g, &bindings[i]));
   if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
-  return p->backend->launch(p->device, g->graph);
+  return p->backend->launch(p->device, g->graph, NULL);
 }
 
 rfr_status rfr_programs_wait(rfr_programs *p) {

@@ -140,17 +140,19 @@ static rfr_status fault_run_timed(rfi_device *d, const rfi_bound *bound, double 
   return cpu()->run_timed(d, bound, seconds);
 }
 
-static rfr_status fault_capture(rfi_device *d, const rfi_bound *bound, int n, rfi_graph **out) {
+static rfr_status fault_capture(rfi_device *d, const rfi_copy *copies, int n_copies, const rfi_bound *bound, int n,
+                                rfi_graph **out) {
   *out = NULL;
   RFI_TRY(enter(RFT_ENTRY_capture));
-  RFI_TRY(cpu()->capture(d, bound, n, out));
+  RFI_TRY(cpu()->capture(d, copies, n_copies, bound, n, out));
   rft_faults.graphs++;
   return RFR_OK;
 }
 
-static rfr_status fault_launch(rfi_device *d, rfi_graph *graph) {
+static rfr_status fault_launch(rfi_device *d, rfi_graph *graph, const void *const *from) {
   RFI_TRY(enter(RFT_ENTRY_launch));
-  return cpu()->launch(d, graph);
+  rft_faults.from = from;
+  return cpu()->launch(d, graph, from);
 }
 
 static void fault_graph_destroy(rfi_device *d, rfi_graph *graph) {

@@ -33,6 +33,7 @@ typedef struct rft_fault {
   int devices, blocks, graphs;
   int measured; /* choices that a clock made */
   int64_t arena_bytes, most_arena_bytes;
+  const void *const *from; /* what the last launch copies */
 } rft_fault;
 
 extern rft_fault rft_faults; /* one test program, one thread */

@@ -32,7 +32,8 @@ struct rfi_device {
 
 struct rfi_graph {
   const rfi_bound *bound;
-  int n;
+  int n, n_copies;
+  rfi_copy copies[];
 };
 
 static void device_close(rfi_device *d) {
@@ -210,14 +211,20 @@ static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *secon
   return s;
 }
 
-static rfr_status capture(rfi_device *d, const rfi_bound *bound, int n, rfi_graph **out) {
+static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, const rfi_bound *bound, int n,
+                          rfi_graph **out) {
   *out = NULL;
-  RFI_TRY(RFI_ALLOC(d->ctx, sizeof **out, out));
-  **out = (rfi_graph){bound, n};
+  RFI_TRY(RFI_ALLOC(d->ctx, sizeof **out + sizeof *copies * (size_t)n_copies, out));
+  **out = (rfi_graph){bound, n, n_copies};
+  for (int i = 0; i < n_copies; i++) (*out)->copies[i] = copies[i];
   return RFR_OK;
 }
 
-static rfr_status launch(rfi_device *d, rfi_graph *graph) { return run(d, graph->bound, graph->n); }
+static rfr_status launch(rfi_device *d, rfi_graph *graph, const void *const *from) {
+  for (int i = 0; i < graph->n_copies; i++)
+    if (from[i] != graph->copies[i].to) RFI_TRY(memory_copy(d, graph->copies[i].to, from[i], graph->copies[i].n));
+  return run(d, graph->bound, graph->n);
+}
 
 static void graph_destroy(rfi_device *d, rfi_graph *graph) { rfi_free(d->ctx, graph); }
 

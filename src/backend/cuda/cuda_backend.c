@@ -2,7 +2,8 @@
  *
  * An NVIDIA GPU as a backend: one stream and a second one for the side branch, one arena, and a
  * captured graph per program, which is launched into the caller's stream where there is one.
- * Every kernel is enqueued by the same calls when a program runs eagerly and when it is captured.
+ * Every kernel is enqueued by the same calls when a program runs eagerly and when it is captured. A graph's copies are
+ * its first nodes, and get their sources when it is launched: a copy between two launches costs the host more.
  *
  * Device "cuda:none" is an H200 that is not there: ops bind and their workspaces are known,
  * memory has addresses that nobody may use, and running is refused. It is for plans.
@@ -26,7 +27,7 @@ __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_ge
 
 static const rfi_cuda_host *core; /* set once, before anything else is called; the same for every context */
 
-enum { MOST_AT_ONCE = 1024 };
+enum { MOST_AT_ONCE = 1024, GUARD = 2 << 20 };
 
 #define CUDA(call, what) RFI_TRY(rfi_cuda_check(call, what))
 
@@ -44,8 +45,19 @@ struct rfi_device {
   double busy_since;  /* with `comm`: when a poll first found it so behind what came last; 0: not yet */
 };
 
+typedef struct node_copy { /* a graph's, from memory of the device */
+  cudaGraphNode_t node;
+  void *to;
+  size_t n;
+  const void *from; /* what the node has; NULL: nothing that anybody named */
+  bool enabled;
+} node_copy;
+
 struct rfi_graph {
   cudaGraphExec_t exec;
+  cudaGraph_t graph; /* whose nodes the copies are; NULL: there are none */
+  int n_copies;
+  node_copy copies[];
 };
 
 /* Errors after which the context answers nothing else, whatever it is asked. */
@@ -466,19 +478,41 @@ static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *secon
   return leave(d, before, run_between_events(d, bound, seconds));
 }
 
-static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, cudaGraphExec_t *exec) {
+/* One behind the other. A launch names source and size before one runs. Until then it is what lies behind, which is
+ * memory of the same block, and no more of it than the guard has. */
+static rfr_status capture_copies(rfi_device *d, rfi_graph *to, rfi_units *units) {
+  for (int i = 0; i < to->n_copies; i++) {
+    node_copy *c = &to->copies[i];
+    const size_t some = c->n < GUARD ? c->n : GUARD;
+    enum cudaStreamCaptureStatus status;
+    const cudaGraphNode_t *ends;
+    const cudaGraphEdgeData *data;
+    size_t n_ends;
+    CUDA(cudaMemcpyAsync(c->to, (const char *)c->to + some, some, cudaMemcpyDeviceToDevice, d->stream), "copying");
+    CUDA(cudaStreamGetCaptureInfo(d->stream, &status, NULL, NULL, &ends, &data, &n_ends), "reading a graph");
+    if (status != cudaStreamCaptureStatusActive || n_ends != 1)
+      return core->fail(RFI_E_CUDA, "a copy was captured as %zu nodes", n_ends);
+    c->node = ends[0];
+    c->enabled = true;
+  }
+  return units && to->n_copies > 0 ? rfi_units_note(units, d->stream, 0, 0) : RFR_OK;
+}
+
+static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, rfi_graph *to) {
   cudaGraph_t graph = NULL;
   const int64_t had = free_bytes();
   CUDA(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
-  rfr_status s = enqueue(d, bound, n, units);
+  rfr_status s = capture_copies(d, to, units);
+  if (s == RFR_OK) s = enqueue(d, bound, n, units);
   cudaError_t e = cudaStreamEndCapture(d->stream, &graph); /* also after an error: the stream must come out of it */
   const int64_t captured = free_bytes();
   if (s == RFR_OK) s = rfi_cuda_check(e, "ending a capture");
   if (s == RFR_OK && units) s = rfi_units_check(core, d->ctx, units, graph, bound);
-  if (s == RFR_OK) s = rfi_cuda_check(cudaGraphInstantiate(exec, graph, 0), "making a graph");
-  if (s == RFR_OK) s = rfi_cuda_check(cudaGraphUpload(*exec, d->stream), "uploading a graph");
+  if (s == RFR_OK) s = rfi_cuda_check(cudaGraphInstantiate(&to->exec, graph, 0), "making a graph");
+  if (s == RFR_OK) s = rfi_cuda_check(cudaGraphUpload(to->exec, d->stream), "uploading a graph");
   if (s == RFR_OK) s = put_behind(d, d->stream, d->at);
-  if (graph) cudaGraphDestroy(graph);
+  if (to->n_copies > 0) to->graph = graph;
+  else if (graph) cudaGraphDestroy(graph);
   cudaGetLastError();
   d->use.kernels += had - captured;
   d->use.graphs += captured - free_bytes();
@@ -488,14 +522,23 @@ static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_
 static void graph_destroy(rfi_device *d, rfi_graph *graph) {
   int before;
   if (!graph) return;
-  if (graph->exec && enter(d, &before) == RFR_OK) {
-    cudaGraphExecDestroy(graph->exec);
+  if ((graph->exec || graph->graph) && enter(d, &before) == RFR_OK) {
+    if (graph->exec) cudaGraphExecDestroy(graph->exec);
+    if (graph->graph) cudaGraphDestroy(graph->graph);
     leave(d, before, RFR_OK);
   }
   core->free(d->ctx, graph);
 }
 
-static rfr_status capture(rfi_device *d, const rfi_bound *bound, int n, rfi_graph **out) {
+static rfr_status make_graph(rfi_device *d, const rfi_copy *copies, int n, rfi_graph **out) {
+  RFI_TRY(core->alloc(d->ctx, sizeof **out + sizeof(node_copy) * (size_t)n, (void **)out));
+  (*out)->n_copies = n;
+  for (int i = 0; i < n; i++) (*out)->copies[i] = (node_copy){.to = copies[i].to, .n = copies[i].n};
+  return RFR_OK;
+}
+
+static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, const rfi_bound *bound, int n,
+                          rfi_graph **out) {
   int before;
   rfi_graph *graph = NULL;
   rfi_units units;
@@ -503,20 +546,60 @@ static rfr_status capture(rfi_device *d, const rfi_bound *bound, int n, rfi_grap
   *out = NULL;
   RFI_TRY(enter(d, &before));
   for (int i = 0; i < n; i++) branches |= bound[i].aside;
-  rfr_status s = rfi_units_init(core, d->ctx, branches ? n : 0, &units);
-  if (s == RFR_OK) s = core->alloc(d->ctx, sizeof *graph, (void **)&graph);
-  if (s == RFR_OK) s = instantiate(d, bound, n, branches ? &units : NULL, &graph->exec);
+  rfr_status s = rfi_units_init(core, d->ctx, branches ? n + 1 : 0, &units); /* the copies are one too */
+  if (s == RFR_OK) s = make_graph(d, copies, n_copies, &graph);
+  if (s == RFR_OK) s = instantiate(d, bound, n, branches ? &units : NULL, graph);
   rfi_units_deinit(core, d->ctx, &units);
   if (s == RFR_OK) *out = graph;
   else graph_destroy(d, graph);
   return leave(d, before, s);
 }
 
-static rfr_status launch(rfi_device *d, rfi_graph *graph) {
+/* Memory of this device is what the graphs' copies read. */
+static bool is_ours(const rfi_device *d, const void *p) {
+  struct cudaPointerAttributes a;
+  if (cudaPointerGetAttributes(&a, p) == cudaSuccess)
+    return a.type == cudaMemoryTypeDevice && a.device == d->info.ordinal;
+  cudaGetLastError();
+  return false;
+}
+
+static rfr_status enable(rfi_graph *graph, node_copy *c, bool enabled) {
+  if (c->enabled == enabled) return RFR_OK;
+  CUDA(cudaGraphNodeSetEnabled(graph->exec, c->node, enabled), "changing a graph");
+  c->enabled = enabled;
+  return RFR_OK;
+}
+
+/* False: it may not come from there. An error that lasts is the next call's too. */
+static bool set_source(rfi_graph *graph, node_copy *c, const void *from) {
+  if (c->from == from) return true;
+  const cudaError_t e =
+      cudaGraphExecMemcpyNodeSetParams1D(graph->exec, c->node, c->to, from, c->n, cudaMemcpyDeviceToDevice);
+  c->from = e == cudaSuccess ? from : NULL;
+  if (e != cudaSuccess) cudaGetLastError();
+  return e == cudaSuccess;
+}
+
+/* The graph copies what is memory of this device; anything else is copied in front of it, and its own copy rests. */
+static rfr_status give(rfi_device *d, rfi_graph *graph, node_copy *c, const void *from) {
+  const bool there = from == c->to, ours = !there && is_ours(d, from);
+  RFI_TRY(enable(graph, c, ours));
+  if (there || (ours && set_source(graph, c, from))) return RFR_OK;
+  RFI_TRY(enable(graph, c, false));
+  return rfi_cuda_check(cudaMemcpyAsync(c->to, from, c->n, cudaMemcpyDefault, d->at), "copying");
+}
+
+static rfr_status launch_from(rfi_device *d, rfi_graph *graph, const void *const *from) {
+  for (int i = 0; i < graph->n_copies; i++) RFI_TRY(give(d, graph, &graph->copies[i], from[i]));
+  return rfi_cuda_check(cudaGraphLaunch(graph->exec, d->at), "launching a graph");
+}
+
+static rfr_status launch(rfi_device *d, rfi_graph *graph, const void *const *from) {
   int before;
   RFI_TRY(begin(d));
   RFI_TRY(enter(d, &before));
-  return leave(d, before, rfi_cuda_check(cudaGraphLaunch(graph->exec, d->at), "launching a graph"));
+  return leave(d, before, launch_from(d, graph, from));
 }
 
 static rfr_status wait(rfi_device *d) {
@@ -577,7 +660,7 @@ static const rfi_backend backend = {
     .name = "CUDA",
     .host = false,
     .branches = true,
-    .guard = 2 << 20,
+    .guard = GUARD,
     .loss_chunk = 4096, /* with 1024 rows, reading and writing dw took as long as making it */
     .open = device_open,
     .join = device_join,

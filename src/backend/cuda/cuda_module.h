@@ -12,7 +12,7 @@
 #include "base/base.h"
 #include "refrain/dist.h"
 
-enum { RFI_CUDA_ABI = 5 };
+enum { RFI_CUDA_ABI = 6 };
 
 typedef struct rfi_cuda_host {
   int abi;

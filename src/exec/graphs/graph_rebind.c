@@ -78,9 +78,7 @@ static rfr_status capture_again(rfr_graphs *g) {
   int n = 0;
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *fresh * (size_t)(g->memory.graphs + 1), &fresh));
   for (int c = 0, slot = 0, part = 0; s == RFR_OK && next_graph(g, &c, &slot, &part); part++) {
-    const rfi_callable *of = &g->callable[c];
-    s = b->capture(g->m.device, of->instance[slot].bound + of->first[part], of->first[part + 1] - of->first[part],
-                   &fresh[n]);
+    s = rfi_graph_capture_part(g, c, slot, (rfi_part)part, &fresh[n]);
     n += s == RFR_OK;
   }
   n = s == RFR_OK ? 0 : n;

@@ -92,15 +92,69 @@ static rfr_status check_room(const rfi_callable *c, const char *what, int wanted
 
 /* ---- running ---- */
 
-static rfr_status copy_in(rfr_graphs *g, const rfi_step_call *call, bool grad, const rfr_binding *b, int n) {
-  const rfi_callable *c = &g->callable[call->callable];
-  for (int i = 0; i < n; i++) {
-    const rfi_port *p =
-        grad ? find_expected(c->out, c->n_out, true, b[i].name, i) : find_expected(c->in, c->n_in, false, b[i].name, i);
-    const rfr_tensor to = rfi_port_tensor(g, call->callable, call->slot, p, grad);
-    if (p->name && to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
+/* What a call of a part gives is copied into the slot, where it is not there already. */
+typedef struct ports {
+  const rfi_port *port;
+  int n;
+  bool grad;
+} ports;
+
+static ports ports_of(const rfi_callable *c, rfi_part part) {
+  return part == RFI_PART_F   ? (ports){c->in, c->n_in, false}
+         : part == RFI_PART_I ? (ports){c->out, c->n_out, true}
+                              : (ports){0};
+}
+
+static bool is_copied(const rfi_port *p, bool grad) {
+  return p->name && is_expected(p, grad) && !(grad ? p->fixed_grad : p->fixed) && expected(p, grad)->bytes > 0;
+}
+
+/* Fills in what is copied, in the order of the ports; returns how many there are. */
+static int list_copies(const rfr_graphs *g, int callable, int slot, rfi_part part, rfi_copy *to) {
+  const ports x = ports_of(&g->callable[callable], part);
+  int n = 0;
+  for (int i = 0; i < x.n; i++) {
+    if (!is_copied(&x.port[i], x.grad)) continue;
+    const rfr_tensor t = rfi_port_tensor(g, callable, slot, &x.port[i], x.grad);
+    to[n++] = (rfi_copy){t.data, (size_t)t.bytes};
   }
-  return RFR_OK;
+  return n;
+}
+
+rfr_status rfi_graph_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out) {
+  const rfi_callable *c = &g->callable[callable];
+  rfi_copy *copies;
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *copies * (size_t)(c->n_in + c->n_out + 1), &copies));
+  const int n = list_copies(g, callable, slot, part, copies);
+  const rfr_status s = g->m.backend->capture(g->m.device, copies, n, c->instance[slot].bound + c->first[part],
+                                             c->first[part + 1] - c->first[part], out);
+  rfi_free(g->m.ctx, copies);
+  return s;
+}
+
+/* Where what is given for a port is among the copies. */
+static int copy_index(const ports *x, const rfi_port *p) {
+  int index = 0;
+  for (const rfi_port *k = x->port; k < p; k++) index += is_copied(k, x->grad);
+  return index;
+}
+
+/* A graph copies by itself, what has none is preceded by its copies. */
+static rfr_status run_given(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfr_binding *b, int n) {
+  const rfi_callable *c = &g->callable[call->callable];
+  const ports x = ports_of(c, part);
+  const bool captured = c->instance[call->slot].graph[part] != NULL;
+  for (int i = 0; i < n; i++) {
+    const rfi_port *p = find_expected(x.port, x.n, x.grad, b[i].name, i);
+    if (!is_copied(p, x.grad)) continue;
+    if (captured) {
+      g->from[copy_index(&x, p)] = b[i].data;
+      continue;
+    }
+    const rfr_tensor to = rfi_port_tensor(g, call->callable, call->slot, p, x.grad);
+    if (to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
+  }
+  return rfi_graph_run(g, call->callable, call->slot, part, false);
 }
 
 /* Byte by byte, those that differ: a fill takes a value, where a move would need memory of the host that stays. */
@@ -121,15 +175,13 @@ rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int m
 }
 
 static rfr_status run_forward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *inputs, int n) {
-  RFI_TRY(copy_in(g, call, false, inputs, n));
   RFI_TRY(rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch));
-  RFI_TRY(rfi_graph_run(g, call->callable, call->slot, RFI_PART_F, false));
+  RFI_TRY(run_given(g, call, RFI_PART_F, inputs, n));
   return rfi_graph_splits_launched(g, call);
 }
 
 static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *grads, int n) {
-  RFI_TRY(copy_in(g, call, true, grads, n));
-  RFI_TRY(rfi_graph_run(g, call->callable, call->slot, RFI_PART_I, false));
+  RFI_TRY(run_given(g, call, RFI_PART_I, grads, n));
   return call->op == RFR_ACTION_B ? rfi_graph_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
 }
 

@@ -124,11 +124,9 @@ static rfr_status run_and_wait(rfr_graphs *g, const rfi_step_call *call, rfi_par
 static rfr_status work_on_part(walk *w, const rfi_step_call *call, rfi_part part) {
   rfr_graphs *g = w->g;
   const rfi_callable *c = &g->callable[call->callable];
-  rfi_instance *x = &c->instance[call->slot];
   if (!w->capture) return run_and_wait(g, call, part);
   if (!rfi_has(c, part)) return RFR_OK;
-  RFI_TRY(g->m.backend->capture(g->m.device, x->bound + c->first[part], c->first[part + 1] - c->first[part],
-                                &x->graph[part]));
+  RFI_TRY(rfi_graph_capture_part(g, call->callable, call->slot, part, &c->instance[call->slot].graph[part]));
   g->memory.graphs++;
   return RFR_OK;
 }

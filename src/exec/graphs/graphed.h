@@ -184,6 +184,7 @@ struct rfr_graphs {
   int64_t shared_at, window_at, scratch_at;
   bool warm;                 /* what is updated is the scratch memory */
   rfr_tensor *event_tensors; /* room for what an event shows */
+  const void **from;         /* room for what a part's copies read */
   bool joint;                /* one slot in all: what lives within a part is in it too */
   rfi_calls calls;
   rfi_step_state state;
@@ -306,5 +307,7 @@ rfr_status rfi_graph_poison_all(rfr_graphs *g);
 /* ---- graph_step.c ---- */
 /* Writes which microbatch a slot has. */
 rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
+/* A graph of a part, with the copies of what its call is given. */
+rfr_status rfi_graph_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out);
 
 #endif

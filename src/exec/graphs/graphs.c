@@ -97,7 +97,7 @@ static rfr_status make_stages(rfr_graphs *g) {
 
 /* ---- creation ---- */
 
-static rfr_status make_event_room(rfr_graphs *g) {
+static rfr_status make_room(rfr_graphs *g) {
   int most = 0;
   for (int i = 0; i < g->n; i++) {
     const rfi_callable *c = &g->callable[i];
@@ -105,7 +105,8 @@ static rfr_status make_event_room(rfr_graphs *g) {
     if (n > most) most = n;
   }
   g->event_tensors = rfi_arena_alloc(g->m.strings, sizeof *g->event_tensors * (size_t)(most + 1));
-  return g->event_tensors ? RFR_OK : RFR_NO_MEMORY;
+  g->from = rfi_arena_alloc(g->m.strings, sizeof *g->from * (size_t)(most + 1));
+  return g->event_tensors && g->from ? RFR_OK : RFR_NO_MEMORY;
 }
 
 static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
@@ -126,7 +127,7 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   RFI_TRY(rfi_graph_splits_create(g));
   RFI_TRY(rfi_graph_make_calls(g, g->options.schedule, &g->calls));
   rfi_graph_count_live(g);
-  RFI_TRY(make_event_room(g));
+  RFI_TRY(make_room(g));
   if (g->options.warmup_iterations > 0) RFI_TRY(rfi_graph_warm_up(g));
   return g->options.eager ? RFR_OK : rfi_graph_capture(g);
 }

@@ -331,6 +331,56 @@ static void test_views_are_not_fixed(void **state) {
   }
 }
 
+/* ---- the order of what is given ---- */
+
+typedef struct given {
+  float y[2][T * C], dx[2][T * C];
+} given;
+
+/* Forward and backward of silu(a) + b and silu(b), everything given by name, in the order of the ports or not. */
+static void run_named(bool eager, bool turned, given *out) {
+  static float x[2][T * C], dy[2][T * C];
+  const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {T, C}};
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_callable c = rfr_callable_default();
+  rfr_trace *t;
+  rfr_graphs *g;
+  rfr_tensor y[2], dx[2];
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value a = rfr_input(t, "a", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, type.shape);
+  rfr_value b = rfr_input(t, "b", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, type.shape);
+  rfr_output(t, "sum", rfr_add(t, rfr_silu(t, a), b));
+  rfr_output(t, "other", rfr_silu(t, b));
+  OK(rfr_trace_finish(t));
+  c.trace = t, o.eager = eager;
+  OK(rfr_graphs_create(ctx, &c, 1, &o, &g));
+  for (int i = 0; i < 2; i++) {
+    rft_fill_by(&(rfr_tensor){.type = type, .data = x[i]}, 1 + (uint64_t)i, 1);
+    rft_fill_by(&(rfr_tensor){.type = type, .data = dy[i]}, 3 + (uint64_t)i, 1);
+  }
+  rfr_binding in[2], grads[2];
+  in[turned] = (rfr_binding){"a", type, x[0]}, in[!turned] = (rfr_binding){"b", type, x[1]};
+  grads[turned] = (rfr_binding){"sum", type, dy[0]}, grads[!turned] = (rfr_binding){"other", type, dy[1]};
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  OK(rfr_graphs_forward(g, 0, 0, in, 2, y, 2));
+  for (int i = 0; i < 2; i++) memcpy(out->y[i], y[i].data, sizeof out->y[i]);
+  OK(rfr_graphs_backward(g, 0, 0, grads, 2, dx, 2));
+  for (int i = 0; i < 2; i++) memcpy(out->dx[i], dx[i].data, sizeof out->dx[i]);
+  OK(rfr_graphs_end_step(g));
+  rfr_graphs_destroy(g);
+  rfr_trace_destroy(t);
+}
+
+static void test_order_of_names(void **state) {
+  (void)state;
+  static given plain, now;
+  run_named(true, false, &plain);
+  for (int turned = 0; turned < 2; turned++) {
+    run_named(false, turned, &now);
+    assert_memory_equal(&now, &plain, sizeof now);
+  }
+}
+
 /* ---- absent inputs ---- */
 
 static void test_absent_inputs(void **state) {
@@ -715,6 +765,7 @@ int main(void) {
       rft_context_test(test_apart),
       rft_context_test(test_apart_between),
       rft_context_test(test_views_are_not_fixed),
+      rft_context_test(test_order_of_names),
       rft_context_test(test_absent_inputs),
       rft_context_test(test_grads_ready),
       rft_context_test(test_grads_ready_without_schedule),

@@ -359,9 +359,55 @@ static void test_step(void **state) {
   rfr_schedule_destroy(schedule);
 }
 
+/* ---- copies ---- */
+
+/* A graph's launch has the sources of its own call, wherever they have moved since the last one, and nothing is moved
+ * in front of it; eager calls move instead. What lies in the slot or in fixed memory is there already. */
+static void test_copies(void **state) {
+  (void)state;
+  static world x;
+  static results undisturbed;
+  static unsigned char from[2 * MICROBATCHES][BYTES];
+  set_up(&x, &undisturbed);
+  for (int eager = 0; eager < 2; eager++) {
+    rfr_graphs *g;
+    rfr_tensor t;
+    OK(create(&x, eager, &g));
+    init(g);
+    int n;
+    const rfr_action *a = rfr_schedule_actions(schedule, 0, &n);
+    OK(rfr_graphs_begin_step(g, NULL, 0));
+    for (int i = 0, k = 0; i < n; i++) {
+      const bool back = a[i].op == RFR_ACTION_I, first = a[i].stage == 0;
+      const bool fixed = first && !back;
+      if (a[i].op == RFR_ACTION_W) {
+        OK(rfr_graphs_wgrad(g, a[i].stage, a[i].microbatch));
+        continue;
+      }
+      unsigned char *source = fixed ? x.x[a[i].microbatch] : from[k++ % (2 * MICROBATCHES)];
+      const rfr_binding in = {NULL, rft_activation(&scene), source};
+      rft_draw(&scene, source, 1, i, 3);
+      arm(FAULTS, 0);
+      if (back) OK(rfr_graphs_backward(g, a[i].stage, a[i].microbatch, &in, 1, &t, 1));
+      else OK(rfr_graphs_forward(g, a[i].stage, a[i].microbatch, &in, 1, &t, 1));
+      assert_int_equal(rft_faults.calls[RFT_ENTRY_move], eager && !fixed);
+      assert_int_equal(rft_faults.calls[RFT_ENTRY_launch], !eager);
+      if (!eager && !fixed) assert_ptr_equal(rft_faults.from[0], source);
+      const rfi_port *p = back ? g->callable[a[i].stage].out : g->callable[a[i].stage].in;
+      rfi_step_call call = g->calls.call[i];
+      const rfr_tensor in_slot = rfi_port_tensor(g, a[i].stage, call.slot, p, back);
+      assert_memory_equal(in_slot.data, source, BYTES);
+    }
+    OK(rfr_graphs_end_step(g));
+    rfr_graphs_destroy(g);
+  }
+  rfr_schedule_destroy(schedule);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_creation, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_rebind, setup, teardown),
-                                     cmocka_unit_test_setup_teardown(test_step, setup, teardown)};
+                                     cmocka_unit_test_setup_teardown(test_step, setup, teardown),
+                                     cmocka_unit_test_setup_teardown(test_copies, setup, teardown)};
   return cmocka_run_group_tests_name("failing graphs", tests, NULL, NULL);
 }
