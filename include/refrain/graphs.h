@@ -47,8 +47,20 @@ typedef struct rfr_callable_link {
 /* Memory of the caller's for an input, an output or a gradient of one, in place of the slot's: nothing is copied. A
  * graph has one address for it, and belongs to a slot; so there is one for each slot of the stage, and
  * rfr_schedule_slot says which slot a microbatch has (without a schedule there is one). A call still gives what it
- * reads there, and another address is an error. It stays as it is for as long as a slot's own would; what a callable
- * writes (outputs, input gradients, states, main gradients) overlaps nothing else that is given to it. */
+ * reads there, and another address is an error. It stays as it is for as long as a slot's own would.
+ *
+ * What callables write of the caller's memory (fixed outputs and input gradients, states that they update, main
+ * gradients) overlaps nothing else that any callable has there (graphs.callable). Two callables may have the same as
+ *
+ *   one tensor of one name             a parameter, a state, a main gradient
+ *   main gradients of two names        both `accumulate`: the caller says when the memory is whose
+ *   output and input, fixed            the input is a later callable's: what was made is read where it is
+ *   input and output gradient, fixed   the output is an earlier callable's: likewise
+ *
+ * The last two are the same bytes from end to end, in slots that always have the same microbatch: one that has a call
+ * in the later callable's slot is the one that came into the earlier one's last. In one stage that is the same slot;
+ * between two stages of a rank the schedule decides, that of rfr_graphs_reschedule too. What is only read (parameters,
+ * constants, states that nobody updates, fixed inputs and output gradients) overlaps as it likes. */
 typedef struct rfr_callable_fixed {
   const char *port;  /* an input or output that is not linked */
   int gradient;      /* 1: not that, but its gradient */
@@ -222,8 +234,8 @@ RFR_API rfr_status rfr_graphs_abort_step(rfr_graphs *g);
  * launched may still run. */
 RFR_API rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, int max, int *n);
 /* The steps from now on follow another schedule, say of more microbatches; NULL: none. Nothing is captured anew: it has
- * the same stages on this rank, no more slots, and W by itself only where it was captured so. Errors: graphs.schedule.
- */
+ * the same stages on this rank, no more slots, and W by itself only where it was captured so. Errors: graphs.schedule;
+ * graphs.callable, if stages would no longer hand on what they have in the same memory. */
 RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule);
 /* Memory of the caller's has moved: `tensors` and `gradients` as in rfr_graphs_options, of those that were given there
  * and that lie elsewhere now; all else about them stays: a gradient of another type, or one that is not dense, is

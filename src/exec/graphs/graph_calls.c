@@ -320,6 +320,11 @@ rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
     return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "without a schedule there is one stage, %d were captured", g->n_stages);
   else RFI_TRY(check_stage(g, &g->stage[0], &(rfi_stage_plan){.end = g->n, .number = g->stage[0].number}));
   RFI_TRY(rfi_graph_make_calls(g, schedule, &calls));
+  const rfr_status s = rfi_graph_check_apart(g, &calls);
+  if (s != RFR_OK) {
+    rfi_graph_drop_calls(g, &calls);
+    return s;
+  }
   rfi_graph_drop_calls(g, &g->calls);
   g->calls = calls;
   g->ended = false;

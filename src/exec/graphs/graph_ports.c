@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Where what callables read and give lies, as far as the caller says so: a link is an output and an input in the same
- * bytes, fixed memory is the caller's. All else lies in the slot. What the caller gives to one
- * callable does not overlap what that writes of it.
+ * bytes, fixed memory is the caller's. All else lies in the slot. What callables write of the caller's
+ * memory overlaps nothing else of it, but where the one hands on what it has made to the other.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -119,9 +119,14 @@ rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rf
 
 /* ---- whether it is apart ---- */
 
-typedef struct range { /* of the caller's memory */
+typedef struct range { /* of the caller's memory, as one callable has it */
   uintptr_t first, end;
+  uintptr_t reach; /* the furthest end, with those before it in the order of addresses */
   const char *what, *name;
+  int callable, slot;
+  int named; /* -1: of a port */
+  bool grad; /* of a port: its gradient */
+  bool adds; /* a main gradient that steps leave as it is */
   bool written;
 } range;
 
@@ -135,61 +140,105 @@ static int by_address(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static void add_range(ranges *r, const void *data, const rfr_type *type, bool written, const char *what,
-                      const char *name) {
+static void add_range(ranges *r, const void *data, const rfr_type *type, range x) {
   const int64_t bytes = rfi_bytes(type);
   if (!data || bytes == 0) return;
-  r->at[r->n++] = (range){(uintptr_t)data, (uintptr_t)data + (uintptr_t)bytes, what, name, written};
+  x.first = (uintptr_t)data;
+  x.end = x.first + (uintptr_t)bytes;
+  r->at[r->n++] = x;
 }
 
-static void add_named(const rfr_graphs *g, ranges *r, const rfi_callable *c) {
-  for (int i = 0; i < c->trace->n_inputs; i++) {
-    const int id = rfi_names_find(&g->names, c->trace->values[c->trace->inputs[i]].name);
+static void add_named(const rfr_graphs *g, ranges *r, int callable) {
+  const rfr_trace *t = g->callable[callable].trace;
+  for (int i = 0; i < t->n_inputs; i++) {
+    const int id = rfi_names_find(&g->names, t->values[t->inputs[i]].name);
     const rfi_named *x = id < 0 ? NULL : &g->named[id];
     if (!x || x->offset >= 0) continue;
-    if (x->parameter < 0) add_range(r, x->tensor.data, &x->tensor.type, x->written, "", x->tensor.name);
-    else
-      add_range(r, x->tensor.data, &x->tensor.type, true, "the main gradient of ", g->named[x->parameter].tensor.name);
+    const bool sum = x->parameter >= 0;
+    add_range(r, x->tensor.data, &x->tensor.type,
+              (range){.what = sum ? "the main gradient of " : "",
+                      .name = sum ? g->named[x->parameter].tensor.name : x->tensor.name,
+                      .callable = callable,
+                      .named = id,
+                      .adds = sum && x->accumulate,
+                      .written = sum || x->written});
   }
 }
 
-static void add_port(const rfr_graphs *g, ranges *r, const rfi_callable *c, const rfi_port *p, bool input) {
-  for (int k = 0; k < g->stage[c->stage].slots; k++) {
-    if (p->fixed) add_range(r, p->fixed[k], &p->tensor.type, !input, "", p->name);
-    if (p->fixed_grad) add_range(r, p->fixed_grad[k], &p->grad_tensor.type, input, "the gradient of ", p->name);
+static void add_port(const rfr_graphs *g, ranges *r, int callable, const rfi_port *p, bool input) {
+  range x = {.what = "", .name = p->name, .callable = callable, .named = -1, .written = !input};
+  range grad = x;
+  grad.what = "the gradient of ", grad.grad = true, grad.written = input;
+  for (int k = 0; k < g->stage[g->callable[callable].stage].slots; k++) {
+    x.slot = grad.slot = k;
+    if (p->fixed) add_range(r, p->fixed[k], &p->tensor.type, x);
+    if (p->fixed_grad) add_range(r, p->fixed_grad[k], &p->grad_tensor.type, grad);
   }
 }
 
-/* Of those before it in the order of addresses the furthest is enough, and the furthest that is written. */
-static rfr_status check_apart(const rfi_callable *c, ranges *r) {
-  const range *far = NULL, *written = NULL;
+/* Whoever has a call in the later callable's slot, is who came into the earlier one's last. */
+static bool same_microbatches(const rfr_graphs *g, const rfi_calls *calls, const range *early, const range *late) {
+  int last = -1;
+  for (int i = 0; i < calls->n; i++) {
+    const rfi_step_call *call = &calls->call[i];
+    const int stage = g->callable[call->callable].stage;
+    if (stage == g->callable[early->callable].stage && call->slot == early->slot) last = call->microbatch;
+    if (stage == g->callable[late->callable].stage && call->slot == late->slot && call->microbatch != last)
+      return false;
+  }
+  return true;
+}
+
+/* A link by hand: an output is a later callable's input, or an input gradient an earlier one's output gradient. */
+static bool is_handed_on(const rfr_graphs *g, const rfi_calls *calls, const range *a, const range *b) {
+  const range *made = a->written ? a : b, *read = a->written ? b : a;
+  const range *early = made->grad ? read : made, *late = made->grad ? made : read;
+  return a->named < 0 && b->named < 0 && !read->written && a->grad == b->grad && a->first == b->first &&
+         a->end == b->end && early->callable < late->callable && same_microbatches(g, calls, early, late);
+}
+
+static bool may_share(const rfr_graphs *g, const rfi_calls *calls, const range *a, const range *b) {
+  if (!a->written && !b->written) return true;
+  if (a->named >= 0 && a->named == b->named) return true;
+  if (a->callable == b->callable) return false;
+  return (a->adds && b->adds) || is_handed_on(g, calls, a, b);
+}
+
+static rfr_status refuse_shared(const rfr_graphs *g, const range *a, const range *b) {
+  const bool same = a->callable == b->callable;
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                  "callable \"%s\": %s\"%s\" and %s%s%s%s\"%s\" lie in the same memory, which is written: give each "
+                  "its own",
+                  g->callable[a->callable].name, a->what, a->name, same ? "" : "callable \"",
+                  same ? "" : g->callable[b->callable].name, same ? "" : "\": ", b->what, b->name);
+}
+
+static rfr_status check_ranges(const rfr_graphs *g, const rfi_calls *calls, ranges *r) {
   qsort(r->at, (size_t)r->n, sizeof *r->at, by_address);
   for (int i = 0; i < r->n; i++) {
-    const range *x = &r->at[i], *with = x->written ? far : written;
-    if (with && with->end > x->first)
-      return rfi_fail(
-          RFI_E_GRAPHS_CALLABLE,
-          "callable \"%s\": %s\"%s\" and %s\"%s\" lie in the same memory, which it writes: give each its own", c->name,
-          with->what, with->name, x->what, x->name);
-    if (!far || x->end > far->end) far = x;
-    if (x->written && (!written || x->end > written->end)) written = x;
+    range *x = &r->at[i];
+    x->reach = i > 0 && r->at[i - 1].reach > x->end ? r->at[i - 1].reach : x->end;
+    for (const range *with = x; with > r->at && with[-1].reach > x->first;)
+      if ((--with)->end > x->first && !may_share(g, calls, with, x)) return refuse_shared(g, with, x);
   }
   return RFR_OK;
 }
 
-/* Two callables may be given the same: gathered parameters one after the other, one's output as the other's input. */
-rfr_status rfi_graph_check_apart(const rfr_graphs *g) {
-  rfr_status s = RFR_OK;
-  for (int i = 0; i < g->n && s == RFR_OK; i++) {
+rfr_status rfi_graph_check_apart(const rfr_graphs *g, const rfi_calls *calls) {
+  ranges r = {0};
+  size_t most = 1;
+  for (int i = 0; i < g->n; i++) {
     const rfi_callable *c = &g->callable[i];
-    ranges r = {0};
-    const int most = c->trace->n_inputs + 2 * (c->n_in + c->n_out) * g->stage[c->stage].slots;
-    RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *r.at * (size_t)(most + 1), &r.at));
-    add_named(g, &r, c);
-    for (int k = 0; k < c->n_in; k++) add_port(g, &r, c, &c->in[k], true);
-    for (int k = 0; k < c->n_out; k++) add_port(g, &r, c, &c->out[k], false);
-    s = check_apart(c, &r);
-    rfi_free(g->m.ctx, r.at);
+    most += (size_t)c->trace->n_inputs + 2 * (size_t)(c->n_in + c->n_out) * (size_t)g->stage[c->stage].slots;
   }
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *r.at * most, &r.at));
+  for (int i = 0; i < g->n; i++) {
+    const rfi_callable *c = &g->callable[i];
+    add_named(g, &r, i);
+    for (int k = 0; k < c->n_in; k++) add_port(g, &r, i, &c->in[k], true);
+    for (int k = 0; k < c->n_out; k++) add_port(g, &r, i, &c->out[k], false);
+  }
+  const rfr_status s = check_ranges(g, calls, &r);
+  rfi_free(g->m.ctx, r.at);
   return s;
 }

@@ -104,7 +104,7 @@ rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_te
   if (s == RFR_OK) s = g->m.backend->wait(g->m.device); /* what was launched has the old addresses */
   if (s == RFR_OK) {
     exchange(g, now);
-    s = rfi_graph_check_apart(g);
+    s = rfi_graph_check_apart(g, &g->calls);
     if (s == RFR_OK) s = capture_again(g);
     if (s == RFR_OK) g->loaded = false;
     else exchange(g, now);

@@ -218,8 +218,9 @@ rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rf
 /* Links, fixed memory and samples of a callable's description. */
 rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc);
 
-/* What a callable writes of the caller's memory (states, main gradients, fixed outputs) overlaps no more of its own. */
-rfr_status rfi_graph_check_apart(const rfr_graphs *g);
+/* What callables write of the caller's memory (states, main gradients, fixed outputs) overlaps none that is not shared
+ * lawfully (refrain/graphs.h), by these calls of a step. */
+rfr_status rfi_graph_check_apart(const rfr_graphs *g, const rfi_calls *calls);
 
 /* ---- graph_memory.c ---- */
 enum { RFI_CALLERS_ALIGNMENT = 16 }; /* what kernels are chosen for */

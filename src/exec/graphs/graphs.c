@@ -119,13 +119,13 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
     if (s != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
     RFI_TRY(rfi_graph_links(g, i, &callables[i]));
   }
-  RFI_TRY(rfi_graph_check_apart(g));
   RFI_TRY(rfi_graph_lay_out(g));
   RFI_TRY(rfi_graph_allocate(g));
   RFI_TRY(rfi_graph_make_instances(g));
   rfi_graph_bind_all(g);
   RFI_TRY(rfi_graph_splits_create(g));
   RFI_TRY(rfi_graph_make_calls(g, g->options.schedule, &g->calls));
+  RFI_TRY(rfi_graph_check_apart(g, &g->calls));
   rfi_graph_count_live(g);
   RFI_TRY(make_room(g));
   if (g->options.warmup_iterations > 0) RFI_TRY(rfi_graph_warm_up(g));

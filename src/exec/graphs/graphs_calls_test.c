@@ -89,6 +89,7 @@ enum { IN, OUT, DOUT, DIN, KINDS };
 typedef struct memory { /* of the caller's: per block, kind and slot */
   _Alignas(16) unsigned char at[RFT_BLOCKS][KINDS][SLOTS][BYTES];
   void *address[RFT_BLOCKS][KINDS][SLOTS];
+  bool handed; /* what a block gives is read where it is */
 } memory;
 
 typedef struct fixed {
@@ -99,6 +100,17 @@ typedef struct fixed {
   memory *memory;
 } fixed;
 
+static void lay_out(memory *own, bool handed) {
+  memset(own, 0x5a, sizeof *own);
+  own->handed = handed;
+  for (int i = 0; i < RFT_BLOCKS; i++)
+    for (int k = 0; k < KINDS; k++)
+      for (int slot = 0; slot < SLOTS; slot++)
+        own->address[i][k][slot] = handed && i > 0 && k == IN    ? own->at[i - 1][OUT][slot]
+                                   : handed && i > 0 && k == DIN ? own->at[i - 1][DOUT][slot]
+                                                                 : own->at[i][k][slot];
+}
+
 static rfr_graphs *make_fixed(const rft_scene *s, const rfr_schedule *schedule, memory *own) {
   static const char *const port[KINDS] = {"x", "y", "y", "x"};
   rfr_callable c[RFT_BLOCKS];
@@ -106,17 +118,14 @@ static rfr_graphs *make_fixed(const rft_scene *s, const rfr_schedule *schedule, 
   rfr_trace *t[RFT_BLOCKS];
   rfr_graphs_options o = rfr_graphs_options_default();
   rfr_graphs *g;
-  memset(own, 0x5a, sizeof *own);
   for (int i = 0; i < s->blocks; i++) {
     const int slots = rfr_schedule_slots(schedule, i / s->layers);
     t[i] = rft_block_trace(s, i);
     c[i] = rfr_callable_default();
     c[i].trace = t[i];
     c[i].fixed = f[i], c[i].n_fixed = KINDS;
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0; k < KINDS; k++)
       f[i][k] = (rfr_callable_fixed){port[k], k == DOUT || k == DIN, own->address[i][k], slots};
-      for (int slot = 0; slot < SLOTS; slot++) own->address[i][k][slot] = own->at[i][k][slot];
-    }
   }
   o.schedule = schedule;
   o.warmup_iterations = 2;
@@ -133,18 +142,19 @@ static void fixed_call(void *user, rfr_action_op op, int block, int m) {
   const fixed *f = user;
   const rfr_type type = rft_activation(f->s);
   const int slot = rfr_schedule_slot(f->schedule, block / f->s->layers, m);
-  unsigned char(*own)[SLOTS][BYTES] = f->memory->at[block];
+  void *(*own)[SLOTS] = f->memory->address[block];
   rfr_tensor out;
   if (op == RFR_ACTION_W) {
     OK(rfr_graphs_wgrad(f->g, block, m));
     return;
   }
   const bool back = op != RFR_ACTION_F;
-  rfr_binding in = {NULL, type, own[back ? DOUT : IN][slot] + 16};
+  rfr_binding in = {NULL, type, (char *)own[back ? DOUT : IN][slot] + 16};
   if (back) rft_refused(rfr_graphs_backward(f->g, block, m, &in, 1, &out, 1), "replay.signature", "\"y\": captured at");
   else rft_refused(rfr_graphs_forward(f->g, block, m, &in, 1, &out, 1), "replay.signature", "\"x\": captured at");
   in.data = own[back ? DOUT : IN][slot];
-  memcpy(own[back ? DOUT : IN][slot], back ? f->b->dx[m][block + 1] : f->b->x[m][block], BYTES);
+  if (!f->memory->handed || (back ? block == f->s->blocks - 1 : block == 0))
+    memcpy(own[back ? DOUT : IN][slot], back ? f->b->dx[m][block + 1] : f->b->x[m][block], BYTES);
   if (back) OK(rfr_graphs_backward(f->g, block, m, &in, 1, &out, 1));
   else OK(rfr_graphs_forward(f->g, block, m, &in, 1, &out, 1));
   assert_ptr_equal(out.data, own[back ? DIN : OUT][slot]);
@@ -155,9 +165,11 @@ static void test_fixed(void **state) {
   (void)state;
   static rft_buffers ours, theirs;
   static memory own;
-  static const char *const texts[] = {"0F0 0F1 0B0 0F2 0B1 0B2", "0F0 0F1 1F0 1F1 1I0 1I1 0I0 1W0 0F2 0I1 0W0 1W1 0W1 "
-                                                                 "1F2 1B2 0B2"};
-  for (int i = 0; i < 4; i++) {
+  static const char one[] = "0F0 0F1 0B0 0F2 0B1 0B2";
+  static const char delayed[] = "0F0 0F1 1F0 1F1 1I0 1I1 0I0 1W0 0F2 0I1 0W0 1W1 0W1 1F2 1B2 0B2";
+  static const char in_step[] = "0F0 0F1 1F0 1F1 1I0 1I1 0I0 0W0 1W0 0I1 0F2 1F2 1W1 0W1 1B2 0B2"; /* in equal slots */
+  for (int k = 0; k < 8; k++) {
+    const int i = k / 2;
     const rft_scene s = {.block = i < 2 ? rft_block_attention : rft_block_experts,
                          .blocks = 2,
                          .microbatches = 3,
@@ -165,13 +177,16 @@ static void test_fixed(void **state) {
                          .fuse = i & 1,
                          .eager = i == 3,
                          .recompute = i == 1 ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP,
-                         .schedule = texts[i & 1],
+                         .schedule = !(i & 1) ? one
+                                     : k % 2  ? in_step
+                                              : delayed,
                          .layers = i & 1 ? 1 : 2};
     rfr_schedule *schedule, *of_plain;
     memset(&ours, 0, sizeof ours);
     draw_all(&s, &ours);
     theirs = ours;
     schedule = schedule_of(&s);
+    lay_out(&own, k % 2);
     rfr_graphs *a = rft_make_graphs(&s, &of_plain), *b = make_fixed(&s, schedule, &own);
     init(a);
     init(b);
@@ -261,7 +276,8 @@ static void test_apart(void **state) {
                {{0, 1, 2, 1, 4, 8}, "\"y\""},
                {{0, 1, 2, 3, 4, 4}, "the main gradient of \"b0.w\""},
                {{0, 1, 2, 3, 4, 3}, "the main gradient of \"b0.w\""},
-               {{0, 4, 2, 3, 4, 8}, "\"b0.w\""}};
+               {{0, 4, 2, 3, 4, 8}, "\"b0.w\""},
+               {{4.25f, 5.25f, 2, 3, 4, 8}, "\"b0.w\" and \"y\""}}; /* w goes on behind x, which is in it */
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     for (int rebound = 0; rebound < 2; rebound++) {
       if (cases[i].text) rft_refused(try_apart(cases[i].at, rebound), "graphs.callable", cases[i].text);
@@ -269,36 +285,141 @@ static void test_apart(void **state) {
     }
 }
 
-/* Two callables with two slots; of one port each the memory is all one. */
-static rfr_status try_shared(const char *first, const char *second, bool slots_apart) {
-  static _Alignas(16) float memory[2][T * C];
-  static const char text[] = "0F0 0F1 0B0 0B1";
-  const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
-  void *const address[2] = {memory[0], memory[slots_apart]};
-  const rfr_callable_fixed f[2] = {{first, 0, address, 2}, {second, 0, address, 2}};
-  const int layers = 2;
+/* Two callables, one stage each or one for both; each has one port in slots' memory, which the index says. */
+typedef struct shared {
+  const char *schedule, *port[2];
+  bool gradient[2];
+  int layers, at[2][2], n[2];
+  bool half; /* the second one's take half the bytes */
+} shared;
+
+static rfr_status try_shared(const shared *x, const char *later) {
+  static _Alignas(16) float memory[3][T * C];
+  const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32},
+                  half = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_BF16};
+  void *address[2][2];
+  rfr_callable_fixed f[2];
   rfr_callable c[2];
-  rfr_schedule *schedule;
+  rfr_schedule *schedule[2];
   rfr_graphs_options o = rfr_graphs_options_default();
   rfr_graphs *g;
-  rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
-  for (int i = 0; i < 2; i++) c[i] = rfr_callable_default(), c[i].trace = t[i], c[i].fixed = &f[i], c[i].n_fixed = 1;
-  OK(rfr_schedule_parse(ctx, "test", text, sizeof text - 1, &schedule));
-  OK(rfr_schedule_set_layers(schedule, &layers, 1));
-  o.schedule = schedule;
-  const rfr_status status = rfr_graphs_create(ctx, c, 2, &o, &g);
+  rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(x->half ? &half : &s, 1)};
+  for (int i = 0; i < 2; i++) {
+    for (int k = 0; k < 2; k++) address[i][k] = (char *)memory[x->at[i][k] / 2] + x->at[i][k] % 2 * 16;
+    f[i] = (rfr_callable_fixed){x->port[i], x->gradient[i], address[i], x->n[i]};
+    c[i] = rfr_callable_default(), c[i].trace = t[i], c[i].fixed = &f[i], c[i].n_fixed = 1;
+    const char *text = i == 0 || !later ? x->schedule : later;
+    OK(rfr_schedule_parse(ctx, "test", text, strlen(text), &schedule[i]));
+    OK(rfr_schedule_set_layers(schedule[i], &x->layers, 1));
+  }
+  o.schedule = schedule[0];
+  rfr_status status = rfr_graphs_create(ctx, c, 2, &o, &g);
+  if (later) {
+    OK(status);
+    const int calls = g->calls.n;
+    status = rfr_graphs_reschedule(g, schedule[1]);
+    if (status != RFR_OK) assert_int_equal(g->calls.n, calls);
+  }
   rfr_graphs_destroy(g);
-  rfr_schedule_destroy(schedule);
-  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+  for (int i = 0; i < 2; i++) {
+    rfr_schedule_destroy(schedule[i]);
+    rfr_trace_destroy(t[i]);
+  }
   return status;
 }
 
-/* One callable's output may be where the next one's input is; two slots' outputs may not, and their inputs may. */
+/* A later callable may read where an earlier one writes, if what is there is always its own microbatch's: so also for
+ * gradients, the other way. Nothing else may that is written. */
 static void test_apart_between(void **state) {
   (void)state;
-  OK(try_shared("y", "x", true));
-  OK(try_shared("x", "x", false));
-  rft_refused(try_shared("y", "x", false), "graphs.callable", "callable \"0\": \"y\" and \"y\" lie in the same memory");
+  static const char two[] = "0F0 0F1 0B0 0B1", by_turns[] = "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1";
+  static const char late[] = "0F0 1F0 1I0 0I0 0W0 0F1 1W0 1F1 1I1 0I1 0W1 1W1"; /* 0F1 writes before 1W0 reads */
+  static const char split[] = "0F0 1F0 1I0 0I0 0W0 1W0 0F1 1F1 1I1 0I1 0W1 1W1";
+  static const char uneven[] = "0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1"; /* of the first stage two are in flight */
+  static const struct {
+    shared x;
+    const char *text; /* NULL: taken */
+  } cases[] = {{{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, NULL},
+               {{two, {"y", "x"}, {1, 1}, 2, {{0, 2}, {0, 2}}, {2, 2}}, NULL},
+               {{two, {"x", "x"}, {0, 0}, 2, {{0, 0}, {0, 0}}, {2, 2}}, NULL},
+               {{two, {"x", "y"}, {0, 1}, 2, {{0, 2}, {2, 0}}, {2, 2}}, NULL}, /* all read */
+               {{two, {"y", "x"}, {0, 0}, 2, {{0, 0}, {0, 0}}, {2, 2}},
+                "callable \"0\": \"y\" and \"y\" lie in the same memory"},
+               {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {2, 0}}, {2, 2}}, "\"y\""},       /* the other microbatch's */
+               {{two, {"x", "y"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "callable \""}, /* the later one writes */
+               {{two, {"x", "x"}, {1, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "the gradient of \"x\""},
+               {{two, {"y", "y"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "\"y\" and callable \""},
+               {{two, {"y", "x"}, {0, 1}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "the gradient of \"x\""},
+               {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {1, 3}}, {2, 2}},
+                "callable \"0\": \"y\" and callable \"1\": \"x\" lie in the same memory"},   /* not all of it */
+               {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}, true}, "\"x\""}, /* nor here */
+               {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
+               {{by_turns, {"y", "x"}, {1, 1}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
+               {{split, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
+               {{late, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, "callable \""},
+               {{late, {"y", "x"}, {1, 1}, 1, {{0, 0}, {0, 0}}, {1, 1}}, "the gradient of"},
+               {{uneven, {"y", "x"}, {0, 0}, 1, {{0, 2}, {0, 0}}, {2, 1}}, "callable \""}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    if (cases[i].text) rft_refused(try_shared(&cases[i].x, NULL), "graphs.callable", cases[i].text);
+    else OK(try_shared(&cases[i].x, NULL));
+  }
+  const shared x = {split, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}};
+  OK(try_shared(&x, by_turns));
+  rft_refused(try_shared(&x, late), "graphs.callable", "lie in the same memory");
+}
+
+/* The weights of two callables and their main gradients, in squares of memory that the digits name. */
+static rfr_status try_squares(const char at[4], bool first_adds, bool second_adds, bool rebound) {
+  static _Alignas(16) float memory[9][C * C];
+  const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
+  const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
+  const bool adds[2] = {first_adds, second_adds};
+  static const char *const name[2] = {"b0.w", "b1.w"};
+  rfr_callable c[2];
+  rfr_binding tensors[2][2];
+  rfr_main_gradient gradients[2][2];
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_graphs *g;
+  for (int i = 0; i < 2; i++) {
+    c[i] = rfr_callable_default();
+    c[i].trace = rft_block_trace(&s, i);
+    for (int k = 0; k < 2; k++) { /* k 0: where they are first, when they move */
+      tensors[k][i] = (rfr_binding){name[i], square, memory[k ? at[i] - '0' : 4 + i]};
+      gradients[k][i] = (rfr_main_gradient){name[i], memory[k ? at[2 + i] - '0' : 6 + i], adds[i], 0, NULL};
+    }
+  }
+  o.tensors = tensors[!rebound], o.n_tensors = 2;
+  o.gradients = gradients[!rebound], o.n_gradients = 2;
+  rfr_status status = rfr_graphs_create(ctx, c, 2, &o, &g);
+  if (rebound) {
+    OK(status);
+    status = rfr_graphs_rebind(g, tensors[1], 2, gradients[1], 2);
+  }
+  rfr_graphs_destroy(g);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
+  return status;
+}
+
+static void test_apart_names(void **state) {
+  (void)state;
+  static const struct {
+    const char *at;
+    bool adds[2];
+    const char *text; /* NULL: taken */
+  } cases[] = {{"0123", {0, 0}, NULL},
+               {"0023", {0, 0}, NULL},
+               {"0122", {1, 1}, NULL},
+               {"0122", {0, 1}, "the main gradient of \"b0.w\""},
+               {"0122", {1, 0}, "the main gradient of \"b1.w\""},
+               {"0122", {0, 0}, "the main gradient of \"b1.w\""},
+               {"0113", {1, 1}, "callable \"1\""},
+               {"0120", {0, 0}, "callable \"0\""}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int rebound = 0; rebound < 2; rebound++) {
+      const rfr_status s = try_squares(cases[i].at, cases[i].adds[0], cases[i].adds[1], rebound);
+      if (cases[i].text) rft_refused(s, "graphs.callable", cases[i].text);
+      else OK(s);
+    }
 }
 
 /* Outputs that are an input, or a part of something, have no memory of their own; of an input without a gradient there
@@ -764,6 +885,7 @@ int main(void) {
       rft_context_test(test_fixed_refusals),
       rft_context_test(test_apart),
       rft_context_test(test_apart_between),
+      rft_context_test(test_apart_names),
       rft_context_test(test_views_are_not_fixed),
       rft_context_test(test_order_of_names),
       rft_context_test(test_absent_inputs),
