@@ -208,14 +208,16 @@ RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *input
  * else by name; each is copied into the slot, unless it is fixed. `outputs`, room for all of them, get tensors that
  * hold until the slot's last gradient has run; without gradients, until its next forward or the next step begins. One
  * that has the name of a state which it is a new version of is the state, and holds until that is written again; no
- * other is such a state's memory, or a sharded parameter's: copies of them may be outputs. Errors: graphs.order, naming
- * what the schedule wants; replay.signature, naming the first field that differs; nothing has run then. */
+ * other is such a state's memory, or a sharded parameter's: copies of them may be outputs. An input may be what calls
+ * of this microbatch have given, where it is, a linked output for its reader alone; nothing else in the slot, whose
+ * microbatch before this one is over. Errors: graphs.order, naming what the schedule wants; replay.signature, naming
+ * the first field that differs; argument, for bytes of the slot that no longer hold; nothing has run then. */
 RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs,
                                       int n_inputs, rfr_tensor *outputs, int n_outputs);
 /* The backward. `output_grads`: one binding per output, by position or by name, but of those alone that have a gradient
  * and go to no other callable; `input_grads`, room for one per unlinked input: data NULL where there is none. They hold
- * until the slot's next forward or the next step begins, before inputs are copied: that forward cannot be given them.
- * Where the schedule has B, the weight gradients run too. */
+ * until the slot's next forward, which is refused if it is given them, or the next step begins. Where the schedule
+ * has B, the weight gradients run too. Errors: as rfr_graphs_forward. */
 RFR_API rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *output_grads,
                                        int n_output_grads, rfr_tensor *input_grads, int n_input_grads);
 /* The weight gradients of a callable, added onto the main gradients. Errors: graphs.order, where none wait. */

@@ -49,7 +49,34 @@ static const rfi_port *find_expected(const rfi_port *port, int n, bool grad, con
   return NULL;
 }
 
-static rfr_status check_data(const rfi_step_call *call, const rfi_port *p, bool grad, const rfr_binding *b) {
+static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p, bool grad, const rfr_binding *b,
+                  int64_t bytes) {
+  const rfr_tensor t = rfi_port_tensor(g, callable, slot, p, grad);
+  const uintptr_t first = (uintptr_t)t.data, at = (uintptr_t)b->data;
+  return t.data && at >= first && at + (uintptr_t)bytes <= first + (uintptr_t)t.bytes;
+}
+
+/* Of its microbatch's own slot a call may be given what calls before it gave, and what nobody has written over: of the
+ * stage's callables outputs, a linked one to its reader alone, and input gradients. */
+static bool is_there_yet(const rfr_graphs *g, const rfi_step_call *call, const rfr_binding *b, int64_t bytes) {
+  const int c = call->callable, slot = call->slot;
+  const rfi_stage_plan *s = &g->stage[g->callable[c].stage];
+  const uintptr_t first = (uintptr_t)g->arena + (uintptr_t)(s->offset + slot * s->bytes), at = (uintptr_t)b->data;
+  const bool back = call->op != RFR_ACTION_F;
+  if (at + (uintptr_t)bytes <= first || at >= first + (uintptr_t)s->bytes) return true;
+  for (int k = c + 1; back && k < s->end; k++)
+    for (int i = 0; i < g->callable[k].n_in; i++)
+      if (g->callable[k].in[i].callable < 0 && is_in(g, k, slot, &g->callable[k].in[i], true, b, bytes)) return true;
+  for (int k = back ? s->end - 1 : c - 1; k >= s->first; k--)
+    for (int i = 0; i < g->callable[k].n_out; i++) {
+      const rfi_port *p = &g->callable[k].out[i];
+      if ((p->callable < 0 || (!back && p->callable == c)) && is_in(g, k, slot, p, false, b, bytes)) return true;
+    }
+  return false;
+}
+
+static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, const rfi_port *p, bool grad,
+                             const rfr_binding *b) {
   const rfr_tensor *want = expected(p, grad);
   void *const *fixed = grad ? p->fixed_grad : p->fixed;
   if (!p->name) {
@@ -58,11 +85,16 @@ static rfr_status check_data(const rfi_step_call *call, const rfi_port *p, bool 
   }
   RFI_TRY(rfi_check_type(p->name, &want->type, &b->type));
   if (!b->data && want->bytes > 0) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": no data", p->name);
-  return fixed ? rfi_check_address(p->name, fixed[call->slot], b->data) : RFR_OK;
+  if (fixed) return rfi_check_address(p->name, fixed[call->slot], b->data);
+  if (want->bytes == 0 || is_there_yet(g, call, b, want->bytes)) return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT,
+                  "\"%s\": these are bytes of the microbatch's own slot, and what they held is over: copy it while it "
+                  "holds",
+                  p->name);
 }
 
-static rfr_status check_bindings(const rfi_step_call *call, const rfi_callable *c, bool grad, const rfr_binding *b,
-                                 int n_b) {
+static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_callable *c, bool grad,
+                                 const rfr_binding *b, int n_b) {
   const rfi_port *port = grad ? c->out : c->in;
   const int n = grad ? c->n_out : c->n_in;
   int wanted = 0;
@@ -79,7 +111,7 @@ static rfr_status check_bindings(const rfi_step_call *call, const rfi_callable *
       if (find_expected(port, n, grad, b[k].name, k) == p)
         return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is given twice", c->name,
                         p->name ? p->name : "an absent input");
-    if (check_data(call, p, grad, &b[i]) != RFR_OK) return rfi_fail_prefix("callable \"%s\", ", c->name);
+    if (check_data(g, call, p, grad, &b[i]) != RFR_OK) return rfi_fail_prefix("callable \"%s\", ", c->name);
   }
   return RFR_OK;
 }
@@ -211,7 +243,7 @@ rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const
   rfi_step_call call;
   RFI_TRY(check_order(g, 0, 0, callable, microbatch, &call));
   const rfi_callable *c = &g->callable[callable];
-  RFI_TRY(check_bindings(&call, c, false, inputs, n_inputs));
+  RFI_TRY(check_bindings(g, &call, c, false, inputs, n_inputs));
   RFI_TRY(check_room(c, "outputs", c->n_out, outputs, n_outputs));
   RFI_TRY(begin_call(g, &call));
   RFI_TRY(run_forward(g, &call, inputs, n_inputs));
@@ -230,7 +262,7 @@ rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, cons
   rfi_step_call call;
   RFI_TRY(check_order(g, 0, 1, callable, microbatch, &call));
   const rfi_callable *c = &g->callable[callable];
-  RFI_TRY(check_bindings(&call, c, true, output_grads, n_output_grads));
+  RFI_TRY(check_bindings(g, &call, c, true, output_grads, n_output_grads));
   RFI_TRY(check_room(c, "input gradients", unlinked(c), input_grads, n_input_grads));
   RFI_TRY(begin_call(g, &call));
   RFI_TRY(run_backward(g, &call, output_grads, n_output_grads));

@@ -502,6 +502,113 @@ static void test_order_of_names(void **state) {
   }
 }
 
+/* ---- what is given from the slot ---- */
+
+typedef struct step_results {
+  unsigned char y[3][2][BYTES], dx[3][2][BYTES];
+} step_results;
+
+static const char of_slots[] = "0F0 0F1 0B0 0F2 0B1 0B2"; /* microbatches 0 and 2 have one slot */
+
+/* A call, each with what the last one gave, where it is or from a copy; before a call of microbatch 2 all that the slot
+ * has given is tried in vain, but for `good`, that is. */
+static void give(rfr_graphs *g, bool back, int block, int m, const rfr_tensor *from, bool copied, rfr_tensor given[4],
+                 unsigned char *result) {
+  static unsigned char copy[BYTES];
+  const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {T, C}};
+  rfr_tensor out;
+  memcpy(copy, from->data, BYTES);
+  const unsigned good = !back ? (unsigned)block : block ? 3 : 3 | 8; /* of given: y of 0, y of 1, dx of 0, dx of 1 */
+  for (int k = 0; k < 4 && m == 2 && !copied; k++)
+    for (int inner = 0; inner < 2; inner++) {
+      const rfr_binding in = {NULL, type, (unsigned char *)given[k].data + (inner ? 16 : 0)};
+      if (!inner && (good >> k & 1)) continue;
+      const rfr_status s =
+          back ? rfr_graphs_backward(g, block, m, &in, 1, &out, 1) : rfr_graphs_forward(g, block, m, &in, 1, &out, 1);
+      rft_refused(s, "argument", back ? "\"y\": these are bytes of the" : "\"x\": these are bytes of the");
+    }
+  const rfr_binding in = {NULL, type, copied ? copy : from->data};
+  if (back) OK(rfr_graphs_backward(g, block, m, &in, 1, &out, 1));
+  else OK(rfr_graphs_forward(g, block, m, &in, 1, &out, 1));
+  given[2 * back + block] = out;
+  memcpy(result, out.data, BYTES);
+}
+
+static void run_given(const rft_scene *s, bool copied, step_results *out) {
+  static unsigned char x[3][BYTES];
+  rfr_schedule *schedule;
+  rfr_graphs *g = rft_make_graphs(s, &schedule);
+  rfr_tensor given[2][4];
+  init(g);
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  int n;
+  const rfr_action *a = rfr_schedule_actions(schedule, 0, &n);
+  for (int i = 0; i < n; i++) {
+    const int m = a[i].microbatch;
+    rfr_tensor *own = given[rfr_schedule_slot(schedule, 0, m)], first = {.data = x[m]};
+    rft_draw(s, x[m], 0, m, 1);
+    for (int k = 0; k < 2; k++) { /* the loss is half of y's squares: dy is y */
+      if (a[i].op == RFR_ACTION_F) give(g, false, k, m, k ? &own[0] : &first, copied, own, out->y[m][k]);
+      else give(g, true, 1 - k, m, k ? &own[3] : &own[1], copied, own, out->dx[m][1 - k]);
+    }
+  }
+  OK(rfr_graphs_end_step(g));
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+}
+
+/* What calls before gave of this microbatch may be given where it is; what the slot has of another one is refused. */
+static void test_given_from_slot(void **state) {
+  (void)state;
+  static step_results plain, direct;
+  for (int kind = 0; kind < 4; kind++) {
+    const rft_scene s = {.block = kind & 1 ? rft_block_experts : rft_block_attention,
+                         .blocks = 2,
+                         .dtype = RFR_F32,
+                         .eager = kind >> 1,
+                         .debug = kind == 2,
+                         .schedule = of_slots,
+                         .layers = 2};
+    run_given(&s, true, &plain);
+    run_given(&s, false, &direct);
+    assert_memory_equal(&plain, &direct, sizeof plain);
+  }
+}
+
+/* A linked output is there until its reader has run: it may be given to that, and to nobody behind it. */
+static void test_linked_from_slot(void **state) {
+  (void)state;
+  static float values[T * C];
+  const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {T, C}};
+  const rfr_callable_link link = {"p", 0, "y"};
+  const rfr_binding x = {NULL, type, values};
+  rfr_callable c[3];
+  rfr_graphs *g;
+  rfr_tensor y, z, u, dz, dx[2];
+  for (int i = 0; i < 3; i++) {
+    rfr_trace *t;
+    OK(rfr_trace_create(ctx, &t));
+    rfr_value p = rfr_input(t, i == 1 ? "p" : "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, type.shape);
+    if (i == 1) p = rfr_mul(t, p, rfr_input(t, "q", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, type.shape));
+    rfr_output(t, "y", rfr_silu(t, p));
+    OK(rfr_trace_finish(t));
+    c[i] = rfr_callable_default(), c[i].trace = t;
+  }
+  c[1].links = &link, c[1].n_links = 1;
+  OK(rfr_graphs_create(ctx, c, 3, NULL, &g));
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  OK(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1));
+  const rfr_binding linked = {NULL, type, y.data};
+  OK(rfr_graphs_forward(g, 1, 0, &linked, 1, &z, 1));
+  rft_refused(rfr_graphs_forward(g, 2, 0, &linked, 1, &u, 1), "argument", "callable \"2\", \"x\": these are bytes");
+  OK(rfr_graphs_forward(g, 2, 0, &x, 1, &u, 1));
+  OK(rfr_graphs_backward(g, 2, 0, &x, 1, &dz, 1));
+  rft_refused(rfr_graphs_backward(g, 1, 0, &linked, 1, dx, 1), "argument", "callable \"1\", \"y\": these are bytes");
+  OK(rfr_graphs_abort_step(g));
+  rfr_graphs_destroy(g);
+  for (int i = 0; i < 3; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
+}
+
 /* ---- absent inputs ---- */
 
 static void test_absent_inputs(void **state) {
@@ -888,6 +995,8 @@ int main(void) {
       rft_context_test(test_apart_names),
       rft_context_test(test_views_are_not_fixed),
       rft_context_test(test_order_of_names),
+      rft_context_test(test_given_from_slot),
+      rft_context_test(test_linked_from_slot),
       rft_context_test(test_absent_inputs),
       rft_context_test(test_grads_ready),
       rft_context_test(test_grads_ready_without_schedule),
