@@ -290,7 +290,7 @@ static void graphs(void) {
   STATUS(rfr_graphs_changed, NULL);
   STATUS(rfr_graphs_grads_ready, NULL, NULL, 0, &n);
   STATUS(rfr_graphs_reschedule, NULL, NULL);
-  STATUS(rfr_graphs_rebind, NULL, NULL, 0, NULL, 0);
+  STATUS(rfr_graphs_rebind, NULL, NULL, 0, NULL, 0, NULL, 0);
   STATUS(rfr_graphs_set_stream, NULL, NULL);
   STATUS(rfr_graphs_wait, NULL);
   STATUS(rfr_graphs_tensor, NULL, "w", &x);

@@ -151,7 +151,7 @@ static void move_weights(rfr_graphs *g, const memory *own) {
   cuda(cudaMemcpy(own->w[1], own->w[0], bytes, cudaMemcpyDefault));
   cuda(cudaMemset(own->w[0], 0xff, bytes));
   cuda(cudaDeviceSynchronize());
-  ok(rfr_graphs_rebind(g, &tensor, 1, &gradient, 1));
+  ok(rfr_graphs_rebind(g, &tensor, 1, &gradient, 1, NULL, 0));
 }
 
 /* Other memory at each call: of the device, of the host, and of both by turns, which leads back to the same address. */

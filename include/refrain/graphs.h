@@ -64,9 +64,13 @@ typedef struct rfr_callable_link {
 typedef struct rfr_callable_fixed {
   const char *port;  /* an input or output that is not linked */
   int gradient;      /* 1: not that, but its gradient */
-  void *const *data; /* on the device, at multiples of 16 bytes, until rfr_graphs_destroy. Neither warm-up nor */
-  int n_data;        /* capture reads or writes there */
+  void *const *data; /* on the device, at multiples of 16 bytes, until rfr_graphs_destroy or a rebind has moved it. */
+  int n_data;        /* Neither warm-up nor capture reads or writes there */
 } rfr_callable_fixed;
+typedef struct rfr_callable_moved { /* for rfr_graphs_rebind */
+  int callable;
+  rfr_callable_fixed to;
+} rfr_callable_moved;
 
 typedef struct rfr_callable {
   size_t size;
@@ -241,11 +245,15 @@ RFR_API rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradi
 RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule);
 /* Memory of the caller's has moved: `tensors` and `gradients` as in rfr_graphs_options, of those that were given there
  * and that lie elsewhere now; all else about them stays: a gradient of another type, or one that is not dense, is
- * program.state, and dtype 0 and `accumulate` are as they were. All graphs are captured again; no hook runs. From then
- * on another address is refused: in rfr_graphs_begin_step, and in rfr_graphs_read and rfr_graphs_write of a tensor from
- * before. After an error everything is as it was. */
+ * program.state, and dtype 0 and `accumulate` are as they were. `fixed`: memory of inputs, outputs and their gradients,
+ * for every slot again, of those that had fixed memory. All of it moves at once, or nothing; what was in the old place
+ * is the caller's to copy. All graphs are captured again; no hook runs. From then on another address is refused: in
+ * rfr_graphs_begin_step, in calls, and in rfr_graphs_read and rfr_graphs_write of a tensor from before. Errors:
+ * graphs.order, within a step; program.name; program.state; graphs.callable, as at creation; replay.signature. After
+ * one everything is as it was. */
 RFR_API rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_tensors,
-                                     const rfr_main_gradient *gradients, int n_gradients);
+                                     const rfr_main_gradient *gradients, int n_gradients,
+                                     const rfr_callable_moved *fixed, int n_fixed);
 /* Frozen parameters or constants were written. */
 RFR_API rfr_status rfr_graphs_changed(rfr_graphs *g);
 RFR_API rfr_status rfr_graphs_wait(rfr_graphs *g);

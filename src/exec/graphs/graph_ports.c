@@ -68,13 +68,18 @@ static rfr_status check_addresses(const rfr_graphs *g, const rfi_callable *c, co
   return RFR_OK;
 }
 
+static rfr_status find_port(const rfi_callable *c, const rfr_callable_fixed *f, rfi_port **out) {
+  const int i = rfi_port_find(c->in, c->n_in, f->port), k = rfi_port_find(c->out, c->n_out, f->port);
+  *out = i >= 0 ? &c->in[i] : k >= 0 ? &c->out[k] : NULL;
+  if (!*out) return refuse_fixed(c, f, "there is no such input or output");
+  return i >= 0 && k >= 0 ? refuse_fixed(c, f, "an input and an output have this name") : RFR_OK;
+}
+
 static rfr_status make_fixed(rfr_graphs *g, int index, const rfr_callable_fixed *f) {
   rfi_callable *c = &g->callable[index];
-  const int in = rfi_port_find(c->in, c->n_in, f->port), out = rfi_port_find(c->out, c->n_out, f->port);
-  if (in < 0 && out < 0) return refuse_fixed(c, f, "there is no such input or output");
-  if (in >= 0 && out >= 0) return refuse_fixed(c, f, "an input and an output have this name");
-  rfi_port *p = in >= 0 ? &c->in[in] : &c->out[out];
-  void *const **to = f->gradient ? &p->fixed_grad : &p->fixed;
+  rfi_port *p;
+  RFI_TRY(find_port(c, f, &p));
+  void ***to = f->gradient ? &p->fixed_grad : &p->fixed;
   if (p->callable >= 0) return refuse_fixed(c, f, "it is linked");
   if (f->gradient && p->grad < 0) return refuse_fixed(c, f, "there is none");
   if (*to) return refuse_fixed(c, f, "it is given twice");
@@ -84,6 +89,15 @@ static rfr_status make_fixed(rfr_graphs *g, int index, const rfr_callable_fixed 
   memcpy(own, f->data, sizeof *own * (size_t)f->n_data);
   *to = own;
   return RFR_OK;
+}
+
+rfr_status rfi_graph_fixed_of(const rfr_graphs *g, int callable, const rfr_callable_fixed *f, void ***addresses) {
+  rfi_port *p;
+  if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
+  const rfi_callable *c = &g->callable[callable];
+  RFI_TRY(find_port(c, f, &p));
+  *addresses = f->gradient ? p->fixed_grad : p->fixed;
+  return *addresses ? check_addresses(g, c, f) : refuse_fixed(c, f, "it had none at creation, and lies in the slot");
 }
 
 /* ---- samples ---- */

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory of the caller's that has moved. Addresses are arguments of captured kernels, so every graph is captured again,
- * before the old ones go: whatever fails, addresses and graphs are as they were. No hook runs, since no kernel does.
+ * Memory of the caller's that has moved: tensors, main gradients, what ports have fixed. Addresses are arguments of
+ * captured kernels, so every graph is captured again, before the old ones go: whatever fails, addresses and graphs are
+ * as they were. No hook runs, since no kernel does.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
@@ -10,54 +12,74 @@
 
 /* ---- which ---- */
 
-static rfr_status check_moved(const rfr_graphs *g, int id, const char *name, const void *to, void **now) {
+typedef struct move {
+  void **at;   /* what says where it is */
+  void *other; /* where it is to be, then where it was */
+  const char *name;
+} move;
+
+typedef struct moves {
+  move *at;
+  int n;
+} moves;
+
+static int by_what(const void *a, const void *b) {
+  const uintptr_t x = (uintptr_t)((const move *)a)->at, y = (uintptr_t)((const move *)b)->at;
+  return (x > y) - (x < y);
+}
+
+static rfr_status add_named(rfr_graphs *g, int id, const char *name, const void *to, moves *m) {
   if (id < 0) return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has \"%s\", or trains it", name ? name : "");
+  rfr_tensor *x = &g->named[id].tensor;
   if (g->named[id].offset >= 0)
-    return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" lies in the graphs' own memory, which never moves",
-                    g->named[id].tensor.name);
+    return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" lies in the graphs' own memory, which never moves", x->name);
   if (!to || (uintptr_t)to % RFI_CALLERS_ALIGNMENT)
-    return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has no data, or not at a multiple of %d bytes",
-                    g->named[id].tensor.name, RFI_CALLERS_ALIGNMENT);
-  if (now[id]) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is given twice", g->named[id].tensor.name);
-  now[id] = (void *)to;
+    return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has no data, or not at a multiple of %d bytes", x->name,
+                    RFI_CALLERS_ALIGNMENT);
+  m->at[m->n++] = (move){&x->data, (void *)to, x->name};
   return RFR_OK;
 }
 
-/* What the new place is of is what was captured; its type 0 stands for that. */
-static rfr_status check_gradient(const rfr_main_gradient *m, const rfr_type *type) {
-  if (m->dtype != 0 && m->dtype != type->dtype)
-    return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" was captured as %s, and is now %s: create anew",
-                    m->parameter, rfr_dtype_name(type->dtype), rfr_dtype_name(m->dtype));
-  return rfi_graph_check_view(m, type);
+static rfr_status add_tensor(rfr_graphs *g, const rfr_binding *b, moves *m) {
+  int id = b->name ? rfi_names_find(&g->names, b->name) : -1;
+  if (id >= 0 && g->named[id].parameter >= 0) id = -1;
+  RFI_TRY(add_named(g, id, b->name, b->data, m));
+  return rfi_check_type(b->name, &g->named[id].tensor.type, &b->type);
 }
 
-static rfr_status collect(const rfr_graphs *g, const rfr_binding *tensors, int n, const rfr_main_gradient *gradients,
-                          int n_gradients, void **now) {
-  for (int i = 0; i < n; i++) {
-    int id = tensors[i].name ? rfi_names_find(&g->names, tensors[i].name) : -1;
-    if (id >= 0 && g->named[id].parameter >= 0) id = -1;
-    RFI_TRY(check_moved(g, id, tensors[i].name, tensors[i].data, now));
-    RFI_TRY(rfi_check_type(tensors[i].name, &g->named[id].tensor.type, &tensors[i].type));
-  }
-  for (int i = 0; i < n_gradients; i++) {
-    const rfr_main_gradient *m = &gradients[i];
-    const int parameter = m->parameter ? rfi_names_find(&g->names, m->parameter) : -1;
-    const int id = parameter < 0 ? -1 : g->named[parameter].gradient;
-    RFI_TRY(check_moved(g, id, m->parameter, m->data, now));
-    RFI_TRY(check_gradient(m, &g->named[id].tensor.type));
-  }
+/* What the new place is of is what was captured; its type 0 stands for that. */
+static rfr_status add_gradient(rfr_graphs *g, const rfr_main_gradient *x, moves *m) {
+  const int parameter = x->parameter ? rfi_names_find(&g->names, x->parameter) : -1;
+  const int id = parameter < 0 ? -1 : g->named[parameter].gradient;
+  RFI_TRY(add_named(g, id, x->parameter, x->data, m));
+  const rfr_type *type = &g->named[id].tensor.type;
+  if (x->dtype != 0 && x->dtype != type->dtype)
+    return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" was captured as %s, and is now %s: create anew",
+                    x->parameter, rfr_dtype_name(type->dtype), rfr_dtype_name(x->dtype));
+  return rfi_graph_check_view(x, type);
+}
+
+static rfr_status add_fixed(const rfr_graphs *g, const rfr_callable_moved *x, moves *m) {
+  void **addresses;
+  RFI_TRY(rfi_graph_fixed_of(g, x->callable, &x->to, &addresses));
+  for (int k = 0; k < x->to.n_data; k++) m->at[m->n++] = (move){&addresses[k], x->to.data[k], x->to.port};
+  return RFR_OK;
+}
+
+static rfr_status check_once(moves *m) {
+  qsort(m->at, (size_t)m->n, sizeof *m->at, by_what);
+  for (int i = 1; i < m->n; i++)
+    if (m->at[i].at == m->at[i - 1].at) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is given twice", m->at[i].name);
   return RFR_OK;
 }
 
 /* ---- graphs for it ---- */
 
-/* Addresses as `now` has them, which gets the ones from before. */
-static void exchange(rfr_graphs *g, void **now) {
-  for (int i = 0; i < g->n_named; i++) {
-    void *was = g->named[i].tensor.data;
-    if (!now[i]) continue;
-    g->named[i].tensor.data = now[i];
-    now[i] = was;
+static void exchange(rfr_graphs *g, moves *m) {
+  for (int i = 0; i < m->n; i++) {
+    void *was = *m->at[i].at;
+    *m->at[i].at = m->at[i].other;
+    m->at[i].other = was;
   }
   rfi_graph_bind_all(g);
 }
@@ -92,24 +114,37 @@ static rfr_status capture_again(rfr_graphs *g) {
   return s;
 }
 
+static rfr_status move_all(rfr_graphs *g, moves *m) {
+  RFI_TRY(check_once(m));
+  RFI_TRY(g->m.backend->wait(g->m.device)); /* what was launched has the old addresses */
+  exchange(g, m);
+  rfr_status s = rfi_graph_check_apart(g, &g->calls);
+  if (s == RFR_OK) s = capture_again(g);
+  if (s != RFR_OK) exchange(g, m);
+  return s;
+}
+
 rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_tensors,
-                             const rfr_main_gradient *gradients, int n_gradients) {
-  void **now;
+                             const rfr_main_gradient *gradients, int n_gradients, const rfr_callable_moved *fixed,
+                             int n_fixed) {
+  moves m = {0};
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
-  if (n_tensors < 0 || n_gradients < 0 || (n_tensors > 0 && !tensors) || (n_gradients > 0 && !gradients))
-    return rfi_fail(RFI_E_ARGUMENT, "%d tensors and %d main gradients, or none", n_tensors, n_gradients);
-  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *now * (size_t)(g->n_named + 1), &now));
-  rfr_status s = collect(g, tensors, n_tensors, gradients, n_gradients, now);
-  if (s == RFR_OK) s = g->m.backend->wait(g->m.device); /* what was launched has the old addresses */
-  if (s == RFR_OK) {
-    exchange(g, now);
-    s = rfi_graph_check_apart(g, &g->calls);
-    if (s == RFR_OK) s = capture_again(g);
-    if (s == RFR_OK) g->loaded = false;
-    else exchange(g, now);
-  }
-  rfi_free(g->m.ctx, now);
+  if (n_tensors < 0 || n_gradients < 0 || n_fixed < 0 || (n_tensors > 0 && !tensors) ||
+      (n_gradients > 0 && !gradients) || (n_fixed > 0 && !fixed))
+    return rfi_fail(RFI_E_ARGUMENT, "%d tensors, %d main gradients and %d fixed, or none", n_tensors, n_gradients,
+                    n_fixed);
+  int slots = 0;
+  for (int i = 0; i < g->n_stages; i++) slots = g->stage[i].slots > slots ? g->stage[i].slots : slots;
+  const size_t most = (size_t)n_tensors + (size_t)n_gradients + (size_t)n_fixed * (size_t)slots;
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *m.at * (most + 1), &m.at));
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < n_tensors && s == RFR_OK; i++) s = add_tensor(g, &tensors[i], &m);
+  for (int i = 0; i < n_gradients && s == RFR_OK; i++) s = add_gradient(g, &gradients[i], &m);
+  for (int i = 0; i < n_fixed && s == RFR_OK; i++) s = add_fixed(g, &fixed[i], &m);
+  if (s == RFR_OK) s = move_all(g, &m);
+  if (s == RFR_OK && n_tensors > 0) g->loaded = false;
+  rfi_free(g->m.ctx, m.at);
   return s;
 }
 

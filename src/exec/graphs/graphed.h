@@ -45,12 +45,12 @@ typedef enum rfi_part {
 
 typedef struct rfi_port { /* an input or output of a callable */
   const char *name;
-  rfr_value value; /* RFR_NONE: it is absent, and has no name */
-  rfr_value grad;  /* its gradient: of an output an input, of an input an output; RFR_NONE: none */
-  void *const *fixed, *const *fixed_grad; /* where they are, per slot; NULL: in the slot */
-  int callable, port;                     /* linked: the other end; -1: the caller's */
-  const void *sample;                     /* for warm-up, of the caller's until creation ends; NULL: zeros */
-  rfr_tensor tensor, grad_tensor;         /* without data: that is the slot's */
+  rfr_value value;                /* RFR_NONE: it is absent, and has no name */
+  rfr_value grad;                 /* its gradient: of an output an input, of an input an output; RFR_NONE: none */
+  void **fixed, **fixed_grad;     /* where they are, per slot; NULL: in the slot */
+  int callable, port;             /* linked: the other end; -1: the caller's */
+  const void *sample;             /* for warm-up, of the caller's until creation ends; NULL: zeros */
+  rfr_tensor tensor, grad_tensor; /* without data: that is the slot's */
 } rfi_port;
 
 typedef enum rfi_home {
@@ -217,7 +217,8 @@ extern const char RFI_WHOLE_PREFIX[]; /* before that, of a sharded parameter's w
 rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
 /* Links, fixed memory and samples of a callable's description. */
 rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc);
-
+/* Where the addresses are that `f` has new ones for, which are fit to take their place. */
+rfr_status rfi_graph_fixed_of(const rfr_graphs *g, int callable, const rfr_callable_fixed *f, void ***addresses);
 /* What callables write of the caller's memory (states, main gradients, fixed outputs) overlaps none that is not shared
  * lawfully (refrain/graphs.h), by these calls of a step. */
 rfr_status rfi_graph_check_apart(const rfr_graphs *g, const rfi_calls *calls);

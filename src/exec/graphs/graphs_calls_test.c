@@ -254,7 +254,7 @@ static rfr_status try_apart(const float at[6], int rebound) {
   o.tensors = &w, o.n_tensors = 1;
   o.gradients = rebound ? &before : &gradient, o.n_gradients = 1;
   rfr_status status = rfr_graphs_create(ctx, &c, 1, &o, &g);
-  if (status == RFR_OK && rebound) status = rfr_graphs_rebind(g, NULL, 0, &gradient, 1);
+  if (status == RFR_OK && rebound) status = rfr_graphs_rebind(g, NULL, 0, &gradient, 1, NULL, 0);
   rfr_graphs_destroy(g);
   rfr_trace_destroy(t);
   return status;
@@ -393,7 +393,7 @@ static rfr_status try_squares(const char at[4], bool first_adds, bool second_add
   rfr_status status = rfr_graphs_create(ctx, c, 2, &o, &g);
   if (rebound) {
     OK(status);
-    status = rfr_graphs_rebind(g, tensors[1], 2, gradients[1], 2);
+    status = rfr_graphs_rebind(g, tensors[1], 2, gradients[1], 2, NULL, 0);
   }
   rfr_graphs_destroy(g);
   for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);

@@ -283,14 +283,19 @@ static void test_creation(void **state) {
 
 /* ---- a rebind ---- */
 
+static rfr_status rebind(rfr_graphs *g, world *to) {
+  const rfr_binding tensor = {"b0.w", {.dtype = RFR_F32, .rank = 2, .shape = {C, C}}, to->w};
+  const rfr_main_gradient gradient = {"b0.w", to->grad, 0};
+  void *const at_x[2] = {to->x[0], to->x[1]}, *const at_y[2] = {to->y[0], to->y[1]};
+  const rfr_callable_moved fixed[2] = {{0, {"x", 0, at_x, 2}}, {0, {"y", 0, at_y, 2}}};
+  return rfr_graphs_rebind(g, &tensor, 1, &gradient, 1, fixed, 2);
+}
+
 static void test_rebind(void **state) {
   (void)state;
   static world x, before, moved;
   static results undisturbed, r;
   rfr_graphs *g;
-  const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
-  const rfr_binding tensor = {"b0.w", square, moved.w};
-  const rfr_main_gradient gradient = {"b0.w", moved.grad, 0};
   set_up(&x, &undisturbed);
   before = x;
   OK(create(&x, false, &g));
@@ -303,14 +308,14 @@ static void test_rebind(void **state) {
     for (int64_t k = 1;; k++) {
       arm(faults[i], k);
       rfr_ctx_fail_alloc(ctx, failing_allocation);
-      const rfr_status s = rfr_graphs_rebind(g, &tensor, 1, &gradient, 1);
+      const rfr_status s = rebind(g, &moved);
       rfr_ctx_fail_alloc(ctx, 0);
       arm(FAULTS, 0);
       assert_int_equal(rft_faults.graphs, graphs);
       assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, live);
       if (s == RFR_OK) {
         assert_true(k > 1);
-        OK(rfr_graphs_rebind(g, &(rfr_binding){"b0.w", square, x.w}, 1, &(rfr_main_gradient){"b0.w", x.grad, 0}, 1));
+        OK(rebind(g, &x));
         break;
       }
       OK(step(g, &x, &r));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Parameters and main gradients that move between steps: graphs that follow them give the bits of graphs whose memory
- * stays, touch nothing of the old place, refuse whoever still means it, and are as before after a failure.
+ * Parameters, main gradients and fixed memory that move between steps: graphs that follow them give the bits of
+ * graphs whose memory stays, touch nothing of the old place, refuse whoever still means it, and are as before after a
+ * failure.
  */
 #include <string.h>
 
@@ -58,7 +59,7 @@ static void run(rfr_graphs *g, rft_buffers *b) {
 static rfr_status rebind(rfr_graphs *g, memory *to, bool sharded) {
   const rfr_binding tensors = {"b0.w", type_of(sharded), to->w};
   const rfr_main_gradient gradient = {"b0.w", to->grad, 0};
-  return rfr_graphs_rebind(g, &tensors, 1, &gradient, 1);
+  return rfr_graphs_rebind(g, &tensors, 1, &gradient, 1, NULL, 0);
 }
 
 static void test_moved(void **state) {
@@ -148,21 +149,159 @@ static void test_refusals(void **state) {
                {{{"b0.w", square, to.w}, {"b0.w", square, to.w}}, "program.state", "given twice", 2},
                {{{0}}, "argument", "-1 tensors", -1}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-    rft_refused(rfr_graphs_rebind(g, cases[i].tensors, cases[i].n, NULL, 0), cases[i].slug, cases[i].text);
+    rft_refused(rfr_graphs_rebind(g, cases[i].tensors, cases[i].n, NULL, 0, NULL, 0), cases[i].slug, cases[i].text);
   const rfr_main_gradient ours = {"b0.bias", to.grad, 0}, none = {"b0.v", to.grad, 0};
-  rft_refused(rfr_graphs_rebind(g, NULL, 0, &ours, 1), "program.state", "own memory");
-  rft_refused(rfr_graphs_rebind(g, NULL, 0, &none, 1), "program.name", "\"b0.v\"");
-  OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0));
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &ours, 1, NULL, 0), "program.state", "own memory");
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &none, 1, NULL, 0), "program.name", "\"b0.v\"");
+  OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, NULL, 0));
   const int64_t dense[2] = {C, 1}, turned[2] = {1, C};
   const rfr_main_gradient view = {"b0.w", to.grad, 0, 0, turned}, narrow = {"b0.w", to.grad, 0, RFR_BF16, NULL};
   const rfr_main_gradient unknown = {"b0.w", to.grad, 0, (rfr_dtype)99, NULL};
-  rft_refused(rfr_graphs_rebind(g, NULL, 0, &view, 1), "program.state", "strides [1,32], which cannot be seen as flat");
-  rft_refused(rfr_graphs_rebind(g, NULL, 0, &narrow, 1), "program.state", "captured as f32, and is now bf16");
-  rft_refused(rfr_graphs_rebind(g, NULL, 0, &unknown, 1), "program.state", "captured as f32");
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &view, 1, NULL, 0), "program.state",
+              "strides [1,32], which cannot be seen as flat");
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &narrow, 1, NULL, 0), "program.state", "captured as f32, and is now bf16");
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &unknown, 1, NULL, 0), "program.state", "captured as f32");
   const rfr_main_gradient good[2] = {{"b0.w", to.grad, 0, RFR_F32, dense}, {"b0.w", own.grad, 0, 0, NULL}};
-  for (int i = 0; i < 2; i++) OK(rfr_graphs_rebind(g, NULL, 0, &good[i], 1));
+  for (int i = 0; i < 2; i++) OK(rfr_graphs_rebind(g, NULL, 0, &good[i], 1, NULL, 0));
   rfr_graphs_destroy(g);
 }
+
+/* ---- fixed memory ---- */
+
+enum { IN, OUT, DOUT, DIN, KINDS, SLOTS = 2, BYTES = T * C * 4 };
+static const char *const ports[KINDS] = {"x", "y", "y", "x"};
+
+typedef struct fixed_memory { /* of the caller's: per kind and slot */
+  _Alignas(16) unsigned char at[KINDS][SLOTS][BYTES];
+} fixed_memory;
+
+typedef struct places {
+  void *of[KINDS][SLOTS];
+  rfr_callable_moved list[KINDS];
+} places;
+
+/* Slots in order or not. */
+static void places_in(fixed_memory *m, bool turned, places *p) {
+  for (int k = 0; k < KINDS; k++) {
+    for (int slot = 0; slot < SLOTS; slot++) p->of[k][slot] = m->at[k][turned ? SLOTS - 1 - slot : slot];
+    p->list[k] = (rfr_callable_moved){0, {ports[k], k == DOUT || k == DIN, p->of[k], SLOTS}};
+  }
+}
+
+static rfr_graphs *make_fixed(const places *p, bool eager) {
+  static const char text[] = "0F0 0F1 0I0 0I1 0W1 0W0";
+  rfr_trace *t = rft_block_trace(&scene, 0);
+  rfr_callable c = rfr_callable_default();
+  rfr_callable_fixed fixed[KINDS];
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_schedule *schedule;
+  rfr_graphs *g;
+  rfr_tensor w;
+  OK(rfr_schedule_parse(ctx, "test", text, sizeof text - 1, &schedule));
+  for (int k = 0; k < KINDS; k++) fixed[k] = p->list[k].to;
+  c.trace = t, c.fixed = fixed, c.n_fixed = KINDS;
+  o.schedule = schedule, o.eager = eager;
+  OK(rfr_graphs_create(ctx, &c, 1, &o, &g));
+  rfr_trace_destroy(t);
+  rfr_schedule_destroy(schedule);
+  OK(rfr_graphs_tensor(g, "b0.w", &w));
+  rft_fill_by(&w, 4, 0.5f);
+  return g;
+}
+
+typedef struct fixed_results {
+  unsigned char y[SLOTS][BYTES], dx[SLOTS][BYTES];
+  float dw[C * C];
+} fixed_results;
+
+/* `old`: where calls are refused; NULL: nowhere. */
+static void run_fixed(rfr_graphs *g, const places *p, const places *old, fixed_results *out) {
+  rfr_tensor t;
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int call = 0; call < 2 * SLOTS; call++) {
+    const int m = call % SLOTS, back = call / SLOTS, in = back ? DOUT : IN;
+    rfr_binding b = {NULL, rft_activation(&scene), old ? old->of[in][m] : NULL};
+    if (old)
+      rft_refused(back ? rfr_graphs_backward(g, 0, m, &b, 1, &t, 1) : rfr_graphs_forward(g, 0, m, &b, 1, &t, 1),
+                  "replay.signature", "captured at");
+    b.data = p->of[in][m];
+    rft_draw(&scene, p->of[in][m], 0, m, 1 + back);
+    if (back) OK(rfr_graphs_backward(g, 0, m, &b, 1, &t, 1));
+    else OK(rfr_graphs_forward(g, 0, m, &b, 1, &t, 1));
+    assert_ptr_equal(t.data, p->of[back ? DIN : OUT][m]);
+    memcpy(back ? out->dx[m] : out->y[m], t.data, BYTES);
+  }
+  for (int m = SLOTS - 1; m >= 0; m--) OK(rfr_graphs_wgrad(g, 0, m));
+  OK(rfr_graphs_end_step(g));
+  OK(rfr_graphs_gradient(g, "b0.w", &t));
+  memcpy(out->dw, t.data, sizeof out->dw);
+}
+
+static void test_fixed_moved(void **state) {
+  (void)state;
+  static fixed_memory from, to, poisoned;
+  static fixed_results plain, now;
+  places first, second, turned;
+  places_in(&from, false, &first);
+  places_in(&to, false, &second);
+  places_in(&to, true, &turned);
+  memset(&poisoned, 0xff, sizeof poisoned);
+  for (int eager = 0; eager < 2; eager++) {
+    rfr_graphs *g = make_fixed(&first, eager);
+    const int graphs = g->memory.graphs;
+    run_fixed(g, &first, NULL, &plain);
+    memset(&from, 0xff, sizeof from);
+    OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, second.list, KINDS));
+    run_fixed(g, &second, &first, &now);
+    assert_memory_equal(&now, &plain, sizeof now);
+    OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, turned.list, KINDS)); /* the slots change places, all at once */
+    run_fixed(g, &turned, &second, &now);
+    assert_memory_equal(&now, &plain, sizeof now);
+    assert_memory_equal(&from, &poisoned, sizeof from);
+    assert_int_equal(g->memory.graphs, graphs);
+    rfr_graphs_destroy(g);
+  }
+}
+
+static void test_fixed_refusals(void **state) {
+  (void)state;
+  static fixed_memory from, to;
+  static fixed_results plain, now;
+  places first, second;
+  places_in(&from, false, &first);
+  places_in(&to, false, &second);
+  rfr_graphs *g = make_fixed(&first, false);
+  run_fixed(g, &first, NULL, &plain);
+  void *const apart[SLOTS] = {to.at[0][0] + 4, to.at[0][1]}, *const none[SLOTS] = {to.at[0][0], NULL};
+  void *const over[SLOTS] = {to.at[0][0], from.at[OUT][0]}; /* y of slot 0 */
+  const rfr_callable_moved x = second.list[IN];
+  const struct {
+    rfr_callable_moved list[2];
+    const char *slug, *text;
+    int n;
+  } cases[] = {{{{1, x.to}}, "argument", "callable 1 of 1", 1},
+               {{{0, {"z", 0, apart, SLOTS}}}, "graphs.callable", "\"z\": there is no such", 1},
+               {{{0, {"x", 0, second.of[IN], 1}}}, "graphs.callable", "1 addresses, the stage has 2 slots", 1},
+               {{{0, {"x", 0, NULL, SLOTS}}}, "graphs.callable", "0 addresses", 1},
+               {{{0, {"x", 0, apart, SLOTS}}}, "graphs.callable", "multiple of 16", 1},
+               {{{0, {"x", 0, none, SLOTS}}}, "graphs.callable", "NULL", 1},
+               {{{0, {"x", 0, over, SLOTS}}}, "graphs.callable", "lie in the same memory", 1},
+               {{x, x}, "program.state", "\"x\" is given twice", 2},
+               {{x}, "argument", "-1 fixed", -1}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    rft_refused(rfr_graphs_rebind(g, NULL, 0, NULL, 0, cases[i].list, cases[i].n), cases[i].slug, cases[i].text);
+    run_fixed(g, &first, NULL, &now);
+    assert_memory_equal(&now, &plain, sizeof now);
+  }
+  rfr_graphs_destroy(g);
+  static memory own;
+  g = make(&own, false, false);
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, NULL, 0, &(rfr_callable_moved){0, {"x", 0, second.of[IN], 1}}, 1),
+              "graphs.callable", "it had none at creation");
+  rfr_graphs_destroy(g);
+}
+
+/* ---- failures ---- */
 
 /* Each allocation fails once: addresses and graphs are those of before, to the bit. */
 static void test_failures(void **state) {
@@ -191,7 +330,8 @@ static void test_failures(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_moved), rft_context_test(test_stale),
-                                     rft_context_test(test_refusals), rft_context_test(test_failures)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_moved),          rft_context_test(test_stale),
+                                     rft_context_test(test_refusals),       rft_context_test(test_fixed_moved),
+                                     rft_context_test(test_fixed_refusals), rft_context_test(test_failures)};
   return cmocka_run_group_tests_name("rebinding graphs", tests, NULL, NULL);
 }
