@@ -81,6 +81,9 @@ static void print_summary(const rfr_plan_summary *sum, int64_t available) {
   if (sum->branch_ops > 0)
     printf("  branch     %14lld bytes  of the step, for %d ops that run beside others\n", (long long)sum->branch_bytes,
            sum->branch_ops);
+  else if (sum->branch_bytes > 0)
+    printf("  branch     %14d bytes  none: %lld would be more than the %s has left\n", 0, (long long)sum->branch_bytes,
+           sum->budget > 0 && sum->planned_bytes + sum->branch_bytes > sum->budget ? "budget" : "device");
   if (available > 0)
     printf("%s %s of available memory\n", sum->planned_bytes <= available ? "fits in" : "does NOT fit in",
            cli_bytes(b, available));

@@ -6,7 +6,7 @@
  *
  * With a sticky error every later call on the run says that the context is dead, none writes a
  * checkpoint, and a new context resumes from the last one to the very bytes of an undisturbed
- * run. Too small an arena is out of memory, exactly below what the plan needs.
+ * run. Too small an arena is out of memory, exactly below what the plan without a side branch needs.
  *
  * The device is the CPU behind support/fault_backend; the linker puts it in the place of what
  * rfi_backend_find finds (--wrap).
@@ -291,7 +291,13 @@ static void arena_cap(void **state) {
   set_scene(&c, *state);
   rft_faults = (rft_fault){0};
   assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
+  const int64_t branched = rft_faults.most_arena_bytes;
+  start_again(&c);
+  rft_faults = (rft_fault){.cap = branched - 1}; /* enough without a side branch */
+  assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
+  assert_checkpoint(&c, LAST);
   const int64_t needed = rft_faults.most_arena_bytes;
+  assert_true(needed < branched);
   start_again(&c);
   rft_faults = (rft_fault){.cap = needed - 1};
   assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_NO_MEMORY);
@@ -302,6 +308,56 @@ static void arena_cap(void **state) {
   rft_faults = (rft_fault){.cap = needed};
   assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
   assert_checkpoint(&c, LAST);
+  end_scene(&c);
+}
+
+/* budget 0: none. */
+static rfr_plan_summary planned(scene *c, int64_t budget, char *report, size_t size) {
+  char text[sizeof config + 64];
+  rfr_run *run;
+  rfr_plan_summary sum;
+  rfr_run_options o = rfr_run_options_default();
+  o.config_folder = c->f->path;
+  snprintf(text, sizeof text, "%smemory: {budget: %lld}\n", config, (long long)budget);
+  assert_int_equal(rfr_run_open(c->ctx, text, NULL, &o, &run), RFR_OK);
+  const rfr_programs *p = rfr_run_programs(run);
+  const int program = rfr_run_program_index(run, RFR_RUN_TRAIN);
+  assert_int_equal(rfr_program_plan(p, program, &sum), RFR_OK);
+  const char *line = strstr(rfr_program_report(p, program, "lower"), "side branch: ");
+  assert_non_null(line);
+  snprintf(report, size, "%.*s", (int)strcspn(line, "\n"), line);
+  rfr_run_close(run);
+  return sum;
+}
+
+/* A side branch takes what a budget, or the device, has left over, and nothing else is refused for it. */
+static void branch_or_budget(void **state) {
+  scene c;
+  char report[128], wanted[128];
+  set_scene(&c, *state);
+  rft_faults = (rft_fault){0};
+  const rfr_plan_summary most = planned(&c, 0, report, sizeof report);
+  assert_true(most.branch_ops > 0 && most.branch_bytes > 0);
+  snprintf(wanted, sizeof wanted, "side branch: %d ops, +%lld bytes", most.branch_ops, (long long)most.branch_bytes);
+  assert_string_equal(report, wanted);
+
+  const rfr_plan_summary full = planned(&c, most.planned_bytes, report, sizeof report);
+  assert_string_equal(report, wanted);
+  assert_int_equal(full.planned_bytes, most.planned_bytes);
+
+  const rfr_plan_summary line = planned(&c, most.planned_bytes - 1, report, sizeof report);
+  snprintf(wanted, sizeof wanted, "side branch: 0 ops, +%lld bytes: more than the budget has left",
+           (long long)most.branch_bytes);
+  assert_string_equal(report, wanted);
+  assert_int_equal(line.planned_bytes, most.planned_bytes - most.branch_bytes);
+  assert_true(line.branch_ops == 0 && line.branch_bytes == most.branch_bytes);
+
+  rft_faults.cap = rft_faults.most_arena_bytes - 1;
+  const rfr_plan_summary small = planned(&c, 0, report, sizeof report);
+  snprintf(wanted, sizeof wanted, "side branch: 0 ops, +%lld bytes: more than the device has left",
+           (long long)most.branch_bytes);
+  assert_string_equal(report, wanted);
+  assert_int_equal(small.planned_bytes, line.planned_bytes);
   end_scene(&c);
 }
 
@@ -325,8 +381,13 @@ static void quiet_allocator(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(calls),     rft_folder_test(sticky_calls), rft_folder_test(text_calls),
-      rft_folder_test(arena_cap), rft_folder_test(profile),      rft_folder_test(quiet_allocator),
+      rft_folder_test(calls),
+      rft_folder_test(sticky_calls),
+      rft_folder_test(text_calls),
+      rft_folder_test(arena_cap),
+      rft_folder_test(profile),
+      rft_folder_test(quiet_allocator),
+      rft_folder_test(branch_or_budget),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,8 +44,8 @@ typedef struct rfr_choice {
 
 typedef struct rfr_compile_options {
   size_t size;
-  int64_t budget;          /* bytes of the whole arena; 0: no limit. More is an error naming the peak. What debugging
-                          needs beyond them does not count */
+  int64_t budget;          /* bytes of the whole arena; 0: no limit. More is an error naming the peak. A side branch
+                          takes what is left of them; what debugging needs beyond them does not count */
   int fuse;                /* 1: the fuse pass runs (default) */
   int prune;               /* 1: CSE, DCE and hoisting run (default); 0: what autodiff made */
   int64_t loss_chunk;      /* rows of logits at a time in a fused LM head; 0: 1024 on the CPU, 4096 on a GPU */
@@ -152,7 +152,8 @@ typedef struct rfr_plan_summary {
   int64_t budget;         /* the compile option; 0: none */
   double compile_seconds; /* that this program took from the recorded trace to the plan, its kernels included */
   int branch_ops;         /* run on a side branch, beside others; 0: all run one after the other */
-  int64_t branch_bytes;   /* what the step has more of for it */
+  int64_t branch_bytes;   /* what the step has more of for it; with branch_ops 0: would have, but that was over the
+                             budget, or more than the device had */
 } rfr_plan_summary;
 RFR_API rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out);
 RFR_API rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out);

@@ -65,28 +65,19 @@ static rfi_pass_options pass_options(rfr_programs *p) {
                             .user = p};
 }
 
-/* The plan with a side branch takes the place of the one without, where there is a branch. */
-static rfr_status plan_branch(rfr_programs *p, rfi_program *g, const int64_t *workspace) {
-  rfi_aside *aside;
-  RFI_TRY(rfi_branch(g->trace, workspace, &aside));
-  if (!aside) return RFR_OK;
-  const int64_t without = g->plan.bytes;
-  rfi_plan_deinit(&g->plan);
-  const rfr_status s = rfi_plan_make(g->trace, workspace, aside, &g->plan);
-  g->branch_bytes = g->plan.bytes - without;
-  g->n_aside = 0;
-  for (int i = 0, waiting = -1; i < g->n_bound; i++) {
-    rfi_bound *b = &g->bound[i];
-    b->waits = b->op == waiting;
-    b->aside = aside[b->op].until > 0;
-    if (!b->aside) continue;
-    g->n_aside++;
-    waiting = aside[b->op].until; /* the same for all until then */
-    int from = i;
-    while (g->bound[from].op > aside[b->op].from) from--;
-    g->bound[from].forks = true;
-  }
-  rfi_free(p->ctx, aside);
+/* workspace[i]: bytes that op i's kernel asks for; from the context. */
+static rfr_status make_workspaces(const rfr_programs *p, const rfi_program *g, int64_t **workspace) {
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof **workspace * (size_t)(g->trace->n_ops + 1), workspace));
+  for (int i = 0; i < g->n_bound; i++) (*workspace)[g->bound[i].op] = g->bound[i].workspace;
+  return RFR_OK;
+}
+
+/* One op after the other. */
+static rfr_status plan_line(const rfr_programs *p, rfi_program *g) {
+  int64_t *workspace;
+  RFI_TRY(make_workspaces(p, g, &workspace));
+  const rfr_status s = rfi_plan_make(g->trace, workspace, NULL, &g->plan);
+  rfi_free(p->ctx, workspace);
   return s;
 }
 
@@ -94,15 +85,7 @@ static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
   rfi_stage *last = &g->pipeline.stage[RFI_STAGES - 1];
   g->trace = last->trace;
   RFI_TRY(rfi_bind_kernels(p, g, &last->report));
-  int64_t *workspace;
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *workspace * (size_t)(g->trace->n_ops + 1), &workspace));
-  for (int i = 0; i < g->n_bound; i++) workspace[g->bound[i].op] = g->bound[i].workspace;
-  rfr_status s = rfi_plan_make(g->trace, workspace, NULL, &g->plan);
-  /* a budget is for what the step needs, and debugging looks at one op after the other */
-  if (s == RFR_OK && p->backend->branches && p->options.budget == 0 && !p->options.debug)
-    s = plan_branch(p, g, workspace);
-  rfi_free(p->ctx, workspace);
-  return s;
+  return plan_line(p, g);
 }
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
@@ -155,6 +138,83 @@ static rfr_status meet_budget(rfr_programs *p) {
   return RFR_OK;
 }
 
+/* ---- the side branch ---- */
+
+/* Bound ops learn where they run; aside NULL: all one after the other. */
+static void set_aside(rfi_program *g, const rfi_aside *aside) {
+  g->n_aside = 0;
+  for (int i = 0; i < g->n_bound; i++) g->bound[i].forks = false;
+  for (int i = 0, waiting = -1; i < g->n_bound; i++) {
+    rfi_bound *b = &g->bound[i];
+    b->waits = b->op == waiting;
+    b->aside = aside && aside[b->op].until > 0;
+    if (!b->aside) continue;
+    g->n_aside++;
+    waiting = aside[b->op].until; /* the same for all until then */
+    int from = i;
+    while (g->bound[from].op > aside[b->op].from) from--;
+    g->bound[from].forks = true;
+  }
+}
+
+static bool is_over_budget(const rfr_programs *p, int64_t step_bytes) {
+  return p->options.budget > 0 && p->persistent_bytes + step_bytes > p->options.budget;
+}
+
+/* The plan with a side branch takes the place of the one without, where there is a branch and the budget has room. */
+static rfr_status plan_branch(rfr_programs *p, rfi_program *g) {
+  rfi_plan with = {0};
+  rfi_aside *aside;
+  int64_t *workspace;
+  RFI_TRY(make_workspaces(p, g, &workspace));
+  rfr_status s = rfi_branch(g->trace, workspace, &aside);
+  if (s == RFR_OK && aside) s = rfi_plan_make(g->trace, workspace, aside, &with);
+  rfi_free(p->ctx, workspace);
+  if (s != RFR_OK || !aside) goto done;
+  g->branch_bytes = with.bytes - g->plan.bytes;
+  if (is_over_budget(p, with.bytes)) goto done;
+  rfi_plan_deinit(&g->plan);
+  g->plan = with;
+  with = (rfi_plan){0};
+  set_aside(g, aside);
+done:
+  rfi_plan_deinit(&with);
+  rfi_free(p->ctx, aside);
+  return s;
+}
+
+/* The device has no room for the plans as they are: *fewer, they have become smaller. */
+static rfr_status drop_branches(rfr_programs *p, bool *fewer) {
+  *fewer = false;
+  for (int i = 0; i < p->n; i++) {
+    rfi_program *g = &p->program[i];
+    if (g->n_aside == 0) continue;
+    rfi_plan_deinit(&g->plan);
+    set_aside(g, NULL);
+    RFI_TRY(plan_line(p, g));
+    rfi_log(p->ctx, RFR_LOG_WARNING,
+            "program \"%s\" is planned without its side branch, %lld bytes more than the device has left", g->name,
+            (long long)g->branch_bytes);
+    *fewer = true;
+  }
+  return RFR_OK;
+}
+
+static rfr_status report_branches(rfr_programs *p) {
+  for (int i = 0; i < p->n; i++) {
+    rfi_program *g = &p->program[i];
+    if (g->n_aside == 0 && g->branch_bytes == 0) continue;
+    RFI_TRY(rfi_report_line(&g->pipeline.stage[RFI_STAGES - 1].report, "side branch: %d ops, %+lld bytes%s", g->n_aside,
+                            (long long)g->branch_bytes,
+                            g->n_aside > 0                                       ? ""
+                            : is_over_budget(p, g->plan.bytes + g->branch_bytes) ? ": more than the budget has left"
+                                                                                 : ": more than the device has left"));
+  }
+  return RFR_OK;
+}
+
+/* ---- placing ---- */
+
 static void place_inputs(rfr_programs *p) {
   p->persistent_bytes = 0;
   for (int pass = 0; pass < 2; pass++) {
@@ -193,22 +253,6 @@ static rfr_status check_budget(const rfr_programs *p, bool demand) {
                   (long long)p->persistent_bytes, (long long)p->transient_bytes, (long long)p->options.budget);
 }
 
-/* A known pattern in the step's part, so that what is never touched shows; the rest starts as zeros. */
-static rfr_status allocate_memory(rfr_programs *p) {
-  const rfi_backend *b = p->backend;
-  const size_t inputs = (size_t)(p->persistent_bytes - p->ring_bytes), step = (size_t)(p->transient_bytes + b->guard);
-  RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, (size_t)p->ring_bytes, (void **)&p->ring));
-  RFI_TRY(b->alloc(p->device, RFI_MEMORY_ARENA, inputs + step, (void **)&p->arena));
-  RFI_TRY(b->fill(p->device, p->arena, 0, inputs));
-  RFI_TRY(b->fill(p->device, p->arena + inputs, RFI_PATTERN, step));
-  if (!p->options.debug) return RFR_OK;
-  int most = 0;
-  for (int i = 0; i < p->n; i++)
-    if (p->program[i].plan.n > most) most = p->program[i].plan.n;
-  RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, sizeof *p->watch * (size_t)rfi_debug_ranges(most), (void **)&p->watch));
-  return b->host ? RFR_OK : rfi_alloc(p->ctx, RFI_WINDOW, (void **)&p->window);
-}
-
 /* The step's part is as large as the largest program's. */
 static void share_step(rfr_programs *p, bool debug) {
   p->transient_bytes = 0;
@@ -220,6 +264,38 @@ static void share_step(rfr_programs *p, bool debug) {
   p->total_bytes = p->persistent_bytes + p->transient_bytes;
 }
 
+static rfr_status allocate_arena(rfr_programs *p) {
+  const int64_t bytes = p->total_bytes - p->ring_bytes + p->backend->guard;
+  return p->backend->alloc(p->device, RFI_MEMORY_ARENA, (size_t)bytes, (void **)&p->arena);
+}
+
+/* Side branches are given up before what fits without them is refused. */
+static rfr_status allocate_arena_or_line(rfr_programs *p) {
+  bool fewer;
+  const rfr_status s = allocate_arena(p);
+  if (s != RFR_NO_MEMORY) return s;
+  RFI_TRY(drop_branches(p, &fewer));
+  if (!fewer) return s;
+  share_step(p, false);
+  return allocate_arena(p);
+}
+
+/* A known pattern in the step's part, so that what is never touched shows; the rest starts as zeros. */
+static rfr_status allocate_memory(rfr_programs *p) {
+  const rfi_backend *b = p->backend;
+  RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, (size_t)p->ring_bytes, (void **)&p->ring));
+  RFI_TRY(allocate_arena_or_line(p));
+  const size_t inputs = (size_t)(p->persistent_bytes - p->ring_bytes), step = (size_t)(p->transient_bytes + b->guard);
+  RFI_TRY(b->fill(p->device, p->arena, 0, inputs));
+  RFI_TRY(b->fill(p->device, p->arena + inputs, RFI_PATTERN, step));
+  if (!p->options.debug) return RFR_OK;
+  int most = 0;
+  for (int i = 0; i < p->n; i++)
+    if (p->program[i].plan.n > most) most = p->program[i].plan.n;
+  RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, sizeof *p->watch * (size_t)rfi_debug_ranges(most), (void **)&p->watch));
+  return b->host ? RFR_OK : rfi_alloc(p->ctx, RFI_WINDOW, (void **)&p->window);
+}
+
 static rfr_status allocate(rfr_programs *p) {
   bool demand = p->options.recompute == RFR_RECOMPUTE_AUTO && p->options.budget > 0;
   if (demand) RFI_TRY(meet_budget(p));
@@ -229,11 +305,14 @@ static rfr_status allocate(rfr_programs *p) {
     RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->offset * (size_t)(g->trace->n_values + 1), &g->offset));
     place_loads(p, g);
   }
+  /* debugging looks at one op after the other */
+  for (int i = 0; i < p->n && p->backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
   share_step(p, false);
   RFI_TRY(check_budget(p, demand));
   if (p->options.debug) share_step(p, true); /* what is debugged is the program that fits, in more room */
   if (p->options.tune) RFI_TRY(rfi_tune(p)); /* measured while the device still has the arena's room */
   RFI_TRY(allocate_memory(p));
+  RFI_TRY(report_branches(p));
   for (int i = 0; i < p->n_slots; i++) {
     p->slot[i].tensor.data = rfi_address(p, p->slot[i].offset);
     p->slot[i].tensor.host = p->slot[i].ring || p->backend->host;

@@ -176,6 +176,7 @@ static rfr_status fault_poll(rfi_device *d, bool *idle) {
 const rfi_backend rft_fault_backend = {
     .name = "the failing device",
     .host = false,
+    .branches = true,
     .guard = 256,
     .loss_chunk = 1024,
     .open = fault_open,

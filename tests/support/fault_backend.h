@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A backend whose k-th call fails: the CPU's table behind a counter for each entry. To the
- * library it is a device of its own (`host` is false), so every byte goes through copies. An
- * error may be sticky, as one that spoils a GPU's context: from then on every call fails with
+ * library it is a device of its own (`host` is false), so every byte goes through copies, and plans have side branches.
+ * An error may be sticky, as one that spoils a GPU's context: from then on every call fails with
  * backend.dead. It has choices to make, of which "quick" is the fastest. What is open, allocated
  * or captured is counted.
  */
