@@ -81,7 +81,7 @@ if(TARGET refrain_cuda AND TARGET refrain_cli AND NOT RFR_SANITIZE)
     get_filename_component(name ${configuration} NAME_WE)
     foreach(program train evaluate prefill decode)
       add_test(NAME cuda_plan_${name}_${program} COMMAND refrain_cli plan ${configuration} --device cuda:none
-                                                         --program ${program} --set memory.budget=1GiB)
+                                                         --program ${program})
       set_tests_properties(cuda_plan_${name}_${program} PROPERTIES PASS_REGULAR_EXPRESSION "lower bound")
     endforeach()
   endforeach()
