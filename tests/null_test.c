@@ -278,6 +278,7 @@ static void graphs(void) {
   rfr_tensor x;
   rfr_graphs_memory m = {.size = sizeof m};
   rfr_rng rng = {0};
+  rfr_action action;
   const rfr_callable c = rfr_callable_default();
   QUIET(rfr_graphs_destroy, NULL);
   STATUS(rfr_graphs_create, NULL, &c, 1, NULL, &g);
@@ -287,6 +288,7 @@ static void graphs(void) {
   STATUS(rfr_graphs_wgrad, NULL, 0, 0);
   STATUS(rfr_graphs_end_step, NULL);
   STATUS(rfr_graphs_abort_step, NULL);
+  STATUS(rfr_graphs_expected, NULL, &action, &n);
   STATUS(rfr_graphs_changed, NULL);
   STATUS(rfr_graphs_grads_ready, NULL, NULL, 0, &n);
   STATUS(rfr_graphs_reschedule, NULL, NULL);

@@ -226,6 +226,11 @@ RFR_API rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbat
                                        int n_output_grads, rfr_tensor *input_grads, int n_input_grads);
 /* The weight gradients of a callable, added onto the main gradients. Errors: graphs.order, where none wait. */
 RFR_API rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch);
+/* The call that the schedule wants now, the only one that is not graphs.order: F, I, W or B of a stage and microbatch,
+ * and whose; B and I are rfr_graphs_backward. None is left: op, stage, microbatch and callable are -1, the step is to
+ * end. Without a schedule it may end also where F of callable 0 is wanted. Errors: graphs.order, where no step has
+ * begun, or a call of it has failed. */
+RFR_API rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *callable);
 /* Errors: graphs.order, naming what is still to come; graphs.splits, once for the first forward known to have had bad
  * splits since the last such error, naming step, callable, layer, microbatch and group: the step has ended all the
  * same. What ran on a device may not be known yet: then rfr_graphs_wait, or the beginning of a later step, which has

@@ -11,14 +11,20 @@
 
 /* ---- the order ---- */
 
+/* NULL: calls may come. */
+static const char *why_closed(const rfr_graphs *g) {
+  return g->state == RFI_STEP_OPEN   ? NULL
+         : g->state == RFI_STEP_NONE ? "no step has begun"
+                                     : "a call of this step has failed: abort it";
+}
+
 static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int callable, int microbatch,
                               rfi_step_call *call) {
   const char *asked = wgrad ? "wgrad" : backward ? "backward" : "forward";
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
   if (g->state != RFI_STEP_OPEN)
-    return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\": %s", asked, g->callable[callable].name,
-                    g->state == RFI_STEP_NONE ? "no step has begun" : "a call of this step has failed: abort it");
+    return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\": %s", asked, g->callable[callable].name, why_closed(g));
   if (!rfi_graph_next_call(g, call))
     return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\", microbatch %d: the schedule has no more, end the step",
                     asked, g->callable[callable].name, microbatch);
@@ -32,6 +38,18 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
                   "%s of callable \"%s\", microbatch %d%s: the schedule wants %s of callable \"%s\", microbatch %d",
                   asked, g->callable[callable].name, microbatch, why, rfi_call_text(call->op),
                   g->callable[call->callable].name, call->microbatch);
+}
+
+rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *callable) {
+  rfi_step_call next;
+  *call = (rfr_action){-1, -1, -1};
+  *callable = -1;
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", why_closed(g));
+  if (!rfi_graph_next_call(g, &next)) return RFR_OK;
+  *call = (rfr_action){(int32_t)next.op, g->stage[g->callable[next.callable].stage].number, next.microbatch};
+  *callable = next.callable;
+  return RFR_OK;
 }
 
 /* ---- the signature ---- */
@@ -355,9 +373,7 @@ rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n
 rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   rfi_step_call call;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  if (g->state != RFI_STEP_OPEN)
-    return rfi_fail(RFI_E_GRAPHS_ORDER, "%s",
-                    g->state == RFI_STEP_NONE ? "no step has begun" : "a call of this step has failed: abort it");
+  if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", why_closed(g));
   if (!rfi_graph_is_complete(g) && rfi_graph_next_call(g, &call))
     return rfi_fail(RFI_E_GRAPHS_ORDER, "the step is not over: the schedule wants %s of callable \"%s\", microbatch %d",
                     rfi_call_text(call.op), g->callable[call.callable].name, call.microbatch);

@@ -82,6 +82,68 @@ static void same_gradients(rfr_graphs *a, rfr_graphs *b) {
   }
 }
 
+/* ---- which is next ---- */
+
+static void expected_call(void *user, rfr_action_op op, int block, int m) {
+  const plain *p = user;
+  const int stage = block / p->s->layers;
+  rfr_action a;
+  int callable;
+  OK(rfr_graphs_expected(p->g, &a, &callable));
+  if (a.op != (int32_t)op || a.stage != stage || a.microbatch != m || callable != block)
+    fail_msg("op %d of callable %d, stage %d, microbatch %d is expected", a.op, callable, a.stage, a.microbatch);
+  plain_call(user, op, block, m);
+}
+
+static void nothing_expected(rfr_graphs *g, rfr_status want, const char *text) {
+  rfr_action a = {0};
+  int callable = 0;
+  const rfr_status s = rfr_graphs_expected(g, &a, &callable);
+  if (want == RFR_OK) OK(s);
+  else rft_refused(s, "graphs.order", text);
+  assert_true(a.op == -1 && a.stage == -1 && a.microbatch == -1 && callable == -1);
+}
+
+static void test_expected(void **state) {
+  (void)state;
+  static rft_buffers b;
+  static const struct {
+    const char *text;
+    int layers;
+    unsigned frozen;
+  } cases[] = {{"0F0 0F1 0B0 0F2 0B1 0B2", 2, 0},
+               {"0F0 0F1 1F0 1F1 1I0 1I1 0I0 1W0 0F2 0I1 0W0 1W1 0W1 1F2 1B2 0B2", 1, 0},
+               {"0F0 0I0 0W0 0F1 0I1 0W1", 2, 1}}; /* the first block has no W */
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const rft_scene s = {.block = rft_block_linear,
+                         .blocks = 2,
+                         .dtype = RFR_F32,
+                         .frozen = cases[i].frozen,
+                         .schedule = cases[i].text,
+                         .layers = cases[i].layers};
+    rfr_schedule *schedule;
+    rfr_graphs *g = rft_make_graphs(&s, &schedule);
+    for (int step = 0; step < 2; step++) {
+      nothing_expected(g, RFR_MISMATCH, "no step has begun");
+      OK(rfr_graphs_begin_step(g, NULL, 0));
+      walk(&s, g, schedule, (calls){expected_call, &(plain){&s, g, &b}});
+      nothing_expected(g, RFR_OK, NULL);
+      OK(rfr_graphs_end_step(g));
+    }
+    rfr_graphs_destroy(g);
+    rfr_schedule_destroy(schedule);
+  }
+  const rft_scene endless = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32, .layers = 2};
+  rfr_schedule *none;
+  rfr_graphs *g = rft_make_graphs(&endless, &none);
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int m = 0; m < 3; m++)
+    for (int k = 0; k < 4; k++)
+      expected_call(&(plain){&endless, g, &b}, k < 2 ? RFR_ACTION_F : RFR_ACTION_B, k < 2 ? k : 3 - k, m);
+  OK(rfr_graphs_end_step(g));
+  rfr_graphs_destroy(g);
+}
+
 /* ---- fixed memory ---- */
 
 enum { IN, OUT, DOUT, DIN, KINDS };
@@ -988,6 +1050,7 @@ static void test_more_microbatches(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      rft_context_test(test_expected),
       rft_context_test(test_fixed),
       rft_context_test(test_fixed_refusals),
       rft_context_test(test_apart),

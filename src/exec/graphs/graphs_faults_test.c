@@ -345,11 +345,14 @@ static void test_step(void **state) {
         arm(faults[i], k);
         const rfr_status s = step(g, &x, &r);
         const bool failed = s != RFR_OK;
+        rfr_action next;
+        int callable;
         if (failed) check_status(faults[i], k, s);
         arm(FAULTS, 0);
         if (failed) {
           rft_refused(rfr_graphs_wgrad(g, 0, 0), "graphs.order", "abort it");
           rft_refused(rfr_graphs_end_step(g), "graphs.order", "abort it");
+          rft_refused(rfr_graphs_expected(g, &next, &callable), "graphs.order", "abort it");
           OK(rfr_graphs_abort_step(g));
           x = before; /* states and what accumulates are the caller's to restore */
           OK(step(g, &x, &r));
