@@ -203,10 +203,10 @@ RFR_API void rfr_graphs_destroy(rfr_graphs *g);
 
 /* ---- a step ---- */
 
-/* Begins a step: copies `inputs` into states and constants of their names, makes what depends on parameters alone (and,
- * the first time or after rfr_graphs_changed, on frozen ones), clears main gradients. An input that is a parameter is
- * compared instead, type and address, with what was captured: so a step finds out that one has moved. Errors:
- * program.name; replay.signature, naming the first field that differs; nothing has run then. */
+/* Begins a step: copies `inputs` into states and constants of their names, makes what depends on parameters alone (on
+ * frozen ones and constants the first time, and when they were written), clears main gradients. An input that is a
+ * parameter is compared instead, type and address, with what was captured: so a step finds out that one has moved.
+ * Errors: program.name; replay.signature, naming the first field that differs; nothing has run then. */
 RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
 /* The forward of a callable. `inputs`: one binding per input that is not linked, by position where the name is NULL,
  * else by name; each is copied into the slot, unless it is fixed. `outputs`, room for all of them, get tensors that
@@ -259,7 +259,8 @@ RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *sche
 RFR_API rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_tensors,
                                      const rfr_main_gradient *gradients, int n_gradients,
                                      const rfr_callable_moved *fixed, int n_fixed);
-/* Frozen parameters or constants were written. */
+/* Frozen parameters or constants were written by other means than rfr_graphs_write and a step's inputs. Errors:
+ * graphs.order, within a step. */
 RFR_API rfr_status rfr_graphs_changed(rfr_graphs *g);
 RFR_API rfr_status rfr_graphs_wait(rfr_graphs *g);
 /* The caller's stream, a cudaStream_t, into which calls enqueue from now on, behind all that was enqueued before. What

@@ -342,6 +342,7 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
   const rfi_named *x;
   for (int i = 0; i < n; i++) {
     RFI_TRY(find_shared(g, &inputs[i], &x));
+    if (x->tensor.role == RFR_ROLE_CONST) g->loaded = false;
     if (!is_parameter(x))
       RFI_TRY(g->m.backend->move(g->m.device, x->tensor.data, inputs[i].data, (size_t)x->tensor.bytes));
   }

@@ -204,6 +204,7 @@ rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_t
 rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *from) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   RFI_TRY(rfi_graph_check_current(g, to));
+  if (to->role == RFR_ROLE_FROZEN || to->role == RFR_ROLE_CONST) g->loaded = false;
   return g->m.backend->copy(g->m.device, to->data, from, (size_t)to->bytes);
 }
 

@@ -4,6 +4,7 @@
  * where every schedule gives the same values, and refused elsewhere; names of the library's own; microbatch numbers of
  * more than a byte; a device where nothing runs.
  */
+#include <math.h>
 #include <string.h>
 
 #include "exec/graphs/graphed.h"
@@ -322,10 +323,74 @@ static void test_no_stream(void **state) {
   rfr_graphs_destroy(g);
 }
 
+/* ---- what is made once ---- */
+
+enum { BY_STEP, BY_WRITE, BY_POINTER, FROZEN_BY_WRITE, WAYS };
+
+/* The second step's y: what is made of a constant and of a frozen weight alone is made anew, however those were
+ * written. */
+static void run_written(int way, float first, float *y) {
+  static float x[C], values[C];
+  const rfr_type type = {.dtype = RFR_F32, .rank = 1, .shape = {C}};
+  rfr_callable c = rfr_callable_default();
+  rfr_trace *t;
+  rfr_graphs *g;
+  rfr_tensor k, w, out;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value in = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, type.shape);
+  rfr_value constant = rfr_input(t, "k", RFR_ROLE_CONST, RFR_F32, 1, type.shape);
+  rfr_value frozen = rfr_input(t, "w", RFR_ROLE_FROZEN, RFR_F32, 1, type.shape);
+  rfr_output(t, "y", rfr_mul(t, rfr_mul(t, in, rfr_silu(t, constant)), rfr_gelu(t, frozen, 1)));
+  OK(rfr_trace_finish(t));
+  c.trace = t, c.inference = 1;
+  OK(rfr_graphs_create(ctx, &c, 1, NULL, &g));
+  const rfr_trace *made = rfr_graphs_trace(g, 0);
+  int loads = 0;
+  for (int i = 0; i < made->n_ops; i++) loads += made->ops[i].phase == RFR_PHASE_LOAD;
+  assert_true(loads >= 2);
+  OK(rfr_graphs_tensor(g, "k", &k));
+  OK(rfr_graphs_tensor(g, "w", &w));
+  for (int i = 0; i < C; i++) x[i] = 1 + (float)i;
+  for (int step = 0; step < 2; step++) {
+    const rfr_binding now = {"k", type, values}, give = {NULL, type, x};
+    for (int i = 0; i < C; i++) values[i] = step == 0 ? first : 2 + 0.25f * (float)i;
+    if (step == 0 || way == BY_WRITE) OK(rfr_graphs_write(g, &k, values));
+    if (step == 0 || way == FROZEN_BY_WRITE) OK(rfr_graphs_write(g, &w, values));
+    if (step == 1 && way == BY_POINTER) {
+      memcpy(k.data, values, sizeof values);
+      OK(rfr_graphs_changed(g));
+    }
+    OK(rfr_graphs_begin_step(g, &now, step == 1 && way == BY_STEP));
+    OK(rfr_graphs_forward(g, 0, 0, &give, 1, &out, 1));
+    memcpy(y, out.data, sizeof x);
+    OK(rfr_graphs_end_step(g));
+  }
+  rfr_graphs_destroy(g);
+  rfr_trace_destroy(t);
+}
+
+static double silu(double x) { return x / (1 + exp(-x)); }
+static double gelu(double x) { return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+
+static void test_written(void **state) {
+  (void)state;
+  for (int way = 0; way < WAYS; way++) {
+    float y[C];
+    run_written(way, 0.5f, y);
+    for (int i = 0; i < C; i++) {
+      const double last = 2 + 0.25 * i, k = way == FROZEN_BY_WRITE ? 0.5 : last,
+                   w = way == FROZEN_BY_WRITE ? last : 0.5;
+      const double want = (1 + i) * silu(k) * gelu(w);
+      if (!(fabs(y[i] - want) <= 1e-5 * fabs(want))) fail_msg("way %d, %d: %g, not %g", way, i, (double)y[i], want);
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_shared_states), rft_context_test(test_state_outputs),
                                      rft_context_test(test_names),         rft_context_test(test_gradients_by_name),
                                      rft_context_test(test_pass_through),  rft_context_test(test_microbatch_numbers),
-                                     rft_context_test(test_no_device),     rft_context_test(test_no_stream)};
+                                     rft_context_test(test_no_device),     rft_context_test(test_no_stream),
+                                     rft_context_test(test_written)};
   return cmocka_run_group_tests_name("what graphs share", tests, NULL, NULL);
 }
