@@ -19,10 +19,11 @@
  *   rfr_graphs_backward(graphs, 0, 0, &dy, 1, &dx, 1);    // and the weight gradients, unless the schedule has W
  *   rfr_graphs_end_step(graphs);
  *
- * One thread at a time. What a call launched may still run when it returns (rfr_graphs_wait), except on the CPU: what
- * it is given on a device is ready when it is called, or is before it in the caller's stream (rfr_graphs_set_stream);
- * and it stays as it is until rfr_graphs_wait. Of a schedule's actions F, I, W and B are calls; messages between ranks
- * are the caller's, between the calls, and so are UNSHARD, RESHARD and REDUCE, but for those of sharded callables.
+ * One thread at a time, with the context that they were created in. What a call launched may still run when it returns
+ * (rfr_graphs_wait), except on the CPU: what it is given on a device is ready when it is called, or is before it in the
+ * caller's stream (rfr_graphs_set_stream); and it stays as it is until rfr_graphs_wait. Of a schedule's actions F, I, W
+ * and B are calls (rfr_graphs_expected says which is next); messages between ranks are the caller's, between the calls,
+ * and so are UNSHARD, RESHARD and REDUCE, but for those of sharded callables.
  */
 #ifndef REFRAIN_GRAPHS_H
 #define REFRAIN_GRAPHS_H
@@ -131,7 +132,8 @@ typedef struct rfr_hook_event {
   int n_inputs, n_outputs;
 } rfr_hook_event;
 
-/* Runs outside what is captured, and never at replay. Anything but RFR_OK ends creation with that status. */
+/* Runs outside what is captured, on the thread that creates the graphs, and never at replay. Anything but RFR_OK ends
+ * creation with that status. It returns: an exception, a panic or a longjmp must not leave it. */
 typedef rfr_status (*rfr_hook_fn)(const rfr_hook_event *event, void *user);
 typedef struct rfr_hook {
   rfr_hook_fn fn;
@@ -164,7 +166,7 @@ typedef struct rfr_graphs_options {
   size_t size;
   /* Its rank's stages own the callables in ascending order, rfr_schedule_layers each. NULL: one stage, microbatch by
    * microbatch F of all callables, then B from the last to the first; any number of microbatches. */
-  const rfr_schedule *schedule;
+  const rfr_schedule *schedule; /* which may be destroyed after creation */
   int rank;
   int allow_unused_input; /* 1: an input_grad that reaches no output has no gradient; 0: it is an error */
   /* 1: nothing is captured, each call runs its kernels one by one; the same bits. On device cuda:none, where nothing
@@ -191,14 +193,16 @@ typedef struct rfr_graphs_options {
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);
 
-/* Compiles, warms up and captures. Warm-up and capture walk over the schedule's actions, each part of each slot once
- * an iteration; in a B, a callable's wgrad comes right behind its backward. What warm-up would update of parameters,
- * states and gradients is updated in a scratch memory. After an error nothing of the caller's has changed and nothing
- * is held. Errors: graphs.callable, graphs.hook, program.state, program.name, plan.over_budget, dist.communicator,
- * and those of the passes. */
+/* Compiles, warms up and captures; `options` NULL: the defaults. Warm-up and capture walk over the schedule's actions,
+ * each part of each slot once an iteration; in a B, a callable's wgrad comes right behind its backward. What warm-up
+ * would update of parameters, states and gradients is updated in a scratch memory. When this has returned, descriptions
+ * and options may go with all that they point to (traces, schedule, names, lists, samples), but for memory of tensors,
+ * gradients and ports, and the communicator. After an error nothing of the caller's has changed and nothing is held.
+ * Errors: graphs.callable, graphs.hook, program.state, program.name, plan.over_budget, dist.communicator, and those of
+ * the passes. */
 RFR_API rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
                                      const rfr_graphs_options *options, rfr_graphs **out);
-/* Frees everything; accepts NULL. */
+/* Frees everything; accepts NULL. Before the context and the communicator. */
 RFR_API void rfr_graphs_destroy(rfr_graphs *g);
 
 /* ---- a step ---- */
@@ -236,8 +240,8 @@ RFR_API rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, in
  * same. What ran on a device may not be known yet: then rfr_graphs_wait, or the beginning of a later step, which has
  * not begun then, has this error, at most 64 forwards of a callable later. Those of an aborted step are not told. */
 RFR_API rfr_status rfr_graphs_end_step(rfr_graphs *g);
-/* Leaves a step wherever it is: slots are free, main gradients undefined until the next begins; those that were
- * declared to accumulate, which no beginning clears, are the caller's to restore. */
+/* Leaves a step wherever it is, or none: slots are free, main gradients undefined until the next begins; those that
+ * were declared to accumulate, which no beginning clears, are the caller's to restore. */
 RFR_API rfr_status rfr_graphs_abort_step(rfr_graphs *g);
 /* The main gradients that the last call made final: nothing of this step adds to them any more. Over a step each is
  * named once, by the call whose W is its last (by the step's beginning where there is none); without a schedule, where
@@ -259,9 +263,10 @@ RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *sche
 RFR_API rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_tensors,
                                      const rfr_main_gradient *gradients, int n_gradients,
                                      const rfr_callable_moved *fixed, int n_fixed);
-/* Frozen parameters or constants were written by other means than rfr_graphs_write and a step's inputs. Errors:
- * graphs.order, within a step. */
+/* Frozen parameters or constants were written by other means than rfr_graphs_write and a step's inputs: what depends on
+ * them alone is made anew when the next step begins. Errors: graphs.order, within a step. */
 RFR_API rfr_status rfr_graphs_changed(rfr_graphs *g);
+/* Waits until all that calls launched has run, on their stream. Errors: of the device; graphs.splits. */
 RFR_API rfr_status rfr_graphs_wait(rfr_graphs *g);
 /* The caller's stream, a cudaStream_t, into which calls enqueue from now on, behind all that was enqueued before. What
  * a call is given need only come before it in the stream, and what comes behind it there needs no rfr_graphs_wait,
@@ -272,8 +277,9 @@ RFR_API rfr_status rfr_graphs_set_stream(rfr_graphs *g, void *stream);
 
 /* ---- answers ---- */
 
-/* The memory of a parameter, state or constant; of a parameter's main gradient, which within a step is there only when
- * the last W that adds onto it has run: graphs.order before, naming the call that it waits for. */
+/* The memory of a parameter, state or constant, until a rebind moves it; of a parameter's main gradient, which within a
+ * step is there only when the last W that adds onto it has run: graphs.order before, naming the call that it waits for.
+ * On a device rfr_graphs_read and rfr_graphs_write take it to the host and back. */
 RFR_API rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *out);
 RFR_API rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out);
 /* Copies to or from host memory; waits for what was launched. */
