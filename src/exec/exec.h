@@ -98,10 +98,9 @@ void rfi_bind_addresses(rfr_programs *p, rfi_program *program);
 rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *bytes);
 
 /* ---- run.c ---- */
-/* The signature: what was captured against what is there now. Errors: replay.signature, naming the first field that
- * differs. */
-rfr_status rfi_check_type(const char *name, const rfr_type *was, const rfr_type *now);
-rfr_status rfi_check_address(const char *name, const void *was, const void *now);
+/* The signature: what was captured against what is given now, by its type and, unless `at` is NULL, by its address; at
+ * any other there is data. Errors: replay.signature, naming the first field that differs. */
+rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void *at, const rfr_binding *now);
 
 /* ---- tune.c ---- */
 /* Makes the choices that the backend has for what was bound: by the options' or by measuring. */

@@ -88,7 +88,7 @@ rfr_status rfr_program_capture(rfr_programs *p, int program) {
   return p->backend->capture(p->device, NULL, 0, g->bound + g->n_load, g->n_bound - g->n_load, &g->graph);
 }
 
-rfr_status rfi_check_type(const char *name, const rfr_type *was, const rfr_type *now) {
+static rfr_status check_type(const char *name, const rfr_type *was, const rfr_type *now) {
   if (now->dtype != was->dtype)
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": captured with type %s, now %s", name, rfr_dtype_name(was->dtype),
                     (unsigned)now->dtype < RFR_DTYPE_COUNT ? rfr_dtype_name(now->dtype) : "unknown");
@@ -101,9 +101,12 @@ rfr_status rfi_check_type(const char *name, const rfr_type *was, const rfr_type 
   return RFR_OK;
 }
 
-rfr_status rfi_check_address(const char *name, const void *was, const void *now) {
-  if (now == was) return RFR_OK;
-  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": captured at %p, now at %p", name, was, now);
+rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void *at, const rfr_binding *now) {
+  RFI_TRY(check_type(name, type, &now->type));
+  if (at && now->data != at)
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": captured at %p, now at %p", name, at, now->data);
+  if (!now->data && rfi_bytes(type) > 0) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": no data", name);
+  return RFR_OK;
 }
 
 static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, const rfr_binding *b) {
@@ -111,8 +114,7 @@ static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, con
   const rfi_slot *slot = found < 0 ? NULL : &p->slot[found];
   if (!slot)
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" has no input \"%s\"", g->name, b->name ? b->name : "");
-  rfr_status s = rfi_check_type(b->name, &slot->tensor.type, &b->type);
-  if (s == RFR_OK) s = rfi_check_address(b->name, slot->tensor.data, b->data);
+  const rfr_status s = rfi_check_captured(b->name, &slot->tensor.type, slot->tensor.data, b);
   return s == RFR_OK ? s : rfi_fail_prefix("program \"%s\", input ", g->name);
 }
 

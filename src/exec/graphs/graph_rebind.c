@@ -44,7 +44,7 @@ static rfr_status add_tensor(rfr_graphs *g, const rfr_binding *b, moves *m) {
   int id = b->name ? rfi_names_find(&g->names, b->name) : -1;
   if (id >= 0 && g->named[id].parameter >= 0) id = -1;
   RFI_TRY(add_named(g, id, b->name, b->data, m));
-  return rfi_check_type(b->name, &g->named[id].tensor.type, &b->type);
+  return rfi_check_captured(b->name, &g->named[id].tensor.type, NULL, b);
 }
 
 /* What the new place is of is what was captured; its type 0 stands for that. */

@@ -101,10 +101,8 @@ static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, con
     if (!b->data) return RFR_OK;
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "an input is given that was captured as absent");
   }
-  RFI_TRY(rfi_check_type(p->name, &want->type, &b->type));
-  if (!b->data && want->bytes > 0) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": no data", p->name);
-  if (fixed) return rfi_check_address(p->name, fixed[call->slot], b->data);
-  if (want->bytes == 0 || is_there_yet(g, call, b, want->bytes)) return RFR_OK;
+  RFI_TRY(rfi_check_captured(p->name, &want->type, fixed ? fixed[call->slot] : NULL, b));
+  if (fixed || want->bytes == 0 || is_there_yet(g, call, b, want->bytes)) return RFR_OK;
   return rfi_fail(RFI_E_ARGUMENT,
                   "\"%s\": these are bytes of the microbatch's own slot, and what they held is over: copy it while it "
                   "holds",
@@ -309,10 +307,7 @@ static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const r
   if (id < 0 || (*out)->parameter >= 0 || (*out)->window)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state, constant or parameter \"%s\"",
                     b->name ? b->name : "");
-  RFI_TRY(rfi_check_type(b->name, &(*out)->tensor.type, &b->type));
-  if (is_parameter(*out)) return rfi_check_address(b->name, (*out)->tensor.data, b->data);
-  if (!b->data && (*out)->tensor.bytes > 0) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": no data", b->name);
-  return RFR_OK;
+  return rfi_check_captured(b->name, &(*out)->tensor.type, is_parameter(*out) ? (*out)->tensor.data : NULL, b);
 }
 
 static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char *to) {
