@@ -29,14 +29,24 @@ target_link_options(refrain_cuda PRIVATE -Wl,--no-undefined)
 add_dependencies(product refrain_cuda)
 
 # Not part of `make`: kernels against each other, on a machine with a GPU.
+# Hopper's kernels once more, under other names, with random waits before barriers and copies.
+add_library(delayed OBJECT EXCLUDE_FROM_ALL src/ops/attention/attention_sm90.cu src/ops/attention/attention_bwd_sm90.cu
+                           src/ops/grouped/grouped_sm90.cu)
+target_include_directories(delayed PRIVATE include src)
+target_compile_definitions(delayed PRIVATE RFI_DELAYS rfi_attention_sm90=rfi_attention_delayed
+                                           rfi_attention_sm90_bwd=rfi_attention_delayed_bwd
+                                           rfi_grouped_sm90=rfi_grouped_delayed
+                                           rfi_grouped_sm90_lacks=rfi_grouped_delayed_lacks)
+target_compile_options(delayed PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings;--expt-relaxed-constexpr>")
+set_target_properties(delayed PROPERTIES CUDA_RUNTIME_LIBRARY Static)
 add_executable(attention_check EXCLUDE_FROM_ALL bench/gpu/attention_check.cu src/ops/attention/attention_any.cu
                                src/ops/attention/attention_sm80.cu src/ops/attention/attention_sm90.cu
-                               src/ops/attention/attention_bwd_sm90.cu)
+                               src/ops/attention/attention_bwd_sm90.cu $<TARGET_OBJECTS:delayed>)
 target_include_directories(attention_check PRIVATE include src)
 target_compile_options(attention_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
 set_target_properties(attention_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-add_executable(grouped_check EXCLUDE_FROM_ALL bench/gpu/grouped_check.cu bench/gpu/grouped_delays.cu
-                             src/ops/grouped/grouped_sm90.cu)
+add_executable(grouped_check EXCLUDE_FROM_ALL bench/gpu/grouped_check.cu src/ops/grouped/grouped_sm90.cu
+                             $<TARGET_OBJECTS:delayed>)
 target_include_directories(grouped_check PRIVATE include src)
 target_compile_options(grouped_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>"
                                              "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")

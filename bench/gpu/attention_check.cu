@@ -2,10 +2,12 @@
  *
  * Attention on tensor cores against f64 and against attention in f32 arithmetic, on a GPU, without the library:
  *
- *   cmake --build build/release --target attention_check && build/release/attention_check [check|time]
+ *   cmake --build build/release --target attention_check && build/release/attention_check [check|delays|time]
  *
  * check: random shapes, documents, windows, caps: relative L2 errors, no write outside the
  * results and the workspace, the same bits 20 times, what is not finite stays where it is seen.
+ * delays: Hopper's kernels with random waits before barriers and copies, in who loads, who multiplies and who takes work
+ * or adds dq: 1,000 runs have the bits of one without.
  * time: TFLOP/s (4 products of 2 FLOP per head, row and key seen, and 10 in the backward).
  * One line a case; the exit code is 1 when any line says BAD.
  */
@@ -419,6 +421,41 @@ static void check(const variant &x) {
       if (D <= x.most_d) check_not_finite(x, D, dtype);
 }
 
+/* ---- delays ---- */
+
+/* The library's with random waits, as cmake/cuda.cmake builds it. */
+extern "C" const rfi_cuda_kernel rfi_attention_delayed, rfi_attention_delayed_bwd;
+
+/* More work than there are blocks, in documents of any length. */
+static void delay_one(const variant &x, int D, int causal, int window) {
+  enum { RUNS = 1000 };
+  shape s = {6000, 8, 4, D, causal, window, 0, RFR_BF16, {0, 170, 3500, 5990}};
+  test t(s, 9);
+  results plain(s), delayed(s);
+  int64_t changed = 0;
+  print_shape(x, s);
+  t.forward(*x.forward, plain);
+  t.backward(*x.backward, plain, plain);
+  for (int run = 0; run < RUNS; run++) {
+    for (buffer *b : delayed.all()) b->poison();
+    t.forward(rfi_attention_delayed, delayed);
+    t.backward(rfi_attention_delayed_bwd, plain, delayed);
+    for (size_t i = 0; i < 5; i++) changed += different(*delayed.all()[i], *plain.all()[i]);
+  }
+  printf(" %d runs with delays: %lld elements changed\n", RUNS, (long long)changed);
+  expect(changed == 0, "bits");
+  for (buffer *b : delayed.all()) expect(b->guard_stands(), "wrote behind a result");
+  fflush(stdout);
+}
+
+static void check_delays(const variant &x) {
+  if (x.major != 9) return;
+  delay_one(x, 64, 1, 0);
+  delay_one(x, 128, 1, 0);
+  delay_one(x, 64, 1, 700);
+  delay_one(x, 128, 0, 0);
+}
+
 /* ---- time ---- */
 
 static float median(std::vector<float> x) {
@@ -478,6 +515,7 @@ int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[2], x.name) != 0) continue;
     if (device.major < x.major || (x.major == 9 && device.major != 9)) continue;
     if (argc < 2 || strcmp(argv[1], "check") == 0) check(x);
+    if (argc < 2 || strcmp(argv[1], "delays") == 0) check_delays(x);
     if (argc < 2 || strcmp(argv[1], "time") == 0) time_all(x);
   }
   printf(failures ? "attention: %d checks BAD\n" : "attention: all fine\n", failures);

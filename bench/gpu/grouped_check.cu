@@ -183,7 +183,7 @@ static void check(void) {
 
 /* ---- delays ---- */
 
-/* grouped_delays.cu */
+/* The library's with random waits, as cmake/cuda.cmake builds it. */
 extern "C" rfr_status rfi_grouped_delayed(const rfi_grouped *p, int sms, cudaStream_t stream);
 
 static __global__ void count_different(const uint32_t *x, const uint32_t *y, int64_t n, unsigned long long *count) {
