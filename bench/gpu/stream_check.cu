@@ -4,8 +4,9 @@
  * time, and what they gave is copied away there, with no wait of the host in between: so a call that ran too early, or
  * beside its neighbours, would read or give something else. Captured and eager, in a stream, in two by turns and in the
  * legacy default stream, a step has the bits of one in the graphs' own stream with waits around each call. So has one
- * whose inputs, outputs and their gradients lie in fixed memory of the device, and one whose weight and main gradient
- * have moved; and one to which each call gives other memory, of the device or of the host, pinned or not, by turns.
+ * whose inputs, outputs and their gradients lie in fixed memory of the device, and one where these, its weight and main
+ * gradient have moved; and one to which each call gives other memory, of the device or of the host, pinned or not, by
+ * turns.
  *
  *   stream_check
  */
@@ -47,9 +48,9 @@ static __global__ void wait_a_while(long long clocks) {
   while (clock64() - start < clocks) {}
 }
 
-/* Memory of the caller's on the device: for x, y and their gradients, and twice for the weight and its gradient. */
+/* Memory of the caller's on the device, first and later: for x, y, dy and dx, for the weight and its gradient. */
 struct memory {
-  float *port[4], *w[2], *dw[2];
+  float *port[2][4], *w[2], *dw[2];
 };
 
 static float *room(size_t n) {
@@ -72,8 +73,8 @@ static rfr_graphs *make(rfr_ctx *ctx, int eager, const memory *own) {
   rfr_value y = rfr_linear(t, rfr_silu(t, x), w, RFR_NONE);
   rfr_output(t, "y", rfr_dropout(t, y, rfr_step_block(t), 0.25, 0));
   ok(rfr_trace_finish(t));
-  void *const address[4] = {own ? own->port[0] : NULL, own ? own->port[1] : NULL, own ? own->port[2] : NULL,
-                            own ? own->port[3] : NULL};
+  void *address[4];
+  for (int i = 0; i < 4; i++) address[i] = own ? own->port[0][i] : NULL;
   const rfr_callable_fixed fixed[4] = {
       {"x", 0, &address[0], 1}, {"y", 0, &address[1], 1}, {"y", 1, &address[2], 1}, {"x", 1, &address[3], 1}};
   const rfr_binding tensor = {"w", {RFR_F32, 2, {C, C}}, own ? own->w[0] : NULL};
@@ -144,14 +145,33 @@ static void run(rfr_graphs *g, const float *source, const places &p, const cudaS
   ok(rfr_graphs_set_stream(g, NULL));
 }
 
-static void move_weights(rfr_graphs *g, const memory *own) {
+/* All at once; the old place has no numbers then. */
+static void move_all(rfr_graphs *g, const memory *own) {
   const size_t bytes = C * C * sizeof(float);
   const rfr_binding tensor = {"w", {RFR_F32, 2, {C, C}}, own->w[1]};
   const rfr_main_gradient gradient = {"w", own->dw[1], 0, RFR_F32, NULL};
   cuda(cudaMemcpy(own->w[1], own->w[0], bytes, cudaMemcpyDefault));
   cuda(cudaMemset(own->w[0], 0xff, bytes));
+  cuda(cudaMemset(own->dw[0], 0xff, bytes));
+  void *address[4];
+  for (int i = 0; i < 4; i++) {
+    address[i] = own->port[1][i];
+    cuda(cudaMemset(own->port[0][i], 0xff, N * sizeof(float)));
+  }
   cuda(cudaDeviceSynchronize());
-  ok(rfr_graphs_rebind(g, &tensor, 1, &gradient, 1, NULL, 0));
+  const rfr_callable_moved fixed[4] = {{0, {"x", 0, &address[0], 1}},
+                                       {0, {"y", 0, &address[1], 1}},
+                                       {0, {"y", 1, &address[2], 1}},
+                                       {0, {"x", 1, &address[3], 1}}};
+  ok(rfr_graphs_rebind(g, &tensor, 1, &gradient, 1, fixed, 4));
+}
+
+static bool untouched(const float *p, size_t n) {
+  std::vector<unsigned> bits(n);
+  bool all = true;
+  cuda(cudaMemcpy(bits.data(), p, n * sizeof *p, cudaMemcpyDefault));
+  for (size_t i = 0; i < n; i++) all = all && bits[i] == 0xffffffffu;
+  return all;
 }
 
 /* Other memory at each call: of the device, of the host, and of both by turns, which leads back to the same address. */
@@ -215,17 +235,22 @@ int main(void) {
     expect(eager ? "eager, in the graphs' own again" : "captured, in the graphs' own again", same(plain, now));
     run_from_others(g, source, two, plain, now, eager);
     rfr_graphs_destroy(g);
-    memory own = {{room(N), room(N), room(N), room(N)}, {room(C * C), room(C * C)}, {room(C * C), room(C * C)}};
+    memory own = {{}, {room(C * C), room(C * C)}, {room(C * C), room(C * C)}};
+    for (int i = 0; i < 8; i++) own.port[i / 4][i % 4] = room(N);
     g = make(ctx, eager, &own);
     memset(now, 0xff, sizeof *now);
-    run(g, source, both(own.port[0], own.port[2]), one, now);
+    run(g, source, both(own.port[0][0], own.port[0][2]), one, now);
     expect(eager ? "eager, in fixed memory" : "captured, in fixed memory", same(plain, now));
-    move_weights(g, &own);
+    move_all(g, &own);
     memset(now, 0xff, sizeof *now);
-    run(g, source, both(own.port[0], own.port[2]), two, now);
-    expect(eager ? "eager, weights have moved" : "captured, weights have moved", same(plain, now));
+    run(g, source, both(own.port[1][0], own.port[1][2]), two, now);
+    expect(eager ? "eager, weights and fixed memory have moved" : "captured, weights and fixed memory have moved",
+           same(plain, now));
+    bool left = untouched(own.w[0], C * C) && untouched(own.dw[0], C * C);
+    for (int i = 0; i < 4; i++) left = left && untouched(own.port[0][i], N);
+    expect(eager ? "eager, nothing is written where they were" : "captured, nothing is written where they were", left);
     rfr_graphs_destroy(g);
-    for (int i = 0; i < 4; i++) cuda(cudaFree(own.port[i]));
+    for (int i = 0; i < 8; i++) cuda(cudaFree(own.port[i / 4][i % 4]));
     for (int i = 0; i < 2; i++) cuda(cudaFree(own.w[i])), cuda(cudaFree(own.dw[i]));
   }
   double norm = 0;

@@ -863,20 +863,13 @@ static void test_more_microbatches(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_expected),
-      rft_context_test(test_fixed),
-      rft_context_test(test_fixed_refusals),
-      rft_context_test(test_views_are_not_fixed),
-      rft_context_test(test_order_of_names),
-      rft_context_test(test_given_from_slot),
-      rft_context_test(test_linked_from_slot),
-      rft_context_test(test_absent_inputs),
-      rft_context_test(test_grads_ready),
-      rft_context_test(test_grads_ready_without_schedule),
-      rft_context_test(test_reschedule),
-      rft_context_test(test_reschedule_refusals),
-      rft_context_test(test_more_microbatches),
-      rft_context_test(test_samples),
+      rft_context_test(test_expected),          rft_context_test(test_fixed),
+      rft_context_test(test_fixed_refusals),    rft_context_test(test_views_are_not_fixed),
+      rft_context_test(test_order_of_names),    rft_context_test(test_given_from_slot),
+      rft_context_test(test_linked_from_slot),  rft_context_test(test_absent_inputs),
+      rft_context_test(test_grads_ready),       rft_context_test(test_grads_ready_without_schedule),
+      rft_context_test(test_reschedule),        rft_context_test(test_reschedule_refusals),
+      rft_context_test(test_more_microbatches), rft_context_test(test_samples),
       rft_context_test(test_hook_misuse),
   };
   return cmocka_run_group_tests_name("calls of graphs", tests, NULL, NULL);
