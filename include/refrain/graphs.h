@@ -172,8 +172,8 @@ typedef struct rfr_graphs_options {
   /* 1: nothing is captured, each call runs its kernels one by one; the same bits. On device cuda:none, where nothing
    * runs, the plan alone is made. */
   int eager;
-  /* 1: what is over is poisoned (NaN, -1): slots that are free, outputs behind the last gradient, input gradients when
-   * the slot's next forward begins. The same bits of all that holds. */
+  /* 1: what is over is poisoned (NaN, -1): slots that are free, outputs behind the last gradient, input gradients, and
+   * outputs without gradients, when the slot's next forward begins. The same bits of all that holds. */
   int debug;
   int fuse;       /* as in rfr_compile_options; default 1 */
   int64_t budget; /* bytes of the whole arena; 0: no limit */

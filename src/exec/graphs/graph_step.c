@@ -240,11 +240,12 @@ static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
                                          : RFR_OK;
 }
 
-/* Then comes what the schedule has us do before the next call. */
+/* Then comes what the schedule has us do before the next call. A microbatch without gradients leaves its outputs. */
 static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
   if (g->options.debug) {
+    const bool over = call->last && call->op != RFR_ACTION_F;
     RFI_TRY(rfi_graph_poison_shared(g));
-    if (call->last) RFI_TRY(rfi_graph_poison_slot(g, g->callable[call->callable].stage, call->slot, false));
+    if (over) RFI_TRY(rfi_graph_poison_slot(g, g->callable[call->callable].stage, call->slot, false));
   }
   RFI_TRY(rfi_graph_run_own(g, g->next + 1, &g->next_own, false));
   g->state = RFI_STEP_OPEN;

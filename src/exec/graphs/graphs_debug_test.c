@@ -98,6 +98,57 @@ static void test_what_is_over(void **state) {
   rfr_schedule_destroy(schedule);
 }
 
+/* y = gelu(x), of nothing that has a gradient. */
+static rfr_trace *without_gradients(void) {
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_output(t, "y", rfr_gelu(t, rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, C})), 1));
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+/* Without gradients outputs hold until the slot's next forward, or the next step: of inference, and of a training whose
+ * callables have no backward. */
+static void test_no_gradients(void **state) {
+  (void)state;
+  static float x[2][T * C];
+  static const char *const schedules[] = {NULL, "0F0 0F1"};
+  const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32, .frozen = 3};
+  const rfr_type type = rft_activation(&s);
+  for (int kind = 0; kind < 3; kind++) { /* 2: training */
+    const char *const text = schedules[kind % 2];
+    rfr_schedule *schedule = NULL;
+    rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+    rfr_graphs_options o = rfr_graphs_options_default();
+    rfr_graphs *g;
+    rfr_tensor y[2][2];
+    if (text) OK(rfr_schedule_parse(ctx, "test", text, strlen(text), &schedule));
+    if (text) OK(rfr_schedule_set_layers(schedule, &(int){2}, 1));
+    for (int i = 0; i < 2; i++) {
+      c[i].trace = kind == 2 ? without_gradients() : rft_block_trace(&s, i);
+      c[i].inference = kind < 2;
+      rft_fill_by(&(rfr_tensor){.type = type, .data = x[i]}, 5 + (uint64_t)i, 1);
+    }
+    o.debug = 1, o.schedule = schedule;
+    OK(rfr_graphs_create(ctx, c, 2, &o, &g));
+    for (int step = 0; step < 2; step++) {
+      OK(rfr_graphs_begin_step(g, NULL, 0));
+      for (int i = 0; step == 1 && i < 2; i++) assert_true(is_poison(y[1][i].data, y[1][i].bytes));
+      for (int m = 0; m < 2; m++)
+        for (int i = 0; i < 2; i++) {
+          const rfr_binding in = {NULL, type, x[m]};
+          OK(rfr_graphs_forward(g, i, m, &in, 1, &y[m][i], 1));
+          for (int k = 0; k <= i; k++) assert_true(is_whole(&y[m][k]));
+        }
+      OK(rfr_graphs_end_step(g));
+      for (int i = 0; i < 2; i++) assert_true(is_whole(&y[1][i]));
+    }
+    rfr_graphs_destroy(g);
+    rfr_schedule_destroy(schedule);
+    for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
+  }
+}
+
 /* ---- why a call is refused ---- */
 
 static void test_reasons(void **state) {
@@ -190,7 +241,7 @@ static void test_refused_calls_write_nothing(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_bits), rft_context_test(test_what_is_over),
-                                     rft_context_test(test_reasons),
+                                     rft_context_test(test_no_gradients), rft_context_test(test_reasons),
                                      rft_context_test(test_refused_calls_write_nothing)};
   return cmocka_run_group_tests_name("debugging graphs", tests, NULL, NULL);
 }
