@@ -210,7 +210,11 @@ RFR_API void rfr_graphs_destroy(rfr_graphs *g);
 /* Begins a step: copies `inputs` into states and constants of their names, makes what depends on parameters alone (on
  * frozen ones and constants the first time, and when they were written), clears main gradients. An input that is a
  * parameter is compared instead, type and address, with what was captured: so a step finds out that one has moved.
- * Errors: program.name; replay.signature, naming the first field that differs; nothing has run then. */
+ * Errors: program.name; replay.signature, naming the first field that differs; nothing has run then.
+ *
+ * A step is counted when it ends or is aborted: the states that draws read the step from, "step" and "rng.NAME", are
+ * moved on by one then, so that no two steps have the same masks. But one that a callable writes, or whose memory is
+ * the caller's (rfr_graphs_options.tensors), is not: the callable does that, or the caller. */
 RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
 /* The forward of a callable. `inputs`: one binding per input that is not linked, by position where the name is NULL,
  * else by name; each is copied into the slot, unless it is fixed. `outputs`, room for all of them, get tensors that
@@ -241,7 +245,9 @@ RFR_API rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, in
  * not begun then, has this error, at most 64 forwards of a callable later. Those of an aborted step are not told. */
 RFR_API rfr_status rfr_graphs_end_step(rfr_graphs *g);
 /* Leaves a step wherever it is, or none: slots are free, main gradients undefined until the next begins; those that
- * were declared to accumulate, which no beginning clears, are the caller's to restore. */
+ * were declared to accumulate, which no beginning clears, are the caller's to restore. It is counted all the same; to
+ * try it again with the same masks, rfr_graphs_set_rng what rfr_graphs_get_rng gave before it. Errors: those of the
+ * device, which has not counted it then. */
 RFR_API rfr_status rfr_graphs_abort_step(rfr_graphs *g);
 /* The main gradients that the last call made final: nothing of this step adds to them any more. Over a step each is
  * named once, by the call whose W is its last (by the step's beginning where there is none); without a schedule, where
@@ -285,8 +291,9 @@ RFR_API rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *paramete
 /* Copies to or from host memory; waits for what was launched. */
 RFR_API rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *from);
 RFR_API rfr_status rfr_graphs_read(rfr_graphs *g, const rfr_tensor *from, void *to);
-/* As rfr_programs_get_rng and rfr_programs_set_rng. A step that begins may give a stream's state too, as that of
- * "rng.NAME" or "step". Errors: program.name; graphs.order, for a set within a step. */
+/* As rfr_programs_get_rng and rfr_programs_set_rng: within a step its own, else that of the next one to begin, which is
+ * what a checkpoint keeps. A step that begins may give a stream's state too, as that of "rng.NAME" or "step", and is
+ * counted from there. Errors: program.name; graphs.order, for a set within a step. */
 RFR_API rfr_status rfr_graphs_get_rng(rfr_graphs *g, const char *stream, rfr_rng *out);
 RFR_API rfr_status rfr_graphs_set_rng(rfr_graphs *g, const char *stream, const rfr_rng *rng);
 /* How many ops a callable's part has: F, I or W; 0: a call of it has nothing to do. -1: there is no such part. */

@@ -182,7 +182,8 @@ RFR_API rfr_value rfr_gradient_onto_at(rfr_trace *t, rfr_place at, rfr_value los
 RFR_API rfr_value rfr_step_block_at(rfr_trace *t, rfr_place at);
 /* The state of a named stream of random numbers, for rfr_dropout: a state input "rng.NAME" like a step block, of which
  * draws read seed and attempted. rfr_step_end moves it on as it does the step block; without, it is the caller's to set
- * (rfr_programs_set_rng). Errors: argument, for a name of no or more than 100 characters. */
+ * (rfr_programs_set_rng), but for callables, whose steps are counted (rfr_graphs_begin_step). Errors: argument, for a
+ * name of no or more than 100 characters. */
 RFR_API rfr_value rfr_rng_stream_at(rfr_trace *t, rfr_place at, const char *name);
 typedef enum rfr_lr_kind { RFR_LR_CONSTANT, RFR_LR_LINEAR, RFR_LR_COSINE, RFR_LR_WSD } rfr_lr_kind;
 typedef struct rfr_lr_options {

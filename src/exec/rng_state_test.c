@@ -2,7 +2,7 @@
  *
  * Named streams of random numbers: what is drawn against the address itself; get, set and fork as ranks of a tensor
  * parallel group use them; in callables masks of the backward are those of the forward, made again or not, and change
- * from step to step.
+ * from step to step, of which callables count their own.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -241,6 +241,127 @@ static void test_callables(void **state) {
   }
 }
 
+/* ---- steps of callables are counted ---- */
+
+static const char *const two_of_one[] = {"0F0 0F1 0B0 0B1", "0F0 0F1 0I0 0I1 0W0 0W1"};
+
+static void write_weight(rfr_graphs *g) {
+  float w[N];
+  rfr_tensor x;
+  for (int i = 0; i < N; i++) w[i] = 1;
+  OK(rfr_graphs_tensor(g, "w", &x));
+  OK(rfr_graphs_write(g, &x, w));
+}
+
+static void state_is(rfr_graphs *g, const char *name, int64_t attempted, int64_t applied, int64_t seed,
+                     int64_t skipped) {
+  int64_t block[4];
+  rfr_tensor x;
+  OK(rfr_graphs_tensor(g, name, &x));
+  OK(rfr_graphs_read(g, &x, block));
+  assert_memory_equal(block, ((int64_t[]){attempted, applied, seed, skipped}), sizeof block);
+}
+
+static void rng_is(rfr_graphs *g, const char *stream, uint64_t seed, int64_t step) {
+  rfr_rng rng;
+  OK(rfr_graphs_get_rng(g, stream, &rng));
+  assert_true(rng.seed == seed && rng.step == step);
+}
+
+/* Nobody sets anything: masks differ from step to step, whatever is made again. Rewound, aborted and tried again, and
+ * in graphs made anew, the steps of the same number have the same ones. */
+static void test_counted_steps(void **state) {
+  (void)state;
+  static float out[4][2][2][N], again[2][2][N], mask[2][N];
+  for (int all = 0; all < 2; all++) {
+    rfr_schedule *schedule[2];
+    rfr_graphs *g = callable(all ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP, two_of_one[all], &schedule[0]);
+    rfr_rng before;
+    write_weight(g);
+    state_is(g, "rng.tp", 0, 0, 0, 0);
+    for (int step = 0; step < 4; step++) {
+      rng_is(g, "tp", 0, step);
+      run_callable(g, all, out[step]);
+      for (int k = 0; k < step; k++) assert_true(differences(out[k][0][0], out[step][0][0]) > N / 4);
+      for (int k = 0; k < step; k++) assert_true(differences(out[k][0][1], out[step][0][1]) > N / 4);
+      for (int k = 0; k < 2; k++) expected((rfr_rng){0, step}, rfi_stream_id("tp"), (uint32_t)k, mask[k]);
+      for (int i = 0; i < N; i++) {
+        assert_int_equal(out[step][0][0][i] != 0, mask[0][i] != 0 && mask[1][i] != 0);
+        assert_int_equal(out[step][0][1][i] != 0, mask[0][i] != 0 && mask[1][i] != 0);
+      }
+    }
+    state_is(g, "rng.tp", 4, 4, 0, 0);
+    OK(rfr_graphs_abort_step(g)); /* there is none */
+    state_is(g, "rng.tp", 4, 4, 0, 0);
+    OK(rfr_graphs_set_rng(g, "tp", &(rfr_rng){0, 1}));
+    OK(rfr_graphs_get_rng(g, "tp", &before));
+    OK(rfr_graphs_begin_step(g, NULL, 0));
+    OK(rfr_graphs_abort_step(g)); /* skipped */
+    state_is(g, "rng.tp", 2, 4, 0, 1);
+    run_callable(g, all, again);
+    assert_memory_equal(again, out[2], sizeof again);
+    state_is(g, "rng.tp", 3, 5, 0, 1);
+    OK(rfr_graphs_set_rng(g, "tp", &before));
+    run_callable(g, all, again);
+    assert_memory_equal(again, out[1], sizeof again);
+    rfr_graphs *resumed = callable(RFR_RECOMPUTE_KEEP, two_of_one[all], &schedule[1]);
+    write_weight(resumed);
+    OK(rfr_graphs_get_rng(g, "tp", &before));
+    OK(rfr_graphs_set_rng(resumed, "tp", &before));
+    run_callable(resumed, all, again);
+    assert_memory_equal(again, out[2], sizeof again);
+    rfr_graphs_destroy(g);
+    rfr_graphs_destroy(resumed);
+    for (int i = 0; i < 2; i++) rfr_schedule_destroy(schedule[i]);
+  }
+}
+
+/* y = dropout(x), by the step block and two streams, of which the callable counts the second one itself. */
+static rfr_trace *three_counts(void) {
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, ((int64_t[]){N}));
+  rfr_value step = rfr_step_block(t), left = rfr_rng_stream(t, "left"), right = rfr_rng_stream(t, "right");
+  rfr_value h = rfr_dropout(t, rfr_dropout(t, rfr_dropout(t, x, step, P, 0), left, P, 0), right, P, 0);
+  rfr_output(t, "y", h);
+  rfr_output(t, "rng.left", rfr_step_end(t, left, rfr_fill(t, 0, RFR_I32, 1, (int64_t[]){1})));
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+/* The caller's memory and what a callable writes are not counted, what a step is given is from there; warm-up and
+ * capture are no steps. */
+static void test_who_counts(void **state) {
+  (void)state;
+  static const rfr_type block = {.dtype = RFR_I64, .rank = 1, .shape = {4}};
+  static float one[N];
+  _Alignas(16) int64_t own[4] = {50, 40, 30, 20}, given[4] = {7, 0, 9, 0};
+  const rfr_binding tensor = {"rng.right", block, own}, now = {"step", block, given}, x = {NULL, row, one};
+  for (int eager = 0; eager < 2; eager++) {
+    rfr_callable c = rfr_callable_default();
+    rfr_graphs_options o = rfr_graphs_options_default();
+    rfr_graphs *g;
+    rfr_tensor y[2];
+    c.trace = three_counts();
+    o.tensors = &tensor, o.n_tensors = 1, o.warmup_iterations = 2, o.eager = eager;
+    OK(rfr_graphs_create(ctx, &c, 1, &o, &g));
+    rfr_trace_destroy((rfr_trace *)c.trace);
+    rng_is(g, NULL, 0, 0);
+    rng_is(g, "left", 0, 0);
+    for (int step = 1; step <= 3; step++) {
+      OK(rfr_graphs_begin_step(g, &now, step == 2));
+      OK(rfr_graphs_forward(g, 0, 0, &x, 1, y, 2));
+      if (step == 2) rng_is(g, NULL, 9, 7);
+      OK(rfr_graphs_end_step(g));
+      rng_is(g, NULL, step < 2 ? 0 : 9, step < 2 ? step : 6 + step);
+      rng_is(g, "left", 0, step);
+      rng_is(g, "right", 30, 50);
+    }
+    assert_memory_equal(own, ((int64_t[]){50, 40, 30, 20}), sizeof own);
+    rfr_graphs_destroy(g);
+  }
+}
+
 /* ---- what is refused ---- */
 
 static void refused(rfr_status s, const char *slug, const char *text) {
@@ -280,8 +401,9 @@ static void test_errors(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_addresses), rft_context_test(test_ranks),  rft_context_test(test_steps),
-      rft_context_test(test_callables), rft_context_test(test_errors),
+      rft_context_test(test_addresses),  rft_context_test(test_ranks),  rft_context_test(test_steps),
+      rft_context_test(test_callables),  rft_context_test(test_errors), rft_context_test(test_counted_steps),
+      rft_context_test(test_who_counts),
   };
   return cmocka_run_group_tests_name("rng_state", tests, NULL, NULL);
 }

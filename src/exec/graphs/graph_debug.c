@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Debugging: bytes whose time is over hold no values. A slot is poisoned when its microbatch has had its last
- * gradient, but for the input gradients, which hold on, and whole before its next forward and when a step begins, which
- * is all of it where there are no gradients; what all parts share is poisoned behind each part, what is whole of sharded
+ * gradient, but for the input gradients, which hold on, and whole before its next forward and when a step begins: where
+ * there are no gradients, then alone. What all parts share is poisoned behind each part, what is whole of sharded
  * callables when it is no longer. Who keeps a tensor for too long reads NaN or -1, not the next microbatch.
  */
 #include "base/base.h"

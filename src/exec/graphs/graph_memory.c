@@ -551,6 +551,8 @@ static void place_persistent(rfr_graphs *g) {
     x->offset = *at;
     *at += rfi_storage_bytes(&x->tensor.type);
   }
+  g->counts.skip_at = *at;
+  if (rfi_graph_counted(g) > 0) *at += rfi_align(sizeof(int32_t));
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     for (rfr_value v = 0; v < c->trace->n_values; v++) {

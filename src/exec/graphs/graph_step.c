@@ -374,6 +374,8 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   if (!rfi_graph_is_complete(g) && rfi_graph_next_call(g, &call))
     return rfi_fail(RFI_E_GRAPHS_ORDER, "the step is not over: the schedule wants %s of callable \"%s\", microbatch %d",
                     rfi_call_text(call.op), g->callable[call.callable].name, call.microbatch);
+  g->state = RFI_STEP_BROKEN;
+  RFI_TRY(rfi_graph_count(g, false));
   g->state = RFI_STEP_NONE;
   g->ended = true;
   g->splits.step++;
@@ -382,13 +384,12 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
 
 rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  if (g->state != RFI_STEP_NONE) {
-    rfi_graph_splits_leave(g);
-    g->splits.step++;
-  }
-  g->state = RFI_STEP_NONE;
   g->ended = false;
-  return RFR_OK;
+  if (g->state == RFI_STEP_NONE) return RFR_OK;
+  rfi_graph_splits_leave(g);
+  g->splits.step++;
+  g->state = RFI_STEP_NONE;
+  return rfi_graph_count(g, true);
 }
 
 rfr_status rfr_graphs_wait(rfr_graphs *g) {

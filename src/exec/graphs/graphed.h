@@ -17,6 +17,7 @@
  *   graph_debug.c   what is over -> poison
  *   graph_rebind.c  memory of the caller's that has moved -> the same graphs for its new place
  *   graph_splits.c  what forwards say of the caller's splits, told late
+ *   graph_counts.c  steps that were begun -> the states that draws read the step from
  *   graph_step.c    these calls: order, signature, copies, launches
  *
  * The arena:
@@ -90,6 +91,13 @@ typedef struct rfi_splits {
   int32_t found;                /* a bad group that is yet to be told; -1: none */
   rfi_look first;               /* where it was */
 } rfi_splits;
+
+typedef struct rfi_counts { /* of steps, that we move on */
+  rfr_trace *trace;         /* rfr_step_end of each; NULL: there are none */
+  rfi_bound *bound;
+  int n;
+  int64_t skip_at; /* the flag that they read, in the arena; 0 but while a step is left */
+} rfi_counts;
 
 typedef struct rfi_instance { /* of a callable in a slot */
   rfi_bound *bound;
@@ -191,6 +199,7 @@ struct rfr_graphs {
   int64_t next; /* of the step's calls */
   int next_own;
   rfi_splits splits;
+  rfi_counts counts;
   bool ended; /* the last step was not left */
   bool loaded;
 };
@@ -276,6 +285,13 @@ rfr_status rfi_graph_splits_create(rfr_graphs *g);
 rfr_status rfi_graph_splits_launched(rfr_graphs *g, const rfi_step_call *call);
 void rfi_graph_splits_leave(rfr_graphs *g);
 rfr_status rfi_graph_splits_tell(rfr_graphs *g);
+
+/* ---- graph_counts.c ---- */
+/* How many states count steps for us, of those that have places. */
+int rfi_graph_counted(const rfr_graphs *g);
+rfr_status rfi_graph_counts_create(rfr_graphs *g);
+/* A step has ended, or was left. */
+rfr_status rfi_graph_count(rfr_graphs *g, bool skipped);
 
 /* ---- graph_walk.c ---- */
 rfr_status rfi_graph_warm_up(rfr_graphs *g);

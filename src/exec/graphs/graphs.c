@@ -124,6 +124,7 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   RFI_TRY(rfi_graph_make_instances(g));
   rfi_graph_bind_all(g);
   RFI_TRY(rfi_graph_splits_create(g));
+  RFI_TRY(rfi_graph_counts_create(g));
   RFI_TRY(rfi_graph_make_calls(g, g->options.schedule, &g->calls));
   RFI_TRY(rfi_graph_check_apart(g, &g->calls));
   rfi_graph_count_live(g);
@@ -168,6 +169,7 @@ void rfr_graphs_destroy(rfr_graphs *g) {
   }
   rfi_free(g->m.ctx, g->callable);
   rfi_graph_drop_calls(g, &g->calls);
+  rfr_trace_destroy(g->counts.trace);
   if (g->m.device) {
     g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.said);
     g->m.backend->free(g->m.device, RFI_MEMORY_ARENA, g->arena);

@@ -768,6 +768,7 @@ static void test_reschedule(void **state) {
     theirs = ours;
     rfr_graphs *made = rft_make_graphs(&other, &second);
     init(made);
+    OK(rfr_graphs_set_rng(made, NULL, &(rfr_rng){0, i})); /* as many steps as the others have done */
     OK(rfr_graphs_reschedule(g, second));
     plain_step(&other, g, second, &ours);
     plain_step(&other, made, second, &theirs);

@@ -271,6 +271,7 @@ static void test_microbatch_numbers(void **state) {
     if (g->named[i].tensor.type.dtype == RFR_F32) rft_fill_by(&g->named[i].tensor, 3 + (uint64_t)i, 0.5f);
   rft_fill_by(&(rfr_tensor){.type = rft_activation(&s), .data = x}, 1, 1);
   for (int step = 0; step < 2; step++) { /* the same step block, so the same masks */
+    OK(rfr_graphs_set_rng(g, NULL, &(rfr_rng){7, 3}));
     OK(rfr_graphs_begin_step(g, NULL, 0));
     for (int m = 0; m < N; m++) {
       OK(rfr_graphs_forward(g, 0, m, &in, 1, &out, 1));
