@@ -9,6 +9,8 @@
 
 /* --dtype, or the best of this machine. */
 rfr_dtype bench_dtype(const cli *c);
+/* `refrain bench` knows the name, and it is none of a configuration. */
+bool bench_is_other(const char *name);
 
 rfr_status bench_graphs(cli *c);
 rfr_status bench_kernels(cli *c);

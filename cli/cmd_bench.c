@@ -150,6 +150,12 @@ static const struct {
               {"kernels", bench_kernels, true}};
 enum { N_OTHERS = sizeof others / sizeof others[0] };
 
+bool bench_is_other(const char *name) {
+  for (int i = 0; i < N_OTHERS; i++)
+    if (strcmp(name, others[i].name) == 0) return true;
+  return false;
+}
+
 rfr_status cli_bench(cli *c) {
   rfr_status s = RFR_OK;
   const cli_builtin *b;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench.h"
 #include "op_times.h"
 
 enum { TOP = 20 };
@@ -126,6 +127,14 @@ static rfr_status print_tables(const cli *c, const op_times *t, const cli_ceilin
   return s;
 }
 
+static rfr_status refuse(const char *name) {
+  char help[256] = "name a file, or one of";
+  const cli_builtin *b;
+  for (int i = 0; (b = cli_builtin_at(i)); i++)
+    snprintf(help + strlen(help), sizeof help - strlen(help), "%s %s", i > 0 ? "," : "", b->name);
+  return cli_usage(help, "%s is a benchmark and no configuration: `refrain bench %s` times it", name, name);
+}
+
 rfr_status cli_profile(cli *c) {
   char *text = NULL;
   rfr_run *run = NULL;
@@ -134,6 +143,7 @@ rfr_status cli_profile(cli *c) {
   cli_ceilings ceilings;
   rfr_status s = RFR_OK;
   const cli_builtin *known = cli_builtin_find(c->operand);
+  if (bench_is_other(c->operand)) return refuse(c->operand);
   if (!known) s = cli_read_file(c->operand, &text);
   const cli_builtin file = {c->operand, "", text};
   if (s == RFR_OK) s = cli_open_timed(c, known ? known : &file, &run);

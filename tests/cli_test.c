@@ -405,6 +405,9 @@ static void profile(void **state) {
   assert_int_equal(RUN("profile", "small.yaml", "--steps", "1", "--trace", "none/trace.json"), 4);
   assert_says(err, "none/trace.json");
   assert_int_equal(RUN("profile", "missing"), 4);
+  assert_int_equal(RUN("profile", "small"), 2);
+  assert_says(err, "error: small is a benchmark and no configuration: `refrain bench small` times it");
+  assert_says(err, "help: name a file, or one of demo, gpt2-124m, ");
 }
 
 static void train_and_use(void **state) {
