@@ -112,7 +112,7 @@ static void check_one(const std::vector<int64_t> &sizes, int64_t behind, int64_t
     rfi_grouped p = {};
     p.kind = (rfi_grouped_kind)kind;
     p.taken = (int32_t *)taken.data;
-    p.groups = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
+    p.groups = p.of = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
     p.a = kind == 0 ? x.data : dy.data, p.b = kind == 2 ? x.data : w.data, p.y = y.data;
     p.a_row = kind == 0 ? K : N, p.b_row = K, p.b_group = N * K;
     p.a_dtype = p.b_dtype = __is_same(T, rfi_bf16) ? RFR_BF16 : RFR_F16;
@@ -210,7 +210,7 @@ static void delay_one(const char *what, const std::vector<int64_t> &sizes, int64
   buffer taken(RFI_GROUPED_TAKEN);
   rfi_grouped p = {};
   p.taken = (int32_t *)taken.data;
-  p.kind = kind, p.groups = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
+  p.kind = kind, p.groups = p.of = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
   p.a = kind == RFI_GROUPED_TN ? x.data : dy.data, p.b = kind == RFI_GROUPED_NT ? x.data : w.data;
   if (separate) p.b = NULL, p.ws = ws.data();
   p.a_row = kind == RFI_GROUPED_TN ? K : N, p.b_row = K, p.b_group = N * K;
@@ -281,7 +281,7 @@ static void time_all(void) {
       for (int kind = 0; kind < 4; kind++) {
         rfi_grouped p = {};
         p.kind = (rfi_grouped_kind)std::min(kind, 2);
-        p.groups = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
+        p.groups = p.of = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
         p.a = kind == 0 ? x.data : dy.data, p.b = kind >= 2 ? x.data : w.data, p.y = kind >= 2 ? dw.data : y.data;
         p.a_row = kind == 0 ? K : N, p.b_row = K, p.b_group = N * K;
         p.a_dtype = p.b_dtype = p.y_dtype = RFR_BF16;

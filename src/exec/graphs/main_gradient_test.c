@@ -150,7 +150,11 @@ static void holds_no_weight(const rfr_graphs *g) {
     if (x->op < 0 || x->base != v) continue;
     if (rfi_count(&x->type) >= OUT * IN) fail_msg("%s makes room for a weight", t->ops[x->op].def->name);
   }
-  for (int i = 0; i < t->n_ops; i++) products += t->ops[i].def->code == RFI_OP_grouped_wgrad;
+  for (int i = 0; i < t->n_ops; i++) {
+    if (t->ops[i].def->code != RFI_OP_grouped_wgrad) continue;
+    products++;
+    assert_int_equal(t->ops[i].attr[1].i, GROUPS); /* kernels choose by it: as for all experts at once */
+  }
   assert_true(products > 0);
 }
 

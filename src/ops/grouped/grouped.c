@@ -106,6 +106,9 @@ rfr_status rfi_infer_grouped_wgrad(const rfi_infer *c) {
   RFI_TRY(matrix(c, 1, 2));
   RFI_TRY(offsets_of(c, 2, &groups));
   RFI_TRY(result_type(c, c->attr[0].i));
+  if (c->attr[1].i < groups)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "offsets are of %lld groups, more than the %lld that share the rows",
+                    (long long)groups, (long long)c->attr[1].i);
   if (c->in[0].shape[0] != c->in[1].shape[0])
     return rfi_fail(RFI_E_TRACE_SHAPE, "dy has %lld rows, x has %lld", (long long)c->in[0].shape[0],
                     (long long)c->in[1].shape[0]);
@@ -138,10 +141,12 @@ rfr_status rfi_infer_grouped_dscale(const rfi_infer *c) {
 
 static bool wants(const rfi_grad *g, int i) { return i < g->op->n_in && g->op->in[i] != RFR_NONE && g->need[i]; }
 
+static int64_t groups_of(const rfi_grad *g) { return rfr_value_type(g->t, g->op->in[OFFSETS]).shape[0] - 1; }
+
 static void emit(rfi_grad *g, int i, rfi_opcode code, int n_in, const rfr_value *in) {
   rfi_emit_begin(g, i);
-  const rfi_attr to = rfi_i(rfi_emit_dtype(g, i));
-  rfi_emit_end(g, i, rfi_emit(g, code, n_in, in, &to));
+  const rfi_attr attr[2] = {rfi_i(rfi_emit_dtype(g, i)), rfi_i(groups_of(g))}; /* the second: of grouped_wgrad */
+  rfi_emit_end(g, i, rfi_emit(g, code, n_in, in, attr));
 }
 
 /* dy x the weights, as they are. */
@@ -159,7 +164,8 @@ static rfr_status grad_x(rfi_grad *g) {
 }
 
 /* Of weights by themselves: one op for neighbours that are wanted alike, which reads their offsets alone, so that
- * nothing is done for the others; each weight's gradient is a part of its result. */
+ * nothing is done for the others, and knows how many groups share the rows, so that it is done as for all of them; each
+ * weight's gradient is a part of its result. */
 static void grad_separate(rfi_grad *g) {
   const rfr_value *in = g->op->in;
   const bool tb = g->op->attr[0].i;
@@ -170,10 +176,10 @@ static void grad_separate(rfi_grad *g) {
       end++;
     if (!g->need[first]) continue;
     rfi_emit_begin(g, first);
-    const rfi_attr to = rfi_i(rfi_emit_dtype(g, first));
+    const rfi_attr attr[2] = {rfi_i(rfi_emit_dtype(g, first)), rfi_i(groups_of(g))};
     const rfr_value own = rfr_slice_at(g->t, g->at, in[OFFSETS], 0, first - SEPARATE, end - first + 1);
     const rfr_value dw =
-        rfi_emit(g, RFI_OP_grouped_wgrad, 3, (rfr_value[]){tb ? g->dy[0] : in[X], tb ? in[X] : g->dy[0], own}, &to);
+        rfi_emit(g, RFI_OP_grouped_wgrad, 3, (rfr_value[]){tb ? g->dy[0] : in[X], tb ? in[X] : g->dy[0], own}, attr);
     for (int i = first; i < end; i++) {
       rfi_emit_begin(g, i);
       const rfr_value part = rfr_slice_at(g->t, g->at, dw, 0, i - first, 1);

@@ -58,6 +58,7 @@ static rfi_grouped wgrad_of(const rfr_call *call) {
   g.a_row = dy->stride[0], g.b_row = x->stride[0];
   g.a_dtype = dy->type.dtype, g.b_dtype = x->type.dtype, g.y_dtype = dw->type.dtype;
   g.accumulate = call->n_in > 3 && call->in[3].data;
+  g.of = call->attr[1].i;
   g.taken = call->workspace;
   return g;
 }

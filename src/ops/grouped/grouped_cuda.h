@@ -30,6 +30,7 @@ typedef struct rfi_grouped {
   void *y;
   rfr_dtype a_dtype, b_dtype, y_dtype, bias_dtype, scale_dtype;
   int accumulate; /* onto y; NT alone */
+  int64_t of;     /* NT: groups that share the rows, these among them: what their number decides is the same for each */
   int32_t *taken; /* RFI_GROUPED_TAKEN bytes for rfi_grouped_sm90 to count in */
 } rfi_grouped;
 

@@ -99,17 +99,17 @@ RFT_OPERANDS(grouped_wgrad) {
   spoil(call, 1, call->in[2].data, call->in[2].type.shape[0] - 1);
 }
 RFT_CASES(grouped_wgrad) = {
-    "grouped_wgrad(f[11,7], f[11,5], i[4]=0,4,4,9) to=f32",
-    "grouped_wgrad(f[11,7], f[11,5], i[4]=0,4,4,9, F[3,7,5]) to=f32",
-    "grouped_wgrad(f[13,6], f[13,9], i[3]=0,0,13) to=f",
-    "grouped_wgrad(f[13,6], f[13,9], i[3]=0,5,12, f[2,6,9]) to=f",
-    "grouped_wgrad(f[1,17], f[1,1], i[2]=0,1) to=f32",
-    "grouped_wgrad(f[600,37], f[600,41], i[4]=0,590,590,597) to=f32",
-    "grouped_wgrad(f[300,293], f[300,33], i[3]=0,270,300, F[2,293,33]) to=f32",
-    "grouped_wgrad(f[0,4], f[0,3], i[3]=0,0,0) to=f32",
-    "grouped_wgrad(f[7,4], f[7,3], i[3]=0,0,0) to=f",
-    "grouped_wgrad(f[7,4], f[7,3], i[1]=0) to=f32",
-    "grouped_wgrad(f[7,0], f[7,3], i[3]=0,3,7) to=f32",
+    "grouped_wgrad(f[11,7], f[11,5], i[4]=0,4,4,9) to=f32 of=3",
+    "grouped_wgrad(f[11,7], f[11,5], i[4]=0,4,4,9, F[3,7,5]) to=f32 of=3",
+    "grouped_wgrad(f[13,6], f[13,9], i[3]=0,0,13) to=f of=2",
+    "grouped_wgrad(f[13,6], f[13,9], i[3]=0,5,12, f[2,6,9]) to=f of=2",
+    "grouped_wgrad(f[1,17], f[1,1], i[2]=0,1) to=f32 of=1",
+    "grouped_wgrad(f[600,37], f[600,41], i[4]=0,590,590,597) to=f32 of=3",
+    "grouped_wgrad(f[300,293], f[300,33], i[3]=0,270,300, F[2,293,33]) to=f32 of=2",
+    "grouped_wgrad(f[0,4], f[0,3], i[3]=0,0,0) to=f32 of=2",
+    "grouped_wgrad(f[7,4], f[7,3], i[3]=0,0,0) to=f of=2",
+    "grouped_wgrad(f[7,4], f[7,3], i[1]=0) to=f32 of=0",
+    "grouped_wgrad(f[7,0], f[7,3], i[3]=0,3,7) to=f32 of=2",
     NULL,
 };
 

@@ -532,7 +532,8 @@ static rfr_status launch_kind(const rfi_grouped *g, const problem<WS> &p, int sm
 
 const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
   const bool nt = g->kind == RFI_GROUPED_NT;
-  const int64_t most = 1 << 30, tall = g->rows / ROWS + (nt ? g->N / ROWS + 2 : 2) * (g->groups + 1);
+  const int64_t most = 1 << 30, groups = nt ? g->of : g->groups; /* a part is as large as the whole */
+  const int64_t tall = g->rows / ROWS + (nt ? g->N / ROWS + 2 : 2) * (groups + 1);
   if (g->a_dtype != RFR_BF16 && g->a_dtype != RFR_F16) return "operands are not of 16 bits";
   if (g->b_dtype != g->a_dtype || (g->y_dtype != g->a_dtype && g->y_dtype != RFR_F32)) return "types are mixed";
   if (g->N % 8 != 0 || g->K % 8 != 0) return "N or K is no multiple of 8";
@@ -568,7 +569,7 @@ template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, 
   p.bias_dtype = g->bias_dtype, p.scale_dtype = g->scale_dtype;
   p.columns = (int)columns, p.reduction = (int)(tn ? g->K : g->N);
   p.accumulate = g->accumulate != 0;
-  p.engine_adds = p.accumulate && g->y_dtype == RFR_F32 && g->rows >= LONG * g->groups;
+  p.engine_adds = p.accumulate && g->y_dtype == RFR_F32 && g->rows >= LONG * g->of;
   p.taken = g->taken;
   const rfr_status cleared = rfi_cuda_check(cudaMemsetAsync(p.taken, 0, sizeof *p.taken, stream), "grouped");
   if (cleared != RFR_OK) return cleared;

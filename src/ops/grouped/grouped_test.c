@@ -119,9 +119,10 @@ static void check(const char *isa, const shape *s, int threads) {
   for (int64_t r = at[G]; r < R; r++) memset((float *)x.data + r * x.stride[0], 0xFF, (size_t)K * 4);
   const rfi_arg w3 = groups_of(&w, G), dw3 = groups_of(&dw[0], G);
   const rfi_attr tn[2] = {rfi_i(1), rfi_i(RFR_F32)}, nn[2] = {rfi_i(0), rfi_i(RFR_F32)}, to = rfi_i(RFR_F32);
+  const rfi_attr wgrad[2] = {rfi_i(RFR_F32), rfi_i(G)};
   run(isa, RFI_OP_grouped_matmul, 4, (rfi_arg[]){x, w3, offsets, bias}, &y[0], tn, threads);
   run(isa, RFI_OP_grouped_matmul, 3, (rfi_arg[]){dy, w3, offsets}, &dx[0], nn, threads);
-  run(isa, RFI_OP_grouped_wgrad, 4, (rfi_arg[]){dy, x, offsets, dw3}, &dw3, &to, threads);
+  run(isa, RFI_OP_grouped_wgrad, 4, (rfi_arg[]){dy, x, offsets, dw3}, &dw3, wgrad, threads);
   run(isa, RFI_OP_grouped_dbias, 2, (rfi_arg[]){dy, offsets}, &db[0], &to, threads);
   memcpy(apart, (rfi_arg[]){x, none, offsets, bias, none}, 5 * sizeof *apart);
   for (int g = 0; g < G; g++) {
@@ -240,8 +241,11 @@ static void leaves_frozen_groups_alone(void **state) {
     OK(rfi_pass_autodiff(t, &options, &report, &joint));
     OK(rfi_pass_prune(joint, &options, &report, &live));
     int64_t made = 0;
-    for (int i = 0; i < live->n_ops; i++)
-      if (live->ops[i].def->code == RFI_OP_grouped_wgrad) made += live->values[live->ops[i].out[0]].type.shape[0];
+    for (int i = 0; i < live->n_ops; i++) {
+      if (live->ops[i].def->code != RFI_OP_grouped_wgrad) continue;
+      made += live->values[live->ops[i].out[0]].type.shape[0];
+      assert_int_equal(live->ops[i].attr[1].i, GROUPS); /* kernels choose by it: as for packed weights */
+    }
     assert_int_equal(made, __builtin_popcount((unsigned)wanted));
     rfi_string_deinit(&report.text);
     rfr_trace_destroy(live);
@@ -516,8 +520,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(equals_separate_products),    cmocka_unit_test(equals_in_every_width),
       rft_context_test(keeps_what_is_wanted),        rft_context_test(leaves_frozen_groups_alone),
-      rft_context_test(packed_and_separate_are_one),
-                                     rft_context_test(accumulates_in_the_product),
-                                     rft_context_test(any_number_of_weights), rft_context_test(refuses)};
+      rft_context_test(packed_and_separate_are_one), rft_context_test(accumulates_in_the_product),
+      rft_context_test(any_number_of_weights),       rft_context_test(refuses)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
