@@ -5,7 +5,9 @@
  *   cmake --build build/release --target grouped_check && build/release/grouped_check [check|delays|time]
  *
  * check: random group sizes, empty groups, all rows in one, rows behind the last (NaN in the operands): relative L2
- * errors, zeros behind the last group, no write outside the result, the same bits 20 times.
+ * errors, zeros behind the last group, no write outside the result, the same bits 20 times. Weights by themselves, even
+ * more than a launch has room for, and a product for each group have the bits of all at once, onto subnormal numbers
+ * too.
  * delays: the same kernels with random waits before barriers and copies, in who copies and who multiplies: 1,000 runs
  * with the bits of the one without.
  * time: TFLOP/s of forward, dgrad, wgrad and wgrad added onto f32, with even groups, skewed ones that begin at
@@ -181,6 +183,75 @@ static void check(void) {
   }
 }
 
+/* ---- one product for each group, and weights by themselves ---- */
+
+template <typename O> static __global__ void tiny(O *y, int64_t n) {
+  for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
+    y[i] = rfi_narrow<O>(i % 3 == 0 ? 1e-40f : i % 3 == 1 ? 1e-3f : 0.0f); /* a third are subnormal */
+}
+
+static void same(const char *what, int64_t G, const char *a, const char *b, int64_t bytes) {
+  std::vector<char> x(bytes), y(bytes);
+  CUDA(cudaMemcpy(x.data(), a, bytes, cudaMemcpyDeviceToHost));
+  CUDA(cudaMemcpy(y.data(), b, bytes, cudaMemcpyDeviceToHost));
+  const bool bad = memcmp(x.data(), y.data(), bytes) != 0;
+  failures += bad;
+  printf("%s, %lld groups: %s\n", what, (long long)G, bad ? "other bits BAD" : "the same bits");
+}
+
+/* Groups of `each` rows on average, some of them empty. */
+static void check_apart(int64_t G, int64_t each, int64_t N, int64_t K) {
+  std::vector<int64_t> sizes(G);
+  for (int64_t g = 0; g < G; g++) sizes[g] = g % 4 == 3 ? 0 : each * 4 / 3;
+  const std::vector<int32_t> host = offsets_of(sizes);
+  const int64_t rows = host.back() + 40;
+  buffer x(rows * K * 2), dy(rows * N * 2), w(G * N * K * 2), offsets((G + 1) * 4), b(G * N * 4), s(rows * 4);
+  buffer y(rows * std::max(N, K) * 2), y2(rows * std::max(N, K) * 2), dw(G * N * K * 4), dw2(G * N * K * 4);
+  buffer taken(RFI_GROUPED_TAKEN);
+  draw<rfi_bf16><<<1024, THREADS>>>((rfi_bf16 *)x.data, rows * K, host.back() * K, 1);
+  draw<rfi_bf16><<<1024, THREADS>>>((rfi_bf16 *)dy.data, rows * N, host.back() * N, 2);
+  draw<rfi_bf16><<<1024, THREADS>>>((rfi_bf16 *)w.data, G * N * K, G * N * K, 3);
+  draw<float><<<1024, THREADS>>>((float *)b.data, G * N, G * N, 4);
+  draw<float><<<1024, THREADS>>>((float *)s.data, rows, host.back(), 5);
+  CUDA(cudaMemcpy(offsets.data, host.data(), (G + 1) * 4, cudaMemcpyHostToDevice));
+  std::vector<rfr_arg> ws(G);
+  for (int64_t g = 0; g < G; g++) ws[g].data = w.data + g * N * K * 2;
+  rfi_grouped p = {};
+  p.taken = (int32_t *)taken.data;
+  p.groups = p.of = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
+  p.b_row = K, p.b_group = N * K, p.a_dtype = p.b_dtype = p.y_dtype = RFR_BF16;
+  for (int kind = 0; kind < 2; kind++) {
+    p.kind = kind == 0 ? RFI_GROUPED_TN : RFI_GROUPED_NN, p.a = kind == 0 ? x.data : dy.data, p.a_row = kind ? N : K;
+    p.bias = kind == 0 ? b.data : NULL, p.scale = kind == 0 ? s.data : NULL;
+    p.bias_dtype = p.scale_dtype = RFR_F32, p.bias_group = N;
+    rfi_grouped q = p;
+    p.b = w.data, p.y = y.data, q.b = NULL, q.ws = ws.data(), q.y = y2.data;
+    y.poison(), y2.poison();
+    if (rfi_grouped_sm90(&p, sms, 0) != RFR_OK || rfi_grouped_sm90(&q, sms, 0) != RFR_OK) exit(1);
+    same(kind == 0 ? "forward of separate weights" : "dgrad of separate weights", G, y.data, y2.data,
+         rows * (kind == 0 ? N : K) * 2);
+    failures += !y2.guard_stands();
+  }
+  p.kind = RFI_GROUPED_NT, p.a = dy.data, p.b = x.data, p.a_row = N, p.y_dtype = RFR_F32, p.accumulate = 1;
+  p.bias = p.scale = NULL, p.y = dw.data;
+  tiny<float><<<1024, THREADS>>>((float *)dw.data, G * N * K);
+  tiny<float><<<1024, THREADS>>>((float *)dw2.data, G * N * K);
+  if (rfi_grouped_sm90(&p, sms, 0) != RFR_OK) exit(1);
+  for (int64_t g = 0; g < G; g++) {
+    rfi_grouped q = p;
+    q.groups = 1, q.offsets += g, q.y = dw2.data + g * N * K * 4;
+    if (rfi_grouped_sm90(&q, sms, 0) != RFR_OK) exit(1);
+  }
+  same("wgrad group by group", G, dw.data, dw2.data, G * N * K * 4);
+}
+
+static void check_all_apart(void) {
+  check_apart(3, 300, 264, 136); /* added in registers, though a group alone has 1,200 rows */
+  check_apart(4, 600, 136, 264); /* by the copy engine */
+  check_apart(241, 20, 40, 72);
+  check_apart(700, 9, 72, 136);
+}
+
 /* ---- delays ---- */
 
 /* The library's with random waits, as cmake/cuda.cmake builds it. */
@@ -205,8 +276,8 @@ static void delay_one(const char *what, const std::vector<int64_t> &sizes, int64
   draw<rfi_bf16><<<1024, THREADS>>>((rfi_bf16 *)w.data, G * N * K, G * N * K, 3);
   CUDA(cudaMemcpy(offsets.data, host.data(), (G + 1) * 4, cudaMemcpyHostToDevice));
   CUDA(cudaMemset(count.data, 0, 8));
-  std::vector<const void *> ws;
-  for (int64_t g = 0; g < G; g++) ws.push_back(w.data + g * N * K * 2);
+  std::vector<rfr_arg> ws(G);
+  for (int64_t g = 0; g < G; g++) ws[g].data = w.data + g * N * K * 2;
   buffer taken(RFI_GROUPED_TAKEN);
   rfi_grouped p = {};
   p.taken = (int32_t *)taken.data;
@@ -322,7 +393,7 @@ int main(int argc, char **argv) {
   CUDA(cudaGetDeviceProperties(&device, 0));
   sms = device.multiProcessorCount;
   printf("%s, %d multiprocessors\n", device.name, sms);
-  if (argc < 2 || strcmp(argv[1], "check") == 0) check();
+  if (argc < 2 || strcmp(argv[1], "check") == 0) check(), check_all_apart();
   if (argc < 2 || strcmp(argv[1], "delays") == 0) check_delays();
   if (argc < 2 || strcmp(argv[1], "time") == 0) time_all();
   printf("grouped: %s", failures ? "" : "all fine\n");

@@ -6,6 +6,8 @@
 #include "ops/grouped/walk.cuh"
 #include "ops/matmul/tile_any.cuh"
 
+enum { MOST_WS = 3072 }; /* places of 8 bytes that travel with a launch */
+
 template <int WS> struct problem {
   rfi_grouped g;
   rfi_groups groups;
@@ -48,9 +50,9 @@ static __global__ void __launch_bounds__(RFI_TILE_THREADS) grouped_any(const __g
 
 template <int WS> static void launch(const rfi_grouped *g, int64_t tiles, int sms, cudaStream_t stream) {
   const int64_t most = (int64_t)sms * 8;
-  problem<WS> p = {*g, {g->offsets, (int)g->groups, (int)g->rows, g->kind == RFI_GROUPED_NT ? (int)g->N : 0}, {}};
+  problem<WS> p = {*g, rfi_groups_of(g), {}};
   p.w[0] = g->b;
-  for (int64_t i = 0; WS > 1 && i < g->groups; i++) p.w[i] = g->ws[i];
+  for (int64_t i = 0; WS > 1 && i < g->groups; i++) p.w[i] = g->ws[i].data;
   grouped_any<WS><<<(unsigned)(tiles < most ? tiles : most), RFI_TILE_THREADS, 0, stream>>>(p);
 }
 
@@ -59,7 +61,10 @@ rfr_status rfi_grouped_any(const rfi_grouped *g, int sms, cudaStream_t stream) {
   const int64_t columns = g->kind == RFI_GROUPED_TN ? g->N : g->K, wide = rfi_blocks(columns, RFI_TILE);
   const int64_t tall = nt ? g->groups * rfi_blocks(g->N, RFI_TILE) : g->rows / RFI_TILE + g->groups + 2;
   if (columns == 0 || (nt ? g->N == 0 || g->groups == 0 : g->rows == 0)) return RFR_OK;
-  if (g->ws) launch<RFI_GROUPED_MOST_WS>(g, tall * wide, sms, stream);
-  else launch<1>(g, tall * wide, sms, stream);
+  if (!g->ws) launch<1>(g, tall * wide, sms, stream);
+  for (int64_t first = 0; g->ws && first < g->groups; first += MOST_WS) {
+    const rfi_grouped part = rfi_grouped_part(g, first, MOST_WS);
+    launch<MOST_WS>(&part, tall * wide, sms, stream);
+  }
   return rfi_cuda_launched("grouped_any");
 }

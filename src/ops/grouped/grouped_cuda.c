@@ -20,17 +20,16 @@ static rfr_status launch(const rfr_call *call, const rfi_grouped *g) {
 
 enum { SEPARATE = 5 }; /* the first of the weights that are not packed */
 
-/* Weights one by one have one type, and rows equally far apart; there are not too many. */
+/* Weights one by one have one type, and rows equally far apart. */
 static int takes_matmul(const rfr_call *call) {
   for (int i = SEPARATE + 1; i < call->n_in; i++)
     if (call->in[i].stride[0] != call->in[SEPARATE].stride[0] ||
         call->in[i].type.dtype != call->in[SEPARATE].type.dtype)
       return 0;
-  return call->n_in - SEPARATE <= RFI_GROUPED_MOST_WS;
+  return 1;
 }
 
-/* ws: room for the places of RFI_GROUPED_MOST_WS weights. */
-static rfi_grouped matmul_of(const rfr_call *call, const void **ws) {
+static rfi_grouped matmul_of(const rfr_call *call) {
   const bool packed = call->n_in <= SEPARATE;
   const rfr_arg *x = &call->in[0], *w = &call->in[packed ? 1 : SEPARATE], *y = &call->out[0];
   const rfr_arg *bias = call->n_in > 3 && call->in[3].data ? &call->in[3] : NULL;
@@ -42,8 +41,7 @@ static rfi_grouped matmul_of(const rfr_call *call, const void **ws) {
   g.offsets = call->in[2].data, g.a = x->data, g.y = y->data, g.taken = call->workspace;
   g.a_row = x->stride[0], g.b_row = w->stride[last - 1];
   if (packed) g.b = w->data, g.b_group = w->stride[0];
-  else g.ws = ws;
-  for (int i = SEPARATE; i < call->n_in; i++) ws[i - SEPARATE] = call->in[i].data;
+  else g.ws = &call->in[SEPARATE];
   g.a_dtype = x->type.dtype, g.b_dtype = w->type.dtype, g.y_dtype = y->type.dtype;
   if (bias) g.bias = bias->data, g.bias_dtype = bias->type.dtype, g.bias_group = bias->stride[0];
   if (scale) g.scale = scale->data, g.scale_dtype = scale->type.dtype;
@@ -64,8 +62,7 @@ static rfi_grouped wgrad_of(const rfr_call *call) {
 }
 
 static rfr_status run_matmul(const rfr_call *call) {
-  const void *ws[RFI_GROUPED_MOST_WS];
-  const rfi_grouped g = matmul_of(call, ws);
+  const rfi_grouped g = matmul_of(call);
   return launch(call, &g);
 }
 static rfr_status run_wgrad(const rfr_call *call) {
@@ -74,8 +71,7 @@ static rfr_status run_wgrad(const rfr_call *call) {
 }
 
 static const char *matmul_lacks(const rfr_call *call) {
-  const void *ws[RFI_GROUPED_MOST_WS];
-  const rfi_grouped g = matmul_of(call, ws);
+  const rfi_grouped g = matmul_of(call);
   return rfi_grouped_sm90_lacks(&g);
 }
 static const char *wgrad_lacks(const rfr_call *call) {

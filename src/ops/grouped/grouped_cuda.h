@@ -24,18 +24,30 @@ typedef struct rfi_grouped {
   int64_t groups, rows, N, K;
   const int32_t *offsets; /* groups + 1; whatever they are, nothing outside the rows is touched */
   const void *a, *b;
-  const void *const *ws;                     /* w group by group, b is NULL; of the host; NULL: w is packed */
+  const rfr_arg *ws;                         /* w group by group, b is NULL; of the host; NULL: w is packed */
   int64_t a_row, b_row, b_group, bias_group; /* strides, elements; b_group: of w */
   const void *bias, *scale;                  /* NULL: none */
   void *y;
   rfr_dtype a_dtype, b_dtype, y_dtype, bias_dtype, scale_dtype;
   int accumulate; /* onto y; NT alone */
   int64_t of;     /* NT: groups that share the rows, these among them: what their number decides is the same for each */
+  int more;       /* groups behind these are another call's, and so are the rows behind them; not in NT */
   int32_t *taken; /* RFI_GROUPED_TAKEN bytes for rfi_grouped_sm90 to count in */
 } rfi_grouped;
 
 enum { RFI_GROUPED_TAKEN = sizeof(int32_t) };
-enum { RFI_GROUPED_MOST_WS = 3072 }; /* whose places travel with a launch */
+
+/* Groups `first` on, `most` of them or what is left: the places of weights by themselves travel with a launch, and it
+ * has room for so many. A row is written by the launch that has its group. */
+static inline rfi_grouped rfi_grouped_part(const rfi_grouped *g, int64_t first, int64_t most) {
+  rfi_grouped part = *g;
+  part.groups = g->groups - first < most ? g->groups - first : most;
+  part.more = first + part.groups < g->groups;
+  part.offsets += first;
+  part.ws += first;
+  if (part.bias) part.bias = (const char *)part.bias + first * part.bias_group * (part.bias_dtype == RFR_F32 ? 4 : 2);
+  return part;
+}
 
 /* Any types, any strides; f32 arithmetic. */
 rfr_status rfi_grouped_any(const rfi_grouped *p, int sms, cudaStream_t stream);

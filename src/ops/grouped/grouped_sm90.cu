@@ -541,9 +541,8 @@ const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
     return "rows are no multiple of 16 bytes apart";
   if (((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->y) % 16 != 0)
     return "an operand begins at no multiple of 16 bytes";
-  if (g->ws && g->groups > MOST_WS) return "more than 240 weights lie by themselves";
   for (int64_t i = 0; g->ws && i < g->groups; i++)
-    if ((uintptr_t)g->ws[i] % 16 != 0) return "a weight begins at no multiple of 16 bytes";
+    if ((uintptr_t)g->ws[i].data % 16 != 0) return "a weight begins at no multiple of 16 bytes";
   if (g->N == 0 || g->K == 0 || g->rows == 0 || g->groups == 0) return "there is nothing to multiply";
   if (g->rows >= most || g->N >= most || g->K >= most || tall >= most / (g->N / COLUMNS + g->K / COLUMNS + 2))
     return "it is too large";
@@ -559,12 +558,12 @@ template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, 
   if (!nt && !g->ws && s == RFR_OK)
     s = describe(&p.b[0], g->b, g->b_dtype, g->K, g->N, g->groups, g->b_row, g->b_group);
   for (int64_t i = 0; g->ws && i < g->groups && s == RFR_OK; i++)
-    s = describe(&p.b[i], g->ws[i], g->b_dtype, g->K, g->N, 1, g->b_row, g->b_row * g->N);
+    s = describe(&p.b[i], g->ws[i].data, g->b_dtype, g->K, g->N, 1, g->b_row, g->b_row * g->N);
   if (s == RFR_OK)
     s = nt ? describe(&p.y, g->y, g->y_dtype, columns, g->N, g->groups, columns, columns * g->N, 16)
            : describe(&p.y, g->y, g->y_dtype, columns, g->rows, 1, columns, columns * g->rows, 16);
   if (s != RFR_OK) return s;
-  p.groups = {g->offsets, (int)g->groups, (int)g->rows, nt ? (int)g->N : 0};
+  p.groups = rfi_groups_of(g);
   p.bias = g->bias, p.scale = g->scale, p.out = g->y, p.bias_group = g->bias_group;
   p.bias_dtype = g->bias_dtype, p.scale_dtype = g->scale_dtype;
   p.columns = (int)columns, p.reduction = (int)(tn ? g->K : g->N);
@@ -581,5 +580,10 @@ template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, 
 }
 
 rfr_status rfi_grouped_sm90(const rfi_grouped *g, int sms, cudaStream_t stream) {
-  return g->ws ? launch_types<MOST_WS>(g, sms, stream) : launch_types<1>(g, sms, stream);
+  rfr_status s = g->ws ? RFR_OK : launch_types<1>(g, sms, stream);
+  for (int64_t first = 0; g->ws && first < g->groups && s == RFR_OK; first += MOST_WS) {
+    const rfi_grouped part = rfi_grouped_part(g, first, MOST_WS);
+    s = launch_types<MOST_WS>(&part, sms, stream);
+  }
+  return s;
 }

@@ -16,8 +16,14 @@ static __device__ __forceinline__ int rfi_same(int x) { return __shfl_sync(0xfff
 typedef struct rfi_groups {
   const int32_t *offset;
   int n, rows; /* rows: of the buffer */
-  int high;    /* NT: rows of every group's result; else 0, and rows behind the last group are one more group */
+  int high;    /* NT: rows of every group's result; else 0 */
+  int last;    /* n: rows behind the last group are one more group; n - 1: they are not written */
 } rfi_groups;
+
+static inline rfi_groups rfi_groups_of(const rfi_grouped *g) {
+  const int n = (int)g->groups, nt = g->kind == RFI_GROUPED_NT;
+  return rfi_groups{g->offsets, n, (int)g->rows, nt ? (int)g->N : 0, nt || g->more ? n - 1 : n};
+}
 
 /* UNIT tiles are a unit: 1, or 2, which are below each other, where their number is odd the last ones beside each other.
  * A tile has `deep` rows; `wide` of them are beside each other. */
@@ -27,9 +33,8 @@ template <int UNIT> struct rfi_unit_walk {
 
   /* False: there are no more. Units are asked for in ascending order, by all lanes of a warp together. */
   __device__ __forceinline__ bool find(const rfi_groups &g, int unit, int deep, int wide) {
-    const int last = g.high > 0 ? g.n - 1 : g.n;
     while (unit >= before + count) {
-      if (group == last) return false;
+      if (group == g.last) return false;
       before += count;
       group++;
       first = rfi_same((int)rfi_group_begin(g.offset, group, g.rows));
