@@ -3,7 +3,8 @@
  * From a captured graph to what backend/graph_order.h checks. A unit's nodes are a chain, as its stream was one: its
  * last node was noted when it was enqueued, and the others are those that lead there and are no earlier unit's. An
  * edge between units counts where it leads from the last node of one to the first of another; any other would order a
- * part of them alone.
+ * part of them alone. Work that is nobody's after that was enqueued where nothing was noted, by an op with a stream of
+ * its own: what it touches is not known, so such a graph is refused.
  */
 #include "backend/cuda/units.h"
 
@@ -92,6 +93,18 @@ static rfr_status own(const rfi_cuda_host *core, const rfi_units *u, int unit, n
   return RFR_OK;
 }
 
+/* Kernels, copies and fills; NCCL has events of its own in a graph. */
+static rfr_status refuse_strays(const rfi_cuda_host *core, const node *nodes, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    enum cudaGraphNodeType type;
+    if (nodes[i].owner >= 0) continue;
+    CUDA(cudaGraphNodeGetType(nodes[i].node, &type));
+    if (type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeMemcpy || type == cudaGraphNodeTypeMemset)
+      return core->fail(RFI_E_PLAN_ORDER, "a graph has work of an op on a stream that is not the op's");
+  }
+  return RFR_OK;
+}
+
 typedef struct room { /* for what a graph says of itself */
   cudaGraphNode_t *node, *from, *to;
   cudaGraphEdgeData *data;
@@ -120,6 +133,7 @@ static rfr_status check(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_units
   for (size_t i = 0; i < n_links; i++) r->links[i] = (link){find(r->nodes, n, r->from[i]), find(r->nodes, n, r->to[i])};
   qsort(r->links, n_links, sizeof *r->links, by_end);
   for (int i = 0; i < u->n; i++) RFI_TRY(own(core, u, i, r->nodes, n, r->links, n_links, r->edges, &n_edges));
+  RFI_TRY(refuse_strays(core, r->nodes, n));
   return core->check_order(ctx, bound, u->unit, u->n, r->edges, n_edges);
 }
 

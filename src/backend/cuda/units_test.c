@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From a captured graph to whose its nodes are, without a GPU: units.c over a graph that is made up. Node k is enqueued
+ * behind nodes that are named, on a stream whose end it is then.
+ */
+#include "backend/cuda/units.c"
+
+#include <string.h>
+
+#include "support/context.h"
+
+enum { MOST = 8 };
+static struct {
+  enum cudaGraphNodeType type[MOST];
+  cudaGraphNode_t from[MOST], to[MOST];
+  size_t n, n_edges;
+  cudaGraphNode_t ends[2]; /* of the stream that is asked for */
+  size_t n_ends;
+} graph;
+
+static cudaGraphNode_t node_at(size_t i) { return (cudaGraphNode_t)&graph.type[i]; }
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t g, cudaGraphNode_t *nodes, size_t *n) {
+  (void)g;
+  for (size_t i = 0; nodes && i < graph.n; i++) nodes[i] = node_at(i);
+  *n = graph.n;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphGetEdges(cudaGraph_t g, cudaGraphNode_t *from, cudaGraphNode_t *to, cudaGraphEdgeData *data,
+                              size_t *n) {
+  (void)g, (void)data;
+  if (from) memcpy(from, graph.from, sizeof *from * graph.n_edges);
+  if (to) memcpy(to, graph.to, sizeof *to * graph.n_edges);
+  *n = graph.n_edges;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType *type) {
+  *type = *(enum cudaGraphNodeType *)node;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *g, const cudaGraphNode_t **ends, const cudaGraphEdgeData **data,
+                                     size_t *n) {
+  (void)stream, (void)id, (void)g;
+  *status = cudaStreamCaptureStatusActive;
+  *ends = graph.ends;
+  *data = NULL;
+  *n = graph.n_ends;
+  return cudaSuccess;
+}
+rfr_status rfi_cuda_check(cudaError_t e, const char *what) {
+  return e == cudaSuccess ? RFR_OK : rfi_fail(RFI_E_CUDA, "%s", what);
+}
+
+static const rfi_cuda_host host = {
+    .fail = rfi_fail, .alloc = rfi_alloc, .free = rfi_free, .check_order = rfi_order_check};
+
+/* ---- graphs ---- */
+
+enum { OPS = 3 };
+static char bytes[OPS + 1][64];
+static rfi_arg arg[OPS][2];
+static rfi_bound bound[OPS];
+
+/* Op i reads what op i - 1 writes. */
+static void make_ops(void) {
+  for (int i = 0; i < OPS; i++) {
+    for (int k = 0; k < 2; k++)
+      arg[i][k] = (rfi_arg){.data = bytes[i + k], .type = {.dtype = RFR_F32, .rank = 1, .shape = {16}}, .stride = {1}};
+    bound[i] = (rfi_bound){.op = i, .call = {.n_in = 1, .n_out = 1, .in = &arg[i][0], .out = &arg[i][1]}};
+  }
+}
+
+/* Behind nodes a and b; -1: none. */
+static void put(enum cudaGraphNodeType type, int a, int b) {
+  const cudaGraphNode_t x = node_at(graph.n);
+  graph.type[graph.n++] = type;
+  for (int i = 0; i < 2; i++) {
+    if ((i ? b : a) < 0) continue;
+    graph.from[graph.n_edges] = node_at((size_t)(i ? b : a));
+    graph.to[graph.n_edges++] = x;
+  }
+  graph.ends[0] = x, graph.n_ends = 1;
+}
+static void kernel(int a, int b) { put(cudaGraphNodeTypeKernel, a, b); }
+
+static void begin(rfi_units *u) {
+  memset(&graph, 0, sizeof graph);
+  make_ops();
+  assert_int_equal(rfi_units_init(&host, ctx, OPS, u), RFR_OK);
+}
+static void note(rfi_units *u, int op) { assert_int_equal(rfi_units_note(u, NULL, op, 1), RFR_OK); }
+static rfr_status finish(rfi_units *u) {
+  const rfr_status s = rfi_units_check(&host, ctx, u, NULL, bound);
+  rfi_units_deinit(&host, ctx, u);
+  return s;
+}
+
+/* Op 1 is a fill and a kernel. */
+static void test_line(void **state) {
+  rfi_units u;
+  (void)state;
+  begin(&u);
+  kernel(-1, -1), note(&u, 0);
+  put(cudaGraphNodeTypeMemset, 0, -1), kernel(1, -1), note(&u, 1);
+  kernel(2, -1), note(&u, 2);
+  assert_int_equal(finish(&u), RFR_OK);
+  begin(&u);
+  kernel(-1, -1), note(&u, 0);
+  put(cudaGraphNodeTypeMemset, -1, -1), kernel(1, -1), note(&u, 1); /* behind nothing */
+  kernel(0, 2), note(&u, 2);
+  assert_int_equal(finish(&u), RFR_INTERNAL);
+  assert_non_null(strstr(rfr_last_error()->message, "ops 0 and 1"));
+}
+
+/* Op 1 has a second stream, which begins behind op 0. */
+static void test_streams_of_its_own(void **state) {
+  static const enum cudaGraphNodeType types[] = {cudaGraphNodeTypeKernel, cudaGraphNodeTypeMemcpy,
+                                                 cudaGraphNodeTypeMemset};
+  rfi_units u;
+  (void)state;
+  for (int i = 0; i < 3; i++) {
+    begin(&u); /* joined by nothing, or by what is behind all ops */
+    kernel(-1, -1), note(&u, 0);
+    put(types[i], 0, -1);
+    kernel(0, -1), note(&u, 1);
+    kernel(2, -1), note(&u, 2);
+    assert_int_equal(finish(&u), RFR_INTERNAL);
+    assert_string_equal(rfr_last_error()->slug, "plan.order");
+    assert_non_null(strstr(rfr_last_error()->message, "a stream that is not the op's"));
+  }
+  begin(&u); /* joined by an event behind its last kernel: its stream has two ends, and nothing is noted */
+  kernel(-1, -1), note(&u, 0);
+  kernel(0, -1), kernel(0, -1);
+  graph.ends[0] = node_at(1), graph.ends[1] = node_at(2), graph.n_ends = 2;
+  note(&u, 1);
+  kernel(1, 2), note(&u, 2);
+  assert_int_equal(finish(&u), RFR_INTERNAL);
+  begin(&u); /* joined by its last kernel */
+  kernel(-1, -1), note(&u, 0);
+  kernel(0, -1), kernel(0, -1), kernel(1, 2), note(&u, 1);
+  kernel(3, -1), note(&u, 2);
+  assert_int_equal(finish(&u), RFR_INTERNAL);
+  assert_non_null(strstr(rfr_last_error()->message, "a branch within an op"));
+}
+
+/* Events and empty nodes touch nothing. */
+static void test_events(void **state) {
+  rfi_units u;
+  (void)state;
+  begin(&u);
+  kernel(-1, -1), note(&u, 0);
+  put(cudaGraphNodeTypeEventRecord, 0, -1), put(cudaGraphNodeTypeEmpty, 0, -1);
+  kernel(0, -1), note(&u, 1);
+  kernel(3, -1), note(&u, 2);
+  assert_int_equal(finish(&u), RFR_OK);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {rft_context_test(test_line), rft_context_test(test_streams_of_its_own),
+                                     rft_context_test(test_events)};
+  return cmocka_run_group_tests_name("units", tests, NULL, NULL);
+}
