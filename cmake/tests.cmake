@@ -66,6 +66,18 @@ foreach(name backend_faults_test debug_test graphs_faults_test tune_test)
   target_link_options(${name} PRIVATE -Wl,--wrap=rfi_backend_find)
 endforeach()
 
+# Sources named from the root on, and from the build folder on.
+set(from_root ${PROJECT_SOURCE_DIR})
+set(from_build ${RFR_UP})
+foreach(from root build)
+  set(up ${from_${from}})
+  if(up)
+    add_test(NAME places_from_${from} COMMAND ${CMAKE_C_COMPILER} ${RFR_PLACES} -E -I${up}/include -I${up}/src
+                                              ${up}/src/nn/mlp.c WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
+    set_tests_properties(places_from_${from} PROPERTIES PASS_REGULAR_EXPRESSION "[{(]\"src/nn/mlp\\.c\", [0-9]")
+  endif()
+endforeach()
+
 # What a GPU would do, as far as that shows without one: every op has a kernel, the shipped configurations have a plan.
 if(TARGET refrain_cuda AND NOT RFR_SANITIZE)
   add_dependencies(ops_test refrain_cuda)
