@@ -66,6 +66,19 @@ foreach(name backend_faults_test debug_test graphs_faults_test tune_test)
   target_link_options(${name} PRIVATE -Wl,--wrap=rfi_backend_find)
 endforeach()
 
+# CUDA modules that are not of this build: of another one, and of one from before builds had names.
+set(entry "__attribute__((visibility(\"default\")))")
+set(trap "${entry} void rfi_cuda_module_get(void);\nvoid rfi_cuda_module_get(void) { __builtin_trap(); }\n")
+file(CONFIGURE OUTPUT old_build/module.c CONTENT "${trap}")
+file(CONFIGURE OUTPUT other_build/module.c
+     CONTENT "${trap}${entry} const char rfi_cuda_module_built[] = \"0.0.1-other\";\n")
+foreach(build old other)
+  add_library(module_of_${build}_build MODULE ${PROJECT_BINARY_DIR}/${build}_build/module.c)
+  set_target_properties(module_of_${build}_build PROPERTIES OUTPUT_NAME refrain_cuda LIBRARY_OUTPUT_DIRECTORY
+                                                            ${PROJECT_BINARY_DIR}/${build}_build)
+  add_dependencies(cuda_loader_test module_of_${build}_build)
+endforeach()
+
 # Sources named from the root on, and from the build folder on.
 set(from_root ${PROJECT_SOURCE_DIR})
 set(from_build ${RFR_UP})

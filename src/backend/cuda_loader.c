@@ -13,7 +13,6 @@
 
 static rfr_status load(rfr_ctx *ctx, const rfi_cuda_module **out) {
   static const rfi_cuda_host host = {
-      .abi = RFI_CUDA_ABI,
       .fail = rfi_fail,
       .alloc = rfi_alloc,
       .free = rfi_free,
@@ -31,13 +30,15 @@ static rfr_status load(rfr_ctx *ctx, const rfi_cuda_module **out) {
     const char *why = dlerror();
     return rfi_fail(RFI_E_BACKEND_MISSING, "the module of CUDA is not there: %s", why ? why : path);
   }
+  const char *built = dlsym(object, RFI_CUDA_BUILT);
+  if (!built || strcmp(built, RFI_BUILT) != 0)
+    return rfi_fail(RFI_E_BACKEND_BUILD, "%s is of build %s, the library of %s", path,
+                    built ? built : "unknown, an old one", RFI_BUILT);
   rfi_cuda_entry entry = NULL;
   void *symbol = dlsym(object, RFI_CUDA_ENTRY);
   memcpy(&entry, &symbol, sizeof entry);
-  *out = entry ? entry(&host) : NULL;
-  if (*out && (*out)->abi == RFI_CUDA_ABI) return RFR_OK;
-  *out = NULL;
-  return rfi_fail(RFI_E_BACKEND_MISSING, "%s is of another build of Refrain", path);
+  *out = entry(&host);
+  return RFR_OK;
 }
 
 rfr_status rfi_backend_describe_cuda(rfr_ctx *ctx, char *text, size_t size) {

@@ -12,10 +12,11 @@
 #include "base/base.h"
 #include "refrain/dist.h"
 
-enum { RFI_CUDA_ABI = 6 };
+/* A string of the module: RFI_BUILT, the version and a hash of the sources that both sides are built from
+ * (CMakeLists.txt). Where it is another one than the library's, nothing of the module is called. */
+#define RFI_CUDA_BUILT "rfi_cuda_module_built"
 
 typedef struct rfi_cuda_host {
-  int abi;
   rfr_status (*fail)(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
   rfr_status (*alloc)(rfr_ctx *ctx, size_t bytes, void **out);
   void (*free)(rfr_ctx *ctx, void *memory);
@@ -28,7 +29,6 @@ typedef struct rfi_cuda_host {
 
 /* Also what `doctor` asks: *text says what was found, or what is missing. */
 typedef struct rfi_cuda_module {
-  int abi;
   const rfi_backend *backend;
   rfr_status (*describe)(char *text, size_t size);
   rfr_status (*nccl_id)(void *id);
@@ -36,6 +36,6 @@ typedef struct rfi_cuda_module {
 } rfi_cuda_module;
 
 #define RFI_CUDA_ENTRY "rfi_cuda_module_get"
-typedef const rfi_cuda_module *(*rfi_cuda_entry)(const rfi_cuda_host *host); /* NULL: another ABI */
+typedef const rfi_cuda_module *(*rfi_cuda_entry)(const rfi_cuda_host *host);
 
 #endif
