@@ -6,8 +6,8 @@
  *
  * check: random shapes, documents, windows, caps: relative L2 errors, no write outside the
  * results and the workspace, the same bits 20 times, what is not finite stays where it is seen.
- * delays: Hopper's kernels with random waits before barriers and copies, in who loads, who multiplies and who takes work
- * or adds dq: 1,000 runs have the bits of one without.
+ * delays: Hopper's kernels with random waits before barriers and copies, in who loads, who multiplies and who takes
+ * work or adds dq: 1,000 runs have the bits of one without.
  * time: TFLOP/s (4 products of 2 FLOP per head, row and key seen, and 10 in the backward).
  * One line a case; the exit code is 1 when any line says BAD.
  */
