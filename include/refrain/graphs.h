@@ -221,9 +221,9 @@ RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *input
  * hold until the slot's last gradient has run; without gradients, until its next forward or the next step begins. One
  * that has the name of a state which it is a new version of is the state, and holds until that is written again; no
  * other is such a state's memory, or a sharded parameter's: copies of them may be outputs. An input may be what calls
- * of this microbatch have given, where it is, a linked output for its reader alone; nothing else in the slot, whose
- * microbatch before this one is over. Errors: graphs.order, naming what the schedule wants; replay.signature, naming
- * the first field that differs; argument, for bytes of the slot that no longer hold; nothing has run then. */
+ * have given, where it is, as long as that holds, a linked output for its reader alone. Errors: graphs.order, naming
+ * what the schedule wants; replay.signature, naming the first field that differs; argument, for memory of a slot where
+ * nothing holds any more; nothing has run then. */
 RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs,
                                       int n_inputs, rfr_tensor *outputs, int n_outputs);
 /* The backward. `output_grads`: one binding per output, by position or by name, but of those alone that have a gradient

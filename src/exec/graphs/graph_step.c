@@ -74,21 +74,34 @@ static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p
   return t.data && at >= first && at + (uintptr_t)bytes <= first + (uintptr_t)t.bytes;
 }
 
-/* Of its microbatch's own slot a call may be given what calls before it gave, and what nobody has written over: of the
- * stage's callables outputs, a linked one to its reader alone, and input gradients. */
+static const rfi_stage_plan *slot_at(const rfr_graphs *g, const void *data, int64_t bytes, int *slot) {
+  for (int i = 0; i < g->n_stages; i++) {
+    const rfi_stage_plan *s = &g->stage[i];
+    const uintptr_t first = (uintptr_t)g->arena + (uintptr_t)s->offset, at = (uintptr_t)data;
+    if (at + (uintptr_t)bytes <= first || at >= first + (uintptr_t)(s->bytes * s->slots)) continue;
+    *slot = at < first ? 0 : (int)((at - first) / (uintptr_t)s->bytes);
+    return s;
+  }
+  return NULL;
+}
+
+/* Of what lies in slots a call may be given what other calls gave, as long as that holds: outputs, linked ones to their
+ * reader alone, and input gradients. Those in its own slot are over when its microbatch is a new one there. */
 static bool is_there_yet(const rfr_graphs *g, const rfi_step_call *call, const rfr_binding *b, int64_t bytes) {
-  const int c = call->callable, slot = call->slot;
-  const rfi_stage_plan *s = &g->stage[g->callable[c].stage];
-  const uintptr_t first = (uintptr_t)g->arena + (uintptr_t)(s->offset + slot * s->bytes), at = (uintptr_t)b->data;
-  const bool back = call->op != RFR_ACTION_F;
-  if (at + (uintptr_t)bytes <= first || at >= first + (uintptr_t)s->bytes) return true;
-  for (int k = c + 1; back && k < s->end; k++)
+  int slot;
+  const rfi_stage_plan *s = slot_at(g, b->data, bytes, &slot);
+  if (!s) return true;
+  const rfi_held *held = &s->held[slot];
+  const bool own = call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
+  if (own && call->first) return false;
+  for (int k = held->gradients; k < s->end; k++)
     for (int i = 0; i < g->callable[k].n_in; i++)
       if (g->callable[k].in[i].callable < 0 && is_in(g, k, slot, &g->callable[k].in[i], true, b, bytes)) return true;
-  for (int k = back ? s->end - 1 : c - 1; k >= s->first; k--)
+  for (int k = held->outputs - 1; k >= s->first; k--)
     for (int i = 0; i < g->callable[k].n_out; i++) {
       const rfi_port *p = &g->callable[k].out[i];
-      if ((p->callable < 0 || (!back && p->callable == c)) && is_in(g, k, slot, p, false, b, bytes)) return true;
+      const bool reads = own && call->op == RFR_ACTION_F && p->callable == call->callable;
+      if ((p->callable < 0 || reads) && is_in(g, k, slot, p, false, b, bytes)) return true;
     }
   return false;
 }
@@ -103,10 +116,10 @@ static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, con
   }
   RFI_TRY(rfi_check_captured(p->name, &want->type, fixed ? fixed[call->slot] : NULL, b));
   if (fixed || want->bytes == 0 || is_there_yet(g, call, b, want->bytes)) return RFR_OK;
-  return rfi_fail(RFI_E_ARGUMENT,
-                  "\"%s\": these are bytes of the microbatch's own slot, and what they held is over: copy it while it "
-                  "holds",
-                  p->name);
+  return rfi_fail(
+      RFI_E_ARGUMENT,
+      "\"%s\": this is memory of a slot, and no tensor of those that still hold there: copy one while it holds",
+      p->name);
 }
 
 static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_callable *c, bool grad,
@@ -233,9 +246,23 @@ static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const r
   return call->op == RFR_ACTION_B ? rfi_graph_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
 }
 
+static void hold_nothing(rfr_graphs *g, int stage, int slot) {
+  g->stage[stage].held[slot] = (rfi_held){g->stage[stage].first, g->stage[stage].end};
+}
+
+/* What the call gave; the last gradient of a microbatch ends its outputs. */
+static void hold(rfr_graphs *g, const rfi_step_call *call) {
+  const rfi_stage_plan *s = &g->stage[g->callable[call->callable].stage];
+  rfi_held *held = &s->held[call->slot];
+  if (call->op == RFR_ACTION_F) held->outputs = call->callable + 1;
+  else if (call->op != RFR_ACTION_W) held->gradients = call->callable;
+  if (call->last && !g->inference) held->outputs = s->first;
+}
+
 /* What runs in between leaves a step that can only be aborted, unless it comes to the end. */
 static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
   g->state = RFI_STEP_BROKEN;
+  if (call->first) hold_nothing(g, g->callable[call->callable].stage, call->slot);
   return g->options.debug && call->first ? rfi_graph_poison_slot(g, g->callable[call->callable].stage, call->slot, true)
                                          : RFR_OK;
 }
@@ -248,6 +275,7 @@ static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
     if (over) RFI_TRY(rfi_graph_poison_slot(g, g->callable[call->callable].stage, call->slot, false));
   }
   RFI_TRY(rfi_graph_run_own(g, g->next + 1, &g->next_own, false));
+  hold(g, call);
   g->state = RFI_STEP_OPEN;
   g->next++;
   return RFR_OK;
@@ -346,6 +374,8 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
     for (int c = 0; c < g->n; c++)
       if (part == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)part, false));
   g->loaded = true;
+  for (int i = 0; i < g->n_stages; i++)
+    for (int slot = 0; slot < g->stage[i].slots; slot++) hold_nothing(g, i, slot);
   if (g->options.debug) RFI_TRY(rfi_graph_poison_all(g));
   RFI_TRY(clear_gradients(g));
   g->next_own = 0;

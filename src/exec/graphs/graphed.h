@@ -127,12 +127,18 @@ typedef struct rfi_callable {
   int rung;                  /* of its ladder: what is made again; -1: it has none */
 } rfi_callable;
 
+typedef struct rfi_held { /* of what a slot's microbatch has given, that which holds */
+  int outputs;            /* those of callables before this one */
+  int gradients;          /* those of inputs of this callable and of the ones behind it */
+} rfi_held;
+
 typedef struct rfi_stage_plan {
   int first, end; /* callables */
   int number;     /* in the schedule */
   bool delayed;   /* some W comes by itself */
   bool acts;      /* it has UNSHARD, RESHARD or REDUCE */
   int slots;
+  rfi_held *held;                     /* per slot */
   int64_t offset, bytes;              /* of the first slot; of one */
   int64_t window[2], window_bytes[2]; /* of what is gathered; of whole gradients */
 } rfi_stage_plan;

@@ -90,8 +90,11 @@ static rfr_status make_stages(rfr_graphs *g) {
     if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage))) return RFR_NO_MEMORY;
     g->stage[g->n_stages++] = (rfi_stage_plan){.end = g->n, .slots = 1};
   }
-  for (int k = 0; k < g->n_stages; k++)
-    for (int c = g->stage[k].first; c < g->stage[k].end; c++) g->callable[c].stage = k;
+  for (int k = 0; k < g->n_stages; k++) {
+    rfi_stage_plan *s = &g->stage[k];
+    if (!(s->held = rfi_arena_alloc(g->m.strings, sizeof *s->held * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
+    for (int c = s->first; c < s->end; c++) g->callable[c].stage = k;
+  }
   return RFR_OK;
 }
 
