@@ -10,26 +10,34 @@
  * wait, and the last that are begun are short. Blocks take their work by a ticket, in that order, so that whoever
  * waits, waits for work that was begun before.
  *
- * Two warpgroups multiply, 64 keys each. Of the four other warps two load, one takes work, and one has the copy engine
- * add dq, waits for turns and hands them on: what takes long is on nobody's way. A step ends with a barrier of both
- * warpgroups, when ds is in shared memory: dq of a tile is made in the step after its own.
+ * Two warpgroups multiply, 64 keys each. Of the four other warps one loads, one takes work, and two, by turns, have the
+ * copy engine add dq, wait for turns and hand them on: what takes long is on nobody's way. dq of a tile needs the ds of
+ * both warpgroups and is made in the step after the tile's own, so that one may be ahead of the other by half a step:
+ * a warpgroup's products are issued at the pace of the tensor cores, and while it makes p and ds they are the other's.
  */
+#include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_tiles_sm90.cuh"
 
-enum { SIDE = 128, STAGES = 2, ITEMS = 4, MOST_D = 128 };
-enum { THREADS = 384, LOADERS = 64, MATH_WARPS = 8, TAKERS = MATH_WARPS + LOADERS / 32 + 2, ROUND_THREADS = 256 };
+enum { SIDE = 128, ITEMS = 4, MOST_D = 128, ADDERS = 2 };
+enum { THREADS = 384, MATH_WARPS = 8, TAKERS = MATH_WARPS + 2 + ADDERS, ROUND_THREADS = 256 };
 enum { HALF = 64 * 128, TILE = 2 * HALF, SUMS = 2 * TILE }; /* bytes: of a tile of q, of its dq */
 enum { LOAD_REGISTERS = 24, MATH_REGISTERS = 240 };
 
 /* How queries go through a block, and where what lies in its shared memory. */
 template <int D> struct room {
-  static constexpr int QUERIES = TILE / (D * 2), SLOTS = D == 64 ? 2 : 1; /* of a tile; items' keys at once */
+  static constexpr int QUERIES = TILE / (D * 2);                          /* of a tile */
+  static constexpr int SLOTS = D == 64 ? 2 : 1, STAGES = D == 64 ? 2 : 3; /* items' keys, tiles at once */
   static constexpr int KEYS = SIDE * D * 2, DS = SIDE * QUERIES * 2, STATS = QUERIES * 8;
   static constexpr int STAGES_AT = SLOTS * 2 * KEYS, DS_AT = STAGES_AT + STAGES * 2 * TILE;
-  static constexpr int SUMS_AT = DS_AT + STAGES * DS, STATS_AT = SUMS_AT + SUMS;
+  static constexpr int SUMS_AT = DS_AT + 2 * DS, STATS_AT = SUMS_AT + SUMS;
   static constexpr int DESK_AT = STATS_AT + STAGES * STATS, BYTES = DESK_AT + 512;
+  static_assert(BYTES <= 232448, "shared memory of a block");
 };
+
+typedef struct maps {
+  CUtensorMap q, k, v, dy;
+} maps;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -41,17 +49,20 @@ typedef struct item {
 
 /* What the warps of a block tell each other. */
 typedef struct desk {
-  uint64_t keys_full[2], keys_empty[2], full[STAGES], empty[STAGES], sums_full, sums_empty;
-  uint64_t items_full[ITEMS], items_empty[ITEMS], begun; /* begun: an item is as good as done */
+  uint64_t keys_full[2], keys_empty[2], full[3], empty[3], ds_full[2], ds_empty[2];
+  uint64_t sums_full[ADDERS], sums_empty[ADDERS], items_full[ITEMS], items_empty[ITEMS];
+  uint64_t arrived, begun; /* rows of which some are to be cleared; an item is as good as done */
   item items[ITEMS];
 } desk;
 static_assert(sizeof(desk) <= 512, "room for the desk");
 
-typedef struct place { int t, h; } place; /* a tile of queries: its first row, its head */
+typedef struct place {
+  int t, g;
+} place; /* a tile of queries: its first row, which of the heads */
 
-/* The tiles of queries that see an item's keys, the last first, each for all of its heads. */
+/* The tiles of queries that see an item's keys, the last first, each for all of the `group` heads. */
 typedef struct walk {
-  int start, end, last, steps; /* last: where the last tile begins */
+  int start, end, last, group, steps; /* last: where the last tile begins */
 } walk;
 
 template <int D> __device__ __forceinline__ walk walk_of(const problem &p, const piece &w) {
@@ -60,15 +71,12 @@ template <int D> __device__ __forceinline__ walk walk_of(const problem &p, const
   x.end = p.window ? min(w.end, w.last - 1 + p.window) : w.end;
   const int tiles = w.last > w.from ? (x.end - x.start + room<D>::QUERIES - 1) / room<D>::QUERIES : 0;
   x.last = x.start + (tiles - 1) * room<D>::QUERIES;
-  x.steps = tiles * (p.H / p.Hk);
+  x.group = p.H / p.Hk;
+  x.steps = tiles * x.group;
   return x;
 }
-static __device__ __forceinline__ place first_place(const problem &p, const walk &x, int kv) {
-  return place{x.last, kv * (p.H / p.Hk)};
-}
-template <int D> __device__ __forceinline__ place next_place(const problem &p, place at) {
-  const int group = p.H / p.Hk;
-  return (at.h + 1) % group != 0 ? place{at.t, at.h + 1} : place{at.t - room<D>::QUERIES, at.h + 1 - group};
+template <int D> __device__ __forceinline__ place next_place(const walk &x, place at) {
+  return at.g + 1 < x.group ? place{at.t, at.g + 1} : place{at.t - room<D>::QUERIES, 0};
 }
 /* Blocks that add to a tile before w's does: those of the keys before w's that the tile sees. */
 static __device__ __forceinline__ int blocks_before(const problem &p, const piece &w, place at) {
@@ -84,7 +92,7 @@ static __device__ __forceinline__ unsigned load_acquire(const unsigned *at) {
   return x;
 }
 static __device__ __forceinline__ void add_release(unsigned *at) {
-  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
 }
 
 /* The i-th item, for a thread that is one of TAKERS. */
@@ -103,81 +111,93 @@ static __device__ __forceinline__ item take(desk *d, unsigned i) {
   return x;
 }
 
-/* ---- loading: two warps ---- */
+/* ---- loading: a warp ---- */
 
-/* Rows t ... t + ROWS - 1 of a head; zeros for those that are not of from ... end - 1. */
-template <typename T, int D, int ROWS>
-__device__ __forceinline__ void load_side(uint32_t tile, const problem &p, const matrix &x, int t, int h, int from,
-                                          int end) {
-  constexpr int CHUNKS = D / 8, STEP = LOADERS / CHUNKS;
-  const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
-  const T *at = (const T *)x.data + (int64_t)h * x.head + (int64_t)(t + row) * x.row + chunk * 8;
-  const int64_t step = STEP * x.row;
-  const bool inside = chunk * 8 < p.D;
-  tile += (uint32_t)(chunk / 8 * ROWS * 128 + row * 128 + (((chunk ^ row) & 7) << 4));
-  if (t >= from && t + ROWS <= end && p.D == D) {
-#pragma unroll
-    for (int i = 0; i < ROWS; i += STEP, at += step) rfi_copy16((tile ^ (i & 7) << 4) + (uint32_t)(i * 128), at, true);
-    return;
-  }
+/* Zeros in rows first ... end - 1 of a tile. */
+template <int D, int ROWS> __device__ __forceinline__ void clear_rows(char *tile, int first, int end) {
+  const int lane = threadIdx.x & 31;
 #pragma unroll 1
-  for (int i = 0; i < ROWS; i += STEP, at += step) {
-    const bool present = inside && t + row + i >= from && t + row + i < end;
-    rfi_copy16((tile ^ (i & 7) << 4) + (uint32_t)(i * 128), present ? at : (const T *)x.data, present);
+  for (int i = first * 8 + lane; i < end * 8; i += 32)
+#pragma unroll
+    for (int d = 0; d < D; d += 64) *(uint4 *)(tile + d * ROWS * 2 + i * 16) = make_uint4(0, 0, 0, 0);
+}
+
+/* Rows t ... t + ROWS - 1 of a head of a and of b, one behind the other. Those that are not of from ... end - 1 are
+ * another document's: zeros are in their place before `full` hears of the tiles; `cut`: so many had such rows. */
+template <int D, int ROWS>
+__device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const CUtensorMap *b, uint32_t full, desk *d,
+                                         unsigned &cut, int t, int h, int from, int end) {
+  constexpr int BYTES = ROWS * D * 2;
+  const int lane = threadIdx.x & 31;
+  const bool whole = t >= from && t + ROWS <= end;
+  const uint32_t arrived = whole ? full : rfi_shared_address(&d->arrived);
+  if (lane == 0) {
+    const uint32_t at = rfi_shared_address(to);
+    rfi_barrier_expect(arrived, 2 * BYTES);
+#pragma unroll
+    for (int x = 0; x < D; x += 64) rfi_tma_load(at + (uint32_t)(x * ROWS * 2), a, arrived, x, t, h);
+#pragma unroll
+    for (int x = 0; x < D; x += 64) rfi_tma_load(at + (uint32_t)(BYTES + x * ROWS * 2), b, arrived, x, t, h);
   }
+  __syncwarp();
+  if (whole) return;
+  rfi_mbarrier_wait(arrived, (int)cut++ & 1);
+#pragma unroll 1
+  for (int i = 0; i < 2; i++) {
+    clear_rows<D, ROWS>(to + i * BYTES, 0, min(from - t, ROWS));
+    clear_rows<D, ROWS>(to + i * BYTES, max(end - t, 0), ROWS);
+  }
+  rfi_shared_written();
+  __syncwarp();
+  if (lane == 0) rfi_mbarrier_arrive(full);
 }
 
 /* lse and -delta of a tile's queries, as fragments want them. */
 template <int QUERIES>
-__device__ __forceinline__ void load_stats(uint32_t stats, const problem &p, const piece &w, place at) {
+__device__ __forceinline__ void load_stats(uint32_t stats, const problem &p, const piece &w, int t, int h,
+                                           uint32_t full) {
+  const int lane = threadIdx.x & 31;
 #pragma unroll
-  for (int i = (int)threadIdx.x; i < QUERIES; i += LOADERS) {
-    const int r = at.t + i, half = i / 64, pair = i % 8 / 2, n = i % 64 / 8, e = i & 1;
+  for (int j = 0; j < QUERIES; j += 32) {
+    const int i = j + lane, r = t + i, half = i / 64, pair = i % 8 / 2, n = i % 64 / 8, e = i & 1;
     const bool present = r >= w.from && r < w.end;
-    const float2 *from = p.stats + (int64_t)at.h * p.T + (present ? r : 0);
+    const float2 *from = p.stats + (int64_t)h * p.T + (present ? r : 0);
     const uint32_t lse = stats + (uint32_t)(half * 256 + pair * 64 + n * 8 + e * 4);
     rfi_copy4(lse, &from->x, present);
     rfi_copy4(lse + QUERIES * 4, &from->y, present);
   }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
 }
 
-static __device__ __forceinline__ void loaded(uint32_t barrier) {
-  rfi_copies_commit();
-  rfi_copies_wait();
-  rfi_shared_written();
-  rfi_mbarrier_arrive(barrier);
-}
-
-template <typename T, int D> __device__ __forceinline__ void load_all(const problem &p, desk *d, uint32_t base) {
+template <int D> __device__ __forceinline__ void load_all(const problem &p, const maps &m, desk *d, char *shared) {
   typedef room<D> R;
-  unsigned tile = 0, kept = 0;
+  unsigned tile = 0, kept = 0, cut = 0;
   for (unsigned i = 0;; i++) {
     const item x = take(d, i);
     if (x.kv < 0) return;
     const walk v = walk_of<D>(p, x.w);
     if (v.steps == 0) continue;
     const unsigned slot = kept % R::SLOTS;
-    const uint32_t keys = base + slot * 2 * R::KEYS;
     if (kept >= R::SLOTS) rfi_mbarrier_wait(rfi_shared_address(&d->keys_empty[slot]), (int)(kept / R::SLOTS - 1) & 1);
-    load_side<T, D, SIDE>(keys, p, p.k, x.w.first, x.kv, x.w.from, x.w.last);
-    load_side<T, D, SIDE>(keys + R::KEYS, p, p.v, x.w.first, x.kv, x.w.from, x.w.last);
-    place at = first_place(p, v, x.kv);
+    load_two<D, SIDE>(shared + slot * 2 * R::KEYS, &m.k, &m.v, rfi_shared_address(&d->keys_full[slot]), d, cut,
+                      x.w.first, x.kv, x.w.from, x.w.last);
+    place at = place{v.last, 0};
+#pragma unroll 1
     for (int step = 0; step < v.steps; step++, tile++) {
-      const unsigned stage = tile % STAGES;
-      const uint32_t to = base + R::STAGES_AT + stage * 2 * TILE;
-      if (tile >= STAGES) rfi_mbarrier_wait(rfi_shared_address(&d->empty[stage]), (int)(tile / STAGES - 1) & 1);
-      load_side<T, D, R::QUERIES>(to, p, p.q, at.t, at.h, x.w.from, x.w.end);
-      load_side<T, D, R::QUERIES>(to + TILE, p, p.dy, at.t, at.h, x.w.from, x.w.end);
-      load_stats<R::QUERIES>(base + R::STATS_AT + stage * R::STATS, p, x.w, at);
-      loaded(rfi_shared_address(&d->full[stage]));
-      if (step == 0) rfi_mbarrier_arrive(rfi_shared_address(&d->keys_full[slot]));
-      at = next_place<D>(p, at);
+      const unsigned stage = tile % R::STAGES;
+      const uint32_t full = rfi_shared_address(&d->full[stage]);
+      const int h = x.kv * v.group + at.g;
+      if (tile >= R::STAGES) rfi_mbarrier_wait(rfi_shared_address(&d->empty[stage]), (int)(tile / R::STAGES - 1) & 1);
+      load_two<D, R::QUERIES>(shared + R::STAGES_AT + stage * 2 * TILE, &m.q, &m.dy, full, d, cut, at.t, h, x.w.from,
+                              x.w.end);
+      load_stats<R::QUERIES>(rfi_shared_address(shared) + R::STATS_AT + stage * R::STATS, p, x.w, at.t, h, full);
+      at = next_place<D>(v, at);
     }
     kept++;
   }
 }
 
-/* ---- turns: a thread that takes work, one that adds dq ---- */
+/* ---- turns: a thread that takes work, two that add dq ---- */
 
 static __device__ __forceinline__ void publish(const problem &p, desk *d, unsigned i) {
   if (i >= ITEMS) rfi_mbarrier_wait(rfi_shared_address(&d->items_empty[i % ITEMS]), (int)(i / ITEMS - 1) & 1);
@@ -200,10 +220,10 @@ static __device__ __forceinline__ void take_work(const problem &p, desk *d) {
   }
 }
 
-static __device__ __forceinline__ void proxies_agree(void) { asm volatile("fence.proxy.async;" ::: "memory"); }
+static __device__ __forceinline__ void proxies_agree(void) { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-/* Tiles of dq from shared memory to the sums, each when its turn has come. */
-template <int D> __device__ __forceinline__ void add_tiles(const problem &p, desk *d, uint32_t base) {
+/* Tiles of dq from shared memory to the sums, each when its turn has come: every ADDERS-th of them. */
+template <int D> __device__ __forceinline__ void add_tiles(const problem &p, desk *d, uint32_t base, unsigned adder) {
   const uint32_t sums = base + room<D>::SUMS_AT;
   unsigned tile = 0;
   for (unsigned i = 0;; i++) {
@@ -211,48 +231,41 @@ template <int D> __device__ __forceinline__ void add_tiles(const problem &p, des
     if (x.kv < 0) return;
     if (!p.out[0]) continue;
     const walk v = walk_of<D>(p, x.w);
-    place at = first_place(p, v, x.kv);
+    place at = place{v.last, 0};
+#pragma unroll 1
     for (int step = 0; step < v.steps; step++, tile++) {
-      const unsigned before = (unsigned)blocks_before(p, x.w, at);
-      unsigned *const turn = p.turns + (int64_t)at.h * p.T + at.t;
-      float *const to = p.sums + ((int64_t)at.h * p.T + at.t) * D;
-      const int bytes = min(room<D>::QUERIES, x.w.end - at.t) * D * (int)sizeof(float);
-      if (before > 0)
-        while (load_acquire(turn) < before) {}
-      rfi_mbarrier_wait(rfi_shared_address(&d->sums_full), (int)tile & 1);
-      proxies_agree();
-      if (before > 0)
-        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
-                     "r"(sums), "r"(bytes)
-                     : "memory");
-      else
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(sums),
-                     "r"(bytes)
-                     : "memory");
-      asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-      rfi_mbarrier_arrive(rfi_shared_address(&d->sums_empty));
-      asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-      proxies_agree();
-      add_release(turn);
-      at = next_place<D>(p, at);
+      if (tile % ADDERS == adder) {
+        const int h = x.kv * v.group + at.g;
+        const unsigned before = (unsigned)blocks_before(p, x.w, at);
+        unsigned *const turn = p.turns + (int64_t)h * p.T + at.t;
+        float *const to = p.sums + ((int64_t)h * p.T + at.t) * D;
+        const int bytes = min(room<D>::QUERIES, x.w.end - at.t) * D * (int)sizeof(float);
+        if (before > 0)
+          while (load_acquire(turn) < before) {}
+        proxies_agree();
+        rfi_mbarrier_wait(rfi_shared_address(&d->sums_full[adder]), (int)(tile / ADDERS) & 1);
+        if (before > 0)
+          asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+                       "r"(sums), "r"(bytes)
+                       : "memory");
+        else
+          asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(sums), "r"(bytes)
+                       : "memory");
+        asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+        rfi_mbarrier_arrive(rfi_shared_address(&d->sums_empty[adder]));
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+        proxies_agree();
+        add_release(turn);
+      }
+      at = next_place<D>(v, at);
     }
   }
 }
 
 /* ---- products ---- */
 
-/* Starts c (64 x 64) += rows of a times the tile's rows. */
-template <typename T, int D, typename A>
-__device__ __forceinline__ void multiply_onto(float (&c)[1][8][4], const A &a, uint32_t tile) {
-#pragma unroll
-  for (int k = 0; k < D / 16; k++)
-    rfi_wgmma<T, false>(c[0], a.part(k), rfi_wgmma_panel(tile, (uint32_t)(k / 4 * TILE_ROWS * 128 + k % 4 * 32)), true);
-  rfi_wgmma_commit();
-}
-
 /* Starts c (64 x 64) = columns of a times columns of b, both of 128 rows. */
-template <typename T>
-__device__ __forceinline__ void multiply_columns(float (&c)[1][8][4], uint32_t a, uint32_t b) {
+template <typename T> __device__ __forceinline__ void multiply_columns(float (&c)[1][8][4], uint32_t a, uint32_t b) {
   rfi_wgmma_new(c[0]);
 #pragma unroll
   for (int k = 0; k < SIDE / 16; k++)
@@ -285,16 +298,7 @@ static __device__ __forceinline__ void probabilities(const problem &p, float (&s
   }
 }
 
-/* -delta of the columns, in each row. Not between products: nvcc would wait for all of them. */
-static __device__ __forceinline__ void start_with(float (&c)[1][8][4], const float4 *delta) {
-#pragma unroll
-  for (int n = 0; n < 8; n += 2) {
-    const float4 x = delta[n / 2];
-    c[0][n][0] = c[0][n][2] = x.x, c[0][n][1] = c[0][n][3] = x.y;
-    c[0][n + 1][0] = c[0][n + 1][2] = x.z, c[0][n + 1][1] = c[0][n + 1][3] = x.w;
-  }
-  rfi_wgmma_tie(c[0]);
-}
+/* -delta of the columns, in each row. */
 static __device__ __forceinline__ void add_delta(float (&c)[1][8][4], const float4 *delta) {
 #pragma unroll
   for (int n = 0; n < 8; n += 2) {
@@ -321,7 +325,10 @@ static __device__ __forceinline__ void slopes(const problem &p, float (&ds)[1][8
 }
 
 /* The queries that see a thread's two keys. */
-typedef struct seen { int from[2]; unsigned count[2]; } seen;
+typedef struct seen {
+  int from[2];
+  unsigned count[2];
+} seen;
 
 static __device__ __forceinline__ seen seen_by(const problem &p, const piece &w, int s0) {
   seen x;
@@ -349,15 +356,16 @@ static __device__ __forceinline__ void hide(float (&c)[1][8][4], const seen &x, 
 /* 16 rows of a tile, 64 columns each, to where they are added from; `tile`: so many were before. 16 rows of a document
  * lie as they do in a warp: four elements of lane i of n are at 128 n + 4 i. Fewer, at its end, lie row by row. */
 template <int D>
-__device__ __forceinline__ void stage_rows(const problem &p, desk *d, const piece &w, const float (&dq)[1][8][4],
-                                           place at, char *shared, int warp, unsigned tile) {
+__device__ __forceinline__ void stage_rows(const problem &p, desk *d, const piece &w, const float (&dq)[1][8][4], int t,
+                                           char *shared, int warp, unsigned tile) {
   if (!p.out[0]) return;
   int lane; /* asked for here, so that no address is kept all the while */
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   const int row = D == 64 ? warp * 16 : warp % 4 * 16, panel = D == 64 ? 0 : warp / 4;
   float *const slab = (float *)(shared + room<D>::SUMS_AT) + row * D;
-  if (tile > 0) rfi_mbarrier_wait(rfi_shared_address(&d->sums_empty), (int)(tile - 1) & 1);
-  if (at.t + row + 16 <= w.end) {
+  if (tile > 0)
+    rfi_mbarrier_wait(rfi_shared_address(&d->sums_empty[(tile - 1) % ADDERS]), (int)((tile - 1) / ADDERS) & 1);
+  if (t + row + 16 <= w.end) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
       *(float4 *)(slab + panel * 1024 + n * 128 + lane * 4) =
@@ -372,14 +380,11 @@ __device__ __forceinline__ void stage_rows(const problem &p, desk *d, const piec
   }
   rfi_shared_written();
   __syncwarp();
-  if (lane == 0) rfi_mbarrier_arrive(rfi_shared_address(&d->sums_full));
+  if (lane == 0) rfi_mbarrier_arrive(rfi_shared_address(&d->sums_full[tile % ADDERS]));
 }
 
 /* ---- two warpgroups ---- */
 
-static __device__ __forceinline__ void math_barrier(void) {
-  asm volatile("bar.sync 1, 256;" ::: "memory");
-}
 static __device__ __forceinline__ void left_by_warp(uint64_t *barrier, int lane) {
   __syncwarp();
   if (lane == 0) rfi_mbarrier_arrive(rfi_shared_address(barrier));
@@ -403,63 +408,74 @@ template <int D> struct part {
 
 /* A tile of queries, and the one before, whose dq is still to be made. */
 typedef struct step_of {
-  place at, before;
+  int t, t_before; /* their first rows */
   uint32_t q, ds, ds_before;
   const float4 *lse, *delta;
   unsigned tile; /* so many were before */
   bool first;
 } step_of;
 
-/* 128 queries by 128 keys of head size 64: as two halves, so that one's products run while the other's p is made. */
+/* Waits for both warpgroups to have made dq of what lay where a tile's ds shall lie; to have written a tile's ds. */
+static __device__ __forceinline__ void await_room(desk *d, unsigned tile) {
+  if (tile >= 2) rfi_mbarrier_wait(rfi_shared_address(&d->ds_empty[tile % 2]), (int)(tile / 2 - 1) & 1);
+}
+static __device__ __forceinline__ void await_ds(desk *d, unsigned tile) {
+  rfi_mbarrier_wait(rfi_shared_address(&d->ds_full[tile % 2]), (int)(tile / 2) & 1);
+}
+
+/* 128 queries by 128 keys of head size 64: as two halves, so that one's products run while the other's p is made. dk
+ * goes on over the step's end: the stage is empty in the next step. */
 template <typename T, bool CAPPED>
 static __device__ __forceinline__ void take_step(const problem &p, desk *d, const piece &w, const part<64> &my,
                                                  const step_of &x, float (&dk)[1][8][4], float (&dv)[1][8][4]) {
   const uint32_t q = x.q, dy = x.q + TILE;
-  const int t = x.at.t + (my.lane & 3) * 2;
+  const int t = x.t + (my.lane & 3) * 2;
   float dq[1][8][4], sa[1][8][4], da[1][8][4], sb[1][8][4], db[1][8][4];
   uint32_t left[4][4], right[4][4], left_b[4][4], right_b[4][4];
-  start_with(da, x.delta);
   rfi_wgmma_begin();
-  start_dq<T, 64>(dq, x.ds_before, my.keys, my.warp / 4); /* of what lay there, in the first step */
   multiply<T, 64>(sa, my.k, q);
-  multiply_onto<T, 64>(da, my.v, dy);
+  multiply<T, 64>(da, my.v, dy);
   multiply<T, 64>(sb, my.k, q + HALF);
-  rfi_wgmma_wait<3>();
-  rfi_wgmma_tie(dq[0]);
-  if (!x.first) stage_rows<64>(p, d, w, dq, x.before, my.shared, my.warp, x.tile - 1);
   rfi_wgmma_wait<2>();
   rfi_wgmma_tie(sa[0]);
+  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % room<64>::STAGES], my.lane);
   probabilities<CAPPED>(p, sa, x.lse);
-  if (x.at.t + 64 > w.end || !all_see(p, w, x.at.t, x.at.t + 64, my.s0, my.s0 + 16)) hide(sa, my.sight, t);
+  if (x.t + 64 > w.end || !all_see(p, w, x.t, x.t + 64, my.s0, my.s0 + 16)) hide(sa, my.sight, t);
   pack<T>(left, sa);
   accumulate<T, 64>(dv, left, dy);
   rfi_wgmma_wait<2>();
   rfi_wgmma_tie(da[0]);
+  add_delta(da, x.delta);
   slopes<CAPPED>(p, da, sa, x.lse);
   pack<T>(right, da);
+  await_room(d, x.tile);
   store_left(x.ds, right, my.warp, my.lane);
-  start_with(db, x.delta + 16);
   rfi_wgmma_begin();
-  multiply_onto<T, 64>(db, my.v, dy + HALF);
+  multiply<T, 64>(db, my.v, dy + HALF);
   accumulate<T, 64>(dk, right, q);
   rfi_wgmma_wait<3>();
   rfi_wgmma_tie(sb[0]);
   probabilities<CAPPED>(p, sb, x.lse + 16);
-  if (x.at.t + 128 > w.end || !all_see(p, w, x.at.t + 64, x.at.t + 128, my.s0, my.s0 + 16))
-    hide(sb, my.sight, t + 64);
+  if (x.t + 128 > w.end || !all_see(p, w, x.t + 64, x.t + 128, my.s0, my.s0 + 16)) hide(sb, my.sight, t + 64);
   pack<T>(left_b, sb);
   accumulate<T, 64>(dv, left_b, dy + HALF);
   rfi_wgmma_wait<2>();
   rfi_wgmma_tie(db[0]);
+  add_delta(db, x.delta + 16);
   slopes<CAPPED>(p, db, sb, x.lse + 16);
   pack<T>(right_b, db);
   store_left(x.ds + TILE, right_b, my.warp, my.lane);
-  accumulate<T, 64>(dk, right_b, q + HALF);
   rfi_shared_written();
-  rfi_wgmma_wait<0>();
-  rfi_wgmma_tie(dv[0]);
-  rfi_wgmma_tie(dk[0]);
-  left_by_warp(&d->empty[x.tile % STAGES], my.lane);
+  left_by_warp(&d->ds_full[x.tile % 2], my.lane);
+  if (!x.first) await_ds(d, x.tile - 1);
+  rfi_wgmma_begin();
+  start_dq<T, 64>(dq, x.ds_before, my.keys, my.warp / 4);
+  accumulate<T, 64>(dk, right_b, q + HALF);
+  rfi_wgmma_wait<1>();
+  rfi_wgmma_tie(dq[0]);
+  if (x.first) return;
+  left_by_warp(&d->ds_empty[(x.tile - 1) % 2], my.lane);
+  stage_rows<64>(p, d, w, dq, x.t_before, my.shared, my.warp, x.tile - 1);
 }
 
 /* 64 queries by 128 keys of head size 128. dk goes on over the step's end: the stage is empty in the next step. */
@@ -467,7 +483,7 @@ template <typename T, bool CAPPED>
 static __device__ __forceinline__ void take_step(const problem &p, desk *d, const piece &w, const part<128> &my,
                                                  const step_of &x, float (&dk)[1][16][4], float (&dv)[1][16][4]) {
   const uint32_t q = x.q, dy = x.q + TILE;
-  const int t = x.at.t + (my.lane & 3) * 2;
+  const int t = x.t + (my.lane & 3) * 2;
   float dq[1][8][4], s[1][8][4], ds[1][8][4];
   uint32_t left[4][4], right[4][4];
   rfi_wgmma_begin();
@@ -475,9 +491,9 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   multiply<T, 128>(ds, my.v, dy);
   rfi_wgmma_wait<1>();
   rfi_wgmma_tie(s[0]);
-  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % STAGES], my.lane);
+  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % room<128>::STAGES], my.lane);
   probabilities<CAPPED>(p, s, x.lse);
-  if (x.at.t + 64 > w.end || !all_see(p, w, x.at.t, x.at.t + 64, my.s0, my.s0 + 16)) hide(s, my.sight, t);
+  if (x.t + 64 > w.end || !all_see(p, w, x.t, x.t + 64, my.s0, my.s0 + 16)) hide(s, my.sight, t);
   pack<T>(left, s);
   accumulate<T, 128>(dv, left, dy);
   rfi_wgmma_wait<1>();
@@ -485,19 +501,23 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   add_delta(ds, x.delta);
   slopes<CAPPED>(p, ds, s, x.lse);
   pack<T>(right, ds);
+  await_room(d, x.tile);
   store_left(x.ds, right, my.warp, my.lane);
   rfi_shared_written();
+  left_by_warp(&d->ds_full[x.tile % 2], my.lane);
+  if (!x.first) await_ds(d, x.tile - 1);
   rfi_wgmma_begin();
   start_dq<T, 128>(dq, x.ds_before, my.keys, my.warp / 4);
   accumulate<T, 128>(dk, right, q);
   rfi_wgmma_wait<1>();
   rfi_wgmma_tie(dq[0]);
-  if (!x.first) stage_rows<128>(p, d, w, dq, x.before, my.shared, my.warp, x.tile - 1);
+  if (x.first) return;
+  left_by_warp(&d->ds_empty[(x.tile - 1) % 2], my.lane);
+  stage_rows<128>(p, d, w, dq, x.t_before, my.shared, my.warp, x.tile - 1);
 }
 
 /* dk and dv of rows that none sees. */
-template <typename T>
-__device__ __forceinline__ void store_zeros(const problem &p, int kv, int s0, int s1, int lane) {
+template <typename T> __device__ __forceinline__ void store_zeros(const problem &p, int kv, int s0, int s1, int lane) {
   for (int which = 1; which < 3; which++)
     for (int s = s0; s < s1 && p.out[which]; s++)
       for (int i = lane * 8; i < p.D; i += 32 * 8)
@@ -520,29 +540,32 @@ static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, c
   if (path.steps > 0) {
     my.k.load(keys, warp);
     my.v.load(keys + R::KEYS, warp);
-    place at = first_place(p, path, kv), before = at;
+    place at = place{path.last, 0};
+    int before = 0;
     rfi_mbarrier_wait(rfi_shared_address(&d->keys_full[slot]), (int)(kept / R::SLOTS) & 1);
     for (int step = 0; step < path.steps; step++, tile++) {
-      const int stage = (int)(tile % STAGES);
+      const int stage = (int)(tile % R::STAGES);
       const float4 *const lse = (const float4 *)(shared + R::STATS_AT + stage * R::STATS) + (lane & 3) * 4;
-      const step_of x = {at, before, base + (uint32_t)(R::STAGES_AT + stage * 2 * TILE),
-                         base + (uint32_t)(R::DS_AT + stage * R::DS), base + (uint32_t)(R::DS_AT + (stage ^ 1) * R::DS),
-                         lse, lse + R::QUERIES / 4, tile, step == 0};
-      rfi_mbarrier_wait(rfi_shared_address(&d->full[stage]), (int)(tile / STAGES) & 1);
+      const uint32_t q = base + (uint32_t)(R::STAGES_AT + stage * 2 * TILE), ds = base + R::DS_AT;
+      const step_of x = {
+          at.t, before,   q, ds + tile % 2 * R::DS, ds + (tile + 1) % 2 * R::DS, lse, lse + R::QUERIES / 4,
+          tile, step == 0};
+      rfi_mbarrier_wait(rfi_shared_address(&d->full[stage]), (int)(tile / R::STAGES) & 1);
       if (step == path.steps - 1 && threadIdx.x == 128) rfi_mbarrier_arrive(rfi_shared_address(&d->begun));
       take_step<T, CAPPED>(p, d, w, my, x, dk, dv);
-      math_barrier();
-      before = at;
-      at = next_place<D>(p, at);
+      before = at.t;
+      at = next_place<D>(path, at);
     }
     float dq[1][8][4];
+    await_ds(d, tile - 1);
     rfi_wgmma_begin();
-    start_dq<T, D>(dq, base + (uint32_t)(R::DS_AT + (tile - 1) % STAGES * R::DS), keys, group);
+    start_dq<T, D>(dq, base + (uint32_t)(R::DS_AT + (tile - 1) % 2 * R::DS), keys, group);
     rfi_wgmma_wait<0>();
     rfi_wgmma_tie(dq[0]);
     rfi_wgmma_tie(dv[0]);
     rfi_wgmma_tie(dk[0]);
-    if (D == 128) left_by_warp(&d->empty[(tile - 1) % STAGES], lane);
+    left_by_warp(&d->ds_empty[(tile - 1) % 2], lane);
+    left_by_warp(&d->empty[(tile - 1) % R::STAGES], lane);
     stage_rows<D>(p, d, w, dq, before, shared, warp, tile - 1);
   }
   if (path.steps == 0) {
@@ -558,6 +581,7 @@ static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, c
 #pragma unroll
     for (int e = 0; e < 4; e++) dk[0][n][e] *= p.scale;
   if (p.out[1]) store_rows<T, D, SIDE>(p.out[1], p.row[1], p, kv, s0, s1, dk, rows, warp * 16, NULL);
+  rfi_shared_written();
   left_by_warp(&d->keys_empty[slot], lane);
   kept++;
 }
@@ -565,34 +589,41 @@ static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, c
 #endif
 
 template <typename T, int D, bool CAPPED>
-static __global__ void __launch_bounds__(THREADS, 1) attention_gradients(const __grid_constant__ problem p) {
+static __global__ void __launch_bounds__(THREADS, 1)
+    attention_gradients(const __grid_constant__ problem p, const __grid_constant__ maps m) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
   desk &d = *(desk *)(shared + room<D>::DESK_AT);
   const int warp = (int)threadIdx.x >> 5;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {
-      rfi_mbarrier_init(rfi_shared_address(&d.keys_full[i]), LOADERS);
+      rfi_mbarrier_init(rfi_shared_address(&d.keys_full[i]), 1);
       rfi_mbarrier_init(rfi_shared_address(&d.keys_empty[i]), MATH_WARPS);
+      rfi_mbarrier_init(rfi_shared_address(&d.sums_full[i]), MATH_WARPS);
+      rfi_mbarrier_init(rfi_shared_address(&d.sums_empty[i]), 1);
+      rfi_mbarrier_init(rfi_shared_address(&d.ds_full[i]), MATH_WARPS);
+      rfi_mbarrier_init(rfi_shared_address(&d.ds_empty[i]), MATH_WARPS);
     }
-    for (int i = 0; i < STAGES; i++) {
-      rfi_mbarrier_init(rfi_shared_address(&d.full[i]), LOADERS);
+    for (int i = 0; i < room<D>::STAGES; i++) {
+      rfi_mbarrier_init(rfi_shared_address(&d.full[i]), 1 + 32); /* the tiles; a lane's part of their statistics */
       rfi_mbarrier_init(rfi_shared_address(&d.empty[i]), MATH_WARPS);
     }
-    rfi_mbarrier_init(rfi_shared_address(&d.sums_full), MATH_WARPS);
-    rfi_mbarrier_init(rfi_shared_address(&d.sums_empty), 1);
     for (int i = 0; i < ITEMS; i++) {
       rfi_mbarrier_init(rfi_shared_address(&d.items_full[i]), 1);
       rfi_mbarrier_init(rfi_shared_address(&d.items_empty[i]), TAKERS);
     }
     rfi_mbarrier_init(rfi_shared_address(&d.begun), 1);
+    rfi_mbarrier_init(rfi_shared_address(&d.arrived), 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    rfi_shared_written();
   }
   __syncthreads();
   if (warp < 4) {
     rfi_registers_fewer<LOAD_REGISTERS>();
-    if (warp < LOADERS / 32) load_all<T, D>(p, &d, rfi_shared_address(shared));
-    else if (warp == 2 && (threadIdx.x & 31) == 0) take_work(p, &d);
-    else if (warp == 3 && (threadIdx.x & 31) == 0) add_tiles<D>(p, &d, rfi_shared_address(shared));
+    const bool first = (threadIdx.x & 31) == 0;
+    if (warp == 0) load_all<D>(p, m, &d, shared);
+    else if (warp == 1 && first) take_work(p, &d);
+    else if (warp < 2 + ADDERS && first) add_tiles<D>(p, &d, rfi_shared_address(shared), (unsigned)warp - 2);
   } else {
     rfi_registers_more<MATH_REGISTERS>();
     unsigned tile = 0, kept = 0;
@@ -644,6 +675,11 @@ static layout make_layout(const rfr_call *call) {
   return l;
 }
 
+static rfr_status describe(CUtensorMap *map, const rfr_arg *x, const matrix &m, int rows) {
+  const int64_t *shape = x->type.shape;
+  return rfi_tma_describe(map, m.data, x->type.dtype, shape[2], shape[0], shape[1], m.row, m.head, rows);
+}
+
 template <typename T, int D> static rfr_status launch_all(const rfr_call *call, const problem *given, const layout *l) {
   problem p = *given;
   char *const at = (char *)call->workspace;
@@ -652,13 +688,18 @@ template <typename T, int D> static rfr_status launch_all(const rfr_call *call, 
   p.sums = (float *)(at + l->sums);
   p.turns = (unsigned *)(at + l->turns);
   p.ticket = (unsigned *)(at + l->count[0]) + 1;
-  const kernel_fn kernel = p.cap != 0 ? attention_gradients<T, D, true> : attention_gradients<T, D, false>;
+  maps m;
+  void (*const kernel)(problem, maps) = p.cap != 0 ? attention_gradients<T, D, true> : attention_gradients<T, D, false>;
   const size_t bytes = (size_t)p.T * (size_t)p.H * sizeof(unsigned);
-  rfr_status s = rfi_cuda_check(cudaMemsetAsync(p.turns, 0, bytes, rfi_stream(call)),
-                                "clearing the turns of attention_bwd");
+  rfr_status s =
+      rfi_cuda_check(cudaMemsetAsync(p.turns, 0, bytes, rfi_stream(call)), "clearing the turns of attention_bwd");
+  if (s == RFR_OK) s = describe(&m.q, &call->in[1], p.q, room<D>::QUERIES);
+  if (s == RFR_OK) s = describe(&m.k, &call->in[2], p.k, SIDE);
+  if (s == RFR_OK) s = describe(&m.v, &call->in[3], p.v, SIDE);
+  if (s == RFR_OK) s = describe(&m.dy, &call->in[0], p.dy, room<D>::QUERIES);
   if (s == RFR_OK) s = allow((const void *)kernel, room<D>::BYTES);
   if (s != RFR_OK) return s;
-  kernel<<<(unsigned)rfi_cuda_info_of(call)->sms, THREADS, room<D>::BYTES, rfi_stream(call)>>>(p);
+  kernel<<<(unsigned)rfi_cuda_info_of(call)->sms, THREADS, room<D>::BYTES, rfi_stream(call)>>>(p, m);
   return p.out[0] ? launch(call, attention_dq_rounded<T, D>, &p, l, 0, p.H, ROUND_THREADS, 0) : RFR_OK;
 }
 
@@ -672,6 +713,14 @@ static rfr_status backward(const rfr_call *call) {
 }
 
 static size_t workspace(const rfr_call *call) { return make_layout(call).bytes; }
-static int takes(const rfr_call *call) { return takes_of(call, 1, MOST_D); }
+
+/* What the copy engine can step over: a head's rows are apart, and no part of memory is read for two rows. */
+static int takes(const rfr_call *call) {
+  for (int i = 0; i < 4; i++) {
+    const rfr_arg *x = &call->in[i];
+    if (x->stride[0] <= 0 || x->stride[1] <= 0) return 0;
+  }
+  return takes_of(call, 1, MOST_D);
+}
 
 extern "C" const rfi_cuda_kernel rfi_attention_sm90_bwd = {backward, workspace, takes};
