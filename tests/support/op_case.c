@@ -7,6 +7,7 @@
 #include "support/op_case.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,6 +106,14 @@ static bool operand(reader *r, rft_operand *o) {
     } else if (*r->s == '=') {
       r->s++;
       if (!list(r, o)) return false;
+    } else if (*r->s == '@' && is_float) {
+      r->s++;
+      o->has_row = true;
+      o->row = integer(r);
+      if (!take(r, '=')) return fail(r, "expected =");
+      o->row_value = strncmp(r->s, "inf", 3) == 0 ? (double)INFINITY : (double)NAN;
+      if (strncmp(r->s, "inf", 3) != 0 && strncmp(r->s, "nan", 3) != 0) return fail(r, "a row is nan or inf");
+      r->s += 3;
     } else if (strncmp(r->s, "^T", 2) == 0) {
       r->s += 2;
       o->layout = RFT_TRANSPOSED;

@@ -17,7 +17,8 @@
  * F[..] always f32 (statistics, master weights, scalars of the step: not differentiated),
  * e[..] always e4m3, D[..] always f64, i[..]<50 int32 below 50, i[..]=0,3,7 given int32 (one value is
  * repeated), I[..]=... given int64, _ absent. After a float shape: ">0" positive values,
- * "=1" a constant, "^T" stored transposed (last two dimensions swapped in memory: a
+ * "=1" a constant, "@3=nan" or "@3=inf" all of row 3 of the first dimension (no gradient is checked of such a case),
+ * "^T" stored transposed (last two dimensions swapped in memory: a
  * strided view), "/2" every second column of a wider row (a strided view); the last two only
  * for ops that take such strides, which are also tried with strides of all kinds by
  * themselves. "@mb=3" after the operands sets the microbatch. Attributes as the trace
@@ -63,6 +64,9 @@ typedef struct rft_operand {
   rft_layout layout;
   bool positive, constant;
   double value;  /* of a constant */
+  bool has_row;  /* row `row` is not finite, but this */
+  int64_t row;
+  double row_value;
   int64_t below; /* of random integers, 0: none */
   int n_list;
   int64_t list[RFT_MAX_LIST];

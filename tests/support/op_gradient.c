@@ -181,13 +181,13 @@ void rft_check_gradient(const rft_op *op, const rft_case *c, rfr_dtype type, rft
   static const rfr_role roles[] = {RFR_ROLE_INPUT_GRAD, RFR_ROLE_TRAINABLE};
   char word[32];
   const char *why = exempt(op, word);
-  bool differentiated = false;
+  bool differentiated = false, finite = true;
   if (why) {
     snprintf(cell->word, sizeof cell->word, "%s", why);
     return;
   }
-  for (int i = 0; i < c->n_in; i++) differentiated |= c->in[i].kind == 'f';
-  if (!differentiated || !rfr_dtype_is_float(c->out[0].dtype)) return; /* this case has integers alone */
+  for (int i = 0; i < c->n_in; i++) differentiated |= c->in[i].kind == 'f', finite &= !c->in[i].has_row;
+  if (!finite || !differentiated || !rfr_dtype_is_float(c->out[0].dtype)) return; /* this case has integers alone */
   for (int r = 0; r < 2; r++) {
     rfr_ctx *ctx;
     if (rfr_ctx_create(NULL, &ctx) != RFR_OK) abort();

@@ -108,6 +108,7 @@ double rft_random(const rft_case *c, int stream, int64_t i) { return draw(c, str
 
 double rft_case_value(const rft_case *c, int operand, int64_t i) {
   const rft_operand *o = &c->in[operand];
+  if (o->has_row && i / (rfi_count(&o->type) / o->type.shape[0]) == o->row) return o->row_value;
   if (o->constant) return o->value;
   if (o->n_list) return (double)o->list[o->n_list == 1 ? 0 : i];
   uint32_t u = draw(c, operand, i);

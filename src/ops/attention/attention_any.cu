@@ -122,12 +122,13 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(const proble
     }
   }
   if (t >= p.T) return;
-  if (p.lse && lane == 0) p.lse[h * p.lse_head + t * p.lse_row] = sum > 0 ? top + logf(sum) : -INFINITY;
+  /* a row without keys has 0; that of a score which is NaN or infinite has NaN, which is no 0 */
+  if (p.lse && lane == 0) p.lse[h * p.lse_head + t * p.lse_row] = sum == 0 ? -INFINITY : top + logf(sum);
   if (!p.out[0]) return;
 #pragma unroll
   for (int c = 0; c < PER_LANE; c++) {
     const int d = lane + c * LANES;
-    if (d < p.D) rfi_store(p.out[0], p.q.dtype, t * p.row[0] + h * p.D + d, sum > 0 ? acc[c] / sum : 0.0f);
+    if (d < p.D) rfi_store(p.out[0], p.q.dtype, t * p.row[0] + h * p.D + d, sum == 0 ? 0.0f : acc[c] / sum);
   }
 }
 

@@ -91,7 +91,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) attend(c
     float y = 0;
     total = 0;
     for (int w = 0; w < WARPS; w++) {
-      if (tops[w] == -INFINITY) continue; /* it had no key */
+      if (sums[w] == 0) continue; /* it had no key; of scores that are NaN it has no top, but the sum is NaN */
       const float share = expf(tops[w] - most);
       total = fmaf(sums[w], share, total);
       y = fmaf(parts[w][d], share, y);

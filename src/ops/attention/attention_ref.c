@@ -5,7 +5,9 @@
  * document, offsets that descend or lie outside, heads that share keys, D that is no
  * multiple of 16, a prime T, blocks that documents cross, no rows at all; windows of one
  * row, within a tile, across tiles, longer than a document; caps that bend much and little.
- * The lse that the backward reads is the forward's in double.
+ * The lse that the backward reads is the forward's in double. Rows that are not finite: of q, what stands in
+ * that row, of k, in the rows that see it; scores of +inf, of which the largest is taken, are NaN. In a backward
+ * they may reach what is computed together, so there the cases have one document without a mask.
  */
 #include <math.h>
 
@@ -174,6 +176,11 @@ RFT_CASES(attention) = {
     "attention(f[67,4,64]/2, f[67,2,64], f[67,2,64]/2, i[3]=2,61,66) scale=0.125 causal=0 longest=64",
     "attention(f[190,6,72], f[190,2,72], f[190,2,72], i[6]=-3,29,9,71,190,7) scale=0.118 causal=1 window=50 cap=2 "
     "longest=30", /* a promise that is not kept costs time alone */
+    "attention(f[71,4,24]@29=nan, f[71,2,24], f[71,2,24], i[3]=0,40,71) scale=0.2 causal=1",
+    "attention(f[71,4,24], f[71,2,24]@29=nan, f[71,2,24], i[3]=0,40,71) scale=0.2 causal=1",
+    "attention(f[131,4,64], f[131,2,64]@70=nan, f[131,2,64], i[3]=0,60,131) scale=0.125 causal=1 window=33 cap=2",
+    "attention(f[67,2,40]@13=inf, f[67,1,40]>0, f[67,1,40], i[3]=0,40,67) scale=0.158 causal=0",
+    "attention(f[128,4,64], f[128,4,64]@64=nan, f[128,4,64], i[3]=0,64,128) scale=0.125 causal=1 longest=64",
     NULL,
 };
 
@@ -196,6 +203,11 @@ RFT_CASES(attention_cached) = {
     "attention_cached(f[1,4,24], f[300,2,24], f[300,2,24], I[4]=99,100,0,0) scale=0.9 causal=1 window=0 cap=1.5",
     "attention_cached(f[67,2,40], f[197,1,40], f[197,1,40], I[4]=90,151,0,0) scale=0.2 causal=1 window=37 cap=2",
     "attention_cached(f[5,2,40], f[197,1,40], f[197,1,40], I[4]=0,151,0,0) scale=0.2 causal=1 window=3 cap=4",
+    "attention_cached(f[5,2,40]@3=nan, f[197,1,40], f[197,1,40], I[4]=90,151,0,0) scale=0.2 causal=1 window=0 cap=0",
+    "attention_cached(f[5,2,40], f[197,1,40]@93=nan, f[197,1,40], I[4]=90,151,0,0) scale=0.2 causal=1 window=0 cap=0",
+    "attention_cached(f[67,2,40], f[197,1,40]@93=nan, f[197,1,40], I[4]=40,151,0,0) scale=0.2 causal=1 window=9 cap=0",
+    "attention_cached(f[5,4,24]@0=inf, f[70,2,24]>0, f[70,2,24], I[4]=50,64,0,0) scale=0.2 causal=1 window=0 cap=0",
+    "attention_cached(f[1,2,24]@0=nan, f[70,1,24], f[70,1,24], I[4]=50,64,0,0) scale=0.2 causal=1 window=0 cap=0",
     NULL,
 };
 
@@ -228,6 +240,12 @@ RFT_CASES(attention_bwd) = {
     "scale=0.125 causal=1 longest=64",
     "attention_bwd(f[190,6,72], f[190,6,72], f[190,2,72], f[190,2,72], f[190,6,72], F[6,190], i[6]=-3,29,9,71,190,7) "
     "scale=0.118 causal=1 window=50 cap=2 longest=30",
+    "attention_bwd(f[71,4,24], f[71,4,24]@29=nan, f[71,2,24], f[71,2,24], f[71,4,24], F[4,71], i[2]=0,71) scale=0.2 "
+    "causal=0",
+    "attention_bwd(f[61,4,64], f[61,4,64], f[61,2,64]@29=nan, f[61,2,64], f[61,4,64], F[4,61], i[2]=0,61) scale=0.125 "
+    "causal=0 longest=61",
+    "attention_bwd(f[131,2,40], f[131,2,40]@13=inf, f[131,1,40]>0, f[131,1,40], f[131,2,40], F[2,131], i[2]=0,131) "
+    "scale=0.02 causal=0",
     NULL,
 };
 
