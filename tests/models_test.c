@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Model folders that the transformers library wrote (tools/make_reference_models.py):
- * logits, gradients and the text that greedy generation makes against what it computed, both
- * in f32. Then the spellings
+ * logits, gradients, the loss that balances experts and the text that greedy generation makes
+ * against what it computed, both in f32. Then the spellings
  * of config.json, what is refused by name, names without the outer module, and indexes
  * that point where they should not.
  */
@@ -78,11 +78,18 @@ static rfr_programs *compile(rfr_ctx *ctx, const rfr_model_config *c, int64_t to
   rfr_value ids = rfr_input(t, "tokens", RFR_ROLE_INPUT, RFR_I32, 1, &tokens);
   rfr_value targets = rfr_input(t, "targets", RFR_ROLE_INPUT, RFR_I32, 1, &tokens);
   rfr_value offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, (int64_t[]){2});
-  rfr_value h = rfr_model_forward(t, c, w, ids, offsets, RFR_NONE);
+  rfr_value router[MOST], index[MOST];
+  const rfr_experts experts = {.logits = router, .index = index};
+  rfr_value h = rfr_model_forward_experts(t, c, w, ids, offsets, RFR_NONE, &experts);
+  rfr_value balance = rfr_model_routing_loss(t, c, &experts, targets, -100);
   rfr_value logits = rfr_model_logits(t, c, w, h, RFR_F32);
   rfr_value loss = rfr_cross_entropy(t, logits, targets, rfr_token_count(t, 1, &targets, -100, NULL), -100);
   rfr_output(t, "logits", logits);
   rfr_output(t, "loss", loss);
+  if (balance != RFR_NONE) {
+    rfr_output(t, "balance", balance);
+    loss = rfr_add(t, loss, balance);
+  }
   for (int i = 0; i < rfr_model_parameter_count(c); i++) {
     snprintf(name, sizeof name, "d_%s", rfr_value_name(t, w[i]));
     rfr_output(t, name, rfr_gradient(t, loss, w[i], RFR_F32));
@@ -116,6 +123,7 @@ static void one_reference(rfr_ctx *ctx, const char *model) {
   OK(rfi_safetensors_open(ctx, path, &r.file));
   const rfi_stored *tokens = rfi_safetensors_find(r.file, "tokens");
   assert_non_null(tokens);
+  c.balance_loss = c.experts > 0;
   r.programs = compile(ctx, &c, tokens->elements);
   OK(load(ctx, r.programs, &c, folder));
   read_i32(&r, "tokens");
@@ -131,9 +139,10 @@ static void one_reference(rfr_ctx *ctx, const char *model) {
     snprintf(name, sizeof name, "d_%s", p.name);
     gradients = fmax(gradients, difference(&r, name, name));
   }
+  if (c.experts > 0) difference(&r, "balance", "balance");
   print_message("%-12s logits within %.1e, gradients within %.1e\n", model, logits, gradients);
-  /* tokens, targets, logits, loss and greedy are no gradients: the library trains what we train */
-  assert_int_equal(rfi_safetensors_count(r.file), 5 + rfr_model_parameter_count(&c));
+  /* tokens, targets, logits, loss, greedy and balance are no gradients: the library trains what we train */
+  assert_int_equal(rfi_safetensors_count(r.file), 5 + (c.experts > 0) + rfr_model_parameter_count(&c));
   rfr_programs_destroy(r.programs);
   rfi_safetensors_close(r.file);
 }
@@ -141,6 +150,35 @@ static void one_reference(rfr_ctx *ctx, const char *model) {
 static void references(void **state) {
   rft_folder *f = *state;
   for (int i = 0; i < N_MODELS; i++) one_reference(f->ctx, models[i]);
+}
+
+/* Routers that know nothing: every expert has a probability of 1/E, each token goes to the first k. However many layers
+ * there are and tokens that do not count, the losses are k and (log E)^2, times their factors. */
+static void even_routing(void **state) {
+  rft_folder *f = *state;
+  static const int32_t targets[6] = {3, -100, 7, 1, -100, 2};
+  rfr_model_config c = {.dtype = RFR_F32};
+  rfr_tensor x;
+  OK(rfi_hf_read(f->ctx, MODELS "qwen3-mixed", true, &c));
+  assert_true(rfr_model_expert_layers(&c) == 2 && c.experts_per_token == 2);
+  c.balance_loss = 0.5;
+  c.z_loss = 0.25;
+  rfr_programs *p = compile(f->ctx, &c, 6);
+  OK(load(f->ctx, p, &c, MODELS "qwen3-mixed"));
+  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++)
+    if (strstr(x.name, ".mlp.gate.weight")) memset(x.data, 0, (size_t)x.bytes);
+  OK(rfr_programs_tensor(p, "targets", &x));
+  memcpy(x.data, targets, sizeof targets);
+  OK(rfr_programs_tensor(p, "tokens", &x));
+  memset(x.data, 0, sizeof targets);
+  OK(rfr_programs_tensor(p, "offsets", &x));
+  memcpy(x.data, (int32_t[]){0, 6}, 2 * sizeof(int32_t));
+  OK(rfr_programs_load(p));
+  OK(rfr_program_run(p, 0));
+  OK(rfr_program_output(p, 0, "balance", &x));
+  const double want = 0.5 * 2 + 0.25 * log(5) * log(5), got = (double)*(float *)x.data;
+  if (!(fabs(got - want) <= 1e-6)) fail_msg("%.9g, not %.9g", got, want);
+  rfr_programs_destroy(p);
 }
 
 /* ---- greedy text ---- */
@@ -679,7 +717,7 @@ int main(int argc, char **argv) {
       rft_folder_test(fields),         rft_folder_test(expert_fields),     rft_folder_test(versions),
       rft_folder_test(refused),        rft_folder_test(published_dropout), rft_folder_test(base_names),
       rft_folder_test(packed_experts), rft_folder_test(indexes),           rft_folder_test(windows),
-      rft_folder_test(notes),
+      rft_folder_test(notes),          rft_folder_test(even_routing),
   };
   return cmocka_run_group_tests_name("models", tests, NULL, NULL);
 }

@@ -138,6 +138,8 @@ static void traces(void) {
   VALUE(rfr_model_forward_experts, NULL, &c, p, 0, 0, 0, NULL);
   VALUE(rfr_model_forward_cached, NULL, &c, p, 0, 0, 0, 8);
   VALUE(rfr_model_logits, NULL, &c, p, 0, RFR_F32);
+  c.experts = c.experts_per_token = 1, c.z_loss = 1;
+  VALUE(rfr_model_routing_loss, NULL, &c, NULL, 0, 0);
   free(p);
 }
 

@@ -7,7 +7,8 @@
 Each folder is what save_pretrained writes, with random weights, and beside it
 reference.safetensors: tokens and targets (i32) of one document, its logits, the mean
 cross-entropy and that loss's gradient of every parameter ("d_" before the name), and the
-text that greedy generation makes of its first tokens (prompt included), all computed in
+text that greedy generation makes of its first tokens (prompt included); of experts the loss
+that balances them too, which is then a part of what the gradients are of; all computed in
 f32 on one thread. tests/models_test.c holds our own loader, forward and
 backward to them. Needs torch, transformers and safetensors; the build and the tests do not run it.
 """
@@ -113,11 +114,15 @@ def main():
         model.save_pretrained(folder, **options)
         tokens = torch.randint(0, VOCAB, (1, LENGTH))
         targets = torch.randint(0, VOCAB, (1, LENGTH))
-        logits = model(tokens).logits
+        experts = hasattr(model.config, "output_router_logits")
+        result = model(tokens, output_router_logits=True) if experts else model(tokens)
+        logits = result.logits
         loss = torch.nn.functional.cross_entropy(logits[0], targets[0])
-        loss.backward()
+        (loss + result.aux_loss if experts else loss).backward()
         reference = {"tokens": tokens[0].int(), "targets": targets[0].int(), "logits": logits[0].detach().contiguous(),
                      "loss": loss.detach().reshape(1), "greedy": greedy(model, tokens)}
+        if experts:
+            reference["balance"] = result.aux_loss.detach().reshape(1)
         for key, p in model.named_parameters():
             reference["d_" + key] = p.grad.contiguous()
         save_file(reference, os.path.join(folder, "reference.safetensors"))

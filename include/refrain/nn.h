@@ -68,7 +68,7 @@ typedef struct rfr_model_config {
       shared_size; /* of one more that all tokens go to, times the logistic function of a gate: Qwen2-MoE's; 0: none */
   int expert_norm; /* the weights of a token's experts add up to 1; Mixtral's do */
   int router_narrow;   /* logits and weights of the router are rounded to dtype, as the transformers library has them */
-  double balance_loss; /* factors of the losses that rfr_moe_loss describes, in training, for each layer */
+  double balance_loss; /* factors of rfr_model_routing_loss */
   double z_loss;
   int64_t longest; /* rows of the longest document that it is given; 0: max_positions. What work is counted by */
   rfr_dtype dtype; /* of parameters and activations: f32, bf16 or f16 */
@@ -119,17 +119,22 @@ RFR_API void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const ch
  * it out, as evaluation wants. */
 RFR_API rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                     rfr_value tokens, rfr_value offsets, rfr_value step);
-/* What experts leave of a forward pass. */
+/* What experts leave of a forward pass: each is NULL, or room for a value for each layer with experts. */
 typedef struct rfr_experts {
-  rfr_value targets; /* given: i32 (T), of the tokens that count for the losses */
-  int ignore;        /* given: the target of one that does not */
-  rfr_value *splits; /* given: NULL, or room for a value for each layer with experts: rows of each, i32 (experts) */
-  rfr_value *bad;    /* given: the same for what rfr_splits_to_offsets says of them */
-  rfr_value loss;    /* f32 (1), all layers' losses; RFR_NONE where the model has neither */
+  rfr_value *logits; /* of the router, (T,experts) */
+  rfr_value *index;  /* the experts of each token, i32 (T,experts_per_token) */
+  rfr_value *splits; /* rows of each expert, i32 (experts) */
+  rfr_value *bad;    /* what rfr_splits_to_offsets says of them */
 } rfr_experts;
 /* rfr_model_forward of a model with experts that is to be trained. */
 RFR_API rfr_value rfr_model_forward_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
-                                            rfr_value tokens, rfr_value offsets, rfr_value step, rfr_experts *experts);
+                                            rfr_value tokens, rfr_value offsets, rfr_value step,
+                                            const rfr_experts *experts);
+/* f32 (1): rfr_moe_loss, by balance_loss and z_loss, of all layers' logits and index as if they were of one layer, with
+ * as many tokens for each that it has: what the transformers library adds to the loss. `targets`, i32 (T), and `ignore`
+ * say which tokens count. RFR_NONE: the model has neither factor. */
+RFR_API rfr_value rfr_model_routing_loss(rfr_trace *t, const rfr_model_config *c, const rfr_experts *experts,
+                                         rfr_value targets, int ignore);
 /* The same for the next rows of a text that is made token by token: tokens and positions i32
  * (rows) as rfr_text_read gives them. The keys and values of layer L are kept in the states
  * "cache.L.k" and "cache.L.v" (capacity,Hk,D), which it declares; programs of one compile

@@ -81,7 +81,7 @@ RFR_API rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_place at, rfr_value x, rf
 /* (T,C): each token's rows of y (T*k,C) added up, times weight (T,k) unless it is RFR_NONE. */
 RFR_API rfr_value rfr_moe_unpermute_at(rfr_trace *t, rfr_place at, rfr_value y, rfr_value order, rfr_value place,
                                        rfr_value weight);
-/* f32 (1), of the N tokens whose target, i32 (T), is not `ignore`: balance E / (k N^2) sum over experts of n P +
+/* f32 (1), of the N tokens whose target, i32 (T), is not `ignore`: balance E / N^2 sum over experts of n P +
  * z / N sum of lse^2, where n is how often an expert is in index, P the sum of its probabilities (softmax, or sigmoids
  * over their sum), lse the log of a token's sum of exp(logits). Sources: Fedus et al., arXiv 2101.03961; Zoph et al.,
  * arXiv 2202.08906. */

@@ -50,15 +50,14 @@ static rfr_value forward(rfi_nn *n, rfr_value tokens) {
 }
 
 rfr_value rfr_model_forward_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
-                                    rfr_value tokens, rfr_value offsets, rfr_value step, rfr_experts *experts) {
+                                    rfr_value tokens, rfr_value offsets, rfr_value step, const rfr_experts *experts) {
   rfi_nn n = {.t = t,
               .c = c,
               .parameters = parameters,
               .offsets = offsets,
               .cursor = RFR_NONE,
               .step = step,
-              .experts = experts};
-  if (experts) experts->loss = RFR_NONE;
+              .experts = experts ? *experts : (rfr_experts){0}};
   n.tokens = rfr_value_type(t, tokens).shape[0];
   rfr_scope(t, "embed");
   n.positions = rfr_positions(t, offsets, n.tokens);

@@ -8,7 +8,11 @@
  */
 #include "nn/nn.h"
 
-/* The router's weights and choice; the losses of its logits. */
+static void leave(const rfi_nn *n, rfr_value *room, rfr_value x) {
+  if (room) room[n->routings] = x;
+}
+
+/* The router's weights and choice. */
 static rfr_value route(const rfi_nn *n, rfr_value x, rfr_value *index) {
   const rfr_model_config *c = n->c;
   rfr_moe_options o = rfr_moe_options_default();
@@ -17,11 +21,8 @@ static rfr_value route(const rfi_nn *n, rfr_value x, rfr_value *index) {
   o.k = c->experts_per_token;
   o.norm = c->expert_norm;
   rfr_value weight = rfr_moe_route(n->t, logits, RFR_NONE, &o, index);
-  if (n->experts && (c->balance_loss != 0.0 || c->z_loss != 0.0)) {
-    rfr_value loss =
-        rfr_moe_loss(n->t, logits, *index, n->experts->targets, 0, c->balance_loss, c->z_loss, n->experts->ignore);
-    n->experts->loss = n->experts->loss == RFR_NONE ? loss : rfr_add(n->t, n->experts->loss, loss);
-  }
+  leave(n, n->experts.logits, logits);
+  leave(n, n->experts.index, *index);
   return dtype == RFR_F32 ? weight : rfr_cast(n->t, weight, dtype);
 }
 
@@ -44,12 +45,31 @@ rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
   rfr_value weight = route(n, x, &index), bad;
   rfr_value splits = rfr_moe_sort(t, index, c->experts, &order, &place);
   rfr_value offsets = rfr_splits_to_offsets(t, splits, n->tokens * c->experts_per_token, &bad);
-  if (n->experts && n->experts->splits) n->experts->splits[n->routings] = splits;
-  if (n->experts && n->experts->bad) n->experts->bad[n->routings] = bad;
+  leave(n, n->experts.splits, splits);
+  leave(n, n->experts.bad, bad);
   rfr_value y = rfr_moe_permute(t, x, order, place, RFR_NONE); /* (T*k,C) */
   y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_SLOT_EXPERT_UP), offsets, RFR_NONE, RFR_NONE);
   y = rfr_swiglu(t, rfr_slice(t, y, 1, 0, I), rfr_slice(t, y, 1, I, I));
   y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_SLOT_EXPERT_DOWN), offsets, RFR_NONE, RFR_NONE);
   y = rfr_moe_unpermute(t, y, order, place, weight);
   return c->shared_size > 0 ? rfr_add(t, y, shared(n, x)) : y;
+}
+
+rfr_value rfr_model_routing_loss(rfr_trace *t, const rfr_model_config *c, const rfr_experts *experts, rfr_value targets,
+                                 int ignore) {
+  const int layers = (int)rfr_model_expert_layers(c);
+  const int64_t T = rfr_value_type(t, targets).shape[0], one[2] = {1, T}, all = layers * T;
+  if (layers == 0 || (c->balance_loss == 0.0 && c->z_loss == 0.0)) return RFR_NONE;
+  rfr_scope(t, "routing");
+  const bool given = experts && experts->logits && experts->index;
+  rfr_value logits = given ? experts->logits[0] : RFR_NONE, index = given ? experts->index[0] : RFR_NONE;
+  if (given && layers > 1) {
+    logits = rfr_concat(t, layers, experts->logits, 0);
+    index = rfr_concat(t, layers, experts->index, 0);
+    targets = rfr_expand(t, rfr_reshape(t, targets, 2, one), 0, layers);
+    targets = rfr_reshape(t, rfr_copy(t, targets), 1, &all);
+  }
+  const rfr_value loss = rfr_moe_loss(t, logits, index, targets, 0, c->balance_loss, c->z_loss, ignore);
+  rfr_scope(t, "");
+  return loss;
 }

@@ -61,13 +61,13 @@ typedef struct rfi_nn {
   rfr_trace *t;
   const rfr_model_config *c;
   const rfr_value *parameters;
-  rfr_value offsets;    /* i32 (documents+1); with a cursor: RFR_NONE */
-  rfr_value cursor;     /* of a text whose keys and values are cached; else RFR_NONE */
-  int64_t capacity;     /* rows of the caches */
-  rfr_value positions;  /* i32 (T): row within its document */
-  rfr_value step;       /* RFR_NONE: no dropout */
-  rfr_experts *experts; /* NULL: nobody asks */
-  int64_t tokens;       /* T */
+  rfr_value offsets;   /* i32 (documents+1); with a cursor: RFR_NONE */
+  rfr_value cursor;    /* of a text whose keys and values are cached; else RFR_NONE */
+  int64_t capacity;    /* rows of the caches */
+  rfr_value positions; /* i32 (T): row within its document */
+  rfr_value step;      /* RFR_NONE: no dropout */
+  rfr_experts experts; /* what nobody asks for is NULL */
+  int64_t tokens;      /* T */
   int64_t layer;
   int64_t routings; /* of the layers before */
 } rfi_nn;

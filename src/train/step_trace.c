@@ -134,8 +134,9 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
 
 static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model);
-  rfr_value *w = values, *g = w + n, *targets = g + n, *splits = targets + s->microbatches;
   const int64_t L = rfr_model_expert_layers(&s->model), routings = L * s->microbatches;
+  rfr_value *w = values, *g = w + n, *logits = g + n, *index = logits + L, *targets = index + L;
+  rfr_value *splits = targets + s->microbatches;
   const routing routing = {splits, splits + routings, (int)routings};
   rfr_microbatch(t, -1);
   rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
@@ -153,17 +154,17 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
     rfr_microbatch(t, (int)m);
     rfr_scope(t, "inputs");
     rfr_value tokens = row(t, all_tokens, m), offsets = row(t, all_offsets, m);
-    rfr_experts experts = {
-        .targets = targets[m], .ignore = RFI_IGNORE, .splits = routing.splits + m * L, .bad = routing.bad + m * L};
+    const rfr_experts experts = {
+        .logits = logits, .index = index, .splits = routing.splits + m * L, .bad = routing.bad + m * L};
     rfr_value h = rfr_model_forward_experts(t, &s->model, w, tokens, offsets, step, &experts);
-    rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
+    rfr_value even = rfr_model_routing_loss(t, &s->model, &experts, targets[m], RFI_IGNORE);
+    rfr_value words = rfr_model_logits(t, &s->model, w, h, RFR_F32);
     rfr_scope(t, "head");
-    rfr_value part = rfr_cross_entropy(t, logits, targets[m], inv, RFI_IGNORE);
-    if (experts.loss != RFR_NONE && scaling.scale != RFR_NONE)
-      experts.loss = rfr_mul(t, experts.loss, scaling.scale); /* as inv is */
+    rfr_value part = rfr_cross_entropy(t, words, targets[m], inv, RFI_IGNORE);
+    if (even != RFR_NONE && scaling.scale != RFR_NONE) even = rfr_mul(t, even, scaling.scale); /* as inv is */
     rfr_microbatch(t, -1);
     loss = m == 0 ? part : rfr_add(t, loss, part);
-    if (experts.loss != RFR_NONE) balance = m == 0 ? experts.loss : rfr_add(t, balance, experts.loss);
+    if (even != RFR_NONE) balance = m == 0 ? even : rfr_add(t, balance, even);
   }
   const rfr_value shown = unscaled(t, &scaling, loss);
   rfr_value_set_name(t, shown, "loss");
@@ -219,7 +220,7 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
   rfr_value *values = NULL;
   *out = NULL;
   RFI_GOTO(rfr_model_config_check(&spec->model));
-  const size_t n = 2 * (size_t)rfr_model_parameter_count(&spec->model) +
+  const size_t n = 2 * ((size_t)rfr_model_parameter_count(&spec->model) + (size_t)spec->model.layers) +
                    (size_t)spec->microbatches * (1 + 2 * (size_t)spec->model.layers);
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));

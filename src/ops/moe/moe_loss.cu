@@ -2,7 +2,7 @@
  *
  * The losses of routing and their gradient on a GPU.
  *
- *   loss = balance E / (k N^2) sum over e of n_e P_e + z / N sum over t of lse_t^2
+ *   loss = balance E / N^2 sum over e of n_e P_e + z / N sum over t of lse_t^2
  *
  * Valid tokens and how often each expert was chosen are counted first, by integers. The sum over experts of
  * n_e P_e is then one over tokens, of n . p_t: a warp has a token, adds in f64, and no sum over tokens is kept for
@@ -128,8 +128,8 @@ static __global__ void __launch_bounds__(LANES) end_loss(const __grid_constant__
   }
   balance = warp_sum(balance);
   z = warp_sum(z);
-  const double loss = a.balance * (double)a.experts / ((double)a.k * valid * valid) * balance + a.z * z / valid;
-  if (threadIdx.x == 0) *(float *)a.to = valid > 0 && a.k > 0 ? (float)loss : 0.0f;
+  const double loss = a.balance * (double)a.experts / (valid * valid) * balance + a.z * z / valid;
+  if (threadIdx.x == 0) *(float *)a.to = valid > 0 ? (float)loss : 0.0f;
 }
 
 /* ---- moe_loss_bwd ---- */
@@ -144,7 +144,7 @@ template <typename X> static __global__ void __launch_bounds__(THREADS) loss_bwd
     return;
   }
   const double valid = (double)a.chosen[a.experts], dloss = *a.dloss;
-  const float by = (float)(dloss * a.balance * (double)a.experts / ((double)a.k * valid * valid));
+  const float by = (float)(dloss * a.balance * (double)a.experts / (valid * valid));
   const float z_by = (float)(dloss * 2 * a.z / valid);
   const token<X> x(a, t);
   const float dot = (float)times_chosen(a, x);

@@ -249,7 +249,7 @@ RFT_REF(moe_loss) {
   double balance = 0, z = 0;
   for (int64_t e = 0; e < l.E; e++) balance += l.n[e] * l.P[e];
   for (int64_t t = 0; t < l.T; t++) z += targets[t] == call->attr[3].i ? 0 : l.lse[t] * l.lse[t];
-  const double by = l.valid > 0 ? call->attr[1].f * (double)l.E / ((double)l.k * l.valid * l.valid) : 0;
+  const double by = l.valid > 0 ? call->attr[1].f * (double)l.E / (l.valid * l.valid) : 0;
   *(double *)call->out[0].data = by * balance + (l.valid > 0 ? call->attr[2].f * z / l.valid : 0);
   losses_free(&l);
 }
@@ -271,7 +271,7 @@ RFT_REF(moe_loss_bwd) {
   const double dloss = *(double *)call->in[0].data;
   double *d = call->out[0].data;
   for (int64_t t = 0; t < l.T; t++) {
-    const double *p = l.p + t * l.E, by = call->attr[1].f * (double)l.E / ((double)l.k * l.valid * l.valid);
+    const double *p = l.p + t * l.E, by = call->attr[1].f * (double)l.E / (l.valid * l.valid);
     double dot = 0;
     for (int64_t e = 0; e < l.E; e++) dot += by * l.n[e] * p[e];
     for (int64_t e = 0; e < l.E; e++) {

@@ -290,7 +290,7 @@ static void loss_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
 }
 
 static rfr_status run_loss(const rfi_call *c) {
-  const int64_t experts = c->in[0].type.shape[1], k = c->in[1].type.shape[1];
+  const int64_t experts = c->in[0].type.shape[1];
   double *chosen = c->workspace, balance = 0, z = 0;
   RFI_TRY(rfi_check_floats(c));
   const double valid = count_chosen(c->attr, &c->in[1], &c->in[2], experts, chosen);
@@ -300,9 +300,8 @@ static rfr_status run_loss(const rfi_call *c) {
     for (int64_t e = 0; e < experts; e++) balance += chosen[e] * sums[e];
     z += sums[experts];
   }
-  const double loss =
-      c->attr[BALANCE].f * (double)experts / ((double)k * valid * valid) * balance + c->attr[Z].f * z / valid;
-  *(float *)c->out[0].data = valid > 0 && k > 0 ? (float)loss : 0.0f;
+  const double loss = c->attr[BALANCE].f * (double)experts / (valid * valid) * balance + c->attr[Z].f * z / valid;
+  *(float *)c->out[0].data = valid > 0 ? (float)loss : 0.0f;
   return RFR_OK;
 }
 
@@ -314,13 +313,13 @@ static size_t loss_bwd_workspace(const rfi_call *c) {
 }
 
 static void loss_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
-  const int64_t experts = c->in[1].type.shape[1], k = c->in[2].type.shape[1];
+  const int64_t experts = c->in[1].type.shape[1];
   const double *chosen = c->workspace, valid = chosen[experts], dloss = *(const float *)c->in[0].data;
   const int32_t *targets = c->in[3].data;
   rfi_lanes *p = (rfi_lanes *)((char *)c->workspace + round64((experts + 1) * 8)) + part * 2 * experts;
   rfi_lanes *s = p + experts, over, lse = {0};
   const bool sigmoid = c->attr[SIGMOID].i != 0, z = c->attr[Z].f != 0;
-  const float by = (float)(dloss * c->attr[BALANCE].f * (double)experts / ((double)k * valid * valid));
+  const float by = (float)(dloss * c->attr[BALANCE].f * (double)experts / (valid * valid));
   const float z_by = z ? (float)(dloss * 2 * c->attr[Z].f / valid) : 0;
   for (int64_t t = begin; t < end; t += RFI_LANES) {
     const int64_t n = lanes_of(t, end);
