@@ -221,9 +221,9 @@ RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *input
  * hold until the slot's last gradient has run; without gradients, until its next forward or the next step begins. One
  * that has the name of a state which it is a new version of is the state, and holds until that is written again; no
  * other is such a state's memory, or a sharded parameter's: copies of them may be outputs. An input may be what calls
- * have given, where it is, as long as that holds, a linked output for its reader alone. Errors: graphs.order, naming
- * what the schedule wants; replay.signature, naming the first field that differs; argument, for memory of a slot where
- * nothing holds any more; nothing has run then. */
+ * have given, where it is, as long as that holds; a linked output holds until its reader has run. Errors:
+ * graphs.order, naming what the schedule wants; replay.signature, naming the first field that differs; argument, for
+ * memory of a slot where nothing holds any more; nothing has run then. */
 RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs,
                                       int n_inputs, rfr_tensor *outputs, int n_outputs);
 /* The backward. `output_grads`: one binding per output, by position or by name, but of those alone that have a gradient
@@ -288,7 +288,8 @@ RFR_API rfr_status rfr_graphs_set_stream(rfr_graphs *g, void *stream);
  * On a device rfr_graphs_read and rfr_graphs_write take it to the host and back. */
 RFR_API rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *out);
 RFR_API rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out);
-/* Copies to or from host memory; waits for what was launched. */
+/* Copies to or from host memory; waits for what was launched. Errors: argument, for a tensor of a slot that no longer
+ * holds; replay.signature, for one that a rebind has moved. */
 RFR_API rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *from);
 RFR_API rfr_status rfr_graphs_read(rfr_graphs *g, const rfr_tensor *from, void *to);
 /* As rfr_programs_get_rng and rfr_programs_set_rng: within a step its own, else that of the next one to begin, which is

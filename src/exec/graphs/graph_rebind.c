@@ -151,7 +151,7 @@ rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_te
 rfr_status rfi_graph_check_current(const rfr_graphs *g, const rfr_tensor *x) {
   const int id = x->name ? rfi_names_find(&g->names, x->name) : -1;
   const rfr_tensor *now = id < 0 ? NULL : &g->named[id].tensor;
-  if (!now || now->role != x->role) return RFR_OK; /* of a slot */
+  if (!now || now->role != x->role) return rfi_graph_check_held(g, x);
   const uintptr_t first = (uintptr_t)now->data, at = (uintptr_t)x->data;
   if (at >= first && at + (uintptr_t)x->bytes <= first + (uintptr_t)now->bytes) return RFR_OK;
   return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": this tensor says %p, it lies at %p: ask for it anew", x->name,

@@ -67,10 +67,10 @@ static const rfi_port *find_expected(const rfi_port *port, int n, bool grad, con
   return NULL;
 }
 
-static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p, bool grad, const rfr_binding *b,
+static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p, bool grad, const void *data,
                   int64_t bytes) {
   const rfr_tensor t = rfi_port_tensor(g, callable, slot, p, grad);
-  const uintptr_t first = (uintptr_t)t.data, at = (uintptr_t)b->data;
+  const uintptr_t first = (uintptr_t)t.data, at = (uintptr_t)data;
   return t.data && at >= first && at + (uintptr_t)bytes <= first + (uintptr_t)t.bytes;
 }
 
@@ -85,25 +85,37 @@ static const rfi_stage_plan *slot_at(const rfr_graphs *g, const void *data, int6
   return NULL;
 }
 
-/* Of what lies in slots a call may be given what other calls gave, as long as that holds: outputs, linked ones to their
- * reader alone, and input gradients. Those in its own slot are over when its microbatch is a new one there. */
-static bool is_there_yet(const rfr_graphs *g, const rfi_step_call *call, const rfr_binding *b, int64_t bytes) {
-  int slot;
-  const rfi_stage_plan *s = slot_at(g, b->data, bytes, &slot);
-  if (!s) return true;
+/* Whether bytes of a slot are of an output or input gradient that was given and holds; of a linked output, until its
+ * reader has run. */
+static bool holds(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const void *data, int64_t bytes) {
   const rfi_held *held = &s->held[slot];
-  const bool own = call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
-  if (own && call->first) return false;
   for (int k = held->gradients; k < s->end; k++)
     for (int i = 0; i < g->callable[k].n_in; i++)
-      if (g->callable[k].in[i].callable < 0 && is_in(g, k, slot, &g->callable[k].in[i], true, b, bytes)) return true;
+      if (g->callable[k].in[i].callable < 0 && is_in(g, k, slot, &g->callable[k].in[i], true, data, bytes)) return true;
   for (int k = held->outputs - 1; k >= s->first; k--)
     for (int i = 0; i < g->callable[k].n_out; i++) {
       const rfi_port *p = &g->callable[k].out[i];
-      const bool reads = own && call->op == RFR_ACTION_F && p->callable == call->callable;
-      if ((p->callable < 0 || reads) && is_in(g, k, slot, p, false, b, bytes)) return true;
+      if ((p->callable < 0 || p->callable >= held->outputs) && is_in(g, k, slot, p, false, data, bytes)) return true;
     }
   return false;
+}
+
+/* `call` NULL: the caller looks itself. A slot's next microbatch ends all that is in it. */
+static rfr_status check_held(const rfr_graphs *g, const rfi_step_call *call, const char *name, const void *data,
+                             int64_t bytes) {
+  int slot;
+  const rfi_stage_plan *s = bytes > 0 ? slot_at(g, data, bytes, &slot) : NULL;
+  if (!s) return RFR_OK;
+  const bool ends = call && call->first && call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
+  if (!ends && holds(g, s, slot, data, bytes)) return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT,
+                  "\"%s\": this is memory of a slot, and no tensor of those that still hold there: copy one while it "
+                  "holds",
+                  name ? name : "");
+}
+
+rfr_status rfi_graph_check_held(const rfr_graphs *g, const rfr_tensor *x) {
+  return check_held(g, NULL, x->name, x->data, x->bytes);
 }
 
 static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, const rfi_port *p, bool grad,
@@ -115,11 +127,7 @@ static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, con
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "an input is given that was captured as absent");
   }
   RFI_TRY(rfi_check_captured(p->name, &want->type, fixed ? fixed[call->slot] : NULL, b));
-  if (fixed || want->bytes == 0 || is_there_yet(g, call, b, want->bytes)) return RFR_OK;
-  return rfi_fail(
-      RFI_E_ARGUMENT,
-      "\"%s\": this is memory of a slot, and no tensor of those that still hold there: copy one while it holds",
-      p->name);
+  return fixed ? RFR_OK : check_held(g, call, p->name, b->data, want->bytes);
 }
 
 static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_callable *c, bool grad,
@@ -246,9 +254,7 @@ static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const r
   return call->op == RFR_ACTION_B ? rfi_graph_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
 }
 
-static void hold_nothing(rfr_graphs *g, int stage, int slot) {
-  g->stage[stage].held[slot] = (rfi_held){g->stage[stage].first, g->stage[stage].end};
-}
+void rfi_graph_hold_nothing(rfi_stage_plan *s, int slot) { s->held[slot] = (rfi_held){s->first, s->end}; }
 
 /* What the call gave; the last gradient of a microbatch ends its outputs. */
 static void hold(rfr_graphs *g, const rfi_step_call *call) {
@@ -262,7 +268,7 @@ static void hold(rfr_graphs *g, const rfi_step_call *call) {
 /* What runs in between leaves a step that can only be aborted, unless it comes to the end. */
 static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
   g->state = RFI_STEP_BROKEN;
-  if (call->first) hold_nothing(g, g->callable[call->callable].stage, call->slot);
+  if (call->first) rfi_graph_hold_nothing(&g->stage[g->callable[call->callable].stage], call->slot);
   return g->options.debug && call->first ? rfi_graph_poison_slot(g, g->callable[call->callable].stage, call->slot, true)
                                          : RFR_OK;
 }
@@ -375,7 +381,7 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
       if (part == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)part, false));
   g->loaded = true;
   for (int i = 0; i < g->n_stages; i++)
-    for (int slot = 0; slot < g->stage[i].slots; slot++) hold_nothing(g, i, slot);
+    for (int slot = 0; slot < g->stage[i].slots; slot++) rfi_graph_hold_nothing(&g->stage[i], slot);
   if (g->options.debug) RFI_TRY(rfi_graph_poison_all(g));
   RFI_TRY(clear_gradients(g));
   g->next_own = 0;

@@ -329,6 +329,9 @@ rfr_status rfi_graph_poison_shared(rfr_graphs *g);
 rfr_status rfi_graph_poison_all(rfr_graphs *g);
 
 /* ---- graph_step.c ---- */
+/* Errors: argument, if a tensor lies in a slot and what it was given for is over. */
+rfr_status rfi_graph_check_held(const rfr_graphs *g, const rfr_tensor *x);
+void rfi_graph_hold_nothing(rfi_stage_plan *s, int slot);
 /* Writes which microbatch a slot has. */
 rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
 /* A graph of a part, with the copies of what its call is given. */

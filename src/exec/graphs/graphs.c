@@ -93,6 +93,7 @@ static rfr_status make_stages(rfr_graphs *g) {
   for (int k = 0; k < g->n_stages; k++) {
     rfi_stage_plan *s = &g->stage[k];
     if (!(s->held = rfi_arena_alloc(g->m.strings, sizeof *s->held * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
+    for (int slot = 0; slot < s->slots; slot++) rfi_graph_hold_nothing(s, slot);
     for (int c = s->first; c < s->end; c++) g->callable[c].stage = k;
   }
   return RFR_OK;

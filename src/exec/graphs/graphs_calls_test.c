@@ -481,11 +481,17 @@ static void test_given_between(void **state) {
     const rfr_binding late = {NULL, type, d.data}, copied = {NULL, type, copy}, over = {NULL, type, y[0].data};
     rft_refused(rfr_graphs_backward(g, 0, 0, &late, 1, &dx, 1), "argument", "callable \"0\", \"y\": this is memory");
     OK(rfr_graphs_backward(g, 0, 0, &copied, 1, &dx, 1));
+    rft_refused(rfr_graphs_read(g, &y[0], copy), "argument", "\"y\": this is memory");
+    OK(rfr_graphs_read(g, &dx, copy));
     rft_refused(rfr_graphs_backward(g, 1, 1, &over, 1, &d, 1), "argument", "callable \"1\", \"y\": this is memory");
     OK(rfr_graphs_backward(g, 1, 1, &(rfr_binding){NULL, type, z.data}, 1, &d, 1));
     OK(rfr_graphs_backward(g, 0, 1, &(rfr_binding){NULL, type, d.data}, 1, &dx, 1));
     OK(rfr_graphs_end_step(g));
+    OK(rfr_graphs_read(g, &d, copy));
+    rft_refused(rfr_graphs_read(g, &z, copy), "argument", "\"y\": this is memory");
   }
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  rft_refused(rfr_graphs_read(g, &d, copy), "argument", "\"grad.x\": this is memory");
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(schedule);
 }
@@ -525,36 +531,41 @@ static void test_given_in_inference(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
 
-/* A linked output is there until its reader has run: it may be given to that, and to nobody behind it. */
+/* A linked output is there until its reader has run: it may be given to that, and to those before it, and read. */
 static void test_linked_from_slot(void **state) {
   (void)state;
-  static float values[T * C];
+  static float values[T * C], copy[T * C], out[2][T * C];
   const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {T, C}};
   const rfr_callable_link link = {"p", 0, "y"};
   const rfr_binding x = {NULL, type, values};
   rfr_callable c[3];
   rfr_graphs *g;
-  rfr_tensor y, z, u, dz, dx[2];
+  rfr_tensor y, z, u, dx[2];
   for (int i = 0; i < 3; i++) {
     rfr_trace *t;
     OK(rfr_trace_create(ctx, &t));
-    rfr_value p = rfr_input(t, i == 1 ? "p" : "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, type.shape);
-    if (i == 1) p = rfr_mul(t, p, rfr_input(t, "q", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, type.shape));
+    rfr_value p = rfr_input(t, i == 2 ? "p" : "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, type.shape);
+    if (i == 2) p = rfr_mul(t, p, rfr_input(t, "q", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, type.shape));
     rfr_output(t, "y", rfr_silu(t, p));
     OK(rfr_trace_finish(t));
     c[i] = rfr_callable_default(), c[i].trace = t;
   }
-  c[1].links = &link, c[1].n_links = 1;
+  c[2].links = &link, c[2].n_links = 1;
   OK(rfr_graphs_create(ctx, c, 3, NULL, &g));
-  OK(rfr_graphs_begin_step(g, NULL, 0));
-  OK(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1));
-  const rfr_binding linked = {NULL, type, y.data};
-  OK(rfr_graphs_forward(g, 1, 0, &linked, 1, &z, 1));
-  rft_refused(rfr_graphs_forward(g, 2, 0, &linked, 1, &u, 1), "argument", "callable \"2\", \"x\": this is memory");
-  OK(rfr_graphs_forward(g, 2, 0, &x, 1, &u, 1));
-  OK(rfr_graphs_backward(g, 2, 0, &x, 1, &dz, 1));
-  rft_refused(rfr_graphs_backward(g, 1, 0, &linked, 1, dx, 1), "argument", "callable \"1\", \"y\": this is memory");
-  OK(rfr_graphs_abort_step(g));
+  rft_fill_by(&(rfr_tensor){.type = type, .data = values}, 3, 1);
+  for (int copied = 0; copied < 2; copied++) {
+    OK(rfr_graphs_begin_step(g, NULL, 0));
+    OK(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1));
+    OK(rfr_graphs_read(g, &y, copy));
+    const rfr_binding linked = {NULL, type, copied ? (void *)copy : y.data}, there = {NULL, type, y.data};
+    OK(rfr_graphs_forward(g, 1, 0, &linked, 1, &z, 1));
+    OK(rfr_graphs_forward(g, 2, 0, &linked, 1, &u, 1));
+    memcpy(out[copied], u.data, BYTES);
+    rft_refused(rfr_graphs_read(g, &y, copy), "argument", "\"y\": this is memory of a slot");
+    rft_refused(rfr_graphs_backward(g, 2, 0, &there, 1, dx, 1), "argument", "callable \"2\", \"y\": this is memory");
+    OK(rfr_graphs_abort_step(g));
+  }
+  assert_memory_equal(out[0], out[1], BYTES);
   rfr_graphs_destroy(g);
   for (int i = 0; i < 3; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
