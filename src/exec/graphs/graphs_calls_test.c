@@ -151,7 +151,6 @@ enum { IN, OUT, DOUT, DIN, KINDS };
 typedef struct memory { /* of the caller's: per block, kind and slot */
   _Alignas(16) unsigned char at[RFT_BLOCKS][KINDS][SLOTS][BYTES];
   void *address[RFT_BLOCKS][KINDS][SLOTS];
-  bool handed; /* what a block gives is read where it is */
 } memory;
 
 typedef struct fixed {
@@ -162,9 +161,9 @@ typedef struct fixed {
   memory *memory;
 } fixed;
 
+/* Handed on: what a block gives is read where it is, slot by slot. */
 static void lay_out(memory *own, bool handed) {
   memset(own, 0x5a, sizeof *own);
-  own->handed = handed;
   for (int i = 0; i < RFT_BLOCKS; i++)
     for (int k = 0; k < KINDS; k++)
       for (int slot = 0; slot < SLOTS; slot++)
@@ -173,13 +172,12 @@ static void lay_out(memory *own, bool handed) {
                                                                  : own->at[i][k][slot];
 }
 
-static rfr_graphs *make_fixed(const rft_scene *s, const rfr_schedule *schedule, memory *own) {
+static rfr_status make_fixed(const rft_scene *s, const rfr_schedule *schedule, memory *own, rfr_graphs **g) {
   static const char *const port[KINDS] = {"x", "y", "y", "x"};
   rfr_callable c[RFT_BLOCKS];
   rfr_callable_fixed f[RFT_BLOCKS][KINDS];
   rfr_trace *t[RFT_BLOCKS];
   rfr_graphs_options o = rfr_graphs_options_default();
-  rfr_graphs *g;
   for (int i = 0; i < s->blocks; i++) {
     const int slots = rfr_schedule_slots(schedule, i / s->layers);
     t[i] = rft_block_trace(s, i);
@@ -194,10 +192,17 @@ static rfr_graphs *make_fixed(const rft_scene *s, const rfr_schedule *schedule, 
   o.eager = s->eager;
   o.fuse = s->fuse;
   o.recompute = s->recompute;
-  OK(rfr_graphs_create(ctx, c, s->blocks, &o, &g));
+  const rfr_status status = rfr_graphs_create(ctx, c, s->blocks, &o, g);
   for (int i = 0; i < s->blocks; i++) rfr_trace_destroy(t[i]);
   for (size_t k = 0; k < sizeof own->at; k++) assert_int_equal(((const unsigned char *)own->at)[k], 0x5a);
-  return g;
+  return status;
+}
+
+/* Where what a call reads was made by another block's; NULL: it comes from outside. */
+static const void *made_at(const fixed *f, bool back, int block, int m) {
+  const int from = back ? block + 1 : block - 1;
+  if (from < 0 || from >= f->s->blocks) return NULL;
+  return f->memory->address[from][back ? DIN : OUT][rfr_schedule_slot(f->schedule, from / f->s->layers, m)];
 }
 
 static void fixed_call(void *user, rfr_action_op op, int block, int m) {
@@ -215,7 +220,7 @@ static void fixed_call(void *user, rfr_action_op op, int block, int m) {
   if (back) rft_refused(rfr_graphs_backward(f->g, block, m, &in, 1, &out, 1), "replay.signature", "\"y\": captured at");
   else rft_refused(rfr_graphs_forward(f->g, block, m, &in, 1, &out, 1), "replay.signature", "\"x\": captured at");
   in.data = own[back ? DOUT : IN][slot];
-  if (!f->memory->handed || (back ? block == f->s->blocks - 1 : block == 0))
+  if (in.data != made_at(f, back, block, m))
     memcpy(own[back ? DOUT : IN][slot], back ? f->b->dx[m][block + 1] : f->b->x[m][block], BYTES);
   if (back) OK(rfr_graphs_backward(f->g, block, m, &in, 1, &out, 1));
   else OK(rfr_graphs_forward(f->g, block, m, &in, 1, &out, 1));
@@ -249,7 +254,8 @@ static void test_fixed(void **state) {
     theirs = ours;
     schedule = schedule_of(&s);
     lay_out(&own, k % 2);
-    rfr_graphs *a = rft_make_graphs(&s, &of_plain), *b = make_fixed(&s, schedule, &own);
+    rfr_graphs *a = rft_make_graphs(&s, &of_plain), *b;
+    OK(make_fixed(&s, schedule, &own, &b));
     init(a);
     init(b);
     plain_step(&s, a, schedule, &theirs);
@@ -264,6 +270,61 @@ static void test_fixed(void **state) {
     rfr_schedule_destroy(schedule);
     rfr_schedule_destroy(of_plain);
   }
+}
+
+/* Whatever of the one stage's memory is the other's, slot for slot or crosswise: it is refused, or every bit is right. */
+static void test_handed_on(void **state) {
+  (void)state;
+  static rft_buffers first, ours, theirs;
+  static memory own;
+  static const char *const texts[] = {"0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1 0F2 1F2 1B2 0B2",
+                                      "0F0 0F1 1F0 1B0 1F1 0B0 1B1 0F2 0B1 1F2 1B2 0B2",
+                                      "0F0 1F0 0F1 1F1 1I0 0I0 0W0 0F2 1I1 1W0 0I1 1F2 1I2 0I2 0W1 1W1 0W2 1W2",
+                                      "0F0 0F1 1F1 1F0 1I0 1W0 0I0 0W0 1I1 0I1 0F2 1F2 0W1 1W1 1I2 0I2 1W2 0W2"};
+  int taken = 0, refused = 0;
+  for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+    const rft_scene s = {
+        .block = rft_block_mlp, .blocks = 2, .microbatches = 3, .dtype = RFR_F32, .schedule = texts[i], .layers = 1};
+    rfr_schedule *schedule = schedule_of(&s), *of_plain;
+    const int slots[2] = {rfr_schedule_slots(schedule, 0), rfr_schedule_slots(schedule, 1)};
+    rfr_graphs *a = rft_make_graphs(&s, &of_plain), *b;
+    init(a);
+    memset(&first, 0, sizeof first);
+    draw_all(&s, &first);
+    theirs = first;
+    plain_step(&s, a, schedule, &theirs);
+    assert_true(slots[0] <= 2 && slots[1] <= 2);
+    for (int map = 1; map < 81; map++) { /* of each slot of x and dx of the later stage: its own, or which it shares */
+      const int of[4] = {map % 3, map / 3 % 3, map / 9 % 3, map / 27};
+      bool fits = true;
+      lay_out(&own, false);
+      for (int k = 0; k < 4; k++) {
+        const int slot = k % 2, back = k / 2;
+        fits = fits && (of[k] == 0 || (slot < slots[1] && of[k] <= slots[0]));
+        if (of[k] > 0) own.address[1][back ? DIN : IN][slot] = own.at[0][back ? DOUT : OUT][of[k] - 1];
+      }
+      if (!fits) continue;
+      if (make_fixed(&s, schedule, &own, &b) != RFR_OK) {
+        assert_string_equal(rfr_last_error()->slug, "graphs.callable");
+        refused++;
+        continue;
+      }
+      init(b);
+      ours = first;
+      OK(rfr_graphs_begin_step(b, NULL, 0));
+      walk(&s, b, schedule, (calls){fixed_call, &(fixed){&s, b, schedule, &ours, &own}});
+      OK(rfr_graphs_end_step(b));
+      if (memcmp(&ours, &theirs, sizeof ours) != 0) fail_msg("schedule %d, map %d", (int)i, map);
+      same_gradients(a, b);
+      rfr_graphs_destroy(b);
+      taken++;
+    }
+    rfr_graphs_destroy(a);
+    rfr_schedule_destroy(schedule);
+    rfr_schedule_destroy(of_plain);
+  }
+  print_message("%d taken, %d refused\n", taken, refused);
+  assert_true(taken > 10 && refused > 10);
 }
 
 static rfr_status try_fixed(rfr_callable_fixed f, const rfr_callable_link *link) {
@@ -950,14 +1011,23 @@ static void test_more_microbatches(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_expected),          rft_context_test(test_fixed),
-      rft_context_test(test_fixed_refusals),    rft_context_test(test_views_are_not_fixed),
-      rft_context_test(test_order_of_names),    rft_context_test(test_given_from_slot),
-      rft_context_test(test_given_between),     rft_context_test(test_given_in_inference),
-      rft_context_test(test_linked_from_slot),  rft_context_test(test_absent_inputs),
-      rft_context_test(test_grads_ready),       rft_context_test(test_grads_ready_without_schedule),
-      rft_context_test(test_reschedule),        rft_context_test(test_reschedule_refusals),
-      rft_context_test(test_more_microbatches), rft_context_test(test_samples),
+      rft_context_test(test_expected),
+      rft_context_test(test_fixed),
+      rft_context_test(test_handed_on),
+      rft_context_test(test_fixed_refusals),
+      rft_context_test(test_views_are_not_fixed),
+      rft_context_test(test_order_of_names),
+      rft_context_test(test_given_from_slot),
+      rft_context_test(test_given_between),
+      rft_context_test(test_given_in_inference),
+      rft_context_test(test_linked_from_slot),
+      rft_context_test(test_absent_inputs),
+      rft_context_test(test_grads_ready),
+      rft_context_test(test_grads_ready_without_schedule),
+      rft_context_test(test_reschedule),
+      rft_context_test(test_reschedule_refusals),
+      rft_context_test(test_more_microbatches),
+      rft_context_test(test_samples),
       rft_context_test(test_hook_misuse),
   };
   return cmocka_run_group_tests_name("calls of graphs", tests, NULL, NULL);
