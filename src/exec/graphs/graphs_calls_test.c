@@ -272,7 +272,7 @@ static void test_fixed(void **state) {
   }
 }
 
-/* Whatever of the one stage's memory is the other's, slot for slot or crosswise: it is refused, or every bit is right. */
+/* Whatever of the one stage's memory is the other's, slot for slot or crosswise: refused, or every bit is right. */
 static void test_handed_on(void **state) {
   (void)state;
   static rft_buffers first, ours, theirs;
