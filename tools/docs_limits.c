@@ -59,6 +59,7 @@ static const struct row {
     {CONFIG, "SGD with momentum", NULL, "optimizer.name=sgd\noptimizer.momentum=0.9"},
     {CONFIG, "moments in bf16", NULL, "optimizer.state_dtype=bf16"},
     {CONFIG, "some weights frozen", NULL, "optimizer.frozen=[\"*layers.0*\"]"},
+    {CONFIG, "a pattern that matches no weight", "config.value", "optimizer.frozen=[\"*layer.0*\"]"},
     {CONFIG, "everything recomputed", NULL, "memory.recompute=all"},
     {CONFIG, "key and value heads that do not divide the query heads", "config.value", "model.num_key_value_heads=3"},
     {CONFIG, "an odd head size with rotary embedding", "model.config", "model.head_dim=7"},

@@ -12,14 +12,14 @@
 #include "data/dataset.h"
 #include "data/file.h"
 #include "data/json.h"
+#include "train/patterns.h"
 #include "train/run.h"
 
 enum { SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
 
 /* An error about one key, at its place in the file. */
-#define FAIL_AT(s, id, ...)                                                                               \
-  rfi_fail_at(RFI_E_CONFIG_VALUE, (s)->config->source[id].line ? (s)->config->file : rfi_config_path(id), \
-              (s)->config->source[id].line, __VA_ARGS__)
+#define FAIL_AT(s, id, ...) \
+  rfi_fail_at(RFI_E_CONFIG_VALUE, (s)->config->file, (s)->config->source[id].line, __VA_ARGS__)
 
 static rfr_status read_layer_types(const rfi_settings *s, rfr_model_config *m) {
   const rfi_config_list *types = &s->config->model_layer_types;
@@ -121,20 +121,60 @@ static rfr_status read_batch(rfi_settings *s) {
   return RFR_OK;
 }
 
+typedef struct groups {
+  rfi_group *items;
+  int n, cap;
+} groups;
+
+static rfr_status add_group(const rfi_settings *s, groups *to, rfi_group group, const char *match) {
+  if (!rfi_arena_grow(s->config->arena, (void **)&to->items, &to->cap, to->n + 1, sizeof *to->items))
+    return RFR_NO_MEMORY;
+  if (!(group.match = rfi_arena_strdup(s->config->arena, match))) return RFR_NO_MEMORY;
+  to->items[to->n++] = group;
+  return RFR_OK;
+}
+
+/* As patterns of the programs' own names: itself, and each parameter that it matches by a folder's names alone. */
+static rfr_status add_pattern(const rfi_settings *s, rfi_config_id key, groups *to, rfi_group group) {
+  const rfr_model_config *m = &s->spec.model;
+  char nearest[256] = "";
+  bool any = false;
+  rfr_parameter p;
+  RFI_TRY(add_group(s, to, group, group.match));
+  for (int i = 0; i < rfr_model_parameter_count(m) && rfr_model_parameter(m, i, &p) == RFR_OK; i++) {
+    const bool own = rfr_name_matches(group.match, p.name), other = !own && rfi_pattern_matches(m, group.match, &p);
+    if (other) RFI_TRY(add_group(s, to, group, p.name));
+    any = any || own || other;
+  }
+  if (any) return RFR_OK;
+  rfi_pattern_miss(m, group.match, nearest, sizeof nearest);
+  return FAIL_AT(s, key, "%s: no parameter matches \"%.100s\"; %s", rfi_config_path(key), group.match, nearest);
+}
+
+static rfr_status read_patterns(rfi_settings *s) {
+  const rfi_config *c = s->config;
+  groups frozen = {0}, apart = {0};
+  for (int i = 0; i < c->optimizer_frozen.n; i++)
+    RFI_TRY(add_pattern(s, RFI_CFG_optimizer_frozen, &frozen, (rfi_group){.match = c->optimizer_frozen.items[i]}));
+  for (int i = 0; i < c->optimizer_groups.n; i++) {
+    const rfi_config_group *g = &c->optimizer_groups.items[i];
+    const rfi_group group = {.match = g->match, .lr_scale = g->lr_scale, .weight_decay = g->weight_decay};
+    RFI_TRY(add_pattern(s, RFI_CFG_optimizer_groups, &apart, group));
+  }
+  const char **names = rfi_arena_alloc(c->arena, (size_t)(frozen.n + 1) * sizeof *names);
+  if (!names) return RFR_NO_MEMORY;
+  for (int i = 0; i < frozen.n; i++) names[i] = frozen.items[i].match;
+  s->spec.frozen = names;
+  s->spec.n_frozen = frozen.n;
+  s->spec.groups = apart.items;
+  s->spec.n_groups = apart.n;
+  return RFR_OK;
+}
+
 static rfr_status read_optimizer(rfi_settings *s) {
   const rfi_config *c = s->config;
   rfi_step_spec *p = &s->spec;
-  const int n = c->optimizer_groups.n;
-  rfi_group *groups = rfi_arena_alloc(c->arena, (size_t)(n + 1) * sizeof *groups);
-  if (!groups) return RFR_NO_MEMORY;
-  for (int i = 0; i < n; i++) {
-    const rfi_config_group *g = &c->optimizer_groups.items[i];
-    groups[i] = (rfi_group){.match = g->match, .lr_scale = g->lr_scale, .weight_decay = g->weight_decay};
-  }
-  p->groups = groups;
-  p->n_groups = n;
-  p->frozen = c->optimizer_frozen.items;
-  p->n_frozen = c->optimizer_frozen.n;
+  RFI_TRY(read_patterns(s));
   p->sgd = strcmp(c->optimizer_name, "sgd") == 0;
   p->momentum = c->optimizer_momentum;
   p->adamw = rfr_adamw_options_default();

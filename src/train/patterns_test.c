@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Patterns of names, from the configuration to what a step's spec freezes and groups: a layer's experts have two
+ * kinds of names, and a pattern that matches nothing, or a part of a parameter, is refused with the nearest name.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "support/context.h"
+#include "train/settings.h"
+
+#define MIXTRAL_RUN                                                                                    \
+  "refrain: 1\nmodel: {model_type: mixtral, hidden_size: 24, intermediate_size: 20, num_experts: 4,\n" \
+  "        num_hidden_layers: 2, num_attention_heads: 4}\n"                                            \
+  "data: {train: [x], tokenizer: bytes, sequence: 16}\nbatch: {tokens: 64, microbatch: 2}\n"           \
+  "optimizer: {name: adamw, lr: 1e-3}\nrun: {steps: 1}\n"
+
+static rfr_status read(const char *override, rfi_settings **s) {
+  rfr_run_options o = rfr_run_options_default();
+  o.overrides = &override, o.n_overrides = 1;
+  return rfi_settings_read(ctx, MIXTRAL_RUN, &o, false, s);
+}
+
+/* The parameters that a pattern of the spec matches, and those whose own name matches `own`, are the same. */
+static void matched(void **state) {
+  (void)state;
+  static const struct {
+    const char *pattern, *own;
+    int n;
+  } cases[] = {
+      {"*.1.mlp.experts.*", "*.1.mlp.experts.*", 2},
+      {"*block_sparse_moe*", "*.mlp.*", 6},
+      {"*block_sparse_moe.experts.*", "*.experts.*", 4},
+      {"*block_sparse_moe.gate.weight", "*.mlp.gate.weight", 2},
+      {"model.layers.1.block_sparse_moe.experts.?.w2.weight", "*.1.mlp.experts.down_proj", 1},
+      {"*norm*", "*norm*", 5},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char override[200];
+    rfi_settings *s;
+    rfr_parameter p;
+    int n = 0;
+    snprintf(override, sizeof override, "optimizer.frozen=[\"%s\"]", cases[i].pattern);
+    OK(read(override, &s));
+    for (int k = 0; rfr_model_parameter(&s->spec.model, k, &p) == RFR_OK; k++) {
+      int frozen = 0;
+      for (int f = 0; f < s->spec.n_frozen; f++) frozen |= rfr_name_matches(s->spec.frozen[f], p.name);
+      if (frozen != rfr_name_matches(cases[i].own, p.name)) fail_msg("%s: %s", cases[i].pattern, p.name);
+      n += frozen;
+    }
+    assert_int_equal(n, cases[i].n);
+    rfi_settings_destroy(s);
+    snprintf(override, sizeof override, "optimizer.groups=[{match: \"%s\", lr_scale: 0.5}, {match: \"*\"}]",
+             cases[i].pattern);
+    OK(read(override, &s));
+    for (int k = 0; rfr_model_parameter(&s->spec.model, k, &p) == RFR_OK; k++) {
+      int g = 0;
+      while (!rfr_name_matches(s->spec.groups[g].match, p.name)) assert_true(++g < s->spec.n_groups);
+      assert_true(s->spec.groups[g].lr_scale == (rfr_name_matches(cases[i].own, p.name) ? 0.5 : 1.0));
+    }
+    rfi_settings_destroy(s);
+  }
+}
+
+static void refused(void **state) {
+  (void)state;
+  static const char *const cases[][2] = {
+      {"optimizer.frozen=[\"*norm*\", \"lm_haed.*\"]",
+       "optimizer.frozen: no parameter matches \"lm_haed.*\"; the nearest is lm_head.weight"},
+      {"optimizer.frozen=[\"*q_porj*\"]", "the nearest is model.layers.0.self_attn.q_proj.weight"},
+      {"optimizer.frozen=[\"*block_sparse_mo.experts.*.w2.*\"]",
+       "the nearest is model.layers.0.block_sparse_moe.experts.0.w2.weight"},
+      {"optimizer.frozen=[\"*.experts.3.*\"]",
+       "model.layers.0.block_sparse_moe.experts.3.w1.weight is a part of model.layers.0.mlp.experts.gate_up_proj, "
+       "which is trained as one"},
+      {"optimizer.frozen=[\"*.w1.*\"]", "is a part of model.layers.0.mlp.experts.gate_up_proj"},
+      {"optimizer.groups=[{match: \"*\"}, {match: \"*.bias\", weight_decay: 0}]",
+       "optimizer.groups: no parameter matches \"*.bias\"; the nearest is "},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    rfi_settings *s;
+    assert_int_equal(read(cases[i][0], &s), RFR_INVALID);
+    assert_string_equal(rfr_last_error()->slug, "config.value");
+    if (!strstr(rfr_last_error()->message, cases[i][1])) fail_msg("%s", rfr_last_error()->message);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {rft_context_test(matched), rft_context_test(refused)};
+  return cmocka_run_group_tests_name("patterns", tests, NULL, NULL);
+}
