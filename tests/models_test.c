@@ -298,7 +298,10 @@ static void expert_fields(void **state) {
   json_object_set_new(o, "output_router_logits", json_true());
   OK(read_config(f, o, &c));
   assert_true(c.experts == 6 && c.experts_per_token == 2 && c.expert_size == 12 && c.expert_norm && c.qk_norm);
-  assert_true(c.balance_loss == 0.001);
+  assert_true(c.balance_loss == 0.001 && c.z_loss == 0.0);
+  c.z_loss = 0.25;
+  OK(read_config(f, rfi_hf_config(&c), &c));
+  assert_true(c.balance_loss == 0.001 && c.z_loss == 0.25);
   static const struct {
     const char *model;
     int64_t layers;

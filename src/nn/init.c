@@ -61,6 +61,8 @@ static rfr_status check_experts(const rfr_model_config *c) {
     if (c->mlp_only[i] != 0)
       return rfi_fail(RFI_E_MODEL_CONFIG, "mlp_only_layers and decoder_sparse_step in a model without experts");
   if (c->experts == 0 && !any) return RFR_OK;
+  if (c->experts == 0 && (c->balance_loss != 0.0 || c->z_loss != 0.0))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "router_aux_loss_coef and router_z_loss_coef are for models with experts");
   if (c->experts < 1 || c->experts > 1 << 16 || c->experts_per_token < 1 || c->experts_per_token > c->experts)
     return rfi_fail(RFI_E_MODEL_CONFIG, "num_experts is %lld, num_experts_per_tok %lld of them", (long long)c->experts,
                     (long long)c->experts_per_token);

@@ -201,7 +201,8 @@ static rfr_status derive_experts(rfi_config *c) {
   DERIVE(c, model_num_experts, any ? 8 : 0);
   DERIVE(c, model_num_experts_per_tok, any ? 2 : 0);
   DERIVE(c, model_moe_intermediate_size, any ? c->model_intermediate_size : 0);
-  DERIVE(c, model_router_aux_loss_coef, any ? 0.01 : 0);
+  DERIVE(c, optimizer_router_aux_loss_coef, any ? 0.01 : 0);
+  DERIVE(c, optimizer_router_z_loss_coef, 0);
   if (any == (c->model_num_experts > 0)) return RFR_OK;
   return BAD(c, model_num_experts, "model.num_experts: %lld, but %s has %s", (long long)c->model_num_experts,
              c->model_model_type, any ? "some" : "none; model_type mixtral and qwen3_moe have");

@@ -95,7 +95,7 @@ static json_t *mlp_only_layers(const rfr_model_config *c) {
   return list;
 }
 
-/* The library adds the loss of balance where its logits are given out. */
+/* The library adds the loss of balance where its logits are given out; that of large logits is ours alone. */
 static int add_experts(json_t *o, const rfr_model_config *c) {
   if (c->experts == 0) return 0;
   json_t *own = json_pack("{s:I, s:f, s:b}", "num_experts_per_tok", (json_int_t)c->experts_per_token,
@@ -110,6 +110,7 @@ static int add_experts(json_t *o, const rfr_model_config *c) {
                                   "decoder_sparse_step", 1, "mlp_only_layers", mlp_only_layers(c));
   wrong |= json_object_update(o, own);
   json_decref(own);
+  if (c->z_loss > 0.0) wrong |= json_object_set_new(o, "router_z_loss_coef", json_real(c->z_loss));
   if (c->shared_size > 0)
     wrong |= json_object_set_new(o, "shared_expert_intermediate_size", json_integer(c->shared_size));
   return wrong;
@@ -455,6 +456,7 @@ static rfr_status read_experts(const json_t *o, const char *file, const char *ty
   c->expert_norm = mixtral;
   if (!mixtral) RFI_TRY(read_flag(o, file, "norm_topk_prob", &c->expert_norm));
   if (!mixtral) RFI_TRY(read_mlp_only(o, file, c));
+  RFI_TRY(rfi_json_get_real(o, file, "router_z_loss_coef", false, &c->z_loss));
   RFI_TRY(rfi_json_get_bool(o, file, "output_router_logits", false, &balances));
   return balances ? rfi_json_get_real(o, file, "router_aux_loss_coef", true, &c->balance_loss) : RFR_OK;
 }
@@ -557,6 +559,7 @@ static const char *const known[] = {
     "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "attention_dropout",
     "bos_token_id", "eos_token_id", "pad_token_id", "num_experts_per_tok", "moe_intermediate_size",
     "shared_expert_intermediate_size", "norm_topk_prob", "router_aux_loss_coef", "output_router_logits",
+    "router_z_loss_coef",
     /* GPT-2's */
     "n_embd", "n_layer", "n_head", "n_positions", "n_inner", "n_ctx", "activation_function", "layer_norm_epsilon",
     "attn_pdrop", "resid_pdrop", "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",

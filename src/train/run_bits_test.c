@@ -59,7 +59,7 @@ static void bits_gpt2_bf16_dropout(void **state) {
 
 static void bits_experts(void **state) {
   (void)state;
-  same_bits("refrain: 1\n" EXPERTS SINGLE DATA TWO_BATCHES ADAM RUN, "experts");
+  same_bits("refrain: 1\n" EXPERTS SINGLE DATA TWO_BATCHES BALANCED RUN, "experts");
 }
 
 static void bits_mixtral_bf16_dropout(void **state) {
@@ -69,14 +69,14 @@ static void bits_mixtral_bf16_dropout(void **state) {
 
 static void bits_experts_f16(void **state) {
   (void)state;
-  same_bits("refrain: 1\n" EXPERTS HALF DATA TWO_BATCHES ADAM RUN, "half-experts");
+  same_bits("refrain: 1\n" EXPERTS HALF DATA TWO_BATCHES BALANCED RUN, "half-experts");
 }
 
 /* The metrics say how full experts are; the loss that balances them does; frozen ones stay. */
 static void expert_load(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
-  static const char *const sets[2] = {"model.router_aux_loss_coef=0", "model.router_aux_loss_coef=1"};
+  static const char *const sets[2] = {"optimizer.router_aux_loss_coef=0", "optimizer.router_aux_loss_coef=1"};
   const char *frozen[2] = {NULL, "optimizer.frozen=[\"*.0.mlp.experts.*\"]"};
   rft_record r[2] = {{{0}}};
   rfr_run_info info;
@@ -85,7 +85,7 @@ static void expert_load(void **state) {
     frozen[0] = sets[i];
     o.overrides = frozen;
     o.n_overrides = 2;
-    rfr_run *run = rft_run_open(ctx, "refrain: 1\n" EXPERTS SINGLE DATA TWO_BATCHES ADAM RUN, NULL, &o);
+    rfr_run *run = rft_run_open(ctx, "refrain: 1\n" EXPERTS SINGLE DATA TWO_BATCHES BALANCED RUN, NULL, &o);
     rfr_tensor x;
     assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), "model.layers.0.mlp.experts.down_proj", &x), RFR_OK);
     void *before = malloc((size_t)x.bytes);

@@ -47,6 +47,23 @@ static rfr_status read_mlp_only(const rfi_settings *s, rfr_model_config *m) {
   return RFR_OK;
 }
 
+/* A loss of routing: what is given counts, else what a folder says. */
+static void settle_loss(rfi_settings *s, rfi_config_id id, double *given, double *factor) {
+  if (s->config->source[id].from) {
+    *factor = *given;
+  } else if (s->spec.model.experts > 0) {
+    *given = *factor;
+    s->config->source[id] = (rfi_config_source){"the folder's config.json", 0};
+  }
+}
+
+static void settle_losses(rfi_settings *s) {
+  rfi_config *c = s->config;
+  settle_loss(s, RFI_CFG_optimizer_router_aux_loss_coef, &c->optimizer_router_aux_loss_coef,
+              &s->spec.model.balance_loss);
+  settle_loss(s, RFI_CFG_optimizer_router_z_loss_coef, &c->optimizer_router_z_loss_coef, &s->spec.model.z_loss);
+}
+
 static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   const rfi_config *c = s->config;
   const rfr_model_type type = strcmp(c->model_model_type, "gpt2") == 0 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA;
@@ -62,7 +79,8 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
     RFI_TRY(rfi_hf_notes_read(s->ctx, c->model, &s->notes));
     m.router_narrow = router_narrow;
     s->spec.model = m;
-    return rfr_model_config_check(&m);
+    settle_losses(s);
+    return rfr_model_config_check(&s->spec.model);
   }
   m.vocab_size = c->model_vocab_size;
   m.hidden_size = c->model_hidden_size;
@@ -88,10 +106,9 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   RFI_TRY(read_mlp_only(s, &m));
   m.expert_norm = m.experts > 0 && c->model_norm_topk_prob;
   m.router_narrow = router_narrow;
-  m.balance_loss = c->model_router_aux_loss_coef;
-  m.z_loss = c->model_router_z_loss_coef;
   s->spec.model = m;
-  return rfr_model_config_check(&m);
+  settle_losses(s);
+  return rfr_model_config_check(&s->spec.model);
 }
 
 static rfr_status read_batch(rfi_settings *s) {

@@ -24,7 +24,7 @@
   "precision: {dtype: bf16}\n"
 #define EXPERTS                                                                                                     \
   "model: {model_type: qwen3_moe, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 4, num_experts: 5,\n" \
-  "        moe_intermediate_size: 20, router_z_loss_coef: 0.001}\n"
+  "        moe_intermediate_size: 20}\n"
 #define MIXTRAL                                                                                                  \
   "model: {model_type: mixtral, hidden_size: 24, intermediate_size: 20, num_hidden_layers: 2, num_experts: 4,\n" \
   "        num_attention_heads: 4, dropout: 0.05}\nprecision: {dtype: bf16, router_dtype: model}\n"
@@ -32,6 +32,7 @@
 #define HALF "precision: {dtype: f16}\n"
 #define DATA "data: {train: [\"*.txt\"], validation: 30%, tokenizer: bytes, sequence: 16}\n"
 #define ADAM "optimizer: {name: adamw, lr: 3e-3, weight_decay: 0.1, clip: 1.0}\n"
+#define BALANCED "optimizer: {name: adamw, lr: 3e-3, weight_decay: 0.1, clip: 1.0, router_z_loss_coef: 0.001}\n"
 #define TWO_BATCHES "batch: {tokens: 128, microbatch: 4}\n"
 #define RUN "run: {steps: 50, seed: 3, log_every: 1}\n"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Patterns of names, from the configuration to what a step's spec freezes and groups: a layer's experts have two
- * kinds of names, and a pattern that matches nothing, or a part of a parameter, is refused with the nearest name.
+ * From a configuration to a step's spec. Patterns of names: a layer's experts have two kinds of names, and a pattern
+ * that matches nothing, or a part of a parameter, is refused with the nearest name. Losses of routing: those of a
+ * folder, unless they are given.
  */
 #include <stdio.h>
 #include <string.h>
@@ -85,7 +86,51 @@ static void refused(void **state) {
   }
 }
 
+/* The folder has a factor of 0.001 and does not use it: output_router_logits is false. */
+static void losses(void **state) {
+  (void)state;
+  static const struct {
+    const char *model, *override;
+    double balance, z;
+    const char *wrong;
+  } cases[] = {
+      {"mixtral", "run.seed=1", 0, 0, NULL},
+      {"mixtral", "optimizer.router_aux_loss_coef=0.02", 0.02, 0, NULL},
+      {"mixtral", "optimizer.router_z_loss_coef=0.5", 0, 0.5, NULL},
+      {"llama", "run.seed=1", 0, 0, NULL},
+      {"llama", "optimizer.router_z_loss_coef=0.5", 0, 0, "are for models with experts"},
+      {NULL, "run.seed=1", 0.01, 0, NULL},
+      {NULL, "optimizer.router_aux_loss_coef=0", 0, 0, NULL},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char model[300];
+    const char *const overrides[] = {cases[i].override, model};
+    rfi_settings *s;
+    rfi_string text = {.ctx = ctx};
+    rfr_run_options o = rfr_run_options_default();
+    snprintf(model, sizeof model, "model=%s%s", RFT_SOURCE_DIR "/tests/models/", cases[i].model ? cases[i].model : "");
+    o.overrides = overrides, o.n_overrides = 1 + (cases[i].model != NULL);
+    const rfr_status status = rfi_settings_read(ctx, MIXTRAL_RUN, &o, false, &s);
+    if (cases[i].wrong) {
+      assert_int_equal(status, RFR_INVALID);
+      assert_non_null(strstr(rfr_last_error()->message, cases[i].wrong));
+      continue;
+    }
+    OK(status);
+    assert_true(s->spec.model.balance_loss == cases[i].balance && s->spec.model.z_loss == cases[i].z);
+    /* what is printed is what counts, and reads back so */
+    OK(rfi_settings_print(s, false, &text));
+    assert_true((s->spec.model.experts > 0) == (strstr(text.data, "router_z_loss_coef: ") != NULL));
+    rfi_settings_destroy(s);
+    o.overrides = NULL, o.n_overrides = 0;
+    OK(rfi_settings_read(ctx, text.data, &o, false, &s));
+    assert_true(s->spec.model.balance_loss == cases[i].balance && s->spec.model.z_loss == cases[i].z);
+    rfi_settings_destroy(s);
+    rfi_string_deinit(&text);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(matched), rft_context_test(refused)};
-  return cmocka_run_group_tests_name("patterns", tests, NULL, NULL);
+  const struct CMUnitTest tests[] = {rft_context_test(matched), rft_context_test(refused), rft_context_test(losses)};
+  return cmocka_run_group_tests_name("settings", tests, NULL, NULL);
 }
