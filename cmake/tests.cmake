@@ -110,6 +110,10 @@ if(TARGET refrain_cuda AND TARGET refrain_cli AND NOT RFR_SANITIZE)
       set_tests_properties(cuda_plan_${name}_${program} PROPERTIES PASS_REGULAR_EXPRESSION "lower bound")
     endforeach()
   endforeach()
+  set(small ${PROJECT_SOURCE_DIR}/examples/small.yaml)
+  add_test(NAME cuda_plan_no_branch COMMAND refrain_cli plan ${small} --device cuda:none)
+  set_tests_properties(cuda_plan_no_branch PROPERTIES PASS_REGULAR_EXPRESSION
+                                                      "branch +0 bytes +none: [0-9]+ would be more than the budget has")
   # The line tells what is there or what is missing; the program works either way.
   add_test(NAME cuda_doctor COMMAND refrain_cli doctor)
   set_tests_properties(cuda_doctor PROPERTIES PASS_REGULAR_EXPRESSION
