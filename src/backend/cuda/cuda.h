@@ -32,6 +32,9 @@ static inline const rfi_cuda_info *rfi_cuda_info_of(const rfr_call *call) {
 
 /* RFR_OK, or the error with what was being done. */
 rfr_status rfi_cuda_check(cudaError_t error, const char *what);
+/* After an error of a library that works in the stream: backend.dead if the device's context is, else RFR_OK. A capture
+ * of the stream is void then, as it is after the error. */
+rfr_status rfi_cuda_alive(cudaStream_t stream, const char *what);
 /* After a launch: what the launch itself said. */
 static inline rfr_status rfi_cuda_launched(const char *kernel) { return rfi_cuda_check(cudaGetLastError(), kernel); }
 

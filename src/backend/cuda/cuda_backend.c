@@ -7,9 +7,6 @@
  *
  * Device "cuda:none" is an H200 that is not there: ops bind and their workspaces are known,
  * memory has addresses that nobody may use, and running is refused. It is for plans.
- *
- * After an error that leaves the device's context unusable the runtime gives that error to
- * every later call, and so do we: no result can be trusted any more.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,36 +57,6 @@ struct rfi_graph {
   int n_copies;
   node_copy copies[];
 };
-
-/* Errors after which the context answers nothing else, whatever it is asked. */
-static bool is_sticky(cudaError_t e) {
-  switch (e) {
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorAssert:
-    case cudaErrorHardwareStackError:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorLaunchFailure:
-    case cudaErrorECCUncorrectable:
-    case cudaErrorNvlinkUncorrectable:
-    case cudaErrorContained: return true;
-    default: return false;
-  }
-}
-
-rfr_status rfi_cuda_check(cudaError_t e, const char *what) {
-  if (e == cudaSuccess) return RFR_OK;
-  if (is_sticky(e))
-    return core->fail(RFI_E_BACKEND_DEAD, "%s: the GPU's context is dead: %s (%s)", what, cudaGetErrorString(e),
-                      cudaGetErrorName(e));
-  const bool memory = e == cudaErrorMemoryAllocation;
-  cudaGetLastError(); /* an error that is not sticky must not turn up in the next call */
-  return core->fail(memory ? RFI_E_NO_MEMORY : RFI_E_CUDA, "%s: %s (%s)", what, cudaGetErrorString(e),
-                    cudaGetErrorName(e));
-}
 
 /* The caller's own choice of device is put back whatever happens in between. */
 static rfr_status enter(const rfi_device *d, int *before) {
@@ -689,5 +656,6 @@ static const rfi_backend backend = {
 const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host) {
   static const rfi_cuda_module module = {&backend, describe, nccl_id, nccl_create};
   core = host;
+  rfi_cuda_errors_go_to(host->fail);
   return &module;
 }

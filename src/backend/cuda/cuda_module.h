@@ -16,8 +16,11 @@
  * (CMakeLists.txt). Where it is another one than the library's, nothing of the module is called. */
 #define RFI_CUDA_BUILT "rfi_cuda_module_built"
 
+typedef rfr_status (*rfi_cuda_fail)(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void rfi_cuda_errors_go_to(rfi_cuda_fail fail); /* cuda_error.c, in the module */
+
 typedef struct rfi_cuda_host {
-  rfr_status (*fail)(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+  rfi_cuda_fail fail;
   rfr_status (*alloc)(rfr_ctx *ctx, size_t bytes, void **out);
   void (*free)(rfr_ctx *ctx, void *memory);
   void *(*arena_alloc)(rfi_arena *arena, size_t bytes);

@@ -255,6 +255,8 @@ static rfr_status run(const rfr_call *call) {
                              .workspace = call->workspace};
   const cublasStatus_t s = rfi_lt_multiply(p, &p->algo, &x, (cudaStream_t)call->stream);
   if (s == CUBLAS_STATUS_SUCCESS) return RFR_OK;
+  const rfr_status alive = rfi_cuda_alive((cudaStream_t)call->stream, "multiplying by cuBLASLt");
+  if (alive != RFR_OK) return alive;
   return p->lt->core->fail(RFI_E_CUDA,
                            "cuBLASLt refused a product, status %d: %lld x %lld, rows of %lld, and %lld x %lld, rows of "
                            "%lld, into rows of %lld",

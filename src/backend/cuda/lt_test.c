@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Products by cuBLASLt without a GPU, over stand-ins of CUDA and cuBLASLt: a product that fails in a
+ * context that is dead says so, whoever meets the error first; one that is refused tells its shapes.
+ */
+#include "backend/cuda/cuda_error.c"
+#include "backend/cuda/lt.c"
+
+#include "support/context.h"
+
+static cudaError_t context; /* what the runtime gives to whoever asks */
+static cublasStatus_t library;
+static int cleared;
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  (void)stream;
+  return context;
+}
+cudaError_t cudaGetLastError(void) {
+  cleared++;
+  return context;
+}
+const char *cudaGetErrorString(cudaError_t e) { return e == cudaErrorIllegalAddress ? "an address" : "another"; }
+const char *cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
+
+static cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
+                               cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b, const void *beta,
+                               const void *C, cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
+                               const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes, cudaStream_t stream) {
+  (void)handle, (void)desc, (void)alpha, (void)A, (void)a, (void)B, (void)b, (void)beta, (void)C, (void)c;
+  (void)D, (void)d, (void)algo, (void)workspace, (void)bytes, (void)stream;
+  return library;
+}
+
+static rfr_status call(void) {
+  static const rfi_cuda_host host = {.fail = rfi_fail};
+  rfi_lt lt = {.core = &host, .f.cublasLtMatmul = multiply};
+  product p = {.lt = &lt, .key = {.a = {.rows = 7}, .b = {.rows = 5}, .bias = -1}};
+  const rfr_arg in[2] = {{0}}, out[1] = {{0}};
+  rfi_cuda_errors_go_to(rfi_fail);
+  return run(&(rfr_call){.n_in = 2, .n_out = 1, .in = in, .out = out, .library = &p});
+}
+
+static void is(rfr_status s, const char *slug, const char *says) {
+  assert_int_not_equal(s, RFR_OK);
+  assert_string_equal(rfr_last_error()->slug, slug);
+  if (!strstr(rfr_last_error()->message, says)) fail_msg("\"%s\" does not say %s", rfr_last_error()->message, says);
+}
+
+static void test_good(void **state) {
+  (void)state;
+  context = cudaErrorIllegalAddress; /* nobody asks */
+  library = CUBLAS_STATUS_SUCCESS;
+  OK(call());
+}
+
+static void test_dead(void **state) {
+  (void)state;
+  context = cudaErrorIllegalAddress;
+  library = CUBLAS_STATUS_EXECUTION_FAILED;
+  is(call(), "backend.dead", "multiplying by cuBLASLt: the GPU's context is dead: an address");
+  library = CUBLAS_STATUS_INTERNAL_ERROR;
+  is(call(), "backend.dead", "the GPU's context is dead");
+}
+
+/* What the question leaves behind must not turn up in the next call. */
+static void test_refused(void **state) {
+  static const cudaError_t answers[] = {cudaSuccess, cudaErrorNotReady, cudaErrorStreamCaptureUnsupported};
+  (void)state;
+  library = CUBLAS_STATUS_NOT_SUPPORTED;
+  for (int i = 0; i < 3; i++) {
+    context = answers[i];
+    cleared = 0;
+    is(call(), "cuda", "cuBLASLt refused a product, status 15: 7 x 0, rows of 0, and 5 x 0");
+    assert_int_equal(cleared, 1);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {rft_context_test(test_good), rft_context_test(test_dead),
+                                     rft_context_test(test_refused)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
