@@ -2,8 +2,8 @@
  *
  * The careful runner finds what a kernel does wrong and names it: writes behind its result, into
  * what is not live, beyond the workspace that it asked for, and results that are not finite; on
- * the host and on a device of its own. It may need more memory than the budget, which is what
- * the program needs.
+ * the host and on a device of its own, whose errors have the op's name in front. It may need more
+ * memory than the budget, which is what the program needs.
  */
 #include <math.h>
 #include <string.h>
@@ -98,7 +98,10 @@ static rfr_trace *record(void) {
   const int64_t n = N;
   OK(rfr_trace_create(ctx, &t));
   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, &n);
-  for (int i = 0; i < OPS; i++) x = rfr_record(t, i % 2 ? k.large : k.small, 1, &x, NULL, NULL);
+  for (int i = 0; i < OPS; i++) {
+    rfr_scope(t, i == 2 ? "layer7" : "");
+    x = rfr_record(t, i % 2 ? k.large : k.small, 1, &x, NULL, NULL);
+  }
   rfr_output(t, "y", x);
   OK(rfr_trace_finish(t));
   return t;
@@ -160,6 +163,37 @@ static void test_wrongs(void **state) {
   rfr_trace_destroy(t);
 }
 
+/* An error of the device names the op that ran, whichever call gave it: each op is waited for. */
+static void test_names(void **state) {
+  (void)state;
+  static const rft_entry entries[] = {RFT_ENTRY_run, RFT_ENTRY_copy, RFT_ENTRY_inspect};
+  rfr_trace *t = record();
+  rfr_programs *p;
+  rfr_op_time times[OPS];
+  int n;
+  use_fault_backend = true;
+  for (int i = 0; i < 3; i++) {
+    rft_faults = (rft_fault){0};
+    p = debugged(t);
+    rft_faults = (rft_fault){.entry = entries[i], .k = i == 1 ? 4 : 3, .sticky = true}; /* the first copy is x's */
+    assert_int_equal(run_from_zeros(p), RFR_IO);
+    assert_string_equal(rfr_last_error()->slug, "backend.dead");
+    if (!strstr(rfr_last_error()->message, "op 2 mine.small in layer7 (program): "))
+      fail_msg("%s: %s", rft_entry_name(entries[i]), rfr_last_error()->message);
+    rft_faults = (rft_fault){0};
+    rfr_programs_destroy(p);
+  }
+  p = rft_compile(t, NULL);
+  rft_faults = (rft_fault){.entry = RFT_ENTRY_run_timed, .k = 2};
+  assert_int_not_equal(rfr_program_profile(p, 0, times, OPS, &n), RFR_OK);
+  if (!strstr(rfr_last_error()->message, "op 1 mine.large (program): "))
+    fail_msg("profile: %s", rfr_last_error()->message);
+  rft_faults = (rft_fault){0};
+  use_fault_backend = false;
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+}
+
 /* Debugging allocates nothing while it runs. */
 static void test_no_allocation(void **state) {
   (void)state;
@@ -200,6 +234,7 @@ static void test_memory(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       debug_test(test_wrongs),
+      debug_test(test_names),
       debug_test(test_no_allocation),
       debug_test(test_memory),
   };

@@ -3,7 +3,8 @@
  * A kernel that traps spoils the context of its process. A child trains, saves, and has such a
  * kernel run on the same device: from then on every call on the run must say backend.dead, and
  * none may write a checkpoint. Its parent, whose context is its own, resumes from the child's last
- * checkpoint and trains on.
+ * checkpoint and trains on. Another child frees a program's memory under it: the op whose kernel then
+ * reads what is not there is named, with its layer, where each op is waited for.
  *
  *   trap_check FOLDER    with the repository's root as the working folder
  */
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "refrain/ctx.h"
+#include "refrain/ops.h"
 #include "refrain/program.h"
 #include "refrain/train.h"
 
@@ -75,16 +77,63 @@ static int child(const char *folder) {
   return wrong != 0;
 }
 
-int main(int argc, char **argv) {
+/* The memory of a program of one op in a layer is unmapped: its kernel reads what is not there. */
+static int child_of_bad_op(void) {
+  const int64_t n = 1 << 20;
+  rfr_ctx_options c = rfr_ctx_options_default();
+  rfr_ctx *ctx;
+  rfr_trace *t;
+  rfr_programs *p;
+  rfr_tensor x;
+  rfr_op_time time;
+  int ops;
+  c.device = "cuda";
+  rfr_status s = rfr_ctx_create(&c, &ctx);
+  if (s == RFR_OK) s = rfr_trace_create(ctx, &t);
+  expect("bad op: a context", s == RFR_OK);
+  if (s != RFR_OK) return 1;
+  const rfr_value in = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, &n);
+  rfr_scope(t, "layer3");
+  rfr_output(t, "y", rfr_gelu(t, in, 1));
+  s = rfr_trace_finish(t);
+  if (s == RFR_OK) s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, NULL, &p);
+  if (s == RFR_OK) s = rfr_programs_tensor(p, "x", &x);
+  if (s == RFR_OK) s = rfr_program_profile(p, 0, &time, 1, &ops);
+  expect("bad op: the program runs", s == RFR_OK);
+  if (s != RFR_OK) return 1;
+  void *entry = NULL;
+  unsigned long long base = 0;
+  size_t bytes = 0;
+  cudaDriverEntryPointQueryResult found;
+  cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &entry, 12000, cudaEnableDefault, &found);
+  const auto range_of = (int (*)(unsigned long long *, size_t *, unsigned long long))entry;
+  const bool freed = entry && range_of(&base, &bytes, (unsigned long long)(uintptr_t)x.data) == 0 &&
+                     cudaFree((void *)(uintptr_t)base) == cudaSuccess;
+  expect("bad op: its memory is gone", freed);
+  s = rfr_program_profile(p, 0, &time, 1, &ops);
+  expect("bad op: the context is dead", is_dead(s));
+  expect("bad op: op and layer are named", strstr(rfr_last_error()->message, "op 0 gelu in layer3 ") != NULL);
+  printf("    %s\n", rfr_last_error()->message);
+  fflush(stdout);
+  return wrong != 0;
+}
+
+static bool ends_well(pid_t pid) {
   int status = 0;
+  return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+int main(int argc, char **argv) {
   rfr_ctx *ctx;
   rfr_run *run;
   rfr_run_info info;
   if (argc != 2) return 2;
   const pid_t pid = fork(); /* before anything of CUDA */
   if (pid == 0) _exit(child(argv[1]));
-  if (pid < 0 || waitpid(pid, &status, 0) != pid) return 1;
-  expect("the child ends by itself", WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  expect("the child ends by itself", ends_well(pid));
+  const pid_t other = fork();
+  if (other == 0) _exit(child_of_bad_op());
+  expect("so does the one of a bad op", ends_well(other));
   rfr_status s = open_run(argv[1], &ctx, &run);
   expect("the last checkpoint opens in another process", s == RFR_OK);
   if (s != RFR_OK) return 1;

@@ -4,7 +4,8 @@
  * of which one is in use at a time, share the first place. What is not live holds poison (all
  * bits set: NaN as a float, -1 as an integer). After each op the guards and all poison must
  * be as they were, which the backend looks at where the memory is, and each float result must
- * be finite; the first op that breaks a rule is named with its layer.
+ * be finite; the first op that breaks a rule is named with its layer. So is the op of an error: each one is waited
+ * for before the next begins.
  */
 #include <math.h>
 
@@ -45,6 +46,12 @@ static rfr_status fail_op(rfi_error error, const rfi_program *g, int op, const c
   const rfi_opr *o = &g->trace->ops[op];
   return rfi_fail_at(error, o->at.file ? o->at.file : "", o->at.line, "op %d %s%s%s (%s): %s %s", op, o->def->name,
                      o->scope[0] ? " in " : "", o->scope, g->name, what, name);
+}
+
+rfr_status rfi_name_op(rfr_status s, const rfi_program *g, int op) {
+  const rfi_opr *o = &g->trace->ops[op];
+  if (s == RFR_OK) return s;
+  return rfi_fail_prefix("op %d %s%s%s (%s): ", op, o->def->name, o->scope[0] ? " in " : "", o->scope, g->name);
 }
 
 /* ---- results ---- */
@@ -91,7 +98,7 @@ static rfr_status check_results(rfr_programs *p, rfi_program *g, const rfi_bound
     /* lse of a row outside every document is -inf by definition; gradients that are not
      * finite are what grad_norm looks for, and the step skips them by itself */
     if (op->def->code == RFI_OP_attention && j == 1) continue;
-    RFI_TRY(find_nonfinite(p, y, &at));
+    RFI_TRY(rfi_name_op(find_nonfinite(p, y, &at), g, b->op));
     if (at == rfi_count(&y->type)) continue;
     const char *name = g->trace->values[op->out[j]].name;
     fail_op(RFI_E_NONFINITE, g, b->op, "not finite: result", op->def->result[j]);
@@ -132,7 +139,7 @@ static rfr_status check_memory(rfr_programs *p, rfi_program *g, int op) {
   const int n = g->plan.n, ranges = rfi_debug_ranges(n);
   int i = 0;
   watch(p, &g->plan, op);
-  RFI_TRY(p->backend->inspect(p->device, p->watch, ranges));
+  RFI_TRY(rfi_name_op(p->backend->inspect(p->device, p->watch, ranges), g, op));
   while (i < ranges && !p->watch[i].broken) i++;
   if (i == ranges) return RFR_OK;
   if (i >= 2 * n)
@@ -151,7 +158,7 @@ rfr_status rfi_debug_run(rfr_programs *p, rfi_program *g, int first, int last) {
     RFI_TRY(device->fill(p->device, step + g->plan.buffer[i].offset, RFI_POISON, (size_t)g->plan.buffer[i].bytes));
   for (int i = first; i < last; i++) {
     rfi_bound *b = &g->bound[i];
-    RFI_TRY(device->run(p->device, b, 1));
+    RFI_TRY(rfi_name_op(device->run(p->device, b, 1), g, b->op));
     RFI_TRY(check_results(p, g, b));
     RFI_TRY(check_memory(p, g, b->op));
     for (int k = 0; k < g->plan.n; k++) {

@@ -109,6 +109,8 @@ rfr_status rfi_tune(rfr_programs *p);
 /* ---- debug.c ---- */
 /* Runs bound ops [first, last) with a check after each: finite results, guards, poison. */
 rfr_status rfi_debug_run(rfr_programs *p, rfi_program *program, int first, int last);
+/* What failed while op `op` ran, with the op's name and layer in front; RFR_OK stays. */
+rfr_status rfi_name_op(rfr_status s, const rfi_program *program, int op);
 /* Offsets of values that never share a byte, a guard right behind each; workspaces share the first
  * place. The plan's buffers lose what filled their last lines. Bytes needed. */
 int64_t rfi_debug_layout(rfi_program *program);

@@ -59,7 +59,7 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
     const rfi_opr *op = &g->trace->ops[b->op];
     double seconds;
     const double start = rfi_now();
-    RFI_TRY(p->backend->run_timed(p->device, b, &seconds));
+    RFI_TRY(rfi_name_op(p->backend->run_timed(p->device, b, &seconds), g, b->op));
     const rfi_cost cost = rfi_op_cost(g->trace, op);
     double share = 1;
     RFI_TRY(read_share(p, op, &b->call, &share)); /* now: another value may take the place of these */
