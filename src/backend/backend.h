@@ -31,7 +31,7 @@ typedef struct rfi_bound { /* one op, ready to run */
   rfi_kernel_fn run;
   const char *kernel;     /* what `run` is, for people: rfr_op_time */
   const char *why;        /* what keeps the op from faster code; NULL: nothing that is known */
-  const rfi_opr *outside; /* a registered op, to name when its kernel fails; NULL for the library's own */
+  const rfi_opr *recorded; /* the op, for what names it: messages, profilers */
   rfi_call call;
   int64_t workspace;
   bool aside, waits; /* is of the side branch; waits for all of it that was enqueued before */

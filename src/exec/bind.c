@@ -74,6 +74,7 @@ static rfr_status bind_op(const rfi_machine *m, const rfr_trace *t, int i, rfi_a
   for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
   RFI_TRY(type_dead_results(m->ctx, op, args));
   *b = (rfi_bound){.op = i,
+                   .recorded = op,
                    .call = {.n_in = op->n_in,
                             .n_out = op->n_out,
                             .in = args,

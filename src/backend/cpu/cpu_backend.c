@@ -128,7 +128,6 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   RFI_TRY(rfi_cpu_library_bind(d->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
   if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(d, memory, &b->call, &b->kernel));
   b->run = library ? library : kernel->run;
-  b->outside = op->def->outside ? op : NULL;
   if (library) b->kernel = RFI_LIBRARY_KERNEL;
   else scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
   b->workspace = (int64_t)scratch;
@@ -188,7 +187,7 @@ static rfr_status run_calls(const rfi_bound *bound, int n) {
   rfr_status s = RFR_OK;
   for (int i = 0; i < n && s == RFR_OK; i++) {
     s = bound[i].run(&bound[i].call);
-    if (s != RFR_OK && bound[i].outside) rfi_outside_failed(bound[i].outside, s);
+    if (s != RFR_OK && bound[i].recorded->def->outside) rfi_outside_failed(bound[i].recorded, s);
   }
   return s;
 }

@@ -15,6 +15,7 @@
 #include "backend/cuda/cuda_module.h"
 #include "backend/cuda/lt.h"
 #include "backend/cuda/nccl.h"
+#include "backend/cuda/ranges.h"
 #include "backend/cuda/table.h"
 #include "backend/cuda/units.h"
 #include "ops/grouped/grouped.h"
@@ -40,6 +41,7 @@ struct rfi_device {
   rfr_memory_use use; /* but for `taken` */
   rfi_lt *lt;         /* NULL without a device */
   rfr_comm *comm;     /* of ops on the stream; NULL: none */
+  rfi_ranges ranges;  /* for a profiler */
   double busy_since;  /* with `comm`: when a poll first found it so behind what came last; 0: not yet */
 };
 
@@ -119,6 +121,7 @@ static void device_close(rfi_device *d) {
   if (!d) return;
   if (d->info.ordinal >= 0 && enter(d, &before) == RFR_OK) {
     rfi_lt_close(d->lt);
+    rfi_ranges_close(&d->ranges);
     if (d->start) cudaEventDestroy(d->start);
     if (d->end) cudaEventDestroy(d->end);
     if (d->fork) cudaEventDestroy(d->fork);
@@ -142,6 +145,7 @@ static rfr_status make_handles(rfi_device *d) {
   CUDA(cudaEventCreate(&d->start), "making an event");
   CUDA(cudaEventCreate(&d->end), "making an event");
   d->at = d->stream;
+  rfi_ranges_open(&d->ranges);
   return rfi_lt_open(core, d->ctx, &d->info, &d->lt);
 }
 
@@ -384,18 +388,25 @@ static rfr_status enqueue_aside(rfi_device *d, const rfi_bound *bound, branch *x
   return bound->run(&call);
 }
 
+/* One op, or those that are enqueued with it. */
+static rfr_status enqueue_op(rfi_device *d, const rfi_bound *bound, int n, branch *x, int *many) {
+  *many = 1;
+  rfi_ranges_begin(&d->ranges, bound->recorded);
+  const rfr_status s = bound->aside ? enqueue_aside(d, bound, x) : enqueue_next(bound, n, many);
+  rfi_ranges_end(&d->ranges);
+  return s;
+}
+
 /* `units` NULL: nothing is captured. */
 static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, branch *x) {
   for (int i = 0, many = 1; i < n; i += many) {
     const rfi_bound *b = &bound[i];
-    many = 1;
     if (b->waits && x->open) {
       RFI_TRY(join_branch(d));
       x->open = false;
     }
     if (b->forks) RFI_TRY(fork_branch(d, x));
-    if (b->aside) RFI_TRY(enqueue_aside(d, b, x));
-    else RFI_TRY(enqueue_next(b, n - i, &many));
+    RFI_TRY(enqueue_op(d, b, n - i, x, &many));
     if (units) RFI_TRY(rfi_units_note(units, b->aside ? d->aside : d->stream, i, many));
   }
   return RFR_OK;
@@ -405,6 +416,7 @@ static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_
 static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units) {
   branch x = {false, false, false};
   const rfr_status s = enqueue_all(d, bound, n, units, &x), joined = x.open ? join_branch(d) : RFR_OK;
+  rfi_ranges_end_layer(&d->ranges);
   return s == RFR_OK ? joined : s;
 }
 
@@ -560,7 +572,10 @@ static rfr_status give(rfi_device *d, rfi_graph *graph, node_copy *c, const void
 
 static rfr_status launch_from(rfi_device *d, rfi_graph *graph, const void *const *from) {
   for (int i = 0; i < graph->n_copies; i++) RFI_TRY(give(d, graph, &graph->copies[i], from[i]));
-  return rfi_cuda_check(cudaGraphLaunch(graph->exec, d->at), "launching a graph");
+  rfi_ranges_begin_named(&d->ranges, "replay");
+  const cudaError_t e = cudaGraphLaunch(graph->exec, d->at);
+  rfi_ranges_end(&d->ranges);
+  return rfi_cuda_check(e, "launching a graph");
 }
 
 static rfr_status launch(rfi_device *d, rfi_graph *graph, const void *const *from) {

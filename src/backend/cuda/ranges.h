@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ranges for profilers, by NVTX: what is enqueued between a begin and its end is shown as one op's, inside its layer's.
+ */
+#ifndef RFI_RANGES_H
+#define RFI_RANGES_H
+
+#include <stdbool.h>
+
+#include "trace/trace.h"
+
+typedef struct rfi_ranges {
+  void *domain;         /* NULL: nobody listens, and nothing below costs more than to see that */
+  const rfi_opr *layer; /* whose phase and layer have a range open; NULL: there is none */
+} rfi_ranges;
+
+bool rfi_ranges_built(void); /* NVTX's headers were there */
+void rfi_ranges_open(rfi_ranges *r);
+void rfi_ranges_close(rfi_ranges *r);
+
+/* The range of an op, "rmsnorm", inside that of its phase and layer, "forward layers.3", which stays open for the next
+ * one. Ends by rfi_ranges_end. */
+void rfi_ranges_begin(rfi_ranges *r, const rfi_opr *op);
+void rfi_ranges_begin_named(rfi_ranges *r, const char *name);
+void rfi_ranges_end(rfi_ranges *r);
+void rfi_ranges_end_layer(rfi_ranges *r); /* behind the last op */
+
+#endif
