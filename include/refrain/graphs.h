@@ -88,6 +88,11 @@ typedef struct rfr_callable {
   int n_samples;              /* input, as of an op that divides by one */
   int inference;              /* 1: no backward; all callables of a set or none */
   int sharded;                /* 1: each rank holds a part of its parameters, see below */
+  /* 1: what it reads of parameters is in the caller's memory within its calls alone, say gathered for each: nothing is
+   * made of them ahead of these, as a cast would be otherwise when a step begins. A callable with pre_forward hooks
+   * beside rfr_graphs_options.tensors is one, for such hooks gather. A W that comes by itself makes nothing of them
+   * again. */
+  int gathered;
   /* How many calls of rfr_dropout the model records before this callable; -1: as many as those before it in the list
    * have. A pipeline's ranks give it, and draw as one program that holds them all. */
   int64_t first_site;

@@ -374,11 +374,11 @@ rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
   return (rfi_pass_options){.fuse = g->options.fuse,
                             .prune = true,
                             .apart = true,
-                            .parts = c->sharded,
+                            .parts = c->gathered,
                             .copies = count_copies(g),
                             .delayed = g->stage[c->stage].delayed,
                             .loss_chunk = g->m.backend->loss_chunk,
-                            .gathered = c->sharded && g->stage[c->stage].delayed,
+                            .gathered = c->gathered && g->stage[c->stage].delayed,
                             .is_written = is_written,
                             .workspace = bind_sizes,
                             .user = g};
@@ -391,12 +391,19 @@ rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c) {
   return find_ports(g, c);
 }
 
+/* A hook may gather into the caller's memory what is there no longer behind the call. */
+static bool is_hooked(const rfr_graphs *g, int index) {
+  const rfr_graphs_options *o = &g->options;
+  return o->n_tensors > 0 && o->n_hooks > 0 && o->hooks[index].pre_forward.n > 0;
+}
+
 rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site) {
   rfi_callable *c = &g->callable[index];
   rfr_trace *joint;
   c->microbatch = RFR_NONE;
   c->rung = -1;
   c->sharded = desc->sharded != 0;
+  c->gathered = c->sharded || desc->gathered || is_hooked(g, index);
   c->name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
   if (!c->name) return RFR_NO_MEMORY;
   RFI_TRY(check_names(c, desc->trace));

@@ -122,6 +122,7 @@ typedef struct rfi_callable {
   int *gradients, n_gradients; /* main gradients that W adds to: numbers of names */
   int stage;
   bool sharded, wgrad_reads; /* W reads what is gathered */
+  bool gathered;             /* sharded, or by the caller: parameters are there within calls alone */
   int *wholes, n_wholes;     /* sharded: whole gradients, numbers of names */
   rfi_instance *instance;    /* per slot of the stage */
   int rung;                  /* of its ladder: what is made again; -1: it has none */
