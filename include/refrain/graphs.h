@@ -149,7 +149,8 @@ typedef struct rfr_hook_list { /* called in order */
   int n;
 } rfr_hook_list;
 /* A post list is called once, behind what its pre list began; when that failed too, innermost first, with `failed`. A
- * pre list has begun something when its first hook has succeeded, or when it is empty. */
+ * pre list has begun something when its first hook has succeeded, or when it is empty. All of a post list is called:
+ * behind a hook of it that fails the others with `failed`. The first error is the one that creation ends with. */
 typedef struct rfr_hooks {
   size_t size;
   rfr_hook_list pre_forward, post_forward, pre_backward, post_backward, pre_wgrad, post_wgrad;

@@ -31,29 +31,43 @@ typedef struct walk {
 static const char *const point_names[] = {"pre_warmup",   "post_warmup",   "pre_forward", "post_forward",
                                           "pre_backward", "post_backward", "pre_wgrad",   "post_wgrad"};
 
-static rfr_status run_list(const rfr_hook_list *list, const rfr_hook_event *event, int *done) {
-  for (*done = 0; *done < list->n; (*done)++) {
-    const rfr_status s = list->hooks[*done].fn(event, list->hooks[*done].user);
-    if (s == RFR_OK) continue;
-    rfi_fail(RFI_E_GRAPHS_HOOK, "%s hook %d of callable %d, microbatch %d, in %s", point_names[event->point], *done,
-             event->callable, event->microbatch, event->capture ? "capture" : "warm-up");
-    return rfi_fail_status(s);
-  }
-  return RFR_OK;
+static rfr_status run_hook(const rfr_hook_list *list, int i, const rfr_hook_event *event) {
+  const rfr_status s = list->hooks[i].fn(event, list->hooks[i].user);
+  if (s == RFR_OK) return RFR_OK;
+  rfi_fail(RFI_E_GRAPHS_HOOK, "%s hook %d of callable %d, microbatch %d, in %s", point_names[event->point], i,
+           event->callable, event->microbatch, event->capture ? "capture" : "warm-up");
+  return rfi_fail_status(s);
 }
 
-/* The post list after a failure: nothing that its hooks do takes the place of the first error. */
-static void run_failed(const rfr_hook_list *post, rfr_hook_event *event) {
+/* Those of a pre list that succeed, up to one that does not. */
+static rfr_status run_pre(const rfr_hook_list *list, const rfr_hook_event *event, int *done) {
+  rfr_status s = RFR_OK;
+  for (*done = 0; *done < list->n && s == RFR_OK; *done += s == RFR_OK) s = run_hook(list, *done, event);
+  return s;
+}
+
+/* Hooks of a post list from number i on, after a failure: nothing that they do takes the place of the first error. */
+static void run_failed(const rfr_hook_list *post, int i, rfr_hook_event *event) {
   const rfr_error e = *rfr_last_error();
-  char text[1024];
+  char text[2048];
   rfr_error row;
-  int done;
   rfi_snprintf(text, sizeof text, "%s", e.message);
   event->failed = 1;
-  run_list(post, event, &done);
-  for (int i = 0; rfr_error_row(i, &row); i++)
-    if (strcmp(row.slug, e.slug) == 0) rfi_fail((rfi_error)i, "%s", text);
+  for (; i < post->n; i++) run_hook(post, i, event);
+  for (int k = 0; rfr_error_row(k, &row); k++)
+    if (strcmp(row.slug, e.slug) == 0) rfi_fail((rfi_error)k, "%s", text);
   rfi_fail_status(e.status);
+}
+
+/* All of a post list: what a hook of it undoes has begun, whatever became of the ones before it. */
+static rfr_status run_post(const rfr_hook_list *list, rfr_hook_event *event) {
+  for (int i = 0; i < list->n; i++) {
+    const rfr_status s = run_hook(list, i, event);
+    if (s == RFR_OK) continue;
+    run_failed(list, i + 1, event);
+    return s;
+  }
+  return RFR_OK;
 }
 
 typedef rfr_status (*work_fn)(walk *w, const rfi_step_call *call, rfi_part part);
@@ -63,12 +77,12 @@ static rfr_status between(const rfr_hook_list *pre, const rfr_hook_list *post, r
                           walk *w, const rfi_step_call *call, rfi_part part) {
   int done;
   const rfr_hook_point point = event->point;
-  rfr_status s = run_list(pre, event, &done);
+  rfr_status s = run_pre(pre, event, &done);
   const bool begun = done > 0 || pre->n == 0;
   if (s == RFR_OK) s = work(w, call, part);
   event->point = (rfr_hook_point)(point + 1);
-  if (s == RFR_OK) return run_list(post, event, &done);
-  if (begun) run_failed(post, event);
+  if (s == RFR_OK) return run_post(post, event);
+  if (begun) run_failed(post, 0, event);
   return s;
 }
 

@@ -407,6 +407,72 @@ static void test_failing_hooks(void **state) {
   rfr_graphs_destroy(g);
 }
 
+typedef struct step_of { /* of one hook in a list */
+  char name;
+  bool fails;
+  char *text;
+} step_of;
+
+static rfr_status say(const rfr_hook_event *e, void *user) {
+  const step_of *x = user;
+  const size_t n = strlen(x->text);
+  snprintf(x->text + n, 64 - n, "%c%s", x->name, e->failed ? "!" : "");
+  return x->fails ? RFR_IO : RFR_OK;
+}
+
+/* What the hooks of a forward say, in warm-up or in capture: pre A, B and post b, a; upper or lower case letters of
+ * `fails` do. */
+static rfr_status hook_lists(const char *fails, int iterations, char text[64]) {
+  const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
+  step_of x[4];
+  rfr_hook pre[2], post[2], around[2];
+  rfr_hooks h = rfr_hooks_default();
+  rfr_callable c = rfr_callable_default();
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_graphs *g;
+  step_of outer = {'z', strchr(fails, 'z') != NULL, text};
+  text[0] = 0;
+  for (int i = 0; i < 4; i++) {
+    x[i] = (step_of){"ABba"[i], strchr(fails, "ABba"[i]) != NULL, text};
+    (i < 2 ? pre : post)[i % 2] = (rfr_hook){say, &x[i]};
+  }
+  around[0] = around[1] = (rfr_hook){say, &outer};
+  h.pre_forward = (rfr_hook_list){pre, 2};
+  h.post_forward = (rfr_hook_list){post, 2};
+  c.trace = rft_block_trace(&s, 0);
+  o.hooks = &h, o.n_hooks = 1, o.warmup_iterations = iterations;
+  o.post_warmup = (rfr_hook_list){around, 2};
+  const rfr_status status = rfr_graphs_create(ctx, &c, 1, &o, &g);
+  rfr_trace_destroy((rfr_trace *)c.trace);
+  rfr_graphs_destroy(g);
+  return status;
+}
+
+/* Whatever fails, the whole of a post list is called, once; the error is the first one. */
+static void test_post_lists(void **state) {
+  (void)state;
+  static const struct {
+    const char *fails, *text, *warm, *error;
+  } cases[] = {{"A", "A", "Az!z!", "pre_forward hook 0"},
+               {"B", "ABb!a!", "ABb!a!z!z!", "pre_forward hook 1"},
+               {"b", "ABba!", "ABba!z!z!", "post_forward hook 0"},
+               {"a", "ABba", "ABbaz!z!", "post_forward hook 1"},
+               {"Bb", "ABb!a!", "ABb!a!z!z!", "pre_forward hook 1"},
+               {"ba", "ABba!", "ABba!z!z!", "post_forward hook 0"},
+               {"bz", "ABba!", "ABba!z!z!", "post_forward hook 0"}};
+  char text[64];
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int warm = 0; warm < 2; warm++) {
+      rft_refused(hook_lists(cases[i].fails, warm, text), "graphs.hook", cases[i].error);
+      assert_string_equal(text, warm ? cases[i].warm : cases[i].text);
+      assert_int_equal(rfr_last_error()->status, RFR_IO);
+    }
+  rft_refused(hook_lists("z", 1, text), "graphs.hook", "post_warmup hook 0");
+  assert_string_equal(text, "ABbazz!");
+  OK(hook_lists("", 0, text));
+  assert_string_equal(text, "ABba");
+}
+
 /* Every allocation of creation fails once: a status each time, nothing is left. */
 static void test_allocation_faults(void **state) {
   (void)state;
@@ -455,6 +521,7 @@ int main(int argc, char **argv) {
       rft_context_test(test_descriptions),
       rft_context_test(test_allocation_faults),
       rft_context_test(test_failing_hooks),
+      rft_context_test(test_post_lists),
   };
   if (!rft_device_named(&argc, argv)) return 77;
   const int failed = cmocka_run_group_tests_name("graphs", tests, NULL, NULL);
