@@ -138,7 +138,8 @@ typedef struct rfr_hook_event {
 } rfr_hook_event;
 
 /* Runs outside what is captured, on the thread that creates the graphs, and never at replay. Anything but RFR_OK ends
- * creation with that status. It returns: an exception, a panic or a longjmp must not leave it. */
+ * creation with that status, as graphs.hook; one that a call of the library has just given the hook brings that call's
+ * message along. It returns: an exception, a panic or a longjmp must not leave it. */
 typedef rfr_status (*rfr_hook_fn)(const rfr_hook_event *event, void *user);
 typedef struct rfr_hook {
   rfr_hook_fn fn;

@@ -31,11 +31,16 @@ typedef struct walk {
 static const char *const point_names[] = {"pre_warmup",   "post_warmup",   "pre_forward", "post_forward",
                                           "pre_backward", "post_backward", "pre_wgrad",   "post_wgrad"};
 
+/* A hook that passes on the status of a call of the library's: its error is told too. */
 static rfr_status run_hook(const rfr_hook_list *list, int i, const rfr_hook_event *event) {
+  rfi_fail_status(RFR_OK); /* errors from before are not the hook's */
   const rfr_status s = list->hooks[i].fn(event, list->hooks[i].user);
+  const rfr_error *e = rfr_last_error();
+  const bool own = e->status == s;
   if (s == RFR_OK) return RFR_OK;
-  rfi_fail(RFI_E_GRAPHS_HOOK, "%s hook %d of callable %d, microbatch %d, in %s", point_names[event->point], i,
-           event->callable, event->microbatch, event->capture ? "capture" : "warm-up");
+  rfi_fail(RFI_E_GRAPHS_HOOK, "%s hook %d of callable %d, microbatch %d, in %s%s%s%s%s", point_names[event->point], i,
+           event->callable, event->microbatch, event->capture ? "capture" : "warm-up", own ? ": " : "",
+           own ? e->slug : "", own ? ": " : "", own ? e->message : "");
   return rfi_fail_status(s);
 }
 

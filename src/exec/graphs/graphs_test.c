@@ -473,6 +473,42 @@ static void test_post_lists(void **state) {
   assert_string_equal(text, "ABba");
 }
 
+static rfr_status fail_alone(const rfr_hook_event *e, void *user) {
+  (void)e, (void)user;
+  return RFR_INVALID;
+}
+
+static rfr_status parse_nothing(const rfr_hook_event *e, void *user) {
+  rfr_schedule *schedule;
+  const rfr_status s = rfr_schedule_parse(ctx, "of-a-hook.txt", "0F0\n0G0", 7, &schedule);
+  (void)e;
+  return *(const int *)user ? s : RFR_IO;
+}
+
+/* A call of the library's that failed within a hook says why, if its status is the hook's. */
+static void test_hook_errors(void **state) {
+  (void)state;
+  const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
+  for (int passed = 0; passed < 3; passed++) {
+    const rfr_hook hook = {passed == 2 ? fail_alone : parse_nothing, &passed};
+    rfr_hooks h = rfr_hooks_default();
+    rfr_callable c = rfr_callable_default();
+    rfr_graphs_options o = rfr_graphs_options_default();
+    rfr_graphs *g;
+    c.trace = rft_block_trace(&s, 0);
+    h.post_forward = (rfr_hook_list){&hook, 1};
+    o.hooks = &h, o.n_hooks = 1;
+    rfr_graphs_wait(NULL);
+    assert_int_equal(rfr_last_error()->status, RFR_INVALID); /* before all this */
+    rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "graphs.hook", "in capture");
+    assert_int_equal(strstr(rfr_last_error()->message, "in capture: schedule.") != NULL, passed == 1);
+    assert_int_equal(strstr(rfr_last_error()->message, "of-a-hook.txt:2: ") != NULL, passed == 1);
+    assert_int_equal(strstr(rfr_last_error()->message, "in capture:") != NULL, passed == 1);
+    assert_int_equal(rfr_last_error()->status, passed ? RFR_INVALID : RFR_IO);
+    rfr_trace_destroy((rfr_trace *)c.trace);
+  }
+}
+
 /* Every allocation of creation fails once: a status each time, nothing is left. */
 static void test_allocation_faults(void **state) {
   (void)state;
@@ -518,10 +554,9 @@ int main(int argc, char **argv) {
       rft_context_test(test_hooks),
   };
   const struct CMUnitTest on_the_host[] = {
-      rft_context_test(test_descriptions),
-      rft_context_test(test_allocation_faults),
-      rft_context_test(test_failing_hooks),
-      rft_context_test(test_post_lists),
+      rft_context_test(test_descriptions),  rft_context_test(test_allocation_faults),
+      rft_context_test(test_failing_hooks), rft_context_test(test_post_lists),
+      rft_context_test(test_hook_errors),
   };
   if (!rft_device_named(&argc, argv)) return 77;
   const int failed = cmocka_run_group_tests_name("graphs", tests, NULL, NULL);
