@@ -132,7 +132,8 @@ typedef struct rfr_hook_event {
   int failed;               /* 1, post hooks alone: what their pre hooks began has failed */
   /* What the part reads and makes: of a forward inputs and outputs, of a backward the outputs' gradients and the
    * inputs', of a wgrad nothing and the main gradients. Data NULL: there is none. In warm-up what is read is there
-   * already before the part; in capture they hold no values. */
+   * already before the part; in capture they hold no values. Main gradients are from zero in warm-up, in memory that is
+   * the walk's; in capture they are where they will be, which is as the caller has it: leave them. */
   const rfr_tensor *inputs, *outputs;
   int n_inputs, n_outputs;
 } rfr_hook_event;

@@ -563,15 +563,32 @@ static void place_persistent(rfr_graphs *g) {
   }
 }
 
-/* What warm-up writes in place of what outlives it. Main gradients are added onto and never read: all in one place. A
- * state is read too, as what it is; and so is what lies in the caller's memory. */
+static int64_t scratch_end(const rfi_named *x) { return x->scratch + rfi_storage_bytes(&x->tensor.type); }
+
+/* Main gradients of a callable lie side by side, those of callables in the same bytes: they are wanted while its W and
+ * the hooks behind it run. One that callables share is where the first of them has it. */
+static int64_t place_scratch_gradients(rfr_graphs *g) {
+  int64_t most = 0;
+  for (int i = 0; i < g->n_named; i++) g->named[i].scratch = -1;
+  for (int c = 0; c < g->n; c++) {
+    int64_t end = 0;
+    for (int add = 0; add < 2; add++)
+      for (int i = 0; i < g->callable[c].n_gradients; i++) {
+        rfi_named *x = &g->named[g->callable[c].gradients[i]];
+        if (add && x->scratch < 0) x->scratch = end;
+        if (x->scratch >= 0 && scratch_end(x) > end) end = scratch_end(x);
+      }
+    if (end > most) most = end;
+  }
+  return most;
+}
+
+/* What warm-up writes in place of what outlives it. A state is read too, as what it is; and so is what lies in the
+ * caller's memory. */
 static void place_scratch(rfr_graphs *g) {
   int64_t *at = &g->memory.scratch_bytes;
   if (g->options.warmup_iterations == 0) return;
-  for (int i = 0; i < g->n_named; i++) {
-    const int64_t bytes = rfi_storage_bytes(&g->named[i].tensor.type);
-    if (g->named[i].written && g->named[i].parameter >= 0 && bytes > *at) *at = bytes;
-  }
+  *at = place_scratch_gradients(g);
   for (int i = 0; i < g->n_named; i++) {
     rfi_named *x = &g->named[i];
     if (!x->written || x->parameter >= 0) continue;
@@ -657,16 +674,17 @@ rfr_status rfi_graph_place(rfr_graphs *g) {
 
 /* ---- addresses ---- */
 
+unsigned char *rfi_graph_named_data(const rfr_graphs *g, const rfi_named *x) {
+  return g->warm && x->written ? g->arena + g->scratch_at + x->scratch : x->tensor.data;
+}
+
 static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int slot, rfr_value owner) {
   const rfi_callable *c = &g->callable[callable];
   const rfi_place *place = &c->place[owner];
   const rfi_stage_plan *s = &g->stage[c->stage];
   if (place->callable >= 0) return address_of_owner(g, place->callable, slot, place->owner) + place->offset;
   switch (place->home) {
-    case RFI_HOME_NAMED: {
-      const rfi_named *x = &g->named[place->offset];
-      return g->warm && x->written ? g->arena + g->scratch_at + x->scratch : x->tensor.data;
-    }
+    case RFI_HOME_NAMED: return rfi_graph_named_data(g, &g->named[place->offset]);
     case RFI_HOME_FIXED: return g->warm ? g->arena + g->scratch_at + place->offset : place->fixed[slot];
     case RFI_HOME_PERSISTENT: return g->arena + place->offset;
     case RFI_HOME_WINDOW: return g->arena + g->window_at + place->offset;

@@ -106,7 +106,11 @@ static void show(const walk *w, const rfi_step_call *call, rfi_part part, rfr_ho
   if (part == RFI_PART_W) {
     event->outputs = room;
     event->n_outputs = c->n_gradients;
-    for (int i = 0; i < c->n_gradients; i++) room[i] = w->g->named[c->gradients[i]].tensor;
+    for (int i = 0; i < c->n_gradients; i++) {
+      const rfi_named *x = &w->g->named[c->gradients[i]];
+      room[i] = x->tensor;
+      room[i].data = rfi_graph_named_data(w->g, x);
+    }
     return;
   }
   event->n_inputs = grad ? c->n_out : c->n_in;
@@ -116,12 +120,16 @@ static void show(const walk *w, const rfi_step_call *call, rfi_part part, rfr_ho
   show_ports(w, call, grad ? c->in : c->out, event->n_outputs, grad, room + event->n_inputs);
 }
 
-/* What a call would give a part: samples, or zeros, since the slot's bytes were something else's before. */
+/* What a call would give a part: samples, or zeros, since its bytes were something else's before; so were those of main
+ * gradients in the scratch memory. */
 static rfr_status give_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   const rfi_callable *c = &g->callable[call->callable];
   const bool grad = part == RFI_PART_I;
-  if (part == RFI_PART_W) return RFR_OK;
-  for (int i = 0; i < (grad ? c->n_out : c->n_in); i++) {
+  for (int i = 0; part == RFI_PART_W && i < c->n_gradients; i++) {
+    const rfi_named *x = &g->named[c->gradients[i]];
+    if (x->written) RFI_TRY(g->m.backend->fill(g->m.device, rfi_graph_named_data(g, x), 0, (size_t)x->tensor.bytes));
+  }
+  for (int i = 0; part != RFI_PART_W && i < (grad ? c->n_out : c->n_in); i++) {
     const rfi_port *p = grad ? &c->out[i] : &c->in[i];
     const rfr_tensor t = rfi_port_tensor(g, call->callable, call->slot, p, grad);
     if (p->callable >= 0 || !t.data) continue;

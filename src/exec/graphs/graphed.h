@@ -249,6 +249,8 @@ rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c);
 rfr_status rfi_graph_place(rfr_graphs *g);
 /* Allocates the arena. */
 rfr_status rfi_graph_allocate(rfr_graphs *g);
+/* Where one that is shared by name is; in warm-up, if it is written then, in the scratch memory. */
+unsigned char *rfi_graph_named_data(const rfr_graphs *g, const rfi_named *x);
 /* Address of a value of a callable in a slot. */
 unsigned char *rfi_graph_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
 /* Writes addresses into an instance's bound ops. */

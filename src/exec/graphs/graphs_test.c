@@ -509,6 +509,53 @@ static void test_hook_errors(void **state) {
   }
 }
 
+/* Leaves what is no gradient in all that it is shown, as a reduction in place would. */
+static rfr_status spoil(const rfr_hook_event *e, void *user) {
+  if (e->capture) return RFR_OK;
+  assert_int_equal(e->n_outputs, 2);
+  for (int i = 0; i < e->n_outputs; i++) {
+    float *x = e->outputs[i].data;
+    for (int64_t k = 0; k < e->outputs[i].bytes / 4; k++) assert_true(x[k] == 0); /* of zeros, from zero */
+  }
+  for (int i = 0; i < e->n_outputs; i++)
+    for (int64_t k = 0; k < e->outputs[i].bytes / 4; k++) ((float *)e->outputs[i].data)[k] = 7 + (float)i;
+  for (int i = 0; i < e->n_outputs; i++)
+    for (int64_t k = 0; k < e->outputs[i].bytes / 4; k++) assert_true(((float *)e->outputs[i].data)[k] == 7 + (float)i);
+  ++*(int *)user;
+  return RFR_OK;
+}
+
+/* What wgrad hooks are shown in warm-up is what the part wrote, and not the caller's. */
+static void test_hooks_of_gradients(void **state) {
+  (void)state;
+  static float grad[C * C], before[C * C];
+  const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
+  const rfr_main_gradient main_gradient = {"b0.w", grad, 1};
+  int calls = 0;
+  const rfr_hook hook = {spoil, &calls};
+  rfr_hooks h[2] = {rfr_hooks_default(), rfr_hooks_default()};
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_graphs *g;
+  for (int i = 0; i < C * C; i++) grad[i] = before[i] = 1 + (float)i;
+  for (int i = 0; i < 2; i++) {
+    c[i].trace = rft_block_trace(&s, i);
+    h[i].post_wgrad = (rfr_hook_list){&hook, 1};
+  }
+  o.hooks = h, o.n_hooks = 2, o.warmup_iterations = 2;
+  o.gradients = &main_gradient, o.n_gradients = 1;
+  OK(rfr_graphs_create(ctx, c, 2, &o, &g));
+  assert_int_equal(calls, 4);
+  assert_memory_equal(grad, before, sizeof grad);
+  for (int i = 0; i < g->n_named; i++)
+    if (g->named[i].offset >= 0 && g->named[i].parameter >= 0) {
+      const float *ours = g->named[i].tensor.data;
+      for (int64_t k = 0; k < g->named[i].tensor.bytes / 4; k++) assert_true(ours[k] == 0);
+    }
+  rfr_graphs_destroy(g);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
+}
+
 /* Every allocation of creation fails once: a status each time, nothing is left. */
 static void test_allocation_faults(void **state) {
   (void)state;
@@ -556,7 +603,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest on_the_host[] = {
       rft_context_test(test_descriptions),  rft_context_test(test_allocation_faults),
       rft_context_test(test_failing_hooks), rft_context_test(test_post_lists),
-      rft_context_test(test_hook_errors),
+      rft_context_test(test_hook_errors),   rft_context_test(test_hooks_of_gradients),
   };
   if (!rft_device_named(&argc, argv)) return 77;
   const int failed = cmocka_run_group_tests_name("graphs", tests, NULL, NULL);
