@@ -3,8 +3,9 @@
  * The layout of all callables, and what they make again for it. Each has a ladder (pass/recompute.c): rung by rung its
  * slots hold less from F on, and its backward does more. They are one choice, since they are planned together: their
  * rungs above what is marked are merged to one ladder, those that save most for their work first, in as many slots as
- * they save it. `auto` bisects it by the real plan of all callables, whose smallest is that of all rungs; the fewest
- * rungs that fit are taken.
+ * they save it. `auto` bisects it by the real plan of all callables. A plan is packed, so that one rung more may take a
+ * little more: where all rungs do not fit, or `all` of them need more than none, each number of them is tried, so that
+ * what is refused names the smallest plan that there is.
  */
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
@@ -76,11 +77,20 @@ static rfr_status merge(climb *x) {
   return s;
 }
 
-static rfr_status bisect(climb *x) {
-  const int64_t budget = x->g->options.budget;
-  int low = 0, high = x->n, now = x->n; /* low does not fit */
-  RFI_TRY(take(x, high));
-  if (x->g->memory.planned_bytes > budget) return RFR_OK;
+/* Of the merged rungs, from all to none: as many as fit in the budget, else those whose plan is the smallest. */
+static rfr_status take_smallest(climb *x, int64_t budget) {
+  int64_t least = INT64_MAX;
+  int best = x->n, now = x->n;
+  for (; now >= 0; now--) {
+    RFI_TRY(take(x, now));
+    if (x->g->memory.planned_bytes < least) least = x->g->memory.planned_bytes, best = now;
+    if (least <= budget) return RFR_OK;
+  }
+  return take(x, best);
+}
+
+static rfr_status bisect(climb *x, int64_t budget) {
+  int low = 0, high = x->n, now = x->n; /* low does not fit, high does */
   while (high - low > 1) {
     now = low + (high - low) / 2;
     RFI_TRY(take(x, now));
@@ -90,17 +100,25 @@ static rfr_status bisect(climb *x) {
   return now == high ? RFR_OK : take(x, high);
 }
 
-static rfr_status choose(climb *x, bool demand) {
+static bool may_demand(const rfr_graphs *g) {
+  return g->options.recompute == RFR_RECOMPUTE_AUTO && g->options.budget > 0;
+}
+
+static rfr_status choose(climb *x) {
   rfr_graphs *g = x->g;
-  const bool all = g->options.recompute == RFR_RECOMPUTE_ALL;
+  const bool all = g->options.recompute == RFR_RECOMPUTE_ALL, demand = may_demand(g);
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *x->ladder * (size_t)(g->n + 1), &x->ladder));
   for (int i = 0; i < g->n; i++) {
     const rfi_pass_options o = rfi_callable_options(g, &g->callable[i]);
     RFI_TRY(rfi_ladder_create(fused(&g->callable[i]), &o, !all && !demand, &x->ladder[i]));
   }
   RFI_TRY(merge(x));
-  RFI_TRY(take(x, all ? x->n : 0));
-  return demand && g->memory.planned_bytes > g->options.budget ? bisect(x) : RFR_OK;
+  RFI_TRY(take(x, 0));
+  const int64_t none = g->memory.planned_bytes, most = all ? none : g->options.budget;
+  if (!all && (!demand || none <= most)) return RFR_OK;
+  RFI_TRY(take(x, x->n));
+  if (g->memory.planned_bytes > most) return take_smallest(x, all ? 0 : most);
+  return all ? RFR_OK : bisect(x, most);
 }
 
 static void count(rfr_graphs *g) {
@@ -118,12 +136,11 @@ rfr_status rfi_graph_lay_out(rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
   RFI_TRY(bind_and_place(g));
   const int64_t before = g->memory.slot_bytes + g->memory.shared_bytes;
-  const bool demand = o->recompute == RFR_RECOMPUTE_AUTO && o->budget > 0 && g->memory.planned_bytes > o->budget;
-  bool any = demand || o->recompute == RFR_RECOMPUTE_ALL;
+  bool any = o->recompute == RFR_RECOMPUTE_ALL || (may_demand(g) && g->memory.planned_bytes > o->budget);
   climb x = {.g = g};
   for (int i = 0; i < g->n; i++) any = any || is_marked(&g->callable[i]);
   if (!any || g->inference) return RFR_OK;
-  const rfr_status s = choose(&x, demand);
+  const rfr_status s = choose(&x);
   for (int i = 0; i < g->n && x.ladder; i++) rfi_ladder_destroy(x.ladder[i]);
   rfi_free(g->m.ctx, x.ladder);
   rfi_free(g->m.ctx, x.from);

@@ -185,6 +185,111 @@ static void test_over_budget(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
+/* Callables so small that a plan is mostly how it is packed: one rung more may need more. */
+enum { TINY_T = 8, TINY_C = 16, TINY = 3 };
+
+static rfr_trace *tiny_trace(char kind, bool marked, rfr_dtype dtype, int block) {
+  static const int64_t act[2] = {TINY_T, TINY_C}, square[2] = {TINY_C, TINY_C};
+  rfr_trace *t;
+  rfr_value w[3], h, x, z = RFR_NONE;
+  OK(rfr_trace_create(ctx, &t));
+  x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, dtype, 2, act);
+  if (kind == 'z') z = rfr_input(t, "z", RFR_ROLE_INPUT_GRAD, dtype, 2, act);
+  for (int i = 0; i < 3; i++) {
+    char name[16];
+    const bool vector = i == (kind == 'g' ? 1 : kind == 'n' ? 0 : 3);
+    snprintf(name, sizeof name, "b%d.w%d", block, i);
+    w[i] = i < (kind == 'n' ? 3 : 2) ? rfr_input(t, name, RFR_ROLE_TRAINABLE, dtype, vector ? 1 : 2, square) : RFR_NONE;
+  }
+  if (marked) rfr_set_recompute(t, RFR_POLICY_RECOMPUTE);
+  if (kind == 'g') {
+    h = rfr_gelu(t, rfr_linear(t, x, w[0], w[1]), 1);
+  } else if (kind == 'z') {
+    h = rfr_swiglu(t, rfr_linear(t, x, w[0], RFR_NONE), rfr_linear(t, z, w[1], RFR_NONE));
+    rfr_output(t, "y2", rfr_mul(t, h, z));
+  } else {
+    h = rfr_gelu(t, rfr_linear(t, rfr_rmsnorm(t, x, w[0], 1e-5), w[1], RFR_NONE), 1);
+    if (marked) rfr_set_recompute(t, RFR_POLICY_KEEP);
+    h = rfr_silu(t, rfr_linear(t, h, w[2], RFR_NONE));
+    if (marked) rfr_set_recompute(t, RFR_POLICY_RECOMPUTE);
+    rfr_output(t, "out", rfr_detach(t, h));
+    rfr_output(t, "through", x);
+  }
+  rfr_output(t, "y", rfr_add(t, x, h));
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+typedef struct tiny_case {
+  const char *schedule, *kinds, *marks; /* of each callable */
+  int layers[2];
+  rfr_dtype dtype;
+  bool fuse, linked;
+} tiny_case;
+
+/* What a plan needs; with a budget that is too small, what the error says that one needs. */
+static int64_t plan_tiny(const tiny_case *x, rfr_recompute recompute, int64_t budget, bool *fits) {
+  const int n = (int)strlen(x->kinds);
+  const rfr_callable_link link = {"x", 0, "y"};
+  rfr_callable c[TINY];
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_graphs_memory m = {.size = sizeof m};
+  rfr_graphs *g;
+  rfr_schedule *schedule;
+  for (int i = 0; i < n; i++) {
+    c[i] = rfr_callable_default();
+    c[i].trace = tiny_trace(x->kinds[i], x->marks[i] == 'm', x->dtype, i);
+    if (i == 1 && x->linked) c[i].links = &link, c[i].n_links = 1;
+  }
+  OK(rfr_schedule_parse(ctx, "test", x->schedule, strlen(x->schedule), &schedule));
+  OK(rfr_schedule_set_layers(schedule, x->layers, x->layers[1] ? 2 : 1));
+  o.schedule = schedule, o.recompute = recompute, o.budget = budget, o.fuse = x->fuse, o.eager = 1;
+  *fits = rfr_graphs_create(ctx, c, n, &o, &g) == RFR_OK;
+  if (*fits) {
+    OK(rfr_graphs_get_memory(g, &m));
+  } else {
+    long long least = 0;
+    assert_string_equal(rfr_last_error()->slug, "plan.over_budget");
+    assert_int_equal(sscanf(rfr_last_error()->message, "the plan needs %lld bytes, the smallest", &least), 1);
+    m.planned_bytes = least;
+  }
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+  for (int i = 0; i < n; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
+  return m.planned_bytes;
+}
+
+/* Making all again needs no more than making nothing again; what some budget led to is a budget too, and the one that a
+ * refusal names works, and no smaller one. */
+static void test_packed(void **state) {
+  (void)state;
+  static const tiny_case cases[] = {
+      {"0F0 0F1 0F2 0B0 0F3 0F4 0B1 0B2 0B3 0B4", "g", "-", {1}, RFR_F32, true, false},
+      {"0F0 0F1 0F2 0B0 0B1 0B2", "gz", "m-", {2}, RFR_F32, true, true},
+      {"0F0 1F0 1B0 0B0", "zn", "-m", {1, 1}, RFR_BF16, false, false},
+      {"0F0 1F0 1B0 0B0", "zn", "m-", {1, 1}, RFR_F32, true, false},
+  };
+  bool fits;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const tiny_case *x = &cases[i];
+    const int64_t keep = plan_tiny(x, RFR_RECOMPUTE_KEEP, 0, &fits), all = plan_tiny(x, RFR_RECOMPUTE_ALL, 0, &fits);
+    int64_t now = all;
+    print_message("%zu: %lld, all %lld\n", i, (long long)keep, (long long)all);
+    assert_true(all <= keep);
+    for (int k = 0; k < 3; k++) {
+      const int64_t bytes = plan_tiny(x, RFR_RECOMPUTE_AUTO, now, &fits);
+      assert_true(fits && bytes <= now);
+      now = bytes;
+    }
+    const int64_t least = plan_tiny(x, RFR_RECOMPUTE_AUTO, 1, &fits);
+    assert_true(!fits && least <= now);
+    assert_int_equal(plan_tiny(x, RFR_RECOMPUTE_AUTO, least, &fits), least);
+    assert_true(fits);
+    assert_int_equal(plan_tiny(x, RFR_RECOMPUTE_AUTO, least - 1, &fits), least);
+    assert_true(!fits);
+  }
+}
+
 /* ---- where clones stand ---- */
 
 /* How many ops of a phase repeat one, or do so again behind another phase's; no phase has two clones of an op. */
@@ -381,6 +486,7 @@ int main(int argc, char **argv) {
       rft_context_test(test_written_states),
       rft_context_test(test_budget),
       rft_context_test(test_over_budget),
+      rft_context_test(test_packed),
       rft_context_test(test_places),
       rft_context_test(test_masks),
       rft_context_test(test_inference),
