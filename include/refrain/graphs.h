@@ -194,7 +194,7 @@ typedef struct rfr_graphs_options {
   const rfr_main_gradient *gradients; /* of those parameters where the default, ours and cleared, will not do */
   int n_gradients;
   int warmup_iterations;  /* runs of each part before capture; default 0. Output gradients are zeros then */
-  const rfr_hooks *hooks; /* one entry per callable, or none */
+  const rfr_hooks *hooks; /* one entry per callable, or NULL and n_hooks 0; another count is an error */
   int n_hooks;
   rfr_hook_list pre_warmup, post_warmup; /* once for the whole warm-up; not at all when it has no iterations */
   rfr_comm *comm; /* of collective ops, this rank's end; outlives the graphs. NULL: there are none, or of one rank */

@@ -27,7 +27,7 @@ static bool is_list(const rfr_hook_list *l) {
 
 static rfr_status check_hooks(const rfr_graphs_options *o, int n) {
   if (o->warmup_iterations < 0) return rfi_fail(RFI_E_ARGUMENT, "%d warm-up iterations", o->warmup_iterations);
-  if (o->n_hooks != 0 && (o->n_hooks != n || !o->hooks))
+  if (o->hooks ? o->n_hooks != n : o->n_hooks != 0)
     return rfi_fail(RFI_E_ARGUMENT, "hooks for %d callables, there are %d: one entry for each, or none", o->n_hooks, n);
   bool good = is_list(&o->pre_warmup) && is_list(&o->post_warmup);
   for (int i = 0; i < o->n_hooks; i++) {

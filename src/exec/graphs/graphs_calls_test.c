@@ -741,8 +741,9 @@ static void test_hook_misuse(void **state) {
   rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
   rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
   const rfr_hook good = {no_hook, NULL}, without = {NULL, NULL};
-  enum { FEWER, MORE, NEGATIVE, NO_LIST, SIZE, NO_FUNCTION, NO_HOOKS, COUNT, WARMUP, ITERATIONS, TAIL, CASES };
-  static const char *const texts[CASES] = {"hooks for 1 callables, there are 2",
+  enum { NONE, FEWER, MORE, NEGATIVE, NO_LIST, SIZE, NO_FUNCTION, NO_HOOKS, COUNT, WARMUP, ITERATIONS, TAIL, CASES };
+  static const char *const texts[CASES] = {"hooks for 0 callables, there are 2",
+                                           "hooks for 1 callables, there are 2",
                                            "hooks for 3 callables",
                                            "hooks for -1 callables",
                                            "hooks for 2 callables",
@@ -764,7 +765,7 @@ static void test_hook_misuse(void **state) {
     rfr_graphs *g;
     for (int i = 0; i < 3; i++) hooks[i].pre_forward = (rfr_hook_list){&good, 1};
     o->hooks = k == NO_LIST ? NULL : hooks;
-    o->n_hooks = k == FEWER ? 1 : k == MORE ? 3 : k == NEGATIVE ? -1 : 2;
+    o->n_hooks = k == NONE ? 0 : k == FEWER ? 1 : k == MORE ? 3 : k == NEGATIVE ? -1 : 2;
     o->warmup_iterations = k == ITERATIONS ? -1 : 1;
     o->pre_warmup = (rfr_hook_list){k == WARMUP ? &without : &good, 1};
     if (k == SIZE) hooks[1].size += 8;
