@@ -25,15 +25,14 @@ static rfi_named *find_named(const rfr_graphs *g, const char *name) {
 /* The caller's memory for a name; NULL: ours. */
 static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rfr_type *type, void **data) {
   const rfr_graphs_options *o = &g->options;
+  char other[RFI_GIVEN_TEXT];
   *data = NULL;
   for (int i = 0; i < o->n_tensors; i++) {
     const rfr_binding *b = &o->tensors[i];
     if (!b->name || strcmp(b->name, name) != 0) continue;
-    if (memcmp(&b->type, type, sizeof *type) != 0 || !b->data)
-      return rfi_fail(RFI_E_PROGRAM_STATE,
-                      "\"%s\" of rfr_graphs_options.tensors has no data, or another type than the "
-                      "callables declare",
-                      name);
+    if (!b->data) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors has no data", name);
+    if (!rfi_graph_is_type(type, &b->type, other))
+      return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, other);
     if (*data) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is given twice in rfr_graphs_options.tensors", name);
     if ((uintptr_t)b->data % RFI_CALLERS_ALIGNMENT)
       return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors is not at a multiple of %d bytes",

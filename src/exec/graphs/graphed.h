@@ -32,6 +32,7 @@
 #define RFI_GRAPHED_H
 
 #include "exec/exec.h"
+#include "ops/rule.h"
 #include "refrain/graphs.h"
 
 typedef enum rfi_part {
@@ -229,6 +230,9 @@ extern const char RFI_GRAD_PREFIX[];  /* of main gradients' and cotangents' name
 extern const char RFI_WHOLE_PREFIX[]; /* before that, of a sharded parameter's whole gradient */
 
 /* ---- graph_ports.c ---- */
+enum { RFI_GIVEN_TEXT = 2 * RFI_TYPE_TEXT + 32 };
+/* The caller's description of what has type `want`; false: of another type, and `text` says which. */
+bool rfi_graph_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]);
 /* A port in a slot. */
 rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
 /* Links, fixed memory and samples of a callable's description. */

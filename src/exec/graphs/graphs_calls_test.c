@@ -699,7 +699,10 @@ static void test_samples(void **state) {
     const char *text;
   } bad[] = {{{"y", type, x}, "there is no such input"},
              {{NULL, type, x}, "there is no such"},
-             {{"x", other, x}, "another type"},
+             {{"x", other, x}, "it is f32[24,32], f32[768] is given"},
+             {{"x", {.dtype = (rfr_dtype)99, .rank = 2}, x}, "it is f32[24,32], no type is given"},
+             {{"x", {.dtype = RFR_F32, .rank = 1000}, x}, "no type is given"},
+             {{"x", {.dtype = RFR_F32, .rank = -1}, x}, "no type is given"},
              {{"x", type, NULL}, "no data"}};
   rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
   rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};

@@ -255,6 +255,40 @@ static void test_gradients_by_name(void **state) {
   rfr_trace_destroy(t);
 }
 
+/* A description that was filled in field by field: what is behind a shape's rank is nobody's. */
+static void test_types_of_the_callers(void **state) {
+  (void)state;
+  _Alignas(16) static float memory[C * C];
+  static float x[T * C];
+  const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
+  rfr_trace *t = rft_block_trace(&s, 0);
+  rfr_type w, in;
+  memset(&w, 0x5a, sizeof w);
+  w.dtype = RFR_F32, w.rank = 2, w.shape[0] = w.shape[1] = C;
+  in = w;
+  in.shape[0] = T;
+  rfr_binding given = {"b0.w", w, memory}, sample = {"x", in, x};
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_callable c = rfr_callable_default();
+  rfr_graphs *g;
+  rfr_tensor y;
+  c.trace = t, c.samples = &sample, c.n_samples = 1;
+  o.tensors = &given, o.n_tensors = 1;
+  OK(rfr_graphs_create(ctx, &c, 1, &o, &g));
+  OK(rfr_graphs_begin_step(g, &given, 1));
+  OK(rfr_graphs_forward(g, 0, 0, &sample, 1, &y, 1));
+  rfr_graphs_destroy(g);
+  given.type.shape[1]++;
+  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "it is f32[32,32], f32[32,33] is given");
+  given.type = w, given.type.rank = 3;
+  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "it is f32[32,32], f32[32,32,");
+  given.type = w, given.type.dtype = RFR_BF16;
+  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "bf16[32,32] is given");
+  given.type = w, given.data = NULL;
+  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "has no data");
+  rfr_trace_destroy(t);
+}
+
 /* ---- microbatch numbers ---- */
 
 /* Masks differ between microbatches whose numbers share a byte, and are those of before for the same number. */
@@ -388,10 +422,15 @@ static void test_written(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_shared_states), rft_context_test(test_state_outputs),
-                                     rft_context_test(test_names),         rft_context_test(test_gradients_by_name),
-                                     rft_context_test(test_pass_through),  rft_context_test(test_microbatch_numbers),
-                                     rft_context_test(test_no_device),     rft_context_test(test_no_stream),
+  const struct CMUnitTest tests[] = {rft_context_test(test_shared_states),
+                                     rft_context_test(test_state_outputs),
+                                     rft_context_test(test_names),
+                                     rft_context_test(test_gradients_by_name),
+                                     rft_context_test(test_types_of_the_callers),
+                                     rft_context_test(test_pass_through),
+                                     rft_context_test(test_microbatch_numbers),
+                                     rft_context_test(test_no_device),
+                                     rft_context_test(test_no_stream),
                                      rft_context_test(test_written)};
   return cmocka_run_group_tests_name("what graphs share", tests, NULL, NULL);
 }
