@@ -318,7 +318,9 @@ typedef struct rfr_graphs_memory {
   int64_t window_bytes;      /* what is whole of sharded parameters and gradients, when most of it is */
   int64_t scratch_bytes;     /* what warm-up updates in place of states and gradients */
   int64_t lower_bound_bytes; /* of slots and shared, each slot at an address of its own: most bytes live at once */
-  int64_t live_bytes; /* of slots that have a microbatch at the same time, at most: what they need whose slots move */
+  /* Of slots that have a microbatch at the same time, at most, by the schedule that is followed: what they need whose
+   * slots move. */
+  int64_t live_bytes;
   int slots, live, graphs; /* live: such slots */
   int64_t saved_bytes;     /* that slots and shared have less because of what is made again */
   int recomputed;          /* ops made again for a microbatch, of all callables, */

@@ -79,6 +79,7 @@ static void mark_ends(const rfr_graphs *g, rfi_calls *c, int *occupant) {
 void rfi_graph_count_live(rfr_graphs *g) {
   rfr_graphs_memory *m = &g->memory;
   int64_t bytes = 0;
+  m->live = 0, m->live_bytes = 0;
   for (int i = 0, n = 0; i < g->calls.n; i++) {
     const rfi_step_call *call = &g->calls.call[i];
     const int64_t slot = g->stage[g->callable[call->callable].stage].bytes;
@@ -328,5 +329,6 @@ rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
   rfi_graph_drop_calls(g, &g->calls);
   g->calls = calls;
   g->ended = false;
+  rfi_graph_count_live(g);
   return RFR_OK;
 }

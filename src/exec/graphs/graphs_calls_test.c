@@ -930,6 +930,12 @@ static void test_reschedule(void **state) {
   }
   assert_int_equal(g->memory.graphs, graphs);
   rft_refused(rfr_graphs_reschedule(g, NULL), "graphs.schedule", "2 were captured");
+  assert_int_equal(g->memory.live, 4); /* by the last of them */
+  OK(rfr_schedule_parse(ctx, "test", others[0], strlen(others[0]), &second));
+  OK(rfr_graphs_reschedule(g, second));
+  assert_int_equal(g->memory.live, 2);
+  assert_int_equal(g->memory.live_bytes, g->stage[0].bytes + g->stage[1].bytes);
+  rfr_schedule_destroy(second);
   OK(rfr_graphs_begin_step(g, NULL, 0));
   rft_refused(rfr_graphs_reschedule(g, first), "graphs.order", "end or abort");
   OK(rfr_graphs_abort_step(g));
