@@ -648,6 +648,48 @@ static void packed_experts(void **state) {
   }
 }
 
+static void keep_warning(const rfr_event *e, void *user) {
+  if (e->kind == RFR_EVENT_WARNING) snprintf(user, 512, "%s", e->message);
+}
+
+/* A folder whose config.json says more or less than its tensors are. */
+static void other_tensors(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *key, *value, *warning, *error;
+  } cases[] = {
+      {"attention_dropout", "0.0", "", NULL},
+      {"num_hidden_layers", "1", "the model has no place for 16 of its tensors, as model.layers.1.", NULL},
+      {"num_hidden_layers", "3", "", "there is no tensor model.layers.2.input_layernorm.weight in it"},
+      {"tie_word_embeddings", "true", "", NULL}, /* the head is there all the same */
+      {"intermediate_size", "48", "", "has shape [24, 16]; the configuration wants [48, 16]"},
+  };
+  size_t n;
+  char *data = read_whole("llama", "model.safetensors", &n), config[1024];
+  rft_write(f, "model.safetensors", data, n);
+  rft_write(f, "text", data, n < 4096 ? n : 4096);
+  free(data);
+  snprintf(config, sizeof config,
+           "refrain: 1\nmodel: %s\ndata: {train: [text], root: %s, sequence: 16}\nbatch: {tokens: 32, microbatch: 2}\n"
+           "optimizer: {lr: 1e-3}\nprecision: {dtype: f32}\nrun: {steps: 1}\n",
+           f->path, f->path);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char warning[512] = "";
+    rfr_model_config c;
+    rfr_run *run;
+    rfr_run_options o = rfr_run_options_default();
+    json_t *config_json = config_of("llama");
+    json_object_set_new(config_json, cases[i].key, json_loads(cases[i].value, JSON_DECODE_ANY, NULL));
+    OK(read_config(f, config_json, &c));
+    o.on_event = keep_warning, o.event_user = warning;
+    const rfr_status s = rfr_run_open(f->ctx, config, NULL, &o, &run);
+    as_expected(s, cases[i].error, cases[i].key, cases[i].value);
+    if (s != RFR_OK) assert_string_equal(rfr_last_error()->slug, "model.weights");
+    if (!strstr(warning, cases[i].warning) || !*cases[i].warning != !*warning) fail_msg("%s", warning);
+    rfr_run_close(run);
+  }
+}
+
 static void indexes(void **state) {
   rft_folder *f = *state;
   static const struct {
@@ -720,7 +762,7 @@ int main(int argc, char **argv) {
       rft_folder_test(fields),         rft_folder_test(expert_fields),     rft_folder_test(versions),
       rft_folder_test(refused),        rft_folder_test(published_dropout), rft_folder_test(base_names),
       rft_folder_test(packed_experts), rft_folder_test(indexes),           rft_folder_test(windows),
-      rft_folder_test(notes),          rft_folder_test(even_routing),
+      rft_folder_test(notes),          rft_folder_test(even_routing),      rft_folder_test(other_tensors),
   };
   return cmocka_run_group_tests_name("models", tests, NULL, NULL);
 }

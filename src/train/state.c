@@ -129,10 +129,15 @@ static rfr_status read_weight(rfr_run *run, rfi_weights *w, const rfr_tensor *x)
 static rfr_status load_folder(rfr_run *run, const char *folder) {
   rfi_weights *w = NULL;
   rfr_tensor x;
+  const char *name = NULL;
   RFI_TRY(rfi_weights_open(run->ctx, folder, &w));
   rfr_status s = RFR_OK;
   for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
     if (kind_of(&x) == WEIGHT) s = read_weight(run, w, &x);
+  const int64_t left = s == RFR_OK ? rfi_weights_left(w, &run->settings->spec.model, &name) : 0;
+  if (left > 0)
+    rfi_warn(run, "%.200s: the model has no place for %lld of its tensors, as %.100s; passed over", folder,
+             (long long)left, name);
   rfi_weights_close(w);
   return s;
 }

@@ -21,6 +21,7 @@ struct rfi_weights {
   char *path; /* of the one file, or of the index */
   char **names;
   rfi_safetensors **shards;
+  bool **taken; /* of each shard's tensors, those that were read */
   int n;
 };
 
@@ -36,15 +37,16 @@ static rfr_status open_shard(rfi_weights *w, const char *folder, const char *nam
   rfr_status s = rfi_safetensors_open(w->ctx, path, &w->shards[w->n]);
   rfi_free(w->ctx, path);
   RFI_TRY(s);
-  s = RFI_ALLOC(w->ctx, strlen(name) + 1, &w->names[w->n]);
-  if (s == RFR_OK) memcpy(w->names[w->n], name, strlen(name) + 1);
-  else rfi_safetensors_close(w->shards[w->n]);
-  w->n += s == RFR_OK;
-  return s;
+  const int at = w->n++;
+  RFI_TRY(RFI_ALLOC(w->ctx, (size_t)rfi_safetensors_count(w->shards[at]) + 1, &w->taken[at]));
+  RFI_TRY(RFI_ALLOC(w->ctx, strlen(name) + 1, &w->names[at]));
+  memcpy(w->names[at], name, strlen(name) + 1);
+  return RFR_OK;
 }
 
 static rfr_status make_room(rfi_weights *w, size_t n) {
   RFI_TRY(RFI_ALLOC(w->ctx, (n + 1) * sizeof *w->shards, &w->shards));
+  RFI_TRY(RFI_ALLOC(w->ctx, (n + 1) * sizeof *w->taken, &w->taken));
   return RFI_ALLOC(w->ctx, (n + 1) * sizeof *w->names, &w->names);
 }
 
@@ -102,8 +104,10 @@ void rfi_weights_close(rfi_weights *w) {
   if (!w) return;
   for (int i = 0; i < w->n; i++) {
     rfi_safetensors_close(w->shards[i]);
+    rfi_free(w->ctx, w->taken[i]);
     rfi_free(w->ctx, w->names[i]);
   }
+  rfi_free(w->ctx, w->taken);
   rfi_free(w->ctx, w->shards);
   rfi_free(w->ctx, w->names);
   rfi_free(w->ctx, w->path);
@@ -144,16 +148,17 @@ static rfr_status read_tensor(rfi_weights *w, const char *name, int rank, const 
   const rfi_stored *stored;
   int shard = 0;
   RFI_TRY(find_outer(w, name, &shard, &stored));
-  if (!stored) return rfi_fail_at(RFI_E_RESUME_MISMATCH, w->path, 0, "there is no tensor %s in it", name);
+  if (!stored) return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "there is no tensor %s in it", name);
   bool same = stored->rank == rank;
   for (int d = 0; same && d < rank; d++) same = stored->shape[d] == shape[d];
   if (!same) {
     char have[200], want[200];
     print_shape(have, sizeof have, stored->rank, stored->shape);
     print_shape(want, sizeof want, rank, shape);
-    return rfi_fail_at(RFI_E_RESUME_MISMATCH, w->path, 0, "%s has shape %s; the configuration wants %s", name, have,
+    return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "%s has shape %s; the configuration wants %s", name, have,
                        want);
   }
+  w->taken[shard][stored - rfi_safetensors_at(w->shards[shard], 0)] = true;
   return rfi_safetensors_read_as(w->shards[shard], stored, dtype, data, stored->elements);
 }
 
@@ -170,4 +175,22 @@ rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr
         read_tensor(w, piece.name, piece.rank, piece.shape, x->type.dtype, (char *)x->data + i * (x->bytes / pieces)));
   }
   return RFR_OK;
+}
+
+static bool ends_in(const char *name, const char *end) {
+  const size_t n = strlen(name), m = strlen(end);
+  return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+int64_t rfi_weights_left(const rfi_weights *w, const rfr_model_config *c, const char **name) {
+  int64_t left = 0;
+  for (int i = 0; i < w->n; i++)
+    for (int k = 0; k < rfi_safetensors_count(w->shards[i]); k++) {
+      const char *own = rfi_safetensors_at(w->shards[i], k)->name;
+      const bool buffer = ends_in(own, ".attn.bias") || ends_in(own, ".attn.masked_bias") ||
+                          ends_in(own, ".rotary_emb.inv_freq") || (c->tie_embeddings && ends_in(own, "lm_head.weight"));
+      if (w->taken[i][k] || buffer) continue;
+      if (left++ == 0) *name = own;
+    }
+  return left;
 }

@@ -18,7 +18,10 @@ typedef struct rfi_weights rfi_weights;
 rfr_status rfi_weights_open(rfr_ctx *ctx, const char *folder, rfi_weights **out);
 void rfi_weights_close(rfi_weights *w); /* accepts NULL */
 /* Reads the tensor x->name into x->data, converting float types; where it is not there, the pieces of it that a folder
- * of the model has (hf.h). A missing tensor or one of another shape is resume.mismatch. */
+ * of the model has (hf.h). A missing tensor or one of another shape is model.weights. */
 rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr_tensor *x);
+/* How many tensors nothing has read, and the name of one. Those do not count that folders of such models have and no
+ * model does: masks and frequencies that the library once saved, and the head of a model that ties it. */
+int64_t rfi_weights_left(const rfi_weights *w, const rfr_model_config *c, const char **name);
 
 #endif
