@@ -128,8 +128,10 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   RFI_TRY(rfi_cpu_library_bind(d->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
   if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(d, memory, &b->call, &b->kernel));
   b->run = library ? library : kernel->run;
-  if (library) b->kernel = RFI_LIBRARY_KERNEL;
-  else scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
+  const bool groups = op->def->code == RFI_OP_grouped_matmul || op->def->code == RFI_OP_grouped_wgrad;
+  if (library) b->kernel = groups ? RFI_GROUPS_KERNEL : RFI_LIBRARY_KERNEL;
+  else b->why = rfi_cpu_library_lacks(d->library, op->def->code, &b->call);
+  if (!library) scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
   b->workspace = (int64_t)scratch;
   return RFR_OK;
 }

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { RFI_GEMM_ABI = 3 };
+enum { RFI_GEMM_ABI = 4 };
 
 typedef enum rfi_gemm_type { RFI_GEMM_NONE, RFI_GEMM_F32, RFI_GEMM_BF16, RFI_GEMM_F16 } rfi_gemm_type;
 
@@ -47,8 +47,8 @@ typedef struct rfi_gemm_module {
    * x86-64 level of that set is, bf16_fast 1 where bf16 products are faster than f32 ones (AMX, AVX512-BF16). */
   rfi_gemm_status (*open)(void **engine, char name[32], char isa[32], int32_t *level, int32_t *bf16_fast);
   void (*close)(void *engine);
-  /* UNSUPPORTED: there is no fast way, use the portable kernel. */
-  rfi_gemm_status (*create)(void *engine, const rfi_gemm_desc *desc, void **handle, size_t *scratch);
+  /* UNSUPPORTED: there is no fast way, use the portable kernel; *why says what is in the way. */
+  rfi_gemm_status (*create)(void *engine, const rfi_gemm_desc *desc, void **handle, size_t *scratch, const char **why);
   rfi_gemm_status (*execute)(void *handle, const void *a, const void *b, const void *bias, void *y, void *scratch);
   /* Of a product of which something varies: one after the other, each thread asks `group` for each. */
   rfi_gemm_status (*execute_groups)(void *handle, int64_t groups, rfi_gemm_group_fn group, const void *user,

@@ -22,7 +22,8 @@ typedef struct product {
   struct product *next;
   rfi_cpu_library *library;
   rfi_gemm_desc desc;
-  void *handle; /* NULL: the module has no fast way */
+  void *handle;    /* NULL: the module has no fast way */
+  const char *why; /* it has none */
   size_t scratch;
 } product;
 
@@ -262,6 +263,12 @@ static rfi_kernel_fn describe_any(rfi_opcode code, const rfi_call *call, rfi_gem
   return wgrad ? run_wgrad : run_grouped;
 }
 
+static product *find_product(const rfi_cpu_library *l, const rfi_gemm_desc *d) {
+  product *p = l->products;
+  while (p && memcmp(&p->desc, d, sizeof *d) != 0) p = p->next;
+  return p;
+}
+
 rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,
                                 size_t *workspace, void **handle) {
   rfi_gemm_desc d;
@@ -270,13 +277,12 @@ rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_c
   *handle = NULL;
   const rfi_kernel_fn fn = l->module ? describe_any(code, call, &d) : NULL;
   if (!fn) return RFR_OK;
-  product *p = l->products;
-  while (p && memcmp(&p->desc, &d, sizeof d) != 0) p = p->next;
+  product *p = find_product(l, &d);
   if (!p) {
     RFI_TRY(RFI_ALLOC(l->ctx, sizeof *p, &p));
     p->library = l;
     p->desc = d;
-    rfi_gemm_status s = l->module->create(l->engine, &d, &p->handle, &p->scratch);
+    rfi_gemm_status s = l->module->create(l->engine, &d, &p->handle, &p->scratch, &p->why);
     if (s == RFI_GEMM_NO_MEMORY) {
       rfi_free(l->ctx, p);
       return rfi_fail(RFI_E_NO_MEMORY, "%s could not allocate a matrix product", l->text);
@@ -291,4 +297,17 @@ rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_c
     *handle = p;
   }
   return RFR_OK;
+}
+
+const char *rfi_cpu_library_lacks(const rfi_cpu_library *l, rfi_opcode code, const rfi_call *call) {
+  rfi_gemm_desc d;
+  const bool wgrad = code == RFI_OP_grouped_wgrad;
+  if (!wgrad && code != RFI_OP_grouped_matmul) return NULL;
+  const rfi_arg *a = &call->in[0], *b = &call->in[wgrad || call->n_in <= SEPARATE ? 1 : SEPARATE];
+  if (a->type.dtype != b->type.dtype) return "types are mixed";
+  if (a->type.dtype != RFR_BF16) return "operands are not bf16";
+  if (!l->module) return "oneDNN is not used";
+  if (!wgrad && call->n_in > 3 && call->in[3].data) return "a bias is added";
+  const product *p = describe_any(code, call, &d) ? find_product(l, &d) : NULL;
+  return p ? p->why : "operands are empty or lie in no common way";
 }

@@ -25,8 +25,12 @@ void rfi_cpu_library_close(rfi_cpu_library *library); /* accepts NULL */
 rfr_status rfi_cpu_library_bind(rfi_cpu_library *library, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,
                                 size_t *workspace, void **handle);
 
-/* What a profile calls the library's kernels. */
+/* Of a product of groups that rfi_cpu_library_bind did not take: what was in the way; NULL of another op. */
+const char *rfi_cpu_library_lacks(const rfi_cpu_library *library, rfi_opcode code, const rfi_call *call);
+
+/* What a profile calls the library's kernels; those of groups are all of the module's own. */
 #define RFI_LIBRARY_KERNEL "oneDNN"
+#define RFI_GROUPS_KERNEL "AMX"
 /* "oneDNN 2.6.3 (avx512_core_amx)", or why there is none. Part of what the bits depend on. */
 const char *rfi_cpu_library_describe(const rfi_cpu_library *library);
 /* Whether there is a library at all. */

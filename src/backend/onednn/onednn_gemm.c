@@ -186,16 +186,19 @@ static int is_fast(dnnl_primitive_desc_t pd) {
          !strstr(name, "ref");
 }
 
-static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **handle, size_t *scratch) {
+static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **handle, size_t *scratch,
+                                      const char **why) {
   engine *e = p;
   *handle = NULL;
   *scratch = 0;
+  *why = "the library does not multiply these types";
   if (d->a != d->b || (d->a == RFI_GEMM_BF16 && !e->bf16) || d->a == RFI_GEMM_F16 || d->y == RFI_GEMM_F16 ||
       d->bias == RFI_GEMM_F16 || (d->a == RFI_GEMM_F32 && (d->y != RFI_GEMM_F32 || d->bias == RFI_GEMM_BF16)))
     return RFI_GEMM_UNSUPPORTED;
   product *m = calloc(1, sizeof *m);
   if (!m) return RFI_GEMM_NO_MEMORY;
-  rfi_gemm_status own = e->amx ? rfi_panel_create(d, &m->panels, scratch) : RFI_GEMM_UNSUPPORTED;
+  *why = "no AMX";
+  rfi_gemm_status own = e->amx ? rfi_panel_create(d, &m->panels, scratch, why) : RFI_GEMM_UNSUPPORTED;
   if (own != RFI_GEMM_UNSUPPORTED || d->varies) { /* oneDNN's products know their sizes */
     if (own == RFI_GEMM_OK) *handle = m;
     else product_destroy(m);

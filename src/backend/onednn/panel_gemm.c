@@ -278,15 +278,18 @@ static bool is_matrix(int64_t rows, int64_t cols, const int64_t stride[3], bool 
   return stride[1] == 1 || stride[2] == 1;
 }
 
-static bool pays(const rfi_gemm_desc *d) {
+/* NULL: it pays. */
+static const char *pays_not(const rfi_gemm_desc *d) {
+  static const char best[] = "oneDNN does it as well";
   bool apart = false;
-  if (d->a != d->b || d->y == RFI_GEMM_F16 || d->bias == RFI_GEMM_F16 || d->M < LEAST || d->N < LEAST ||
-      !is_matrix(d->M, d->K, d->a_stride, &apart) || !is_matrix(d->K, d->N, d->b_stride, &apart))
-    return false;
-  if (d->a == RFI_GEMM_BF16) return apart || d->y == RFI_GEMM_F32 || d->varies;
-  if (d->varies) return false; /* in f32 groups have the bits of products by themselves: the portable kernel's */
-  return d->a == RFI_GEMM_F32 && d->y == RFI_GEMM_F32 && d->bias != RFI_GEMM_BF16 && d->b_stride[2] == 1 &&
-         d->b_stride[1] * 4 >= PAGE;
+  if (d->a != d->b || d->y == RFI_GEMM_F16 || d->bias == RFI_GEMM_F16) return "types are mixed";
+  if (d->M < LEAST || d->N < LEAST) return "fewer than 32 rows or columns";
+  if (!is_matrix(d->M, d->K, d->a_stride, &apart) || !is_matrix(d->K, d->N, d->b_stride, &apart))
+    return "an operand has neither rows nor columns without gaps";
+  if (d->a == RFI_GEMM_BF16) return apart || d->y == RFI_GEMM_F32 || d->varies ? NULL : best;
+  if (d->varies) return "in f32 groups have the bits of products by themselves";
+  const bool wide = d->b_stride[2] == 1 && d->b_stride[1] * 4 >= PAGE;
+  return d->a == RFI_GEMM_F32 && d->y == RFI_GEMM_F32 && d->bias != RFI_GEMM_BF16 && wide ? NULL : best;
 }
 
 static int64_t most_group(const product *p) {
@@ -340,10 +343,11 @@ static size_t make_room(product *p) {
   return (size_t)p->places * p->room_fixed + (size_t)p->d.threads * p->room_thread + sums;
 }
 
-rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *scratch) {
+rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *scratch, const char **why) {
   *out = NULL;
   *scratch = 0;
-  if (!pays(d)) return RFI_GEMM_UNSUPPORTED;
+  *why = pays_not(d);
+  if (*why) return RFI_GEMM_UNSUPPORTED;
   product *p = calloc(1, sizeof *p);
   if (!p) return RFI_GEMM_NO_MEMORY;
   p->d = *d;
@@ -410,9 +414,10 @@ int rfi_panel_open(void) {
 #else /* the compiler does not know the unit, or the machine is another */
 
 int rfi_panel_open(void) { return 0; }
-rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, rfi_panel_product **out, size_t *scratch) {
+rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, rfi_panel_product **out, size_t *scratch, const char **why) {
   (void)d, (void)scratch;
   *out = NULL;
+  *why = "no AMX";
   return RFI_GEMM_UNSUPPORTED;
 }
 void rfi_panel_execute(const rfi_panel_product *p, const void *a, const void *b, const void *bias, void *y,
