@@ -208,11 +208,14 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
     if (x.again) dirty[mine + (lane & 15)] = 0; /* whoever marks, waits for all before */
     const piece &w = x.w;
     const path v = path_of(p, w);
-    const int t0 = w.first + mine, t1 = min(t0 + 16, w.last);                    /* the warp's rows */
-    const int g0 = w.first + group * GROUP, g1 = min(g0 + GROUP, w.last);        /* the warpgroup's */
-    const bool none = g1 <= g0 || g1 <= w.from;                                  /* of them sees a key */
-    const int high = none ? -1 : ((p.causal ? g1 : w.end) - 1 - v.start) / KEYS; /* tiles that they see */
-    const int low = none ? 0 : (first_key(p, w.from, g0) - v.start) / KEYS;
+    const int t0 = w.first + mine, t1 = min(t0 + 16, w.last);             /* the warp's rows */
+    const int g0 = w.first + group * GROUP, g1 = min(g0 + GROUP, w.last); /* the warpgroup's */
+    /* Again, all of the tiles are multiplied: warpgroups clean them together. */
+    const bool none = x.again ? v.count == 0 : g1 <= g0 || g1 <= w.from; /* of them sees a key */
+    const int high = none      ? -1
+                     : x.again ? v.count - 1
+                               : ((p.causal ? g1 : w.end) - 1 - v.start) / KEYS; /* tiles that they see */
+    const int low = none || x.again ? 0 : (first_key(p, w.from, g0) - v.start) / KEYS;
     const uint32_t q = base + R::Q_AT + slot * R::Q + (uint32_t)(group * GROUP * 128);
     float acc[1][D / 8][4] = {};
     softmax<16> sums = {{{-INFINITY, -INFINITY}}, {{0, 0}}};
