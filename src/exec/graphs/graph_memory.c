@@ -15,6 +15,19 @@
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
 
+/* ---- what the caller gives ---- */
+
+bool rfi_graph_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]) {
+  char ours[RFI_TYPE_TEXT], theirs[RFI_TYPE_TEXT] = "no type";
+  const size_t shape = sizeof *want->shape * (size_t)want->rank; /* what is behind it is the caller's to leave */
+  if (given->dtype == want->dtype && given->rank == want->rank && memcmp(given->shape, want->shape, shape) == 0)
+    return true;
+  if ((unsigned)given->dtype < RFR_DTYPE_COUNT && given->rank >= 0 && given->rank <= RFR_MAX_RANK)
+    rfi_type_text(theirs, given);
+  rfi_snprintf(text, RFI_GIVEN_TEXT, "it is %s, %s is given", rfi_type_text(ours, want), theirs);
+  return false;
+}
+
 /* ---- names ---- */
 
 static rfi_named *find_named(const rfr_graphs *g, const char *name) {

@@ -102,17 +102,6 @@ rfr_status rfi_graph_fixed_of(const rfr_graphs *g, int callable, const rfr_calla
 
 /* ---- samples ---- */
 
-bool rfi_graph_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]) {
-  char ours[RFI_TYPE_TEXT], theirs[RFI_TYPE_TEXT] = "no type";
-  const size_t shape = sizeof *want->shape * (size_t)want->rank; /* what is behind it is the caller's to leave */
-  if (given->dtype == want->dtype && given->rank == want->rank && memcmp(given->shape, want->shape, shape) == 0)
-    return true;
-  if ((unsigned)given->dtype < RFR_DTYPE_COUNT && given->rank >= 0 && given->rank <= RFR_MAX_RANK)
-    rfi_type_text(theirs, given);
-  rfi_snprintf(text, RFI_GIVEN_TEXT, "it is %s, %s is given", rfi_type_text(ours, want), theirs);
-  return false;
-}
-
 static rfr_status take_sample(rfi_callable *c, const rfr_binding *b) {
   char other[RFI_GIVEN_TEXT];
   const int in = rfi_port_find(c->in, c->n_in, b->name);

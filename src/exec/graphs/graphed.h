@@ -230,9 +230,6 @@ extern const char RFI_GRAD_PREFIX[];  /* of main gradients' and cotangents' name
 extern const char RFI_WHOLE_PREFIX[]; /* before that, of a sharded parameter's whole gradient */
 
 /* ---- graph_ports.c ---- */
-enum { RFI_GIVEN_TEXT = 2 * RFI_TYPE_TEXT + 32 };
-/* The caller's description of what has type `want`; false: of another type, and `text` says which. */
-bool rfi_graph_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]);
 /* A port in a slot. */
 rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
 /* Links, fixed memory and samples of a callable's description. */
@@ -244,6 +241,9 @@ rfr_status rfi_graph_fixed_of(const rfr_graphs *g, int callable, const rfr_calla
 rfr_status rfi_graph_check_apart(const rfr_graphs *g, const rfi_calls *calls);
 
 /* ---- graph_memory.c ---- */
+enum { RFI_GIVEN_TEXT = 2 * RFI_TYPE_TEXT + 32 };
+/* The caller's description of what has type `want`; false: of another type, and `text` says which. */
+bool rfi_graph_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]);
 enum { RFI_CALLERS_ALIGNMENT = 16 }; /* what kernels are chosen for */
 /* Kernels take a main gradient as flat memory: it is dense. */
 rfr_status rfi_graph_check_view(const rfr_main_gradient *m, const rfr_type *type);
