@@ -229,9 +229,10 @@ RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *input
  * hold until the slot's last gradient has run; without gradients, until its next forward or the next step begins. One
  * that has the name of a state which it is a new version of is the state, and holds until that is written again; no
  * other is such a state's memory, or a sharded parameter's: copies of them may be outputs. An input may be what calls
- * have given, where it is, as long as that holds; a linked output holds until its reader has run. Errors:
- * graphs.order, naming what the schedule wants; replay.signature, naming the first field that differs; argument, for
- * memory of a slot where nothing holds any more; nothing has run then. */
+ * have given, where it is, as long as that holds; a linked output holds until its reader has run. A GPU may
+ * be given memory of the host's, splits too: that is copied in front of the launch, and the driver may wait for it.
+ * Errors: graphs.order, naming what the schedule wants; replay.signature, naming the first field that differs;
+ * argument, for memory of a slot where nothing holds any more; nothing has run then. */
 RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs,
                                       int n_inputs, rfr_tensor *outputs, int n_outputs);
 /* The backward. `output_grads`: one binding per output, by position or by name, but of those alone that have a gradient
