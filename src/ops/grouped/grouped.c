@@ -16,8 +16,19 @@
 
 static bool is_operand(rfr_dtype d) { return d == RFR_F32 || d == RFR_BF16 || d == RFR_F16; }
 
+/* What quantizes to a type, which no kernel multiplies by groups yet. */
+static const char *recipes_of(rfr_dtype dtype) {
+  return dtype == RFR_E4M3 ? "FP8 and MXFP8" : dtype == RFR_E5M2 ? "FP8 gradients" : dtype == RFR_E2M1 ? "NVFP4" : NULL;
+}
+
 /* Operand i holds products' factors or results: f32, bf16 or f16, of this rank. */
 static rfr_status matrix(const rfi_infer *c, int i, int rank) {
+  const rfr_dtype dtype = c->in[i].dtype;
+  const int last = c->def->n_operands - 1;
+  if (recipes_of(dtype))
+    return rfi_fail(RFI_E_TRACE_SHAPE,
+                    "%s is %s, not f32, bf16 or f16: there are no grouped products of %s; pass what was quantized",
+                    c->def->operand[i < last ? i : last], rfr_dtype_name(dtype), recipes_of(dtype));
   RFI_TRY(rfi_rule_float(c, i));
   return rfi_rule_rank(c, i, rank, rank);
 }

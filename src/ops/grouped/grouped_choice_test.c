@@ -188,9 +188,13 @@ static void refuses_types_to_come(void **state) {
     const char *recipe;
     rfr_dtype dtype;
     const char *text;
-  } recipes[] = {{"fp8 delayed", RFR_E4M3, "is e4m3, not"}, {"fp8 current", RFR_E4M3, "is e4m3, not"},
-                 {"fp8 block", RFR_E4M3, "is e4m3, not"},   {"fp8 of gradients", RFR_E5M2, "is e5m2, not"},
-                 {"mxfp8", RFR_E4M3, "is e4m3, not"},       {"nvfp4", RFR_E2M1, "is e2m1, not"}};
+  } recipes[] = {
+      {"fp8 delayed", RFR_E4M3, "is e4m3, not f32, bf16 or f16: there are no grouped products of FP8"},
+      {"fp8 current", RFR_E4M3, "of FP8"},
+      {"fp8 block", RFR_E4M3, "of FP8"},
+      {"fp8 of gradients", RFR_E5M2, "is e5m2, not f32, bf16 or f16: there are no grouped products of FP8 gr"},
+      {"mxfp8", RFR_E4M3, "and MXFP8; pass what was quantized"},
+      {"nvfp4", RFR_E2M1, "is e2m1, not f32, bf16 or f16: there are no grouped products of NVFP4"}};
   for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++)
     for (int which = 0; which < 2; which++) {
       rfr_trace *t;
