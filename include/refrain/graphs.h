@@ -6,8 +6,9 @@
  * A callable is a recorded forward: its trace's inputs of role input and input_grad are what each call gives, trainable
  * and frozen ones its parameters, states and constants are shared by name among all callables. Names that begin with
  * "grad." or "whole." are the library's. Its outputs that depend on a parameter or on an input_grad get a gradient in
- * the backward. A slot is the memory of one microbatch in flight within a stage; a stage is a run of callables. After
- * rfr_graphs_create nothing is allocated but by rfr_graphs_reschedule and rfr_graphs_rebind.
+ * the backward, and are not called as a trained parameter is. A slot is the memory of one microbatch in flight within a
+ * stage; a stage is a run of callables. After rfr_graphs_create nothing is allocated but by rfr_graphs_reschedule and
+ * rfr_graphs_rebind.
  *
  *   rfr_callable c = rfr_callable_default();
  *   c.name = "layer", c.trace = t;                        // x of role input_grad, output y

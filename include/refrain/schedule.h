@@ -110,7 +110,7 @@ RFR_API rfr_status rfr_schedule_add_communication(const rfr_schedule *s, rfr_sch
 
 /* Accepts NULL. Before the context. */
 RFR_API void rfr_schedule_destroy(rfr_schedule *s);
-/* The text form, which reads back equal. */
+/* The text form, which reads back equal, but for what rfr_schedule_set_layers gave: layers are not in it. */
 RFR_API rfr_status rfr_schedule_print(const rfr_schedule *s, rfr_write_fn write, void *user);
 
 typedef struct rfr_schedule_info {

@@ -101,6 +101,9 @@ static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached
     rfi_port *p = &c->out[k];
     if (p->value < 0 || !reached[p->value]) continue;
     const rfr_type type = t->values[p->value].type;
+    const int same = rfi_names_find(&t->input_names, p->name);
+    if (same >= 0 && t->values[t->inputs[same]].role == RFR_ROLE_TRAINABLE)
+      return refuse(c, "both have a gradient, which is found by the name: an output and a trained parameter", p->name);
     const char *name = grad_name(t, p->name);
     if (!name) return RFR_NO_MEMORY;
     p->grad = rfr_input_at(t, nowhere, name, RFR_ROLE_INPUT, type.dtype, type.rank, type.shape);

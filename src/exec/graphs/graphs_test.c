@@ -194,6 +194,27 @@ static rfr_status try_create(rfr_callable *c, int n, const rfr_graphs_options *o
   return s;
 }
 
+/* Gradients are found by name: an output that has one is not called as a trained parameter is, but as an input. */
+static void test_names_of_outputs(void **state) {
+  (void)state;
+  static const char *const names[] = {"w", "x", "frozen"};
+  for (int k = 0; k < 3; k++) {
+    rfr_trace *t;
+    rfr_callable c = rfr_callable_default();
+    const int64_t act[2] = {T, C}, square[2] = {C, C};
+    OK(rfr_trace_create(ctx, &t));
+    rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, act);
+    rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 2, square);
+    rfr_value frozen = rfr_input(t, "frozen", RFR_ROLE_FROZEN, RFR_F32, 2, square);
+    rfr_output(t, names[k], rfr_linear(t, rfr_linear(t, x, w, RFR_NONE), frozen, RFR_NONE));
+    OK(rfr_trace_finish(t));
+    c.trace = t;
+    if (k == 0) rft_refused(try_create(&c, 1, NULL), "graphs.callable", "an output and a trained parameter \"w\"");
+    else OK(try_create(&c, 1, NULL));
+    rfr_trace_destroy(t);
+  }
+}
+
 static void test_descriptions(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
@@ -596,8 +617,13 @@ static void test_memory(void **state) {
 
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_blocks), rft_context_test(test_schedules),           rft_context_test(test_microbatches),
-      rft_context_test(test_frozen), rft_context_test(test_order_and_signature), rft_context_test(test_memory),
+      rft_context_test(test_blocks),
+      rft_context_test(test_schedules),
+      rft_context_test(test_microbatches),
+      rft_context_test(test_frozen),
+      rft_context_test(test_order_and_signature),
+      rft_context_test(test_memory),
+      rft_context_test(test_names_of_outputs),
       rft_context_test(test_hooks),
   };
   const struct CMUnitTest on_the_host[] = {
