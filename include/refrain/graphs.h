@@ -39,7 +39,8 @@ extern "C" {
 typedef struct rfr_graphs rfr_graphs;
 
 /* An input that is another callable's output, in its own bytes: `output` of an earlier callable of the same stage. That
- * output's gradient is then this input's, and is passed on inside too. An output goes to one such input at most. */
+ * output's gradient is then this input's, and is passed on inside too; where it has none, as one of a frozen callable,
+ * the input has none either, as if its role were input. An output goes to one such input at most. */
 typedef struct rfr_callable_link {
   const char *input;
   int callable;

@@ -324,6 +324,18 @@ static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
   return RFR_OK;
 }
 
+/* Of a linked input: the other end has no gradient, so nobody could be given this one's. */
+static bool is_dead_end(const rfr_graphs *g, const rfi_callable *c, const rfr_callable *desc, const char *input) {
+  for (int i = 0; i < desc->n_links; i++) {
+    const rfr_callable_link *l = &desc->links[i];
+    if (!l->input || strcmp(l->input, input) != 0 || l->callable < 0 || l->callable >= c - g->callable) continue;
+    const rfi_callable *from = &g->callable[l->callable];
+    const int out = rfi_port_find(from->out, from->n_out, l->output);
+    return out >= 0 && from->out[out].grad < 0;
+  }
+  return false;
+}
+
 static rfr_status record_joint(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, int64_t site,
                                rfr_trace **out) {
   rfr_status s;
@@ -331,6 +343,10 @@ static rfr_status record_joint(rfr_graphs *g, rfi_callable *c, const rfr_callabl
   *out = NULL;
   RFI_TRY(rfr_trace_status(desc->trace));
   RFI_TRY(rfi_rewrite_begin(desc->trace, &r));
+  for (int i = 0; i < r.to->n_inputs && !g->inference; i++) {
+    rfi_value *x = &r.to->values[r.to->inputs[i]];
+    if (x->role == RFR_ROLE_INPUT_GRAD && is_dead_end(g, c, desc, x->name)) x->role = RFR_ROLE_INPUT;
+  }
   for (int i = 0; i < desc->trace->n_ops; i++) RFI_GOTO(copy_op(c, &r, i, site));
   for (int k = 0; k < c->n_out; k++)
     if (c->out[k].value >= 0) {

@@ -194,6 +194,64 @@ static rfr_status try_create(rfr_callable *c, int n, const rfr_graphs_options *o
   return s;
 }
 
+/* What is behind frozen callables is as free when it is linked as when it is given: no gradient goes where nobody is
+ * given it, and the last one's weights have the bits of a callable by itself. */
+static void test_frozen_links(void **state) {
+  (void)state;
+  enum { N = 3 };
+  static float x[T * C], dy[T * C], between[T * C], want[C * C];
+  const rft_scene s = {.block = rft_block_linear, .blocks = N, .dtype = RFR_F32, .frozen = 3};
+  const rfr_type type = rft_activation(&s);
+  rfr_callable c[N], alone = rfr_callable_default();
+  rfr_callable_link link[N];
+  rfr_graphs *g, *one;
+  rfr_tensor y, dw, dx, w;
+  for (int i = 0; i < N; i++) {
+    link[i] = (rfr_callable_link){"x", i - 1, "y"};
+    c[i] = rfr_callable_default();
+    c[i].trace = rft_block_trace(&s, i);
+    if (i > 0) c[i].links = &link[i], c[i].n_links = 1;
+  }
+  rfr_trace *given;
+  OK(rfr_trace_create(ctx, &given)); /* the first one's x has no gradient */
+  rfr_output(given, "y", rfr_silu(given, rfr_input(given, "x", RFR_ROLE_INPUT, RFR_F32, 2, type.shape)));
+  OK(rfr_trace_finish(given));
+  rfr_trace_destroy((rfr_trace *)c[0].trace);
+  c[0].trace = given;
+  alone.trace = c[N - 1].trace;
+  OK(rfr_graphs_create(ctx, c, N, NULL, &g));
+  OK(rfr_graphs_create(ctx, &alone, 1, NULL, &one));
+  assert_int_equal(rfr_graphs_ops(g, 1, RFR_ACTION_I), 0);
+  assert_true(rfr_graphs_ops(g, 2, RFR_ACTION_I) < rfr_graphs_ops(one, 0, RFR_ACTION_I));
+  rft_fill_by(&(rfr_tensor){.type = type, .data = x}, 1, 1);
+  rft_fill_by(&(rfr_tensor){.type = type, .data = dy}, 2, 1);
+  for (int i = 0; i < 2; i++) {
+    OK(rfr_graphs_tensor(i ? one : g, "b2.w", &w));
+    rft_fill_by(&w, 3, 0.5f);
+  }
+  OK(rfr_graphs_tensor(g, "b1.w", &w));
+  rft_fill_by(&w, 4, 0.5f);
+  const rfr_binding in = {NULL, type, x}, back = {NULL, type, dy}, again = {NULL, type, between};
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int i = 0; i < N; i++) {
+    OK(rfr_graphs_forward(g, i, 0, &in, i == 0, &y, 1));
+    if (i == 1) memcpy(between, y.data, sizeof between);
+  }
+  OK(rfr_graphs_backward(g, N - 1, 0, &back, 1, NULL, 0));
+  OK(rfr_graphs_end_step(g)); /* the others have none */
+  OK(rfr_graphs_gradient(g, "b2.w", &dw));
+  memcpy(want, dw.data, sizeof want);
+  OK(rfr_graphs_begin_step(one, NULL, 0));
+  OK(rfr_graphs_forward(one, 0, 0, &again, 1, &y, 1));
+  OK(rfr_graphs_backward(one, 0, 0, &back, 1, &dx, 1));
+  OK(rfr_graphs_end_step(one));
+  OK(rfr_graphs_gradient(one, "b2.w", &dw));
+  assert_memory_equal(want, dw.data, sizeof want);
+  rfr_graphs_destroy(g);
+  rfr_graphs_destroy(one);
+  for (int i = 0; i < N; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
+}
+
 /* Gradients are found by name: an output that has one is not called as a trained parameter is, but as an input. */
 static void test_names_of_outputs(void **state) {
   (void)state;
@@ -624,6 +682,7 @@ int main(int argc, char **argv) {
       rft_context_test(test_order_and_signature),
       rft_context_test(test_memory),
       rft_context_test(test_names_of_outputs),
+      rft_context_test(test_frozen_links),
       rft_context_test(test_hooks),
   };
   const struct CMUnitTest on_the_host[] = {
