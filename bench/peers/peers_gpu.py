@@ -421,7 +421,8 @@ def of_transformers(name, config, fig, B, T, compiled, prepare=lambda m: m, mast
                 p.grad = None
         opt.step()
         if master:
-            torch._foreach_copy_(narrow, weights)
+            with torch.no_grad():
+                torch._foreach_copy_(narrow, weights)
         opt.zero_grad(set_to_none=True)
 
     ms = bench(step, pairs=3)
