@@ -8,8 +8,8 @@ Each folder is what save_pretrained writes, with random weights, and beside it
 reference.safetensors: tokens and targets (i32) of one document, its logits, the mean
 cross-entropy and that loss's gradient of every parameter ("d_" before the name), and the
 text that greedy generation makes of its first tokens (prompt included); of experts the loss
-that balances them too, which is then a part of what the gradients are of; all computed in
-f32 on one thread. tests/models_test.c holds our own loader, forward and
+that balances them too, by the library's function for each layer by itself and averaged, which
+is then a part of what the gradients are of; all computed in f32 on one thread. tests/models_test.c holds our own loader, forward and
 backward to them. Needs torch, transformers and safetensors; the build and the tests do not run it.
 """
 import json
@@ -23,6 +23,7 @@ from transformers import (Gemma2Config, Gemma2ForCausalLM, GemmaConfig, GemmaFor
                           LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
                           MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM)
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 VOCAB, LENGTH, PROMPT = 256, 24, 8
 GPT2 = dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32, attn_pdrop=0.0, bos_token_id=0,
@@ -95,6 +96,14 @@ def greedy(model, tokens):
     return text[0].int()
 
 
+def balance_of(model, router_logits):
+    """The mean over layers of what the library makes of all layers at once."""
+    config, k = model.config, model.config.num_experts_per_tok
+    experts = getattr(config, "num_local_experts", None) or config.num_experts
+    each = [load_balancing_loss_func((logits,), experts, k) for logits in router_logits if logits is not None]
+    return sum(each) / len(each)
+
+
 def main():
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", "tests", "models")
     only = sys.argv[2:]
@@ -118,11 +127,12 @@ def main():
         result = model(tokens, output_router_logits=True) if experts else model(tokens)
         logits = result.logits
         loss = torch.nn.functional.cross_entropy(logits[0], targets[0])
-        (loss + result.aux_loss if experts else loss).backward()
+        balance = balance_of(model, result.router_logits) if experts else 0
+        (loss + balance).backward()
         reference = {"tokens": tokens[0].int(), "targets": targets[0].int(), "logits": logits[0].detach().contiguous(),
                      "loss": loss.detach().reshape(1), "greedy": greedy(model, tokens)}
         if experts:
-            reference["balance"] = result.aux_loss.detach().reshape(1)
+            reference["balance"] = balance.detach().reshape(1)
         for key, p in model.named_parameters():
             reference["d_" + key] = p.grad.contiguous()
         save_file(reference, os.path.join(folder, "reference.safetensors"))

@@ -130,9 +130,8 @@ typedef struct rfr_experts {
 RFR_API rfr_value rfr_model_forward_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                             rfr_value tokens, rfr_value offsets, rfr_value step,
                                             const rfr_experts *experts);
-/* f32 (1): rfr_moe_loss, by balance_loss and z_loss, of all layers' logits and index as if they were of one layer, with
- * as many tokens for each that it has: what the transformers library adds to the loss. `targets`, i32 (T), and `ignore`
- * say which tokens count. RFR_NONE: the model has neither factor. */
+/* f32 (1): the mean over layers with experts of rfr_moe_loss by balance_loss and z_loss, of what the forward left of
+ * each. `targets`, i32 (T), and `ignore` say which tokens count. RFR_NONE: the model has neither factor. */
 RFR_API rfr_value rfr_model_routing_loss(rfr_trace *t, const rfr_model_config *c, const rfr_experts *experts,
                                          rfr_value targets, int ignore);
 /* The same for the next rows of a text that is made token by token: tokens and positions i32

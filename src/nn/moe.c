@@ -57,19 +57,17 @@ rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
 
 rfr_value rfr_model_routing_loss(rfr_trace *t, const rfr_model_config *c, const rfr_experts *experts, rfr_value targets,
                                  int ignore) {
-  const int layers = (int)rfr_model_expert_layers(c);
-  const int64_t T = rfr_value_type(t, targets).shape[0], one[2] = {1, T}, all = layers * T;
-  if (layers == 0 || (c->balance_loss == 0.0 && c->z_loss == 0.0)) return RFR_NONE;
-  rfr_scope(t, "routing");
+  const int64_t layers = rfr_model_expert_layers(c);
   const bool given = experts && experts->logits && experts->index;
-  rfr_value logits = given ? experts->logits[0] : RFR_NONE, index = given ? experts->index[0] : RFR_NONE;
-  if (given && layers > 1) {
-    logits = rfr_concat(t, layers, experts->logits, 0);
-    index = rfr_concat(t, layers, experts->index, 0);
-    targets = rfr_expand(t, rfr_reshape(t, targets, 2, one), 0, layers);
-    targets = rfr_reshape(t, rfr_copy(t, targets), 1, &all);
+  const double balance = c->balance_loss / (double)layers, z = c->z_loss / (double)layers;
+  rfr_value loss = RFR_NONE;
+  if (c->balance_loss == 0.0 && c->z_loss == 0.0) return loss;
+  rfr_scope(t, "routing");
+  for (int64_t l = 0; l < layers; l++) {
+    const rfr_value logits = given ? experts->logits[l] : RFR_NONE, index = given ? experts->index[l] : RFR_NONE;
+    const rfr_value own = rfr_moe_loss(t, logits, index, targets, 0, balance, z, ignore);
+    loss = l == 0 ? own : rfr_add(t, loss, own);
   }
-  const rfr_value loss = rfr_moe_loss(t, logits, index, targets, 0, c->balance_loss, c->z_loss, ignore);
   rfr_scope(t, "");
   return loss;
 }
