@@ -35,6 +35,30 @@ const char *cli_device(const cli *c, char buf[160]) {
   return buf;
 }
 
+/* What is there in one line, what is missing in one each; as JSON all of them. */
+static void put_pieces(rfr_ctx *ctx, json *j) {
+  rfr_piece p;
+  const char *before = "for GPUs     ";
+  if (j) json_begin(j, "cuda_pieces", '[');
+  for (int i = 0; rfr_cuda_piece(ctx, i, &p) == RFR_OK; i++) {
+    if (j) {
+      json_begin(j, NULL, '{');
+      json_text(j, "name", p.name);
+      json_text(j, "found", p.found);
+      json_int(j, "missing", p.missing);
+      json_text(j, "costs", p.costs);
+      json_end(j, '}');
+    } else if (p.found[0]) {
+      printf("%s%s", before, p.found);
+      before = ", ";
+    }
+  }
+  if (j) json_end(j, ']');
+  else if (*before == ',') putchar('\n');
+  for (int i = 0; !j && rfr_cuda_piece(ctx, i, &p) == RFR_OK; i++)
+    if (p.missing) printf("missing      %s: %s\n", p.name, p.costs);
+}
+
 rfr_status cli_doctor(cli *c) {
   char model[128];
   rfr_machine m;
@@ -60,6 +84,7 @@ rfr_status cli_doctor(cli *c) {
     json_text(&j, "best_dtype", rfr_dtype_name(m.best_dtype));
     json_int(&j, "has_cuda", has_gpu);
     json_text(&j, "cuda", gpu);
+    put_pieces(c->ctx, &j);
     json_double(&j, "peak_f32", f32);
     json_double(&j, "peak_bf16", bf16);
     json_end(&j, '}');
@@ -74,6 +99,7 @@ rfr_status cli_doctor(cli *c) {
   printf("products     %s, measured %.0f GFLOP/s in f32 and %.0f in bf16\n", m.matmul, f32 * 1e-9, bf16 * 1e-9);
   printf("dtype auto   %s\n", rfr_dtype_name(m.best_dtype));
   printf("GPU          %s\n", gpu);
+  put_pieces(c->ctx, NULL);
   if (!m.matmul_library)
     printf("missing      oneDNN: matrix products run on the portable kernel, which does not use AMX. Its module\n"
            "             belongs into %s and is built where oneDNN's headers are (Debian: libdnnl-dev).\n",

@@ -297,6 +297,11 @@ static void devices(void **state) {
   assert_int_equal(RUN("doctor", "--json"), 0);
   json_t *v = parsed();
   const bool has_cuda = number(v, "has_cuda") != 0;
+  const json_t *pieces = json_object_get(v, "cuda_pieces");
+  assert_true(json_array_size(pieces) > 0);
+  for (size_t i = 0; i < json_array_size(pieces); i++)
+    assert_true(*json_string_value(json_object_get(json_array_get(pieces, i), "costs")) != '\0');
+  if (has_cuda) assert_int_equal(number(json_array_get(pieces, 1), "missing"), 0); /* the driver */
   json_decref(v);
   assert_int_equal(RUN("plan", "small.yaml", "--device", "auto"), 0);
   assert_says(err, has_cuda ? "device: cuda: " : "device: cpu: ");
@@ -314,6 +319,7 @@ static void doctor(void **state) {
   unsetenv("REFRAIN_ONEDNN");
   assert_int_equal(code, 0);
   assert_says(out, "none (turned off)");
+  if (!strstr(out, "missing      CUDA module: no GPU is used")) assert_says(out, "for GPUs     CUDA module");
   assert_says(out, "missing      oneDNN: matrix products run on the portable kernel");
 }
 

@@ -87,6 +87,7 @@ static void contexts(void) {
   rfr_programs *p;
   rfr_machine machine;
   char gpu[8];
+  rfr_piece piece;
   const rfr_op *op;
   rfr_trace *t;
   rfr_run *run;
@@ -106,6 +107,7 @@ static void contexts(void) {
   STATUS(rfr_run_open, NULL, "refrain: 1\n", NULL, NULL, &run);
   STATUS(rfr_machine_describe, NULL, &machine);
   STATUS(rfr_cuda_describe, NULL, gpu, sizeof gpu);
+  STATUS(rfr_cuda_piece, NULL, 0, &piece);
   STATUS(rfr_config_resolve, NULL, "refrain: 1\n", NULL, 0, ignore, NULL);
 }
 

@@ -188,9 +188,19 @@ typedef struct rfr_machine {
   const char *device;      /* the context's: "cpu", "cuda", ... */
 } rfr_machine;
 RFR_API rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out);
-/* The first GPU and its libraries as one line, at most `size` bytes with the NUL: "NVIDIA H200, ...". Looks for them,
- * which loads libraries: not for a run on the CPU. Errors: backend.missing, with why none can be used. */
+/* The context's GPU, the first one for a context of the CPU, and its libraries as one line, at most `size` bytes with
+ * the NUL: "NVIDIA H200, ...". Looks for them, which loads libraries: not for a run on the CPU. Errors:
+ * backend.missing, with why none can be used. */
 RFR_API rfr_status rfr_cuda_describe(rfr_ctx *ctx, char *text, size_t size);
+
+/* One of the pieces that GPUs need: the module, the driver, libraries. */
+typedef struct rfr_piece {
+  const char *name, *costs; /* what is not there without it; static */
+  char found[160];          /* with its version; "": nothing was */
+  int missing;              /* 1: nothing was found, or what was is too old */
+} rfr_piece;
+/* The i-th, 0 based: RFR_INVALID past the end. Looks for them as rfr_cuda_describe does. */
+RFR_API rfr_status rfr_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out);
 
 /* Writes the resolved configuration as YAML; with `sources` each line ends with where
  * its value comes from. What it passes over is a warning to options->on_event. Errors: config.*. */

@@ -22,6 +22,7 @@
 #include "dist/comm.h"
 #include "ops/call.h"
 #include "refrain/program.h"
+#include "refrain/train.h"
 
 typedef struct rfi_device rfi_device; /* an open device: the backend's own */
 typedef struct rfi_graph rfi_graph;
@@ -97,6 +98,7 @@ rfr_status rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out);
 
 /* What the CUDA module found: device and libraries, as one line. Errors: backend.missing, with the reason. */
 rfr_status rfi_backend_describe_cuda(rfr_ctx *ctx, char *text, size_t size);
+rfr_status rfi_backend_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out); /* rfr_cuda_piece */
 
 extern const rfi_backend rfi_backend_cpu;
 

@@ -45,7 +45,18 @@ rfr_status rfi_backend_describe_cuda(rfr_ctx *ctx, char *text, size_t size) {
   const rfi_cuda_module *module;
   text[0] = '\0';
   RFI_TRY(load(ctx, &module));
-  return module->describe(text, size);
+  return module->describe(ctx, text, size);
+}
+
+rfr_status rfi_backend_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out) {
+  const rfi_cuda_module *module;
+  const rfr_status s = load(ctx, &module);
+  *out = (rfr_piece){.name = "CUDA module",
+                     .costs = "no GPU is used, and no plan made for one (cuda:none); it is built where nvcc is",
+                     .missing = s != RFR_OK};
+  if (i == 0 && s == RFR_OK) snprintf(out->found, sizeof out->found, "CUDA module");
+  if (i == 0) return RFR_OK;
+  return s == RFR_OK ? module->piece(i - 1, out) : rfi_fail(RFI_E_ARGUMENT, "there is no piece %d", i);
 }
 
 rfr_status rfr_comm_nccl_id(rfr_ctx *ctx, void *id) {

@@ -61,3 +61,9 @@ rfr_status rfr_cuda_describe(rfr_ctx *ctx, char *text, size_t size) {
   if (!text || size == 0) return rfi_fail(RFI_E_ARGUMENT, "no room for a text");
   return rfi_backend_describe_cuda(ctx, text, size);
 }
+
+rfr_status rfr_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out) {
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
+  RFI_TRY(rfi_check_handle(out, "rfr_piece"));
+  return rfi_backend_cuda_piece(ctx, i, out);
+}

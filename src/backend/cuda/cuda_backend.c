@@ -9,9 +9,9 @@
  * memory has addresses that nobody may use, and running is refused. It is for plans.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/cuda_find.h"
 #include "backend/cuda/cuda_module.h"
 #include "backend/cuda/lt.h"
 #include "backend/cuda/nccl.h"
@@ -81,41 +81,6 @@ static int64_t free_bytes(void) {
 
 /* ---- opening ---- */
 
-static rfr_status parse_device(const char *text, int *ordinal) {
-  char *end;
-  *ordinal = 0;
-  if (strcmp(text, "cuda") == 0) return RFR_OK;
-  if (strcmp(text, "cuda:none") == 0) {
-    *ordinal = -1;
-    return RFR_OK;
-  }
-  *ordinal = (int)strtol(text + 5, &end, 10);
-  if (strncmp(text, "cuda:", 5) != 0 || end == text + 5 || *end || *ordinal < 0)
-    return core->fail(RFI_E_ARGUMENT, "device \"%s\" is none of cuda, cuda:N, cuda:none", text);
-  return RFR_OK;
-}
-
-static rfr_status read_info(int ordinal, bool portable, rfi_cuda_info *info) {
-  int n = 0;
-  *info = (rfi_cuda_info){ordinal, 132, 9, 0, portable};
-  if (ordinal < 0) return RFR_OK;
-  cudaError_t e = cudaGetDeviceCount(&n);
-  if (e != cudaSuccess || n == 0) {
-    cudaGetLastError();
-    return core->fail(RFI_E_BACKEND_MISSING, "no NVIDIA GPU can be used here: %s",
-                      e == cudaSuccess ? "there is none" : cudaGetErrorString(e));
-  }
-  if (ordinal >= n)
-    return core->fail(RFI_E_BACKEND_MISSING, "there is no device cuda:%d; the machine has %d", ordinal, n);
-  CUDA(cudaDeviceGetAttribute(&info->sms, cudaDevAttrMultiProcessorCount, ordinal), "reading the device");
-  CUDA(cudaDeviceGetAttribute(&info->major, cudaDevAttrComputeCapabilityMajor, ordinal), "reading the device");
-  CUDA(cudaDeviceGetAttribute(&info->minor, cudaDevAttrComputeCapabilityMinor, ordinal), "reading the device");
-  if (info->major < 8)
-    return core->fail(RFI_E_BACKEND_MISSING, "the kernels need compute capability 8.0; cuda:%d has %d.%d", ordinal,
-                      info->major, info->minor);
-  return RFR_OK;
-}
-
 static void device_close(rfi_device *d) {
   int before;
   if (!d) return;
@@ -154,8 +119,8 @@ static rfr_status device_open(rfr_ctx *ctx, rfi_device **out) {
   rfi_cuda_info info;
   rfi_device *d = NULL;
   *out = NULL;
-  RFI_TRY(parse_device(core->device(ctx), &ordinal));
-  RFI_TRY(read_info(ordinal, core->portable(ctx), &info));
+  RFI_TRY(rfi_cuda_parse_device(core, core->device(ctx), &ordinal));
+  RFI_TRY(rfi_cuda_find(core, ordinal, core->portable(ctx), &info));
   RFI_TRY(core->alloc(ctx, sizeof *d, (void **)&d));
   d->info = info;
   d->ctx = ctx;
@@ -602,6 +567,8 @@ static rfr_status set_stream(rfi_device *d, void *stream) {
 }
 
 static rfr_status poll(rfi_device *d, bool *idle) {
+  *idle = true;
+  if (d->info.ordinal < 0) return RFR_OK;
   cudaError_t e = cudaStreamQuery(d->at);
   *idle = e == cudaSuccess;
   if (e != cudaErrorNotReady) RFI_TRY(rfi_cuda_check(e, "asking the device"));
@@ -610,32 +577,16 @@ static rfr_status poll(rfi_device *d, bool *idle) {
 
 /* ---- the module ---- */
 
-static rfr_status describe(char *text, size_t size) {
-  struct cudaDeviceProp p;
-  rfi_cuda_info info;
-  int driver = 0, runtime = 0;
-  text[0] = '\0';
-  RFI_TRY(read_info(0, false, &info));
-  CUDA(cudaGetDeviceProperties(&p, 0), "reading the device");
-  cudaDriverGetVersion(&driver);
-  cudaRuntimeGetVersion(&runtime);
-  char lt[64], nccl[64];
-  rfi_lt_describe(core, lt, sizeof lt);
-  rfi_nccl_describe(core, nccl, sizeof nccl);
-  snprintf(text, size, "%s, compute capability %d.%d, %d multiprocessors, %.0f GiB, driver for CUDA %d.%d, %s, %s",
-           p.name, p.major, p.minor, p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30), driver / 1000,
-           driver % 1000 / 10, lt, nccl);
-  return RFR_OK;
-}
-
+static rfr_status describe(rfr_ctx *ctx, char *text, size_t size) { return rfi_cuda_describe(core, ctx, text, size); }
+static rfr_status piece(int i, rfr_piece *out) { return rfi_cuda_piece(core, i, out); }
 static rfr_status nccl_id(void *id) { return rfi_nccl_id(core, id); }
 
 static rfr_status nccl_create(rfr_ctx *ctx, const void *id, int size, int rank, double timeout, rfr_comm **out) {
   rfi_cuda_info info;
   int ordinal;
-  RFI_TRY(parse_device(core->device(ctx), &ordinal));
+  RFI_TRY(rfi_cuda_parse_device(core, core->device(ctx), &ordinal));
   if (ordinal < 0) return core->fail(RFI_E_BACKEND_MISSING, "device cuda:none is for plans alone; nothing runs on it");
-  RFI_TRY(read_info(ordinal, false, &info));
+  RFI_TRY(rfi_cuda_find(core, ordinal, false, &info));
   return rfi_nccl_create(core, ctx, ordinal, id, size, rank, timeout, out);
 }
 
@@ -669,7 +620,7 @@ static const rfi_backend backend = {
 };
 
 const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host) {
-  static const rfi_cuda_module module = {&backend, describe, nccl_id, nccl_create};
+  static const rfi_cuda_module module = {&backend, describe, piece, nccl_id, nccl_create};
   core = host;
   rfi_cuda_errors_go_to(host->fail);
   return &module;

@@ -30,10 +30,11 @@ typedef struct rfi_cuda_host {
                             int n_edges);
 } rfi_cuda_host;
 
-/* Also what `doctor` asks: *text says what was found, or what is missing. */
+/* Also what `doctor` asks: what was found, and the pieces behind the module itself. */
 typedef struct rfi_cuda_module {
   const rfi_backend *backend;
-  rfr_status (*describe)(char *text, size_t size);
+  rfr_status (*describe)(rfr_ctx *ctx, char *text, size_t size);
+  rfr_status (*piece)(int i, rfr_piece *out);
   rfr_status (*nccl_id)(void *id);
   rfr_status (*nccl_create)(rfr_ctx *ctx, const void *id, int size, int rank, double timeout, rfr_comm **out);
 } rfi_cuda_module;

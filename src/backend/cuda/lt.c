@@ -90,14 +90,15 @@ void rfi_lt_close(rfi_lt *lt) {
   lt->core->free(lt->ctx, lt);
 }
 
-void rfi_lt_describe(const rfi_cuda_host *core, char *text, size_t size) {
+bool rfi_lt_describe(const rfi_cuda_host *core, char *text, size_t size) {
   functions f;
   if (load_functions(core, &f) != RFR_OK) {
     snprintf(text, size, "no cuBLASLt 13");
-    return;
+    return false;
   }
   const size_t v = f.cublasLtGetVersion();
   snprintf(text, size, "cuBLASLt %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+  return true;
 }
 
 /* ---- products ---- */

@@ -27,7 +27,7 @@ rfr_status rfi_lt_bind(rfi_lt *lt, rfi_bound *b);
 const char *rfi_lt_choice(const rfi_lt *lt, int i);
 rfr_status rfi_lt_choose(rfi_lt *lt, int i, cudaStream_t stream, const char *stored, char value[RFI_CHOICE]);
 
-/* "cuBLASLt 13.1.0", or that there is none. */
-void rfi_lt_describe(const rfi_cuda_host *core, char *text, size_t size);
+/* "cuBLASLt 13.1.0"; false: there is none, which the text says. */
+bool rfi_lt_describe(const rfi_cuda_host *core, char *text, size_t size);
 
 #endif

@@ -102,11 +102,13 @@ static rfr_status load_functions(const rfi_cuda_host *core, functions *f, int *v
   return RFR_OK;
 }
 
-void rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size) {
+bool rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size) {
   functions f;
   int version;
-  if (load_functions(core, &f, &version) != RFR_OK) snprintf(text, size, "no NCCL");
-  else snprintf(text, size, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+  const bool found = load_functions(core, &f, &version) == RFR_OK;
+  if (found) snprintf(text, size, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+  else snprintf(text, size, "no NCCL");
+  return found;
 }
 
 /* ---- running ---- */

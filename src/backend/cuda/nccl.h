@@ -21,7 +21,7 @@ rfr_status rfi_nccl_alive(rfr_comm *comm);
 rfr_status rfi_nccl_poll(rfr_comm *comm, bool idle, double *since);
 /* Waits for what is on a stream; not for ever for a rank that is gone. */
 rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what);
-/* "NCCL 2.28.9", or that there is none. */
-void rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size);
+/* "NCCL 2.28.9"; false: there is none, which the text says. */
+bool rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size);
 
 #endif
