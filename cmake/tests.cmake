@@ -114,6 +114,11 @@ if(TARGET refrain_cuda AND TARGET refrain_cli AND NOT RFR_SANITIZE)
   add_test(NAME cuda_plan_no_branch COMMAND refrain_cli plan ${small} --device cuda:none)
   set_tests_properties(cuda_plan_no_branch PROPERTIES PASS_REGULAR_EXPRESSION
                                                       "branch +0 bytes +none: [0-9]+ would be more than the budget has")
+  # What a GPU does not take is told.
+  add_test(NAME cuda_refused_heads COMMAND refrain_cli plan ${small} --device cuda:none
+                                           --set model.head_dim=512)
+  set_tests_properties(cuda_refused_heads PROPERTIES PASS_REGULAR_EXPRESSION
+                       "attention, in [^ ]+ on CUDA: 4 heads of 512. its kernels take 65535 at most, of 256")
   # The line tells what is there or what is missing; the program works either way.
   add_test(NAME cuda_doctor COMMAND refrain_cli doctor)
   set_tests_properties(cuda_doctor PROPERTIES PASS_REGULAR_EXPRESSION

@@ -31,7 +31,7 @@ typedef struct rfi_bound { /* one op, ready to run */
   int op;                  /* in the lowered trace */
   rfi_kernel_fn run;
   const char *kernel;     /* what `run` is, for people: rfr_op_time */
-  const char *why;        /* what keeps the op from faster code; NULL: nothing that is known */
+  const char *why;        /* what keeps the op from faster code, or from any; NULL: nothing that is known */
   const rfi_opr *recorded; /* the op, for what names it: messages, profilers */
   rfi_call call;
   int64_t workspace;

@@ -85,8 +85,9 @@ static rfr_status bind_op(const rfi_machine *m, const rfr_trace *t, int i, rfi_a
                             .user = op->def->outside ? op->def->outside->user : NULL}};
   RFI_TRY(m->backend->bind(m->device, op, m->strings, b));
   if (b->run) return op->def->flags & RFI_COLLECTIVE ? bind_comm(m, op, b) : RFR_OK;
-  return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on %s", op->def->name,
-                     op->scope[0] ? ", in " : "", op->scope, m->backend->name);
+  return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on %s%s%s",
+                     op->def->name, op->scope[0] ? ", in " : "", op->scope, m->backend->name, b->why ? ": " : "",
+                     b->why ? b->why : "");
 }
 
 rfr_status rfi_bind_ops(const rfi_machine *m, const rfr_trace *t, rfi_bound *bound, int *n) {

@@ -18,6 +18,7 @@
 #include "backend/cuda/ranges.h"
 #include "backend/cuda/table.h"
 #include "backend/cuda/units.h"
+#include "ops/attention/attention_limits.h"
 #include "ops/grouped/grouped.h"
 #include "ops/loss/head.h"
 
@@ -256,6 +257,21 @@ static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfr_call *call) {
   return RFR_OK;
 }
 
+/* Why there is no kernel, where it is not the types or strides. */
+static const char *refuses(const rfi_opr *op, rfi_arena *memory, const rfr_call *call) {
+  enum { ROOM = 160 };
+  const bool attention = strncmp(op->def->name, "attention", strlen("attention")) == 0;
+  if (op->def->outside) return "ops from outside the library have kernels for the CPU alone";
+  if (!attention) return NULL;
+  const rfr_type *q =
+      &call->in[op->def->code == RFI_OP_attention || op->def->code == RFI_OP_attention_cached ? 0 : 1].type;
+  char *text = core->arena_alloc(memory, ROOM);
+  if (!text || (q->shape[2] <= RFI_ATTENTION_MOST_D && q->shape[1] <= RFI_ATTENTION_MOST_HEADS)) return NULL;
+  snprintf(text, ROOM, "%lld heads of %lld; its kernels take %d at most, of %d at most", (long long)q->shape[1],
+           (long long)q->shape[2], RFI_ATTENTION_MOST_HEADS, RFI_ATTENTION_MOST_D);
+  return text;
+}
+
 static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
   const rfi_cuda_kernel *kernel = op->def->outside ? NULL : rfi_cuda_kernel_of(op->def->code);
   b->call.stream = d->stream;
@@ -265,7 +281,10 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
-  if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) return RFR_OK;
+  if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) {
+    b->why = refuses(op, memory, &b->call);
+    return RFR_OK;
+  }
   if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(d, memory, &b->call));
   b->run = kernel->run;
   b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";

@@ -12,9 +12,10 @@
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/attention/attention_cuda.h"
+#include "ops/attention/attention_limits.h"
 #include "ops/attention/documents.cuh"
 
-enum { ROWS = 16, LANES = 8, THREADS = ROWS * LANES, MOST_D = 256, PER_LANE = MOST_D / LANES };
+enum { ROWS = 16, LANES = 8, THREADS = ROWS * LANES, MOST_D = RFI_ATTENTION_MOST_D, PER_LANE = MOST_D / LANES };
 
 typedef struct matrix { /* (T, heads, D) */
   const void *data;
@@ -338,8 +339,11 @@ static size_t backward_workspace(const rfr_call *call) {
   return ends_bytes(call, 6) + (size_t)(call->in[1].type.shape[0] * call->in[1].type.shape[1]) * sizeof(float);
 }
 
-/* k is operand 1 of the forward, q of the backward: as wide as each other. */
-static int takes(const rfr_call *call) { return call->in[1].type.shape[2] <= MOST_D; }
+static int takes_of(const rfr_arg *q) {
+  return q->type.shape[2] <= MOST_D && q->type.shape[1] <= RFI_ATTENTION_MOST_HEADS;
+}
+static int takes(const rfr_call *call) { return takes_of(&call->in[0]); }
+static int takes_bwd(const rfr_call *call) { return takes_of(&call->in[1]); }
 
 extern "C" const rfi_cuda_kernel rfi_attention_any = {forward, forward_workspace, takes};
-extern "C" const rfi_cuda_kernel rfi_attention_any_bwd = {backward, backward_workspace, takes};
+extern "C" const rfi_cuda_kernel rfi_attention_any_bwd = {backward, backward_workspace, takes_bwd};

@@ -11,9 +11,10 @@
  * not take give 0. All in f32.
  */
 #include "backend/cuda/kernels.cuh"
+#include "ops/attention/attention_limits.h"
 #include "ops/decode/cursor.h"
 
-enum { WARPS = 8, THREADS = 32 * WARPS, KEYS = 4, MOST_D = 256, PER_LANE = MOST_D / 32 };
+enum { WARPS = 8, THREADS = 32 * WARPS, KEYS = 4, MOST_D = RFI_ATTENTION_MOST_D, PER_LANE = MOST_D / 32 };
 
 template <typename T> struct operand { /* (rows, heads, D) */
   const T *data;
@@ -130,12 +131,11 @@ static rfr_status run(const rfr_call *call) {
   return rfi_cuda_launched("attention_cached");
 }
 
-/* A grid has 65535 heads at most. */
 static int takes(const rfr_call *call) {
   const rfr_type *q = &call->in[0].type;
   for (int i = 0; i < 3; i++)
     if (call->in[i].type.dtype != call->out[0].type.dtype || q->dtype == RFR_F64) return 0;
-  return q->shape[2] <= MOST_D && q->shape[1] <= 65535 && q->shape[0] <= INT32_MAX;
+  return q->shape[2] <= MOST_D && q->shape[1] <= RFI_ATTENTION_MOST_HEADS && q->shape[0] <= INT32_MAX;
 }
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(attention_cached) = {run, NULL, takes};
