@@ -190,7 +190,9 @@ typedef struct rfr_graphs_options {
   /* As in rfr_compile_options, of all callables together; default: keep. What a trace marks by rfr_set_recompute is
    * marked here too. Inference has nothing to make again. */
   rfr_recompute recompute;
-  /* Memory of the caller's for parameters, states and constants, which outlives the graphs; others are ours. */
+  /* Memory of the caller's for parameters, states and constants, which outlives the graphs; others are ours. This and
+   * other memory that graphs keep is the device's, at multiples of 16 bytes: on a GPU, memory of the host that is not
+   * pinned and another GPU's are refused (program.state, graphs.callable). */
   const rfr_binding *tensors;
   int n_tensors;
   const rfr_main_gradient *gradients; /* of those parameters where the default, ours and cleared, will not do */

@@ -65,6 +65,7 @@ typedef struct rfi_backend {
   rfr_status (*fill)(rfi_device *d, void *to, unsigned char byte, size_t n);
   rfr_status (*copy)(rfi_device *d, void *to, const void *from, size_t n); /* host or device on either side; waits */
   rfr_status (*move)(rfi_device *d, void *to, const void *from, size_t n); /* the same without waiting: enqueued */
+  bool (*reaches)(const rfi_device *d, const void *memory); /* kernels may be given it; false: surely not */
   rfr_status (*inspect)(rfi_device *d, rfi_range *ranges, int n); /* marks the broken; they lie in a ring; waits */
   rfr_status (*memory_use)(rfi_device *d, rfr_memory_use *out);   /* *out is zeroed */
 

@@ -92,6 +92,11 @@ static rfr_status fault_move(rfi_device *d, void *to, const void *from, size_t n
   return cpu()->move(d, to, from, n);
 }
 
+static bool fault_reaches(const rfi_device *d, const void *memory) {
+  (void)d;
+  return memory != rft_faults.away;
+}
+
 static rfr_status fault_inspect(rfi_device *d, rfi_range *ranges, int n) {
   RFI_TRY(enter(RFT_ENTRY_inspect));
   return cpu()->inspect(d, ranges, n);
@@ -186,6 +191,7 @@ const rfi_backend rft_fault_backend = {
     .fill = fault_fill,
     .copy = fault_copy,
     .move = fault_move,
+    .reaches = fault_reaches,
     .inspect = fault_inspect,
     .memory_use = fault_memory_use,
     .bind = fault_bind,

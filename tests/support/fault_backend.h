@@ -26,7 +26,8 @@ typedef struct rft_fault {
   int64_t k;
   bool sticky;
   int64_t cap; /* most bytes of arena at a time; 0: no limit */
-  int version; /* of its library, in halves; 0 has one product to choose for, all others two */
+  const void *away; /* is not its memory */
+  int version;      /* of its library, in halves; 0 has one product to choose for, all others two */
   /* what happened */
   int64_t calls[RFT_ENTRY_N];
   bool failed, dead;

@@ -80,6 +80,11 @@ static rfr_status memory_copy(rfi_device *d, void *to, const void *from, size_t 
   return RFR_OK;
 }
 
+static bool memory_reaches(const rfi_device *d, const void *memory) {
+  (void)d, (void)memory;
+  return true;
+}
+
 static rfr_status memory_inspect(rfi_device *d, rfi_range *ranges, int n) {
   (void)d;
   for (int i = 0; i < n; i++) {
@@ -257,6 +262,7 @@ const rfi_backend rfi_backend_cpu = {
     .fill = memory_fill,
     .copy = memory_copy,
     .move = memory_copy,
+    .reaches = memory_reaches,
     .inspect = memory_inspect,
     .memory_use = memory_use,
     .bind = bind,

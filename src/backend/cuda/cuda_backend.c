@@ -215,6 +215,19 @@ static rfr_status memory_move(rfi_device *d, void *to, const void *from, size_t 
   return leave(d, before, rfi_cuda_check(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->at), "copying"));
 }
 
+/* Another GPU's memory is not, whether or not the caller has made it so; the host's is where it is pinned. */
+static bool memory_reaches(const rfi_device *d, const void *memory) {
+  struct cudaPointerAttributes a;
+  int before, pageable = 0;
+  if (d->info.ordinal < 0 || enter(d, &before) != RFR_OK) return true;
+  const cudaError_t e = cudaPointerGetAttributes(&a, memory);
+  cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, d->info.ordinal);
+  cudaGetLastError();
+  leave(d, before, RFR_OK);
+  if (e != cudaSuccess || a.type == cudaMemoryTypeUnregistered) return e != cudaSuccess || pageable;
+  return a.type == cudaMemoryTypeDevice ? a.device == d->info.ordinal : a.devicePointer == memory;
+}
+
 static rfr_status inspect(rfi_device *d, rfi_range *ranges, int n) {
   RFI_TRY(rfi_cuda_inspect(ranges, n, d->at));
   return synchronize(d);
@@ -623,6 +636,7 @@ static const rfi_backend backend = {
     .fill = memory_fill,
     .copy = memory_copy,
     .move = memory_move,
+    .reaches = memory_reaches,
     .inspect = memory_inspect,
     .memory_use = memory_use,
     .bind = bind,

@@ -28,6 +28,14 @@ bool rfi_graph_is_type(const rfr_type *want, const rfr_type *given, char text[RF
   return false;
 }
 
+const char *rfi_graph_place_lacks(const rfr_graphs *g, const void *data) {
+  enum { ALIGNMENT = 16 }; /* what kernels are chosen for */
+  return !data                                       ? "no data is given"
+         : (uintptr_t)data % ALIGNMENT               ? "it is not at a multiple of 16 bytes"
+         : !g->m.backend->reaches(g->m.device, data) ? "it is not memory of the device"
+                                                     : NULL;
+}
+
 /* ---- names ---- */
 
 static rfi_named *find_named(const rfr_graphs *g, const char *name) {
@@ -43,13 +51,11 @@ static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rf
   for (int i = 0; i < o->n_tensors; i++) {
     const rfr_binding *b = &o->tensors[i];
     if (!b->name || strcmp(b->name, name) != 0) continue;
-    if (!b->data) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors has no data", name);
     if (!rfi_graph_is_type(type, &b->type, other))
       return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, other);
     if (*data) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is given twice in rfr_graphs_options.tensors", name);
-    if ((uintptr_t)b->data % RFI_CALLERS_ALIGNMENT)
-      return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors is not at a multiple of %d bytes",
-                      name, RFI_CALLERS_ALIGNMENT);
+    const char *lacks = rfi_graph_place_lacks(g, b->data);
+    if (lacks) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, lacks);
     *data = (void *)b->data;
   }
   return RFR_OK;
@@ -120,9 +126,8 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
       if (!m->parameter || strcmp(m->parameter, name + n) != 0) continue;
       if (given) return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is given twice", name + n);
       given = true;
-      if ((uintptr_t)m->data % RFI_CALLERS_ALIGNMENT)
-        return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is not at a multiple of %d bytes", name + n,
-                        RFI_CALLERS_ALIGNMENT);
+      const char *lacks = m->data ? rfi_graph_place_lacks(g, m->data) : NULL;
+      if (lacks) return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\": %s", name + n, lacks);
       RFI_TRY(rfi_graph_check_view(m, &x->type));
       own->tensor.data = m->data;
       own->accumulate = m->accumulate != 0;

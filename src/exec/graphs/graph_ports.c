@@ -62,9 +62,10 @@ static rfr_status check_addresses(const rfr_graphs *g, const rfi_callable *c, co
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": fixed memory for \"%s\": %d addresses, the stage has %d slots: give one for each",
                     c->name, f->port, f->data ? f->n_data : 0, slots);
-  for (int k = 0; k < slots; k++)
-    if (!f->data[k] || (uintptr_t)f->data[k] % RFI_CALLERS_ALIGNMENT)
-      return refuse_fixed(c, f, "an address is NULL, or not at a multiple of 16 bytes");
+  for (int k = 0; k < slots; k++) {
+    const char *lacks = rfi_graph_place_lacks(g, f->data[k]);
+    if (lacks) return refuse_fixed(c, f, lacks);
+  }
   return RFR_OK;
 }
 

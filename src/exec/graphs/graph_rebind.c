@@ -33,9 +33,8 @@ static rfr_status add_named(rfr_graphs *g, int id, const char *name, const void 
   rfr_tensor *x = &g->named[id].tensor;
   if (g->named[id].offset >= 0)
     return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" lies in the graphs' own memory, which never moves", x->name);
-  if (!to || (uintptr_t)to % RFI_CALLERS_ALIGNMENT)
-    return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has no data, or not at a multiple of %d bytes", x->name,
-                    RFI_CALLERS_ALIGNMENT);
+  const char *lacks = rfi_graph_place_lacks(g, to);
+  if (lacks) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\": %s", x->name, lacks);
   m->at[m->n++] = (move){&x->data, (void *)to, x->name};
   return RFR_OK;
 }

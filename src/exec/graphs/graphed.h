@@ -244,7 +244,8 @@ rfr_status rfi_graph_check_apart(const rfr_graphs *g, const rfi_calls *calls);
 enum { RFI_GIVEN_TEXT = 2 * RFI_TYPE_TEXT + 32 };
 /* The caller's description of what has type `want`; false: of another type, and `text` says which. */
 bool rfi_graph_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]);
-enum { RFI_CALLERS_ALIGNMENT = 16 }; /* what kernels are chosen for */
+/* Why kernels cannot be given memory of the caller's; NULL: they can. */
+const char *rfi_graph_place_lacks(const rfr_graphs *g, const void *data);
 /* Kernels take a main gradient as flat memory: it is dense. */
 rfr_status rfi_graph_check_view(const rfr_main_gradient *m, const rfr_type *type);
 /* Adds the inputs that a callable shares by name. */

@@ -353,7 +353,7 @@ static void test_fixed_refusals(void **state) {
   rft_refused(try_fixed((rfr_callable_fixed){"x", 0, good, 2}, NULL), slug, "2 addresses, the stage has 1 slots");
   rft_refused(try_fixed((rfr_callable_fixed){"x", 0, NULL, 1}, NULL), slug, "0 addresses");
   rft_refused(try_fixed((rfr_callable_fixed){"x", 0, apart, 1}, NULL), slug, "multiple of 16");
-  rft_refused(try_fixed((rfr_callable_fixed){"x", 0, none, 1}, NULL), slug, "NULL");
+  rft_refused(try_fixed((rfr_callable_fixed){"x", 0, none, 1}, NULL), slug, "no data is given");
   rft_refused(try_fixed((rfr_callable_fixed){"z", 1, good, 1}, NULL), slug, "the gradient of \"z\": there is no such");
   rft_refused(try_fixed((rfr_callable_fixed){NULL, 0, good, 1}, NULL), slug, "there is no such");
 }

@@ -326,6 +326,40 @@ static void test_rebind(void **state) {
   rfr_schedule_destroy(schedule);
 }
 
+/* ---- memory of another device ---- */
+
+/* What the device does not reach is refused where it is given, by name, and a rebind leaves the graphs as they were. */
+static void test_places(void **state) {
+  (void)state;
+  static world x, moved;
+  static results undisturbed, r;
+  set_up(&x, &undisturbed);
+  const struct {
+    const void *at, *moved;
+    const char *slug, *text;
+  } places[] = {{x.w, moved.w, "program.state", "\"b0.w\""},
+                {x.n, NULL, "program.state", "\"n\""},
+                {x.grad, moved.grad, "program.state", "b0.w\": it is not memory of the device"},
+                {x.x[1], moved.x[1], "graphs.callable", "fixed memory for \"x\": it is not memory of the device"}};
+  for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    rfr_graphs *g;
+    rft_faults.away = places[i].at;
+    rft_refused(create(&x, false, &g), places[i].slug, places[i].text);
+    rft_faults.away = NULL;
+    OK(create(&x, false, &g));
+    init(g);
+    memset(&moved, 0xff, sizeof moved);
+    rft_faults.away = places[i].moved;
+    if (places[i].moved) rft_refused(rebind(g, &moved), places[i].slug, "it is not memory of the device");
+    rft_faults.away = NULL;
+    OK(step(g, &x, &r));
+    assert_memory_equal(&r, &undisturbed, sizeof r);
+    rfr_graphs_destroy(g);
+    set_world(&x, &heard);
+  }
+  rfr_schedule_destroy(schedule);
+}
+
 /* ---- a step ---- */
 
 static void test_step(void **state) {
@@ -415,6 +449,7 @@ static void test_copies(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_creation, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_rebind, setup, teardown),
+                                     cmocka_unit_test_setup_teardown(test_places, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_step, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_copies, setup, teardown)};
   return cmocka_run_group_tests_name("failing graphs", tests, NULL, NULL);

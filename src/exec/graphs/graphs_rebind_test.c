@@ -284,7 +284,7 @@ static void test_fixed_refusals(void **state) {
                {{{0, {"x", 0, second.of[IN], 1}}}, "graphs.callable", "1 addresses, the stage has 2 slots", 1},
                {{{0, {"x", 0, NULL, SLOTS}}}, "graphs.callable", "0 addresses", 1},
                {{{0, {"x", 0, apart, SLOTS}}}, "graphs.callable", "multiple of 16", 1},
-               {{{0, {"x", 0, none, SLOTS}}}, "graphs.callable", "NULL", 1},
+               {{{0, {"x", 0, none, SLOTS}}}, "graphs.callable", "no data is given", 1},
                {{{0, {"x", 0, over, SLOTS}}}, "graphs.callable", "lie in the same memory", 1},
                {{x, x}, "program.state", "\"x\" is given twice", 2},
                {{x}, "argument", "-1 fixed", -1}};

@@ -285,7 +285,7 @@ static void test_types_of_the_callers(void **state) {
   given.type = w, given.type.dtype = RFR_BF16;
   rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "bf16[32,32] is given");
   given.type = w, given.data = NULL;
-  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "has no data");
+  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "no data is given");
   rfr_trace_destroy(t);
 }
 
