@@ -20,7 +20,7 @@ enum { ROWS = 29, IN = 16, HIDDEN = 24, GROUPS = 5, MICROBATCHES = 2, STEPS = 12
 static const rfr_type rows_type = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, IN}};
 static const rfr_type splits_type = {.dtype = RFR_I32, .rank = 1, .shape = {GROUPS}};
 
-static rfr_trace *record(void) {
+static rfr_trace *record(bool again) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, rows_type.shape);
@@ -29,7 +29,9 @@ static rfr_trace *record(void) {
   rfr_value down = rfr_input(t, "down", RFR_ROLE_TRAINABLE, RFR_F32, 3, ((int64_t[]){GROUPS, IN, HIDDEN}));
   rfr_scope(t, "layer3.experts");
   rfr_value offsets = rfr_splits_to_offsets(t, splits, ROWS, NULL);
+  if (again) rfr_set_recompute(t, RFR_POLICY_RECOMPUTE);
   rfr_value h = rfr_silu(t, rfr_grouped_linear(t, x, up, offsets, RFR_NONE, RFR_NONE));
+  rfr_set_recompute(t, RFR_POLICY_AUTO);
   rfr_output(t, "y", rfr_add(t, x, rfr_grouped_linear(t, h, down, offsets, RFR_NONE, RFR_NONE)));
   OK(rfr_trace_finish(t));
   return t;
@@ -37,9 +39,9 @@ static rfr_trace *record(void) {
 
 static const char *const orders[] = {"0F0 0F1 0B0 0B1", "0F0 0F1 0I0 0I1 0W0 0W1"};
 
-/* Variant: 1: W later, 2: all made again, 4: kernel by kernel. */
+/* Variant: 1: W later, 2: what is between the products made again, 4: kernel by kernel. */
 static rfr_graphs *create(int variant, bool scheduled) {
-  rfr_trace *t = record();
+  rfr_trace *t = record(variant >> 1 & 1);
   rfr_callable c = rfr_callable_default();
   rfr_graphs_options o = rfr_graphs_options_default();
   rfr_schedule *schedule = NULL;
@@ -50,7 +52,6 @@ static rfr_graphs *create(int variant, bool scheduled) {
   c.name = "experts";
   c.trace = t;
   o.schedule = schedule;
-  o.recompute = variant & 2 ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP;
   o.eager = variant >> 2 & 1;
   OK(rfr_graphs_create(ctx, &c, 1, &o, &g));
   for (int i = 0; i < 2; i++) {
