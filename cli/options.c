@@ -80,7 +80,7 @@ static const struct option {
     {"device", "NAME", TEXT, offsetof(cli, device), ALL_COMMANDS,
      "cpu, cuda, cuda:N, or auto: a GPU if there is one (cpu)"},
     {"threads", "N", INTEGER, offsetof(cli, threads), ALL_COMMANDS, "threads; 0: the cores this process may use (0)"},
-    {"json", NULL, FLAG, offsetof(cli, json), ALL_COMMANDS, "print one JSON object"},
+    {"json", NULL, FLAG, offsetof(cli, json), ALL_COMMANDS & ~(ON(check) | ON(trace)), "print one JSON object"},
     {"quiet", NULL, FLAG, offsetof(cli, quiet), ALL_COMMANDS, "no progress"},
     {"help", NULL, FLAG, offsetof(cli, help), ALL_COMMANDS, "this text"},
 };

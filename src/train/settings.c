@@ -205,7 +205,7 @@ static rfr_status read_optimizer(rfi_settings *s) {
   return RFR_OK;
 }
 
-static void read_schedule(rfi_settings *s) {
+static rfr_status read_schedule(rfi_settings *s) {
   static const char *const names[] = {
       [RFR_LR_CONSTANT] = "constant", [RFR_LR_LINEAR] = "linear", [RFR_LR_COSINE] = "cosine", [RFR_LR_WSD] = "wsd"};
   const rfi_config *c = s->config;
@@ -218,9 +218,15 @@ static void read_schedule(rfi_settings *s) {
   o.total = total;
   o.warmup = rfi_config_steps(c->schedule_warmup, total);
   o.decay = rfi_config_steps(c->schedule_decay, total);
-  if (o.warmup > total) o.warmup = total;
+  const int64_t most = o.kind == RFR_LR_CONSTANT ? total : total - 1;
+  if (s->steps > 0 && o.warmup > most)
+    return FAIL_AT(s, RFI_CFG_schedule_warmup,
+                   "schedule.warmup: %lld steps in a run of %lld leave none for the course \"%s\"", (long long)o.warmup,
+                   (long long)total, c->schedule_name);
+  if (o.warmup > most) o.warmup = most;
   if (o.decay > total - o.warmup) o.decay = total - o.warmup;
   s->spec.lr = o;
+  return RFR_OK;
 }
 
 rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_options *options, bool bf16_fast,
@@ -251,8 +257,8 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   status = read_model(s, bf16_fast);
   if (status == RFR_OK) status = read_batch(s);
   if (status == RFR_OK) status = read_optimizer(s);
+  if (status == RFR_OK) status = read_schedule(s);
   if (status != RFR_OK) goto fail;
-  read_schedule(s);
   *out = s;
   return RFR_OK;
 fail:
@@ -273,8 +279,7 @@ rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps, const char *fr
   RFI_TRY(rfi_config_set(s->config, RFI_CFG_run_steps, text, from));
   RFI_TRY(rfi_config_set(s->config, RFI_CFG_run_time, NULL, from));
   s->steps = steps;
-  read_schedule(s);
-  return RFR_OK;
+  return read_schedule(s);
 }
 
 rfr_status rfi_settings_take_steps(rfi_settings *s, const char *text, const char *name) {

@@ -2,7 +2,7 @@
  *
  * From a configuration to a step's spec. Patterns of names: a layer's experts have two kinds of names, and a pattern
  * that matches nothing, or a part of a parameter, is refused with the nearest name. Losses of routing: those of a
- * folder, unless they are given.
+ * folder, unless they are given. No warmup is longer than the run.
  */
 #include <stdio.h>
 #include <string.h>
@@ -130,7 +130,21 @@ static void losses(void **state) {
   }
 }
 
+/* A warmup of all steps leaves none for what the rate does behind it; a constant one needs none. */
+static void warmup(void **state) {
+  (void)state;
+  rfi_settings *s;
+  OK(read("schedule={name: constant, warmup: 1}", &s));
+  rfi_settings_destroy(s);
+  OK(read("schedule={name: cosine, warmup: 40%}", &s));
+  rfi_settings_destroy(s);
+  assert_int_equal(read("schedule={name: cosine, warmup: 1}", &s), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "config.value");
+  assert_non_null(strstr(rfr_last_error()->message, "schedule.warmup: 1 "));
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(matched), rft_context_test(refused), rft_context_test(losses)};
+  const struct CMUnitTest tests[] = {rft_context_test(matched), rft_context_test(refused), rft_context_test(losses),
+                                     rft_context_test(warmup)};
   return cmocka_run_group_tests_name("settings", tests, NULL, NULL);
 }

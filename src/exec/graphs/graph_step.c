@@ -156,7 +156,7 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
 static rfr_status check_room(const rfi_callable *c, const char *what, int wanted, const void *room, int n) {
   if (n == wanted && (n == 0 || room)) return RFR_OK;
   return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" gives %d %s, there is room for %d", c->name, wanted, what,
-                  n);
+                  room ? n : 0);
 }
 
 /* ---- running ---- */
