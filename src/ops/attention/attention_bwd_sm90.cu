@@ -594,7 +594,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
   desk &d = *(desk *)(shared + room<D>::DESK_AT);
-  const int warp = (int)threadIdx.x >> 5;
+  const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0); /* so that nvcc knows it the same for all */
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {
       rfi_mbarrier_init(rfi_shared_address(&d.keys_full[i]), 1);
@@ -636,30 +636,40 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-/* The sums of dq, scaled and rounded; zeros for rows that see nothing. A warp takes 16 rows. */
+/* The sums of dq, scaled and rounded; zeros for rows that see nothing. A thread takes 8 columns of rows g and g + 8. */
 template <typename T, int D>
 static __global__ void __launch_bounds__(ROUND_THREADS) attention_dq_rounded(const problem p) {
-  const int lane = threadIdx.x & 31;
   piece w;
   int h;
-  for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h);) {
-    const int t0 = w.first + ((int)threadIdx.x >> 5) * 16;
-    if (t0 >= w.last) continue;
-    const float *slab = p.sums + ((int64_t)h * p.T + t0) * D;
-    const bool whole = t0 + 16 <= w.end;
+  for (unsigned at = blockIdx.x; next_piece(p, p.H, &at, &w, &h);)
+    for (int i = (int)threadIdx.x; i < SIDE * D / 16; i += ROUND_THREADS) {
+      const int g = i % 8, n = i / 8 % (D / 8), t0 = w.first + i / D * 16;
+      if (t0 >= w.last || n * 8 >= p.D) continue;
+      const float *const slab = p.sums + ((int64_t)h * p.T + t0) * D;
+      float4 x[4] = {};
+      if (t0 + 16 <= w.end) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int row = half * 8 + (lane >> 2), t = t0 + row;
-      if (t >= w.last) continue;
-      T *const to = (T *)p.out[0] + t * p.row[0] + h * p.D + (lane & 3) * 2;
+        for (int c = 0; c < 4; c++) x[c] = *(const float4 *)(slab + n * 128 + g * 16 + c * 4);
+      } else {
+        const float *const low = slab + g * D + n * 8, *const high = low + 8 * D;
 #pragma unroll
-      for (int n = 0; n < D / 8; n++) {
-        const float *from = slab + (whole ? n * 128 + lane * 4 + half * 2 : row * D + n * 8 + (lane & 3) * 2);
-        const float2 x = t >= w.from ? *(const float2 *)from : make_float2(0, 0);
-        if (n * 8 < p.D) *(uint32_t *)(to + n * 8) = rfi_pair<T>(x.x * p.scale, x.y * p.scale);
+        for (int c = 0; c < 4; c++) {
+          if (t0 + g < w.end) x[c].x = low[c * 2], x[c].y = low[c * 2 + 1];
+          if (t0 + g + 8 < w.end) x[c].z = high[c * 2], x[c].w = high[c * 2 + 1];
+        }
       }
+      uint32_t y[2][4];
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        y[0][c] = rfi_pair<T>(x[c].x * p.scale, x[c].y * p.scale);
+        y[1][c] = rfi_pair<T>(x[c].z * p.scale, x[c].w * p.scale);
+      }
+#pragma unroll
+      for (int half = 0, t = t0 + g; half < 2; half++, t += 8)
+        if (t < w.last)
+          *(uint4 *)((T *)p.out[0] + t * p.row[0] + h * p.D + n * 8) =
+              t >= w.from ? make_uint4(y[half][0], y[half][1], y[half][2], y[half][3]) : make_uint4(0, 0, 0, 0);
     }
-  }
 }
 
 /* ---- launching ---- */

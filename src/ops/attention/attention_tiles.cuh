@@ -11,7 +11,7 @@
 
 #include "backend/cuda/mma_sm80.cuh"
 
-enum { CUTTERS = 1024, STATS_THREADS = 128 };
+enum { CUTTERS = 1024, STATS_THREADS = 128, STATS_ROWS = STATS_THREADS / 8 };
 
 static constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
@@ -154,14 +154,16 @@ static __device__ __forceinline__ bool next_piece(const problem &p, int heads, u
   return true;
 }
 
-/* lse in units of log2 e, and delta = do o times `sign`: eight threads a row. */
+/* lse in units of log2 e, and delta = do o times `sign`: eight threads a row, a block for rows of one head. */
 template <typename T>
 static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const problem p, const matrix o, float sign) {
-  const int64_t i = (int64_t)blockIdx.x * (STATS_THREADS / 8) + threadIdx.x / 8;
-  const bool inside = i < (int64_t)p.T * p.H;
-  const int64_t t = inside ? i / p.H : 0, h = inside ? i % p.H : 0;
-  const T *a = (const T *)p.dy.data + t * p.dy.row + h * p.dy.head, *b = (const T *)o.data + t * o.row + h * o.head;
+  const int64_t h = blockIdx.x % (unsigned)p.H, t = blockIdx.x / (unsigned)p.H * STATS_ROWS + threadIdx.x / 8;
+  const bool inside = t < p.T;
+  const int64_t row = inside ? t : 0, at = h * p.T + row;
+  const T *a = (const T *)p.dy.data + row * p.dy.row + h * p.dy.head, *b = (const T *)o.data + row * o.row + h * o.head;
+  const float lse = p.lse[at];
   float sum = 0;
+#pragma unroll 2
   for (int d = (int)(threadIdx.x & 7) * 8; d < p.D; d += 64) {
     const rfi_pack<T, 8> x = *(const rfi_pack<T, 8> *)(a + d), y = *(const rfi_pack<T, 8> *)(b + d);
 #pragma unroll
@@ -169,7 +171,7 @@ static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const pr
   }
 #pragma unroll
   for (int step = 4; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  if (inside && (threadIdx.x & 7) == 0) p.stats[h * p.T + t] = make_float2(p.lse[h * p.T + t] * LOG2E, sign * sum);
+  if (inside && (threadIdx.x & 7) == 0) p.stats[at] = make_float2(lse * LOG2E, sign * sum);
 }
 
 /* ---- cutting the rows into pieces ---- */
@@ -351,7 +353,7 @@ static inline rfr_status run_backward(const rfr_call *call, const layout *l, int
   p.stats = (float2 *)((char *)call->workspace + l->stats);
   if (p.T == 0 || p.H == 0) return RFR_OK;
   cut_rows(call, &p, l, 6, tables);
-  const unsigned grid = (unsigned)rfi_blocks((int64_t)p.T * p.H, STATS_THREADS / 8);
+  const unsigned grid = (unsigned)(rfi_blocks(p.T, STATS_ROWS) * p.H);
   if (is_bf16) attention_stats<rfi_bf16><<<grid, STATS_THREADS, 0, rfi_stream(call)>>>(p, o, sign);
   else attention_stats<rfi_f16><<<grid, STATS_THREADS, 0, rfi_stream(call)>>>(p, o, sign);
   const rfr_status s = (is_bf16 ? bf16 : f16)(call, &p, l);

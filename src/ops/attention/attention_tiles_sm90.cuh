@@ -6,7 +6,7 @@
 #ifndef RFI_ATTENTION_TILES_SM90_CUH
 #define RFI_ATTENTION_TILES_SM90_CUH
 
-#include "backend/cuda/wgmma_sm90.cuh"
+#include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_tiles.cuh"
 
 enum { GROUP = 64, TILE_ROWS = 64 }; /* rows of a warpgroup; of a tile of the other side */
@@ -53,9 +53,8 @@ __device__ __forceinline__ void accumulate(float (&acc)[1][D / 8][4], const uint
   rfi_wgmma_begin();
 #pragma unroll
   for (int k = 0; k < TILE_ROWS / 16; k++)
-#pragma unroll
-    for (int n = 0; n < D / 64; n++)
-      rfi_wgmma<T, true>(&acc[0][n * 8], a[k], rfi_wgmma_panel(tile, (uint32_t)(n * TILE_ROWS * 128 + k * 2048)), true);
+    if constexpr (D == 64) rfi_wgmma<T, true>(acc[0], a[k], rfi_wgmma_panel(tile, (uint32_t)(k * 2048)), true);
+    else rfi_wgmma128<T, true>(acc[0], a[k], rfi_panels(tile + (uint32_t)(k * 2048), TILE_ROWS * 128), true);
   rfi_wgmma_commit();
 }
 
