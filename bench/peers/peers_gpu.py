@@ -370,12 +370,16 @@ def grouped(_):
               (128, 131072, 2048, 1536), (128, 131072, 768, 2048), (64, 49152, 2048, 2816), (64, 49152, 1408, 2048),
               (256, 65536, 7168, 512)]  # experts, tokens, in, out: those of grouped_check
     for E, T, K, N in shapes:
-        for split in ("even", "skewed"):
+        for split in ("even", "skewed", "half empty", "all in one"):
             torch.manual_seed(1)
             sizes = torch.full((E,), T // E)
             if split == "skewed":
                 sizes = (torch.distributions.Dirichlet(torch.full((E,), 2.0)).sample() * T).long() // 8 * 8
                 sizes[-1] = T - sizes[:-1].sum()
+            elif split == "half empty":
+                sizes = torch.tensor([2 * T // E, 0] * (E // 2))
+            elif split == "all in one":
+                sizes = torch.tensor([0] * (E // 2) + [T] + [0] * (E - E // 2 - 1))
             ends = torch.cumsum(sizes, 0).to(torch.int32).cuda()
             x, w, dy = (torch.randn(*s, device="cuda", dtype=torch.bfloat16) for s in ((T, K), (E, N, K), (T, N)))
             name = f"grouped: {E} experts, {T} x {K} to {N}, {split}"
