@@ -234,7 +234,8 @@ RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *input
  * that has the name of a state which it is a new version of is the state, and holds until that is written again; no
  * other is such a state's memory, or a sharded parameter's: copies of them may be outputs. An input may be what calls
  * have given, where it is, as long as that holds; a linked output holds until its reader has run. A GPU may
- * be given memory of the host's, splits too: that is copied in front of the launch, and the driver may wait for it.
+ * be given memory of the host's, which is copied in front of the launch, and the driver may wait for it; but sizes of
+ * groups (rfr_splits_to_offsets) are refused there, since nothing of a routing is to wait.
  * Errors: graphs.order, naming what the schedule wants; replay.signature, naming the first field that differs;
  * argument, for memory of a slot where nothing holds any more; nothing has run then. */
 RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs,

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend.h"
+#include "support/context.h"
 
 bool rft_device_named(int *argc, char **argv) {
   rfr_ctx *ctx;
@@ -27,4 +27,24 @@ bool rft_device_named(int *argc, char **argv) {
   else fprintf(stderr, "%s\n", rfr_last_error()->message);
   rfr_ctx_destroy(ctx);
   return s == RFR_OK;
+}
+
+rft_room rft_room_open(rfr_ctx *ctx, size_t bytes) {
+  rft_room r;
+  void *memory;
+  OK(rfi_backend_find(ctx, &r.backend));
+  OK(r.backend->open(ctx, &r.device));
+  OK(r.backend->alloc(r.device, RFI_MEMORY_ARENA, bytes, &memory));
+  r.memory = memory;
+  return r;
+}
+
+const void *rft_room_put(const rft_room *room, size_t at, const void *data, size_t n) {
+  OK(room->backend->copy(room->device, room->memory + at, data, n));
+  return room->memory + at;
+}
+
+void rft_room_close(rft_room *room) {
+  room->backend->free(room->device, RFI_MEMORY_ARENA, room->memory);
+  room->backend->close(room->device);
 }

@@ -81,7 +81,10 @@ static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite
   if (!(c->checked = rfi_arena_alloc(g->m.strings, sizeof *c->checked * (size_t)(n + 1)))) return RFR_NO_MEMORY;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    if (op->def->code != RFI_OP_splits_to_offsets || op->out[1] < 0) continue;
+    if (op->def->code != RFI_OP_splits_to_offsets) continue;
+    for (int k = 0; k < c->n_in; k++)
+      if (c->in[k].value == t->values[op->in[0]].base) c->in[k].splits = true;
+    if (op->out[1] < 0) continue;
     const int maker = t->values[op->in[0]].op;
     if (maker >= 0 && t->ops[maker].def->code == RFI_OP_moe_sort) continue;
     const char *scope = rfi_arena_strdup(g->m.strings, op->scope);

@@ -127,6 +127,11 @@ static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, con
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "an input is given that was captured as absent");
   }
   RFI_TRY(rfi_check_captured(p->name, &want->type, fixed ? fixed[call->slot] : NULL, b));
+  if (p->splits && !grad && want->bytes > 0 && !g->m.backend->reaches(g->m.device, b->data))
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE,
+                    "\"%s\": sizes of groups are not memory of the device, which alone reads them: make them there, or "
+                    "copy them there before",
+                    p->name);
   return fixed ? RFR_OK : check_held(g, call, p->name, b->data, want->bytes);
 }
 

@@ -51,6 +51,7 @@ typedef struct rfi_port { /* an input or output of a callable */
   rfr_value grad;                 /* its gradient: of an output an input, of an input an output; RFR_NONE: none */
   void **fixed, **fixed_grad;     /* where they are, per slot; NULL: in the slot */
   int callable, port;             /* linked: the other end; -1: the caller's */
+  bool splits;                    /* sizes of groups, which the device alone reads */
   const void *sample;             /* for warm-up, of the caller's until creation ends; NULL: zeros */
   rfr_tensor tensor, grad_tensor; /* without data: that is the slot's */
 } rfi_port;

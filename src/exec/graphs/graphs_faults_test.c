@@ -156,6 +156,41 @@ static rfr_status create(world *x, bool eager, rfr_graphs **g) {
   return s;
 }
 
+/* Sizes of groups in memory that the device does not reach are refused; the same call works with those that it does. */
+static void test_splits_elsewhere(void **state) {
+  (void)state;
+  enum { ROWS = 8, GROUPS = 2 };
+  static const rfr_type rows = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, C}};
+  static const rfr_type sizes = {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}};
+  static float x[ROWS * C];
+  int64_t splits[GROUPS] = {5, 3}, elsewhere[GROUPS] = {5, 3};
+  rfr_callable c = rfr_callable_default();
+  rfr_graphs *g;
+  rfr_trace *t;
+  rfr_tensor y;
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value in = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, rows.shape);
+  const rfr_value given = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I64, 1, sizes.shape);
+  const rfr_value w = rfr_input(t, "w", RFR_ROLE_FROZEN, RFR_F32, 3, ((int64_t[]){GROUPS, C, C}));
+  const rfr_value offsets = rfr_splits_to_offsets(t, given, ROWS, NULL);
+  rfr_output(t, "y", rfr_grouped_linear(t, in, w, offsets, RFR_NONE, RFR_NONE));
+  OK(rfr_trace_finish(t));
+  c.name = "experts";
+  c.trace = t;
+  OK(rfr_graphs_create(ctx, &c, 1, NULL, &g));
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  rft_faults.away = elsewhere;
+  rfr_binding b[2] = {{"x", rows, x}, {"splits", sizes, elsewhere}};
+  rft_refused(rfr_graphs_forward(g, 0, 0, b, 2, &y, 1), "replay.signature",
+              "callable \"experts\", \"splits\": sizes of groups are not memory of the device");
+  b[1].data = splits;
+  rft_faults.away = x; /* other inputs may come from anywhere */
+  OK(rfr_graphs_forward(g, 0, 0, b, 2, &y, 1));
+  rft_faults.away = NULL;
+  rfr_graphs_destroy(g);
+  rfr_trace_destroy(t);
+}
+
 /* ---- a step ---- */
 
 typedef struct results {
@@ -450,6 +485,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_creation, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_rebind, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_places, setup, teardown),
+                                     cmocka_unit_test_setup_teardown(test_splits_elsewhere, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_step, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_copies, setup, teardown)};
   return cmocka_run_group_tests_name("failing graphs", tests, NULL, NULL);

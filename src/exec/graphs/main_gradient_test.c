@@ -101,7 +101,9 @@ static void init(rfr_graphs *g, const scene *s) {
 
 /* One step from given values, over MICROBATCHES. */
 static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
-  int64_t splits[MICROBATCHES][GROUPS] = {{5, 0, 9, 4}, {0, 7, 7, 7}};
+  const int64_t splits[MICROBATCHES][GROUPS] = {{5, 0, 9, 4}, {0, 7, 7, 7}};
+  rft_room room = rft_room_open(ctx, sizeof splits);
+  const int64_t *there = rft_room_put(&room, 0, splits, sizeof splits);
   const rfr_type tx = {.dtype = s->dtype, .rank = 2, .shape = {ROWS, IN}};
   const rfr_type ty = {.dtype = s->dtype, .rank = 2, .shape = {ROWS, OUT}};
   rfr_tensor y, dx[2];
@@ -116,7 +118,7 @@ static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
     char *dy = draw(&ty, 30 + (uint64_t)m);
     const int64_t row = OUT * rfr_dtype_bits(s->dtype) / 8;
     memset(dy + used * row, 0xFF, (size_t)((ROWS - used) * row));
-    const rfr_binding in[2] = {{"x", tx, x}, {"splits", {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}}, splits[m]}};
+    const rfr_binding in[2] = {{"x", tx, x}, {"splits", {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}}, there + m * GROUPS}};
     const rfr_binding grad = {"y", ty, dy};
     if (a[i].op == RFR_ACTION_F) OK(rfr_graphs_forward(g, 0, m, in, 2, &y, 1));
     if (a[i].op == RFR_ACTION_I || a[i].op == RFR_ACTION_B) OK(rfr_graphs_backward(g, 0, m, &grad, 1, dx, 2));
@@ -126,6 +128,7 @@ static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
     free(dy);
   }
   OK(rfr_graphs_end_step(g));
+  rft_room_close(&room);
 }
 
 /* A main gradient's bytes, all numbers; the caller frees. */
@@ -315,11 +318,13 @@ static void test_presence(void **state) {
   (void)state;
   for (int delayed = 0; delayed < 2; delayed++) {
     const scene s = {.dtype = RFR_F32, .delayed = delayed};
-    int64_t splits[GROUPS] = {1, 2, 3, 4};
+    const int64_t splits[GROUPS] = {1, 2, 3, 4};
+    rft_room room = rft_room_open(ctx, sizeof splits);
     const rfr_type tx = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, IN}};
     const rfr_type ty = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, OUT}};
     float *x = draw(&tx, 1), *dy = draw(&ty, 2);
-    const rfr_binding in[2] = {{"x", tx, x}, {"splits", {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}}, splits}};
+    const rfr_type ts = {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}};
+    const rfr_binding in[2] = {{"x", tx, x}, {"splits", ts, rft_room_put(&room, 0, splits, sizeof splits)}};
     const rfr_binding grad = {"y", ty, dy};
     rfr_tensor y, dx[2];
     rfr_schedule *schedule;
@@ -353,6 +358,7 @@ static void test_presence(void **state) {
     OK(ask(g, "front"));
     rfr_graphs_destroy(g);
     rfr_schedule_destroy(schedule);
+    rft_room_close(&room);
     free(x);
     free(dy);
   }

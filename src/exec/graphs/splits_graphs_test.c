@@ -20,6 +20,18 @@ enum { ROWS = 29, IN = 16, HIDDEN = 24, GROUPS = 5, MICROBATCHES = 2, STEPS = 12
 static const rfr_type rows_type = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, IN}};
 static const rfr_type splits_type = {.dtype = RFR_I32, .rank = 1, .shape = {GROUPS}};
 
+static rft_room room; /* for splits, of the test that runs */
+
+static int set_up(void **state) {
+  const int failed = rft_context_setup(state);
+  if (!failed) room = rft_room_open(ctx, GROUPS * sizeof(int32_t));
+  return failed;
+}
+static int tear_down(void **state) {
+  rft_room_close(&room);
+  return rft_context_teardown(state);
+}
+
 static rfr_trace *record(bool again) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -85,7 +97,7 @@ static void forward(rfr_graphs *g, int step, int m, int32_t *splits, float *y) {
   static float x[ROWS * IN];
   rfr_tensor out;
   rft_fill_by(&(rfr_tensor){.type = rows_type, .data = x}, (uint64_t)(100 * step + m), 1);
-  const rfr_binding in[2] = {{"x", rows_type, x}, {"splits", splits_type, splits}};
+  const rfr_binding in[2] = {{"x", rows_type, x}, {"splits", splits_type, rft_room_put(&room, 0, splits, GROUPS * sizeof *splits)}};
   OK(rfr_graphs_forward(g, 0, m, in, 2, &out, 1));
   OK(rfr_graphs_read(g, &out, y));
 }
@@ -209,13 +221,15 @@ static void test_many_forwards(void **state) {
   }
 }
 
+#define in_room(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+
 int main(int argc, char **argv) {
   if (!rft_device_named(&argc, argv)) return 77;
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_fresh_splits),
-      rft_context_test(test_bad_splits),
-      rft_context_test(test_aborted),
-      rft_context_test(test_many_forwards),
+      in_room(test_fresh_splits),
+      in_room(test_bad_splits),
+      in_room(test_aborted),
+      in_room(test_many_forwards),
   };
   return cmocka_run_group_tests_name("splits_graphs", tests, NULL, NULL);
 }
