@@ -11,6 +11,7 @@
  *   small-decode PASS         its program that appends a token to a text
  *   small-report PASS         what the pass decided there
  *   small-frontier            its memory against recomputing
+ *   small-run                 the files of a run of it
  *   moe PASS, ...             the same of examples/moe.yaml
  *   two-linears PASS ROLE     two linears, the second weight frozen or trainable
  *   two-linears-report PASS ROLE
@@ -29,6 +30,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "data/file.h"
 
 static void append(const char *text, size_t n, void *user) { rfi_string_append(user, text, n); }
 
@@ -54,6 +56,36 @@ static rfr_status open_example(rfr_ctx *ctx, const char *root, const char *path,
   if (s == RFR_OK) s = rfr_run_open(ctx, text.data, NULL, &o, out);
   rfi_string_deinit(&text);
   return s;
+}
+
+/* What lies in the folder of a run that has ended. */
+static rfr_status put_files(rfr_ctx *ctx, const char *folder, rfi_string *s) {
+  rfi_paths files = {.ctx = ctx};
+  rfr_status status = rfi_glob(folder, "**/*", &files);
+  rfi_paths_sort(&files);
+  for (int i = 0; i < files.n && status == RFR_OK; i++) status = rfi_string_printf(s, "%s\n", files.items[i]);
+  rfi_paths_deinit(&files);
+  return status;
+}
+
+static rfr_status put_run(rfr_ctx *ctx, const char *root, rfi_string *s) {
+  static const char *const sets[] = {"run.checkpoint_every=10"};
+  char folder[] = "/tmp/docs-run-XXXXXX", data[1200];
+  rfi_string text = {.ctx = ctx};
+  rfr_run *run = NULL;
+  rfr_run_options o = rfr_run_options_default();
+  snprintf(data, sizeof data, "%s/examples", root);
+  o.config_folder = data;
+  o.overrides = sets, o.n_overrides = 1;
+  rfr_status status = read_text(root, "examples/small.yaml", &text);
+  if (status == RFR_OK && !mkdtemp(folder)) status = RFR_IO;
+  if (status == RFR_OK) status = rfr_run_open(ctx, text.data, folder, &o, &run);
+  if (status == RFR_OK) status = rfr_run_train(run);
+  rfr_run_close(run);
+  if (status == RFR_OK) status = put_files(ctx, folder, s);
+  rfi_tree_discard(folder);
+  rfi_string_deinit(&text);
+  return status;
 }
 
 /* The same two layers as in tests/golden/frozen.*, with a GELU between them. */
@@ -107,6 +139,7 @@ static rfr_status put_source(rfr_ctx *ctx, const char *root, const char *source,
   if (strcmp(what, "schedule") == 0) return docs_schedule_table(ctx, first, second, s);
   if (strcmp(what, "schedule-order") == 0) return docs_schedule_order(ctx, first, s);
   if (strcmp(what, "schedule-figures") == 0) return docs_schedule_figures(ctx, s);
+  if (strcmp(what, "small-run") == 0) return put_run(ctx, root, s);
   const bool moe = strncmp(what, "moe", 3) == 0;
   if (moe || strncmp(what, "small", 5) == 0) {
     rfr_run *run = NULL;

@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
   } pages[] = {{"errors.md", errors_page}, {"config.md", config_page}, {"limits.md", limits_page},
                {"plan.svg", docs_plan},    {"frozen.md", NULL},        {"life-of-a-step.md", NULL},
                {"trace-format.md", NULL},  {"planning.md", NULL},      {"embedding.md", NULL},
-               {"experts.md", NULL},       {"schedules.md", NULL},
+               {"experts.md", NULL},       {"schedules.md", NULL},        {"runs.md", NULL},
                {"schedule-gpipe.svg", gpipe_picture}, {"schedule-1f1b.svg", one_f_one_b_picture},
                {"schedule-interleaved.svg", interleaved_picture}, {"schedule-zb-h1.svg", zb_h1_picture},
                {"schedule-zb-v.svg", zb_v_picture}};

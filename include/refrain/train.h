@@ -142,7 +142,8 @@ RFR_API rfr_generate_options rfr_generate_options_default(void);
  * made. The same seed, weights and machine give the same text. A stop request ends it.
  * The caches hold data.sequence tokens. A text (a prompt, too) that has outgrown them goes on
  * from its last half of that, read anew: what stands further back is no longer seen.
- * Errors: argument, also when the run was opened without RFR_RUN_GENERATE. */
+ * Errors: argument, also when the run was opened without RFR_RUN_GENERATE; unsupported, when the model draws a
+ * token that is no byte. */
 RFR_API rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,
                                     rfr_write_fn write, void *user);
 

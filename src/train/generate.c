@@ -47,9 +47,8 @@ static int64_t kept_of(int64_t n, int64_t capacity) { return n > capacity ? (cap
 
 /* The host's known tokens are the text, of which nothing is cached. */
 static rfr_status start(made *m) {
-  const int64_t cursor[RFI_CURSOR_N] = {[RFI_CURSOR_KNOWN] = m->known,
-                                        [RFI_CURSOR_DROPPED] = m->dropped,
-                                        [RFI_CURSOR_SEED] = m->seed};
+  const int64_t cursor[RFI_CURSOR_N] = {
+      [RFI_CURSOR_KNOWN] = m->known, [RFI_CURSOR_DROPPED] = m->dropped, [RFI_CURSOR_SEED] = m->seed};
   m->cached = 0;
   RFI_TRY(rfr_programs_write(m->run->programs, &m->text, m->tokens));
   return set(m->run, RFI_NAME_CURSOR, cursor);
@@ -95,7 +94,12 @@ rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rf
   RFI_GOTO(set(run, RFI_NAME_TOP_P, &o.top_p));
   for (int64_t i = 0; i < o.tokens && !rfi_stop_requested(run); i++) {
     RFI_GOTO(append(&m));
-    const char byte = (char)m.tokens[m.known - 1];
+    const int32_t token = m.tokens[m.known - 1];
+    if (token > UINT8_MAX)
+      RFI_GOTO(rfi_fail(RFI_E_UNSUPPORTED,
+                        "the model drew token %d, which is no byte: data.tokenizer: bytes is for models of bytes",
+                        (int)token));
+    const char byte = (char)token;
     write(&byte, 1, user);
   }
   s = RFR_OK;

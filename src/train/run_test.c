@@ -178,6 +178,24 @@ static void generation(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* A vocabulary of more than bytes: what is no byte is not cut down to one. */
+static void tokens_that_are_no_bytes(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  const char *const wide[] = {"model.vocab_size=4096"};
+  o.programs = RFR_RUN_ALL;
+  o.overrides = wide, o.n_overrides = 1;
+  rfr_run *run = rft_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  char text[128] = "";
+  assert_int_equal(rfr_run_generate(run, "line ", 5, NULL, collect, text), RFR_UNSUPPORTED);
+  assert_non_null(strstr(rfr_last_error()->message, "which is no byte"));
+  assert_true(strlen(text) < 8); /* a draw in sixteen is a byte */
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
 /* The caches hold 16 tokens. A text of 17 goes on from its last 8, as if they were a prompt. */
 static void long_texts(void **state) {
   (void)state;
@@ -449,6 +467,7 @@ int main(void) {
       cmocka_unit_test(stop_and_go_on),
       cmocka_unit_test(evaluation_context),
       cmocka_unit_test(generation),
+      cmocka_unit_test(tokens_that_are_no_bytes),
       cmocka_unit_test(long_texts),
       cmocka_unit_test(disk_full),
       cmocka_unit_test(diverged),
