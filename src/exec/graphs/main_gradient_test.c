@@ -106,6 +106,7 @@ static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
   const int64_t *there = rft_room_put(&room, 0, splits, sizeof splits);
   const rfr_type tx = {.dtype = s->dtype, .rank = 2, .shape = {ROWS, IN}};
   const rfr_type ty = {.dtype = s->dtype, .rank = 2, .shape = {ROWS, OUT}};
+  const rfr_type ts = {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}};
   rfr_tensor y, dx[2];
   int n;
   const rfr_action *a = rfr_schedule_actions(schedule, 0, &n);
@@ -118,7 +119,7 @@ static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
     char *dy = draw(&ty, 30 + (uint64_t)m);
     const int64_t row = OUT * rfr_dtype_bits(s->dtype) / 8;
     memset(dy + used * row, 0xFF, (size_t)((ROWS - used) * row));
-    const rfr_binding in[2] = {{"x", tx, x}, {"splits", {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}}, there + m * GROUPS}};
+    const rfr_binding in[2] = {{"x", tx, x}, {"splits", ts, there + m * GROUPS}};
     const rfr_binding grad = {"y", ty, dy};
     if (a[i].op == RFR_ACTION_F) OK(rfr_graphs_forward(g, 0, m, in, 2, &y, 1));
     if (a[i].op == RFR_ACTION_I || a[i].op == RFR_ACTION_B) OK(rfr_graphs_backward(g, 0, m, &grad, 1, dx, 2));
