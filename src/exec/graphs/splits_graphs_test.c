@@ -97,7 +97,8 @@ static void forward(rfr_graphs *g, int step, int m, int32_t *splits, float *y) {
   static float x[ROWS * IN];
   rfr_tensor out;
   rft_fill_by(&(rfr_tensor){.type = rows_type, .data = x}, (uint64_t)(100 * step + m), 1);
-  const rfr_binding in[2] = {{"x", rows_type, x}, {"splits", splits_type, rft_room_put(&room, 0, splits, GROUPS * sizeof *splits)}};
+  const void *there = rft_room_put(&room, 0, splits, GROUPS * sizeof *splits);
+  const rfr_binding in[2] = {{"x", rows_type, x}, {"splits", splits_type, there}};
   OK(rfr_graphs_forward(g, 0, m, in, 2, &out, 1));
   OK(rfr_graphs_read(g, &out, y));
 }
