@@ -8,7 +8,7 @@
 #include "cli.h"
 
 /* --dtype, or the best of this machine. */
-rfr_dtype bench_dtype(const cli *c);
+rfr_status bench_dtype(const cli *c, rfr_dtype *out);
 /* `refrain bench` knows the name, and it is none of a configuration. */
 bool bench_is_other(const char *name);
 

@@ -194,8 +194,8 @@ static void print(cli *c, rfr_dtype dtype, const result *results, double ceiling
 rfr_status bench_kernels(cli *c) {
   result results[N_KERNELS];
   cli_ceilings ceilings;
-  const rfr_dtype dtype = bench_dtype(c);
-  rfr_status s = RFR_OK;
+  rfr_dtype dtype;
+  rfr_status s = bench_dtype(c, &dtype);
   for (int i = 0; i < N_KERNELS && s == RFR_OK; i++) {
     rfr_programs *p = NULL;
     s = make(c->ctx, &kernels[i], dtype, &p);

@@ -144,8 +144,9 @@ rfr_status bench_small(cli *c) {
   int ops = 0, in_a_row_n = 0;
   char device[160];
   rfr_programs *p = NULL;
-  const rfr_dtype dtype = bench_dtype(c);
-  rfr_status s = make(c->ctx, dtype, &p);
+  rfr_dtype dtype;
+  rfr_status s = bench_dtype(c, &dtype);
+  if (s == RFR_OK) s = make(c->ctx, dtype, &p);
   if (s == RFR_OK) s = fill_all(p);
   if (s == RFR_OK) s = rfr_programs_load(p);
   if (s == RFR_OK) s = rfr_program_profile(p, 0, NULL, 0, &ops);

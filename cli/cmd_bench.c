@@ -129,25 +129,35 @@ static rfr_status bench(cli *c, const cli_builtin *b) {
   return s;
 }
 
-rfr_dtype bench_dtype(const cli *c) {
+rfr_status bench_dtype(const cli *c, rfr_dtype *out) {
   static const rfr_dtype dtypes[] = {RFR_F32, RFR_BF16, RFR_F16};
   rfr_machine m;
-  rfr_machine_describe(c->ctx, &m);
-  for (int i = 0; i < 3 && c->dtype; i++)
-    if (strcmp(c->dtype, rfr_dtype_name(dtypes[i])) == 0) return dtypes[i];
-  return m.best_dtype;
+  const rfr_status s = rfr_machine_describe(c->ctx, &m);
+  *out = m.best_dtype;
+  if (s != RFR_OK || !c->dtype || strcmp(c->dtype, "auto") == 0) return s;
+  for (int i = 0; i < 3; i++) {
+    *out = dtypes[i];
+    if (strcmp(c->dtype, rfr_dtype_name(dtypes[i])) == 0) return RFR_OK;
+  }
+  return cli_usage("give f32, bf16, f16 or auto", "--dtype %s is no type", c->dtype);
 }
+
+/* ---- which ---- */
+
+/* Options that change what a benchmark does; those of configurations heed all. */
+enum { SET = 1, DTYPE = 2, EAGER = 4, STEPS = 8 };
 
 static const struct {
   const char *name;
   rfr_status (*run)(cli *c);
   bool large; /* timed only when it is named */
-} others[] = {{"compile", bench_compile, false},
-              {"graphs", bench_graphs, false},
-              {"replay", bench_replay, false},
-              {"schedule", bench_schedule, false},
-              {"small", bench_small, false},
-              {"kernels", bench_kernels, true}};
+  int heeds;
+} others[] = {{"compile", bench_compile, false, SET | DTYPE | STEPS},
+              {"graphs", bench_graphs, false, 0},
+              {"replay", bench_replay, false, 0},
+              {"schedule", bench_schedule, false, 0},
+              {"small", bench_small, false, DTYPE},
+              {"kernels", bench_kernels, true, DTYPE}};
 enum { N_OTHERS = sizeof others / sizeof others[0] };
 
 bool bench_is_other(const char *name) {
@@ -156,9 +166,31 @@ bool bench_is_other(const char *name) {
   return false;
 }
 
-rfr_status cli_bench(cli *c) {
-  rfr_status s = RFR_OK;
+/* What was given and would do nothing is refused, with the benchmarks that heed it. */
+static rfr_status check_options(const cli *c) {
+  const int given = (c->n_sets > 0) * SET | (c->dtype != NULL) * DTYPE | c->eager * EAGER | (c->steps > 0) * STEPS;
+  static const char *const names[] = {"set", "dtype", "eager", "steps"};
+  char help[256] = "it is for";
+  int left = 0;
+  for (int i = 0; i < N_OTHERS; i++)
+    if (c->operand ? strcmp(c->operand, others[i].name) == 0 : !others[i].large) left |= given & ~others[i].heeds;
+  if (!left) return RFR_OK;
+  int k = 0;
+  while (!(left >> k & 1)) k++;
   const cli_builtin *b;
+  for (int i = 0; (b = cli_builtin_at(i)); i++)
+    snprintf(help + strlen(help), sizeof help - strlen(help), " %s,", b->name);
+  for (int i = 0; i < N_OTHERS; i++)
+    if (others[i].heeds >> k & 1) snprintf(help + strlen(help), sizeof help - strlen(help), " %s,", others[i].name);
+  help[strlen(help) - 1] = '\0';
+  if (c->operand) return cli_usage(help, "--%s changes nothing of refrain bench %s", names[k], c->operand);
+  return cli_usage(help, "not every benchmark heeds --%s: name one", names[k]);
+}
+
+rfr_status cli_bench(cli *c) {
+  rfr_status s = check_options(c);
+  const cli_builtin *b;
+  if (s != RFR_OK) return s;
   if (!c->operand && c->json)
     return cli_usage("refrain bench NAME --json", "--json prints one object: name a benchmark");
   bool found = false;

@@ -200,11 +200,21 @@ static rfr_status draw(cli *c, const rfr_programs *p, int program) {
   return RFR_IO;
 }
 
+/* One form of answer: JSON has every buffer, and of a frontier every point. */
+static rfr_status check_options(const cli *c) {
+  if (c->svg && (c->json || c->frontier || c->all))
+    return cli_usage("leave one of them away", "--svg draws the plan: --json, --frontier and --all are other answers");
+  if (c->all && (c->json || c->frontier))
+    return cli_usage("leave --all away", "--all is for the table of buffers: --json has all of them, --frontier none");
+  return RFR_OK;
+}
+
 rfr_status cli_plan(cli *c) {
   char *text = NULL;
   rfr_run *run = NULL;
   int which = RFR_RUN_TRAIN;
-  rfr_status s = cli_program(c, &which);
+  rfr_status s = check_options(c);
+  if (s == RFR_OK) s = cli_program(c, &which);
   if (s == RFR_OK) s = cli_read_file(c->operand, &text);
   if (s == RFR_OK) s = cli_open_config(c, c->operand, text, which, c->frontier, &run);
   if (s == RFR_OK && c->frontier) s = print_frontier(c, rfr_run_programs(run), rfr_run_program_index(run, which));

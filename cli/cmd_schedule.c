@@ -71,6 +71,8 @@ static rfr_status make(const cli *c, rfr_schedule **out) {
     return cli_usage("leave them away: the actions say it",
                      "--stages, --microbatches, --chunks and --group are for --kind");
   if (!c->order && c->layers) return cli_usage("leave it away", "--layers is for --order");
+  if (c->svg && c->json)
+    return cli_usage("leave one of them away", "--svg draws the schedule: --json is another answer");
   if (c->kind) return generate(c, out);
   if (c->order) return read_order(c, out);
   char *text;

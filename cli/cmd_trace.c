@@ -59,6 +59,9 @@ rfr_status cli_trace(cli *c) {
   char *text = NULL;
   rfr_run *run = NULL;
   int pass = 0, phase = -1, which = RFR_RUN_TRAIN;
+  if (c->diff && (c->flat || c->phase))
+    return cli_usage("leave one of them away",
+                     "--diff shows what the pass changed: --flat and --phase are for the program");
   rfr_status s = find("pass", c->after ? c->after : "lower", passes, N_PASSES, &pass);
   if (s == RFR_OK && c->phase) s = find("phase", c->phase, phases, N_PHASES, &phase);
   if (s == RFR_OK) s = cli_program(c, &which);

@@ -67,6 +67,7 @@ rfr_status cli_train(cli *c) {
   rfr_run *run = NULL;
   progress p;
   progress_init(&p, c);
+  if (c->strict && !c->resume) return cli_usage("add --resume, or leave it away", "--strict is for --resume");
   rfr_status s = cli_read_file(c->operand, &text);
   if (s != RFR_OK) return s;
   folder = c->out ? strdup(c->out) : default_folder(c->operand);

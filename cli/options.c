@@ -24,6 +24,7 @@ static const command commands[CLI_COMMAND_COUNT] = {
 enum { FLAG, TEXT, INTEGER, NUMBER, LIST };
 #define ON(name) (1u << CLI_INDEX_##name)
 #define ALL_COMMANDS (~0u)
+#define ON_A_DEVICE (ALL_COMMANDS & ~ON(schedule))
 #define CONFIGURED (ON(train) | ON(check) | ON(trace) | ON(plan))
 
 static const struct option {
@@ -77,9 +78,9 @@ static const struct option {
     {"steps", "N", INTEGER, offsetof(cli, steps), ON(bench) | ON(profile),
      "steps, or compilations, to time; 0: as many as usual (0)"},
     {"trace", "FILE", TEXT, offsetof(cli, trace), ON(profile), "write a step's ops as JSON for Perfetto or Chrome"},
-    {"device", "NAME", TEXT, offsetof(cli, device), ALL_COMMANDS,
+    {"device", "NAME", TEXT, offsetof(cli, device), ON_A_DEVICE,
      "cpu, cuda, cuda:N, or auto: a GPU if there is one (cpu)"},
-    {"threads", "N", INTEGER, offsetof(cli, threads), ALL_COMMANDS, "threads; 0: the cores this process may use (0)"},
+    {"threads", "N", INTEGER, offsetof(cli, threads), ON_A_DEVICE, "threads; 0: the cores this process may use (0)"},
     {"json", NULL, FLAG, offsetof(cli, json), ALL_COMMANDS & ~(ON(check) | ON(trace)), "print one JSON object"},
     {"quiet", NULL, FLAG, offsetof(cli, quiet), ALL_COMMANDS, "no progress"},
     {"help", NULL, FLAG, offsetof(cli, help), ALL_COMMANDS, "this text"},

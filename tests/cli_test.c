@@ -416,6 +416,43 @@ static void profile(void **state) {
   assert_says(err, "help: name a file, or one of demo, gpt2-124m, ");
 }
 
+/* An option that would change nothing is refused, with what heeds it. */
+static void idle_options(void **state) {
+  (void)state;
+  static const struct {
+    const char *arguments[8], *says, *help;
+  } wrong[] = {
+      {{"bench", "graphs", "--set", "run.steps=3"},
+       "--set changes nothing of refrain bench graphs",
+       "it is for demo, "},
+      {{"bench", "graphs", "--dtype", "bf16"}, "--dtype changes nothing of", "compile, small, kernels\n"},
+      {{"bench", "small", "--eager"}, "--eager changes nothing of refrain bench small", "qwen3-moe\n"},
+      {{"bench", "small", "--steps", "3"}, "--steps changes nothing of", "qwen3-moe, compile\n"},
+      {{"bench", "replay", "--steps=3"}, "--steps changes nothing of", "it is for"},
+      {{"bench", "compile", "--eager"}, "--eager changes nothing of", "it is for"},
+      {{"bench", "--dtype", "f32"}, "not every benchmark heeds --dtype: name one", "it is for"},
+      {{"bench", "small", "--dtype", "f31"}, "--dtype f31 is no type", "give f32, bf16, f16 or auto"},
+      {{"plan", "small.yaml", "--svg", "x.svg", "--json"}, "--svg draws the plan", "leave one"},
+      {{"plan", "small.yaml", "--svg", "x.svg", "--frontier"}, "--svg draws the plan", "leave one"},
+      {{"plan", "small.yaml", "--all", "--json"}, "--all is for the table of buffers", "leave --all away"},
+      {{"plan", "small.yaml", "--all", "--frontier"}, "--all is for the table of buffers", "leave --all away"},
+      {{"trace", "small.yaml", "--diff", "--flat"}, "--diff shows what the pass changed", "leave one"},
+      {{"trace", "small.yaml", "--diff", "--phase", "wgrad"}, "--diff shows what the pass changed", "leave one"},
+      {{"train", "small.yaml", "--strict"}, "--strict is for --resume", "add --resume"},
+      {{"schedule", "--order", "1,-1", "--svg", "x.svg", "--json"}, "--svg draws the schedule", "leave one"},
+      {{"schedule", "--order", "1,-1", "--threads", "2"}, "refrain schedule has no option --threads", "lists"},
+      {{"schedule", "--order", "1,-1", "--device", "cuda"}, "refrain schedule has no option --device", "lists"},
+  };
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    const char *const *a = wrong[i].arguments;
+    assert_int_equal(RUN(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]), 2);
+    assert_string_equal(out, "");
+    assert_says(err, wrong[i].says);
+    assert_says(err, wrong[i].help);
+  }
+  assert_int_equal(access("x.svg", F_OK), -1);
+}
+
 static void train_and_use(void **state) {
   (void)state;
   assert_int_equal(RUN("train", "small.yaml", "--json", "--quiet"), 0);
@@ -550,8 +587,8 @@ int main(void) {
       cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
       cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(plan_picture),
       cmocka_unit_test(experts),        cmocka_unit_test(devices),       cmocka_unit_test(doctor),
-      cmocka_unit_test(bench),          cmocka_unit_test(profile),       cmocka_unit_test(train_and_use),
-      cmocka_unit_test(interrupted),    cmocka_unit_test(schedules),
+      cmocka_unit_test(bench),          cmocka_unit_test(profile),       cmocka_unit_test(idle_options),
+      cmocka_unit_test(train_and_use),  cmocka_unit_test(interrupted),   cmocka_unit_test(schedules),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
