@@ -117,6 +117,9 @@ double cli_ceilings_least(const cli_ceilings *c, const rfr_op_time *op);
 /* Draws a program's plan: time to the right, addresses upward. One self-contained SVG. */
 rfr_status cli_plan_svg(const rfr_programs *p, int program, const char *title, FILE *f);
 
+/* Memory against recomputing, a line for each point, without a word on what to make of it. */
+void cli_frontier_table(const rfr_programs *p, int program, const rfr_frontier_point *point, int n, FILE *f);
+
 /* What there is most like a word, of n; NULL: nothing is. */
 const char *cli_nearest(const char *word, const char *(*name)(int i), int n);
 

@@ -159,7 +159,6 @@ static rfr_status print_frontier(cli *c, rfr_programs *p, int program) {
   enum { MOST = 20 };
   rfr_frontier_point point[MOST];
   int n = 0;
-  char bytes[32];
   rfr_status s = rfr_program_frontier(p, program, point, MOST, &n);
   if (s != RFR_OK) return s;
   if (c->json) {
@@ -179,12 +178,7 @@ static rfr_status print_frontier(cli *c, rfr_programs *p, int program) {
     putchar('\n');
     return RFR_OK;
   }
-  const double flops = rfr_program_flops(p, program) - rfr_program_recomputed_flops(p, program);
-  printf("%14s %10s %14s %9s %14s %8s\n", "peak bytes", "", "extra FLOPs", "of step", "extra bytes", "ops");
-  for (int i = 0; i < n; i++)
-    printf("%14lld %10s %14.4g %8.2f%% %14.4g %8d\n", (long long)point[i].planned_bytes,
-           cli_bytes(bytes, point[i].planned_bytes), point[i].extra_flops,
-           flops > 0 ? 100 * point[i].extra_flops / flops : 0.0, point[i].extra_bytes, point[i].recomputed);
+  cli_frontier_table(p, program, point, n, stdout);
   printf("\nmemory.recompute: auto with memory.budget between the first and the last takes the cheapest that fits\n");
   return RFR_OK;
 }

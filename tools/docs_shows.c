@@ -112,13 +112,15 @@ static rfr_status put_frontier(rfr_programs *p, int program, rfi_string *s) {
   enum { MOST = 20 };
   rfr_frontier_point point[MOST];
   int n;
-  const double flops = rfr_program_flops(p, program) - rfr_program_recomputed_flops(p, program);
+  char *text = NULL;
+  size_t size = 0;
   RFI_TRY(rfr_program_frontier(p, program, point, MOST, &n));
-  RFI_TRY(rfi_string_printf(s, "%14s %14s %9s %8s\n", "peak bytes", "extra FLOPs", "of step", "ops"));
-  for (int i = 0; i < n; i++)
-    RFI_TRY(rfi_string_printf(s, "%14lld %14.4g %8.2f%% %8d\n", (long long)point[i].planned_bytes, point[i].extra_flops,
-                              100 * point[i].extra_flops / flops, point[i].recomputed));
-  return RFR_OK;
+  FILE *f = open_memstream(&text, &size);
+  if (!f) return RFR_NO_MEMORY;
+  cli_frontier_table(p, program, point, n, f);
+  rfr_status status = fclose(f) == 0 ? rfi_string_append(s, text, size) : RFR_IO;
+  free(text);
+  return status;
 }
 
 static rfr_status put_trace(const rfr_programs *p, int program, const char *pass, rfi_string *s) {
