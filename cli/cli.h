@@ -63,6 +63,7 @@ rfr_status cli_usage(const char *help, const char *format, ...) __attribute__((f
 /* Fills `c` from the arguments; the caller frees c->sets. */
 rfr_status cli_parse(int argc, char **argv, cli *c);
 void cli_print_help(FILE *f, int command); /* -1: of the program */
+const char *cli_command_name(int command);
 
 #define CLI_DECLARE(name, operands, least, most, summary) rfr_status cli_##name(cli *c);
 CLI_COMMANDS(CLI_DECLARE)

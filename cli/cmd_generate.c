@@ -50,6 +50,9 @@ rfr_status cli_generate(cli *c) {
   text made = {.shown = !c->json};
   double start = 0.0;
   const char *prompt = c->prompt ? c->prompt : "\n";
+  if (!*prompt) return cli_usage("give at least one byte, or leave --prompt away", "--prompt is empty");
+  if (!(c->top_p > 0.0 && c->top_p <= 1.0))
+    return cli_usage("give more than 0 and at most 1, which is all tokens", "--top-p %g is no probability", c->top_p);
   rfr_run_options o = cli_run_options(c);
   o.config_name = o.config_folder = NULL;
   o.programs = RFR_RUN_GENERATE;

@@ -69,7 +69,9 @@ static rfr_status run_command(cli *c) {
   if (s != RFR_OK && e->status == s) {
     if (s == RFR_STOPPED) fprintf(stderr, "%s\n", e->message);
     else fprintf(stderr, "error: %s [%s]\n", e->message, e->slug);
-    if (*e->next) fprintf(stderr, "help: %s\n", e->next);
+    if (strcmp(e->slug, "argument") == 0) /* of a call: options are what was given here */
+      fprintf(stderr, "help: refrain %s --help says what it takes\n", cli_command_name(c->command));
+    else if (*e->next) fprintf(stderr, "help: %s\n", e->next);
   }
   rfr_ctx_destroy(c->ctx);
   return s;

@@ -47,7 +47,8 @@ static const struct option {
     {"tokens", "N", INTEGER, offsetof(cli, tokens), ON(generate), "tokens to append (256)"},
     {"temperature", "X", NUMBER, offsetof(cli, temperature), ON(generate), "0: always the most probable token (0.8)"},
     {"top-k", "K", INTEGER, offsetof(cli, top_k), ON(generate), "draw among the K most probable; 0: all (0)"},
-    {"top-p", "P", NUMBER, offsetof(cli, top_p), ON(generate), "draw among the most probable that sum to P (1)"},
+    {"top-p", "P", NUMBER, offsetof(cli, top_p), ON(generate),
+     "draw among the most probable that sum to P, above 0 (1)"},
     {"seed", "N", INTEGER, offsetof(cli, seed), ON(generate), "of the draws (0)"},
     {"after", "PASS", TEXT, offsetof(cli, after), ON(trace),
      "record, autodiff, prune, fuse, recompute or lower (lower)"},
@@ -129,7 +130,7 @@ const char *cli_nearest(const char *word, const char *(*name)(int i), int n) {
   return best;
 }
 
-static const char *command_name(int i) { return commands[i].name; }
+const char *cli_command_name(int command) { return commands[command].name; }
 
 static const char *nearest_option(const char *word, int command) {
   const char *best = NULL;
@@ -233,7 +234,7 @@ rfr_status cli_parse(int argc, char **argv, cli *c) {
     if (strcmp(argv[1], commands[i].name) == 0) c->command = i;
   if (c->command < 0) {
     char help[64] = "refrain --help lists the commands";
-    const char *near = cli_nearest(argv[1], command_name, CLI_COMMAND_COUNT);
+    const char *near = cli_nearest(argv[1], cli_command_name, CLI_COMMAND_COUNT);
     if (near) snprintf(help, sizeof help, "did you mean %s?", near);
     return cli_usage(help, "there is no command %s", argv[1]);
   }

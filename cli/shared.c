@@ -21,12 +21,14 @@ rfr_status cli_read_file(const char *path, char **out) {
   }
   char *text = malloc(MOST + 1);
   size_t n = text ? fread(text, 1, MOST + 1, f) : 0;
-  bool failed = !text || ferror(f) != 0;
+  const bool failed = !text || ferror(f) != 0;
+  const int error = errno;
   if (f != stdin) fclose(f);
   if (failed || n > MOST || memchr(text, 0, n)) {
     free(text);
     if (failed) {
-      cli_usage("check the path", "%s cannot be read: %s", path, strerror(errno));
+      const char *help = error == EISDIR ? "give a file; a run's folder has its config.yaml" : "check the path";
+      cli_usage(help, "%s cannot be read: %s", path, strerror(error));
       return RFR_IO;
     }
     return cli_usage("give a text", "%s is no text, or one of more than %d MiB", path, MOST >> 20);

@@ -134,9 +134,20 @@ static void bad_input(void **state) {
   assert_int_equal(RUN("train", "small.yaml", "--set", "data.train=[empty.txt]", "--out", "none"), 2);
   assert_int_equal(RUN("plan", "small.yaml", "--set", "memory.budget=1KiB"), 3);
   assert_says(err, "plan.over_budget");
+  assert_says(err, "with nothing recomputed: recompute auto may need less");
+  assert_says(err, "help: raise the budget to what the message says is needed");
+  assert_int_equal(RUN("plan", "small.yaml", "--set", "memory.budget=1KiB", "--set", "memory.recompute=all"), 3);
+  assert_null(strstr(err, "auto"));
   assert_int_equal(RUN("train", "small.yaml", "--set", "memory.budget=1KiB", "--out", "none"), 3);
   assert_int_equal(RUN("check", "small.yaml", "--set", "model.vocab_size=100"), 2);
   assert_int_equal(RUN("eval", "no-such-run"), 4);
+  assert_int_equal(RUN("train", "text"), 4);
+  assert_says(err, "help: give a file; a run's folder has its config.yaml");
+  assert_int_equal(RUN("generate", "no-such-run", "--top-p", "2"), 2);
+  assert_says(err, "error: --top-p 2 is no probability\nhelp: give more than 0 and at most 1");
+  assert_int_equal(RUN("generate", "no-such-run", "--top-p", "0"), 2);
+  assert_int_equal(RUN("generate", "no-such-run", "--prompt", ""), 2);
+  assert_says(err, "error: --prompt is empty\nhelp: give at least one byte");
   assert_int_equal(access("none", F_OK), -1); /* a mistake leaves no folder behind */
   assert_int_equal(RUN("trace", "small.yaml", "--after", "lunch"), 2);
   assert_int_equal(RUN("bench", "nothing"), 2);
@@ -467,6 +478,7 @@ static void train_and_use(void **state) {
   assert_string_equal(err, "");
   assert_int_equal(RUN("check", "small.yaml", "--threads", "99999"), 2); /* not silently fewer */
   assert_says(err, "threads");
+  assert_says(err, "help: refrain check --help says what it takes");
   assert_int_equal(RUN("train", "small.yaml"), 2);
   assert_says(err, "run.exists");
   assert_says(err, "help: pass --resume");
@@ -477,6 +489,16 @@ static void train_and_use(void **state) {
   assert_int_equal(RUN("eval", "runs/small"), 0);
   assert_int_equal(strncmp(out, "validation: ", 12), 0);
   assert_says(out, " bits per byte\n");
+  assert_int_equal(RUN("eval", "runs/small", "--set", "data.validation=0%"), 2);
+  assert_says(err, "error: data.validation holds out nothing to evaluate on: 0 of 10 files, 0 bytes [data.held_out]");
+  assert_says(err, "help: name files that were not trained on in data.validation");
+  assert_int_equal(RUN("generate", "runs/small/step-000020"), 2);
+  assert_says(err, "error: runs/small/step-000020 is a checkpoint of a run: the run is the folder that it lies in");
+  assert_says(err, "[run.folder]\nhelp: give the folder of a run");
+  assert_int_equal(rename("runs/small/step-000020/MANIFEST.json", "MANIFEST.json"), 0);
+  assert_int_equal(RUN("eval", "runs/small/step-000020"), 2);
+  assert_says(err, "step-000020 is a model's folder: `model:` in a configuration starts a run from it [run.folder]");
+  assert_int_equal(rename("MANIFEST.json", "runs/small/step-000020/MANIFEST.json"), 0);
   assert_int_equal(RUN("generate", "runs/small", "--prompt", "1 and ", "--tokens", "8"), 0);
   assert_int_equal(strncmp(out, "1 and ", 6), 0);
   assert_int_equal(strlen(out), 6 + 8 + 1);
@@ -562,13 +584,15 @@ static void schedules(void **state) {
       {{"--kind", "1f1p", "--stages", "1", "--microbatches", "1"}, "no schedule kind 1f1p", "did you mean 1f1b?"},
       {{"--kind", "dualpipe"}, "no schedule kind dualpipe", "kinds are gpipe, 1f1b"},
       {{"--kind", "1f1b", "--stages", "99999999999", "--microbatches", "1"}, "--stages 99999999999", "smaller"},
-      {{"--kind", "zb-v", "--stages", "2", "--microbatches", "1", "--chunks", "3"}, "zb-v has 2 chunks", "header"},
+      {{"--kind", "zb-v", "--stages", "2", "--microbatches", "1", "--chunks", "3"},
+       "zb-v has 2 chunks",
+       "refrain schedule --help"},
       {{"--kind", "gpipe", "--stages", "99999", "--microbatches", "99999"}, "are more than", "smaller shapes"},
       {{"--order", "1,-1", "--stages", "2"}, "are for --kind", "leave them away"},
       {{"--kind", "gpipe", "--layers", "2"}, "--layers is for --order", "leave it away"},
       {{"--order", "1,-1", "--layers", "2,"}, "--layers: no count at \"\"", "give a count for each chunk"},
       {{"--order", "1,-1", "--layers", "0"}, "--layers: no count at \"0\"", "give a count"},
-      {{"--order", "1,-1", "--layers", "1,1"}, "2 counts of layers for 1 chunks", "header"},
+      {{"--order", "1,-1", "--layers", "1,1"}, "2 counts of layers for 1 chunks", "refrain schedule --help"},
       {{"--order", "1,2,-1,-2"}, "--order:1: rank 0, action 2 (0B0): comes before rank 0, action 3 (1B0)", "move"},
       {{"--file", "small.yaml"}, "small.yaml:1: rank 0, action 0: \"refrain:\" is no action", "docs/schedules.md"},
       {{"--file", "mine.txt", "--costs", "small.yaml"}, "small.yaml:1: there is no key \"refrain: 1\"", "docs/sched"},

@@ -101,7 +101,7 @@ RFR_API rfr_run_options rfr_run_options_default(void);
  * when it is missing; NULL: nothing is ever written (no checkpoints, no log).
  * Errors: config.*, data.*, model.config, plan.over_budget, run.exists (the folder holds
  * a run and neither resume nor reading alone was asked), run.busy (another one trains in
- * it), resume.mismatch, checkpoint. */
+ * it), run.folder (without a text: the folder is a checkpoint's or a model's), resume.mismatch, checkpoint. */
 RFR_API rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder,
                                 const rfr_run_options *options, rfr_run **out);
 /* Frees everything; writes nothing. Accepts NULL. */
@@ -126,7 +126,7 @@ typedef struct rfr_evaluation {
   int64_t bytes;  /* of text behind them */
   double seconds;
 } rfr_evaluation;
-/* Over all held-out data. Errors: data.empty when there is none. */
+/* Over all held-out data. Errors: data.held_out when there is none. */
 RFR_API rfr_status rfr_run_evaluate(rfr_run *run, rfr_evaluation *out);
 
 typedef struct rfr_generate_options {

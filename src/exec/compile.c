@@ -247,9 +247,11 @@ static void place_loads(rfr_programs *p, rfi_program *g) {
 static rfr_status check_budget(const rfr_programs *p, bool demand) {
   if (p->options.budget <= 0 || p->total_bytes <= p->options.budget) return RFR_OK;
   return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
-                  "the plan needs %lld bytes%s (%lld persistent, %lld for the step), the budget is %lld",
+                  "the plan needs %lld bytes, %s (%lld persistent, %lld for the step), the budget is %lld",
                   (long long)p->total_bytes,
-                  demand ? ", the smallest budget that works, with all recomputed that lowers the peak" : "",
+                  demand ? "the smallest budget that works, with all recomputed that lowers the peak"
+                  : p->options.recompute == RFR_RECOMPUTE_ALL ? "with all recomputed that lowers the peak"
+                                                              : "with nothing recomputed: recompute auto may need less",
                   (long long)p->persistent_bytes, (long long)p->transient_bytes, (long long)p->options.budget);
 }
 

@@ -36,7 +36,10 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
   const int program = rfr_run_program_index(run, RFR_RUN_EVALUATE);
   const rfi_dataset_stats *stats = rfi_dataset_get_stats(run->data);
   if (stats->validation_predicted <= 0)
-    return rfi_fail(RFI_E_DATA_EMPTY, "data.validation holds out nothing to evaluate on");
+    return rfi_fail(
+        RFI_E_DATA_HELD_OUT, "data.validation holds out nothing to evaluate on: %lld of %lld files, %lld bytes",
+        (long long)stats->files[RFI_VALIDATION], (long long)(stats->files[RFI_TRAIN] + stats->files[RFI_VALIDATION]),
+        (long long)stats->bytes[RFI_VALIDATION]);
   if (windows == 0 || windows > stats->windows[RFI_VALIDATION]) windows = stats->windows[RFI_VALIDATION];
   const double start = rfi_now();
   double nats = 0.0;

@@ -22,9 +22,11 @@ rfr_generate_options rfr_generate_options_default(void) {
 static rfr_status check_options(const rfr_generate_options *o, size_t n) {
   if (o->size != sizeof *o) return rfi_fail(RFI_E_ARGUMENT, "rfr_generate_options: size %zu", o->size);
   if (n == 0) return rfi_fail(RFI_E_ARGUMENT, "the prompt is empty; a model continues at least one byte");
-  if (o->tokens < 0 || o->top_k < 0 || !(o->temperature >= 0.0) || !(o->top_p > 0.0 && o->top_p <= 1.0))
-    return rfi_fail(RFI_E_ARGUMENT, "tokens %lld, top_k %lld, temperature %g, top_p %g: out of range",
-                    (long long)o->tokens, (long long)o->top_k, o->temperature, o->top_p);
+  if (o->tokens < 0 || o->top_k < 0 || !(o->temperature >= 0.0))
+    return rfi_fail(RFI_E_ARGUMENT, "tokens %lld, top_k %lld, temperature %g: none may be below 0",
+                    (long long)o->tokens, (long long)o->top_k, o->temperature);
+  if (!(o->top_p > 0.0 && o->top_p <= 1.0))
+    return rfi_fail(RFI_E_ARGUMENT, "top_p is %g; it is more than 0 and at most 1", o->top_p);
   return RFR_OK;
 }
 

@@ -318,6 +318,23 @@ static rfr_status open_folder(rfr_run *run) {
   return s;
 }
 
+/* A folder without a configuration that is something else of ours: which, and where the run is. */
+static rfr_status check_folder(rfr_ctx *ctx, const char *folder) {
+  static const struct {
+    const char *file, *what;
+  } others[] = {{"MANIFEST.json", "is a checkpoint of a run: the run is the folder that it lies in"},
+                {"config.json", "is a model's folder: `model:` in a configuration starts a run from it"}};
+  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+    char *path, kind;
+    RFI_TRY(rfi_path_join(ctx, folder, others[i].file, &path));
+    const rfr_status s = rfi_path_kind(path, &kind);
+    rfi_free(ctx, path);
+    RFI_TRY(s);
+    if (kind) return rfi_fail(RFI_E_RUN_FOLDER, "%s %s", folder, others[i].what);
+  }
+  return RFR_OK;
+}
+
 static void warn_line(void *run, const char *line) { rfi_warn(run, "%s", line); }
 
 rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder, const rfr_run_options *options,
@@ -343,6 +360,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
       s = rfi_fail_at(RFI_E_RUN_EXISTS, config_path, 0, "the folder holds a run already");
       goto fail;
     }
+    if (!config_text && !exists) RFI_GOTO(check_folder(ctx, folder));
     if (!config_text || (writes && exists)) RFI_GOTO(rfi_file_read(ctx, config_path, &own, &(size_t){0}));
   }
   RFI_GOTO(rfi_machine_read(ctx, &run->machine));

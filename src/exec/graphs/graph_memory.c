@@ -640,15 +640,18 @@ rfr_status rfi_graph_allocate(rfr_graphs *g) {
   const rfr_graphs_memory *m = &g->memory;
   const rfi_backend *b = g->m.backend;
   if (g->options.budget > 0 && m->planned_bytes > g->options.budget)
-    return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
-                    "the plan needs %lld bytes%s (%lld persistent, %lld in %d slots, %lld shared, %lld gathered), the "
-                    "budget is %lld",
-                    (long long)m->planned_bytes,
-                    g->options.recompute == RFR_RECOMPUTE_AUTO && !g->inference
-                        ? ", the smallest budget that works, with all recomputed that lowers them"
-                        : "",
-                    (long long)m->persistent_bytes, (long long)m->slot_bytes, m->slots, (long long)m->shared_bytes,
-                    (long long)m->window_bytes, (long long)g->options.budget);
+    return rfi_fail(
+        RFI_E_PLAN_OVER_BUDGET,
+        "the plan needs %lld bytes, %s (%lld persistent, %lld in %d slots, %lld shared, %lld gathered), the "
+        "budget is %lld",
+        (long long)m->planned_bytes,
+        g->inference                                 ? "which nothing recomputed would lower"
+        : g->options.recompute == RFR_RECOMPUTE_AUTO ? "the smallest budget that works, with all "
+                                                       "recomputed that lowers them"
+        : g->options.recompute == RFR_RECOMPUTE_ALL  ? "with all recomputed that lowers them"
+                                                     : "with nothing recomputed: recompute auto may need less",
+        (long long)m->persistent_bytes, (long long)m->slot_bytes, m->slots, (long long)m->shared_bytes,
+        (long long)m->window_bytes, (long long)g->options.budget);
   const size_t bytes = (size_t)(m->planned_bytes + b->guard);
   RFI_TRY(b->alloc(g->m.device, RFI_MEMORY_ARENA, bytes, (void **)&g->arena));
   RFI_TRY(b->fill(g->m.device, g->arena, 0, bytes));
