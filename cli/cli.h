@@ -43,7 +43,7 @@ typedef struct cli {
   const char *out;
   char folder[4096]; /* of the configuration */
   bool resume, strict, debug, eager;
-  int64_t threads;
+  int64_t threads; /* -1: not given */
   const char *device;
   const char *prompt;
   int64_t tokens, seed, top_k;

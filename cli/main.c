@@ -35,18 +35,19 @@ static void print_warning(rfr_log_level level, const char *message, void *user) 
 
 /* A plan of a GPU's step needs no GPU: without one it is made for the device that is not there. `auto` is the GPU where
  * one can be used, else the CPU, and says which; a device that was named is never another one. */
-static const char *device_of(const cli *c) {
+static const char *device_of(const cli *c, const char *device) {
   const bool looks = c->command == CLI_INDEX_plan || c->command == CLI_INDEX_trace;
-  const bool is_auto = c->device && strcmp(c->device, "auto") == 0;
+  const bool is_auto = strcmp(device, "auto") == 0;
   rfr_ctx *ctx = NULL;
   char text[256] = "";
-  if (!is_auto && !(looks && c->device && strcmp(c->device, "cuda") == 0)) return c->device;
+  if (!is_auto && !(looks && strcmp(device, "cuda") == 0)) return device;
   rfr_ctx_options o = rfr_ctx_options_default();
   o.device = "cpu";
-  if (rfr_ctx_create(&o, &ctx) != RFR_OK) return c->device;
+  o.threads = 1;
+  if (rfr_ctx_create(&o, &ctx) != RFR_OK) return device;
   const bool found = rfr_cuda_describe(ctx, text, sizeof text) == RFR_OK;
   rfr_ctx_destroy(ctx);
-  if (!is_auto) return found ? c->device : "cuda:none";
+  if (!is_auto) return found ? device : "cuda:none";
   if (!found) snprintf(text, sizeof text, "%s", rfr_last_error()->message);
   if (!c->quiet) fprintf(stderr, "device: %s: %s\n", found ? "cuda" : "cpu", text);
   return found ? "cuda" : "cpu";
@@ -59,8 +60,9 @@ static rfr_status run_command(cli *c) {
 #undef CLI_CALL
   };
   rfr_ctx_options o = rfr_ctx_options_default();
-  if (c->threads != 0) o.threads = c->threads > 0 && c->threads < INT_MAX ? (int)c->threads : -1; /* for it to refuse */
-  if (c->device) o.device = device_of(c);
+  if (c->threads >= 0) o.threads = c->threads < INT_MAX ? (int)c->threads : -1; /* for it to refuse */
+  if (c->device) o.device = c->device; /* else REFRAIN_DEVICE */
+  if (o.device) o.device = device_of(c, o.device);
   o.log = print_warning;
   o.log_user = c;
   rfr_status s = rfr_ctx_create(&o, &c->ctx);

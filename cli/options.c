@@ -80,8 +80,9 @@ static const struct option {
      "steps, or compilations, to time; 0: as many as usual (0)"},
     {"trace", "FILE", TEXT, offsetof(cli, trace), ON(profile), "write a step's ops as JSON for Perfetto or Chrome"},
     {"device", "NAME", TEXT, offsetof(cli, device), ON_A_DEVICE,
-     "cpu, cuda, cuda:N, or auto: a GPU if there is one (cpu)"},
-    {"threads", "N", INTEGER, offsetof(cli, threads), ON_A_DEVICE, "threads; 0: the cores this process may use (0)"},
+     "cpu, cuda, cuda:N, or auto: a GPU if there is one (REFRAIN_DEVICE, or cpu)"},
+    {"threads", "N", INTEGER, offsetof(cli, threads), ON_A_DEVICE,
+     "threads; 0: the cores this process may use (REFRAIN_THREADS, or 0)"},
     {"json", NULL, FLAG, offsetof(cli, json), ALL_COMMANDS & ~(ON(check) | ON(trace)), "print one JSON object"},
     {"quiet", NULL, FLAG, offsetof(cli, quiet), ALL_COMMANDS, "no progress"},
     {"help", NULL, FLAG, offsetof(cli, help), ALL_COMMANDS, "this text"},
@@ -219,6 +220,7 @@ rfr_status cli_parse(int argc, char **argv, cli *c) {
   c->tokens = 256;
   c->temperature = 0.8;
   c->top_p = 1.0;
+  c->threads = -1;
   c->sets = calloc((size_t)argc, sizeof *c->sets);
   if (!c->sets) return cli_usage("free some memory", "out of memory");
   if (argc < 2) return cli_usage("refrain --help lists the commands", "a command is missing");

@@ -320,6 +320,17 @@ static void devices(void **state) {
   assert_string_equal(err, "");
   if (!has_cuda) assert_int_equal(RUN("train", "small.yaml", "--device", "cuda", "--out", "nowhere"), 3);
   assert_int_equal(RUN("plan", "small.yaml", "--device", "gpu"), 2);
+  /* the environment is what options override */
+  setenv("REFRAIN_DEVICE", "auto", 1);
+  setenv("REFRAIN_THREADS", "none", 1);
+  assert_int_equal(RUN("plan", "small.yaml"), 2);
+  assert_says(err, "REFRAIN_THREADS");
+  assert_int_equal(RUN("plan", "small.yaml", "--threads", "0"), 0);
+  assert_says(err, has_cuda ? "device: cuda: " : "device: cpu: ");
+  assert_int_equal(RUN("plan", "small.yaml", "--threads", "0", "--device", "cpu"), 0);
+  assert_string_equal(err, "");
+  unsetenv("REFRAIN_DEVICE");
+  unsetenv("REFRAIN_THREADS");
 }
 
 /* What is missing is said, with what it costs. Measuring is slow under a sanitizer: it is done once. */
