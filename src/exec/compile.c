@@ -65,27 +65,16 @@ static rfi_pass_options pass_options(rfr_programs *p) {
                             .user = p};
 }
 
-/* workspace[i]: bytes that op i's kernel asks for; from the context. */
-static rfr_status make_workspaces(const rfr_programs *p, const rfi_program *g, int64_t **workspace) {
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof **workspace * (size_t)(g->trace->n_ops + 1), workspace));
-  for (int i = 0; i < g->n_bound; i++) (*workspace)[g->bound[i].op] = g->bound[i].workspace;
-  return RFR_OK;
-}
-
 /* One op after the other. */
-static rfr_status plan_line(const rfr_programs *p, rfi_program *g) {
-  int64_t *workspace;
-  RFI_TRY(make_workspaces(p, g, &workspace));
-  const rfr_status s = rfi_plan_make(g->trace, workspace, NULL, &g->plan);
-  rfi_free(p->ctx, workspace);
-  return s;
-}
+static rfr_status plan_line(rfi_program *g) { return rfi_plan_make(g->trace, g->workspace, NULL, &g->plan); }
 
 static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
   rfi_stage *last = &g->pipeline.stage[RFI_STAGES - 1];
   g->trace = last->trace;
   RFI_TRY(rfi_bind_kernels(p, g, &last->report));
-  return plan_line(p, g);
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->workspace * (size_t)(g->trace->n_ops + 1), &g->workspace));
+  for (int i = 0; i < g->n_bound; i++) g->workspace[g->bound[i].op] = g->bound[i].workspace;
+  return plan_line(g);
 }
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
@@ -126,8 +115,10 @@ static rfr_status meet_budget(rfr_programs *p) {
     rfi_program *g = &p->program[i];
     if (g->plan.bytes <= room) continue;
     rfi_free(p->ctx, g->bound);
+    rfi_free(p->ctx, g->workspace);
     rfi_plan_deinit(&g->plan);
     g->bound = NULL;
+    g->workspace = NULL;
     g->n_bound = g->n_load = 0;
     g->flops = g->recomputed_flops = 0;
     const double start = rfi_now();
@@ -165,11 +156,8 @@ static bool is_over_budget(const rfr_programs *p, int64_t step_bytes) {
 static rfr_status plan_branch(rfr_programs *p, rfi_program *g) {
   rfi_plan with = {0};
   rfi_aside *aside;
-  int64_t *workspace;
-  RFI_TRY(make_workspaces(p, g, &workspace));
-  rfr_status s = rfi_branch(g->trace, workspace, &aside);
-  if (s == RFR_OK && aside) s = rfi_plan_make(g->trace, workspace, aside, &with);
-  rfi_free(p->ctx, workspace);
+  rfr_status s = rfi_branch(g->trace, g->workspace, &aside);
+  if (s == RFR_OK && aside) s = rfi_plan_make(g->trace, g->workspace, aside, &with);
   if (s != RFR_OK || !aside) goto done;
   g->branch_bytes = with.bytes - g->plan.bytes;
   if (is_over_budget(p, with.bytes)) goto done;
@@ -191,7 +179,7 @@ static rfr_status drop_branches(rfr_programs *p, bool *fewer) {
     if (g->n_aside == 0) continue;
     rfi_plan_deinit(&g->plan);
     set_aside(g, NULL);
-    RFI_TRY(plan_line(p, g));
+    RFI_TRY(plan_line(g));
     rfi_log(p->ctx, RFR_LOG_WARNING,
             "program \"%s\" is planned without its side branch, %lld bytes more than the device has left", g->name,
             (long long)g->branch_bytes);
@@ -395,6 +383,7 @@ void rfr_programs_destroy(rfr_programs *p) {
     rfi_program *g = &p->program[i];
     if (p->device) p->backend->graph_destroy(p->device, g->graph);
     rfi_free(p->ctx, g->bound);
+    rfi_free(p->ctx, g->workspace);
     rfi_free(p->ctx, g->offset);
     rfi_plan_deinit(&g->plan);
     rfi_pipeline_deinit(&g->pipeline);

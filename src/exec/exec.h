@@ -43,6 +43,7 @@ typedef struct rfi_program {
   const rfr_trace *trace; /* the lowered one */
   rfi_bound *bound;       /* every op with a kernel, in order */
   int n_bound, n_load;    /* the first n_load of them are of phase load */
+  int64_t *workspace;     /* per op: bytes that its kernel asks for */
   rfi_plan plan;
   int n_aside;                    /* ops of the side branch, */
   int64_t branch_bytes;           /* and what the plan has more for it */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/rng.h"
+#include "exec/graphs/graphed.h"
 #include "support/graphs_scene.h"
 #include "trace/trace.h"
 
@@ -132,6 +133,14 @@ void rft_fill_by(const rfr_tensor *x, uint64_t seed, float by) {
   for (int64_t i = 0; i < n; i++)
     set_value(x, i,
               by * ((float)(rfi_draw4(rfi_stream_key(seed, 0), (uint64_t)i, 0, 0, 0).v[0] >> 8) / 8388608.0f - 1));
+}
+
+void rft_fill_named(rfr_graphs *g) {
+  for (int i = 0; i < g->n_named; i++) {
+    const rfi_named *x = &g->named[i];
+    if (x->parameter < 0 && rfr_dtype_is_float(x->tensor.type.dtype))
+      rft_fill_by(&x->tensor, 100 + (uint64_t)x->tensor.bytes, 0.3f);
+  }
 }
 
 static uint64_t seed_of(const char *name) {

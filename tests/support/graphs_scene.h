@@ -60,6 +60,8 @@ void rft_run_scene(const rft_scene *s);
 rfr_type rft_activation(const rft_scene *s);
 /* Values of -by .. by, the same for the same seed, in a tensor of f32 or bf16. */
 void rft_fill_by(const rfr_tensor *x, uint64_t seed, float by);
+/* First values of what is shared by name, the same for the same size; gradients stay. */
+void rft_fill_named(rfr_graphs *g);
 /* An activation; what: 1 an input, 2 an output's gradient. */
 void rft_draw(const rft_scene *s, void *to, int step, int m, int what);
 /* One call, from the buffers and to them. */

@@ -132,11 +132,15 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   size_t scratch = 0;
   RFI_TRY(rfi_cpu_library_bind(d->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
   if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(d, memory, &b->call, &b->kernel));
-  b->run = library ? library : kernel->run;
-  const bool groups = op->def->code == RFI_OP_grouped_matmul || op->def->code == RFI_OP_grouped_wgrad;
-  if (library) b->kernel = groups ? RFI_GROUPS_KERNEL : RFI_LIBRARY_KERNEL;
-  else b->why = rfi_cpu_library_lacks(d->library, op->def->code, &b->call);
-  if (!library) scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
+  if (library) {
+    const bool groups = op->def->code == RFI_OP_grouped_matmul || op->def->code == RFI_OP_grouped_wgrad;
+    b->run = library;
+    b->kernel = groups ? RFI_GROUPS_KERNEL : RFI_LIBRARY_KERNEL;
+  } else {
+    b->run = kernel->run;
+    b->why = rfi_cpu_library_lacks(d->library, op->def->code, &b->call);
+    scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
+  }
   b->workspace = (int64_t)scratch;
   return RFR_OK;
 }

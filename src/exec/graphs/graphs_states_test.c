@@ -33,21 +33,25 @@ static rfr_trace *trace_of(char use, const char *output) {
   return t;
 }
 
-static rfr_status create_two(char a, char b, const char *schedule_text, int layers, rfr_graphs **g) {
-  rfr_trace *t[2] = {trace_of(a, "y"), trace_of(b, "y")};
+/* Callables of two traces, the second linked to the first, or not. The traces are gone afterwards. */
+static rfr_status create_pair(rfr_trace *const t[2], const rfr_callable_link *link, const char *schedule_text,
+                              int layers, rfr_graphs **g) {
   rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
   rfr_graphs_options o = rfr_graphs_options_default();
-  rfr_schedule *schedule = NULL;
-  if (schedule_text) {
-    OK(rfr_schedule_parse(ctx, "test", schedule_text, strlen(schedule_text), &schedule));
-    OK(rfr_schedule_set_layers(schedule, &layers, 1));
-  }
+  rfr_schedule *schedule;
+  OK(rfr_schedule_parse(ctx, "test", schedule_text, strlen(schedule_text), &schedule));
+  OK(rfr_schedule_set_layers(schedule, &layers, 1));
   for (int i = 0; i < 2; i++) c[i].trace = t[i];
+  c[1].links = link, c[1].n_links = link != NULL;
   o.schedule = schedule;
   const rfr_status s = rfr_graphs_create(ctx, c, 2, &o, g);
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
   rfr_schedule_destroy(schedule);
   return s;
+}
+
+static rfr_status create_two(char a, char b, const char *schedule_text, int layers, rfr_graphs **g) {
+  return create_pair((rfr_trace *[]){trace_of(a, "y"), trace_of(b, "y")}, NULL, schedule_text, layers, g);
 }
 
 static void test_shared_states(void **state) {
@@ -96,29 +100,16 @@ static rfr_trace *writer(char how) {
 
 /* y = x w of what the first callable has seen, whose gradient reads it behind the next microbatch's forward. */
 static rfr_status create_seen(char how, bool linked, rfr_graphs **g) {
-  rfr_trace *t[2] = {writer(how), NULL};
-  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
-  rfr_graphs_options o = rfr_graphs_options_default();
   const rfr_callable_link link = {"x", 0, how == 'n' ? "cache" : "seen"};
-  static const char text[] = "0F0 0F1 0B0 0B1";
-  rfr_schedule *schedule;
-  const int layers = 2;
-  OK(rfr_schedule_parse(ctx, "test", text, sizeof text - 1, &schedule));
-  OK(rfr_schedule_set_layers(schedule, &layers, 1));
-  OK(rfr_trace_create(ctx, &t[1]));
   const int rank = how == 'v' ? 1 : 3;
   const int64_t *shape = how == 'v' ? (const int64_t[]){64} : (const int64_t[]){4, 2, 8};
-  rfr_value x = rfr_input(t[1], "x", RFR_ROLE_INPUT, RFR_F32, rank, shape);
-  rfr_value w = rfr_input(t[1], "w", RFR_ROLE_TRAINABLE, RFR_F32, rank, shape);
-  rfr_output(t[1], "y", rfr_mul(t[1], x, w));
-  OK(rfr_trace_finish(t[1]));
-  for (int i = 0; i < 2; i++) c[i].trace = t[i];
-  c[1].links = &link, c[1].n_links = linked;
-  o.schedule = schedule;
-  const rfr_status s = rfr_graphs_create(ctx, c, 2, &o, g);
-  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
-  rfr_schedule_destroy(schedule);
-  return s;
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, rank, shape);
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, rank, shape);
+  rfr_output(t, "y", rfr_mul(t, x, w));
+  OK(rfr_trace_finish(t));
+  return create_pair((rfr_trace *[]){writer(how), t}, linked ? &link : NULL, "0F0 0F1 0B0 0B1", 2, g);
 }
 
 /* A state that is written is no microbatch's own: an output by its own name alone, which nobody is linked to. A copy of
