@@ -21,6 +21,9 @@ static const char *recipes_of(rfr_dtype dtype) {
   return dtype == RFR_E4M3 ? "FP8 and MXFP8" : dtype == RFR_E5M2 ? "FP8 gradients" : dtype == RFR_E2M1 ? "NVFP4" : NULL;
 }
 
+/* Rows are counted in 32 bits, offsets and tiles alike: rounded up to a tile of 64 they have to fit. */
+#define MOST_ROWS ((int64_t)INT32_MAX - 63)
+
 /* Operand i holds products' factors or results: f32, bf16 or f16, of this rank. */
 static rfr_status matrix(const rfi_infer *c, int i, int rank) {
   const rfr_dtype dtype = c->in[i].dtype;
@@ -30,7 +33,12 @@ static rfr_status matrix(const rfi_infer *c, int i, int rank) {
                     "%s is %s, not f32, bf16 or f16: there are no grouped products of %s; pass what was quantized",
                     c->def->operand[i < last ? i : last], rfr_dtype_name(dtype), recipes_of(dtype));
   RFI_TRY(rfi_rule_float(c, i));
-  return rfi_rule_rank(c, i, rank, rank);
+  RFI_TRY(rfi_rule_rank(c, i, rank, rank));
+  for (int d = 0; d < rank; d++)
+    if (c->in[i].shape[d] > MOST_ROWS)
+      return rfi_fail(RFI_E_TRACE_SHAPE, "%s has %lld rows or columns, grouped products take %lld at most",
+                      c->def->operand[i < last ? i : last], (long long)c->in[i].shape[d], (long long)MOST_ROWS);
+  return RFR_OK;
 }
 
 static rfr_status result_type(const rfi_infer *c, int64_t to) {
@@ -63,7 +71,9 @@ rfr_status rfi_infer_splits_to_offsets(const rfi_infer *c) {
   RFI_TRY(rfi_rule_rank(c, 0, 1, 1));
   if (c->in[0].dtype != RFR_I32 && c->in[0].dtype != RFR_I64)
     return rfi_fail(RFI_E_TRACE_SHAPE, "splits is %s, not i32 or i64", rfr_dtype_name(c->in[0].dtype));
-  if (rows < 0 || rows > INT32_MAX) return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld", (long long)rows);
+  if (rows < 0 || rows > MOST_ROWS)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld, grouped products take 0 to %lld", (long long)rows,
+                    (long long)MOST_ROWS);
   c->out[0] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {c->in[0].shape[0] + 1}};
   c->out[1] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {1}};
   return RFR_OK;

@@ -516,11 +516,36 @@ static void refuses(void **state) {
   }
 }
 
+/* Kernels count rows in 32 bits and round them up to tiles of 64: no more than that have a rule, on any device. */
+static void counts_rows_in_32_bits(void **state) {
+  (void)state;
+  const int64_t most = ((int64_t)1 << 31) - 64;
+  for (int k = 0; k < 5; k++) { /* 0: all that there may be */
+    rfr_trace *t;
+    OK(rfr_trace_create(ctx, &t));
+    const int64_t rows = k < 3 ? most + (k > 0) : 12, N = k == 3 ? most + 1 : 8, K = k == 4 ? most + 1 : 8;
+    const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I32, 1, (int64_t[]){3});
+    const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_BF16, 2, (int64_t[]){rows, K});
+    const rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_BF16, 3, (int64_t[]){3, N, K});
+    const rfr_value offsets = rfr_splits_to_offsets(t, splits, k == 1 ? rows : 12, NULL);
+    const rfr_value y = rfr_grouped_linear(t, x, w, offsets, RFR_NONE, RFR_NONE);
+    if (k == 0) rfr_output(t, "dw", rfr_gradient(t, rfr_sum(t, rfr_cast(t, y, RFR_F32), -1), w, RFR_F32));
+    assert_int_equal(rfr_trace_finish(t), k == 0 ? RFR_OK : RFR_INVALID);
+    if (k > 0) {
+      assert_non_null(strstr(rfr_last_error()->message, "grouped products take"));
+      assert_non_null(
+          strstr(rfr_last_error()->message, k == 1 ? "rows is 2147483585" : "has 2147483585 rows or columns"));
+    }
+    rfr_trace_destroy(t);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(equals_separate_products),    cmocka_unit_test(equals_in_every_width),
       rft_context_test(keeps_what_is_wanted),        rft_context_test(leaves_frozen_groups_alone),
       rft_context_test(packed_and_separate_are_one), rft_context_test(accumulates_in_the_product),
-      rft_context_test(any_number_of_weights),       rft_context_test(refuses)};
+      rft_context_test(any_number_of_weights),       rft_context_test(refuses),
+      rft_context_test(counts_rows_in_32_bits)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
