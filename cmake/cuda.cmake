@@ -51,7 +51,8 @@ target_include_directories(grouped_check PRIVATE include src)
 target_compile_options(grouped_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>"
                                              "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
 set_target_properties(grouped_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-file(GLOB sources CONFIGURE_DEPENDS src/ops/moe/*.cu src/ops/grouped/grouped_rows.cu src/ops/elementwise/activation.cu)
+file(GLOB sources CONFIGURE_DEPENDS src/ops/moe/*.cu src/ops/grouped/grouped_rows.cu src/ops/elementwise/activation.cu
+     src/ops/elementwise/swiglu_weighted.cu)
 add_executable(moe_check EXCLUDE_FROM_ALL bench/gpu/moe_check.cu ${sources})
 target_include_directories(moe_check PRIVATE include src)
 target_compile_options(moe_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings;--expt-relaxed-constexpr>")

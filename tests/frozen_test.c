@@ -268,6 +268,14 @@ static void fp8(builder *b) {
   finish(b, dot(b, rfr_linear_e4m3(b->t, h, w1, RFR_NONE)));
 }
 
+/* Rows with weights, as those of experts; gate 1, up 2, weight 4 */
+static void weighted(builder *b) {
+  rfr_value x = input(b, "x", T, A), gate = weight(b, "gate", B, A), up = weight(b, "up", B, A);
+  rfr_value by = weight(b, "weight", T, 0);
+  gate = rfr_linear(b->t, x, gate, RFR_NONE), up = rfr_linear(b->t, x, up, RFR_NONE);
+  finish(b, dot(b, rfr_swiglu_weighted(b->t, gate, up, by)));
+}
+
 static const struct frozen_case {
   const char *name;
   void (*build)(builder *);
@@ -338,6 +346,21 @@ static const struct frozen_case {
      "load: 2 quantize; forward: 2 quantize[row scale_inv], 2 matmul_scaled, mul, gelu, sum; "
      "dgrad: 2 quantize[row scale_inv], 2 matmul_scaled, mul, fill, gelu_bwd",
      false, true},
+    {"weighted rows, trained: gate", weighted, 0x1, 0x7, 2 * T *B *F,
+     "forward: 2 matmul, mul, swiglu_weighted, sum; dgrad: mul, fill, swiglu_weighted_bwd[dgate]; wgrad: matmul"},
+    {"weighted rows, trained: up", weighted, 0x2, 0x7, 2 * T *B *F,
+     "forward: 2 matmul, mul, swiglu_weighted, sum; dgrad: mul, fill, swiglu_weighted_bwd[dup]; wgrad: matmul"},
+    {"weighted rows, trained: gate, up", weighted, 0x3, 0x7, 2 * T *B *F,
+     "forward: 2 matmul, mul, swiglu_weighted, sum; dgrad: mul, fill, swiglu_weighted_bwd[dgate dup]; wgrad: 2 matmul"},
+    {"weighted rows, trained: weight", weighted, 0x4, 0x7, 2 * T *B *F,
+     "forward: 2 matmul, mul, swiglu_weighted, sum; dgrad: mul, fill, swiglu_weighted_bwd[dweight]"},
+    {"weighted rows, trained: gate, weight", weighted, 0x5, 0x7, 2 * T *B *F,
+     "forward: 2 matmul, mul, swiglu_weighted, sum; dgrad: mul, fill, swiglu_weighted_bwd[dweight dgate]; "
+     "wgrad: matmul"},
+    {"weighted rows, trained: up, weight", weighted, 0x6, 0x7, 2 * T *B *F,
+     "forward: 2 matmul, mul, swiglu_weighted, sum; dgrad: mul, fill, swiglu_weighted_bwd[dweight dup]; wgrad: matmul"},
+    {"weighted rows, trained: gate, up, weight", weighted, 0x7, 0x7, 2 * T *B *F,
+     "forward: 2 matmul, mul, swiglu_weighted, sum; dgrad: mul, fill, swiglu_weighted_bwd; wgrad: 2 matmul"},
 };
 
 /* ---- the checks ---- */

@@ -159,6 +159,7 @@ static void ops(void) {
   VALUE(rfr_moe_route_at, NULL, NOWHERE, 0, 0, NULL, NULL);
   VALUE(rfr_moe_sort_at, NULL, NOWHERE, 0, 4, NULL, NULL);
   VALUE(rfr_moe_permute_at, NULL, NOWHERE, 0, 0, 0, 0);
+  VALUE(rfr_moe_row_weight_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_moe_unpermute_at, NULL, NOWHERE, 0, 0, 0, 0);
   VALUE(rfr_moe_loss_at, NULL, NOWHERE, 0, 0, 0, 0, 1.0, 0.0, 0);
   VALUE(rfr_moe_load_at, NULL, NOWHERE, 0, NULL, NULL);
@@ -178,6 +179,7 @@ static void ops(void) {
   VALUE(rfr_gelu_at, NULL, NOWHERE, 0, 1);
   VALUE(rfr_silu_at, NULL, NOWHERE, 0);
   VALUE(rfr_swiglu_at, NULL, NOWHERE, 0, 0);
+  VALUE(rfr_swiglu_weighted_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_softcap_at, NULL, NOWHERE, 0, 30.0);
   VALUE(rfr_dropout_at, NULL, NOWHERE, 0, 0, 0.5, 0);
   VALUE(rfr_sum_at, NULL, NOWHERE, 0, -1);

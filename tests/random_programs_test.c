@@ -119,7 +119,13 @@ static void random_op(program *g) {
     case 8: keep(g, draw(2) ? rfr_silu(t, a.v) : rfr_softcap(t, a.v, 1.5), a.reach); break;
     case 9: keep(g, rfr_gelu(t, a.v, (int)draw(2)), a.reach); break;
     case 10:
-      if (pair(g, -1, 0, &a, &b)) keep(g, rfr_swiglu(t, a.v, b.v), a.reach | b.reach);
+      if (!pair(g, -1, 0, &a, &b)) break;
+      if (draw(2)) {
+        keep(g, rfr_swiglu(t, a.v, b.v), a.reach | b.reach);
+      } else {
+        node weight = find_vector(g, rfr_value_type(t, a.v).shape[0]);
+        if (weight.v >= 0) keep(g, rfr_swiglu_weighted(t, a.v, b.v, weight.v), a.reach | b.reach | weight.reach);
+      }
       break;
     case 11: keep(g, rfr_transpose(t, a.v, 0, 1), a.reach); break;
     case 12: keep(g, rfr_reshape(t, a.v, 2, ((int64_t[]){columns, rows})), a.reach); break;

@@ -5,7 +5,8 @@
  *   cmake --build build/release --target moe_check && build/release/moe_check [check|time]
  *
  * Routing and sorting are held against loops on the host: what is chosen, the sorted order and what follows from
- * them, value by value, 5 runs the same bits, for few and many experts, groups, and more than a warp's choices.
+ * them, value by value, 5 runs the same bits, for few and many experts, groups, and more than a warp's choices;
+ * weighted SwiGLU against loops in double, with the same bits wherever its operands lie.
  * Times, also of what stands between the experts' products, are of a graph of 20 calls, which work on two sets of
  * buffers in turn. Rows count once where they are read, and once where they are written. The exit code is 1 when any
  * line says BAD.
@@ -177,6 +178,79 @@ static void check(const shape &s) {
   printf(" done\n");
 }
 
+/* The I columns of x from column `at` on. */
+static rfr_arg rows_of(const value &x, int64_t I, int64_t at) {
+  rfr_arg a = x.arg;
+  a.type.shape[1] = I;
+  a.data = (char *)a.data + 2 * at;
+  return a;
+}
+
+static float f32_of(uint16_t bf16) {
+  const uint32_t bits = (uint32_t)bf16 << 16;
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+/* Weighted SwiGLU in bf16 with weights in f32: operands dense, or an element off in wider rows. */
+static void check_weighted(int64_t rows, int64_t I) {
+  printf("check %6lld rows of %lld, weighted:", (long long)rows, (long long)I);
+  std::vector<float> dw;
+  std::vector<uint16_t> d;
+  for (int off = 0; off < 2; off++) {
+    const int64_t wide = I + off;
+    value gate(RFR_BF16, {rows, wide}), up(RFR_BF16, {rows, wide}), dy(RFR_BF16, {rows, wide}), weight(RFR_F32, {rows});
+    value out(RFR_BF16, {rows, I}), packed(RFR_BF16, {rows, 2 * I}), dweight(RFR_F32, {rows});
+    std::vector<uint16_t> x[3];
+    std::vector<float> w((size_t)rows), got;
+    const value *const of[] = {&gate, &up, &dy};
+    state = 7;
+    for (int k = 0; k < 3; k++) {
+      x[k].resize((size_t)(rows * wide));
+      for (int64_t i = 0; i < rows * I; i++) {
+        const float v = 3 * draw();
+        uint32_t bits;
+        memcpy(&bits, &v, sizeof bits);
+        x[k][(size_t)(i / I * wide + i % I + off)] = (uint16_t)(bits >> 16);
+      }
+      CUDA(cudaMemcpy(of[k]->data, x[k].data(), of[k]->bytes, cudaMemcpyHostToDevice));
+    }
+    for (float &v : w) v = draw();
+    weight.set(w);
+    const rfr_arg g = rows_of(gate, I, off), u = rows_of(up, I, off), r = rows_of(dy, I, off);
+    call_of forward(RFI_CUDA(swiglu_weighted), {g, u, weight.arg}, {out.arg}, {integer(0)});
+    call_of backward(RFI_CUDA(swiglu_weighted_bwd_packed), {r, g, u, weight.arg}, {dweight.arg, packed.arg},
+                     {integer(0)});
+    forward.run(), backward.run();
+    CUDA(cudaStreamSynchronize(stream));
+    const auto o = out.host<uint16_t>(), p = packed.host<uint16_t>();
+    got = dweight.host<float>();
+    double worst[3] = {0, 0, 0};
+    for (int64_t i = 0; i < rows; i++) {
+      double sum = 0, size = 0;
+      for (int64_t j = 0; j < I; j++) {
+        const size_t at = (size_t)(i * wide + j + off);
+        const double a = f32_of(x[0][at]), b = f32_of(x[1][at]), c = f32_of(x[2][at]), s = 1 / (1 + exp(-a));
+        const double want[3] = {a * s * b * w[(size_t)i], c * w[(size_t)i] * b * s * (1 + a * (1 - s)),
+                                c * w[(size_t)i] * a * s};
+        const double have[3] = {f32_of(o[(size_t)(i * I + j)]), f32_of(p[(size_t)(i * 2 * I + j)]),
+                                f32_of(p[(size_t)(i * 2 * I + I + j)])};
+        for (int k = 0; k < 3; k++) /* half of the last of 8 bits, and what f32 does to it */
+          worst[k] = std::max(worst[k], fabs(have[k] - want[k]) / (fabs(want[k]) * (0x1p-8 * 1.001) + 1e-30));
+        sum += c * a * s * b, size += fabs(c * a * s * b);
+      }
+      expect(fabs(got[(size_t)i] - sum) <= 4e-7 * size, "dweight");
+    }
+    expect(worst[0] <= 1 && worst[1] <= 1 && worst[2] <= 1, "y, dgate or dup");
+    if (off) expect(got == dw && p == d, "other bits where it lies elsewhere");
+    dw = got, d = p;
+    for (const buffer *b : std::initializer_list<const buffer *>{&out, &packed, &dweight})
+      expect(b->guard_stands(), "wrote behind a value");
+  }
+  printf(" done\n");
+}
+
 /* ---- times ---- */
 
 static void show(const char *what, double seconds, double bytes) {
@@ -185,8 +259,8 @@ static void show(const char *what, double seconds, double bytes) {
 
 /* Between the two products of the experts: gate and up side by side, in rows of 2 I. */
 static void time_experts(int64_t rows, int64_t I) {
-  value *packed[2], *d[2], *h[2];
-  std::vector<call_of *> forward, backward;
+  value *packed[2], *d[2], *h[2], weight(RFR_F32, {rows}), dweight(RFR_F32, {rows});
+  std::vector<call_of *> forward, backward, weighted, weighted_back;
   for (int i = 0; i < 2; i++) {
     packed[i] = new value(RFR_BF16, {rows, 2 * I});
     d[i] = new value(RFR_BF16, {rows, 2 * I});
@@ -199,13 +273,33 @@ static void time_experts(int64_t rows, int64_t I) {
     up.data = (char *)gate.data + 2 * I;
     forward.push_back(new call_of(RFI_CUDA(swiglu), {gate, up}, {h[i]->arg}, {integer(0)}));
     backward.push_back(new call_of(RFI_CUDA(swiglu_bwd_packed), {h[i]->arg, gate, up}, {d[i]->arg}, {integer(0)}));
+    weighted.push_back(new call_of(RFI_CUDA(swiglu_weighted), {gate, up, weight.arg}, {h[i]->arg}, {integer(0)}));
+    weighted_back.push_back(new call_of(RFI_CUDA(swiglu_weighted_bwd_packed), {h[i]->arg, gate, up, weight.arg},
+                                        {dweight.arg, d[i]->arg}, {integer(0)}));
   }
   show("swiglu", time_of([&](int i) { forward[i]->run(); }), 6.0 * (double)rows * (double)I);
   show("swiglu_bwd_packed", time_of([&](int i) { backward[i]->run(); }), 10.0 * (double)rows * (double)I);
+  show("swiglu_weighted", time_of([&](int i) { weighted[i]->run(); }), 6.0 * (double)rows * (double)I);
+  show("its gradients", time_of([&](int i) { weighted_back[i]->run(); }), 10.0 * (double)rows * (double)I);
   for (int i = 0; i < 2; i++) {
-    delete forward[i], delete backward[i];
+    delete forward[i], delete backward[i], delete weighted[i], delete weighted_back[i];
     delete packed[i], delete d[i], delete h[i];
   }
+}
+
+/* Weights of slots to rows and back: rows of one column. */
+static void time_row_weights(const value &weight, const value &order, const value &place) {
+  const int64_t slots = order.arg.type.shape[0];
+  value rows(RFR_F32, {slots, 1}), back(RFR_F32, {slots, 1});
+  rfr_arg column = weight.arg, one = place.arg;
+  const rfr_arg none = {};
+  for (rfr_arg *a : {&column, &one}) a->type.shape[0] = slots, a->type.shape[1] = a->stride[0] = a->stride[1] = 1;
+  call_of there(RFI_CUDA(moe_permute), {column, order.arg, one, none}, {rows.arg}, {integer(0)});
+  call_of home(RFI_CUDA(moe_unpermute), {rows.arg, order.arg, one, none}, {back.arg}, {integer(0)});
+  show("row weights", time_of([&](int) { there.run(); }), 12.0 * (double)slots);
+  show("and back", time_of([&](int) { home.run(); }), 12.0 * (double)slots);
+  CUDA(cudaStreamSynchronize(stream));
+  expect(back.host<float>() == weight.host<float>(), "weights that went there and back");
 }
 
 static void time_layer(int64_t T, int E, int k, int64_t C, int64_t I) {
@@ -265,6 +359,7 @@ static void time_layer(int64_t T, int E, int k, int64_t C, int64_t I) {
   show("permute, weighted", time_of([&](int i) { weighted[i]->run(); }), all);
   show("unpermute", time_of([&](int i) { unpermute[i]->run(); }), all);
   show("unpermute_dw", time_of([&](int i) { dweight[i]->run(); }), all);
+  time_row_weights(weight, order, place);
   show("route_bwd", time_of([&](int i) { routeb[i]->run(); }), 2 * table + 2 * maps);
   show("loss", time_of([&](int i) { lossf[i]->run(); }), table + maps);
   show("loss_bwd", time_of([&](int i) { lossb[i]->run(); }), 2 * table + maps);
@@ -287,6 +382,8 @@ int main(int argc, char **argv) {
                                  {511, 1000, 10, 0, 1, 1}};
   if (argc < 2 || strcmp(argv[1], "check") == 0)
     for (const shape &s : shapes) check(s);
+  if (argc < 2 || strcmp(argv[1], "check") == 0)
+    for (int64_t I : {768, 547, 1, 2048}) check_weighted(257, I);
   if (argc < 2 || strcmp(argv[1], "time") == 0) {
     time_layer(32768, 128, 8, 2048, 768);
     time_layer(32768, 8, 2, 4096, 14336);

@@ -78,6 +78,9 @@ RFR_API rfr_value rfr_moe_sort_at(rfr_trace *t, rfr_place at, rfr_value index, i
 /* (T*k,C): the rows of x (T,C) for each slot, sorted by expert, times weight (T,k) unless it is RFR_NONE. */
 RFR_API rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value order, rfr_value place,
                                      rfr_value weight);
+/* (T*k): the weight, of weight (T,k), of each sorted row, 0 of a row of no slot. What rfr_swiglu_weighted multiplies
+ * rows by; and where the product behind it has a bias, the scale that rfr_grouped_linear takes for that. */
+RFR_API rfr_value rfr_moe_row_weight_at(rfr_trace *t, rfr_place at, rfr_value weight, rfr_value order, rfr_value place);
 /* (T,C): each token's rows of y (T*k,C) added up, times weight (T,k) unless it is RFR_NONE. */
 RFR_API rfr_value rfr_moe_unpermute_at(rfr_trace *t, rfr_place at, rfr_value y, rfr_value order, rfr_value place,
                                        rfr_value weight);
@@ -135,6 +138,9 @@ RFR_API rfr_value rfr_fill_at(rfr_trace *t, rfr_place at, double value, rfr_dtyp
 RFR_API rfr_value rfr_gelu_at(rfr_trace *t, rfr_place at, rfr_value x, int tanh_form);
 RFR_API rfr_value rfr_silu_at(rfr_trace *t, rfr_place at, rfr_value x);
 RFR_API rfr_value rfr_swiglu_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up);
+/* silu(gate) * up * weight of the row, rounded once; gate and up (R,I), weight (R), a float. Between the products of
+ * experts with the weights that rfr_moe_row_weight gives: their gradient then reads nothing behind the second one. */
+RFR_API rfr_value rfr_swiglu_weighted_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up, rfr_value weight);
 /* cap tanh(x / cap), cap > 0. Between a product without bias and a cross-entropy it becomes part of the fused head. */
 RFR_API rfr_value rfr_softcap_at(rfr_trace *t, rfr_place at, rfr_value x, double cap);
 /* Masks are addressed, never stored: (seed of `step`, stream; element, site,
@@ -277,6 +283,7 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
 #define rfr_moe_route(t, logits, bias, options, index) rfr_moe_route_at(t, RFR_HERE, logits, bias, options, index)
 #define rfr_moe_sort(t, index, experts, order, place) rfr_moe_sort_at(t, RFR_HERE, index, experts, order, place)
 #define rfr_moe_permute(t, x, order, place, weight) rfr_moe_permute_at(t, RFR_HERE, x, order, place, weight)
+#define rfr_moe_row_weight(t, weight, order, place) rfr_moe_row_weight_at(t, RFR_HERE, weight, order, place)
 #define rfr_moe_unpermute(t, y, order, place, weight) rfr_moe_unpermute_at(t, RFR_HERE, y, order, place, weight)
 #define rfr_moe_loss(t, logits, index, targets, sigmoid, balance, z, ignore) \
   rfr_moe_loss_at(t, RFR_HERE, logits, index, targets, sigmoid, balance, z, ignore)
@@ -297,6 +304,7 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, 
 #define rfr_gelu(t, x, tanh_form) rfr_gelu_at(t, RFR_HERE, x, tanh_form)
 #define rfr_silu(t, x) rfr_silu_at(t, RFR_HERE, x)
 #define rfr_swiglu(t, gate, up) rfr_swiglu_at(t, RFR_HERE, gate, up)
+#define rfr_swiglu_weighted(t, gate, up, weight) rfr_swiglu_weighted_at(t, RFR_HERE, gate, up, weight)
 #define rfr_softcap(t, x, cap) rfr_softcap_at(t, RFR_HERE, x, cap)
 #define rfr_dropout(t, x, step, p, stream) rfr_dropout_at(t, RFR_HERE, x, step, p, stream)
 #define rfr_sum(t, x, axis) rfr_sum_at(t, RFR_HERE, x, axis)

@@ -3,8 +3,10 @@
  * Experts in place of an MLP: a router, tokens sorted by expert, two grouped products, and back.
  *
  * All experts of a layer are one packed weight, gate above up, so that both are one product and each gradient is
- * one op. Offsets are made once and read by everything, forward and backward. The router computes in f32 unless it
- * is to do what the transformers library does.
+ * one op. Offsets are made once and read by everything, forward and backward. Rows are weighed between the two
+ * products, where SwiGLU's result is rounded anyway: the gradient of the weights then reads what the backward keeps
+ * for SwiGLU, and rows that come out of the second product are not kept. The router computes in f32 unless it is to do
+ * what the transformers library does.
  */
 #include "nn/nn.h"
 
@@ -49,9 +51,10 @@ rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
   leave(n, n->experts.bad, bad);
   rfr_value y = rfr_moe_permute(t, x, order, place, RFR_NONE); /* (T*k,C) */
   y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_SLOT_EXPERT_UP), offsets, RFR_NONE, RFR_NONE);
-  y = rfr_swiglu(t, rfr_slice(t, y, 1, 0, I), rfr_slice(t, y, 1, I, I));
+  weight = rfr_moe_row_weight(t, weight, order, place);
+  y = rfr_swiglu_weighted(t, rfr_slice(t, y, 1, 0, I), rfr_slice(t, y, 1, I, I), weight);
   y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_SLOT_EXPERT_DOWN), offsets, RFR_NONE, RFR_NONE);
-  y = rfr_moe_unpermute(t, y, order, place, weight);
+  y = rfr_moe_unpermute(t, y, order, place, RFR_NONE);
   return c->shared_size > 0 ? rfr_add(t, y, shared(n, x)) : y;
 }
 

@@ -242,26 +242,30 @@ static rfr_status fuse_slices(const rfr_trace *in, const rfi_pass_options *o, rf
 
 static const struct {
   rfi_opcode plain, packed;
-  int parts, rank; /* results, and their rank: the packed op lays them side by side in dimension 1 */
+  int first, parts, rank; /* results and their rank: the packed op lays them side by side in dimension 1; those before
+                             `first` stay */
   const char *reason;
 } packs[] = {
-    {RFI_OP_attention_bwd, RFI_OP_attention_bwd_packed, 3, 3, "fused: the gradients of q, k and v side by side"},
-    {RFI_OP_swiglu_bwd, RFI_OP_swiglu_bwd_packed, 2, 2, "fused: the gradients of gate and up side by side"},
+    {RFI_OP_attention_bwd, RFI_OP_attention_bwd_packed, 0, 3, 3, "fused: the gradients of q, k and v side by side"},
+    {RFI_OP_swiglu_bwd, RFI_OP_swiglu_bwd_packed, 0, 2, 2, "fused: the gradients of gate and up side by side"},
+    {RFI_OP_swiglu_weighted_bwd, RFI_OP_swiglu_weighted_bwd_packed, 1, 2, 2,
+     "fused: the gradients of gate and up side by side"},
 };
 
-/* Op i's k-th of n results, as it is or seen as a matrix, is operand k of one concat along the columns and nothing
- * else; its op, or -1. *view: the op that makes the matrix, or -1. */
-static int part_of(const rfi_walk *w, int i, int k, int n, int rank, int *view) {
+/* Op i's k-th part, as it is or seen as a matrix, is operand k of one concat along the columns and nothing else; its
+ * op, or -1. *view: the op that makes the matrix, or -1. */
+static int part_of(const rfi_walk *w, int i, int k, int row, int *view) {
   const rfr_trace *t = w->to.from;
-  rfr_value v = t->ops[i].out[k];
-  if (v < 0 || w->uses[v].count != 1 || w->uses[v].output || t->values[v].type.rank != rank) return -1;
+  rfr_value v = t->ops[i].out[packs[row].first + k];
+  if (v < 0 || w->uses[v].count != 1 || w->uses[v].output || t->values[v].type.rank != packs[row].rank) return -1;
   const int64_t rows = t->values[v].type.shape[0];
   *view = t->ops[w->uses[v].last].def->code == RFI_OP_reshape ? w->uses[v].last : -1;
   if (*view >= 0) v = t->ops[*view].out[0];
   if (t->values[v].type.rank != 2 || t->values[v].type.shape[0] != rows) return -1;
   if (w->uses[v].count != 1 || w->uses[v].output) return -1;
   const rfi_opr *concat = &t->ops[w->uses[v].last];
-  return concat->def->code == RFI_OP_concat && concat->n_in == n && concat->attr[0].i == 1 && concat->in[k] == v
+  return concat->def->code == RFI_OP_concat && concat->n_in == packs[row].parts && concat->attr[0].i == 1 &&
+                 concat->in[k] == v
              ? w->uses[v].last
              : -1;
 }
@@ -271,10 +275,9 @@ static int match_packed(const rfi_walk *w, int i, int *row, int views[RFI_MAX_NA
   int concat = -1;
   for (*row = 0; *row < (int)(sizeof packs / sizeof *packs); ++*row) {
     if (w->to.from->ops[i].def->code != packs[*row].plain) continue;
-    const int n = packs[*row].parts;
-    concat = part_of(w, i, 0, n, packs[*row].rank, &views[0]);
-    for (int k = 1; k < n && concat >= 0; k++)
-      if (part_of(w, i, k, n, packs[*row].rank, &views[k]) != concat) concat = -1;
+    concat = part_of(w, i, 0, *row, &views[0]);
+    for (int k = 1; k < packs[*row].parts && concat >= 0; k++)
+      if (part_of(w, i, k, *row, &views[k]) != concat) concat = -1;
     break;
   }
   return concat;
@@ -292,8 +295,10 @@ static rfr_status visit_packed(rfi_walk *w, int i) {
   packed.def = rfi_op_def_get(packs[row].packed);
   packed.in = in;
   packed.reason = packs[row].reason;
-  RFI_TRY(rfi_rewrite_as(&w->to, i, &packed, NULL));
-  all = w->to.map[op->out[0]];
+  bool dead[RFI_MAX_NAMES] = {false};
+  for (int j = 0; j < packs[row].first; j++) dead[j] = op->out[j] < 0;
+  RFI_TRY(rfi_rewrite_as(&w->to, i, &packed, dead));
+  all = w->to.map[op->out[packs[row].first]];
   const rfr_type *rows = &t->values[joined->out[0]].type;
   if (w->to.to->values[all].type.rank == 2) {
     w->to.map[joined->out[0]] = all;

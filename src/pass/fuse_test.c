@@ -239,6 +239,51 @@ static void test_gate_and_up(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* The same of rows with weights, whose gradient is a result of that op where it is wanted. */
+static void test_weighted_gate_and_up(void **state) {
+  (void)state;
+  rfr_ctx *ctx;
+  OK(rfr_ctx_create(NULL, &ctx));
+  for (int k = 0; k < 12; k++) {
+    const int wanted = 1 + k % 3, swapped = k / 3 % 2; /* 1: the product's weight, 2: the rows' */
+    const unsigned trained = (wanted & 1u ? 1u << W2 : 0) | (wanted & 2u ? 1u << BIAS1 : 0);
+    const rfr_dtype type = k / 6 ? RFR_BF16 : RFR_F32;
+    rfr_trace *t;
+    OK(rfr_trace_create(ctx, &t));
+    rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, C}));
+    rfr_value w[2] = {parameter(t, trained, W2, 2, 2 * C, C), parameter(t, trained, BIAS1, 1, T, 0)};
+    rfr_value y = rfr_linear(t, rfr_cast(t, x, type), rfr_cast(t, w[0], type), RFR_NONE);
+    y = rfr_swiglu_weighted(t, rfr_slice(t, y, 1, swapped * C, C), rfr_slice(t, y, 1, (1 - swapped) * C, C), w[1]);
+    rfr_value r = rfr_input(t, "r", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, C}));
+    const rfr_value loss = rfr_sum(t, rfr_mul(t, rfr_cast(t, y, RFR_F32), r), -1);
+    for (int i = 0; i < 2; i++)
+      if (wanted >> i & 1) rfr_output(t, i ? "weight" : "w2", rfr_gradient(t, loss, w[i], RFR_F32));
+    OK(rfr_trace_finish(t));
+    rfr_programs *p = run(ctx, t, 1), *q = run(ctx, t, 0);
+    const rfr_trace *u = rfr_program_trace(p, 0, "fuse");
+    const bool packed = !swapped && wanted & 1;
+    assert_int_equal(count(p, RFI_OP_swiglu_weighted_bwd_packed), packed);
+    assert_int_equal(count(p, RFI_OP_swiglu_weighted_bwd), !packed);
+    for (int i = 0; i < u->n_ops; i++) {
+      const rfi_opr *op = &u->ops[i];
+      if (op->def->code != RFI_OP_swiglu_weighted_bwd_packed && op->def->code != RFI_OP_swiglu_weighted_bwd) continue;
+      assert_int_equal(op->out[0] >= 0, wanted >> 1);
+      for (int j = 1; j < op->n_out; j++) assert_int_equal(op->out[j] >= 0, wanted & 1);
+    }
+    for (int i = 0; i < 2; i++) {
+      rfr_tensor a, b;
+      if (!(wanted >> i & 1)) continue;
+      OK(rfr_program_output(p, 0, i ? "weight" : "w2", &a));
+      OK(rfr_program_output(q, 0, i ? "weight" : "w2", &b));
+      assert_memory_equal(a.data, b.data, a.bytes);
+    }
+    rfr_programs_destroy(p);
+    rfr_programs_destroy(q);
+    rfr_trace_destroy(t);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
 /* Matrix units take operands of one type: products in the backward have such too where results were wider. */
 static void check_operands(const rfr_programs *p) {
   const rfr_trace *t = rfr_program_trace(p, 0, "lower");
@@ -320,8 +365,8 @@ static void test_head_onto(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_exact), cmocka_unit_test(test_sum_over_rows),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_exact),       cmocka_unit_test(test_sum_over_rows),
                                      cmocka_unit_test(test_gate_and_up), cmocka_unit_test(test_softcapped_head),
-                                     cmocka_unit_test(test_head_onto)};
+                                     cmocka_unit_test(test_head_onto),   cmocka_unit_test(test_weighted_gate_and_up)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

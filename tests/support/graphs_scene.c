@@ -69,10 +69,11 @@ rfr_value rft_block_experts(rft_recorder *r, rfr_value x) {
   rfr_value splits = rfr_moe_sort(r->t, index, EXPERTS, &order, &place);
   rfr_value offsets = rfr_splits_to_offsets(r->t, splits, T * TOP, NULL);
   rfr_value rows = rfr_moe_permute(r->t, h, order, place, RFR_NONE);
-  rows = rfr_grouped_linear(r->t, rows, parameter(r, "up", 3, EXPERTS, HIDDEN, C), offsets, RFR_NONE, RFR_NONE);
-  rows = rfr_grouped_linear(r->t, rfr_silu(r->t, rows), parameter(r, "down", 3, EXPERTS, C, HIDDEN), offsets, RFR_NONE,
-                            RFR_NONE);
-  return rfr_add(r->t, x, rfr_moe_unpermute(r->t, rows, order, place, weight));
+  rows = rfr_grouped_linear(r->t, rows, parameter(r, "up", 3, EXPERTS, 2 * HIDDEN, C), offsets, RFR_NONE, RFR_NONE);
+  rows = rfr_swiglu_weighted(r->t, rfr_slice(r->t, rows, 1, 0, HIDDEN), rfr_slice(r->t, rows, 1, HIDDEN, HIDDEN),
+                             rfr_moe_row_weight(r->t, weight, order, place));
+  rows = rfr_grouped_linear(r->t, rows, parameter(r, "down", 3, EXPERTS, C, HIDDEN), offsets, RFR_NONE, RFR_NONE);
+  return rfr_add(r->t, x, rfr_moe_unpermute(r->t, rows, order, place, RFR_NONE));
 }
 
 /* ---- a case ---- */

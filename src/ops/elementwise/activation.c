@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gelu, silu, swiglu and softcap, and the ops of their gradients. A backward op reads the input
+ * gelu, silu, swiglu, weighted or not, and softcap, and the ops of their gradients. A backward op reads the input
  * of the forward and computes the function again: saving its result would cost memory, computing
  * it costs less than reading it back. softcap's reads the result, which its reader, a loss, keeps.
  */
@@ -26,6 +26,37 @@ rfr_status rfi_infer_swiglu_bwd_packed(const rfi_infer *c) {
   RFI_TRY(infer_same(c, 1));
   if (c->out[0].rank == 0) return rfi_fail(RFI_E_TRACE_SHAPE, "operands have no dimension to lie side by side in");
   c->out[0].shape[c->out[0].rank - 1] *= 2;
+  return RFR_OK;
+}
+
+/* Matrices of one type and, behind them, a weight for each row. */
+static rfr_status check_weighted(const rfi_infer *c) {
+  const int weight = c->n_in - 1;
+  RFI_TRY(rfi_rule_float(c, 0));
+  RFI_TRY(rfi_rule_rank(c, 0, 2, 2));
+  for (int i = 1; i < weight; i++) RFI_TRY(rfi_rule_same(c, 0, i, true));
+  RFI_TRY(rfi_rule_float(c, weight));
+  return rfi_rule_vector(c, weight, c->in[0].shape[0]);
+}
+
+rfr_status rfi_infer_swiglu_weighted(const rfi_infer *c) {
+  RFI_TRY(check_weighted(c));
+  c->out[0] = c->in[0];
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_swiglu_weighted_bwd(const rfi_infer *c) {
+  RFI_TRY(check_weighted(c));
+  c->out[0] = c->in[3];
+  c->out[1] = c->out[2] = c->in[0];
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_swiglu_weighted_bwd_packed(const rfi_infer *c) {
+  RFI_TRY(check_weighted(c));
+  c->out[0] = c->in[3];
+  c->out[1] = c->in[0];
+  c->out[1].shape[1] *= 2;
   return RFR_OK;
 }
 
@@ -63,6 +94,22 @@ rfr_status rfi_grad_swiglu(rfi_grad *g) {
   return g->t->status;
 }
 
+/* The same: the sum over a row reads what the other two do. */
+rfr_status rfi_grad_swiglu_weighted(rfi_grad *g) {
+  enum { WEIGHT = 2 };
+  static const int result[] = {1, 2, 0};
+  const rfr_value *x = g->op->in;
+  rfr_value out[3];
+  if ((!g->need[0] && !g->need[1] && !g->need[WEIGHT]) || g->dy[0] == RFR_NONE) return RFR_OK;
+  rfi_record(g->t, g->at, RFI_OP_swiglu_weighted_bwd, 4, (rfr_value[]){g->dy[0], x[0], x[1], x[WEIGHT]}, NULL, out);
+  for (int i = 0; i <= WEIGHT; i++) {
+    if (!g->need[i]) continue;
+    rfi_emit_begin(g, i);
+    rfi_emit_end(g, i, out[result[i]]);
+  }
+  return g->t->status;
+}
+
 rfr_value rfr_gelu_at(rfr_trace *t, rfr_place at, rfr_value x, int tanh_form) {
   rfi_attr attr = rfi_i(tanh_form != 0);
   return rfi_record(t, at, RFI_OP_gelu, 1, &x, &attr, NULL);
@@ -74,6 +121,10 @@ rfr_value rfr_silu_at(rfr_trace *t, rfr_place at, rfr_value x) {
 
 rfr_value rfr_swiglu_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up) {
   return rfi_record(t, at, RFI_OP_swiglu, 2, (rfr_value[]){gate, up}, NULL, NULL);
+}
+
+rfr_value rfr_swiglu_weighted_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up, rfr_value weight) {
+  return rfi_record(t, at, RFI_OP_swiglu_weighted, 3, (rfr_value[]){gate, up, weight}, NULL, NULL);
 }
 
 rfr_value rfr_softcap_at(rfr_trace *t, rfr_place at, rfr_value x, double cap) {

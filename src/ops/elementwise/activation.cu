@@ -166,7 +166,7 @@ static rfr_status run_gelu_bwd(const rfr_call *call) {
   return call->attr[0].i ? run<gelu_tanh_bwd, 2, 1>(call) : run<gelu_erf_bwd, 2, 1>(call);
 }
 static rfr_status run_swiglu_bwd_packed(const rfr_call *call) {
-  rfr_arg out[2];
+  rfr_arg out[RFI_HALVES_MOST];
   const rfr_call halves = rfi_swiglu_halves(call, out);
   return run<swiglu_bwd_halves_op, 3, 2>(&halves);
 }

@@ -6,6 +6,7 @@
  *   gelu (tanh)  y = x s(2u), u = sqrt(2/pi) (x + 0.044715 x^3): 1 + tanh(u) = 2 s(2u)
  *   silu         y = x s(x);  dx = dy s (1 + x (1 - s))
  *   swiglu       y = silu(gate) up
+ *   weighted     y = silu(gate) up weight[row];  dweight[row] = sum of dy silu(gate) up over the row
  *   softcap      y = cap tanh(x / cap);  dx = dy (1 - (y / cap)^2)
  *
  * s is the logistic function: one exp and one division, and no cancellation at either end.
@@ -120,6 +121,57 @@ static void swiglu_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int p
   rfi_map(c, begin, end, 3, swiglu_bwd_block);
 }
 
+/* ---- swiglu_weighted: row by row ---- */
+
+static void weighted_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *gate = &c->in[0], *up = &c->in[1], *weight = &c->in[2], *y = &c->out[0];
+  const int64_t columns = gate->type.shape[1];
+  float buffer[3][RFI_BLOCK] __attribute__((aligned(64)));
+  for (int64_t r = begin; r < end; r++) {
+    const float w = rfi_read1(weight, r * weight->stride[0]);
+    for (int64_t j = 0, n; j < columns; j += n) {
+      n = columns - j < RFI_BLOCK ? columns - j : RFI_BLOCK;
+      const float *g = rfi_read(buffer[0], gate, r * gate->stride[0] + j, 1, n);
+      const float *u = rfi_read(buffer[1], up, r * up->stride[0] + j, 1, n);
+      float *o = rfi_target(buffer[2], y, r * columns + j);
+      for (int64_t i = 0; i < n; i++) o[i] = g[i] * rfi_sigmoidf(g[i]) * u[i] * w;
+      rfi_flush(o, y, r * columns + j, n);
+    }
+  }
+}
+
+/* A row's sum adds up blocks of it, which begin with the row: on any number of threads the same ones. */
+static void weighted_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const rfi_arg *dy = &c->in[0], *gate = &c->in[1], *up = &c->in[2], *weight = &c->in[3];
+  const rfi_arg *dweight = &c->out[0], *dgate = &c->out[1], *dup = &c->out[2];
+  const int64_t columns = dy->type.shape[1];
+  float buffer[5][RFI_BLOCK] __attribute__((aligned(64))), y[RFI_BLOCK];
+  for (int64_t r = begin; r < end; r++) {
+    const float w = rfi_read1(weight, r * weight->stride[0]);
+    double total = 0;
+    for (int64_t j = 0, n; j < columns; j += n) {
+      n = columns - j < RFI_BLOCK ? columns - j : RFI_BLOCK;
+      const float *d = rfi_read(buffer[0], dy, r * dy->stride[0] + j, 1, n);
+      const float *g = rfi_read(buffer[1], gate, r * gate->stride[0] + j, 1, n);
+      const float *u = rfi_read(buffer[2], up, r * up->stride[0] + j, 1, n);
+      float *dg = rfi_target(buffer[3], dgate, r * dgate->stride[0] + j);
+      float *du = rfi_target(buffer[4], dup, r * dup->stride[0] + j);
+      for (int64_t i = 0; i < n; i++) {
+        float gi = g[i], ui = u[i], dw = d[i] * w, rest, s = rfi_sigmoids(gi, &rest);
+        dg[i] = dw * ui * (s + s * gi * rest);
+        du[i] = dw * gi * s;
+        y[i] = gi * s * ui;
+      }
+      for (int64_t i = 0; i < n; i++) total += (double)d[i] * y[i];
+      rfi_flush(dg, dgate, r * dgate->stride[0] + j, n);
+      rfi_flush(du, dup, r * dup->stride[0] + j, n);
+    }
+    rfi_write1(dweight, r, (float)total);
+  }
+}
+
 /* ---- softcap ---- */
 
 static void softcap_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
@@ -158,9 +210,21 @@ static rfr_status run_silu_bwd(const rfi_call *c) { return run(c, silu_bwd_part)
 static rfr_status run_swiglu(const rfi_call *c) { return run(c, swiglu_part); }
 static rfr_status run_swiglu_bwd(const rfi_call *c) { return run(c, swiglu_bwd_part); }
 static rfr_status run_swiglu_bwd_packed(const rfi_call *c) {
-  rfi_arg out[2];
+  rfi_arg out[RFI_HALVES_MOST];
   const rfi_call halves = rfi_swiglu_halves(c, out);
   return run_swiglu_bwd(&halves);
+}
+static rfr_status run_rows(const rfi_call *c, rfi_part_fn part) {
+  RFI_TRY(rfi_check_floats(c));
+  rfi_parallel(c, c->in[0].type.shape[0], 4 * c->in[0].type.shape[1], part);
+  return RFR_OK;
+}
+static rfr_status run_weighted(const rfi_call *c) { return run_rows(c, weighted_part); }
+static rfr_status run_weighted_bwd(const rfi_call *c) { return run_rows(c, weighted_bwd_part); }
+static rfr_status run_weighted_bwd_packed(const rfi_call *c) {
+  rfi_arg out[RFI_HALVES_MOST];
+  const rfi_call halves = rfi_swiglu_halves(c, out);
+  return run_weighted_bwd(&halves);
 }
 static rfr_status run_softcap(const rfi_call *c) { return run(c, softcap_part); }
 static rfr_status run_softcap_bwd(const rfi_call *c) { return run(c, softcap_bwd_part); }
@@ -172,5 +236,8 @@ const rfi_kernel RFI_CPU(silu_bwd) = {run_silu_bwd, NULL};
 const rfi_kernel RFI_CPU(swiglu) = {run_swiglu, NULL};
 const rfi_kernel RFI_CPU(swiglu_bwd) = {run_swiglu_bwd, NULL};
 const rfi_kernel RFI_CPU(swiglu_bwd_packed) = {run_swiglu_bwd_packed, NULL};
+const rfi_kernel RFI_CPU(swiglu_weighted) = {run_weighted, NULL};
+const rfi_kernel RFI_CPU(swiglu_weighted_bwd) = {run_weighted_bwd, NULL};
+const rfi_kernel RFI_CPU(swiglu_weighted_bwd_packed) = {run_weighted_bwd_packed, NULL};
 const rfi_kernel RFI_CPU(softcap) = {run_softcap, NULL};
 const rfi_kernel RFI_CPU(softcap_bwd) = {run_softcap_bwd, NULL};

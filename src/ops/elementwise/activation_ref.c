@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References and cases of gelu, silu, swiglu, softcap and their gradients, written with libm's
+ * References and cases of gelu, silu, swiglu, weighted or not, softcap and their gradients, written with libm's
  * functions and the textbook formulas.
  */
 #include <math.h>
@@ -90,6 +90,59 @@ RFT_CASES(swiglu_bwd_packed) = {"swiglu_bwd_packed(f[7,13], f[7,13], f[7,13])",
                                 "swiglu_bwd_packed(f[33,544], f[33,544]/2, f[33,544]/2)",
                                 "swiglu_bwd_packed(f[31,547], f[31,547]/2, f[31,547])",
                                 NULL};
+
+/* Everything of one op; of the results, those that are there. */
+static void weighted_bwd(const rfi_call *call, double *dweight, double *dgate, double *dup, int64_t row) {
+  const double *dy = call->in[0].data, *gate = call->in[1].data, *up = call->in[2].data, *weight = call->in[3].data;
+  const int64_t columns = call->in[0].type.shape[1];
+  for (int64_t r = 0; r < call->in[0].type.shape[0]; r++) {
+    if (dweight) dweight[r] = 0;
+    for (int64_t j = 0; j < columns; j++) {
+      const int64_t i = r * columns + j;
+      if (dweight) dweight[r] += dy[i] * gate[i] * sigmoid(gate[i]) * up[i];
+      if (dgate) dgate[r * row + j] = dy[i] * weight[r] * up[i] * silu_slope(gate[i]);
+      if (dup) dup[r * row + j] = dy[i] * weight[r] * gate[i] * sigmoid(gate[i]);
+    }
+  }
+}
+
+RFT_REF(swiglu_weighted) {
+  const double *gate = call->in[0].data, *up = call->in[1].data, *weight = call->in[2].data;
+  const int64_t columns = call->in[0].type.shape[1];
+  double *y = call->out[0].data;
+  for (int64_t i = 0; i < rfi_count(&call->out[0].type); i++)
+    y[i] = gate[i] * sigmoid(gate[i]) * up[i] * weight[i / columns];
+}
+RFT_CASES(swiglu_weighted) = {
+    "swiglu_weighted(f[7,13], f[7,13], f[7])",      "swiglu_weighted(f[1,37], f[1,37], F[1])",
+    "swiglu_weighted(f[0,5], f[0,5], f[0])",        "swiglu_weighted(f[4,0], f[4,0], f[4])",
+    "swiglu_weighted(f[17,1], f[17,1], F[17])",     "swiglu_weighted(f[33,544], f[33,544], F[33])",
+    "swiglu_weighted(f[31,547], f[31,547], f[31])", NULL};
+
+RFT_REF(swiglu_weighted_bwd) {
+  weighted_bwd(call, call->out[0].data, call->out[1].data, call->out[2].data, call->in[0].type.shape[1]);
+}
+RFT_CASES(swiglu_weighted_bwd) = {"swiglu_weighted_bwd(f[7,13], f[7,13], f[7,13], f[7])",
+                                  "swiglu_weighted_bwd(f[1,37], f[1,37], f[1,37], F[1])",
+                                  "swiglu_weighted_bwd(f[0,5], f[0,5], f[0,5], f[0])",
+                                  "swiglu_weighted_bwd(f[4,0], f[4,0], f[4,0], F[4])",
+                                  "swiglu_weighted_bwd(f[17,1], f[17,1], f[17,1], F[17])",
+                                  "swiglu_weighted_bwd(f[33,544], f[33,544], f[33,544], F[33])",
+                                  "swiglu_weighted_bwd(f[31,1547], f[31,1547], f[31,1547], f[31])",
+                                  NULL};
+
+RFT_REF(swiglu_weighted_bwd_packed) {
+  const int64_t columns = call->in[0].type.shape[1];
+  double *d = call->out[1].data;
+  weighted_bwd(call, call->out[0].data, d, d ? d + columns : NULL, 2 * columns);
+}
+RFT_CASES(swiglu_weighted_bwd_packed) = {"swiglu_weighted_bwd_packed(f[7,13], f[7,13], f[7,13], f[7])",
+                                         "swiglu_weighted_bwd_packed(f[1,40], f[1,40], f[1,40], F[1])",
+                                         "swiglu_weighted_bwd_packed(f[0,5], f[0,5], f[0,5], f[0])",
+                                         "swiglu_weighted_bwd_packed(f[4,0], f[4,0], f[4,0], F[4])",
+                                         "swiglu_weighted_bwd_packed(f[33,544], f[33,544], f[33,544], F[33])",
+                                         "swiglu_weighted_bwd_packed(f[31,1547], f[31,1547], f[31,1547], f[31])",
+                                         NULL};
 
 RFT_REF(softcap) {
   const double *x = call->in[0].data, cap = call->attr[0].f;

@@ -9,6 +9,7 @@
  * weights of the chosen have.
  */
 #include <math.h>
+#include <string.h>
 
 #include "ops/rule.h"
 
@@ -240,6 +241,18 @@ rfr_value rfr_moe_sort_at(rfr_trace *t, rfr_place at, rfr_value index, int64_t e
 rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value order, rfr_value place,
                              rfr_value weight) {
   return rfi_record(t, at, RFI_OP_moe_permute, 4, (rfr_value[]){x, order, place, weight}, NULL, NULL);
+}
+
+/* Slots are tokens of one slot each, whose rows have one column. */
+rfr_value rfr_moe_row_weight_at(rfr_trace *t, rfr_place at, rfr_value weight, rfr_value order, rfr_value place) {
+  const rfr_type w = rfr_value_type(t, weight), p = rfr_value_type(t, place);
+  const int64_t slots = rfi_count(&p), column[2] = {slots, 1};
+  if (w.rank != p.rank || memcmp(w.shape, p.shape, sizeof w.shape) != 0)
+    return rfi_trace_fail(t, at, "moe_row_weight", RFI_E_TRACE_SHAPE, "weight and place have different shapes");
+  weight = rfr_reshape_at(t, at, weight, 2, column);
+  place = rfr_reshape_at(t, at, place, 2, column);
+  weight = rfi_record(t, at, RFI_OP_moe_permute, 4, (rfr_value[]){weight, order, place, RFR_NONE}, NULL, NULL);
+  return rfr_reshape_at(t, at, weight, 1, &slots);
 }
 
 rfr_value rfr_moe_unpermute_at(rfr_trace *t, rfr_place at, rfr_value y, rfr_value order, rfr_value place,

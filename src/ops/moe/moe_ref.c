@@ -162,6 +162,7 @@ RFT_CASES(moe_sort) = {"moe_sort(i[7,2]<5) experts=5",
 
 #define MAPS "i[6]=3,0,4,1,2,5, i[3,2]=1,3,4,0,2,5" /* three tokens, two slots each */
 #define HOLES "i[6]=3,0,2,-1,-1,-1, i[3,2]=1,-1,2,0,-1,-1"
+#define SLOTS "i[6]=3,0,2,-1,-1,-1, i[6,1]=1,-1,2,0,-1,-1" /* of one slot each, as weights of slots are moved */
 
 RFT_REF(moe_permute) {
   const double *x = call->in[0].data, *weight = call->n_in > 3 ? call->in[3].data : NULL;
@@ -176,6 +177,8 @@ RFT_CASES(moe_permute) = {"moe_permute(f[3,7], " MAPS ")",
                           "moe_permute(f[3,600], " MAPS ", f[3,2])",
                           "moe_permute(f[3,5], " HOLES ", F[3,2])",
                           "moe_permute(f[3,5], " HOLES ")",
+                          "moe_permute(f[6,1], " SLOTS ")",
+                          "moe_permute(f[3,3], " MAPS ", F[3,2])",
                           "moe_permute(f[1,1], i[1]=0, i[1,1]=0, F[1,1])",
                           "moe_permute(f[0,4], i[0]<1, i[0,2]<1)",
                           NULL};
@@ -196,6 +199,7 @@ RFT_REF(moe_unpermute) {
 RFT_CASES(moe_unpermute) = {
     "moe_unpermute(f[6,7], " MAPS ")",          "moe_unpermute(f[6,600], " MAPS ", f[3,2])",
     "moe_unpermute(f[6,5], " HOLES ", F[3,2])", "moe_unpermute(f[1,1], i[1]=0, i[1,1]=0, F[1,1])",
+    "moe_unpermute(f[6,1], " SLOTS ")",         "moe_unpermute(f[6,3], " HOLES ", f[3,2])",
     "moe_unpermute(f[0,4], i[0]<1, i[0,2]<1)",  NULL};
 
 RFT_REF(moe_unpermute_dw) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Rows of tokens to rows sorted by expert and back on a GPU: a warp for each token.
+ * Rows of tokens to rows sorted by expert and back on a GPU: a warp for each token, or, of rows of 16 bytes at most, a
+ * thread for each element.
  *
  *   permute      y[place[t,j]] = x[t] (* weight[t,j]), and zeros in rows of no slot
  *   unpermute    out[t] = sum over j of y[place[t,j]] (* weight[t,j]), in the order of j
@@ -134,6 +135,38 @@ static __global__ void __launch_bounds__(THREADS, 3) unpermute(const __grid_cons
   }
 }
 
+/* ---- rows of a few bytes ---- */
+
+/* As weights of slots are: a thread for each element of the result, which it gathers, since a warp for each token would
+ * have next to nothing to move. */
+enum { FEW_BYTES = 16 };
+
+template <typename X>
+static __global__ void __launch_bounds__(THREADS) permute_few(const __grid_constant__ rows_args a) {
+  const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+  if (i >= a.rows * a.columns) return;
+  const int64_t slot = a.order[i / a.columns];
+  X x = rfi_narrow<X>(0.0f);
+  if (slot >= 0 && slot < a.rows) {
+    x = ((const X *)a.from)[slot / a.k * a.columns + i % a.columns];
+    if (a.weight) x = rfi_narrow<X>(rfi_widen(x) * weight_of(a, slot));
+  }
+  ((X *)a.to)[i] = x;
+}
+
+template <typename X>
+static __global__ void __launch_bounds__(THREADS) unpermute_few(const __grid_constant__ rows_args a) {
+  const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, t = i / a.columns;
+  if (t >= a.tokens) return;
+  float sum = 0;
+  for (int64_t slot = t * a.k; slot < (t + 1) * a.k; slot++) {
+    const int64_t row = a.place[slot];
+    if (row >= 0 && row < a.rows)
+      sum += rfi_widen(((const X *)a.from)[row * a.columns + i % a.columns]) * weight_of(a, slot);
+  }
+  ((X *)a.to)[i] = rfi_narrow<X>(sum);
+}
+
 /* ---- launches ---- */
 
 static rows_args args_of(const rfr_call *c) {
@@ -151,6 +184,7 @@ static rows_args args_of(const rfr_call *c) {
   a.k = (int)c->in[2].type.shape[1];
   return a;
 }
+template <typename X> static bool is_few(const rows_args &a) { return a.columns * (int)sizeof(X) <= FEW_BYTES; }
 static bool in_groups(const rows_args &a, int width) {
   return a.columns % width == 0 && ((uintptr_t)a.from | (uintptr_t)a.to) % 16 == 0;
 }
@@ -158,7 +192,8 @@ static bool in_groups(const rows_args &a, int width) {
 template <typename X> static void launch_permute(const rfr_call *c, const rows_args &a) {
   constexpr int V = rfi_pack_width<X>;
   const unsigned grid = (unsigned)rfi_blocks(a.tokens, WARPS);
-  if (in_groups(a, V)) permute<X, V><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
+  if (is_few<X>(a)) permute_few<X><<<(unsigned)rfi_blocks(a.rows * a.columns, THREADS), THREADS, 0, rfi_stream(c)>>>(a);
+  else if (in_groups(a, V)) permute<X, V><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
   else permute<X, 1><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
 }
 static rfr_status run_permute(const rfr_call *c) {
@@ -176,7 +211,9 @@ template <typename X, int V> static void launch_slots(const rfr_call *c, const r
 }
 template <typename X> static void launch_unpermute(const rfr_call *c, const rows_args &a) {
   constexpr int V = rfi_pack_width<X>;
-  if (in_groups(a, V)) launch_slots<X, V>(c, a);
+  if (is_few<X>(a))
+    unpermute_few<X><<<(unsigned)rfi_blocks(a.tokens * a.columns, THREADS), THREADS, 0, rfi_stream(c)>>>(a);
+  else if (in_groups(a, V)) launch_slots<X, V>(c, a);
   else launch_slots<X, 1>(c, a);
 }
 static rfr_status run_unpermute(const rfr_call *c) {

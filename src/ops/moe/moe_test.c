@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A layer of experts as its ops compose it, in one program: what every routing gives, replayed. Against each token
- * by itself in double; the token's experts all equal, it is what one of them gives; two runs the same bits.
- * Refusals of the ops say what does not fit.
+ * A layer of experts as its ops compose it, in one program, weighed between the products or behind them: what every
+ * routing gives, replayed. Against each token by itself in double; the token's experts all equal, it is what one of
+ * them gives; two runs the same bits. Refusals of the ops say what does not fit.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -33,21 +33,23 @@ static const void *output_of(rfr_programs *p, const char *name) {
 }
 
 /* y (T,C) of x (T,C), logits (T,E), and the gradients of x and of both weights. */
-static rfr_programs *make(void) {
+static rfr_programs *make(bool between) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
   const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, (int64_t[]){T, C});
   const rfr_value logits = rfr_input(t, "logits", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, (int64_t[]){T, E});
-  const rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 3, (int64_t[]){E, I, C});
+  const rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 3, (int64_t[]){E, 2 * I, C});
   const rfr_value v = rfr_input(t, "v", RFR_ROLE_TRAINABLE, RFR_F32, 3, (int64_t[]){E, C, I});
   rfr_value index, order, place;
   const rfr_value weight = rfr_moe_route(t, logits, RFR_NONE, NULL, &index);
   const rfr_value splits = rfr_moe_sort(t, index, E, &order, &place);
   const rfr_value offsets = rfr_splits_to_offsets(t, splits, T * K, NULL);
   rfr_value h = rfr_moe_permute(t, x, order, place, RFR_NONE);
-  h = rfr_silu(t, rfr_grouped_linear(t, h, w, offsets, RFR_NONE, RFR_NONE));
+  h = rfr_grouped_linear(t, h, w, offsets, RFR_NONE, RFR_NONE);
+  const rfr_value gate = rfr_slice(t, h, 1, 0, I), up = rfr_slice(t, h, 1, I, I);
+  h = between ? rfr_swiglu_weighted(t, gate, up, rfr_moe_row_weight(t, weight, order, place)) : rfr_swiglu(t, gate, up);
   h = rfr_grouped_linear(t, h, v, offsets, RFR_NONE, RFR_NONE);
-  const rfr_value y = rfr_moe_unpermute(t, h, order, place, weight);
+  const rfr_value y = rfr_moe_unpermute(t, h, order, place, between ? RFR_NONE : weight);
   const rfr_value loss = rfr_sum(t, rfr_mul(t, y, y), -1);
   rfr_output(t, "y", y);
   rfr_output(t, "index", index);
@@ -65,9 +67,12 @@ static rfr_programs *make(void) {
 static void expert(const float *w, const float *v, const float *x, int e, double *y) {
   double h[I];
   for (int i = 0; i < I; i++) {
-    h[i] = 0;
-    for (int j = 0; j < C; j++) h[i] += (double)w[(e * I + i) * C + j] * x[j];
-    h[i] /= 1 + exp(-h[i]);
+    double gate = 0, up = 0;
+    for (int j = 0; j < C; j++) {
+      gate += (double)w[(e * 2 * I + i) * C + j] * x[j];
+      up += (double)w[(e * 2 * I + I + i) * C + j] * x[j];
+    }
+    h[i] = gate / (1 + exp(-gate)) * up;
   }
   for (int j = 0; j < C; j++) {
     y[j] = 0;
@@ -83,9 +88,8 @@ static void choose(float *logits, int kind) {
   }
 }
 
-static void gives_what_each_token_gives(void **state) {
-  (void)state;
-  rfr_programs *p = make();
+static void check_replays(bool between) {
+  rfr_programs *p = make(between);
   float *x = input_of(p, "x"), *logits = input_of(p, "logits"), *w = input_of(p, "w"), *v = input_of(p, "v");
   const float *y = output_of(p, "y");
   const int32_t *index = output_of(p, "index");
@@ -123,6 +127,85 @@ static void gives_what_each_token_gives(void **state) {
     }
   }
   rfr_programs_destroy(p);
+}
+
+static void gives_what_each_token_gives(void **state) {
+  (void)state;
+  check_replays(false);
+  check_replays(true);
+}
+
+/* Weighed between the products or behind them, all gradients are the same but for roundings. */
+static void weighs_either_way(void **state) {
+  (void)state;
+  static const char *const results[] = {"y", "dx", "dlogits", "dw", "dv"};
+  rfr_programs *p[2] = {make(false), make(true)};
+  for (int k = 0; k < 2; k++) {
+    rft_fill_inputs(p[k]);
+    choose(input_of(p[k], "logits"), 2);
+    OK(rfr_program_run(p[k], 0));
+  }
+  for (int i = 0; i < 5; i++) {
+    rfr_tensor a, b;
+    double largest = 0;
+    OK(rfr_program_output(p[0], 0, results[i], &a));
+    OK(rfr_program_output(p[1], 0, results[i], &b));
+    for (int64_t n = 0; n < a.bytes / 4; n++) largest = fmax(largest, fabs(((float *)a.data)[n]));
+    assert_true(largest > 0);
+    for (int64_t n = 0; n < a.bytes / 4; n++)
+      assert_true(fabs((double)((float *)a.data)[n] - ((float *)b.data)[n]) <= 4e-6 * largest);
+  }
+  rfr_programs_destroy(p[0]);
+  rfr_programs_destroy(p[1]);
+}
+
+/* Weights go to the rows of their slots, and their gradients back, bit for bit; a row of no slot has weight 0, a slot
+ * of no row gradient 0. */
+static void row_weights(void **state) {
+  (void)state;
+  static const rfr_dtype types[] = {RFR_F32, RFR_BF16, RFR_F16};
+  for (int k = 0; k < 3; k++) {
+    rfr_trace *t;
+    rfr_value order, place;
+    rfr_tensor x[6];
+    OK(rfr_trace_create(ctx, &t));
+    const rfr_value index = rfr_input(t, "index", RFR_ROLE_INPUT, RFR_I32, 2, (int64_t[]){T, K});
+    const rfr_value weight = rfr_input(t, "weight", RFR_ROLE_INPUT_GRAD, types[k], 2, (int64_t[]){T, K});
+    const rfr_value r = rfr_input(t, "r", RFR_ROLE_INPUT, types[k], 1, (int64_t[]){T * K});
+    rfr_moe_sort(t, index, E, &order, &place);
+    const rfr_value rows = rfr_moe_row_weight(t, weight, order, place);
+    rfr_output(t, "rows", rows);
+    rfr_output(t, "order", order);
+    rfr_output(t, "place", place);
+    rfr_output(t, "d", rfr_gradient(t, rfr_sum(t, rfr_cast(t, rfr_mul(t, rows, r), RFR_F32), -1), weight, types[k]));
+    OK(rfr_trace_finish(t));
+    rfr_programs *p = rft_compile(t, NULL);
+    rfr_trace_destroy(t);
+    const size_t size = (size_t)rfr_dtype_bits(types[k]) / 8;
+    OK(rfr_programs_tensor(p, "index", &x[0]));
+    int held = 0;
+    for (int i = 0; i < T * K; i++) held += (((int32_t *)x[0].data)[i] = i % 5 == 3 ? -1 : i * 7 % E) >= 0;
+    OK(rfr_programs_tensor(p, "weight", &x[0]));
+    OK(rfr_programs_tensor(p, "r", &x[1]));
+    for (int i = 0; i < 2 * T * K; i++) { /* as 8 bits hold them */
+      const uint32_t bits = rfr_float_to_bits(types[k], (float)(1 + i) * (i % 2 ? -1 : 1));
+      memcpy((char *)x[i % 2].data + (size_t)(i / 2) * size, &bits, size);
+    }
+    OK(rfr_program_run(p, 0));
+    static const char *const outputs[] = {"rows", "d", "order", "place"};
+    for (int i = 0; i < 4; i++) OK(rfr_program_output(p, 0, outputs[i], &x[2 + i]));
+    assert_true(x[2].type.rank == 1 && x[2].type.dtype == types[k] && x[3].type.rank == 2);
+    static const char zero[4];
+    for (int i = 0; i < T * K; i++) {
+      const int32_t slot = ((int32_t *)x[4].data)[i], row = ((int32_t *)x[5].data)[i];
+      assert_true((slot < 0) == (i >= held) && (slot < 0 || ((int32_t *)x[5].data)[slot] == i));
+      const char *const weight_of = slot < 0 ? zero : (char *)x[0].data + (size_t)slot * size;
+      const char *const gradient_of = row < 0 ? zero : (char *)x[1].data + (size_t)row * size;
+      assert_memory_equal((char *)x[2].data + (size_t)i * size, weight_of, size);
+      assert_memory_equal((char *)x[3].data + (size_t)i * size, gradient_of, size);
+    }
+    rfr_programs_destroy(p);
+  }
 }
 
 /* A step whose splits come from outside: good, negative, too many, good again. A bad one changes no weight and is told
@@ -196,10 +279,12 @@ static void bad_splits_skip_a_step(void **state) {
 /* A routing's weights and losses that do not fit. */
 static void refuses(void **state) {
   (void)state;
-  static const char *const texts[] = {"6 of 5 experts",      "not of this library's version", "3 groups of 5 experts",
-                                      "no kind of score",    "x has 37 rows, want 36",        "0 experts",
-                                      "shape should be [37]"};
-  for (int k = 0; k < 7; k++) {
+  static const char *const texts[] = {"6 of 5 experts",         "not of this library's version",
+                                      "3 groups of 5 experts",  "no kind of score",
+                                      "x has 37 rows, want 36", "0 experts",
+                                      "shape should be [37]",   "weight and place",
+                                      "shape should be [37]",   "rank"};
+  for (int k = 0; k < 10; k++) {
     rfr_trace *t;
     OK(rfr_trace_create(ctx, &t));
     const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, (int64_t[]){T, C});
@@ -215,6 +300,10 @@ static void refuses(void **state) {
     rfr_moe_sort(t, index, k == 5 ? 0 : E, &order, &place);
     rfr_moe_permute(t, x, order, place, RFR_NONE);
     if (k == 6) rfr_moe_loss(t, logits, index, targets, 0, 1.0, 0.0, -100);
+    if (k == 7) rfr_moe_row_weight(t, logits, order, place);
+    const rfr_value rows = rfr_input(t, "rows", RFR_ROLE_INPUT, RFR_F32, 1, (int64_t[]){T - (k == 8)});
+    if (k == 8) rfr_swiglu_weighted(t, x, x, rows);
+    if (k == 9) rfr_swiglu_weighted(t, rows, rows, rows);
     assert_int_equal(rfr_trace_finish(t), RFR_INVALID);
     if (!strstr(rfr_last_error()->message, texts[k])) fail_msg("%s", rfr_last_error()->message);
     rfr_trace_destroy(t);
@@ -242,7 +331,11 @@ static void nan_is_last(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(gives_what_each_token_gives), rft_context_test(nan_is_last),
-                                     rft_context_test(bad_splits_skip_a_step), rft_context_test(refuses)};
+  const struct CMUnitTest tests[] = {rft_context_test(gives_what_each_token_gives),
+                                     rft_context_test(weighs_either_way),
+                                     rft_context_test(row_weights),
+                                     rft_context_test(nan_is_last),
+                                     rft_context_test(bad_splits_skip_a_step),
+                                     rft_context_test(refuses)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
