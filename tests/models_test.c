@@ -539,7 +539,7 @@ static void notes(void **state) {
   assert_string_equal(json_string_value(json_array_get(n.unknown, 0)), "something_new");
   assert_string_equal(json_string_value(json_array_get(n.unknown, 1)), "rope_scaling.beta_fast");
   /* the ids go back into what is saved; those of generation are its file's, where there is one */
-  json_t *saved = rfi_hf_with_ids(rfi_hf_config(&c), n.ids), *want = config_of("llama");
+  json_t *saved = rfi_hf_config_with(&c, &n), *want = config_of("llama");
   assert_true(json_equal(json_object_get(saved, "eos_token_id"), json_object_get(want, "eos_token_id")));
   assert_true(json_equal(json_object_get(saved, "bos_token_id"), json_object_get(want, "bos_token_id")));
   assert_true(json_equal(n.ids, n.generation_ids));
@@ -553,6 +553,27 @@ static void notes(void **state) {
   assert_true(json_equal(n.generation_ids, want));
   json_decref(want);
   rfi_hf_notes_deinit(&n);
+}
+
+/* A factor of the loss of balance that a folder has and does not use is written back as unused, not as 0; where the
+ * loss is used, what was used is. */
+static void idle_losses(void **state) {
+  rft_folder *f = *state;
+  for (int k = 0; k < 3; k++) { /* the folder: unused, unused but given in the configuration, used */
+    rfi_hf_notes n;
+    rfr_model_config c, again;
+    json_t *o = config_of("qwen3-moe");
+    json_object_set_new(o, "output_router_logits", json_boolean(k == 2));
+    OK(read_config(f, o, &c));
+    OK(rfi_hf_notes_read(f->ctx, f->path, &n));
+    if (k == 1) c.balance_loss = 0.25;
+    o = rfi_hf_config_with(&c, &n);
+    rfi_hf_notes_deinit(&n);
+    assert_true(json_number_value(json_object_get(o, "router_aux_loss_coef")) == (k == 1 ? 0.25 : 0.001));
+    assert_int_equal(json_is_true(json_object_get(o, "output_router_logits")), k > 0);
+    OK(read_config(f, o, &again));
+    assert_true(again.balance_loss == c.balance_loss && (c.balance_loss > 0) == (k > 0));
+  }
 }
 
 /* ---- where the weights lie ---- */
@@ -762,7 +783,8 @@ int main(int argc, char **argv) {
       rft_folder_test(fields),         rft_folder_test(expert_fields),     rft_folder_test(versions),
       rft_folder_test(refused),        rft_folder_test(published_dropout), rft_folder_test(base_names),
       rft_folder_test(packed_experts), rft_folder_test(indexes),           rft_folder_test(windows),
-      rft_folder_test(notes),          rft_folder_test(even_routing),      rft_folder_test(other_tensors),
+      rft_folder_test(notes),          rft_folder_test(idle_losses),       rft_folder_test(even_routing),
+      rft_folder_test(other_tensors),
   };
   return cmocka_run_group_tests_name("models", tests, NULL, NULL);
 }

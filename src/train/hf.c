@@ -604,6 +604,16 @@ static int add_unknown(json_t *list, const json_t *o, const char *prefix, const 
   return wrong;
 }
 
+/* NULL when out of memory. */
+static json_t *idle_of(const json_t *o) {
+  static const char key[] = "router_aux_loss_coef";
+  json_t *idle = json_object(), *factor = json_object_get(o, key);
+  if (!idle || !json_is_number(factor) || json_is_true(json_object_get(o, "output_router_logits"))) return idle;
+  if (json_object_set(idle, key, factor) == 0) return idle;
+  json_decref(idle);
+  return NULL;
+}
+
 /* Those of the special tokens that an object has. NULL when out of memory. */
 static json_t *ids_of(const json_t *o) {
   static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
@@ -631,6 +641,7 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
   if (kind) RFI_GOTO(rfi_json_load(ctx, generation_path, &generation));
   out->ids = ids_of(o);
   out->generation_ids = ids_of(generation ? generation : o);
+  out->idle = idle_of(o);
   out->unknown = json_array();
   int wrong = add_unknown(out->unknown, o, "", known, sizeof known / sizeof known[0]);
   for (int i = 0; i < 2; i++) {
@@ -639,7 +650,8 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
     wrong |= add_unknown(out->unknown, json_object_get(o, objects[i]), prefixes[i], known_of_rope,
                          sizeof known_of_rope / sizeof known_of_rope[0]);
   }
-  if (wrong || !out->ids || !out->generation_ids || !out->unknown) s = rfi_fail(RFI_E_NO_MEMORY, "reading %s", path);
+  if (wrong || !out->ids || !out->generation_ids || !out->idle || !out->unknown)
+    s = rfi_fail(RFI_E_NO_MEMORY, "reading %s", path);
 fail:
   if (s != RFR_OK) rfi_hf_notes_deinit(out);
   json_decref(o);
@@ -652,12 +664,23 @@ fail:
 void rfi_hf_notes_deinit(rfi_hf_notes *notes) {
   json_decref(notes->ids);
   json_decref(notes->generation_ids);
+  json_decref(notes->idle);
   json_decref(notes->unknown);
   *notes = (rfi_hf_notes){0};
 }
 
-json_t *rfi_hf_with_ids(json_t *o, const json_t *ids) {
-  if (!o || !ids || json_object_update(o, (json_t *)ids) == 0) return o;
+/* The object with those fields in it, itself; NULL, and it is gone, when out of memory. */
+static json_t *with(json_t *o, json_t *fields) {
+  if (!o || !fields || json_object_update(o, fields) == 0) return o;
   json_decref(o);
   return NULL;
+}
+
+json_t *rfi_hf_config_with(const rfr_model_config *c, const rfi_hf_notes *notes) {
+  json_t *o = with(rfi_hf_config(c), notes->ids);
+  return c->balance_loss > 0.0 ? o : with(o, notes->idle);
+}
+
+json_t *rfi_hf_generation_config_with(const rfr_model_config *c, const rfi_hf_notes *notes) {
+  return with(rfi_hf_generation_config(c), notes->generation_ids);
 }

@@ -36,12 +36,14 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model
 /* What else the folder says. */
 typedef struct rfi_hf_notes {
   json_t *ids, *generation_ids; /* of the special tokens, as config.json and generation_config.json have them */
+  json_t *idle;                 /* the factor of the loss of balance, where the folder has one and does not use it */
   json_t *unknown;              /* names of fields of config.json, and of its rope_scaling or rope_parameters, whose
                                  * meaning is not known, and so not heeded */
 } rfi_hf_notes;
 rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out);
 void rfi_hf_notes_deinit(rfi_hf_notes *notes); /* accepts zeros */
-/* The object with those ids in it, itself; NULL, and it is gone, when out of memory. ids NULL: as it is. */
-json_t *rfi_hf_with_ids(json_t *o, const json_t *ids);
+/* What a run from such a folder writes into both files; notes of zeros: from none. NULL when out of memory. */
+json_t *rfi_hf_config_with(const rfr_model_config *c, const rfi_hf_notes *notes);
+json_t *rfi_hf_generation_config_with(const rfr_model_config *c, const rfi_hf_notes *notes);
 
 #endif

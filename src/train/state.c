@@ -348,9 +348,8 @@ rfr_status rfi_state_save(rfr_run *run) {
   RFI_TRY(rfi_state_ready(run));
   const double start = rfi_now();
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
-  RFI_GOTO(add_json(run, w, "config.json", rfi_hf_with_ids(rfi_hf_config(model), notes->ids)));
-  RFI_GOTO(add_json(run, w, "generation_config.json",
-                    rfi_hf_with_ids(rfi_hf_generation_config(model), notes->generation_ids)));
+  RFI_GOTO(add_json(run, w, "config.json", rfi_hf_config_with(model, notes)));
+  RFI_GOTO(add_json(run, w, "generation_config.json", rfi_hf_generation_config_with(model, notes)));
   RFI_GOTO(save_tensors(run, w, "model.safetensors", WEIGHT));
   RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", OPTIMIZER));
   RFI_GOTO(add_state(run, w));
