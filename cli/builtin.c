@@ -45,7 +45,7 @@ static const cli_builtin builtins[] = {
      "        num_experts: 128, num_experts_per_tok: 8, norm_topk_prob: true, max_position_embeddings: 4096}\n"
      "data: {train: [random], sequence: 4096}\n"
      "batch: {tokens: 16k, microbatch: 4}\n"
-     "optimizer: {lr: 1e-4, master_weights: false, state_dtype: bf16}\n"
+     "optimizer: {lr: 1e-4, master_weights: false, gradient_dtype: model, state_dtype: bf16}\n"
      "run: {steps: 1000}\n",
      true},
 };

@@ -175,7 +175,8 @@ RFR_API rfr_value rfr_reduce_scatter_at(rfr_trace *t, rfr_place at, rfr_value x,
 RFR_API rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_place at, rfr_value x, int ranks);
 /* d loss / d w as a value, in type `to`; loss is f32 (1). `w` is an input with the
  * role trainable or input_grad; one that cannot reach the loss is an error that
- * autodiff reports by name. */
+ * autodiff reports by name. A weight's adds up over its uses and microbatches in f32, or, where `to` is bf16 or f16, in
+ * that, rounded after each, for half the memory. */
 RFR_API rfr_value rfr_gradient_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_dtype to);
 /* The same added onto `onto`, a state of w's shape, in its place: microbatches that run one after the other add up
  * there as they do within one trace. Returns its next version. A state in bf16 or f16: products make each sum in f32

@@ -26,6 +26,7 @@ typedef struct autodiff {
   bool everything;                    /* frozen inputs are wanted too, as far as the rules go */
   bool *influenced, *needed, *weight; /* per value of the old trace */
   rfr_value *cotangent;               /* per old value, a value of the new trace */
+  rfr_dtype *sum;                     /* per old value: what a weight's gradients add up in */
   double *seed;                       /* per old value: constant cotangent of a loss root */
   bool *linear;                       /* per op: walked as part of the sum that makes the loss */
   rfr_value loss;
@@ -40,7 +41,13 @@ static rfr_status fail_op(rfi_error error, const rfi_opr *op, const char *what, 
 
 /* ---- what is wanted ---- */
 
+/* A gradient that is wanted in 16 bits adds up in them, so that it costs half the memory while it does. */
+static rfr_dtype sum_of(rfr_dtype wanted) {
+  return wanted == RFR_BF16 || wanted == RFR_F16 ? wanted : RFR_F32;
+}
+
 static rfr_status find_wanted(autodiff *a, const rfr_trace *t) {
+  for (int v = 0; v < t->n_values; v++) a->sum[v] = RFR_F32;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->code != RFI_OP_gradient) continue;
@@ -53,6 +60,8 @@ static rfr_status find_wanted(autodiff *a, const rfr_trace *t) {
     a->loss = op->in[0];
     if (loss->type.dtype != RFR_F32 || rfi_count(&loss->type) != 1)
       return fail_op(RFI_E_TRACE_SHAPE, op, "the loss must be one f32; gradient of", w->name);
+    const rfr_dtype sum = sum_of((rfr_dtype)op->attr[0].i);
+    a->sum[op->in[1]] = a->influenced[op->in[1]] && a->sum[op->in[1]] != sum ? RFR_F32 : sum;
     a->influenced[op->in[1]] = true;
   }
   for (int i = 0; i < t->n_inputs && a->everything; i++)
@@ -177,8 +186,7 @@ static rfr_status backward_into(autodiff *a, int i, const operands *o) {
     o->in[k] = op->in[k] < 0 ? RFR_NONE : a->r.map[op->in[k]];
     o->dx[k] = RFR_NONE;
     o->weight[k] = op->in[k] >= 0 && a->weight[op->in[k]];
-    const rfi_value *onto = op->in[k] < 0 ? NULL : state_of(t, a->cotangent[op->in[k]]);
-    o->sum[k] = onto ? onto->type.dtype : RFR_F32;
+    o->sum[k] = op->in[k] < 0 ? RFR_F32 : a->sum[op->in[k]];
     o->need[k] = op->in[k] >= 0 && a->influenced[op->in[k]] && a->needed[op->in[k]] && is_float(from, op->in[k]);
     any_need = any_need || o->need[k];
   }
@@ -286,6 +294,7 @@ static rfr_status begin_onto(autodiff *a, const rfr_trace *t) {
     if (onto->op >= 0 || onto->role != RFR_ROLE_STATE)
       return fail_op(RFI_E_GRAD_ROLE, op, "onto what is no state a gradient is added of", t->values[op->in[1]].name);
     a->cotangent[op->in[1]] = a->r.map[op->in[2]];
+    a->sum[op->in[1]] = onto->type.dtype;
   }
   return RFR_OK;
 }
@@ -351,6 +360,7 @@ static rfr_status differentiate(autodiff *a, const rfr_trace *in) {
   RFI_TRY(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &a->linear));
   RFI_TRY(RFI_ALLOC(in->ctx, n * sizeof *a->seed, &a->seed));
   RFI_TRY(RFI_ALLOC(in->ctx, n * sizeof *a->cotangent, &a->cotangent));
+  RFI_TRY(RFI_ALLOC(in->ctx, n * sizeof *a->sum, &a->sum));
   for (int v = 0; v < in->n_values; v++) a->cotangent[v] = RFR_NONE;
   RFI_TRY(find_wanted(a, in));
   if (a->loss >= 0) {
@@ -372,6 +382,7 @@ static void deinit(autodiff *a, rfr_ctx *ctx) {
   rfi_free(ctx, a->linear);
   rfi_free(ctx, a->seed);
   rfi_free(ctx, a->cotangent);
+  rfi_free(ctx, a->sum);
 }
 
 /* Walks again with frozen inputs wanted, and says what of that the first walk left out. A

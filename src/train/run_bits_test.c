@@ -72,6 +72,38 @@ static void bits_experts_f16(void **state) {
   same_bits("refrain: 1\n" EXPERTS HALF DATA TWO_BATCHES BALANCED RUN, "half-experts");
 }
 
+static void bits_narrow_gradients(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" MIXTRAL DATA TWO_BATCHES NARROW RUN, "narrow");
+}
+
+/* Gradients of half the bytes, rounded after each microbatch, train as those in f32 do, to bf16's precision. */
+static void narrow_gradients(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r[2] = {{{0}}};
+  rfr_run_info info;
+  int64_t bytes[2];
+  for (int i = 0; i < 2; i++) {
+    const char *const sets[] = {i ? "optimizer.gradient_dtype=model" : "optimizer.gradient_dtype=f32",
+                                "batch.tokens=32", "batch.microbatch=1"}; /* few activations */
+    rfr_run_options o = rft_run_options(&r[i]);
+    o.overrides = sets;
+    o.n_overrides = 3;
+    rfr_run *run = rft_run_open(ctx, "refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, NULL, &o);
+    rfr_plan_summary plan;
+    assert_int_equal(rfr_program_plan(rfr_run_programs(run), 0, &plan), RFR_OK);
+    bytes[i] = plan.transient_planned_bytes;
+    rfr_run_get_info(run, &info);
+    rft_run_steps(run, RFT_STEPS);
+    rfr_run_close(run);
+  }
+  assert_true(bytes[0] - bytes[1] > info.parameters); /* two bytes each, less where activations peak */
+  assert_true(r[0].norm[1] != r[1].norm[1] && fabs(r[1].norm[1] / r[0].norm[1] - 1) < 0.01);
+  assert_true(fabs(r[1].loss[RFT_STEPS] / r[0].loss[RFT_STEPS] - 1) < 0.02);
+  rfr_ctx_destroy(ctx);
+}
+
 /* The metrics say how full experts are; the loss that balances them does; frozen ones stay. */
 static void expert_load(void **state) {
   (void)state;
@@ -313,6 +345,8 @@ int main(void) {
       cmocka_unit_test(bits_llama_f16),
       cmocka_unit_test(bits_experts),
       cmocka_unit_test(bits_mixtral_bf16_dropout),
+      cmocka_unit_test(bits_narrow_gradients),
+      cmocka_unit_test(narrow_gradients),
       cmocka_unit_test(bits_experts_f16),
       cmocka_unit_test(expert_load),
       cmocka_unit_test(layers_with_experts),

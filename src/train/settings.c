@@ -201,6 +201,7 @@ static rfr_status read_optimizer(rfi_settings *s) {
   p->adamw.decay = c->optimizer_weight_decay;
   p->clip = c->optimizer_clip;
   p->state_dtype = strcmp(c->optimizer_state_dtype, "bf16") == 0 ? RFR_BF16 : RFR_F32;
+  p->gradient_dtype = strcmp(c->optimizer_gradient_dtype, "model") == 0 ? p->model.dtype : RFR_F32;
   p->master = c->optimizer_master_weights && p->model.dtype != RFR_F32;
   return RFR_OK;
 }

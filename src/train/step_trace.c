@@ -101,7 +101,7 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
   rfr_parameter p;
   for (int i = 0; i < n; i++) {
     rfr_model_parameter(&s->model, i, &p);
-    if (!frozen(s, p.name)) g[trainable++] = rfr_gradient(t, loss, w[i], RFR_F32);
+    if (!frozen(s, p.name)) g[trainable++] = rfr_gradient(t, loss, w[i], s->gradient_dtype);
   }
   rfr_set_phase(t, RFR_PHASE_OPTIM);
   rfr_scope(t, "optimizer");

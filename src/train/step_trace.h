@@ -43,9 +43,10 @@ typedef struct rfi_step_spec {
   rfr_adamw_options adamw;
   const rfi_group *groups;
   int n_groups;
-  rfr_dtype state_dtype; /* of the moments */
-  bool master;           /* f32 master weights; for weights narrower than f32 */
-  double clip;           /* global norm, 0: none */
+  rfr_dtype gradient_dtype; /* RFR_F32, or the weights' */
+  rfr_dtype state_dtype;    /* of the moments */
+  bool master;              /* f32 master weights; for weights narrower than f32 */
+  double clip;              /* global norm, 0: none */
   rfr_lr_options lr;
 } rfi_step_spec;
 

@@ -32,6 +32,7 @@
 #define HALF "precision: {dtype: f16}\n"
 #define DATA "data: {train: [\"*.txt\"], validation: 30%, tokenizer: bytes, sequence: 16}\n"
 #define ADAM "optimizer: {name: adamw, lr: 3e-3, weight_decay: 0.1, clip: 1.0}\n"
+#define NARROW "optimizer: {name: adamw, lr: 3e-3, clip: 1.0, gradient_dtype: model, state_dtype: bf16}\n"
 #define BALANCED "optimizer: {name: adamw, lr: 3e-3, weight_decay: 0.1, clip: 1.0, router_z_loss_coef: 0.001}\n"
 #define TWO_BATCHES "batch: {tokens: 128, microbatch: 4}\n"
 #define RUN "run: {steps: 50, seed: 3, log_every: 1}\n"
