@@ -7,11 +7,12 @@
  * check: random group sizes, empty groups, all rows in one, rows behind the last (NaN in the operands): relative L2
  * errors, zeros behind the last group, no write outside the result, the same bits 20 times. Weights by themselves, even
  * more than a launch has room for, and a product for each group have the bits of all at once, onto subnormal numbers
- * too.
+ * too. Large ones, 200 times, have the bits of the first.
  * delays: the same kernels with random waits before barriers and copies, in who copies and who multiplies: 1,000 runs
  * with the bits of the one without.
  * time: TFLOP/s of forward, dgrad, wgrad and wgrad added onto f32, with even groups, skewed ones that begin at
- * multiples of 8 rows, and skewed ones that begin anywhere.
+ * multiples of 8 rows, the same that begin anywhere, and how much longer these take, every second group empty, and all
+ * rows in one group.
  * One line a case; the exit code is 1 when any line says BAD.
  */
 #include <algorithm>
@@ -252,20 +253,19 @@ static void check_all_apart(void) {
   check_apart(700, 9, 72, 136);
 }
 
-/* ---- delays ---- */
-
-/* The library's with random waits, as cmake/cuda.cmake builds it. */
-extern "C" rfr_status rfi_grouped_delayed(const rfi_grouped *p, int sms, cudaStream_t stream);
+/* ---- many runs ---- */
 
 static __global__ void count_different(const uint32_t *x, const uint32_t *y, int64_t n, unsigned long long *count) {
   for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
     if (x[i] != y[i]) atomicAdd(count, 1ull);
 }
 
+typedef rfr_status product(const rfi_grouped *p, int sms, cudaStream_t stream);
+
+/* Runs of `product` have the bits of one of the library's. */
 template <typename O>
-static void delay_one(const char *what, const std::vector<int64_t> &sizes, int64_t behind, int64_t N, int64_t K,
-                      rfi_grouped_kind kind, bool accumulate, bool separate) {
-  enum { RUNS = 1000 };
+static void repeat(product *product, int runs, const char *what, const std::vector<int64_t> &sizes, int64_t behind,
+                   int64_t N, int64_t K, rfi_grouped_kind kind, bool accumulate, bool separate) {
   const std::vector<int32_t> host = offsets_of(sizes);
   const int64_t G = (int64_t)sizes.size(), rows = host.back() + behind;
   const int64_t n = kind == RFI_GROUPED_TN ? rows * N : kind == RFI_GROUPED_NN ? rows * K : G * N * K;
@@ -287,12 +287,12 @@ static void delay_one(const char *what, const std::vector<int64_t> &sizes, int64
   p.a_row = kind == RFI_GROUPED_TN ? K : N, p.b_row = K, p.b_group = N * K;
   p.a_dtype = p.b_dtype = RFR_BF16, p.y_dtype = sizeof(O) == 4 ? RFR_F32 : RFR_BF16;
   p.accumulate = accumulate;
-  for (int run = -1; run < RUNS; run++) {
+  for (int run = -1; run < runs; run++) {
     buffer &to = run < 0 ? first : y;
     p.y = to.data;
     if (accumulate) ones<O><<<1024, THREADS>>>((O *)to.data, n);
     else CUDA(cudaMemsetAsync(to.data, 0xff, to.bytes));
-    if ((run < 0 ? rfi_grouped_sm90 : rfi_grouped_delayed)(&p, sms, 0) != RFR_OK) exit(1);
+    if ((run < 0 ? rfi_grouped_sm90 : product)(&p, sms, 0) != RFR_OK) exit(1);
     if (run >= 0)
       count_different<<<256, THREADS>>>((const uint32_t *)y.data, (const uint32_t *)first.data, (int64_t)y.bytes / 4,
                                         (unsigned long long *)count.data);
@@ -301,91 +301,138 @@ static void delay_one(const char *what, const std::vector<int64_t> &sizes, int64
   CUDA(cudaMemcpy(&different, count.data, 8, cudaMemcpyDeviceToHost));
   const bool bad = different || !y.guard_stands() || !first.guard_stands();
   failures += bad;
-  printf("delays, %s: %d runs, %llu words of others than without%s\n", what, RUNS, different, bad ? " BAD" : "");
+  printf("%s: %d runs, %llu other words%s\n", what, runs, different, bad ? " BAD" : "");
   fflush(stdout);
 }
 
-static void check_delays(void) {
-  const std::vector<int64_t> uneven = {200, 0, 7, 131, 64, 385}, even = {256, 256, 256, 256};
-  delay_one<rfi_bf16>("forward", uneven, 30, 520, 712, RFI_GROUPED_TN, false, false);
-  delay_one<rfi_bf16>("forward, separate weights", uneven, 30, 520, 712, RFI_GROUPED_TN, false, true);
-  delay_one<rfi_bf16>("dgrad", uneven, 30, 520, 712, RFI_GROUPED_NN, false, false);
-  delay_one<rfi_bf16>("wgrad", uneven, 30, 520, 712, RFI_GROUPED_NT, false, false);
-  delay_one<rfi_bf16>("wgrad onto", uneven, 30, 520, 712, RFI_GROUPED_NT, true, false);
-  delay_one<float>("wgrad in f32", even, 0, 256, 512, RFI_GROUPED_NT, true, false);
-  delay_one<rfi_bf16>("forward, even", even, 0, 512, 512, RFI_GROUPED_TN, false, false);
+/* As many tiles as real layers have, added in registers: blocks of a cluster are often far apart. */
+static void check_many(void) {
+  const std::vector<int64_t> even(256, 256), odd(256, 200);
+  repeat<float>(rfi_grouped_sm90, 200, "wgrad onto f32", even, 0, 512, 2048, RFI_GROUPED_NT, true, false);
+  repeat<rfi_bf16>(rfi_grouped_sm90, 200, "wgrad onto bf16", even, 0, 512, 2048, RFI_GROUPED_NT, true, false);
+  repeat<rfi_bf16>(rfi_grouped_sm90, 200, "forward", odd, 0, 2048, 512, RFI_GROUPED_TN, false, false);
 }
 
-static std::vector<int64_t> split(int64_t rows, int64_t G, int form) {
-  std::vector<int64_t> sizes(G, rows / G);
-  if (form == 0) return sizes;
-  std::vector<double> w(G);
-  double sum = 0;
-  for (double &x : w) sum += x = -log(uniform() * uniform());
-  int64_t left = rows;
-  for (int64_t g = 0; g + 1 < G; g++) {
-    sizes[g] = (int64_t)(w[g] / sum * (double)rows);
-    if (form == 1) sizes[g] = sizes[g] / 8 * 8;
-    left -= sizes[g];
+/* The library's with random waits, as cmake/cuda.cmake builds it. */
+extern "C" product rfi_grouped_delayed;
+
+static void check_delays(void) {
+  const std::vector<int64_t> uneven = {200, 0, 7, 131, 64, 385}, even = {256, 256, 256, 256};
+  const auto delays = [](const char *what, const std::vector<int64_t> &sizes, int64_t behind, int64_t N, int64_t K,
+                         rfi_grouped_kind kind, bool accumulate, bool separate) {
+    printf("delays, ");
+    repeat<rfi_bf16>(rfi_grouped_delayed, 1000, what, sizes, behind, N, K, kind, accumulate, separate);
+  };
+  delays("forward", uneven, 30, 520, 712, RFI_GROUPED_TN, false, false);
+  delays("forward, separate weights", uneven, 30, 520, 712, RFI_GROUPED_TN, false, true);
+  delays("dgrad", uneven, 30, 520, 712, RFI_GROUPED_NN, false, false);
+  delays("wgrad", uneven, 30, 520, 712, RFI_GROUPED_NT, false, false);
+  delays("wgrad onto", uneven, 30, 520, 712, RFI_GROUPED_NT, true, false);
+  delays("forward, even", even, 0, 512, 512, RFI_GROUPED_TN, false, false);
+  printf("delays, ");
+  repeat<float>(rfi_grouped_delayed, 1000, "wgrad in f32", even, 0, 256, 512, RFI_GROUPED_NT, true, false);
+}
+
+/* ---- times ---- */
+
+enum form { EVEN, AT_8S, ANYWHERE, HALF_EMPTY, ALL_IN_ONE, FORMS };
+static const char *const forms[] = {"even", "skewed, at 8s", "the same, anywhere", "half empty", "all in one"};
+
+/* Where groups begin; skewed ones of both forms are the same but for less than 8 rows. */
+static std::vector<int32_t> offsets_of(int64_t rows, int64_t G, int form, const std::vector<double> &weight) {
+  std::vector<int32_t> o(1, 0);
+  double sum = 0, before = 0;
+  for (double w : weight) sum += w;
+  for (int64_t g = 1; g < G; g++) {
+    before += weight[g - 1];
+    const int64_t skewed = (int64_t)(before / sum * (double)rows);
+    o.push_back((int32_t)(form == EVEN         ? g * (rows / G)
+                          : form == HALF_EMPTY ? g / 2 * (rows / (G / 2))
+                          : form == ALL_IN_ONE ? (g > G / 2) * rows
+                          : form == AT_8S      ? skewed / 8 * 8
+                                               : skewed | 1));
   }
-  sizes[G - 1] = left;
-  return sizes;
+  o.push_back((int32_t)rows);
+  return o;
+}
+
+/* Milliseconds of n products. */
+static float time_of(const rfi_grouped &p, int n) {
+  static cudaEvent_t begin, end;
+  float ms;
+  if (!begin) {
+    CUDA(cudaEventCreate(&begin));
+    CUDA(cudaEventCreate(&end));
+  }
+  CUDA(cudaEventRecord(begin));
+  for (int i = 0; i < n; i++)
+    if (rfi_grouped_sm90(&p, sms, 0) != RFR_OK) exit(1);
+  CUDA(cudaEventRecord(end));
+  CUDA(cudaEventSynchronize(end));
+  CUDA(cudaEventElapsedTime(&ms, begin, end));
+  return ms;
+}
+
+static float median(std::vector<float> x) {
+  std::sort(x.begin(), x.end());
+  return x[x.size() / 2];
+}
+
+/* Forms take turns, there and back, so that what the device does meanwhile, warm or not, is the same to all. */
+static void time_shape(int64_t G, int64_t rows, int64_t K, int64_t N) {
+  enum { KINDS = 4, ROUNDS = 10, EACH = 4 };
+  buffer x(rows * K * 2), dy(rows * N * 2), w(G * N * K * 2), y(rows * std::max(N, K) * 2), dw(G * N * K * 4);
+  buffer offsets((G + 1) * 4 * FORMS), taken(RFI_GROUPED_TAKEN);
+  draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)x.data, rows * K, rows * K, 1);
+  draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)dy.data, rows * N, rows * N, 2);
+  draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)w.data, G * N * K, G * N * K, 3);
+  std::vector<double> weight(G);
+  for (double &each : weight) each = -log(uniform() * uniform());
+  for (int form = 0; form < FORMS; form++)
+    CUDA(cudaMemcpy(offsets.data + form * (G + 1) * 4, offsets_of(rows, G, form, weight).data(), (G + 1) * 4,
+                    cudaMemcpyHostToDevice));
+  float ms[FORMS][KINDS];
+  for (int kind = 0; kind < KINDS; kind++) {
+    std::vector<float> times[FORMS];
+    rfi_grouped p = {};
+    p.kind = (rfi_grouped_kind)std::min(kind, 2);
+    p.groups = p.of = G, p.rows = rows, p.N = N, p.K = K;
+    p.a = kind == 0 ? x.data : dy.data, p.b = kind >= 2 ? x.data : w.data, p.y = kind >= 2 ? dw.data : y.data;
+    p.a_row = kind == 0 ? K : N, p.b_row = K, p.b_group = N * K;
+    p.a_dtype = p.b_dtype = p.y_dtype = RFR_BF16;
+    p.taken = (int32_t *)taken.data;
+    if (kind == 3) {
+      CUDA(cudaMemset(dw.data, 0, dw.bytes));
+      p.y_dtype = RFR_F32, p.accumulate = 1;
+    }
+    float warm = 0;
+    for (int round = 0; round < ROUNDS; round += warm >= 300)
+      for (int i = 0; i < FORMS; i++) {
+        const int form = round % 2 ? FORMS - 1 - i : i;
+        p.offsets = (const int32_t *)offsets.data + form * (G + 1);
+        const float t = time_of(p, EACH);
+        if (warm < 300) warm += t;
+        else times[form].push_back(t / EACH);
+      }
+    for (int form = 0; form < FORMS; form++) ms[form][kind] = median(times[form]);
+  }
+  printf("%lld groups, %lld rows, K %lld, N %lld\n", (long long)G, (long long)rows, (long long)K, (long long)N);
+  for (int form = 0; form < FORMS; form++) {
+    printf("  %-20s", forms[form]);
+    for (int kind = 0; kind < KINDS; kind++) {
+      printf(" %s %.0f", kinds[kind], 2.0 * (double)rows * (double)N * (double)K / ms[form][kind] / 1e9);
+      if (form == ANYWHERE) printf(" (%+.1f %%)", 100 * (ms[form][kind] / ms[AT_8S][kind] - 1));
+    }
+    printf("\n");
+  }
+  fflush(stdout);
 }
 
 static void time_all(void) {
   static const int64_t shapes[][4] = {{4, 32768, 7168, 4096},  {4, 32768, 2048, 7168},    {8, 16384, 4096, 14336},
                                       {8, 16384, 14336, 4096}, {128, 131072, 2048, 1536}, {128, 131072, 768, 2048},
                                       {64, 49152, 2048, 2816}, {64, 49152, 1408, 2048},   {256, 65536, 7168, 512}};
-  static const char *const forms[] = {"even", "skewed", "skewed, any place"};
-  for (const auto &s : shapes) {
-    const int64_t G = s[0], rows = s[1], K = s[2], N = s[3];
-    buffer x(rows * K * 2), dy(rows * N * 2), w(G * N * K * 2), y(rows * std::max(N, K) * 2), dw(G * N * K * 4);
-    buffer offsets((G + 1) * 4), taken(RFI_GROUPED_TAKEN);
-    draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)x.data, rows * K, rows * K, 1);
-    draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)dy.data, rows * N, rows * N, 2);
-    draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)w.data, G * N * K, G * N * K, 3);
-    for (int form = 0; form < 3; form++) {
-      const std::vector<int32_t> host = offsets_of(split(rows, G, form));
-      CUDA(cudaMemcpy(offsets.data, host.data(), (G + 1) * 4, cudaMemcpyHostToDevice));
-      printf("%lld groups, %lld rows, K %lld, N %lld, %s:", (long long)G, (long long)rows, (long long)K, (long long)N,
-             forms[form]);
-      for (int kind = 0; kind < 4; kind++) {
-        rfi_grouped p = {};
-        p.kind = (rfi_grouped_kind)std::min(kind, 2);
-        p.groups = p.of = G, p.rows = rows, p.N = N, p.K = K, p.offsets = (const int32_t *)offsets.data;
-        p.a = kind == 0 ? x.data : dy.data, p.b = kind >= 2 ? x.data : w.data, p.y = kind >= 2 ? dw.data : y.data;
-        p.a_row = kind == 0 ? K : N, p.b_row = K, p.b_group = N * K;
-        p.a_dtype = p.b_dtype = p.y_dtype = RFR_BF16;
-        p.taken = (int32_t *)taken.data;
-        if (kind == 3) {
-          CUDA(cudaMemset(dw.data, 0, dw.bytes));
-          p.y_dtype = RFR_F32, p.accumulate = 1;
-        }
-        cudaEvent_t begin, end;
-        CUDA(cudaEventCreate(&begin));
-        CUDA(cudaEventCreate(&end));
-        std::vector<float> times;
-        float warm = 0;
-        while (times.size() < 3) {
-          float ms;
-          CUDA(cudaEventRecord(begin));
-          for (int i = 0; i < 20; i++)
-            if (rfi_grouped_sm90(&p, sms, 0) != RFR_OK) exit(1);
-          CUDA(cudaEventRecord(end));
-          CUDA(cudaEventSynchronize(end));
-          CUDA(cudaEventElapsedTime(&ms, begin, end));
-          if (warm < 300) warm += ms;
-          else times.push_back(ms / 20);
-        }
-        std::sort(times.begin(), times.end());
-        printf(" %s %.0f", kinds[kind], 2.0 * (double)rows * (double)N * (double)K / times[1] / 1e9);
-        CUDA(cudaEventDestroy(begin));
-        CUDA(cudaEventDestroy(end));
-      }
-      printf("\n");
-      fflush(stdout);
-    }
-  }
+  for (const auto &s : shapes) time_shape(s[0], s[1], s[2], s[3]);
 }
 
 int main(int argc, char **argv) {
@@ -393,7 +440,7 @@ int main(int argc, char **argv) {
   CUDA(cudaGetDeviceProperties(&device, 0));
   sms = device.multiProcessorCount;
   printf("%s, %d multiprocessors\n", device.name, sms);
-  if (argc < 2 || strcmp(argv[1], "check") == 0) check(), check_all_apart();
+  if (argc < 2 || strcmp(argv[1], "check") == 0) check(), check_all_apart(), check_many();
   if (argc < 2 || strcmp(argv[1], "delays") == 0) check_delays();
   if (argc < 2 || strcmp(argv[1], "time") == 0) time_all();
   printf("grouped: %s", failures ? "" : "all fine\n");
