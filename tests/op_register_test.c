@@ -70,8 +70,7 @@ static rfr_status gain_cpu(const rfr_call *c) {
 
 static void gain_gradient(rfr_grad *g) {
   const rfr_op *gain = *(const rfr_op **)g->user;
-  if (g->need[0])
-    g->dx[0] = rfr_record_at(g->t, g->at, gain, 2, ((rfr_value[]){g->dy[0], g->in[1]}), NULL, NULL);
+  if (g->need[0]) g->dx[0] = rfr_record_at(g->t, g->at, gain, 2, ((rfr_value[]){g->dy[0], g->in[1]}), NULL, NULL);
   if (!g->need[1]) return;
   rfr_set_phase(g->t, g->is_weight[1] ? RFR_PHASE_WGRAD : RFR_PHASE_DGRAD);
   g->dx[1] = rfr_sum_at(g->t, g->at, rfr_mul_at(g->t, g->at, g->dy[0], g->in[0]), 0);
@@ -155,8 +154,7 @@ static rfr_status record(world *w, bool frozen, bool train, rfr_trace **out) {
   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, K}));
   rfr_value r = rfr_input(t, "r", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, C}));
   rfr_value weight = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){C, K}));
-  rfr_value g =
-      rfr_input(t, "g", frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, RFR_F32, 1, ((int64_t[]){C}));
+  rfr_value g = rfr_input(t, "g", frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, RFR_F32, 1, ((int64_t[]){C}));
   rfr_value n = rfr_input(t, "n", RFR_ROLE_STATE, RFR_I64, 1, ((int64_t[]){1}));
   rfr_attr cap = rfr_attr_float(1.5);
   rfr_scope(t, "layer0.mlp");
@@ -433,21 +431,45 @@ static void test_cost_and_failure(void **state) {
   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){2, 3}));
   rfr_attr cap = rfr_attr_float(2);
   rfr_scope(t, "layer7");
+  x = rfr_copy(t, x); /* which costs none */
   rfr_output(t, "y", rfr_record(t, w.softcap, 1, &x, &cap, NULL));
   const int line = __LINE__ - 1;
   OK(rfr_trace_finish(t));
   const rfr_trace *traces[] = {t};
   OK(rfr_compile(w.ctx, 1, traces, NULL, NULL, &p));
-  rfr_trace_destroy(t);
   assert_true(rfr_program_flops(p, 0) == 2 * 6 + 1);
-  assert_int_equal(rfr_program_op(p, 0, 99, &(rfr_plan_op){0}), RFR_INVALID); /* the last error until now */
-  assert_int_equal(rfr_program_run(p, 0), RFR_NUMERIC);
-  const rfr_error *e = rfr_last_error();
-  assert_string_equal(e->slug, "op.kernel");
-  assert_int_equal(e->status, RFR_NUMERIC);
-  assert_int_equal(e->line, line);
-  assert_non_null(strstr(e->message, "mine.softcap in layer7: its kernel returned \"numeric\""));
+  OK(rfr_program_capture(p, 0));
+  for (int replayed = 0; replayed < 2; replayed++) {
+    assert_int_equal(rfr_program_op(p, 0, 99, &(rfr_plan_op){0}), RFR_INVALID); /* the last error until now */
+    assert_int_equal(replayed ? rfr_program_replay(p, 0, NULL, 0) : rfr_program_run(p, 0), RFR_NUMERIC);
+    const rfr_error *e = rfr_last_error();
+    assert_string_equal(e->slug, "op.kernel");
+    assert_int_equal(e->status, RFR_NUMERIC);
+    assert_int_equal(e->line, line);
+    assert_int_equal(strncmp(e->message, "op 1 mine.softcap in layer7 (program): ", 39), 0);
+    assert_non_null(strstr(e->message, ": its kernel returned \"numeric\""));
+  }
   rfr_programs_destroy(p);
+  for (int eager = 0; eager < 2; eager++) { /* so does a callable's: in warm-up, or when it is called */
+    rfr_callable c = rfr_callable_default();
+    rfr_graphs_options o = rfr_graphs_options_default();
+    rfr_graphs *g;
+    rfr_tensor y;
+    const float values[6] = {0};
+    const rfr_binding in = {NULL, {.dtype = RFR_F32, .rank = 2, .shape = {2, 3}}, values};
+    c.trace = t, c.inference = 1;
+    o.warmup_iterations = 1 - eager, o.eager = eager;
+    rfr_status s = rfr_graphs_create(w.ctx, &c, 1, &o, &g);
+    if (eager) {
+      OK(s);
+      OK(rfr_graphs_begin_step(g, NULL, 0));
+      s = rfr_graphs_forward(g, 0, 0, &in, 1, &y, 1);
+    }
+    assert_int_equal(s, RFR_NUMERIC);
+    assert_non_null(strstr(rfr_last_error()->message, "op 1 mine.softcap in layer7 (0): "));
+    rfr_graphs_destroy(g);
+  }
+  rfr_trace_destroy(t);
   /* what has no file has no empty place before its message */
   OK(rfr_trace_create(w.ctx, &t));
   rfr_microbatch(t, -2);
@@ -489,8 +511,9 @@ static void test_allocation_faults(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_gradient),  cmocka_unit_test(test_replay),
-      cmocka_unit_test(test_descriptions), cmocka_unit_test(test_recording), cmocka_unit_test(test_no_kernel),
+      cmocka_unit_test(test_round_trip),       cmocka_unit_test(test_gradient),
+      cmocka_unit_test(test_replay),           cmocka_unit_test(test_descriptions),
+      cmocka_unit_test(test_recording),        cmocka_unit_test(test_no_kernel),
       cmocka_unit_test(test_cost_and_failure), cmocka_unit_test(test_allocation_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -30,8 +30,8 @@ typedef struct rfi_graph rfi_graph;
 typedef struct rfi_bound { /* one op, ready to run */
   int op;                  /* in the lowered trace */
   rfi_kernel_fn run;
-  const char *kernel;     /* what `run` is, for people: rfr_op_time */
-  const char *why;        /* what keeps the op from faster code, or from any; NULL: nothing that is known */
+  const char *kernel;      /* what `run` is, for people: rfr_op_time */
+  const char *why;         /* what keeps the op from faster code, or from any; NULL: nothing that is known */
   const rfi_opr *recorded; /* the op, for what names it: messages, profilers */
   rfi_call call;
   int64_t workspace;
@@ -65,7 +65,7 @@ typedef struct rfi_backend {
   rfr_status (*fill)(rfi_device *d, void *to, unsigned char byte, size_t n);
   rfr_status (*copy)(rfi_device *d, void *to, const void *from, size_t n); /* host or device on either side; waits */
   rfr_status (*move)(rfi_device *d, void *to, const void *from, size_t n); /* the same without waiting: enqueued */
-  bool (*reaches)(const rfi_device *d, const void *memory); /* kernels may be given it; false: surely not */
+  bool (*reaches)(const rfi_device *d, const void *memory);       /* kernels may be given it; false: surely not */
   rfr_status (*inspect)(rfi_device *d, rfi_range *ranges, int n); /* marks the broken; they lie in a ring; waits */
   rfr_status (*memory_use)(rfi_device *d, rfr_memory_use *out);   /* *out is zeroed */
 
@@ -87,6 +87,8 @@ typedef struct rfi_backend {
                         rfi_graph **out);
   /* `from`: for each copy what `move` takes; its own bytes: they are there. Not read where there are no copies. */
   rfr_status (*launch)(rfi_device *d, rfi_graph *graph, const void *const *from);
+  /* Which op of the last run, capture or launch its error is about; -1: it is not known, or there was none. */
+  int (*failed)(const rfi_device *d);
   void (*graph_destroy)(rfi_device *d, rfi_graph *graph); /* accepts NULL */
   rfr_status (*wait)(rfi_device *d);                      /* errors of what was enqueued, here and in poll */
   /* What is enqueued from now on goes into the caller's stream, behind all before; NULL: the device's own again. */

@@ -48,10 +48,16 @@ static rfr_status fail_op(rfi_error error, const rfi_program *g, int op, const c
                      o->scope[0] ? " in " : "", o->scope, g->name, what, name);
 }
 
-rfr_status rfi_name_op(rfr_status s, const rfi_program *g, int op) {
-  const rfi_opr *o = &g->trace->ops[op];
+rfr_status rfi_name_op(rfr_status s, const rfr_trace *t, const char *name, int op) {
+  const rfi_opr *o = &t->ops[op];
   if (s == RFR_OK) return s;
-  return rfi_fail_prefix("op %d %s%s%s (%s): ", op, o->def->name, o->scope[0] ? " in " : "", o->scope, g->name);
+  return rfi_fail_prefix("op %d %s%s%s (%s): ", op, o->def->name, o->scope[0] ? " in " : "", o->scope, name);
+}
+
+rfr_status rfi_name_failed(rfr_status s, const rfi_backend *backend, const rfi_device *d, const rfr_trace *t,
+                           const char *name, const rfi_bound *bound) {
+  const int i = s == RFR_OK ? -1 : backend->failed(d);
+  return i < 0 ? s : rfi_name_op(s, t, name, bound[i].op);
 }
 
 /* ---- results ---- */
@@ -98,7 +104,7 @@ static rfr_status check_results(rfr_programs *p, rfi_program *g, const rfi_bound
     /* lse of a row outside every document is -inf by definition; gradients that are not
      * finite are what grad_norm looks for, and the step skips them by itself */
     if (op->def->code == RFI_OP_attention && j == 1) continue;
-    RFI_TRY(rfi_name_op(find_nonfinite(p, y, &at), g, b->op));
+    RFI_TRY(rfi_name_op(find_nonfinite(p, y, &at), g->trace, g->name, b->op));
     if (at == rfi_count(&y->type)) continue;
     const char *name = g->trace->values[op->out[j]].name;
     fail_op(RFI_E_NONFINITE, g, b->op, "not finite: result", op->def->result[j]);
@@ -139,7 +145,7 @@ static rfr_status check_memory(rfr_programs *p, rfi_program *g, int op) {
   const int n = g->plan.n, ranges = rfi_debug_ranges(n);
   int i = 0;
   watch(p, &g->plan, op);
-  RFI_TRY(rfi_name_op(p->backend->inspect(p->device, p->watch, ranges), g, op));
+  RFI_TRY(rfi_name_op(p->backend->inspect(p->device, p->watch, ranges), g->trace, g->name, op));
   while (i < ranges && !p->watch[i].broken) i++;
   if (i == ranges) return RFR_OK;
   if (i >= 2 * n)
@@ -158,7 +164,7 @@ rfr_status rfi_debug_run(rfr_programs *p, rfi_program *g, int first, int last) {
     RFI_TRY(device->fill(p->device, step + g->plan.buffer[i].offset, RFI_POISON, (size_t)g->plan.buffer[i].bytes));
   for (int i = first; i < last; i++) {
     rfi_bound *b = &g->bound[i];
-    RFI_TRY(rfi_name_op(device->run(p->device, b, 1), g, b->op));
+    RFI_TRY(rfi_name_op(device->run(p->device, b, 1), g->trace, g->name, b->op));
     RFI_TRY(check_results(p, g, b));
     RFI_TRY(check_memory(p, g, b->op));
     for (int k = 0; k < g->plan.n; k++) {

@@ -110,8 +110,11 @@ rfr_status rfi_tune(rfr_programs *p);
 /* ---- debug.c ---- */
 /* Runs bound ops [first, last) with a check after each: finite results, guards, poison. */
 rfr_status rfi_debug_run(rfr_programs *p, rfi_program *program, int first, int last);
-/* What failed while op `op` ran, with the op's name and layer in front; RFR_OK stays. */
-rfr_status rfi_name_op(rfr_status s, const rfi_program *program, int op);
+/* What failed while op `op` of a program or a callable ran, with the op's name and layer in front; RFR_OK stays. */
+rfr_status rfi_name_op(rfr_status s, const rfr_trace *t, const char *name, int op);
+/* The same of what the backend ran, captured or launched last, where it knows which of `bound` failed. */
+rfr_status rfi_name_failed(rfr_status s, const rfi_backend *backend, const rfi_device *d, const rfr_trace *t,
+                           const char *name, const rfi_bound *bound);
 /* Offsets of values that never share a byte, a guard right behind each; workspaces share the first
  * place. The plan's buffers lose what filled their last lines. Bytes needed. */
 int64_t rfi_debug_layout(rfi_program *program);

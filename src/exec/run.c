@@ -12,12 +12,17 @@
 #include "exec/exec.h"
 #include "ops/cost.h"
 
+/* The part of a program's ops that begins at `bound` ran, and how. */
+static rfr_status named(rfr_status s, const rfr_programs *p, const rfi_program *g, const rfi_bound *bound) {
+  return rfi_name_failed(s, p->backend, p->device, g->trace, g->name, bound);
+}
+
 rfr_status rfr_programs_load(rfr_programs *p) {
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     if (p->options.debug) RFI_TRY(rfi_debug_run(p, g, 0, g->n_load));
-    else RFI_TRY(p->backend->run(p->device, g->bound, g->n_load));
+    else RFI_TRY(named(p->backend->run(p->device, g->bound, g->n_load), p, g, g->bound));
   }
   return RFR_OK;
 }
@@ -26,7 +31,8 @@ rfr_status rfr_program_run(rfr_programs *p, int program) {
   rfi_program *g;
   RFI_TRY(rfi_program_get(p, program, &g));
   if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
-  return p->backend->run(p->device, g->bound + g->n_load, g->n_bound - g->n_load);
+  rfi_bound *step = g->bound + g->n_load;
+  return named(p->backend->run(p->device, step, g->n_bound - g->n_load), p, g, step);
 }
 
 /* ---- with a clock ---- */
@@ -59,7 +65,7 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
     const rfi_opr *op = &g->trace->ops[b->op];
     double seconds;
     const double start = rfi_now();
-    RFI_TRY(rfi_name_op(p->backend->run_timed(p->device, b, &seconds), g, b->op));
+    RFI_TRY(rfi_name_op(p->backend->run_timed(p->device, b, &seconds), g->trace, g->name, b->op));
     const rfi_cost cost = rfi_op_cost(g->trace, op);
     double share = 1;
     RFI_TRY(read_share(p, op, &b->call, &share)); /* now: another value may take the place of these */
@@ -85,7 +91,8 @@ rfr_status rfr_program_capture(rfr_programs *p, int program) {
   RFI_TRY(rfi_program_get(p, program, &g));
   p->backend->graph_destroy(p->device, g->graph);
   g->graph = NULL;
-  return p->backend->capture(p->device, NULL, 0, g->bound + g->n_load, g->n_bound - g->n_load, &g->graph);
+  rfi_bound *step = g->bound + g->n_load;
+  return named(p->backend->capture(p->device, NULL, 0, step, g->n_bound - g->n_load, &g->graph), p, g, step);
 }
 
 static rfr_status check_type(const char *name, const rfr_type *was, const rfr_type *now) {
@@ -124,7 +131,7 @@ rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *b
   if (!g->graph) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" was not captured", g->name);
   for (int i = 0; i < n; i++) RFI_TRY(check_binding(p, g, &bindings[i]));
   if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
-  return p->backend->launch(p->device, g->graph, NULL);
+  return named(p->backend->launch(p->device, g->graph, NULL), p, g, g->bound + g->n_load);
 }
 
 rfr_status rfr_programs_wait(rfr_programs *p) {

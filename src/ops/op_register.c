@@ -88,8 +88,7 @@ static rfr_status grad(rfi_grad *g) {
 }
 
 rfr_status rfi_outside_failed(const rfi_opr *op, rfr_status s) {
-  rfi_fail_at(RFI_E_OP_KERNEL, op->at.file, op->at.line, "%s%s%s: its kernel returned \"%s\"", op->def->name,
-              op->scope[0] ? " in " : "", op->scope, rfr_status_name(s));
+  rfi_fail_at(RFI_E_OP_KERNEL, op->at.file, op->at.line, "its kernel returned \"%s\"", rfr_status_name(s));
   return rfi_fail_status(s);
 }
 

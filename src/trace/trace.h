@@ -160,7 +160,7 @@ struct rfr_trace {
   int64_t next_site;              /* dropout sites are numbered as recorded */
 };
 
-/* The error of a registered op whose kernel returned `s`, which it returns. */
+/* The error of a registered op whose kernel returned `s`, which it returns; who runs ops names it. */
 rfr_status rfi_outside_failed(const rfi_opr *op, rfr_status s);
 /* Appends one op. `in` has n_in entries (absent: RFR_NONE; trailing absent ones may be
  * left out); `attr` has def->n_attrs. Returns result 0; all results go to out[] when

@@ -154,6 +154,8 @@ static rfr_status fault_capture(rfi_device *d, const rfi_copy *copies, int n_cop
   return RFR_OK;
 }
 
+static int fault_failed(const rfi_device *d) { return cpu()->failed(d); }
+
 static rfr_status fault_launch(rfi_device *d, rfi_graph *graph, const void *const *from) {
   RFI_TRY(enter(RFT_ENTRY_launch));
   rft_faults.from = from;
@@ -201,6 +203,7 @@ const rfi_backend rft_fault_backend = {
     .run_timed = fault_run_timed,
     .capture = fault_capture,
     .launch = fault_launch,
+    .failed = fault_failed,
     .graph_destroy = fault_graph_destroy,
     .wait = fault_wait,
     .set_stream = fault_set_stream,

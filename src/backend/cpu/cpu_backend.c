@@ -27,6 +27,7 @@ struct rfi_device {
   rfi_cpu_library *library;
   int threads;
   bool foreign; /* some worker's mode was not the default */
+  int failed;   /* the call that the last run ended at; -1 */
   fenv_t *env;  /* of each thread, while a run lasts */
 };
 
@@ -194,18 +195,23 @@ static void give_mode_back(rfi_device *d) {
   fesetenv(&d->env[0]);
 }
 
-static rfr_status run_calls(const rfi_bound *bound, int n) {
-  rfr_status s = RFR_OK;
-  for (int i = 0; i < n && s == RFR_OK; i++) {
-    s = bound[i].run(&bound[i].call);
-    if (s != RFR_OK && bound[i].recorded->def->outside) rfi_outside_failed(bound[i].recorded, s);
+static rfr_status run_calls(rfi_device *d, const rfi_bound *bound, int n) {
+  d->failed = -1;
+  for (int i = 0; i < n; i++) {
+    const rfr_status s = bound[i].run(&bound[i].call);
+    if (s == RFR_OK) continue;
+    if (bound[i].recorded->def->outside) rfi_outside_failed(bound[i].recorded, s);
+    d->failed = i;
+    return s;
   }
-  return s;
+  return RFR_OK;
 }
+
+static int failed(const rfi_device *d) { return d->failed; }
 
 static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   take_mode(d);
-  rfr_status s = run_calls(bound, n);
+  rfr_status s = run_calls(d, bound, n);
   give_mode_back(d);
   return s;
 }
@@ -214,7 +220,7 @@ static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *secon
   struct timespec start, end;
   take_mode(d);
   clock_gettime(CLOCK_MONOTONIC, &start);
-  rfr_status s = run_calls(bound, 1);
+  rfr_status s = run_calls(d, bound, 1);
   clock_gettime(CLOCK_MONOTONIC, &end);
   give_mode_back(d);
   *seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
@@ -224,6 +230,7 @@ static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *secon
 static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, const rfi_bound *bound, int n,
                           rfi_graph **out) {
   *out = NULL;
+  d->failed = -1;
   RFI_TRY(RFI_ALLOC(d->ctx, sizeof **out + sizeof *copies * (size_t)n_copies, out));
   **out = (rfi_graph){bound, n, n_copies};
   for (int i = 0; i < n_copies; i++) (*out)->copies[i] = copies[i];
@@ -231,6 +238,7 @@ static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, c
 }
 
 static rfr_status launch(rfi_device *d, rfi_graph *graph, const void *const *from) {
+  d->failed = -1;
   for (int i = 0; i < graph->n_copies; i++)
     if (from[i] != graph->copies[i].to) RFI_TRY(memory_copy(d, graph->copies[i].to, from[i], graph->copies[i].n));
   return run(d, graph->bound, graph->n);
@@ -275,6 +283,7 @@ const rfi_backend rfi_backend_cpu = {
     .run_timed = run_timed,
     .capture = capture,
     .launch = launch,
+    .failed = failed,
     .graph_destroy = graph_destroy,
     .wait = wait,
     .set_stream = set_stream,

@@ -44,6 +44,7 @@ struct rfi_device {
   rfr_comm *comm;     /* of ops on the stream; NULL: none */
   rfi_ranges ranges;  /* for a profiler */
   double busy_since;  /* with `comm`: when a poll first found it so behind what came last; 0: not yet */
+  int failed;         /* the op that could not be enqueued; -1 */
 };
 
 typedef struct node_copy { /* a graph's, from memory of the device */
@@ -403,7 +404,9 @@ static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_
       x->open = false;
     }
     if (b->forks) RFI_TRY(fork_branch(d, x));
-    RFI_TRY(enqueue_op(d, b, n - i, x, &many));
+    const rfr_status s = enqueue_op(d, b, n - i, x, &many);
+    if (s != RFR_OK) d->failed = i;
+    RFI_TRY(s);
     if (units) RFI_TRY(rfi_units_note(units, b->aside ? d->aside : d->stream, i, many));
   }
   return RFR_OK;
@@ -420,6 +423,7 @@ static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_unit
 /* In front of what is enqueued: of a communicator that is gone nothing is. */
 static rfr_status begin(rfi_device *d) {
   d->busy_since = 0;
+  d->failed = -1;
   return d->comm ? rfi_nccl_alive(d->comm) : RFR_OK;
 }
 
@@ -521,6 +525,7 @@ static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, c
   rfi_units units;
   bool branches = false;
   *out = NULL;
+  d->failed = -1;
   RFI_TRY(enter(d, &before));
   for (int i = 0; i < n; i++) branches |= bound[i].aside;
   rfr_status s = rfi_units_init(core, d->ctx, branches ? n + 1 : 0, &units); /* the copies are one too */
@@ -531,6 +536,8 @@ static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, c
   else graph_destroy(d, graph);
   return leave(d, before, s);
 }
+
+static int failed(const rfi_device *d) { return d->failed; }
 
 /* Memory of this device is what the graphs' copies read. */
 static bool is_ours(const rfi_device *d, const void *p) {
@@ -646,6 +653,7 @@ static const rfi_backend backend = {
     .run_timed = run_timed,
     .capture = capture,
     .launch = launch,
+    .failed = failed,
     .graph_destroy = graph_destroy,
     .wait = wait,
     .set_stream = set_stream,

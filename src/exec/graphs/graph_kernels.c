@@ -60,6 +60,9 @@ rfr_status rfi_graph_run_part(rfr_graphs *g, int callable, int slot, rfi_part pa
   const rfi_callable *c = &g->callable[callable];
   const rfi_instance *x = &c->instance[slot];
   if (!rfi_has(c, part)) return RFR_OK;
-  if (!eager && x->graph[part]) return g->m.backend->launch(g->m.device, x->graph[part], g->from);
-  return g->m.backend->run(g->m.device, x->bound + c->first[part], c->first[part + 1] - c->first[part]);
+  const rfi_bound *bound = x->bound + c->first[part];
+  const rfr_status s = !eager && x->graph[part]
+                           ? g->m.backend->launch(g->m.device, x->graph[part], g->from)
+                           : g->m.backend->run(g->m.device, bound, c->first[part + 1] - c->first[part]);
+  return rfi_name_failed(s, g->m.backend, g->m.device, c->trace, c->name, bound);
 }

@@ -200,10 +200,10 @@ rfr_status rfi_graph_capture_part(rfr_graphs *g, int callable, int slot, rfi_par
   rfi_copy *copies;
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *copies * (size_t)(c->n_in + c->n_out + 1), &copies));
   const int n = list_copies(g, callable, slot, part, copies);
-  const rfr_status s = g->m.backend->capture(g->m.device, copies, n, c->instance[slot].bound + c->first[part],
-                                             c->first[part + 1] - c->first[part], out);
+  const rfi_bound *bound = c->instance[slot].bound + c->first[part];
+  const rfr_status s = g->m.backend->capture(g->m.device, copies, n, bound, c->first[part + 1] - c->first[part], out);
   rfi_free(g->m.ctx, copies);
-  return s;
+  return rfi_name_failed(s, g->m.backend, g->m.device, c->trace, c->name, bound);
 }
 
 /* Where what is given for a port is among the copies. */
