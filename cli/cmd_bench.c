@@ -145,19 +145,19 @@ rfr_status bench_dtype(const cli *c, rfr_dtype *out) {
 /* ---- which ---- */
 
 /* Options that change what a benchmark does; those of configurations heed all. */
-enum { SET = 1, DTYPE = 2, EAGER = 4, STEPS = 8 };
+enum { SET = 1, DTYPE = 2, EAGER = 4, STEPS = 8, THREADS = 16, DEVICE = 32 };
 
 static const struct {
   const char *name;
   rfr_status (*run)(cli *c);
   bool large; /* timed only when it is named */
   int heeds;
-} others[] = {{"compile", bench_compile, false, SET | DTYPE | STEPS},
-              {"graphs", bench_graphs, false, 0},
-              {"replay", bench_replay, false, 0},
+} others[] = {{"compile", bench_compile, false, SET | DTYPE | STEPS | THREADS | DEVICE},
+              {"graphs", bench_graphs, false, DEVICE},
+              {"replay", bench_replay, false, DEVICE},
               {"schedule", bench_schedule, false, 0},
-              {"small", bench_small, false, DTYPE},
-              {"kernels", bench_kernels, true, DTYPE}};
+              {"small", bench_small, false, DTYPE | THREADS | DEVICE},
+              {"kernels", bench_kernels, true, DTYPE | THREADS | DEVICE}};
 enum { N_OTHERS = sizeof others / sizeof others[0] };
 
 bool bench_is_other(const char *name) {
@@ -166,10 +166,12 @@ bool bench_is_other(const char *name) {
   return false;
 }
 
-/* What was given and would do nothing is refused, with the benchmarks that heed it. */
+/* What was given and would do nothing is refused, with the benchmarks that heed it. All together may be for a device,
+ * though one of them needs none. */
 static rfr_status check_options(const cli *c) {
-  const int given = (c->n_sets > 0) * SET | (c->dtype != NULL) * DTYPE | c->eager * EAGER | (c->steps > 0) * STEPS;
-  static const char *const names[] = {"set", "dtype", "eager", "steps"};
+  const int given = (c->n_sets > 0) * SET | (c->dtype != NULL) * DTYPE | c->eager * EAGER | (c->steps > 0) * STEPS |
+                    (c->threads >= 0) * THREADS | (c->operand && c->device) * DEVICE;
+  static const char *const names[] = {"set", "dtype", "eager", "steps", "threads", "device"};
   char help[256] = "it is for";
   int left = 0;
   for (int i = 0; i < N_OTHERS; i++)

@@ -451,6 +451,8 @@ static void idle_options(void **state) {
       {{"bench", "small", "--eager"}, "--eager changes nothing of refrain bench small", "qwen3-moe\n"},
       {{"bench", "small", "--steps", "3"}, "--steps changes nothing of", "qwen3-moe, compile\n"},
       {{"bench", "replay", "--steps=3"}, "--steps changes nothing of", "it is for"},
+      {{"bench", "graphs", "--threads", "2"}, "--threads changes nothing of refrain bench graphs", "small, kernels\n"},
+      {{"bench", "schedule", "--device", "cpu"}, "--device changes nothing of refrain bench schedule", "replay, small"},
       {{"bench", "compile", "--eager"}, "--eager changes nothing of", "it is for"},
       {{"bench", "--dtype", "f32"}, "not every benchmark heeds --dtype: name one", "it is for"},
       {{"bench", "small", "--dtype", "f31"}, "--dtype f31 is no type", "give f32, bf16, f16 or auto"},
