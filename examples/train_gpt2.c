@@ -176,7 +176,7 @@ static void fill_state(rfr_programs *p, const Setup *s) {
   rfr_tensor x;
   for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) memset(x.data, 0, (size_t)x.bytes);
   for (int i = 0; rfr_model_parameter(&s->model, i, &w) == RFR_OK; i++)
-    check(rfr_parameter_fill(&w, 1, s->model.dtype, input(p, w.name)));
+    check(rfr_parameter_fill(&w, 1, s->model.dtype, 1, input(p, w.name)));
   for (int i = 0; i <= ROWS; i++) ((int32_t *)input(p, "offsets"))[i] = (int32_t)(i * s->sequence);
   check(rfr_programs_load(p)); // what depends on frozen inputs alone is computed here, once
 }

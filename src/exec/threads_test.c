@@ -67,7 +67,7 @@ static rfr_status train(rfr_ctx *ctx, job *j) {
     rfr_parameter q;
     rfr_model_parameter(&c, i, &q);
     s = rfr_programs_tensor(p, q.name, &x);
-    if (s == RFR_OK) s = rfr_parameter_fill(&q, j->seed, RFR_F32, x.data);
+    if (s == RFR_OK) s = rfr_parameter_fill(&q, j->seed, RFR_F32, 1, x.data);
   }
   const char *const names[] = {"tokens", "targets", "offsets", "step"};
   for (int i = 0; s == RFR_OK && i < 4; i++) {

@@ -188,9 +188,9 @@ static void first_values(void **state) {
   enum { N = 120 * 203 };
   float *a = malloc(N * sizeof *a), *b = malloc(N * sizeof *b);
   uint16_t *h = malloc(N * sizeof *h);
-  assert_int_equal(rfr_parameter_fill(&up, 7, RFR_F32, a), RFR_OK);
-  assert_int_equal(rfr_parameter_fill(&down, 7, RFR_F32, b), RFR_OK);
-  assert_int_equal(rfr_parameter_fill(&up, 7, RFR_BF16, h), RFR_OK);
+  assert_int_equal(rfr_parameter_fill(&up, 7, RFR_F32, 1, a), RFR_OK);
+  assert_int_equal(rfr_parameter_fill(&down, 7, RFR_F32, 1, b), RFR_OK);
+  assert_int_equal(rfr_parameter_fill(&up, 7, RFR_BF16, 2, h), RFR_OK);
   double sum = 0, squares = 0, cross = 0;
   for (int i = 0; i < N; i++) {
     sum += a[i];
@@ -202,9 +202,9 @@ static void first_values(void **state) {
   assert_float_equal(sqrt(squares / N), 0.02, 0.02 * 0.03);
   assert_float_equal(cross / N / (0.02 * 0.01), 0.0, 5 / sqrt(N)); /* names give independent numbers */
   float again[N];
-  assert_int_equal(rfr_parameter_fill(&up, 8, RFR_F32, again), RFR_OK);
+  assert_int_equal(rfr_parameter_fill(&up, 8, RFR_F32, 1, again), RFR_OK);
   assert_memory_not_equal(a, again, sizeof again);
-  assert_int_equal(rfr_parameter_fill(&up, 7, RFR_F32, again), RFR_OK);
+  assert_int_equal(rfr_parameter_fill(&up, 7, RFR_F32, 2, again), RFR_OK);
   assert_memory_equal(a, again, sizeof again);
   free(a);
   free(b);

@@ -79,7 +79,7 @@ static models open_models(rfr_model_type type, rfr_dtype dtype, bool replay) {
   OK(rfr_compile(m.ctx, 3, (const rfr_trace *const *)t, NULL, NULL, &m.p));
   for (int i = 0; i < 3; i++) rfr_trace_destroy(t[i]);
   for (int i = 0; rfr_model_parameter(c, i, &p) == RFR_OK; i++)
-    OK(rfr_parameter_fill(&p, 5, dtype, tensor(&m, p.name)));
+    OK(rfr_parameter_fill(&p, 5, dtype, 1, tensor(&m, p.name)));
   OK(rfr_programs_load(m.p));
   for (int i = 0; i < 3; i++) OK(rfr_program_capture(m.p, i));
   *(double *)tensor(&m, RFI_NAME_TOP_P) = 1.0;

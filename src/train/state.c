@@ -37,7 +37,9 @@ static kind kind_of(const rfr_tensor *x) {
 static rfr_status fill(rfr_run *run, const rfr_parameter *p, const rfr_tensor *x) {
   void *host;
   RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
-  return rfi_host_close(run, x, RFI_HOST_WRITE, host, rfr_parameter_fill(p, run->settings->seed, x->type.dtype, host));
+  const int threads = rfi_ctx_threads(run->ctx);
+  const rfr_status s = rfr_parameter_fill(p, run->settings->seed, x->type.dtype, threads, host);
+  return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
 }
 
 static rfr_status zero(rfr_run *run, const rfr_tensor *x) {
@@ -142,10 +144,8 @@ static rfr_status load_folder(rfr_run *run, const char *folder) {
   return s;
 }
 
+/* Of programs that are new: what is not written here is zeros. */
 rfr_status rfi_state_init(rfr_run *run) {
-  rfr_tensor x;
-  for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
-    if (x.role == RFR_ROLE_STATE) RFI_TRY(zero(run, &x));
   if (run->settings->weights) RFI_TRY(load_folder(run, run->settings->weights));
   else RFI_TRY(start_weights(run));
   RFI_TRY(start_masters(run, run->settings->weights != NULL));

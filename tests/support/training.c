@@ -89,7 +89,7 @@ void rft_init_model(rfr_programs *p, const rfr_model_config *model, int microbat
     rfr_parameter parameter;
     OK(rfr_model_parameter(&c, i, &parameter));
     OK(rfr_programs_tensor(p, parameter.name, &x));
-    OK(rfr_parameter_fill(&parameter, 7, c.dtype, x.data));
+    OK(rfr_parameter_fill(&parameter, 7, c.dtype, 1, x.data));
   }
   for (int m = 0; m < microbatches; m++)
     for (int k = 0; k < 2; k++) {
