@@ -46,7 +46,7 @@ target_include_directories(attention_check PRIVATE include src)
 target_compile_options(attention_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
 set_target_properties(attention_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
 add_executable(grouped_check EXCLUDE_FROM_ALL bench/gpu/grouped_check.cu src/ops/grouped/grouped_sm90.cu
-                             $<TARGET_OBJECTS:delayed>)
+                             src/ops/elementwise/swiglu_weighted.cu $<TARGET_OBJECTS:delayed>)
 target_include_directories(grouped_check PRIVATE include src)
 target_compile_options(grouped_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>"
                                              "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")

@@ -2,12 +2,14 @@
  *
  * Grouped products of sm_90 against f64, on a GPU, without the library:
  *
- *   cmake --build build/release --target grouped_check && build/release/grouped_check [check|delays|time]
+ *   cmake --build build/release --target grouped_check && build/release/grouped_check [check|delays|swiglu|time]
  *
  * check: random group sizes, empty groups, all rows in one, rows behind the last (NaN in the operands): relative L2
  * errors, zeros behind the last group, no write outside the result, the same bits 20 times. Weights by themselves, even
  * more than a launch has room for, and a product for each group have the bits of all at once, onto subnormal numbers
  * too. Large ones, 200 times, have the bits of the first.
+ * swiglu: products that do the SwiGLU behind them, too, have the bits of the two ops, 300 runs of them with the delays
+ * below; and times of both.
  * delays: the same kernels with random waits before barriers and copies, in who copies and who multiplies: 1,000 runs
  * with the bits of the one without.
  * time: TFLOP/s of forward, dgrad, wgrad and wgrad added onto f32, with even groups, skewed ones that begin at
@@ -25,6 +27,7 @@
 #include "backend/cuda/kernels.cuh"
 #include "check.cuh"
 #include "ops/grouped/grouped_cuda.h"
+#include "refrain/ops.h"
 
 static int sms;
 
@@ -435,6 +438,148 @@ static void time_all(void) {
   for (const auto &s : shapes) time_shape(s[0], s[1], s[2], s[3]);
 }
 
+/* ---- SwiGLU ---- */
+
+extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_weighted);
+
+/* Experts up to their second product: two sets of all values, of bf16. */
+struct experts {
+  int64_t G, rows, C, I;
+  buffer x[2], y[2], h[2], weight, w, offsets, taken;
+  experts(const std::vector<int64_t> &sizes, int64_t behind, int64_t C, int64_t I)
+      : G((int64_t)sizes.size()), rows(offsets_of(sizes).back() + behind), C(C),
+        I(I), x{buffer(rows * C * 2), buffer(rows * C * 2)}, y{buffer(rows * I * 4), buffer(rows * I * 4)},
+        h{buffer(rows * I * 2), buffer(rows * I * 2)}, weight(rows * 4), w(G * 2 * I * C * 2), offsets((G + 1) * 4),
+        taken(RFI_GROUPED_TAKEN) {
+    const std::vector<int32_t> host = offsets_of(sizes);
+    CUDA(cudaMemcpy(offsets.data, host.data(), offsets.bytes, cudaMemcpyHostToDevice));
+    for (int i = 0; i < 2; i++) draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)x[i].data, rows * C, host.back() * C, 1);
+    draw<rfi_bf16><<<4096, THREADS>>>((rfi_bf16 *)w.data, G * 2 * I * C, G * 2 * I * C, 2);
+    draw<float><<<1024, THREADS>>>((float *)weight.data, rows, rows, 3);
+  }
+  rfi_grouped of(rfi_grouped_kind kind, int i) const {
+    rfi_grouped p = {};
+    p.kind = kind, p.taken = (int32_t *)taken.data, p.groups = p.of = G, p.rows = rows, p.N = 2 * I, p.K = C;
+    p.offsets = (const int32_t *)offsets.data, p.a = x[i].data, p.b = w.data, p.y = y[i].data;
+    p.a_row = p.b_row = C, p.b_group = 2 * I * C;
+    p.a_dtype = p.b_dtype = p.y_dtype = RFR_BF16;
+    if (kind == RFI_GROUPED_SWIGLU) p.act = h[i].data, p.weight = weight.data, p.weight_dtype = RFR_F32;
+    return p;
+  }
+  void multiply(rfi_grouped_kind kind, int i, bool delayed = false) const {
+    const rfi_grouped p = of(kind, i);
+    if ((delayed ? rfi_grouped_delayed : rfi_grouped_sm90)(&p, sms, 0) != RFR_OK) exit(1);
+  }
+  /* The op by itself. */
+  void activate(int i) const {
+    rfr_arg in[3] = {}, out = {};
+    for (int k = 0; k < 2; k++) {
+      in[k].type.dtype = RFR_BF16, in[k].type.rank = 2, in[k].type.shape[0] = rows, in[k].type.shape[1] = I;
+      in[k].stride[0] = 2 * I, in[k].stride[1] = 1, in[k].data = y[i].data + 2 * k * I;
+    }
+    out = in[0], out.stride[0] = I, out.data = h[i].data;
+    in[2].type.dtype = RFR_F32, in[2].type.rank = 1, in[2].type.shape[0] = rows, in[2].stride[0] = 1;
+    in[2].data = weight.data;
+    rfr_call call = {};
+    call.n_in = 3, call.n_out = 1, call.in = in, call.out = &out;
+    if (RFI_CUDA(swiglu_weighted).run(&call) != RFR_OK) exit(1);
+  }
+};
+
+static unsigned long long different(const buffer &a, const buffer &b) {
+  static buffer count(8);
+  unsigned long long n;
+  CUDA(cudaMemset(count.data, 0, 8));
+  count_different<<<1024, THREADS>>>((const uint32_t *)a.data, (const uint32_t *)b.data, (int64_t)a.bytes / 4,
+                                     (unsigned long long *)count.data);
+  CUDA(cudaMemcpy(&n, count.data, 8, cudaMemcpyDeviceToHost));
+  return n;
+}
+
+static void swiglu_bits(const std::vector<int64_t> &sizes, int64_t behind, int64_t C, int64_t I, int runs,
+                        bool delayed) {
+  const experts e(sizes, behind, C, I);
+  unsigned long long n[3] = {0, 0, 0};
+  if (e.rows == 0) return;
+  e.multiply(RFI_GROUPED_TN, 0), e.activate(0);
+  for (int run = 0; run < runs; run++) {
+    CUDA(cudaMemset(e.y[1].data, 0xff, e.y[1].bytes));
+    CUDA(cudaMemset(e.h[1].data, 0xff, e.h[1].bytes));
+    e.multiply(RFI_GROUPED_SWIGLU, 1, delayed);
+    n[0] += different(e.y[0], e.y[1]), n[1] += different(e.h[0], e.h[1]);
+    rfi_grouped p = e.of(RFI_GROUPED_SWIGLU, 1);
+    p.y = NULL; /* nobody wants gate and up */
+    CUDA(cudaMemset(e.h[1].data, 0xff, e.h[1].bytes));
+    if ((delayed ? rfi_grouped_delayed : rfi_grouped_sm90)(&p, sms, 0) != RFR_OK) exit(1);
+    n[2] += different(e.h[0], e.h[1]);
+  }
+  const bool bad = n[0] || n[1] || n[2] || !e.y[1].guard_stands() || !e.h[1].guard_stands();
+  failures += bad;
+  printf("swiglu, %lld groups, %lld rows, C %lld, I %lld, %d runs%s: others than of two ops are %llu words of gate and "
+         "up, %llu of h, %llu of h alone%s\n",
+         (long long)e.G, (long long)e.rows, (long long)C, (long long)I, runs, delayed ? " with delays" : "", n[0], n[1],
+         n[2], bad ? " BAD" : "");
+  fflush(stdout);
+}
+
+/* They take turns. */
+static void swiglu_time(const std::vector<int64_t> &sizes, int64_t C, int64_t I, const char *form) {
+  enum { KINDS = 3, CALLS = 8, ROUNDS = 25 };
+  static const char *const what[KINDS] = {"product", "product and swiglu", "one op"};
+  const experts e(sizes, 0, C, I);
+  cudaEvent_t begin, end;
+  CUDA(cudaEventCreate(&begin));
+  CUDA(cudaEventCreate(&end));
+  std::vector<float> times[KINDS];
+  float warm = 0;
+  for (int round = 0; round < ROUNDS; round += warm >= 1000)
+    for (int k = 0; k < KINDS; k++) {
+      float ms;
+      CUDA(cudaEventRecord(begin));
+      for (int i = 0; i < CALLS; i++) {
+        e.multiply(k == 2 ? RFI_GROUPED_SWIGLU : RFI_GROUPED_TN, i % 2);
+        if (k == 1) e.activate(i % 2);
+      }
+      CUDA(cudaEventRecord(end));
+      CUDA(cudaEventSynchronize(end));
+      CUDA(cudaEventElapsedTime(&ms, begin, end));
+      if (warm < 1000) warm += ms;
+      else times[k].push_back(ms / CALLS);
+    }
+  printf("swiglu, %lld groups, %lld rows, C %lld, I %lld, %s, ms:", (long long)e.G, (long long)e.rows, (long long)C,
+         (long long)I, form);
+  for (int k = 0; k < KINDS; k++) printf("%s %s %.4f", k ? "," : "", what[k], median(times[k]));
+  printf("\n");
+  fflush(stdout);
+  CUDA(cudaEventDestroy(begin));
+  CUDA(cudaEventDestroy(end));
+}
+
+static void check_swiglu(void) {
+  static const int64_t widths[] = {8, 24, 64, 72, 128, 136, 200, 256, 264, 520, 768},
+                       depths[] = {8, 64, 136, 520, 1032};
+  static const int64_t counts[] = {1, 2, 3, 8, 65};
+  for (int i = 0; i < 24; i++) {
+    std::vector<int64_t> sizes(counts[below(5)]);
+    for (int64_t &s : sizes)
+      s = i % 3 == 0 ? 64 * below(5) : uniform() < 0.2 ? 0 : below(2000 / (int64_t)sizes.size() + 20);
+    swiglu_bits(sizes, below(3) * below(200), depths[below(5)], widths[below(11)], 3, false);
+  }
+  for (int64_t I : {200, 520}) swiglu_bits({200, 0, 7, 131, 64, 385}, 30, 1160, I, 300, true);
+  static const int64_t shapes[][4] = {{128, 131072, 2048, 768}, {8, 16384, 4096, 14336}};
+  for (const auto &s : shapes) {
+    std::vector<double> weight(s[0]);
+    for (double &each : weight) each = -log(uniform() * uniform());
+    for (int form : {EVEN, ANYWHERE}) {
+      const std::vector<int32_t> offsets = offsets_of(s[1], s[0], form, weight);
+      std::vector<int64_t> sizes;
+      for (int64_t g = 0; g < s[0]; g++) sizes.push_back(offsets[g + 1] - offsets[g]);
+      swiglu_bits(sizes, 0, s[2], s[3], 1, false);
+      swiglu_time(sizes, s[2], s[3], form == EVEN ? "even" : "skewed");
+    }
+  }
+}
+
 int main(int argc, char **argv) {
   cudaDeviceProp device;
   CUDA(cudaGetDeviceProperties(&device, 0));
@@ -442,6 +587,7 @@ int main(int argc, char **argv) {
   printf("%s, %d multiprocessors\n", device.name, sms);
   if (argc < 2 || strcmp(argv[1], "check") == 0) check(), check_all_apart(), check_many();
   if (argc < 2 || strcmp(argv[1], "delays") == 0) check_delays();
+  if (argc < 2 || strcmp(argv[1], "swiglu") == 0) check_swiglu();
   if (argc < 2 || strcmp(argv[1], "time") == 0) time_all();
   printf("grouped: %s", failures ? "" : "all fine\n");
   if (failures) printf("%d checks BAD\n", failures);

@@ -10,6 +10,7 @@
 #include "base/base.h"
 #include "exec/exec.h"
 #include "ops/cost.h"
+#include "ops/grouped/pair.h"
 
 static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
   static _Alignas(64) unsigned char placeholder[64];
@@ -109,7 +110,7 @@ static rfi_machine machine_of(const rfr_programs *p) {
 /* Of products of experts, which run on more than one kernel: which, and why. */
 static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_report *report) {
   const rfi_opr *op = &t->ops[b->op];
-  if (op->def->code != RFI_OP_grouped_matmul && op->def->code != RFI_OP_grouped_wgrad) return RFR_OK;
+  if (!rfi_is_grouped_product(op->def->code)) return RFR_OK;
   return rfi_report_line(report, "kernel: op %d %s%s%s on %s%s%s", b->op, op->def->name, op->scope[0] ? " in " : "",
                          op->scope, b->kernel, b->why ? ": " : "", b->why ? b->why : "");
 }

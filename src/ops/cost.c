@@ -43,6 +43,10 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
     case RFI_OP_grouped_matmul:
       if (op->out[0] < 0) return 0;
       return 2 * (double)type_of(t, op->in[0])->shape[1] * (double)rfi_count(type_of(t, op->out[0]));
+    case RFI_OP_grouped_swiglu: {
+      const rfr_type *w = type_of(t, op->in[1]);
+      return 2 * (double)type_of(t, op->in[0])->shape[0] * (double)w->shape[1] * (double)w->shape[2];
+    }
     case RFI_OP_grouped_wgrad:
       if (op->out[0] < 0) return 0;
       return 2 * (double)type_of(t, op->in[1])->shape[1] * (double)rfi_count(type_of(t, op->in[0]));
@@ -123,7 +127,6 @@ static double cached_share(const rfi_opr *op, const rfr_type *q, const rfr_type 
 double rfi_share_of_pairs(const rfi_opr *op, const rfi_call *call, const void *values) {
   rfi_arg decides = call->in[rfi_pairs_operand(op)];
   decides.data = (void *)values;
-  if (op->def->code == RFI_OP_attention_cached)
-    return cached_share(op, &call->in[0].type, &call->in[1].type, &decides);
+  if (op->def->code == RFI_OP_attention_cached) return cached_share(op, &call->in[0].type, &call->in[1].type, &decides);
   return documents_share(op, &call->in[op->def->code == RFI_OP_attention ? 0 : 1].type, &decides);
 }

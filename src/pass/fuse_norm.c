@@ -52,13 +52,6 @@ static bool match_norm(const rfi_walk *w, int i, parts *p) {
   return p->dw >= 0 || p->db >= 0 || p->add >= 0;
 }
 
-/* New value v takes the place of the old one. */
-static void stand_for(rfi_rewrite *r, rfr_value old, rfr_value v) {
-  const char *name = r->from->values[old].name;
-  r->map[old] = v;
-  if (name[0]) rfr_value_set_name(r->to, v, name);
-}
-
 static rfr_status emit_norm(rfi_rewrite *r, const parts *p, rfi_report *report) {
   const rfr_trace *t = r->from;
   const rfi_opr *dx = &t->ops[p->dx];
@@ -72,9 +65,9 @@ static rfr_status emit_norm(rfi_rewrite *r, const parts *p, rfi_report *report) 
   op.in = in;
   op.reason = "fused: the gradients of a norm in one walk";
   RFI_TRY(rfi_rewrite_new(r, &op, dead, out));
-  stand_for(r, t->ops[p->add >= 0 ? p->add : p->dx].out[0], out[0]);
-  if (p->dw >= 0) stand_for(r, t->ops[p->dw].out[0], out[1]);
-  if (p->db >= 0) stand_for(r, t->ops[p->db].out[0], out[2]);
+  rfi_stand_for(r, t->ops[p->add >= 0 ? p->add : p->dx].out[0], out[0]);
+  if (p->dw >= 0) rfi_stand_for(r, t->ops[p->dw].out[0], out[1]);
+  if (p->db >= 0) rfi_stand_for(r, t->ops[p->db].out[0], out[2]);
   RFI_TRY(rfr_trace_status(r->to));
   return rfi_report_line(report, "fused: op %d %s%s%s with%s%s%s: -%lld bytes; exact", p->dx, dx->def->name,
                          dx->scope[0] ? " in " : "", dx->scope, p->dw >= 0 ? " dw" : "", p->db >= 0 ? " db" : "",
@@ -122,9 +115,9 @@ static rfr_status emit_sum(rfi_rewrite *r, int i, rfi_report *report) {
   op.reason = "lowered: a sum and its norm";
   RFI_TRY(rfi_rewrite_new(r, &op, dead, out));
   r->op_map[i] = r->op_map[i + 1] = r->to->n_ops - 1;
-  stand_for(r, add->out[0], out[0]);
+  rfi_stand_for(r, add->out[0], out[0]);
   for (int j = 0; j < norm->n_out; j++)
-    if (norm->out[j] >= 0) stand_for(r, norm->out[j], out[j + 1]);
+    if (norm->out[j] >= 0) rfi_stand_for(r, norm->out[j], out[j + 1]);
   RFI_TRY(rfr_trace_status(r->to));
   return rfi_report_line(report, "fused: op %d add with the %s%s%s that reads it: -%lld bytes read; exact", i,
                          norm->def->name, norm->scope[0] ? " in " : "", norm->scope,

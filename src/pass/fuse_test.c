@@ -284,6 +284,92 @@ static void test_weighted_gate_and_up(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* Experts of two products, whose first result's halves are gate and up, and rows with weights. */
+typedef struct experts {
+  rfr_dtype type;
+  bool swapped, biased, separate, shared; /* up before gate; shared: h has another reader */
+  bool forward, itself;                   /* alone; rows are weighed by a column of gate */
+} experts;
+
+enum { GROUPS = 3, WIDE = 12 };
+
+static rfr_value expert_weight(rfr_trace *t, const char *name, int64_t rows, int64_t columns) {
+  return rfr_input(t, name, RFR_ROLE_TRAINABLE, RFR_F32, 3, ((int64_t[]){GROUPS, rows, columns}));
+}
+
+static rfr_value expert_product(rfr_trace *t, const experts *e, rfr_value x, rfr_value w, rfr_value offsets,
+                                rfr_value bias) {
+  const rfr_type type = rfr_value_type(t, w);
+  rfr_value each[GROUPS];
+  w = rfr_cast(t, w, e->type);
+  for (int g = 0; g < GROUPS && e->separate; g++) each[g] = rfr_reshape(t, rfr_slice(t, w, 0, g, 1), 2, type.shape + 1);
+  return e->separate ? rfr_grouped_linear_separate(t, x, GROUPS, each, offsets, bias, RFR_NONE)
+                     : rfr_grouped_linear(t, x, w, offsets, bias, RFR_NONE);
+}
+
+static rfr_trace *expert_layer(rfr_ctx *ctx, const experts *e) {
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value table = rfr_input(t, "table", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){T, C}));
+  const rfr_value w1 = expert_weight(t, "up", 2 * WIDE, C), w2 = expert_weight(t, "down", C, WIDE);
+  const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){GROUPS}));
+  const rfr_value offsets = rfr_splits_to_offsets(t, splits, T, NULL);
+  rfr_value bias = RFR_NONE;
+  if (e->biased) bias = rfr_input(t, "bias", RFR_ROLE_FROZEN, e->type, 2, ((int64_t[]){GROUPS, 2 * WIDE}));
+  const rfr_value y = expert_product(t, e, rfr_cast(t, table, e->type), w1, offsets, bias);
+  const rfr_value gate = rfr_slice(t, y, 1, e->swapped * WIDE, WIDE), up = rfr_slice(t, y, 1, !e->swapped * WIDE, WIDE);
+  const rfr_value weight = rfr_input(t, "weight", RFR_ROLE_INPUT_GRAD, RFR_F32, 1, ((int64_t[]){T}));
+  const rfr_value by =
+      e->itself ? rfr_reshape(t, rfr_slice(t, y, 1, 0, 1), 1, ((int64_t[]){T})) : rfr_scale(t, weight, 0.5, RFR_NONE);
+  const rfr_value h = rfr_swiglu_weighted(t, gate, up, by);
+  const rfr_value z = rfr_cast(t, expert_product(t, e, h, w2, offsets, RFR_NONE), RFR_F32);
+  rfr_output(t, "z", z);
+  if (!e->forward) {
+    const rfr_value r = rfr_input(t, "r", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, C}));
+    rfr_value loss = rfr_sum(t, rfr_mul(t, z, r), -1);
+    if (e->shared) loss = rfr_add(t, loss, rfr_sum(t, rfr_cast(t, rfr_mul(t, h, h), RFR_F32), -1));
+    rfr_output(t, "dtable", rfr_gradient(t, loss, table, RFR_F32));
+    rfr_output(t, "dup", rfr_gradient(t, loss, w1, RFR_F32));
+    rfr_output(t, "ddown", rfr_gradient(t, loss, w2, RFR_F32));
+    rfr_output(t, "dweight", rfr_gradient(t, loss, weight, RFR_F32));
+  }
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+static void test_experts(void **state) {
+  (void)state;
+  static const char *const outputs[] = {"z", "dtable", "dup", "ddown", "dweight"};
+  rfr_ctx *ctx;
+  OK(rfr_ctx_create(NULL, &ctx));
+  for (int k = 0; k < 66; k++) {
+    const experts e = {.type = k % 2 ? RFR_BF16 : RFR_F32,
+                       .swapped = k / 2 % 2,
+                       .biased = k / 4 % 2,
+                       .separate = k / 8 % 2,
+                       .shared = k / 16 % 2,
+                       .forward = k / 32,
+                       .itself = k / 64};
+    rfr_trace *t = expert_layer(ctx, &e);
+    rfr_programs *p = run(ctx, t, 1), *q = run(ctx, t, 0);
+    const bool one = !e.swapped && !e.separate;
+    const bool forward = one && !e.biased && !e.itself;
+    assert_int_equal(count(p, RFI_OP_grouped_swiglu), forward);
+    assert_int_equal(count(p, RFI_OP_swiglu_weighted), !forward);
+    assert_int_equal(count(q, RFI_OP_grouped_swiglu), 0);
+    for (int i = 0; i < (e.forward ? 1 : 5); i++) {
+      rfr_tensor a, b;
+      OK(rfr_program_output(p, 0, outputs[i], &a));
+      OK(rfr_program_output(q, 0, outputs[i], &b));
+      if (memcmp(a.data, b.data, (size_t)a.bytes) != 0) fail_msg("case %d: %s has other bits", k, outputs[i]);
+    }
+    rfr_programs_destroy(p);
+    rfr_programs_destroy(q);
+    rfr_trace_destroy(t);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
 /* Matrix units take operands of one type: products in the backward have such too where results were wider. */
 static void check_operands(const rfr_programs *p) {
   const rfr_trace *t = rfr_program_trace(p, 0, "lower");
@@ -367,6 +453,7 @@ static void test_head_onto(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_exact),       cmocka_unit_test(test_sum_over_rows),
                                      cmocka_unit_test(test_gate_and_up), cmocka_unit_test(test_softcapped_head),
-                                     cmocka_unit_test(test_head_onto),   cmocka_unit_test(test_weighted_gate_and_up)};
+                                     cmocka_unit_test(test_head_onto),   cmocka_unit_test(test_weighted_gate_and_up),
+                                     cmocka_unit_test(test_experts)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

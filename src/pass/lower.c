@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Lower: the last pass before planning. A sum and the norm behind it become one op
- * (fuse_norm.c). Where an op's kernels want denser operands than a view gives (ops.def:
- * ROWS, ANY, or dense), a named copy is put before it and reported with its bytes. Outputs
- * are dense for those who read them: the gradient of a transposed weight is a view that its
- * reader knows nothing of. Then whatever nobody needs any more goes.
+ * (fuse_norm.c), and so do a grouped product and the SwiGLU behind it (fuse_swiglu.c). Where
+ * an op's kernels want denser operands than a view gives (ops.def: ROWS, ANY, or dense), a
+ * named copy is put before it and reported with its bytes. Outputs are dense for those who
+ * read them: the gradient of a transposed weight is a view that its reader knows nothing of.
+ * Then whatever nobody needs any more goes.
  */
 #include "pass/pass.h"
 
@@ -88,9 +89,9 @@ static rfr_status lower(const rfr_trace *in, rfi_report *report, rfr_trace **out
 }
 
 rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
-  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report, rfr_trace **out) = {rfi_fuse_sums,
-                                                                                                     lower, rfi_dce};
-  const bool wanted[] = {o->fuse, true, o->prune};
+  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report,
+                                        rfr_trace **out) = {rfi_fuse_sums, rfi_fuse_swiglu, lower, rfi_dce};
+  const bool wanted[] = {o->fuse, o->fuse, true, o->prune};
   rfr_trace *before = NULL;
   for (size_t i = 0; i < sizeof rewrites / sizeof *rewrites; i++) {
     if (!wanted[i]) continue;

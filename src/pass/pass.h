@@ -42,6 +42,8 @@ rfr_status rfi_rewrite_op(rfi_rewrite *r, int i, const bool *dead);
 rfr_status rfi_rewrite_as(rfi_rewrite *r, int i, const rfi_opr *proto, const bool *dead);
 /* Appends an op that stands for none of `from`; operands and clone_of are of `to`. */
 rfr_status rfi_rewrite_new(rfi_rewrite *r, const rfi_opr *proto, const bool *dead, rfr_value *out);
+/* New value v takes the place and the name of `from`'s old one. */
+void rfi_stand_for(rfi_rewrite *r, rfr_value old, rfr_value v);
 /* Maps the outputs, verifies, hands the new trace over. */
 rfr_status rfi_rewrite_end(rfi_rewrite *r, rfr_trace **out);
 /* After an error: frees everything. */
@@ -106,6 +108,8 @@ rfr_status rfi_fuse_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_re
 rfr_status rfi_fuse_own_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Of lower: a sum and its norm become one op (fuse_norm.c). */
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out);
+/* Of lower: a grouped product and the SwiGLU behind it become one op (fuse_swiglu.c). */
+rfr_status rfi_fuse_swiglu(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Removes what no output and no effect needs; used by prune and, last of all, by lower. */
 rfr_status rfi_dce(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 

@@ -96,6 +96,12 @@ rfr_status rfi_rewrite_new(rfi_rewrite *r, const rfi_opr *proto, const bool *dea
   return rfi_append(r->to, &op, dead, out);
 }
 
+void rfi_stand_for(rfi_rewrite *r, rfr_value old, rfr_value v) {
+  const char *name = r->from->values[old].name;
+  r->map[old] = v;
+  if (name[0]) rfr_value_set_name(r->to, v, name);
+}
+
 rfr_status rfi_rewrite_as(rfi_rewrite *r, int i, const rfi_opr *proto, const bool *dead) {
   const rfi_opr *old = &r->from->ops[i];
   rfi_opr op = *proto;
@@ -105,9 +111,7 @@ rfr_status rfi_rewrite_as(rfi_rewrite *r, int i, const rfi_opr *proto, const boo
   r->op_map[i] = r->to->n_ops - 1;
   for (int j = 0; j < old->n_out; j++) {
     if (old->out[j] < 0 || j >= op.def->n_results || out[j] < 0) continue;
-    r->map[old->out[j]] = out[j];
-    const char *name = r->from->values[old->out[j]].name;
-    if (name[0]) rfr_value_set_name(r->to, out[j], name);
+    rfi_stand_for(r, old->out[j], out[j]);
   }
   return rfr_trace_status(r->to);
 }

@@ -76,7 +76,9 @@ static bool moves_values(rfi_opcode code) {
   }
 }
 
-static bool has_narrow_intermediates(rfi_opcode code) { return code == RFI_OP_linear_cross_entropy; }
+static bool has_narrow_intermediates(rfi_opcode code) {
+  return code == RFI_OP_linear_cross_entropy || code == RFI_OP_grouped_swiglu;
+}
 
 static int mantissa(rfr_dtype d) { return d == RFR_BF16 ? 8 : d == RFR_F16 ? 11 : d == RFR_F32 ? 24 : 53; }
 static double half_ulp(rfr_dtype d, double x) {

@@ -20,6 +20,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/library.h"
 #include "base/base.h"
+#include "ops/grouped/pair.h"
 #include "ops/loss/head.h"
 
 struct rfi_device {
@@ -134,9 +135,8 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   RFI_TRY(rfi_cpu_library_bind(d->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
   if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(d, memory, &b->call, &b->kernel));
   if (library) {
-    const bool groups = op->def->code == RFI_OP_grouped_matmul || op->def->code == RFI_OP_grouped_wgrad;
     b->run = library;
-    b->kernel = groups ? RFI_GROUPS_KERNEL : RFI_LIBRARY_KERNEL;
+    b->kernel = rfi_is_grouped_product(op->def->code) ? RFI_GROUPS_KERNEL : RFI_LIBRARY_KERNEL;
   } else {
     b->run = kernel->run;
     b->why = rfi_cpu_library_lacks(d->library, op->def->code, &b->call);

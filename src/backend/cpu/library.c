@@ -14,9 +14,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/cpu/cpu.h"
 #include "backend/cpu/gemm_module.h"
 #include "base/base.h"
 #include "ops/grouped/grouped.h"
+#include "ops/grouped/pair.h"
 
 typedef struct product {
   struct product *next;
@@ -246,8 +248,23 @@ static bool describe_wgrad(const rfi_call *call, rfi_gemm_desc *d) {
   return true;
 }
 
+/* The product, and then what stands behind it. */
+static rfr_status run_swiglu(const rfi_call *call) {
+  const product *product = call->library;
+  rfi_pair p;
+  rfi_pair_of(call, &p);
+  RFI_TRY(run_grouped(&p.product));
+  if (!p.act.out->data) return RFR_OK;
+  return rfi_cpu_kernel(rfi_ctx_isa(product->library->ctx), RFI_OP_swiglu_weighted)->run(&p.act);
+}
+
 /* What the call is for the module, and what runs it; NULL: nothing. */
 static rfi_kernel_fn describe_any(rfi_opcode code, const rfi_call *call, rfi_gemm_desc *d) {
+  if (code == RFI_OP_grouped_swiglu) {
+    rfi_pair p;
+    rfi_pair_of(call, &p);
+    return describe_any(RFI_OP_grouped_matmul, &p.product, d) ? run_swiglu : NULL;
+  }
   memset(d, 0, sizeof *d); /* padding too: descriptors are compared as bytes */
   d->batch = 1;
   if (code == RFI_OP_matmul) return describe(call, d) ? run_product : NULL;
@@ -295,6 +312,11 @@ rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_c
     *run = fn;
     *workspace = p->scratch;
     *handle = p;
+    if (code == RFI_OP_grouped_swiglu) {
+      rfi_pair pair;
+      rfi_pair_of(call, &pair);
+      *workspace += pair.scratch;
+    }
   }
   return RFR_OK;
 }
@@ -302,6 +324,11 @@ rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_c
 const char *rfi_cpu_library_lacks(const rfi_cpu_library *l, rfi_opcode code, const rfi_call *call) {
   rfi_gemm_desc d;
   const bool wgrad = code == RFI_OP_grouped_wgrad;
+  if (code == RFI_OP_grouped_swiglu) {
+    rfi_pair p;
+    rfi_pair_of(call, &p);
+    return rfi_cpu_library_lacks(l, RFI_OP_grouped_matmul, &p.product);
+  }
   if (!wgrad && code != RFI_OP_grouped_matmul) return NULL;
   const rfi_arg *a = &call->in[0], *b = &call->in[wgrad || call->n_in <= SEPARATE ? 1 : SEPARATE];
   if (a->type.dtype != b->type.dtype) return "types are mixed";

@@ -20,6 +20,7 @@
 #include "backend/cuda/units.h"
 #include "ops/attention/attention_limits.h"
 #include "ops/grouped/grouped.h"
+#include "ops/grouped/pair.h"
 #include "ops/loss/head.h"
 
 __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host);
@@ -302,8 +303,7 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(d, memory, &b->call));
   b->run = kernel->run;
   b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";
-  if (op->def->code == RFI_OP_grouped_matmul || op->def->code == RFI_OP_grouped_wgrad)
-    b->why = rfi_grouped_lacks(&b->call, op->def->code == RFI_OP_grouped_wgrad);
+  if (rfi_is_grouped_product(op->def->code)) b->why = rfi_grouped_lacks(&b->call, op->def->code);
   b->workspace = kernel->workspace ? (int64_t)kernel->workspace(&b->call) : 0;
   return RFR_OK;
 }

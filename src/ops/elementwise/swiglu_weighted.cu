@@ -9,10 +9,11 @@
  *
  * Everything is read and written once. A lane adds up its groups of elements in f32, in their order, then the warp its
  * lanes: which groups are whose does not depend on how operands lie, so neither do bits. As the sum may be wider than
- * the operands, s is accurate whatever their type.
+ * the operands, its s is accurate whatever their type.
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/elementwise/halves.h"
+#include "ops/elementwise/logistic.cuh"
 #include "ops/elementwise/map.cuh"
 
 enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES };
@@ -25,18 +26,6 @@ struct weighted_args {
   int64_t rows, columns;
   rfr_dtype weight_type;
 };
-
-/* The logistic function of x and, through `rest`, of -x. 1 + e lies between 1 and 2, where one step of Newton's makes
- * the approximate inverse as good as a division. */
-static __device__ __forceinline__ float logistic(float x, float *rest) {
-  const float e = expf(-fabsf(x)), n = 1.0f + e;
-  float large;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(large) : "f"(n));
-  large = fmaf(large, fmaf(-n, large, 1.0f), large);
-  const float small = e * large;
-  *rest = x < 0 ? large : small;
-  return x < 0 ? small : large;
-}
 
 /* The group of a row from element j on. WHOLE: groups do not cross the row's end and lie at multiples of 16 bytes. */
 template <typename X, bool WHOLE, int V = rfi_pack_width<X>>
@@ -80,11 +69,11 @@ static __global__ void __launch_bounds__(THREADS, 4) weighted(const __grid_const
     for (int p = 0; p < PARTS; p++) {
       const int64_t j = first + p * (LANES * V);
       if (j >= columns) break;
-      float g[V], u[V], y[V], rest;
+      float g[V], u[V], y[V];
       rfi_widen(in[p][0], g);
       rfi_widen(in[p][1], u);
 #pragma unroll
-      for (int v = 0; v < V; v++) y[v] = g[v] * logistic(g[v], &rest) * u[v] * weight;
+      for (int v = 0; v < V; v++) y[v] = rfi_swiglu<X>(g[v], u[v], weight);
       give<X, WHOLE>((X *)a.y + r * a.d_row, j, columns, y);
     }
   }
@@ -119,7 +108,7 @@ static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_c
 #pragma unroll
       for (int v = 0; v < V; v++) {
         float rest;
-        const float s = logistic(g[v], &rest), silu = g[v] * s, dw = d[v] * weight;
+        const float s = rfi_logistic(g[v], &rest), silu = g[v] * s, dw = d[v] * weight;
         dgate[v] = dw * u[v] * (s + silu * rest);
         dup[v] = dw * silu;
         sum += d[v] * (silu * u[v]);

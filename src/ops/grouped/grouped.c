@@ -121,6 +121,19 @@ rfr_status rfi_infer_grouped_matmul(const rfi_infer *c) {
   return RFR_OK;
 }
 
+rfr_status rfi_infer_grouped_swiglu(const rfi_infer *c) {
+  enum { WEIGHT = BIAS };
+  rfi_infer product = *c;
+  product.def = rfi_op_def_get(RFI_OP_grouped_matmul);
+  product.n_in = WEIGHT;
+  RFI_TRY(rfi_infer_grouped_matmul(&product));
+  c->out[1] = c->out[0];
+  if (c->out[0].shape[1] % 2 != 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld columns are no gate and up", (long long)c->out[0].shape[1]);
+  c->out[1].shape[1] /= 2;
+  return vector_of(c, WEIGHT, c->out[0].shape[0]);
+}
+
 rfr_status rfi_infer_grouped_wgrad(const rfi_infer *c) {
   int64_t groups;
   RFI_TRY(matrix(c, 0, 2));

@@ -25,9 +25,9 @@ RFI_GROUPED int64_t rfi_group_end(const int32_t *offsets, int64_t g, int64_t R) 
 }
 
 #ifndef __cplusplus
-/* What keeps a call of grouped_matmul, or of grouped_wgrad, from the fastest kernel that the GPU has; NULL: nothing. */
+/* What keeps a call of one of the products' ops from the fastest kernel that the GPU has; NULL: nothing. */
 struct rfr_call;
-const char *rfi_grouped_lacks(const struct rfr_call *call, int wgrad);
+const char *rfi_grouped_lacks(const struct rfr_call *call, int opcode);
 #endif
 
 #endif

@@ -132,6 +132,57 @@ static const char *on_this_cpu(const char *wanted) {
   return amx || strcmp(wanted, ADDS) == 0 ? wanted : "no AMX";
 }
 
+/* Products before SwiGLU, of experts of width I. */
+static const struct {
+  const char *name;
+  rfr_dtype type;
+  int64_t K, I;
+  const char *gpu, *cpu;
+} before_swiglu[] = {
+    {"SwiGLU, bf16", RFR_BF16, 40, 24, "sm90", "AMX"},
+    {"SwiGLU, f16", RFR_F16, 40, 24, "sm90", TYPE},
+    {"SwiGLU, f32", RFR_F32, 40, 24, WIDE, TYPE},
+    {"SwiGLU, bf16, I 12", RFR_BF16, 40, 12, "half of N is no multiple of 8", FEW},
+    {"SwiGLU, bf16, K 100", RFR_BF16, 100, 32, WIDTH, "AMX"},
+};
+
+static rfr_trace *record_experts(rfr_dtype type, int64_t K, int64_t I) {
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, type, 2, (int64_t[]){ROWS, K});
+  const rfr_value weight = rfr_input(t, "weight", RFR_ROLE_INPUT, RFR_F32, 1, (int64_t[]){ROWS});
+  const rfr_value w = rfr_input(t, "w", RFR_ROLE_FROZEN, type, 3, (int64_t[]){3, 2 * I, K});
+  const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I32, 1, (int64_t[]){3});
+  const rfr_value y = rfr_grouped_linear(t, x, w, rfr_splits_to_offsets(t, splits, ROWS, NULL), RFR_NONE, RFR_NONE);
+  rfr_output(t, "h", rfr_swiglu_weighted(t, rfr_slice(t, y, 1, 0, I), rfr_slice(t, y, 1, I, I), weight));
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+static void swiglu_runs_where_the_table_says(bool gpu) {
+  for (size_t i = 0; i < sizeof before_swiglu / sizeof *before_swiglu; i++) {
+    rfr_trace *t = record_experts(before_swiglu[i].type, before_swiglu[i].K, before_swiglu[i].I);
+    rfr_programs *p = rft_compile(t, NULL);
+    const rfi_program *program = &p->program[0];
+    const char *wanted = gpu ? before_swiglu[i].gpu : on_this_cpu(before_swiglu[i].cpu);
+    const bool fast = strcmp(wanted, gpu ? "sm90" : "AMX") == 0;
+    int seen = 0;
+    for (int k = 0; k < program->n_bound; k++) {
+      const rfi_bound *b = &program->bound[k];
+      if (program->trace->ops[b->op].def->code != RFI_OP_grouped_swiglu) continue;
+      seen++;
+      printf("%-32s %-8s%s%s%s\n", before_swiglu[i].name, b->kernel, b->why ? " (" : "", b->why ? b->why : "",
+             b->why ? ")" : "");
+      assert_string_equal(b->kernel, fast ? wanted : gpu ? "sm80" : rfi_ctx_isa(ctx));
+      if (!fast) assert_string_equal(b->why, wanted);
+      else assert_null(b->why);
+    }
+    assert_int_equal(seen, 1);
+    rfr_programs_destroy(p);
+    rfr_trace_destroy(t);
+  }
+}
+
 static void runs_where_the_table_says(bool gpu) {
   printf("%-32s %-8s %-8s %-8s\n", gpu ? "cuda:none" : "cpu", "forward", "dgrad", "wgrad");
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -167,6 +218,7 @@ static void runs_where_the_table_says(bool gpu) {
 static void on_the_cpu(void **state) {
   (void)state;
   runs_where_the_table_says(false);
+  swiglu_runs_where_the_table_says(false);
 }
 
 static void on_a_gpu(void **state) {
@@ -175,8 +227,12 @@ static void on_a_gpu(void **state) {
   (void)state;
   o.device = "cuda:none";
   OK(rfr_ctx_create(&o, &ctx));
-  if (rfi_backend_find(ctx, &backend) == RFR_OK) runs_where_the_table_says(true);
-  else printf("not built: %s\n", rfr_last_error()->message);
+  if (rfi_backend_find(ctx, &backend) == RFR_OK) {
+    runs_where_the_table_says(true);
+    swiglu_runs_where_the_table_says(true);
+  } else {
+    printf("not built: %s\n", rfr_last_error()->message);
+  }
   rfr_ctx_destroy(ctx);
   ctx = NULL;
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * grouped_matmul and grouped_wgrad on a GPU: tensor cores for what they take, f32 arithmetic for the rest. The choice
- * follows types, shapes and places alone.
+ * Grouped products on a GPU: tensor cores for what they take, f32 arithmetic for the rest, beside which SwiGLU is a
+ * kernel of its own. The choice follows types, shapes and places alone.
  */
 #include "ops/grouped/grouped_cuda.h"
 #include "ops/grouped/grouped.h"
+#include "ops/grouped/pair.h"
 
 static int has_sm90(const rfr_call *call) {
   const rfi_cuda_info *info = rfi_cuda_info_of(call);
@@ -61,6 +62,28 @@ static rfi_grouped wgrad_of(const rfr_call *call) {
   return g;
 }
 
+/* The product and SwiGLU behind it; the product alone where h is dead. */
+static rfi_grouped swiglu_of(const rfr_call *call, rfi_pair *p) {
+  rfi_pair_of(call, p);
+  rfi_grouped g = matmul_of(&p->product);
+  if (!p->act.out->data) return g;
+  g.kind = RFI_GROUPED_SWIGLU, g.y = call->out[0].data, g.act = call->out[1].data, g.taken = call->workspace;
+  g.weight = call->in[3].data, g.weight_dtype = call->in[3].type.dtype;
+  return g;
+}
+static const char *swiglu_lacks(const rfr_call *call) {
+  rfi_pair p;
+  const rfi_grouped g = swiglu_of(call, &p);
+  return call->attr[0].i ? rfi_grouped_sm90_lacks(&g) : "gate and up are columns of w";
+}
+static rfr_status run_swiglu(const rfr_call *call) {
+  rfi_pair p;
+  const rfi_grouped g = swiglu_of(call, &p), product = matmul_of(&p.product);
+  if (has_sm90(call) && !swiglu_lacks(call)) return launch(call, &g);
+  const rfr_status s = launch(&p.product, &product);
+  return s == RFR_OK && p.act.out->data ? RFI_CUDA(swiglu_weighted).run(&p.act) : s;
+}
+
 static rfr_status run_matmul(const rfr_call *call) {
   const rfi_grouped g = matmul_of(call);
   return launch(call, &g);
@@ -78,9 +101,11 @@ static const char *wgrad_lacks(const rfr_call *call) {
   const rfi_grouped g = wgrad_of(call);
   return rfi_grouped_sm90_lacks(&g);
 }
-const char *rfi_grouped_lacks(const rfr_call *call, int wgrad) {
+const char *rfi_grouped_lacks(const rfr_call *call, int opcode) {
   if (!has_sm90(call)) return NULL;
-  return wgrad ? wgrad_lacks(call) : matmul_lacks(call);
+  return opcode == RFI_OP_grouped_wgrad    ? wgrad_lacks(call)
+         : opcode == RFI_OP_grouped_swiglu ? swiglu_lacks(call)
+                                           : matmul_lacks(call);
 }
 
 static const char *name_of(const rfr_call *call, const char *lacks) {
@@ -88,11 +113,20 @@ static const char *name_of(const rfr_call *call, const char *lacks) {
 }
 static const char *matmul_needs(const rfr_call *call) { return name_of(call, matmul_lacks(call)); }
 static const char *wgrad_needs(const rfr_call *call) { return name_of(call, wgrad_lacks(call)); }
+static const char *swiglu_needs(const rfr_call *call) { return name_of(call, swiglu_lacks(call)); }
 
 static size_t workspace(const rfr_call *call) {
   (void)call;
   return RFI_GROUPED_TAKEN;
 }
 
+/* With what the product makes, where that is made and is no result. */
+static size_t swiglu_workspace(const rfr_call *call) {
+  rfi_pair p;
+  rfi_pair_of(call, &p);
+  return RFI_GROUPED_TAKEN + (has_sm90(call) && !swiglu_lacks(call) ? 0 : p.scratch);
+}
+
+const rfi_cuda_kernel RFI_CUDA(grouped_swiglu) = {run_swiglu, swiglu_workspace, NULL, NULL, swiglu_needs};
 const rfi_cuda_kernel RFI_CUDA(grouped_matmul) = {run_matmul, workspace, takes_matmul, NULL, matmul_needs};
 const rfi_cuda_kernel RFI_CUDA(grouped_wgrad) = {run_wgrad, workspace, NULL, NULL, wgrad_needs};

@@ -5,8 +5,10 @@
  *   RFI_GROUPED_TN  y[row] = x[row] w[g]T (+ bias[g] scale[row])      a = x (rows,K)   b = w (G,N,K)   y (rows,N)
  *   RFI_GROUPED_NN  y[row] = x[row] w[g] (+ bias[g] scale[row])       a = x (rows,N)   b = w (G,N,K)   y (rows,K)
  *   RFI_GROUPED_NT  dw[g] (+)= dy[rows of g]T x[rows of g]            a = dy (rows,N)  b = x (rows,K)  y (G,N,K)
+ *   RFI_GROUPED_SWIGLU  TN, y may be NULL, and act (rows,N/2) = silu(left half of y) * right half * weight[row]
  *
- * Rows behind the last group become zero. y is dense, rows of a and b are.
+ * Rows behind the last group become zero. y and act are dense, rows of the others are. The last kind
+ * is rfi_grouped_sm90's alone.
  */
 #ifndef RFI_GROUPED_CUDA_H
 #define RFI_GROUPED_CUDA_H
@@ -17,7 +19,7 @@
 extern "C" {
 #endif
 
-typedef enum rfi_grouped_kind { RFI_GROUPED_TN, RFI_GROUPED_NN, RFI_GROUPED_NT } rfi_grouped_kind;
+typedef enum rfi_grouped_kind { RFI_GROUPED_TN, RFI_GROUPED_NN, RFI_GROUPED_NT, RFI_GROUPED_SWIGLU } rfi_grouped_kind;
 
 typedef struct rfi_grouped {
   rfi_grouped_kind kind;
@@ -27,8 +29,9 @@ typedef struct rfi_grouped {
   const rfr_arg *ws;                         /* w group by group, b is NULL; of the host; NULL: w is packed */
   int64_t a_row, b_row, b_group, bias_group; /* strides, elements; b_group: of w */
   const void *bias, *scale;                  /* NULL: none */
-  void *y;
-  rfr_dtype a_dtype, b_dtype, y_dtype, bias_dtype, scale_dtype;
+  void *y, *act;
+  const void *weight; /* of rows */
+  rfr_dtype a_dtype, b_dtype, y_dtype, bias_dtype, scale_dtype, weight_dtype;
   int accumulate; /* onto y; NT alone */
   int64_t of;     /* NT: groups that share the rows, these among them: what their number decides is the same for each */
   int more;       /* groups behind these are another call's, and so are the rows behind them; not in NT */

@@ -4,6 +4,8 @@
  * them shows. Groups of uneven size, of none, one that has all rows, none at all; one row more than a tile.
  */
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "support/op_case.h"
 
@@ -77,6 +79,43 @@ RFT_CASES(grouped_matmul) = {
     "grouped_matmul(f[5,4], f[0,3,4], i[1]=0) tb=1 to=f",
     "grouped_matmul(f[5,0], f[2,3,0], i[3]=0,2,4, f[2,3]) tb=1 to=f",
     "grouped_matmul(f[6,4], f[2,4,0], i[3]=0,2,4) tb=0 to=f",
+    NULL,
+};
+
+static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
+/* The product alone, into y. */
+static void multiply(const rfi_call *call, double *y, int64_t columns) {
+  const rfi_arg made = {y, {.dtype = RFR_F64, .rank = 2, .shape = {call->in[0].type.shape[0], columns}}, {columns, 1}};
+  rfi_call product = *call;
+  product.n_in = 3, product.n_out = 1, product.out = &made;
+  RFT_NAME(grouped_matmul)(&product);
+}
+
+RFT_REF(grouped_swiglu) {
+  const int64_t R = call->in[0].type.shape[0], N = call->in[1].type.shape[call->attr[0].i ? 1 : 2], I = N / 2;
+  const double *weight = call->in[3].data;
+  double *h = call->out[1].data, *y = calloc((size_t)(R * N) + 1, sizeof *y);
+  if (!y) abort();
+  multiply(call, y, N);
+  for (int64_t i = 0; i < R; i++)
+    for (int64_t j = 0; h && j < I; j++)
+      h[i * I + j] = y[i * N + j] * sigmoid(y[i * N + j]) * y[i * N + I + j] * weight[i];
+  if (call->out[0].data) memcpy(call->out[0].data, y, sizeof *y * (size_t)(R * N));
+  free(y);
+}
+RFT_OPERANDS(grouped_swiglu) { spoil(call, 0, call->in[2].data, call->in[2].type.shape[0] - 1); }
+RFT_CASES(grouped_swiglu) = {
+    "grouped_swiglu(f[11,7], f[3,6,7], i[4]=0,4,4,9, F[11]) tb=1 to=f",
+    "grouped_swiglu(f[11,7], f[3,7,6], i[4]=0,4,4,11, F[11]) tb=0 to=f",
+    "grouped_swiglu(f[9,8], f[2,16,8], i[3]=0,3,8, F[9]) tb=1 to=f32",
+    "grouped_swiglu(f[67,72], f[2,272,72], i[3]=0,33,65, F[67]) tb=1 to=f",
+    "grouped_swiglu(f[300,40], f[3,144,40], i[4]=0,3,299,300, f[300]) tb=1 to=f",
+    "grouped_swiglu(f[301,520], f[5,80,520], i[6]=0,64,129,129,257,290, F[301]) tb=1 to=f",
+    "grouped_swiglu(f[0,4], f[2,6,4], i[3]=0,0,0, f[0]) tb=1 to=f",
+    "grouped_swiglu(f[5,4], f[0,6,4], i[1]=0, F[5]) tb=1 to=f",
+    "grouped_swiglu(f[5,0], f[2,6,0], i[3]=0,2,4, F[5]) tb=1 to=f",
+    "grouped_swiglu(f[5,4], f[2,0,4], i[3]=0,2,4, F[5]) tb=1 to=f",
     NULL,
 };
 

@@ -20,9 +20,10 @@
  *
  * Each warp writes its 16 rows by way of shared memory of its own, waiting for no other: by the copy engine, under the
  * next tile's products, which adds where it writes onto f32 and reductions are long; or, at a group's end and onto what
- * is there, itself, in whole lines of memory.
+ * is there, itself, in whole lines of memory. Where SwiGLU follows, swiglu_sm90.cuh does instead.
  */
 #include "backend/cuda/tma_sm90.cuh"
+#include "ops/grouped/swiglu_sm90.cuh"
 #include "ops/grouped/walk.cuh"
 
 enum {
@@ -37,12 +38,11 @@ enum {
   BAND = 8,   /* units below each other before the next columns: what they share stays in L2 */
   SLOTS = 2,  /* tiles that are known before they are begun */
   LONG = 512, /* rows of a group, on average, from which on the copy engine adds onto f32: less hide nothing */
-  TILE_BYTES = 32,
-  SLAB = 16 * 128 /* of a warp's rows; it has two */
+  TILE_BYTES = 32
 };
 enum {
   BARRIERS = 2 * STAGES + 2 * SLOTS + 2,
-  SHARED = STAGES * PANELS * RFI_PANEL + CONSUMERS * 4 * 2 * SLAB + BARRIERS * 8 + SLOTS * TILE_BYTES + 16 + 1024
+  SHARED = STAGES * PANELS * RFI_PANEL + CONSUMERS * 4 * 2 * RFI_SLAB + BARRIERS * 8 + SLOTS * TILE_BYTES + 16 + 1024
 };
 
 /* WS: maps of w, one for all groups or one each. */
@@ -53,14 +53,23 @@ template <int WS> struct problem {
   void *out;
   int64_t bias_group;
   rfr_dtype bias_dtype, scale_dtype;
-  int columns, reduction;       /* of the result; what a product sums over, but for NT */
+  int columns, reduction;       /* of the result, RFI_GROUPED_SWIGLU: of h; what a product sums over, but for NT */
   bool accumulate, engine_adds; /* onto y; the copy engine does it */
   int32_t *taken;               /* units that somebody works on, or has */
+  CUtensorMap h;                /* of act */
+  void *act;                    /* RFI_GROUPED_SWIGLU */
+  const void *weight;
+  rfr_dtype weight_dtype;
 };
+
+static constexpr bool is_tn(rfi_grouped_kind kind) { return kind == RFI_GROUPED_TN || kind == RFI_GROUPED_SWIGLU; }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* ---- where a unit is ---- */
+
+/* Columns that tiles are apart: half of one of RFI_GROUPED_SWIGLU's is gate, the other half up. */
+static constexpr int width_of(rfi_grouped_kind kind) { return kind == RFI_GROUPED_SWIGLU ? COLUMNS / 2 : COLUMNS; }
 
 /* This block's tile of a unit: row and column in the group. */
 struct tile {
@@ -71,7 +80,8 @@ struct tile {
 
 template <rfi_grouped_kind KIND, int WS>
 static __device__ __forceinline__ tile tile_of(const problem<WS> &p, rfi_unit_walk<2> &w, int unit, int rank) {
-  const int wide = (p.columns + COLUMNS - 1) / COLUMNS;
+  constexpr int WIDTH = width_of(KIND);
+  const int wide = (p.columns + WIDTH - 1) / WIDTH;
   tile t = {-1, 0, 0, 0, 0, 0, 0};
   if (!w.find(p.groups, unit, ROWS, wide)) return t;
   const int pairs = w.tall / 2, below = pairs * wide;
@@ -80,12 +90,12 @@ static __device__ __forceinline__ tile tile_of(const problem<WS> &p, rfi_unit_wa
   t.beside = i >= below;
   if (t.beside) {
     t.row = (w.tall - 1) * ROWS;
-    t.column = (2 * (i - below) + rank) * COLUMNS;
+    t.column = (2 * (i - below) + rank) * WIDTH;
   } else {
     const int band = i / (BAND * wide), deep = min(BAND, pairs - band * BAND);
     i -= band * BAND * wide;
     t.row = (2 * (band * BAND + i % deep) + rank) * ROWS;
-    t.column = i / deep * COLUMNS;
+    t.column = i / deep * WIDTH;
   }
   if (t.group < p.groups.n) t.steps = ((KIND == RFI_GROUPED_NT ? t.size : p.reduction) + STEP - 1) / STEP;
   return t;
@@ -180,7 +190,7 @@ static __device__ __forceinline__ tile next_tile(const places &at, ring<SLOTS> &
 template <rfi_grouped_kind KIND, bool BESIDE, int WS>
 static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const tile &t, ring<STAGES> &at,
                                                  const places &in, int rank) {
-  constexpr bool NT = KIND == RFI_GROUPED_NT, TN = KIND == RFI_GROUPED_TN;
+  constexpr bool NT = KIND == RFI_GROUPED_NT, TN = is_tn(KIND), HALVES = KIND == RFI_GROUPED_SWIGLU;
   const CUtensorMap *const map = &p.b[WS > 1 ? t.group : 0];
   const int z = NT || WS > 1 ? 0 : t.group;
   for (int k = 0; k < t.steps; k++, at.next()) {
@@ -196,8 +206,9 @@ static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const til
     }
 #pragma unroll
     for (int q = 0; q < (BESIDE ? 4 : 2); q++) {
-      const int panel = BESIDE ? q : 2 * rank + q, column = t.column + 64 * panel, x = TN ? r : column,
-                y = TN ? column : r;
+      const int panel = BESIDE ? q : 2 * rank + q;
+      const int column = t.column + (HALVES ? panel % 2 * 64 + panel / 2 * p.columns : panel * 64);
+      const int x = TN ? r : column, y = TN ? column : r;
       if (BESIDE) rfi_tma_load(b + panel * RFI_PANEL, map, told, x, y, z);
       else rfi_tma_load_both(b + panel * RFI_PANEL, map, told, x, y, z);
     }
@@ -227,18 +238,30 @@ static __device__ __forceinline__ void clear_rows(uint32_t a, uint32_t b, int co
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(mine[k] + from * 128 + i), "r"(0) : "memory");
 }
 
+static __device__ __forceinline__ void clear(float (&sum)[32][4]) {
+#pragma unroll
+  for (int n = 0; n < 32; n++) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
+}
+
+template <typename T, rfi_grouped_kind KIND>
+static __device__ __forceinline__ void begin_step(float (&sum)[32][4], uint32_t a, uint32_t b, int consumer) {
+  constexpr bool A_COLUMNS = KIND == RFI_GROUPED_NT, B_COLUMNS = !is_tn(KIND);
+  constexpr int A_STEP = A_COLUMNS ? 2048 : 32, B_STEP = B_COLUMNS ? 2048 : 32;
+  rfi_wgmma_begin();
+#pragma unroll
+  for (int i = 0; i < STEP / 16; i++)
+    rfi_wgmma256<T, A_COLUMNS, B_COLUMNS>(sum, rfi_panels(a + consumer * RFI_PANEL + i * A_STEP, RFI_PANEL),
+                                          rfi_panels(b + i * B_STEP, RFI_PANEL));
+  rfi_wgmma_commit();
+}
+
 /* ANY: there are rows to multiply; else the other warpgroups and the other block are kept going. */
 template <typename T, rfi_grouped_kind KIND, bool ANY>
 static __device__ __forceinline__ void multiply(float (&sum)[32][4], const tile &t, ring<STAGES> &at, const places &in,
                                                 int consumer) {
-  constexpr bool A_COLUMNS = KIND == RFI_GROUPED_NT, B_COLUMNS = KIND != RFI_GROUPED_TN;
-  constexpr int A_STEP = A_COLUMNS ? 2048 : 32, B_STEP = B_COLUMNS ? 2048 : 32;
   const int lane = threadIdx.x % 32;
   uint32_t before = 0; /* the stage that the products under way still read */
-  if (ANY) {
-#pragma unroll
-    for (int n = 0; n < 32; n++) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
-  }
+  if (ANY) clear(sum);
   for (int k = 0; k < t.steps; k++, at.next()) {
     const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL;
     rfi_barrier_wait(in.full + at.stage * 8, at.phase);
@@ -248,18 +271,45 @@ static __device__ __forceinline__ void multiply(float (&sum)[32][4], const tile 
       rfi_named_sync(3, 128 * CONSUMERS);
     }
     if (ANY) {
-      rfi_wgmma_begin();
-#pragma unroll
-      for (int i = 0; i < STEP / 16; i++)
-        rfi_wgmma256<T, A_COLUMNS, B_COLUMNS>(sum, rfi_panels(a + consumer * RFI_PANEL + i * A_STEP, RFI_PANEL),
-                                              rfi_panels(b + i * B_STEP, RFI_PANEL));
-      rfi_wgmma_commit();
+      begin_step<T, KIND>(sum, a, b, consumer);
       rfi_wgmma_wait<1>();
     }
     if (k > 0 && lane < 2) rfi_barrier_arrive_at(before, lane);
     before = in.empty + at.stage * 8;
   }
   if (ANY) rfi_wgmma_wait<0>();
+  if (t.steps > 0 && lane < 2) rfi_barrier_arrive_at(before, lane);
+}
+
+/* The same, and with the first steps what is left to do of the tile before. */
+template <typename T, typename O, rfi_grouped_kind KIND, int WS>
+static __device__ __forceinline__ void multiply_over(float (&sum)[32][4], const tile &t, ring<STAGES> &at,
+                                                     const places &in, int consumer, rfi_swiglu_rest &rest,
+                                                     const problem<WS> &p, uint32_t staging) {
+  const int lane = threadIdx.x % 32;
+  uint32_t before = 0;
+  const auto step = [&](int k, int part) {
+    const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL;
+    rfi_barrier_wait(in.full + at.stage * 8, at.phase);
+    begin_step<T, KIND>(sum, a, a + 2 * RFI_PANEL, consumer);
+    if (part >= 0) rfi_swiglu_part<O>(rest, p, staging, part);
+    rfi_wgmma_wait<1>();
+    if (k > 0 && lane < 2) rfi_barrier_arrive_at(before, lane);
+    before = in.empty + at.stage * 8;
+    at.next();
+  };
+  clear(sum);
+  rfi_wgmma_tie(sum);
+  const bool long_enough = t.steps >= rest.PARTS;
+#pragma unroll
+  for (int k = 0; k < rest.PARTS; k++)
+    if (!long_enough) rfi_swiglu_part<O>(rest, p, staging, k);
+  if (long_enough) {
+#pragma unroll
+    for (int k = 0; k < rest.PARTS; k++) step(k, k);
+  }
+  for (int k = long_enough ? rest.PARTS : 0; k < t.steps; k++) step(k, -1);
+  rfi_wgmma_wait<0>();
   if (t.steps > 0 && lane < 2) rfi_barrier_arrive_at(before, lane);
 }
 
@@ -271,16 +321,6 @@ static __device__ __forceinline__ float number(const void *x, rfr_dtype dtype, i
                              : rfi_widen(((const rfi_f16 *)x)[i]);
 }
 
-template <typename O> static __device__ __forceinline__ uint32_t two(float x, float y) {
-  const rfi_pack<O, 2> p = {{rfi_narrow<O>(x), rfi_narrow<O>(y)}};
-  uint32_t bits;
-  __builtin_memcpy(&bits, &p, 4);
-  return bits;
-}
-
-/* Where chunk c (16 bytes) of row r lies, as the copy engine has it. */
-static __device__ __forceinline__ int place_of(int r, int c) { return r * 128 + (c ^ r % 8) * 16; }
-
 /* Columns of a warp's sums, 128 bytes of S from the q-th 128 on, into a slab. */
 template <typename S> static __device__ __forceinline__ void stage(const float (&sum)[32][4], int q, uint32_t to) {
   const int lane = threadIdx.x % 32;
@@ -289,8 +329,9 @@ template <typename S> static __device__ __forceinline__ void stage(const float (
     for (int n = 0; n < 8; n += 2) {
       const float *c = sum[q * 8 + n], *d = sum[q * 8 + n + 1];
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       to + place_of(lane % 16, n + lane / 16)),
-                   "r"(two<S>(c[0], c[1])), "r"(two<S>(c[2], c[3])), "r"(two<S>(d[0], d[1])), "r"(two<S>(d[2], d[3]))
+                       to + rfi_place_of(lane % 16, n + lane / 16)),
+                   "r"(rfi_narrow_two<S>(c[0], c[1])), "r"(rfi_narrow_two<S>(c[2], c[3])),
+                   "r"(rfi_narrow_two<S>(d[0], d[1])), "r"(rfi_narrow_two<S>(d[2], d[3]))
                    : "memory");
     }
   } else {
@@ -298,9 +339,10 @@ template <typename S> static __device__ __forceinline__ void stage(const float (
     for (int n = 0; n < 4; n++) {
       const float *c = sum[q * 4 + n];
       const int chunk = 2 * n + lane % 4 / 2, in = lane % 2 * 8;
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + place_of(lane / 4, chunk) + in), "f"(c[0]), "f"(c[1])
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_place_of(lane / 4, chunk) + in), "f"(c[0]),
+                   "f"(c[1])
                    : "memory");
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + place_of(lane / 4 + 8, chunk) + in), "f"(c[2]),
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_place_of(lane / 4 + 8, chunk) + in), "f"(c[2]),
                    "f"(c[3])
                    : "memory");
     }
@@ -327,7 +369,7 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], con
   }
 #pragma unroll
   for (int q = 0; q < COUNT; q++) {
-    const uint32_t slab = staging + q % 2 * SLAB;
+    const uint32_t slab = staging + q % 2 * RFI_SLAB;
     if constexpr (ONTO)
       if (q + AHEAD < COUNT) {
 #pragma unroll
@@ -343,7 +385,7 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], con
       uint32_t got[4];
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(got[0]), "=r"(got[1]), "=r"(got[2]), "=r"(got[3])
-                   : "r"(slab + place_of(r, c))
+                   : "r"(slab + rfi_place_of(r, c))
                    : "memory");
       rfi_pack<O, EACH> out;
       if constexpr (ONTO) {
@@ -367,7 +409,7 @@ static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], con
   constexpr int WIDE = 128 / sizeof(O);
 #pragma unroll
   for (int q = 0; q < COLUMNS / WIDE; q++) {
-    const uint32_t slab = staging + q % 2 * SLAB;
+    const uint32_t slab = staging + q % 2 * RFI_SLAB;
     if (threadIdx.x % 32 == 0) rfi_tma_wait_read<1>();
     __syncwarp();
     stage<O>(sum, q, slab);
@@ -440,13 +482,21 @@ template <typename T, typename O, rfi_grouped_kind KIND, int WS>
 static __device__ __forceinline__ void consume(const problem<WS> &p, const places &in, int consumer) {
   constexpr bool NT = KIND == RFI_GROUPED_NT;
   const int warp = (int)(threadIdx.x % 128) / 32;
+  const uint32_t staging = in.staging + (consumer * 4 + warp) * 2 * RFI_SLAB;
   ring<SLOTS> slot;
   ring<STAGES> at;
   float sum[32][4];
+  rfi_swiglu_rest rest = {};
   for (tile t; (t = next_tile(in, slot)).group >= 0;) {
     const int row = t.row + consumer * 64, left = (NT ? p.groups.high : t.size) - row;
     if (left <= 0 || t.column >= p.columns) {
       multiply<T, KIND, false>(sum, t, at, in, consumer);
+      continue;
+    }
+    if constexpr (KIND == RFI_GROUPED_SWIGLU) {
+      multiply_over<T, O, KIND>(sum, t, at, in, consumer, rest, p, staging);
+      rfi_wgmma_tie(sum);
+      rfi_swiglu_begin<O>(rest, sum, p, staging, t.column, t.first + row + warp * 16, left - warp * 16);
       continue;
     }
     if (NT && p.accumulate) {
@@ -456,8 +506,11 @@ static __device__ __forceinline__ void consume(const problem<WS> &p, const place
     }
     multiply<T, KIND, true>(sum, t, at, in, consumer);
     if (!NT && p.bias && t.group < p.groups.n) add_bias(sum, p, t.group, t.first + row, t.column, left);
-    write<O, KIND>(sum, p, in.staging + (consumer * 4 + warp) * 2 * SLAB, t, (NT ? row : t.first + row) + warp * 16,
-                   left - warp * 16);
+    write<O, KIND>(sum, p, staging, t, (NT ? row : t.first + row) + warp * 16, left - warp * 16);
+  }
+  if constexpr (KIND == RFI_GROUPED_SWIGLU) {
+#pragma unroll
+    for (int k = 0; k < rest.PARTS; k++) rfi_swiglu_part<O>(rest, p, staging, k);
   }
   if (threadIdx.x % 32 == 0) rfi_tma_wait_all();
 }
@@ -470,7 +523,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped(const __grid_consta
   extern __shared__ char memory[];
   places at;
   at.panels = (rfi_shared_address(memory) + 1023) / 1024 * 1024;
-  at.staging = at.panels + STAGES * PANELS * RFI_PANEL, at.tile = at.staging + CONSUMERS * 4 * 2 * SLAB;
+  at.staging = at.panels + STAGES * PANELS * RFI_PANEL, at.tile = at.staging + CONSUMERS * 4 * 2 * RFI_SLAB;
   at.full = at.tile + SLOTS * TILE_BYTES, at.empty = at.full + STAGES * 8, at.known = at.empty + STAGES * 8;
   at.read = at.known + SLOTS * 8, at.given = at.read + SLOTS * 8, at.free = at.given + 8, at.number = at.free + 8;
   const int rank = (int)rfi_cluster_rank();
@@ -526,10 +579,12 @@ static rfr_status launch(const problem<WS> &p, int sms, cudaStream_t stream) {
 
 template <typename T, typename O, int WS>
 static rfr_status launch_kind(const rfi_grouped *g, const problem<WS> &p, int sms, cudaStream_t stream) {
+  if constexpr (WS == 1 && sizeof(O) == 2)
+    if (g->kind == RFI_GROUPED_SWIGLU) return launch<T, O, RFI_GROUPED_SWIGLU, WS>(p, sms, stream);
   if (g->kind == RFI_GROUPED_TN) return launch<T, O, RFI_GROUPED_TN, WS>(p, sms, stream);
   if (g->kind == RFI_GROUPED_NN) return launch<T, O, RFI_GROUPED_NN, WS>(p, sms, stream);
   if constexpr (WS == 1) return launch<T, O, RFI_GROUPED_NT, WS>(p, sms, stream);
-  return RFR_UNSUPPORTED; /* NT has no w */
+  return RFR_UNSUPPORTED; /* NT has no w, and before SwiGLU it is packed */
 }
 
 const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
@@ -537,11 +592,13 @@ const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
   const int64_t most = 1 << 30, groups = nt ? g->of : g->groups; /* a part is as large as the whole */
   const int64_t tall = g->rows / ROWS + (nt ? g->N / ROWS + 2 : 2) * (groups + 1);
   if (g->a_dtype != RFR_BF16 && g->a_dtype != RFR_F16) return "operands are not of 16 bits";
-  if (g->b_dtype != g->a_dtype || (g->y_dtype != g->a_dtype && g->y_dtype != RFR_F32)) return "types are mixed";
+  if (g->b_dtype != g->a_dtype || (g->y_dtype != g->a_dtype && (g->act || g->y_dtype != RFR_F32)))
+    return "types are mixed";
   if (g->N % 8 != 0 || g->K % 8 != 0) return "N or K is no multiple of 8";
+  if (g->kind == RFI_GROUPED_SWIGLU && g->N % 16 != 0) return "half of N is no multiple of 8";
   if (g->a_row % 8 != 0 || g->b_row % 8 != 0 || (!nt && !g->ws && g->b_group % 8 != 0))
     return "rows are no multiple of 16 bytes apart";
-  if (((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->y) % 16 != 0)
+  if (((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->y | (uintptr_t)g->act) % 16 != 0)
     return "an operand begins at no multiple of 16 bytes";
   for (int64_t i = 0; g->ws && i < g->groups; i++)
     if ((uintptr_t)g->ws[i].data % 16 != 0) return "a weight begins at no multiple of 16 bytes";
@@ -553,15 +610,19 @@ const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
 
 template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, cudaStream_t stream) {
   problem<WS> p = {};
-  const bool nt = g->kind == RFI_GROUPED_NT, tn = g->kind == RFI_GROUPED_TN;
-  const int64_t columns = tn ? g->N : g->K;
+  const bool nt = g->kind == RFI_GROUPED_NT, tn = is_tn(g->kind), halves = g->kind == RFI_GROUPED_SWIGLU;
+  const int64_t columns = halves ? g->N / 2 : tn ? g->N : g->K;
   rfr_status s = describe(&p.a, g->a, g->a_dtype, tn ? g->K : g->N, g->rows, 1, g->a_row, g->a_row * g->rows);
   if (nt && s == RFR_OK) s = describe(&p.b[0], g->b, g->b_dtype, g->K, g->rows, 1, g->b_row, g->b_row * g->rows);
   if (!nt && !g->ws && s == RFR_OK)
     s = describe(&p.b[0], g->b, g->b_dtype, g->K, g->N, g->groups, g->b_row, g->b_group);
   for (int64_t i = 0; g->ws && i < g->groups && s == RFR_OK; i++)
     s = describe(&p.b[i], g->ws[i].data, g->b_dtype, g->K, g->N, 1, g->b_row, g->b_row * g->N);
-  if (s == RFR_OK)
+  if (halves && s == RFR_OK)
+    s = describe(&p.h, g->act, g->y_dtype, columns, g->rows, 1, columns, columns * g->rows, 16);
+  if (halves && g->y && s == RFR_OK)
+    s = describe(&p.y, g->y, g->y_dtype, columns, g->rows, 2, 2 * columns, columns, 16);
+  if (!halves && s == RFR_OK)
     s = nt ? describe(&p.y, g->y, g->y_dtype, columns, g->N, g->groups, columns, columns * g->N, 16)
            : describe(&p.y, g->y, g->y_dtype, columns, g->rows, 1, columns, columns * g->rows, 16);
   if (s != RFR_OK) return s;
@@ -572,6 +633,7 @@ template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, 
   p.accumulate = g->accumulate != 0;
   p.engine_adds = p.accumulate && g->y_dtype == RFR_F32 && g->rows >= LONG * g->of;
   p.taken = g->taken;
+  p.act = g->act, p.weight = g->weight, p.weight_dtype = g->weight_dtype;
   const rfr_status cleared = rfi_cuda_check(cudaMemsetAsync(p.taken, 0, sizeof *p.taken, stream), "grouped");
   if (cleared != RFR_OK) return cleared;
   if (g->a_dtype == RFR_BF16)

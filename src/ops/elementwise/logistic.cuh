@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The logistic function, and SwiGLU of it: the same bits in the op by itself and where a product does it as well.
+ */
+#ifndef RFI_LOGISTIC_CUH
+#define RFI_LOGISTIC_CUH
+
+#include "backend/cuda/kernels.cuh"
+
+/* The logistic function of x and, through `rest`, of -x. 1 + e lies between 1 and 2, where one step of Newton's makes
+ * the approximate inverse as good as a division. */
+static __device__ __forceinline__ float rfi_logistic(float x, float *rest) {
+  const float e = expf(-fabsf(x)), n = 1.0f + e;
+  float large;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(large) : "f"(n));
+  large = fmaf(large, fmaf(-n, large, 1.0f), large);
+  const float small = e * large;
+  *rest = x < 0 ? large : small;
+  return x < 0 ? small : large;
+}
+
+/* Of a row with a weight. T is the type that is stored: where it is narrower than f32, exp and division are the
+ * hardware's approximations, whose error is a thousandth of the rounding that follows. */
+template <typename T> static __device__ __forceinline__ float rfi_swiglu(float gate, float up, float weight) {
+  float s, rest;
+  if constexpr (sizeof(T) < sizeof(float)) {
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(gate * -1.4426950216f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + s));
+  } else {
+    s = rfi_logistic(gate, &rest);
+  }
+  return gate * s * up * weight;
+}
+
+#endif

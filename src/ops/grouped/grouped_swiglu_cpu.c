@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * grouped_swiglu on the CPU: a product, then the activation. What both move is in the caches or is not, and nothing is
+ * gained by doing them at once.
+ */
+#include "backend/cpu/cpu.h"
+#include "base/base.h"
+#include "ops/grouped/pair.h"
+
+static size_t workspace(const rfi_call *call) {
+  rfi_pair p;
+  rfi_pair_of(call, &p);
+  return p.scratch + RFI_CPU(grouped_matmul).workspace(&p.product);
+}
+
+static rfr_status run(const rfi_call *call) {
+  rfi_pair p;
+  rfi_pair_of(call, &p);
+  RFI_TRY(RFI_CPU(grouped_matmul).run(&p.product));
+  return p.act.out->data ? RFI_CPU(swiglu_weighted).run(&p.act) : RFR_OK;
+}
+
+const rfi_kernel RFI_CPU(grouped_swiglu) = {run, workspace};

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * grouped_swiglu as the two calls that it stands for, a product and then the activation, for kernels that do not do
+ * both at once: the same bits. Where the product's result is dead, it lies at the beginning of the workspace.
+ */
+#ifndef RFI_PAIR_H
+#define RFI_PAIR_H
+
+#include "ops/call.h"
+
+typedef struct rfi_pair {
+  rfi_arg made, in[3];
+  rfi_call product, act; /* grouped_matmul, swiglu_weighted */
+  size_t scratch;        /* before the product's workspace */
+} rfi_pair;
+
+/* The calls point into `p`. */
+static inline void rfi_pair_of(const rfi_call *call, rfi_pair *p) {
+  enum { WEIGHT = 3 };
+  *p = (rfi_pair){.made = call->out[0], .product = *call, .act = *call};
+  const int64_t rows = p->made.type.shape[0], columns = p->made.type.shape[1];
+  const int64_t bytes = columns * (p->made.type.dtype == RFR_F32 ? 4 : 2); /* of a row */
+  p->scratch = p->made.data ? 0 : ((size_t)(rows * bytes) + 255) / 256 * 256;
+  if (!p->made.data) p->made.data = call->workspace;
+  p->made.stride[0] = columns, p->made.stride[1] = 1;
+  p->product.n_in = WEIGHT, p->product.n_out = 1, p->product.out = &p->made;
+  p->product.workspace = call->workspace ? (char *)call->workspace + p->scratch : NULL;
+  p->in[0] = p->in[1] = p->made, p->in[2] = call->in[WEIGHT];
+  p->in[0].type.shape[1] = p->in[1].type.shape[1] = columns / 2;
+  if (p->made.data) p->in[1].data = (char *)p->made.data + bytes / 2;
+  p->act.n_in = 3, p->act.in = p->in, p->act.attr = NULL;
+  p->act.n_out = 1, p->act.out = &call->out[1];
+}
+
+/* Ops that multiply rows by the weights of their groups, or make these weights' gradients: they run on more than one
+ * kernel. */
+static inline bool rfi_is_grouped_product(rfi_opcode code) {
+  return code == RFI_OP_grouped_matmul || code == RFI_OP_grouped_wgrad || code == RFI_OP_grouped_swiglu;
+}
+
+#endif

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * SwiGLU of weighted rows behind a grouped product of sm_90: h of its tiles.
+ *
+ * A tile is 128 columns of gate and the 128 of up that belong to them, so that a thread has both of what it multiplies.
+ * Its end stores them, and keeps them, rounded, in half the registers of the sums. h is made in parts, a few columns
+ * with each of the first steps of the next tile's products, under which its exponentials and divisions hide: at a
+ * tile's end they would take most of what the op by itself does. h is of gate and up as they are stored, and so has
+ * the bits of the ops by themselves.
+ */
+#ifndef RFI_SWIGLU_SM90_CUH
+#define RFI_SWIGLU_SM90_CUH
+
+#include "backend/cuda/any_type.cuh"
+#include "backend/cuda/tma_sm90.cuh"
+#include "ops/elementwise/logistic.cuh"
+
+enum { RFI_SLAB = 16 * 128 /* of a warp's rows; it has two */ };
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Where chunk c (16 bytes) of row r lies, as the copy engine has it. */
+static __device__ __forceinline__ int rfi_place_of(int r, int c) { return r * 128 + (c ^ r % 8) * 16; }
+
+template <typename O> static __device__ __forceinline__ uint32_t rfi_narrow_two(float x, float y) {
+  const rfi_pack<O, 2> p = {{rfi_narrow<O>(x), rfi_narrow<O>(y)}};
+  uint32_t bits;
+  __builtin_memcpy(&bits, &p, 4);
+  return bits;
+}
+template <typename O> static __device__ __forceinline__ void rfi_widen_two(uint32_t bits, float (&x)[2]) {
+  rfi_pack<O, 2> p;
+  __builtin_memcpy(&p, &bits, 4);
+  x[0] = rfi_widen(p.x[0]), x[1] = rfi_widen(p.x[1]);
+}
+
+/* ---- 16 bytes of a lane ---- */
+
+static __device__ __forceinline__ void rfi_look(uint32_t (&x)[4], uint32_t at) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+}
+static __device__ __forceinline__ void rfi_write_four(void *to, const uint32_t (&x)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
+/* ---- strips: a warp's 16 rows of 64 columns, as they are stored ---- */
+
+/* By 8 columns; of a lane two rows, 8 apart. */
+typedef uint32_t rfi_strip[8][2];
+
+/* Here and not where it is used: the compiler would read sums that the next products already write. */
+template <typename O>
+static __device__ __forceinline__ void rfi_strip_of(rfi_strip &to, const float (&sum)[32][4], int q) {
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    to[n][0] = rfi_narrow_two<O>(sum[8 * q + n][0], sum[8 * q + n][1]);
+    to[n][1] = rfi_narrow_two<O>(sum[8 * q + n][2], sum[8 * q + n][3]);
+    asm volatile("" : "+r"(to[n][0]), "+r"(to[n][1])::"memory");
+  }
+}
+
+static __device__ __forceinline__ void rfi_strip_stage(const rfi_strip &x, uint32_t slab) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < 8; n += 2)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     slab + rfi_place_of(lane % 16, n + lane / 16)),
+                 "r"(x[n][0]), "r"(x[n][1]), "r"(x[n + 1][0]), "r"(x[n + 1][1])
+                 : "memory");
+}
+
+/* All rows, by the copy engine, which leaves out the columns that are not there. */
+static __device__ __forceinline__ void rfi_strip_store(const rfi_strip &x, uint32_t slab, const CUtensorMap *map,
+                                                       bool any, int column, int row, int z) {
+  if (threadIdx.x % 32 == 0) rfi_tma_wait_read<1>();
+  __syncwarp();
+  rfi_strip_stage(x, slab);
+  rfi_shared_written();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    if (any) rfi_tma_store(map, slab, column, row, z);
+    rfi_tma_commit();
+  }
+}
+
+/* The first `left` rows and `columns`, by the threads. */
+template <typename O>
+static __device__ __forceinline__ void rfi_strip_write(const rfi_strip &x, uint32_t slab, O *y, int64_t pitch,
+                                                       int columns, int left) {
+  const int lane = threadIdx.x % 32, c = lane % 8;
+  rfi_strip_stage(x, slab);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int r = lane / 8 + 4 * i;
+    uint32_t got[4];
+    rfi_look(got, slab + rfi_place_of(r, c));
+    if (c * 8 < columns && r < left) rfi_write_four(y + r * pitch + c * 8, got);
+  }
+  __syncwarp();
+}
+
+/* ---- forward ---- */
+
+/* What is left to do of a tile: h, in as many parts. */
+struct rfi_swiglu_rest {
+  enum { PARTS = 8 };
+  rfi_strip gate[2], up[2];
+  float weight[2];       /* of the lane's two rows */
+  int column, row, left; /* left <= 0: there is nothing */
+};
+
+/* P has columns (of h), y and out, gate and up side by side, out NULL where nobody wants them; h and act; weight. */
+template <typename O, class P>
+static __device__ __forceinline__ void rfi_swiglu_part(rfi_swiglu_rest &r, const P &p, uint32_t staging, int k) {
+  const int q = k / 4;
+#pragma unroll
+  for (int n = k % 4 * 2; n < k % 4 * 2 + 2; n++) {
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      float gate[2], up[2];
+      rfi_widen_two<O>(r.gate[q][n][e], gate), rfi_widen_two<O>(r.up[q][n][e], up);
+      r.gate[q][n][e] =
+          rfi_narrow_two<O>(rfi_swiglu<O>(gate[0], up[0], r.weight[e]), rfi_swiglu<O>(gate[1], up[1], r.weight[e]));
+    }
+  }
+  if (k % 4 == 3) {
+    const int column = r.column + 64 * q, columns = p.columns - column;
+    const uint32_t slab = staging + q * RFI_SLAB;
+    if (r.left >= 16) rfi_strip_store(r.gate[q], slab, &p.h, columns > 0, column, r.row, 0);
+    else if (r.left > 0)
+      rfi_strip_write(r.gate[q], slab, (O *)p.act + (int64_t)r.row * p.columns + column, p.columns, columns, r.left);
+  }
+}
+
+/* A warp's 16 rows of a tile, of which `left` are there. Slabs are used in turn: gate, up, gate, up, h, h. */
+template <typename O, class P>
+static __device__ __forceinline__ void rfi_swiglu_begin(rfi_swiglu_rest &r, const float (&sum)[32][4], const P &p,
+                                                        uint32_t staging, int column, int row, int left) {
+  const int64_t pitch = 2 * (int64_t)p.columns;
+#pragma unroll
+  for (int q = 0; q < 2; q++) rfi_strip_of<O>(r.gate[q], sum, q), rfi_strip_of<O>(r.up[q], sum, q + 2);
+  r.column = column, r.row = row, r.left = left;
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    const int mine = threadIdx.x % 32 / 4 + 8 * e;
+    r.weight[e] = mine < left ? rfi_load(p.weight, p.weight_dtype, row + mine) : 0;
+  }
+  if (left < 16) {
+    if (threadIdx.x % 32 == 0) rfi_tma_wait_read<0>();
+    __syncwarp();
+  }
+#pragma unroll
+  for (int q = 0; q < 2; q++) {
+    const int c = column + 64 * q, columns = p.out ? p.columns - c : 0;
+    O *const y = (O *)p.out + row * pitch + c;
+    if (left >= 16) {
+      rfi_strip_store(r.gate[q], staging, &p.y, columns > 0, c, row, 0);
+      rfi_strip_store(r.up[q], staging + RFI_SLAB, &p.y, columns > 0, c, row, 1);
+    } else {
+      rfi_strip_write(r.gate[q], staging, y, pitch, columns, left);
+      rfi_strip_write(r.up[q], staging + RFI_SLAB, y + p.columns, pitch, columns, left);
+    }
+  }
+}
+
+#endif
+
+#endif
