@@ -108,6 +108,11 @@ static __device__ __forceinline__ void rfi_tma_add(const CUtensorMap *map, uint3
       "r"(from), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
+/* Into L2 alone. */
+static __device__ __forceinline__ void rfi_tma_fetch(const CUtensorMap *map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
 static __device__ __forceinline__ void rfi_tma_commit(void) {
   rfi_delay();
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
