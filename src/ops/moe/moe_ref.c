@@ -89,6 +89,10 @@ RFT_CASES(moe_route) = {
     "moe_route(f[2,3]) k=3 score=1 norm=1 groups=1 group_k=1 scale=1",
     "moe_route(f[0,4]) k=2 score=0 norm=1 groups=1 group_k=1 scale=1",
     "moe_route(F[67,128]) k=8 score=0 norm=1 groups=1 group_k=1 scale=1",
+    "moe_route(f[70,8]) k=2 score=0 norm=1 groups=1 group_k=1 scale=1",
+    "moe_route(f[37,60]) k=4 score=2 norm=1 groups=1 group_k=1 scale=2",
+    "moe_route(F[33,128]) k=8 score=0 norm=0 groups=1 group_k=1 scale=1",
+    "moe_route(f[19,202]) k=6 score=1 norm=0 groups=1 group_k=1 scale=1",
     NULL,
 };
 

@@ -8,6 +8,7 @@
  * Up to 1024 experts' keys are in registers, a lane's experts neighbours: each lane sorts its own once, and a choice
  * takes the first away from the first lane that has the best. Of more, or for more than 32 choices, keys are computed
  * again for each choice, and the next one is the best behind the last.
+ * Up to 8 choices of up to 256 experts need no more than eight lanes a token, and are sorted.
  * A NaN is the least of all, so the chosen are k different experts always. Scores of the chosen are computed again
  * from their logits, which are in the cache.
  */
@@ -242,6 +243,171 @@ static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ 
   }
 }
 
+/* ---- up to 8 choices by logits: eight lanes a token ---- */
+
+enum { BEST = 8, SIDE = 8, TOKENS = LANES / SIDE, MOST_FEW = 256 };
+
+static __device__ __forceinline__ void in_order(uint32_t &x, uint32_t &y) {
+  const uint32_t better = max(x, y);
+  y = min(x, y), x = better;
+}
+/* Best first; Batcher's network. */
+static __device__ __forceinline__ void sort(uint32_t (&x)[BEST]) {
+  in_order(x[0], x[1]), in_order(x[2], x[3]), in_order(x[4], x[5]), in_order(x[6], x[7]);
+  in_order(x[0], x[2]), in_order(x[1], x[3]), in_order(x[4], x[6]), in_order(x[5], x[7]);
+  in_order(x[1], x[2]), in_order(x[5], x[6]);
+  in_order(x[0], x[4]), in_order(x[1], x[5]), in_order(x[2], x[6]), in_order(x[3], x[7]);
+  in_order(x[2], x[4]), in_order(x[3], x[5]);
+  in_order(x[1], x[2]), in_order(x[3], x[4]), in_order(x[5], x[6]);
+}
+/* The best of both, each of which is sorted. */
+static __device__ __forceinline__ void keep_best(uint32_t (&x)[BEST], const uint32_t (&y)[BEST]) {
+#pragma unroll
+  for (int i = 0; i < BEST; i++) x[i] = max(x[i], y[BEST - 1 - i]);
+#pragma unroll
+  for (int apart = BEST / 2; apart > 0; apart /= 2)
+#pragma unroll
+    for (int i = 0; i < BEST; i++)
+      if ((i & apart) == 0) in_order(x[i], x[i + apart]);
+}
+/* In the order in which a whole warp would add the first eight lanes'. */
+static __device__ __forceinline__ float side_sum(float x) {
+#pragma unroll
+  for (int apart = SIDE / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(ALL, x, apart);
+  return x;
+}
+
+/* The best of what a token's lanes have; all get it. */
+static __device__ __forceinline__ choice side_best(choice best) {
+#pragma unroll
+  for (int apart = SIDE / 2; apart > 0; apart /= 2) {
+    const choice other = {__shfl_xor_sync(ALL, best.key, apart), __shfl_xor_sync(ALL, best.at, apart)};
+    if (other.key > best.key || (other.key == best.key && other.at < best.at)) best = other;
+  }
+  return best;
+}
+
+/* Lanes `first` on have eight choices: who is the `rank`-th. */
+static __device__ __forceinline__ int at_rank(const choice &mine, int first, int rank) {
+  int better = 0, at = 0;
+#pragma unroll
+  for (int i = 0; i < BEST; i++) {
+    const uint32_t key = __shfl_sync(ALL, mine.key, first + i);
+    const int other = __shfl_sync(ALL, mine.at, first + i);
+    better += key > mine.key || (key == mine.key && other < mine.at);
+  }
+#pragma unroll
+  for (int i = 0; i < BEST; i++) {
+    const int other = __shfl_sync(ALL, mine.at, first + i);
+    if (__shfl_sync(ALL, better, first + i) == rank) at = other;
+  }
+  return at;
+}
+
+/* V experts a lane. What is sorted is one number of 32 bits: a key without its last bits, and in their place who it is,
+ * the first expert the largest. Of keys that differ in those bits alone, the chosen are put in order afterwards; where
+ * there are others like the last of them, or a NaN, a warp goes through all choice by choice. */
+template <typename X, int V>
+static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(const __grid_constant__ route_args a) {
+  constexpr uint32_t WHO = V * SIDE - 1;
+  const int lane = threadIdx.x % LANES, side = lane % SIDE;
+  const int64_t first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / LANES) * TOKENS;
+  if (first >= a.tokens) return;
+  const int64_t t = min(first + lane / SIDE, a.tokens - 1); /* lanes of none do the last once more */
+  const X *const logits = (const X *)a.logits + t * a.experts;
+  const auto place = [&](int v) { return (v / 4 * SIDE + side) * 4 + v % 4; };
+  float x[V];
+#pragma unroll
+  for (int v = 0; v < V; v++) x[v] = -INFINITY;
+  if (a.wide) {
+#pragma unroll
+    for (int v = 0; v < V; v += 4)
+      if (place(v) < a.experts) rfi_widen(rfi_load<X, 4>(logits + place(v)), *(float(*)[4]) & x[v]);
+  } else {
+#pragma unroll
+    for (int v = 0; v < V; v++)
+      if (place(v) < a.experts) x[v] = rfi_widen(logits[place(v)]);
+  }
+  uint32_t who[V], best[BEST], bits = 0;
+  float any = 0; /* NaN if a logit is */
+#pragma unroll
+  for (int v = 0; v < V; v++) {
+    const uint32_t b = __float_as_uint(x[v] + 0.0f); /* zeros are equal */
+    who[v] = ((b ^ ((uint32_t)((int32_t)b >> 31) | 0x80000000u)) & ~WHO) | (WHO - (uint32_t)place(v));
+    bits |= b;
+    any += x[v];
+  }
+#pragma unroll
+  for (int v = 0; v < V; v += BEST) {
+    uint32_t next[BEST];
+#pragma unroll
+    for (int i = 0; i < BEST; i++) next[i] = who[v + i];
+    sort(next);
+#pragma unroll
+    for (int i = 0; v == 0 && i < BEST; i++) best[i] = next[i];
+    if (v > 0) keep_best(best, next);
+  }
+#pragma unroll
+  for (int apart = 1; apart < SIDE; apart *= 2) {
+    uint32_t other[BEST];
+#pragma unroll
+    for (int i = 0; i < BEST; i++) other[i] = __shfl_xor_sync(ALL, best[i], apart);
+    keep_best(best, other);
+  }
+  uint32_t own = best[0];
+#pragma unroll
+  for (int i = 1; i < BEST; i++) own = side == i ? best[i] : own;
+  int mine = (int)(WHO - (own & WHO));
+  bool unsure = any != any;
+  if (__any_sync(ALL, (bits & WHO) != 0)) { /* else keys differ in what is sorted, or not at all */
+    const uint32_t last = best[BEST - 1], from = last & ~WHO, after = __shfl_down_sync(ALL, own, 1);
+    const uint32_t worst = __shfl_sync(ALL, own, lane - side + a.k - 1); /* of the chosen */
+    bool more = false;
+#pragma unroll
+    for (int v = 0; v < V; v++) more |= who[v] - from < last - from;
+    unsure |= more && (worst ^ last) <= WHO;
+    if (__any_sync(ALL, side + 1 < BEST && (own ^ after) <= WHO)) {
+      const choice one = {mine < a.experts ? key_of(rfi_widen(logits[mine])) : (uint32_t)NO_KEY, mine};
+      mine = at_rank(one, lane - side, side);
+    }
+  }
+  if (__any_sync(ALL, unsure)) {
+    choice last = nothing_yet();
+    for (int j = 0; j < a.k; j++) {
+      choice next = {NO_KEY, INT_MAX};
+#pragma unroll
+      for (int v = 0; v < V; v++) {
+        const uint32_t key = place(v) < a.experts ? key_of(x[v]) : (uint32_t)NO_KEY;
+        const bool left = (key < last.key) | ((key == last.key) & (place(v) > last.at));
+        const bool better = left & (key > next.key);
+        next.key = better ? key : next.key, next.at = better ? place(v) : next.at;
+      }
+      last = side_best(next);
+      mine = side == j ? last.at : mine;
+    }
+  }
+  const bool chosen = side < a.k;
+  float w = chosen ? rfi_widen(logits[mine]) : -INFINITY;
+  if (a.score == RFR_MOE_SIGMOID) {
+    w = chosen ? rfi_route_sigmoid(w) : 0.0f;
+  } else {
+    const float high = __shfl_sync(ALL, w, lane - side);
+    w = chosen ? expf(w - high) : 0.0f;
+    if (a.score == RFR_MOE_SOFTMAX_CHOSEN) w *= 1 / side_sum(w);
+    else if (__any_sync(ALL, !a.norm || any != any)) { /* else what divides all of them is no part of a share */
+      float all = 0;
+#pragma unroll
+      for (int v = 0; v < V; v++) all += expf(x[v] - high);
+      all = side_sum(all);
+      if (!a.norm || all != all) w *= 1 / all;
+    }
+  }
+  if (a.norm) w /= RFI_ROUTE_TINY + side_sum(w);
+  if (!chosen || first + lane / SIDE >= a.tokens) return;
+  if (a.chosen) a.chosen[t * a.k + side] = mine;
+  if (a.weight) a.weight[t * a.k + side] = a.scale * w;
+}
+
 /* Whether experts and choices are in registers. */
 static int is_small(const rfr_call *c) { return c->attr[K].i <= LANES && c->in[0].type.shape[1] <= 1024; }
 
@@ -257,7 +423,12 @@ static size_t route_workspace(const rfr_call *c) {
 template <typename X, bool PLAIN> static void launch_route(const rfr_call *c, const route_args &a) {
   const unsigned grid = (unsigned)rfi_blocks(a.tokens, WARPS);
   cudaStream_t stream = rfi_stream(c);
-  if (!is_small(c)) route<X, 0, PLAIN><<<grid, THREADS, 0, stream>>>(a);
+  if (PLAIN && a.k <= BEST && a.experts <= MOST_FEW) {
+    const unsigned few = (unsigned)rfi_blocks(a.tokens, WARPS * TOKENS);
+    if (a.experts <= 64) route_few<X, 8><<<few, THREADS, 0, stream>>>(a);
+    else if (a.experts <= 128) route_few<X, 16><<<few, THREADS, 0, stream>>>(a);
+    else route_few<X, 32><<<few, THREADS, 0, stream>>>(a);
+  } else if (!is_small(c)) route<X, 0, PLAIN><<<grid, THREADS, 0, stream>>>(a);
   else if (a.experts <= 128) route<X, 4, PLAIN><<<grid, THREADS, 0, stream>>>(a);
   else if (a.experts <= 256) route<X, 8, PLAIN><<<grid, THREADS, 0, stream>>>(a);
   else if (a.experts <= 512) route<X, 16, PLAIN><<<grid, THREADS, 0, stream>>>(a);
