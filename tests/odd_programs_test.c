@@ -103,6 +103,38 @@ static void test_coupled_microbatches(void **state) {
   refused(t, "autodiff.coupled");
 }
 
+/* A gradient wanted in bf16 adds up in it, 256 + 1 + 1 = 256; wanted in f32 as well, whichever comes first, both are of
+ * the sum in f32. */
+static void test_types_of_sums(void **state) {
+  (void)state;
+  static const rfr_dtype wanted[][2] = {
+      {RFR_F32, RFR_F32}, {RFR_BF16, RFR_BF16}, {RFR_BF16, RFR_F32}, {RFR_F32, RFR_BF16}, {RFR_BF16, RFR_F16}};
+  static const char *const factors[] = {"v0", "v1", "v2"}, *const gradients[] = {"g0", "g1"};
+  for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
+    rfr_trace *t = new_trace();
+    rfr_value w = vector(t, "w", RFR_ROLE_TRAINABLE, 1), loss = RFR_NONE;
+    for (int m = 0; m < 3; m++) {
+      rfr_microbatch(t, m);
+      const rfr_value part = rfr_mul(t, w, vector(t, factors[m], RFR_ROLE_INPUT, 1));
+      loss = loss == RFR_NONE ? part : rfr_add(t, loss, part);
+    }
+    rfr_microbatch(t, -1);
+    for (int i = 0; i < 2; i++) rfr_output(t, gradients[i], rfr_gradient(t, loss, w, wanted[k][i]));
+    rfr_programs *p = compile(t, NULL);
+    for (int m = 0; m < 3; m++) set(p, factors[m], m ? 1 : 256);
+    OK(rfr_program_run(p, 0));
+    for (int i = 0; i < 2; i++) {
+      rfr_tensor g;
+      uint16_t bits;
+      OK(rfr_program_output(p, 0, gradients[i], &g));
+      memcpy(&bits, g.data, sizeof bits);
+      const float x = wanted[k][i] == RFR_F32 ? *(const float *)g.data : rfr_float_from_bits(wanted[k][i], bits);
+      assert_float_equal(x, k == 1 ? 256 : 258, 0);
+    }
+    rfr_programs_destroy(p);
+  }
+}
+
 /* Two microbatches drop the same values out at the same site: two masks, not one op that both read. Recorded sites
  * differ, so this trace is a text. */
 static void test_masks_of_microbatches(void **state) {
@@ -346,6 +378,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_shared_part, setup, teardown),
       cmocka_unit_test_setup_teardown(test_input_is_loss, setup, teardown),
       cmocka_unit_test_setup_teardown(test_coupled_microbatches, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_types_of_sums, setup, teardown),
       cmocka_unit_test_setup_teardown(test_masks_of_microbatches, setup, teardown),
       cmocka_unit_test_setup_teardown(test_factor_alone, setup, teardown),
       cmocka_unit_test_setup_teardown(test_strided_output, setup, teardown),

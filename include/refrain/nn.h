@@ -104,8 +104,8 @@ RFR_API rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_par
 
 /* Fills `data` (dense, f32, bf16 or f16) with first values. A value depends on the seed, the
  * parameter's name and the element's index alone; the arithmetic is in integers up to
- * one product, so that every machine gets the same bits, with any number of `threads`. The narrow forms are the f32
- * form rounded. */
+ * one product, so that every machine gets the same bits, with any number of `threads`, from 1 to 4096. The narrow
+ * forms are the f32 form rounded. */
 RFR_API rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, int threads, void *data);
 
 /* Declares every parameter as an input in the order of rfr_model_parameter; `out` has

@@ -176,7 +176,8 @@ RFR_API rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_place at, rfr_value x, int
 /* d loss / d w as a value, in type `to`; loss is f32 (1). `w` is an input with the
  * role trainable or input_grad; one that cannot reach the loss is an error that
  * autodiff reports by name. A weight's adds up over its uses and microbatches in f32, or, where `to` is bf16 or f16, in
- * that, rounded after each, for half the memory. */
+ * that, rounded after each, for half the memory; those of an embedding's table, and of a head that is one op with its
+ * loss, are made in f32 first, which is more than f32 takes where they are most of a model. */
 RFR_API rfr_value rfr_gradient_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_dtype to);
 /* The same added onto `onto`, a state of w's shape, in its place: microbatches that run one after the other add up
  * there as they do within one trace. Returns its next version. A state in bf16 or f16: products make each sum in f32

@@ -73,6 +73,8 @@ typedef struct rfi_owned {
 rfi_owned *rfi_ctx_owned(const rfr_ctx *ctx);
 void rfi_ctx_own(rfr_ctx *ctx, rfi_owned *block); /* from rfi_alloc */
 
+enum { RFI_MAX_THREADS = 4096 };
+
 /* The context's settings, read by the rooms that need them. */
 int rfi_ctx_threads(const rfr_ctx *ctx);
 const char *rfi_ctx_isa(const rfr_ctx *ctx); /* "v2", "v3" or "v4": what kernels may use */

@@ -30,7 +30,6 @@
 enum {
   ALIGNMENT = 64,
   HUGE_PAGE = 1 << 21,
-  MAX_THREADS = 4096,
   LOG_BYTES = 2048
 };
 
@@ -134,7 +133,7 @@ static int usable_cores(void) {
   CPU_ZERO_S(sizeof set, set);
   if (sched_getaffinity(0, sizeof set, set) != 0) return 1;
   int n = CPU_COUNT_S(sizeof set, set);
-  return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+  return n < 1 ? 1 : n > RFI_MAX_THREADS ? RFI_MAX_THREADS : n;
 }
 
 static const char *const isa_names[] = {"v2", "v3", "v4"};
@@ -196,7 +195,7 @@ rfr_ctx_options rfr_ctx_options_default(void) {
   rfr_ctx_options o = built_in_options();
   const char *threads = getenv("REFRAIN_THREADS"), *isa = getenv("REFRAIN_ISA"), *onednn = getenv("REFRAIN_ONEDNN"),
              *device = getenv("REFRAIN_DEVICE"), *portable = getenv("RFR_CUDA_PORTABLE");
-  if (threads != NULL && *threads != '\0') o.threads = parse_int(threads, 1, MAX_THREADS);
+  if (threads != NULL && *threads != '\0') o.threads = parse_int(threads, 1, RFI_MAX_THREADS);
   if (isa != NULL && *isa != '\0') {
     o.isa = "none (REFRAIN_ISA)";
     for (size_t i = 0; i < sizeof isa_names / sizeof *isa_names; i++)
@@ -228,8 +227,9 @@ static rfr_status read_options(const rfr_ctx_options *options, rfr_ctx_options *
 
 static rfr_status check_options(rfr_ctx_options *o, const char **isa) {
   if ((o->alloc == NULL) != (o->free == NULL)) return rfi_fail(RFI_E_ARGUMENT, "alloc and free: set both or none");
-  if (o->threads < 0 || o->threads > MAX_THREADS)
-    return rfi_fail(RFI_E_ARGUMENT, "threads (or REFRAIN_THREADS) must be a whole number from 1 to %d", MAX_THREADS);
+  if (o->threads < 0 || o->threads > RFI_MAX_THREADS)
+    return rfi_fail(RFI_E_ARGUMENT, "threads (or REFRAIN_THREADS) must be a whole number from 1 to %d",
+                    RFI_MAX_THREADS);
   if (o->use_onednn != 0 && o->use_onednn != 1)
     return rfi_fail(RFI_E_ARGUMENT, "use_onednn (or REFRAIN_ONEDNN) must be 0 or 1");
   if (o->cuda_portable != 0 && o->cuda_portable != 1)

@@ -215,6 +215,8 @@ enum { MANY = 1 << 14 }; /* numbers, for which threads are worth their while */
 rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, int threads, void *data) {
   if (dtype != RFR_F32 && dtype != RFR_BF16 && dtype != RFR_F16)
     return rfi_fail(RFI_E_ARGUMENT, "%s: filled as %s", p->name, rfr_dtype_name(dtype));
+  if (threads < 1 || threads > RFI_MAX_THREADS)
+    return rfi_fail(RFI_E_ARGUMENT, "%s: filled by %d threads, not 1 to %d", p->name, threads, RFI_MAX_THREADS);
   int64_t n = 1;
   for (int d = 0; d < p->rank; d++) n *= p->shape[d];
   if (p->init != RFR_INIT_NORMAL) {
@@ -224,7 +226,7 @@ rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype d
   /* A uniform integer below 65536 has variance (65536^2 - 1) / 12; four of them, four times that. */
   const float scale = (float)(p->std / sqrt((65536.0 * 65536.0 - 1.0) / 3.0));
   const uint64_t key = rfi_stream_key(seed, name_hash(p->name));
-#pragma omp parallel for num_threads(threads > 0 ? threads : 1) if (n >= MANY)
+#pragma omp parallel for num_threads(threads) if (n >= MANY)
   for (int64_t i = 0; i < n; i += 2) {
     rfi_u32x4 r = rfi_draw4(key, (uint64_t)(i / 2), 0, 0, 0);
     store(dtype, data, i, normal(r.v[0], r.v[1], scale));

@@ -206,6 +206,11 @@ static void first_values(void **state) {
   assert_memory_not_equal(a, again, sizeof again);
   assert_int_equal(rfr_parameter_fill(&up, 7, RFR_F32, 2, again), RFR_OK);
   assert_memory_equal(a, again, sizeof again);
+  const int none[] = {-1, 0, 4097};
+  for (int i = 0; i < 3; i++) {
+    assert_int_equal(rfr_parameter_fill(&up, 7, RFR_F32, none[i], again), RFR_INVALID);
+    assert_non_null(strstr(rfr_last_error()->message, "threads, not 1 to 4096"));
+  }
   free(a);
   free(b);
   free(h);

@@ -73,6 +73,16 @@ static char *grad_name(rfr_trace *t, const char *name) {
   return rfi_arena_printf(t->arena, "%s%s", RFI_GRAD_PREFIX, name);
 }
 
+/* Where sizes of groups come from, in another type or copied: an input, or what another op makes. */
+static rfr_value sizes_of(const rfr_trace *t, rfr_value v) {
+  for (;;) {
+    v = t->values[v].base;
+    const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
+    if (!op || (op->def->code != RFI_OP_cast && op->def->code != RFI_OP_copy)) return v;
+    v = op->in[0];
+  }
+}
+
 /* Splits that are not those of a sort, which fit always, come from the caller. */
 static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite *r) {
   const rfr_trace *t = r->from;
@@ -82,8 +92,9 @@ static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->code != RFI_OP_splits_to_offsets) continue;
+    const rfr_value sizes = sizes_of(t, op->in[0]);
     for (int k = 0; k < c->n_in; k++)
-      if (c->in[k].value == t->values[op->in[0]].base) c->in[k].splits = true;
+      if (c->in[k].value == sizes) c->in[k].splits = true;
     if (op->out[1] < 0) continue;
     const int maker = t->values[op->in[0]].op;
     if (maker >= 0 && t->ops[maker].def->code == RFI_OP_moe_sort) continue;
