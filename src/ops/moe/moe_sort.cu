@@ -169,118 +169,6 @@ template <int WARPS> static __global__ void __launch_bounds__(WARPS *LANES) scat
   }
 }
 
-/* ---- few experts ---- */
-
-/* The same with counts of an expert side by side, so that a warp adds up those of its experts at once; the second
- * launch begins with the first and counts its own tile meanwhile. Slots are sorted in shared memory before they go
- * where they belong: neighbours then go to neighbouring places. */
-enum { FEW = 256, STAGE = 2048, WARPS = THREADS / LANES, PITCH = WARPS + 1 };
-
-static __global__ void __launch_bounds__(THREADS) count_few(const __grid_constant__ sort_args a) {
-  __shared__ int32_t count[FEW];
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-  const int64_t begin = blockIdx.x * a.per_tile, end = min(begin + a.per_tile, a.slots);
-  if (threadIdx.x < a.experts) count[threadIdx.x] = 0;
-  __syncthreads();
-  count_slots(a, count, begin + threadIdx.x, end, THREADS);
-  __syncthreads();
-  if (threadIdx.x < a.experts) a.count[threadIdx.x * a.tiles + blockIdx.x] = count[threadIdx.x];
-}
-
-/* The sum over the warp of x of the first n experts. */
-static __device__ __forceinline__ int32_t sum_of(const int32_t *x, int n) {
-  int32_t sum = 0;
-  for (int i = threadIdx.x % LANES; i < n; i += LANES) sum += x[i];
-  return (int32_t)__reduce_add_sync(ALL, sum);
-}
-
-/* What all tiles have of an expert, those before this one, and this one. */
-static __device__ __forceinline__ void add_few(const sort_args &a, int expert, int32_t *all, int32_t *before,
-                                               int32_t *own) {
-  constexpr int N = MOST_TILES / LANES;
-  const int lane = threadIdx.x % LANES;
-  int32_t n[N], sum = 0, low = 0;
-#pragma unroll
-  for (int i = 0; i < N; i++) {
-    const int tile = i * LANES + lane;
-    n[i] = tile < a.tiles ? a.count[expert * a.tiles + tile] : 0;
-  }
-#pragma unroll
-  for (int i = 0; i < N; i++) {
-    const int tile = i * LANES + lane;
-    sum += n[i];
-    low += tile < blockIdx.x ? n[i] : 0;
-    if (tile == blockIdx.x) own[expert] = n[i];
-  }
-  sum = (int32_t)__reduce_add_sync(ALL, sum);
-  low = (int32_t)__reduce_add_sync(ALL, low);
-  if (lane == 0) all[expert] = sum, before[expert] = low;
-}
-
-static __global__ void __launch_bounds__(THREADS) scatter_few(const __grid_constant__ sort_args a) {
-  extern __shared__ int32_t
-      memory[]; /* warps' next places in the tile, [experts][PITCH]; of each expert; of each slot */
-  const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, E = a.experts;
-  int32_t *const next = memory + warp, *const all = memory + E * PITCH, *const before = all + E;
-  int32_t *const own = before + E, *const shift = own + E, *const slots = shift + E, *const rows = slots + STAGE;
-  const int64_t share = a.per_tile / WARPS, begin = blockIdx.x * a.per_tile + warp * share;
-  const int64_t end = min(begin + share, a.slots);
-  int e[AT_ONCE];
-#pragma unroll
-  for (int u = 0; u < AT_ONCE; u++) e[u] = expert_of(a, begin + u * LANES + lane, end);
-  for (int i = lane; i < E; i += LANES) next[i * PITCH] = 0;
-  __syncwarp();
-#pragma unroll
-  for (int u = 0; u < AT_ONCE; u++)
-    if (e[u] >= 0) atomicAdd(&next[e[u] * PITCH], 1);
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-  const int each = (E + WARPS - 1) / WARPS, mine = min(warp * each, E), stop = min(mine + each, E);
-#pragma unroll 2
-  for (int x = mine; x < stop; x++) add_few(a, x, all, before, own);
-  __syncthreads();
-  const int32_t used = sum_of(all, E), here = sum_of(own, E);
-  int32_t base = sum_of(all, mine), local = sum_of(own, mine);
-#pragma unroll 4
-  for (int x = mine; x < stop; x++) {
-    int32_t *const at = memory + x * PITCH + lane;
-    const int32_t n = *at;
-    int32_t sum = n;
-#pragma unroll
-    for (int back = 1; back < LANES; back *= 2) {
-      const int32_t other = __shfl_up_sync(ALL, sum, back);
-      if (lane >= back) sum += other;
-    }
-    *at = local + sum - n;
-    if (lane == 0) shift[x] = base + before[x] - local;
-    local += own[x];
-    base += all[x];
-  }
-  if (blockIdx.x == 0 && a.splits && threadIdx.x < E) a.splits[threadIdx.x] = all[threadIdx.x];
-  __syncthreads();
-#pragma unroll
-  for (int u = 0; u < AT_ONCE; u++) {
-    const int64_t slot = begin + u * LANES + lane;
-    const unsigned peers = peers_of(e[u], E);
-    const int ahead = __popc(peers & ((1u << lane) - 1));
-    int32_t to = -1;
-    if (e[u] >= 0) to = next[e[u] * PITCH] + ahead;
-    __syncwarp();
-    if (e[u] >= 0 && ahead == 0) next[e[u] * PITCH] = to + __popc(peers);
-    __syncwarp();
-    if (slot >= end) continue;
-    const int32_t row = to >= 0 ? to + shift[e[u]] : -1;
-    if (a.place) a.place[slot] = row;
-    if (to >= 0) slots[to] = (int32_t)slot, rows[to] = row;
-    if (a.order && slot >= used) a.order[slot] = -1;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; a.order && i < here; i += THREADS) a.order[rows[i]] = slots[i];
-}
-
 /* ---- launches ---- */
 
 static sort_args lay_out(const rfr_call *c) {
@@ -304,28 +192,11 @@ static size_t sort_workspace(const rfr_call *c) {
 
 template <int WARPS> static void launch_scatter(const sort_args &a, cudaStream_t stream) {
   const int parts = parts_of<WARPS>(a.experts), rows = (WARPS > 1 ? WARPS : 0) + (parts > 1 ? 2 * parts : 0);
-  scatter<WARPS><<<(unsigned)a.tiles, WARPS * LANES, (size_t)rows *(size_t)a.experts * 4, stream>>>(a);
+  scatter<WARPS><<<(unsigned)a.tiles, WARPS * LANES, (size_t)rows * (size_t)a.experts * 4, stream>>>(a);
 }
-static rfr_status run_few(const rfr_call *c, const sort_args &a) {
-  const size_t each = (size_t)a.experts * (PITCH + 4) * 4, bytes = each + 2 * STAGE * 4;
-  const rfr_status s = rfi_cuda_check(
-      cudaFuncSetAttribute(scatter_few, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "moe_sort");
-  if (s != RFR_OK) return s;
-  count_few<<<(unsigned)a.tiles, THREADS, 0, rfi_stream(c)>>>(a);
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = (unsigned)a.tiles, config.blockDim = THREADS;
-  config.dynamicSmemBytes = bytes, config.stream = rfi_stream(c);
-  config.attrs = &early, config.numAttrs = rfi_cuda_info_of(c)->major >= 9;
-  return rfi_cuda_check(cudaLaunchKernelEx(&config, scatter_few, a), "moe_sort");
-}
-
 static rfr_status run_sort(const rfr_call *c) {
   const sort_args a = lay_out(c);
   cudaStream_t stream = rfi_stream(c);
-  if (a.experts <= FEW && a.per_tile <= STAGE) return run_few(c, a);
   if (a.experts <= 8192) count_tiles<true><<<(unsigned)a.tiles, THREADS, (size_t)a.experts * 4, stream>>>(a);
   else count_tiles<false><<<(unsigned)a.tiles, THREADS, 0, stream>>>(a);
   if (a.experts <= 256) launch_scatter<32>(a, stream);
