@@ -34,14 +34,25 @@ static __device__ __forceinline__ void rfi_barrier_wait(uint32_t at, uint32_t pa
                "r"(parity)
                : "memory");
 }
-/* On the barrier at the same place of block `rank` of the cluster. It says that reads are done, nothing was written:
- * a release to the cluster would wait for everything that is on its way to memory. */
+/* On the barrier at the same place of block `rank` of the cluster. It says that products have read, which waited for
+ * them, and nothing was written: a release to the cluster would wait for everything that is on its way to memory. */
 static __device__ __forceinline__ void rfi_barrier_arrive_at(uint32_t at, uint32_t rank) {
   rfi_delay();
   asm volatile("{\n"
                ".reg .b32 there;\n"
                "mapa.shared::cluster.u32 there, %0, %1;\n"
                "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+               "}" ::"r"(at),
+               "r"(rank)
+               : "memory");
+}
+/* The same for a load of one's own, which an arrival by itself does not wait for. */
+static __device__ __forceinline__ void rfi_barrier_release_at(uint32_t at, uint32_t rank) {
+  rfi_delay();
+  asm volatile("{\n"
+               ".reg .b32 there;\n"
+               "mapa.shared::cluster.u32 there, %0, %1;\n"
+               "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
                "}" ::"r"(at),
                "r"(rank)
                : "memory");

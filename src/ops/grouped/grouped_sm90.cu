@@ -118,24 +118,23 @@ struct places {
 /* ---- which tile next: one warp, ahead of the others ---- */
 
 /* The next unit of this cluster: the first block takes it and tells the second, which says that it has read the number
- * only when it has: an arrival in another block does not wait for a load before it, and that one stands in line behind
- * what the consumers load and store. */
+ * when it has: the load stands in line behind what consumers load and store. */
 static __device__ __forceinline__ int take(int32_t *taken, const places &at, ring<1> &turn, int rank) {
-  const bool first = threadIdx.x % 32 == 0;
   int unit = 0;
-  if (first && rank == 0) {
-    unit = atomicAdd(taken, 1);
-    rfi_barrier_wait(at.free, turn.phase ^ 1);
-    rfi_send(at.number, at.given, 1, unit);
-  } else if (first) {
-    rfi_barrier_expect(at.given, 4);
-    rfi_barrier_wait(at.given, turn.phase);
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(unit) : "r"(at.number) : "memory");
+  if (threadIdx.x % 32 == 0) {
+    if (rank == 0) {
+      unit = atomicAdd(taken, 1);
+      rfi_barrier_wait(at.free, turn.phase ^ 1);
+      rfi_send(at.number, at.given, 1, unit);
+    } else {
+      rfi_barrier_expect(at.given, 4);
+      rfi_barrier_wait(at.given, turn.phase);
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(unit) : "r"(at.number) : "memory");
+      rfi_barrier_release_at(at.free, 0);
+    }
   }
   turn.next();
-  unit = rfi_same(unit);
-  if (first && rank != 0) rfi_barrier_arrive_at(at.free, 0);
-  return unit;
+  return rfi_same(unit);
 }
 
 static __device__ __forceinline__ void tell(const places &at, ring<SLOTS> &slot, const tile &t) {
