@@ -42,13 +42,6 @@ static rfr_status fill(rfr_run *run, const rfr_parameter *p, const rfr_tensor *x
   return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
 }
 
-static rfr_status zero(rfr_run *run, const rfr_tensor *x) {
-  void *host;
-  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
-  memset(host, 0, (size_t)x->bytes);
-  return rfi_host_close(run, x, RFI_HOST_WRITE, host, RFR_OK);
-}
-
 /* master = w, exactly */
 static rfr_status widen(rfr_run *run, const rfr_tensor *w, const rfr_tensor *master) {
   void *from, *to;
@@ -265,8 +258,7 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
   path = NULL;
   RFI_GOTO(load_folder(run, checkpoint->folder));
   RFI_GOTO(rfi_checkpoint_path(checkpoint, "optimizer.safetensors", &path));
-  RFI_GOTO(load_optimizer(run, path));
-  RFI_GOTO(zero(run, &run->metrics));
+  s = load_optimizer(run, path);
 fail:
   rfi_free(run->ctx, path);
   return s;
