@@ -61,7 +61,7 @@ static rfr_status run_command(cli *c) {
   };
   rfr_ctx_options o = rfr_ctx_options_default();
   if (c->threads >= 0) o.threads = c->threads < INT_MAX ? (int)c->threads : -1; /* for it to refuse */
-  if (c->device) o.device = c->device; /* else REFRAIN_DEVICE */
+  if (c->device) o.device = c->device;                                          /* else REFRAIN_DEVICE */
   if (o.device) o.device = device_of(c, o.device);
   o.log = print_warning;
   o.log_user = c;

@@ -5,10 +5,10 @@
 #include <atomic>
 #include <cstdio>
 #include <fstream>
+#include <refrain/train.h>
 #include <stdlib.h> // mkdtemp is POSIX
 #include <string>
 #include <thread>
-#include <refrain/train.h>
 
 static const char *config = R"(refrain: 1
 model: {model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2}
@@ -50,7 +50,7 @@ int main() {
 
   std::thread worker([&] { status = rfr_run_train(run); });
   while (progress.step < 50 && !progress.ended) std::this_thread::yield(); // a window would paint its progress bar here
-  rfr_run_request_stop(run);                            // the cancel button
+  rfr_run_request_stop(run);                                               // the cancel button
   worker.join();
   std::printf("stopped after %ld steps, loss %.2f, resumable: %s\n", progress.step.load(), progress.loss.load(),
               status == RFR_STOPPED ? "yes" : "no");

@@ -588,12 +588,8 @@ static void test_zero_gradients(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_cases),
-      rft_context_test(test_all_frozen),
-      rft_context_test(test_llama_subsets),
-      rft_context_test(test_gpt2_subsets),
-      rft_context_test(test_gemma_subsets),
-      rft_context_test(test_zero_gradients),
+      rft_context_test(test_cases),        rft_context_test(test_all_frozen),    rft_context_test(test_llama_subsets),
+      rft_context_test(test_gpt2_subsets), rft_context_test(test_gemma_subsets), rft_context_test(test_zero_gradients),
   };
   return cmocka_run_group_tests_name("frozen", tests, NULL, NULL);
 }

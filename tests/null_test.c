@@ -66,7 +66,7 @@ static void forget(const char *name) {
     note(#name);                                \
     assert_true(name(__VA_ARGS__) == (wanted)); \
   } while (0)
-#define NOWHERE ((rfr_place){NULL, 0})
+#define NOWHERE ((rfr_source){NULL, 0})
 
 static void ignore(const char *text, size_t n, void *user) {
   (void)text;

@@ -30,9 +30,8 @@ struct variant {
   const rfi_cuda_kernel *forward, *backward;
   int most_d;
 };
-static const variant variants[] = {
-    {"sm80", 8, &rfi_attention_sm80, &rfi_attention_sm80_bwd, 256},
-    {"sm90", 9, &rfi_attention_sm90, &rfi_attention_sm90_bwd, 128}};
+static const variant variants[] = {{"sm80", 8, &rfi_attention_sm80, &rfi_attention_sm80_bwd, 256},
+                                   {"sm90", 9, &rfi_attention_sm90, &rfi_attention_sm90_bwd, 128}};
 static rfi_cuda_info info;
 
 /* ---- small kernels ---- */

@@ -23,9 +23,9 @@ static void die(const char *what) {
   fprintf(stderr, "error: %s: %s\n", what, rfr_last_error()->message);
   exit(1);
 }
-#define OR_DIE(call)                    \
-  do {                                  \
-    if ((call) != RFR_OK) die(#call);   \
+#define OR_DIE(call)                  \
+  do {                                \
+    if ((call) != RFR_OK) die(#call); \
   } while (0)
 
 static FILE *create(const char *folder, const char *name, const char *suffix) {

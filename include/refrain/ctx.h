@@ -29,11 +29,11 @@ typedef void *(*rfr_alloc_fn)(size_t bytes, size_t alignment, void *user);
 typedef void (*rfr_free_fn)(void *memory, size_t bytes, void *user);
 
 typedef struct rfr_ctx_options {
-  size_t size;             /* sizeof (rfr_ctx_options), so that the struct can grow */
-  rfr_alloc_fn alloc;      /* NULL: aligned_alloc */
-  rfr_free_fn free;        /* NULL: free; set both or none */
+  size_t size;        /* sizeof (rfr_ctx_options), so that the struct can grow */
+  rfr_alloc_fn alloc; /* NULL: aligned_alloc */
+  rfr_free_fn free;   /* NULL: free; set both or none */
   void *alloc_user;
-  rfr_log_fn log;          /* NULL: no log */
+  rfr_log_fn log; /* NULL: no log */
   void *log_user;
   int threads;             /* threads of a parallel op; 0: the cores this process may use */
   const char *isa;         /* "v2", "v3" (AVX2), "v4" (AVX-512) or NULL: the best the CPU has */

@@ -15,27 +15,27 @@ extern "C" {
 #endif
 
 /*  X(enumerator, name in traces, bits per element, safetensors name) */
-#define RFR_DTYPES(X)             \
-  X(RFR_F64, "f64", 64, "F64")    \
-  X(RFR_F32, "f32", 32, "F32")    \
-  X(RFR_BF16, "bf16", 16, "BF16") \
-  X(RFR_F16, "f16", 16, "F16")    \
+#define RFR_DTYPES(X)               \
+  X(RFR_F64, "f64", 64, "F64")      \
+  X(RFR_F32, "f32", 32, "F32")      \
+  X(RFR_BF16, "bf16", 16, "BF16")   \
+  X(RFR_F16, "f16", 16, "F16")      \
   X(RFR_E4M3, "e4m3", 8, "F8_E4M3") \
   X(RFR_E5M2, "e5m2", 8, "F8_E5M2") \
   X(RFR_E8M0, "e8m0", 8, "F8_E8M0") \
   X(RFR_E3M2, "e3m2", 6, "F6_E3M2") \
   X(RFR_E2M3, "e2m3", 6, "F6_E2M3") \
-  X(RFR_E2M1, "e2m1", 4, "F4")    \
-  X(RFR_I64, "i64", 64, "I64")    \
-  X(RFR_I32, "i32", 32, "I32")    \
-  X(RFR_U8, "u8", 8, "U8")        \
+  X(RFR_E2M1, "e2m1", 4, "F4")      \
+  X(RFR_I64, "i64", 64, "I64")      \
+  X(RFR_I32, "i32", 32, "I32")      \
+  X(RFR_U8, "u8", 8, "U8")          \
   X(RFR_BOOL, "bool", 8, "BOOL")
 
 typedef enum rfr_dtype {
 #define RFR_DTYPE_ENUM(e, name, bits, st) e,
   RFR_DTYPES(RFR_DTYPE_ENUM)
 #undef RFR_DTYPE_ENUM
-  RFR_DTYPE_COUNT
+      RFR_DTYPE_COUNT
 } rfr_dtype;
 
 RFR_API const char *rfr_dtype_name(rfr_dtype dtype);             /* "bf16" */

@@ -76,7 +76,7 @@ typedef struct rfr_infer {
  * called more than once for one op and must do the same each time. */
 typedef struct rfr_grad {
   rfr_trace *t;
-  rfr_place at; /* of the forward call */
+  rfr_source at; /* of the forward call */
   int n_in, n_out;
   const rfr_value *in, *out; /* RFR_NONE: absent, dead */
   const rfr_attr *attr;
@@ -133,7 +133,7 @@ typedef struct rfr_op_desc {
   rfr_workspace_fn cpu_workspace;
   double (*flops)(const rfr_infer *c); /* of a call, a multiply-add as two, from the types; NULL: 0, as if memory
                                           alone bounded it */
-  void *user; /* for the callbacks; outlives the context */
+  void *user;                          /* for the callbacks; outlives the context */
 } rfr_op_desc;
 RFR_API rfr_op_desc rfr_op_desc_default(void);
 
@@ -147,7 +147,7 @@ RFR_API const rfr_op *rfr_op_find(const rfr_ctx *ctx, const char *name);
 /* Records any op. `in` has n_in values (RFR_NONE: absent; trailing absent ones may be left out),
  * `attr` one entry per attribute, in order. Returns the first result; `out`, unless NULL, has room
  * for all of them. Errors are latched in the trace, as by every recording call. */
-RFR_API rfr_value rfr_record_at(rfr_trace *t, rfr_place at, const rfr_op *op, int n_in, const rfr_value *in,
+RFR_API rfr_value rfr_record_at(rfr_trace *t, rfr_source at, const rfr_op *op, int n_in, const rfr_value *in,
                                 const rfr_attr *attr, rfr_value *out);
 #define rfr_record(t, op, n_in, in, attr, out) rfr_record_at(t, RFR_HERE, op, n_in, in, attr, out)
 

@@ -172,8 +172,7 @@ typedef struct rfr_schedule_result {
  * default. `ranks` gets an entry for each rank, `start` and `end` those of each action, rank after rank; all may be
  * NULL. Errors: argument, overflow. */
 RFR_API rfr_status rfr_schedule_simulate(const rfr_schedule *s, const rfr_stage_costs *costs, int n_costs,
-                                         rfr_schedule_result *out, rfr_rank_result *ranks, double *start,
-                                         double *end);
+                                         rfr_schedule_result *out, rfr_rank_result *ranks, double *start, double *end);
 /* Costs of `stages` stages from a file's text, JSON or CSV, into costs[stages]; docs/schedules.md has the form. Errors:
  * json, schedule.parse. */
 RFR_API rfr_status rfr_schedule_costs_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, int stages,

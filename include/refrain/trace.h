@@ -60,21 +60,21 @@ typedef enum rfr_phase {
 } rfr_phase;
 
 /* Where in the caller's source a recording call stands. */
-typedef struct rfr_place {
+typedef struct rfr_source {
   const char *file;
   int line;
-} rfr_place;
+} rfr_source;
 
 #ifdef __cplusplus
-static inline rfr_place rfr_place_make(const char *file, int line) {
-  rfr_place p;
+static inline rfr_source rfr_source_make(const char *file, int line) {
+  rfr_source p;
   p.file = file;
   p.line = line;
   return p;
 }
-#define RFR_HERE rfr_place_make(__FILE__, __LINE__)
+#define RFR_HERE rfr_source_make(__FILE__, __LINE__)
 #else
-#define RFR_HERE ((rfr_place){__FILE__, __LINE__})
+#define RFR_HERE ((rfr_source){__FILE__, __LINE__})
 #endif
 
 RFR_API rfr_status rfr_trace_create(rfr_ctx *ctx, rfr_trace **out);
@@ -86,12 +86,12 @@ RFR_API rfr_status rfr_trace_status(const rfr_trace *t);
 
 /* Declares a program input; the name must be new. A zero in `shape` is an empty
  * tensor, not an unknown size. */
-RFR_API rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role role, rfr_dtype dtype, int rank,
+RFR_API rfr_value rfr_input_at(rfr_trace *t, rfr_source at, const char *name, rfr_role role, rfr_dtype dtype, int rank,
                                const int64_t *shape);
 /* The shape comes last and may be a compound literal, commas and all. */
 #define rfr_input(t, name, role, dtype, rank, ...) rfr_input_at(t, RFR_HERE, name, role, dtype, rank, __VA_ARGS__)
 /* Declares a program output under a name. */
-RFR_API void rfr_output_at(rfr_trace *t, rfr_place at, const char *name, rfr_value v);
+RFR_API void rfr_output_at(rfr_trace *t, rfr_source at, const char *name, rfr_value v);
 #define rfr_output(t, name, v) rfr_output_at(t, RFR_HERE, name, v)
 
 /* Names a value for printing; copies the string. */
@@ -107,9 +107,9 @@ RFR_API void rfr_set_phase(rfr_trace *t, rfr_phase phase);
 /* What the recompute pass may do with the results of the ops recorded from now: keep them
  * for the backward, make them again where that lowers the peak, or as the compile options
  * say. Starts as RFR_POLICY_AUTO. */
-#define RFR_POLICIES(X)        \
-  X(RFR_POLICY_AUTO, "auto")   \
-  X(RFR_POLICY_KEEP, "keep")   \
+#define RFR_POLICIES(X)      \
+  X(RFR_POLICY_AUTO, "auto") \
+  X(RFR_POLICY_KEEP, "keep") \
   X(RFR_POLICY_RECOMPUTE, "recompute")
 typedef enum rfr_policy {
 #define RFR_POLICY_ENUM(e, name) e,

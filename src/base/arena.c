@@ -17,11 +17,7 @@
 
 #include "base/base.h"
 
-enum {
-  ALIGNMENT = 16,
-  FIRST_CHUNK = 4096,
-  LARGEST_CHUNK = 1 << 20
-};
+enum { ALIGNMENT = 16, FIRST_CHUNK = 4096, LARGEST_CHUNK = 1 << 20 };
 
 typedef struct chunk {
   struct chunk *next;

@@ -35,9 +35,7 @@ static int teardown(void **state) {
 
 static void test_blocks(void **state) {
   rfi_arena *arena = ((fixture *)*state)->arena;
-  enum {
-    N = 3000
-  };
+  enum { N = 3000 };
   static unsigned char *block[N];
   static size_t size[N];
   uint32_t r = 1;

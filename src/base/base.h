@@ -77,12 +77,12 @@ enum { RFI_MAX_THREADS = 4096 };
 
 /* The context's settings, read by the rooms that need them. */
 int rfi_ctx_threads(const rfr_ctx *ctx);
-const char *rfi_ctx_isa(const rfr_ctx *ctx); /* "v2", "v3" or "v4": what kernels may use */
+const char *rfi_ctx_isa(const rfr_ctx *ctx);    /* "v2", "v3" or "v4": what kernels may use */
 const char *rfi_ctx_device(const rfr_ctx *ctx); /* "cpu", "cuda", "cuda:N", "cuda:none" */
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx);
 bool rfi_ctx_use_onednn(const rfr_ctx *ctx);
 const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* folder, never NULL */
-double rfi_now(void); /* seconds, monotonic */
+double rfi_now(void);                                /* seconds, monotonic */
 void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* snprintf and strtod that ignore the locale. All formatted text of base goes through

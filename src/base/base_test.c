@@ -252,10 +252,8 @@ static void test_options_defaults(void **state) {
   static const char *const all[] = {"v2", "v3", "v4"};
   for (int i = 0; i < 3; i++) {
     o.isa = all[i];
-    if (strcmp(all[i], isa) <= 0)
-      assert_int_equal(create_and_destroy(&o), RFR_OK);
-    else
-      assert_error(create_and_destroy(&o), RFR_UNSUPPORTED, "unsupported", all[i]);
+    if (strcmp(all[i], isa) <= 0) assert_int_equal(create_and_destroy(&o), RFR_OK);
+    else assert_error(create_and_destroy(&o), RFR_UNSUPPORTED, "unsupported", all[i]);
   }
   rfr_ctx_destroy(ctx);
 }
@@ -339,9 +337,7 @@ static void test_allocator_counts(void **state) {
   const guard start = g;
   assert_int_equal(start.blocks, 1);
   static const size_t sizes[] = {0, 1, 63, 64, 65, 1000, 100003};
-  enum {
-    N = sizeof sizes / sizeof *sizes
-  };
+  enum { N = sizeof sizes / sizeof *sizes };
   unsigned char *blocks[N];
   for (int i = 0; i < N; i++) {
     assert_int_equal(RFI_ALLOC(ctx, sizes[i], &blocks[i]), RFR_OK);
@@ -399,9 +395,7 @@ static void test_allocator_refuses(void **state) {
 
 static void test_byte_limit(void **state) {
   (void)state;
-  enum {
-    LIMIT = 10000
-  };
+  enum { LIMIT = 10000 };
   guard g = {0};
   rfr_ctx *ctx = make_guarded(&g, LIMIT);
   const int64_t own = g.bytes;

@@ -21,17 +21,13 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <sys/mman.h>
+#include <time.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
-enum {
-  ALIGNMENT = 64,
-  HUGE_PAGE = 1 << 21,
-  LOG_BYTES = 2048
-};
+enum { ALIGNMENT = 64, HUGE_PAGE = 1 << 21, LOG_BYTES = 2048 };
 
 typedef struct header {
   _Alignas(ALIGNMENT) size_t bytes; /* of the whole block */
@@ -166,10 +162,8 @@ static void own_folder(char out[PATH_MAX]) {
                realpath(info.dli_fname, out) != NULL;
   if (!found) found = realpath("/proc/self/exe", out) != NULL;
   char *slash = found ? strrchr(out, '/') : NULL;
-  if (slash == NULL)
-    slash = out;
-  else if (slash == out)
-    slash++;
+  if (slash == NULL) slash = out;
+  else if (slash == out) slash++;
   *slash = '\0';
 }
 
@@ -276,10 +270,8 @@ rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
   ctx->o = o;
   ctx->isa = isa;
   ctx->own_bytes = bytes;
-  if (o.module_path != NULL)
-    strcpy(ctx->module_path, o.module_path);
-  else
-    own_folder(ctx->module_path);
+  if (o.module_path != NULL) strcpy(ctx->module_path, o.module_path);
+  else own_folder(ctx->module_path);
   strcpy(ctx->device, o.device);
   ctx->o.device = ctx->device;
   ctx->o.isa = isa;

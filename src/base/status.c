@@ -13,10 +13,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-enum {
-  MESSAGE_BYTES = 2048,
-  FILE_BYTES = 1024
-};
+enum { MESSAGE_BYTES = 2048, FILE_BYTES = 1024 };
 
 typedef struct last_error {
   rfr_error error;
@@ -104,9 +101,7 @@ rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const ch
   return set_error(error, file, line > 0 ? line : 0, text, wanted);
 }
 
-rfr_status rfi_fail_status(rfr_status status) {
-  return last.error.status = status;
-}
+rfr_status rfi_fail_status(rfr_status status) { return last.error.status = status; }
 
 rfr_status rfi_fail_prefix(const char *format, ...) {
   char text[MESSAGE_BYTES] = "";

@@ -13,9 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-enum {
-  BLOCK = 512
-};
+enum { BLOCK = 512 };
 
 static inline uint32_t f32_bits(float x) {
   uint32_t u;
@@ -31,13 +29,13 @@ static void load_ints(int64_t *out, rfr_dtype from, const unsigned char *src, in
   for (int i = 0; i < n; i++) {
     int32_t x;
     switch (from) {
-    case RFR_I64: memcpy(&out[i], src + 8 * (size_t)i, 8); break;
-    case RFR_I32:
-      memcpy(&x, src + 4 * (size_t)i, 4);
-      out[i] = x;
-      break;
-    case RFR_BOOL: out[i] = src[i] != 0; break;
-    default: out[i] = src[i]; break;
+      case RFR_I64: memcpy(&out[i], src + 8 * (size_t)i, 8); break;
+      case RFR_I32:
+        memcpy(&x, src + 4 * (size_t)i, 4);
+        out[i] = x;
+        break;
+      case RFR_BOOL: out[i] = src[i] != 0; break;
+      default: out[i] = src[i]; break;
     }
   }
 }
@@ -46,23 +44,23 @@ static void load_floats(float *out, rfr_dtype from, const unsigned char *src, in
   uint16_t half;
   uint32_t bits;
   switch (from) {
-  case RFR_F32: memcpy(out, src, 4 * (size_t)n); break;
-  case RFR_BF16:
-    for (int i = 0; i < n; i++) {
-      memcpy(&half, src + 2 * (size_t)i, 2);
-      bits = (uint32_t)half << 16;
-      memcpy(out + i, &bits, 4);
-    }
-    break;
-  case RFR_F16:
-    for (int i = 0; i < n; i++) {
-      memcpy(&half, src + 2 * (size_t)i, 2);
-      out[i] = rfr_float_from_bits(RFR_F16, half);
-    }
-    break;
-  default:
-    for (int i = 0; i < n; i++) out[i] = rfr_float_from_bits(from, src[i]);
-    break;
+    case RFR_F32: memcpy(out, src, 4 * (size_t)n); break;
+    case RFR_BF16:
+      for (int i = 0; i < n; i++) {
+        memcpy(&half, src + 2 * (size_t)i, 2);
+        bits = (uint32_t)half << 16;
+        memcpy(out + i, &bits, 4);
+      }
+      break;
+    case RFR_F16:
+      for (int i = 0; i < n; i++) {
+        memcpy(&half, src + 2 * (size_t)i, 2);
+        out[i] = rfr_float_from_bits(RFR_F16, half);
+      }
+      break;
+    default:
+      for (int i = 0; i < n; i++) out[i] = rfr_float_from_bits(from, src[i]);
+      break;
   }
 }
 
@@ -101,10 +99,10 @@ static void store_ints(rfr_dtype to, unsigned char *dst, const int64_t *in, int 
     const int64_t x = in[i];
     const int32_t clamped = x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : (int32_t)x;
     switch (to) {
-    case RFR_I64: memcpy(dst + 8 * (size_t)i, &x, 8); break;
-    case RFR_I32: memcpy(dst + 4 * (size_t)i, &clamped, 4); break;
-    case RFR_BOOL: dst[i] = x != 0; break;
-    default: dst[i] = (unsigned char)(x < 0 ? 0 : x > 255 ? 255 : x); break;
+      case RFR_I64: memcpy(dst + 8 * (size_t)i, &x, 8); break;
+      case RFR_I32: memcpy(dst + 4 * (size_t)i, &clamped, 4); break;
+      case RFR_BOOL: dst[i] = x != 0; break;
+      default: dst[i] = (unsigned char)(x < 0 ? 0 : x > 255 ? 255 : x); break;
     }
   }
 }
@@ -112,23 +110,23 @@ static void store_ints(rfr_dtype to, unsigned char *dst, const int64_t *in, int 
 static void store_floats(rfr_dtype to, unsigned char *dst, const float *in, int n) {
   uint16_t half;
   switch (to) {
-  case RFR_F32: memcpy(dst, in, 4 * (size_t)n); break;
-  case RFR_BF16:
-    for (int i = 0; i < n; i++) {
-      const uint32_t u = f32_bits(in[i]), rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
-      half = (uint16_t)((u & 0x7FFFFFFF) > 0x7F800000 ? (u >> 16) | 0x40 : rounded);
-      memcpy(dst + 2 * (size_t)i, &half, 2);
-    }
-    break;
-  case RFR_F16:
-    for (int i = 0; i < n; i++) {
-      half = (uint16_t)rfr_float_to_bits(RFR_F16, in[i]);
-      memcpy(dst + 2 * (size_t)i, &half, 2);
-    }
-    break;
-  default:
-    for (int i = 0; i < n; i++) dst[i] = (unsigned char)rfr_float_to_bits(to, in[i]);
-    break;
+    case RFR_F32: memcpy(dst, in, 4 * (size_t)n); break;
+    case RFR_BF16:
+      for (int i = 0; i < n; i++) {
+        const uint32_t u = f32_bits(in[i]), rounded = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
+        half = (uint16_t)((u & 0x7FFFFFFF) > 0x7F800000 ? (u >> 16) | 0x40 : rounded);
+        memcpy(dst + 2 * (size_t)i, &half, 2);
+      }
+      break;
+    case RFR_F16:
+      for (int i = 0; i < n; i++) {
+        half = (uint16_t)rfr_float_to_bits(RFR_F16, in[i]);
+        memcpy(dst + 2 * (size_t)i, &half, 2);
+      }
+      break;
+    default:
+      for (int i = 0; i < n; i++) dst[i] = (unsigned char)rfr_float_to_bits(to, in[i]);
+      break;
   }
 }
 

@@ -11,16 +11,9 @@
 
 #include "refrain/tensor.h"
 
-enum {
-  RFI_DL_MAJOR = 1,
-  RFI_DL_MINOR = 1
-};
-enum {
-  RFI_DL_CPU = 1
-};
-enum {
-  RFI_DL_READ_ONLY = 1
-};
+enum { RFI_DL_MAJOR = 1, RFI_DL_MINOR = 1 };
+enum { RFI_DL_CPU = 1 };
+enum { RFI_DL_READ_ONLY = 1 };
 
 typedef struct rfi_dl_type {
   uint8_t code, bits;

@@ -41,21 +41,17 @@ static const layout *layout_of(rfr_dtype dtype) {
                       e5m2 = {5, 2, 15, 0x7B, 0x7B, 0x7E}, e3m2 = {3, 2, 3, 0x1F, 0x1F, 0},
                       e2m3 = {2, 3, 1, 0x1F, 0x1F, 0}, e2m1 = {2, 1, 1, 0x7, 0x7, 0};
   switch (dtype) {
-  case RFR_F16: return &f16;
-  case RFR_E4M3: return &e4m3;
-  case RFR_E5M2: return &e5m2;
-  case RFR_E3M2: return &e3m2;
-  case RFR_E2M3: return &e2m3;
-  case RFR_E2M1: return &e2m1;
-  default: return NULL;
+    case RFR_F16: return &f16;
+    case RFR_E4M3: return &e4m3;
+    case RFR_E5M2: return &e5m2;
+    case RFR_E3M2: return &e3m2;
+    case RFR_E2M3: return &e2m3;
+    case RFR_E2M1: return &e2m1;
+    default: return NULL;
   }
 }
 
-enum {
-  F32_QUIET = 0x00400000,
-  F32_INFINITY = 0x7F800000,
-  F32_HIDDEN = 0x00800000
-};
+enum { F32_QUIET = 0x00400000, F32_INFINITY = 0x7F800000, F32_HIDDEN = 0x00800000 };
 
 static uint32_t bits_of(float x) {
   uint32_t u;
@@ -130,10 +126,10 @@ uint32_t rfr_float_to_bits(rfr_dtype dtype, float x) {
   const layout *f = layout_of(dtype);
   if (f != NULL) return encode(f, u);
   switch (dtype) {
-  case RFR_F32: return u;
-  case RFR_BF16: return encode_bf16(u);
-  case RFR_E8M0: return encode_e8m0(u);
-  default: return 0;
+    case RFR_F32: return u;
+    case RFR_BF16: return encode_bf16(u);
+    case RFR_E8M0: return encode_e8m0(u);
+    default: return 0;
   }
 }
 
@@ -141,10 +137,10 @@ float rfr_float_from_bits(rfr_dtype dtype, uint32_t bits) {
   const layout *f = layout_of(dtype);
   if (f != NULL) return decode(f, bits);
   switch (dtype) {
-  case RFR_F32: return float_of(bits);
-  case RFR_BF16: return float_of(bits << 16);
-  case RFR_E8M0: return decode_e8m0(bits);
-  default: return 0;
+    case RFR_F32: return float_of(bits);
+    case RFR_BF16: return float_of(bits << 16);
+    case RFR_E8M0: return decode_e8m0(bits);
+    default: return 0;
   }
 }
 

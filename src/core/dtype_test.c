@@ -41,9 +41,7 @@ static const spec specs[] = {
     {RFR_E2M3, 2, 3, 1, 7.5, 0, 0},
     {RFR_E2M1, 2, 1, 1, 6, 0, 0},
 };
-enum {
-  N_SPECS = sizeof specs / sizeof *specs
-};
+enum { N_SPECS = sizeof specs / sizeof *specs };
 
 static double formula(const spec *s, uint32_t bits) {
   const uint32_t m = bits & ((1u << s->mantissa) - 1), e = bits >> s->mantissa & ((1u << s->exponent) - 1);
@@ -237,39 +235,39 @@ static long double element(rfr_dtype dtype, const void *p) {
   int64_t i64;
   int32_t i32;
   switch (dtype) {
-  case RFR_F64: memcpy(&d, p, 8); return d;
-  case RFR_F32: memcpy(&f, p, 4); return f;
-  case RFR_I64: memcpy(&i64, p, 8); return i64;
-  case RFR_I32: memcpy(&i32, p, 4); return i32;
-  case RFR_U8: return *(const unsigned char *)p;
-  case RFR_BOOL: return *(const unsigned char *)p != 0;
-  default: memcpy(&bits, p, (size_t)bytes_of(dtype)); return rfr_float_from_bits(dtype, bits);
+    case RFR_F64: memcpy(&d, p, 8); return d;
+    case RFR_F32: memcpy(&f, p, 4); return f;
+    case RFR_I64: memcpy(&i64, p, 8); return i64;
+    case RFR_I32: memcpy(&i32, p, 4); return i32;
+    case RFR_U8: return *(const unsigned char *)p;
+    case RFR_BOOL: return *(const unsigned char *)p != 0;
+    default: memcpy(&bits, p, (size_t)bytes_of(dtype)); return rfr_float_from_bits(dtype, bits);
   }
 }
 
 static long double expected(rfr_dtype to, long double x) {
   long double low = 0, high = 255;
   switch (to) {
-  case RFR_F64: return (double)x;
-  case RFR_BOOL: return isnan(x) || x != 0;
-  case RFR_E8M0: {
-    if (isnan(x)) return NAN;
-    int e;
-    const long double m = frexpl(fabsl(x), &e);
-    if (fabsl(x) <= 0x1p-127L) return 0x1p-127L;
-    if (fabsl(x) >= 0x1p127L) return 0x1p127L;
-    return ldexpl(1, m == 0.5L ? e - 1 : e);
-  }
-  case RFR_I64:
-    low = INT64_MIN;
-    high = INT64_MAX;
-    break;
-  case RFR_I32:
-    low = INT32_MIN;
-    high = INT32_MAX;
-    break;
-  case RFR_U8: break;
-  default: return rounded(spec_of(to), x);
+    case RFR_F64: return (double)x;
+    case RFR_BOOL: return isnan(x) || x != 0;
+    case RFR_E8M0: {
+      if (isnan(x)) return NAN;
+      int e;
+      const long double m = frexpl(fabsl(x), &e);
+      if (fabsl(x) <= 0x1p-127L) return 0x1p-127L;
+      if (fabsl(x) >= 0x1p127L) return 0x1p127L;
+      return ldexpl(1, m == 0.5L ? e - 1 : e);
+    }
+    case RFR_I64:
+      low = INT64_MIN;
+      high = INT64_MAX;
+      break;
+    case RFR_I32:
+      low = INT32_MIN;
+      high = INT32_MAX;
+      break;
+    case RFR_U8: break;
+    default: return rounded(spec_of(to), x);
   }
   return isnan(x) ? 0 : x <= low ? low : x >= high ? high : truncl(x);
 }
@@ -289,22 +287,20 @@ static void fill_element(rfr_dtype dtype, unsigned char *p, uint64_t *s) {
   const int32_t i32 = (int32_t)i;
   const uint64_t bits = next_random(s);
   switch (dtype) {
-  case RFR_F64: memcpy(p, &d, 8); break;
-  case RFR_F32: memcpy(p, &f, 4); break;
-  case RFR_I64: memcpy(p, &i, 8); break;
-  case RFR_I32: memcpy(p, &i32, 4); break;
-  case RFR_E3M2:
-  case RFR_E2M3: p[0] = bits & 63; break;
-  case RFR_E2M1: p[0] = bits & 15; break;
-  default: memcpy(p, &bits, (size_t)bytes_of(dtype)); break;
+    case RFR_F64: memcpy(p, &d, 8); break;
+    case RFR_F32: memcpy(p, &f, 4); break;
+    case RFR_I64: memcpy(p, &i, 8); break;
+    case RFR_I32: memcpy(p, &i32, 4); break;
+    case RFR_E3M2:
+    case RFR_E2M3: p[0] = bits & 63; break;
+    case RFR_E2M1: p[0] = bits & 15; break;
+    default: memcpy(p, &bits, (size_t)bytes_of(dtype)); break;
   }
 }
 
 static void test_convert_all_pairs(void **state) {
   (void)state;
-  enum {
-    N = 2003
-  }; /* not a multiple of any block */
+  enum { N = 2003 }; /* not a multiple of any block */
   unsigned char *src = malloc(8 * N + 1), *dst = malloc(8 * N + 2);
   uint64_t seed = 7;
   for (int from = 0; from < RFR_DTYPE_COUNT; from++) {

@@ -51,12 +51,7 @@ static void test_addresses_are_distinct(void **state) {
   static const uint32_t sites[] = {0, 1, 2, 3, 255, 256, 1u << 16, 1u << 23, (1u << 24) - 1};
   static const uint32_t microbatches[] = {0, 1, 2, 7, 255, 1u << 15, (1u << 16) - 1};
   static const uint64_t steps[] = {0, 1, 2, 65536, 1ull << 31, 1ull << 32, 1ull << 47, (1ull << 48) - 1};
-  enum {
-    B = 9,
-    S = 9,
-    M = 7,
-    T = 8
-  };
+  enum { B = 9, S = 9, M = 7, T = 8 };
   static rfi_u32x4 draws[B * S * M * T];
   size_t n = 0;
   for (int b = 0; b < B; b++)
@@ -90,9 +85,7 @@ static void test_stream_keys(void **state) {
   assert_true(rfi_stream_id("") == 0xcbf29ce484222325u);
   assert_true(rfi_stream_id("a") == 0xaf63dc4c8601ec8cu);
   assert_true(rfi_stream_id("foobar") == 0x85944171f73967e8u);
-  enum {
-    N = 200
-  };
+  enum { N = 200 };
   static uint64_t keys[N * N];
   size_t n = 0;
   for (uint64_t seed = 0; seed < N; seed++)
@@ -117,10 +110,7 @@ static void test_stream_keys(void **state) {
 /* Deterministic, so a bound of five standard deviations is a fixed fact, not a gamble. */
 static void test_distribution(void **state) {
   (void)state;
-  enum {
-    BLOCKS = 1 << 17,
-    N = 4 * BLOCKS
-  };
+  enum { BLOCKS = 1 << 17, N = 4 * BLOCKS };
   static int64_t bytes[4][256];
   static int64_t bits[32];
   double sum = 0, squares = 0, neighbours = 0, last = 0.5;

@@ -24,9 +24,7 @@ static const type_row types[] = {
     {RFR_F64, 2, 64},  {RFR_F32, 2, 32}, {RFR_F16, 2, 16}, {RFR_BF16, 4, 16}, {RFR_E4M3, 10, 8}, {RFR_E5M2, 12, 8},
     {RFR_E8M0, 14, 8}, {RFR_I64, 0, 64}, {RFR_I32, 0, 32}, {RFR_U8, 1, 8},    {RFR_BOOL, 6, 8},
 };
-enum {
-  N_TYPES = sizeof types / sizeof *types
-};
+enum { N_TYPES = sizeof types / sizeof *types };
 
 /* An exported tensor in one block; `dl` first, so that the block's address is its own. */
 typedef struct exported {
@@ -44,10 +42,8 @@ static bool count_elements(int rank, const int64_t *shape, int64_t *n) {
   bool is_empty = false;
   for (int i = 0; i < rank; i++) {
     if (shape[i] < 0) return false;
-    if (shape[i] == 0)
-      is_empty = true;
-    else if (__builtin_mul_overflow(product, shape[i], &product))
-      return false;
+    if (shape[i] == 0) is_empty = true;
+    else if (__builtin_mul_overflow(product, shape[i], &product)) return false;
   }
   *n = is_empty ? 0 : product;
   return product <= INT64_MAX / 8;

@@ -45,7 +45,7 @@ static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *ar
 }
 
 /* The communicator of a collective op, which must have as many ranks as the op was recorded for. */
-static rfr_status bind_comm(const rfi_machine *m, const rfi_opr *op, rfi_bound *b) {
+static rfr_status bind_comm(const rfi_exec_target *m, const rfi_opr *op, rfi_bound *b) {
   const int64_t ranks = op->attr[0].i;
   const char *file = op->at.file ? op->at.file : "";
   if (ranks == 1) return RFR_OK;
@@ -62,14 +62,14 @@ static rfr_status bind_comm(const rfi_machine *m, const rfi_opr *op, rfi_bound *
   return RFR_OK;
 }
 
-rfr_status rfi_bind_join(const rfi_machine *m) {
+rfr_status rfi_join_communicator(const rfi_exec_target *m) {
   const bool joins = m->comm && m->comm->table->host == m->backend->host && m->backend->join;
   return joins ? m->backend->join(m->device, m->comm) : RFR_OK;
 }
 
 /* Fills the call of op i, whose operands and results are described in args, and asks its
  * kernel for the workspace. */
-static rfr_status bind_op(const rfi_machine *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
+static rfr_status bind_op(const rfi_exec_target *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
   const rfi_opr *op = &t->ops[i];
   for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
   for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
@@ -91,7 +91,7 @@ static rfr_status bind_op(const rfi_machine *m, const rfr_trace *t, int i, rfi_a
                      b->why ? b->why : "");
 }
 
-rfr_status rfi_bind_ops(const rfi_machine *m, const rfr_trace *t, rfi_bound *bound, int *n) {
+rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_bound *bound, int *n) {
   *n = 0;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -103,8 +103,8 @@ rfr_status rfi_bind_ops(const rfi_machine *m, const rfr_trace *t, rfi_bound *bou
   return RFR_OK;
 }
 
-static rfi_machine machine_of(const rfr_programs *p) {
-  return (rfi_machine){p->ctx, p->strings, p->backend, p->device, p->options.comm};
+static rfi_exec_target machine_of(const rfr_programs *p) {
+  return (rfi_exec_target){p->ctx, p->strings, p->backend, p->device, p->options.comm};
 }
 
 /* Of products of experts, which run on more than one kernel: which, and why. */
@@ -115,11 +115,11 @@ static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_repo
                          op->scope, b->kernel, b->why ? ": " : "", b->why ? b->why : "");
 }
 
-rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program, rfi_report *report) {
+rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report) {
   const rfr_trace *t = program->trace;
-  const rfi_machine m = machine_of(p);
+  const rfi_exec_target m = machine_of(p);
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *program->bound * (size_t)(t->n_ops + 1), &program->bound));
-  RFI_TRY(rfi_bind_ops(&m, t, program->bound, &program->n_bound));
+  RFI_TRY(rfi_select_ops(&m, t, program->bound, &program->n_bound));
   for (int i = 0; i < program->n_bound; i++) {
     const rfi_opr *op = &t->ops[program->bound[i].op];
     const double flops = rfi_op_cost(t, op).flops;
@@ -131,7 +131,7 @@ rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program, rfi_report *r
   return RFR_OK;
 }
 
-rfr_status rfi_bind_sizes(const rfi_machine *m, const rfr_trace *t, int64_t *bytes) {
+rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, int64_t *bytes) {
   rfi_arg *args;
   int most = 0;
   for (int i = 0; i < t->n_ops; i++)
@@ -147,13 +147,13 @@ rfr_status rfi_bind_sizes(const rfi_machine *m, const rfr_trace *t, int64_t *byt
   return s;
 }
 
-rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *bytes) {
-  const rfi_machine m = machine_of(programs);
-  return rfi_bind_sizes(&m, t, bytes);
+rfr_status rfi_pass_workspaces(void *programs, const rfr_trace *t, int64_t *bytes) {
+  const rfi_exec_target m = machine_of(programs);
+  return rfi_select_workspaces(&m, t, bytes);
 }
 
-void rfi_bind_args(const rfr_trace *t, rfi_bound *bound, int n,
-                   unsigned char *(*address)(const void *user, rfr_value owner), const void *user) {
+void rfi_set_op_addresses(const rfr_trace *t, rfi_bound *bound, int n,
+                          unsigned char *(*address)(const void *user, rfr_value owner), const void *user) {
   for (int i = 0; i < n; i++) {
     const rfi_opr *op = &t->ops[bound[i].op];
     rfi_arg *args = (rfi_arg *)bound[i].call.in;
@@ -176,8 +176,8 @@ static unsigned char *address_of(const void *user, rfr_value owner) {
   return rfi_address(x->p, x->program->offset[owner]);
 }
 
-void rfi_bind_addresses(rfr_programs *p, rfi_program *program) {
-  rfi_bind_args(program->trace, program->bound, program->n_bound, address_of, &(placed){p, program});
+void rfi_set_program_addresses(rfr_programs *p, rfi_program *program) {
+  rfi_set_op_addresses(program->trace, program->bound, program->n_bound, address_of, &(placed){p, program});
   for (int i = 0, k = 0; i < program->plan.n; i++) {
     const rfi_buffer *w = &program->plan.buffer[i];
     if (w->value != RFR_NONE) continue;

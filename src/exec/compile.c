@@ -15,7 +15,7 @@ rfr_compile_options rfr_compile_options_default(void) {
 
 /* ---- inputs, shared by name ---- */
 
-static rfi_slot *find_slot(const rfr_programs *p, const char *name) {
+static rfi_program_input *find_slot(const rfr_programs *p, const char *name) {
   int i = rfi_names_find(&p->names, name);
   return i < 0 ? NULL : &p->slot[i];
 }
@@ -26,7 +26,7 @@ static void mark_rings(rfr_programs *p, const rfr_trace *t) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->outside || strcmp(op->def->family, "ring") != 0 || op->n_in == 0) continue;
     const rfi_value *ring = &t->values[t->values[op->in[0]].base];
-    rfi_slot *slot = ring->op < 0 ? find_slot(p, ring->name) : NULL;
+    rfi_program_input *slot = ring->op < 0 ? find_slot(p, ring->name) : NULL;
     if (slot) slot->ring = true;
   }
 }
@@ -35,7 +35,7 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
   const rfr_trace *t = g->trace;
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
-    rfi_slot *slot = find_slot(p, x->name);
+    rfi_program_input *slot = find_slot(p, x->name);
     if (slot) {
       if (memcmp(&slot->tensor.type, &x->type, sizeof x->type) != 0 || slot->tensor.role != (rfr_role)x->role)
         return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has another type or role in program \"%s\" than before", x->name,
@@ -46,8 +46,8 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
       return RFR_NO_MEMORY;
     const char *name = rfi_arena_strdup(p->strings, x->name);
     if (!name || !rfi_names_add(&p->names, p->strings, name, p->n_slots)) return RFR_NO_MEMORY;
-    p->slot[p->n_slots++] =
-        (rfi_slot){.tensor = {.name = name, .role = (rfr_role)x->role, .type = x->type, .bytes = rfi_bytes(&x->type)}};
+    p->slot[p->n_slots++] = (rfi_program_input){
+        .tensor = {.name = name, .role = (rfr_role)x->role, .type = x->type, .bytes = rfi_bytes(&x->type)}};
     p->persistent_bytes += rfi_storage_bytes(&x->type);
   }
   mark_rings(p, t);
@@ -61,7 +61,7 @@ static rfi_pass_options pass_options(rfr_programs *p) {
                             .prune = p->options.prune,
                             .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->backend->loss_chunk,
                             .recompute = p->options.recompute,
-                            .workspace = rfi_bind_workspaces,
+                            .workspace = rfi_pass_workspaces,
                             .user = p};
 }
 
@@ -71,7 +71,7 @@ static rfr_status plan_line(rfi_program *g) { return rfi_plan_make(g->trace, g->
 static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
   rfi_stage *last = &g->pipeline.stage[RFI_STAGES - 1];
   g->trace = last->trace;
-  RFI_TRY(rfi_bind_kernels(p, g, &last->report));
+  RFI_TRY(rfi_select_program(p, g, &last->report));
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->workspace * (size_t)(g->trace->n_ops + 1), &g->workspace));
   for (int i = 0; i < g->n_bound; i++) g->workspace[g->bound[i].op] = g->bound[i].workspace;
   return plan_line(g);
@@ -132,15 +132,15 @@ static rfr_status meet_budget(rfr_programs *p) {
 /* ---- the side branch ---- */
 
 /* Bound ops learn where they run; aside NULL: all one after the other. */
-static void set_aside(rfi_program *g, const rfi_aside *aside) {
-  g->n_aside = 0;
+static void set_side(rfi_program *g, const rfi_side_op *aside) {
+  g->n_side_ops = 0;
   for (int i = 0; i < g->n_bound; i++) g->bound[i].forks = false;
   for (int i = 0, waiting = -1; i < g->n_bound; i++) {
     rfi_bound *b = &g->bound[i];
     b->waits = b->op == waiting;
     b->aside = aside && aside[b->op].until > 0;
     if (!b->aside) continue;
-    g->n_aside++;
+    g->n_side_ops++;
     waiting = aside[b->op].until; /* the same for all until then */
     int from = i;
     while (g->bound[from].op > aside[b->op].from) from--;
@@ -155,7 +155,7 @@ static bool is_over_budget(const rfr_programs *p, int64_t step_bytes) {
 /* The plan with a side branch takes the place of the one without, where there is a branch and the budget has room. */
 static rfr_status plan_branch(rfr_programs *p, rfi_program *g) {
   rfi_plan with = {0};
-  rfi_aside *aside;
+  rfi_side_op *aside;
   rfr_status s = rfi_branch(g->trace, g->workspace, &aside);
   if (s == RFR_OK && aside) s = rfi_plan_make(g->trace, g->workspace, aside, &with);
   if (s != RFR_OK || !aside) goto done;
@@ -164,7 +164,7 @@ static rfr_status plan_branch(rfr_programs *p, rfi_program *g) {
   rfi_plan_deinit(&g->plan);
   g->plan = with;
   with = (rfi_plan){0};
-  set_aside(g, aside);
+  set_side(g, aside);
 done:
   rfi_plan_deinit(&with);
   rfi_free(p->ctx, aside);
@@ -176,9 +176,9 @@ static rfr_status drop_branches(rfr_programs *p, bool *fewer) {
   *fewer = false;
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    if (g->n_aside == 0) continue;
+    if (g->n_side_ops == 0) continue;
     rfi_plan_deinit(&g->plan);
-    set_aside(g, NULL);
+    set_side(g, NULL);
     RFI_TRY(plan_line(g));
     rfi_log(p->ctx, RFR_LOG_WARNING,
             "program \"%s\" is planned without its side branch, %lld bytes more than the device has left", g->name,
@@ -191,10 +191,10 @@ static rfr_status drop_branches(rfr_programs *p, bool *fewer) {
 static rfr_status report_branches(rfr_programs *p) {
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    if (g->n_aside == 0 && g->branch_bytes == 0) continue;
-    RFI_TRY(rfi_report_line(&g->pipeline.stage[RFI_STAGES - 1].report, "side branch: %d ops, %+lld bytes%s", g->n_aside,
-                            (long long)g->branch_bytes,
-                            g->n_aside > 0                                       ? ""
+    if (g->n_side_ops == 0 && g->branch_bytes == 0) continue;
+    RFI_TRY(rfi_report_line(&g->pipeline.stage[RFI_STAGES - 1].report, "side branch: %d ops, %+lld bytes%s",
+                            g->n_side_ops, (long long)g->branch_bytes,
+                            g->n_side_ops > 0                                    ? ""
                             : is_over_budget(p, g->plan.bytes + g->branch_bytes) ? ": more than the budget has left"
                                                                                  : ": more than the device has left"));
   }
@@ -207,7 +207,7 @@ static void place_inputs(rfr_programs *p) {
   p->persistent_bytes = 0;
   for (int pass = 0; pass < 2; pass++) {
     for (int i = 0; i < p->n_slots; i++) {
-      rfi_slot *slot = &p->slot[i];
+      rfi_program_input *slot = &p->slot[i];
       if (slot->ring != (pass == 0)) continue;
       slot->offset = p->persistent_bytes;
       p->persistent_bytes += rfi_storage_bytes(&slot->tensor.type);
@@ -312,7 +312,7 @@ static rfr_status allocate(rfr_programs *p) {
     for (int k = 0; k < g->plan.n; k++)
       if (g->plan.buffer[k].value >= 0)
         g->offset[g->plan.buffer[k].value] = p->persistent_bytes + g->plan.buffer[k].offset;
-    rfi_bind_addresses(p, g);
+    rfi_set_program_addresses(p, g);
   }
   return RFR_OK;
 }
@@ -347,7 +347,8 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   RFI_GOTO(rfi_arena_create(ctx, &p->strings));
   RFI_GOTO(rfi_backend_find(ctx, &p->backend));
   RFI_GOTO(p->backend->open(ctx, &p->device));
-  RFI_GOTO(rfi_bind_join(&(rfi_machine){.backend = p->backend, .device = p->device, .comm = p->options.comm}));
+  RFI_GOTO(
+      rfi_join_communicator(&(rfi_exec_target){.backend = p->backend, .device = p->device, .comm = p->options.comm}));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   for (int i = 0; i < n; i++) {
@@ -420,7 +421,7 @@ rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out)
 rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tensor *out) {
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  const rfi_slot *slot = name ? find_slot(p, name) : NULL;
+  const rfi_program_input *slot = name ? find_slot(p, name) : NULL;
   if (!slot) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name ? name : "");
   *out = slot->tensor;
   return RFR_OK;
@@ -449,9 +450,9 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
   rfi_program *g;
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
-  *out = (rfr_plan_summary){p->total_bytes,         p->persistent_bytes, g->plan.bytes,      g->plan.lower_bound,
-                            p->n_slots + g->plan.n, p->options.budget,   g->compile_seconds, g->n_aside,
-                            g->branch_bytes};
+  *out = (rfr_plan_summary){p->total_bytes,      p->persistent_bytes,    g->plan.bytes,
+                            g->plan.lower_bound, p->n_slots + g->plan.n, p->options.budget,
+                            g->compile_seconds,  g->n_side_ops,          g->branch_bytes};
   return RFR_OK;
 }
 

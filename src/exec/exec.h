@@ -23,19 +23,19 @@
 enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF, RFI_WINDOW = 1 << 20 };
 
 /* Where ops are bound and run. */
-typedef struct rfi_machine {
+typedef struct rfi_exec_target {
   rfr_ctx *ctx;
   rfi_arena *strings; /* what is made for bound ops lives here */
   const rfi_backend *backend;
   rfi_device *device;
   rfr_comm *comm; /* of collective ops; NULL: none */
-} rfi_machine;
+} rfi_exec_target;
 
-typedef struct rfi_slot { /* a program input: memory shared by name */
+typedef struct rfi_program_input { /* a program input: memory shared by name */
   rfr_tensor tensor;
   int64_t offset;
   bool ring; /* some program reads or writes it as a ring */
-} rfi_slot;
+} rfi_program_input;
 
 typedef struct rfi_program {
   const char *name;
@@ -45,7 +45,7 @@ typedef struct rfi_program {
   int n_bound, n_load;    /* the first n_load of them are of phase load */
   int64_t *workspace;     /* per op: bytes that its kernel asks for */
   rfi_plan plan;
-  int n_aside;                    /* ops of the side branch, */
+  int n_side_ops;                 /* ops of the side branch, */
   int64_t branch_bytes;           /* and what the plan has more for it */
   int64_t *offset;                /* per value: where its storage is, -1 if it has none */
   rfi_graph *graph;               /* NULL: not captured */
@@ -61,7 +61,7 @@ struct rfr_programs {
   rfi_device *device;
   rfi_program *program;
   int n;
-  rfi_slot *slot;
+  rfi_program_input *slot;
   rfi_names names; /* of the slots */
   int n_slots, cap_slots;
   rfr_choice *choice; /* what tuning decided */
@@ -82,21 +82,21 @@ rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out);
 
 /* ---- bind.c ---- */
 /* Lets an open device know the communicator of its ops. */
-rfr_status rfi_bind_join(const rfi_machine *m);
+rfr_status rfi_join_communicator(const rfi_exec_target *m);
 /* Picks a kernel for every op: fills bound[] (room for n_ops) with shapes, workspace sizes and fake addresses; *n gets
  * their number, views have none. */
-rfr_status rfi_bind_ops(const rfi_machine *m, const rfr_trace *t, rfi_bound *bound, int *n);
+rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_bound *bound, int *n);
 /* Writes addresses into the arguments of bound ops: those of owners of storage, as `address` gives them. */
-void rfi_bind_args(const rfr_trace *t, rfi_bound *bound, int n,
-                   unsigned char *(*address)(const void *user, rfr_value owner), const void *user);
+void rfi_set_op_addresses(const rfr_trace *t, rfi_bound *bound, int n,
+                          unsigned char *(*address)(const void *user, rfr_value owner), const void *user);
 /* Workspace of each op's kernel, bytes[n_ops]. */
-rfr_status rfi_bind_sizes(const rfi_machine *m, const rfr_trace *t, int64_t *bytes);
+rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, int64_t *bytes);
 /* The same for a program, which is costed too; the report gets a line for each product of experts. */
-rfr_status rfi_bind_kernels(rfr_programs *p, rfi_program *program, rfi_report *report);
+rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report);
 /* Writes the addresses that the plan gives. */
-void rfi_bind_addresses(rfr_programs *p, rfi_program *program);
-/* rfi_bind_sizes as rfi_pass_options wants it. */
-rfr_status rfi_bind_workspaces(void *programs, const rfr_trace *t, int64_t *bytes);
+void rfi_set_program_addresses(rfr_programs *p, rfi_program *program);
+/* rfi_select_workspaces as rfi_pass_options wants it. */
+rfr_status rfi_pass_workspaces(void *programs, const rfr_trace *t, int64_t *bytes);
 
 /* ---- run.c ---- */
 /* The signature: what was captured against what is given now, by its type and, unless `at` is NULL, by its address; at

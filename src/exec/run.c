@@ -118,7 +118,7 @@ rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void
 
 static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, const rfr_binding *b) {
   int found = b->name ? rfi_names_find(&p->names, b->name) : -1;
-  const rfi_slot *slot = found < 0 ? NULL : &p->slot[found];
+  const rfi_program_input *slot = found < 0 ? NULL : &p->slot[found];
   if (!slot)
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" has no input \"%s\"", g->name, b->name ? b->name : "");
   const rfr_status s = rfi_check_captured(b->name, &slot->tensor.type, slot->tensor.data, b);

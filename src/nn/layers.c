@@ -13,20 +13,20 @@
 
 enum { DROPOUT_STREAM = 1 };
 
-rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_slot slot) {
+rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind slot) {
   int i = rfi_parameter_index(n->c, slot, n->layer);
   return i < 0 ? RFR_NONE : n->parameters[i];
 }
 
-rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_slot weight) {
-  rfr_value w = rfi_nn_parameter(n, weight), b = rfi_nn_parameter(n, (rfi_slot)(weight + 1));
+rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight) {
+  rfr_value w = rfi_nn_parameter(n, weight), b = rfi_nn_parameter(n, (rfi_param_kind)(weight + 1));
   return rfr_matmul(n->t, x, w, b, 0, n->c->type != RFR_MODEL_GPT2, n->c->dtype);
 }
 
-rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_slot weight) {
+rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_param_kind weight) {
   rfr_value w = rfi_nn_parameter(n, weight);
   if (n->c->type == RFR_MODEL_GPT2)
-    return rfr_layernorm(n->t, x, w, rfi_nn_parameter(n, (rfi_slot)(weight + 1)), n->c->norm_eps);
+    return rfr_layernorm(n->t, x, w, rfi_nn_parameter(n, (rfi_param_kind)(weight + 1)), n->c->norm_eps);
   if (rfi_is_gemma(n->c)) {
     const rfr_type type = rfr_value_type(n->t, w);
     if (type.dtype != RFR_F32) w = rfr_cast(n->t, w, RFR_F32);

@@ -8,9 +8,9 @@
 #include "nn/nn.h"
 
 rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x) {
-  rfr_value up = rfi_nn_linear(n, x, RFI_SLOT_UP), y;
+  rfr_value up = rfi_nn_linear(n, x, RFI_PARAM_UP), y;
   if (n->c->type == RFR_MODEL_GPT2) y = rfr_gelu(n->t, up, 1);
-  else if (rfi_is_gemma(n->c)) y = rfr_mul(n->t, rfr_gelu(n->t, rfi_nn_linear(n, x, RFI_SLOT_GATE), 1), up);
-  else y = rfr_swiglu(n->t, rfi_nn_linear(n, x, RFI_SLOT_GATE), up);
-  return rfi_nn_linear(n, y, RFI_SLOT_DOWN);
+  else if (rfi_is_gemma(n->c)) y = rfr_mul(n->t, rfr_gelu(n->t, rfi_nn_linear(n, x, RFI_PARAM_GATE), 1), up);
+  else y = rfr_swiglu(n->t, rfi_nn_linear(n, x, RFI_PARAM_GATE), up);
+  return rfi_nn_linear(n, y, RFI_PARAM_DOWN);
 }

@@ -34,9 +34,9 @@ static double embedding_scale(const rfr_model_config *c) {
 /* From the tokens to the last norm. */
 static rfr_value forward(rfi_nn *n, rfr_value tokens) {
   rfr_trace *t = n->t;
-  rfr_value x = rfr_embedding(t, rfi_nn_parameter(n, RFI_SLOT_TOKENS), tokens); /* (T,C) */
+  rfr_value x = rfr_embedding(t, rfi_nn_parameter(n, RFI_PARAM_TOKENS), tokens); /* (T,C) */
   if (n->c->type == RFR_MODEL_GPT2)
-    x = rfr_add(t, x, rfr_embedding(t, rfi_nn_parameter(n, RFI_SLOT_POSITIONS), n->positions));
+    x = rfr_add(t, x, rfr_embedding(t, rfi_nn_parameter(n, RFI_PARAM_POSITIONS), n->positions));
   if (rfi_is_gemma(n->c)) x = rfr_scale(t, x, embedding_scale(n->c), RFR_NONE);
   x = rfi_nn_dropout(n, x);
   for (n->layer = 0; n->layer < n->c->layers; n->layer++) {
@@ -44,7 +44,7 @@ static rfr_value forward(rfi_nn *n, rfr_value tokens) {
     n->routings += rfr_model_has_experts(n->c, n->layer);
   }
   rfr_scope(t, "norm");
-  x = rfi_nn_norm(n, x, RFI_SLOT_NORM);
+  x = rfi_nn_norm(n, x, RFI_PARAM_NORM);
   rfr_scope(t, "");
   return x;
 }
@@ -86,7 +86,7 @@ rfr_value rfr_model_forward_cached(rfr_trace *t, const rfr_model_config *c, cons
 
 rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value hidden,
                            rfr_dtype to) {
-  rfr_value w = parameters[rfi_parameter_index(c, c->tie_embeddings ? RFI_SLOT_TOKENS : RFI_SLOT_HEAD, 0)];
+  rfr_value w = parameters[rfi_parameter_index(c, c->tie_embeddings ? RFI_PARAM_TOKENS : RFI_PARAM_HEAD, 0)];
   rfr_scope(t, "head");
   rfr_value y = rfr_matmul(t, hidden, w, RFR_NONE, 0, 1, to); /* (T,V) */
   if (c->logit_cap > 0.0) y = rfr_softcap(t, y, c->logit_cap);

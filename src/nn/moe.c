@@ -19,7 +19,7 @@ static rfr_value route(const rfi_nn *n, rfr_value x, rfr_value *index) {
   const rfr_model_config *c = n->c;
   rfr_moe_options o = rfr_moe_options_default();
   const rfr_dtype dtype = c->router_narrow ? c->dtype : RFR_F32;
-  rfr_value logits = rfr_matmul(n->t, x, rfi_nn_parameter(n, RFI_SLOT_ROUTER), RFR_NONE, 0, 1, dtype);
+  rfr_value logits = rfr_matmul(n->t, x, rfi_nn_parameter(n, RFI_PARAM_ROUTER), RFR_NONE, 0, 1, dtype);
   o.k = c->experts_per_token;
   o.norm = c->expert_norm;
   rfr_value weight = rfr_moe_route(n->t, logits, RFR_NONE, &o, index);
@@ -33,7 +33,7 @@ static rfr_value route(const rfi_nn *n, rfr_value x, rfr_value *index) {
 static rfr_value shared(const rfi_nn *n, rfr_value x) {
   const rfr_moe_options only = {
       .size = sizeof only, .k = 1, .score = RFR_MOE_SIGMOID, .groups = 1, .group_k = 1, .scale = 1};
-  rfr_value gate = rfr_matmul(n->t, x, rfi_nn_parameter(n, RFI_SLOT_SHARED_GATE), RFR_NONE, 0, 1, n->c->dtype);
+  rfr_value gate = rfr_matmul(n->t, x, rfi_nn_parameter(n, RFI_PARAM_SHARED_GATE), RFR_NONE, 0, 1, n->c->dtype);
   gate = rfr_moe_route(n->t, gate, RFR_NONE, &only, NULL);
   if (n->c->dtype != RFR_F32) gate = rfr_cast(n->t, gate, n->c->dtype);
   return rfr_mul(n->t, rfi_nn_mlp(n, x), rfr_expand(n->t, gate, 1, n->c->hidden_size));
@@ -50,10 +50,10 @@ rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
   leave(n, n->experts.splits, splits);
   leave(n, n->experts.bad, bad);
   rfr_value y = rfr_moe_permute(t, x, order, place, RFR_NONE); /* (T*k,C) */
-  y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_SLOT_EXPERT_UP), offsets, RFR_NONE, RFR_NONE);
+  y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_PARAM_EXPERT_UP), offsets, RFR_NONE, RFR_NONE);
   weight = rfr_moe_row_weight(t, weight, order, place);
   y = rfr_swiglu_weighted(t, rfr_slice(t, y, 1, 0, I), rfr_slice(t, y, 1, I, I), weight);
-  y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_SLOT_EXPERT_DOWN), offsets, RFR_NONE, RFR_NONE);
+  y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_PARAM_EXPERT_DOWN), offsets, RFR_NONE, RFR_NONE);
   y = rfr_moe_unpermute(t, y, order, place, RFR_NONE);
   return c->shared_size > 0 ? rfr_add(t, y, shared(n, x)) : y;
 }

@@ -13,48 +13,48 @@
 
 /* The parameters of one model or layer by purpose. A bias that the model does not have
  * has index -1. */
-typedef enum rfi_slot {
-  RFI_SLOT_TOKENS,    /* embedding table (V,C) */
-  RFI_SLOT_POSITIONS, /* learned positions (P,C), GPT-2 */
-  RFI_SLOT_NORM1,
-  RFI_SLOT_NORM1_BIAS,
-  RFI_SLOT_QKV,
-  RFI_SLOT_QKV_BIAS, /* packed, GPT-2 */
-  RFI_SLOT_Q_NORM,   /* (D), every head the same */
-  RFI_SLOT_K_NORM,
-  RFI_SLOT_Q,
-  RFI_SLOT_Q_BIAS,
-  RFI_SLOT_K,
-  RFI_SLOT_K_BIAS,
-  RFI_SLOT_V,
-  RFI_SLOT_V_BIAS,
-  RFI_SLOT_O,
-  RFI_SLOT_O_BIAS,
-  RFI_SLOT_POST1, /* norm behind the attention, Gemma 2 */
-  RFI_SLOT_NORM2,
-  RFI_SLOT_NORM2_BIAS,
-  RFI_SLOT_GATE,
-  RFI_SLOT_GATE_BIAS,
-  RFI_SLOT_UP,
-  RFI_SLOT_UP_BIAS,
-  RFI_SLOT_DOWN,
-  RFI_SLOT_DOWN_BIAS,
-  RFI_SLOT_ROUTER,      /* (experts,C) */
-  RFI_SLOT_EXPERT_UP,   /* (experts,2I,C): of each the gate's rows, then up's */
-  RFI_SLOT_EXPERT_DOWN, /* (experts,C,I) */
-  RFI_SLOT_SHARED_GATE, /* (1,C); the shared expert has the slots of an MLP */
-  RFI_SLOT_POST2,       /* norm behind the MLP, Gemma 2 */
-  RFI_SLOT_NORM,
-  RFI_SLOT_NORM_BIAS, /* after the last layer */
-  RFI_SLOT_HEAD,
-} rfi_slot;
+typedef enum rfi_param_kind {
+  RFI_PARAM_TOKENS,    /* embedding table (V,C) */
+  RFI_PARAM_POSITIONS, /* learned positions (P,C), GPT-2 */
+  RFI_PARAM_NORM1,
+  RFI_PARAM_NORM1_BIAS,
+  RFI_PARAM_QKV,
+  RFI_PARAM_QKV_BIAS, /* packed, GPT-2 */
+  RFI_PARAM_Q_NORM,   /* (D), every head the same */
+  RFI_PARAM_K_NORM,
+  RFI_PARAM_Q,
+  RFI_PARAM_Q_BIAS,
+  RFI_PARAM_K,
+  RFI_PARAM_K_BIAS,
+  RFI_PARAM_V,
+  RFI_PARAM_V_BIAS,
+  RFI_PARAM_O,
+  RFI_PARAM_O_BIAS,
+  RFI_PARAM_POST1, /* norm behind the attention, Gemma 2 */
+  RFI_PARAM_NORM2,
+  RFI_PARAM_NORM2_BIAS,
+  RFI_PARAM_GATE,
+  RFI_PARAM_GATE_BIAS,
+  RFI_PARAM_UP,
+  RFI_PARAM_UP_BIAS,
+  RFI_PARAM_DOWN,
+  RFI_PARAM_DOWN_BIAS,
+  RFI_PARAM_ROUTER,      /* (experts,C) */
+  RFI_PARAM_EXPERT_UP,   /* (experts,2I,C): of each the gate's rows, then up's */
+  RFI_PARAM_EXPERT_DOWN, /* (experts,C,I) */
+  RFI_PARAM_SHARED_GATE, /* (1,C); the shared expert has the slots of an MLP */
+  RFI_PARAM_POST2,       /* norm behind the MLP, Gemma 2 */
+  RFI_PARAM_NORM,
+  RFI_PARAM_NORM_BIAS, /* after the last layer */
+  RFI_PARAM_HEAD,
+} rfi_param_kind;
 
 static inline bool rfi_is_gemma(const rfr_model_config *c) {
   return c->type == RFR_MODEL_GEMMA || c->type == RFR_MODEL_GEMMA2;
 }
 
 /* Index of a parameter in the model's list, or -1. `layer` counts for slots of a layer. */
-int rfi_parameter_index(const rfr_model_config *c, rfi_slot slot, int64_t layer);
+int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind slot, int64_t layer);
 
 /* What the pieces of a block share. */
 typedef struct rfi_nn {
@@ -72,10 +72,10 @@ typedef struct rfi_nn {
   int64_t routings; /* of the layers before */
 } rfi_nn;
 
-rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_slot slot); /* RFR_NONE when the model has none */
+rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind slot); /* RFR_NONE when the model has none */
 /* x W (+ b), W as the model type stores it. The slot of the bias follows the weight's. */
-rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_slot weight);
-rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_slot weight);
+rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
+rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
 rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x);
 rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x); /* (T,C) -> (T,C) */
 rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x);       /* (T,C) -> (T,C) */

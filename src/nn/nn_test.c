@@ -137,14 +137,14 @@ static void llama_biases(void **state) {
   c.attention_bias = c.mlp_bias = 1;
   assert_int_equal(rfr_model_parameter_count(&c), 21 + 2 * 7);
   rfr_parameter w, b;
-  int i = rfi_parameter_index(&c, RFI_SLOT_GATE, 1), j = rfi_parameter_index(&c, RFI_SLOT_GATE_BIAS, 1);
+  int i = rfi_parameter_index(&c, RFI_PARAM_GATE, 1), j = rfi_parameter_index(&c, RFI_PARAM_GATE_BIAS, 1);
   assert_int_equal(j, i + 1);
   assert_int_equal(rfr_model_parameter(&c, i, &w), RFR_OK);
   assert_int_equal(rfr_model_parameter(&c, j, &b), RFR_OK);
   assert_string_equal(w.name, "model.layers.1.mlp.gate_proj.weight");
   assert_string_equal(b.name, "model.layers.1.mlp.gate_proj.bias");
   c.mlp_bias = 0;
-  assert_int_equal(rfi_parameter_index(&c, RFI_SLOT_GATE_BIAS, 1), -1);
+  assert_int_equal(rfi_parameter_index(&c, RFI_PARAM_GATE_BIAS, 1), -1);
 }
 
 static void refused(void **state) {
@@ -181,8 +181,8 @@ static void first_values(void **state) {
   c.hidden_size = 120;
   c.intermediate_size = 203;
   rfr_parameter up, down;
-  assert_int_equal(rfr_model_parameter(&c, rfi_parameter_index(&c, RFI_SLOT_UP, 0), &up), RFR_OK);
-  assert_int_equal(rfr_model_parameter(&c, rfi_parameter_index(&c, RFI_SLOT_DOWN, 0), &down), RFR_OK);
+  assert_int_equal(rfr_model_parameter(&c, rfi_parameter_index(&c, RFI_PARAM_UP, 0), &up), RFR_OK);
+  assert_int_equal(rfr_model_parameter(&c, rfi_parameter_index(&c, RFI_PARAM_DOWN, 0), &down), RFR_OK);
   assert_float_equal(up.std, 0.02, 1e-9);
   assert_float_equal(down.std, 0.01, 1e-9); /* 0.02 / sqrt(2 * 2 layers) */
   enum { N = 120 * 203 };

@@ -15,7 +15,7 @@
 #include "nn/nn.h"
 
 typedef struct row {
-  rfi_slot slot;
+  rfi_param_kind slot;
   const char *name;  /* %lld: the layer, in rows of a layer */
   const char *shape; /* a letter or figure per dimension, see size_of */
   char init;         /* n normal, r normal at the end of a residual branch, 1 a norm's scale of one, 0 zeros */
@@ -25,59 +25,65 @@ typedef struct row {
 } row;
 
 #define LL "model.layers.%lld."
-static const row llama_before[] = {{RFI_SLOT_TOKENS, "model.embed_tokens.weight", "VC", 'n', ' '}};
+static const row llama_before[] = {{RFI_PARAM_TOKENS, "model.embed_tokens.weight", "VC", 'n', ' '}};
 static const row llama_layer[] = {
-    {RFI_SLOT_NORM1, LL "input_layernorm.weight", "C", '1', ' '},
-    {RFI_SLOT_Q, LL "self_attn.q_proj.weight", "QC", 'n', ' '},
-    {RFI_SLOT_Q_BIAS, LL "self_attn.q_proj.bias", "Q", '0', 'q'},
-    {RFI_SLOT_K, LL "self_attn.k_proj.weight", "KC", 'n', ' '},
-    {RFI_SLOT_K_BIAS, LL "self_attn.k_proj.bias", "K", '0', 'q'},
-    {RFI_SLOT_V, LL "self_attn.v_proj.weight", "KC", 'n', ' '},
-    {RFI_SLOT_V_BIAS, LL "self_attn.v_proj.bias", "K", '0', 'q'},
-    {RFI_SLOT_Q_NORM, LL "self_attn.q_norm.weight", "D", '1', 'n'},
-    {RFI_SLOT_K_NORM, LL "self_attn.k_norm.weight", "D", '1', 'n'},
-    {RFI_SLOT_O, LL "self_attn.o_proj.weight", "CQ", 'r', ' '},
-    {RFI_SLOT_O_BIAS, LL "self_attn.o_proj.bias", "C", '0', 'a'},
-    {RFI_SLOT_POST1, LL "post_attention_layernorm.weight", "C", '1', 'p'},
-    {RFI_SLOT_NORM2, LL "post_attention_layernorm.weight", "C", '1', 'b'},
-    {RFI_SLOT_NORM2, LL "pre_feedforward_layernorm.weight", "C", '1', 'p'},
-    {RFI_SLOT_ROUTER, LL "mlp.gate.weight", "XC", 'n', 'e'},
-    {RFI_SLOT_EXPERT_UP, LL "mlp.experts.gate_up_proj", "X2C", 'n', 'e'},
-    {RFI_SLOT_EXPERT_DOWN, LL "mlp.experts.down_proj", "XCF", 'r', 'e'},
-    {RFI_SLOT_SHARED_GATE, LL "mlp.shared_expert_gate.weight", "1C", 'n', 's'},
-    {RFI_SLOT_GATE, LL "mlp.shared_expert.gate_proj.weight", "SC", 'n', 's'},
-    {RFI_SLOT_UP, LL "mlp.shared_expert.up_proj.weight", "SC", 'n', 's'},
-    {RFI_SLOT_DOWN, LL "mlp.shared_expert.down_proj.weight", "CS", 'r', 's'},
-    {RFI_SLOT_GATE, LL "mlp.gate_proj.weight", "IC", 'n', 'd'},
-    {RFI_SLOT_GATE_BIAS, LL "mlp.gate_proj.bias", "I", '0', 'm'},
-    {RFI_SLOT_UP, LL "mlp.up_proj.weight", "IC", 'n', 'd'},
-    {RFI_SLOT_UP_BIAS, LL "mlp.up_proj.bias", "I", '0', 'm'},
-    {RFI_SLOT_DOWN, LL "mlp.down_proj.weight", "CI", 'r', 'd'},
-    {RFI_SLOT_DOWN_BIAS, LL "mlp.down_proj.bias", "C", '0', 'm'},
-    {RFI_SLOT_POST2, LL "post_feedforward_layernorm.weight", "C", '1', 'p'},
+    {RFI_PARAM_NORM1, LL "input_layernorm.weight", "C", '1', ' '},
+    {RFI_PARAM_Q, LL "self_attn.q_proj.weight", "QC", 'n', ' '},
+    {RFI_PARAM_Q_BIAS, LL "self_attn.q_proj.bias", "Q", '0', 'q'},
+    {RFI_PARAM_K, LL "self_attn.k_proj.weight", "KC", 'n', ' '},
+    {RFI_PARAM_K_BIAS, LL "self_attn.k_proj.bias", "K", '0', 'q'},
+    {RFI_PARAM_V, LL "self_attn.v_proj.weight", "KC", 'n', ' '},
+    {RFI_PARAM_V_BIAS, LL "self_attn.v_proj.bias", "K", '0', 'q'},
+    {RFI_PARAM_Q_NORM, LL "self_attn.q_norm.weight", "D", '1', 'n'},
+    {RFI_PARAM_K_NORM, LL "self_attn.k_norm.weight", "D", '1', 'n'},
+    {RFI_PARAM_O, LL "self_attn.o_proj.weight", "CQ", 'r', ' '},
+    {RFI_PARAM_O_BIAS, LL "self_attn.o_proj.bias", "C", '0', 'a'},
+    {RFI_PARAM_POST1, LL "post_attention_layernorm.weight", "C", '1', 'p'},
+    {RFI_PARAM_NORM2, LL "post_attention_layernorm.weight", "C", '1', 'b'},
+    {RFI_PARAM_NORM2, LL "pre_feedforward_layernorm.weight", "C", '1', 'p'},
+    {RFI_PARAM_ROUTER, LL "mlp.gate.weight", "XC", 'n', 'e'},
+    {RFI_PARAM_EXPERT_UP, LL "mlp.experts.gate_up_proj", "X2C", 'n', 'e'},
+    {RFI_PARAM_EXPERT_DOWN, LL "mlp.experts.down_proj", "XCF", 'r', 'e'},
+    {RFI_PARAM_SHARED_GATE, LL "mlp.shared_expert_gate.weight", "1C", 'n', 's'},
+    {RFI_PARAM_GATE, LL "mlp.shared_expert.gate_proj.weight", "SC", 'n', 's'},
+    {RFI_PARAM_UP, LL "mlp.shared_expert.up_proj.weight", "SC", 'n', 's'},
+    {RFI_PARAM_DOWN, LL "mlp.shared_expert.down_proj.weight", "CS", 'r', 's'},
+    {RFI_PARAM_GATE, LL "mlp.gate_proj.weight", "IC", 'n', 'd'},
+    {RFI_PARAM_GATE_BIAS, LL "mlp.gate_proj.bias", "I", '0', 'm'},
+    {RFI_PARAM_UP, LL "mlp.up_proj.weight", "IC", 'n', 'd'},
+    {RFI_PARAM_UP_BIAS, LL "mlp.up_proj.bias", "I", '0', 'm'},
+    {RFI_PARAM_DOWN, LL "mlp.down_proj.weight", "CI", 'r', 'd'},
+    {RFI_PARAM_DOWN_BIAS, LL "mlp.down_proj.bias", "C", '0', 'm'},
+    {RFI_PARAM_POST2, LL "post_feedforward_layernorm.weight", "C", '1', 'p'},
 };
 static const row llama_after[] = {
-    {RFI_SLOT_NORM, "model.norm.weight", "C", '1', ' '},
-    {RFI_SLOT_HEAD, "lm_head.weight", "VC", 'n', 'u'},
+    {RFI_PARAM_NORM, "model.norm.weight", "C", '1', ' '},
+    {RFI_PARAM_HEAD, "lm_head.weight", "VC", 'n', 'u'},
 };
 
 #define GL "transformer.h.%lld."
 static const row gpt2_before[] = {
-    {RFI_SLOT_TOKENS, "transformer.wte.weight", "VC", 'n', ' '},
-    {RFI_SLOT_POSITIONS, "transformer.wpe.weight", "PC", 'n', ' '},
+    {RFI_PARAM_TOKENS, "transformer.wte.weight", "VC", 'n', ' '},
+    {RFI_PARAM_POSITIONS, "transformer.wpe.weight", "PC", 'n', ' '},
 };
 static const row gpt2_layer[] = {
-    {RFI_SLOT_NORM1, GL "ln_1.weight", "C", '1', ' '},       {RFI_SLOT_NORM1_BIAS, GL "ln_1.bias", "C", '0', ' '},
-    {RFI_SLOT_QKV, GL "attn.c_attn.weight", "C3", 'n', ' '}, {RFI_SLOT_QKV_BIAS, GL "attn.c_attn.bias", "3", '0', ' '},
-    {RFI_SLOT_O, GL "attn.c_proj.weight", "CC", 'r', ' '},   {RFI_SLOT_O_BIAS, GL "attn.c_proj.bias", "C", '0', ' '},
-    {RFI_SLOT_NORM2, GL "ln_2.weight", "C", '1', ' '},       {RFI_SLOT_NORM2_BIAS, GL "ln_2.bias", "C", '0', ' '},
-    {RFI_SLOT_UP, GL "mlp.c_fc.weight", "CI", 'n', ' '},     {RFI_SLOT_UP_BIAS, GL "mlp.c_fc.bias", "I", '0', ' '},
-    {RFI_SLOT_DOWN, GL "mlp.c_proj.weight", "IC", 'r', ' '}, {RFI_SLOT_DOWN_BIAS, GL "mlp.c_proj.bias", "C", '0', ' '},
+    {RFI_PARAM_NORM1, GL "ln_1.weight", "C", '1', ' '},
+    {RFI_PARAM_NORM1_BIAS, GL "ln_1.bias", "C", '0', ' '},
+    {RFI_PARAM_QKV, GL "attn.c_attn.weight", "C3", 'n', ' '},
+    {RFI_PARAM_QKV_BIAS, GL "attn.c_attn.bias", "3", '0', ' '},
+    {RFI_PARAM_O, GL "attn.c_proj.weight", "CC", 'r', ' '},
+    {RFI_PARAM_O_BIAS, GL "attn.c_proj.bias", "C", '0', ' '},
+    {RFI_PARAM_NORM2, GL "ln_2.weight", "C", '1', ' '},
+    {RFI_PARAM_NORM2_BIAS, GL "ln_2.bias", "C", '0', ' '},
+    {RFI_PARAM_UP, GL "mlp.c_fc.weight", "CI", 'n', ' '},
+    {RFI_PARAM_UP_BIAS, GL "mlp.c_fc.bias", "I", '0', ' '},
+    {RFI_PARAM_DOWN, GL "mlp.c_proj.weight", "IC", 'r', ' '},
+    {RFI_PARAM_DOWN_BIAS, GL "mlp.c_proj.bias", "C", '0', ' '},
 };
 static const row gpt2_after[] = {
-    {RFI_SLOT_NORM, "transformer.ln_f.weight", "C", '1', ' '},
-    {RFI_SLOT_NORM_BIAS, "transformer.ln_f.bias", "C", '0', ' '},
-    {RFI_SLOT_HEAD, "lm_head.weight", "VC", 'n', 'u'},
+    {RFI_PARAM_NORM, "transformer.ln_f.weight", "C", '1', ' '},
+    {RFI_PARAM_NORM_BIAS, "transformer.ln_f.bias", "C", '0', ' '},
+    {RFI_PARAM_HEAD, "lm_head.weight", "VC", 'n', 'u'},
 };
 
 typedef struct part {
@@ -145,7 +151,7 @@ static int before(const rfr_model_config *c, int64_t layer) {
   return with * count(c, LAYER, true) + ((int)layer - with) * count(c, LAYER, false);
 }
 
-int rfi_parameter_index(const rfr_model_config *c, rfi_slot slot, int64_t layer) {
+int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind slot, int64_t layer) {
   int start = 0;
   for (int which = BEFORE; which <= AFTER; which++) {
     const part *p = &parts[c->type][which];

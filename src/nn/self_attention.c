@@ -45,22 +45,22 @@ rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x) {
   rfr_trace *t = n->t;
   rfr_value q, k, v;
   if (c->type == RFR_MODEL_GPT2) {
-    rfr_value qkv = rfi_nn_linear(n, x, RFI_SLOT_QKV); /* (T, 3C) */
+    rfr_value qkv = rfi_nn_linear(n, x, RFI_PARAM_QKV); /* (T, 3C) */
     q = heads_of(n, rfr_slice(t, qkv, 1, 0, c->hidden_size), c->heads);
     k = heads_of(n, rfr_slice(t, qkv, 1, c->hidden_size, c->hidden_size), c->heads);
     v = heads_of(n, rfr_slice(t, qkv, 1, 2 * c->hidden_size, c->hidden_size), c->heads);
   } else {
-    q = heads_of(n, rfi_nn_linear(n, x, RFI_SLOT_Q), c->heads);
-    k = heads_of(n, rfi_nn_linear(n, x, RFI_SLOT_K), c->kv_heads);
-    v = heads_of(n, rfi_nn_linear(n, x, RFI_SLOT_V), c->kv_heads);
+    q = heads_of(n, rfi_nn_linear(n, x, RFI_PARAM_Q), c->heads);
+    k = heads_of(n, rfi_nn_linear(n, x, RFI_PARAM_K), c->kv_heads);
+    v = heads_of(n, rfi_nn_linear(n, x, RFI_PARAM_V), c->kv_heads);
     if (c->qk_norm) {
-      q = rfi_nn_norm(n, q, RFI_SLOT_Q_NORM);
-      k = rfi_nn_norm(n, k, RFI_SLOT_K_NORM);
+      q = rfi_nn_norm(n, q, RFI_PARAM_Q_NORM);
+      k = rfi_nn_norm(n, k, RFI_PARAM_K_NORM);
     }
     q = rfr_rope(t, q, n->positions, c->rope_theta, &c->rope_scaling);
     k = rfr_rope(t, k, n->positions, c->rope_theta, &c->rope_scaling);
   }
   rfr_value o = attend(n, q, k, v); /* (T,H,D) */
   const int64_t flat[2] = {n->tokens, c->heads * c->head_dim};
-  return rfi_nn_linear(n, rfr_reshape(t, o, 2, flat), RFI_SLOT_O);
+  return rfi_nn_linear(n, rfr_reshape(t, o, 2, flat), RFI_PARAM_O);
 }

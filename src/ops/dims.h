@@ -9,19 +9,19 @@
 
 #include "refrain/op.h"
 
-enum { RFI_WALK_ARGS = 5 };
+enum { RFI_STRIDED_LOOP_ARGS = 5 };
 
-typedef struct rfi_walk {
+typedef struct rfi_strided_loop {
   int n, rank;
-  int64_t dim[RFR_MAX_RANK], stride[RFI_WALK_ARGS][RFR_MAX_RANK];
-} rfi_walk;
+  int64_t dim[RFR_MAX_RANK], stride[RFI_STRIDED_LOOP_ARGS][RFR_MAX_RANK];
+} rfi_strided_loop;
 
-static inline void rfi_walk_start(rfi_walk *w, int n) {
+static inline void rfi_strided_loop_start(rfi_strided_loop *w, int n) {
   w->n = n;
   w->rank = 0;
 }
 /* Adds the next inner dimension; stride[k] is argument k's. */
-static inline void rfi_walk_dim(rfi_walk *w, int64_t dim, const int64_t *stride) {
+static inline void rfi_strided_loop_dim(rfi_strided_loop *w, int64_t dim, const int64_t *stride) {
   if (dim == 1) return;
   bool merge = w->rank > 0;
   for (int k = 0; merge && k < w->n; k++) merge = w->stride[k][w->rank - 1] == stride[k] * dim;
@@ -30,21 +30,21 @@ static inline void rfi_walk_dim(rfi_walk *w, int64_t dim, const int64_t *stride)
   for (int k = 0; k < w->n; k++) w->stride[k][d] = stride[k];
 }
 /* After the last dimension: there is at least one. */
-static inline void rfi_walk_end(rfi_walk *w) {
+static inline void rfi_strided_loop_end(rfi_strided_loop *w) {
   if (w->rank) return;
   w->rank = 1;
   w->dim[0] = 1;
   for (int k = 0; k < w->n; k++) w->stride[k][0] = 1;
 }
 /* Over n arguments of one shape, the first one's. */
-static inline void rfi_walk_init(rfi_walk *w, int n, const rfr_arg *const *args) {
-  int64_t stride[RFI_WALK_ARGS];
-  rfi_walk_start(w, n);
+static inline void rfi_strided_loop_init(rfi_strided_loop *w, int n, const rfr_arg *const *args) {
+  int64_t stride[RFI_STRIDED_LOOP_ARGS];
+  rfi_strided_loop_start(w, n);
   for (int d = 0; d < args[0]->type.rank; d++) {
     for (int k = 0; k < n; k++) stride[k] = args[k]->stride[d];
-    rfi_walk_dim(w, args[0]->type.shape[d], stride);
+    rfi_strided_loop_dim(w, args[0]->type.shape[d], stride);
   }
-  rfi_walk_end(w);
+  rfi_strided_loop_end(w);
 }
 
 #endif

@@ -93,7 +93,7 @@ static inline int64_t rfi_arg_count(const rfi_arg *a) { return rfi_count(&a->typ
 
 /* Offsets of flat element i in each argument, and how many elements from there to the end of
  * the row, to `end`, or to a block's size. */
-static inline int64_t rfi_walk_at(const rfi_walk *w, int64_t i, int64_t end, int64_t *offset) {
+static inline int64_t rfi_strided_loop_at(const rfi_strided_loop *w, int64_t i, int64_t end, int64_t *offset) {
   int last = w->rank - 1;
   int64_t rest = i / w->dim[last], at = i % w->dim[last], run = w->dim[last] - at;
   for (int k = 0; k < w->n; k++) offset[k] = at * w->stride[k][last];
@@ -102,7 +102,7 @@ static inline int64_t rfi_walk_at(const rfi_walk *w, int64_t i, int64_t end, int
   run = run < end - i ? run : end - i;
   return run < RFI_BLOCK ? run : RFI_BLOCK;
 }
-static inline int64_t rfi_walk_stride(const rfi_walk *w, int k) { return w->stride[k][w->rank - 1]; }
+static inline int64_t rfi_strided_loop_stride(const rfi_strided_loop *w, int k) { return w->stride[k][w->rank - 1]; }
 
 /* ---- element by element ---- */
 
@@ -112,21 +112,21 @@ typedef void (*rfi_map_fn)(const rfi_call *c, int64_t i, int64_t n, float *const
 /* Goes over elements begin..end-1 of the results and of the first n_in operands, which all
  * have the first result's shape; results may be parts of a wider one. */
 static inline void rfi_map(const rfi_call *c, int64_t begin, int64_t end, int n_in, rfi_map_fn fn) {
-  const rfi_arg *arg[RFI_WALK_ARGS];
-  float buffer[RFI_WALK_ARGS][RFI_BLOCK] __attribute__((aligned(64)));
-  float *y[RFI_WALK_ARGS];
-  const float *x[RFI_WALK_ARGS];
-  int64_t offset[RFI_WALK_ARGS], n;
-  rfi_walk w;
+  const rfi_arg *arg[RFI_STRIDED_LOOP_ARGS];
+  float buffer[RFI_STRIDED_LOOP_ARGS][RFI_BLOCK] __attribute__((aligned(64)));
+  float *y[RFI_STRIDED_LOOP_ARGS];
+  const float *x[RFI_STRIDED_LOOP_ARGS];
+  int64_t offset[RFI_STRIDED_LOOP_ARGS], n;
+  rfi_strided_loop w;
   for (int k = 0; k < n_in; k++) arg[k] = &c->in[k];
   for (int k = 0; k < c->n_out; k++) arg[n_in + k] = &c->out[k];
-  rfi_walk_init(&w, n_in + c->n_out, arg);
+  rfi_strided_loop_init(&w, n_in + c->n_out, arg);
   bool apart = false; /* parts one column wide: a result's elements do not lie side by side */
-  for (int k = 0; k < c->n_out; k++) apart = apart || rfi_walk_stride(&w, n_in + k) != 1;
+  for (int k = 0; k < c->n_out; k++) apart = apart || rfi_strided_loop_stride(&w, n_in + k) != 1;
   for (int64_t i = begin; i < end; i += n) {
-    n = rfi_walk_at(&w, i, end, offset);
+    n = rfi_strided_loop_at(&w, i, end, offset);
     if (apart) n = 1;
-    for (int k = 0; k < n_in; k++) x[k] = rfi_read(buffer[k], arg[k], offset[k], rfi_walk_stride(&w, k), n);
+    for (int k = 0; k < n_in; k++) x[k] = rfi_read(buffer[k], arg[k], offset[k], rfi_strided_loop_stride(&w, k), n);
     for (int k = 0; k < c->n_out; k++) y[k] = rfi_target(buffer[n_in + k], &c->out[k], offset[n_in + k]);
     fn(c, i, n, y, x);
     for (int k = 0; k < c->n_out; k++) rfi_flush(y[k], &c->out[k], offset[n_in + k], n);
@@ -138,11 +138,11 @@ static inline void rfi_map(const rfi_call *c, int64_t begin, int64_t end, int n_
 /* Copies elements begin..end-1 of `from` to `to`: same shape and type, any strides. */
 static inline void rfi_copy_part(const rfi_arg *to, const rfi_arg *from, int64_t begin, int64_t end) {
   int64_t size = rfr_dtype_bits(to->type.dtype) / 8, offset[2], n;
-  rfi_walk w;
-  rfi_walk_init(&w, 2, (const rfi_arg *const[]){to, from});
-  int64_t ts = rfi_walk_stride(&w, 0), fs = rfi_walk_stride(&w, 1);
+  rfi_strided_loop w;
+  rfi_strided_loop_init(&w, 2, (const rfi_arg *const[]){to, from});
+  int64_t ts = rfi_strided_loop_stride(&w, 0), fs = rfi_strided_loop_stride(&w, 1);
   for (int64_t i = begin; i < end; i += n) {
-    n = rfi_walk_at(&w, i, end, offset);
+    n = rfi_strided_loop_at(&w, i, end, offset);
     char *t = (char *)to->data + offset[0] * size;
     const char *f = (const char *)from->data + offset[1] * size;
     if (ts == 1 && fs == 1) memcpy(t, f, (size_t)(n * size));

@@ -42,9 +42,7 @@ static rfr_status fail_op(rfi_error error, const rfi_opr *op, const char *what, 
 /* ---- what is wanted ---- */
 
 /* A gradient that is wanted in 16 bits adds up in them, so that it costs half the memory while it does. */
-static rfr_dtype sum_of(rfr_dtype wanted) {
-  return wanted == RFR_BF16 || wanted == RFR_F16 ? wanted : RFR_F32;
-}
+static rfr_dtype sum_of(rfr_dtype wanted) { return wanted == RFR_BF16 || wanted == RFR_F16 ? wanted : RFR_F32; }
 
 static rfr_status find_wanted(autodiff *a, const rfr_trace *t) {
   for (int v = 0; v < t->n_values; v++) a->sum[v] = RFR_F32;
@@ -151,7 +149,7 @@ static const rfi_value *state_of(const rfr_trace *t, rfr_value cotangent) {
 }
 
 /* Adds a contribution to the cotangent of old value v. */
-static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_place at) {
+static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_source at) {
   rfr_trace *t = a->r.to;
   rfr_value have = a->cotangent[v];
   if (dx == RFR_NONE) return rfr_trace_status(t);
@@ -252,7 +250,7 @@ static rfr_status seed_roots(autodiff *a, int microbatch) {
     rfr_scope(t, op ? op->scope : "");
     rfr_microbatch(t, of);
     rfr_set_phase(t, a->weight[v] ? RFR_PHASE_WGRAD : RFR_PHASE_DGRAD);
-    rfr_place at = op ? op->at : x->at;
+    rfr_source at = op ? op->at : x->at;
     RFI_TRY(contribute(a, v, rfr_fill_at(t, at, a->seed[v], x->type.dtype, x->type.rank, x->type.shape), at));
   }
   return RFR_OK;

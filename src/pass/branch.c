@@ -22,7 +22,7 @@ static bool is_small(const rfr_trace *t, const rfi_opr *op, int64_t workspace) {
   return cost.flops <= MOST_FLOPS && cost.bytes + (double)workspace <= MOST_BYTES;
 }
 
-static bool goes_aside(const rfr_trace *t, int i, const int64_t *workspace) {
+static bool is_side_op(const rfr_trace *t, int i, const int64_t *workspace) {
   const rfi_opr *op = &t->ops[i];
   return op->phase == RFR_PHASE_WGRAD && !(op->def->flags & (RFI_VIEW | RFI_HOST | RFI_COLLECTIVE)) &&
          is_small(t, op, workspace[i]);
@@ -66,7 +66,7 @@ static bool pair_meets(const rfr_trace *t, const rfi_opr *a, const rfi_opr *b) {
 }
 
 /* A workspace is known by the op where it begins to live. */
-static int first_beside(const rfr_trace *t, int i, const int64_t *workspace, const rfi_aside *aside) {
+static int first_beside(const rfr_trace *t, int i, const int64_t *workspace, const rfi_side_op *aside) {
   enum { FAR = 8 };
   int from = i;
   for (int k = i - 1; k >= 0 && i - k <= FAR && workspace[i] == 0; k--) {
@@ -77,13 +77,13 @@ static int first_beside(const rfr_trace *t, int i, const int64_t *workspace, con
   return from;
 }
 
-static int walk(const rfr_trace *t, const int64_t *workspace, marks *m, rfi_aside *aside) {
+static int walk(const rfr_trace *t, const int64_t *workspace, marks *m, rfi_side_op *aside) {
   int n = 0, first = 0; /* of the stretch */
   m->stretch = 1;
   for (int i = 0; i <= t->n_ops; i++) {
     const bool end = i == t->n_ops;
-    if (!end && goes_aside(t, i, workspace)) {
-      aside[i] = (rfi_aside){first_beside(t, i, workspace, aside), t->n_ops};
+    if (!end && is_side_op(t, i, workspace)) {
+      aside[i] = (rfi_side_op){first_beside(t, i, workspace, aside), t->n_ops};
       mark(t, &t->ops[i], m);
       n++;
     } else if (end || (!(t->ops[i].def->flags & RFI_VIEW) && meets(t, &t->ops[i], m))) {
@@ -95,7 +95,7 @@ static int walk(const rfr_trace *t, const int64_t *workspace, marks *m, rfi_asid
   return n;
 }
 
-rfr_status rfi_branch(const rfr_trace *t, const int64_t *workspace, rfi_aside **out) {
+rfr_status rfi_branch(const rfr_trace *t, const int64_t *workspace, rfi_side_op **out) {
   marks m = {0};
   rfr_status s;
   *out = NULL;

@@ -24,7 +24,7 @@ static uint32_t draw(uint64_t seed, uint64_t i) { return rfi_draw4(rfi_stream_ke
 static void test_waits(void **state) {
   (void)state;
   rfr_trace *t;
-  rfi_aside *aside;
+  rfi_side_op *aside;
   const int64_t size = 100;
   int64_t workspace[7] = {0};
   assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
@@ -41,7 +41,7 @@ static void test_waits(void **state) {
   assert_int_equal(rfr_trace_finish(t), RFR_OK);
   assert_int_equal(rfi_branch(t, workspace, &aside), RFR_OK);
   assert_non_null(aside);
-  const rfi_aside wanted[7] = {[1] = {1, 5}, [4] = {2, 5}};
+  const rfi_side_op wanted[7] = {[1] = {1, 5}, [4] = {2, 5}};
   assert_memory_equal(aside, wanted, sizeof wanted);
   rfi_free(ctx, aside);
   workspace[1] = workspace[4] = 32 << 20; /* a kernel that wants as much fills the device */
@@ -97,7 +97,7 @@ static void test_bytes(void **state) {
     rfr_trace *t = random_trace(seed, 40 + (int)seed);
     int64_t *workspace = calloc((size_t)t->n_ops, sizeof *workspace);
     for (int i = 0; i < t->n_ops; i += 5) workspace[i] = 1000 + i;
-    rfi_aside *aside;
+    rfi_side_op *aside;
     rfi_plan p;
     assert_int_equal(rfi_branch(t, workspace, &aside), RFR_OK);
     assert_non_null(aside);

@@ -132,7 +132,7 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
 }
 
 /* A head's op stands where its loss stood; what comes before is part of it. */
-static void mark_heads(rfi_walk *w) {
+static void mark_heads(rfi_rewriter *w) {
   head h;
   for (int i = 0; i < w->to.from->n_ops; i++) {
     if (!match_head(w->to.from, w->uses, i, &h)) continue;
@@ -141,7 +141,7 @@ static void mark_heads(rfi_walk *w) {
   }
 }
 
-static rfr_status visit_head(rfi_walk *w, int i) {
+static rfr_status visit_head(rfi_rewriter *w, int i) {
   const rfi_opr *op = &w->to.from->ops[i];
   head h;
   if (match_head(w->to.from, w->uses, i, &h)) {
@@ -206,14 +206,14 @@ static void skip_sum(const rfr_trace *t, int i, bool *skip) {
   }
 }
 
-static void mark_slices(rfi_walk *w) {
+static void mark_slices(rfi_rewriter *w) {
   const rfr_trace *t = w->to.from;
   tiles found;
   for (int i = t->n_ops - 1; i >= 0; i--)
     if (!w->skip[i] && match_slices(t, w->uses, i, &found)) skip_sum(t, i, w->skip);
 }
 
-static rfr_status visit_slices(rfi_walk *w, int i) {
+static rfr_status visit_slices(rfi_rewriter *w, int i) {
   const rfr_trace *t = w->to.from;
   const rfi_opr *op = &t->ops[i];
   tiles found;
@@ -254,7 +254,7 @@ static const struct {
 
 /* Op i's k-th part, as it is or seen as a matrix, is operand k of one concat along the columns and nothing else; its
  * op, or -1. *view: the op that makes the matrix, or -1. */
-static int part_of(const rfi_walk *w, int i, int k, int row, int *view) {
+static int part_of(const rfi_rewriter *w, int i, int k, int row, int *view) {
   const rfr_trace *t = w->to.from;
   rfr_value v = t->ops[i].out[packs[row].first + k];
   if (v < 0 || w->uses[v].count != 1 || w->uses[v].output || t->values[v].type.rank != packs[row].rank) return -1;
@@ -271,7 +271,7 @@ static int part_of(const rfi_walk *w, int i, int k, int row, int *view) {
 }
 
 /* The concat of the gradients of the op at i, -1 if there is none; *row: of packs. */
-static int match_packed(const rfi_walk *w, int i, int *row, int views[RFI_MAX_NAMES]) {
+static int match_packed(const rfi_rewriter *w, int i, int *row, int views[RFI_MAX_NAMES]) {
   int concat = -1;
   for (*row = 0; *row < (int)(sizeof packs / sizeof *packs); ++*row) {
     if (w->to.from->ops[i].def->code != packs[*row].plain) continue;
@@ -283,7 +283,7 @@ static int match_packed(const rfi_walk *w, int i, int *row, int views[RFI_MAX_NA
   return concat;
 }
 
-static rfr_status visit_packed(rfi_walk *w, int i) {
+static rfr_status visit_packed(rfi_rewriter *w, int i) {
   const rfr_trace *t = w->to.from;
   int row, views[RFI_MAX_NAMES];
   const int concat = match_packed(w, i, &row, views);

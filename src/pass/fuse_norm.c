@@ -25,7 +25,7 @@ static bool reads_same(const rfi_opr *dx, const rfi_opr *dw, int statistics) {
   return same;
 }
 
-static bool match_norm(const rfi_walk *w, int i, parts *p) {
+static bool match_norm(const rfi_rewriter *w, int i, parts *p) {
   const rfr_trace *t = w->to.from;
   const rfi_uses *uses = w->uses;
   const rfi_opr *op = &t->ops[i];
@@ -75,7 +75,7 @@ static rfr_status emit_norm(rfi_rewrite *r, const parts *p, rfi_report *report) 
                          p->add >= 0 ? (long long)rfi_bytes(&t->values[dx->out[0]].type) : 0);
 }
 
-static rfr_status visit_norm(rfi_walk *w, int i) {
+static rfr_status visit_norm(rfi_rewriter *w, int i) {
   parts p;
   if (!match_norm(w, i, &p)) return rfi_rewrite_op(&w->to, i, NULL);
   if (p.dw >= 0) w->skip[p.dw] = true;
@@ -124,7 +124,7 @@ static rfr_status emit_sum(rfi_rewrite *r, int i, rfi_report *report) {
                          (long long)rfi_bytes(&r->from->values[add->out[0]].type));
 }
 
-static rfr_status visit_sum(rfi_walk *w, int i) {
+static rfr_status visit_sum(rfi_rewriter *w, int i) {
   if (!match_sum(w->to.from, w->uses, i)) return rfi_rewrite_op(&w->to, i, NULL);
   w->skip[i + 1] = true;
   return emit_sum(&w->to, i, w->report);

@@ -167,7 +167,7 @@ done:
 enum { OFFSETS = 2, ACC };
 
 /* The product of which an accumulate adds a part, at `at`; -1: of none. */
-static int own_part(const rfi_walk *w, int i, int64_t *at) {
+static int own_part(const rfi_rewriter *w, int i, int64_t *at) {
   const rfr_trace *t = w->to.from;
   const parts p = {.uses = w->uses};
   if (t->ops[i].def->code != RFI_OP_accumulate) return -1;
@@ -179,7 +179,7 @@ static int own_part(const rfi_walk *w, int i, int64_t *at) {
 }
 
 /* Products whose parts are all added so, and the views that give the parts, are not copied. */
-static void mark_own(rfi_walk *w) {
+static void mark_own(rfi_rewriter *w) {
   const rfr_trace *t = w->to.from;
   const parts p = {.uses = w->uses};
   int64_t at;
@@ -200,7 +200,7 @@ static void mark_own(rfi_walk *w) {
   }
 }
 
-static rfr_status emit_view(rfi_walk *w, const rfi_opr *like, rfi_opcode code, rfr_value in, const rfi_attr *attr,
+static rfr_status emit_view(rfi_rewriter *w, const rfi_opr *like, rfi_opcode code, rfr_value in, const rfi_attr *attr,
                             rfr_value *out) {
   rfi_opr view = *like;
   view.def = rfi_op_def_get(code);
@@ -208,7 +208,7 @@ static rfr_status emit_view(rfi_walk *w, const rfi_opr *like, rfi_opcode code, r
   return rfi_rewrite_new(&w->to, &view, NULL, out);
 }
 
-static rfr_status visit_own(rfi_walk *w, int i) {
+static rfr_status visit_own(rfi_rewriter *w, int i) {
   const rfr_trace *t = w->to.from;
   int64_t at;
   const int product = own_part(w, i, &at);

@@ -68,7 +68,7 @@ static int match(const rfr_trace *t, int i) {
 }
 
 /* Of the ops between the two, those that read y, or do not. */
-static rfr_status move_between(rfi_walk *w, int i, int k, rfr_value y, bool read) {
+static rfr_status move_between(rfi_rewriter *w, int i, int k, rfr_value y, bool read) {
   const rfr_trace *t = w->to.from;
   for (int j = i + 1; j < k; j++) {
     if (w->skip[j] || reads(t, &t->ops[j], y) != read) continue;
@@ -80,7 +80,7 @@ static rfr_status move_between(rfi_walk *w, int i, int k, rfr_value y, bool read
 
 /* The product at i and the activation at k as one op. What stands between the two comes before it, views of the
  * product's result behind it. */
-static rfr_status emit(rfi_walk *w, int i, int k) {
+static rfr_status emit(rfi_rewriter *w, int i, int k) {
   const rfr_trace *t = w->to.from;
   const rfi_opr *product = &t->ops[i], *act = &t->ops[k];
   const rfr_value y = product->out[0];
@@ -107,7 +107,7 @@ static rfr_status emit(rfi_walk *w, int i, int k) {
                          i, product->scope[0] ? " in " : "", product->scope, (long long)rfi_bytes(&t->values[y].type));
 }
 
-static rfr_status visit(rfi_walk *w, int i) {
+static rfr_status visit(rfi_rewriter *w, int i) {
   const int k = match(w->to.from, i);
   return k < 0 ? rfi_rewrite_op(&w->to, i, NULL) : emit(w, i, k);
 }

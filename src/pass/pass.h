@@ -63,29 +63,30 @@ rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out);
 
 /* A rewrite that goes through the ops in order. `visit` copies op i, or emits what stands for it, and marks in skip[]
  * the later ops that are done with by then; `mark` (may be NULL) marks before the first visit. */
-typedef struct rfi_walk {
+typedef struct rfi_rewriter {
   rfi_rewrite to;
   const rfi_uses *uses;
   bool *skip; /* per op: not visited */
   rfi_report *report;
   const struct rfi_pass_options *o;
-} rfi_walk;
+} rfi_rewriter;
 rfr_status rfi_rewrite_walk(const rfr_trace *in, const struct rfi_pass_options *o, rfi_report *report,
-                            void (*mark)(rfi_walk *w), rfr_status (*visit)(rfi_walk *w, int i), rfr_trace **out);
+                            void (*mark)(rfi_rewriter *w), rfr_status (*visit)(rfi_rewriter *w, int i),
+                            rfr_trace **out);
 
 /* ---- the passes ---- */
 
 typedef struct rfi_pass_options {
   bool fuse, prune;
   bool apart; /* forward, dgrad and wgrad will run as programs of their own, once per microbatch: no op does the work of
-                 two of them, and what depends on weights alone is of phase setup. What is made again is what `rung` of
-                 `ladder` says: nothing without one */
+                 two of them, and what depends on weights alone is of phase setup. What is made again is what `level` of
+                 `frontier` says: nothing without one */
   int copies; /* apart: so many times there are bytes for what lives from one of them to the next */
   bool delayed;  /* apart: wgrad may run long after dgrad, with bytes for what lives until then */
   bool gathered; /* apart: parameters, and what depends on them alone, are there for forward and dgrad, not for wgrad */
   bool (*is_written)(void *user, const char *state); /* apart: by somebody else, in between; NULL: none is */
-  struct rfi_ladder *ladder;
-  int rung;
+  struct rfi_frontier *frontier;
+  int level;
   bool parts;         /* parameters are parts, whole while they are gathered alone: nothing is made of them ahead */
   int64_t loss_chunk; /* rows of logits at a time in a fused LM head */
   rfr_recompute recompute;
@@ -113,16 +114,16 @@ rfr_status rfi_fuse_swiglu(const rfr_trace *in, rfi_report *report, rfr_trace **
 /* Removes what no output and no effect needs; used by prune and, last of all, by lower. */
 rfr_status rfi_dce(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 
-/* Choices of what to make again, for parts that run apart: rung by rung less memory and more work. */
-typedef struct rfi_ladder rfi_ladder;
+/* Choices of what to make again, for parts that run apart: level by level less memory and more work. */
+typedef struct rfi_frontier rfi_frontier;
 /* Of the trace after fuse. */
-rfr_status rfi_ladder_create(const rfr_trace *in, const rfi_pass_options *o, bool marked_alone, rfi_ladder **out);
-void rfi_ladder_destroy(rfi_ladder *l);
-/* The last rung, and the one with all that is marked and nothing else; rung 0 is nothing at all. */
-int rfi_ladder_top(const rfi_ladder *l);
-int rfi_ladder_marked(const rfi_ladder *l);
-/* Bytes that go with a rung, for each unit of work: how ladders of several traces compare. */
-double rfi_ladder_worth(const rfi_ladder *l, int rung);
+rfr_status rfi_frontier_create(const rfr_trace *in, const rfi_pass_options *o, bool marked_alone, rfi_frontier **out);
+void rfi_frontier_destroy(rfi_frontier *l);
+/* The last level, and the one with all that is marked and nothing else; level 0 is nothing at all. */
+int rfi_frontier_top(const rfi_frontier *l);
+int rfi_frontier_marked(const rfi_frontier *l);
+/* Bytes that go with a level, for each unit of work: how frontiers of several traces compare. */
+double rfi_frontier_benefit(const rfi_frontier *l, int level);
 
 /* Parameters and main gradients of a trace whose passes are done become this rank's parts (shard.c). */
 typedef struct rfi_shard {

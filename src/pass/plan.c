@@ -33,7 +33,7 @@ static int by_first(const void *a, const void *b) {
 }
 
 /* What an op of the side branch touches is in use all the time that the op may run. */
-static void extend(const rfr_trace *t, const rfi_aside *aside, rfi_life *life) {
+static void extend(const rfr_trace *t, const rfi_side_op *aside, rfi_life *life) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     for (int k = 0; aside[i].until && k < op->n_in + op->n_out; k++) {
@@ -45,7 +45,7 @@ static void extend(const rfr_trace *t, const rfi_aside *aside, rfi_life *life) {
   }
 }
 
-static rfr_status collect(const rfr_trace *t, const int64_t *workspace, const rfi_aside *aside, rfi_plan *p) {
+static rfr_status collect(const rfr_trace *t, const int64_t *workspace, const rfi_side_op *aside, rfi_plan *p) {
   rfi_life *life;
   RFI_TRY(rfi_lives(t, &life));
   if (aside) extend(t, aside, life);
@@ -363,7 +363,7 @@ rfr_status rfi_plan_place(rfi_plan *p, int end) {
   return solve(p, end);
 }
 
-rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, const rfi_aside *aside, rfi_plan *out) {
+rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, const rfi_side_op *aside, rfi_plan *out) {
   *out = (rfi_plan){.ctx = t->ctx};
   rfr_status s = collect(t, workspace, aside, out);
   if (s == RFR_OK) s = rfi_plan_place(out, t->n_ops);

@@ -9,9 +9,9 @@
  * the peak for the least extra work, by the exact lifetimes that the choice leads to; so an
  * operand that must live longer counts, and a chain that would have to be made again all at
  * once (every residual of a deep model) shows that it frees nothing. The choices in their
- * order are a ladder: each rung has less memory and more work. `auto` climbs until the real
+ * order are a frontier: each level has less memory and more work. `auto` climbs until the real
  * planner, with the workspaces of the real kernels, says that the budget is met; `all`
- * climbs to the top; the frontier is the ladder itself. Where parts run apart, the ladders of
+ * climbs to the top; the frontier is the frontier itself. Where parts run apart, the frontiers of
  * all callables are climbed together by who plans them together.
  */
 #include <stdlib.h>
@@ -43,7 +43,7 @@ typedef struct class {
  * the later one of two programs alone, with what that does not read anyway; or whole for each. */
 typedef enum kind { WHOLE, SHALLOW, KEEP_SECOND, KEEP_FOURTH, IN_LATER, IN_EACH, KINDS } kind;
 
-typedef struct rfi_ladder {
+typedef struct rfi_frontier {
   rfr_ctx *ctx;
   rfi_recompute_model m;
   rfr_trace *ordered; /* the model's trace, where that is ours */
@@ -56,11 +56,11 @@ typedef struct rfi_ladder {
   int n_members, n_classes, n_taken;
   int *op; /* chosen ops in their order; n_ops of the trace more: its clone for the later program */
   int n_ops;
-  int *rung; /* rung[k]: how many of them rung k has; 0 is nothing at all */
-  double *worth;
-  int n_rungs, n_marked; /* n_marked: the rung with what is marked */
-  int looks;             /* choices weighed so far: what the search costs, in walks over the trace */
-} ladder;
+  int *level; /* level[k]: how many of them level k has; 0 is nothing at all */
+  double *benefit;
+  int n_levels, n_marked; /* n_marked: the level with what is marked */
+  int looks;              /* choices weighed so far: what the search costs, in walks over the trace */
+} frontier;
 
 /* ---- classes ---- */
 
@@ -122,7 +122,7 @@ static int by_first_op(const void *a, const void *b) {
   return x->taken - y->taken;
 }
 
-static rfr_status find_classes(ladder *l) {
+static rfr_status find_classes(frontier *l) {
   const rfr_trace *t = l->m.t;
   uint64_t *hash;
   RFI_TRY(hash_ops(&l->m, &hash));
@@ -148,7 +148,7 @@ static rfr_status find_classes(ladder *l) {
 
 /* ---- taking a class ---- */
 
-static void choose(ladder *l, int op) {
+static void choose(frontier *l, int op) {
   if (l->m.chosen[op]) return;
   l->m.chosen[op] = true;
   l->op[l->n_ops++] = op;
@@ -156,7 +156,7 @@ static void choose(ladder *l, int op) {
 
 /* Chooses one member; unless shallow, also the ops that only the forward reads and that it
  * needs, and what those need. */
-static void choose_member(ladder *l, int op, bool shallow) {
+static void choose_member(frontier *l, int op, bool shallow) {
   const rfi_recompute_model *m = &l->m;
   int from = l->n_ops;
   choose(l, op);
@@ -170,7 +170,7 @@ static void choose_member(ladder *l, int op, bool shallow) {
 }
 
 /* The same for the later program, which has clones of its own. */
-static void choose_later(ladder *l, int op) {
+static void choose_later(frontier *l, int op) {
   const rfi_recompute_model *m = &l->m;
   const int n = m->t->n_ops;
   int from = l->n_ops;
@@ -184,27 +184,27 @@ static void choose_later(ladder *l, int op) {
   }
 }
 
-/* Adds a rung for every member that is new. */
-static void take(ladder *l, const class *c, kind how) {
+/* Adds a level for every member that is new. */
+static void take(frontier *l, const class *c, kind how) {
   for (int i = c->first; i < c->first + c->n; i++) {
     int every = how == KEEP_SECOND ? 2 : how == KEEP_FOURTH ? 4 : 0;
     if (every && l->member[i].rank % every == 0) continue;
     int before = l->n_ops;
     if (how != IN_LATER) choose_member(l, l->member[i].op, how == SHALLOW);
     if (how == IN_LATER || how == IN_EACH) choose_later(l, l->member[i].op);
-    if (l->n_ops > before) l->rung[l->n_rungs++] = l->n_ops;
+    if (l->n_ops > before) l->level[l->n_levels++] = l->n_ops;
   }
 }
 
-static void step_back(ladder *l, int rungs) {
-  l->n_rungs = rungs;
-  while (l->n_ops > l->rung[rungs - 1]) l->m.chosen[l->op[--l->n_ops]] = false;
+static void step_back(frontier *l, int levels) {
+  l->n_levels = levels;
+  while (l->n_ops > l->level[levels - 1]) l->m.chosen[l->op[--l->n_ops]] = false;
 }
 
-/* Exactly the ops of rung k are chosen. */
-static void set_rung(ladder *l, int k) {
+/* Exactly the ops of level k are chosen. */
+static void set_level(frontier *l, int k) {
   memset(l->m.chosen, 0, sizeof *l->m.chosen * (size_t)(RFI_LATES * l->m.t->n_ops));
-  for (int i = 0; i < l->rung[k]; i++) l->m.chosen[l->op[i]] = true;
+  for (int i = 0; i < l->level[k]; i++) l->m.chosen[l->op[i]] = true;
 }
 
 /* ---- climbing ---- */
@@ -213,17 +213,17 @@ static double work(const rfi_choice_cost *c) { return c->bytes + c->flops / FLOP
 
 /* What taking a class is worth: bytes near the peak that go, for each unit of work; 0 or
  * less: nothing. */
-static double look(ladder *l, int c, kind how, const rfi_choice_cost *now, double level) {
-  int rungs = l->n_rungs;
+static double look(frontier *l, int c, kind how, const rfi_choice_cost *now, double threshold) {
+  int levels = l->n_levels;
   const bool later = how == IN_LATER || how == IN_EACH;
   if (later && l->m.lates == 1) return 0;
   if (later && l->class[c].marked && !l->m.delayed) return 0; /* kept for what comes at once */
   take(l, &l->class[c], how);
-  if (l->n_rungs == rungs) return 0;
-  rfi_choice_cost then = rfi_recompute_evaluate(&l->m, level);
+  if (l->n_levels == levels) return 0;
+  rfi_choice_cost then = rfi_recompute_evaluate(&l->m, threshold);
   l->looks++;
-  step_back(l, rungs);
-  if (!then.possible || then.peak > now->peak) return 0; /* every rung is lower than the one before */
+  step_back(l, levels);
+  if (!then.possible || then.peak > now->peak) return 0; /* every level is lower than the one before */
   double more = work(&then) - work(now);
   return (now->area - then.area) / (more > 1 ? more : 1);
 }
@@ -231,7 +231,7 @@ static double look(ladder *l, int c, kind how, const rfi_choice_cost *now, doubl
 /* Scores that were good before are upper bounds of what they are now, nearly: only the best
  * ones are looked at again. What was worthless is looked at once more when nothing else is
  * left. */
-static int best_move(ladder *l, bool marked, const rfi_choice_cost *now, double level) {
+static int best_move(frontier *l, bool marked, const rfi_choice_cost *now, double threshold) {
   int n = l->n_classes * KINDS;
   for (int sweep = 0; sweep < 2; sweep++) {
     for (;;) {
@@ -241,12 +241,12 @@ static int best_move(ladder *l, bool marked, const rfi_choice_cost *now, double 
           best = i;
       if (best < 0) break;
       if (!l->stale[best]) return best;
-      l->score[best] = look(l, best / KINDS, (kind)(best % KINDS), now, level);
+      l->score[best] = look(l, best / KINDS, (kind)(best % KINDS), now, threshold);
       l->stale[best] = false;
     }
     for (int i = 0; i < n; i++) {
       if ((marked && !l->class[i / KINDS].marked) || !l->stale[i]) continue;
-      l->score[i] = look(l, i / KINDS, (kind)(i % KINDS), now, level);
+      l->score[i] = look(l, i / KINDS, (kind)(i % KINDS), now, threshold);
       l->stale[i] = false;
     }
   }
@@ -255,9 +255,9 @@ static int best_move(ladder *l, bool marked, const rfi_choice_cost *now, double 
 
 /* Takes classes, of those marked alone or of all, as long as memory near the peak goes; the
  * top is where the peak is lowest. */
-static void climb(ladder *l, bool marked) {
-  int top = l->n_rungs;
-  set_rung(l, top - 1);
+static void climb(frontier *l, bool marked) {
+  int top = l->n_levels;
+  set_level(l, top - 1);
   rfi_choice_cost now = rfi_recompute_evaluate(&l->m, 0);
   int64_t lowest = now.peak;
   for (int i = 0; i < l->n_classes * KINDS; i++) {
@@ -265,21 +265,21 @@ static void climb(ladder *l, bool marked) {
     l->stale[i] = true;
   }
   for (;;) {
-    double level = NEAR_PEAK * (double)now.peak;
-    now = rfi_recompute_evaluate(&l->m, level);
-    int best = best_move(l, marked, &now, level);
+    double threshold = NEAR_PEAK * (double)now.peak;
+    now = rfi_recompute_evaluate(&l->m, threshold);
+    int best = best_move(l, marked, &now, threshold);
     if (best < 0) break;
     class *c = &l->class[best / KINDS];
     const rfi_choice_cost before = now;
-    const int rung = l->n_rungs;
+    const int level = l->n_levels;
     take(l, c, (kind)(best % KINDS));
     if (c->taken < 0) c->taken = l->n_taken++;
-    now = rfi_recompute_evaluate(&l->m, level);
+    now = rfi_recompute_evaluate(&l->m, threshold);
     const double more = work(&now) - work(&before);
-    for (int k = rung; k < l->n_rungs; k++) l->worth[k] = (double)(before.peak - now.peak) / (more > 1 ? more : 1);
+    for (int k = level; k < l->n_levels; k++) l->benefit[k] = (double)(before.peak - now.peak) / (more > 1 ? more : 1);
     if (now.peak < lowest || marked) {
       lowest = now.peak;
-      top = l->n_rungs;
+      top = l->n_levels;
     }
     for (int i = 0; i < l->n_classes * KINDS; i++) l->stale[i] = true;
   }
@@ -288,7 +288,7 @@ static void climb(ladder *l, bool marked) {
 
 /* Groups that turned out not to matter, most often those of the first microbatch, whose peak
  * has no gradients below it, are kept after all; what was chosen last goes first. */
-static bool drop_needless(ladder *l) {
+static bool drop_needless(frontier *l) {
   bool dropped = false;
   rfi_choice_cost now = rfi_recompute_evaluate(&l->m, 0);
   for (int taken = l->n_taken - 1; taken >= 0; taken--) {
@@ -323,7 +323,7 @@ static bool drop_needless(ladder *l) {
 /* ---- planning ---- */
 
 /* Step-scoped bytes of the real plan of what is chosen now. */
-static rfr_status plan_chosen(ladder *l, int64_t *bytes) {
+static rfr_status plan_chosen(frontier *l, int64_t *bytes) {
   rfr_status s;
   rfr_ctx *ctx = l->m.t->ctx;
   rfr_trace *chosen = NULL, *lowered = NULL;
@@ -345,33 +345,33 @@ fail:
   return s;
 }
 
-/* Chooses the part of rung k that matters; or all of it, when the plan of the part is above
+/* Chooses the part of level k that matters; or all of it, when the plan of the part is above
  * `enough` and that of the whole is smaller. */
-static rfr_status stand_on(ladder *l, int k, int64_t enough, int64_t *planned) {
+static rfr_status apply_level(frontier *l, int k, int64_t enough, int64_t *planned) {
   int64_t whole;
-  set_rung(l, k);
+  set_level(l, k);
   bool dropped = drop_needless(l);
   RFI_TRY(plan_chosen(l, planned));
   if (!dropped || *planned <= enough) return RFR_OK;
-  set_rung(l, k);
+  set_level(l, k);
   RFI_TRY(plan_chosen(l, &whole));
   if (whole < *planned) *planned = whole;
   else drop_needless(l);
   return RFR_OK;
 }
 
-static int64_t rung_peak(ladder *l, int k) {
-  set_rung(l, k);
+static int64_t level_peak(frontier *l, int k) {
+  set_level(l, k);
   rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
   return c.possible ? c.peak : INT64_MAX;
 }
 
-/* The lowest rung from `low` on whose live bytes are within `bytes`; the top if none. */
-static int find_rung(ladder *l, int low, int64_t bytes) {
-  int high = l->n_rungs - 1;
+/* The lowest level from `low` on whose live bytes are within `bytes`; the top if none. */
+static int find_level(frontier *l, int low, int64_t bytes) {
+  int high = l->n_levels - 1;
   while (low < high) {
     int middle = low + (high - low) / 2;
-    if (rung_peak(l, middle) <= bytes) high = middle;
+    if (level_peak(l, middle) <= bytes) high = middle;
     else low = middle + 1;
   }
   return low;
@@ -380,15 +380,15 @@ static int find_rung(ladder *l, int low, int64_t bytes) {
 /* Live bytes bound the plan from below (but for originals that lowering removes, where the
  * forward was for the backward alone), so the search starts where they fit; the planner
  * decides. */
-static rfr_status meet_budget(ladder *l, int low, int64_t *planned) {
-  int top = l->n_rungs - 1;
+static rfr_status meet_budget(frontier *l, int low, int64_t *planned) {
+  int top = l->n_levels - 1;
   /* The top's plan is the smallest budget that works, by definition: packing is not exact, and
-   * a lower rung that happens to pack better must not make the answer depend on the question. */
-  RFI_TRY(stand_on(l, top, 0, planned));
+   * a lower level that happens to pack better must not make the answer depend on the question. */
+  RFI_TRY(apply_level(l, top, 0, planned));
   if (*planned > l->o->budget) return RFR_OK;
-  int k = find_rung(l, low, l->o->budget);
+  int k = find_level(l, low, l->o->budget);
   for (int step = 1;; step *= 2) {
-    RFI_TRY(stand_on(l, k, l->o->budget, planned));
+    RFI_TRY(apply_level(l, k, l->o->budget, planned));
     if (*planned <= l->o->budget || k == top) return RFR_OK;
     k = k + step < top ? k + step : top;
   }
@@ -396,7 +396,7 @@ static rfr_status meet_budget(ladder *l, int low, int64_t *planned) {
 
 /* ---- the pass ---- */
 
-static void ladder_deinit(ladder *l) {
+static void frontier_deinit(frontier *l) {
   if (!l->m.t) return;
   rfr_ctx *ctx = l->m.t->ctx;
   rfi_free(ctx, l->member);
@@ -404,27 +404,27 @@ static void ladder_deinit(ladder *l) {
   rfi_free(ctx, l->score);
   rfi_free(ctx, l->stale);
   rfi_free(ctx, l->op);
-  rfi_free(ctx, l->rung);
-  rfi_free(ctx, l->worth);
+  rfi_free(ctx, l->level);
+  rfi_free(ctx, l->benefit);
   rfi_recompute_model_deinit(&l->m);
 }
 
-static rfr_status ladder_init(ladder *l, const rfr_trace *t, const rfi_pass_options *o) {
+static rfr_status frontier_init(frontier *l, const rfr_trace *t, const rfi_pass_options *o) {
   rfr_status s;
   size_t n = (size_t)t->n_ops + 2;
-  *l = (ladder){.ctx = t->ctx, .o = o, .n_rungs = 1, .own = l->own, .ordered = l->ordered};
+  *l = (frontier){.ctx = t->ctx, .o = o, .n_levels = 1, .own = l->own, .ordered = l->ordered};
   RFI_TRY(rfi_recompute_model_init(&l->m, t, o));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * sizeof *l->member, &l->member));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * sizeof *l->class, &l->class));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->score, &l->score));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->stale, &l->stale));
   RFI_GOTO(RFI_ALLOC(t->ctx, 2 * RFI_LATES * n * sizeof *l->op, &l->op)); /* room to undo in behind */
-  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->rung, &l->rung));
-  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->worth, &l->worth));
+  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->level, &l->level));
+  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->benefit, &l->benefit));
   RFI_GOTO(find_classes(l));
   return RFR_OK;
 fail:
-  ladder_deinit(l);
+  frontier_deinit(l);
   return s;
 }
 
@@ -434,12 +434,12 @@ static bool any_marked(const rfr_trace *t) {
   return false;
 }
 
-static bool is_chosen(const ladder *l, int op) {
+static bool is_chosen(const frontier *l, int op) {
   return l->m.chosen[op] || (l->m.lates > 1 && l->m.chosen[op + l->m.t->n_ops]);
 }
 
 /* Marked values that are kept all the same. */
-static rfr_status report_refused(const ladder *l, rfi_report *report) {
+static rfr_status report_refused(const frontier *l, rfi_report *report) {
   const rfr_trace *t = l->m.t;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -452,7 +452,7 @@ static rfr_status report_refused(const ladder *l, rfi_report *report) {
   return RFR_OK;
 }
 
-static rfr_status report_choice(ladder *l, int64_t before, int64_t planned, rfi_report *report) {
+static rfr_status report_choice(frontier *l, int64_t before, int64_t planned, rfi_report *report) {
   rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
   if (l->m.copies > 1)
     RFI_TRY(rfi_report_line(report, "held: %lld bytes from one part to the next, in each of %d places",
@@ -468,10 +468,10 @@ static rfr_status report_choice(ladder *l, int64_t before, int64_t planned, rfi_
 }
 
 /* Rung k, or the next that a clone can be made on: the first of a class may need another of it. */
-static rfr_status apply_rung(ladder *l, int k, rfi_report *report, rfr_trace **out) {
-  const int64_t before = rung_peak(l, 0);
-  while (k < l->n_rungs - 1 && rung_peak(l, k) == INT64_MAX) k++;
-  set_rung(l, k);
+static rfr_status rewrite_at_level(frontier *l, int k, rfi_report *report, rfr_trace **out) {
+  const int64_t before = level_peak(l, 0);
+  while (k < l->n_levels - 1 && level_peak(l, k) == INT64_MAX) k++;
+  set_level(l, k);
   drop_needless(l);
   RFI_TRY(rfi_recompute_apply(&l->m, report, out));
   rfr_status s = report_refused(l, report);
@@ -483,26 +483,26 @@ static rfr_status apply_rung(ladder *l, int k, rfi_report *report, rfr_trace **o
 }
 
 rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
-  ladder l = {0};
+  frontier l = {0};
   rfr_status s;
   int64_t planned = 0;
   bool demand = o->recompute == RFR_RECOMPUTE_AUTO && o->budget > 0, all = o->recompute == RFR_RECOMPUTE_ALL;
   *out = NULL;
-  if (o->ladder) return apply_rung(o->ladder, o->rung, report, out);
+  if (o->frontier) return rewrite_at_level(o->frontier, o->level, report, out);
   if (o->apart || (!demand && !all && !any_marked(in))) {
     RFI_TRY(rfi_report_line(report, "nothing: every value is kept"));
     return rfi_copy_trace(in, out);
   }
-  RFI_TRY(ladder_init(&l, in, o));
-  int64_t before = rung_peak(&l, 0);
+  RFI_TRY(frontier_init(&l, in, o));
+  int64_t before = level_peak(&l, 0);
   climb(&l, true);
-  int marked = l.n_rungs - 1;
-  if (demand) planned = rung_peak(&l, marked); /* no plan is smaller */
-  if (demand && planned <= o->budget) RFI_GOTO(stand_on(&l, marked, o->budget, &planned));
+  int marked = l.n_levels - 1;
+  if (demand) planned = level_peak(&l, marked); /* no plan is smaller */
+  if (demand && planned <= o->budget) RFI_GOTO(apply_level(&l, marked, o->budget, &planned));
   if (all || (demand && planned > o->budget)) {
     climb(&l, false);
     if (all) {
-      set_rung(&l, l.n_rungs - 1);
+      set_level(&l, l.n_levels - 1);
       drop_needless(&l);
     } else {
       RFI_GOTO(meet_budget(&l, marked, &planned));
@@ -511,21 +511,21 @@ rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rf
   RFI_GOTO(rfi_recompute_apply(&l.m, report, out));
   RFI_GOTO(report_refused(&l, report));
   RFI_GOTO(report_choice(&l, before, planned, report));
-  ladder_deinit(&l);
+  frontier_deinit(&l);
   return RFR_OK;
 fail:
   rfr_trace_destroy(*out);
   *out = NULL;
-  ladder_deinit(&l);
+  frontier_deinit(&l);
   return s;
 }
 
-/* ---- ladders of parts that run apart ---- */
+/* ---- frontiers of parts that run apart ---- */
 
-rfr_status rfi_ladder_create(const rfr_trace *in, const rfi_pass_options *o, bool marked_alone, rfi_ladder **out) {
+rfr_status rfi_frontier_create(const rfr_trace *in, const rfi_pass_options *o, bool marked_alone, rfi_frontier **out) {
   rfr_status s;
   uint8_t *phase = NULL;
-  ladder *l = NULL;
+  frontier *l = NULL;
   *out = NULL;
   RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *l, &l));
   l->ctx = in->ctx;
@@ -533,30 +533,30 @@ rfr_status rfi_ladder_create(const rfr_trace *in, const rfi_pass_options *o, boo
   for (int i = 0; i < in->n_ops; i++) phase[i] = in->ops[i].phase;
   l->own = *o;
   RFI_GOTO(rfi_order_phases(in, phase, &l->ordered));
-  RFI_GOTO(ladder_init(l, l->ordered, &l->own));
+  RFI_GOTO(frontier_init(l, l->ordered, &l->own));
   climb(l, true);
-  l->n_marked = l->n_rungs - 1;
+  l->n_marked = l->n_levels - 1;
   if (!marked_alone) climb(l, false);
   *out = l;
   l = NULL;
 fail:
   rfi_free(in->ctx, phase);
-  rfi_ladder_destroy(l);
+  rfi_frontier_destroy(l);
   return s;
 }
 
-void rfi_ladder_destroy(rfi_ladder *l) {
+void rfi_frontier_destroy(rfi_frontier *l) {
   if (!l) return;
   rfr_trace *ordered = l->ordered;
   rfr_ctx *ctx = l->ctx;
-  ladder_deinit(l);
+  frontier_deinit(l);
   rfr_trace_destroy(ordered);
   rfi_free(ctx, l);
 }
 
-int rfi_ladder_top(const rfi_ladder *l) { return l->n_rungs - 1; }
-int rfi_ladder_marked(const rfi_ladder *l) { return l->n_marked; }
-double rfi_ladder_worth(const rfi_ladder *l, int rung) { return l->worth[rung]; }
+int rfi_frontier_top(const rfi_frontier *l) { return l->n_levels - 1; }
+int rfi_frontier_marked(const rfi_frontier *l) { return l->n_marked; }
+double rfi_frontier_benefit(const rfi_frontier *l, int level) { return l->benefit[level]; }
 
 /* ---- the frontier ---- */
 
@@ -572,23 +572,23 @@ static void add_point(rfr_frontier_point *points, int *n, const rfr_frontier_poi
 
 rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o, rfr_frontier_point *points, int max,
                                   int *n) {
-  ladder l = {0};
+  frontier l = {0};
   rfr_status s;
   int last = -1;
   *n = 0;
   if (max < 2) return rfi_fail(RFI_E_ARGUMENT, "room for %d points, two are the least", max);
-  RFI_TRY(ladder_init(&l, in, o));
+  RFI_TRY(frontier_init(&l, in, o));
   climb(&l, true);
-  int marked = l.n_rungs - 1;
+  int marked = l.n_levels - 1;
   climb(&l, false);
-  int64_t high = rung_peak(&l, marked), low = rung_peak(&l, l.n_rungs - 1);
+  int64_t high = level_peak(&l, marked), low = level_peak(&l, l.n_levels - 1);
   rfr_frontier_point top = {0};
-  int n_top = l.n_rungs - 1;
+  int n_top = l.n_levels - 1;
   for (int i = -1; i < max - 1; i++) { /* the top first: what is no larger than it is no trade */
-    int k = i < 0 ? n_top : i == 0 ? marked : find_rung(&l, marked, high - (high - low) / (max - 1) * i);
+    int k = i < 0 ? n_top : i == 0 ? marked : find_level(&l, marked, high - (high - low) / (max - 1) * i);
     if (k <= last || (k == n_top && i >= 0)) continue;
     rfr_frontier_point p = {0};
-    RFI_GOTO(stand_on(&l, k, 0, &p.planned_bytes));
+    RFI_GOTO(apply_level(&l, k, 0, &p.planned_bytes));
     rfi_choice_cost c = rfi_recompute_evaluate(&l.m, 0);
     p.extra_flops = c.flops;
     p.extra_bytes = c.bytes;
@@ -603,6 +603,6 @@ rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o
   add_point(points, n, &top, NULL);
   s = RFR_OK;
 fail:
-  ladder_deinit(&l);
+  frontier_deinit(&l);
   return s;
 }

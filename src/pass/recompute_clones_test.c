@@ -156,7 +156,7 @@ static void test_policies(void **state) {
   rfr_value x, w;
   rfr_trace *a = begin(&x, &w), *b = begin(&x, &w);
   rfr_set_recompute(b, RFR_POLICY_KEEP);
-  rfr_place at = {"f.c", 1};
+  rfr_source at = {"f.c", 1};
   rfr_silu_at(a, at, x);
   rfr_silu_at(b, at, x);
   assert_false(rfr_trace_equal(a, b));

@@ -21,7 +21,7 @@ rfr_status rfi_report_line(rfi_report *r, const char *format, ...) {
 }
 
 /* A source file's name, as ours; ops of one file mostly stand together. */
-static rfr_status own_place(rfi_rewrite *r, rfr_place *at) {
+static rfr_status own_place(rfi_rewrite *r, rfr_source *at) {
   if (!at->file) return RFR_OK;
   if (!r->file || strcmp(r->file, at->file) != 0)
     if (!(r->file = rfi_arena_strdup(r->to->arena, at->file))) return RFR_NO_MEMORY;
@@ -31,7 +31,7 @@ static rfr_status own_place(rfi_rewrite *r, rfr_place *at) {
 
 rfr_status rfi_rewrite_input(rfi_rewrite *r, int i) {
   const rfi_value *x = &r->from->values[r->from->inputs[i]];
-  rfr_place at = x->at;
+  rfr_source at = x->at;
   RFI_TRY(own_place(r, &at));
   r->map[r->from->inputs[i]] =
       rfr_input_at(r->to, at, x->name, (rfr_role)x->role, x->type.dtype, x->type.rank, x->type.shape);
@@ -133,7 +133,7 @@ rfr_status rfi_rewrite_op(rfi_rewrite *r, int i, const bool *dead) {
 rfr_status rfi_rewrite_end(rfi_rewrite *r, rfr_trace **out) {
   rfr_status s;
   for (int i = 0; i < r->from->n_outputs; i++)
-    rfr_output_at(r->to, (rfr_place){NULL, 0}, r->from->outputs[i].name, r->map[r->from->outputs[i].value]);
+    rfr_output_at(r->to, (rfr_source){NULL, 0}, r->from->outputs[i].name, r->map[r->from->outputs[i].value]);
   RFI_GOTO(rfr_trace_finish(r->to));
   *out = r->to;
   r->to = NULL;
@@ -177,10 +177,11 @@ rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out) {
 }
 
 rfr_status rfi_rewrite_walk(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report,
-                            void (*mark)(rfi_walk *w), rfr_status (*visit)(rfi_walk *w, int i), rfr_trace **out) {
+                            void (*mark)(rfi_rewriter *w), rfr_status (*visit)(rfi_rewriter *w, int i),
+                            rfr_trace **out) {
   rfr_status s;
   rfi_uses *uses = NULL;
-  rfi_walk w = {.to = {.from = in}, .report = report, .o = o};
+  rfi_rewriter w = {.to = {.from = in}, .report = report, .o = o};
   *out = NULL;
   RFI_GOTO(rfi_count_uses(in, &uses));
   w.uses = uses;

@@ -20,7 +20,7 @@ typedef struct shard {
   rfr_value *part; /* per input of the old trace: the input that is this rank's part of it; RFR_NONE: it is whole */
 } shard;
 
-static const rfr_place nowhere;
+static const rfr_source nowhere;
 
 static bool is_parameter(int role) { return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN; }
 

@@ -419,11 +419,11 @@ static void test_costs_refused(void **state) {
   rfr_schedule *s = parsed("0F0 0B0\n1F0 1I0 1W0");
   rfr_schedule_result result;
   rfr_stage_costs costs[2] = {rfr_stage_costs_default(), rfr_stage_costs_default()};
-#define REFUSED(part)                                                                        \
-  do {                                                                                       \
-    assert_int_equal(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL, NULL), RFR_INVALID);  \
-    if (!strstr(rfr_last_error()->message, part)) fail_msg("%s", rfr_last_error()->message); \
-    costs[0] = costs[1] = rfr_stage_costs_default();                                         \
+#define REFUSED(part)                                                                             \
+  do {                                                                                            \
+    assert_int_equal(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL, NULL), RFR_INVALID); \
+    if (!strstr(rfr_last_error()->message, part)) fail_msg("%s", rfr_last_error()->message);      \
+    costs[0] = costs[1] = rfr_stage_costs_default();                                              \
   } while (0)
   assert_int_equal(rfr_schedule_simulate(s, costs, 3, &result, NULL, NULL, NULL), RFR_INVALID);
   assert_non_null(strstr(rfr_last_error()->message, "costs of 3 stages for a schedule of 2"));
@@ -576,8 +576,7 @@ int main(void) {
       rft_context_test(test_all_sizes),     rft_context_test(test_figures), rft_context_test(test_closed_forms),
       rft_context_test(test_groups),        rft_context_test(test_slots),   rft_context_test(test_times),
       rft_context_test(test_bytes),         rft_context_test(test_random),  rft_context_test(test_options_refused),
-      rft_context_test(test_costs_refused), rft_context_test(test_large),
-      rft_context_test(test_no_memory),
+      rft_context_test(test_costs_refused), rft_context_test(test_large),   rft_context_test(test_no_memory),
   };
   return cmocka_run_group_tests_name("generators", tests, NULL, NULL);
 }

@@ -10,7 +10,7 @@
 #include "trace/print.h"
 #include "trace/trace.h"
 
-static bool places_equal(rfr_place a, rfr_place b) {
+static bool places_equal(rfr_source a, rfr_source b) {
   return a.line == b.line && strcmp(a.file ? a.file : "", b.file ? b.file : "") == 0;
 }
 

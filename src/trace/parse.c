@@ -128,16 +128,16 @@ static rfr_status take_id(parser *q, rfr_value *v) {
   return *v >= 0 ? RFR_OK : bad(q, "bad value id before");
 }
 
-static rfr_status take_place(parser *q, rfr_place *at) {
+static rfr_status take_place(parser *q, rfr_source *at) {
   skip_space(q);
-  *at = (rfr_place){NULL, 0};
+  *at = (rfr_source){NULL, 0};
   if (!take(q, "at ")) return RFR_OK;
   RFI_TRY(take_quoted(q, &at->file));
   if (!take(q, ":")) return bad(q, "expected :line");
   int32_t line;
   RFI_TRY(take_int32(q, &line));
   at->line = line;
-  if (!*at->file) *at = (rfr_place){NULL, 0}; /* no file is no place: it is not printed either */
+  if (!*at->file) *at = (rfr_source){NULL, 0}; /* no file is no place: it is not printed either */
   return RFR_OK;
 }
 
@@ -150,7 +150,7 @@ static rfr_status parse_input(parser *q) {
   rfr_value id;
   const char *name;
   rfr_type type;
-  rfr_place at;
+  rfr_source at;
   RFI_TRY(take_id(q, &id));
   skip_space(q);
   RFI_TRY(take_quoted(q, &name));
@@ -341,7 +341,7 @@ static rfr_status parse_output(parser *q) {
   skip_space(q);
   RFI_TRY(take_id(q, &v));
   RFI_TRY(at_end(q));
-  rfr_output_at(q->t, (rfr_place){q->name, q->line}, name, v);
+  rfr_output_at(q->t, (rfr_source){q->name, q->line}, name, v);
   return rfr_trace_status(q->t);
 }
 

@@ -94,7 +94,7 @@ static rfr_status put_origin(rfi_string *s, const rfr_trace *t, const rfi_opr *o
 
 /* ---- the flat form ---- */
 
-static rfr_status put_at(rfi_string *s, rfr_place at) {
+static rfr_status put_at(rfi_string *s, rfr_source at) {
   if (!at.file || !at.file[0]) return RFR_OK;
   RFI_TRY(rfi_string_printf(s, " at "));
   RFI_TRY(put_quoted(s, at.file));

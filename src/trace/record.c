@@ -23,11 +23,9 @@ static rfr_status latch(rfr_trace *t) {
   return t->status;
 }
 
-bool rfi_trace_records(const rfr_trace *t) {
-  return rfi_check_handle(t, "rfr_trace") == RFR_OK && t->status == RFR_OK;
-}
+bool rfi_trace_records(const rfr_trace *t) { return rfi_check_handle(t, "rfr_trace") == RFR_OK && t->status == RFR_OK; }
 
-rfr_value rfi_trace_fail(rfr_trace *t, rfr_place at, const char *op, int error, const char *format, ...) {
+rfr_value rfi_trace_fail(rfr_trace *t, rfr_source at, const char *op, int error, const char *format, ...) {
   if (!rfi_trace_records(t)) return RFR_NONE;
   char text[400];
   va_list args;
@@ -85,7 +83,7 @@ rfr_status rfr_trace_finish(rfr_trace *t) {
   return rfr_trace_verify(t);
 }
 
-static const rfr_place nowhere = {NULL, 0};
+static const rfr_source nowhere = {NULL, 0};
 
 void rfr_scope(rfr_trace *t, const char *scope) {
   if (!scope) scope = "";
@@ -134,7 +132,7 @@ static bool type_fits(const rfr_type *type) {
   return true;
 }
 
-static rfr_value new_value(rfr_trace *t, const rfr_type *type, rfr_place at) {
+static rfr_value new_value(rfr_trace *t, const rfr_type *type, rfr_source at) {
   if (!rfi_arena_grow(t->arena, (void **)&t->values, &t->cap_values, t->n_values + 1, sizeof *t->values))
     return no_memory(t);
   rfr_value id = t->n_values++;
@@ -143,7 +141,7 @@ static rfr_value new_value(rfr_trace *t, const rfr_type *type, rfr_place at) {
   return id;
 }
 
-rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role role, rfr_dtype dtype, int rank,
+rfr_value rfr_input_at(rfr_trace *t, rfr_source at, const char *name, rfr_role role, rfr_dtype dtype, int rank,
                        const int64_t *shape) {
   if (!rfi_trace_records(t)) return RFR_NONE;
   if (!name || !name[0]) return rfi_trace_fail(t, at, "input", RFI_E_TRACE_NAME, "an input needs a name");
@@ -174,7 +172,7 @@ rfr_value rfr_input_at(rfr_trace *t, rfr_place at, const char *name, rfr_role ro
   return t->status == RFR_OK ? v : RFR_NONE;
 }
 
-void rfr_output_at(rfr_trace *t, rfr_place at, const char *name, rfr_value v) {
+void rfr_output_at(rfr_trace *t, rfr_source at, const char *name, rfr_value v) {
   if (!rfi_trace_records(t)) return;
   if (!name || !name[0]) {
     rfi_trace_fail(t, at, "output", RFI_E_TRACE_NAME, "an output needs a name");
@@ -300,7 +298,7 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
   return RFR_OK;
 }
 
-static rfr_value record(rfr_trace *t, rfr_place at, const rfi_op_def *def, int n_in, const rfr_value *in,
+static rfr_value record(rfr_trace *t, rfr_source at, const rfi_op_def *def, int n_in, const rfr_value *in,
                         const rfi_attr *attr, rfr_value *out) {
   rfr_value results[RFI_MAX_NAMES];
   if (out)
@@ -333,7 +331,7 @@ static rfr_value record(rfr_trace *t, rfr_place at, const rfi_op_def *def, int n
   return results[0];
 }
 
-rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr,
+rfr_value rfi_record(rfr_trace *t, rfr_source at, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr,
                      rfr_value *out) {
   return record(t, at, rfi_op_def_get(code), n_in, in, attr, out);
 }
@@ -348,7 +346,7 @@ static bool attrs_valid(const rfi_op_def *def, const rfr_attr *attr) {
   return true;
 }
 
-rfr_value rfr_record_at(rfr_trace *t, rfr_place at, const rfr_op *op, int n_in, const rfr_value *in,
+rfr_value rfr_record_at(rfr_trace *t, rfr_source at, const rfr_op *op, int n_in, const rfr_value *in,
                         const rfr_attr *attr, rfr_value *out) {
   if (!op || n_in < 0 || (n_in > 0 && !in) || (op->n_attrs > 0 && !attr))
     return rfi_trace_fail(t, at, op ? op->name : "record", RFI_E_ARGUMENT, "op, operands or attributes are missing");

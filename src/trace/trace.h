@@ -111,7 +111,7 @@ typedef struct rfi_value {
   int16_t result;               /* which result of it */
   uint8_t role;                 /* rfr_role, inputs only */
   const char *name;             /* "" or a name */
-  rfr_place at;
+  rfr_source at;
 } rfi_value;
 
 typedef struct rfi_opr {
@@ -128,7 +128,7 @@ typedef struct rfi_opr {
   double flops;         /* registered ops alone: what their callback says */
   const char *scope;    /* "" or "layer3.attention" */
   const char *reason;   /* comment of a pass, "" or text */
-  rfr_place at;
+  rfr_source at;
 } rfi_opr;
 
 typedef struct rfi_output {
@@ -165,7 +165,7 @@ rfr_status rfi_outside_failed(const rfi_opr *op, rfr_status s);
 /* Appends one op. `in` has n_in entries (absent: RFR_NONE; trailing absent ones may be
  * left out); `attr` has def->n_attrs. Returns result 0; all results go to out[] when
  * it is not NULL. */
-rfr_value rfi_record(rfr_trace *t, rfr_place at, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr,
+rfr_value rfi_record(rfr_trace *t, rfr_source at, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr,
                      rfr_value *out);
 /* The same for passes: everything of `proto` but out, token_in and n_out is taken as it is
  * (operands are ids of t); dead[j] marks results that nobody wants; out[] gets the ids.
@@ -175,7 +175,7 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
  * after the first error, which is latched. */
 bool rfi_trace_records(const rfr_trace *t);
 /* Latches an error in the trace and returns RFR_NONE; the message gets the place and op. */
-rfr_value rfi_trace_fail(rfr_trace *t, rfr_place at, const char *op, int error, const char *format, ...)
+rfr_value rfi_trace_fail(rfr_trace *t, rfr_source at, const char *op, int error, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 /* View rule: fills stride, offset and base of `y` from `x`; false when no strides can
  * express it (reshape of a transposed value): the caller records a copy first. */
@@ -218,7 +218,7 @@ struct rfi_grad {
   rfr_value *dx;
   const bool *is_weight; /* operand i is (a view or a cast of) a parameter: phase wgrad */
   const rfr_dtype *sum;  /* the type of a parameter's gradient; NULL: f32 */
-  rfr_place at;          /* place of the forward call, for what is recorded */
+  rfr_source at;         /* place of the forward call, for what is recorded */
 };
 
 #endif

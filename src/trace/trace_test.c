@@ -236,14 +236,9 @@ static void test_diff(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_round_trip),
-      rft_context_test(test_parse_damaged),
-      rft_context_test(test_parse_errors),
-      rft_context_test(test_latched_error),
-      rft_context_test(test_names),
-      rft_context_test(test_stale_version),
-      rft_context_test(test_pretty),
-      rft_context_test(test_diff),
+      rft_context_test(test_round_trip),    rft_context_test(test_parse_damaged), rft_context_test(test_parse_errors),
+      rft_context_test(test_latched_error), rft_context_test(test_names),         rft_context_test(test_stale_version),
+      rft_context_test(test_pretty),        rft_context_test(test_diff),
   };
   return cmocka_run_group_tests_name("trace", tests, NULL, NULL);
 }

@@ -154,8 +154,7 @@ static void one_model(rfr_model_type type, rfr_dtype dtype, double tolerance) {
     const int64_t *cursor = tensor(&m, RFI_NAME_CURSOR);
     for (int launches = 1; cursor[RFI_CURSOR_KNOWN] == n; launches++) {
       launch(&m, PREFILL);
-      assert_int_equal(cursor[RFI_CURSOR_CACHED],
-                       launches * RFI_PREFILL_ROWS < n ? launches * RFI_PREFILL_ROWS : n);
+      assert_int_equal(cursor[RFI_CURSOR_CACHED], launches * RFI_PREFILL_ROWS < n ? launches * RFI_PREFILL_ROWS : n);
     }
     assert_int_equal(cursor[RFI_CURSOR_KNOWN], n + 1);
     worst = fmax(worst, difference(logits(&m, PREFILL), whole + (n - 1) * m.vocab, m.vocab));

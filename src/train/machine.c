@@ -29,7 +29,7 @@ static int has_amx(void) {
 static int has_amx(void) { return 0; }
 #endif
 
-rfr_status rfi_machine_read(rfr_ctx *ctx, rfi_machine *out) {
+rfr_status rfi_host_info_read(rfr_ctx *ctx, rfi_host_info *out) {
   rfi_cpu_library *library = NULL;
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_cpu_library_open(ctx, &library));
@@ -41,8 +41,8 @@ rfr_status rfi_machine_read(rfr_ctx *ctx, rfi_machine *out) {
 }
 
 rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out) {
-  rfi_machine m;
-  RFI_TRY(rfi_machine_read(ctx, &m));
+  rfi_host_info m;
+  RFI_TRY(rfi_host_info_read(ctx, &m));
   memset(out, 0, sizeof *out);
   out->size = sizeof *out;
   snprintf(out->matmul, sizeof out->matmul, "%s", m.matmul);

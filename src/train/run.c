@@ -363,7 +363,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
     if (!config_text && !exists) RFI_GOTO(check_folder(ctx, folder));
     if (!config_text || (writes && exists)) RFI_GOTO(rfi_file_read(ctx, config_path, &own, &(size_t){0}));
   }
-  RFI_GOTO(rfi_machine_read(ctx, &run->machine));
+  RFI_GOTO(rfi_host_info_read(ctx, &run->machine));
   if (!config_text) run->options.config_name = config_path;
   RFI_GOTO(
       rfi_settings_read(ctx, config_text ? config_text : own, &run->options, run->machine.bf16_fast, &run->settings));
@@ -426,8 +426,8 @@ static double step_flops(const rfr_model_config *c, int64_t sequence, int64_t to
   for (int i = 0; i < rfr_model_parameter_count(c); i++) {
     rfr_parameter p;
     if (rfr_model_parameter(c, i, &p) != RFR_OK || p.rank < 2) continue;
-    if (i == rfi_parameter_index(c, RFI_SLOT_TOKENS, 0) || i == rfi_parameter_index(c, RFI_SLOT_POSITIONS, 0) ||
-        i == rfi_parameter_index(c, RFI_SLOT_HEAD, 0))
+    if (i == rfi_parameter_index(c, RFI_PARAM_TOKENS, 0) || i == rfi_parameter_index(c, RFI_PARAM_POSITIONS, 0) ||
+        i == rfi_parameter_index(c, RFI_PARAM_HEAD, 0))
       continue; /* tables are looked up; the head is counted, tied or not */
     const double each = (double)(p.shape[p.rank - 2] * p.shape[p.rank - 1]);
     weights += p.rank > 2 ? each * (double)c->experts_per_token : each;

@@ -24,11 +24,11 @@
 enum { RFI_STEP_ATTEMPTED, RFI_STEP_APPLIED, RFI_STEP_SEED, RFI_STEP_SKIPPED, RFI_STEP_N };
 
 /* What the bits of a run depend on besides its configuration. */
-typedef struct rfi_machine {
+typedef struct rfi_host_info {
   char matmul[96];
   bool matmul_library, bf16_fast;
-} rfi_machine;
-rfr_status rfi_machine_read(rfr_ctx *ctx, rfi_machine *out);
+} rfi_host_info;
+rfr_status rfi_host_info_read(rfr_ctx *ctx, rfi_host_info *out);
 
 typedef struct rfi_kept { /* the host's memory for a tensor on a device of its own */
   const void *data;
@@ -38,7 +38,7 @@ typedef struct rfi_kept { /* the host's memory for a tensor on a device of its o
 struct rfr_run {
   rfr_ctx *ctx;
   rfr_run_options options;
-  rfi_machine machine;
+  rfi_host_info machine;
   rfi_settings *settings; /* resolved */
   char *folder;           /* NULL: nothing is written */
   int log;                /* file descriptor, -1 */

@@ -398,10 +398,10 @@ static void warn_event(void *user, const char *line) {
 rfr_status rfr_config_resolve(rfr_ctx *ctx, const char *config_text, const rfr_run_options *options, int sources,
                               rfr_write_fn write, void *user) {
   rfi_settings *s = NULL;
-  rfi_machine machine;
+  rfi_host_info machine;
   rfi_string text = {.ctx = ctx};
   rfr_run_options o = options ? *options : rfr_run_options_default();
-  RFI_TRY(rfi_machine_read(ctx, &machine));
+  RFI_TRY(rfi_host_info_read(ctx, &machine));
   RFI_TRY(rfi_settings_read(ctx, config_text, &o, machine.bf16_fast, &s));
   rfi_settings_warn(s, warn_event, &o);
   rfr_status status = rfi_settings_print(s, sources != 0, &text);

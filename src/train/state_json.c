@@ -31,9 +31,8 @@ static rfr_status read_names(const char *file, const json_t *root, const char *k
   const char *name;
   json_t *object = json_object_get(root, key), *value;
   if (!json_is_object(object)) return BAD("\"%s\" is no object", key);
-  json_object_foreach(object, name, value)
-    if (!json_is_string(value) && !json_is_integer(value))
-      return BAD("\"%.80s\" in \"%s\" is neither text nor an integer", name, key);
+  json_object_foreach(object, name, value) if (!json_is_string(value) && !json_is_integer(value)) return BAD(
+      "\"%.80s\" in \"%s\" is neither text nor an integer", name, key);
   *out = json_incref(object);
   return RFR_OK;
 }

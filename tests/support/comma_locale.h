@@ -22,10 +22,7 @@ static inline int rft_try_comma(const char *name) {
 
 /* Writes folder/comma/LC_NUMERIC; returns 0 if the disk refuses. */
 static inline int rft_write_comma_locale(const char *folder) {
-  enum {
-    FIELDS = 6,
-    MAGIC = 0x20031115 ^ LC_NUMERIC
-  };
+  enum { FIELDS = 6, MAGIC = 0x20031115 ^ LC_NUMERIC };
   /* decimal point, thousands separator, grouping, the first two as wide characters, code set */
   static const char strings[] = ",\0\0\0\0\0\0\0"
                                 ",\0\0\0\0\0\0\0"

@@ -11,9 +11,10 @@
 
 #include "backend/backend.h"
 
-#define RFT_ENTRIES(X) \
-  X(open) X(alloc) X(fill) X(copy) X(move) X(inspect) X(memory_use) X(bind) X(choose) X(run) X(run_timed) \
-  X(capture) X(launch) X(wait) X(poll)
+#define RFT_ENTRIES(X)                                                                                                 \
+  X(open)                                                                                                              \
+  X(alloc) X(fill) X(copy) X(move) X(inspect) X(memory_use) X(bind) X(choose) X(run) X(run_timed) X(capture) X(launch) \
+      X(wait) X(poll)
 typedef enum rft_entry {
 #define RFT_ENTRY_ENUM(name) RFT_ENTRY_##name,
   RFT_ENTRIES(RFT_ENTRY_ENUM)
@@ -25,7 +26,7 @@ typedef struct rft_fault {
   rft_entry entry; /* whose k-th call fails; k 0: none does */
   int64_t k;
   bool sticky;
-  int64_t cap; /* most bytes of arena at a time; 0: no limit */
+  int64_t cap;      /* most bytes of arena at a time; 0: no limit */
   const void *away; /* is not its memory */
   int version;      /* of its library, in halves; 0 has one product to choose for, all others two */
   /* what happened */

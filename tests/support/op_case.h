@@ -63,8 +63,8 @@ typedef struct rft_operand {
   rfr_type type; /* rank -1: absent */
   rft_layout layout;
   bool positive, constant;
-  double value;  /* of a constant */
-  bool has_row;  /* row `row` is not finite, but this */
+  double value; /* of a constant */
+  bool has_row; /* row `row` is not finite, but this */
   int64_t row;
   double row_value;
   int64_t below; /* of random integers, 0: none */

@@ -358,13 +358,13 @@ static rfr_status enqueue_next(const rfi_bound *bound, int n, int *many) {
 }
 
 /* What `then` gets from now on is behind what `first` has. */
-static rfr_status put_behind(rfi_device *d, cudaStream_t first, cudaStream_t then) {
+static rfr_status order_after(rfi_device *d, cudaStream_t first, cudaStream_t then) {
   if (first == then) return RFR_OK;
   CUDA(cudaEventRecord(d->join, first), "recording an event");
   return rfi_cuda_check(cudaStreamWaitEvent(then, d->join, 0), "waiting for an event");
 }
 
-static rfr_status join_branch(rfi_device *d) { return put_behind(d, d->aside, d->stream); }
+static rfr_status join_branch(rfi_device *d) { return order_after(d, d->aside, d->stream); }
 
 /* The branch is open while nothing has waited for it; it is behind the line's last fork once it has waited for that. */
 typedef struct branch {
@@ -377,7 +377,7 @@ static rfr_status fork_branch(rfi_device *d, branch *x) {
   return rfi_cuda_check(cudaEventRecord(d->fork, d->stream), "recording an event");
 }
 
-static rfr_status enqueue_aside(rfi_device *d, const rfi_bound *bound, branch *x) {
+static rfr_status enqueue_side(rfi_device *d, const rfi_bound *bound, branch *x) {
   rfr_call call = bound->call;
   call.stream = d->aside;
   if (!x->forked) RFI_TRY(fork_branch(d, x)); /* the op that forks was not among those that are enqueued */
@@ -390,7 +390,7 @@ static rfr_status enqueue_aside(rfi_device *d, const rfi_bound *bound, branch *x
 static rfr_status enqueue_op(rfi_device *d, const rfi_bound *bound, int n, branch *x, int *many) {
   *many = 1;
   rfi_ranges_begin(&d->ranges, bound->recorded);
-  const rfr_status s = bound->aside ? enqueue_aside(d, bound, x) : enqueue_next(bound, n, many);
+  const rfr_status s = bound->aside ? enqueue_side(d, bound, x) : enqueue_next(bound, n, many);
   rfi_ranges_end(&d->ranges);
   return s;
 }
@@ -432,9 +432,9 @@ static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   RFI_TRY(begin(d));
   RFI_TRY(enter(d, &before));
   const int64_t had = free_bytes();
-  rfr_status s = put_behind(d, d->at, d->stream); /* kernels have their stream since they were bound */
+  rfr_status s = order_after(d, d->at, d->stream); /* kernels have their stream since they were bound */
   if (s == RFR_OK) s = enqueue(d, bound, n, NULL);
-  const rfr_status joined = put_behind(d, d->stream, d->at);
+  const rfr_status joined = order_after(d, d->stream, d->at);
   d->use.kernels += had - free_bytes();
   return leave(d, before, s == RFR_OK ? joined : s);
 }
@@ -491,7 +491,7 @@ static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_
   if (s == RFR_OK && units) s = rfi_units_check(core, d->ctx, units, graph, bound);
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphInstantiate(&to->exec, graph, 0), "making a graph");
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphUpload(to->exec, d->stream), "uploading a graph");
-  if (s == RFR_OK) s = put_behind(d, d->stream, d->at);
+  if (s == RFR_OK) s = order_after(d, d->stream, d->at);
   if (to->n_copies > 0) to->graph = graph;
   else if (graph) cudaGraphDestroy(graph);
   cudaGetLastError();
@@ -600,7 +600,7 @@ static rfr_status set_stream(rfi_device *d, void *stream) {
   int before;
   const cudaStream_t to = stream ? (cudaStream_t)stream : d->stream;
   RFI_TRY(enter(d, &before));
-  const rfr_status s = put_behind(d, d->at, to);
+  const rfr_status s = order_after(d, d->at, to);
   if (s == RFR_OK) d->at = to;
   return leave(d, before, s);
 }

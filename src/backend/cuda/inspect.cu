@@ -22,8 +22,7 @@ static __global__ void inspect(rfi_range *ranges) {
     const uint4 x = pack[i];
     broken |= x.x != word || x.y != word || x.z != word || x.w != word;
   }
-  for (int64_t i = first; i < bytes - packs * 16; i += step)
-    broken |= at[i < head ? i : i + packs * 16] != byte;
+  for (int64_t i = first; i < bytes - packs * 16; i += step) broken |= at[i < head ? i : i + packs * 16] != byte;
   if (broken) range->broken = 1;
 }
 

@@ -17,8 +17,7 @@ static __device__ uint32_t mix(uint64_t x) { /* splitmix64 */
 }
 
 /* Uniform in [-1, 1). */
-template <typename T>
-static __global__ void random_numbers(T *to, int64_t n, uint32_t seed) {
+template <typename T> static __global__ void random_numbers(T *to, int64_t n, uint32_t seed) {
   const int64_t step = (int64_t)gridDim.x * THREADS;
   for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step)
     to[i] = rfi_narrow<T>((float)(int32_t)mix(((uint64_t)seed << 40) + (uint64_t)i) * 0x1p-31f);

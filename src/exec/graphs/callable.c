@@ -102,14 +102,14 @@ static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite
     const char *name = rfi_arena_printf(r->to->arena, "%s%d", BAD_PREFIX, c->n_checked);
     if (!scope || !name) return RFR_NO_MEMORY;
     c->checked[c->n_checked++] = (rfi_checked){scope, RFR_NONE};
-    rfr_output_at(r->to, (rfr_place){NULL, 0}, name, r->map[op->out[1]]);
+    rfr_output_at(r->to, (rfr_source){NULL, 0}, name, r->map[op->out[1]]);
   }
   return rfr_trace_status(r->to);
 }
 
 /* Cotangents of outputs as one loss; RFR_NONE: no output has one. */
 static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached, rfr_value *loss) {
-  const rfr_place nowhere = {NULL, 0};
+  const rfr_source nowhere = {NULL, 0};
   *loss = RFR_NONE;
   for (int k = 0; k < c->n_out; k++) {
     rfi_port *p = &c->out[k];
@@ -137,7 +137,7 @@ const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *p
 
 static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rfr_trace *t, rfr_value loss,
                                   rfr_value v) {
-  const rfr_place nowhere = {NULL, 0};
+  const rfr_source nowhere = {NULL, 0};
   const rfi_value x = t->values[v];
   const bool trained = x.role == RFR_ROLE_TRAINABLE;
   bool used = loss >= 0;
@@ -365,7 +365,7 @@ static rfr_status record_joint(rfr_graphs *g, rfi_callable *c, const rfr_callabl
   for (int k = 0; k < c->n_out; k++)
     if (c->out[k].value >= 0) {
       c->out[k].value = r.map[c->out[k].value];
-      rfr_output_at(r.to, (rfr_place){NULL, 0}, c->out[k].name, c->out[k].value);
+      rfr_output_at(r.to, (rfr_source){NULL, 0}, c->out[k].name, c->out[k].value);
     }
   RFI_GOTO(check_splits(g, c, &r));
   rfr_scope(r.to, "");
@@ -381,7 +381,7 @@ fail:
 }
 
 static rfr_status bind_sizes(void *graphs, const rfr_trace *t, int64_t *bytes) {
-  return rfi_bind_sizes(&((rfr_graphs *)graphs)->m, t, bytes);
+  return rfi_select_workspaces(&((rfr_graphs *)graphs)->m, t, bytes);
 }
 
 bool rfi_has_backward(const rfi_callable *c) {
@@ -434,7 +434,7 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   rfi_callable *c = &g->callable[index];
   rfr_trace *joint;
   c->microbatch = RFR_NONE;
-  c->rung = -1;
+  c->level = -1;
   c->sharded = desc->sharded != 0;
   c->gathered = c->sharded || desc->gathered || is_hooked(g, index);
   c->name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);

@@ -52,7 +52,7 @@ static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call
   const rfr_action *a = rfr_schedule_actions(schedule, g->options.rank, &n_actions);
   for (int i = 0; i < n_actions; i++) {
     const rfi_stage_plan *s = stage_of(g, a[i].stage);
-    if (s) *n_own += rfi_graph_own(g, s, a, i, n, own ? own + *n_own : NULL);
+    if (s) *n_own += rfi_graphs_own(g, s, a, i, n, own ? own + *n_own : NULL);
     if (s && is_compute(a[i].op))
       n += expand(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch),
                   to ? to + n : NULL);
@@ -76,7 +76,7 @@ static void mark_ends(const rfr_graphs *g, rfi_calls *c, int *occupant) {
   }
 }
 
-void rfi_graph_count_live(rfr_graphs *g) {
+void rfi_graphs_count_live(rfr_graphs *g) {
   rfr_graphs_memory *m = &g->memory;
   int64_t bytes = 0;
   m->live = 0, m->live_bytes = 0;
@@ -92,7 +92,7 @@ void rfi_graph_count_live(rfr_graphs *g) {
   }
 }
 
-void rfi_graph_explain(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]) {
+void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]) {
   const rfi_calls *c = &g->calls;
   const int stage = g->callable[callable].stage, slots = g->stage[stage].slots;
   const int64_t begin = c->endless ? g->next / c->n * c->n : 0, now = c->endless ? g->next / c->n : -1;
@@ -142,7 +142,7 @@ static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
 
 /* ---- making it ---- */
 
-void rfi_graph_drop_calls(rfr_graphs *g, rfi_calls *c) {
+void rfi_graphs_drop_calls(rfr_graphs *g, rfi_calls *c) {
   rfi_free(g->m.ctx, c->call);
   rfi_free(g->m.ctx, c->own);
   rfi_free(g->m.ctx, c->ready);
@@ -150,7 +150,7 @@ void rfi_graph_drop_calls(rfr_graphs *g, rfi_calls *c) {
   *c = (rfi_calls){0};
 }
 
-rfr_status rfi_graph_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *c) {
+rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *c) {
   rfr_ctx *ctx = g->m.ctx;
   int *last = NULL, slots = 1, n_own;
   for (int i = 0; i < g->n_stages; i++) slots += g->stage[i].slots;
@@ -169,7 +169,7 @@ rfr_status rfi_graph_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi
     sort_gradients(g, c, last);
   }
   rfi_free(ctx, last);
-  if (s != RFR_OK) rfi_graph_drop_calls(g, c);
+  if (s != RFR_OK) rfi_graphs_drop_calls(g, c);
   return s;
 }
 
@@ -180,7 +180,7 @@ const char *rfi_call_text(int op) {
                               : "backward (I)";
 }
 
-bool rfi_graph_next_call(const rfr_graphs *g, rfi_step_call *out) {
+bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out) {
   const rfi_calls *c = &g->calls;
   if (!c->endless && g->next >= c->n) return false;
   *out = c->call[g->next % c->n];
@@ -188,7 +188,7 @@ bool rfi_graph_next_call(const rfr_graphs *g, rfi_step_call *out) {
   return true;
 }
 
-bool rfi_graph_is_complete(const rfr_graphs *g) {
+bool rfi_graphs_is_complete(const rfr_graphs *g) {
   return g->calls.endless ? g->next % g->calls.n == 0 : g->next >= g->calls.n;
 }
 
@@ -210,7 +210,7 @@ rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, in
 }
 
 /* Without a schedule, what is awaited is the rest of a microbatch of which a call has been made, or the first one. */
-rfr_status rfi_graph_check_gradient(const rfr_graphs *g, int gradient) {
+rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
   const rfi_calls *c = &g->calls;
   const int64_t begun = c->endless ? g->next / c->n * c->n : 0;
   if (g->state == RFI_STEP_NONE || (begun > 0 && g->next == begun)) return RFR_OK;
@@ -245,7 +245,7 @@ static bool has_action(const rfr_schedule *s, int rank, int stage, rfr_action_op
   return false;
 }
 
-rfr_status rfi_graph_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n) {
+rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n) {
   rfr_schedule_info info;
   const int rank = g->options.rank;
   int next = 0;
@@ -302,9 +302,9 @@ static rfr_status check_stage(const rfr_graphs *g, const rfi_stage_plan *was, co
 static rfr_status check_stages(const rfr_graphs *g, const rfr_schedule *schedule) {
   rfi_stage_plan *now;
   int n;
-  RFI_TRY(rfi_graph_read_stages(g, schedule, NULL, &n));
+  RFI_TRY(rfi_graphs_read_stages(g, schedule, NULL, &n));
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *now * (size_t)(n + 1), &now));
-  rfr_status s = rfi_graph_read_stages(g, schedule, now, &n);
+  rfr_status s = rfi_graphs_read_stages(g, schedule, now, &n);
   if (s == RFR_OK && n != g->n_stages)
     s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, %d were captured", n, g->n_stages);
   for (int i = 0; i < n && s == RFR_OK; i++) s = check_stage(g, &g->stage[i], &now[i]);
@@ -320,15 +320,15 @@ rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
   else if (g->n_stages != 1)
     return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "without a schedule there is one stage, %d were captured", g->n_stages);
   else RFI_TRY(check_stage(g, &g->stage[0], &(rfi_stage_plan){.end = g->n, .number = g->stage[0].number}));
-  RFI_TRY(rfi_graph_make_calls(g, schedule, &calls));
-  const rfr_status s = rfi_graph_check_apart(g, &calls);
+  RFI_TRY(rfi_graphs_make_calls(g, schedule, &calls));
+  const rfr_status s = rfi_graphs_check_overlap(g, &calls);
   if (s != RFR_OK) {
-    rfi_graph_drop_calls(g, &calls);
+    rfi_graphs_drop_calls(g, &calls);
     return s;
   }
-  rfi_graph_drop_calls(g, &g->calls);
+  rfi_graphs_drop_calls(g, &g->calls);
   g->calls = calls;
   g->ended = false;
-  rfi_graph_count_live(g);
+  rfi_graphs_count_live(g);
   return RFR_OK;
 }

@@ -19,7 +19,7 @@ static bool is_counted(const rfi_named *x) {
          (strcmp(name, "step") == 0 || strncmp(name, RFI_STREAM_PREFIX, strlen(RFI_STREAM_PREFIX)) == 0);
 }
 
-int rfi_graph_counted(const rfr_graphs *g) {
+int rfi_graphs_counted(const rfr_graphs *g) {
   int n = 0;
   for (int i = 0; i < g->n_named; i++) n += is_counted(&g->named[i]);
   return n;
@@ -32,9 +32,9 @@ static unsigned char *address(const void *user, rfr_value owner) {
   return g->named[rfi_names_find(&g->names, t->values[owner].name)].tensor.data;
 }
 
-rfr_status rfi_graph_counts_create(rfr_graphs *g) {
+rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
   rfi_counts *x = &g->counts;
-  const int n = rfi_graph_counted(g);
+  const int n = rfi_graphs_counted(g);
   if (n == 0) return RFR_OK;
   RFI_TRY(rfr_trace_create(g->m.ctx, &x->trace));
   const rfr_value skip = rfr_input(x->trace, "skip", RFR_ROLE_STATE, RFR_I32, 1, ((int64_t[]){1}));
@@ -46,12 +46,12 @@ rfr_status rfi_graph_counts_create(rfr_graphs *g) {
   }
   RFI_TRY(rfr_trace_finish(x->trace));
   if (!(x->bound = rfi_arena_alloc(g->m.strings, sizeof *x->bound * (size_t)n))) return RFR_NO_MEMORY;
-  RFI_TRY(rfi_bind_ops(&g->m, x->trace, x->bound, &x->n));
-  rfi_bind_args(x->trace, x->bound, x->n, address, g);
+  RFI_TRY(rfi_select_ops(&g->m, x->trace, x->bound, &x->n));
+  rfi_set_op_addresses(x->trace, x->bound, x->n, address, g);
   return RFR_OK;
 }
 
-rfr_status rfi_graph_count(rfr_graphs *g, bool skipped) {
+rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped) {
   const rfi_backend *b = g->m.backend;
   unsigned char *skip = g->arena + g->counts.skip_at;
   if (g->counts.n == 0) return RFR_OK;

@@ -20,7 +20,7 @@ static bool next_kept(const rfr_graphs *g, const rfi_stage_plan *s, int slot, co
     for (int i = 0; i < g->callable[c].n_in; i++) {
       const rfi_port *p = &g->callable[c].in[i];
       if (p->callable >= 0 || p->grad < 0) continue;
-      unsigned char *begin = rfi_graph_address(g, c, slot, p->grad), *end = begin + p->grad_tensor.bytes;
+      unsigned char *begin = rfi_graphs_address(g, c, slot, p->grad), *end = begin + p->grad_tensor.bytes;
       if (end <= at || begin >= end_of_slot || (found && begin >= *from)) continue;
       *from = begin, *to = end;
       found = true;
@@ -28,7 +28,7 @@ static bool next_kept(const rfr_graphs *g, const rfi_stage_plan *s, int slot, co
   return found;
 }
 
-rfr_status rfi_graph_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients) {
+rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients) {
   const rfi_stage_plan *s = &g->stage[stage];
   unsigned char *at = g->arena + s->offset + slot * s->bytes, *end = at + s->bytes, *from, *to;
   for (int c = s->first; c < s->end; c++) g->callable[c].instance[slot].microbatch = -1;
@@ -39,15 +39,15 @@ rfr_status rfi_graph_poison_slot(rfr_graphs *g, int stage, int slot, bool gradie
   return poison(g, at, end);
 }
 
-rfr_status rfi_graph_poison_shared(rfr_graphs *g) {
+rfr_status rfi_graphs_poison_shared(rfr_graphs *g) {
   unsigned char *at = g->arena + g->shared_at;
   return g->joint ? RFR_OK : poison(g, at, at + g->memory.shared_bytes);
 }
 
-rfr_status rfi_graph_poison_all(rfr_graphs *g) {
+rfr_status rfi_graphs_poison_all(rfr_graphs *g) {
   for (int i = 0; i < g->n_stages; i++)
-    for (int slot = 0; slot < g->stage[i].slots; slot++) RFI_TRY(rfi_graph_poison_slot(g, i, slot, true));
+    for (int slot = 0; slot < g->stage[i].slots; slot++) RFI_TRY(rfi_graphs_poison_slot(g, i, slot, true));
   unsigned char *windows = g->arena + g->window_at;
   RFI_TRY(poison(g, windows, windows + g->memory.window_bytes));
-  return rfi_graph_poison_shared(g);
+  return rfi_graphs_poison_shared(g);
 }

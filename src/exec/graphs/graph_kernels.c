@@ -9,11 +9,11 @@
 #include "exec/graphs/graphed.h"
 
 static rfr_status bind_callable(rfr_graphs *g, rfi_callable *c) {
-  rfi_machine m = g->m;
+  rfi_exec_target m = g->m;
   m.strings = g->layout;
   c->bound = rfi_arena_alloc(g->layout, sizeof *c->bound * (size_t)(c->trace->n_ops + 1));
   if (!c->bound) return RFR_NO_MEMORY;
-  RFI_TRY(rfi_bind_ops(&m, c->trace, c->bound, &c->n_bound));
+  RFI_TRY(rfi_select_ops(&m, c->trace, c->bound, &c->n_bound));
   for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
     while (part > 0 && i < c->n_bound && c->bound[i].op < c->start[part]) i++;
     c->first[part] = i;
@@ -21,7 +21,7 @@ static rfr_status bind_callable(rfr_graphs *g, rfi_callable *c) {
   return RFR_OK;
 }
 
-rfr_status rfi_graph_bind_kernels(rfr_graphs *g) {
+rfr_status rfi_graphs_select_kernels(rfr_graphs *g) {
   rfi_arena_destroy(g->layout);
   g->layout = NULL;
   RFI_TRY(rfi_arena_create(g->m.ctx, &g->layout));
@@ -46,7 +46,7 @@ static rfr_status make_instance(rfr_graphs *g, rfi_callable *c, rfi_instance *x)
   return RFR_OK;
 }
 
-rfr_status rfi_graph_make_instances(rfr_graphs *g) {
+rfr_status rfi_graphs_make_instances(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     const int slots = g->stage[c->stage].slots;
@@ -56,7 +56,7 @@ rfr_status rfi_graph_make_instances(rfr_graphs *g) {
   return RFR_OK;
 }
 
-rfr_status rfi_graph_run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+rfr_status rfi_graphs_run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
   const rfi_callable *c = &g->callable[callable];
   const rfi_instance *x = &c->instance[slot];
   if (!rfi_has(c, part)) return RFR_OK;

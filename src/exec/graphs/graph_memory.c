@@ -17,7 +17,7 @@
 
 /* ---- what the caller gives ---- */
 
-bool rfi_graph_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]) {
+bool rfi_graphs_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]) {
   char ours[RFI_TYPE_TEXT], theirs[RFI_TYPE_TEXT] = "no type";
   const size_t shape = sizeof *want->shape * (size_t)want->rank; /* what is behind it is the caller's to leave */
   if (given->dtype == want->dtype && given->rank == want->rank && memcmp(given->shape, want->shape, shape) == 0)
@@ -28,7 +28,7 @@ bool rfi_graph_is_type(const rfr_type *want, const rfr_type *given, char text[RF
   return false;
 }
 
-const char *rfi_graph_place_lacks(const rfr_graphs *g, const void *data) {
+const char *rfi_graphs_place_lacks(const rfr_graphs *g, const void *data) {
   enum { ALIGNMENT = 16 }; /* what kernels are chosen for */
   return !data                                       ? "no data is given"
          : (uintptr_t)data % ALIGNMENT               ? "it is not at a multiple of 16 bytes"
@@ -51,10 +51,10 @@ static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rf
   for (int i = 0; i < o->n_tensors; i++) {
     const rfr_binding *b = &o->tensors[i];
     if (!b->name || strcmp(b->name, name) != 0) continue;
-    if (!rfi_graph_is_type(type, &b->type, other))
+    if (!rfi_graphs_is_type(type, &b->type, other))
       return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, other);
     if (*data) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is given twice in rfr_graphs_options.tensors", name);
-    const char *lacks = rfi_graph_place_lacks(g, b->data);
+    const char *lacks = rfi_graphs_place_lacks(g, b->data);
     if (lacks) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, lacks);
     *data = (void *)b->data;
   }
@@ -69,7 +69,7 @@ static const char *list_of(const int64_t *x, int n, char text[128]) {
   return text;
 }
 
-rfr_status rfi_graph_check_view(const rfr_main_gradient *m, const rfr_type *type) {
+rfr_status rfi_graphs_check_view(const rfr_main_gradient *m, const rfr_type *type) {
   char shape[128], strides[128];
   int64_t dense = 1;
   bool flat = true;
@@ -126,9 +126,9 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
       if (!m->parameter || strcmp(m->parameter, name + n) != 0) continue;
       if (given) return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is given twice", name + n);
       given = true;
-      const char *lacks = m->data ? rfi_graph_place_lacks(g, m->data) : NULL;
+      const char *lacks = m->data ? rfi_graphs_place_lacks(g, m->data) : NULL;
       if (lacks) return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\": %s", name + n, lacks);
-      RFI_TRY(rfi_graph_check_view(m, &x->type));
+      RFI_TRY(rfi_graphs_check_view(m, &x->type));
       own->tensor.data = m->data;
       own->accumulate = m->accumulate != 0;
     }
@@ -155,7 +155,7 @@ static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const c
   return RFR_OK;
 }
 
-rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c) {
+rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->trace;
   c->gradients = rfi_arena_alloc(g->m.strings, sizeof *c->gradients * (size_t)(t->n_inputs + 1));
   c->wholes = rfi_arena_alloc(g->m.strings, sizeof *c->wholes * (size_t)(t->n_inputs + 1));
@@ -281,7 +281,7 @@ static int tick_of(const axis *x, int callable, rfi_part part, int op) {
 }
 
 static void touch(const axis *x, int callable, rfr_value owner, int tick) {
-  const rfi_place *place = &x->g->callable[callable].place[owner];
+  const rfi_storage *place = &x->g->callable[callable].place[owner];
   while (place->callable >= 0) {
     callable = place->callable;
     owner = place->owner;
@@ -316,10 +316,10 @@ static rfr_status homes_of_made(const rfr_graphs *g, rfi_callable *c) {
     if (t->values[v].base != v || t->values[v].op < 0 || parts[v] == 0) continue;
     const bool early = parts[v] & (1 << RFI_PART_LOAD | 1 << RFI_PART_SETUP), alone = (parts[v] & (parts[v] - 1)) == 0;
     const bool gathered = c->sharded && parts[v] & 1 << RFI_PART_SETUP;
-    c->place[v].home = gathered ? RFI_HOME_WINDOW
-                       : alone  ? RFI_HOME_SHARED
-                       : early  ? RFI_HOME_PERSISTENT
-                                : RFI_HOME_SLOT;
+    c->place[v].home = gathered ? RFI_STORAGE_WINDOW
+                       : alone  ? RFI_STORAGE_SHARED
+                       : early  ? RFI_STORAGE_PERSISTENT
+                                : RFI_STORAGE_SLOT;
   }
   rfi_free(g->m.ctx, parts);
   return RFR_OK;
@@ -330,7 +330,8 @@ static int64_t bytes_into(const rfi_value *x) { return x->offset * rfr_dtype_bit
 /* The bytes of `v` are those of value `of` of another callable. */
 static void link_place(rfr_graphs *g, rfi_callable *c, rfr_value v, int callable, rfr_value of) {
   const rfi_value *x = &g->callable[callable].trace->values[of];
-  c->place[v] = (rfi_place){.home = RFI_HOME_SLOT, .offset = bytes_into(x), .callable = callable, .owner = x->base};
+  c->place[v] =
+      (rfi_storage){.home = RFI_STORAGE_SLOT, .offset = bytes_into(x), .callable = callable, .owner = x->base};
 }
 
 /* Value `v` lies in the caller's memory: one that has bytes to itself, is given or made as its port says, and anew by
@@ -338,10 +339,10 @@ static void link_place(rfr_graphs *g, rfi_callable *c, rfr_value v, int callable
 static rfr_status fix_place(rfi_callable *c, const rfi_port *p, bool made, rfr_value v, void *const *fixed) {
   if (!fixed) return RFR_OK;
   const rfi_value *x = &c->trace->values[v], *owner = &c->trace->values[x->base];
-  rfi_place *place = &c->place[x->base];
-  if ((place->home == RFI_HOME_SLOT || place->home == RFI_HOME_SHARED) && place->callable < 0 &&
+  rfi_storage *place = &c->place[x->base];
+  if ((place->home == RFI_STORAGE_SLOT || place->home == RFI_STORAGE_SHARED) && place->callable < 0 &&
       (owner->op >= 0) == made && x->offset == 0 && rfi_bytes(&x->type) == rfi_bytes(&owner->type)) {
-    place->home = RFI_HOME_FIXED;
+    place->home = RFI_STORAGE_FIXED;
     place->fixed = fixed;
     return RFR_OK;
   }
@@ -370,7 +371,7 @@ static rfr_status homes(rfr_graphs *g, rfi_callable *c) {
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
     const int name = is_shared(x->role) ? rfi_names_find(&g->names, x->name) : -1;
-    c->place[t->inputs[i]].home = name >= 0 ? RFI_HOME_NAMED : RFI_HOME_SLOT;
+    c->place[t->inputs[i]].home = name >= 0 ? RFI_STORAGE_NAMED : RFI_STORAGE_SLOT;
     c->place[t->inputs[i]].offset = name;
   }
   RFI_TRY(homes_of_made(g, c));
@@ -423,7 +424,7 @@ static void touch_ops(const axis *x, int callable) {
       if (v < 0) continue;
       const rfr_value owner = t->values[v].base;
       touch(x, callable, owner, tick);
-      if (part == RFI_PART_W && again >= 0 && c->place[owner].home != RFI_HOME_SHARED)
+      if (part == RFI_PART_W && again >= 0 && c->place[owner].home != RFI_STORAGE_SHARED)
         touch(x, callable, owner, again + 1 + i - c->start[part]);
     }
   }
@@ -474,11 +475,11 @@ static void collect(const axis *x, planned *slot, planned *shared) {
     const rfi_callable *c = &x->g->callable[callable];
     const rfr_trace *t = c->trace;
     for (rfr_value v = 0; v < t->n_values; v++) {
-      const rfi_place *place = &c->place[v];
+      const rfi_storage *place = &c->place[v];
       const rfi_life *life = &x->life[callable - x->stage->first][v];
       if (t->values[v].base != v || place->callable >= 0 || life->first < 0) continue;
-      if (place->home != RFI_HOME_SLOT && place->home != RFI_HOME_SHARED) continue;
-      add_buffer(place->home == RFI_HOME_SLOT ? slot : shared, rfi_storage_bytes(&t->values[v].type), life->first,
+      if (place->home != RFI_STORAGE_SLOT && place->home != RFI_STORAGE_SHARED) continue;
+      add_buffer(place->home == RFI_STORAGE_SLOT ? slot : shared, rfi_storage_bytes(&t->values[v].type), life->first,
                  life->last, (item){callable, v, false});
     }
     for (int i = 0; i < c->n_bound; i++) {
@@ -555,7 +556,7 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool joint, int64
 static void share_slot(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
     for (rfr_value v = 0; v < g->callable[i].trace->n_values; v++)
-      if (g->callable[i].place[v].home == RFI_HOME_SHARED) g->callable[i].place[v].home = RFI_HOME_SLOT;
+      if (g->callable[i].place[v].home == RFI_STORAGE_SHARED) g->callable[i].place[v].home = RFI_STORAGE_SLOT;
 }
 
 /* ---- the arena ---- */
@@ -569,11 +570,11 @@ static void place_persistent(rfr_graphs *g) {
     *at += rfi_storage_bytes(&x->tensor.type);
   }
   g->counts.skip_at = *at;
-  if (rfi_graph_counted(g) > 0) *at += rfi_align(sizeof(int32_t));
+  if (rfi_graphs_counted(g) > 0) *at += rfi_align(sizeof(int32_t));
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     for (rfr_value v = 0; v < c->trace->n_values; v++) {
-      if (c->place[v].home != RFI_HOME_PERSISTENT) continue;
+      if (c->place[v].home != RFI_STORAGE_PERSISTENT) continue;
       c->place[v].offset = *at;
       *at += rfi_storage_bytes(&c->trace->values[v].type);
     }
@@ -615,7 +616,7 @@ static void place_scratch(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     for (rfr_value v = 0; v < c->trace->n_values; v++) {
-      if (c->place[v].home != RFI_HOME_FIXED) continue;
+      if (c->place[v].home != RFI_STORAGE_FIXED) continue;
       c->place[v].offset = *at;
       *at += rfi_storage_bytes(&c->trace->values[v].type);
     }
@@ -636,7 +637,7 @@ static void place_regions(rfr_graphs *g) {
   m->planned_bytes = g->scratch_at + m->scratch_bytes;
 }
 
-rfr_status rfi_graph_allocate(rfr_graphs *g) {
+rfr_status rfi_graphs_allocate(rfr_graphs *g) {
   const rfr_graphs_memory *m = &g->memory;
   const rfi_backend *b = g->m.backend;
   if (g->options.budget > 0 && m->planned_bytes > g->options.budget)
@@ -661,7 +662,7 @@ rfr_status rfi_graph_allocate(rfr_graphs *g) {
   return RFR_OK;
 }
 
-rfr_status rfi_graph_place(rfr_graphs *g) {
+rfr_status rfi_graphs_place(rfr_graphs *g) {
   int slots = 0;
   g->memory = (rfr_graphs_memory){0};
   RFI_TRY(check_names(g));
@@ -677,7 +678,7 @@ rfr_status rfi_graph_place(rfr_graphs *g) {
   bool joint = true;
   for (int i = 0; i < g->n_stages; i++) {
     slots += g->stage[i].slots;
-    joint = joint && !g->stage[i].delayed && !rfi_graph_has_windows(g, &g->stage[i]);
+    joint = joint && !g->stage[i].delayed && !rfi_graphs_has_windows(g, &g->stage[i]);
   }
   joint = joint && slots == 1;
   int64_t shared_bound = 0;
@@ -685,7 +686,7 @@ rfr_status rfi_graph_place(rfr_graphs *g) {
   g->memory.lower_bound_bytes += shared_bound;
   g->joint = joint;
   if (joint) share_slot(g);
-  RFI_TRY(rfi_graph_place_windows(g));
+  RFI_TRY(rfi_graphs_place_windows(g));
   place_persistent(g);
   place_scratch(g);
   place_regions(g);
@@ -694,26 +695,26 @@ rfr_status rfi_graph_place(rfr_graphs *g) {
 
 /* ---- addresses ---- */
 
-unsigned char *rfi_graph_named_data(const rfr_graphs *g, const rfi_named *x) {
+unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x) {
   return g->warm && x->written ? g->arena + g->scratch_at + x->scratch : x->tensor.data;
 }
 
 static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int slot, rfr_value owner) {
   const rfi_callable *c = &g->callable[callable];
-  const rfi_place *place = &c->place[owner];
+  const rfi_storage *place = &c->place[owner];
   const rfi_stage_plan *s = &g->stage[c->stage];
   if (place->callable >= 0) return address_of_owner(g, place->callable, slot, place->owner) + place->offset;
   switch (place->home) {
-    case RFI_HOME_NAMED: return rfi_graph_named_data(g, &g->named[place->offset]);
-    case RFI_HOME_FIXED: return g->warm ? g->arena + g->scratch_at + place->offset : place->fixed[slot];
-    case RFI_HOME_PERSISTENT: return g->arena + place->offset;
-    case RFI_HOME_WINDOW: return g->arena + g->window_at + place->offset;
-    case RFI_HOME_SLOT: return g->arena + s->offset + slot * s->bytes + place->offset;
+    case RFI_STORAGE_NAMED: return rfi_graphs_named_data(g, &g->named[place->offset]);
+    case RFI_STORAGE_FIXED: return g->warm ? g->arena + g->scratch_at + place->offset : place->fixed[slot];
+    case RFI_STORAGE_PERSISTENT: return g->arena + place->offset;
+    case RFI_STORAGE_WINDOW: return g->arena + g->window_at + place->offset;
+    case RFI_STORAGE_SLOT: return g->arena + s->offset + slot * s->bytes + place->offset;
     default: return g->arena + g->shared_at + place->offset;
   }
 }
 
-unsigned char *rfi_graph_address(const rfr_graphs *g, int callable, int slot, rfr_value v) {
+unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v) {
   const rfi_value *x = &g->callable[callable].trace->values[v];
   return address_of_owner(g, callable, slot, x->base) + bytes_into(x);
 }
@@ -728,17 +729,17 @@ static unsigned char *address(const void *user, rfr_value owner) {
   return address_of_owner(x->g, x->callable, x->slot, owner);
 }
 
-void rfi_graph_bind(rfr_graphs *g, int callable, int slot) {
+void rfi_graphs_set_addresses(rfr_graphs *g, int callable, int slot) {
   const rfi_callable *c = &g->callable[callable];
   const rfi_stage_plan *s = &g->stage[c->stage];
   rfi_bound *bound = c->instance[slot].bound;
   unsigned char *shared = g->joint ? g->arena + s->offset + slot * s->bytes : g->arena + g->shared_at;
-  rfi_bind_args(c->trace, bound, c->n_bound, address, &(bound_to){g, callable, slot});
+  rfi_set_op_addresses(c->trace, bound, c->n_bound, address, &(bound_to){g, callable, slot});
   for (int i = 0; i < c->n_bound; i++)
     if (bound[i].workspace > 0) bound[i].call.workspace = shared + c->workspace_at[i];
 }
 
-void rfi_graph_bind_all(rfr_graphs *g) {
+void rfi_graphs_set_all_addresses(rfr_graphs *g) {
   for (int c = 0; c < g->n; c++)
-    for (int slot = 0; slot < g->stage[g->callable[c].stage].slots; slot++) rfi_graph_bind(g, c, slot);
+    for (int slot = 0; slot < g->stage[g->callable[c].stage].slots; slot++) rfi_graphs_set_addresses(g, c, slot);
 }

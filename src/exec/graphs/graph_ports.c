@@ -63,7 +63,7 @@ static rfr_status check_addresses(const rfr_graphs *g, const rfi_callable *c, co
                     "callable \"%s\": fixed memory for \"%s\": %d addresses, the stage has %d slots: give one for each",
                     c->name, f->port, f->data ? f->n_data : 0, slots);
   for (int k = 0; k < slots; k++) {
-    const char *lacks = rfi_graph_place_lacks(g, f->data[k]);
+    const char *lacks = rfi_graphs_place_lacks(g, f->data[k]);
     if (lacks) return refuse_fixed(c, f, lacks);
   }
   return RFR_OK;
@@ -92,7 +92,7 @@ static rfr_status make_fixed(rfr_graphs *g, int index, const rfr_callable_fixed 
   return RFR_OK;
 }
 
-rfr_status rfi_graph_fixed_of(const rfr_graphs *g, int callable, const rfr_callable_fixed *f, void ***addresses) {
+rfr_status rfi_graphs_fixed_of(const rfr_graphs *g, int callable, const rfr_callable_fixed *f, void ***addresses) {
   rfi_port *p;
   if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
   const rfi_callable *c = &g->callable[callable];
@@ -106,12 +106,12 @@ rfr_status rfi_graph_fixed_of(const rfr_graphs *g, int callable, const rfr_calla
 static rfr_status take_sample(rfi_callable *c, const rfr_binding *b) {
   char other[RFI_GIVEN_TEXT];
   const int in = rfi_port_find(c->in, c->n_in, b->name);
-  const char *what = in < 0                                                        ? "there is no such input"
-                     : c->in[in].callable >= 0                                     ? "it is linked"
-                     : c->in[in].sample                                            ? "it is given twice"
-                     : !b->data                                                    ? "it has no data"
-                     : !rfi_graph_is_type(&c->in[in].tensor.type, &b->type, other) ? other
-                                                                                   : NULL;
+  const char *what = in < 0                                                         ? "there is no such input"
+                     : c->in[in].callable >= 0                                      ? "it is linked"
+                     : c->in[in].sample                                             ? "it is given twice"
+                     : !b->data                                                     ? "it has no data"
+                     : !rfi_graphs_is_type(&c->in[in].tensor.type, &b->type, other) ? other
+                                                                                    : NULL;
   if (what)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": a sample for \"%s\": %s", c->name, b->name ? b->name : "",
                     what);
@@ -119,7 +119,7 @@ static rfr_status take_sample(rfi_callable *c, const rfr_binding *b) {
   return RFR_OK;
 }
 
-rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc) {
+rfr_status rfi_graphs_links(rfr_graphs *g, int index, const rfr_callable *desc) {
   for (int k = 0; k < desc->n_links; k++) RFI_TRY(make_link(g, index, &desc->links[k]));
   for (int k = 0; k < desc->n_fixed; k++) RFI_TRY(make_fixed(g, index, &desc->fixed[k]));
   for (int k = 0; k < desc->n_samples; k++) RFI_TRY(take_sample(&g->callable[index], &desc->samples[k]));
@@ -129,7 +129,7 @@ rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc) {
 rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad) {
   const rfr_value v = grad ? port->grad : port->value;
   rfr_tensor t = grad ? port->grad_tensor : port->tensor;
-  if (v >= 0) t.data = rfi_graph_address(g, callable, slot, v);
+  if (v >= 0) t.data = rfi_graphs_address(g, callable, slot, v);
   return t;
 }
 
@@ -240,7 +240,7 @@ static rfr_status check_ranges(const rfr_graphs *g, const rfi_calls *calls, rang
   return RFR_OK;
 }
 
-rfr_status rfi_graph_check_apart(const rfr_graphs *g, const rfi_calls *calls) {
+rfr_status rfi_graphs_check_overlap(const rfr_graphs *g, const rfi_calls *calls) {
   ranges r = {0};
   size_t most = 1;
   for (int i = 0; i < g->n; i++) {

@@ -33,7 +33,7 @@ static rfr_status add_named(rfr_graphs *g, int id, const char *name, const void 
   rfr_tensor *x = &g->named[id].tensor;
   if (g->named[id].offset >= 0)
     return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" lies in the graphs' own memory, which never moves", x->name);
-  const char *lacks = rfi_graph_place_lacks(g, to);
+  const char *lacks = rfi_graphs_place_lacks(g, to);
   if (lacks) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\": %s", x->name, lacks);
   m->at[m->n++] = (move){&x->data, (void *)to, x->name};
   return RFR_OK;
@@ -55,12 +55,12 @@ static rfr_status add_gradient(rfr_graphs *g, const rfr_main_gradient *x, moves 
   if (x->dtype != 0 && x->dtype != type->dtype)
     return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" was captured as %s, and is now %s: create anew",
                     x->parameter, rfr_dtype_name(type->dtype), rfr_dtype_name(x->dtype));
-  return rfi_graph_check_view(x, type);
+  return rfi_graphs_check_view(x, type);
 }
 
 static rfr_status add_fixed(const rfr_graphs *g, const rfr_callable_moved *x, moves *m) {
   void **addresses;
-  RFI_TRY(rfi_graph_fixed_of(g, x->callable, &x->to, &addresses));
+  RFI_TRY(rfi_graphs_fixed_of(g, x->callable, &x->to, &addresses));
   for (int k = 0; k < x->to.n_data; k++) m->at[m->n++] = (move){&addresses[k], x->to.data[k], x->to.port};
   return RFR_OK;
 }
@@ -80,7 +80,7 @@ static void exchange(rfr_graphs *g, moves *m) {
     *m->at[i].at = m->at[i].other;
     m->at[i].other = was;
   }
-  rfi_graph_bind_all(g);
+  rfi_graphs_set_all_addresses(g);
 }
 
 /* The next graph of those that were captured, from (c, slot, part) on; false: there are no more. */
@@ -99,7 +99,7 @@ static rfr_status capture_again(rfr_graphs *g) {
   int n = 0;
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *fresh * (size_t)(g->memory.graphs + 1), &fresh));
   for (int c = 0, slot = 0, part = 0; s == RFR_OK && next_graph(g, &c, &slot, &part); part++) {
-    s = rfi_graph_capture_part(g, c, slot, (rfi_part)part, &fresh[n]);
+    s = rfi_graphs_capture_part(g, c, slot, (rfi_part)part, &fresh[n]);
     n += s == RFR_OK;
   }
   n = s == RFR_OK ? 0 : n;
@@ -117,7 +117,7 @@ static rfr_status move_all(rfr_graphs *g, moves *m) {
   RFI_TRY(check_once(m));
   RFI_TRY(g->m.backend->wait(g->m.device)); /* what was launched has the old addresses */
   exchange(g, m);
-  rfr_status s = rfi_graph_check_apart(g, &g->calls);
+  rfr_status s = rfi_graphs_check_overlap(g, &g->calls);
   if (s == RFR_OK) s = capture_again(g);
   if (s != RFR_OK) exchange(g, m);
   return s;
@@ -147,10 +147,10 @@ rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_te
   return s;
 }
 
-rfr_status rfi_graph_check_current(const rfr_graphs *g, const rfr_tensor *x) {
+rfr_status rfi_graphs_check_current(const rfr_graphs *g, const rfr_tensor *x) {
   const int id = x->name ? rfi_names_find(&g->names, x->name) : -1;
   const rfr_tensor *now = id < 0 ? NULL : &g->named[id].tensor;
-  if (!now || now->role != x->role) return rfi_graph_check_held(g, x);
+  if (!now || now->role != x->role) return rfi_graphs_check_valid(g, x);
   const uintptr_t first = (uintptr_t)now->data, at = (uintptr_t)x->data;
   if (at >= first && at + (uintptr_t)x->bytes <= first + (uintptr_t)now->bytes) return RFR_OK;
   return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": this tensor says %p, it lies at %p: ask for it anew", x->name,

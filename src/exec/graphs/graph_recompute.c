@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The layout of all callables, and what they make again for it. Each has a ladder (pass/recompute.c): rung by rung its
+ * The layout of all callables, and what they make again for it. Each has a frontier (pass/recompute.c): level by level its
  * slots hold less from F on, and its backward does more. They are one choice, since they are planned together: their
- * rungs above what is marked are merged to one ladder, those that save most for their work first, in as many slots as
- * they save it. `auto` bisects it by the real plan of all callables. A plan is packed, so that one rung more may take a
- * little more: where all rungs do not fit, or `all` of them need more than none, each number of them is tried, so that
+ * levels above what is marked are merged to one frontier, those that save most for their work first, in as many slots as
+ * they save it. `auto` bisects it by the real plan of all callables. A plan is packed, so that one level more may take a
+ * little more: where all levels do not fit, or `all` of them need more than none, each number of them is tried, so that
  * what is refused names the smallest plan that there is.
  */
 #include "base/base.h"
@@ -13,8 +13,8 @@
 
 typedef struct climb {
   rfr_graphs *g;
-  rfi_ladder **ladder; /* per callable */
-  int *from;           /* per merged rung: the callable whose next rung it is */
+  rfi_frontier **frontier; /* per callable */
+  int *from;               /* per merged level: the callable whose next level it is */
   int n;
 } climb;
 
@@ -27,48 +27,49 @@ static bool is_marked(const rfi_callable *c) {
   return false;
 }
 
-static rfr_status stand_on(climb *x, int callable, int rung) {
+static rfr_status apply_level(climb *x, int callable, int level) {
   rfi_callable *c = &x->g->callable[callable];
   rfi_pass_options o = rfi_callable_options(x->g, c);
-  if (c->rung == rung) return RFR_OK;
-  c->rung = rung;
-  o.ladder = x->ladder[callable];
-  o.rung = rung;
+  if (c->level == level) return RFR_OK;
+  c->level = level;
+  o.frontier = x->frontier[callable];
+  o.level = level;
   RFI_TRY(rfi_pipeline_redo(&c->pipeline, "recompute", &o));
   return rfi_callable_order(x->g, c);
 }
 
 static rfr_status bind_and_place(rfr_graphs *g) {
-  RFI_TRY(rfi_graph_bind_kernels(g));
-  return rfi_graph_place(g);
+  RFI_TRY(rfi_graphs_select_kernels(g));
+  return rfi_graphs_place(g);
 }
 
-/* The first n of the merged rungs. */
+/* The first n of the merged levels. */
 static rfr_status take(climb *x, int n) {
   for (int i = 0; i < x->g->n; i++) {
-    int rung = rfi_ladder_marked(x->ladder[i]);
-    for (int k = 0; k < n; k++) rung += x->from[k] == i;
-    if (stand_on(x, i, rung) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
+    int level = rfi_frontier_marked(x->frontier[i]);
+    for (int k = 0; k < n; k++) level += x->from[k] == i;
+    if (apply_level(x, i, level) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
   }
   return bind_and_place(x->g);
 }
 
-static double worth(const climb *x, int callable, int rung) {
-  return rfi_ladder_worth(x->ladder[callable], rung) * x->g->stage[x->g->callable[callable].stage].slots;
+static double worth(const climb *x, int callable, int level) {
+  return rfi_frontier_benefit(x->frontier[callable], level) * x->g->stage[x->g->callable[callable].stage].slots;
 }
 
 static rfr_status merge(climb *x) {
   int *next, n = 0;
   RFI_TRY(RFI_ALLOC(x->g->m.ctx, sizeof *next * (size_t)(x->g->n + 1), &next));
   for (int i = 0; i < x->g->n; i++) {
-    next[i] = rfi_ladder_marked(x->ladder[i]) + 1;
-    n += rfi_ladder_top(x->ladder[i]) - rfi_ladder_marked(x->ladder[i]);
+    next[i] = rfi_frontier_marked(x->frontier[i]) + 1;
+    n += rfi_frontier_top(x->frontier[i]) - rfi_frontier_marked(x->frontier[i]);
   }
   const rfr_status s = RFI_ALLOC(x->g->m.ctx, sizeof *x->from * (size_t)(n + 1), &x->from);
   while (s == RFR_OK && x->n < n) {
     int best = -1;
     for (int i = 0; i < x->g->n; i++)
-      if (next[i] <= rfi_ladder_top(x->ladder[i]) && (best < 0 || worth(x, i, next[i]) > worth(x, best, next[best])))
+      if (next[i] <= rfi_frontier_top(x->frontier[i]) &&
+          (best < 0 || worth(x, i, next[i]) > worth(x, best, next[best])))
         best = i;
     x->from[x->n++] = best;
     next[best]++;
@@ -77,7 +78,7 @@ static rfr_status merge(climb *x) {
   return s;
 }
 
-/* Of the merged rungs, from all to none: as many as fit in the budget, else those whose plan is the smallest. */
+/* Of the merged levels, from all to none: as many as fit in the budget, else those whose plan is the smallest. */
 static rfr_status take_smallest(climb *x, int64_t budget) {
   int64_t least = INT64_MAX;
   int best = x->n, now = x->n;
@@ -107,10 +108,10 @@ static bool may_demand(const rfr_graphs *g) {
 static rfr_status choose(climb *x) {
   rfr_graphs *g = x->g;
   const bool all = g->options.recompute == RFR_RECOMPUTE_ALL, demand = may_demand(g);
-  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *x->ladder * (size_t)(g->n + 1), &x->ladder));
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *x->frontier * (size_t)(g->n + 1), &x->frontier));
   for (int i = 0; i < g->n; i++) {
     const rfi_pass_options o = rfi_callable_options(g, &g->callable[i]);
-    RFI_TRY(rfi_ladder_create(fused(&g->callable[i]), &o, !all && !demand, &x->ladder[i]));
+    RFI_TRY(rfi_frontier_create(fused(&g->callable[i]), &o, !all && !demand, &x->frontier[i]));
   }
   RFI_TRY(merge(x));
   RFI_TRY(take(x, 0));
@@ -132,7 +133,7 @@ static void count(rfr_graphs *g) {
   }
 }
 
-rfr_status rfi_graph_lay_out(rfr_graphs *g) {
+rfr_status rfi_graphs_lay_out(rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
   RFI_TRY(bind_and_place(g));
   const int64_t before = g->memory.slot_bytes + g->memory.shared_bytes;
@@ -141,8 +142,8 @@ rfr_status rfi_graph_lay_out(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++) any = any || is_marked(&g->callable[i]);
   if (!any || g->inference) return RFR_OK;
   const rfr_status s = choose(&x);
-  for (int i = 0; i < g->n && x.ladder; i++) rfi_ladder_destroy(x.ladder[i]);
-  rfi_free(g->m.ctx, x.ladder);
+  for (int i = 0; i < g->n && x.frontier; i++) rfi_frontier_destroy(x.frontier[i]);
+  rfi_free(g->m.ctx, x.frontier);
   rfi_free(g->m.ctx, x.from);
   RFI_TRY(s);
   g->memory.saved_bytes = before - g->memory.slot_bytes - g->memory.shared_bytes;

@@ -16,13 +16,13 @@
 
 enum { GATHERED, WHOLE_GRADIENTS, KINDS };
 
-bool rfi_graph_is_sharded(const rfr_graphs *g) {
+bool rfi_graphs_is_sharded(const rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
     if (g->callable[i].sharded) return true;
   return false;
 }
 
-bool rfi_graph_has_windows(const rfr_graphs *g, const rfi_stage_plan *s) {
+bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s) {
   if (!s->acts) return false;
   for (int c = s->first; c < s->end; c++)
     if (g->callable[c].sharded) return true;
@@ -76,7 +76,7 @@ static bool reads_in_wgrad(const rfi_callable *c) {
   for (int i = c->start[RFI_PART_W]; i < c->start[RFI_PART_W + 1]; i++)
     for (int k = 0; k < c->trace->ops[i].n_in; k++) {
       const rfr_value v = c->trace->ops[i].in[k];
-      if (v >= 0 && c->place[c->trace->values[v].base].home == RFI_HOME_WINDOW) return true;
+      if (v >= 0 && c->place[c->trace->values[v].base].home == RFI_STORAGE_WINDOW) return true;
     }
   return false;
 }
@@ -118,7 +118,7 @@ static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
   for (int b = 0; b < g->n_stages * KINDS; b++) w->since[b] = -1;
   for (int i = 0; i < n; i++)
     for (int k = 0; k < g->n_stages; k++)
-      if (g->stage[k].number == a[i].stage && rfi_graph_has_windows(g, &g->stage[k]))
+      if (g->stage[k].number == a[i].stage && rfi_graphs_has_windows(g, &g->stage[k]))
         RFI_TRY(read_action(w, k, &a[i], i));
   for (int b = 0; b < g->n_stages * KINDS; b++)
     if (w->since[b] >= 0)
@@ -131,10 +131,10 @@ static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
 /* ---- where ---- */
 
 static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value v, int *kind) {
-  rfi_named *x = c->place[v].home == RFI_HOME_NAMED ? &g->named[c->place[v].offset] : NULL;
+  rfi_named *x = c->place[v].home == RFI_STORAGE_NAMED ? &g->named[c->place[v].offset] : NULL;
   *kind = x && x->window ? WHOLE_GRADIENTS : GATHERED;
   if (x && x->window) return &x->offset;
-  return c->place[v].home == RFI_HOME_WINDOW ? &c->place[v].offset : NULL;
+  return c->place[v].home == RFI_STORAGE_WINDOW ? &c->place[v].offset : NULL;
 }
 
 /* Offsets of a callable's values behind what is there of each kind. */
@@ -217,12 +217,12 @@ static int64_t place_for_calls(rfr_graphs *g, const rfi_stage_plan *s, int64_t f
   return most;
 }
 
-rfr_status rfi_graph_place_windows(rfr_graphs *g) {
+rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
   windows w = {.g = g};
   bool *placed = NULL;
   rfr_status s;
   int n = 0;
-  if (!rfi_graph_is_sharded(g)) return RFR_OK;
+  if (!rfi_graphs_is_sharded(g)) return RFR_OK;
   const rfr_schedule *schedule = g->options.schedule;
   const rfr_action *a = schedule ? rfr_schedule_actions(schedule, g->options.rank, &n) : NULL;
   const size_t blocks = (size_t)(g->n_stages * KINDS);
@@ -268,8 +268,8 @@ static rfi_own_op own_op(int op) {
                                     : RFI_OWN_CLEAR;
 }
 
-int rfi_graph_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to) {
-  const bool clear = adds(a[i].op) && rfi_graph_has_windows(g, s) && is_first_sum(s, a, i);
+int rfi_graphs_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to) {
+  const bool clear = adds(a[i].op) && rfi_graphs_has_windows(g, s) && is_first_sum(s, a, i);
   const bool reduce = a[i].op == RFR_ACTION_REDUCE;
   int n = 0;
   if (!clear && !reduce && a[i].op != RFR_ACTION_UNSHARD && a[i].op != RFR_ACTION_RESHARD) return 0;
@@ -303,15 +303,15 @@ static rfr_status forget(rfr_graphs *g, const rfi_callable *c, int kind) {
 }
 
 static rfr_status reduce(rfr_graphs *g, int callable, bool eager) {
-  RFI_TRY(rfi_graph_run_part(g, callable, 0, RFI_PART_REDUCE, eager));
+  RFI_TRY(rfi_graphs_run_part(g, callable, 0, RFI_PART_REDUCE, eager));
   return forget(g, &g->callable[callable], WHOLE_GRADIENTS);
 }
 
-rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager) {
+rfr_status rfi_graphs_run_own(rfr_graphs *g, int64_t at, int *next, bool eager) {
   for (; *next < g->calls.n_own && g->calls.own[*next].at <= at; ++*next) {
     const rfi_own *o = &g->calls.own[*next];
     switch (o->op) {
-      case RFI_OWN_GATHER: RFI_TRY(rfi_graph_run_part(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
+      case RFI_OWN_GATHER: RFI_TRY(rfi_graphs_run_part(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
       case RFI_OWN_DROP: RFI_TRY(forget(g, &g->callable[o->callable], GATHERED)); break;
       case RFI_OWN_CLEAR: RFI_TRY(clear(g, &g->callable[o->callable])); break;
       default: RFI_TRY(reduce(g, o->callable, eager));
@@ -330,14 +330,14 @@ static rfr_status run_whole(rfr_graphs *g, int callable, int slot, rfi_part part
   const rfi_callable *c = &g->callable[callable];
   const bool adds_up = part == RFI_PART_W;
   if (!rfi_has(c, part)) return RFR_OK;
-  if (!adds_up || c->wgrad_reads) RFI_TRY(rfi_graph_run_part(g, callable, 0, RFI_PART_SETUP, eager));
+  if (!adds_up || c->wgrad_reads) RFI_TRY(rfi_graphs_run_part(g, callable, 0, RFI_PART_SETUP, eager));
   if (adds_up) RFI_TRY(clear(g, c));
-  RFI_TRY(rfi_graph_run_part(g, callable, slot, part, eager));
+  RFI_TRY(rfi_graphs_run_part(g, callable, slot, part, eager));
   RFI_TRY(forget(g, c, GATHERED));
   return adds_up ? reduce(g, callable, eager) : RFR_OK;
 }
 
-rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
   return part >= RFI_PART_F && is_whole_by_call(g, callable) ? run_whole(g, callable, slot, part, eager)
-                                                             : rfi_graph_run_part(g, callable, slot, part, eager);
+                                                             : rfi_graphs_run_part(g, callable, slot, part, eager);
 }

@@ -13,7 +13,7 @@
 
 enum { FORWARDS = 64 }; /* of each callable, in the ring */
 
-rfr_status rfi_graph_splits_create(rfr_graphs *g) {
+rfr_status rfi_graphs_splits_create(rfr_graphs *g) {
   rfi_splits *s = &g->splits;
   for (int i = 0; i < g->n; i++) s->size += FORWARDS * g->callable[i].n_checked;
   s->found = -1;
@@ -35,7 +35,7 @@ static void look(rfi_splits *s) {
   }
 }
 
-rfr_status rfi_graph_splits_launched(rfr_graphs *g, const rfi_step_call *call) {
+rfr_status rfi_graphs_splits_launched(rfr_graphs *g, const rfi_step_call *call) {
   rfi_splits *s = &g->splits;
   const rfi_callable *c = &g->callable[call->callable];
   for (int k = 0; k < c->n_checked; k++) {
@@ -47,19 +47,19 @@ rfr_status rfi_graph_splits_launched(rfr_graphs *g, const rfi_step_call *call) {
     s->look[at] = (rfi_look){call->callable, k, call->microbatch, s->step};
     s->said[at] = -1;
     RFI_TRY(g->m.backend->move(g->m.device, &s->said[at],
-                               rfi_graph_address(g, call->callable, call->slot, c->checked[k].bad), sizeof *s->said));
+                               rfi_graphs_address(g, call->callable, call->slot, c->checked[k].bad), sizeof *s->said));
     s->launched++;
   }
   return RFR_OK;
 }
 
-void rfi_graph_splits_leave(rfr_graphs *g) {
+void rfi_graphs_splits_leave(rfr_graphs *g) {
   rfi_splits *s = &g->splits;
   s->left = s->launched;
   if (s->found >= 0 && s->first.step == s->step) s->found = -1;
 }
 
-rfr_status rfi_graph_splits_tell(rfr_graphs *g) {
+rfr_status rfi_graphs_splits_report(rfr_graphs *g) {
   rfi_splits *s = &g->splits;
   look(s);
   if (s->found < 0) return RFR_OK;

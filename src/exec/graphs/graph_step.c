@@ -25,7 +25,7 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
   if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
   if (g->state != RFI_STEP_OPEN)
     return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\": %s", asked, g->callable[callable].name, why_closed(g));
-  if (!rfi_graph_next_call(g, call))
+  if (!rfi_graphs_next_call(g, call))
     return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\", microbatch %d: the schedule has no more, end the step",
                     asked, g->callable[callable].name, microbatch);
   const bool right = wgrad      ? call->op == RFR_ACTION_W
@@ -33,7 +33,7 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
                                 : call->op == RFR_ACTION_F;
   if (right && call->callable == callable && call->microbatch == microbatch) return RFR_OK;
   char why[96];
-  rfi_graph_explain(g, callable, microbatch, !wgrad && !backward, why);
+  rfi_graphs_explain_order(g, callable, microbatch, !wgrad && !backward, why);
   return rfi_fail(RFI_E_GRAPHS_ORDER,
                   "%s of callable \"%s\", microbatch %d%s: the schedule wants %s of callable \"%s\", microbatch %d",
                   asked, g->callable[callable].name, microbatch, why, rfi_call_text(call->op),
@@ -46,7 +46,7 @@ rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *calla
   *callable = -1;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", why_closed(g));
-  if (!rfi_graph_next_call(g, &next)) return RFR_OK;
+  if (!rfi_graphs_next_call(g, &next)) return RFR_OK;
   *call = (rfr_action){(int32_t)next.op, g->stage[g->callable[next.callable].stage].number, next.microbatch};
   *callable = next.callable;
   return RFR_OK;
@@ -88,7 +88,7 @@ static const rfi_stage_plan *slot_at(const rfr_graphs *g, const void *data, int6
 /* Whether bytes of a slot are of an output or input gradient that was given and holds; of a linked output, until its
  * reader has run. */
 static bool holds(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const void *data, int64_t bytes) {
-  const rfi_held *held = &s->held[slot];
+  const rfi_validity *held = &s->held[slot];
   for (int k = held->gradients; k < s->end; k++)
     for (int i = 0; i < g->callable[k].n_in; i++)
       if (g->callable[k].in[i].callable < 0 && is_in(g, k, slot, &g->callable[k].in[i], true, data, bytes)) return true;
@@ -114,7 +114,7 @@ static rfr_status check_held(const rfr_graphs *g, const rfi_step_call *call, con
                   name ? name : "");
 }
 
-rfr_status rfi_graph_check_held(const rfr_graphs *g, const rfr_tensor *x) {
+rfr_status rfi_graphs_check_valid(const rfr_graphs *g, const rfr_tensor *x) {
   return check_held(g, NULL, x->name, x->data, x->bytes);
 }
 
@@ -195,7 +195,7 @@ static int list_copies(const rfr_graphs *g, int callable, int slot, rfi_part par
   return n;
 }
 
-rfr_status rfi_graph_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out) {
+rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out) {
   const rfi_callable *c = &g->callable[callable];
   rfi_copy *copies;
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *copies * (size_t)(c->n_in + c->n_out + 1), &copies));
@@ -228,11 +228,11 @@ static rfr_status run_given(rfr_graphs *g, const rfi_step_call *call, rfi_part p
     const rfr_tensor to = rfi_port_tensor(g, call->callable, call->slot, p, x.grad);
     if (to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
   }
-  return rfi_graph_run(g, call->callable, call->slot, part, false);
+  return rfi_graphs_run(g, call->callable, call->slot, part, false);
 }
 
 /* Byte by byte, those that differ: a fill takes a value, where a move would need memory of the host that stays. */
-rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch) {
+rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch) {
   const rfi_callable *c = &g->callable[callable];
   rfi_instance *x = &c->instance[slot];
   unsigned char now[4], was[4];
@@ -241,7 +241,7 @@ rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int m
   memcpy(now, &(int32_t){microbatch}, sizeof now);
   memcpy(was, &x->microbatch, sizeof was);
   x->microbatch = -1;
-  unsigned char *at = rfi_graph_address(g, callable, slot, c->microbatch);
+  unsigned char *at = rfi_graphs_address(g, callable, slot, c->microbatch);
   for (int k = 0; k < 4; k++)
     if (!known || now[k] != was[k]) RFI_TRY(g->m.backend->fill(g->m.device, at + k, now[k], 1));
   x->microbatch = microbatch;
@@ -249,22 +249,22 @@ rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int m
 }
 
 static rfr_status run_forward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *inputs, int n) {
-  RFI_TRY(rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch));
+  RFI_TRY(rfi_graphs_set_microbatch(g, call->callable, call->slot, call->microbatch));
   RFI_TRY(run_given(g, call, RFI_PART_F, inputs, n));
-  return rfi_graph_splits_launched(g, call);
+  return rfi_graphs_splits_launched(g, call);
 }
 
 static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *grads, int n) {
   RFI_TRY(run_given(g, call, RFI_PART_I, grads, n));
-  return call->op == RFR_ACTION_B ? rfi_graph_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
+  return call->op == RFR_ACTION_B ? rfi_graphs_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
 }
 
-void rfi_graph_hold_nothing(rfi_stage_plan *s, int slot) { s->held[slot] = (rfi_held){s->first, s->end}; }
+void rfi_graphs_invalidate(rfi_stage_plan *s, int slot) { s->held[slot] = (rfi_validity){s->first, s->end}; }
 
 /* What the call gave; the last gradient of a microbatch ends its outputs. */
 static void hold(rfr_graphs *g, const rfi_step_call *call) {
   const rfi_stage_plan *s = &g->stage[g->callable[call->callable].stage];
-  rfi_held *held = &s->held[call->slot];
+  rfi_validity *held = &s->held[call->slot];
   if (call->op == RFR_ACTION_F) held->outputs = call->callable + 1;
   else if (call->op != RFR_ACTION_W) held->gradients = call->callable;
   if (call->last && !g->inference) held->outputs = s->first;
@@ -273,19 +273,20 @@ static void hold(rfr_graphs *g, const rfi_step_call *call) {
 /* What runs in between leaves a step that can only be aborted, unless it comes to the end. */
 static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
   g->state = RFI_STEP_BROKEN;
-  if (call->first) rfi_graph_hold_nothing(&g->stage[g->callable[call->callable].stage], call->slot);
-  return g->options.debug && call->first ? rfi_graph_poison_slot(g, g->callable[call->callable].stage, call->slot, true)
-                                         : RFR_OK;
+  if (call->first) rfi_graphs_invalidate(&g->stage[g->callable[call->callable].stage], call->slot);
+  return g->options.debug && call->first
+             ? rfi_graphs_poison_slot(g, g->callable[call->callable].stage, call->slot, true)
+             : RFR_OK;
 }
 
 /* Then comes what the schedule has us do before the next call. A microbatch without gradients leaves its outputs. */
 static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
   if (g->options.debug) {
     const bool over = call->last && call->op != RFR_ACTION_F;
-    RFI_TRY(rfi_graph_poison_shared(g));
-    if (over) RFI_TRY(rfi_graph_poison_slot(g, g->callable[call->callable].stage, call->slot, false));
+    RFI_TRY(rfi_graphs_poison_shared(g));
+    if (over) RFI_TRY(rfi_graphs_poison_slot(g, g->callable[call->callable].stage, call->slot, false));
   }
-  RFI_TRY(rfi_graph_run_own(g, g->next + 1, &g->next_own, false));
+  RFI_TRY(rfi_graphs_run_own(g, g->next + 1, &g->next_own, false));
   hold(g, call);
   g->state = RFI_STEP_OPEN;
   g->next++;
@@ -331,7 +332,7 @@ rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
   rfi_step_call call;
   RFI_TRY(check_order(g, 1, 0, callable, microbatch, &call));
   RFI_TRY(begin_call(g, &call));
-  RFI_TRY(rfi_graph_run(g, callable, call.slot, RFI_PART_W, false));
+  RFI_TRY(rfi_graphs_run(g, callable, call.slot, RFI_PART_W, false));
   return end_call(g, &call);
 }
 
@@ -383,14 +384,14 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
   }
   for (int part = g->loaded ? RFI_PART_SETUP : RFI_PART_LOAD; part <= RFI_PART_SETUP; part++)
     for (int c = 0; c < g->n; c++)
-      if (part == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)part, false));
+      if (part == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graphs_run(g, c, 0, (rfi_part)part, false));
   g->loaded = true;
   for (int i = 0; i < g->n_stages; i++)
-    for (int slot = 0; slot < g->stage[i].slots; slot++) rfi_graph_hold_nothing(&g->stage[i], slot);
-  if (g->options.debug) RFI_TRY(rfi_graph_poison_all(g));
+    for (int slot = 0; slot < g->stage[i].slots; slot++) rfi_graphs_invalidate(&g->stage[i], slot);
+  if (g->options.debug) RFI_TRY(rfi_graphs_poison_all(g));
   RFI_TRY(clear_gradients(g));
   g->next_own = 0;
-  return rfi_graph_run_own(g, 0, &g->next_own, false);
+  return rfi_graphs_run_own(g, 0, &g->next_own, false);
 }
 
 rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {
@@ -399,7 +400,7 @@ rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
   if (n_inputs < 0 || (n_inputs > 0 && !inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or none", n_inputs);
   for (int i = 0; i < n_inputs; i++) RFI_TRY(find_shared(g, &inputs[i], &x));
-  RFI_TRY(rfi_graph_splits_tell(g));
+  RFI_TRY(rfi_graphs_splits_report(g));
   g->state = RFI_STEP_BROKEN;
   g->ended = false;
   RFI_TRY(begin(g, inputs, n_inputs));
@@ -412,31 +413,31 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   rfi_step_call call;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", why_closed(g));
-  if (!rfi_graph_is_complete(g) && rfi_graph_next_call(g, &call))
+  if (!rfi_graphs_is_complete(g) && rfi_graphs_next_call(g, &call))
     return rfi_fail(RFI_E_GRAPHS_ORDER, "the step is not over: the schedule wants %s of callable \"%s\", microbatch %d",
                     rfi_call_text(call.op), g->callable[call.callable].name, call.microbatch);
   g->state = RFI_STEP_BROKEN;
-  RFI_TRY(rfi_graph_count(g, false));
+  RFI_TRY(rfi_graphs_count(g, false));
   g->state = RFI_STEP_NONE;
   g->ended = true;
   g->splits.step++;
-  return rfi_graph_splits_tell(g);
+  return rfi_graphs_splits_report(g);
 }
 
 rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   g->ended = false;
   if (g->state == RFI_STEP_NONE) return RFR_OK;
-  rfi_graph_splits_leave(g);
+  rfi_graphs_splits_leave(g);
   g->splits.step++;
   g->state = RFI_STEP_NONE;
-  return rfi_graph_count(g, true);
+  return rfi_graphs_count(g, true);
 }
 
 rfr_status rfr_graphs_wait(rfr_graphs *g) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   RFI_TRY(g->m.backend->wait(g->m.device));
-  return rfi_graph_splits_tell(g);
+  return rfi_graphs_splits_report(g);
 }
 
 rfr_status rfr_graphs_set_stream(rfr_graphs *g, void *stream) {

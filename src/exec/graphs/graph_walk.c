@@ -10,7 +10,7 @@
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
 
-void rfi_graph_drop(rfr_graphs *g, int callable, int slot) {
+void rfi_graphs_drop(rfr_graphs *g, int callable, int slot) {
   rfi_instance *x = &g->callable[callable].instance[slot];
   for (int part = 0; part < RFI_PARTS; part++) {
     g->memory.graphs -= x->graph[part] != NULL;
@@ -109,7 +109,7 @@ static void show(const walk *w, const rfi_step_call *call, rfi_part part, rfr_ho
     for (int i = 0; i < c->n_gradients; i++) {
       const rfi_named *x = &w->g->named[c->gradients[i]];
       room[i] = x->tensor;
-      room[i].data = rfi_graph_named_data(w->g, x);
+      room[i].data = rfi_graphs_named_data(w->g, x);
     }
     return;
   }
@@ -127,7 +127,7 @@ static rfr_status give_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part
   const bool grad = part == RFI_PART_I;
   for (int i = 0; part == RFI_PART_W && i < c->n_gradients; i++) {
     const rfi_named *x = &g->named[c->gradients[i]];
-    if (x->written) RFI_TRY(g->m.backend->fill(g->m.device, rfi_graph_named_data(g, x), 0, (size_t)x->tensor.bytes));
+    if (x->written) RFI_TRY(g->m.backend->fill(g->m.device, rfi_graphs_named_data(g, x), 0, (size_t)x->tensor.bytes));
   }
   for (int i = 0; part != RFI_PART_W && i < (grad ? c->n_out : c->n_in); i++) {
     const rfi_port *p = grad ? &c->out[i] : &c->in[i];
@@ -142,8 +142,8 @@ static rfr_status give_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part
 /* A hook behind a part may free what the part reads, so it has run by then, also where it failed. */
 static rfr_status run_and_wait(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   rfr_status s = RFR_OK;
-  if (part == RFI_PART_F) s = rfi_graph_set_microbatch(g, call->callable, call->slot, call->microbatch);
-  if (s == RFR_OK) s = rfi_graph_run(g, call->callable, call->slot, part, true);
+  if (part == RFI_PART_F) s = rfi_graphs_set_microbatch(g, call->callable, call->slot, call->microbatch);
+  if (s == RFR_OK) s = rfi_graphs_run(g, call->callable, call->slot, part, true);
   const rfr_status waited = g->m.backend->wait(g->m.device);
   return s == RFR_OK ? waited : s;
 }
@@ -153,7 +153,7 @@ static rfr_status work_on_part(walk *w, const rfi_step_call *call, rfi_part part
   const rfi_callable *c = &g->callable[call->callable];
   if (!w->capture) return run_and_wait(g, call, part);
   if (!rfi_has(c, part)) return RFR_OK;
-  RFI_TRY(rfi_graph_capture_part(g, call->callable, call->slot, part, &c->instance[call->slot].graph[part]));
+  RFI_TRY(rfi_graphs_capture_part(g, call->callable, call->slot, part, &c->instance[call->slot].graph[part]));
   g->memory.graphs++;
   return RFR_OK;
 }
@@ -194,14 +194,14 @@ static rfr_status walk_calls(walk *w) {
   int own = 0;
   for (int i = 0; i < g->calls.n && s == RFR_OK; i++) {
     const rfi_step_call *call = &g->calls.call[i];
-    if (!w->capture && (s = rfi_graph_run_own(g, i, &own, true)) != RFR_OK) break;
+    if (!w->capture && (s = rfi_graphs_run_own(g, i, &own, true)) != RFR_OK) break;
     const bool both = call->op == RFR_ACTION_B;
     if (call->op == RFR_ACTION_F) s = walk_part(w, call, RFI_PART_F);
     if (both || call->op == RFR_ACTION_I) s = walk_part(w, call, RFI_PART_I);
     if (s == RFR_OK && (call->op == RFR_ACTION_W || (both && rfi_has(&g->callable[call->callable], RFI_PART_W))))
       s = walk_part(w, call, RFI_PART_W);
   }
-  if (s == RFR_OK && !w->capture) s = rfi_graph_run_own(g, g->calls.n, &own, true);
+  if (s == RFR_OK && !w->capture) s = rfi_graphs_run_own(g, g->calls.n, &own, true);
   rfi_free(g->m.ctx, w->done);
   return s;
 }
@@ -223,23 +223,23 @@ static rfr_status warm_up(walk *w, const rfi_step_call *call, rfi_part part) {
   RFI_TRY(copy_states(g));
   for (int early = RFI_PART_LOAD; early <= RFI_PART_SETUP; early++)
     for (int c = 0; c < g->n; c++)
-      if (early == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graph_run(g, c, 0, (rfi_part)early, true));
+      if (early == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graphs_run(g, c, 0, (rfi_part)early, true));
   for (; w->iteration < g->options.warmup_iterations; w->iteration++) RFI_TRY(walk_calls(w));
   return g->m.backend->wait(g->m.device);
 }
 
-rfr_status rfi_graph_warm_up(rfr_graphs *g) {
+rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
   walk w = {.g = g};
   rfr_hook_event event = {.size = sizeof event, .point = RFR_HOOK_PRE_WARMUP, .callable = -1, .microbatch = -1};
   g->warm = true;
-  rfi_graph_bind_all(g);
+  rfi_graphs_set_all_addresses(g);
   rfr_status s = between(&g->options.pre_warmup, &g->options.post_warmup, &event, warm_up, &w, NULL, RFI_PART_LOAD);
   g->warm = false;
-  rfi_graph_bind_all(g);
+  rfi_graphs_set_all_addresses(g);
   return s;
 }
 
-rfr_status rfi_graph_capture(rfr_graphs *g) {
+rfr_status rfi_graphs_capture(rfr_graphs *g) {
   walk w = {.g = g, .capture = true};
   for (int c = 0; c < g->n; c++) { /* once for all slots, and without hooks: they belong to the step */
     RFI_TRY(work_on_part(&w, &(rfi_step_call){.callable = c}, RFI_PART_SETUP));

@@ -56,23 +56,23 @@ typedef struct rfi_port { /* an input or output of a callable */
   rfr_tensor tensor, grad_tensor; /* without data: that is the slot's */
 } rfi_port;
 
-typedef enum rfi_home {
-  RFI_HOME_NONE,
-  RFI_HOME_NAMED,
-  RFI_HOME_PERSISTENT,
-  RFI_HOME_SLOT,
-  RFI_HOME_SHARED,
-  RFI_HOME_WINDOW,
-  RFI_HOME_FIXED
-} rfi_home;
+typedef enum rfi_storage_class {
+  RFI_STORAGE_NONE,
+  RFI_STORAGE_NAMED,
+  RFI_STORAGE_PERSISTENT,
+  RFI_STORAGE_SLOT,
+  RFI_STORAGE_SHARED,
+  RFI_STORAGE_WINDOW,
+  RFI_STORAGE_FIXED
+} rfi_storage_class;
 
-typedef struct rfi_place { /* of an owner of storage */
-  rfi_home home;
+typedef struct rfi_storage { /* of an owner of storage */
+  rfi_storage_class home;
   int64_t offset; /* in its home; of a named one its number, of a fixed one where warm-up has it in the scratch */
   void *const *fixed;
   int callable; /* not -1: `owner` of that callable has the bytes, from `offset` on */
   rfr_value owner;
-} rfi_place;
+} rfi_storage;
 
 typedef struct rfi_checked { /* splits of the caller's */
   const char *scope;
@@ -117,7 +117,7 @@ typedef struct rfi_callable {
   rfi_port *in, *out;
   int n_in, n_out;
   rfr_value microbatch;  /* the input that says which it is; RFR_NONE: nobody asks */
-  rfi_place *place;      /* per value, of owners */
+  rfi_storage *place;    /* per value, of owners */
   int64_t *workspace_at; /* per bound op, in its home */
   rfi_checked *checked;
   int n_checked;
@@ -127,13 +127,13 @@ typedef struct rfi_callable {
   bool gathered;             /* sharded, or by the caller: parameters are there within calls alone */
   int *wholes, n_wholes;     /* sharded: whole gradients, numbers of names */
   rfi_instance *instance;    /* per slot of the stage */
-  int rung;                  /* of its ladder: what is made again; -1: it has none */
+  int level;                 /* of its frontier: what is made again; -1: it has none */
 } rfi_callable;
 
-typedef struct rfi_held { /* of what a slot's microbatch has given, that which holds */
-  int outputs;            /* those of callables before this one */
-  int gradients;          /* those of inputs of this callable and of the ones behind it */
-} rfi_held;
+typedef struct rfi_validity { /* of what a slot's microbatch has given, that which holds */
+  int outputs;                /* those of callables before this one */
+  int gradients;              /* those of inputs of this callable and of the ones behind it */
+} rfi_validity;
 
 typedef struct rfi_stage_plan {
   int first, end; /* callables */
@@ -141,7 +141,7 @@ typedef struct rfi_stage_plan {
   bool delayed;   /* some W comes by itself */
   bool acts;      /* it has UNSHARD, RESHARD or REDUCE */
   int slots;
-  rfi_held *held;                     /* per slot */
+  rfi_validity *held;                 /* per slot */
   int64_t offset, bytes;              /* of the first slot; of one */
   int64_t window[2], window_bytes[2]; /* of what is gathered; of whole gradients */
 } rfi_stage_plan;
@@ -185,7 +185,7 @@ typedef struct rfi_calls { /* of a step */
 typedef enum rfi_step_state { RFI_STEP_NONE, RFI_STEP_OPEN, RFI_STEP_BROKEN } rfi_step_state;
 
 struct rfr_graphs {
-  rfi_machine m;
+  rfi_exec_target m;
   rfr_graphs_options options;
   bool inference;
   rfi_callable *callable;
@@ -234,116 +234,116 @@ extern const char RFI_WHOLE_PREFIX[]; /* before that, of a sharded parameter's w
 /* A port in a slot. */
 rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
 /* Links, fixed memory and samples of a callable's description. */
-rfr_status rfi_graph_links(rfr_graphs *g, int index, const rfr_callable *desc);
+rfr_status rfi_graphs_links(rfr_graphs *g, int index, const rfr_callable *desc);
 /* Where the addresses are that `f` has new ones for, which are fit to take their place. */
-rfr_status rfi_graph_fixed_of(const rfr_graphs *g, int callable, const rfr_callable_fixed *f, void ***addresses);
+rfr_status rfi_graphs_fixed_of(const rfr_graphs *g, int callable, const rfr_callable_fixed *f, void ***addresses);
 /* What callables write of the caller's memory (states, main gradients, fixed outputs) overlaps none that is not shared
  * lawfully (refrain/graphs.h), by these calls of a step. */
-rfr_status rfi_graph_check_apart(const rfr_graphs *g, const rfi_calls *calls);
+rfr_status rfi_graphs_check_overlap(const rfr_graphs *g, const rfi_calls *calls);
 
 /* ---- graph_memory.c ---- */
 enum { RFI_GIVEN_TEXT = 2 * RFI_TYPE_TEXT + 32 };
 /* The caller's description of what has type `want`; false: of another type, and `text` says which. */
-bool rfi_graph_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]);
+bool rfi_graphs_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]);
 /* Why kernels cannot be given memory of the caller's; NULL: they can. */
-const char *rfi_graph_place_lacks(const rfr_graphs *g, const void *data);
+const char *rfi_graphs_place_lacks(const rfr_graphs *g, const void *data);
 /* Kernels take a main gradient as flat memory: it is dense. */
-rfr_status rfi_graph_check_view(const rfr_main_gradient *m, const rfr_type *type);
+rfr_status rfi_graphs_check_view(const rfr_main_gradient *m, const rfr_type *type);
 /* Adds the inputs that a callable shares by name. */
-rfr_status rfi_graph_names(rfr_graphs *g, rfi_callable *c);
+rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
 /* Places every value: g->memory. */
-rfr_status rfi_graph_place(rfr_graphs *g);
+rfr_status rfi_graphs_place(rfr_graphs *g);
 /* Allocates the arena. */
-rfr_status rfi_graph_allocate(rfr_graphs *g);
+rfr_status rfi_graphs_allocate(rfr_graphs *g);
 /* Where one that is shared by name is; in warm-up, if it is written then, in the scratch memory. */
-unsigned char *rfi_graph_named_data(const rfr_graphs *g, const rfi_named *x);
+unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
 /* Address of a value of a callable in a slot. */
-unsigned char *rfi_graph_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
+unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
 /* Writes addresses into an instance's bound ops. */
-void rfi_graph_bind(rfr_graphs *g, int callable, int slot);
+void rfi_graphs_set_addresses(rfr_graphs *g, int callable, int slot);
 
 /* All of them. */
-void rfi_graph_bind_all(rfr_graphs *g);
+void rfi_graphs_set_all_addresses(rfr_graphs *g);
 
 /* ---- graph_shard.c ---- */
-bool rfi_graph_is_sharded(const rfr_graphs *g);
+bool rfi_graphs_is_sharded(const rfr_graphs *g);
 /* The schedule says when the stage's sharded callables are whole. */
-bool rfi_graph_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
+bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
 /* Whether the schedule has the parameters there for every part that reads them, and each gradient reduced. Fills in the
  * stages' window[] and the bytes of all, of which window_bytes are given. */
-rfr_status rfi_graph_place_windows(rfr_graphs *g);
+rfr_status rfi_graphs_place_windows(rfr_graphs *g);
 /* What we do ourselves for action i of a rank's list, in front of call `at`; `to` NULL: how many it is. */
-int rfi_graph_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to);
+int rfi_graphs_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to);
 /* Runs a part of a callable in a slot, with what it takes to have its parameters whole. */
-rfr_status rfi_graph_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
+rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
 /* Runs those in front of call `at`, from number *next on. */
-rfr_status rfi_graph_run_own(rfr_graphs *g, int64_t at, int *next, bool eager);
+rfr_status rfi_graphs_run_own(rfr_graphs *g, int64_t at, int *next, bool eager);
 
 /* ---- graph_rebind.c ---- */
 /* Errors: replay.signature, if the tensor is one that is shared by name, and says where that was before a rebind. */
-rfr_status rfi_graph_check_current(const rfr_graphs *g, const rfr_tensor *x);
+rfr_status rfi_graphs_check_current(const rfr_graphs *g, const rfr_tensor *x);
 
 /* ---- graph_recompute.c ---- */
 /* Binds and places what the callables' traces are, and makes again what is marked, or options and budget demand. */
-rfr_status rfi_graph_lay_out(rfr_graphs *g);
+rfr_status rfi_graphs_lay_out(rfr_graphs *g);
 
 /* ---- graph_kernels.c ---- */
 /* What the callables' traces are now gets kernels; once placed, each slot arguments, yet without addresses. */
-rfr_status rfi_graph_bind_kernels(rfr_graphs *g);
-rfr_status rfi_graph_make_instances(rfr_graphs *g);
+rfr_status rfi_graphs_select_kernels(rfr_graphs *g);
+rfr_status rfi_graphs_make_instances(rfr_graphs *g);
 /* Runs a part of a callable in a slot, and it alone: its graph, or kernel by kernel. */
-rfr_status rfi_graph_run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
+rfr_status rfi_graphs_run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
 
 /* ---- graph_splits.c ---- */
-rfr_status rfi_graph_splits_create(rfr_graphs *g);
+rfr_status rfi_graphs_splits_create(rfr_graphs *g);
 /* A forward was launched; the step is left; a step begins, ends or is waited for: graphs.splits, once. */
-rfr_status rfi_graph_splits_launched(rfr_graphs *g, const rfi_step_call *call);
-void rfi_graph_splits_leave(rfr_graphs *g);
-rfr_status rfi_graph_splits_tell(rfr_graphs *g);
+rfr_status rfi_graphs_splits_launched(rfr_graphs *g, const rfi_step_call *call);
+void rfi_graphs_splits_leave(rfr_graphs *g);
+rfr_status rfi_graphs_splits_report(rfr_graphs *g);
 
 /* ---- graph_counts.c ---- */
 /* How many states count steps for us, of those that have places. */
-int rfi_graph_counted(const rfr_graphs *g);
-rfr_status rfi_graph_counts_create(rfr_graphs *g);
+int rfi_graphs_counted(const rfr_graphs *g);
+rfr_status rfi_graphs_counts_create(rfr_graphs *g);
 /* A step has ended, or was left. */
-rfr_status rfi_graph_count(rfr_graphs *g, bool skipped);
+rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped);
 
 /* ---- graph_walk.c ---- */
-rfr_status rfi_graph_warm_up(rfr_graphs *g);
-rfr_status rfi_graph_capture(rfr_graphs *g);
-void rfi_graph_drop(rfr_graphs *g, int callable, int slot); /* its graphs */
+rfr_status rfi_graphs_warm_up(rfr_graphs *g);
+rfr_status rfi_graphs_capture(rfr_graphs *g);
+void rfi_graphs_drop(rfr_graphs *g, int callable, int slot); /* its graphs */
 
 /* ---- graph_calls.c ---- */
 /* The stages that a schedule has on the graphs' rank, `first` on the first callable; NULL: *n gets their number. */
-rfr_status rfi_graph_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n);
+rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n);
 /* The calls of a step; nothing is left of them after an error. */
-rfr_status rfi_graph_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *calls);
+rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *calls);
 /* Fills in what g->memory says of slots in use. */
-void rfi_graph_count_live(rfr_graphs *g);
-void rfi_graph_drop_calls(rfr_graphs *g, rfi_calls *calls);
+void rfi_graphs_count_live(rfr_graphs *g);
+void rfi_graphs_drop_calls(rfr_graphs *g, rfi_calls *calls);
 /* The next call; false: there are no more. A step without a schedule may be complete and go on. */
-bool rfi_graph_next_call(const rfr_graphs *g, rfi_step_call *out);
-bool rfi_graph_is_complete(const rfr_graphs *g);
+bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out);
+bool rfi_graphs_is_complete(const rfr_graphs *g);
 const char *rfi_call_text(int op); /* what a message calls it */
 /* graphs.order within a step of which a call is still to come that adds onto a main gradient, number `gradient`. */
-rfr_status rfi_graph_check_gradient(const rfr_graphs *g, int gradient);
+rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient);
 
 /* Why a call of a microbatch cannot be the next one, as ", ..." or "". */
-void rfi_graph_explain(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]);
+void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]);
 
 /* ---- graph_debug.c ---- */
 /* Of a slot all, or all but the input gradients; of what parts share; of every slot. */
-rfr_status rfi_graph_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients);
-rfr_status rfi_graph_poison_shared(rfr_graphs *g);
-rfr_status rfi_graph_poison_all(rfr_graphs *g);
+rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients);
+rfr_status rfi_graphs_poison_shared(rfr_graphs *g);
+rfr_status rfi_graphs_poison_all(rfr_graphs *g);
 
 /* ---- graph_step.c ---- */
 /* Errors: argument, if a tensor lies in a slot and what it was given for is over. */
-rfr_status rfi_graph_check_held(const rfr_graphs *g, const rfr_tensor *x);
-void rfi_graph_hold_nothing(rfi_stage_plan *s, int slot);
+rfr_status rfi_graphs_check_valid(const rfr_graphs *g, const rfr_tensor *x);
+void rfi_graphs_invalidate(rfi_stage_plan *s, int slot);
 /* Writes which microbatch a slot has. */
-rfr_status rfi_graph_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
+rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
 /* A graph of a part, with the copies of what its call is given. */
-rfr_status rfi_graph_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out);
+rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out);
 
 #endif

@@ -83,9 +83,9 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
 static rfr_status make_stages(rfr_graphs *g) {
   if (g->options.schedule) {
     int n;
-    RFI_TRY(rfi_graph_read_stages(g, g->options.schedule, NULL, &n));
+    RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, NULL, &n));
     if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage * (size_t)(n + 1)))) return RFR_NO_MEMORY;
-    RFI_TRY(rfi_graph_read_stages(g, g->options.schedule, g->stage, &g->n_stages));
+    RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, g->stage, &g->n_stages));
   } else {
     if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage))) return RFR_NO_MEMORY;
     g->stage[g->n_stages++] = (rfi_stage_plan){.end = g->n, .slots = 1};
@@ -93,7 +93,7 @@ static rfr_status make_stages(rfr_graphs *g) {
   for (int k = 0; k < g->n_stages; k++) {
     rfi_stage_plan *s = &g->stage[k];
     if (!(s->held = rfi_arena_alloc(g->m.strings, sizeof *s->held * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
-    for (int slot = 0; slot < s->slots; slot++) rfi_graph_hold_nothing(s, slot);
+    for (int slot = 0; slot < s->slots; slot++) rfi_graphs_invalidate(s, slot);
     for (int c = s->first; c < s->end; c++) g->callable[c].stage = k;
   }
   return RFR_OK;
@@ -119,22 +119,22 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   for (int i = 0; i < g->n; i++) {
     if (callables[i].first_site >= 0) site = callables[i].first_site;
     rfr_status s = rfi_callable_compile(g, i, &callables[i], &site);
-    if (s == RFR_OK) s = rfi_graph_names(g, &g->callable[i]);
+    if (s == RFR_OK) s = rfi_graphs_names(g, &g->callable[i]);
     if (s != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
-    RFI_TRY(rfi_graph_links(g, i, &callables[i]));
+    RFI_TRY(rfi_graphs_links(g, i, &callables[i]));
   }
-  RFI_TRY(rfi_graph_lay_out(g));
-  RFI_TRY(rfi_graph_allocate(g));
-  RFI_TRY(rfi_graph_make_instances(g));
-  rfi_graph_bind_all(g);
-  RFI_TRY(rfi_graph_splits_create(g));
-  RFI_TRY(rfi_graph_counts_create(g));
-  RFI_TRY(rfi_graph_make_calls(g, g->options.schedule, &g->calls));
-  RFI_TRY(rfi_graph_check_apart(g, &g->calls));
-  rfi_graph_count_live(g);
+  RFI_TRY(rfi_graphs_lay_out(g));
+  RFI_TRY(rfi_graphs_allocate(g));
+  RFI_TRY(rfi_graphs_make_instances(g));
+  rfi_graphs_set_all_addresses(g);
+  RFI_TRY(rfi_graphs_splits_create(g));
+  RFI_TRY(rfi_graphs_counts_create(g));
+  RFI_TRY(rfi_graphs_make_calls(g, g->options.schedule, &g->calls));
+  RFI_TRY(rfi_graphs_check_overlap(g, &g->calls));
+  rfi_graphs_count_live(g);
   RFI_TRY(make_room(g));
-  if (g->options.warmup_iterations > 0) RFI_TRY(rfi_graph_warm_up(g));
-  return g->options.eager ? RFR_OK : rfi_graph_capture(g);
+  if (g->options.warmup_iterations > 0) RFI_TRY(rfi_graphs_warm_up(g));
+  return g->options.eager ? RFR_OK : rfi_graphs_capture(g);
 }
 
 rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
@@ -152,7 +152,7 @@ rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
   RFI_GOTO(rfi_arena_create(ctx, &g->m.strings));
   RFI_GOTO(rfi_backend_find(ctx, &g->m.backend));
   RFI_GOTO(g->m.backend->open(ctx, &g->m.device));
-  RFI_GOTO(rfi_bind_join(&g->m));
+  RFI_GOTO(rfi_join_communicator(&g->m));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
   g->n = n;
   RFI_GOTO(build(g, callables));
@@ -167,12 +167,12 @@ void rfr_graphs_destroy(rfr_graphs *g) {
   if (!g) return;
   for (int i = 0; g->callable && i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
-    for (int k = 0; c->instance && k < g->stage[c->stage].slots; k++) rfi_graph_drop(g, i, k);
+    for (int k = 0; c->instance && k < g->stage[c->stage].slots; k++) rfi_graphs_drop(g, i, k);
     rfr_trace_destroy(c->trace);
     if (c->pipeline.ctx) rfi_pipeline_deinit(&c->pipeline);
   }
   rfi_free(g->m.ctx, g->callable);
-  rfi_graph_drop_calls(g, &g->calls);
+  rfi_graphs_drop_calls(g, &g->calls);
   rfr_trace_destroy(g->counts.trace);
   if (g->m.device) {
     g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.said);
@@ -202,21 +202,21 @@ rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_t
   const int id = parameter ? rfi_names_find(&g->names, parameter) : -1;
   if (id < 0 || g->named[id].gradient < 0)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
-  RFI_TRY(rfi_graph_check_gradient(g, g->named[id].gradient));
+  RFI_TRY(rfi_graphs_check_gradient(g, g->named[id].gradient));
   *out = g->named[g->named[id].gradient].tensor;
   return RFR_OK;
 }
 
 rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *from) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  RFI_TRY(rfi_graph_check_current(g, to));
+  RFI_TRY(rfi_graphs_check_current(g, to));
   if (to->role == RFR_ROLE_FROZEN || to->role == RFR_ROLE_CONST) g->loaded = false;
   return g->m.backend->copy(g->m.device, to->data, from, (size_t)to->bytes);
 }
 
 rfr_status rfr_graphs_read(rfr_graphs *g, const rfr_tensor *from, void *to) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  RFI_TRY(rfi_graph_check_current(g, from));
+  RFI_TRY(rfi_graphs_check_current(g, from));
   return g->m.backend->copy(g->m.device, to, from->data, (size_t)from->bytes);
 }
 

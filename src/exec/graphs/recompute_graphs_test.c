@@ -185,7 +185,7 @@ static void test_over_budget(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
-/* Callables so small that a plan is mostly how it is packed: one rung more may need more. */
+/* Callables so small that a plan is mostly how it is packed: one level more may need more. */
 enum { TINY_T = 8, TINY_C = 16, TINY = 3 };
 
 static rfr_trace *tiny_trace(char kind, bool marked, rfr_dtype dtype, int block) {
@@ -454,7 +454,7 @@ static void test_frozen(void **state) {
   }
 }
 
-/* Every allocation fails once while ladders are climbed and plans are made: a status each time, nothing is left. */
+/* Every allocation fails once while frontiers are climbed and plans are made: a status each time, nothing is left. */
 static void test_allocation_faults(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_mlp, .blocks = 1, .dtype = RFR_F32, .fuse = true};

@@ -123,7 +123,7 @@ static double scale_of(const rfr_trace *t, rfr_value q, double scale) {
   return scale == 0 && type.rank == 3 && type.shape[2] > 0 ? 1 / sqrt((double)type.shape[2]) : scale;
 }
 
-rfr_value rfr_attention_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k, rfr_value v, rfr_value offsets,
+rfr_value rfr_attention_at(rfr_trace *t, rfr_source at, rfr_value q, rfr_value k, rfr_value v, rfr_value offsets,
                            const rfr_attention_options *options) {
   rfr_attention_options o = options ? *options : (rfr_attention_options){.scale = 0};
   rfr_value in[4] = {q, k, v, offsets};
@@ -132,7 +132,7 @@ rfr_value rfr_attention_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k,
   return rfi_record(t, at, RFI_OP_attention, 4, in, attr, NULL);
 }
 
-rfr_value rfr_attention_cached_at(rfr_trace *t, rfr_place at, rfr_value q, rfr_value k, rfr_value v, rfr_value cursor,
+rfr_value rfr_attention_cached_at(rfr_trace *t, rfr_source at, rfr_value q, rfr_value k, rfr_value v, rfr_value cursor,
                                   const rfr_attention_options *options) {
   rfr_attention_options o = options ? *options : (rfr_attention_options){.causal = 1};
   rfr_value in[4] = {q, k, v, cursor};

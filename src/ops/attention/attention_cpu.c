@@ -31,8 +31,8 @@
  */
 #include <math.h>
 
-#include "ops/attention/packed.h"
 #include "backend/cpu/cpu.h"
+#include "ops/attention/packed.h"
 #include "ops/decode/cursor.h"
 #include "ops/matmul/tile.h"
 

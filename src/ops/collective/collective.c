@@ -66,19 +66,19 @@ rfr_status rfi_grad_all_reduce(rfi_grad *g) { return emit(g, RFI_OP_all_reduce);
 
 /* ---- recording ---- */
 
-static rfr_value record(rfr_trace *t, rfr_place at, rfi_opcode code, rfr_value x, int ranks) {
+static rfr_value record(rfr_trace *t, rfr_source at, rfi_opcode code, rfr_value x, int ranks) {
   const rfi_attr attr = rfi_i(ranks);
   return rfi_record(t, at, code, 1, &x, &attr, NULL);
 }
 
-rfr_value rfr_all_gather_at(rfr_trace *t, rfr_place at, rfr_value x, int ranks) {
+rfr_value rfr_all_gather_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks) {
   return record(t, at, RFI_OP_all_gather, x, ranks);
 }
 
-rfr_value rfr_reduce_scatter_at(rfr_trace *t, rfr_place at, rfr_value x, int ranks) {
+rfr_value rfr_reduce_scatter_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks) {
   return record(t, at, RFI_OP_reduce_scatter, x, ranks);
 }
 
-rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_place at, rfr_value x, int ranks) {
+rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks) {
   return record(t, at, RFI_OP_all_reduce, x, ranks);
 }

@@ -79,7 +79,7 @@ rfr_status rfi_infer_text_end(const rfi_infer *c) {
   return RFR_OK;
 }
 
-rfr_value rfr_text_read_at(rfr_trace *t, rfr_place at, rfr_value text, rfr_value cursor, int64_t rows,
+rfr_value rfr_text_read_at(rfr_trace *t, rfr_source at, rfr_value text, rfr_value cursor, int64_t rows,
                            rfr_value *positions, rfr_value *last) {
   rfr_value out[3];
   rfi_record(t, at, RFI_OP_text_read, 2, (rfr_value[]){text, cursor}, (rfi_attr[]){rfi_i(rows)}, out);
@@ -88,16 +88,16 @@ rfr_value rfr_text_read_at(rfr_trace *t, rfr_place at, rfr_value text, rfr_value
   return out[0];
 }
 
-rfr_value rfr_cache_write_at(rfr_trace *t, rfr_place at, rfr_value cache, rfr_value x, rfr_value cursor) {
+rfr_value rfr_cache_write_at(rfr_trace *t, rfr_source at, rfr_value cache, rfr_value x, rfr_value cursor) {
   return rfi_record(t, at, RFI_OP_cache_write, 3, (rfr_value[]){cache, x, cursor}, NULL, NULL);
 }
 
-rfr_value rfr_text_append_at(rfr_trace *t, rfr_place at, rfr_value text, rfr_value logits, rfr_value cursor,
+rfr_value rfr_text_append_at(rfr_trace *t, rfr_source at, rfr_value text, rfr_value logits, rfr_value cursor,
                              rfr_value temperature, rfr_value top_k, rfr_value top_p, int64_t rows) {
   rfr_value in[6] = {text, logits, cursor, temperature, top_k, top_p};
   return rfi_record(t, at, RFI_OP_text_append, 6, in, (rfi_attr[]){rfi_i(rows)}, NULL);
 }
 
-rfr_value rfr_text_end_at(rfr_trace *t, rfr_place at, rfr_value cursor, rfr_value text, int64_t rows) {
+rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor, rfr_value text, int64_t rows) {
   return rfi_record(t, at, RFI_OP_text_end, 2, (rfr_value[]){cursor, text}, (rfi_attr[]){rfi_i(rows)}, NULL);
 }

@@ -34,9 +34,9 @@ static rfr_status run_read(const rfr_call *c) {
 }
 
 template <typename UNIT>
-static __global__ void __launch_bounds__(256) write_cache(const __grid_constant__ rfr_arg cache,
-                                                          const __grid_constant__ rfr_arg x,
-                                                          const __grid_constant__ rfr_arg cursor, int64_t n) {
+static __global__ void __launch_bounds__(256)
+    write_cache(const __grid_constant__ rfr_arg cache, const __grid_constant__ rfr_arg x,
+                const __grid_constant__ rfr_arg cursor, int64_t n) {
   const rfi_take take = rfi_take_next(&cursor, x.type.shape[0], cache.type.shape[0]);
   const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, D = x.type.shape[2], H = x.type.shape[1];
   if (i >= n) return;
@@ -67,8 +67,7 @@ static __global__ void end_text(int64_t *cursor, const __grid_constant__ rfr_arg
 }
 
 static rfr_status run_end(const rfr_call *c) {
-  end_text<<<1, 1, 0, rfi_stream(c)>>>((int64_t *)c->out[0].data, c->in[0], c->attr[0].i,
-                                       c->in[1].type.shape[0] - 1);
+  end_text<<<1, 1, 0, rfi_stream(c)>>>((int64_t *)c->out[0].data, c->in[0], c->attr[0].i, c->in[1].type.shape[0] - 1);
   return rfi_cuda_launched("text_end");
 }
 

@@ -34,10 +34,14 @@ RFT_REF(text_read) {
   if (last) *last = n > 0 ? (int32_t)n - 1 : 0;
 }
 RFT_CASES(text_read) = {
-    "text_read(i[18]<256, I[4]=0,5,0,0) rows=7",  "text_read(i[18]<256, I[4]=3,15,2,1) rows=5",
-    "text_read(i[18]<256, I[4]=14,15,0,0) rows=1", "text_read(i[14]<99, I[4]=10,14,0,0) rows=8",
-    "text_read(i[14]<99, I[4]=-3,5,0,0) rows=4",   "text_read(i[14]<99, I[4]=77,80,0,0) rows=4",
-    "text_read(i[6]<9, I[4]=4,2,0,0) rows=3",      "text_read(i[1]<9, I[4]=0,1,0,0) rows=0",
+    "text_read(i[18]<256, I[4]=0,5,0,0) rows=7",
+    "text_read(i[18]<256, I[4]=3,15,2,1) rows=5",
+    "text_read(i[18]<256, I[4]=14,15,0,0) rows=1",
+    "text_read(i[14]<99, I[4]=10,14,0,0) rows=8",
+    "text_read(i[14]<99, I[4]=-3,5,0,0) rows=4",
+    "text_read(i[14]<99, I[4]=77,80,0,0) rows=4",
+    "text_read(i[6]<9, I[4]=4,2,0,0) rows=3",
+    "text_read(i[1]<9, I[4]=0,1,0,0) rows=0",
     NULL,
 };
 
@@ -50,19 +54,14 @@ RFT_REF(cache_write) {
   for (int64_t i = 0; i < n * width; i++) y[cursor[0] * width + i] = x[i];
 }
 RFT_CASES(cache_write) = {
-    "cache_write(f[31,3,5], f[1,3,5], I[4]=17,18,0,0)",
-    "cache_write(f[31,2,16], f[11,2,16]/2, I[4]=0,7,0,0)",
-    "cache_write(f[31,2,16], f[11,2,16], I[4]=25,36,0,0)",
-    "cache_write(f[13,1,33], f[4,1,33]^T, I[4]=3,99,0,0)",
-    "cache_write(f[13,1,33], f[4,1,33], I[4]=-1,9,0,0)",
-    "cache_write(f[13,1,33], f[4,1,33], I[4]=13,14,0,0)",
-    "cache_write(f[7,2,3], f[0,2,3], I[4]=2,3,0,0)",
-    NULL,
+    "cache_write(f[31,3,5], f[1,3,5], I[4]=17,18,0,0)",    "cache_write(f[31,2,16], f[11,2,16]/2, I[4]=0,7,0,0)",
+    "cache_write(f[31,2,16], f[11,2,16], I[4]=25,36,0,0)", "cache_write(f[13,1,33], f[4,1,33]^T, I[4]=3,99,0,0)",
+    "cache_write(f[13,1,33], f[4,1,33], I[4]=-1,9,0,0)",   "cache_write(f[13,1,33], f[4,1,33], I[4]=13,14,0,0)",
+    "cache_write(f[7,2,3], f[0,2,3], I[4]=2,3,0,0)",       NULL,
 };
 
 static double uniform_of(const int64_t *cursor) {
-  rfi_u32x4 r =
-      rfi_draw4(rfi_stream_key((uint64_t)cursor[3], 3), 0, 0, 0, (uint64_t)cursor[1] + (uint64_t)cursor[2]);
+  rfi_u32x4 r = rfi_draw4(rfi_stream_key((uint64_t)cursor[3], 3), 0, 0, 0, (uint64_t)cursor[1] + (uint64_t)cursor[2]);
   return (double)(((uint64_t)r.v[0] << 32 | r.v[1]) >> 11) * 0x1p-53;
 }
 

@@ -47,8 +47,8 @@ static void count_draws(double temperature, int64_t top_k, double top_p, int64_t
   rfr_value cursor = vector(t, "cursor", RFR_ROLE_STATE, RFR_I64, 4);
   rfr_value logits = rfr_input(t, "logits", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){1, V}));
   text = rfr_text_append(t, text, logits, cursor, vector(t, "temperature", RFR_ROLE_INPUT, RFR_F64, 1),
-                         vector(t, "top_k", RFR_ROLE_INPUT, RFR_I64, 1),
-                         vector(t, "top_p", RFR_ROLE_INPUT, RFR_F64, 1), 1);
+                         vector(t, "top_k", RFR_ROLE_INPUT, RFR_I64, 1), vector(t, "top_p", RFR_ROLE_INPUT, RFR_F64, 1),
+                         1);
   rfr_text_end(t, cursor, text, 1);
   rfr_programs *p = compile(ctx, t);
   memcpy(tensor(p, "logits"), (float[V]){0.0f, 2.0f, 1.0f, -50.0f}, V * sizeof(float));

@@ -110,24 +110,24 @@ rfr_status rfi_grad_swiglu_weighted(rfi_grad *g) {
   return g->t->status;
 }
 
-rfr_value rfr_gelu_at(rfr_trace *t, rfr_place at, rfr_value x, int tanh_form) {
+rfr_value rfr_gelu_at(rfr_trace *t, rfr_source at, rfr_value x, int tanh_form) {
   rfi_attr attr = rfi_i(tanh_form != 0);
   return rfi_record(t, at, RFI_OP_gelu, 1, &x, &attr, NULL);
 }
 
-rfr_value rfr_silu_at(rfr_trace *t, rfr_place at, rfr_value x) {
+rfr_value rfr_silu_at(rfr_trace *t, rfr_source at, rfr_value x) {
   return rfi_record(t, at, RFI_OP_silu, 1, &x, NULL, NULL);
 }
 
-rfr_value rfr_swiglu_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up) {
+rfr_value rfr_swiglu_at(rfr_trace *t, rfr_source at, rfr_value gate, rfr_value up) {
   return rfi_record(t, at, RFI_OP_swiglu, 2, (rfr_value[]){gate, up}, NULL, NULL);
 }
 
-rfr_value rfr_swiglu_weighted_at(rfr_trace *t, rfr_place at, rfr_value gate, rfr_value up, rfr_value weight) {
+rfr_value rfr_swiglu_weighted_at(rfr_trace *t, rfr_source at, rfr_value gate, rfr_value up, rfr_value weight) {
   return rfi_record(t, at, RFI_OP_swiglu_weighted, 3, (rfr_value[]){gate, up, weight}, NULL, NULL);
 }
 
-rfr_value rfr_softcap_at(rfr_trace *t, rfr_place at, rfr_value x, double cap) {
+rfr_value rfr_softcap_at(rfr_trace *t, rfr_source at, rfr_value x, double cap) {
   rfi_attr attr = rfi_f(cap);
   return rfi_record(t, at, RFI_OP_softcap, 1, &x, &attr, NULL);
 }

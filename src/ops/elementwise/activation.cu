@@ -119,9 +119,7 @@ template <typename T> struct swiglu_bwd_op : activation {
   }
 };
 
-template <typename T> struct swiglu_bwd_halves_op : swiglu_bwd_op<T> {
-  static constexpr bool strided_results = true;
-};
+template <typename T> struct swiglu_bwd_halves_op : swiglu_bwd_op<T> { static constexpr bool strided_results = true; };
 
 template <typename T> struct softcap_op : activation {
   static const char *name() { return "softcap"; }

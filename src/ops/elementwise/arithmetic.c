@@ -59,7 +59,7 @@ rfr_status rfi_grad_scale(rfi_grad *g) {
 
 /* b as a view of a's shape, if it is a scalar or a vector along a's last dimension. One
  * expand, so that its gradient is one sum; else b as it is, for the shape rule to judge. */
-static rfr_value broadcast(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b) {
+static rfr_value broadcast(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b) {
   rfr_type ta = rfr_value_type(t, a), tb = rfr_value_type(t, b);
   int64_t n = tb.shape[0], count = rfi_count(&ta);
   if (!rfi_trace_records(t) || tb.rank != 1 || ta.rank < 1) return b;
@@ -70,17 +70,17 @@ static rfr_value broadcast(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b)
   return ta.rank == 2 ? b : rfr_reshape_at(t, at, b, ta.rank, ta.shape);
 }
 
-rfr_value rfr_add_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b) {
+rfr_value rfr_add_at(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b) {
   rfr_value in[2] = {a, broadcast(t, at, a, b)};
   return rfi_record(t, at, RFI_OP_add, 2, in, NULL, NULL);
 }
 
-rfr_value rfr_mul_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b) {
+rfr_value rfr_mul_at(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b) {
   rfr_value in[2] = {a, broadcast(t, at, a, b)};
   return rfi_record(t, at, RFI_OP_mul, 2, in, NULL, NULL);
 }
 
-rfr_value rfr_scale_at(rfr_trace *t, rfr_place at, rfr_value x, double by, rfr_value s) {
+rfr_value rfr_scale_at(rfr_trace *t, rfr_source at, rfr_value x, double by, rfr_value s) {
   rfi_attr attr = rfi_f(by);
   return rfi_record(t, at, RFI_OP_scale, 2, (rfr_value[]){x, s}, &attr, NULL);
 }

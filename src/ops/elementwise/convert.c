@@ -55,16 +55,16 @@ static rfr_status pass_through(rfi_grad *g) {
 rfr_status rfi_grad_cast(rfi_grad *g) { return pass_through(g); }
 rfr_status rfi_grad_copy(rfi_grad *g) { return pass_through(g); }
 
-rfr_value rfr_cast_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_dtype to) {
+rfr_value rfr_cast_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_dtype to) {
   rfi_attr attr = rfi_i(to);
   return rfi_record(t, at, RFI_OP_cast, 1, &x, &attr, NULL);
 }
 
-rfr_value rfr_copy_at(rfr_trace *t, rfr_place at, rfr_value x) {
+rfr_value rfr_copy_at(rfr_trace *t, rfr_source at, rfr_value x) {
   return rfi_record(t, at, RFI_OP_copy, 1, &x, NULL, NULL);
 }
 
-rfr_value rfr_fill_at(rfr_trace *t, rfr_place at, double value, rfr_dtype dtype, int rank, const int64_t *shape) {
+rfr_value rfr_fill_at(rfr_trace *t, rfr_source at, double value, rfr_dtype dtype, int rank, const int64_t *shape) {
   rfi_attr attr[3] = {rfi_f(value), rfi_i(dtype)};
   if (rank > 0 && !shape) return rfi_trace_fail(t, at, "fill", RFI_E_ARGUMENT, "no shape is given");
   attr[2].s = (rfi_shape){.rank = rank};

@@ -49,13 +49,13 @@ struct conversion {
   rfr_dtype to, from;
   bool to_float, from_float;
   int64_t n;
-  rfi_walk walk;
+  rfi_strided_loop walk;
 };
 
 static __global__ void __launch_bounds__(RFI_MAP_THREADS) convert(const __grid_constant__ conversion c) {
   for (int64_t i = (int64_t)blockIdx.x * RFI_MAP_THREADS + threadIdx.x; i < c.n;
        i += (int64_t)gridDim.x * RFI_MAP_THREADS) {
-    const int64_t j = rfi_walk_offset(c.walk, 0, i);
+    const int64_t j = rfi_strided_loop_offset(c.walk, 0, i);
     if (c.from_float) {
       const double x = get_float(c.x, c.from, j);
       if (!c.to_float) put_int(c.y, c.to, i, to_int(x, c.to == RFR_I32));
@@ -90,7 +90,7 @@ static rfr_status run_cast(const rfr_call *call) {
   c.from_float = from == RFR_F64 || is_map(from);
   c.n = rfi_elements(y);
   if (c.n == 0) return RFR_OK;
-  rfi_walk_init(&c.walk, 1, &x);
+  rfi_strided_loop_init(&c.walk, 1, &x);
   convert<<<rfi_grid(call, c.n, RFI_MAP_THREADS), RFI_MAP_THREADS, 0, rfi_stream(call)>>>(c);
   return rfi_cuda_launched("cast");
 }

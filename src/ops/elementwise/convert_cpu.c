@@ -56,12 +56,12 @@ static void cast_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
     rfi_map(c, begin, end, 1, same_block);
     return;
   }
-  rfi_walk w;
+  rfi_strided_loop w;
   int64_t offset[1], n;
-  rfi_walk_init(&w, 1, &from);
+  rfi_strided_loop_init(&w, 1, &from);
   for (int64_t i = begin; i < end; i += n) {
-    n = rfi_walk_at(&w, i, end, offset);
-    for (int64_t j = 0; j < n; j++) convert_element(to, i + j, from, offset[0] + j * rfi_walk_stride(&w, 0));
+    n = rfi_strided_loop_at(&w, i, end, offset);
+    for (int64_t j = 0; j < n; j++) convert_element(to, i + j, from, offset[0] + j * rfi_strided_loop_stride(&w, 0));
   }
 }
 static rfr_status run_cast(const rfi_call *c) {

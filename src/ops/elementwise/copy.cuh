@@ -16,7 +16,7 @@ struct rfi_copy_args {
   const char *from;
   int64_t n; /* units */
   int tail;  /* bytes behind them, of a flat copy */
-  rfi_walk walk;
+  rfi_strided_loop walk;
 };
 
 template <typename UNIT, bool FLAT>
@@ -31,12 +31,12 @@ static __global__ void __launch_bounds__(RFI_MAP_THREADS) rfi_copy_kernel(const 
     for (int u = 0; u < RFI_COPY_UNITS; u++) {
       int64_t p = first + u * RFI_MAP_THREADS;
       p = p < a.n ? p : a.n - 1;
-      x[u] = from[FLAT ? p : rfi_walk_offset(a.walk, 1, p)];
+      x[u] = from[FLAT ? p : rfi_strided_loop_offset(a.walk, 1, p)];
     }
 #pragma unroll
     for (int u = 0; u < RFI_COPY_UNITS; u++) {
       const int64_t p = first + u * RFI_MAP_THREADS;
-      if (p < a.n) to[FLAT ? p : rfi_walk_offset(a.walk, 0, p)] = x[u];
+      if (p < a.n) to[FLAT ? p : rfi_strided_loop_offset(a.walk, 0, p)] = x[u];
     }
   }
   if (FLAT && blockIdx.x == 0 && threadIdx.x < a.tail) {
@@ -72,7 +72,7 @@ static inline rfr_status rfi_copy(const rfr_call *call, const rfr_arg *to, const
   a.from = (const char *)from->data;
   a.n = rfi_elements(from);
   if (a.n == 0) return RFR_OK;
-  rfi_walk_init(&a.walk, 2, args);
+  rfi_strided_loop_init(&a.walk, 2, args);
   while (bytes > element && !rfi_copy_takes(&a, bytes, element)) bytes /= 2;
   const int last = a.walk.rank - 1, k = bytes / element;
   a.tail = (int)(a.n % k) * element; /* none unless it is one row */

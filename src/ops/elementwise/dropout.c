@@ -41,7 +41,7 @@ static int64_t stream_number(const rfr_trace *t, rfr_value state, int stream) {
   return strncmp(name, RFI_STREAM_PREFIX, n) == 0 ? (int64_t)(rfi_stream_id(name + n) + (uint64_t)stream) : stream;
 }
 
-rfr_value rfr_dropout_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value step, double p, int stream) {
+rfr_value rfr_dropout_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value step, double p, int stream) {
   if (!rfi_trace_records(t)) return RFR_NONE;
   rfi_attr attr[3] = {rfi_f(p), rfi_i(t->next_site++), rfi_i(stream_number(t, step, stream))};
   return rfi_record(t, at, RFI_OP_dropout, 2, (rfr_value[]){x, step}, attr, NULL);

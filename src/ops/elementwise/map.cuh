@@ -51,7 +51,7 @@ template <typename T, int V> __device__ __forceinline__ void rfi_store(T *to, co
 /* ---- walks ---- */
 
 /* Offset of item i in argument k. */
-static __device__ __forceinline__ int64_t rfi_walk_offset(const rfi_walk &w, int k, int64_t i) {
+static __device__ __forceinline__ int64_t rfi_strided_loop_offset(const rfi_strided_loop &w, int k, int64_t i) {
   uint64_t rest = (uint64_t)i;
   int64_t offset = 0;
   for (int d = w.rank - 1; d > 0; d--) {
@@ -65,7 +65,7 @@ static __device__ __forceinline__ int64_t rfi_walk_offset(const rfi_walk &w, int
 /* Those of item i in the first N arguments: one division for each outer dimension, however many arguments there are.
  * R: unsigned, and holds the number of items. */
 template <typename R, int N>
-static __device__ __forceinline__ void rfi_walk_offsets(const rfi_walk &w, int64_t i, int64_t (&offset)[N]) {
+static __device__ __forceinline__ void rfi_strided_loop_offsets(const rfi_strided_loop &w, int64_t i, int64_t (&offset)[N]) {
   R rest = (R)i;
 #pragma unroll
   for (int k = 0; k < N; k++) offset[k] = 0;
@@ -81,7 +81,7 @@ static __device__ __forceinline__ void rfi_walk_offsets(const rfi_walk &w, int64
 
 /* Whether groups of V elements lie together in every argument; they do not cross the last dimension then.
  * `base` are the arguments' addresses, NULL for what is not there. */
-static inline bool rfi_walk_groups(const rfi_walk *w, int V, int n, const void *const *base, const int *size) {
+static inline bool rfi_strided_loop_groups(const rfi_strided_loop *w, int V, int n, const void *const *base, const int *size) {
   const int last = w->rank - 1;
   bool flat = w->rank == 1;
   for (int k = 0; k < n; k++) {
@@ -95,7 +95,7 @@ static inline bool rfi_walk_groups(const rfi_walk *w, int V, int n, const void *
 }
 
 /* The same walk with a group as the item. */
-static inline void rfi_walk_by_groups(rfi_walk *w, int V) {
+static inline void rfi_strided_loop_by_groups(rfi_strided_loop *w, int V) {
   const int last = w->rank - 1;
   w->dim[last] /= V;
   for (int k = 0; k < w->n; k++) w->stride[k][last] = V;
@@ -120,7 +120,7 @@ template <typename X, typename Y, int IN, int OUT> struct rfi_map_args {
   const X *x[IN];
   Y *y[OUT]; /* NULL: dead */
   int64_t n; /* elements */
-  rfi_walk walk;
+  rfi_strided_loop walk;
 };
 
 template <bool FLAT, int V, int U, class F, typename X, typename Y, int IN, int OUT>
@@ -137,8 +137,8 @@ static __global__ void __launch_bounds__(RFI_MAP_THREADS)
     for (int u = 0; u < U; u++) {
       int64_t p = first + u * RFI_MAP_THREADS;
       p = p < groups ? p : groups - 1; /* a load too many costs less than a branch between loads */
-      if (!FLAT && narrow) rfi_walk_offsets<uint32_t>(a.walk, p, at[u]);
-      else if (!FLAT) rfi_walk_offsets<uint64_t>(a.walk, p, at[u]);
+      if (!FLAT && narrow) rfi_strided_loop_offsets<uint32_t>(a.walk, p, at[u]);
+      else if (!FLAT) rfi_strided_loop_offsets<uint64_t>(a.walk, p, at[u]);
 #pragma unroll
       for (int k = 0; k < IN; k++) in[u][k] = rfi_load<X, V>(a.x[k] + (FLAT ? p * V : at[u][k]));
     }
@@ -186,16 +186,16 @@ static rfr_status rfi_map(const rfr_call *call, const char *name, F f) {
   }
   a.n = rfi_elements(&call->out[0]);
   if (a.n == 0) return RFR_OK;
-  rfi_walk_init(&a.walk, IN + OUT, arg);
+  rfi_strided_loop_init(&a.walk, IN + OUT, arg);
   cudaStream_t stream = rfi_stream(call);
   const unsigned grouped = rfi_grid(call, rfi_blocks(a.n, V), RFI_MAP_THREADS * U);
-  if (!rfi_walk_groups(&a.walk, V, IN + OUT, base, size)) {
+  if (!rfi_strided_loop_groups(&a.walk, V, IN + OUT, base, size)) {
     rfi_map_kernel<false, 1, U, F, X, Y, IN, OUT>
         <<<rfi_grid(call, a.n, RFI_MAP_THREADS * U), RFI_MAP_THREADS, 0, stream>>>(a, f);
   } else if (a.walk.rank == 1) {
     rfi_map_kernel<true, V, U, F, X, Y, IN, OUT><<<grouped, RFI_MAP_THREADS, 0, stream>>>(a, f);
   } else {
-    rfi_walk_by_groups(&a.walk, V);
+    rfi_strided_loop_by_groups(&a.walk, V);
     rfi_map_kernel<false, V, U, F, X, Y, IN, OUT><<<grouped, RFI_MAP_THREADS, 0, stream>>>(a, f);
   }
   return rfi_cuda_launched(name);

@@ -37,6 +37,6 @@ rfr_status rfi_grad_embedding(rfi_grad *g) {
   return g->t->status;
 }
 
-rfr_value rfr_embedding_at(rfr_trace *t, rfr_place at, rfr_value table, rfr_value ids) {
+rfr_value rfr_embedding_at(rfr_trace *t, rfr_source at, rfr_value table, rfr_value ids) {
   return rfi_record(t, at, RFI_OP_embedding, 2, (rfr_value[]){table, ids}, NULL, NULL);
 }

@@ -51,14 +51,14 @@ rfr_status rfi_grad_rope(rfi_grad *g) {
   return g->t->status;
 }
 
-rfr_value rfr_rope_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value positions, double theta,
+rfr_value rfr_rope_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value positions, double theta,
                       const rfr_rope_scaling *scaling) {
   const rfr_rope_scaling s = scaling ? *scaling : (rfr_rope_scaling){.factor = 1};
   rfi_attr attr[6] = {rfi_f(theta), rfi_i(0), rfi_f(s.factor), rfi_f(s.low), rfi_f(s.high), rfi_i(s.original)};
   return rfi_record(t, at, RFI_OP_rope, 2, (rfr_value[]){x, positions}, attr, NULL);
 }
 
-rfr_value rfr_positions_at(rfr_trace *t, rfr_place at, rfr_value offsets, int64_t tokens) {
+rfr_value rfr_positions_at(rfr_trace *t, rfr_source at, rfr_value offsets, int64_t tokens) {
   rfi_attr attr = rfi_i(tokens);
   return rfi_record(t, at, RFI_OP_positions, 1, &offsets, &attr, NULL);
 }

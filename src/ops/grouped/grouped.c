@@ -237,7 +237,7 @@ rfr_status rfi_grad_grouped_matmul(rfi_grad *g) {
 
 /* ---- recording ---- */
 
-rfr_value rfr_splits_to_offsets_at(rfr_trace *t, rfr_place at, rfr_value splits, int64_t rows, rfr_value *bad) {
+rfr_value rfr_splits_to_offsets_at(rfr_trace *t, rfr_source at, rfr_value splits, int64_t rows, rfr_value *bad) {
   rfr_value out[2] = {RFR_NONE, RFR_NONE};
   const rfi_attr attr = rfi_i(rows);
   rfi_record(t, at, RFI_OP_splits_to_offsets, 1, &splits, &attr, out);
@@ -245,13 +245,13 @@ rfr_value rfr_splits_to_offsets_at(rfr_trace *t, rfr_place at, rfr_value splits,
   return out[0];
 }
 
-rfr_value rfr_grouped_linear_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value offsets, rfr_value bias,
-                                rfr_value scale) {
+rfr_value rfr_grouped_linear_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value offsets,
+                                rfr_value bias, rfr_value scale) {
   const rfi_attr attr[2] = {rfi_i(1), rfi_i(rfr_value_type(t, x).dtype)};
   return rfi_record(t, at, RFI_OP_grouped_matmul, 5, (rfr_value[]){x, w, offsets, bias, scale}, attr, NULL);
 }
 
-rfr_value rfr_grouped_linear_separate_at(rfr_trace *t, rfr_place at, rfr_value x, int groups, const rfr_value *weights,
+rfr_value rfr_grouped_linear_separate_at(rfr_trace *t, rfr_source at, rfr_value x, int groups, const rfr_value *weights,
                                          rfr_value offsets, rfr_value bias, rfr_value scale) {
   const rfi_attr attr[2] = {rfi_i(1), rfi_i(rfr_value_type(t, x).dtype)};
   const bool given = groups > 0 && weights;

@@ -15,7 +15,8 @@
 enum { THREADS = 256, LANES = 32 };
 
 /* The first group that ends behind `row`, or `groups`. */
-static __device__ __forceinline__ int64_t first_behind(const int32_t *offsets, int64_t groups, int64_t R, int64_t row) {
+static __device__ __forceinline__ int64_t first_ending_after(const int32_t *offsets, int64_t groups, int64_t R,
+                                                             int64_t row) {
   int64_t low = 0, high = groups;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
@@ -95,7 +96,7 @@ static __global__ void __launch_bounds__(THREADS) add_chunks(const __grid_consta
   const int64_t column = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * V, chunk = blockIdx.x;
   const int64_t begin = chunk * CHUNK, end = begin + CHUNK < a.rows ? begin + CHUNK : a.rows;
   if (column >= a.columns) return;
-  for (int64_t g = first_behind(a.offsets, a.groups, a.rows, begin); g < a.groups; g++) {
+  for (int64_t g = first_ending_after(a.offsets, a.groups, a.rows, begin); g < a.groups; g++) {
     int64_t first = rfi_group_begin(a.offsets, g, a.rows), last = rfi_group_end(a.offsets, g, a.rows);
     if (first >= end) break;
     first = first > begin ? first : begin;
@@ -191,7 +192,7 @@ struct find_group {
   int64_t groups, rows;
   __device__ __forceinline__ bool operator()(int64_t i, int64_t *row, int64_t *group) const {
     *row = i;
-    *group = first_behind(offsets, groups, rows, i);
+    *group = first_ending_after(offsets, groups, rows, i);
     return *group < groups && i >= rfi_group_begin(offsets, *group, rows);
   }
 };

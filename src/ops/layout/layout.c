@@ -93,12 +93,12 @@ rfr_status rfi_grad_concat(rfi_grad *g) {
 
 /* ---- recording ---- */
 
-rfr_value rfr_concat_at(rfr_trace *t, rfr_place at, int n, const rfr_value *xs, int axis) {
+rfr_value rfr_concat_at(rfr_trace *t, rfr_source at, int n, const rfr_value *xs, int axis) {
   rfi_attr attr = rfi_i(axis);
   return rfi_record(t, at, RFI_OP_concat, n, xs, &attr, NULL);
 }
 
-static rfr_value record_gradient(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_value onto,
+static rfr_value record_gradient(rfr_trace *t, rfr_source at, rfr_value loss, rfr_value w, rfr_value onto,
                                  rfr_dtype to) {
   rfi_attr attr = rfi_i(to);
   if (rfi_trace_records(t) && w >= 0 && w < t->n_values) {
@@ -110,11 +110,11 @@ static rfr_value record_gradient(rfr_trace *t, rfr_place at, rfr_value loss, rfr
   return rfi_record(t, at, RFI_OP_gradient, onto == RFR_NONE ? 2 : 3, (rfr_value[]){loss, w, onto}, &attr, NULL);
 }
 
-rfr_value rfr_gradient_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_dtype to) {
+rfr_value rfr_gradient_at(rfr_trace *t, rfr_source at, rfr_value loss, rfr_value w, rfr_dtype to) {
   return record_gradient(t, at, loss, w, RFR_NONE, to);
 }
 
-rfr_value rfr_gradient_onto_at(rfr_trace *t, rfr_place at, rfr_value loss, rfr_value w, rfr_value onto) {
+rfr_value rfr_gradient_onto_at(rfr_trace *t, rfr_source at, rfr_value loss, rfr_value w, rfr_value onto) {
   if (!rfi_trace_records(t)) return RFR_NONE;
   if (onto < 0 || onto >= t->n_values || t->values[onto].op >= 0 || t->values[onto].role != RFR_ROLE_STATE)
     return rfi_trace_fail(t, at, "gradient", RFI_E_GRAD_ROLE, "what it is added onto is no input of role state");

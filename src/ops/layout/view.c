@@ -109,7 +109,7 @@ rfr_status rfi_grad_expand(rfi_grad *g) {
 
 /* ---- recording ---- */
 
-rfr_value rfr_reshape_at(rfr_trace *t, rfr_place at, rfr_value x, int rank, const int64_t *shape) {
+rfr_value rfr_reshape_at(rfr_trace *t, rfr_source at, rfr_value x, int rank, const int64_t *shape) {
   rfi_attr attr = rfi_i(0);
   if (rank > 0 && !shape) return rfi_trace_fail(t, at, "reshape", RFI_E_ARGUMENT, "no shape is given");
   attr.s = (rfi_shape){.rank = rank};
@@ -124,21 +124,21 @@ rfr_value rfr_reshape_at(rfr_trace *t, rfr_place at, rfr_value x, int rank, cons
   return rfi_record(t, at, RFI_OP_reshape, 1, &x, &attr, NULL);
 }
 
-rfr_value rfr_transpose_at(rfr_trace *t, rfr_place at, rfr_value x, int a, int b) {
+rfr_value rfr_transpose_at(rfr_trace *t, rfr_source at, rfr_value x, int a, int b) {
   rfi_attr attr[2] = {rfi_i(a), rfi_i(b)};
   return rfi_record(t, at, RFI_OP_transpose, 1, &x, attr, NULL);
 }
 
-rfr_value rfr_slice_at(rfr_trace *t, rfr_place at, rfr_value x, int axis, int64_t start, int64_t count) {
+rfr_value rfr_slice_at(rfr_trace *t, rfr_source at, rfr_value x, int axis, int64_t start, int64_t count) {
   rfi_attr attr[3] = {rfi_i(axis), rfi_i(start), rfi_i(count)};
   return rfi_record(t, at, RFI_OP_slice, 1, &x, attr, NULL);
 }
 
-rfr_value rfr_expand_at(rfr_trace *t, rfr_place at, rfr_value x, int axis, int64_t count) {
+rfr_value rfr_expand_at(rfr_trace *t, rfr_source at, rfr_value x, int axis, int64_t count) {
   rfi_attr attr[2] = {rfi_i(axis), rfi_i(count)};
   return rfi_record(t, at, RFI_OP_expand, 1, &x, attr, NULL);
 }
 
-rfr_value rfr_detach_at(rfr_trace *t, rfr_place at, rfr_value x) {
+rfr_value rfr_detach_at(rfr_trace *t, rfr_source at, rfr_value x) {
   return rfi_record(t, at, RFI_OP_detach, 1, &x, NULL, NULL);
 }

@@ -425,8 +425,7 @@ template <typename X, typename D> static void launch_dlogits(const rfi_ce_rows *
 
 rfr_status rfi_ce_dlogits_cuda(const rfi_ce_rows *r, void *stream) {
   if (r->rows == 0 || r->V == 0) return RFR_OK;
-  RFI_WITH_FLOAT(r->logits_type, X,
-                 RFI_WITH_FLOAT(r->dlogits_type, D, (launch_dlogits<X, D>(r, (cudaStream_t)stream))))
+  RFI_WITH_FLOAT(r->logits_type, X, RFI_WITH_FLOAT(r->dlogits_type, D, (launch_dlogits<X, D>(r, (cudaStream_t)stream))))
   return rfi_cuda_launched("cross_entropy_bwd");
 }
 

@@ -49,19 +49,17 @@ static __device__ __forceinline__ void mail_expect(mail *m, unsigned blocks) {
                : "memory");
 }
 static __device__ __forceinline__ void mail_send(mail *m, unsigned to, float2 x) {
-  asm volatile(
-      "{\n.reg .u32 at, bar;\nmapa.shared::cluster.u32 at, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [at], {%3, %4}, [bar];\n}" ::"r"(
-          address_of(&m->from[block_of_cluster()])),
-      "r"(address_of(&m->barrier)), "r"(to), "f"(x.x), "f"(x.y)
-      : "memory");
+  asm volatile("{\n.reg .u32 at, bar;\nmapa.shared::cluster.u32 at, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [at], {%3, %4}, [bar];\n}" ::"r"(
+                   address_of(&m->from[block_of_cluster()])),
+               "r"(address_of(&m->barrier)), "r"(to), "f"(x.x), "f"(x.y)
+               : "memory");
 }
 static __device__ __forceinline__ void mail_wait(mail *m, int parity) {
-  asm volatile(
-      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
-      "@!p bra again;\n}" ::"r"(address_of(&m->barrier)),
-      "r"(parity)
-      : "memory");
+  asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+               "@!p bra again;\n}" ::"r"(address_of(&m->barrier)),
+               "r"(parity)
+               : "memory");
 }
 
 /* (maximum, sum of 2^(x - maximum)), in units of log2 e, of 32 lanes; each gets it. */
@@ -107,10 +105,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
   const uint32_t place = address_of(&kept[me]);
   const float *from = (const float *)r.logits + blockIdx.x / blocks * r.logits_ld + first;
   const auto request = [&](int j, float before) { /* of a piece, after what lay in its place has been read */
-    if (j < whole || j * STRIDE < left)
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place + (uint32_t)(j * THREADS * 16)),
-                   "l"(from + j * STRIDE), "f"(before)
-                   : "memory");
+                                                  if (j < whole || j * STRIDE < left)
+                                                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                                                                     place + (uint32_t)(j * THREADS * 16)),
+                                                                 "l"(from + j * STRIDE), "f"(before)
+                                                                 : "memory");
   };
   if (blocks > 1) {
     if (me == 0)

@@ -87,7 +87,7 @@ rfr_status rfi_infer_linear_cross_entropy(const rfi_infer *c) {
   return RFR_OK;
 }
 
-rfr_value rfr_token_count_at(rfr_trace *t, rfr_place at, int n, const rfr_value *targets, int ignore,
+rfr_value rfr_token_count_at(rfr_trace *t, rfr_source at, int n, const rfr_value *targets, int ignore,
                              rfr_value *count) {
   rfr_value out[2];
   rfi_record(t, at, RFI_OP_token_count, n, targets, (rfi_attr[]){rfi_i(ignore)}, out);
@@ -95,7 +95,7 @@ rfr_value rfr_token_count_at(rfr_trace *t, rfr_place at, int n, const rfr_value 
   return out[0];
 }
 
-rfr_value rfr_cross_entropy_at(rfr_trace *t, rfr_place at, rfr_value logits, rfr_value targets, rfr_value inv_valid,
+rfr_value rfr_cross_entropy_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_value targets, rfr_value inv_valid,
                                int ignore) {
   return rfi_record(t, at, RFI_OP_cross_entropy, 3, (rfr_value[]){logits, targets, inv_valid},
                     (rfi_attr[]){rfi_i(ignore)}, NULL);

@@ -46,7 +46,7 @@ rfr_status rfi_infer_matmul(const rfi_infer *c) {
   return RFR_OK;
 }
 
-static rfr_value record(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b, rfr_value bias, int ta, int tb,
+static rfr_value record(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b, rfr_value bias, int ta, int tb,
                         rfr_dtype to) {
   rfr_value in[3] = {a, b, bias};
   rfi_attr attr[3] = {rfi_i(ta), rfi_i(tb), rfi_i(to)};
@@ -96,11 +96,11 @@ rfr_status rfi_grad_matmul(rfi_grad *g) {
   return rfr_trace_status(g->t);
 }
 
-rfr_value rfr_matmul_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b, rfr_value bias, int ta, int tb,
+rfr_value rfr_matmul_at(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b, rfr_value bias, int ta, int tb,
                         rfr_dtype to) {
   return record(t, at, a, b, bias, ta != 0, tb != 0, to);
 }
 
-rfr_value rfr_linear_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b) {
+rfr_value rfr_linear_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value b) {
   return record(t, at, x, w, b, 0, 1, rfr_value_type(t, x).dtype);
 }

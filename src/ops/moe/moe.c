@@ -214,8 +214,8 @@ rfr_moe_options rfr_moe_options_default(void) {
                            .scale = 1};
 }
 
-rfr_value rfr_moe_route_at(rfr_trace *t, rfr_place at, rfr_value logits, rfr_value bias, const rfr_moe_options *options,
-                           rfr_value *index) {
+rfr_value rfr_moe_route_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_value bias,
+                           const rfr_moe_options *options, rfr_value *index) {
   const rfr_moe_options o = options ? *options : rfr_moe_options_default();
   rfr_value out[2] = {RFR_NONE, RFR_NONE};
   if (index) *index = RFR_NONE;
@@ -228,7 +228,7 @@ rfr_value rfr_moe_route_at(rfr_trace *t, rfr_place at, rfr_value logits, rfr_val
   return out[0];
 }
 
-rfr_value rfr_moe_sort_at(rfr_trace *t, rfr_place at, rfr_value index, int64_t experts, rfr_value *order,
+rfr_value rfr_moe_sort_at(rfr_trace *t, rfr_source at, rfr_value index, int64_t experts, rfr_value *order,
                           rfr_value *place) {
   rfr_value out[3] = {RFR_NONE, RFR_NONE, RFR_NONE};
   const rfi_attr attr = rfi_i(experts);
@@ -238,13 +238,13 @@ rfr_value rfr_moe_sort_at(rfr_trace *t, rfr_place at, rfr_value index, int64_t e
   return out[0];
 }
 
-rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value order, rfr_value place,
+rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value order, rfr_value place,
                              rfr_value weight) {
   return rfi_record(t, at, RFI_OP_moe_permute, 4, (rfr_value[]){x, order, place, weight}, NULL, NULL);
 }
 
 /* Slots are tokens of one slot each, whose rows have one column. */
-rfr_value rfr_moe_row_weight_at(rfr_trace *t, rfr_place at, rfr_value weight, rfr_value order, rfr_value place) {
+rfr_value rfr_moe_row_weight_at(rfr_trace *t, rfr_source at, rfr_value weight, rfr_value order, rfr_value place) {
   const rfr_type w = rfr_value_type(t, weight), p = rfr_value_type(t, place);
   const int64_t slots = rfi_count(&p), column[2] = {slots, 1};
   if (w.rank != p.rank || memcmp(w.shape, p.shape, sizeof w.shape) != 0)
@@ -255,18 +255,18 @@ rfr_value rfr_moe_row_weight_at(rfr_trace *t, rfr_place at, rfr_value weight, rf
   return rfr_reshape_at(t, at, weight, 1, &slots);
 }
 
-rfr_value rfr_moe_unpermute_at(rfr_trace *t, rfr_place at, rfr_value y, rfr_value order, rfr_value place,
+rfr_value rfr_moe_unpermute_at(rfr_trace *t, rfr_source at, rfr_value y, rfr_value order, rfr_value place,
                                rfr_value weight) {
   return rfi_record(t, at, RFI_OP_moe_unpermute, 4, (rfr_value[]){y, order, place, weight}, NULL, NULL);
 }
 
-rfr_value rfr_moe_loss_at(rfr_trace *t, rfr_place at, rfr_value logits, rfr_value index, rfr_value targets, int sigmoid,
-                          double balance, double z, int ignore) {
+rfr_value rfr_moe_loss_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_value index, rfr_value targets,
+                          int sigmoid, double balance, double z, int ignore) {
   const rfi_attr attr[] = {rfi_i(sigmoid != 0), rfi_f(balance), rfi_f(z), rfi_i(ignore)};
   return rfi_record(t, at, RFI_OP_moe_loss, 3, (rfr_value[]){logits, index, targets}, attr, NULL);
 }
 
-rfr_value rfr_moe_load_at(rfr_trace *t, rfr_place at, int n, const rfr_value *splits, rfr_value *least) {
+rfr_value rfr_moe_load_at(rfr_trace *t, rfr_source at, int n, const rfr_value *splits, rfr_value *least) {
   rfr_value out[2] = {RFR_NONE, RFR_NONE};
   rfi_record(t, at, RFI_OP_moe_load, n, splits, NULL, out);
   if (least) *least = out[1];

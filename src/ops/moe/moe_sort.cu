@@ -192,7 +192,7 @@ static size_t sort_workspace(const rfr_call *c) {
 
 template <int WARPS> static void launch_scatter(const sort_args &a, cudaStream_t stream) {
   const int parts = parts_of<WARPS>(a.experts), rows = (WARPS > 1 ? WARPS : 0) + (parts > 1 ? 2 * parts : 0);
-  scatter<WARPS><<<(unsigned)a.tiles, WARPS * LANES, (size_t)rows * (size_t)a.experts * 4, stream>>>(a);
+  scatter<WARPS><<<(unsigned)a.tiles, WARPS * LANES, (size_t)rows *(size_t)a.experts * 4, stream>>>(a);
 }
 static rfr_status run_sort(const rfr_call *c) {
   const sort_args a = lay_out(c);

@@ -149,12 +149,12 @@ rfr_status rfi_grad_rmsnorm(rfi_grad *g) {
 
 /* ---- recording ---- */
 
-rfr_value rfr_layernorm_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b, double eps) {
+rfr_value rfr_layernorm_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value b, double eps) {
   rfi_attr attr = rfi_f(eps);
   return rfi_record(t, at, RFI_OP_layernorm, 3, (rfr_value[]){x, w, b}, &attr, NULL);
 }
 
-rfr_value rfr_rmsnorm_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, double eps) {
+rfr_value rfr_rmsnorm_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, double eps) {
   rfi_attr attr = rfi_f(eps);
   return rfi_record(t, at, RFI_OP_rmsnorm, 2, (rfr_value[]){x, w}, &attr, NULL);
 }

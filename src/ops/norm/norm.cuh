@@ -29,14 +29,14 @@ typedef struct rfi_norm_fwd {
   float eps;
 } rfi_norm_fwd;
 
-typedef struct rfi_norm_bwd {
+typedef struct rfi_norm_bwd_args {
   const void *dy, *x, *w, *residual; /* residual NULL: none */
   const float *mean, *rstd;
   void *dx;       /* NULL: not wanted */
   float *dw, *db; /* lines (parts, C) in the workspace; NULL: not wanted */
   rfr_dtype x_type, w_type;
   int64_t rows, C;
-} rfi_norm_bwd;
+} rfi_norm_bwd_args;
 
 /* ---- rows in registers ---- */
 
@@ -251,7 +251,7 @@ template <int K> constexpr int rfi_norm_stages = K == 2 ? 2 : 3;
 
 template <typename T, bool MEAN, int K, int LANES>
 static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOST, rfi_norm_resident<K, LANES>)
-    rfi_norm_rows_bwd(const rfi_norm_bwd a) {
+    rfi_norm_rows_bwd(const rfi_norm_bwd_args a) {
   constexpr int P = rfi_pack_width<T>, Q = P / 4, STAGES = rfi_norm_stages<K>;
   constexpr int GROUPS = LANES ? RFI_NORM_THREADS / LANES : 1, OF_WARP = LANES ? 32 / LANES : 1;
   extern __shared__ float4 space[]; /* w, as its threads read it: [K][Q][lanes] */
@@ -390,7 +390,7 @@ static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_rows_any(const r
 }
 
 template <typename T, bool MEAN>
-static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_dx_any(const rfi_norm_bwd a) {
+static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_dx_any(const rfi_norm_bwd_args a) {
   const int64_t row = blockIdx.x, at = row * a.C;
   const T *dy = (const T *)a.dy + at, *x = (const T *)a.x + at, *residual = (const T *)a.residual;
   const float m = MEAN ? a.mean[row] : 0.0f, r = a.rstd[row];
@@ -411,7 +411,7 @@ static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_dx_any(const rfi
 }
 
 template <typename T, bool MEAN>
-static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_dw_any(const rfi_norm_bwd a) {
+static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_dw_any(const rfi_norm_bwd_args a) {
   const int64_t j = (int64_t)blockIdx.x * RFI_NORM_ANY + threadIdx.x;
   float dw = 0.0f, db = 0.0f;
   if (j >= a.C) return;
@@ -513,7 +513,7 @@ template <typename T, bool MEAN> static void rfi_norm_launch_fwd(const rfi_norm_
 }
 
 template <typename T, bool MEAN, int K, int LANES>
-static cudaError_t rfi_norm_launch_rows_bwd(const rfi_norm_bwd &a, const rfi_norm_shape &s, size_t space,
+static cudaError_t rfi_norm_launch_rows_bwd(const rfi_norm_bwd_args &a, const rfi_norm_shape &s, size_t space,
                                             cudaStream_t stream) {
   cudaError_t e = cudaSuccess;
   if (space > RFI_NORM_FREE)
@@ -525,7 +525,7 @@ static cudaError_t rfi_norm_launch_rows_bwd(const rfi_norm_bwd &a, const rfi_nor
 }
 
 template <typename T, bool MEAN>
-static rfr_status rfi_norm_launch_bwd(const rfi_norm_bwd &a, const rfi_norm_shape &s, cudaStream_t stream) {
+static rfr_status rfi_norm_launch_bwd(const rfi_norm_bwd_args &a, const rfi_norm_shape &s, cudaStream_t stream) {
   const void *pointers[] = {a.dy, a.x, a.w, a.residual, a.dx};
   /* whole turns of the lanes: with a last one that is not full the row alone would be too little */
   const int stages = s.pieces == 2 ? rfi_norm_stages<2> : rfi_norm_stages<1>;
@@ -609,7 +609,7 @@ template <bool MEAN> static rfr_status rfi_norm_run_bwd(const rfr_call *c, const
   const rfi_norm_shape s = rfi_norm_shape_of_call(c, x);
   const int64_t C = x->type.shape[x->type.rank - 1];
   float *lines = (float *)c->workspace, *dw = (float *)rfi_norm_out(c, p.dw), *db = (float *)rfi_norm_out(c, p.db);
-  const rfi_norm_bwd a = {c->in[0].data,
+  const rfi_norm_bwd_args a = {c->in[0].data,
                           x->data,
                           rfi_norm_in(c, p.w),
                           rfi_norm_in(c, p.residual),

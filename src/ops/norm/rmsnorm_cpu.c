@@ -57,8 +57,7 @@ SHARED void forward_row(const rfi_call *c, int64_t row, const rfi_arg *x, const 
 }
 static void rmsnorm_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   (void)part;
-  for (int64_t row = begin; row < end; row++)
-    forward_row(c, row, &c->in[0], &c->in[1], &c->out[0], c->out[1].data);
+  for (int64_t row = begin; row < end; row++) forward_row(c, row, &c->in[0], &c->in[1], &c->out[0], c->out[1].data);
 }
 static rfr_status run_fwd(const rfi_call *c) {
   RFI_TRY(rfi_check_floats(c));

@@ -165,11 +165,11 @@ static const char *wrong_adamw(const rfr_adamw_options *o) {
 
 /* ---- recording ---- */
 
-rfr_value rfr_step_block_at(rfr_trace *t, rfr_place at) {
+rfr_value rfr_step_block_at(rfr_trace *t, rfr_source at) {
   return rfr_input_at(t, at, "step", RFR_ROLE_STATE, RFR_I64, 1, (int64_t[]){4});
 }
 
-rfr_value rfr_rng_stream_at(rfr_trace *t, rfr_place at, const char *name) {
+rfr_value rfr_rng_stream_at(rfr_trace *t, rfr_source at, const char *name) {
   char full[sizeof RFI_STREAM_PREFIX + RFI_STREAM_NAME];
   const size_t n = name ? strlen(name) : 0;
   if (n < 1 || n > RFI_STREAM_NAME)
@@ -179,7 +179,7 @@ rfr_value rfr_rng_stream_at(rfr_trace *t, rfr_place at, const char *name) {
   return rfr_input_at(t, at, full, RFR_ROLE_STATE, RFR_I64, 1, (int64_t[]){4});
 }
 
-rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_place at, rfr_value step, const rfr_lr_options *options) {
+rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_source at, rfr_value step, const rfr_lr_options *options) {
   rfr_lr_options o = rfr_lr_options_default();
   if (options) {
     const char *wrong = wrong_lr(options);
@@ -190,7 +190,7 @@ rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_place at, rfr_value step, const r
   return rfi_record(t, at, RFI_OP_lr_schedule, 1, &step, attr, NULL);
 }
 
-rfr_value rfr_grad_norm_zeros_at(rfr_trace *t, rfr_place at, int n, const rfr_value *grads, rfr_value zeros,
+rfr_value rfr_grad_norm_zeros_at(rfr_trace *t, rfr_source at, int n, const rfr_value *grads, rfr_value zeros,
                                  rfr_value *skip) {
   rfr_value out[3] = {RFR_NONE, RFR_NONE, RFR_NONE};
   rfr_value *in = NULL;
@@ -207,17 +207,18 @@ rfr_value rfr_grad_norm_zeros_at(rfr_trace *t, rfr_place at, int n, const rfr_va
   return out[0];
 }
 
-rfr_value rfr_grad_norm_at(rfr_trace *t, rfr_place at, int n, const rfr_value *grads, rfr_value *skip) {
+rfr_value rfr_grad_norm_at(rfr_trace *t, rfr_source at, int n, const rfr_value *grads, rfr_value *skip) {
   return rfr_grad_norm_zeros_at(t, at, n, grads, RFR_NONE, skip);
 }
 
-rfr_value rfr_clip_scale_at(rfr_trace *t, rfr_place at, rfr_value norm, double max) {
+rfr_value rfr_clip_scale_at(rfr_trace *t, rfr_source at, rfr_value norm, double max) {
   if (!(max >= 0)) return rfi_trace_fail(t, at, "clip_scale", RFI_E_ARGUMENT, "max must be at least 0");
   return rfi_record(t, at, RFI_OP_clip_scale, 1, &norm, (rfi_attr[]){rfi_f(max)}, NULL);
 }
 
-rfr_value rfr_adamw_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr_value m, rfr_value v, rfr_value master,
-                       rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step, const rfr_adamw_options *options) {
+rfr_value rfr_adamw_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value m, rfr_value v,
+                       rfr_value master, rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step,
+                       const rfr_adamw_options *options) {
   rfr_adamw_options o = rfr_adamw_options_default();
   if (options) {
     const char *wrong = wrong_adamw(options);
@@ -229,7 +230,7 @@ rfr_value rfr_adamw_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr
   return rfi_record(t, at, RFI_OP_adamw, 9, in, attr, NULL);
 }
 
-rfr_value rfr_sgd_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr_value momentum, rfr_value master,
+rfr_value rfr_sgd_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value momentum, rfr_value master,
                      rfr_value lr, rfr_value clip, rfr_value skip, double momentum_factor, double decay,
                      double lr_scale) {
   if (!(momentum_factor >= 0 && momentum_factor < 1 && decay >= 0 && isfinite(decay) && isfinite(lr_scale)))
@@ -240,18 +241,18 @@ rfr_value rfr_sgd_at(rfr_trace *t, rfr_place at, rfr_value w, rfr_value g, rfr_v
   return rfi_record(t, at, RFI_OP_sgd, 7, in, attr, NULL);
 }
 
-rfr_value rfr_loss_scale_at(rfr_trace *t, rfr_place at, rfr_value state, rfr_value *inverse) {
+rfr_value rfr_loss_scale_at(rfr_trace *t, rfr_source at, rfr_value state, rfr_value *inverse) {
   rfr_value out[2];
   rfi_record(t, at, RFI_OP_loss_scale, 1, &state, NULL, out);
   if (inverse) *inverse = out[1];
   return out[0];
 }
 
-rfr_value rfr_loss_scale_end_at(rfr_trace *t, rfr_place at, rfr_value state, rfr_value skip, int64_t every) {
+rfr_value rfr_loss_scale_end_at(rfr_trace *t, rfr_source at, rfr_value state, rfr_value skip, int64_t every) {
   return rfi_record(t, at, RFI_OP_loss_scale_end, 2, (rfr_value[]){state, skip}, (rfi_attr[]){rfi_i(every)}, NULL);
 }
 
-rfr_value rfr_skip_bad_at(rfr_trace *t, rfr_place at, rfr_value skip, int n, const rfr_value *flags, rfr_value *which,
+rfr_value rfr_skip_bad_at(rfr_trace *t, rfr_source at, rfr_value skip, int n, const rfr_value *flags, rfr_value *which,
                           rfr_value *group) {
   rfr_value out[3] = {RFR_NONE, RFR_NONE, RFR_NONE}, *in = NULL;
   const bool given = n >= 0 && (n == 0 || flags);
@@ -268,6 +269,6 @@ rfr_value rfr_skip_bad_at(rfr_trace *t, rfr_place at, rfr_value skip, int n, con
   return out[0];
 }
 
-rfr_value rfr_step_end_at(rfr_trace *t, rfr_place at, rfr_value step, rfr_value skip) {
+rfr_value rfr_step_end_at(rfr_trace *t, rfr_source at, rfr_value step, rfr_value skip) {
   return rfi_record(t, at, RFI_OP_step_end, 2, (rfr_value[]){step, skip}, NULL, NULL);
 }

@@ -135,7 +135,7 @@ RFT_REF(loss_scale) {
   if (scale) *scale = scale_of(*(int32_t *)call->in[0].data);
   if (inverse) *inverse = 1 / scale_of(*(int32_t *)call->in[0].data);
 }
-RFT_CASES(loss_scale) = {"loss_scale(i[2]=0,0)", "loss_scale(i[2]=-5,17)", "loss_scale(i[2]=8,1999)",
+RFT_CASES(loss_scale) = {"loss_scale(i[2]=0,0)",   "loss_scale(i[2]=-5,17)", "loss_scale(i[2]=8,1999)",
                          "loss_scale(i[2]=-99,3)", "loss_scale(i[2]=400,3)", NULL};
 
 RFT_REF(loss_scale_end) {
@@ -148,9 +148,12 @@ RFT_REF(loss_scale_end) {
   state[1] = skip || twice ? 0 : good + 1;
 }
 RFT_CASES(loss_scale_end) = {
-    "loss_scale_end(i[2]=0,0, i[1]=0) every=2000",  "loss_scale_end(i[2]=0,1999, i[1]=0) every=2000",
-    "loss_scale_end(i[2]=3,1999, i[1]=1) every=2000", "loss_scale_end(i[2]=8,1, i[1]=0) every=2",
-    "loss_scale_end(i[2]=-16,5, i[1]=1) every=9",   "loss_scale_end(i[2]=-7,0, i[1]=0) every=1",
+    "loss_scale_end(i[2]=0,0, i[1]=0) every=2000",
+    "loss_scale_end(i[2]=0,1999, i[1]=0) every=2000",
+    "loss_scale_end(i[2]=3,1999, i[1]=1) every=2000",
+    "loss_scale_end(i[2]=8,1, i[1]=0) every=2",
+    "loss_scale_end(i[2]=-16,5, i[1]=1) every=9",
+    "loss_scale_end(i[2]=-7,0, i[1]=0) every=1",
     NULL,
 };
 

@@ -126,7 +126,7 @@ rfr_status rfi_grad_matmul_scaled(rfi_grad *g) {
 
 /* ---- recording ---- */
 
-rfr_value rfr_quantize_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value *col, rfr_value *scale_inv) {
+rfr_value rfr_quantize_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value *col, rfr_value *scale_inv) {
   rfr_value out[3];
   rfi_record(t, at, RFI_OP_quantize, 1, &x, NULL, out);
   if (col) *col = out[COL];
@@ -134,14 +134,14 @@ rfr_value rfr_quantize_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value *co
   return out[ROW];
 }
 
-rfr_value rfr_matmul_scaled_at(rfr_trace *t, rfr_place at, rfr_value a, rfr_value b, rfr_value scale_a,
+rfr_value rfr_matmul_scaled_at(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b, rfr_value scale_a,
                                rfr_value scale_b, rfr_value bias, rfr_dtype to) {
   rfr_value in[] = {a, b, scale_a, scale_b, bias, RFR_NONE};
   rfi_attr attr = rfi_i(to);
   return rfi_record(t, at, RFI_OP_matmul_scaled, 6, in, &attr, NULL);
 }
 
-rfr_value rfr_linear_e4m3_at(rfr_trace *t, rfr_place at, rfr_value x, rfr_value w, rfr_value b) {
+rfr_value rfr_linear_e4m3_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value b) {
   rfr_value scale_x, scale_w, qx = rfr_quantize_at(t, at, x, NULL, &scale_x);
   rfr_value qw = rfr_quantize_at(t, at, w, NULL, &scale_w);
   return rfr_matmul_scaled_at(t, at, qx, qw, scale_x, scale_w, b, rfr_value_type(t, x).dtype);

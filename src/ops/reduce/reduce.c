@@ -87,16 +87,16 @@ rfr_status rfi_grad_max(rfi_grad *g) {
 
 /* ---- recording ---- */
 
-static rfr_value sum(rfr_trace *t, rfr_place at, rfr_value x, int axis, rfr_dtype to) {
+static rfr_value sum(rfr_trace *t, rfr_source at, rfr_value x, int axis, rfr_dtype to) {
   rfi_attr attr[2] = {rfi_i(axis), rfi_i(to)};
   return rfi_record(t, at, RFI_OP_sum, 2, (rfr_value[]){x, RFR_NONE}, attr, NULL);
 }
 
-rfr_value rfr_sum_at(rfr_trace *t, rfr_place at, rfr_value x, int axis) {
+rfr_value rfr_sum_at(rfr_trace *t, rfr_source at, rfr_value x, int axis) {
   return sum(t, at, x, axis, rfr_value_type(t, x).dtype);
 }
 
-rfr_value rfr_mean_at(rfr_trace *t, rfr_place at, rfr_value x, int axis) {
+rfr_value rfr_mean_at(rfr_trace *t, rfr_source at, rfr_value x, int axis) {
   rfr_type type = rfr_value_type(t, x);
   rfr_dtype wide = type.dtype == RFR_F64 ? RFR_F64 : RFR_F32;
   int64_t n = axis >= 0 && axis < type.rank ? type.shape[axis] : rfi_count(&type);
@@ -104,7 +104,7 @@ rfr_value rfr_mean_at(rfr_trace *t, rfr_place at, rfr_value x, int axis) {
   return type.dtype == wide ? y : rfr_cast_at(t, at, y, type.dtype);
 }
 
-rfr_value rfr_max_at(rfr_trace *t, rfr_place at, rfr_value x, int axis) {
+rfr_value rfr_max_at(rfr_trace *t, rfr_source at, rfr_value x, int axis) {
   rfi_attr attr = rfi_i(axis);
   return rfi_record(t, at, RFI_OP_max, 1, &x, &attr, NULL);
 }

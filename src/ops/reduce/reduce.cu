@@ -57,7 +57,7 @@ static __device__ __forceinline__ void put(const result &to, int64_t i, double t
 }
 
 struct extent {
-  rfi_walk walk;         /* over the results in x, or over all elements */
+  rfi_strided_loop walk; /* over the results in x, or over all elements */
   int64_t results, rows; /* rows: elements that make a result */
   int64_t step;          /* from one of them to the next */
 };
@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(THREADS)
     } else {
 #pragma unroll
       for (int v = 0; v < ALL_GROUP; v++)
-        a[v] = first + v < e.rows ? rfi_widen(x[rfi_walk_offset(e.walk, 0, first + v)]) : KIND::run_nothing();
+        a[v] = first + v < e.rows ? rfi_widen(x[rfi_strided_loop_offset(e.walk, 0, first + v)]) : KIND::run_nothing();
     }
 #pragma unroll
     for (int v = 0; v < ALL_GROUP; v++) run = KIND::step(run, a[v]);
@@ -107,7 +107,7 @@ static int all_grid(int64_t n) {
 template <class KIND, typename X>
 static __global__ void __launch_bounds__(THREADS) along(const X *x, const result y, const __grid_constant__ extent e) {
   for (int64_t r = blockIdx.x; r < e.results; r += gridDim.x) {
-    const X *from = x + rfi_walk_offset(e.walk, 0, r);
+    const X *from = x + rfi_strided_loop_offset(e.walk, 0, r);
     double total = KIND::nothing();
     for (int64_t k = threadIdx.x; k < e.rows; k += THREADS * RUN / 8) {
       float run = KIND::run_nothing();
@@ -137,7 +137,7 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int v = 0; v < V; v++) total[v] = KIND::nothing();
   if (column < e.results) {
-    const X *from = x + rfi_walk_offset(e.walk, 0, column / V);
+    const X *from = x + rfi_strided_loop_offset(e.walk, 0, column / V);
     for (int64_t r = begin + warp; r < end; r += WARPS * RUN) {
       const int64_t last = r + WARPS * RUN < end ? r + WARPS * RUN : end;
       float run[V];
@@ -207,15 +207,15 @@ static enum way describe(const rfr_call *call, extent *e) {
   if (axis == -1 || e->results == 1) {
     e->rows = rfi_elements(x);
     e->step = 0;
-    rfi_walk_init(&e->walk, 1, &x);
+    rfi_strided_loop_init(&e->walk, 1, &x);
     return ALL;
   }
   e->rows = x->type.shape[axis];
   e->step = x->stride[axis];
-  rfi_walk_start(&e->walk, 1);
+  rfi_strided_loop_start(&e->walk, 1);
   for (int d = 0; d < x->type.rank; d++)
-    if (d != axis) rfi_walk_dim(&e->walk, x->type.shape[d], &x->stride[d]);
-  rfi_walk_end(&e->walk);
+    if (d != axis) rfi_strided_loop_dim(&e->walk, x->type.shape[d], &x->stride[d]);
+  rfi_strided_loop_end(&e->walk);
   return e->step < e->walk.stride[0][e->walk.rank - 1] ? ALONG : ACROSS;
 }
 
@@ -257,8 +257,9 @@ template <class KIND, typename X> static void launch(const rfr_call *call) {
     all_end<KIND><<<1, THREADS, 0, stream>>>(y, part, grid);
   } else if (way == ALONG) {
     along<KIND, X><<<rfi_grid(call, e.results, 1), THREADS, 0, stream>>>(x, y, e);
-  } else if (e.walk.dim[e.walk.rank - 1] % V == 0 && e.step % V == 0 && rfi_walk_groups(&e.walk, V, 1, &base, &size)) {
-    rfi_walk_by_groups(&e.walk, V);
+  } else if (e.walk.dim[e.walk.rank - 1] % V == 0 && e.step % V == 0 &&
+             rfi_strided_loop_groups(&e.walk, V, 1, &base, &size)) {
+    rfi_strided_loop_by_groups(&e.walk, V);
     launch_across<KIND, X, V>(call, e, y);
   } else {
     launch_across<KIND, X, 1>(call, e, y);
@@ -279,7 +280,7 @@ static rfr_status run_max(const rfr_call *call) {
 static __device__ __forceinline__ bool matches(float x, float y) { return x == y || (x != x && y != y); }
 
 struct max_bwd_args {
-  rfi_walk walk; /* results in dy, x, y, dx */
+  rfi_strided_loop walk; /* results in dy, x, y, dx */
   int64_t results, rows, x_step, dx_step;
 };
 
@@ -288,10 +289,10 @@ template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     max_bwd(const T *dy, const T *x, const T *y, T *dx, const __grid_constant__ max_bwd_args a) {
   for (int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x; r < a.results; r += (int64_t)gridDim.x * THREADS) {
-    const float top = rfi_widen(y[rfi_walk_offset(a.walk, 2, r)]);
-    const T gradient = dy[rfi_walk_offset(a.walk, 0, r)];
-    const T *from = x + rfi_walk_offset(a.walk, 1, r);
-    T *to = dx + rfi_walk_offset(a.walk, 3, r);
+    const float top = rfi_widen(y[rfi_strided_loop_offset(a.walk, 2, r)]);
+    const T gradient = dy[rfi_strided_loop_offset(a.walk, 0, r)];
+    const T *from = x + rfi_strided_loop_offset(a.walk, 1, r);
+    T *to = dx + rfi_strided_loop_offset(a.walk, 3, r);
     bool found = false;
     for (int64_t k = 0; k < a.rows; k++) {
       const bool hit = !found && matches(rfi_widen(from[k * a.x_step]), top);
@@ -316,11 +317,11 @@ static __device__ int64_t block_min(int64_t x) {
 
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    find_first(const T *x, const T *y, int64_t n, const __grid_constant__ rfi_walk walk, int64_t *part) {
+    find_first(const T *x, const T *y, int64_t n, const __grid_constant__ rfi_strided_loop walk, int64_t *part) {
   const float top = rfi_widen(*y);
   int64_t first = n;
   for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n && first == n; i += (int64_t)gridDim.x * THREADS)
-    if (matches(rfi_widen(x[rfi_walk_offset(walk, 0, i)]), top)) first = i;
+    if (matches(rfi_widen(x[rfi_strided_loop_offset(walk, 0, i)]), top)) first = i;
   first = block_min(first);
   if (threadIdx.x == 0) part[blockIdx.x] = first;
 }
@@ -348,8 +349,8 @@ template <typename T> static void launch_max_bwd(const rfr_call *call) {
   if (axis == -1) {
     const int grid = all_grid(n);
     int64_t *part = (int64_t *)call->workspace;
-    rfi_walk walk;
-    rfi_walk_init(&walk, 1, &x);
+    rfi_strided_loop walk;
+    rfi_strided_loop_init(&walk, 1, &x);
     find_first<T><<<grid, THREADS, 0, rfi_stream(call)>>>(in[1], in[2], n, walk, part);
     put_first<T><<<grid, THREADS, 0, rfi_stream(call)>>>(in[0], dx, n, part, grid);
     return;
@@ -359,15 +360,15 @@ template <typename T> static void launch_max_bwd(const rfr_call *call) {
   a.rows = x->type.shape[axis];
   a.x_step = x->stride[axis];
   a.dx_step = call->out[0].stride[axis];
-  rfi_walk_start(&a.walk, 4);
+  rfi_strided_loop_start(&a.walk, 4);
   for (int d = 0, r = 0; d < x->type.rank; d++) {
     int64_t stride[4];
     if (d == axis) continue;
     for (int k = 0; k < 4; k++) stride[k] = args[k]->stride[k == 0 || k == 2 ? r : d];
-    rfi_walk_dim(&a.walk, x->type.shape[d], stride);
+    rfi_strided_loop_dim(&a.walk, x->type.shape[d], stride);
     r++;
   }
-  rfi_walk_end(&a.walk);
+  rfi_strided_loop_end(&a.walk);
   max_bwd<T><<<rfi_grid(call, a.results, THREADS), THREADS, 0, rfi_stream(call)>>>(in[0], in[1], in[2], dx, a);
 }
 

@@ -44,17 +44,17 @@ static void max_rows(float *m, const float *x, int64_t n) {
 /* ---- one axis ---- */
 
 /* The results' walk over x, in the order of the dense result; argument k of args. */
-static void walk_results(rfi_walk *w, int n, const rfi_arg *const *args, const rfi_arg *x, int64_t axis) {
-  int64_t stride[RFI_WALK_ARGS];
-  rfi_walk_start(w, n);
+static void walk_results(rfi_strided_loop *w, int n, const rfi_arg *const *args, const rfi_arg *x, int64_t axis) {
+  int64_t stride[RFI_STRIDED_LOOP_ARGS];
+  rfi_strided_loop_start(w, n);
   for (int d = 0, r = 0; d < x->type.rank; d++) {
     if (d == axis) continue;
     /* x-shaped arguments have the axis, result-shaped ones lack it */
     for (int k = 0; k < n; k++) stride[k] = args[k]->stride[args[k]->type.rank == x->type.rank ? d : r];
-    rfi_walk_dim(w, x->type.shape[d], stride);
+    rfi_strided_loop_dim(w, x->type.shape[d], stride);
     r++;
   }
-  rfi_walk_end(w);
+  rfi_strided_loop_end(w);
 }
 
 static float along(const rfi_arg *x, int64_t offset, int64_t step, int64_t n, enum reduction kind) {
@@ -94,12 +94,12 @@ static void axis_part(const rfi_call *c, int64_t begin, int64_t end, enum reduct
   int64_t axis = c->attr[0].i, rows = x->type.shape[axis], step = x->stride[axis], offset[1], n;
   bool accumulate = kind == SUM && c->n_in > 1 && c->in[1].data;
   float total[RFI_BLOCK], old[RFI_BLOCK];
-  rfi_walk w;
+  rfi_strided_loop w;
   walk_results(&w, 1, &x, x, axis);
-  int64_t stride = rfi_walk_stride(&w, 0);
+  int64_t stride = rfi_strided_loop_stride(&w, 0);
   bool inner = step < stride || rfi_arg_count(y) == 1;
   for (int64_t i = begin; i < end; i += n) {
-    n = rfi_walk_at(&w, i, end, offset);
+    n = rfi_strided_loop_at(&w, i, end, offset);
     if (inner)
       for (int64_t j = 0; j < n; j++) total[j] = along(x, offset[0] + j * stride, step, rows, kind);
     else across(x, offset[0], stride, step, rows, n, kind, total);
@@ -169,11 +169,11 @@ static void all_part(const rfi_call *c, int64_t begin, int64_t end, int part, en
   float buffer[RFI_BLOCK];
   double total = 0;
   int64_t offset[1], n;
-  rfi_walk w;
-  rfi_walk_init(&w, 1, &x);
+  rfi_strided_loop w;
+  rfi_strided_loop_init(&w, 1, &x);
   for (int64_t i = begin; i < end; i += n) {
-    n = rfi_walk_at(&w, i, end, offset);
-    const float *a = rfi_read(buffer, x, offset[0], rfi_walk_stride(&w, 0), n);
+    n = rfi_strided_loop_at(&w, i, end, offset);
+    const float *a = rfi_read(buffer, x, offset[0], rfi_strided_loop_stride(&w, 0), n);
     if (kind == SUM) total += sum_block(a, n);
     else total = i == begin ? max_block(a, n) : larger((float)total, max_block(a, n));
   }
@@ -233,19 +233,19 @@ static void max_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part
   int64_t axis = c->attr[0].i, offset[4], n;
   float bd[RFI_BLOCK], bx[RFI_BLOCK], by[RFI_BLOCK];
   bool found[RFI_BLOCK];
-  rfi_walk w;
+  rfi_strided_loop w;
   walk_results(&w, 4, args, x, axis);
   for (int64_t i = begin; i < end; i += n) {
-    n = rfi_walk_at(&w, i, end, offset);
-    const float *dy = rfi_read(bd, args[0], offset[0], rfi_walk_stride(&w, 0), n);
-    const float *y = rfi_read(by, args[2], offset[2], rfi_walk_stride(&w, 2), n);
+    n = rfi_strided_loop_at(&w, i, end, offset);
+    const float *dy = rfi_read(bd, args[0], offset[0], rfi_strided_loop_stride(&w, 0), n);
+    const float *y = rfi_read(by, args[2], offset[2], rfi_strided_loop_stride(&w, 2), n);
     memset(found, 0, sizeof found);
     for (int64_t k = 0; k < x->type.shape[axis]; k++) {
-      const float *a = rfi_read(bx, x, offset[1] + k * x->stride[axis], rfi_walk_stride(&w, 1), n);
+      const float *a = rfi_read(bx, x, offset[1] + k * x->stride[axis], rfi_strided_loop_stride(&w, 1), n);
       for (int64_t j = 0; j < n; j++) {
         bool hit = !found[j] && matches(a[j], y[j]);
         found[j] |= hit;
-        rfi_write1(dx, offset[3] + k * dx->stride[axis] + j * rfi_walk_stride(&w, 3), hit ? dy[j] : 0);
+        rfi_write1(dx, offset[3] + k * dx->stride[axis] + j * rfi_strided_loop_stride(&w, 3), hit ? dy[j] : 0);
       }
     }
   }
@@ -256,11 +256,11 @@ static void max_bwd_all(const rfi_call *c) {
   float buffer[RFI_BLOCK], dy = rfi_read1(&c->in[0], 0), y = rfi_read1(&c->in[2], 0);
   int64_t end = rfi_arg_count(x), offset[1], n;
   bool found = false;
-  rfi_walk w;
-  rfi_walk_init(&w, 1, &x);
+  rfi_strided_loop w;
+  rfi_strided_loop_init(&w, 1, &x);
   for (int64_t i = 0; i < end; i += n) {
-    n = rfi_walk_at(&w, i, end, offset);
-    const float *a = rfi_read(buffer, x, offset[0], rfi_walk_stride(&w, 0), n);
+    n = rfi_strided_loop_at(&w, i, end, offset);
+    const float *a = rfi_read(buffer, x, offset[0], rfi_strided_loop_stride(&w, 0), n);
     for (int64_t j = 0; j < n; j++) {
       bool hit = !found && matches(a[j], y);
       found |= hit;

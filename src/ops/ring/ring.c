@@ -41,11 +41,11 @@ rfr_status rfi_infer_metrics_write(const rfi_infer *c) {
   return RFR_OK;
 }
 
-rfr_value rfr_ring_read_at(rfr_trace *t, rfr_place at, rfr_value ring, rfr_value step) {
+rfr_value rfr_ring_read_at(rfr_trace *t, rfr_source at, rfr_value ring, rfr_value step) {
   return rfi_record(t, at, RFI_OP_ring_read, 2, (rfr_value[]){ring, step}, NULL, NULL);
 }
 
-rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_place at, rfr_value ring, rfr_value step, int n,
+rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_source at, rfr_value ring, rfr_value step, int n,
                                const rfr_value *values) {
   rfr_value in[2 + MAX_METRICS] = {ring, step};
   if (n < 0 || n > MAX_METRICS || (n > 0 && !values))
