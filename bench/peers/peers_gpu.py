@@ -61,7 +61,7 @@ def rotating(fns):
     return call
 
 
-def whole_graph(step):
+def step_as_graph(step):
     """The step as one CUDA graph, warmed up beside the current stream as capture wants it."""
     import torch
 
@@ -236,7 +236,7 @@ def training_step(section, variant):
             torch.cuda.empty_cache()  # a graph's memory is its own: of a large model there is no room for both
             torch.cuda.reset_peak_memory_stats()
             try:
-                fn = step if form == "plain" else whole_graph(step)
+                fn = step if form == "plain" else step_as_graph(step)
                 ms = bench(fn, pairs=3)
                 out(fig=f"{section}: {mode}, {attention}, {form}", ms=ms, tok_s=round(B * T / ms * 1e3),
                     peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
@@ -268,7 +268,7 @@ def small(variant):
         clear()
         f(x).backward(dy)
 
-    fn = whole_graph(step) if variant == "one graph" else step
+    fn = step_as_graph(step) if variant == "one graph" else step
     start = time.time()
     while time.time() - start < WARM_SECONDS:
         fn()
