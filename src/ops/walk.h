@@ -8,8 +8,8 @@
  * stays in the L1 cache and costs far less than a kernel per storage type would. Results do not depend on where blocks
  * end.
  */
-#ifndef RFI_WALK_H
-#define RFI_WALK_H
+#ifndef RFI_OPS_WALK_H
+#define RFI_OPS_WALK_H
 
 #include "base/base.h"
 #include "ops/dims.h"

@@ -121,7 +121,7 @@ double rft_case_value(const rft_case *c, int operand, int64_t i) {
 
 const rft_layout_row rft_layout_rows[RFT_LAYOUTS] = {
     {RFT_DENSE, 0, ""},
-    {RFT_GAPS, RFI_ROWS | RFI_ANY, ", rows apart"},
+    {RFT_GAPS, RFI_ROWS | RFI_ANY, ", rows with gaps"},
     {RFT_REPEATED, RFI_ROWS | RFI_ANY, ", one row repeated"},
     {RFT_TRANSPOSED, RFI_ANY, ", transposed"},
     {RFT_REVERSED, RFI_ANY, ", reversed"},

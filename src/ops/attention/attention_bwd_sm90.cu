@@ -604,7 +604,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
   block_state &d = *(block_state *)(shared + smem<D>::STATE_AT);
-  /* tells nvcc that the value is the same in all lanes */
+  /* marks the value as equal in all lanes for nvcc */
   const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {

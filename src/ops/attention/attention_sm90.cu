@@ -335,7 +335,7 @@ static __global__ void __launch_bounds__(smem<D>::THREADS, 1)
     rfi_shared_written();
   }
   __syncthreads();
-  /* tells nvcc that the value is the same in all lanes */
+  /* marks the value as equal in all lanes for nvcc */
   const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
   if (group == 0) {
     rfi_registers_fewer<cut<D>::loader>();

@@ -78,7 +78,7 @@ template <int M, int N> __device__ __forceinline__ void bend(const problem &p, f
       for (int e = 0; e < 4; e++) c[m][n][e] = p.cap * bent(p.bend * c[m][n][e]);
 }
 
-/* The running maximum and sum of a thread's rows. The sum is over the thread's own columns until the end. */
+/* The running maximum and sum of a thread's rows. Until the end, each thread sums its own columns. */
 template <int M> struct softmax { float max[M / 16][2], sum[M / 16][2]; };
 
 /* Maximum over the four lanes of a row. */

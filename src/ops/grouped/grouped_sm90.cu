@@ -3,7 +3,7 @@
  * Grouped GEMMs on sm_90: tensor cores fed by the copy engine, over group sizes on the device.
  *
  *   scheduler  tiles are counted in units of two, group after group. A cluster of two blocks takes the next free
- *              unit: groups take different times where the reduction is over their rows. One warp finds the unit's
+ *              unit: groups take different times if the reduction runs along their rows. One warp finds the unit's
  *              position, without a table, and publishes it to the other warps one tile ahead
  *   producer   one warp copies the operands of the next 64 elements of the reduction into a ring of STAGES
  *   consumer   two warpgroups, 64 rows of the tile each, multiply and write
@@ -143,7 +143,7 @@ static __device__ __forceinline__ int take(int32_t *taken, const places &at, rin
   return rfi_same(unit);
 }
 
-static __device__ __forceinline__ void tell(const places &at, ring<SLOTS> &slot, const tile &t) {
+static __device__ __forceinline__ void publish(const places &at, ring<SLOTS> &slot, const tile &t) {
   const uint32_t to = at.tile + slot.stage * TILE_BYTES;
   if (threadIdx.x % 32 == 0) {
     rfi_barrier_wait(at.read + slot.stage * 8, slot.phase ^ 1);
@@ -166,7 +166,7 @@ static __device__ __forceinline__ void schedule(const problem<WS> &p, const plac
   tile t;
   do {
     t = tile_of<KIND>(p, w, take(p.taken, at, turn, rank), rank);
-    tell(at, slot, t);
+    publish(at, slot, t);
   } while (t.group >= 0);
 }
 
@@ -338,7 +338,7 @@ template <typename S> static __device__ __forceinline__ void stage(const float (
     for (int n = 0; n < 8; n += 2) {
       const float *c = sum[q * 8 + n], *d = sum[q * 8 + n + 1];
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       to + rfi_place_of(lane % 16, n + lane / 16)),
+                       to + rfi_swizzled(lane % 16, n + lane / 16)),
                    "r"(rfi_narrow_two<S>(c[0], c[1])), "r"(rfi_narrow_two<S>(c[2], c[3])),
                    "r"(rfi_narrow_two<S>(d[0], d[1])), "r"(rfi_narrow_two<S>(d[2], d[3]))
                    : "memory");
@@ -348,10 +348,10 @@ template <typename S> static __device__ __forceinline__ void stage(const float (
     for (int n = 0; n < 4; n++) {
       const float *c = sum[q * 4 + n];
       const int chunk = 2 * n + lane % 4 / 2, in = lane % 2 * 8;
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_place_of(lane / 4, chunk) + in), "f"(c[0]),
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_swizzled(lane / 4, chunk) + in), "f"(c[0]),
                    "f"(c[1])
                    : "memory");
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_place_of(lane / 4 + 8, chunk) + in), "f"(c[2]),
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_swizzled(lane / 4 + 8, chunk) + in), "f"(c[2]),
                    "f"(c[3])
                    : "memory");
     }
@@ -394,7 +394,7 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], con
       uint32_t got[4];
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(got[0]), "=r"(got[1]), "=r"(got[2]), "=r"(got[3])
-                   : "r"(slab + rfi_place_of(r, c))
+                   : "r"(slab + rfi_swizzled(r, c))
                    : "memory");
       rfi_pack<O, EACH> out;
       if constexpr (ONTO) {
