@@ -235,6 +235,7 @@ rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype d
   /* A uniform integer below 65536 has variance (65536^2 - 1) / 12; four of them, four times that. */
   const float scale = (float)(p->std / sqrt((65536.0 * 65536.0 - 1.0) / 3.0));
   const uint64_t key = rfi_stream_key(seed, name_hash(p->name));
+  if (n >= MANY) RFI_TRY(rfi_check_fork(threads));
 #pragma omp parallel for num_threads(threads) if (n >= MANY)
   for (int64_t i = 0; i < n; i += 2) {
     rfi_u32x4 r = rfi_draw4(key, (uint64_t)(i / 2), 0, 0, 0);
