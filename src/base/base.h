@@ -85,7 +85,7 @@ const char *rfi_ctx_isa(const rfr_ctx *ctx);    /* "v2", "v3" or "v4": what kern
 const char *rfi_ctx_device(const rfr_ctx *ctx); /* "cpu", "cuda", "cuda:N", "cuda:none" */
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx);
 bool rfi_ctx_use_onednn(const rfr_ctx *ctx);
-const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* folder, never NULL */
+const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* absolute folder; "": not known, load no module */
 double rfi_now(void);                                /* seconds, monotonic */
 void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
