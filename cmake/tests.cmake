@@ -163,6 +163,7 @@ if(NOT RFR_SANITIZE)
   endforeach()
   list(TRANSFORM linked REPLACE "(.+)" "$<TARGET_FILE:\\1>")
   add_test(NAME runpath_entries COMMAND ${tools}/rpath-check ${linked})
+  add_test(NAME mutants_apply COMMAND ${tools}/check-mutants --apply)
   add_test(NAME source_form COMMAND ${tools}/form-check ${PROJECT_SOURCE_DIR})
   add_test(NAME declared_symbols COMMAND ${tools}/export-check --all $<TARGET_FILE:refrain>
                                          ${PROJECT_SOURCE_DIR}/include/refrain)
