@@ -57,7 +57,8 @@ RFR_API rfr_ctx_options rfr_ctx_options_default(void);
  * child of a fork whose parent computed on the same thread. OMP_DYNAMIC has no effect on the library's regions. */
 RFR_API rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out);
 
-/* Destroys the context; everything made with it must be gone. Accepts NULL. */
+/* Gives the context up; accepts NULL. Objects made with it may be destroyed before or after, in any order: its memory,
+ * with what `alloc_user` and `log_user` point to, is in use until the last of them is gone. */
 RFR_API void rfr_ctx_destroy(rfr_ctx *ctx);
 
 /* What the context's allocator has seen so far. */

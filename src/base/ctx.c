@@ -45,6 +45,9 @@ struct rfr_ctx {
   char device[32];
   rfi_owned *owned;
   size_t own_bytes; /* of this block, as its allocator was asked */
+  /* The caller's handle, and each live block that is not owned. So whatever was made with the context keeps it until
+   * its last block is free, and objects may be destroyed in any order. */
+  _Atomic int64_t references;
   _Atomic int64_t alloc_calls, live_blocks, live_bytes, peak_bytes;
   _Atomic int64_t fail_in; /* allocations until the one that fails; 0: none */
 };
@@ -95,6 +98,7 @@ rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out) {
                     (long long)(live - (int64_t)total));
   }
   atomic_fetch_add(&ctx->live_blocks, 1);
+  atomic_fetch_add(&ctx->references, 1);
   int64_t peak = atomic_load(&ctx->peak_bytes);
   while (live > peak && !atomic_compare_exchange_weak(&ctx->peak_bytes, &peak, live)) continue;
   memset(h, 0, total);
@@ -104,13 +108,28 @@ rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out) {
   return RFR_OK;
 }
 
-void rfi_free(rfr_ctx *ctx, void *memory) {
-  if (memory == NULL) return;
+static void free_block(rfr_ctx *ctx, void *memory) {
   header *h = (header *)memory - 1;
   const size_t total = h->bytes;
   atomic_fetch_sub(&ctx->live_blocks, 1);
   atomic_fetch_sub(&ctx->live_bytes, (int64_t)total);
   ctx->o.free(h, total, ctx->o.alloc_user);
+}
+
+static void release(rfr_ctx *ctx) {
+  if (atomic_fetch_sub(&ctx->references, 1) > 1) return;
+  while (ctx->owned != NULL) {
+    rfi_owned *block = ctx->owned;
+    ctx->owned = block->next;
+    free_block(ctx, block);
+  }
+  ctx->o.free(ctx, ctx->own_bytes, ctx->o.alloc_user);
+}
+
+void rfi_free(rfr_ctx *ctx, void *memory) {
+  if (memory == NULL) return;
+  free_block(ctx, memory);
+  release(ctx);
 }
 
 rfr_ctx_stats rfr_ctx_get_stats(const rfr_ctx *ctx) {
@@ -346,6 +365,7 @@ rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
   ctx->o = o;
   ctx->isa = isa;
   ctx->own_bytes = bytes;
+  ctx->references = 1;
   if (o.module_path != NULL) strcpy(ctx->module_path, o.module_path);
   else own_folder(ctx->module_path);
   strcpy(ctx->device, o.device);
@@ -362,19 +382,14 @@ rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
 }
 
 void rfr_ctx_destroy(rfr_ctx *ctx) {
-  if (ctx == NULL) return;
-  while (ctx->owned != NULL) {
-    rfi_owned *block = ctx->owned;
-    ctx->owned = block->next;
-    rfi_free(ctx, block);
-  }
-  ctx->o.free(ctx, ctx->own_bytes, ctx->o.alloc_user);
+  if (ctx != NULL) release(ctx);
 }
 
 rfi_owned *rfi_ctx_owned(const rfr_ctx *ctx) { return ctx->owned; }
 void rfi_ctx_own(rfr_ctx *ctx, rfi_owned *block) {
   block->next = ctx->owned;
   ctx->owned = block;
+  atomic_fetch_sub(&ctx->references, 1);
 }
 
 int rfi_ctx_threads(const rfr_ctx *ctx) { return ctx->o.threads; }
