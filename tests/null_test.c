@@ -109,6 +109,7 @@ static void contexts(void) {
   STATUS(rfr_cuda_describe, NULL, gpu, sizeof gpu);
   STATUS(rfr_cuda_piece, NULL, 0, &piece);
   STATUS(rfr_config_resolve, NULL, "refrain: 1\n", NULL, 0, ignore, NULL);
+  STATUS(rfr_config_key_at, 0, NULL);
 }
 
 static void traces(void) {

@@ -209,6 +209,20 @@ RFR_API rfr_status rfr_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out);
 RFR_API rfr_status rfr_config_resolve(rfr_ctx *ctx, const char *config_text, const rfr_run_options *options,
                                       int sources, rfr_write_fn write, void *user);
 
+/* One key of the configuration, a row of the table in docs/config.md. All text is static. */
+typedef struct rfr_config_key {
+  size_t size;
+  const char *name;     /* "optimizer.lr" */
+  const char *type;     /* what a file may hold: "number" */
+  const char *initial;  /* the default as text; "required": there is none; "auto": derived from other keys */
+  const char *accepted; /* a range "A..B", "A.." or ">A", or choices "a|b"; "": any value of the type */
+  const char *meaning;
+  int may_change; /* 1: a resume may change it */
+} rfr_config_key;
+/* The i-th key, from 0, in the order of the file format. Needs no context; any thread. Errors: argument past the end,
+ * with *out zeroed. */
+RFR_API rfr_status rfr_config_key_at(int i, rfr_config_key *out);
+
 #ifdef __cplusplus
 }
 #endif

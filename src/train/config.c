@@ -14,15 +14,25 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "refrain/train.h"
 #include "train/config_value.h"
 
 static const rfi_config_row rows[RFI_CFG_COUNT] = {
-#define RFI_ROW(section, key, path, field, type, initial, accepted, meaning)                           \
-  {section, key,      path,   RFI_KIND_##type, offsetof(rfi_config, field), sizeof(RFI_CONFIG_##type), \
-   initial, accepted, meaning},
-#define RFI_TOP(key, type, initial, accepted, meaning) RFI_ROW("", #key, #key, key, type, initial, accepted, meaning)
-#define RFI_KEY(section, key, type, initial, accepted, meaning) \
-  RFI_ROW(#section, #key, #section "." #key, section##_##key, type, initial, accepted, meaning)
+#define RFI_ROW(section, key, path, field, type, initial, accepted, resume, meaning) \
+  {section,                                                                          \
+   key,                                                                              \
+   path,                                                                             \
+   RFI_KIND_##type,                                                                  \
+   offsetof(rfi_config, field),                                                      \
+   sizeof(RFI_CONFIG_##type),                                                        \
+   initial,                                                                          \
+   accepted,                                                                         \
+   RFI_RESUME_##resume,                                                              \
+   meaning},
+#define RFI_TOP(key, type, initial, accepted, resume, meaning) \
+  RFI_ROW("", #key, #key, key, type, initial, accepted, resume, meaning)
+#define RFI_KEY(section, key, type, initial, accepted, resume, meaning) \
+  RFI_ROW(#section, #key, #section "." #key, section##_##key, type, initial, accepted, resume, meaning)
 #include "train/config_schema.def"
 #undef RFI_TOP
 #undef RFI_KEY
@@ -32,6 +42,23 @@ static const rfi_config_row rows[RFI_CFG_COUNT] = {
 static void *value_of(rfi_config *c, int id) { return (char *)c + rows[id].offset; }
 
 const char *rfi_config_path(rfi_config_id id) { return rows[id].path; }
+
+bool rfi_config_resume_is_free(rfi_config_id id) { return rows[id].resume == RFI_RESUME_FREE; }
+
+rfr_status rfr_config_key_at(int i, rfr_config_key *out) {
+  RFI_TRY(rfi_check_handle(out, "rfr_config_key"));
+  memset(out, 0, sizeof *out);
+  out->size = sizeof *out;
+  if (i < 0 || i >= RFI_CFG_COUNT) return rfi_fail(RFI_E_ARGUMENT, "key %d of %d", i, (int)RFI_CFG_COUNT);
+  const rfi_config_row *row = &rows[i];
+  out->name = row->path;
+  out->type = rfi_config_holds(row->kind);
+  out->initial = row->initial;
+  out->accepted = row->accepted;
+  out->meaning = row->meaning;
+  out->may_change = row->resume == RFI_RESUME_FREE;
+  return RFR_OK;
+}
 
 int64_t rfi_config_steps(rfi_config_amount amount, int64_t total) {
   return amount.percent ? (int64_t)llround(amount.value / 100 * (double)total) : (int64_t)amount.value;

@@ -67,8 +67,8 @@ RFI_CONFIG_TYPES(RFI_CONFIG_TYPE)
 
 /* RFI_CFG_model_hidden_size and so on: a number for each key. */
 typedef enum rfi_config_id {
-#define RFI_TOP(key, type, initial, accepted, meaning) RFI_CFG_##key,
-#define RFI_KEY(section, key, type, initial, accepted, meaning) RFI_CFG_##section##_##key,
+#define RFI_TOP(key, type, initial, accepted, resume, meaning) RFI_CFG_##key,
+#define RFI_KEY(section, key, type, initial, accepted, resume, meaning) RFI_CFG_##section##_##key,
 #include "train/config_schema.def"
 #undef RFI_TOP
 #undef RFI_KEY
@@ -82,8 +82,8 @@ typedef struct rfi_config_source {
 
 typedef struct rfi_config {
 /* model.hidden_size is config->model_hidden_size. */
-#define RFI_TOP(key, type, initial, accepted, meaning) RFI_CONFIG_##type key;
-#define RFI_KEY(section, key, type, initial, accepted, meaning) RFI_CONFIG_##type section##_##key;
+#define RFI_TOP(key, type, initial, accepted, resume, meaning) RFI_CONFIG_##type key;
+#define RFI_KEY(section, key, type, initial, accepted, resume, meaning) RFI_CONFIG_##type section##_##key;
 #include "train/config_schema.def"
 #undef RFI_TOP
 #undef RFI_KEY
@@ -111,6 +111,8 @@ rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);
 /* "model.hidden_size" */
 const char *rfi_config_path(rfi_config_id id);
+/* May a resume change the key? */
+bool rfi_config_resume_is_free(rfi_config_id id);
 /* The table of all keys in Markdown. */
 rfr_status rfi_config_table(rfi_string *out);
 

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "refrain/train.h"
 #include "support/comma_locale.h"
 #include "support/folder.h"
 #include "train/config_value.h"
@@ -397,6 +398,27 @@ static void test_table(void **state) {
   rfi_string_deinit(&text);
 }
 
+static void test_keys(void **state) {
+  (void)state;
+  rfr_config_key key;
+  int n = 0, change = 0;
+  for (; rfr_config_key_at(n, &key) == RFR_OK; n++) {
+    assert_string_equal(key.name, rfi_config_path((rfi_config_id)n));
+    assert_true(*key.type && *key.initial + (n == RFI_CFG_model) && *key.meaning);
+    change += key.may_change;
+  }
+  assert_int_equal(n, RFI_CFG_COUNT);
+  assert_string_equal(rfr_last_error()->slug, "argument");
+  assert_null(key.name);
+  assert_true(change > 0 && change < n);
+  assert_int_equal(rfr_config_key_at(-1, &key), RFR_INVALID);
+  assert_int_equal(rfr_config_key_at(RFI_CFG_run_keep, &key), RFR_OK);
+  assert_string_equal(key.name, "run.keep");
+  assert_string_equal(key.initial, "2");
+  assert_string_equal(key.accepted, "1..1000000");
+  assert_true(key.may_change);
+}
+
 static void test_comma_locale(void **state) {
   if (!rft_set_comma_locale(RFT_BINARY_DIR "/locale")) fail_msg("no comma locale");
   test_minimal(state);
@@ -413,6 +435,7 @@ int main(void) {
       rft_folder_test(test_comments),      rft_folder_test(test_wrong),        rft_folder_test(test_between_keys),
       rft_folder_test(test_sets),          rft_folder_test(test_json_is_yaml), rft_folder_test(test_damaged),
       rft_folder_test(test_out_of_memory), rft_folder_test(test_table),        rft_folder_test(test_comma_locale),
+      cmocka_unit_test(test_keys),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -350,32 +350,11 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, rfi_dataset **out) {
 
 /* ---- what a checkpoint must agree with ---- */
 
-/* Keys that may change between a run and its resume without changing a bit of it. */
-static bool is_free(rfi_config_id id) {
-  static const char *const names[] = {"data.root",
-                                      "data.train",
-                                      "data.validation",
-                                      "memory.budget",
-                                      "memory.recompute",
-                                      "run.time",
-                                      "run.evaluate_every",
-                                      "run.evaluate_windows",
-                                      "run.evaluate_context",
-                                      "run.checkpoint_every",
-                                      "run.keep",
-                                      "run.log_every",
-                                      "run.debug",
-                                      "model"};
-  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-    if (strcmp(rfi_config_path(id), names[i]) == 0) return true;
-  return false;
-}
-
 rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out) {
   json_t *object = json_object();
   rfr_status status = object ? RFR_OK : rfi_fail(RFI_E_NO_MEMORY, "the signature of a run");
   for (int id = 0; status == RFR_OK && id < RFI_CFG_COUNT; id++) {
-    if (is_free((rfi_config_id)id)) continue;
+    if (rfi_config_resume_is_free((rfi_config_id)id)) continue;
     rfi_string text = {.ctx = s->ctx};
     status = rfi_config_print_value(s->config, (rfi_config_id)id, &text);
     if (status == RFR_OK) status = rfi_json_set(object, rfi_config_path((rfi_config_id)id), json_string(text.data));

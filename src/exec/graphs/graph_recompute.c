@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The layout of all callables, and what they make again for it. Each has a frontier (pass/recompute.c): level by level its
+ * The layout of all callables and its recomputation. Each has a frontier (pass/recompute.c): level by level its
  * slots hold less from F on, and its backward does more. They are one choice, since they are planned together: their
- * levels above what is marked are merged to one frontier, those that save most for their work first, in as many slots as
- * they save it. `auto` bisects it by the real plan of all callables. A plan is packed, so that one level more may take a
+ * levels above what is marked are merged to one frontier, those that save most first, in as many slots as
+ * they save it. `auto` bisects it by the real plan of all callables. A plan is packed, so one level more may take a
  * little more: where all levels do not fit, or `all` of them need more than none, each number of them is tried, so that
  * what is refused names the smallest plan that there is.
  */
