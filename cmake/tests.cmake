@@ -146,6 +146,7 @@ if(NOT RFR_SANITIZE)
   add_test(NAME include_direction COMMAND ${tools}/include-check ${PROJECT_SOURCE_DIR})
   add_test(NAME exported_symbols COMMAND ${tools}/export-check $<TARGET_FILE:refrain>
                                          ${PROJECT_SOURCE_DIR}/include/refrain)
+  add_test(NAME mutants_apply COMMAND ${tools}/check-mutants --apply)
   add_test(NAME source_form COMMAND ${tools}/form-check ${PROJECT_SOURCE_DIR})
   add_test(NAME declared_symbols COMMAND ${tools}/export-check --all $<TARGET_FILE:refrain>
                                          ${PROJECT_SOURCE_DIR}/include/refrain)

@@ -417,8 +417,18 @@ static void refused(void **state) {
       {"gpt2", "scale_attn_by_inverse_layer_idx", "true", "scale_attn_by_inverse_layer_idx"},
       {"gpt2", "add_cross_attention", "true", "add_cross_attention"},
       {"gpt2", "attn_pdrop", "0.1", "attn_pdrop is 0.1"},
-      {"gpt2", "resid_pdrop", "0.5", "embd_pdrop is 0.1 and resid_pdrop 0.5"},
+      {"gpt2", "resid_pdrop", "0.5", "embd_pdrop is 0.1 and resid_pdrop is 0.5"},
       {"llama", "attention_dropout", "0.2", "attention_dropout is 0.2"},
+      {"qwen3-moe", "num_hidden_layers", "2147483647", "num_hidden_layers"},
+      {"qwen3-moe", "num_hidden_layers", "4097", "num_hidden_layers"},
+      {"qwen3-moe", "num_hidden_layers", "-1", "num_hidden_layers"},
+      {"qwen3-moe", "mlp_only_layers", "[2147483646, -1, 9223372036854775807]", NULL},
+      {"qwen3-moe", "decoder_sparse_step", "2147483647", "0 of 2 layers have experts"},
+      {"qwen3-moe", "num_local_experts", "65537", "num_local_experts"},
+      {"qwen2-window", "max_window_layers", "2147483647", NULL},
+      {"gpt2", "n_layer", "4097", "n_layer"},
+      {"llama", "head_dim", "65536", NULL},
+      {"llama", "hidden_size", "1048577", "hidden_size"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     rfr_model_config c;
@@ -467,7 +477,7 @@ static void windows(void **state) {
       {"mistral", "{\"sliding_window\": 4096}", "ss", "mistral"},
       {"mistral", "{\"sliding_window\": 0}", "\"sliding_window\" is 0", NULL},
       {"mistral", "{\"layer_types\": [\"sliding_attention\", \"full_attention\"]}", "layer_types[1]", NULL},
-      {"mistral", "{\"layer_types\": [\"sliding_attention\"]}", "layer_types is no list of 2", NULL},
+      {"mistral", "{\"layer_types\": [\"sliding_attention\"]}", "layer_types is not a list of 2", NULL},
       {"mistral", "{\"layer_types\": [\"chunked_attention\", 3]}", "layer_types[0] is neither", NULL},
       {"mistral", "{\"model_type\": \"ministral\"}", "ss", "mistral"},
       {"mistral", "{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\", \"sliding_attention\"]}", "fs",

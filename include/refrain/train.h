@@ -93,6 +93,7 @@ typedef struct rfr_run_options {
   int no_data;           /* 1: read no data and no weights: for plans, traces and timing (random tokens) */
   rfr_event_fn on_event; /* NULL: none */
   void *event_user;
+  int plan_only;         /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 

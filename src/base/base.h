@@ -75,8 +75,12 @@ void rfi_ctx_own(rfr_ctx *ctx, rfi_owned *block); /* from rfi_alloc */
 
 enum { RFI_MAX_THREADS = 4096 };
 
-/* The context's settings, read by the rooms that need them. */
+/* The context's settings. */
+/* Threads of a parallel region: what the options ask for, at most what OpenMP can give. Results depend on it. */
 int rfi_ctx_threads(const rfr_ctx *ctx);
+/* Call before a parallel region of `threads`. Fails in the child of a fork whose parent had a team on this thread:
+ * OpenMP's threads do not exist in the child, and the region would wait for them forever. */
+rfr_status rfi_check_fork(int threads);
 const char *rfi_ctx_isa(const rfr_ctx *ctx);    /* "v2", "v3" or "v4": what kernels may use */
 const char *rfi_ctx_device(const rfr_ctx *ctx); /* "cpu", "cuda", "cuda:N", "cuda:none" */
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx);

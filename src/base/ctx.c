@@ -23,8 +23,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
 #endif
 
 enum { ALIGNMENT = 64, HUGE_PAGE = 1 << 21, LOG_BYTES = 2048 };
@@ -130,6 +134,31 @@ static int usable_cores(void) {
   if (sched_getaffinity(0, sizeof set, set) != 0) return 1;
   int n = CPU_COUNT_S(sizeof set, set);
   return n < 1 ? 1 : n > RFI_MAX_THREADS ? RFI_MAX_THREADS : n;
+}
+
+/* The most threads that a parallel region started here can have. Inside an active region it is 1: OpenMP gives nested
+ * regions one thread by default, and oneDNN always does. */
+static int team_limit(void) {
+#ifdef _OPENMP
+  return omp_in_parallel() ? 1 : omp_get_thread_limit();
+#else
+  return RFI_MAX_THREADS; /* the parts of a loop run one after the other */
+#endif
+}
+
+rfr_status rfi_check_fork(int threads) {
+#ifdef _OPENMP
+  static _Thread_local pid_t team_process; /* the process in which this thread first started a team */
+  if (threads <= 1) return RFR_OK;
+  const pid_t self = getpid();
+  if (team_process == 0) team_process = self;
+  if (team_process != self)
+    return rfi_fail(RFI_E_THREADS_FORK, "process %ld is a fork of %ld, which started OpenMP's threads on this thread",
+                    (long)self, (long)team_process);
+#else
+  (void)threads;
+#endif
+  return RFR_OK;
 }
 
 static const char *const isa_names[] = {"v2", "v3", "v4"};
@@ -262,6 +291,7 @@ rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
   rfr_ctx_options o;
   const char *isa = NULL;
   RFI_TRY(read_options(options, &o));
+  const int asked = o.threads;
   RFI_TRY(check_options(&o, &isa));
   const size_t bytes = (sizeof(rfr_ctx) + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
   rfr_ctx *ctx = o.alloc(bytes, ALIGNMENT, o.alloc_user);
@@ -273,9 +303,14 @@ rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
   if (o.module_path != NULL) strcpy(ctx->module_path, o.module_path);
   else own_folder(ctx->module_path);
   strcpy(ctx->device, o.device);
+  const int limit = team_limit();
+  if (ctx->o.threads > limit) ctx->o.threads = limit;
   ctx->o.device = ctx->device;
   ctx->o.isa = isa;
   ctx->o.module_path = ctx->module_path;
+  if (asked > ctx->o.threads)
+    rfi_log(ctx, RFR_LOG_WARNING, "%d threads are asked for, OpenMP gives %d (%s)", asked, ctx->o.threads,
+            limit == 1 ? "OMP_THREAD_LIMIT, or the call is inside a parallel region" : "OMP_THREAD_LIMIT");
   *out = ctx;
   return RFR_OK;
 }
