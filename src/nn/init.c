@@ -182,26 +182,6 @@ int64_t rfr_model_expert_layers(const rfr_model_config *c) {
   return n;
 }
 
-int rfr_name_matches(const char *glob, const char *name) {
-  const char *star = NULL, *mark = NULL;
-  while (*name) {
-    if (*glob == '*') {
-      star = glob++;
-      mark = name;
-    } else if (*glob == '?' || *glob == *name) {
-      glob++;
-      name++;
-    } else if (star) {
-      glob = star + 1;
-      name = ++mark;
-    } else {
-      return 0;
-    }
-  }
-  while (*glob == '*') glob++;
-  return *glob == '\0';
-}
-
 /* FNV-1a: the stream of a parameter's numbers is its name. */
 static uint64_t name_hash(const char *s) {
   uint64_t h = 0xCBF29CE484222325u;
@@ -219,7 +199,7 @@ static float normal(uint32_t a, uint32_t b, float scale) {
   return (float)sum * scale;
 }
 
-enum { MANY = 1 << 14 }; /* numbers, for which threads are worth their while */
+enum { MANY = 1 << 14 }; /* from this many numbers on, threads are faster */
 
 rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, int threads, void *data) {
   if (dtype != RFR_F32 && dtype != RFR_BF16 && dtype != RFR_F16)
