@@ -151,6 +151,15 @@ static bool is_plain(const int64_t stride[3], int64_t rows, int64_t cols) {
   return stride[0] > 0 && (rows == 1 || stride[1] > 0) && (cols == 1 || stride[2] > 0);
 }
 
+/* Libraries count dimensions and leading dimensions in 32 bits at places: oneDNN divides by zero at multiples of 2^32. */
+static bool fits_library(const rfi_gemm_desc *d) {
+  const int64_t sizes[] = {d->batch,       d->M,           d->N,           d->K,
+                           d->a_stride[1], d->a_stride[2], d->b_stride[1], d->b_stride[2]};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    if (sizes[i] > INT32_MAX) return false;
+  return true;
+}
+
 /* Fills `d`; false when the product is empty or repeats elements: the portable kernel takes those. */
 static bool describe(const rfi_call *call, rfi_gemm_desc *d) {
   const rfi_arg *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
@@ -297,7 +306,7 @@ rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_c
   *workspace = 0;
   *handle = NULL;
   const rfi_kernel_fn fn = l->module ? describe_any(code, call, &d) : NULL;
-  if (!fn) return RFR_OK;
+  if (!fn || !fits_library(&d)) return RFR_OK;
   product *p = find_product(l, &d);
   if (!p) {
     RFI_TRY(RFI_ALLOC(l->ctx, sizeof *p, &p));
