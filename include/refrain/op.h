@@ -107,12 +107,18 @@ typedef struct rfr_call {
   void *user;         /* rfr_op_desc.user; NULL for an op of the library's own */
 } rfr_call;
 
-/* A kernel allocates nothing, waits for nobody but its own threads, lets shapes alone decide
- * how much work is done, writes its results and its workspace alone, and gives the same bits
- * for the same inputs and number of threads. It handles empty tensors. Anything but RFR_OK
- * ends the run with that status and the error op.kernel, which names op and place. */
+/* Runs an op, or launches it on a GPU. The same inputs and threads give the same bits; only shapes decide how much work
+ * is done; nothing is written but results and workspace; empty tensors are handled. Any status but RFR_OK ends the run
+ * with that status and the error op.kernel, which names the op and its place.
+ *   On the CPU, data pointers are of the host, and the call returns when the op is done. It allocates nothing and waits
+ *   for its own threads alone.
+ *   On a GPU, data pointers and the workspace are of the device. The launcher runs on the host: it enqueues into
+ *   (cudaStream_t)call->stream, checks cudaGetLastError() and returns. It is called at each eager run, and once by
+ *   rfr_program_capture; a replay repeats the captured kernels without calling it. So it must not wait, allocate, use
+ *   another stream, or read device memory, and values that change from step to step come from operands. */
 typedef rfr_status (*rfr_kernel_fn)(const rfr_call *call);
-/* Bytes of workspace, from shapes; data pointers are only NULL or not NULL yet. */
+/* Bytes of workspace, from shapes. It is called at compile; data pointers say only whether an operand or a result is
+ * there (not NULL). */
 typedef size_t (*rfr_workspace_fn)(const rfr_call *call);
 
 /* Strings are copied; all are in the notation of the library's own table:
@@ -134,6 +140,8 @@ typedef struct rfr_op_desc {
   double (*flops)(const rfr_infer *c); /* of a call, a multiply-add as two, from the types; NULL: 0, as if memory
                                           alone bounded it */
   void *user;                          /* for the callbacks; outlives the context */
+  rfr_kernel_fn cuda;                  /* launches the op on a GPU; NULL: compiling for one fails with bind.no_kernel */
+  rfr_workspace_fn cuda_workspace;
 } rfr_op_desc;
 RFR_API rfr_op_desc rfr_op_desc_default(void);
 
