@@ -42,6 +42,10 @@ struct rfi_cpu_library {
 
 static const rfi_gemm_module *load(rfi_cpu_library *l) {
   char path[PATH_MAX];
+  if (!*rfi_ctx_module_path(l->ctx)) {
+    snprintf(l->text, sizeof l->text, "none (the folder of the library is not known)");
+    return NULL;
+  }
   int n = snprintf(path, sizeof path, "%s/librefrain_onednn.so", rfi_ctx_module_path(l->ctx));
   if (n < 0 || (size_t)n >= sizeof path) {
     snprintf(l->text, sizeof l->text, "none (the module path is too long)");
