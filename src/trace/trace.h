@@ -82,7 +82,7 @@ struct rfr_op {
     rfr_ctx *ctx;
     const char *(*shape)(const rfr_infer *c);
     void (*gradient)(rfr_grad *g);
-    rfi_kernel cpu; /* run is NULL: none */
+    rfi_kernel cpu, cuda; /* run is NULL: none */
     double (*flops)(const rfr_infer *c);
     void *user;
   } * outside;
