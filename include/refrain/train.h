@@ -164,6 +164,7 @@ typedef struct rfr_run_info {
   int64_t expert_bytes;         /* of a layer's weights */
   double flops_per_step;        /* of the model's formulas: a multiply-add is two */
   rfr_dtype dtype;              /* of weights and activations */
+  int byte_tokens;              /* 1: tokens are bytes, so that bits_per_byte means what it says */
   const char *data_hash;        /* of the data read, hexadecimal; borrowed */
   const char *checkpoint;       /* folder last written or loaded, or ""; borrowed */
 } rfr_run_info;

@@ -69,6 +69,9 @@ int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind slot, int64_t 
 /* Elements of all parameters. The sizes must be within their own limits. */
 double rfi_model_elements(const rfr_model_config *c);
 
+/* Declares the i-th parameter as an input of the trace. */
+rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role);
+
 /* What the pieces of a block share. */
 typedef struct rfi_nn {
   rfr_trace *t;

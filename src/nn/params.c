@@ -210,10 +210,11 @@ rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *
   if (i >= first) {
     which = LAYER;
     i -= first;
-    for (int n; layer < c->layers; layer++, i -= n) {
+    const int rows[2] = {count(c, LAYER, false), count(c, LAYER, true)};
+    for (; layer < c->layers; layer++) {
       experts = rfr_model_has_experts(c, layer);
-      n = count(c, LAYER, experts);
-      if (i < n) break;
+      if (i < rows[experts]) break;
+      i -= rows[experts];
     }
     if (layer == c->layers) which = AFTER;
   }

@@ -371,6 +371,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   if (!config_text) run->options.config_name = config_path;
   RFI_GOTO(
       rfi_settings_read(ctx, config_text ? config_text : own, &run->options, run->machine.bf16_fast, &run->settings));
+  if (!o.no_data && o.programs) RFI_GOTO(rfi_settings_check_tokenizer(run->settings));
   /* Seconds became a number of steps when the run began: the folder knows it. */
   if (config_text && own && run->settings->steps == 0)
     RFI_GOTO(rfi_settings_take_steps(run->settings, own, config_path));
@@ -451,6 +452,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .experts = s->spec.model.experts,
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),
                         .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
+                        .byte_tokens = rfi_settings_has_byte_tokens(s),
                         .data_hash = run->hash,
                         .checkpoint = run->checkpoint};
   int64_t block[RFI_STEP_N];
@@ -469,11 +471,9 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     if (rfr_model_parameter(&s->spec.model, i, &p) != RFR_OK) continue;
     int64_t n = 1;
     for (int d = 0; d < p.rank; d++) n *= p.shape[d];
-    bool frozen = false;
-    for (int k = 0; k < s->spec.n_frozen; k++) frozen = frozen || rfr_name_matches(s->spec.frozen[k], p.name);
     out->parameters += n;
     if (strstr(p.name, ".mlp.experts.")) out->expert_bytes += n * rfr_dtype_bits(s->spec.model.dtype) / 8;
-    if (!frozen) out->trainable_parameters += n;
+    if (!rfi_step_rule(&s->spec, i).frozen) out->trainable_parameters += n;
   }
   if (out->expert_layers > 0) out->expert_bytes /= out->expert_layers; /* which are all alike */
 }
