@@ -28,14 +28,14 @@ extern "C" {
 
 typedef struct rfr_run rfr_run;
 
-#define RFR_EVENTS(X)                                                                                      \
-  X(RFR_EVENT_COMPILE, "compile")       /* message: the compile step that ended */                         \
-  X(RFR_EVENT_START, "start")           /* the run is open; step: the steps done before */                 \
-  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                                          \
-  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte and tokens over held-out data */            \
-  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                  \
-  X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */  \
-  X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                   \
+#define RFR_EVENTS(X)                                                                                       \
+  X(RFR_EVENT_COMPILE, "compile")       /* message: the compile step that ended */                          \
+  X(RFR_EVENT_START, "start")           /* the run is open; step: the steps done before */                  \
+  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                                           \
+  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte and tokens over held-out data */             \
+  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                   \
+  X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */   \
+  X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                    \
   X(RFR_EVENT_PROGRESS, "progress")     /* an evaluation goes on: windows of windows_planned; not logged */ \
   X(RFR_EVENT_SCHEDULE, "schedule")     /* a run given in time fixed its steps; message: one line */
 typedef enum rfr_event_kind {
@@ -50,18 +50,18 @@ typedef struct rfr_event {
   size_t size;
   rfr_event_kind kind;
   const char *message;
-  int64_t step;         /* steps attempted so far; metrics: the step's own number, from 1 */
-  int64_t steps;        /* of the run; an estimate while rfr_run_info.steps_estimated is 1 */
-  double loss;          /* nats per token */
-  double bits_per_byte; /* loss in bits per byte of text */
-  double grad_norm;     /* before clipping */
-  double lr;            /* learning rate of the step */
-  int64_t tokens;       /* valid targets of the step, or of the evaluation */
-  int skipped;          /* 1: the step's gradients were not finite, no weight was updated */
-  double seconds;       /* duration of the step, the evaluation or the checkpoint */
-  double most_load;     /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
-  double least_load;    /* and of the emptiest */
-  double seconds_left;  /* metrics: estimate of the time to the end of the run, 0 at the first step */
+  int64_t step;             /* steps attempted so far; metrics: the step's own number, from 1 */
+  int64_t steps;            /* of the run; an estimate while rfr_run_info.steps_estimated is 1 */
+  double loss;              /* nats per token */
+  double bits_per_byte;     /* loss in bits per byte of text */
+  double grad_norm;         /* before clipping */
+  double lr;                /* learning rate of the step */
+  int64_t tokens;           /* valid targets of the step, or of the evaluation */
+  int skipped;              /* 1: the step's gradients were not finite, no weight was updated */
+  double seconds;           /* duration of the step, the evaluation or the checkpoint */
+  double most_load;         /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
+  double least_load;        /* and of the emptiest */
+  double seconds_left;      /* metrics: estimate of the time to the end of the run, 0 at the first step */
   int64_t windows;          /* progress, evaluation: windows evaluated */
   int64_t windows_planned;  /* that this evaluation takes */
   int64_t windows_held_out; /* of all held-out data: more than windows_planned if run.evaluate_windows limits it */
@@ -97,6 +97,7 @@ typedef struct rfr_run_options {
   int no_data;           /* 1: read no data and no weights: for plans, traces and timing (random tokens) */
   rfr_event_fn on_event; /* NULL: none */
   void *event_user;
+  int plan_only; /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 
@@ -171,20 +172,20 @@ typedef struct rfr_run_info {
   int64_t tokens_per_step;
   int64_t parameters, trainable_parameters; /* elements */
   int64_t train_files, train_bytes, validation_files, validation_bytes;
-  int64_t experts, expert_rows; /* experts of a layer, 0: none; rows of a microbatch over all experts */
-  int64_t expert_layers;        /* layers with experts */
-  int64_t expert_bytes;         /* of the expert weights of one layer */
-  double flops_per_step;        /* from the model's formulas: a multiply-add counts as two */
-  rfr_dtype dtype;              /* of weights and activations */
-  const char *data_hash;        /* of the data read, hexadecimal; borrowed */
-  const char *checkpoint;       /* folder last written or loaded, or ""; borrowed */
+  int64_t experts, expert_rows;            /* experts of a layer, 0: none; rows of a microbatch over all experts */
+  int64_t expert_layers;                   /* layers with experts */
+  int64_t expert_bytes;                    /* of the expert weights of one layer */
+  double flops_per_step;                   /* from the model's formulas: a multiply-add counts as two */
+  rfr_dtype dtype;                         /* of weights and activations */
+  int byte_tokens;                         /* 1: tokens are bytes, so that bits_per_byte means what it says */
+  const char *data_hash;                   /* of the data read, hexadecimal; borrowed */
+  const char *checkpoint;                  /* folder last written or loaded, or ""; borrowed */
   int64_t train_tokens, validation_tokens; /* 0 without data */
   double epochs;                           /* steps * tokens_per_step / train_tokens; an estimate where steps is */
   int64_t duplicate_files, empty_files;    /* left out of the data: equal to another file; without a byte */
   int64_t checkpoint_bytes;                /* of one checkpoint's tensors: weights and optimizer state */
   double time;                             /* run.time in seconds; 0: the run is given in steps */
   int steps_estimated;                     /* 1: run.time decides, and the last step is not known yet */
-  int byte_tokens;                         /* 1: a token is a byte of text, and bits_per_byte has a meaning */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
 

@@ -33,13 +33,13 @@ static void test_minimal(void **state) {
   rfi_config *c = must_read(f, MINIMAL, NULL, 0);
   assert_int_equal(c->refrain, 1);
   assert_string_equal(c->model, "");
-  assert_string_equal(c->model_model_type, "llama");
+  assert_int_equal(c->model_model_type, RFI_MODEL_TYPE_llama);
   assert_int_equal(c->model_head_dim, 24);
   assert_int_equal(c->model_num_key_value_heads, 4);
   assert_int_equal(c->model_intermediate_size, 256);
   assert_int_equal(c->model_max_position_embeddings, 512);
   assert_false(c->model_tie_word_embeddings);
-  assert_string_equal(c->model_hidden_act, "silu");
+  assert_int_equal(c->model_hidden_act, RFI_ACTIVATION_silu);
   assert_string_equal(c->data_root, "/base");
   assert_int_equal(c->batch_tokens, 32768);
   assert_true(c->optimizer_lr == 1e-3 && c->optimizer_betas.v[1] == 0.95);
@@ -53,7 +53,7 @@ static void test_minimal(void **state) {
   c = must_read(f, MINIMAL, (const char *[]){"model.model_type=gpt2"}, 1);
   assert_int_equal(c->model_intermediate_size, 384);
   assert_true(c->model_tie_word_embeddings && c->model_attention_bias && c->model_mlp_bias);
-  assert_string_equal(c->model_hidden_act, "gelu_new");
+  assert_int_equal(c->model_hidden_act, RFI_ACTIVATION_gelu_new);
   rfi_config_destroy(c);
 }
 
@@ -300,7 +300,7 @@ static void test_sets(void **state) {
   assert_int_equal(c->data_train.n, 1);
   assert_true(c->data_validation.percent == 12.5);
   assert_string_equal(c->optimizer_groups.items[0].match, "*.bias");
-  assert_string_equal(c->schedule_name, "linear");
+  assert_int_equal(c->schedule_name, RFI_SCHEDULE_linear);
   assert_int_equal(c->source[RFI_CFG_schedule_name].line, 0);
   assert_true(c->model_init_std == 0.5);
   rfi_config_destroy(c);

@@ -51,6 +51,7 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   rfi_free(run->ctx, own);
   RFI_TRY(s);
   const rfi_settings *settings = run->settings;
+  if (!run->options.no_data && run->options.programs) RFI_TRY(rfi_settings_check_tokenizer(settings));
   run->options.overrides = NULL; /* the caller's, valid in this call only */
   run->options.config_name = run->options.config_folder = NULL;
   run->options.debug |= settings->debug;
@@ -251,7 +252,8 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   rfr_status s;
   rfr_run *run = NULL;
   char *config_path = NULL;
-  const rfr_run_options o = options ? *options : rfr_run_options_default();
+  rfr_run_options o = options ? *options : rfr_run_options_default();
+  o.no_data |= o.plan_only;
   *out = NULL;
   RFI_TRY(check_options(&o, config_text, folder));
   RFI_TRY(RFI_ALLOC(ctx, sizeof *run, &run));

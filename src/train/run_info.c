@@ -38,6 +38,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .experts = s->spec.model.experts,
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),
                         .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
+                        .byte_tokens = rfi_settings_has_byte_tokens(s),
                         .data_hash = run->hash,
                         .checkpoint = run->checkpoint,
                         .time = run->clock.time,
@@ -57,7 +58,6 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     out->validation_tokens = out->validation_bytes;
     out->duplicate_files = d->duplicates;
     out->empty_files = d->empty;
-    out->byte_tokens = 1;
     if (out->train_tokens > 0)
       out->epochs = (double)out->steps * (double)out->tokens_per_step / (double)out->train_tokens;
   }
@@ -66,11 +66,9 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     if (rfr_model_parameter(&s->spec.model, i, &p) != RFR_OK) continue;
     int64_t n = 1;
     for (int d = 0; d < p.rank; d++) n *= p.shape[d];
-    bool frozen = false;
-    for (int k = 0; k < s->spec.n_frozen; k++) frozen = frozen || rfr_name_matches(s->spec.frozen[k], p.name);
     out->parameters += n;
     if (strstr(p.name, ".mlp.experts.")) out->expert_bytes += n * rfr_dtype_bits(s->spec.model.dtype) / 8;
-    if (!frozen) out->trainable_parameters += n;
+    if (!rfi_step_rule(&s->spec, i).frozen) out->trainable_parameters += n;
   }
   if (out->expert_layers > 0) out->expert_bytes /= out->expert_layers; /* all layers have the same size */
 }

@@ -22,6 +22,7 @@ rfr_programs *rfr_run_programs(rfr_run *run) { return run ? run->programs : NULL
 
 rfr_status rfi_run_check(const rfr_run *run, int programs) {
   RFI_TRY(rfi_check_handle(run, "rfr_run"));
+  if (run->options.plan_only) return rfi_fail(RFI_E_PROGRAM_PLAN_ONLY, "the run was opened with plan_only");
   if ((run->options.programs & programs) == programs) return RFR_OK;
   return rfi_fail(RFI_E_ARGUMENT, "the run was opened without RFR_RUN_%s",
                   programs == RFR_RUN_TRAIN      ? "TRAIN"
@@ -125,12 +126,13 @@ rfr_status rfi_run_compile(rfr_run *run) {
   o.budget = run->settings->budget;
   o.recompute = run->settings->recompute;
   o.debug = run->options.debug;
+  o.plan_only = run->options.plan_only;
   o.keep_traces = run->options.keep_traces || (run->folder && (run->options.programs & RFR_RUN_TRAIN));
   o.tune = run->settings->tune && (run->options.programs & RFR_RUN_TRAIN);
   RFI_GOTO(list_choices(run, &o, &choices));
   const double start = rfi_now();
   RFI_GOTO(rfr_compile(run->ctx, run->n_programs, (const rfr_trace *const *)traces, names, &o, &run->programs));
-  if (o.tune) RFI_GOTO(keep_choices(run, rfi_now() - start));
+  if (o.tune && !o.plan_only) RFI_GOTO(keep_choices(run, rfi_now() - start));
   snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
   s = find_tensors(run);

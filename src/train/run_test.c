@@ -67,7 +67,8 @@ static void stop_and_go_on(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
   rft_record r = {0}, whole = {0};
-  const char *config = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 12, evaluate_every: 6, evaluate_windows: 0, keep: 1}\n";
+  const char *config =
+      "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 12, evaluate_every: 6, evaluate_windows: 0, keep: 1}\n";
   rfr_run_options o = rft_run_options(&whole);
   rfr_run *run = rft_run_open(ctx, config, NULL, &o);
   assert_int_equal(rfr_run_train(run), RFR_OK);
