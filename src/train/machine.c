@@ -11,7 +11,7 @@
 #include "backend/cpu/library.h"
 #include "base/base.h"
 #include "refrain/train.h"
-#include "train/run.h"
+#include "train/machine.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
