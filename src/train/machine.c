@@ -11,7 +11,7 @@
 #include "backend/cpu/library.h"
 #include "base/base.h"
 #include "refrain/train.h"
-#include "train/run.h"
+#include "train/machine.h"
 
 rfr_status rfi_host_info_read(rfr_ctx *ctx, rfi_host_info *out) {
   rfi_cpu_library *library = NULL;
