@@ -108,5 +108,7 @@ typedef struct rfi_string {
 rfr_status rfi_string_printf(rfi_string *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 rfr_status rfi_string_append(rfi_string *s, const char *text, size_t n);
 void rfi_string_deinit(rfi_string *s);
+/* Is `word` one of the words of a text, which are separated by blanks? */
+bool rfi_has_word(const char *words, const char *word);
 
 #endif
