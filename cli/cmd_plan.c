@@ -6,7 +6,6 @@
  * would cost in recomputing, up to the smallest plan there is. With --svg: a picture.
  */
 #include <ctype.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -189,17 +188,15 @@ static rfr_status draw(cli *c, const rfr_programs *p, int program) {
   bool failed = f && (fflush(f) != 0 || ferror(f));
   if (f && f != stdout && fclose(f) != 0) failed = true;
   if (s != RFR_OK && f) return s;
-  if (s == RFR_OK && !failed) return RFR_OK;
-  cli_usage("check the path and free space", "%s cannot be written: %s", c->svg, strerror(errno));
-  return RFR_IO;
+  return s == RFR_OK && !failed ? RFR_OK : cli_cannot_write(c->svg);
 }
 
 /* One form of answer: JSON has every buffer, and of a frontier every point. */
 static rfr_status check_options(const cli *c) {
   if (c->svg && (c->json || c->frontier || c->all))
-    return cli_usage("leave one of them away", "--svg draws the plan: --json, --frontier and --all are other answers");
+    return cli_usage("omit one of them", "--svg, --json, --frontier and --all are different forms of output");
   if (c->all && (c->json || c->frontier))
-    return cli_usage("leave --all away", "--all is for the table of buffers: --json has all of them, --frontier none");
+    return cli_usage("omit --all", "--all is for the table of buffers; --json prints all buffers, --frontier none");
   return RFR_OK;
 }
 
@@ -209,8 +206,8 @@ rfr_status cli_plan(cli *c) {
   int which = RFR_RUN_TRAIN;
   rfr_status s = check_options(c);
   if (s == RFR_OK) s = cli_program(c, &which);
-  if (s == RFR_OK) s = cli_read_file(c->operand, &text);
-  if (s == RFR_OK) s = cli_open_config(c, c->operand, text, which, c->frontier, &run);
+  if (s == RFR_OK) s = cli_read_config(c, &text);
+  if (s == RFR_OK) s = cli_open_config(c, text, which, c->frontier, &run);
   if (s == RFR_OK && c->frontier) s = print_frontier(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   else if (s == RFR_OK && c->svg) s = draw(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   else if (s == RFR_OK) s = print_plan(c, run, rfr_run_programs(run), rfr_run_program_index(run, which));

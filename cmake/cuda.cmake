@@ -28,8 +28,8 @@ target_link_libraries(refrain_cuda PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES}
 target_link_options(refrain_cuda PRIVATE -Wl,--no-undefined)
 add_dependencies(product refrain_cuda)
 
-# Not part of `make`: kernels against each other, on a machine with a GPU.
-# Hopper's kernels once more, under other names, with random waits before barriers and copies.
+# The programs of tests/gpu need a GPU: tools/gpu-check builds and runs them, `make` does not.
+# `delayed` compiles Hopper's kernels under other names, with random delays before barriers and copies.
 add_library(delayed OBJECT EXCLUDE_FROM_ALL src/ops/attention/attention_sm90.cu src/ops/attention/attention_bwd_sm90.cu
                            src/ops/grouped/grouped_sm90.cu)
 target_include_directories(delayed PRIVATE include src)
@@ -39,13 +39,13 @@ target_compile_definitions(delayed PRIVATE RFI_DELAYS rfi_attention_sm90=rfi_att
                                            rfi_grouped_sm90_lacks=rfi_grouped_delayed_lacks)
 target_compile_options(delayed PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings;--expt-relaxed-constexpr>")
 set_target_properties(delayed PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-add_executable(attention_check EXCLUDE_FROM_ALL bench/gpu/attention_check.cu src/ops/attention/attention_any.cu
+add_executable(attention_check EXCLUDE_FROM_ALL tests/gpu/attention_check.cu src/ops/attention/attention_any.cu
                                src/ops/attention/attention_sm80.cu src/ops/attention/attention_sm90.cu
                                src/ops/attention/attention_bwd_sm90.cu $<TARGET_OBJECTS:delayed>)
 target_include_directories(attention_check PRIVATE include src)
 target_compile_options(attention_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
 set_target_properties(attention_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-add_executable(grouped_check EXCLUDE_FROM_ALL bench/gpu/grouped_check.cu src/ops/grouped/grouped_sm90.cu
+add_executable(grouped_check EXCLUDE_FROM_ALL tests/gpu/grouped_check.cu src/ops/grouped/grouped_sm90.cu
                              src/ops/elementwise/swiglu_weighted.cu $<TARGET_OBJECTS:delayed>)
 target_include_directories(grouped_check PRIVATE include src)
 target_compile_options(grouped_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>"
@@ -53,12 +53,12 @@ target_compile_options(grouped_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werro
 set_target_properties(grouped_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
 file(GLOB sources CONFIGURE_DEPENDS src/ops/moe/*.cu src/ops/grouped/grouped_rows.cu src/ops/elementwise/activation.cu
      src/ops/elementwise/swiglu_weighted.cu)
-add_executable(moe_check EXCLUDE_FROM_ALL bench/gpu/moe_check.cu ${sources})
+add_executable(moe_check EXCLUDE_FROM_ALL tests/gpu/moe_check.cu ${sources})
 target_include_directories(moe_check PRIVATE include src)
 target_compile_options(moe_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings;--expt-relaxed-constexpr>")
 set_target_properties(moe_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
 foreach(check trap_check memory_check stream_check)
-  add_executable(${check} EXCLUDE_FROM_ALL bench/gpu/${check}.cu)
+  add_executable(${check} EXCLUDE_FROM_ALL tests/gpu/${check}.cu)
   target_link_libraries(${check} PRIVATE refrain ${CMAKE_DL_LIBS})
   target_compile_options(${check} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
   set_target_properties(${check} PROPERTIES CUDA_RUNTIME_LIBRARY Static)
@@ -66,11 +66,11 @@ endforeach()
 
 add_executable(parity_run EXCLUDE_FROM_ALL bench/peers/parity_run.c)
 target_link_libraries(parity_run PRIVATE refrain)
-add_executable(contexts_check EXCLUDE_FROM_ALL bench/gpu/contexts_check.c)
+add_executable(contexts_check EXCLUDE_FROM_ALL tests/gpu/contexts_check.c)
 target_link_libraries(contexts_check PRIVATE refrain Threads::Threads)
-add_executable(tune_check EXCLUDE_FROM_ALL bench/gpu/tune_check.c)
+add_executable(tune_check EXCLUDE_FROM_ALL tests/gpu/tune_check.c)
 target_link_libraries(tune_check PRIVATE refrain)
-add_executable(dist_check EXCLUDE_FROM_ALL bench/gpu/dist_check.c)
+add_executable(dist_check EXCLUDE_FROM_ALL tests/gpu/dist_check.c)
 target_include_directories(dist_check PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_directories(dist_check PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
 target_link_libraries(dist_check PRIVATE refrain cudart_static rt Threads::Threads ${CMAKE_DL_LIBS})

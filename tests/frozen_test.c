@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "core/convert.h"
 #include "core/rng.h"
 #include "refrain/nn.h"
 #include "refrain/program.h"
@@ -68,8 +69,10 @@ static void fill_inputs(rfr_programs *p) {
     uint64_t key = 14695981039346656037u;
     for (const char *s = x.name; *s; s++) key = (key ^ (unsigned char)*s) * 1099511628211u;
     if (x.type.dtype == RFR_I64) ((int64_t *)x.data)[2] = 77; /* the step block's seed */
-    for (int64_t k = 0; k < rfi_count(&x.type) && x.type.dtype == RFR_F32; k++)
-      ((float *)x.data)[k] = (float)(rfi_draw4(key, (uint64_t)k, 0, 0, 0).v[0] >> 8) / 8388608.0f - 1.0f;
+    for (int64_t k = 0; k < rfi_count(&x.type) && rfr_dtype_is_float(x.type.dtype); k++) {
+      const float value = (float)(rfi_draw4(key, (uint64_t)k, 0, 0, 0).v[0] >> 8) / 8388608.0f - 1.0f;
+      rfi_convert(x.type.dtype, (char *)x.data + k * rfr_dtype_bits(x.type.dtype) / 8, RFR_F32, &value, 1);
+    }
     for (int64_t k = 0; k < rfi_count(&x.type) && x.type.dtype == RFR_I32; k++)
       ((int32_t *)x.data)[k] = (int32_t)(strcmp(x.name, "offsets") ? k * 7 % 24 : k * k * 4); /* 0, 4, 16 */
   }
@@ -445,6 +448,25 @@ static void test_all_frozen(void **state) {
   rfr_trace_destroy(b.t);
 }
 
+/* A pruned gradient has the size that it would have: two bytes an element where all gradients are wanted in bf16. */
+static void test_reported_type(void **state) {
+  (void)state;
+  for (int narrow = 0; narrow < 2; narrow++) {
+    rfr_trace *t;
+    OK(rfr_trace_create(ctx, &t));
+    rfr_value w[2], x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_BF16, 2, ((int64_t[]){T, A}));
+    w[0] = rfr_input(t, "w0", RFR_ROLE_FROZEN, RFR_BF16, 2, ((int64_t[]){B, A}));
+    w[1] = rfr_input(t, "w1", RFR_ROLE_TRAINABLE, RFR_BF16, 2, ((int64_t[]){C, B}));
+    rfr_value y = rfr_linear(t, rfr_linear(t, x, w[0], RFR_NONE), w[1], RFR_NONE);
+    rfr_value loss = rfr_sum(t, rfr_cast(t, y, RFR_F32), -1);
+    rfr_output(t, "g", rfr_gradient(t, loss, w[1], narrow ? RFR_BF16 : RFR_F32));
+    rfr_programs *p = rft_compile(t, NULL);
+    assert_int_equal(reported_bytes(rfr_program_report(p, 0, "autodiff"), "gradients"), A * B * (narrow ? 2 : 4));
+    rfr_programs_destroy(p);
+    rfr_trace_destroy(t);
+  }
+}
+
 /* ---- random subsets of two transformers ---- */
 
 static rfr_trace *transformer(const rfr_model_config *c, uint64_t train) {
@@ -541,6 +563,121 @@ static void test_gpt2_subsets(void **state) {
   check_subsets(RFR_MODEL_GPT2, true, 4);
 }
 
+static rfr_programs *compile_with(const rfr_trace *t, rfr_recompute recompute) {
+  rfr_compile_options o = rfr_compile_options_default();
+  o.recompute = recompute;
+  rfr_programs *p = rft_compile(t, &o);
+  fill_inputs(p);
+  OK(rfr_programs_load(p));
+  OK(rfr_program_run(p, 0));
+  return p;
+}
+
+static void assert_same_bits(const rfr_programs *p, const rfr_programs *q, const char *name, uint64_t train) {
+  rfr_tensor a, b;
+  OK(rfr_program_output(p, 0, name, &a));
+  OK(rfr_program_output(q, 0, name, &b));
+  assert_int_equal(a.bytes, b.bytes);
+  if (memcmp(a.data, b.data, (size_t)a.bytes) != 0)
+    fail_msg("%s differs from the program that trains everything; trained mask %llx", name, (unsigned long long)train);
+}
+
+/* The default passes: fusions that change bits are decided as if all inputs were trained. */
+static void check_types(rfr_model_config c, int rounds) {
+  const rfr_dtype types[] = {RFR_F32, RFR_BF16, RFR_F16};
+  c.vocab_size = 24;
+  c.hidden_size = 32;
+  c.intermediate_size = 44;
+  c.heads = 4;
+  c.kv_heads = c.type == RFR_MODEL_GPT2 ? 4 : 2;
+  c.head_dim = 8;
+  c.max_positions = 12;
+  c.dropout = 0; /* a dropout would stand between the GEMM and the residual addition */
+  for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+    c.dtype = types[i];
+    const int n = rfr_model_parameter_count(&c);
+    const uint64_t everything = n == 64 ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1;
+    rfr_trace *t = transformer(&c, everything);
+    rfr_programs *full = compile_with(t, RFR_RECOMPUTE_KEEP);
+    for (int k = 0; k < rounds; k++) {
+      rfi_u32x4 r = rfi_draw4(rfi_stream_key(57, c.type), (uint64_t)k, i, 0, 0);
+      uint64_t train = (uint64_t)r.v[0] << 32 | r.v[1];
+      if (k % 4 == 1) train &= (uint64_t)r.v[2] << 32 | r.v[3];
+      if (k % 4 == 2) train |= (uint64_t)r.v[2] << 32 | r.v[3];
+      if (k % 4 == 3) train = everything << r.v[2] % (unsigned)n; /* the first parameters are frozen */
+      train &= everything;
+      if (train == 0) continue; /* inference */
+      rfr_trace *some = transformer(&c, train);
+      rfr_programs *p = compile_with(some, k % 3 ? RFR_RECOMPUTE_KEEP : RFR_RECOMPUTE_ALL);
+      const rfr_trace *left = rfr_program_trace(p, 0, "lower");
+      for (int j = 0; j < left->n_outputs; j++) assert_same_bits(p, full, left->outputs[j].name, train);
+      rfr_programs_destroy(p);
+      rfr_trace_destroy(some);
+    }
+    rfr_programs_destroy(full);
+    rfr_trace_destroy(t);
+  }
+}
+
+static void test_types_dense(void **state) {
+  (void)state;
+  rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
+  c.layers = 3;
+  check_types(c, 24);
+  c = rfr_model_config_default(RFR_MODEL_GPT2);
+  c.layers = 2;
+  check_types(c, 12);
+}
+
+static void test_types_experts(void **state) {
+  (void)state;
+  rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
+  c.layers = 2;
+  c.experts = 4;
+  c.experts_per_token = 2;
+  c.expert_size = 20;
+  check_types(c, 24);
+  c.layers = 1;
+  c.qkv_bias = 1, c.shared_size = 12, c.expert_norm = 0;
+  check_types(c, 12);
+}
+
+/* A gradient that the GEMM of w2 adds onto is read later by the gradient of w1 alone; w0 1, w1 2, w2 4 */
+static void read_later(builder *b) {
+  rfr_trace *t = b->t;
+  rfr_value x0 = rfr_cast(t, input(b, "x", T, A), RFR_BF16), w[3];
+  for (int i = 0; i < 3; i++) w[i] = rfr_cast(t, weight(b, (const char *[]){"w0", "w1", "w2"}[i], A, A), RFR_BF16);
+  rfr_value x = rfr_linear(t, x0, w[0], RFR_NONE), u = rfr_linear(t, rfr_silu(t, x0), w[1], RFR_NONE);
+  rfr_value branch = rfr_gelu(t, rfr_linear(t, x, w[2], RFR_NONE), 1);
+  finish(b, dot(b, rfr_cast(t, rfr_add(t, rfr_add(t, x, u), branch), RFR_F32)));
+}
+
+/* The result of the GEMM that adds is read by the gradient of b too; w0 1, b 2, w1 4 */
+static void read_twice(builder *b) {
+  rfr_trace *t = b->t;
+  rfr_value x0 = rfr_cast(t, input(b, "x", T, A), RFR_BF16), w0 = rfr_cast(t, weight(b, "w0", A, A), RFR_BF16);
+  rfr_value bias = rfr_cast(t, weight(b, "b", T, A), RFR_BF16), w1 = rfr_cast(t, weight(b, "w1", A, A), RFR_BF16);
+  rfr_value a = rfr_linear(t, x0, w0, RFR_NONE), q = rfr_linear(t, rfr_add(t, a, bias), w1, RFR_NONE);
+  finish(b, dot(b, rfr_cast(t, rfr_add(t, q, rfr_silu(t, a)), RFR_F32)));
+}
+
+/* Gradients that only the program with everything trained reads: the fusion is decided as if they were read. */
+static void test_backward_sums(void **state) {
+  (void)state;
+  void (*const build[])(builder *) = {read_later, read_twice};
+  for (int i = 0; i < 2; i++) {
+    const struct frozen_case c = {.build = build[i]};
+    rfr_trace *some = record(&c, 5), *all = record(&c, 7);
+    rfr_programs *p = compile_with(some, RFR_RECOMPUTE_KEEP), *q = compile_with(all, RFR_RECOMPUTE_KEEP);
+    const rfr_trace *left = rfr_program_trace(p, 0, "lower");
+    for (int j = 0; j < left->n_outputs; j++) assert_same_bits(p, q, left->outputs[j].name, 5);
+    rfr_programs_destroy(p);
+    rfr_programs_destroy(q);
+    rfr_trace_destroy(some);
+    rfr_trace_destroy(all);
+  }
+}
+
 static void test_gemma_subsets(void **state) {
   (void)state;
   check_subsets(RFR_MODEL_GEMMA2, false, 12);
@@ -588,8 +725,10 @@ static void test_zero_gradients(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_cases),        rft_context_test(test_all_frozen),    rft_context_test(test_llama_subsets),
-      rft_context_test(test_gpt2_subsets), rft_context_test(test_gemma_subsets), rft_context_test(test_zero_gradients),
+      rft_context_test(test_cases),         rft_context_test(test_all_frozen),    rft_context_test(test_llama_subsets),
+      rft_context_test(test_gpt2_subsets),  rft_context_test(test_gemma_subsets), rft_context_test(test_zero_gradients),
+      rft_context_test(test_types_dense),   rft_context_test(test_reported_type), rft_context_test(test_backward_sums),
+      rft_context_test(test_types_experts),
   };
   return cmocka_run_group_tests_name("frozen", tests, NULL, NULL);
 }

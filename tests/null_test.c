@@ -109,6 +109,7 @@ static void contexts(void) {
   STATUS(rfr_cuda_describe, NULL, gpu, sizeof gpu);
   STATUS(rfr_cuda_piece, NULL, 0, &piece);
   STATUS(rfr_config_resolve, NULL, "refrain: 1\n", NULL, 0, ignore, NULL);
+  STATUS(rfr_config_key_at, 0, NULL);
 }
 
 static void traces(void) {
@@ -227,6 +228,7 @@ static void programs(void) {
   rfr_plan_op op;
   rfr_frontier_point points[2];
   rfr_memory_use use;
+  rfr_memory memory;
   int n;
   rfr_rng rng = {0};
   QUIET(rfr_programs_destroy, NULL);
@@ -253,6 +255,7 @@ static void programs(void) {
   GIVES(-1, rfr_program_unwritten_bytes, NULL, 0);
   STATUS(rfr_programs_check, NULL);
   STATUS(rfr_programs_memory_use, NULL, &use);
+  STATUS(rfr_programs_memory, NULL, &memory);
   GIVES(NULL, rfr_program_trace, NULL, 0, "record");
   GIVES(NULL, rfr_program_report, NULL, 0, "prune");
   GIVES(0, rfr_program_flops, NULL, 0);

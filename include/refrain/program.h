@@ -58,6 +58,9 @@ typedef struct rfr_compile_options {
   const rfr_choice *choices; /* with tune: make these, of an earlier compile, and measure nothing. NULL: measure */
   int n_choices;
   rfr_comm *comm; /* of collective ops, this rank's end; outlives the programs. NULL: there are none, or of one rank */
+  int plan_only;  /* 1: plan, but allocate no memory for the programs. All queries of the plan work; data pointers are
+                     NULL; calls that run, read or write fail with program.plan_only. A plan over `budget` is not an
+                     error: compare planned_bytes. `tune` measures nothing */
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
 
@@ -187,6 +190,22 @@ typedef struct rfr_memory_use {
   int64_t taken; /* from when the device was opened until now: these and what no row has */
 } rfr_memory_use;
 RFR_API rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out);
+
+/* Planned bytes of all programs together, by kind. The persistent part is counted exactly; the step-scoped part is what
+ * the program with the largest one has live at its peak. The fields up to `unused` sum to `total`. */
+typedef struct rfr_memory {
+  int64_t weights;   /* inputs of role trainable and frozen */
+  int64_t optimizer; /* states that an optimizer op updates with a parameter: moments, master weights */
+  int64_t states;    /* other states: step block, metrics, caches */
+  int64_t inputs;    /* all other inputs, rings included */
+  int64_t loaded;    /* results of phase load */
+  int64_t activations, gradients, workspaces, outputs; /* live at the peak of the step */
+  int64_t unused;                                      /* step-scoped bytes that hold nothing at the peak */
+  int64_t total;                                       /* planned_bytes of rfr_plan_summary */
+  int peak_program, peak_op;                           /* where the peak is */
+} rfr_memory;
+/* Works with `plan_only` too. Errors: argument (NULL), memory.alloc. */
+RFR_API rfr_status rfr_programs_memory(const rfr_programs *p, rfr_memory *out);
 
 /* The trace of a program after a pass ("record", "autodiff", "prune", "fuse", "recompute",
  * "lower"); NULL if it was not kept. Borrowed. */

@@ -13,6 +13,7 @@
 #ifndef REFRAIN_STATUS_H
 #define REFRAIN_STATUS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #if defined(_WIN32)
@@ -49,6 +50,15 @@ typedef struct rfr_error {
 
 /* The calling thread's last error; never NULL (status RFR_OK before the first). */
 RFR_API const rfr_error *rfr_last_error(void);
+
+/* Writes an error as one JSON object on one line: {"status": "invalid", "slug": "config.key", "message": "...",
+ * "next": "...", "file": "run.yaml", "line": 3}. Always these six members, in this order; bytes that are not UTF-8
+ * become U+FFFD. `error` NULL means rfr_last_error(). Works like snprintf: writes at most `size` bytes with the NUL and
+ * returns the length of the full text without it; `buffer` may be NULL when `size` is 0. A text that does not fit is
+ * cut and no longer valid JSON; RFR_ERROR_JSON_BYTES is enough for every error of the library. Allocates nothing;
+ * safe on any thread. */
+#define RFR_ERROR_JSON_BYTES 24576
+RFR_API size_t rfr_error_json(const rfr_error *error, char *buffer, size_t size);
 
 /* "invalid", "no memory", ...: a name for a status. */
 RFR_API const char *rfr_status_name(rfr_status status);

@@ -93,6 +93,7 @@ typedef struct rfr_run_options {
   int no_data;           /* 1: read no data and no weights: for plans, traces and timing (random tokens) */
   rfr_event_fn on_event; /* NULL: none */
   void *event_user;
+  int plan_only;         /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 
@@ -163,6 +164,7 @@ typedef struct rfr_run_info {
   int64_t expert_bytes;         /* of a layer's weights */
   double flops_per_step;        /* of the model's formulas: a multiply-add is two */
   rfr_dtype dtype;              /* of weights and activations */
+  int byte_tokens;              /* 1: tokens are bytes, so that bits_per_byte means what it says */
   const char *data_hash;        /* of the data read, hexadecimal; borrowed */
   const char *checkpoint;       /* folder last written or loaded, or ""; borrowed */
 } rfr_run_info;
@@ -207,6 +209,20 @@ RFR_API rfr_status rfr_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out);
  * its value comes from. What it passes over is a warning to options->on_event. Errors: config.*. */
 RFR_API rfr_status rfr_config_resolve(rfr_ctx *ctx, const char *config_text, const rfr_run_options *options,
                                       int sources, rfr_write_fn write, void *user);
+
+/* One key of the configuration, a row of the table in docs/config.md. All text is static. */
+typedef struct rfr_config_key {
+  size_t size;
+  const char *name;     /* "optimizer.lr" */
+  const char *type;     /* what a file may hold: "number" */
+  const char *initial;  /* the default as text; "required": there is none; "auto": derived from other keys */
+  const char *accepted; /* a range "A..B", "A.." or ">A", or choices "a|b"; "": any value of the type */
+  const char *meaning;
+  int may_change; /* 1: a resume may change it */
+} rfr_config_key;
+/* The i-th key, from 0, in the order of the file format. Needs no context; any thread. Errors: argument past the end,
+ * with *out zeroed. */
+RFR_API rfr_status rfr_config_key_at(int i, rfr_config_key *out);
 
 #ifdef __cplusplus
 }

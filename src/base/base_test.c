@@ -116,6 +116,30 @@ static void test_error_too_long(void **state) {
   assert_string_equal(rfr_last_error()->message, "short");
 }
 
+static void test_error_json(void **state) {
+  (void)state;
+  char text[RFR_ERROR_JSON_BYTES], small[16];
+  rfi_fail_at(RFI_E_CONFIG_KEY, "a\\b.yaml", 12, "no key \"l\tr\" \xC3\xA4 \xFF\xC0\x80\xED\xA0\x80 end");
+  const size_t n = rfr_error_json(rfr_last_error(), text, sizeof text);
+  assert_int_equal(n, strlen(text));
+  assert_string_equal(text,
+                      "{\"status\": \"invalid\", \"slug\": \"config.key\", \"message\": \"a\\\\b.yaml:12: no key "
+                      "\\\"l\\u0009r\\\" \xC3\xA4 "
+                      "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD end\", \"next\": "
+                      "\"remove it or correct its name\", \"file\": \"a\\\\b.yaml\", \"line\": 12}");
+  assert_int_equal(rfr_error_json(NULL, NULL, 0), n); /* NULL: the thread's last error */
+  memset(small, 'x', sizeof small);
+  assert_int_equal(rfr_error_json(rfr_last_error(), small, sizeof small), n);
+  assert_int_equal(strlen(small), sizeof small - 1);
+  assert_memory_equal(small, text, sizeof small - 1);
+  /* The longest error fits: every byte escaped. */
+  char longest[4000];
+  memset(longest, 1, sizeof longest - 1);
+  longest[sizeof longest - 1] = '\0';
+  rfi_fail_at(RFI_E_DATA_HELD_OUT, longest, INT64_MAX, "%s", longest);
+  assert_true(rfr_error_json(rfr_last_error(), NULL, 0) < RFR_ERROR_JSON_BYTES);
+}
+
 static void test_error_allocates_nothing(void **state) {
   (void)state;
   rfi_fail(RFI_E_ARGUMENT, "warm");
@@ -123,6 +147,7 @@ static void test_error_allocates_nothing(void **state) {
   for (int i = 0; i < 100; i++) {
     rfi_fail_at(RFI_E_ARGUMENT, "file", i, "%d %g %s", i, 1.5, "text");
     rfi_fail_prefix("outer: ");
+    rfr_error_json(NULL, NULL, 0);
   }
   assert_int_equal(mallinfo2().uordblks, before);
 }
@@ -235,6 +260,8 @@ static void test_options_values(void **state) {
   o.module_path = path;
   assert_error(create_and_destroy(&o), RFR_INVALID, "argument", "module_path");
   free(path);
+  o.module_path = "modules"; /* would change with the working folder */
+  assert_error(create_and_destroy(&o), RFR_INVALID, "argument", "\"modules\" is not an absolute path");
 }
 
 static void test_options_defaults(void **state) {
@@ -605,7 +632,7 @@ static void test_log(void **state) {
   assert_in_range(strlen(l.text), 2000, 2100);
   rfr_ctx_destroy(ctx);
   ctx = make_ctx();
-  rfi_log(ctx, RFR_LOG_INFO, "nobody listens");
+  rfi_log(ctx, RFR_LOG_INFO, "a context without a log function");
   assert_int_equal(l.n, 2);
   rfr_ctx_destroy(ctx);
 }
@@ -618,6 +645,7 @@ int main(void) {
       cmocka_unit_test(test_error_table),
       cmocka_unit_test(test_error_text),
       cmocka_unit_test(test_error_too_long),
+      cmocka_unit_test(test_error_json),
       cmocka_unit_test(test_error_allocates_nothing),
       cmocka_unit_test(test_error_belongs_to_thread),
       cmocka_unit_test(test_options_size),

@@ -129,6 +129,77 @@ const rfr_error *rfr_last_error(void) {
   return &last.error;
 }
 
+/* ---- JSON ---- */
+
+typedef struct json_text {
+  char *out;
+  size_t size, n; /* n: length of the full text, which may be more than fits */
+} json_text;
+
+static void put_byte(json_text *t, char c) {
+  if (t->n + 1 < t->size) t->out[t->n] = c;
+  t->n++;
+}
+
+static void put_text(json_text *t, const char *s) {
+  for (; *s != '\0'; s++) put_byte(t, *s);
+}
+
+/* Length of the UTF-8 sequence at `s`, 0 if there is none. Overlong forms, surrogates and code points above U+10FFFF
+ * are none. */
+static int utf8_length(const unsigned char *s) {
+  const int n = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] < 0xE0 ? 2 : s[0] >= 0xE0 && s[0] < 0xF0 ? 3 : 4;
+  if (n == 4 && (s[0] < 0xF0 || s[0] > 0xF4)) return 0;
+  for (int i = 1; i < n; i++)
+    if ((s[i] & 0xC0) != 0x80) return 0;
+  if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F)) return 0;
+  if ((s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;
+  return n;
+}
+
+static void put_string(json_text *t, const char *s) {
+  put_byte(t, '"');
+  for (int n; s != NULL && *s != '\0'; s += n) {
+    const unsigned char c = (unsigned char)*s;
+    n = utf8_length((const unsigned char *)s);
+    if (n == 0) {
+      put_text(t, "\xEF\xBF\xBD"); /* U+FFFD */
+      n = 1;
+    } else if (c == '"' || c == '\\') {
+      put_byte(t, '\\');
+      put_byte(t, *s);
+    } else if (c < 0x20) {
+      char escape[8];
+      rfi_snprintf(escape, sizeof escape, "\\u%04x", c);
+      put_text(t, escape);
+    } else {
+      for (int i = 0; i < n; i++) put_byte(t, s[i]);
+    }
+  }
+  put_byte(t, '"');
+}
+
+size_t rfr_error_json(const rfr_error *error, char *buffer, size_t size) {
+  json_text t = {buffer, buffer != NULL ? size : 0, 0};
+  char line[32];
+  if (error == NULL) error = rfr_last_error();
+  const struct {
+    const char *before, *text;
+  } members[] = {{"{\"status\": ", rfr_status_name(error->status)},
+                 {", \"slug\": ", error->slug},
+                 {", \"message\": ", error->message},
+                 {", \"next\": ", error->next},
+                 {", \"file\": ", error->file}};
+  for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+    put_text(&t, members[i].before);
+    put_string(&t, members[i].text);
+  }
+  rfi_snprintf(line, sizeof line, ", \"line\": %lld}", (long long)error->line);
+  put_text(&t, line);
+  if (t.size > 0) t.out[t.n < t.size ? t.n : t.size - 1] = '\0';
+  return t.n;
+}
+
 const char *rfr_status_name(rfr_status status) {
   return (unsigned)status <= RFR_INTERNAL ? status_names[status] : "unknown";
 }

@@ -15,19 +15,14 @@ rfr_compile_options rfr_compile_options_default(void) {
 
 /* ---- inputs, shared by name ---- */
 
-static rfi_program_input *find_slot(const rfr_programs *p, const char *name) {
-  int i = rfi_names_find(&p->names, name);
-  return i < 0 ? NULL : &p->slot[i];
-}
-
 /* The host fills and reads what ring ops reach, while programs run. */
 static void mark_rings(rfr_programs *p, const rfr_trace *t) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->outside || strcmp(op->def->family, "ring") != 0 || op->n_in == 0) continue;
     const rfi_value *ring = &t->values[t->values[op->in[0]].base];
-    rfi_program_input *slot = ring->op < 0 ? find_slot(p, ring->name) : NULL;
-    if (slot) slot->ring = true;
+    rfi_program_input *input = ring->op < 0 ? rfi_find_input(p, ring->name) : NULL;
+    if (input) input->ring = true;
   }
 }
 
@@ -35,18 +30,18 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
   const rfr_trace *t = g->trace;
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
-    rfi_program_input *slot = find_slot(p, x->name);
-    if (slot) {
-      if (memcmp(&slot->tensor.type, &x->type, sizeof x->type) != 0 || slot->tensor.role != (rfr_role)x->role)
+    rfi_program_input *input = rfi_find_input(p, x->name);
+    if (input) {
+      if (memcmp(&input->tensor.type, &x->type, sizeof x->type) != 0 || input->tensor.role != (rfr_role)x->role)
         return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has another type or role in program \"%s\" than before", x->name,
                         g->name);
       continue;
     }
-    if (!rfi_arena_grow(p->strings, (void **)&p->slot, &p->cap_slots, p->n_slots + 1, sizeof *p->slot))
+    if (!rfi_arena_grow(p->strings, (void **)&p->input, &p->cap_inputs, p->n_inputs + 1, sizeof *p->input))
       return RFR_NO_MEMORY;
     const char *name = rfi_arena_strdup(p->strings, x->name);
-    if (!name || !rfi_names_add(&p->names, p->strings, name, p->n_slots)) return RFR_NO_MEMORY;
-    p->slot[p->n_slots++] = (rfi_program_input){
+    if (!name || !rfi_names_add(&p->names, p->strings, name, p->n_inputs)) return RFR_NO_MEMORY;
+    p->input[p->n_inputs++] = (rfi_program_input){
         .tensor = {.name = name, .role = (rfr_role)x->role, .type = x->type, .bytes = rfi_bytes(&x->type)}};
     p->persistent_bytes += rfi_storage_bytes(&x->type);
   }
@@ -56,7 +51,7 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
 
 /* ---- one program ---- */
 
-static rfi_pass_options pass_options(rfr_programs *p) {
+rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
   return (rfi_pass_options){.fuse = p->options.fuse,
                             .prune = p->options.prune,
                             .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->backend->loss_chunk,
@@ -78,7 +73,7 @@ static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
 }
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
-  rfi_pass_options o = pass_options(p);
+  rfi_pass_options o = rfi_program_pass_options(p);
   const double start = rfi_now();
   RFI_TRY(rfi_pipeline_run(recorded, &o, &g->pipeline));
   g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
@@ -109,7 +104,7 @@ static int64_t all_persistent_bytes(const rfr_programs *p) {
  * bytes recomputes as much as it must. One that cannot ends at its smallest plan. */
 static rfr_status meet_budget(rfr_programs *p) {
   int64_t room = p->options.budget - all_persistent_bytes(p);
-  rfi_pass_options o = pass_options(p);
+  rfi_pass_options o = rfi_program_pass_options(p);
   o.budget = room > 0 ? room : 1;
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
@@ -206,11 +201,11 @@ static rfr_status report_branches(rfr_programs *p) {
 static void place_inputs(rfr_programs *p) {
   p->persistent_bytes = 0;
   for (int pass = 0; pass < 2; pass++) {
-    for (int i = 0; i < p->n_slots; i++) {
-      rfi_program_input *slot = &p->slot[i];
-      if (slot->ring != (pass == 0)) continue;
-      slot->offset = p->persistent_bytes;
-      p->persistent_bytes += rfi_storage_bytes(&slot->tensor.type);
+    for (int i = 0; i < p->n_inputs; i++) {
+      rfi_program_input *input = &p->input[i];
+      if (input->ring != (pass == 0)) continue;
+      input->offset = p->persistent_bytes;
+      p->persistent_bytes += rfi_storage_bytes(&input->tensor.type);
     }
     if (pass == 0) p->ring_bytes = p->persistent_bytes;
   }
@@ -224,7 +219,7 @@ static void place_loads(rfr_programs *p, rfi_program *g) {
     g->offset[v] = -1;
     if (x->base != v) continue;
     if (x->op < 0) {
-      g->offset[v] = find_slot(p, x->name)->offset;
+      g->offset[v] = rfi_find_input(p, x->name)->offset;
     } else if (t->ops[x->op].phase == RFR_PHASE_LOAD) {
       g->offset[v] = p->persistent_bytes;
       p->persistent_bytes += rfi_storage_bytes(&x->type);
@@ -233,7 +228,7 @@ static void place_loads(rfr_programs *p, rfi_program *g) {
 }
 
 static rfr_status check_budget(const rfr_programs *p, bool demand) {
-  if (p->options.budget <= 0 || p->total_bytes <= p->options.budget) return RFR_OK;
+  if (p->options.plan_only || p->options.budget <= 0 || p->total_bytes <= p->options.budget) return RFR_OK;
   return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
                   "the plan needs %lld bytes, %s (%lld persistent, %lld for the step), the budget is %lld",
                   (long long)p->total_bytes,
@@ -259,15 +254,23 @@ static rfr_status allocate_arena(rfr_programs *p) {
   return p->backend->alloc(p->device, RFI_MEMORY_ARENA, (size_t)bytes, (void **)&p->arena);
 }
 
+/* The error of an allocation, with the plan's bytes in front of it. */
+static rfr_status fail_arena(const rfr_programs *p, rfr_status s) {
+  return s != RFR_NO_MEMORY ? s
+                            : rfi_fail_prefix("the plan needs %lld bytes (%lld persistent, %lld for the step): ",
+                                              (long long)p->total_bytes, (long long)p->persistent_bytes,
+                                              (long long)p->transient_bytes);
+}
+
 /* Side branches are given up before what fits without them is refused. */
 static rfr_status allocate_arena_or_line(rfr_programs *p) {
   bool fewer;
   const rfr_status s = allocate_arena(p);
   if (s != RFR_NO_MEMORY) return s;
   RFI_TRY(drop_branches(p, &fewer));
-  if (!fewer) return s;
+  if (!fewer) return fail_arena(p, s);
   share_step(p, false);
-  return allocate_arena(p);
+  return fail_arena(p, allocate_arena(p));
 }
 
 /* A known pattern in the step's part, so that what is never touched shows; the rest starts as zeros. */
@@ -286,7 +289,7 @@ static rfr_status allocate_memory(rfr_programs *p) {
   return b->host ? RFR_OK : rfi_alloc(p->ctx, RFI_WINDOW, (void **)&p->window);
 }
 
-static rfr_status allocate(rfr_programs *p) {
+static rfr_status plan_programs(rfr_programs *p) {
   bool demand = p->options.recompute == RFR_RECOMPUTE_AUTO && p->options.budget > 0;
   if (demand) RFI_TRY(meet_budget(p));
   place_inputs(p);
@@ -299,13 +302,17 @@ static rfr_status allocate(rfr_programs *p) {
   for (int i = 0; i < p->n && p->backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
   share_step(p, false);
   RFI_TRY(check_budget(p, demand));
-  if (p->options.debug) share_step(p, true); /* what is debugged is the program that fits, in more room */
-  if (p->options.tune) RFI_TRY(rfi_tune(p)); /* measured while the device still has the arena's room */
+  if (p->options.debug) share_step(p, true); /* the budget is for the program; debugging it needs more bytes */
+  return RFR_OK;
+}
+
+/* Memory, and the addresses in it. */
+static rfr_status allocate(rfr_programs *p) {
+  if (p->options.tune) RFI_TRY(rfi_tune(p)); /* measured while the arena's bytes are still free */
   RFI_TRY(allocate_memory(p));
-  RFI_TRY(report_branches(p));
-  for (int i = 0; i < p->n_slots; i++) {
-    p->slot[i].tensor.data = rfi_address(p, p->slot[i].offset);
-    p->slot[i].tensor.host = p->slot[i].ring || p->backend->host;
+  for (int i = 0; i < p->n_inputs; i++) {
+    p->input[i].tensor.data = rfi_address(p, p->input[i].offset);
+    p->input[i].tensor.host = p->input[i].ring || p->backend->host;
   }
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
@@ -317,11 +324,28 @@ static rfr_status allocate(rfr_programs *p) {
   return RFR_OK;
 }
 
+/* Whether running the trace can be observed: it has an output, or an op with an effect. */
+static bool has_result(const rfr_trace *t) {
+  bool found = t->n_outputs > 0;
+  for (int i = 0; i < t->n_ops && !found; i++) found = t->ops[i].def->flags & (RFI_STATE | RFI_HOST);
+  return found;
+}
+
+static rfr_status check_trace(const rfr_ctx *ctx, int i, int n, const rfr_trace *t) {
+  if (!t) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d has no trace", i, n);
+  if (t->ctx != ctx)
+    return rfi_fail(RFI_E_ARGUMENT, "the trace of program %d belongs to another context: record it in this one", i);
+  const rfr_status s = rfr_trace_status(t);
+  if (s != RFR_OK) return rfi_fail_prefix("the trace of program %d is unfinished: ", i), s;
+  if (has_result(t)) return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT,
+                  "the trace of program %d is unfinished: no output and no op with an effect; call rfr_output", i);
+}
+
 static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *traces, const rfr_compile_options *o) {
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (n < 1 || !traces) return rfi_fail(RFI_E_ARGUMENT, "%d programs, or no traces", n);
-  for (int i = 0; i < n; i++)
-    if (!traces[i]) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d has no trace", i, n);
+  for (int i = 0; i < n; i++) RFI_TRY(check_trace(ctx, i, n, traces[i]));
   if (!o) return RFR_OK;
   RFI_TRY(rfi_check_options("rfr_compile_options", o, o->size, sizeof *o));
   if (o->budget < 0 || o->loss_chunk < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
@@ -338,6 +362,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
                        const rfr_compile_options *options, rfr_programs **out) {
   rfr_status s;
   rfr_programs *p = NULL;
+  RFI_TRY(rfi_check_handle(out, "rfr_programs *"));
   *out = NULL;
   RFI_TRY(check_arguments(ctx, n, traces, options));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
@@ -363,7 +388,9 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
       goto fail;
     }
   }
-  RFI_GOTO(allocate(p));
+  RFI_GOTO(plan_programs(p));
+  if (!p->options.plan_only) RFI_GOTO(allocate(p));
+  RFI_GOTO(report_branches(p));
   p->options.choices = NULL; /* the caller's */
   if (!p->options.keep_traces)
     for (int i = 0; i < n; i++)
@@ -399,213 +426,4 @@ void rfr_programs_destroy(rfr_programs *p) {
   }
   rfi_arena_destroy(p->strings);
   rfi_free(p->ctx, p);
-}
-
-/* ---- answers ---- */
-
-rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out) {
-  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  if (i < 0 || i >= p->n) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d", i, p->n);
-  *out = &p->program[i];
-  return RFR_OK;
-}
-
-rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out) {
-  memset(out, 0, sizeof *out);
-  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  if (i < 0 || i >= p->n_slots) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->n_slots);
-  *out = p->slot[i].tensor;
-  return RFR_OK;
-}
-
-rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tensor *out) {
-  memset(out, 0, sizeof *out);
-  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  const rfi_program_input *slot = name ? find_slot(p, name) : NULL;
-  if (!slot) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name ? name : "");
-  *out = slot->tensor;
-  return RFR_OK;
-}
-
-rfr_status rfr_program_output(const rfr_programs *p, int program, const char *name, rfr_tensor *out) {
-  rfi_program *g;
-  memset(out, 0, sizeof *out);
-  RFI_TRY(rfi_program_get(p, program, &g));
-  if (!name) name = "";
-  for (int i = 0; i < g->trace->n_outputs; i++) {
-    if (strcmp(g->trace->outputs[i].name, name) != 0) continue;
-    const rfi_value *v = &g->trace->values[g->trace->outputs[i].value];
-    if (!rfi_is_dense(v)) return rfi_fail(RFI_E_PROGRAM_NAME, "output \"%s\" is a strided view; copy it first", name);
-    *out = (rfr_tensor){.name = g->trace->outputs[i].name,
-                        .type = v->type,
-                        .data = rfi_address(p, g->offset[v->base]) + v->offset * rfr_dtype_bits(v->type.dtype) / 8,
-                        .bytes = rfi_bytes(&v->type),
-                        .host = p->backend->host};
-    return RFR_OK;
-  }
-  return rfi_fail(RFI_E_PROGRAM_NAME, "program \"%s\" has no output \"%s\"", g->name, name);
-}
-
-rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out) {
-  rfi_program *g;
-  memset(out, 0, sizeof *out);
-  RFI_TRY(rfi_program_get(p, program, &g));
-  *out = (rfr_plan_summary){p->total_bytes,      p->persistent_bytes,    g->plan.bytes,
-                            g->plan.lower_bound, p->n_slots + g->plan.n, p->options.budget,
-                            g->compile_seconds,  g->n_side_ops,          g->branch_bytes};
-  return RFR_OK;
-}
-
-static const char *kind_of(const rfi_program *g, const rfi_buffer *b) {
-  if (b->value == RFR_NONE) return "workspace";
-  if (b->last >= g->trace->n_ops) return "output";
-  const rfi_opr *op = &g->trace->ops[g->trace->values[b->value].op];
-  if (op->clone_of >= 0) return "activation"; /* made again, in the backward's phase */
-  switch (op->phase) {
-    case RFR_PHASE_DGRAD:
-    case RFR_PHASE_WGRAD: return "gradient";
-    default: return "activation";
-  }
-}
-
-rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out) {
-  rfi_program *g;
-  memset(out, 0, sizeof *out);
-  RFI_TRY(rfi_program_get(p, program, &g));
-  if (i >= 0 && i < p->n_slots) {
-    const rfr_tensor *t = &p->slot[i].tensor;
-    bool weight = t->role == RFR_ROLE_TRAINABLE || t->role == RFR_ROLE_FROZEN;
-    *out = (rfr_plan_buffer){t->name,  weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input",
-                             t->bytes, p->slot[i].offset,
-                             0,        g->trace->n_ops};
-    return RFR_OK;
-  }
-  if (i < 0 || i >= p->n_slots + g->plan.n)
-    return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->n_slots + g->plan.n);
-  const rfi_buffer *b = &g->plan.buffer[i - p->n_slots];
-  const rfi_opr *op = &g->trace->ops[b->value >= 0 ? g->trace->values[b->value].op : b->first];
-  const char *name = b->value >= 0 ? g->trace->values[b->value].name : "";
-  *out = (rfr_plan_buffer){name[0] ? name : op->def->name,  kind_of(g, b), b->bytes,
-                           p->persistent_bytes + b->offset, b->first,      b->last};
-  return RFR_OK;
-}
-
-rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op *out) {
-  rfi_program *g;
-  memset(out, 0, sizeof *out);
-  RFI_TRY(rfi_program_get(p, program, &g));
-  if (i < 0 || i >= g->trace->n_ops) return rfi_fail(RFI_E_ARGUMENT, "op %d of %d", i, g->trace->n_ops);
-  const rfi_opr *op = &g->trace->ops[i];
-  *out = (rfr_plan_op){op->def->name, op->scope, op->reason, (rfr_phase)op->phase, op->microbatch, op->clone_of};
-  return RFR_OK;
-}
-
-/* ---- what was written ---- */
-
-enum { CHUNK = 1 << 20 };
-
-/* How many of the bytes [offset, offset + bytes) still hold the pattern, whole lines of it; `chunk` has CHUNK bytes. */
-static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, unsigned char *chunk,
-                                  int64_t *untouched) {
-  for (int64_t at = 0; at < bytes; at += CHUNK) {
-    const int64_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
-    RFI_TRY(p->backend->copy(p->device, chunk, rfi_address(p, offset + at), (size_t)n));
-    for (int64_t i = 0; i < n; i += RFI_ALIGNMENT) {
-      const int64_t line = n - i < RFI_ALIGNMENT ? n - i : RFI_ALIGNMENT;
-      int64_t k = 0;
-      while (k < line && chunk[i + k] == RFI_PATTERN) k++;
-      if (k == line) *untouched += line;
-    }
-  }
-  return RFR_OK;
-}
-
-int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
-  int64_t untouched = 0;
-  void *chunk;
-  if (rfi_check_handle(p, "rfr_programs") != RFR_OK || rfi_alloc(p->ctx, CHUNK, &chunk) != RFR_OK) return -1;
-  const rfr_status s = count_untouched(p, p->persistent_bytes, p->transient_bytes, chunk, &untouched);
-  rfi_free(p->ctx, chunk);
-  return s == RFR_OK ? p->total_bytes - untouched : -1;
-}
-
-int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
-  int64_t untouched = 0;
-  rfi_program *g;
-  void *chunk;
-  if (rfi_program_get(p, program, &g) != RFR_OK || rfi_alloc(p->ctx, CHUNK, &chunk) != RFR_OK) return -1;
-  rfr_status s = RFR_OK;
-  for (int i = 0; i < g->plan.n && s == RFR_OK; i++) {
-    const rfi_buffer *b = &g->plan.buffer[i];
-    if (b->value >= 0) s = count_untouched(p, p->persistent_bytes + b->offset, b->bytes, chunk, &untouched);
-  }
-  rfi_free(p->ctx, chunk);
-  return s == RFR_OK ? untouched : -1;
-}
-
-rfr_status rfr_programs_check(const rfr_programs *p) {
-  unsigned char *guard;
-  int i = 0;
-  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  const int bytes = p->backend->guard;
-  RFI_TRY(RFI_ALLOC(p->ctx, (size_t)bytes, &guard));
-  rfr_status s = p->backend->copy(p->device, guard, rfi_address(p, p->total_bytes), (size_t)bytes);
-  while (s == RFR_OK && i < bytes && guard[i] == RFI_PATTERN) i++;
-  rfi_free(p->ctx, guard);
-  if (s != RFR_OK || i == bytes) return s;
-  return rfi_fail(RFI_E_DEBUG_OVERRUN, "byte %d behind the arena was written", i);
-}
-
-rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out) {
-  memset(out, 0, sizeof *out);
-  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  return p->backend->memory_use(p->device, out);
-}
-
-/* ---- traces and costs ---- */
-
-static const rfi_stage *find_stage(const rfr_programs *p, int program, const char *pass) {
-  rfi_program *g;
-  if (rfi_program_get(p, program, &g) != RFR_OK || !pass) return NULL;
-  for (int k = 0; k < RFI_STAGES; k++)
-    if (strcmp(g->pipeline.stage[k].pass, pass) == 0) return &g->pipeline.stage[k];
-  return NULL;
-}
-
-const rfr_trace *rfr_program_trace(const rfr_programs *p, int program, const char *pass) {
-  const rfi_stage *stage = find_stage(p, program, pass);
-  return stage ? stage->trace : NULL;
-}
-
-const char *rfr_program_report(const rfr_programs *p, int program, const char *pass) {
-  const rfi_stage *stage = find_stage(p, program, pass);
-  return stage ? stage->report.text.data ? stage->report.text.data : "" : NULL;
-}
-
-double rfr_program_flops(const rfr_programs *p, int program) {
-  rfi_program *g;
-  return rfi_program_get(p, program, &g) == RFR_OK ? g->flops : 0;
-}
-
-double rfr_program_recomputed_flops(const rfr_programs *p, int program) {
-  rfi_program *g;
-  return rfi_program_get(p, program, &g) == RFR_OK ? g->recomputed_flops : 0;
-}
-
-rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point *points, int max, int *n) {
-  rfi_program *g;
-  int64_t others = 0;
-  *n = 0;
-  RFI_TRY(rfi_program_get(p, program, &g));
-  const rfi_stage *stage = find_stage(p, program, "fuse");
-  if (!stage || !stage->trace) return rfi_fail(RFI_E_ARGUMENT, "the traces of program \"%s\" were not kept", g->name);
-  for (int i = 0; i < p->n; i++)
-    if (i != program && p->program[i].plan.bytes > others) others = p->program[i].plan.bytes;
-  rfi_pass_options o = pass_options(p);
-  RFI_TRY(rfi_recompute_frontier(stage->trace, &o, points, max, n));
-  for (int i = 0; i < *n; i++) {
-    int64_t step = points[i].planned_bytes > others ? points[i].planned_bytes : others;
-    points[i].planned_bytes = p->persistent_bytes + step;
-  }
-  return RFR_OK;
 }

@@ -8,8 +8,13 @@
  * own; the rest is the arena, with a guard behind it. rfi_address turns an offset into an
  * address.
  *
- * compile.c fills it in, bind.c picks kernels and writes addresses, run.c runs, captures
- * and replays, debug.c is the careful runner, tune.c lets a clock choose.
+ * compile.c   options, passes, plans, arena
+ * select.c    a kernel for every op, and its workspace
+ * address.c   addresses in the arguments of kernels
+ * run.c       run, capture, replay, profile, copies to and from the host
+ * debug.c     the checked runner
+ * tune.c      choices made by measuring
+ * program_info.c  answers about the result
  */
 #ifndef RFI_EXEC_H
 #define RFI_EXEC_H
@@ -61,9 +66,9 @@ struct rfr_programs {
   rfi_device *device;
   rfi_program *program;
   int n;
-  rfi_program_input *slot;
-  rfi_names names; /* of the slots */
-  int n_slots, cap_slots;
+  rfi_program_input *input;
+  rfi_names names; /* of the inputs */
+  int n_inputs, cap_inputs;
   rfr_choice *choice; /* what tuning decided */
   int n_choices, cap_choices;
   unsigned char *ring, *arena;
@@ -77,26 +82,49 @@ static inline unsigned char *rfi_address(const rfr_programs *p, int64_t offset) 
   return offset < p->ring_bytes ? p->ring + offset : p->arena + (offset - p->ring_bytes);
 }
 
+/* An input by name; NULL: there is none. */
+static inline rfi_program_input *rfi_find_input(const rfr_programs *p, const char *name) {
+  const int i = rfi_names_find(&p->names, name);
+  return i < 0 ? NULL : &p->input[i];
+}
+
 /* The i-th program, for public calls: an error without programs or past the last. */
 rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out);
 
-/* ---- bind.c ---- */
+/* Calls that need the programs' memory: an error without programs, or after a compile with plan_only. */
+rfr_status rfi_check_allocated(const rfr_programs *p, const char *call);
+/* The same, and the i-th program. */
+rfr_status rfi_program_get_allocated(const rfr_programs *p, int i, const char *call, rfi_program **out);
+
+/* ---- compile.c ---- */
+/* Options of the passes, from those of the compile. */
+rfi_pass_options rfi_program_pass_options(rfr_programs *p);
+
+/* ---- program_info.c ---- */
+/* The k-th output of a program; false: it is a strided view, which has no dense tensor. */
+bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor *out);
+/* Planned bytes by kind, as rfr_programs_memory; needs plans and placed inputs alone. */
+rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out);
+
+/* ---- select.c ---- */
 /* Lets an open device know the communicator of its ops. */
 rfr_status rfi_join_communicator(const rfi_exec_target *m);
 /* Picks a kernel for every op: fills bound[] (room for n_ops) with shapes, workspace sizes and fake addresses; *n gets
  * their number, views have none. */
 rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_bound *bound, int *n);
-/* Writes addresses into the arguments of bound ops: those of owners of storage, as `address` gives them. */
-void rfi_set_op_addresses(const rfr_trace *t, rfi_bound *bound, int n,
-                          unsigned char *(*address)(const void *user, rfr_value owner), const void *user);
 /* Workspace of each op's kernel, bytes[n_ops]. */
 rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, int64_t *bytes);
 /* The same for a program, which is costed too; the report gets a line for each product of experts. */
 rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report);
-/* Writes the addresses that the plan gives. */
-void rfi_set_program_addresses(rfr_programs *p, rfi_program *program);
 /* rfi_select_workspaces as rfi_pass_options wants it. */
 rfr_status rfi_pass_workspaces(void *programs, const rfr_trace *t, int64_t *bytes);
+
+/* ---- address.c ---- */
+/* Writes addresses into the arguments of bound ops: those of owners of storage, as `address` gives them. */
+void rfi_set_op_addresses(const rfr_trace *t, rfi_bound *bound, int n,
+                          unsigned char *(*address)(const void *user, rfr_value owner), const void *user);
+/* Writes the addresses that the plan gives. */
+void rfi_set_program_addresses(rfr_programs *p, rfi_program *program);
 
 /* ---- run.c ---- */
 /* The signature: what was captured against what is given now, by its type and, unless `at` is NULL, by its address; at

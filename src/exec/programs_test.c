@@ -411,7 +411,8 @@ static void test_replay_signature(void **state) {
   rfr_trace *t = training_step((step_shape){2, 21, false});
   rfr_programs *p = rft_compile(t, NULL);
   init_step(p);
-  assert_int_equal(rfr_program_replay(p, 0, NULL, 0), RFR_MISMATCH);
+  assert_int_equal(rfr_program_replay(p, 0, NULL, 0), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "program.order");
   OK(rfr_program_capture(p, 0));
   rfr_tensor x;
   OK(rfr_programs_tensor(p, "x", &x));

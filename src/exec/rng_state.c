@@ -50,6 +50,7 @@ static rfr_status find_in_programs(rfr_programs *p, const char *stream, rfr_tens
 rfr_status rfr_programs_get_rng(rfr_programs *p, const char *stream, rfr_rng *out) {
   int64_t block[BLOCK] = {0};
   rfr_tensor x;
+  RFI_TRY(rfi_check_handle(out, "rfr_rng"));
   *out = (rfr_rng){0};
   RFI_TRY(find_in_programs(p, stream, &x, block));
   *out = read_block(block);
@@ -59,6 +60,7 @@ rfr_status rfr_programs_get_rng(rfr_programs *p, const char *stream, rfr_rng *ou
 rfr_status rfr_programs_set_rng(rfr_programs *p, const char *stream, const rfr_rng *rng) {
   int64_t block[BLOCK];
   rfr_tensor x;
+  RFI_TRY(rfi_check_handle(rng, "rfr_rng"));
   RFI_TRY(find_in_programs(p, stream, &x, block));
   write_block(block, rng);
   return rfr_programs_write(p, &x, block);
@@ -77,7 +79,7 @@ static rfr_status find_in_graphs(rfr_graphs *g, const char *stream, rfr_tensor *
 rfr_status rfr_graphs_get_rng(rfr_graphs *g, const char *stream, rfr_rng *out) {
   int64_t block[BLOCK] = {0};
   rfr_tensor x;
-  RFI_TRY(rfi_check_handle(out, "out"));
+  RFI_TRY(rfi_check_handle(out, "rfr_rng"));
   *out = (rfr_rng){0};
   RFI_TRY(find_in_graphs(g, stream, &x, block));
   *out = read_block(block);
@@ -87,7 +89,7 @@ rfr_status rfr_graphs_get_rng(rfr_graphs *g, const char *stream, rfr_rng *out) {
 rfr_status rfr_graphs_set_rng(rfr_graphs *g, const char *stream, const rfr_rng *rng) {
   int64_t block[BLOCK];
   rfr_tensor x;
-  RFI_TRY(rfi_check_handle(rng, "rng"));
+  RFI_TRY(rfi_check_handle(rng, "rfr_rng"));
   RFI_TRY(find_in_graphs(g, stream, &x, block));
   if (g->state != RFI_STEP_NONE)
     return rfi_fail(RFI_E_GRAPHS_ORDER, "\"%s\" is read by the step that has begun: end or abort it first", x.name);

@@ -18,7 +18,7 @@ static rfr_status named(rfr_status s, const rfr_programs *p, const rfi_program *
 }
 
 rfr_status rfr_programs_load(rfr_programs *p) {
-  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
+  RFI_TRY(rfi_check_allocated(p, "rfr_programs_load"));
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     if (p->options.debug) RFI_TRY(rfi_debug_run(p, g, 0, g->n_load));
@@ -29,7 +29,7 @@ rfr_status rfr_programs_load(rfr_programs *p) {
 
 rfr_status rfr_program_run(rfr_programs *p, int program) {
   rfi_program *g;
-  RFI_TRY(rfi_program_get(p, program, &g));
+  RFI_TRY(rfi_program_get_allocated(p, program, "rfr_program_run", &g));
   if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
   rfi_bound *step = g->bound + g->n_load;
   return named(p->backend->run(p->device, step, g->n_bound - g->n_load), p, g, step);
@@ -77,10 +77,12 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
 
 rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times, int max, int *n) {
   rfi_program *g;
+  RFI_TRY(rfi_check_handle(n, "int"));
   *n = 0;
   RFI_TRY(rfi_program_get(p, program, &g));
   *n = g->n_bound - g->n_load;
   if (!times) return RFR_OK;
+  RFI_TRY(rfi_check_allocated(p, "rfr_program_profile"));
   if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d times, program \"%s\" has %d ops", max, g->name, *n);
   if (p->options.debug) return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" was compiled for debugging", g->name);
   return run_timed(p, g, g->bound + g->n_load, *n, times);
@@ -88,7 +90,7 @@ rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times,
 
 rfr_status rfr_program_capture(rfr_programs *p, int program) {
   rfi_program *g;
-  RFI_TRY(rfi_program_get(p, program, &g));
+  RFI_TRY(rfi_program_get_allocated(p, program, "rfr_program_capture", &g));
   p->backend->graph_destroy(p->device, g->graph);
   g->graph = NULL;
   rfi_bound *step = g->bound + g->n_load;
@@ -118,17 +120,18 @@ rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void
 
 static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, const rfr_binding *b) {
   int found = b->name ? rfi_names_find(&p->names, b->name) : -1;
-  const rfi_program_input *slot = found < 0 ? NULL : &p->slot[found];
-  if (!slot)
+  const rfi_program_input *input = found < 0 ? NULL : &p->input[found];
+  if (!input)
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" has no input \"%s\"", g->name, b->name ? b->name : "");
-  const rfr_status s = rfi_check_captured(b->name, &slot->tensor.type, slot->tensor.data, b);
+  const rfr_status s = rfi_check_captured(b->name, &input->tensor.type, input->tensor.data, b);
   return s == RFR_OK ? s : rfi_fail_prefix("program \"%s\", input ", g->name);
 }
 
 rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *bindings, int n) {
   rfi_program *g;
-  RFI_TRY(rfi_program_get(p, program, &g));
-  if (!g->graph) return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" was not captured", g->name);
+  RFI_TRY(rfi_program_get_allocated(p, program, "rfr_program_replay", &g));
+  if (!g->graph) return rfi_fail(RFI_E_PROGRAM_ORDER, "replay of program \"%s\" before rfr_program_capture", g->name);
+  if (n < 0 || (n > 0 && !bindings)) return rfi_fail(RFI_E_ARGUMENT, "%d bindings, and no list", n);
   for (int i = 0; i < n; i++) RFI_TRY(check_binding(p, g, &bindings[i]));
   if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
   return named(p->backend->launch(p->device, g->graph, NULL), p, g, g->bound + g->n_load);
@@ -141,6 +144,7 @@ rfr_status rfr_programs_wait(rfr_programs *p) {
 
 rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
   bool done = true;
+  RFI_TRY(rfi_check_handle(idle, "int"));
   *idle = 0;
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   RFI_TRY(p->backend->poll(p->device, &done));
@@ -148,12 +152,49 @@ rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
   return RFR_OK;
 }
 
+/* ---- copies from and to the host ---- */
+
+/* Whether x's bytes lie within `whole`, a tensor of these programs with the same type. */
+static bool is_part(const rfr_tensor *x, const rfr_tensor *whole) {
+  const uintptr_t first = (uintptr_t)x->data, start = (uintptr_t)whole->data;
+  return memcmp(&x->type, &whole->type, sizeof x->type) == 0 && first >= start && x->bytes <= whole->bytes &&
+         first - start <= (uintptr_t)(whole->bytes - x->bytes);
+}
+
+static bool is_output(const rfr_programs *p, const rfr_tensor *x) {
+  rfr_tensor y;
+  for (int i = 0; i < p->n; i++)
+    for (int k = 0; k < p->program[i].trace->n_outputs; k++)
+      if (rfi_program_output_at(p, i, k, &y) && is_part(x, &y)) return true;
+  return false;
+}
+
+/* A copy must stay within one tensor of these programs. */
+static rfr_status check_copy(const rfr_programs *p, const rfr_tensor *x, const void *host, const char *call) {
+  RFI_TRY(rfi_check_allocated(p, call));
+  RFI_TRY(rfi_check_handle(x, "rfr_tensor"));
+  const char *name = x->name ? x->name : "";
+  if (x->bytes < 0 || (x->bytes > 0 && !host))
+    return rfi_fail(RFI_E_ARGUMENT, "%s of \"%s\": %lld bytes, host memory at %p", call, name, (long long)x->bytes,
+                    host);
+  const rfi_program_input *input = rfi_find_input(p, name);
+  if ((input && is_part(x, &input->tensor)) || is_output(p, x)) return RFR_OK;
+  for (int i = 0; i < p->n_inputs; i++)
+    if (is_part(x, &p->input[i].tensor)) return RFR_OK;
+  if (input)
+    return rfi_fail(RFI_E_TENSOR,
+                    "%s of \"%s\": %lld bytes at %p; it has %lld bytes at %p, and its type must be unchanged", call,
+                    name, (long long)x->bytes, x->data, (long long)input->tensor.bytes, input->tensor.data);
+  return rfi_fail(RFI_E_TENSOR, "%s of \"%s\": its %lld bytes at %p are not within a tensor of these programs", call,
+                  name, (long long)x->bytes, x->data);
+}
+
 rfr_status rfr_programs_write(rfr_programs *p, const rfr_tensor *to, const void *from) {
-  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
+  RFI_TRY(check_copy(p, to, from, "rfr_programs_write"));
   return p->backend->copy(p->device, to->data, from, (size_t)to->bytes);
 }
 
 rfr_status rfr_programs_read(rfr_programs *p, const rfr_tensor *from, void *to) {
-  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
+  RFI_TRY(check_copy(p, from, to, "rfr_programs_read"));
   return p->backend->copy(p->device, to, from->data, (size_t)from->bytes);
 }

@@ -45,6 +45,7 @@ rfr_status rfi_tune(rfr_programs *p) {
 }
 
 rfr_status rfr_programs_choice_at(const rfr_programs *p, int i, rfr_choice *out) {
+  RFI_TRY(rfi_check_handle(out, "rfr_choice"));
   *out = (rfr_choice){"", ""};
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   if (i < 0 || i >= p->n_choices) return rfi_fail(RFI_E_ARGUMENT, "choice %d of %d", i, p->n_choices);

@@ -63,10 +63,10 @@ static rfr_status check_experts(const rfr_model_config *c) {
   if (c->experts == 0 && !any) return RFR_OK;
   if (c->experts == 0 && (c->balance_loss != 0.0 || c->z_loss != 0.0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "router_aux_loss_coef and router_z_loss_coef are for models with experts");
-  if (c->experts < 1 || c->experts > 1 << 16 || c->experts_per_token < 1 || c->experts_per_token > c->experts)
+  if (c->experts < 1 || c->experts > RFI_MOST_EXPERTS || c->experts_per_token < 1 || c->experts_per_token > c->experts)
     return rfi_fail(RFI_E_MODEL_CONFIG, "num_experts is %lld, num_experts_per_tok %lld of them", (long long)c->experts,
                     (long long)c->experts_per_token);
-  if (c->expert_size < 1 || c->expert_size > 1 << 24 || c->shared_size < 0 || c->shared_size > 1 << 24)
+  if (c->expert_size < 1 || c->expert_size > RFI_MOST_INNER || c->shared_size < 0 || c->shared_size > RFI_MOST_INNER)
     return rfi_fail(RFI_E_MODEL_CONFIG, "moe_intermediate_size is %lld, shared_expert_intermediate_size %lld",
                     (long long)c->expert_size, (long long)c->shared_size);
   if (c->type != RFR_MODEL_LLAMA || c->mlp_bias || c->attention_bias)
@@ -101,12 +101,12 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
     const char *name;
     int64_t value, most;
   } sizes[] = {{"vocab_size", c->vocab_size, INT32_MAX},
-               {"hidden_size", c->hidden_size, 1 << 20},
-               {"intermediate_size", c->intermediate_size, 1 << 24},
+               {"hidden_size", c->hidden_size, RFI_MOST_WIDTH},
+               {"intermediate_size", c->intermediate_size, RFI_MOST_INNER},
                {"num_hidden_layers", c->layers, RFR_MAX_LAYERS},
-               {"num_attention_heads", c->heads, 1 << 16},
-               {"num_key_value_heads", c->kv_heads, 1 << 16},
-               {"head_dim", c->head_dim, 1 << 16},
+               {"num_attention_heads", c->heads, RFI_MOST_HEADS},
+               {"num_key_value_heads", c->kv_heads, RFI_MOST_HEADS},
+               {"head_dim", c->head_dim, RFI_MOST_HEADS},
                {"max_position_embeddings", c->max_positions, INT32_MAX}};
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
     if (sizes[i].value < 1 || sizes[i].value > sizes[i].most)
@@ -115,7 +115,16 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (c->heads % c->kv_heads != 0)
     return rfi_fail(RFI_E_MODEL_CONFIG, "num_key_value_heads %lld does not divide num_attention_heads %lld",
                     (long long)c->kv_heads, (long long)c->heads);
+  if (c->heads * c->head_dim > RFI_MOST_INNER)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "num_attention_heads %lld x head_dim %lld is more than %d", (long long)c->heads,
+                    (long long)c->head_dim, RFI_MOST_INNER);
   RFI_TRY(check_experts(c));
+  if (c->experts * c->layers > RFI_MOST_EXPERTS_IN_ALL)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "num_experts %lld x num_hidden_layers %lld is more than %d",
+                    (long long)c->experts, (long long)c->layers, RFI_MOST_EXPERTS_IN_ALL);
+  if (rfi_model_elements(c) > RFI_MOST_ELEMENTS)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "the model has %.3g parameters; at most %.3g are supported",
+                    rfi_model_elements(c), RFI_MOST_ELEMENTS);
   if (c->type == RFR_MODEL_GPT2 && (c->heads * c->head_dim != c->hidden_size || c->kv_heads != c->heads))
     return rfi_fail(RFI_E_MODEL_CONFIG, "gpt2: hidden_size %lld must be heads %lld x head_dim %lld, without groups",
                     (long long)c->hidden_size, (long long)c->heads, (long long)c->head_dim);
@@ -226,6 +235,7 @@ rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype d
   /* A uniform integer below 65536 has variance (65536^2 - 1) / 12; four of them, four times that. */
   const float scale = (float)(p->std / sqrt((65536.0 * 65536.0 - 1.0) / 3.0));
   const uint64_t key = rfi_stream_key(seed, name_hash(p->name));
+  if (n >= MANY) RFI_TRY(rfi_check_fork(threads));
 #pragma omp parallel for num_threads(threads) if (n >= MANY)
   for (int64_t i = 0; i < n; i += 2) {
     rfi_u32x4 r = rfi_draw4(key, (uint64_t)(i / 2), 0, 0, 0);

@@ -11,17 +11,21 @@
 #include "base/base.h"
 #include "nn/nn.h"
 
+rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role) {
+  rfr_parameter p;
+  if (rfr_model_parameter(c, i, &p) != RFR_OK) return RFR_NONE;
+  return rfr_input(t, p.name, role, c->dtype, p.rank, p.shape);
+}
+
 void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,
                        rfr_value *out) {
-  int n = rfr_model_parameter_count(c);
-  for (int i = 0; i < n; i++) {
-    rfr_parameter p;
-    out[i] = RFR_NONE;
-    if (rfr_model_parameter(c, i, &p) != RFR_OK) continue;
+  for (int i = 0; i < rfr_model_parameter_count(c); i++) {
     rfr_role role = RFR_ROLE_TRAINABLE;
+    rfr_parameter p;
+    if (rfr_model_parameter(c, i, &p) != RFR_OK) continue;
     for (int k = 0; k < n_frozen; k++)
       if (rfr_name_matches(frozen[k], p.name)) role = RFR_ROLE_FROZEN;
-    out[i] = rfr_input(t, p.name, role, c->dtype, p.rank, p.shape);
+    out[i] = rfi_declare_parameter(t, c, i, role);
   }
 }
 

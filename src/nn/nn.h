@@ -11,6 +11,16 @@
 
 #include "refrain/nn.h"
 
+/* Limits of a description; checked by rfr_model_config_check, and by readers before a value is used. */
+enum {
+  RFI_MOST_WIDTH = 1 << 20, /* hidden_size */
+  RFI_MOST_INNER = 1 << 24, /* intermediate_size, of an expert too; heads x head_dim */
+  RFI_MOST_HEADS = 1 << 16, /* num_attention_heads, head_dim */
+  RFI_MOST_EXPERTS = 1 << 16,
+  RFI_MOST_EXPERTS_IN_ALL = 1 << 20 /* layers x experts */
+};
+#define RFI_MOST_ELEMENTS 0x1p50 /* of all parameters: byte counts of weights and states stay far below 2^63 */
+
 /* The parameters of one model or layer by purpose. A bias that the model does not have
  * has index -1. */
 typedef enum rfi_param_kind {
@@ -55,6 +65,12 @@ static inline bool rfi_is_gemma(const rfr_model_config *c) {
 
 /* Index of a parameter in the model's list, or -1. `layer` counts for slots of a layer. */
 int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind slot, int64_t layer);
+
+/* Elements of all parameters. The sizes must be within their own limits. */
+double rfi_model_elements(const rfr_model_config *c);
+
+/* Declares the i-th parameter as an input of the trace. */
+rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role);
 
 /* What the pieces of a block share. */
 typedef struct rfi_nn {

@@ -181,6 +181,21 @@ static void describe(const rfr_model_config *c, const row *r, int64_t layer, rfr
   if (r->init == 'r') out->std = c->init_std / sqrt(2.0 * (double)c->layers);
 }
 
+double rfi_model_elements(const rfr_model_config *c) {
+  const double with = (double)rfr_model_expert_layers(c), layers[2] = {(double)c->layers - with, with};
+  double n = 0;
+  for (int which = BEFORE; which <= AFTER; which++)
+    for (int experts = 0; experts <= (which == LAYER); experts++)
+      for (int i = 0; i < parts[c->type][which].n; i++) {
+        const row *r = &parts[c->type][which].rows[i];
+        double elements = which == LAYER ? layers[experts] : 1;
+        if (!enabled(c, r, experts)) continue;
+        for (const char *d = r->shape; *d; d++) elements *= (double)size_of(c, *d);
+        n += elements;
+      }
+  return n;
+}
+
 int rfr_model_parameter_count(const rfr_model_config *c) {
   return count(c, BEFORE, false) + before(c, c->layers) + count(c, AFTER, false);
 }
@@ -195,10 +210,11 @@ rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *
   if (i >= first) {
     which = LAYER;
     i -= first;
-    for (int n; layer < c->layers; layer++, i -= n) {
+    const int rows[2] = {count(c, LAYER, false), count(c, LAYER, true)};
+    for (; layer < c->layers; layer++) {
       experts = rfr_model_has_experts(c, layer);
-      n = count(c, LAYER, experts);
-      if (i < n) break;
+      if (i < rows[experts]) break;
+      i -= rows[experts];
     }
     if (layer == c->layers) which = AFTER;
   }

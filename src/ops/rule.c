@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Helpers of shape rules and gradient rules. A failed check names the operand, what it is
- * and what it should be; the place and the op are added where the rule is called.
+ * Helpers of shape rules and gradient rules. A failed check names the operand, its type and the expected type; the
+ * caller adds the source line and the op.
  */
 #include "ops/rule.h"
 

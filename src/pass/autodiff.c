@@ -45,6 +45,7 @@ static rfr_status fail_op(rfi_error error, const rfi_opr *op, const char *what, 
 static rfr_dtype sum_of(rfr_dtype wanted) { return wanted == RFR_BF16 || wanted == RFR_F16 ? wanted : RFR_F32; }
 
 static rfr_status find_wanted(autodiff *a, const rfr_trace *t) {
+  bool any = false, narrow = true; /* every gradient is wanted in 16 bits */
   for (int v = 0; v < t->n_values; v++) a->sum[v] = RFR_F32;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -61,9 +62,14 @@ static rfr_status find_wanted(autodiff *a, const rfr_trace *t) {
     const rfr_dtype sum = sum_of((rfr_dtype)op->attr[0].i);
     a->sum[op->in[1]] = a->influenced[op->in[1]] && a->sum[op->in[1]] != sum ? RFR_F32 : sum;
     a->influenced[op->in[1]] = true;
+    any = true, narrow = narrow && sum != RFR_F32;
   }
-  for (int i = 0; i < t->n_inputs && a->everything; i++)
-    if (rfi_is_frozen_float(t, t->inputs[i])) a->influenced[t->inputs[i]] = true;
+  for (int i = 0; i < t->n_inputs && a->everything; i++) {
+    const rfr_value v = t->inputs[i];
+    if (!rfi_is_frozen_float(t, v)) continue;
+    a->influenced[v] = true;
+    if (any && narrow) a->sum[v] = sum_of(t->values[v].type.dtype);
+  }
   return RFR_OK;
 }
 
@@ -383,19 +389,23 @@ static void deinit(autodiff *a, rfr_ctx *ctx) {
   rfi_free(ctx, a->sum);
 }
 
-/* Walks again with frozen inputs wanted, and says what of that the first walk left out. A
- * walk that fails, where a rule does not go so far, costs the report alone. */
-static rfr_status report_frozen(const autodiff *a, const rfr_trace *in, rfi_report *report) {
-  autodiff whole = {.everything = true};
+/* Differentiates again as if every frozen input were trained, for the fusions that depend on it and for the report.
+ * Where a rule fails, no fusion that changes bits is allowed. */
+static rfr_status compare_trained(const autodiff *a, const rfr_trace *in, rfi_report *report) {
+  autodiff full = {.everything = true};
   bool any = false;
   for (int i = 0; i < in->n_inputs; i++) any = any || rfi_is_frozen_float(in, in->inputs[i]);
   if (a->loss < 0) return rfi_report_line(report, "no gradient is wanted: no backward");
   if (!any) return RFR_OK;
-  rfr_status s = differentiate(&whole, in);
-  if (s == RFR_OK) s = rfi_report_pruned(&a->r, &whole.r, whole.cotangent, report);
-  else if (s != RFR_NO_MEMORY)
-    s = rfi_report_line(report, "pruned: how much is not known: %s", rfr_last_error()->message);
-  deinit(&whole, in->ctx);
+  rfr_status s = differentiate(&full, in);
+  if (s == RFR_OK) {
+    s = rfi_mark_reads(&a->r, &full.r, full.cotangent);
+    if (s == RFR_OK) s = rfi_report_pruned(&a->r, &full.r, full.cotangent, full.sum, report);
+  } else if (s != RFR_NO_MEMORY) {
+    for (rfr_value v = 0; v < a->r.to->n_values; v++) a->r.to->values[v].if_trained = RFI_READ_MORE | RFI_READ_LATER;
+    s = rfi_report_line(report, "pruned: unknown amount: %s", rfr_last_error()->message);
+  }
+  deinit(&full, in->ctx);
   return s;
 }
 
@@ -404,7 +414,7 @@ rfr_status rfi_pass_autodiff(const rfr_trace *in, const rfi_pass_options *o, rfi
   autodiff a = {.everything = false};
   *out = NULL;
   rfr_status s = differentiate(&a, in);
-  if (s == RFR_OK) s = report_frozen(&a, in, report);
+  if (s == RFR_OK) s = compare_trained(&a, in, report);
   if (s == RFR_OK) s = rfi_rewrite_end(&a.r, out);
   deinit(&a, in->ctx);
   return s;

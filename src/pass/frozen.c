@@ -10,37 +10,132 @@
  */
 #include "pass/frozen.h"
 
-/* The earliest needed backward op of r->to that reads each storage, -1: none. */
-static rfr_status find_readers(const rfi_rewrite *r, const rfr_value *cotangent, int **out) {
+#include <string.h>
+
+/* The needed readers of each storage of one trace. */
+typedef struct reads {
+  int *first; /* the earliest backward op, views not counted; -1: none */
+  int *last;  /* the latest op; -1: none */
+  int *count;
+  bool *by_view;
+} reads;
+
+static void reads_deinit(rfr_ctx *ctx, reads *r) {
+  rfi_free(ctx, r->first);
+  rfi_free(ctx, r->by_view);
+}
+
+static rfr_status find_reads(const rfi_rewrite *r, const rfr_value *cotangent, reads *out) {
   const rfr_trace *t = r->to, *from = r->from;
+  const size_t n = (size_t)t->n_values + 1;
   bool *needed;
-  int *reader;
-  *out = NULL;
-  RFI_TRY(RFI_ALLOC(t->ctx, (size_t)t->n_values + 1, &needed));
-  rfr_status s = RFI_ALLOC(t->ctx, sizeof *reader * (size_t)(t->n_values + 1), &reader);
-  for (int i = 0; s == RFR_OK && i < from->n_outputs; i++) needed[r->map[from->outputs[i].value]] = true;
-  for (int i = 0; s == RFR_OK && cotangent && i < from->n_inputs; i++)
-    if (cotangent[from->inputs[i]] >= 0) needed[cotangent[from->inputs[i]]] = true;
-  for (int v = 0; s == RFR_OK && v < t->n_values; v++) reader[v] = -1;
+  RFI_TRY(RFI_ALLOC(t->ctx, n, &needed));
+  rfr_status s = RFI_ALLOC(t->ctx, sizeof *out->first * 3 * n, &out->first);
+  if (s == RFR_OK) s = RFI_ALLOC(t->ctx, n, &out->by_view);
+  if (s == RFR_OK) {
+    out->last = out->first + n, out->count = out->last + n;
+    for (size_t v = 0; v < n; v++) out->first[v] = out->last[v] = -1;
+    for (int i = 0; i < from->n_outputs; i++) needed[r->map[from->outputs[i].value]] = true;
+    for (int i = 0; cotangent && i < from->n_inputs; i++)
+      if (cotangent[from->inputs[i]] >= 0) needed[cotangent[from->inputs[i]]] = true;
+  }
   for (int i = t->n_ops - 1; s == RFR_OK && i >= 0; i--) {
     const rfi_opr *op = &t->ops[i];
     bool keep = op->def->flags & (RFI_STATE | RFI_HOST);
     for (int j = 0; j < op->n_out; j++) keep = keep || (op->out[j] >= 0 && needed[op->out[j]]);
-    bool backward = (op->phase == RFR_PHASE_DGRAD || op->phase == RFR_PHASE_WGRAD) && !(op->def->flags & RFI_VIEW);
+    const bool backward =
+        (op->phase == RFR_PHASE_DGRAD || op->phase == RFR_PHASE_WGRAD) && !(op->def->flags & RFI_VIEW);
     for (int k = 0; keep && k < op->n_in; k++) {
       if (op->in[k] < 0) continue;
+      const rfr_value base = t->values[op->in[k]].base;
       needed[op->in[k]] = true;
-      if (backward) reader[t->values[op->in[k]].base] = i;
+      out->count[base]++;
+      if (out->last[base] < 0) out->last[base] = i;
+      if (op->in[k] != base) out->by_view[base] = true;
+      if (backward) out->first[base] = i;
     }
   }
   rfi_free(t->ctx, needed);
-  *out = s == RFR_OK ? reader : NULL;
   return s;
 }
 
-/* For each op of whole->to a frozen input whose gradient it leads to, the one that is nearest. */
-static void find_purpose(const rfi_rewrite *whole, const rfr_value *cotangent, rfr_value *value, rfr_value *purpose) {
-  const rfr_trace *t = whole->to, *from = whole->from;
+/* ---- which values and ops of the two traces are the same ---- */
+
+typedef struct matching {
+  rfr_value *value; /* of real->to: the same value of full->to, RFR_NONE */
+  int *op;          /* of real->to: the same op of full->to, -1 */
+} matching;
+
+static bool is_same_op(const rfi_opr *a, const rfi_opr *b, const rfr_value *value) {
+  if (a->def != b->def || a->n_in != b->n_in || a->microbatch != b->microbatch) return false;
+  for (int k = 0; k < a->n_in; k++)
+    if ((a->in[k] < 0 ? RFR_NONE : value[a->in[k]]) != b->in[k]) return false;
+  return memcmp(a->attr, b->attr, sizeof *a->attr * (size_t)a->def->n_attrs) == 0;
+}
+
+/* The backward ops of `real` are a subsequence of those of `full`: rules record an op for each wanted gradient. */
+static void match_ops(const rfi_rewrite *real, const rfi_rewrite *full, matching *m) {
+  enum { MISSES = 64 }; /* ops of `real` without a partner until the search ends: it stays linear */
+  const rfr_trace *t = real->to, *u = full->to;
+  for (int i = 0; i < t->n_ops; i++) m->op[i] = -1;
+  for (rfr_value v = 0; v < t->n_values; v++) m->value[v] = RFR_NONE;
+  for (rfr_value v = 0; v < real->from->n_values; v++)
+    if (real->map[v] >= 0) m->value[real->map[v]] = full->map[v];
+  for (int i = 0; i < real->from->n_ops; i++)
+    if (real->op_map[i] >= 0) m->op[real->op_map[i]] = full->op_map[i];
+  for (int i = 0, next = 0, misses = 0; i < t->n_ops && misses < MISSES; i++) {
+    int j = next;
+    if (m->op[i] < 0) {
+      while (j < u->n_ops && !is_same_op(&t->ops[i], &u->ops[j], m->value)) j++;
+      if (j == u->n_ops) {
+        misses++;
+        continue;
+      }
+      m->op[i] = j;
+    }
+    next = m->op[i] + 1;
+    for (int k = 0; k < t->ops[i].n_out; k++)
+      if (t->ops[i].out[k] >= 0) m->value[t->ops[i].out[k]] = u->ops[m->op[i]].out[k];
+  }
+}
+
+static void mark_reads(const rfi_rewrite *real, const rfi_rewrite *full, const reads *read, const reads *full_read,
+                       const matching *m) {
+  rfr_trace *t = real->to;
+  for (rfr_value v = 0; v < t->n_values; v++) {
+    const rfr_value same = m->value[v];
+    if (t->values[v].base != v || same < 0 || full->to->values[same].base != same) continue;
+    const int last = read->last[v] < 0 ? -1 : m->op[read->last[v]];
+    if (full_read->count[same] > read->count[v]) t->values[v].if_trained |= RFI_READ_MORE;
+    if (full_read->last[same] > last || (full_read->by_view[same] && !read->by_view[v]))
+      t->values[v].if_trained |= RFI_READ_LATER;
+  }
+}
+
+rfr_status rfi_mark_reads(const rfi_rewrite *real, const rfi_rewrite *full, const rfr_value *cotangent) {
+  rfr_ctx *ctx = real->from->ctx;
+  rfr_status s;
+  reads read = {NULL}, full_read = {NULL};
+  matching m = {NULL, NULL};
+  RFI_GOTO(find_reads(real, NULL, &read));
+  RFI_GOTO(find_reads(full, cotangent, &full_read));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *m.value * (size_t)(real->to->n_values + 1), &m.value));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *m.op * (size_t)(real->to->n_ops + 1), &m.op));
+  match_ops(real, full, &m);
+  mark_reads(real, full, &read, &full_read, &m);
+fail:
+  reads_deinit(ctx, &read);
+  reads_deinit(ctx, &full_read);
+  rfi_free(ctx, m.value);
+  rfi_free(ctx, m.op);
+  return s;
+}
+
+/* ---- the report ---- */
+
+/* For each op of full->to a frozen input whose gradient it leads to, the one that is nearest. */
+static void find_purpose(const rfi_rewrite *full, const rfr_value *cotangent, rfr_value *value, rfr_value *purpose) {
+  const rfr_trace *t = full->to, *from = full->from;
   for (int v = 0; v < t->n_values; v++) value[v] = RFR_NONE;
   for (int i = 0; i < from->n_inputs; i++)
     if (rfi_is_frozen_float(from, from->inputs[i]) && cotangent[from->inputs[i]] >= 0)
@@ -76,30 +171,30 @@ static rfr_status report_value(const rfr_trace *t, rfr_value v, const char *weig
                          op->scope[0] ? " in " : "", op->scope, weight, (long long)rfi_bytes(&x->type));
 }
 
-rfr_status rfi_report_pruned(const rfi_rewrite *real, const rfi_rewrite *whole, const rfr_value *cotangent,
-                             rfi_report *report) {
+rfr_status rfi_report_pruned(const rfi_rewrite *real, const rfi_rewrite *full, const rfr_value *cotangent,
+                             const rfr_dtype *sum, rfi_report *report) {
   const rfr_trace *from = real->from;
   rfr_ctx *ctx = from->ctx;
   rfr_status s;
-  int *read = NULL, *whole_read = NULL;
+  reads read = {NULL}, full_read = {NULL};
   rfr_value *value = NULL, *purpose = NULL, *first = NULL; /* first: of a weight's values; next: of a value */
   bool *changes = NULL;
   int64_t gradients = 0, gradient_bytes = 0, saved = 0, saved_bytes = 0;
-  RFI_GOTO(find_readers(real, NULL, &read));
-  RFI_GOTO(find_readers(whole, cotangent, &whole_read));
-  RFI_GOTO(RFI_ALLOC(ctx, sizeof *value * (size_t)(whole->to->n_values + 1), &value));
-  RFI_GOTO(RFI_ALLOC(ctx, sizeof *purpose * (size_t)(whole->to->n_ops + 1), &purpose));
+  RFI_GOTO(find_reads(real, NULL, &read));
+  RFI_GOTO(find_reads(full, cotangent, &full_read));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *value * (size_t)(full->to->n_values + 1), &value));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *purpose * (size_t)(full->to->n_ops + 1), &purpose));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *first * 2 * (size_t)(from->n_values + 1), &first));
   RFI_GOTO(RFI_ALLOC(ctx, (size_t)from->n_values + 1, &changes));
   rfr_value *next = first + from->n_values + 1;
-  find_purpose(whole, cotangent, value, purpose);
+  find_purpose(full, cotangent, value, purpose);
   find_changing(from, changes);
   for (rfr_value v = 0; v < from->n_values; v++) first[v] = RFR_NONE;
   for (rfr_value v = from->n_values - 1; v >= 0; v--) {
     const rfi_value *x = &from->values[v];
-    if (x->op < 0 || x->base != v || !changes[v] || real->map[v] < 0 || whole->map[v] < 0) continue;
-    int reader = whole_read[whole->map[v]];
-    if (reader < 0 || read[real->map[v]] >= 0 || purpose[reader] < 0) continue;
+    if (x->op < 0 || x->base != v || !changes[v] || real->map[v] < 0 || full->map[v] < 0) continue;
+    int reader = full_read.first[full->map[v]];
+    if (reader < 0 || read.first[real->map[v]] >= 0 || purpose[reader] < 0) continue;
     next[v] = first[purpose[reader]];
     first[purpose[reader]] = v;
   }
@@ -107,10 +202,11 @@ rfr_status rfi_report_pruned(const rfi_rewrite *real, const rfi_rewrite *whole, 
     rfr_value w = from->inputs[i];
     const rfi_value *x = &from->values[w];
     if (!rfi_is_frozen_float(from, w) || cotangent[w] < 0) continue;
+    const int64_t bytes = rfi_count(&x->type) * rfr_dtype_bits(sum[w]) / 8;
     gradients++;
-    gradient_bytes += rfi_count(&x->type) * 4;
-    RFI_GOTO(rfi_report_line(report, "pruned: the gradient of %s, it is frozen: -%lld bytes", x->name,
-                             (long long)rfi_count(&x->type) * 4));
+    gradient_bytes += bytes;
+    RFI_GOTO(
+        rfi_report_line(report, "pruned: the gradient of %s, it is frozen: -%lld bytes", x->name, (long long)bytes));
     for (rfr_value v = first[w]; v >= 0; v = next[v]) {
       saved++;
       saved_bytes += rfi_bytes(&from->values[v].type);
@@ -120,8 +216,8 @@ rfr_status rfi_report_pruned(const rfi_rewrite *real, const rfi_rewrite *whole, 
   s = rfi_report_line(report, "pruned in all: gradients %lld, -%lld bytes; saved values %lld, -%lld bytes",
                       (long long)gradients, (long long)gradient_bytes, (long long)saved, (long long)saved_bytes);
 fail:
-  rfi_free(ctx, read);
-  rfi_free(ctx, whole_read);
+  reads_deinit(ctx, &read);
+  reads_deinit(ctx, &full_read);
   rfi_free(ctx, value);
   rfi_free(ctx, purpose);
   rfi_free(ctx, first);

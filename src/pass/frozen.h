@@ -12,12 +12,15 @@ static inline bool rfi_is_frozen_float(const rfr_trace *t, rfr_value v) {
   return x->op < 0 && x->role == RFR_ROLE_FROZEN && rfr_dtype_is_float(x->type.dtype);
 }
 
-/* Compares two differentiated traces of one recorded trace, neither ended yet: `real`, and
- * `whole`, where frozen inputs have gradients too (cotangent: per recorded value, RFR_NONE
- * without one). One line for each gradient that only `whole` makes, followed by the values
- * that only `whole` saves from forward to backward for it; then a line of totals. A value
- * saved for several gradients is listed once, at the one that reads it first. */
-rfr_status rfi_report_pruned(const rfi_rewrite *real, const rfi_rewrite *whole, const rfr_value *cotangent,
-                             rfi_report *report);
+/* Both functions compare two differentiated traces of one recorded trace, neither ended yet: `real`, and `full`, in
+ * which frozen inputs have gradients too. cotangent: of `full`, per recorded value, RFR_NONE without one. */
+
+/* Sets if_trained of real->to's values. */
+rfr_status rfi_mark_reads(const rfi_rewrite *real, const rfi_rewrite *full, const rfr_value *cotangent);
+/* One line for each gradient that only `full` computes, followed by the values that only `full` saves from forward to
+ * backward for it; then a line of totals. A value saved for several gradients is listed once, at the one that reads it
+ * first. `sum`: per recorded value the element type of its gradient. */
+rfr_status rfi_report_pruned(const rfi_rewrite *real, const rfi_rewrite *full, const rfr_value *cotangent,
+                             const rfr_dtype *sum, rfi_report *report);
 
 #endif

@@ -227,7 +227,7 @@ static rfr_status cse_and_hoist(const rfr_trace *in, const rfi_pass_options *o, 
       RFI_GOTO(emit(&r, &c, i, -1));
     }
   }
-  for (int i = 0; i < in->n_outputs; i++) r.map[in->outputs[i].value] = r.map[c.same[in->outputs[i].value]];
+  for (rfr_value v = 0; v < in->n_values; v++) r.map[v] = r.map[c.same[v]];
   s = rfi_rewrite_end(&r, out);
   goto done;
 fail:

@@ -132,6 +132,9 @@ rfr_status rfi_rewrite_op(rfi_rewrite *r, int i, const bool *dead) {
 
 rfr_status rfi_rewrite_end(rfi_rewrite *r, rfr_trace **out) {
   rfr_status s;
+  for (rfr_value v = 0; v < r->from->n_values; v++)
+    if (r->from->values[v].if_trained && r->map[v] >= 0)
+      r->to->values[r->to->values[r->map[v]].base].if_trained |= r->from->values[v].if_trained;
   for (int i = 0; i < r->from->n_outputs; i++)
     rfr_output_at(r->to, (rfr_source){NULL, 0}, r->from->outputs[i].name, r->map[r->from->outputs[i].value]);
   RFI_GOTO(rfr_trace_finish(r->to));

@@ -102,6 +102,11 @@ static inline int rfi_chain(const rfi_op_def *d) {
   return d->flags & RFI_HOST ? 0 : d->flags & RFI_COLLECTIVE ? 1 : -1;
 }
 
+/* How the program in which every frozen input is trained reads a storage besides what this program does: at all, and
+ * after its last reader here (or through a view, where nothing here does). Set by autodiff, for fusions that change
+ * bits. */
+enum { RFI_READ_MORE = 1, RFI_READ_LATER = 2 };
+
 typedef struct rfi_value {
   rfr_type type;
   int64_t stride[RFR_MAX_RANK]; /* elements */
@@ -110,6 +115,7 @@ typedef struct rfi_value {
   int32_t op;                   /* producer, -1 for an input */
   int16_t result;               /* which result of it */
   uint8_t role;                 /* rfr_role, inputs only */
+  uint8_t if_trained;           /* RFI_READ_MORE, RFI_READ_LATER; of the base; not part of the text */
   const char *name;             /* "" or a name */
   rfr_source at;
 } rfi_value;

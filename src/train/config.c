@@ -14,15 +14,27 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "refrain/train.h"
 #include "train/config_value.h"
 
+#define RFI_CHOICE_TEXT(list, name) "|" #name
+#define RFI_CHOICES(list) (RFI_CHOICES_##list(RFI_CHOICE_TEXT) + 1)
 static const rfi_config_row rows[RFI_CFG_COUNT] = {
-#define RFI_ROW(section, key, path, field, type, initial, accepted, meaning)                           \
-  {section, key,      path,   RFI_KIND_##type, offsetof(rfi_config, field), sizeof(RFI_CONFIG_##type), \
-   initial, accepted, meaning},
-#define RFI_TOP(key, type, initial, accepted, meaning) RFI_ROW("", #key, #key, key, type, initial, accepted, meaning)
-#define RFI_KEY(section, key, type, initial, accepted, meaning) \
-  RFI_ROW(#section, #key, #section "." #key, section##_##key, type, initial, accepted, meaning)
+#define RFI_ROW(section, key, path, field, type, initial, accepted, resume, meaning) \
+  {section,                                                                          \
+   key,                                                                              \
+   path,                                                                             \
+   RFI_KIND_##type,                                                                  \
+   offsetof(rfi_config, field),                                                      \
+   sizeof(RFI_CONFIG_##type),                                                        \
+   initial,                                                                          \
+   accepted,                                                                         \
+   RFI_RESUME_##resume,                                                              \
+   meaning},
+#define RFI_TOP(key, type, initial, accepted, resume, meaning) \
+  RFI_ROW("", #key, #key, key, type, initial, accepted, resume, meaning)
+#define RFI_KEY(section, key, type, initial, accepted, resume, meaning) \
+  RFI_ROW(#section, #key, #section "." #key, section##_##key, type, initial, accepted, resume, meaning)
 #include "train/config_schema.def"
 #undef RFI_TOP
 #undef RFI_KEY
@@ -32,6 +44,23 @@ static const rfi_config_row rows[RFI_CFG_COUNT] = {
 static void *value_of(rfi_config *c, int id) { return (char *)c + rows[id].offset; }
 
 const char *rfi_config_path(rfi_config_id id) { return rows[id].path; }
+
+bool rfi_config_resume_is_free(rfi_config_id id) { return rows[id].resume == RFI_RESUME_FREE; }
+
+rfr_status rfr_config_key_at(int i, rfr_config_key *out) {
+  RFI_TRY(rfi_check_handle(out, "rfr_config_key"));
+  memset(out, 0, sizeof *out);
+  out->size = sizeof *out;
+  if (i < 0 || i >= RFI_CFG_COUNT) return rfi_fail(RFI_E_ARGUMENT, "key %d of %d", i, (int)RFI_CFG_COUNT);
+  const rfi_config_row *row = &rows[i];
+  out->name = row->path;
+  out->type = rfi_config_holds(row->kind);
+  out->initial = row->initial;
+  out->accepted = row->accepted;
+  out->meaning = row->meaning;
+  out->may_change = row->resume == RFI_RESUME_FREE;
+  return RFR_OK;
+}
 
 int64_t rfi_config_steps(rfi_config_amount amount, int64_t total) {
   return amount.percent ? (int64_t)llround(amount.value / 100 * (double)total) : (int64_t)amount.value;
@@ -197,19 +226,20 @@ static rfr_status check_required(const rfi_config *c) {
 }
 
 static rfr_status derive_experts(rfi_config *c) {
-  const bool any = strcmp(c->model_model_type, "mixtral") == 0 || strcmp(c->model_model_type, "qwen3_moe") == 0;
+  const bool any = c->model_model_type == RFI_MODEL_TYPE_mixtral || c->model_model_type == RFI_MODEL_TYPE_qwen3_moe;
   DERIVE(c, model_num_experts, any ? 8 : 0);
   DERIVE(c, model_num_experts_per_tok, any ? 2 : 0);
   DERIVE(c, model_moe_intermediate_size, any ? c->model_intermediate_size : 0);
   DERIVE(c, optimizer_router_aux_loss_coef, any ? 0.01 : 0);
   DERIVE(c, optimizer_router_z_loss_coef, 0);
   if (any == (c->model_num_experts > 0)) return RFR_OK;
-  return BAD(c, model_num_experts, "model.num_experts: %lld, but %s has %s", (long long)c->model_num_experts,
-             c->model_model_type, any ? "some" : "none; model_type mixtral and qwen3_moe have");
+  if (any) return BAD(c, model_num_experts, "model.num_experts: 0; this model_type needs experts");
+  return BAD(c, model_num_experts, "model.num_experts: %lld; only model_type mixtral and qwen3_moe have experts",
+             (long long)c->model_num_experts);
 }
 
 static rfr_status derive_model(rfi_config *c) {
-  bool gpt2 = strcmp(c->model_model_type, "gpt2") == 0;
+  const bool gpt2 = c->model_model_type == RFI_MODEL_TYPE_gpt2;
   int64_t width = c->model_hidden_size, heads = c->model_num_attention_heads;
   if (!given(c, RFI_CFG_model_head_dim) && width % heads != 0)
     return BAD(c, model_num_attention_heads,
@@ -229,13 +259,12 @@ static rfr_status derive_model(rfi_config *c) {
   DERIVE(c, model_attention_bias, gpt2);
   DERIVE(c, model_mlp_bias, gpt2);
   RFI_TRY(derive_experts(c));
-  const char *activation = gpt2 ? "gelu_new" : "silu";
+  const int activation = gpt2 ? RFI_ACTIVATION_gelu_new : RFI_ACTIVATION_silu;
   DERIVE(c, model_hidden_act, activation);
-  if (strcmp(c->model_hidden_act, activation) != 0)
-    return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, c->source[RFI_CFG_model_hidden_act].line,
-                       "model.hidden_act: %s is built with %s, not with %s", c->model_model_type, activation,
-                       c->model_hidden_act);
-  return RFR_OK;
+  if (c->model_hidden_act == activation) return RFR_OK;
+  return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, c->source[RFI_CFG_model_hidden_act].line,
+                     gpt2 ? "model.hidden_act: gpt2 supports only gelu_new"
+                          : "model.hidden_act: this model_type supports only silu; only gpt2 has gelu_new");
 }
 
 /* A relative folder starts from the configuration's, and is written whole: the resolved
@@ -338,12 +367,16 @@ static rfr_status print_row(const rfi_config *c, int id, bool sources, rfi_strin
   return rfi_string_append(out, "\n", 1);
 }
 
+bool rfi_config_is_used(const rfi_config *c, rfi_config_id id) {
+  const bool model = strcmp(rows[id].section, "model") == 0;
+  if (id == RFI_CFG_model ? !*c->model : model && *c->model) return false;
+  return c->source[id].from != NULL;
+}
+
 rfr_status rfi_config_print(const rfi_config *c, bool sources, rfi_string *out) {
   const char *section = "";
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
-    bool model = strcmp(rows[i].section, "model") == 0;
-    if (i == RFI_CFG_model ? !*c->model : model && *c->model) continue; /* one of the two forms */
-    if (!c->source[i].from) continue;
+    if (!rfi_config_is_used(c, (rfi_config_id)i)) continue;
     if (strcmp(section, rows[i].section) != 0) RFI_TRY(rfi_string_printf(out, "%s:\n", rows[i].section));
     section = rows[i].section;
     RFI_TRY(print_row(c, i, sources, out));

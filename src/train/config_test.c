@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "refrain/train.h"
 #include "support/comma_locale.h"
 #include "support/folder.h"
 #include "train/config_value.h"
@@ -32,13 +33,13 @@ static void test_minimal(void **state) {
   rfi_config *c = must_read(f, MINIMAL, NULL, 0);
   assert_int_equal(c->refrain, 1);
   assert_string_equal(c->model, "");
-  assert_string_equal(c->model_model_type, "llama");
+  assert_int_equal(c->model_model_type, RFI_MODEL_TYPE_llama);
   assert_int_equal(c->model_head_dim, 24);
   assert_int_equal(c->model_num_key_value_heads, 4);
   assert_int_equal(c->model_intermediate_size, 256);
   assert_int_equal(c->model_max_position_embeddings, 512);
   assert_false(c->model_tie_word_embeddings);
-  assert_string_equal(c->model_hidden_act, "silu");
+  assert_int_equal(c->model_hidden_act, RFI_ACTIVATION_silu);
   assert_string_equal(c->data_root, "/base");
   assert_int_equal(c->batch_tokens, 32768);
   assert_true(c->optimizer_lr == 1e-3 && c->optimizer_betas.v[1] == 0.95);
@@ -52,7 +53,7 @@ static void test_minimal(void **state) {
   c = must_read(f, MINIMAL, (const char *[]){"model.model_type=gpt2"}, 1);
   assert_int_equal(c->model_intermediate_size, 384);
   assert_true(c->model_tie_word_embeddings && c->model_attention_bias && c->model_mlp_bias);
-  assert_string_equal(c->model_hidden_act, "gelu_new");
+  assert_int_equal(c->model_hidden_act, RFI_ACTIVATION_gelu_new);
   rfi_config_destroy(c);
 }
 
@@ -299,7 +300,7 @@ static void test_sets(void **state) {
   assert_int_equal(c->data_train.n, 1);
   assert_true(c->data_validation.percent == 12.5);
   assert_string_equal(c->optimizer_groups.items[0].match, "*.bias");
-  assert_string_equal(c->schedule_name, "linear");
+  assert_int_equal(c->schedule_name, RFI_SCHEDULE_linear);
   assert_int_equal(c->source[RFI_CFG_schedule_name].line, 0);
   assert_true(c->model_init_std == 0.5);
   rfi_config_destroy(c);
@@ -397,6 +398,27 @@ static void test_table(void **state) {
   rfi_string_deinit(&text);
 }
 
+static void test_keys(void **state) {
+  (void)state;
+  rfr_config_key key;
+  int n = 0, change = 0;
+  for (; rfr_config_key_at(n, &key) == RFR_OK; n++) {
+    assert_string_equal(key.name, rfi_config_path((rfi_config_id)n));
+    assert_true(*key.type && *key.initial + (n == RFI_CFG_model) && *key.meaning);
+    change += key.may_change;
+  }
+  assert_int_equal(n, RFI_CFG_COUNT);
+  assert_string_equal(rfr_last_error()->slug, "argument");
+  assert_null(key.name);
+  assert_true(change > 0 && change < n);
+  assert_int_equal(rfr_config_key_at(-1, &key), RFR_INVALID);
+  assert_int_equal(rfr_config_key_at(RFI_CFG_run_keep, &key), RFR_OK);
+  assert_string_equal(key.name, "run.keep");
+  assert_string_equal(key.initial, "2");
+  assert_string_equal(key.accepted, "1..1000000");
+  assert_true(key.may_change);
+}
+
 static void test_comma_locale(void **state) {
   if (!rft_set_comma_locale(RFT_BINARY_DIR "/locale")) fail_msg("no comma locale");
   test_minimal(state);
@@ -413,6 +435,7 @@ int main(void) {
       rft_folder_test(test_comments),      rft_folder_test(test_wrong),        rft_folder_test(test_between_keys),
       rft_folder_test(test_sets),          rft_folder_test(test_json_is_yaml), rft_folder_test(test_damaged),
       rft_folder_test(test_out_of_memory), rft_folder_test(test_table),        rft_folder_test(test_comma_locale),
+      cmocka_unit_test(test_keys),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

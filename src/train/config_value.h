@@ -14,13 +14,18 @@ typedef enum rfi_config_kind {
 #undef RFI_CONFIG_TYPE
 } rfi_config_kind;
 
+/* May a resume change the key? FREE keys never change the bits of a run. */
+typedef enum rfi_config_resume { RFI_RESUME_FREE, RFI_RESUME_MUST } rfi_config_resume;
+
 /* A row of the schema. */
 typedef struct rfi_config_row {
   const char *section; /* "" at the top */
   const char *key, *path;
   rfi_config_kind kind;
   size_t offset, size; /* in rfi_config */
-  const char *initial, *accepted, *meaning;
+  const char *initial, *accepted;
+  rfi_config_resume resume;
+  const char *meaning;
 } rfi_config_row;
 
 /* Reads `node` as the row's type into `value`. Errors name `file`, the node's line and the row. */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * config.json and generation_config.json of a checkpoint, with the keys that the
- * transformers library reads for each model type, so that it loads the folder as it is.
- * A byte model has no special tokens: the ids are null, which stops no generation; those of
- * a folder that was read are kept (rfi_hf_notes).
+ * Reads and writes config.json and generation_config.json with the keys that the transformers library reads for each
+ * model type, so that the library loads a checkpoint unchanged.
+ *
+ * A folder's config.json is foreign data: each field is checked against its limit before it is used. A byte model has
+ * no special tokens; their ids are written as null, which never ends generation. A run from a folder keeps the folder's
+ * ids (rfi_hf_notes).
  */
 #include "train/hf.h"
 
@@ -16,16 +18,15 @@
 #include "data/json.h"
 #include "nn/nn.h"
 
-/* Layers without a window; all of them when there is none. */
+/* Number of layers without a sliding window. */
 static int64_t full_layers(const rfr_model_config *c) {
   int64_t n = 0;
   for (int64_t l = 0; l < c->layers; l++) n += !rfr_model_has_window(c, l);
   return n;
 }
 
-/* Qwen2 and Qwen3 are Llama with biases on q, k and v, and with norms on q and k; Mistral is
- * Llama with a window, Ministral with one in some layers; Gemma and Gemma 2 are types of their own. With experts
- * those of Qwen have names of their own, and the rest is Mixtral. */
+/* Qwen2 is Llama with biases on q, k and v. Qwen3 is Llama with norms on q and k. Mistral is Llama with a sliding window
+ * in all layers, Ministral in some. */
 typedef struct family {
   const char *type, *architecture;
 } family;
@@ -42,11 +43,11 @@ static family family_of(const rfr_model_config *c) {
   return (family){"ministral", "MinistralForCausalLM"};
 }
 
-/* Mistral has no choice of layers. Qwen's classes take the types of layers; before there were any they
- * counted the layers without a window, which had to come first. */
+/* Mistral's window is in all layers. Qwen's classes read layer_types; older ones read max_window_layers, the number of
+ * leading layers without a window. */
 static int add_window(json_t *o, const rfr_model_config *c) {
   const bool gemma2 = c->type == RFR_MODEL_GEMMA2;
-  if (c->window == 0 && !gemma2) return 0; /* Gemma 2 takes a number of its own where there is none */
+  if (c->window == 0 && !gemma2) return 0; /* Gemma 2 needs the null: its default is a number */
   json_t *types = json_array();
   int64_t first = 0;
   while (first < c->layers && !rfr_model_has_window(c, first)) first++;
@@ -63,12 +64,12 @@ static int add_window(json_t *o, const rfr_model_config *c) {
   return wrong;
 }
 
-/* A number, as an integer where it is one: the library checks types. */
+/* The library checks types: an integral value must be written as an integer. */
 static json_t *number(double x) { return x == floor(x) && x < 1e15 ? json_integer((json_int_t)x) : json_real(x); }
 
 static json_t *cap(double x) { return x > 0.0 ? json_real(x) : json_null(); }
 
-/* Gemma's first classes look at hidden_act, later ones at hidden_activation. */
+/* Older Gemma classes read hidden_act, newer ones hidden_activation. */
 static int add_gemma(json_t *o, const rfr_model_config *c) {
   static const char gelu[] = "gelu_pytorch_tanh";
   if (!rfi_is_gemma(c)) return 0;
@@ -84,7 +85,7 @@ static int add_gemma(json_t *o, const rfr_model_config *c) {
 
 static bool is_mixtral(const rfr_model_config *c) { return c->experts > 0 && !c->qk_norm && !c->qkv_bias; }
 
-/* Layers that have an MLP in place of experts. */
+/* Indices of the layers that have an MLP instead of experts. */
 static json_t *mlp_only_layers(const rfr_model_config *c) {
   json_t *list = json_array();
   for (int64_t l = 0; list && l < c->layers; l++) {
@@ -95,7 +96,7 @@ static json_t *mlp_only_layers(const rfr_model_config *c) {
   return list;
 }
 
-/* The library adds the loss of balance where its logits are given out; that of large logits is ours alone. */
+/* The library adds the aux loss if output_router_logits is true. It has no z-loss. */
 static int add_experts(json_t *o, const rfr_model_config *c) {
   if (c->experts == 0) return 0;
   json_t *own = json_pack("{s:I, s:f, s:b}", "num_experts_per_tok", (json_int_t)c->experts_per_token,
@@ -162,7 +163,7 @@ json_t *rfi_hf_config(const rfr_model_config *c) { return c->type == RFR_MODEL_G
 
 /* ---- names ---- */
 
-/* Where the layer's experts are, NULL if `name` is none of their weights: what follows is gate_up_proj or down_proj. */
+/* Points at ".mlp.experts." in the name of a packed expert weight (gate_up_proj or down_proj); NULL for other names. */
 static const char *experts_of(const char *name) {
   const char *at = strstr(name, ".mlp.experts.");
   return at && strchr(at + strlen(".mlp.experts."), '.') ? NULL : at;
@@ -193,22 +194,18 @@ void rfi_hf_piece(const rfr_model_config *c, const char *name, const rfr_type *t
            names[is_mixtral(c)][up ? i % 2 : 2]);
 }
 
-json_t *rfi_hf_generation_config(const rfr_model_config *c) {
-  return json_pack("{s:b, s:f, s:I, s:n, s:n}", "do_sample", 1, "temperature", 0.8, "max_length",
-                   (json_int_t)c->max_positions, "bos_token_id", "eos_token_id");
-}
-
 /* ---- reading ---- */
 
 typedef struct field {
   const char *key;
   int64_t *to;
+  int64_t most;
   bool required;
 } field;
 
 static rfr_status read_sizes(const json_t *o, const char *file, const field *fields, int n) {
   for (int i = 0; i < n; i++)
-    RFI_TRY(rfi_json_get_int(o, file, fields[i].key, fields[i].required, 1, INT32_MAX, fields[i].to));
+    RFI_TRY(rfi_json_get_int(o, file, fields[i].key, fields[i].required, 1, fields[i].most, fields[i].to));
   return RFR_OK;
 }
 
@@ -219,22 +216,21 @@ static rfr_status read_flag(const json_t *o, const char *file, const char *key, 
   return RFR_OK;
 }
 
-/* A text that must be one of two when it is there. */
-static rfr_status want(const json_t *o, const char *file, const char *key, const char *only, const char * or) {
+/* An optional text with two accepted values. */
+static rfr_status check_text(const json_t *o, const char *file, const char *key, const char *only, const char *alias) {
   const char *value = only;
   RFI_TRY(rfi_json_get_string(o, file, key, false, &value));
-  if (strcmp(value, only) == 0 || strcmp(value, or) == 0) return RFR_OK;
-  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %s; only %s is built", key, value, only);
+  if (strcmp(value, only) == 0 || strcmp(value, alias) == 0) return RFR_OK;
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %.100s; only %s is supported", key, value, only);
 }
 
-/* Fields that change what a model computes, with the one value that we compute, but in the model type
- * that has them built. */
+/* Fields that change what a model computes. Other model types than those of `built` must have the one supported value. */
 typedef enum neutral { ABSENT, FALSE, TRUE, ZERO, ONE, EMPTY } neutral;
 #define WITH_EXPERTS "mixtral qwen2_moe qwen3_moe"
 static const struct {
   const char *key;
   neutral only;
-  const char *built; /* types with blanks between them */
+  const char *built; /* model types, separated by blanks */
 } refused[] = {{"quantization_config", ABSENT, ""},
                {"compression_config", ABSENT, ""},
                {"num_experts", ABSENT, WITH_EXPERTS},
@@ -281,7 +277,7 @@ static rfr_status refuse(const json_t *o, const char *file, const char *type) {
     const json_t *value = json_object_get(o, refused[i].key);
     if (is_neutral(value, refused[i].only) || is_among(refused[i].built, type)) continue;
     char text[80];
-    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %s, which is not built", refused[i].key,
+    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %s, which is not supported", refused[i].key,
                        rfi_json_brief(value, text, sizeof text));
   }
   return RFR_OK;
@@ -289,6 +285,7 @@ static rfr_status refuse(const json_t *o, const char *file, const char *type) {
 
 const char *rfi_hf_layer_type(rfr_model_config *c, int64_t layer, const char *type) {
   const uint64_t bit = (uint64_t)1 << (layer % 64);
+  if (layer < 0 || layer >= RFR_MAX_LAYERS) return "is past the last layer";
   if (strcmp(type, "sliding_attention") == 0) {
     c->no_window[layer / 64] &= ~bit;
     return c->window > 0 ? NULL : "is sliding_attention, but there is no sliding_window";
@@ -297,25 +294,30 @@ const char *rfi_hf_layer_type(rfr_model_config *c, int64_t layer, const char *ty
   return strcmp(type, "full_attention") == 0 ? NULL : "is neither full_attention nor sliding_attention";
 }
 
-/* The kinds of layers, where the file lists them. Classes that do not look at the list must agree with it. */
+/* `listed`: the model type reads the list; for other types the list must agree with what they compute. */
 static rfr_status read_layer_types(const json_t *o, const char *file, bool listed, rfr_model_config *c) {
   const json_t *types = json_object_get(o, "layer_types");
   if (!types || json_is_null(types)) return RFR_OK;
   if (!json_is_array(types) || (int64_t)json_array_size(types) != c->layers)
-    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "layer_types is no list of %lld texts", (long long)c->layers);
+    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "layer_types is not a list of %lld texts, one for each layer",
+                       (long long)c->layers);
   for (int64_t i = 0; i < c->layers; i++) {
     const bool before = rfr_model_has_window(c, i);
     const char *name = json_string_value(json_array_get(types, (size_t)i));
-    const char *wrong = name ? rfi_hf_layer_type(c, i, name) : "is no text";
+    const char *wrong = name ? rfi_hf_layer_type(c, i, name) : "is not a text";
     if (!wrong && !listed && before != rfr_model_has_window(c, i)) wrong = "is not what this model_type computes";
     if (wrong) return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "layer_types[%lld] %s", (long long)i, wrong);
   }
   return RFR_OK;
 }
 
-/* Llama's and Gemma's classes have no window whatever the file says, Mistral's one in all layers, Qwen's, if it is
- * used, in those that layer_types names, and without it in all but the first max_window_layers; Gemma 2's without it in
- * every second one from the first. What the library would take for a missing number is no rule: it has to be there. */
+/* Which layers have a window, by the library's class:
+ *   Llama, Gemma  none, whatever the file says
+ *   Mistral       all
+ *   Qwen          with use_sliding_window: those that layer_types names; without layer_types all after the first
+ *                 max_window_layers
+ *   Gemma 2       those that layer_types names; without layer_types every second one, from the first
+ * sliding_window must be given: the library's default is an arbitrary number. */
 static rfr_status read_window(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
   const bool qwen = c->qkv_bias || c->qk_norm, mistral = strcmp(type, "mistral") == 0 || strcmp(type, "mixtral") == 0,
              none = strcmp(type, "llama") == 0 || c->type == RFR_MODEL_GEMMA;
@@ -323,7 +325,8 @@ static rfr_status read_window(const json_t *o, const char *file, const char *typ
   c->window = 0;
   if (qwen) RFI_TRY(rfi_json_get_bool(o, file, "use_sliding_window", false, &used));
   if (used && !json_object_get(o, "sliding_window"))
-    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "sliding_window is missing: a number of tokens, or null for none");
+    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
+                       "sliding_window is missing; give a number of tokens, or null for no window");
   if (used) RFI_TRY(rfi_json_get_int(o, file, "sliding_window", false, 1, INT32_MAX, &c->window));
   const json_t *types = json_object_get(o, "layer_types");
   if (qwen && c->window > 0 && (!types || json_is_null(types))) {
@@ -336,8 +339,8 @@ static rfr_status read_window(const json_t *o, const char *file, const char *typ
   return RFR_OK;
 }
 
-/* Version 5 of the library keeps theta and scaling in rope_parameters, version 4 had
- * rope_theta beside rope_scaling, at first with "type" for "rope_type". */
+/* Version 5 of the library writes theta and scaling into rope_parameters. Version 4 wrote rope_theta and rope_scaling, at
+ * first with "type" for "rope_type". */
 static rfr_status read_rope(const json_t *o, const char *file, rfr_model_config *c) {
   rfr_rope_scaling r = {.factor = 1.0, .low = 1.0, .high = 4.0};
   const char *type = "default", *name = "rope_parameters";
@@ -345,7 +348,7 @@ static rfr_status read_rope(const json_t *o, const char *file, rfr_model_config 
   const json_t *p = json_object_get(o, name);
   if (!json_is_object(p)) p = json_object_get(o, name = "rope_scaling");
   if (!p || json_is_null(p)) return RFR_OK;
-  if (!json_is_object(p)) return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is no object", name);
+  if (!json_is_object(p)) return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is not an object", name);
   RFI_TRY(rfi_json_get_string(p, file, "type", false, &type));
   RFI_TRY(rfi_json_get_string(p, file, "rope_type", false, &type));
   RFI_TRY(rfi_json_get_real(p, file, "rope_theta", false, &c->rope_theta));
@@ -354,13 +357,14 @@ static rfr_status read_rope(const json_t *o, const char *file, rfr_model_config 
   const json_t *value;
   json_object_foreach((json_t *)p, key, value) {
     if (json_is_object(value))
-      return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s.%s: settings by kind of layer are not built", name, key);
+      return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s.%.100s: RoPE settings per kind of layer are not supported",
+                         name, key);
   }
   if (strcmp(type, "default") == 0) return RFR_OK;
   const bool llama3 = strcmp(type, "llama3") == 0;
   if (!llama3 && strcmp(type, "linear") != 0)
-    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s.rope_type is %s; default, linear and llama3 are built", name,
-                       type);
+    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s.rope_type is %.100s; default, linear and llama3 are supported",
+                       name, type);
   RFI_TRY(rfi_json_get_real(p, file, "factor", true, &r.factor));
   if (llama3) {
     RFI_TRY(rfi_json_get_real(p, file, "low_freq_factor", true, &r.low));
@@ -374,18 +378,17 @@ static rfr_status read_rope(const json_t *o, const char *file, rfr_model_config 
   return RFR_OK;
 }
 
-#define NO_DROPOUT_AT_ALL "run.dropout=none trains without any dropout"
+#define WITHOUT_DROPOUT "run.dropout=none trains without dropout"
 
-/* Dropout matters in training alone, but it is part of what the folder says: what we cannot do is refused. */
 static rfr_status no_attention_dropout(const json_t *o, const char *file, const char *key) {
   double p = 0.0;
   RFI_TRY(rfi_json_get_real(o, file, key, false, &p));
   if (p == 0.0) return RFR_OK;
   return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
-                     "%s is %g, and dropout inside attention is not built; " NO_DROPOUT_AT_ALL, key, p);
+                     "%s is %g; dropout inside attention is not supported; " WITHOUT_DROPOUT, key, p);
 }
 
-/* GPT-2's one probability serves both places. */
+/* One probability for both places: after the embedding and before each residual addition. */
 static rfr_status read_dropout(const json_t *o, const char *file, rfr_model_config *c) {
   double embedding = 0.0;
   if (c->type != RFR_MODEL_GPT2) return no_attention_dropout(o, file, "attention_dropout");
@@ -394,12 +397,11 @@ static rfr_status read_dropout(const json_t *o, const char *file, rfr_model_conf
   RFI_TRY(rfi_json_get_real(o, file, "embd_pdrop", false, &embedding));
   if (embedding == c->dropout) return RFR_OK;
   return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
-                     "embd_pdrop is %g and resid_pdrop %g, and different ones are not built; " NO_DROPOUT_AT_ALL,
+                     "embd_pdrop is %g and resid_pdrop is %g; different values are not supported; " WITHOUT_DROPOUT,
                      embedding, c->dropout);
 }
 
-/* A number above 0. `missing` is what null means; without it the field must be there: what the library would take for a
- * missing one is a number, not a rule. */
+/* A required number above 0. `missing`: the value that null stands for; NULL: null is an error. */
 static rfr_status read_positive(const json_t *o, const char *file, const char *key, const double *missing, double *to) {
   if (!json_object_get(o, key)) return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is missing", key);
   if (missing) *to = *missing;
@@ -408,18 +410,18 @@ static rfr_status read_positive(const json_t *o, const char *file, const char *k
   return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %g; it must be positive", key, *to);
 }
 
-/* In Gemma's files "gelu" is the tanh form too. */
+/* In Gemma's files "gelu" also means the tanh form. */
 static rfr_status read_gemma(const json_t *o, const char *file, rfr_model_config *c) {
   static const double none = 0.0;
-  RFI_TRY(want(o, file, "hidden_activation", "gelu_pytorch_tanh", "gelu_new"));
-  if (c->type == RFR_MODEL_GEMMA) return want(o, file, "hidden_act", "gelu_pytorch_tanh", "gelu");
+  RFI_TRY(check_text(o, file, "hidden_activation", "gelu_pytorch_tanh", "gelu_new"));
+  if (c->type == RFR_MODEL_GEMMA) return check_text(o, file, "hidden_act", "gelu_pytorch_tanh", "gelu");
   RFI_TRY(read_positive(o, file, "query_pre_attn_scalar", NULL, &c->attention_scalar));
   RFI_TRY(read_positive(o, file, "attn_logit_softcapping", &none, &c->attention_cap));
   return read_positive(o, file, "final_logit_softcapping", &none, &c->logit_cap);
 }
 
 void rfi_hf_mlp_only(rfr_model_config *c, int64_t layer) {
-  if (layer >= 0 && layer < c->layers) c->mlp_only[layer / 64] |= (uint64_t)1 << (layer % 64);
+  if (layer >= 0 && layer < c->layers && layer < RFR_MAX_LAYERS) c->mlp_only[layer / 64] |= (uint64_t)1 << (layer % 64);
 }
 
 void rfi_hf_sparse_step(rfr_model_config *c, int64_t step) {
@@ -427,7 +429,7 @@ void rfi_hf_sparse_step(rfr_model_config *c, int64_t step) {
     if ((l + 1) % step != 0) rfi_hf_mlp_only(c, l);
 }
 
-/* Which layers have experts. Qwen's classes alone look at these. */
+/* Only Qwen's classes read these fields. */
 static rfr_status read_mlp_only(const json_t *o, const char *file, rfr_model_config *c) {
   int64_t step = 1;
   RFI_TRY(rfi_json_get_int(o, file, "decoder_sparse_step", false, 1, INT32_MAX, &step));
@@ -440,17 +442,18 @@ static rfr_status read_mlp_only(const json_t *o, const char *file, rfr_model_con
     numbers = numbers && json_is_integer(layer);
     rfi_hf_mlp_only(c, json_is_integer(layer) ? json_integer_value(layer) : -1);
   }
-  return numbers ? RFR_OK : rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "mlp_only_layers is no list of numbers of layers");
+  return numbers ? RFR_OK : rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "mlp_only_layers is not a list of layer numbers");
 }
 
 static rfr_status read_experts(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
   const bool mixtral = strcmp(type, "mixtral") == 0, shared = strcmp(type, "qwen2_moe") == 0;
-  /* which of the two names it has depends on the type and on the library's version */
+  /* the name depends on the model type and on the library's version */
   const char *number = json_object_get(o, "num_local_experts") ? "num_local_experts" : "num_experts";
-  const field fields[] = {{number, &c->experts, true},
-                          {"num_experts_per_tok", &c->experts_per_token, true},
-                          {mixtral ? "intermediate_size" : "moe_intermediate_size", &c->expert_size, true},
-                          {"shared_expert_intermediate_size", &c->shared_size, true}};
+  const field fields[] = {
+      {number, &c->experts, RFI_MOST_EXPERTS, true},
+      {"num_experts_per_tok", &c->experts_per_token, RFI_MOST_EXPERTS, true},
+      {mixtral ? "intermediate_size" : "moe_intermediate_size", &c->expert_size, RFI_MOST_INNER, true},
+      {"shared_expert_intermediate_size", &c->shared_size, RFI_MOST_INNER, true}};
   bool balances = false;
   RFI_TRY(read_sizes(o, file, fields, shared ? 4 : 3));
   c->expert_norm = mixtral;
@@ -464,18 +467,19 @@ static rfr_status read_experts(const json_t *o, const char *file, const char *ty
 static rfr_status read_llama(const json_t *o, const char *file, const char *type, rfr_model_config *c) {
   const bool plain = strcmp(type, "llama") == 0, gemma = rfi_is_gemma(c);
   const bool qwen3 = strncmp(type, "qwen3", 5) == 0;
-  const field fields[] = {{"vocab_size", &c->vocab_size, true},
-                          {"hidden_size", &c->hidden_size, true},
-                          {"intermediate_size", &c->intermediate_size, true},
-                          {"num_hidden_layers", &c->layers, true},
-                          {"num_attention_heads", &c->heads, true},
-                          {"max_position_embeddings", &c->max_positions, true}};
-  RFI_TRY(gemma ? read_gemma(o, file, c) : want(o, file, "hidden_act", "silu", "swish"));
+  const field fields[] = {{"vocab_size", &c->vocab_size, INT32_MAX, true},
+                          {"hidden_size", &c->hidden_size, RFI_MOST_WIDTH, true},
+                          {"intermediate_size", &c->intermediate_size, RFI_MOST_INNER, true},
+                          {"num_hidden_layers", &c->layers, RFR_MAX_LAYERS, true},
+                          {"num_attention_heads", &c->heads, RFI_MOST_HEADS, true},
+                          {"max_position_embeddings", &c->max_positions, INT32_MAX, true}};
+  RFI_TRY(gemma ? read_gemma(o, file, c) : check_text(o, file, "hidden_act", "silu", "swish"));
   RFI_TRY(read_sizes(o, file, fields, (int)(sizeof fields / sizeof fields[0])));
   c->kv_heads = c->heads;
   c->head_dim = c->hidden_size / c->heads;
-  /* What the library would take for these when they are missing is a number, not a rule. */
-  const field late[] = {{"num_key_value_heads", &c->kv_heads, !plain}, {"head_dim", &c->head_dim, qwen3 || gemma}};
+  /* Required where the library's default is an arbitrary number. */
+  const field late[] = {{"num_key_value_heads", &c->kv_heads, RFI_MOST_HEADS, !plain},
+                        {"head_dim", &c->head_dim, RFI_MOST_HEADS, qwen3 || gemma}};
   RFI_TRY(read_sizes(o, file, late, 2));
   c->norm_eps = 1e-6;
   RFI_TRY(rfi_json_get_real(o, file, "rms_norm_eps", false, &c->norm_eps));
@@ -486,27 +490,46 @@ static rfr_status read_llama(const json_t *o, const char *file, const char *type
   c->qkv_bias = strncmp(type, "qwen2", 5) == 0;
   if (is_among(WITH_EXPERTS, type)) RFI_TRY(read_experts(o, file, type, c));
   RFI_TRY(read_window(o, file, type, c));
-  /* Only these classes look at these flags. */
+  /* Other classes ignore these flags. */
   if (plain || qwen3 || gemma) RFI_TRY(read_flag(o, file, "attention_bias", &c->attention_bias));
   return plain ? read_flag(o, file, "mlp_bias", &c->mlp_bias) : RFR_OK;
 }
 
 static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config *c) {
-  const field fields[] = {{"vocab_size", &c->vocab_size, true},
-                          {"n_embd", &c->hidden_size, true},
-                          {"n_layer", &c->layers, true},
-                          {"n_head", &c->heads, true},
-                          {"n_positions", &c->max_positions, true}};
-  RFI_TRY(want(o, file, "activation_function", "gelu_new", "gelu_pytorch_tanh"));
+  const field fields[] = {{"vocab_size", &c->vocab_size, INT32_MAX, true},
+                          {"n_embd", &c->hidden_size, RFI_MOST_WIDTH, true},
+                          {"n_layer", &c->layers, RFR_MAX_LAYERS, true},
+                          {"n_head", &c->heads, RFI_MOST_HEADS, true},
+                          {"n_positions", &c->max_positions, INT32_MAX, true}};
+  RFI_TRY(check_text(o, file, "activation_function", "gelu_new", "gelu_pytorch_tanh"));
   RFI_TRY(read_sizes(o, file, fields, (int)(sizeof fields / sizeof fields[0])));
   c->kv_heads = c->heads;
   c->head_dim = c->hidden_size / c->heads;
   c->intermediate_size = 4 * c->hidden_size;
-  const field late[] = {{"n_inner", &c->intermediate_size, false}};
+  const field late[] = {{"n_inner", &c->intermediate_size, RFI_MOST_INNER, false}};
   RFI_TRY(read_sizes(o, file, late, 1));
   RFI_TRY(rfi_json_get_real(o, file, "layer_norm_epsilon", false, &c->norm_eps));
   RFI_TRY(rfi_json_get_real(o, file, "initializer_range", false, &c->init_std));
   return read_flag(o, file, "tie_word_embeddings", &c->tie_embeddings);
+}
+
+/* Is the folder a run's? Its newest checkpoint is what the caller wanted. */
+static rfr_status refuse_run(rfr_ctx *ctx, const char *folder, const char *config_path) {
+  char kind;
+  const char *newest = NULL;
+  rfi_paths names = {.ctx = ctx};
+  RFI_TRY(rfi_path_kind(config_path, &kind));
+  if (kind || rfi_path_kind(folder, &kind) != RFR_OK || (kind != 'd' && kind != 'l')) return RFR_OK;
+  rfr_status s = rfi_dir_list(folder, &names);
+  for (int i = 0; i < names.n; i++) {
+    const char *number = strncmp(names.items[i], "step-", 5) == 0 ? names.items[i] + 5 : "x";
+    if (!number[strspn(number, "0123456789")]) newest = names.items[i];
+  }
+  if (newest)
+    s = rfi_fail(RFI_E_RUN_FOLDER, "model: %s is a run's folder, not a model's; give one of its checkpoints: %s/%s",
+                 folder, folder, newest);
+  rfi_paths_deinit(&names);
+  return s;
 }
 
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model_config *c) {
@@ -516,6 +539,7 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model
   const char *type = "";
   const rfr_dtype dtype = c->dtype;
   RFI_TRY(rfi_path_join(ctx, folder, "config.json", &path));
+  RFI_GOTO(refuse_run(ctx, folder, path));
   RFI_GOTO(rfi_json_load(ctx, path, &o));
   RFI_GOTO(rfi_json_get_string(o, path, "model_type", true, &type));
   static const struct {
@@ -530,8 +554,8 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model
   if (which == sizeof types / sizeof types[0]) {
     s = rfi_fail_at(
         RFI_E_MODEL_CONFIG, path, 0,
-        "model_type is %s; gpt2, llama, mistral, ministral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma "
-        "and gemma2 are built",
+        "model_type is %.100s; supported are gpt2, llama, mistral, ministral, mixtral, qwen2, qwen2_moe, qwen3, "
+        "qwen3_moe, gemma and gemma2",
         type);
     goto fail;
   }
@@ -547,12 +571,12 @@ fail:
   return s;
 }
 
-/* ---- what is not about the model ---- */
+/* ---- fields that do not describe the model ---- */
 
-/* Fields that are read above, and those that are known to change nothing that a model of these types computes. A name
- * that begins with _ is a note of the library to itself. */
+/* Fields that are read above, and fields that never change what a model of these types computes. Names that begin with _
+ * are private to the library. */
 static const char *const known[] = {
-    /* read or refused above; the rows of `refused` are known too */
+    /* read above; the rows of `refused` are known too */
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "hidden_act", "hidden_activation", "rms_norm_eps",
     "initializer_range", "rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings", "attention_bias",
@@ -560,18 +584,18 @@ static const char *const known[] = {
     "bos_token_id", "eos_token_id", "pad_token_id", "num_experts_per_tok", "moe_intermediate_size",
     "shared_expert_intermediate_size", "norm_topk_prob", "router_aux_loss_coef", "output_router_logits",
     "router_z_loss_coef",
-    /* GPT-2's */
+    /* of GPT-2 */
     "n_embd", "n_layer", "n_head", "n_positions", "n_inner", "n_ctx", "activation_function", "layer_norm_epsilon",
     "attn_pdrop", "resid_pdrop", "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    /* of the library, for all types */
+    /* of all model types */
     "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype", "use_cache", "cache_implementation",
     "pretraining_tp", "attn_implementation", "return_dict", "output_hidden_states", "output_attentions", "torchscript",
     "use_bfloat16", "gradient_checkpointing", "chunk_size_feed_forward", "is_decoder", "tie_encoder_decoder",
     "cross_attention_hidden_size", "finetuning_task", "id2label", "label2id", "num_labels", "problem_type",
     "tokenizer_class", "prefix", "task_specific_params", "sep_token_id", "unk_token_id", "decoder_start_token_id",
     "tf_legacy_loss",
-    /* of generation, which version 4 wrote here too */
+    /* of generation: version 4 wrote them here too */
     "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
     "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate",
@@ -593,7 +617,7 @@ static bool is_known(const char *key, const char *const *names, size_t n) {
   return found;
 }
 
-/* Adds the unknown ones of an object's names; nonzero when out of memory. */
+/* Adds the unknown field names of an object to the list; nonzero when out of memory. */
 static int add_unknown(json_t *list, const json_t *o, const char *prefix, const char *const *names, size_t n) {
   const char *key;
   json_t *value;
@@ -604,17 +628,17 @@ static int add_unknown(json_t *list, const json_t *o, const char *prefix, const 
   return wrong;
 }
 
-/* NULL when out of memory. */
-static json_t *idle_of(const json_t *o) {
+/* router_aux_loss_coef, if the folder has it but does not use it. NULL when out of memory. */
+static json_t *unused_loss_of(const json_t *o) {
   static const char key[] = "router_aux_loss_coef";
-  json_t *idle = json_object(), *factor = json_object_get(o, key);
-  if (!idle || !json_is_number(factor) || json_is_true(json_object_get(o, "output_router_logits"))) return idle;
-  if (json_object_set(idle, key, factor) == 0) return idle;
-  json_decref(idle);
+  json_t *unused = json_object(), *factor = json_object_get(o, key);
+  if (!unused || !json_is_number(factor) || json_is_true(json_object_get(o, "output_router_logits"))) return unused;
+  if (json_object_set(unused, key, factor) == 0) return unused;
+  json_decref(unused);
   return NULL;
 }
 
-/* Those of the special tokens that an object has. NULL when out of memory. */
+/* The ids of special tokens that an object has. NULL when out of memory. */
 static json_t *ids_of(const json_t *o) {
   static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
   json_t *ids = json_object();
@@ -628,20 +652,45 @@ static json_t *ids_of(const json_t *o) {
   return NULL;
 }
 
+/* Version 5 of the library writes "dtype", version 4 "torch_dtype". */
+static rfr_dtype dtype_of(const json_t *o) {
+  static const rfr_dtype dtypes[] = {RFR_F32, RFR_BF16, RFR_F16};
+  const char *name = json_string_value(json_object_get(o, "dtype"));
+  if (!name) name = json_string_value(json_object_get(o, "torch_dtype"));
+  for (size_t i = 0; name && i < sizeof dtypes / sizeof dtypes[0]; i++)
+    if (strcmp(name, torch_dtype(dtypes[i])) == 0) return dtypes[i];
+  return RFR_DTYPE_COUNT;
+}
+
+#define FILE_NAME(name) name,
+static const char *const file_names[RFI_HF_N_FILES] = {RFI_HF_FILES(FILE_NAME)};
+#undef FILE_NAME
+
+static rfr_status read_files(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out) {
+  static const char *const tokenizers[] = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"};
+  for (int i = 0; i < RFI_HF_N_FILES; i++) {
+    char *path = NULL, kind = 0;
+    RFI_TRY(rfi_path_join(ctx, folder, file_names[i], &path));
+    rfr_status s = rfi_path_kind(path, &kind);
+    if (s == RFR_OK && kind) s = rfi_file_read(ctx, path, &out->files[i].data, &out->files[i].n);
+    rfi_free(ctx, path);
+    RFI_TRY(s);
+    for (size_t k = 0; kind && !out->tokenizer && k < sizeof tokenizers / sizeof tokenizers[0]; k++)
+      if (strcmp(file_names[i], tokenizers[k]) == 0) out->tokenizer = file_names[i];
+  }
+  return RFR_OK;
+}
+
 rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out) {
   rfr_status s;
-  char *path = NULL, *generation_path = NULL;
-  json_t *o = NULL, *generation = NULL;
-  char kind;
-  *out = (rfi_hf_notes){0};
+  char *path = NULL;
+  json_t *o = NULL;
+  *out = (rfi_hf_notes){.ctx = ctx};
   RFI_GOTO(rfi_path_join(ctx, folder, "config.json", &path));
   RFI_GOTO(rfi_json_load(ctx, path, &o));
-  RFI_GOTO(rfi_path_join(ctx, folder, "generation_config.json", &generation_path));
-  RFI_GOTO(rfi_path_kind(generation_path, &kind));
-  if (kind) RFI_GOTO(rfi_json_load(ctx, generation_path, &generation));
+  out->dtype = dtype_of(o);
   out->ids = ids_of(o);
-  out->generation_ids = ids_of(generation ? generation : o);
-  out->idle = idle_of(o);
+  out->unused_loss = unused_loss_of(o);
   out->unknown = json_array();
   int wrong = add_unknown(out->unknown, o, "", known, sizeof known / sizeof known[0]);
   for (int i = 0; i < 2; i++) {
@@ -650,26 +699,26 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
     wrong |= add_unknown(out->unknown, json_object_get(o, objects[i]), prefixes[i], known_of_rope,
                          sizeof known_of_rope / sizeof known_of_rope[0]);
   }
-  if (wrong || !out->ids || !out->generation_ids || !out->idle || !out->unknown)
-    s = rfi_fail(RFI_E_NO_MEMORY, "reading %s", path);
+  if (wrong || !out->ids || !out->unused_loss || !out->unknown) RFI_GOTO(rfi_fail(RFI_E_NO_MEMORY, "reading %s", path));
+  RFI_GOTO(read_files(ctx, folder, out));
 fail:
   if (s != RFR_OK) rfi_hf_notes_deinit(out);
   json_decref(o);
-  json_decref(generation);
   rfi_free(ctx, path);
-  rfi_free(ctx, generation_path);
   return s;
 }
 
 void rfi_hf_notes_deinit(rfi_hf_notes *notes) {
   json_decref(notes->ids);
-  json_decref(notes->generation_ids);
-  json_decref(notes->idle);
+  json_decref(notes->unused_loss);
   json_decref(notes->unknown);
+  for (int i = 0; i < RFI_HF_N_FILES; i++) rfi_free(notes->ctx, notes->files[i].data);
   *notes = (rfi_hf_notes){0};
 }
 
-/* The object with those fields in it, itself; NULL, and it is gone, when out of memory. */
+/* ---- writing a checkpoint ---- */
+
+/* Sets the fields in o and returns o. Out of memory: releases o, returns NULL. */
 static json_t *with(json_t *o, json_t *fields) {
   if (!o || !fields || json_object_update(o, fields) == 0) return o;
   json_decref(o);
@@ -678,9 +727,29 @@ static json_t *with(json_t *o, json_t *fields) {
 
 json_t *rfi_hf_config_with(const rfr_model_config *c, const rfi_hf_notes *notes) {
   json_t *o = with(rfi_hf_config(c), notes->ids);
-  return c->balance_loss > 0.0 ? o : with(o, notes->idle);
+  return c->balance_loss > 0.0 ? o : with(o, notes->unused_loss);
 }
 
-json_t *rfi_hf_generation_config_with(const rfr_model_config *c, const rfi_hf_notes *notes) {
-  return with(rfi_hf_generation_config(c), notes->generation_ids);
+static json_t *generation_config(const rfr_model_config *c, const rfi_hf_notes *notes) {
+  json_t *o = json_pack("{s:b, s:f, s:I, s:n, s:n}", "do_sample", 1, "temperature", 0.8, "max_length",
+                        (json_int_t)c->max_positions, "bos_token_id", "eos_token_id");
+  return with(o, notes->ids);
+}
+
+static rfr_status add_json(rfr_ctx *ctx, rfi_checkpoint_writer *w, const char *name, json_t *value) {
+  rfi_string text = {.ctx = ctx};
+  if (!value) return rfi_fail(RFI_E_NO_MEMORY, "building %s", name);
+  rfr_status s = rfi_json_print(value, &text);
+  json_decref(value);
+  if (s == RFR_OK) s = rfi_checkpoint_add(w, name, text.data, text.n);
+  rfi_string_deinit(&text);
+  return s;
+}
+
+rfr_status rfi_hf_save(rfr_ctx *ctx, const rfr_model_config *c, const rfi_hf_notes *notes, rfi_checkpoint_writer *w) {
+  RFI_TRY(add_json(ctx, w, "config.json", rfi_hf_config_with(c, notes)));
+  for (int i = 0; i < RFI_HF_N_FILES; i++)
+    if (notes->files[i].data) RFI_TRY(rfi_checkpoint_add(w, file_names[i], notes->files[i].data, notes->files[i].n));
+  if (notes->files[0].data) return RFR_OK; /* generation_config.json */
+  return add_json(ctx, w, "generation_config.json", generation_config(c, notes));
 }

@@ -32,6 +32,7 @@ rfr_programs *rfr_run_programs(rfr_run *run) { return run ? run->programs : NULL
 
 rfr_status rfi_run_check(const rfr_run *run, int programs) {
   RFI_TRY(rfi_check_handle(run, "rfr_run"));
+  if (run->options.plan_only) return rfi_fail(RFI_E_PROGRAM_PLAN_ONLY, "the run was opened with plan_only");
   if ((run->options.programs & programs) == programs) return RFR_OK;
   return rfi_fail(RFI_E_ARGUMENT, "the run was opened without RFR_RUN_%s",
                   programs == RFR_RUN_TRAIN      ? "TRAIN"
@@ -174,12 +175,13 @@ static rfr_status compile(rfr_run *run) {
   o.budget = run->settings->budget;
   o.recompute = run->settings->recompute;
   o.debug = run->options.debug;
+  o.plan_only = run->options.plan_only;
   o.keep_traces = run->options.keep_traces || (run->folder && (run->options.programs & RFR_RUN_TRAIN));
   o.tune = run->settings->tune && (run->options.programs & RFR_RUN_TRAIN);
   RFI_GOTO(list_choices(run, &o, &choices));
   const double start = rfi_now();
   RFI_GOTO(rfr_compile(run->ctx, run->n_programs, (const rfr_trace *const *)traces, names, &o, &run->programs));
-  if (o.tune) RFI_GOTO(keep_choices(run, rfi_now() - start));
+  if (o.tune && !o.plan_only) RFI_GOTO(keep_choices(run, rfi_now() - start));
   snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
   rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
   s = find_tensors(run);
@@ -192,6 +194,7 @@ fail:
 /* What opening leaves for the first use when it was asked for no data. */
 rfr_status rfi_state_ready(rfr_run *run) {
   if (run->ready) return RFR_OK;
+  if (run->options.plan_only) return rfi_fail(RFI_E_PROGRAM_PLAN_ONLY, "the run was opened with plan_only");
   RFI_TRY(rfi_state_init(run));
   RFI_TRY(rfr_programs_load(run->programs));
   if (!run->options.eager && !run->options.debug)
@@ -343,7 +346,8 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   rfr_run *run = NULL;
   rfi_checkpoint *from = NULL;
   char *config_path = NULL, *own = NULL;
-  const rfr_run_options o = options ? *options : rfr_run_options_default();
+  rfr_run_options o = options ? *options : rfr_run_options_default();
+  o.no_data |= o.plan_only;
   const bool writes = folder && (o.programs & RFR_RUN_TRAIN) && !o.no_data;
   *out = NULL;
   RFI_TRY(check_options(&o, config_text, folder));
@@ -367,6 +371,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   if (!config_text) run->options.config_name = config_path;
   RFI_GOTO(
       rfi_settings_read(ctx, config_text ? config_text : own, &run->options, run->machine.bf16_fast, &run->settings));
+  if (!o.no_data && o.programs) RFI_GOTO(rfi_settings_check_tokenizer(run->settings));
   /* Seconds became a number of steps when the run began: the folder knows it. */
   if (config_text && own && run->settings->steps == 0)
     RFI_GOTO(rfi_settings_take_steps(run->settings, own, config_path));
@@ -447,6 +452,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .experts = s->spec.model.experts,
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),
                         .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
+                        .byte_tokens = rfi_settings_has_byte_tokens(s),
                         .data_hash = run->hash,
                         .checkpoint = run->checkpoint};
   int64_t block[RFI_STEP_N];
@@ -465,11 +471,9 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     if (rfr_model_parameter(&s->spec.model, i, &p) != RFR_OK) continue;
     int64_t n = 1;
     for (int d = 0; d < p.rank; d++) n *= p.shape[d];
-    bool frozen = false;
-    for (int k = 0; k < s->spec.n_frozen; k++) frozen = frozen || rfr_name_matches(s->spec.frozen[k], p.name);
     out->parameters += n;
     if (strstr(p.name, ".mlp.experts.")) out->expert_bytes += n * rfr_dtype_bits(s->spec.model.dtype) / 8;
-    if (!frozen) out->trainable_parameters += n;
+    if (!rfi_step_rule(&s->spec, i).frozen) out->trainable_parameters += n;
   }
   if (out->expert_layers > 0) out->expert_bytes /= out->expert_layers; /* which are all alike */
 }

@@ -309,16 +309,6 @@ fail:
   return s;
 }
 
-static rfr_status add_json(rfr_run *run, rfi_checkpoint_writer *w, const char *name, json_t *value) {
-  rfi_string text = {.ctx = run->ctx};
-  if (!value) return rfi_fail(RFI_E_NO_MEMORY, "building %s", name);
-  rfr_status s = rfi_json_print(value, &text);
-  json_decref(value);
-  if (s == RFR_OK) s = rfi_checkpoint_add(w, name, text.data, text.n);
-  rfi_string_deinit(&text);
-  return s;
-}
-
 static rfr_status add_state(rfr_run *run, rfi_checkpoint_writer *w) {
   rfi_state_json state;
   rfi_string text = {.ctx = run->ctx};
@@ -340,8 +330,7 @@ rfr_status rfi_state_save(rfr_run *run) {
   RFI_TRY(rfi_state_ready(run));
   const double start = rfi_now();
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
-  RFI_GOTO(add_json(run, w, "config.json", rfi_hf_config_with(model, notes)));
-  RFI_GOTO(add_json(run, w, "generation_config.json", rfi_hf_generation_config_with(model, notes)));
+  RFI_GOTO(rfi_hf_save(run->ctx, model, notes, w));
   RFI_GOTO(save_tensors(run, w, "model.safetensors", WEIGHT));
   RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", OPTIMIZER));
   RFI_GOTO(add_state(run, w));

@@ -7,7 +7,7 @@
  * belong to a thread, and OpenMP gives us the very workers that it gave the host, whose mode may
  * be any. So a run begins with a region in which every thread takes the default, and ends with one
  * that gives back what was found, if that was something else. (A region costs a few microseconds;
- * with one thread there is none.)
+ * with one thread there is none.) The first region also checks the size of the team.
  */
 #include <fenv.h>
 #ifdef _OPENMP
@@ -28,6 +28,7 @@ struct rfi_device {
   rfi_cpu_library *library;
   int threads;
   bool foreign; /* some worker's mode was not the default */
+  int dynamic;  /* OpenMP's setting before the run */
   int failed;   /* the call that the last run ended at; -1 */
   fenv_t *env;  /* of each thread, while a run lasts */
 };
@@ -45,13 +46,29 @@ static void device_close(rfi_device *d) {
   rfi_free(d->ctx, d);
 }
 
+/* oneDNN uses one thread inside an active region, whatever the region's team: such a product must be neither made nor
+ * run there with more. */
+static rfr_status check_region(const rfi_device *d) {
+#ifdef _OPENMP
+  if (d->threads > 1 && omp_in_parallel())
+    return rfi_fail(RFI_E_THREADS_TEAM,
+                    "the context has %d threads, and this call is inside a parallel region of OpenMP, "
+                    "where it gets 1",
+                    d->threads);
+#else
+  (void)d;
+#endif
+  return RFR_OK;
+}
+
 static rfr_status device_open(rfr_ctx *ctx, rfi_device **out) {
   rfi_device *d = NULL;
   *out = NULL;
   RFI_TRY(RFI_ALLOC(ctx, sizeof *d, &d));
   d->ctx = ctx;
   d->threads = rfi_ctx_threads(ctx);
-  rfr_status s = rfi_cpu_library_open(ctx, &d->library);
+  rfr_status s = check_region(d);
+  if (s == RFR_OK) s = rfi_cpu_library_open(ctx, &d->library);
   if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *d->env * (size_t)d->threads, &d->env);
   if (s == RFR_OK) *out = d;
   else device_close(d);
@@ -162,13 +179,19 @@ static bool is_default_mode(void) {
 #endif
 }
 
-static int thread_number(void) {
 #ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
+static int thread_number(void) { return omp_get_thread_num(); }
+static int team_size(void) { return omp_get_num_threads(); }
+/* OMP_DYNAMIC would let the size of a team change from region to region. Returns the setting before. */
+static int set_dynamic(int dynamic) {
+  const int before = omp_get_dynamic();
+  omp_set_dynamic(dynamic);
+  return before;
 }
+#else
+static int thread_number(void) { return 0; }
+static int set_dynamic(int dynamic) { return dynamic; }
+#endif
 
 /* Keeps the calling thread's mode; true when it was not the default. */
 static bool take_own_mode(fenv_t *env) {
@@ -178,21 +201,38 @@ static bool take_own_mode(fenv_t *env) {
   return foreign;
 }
 
-static void take_mode(rfi_device *d) {
-  bool foreign = take_own_mode(&d->env[0]);
-  if (d->threads > 1) {
-#pragma omp parallel num_threads(d->threads) reduction(|| : foreign)
-    if (thread_number() > 0) foreign = take_own_mode(&d->env[thread_number()]);
-  }
-  d->foreign = foreign;
-}
-
-static void give_mode_back(rfi_device *d) {
+static void end_run(rfi_device *d) {
   if (d->threads > 1 && d->foreign) {
 #pragma omp parallel num_threads(d->threads)
     if (thread_number() > 0) fesetenv(&d->env[thread_number()]);
   }
+  if (d->threads > 1) set_dynamic(d->dynamic);
   fesetenv(&d->env[0]);
+}
+
+/* The first region of a run also shows how many threads OpenMP gives. Kernels and oneDNN's products are planned for
+ * the context's number: with fewer, oneDNN computes wrong results. */
+static rfr_status begin_run(rfi_device *d) {
+  d->failed = -1;
+  RFI_TRY(check_region(d));
+  RFI_TRY(rfi_check_fork(d->threads));
+  bool foreign = take_own_mode(&d->env[0]);
+  int team = d->threads;
+  if (d->threads > 1) {
+    d->dynamic = set_dynamic(0);
+#pragma omp parallel num_threads(d->threads) reduction(|| : foreign)
+    {
+      if (thread_number() > 0) foreign = take_own_mode(&d->env[thread_number()]);
+#ifdef _OPENMP
+      if (thread_number() == 0) team = team_size();
+#endif
+    }
+  }
+  d->foreign = foreign;
+  if (team == d->threads) return RFR_OK;
+  end_run(d);
+  return rfi_fail(RFI_E_THREADS_TEAM, "the context has %d threads, OpenMP gives %d here; nothing was executed",
+                  d->threads, team);
 }
 
 static rfr_status run_calls(rfi_device *d, const rfi_bound *bound, int n) {
@@ -210,19 +250,20 @@ static rfr_status run_calls(rfi_device *d, const rfi_bound *bound, int n) {
 static int failed(const rfi_device *d) { return d->failed; }
 
 static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
-  take_mode(d);
+  RFI_TRY(begin_run(d));
   rfr_status s = run_calls(d, bound, n);
-  give_mode_back(d);
+  end_run(d);
   return s;
 }
 
 static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *seconds) {
   struct timespec start, end;
-  take_mode(d);
+  *seconds = 0;
+  RFI_TRY(begin_run(d));
   clock_gettime(CLOCK_MONOTONIC, &start);
   rfr_status s = run_calls(d, bound, 1);
   clock_gettime(CLOCK_MONOTONIC, &end);
-  give_mode_back(d);
+  end_run(d);
   *seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
   return s;
 }

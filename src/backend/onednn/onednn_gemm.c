@@ -210,7 +210,8 @@ static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **ha
   memset(desc, 0, sizeof desc);
   dnnl_primitive_attr_t attr = NULL;
   dnnl_primitive_desc_t pd = NULL;
-  int before = omp_get_max_threads();
+  const int before = omp_get_max_threads(), dynamic = omp_get_dynamic();
+  omp_set_dynamic(0); /* oneDNN plans for omp_get_max_threads(), which is smaller on a busy machine otherwise */
   omp_set_num_threads(m->threads);
   dnnl_status_t s = init_descs(d, desc);
   if (s == dnnl_success) s = init_attr(d, &attr);
@@ -226,6 +227,7 @@ static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **ha
     if (*scratch) s = dnnl_memory_create(&m->memory[SCRATCH], md, e->engine, DNNL_MEMORY_NONE);
   }
   omp_set_num_threads(before);
+  omp_set_dynamic(dynamic);
   if (pd) dnnl_primitive_desc_destroy(pd);
   if (attr) dnnl_primitive_attr_destroy(attr);
   for (int i = 0; i < ARGS; i++) desc_deinit(&desc[i]);

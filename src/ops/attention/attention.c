@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention: o = softmax(scale q kT) v within packed documents, H heads of q sharing Hk
- * heads of k and v; causal, in a window, soft-capped if wanted. Shapes, gradient and
- * recording.
+ * attention: o = softmax(scale q kT) v within packed documents; H heads of q share Hk heads of k and v. Optionally
+ * causal, with a window, with a soft cap. Shapes, gradient and recording.
  *
- * The forward keeps o and lse, the logarithm of each row's sum of exponentials; with
- * them one op gives all three gradients and no matrix of T x T ever exists. The three
- * share most of their work, so they are results of one op; a result that nobody wants
- * is dead and costs nothing.
+ * The forward keeps o and lse, the logarithm of each row's sum of exponentials. From them one op computes all three
+ * gradients without a T x T matrix. The three gradients share most of their work, so they are results of one op; an
+ * unused result costs nothing.
  */
 #include <math.h>
 
@@ -20,7 +18,7 @@ rfr_status rfi_infer_attention_bwd_packed(const rfi_infer *c);
 rfr_status rfi_infer_attention_cached(const rfi_infer *c);
 rfr_status rfi_grad_attention(rfi_grad *g);
 
-/* q, k, v at operand `first`. */
+/* Checks q, k, v at operands `first` ... `first` + 2. */
 static rfr_status check_heads(const rfi_infer *c, int first) {
   const rfr_type *q = &c->in[first], *k = q + 1;
   for (int i = first; i < first + 3; i++) {
@@ -49,7 +47,7 @@ static rfr_status check_mask(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* The same with as many rows of q as of k, and offsets at operand `offsets`. */
+/* Checks q, k, v, which have equally many rows, and the offsets at operand `offsets`. */
 static rfr_status check(const rfi_infer *c, int first, int offsets) {
   const rfr_type *q = &c->in[first], *k = q + 1;
   RFI_TRY(check_heads(c, first));

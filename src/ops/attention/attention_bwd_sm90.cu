@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The gradients of attention on Hopper's tensor cores, in one pass: five products instead of the seven of a kernel for
- * dq and one for dk and dv, and p made once.
+ * The gradients of attention on Hopper's tensor cores, in one kernel: it needs five GEMMs and computes p once, where
+ * one kernel for dq and one for dk and dv need seven GEMMs.
  *
- * A block takes 128 keys of a head of k and v and walks over the tiles of queries that see them, the last tile first,
- * each tile for all of the heads of q. dk and dv stay in registers; a tile's part of dq is added to f32 sums in memory.
- * Several blocks add to the same sums, in one order: the first keys first (they store), each when its turn has come.
- * With a causal mask the first keys have the most to do: they are begun first, the others run behind them and hardly
- * wait, and the last that are begun are short. Blocks take their work by a ticket, in that order, so that whoever
- * waits, waits for work that was begun before.
+ * A block takes 128 keys of a head of k and v and loops over the tiles of queries that see them, the last tile first,
+ * each tile for all query heads of the group. dk and dv stay in registers; a tile's part of dq is added to f32 sums in
+ * memory. Several blocks add to the same sums in a fixed order: the block with the first keys stores, the others add,
+ * each when its turn has come. With a causal mask the first keys have the most queries. They start first, so the blocks
+ * after them hardly wait, and the blocks that start last are short. Blocks take their work by a ticket in that order,
+ * so that a block only ever waits for a block that has already started.
  *
- * Two warpgroups multiply, 64 keys each. Of the four other warps one loads, one takes work, and two, by turns, have the
- * copy engine add dq, wait for turns and hand them on: what takes long is on nobody's way. dq of a tile needs the ds of
- * both warpgroups and is made in the step after the tile's own, so that one may be ahead of the other by half a step:
- * a warpgroup's products are issued at the pace of the tensor cores, and while it makes p and ds they are the other's.
+ * Two warpgroups multiply, 64 keys each. Of the four other warps, one loads tiles, one takes tickets, and two in
+ * alternation start the copy engine's adds to dq, wait for turns and pass them on, so that slow operations do not stall
+ * the multiplying warps. dq of a tile needs the ds of both warpgroups and is computed one step later, so that one
+ * warpgroup may be half a step ahead of the other: while one computes p and ds, the other uses the tensor cores.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
@@ -21,13 +21,14 @@
 
 enum { SIDE = 128, ITEMS = 4, MOST_D = 128, ADDERS = 2 };
 enum { THREADS = 384, MATH_WARPS = 8, TAKERS = MATH_WARPS + 2 + ADDERS, ROUND_THREADS = 256 };
-enum { HALF = 64 * 128, TILE = 2 * HALF, SUMS = 2 * TILE }; /* bytes: of a tile of q, of its dq */
+enum { HALF = 64 * 128, TILE = 2 * HALF, SUMS = 2 * TILE }; /* bytes of a tile of q, and of its dq */
 enum { LOAD_REGISTERS = 24, MATH_REGISTERS = 240 };
 
-/* How queries go through a block, and where what lies in its shared memory. */
+/* Tile sizes and the layout of a block's shared memory. */
 template <int D> struct room {
-  static constexpr int QUERIES = TILE / (D * 2);                          /* of a tile */
-  static constexpr int SLOTS = D == 64 ? 2 : 1, STAGES = D == 64 ? 2 : 3; /* items' keys, tiles at once */
+  static constexpr int QUERIES = TILE / (D * 2); /* rows of a tile of queries */
+  /* work items whose keys are in shared memory; tile stages */
+  static constexpr int SLOTS = D == 64 ? 2 : 1, STAGES = D == 64 ? 2 : 3;
   static constexpr int KEYS = SIDE * D * 2, DS = SIDE * QUERIES * 2, STATS = QUERIES * 8;
   static constexpr int STAGES_AT = SLOTS * 2 * KEYS, DS_AT = STAGES_AT + STAGES * 2 * TILE;
   static constexpr int SUMS_AT = DS_AT + 2 * DS, STATS_AT = SUMS_AT + SUMS;
@@ -41,28 +42,29 @@ typedef struct maps {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* A block's work: a piece of keys for a head of k and v. */
+/* A block's work item: a piece of keys for a head of k and v. */
 typedef struct item {
   piece w;
-  int kv; /* -1: no more */
+  int kv; /* -1: end of the work */
 } item;
 
-/* What the warps of a block tell each other. */
+/* State that the warps of a block share: barriers, tickets and the work items. */
 typedef struct desk {
   uint64_t keys_full[2], keys_empty[2], full[3], empty[3], ds_full[2], ds_empty[2];
   uint64_t sums_full[ADDERS], sums_empty[ADDERS], items_full[ITEMS], items_empty[ITEMS];
-  uint64_t arrived, begun; /* rows of which some are to be cleared; an item is as good as done */
+  /* `arrived`: a tile has rows to be cleared; `begun`: the last tile of an item was reached */
+  uint64_t arrived, begun;
   item items[ITEMS];
 } desk;
 static_assert(sizeof(desk) <= 512, "room for the desk");
 
 typedef struct place {
   int t, g;
-} place; /* a tile of queries: its first row, which of the heads */
+} place; /* a tile of queries: its first row, and which head of the group */
 
-/* The tiles of queries that see an item's keys, the last first, each for all of the `group` heads. */
+/* The tiles of queries that see an item's keys, the last tile first, each for all `group` heads. */
 typedef struct walk {
-  int start, end, last, group, steps; /* last: where the last tile begins */
+  int start, end, last, group, steps; /* last: first row of the last tile */
 } walk;
 
 template <int D> __device__ __forceinline__ walk walk_of(const problem &p, const piece &w) {
@@ -78,11 +80,12 @@ template <int D> __device__ __forceinline__ walk walk_of(const problem &p, const
 template <int D> __device__ __forceinline__ place next_place(const walk &x, place at) {
   return at.g + 1 < x.group ? place{at.t, at.g + 1} : place{at.t - room<D>::QUERIES, 0};
 }
-/* Blocks that add to a tile before w's does: those of the keys before w's that the tile sees. */
+/* How many blocks add to a tile before w's block does: those of earlier keys that the tile sees. */
 static __device__ __forceinline__ int blocks_before(const problem &p, const piece &w, place at) {
   const int before = (max(0, w.first - w.from) + SIDE - 1) / SIDE;
   if (!p.window) return before;
-  const int unseen = at.t - (SIDE - 2) - p.window - (w.first - before * SIDE); /* rows of them before its window */
+  /* rows of them before the tile's window */
+  const int unseen = at.t - (SIDE - 2) - p.window - (w.first - before * SIDE);
   return before - (unseen > 0 ? (unseen + SIDE - 1) / SIDE : 0);
 }
 
@@ -95,14 +98,14 @@ static __device__ __forceinline__ void add_release(unsigned *at) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
 }
 
-/* The i-th item, for a thread that is one of TAKERS. */
+/* Returns the i-th item, called by a single thread of the TAKERS. */
 static __device__ __forceinline__ item take_alone(desk *d, unsigned i) {
   rfi_mbarrier_wait(rfi_shared_address(&d->items_full[i % ITEMS]), (int)(i / ITEMS) & 1);
   const item x = d->items[i % ITEMS];
   rfi_mbarrier_arrive(rfi_shared_address(&d->items_empty[i % ITEMS]));
   return x;
 }
-/* For a warp that is. */
+/* Returns the i-th item, called by a full warp. */
 static __device__ __forceinline__ item take(desk *d, unsigned i) {
   rfi_mbarrier_wait(rfi_shared_address(&d->items_full[i % ITEMS]), (int)(i / ITEMS) & 1);
   const item x = d->items[i % ITEMS];
@@ -113,7 +116,7 @@ static __device__ __forceinline__ item take(desk *d, unsigned i) {
 
 /* ---- loading: a warp ---- */
 
-/* Zeros in rows first ... end - 1 of a tile. */
+/* Writes zeros to rows first ... end - 1 of a tile. */
 template <int D, int ROWS> __device__ __forceinline__ void clear_rows(char *tile, int first, int end) {
   const int lane = threadIdx.x & 31;
 #pragma unroll 1
@@ -122,8 +125,8 @@ template <int D, int ROWS> __device__ __forceinline__ void clear_rows(char *tile
     for (int d = 0; d < D; d += 64) *(uint4 *)(tile + d * ROWS * 2 + i * 16) = make_uint4(0, 0, 0, 0);
 }
 
-/* Rows t ... t + ROWS - 1 of a head of a and of b, one behind the other. Those that are not of from ... end - 1 are
- * another document's: zeros are in their place before `full` hears of the tiles; `cut`: so many had such rows. */
+/* Loads rows t ... t + ROWS - 1 of a head of a and of b into two adjacent tiles. Rows outside from ... end - 1 belong
+ * to another document; they are zeroed before `full` completes. `cut` counts the tiles that had such rows. */
 template <int D, int ROWS>
 __device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const CUtensorMap *b, uint32_t full, desk *d,
                                          unsigned &cut, int t, int h, int from, int end) {
@@ -152,7 +155,7 @@ __device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const C
   if (lane == 0) rfi_mbarrier_arrive(full);
 }
 
-/* lse and -delta of a tile's queries, as fragments want them. */
+/* Loads lse and -delta of a tile's queries in fragment order. */
 template <int QUERIES>
 __device__ __forceinline__ void load_stats(uint32_t stats, const problem &p, const piece &w, int t, int h,
                                            uint32_t full) {
@@ -214,7 +217,7 @@ static __device__ __forceinline__ void take_work(const problem &p, desk *d) {
   publish(p, d, 0);
   for (unsigned i = 0;; i++) {
     if (take_alone(d, i).kv < 0) return;
-    /* asked for in the last tile: others may wait for work that is held and not begun */
+    /* Only at the last tile of this item: another block may wait for an item that is taken but not started. */
     rfi_mbarrier_wait(rfi_shared_address(&d->begun), (int)i & 1);
     publish(p, d, i + 1);
   }
@@ -222,7 +225,8 @@ static __device__ __forceinline__ void take_work(const problem &p, desk *d) {
 
 static __device__ __forceinline__ void proxies_agree(void) { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-/* Tiles of dq from shared memory to the sums, each when its turn has come: every ADDERS-th of them. */
+/* Adds tiles of dq from shared memory to the sums, each when its turn has come: this adder's tiles are every
+ * ADDERS-th. */
 template <int D> __device__ __forceinline__ void add_tiles(const problem &p, desk *d, uint32_t base, unsigned adder) {
   const uint32_t sums = base + room<D>::SUMS_AT;
   unsigned tile = 0;
@@ -274,7 +278,7 @@ template <typename T> __device__ __forceinline__ void multiply_columns(float (&c
   rfi_wgmma_commit();
 }
 
-/* A warp's 16 keys of a packed left operand, as rows of 64 queries. */
+/* Stores a warp's 16 keys of a packed left operand as rows of 64 queries. */
 static __device__ __forceinline__ void store_left(uint32_t tile, const uint32_t (&a)[4][4], int warp, int lane) {
   const uint32_t row = tile + (uint32_t)((warp * 16 + (lane & 15)) * 128);
 #pragma unroll
@@ -283,7 +287,7 @@ static __device__ __forceinline__ void store_left(uint32_t tile, const uint32_t 
 
 /* ---- probabilities and their gradient ---- */
 
-/* lse: of queries 8 n + 2 (lane % 4) and next, for n = 0 ... 7. */
+/* lse: of queries 8 n + 2 (lane % 4) and the next one, for n = 0 ... 7. */
 template <bool CAPPED>
 static __device__ __forceinline__ void probabilities(const problem &p, float (&s)[1][8][4], const float4 *lse) {
   if (CAPPED) bend(p, s);
@@ -298,7 +302,7 @@ static __device__ __forceinline__ void probabilities(const problem &p, float (&s
   }
 }
 
-/* -delta of the columns, in each row. */
+/* Adds -delta of the columns to each row. */
 static __device__ __forceinline__ void add_delta(float (&c)[1][8][4], const float4 *delta) {
 #pragma unroll
   for (int n = 0; n < 8; n += 2) {
@@ -324,7 +328,7 @@ static __device__ __forceinline__ void slopes(const problem &p, float (&ds)[1][8
     }
 }
 
-/* The queries that see a thread's two keys. */
+/* The range of queries that see each of a thread's two keys. */
 typedef struct seen {
   int from[2];
   unsigned count[2];
@@ -342,7 +346,7 @@ static __device__ __forceinline__ seen seen_by(const problem &p, const piece &w,
   return x;
 }
 
-/* Zeros where a query, the thread's first being t, does not see the key. */
+/* Sets p to 0 where a query does not see the key; t is the thread's first query. */
 static __device__ __forceinline__ void hide(float (&c)[1][8][4], const seen &x, int t) {
 #pragma unroll
   for (int n = 0; n < 8; n++)
@@ -353,13 +357,14 @@ static __device__ __forceinline__ void hide(float (&c)[1][8][4], const seen &x, 
 
 /* ---- dq ---- */
 
-/* 16 rows of a tile, 64 columns each, to where they are added from; `tile`: so many were before. 16 rows of a document
- * lie as they do in a warp: four elements of lane i of n are at 128 n + 4 i. Fewer, at its end, lie row by row. */
+/* Stores 16 rows of a tile, 64 columns each, to the shared memory that the adders read; `tile` counts the tiles before
+ * it. 16 rows of one document keep the order that they have in a warp: four elements of lane i of n are at 128 n + 4 i.
+ * Fewer rows, at a document's end, are stored row by row. */
 template <int D>
 __device__ __forceinline__ void stage_rows(const problem &p, desk *d, const piece &w, const float (&dq)[1][8][4], int t,
                                            char *shared, int warp, unsigned tile) {
   if (!p.out[0]) return;
-  int lane; /* asked for here, so that no address is kept all the while */
+  int lane; /* read here, so that no address occupies a register across the loop */
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   const int row = D == 64 ? warp * 16 : warp % 4 * 16, panel = D == 64 ? 0 : warp / 4;
   float *const slab = (float *)(shared + room<D>::SUMS_AT) + row * D;
@@ -390,7 +395,7 @@ static __device__ __forceinline__ void left_by_warp(uint64_t *barrier, int lane)
   if (lane == 0) rfi_mbarrier_arrive(rfi_shared_address(barrier));
 }
 
-/* Starts a warpgroup's part of a tile's dq: with head size 64 half of the 128 queries, with 128 half of the columns. */
+/* Starts a warpgroup's part of a tile's dq: half of the 128 queries for head size 64, half of the columns for 128. */
 template <typename T, int D>
 __device__ __forceinline__ void start_dq(float (&dq)[1][8][4], uint32_t ds, uint32_t keys, int group) {
   const uint32_t mine = (uint32_t)(group * TILE);
@@ -406,16 +411,17 @@ template <int D> struct part {
   char *shared;
 };
 
-/* A tile of queries, and the one before, whose dq is still to be made. */
+/* A tile of queries, and the previous one, whose dq is not computed yet. */
 typedef struct step_of {
   int t, t_before; /* their first rows */
   uint32_t q, ds, ds_before;
   const float4 *lse, *delta;
-  unsigned tile; /* so many were before */
+  unsigned tile; /* number of tiles before it */
   bool first;
 } step_of;
 
-/* Waits for both warpgroups to have made dq of what lay where a tile's ds shall lie; to have written a tile's ds. */
+/* await_room waits until both warpgroups have computed dq from the ds buffer that this tile reuses; await_ds waits
+ * until both have written the tile's ds. */
 static __device__ __forceinline__ void await_room(desk *d, unsigned tile) {
   if (tile >= 2) rfi_mbarrier_wait(rfi_shared_address(&d->ds_empty[tile % 2]), (int)(tile / 2 - 1) & 1);
 }
@@ -423,8 +429,8 @@ static __device__ __forceinline__ void await_ds(desk *d, unsigned tile) {
   rfi_mbarrier_wait(rfi_shared_address(&d->ds_full[tile % 2]), (int)(tile / 2) & 1);
 }
 
-/* 128 queries by 128 keys of head size 64: as two halves, so that one's products run while the other's p is made. dk
- * goes on over the step's end: the stage is empty in the next step. */
+/* 128 queries by 128 keys of head size 64, in two halves: the GEMMs of one run while p of the other is computed. The
+ * GEMM of dk continues past the end of the step: its stage is released in the next step. */
 template <typename T, bool CAPPED>
 static __device__ __forceinline__ void take_step(const problem &p, desk *d, const piece &w, const part<64> &my,
                                                  const step_of &x, float (&dk)[1][8][4], float (&dv)[1][8][4]) {
@@ -478,7 +484,8 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   stage_rows<64>(p, d, w, dq, x.t_before, my.shared, my.warp, x.tile - 1);
 }
 
-/* 64 queries by 128 keys of head size 128. dk goes on over the step's end: the stage is empty in the next step. */
+/* 64 queries by 128 keys of head size 128. The GEMM of dk continues past the end of the step: its stage is released in
+ * the next step. */
 template <typename T, bool CAPPED>
 static __device__ __forceinline__ void take_step(const problem &p, desk *d, const piece &w, const part<128> &my,
                                                  const step_of &x, float (&dk)[1][16][4], float (&dv)[1][16][4]) {
@@ -516,7 +523,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   stage_rows<128>(p, d, w, dq, x.t_before, my.shared, my.warp, x.tile - 1);
 }
 
-/* dk and dv of rows that none sees. */
+/* Stores zeros as dk and dv of rows that no query sees. */
 template <typename T> __device__ __forceinline__ void store_zeros(const problem &p, int kv, int s0, int s1, int lane) {
   for (int which = 1; which < 3; which++)
     for (int s = s0; s < s1 && p.out[which]; s++)
@@ -524,7 +531,8 @@ template <typename T> __device__ __forceinline__ void store_zeros(const problem 
         *(uint4 *)((T *)p.out[which] + s * p.row[which] + kv * p.D + i) = make_uint4(0, 0, 0, 0);
 }
 
-/* `warp` of the math warps; `tile`, `kept`: tiles and items with tiles that were before. */
+/* `warp` is the index among the multiplying warps; `tile` and `kept` count the earlier tiles and the earlier items that
+ * had tiles. */
 template <typename T, int D, bool CAPPED>
 static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, const item &work, char *shared, int warp,
                                                     unsigned &tile, unsigned &kept) {
@@ -572,7 +580,7 @@ static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, c
     store_zeros<T>(p, kv, s0, s1, lane);
     return;
   }
-  /* by way of v's rows, which the warpgroup has multiplied */
+  /* stage the result in v's rows, which this warpgroup no longer reads */
   asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
   char *const rows = shared + slot * 2 * R::KEYS + R::KEYS;
   if (p.out[2]) store_rows<T, D, SIDE>(p.out[2], p.row[2], p, kv, s0, s1, dv, rows, warp * 16, NULL);
@@ -594,7 +602,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
   desk &d = *(desk *)(shared + room<D>::DESK_AT);
-  const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0); /* so that nvcc knows it the same for all */
+  /* tells nvcc that the value is the same in all lanes */
+  const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {
       rfi_mbarrier_init(rfi_shared_address(&d.keys_full[i]), 1);
@@ -605,7 +614,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
       rfi_mbarrier_init(rfi_shared_address(&d.ds_empty[i]), MATH_WARPS);
     }
     for (int i = 0; i < room<D>::STAGES; i++) {
-      rfi_mbarrier_init(rfi_shared_address(&d.full[i]), 1 + 32); /* the tiles; a lane's part of their statistics */
+      /* the tiles, and each lane's part of their statistics */
+      rfi_mbarrier_init(rfi_shared_address(&d.full[i]), 1 + 32);
       rfi_mbarrier_init(rfi_shared_address(&d.empty[i]), MATH_WARPS);
     }
     for (int i = 0; i < ITEMS; i++) {
@@ -636,7 +646,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-/* The sums of dq, scaled and rounded; zeros for rows that see nothing. A thread takes 8 columns of rows g and g + 8. */
+/* Scales and rounds the sums of dq; rows that see nothing get zeros. A thread handles 8 columns of rows g and g + 8. */
 template <typename T, int D>
 static __global__ void __launch_bounds__(ROUND_THREADS) attention_dq_rounded(const problem p) {
   piece w;
@@ -724,7 +734,7 @@ static rfr_status backward(const rfr_call *call) {
 
 static size_t workspace(const rfr_call *call) { return make_layout(call).bytes; }
 
-/* What the copy engine can step over: a head's rows are apart, and no part of memory is read for two rows. */
+/* Strides that the copy engine supports: a head's rows do not overlap in memory. */
 static int takes(const rfr_call *call) {
   for (int i = 0; i < 4; i++) {
     const rfr_arg *x = &call->in[i];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collectives: shapes, gradients, recording. All ranks record the same program, so the loss that is differentiated is
- * the sum of the ranks' losses: what a rank gives to all gets its gradient from all.
+ * Collectives: shapes, gradients, recording. All ranks record the same program, and the differentiated loss is the sum
+ * of the ranks' losses. So the gradient of all_gather is reduce_scatter and vice versa, and that of all_reduce is
+ * all_reduce.
  */
 #include "ops/rule.h"
 

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A text that is made token by token: shapes and recording calls.
+ * Text generation token by token: shapes and recording calls.
  *
- * Text, cursor and the caches of keys and values are states. Positions, the number of rows
- * that count and the token to go on from are read from them, so a program takes no
- * argument: the same one reads a prompt a chunk at a time, or, with one row, appends a
- * token at each replay. The host writes text and cursor before it starts and reads the text
- * whenever it likes.
+ * Text, cursor and the caches of keys and values are states. Positions, the number of valid rows and the last token are
+ * read from them, so a program takes no argument: the same program reads a prompt in chunks or, with one row, appends a
+ * token per replay. The host writes text and cursor before it starts and may read the text at any time.
  */
 #include "ops/decode/cursor.h"
 #include "ops/rule.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cast, copy and fill. A cast rounds to the nearest even value; to an integer it cuts the
- * fraction off and saturates (NaN gives 0), so that no input is undefined. The gradient of a
- * cast is a cast back, and none at all for a weight: its gradient is f32 already.
+ * cast, copy and fill. A cast rounds to nearest even; to an integer it truncates and saturates (NaN gives 0), so that
+ * every input is defined. The gradient of a cast is a cast back; for a weight there is none, because its gradient is
+ * f32 already.
  */
 #include "ops/rule.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * embedding: y[t] = table[ids[t]], and the gradient of its table. Ids are data, so a wrong
- * one cannot be an error of the program: it reads as zeros and gets no gradient.
+ * embedding: y[t] = table[ids[t]], and the gradient of its table. Ids are data, so a bad id cannot be an error of the
+ * program: it reads zeros and gets no gradient.
  */
 #include "ops/rule.h"
 

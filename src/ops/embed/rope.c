@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rope: element pairs (d, d + D/2) of each head turn by position * theta^(-2d/D); inverse
- * turns back, which is also the gradient (a rotation's transpose). positions: where each row
- * of the packed documents stands in its own document.
+ * rope: element pairs (d, d + D/2) of each head are rotated by position * theta^(-2d/D); `inverse` rotates back, which
+ * is also the gradient (the transpose of a rotation). positions: the position of each row of packed documents within
+ * its document.
  *
- * Longer documents than a model was first trained on: every frequency is divided by `factor`
- * (original 0), or only the slow ones (Llama 3.1), see rfr_rope_scaling.
+ * For longer documents than a model was trained on, every frequency is divided by `factor` (original 0), or only the
+ * low ones (Llama 3.1), see rfr_rope_scaling.
  */
 #include <string.h>
 

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped products: rows that are sorted by group, each group with a weight of its own. Shapes, gradients,
- * recording.
+ * Grouped GEMMs: rows are sorted by group, and each group has its own weight. Shapes, gradients, recording.
  *
- * How many rows a group has is a value on the device, never a shape: R is fixed, only the split varies, so one
- * trace, plan and capture serves every routing. Offsets are made once per routing, and every op of a block,
- * forward and backward, reads them. Each gradient is an op of its own that names what it reads, so that dropping
- * it drops what was kept for it: the gradient of w alone reads x, that of x alone reads w.
+ * The number of rows in a group is a value on the device, never a shape: R is fixed and only the split varies, so one
+ * trace, plan and capture serves every routing. Offsets are computed once per routing, and every op of a block, forward
+ * and backward, reads them. Each gradient is a separate op with its own operands, so that pruning it frees the
+ * activations it reads: the gradient of w reads x, that of x reads w.
  */
 #include <string.h>
 
@@ -16,15 +15,15 @@
 
 static bool is_operand(rfr_dtype d) { return d == RFR_F32 || d == RFR_BF16 || d == RFR_F16; }
 
-/* What quantizes to a type, which no kernel multiplies by groups yet. */
+/* The quantization recipes of a type that grouped GEMMs do not support. */
 static const char *recipes_of(rfr_dtype dtype) {
   return dtype == RFR_E4M3 ? "FP8 and MXFP8" : dtype == RFR_E5M2 ? "FP8 gradients" : dtype == RFR_E2M1 ? "NVFP4" : NULL;
 }
 
-/* Rows are counted in 32 bits, offsets and tiles alike: rounded up to a tile of 64 they have to fit. */
+/* Row counts, offsets and tile counts are 32-bit: rows rounded up to a tile of 64 have to fit. */
 #define MOST_ROWS ((int64_t)INT32_MAX - 63)
 
-/* Operand i holds products' factors or results: f32, bf16 or f16, of this rank. */
+/* Checks operand i as a factor or result of a GEMM: f32, bf16 or f16, of this rank. */
 static rfr_status matrix(const rfi_infer *c, int i, int rank) {
   const rfr_dtype dtype = c->in[i].dtype;
   const int last = c->def->n_operands - 1;
@@ -46,7 +45,7 @@ static rfr_status result_type(const rfi_infer *c, int64_t to) {
   return rfi_fail(RFI_E_TRACE_SHAPE, "%s is f32, bf16 or f16", c->def->result[0]);
 }
 
-/* Operand i as offsets of any number of groups. */
+/* Checks operand i as offsets; *groups gets their number of groups. */
 static rfr_status offsets_of(const rfi_infer *c, int i, int64_t *groups) {
   RFI_TRY(rfi_rule_dtype(c, i, RFR_I32));
   RFI_TRY(rfi_rule_rank(c, i, 1, 1));
@@ -81,7 +80,7 @@ rfr_status rfi_infer_splits_to_offsets(const rfi_infer *c) {
 
 enum { X, W, OFFSETS, BIAS, SCALE, SEPARATE };
 
-/* The weights' type as if they were packed. */
+/* The type of the weights, separate ones as if they were packed. */
 static rfr_status weights_of(const rfi_infer *c, rfr_type *w) {
   const int n = c->n_in > SEPARATE ? c->n_in - SEPARATE : 0;
   if (rfi_present(c, W) == (n > 0))
@@ -179,11 +178,12 @@ static int64_t groups_of(const rfi_grad *g) { return rfr_value_type(g->t, g->op-
 
 static void emit(rfi_grad *g, int i, rfi_opcode code, int n_in, const rfr_value *in) {
   rfi_emit_begin(g, i);
-  const rfi_attr attr[2] = {rfi_i(rfi_emit_dtype(g, i)), rfi_i(groups_of(g))}; /* the second: of grouped_wgrad */
+  /* the second attribute is for grouped_wgrad */
+  const rfi_attr attr[2] = {rfi_i(rfi_emit_dtype(g, i)), rfi_i(groups_of(g))};
   rfi_emit_end(g, i, rfi_emit(g, code, n_in, in, attr));
 }
 
-/* dy x the weights, as they are. */
+/* dy times the weights, packed or separate. */
 static rfr_status grad_x(rfi_grad *g) {
   const int n_in = g->op->n_in > SEPARATE ? g->op->n_in : W + 2;
   const rfi_attr attr[2] = {rfi_i(!g->op->attr[0].i), rfi_i(rfi_emit_dtype(g, X))};
@@ -197,9 +197,9 @@ static rfr_status grad_x(rfi_grad *g) {
   return RFR_OK;
 }
 
-/* Of weights by themselves: one op for neighbours that are wanted alike, which reads their offsets alone, so that
- * nothing is done for the others, and knows how many groups share the rows, so that it is done as for all of them; each
- * weight's gradient is a part of its result. */
+/* The gradients of separate weights. Adjacent weights whose gradients are wanted in the same type share one op, whose
+ * offsets cover only their groups, so that the others cost nothing. The op knows how many groups share the rows (`of`),
+ * so that it computes as for all of them. Each weight's gradient is a slice of its result. */
 static void grad_separate(rfi_grad *g) {
   const rfr_value *in = g->op->in;
   const bool tb = g->op->attr[0].i;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pad and concat, the layout ops that move bytes, and the two placeholders of autodiff: gradient
- * stands for d loss / d w, cotangent for a loss of which only the gradient is wanted, and that is given.
+ * pad and concat, the layout ops that move bytes, and the two placeholders of autodiff: `gradient` stands for d loss /
+ * d w, `cotangent` for a loss whose gradient with respect to y is given.
  */
 #include "ops/rule.h"
 
@@ -62,7 +62,7 @@ rfr_status rfi_infer_cotangent(const rfi_infer *c) {
 
 /* ---- gradients ---- */
 
-/* Its own cotangent is 1: losses are sums of such. */
+/* The gradient of the cotangent itself is 1: losses are sums of these. */
 rfr_status rfi_grad_cotangent(rfi_grad *g) {
   if (g->need[0] && g->dy[0] != RFR_NONE) g->dx[0] = g->op->in[1];
   return RFR_OK;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Views: reshape, transpose, slice, expand and detach cost nothing; where they lie is told by
- * src/trace/strides.c. A reshape that no strides can express is recorded as a named copy and
- * a reshape, so that a trace shows what it costs. Gradients are the inverse views; a slice
- * gives a pad, an expand gives a sum.
+ * Views: reshape, transpose, slice, expand and detach do not move data; src/trace/strides.c computes their offsets and
+ * strides. A reshape that strides cannot express is recorded as an explicit copy and a reshape, so that the trace shows
+ * its cost. Gradients are the inverse views; a slice gives a pad, an expand gives a sum.
  */
 
 #include "ops/rule.h"
@@ -96,7 +95,7 @@ rfr_status rfi_grad_slice(rfi_grad *g) {
   return g->t->status;
 }
 
-/* A sum over the repeats, in the type that the gradient needs: a weight's is never rounded. */
+/* A sum over the repeats, in the type that the gradient needs: a weight's gradient is not rounded. */
 rfr_status rfi_grad_expand(rfi_grad *g) {
   if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
   rfr_type x = rfr_value_type(g->t, g->op->in[0]);

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ce_rows.cu's rows on Hopper, where the logits are f32 and the gradient has 16 bits: a cluster of blocks takes a row,
- * so that its f32 logits fit into registers. What has gone there from shared memory makes room for the block's part of
- * the next row at once, which then arrives all the while that this one is worked on and written.
+ * The rows of ce_rows.cu on Hopper, for f32 logits and a 16-bit gradient: a cluster of blocks processes a row, so that
+ * its f32 logits fit into registers. Once they are there, the block's part of the next row is loaded into the freed
+ * shared memory, while this row is computed and written.
  *
- * e^x is made once: a thread's sum and its gradients are relative to its own maximum m, and when the row's maximum M
- * and sum S are known, each gradient is one multiplication, by e^(m - M) / S. All of a row has been read when those are
- * known, so the gradient may lie over the logits.
+ * e^x is computed once: a thread's sum and gradients are relative to its own maximum m; when the row's maximum M and
+ * sum S are known, each gradient is one multiplication, by e^(m - M) / S. By then all of the row has been read, so the
+ * gradient may overlap the logits.
  */
 #include "ops/loss/ce_cuda.h"
 
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 1024, PIECES = 8, STRIDE = THREADS * 4 }; /* pieces of four logits a thread */
+enum { THREADS = 1024, PIECES = 8, STRIDE = THREADS * 4 }; /* pieces of four logits per thread */
 enum { MOST_BLOCKS = 8 };                                  /* of a cluster */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -34,7 +34,7 @@ static __device__ __forceinline__ void cluster_barrier(void) {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* Values on their way to all blocks of a cluster; each counts on its barrier's bytes. */
+/* Values sent to all blocks of a cluster; each block counts the bytes on its barrier. */
 typedef struct mail {
   uint64_t barrier;
   float2 from[MOST_BLOCKS];
@@ -62,9 +62,10 @@ static __device__ __forceinline__ void mail_wait(mail *m, int parity) {
                : "memory");
 }
 
-/* (maximum, sum of 2^(x - maximum)), in units of log2 e, of 32 lanes; each gets it. */
+/* Merges (maximum, sum of 2^(x - maximum)), in units of log2 e, over 32 lanes; each gets the result. */
 static __device__ __forceinline__ float2 merge_lanes(float2 x) {
-  const int bits = __float_as_int(x.x), order = bits ^ (bits >> 31 & 0x7fffffff); /* floats as integers of that order */
+  /* integers in the order of the floats */
+  const int bits = __float_as_int(x.x), order = bits ^ (bits >> 31 & 0x7fffffff);
   const int top = __reduce_max_sync(0xffffffffu, order);
   const float most = __int_as_float(top ^ (top >> 31 & 0x7fffffff));
   float sum = most == -INFINITY ? x.y : x.y * exp2_fast(x.x - most);
@@ -73,8 +74,8 @@ static __device__ __forceinline__ float2 merge_lanes(float2 x) {
   return make_float2(most, sum);
 }
 
-/* Over a cluster, in one order. `part` and `peer` may be used again after another one's; `turn`: how often they
- * were. */
+/* Merges over a cluster, in a fixed order. `part` and `peer` may be reused after another merge; `turn` counts the
+ * merges before. */
 static __device__ __forceinline__ float2 cluster_merge(float2 x, float2 *part, mail *peer, unsigned blocks, int turn) {
   const int lane = threadIdx.x & 31;
   x = merge_lanes(x);
@@ -90,7 +91,7 @@ static __device__ __forceinline__ float2 cluster_merge(float2 x, float2 *part, m
 
 #endif
 
-/* A block's part of a row: per_block pieces, or what is left; thread k's j-th is k + 1024 j. */
+/* A block's part of a row: per_block pieces, or the rest; piece j of thread k is k + 1024 j. */
 template <typename D>
 static __global__ void __launch_bounds__(THREADS, 1)
     ce_rows_sm90(const __grid_constant__ rfi_ce_rows r, const int per_block, const unsigned blocks) {
@@ -104,7 +105,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
   const float scale = *r.dloss * *r.inv_valid;
   const uint32_t place = address_of(&kept[me]);
   const float *from = (const float *)r.logits + blockIdx.x / blocks * r.logits_ld + first;
-  const auto request = [&](int j, float before) { /* of a piece, after what lay in its place has been read */
+  const auto request = [&](int j, float before) { /* loads a piece after its place has been read */
                                                   if (j < whole || j * STRIDE < left)
                                                     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                                                                      place + (uint32_t)(j * THREADS * 16)),
@@ -122,7 +123,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
   for (int64_t t = blockIdx.x / blocks; t < r.rows; t += step, turn++) {
     const int32_t wanted = r.targets[t];
     const bool valid = wanted != r.ignore && wanted >= 0 && wanted < r.V, more = t + step < r.rows;
-    const float hit = valid ? ((const float *)r.logits)[t * r.logits_ld + wanted] : 0.0f; /* until it is written over */
+    /* read before it is overwritten */
+    const float hit = valid ? ((const float *)r.logits)[t * r.logits_ld + wanted] : 0.0f;
     float v[PIECES][4], top = -INFINITY, sum = 0;
     from += step * r.logits_ld;
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -166,11 +168,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
       for (int i = 0; i < 4; i++) y.x[i] = rfi_narrow<D>(valid ? v[j][i] * by : 0.0f);
       if (j < whole || j * STRIDE < left) *(rfi_pack<D, 4> *)(to + j * STRIDE) = y;
     }
-    const int at = wanted - first; /* among the thread's, perhaps */
+    const int at = wanted - first; /* may be outside the thread's elements */
     if (valid && at >= 0 && at < left && at % STRIDE < 4)
       to[at] = rfi_narrow<D>(exp2_fast(fmaf(hit, LOG2E, -all.x)) * share - scale);
   }
-  if (blocks > 1) cluster_barrier(); /* a block's shared memory stays until nobody sends it anything */
+  if (blocks > 1) cluster_barrier(); /* a block's shared memory must exist until all sends to it have finished */
 #endif
 }
 

@@ -2,10 +2,10 @@
  *
  * The losses: shapes, gradient rule and recording calls.
  *
- * A loss is a sum over rows times inv_valid, one over the number of valid targets of
- * the whole step: a device value, so that microbatches and ranks of different fill add
- * up to the mean over all tokens. inv_valid counts targets and has no gradient; lse is
- * what the backward needs of the forward, 4 bytes a row instead of the probabilities.
+ * A loss is a sum over rows times inv_valid, one over the number of valid targets of the full step. inv_valid is a
+ * device value, so that microbatches and ranks with different numbers of tokens add up to the mean over all tokens. It
+ * counts targets and has no gradient; lse is the forward's result that the backward needs, 4 bytes per row instead of
+ * the probabilities.
  */
 #include <math.h>
 
@@ -28,7 +28,7 @@ rfr_status rfi_infer_token_count(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* Logits (T,V) with their targets (T), inv_valid (1) and, in the backward, lse (T). */
+/* Checks logits (T,V) with their targets (T), inv_valid (1) and, in the backward, lse (T). */
 static rfr_status check_rows(const rfr_type *logits, const rfr_type *targets, const rfr_type *inv_valid,
                              const rfr_type *lse) {
   if (logits->rank != 2 || !rfr_dtype_is_float(logits->dtype) || rfr_dtype_bits(logits->dtype) < 16)

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A mixture of experts around its products: who gets which token, tokens sorted by expert and back, and the
- * losses that keep experts evenly loaded. Shapes, gradients, recording.
+ * The ops of a mixture of experts around its GEMMs: routing, sorting tokens by expert and back, and the aux losses that
+ * balance the load. Shapes, gradients, recording.
  *
- * All experts are here, so T tokens make T k rows whatever the routing: nothing is dropped, and nothing that
- * depends on the routing is a shape. Permuting and un-permuting are each other's gradients, which is why both
- * carry both maps: `order` from rows to slots, `place` from slots to rows. The choice itself has no gradient; the
- * weights of the chosen have.
+ * This rank has all experts, so T tokens always make T k rows: nothing is dropped, and no shape depends on the routing.
+ * Permute and unpermute are each other's gradients, so both take both maps: `order` from rows to slots, `place` from
+ * slots to rows. The choice itself has no gradient; the weights of the chosen experts have one.
  */
 #include <math.h>
 #include <string.h>
@@ -82,7 +81,7 @@ rfr_status rfi_infer_moe_sort(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* Operands order, place and perhaps weight agree: (T*k), (T,k), (T,k). */
+/* Checks operands order, place and optionally weight: (T*k), (T,k), (T,k). */
 static rfr_status maps(const rfi_infer *c, int order, int place, int weight) {
   RFI_TRY(integers(c, place, 2));
   RFI_TRY(integers(c, order, 1));
@@ -175,7 +174,8 @@ rfr_status rfi_grad_moe_route(rfi_grad *g) {
   return g->t->status;
 }
 
-/* Of either: rows go back the way they came, by the same weights. `rows` is the sorted side, `tokens` the other. */
+/* The gradient of permute and unpermute: rows move back along the same maps with the same weights. `rows` is the sorted
+ * side, `tokens` the other. */
 static rfr_status grad_rows(rfi_grad *g, rfi_opcode back, rfr_value rows, rfr_value tokens) {
   const rfr_value *in = g->op->in, weight = g->op->n_in > 3 ? in[3] : RFR_NONE;
   if (g->dy[0] == RFR_NONE) return RFR_OK;
@@ -243,7 +243,7 @@ rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value
   return rfi_record(t, at, RFI_OP_moe_permute, 4, (rfr_value[]){x, order, place, weight}, NULL, NULL);
 }
 
-/* Slots are tokens of one slot each, whose rows have one column. */
+/* A slot's weight is moved as a token with one slot, whose row has one column. */
 rfr_value rfr_moe_row_weight_at(rfr_trace *t, rfr_source at, rfr_value weight, rfr_value order, rfr_value place) {
   const rfr_type w = rfr_value_type(t, weight), p = rfr_value_type(t, place);
   const int64_t slots = rfi_count(&p), column[2] = {slots, 1};

@@ -2,10 +2,9 @@
  *
  * The optimizer's ops and the step block: shapes, options, recording calls.
  *
- * Everything that changes from step to step is a device value: the step block (i64:
- * attempted, applied, seed, skipped), and what is computed from it. A captured step so
- * has no argument; and a skipped step leaves `applied`, and with it the learning rate and
- * Adam's bias correction, where they were.
+ * Everything that changes from step to step is a device value: the step block (i64: attempted, applied, seed, skipped),
+ * and values computed from it. So a captured step has no argument. A skipped step does not change `applied`, and so
+ * neither the learning rate nor Adam's bias correction.
  */
 #include <math.h>
 #include <string.h>
@@ -57,7 +56,7 @@ rfr_status rfi_infer_clip_scale(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* What adamw and sgd share: a weight with its gradient, n states and perhaps a master copy. */
+/* Checks the operands that adamw and sgd share: a weight with its gradient, n states and an optional master copy. */
 static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, const rfr_type *states,
                                const rfr_type *master, const rfr_type *lr, const rfr_type *clip, const rfr_type *skip) {
   if (!is_narrow(w->dtype))
@@ -136,7 +135,8 @@ rfr_adamw_options rfr_adamw_options_default(void) {
       .size = sizeof(rfr_adamw_options), .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decay = 0.1, .lr_scale = 1.0};
 }
 
-/* Options of an older library are too short, those of a newer one may only add zeros. */
+/* Options smaller than the known struct are refused; larger ones, from a newer program, may only have zeros after
+ * it. */
 static bool size_fits(const void *options, size_t size, size_t known) {
   if (size < known || size > 4096) return false;
   for (size_t i = known; i < size; i++)

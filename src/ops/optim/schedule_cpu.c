@@ -2,16 +2,16 @@
  *
  * The step's scalars on the CPU: learning rate, gradient norm, clip factor, step block.
  *
- * Learning rate of the update that makes `applied` into applied + 1, n = applied:
+ * Learning rate of the update that increments `applied`, with n = applied:
  *   n < warmup             base (n + 1) / warmup         the last warmup step has the full rate
  *   linear, cosine         from base at warmup to min at total
- *   wsd                    base, then straight down to min over the last `decay` steps (the
- *                          line, not 1 - sqrt: it is what the published schedules end with
- *                          most often, and one can resume and extend it from its beginning)
+ *   wsd                    base, then linearly down to min over the last `decay` steps (linear and
+ *                          not 1 - sqrt: most published schedules end so, and a run can resume
+ *                          from the beginning of the decay and extend it)
  *   n >= total             min
  *
- * The norm's squares are summed in double over chunks of fixed size, and the chunks in
- * order: its bits depend neither on the split between threads nor on their number.
+ * The squares of the norm are summed in double over chunks of fixed size, and the chunks in order: the bits do not
+ * depend on the split between threads or on their number.
  */
 #include <math.h>
 
@@ -75,7 +75,7 @@ static void norm_chunks(const rfi_call *c, int64_t begin, int64_t end, int part)
   }
 }
 
-/* A square in f64 of what is not zero in f32 is not zero: the sums tell. */
+/* The f64 square of a nonzero f32 is not zero, so a sum is zero only if all elements are. */
 static void count_zeros(const rfi_call *c) {
   const double *sums = c->workspace;
   int32_t *zeros = c->out[2].data;

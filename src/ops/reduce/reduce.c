@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sum and max over one axis, which goes, or over everything (axis -1). The smallest result is
- * of shape (1), not of rank 0, so that every scalar of a program looks the same. Elements are
- * added in f32 whatever the type; mean is a sum in f32, scaled, and only then rounded.
+ * sum and max over one axis, which is removed, or over everything (axis -1). The smallest result has shape (1), not
+ * rank 0, so that all scalars of a program look the same. Elements are added in f32 for every type; a mean is a sum in
+ * f32, scaled, and only then rounded.
  */
 #include "ops/rule.h"
 
@@ -55,7 +55,7 @@ rfr_status rfi_infer_max_bwd(const rfi_infer *c) {
 
 /* ---- gradients ---- */
 
-/* Every element gets its sum's gradient: cast while it is small, then repeat it as a view. */
+/* Every element gets its sum's gradient: cast while it is small, then repeated as a view. */
 rfr_status rfi_grad_sum(rfi_grad *g) {
   if (g->dy[0] == RFR_NONE) return RFR_OK;
   if (g->need[0]) {
