@@ -12,7 +12,9 @@ endif()
 if(TARGET refrain_cli)
   install(TARGETS refrain_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   file(RELATIVE_PATH to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-  set_target_properties(refrain_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${to_lib}")
+  # The same in the build tree, where the library lies beside the program. Otherwise CMake pads the path of the build
+  # with an empty entry, which the loader takes for the working folder.
+  set_target_properties(refrain_cli PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/${to_lib}" BUILD_WITH_INSTALL_RPATH ON)
 endif()
 
 file(RELATIVE_PATH RFR_PC_UP /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)

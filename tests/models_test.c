@@ -548,26 +548,159 @@ static void notes(void **state) {
   assert_int_equal(json_array_size(n.unknown), 2);
   assert_string_equal(json_string_value(json_array_get(n.unknown, 0)), "something_new");
   assert_string_equal(json_string_value(json_array_get(n.unknown, 1)), "rope_scaling.beta_fast");
-  /* the ids go back into what is saved; those of generation are its file's, where there is one */
+  /* the ids are kept in the saved file */
   json_t *saved = rfi_hf_config_with(&c, &n), *want = config_of("llama");
   assert_true(json_equal(json_object_get(saved, "eos_token_id"), json_object_get(want, "eos_token_id")));
   assert_true(json_equal(json_object_get(saved, "bos_token_id"), json_object_get(want, "bos_token_id")));
-  assert_true(json_equal(n.ids, n.generation_ids));
   rfi_hf_notes_deinit(&n);
   json_decref(saved);
   json_decref(want);
-  static const char generation[] = "{\"eos_token_id\": [5, 6], \"pad_token_id\": 3, \"temperature\": 1}";
-  rft_write(f, "generation_config.json", generation, strlen(generation));
-  OK(rfi_hf_notes_read(f->ctx, f->path, &n));
-  want = json_loads("{\"eos_token_id\": [5, 6], \"pad_token_id\": 3}", 0, NULL);
-  assert_true(json_equal(n.generation_ids, want));
-  json_decref(want);
-  rfi_hf_notes_deinit(&n);
 }
 
-/* A factor of the loss of balance that a folder has and does not use is written back as unused, not as 0; where the
- * loss is used, what was used is. */
-static void idle_losses(void **state) {
+static char *read_whole(const char *model, const char *name, size_t *n) {
+  char path[512];
+  snprintf(path, sizeof path, MODELS "%s/%s", model, name);
+  FILE *in = fopen(path, "rb");
+  assert_non_null(in);
+  char *data = malloc(1 << 20);
+  *n = fread(data, 1, 1 << 20, in);
+  fclose(in);
+  return data;
+}
+
+static const char *run_config(const char *folder) {
+  static char config[2048];
+  snprintf(config, sizeof config,
+           "refrain: 1\nmodel: %s\ndata: {train: [text], root: %s, sequence: 16}\nbatch: {tokens: 32, microbatch: 2}\n"
+           "optimizer: {lr: 1e-3}\nrun: {steps: 1}\n",
+           folder, folder);
+  return config;
+}
+
+/* The folder of a reference model with text to train on. `fields`: changes of its config.json, or NULL. */
+static void make_folder(rft_folder *f, const char *model, const char *fields) {
+  size_t n;
+  rfr_model_config c;
+  json_t *o = config_of(model), *changes = fields ? json_loads(fields, 0, NULL) : json_object();
+  assert_int_equal(json_object_update(o, changes), 0);
+  json_decref(changes);
+  OK(read_config(f, o, &c));
+  char *data = read_whole(model, "model.safetensors", &n);
+  rft_write(f, "model.safetensors", data, n);
+  rft_write(f, "text", data, n < 4096 ? n : 4096);
+  free(data);
+}
+
+/* A checkpoint of a run from a folder has the folder's files byte for byte, listed in the manifest, and its dtype. */
+static void carried_files(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *name, *text;
+  } files[] = {{"generation_config.json", "{ \"eos_token_id\" : [5,6],\"temperature\":1}"},
+               {"tokenizer_config.json", "{\"model_max_length\": 64}\n\n"},
+               {"special_tokens_map.json", "{}"},
+               {"added_tokens.json", "not JSON"},
+               {"chat_template.jinja", ""}};
+  enum { N = sizeof files / sizeof files[0] };
+  static const char *const dtypes[][2] = {{"float32", "F32"}, {"bfloat16", "BF16"}, {"float16", "F16"}};
+  for (int k = 0; k < 3; k++) {
+    rfr_run *run;
+    char fields[100], out[16], name[100], *text;
+    size_t n;
+    rfi_safetensors *weights;
+    snprintf(fields, sizeof fields, "{\"dtype\": \"%s\", \"torch_dtype\": \"%s\"}", dtypes[k][0], dtypes[k][0]);
+    make_folder(f, "llama", fields);
+    for (int i = 0; i < N; i++) rft_write(f, files[i].name, files[i].text, strlen(files[i].text));
+    snprintf(out, sizeof out, "out%d", k);
+    OK(rfr_run_open(f->ctx, run_config(f->path), rft_path(f, out), NULL, &run));
+    for (int i = 0; i < N; i++) remove(rft_path(f, files[i].name)); /* the run no longer needs the folder */
+    OK(rfr_run_train(run));
+    rfr_run_close(run);
+    snprintf(name, sizeof name, "%s/step-000001/MANIFEST.json", out);
+    char *manifest = rft_read(f, name, &n);
+    for (int i = 0; i < N; i++) {
+      snprintf(name, sizeof name, "%s/step-000001/%s", out, files[i].name);
+      text = rft_read(f, name, &n);
+      assert_int_equal(n, strlen(files[i].text));
+      assert_memory_equal(text, files[i].text, n);
+      assert_non_null(strstr(manifest, files[i].name));
+      free(text);
+    }
+    free(manifest);
+    snprintf(name, sizeof name, "%s/step-000001/config.json", out);
+    text = rft_read(f, name, &n);
+    assert_non_null(strstr(text, dtypes[k][0]));
+    free(text);
+    snprintf(name, sizeof name, "%s/step-000001/model.safetensors", out);
+    OK(rfi_safetensors_open(f->ctx, rft_path(f, name), &weights));
+    assert_string_equal(rfr_dtype_safetensors_name(rfi_safetensors_at(weights, 0)->dtype), dtypes[k][1]);
+    rfi_safetensors_close(weights);
+    snprintf(name, sizeof name, "%s/step-000001/state.json", out);
+    text = rft_read(f, name, &n);
+    assert_null(strstr(text, "(null)"));
+    assert_null(strstr(text, "model.hidden_act")); /* config.json decides */
+    free(text);
+  }
+}
+
+/* A model with a vocabulary of its own is not trained on bytes, evaluated on them or asked to continue them. */
+static void foreign_tokenizers(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *fields, *file, *want;
+  } cases[] = {{NULL, NULL, NULL},
+               {"{\"vocab_size\": 257}", NULL, "vocab_size 257"},
+               {NULL, "tokenizer.json", "tokenizer.json"},
+               {NULL, "tokenizer.model", "tokenizer.model"},
+               {NULL, "vocab.json", "vocab.json"}};
+  static const int programs[] = {RFR_RUN_TRAIN, RFR_RUN_EVALUATE, RFR_RUN_GENERATE};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    rfr_run *run;
+    rfr_run_info info;
+    rfr_run_options o = rfr_run_options_default();
+    make_folder(f, "llama", cases[i].fields);
+    if (cases[i].file) rft_write(f, cases[i].file, "{}", 2);
+    for (size_t k = 0; k < sizeof programs / sizeof programs[0]; k++) {
+      o = rfr_run_options_default();
+      o.programs = programs[k];
+      const rfr_status s = rfr_run_open(f->ctx, run_config(f->path), NULL, &o, &run);
+      if (cases[i].want) {
+        assert_int_equal(s, RFR_UNSUPPORTED);
+        assert_string_equal(rfr_last_error()->slug, "data.tokenizer");
+        assert_non_null(strstr(rfr_last_error()->message, cases[i].want));
+      } else if (programs[k] == RFR_RUN_TRAIN) {
+        OK(s);
+        rfr_run_get_info(run, &info);
+        assert_true(info.byte_tokens);
+      }
+      rfr_run_close(run);
+    }
+    o = rfr_run_options_default();
+    o.no_data = 1; /* a plan or a trace needs no text */
+    OK(rfr_run_open(f->ctx, run_config(f->path), NULL, &o, &run));
+    rfr_run_get_info(run, &info);
+    assert_int_equal(info.byte_tokens, cases[i].want == NULL);
+    rfr_run_close(run);
+    if (cases[i].file) remove(rft_path(f, cases[i].file));
+  }
+}
+
+/* `model: RUN` names the checkpoint that was meant. */
+static void run_folders(void **state) {
+  rft_folder *f = *state;
+  rfr_run *run;
+  rfr_run_options o = rfr_run_options_default();
+  o.no_data = 1;
+  rft_write(f, "step-000009/x", "", 0);
+  rft_write(f, "step-000010/x", "", 0);
+  rft_write(f, "step-000011.tmp-7/x", "", 0);
+  assert_int_equal(rfr_run_open(f->ctx, run_config(f->path), NULL, &o, &run), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "run.folder");
+  assert_non_null(strstr(rfr_last_error()->message, "/step-000010"));
+}
+
+/* A factor of the aux loss that the folder does not use is written back as it was, not as 0. */
+static void unused_losses(void **state) {
   rft_folder *f = *state;
   for (int k = 0; k < 3; k++) { /* the folder: unused, unused but given in the configuration, used */
     rfi_hf_notes n;
@@ -587,17 +720,6 @@ static void idle_losses(void **state) {
 }
 
 /* ---- where the weights lie ---- */
-
-static char *read_whole(const char *model, const char *name, size_t *n) {
-  char path[512];
-  snprintf(path, sizeof path, MODELS "%s/%s", model, name);
-  FILE *in = fopen(path, "rb");
-  assert_non_null(in);
-  char *data = malloc(1 << 20);
-  *n = fread(data, 1, 1 << 20, in);
-  fclose(in);
-  return data;
-}
 
 /* The same file with the outer module's name cut from every key; blanks keep the header's length. */
 static void base_names(void **state) {
@@ -793,8 +915,9 @@ int main(int argc, char **argv) {
       rft_folder_test(fields),         rft_folder_test(expert_fields),     rft_folder_test(versions),
       rft_folder_test(refused),        rft_folder_test(published_dropout), rft_folder_test(base_names),
       rft_folder_test(packed_experts), rft_folder_test(indexes),           rft_folder_test(windows),
-      rft_folder_test(notes),          rft_folder_test(idle_losses),       rft_folder_test(even_routing),
-      rft_folder_test(other_tensors),
+      rft_folder_test(notes),          rft_folder_test(unused_losses),     rft_folder_test(even_routing),
+      rft_folder_test(other_tensors),  rft_folder_test(carried_files),     rft_folder_test(foreign_tokenizers),
+      rft_folder_test(run_folders),
   };
   return cmocka_run_group_tests_name("models", tests, NULL, NULL);
 }

@@ -393,9 +393,9 @@ def grouped(_):
 
 
 def of_transformers(name, config, fig, B, T, compiled, prepare=lambda m: m, master=False):
-    """The step of a model of the transformers library in bf16, which `prepare` may change. compiled: "whole" for the model,
-    or "layers" for each layer and the head with the loss, which takes a fraction of the time. master: weights, gradients
-    and moments of the optimizer are f32, copied to and from those in bf16 with one call for all tensors."""
+    """The step of a model of the transformers library in bf16, which `prepare` may change. compiled: "whole" for the
+    model, or "layers" for each layer and the head with the loss, which takes a fraction of the time. master: weights,
+    gradients and moments of the optimizer are f32, copied to and from those in bf16 with one call for all tensors."""
     import torch
     import transformers
 
@@ -454,7 +454,7 @@ def lora(variant):
 
 
 def moe(variant):
-    """transformers: 4 layers of Qwen3 30B-A3B's shapes, in bf16, the optimizer in bf16 or f32. Ours: `refrain bench qwen3-moe`."""
+    """transformers: 4 layers of Qwen3 30B-A3B's shapes, the optimizer in bf16 or f32. Ours: `refrain bench qwen3-moe`."""
     from transformers import Qwen3MoeConfig
 
     c = Qwen3MoeConfig(vocab_size=32000, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,

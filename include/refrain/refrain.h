@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Everything. Each header also stands alone.
+ * Includes all public headers. Each of them can also be included alone.
  */
 #ifndef REFRAIN_REFRAIN_H
 #define REFRAIN_REFRAIN_H

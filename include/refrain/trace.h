@@ -2,10 +2,9 @@
  *
  * The trace: one flat program in SSA form for forward, backward and optimizer.
  *
- * Recording calls (refrain/ops.h) return a value id and latch the first error in
- * the trace, so that model code stays clean; rfr_trace_finish returns it. A trace
- * is plain data in one arena: nothing runs while it is recorded. Not for use by
- * two threads at once.
+ * Recording calls (refrain/ops.h) return a value id and latch the first error in the trace, so that
+ * model code needs no checks; rfr_trace_finish returns that error. Recording executes nothing. Only
+ * one thread at a time may use a trace.
  *
  *   rfr_trace *t;
  *   rfr_trace_create(ctx, &t);
@@ -59,7 +58,7 @@ typedef enum rfr_phase {
 #undef RFR_PHASE_ENUM
 } rfr_phase;
 
-/* Where in the caller's source a recording call stands. */
+/* Source line of a recording call. */
 typedef struct rfr_source {
   const char *file;
   int line;
@@ -77,18 +76,21 @@ static inline rfr_source rfr_source_make(const char *file, int line) {
 #define RFR_HERE ((rfr_source){__FILE__, __LINE__})
 #endif
 
+/* Creates an empty trace that the caller destroys; the context must outlive it. */
 RFR_API rfr_status rfr_trace_create(rfr_ctx *ctx, rfr_trace **out);
-RFR_API void rfr_trace_destroy(rfr_trace *t);
-/* Returns the first error that a recording call met, then verifies the trace. */
+RFR_API void rfr_trace_destroy(rfr_trace *t); /* accepts NULL */
+/* Returns the latched error of recording, if any, then verifies the trace (rfr_trace_verify). The trace
+ * stays open: more may be recorded. rfr_compile and rfr_graphs_create make both checks themselves, so that
+ * a trace with an error is never compiled; this call reports the error earlier. */
 RFR_API rfr_status rfr_trace_finish(rfr_trace *t);
-/* The latched error, without verifying. */
+/* The latched error of recording, without verification. */
 RFR_API rfr_status rfr_trace_status(const rfr_trace *t);
 
-/* Declares a program input; the name must be new. A zero in `shape` is an empty
- * tensor, not an unknown size. */
+/* Declares a program input; no other input may have its name. A zero in `shape` means an empty tensor, not
+ * an unknown size. Errors (latched): trace.name, trace.shape (negative, or the byte count overflows). */
 RFR_API rfr_value rfr_input_at(rfr_trace *t, rfr_source at, const char *name, rfr_role role, rfr_dtype dtype, int rank,
                                const int64_t *shape);
-/* The shape comes last and may be a compound literal, commas and all. */
+/* `shape` comes last, so that a compound literal with commas needs no parentheses. */
 #define rfr_input(t, name, role, dtype, rank, ...) rfr_input_at(t, RFR_HERE, name, role, dtype, rank, __VA_ARGS__)
 /* Declares a program output under a name. */
 RFR_API void rfr_output_at(rfr_trace *t, rfr_source at, const char *name, rfr_value v);
@@ -96,17 +98,16 @@ RFR_API void rfr_output_at(rfr_trace *t, rfr_source at, const char *name, rfr_va
 
 /* Names a value for printing; copies the string. */
 RFR_API void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name);
-/* Scope of the ops recorded from now ("layer3.attention"); copies the string; ""
- * for none. Layers that differ in their number alone collapse when printed. */
+/* Scope of the ops recorded from now ("layer3.attention"); copies the string; "" for none. The printer
+ * shows consecutive layers that differ only in their number as one. */
 RFR_API void rfr_scope(rfr_trace *t, const char *scope);
-/* Microbatch of the ops recorded from now, below 2^20; -1: ops of the whole step. */
+/* Microbatch of the ops recorded from now, below 2^20; -1 (initially): once per step, for no microbatch. */
 RFR_API void rfr_microbatch(rfr_trace *t, int microbatch);
-/* Phase of the ops recorded from now. Starts as RFR_PHASE_FORWARD. Ops of RFR_PHASE_LOAD run
- * once, before all others: they come first and read frozen inputs and constants alone. */
+/* Phase of the ops recorded from now; initially RFR_PHASE_FORWARD. Ops of RFR_PHASE_LOAD run once, before
+ * all other ops; they must be recorded first and may read only frozen inputs and constants. */
 RFR_API void rfr_set_phase(rfr_trace *t, rfr_phase phase);
-/* What the recompute pass may do with the results of the ops recorded from now: keep them
- * for the backward, make them again where that lowers the peak, or as the compile options
- * say. Starts as RFR_POLICY_AUTO. */
+/* What the recompute pass does with results of the ops recorded from now that the backward reads: keep
+ * them, recompute them, or (auto, initially) follow the compile options. */
 #define RFR_POLICIES(X)      \
   X(RFR_POLICY_AUTO, "auto") \
   X(RFR_POLICY_KEEP, "keep") \
@@ -118,7 +119,7 @@ typedef enum rfr_policy {
 } rfr_policy;
 RFR_API void rfr_set_recompute(rfr_trace *t, rfr_policy policy);
 
-/* Type of a value; shape has RFR_MAX_RANK entries. All zero for RFR_NONE. */
+/* Type of a value; entries of shape from rank on are 0. Rank 0 and f32 for RFR_NONE. */
 typedef struct rfr_type {
   rfr_dtype dtype;
   int rank;
@@ -127,25 +128,29 @@ typedef struct rfr_type {
 RFR_API rfr_type rfr_value_type(const rfr_trace *t, rfr_value v);
 RFR_API const char *rfr_value_name(const rfr_trace *t, rfr_value v);
 RFR_API int rfr_trace_op_count(const rfr_trace *t);
+/* The number of random sites (rfr_dropout calls) in a trace, which rfr_callable.first_site counts; 0 for NULL. */
+RFR_API int64_t rfr_trace_sites(const rfr_trace *t);
 
 /* ---- text ---- */
 
 typedef struct rfr_print_options {
   size_t size;
-  int flat;       /* 1: the round-trip form; 0: for people (layers collapsed) */
-  int phase;      /* print one phase alone; -1: all */
+  int flat;       /* 1: the form that rfr_trace_parse reads; 0: for people (equal layers shown once) */
+  int phase;      /* print only this phase; -1: all */
   int live_bytes; /* 1: bytes live after each op in a comment */
 } rfr_print_options;
 RFR_API rfr_print_options rfr_print_options_default(void);
 RFR_API rfr_status rfr_trace_print(const rfr_trace *t, const rfr_print_options *options, rfr_write_fn write,
                                    void *user);
-/* Reads the flat form. parse(print(t)) equals t: ops, operands, types, attributes,
- * roles, phases, effects, tokens, storage, names, sources. `name` stands for the
- * file in errors. */
+/* Reads the flat form; parse(print(t)) equals t in ops, operands, types, attributes, roles, phases, effects,
+ * tokens, storage, names and sources. The text may come from anyone: it is verified, and memory is linear in n.
+ * `name` is the file name in errors (NULL: "trace"). The caller destroys *out. Errors: trace.parse with the
+ * line, and those of rfr_trace_verify. */
 RFR_API rfr_status rfr_trace_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, rfr_trace **out);
-/* 1 when the two traces are equal in everything that parse reads. */
+/* 1 if the two traces are equal in everything that parse reads. */
 RFR_API int rfr_trace_equal(const rfr_trace *a, const rfr_trace *b);
-/* Re-infers every type, and checks order, phases, storage versions and tokens. */
+/* Infers every type again and checks order, phases, storage versions, tokens and total size. Errors:
+ * trace.verify, trace.stale_version, trace.state, overflow. */
 RFR_API rfr_status rfr_trace_verify(const rfr_trace *t);
 /* Writes the ops that differ, one line each, with "-" or "+" before it. */
 RFR_API rfr_status rfr_trace_diff(const rfr_trace *a, const rfr_trace *b, rfr_write_fn write, void *user);

@@ -19,11 +19,14 @@ static rfr_status load(rfr_ctx *ctx, const rfi_cuda_module **out) {
       .arena_alloc = rfi_arena_alloc,
       .device = rfi_ctx_device,
       .portable = rfi_ctx_cuda_portable,
+      .outside_failed = rfi_outside_failed,
       .check_order = rfi_order_check,
   };
   char path[PATH_MAX];
   int n = snprintf(path, sizeof path, "%s/librefrain_cuda.so", rfi_ctx_module_path(ctx));
   *out = NULL;
+  if (!*rfi_ctx_module_path(ctx))
+    return rfi_fail(RFI_E_BACKEND_MISSING, "the folder of the library is not known, and so not that of its modules");
   if (n < 0 || (size_t)n >= sizeof path) return rfi_fail(RFI_E_BACKEND_MISSING, "the module path is too long");
   void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!object) {

@@ -74,6 +74,7 @@ rfr_status rfr_trace_diff(const rfr_trace *a, const rfr_trace *b, rfr_write_fn w
   rfr_status s = RFR_OK;
   RFI_TRY(rfi_check_handle(a, "rfr_trace"));
   RFI_TRY(rfi_check_handle(b, "rfr_trace"));
+  if (!write) return rfi_fail(RFI_E_ARGUMENT, "the write callback is NULL");
   rfi_string line = {.ctx = a->ctx};
   uint64_t *fa = NULL, *fb = NULL;
   RFI_GOTO(RFI_ALLOC(a->ctx, sizeof *fa * (size_t)(a->n_ops + 1), &fa));

@@ -69,7 +69,9 @@ static int hex_digit(int c) { return isdigit(c) ? c - '0' : isxdigit(c) ? tolowe
 
 static rfr_status take_quoted(parser *q, const char **out) {
   if (!take(q, "\"")) return bad(q, "expected a quoted text");
-  char *text = rfi_arena_alloc(q->t->arena, (size_t)(q->end - q->p) + 1);
+  size_t n = 0; /* up to the closing quote, so that many texts on one line take linear memory */
+  while (q->p + n < q->end && q->p[n] != '"') n += q->p[n] == '\\' ? 2 : 1;
+  char *text = rfi_arena_alloc(q->t->arena, n + 1);
   if (!text) return RFR_NO_MEMORY;
   char *w = text;
   for (; q->p < q->end && *q->p != '"'; q->p++) {
@@ -219,6 +221,8 @@ static rfr_status parse_attr(parser *q, char type, rfi_attr *a) {
 
 /* key=value pairs after the operands */
 static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *token) {
+  enum { PHASE, MB, TOKEN, CLONE_OF, POLICY, SCOPE, EFFECTS, LABELS };
+  static const char *const labels[LABELS] = {"phase", "mb", "token", "clone_of", "policy", "scope", "effects"};
   unsigned seen = 0;
   op->phase = 255;
   op->microbatch = op->clone_of = *token = -1;
@@ -228,44 +232,43 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *t
     size_t n = word_length(q);
     if (n == 0 || q->p + n >= q->end || q->p[n] != '=') break;
     const char *key = q->p;
-#define KEY(word) (n == sizeof word - 1 && memcmp(key, word, n) == 0)
-    int a = 0;
+    int a = 0, label = 0;
     while (a < op->def->n_attrs && !(strlen(op->def->attr[a]) == n && memcmp(op->def->attr[a], key, n) == 0)) a++;
+    while (label < LABELS && !(strlen(labels[label]) == n && memcmp(labels[label], key, n) == 0)) label++;
+    if (a == op->def->n_attrs && label == LABELS) return bad(q, "unknown attribute");
+    const unsigned bit = 1u << (a < op->def->n_attrs ? a : RFI_MAX_ATTR + label);
+    if (seen & bit) return bad(q, "attribute or label given twice");
+    seen |= bit;
     q->p += n + 1;
     if (a < op->def->n_attrs) {
-      if (seen & 1u << a) return bad(q, "attribute given twice before");
-      seen |= 1u << a;
       RFI_TRY(parse_attr(q, op->def->attr_type[a], &attr[a]));
-    } else if (KEY("phase")) {
+    } else if (label == PHASE) {
       int phase = take_name(q, rfi_phase_name, RFR_PHASE_OPTIM + 1);
       if (phase < 0) return bad(q, "unknown phase");
       op->phase = (uint8_t)phase;
-    } else if (KEY("mb")) {
+    } else if (label == MB) {
       RFI_TRY(take_int32(q, &op->microbatch));
       if (op->microbatch < -1 || op->microbatch > RFI_MAX_MICROBATCH) return bad(q, "no such microbatch before");
-    } else if (KEY("token")) {
+    } else if (label == TOKEN) {
       RFI_TRY(take_int32(q, token));
-    } else if (KEY("clone_of")) {
+    } else if (label == CLONE_OF) {
       RFI_TRY(take_int32(q, &op->clone_of));
-    } else if (KEY("policy")) {
+    } else if (label == POLICY) {
       int policy = take_name(q, rfi_policy_name, RFR_POLICY_RECOMPUTE + 1);
       if (policy < 0) return bad(q, "unknown policy");
       op->policy = (uint8_t)policy;
-    } else if (KEY("scope")) {
+    } else if (label == SCOPE) {
       RFI_TRY(take_quoted(q, &op->scope));
-    } else if (KEY("effects")) {
+    } else {
       const bool collective = take(q, "collective");
       bool state = take(q, "state"), host = state ? take(q, ",host") : take(q, "host");
       if (state != !!(op->def->flags & RFI_STATE) || host != !!(op->def->flags & RFI_HOST) ||
           collective != !!(op->def->flags & RFI_COLLECTIVE))
         return bad(q, "effects are not those of the op, before");
-    } else {
-      q->p = key;
-      return bad(q, "unknown attribute");
     }
-#undef KEY
   }
-  if (seen != (1u << op->def->n_attrs) - 1) return bad(q, "an attribute is missing before");
+  const unsigned attributes = (1u << op->def->n_attrs) - 1;
+  if ((seen & attributes) != attributes) return bad(q, "an attribute is missing before");
   return op->phase == 255 ? bad(q, "phase is missing before") : RFR_OK;
 }
 
@@ -367,8 +370,10 @@ static const char *code_end(const char *p, const char *end) {
 rfr_status rfr_trace_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, rfr_trace **out) {
   static const char header[] = "refrain-trace 1";
   rfr_status s;
-  parser q = {.name = name};
+  parser q = {.name = name ? name : "trace"};
+  RFI_TRY(rfi_check_handle(out, "out"));
   *out = NULL;
+  if (n > 0) RFI_TRY(rfi_check_handle(text, "text"));
   RFI_TRY(rfr_trace_create(ctx, &q.t));
   const char *p = text, *end = text + n;
   for (q.line = 1; p < end; q.line++) {
@@ -385,8 +390,8 @@ rfr_status rfr_trace_parse(rfr_ctx *ctx, const char *name, const char *text, siz
     }
     p = newline < end ? newline + 1 : end;
   }
-  if (q.line == 1) RFI_GOTO(rfi_fail_at(RFI_E_TRACE_PARSE, name, 1, "the text is empty"));
-  RFI_GOTO(rfr_trace_verify(q.t));
+  if (q.line == 1) RFI_GOTO(rfi_fail_at(RFI_E_TRACE_PARSE, q.name, 1, "the text is empty"));
+  RFI_GOTO(rfr_trace_finish(q.t));
   *out = q.t;
   return RFR_OK;
 fail:

@@ -323,6 +323,7 @@ rfr_print_options rfr_print_options_default(void) {
 
 rfr_status rfr_trace_print(const rfr_trace *t, const rfr_print_options *options, rfr_write_fn write, void *user) {
   RFI_TRY(rfi_check_handle(t, "rfr_trace"));
+  if (!write) return rfi_fail(RFI_E_ARGUMENT, "the write callback is NULL");
   rfr_print_options o = options ? *options : rfr_print_options_default();
   rfi_string s = {.ctx = t->ctx};
   int64_t *live = NULL;

@@ -17,6 +17,8 @@
 #include "refrain/train.h"
 #include "train/config_value.h"
 
+#define RFI_CHOICE_TEXT(list, name) "|" #name
+#define RFI_CHOICES(list) (RFI_CHOICES_##list(RFI_CHOICE_TEXT) + 1)
 static const rfi_config_row rows[RFI_CFG_COUNT] = {
 #define RFI_ROW(section, key, path, field, type, initial, accepted, resume, meaning) \
   {section,                                                                          \
@@ -78,10 +80,39 @@ static bool is_section(const char *name) {
   return false;
 }
 
-/* "unknown key ...", with the nearest key of the section, or the section where the key would be right. */
+typedef struct foreign {
+  const char *names, *ours, *note;
+} foreign;
+
+/* The row of another trainer's key, or NULL. Case and "-" for "_" make no difference. */
+static const foreign *foreign_key(const char *key) {
+  static const foreign table[] = {
+#define RFI_FOREIGN(names, ours, note) {names, ours, note},
+#include "train/config_foreign.def"
+#undef RFI_FOREIGN
+  };
+  char name[64];
+  size_t n = strlen(key);
+  if (n == 0 || n >= sizeof name) return NULL;
+  for (size_t i = 0; i <= n; i++)
+    name[i] = (char)(key[i] == '-' ? '_' : key[i] >= 'A' && key[i] <= 'Z' ? key[i] - 'A' + 'a' : key[i]);
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+    if (rfi_has_word(table[i].names, name)) return &table[i];
+  return NULL;
+}
+
+/* config.key with the way out: our key for another trainer's, else the nearest key of the section, else the section that
+ * has such a key. `section` may be unknown. */
 static rfr_status unknown_key(const char *file, int64_t line, const char *section, const char *key) {
-  const char *names[2 * RFI_CFG_COUNT], *suggestion = NULL;
+  const char *names[2 * RFI_CFG_COUNT], *suggestion = NULL, *last = strrchr(key, '.');
+  const foreign *other = foreign_key(last ? last + 1 : key);
   int n = 0;
+  if (!other && !is_section(section)) other = foreign_key(section);
+  if (other) {
+    const char *between = *section ? "." : "", *colon = *other->ours && *other->note ? ": " : "";
+    return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%.60s%s%.100s\"; %s%s%s%s%s", section, between, key,
+                       *other->ours ? "use \"" : "", other->ours, *other->ours ? "\"" : "", colon, other->note);
+  }
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (strcmp(rows[i].section, section) == 0) names[n++] = rows[i].key;
     else if (!*section) names[n++] = rows[i].section;
@@ -90,10 +121,14 @@ static rfr_status unknown_key(const char *file, int64_t line, const char *sectio
   for (int i = 0; i < RFI_CFG_COUNT && !suggestion; i++)
     if (strcmp(rows[i].key, key) == 0) suggestion = rows[i].path;
   const char *dot = *section ? "." : "";
+  if (!suggestion && !*section)
+    return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%.100s\"; `refrain keys` lists all keys", key);
   if (suggestion)
     return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%s%s%.100s\"; did you mean \"%s\"?", section, dot,
                        key, suggestion);
-  return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%s%s%.100s\"", section, dot, key);
+  return rfi_fail_at(RFI_E_CONFIG_KEY, file, line,
+                     "unknown key \"%s%s%.100s\"; `refrain keys %s` lists the keys of the section", section, dot, key,
+                     section);
 }
 
 /* ---- taking values ---- */
@@ -170,6 +205,12 @@ static void forget_lines(rfi_yaml *node) {
   for (rfi_yaml *child = node->first; child; child = child->next) forget_lines(child);
 }
 
+/* --set SECTION.KEY of a section that does not exist: guidance by the key, else by the section. */
+static rfr_status unknown_set(const char *file, const char *section, const char *key) {
+  return foreign_key(key) || foreign_key(section) ? unknown_key(file, 0, section, key)
+                                                  : unknown_key(file, 0, "", section);
+}
+
 static rfr_status take_set(rfi_config *c, const char *set) {
   const char *equals = strchr(set, '='), *dot;
   char *file = rfi_arena_printf(c->arena, "--set %s", set), *path;
@@ -184,7 +225,7 @@ static rfr_status take_set(rfi_config *c, const char *set) {
   if (!dot) return take_top(c, path, file, "--set", node);
   char *section = rfi_arena_strndup(c->arena, path, (size_t)(dot - path));
   if (!section) return RFR_NO_MEMORY;
-  if (!is_section(section)) return unknown_key(file, 0, "", section);
+  if (!is_section(section)) return unknown_set(file, section, dot + 1);
   int id = find_row(section, dot + 1);
   if (id < 0) return unknown_key(file, 0, section, dot + 1);
   return take_value(c, id, file, "--set", node);
@@ -224,19 +265,20 @@ static rfr_status check_required(const rfi_config *c) {
 }
 
 static rfr_status derive_experts(rfi_config *c) {
-  const bool any = strcmp(c->model_model_type, "mixtral") == 0 || strcmp(c->model_model_type, "qwen3_moe") == 0;
+  const bool any = c->model_model_type == RFI_MODEL_TYPE_mixtral || c->model_model_type == RFI_MODEL_TYPE_qwen3_moe;
   DERIVE(c, model_num_experts, any ? 8 : 0);
   DERIVE(c, model_num_experts_per_tok, any ? 2 : 0);
   DERIVE(c, model_moe_intermediate_size, any ? c->model_intermediate_size : 0);
   DERIVE(c, optimizer_router_aux_loss_coef, any ? 0.01 : 0);
   DERIVE(c, optimizer_router_z_loss_coef, 0);
   if (any == (c->model_num_experts > 0)) return RFR_OK;
-  return BAD(c, model_num_experts, "model.num_experts: %lld, but %s has %s", (long long)c->model_num_experts,
-             c->model_model_type, any ? "some" : "none; model_type mixtral and qwen3_moe have");
+  if (any) return BAD(c, model_num_experts, "model.num_experts: 0; this model_type needs experts");
+  return BAD(c, model_num_experts, "model.num_experts: %lld; only model_type mixtral and qwen3_moe have experts",
+             (long long)c->model_num_experts);
 }
 
 static rfr_status derive_model(rfi_config *c) {
-  bool gpt2 = strcmp(c->model_model_type, "gpt2") == 0;
+  const bool gpt2 = c->model_model_type == RFI_MODEL_TYPE_gpt2;
   int64_t width = c->model_hidden_size, heads = c->model_num_attention_heads;
   if (!given(c, RFI_CFG_model_head_dim) && width % heads != 0)
     return BAD(c, model_num_attention_heads,
@@ -256,13 +298,12 @@ static rfr_status derive_model(rfi_config *c) {
   DERIVE(c, model_attention_bias, gpt2);
   DERIVE(c, model_mlp_bias, gpt2);
   RFI_TRY(derive_experts(c));
-  const char *activation = gpt2 ? "gelu_new" : "silu";
+  const int activation = gpt2 ? RFI_ACTIVATION_gelu_new : RFI_ACTIVATION_silu;
   DERIVE(c, model_hidden_act, activation);
-  if (strcmp(c->model_hidden_act, activation) != 0)
-    return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, c->source[RFI_CFG_model_hidden_act].line,
-                       "model.hidden_act: %s is built with %s, not with %s", c->model_model_type, activation,
-                       c->model_hidden_act);
-  return RFR_OK;
+  if (c->model_hidden_act == activation) return RFR_OK;
+  return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, c->source[RFI_CFG_model_hidden_act].line,
+                     gpt2 ? "model.hidden_act: gpt2 supports only gelu_new"
+                          : "model.hidden_act: this model_type supports only silu; only gpt2 has gelu_new");
 }
 
 /* A relative folder starts from the configuration's, and is written whole: the resolved
@@ -365,12 +406,16 @@ static rfr_status print_row(const rfi_config *c, int id, bool sources, rfi_strin
   return rfi_string_append(out, "\n", 1);
 }
 
+bool rfi_config_is_used(const rfi_config *c, rfi_config_id id) {
+  const bool model = strcmp(rows[id].section, "model") == 0;
+  if (id == RFI_CFG_model ? !*c->model : model && *c->model) return false;
+  return c->source[id].from != NULL;
+}
+
 rfr_status rfi_config_print(const rfi_config *c, bool sources, rfi_string *out) {
   const char *section = "";
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
-    bool model = strcmp(rows[i].section, "model") == 0;
-    if (i == RFI_CFG_model ? !*c->model : model && *c->model) continue; /* one of the two forms */
-    if (!c->source[i].from) continue;
+    if (!rfi_config_is_used(c, (rfi_config_id)i)) continue;
     if (strcmp(section, rows[i].section) != 0) RFI_TRY(rfi_string_printf(out, "%s:\n", rows[i].section));
     section = rows[i].section;
     RFI_TRY(print_row(c, i, sources, out));

@@ -12,6 +12,7 @@
 
 #include "base/arena.h"
 #include "base/base.h"
+#include "refrain/dtype.h"
 
 typedef struct rfi_config_list {
   const char *const *items;
@@ -45,6 +46,28 @@ typedef struct rfi_config_groups {
   int n;
 } rfi_config_groups;
 
+/* X(list, name): the choices of a CHOICE key; its value is the enumerator RFI_list_name. SCHEDULE has the order of
+ * rfr_lr_kind, RECOMPUTE that of rfr_recompute. */
+#define RFI_CHOICES_MODEL_TYPE(X) \
+  X(MODEL_TYPE, llama) X(MODEL_TYPE, gpt2) X(MODEL_TYPE, mixtral) X(MODEL_TYPE, qwen3_moe)
+#define RFI_CHOICES_ACTIVATION(X) X(ACTIVATION, silu) X(ACTIVATION, gelu_new)
+#define RFI_CHOICES_TOKENIZER(X) X(TOKENIZER, bytes)
+#define RFI_CHOICES_OPTIMIZER(X) X(OPTIMIZER, adamw) X(OPTIMIZER, sgd)
+#define RFI_CHOICES_WIDTH(X) X(WIDTH, f32) X(WIDTH, model)
+#define RFI_CHOICES_SCHEDULE(X) X(SCHEDULE, constant) X(SCHEDULE, linear) X(SCHEDULE, cosine) X(SCHEDULE, wsd)
+#define RFI_CHOICES_RECOMPUTE(X) X(RECOMPUTE, none) X(RECOMPUTE, auto) X(RECOMPUTE, all)
+#define RFI_CHOICES_DROPOUT(X) X(DROPOUT, model) X(DROPOUT, none)
+#define RFI_CHOICE_ENUM(list, name) RFI_##list##_##name,
+enum { RFI_CHOICES_MODEL_TYPE(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_ACTIVATION(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_TOKENIZER(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_OPTIMIZER(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_WIDTH(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_SCHEDULE(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_RECOMPUTE(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_DROPOUT(RFI_CHOICE_ENUM) };
+#undef RFI_CHOICE_ENUM
+
 /* X(type, C type, what a file may hold): the types of the schema. Numbers of type INT may end in k, M or G
  * (1024 and its powers); SIZE in B, KB, MB, GB, TB or KiB, MiB, GiB, TiB; DURATION needs ms, s, min, h or d. */
 #define RFI_CONFIG_TYPES(X)                                        \
@@ -54,7 +77,8 @@ typedef struct rfi_config_groups {
   X(DURATION, double, "time, 120s")                                \
   X(BOOL, bool, "true or false")                                   \
   X(STRING, const char *, "text")                                  \
-  X(CHOICE, const char *, "one of")                                \
+  X(CHOICE, int, "one of")                                         \
+  X(DTYPE, rfr_dtype, "one of")                                    \
   X(STRINGS, rfi_config_list, "list of texts")                     \
   X(PAIR, rfi_config_pair, "list of two numbers")                  \
   X(AMOUNT, rfi_config_amount, "steps or percent, 2%")             \
@@ -107,6 +131,9 @@ rfr_status rfi_config_set(rfi_config *config, rfi_config_id id, const char *text
 
 /* The resolved configuration as YAML; with `sources`, every line ends in where its value came from. */
 rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *out);
+/* The key has a value that counts: false for model.* if `model` is a folder, for `model` if it is not, and for a key that
+ * is still auto. */
+bool rfi_config_is_used(const rfi_config *config, rfi_config_id id);
 /* One value, as the printed configuration has it. */
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);
 /* "model.hidden_size" */

@@ -143,17 +143,26 @@ static rfr_status parse_bool(const place *p, const char *text, bool *out) {
   return *out || strcmp(text, "false") == 0 ? RFR_OK : refuse(p, text);
 }
 
-static rfr_status parse_choice(const place *p, const char *text, const char **out) {
-  size_t n = strlen(text);
-  for (const char *c = p->row->accepted; n > 0 && *c;) {
+/* Position of the text in the accepted values "a|b|c"; -1: none of them. */
+static int choice(const rfi_config_row *row, const char *text) {
+  const size_t n = strlen(text);
+  int i = 0;
+  for (const char *c = row->accepted; n > 0 && *c; i++) {
     size_t length = strcspn(c, "|");
-    if (length == n && memcmp(c, text, n) == 0) {
-      *out = rfi_arena_strdup(p->arena, text);
-      return *out ? RFR_OK : RFR_NO_MEMORY;
-    }
+    if (length == n && memcmp(c, text, n) == 0) return i;
     c += length + (c[length] == '|');
   }
-  return refuse(p, text);
+  return -1;
+}
+
+static rfr_status parse_choice(const place *p, const char *text, int *out) {
+  *out = choice(p->row, text);
+  return *out < 0 ? refuse(p, text) : RFR_OK;
+}
+
+static rfr_status parse_dtype(const place *p, const char *text, rfr_dtype *out) {
+  *out = rfr_dtype_parse(text);
+  return choice(p->row, text) < 0 ? refuse(p, text) : RFR_OK;
 }
 
 /* "5%" */
@@ -272,6 +281,7 @@ rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const c
     case RFI_KIND_DURATION: return parse_duration(p, node->text, value);
     case RFI_KIND_BOOL: return parse_bool(p, node->text, value);
     case RFI_KIND_CHOICE: return parse_choice(p, node->text, value);
+    case RFI_KIND_DTYPE: return parse_dtype(p, node->text, value);
     case RFI_KIND_AMOUNT: return parse_amount(p, node->text, value);
     default: {
       const char **text = value;
@@ -323,6 +333,12 @@ static rfr_status format_groups(const rfi_config_groups *groups, rfi_string *out
   return rfi_string_append(out, "]", 1);
 }
 
+static rfr_status format_choice(const rfi_config_row *row, int i, rfi_string *out) {
+  const char *c = row->accepted;
+  for (; i > 0; i--) c += strcspn(c, "|") + 1;
+  return rfi_string_append(out, c, strcspn(c, "|"));
+}
+
 rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_string *out) {
   switch (row->kind) {
     case RFI_KIND_INT:
@@ -331,7 +347,8 @@ rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_s
     case RFI_KIND_DURATION: return format_number(*(const double *)value, "s", out);
     case RFI_KIND_BOOL: return rfi_string_printf(out, "%s", *(const bool *)value ? "true" : "false");
     case RFI_KIND_STRING: return format_text(*(const char *const *)value, out);
-    case RFI_KIND_CHOICE: return rfi_string_printf(out, "%s", *(const char *const *)value);
+    case RFI_KIND_CHOICE: return format_choice(row, *(const int *)value, out);
+    case RFI_KIND_DTYPE: return rfi_string_printf(out, "%s", rfr_dtype_name(*(const rfr_dtype *)value));
     case RFI_KIND_STRINGS: return format_list(value, out);
     case RFI_KIND_GROUPS: return format_groups(value, out);
     case RFI_KIND_PAIR: {

@@ -44,8 +44,7 @@ static void matched(void **state) {
     snprintf(override, sizeof override, "optimizer.frozen=[\"%s\"]", cases[i].pattern);
     OK(read(override, &s));
     for (int k = 0; rfr_model_parameter(&s->spec.model, k, &p) == RFR_OK; k++) {
-      int frozen = 0;
-      for (int f = 0; f < s->spec.n_frozen; f++) frozen |= rfr_name_matches(s->spec.frozen[f], p.name);
+      const int frozen = s->spec.rules[k].frozen;
       if (frozen != rfr_name_matches(cases[i].own, p.name)) fail_msg("%s: %s", cases[i].pattern, p.name);
       n += frozen;
     }
@@ -55,9 +54,7 @@ static void matched(void **state) {
              cases[i].pattern);
     OK(read(override, &s));
     for (int k = 0; rfr_model_parameter(&s->spec.model, k, &p) == RFR_OK; k++) {
-      int g = 0;
-      while (!rfr_name_matches(s->spec.groups[g].match, p.name)) assert_true(++g < s->spec.n_groups);
-      assert_true(s->spec.groups[g].lr_scale == (rfr_name_matches(cases[i].own, p.name) ? 0.5 : 1.0));
+      assert_true(s->spec.rules[k].lr_scale == (rfr_name_matches(cases[i].own, p.name) ? 0.5 : 1.0));
     }
     rfi_settings_destroy(s);
   }

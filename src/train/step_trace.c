@@ -15,6 +15,7 @@
 #include <stdio.h>
 
 #include "base/base.h"
+#include "nn/nn.h"
 
 enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
 
@@ -37,10 +38,9 @@ static rfr_value declare_like(rfr_trace *t, const char *name, const char *suffix
   return rfr_input(t, full, RFR_ROLE_STATE, dtype, type.rank, type.shape);
 }
 
-static bool frozen(const rfi_step_spec *s, const char *name) {
-  for (int k = 0; k < s->n_frozen; k++)
-    if (rfr_name_matches(s->frozen[k], name)) return true;
-  return false;
+static void declare_parameters(rfr_trace *t, const rfi_step_spec *s, rfr_value *out) {
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
+    out[i] = rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE);
 }
 
 typedef struct update {
@@ -65,24 +65,17 @@ static rfr_value unscaled(rfr_trace *t, const scaling *scaling, rfr_value x) {
   return scaling->inverse == RFR_NONE ? x : rfr_mul(t, x, scaling->inverse);
 }
 
-static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update *u, const char *name, rfr_value w,
-                             rfr_value g) {
-  double scale = 1.0, decay = s->adamw.decay;
-  for (int i = 0; i < s->n_groups; i++) {
-    if (!rfr_name_matches(s->groups[i].match, name)) continue;
-    scale = s->groups[i].lr_scale;
-    decay = s->groups[i].weight_decay;
-    break;
-  }
+static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule,
+                             const char *name, rfr_value w, rfr_value g) {
   rfr_value master = s->master ? declare_like(t, name, RFI_SUFFIX_MASTER, RFR_F32, w) : RFR_NONE;
   if (s->sgd) {
     rfr_value momentum = s->momentum > 0.0 ? declare_like(t, name, RFI_SUFFIX_MOMENTUM, s->state_dtype, w) : RFR_NONE;
-    rfr_sgd(t, w, g, momentum, master, u->lr, u->clip, u->skip, s->momentum, decay, scale);
+    rfr_sgd(t, w, g, momentum, master, u->lr, u->clip, u->skip, s->momentum, rule->weight_decay, rule->lr_scale);
     return;
   }
   rfr_adamw_options o = s->adamw;
-  o.lr_scale = scale;
-  o.decay = decay;
+  o.lr_scale = rule->lr_scale;
+  o.decay = rule->weight_decay;
   rfr_value m = declare_like(t, name, RFI_SUFFIX_M, s->state_dtype, w);
   rfr_value v = declare_like(t, name, RFI_SUFFIX_V, s->state_dtype, w);
   rfr_adamw(t, w, g, m, v, master, u->lr, u->clip, u->skip, u->step, &o);
@@ -97,16 +90,15 @@ typedef struct routing {
 /* Everything behind the loss, which is `shown` without its scale. `g` has room for one value per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
                      const scaling *scaling, rfr_value shown, rfr_value count, const routing *routing, rfr_value step) {
+  const int64_t three = 3;
   int trainable = 0;
-  rfr_parameter p;
-  for (int i = 0; i < n; i++) {
-    rfr_model_parameter(&s->model, i, &p);
-    if (!frozen(s, p.name)) g[trainable++] = rfr_gradient(t, loss, w[i], s->gradient_dtype);
-  }
+  for (int i = 0; i < n; i++)
+    if (!rfi_step_rule(s, i).frozen) g[trainable++] = rfr_gradient(t, loss, w[i], s->gradient_dtype);
   rfr_set_phase(t, RFR_PHASE_OPTIM);
   rfr_scope(t, "optimizer");
   update u = {.step = step, .clip = RFR_NONE};
-  u.lr = rfr_lr_schedule(t, step, &s->lr);
+  u.lr = rfr_lr_schedule_steps(
+      t, step, s->timed ? rfr_input(t, RFI_NAME_LR_STEPS, RFR_ROLE_STATE, RFR_I64, 1, &three) : RFR_NONE, &s->lr);
   const int64_t gradients = trainable;
   rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
   rfr_value norm = unscaled(t, scaling, rfr_grad_norm_zeros(t, trainable, g, zeros, &u.skip));
@@ -116,8 +108,10 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
   if (s->clip > 0.0) u.clip = unscaled(t, scaling, rfr_clip_scale(t, norm, s->clip));
   trainable = 0;
   for (int i = 0; i < n; i++) {
-    rfr_model_parameter(&s->model, i, &p);
-    if (!frozen(s, p.name)) update_parameter(t, s, &u, p.name, w[i], g[trainable++]);
+    const rfi_param_rule rule = rfi_step_rule(s, i);
+    rfr_parameter p;
+    if (rule.frozen || rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
+    update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
   }
   rfr_value metrics[RFI_METRIC_N] = {
       [RFI_METRIC_LOSS] = shown,     [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
@@ -139,7 +133,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   rfr_value *splits = targets + s->microbatches;
   const routing routing = {splits, splits + routings, (int)routings};
   rfr_microbatch(t, -1);
-  rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
+  declare_parameters(t, s, w);
   rfr_value step = rfr_step_block(t);
   rfr_scope(t, "inputs");
   rfr_value all_tokens = ring(t, s, RFI_NAME_TOKENS, s->tokens, step);       /* (k,T) */
@@ -176,7 +170,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
 
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
   const int64_t width = s->eval_tokens + 1, one = 1;
-  rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
+  declare_parameters(t, s, w);
   rfr_value tokens = rfr_input(t, RFI_NAME_EVAL_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
   rfr_value targets = rfr_input(t, RFI_NAME_EVAL_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
   rfr_value offsets = rfr_input(t, RFI_NAME_EVAL_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
@@ -189,7 +183,7 @@ static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) 
 static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, int64_t rows) {
   const int64_t one = 1, four = 4, text_size = s->window + 1;
   rfr_value positions, last;
-  rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
+  declare_parameters(t, s, w);
   rfr_value text = rfr_input(t, RFI_NAME_TEXT, RFR_ROLE_STATE, RFR_I32, 1, &text_size);
   rfr_value cursor = rfr_input(t, RFI_NAME_CURSOR, RFR_ROLE_STATE, RFR_I64, 1, &four);
   rfr_value temperature = rfr_input(t, RFI_NAME_TEMPERATURE, RFR_ROLE_INPUT, RFR_F64, 1, &one);

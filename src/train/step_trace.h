@@ -22,33 +22,34 @@ typedef enum rfi_metric {
       RFI_METRIC_N
 } rfi_metric;
 
-/* Parameters whose name matches get these instead of the optimizer's own; the first
- * group that matches counts. */
-typedef struct rfi_group {
-  const char *match;
+/* How one parameter is trained. */
+typedef struct rfi_param_rule {
+  bool frozen;
   double lr_scale, weight_decay;
-} rfi_group;
+} rfi_param_rule;
 
 typedef struct rfi_step_spec {
   rfr_model_config model;
-  const char *const *frozen; /* globs */
-  int n_frozen;
-  int64_t slots;        /* R, of the rings */
-  int64_t microbatches; /* k */
-  int64_t tokens;       /* T, per microbatch; as many documents at most */
+  const rfi_param_rule *rules; /* one for each parameter; NULL: all are trained, with adamw.decay and scale 1 */
+  int64_t slots;               /* R, of the rings */
+  int64_t microbatches;        /* k */
+  int64_t tokens;              /* T, per microbatch; as many documents at most */
   int64_t eval_tokens;
   int64_t window; /* tokens that generation sees at most: rows of its caches */
   bool sgd;
   double momentum; /* of SGD */
   rfr_adamw_options adamw;
-  const rfi_group *groups;
-  int n_groups;
   rfr_dtype gradient_dtype; /* RFR_F32, or the weights' */
   rfr_dtype state_dtype;    /* of the moments */
   bool master;              /* f32 master weights; for weights narrower than f32 */
   double clip;              /* global norm, 0: none */
   rfr_lr_options lr;
+  bool timed; /* the state lr_steps decides when the rate changes its course: see rfr_lr_schedule_steps_at */
 } rfi_step_spec;
+
+static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter) {
+  return s->rules ? s->rules[parameter] : (rfi_param_rule){.lr_scale = 1.0, .weight_decay = s->adamw.decay};
+}
 
 static inline int rfi_metric_count(const rfi_step_spec *s) {
   return s->model.experts > 0 ? RFI_METRIC_N : RFI_METRIC_MOST_LOAD;
@@ -60,6 +61,7 @@ static inline int rfi_metric_count(const rfi_step_spec *s) {
 #define RFI_NAME_OFFSETS "offsets"              /* i32 (R,k,T+1) */
 #define RFI_NAME_METRICS "metrics"              /* f64 (R,1+rfi_metric_count) */
 #define RFI_NAME_ZERO_STEPS "zero_steps"        /* i32 (trainable), see rfr_grad_norm_zeros */
+#define RFI_NAME_LR_STEPS "lr_steps"            /* i64 (3), see rfr_lr_schedule_steps_at */
 #define RFI_NAME_LOSS_SCALE "loss_scale"        /* i32 (2), of f16 training, see rfr_loss_scale */
 #define RFI_NAME_EVAL_TOKENS "eval.tokens"      /* i32 (eval_tokens) */
 #define RFI_NAME_EVAL_TARGETS "eval.targets"    /* i32 (eval_tokens) */

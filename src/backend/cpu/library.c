@@ -42,6 +42,10 @@ struct rfi_cpu_library {
 
 static const rfi_gemm_module *load(rfi_cpu_library *l) {
   char path[PATH_MAX];
+  if (!*rfi_ctx_module_path(l->ctx)) {
+    snprintf(l->text, sizeof l->text, "none (the folder of the library is not known)");
+    return NULL;
+  }
   int n = snprintf(path, sizeof path, "%s/librefrain_onednn.so", rfi_ctx_module_path(l->ctx));
   if (n < 0 || (size_t)n >= sizeof path) {
     snprintf(l->text, sizeof l->text, "none (the module path is too long)");
@@ -145,6 +149,15 @@ static rfr_status run_product(const rfi_call *call) {
 /* No two elements at one address. */
 static bool is_plain(const int64_t stride[3], int64_t rows, int64_t cols) {
   return stride[0] > 0 && (rows == 1 || stride[1] > 0) && (cols == 1 || stride[2] > 0);
+}
+
+/* Libraries count dimensions and leading dimensions in 32 bits at places: oneDNN divides by zero at multiples of 2^32. */
+static bool fits_library(const rfi_gemm_desc *d) {
+  const int64_t sizes[] = {d->batch,       d->M,           d->N,           d->K,
+                           d->a_stride[1], d->a_stride[2], d->b_stride[1], d->b_stride[2]};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    if (sizes[i] > INT32_MAX) return false;
+  return true;
 }
 
 /* Fills `d`; false when the product is empty or repeats elements: the portable kernel takes those. */
@@ -293,7 +306,7 @@ rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_c
   *workspace = 0;
   *handle = NULL;
   const rfi_kernel_fn fn = l->module ? describe_any(code, call, &d) : NULL;
-  if (!fn) return RFR_OK;
+  if (!fn || !fits_library(&d)) return RFR_OK;
   product *p = find_product(l, &d);
   if (!p) {
     RFI_TRY(RFI_ALLOC(l->ctx, sizeof *p, &p));

@@ -123,6 +123,7 @@ static bool see(const rfr_arg *x, bool transposed, matrix *m) {
                 .type = type_of(x->type.dtype),
                 .transposed = transposed};
   if (m->cols == 1) m->ld = (m->ld + 7) / 8 * 8; /* never stepped over */
+  if (m->rows > INT32_MAX || m->cols > INT32_MAX || m->ld > INT32_MAX) return false;
   return m->type >= 0 && m->ld >= m->rows && (x->type.shape[r - 1] == 1 || x->stride[r - 1] == 1) &&
          is_aligned(x, m->ld, m->batch_stride);
 }
@@ -137,7 +138,7 @@ static bool describe(const rfr_call *call, key *k) {
   k->accumulate = call->n_in > 3 && call->in[3].data;
   if (!see(b, call->attr[1].i != 0, &k->a) || !see(a, call->attr[0].i != 0, &k->b) || !see(y, false, &k->d))
     return false;
-  if (k->batch <= 0 || k->d.rows <= 0 || k->d.cols <= 0 || k->a.rows <= 0 || k->a.cols <= 0) return false;
+  if (k->batch <= 0 || k->batch > INT32_MAX || k->d.rows <= 0 || k->d.cols <= 0 || k->a.rows <= 0 || k->a.cols <= 0) return false;
   if (k->a.type != k->b.type || (k->a.type == CUDA_R_32F && k->d.type != CUDA_R_32F)) return false;
   if (k->d.type != CUDA_R_32F && k->d.type != k->a.type) return false;
   return k->bias < 0 || k->bias == k->d.type;
