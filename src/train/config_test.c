@@ -190,8 +190,8 @@ static const struct {
     {"optimizer:\n  groups:\n    - match: x\n      lr_scales: 1\n", "config.key", 4, "did you mean \"lr_scale\"?"},
     {"refrain: 2\n", "config.value", 1, "refrain: \"2\""},
     {"refrain: one\n", "config.value", 1, "refrain: \"one\""},
-    {"run: 3\n", "config.value", 1, "run: keys"},
-    {"run: [1]\n", "config.value", 1, "run: keys"},
+    {"run: 3\n", "config.value", 1, "run: this is a section"},
+    {"run: [1]\n", "config.value", 1, "run: this is a section"},
     {"run:\n  steps:\n", "config.value", 2, "run.steps has no value"},
     {"run:\n  steps: ~\n", "config.value", 2, "no value"},
     {"run:\n  steps: [1]\n", "config.value", 2, "a list"},
@@ -257,9 +257,9 @@ static void test_between_keys(void **state) {
   static const struct {
     const char *set, *says;
   } cases[] = {
-      {"model.num_attention_heads=5", "5 do not divide hidden_size 96"},
-      {"model.num_key_value_heads=3", "3 do not divide the 4 query heads"},
-      {"model.max_position_embeddings=100", "data.sequence is longer: 512"},
+      {"model.num_attention_heads=5", "5 does not divide hidden_size 96"},
+      {"model.num_key_value_heads=3", "3 does not divide num_attention_heads 4"},
+      {"model.max_position_embeddings=100", "is less than data.sequence 512"},
       {"batch.tokens=40000", "the nearest is 40960"},
       {"batch.tokens=10", "the nearest is 4096"},
       {"run.steps=0", "run.steps or run.time is missing"},
@@ -275,7 +275,7 @@ static void test_between_keys(void **state) {
       {"run.steps=", "has no value"},
       {"run.steps=x", "--set run.steps=x: run.steps: \"x\""},
       {"data.train=[a", "--set data.train=[a"},
-      {"run=3", "run: keys"},
+      {"run=3", "run: this is a section"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     rfi_config *c;
@@ -295,7 +295,7 @@ static void test_between_keys(void **state) {
   /* A key of the model beside a folder. */
   const char *sets[] = {"model=x", "model.hidden_size=8"};
   assert_int_equal(read_sets(f, MINIMAL, sets, 2, &c), RFR_INVALID);
-  assert_non_null(strstr(rfr_last_error()->message, "model is a folder"));
+  assert_non_null(strstr(rfr_last_error()->message, "not allowed with a model folder"));
 }
 
 static void test_sets(void **state) {
@@ -446,10 +446,10 @@ static void test_table(void **state) {
     snprintf(cell, sizeof cell, "| `%s` | ", rfi_config_path((rfi_config_id)i));
     if (!strstr(text.data, cell)) fail_msg("no row for %s", cell);
   }
-  for (const char *line = text.data; *line; line = strchr(line, '\n') + 1) { /* five cells in every row */
+  for (const char *line = text.data; *line; line = strchr(line, '\n') + 1) { /* six cells in every row */
     int bars = 0;
     for (const char *p = line; *p != '\n'; p++) bars += *p == '|' && (p == line || p[-1] != '\\');
-    assert_int_equal(bars, 6);
+    assert_int_equal(bars, 7);
   }
   rfi_string_deinit(&text);
 }

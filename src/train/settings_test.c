@@ -95,7 +95,7 @@ static void losses(void **state) {
       {"mixtral", "optimizer.router_aux_loss_coef=0.02", 0.02, 0, NULL},
       {"mixtral", "optimizer.router_z_loss_coef=0.5", 0, 0.5, NULL},
       {"llama", "run.seed=1", 0, 0, NULL},
-      {"llama", "optimizer.router_z_loss_coef=0.5", 0, 0, "are for models with experts"},
+      {"llama", "optimizer.router_z_loss_coef=0.5", 0, 0, "need a model with experts"},
       {NULL, "run.seed=1", 0.01, 0, NULL},
       {NULL, "optimizer.router_aux_loss_coef=0", 0, 0, NULL},
   };
