@@ -819,9 +819,9 @@ static void other_tensors(void **state) {
   } cases[] = {
       {"attention_dropout", "0.0", "", NULL},
       {"num_hidden_layers", "1", "16 tensors do not belong to the model and are ignored, as model.layers.1.", NULL},
-      {"num_hidden_layers", "3", "", "there is no tensor model.layers.2.input_layernorm.weight in it"},
+      {"num_hidden_layers", "3", "", "there is no tensor model.layers.2.input_layernorm.weight"},
       {"tie_word_embeddings", "true", "", NULL}, /* the head is there all the same */
-      {"intermediate_size", "48", "", "has shape [24, 16]; the configuration wants [48, 16]"},
+      {"intermediate_size", "48", "", "has shape [24, 16]; config.json describes [48, 16]"},
   };
   size_t n;
   char *data = read_whole("llama", "model.safetensors", &n), config[1024];
@@ -854,13 +854,13 @@ static void indexes(void **state) {
   static const struct {
     const char *text, *message;
   } cases[] = {
-      {"{\"weight_map\": {\"a\": \"../x.safetensors\"}}", "\"a\" does not lie in a file of this folder"},
-      {"{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "\"a\" does not lie"},
-      {"{\"weight_map\": {\"a\": \"..\"}}", "\"a\" does not lie"},
-      {"{\"weight_map\": {\"a\": \"\"}}", "\"a\" does not lie"},
-      {"{\"weight_map\": {\"a\": 3}}", "\"a\" does not lie"},
-      {"{\"weight_map\": [\"one.safetensors\"]}", "no weight_map"},
-      {"{}", "no weight_map"},
+      {"{\"weight_map\": {\"a\": \"../x.safetensors\"}}", "the file of \"a\" is not a file name of this folder"},
+      {"{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "the file of \"a\""},
+      {"{\"weight_map\": {\"a\": \"..\"}}", "the file of \"a\""},
+      {"{\"weight_map\": {\"a\": \"\"}}", "the file of \"a\""},
+      {"{\"weight_map\": {\"a\": 3}}", "the file of \"a\""},
+      {"{\"weight_map\": [\"one.safetensors\"]}", "has no object"},
+      {"{}", "has no object"},
       {"{\"weight_map\": {\"a\": \"missing.safetensors\"}}", "missing.safetensors"},
       {"{\"weight_map\": {\"a\": \"one.safetensors\", \"b\": \"two.safetensors\"}}", "in one.safetensors and in two"},
       {"{\"weight_map\": {}}", "there is no tensor"},
@@ -879,11 +879,11 @@ static void indexes(void **state) {
     as_expected(load(f->ctx, p, &c, f->path), cases[i].message, "index", cases[i].text);
   }
   rfr_programs_destroy(p);
-  /* another shape is told with both */
+  /* the message has both shapes */
   c.intermediate_size = 48;
   p = compile(f->ctx, &c, 8);
   assert_int_equal(load(f->ctx, p, &c, f->path), RFR_MISMATCH);
-  assert_non_null(strstr(rfr_last_error()->message, "has shape [16, 64]; the configuration wants [16, 48]"));
+  assert_non_null(strstr(rfr_last_error()->message, "has shape [16, 64]; config.json describes [16, 48]"));
   rfr_programs_destroy(p);
 }
 
