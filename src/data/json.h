@@ -14,6 +14,10 @@
 
 #include "base/base.h"
 
+/* The largest JSON file that is read: a parsed text takes up to 30 times its bytes. Indexes of the largest model
+ * folders have 10 MB. */
+enum { RFI_JSON_LIMIT = 16 << 20 };
+
 /* `file` is named in errors. */
 rfr_status rfi_json_parse(const char *file, const char *text, size_t n, json_t **out);
 rfr_status rfi_json_load(rfr_ctx *ctx, const char *path, json_t **out);
