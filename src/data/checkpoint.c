@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "data/json_file.h"
 
 #define MANIFEST "MANIFEST.json"
 #define FORMAT "refrain-checkpoint"

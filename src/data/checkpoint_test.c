@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "base/json.h"
 #include "support/folder.h"
 
 /* A checkpoint of three files whose bytes tell the step and the version. */

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "core/convert.h"
-#include "data/json.h"
+#include "base/json.h"
 
 enum { HEADER_LIMIT = 100000000, CONVERT_CHUNK = 1 << 18 };
 

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "data/json.h"
+#include "base/json.h"
 #include "nn/nn.h"
 #include "train/run.h"
 

@@ -11,7 +11,7 @@
 
 #include "data/dataset.h"
 #include "data/file.h"
-#include "data/json.h"
+#include "base/json.h"
 #include "train/patterns.h"
 #include "train/run.h"
 

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "data/json.h"
+#include "base/json.h"
 #include "data/safetensors.h"
 #include "train/hf.h"
 #include "train/run.h"

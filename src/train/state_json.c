@@ -5,7 +5,7 @@
  */
 #include "train/state_json.h"
 
-#include "data/json.h"
+#include "base/json.h"
 
 enum { FORMAT = 1 };
 /* As many steps as run.steps may ask for: what is counted from them does not overflow. */

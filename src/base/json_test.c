@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * JSON is read strictly: one value, no NUL, no key twice, and no file that is too large.
+ * JSON is read strictly: one value, no NUL, no duplicate key.
  */
-#include "data/json.h"
+#include "base/json.h"
 
 #include <string.h>
-#include <unistd.h>
 
-#include "support/folder.h"
+#include "support/context.h"
 
 static void test_strict(void **state) {
-  rft_folder *f = *state;
+  (void)state;
   static const struct {
     const char *text;
     size_t n;
@@ -26,7 +25,6 @@ static void test_strict(void **state) {
       {"NaN", 3},
   };
   json_t *value;
-  (void)f;
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     const rfr_status s = rfi_json_parse("a.json", bad[i].text, bad[i].n, &value);
     if (s != RFR_INVALID || strcmp(rfr_last_error()->slug, "json") != 0) fail_msg("text %zu is not refused", i);
@@ -34,17 +32,7 @@ static void test_strict(void **state) {
   }
 }
 
-static void test_size_limit(void **state) {
-  rft_folder *f = *state;
-  json_t *value;
-  rft_write(f, "a.json", "{}", 2);
-  assert_int_equal(truncate(rft_path(f, "a.json"), (int64_t)RFI_JSON_LIMIT + 1), 0); /* sparse */
-  assert_int_equal(rfi_json_load(f->ctx, rft_path(f, "a.json"), &value), RFR_INVALID);
-  assert_string_equal(rfr_last_error()->slug, "file.size");
-  assert_null(value);
-}
-
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_folder_test(test_strict), rft_folder_test(test_size_limit)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_strict)};
   return cmocka_run_group_tests_name("json", tests, NULL, NULL);
 }
