@@ -7,7 +7,7 @@
 PyTorch trains with several orders of the rows of a batch, which change only rounding; the spread is the largest
 difference between two of these runs so far. In f32 ours are compared with PyTorch in f64, whose rounding does not add
 to it: at most 1e-5, relative, in steps 1 to 5, and then at most 3 times the spread of the f32 runs. In bf16 they
-are compared with one of the bf16 runs: at most 3 times the spread. Steps 1 to 5 use the largest spread among them, since
+are compared with one of the bf16 runs: at most 3 times the spread; in steps 1 to 5 the largest spread among them, since
 a forward does not mix rows and the first losses are bitwise equal. The exit code is 1 if a tolerance is exceeded.
 """
 import argparse

@@ -454,7 +454,7 @@ def lora(variant):
 
 
 def moe(variant):
-    """transformers: 4 layers of Qwen3 30B-A3B's shapes, the optimizer in bf16 or f32. Ours: `refrain bench qwen3-moe`."""
+    """transformers: 4 layers of Qwen3 30B-A3B's shapes in bf16; optimizer in bf16 or f32."""
     from transformers import Qwen3MoeConfig
 
     c = Qwen3MoeConfig(vocab_size=32000, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
