@@ -36,7 +36,7 @@ static bool view_reshape(const rfi_value *x, const rfi_shape *shape, rfi_value *
     y->stride[d] = stride;
     stride *= shape->dim[d];
   }
-  if (stride == 0) return true; /* no elements: any strides will do */
+  if (stride == 0) return true; /* no elements: any strides are valid */
   for (int d = 0; d < x->type.rank; d++) {
     if (x->type.shape[d] == 1) continue;
     dim[n] = x->type.shape[d];
