@@ -12,8 +12,8 @@ typedef struct rfi_life {
   bool persistent; /* an input or a result of phase load: lives across steps */
 } rfi_life;
 
-/* Storages start at multiples of this: whole cache lines, on a GPU too, where a warp's 512 bytes would otherwise touch
- * five lines instead of four, and what its libraries want of a workspace. */
+/* Alignment of storages: full cache lines (on a GPU a warp's 512 bytes then touch four lines, not five), and the
+ * alignment that GPU libraries require of workspaces. */
 enum { RFI_ALIGNMENT = 256 };
 static inline int64_t rfi_align(int64_t bytes) { return (bytes + RFI_ALIGNMENT - 1) / RFI_ALIGNMENT * RFI_ALIGNMENT; }
 /* Bytes of a storage of this type in an arena. */

@@ -2,8 +2,8 @@
  *
  * Printing. The flat form is a file format: one line per input, op and output, with
  * everything that parse.c reads back; text after ';' is comment. The form for people
- * uses names, leaves out what follows from the rest, and shows one layer for a run of
- * layers that differ in their number alone.
+ * uses names, omits redundant fields, and shows consecutive layers that differ only in their
+ * number as one.
  *
  *   refrain-trace 1
  *   input %0 "x" input f32[8,64] at "model.c":12

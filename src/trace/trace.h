@@ -71,9 +71,8 @@ struct rfr_op {
   int alias[RFI_MAX_NAMES]; /* operand in whose storage the result lives, or -1 */
   char attr[RFI_MAX_ATTR][16];
   char attr_type[RFI_MAX_ATTR]; /* b i f t s */
-  /* Shape rule: reads in[], attrs; fills out[]. Missing operands have rank -1; absent results
-   * are ignored. It fails with rfi_fail(RFI_E_TRACE_SHAPE, ...): the place and the op
-   * are added by the caller. */
+  /* Shape rule: reads in[] and attr[], fills out[]. Absent operands have rank -1; types of absent results are ignored.
+   * Fails with rfi_fail(RFI_E_TRACE_SHAPE, ...); the caller adds source line and op. */
   rfr_status (*infer)(const rfi_infer *c);
   /* Gradient rule; NULL: none. */
   rfr_status (*grad)(rfi_grad *g);
@@ -207,13 +206,10 @@ static inline int64_t rfi_bytes(const rfr_type *t) { return (rfi_count(t) * rfr_
 
 /* ---- gradient rules ---- */
 
-/* What a gradient rule sees: it records the backward of `op` into `t`. need[i] says
- * whether operand i's gradient is wanted; the rule sets dx[i] (RFR_NONE: zero) for
- * those alone and records nothing for the others. dy[j] is the cotangent of result j,
- * RFR_NONE if it has none. Gradients of inputs with a role of their own (weights) are
- * results in f32, or in the type of the state that they are added onto, recorded after
- * rfr_set_phase(t, RFR_PHASE_WGRAD); others have the operand's type and RFR_PHASE_DGRAD,
- * which is set when the rule is called. */
+/* The argument of a gradient rule, which records the backward of `op` into `t`. The rule sets dx[i] (RFR_NONE: zero) for
+ * operands with need[i] and records nothing for the others. dy[j] is the cotangent of result j, RFR_NONE: none. A
+ * weight's gradient has type sum[i] and is recorded after rfr_set_phase(t, RFR_PHASE_WGRAD); other gradients have the
+ * operand's type and phase RFR_PHASE_DGRAD, which is set before the call. */
 struct rfi_grad {
   rfr_trace *t;
   const rfi_opr *op; /* operands and results are ids of t */
