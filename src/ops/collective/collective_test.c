@@ -171,7 +171,7 @@ static void test_text(void **state) {
 static void test_passes(void **state) {
   rfr_trace *t, *pruned;
   rfi_report report = {.text = {.ctx = ctx}};
-  const rfi_pass_options o = {.prune = true, .apart = true};
+  const rfi_pass_options o = {.prune = true, .split_phases = true};
   int gathers = 0, negated = 0;
   (void)state;
   OK(rfr_trace_create(ctx, &t));
