@@ -6,7 +6,7 @@
  *
  * With a sticky error every later call on the run says that the context is dead, none writes a
  * checkpoint, and a new context resumes from the last one to the very bytes of an undisturbed
- * run. Too small an arena is out of memory, exactly below what the plan without a side branch needs.
+ * run. Too small an arena is out of memory, exactly below what the plan without a side stream needs.
  *
  * The device is the CPU behind support/fault_backend; the linker puts it in the place of what
  * rfi_backend_find finds (--wrap).
@@ -293,7 +293,7 @@ static void arena_cap(void **state) {
   assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
   const int64_t branched = rft_faults.most_arena_bytes;
   start_again(&c);
-  rft_faults = (rft_fault){.cap = branched - 1}; /* enough without a side branch */
+  rft_faults = (rft_fault){.cap = branched - 1}; /* enough without a side stream */
   assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
   assert_checkpoint(&c, LAST);
   const int64_t needed = rft_faults.most_arena_bytes;
@@ -323,14 +323,14 @@ static rfr_plan_summary planned(scene *c, int64_t budget, char *report, size_t s
   const rfr_programs *p = rfr_run_programs(run);
   const int program = rfr_run_program_index(run, RFR_RUN_TRAIN);
   assert_int_equal(rfr_program_plan(p, program, &sum), RFR_OK);
-  const char *line = strstr(rfr_program_report(p, program, "lower"), "side branch: ");
+  const char *line = strstr(rfr_program_report(p, program, "lower"), "side stream: ");
   assert_non_null(line);
   snprintf(report, size, "%.*s", (int)strcspn(line, "\n"), line);
   rfr_run_close(run);
   return sum;
 }
 
-/* A side branch takes what a budget, or the device, has left over, and nothing else is refused for it. */
+/* A side stream takes what a budget, or the device, has left over, and nothing else is refused for it. */
 static void branch_or_budget(void **state) {
   scene c;
   char report[128], wanted[128];
@@ -338,7 +338,7 @@ static void branch_or_budget(void **state) {
   rft_faults = (rft_fault){0};
   const rfr_plan_summary most = planned(&c, 0, report, sizeof report);
   assert_true(most.branch_ops > 0 && most.branch_bytes > 0);
-  snprintf(wanted, sizeof wanted, "side branch: %d ops, +%lld bytes", most.branch_ops, (long long)most.branch_bytes);
+  snprintf(wanted, sizeof wanted, "side stream: %d ops, +%lld bytes", most.branch_ops, (long long)most.branch_bytes);
   assert_string_equal(report, wanted);
 
   const rfr_plan_summary full = planned(&c, most.planned_bytes, report, sizeof report);
@@ -346,7 +346,7 @@ static void branch_or_budget(void **state) {
   assert_int_equal(full.planned_bytes, most.planned_bytes);
 
   const rfr_plan_summary line = planned(&c, most.planned_bytes - 1, report, sizeof report);
-  snprintf(wanted, sizeof wanted, "side branch: 0 ops, +%lld bytes: more than the budget has left",
+  snprintf(wanted, sizeof wanted, "side stream: 0 ops, +%lld bytes: exceeds the budget",
            (long long)most.branch_bytes);
   assert_string_equal(report, wanted);
   assert_int_equal(line.planned_bytes, most.planned_bytes - most.branch_bytes);
@@ -354,7 +354,7 @@ static void branch_or_budget(void **state) {
 
   rft_faults.cap = rft_faults.most_arena_bytes - 1;
   const rfr_plan_summary small = planned(&c, 0, report, sizeof report);
-  snprintf(wanted, sizeof wanted, "side branch: 0 ops, +%lld bytes: more than the device has left",
+  snprintf(wanted, sizeof wanted, "side stream: 0 ops, +%lld bytes: exceeds the device's free memory",
            (long long)most.branch_bytes);
   assert_string_equal(report, wanted);
   assert_int_equal(small.planned_bytes, line.planned_bytes);

@@ -128,11 +128,11 @@ static void test_wrongs(void **state) {
     int at;
     const char *slug, *says[2];
   } expected[WRONGS] = {
-      [BEHIND_RESULT] = {1, "debug.overrun", {"op 1 mine.large", "wrote behind an unnamed value"}},
-      [DEAD_VALUE] = {2, "debug.overrun", {"op 2 mine.small", "wrote into what is not live, an unnamed value"}},
-      [BEHIND_SMALL_WORKSPACE] = {2, "debug.overrun", {"op 2 mine.small", "wrote behind a workspace"}},
-      [BEHIND_LARGE_WORKSPACE] = {3, "debug.overrun", {"op 3 mine.large", "wrote behind a workspace"}},
-      [BEFORE_ALL] = {0, "debug.overrun", {"op 0 mine.small", "wrote outside the step's memory"}},
+      [BEHIND_RESULT] = {1, "debug.overrun", {"op 1 mine.large", "wrote past the end of an unnamed value"}},
+      [DEAD_VALUE] = {2, "debug.overrun", {"op 2 mine.small", "wrote into the dead buffer of an unnamed value"}},
+      [BEHIND_SMALL_WORKSPACE] = {2, "debug.overrun", {"op 2 mine.small", "wrote past the end of a workspace"}},
+      [BEHIND_LARGE_WORKSPACE] = {3, "debug.overrun", {"op 3 mine.large", "wrote past the end of a workspace"}},
+      [BEFORE_ALL] = {0, "debug.overrun", {"op 0 mine.small", "wrote outside the step-scoped memory"}},
       [NOT_FINITE] = {1, "debug.nonfinite", {"op 1 mine.large", "value[7]"}},
   };
   rfr_trace *t = record();
