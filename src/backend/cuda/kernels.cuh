@@ -31,8 +31,8 @@ template <> __device__ __forceinline__ rfi_f16 rfi_narrow<rfi_f16>(float x) { re
 template <typename T, int N> struct __align__(sizeof(T) * N) rfi_pack { T x[N]; };
 template <typename T> constexpr int rfi_pack_width = 16 / (int)sizeof(T);
 
-/* To global memory in one store: the compiler would take an assignment apart, down to 16 bits where it cannot put the
- * addresses together again. */
+/* To global memory in one store: the compiler would split an assignment, down to stores of 16 bits where it cannot
+ * combine the addresses. */
 template <typename T, int N>
 static __device__ __forceinline__ void rfi_put(rfi_pack<T, N> *to, const rfi_pack<T, N> &p) {
   constexpr int words = (int)sizeof p / 4;

@@ -40,7 +40,7 @@ static inline __m512 amx_widen(__mmask16 in, const uint16_t *x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(in, x)), 16));
 }
 
-/* 16 x 16 elements of four bytes, transposed: rows of src are `from` bytes apart, of dst `to`. */
+/* 16 x 16 elements of four bytes, transposed: rows of src have a stride of `from` bytes, of dst `to`. */
 static inline void amx_transpose(void *restrict dst, int64_t to, const void *restrict src, int64_t from) {
   __m512i x[8], y[16];
 #pragma GCC unroll 2

@@ -51,7 +51,7 @@ enum {
 
 typedef struct shadow shadow;
 
-/* What differs between bf16 and f32. */
+/* The parts that differ between bf16 and f32. */
 typedef struct unit {
   int size;       /* of an element */
   int64_t bm, bn; /* a block of C */
