@@ -90,7 +90,7 @@ rfr_status cli_cannot_write(const char *path);
 void cli_print_error(const rfr_error *e);
 /* Prints a failed call's error unless an error was printed before. */
 void cli_report(const cli *c, rfr_status status);
-/* Prints a warning on standard error, with --json as an object, with --quiet not. */
+/* Prints a warning on standard error, with --json as an object, with --quiet too. */
 void cli_warn(const cli *c, const char *message);
 /* Fills `c` from the arguments; the caller frees c->sets. */
 rfr_status cli_parse(int argc, char **argv, cli *c);
@@ -204,12 +204,13 @@ void json_bool(json *j, const char *key, bool value);
 /* Progress on standard error: at a terminal one line that is rewritten, else plain lines. */
 typedef struct progress {
   bool quiet, terminal, open_line;
-  bool bytes;         /* the model's tokens are bytes */
-  double flops, peak; /* per step; per second, 0: unknown */
-  int64_t tokens;     /* per step */
-  double last;        /* cli_now of the last line */
-  int64_t first_step; /* 0: none yet */
-  double rate;        /* smoothed seconds per step */
+  bool evaluating_line; /* the open line is that of an evaluation */
+  bool bytes;           /* the model's tokens are bytes */
+  double flops, peak;   /* per step; per second, 0: unknown */
+  int64_t tokens;       /* per step */
+  double last;          /* cli_now of the last line */
+  int64_t first_step;   /* 0: none yet */
+  double rate;          /* smoothed seconds per step */
   bool evaluated;
   double loss, bits; /* of the last evaluation */
 } progress;

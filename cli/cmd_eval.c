@@ -16,7 +16,7 @@ static void print_json(const rfr_run_info *info, const rfr_evaluation *e) {
   json_text(&j, "checkpoint", info->checkpoint);
   json_int(&j, "step", info->step);
   json_double(&j, "loss", e->loss);
-  json_double(&j, "bits_per_byte", e->bits_per_byte);
+  if (info->byte_tokens) json_double(&j, "bits_per_byte", e->bits_per_byte);
   json_int(&j, "tokens", e->tokens);
   json_int(&j, "bytes", e->bytes);
   json_double(&j, "seconds", e->seconds);
@@ -41,7 +41,8 @@ rfr_status cli_eval(cli *c) {
   if (s == RFR_OK && c->json) {
     print_json(&info, &e);
   } else if (s == RFR_OK) {
-    printf("validation: %.3f bits per byte\n", e.bits_per_byte);
+    if (info.byte_tokens) printf("validation: %.3f bits per byte\n", e.bits_per_byte);
+    else printf("validation: loss %.4f\n", e.loss);
     if (!c->quiet)
       fprintf(stderr, "loss %.4f nats per token, %lld tokens, %.1f s\n", e.loss, (long long)e.tokens, e.seconds);
   }

@@ -120,7 +120,8 @@ static const cli_option options[] = {
      "threads; 0: the cores that this process may use (REFRAIN_THREADS, or 0)"},
     {"json", NULL, NULL, FLAG, FIELD(json), ALL_COMMANDS,
      "print one JSON object on standard output, errors as one on standard error; no progress"},
-    {"quiet", NULL, NULL, FLAG, FIELD(quiet), ON_A_DEVICE & ~ON(doctor), "print no progress and no warnings"},
+    {"quiet", NULL, NULL, FLAG, FIELD(quiet), ON_A_DEVICE & ~ON(doctor),
+     "print no progress; warnings and errors remain"},
     {"help", NULL, NULL, FLAG, FIELD(help), ALL_COMMANDS, "print this text"},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
