@@ -62,7 +62,8 @@ typedef struct cli {
   const char **sets; /* --set, in order */
   int n_sets;
   const char *out;
-  char config[4200]; /* path of the configuration, "": none */
+  char config[4200]; /* path of the configuration, or of the model's folder; "": none */
+  bool is_model;     /* it is a model's folder */
   char folder[4096]; /* of the configuration, or of the run */
   bool resume, strict, debug, eager;
   int64_t threads; /* -1: not given */
@@ -117,7 +118,9 @@ cli_operand cli_operand_kind(cli *c);
 /* The configuration that the operand names: a file, that of a run, or one made for a model's folder, which a training
  * step of 512 tokens reads; from malloc. Sets c->config. */
 rfr_status cli_read_config(cli *c, char **out);
-/* Run options from the command line; relative folders start at the folder of c->config. */
+/* For generate and eval: a configuration made for a model's folder, or NULL for the newest checkpoint of a run. */
+rfr_status cli_find_weights(cli *c, char **config);
+/* Run options from the command line. Relative folders start at the folder of c->config, for a model at the working folder. */
 rfr_run_options cli_run_options(cli *c);
 /* Opens the operand's configuration without data and without memory, for plans and traces of `program` (RFR_RUN_...)
  * and of the programs that are compiled with it. `on_event` gets c; NULL: none. */
