@@ -637,7 +637,7 @@ static void train_and_use(void **state) {
   assert_says(err, "error: data.validation holds out nothing to evaluate on: 0 of 10 files, 0 bytes [data.held_out]");
   assert_says(err, "help: name files that were not trained on in data.validation");
   assert_int_equal(RUN("generate", "runs/small/step-000020"), 2);
-  assert_says(err, "error: runs/small/step-000020 is a checkpoint of a run: the run is the folder that it lies in");
+  assert_says(err, "error: runs/small/step-000020 is a checkpoint: give the folder above it");
   assert_says(err, "[run.folder]\nhelp: give the folder of a run");
   assert_int_equal(rename("runs/small/step-000020/MANIFEST.json", "MANIFEST.json"), 0);
   assert_int_equal(RUN("eval", "runs/small/step-000020"), 2);
