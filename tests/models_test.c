@@ -812,7 +812,7 @@ static void other_tensors(void **state) {
     const char *key, *value, *warning, *error;
   } cases[] = {
       {"attention_dropout", "0.0", "", NULL},
-      {"num_hidden_layers", "1", "the model has no place for 16 of its tensors, as model.layers.1.", NULL},
+      {"num_hidden_layers", "1", "16 tensors do not belong to the model and are ignored, as model.layers.1.", NULL},
       {"num_hidden_layers", "3", "", "there is no tensor model.layers.2.input_layernorm.weight in it"},
       {"tie_word_embeddings", "true", "", NULL}, /* the head is there all the same */
       {"intermediate_size", "48", "", "has shape [24, 16]; the configuration wants [48, 16]"},
