@@ -106,12 +106,15 @@ static rfr_status config_of_model(cli *c, char **out) {
   FILE *f = open_memstream(out, &n);
   if (!f) return RFR_NO_MEMORY;
   json j = {.f = f};
+  char train[PATH_MAX + 16];
+  snprintf(train, sizeof train, "%s/config.json", folder); /* a pattern that matches: nothing trains on it */
   fputs("refrain: 1\nmodel: ", f);
   json_text(&j, NULL, folder);
-  fprintf(f,
-          "\ndata: {train: [none], sequence: %s}\nbatch: {tokens: %s, microbatch: 1}\noptimizer: {lr: 1e-5}\n"
-          "run: {steps: 1}\n",
-          sequence, sequence);
+  fputs("\ndata: {train: [", f);
+  j.comma = false;
+  json_text(&j, NULL, train);
+  fprintf(f, "], sequence: %s}\nbatch: {tokens: %s, microbatch: 1}\noptimizer: {lr: 1e-5}\nrun: {steps: 1}\n", sequence,
+          sequence);
   return fclose(f) == 0 ? RFR_OK : RFR_NO_MEMORY;
 }
 

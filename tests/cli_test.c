@@ -539,7 +539,7 @@ static void doctor(void **state) {
   assert_int_equal(code, 0);
   assert_says(out, "none (turned off)");
   if (!strstr(out, "missing      CUDA module: no GPU is used")) assert_says(out, "for GPUs     CUDA module");
-  assert_says(out, "missing      oneDNN: matrix products run on the portable kernel");
+  assert_says(out, "missing      oneDNN: GEMMs run on the portable kernel");
 }
 
 static void bench(void **state) {
