@@ -76,5 +76,5 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
 const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i) {
   const rfi_split split = validation ? RFI_VALIDATION : RFI_TRAIN;
   if (!run || !run->data || i < 0 || i >= rfi_dataset_get_stats(run->data)->files[split]) return NULL;
-  return rfi_dataset_document(run->data, split, (int)i, NULL);
+  return rfi_dataset_file(run->data, split, (int)i, NULL);
 }
