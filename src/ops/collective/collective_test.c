@@ -171,7 +171,7 @@ static void test_text(void **state) {
 static void test_passes(void **state) {
   rfr_trace *t, *pruned;
   rfi_report report = {.text = {.ctx = ctx}};
-  const rfi_pass_options o = {.prune = true, .apart = true};
+  const rfi_pass_options o = {.prune = true, .split_phases = true};
   int gathers = 0, negated = 0;
   (void)state;
   OK(rfr_trace_create(ctx, &t));
@@ -231,11 +231,11 @@ static void test_refused(void **state) {
   refused(shapes(RFR_F64, 6, 2, 1), RFR_INVALID, "trace.shape", "f32, bf16 or f16");
   refused(shapes(RFR_E2M1, 6, 2, 0), RFR_INVALID, "trace.shape", "smaller than a byte");
   refused(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p), RFR_INVALID, "dist.communicator",
-          "all_gather over 2 ranks, and no communicator");
+          "all_gather over 2 ranks has no communicator");
   OK(rfr_comm_threads_create(ctx, 3, 0, comm));
   o.comm = comm[1];
   refused(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p), RFR_INVALID, "dist.communicator",
-          "and a communicator of 3");
+          "has a communicator of 3");
   for (int i = 0; i < 3; i++) rfr_comm_destroy(comm[i]);
   /* a rank that has left while a program runs */
   OK(rfr_comm_threads_create(ctx, 2, 0, comm));
