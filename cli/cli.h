@@ -120,8 +120,9 @@ rfr_status cli_read_config(cli *c, char **out);
 /* Run options from the command line; relative folders start at the folder of c->config. */
 rfr_run_options cli_run_options(cli *c);
 /* Opens the operand's configuration without data and without memory, for plans and traces of `program` (RFR_RUN_...)
- * and of the programs that are compiled with it. */
-rfr_status cli_open_config(cli *c, const char *text, int program, bool keep_traces, rfr_run **out);
+ * and of the programs that are compiled with it. `on_event` gets c; NULL: none. */
+rfr_status cli_open_config(cli *c, const char *text, int program, bool keep_traces, rfr_event_fn on_event,
+                           rfr_run **out);
 /* --program as RFR_RUN_...; train by default. */
 rfr_status cli_program(const cli *c, int *out);
 /* Writes to standard output; an rfr_write_fn. */

@@ -19,6 +19,10 @@ static const char *const phases[] = {
 };
 enum { N_PHASES = sizeof phases / sizeof phases[0] };
 
+static void warn(const rfr_event *e, void *user) {
+  if (e->kind == RFR_EVENT_WARNING) cli_warn(user, e->message);
+}
+
 static int find(const char *word, const char *const *list, int n) { /* the option table knows no other word */
   int i = 0;
   while (i < n - 1 && strcmp(list[i], word) != 0) i++;
@@ -97,7 +101,7 @@ rfr_status cli_trace(cli *c) {
     return cli_usage("omit one of them", "--diff prints what the pass changed; --flat and --phase print the program");
   rfr_status s = cli_program(c, &which);
   if (s == RFR_OK) s = cli_read_config(c, &text);
-  if (s == RFR_OK) s = cli_open_config(c, text, which, true, &run);
+  if (s == RFR_OK) s = cli_open_config(c, text, which, true, warn, &run);
   if (s == RFR_OK) s = print_trace(c, rfr_run_programs(run), rfr_run_program_index(run, which), pass, phase);
   rfr_run_close(run);
   free(text);

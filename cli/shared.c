@@ -146,9 +146,12 @@ rfr_run_options cli_run_options(cli *c) {
   return o;
 }
 
-rfr_status cli_open_config(cli *c, const char *text, int program, bool keep_traces, rfr_run **out) {
+rfr_status cli_open_config(cli *c, const char *text, int program, bool keep_traces, rfr_event_fn on_event,
+                           rfr_run **out) {
   rfr_run_options o = cli_run_options(c);
-  o.no_data = 1;
+  o.on_event = on_event;
+  o.event_user = c;
+  o.plan_only = 1;
   if (program & RFR_RUN_GENERATE) o.programs = RFR_RUN_GENERATE; /* the programs that `generate` compiles */
   o.keep_traces = keep_traces;
   return rfr_run_open(c->ctx, text, NULL, &o, out);

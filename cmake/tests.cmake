@@ -47,7 +47,7 @@ foreach(source ${RFR_TEST_SOURCES})
   endif()
   # Built for the thread sanitizer, kernels run on one thread: what only runs or plans them shows it nothing.
   if(RFR_SANITIZE STREQUAL "thread" AND
-     name MATCHES "^(ops|plan_shapes|grouped|graphs|graphs_schedules|recompute_graphs|faults|backend_faults)_test$")
+     name MATCHES "^(ops|plan_shapes|grouped|graphs|graphs_schedules|graphs_recompute|faults|backend_faults)_test$")
     continue()
   endif()
   # Waiting threads sleep: tests run side by side, and spinning would steal the other's cores.

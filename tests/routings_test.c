@@ -418,8 +418,12 @@ static side make_side(const setup *s, bool delayed) {
   OK(rfr_trace_finish(t));
   OK(rfr_schedule_parse(ctx, "test", text, strlen(text), &made.order));
   for (int i = 0; i < n_trained; i++)
-    if (s->sum == ONTO_STATE || (s->sum == MIXED && i % 2 == 0))
-      kept[o.n_gradients++] = (rfr_main_gradient){rfr_value_name(t, trained[i]), NULL, 1};
+    if (s->sum == ONTO_STATE || (s->sum == MIXED && i % 2 == 0)) {
+      rfr_main_gradient *main = &kept[o.n_gradients++];
+      *main = rfr_main_gradient_default();
+      main->parameter = rfr_value_name(t, trained[i]), main->accumulate = 1;
+      main->type = rfr_value_type(t, trained[i]), main->type.dtype = RFR_F32;
+    }
   c.trace = t;
   o.gradients = kept;
   o.schedule = made.order;

@@ -253,6 +253,11 @@ RFR_API rfr_lr_options rfr_lr_options_default(void); /* constant 1e-3, no warmup
 /* The learning rate of this step, f32 (1), from the applied count of `step`. Errors: argument, for options that do not
  * fit together. */
 RFR_API rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_source at, rfr_value step, const rfr_lr_options *o);
+/* The same where the host decides between steps when the rate falls, as a run that is given in time does: `steps` is a
+ * state i64 (3): end of the warmup, start of wsd's decay, end. It replaces warmup, decay and total of the options, and
+ * counts attempted steps. INT64_MAX: later. RFR_NONE: rfr_lr_schedule. */
+RFR_API rfr_value rfr_lr_schedule_steps_at(rfr_trace *t, rfr_source at, rfr_value step, rfr_value steps,
+                                           const rfr_lr_options *o);
 /* The L2 norm over n gradients, f32 (1); *skip i32 (1) is 1 if it is not finite. */
 RFR_API rfr_value rfr_grad_norm_at(rfr_trace *t, rfr_source at, int n, const rfr_value *grads, rfr_value *skip);
 /* The same, and finds gradients that are always zero, which hint at a weight without effect. `zeros` is a state i32 (n)
@@ -380,6 +385,7 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
 #define rfr_step_block(t) rfr_step_block_at(t, RFR_HERE)
 #define rfr_rng_stream(t, name) rfr_rng_stream_at(t, RFR_HERE, name)
 #define rfr_lr_schedule(t, step, o) rfr_lr_schedule_at(t, RFR_HERE, step, o)
+#define rfr_lr_schedule_steps(t, step, steps, o) rfr_lr_schedule_steps_at(t, RFR_HERE, step, steps, o)
 #define rfr_grad_norm(t, n, grads, skip) rfr_grad_norm_at(t, RFR_HERE, n, grads, skip)
 #define rfr_grad_norm_zeros(t, n, grads, zeros, skip) rfr_grad_norm_zeros_at(t, RFR_HERE, n, grads, zeros, skip)
 #define rfr_clip_scale(t, norm, max) rfr_clip_scale_at(t, RFR_HERE, norm, max)

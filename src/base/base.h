@@ -82,6 +82,8 @@ int rfi_ctx_threads(const rfr_ctx *ctx);
 /* Call before a parallel region of `threads`. Fails in the child of a fork whose parent had a team on this thread:
  * OpenMP's threads do not exist in the child, and the region would wait for them forever. */
 rfr_status rfi_check_fork(int threads);
+int rfi_cpu_level(void);    /* 0, 1 or 2: the best of "v2", "v3" and "v4" that this CPU runs and this build has */
+bool rfi_cpu_has_amx(void); /* AMX tiles with bf16, which the operating system supports */
 const char *rfi_ctx_isa(const rfr_ctx *ctx);    /* "v2", "v3" or "v4": what kernels may use */
 const char *rfi_ctx_device(const rfr_ctx *ctx); /* "cpu", "cuda", "cuda:N", "cuda:none" */
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx);
@@ -108,5 +110,7 @@ typedef struct rfi_string {
 rfr_status rfi_string_printf(rfi_string *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 rfr_status rfi_string_append(rfi_string *s, const char *text, size_t n);
 void rfi_string_deinit(rfi_string *s);
+/* Is `word` one of the words of a text, which are separated by blanks? */
+bool rfi_has_word(const char *words, const char *word);
 
 #endif

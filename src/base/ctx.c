@@ -25,9 +25,6 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -183,26 +180,6 @@ rfr_status rfi_check_fork(int threads) {
 
 static const char *const isa_names[] = {"v2", "v3", "v4"};
 
-/* Index into isa_names of the best set that this CPU runs and this build has. The kernels
- * are compiled for the whole of x86-64-v3 or -v4, so every feature of the level counts,
- * also those that __builtin_cpu_supports has no name for in all compilers. */
-static int best_isa(void) {
-#if defined(__x86_64__) && RFI_ISA_COUNT > 1
-  unsigned a, b, c1 = 0, c81 = 0, d;
-  if (!__get_cpuid(1, &a, &b, &c1, &d) || !__get_cpuid(0x80000001, &a, &b, &c81, &d)) return 0;
-  const bool f16c = (c1 & (1u << 29)) != 0, movbe = (c1 & (1u << 22)) != 0, lzcnt = (c81 & (1u << 5)) != 0;
-  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-        __builtin_cpu_supports("bmi2") && f16c && movbe && lzcnt))
-    return 0;
-  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")))
-    return 1;
-  return 2;
-#else
-  return 0;
-#endif
-}
-
 /* A line of /proc/self/maps: "start-end permissions offset device inode   path". Keeps the path when the line's range
  * holds `address`; false at the first line that has another form. */
 static bool read_mapping(const char *line, uintptr_t address, char out[PATH_MAX]) {
@@ -323,7 +300,7 @@ static rfr_status check_options(rfr_ctx_options *o, const char **isa) {
   if (o->device == NULL) o->device = "cpu";
   if ((strcmp(o->device, "cpu") != 0 && strncmp(o->device, "cuda", 4) != 0) || strlen(o->device) > 31)
     return rfi_fail(RFI_E_ARGUMENT, "device (or REFRAIN_DEVICE) \"%.40s\" is none of cpu, cuda, cuda:N", o->device);
-  const int best = best_isa();
+  const int best = rfi_cpu_level();
   int chosen = best;
   if (o->isa != NULL) {
     for (chosen = 0; chosen < 3 && strcmp(o->isa, isa_names[chosen]) != 0;) chosen++;

@@ -14,11 +14,15 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- the system, with faults ---- */
@@ -73,7 +77,36 @@ static int sys_close(int fd) {
 static ssize_t sys_pread(int fd, void *data, size_t n, int64_t offset) {
   return transfer_faulted(&n) ? -1 : pread(fd, data, n, offset);
 }
-static ssize_t sys_write(int fd, const void *data, size_t n) { return transfer_faulted(&n) ? -1 : write(fd, data, n); }
+/* A write past the limit on file sizes (ulimit -f) sends SIGXFSZ to this thread, whose default action ends the process.
+ * The library installs no handlers, so the thread blocks the signal during the write and takes it back: only EFBIG is
+ * left. One that was pending before stays pending. */
+static ssize_t write_without_signal(int fd, const void *data, size_t n) {
+  sigset_t signal, mask, pending;
+  sigemptyset(&signal);
+  sigaddset(&signal, SIGXFSZ);
+  sigemptyset(&pending);
+  pthread_sigmask(SIG_BLOCK, &signal, &mask);
+  sigpending(&pending);
+  const ssize_t wrote = write(fd, data, n);
+  const int error = errno;
+  if (wrote < 0 && error == EFBIG && !sigismember(&pending, SIGXFSZ))
+    while (sigtimedwait(&signal, NULL, &(struct timespec){0}) < 0 && errno == EINTR) {}
+  pthread_sigmask(SIG_SETMASK, &mask, NULL);
+  errno = error;
+  return wrote;
+}
+
+static ssize_t sys_write(int fd, const void *data, size_t n) {
+  return transfer_faulted(&n) ? -1 : write_without_signal(fd, data, n);
+}
+static int sys_statvfs(const char *path, struct statvfs *st) {
+  if (faulted()) return -1;
+  const int rc = statvfs(path, st);
+  if (thread_fault && thread_fault->space > 0 && rc == 0)
+    st->f_bavail = (fsblkcnt_t)thread_fault->space, st->f_frsize = 1;
+  return rc;
+}
+static int sys_access(const char *path, int mode) { return faulted() ? -1 : access(path, mode); }
 static int sys_fstat(int fd, struct stat *st) { return faulted() ? -1 : fstat(fd, st); }
 static int sys_stat(const char *path, struct stat *st) { return faulted() ? -1 : stat(path, st); }
 static int sys_lstat(const char *path, struct stat *st) { return faulted() ? -1 : lstat(path, st); }
@@ -382,6 +415,43 @@ rfr_status rfi_dir_create(const char *path) {
   }
   if (sys_stat(path, &st) != 0) return fail_errno(RFI_E_FILE_WRITE, path, "create the folder");
   if (!S_ISDIR(st.st_mode)) return rfi_fail_at(RFI_E_FILE_WRITE, path, 0, "is a file, a folder is needed here");
+  return RFR_OK;
+}
+
+/* The path itself, or the nearest folder above it that is there, into a buffer of PATH_MAX bytes. */
+static rfr_status nearest_folder(const char *path, char *folder, struct stat *st) {
+  if (strlen(path) >= PATH_MAX) {
+    errno = ENAMETOOLONG;
+    return fail_errno(RFI_E_FILE_WRITE, path, "create the folder");
+  }
+  memcpy(folder, path, strlen(path) + 1);
+  while (sys_stat(*folder ? folder : ".", st) != 0) {
+    if (errno != ENOENT) return fail_errno(RFI_E_FILE_WRITE, path, "create the folder");
+    char *slash = strrchr(folder, '/');
+    if (slash == folder) folder[1] = 0;
+    else if (slash) *slash = 0;
+    else folder[0] = 0;
+  }
+  if (!*folder) memcpy(folder, ".", 2);
+  return RFR_OK;
+}
+
+rfr_status rfi_dir_check_writable(const char *path) {
+  char folder[PATH_MAX];
+  struct stat st;
+  RFI_TRY(nearest_folder(path, folder, &st));
+  if (!S_ISDIR(st.st_mode)) return rfi_fail_at(RFI_E_FILE_WRITE, folder, 0, "is a file, a folder is needed here");
+  return sys_access(folder, W_OK | X_OK) == 0 ? RFR_OK : fail_errno(RFI_E_FILE_WRITE, folder, "write in the folder");
+}
+
+rfr_status rfi_dir_space(const char *path, int64_t *bytes) {
+  char folder[PATH_MAX];
+  struct stat st;
+  struct statvfs space;
+  *bytes = INT64_MAX;
+  RFI_TRY(nearest_folder(path, folder, &st));
+  if (sys_statvfs(folder, &space) != 0) return RFR_OK; /* unknown */
+  if (__builtin_mul_overflow((int64_t)space.f_bavail, (int64_t)space.f_frsize, bytes)) *bytes = INT64_MAX;
   return RFR_OK;
 }
 

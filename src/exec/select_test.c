@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "base/base.h"
+#include "exec/exec.h"
 #include "refrain/ops.h"
 #include "support/context.h"
 
@@ -49,7 +49,62 @@ static void test_huge_products(void **state) {
       }
 }
 
+static const char *same(const rfr_infer *c) {
+  c->out[0] = c->in[0];
+  return NULL;
+}
+static size_t launcher_workspace(const rfr_call *c) { return c->library ? 0 : 4096; }
+static rfr_status launcher(const rfr_call *c) {
+  (void)c;
+  return RFR_OK;
+}
+
+/* A registered op runs on a GPU where it has a launcher; without one, compiling says which field is not set. */
+static void test_registered_launcher(void **state) {
+  (void)state;
+  rfr_ctx_options co = rfr_ctx_options_default();
+  const rfi_backend *backend;
+  co.device = "cuda:none";
+  OK(rfr_ctx_create(&co, &ctx));
+  if (rfi_backend_find(ctx, &backend) != RFR_OK) {
+    print_message("not built: %s\n", rfr_last_error()->message);
+    rfr_ctx_destroy(ctx);
+    ctx = NULL;
+    skip();
+  }
+  for (int with = 0; with < 2; with++) {
+    rfr_op_desc d = rfr_op_desc_default();
+    const rfr_op *op;
+    rfr_trace *t;
+    rfr_programs *p;
+    d.name = with ? "mine.with" : "mine.without";
+    d.operands = "x";
+    d.shape = same;
+    d.cuda = with ? launcher : NULL;
+    d.cuda_workspace = launcher_workspace;
+    OK(rfr_op_register(ctx, &d, &op));
+    OK(rfr_trace_create(ctx, &t));
+    rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, ((int64_t[]){64}));
+    rfr_output(t, "y", rfr_record(t, op, 1, &x, NULL, NULL));
+    OK(rfr_trace_finish(t));
+    const rfr_trace *traces[] = {t};
+    const rfr_status s = rfr_compile(ctx, 1, traces, NULL, NULL, &p);
+    assert_int_equal(s, with ? RFR_OK : RFR_UNSUPPORTED);
+    if (with) {
+      assert_string_equal(p->program[0].bound[0].kernel, "registered");
+      assert_int_equal(p->program[0].bound[0].workspace, 4096);
+    } else {
+      assert_string_equal(rfr_last_error()->slug, "bind.no_kernel");
+      assert_non_null(strstr(rfr_last_error()->message, "rfr_op_desc.cuda is not set"));
+    }
+    rfr_programs_destroy(p);
+    rfr_trace_destroy(t);
+  }
+  rfr_ctx_destroy(ctx);
+  ctx = NULL;
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_huge_products)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_huge_products), cmocka_unit_test(test_registered_launcher)};
   return cmocka_run_group_tests_name("select", tests, NULL, NULL);
 }

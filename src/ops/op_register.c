@@ -222,11 +222,15 @@ rfr_op_desc rfr_op_desc_default(void) {
   return (rfr_op_desc){.size = sizeof(rfr_op_desc), .operands = "", .results = "y", .attributes = ""};
 }
 
-const rfr_op *rfr_op_find(const rfr_ctx *ctx, const char *name) { return rfi_op_def_find(ctx, name, strlen(name)); }
+const rfr_op *rfr_op_find(const rfr_ctx *ctx, const char *name) {
+  return name ? rfi_op_def_find(ctx, name, strlen(name)) : NULL;
+}
 
 rfr_status rfr_op_register(rfr_ctx *ctx, const rfr_op_desc *desc, const rfr_op **out) {
   registered *r;
+  RFI_TRY(rfi_check_handle(out, "rfr_op *"));
   *out = NULL;
+  RFI_TRY(rfi_check_handle(desc, "rfr_op_desc"));
   RFI_TRY(check(ctx, desc));
   RFI_TRY(RFI_ALLOC(ctx, sizeof *r, &r));
   memcpy(r->name, desc->name, strlen(desc->name));
@@ -234,6 +238,7 @@ rfr_status rfr_op_register(rfr_ctx *ctx, const rfr_op_desc *desc, const rfr_op *
                                     .shape = desc->shape,
                                     .gradient = desc->gradient,
                                     .cpu = {desc->cpu, desc->cpu_workspace},
+                                    .cuda = {desc->cuda, desc->cuda_workspace},
                                     .flops = desc->flops,
                                     .user = desc->user};
   r->def.code = RFI_OP_COUNT;

@@ -80,10 +80,39 @@ static bool is_section(const char *name) {
   return false;
 }
 
-/* "unknown key ...", with the nearest key of the section, or the section where the key would be right. */
+typedef struct foreign {
+  const char *names, *ours, *note;
+} foreign;
+
+/* The row of another trainer's key, or NULL. Case and "-" for "_" make no difference. */
+static const foreign *foreign_key(const char *key) {
+  static const foreign table[] = {
+#define RFI_FOREIGN(names, ours, note) {names, ours, note},
+#include "train/config_foreign.def"
+#undef RFI_FOREIGN
+  };
+  char name[64];
+  size_t n = strlen(key);
+  if (n == 0 || n >= sizeof name) return NULL;
+  for (size_t i = 0; i <= n; i++)
+    name[i] = (char)(key[i] == '-' ? '_' : key[i] >= 'A' && key[i] <= 'Z' ? key[i] - 'A' + 'a' : key[i]);
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+    if (rfi_has_word(table[i].names, name)) return &table[i];
+  return NULL;
+}
+
+/* config.key with the way out: our key for another trainer's, else the nearest key of the section, else the section that
+ * has such a key. `section` may be unknown. */
 static rfr_status unknown_key(const char *file, int64_t line, const char *section, const char *key) {
-  const char *names[2 * RFI_CFG_COUNT], *suggestion = NULL;
+  const char *names[2 * RFI_CFG_COUNT], *suggestion = NULL, *last = strrchr(key, '.');
+  const foreign *other = foreign_key(last ? last + 1 : key);
   int n = 0;
+  if (!other && !is_section(section)) other = foreign_key(section);
+  if (other) {
+    const char *between = *section ? "." : "", *colon = *other->ours && *other->note ? ": " : "";
+    return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%.60s%s%.100s\"; %s%s%s%s%s", section, between, key,
+                       *other->ours ? "use \"" : "", other->ours, *other->ours ? "\"" : "", colon, other->note);
+  }
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (strcmp(rows[i].section, section) == 0) names[n++] = rows[i].key;
     else if (!*section) names[n++] = rows[i].section;
@@ -92,10 +121,14 @@ static rfr_status unknown_key(const char *file, int64_t line, const char *sectio
   for (int i = 0; i < RFI_CFG_COUNT && !suggestion; i++)
     if (strcmp(rows[i].key, key) == 0) suggestion = rows[i].path;
   const char *dot = *section ? "." : "";
+  if (!suggestion && !*section)
+    return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%.100s\"; `refrain keys` lists all keys", key);
   if (suggestion)
     return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%s%s%.100s\"; did you mean \"%s\"?", section, dot,
                        key, suggestion);
-  return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%s%s%.100s\"", section, dot, key);
+  return rfi_fail_at(RFI_E_CONFIG_KEY, file, line,
+                     "unknown key \"%s%s%.100s\"; `refrain keys %s` lists the keys of the section", section, dot, key,
+                     section);
 }
 
 /* ---- taking values ---- */
@@ -172,6 +205,12 @@ static void forget_lines(rfi_yaml *node) {
   for (rfi_yaml *child = node->first; child; child = child->next) forget_lines(child);
 }
 
+/* --set SECTION.KEY of a section that does not exist: guidance by the key, else by the section. */
+static rfr_status unknown_set(const char *file, const char *section, const char *key) {
+  return foreign_key(key) || foreign_key(section) ? unknown_key(file, 0, section, key)
+                                                  : unknown_key(file, 0, "", section);
+}
+
 static rfr_status take_set(rfi_config *c, const char *set) {
   const char *equals = strchr(set, '='), *dot;
   char *file = rfi_arena_printf(c->arena, "--set %s", set), *path;
@@ -186,7 +225,7 @@ static rfr_status take_set(rfi_config *c, const char *set) {
   if (!dot) return take_top(c, path, file, "--set", node);
   char *section = rfi_arena_strndup(c->arena, path, (size_t)(dot - path));
   if (!section) return RFR_NO_MEMORY;
-  if (!is_section(section)) return unknown_key(file, 0, "", section);
+  if (!is_section(section)) return unknown_set(file, section, dot + 1);
   int id = find_row(section, dot + 1);
   if (id < 0) return unknown_key(file, 0, section, dot + 1);
   return take_value(c, id, file, "--set", node);

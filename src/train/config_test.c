@@ -168,7 +168,7 @@ static const struct {
     {"data:\n  train: [*.h]\n", "config.syntax", 2, "quotes"},
     {"refrain: !!int 1\n", "config.syntax", 1, "tag"},
     {"run: !x {steps: 1}\n", "config.syntax", 1, "tag"},
-    {"{[1, 2]: 3}\n", "config.syntax", 1, "key must be text"},
+    {"{[1, 2]: 3}\n", "config.syntax", 1, "key must be a text"},
     {"refrain: 1\nrefrain: 1\n", "config.key", 2, "first in line 1"},
     {"run:\n  seed: 1\n  steps: 5\n  seed: 2\n", "config.key", 4, "first in line 2"},
     {"refrain: 1\nmodle: {hidden_size: 3}\n", "config.key", 2, "did you mean \"model\"?"},
@@ -177,6 +177,15 @@ static const struct {
     {"model: {lr: 1}\n", "config.key", 1, "did you mean \"optimizer.lr\"?"},
     {"steps: 1\n", "config.key", 1, "did you mean \"run.steps\"?"},
     {"run: {zzzzqqqq: 1}\n", "config.key", 1, "unknown key \"run.zzzzqqqq\""},
+    {"learning_rate: 1e-3\n", "config.key", 1, "unknown key \"learning_rate\"; use \"optimizer.lr\""},
+    {"optimizer: {Learning-Rate: 1}\n", "config.key", 1, "\"optimizer.Learning-Rate\"; use \"optimizer.lr\""},
+    {"training_args:\n  x: 1\n", "config.key", 1, "refrain keys"},
+    {"run: {num_train_epochs: 3}\n", "config.key", 1, "use \"run.steps\": one epoch is"},
+    {"lora: {rank: 8}\n", "config.key", 1, "LoRA and other adapters do not exist yet"},
+    {"optimizer: {lora_alpha: 8}\n", "config.key", 1, "do not exist yet"},
+    {"batch_size: 8\n", "config.key", 1, "use \"batch.microbatch\""},
+    {"weight_decay: 8\n", "config.key", 1, "\"optimizer.weight_decay\""},
+    {"output_dir: x\n", "config.key", 1, "use \"--out\""},
     {"<<: {a: 1}\n", "config.key", 1, "<<"},
     {"optimizer:\n  groups:\n    - match: x\n      lr_scales: 1\n", "config.key", 4, "did you mean \"lr_scale\"?"},
     {"refrain: 2\n", "config.value", 1, "refrain: \"2\""},
@@ -257,6 +266,10 @@ static void test_between_keys(void **state) {
       {"data.train=[]", "the list is empty"},
       {"model.hiddensize=1", "did you mean \"hidden_size\"?"},
       {"mode.hidden_size=1", "did you mean \"model\"?"},
+      {"lora.rank=8", "unknown key \"lora.rank\"; LoRA and other adapters do not exist yet"},
+      {"training.learning_rate=1", "unknown key \"training.learning_rate\"; use \"optimizer.lr\""},
+      {"gradient_accumulation_steps=4", "use \"batch.tokens\": tokens of a step ="},
+      {"batch.gradient_accumulation_steps=4", "use \"batch.tokens\""},
       {"nothing", "--set section.key=value"},
       {"=1", "--set section.key=value"},
       {"run.steps=", "has no value"},
@@ -367,6 +380,49 @@ static void test_damaged(void **state) {
   free(tower);
 }
 
+/* Time is bounded: a map has at most 512 keys, a text at most 1 MiB. */
+static void test_limits(void **state) {
+  rft_folder *f = *state;
+  rfi_string text = {.ctx = f->ctx};
+  rfi_config *c;
+  for (int i = 0; i < 80000; i++) assert_int_equal(rfi_string_printf(&text, "k%d: 1\n", i), RFR_OK);
+  assert_int_equal(rfi_config_read(f->ctx, "c", text.data, text.n, NULL, NULL, 0, &c), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "config.syntax");
+  assert_int_equal(rfr_last_error()->line, 513);
+  while (text.n <= 1 << 20) assert_int_equal(rfi_string_printf(&text, "# a comment\n"), RFR_OK);
+  assert_int_equal(rfi_config_read(f->ctx, "c", text.data, text.n, NULL, NULL, 0, &c), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "config.syntax");
+  assert_non_null(strstr(rfr_last_error()->message, "at most 1048576"));
+  rfi_string_deinit(&text);
+}
+
+/* Each key of another trainer names a key of ours, or says that there is none; no name is a key of ours. */
+static void test_foreign_keys(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *names, *ours, *note;
+  } table[] = {
+#define RFI_FOREIGN(names, ours, note) {names, ours, note},
+#include "train/config_foreign.def"
+#undef RFI_FOREIGN
+  };
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+    char name[64], text[100];
+    bool known = strncmp(table[i].ours, "--", 2) == 0 || (!*table[i].ours && *table[i].note);
+    for (int k = 0; k < RFI_CFG_COUNT; k++) known |= strcmp(rfi_config_path((rfi_config_id)k), table[i].ours) == 0;
+    if (!known) fail_msg("%s is no key", table[i].ours);
+    for (const char *at = table[i].names; sscanf(at, "%63s", name) == 1;
+         at += strlen(name) + (at[strlen(name)] == ' ')) {
+      rfi_config *c;
+      snprintf(text, sizeof text, "%s: 1\n", name);
+      assert_int_equal(rfi_config_read(f->ctx, "c", text, strlen(text), NULL, NULL, 0, &c), RFR_INVALID);
+      assert_string_equal(rfr_last_error()->slug, "config.key");
+      if (!strstr(rfr_last_error()->message, table[i].ours) || !strstr(rfr_last_error()->message, table[i].note))
+        fail_msg("%s: %s", name, rfr_last_error()->message);
+    }
+  }
+}
+
 static void test_out_of_memory(void **state) {
   rft_folder *f = *state;
   for (int k = 1;; k++) {
@@ -435,7 +491,7 @@ int main(void) {
       rft_folder_test(test_comments),      rft_folder_test(test_wrong),        rft_folder_test(test_between_keys),
       rft_folder_test(test_sets),          rft_folder_test(test_json_is_yaml), rft_folder_test(test_damaged),
       rft_folder_test(test_out_of_memory), rft_folder_test(test_table),        rft_folder_test(test_comma_locale),
-      cmocka_unit_test(test_keys),
+      cmocka_unit_test(test_keys),         rft_folder_test(test_limits),       rft_folder_test(test_foreign_keys),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -265,17 +265,10 @@ static bool is_neutral(const json_t *value, neutral only) {
   }
 }
 
-static bool is_among(const char *types, const char *type) {
-  const size_t n = strlen(type);
-  for (const char *at = types; (at = strstr(at, type)); at += n)
-    if ((at == types || at[-1] == ' ') && (at[n] == ' ' || !at[n])) return true;
-  return false;
-}
-
 static rfr_status refuse(const json_t *o, const char *file, const char *type) {
   for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
     const json_t *value = json_object_get(o, refused[i].key);
-    if (is_neutral(value, refused[i].only) || is_among(refused[i].built, type)) continue;
+    if (is_neutral(value, refused[i].only) || rfi_has_word(refused[i].built, type)) continue;
     char text[80];
     return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %s, which is not supported", refused[i].key,
                        rfi_json_brief(value, text, sizeof text));
@@ -488,7 +481,7 @@ static rfr_status read_llama(const json_t *o, const char *file, const char *type
   RFI_TRY(read_flag(o, file, "tie_word_embeddings", &c->tie_embeddings));
   c->qk_norm = qwen3;
   c->qkv_bias = strncmp(type, "qwen2", 5) == 0;
-  if (is_among(WITH_EXPERTS, type)) RFI_TRY(read_experts(o, file, type, c));
+  if (rfi_has_word(WITH_EXPERTS, type)) RFI_TRY(read_experts(o, file, type, c));
   RFI_TRY(read_window(o, file, type, c));
   /* Other classes ignore these flags. */
   if (plain || qwen3 || gemma) RFI_TRY(read_flag(o, file, "attention_bias", &c->attention_bias));

@@ -12,8 +12,8 @@
 #include "data/dataset.h"
 #include "data/file.h"
 #include "base/json.h"
+#include "train/machine.h"
 #include "train/patterns.h"
-#include "train/run.h"
 
 enum { SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
 
@@ -215,6 +215,12 @@ static rfr_status read_schedule(rfi_settings *s) {
   const int64_t total = s->steps > 0 ? s->steps : PROVISIONAL_STEPS;
   rfr_lr_options o = rfr_lr_options_default();
   o.kind = (rfr_lr_kind)c->schedule_name;
+  s->spec.timed = s->steps == 0;
+  if (s->spec.timed && o.kind != RFR_LR_WSD && o.kind != RFR_LR_CONSTANT)
+    return FAIL_AT(s, RFI_CFG_schedule_name,
+                   "schedule.name: %s needs the number of steps, and run.time leaves it open; give wsd or constant, "
+                   "or run.steps",
+                   o.kind == RFR_LR_COSINE ? "cosine" : "linear");
   o.base = c->optimizer_lr;
   o.min = c->schedule_min_lr * c->optimizer_lr;
   o.total = total;
@@ -248,7 +254,7 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   s->steps = c->run_steps;
   s->time = c->run_time;
   s->evaluate_every = c->run_evaluate_every;
-  s->evaluate_windows = c->run_evaluate_windows;
+  s->evaluate_windows = c->source[RFI_CFG_run_evaluate_windows].from ? c->run_evaluate_windows : -1;
   s->checkpoint_every = c->run_checkpoint_every;
   s->log_every = c->run_log_every;
   s->keep = (int)c->run_keep;
@@ -274,23 +280,6 @@ void rfi_settings_destroy(rfi_settings *s) {
   rfi_hf_notes_deinit(&s->notes);
   rfi_config_destroy(s->config);
   rfi_free(s->ctx, s);
-}
-
-rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps, const char *from) {
-  char text[32];
-  snprintf(text, sizeof text, "%lld", (long long)steps);
-  RFI_TRY(rfi_config_set(s->config, RFI_CFG_run_steps, text, from));
-  RFI_TRY(rfi_config_set(s->config, RFI_CFG_run_time, NULL, from));
-  s->steps = steps;
-  return read_schedule(s);
-}
-
-rfr_status rfi_settings_take_steps(rfi_settings *s, const char *text, const char *name) {
-  rfi_config *other = NULL;
-  RFI_TRY(rfi_config_read(s->ctx, name, text, strlen(text), NULL, NULL, 0, &other));
-  const int64_t steps = other->run_steps;
-  rfi_config_destroy(other);
-  return steps > 0 ? rfi_settings_set_steps(s, steps, "the run's folder") : RFR_OK;
 }
 
 rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *out) {

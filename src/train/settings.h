@@ -25,10 +25,10 @@ typedef struct rfi_settings {
   int64_t sequence;    /* S, tokens of a window */
   int64_t rows;        /* windows per microbatch */
   int64_t eval_rows;
-  int64_t steps;                            /* 0: not known yet, see `time` */
+  int64_t steps;                            /* 0: `time` decides */
   double time;                              /* seconds of training, when steps is not given */
   int64_t evaluate_every, checkpoint_every; /* steps; 0: at the end alone */
-  int64_t evaluate_windows;                 /* of an evaluation during the run; 0: all */
+  int64_t evaluate_windows;                 /* of an evaluation; 0: all; -1: auto */
   int64_t log_every;                        /* steps between metrics in the log */
   int keep;
   uint64_t seed;
@@ -41,11 +41,6 @@ typedef struct rfi_settings {
 rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_options *options, bool bf16_fast,
                              rfi_settings **out);
 void rfi_settings_destroy(rfi_settings *s); /* accepts NULL */
-/* Fixes the number of steps, and with it the schedule; `from` is where it comes from. The
- * printed configuration has it as run.steps and no run.time. */
-rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps, const char *from);
-/* Takes the number of steps from another configuration text, that of the run's folder. */
-rfr_status rfi_settings_take_steps(rfi_settings *s, const char *text, const char *name);
 /* The tokens of the model are bytes: false for a model folder with another vocabulary. */
 bool rfi_settings_has_byte_tokens(const rfi_settings *s);
 /* data.tokenizer for a model whose tokens are not bytes: call before text becomes tokens. */

@@ -90,13 +90,15 @@ typedef struct routing {
 /* Everything behind the loss, which is `shown` without its scale. `g` has room for one value per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
                      const scaling *scaling, rfr_value shown, rfr_value count, const routing *routing, rfr_value step) {
+  const int64_t three = 3;
   int trainable = 0;
   for (int i = 0; i < n; i++)
     if (!rfi_step_rule(s, i).frozen) g[trainable++] = rfr_gradient(t, loss, w[i], s->gradient_dtype);
   rfr_set_phase(t, RFR_PHASE_OPTIM);
   rfr_scope(t, "optimizer");
   update u = {.step = step, .clip = RFR_NONE};
-  u.lr = rfr_lr_schedule(t, step, &s->lr);
+  u.lr = rfr_lr_schedule_steps(
+      t, step, s->timed ? rfr_input(t, RFI_NAME_LR_STEPS, RFR_ROLE_STATE, RFR_I64, 1, &three) : RFR_NONE, &s->lr);
   const int64_t gradients = trainable;
   rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
   rfr_value norm = unscaled(t, scaling, rfr_grad_norm_zeros(t, trainable, g, zeros, &u.skip));

@@ -44,6 +44,7 @@ typedef struct rfi_step_spec {
   bool master;              /* f32 master weights; for weights narrower than f32 */
   double clip;              /* global norm, 0: none */
   rfr_lr_options lr;
+  bool timed; /* the state lr_steps decides when the rate changes its course: see rfr_lr_schedule_steps_at */
 } rfi_step_spec;
 
 static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter) {
@@ -60,6 +61,7 @@ static inline int rfi_metric_count(const rfi_step_spec *s) {
 #define RFI_NAME_OFFSETS "offsets"              /* i32 (R,k,T+1) */
 #define RFI_NAME_METRICS "metrics"              /* f64 (R,1+rfi_metric_count) */
 #define RFI_NAME_ZERO_STEPS "zero_steps"        /* i32 (trainable), see rfr_grad_norm_zeros */
+#define RFI_NAME_LR_STEPS "lr_steps"            /* i64 (3), see rfr_lr_schedule_steps_at */
 #define RFI_NAME_LOSS_SCALE "loss_scale"        /* i32 (2), of f16 training, see rfr_loss_scale */
 #define RFI_NAME_EVAL_TOKENS "eval.tokens"      /* i32 (eval_tokens) */
 #define RFI_NAME_EVAL_TARGETS "eval.targets"    /* i32 (eval_tokens) */

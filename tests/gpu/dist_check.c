@@ -183,7 +183,11 @@ static rfr_status create(rank *r) {
     for (int k = 0; k < PARAMETERS; k++) {
       const char *name = name_of(i, k, names[i * PARAMETERS + k]);
       tensors[i * PARAMETERS + k] = (rfr_binding){name, type_of(k), r->whole[k]};
-      gradients[i * PARAMETERS + k] = (rfr_main_gradient){.parameter = name, .data = r->gradient[k], .accumulate = 1};
+      rfr_main_gradient *main = &gradients[i * PARAMETERS + k];
+      *main = rfr_main_gradient_default();
+      main->parameter = name, main->type = type_of(k), main->data = r->gradient[k], main->accumulate = 1;
+      main->type.dtype = RFR_F32, main->bytes = (int64_t)sizeof(float);
+      for (int d = 0; d < main->type.rank; d++) main->bytes *= main->type.shape[d];
     }
   }
   if (r->way == AROUND) {

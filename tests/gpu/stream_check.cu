@@ -60,6 +60,12 @@ static float *room(size_t n) {
   return p;
 }
 
+static rfr_main_gradient main_gradient(float *data) {
+  rfr_main_gradient m = rfr_main_gradient_default();
+  m.parameter = "w", m.type = {RFR_F32, 2, {C, C}}, m.data = data, m.bytes = data ? C * C * sizeof(float) : 0;
+  return m;
+}
+
 /* With memory of the caller's or without. */
 static rfr_graphs *make(rfr_ctx *ctx, int eager, const memory *own) {
   const int64_t flat[2] = {T, C}, square[2] = {C, C};
@@ -78,7 +84,7 @@ static rfr_graphs *make(rfr_ctx *ctx, int eager, const memory *own) {
   const rfr_callable_fixed fixed[4] = {
       {"x", 0, &address[0], 1}, {"y", 0, &address[1], 1}, {"y", 1, &address[2], 1}, {"x", 1, &address[3], 1}};
   const rfr_binding tensor = {"w", {RFR_F32, 2, {C, C}}, own ? own->w[0] : NULL};
-  const rfr_main_gradient gradient = {"w", own ? own->dw[0] : NULL, 0, RFR_F32, NULL};
+  const rfr_main_gradient gradient = main_gradient(own ? own->dw[0] : NULL);
   c.trace = t;
   o.eager = eager;
   o.warmup_iterations = 1;
@@ -151,7 +157,7 @@ static void run(rfr_graphs *g, const float *source, const places &p, const cudaS
 static void move_all(rfr_graphs *g, const memory *own) {
   const size_t bytes = C * C * sizeof(float);
   const rfr_binding tensor = {"w", {RFR_F32, 2, {C, C}}, own->w[1]};
-  const rfr_main_gradient gradient = {"w", own->dw[1], 0, RFR_F32, NULL};
+  const rfr_main_gradient gradient = main_gradient(own->dw[1]);
   cuda(cudaMemcpy(own->w[1], own->w[0], bytes, cudaMemcpyDefault));
   cuda(cudaMemset(own->w[0], 0xff, bytes));
   cuda(cudaMemset(own->dw[0], 0xff, bytes));

@@ -276,7 +276,7 @@ static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfr_call *call) {
 static const char *refuses(const rfi_opr *op, rfi_arena *memory, const rfr_call *call) {
   enum { ROOM = 160 };
   const bool attention = strncmp(op->def->name, "attention", strlen("attention")) == 0;
-  if (op->def->outside) return "ops from outside the library have kernels for the CPU alone";
+  if (op->def->outside) return "rfr_op_desc.cuda is not set";
   if (!attention) return NULL;
   const rfr_type *q =
       &call->in[op->def->code == RFI_OP_attention || op->def->code == RFI_OP_attention_cached ? 0 : 1].type;
@@ -287,9 +287,20 @@ static const char *refuses(const rfi_opr *op, rfi_arena *memory, const rfr_call 
   return text;
 }
 
+/* A launcher gets nothing of the library's own: call.library stays NULL. */
+static void bind_outside(const rfi_kernel *launcher, rfi_bound *b) {
+  b->run = launcher->run;
+  b->kernel = "registered";
+  b->workspace = launcher->workspace ? (int64_t)launcher->workspace(&b->call) : 0;
+}
+
 static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
   const rfi_cuda_kernel *kernel = op->def->outside ? NULL : rfi_cuda_kernel_of(op->def->code);
   b->call.stream = d->stream;
+  if (op->def->outside && op->def->outside->cuda.run) {
+    bind_outside(&op->def->outside->cuda, b);
+    return RFR_OK;
+  }
   b->call.library = d;
   if (op->def->code == RFI_OP_matmul) {
     RFI_TRY(rfi_lt_bind(d->lt, b));
@@ -386,11 +397,18 @@ static rfr_status enqueue_side(rfi_device *d, const rfi_bound *bound, branch *x)
   return bound->run(&call);
 }
 
+/* A registered op's launcher returned s; a launch error that it did not report is its error too. */
+static rfr_status check_outside(const rfi_opr *op, rfr_status s) {
+  if (s != RFR_OK) return core->outside_failed(op, s);
+  return rfi_cuda_check(cudaGetLastError(), op->def->name);
+}
+
 /* One op, or those that are enqueued with it. */
 static rfr_status enqueue_op(rfi_device *d, const rfi_bound *bound, int n, branch *x, int *many) {
   *many = 1;
   rfi_ranges_begin(&d->ranges, bound->recorded);
-  const rfr_status s = bound->aside ? enqueue_side(d, bound, x) : enqueue_next(bound, n, many);
+  rfr_status s = bound->aside ? enqueue_side(d, bound, x) : enqueue_next(bound, n, many);
+  if (bound->recorded->def->outside) s = check_outside(bound->recorded, s);
   rfi_ranges_end(&d->ranges);
   return s;
 }

@@ -26,6 +26,7 @@ typedef struct rfi_cuda_host {
   void *(*arena_alloc)(rfi_arena *arena, size_t bytes);
   const char *(*device)(const rfr_ctx *ctx); /* "cuda", "cuda:1", "cuda:none" */
   bool (*portable)(const rfr_ctx *ctx);      /* keep to kernels that need no more than sm_80 */
+  rfr_status (*outside_failed)(const rfi_opr *op, rfr_status s); /* the error of a registered op's launcher */
   rfr_status (*check_order)(rfr_ctx *ctx, const rfi_bound *bound, const rfi_unit *unit, int n, rfi_unit_edge *edge,
                             int n_edges);
 } rfi_cuda_host;

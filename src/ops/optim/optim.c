@@ -31,7 +31,10 @@ static bool same_shape(const rfr_type *a, const rfr_type *b) {
 /* ---- shapes ---- */
 
 rfr_status rfi_infer_lr_schedule(const rfi_infer *c) {
+  const rfr_type *steps = &c->in[1];
   if (!is_step_block(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the step block, i64 (4)");
+  if (!absent(steps) && (steps->dtype != RFR_I64 || steps->rank != 1 || steps->shape[0] != 3))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "want steps as i64 (3): warmup, start of the decay, end");
   if (c->attr[0].i < RFR_LR_CONSTANT || c->attr[0].i > RFR_LR_WSD)
     return rfi_fail(RFI_E_TRACE_SHAPE, "%lld is no kind of schedule", (long long)c->attr[0].i);
   c->out[0] = scalar(RFR_F32);
@@ -179,7 +182,8 @@ rfr_value rfr_rng_stream_at(rfr_trace *t, rfr_source at, const char *name) {
   return rfr_input_at(t, at, full, RFR_ROLE_STATE, RFR_I64, 1, (int64_t[]){4});
 }
 
-rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_source at, rfr_value step, const rfr_lr_options *options) {
+rfr_value rfr_lr_schedule_steps_at(rfr_trace *t, rfr_source at, rfr_value step, rfr_value steps,
+                                   const rfr_lr_options *options) {
   rfr_lr_options o = rfr_lr_options_default();
   if (options) {
     const char *wrong = wrong_lr(options);
@@ -187,7 +191,12 @@ rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_source at, rfr_value step, const 
     o = *options;
   }
   rfi_attr attr[] = {rfi_i(o.kind), rfi_f(o.base), rfi_f(o.min), rfi_i(o.warmup), rfi_i(o.total), rfi_i(o.decay)};
-  return rfi_record(t, at, RFI_OP_lr_schedule, 1, &step, attr, NULL);
+  const rfr_value in[2] = {step, steps};
+  return rfi_record(t, at, RFI_OP_lr_schedule, 2, in, attr, NULL);
+}
+
+rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_source at, rfr_value step, const rfr_lr_options *options) {
+  return rfr_lr_schedule_steps_at(t, at, step, RFR_NONE, options);
 }
 
 rfr_value rfr_grad_norm_zeros_at(rfr_trace *t, rfr_source at, int n, const rfr_value *grads, rfr_value zeros,

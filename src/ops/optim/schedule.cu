@@ -20,8 +20,9 @@ typedef struct schedule {
   double base, min, warmup, total, decay;
 } schedule;
 
-static __global__ void lr_schedule(const schedule s, const int64_t *step, float *lr) {
-  const double n = (double)step[APPLIED], done = (n - s.warmup) / (s.total - s.warmup);
+static __global__ void lr_schedule(schedule s, const int64_t *step, const int64_t *steps, float *lr) {
+  if (steps) s.warmup = (double)steps[0], s.total = (double)steps[2], s.decay = s.total - (double)steps[1];
+  const double n = (double)step[steps ? ATTEMPTED : APPLIED], done = (n - s.warmup) / (s.total - s.warmup);
   double rate;
   if (n < s.warmup) rate = s.base * (n + 1) / s.warmup;
   else if (s.kind == RFR_LR_CONSTANT) rate = s.base;
@@ -37,7 +38,8 @@ static rfr_status lr_run(const rfr_call *c) {
   const rfr_attr *a = c->attr;
   const schedule s = {a[0].i, a[1].f, a[2].f, (double)a[3].i, (double)a[4].i, (double)a[5].i};
   if (c->out[0].data)
-    lr_schedule<<<1, 1, 0, rfi_stream(c)>>>(s, (const int64_t *)c->in[0].data, (float *)c->out[0].data);
+    lr_schedule<<<1, 1, 0, rfi_stream(c)>>>(s, (const int64_t *)c->in[0].data, (const int64_t *)c->in[1].data,
+                                            (float *)c->out[0].data);
   return rfi_cuda_launched("lr_schedule");
 }
 

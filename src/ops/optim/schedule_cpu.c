@@ -9,6 +9,8 @@
  *                          not 1 - sqrt: most published schedules end so, and a run can resume
  *                          from the beginning of the decay and extend it)
  *   n >= total             min
+ * With the operand `steps`, n = attempted, and warmup, total - decay and total are its three elements. (While they are
+ * INT64_MAX, total - decay is 2^63 as total is: n is less.)
  *
  * The squares of the norm are summed in double over chunks of fixed size, and the chunks in order: the bits do not
  * depend on the split between threads or on their number.
@@ -21,8 +23,10 @@
 
 enum { ATTEMPTED, APPLIED, SEED, SKIPPED };
 
-static double rate(const rfi_attr *a, double n) {
+static double rate(const rfi_attr *a, const int64_t *step, const int64_t *steps) {
+  double n = (double)step[steps ? ATTEMPTED : APPLIED];
   double base = a[1].f, min = a[2].f, warmup = (double)a[3].i, total = (double)a[4].i, decay = (double)a[5].i;
+  if (steps) warmup = (double)steps[0], total = (double)steps[2], decay = total - (double)steps[1];
   if (n < warmup) return base * (n + 1) / warmup;
   if (a[0].i == RFR_LR_CONSTANT) return base;
   if (n >= total) return min;
@@ -36,7 +40,7 @@ static double rate(const rfi_attr *a, double n) {
 
 static rfr_status lr_run(const rfi_call *c) {
   if (c->out[0].data)
-    *(float *)c->out[0].data = (float)rate(c->attr, (double)((const int64_t *)c->in[0].data)[APPLIED]);
+    *(float *)c->out[0].data = (float)rate(c->attr, c->in[0].data, c->in[1].data);
   return RFR_OK;
 }
 
