@@ -695,7 +695,7 @@ static void train_and_use(void **state) {
   assert_says(err, "help: refrain check --help explains the options");
   assert_int_equal(RUN("train", "small.yaml"), 2);
   assert_says(err, "run.exists");
-  assert_says(err, "help: pass --resume");
+  assert_says(err, "help: continue it with");
   assert_int_equal(RUN("eval", "runs/small", "--json"), 0);
   v = parsed();
   assert_true(json_number_value(json_object_get(v, "bits_per_byte")) == bits);
@@ -705,7 +705,7 @@ static void train_and_use(void **state) {
   assert_says(out, " bits per byte\n");
   assert_int_equal(RUN("eval", "runs/small", "--set", "data.validation=0%"), 2);
   assert_says(err, "error: data.validation holds out nothing to evaluate on: 0 of 10 files, 0 bytes [data.held_out]");
-  assert_says(err, "help: name files that were not trained on in data.validation");
+  assert_says(err, "help: set data.validation to a share");
   assert_int_equal(RUN("generate", "runs/small/step-000020"), 2);
   assert_says(err, "error: runs/small/step-000020 is a checkpoint of a run: the run is the folder that it lies in");
   assert_says(err, "[run.folder]\nhelp: give the folder of a run");
