@@ -695,7 +695,7 @@ static void train_and_use(void **state) {
   assert_says(err, "help: refrain check --help explains the options");
   assert_int_equal(RUN("train", "small.yaml"), 2);
   assert_says(err, "run.exists");
-  assert_says(err, "help: pass --resume");
+  assert_says(err, "help: continue it with");
   assert_int_equal(RUN("eval", "runs/small", "--json"), 0);
   v = parsed();
   assert_true(json_number_value(json_object_get(v, "bits_per_byte")) == bits);
@@ -705,7 +705,7 @@ static void train_and_use(void **state) {
   assert_says(out, " bits per byte\n");
   assert_int_equal(RUN("eval", "runs/small", "--set", "data.validation=0%"), 2);
   assert_says(err, "error: data.validation holds out nothing to evaluate on: 0 of 10 files, 0 bytes [data.held_out]");
-  assert_says(err, "help: name files that were not trained on in data.validation");
+  assert_says(err, "help: set data.validation to a share");
   /* A checkpoint is a model's folder: its text is that of the run. */
   assert_int_equal(RUN("generate", "runs/small/step-000020", "--prompt", "1 and ", "--tokens", "8", "--json"), 0);
   v = parsed();
