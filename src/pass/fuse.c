@@ -361,7 +361,7 @@ static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const reade
                            rfr_value g, rfr_value product, int add) {
   const rfi_value *p = &t->values[product], *a = &t->values[g];
   const bool in_place = t->ops[add].def->code == RFI_OP_accumulate; /* later readers of g's bytes read the sum */
-  if (p->if_trained & RFI_READ_MORE || t->values[a->base].if_trained & RFI_READ_LATER) return false;
+  if (p->if_trained & RFI_READ_MORE || (!in_place && t->values[a->base].if_trained & RFI_READ_LATER)) return false;
   if (p->op < 0 || (a->op < 0 && !in_place) || a->op >= p->op || p->base != product || uses[product].count != 1 ||
       uses[product].output)
     return false;
