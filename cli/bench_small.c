@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain bench small: one layer of GPT-2's kind so small that its time is what starting work
- * costs. Forward and backward of C 256, 4 heads, 2 documents of 64 tokens, with the gradients
- * of x and of every parameter: how long one replay takes with a wait behind it, and how long
- * one of many takes that are launched back to back. bench/peers/peers_gpu.py has the same layer.
+ * refrain bench small: one GPT-2 layer that is so small that launch overhead dominates. Forward and backward of C 256,
+ * 4 heads, 2 documents of 64 tokens, with the gradients of x and of every parameter. Reports the time of one replay
+ * followed by a wait, and the time of one of many replays launched back to back. `refrain profile small` times its ops.
+ * bench/peers/peers_gpu.py has the same layer.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static rfr_value layer(rfr_trace *t, rfr_value x, rfr_value offsets, const rfr_v
   return rfr_add(t, x, rfr_linear(t, rfr_gelu(t, up, 1), p[10], p[11]));
 }
 
-static rfr_status make(rfr_ctx *ctx, rfr_dtype dtype, rfr_programs **out) {
+static rfr_status make_layer(rfr_ctx *ctx, rfr_dtype dtype, rfr_programs **out) {
   const int64_t x_shape[2] = {ROWS, C}, n_offsets = DOCUMENTS + 1;
   rfr_trace *t = NULL;
   rfr_value p[PARAMETERS];
@@ -45,13 +45,13 @@ static rfr_status make(rfr_ctx *ctx, rfr_dtype dtype, rfr_programs **out) {
     p[i] = rfr_input(t, parameters[i].name, RFR_ROLE_TRAINABLE, dtype, shape[1] > 0 ? 2 : 1, shape);
   }
   rfr_value y = layer(t, x, offsets, p);
-  rfr_value loss = rfr_sum(t, rfr_cast(t, y, RFR_F32), -1); /* dy is 1; nobody reads the sum itself */
+  rfr_value loss = rfr_sum(t, rfr_cast(t, y, RFR_F32), -1); /* dy is 1; the sum itself is not used */
   rfr_output(t, "y", y);
   rfr_output(t, "dx", rfr_gradient(t, loss, x, dtype));
   for (int i = 0; i < PARAMETERS; i++) {
     char name[32];
     snprintf(name, sizeof name, "d %s", parameters[i].name);
-    rfr_output(t, name, rfr_gradient(t, loss, p[i], RFR_F32)); /* as an optimizer reads them */
+    rfr_output(t, name, rfr_gradient(t, loss, p[i], RFR_F32)); /* the type that an optimizer reads */
   }
   s = rfr_trace_finish(t);
   if (s == RFR_OK) s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, NULL, out);
@@ -59,7 +59,7 @@ static rfr_status make(rfr_ctx *ctx, rfr_dtype dtype, rfr_programs **out) {
   return s;
 }
 
-/* Values like those of a trained layer: norms scale by about 1, products keep the size of what they read. */
+/* Values like those of a trained layer: norms scale by about 1, GEMMs keep the magnitude of their input. */
 static rfr_status fill(rfr_programs *p, const rfr_tensor *x, const char *name) {
   char *host = malloc((size_t)x->bytes);
   if (!host) return RFR_NO_MEMORY;
@@ -120,23 +120,12 @@ static rfr_status measure(rfr_programs *p, double *alone, double *in_a_row, int 
   return s;
 }
 
-/* Each op by itself, in the order of the step: what the device takes from one event to the next around it. */
-static rfr_status print_ops(rfr_programs *p, int n) {
-  enum { RUNS = 21 };
-  rfr_op_time *times = malloc(sizeof *times * (size_t)(RUNS * n + 1));
-  rfr_status s = times ? RFR_OK : RFR_NO_MEMORY;
-  for (int r = 0; r < RUNS && s == RFR_OK; r++) s = rfr_program_profile(p, 0, times + r * n, n, &n);
-  if (s == RFR_OK)
-    printf("  %-22s %-10s %8s   op by op, with the time that starting and two events take\n", "op", "kernel", "us");
-  for (int i = 0; i < n && s == RFR_OK; i++) {
-    double seconds[RUNS];
-    rfr_plan_op op;
-    for (int r = 0; r < RUNS; r++) seconds[r] = times[r * n + i].seconds;
-    s = rfr_program_op(p, 0, times[i].op, &op);
-    if (s == RFR_OK) printf("  %-22s %-10s %8.2f\n", op.name, times[i].kernel, 1e6 * cli_median(seconds, RUNS));
-  }
-  free(times);
-  return s;
+rfr_status bench_small_open(cli *c, rfr_dtype *dtype, rfr_programs **out) {
+  *out = NULL;
+  rfr_status s = bench_dtype(c, dtype);
+  if (s == RFR_OK) s = make_layer(c->ctx, *dtype, out);
+  if (s == RFR_OK) s = fill_all(*out);
+  return s == RFR_OK ? rfr_programs_load(*out) : s;
 }
 
 rfr_status bench_small(cli *c) {
@@ -145,22 +134,17 @@ rfr_status bench_small(cli *c) {
   char device[160];
   rfr_programs *p = NULL;
   rfr_dtype dtype;
-  rfr_status s = bench_dtype(c, &dtype);
-  if (s == RFR_OK) s = make(c->ctx, dtype, &p);
-  if (s == RFR_OK) s = fill_all(p);
-  if (s == RFR_OK) s = rfr_programs_load(p);
+  rfr_status s = bench_small_open(c, &dtype, &p);
   if (s == RFR_OK) s = rfr_program_profile(p, 0, NULL, 0, &ops);
   if (s == RFR_OK) s = measure(p, &alone, &in_a_row, &in_a_row_n);
   rfr_plan_summary plan = {0};
   if (s == RFR_OK) s = rfr_program_plan(p, 0, &plan);
-  if (s == RFR_OK && !c->json) {
-    printf(
-        "small (one layer forward and backward, C %d, %d heads, %d x %d tokens, %d ops, %d of them on a side branch), "
-        "%s, %s\n  %.1f us for one replay and a wait, %.1f us each of %d in a row\n",
-        C, HEADS, DOCUMENTS, ROWS / DOCUMENTS, ops, plan.branch_ops, rfr_dtype_name(dtype), cli_device(c, device),
-        1e6 * alone, 1e6 * in_a_row, in_a_row_n);
-    s = print_ops(p, ops);
-  }
+  if (s == RFR_OK && !c->json)
+    printf("small (one layer forward and backward, C %d, %d heads, %d x %d tokens, %d ops, %d of them on the side "
+           "stream), "
+           "%s, %s\n  %.1f us for one replay and a wait, %.1f us each of %d in a row\n",
+           C, HEADS, DOCUMENTS, ROWS / DOCUMENTS, ops, plan.branch_ops, rfr_dtype_name(dtype), cli_device(c, device),
+           1e6 * alone, 1e6 * in_a_row, in_a_row_n);
   rfr_programs_destroy(p);
   if (s != RFR_OK) return s;
   if (c->json) {

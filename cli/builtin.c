@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Configurations that the program knows by name, to be timed on random tokens (zeros would
- * flatter). The demo is examples/demo.yaml itself, as it was when the build was configured.
+ * Built-in configurations, timed on random tokens: zeros would run faster than real data. The demo is
+ * examples/demo.yaml, copied when the build was configured.
  */
 #include <string.h>
 
@@ -62,12 +62,12 @@ const cli_builtin *cli_builtin_find(const char *name) {
 rfr_status cli_open_timed(cli *c, const cli_builtin *b, rfr_run **out) {
   char dtype[64];
   rfr_run_options o = cli_run_options(c);
-  o.config_name = b->name;
+  if (!c->config[0]) o.config_name = b->name;
   o.no_data = 1;
   o.programs = RFR_RUN_TRAIN;
   if (c->dtype) {
     snprintf(dtype, sizeof dtype, "precision.dtype=%s", c->dtype);
-    c->sets[c->n_sets] = dtype; /* there is room: an entry for each argument, and --dtype is none of --set's */
+    c->sets[c->n_sets] = dtype; /* fits: there is an entry for each argument, and --dtype takes two */
     o.n_overrides++;
   }
   return rfr_run_open(c->ctx, b->config, NULL, &o, out);

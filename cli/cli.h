@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The program: one table of commands, one table of options, one file per command. A
- * command parses nothing and maps no status itself; it calls the public library and
- * returns what that returned.
+ * The program: one table of commands and one table of options (options.c), one file per command. Help, man pages and
+ * shell completion are made from these tables. A command parses nothing and maps no status to an exit code; it calls
+ * the public library and returns the status that it got.
  */
 #ifndef CLI_H
 #define CLI_H
@@ -13,35 +13,58 @@
 #include "refrain/schedule.h"
 #include "refrain/train.h"
 
-/*  X(name, operands, least, most, summary) */
-#define CLI_COMMANDS(X)                                                                             \
-  X(train, "CONFIG.yaml", 1, 1, "train a model; the run's folder is runs/CONFIG, or --out")         \
-  X(generate, "RUN", 1, 1, "continue a text with a run's newest checkpoint")                        \
-  X(eval, "RUN", 1, 1, "bits per byte of a run's newest checkpoint on its held-out data")           \
-  X(check, "CONFIG.yaml", 1, 1, "print the resolved configuration and where each value comes from") \
-  X(trace, "CONFIG.yaml", 1, 1, "print a program after a pass")                                     \
-  X(plan, "CONFIG.yaml", 1, 1, "print every buffer of the training step before anything runs")      \
-  X(schedule, "", 0, 0, "draw a pipeline schedule: bubble, slots and bytes of each rank")           \
-  X(profile, "CONFIG|NAME", 1, 1, "time every op of a training step, on random tokens")             \
-  X(bench, "[NAME]", 0, 1, "time a training step of a built-in configuration")                      \
-  X(doctor, "", 0, 0, "say what this machine and this build have")
+/* Every command: the file cmd_NAME.c defines cli_NAME. */
+#define CLI_COMMANDS(X) \
+  X(train)              \
+  X(generate)           \
+  X(eval)               \
+  X(check)              \
+  X(keys)               \
+  X(plan)               \
+  X(trace)              \
+  X(schedule)           \
+  X(profile)            \
+  X(bench)              \
+  X(doctor)
 
 enum {
-#define CLI_BIT_INDEX(name, operands, least, most, summary) CLI_INDEX_##name,
+#define CLI_BIT_INDEX(name) CLI_INDEX_##name,
   CLI_COMMANDS(CLI_BIT_INDEX)
 #undef CLI_BIT_INDEX
       CLI_COMMAND_COUNT
 };
 
-/* Everything that a command line can say. */
+typedef struct cli_command {
+  const char *name;
+  const char *operands; /* as help prints them: "CONFIG|RUN", "[NAME]", "" */
+  int least, most;      /* how many */
+  const char *summary;  /* one line */
+  const char *details;  /* sentences */
+  const char *example;  /* a command line */
+} cli_command;
+const cli_command *cli_command_at(int i); /* NULL past the end */
+
+typedef struct cli_option {
+  const char *name, *argument; /* argument NULL: a flag */
+  const char *choices;         /* what the argument may be, separated by spaces; NULL: anything */
+  int kind;
+  size_t offset;     /* of the field in struct cli */
+  unsigned commands; /* a bit for each command that takes it */
+  const char *help;
+} cli_option;
+const cli_option *cli_option_at(int i); /* NULL past the end */
+
+/* Values from the command line. */
 typedef struct cli {
-  int command; /* CLI_INDEX_... */
+  int command; /* CLI_INDEX_..., -1: none */
   const char *operand;
   bool help, version, json, quiet;
   const char **sets; /* --set, in order */
   int n_sets;
   const char *out;
-  char folder[4096]; /* of the configuration */
+  char config[4200]; /* path of the configuration, or of the model's folder; "": none */
+  bool is_model;     /* it is a model's folder */
+  char folder[4096]; /* of the configuration, or of the run */
   bool resume, strict, debug, eager;
   int64_t threads; /* -1: not given */
   const char *device;
@@ -55,34 +78,59 @@ typedef struct cli {
   int64_t stages, microbatches, chunks, group;
   bool communication;
   rfr_ctx *ctx;
+  struct progress *progress; /* NULL: none is shown */
 } cli;
 
-/* A mistake on the command line: prints error: and help:, returns RFR_INVALID with no
- * library error behind it. */
+/* An error of the program itself: prints it as print_error does and returns `status`. */
+rfr_status cli_fail(rfr_status status, const char *help, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* A mistake on the command line: cli_fail with RFR_INVALID. */
 rfr_status cli_usage(const char *help, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A file that cannot be written: names it with errno, returns RFR_IO. */
+rfr_status cli_cannot_write(const char *path);
+/* Prints an error on standard error: two lines, or with --json one object. */
+void cli_print_error(const rfr_error *e);
+/* Prints a failed call's error unless an error was printed before. */
+void cli_report(const cli *c, rfr_status status);
+/* Prints a warning on standard error, with --json as an object, with --quiet too. */
+void cli_warn(const cli *c, const char *message);
 /* Fills `c` from the arguments; the caller frees c->sets. */
 rfr_status cli_parse(int argc, char **argv, cli *c);
 void cli_print_help(FILE *f, int command); /* -1: of the program */
 const char *cli_command_name(int command);
 
-#define CLI_DECLARE(name, operands, least, most, summary) rfr_status cli_##name(cli *c);
+#define CLI_DECLARE(name) rfr_status cli_##name(cli *c);
 CLI_COMMANDS(CLI_DECLARE)
 #undef CLI_DECLARE
 
 /* ---- shared by commands ---- */
 
-/* The whole of a small file, NUL-terminated, from malloc; "-" is standard input. */
+/* The content of a small text file, NUL-terminated, from malloc; "-" is standard input. */
 rfr_status cli_read_file(const char *path, char **out);
-/* Run options from the command line; c->folder is set from the operand. */
+/* Kinds of operands. */
+typedef enum cli_operand {
+  CLI_CONFIG, /* a file, or a name that does not exist */
+  CLI_RUN,    /* a folder with config.yaml, or that file itself beside a run's log or checkpoints */
+  CLI_MODEL,  /* a folder with config.json */
+  CLI_OTHER   /* any other folder */
+} cli_operand;
+/* Also stores the run's folder in c->folder, else "". */
+cli_operand cli_operand_kind(cli *c);
+/* The configuration that the operand names: a file, that of a run, or one made for a model's folder, which a training
+ * step of 512 tokens reads; from malloc. Sets c->config. */
+rfr_status cli_read_config(cli *c, char **out);
+/* For generate and eval: a configuration made for a model's folder, or NULL for the newest checkpoint of a run. */
+rfr_status cli_find_weights(cli *c, char **config);
+/* Run options from the command line. Relative folders start at the folder of c->config, for a model at the working folder. */
 rfr_run_options cli_run_options(cli *c);
-/* Opens a configuration without its data, for plans and traces of one of its programs (RFR_RUN_...) and those that
- * are compiled with it. */
-rfr_status cli_open_config(cli *c, const char *name, const char *text, int program, bool keep_traces, rfr_run **out);
-/* --program as RFR_RUN_...; train when it is not given. */
+/* Opens the operand's configuration without data and without memory, for plans and traces of `program` (RFR_RUN_...)
+ * and of the programs that are compiled with it. `on_event` gets c; NULL: none. */
+rfr_status cli_open_config(cli *c, const char *text, int program, bool keep_traces, rfr_event_fn on_event,
+                           rfr_run **out);
+/* --program as RFR_RUN_...; train by default. */
 rfr_status cli_program(const cli *c, int *out);
 /* Writes to standard output; an rfr_write_fn. */
 void cli_write(const char *text, size_t n, void *user);
-/* Text as XML has it, for pictures. */
+/* Text, escaped for XML. */
 void cli_put_xml(FILE *f, const char *text);
 /* "1.4 GiB" into 32 bytes. */
 const char *cli_bytes(char buf[32], int64_t bytes);
@@ -92,39 +140,42 @@ const char *cli_device(const cli *c, char buf[160]);
 
 double cli_median(double *x, int n); /* sorts x */
 
-/* A configuration that the program knows by name. */
+/* A built-in configuration. */
 typedef struct cli_builtin {
   const char *name, *what, *config;
-  bool large; /* for a GPU: timed only when it is named */
+  bool large; /* for a GPU: runs only when it is named */
 } cli_builtin;
 const cli_builtin *cli_builtin_at(int i);              /* NULL past the end */
 const cli_builtin *cli_builtin_find(const char *name); /* NULL: none */
-/* Opens one to time its training step on random tokens, with --set and --dtype. */
+/* Opens one for timing its training step on random tokens; applies --set and --dtype. */
 rfr_status cli_open_timed(cli *c, const cli_builtin *b, rfr_run **out);
 
-/* Best rate of a large matrix product in a type, floating-point operations per second: what
- * this program calls the machine's peak. 0 when it cannot be measured. */
+/* The machine's peak: the best rate of a large GEMM in a type, floating-point operations per second. 0: it cannot be
+ * measured. */
 rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate);
-/* What no op can beat for long; per second. */
+/* Upper bounds of an op's rate, per second. An op in a cache may exceed them. */
 typedef struct cli_ceilings {
   rfr_dtype dtype;
-  double product, product_f32; /* floating-point operations, in `dtype` and in f32 */
+  double product, product_f32; /* floating-point operations of GEMMs, in `dtype` and in f32 */
   double stream;               /* bytes read and written, from and to memory */
 } cli_ceilings;
 rfr_status cli_ceilings_measure(const cli *c, rfr_dtype dtype, cli_ceilings *out);
-/* The least time that the ceilings leave an op, seconds. */
+/* The shortest time that the ceilings allow an op, seconds. */
 double cli_ceilings_least(const cli_ceilings *c, const rfr_op_time *op);
 
 /* Draws a program's plan: time to the right, addresses upward. One self-contained SVG. */
 rfr_status cli_plan_svg(const rfr_programs *p, int program, const char *title, FILE *f);
 
-/* Memory against recomputing, a line for each point, without a word on what to make of it. */
+/* The recompute frontier as a table. */
 void cli_frontier_table(const rfr_programs *p, int program, const rfr_frontier_point *point, int n, FILE *f);
 
-/* What there is most like a word, of n; NULL: nothing is. */
+/* `text` from column `at` on, broken between words at 80 columns; later lines start at column `indent`. Ends the line. */
+void cli_put_wrapped(FILE *f, const char *text, int at, int indent);
+
+/* The one of n names nearest to a word, at most two edits away; NULL: none. */
 const char *cli_nearest(const char *word, const char *(*name)(int i), int n);
 
-/* A schedule that ran on paper. */
+/* A simulated schedule. */
 typedef struct schedule_run {
   const rfr_schedule *schedule;
   rfr_schedule_info info;
@@ -149,20 +200,26 @@ void json_end(json *j, char bracket);
 void json_text(json *j, const char *key, const char *value);
 void json_int(json *j, const char *key, int64_t value);
 void json_double(json *j, const char *key, double value);
+/* A value that is JSON already. */
+void json_raw(json *j, const char *key, const char *value);
+void json_bool(json *j, const char *key, bool value);
 
-/* Progress on standard error: one line that is rewritten at a terminal, plain lines else. */
+/* Progress on standard error: at a terminal one line that is rewritten, else plain lines. */
 typedef struct progress {
-  bool quiet, terminal, open_line, json;
-  rfr_run *run;         /* set once it is open */
-  double flops, peak;   /* per step; per second */
+  bool quiet, terminal, open_line;
+  bool evaluating_line; /* the open line is that of an evaluation */
+  bool bytes;           /* the model's tokens are bytes */
+  double flops, peak;   /* per step; per second, 0: unknown */
   int64_t tokens;       /* per step */
-  double started, last; /* seconds of cli_now */
-  int64_t first_step, last_step;
-  double rate; /* smoothed seconds per step */
-  double bits; /* of the last evaluation; 0: none */
+  double last;          /* cli_now of the last line */
+  int64_t first_step;   /* 0: none yet */
+  double rate;          /* smoothed seconds per step */
+  bool evaluated;
+  double loss, bits; /* of the last evaluation */
 } progress;
-void progress_init(progress *p, const cli *c);
-void progress_event(const rfr_event *event, void *user);
+void progress_init(progress *p, cli *c); /* c->progress becomes p */
+void progress_event(const rfr_event *event, void *progress);
+/* Ends the line that is being rewritten, so that other text starts on a new one. Accepts NULL. */
 void progress_close_line(progress *p);
 
 #endif

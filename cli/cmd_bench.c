@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain bench: the time of a training step of a built-in configuration, replayed, and
- * where it goes. The median of many steps is what is reported: a shared machine makes means
- * meaningless.
+ * refrain bench: the time of a replayed training step of a built-in configuration, in total and per op. Reports the
+ * median of many steps, since other work on the machine distorts the mean.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -42,13 +41,13 @@ typedef struct result {
   int n_kinds;
 } result;
 
-/* Where a device's memory went; the CPU's is the context's. */
+/* How a GPU's memory is used; prints nothing on the CPU. */
 static void print_memory(rfr_run *run) {
   rfr_memory_use u;
   char a[5][32];
   if (rfr_programs_memory_use(rfr_run_programs(run), &u) != RFR_OK || u.taken == 0) return;
   const int64_t rest = u.taken - u.libraries - u.arena - u.kernels - u.graphs;
-  printf("  of the device: arena %s, libraries %s, kernels %s, graphs %s, besides %s\n", cli_bytes(a[0], u.arena),
+  printf("  device memory: arena %s, libraries %s, kernels %s, graphs %s, other %s\n", cli_bytes(a[0], u.arena),
          cli_bytes(a[1], u.libraries), cli_bytes(a[2], u.kernels), cli_bytes(a[3], u.graphs), cli_bytes(a[4], rest));
 }
 
@@ -118,7 +117,7 @@ static rfr_status bench(cli *c, const cli_builtin *b) {
   result r = {.what = b};
   rfr_status s = cli_open_timed(c, b, &run);
   if (s == RFR_OK) s = time_steps(run, c->steps, &r.seconds, &r.n);
-  if (s == RFR_OK) s = op_times_take(run, c->steps, &r.times);
+  if (s == RFR_OK) s = op_times_take(run, NULL, c->steps, &r.times);
   if (s == RFR_OK) rfr_run_get_info(run, &info);
   if (s == RFR_OK) s = cli_ceilings_measure(c, info.dtype, &r.ceilings);
   if (s == RFR_OK) s = op_times_group(&r.times, BY_KIND, &r.ceilings, &r.kinds, &r.n_kinds);
@@ -139,23 +138,22 @@ rfr_status bench_dtype(const cli *c, rfr_dtype *out) {
     *out = dtypes[i];
     if (strcmp(c->dtype, rfr_dtype_name(dtypes[i])) == 0) return RFR_OK;
   }
-  return cli_usage("give f32, bf16, f16 or auto", "--dtype %s is no type", c->dtype);
+  return RFR_INVALID; /* the option table knows no other type */
 }
 
-/* ---- which ---- */
+/* ---- the table of benchmarks ---- */
 
-/* Options that change what a benchmark does; those of configurations heed all. */
+/* Options that a benchmark may use; those of configurations use all. */
 enum { SET = 1, DTYPE = 2, EAGER = 4, STEPS = 8, THREADS = 16, DEVICE = 32 };
 
 static const struct {
   const char *name;
   rfr_status (*run)(cli *c);
-  bool large; /* timed only when it is named */
-  int heeds;
+  bool large; /* runs only when it is named */
+  int uses;
 } others[] = {{"compile", bench_compile, false, SET | DTYPE | STEPS | THREADS | DEVICE},
               {"graphs", bench_graphs, false, DEVICE},
               {"replay", bench_replay, false, DEVICE},
-              {"schedule", bench_schedule, false, 0},
               {"small", bench_small, false, DTYPE | THREADS | DEVICE},
               {"kernels", bench_kernels, true, DTYPE | THREADS | DEVICE}};
 enum { N_OTHERS = sizeof others / sizeof others[0] };
@@ -166,16 +164,15 @@ bool bench_is_other(const char *name) {
   return false;
 }
 
-/* What was given and would do nothing is refused, with the benchmarks that heed it. All together may be for a device,
- * though one of them needs none. */
+/* Refuses options that the benchmarks to run do not use, and lists those that do. */
 static rfr_status check_options(const cli *c) {
   const int given = (c->n_sets > 0) * SET | (c->dtype != NULL) * DTYPE | c->eager * EAGER | (c->steps > 0) * STEPS |
-                    (c->threads >= 0) * THREADS | (c->operand && c->device) * DEVICE;
+                    (c->threads >= 0) * THREADS | (c->device != NULL) * DEVICE;
   static const char *const names[] = {"set", "dtype", "eager", "steps", "threads", "device"};
-  char help[256] = "it is for";
+  char help[256] = "these use it:";
   int left = 0;
   for (int i = 0; i < N_OTHERS; i++)
-    if (c->operand ? strcmp(c->operand, others[i].name) == 0 : !others[i].large) left |= given & ~others[i].heeds;
+    if (c->operand ? strcmp(c->operand, others[i].name) == 0 : !others[i].large) left |= given & ~others[i].uses;
   if (!left) return RFR_OK;
   int k = 0;
   while (!(left >> k & 1)) k++;
@@ -183,10 +180,10 @@ static rfr_status check_options(const cli *c) {
   for (int i = 0; (b = cli_builtin_at(i)); i++)
     snprintf(help + strlen(help), sizeof help - strlen(help), " %s,", b->name);
   for (int i = 0; i < N_OTHERS; i++)
-    if (others[i].heeds >> k & 1) snprintf(help + strlen(help), sizeof help - strlen(help), " %s,", others[i].name);
+    if (others[i].uses >> k & 1) snprintf(help + strlen(help), sizeof help - strlen(help), " %s,", others[i].name);
   help[strlen(help) - 1] = '\0';
-  if (c->operand) return cli_usage(help, "--%s changes nothing of refrain bench %s", names[k], c->operand);
-  return cli_usage(help, "not every benchmark heeds --%s: name one", names[k]);
+  if (c->operand) return cli_usage(help, "refrain bench %s does not use --%s", c->operand, names[k]);
+  return cli_usage(help, "not every benchmark uses --%s: name one", names[k]);
 }
 
 rfr_status cli_bench(cli *c) {
@@ -207,9 +204,9 @@ rfr_status cli_bench(cli *c) {
     s = others[i].run(c);
   }
   if (found) return s;
-  fputs("benchmarks:", stderr);
-  for (int i = 0; (b = cli_builtin_at(i)); i++) fprintf(stderr, " %s", b->name);
-  for (int i = 0; i < N_OTHERS; i++) fprintf(stderr, " %s", others[i].name);
-  fputc('\n', stderr);
-  return cli_usage("name one of them", "there is no benchmark %s", c->operand);
+  char help[256] = "choose from:";
+  for (int i = 0; (b = cli_builtin_at(i)); i++)
+    snprintf(help + strlen(help), sizeof help - strlen(help), " %s", b->name);
+  for (int i = 0; i < N_OTHERS; i++) snprintf(help + strlen(help), sizeof help - strlen(help), " %s", others[i].name);
+  return cli_usage(help, "there is no benchmark %s", c->operand);
 }

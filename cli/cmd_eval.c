@@ -1,41 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain eval: bits per byte of a run's newest checkpoint on its held-out data.
+ * refrain eval: loss and bits per byte of a run's newest checkpoint on its held-out data.
  */
+#include <stdlib.h>
+
 #include "cli.h"
+
+static void on_event(const rfr_event *e, void *user) {
+  cli *c = user;
+  if (e->kind == RFR_EVENT_WARNING) cli_warn(c, e->message);
+  else if (e->kind != RFR_EVENT_EVALUATION) progress_event(e, c->progress); /* the result goes to standard output */
+}
+
+static void print_json(const rfr_run_info *info, const rfr_evaluation *e) {
+  json j = {.f = stdout};
+  json_begin(&j, NULL, '{');
+  json_text(&j, "checkpoint", info->checkpoint);
+  json_int(&j, "step", info->step);
+  json_double(&j, "loss", e->loss);
+  if (info->byte_tokens) json_double(&j, "bits_per_byte", e->bits_per_byte);
+  json_int(&j, "tokens", e->tokens);
+  json_int(&j, "bytes", e->bytes);
+  json_double(&j, "seconds", e->seconds);
+  json_end(&j, '}');
+  putchar('\n');
+}
 
 rfr_status cli_eval(cli *c) {
   rfr_run *run = NULL;
+  rfr_run_info info;
   rfr_evaluation e;
   progress p;
   progress_init(&p, c);
+  char *config = NULL;
+  rfr_status s = cli_find_weights(c, &config);
+  if (s != RFR_OK) return s;
   rfr_run_options o = cli_run_options(c);
-  o.config_name = o.config_folder = NULL; /* the run's own configuration names its folders whole */
   o.programs = RFR_RUN_EVALUATE;
-  o.on_event = progress_event;
-  o.event_user = &p;
-  p.quiet = true; /* the result is all there is to say */
-  rfr_status s = rfr_run_open(c->ctx, NULL, c->operand, &o, &run);
+  o.on_event = on_event;
+  o.event_user = c;
+  s = rfr_run_open(c->ctx, config, config ? NULL : c->operand, &o, &run);
   if (s == RFR_OK) s = rfr_run_evaluate(run, &e);
+  progress_close_line(&p);
+  if (s == RFR_OK) rfr_run_get_info(run, &info);
   if (s == RFR_OK && c->json) {
-    rfr_run_info info;
-    rfr_run_get_info(run, &info);
-    json j = {.f = stdout};
-    json_begin(&j, NULL, '{');
-    json_text(&j, "checkpoint", info.checkpoint);
-    json_int(&j, "step", info.step);
-    json_double(&j, "loss", e.loss);
-    json_double(&j, "bits_per_byte", e.bits_per_byte);
-    json_int(&j, "tokens", e.tokens);
-    json_int(&j, "bytes", e.bytes);
-    json_double(&j, "seconds", e.seconds);
-    json_end(&j, '}');
-    putchar('\n');
+    print_json(&info, &e);
   } else if (s == RFR_OK) {
-    printf("validation: %.3f bits per byte\n", e.bits_per_byte);
+    if (info.byte_tokens) printf("validation: %.3f bits per byte\n", e.bits_per_byte);
+    else printf("validation: loss %.4f\n", e.loss);
     if (!c->quiet)
       fprintf(stderr, "loss %.4f nats per token, %lld tokens, %.1f s\n", e.loss, (long long)e.tokens, e.seconds);
   }
+  free(config);
   rfr_run_close(run);
+  c->progress = NULL;
   return s;
 }

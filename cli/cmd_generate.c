@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain generate: continues a prompt, byte by byte to standard output as it is made; how
- * fast goes to standard error.
+ * refrain generate: continues a prompt. Each token goes to standard output at once; the speed goes to standard error.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli.h"
 
+static void warn(const rfr_event *e, void *user) {
+  if (e->kind == RFR_EVENT_WARNING) cli_warn(user, e->message);
+}
+
 typedef struct text {
   char *data;
   size_t n, capacity;
   bool shown, failed;
-  double first, last; /* when the first and the last token were made */
+  double first, last; /* times of the first and the last token */
   int64_t tokens;
 } text;
 
@@ -40,7 +43,7 @@ static void take(const char *piece, size_t n, void *user) {
   t->data[t->n] = '\0';
 }
 
-/* After the first token, which is the prompt's. */
+/* Without the first token, whose time is that of the prompt. */
 static double tokens_per_second(const text *t) {
   return t->tokens > 1 && t->last > t->first ? (double)(t->tokens - 1) / (t->last - t->first) : 0.0;
 }
@@ -50,19 +53,24 @@ rfr_status cli_generate(cli *c) {
   text made = {.shown = !c->json};
   double start = 0.0;
   const char *prompt = c->prompt ? c->prompt : "\n";
-  if (!*prompt) return cli_usage("give at least one byte, or leave --prompt away", "--prompt is empty");
+  if (!*prompt) return cli_usage("give at least one byte, or omit --prompt", "--prompt is empty");
   if (!(c->top_p > 0.0 && c->top_p <= 1.0))
-    return cli_usage("give more than 0 and at most 1, which is all tokens", "--top-p %g is no probability", c->top_p);
+    return cli_usage("give more than 0 and at most 1; 1 samples among all tokens", "--top-p %g is not a probability",
+                     c->top_p);
+  char *config = NULL;
+  rfr_status s = cli_find_weights(c, &config);
+  if (s != RFR_OK) return s;
   rfr_run_options o = cli_run_options(c);
-  o.config_name = o.config_folder = NULL;
   o.programs = RFR_RUN_GENERATE;
+  o.on_event = warn;
+  o.event_user = c;
   rfr_generate_options g = rfr_generate_options_default();
   g.tokens = c->tokens;
   g.temperature = c->temperature;
   g.top_k = c->top_k;
   g.top_p = c->top_p;
   g.seed = (uint64_t)c->seed;
-  rfr_status s = rfr_run_open(c->ctx, NULL, c->operand, &o, &run);
+  s = rfr_run_open(c->ctx, config, config ? NULL : c->operand, &o, &run);
   if (s == RFR_OK && !c->json) fputs(prompt, stdout);
   start = cli_now();
   if (s == RFR_OK) s = rfr_run_generate(run, prompt, strlen(prompt), &g, take, &made);
@@ -79,9 +87,10 @@ rfr_status cli_generate(cli *c) {
   if (s == RFR_OK) putchar('\n');
   fflush(stdout);
   if (s == RFR_OK && !c->json && !c->quiet && made.tokens > 1)
-    fprintf(stderr, "%zu bytes read in %.3f s, then %.0f tokens/s\n", strlen(prompt), made.first - start,
+    fprintf(stderr, "prompt of %zu bytes in %.3f s, then %.0f tokens/s\n", strlen(prompt), made.first - start,
             tokens_per_second(&made));
   free(made.data);
+  free(config);
   rfr_run_close(run);
   return made.failed ? RFR_NO_MEMORY : s;
 }

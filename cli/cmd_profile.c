@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain profile: every op of a training step with a clock around it, on random tokens. The
- * tables hold medians over the steps; --trace writes the one step in the middle, as it was,
- * in the trace event format that Perfetto and Chrome open: a lane for each phase, times in
- * microseconds.
+ * refrain profile: the time of every op of a training step, on random tokens. The tables show medians over the steps.
+ * --trace writes the step of median total time in the trace event format that Perfetto and Chrome open: one lane per
+ * phase, times in microseconds.
  */
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,9 +80,7 @@ static rfr_status write_trace(const cli *c, const op_times *t) {
   if (good) put_trace(f, t, c->operand);
   if (good && ferror(f)) good = false;
   if (f && fclose(f) != 0) good = false;
-  if (good) return RFR_OK;
-  cli_usage("check the path and free space", "%s cannot be written: %s", c->trace, strerror(errno));
-  return RFR_IO;
+  return good ? RFR_OK : cli_cannot_write(c->trace);
 }
 
 /* ---- the tables ---- */
@@ -128,32 +124,49 @@ static rfr_status print_tables(const cli *c, const op_times *t, const cli_ceilin
 }
 
 static rfr_status refuse(const char *name) {
-  char help[256] = "name a file, or one of";
+  char help[256] = "give a configuration, or one of small";
   const cli_builtin *b;
   for (int i = 0; (b = cli_builtin_at(i)); i++)
-    snprintf(help + strlen(help), sizeof help - strlen(help), "%s %s", i > 0 ? "," : "", b->name);
-  return cli_usage(help, "%s is a benchmark and no configuration: `refrain bench %s` times it", name, name);
+    snprintf(help + strlen(help), sizeof help - strlen(help), ", %s", b->name);
+  return cli_usage(help, "the benchmark %s has no step to profile; refrain bench %s times it", name, name);
+}
+
+/* `small`: one layer, without a run. */
+static rfr_status profile_small(cli *c, op_times *t, rfr_dtype *dtype, rfr_programs **p) {
+  if (c->n_sets > 0) return cli_usage("give a configuration", "small has no configuration that --set could change");
+  const rfr_status s = bench_small_open(c, dtype, p);
+  return s == RFR_OK ? op_times_take(NULL, *p, c->steps, t) : s;
+}
+
+static rfr_status profile_config(cli *c, op_times *t, rfr_dtype *dtype, rfr_run **run) {
+  char *text = NULL;
+  rfr_run_info info = {.size = sizeof info};
+  const cli_builtin *known = cli_builtin_find(c->operand);
+  rfr_status s = known ? RFR_OK : cli_read_config(c, &text);
+  const cli_builtin file = {c->operand, "", text};
+  if (s == RFR_OK) s = cli_open_timed(c, known ? known : &file, run);
+  if (s == RFR_OK) s = op_times_take(*run, NULL, c->steps, t);
+  if (s == RFR_OK) rfr_run_get_info(*run, &info);
+  *dtype = info.dtype;
+  free(text);
+  return s;
 }
 
 rfr_status cli_profile(cli *c) {
-  char *text = NULL;
   rfr_run *run = NULL;
-  rfr_run_info info = {0};
+  rfr_programs *p = NULL;
+  rfr_dtype dtype = RFR_F32;
   op_times t = {0};
   cli_ceilings ceilings;
-  rfr_status s = RFR_OK;
-  const cli_builtin *known = cli_builtin_find(c->operand);
-  if (bench_is_other(c->operand)) return refuse(c->operand);
-  if (!known) s = cli_read_file(c->operand, &text);
-  const cli_builtin file = {c->operand, "", text};
-  if (s == RFR_OK) s = cli_open_timed(c, known ? known : &file, &run);
-  if (s == RFR_OK) s = op_times_take(run, c->steps, &t);
-  if (s == RFR_OK) rfr_run_get_info(run, &info);
+  rfr_status s;
+  if (strcmp(c->operand, "small") == 0) s = profile_small(c, &t, &dtype, &p);
+  else if (bench_is_other(c->operand)) s = refuse(c->operand);
+  else s = profile_config(c, &t, &dtype, &run);
   if (s == RFR_OK && c->trace) s = write_trace(c, &t);
-  if (s == RFR_OK) s = cli_ceilings_measure(c, info.dtype, &ceilings);
-  if (s == RFR_OK) s = print_tables(c, &t, &ceilings, rfr_dtype_name(info.dtype));
+  if (s == RFR_OK) s = cli_ceilings_measure(c, dtype, &ceilings);
+  if (s == RFR_OK) s = print_tables(c, &t, &ceilings, rfr_dtype_name(dtype));
   op_times_deinit(&t);
+  rfr_programs_destroy(p);
   rfr_run_close(run);
-  free(text);
   return s;
 }

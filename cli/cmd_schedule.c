@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain schedule: a pipeline schedule of a known kind, an order list or a file of actions, run on
- * paper. A table; with --svg a picture; with --json four keys for programs. Needs no device and
- * no model.
+ * refrain schedule: simulates a pipeline schedule of a known kind, an order list or a file of actions. Prints a table,
+ * with --svg a picture, with --json one object of four keys.
  */
 #include <errno.h>
 #include <limits.h>
@@ -23,13 +22,7 @@ static rfr_status generate(const cli *c, rfr_schedule **out) {
   enum { KINDS = RFR_SCHEDULE_ZB_V + 1 };
   rfr_schedule_options o = rfr_schedule_options_default();
   int kind = 0;
-  while (kind < KINDS && strcmp(kind_name(kind), c->kind) != 0) kind++;
-  if (kind == KINDS) {
-    char help[96] = "kinds are gpipe, 1f1b, interleaved, zb-h1 and zb-v";
-    const char *near = cli_nearest(c->kind, kind_name, KINDS);
-    if (near) snprintf(help, sizeof help, "did you mean %s?", near);
-    return cli_usage(help, "there is no schedule kind %s", c->kind);
-  }
+  while (kind < KINDS - 1 && strcmp(kind_name(kind), c->kind) != 0) kind++;
   if (c->stages == 0 || c->microbatches == 0)
     return cli_usage("as --stages 4 --microbatches 8", "--kind needs --stages and --microbatches, at least 1 each");
   o.kind = (rfr_schedule_kind)kind;
@@ -52,7 +45,8 @@ static rfr_status read_order(const cli *c, rfr_schedule **out) {
     const long count = strtol(p, &end, 10);
     const bool bad = end == p || errno || count < 1 || count > INT_MAX || n == MOST || (*end != ',' && *end);
     if (bad) free(layers);
-    if (bad) return cli_usage("give a count for each chunk, as 3,2, or one for all", "--layers: no count at \"%s\"", p);
+    if (bad)
+      return cli_usage("give a count for each chunk, as 3,2, or one for all", "--layers: \"%s\" is not a count", p);
     layers[n++] = (int)count;
     more = *end == ',';
     p = end;
@@ -62,17 +56,16 @@ static rfr_status read_order(const cli *c, rfr_schedule **out) {
   return s;
 }
 
-static rfr_status make(const cli *c, rfr_schedule **out) {
+static rfr_status make_schedule(const cli *c, rfr_schedule **out) {
   *out = NULL;
   if ((c->kind != NULL) + (c->order != NULL) + (c->file != NULL) != 1)
     return cli_usage("as refrain schedule --kind 1f1b --stages 4 --microbatches 8",
                      "refrain schedule takes one of --kind, --order and --file");
   if (!c->kind && (c->stages || c->microbatches || c->chunks || c->group))
-    return cli_usage("leave them away: the actions say it",
+    return cli_usage("omit them: the actions determine these numbers",
                      "--stages, --microbatches, --chunks and --group are for --kind");
-  if (!c->order && c->layers) return cli_usage("leave it away", "--layers is for --order");
-  if (c->svg && c->json)
-    return cli_usage("leave one of them away", "--svg draws the schedule: --json is another answer");
+  if (!c->order && c->layers) return cli_usage("omit it", "--layers is for --order");
+  if (c->svg && c->json) return cli_usage("omit one of them", "--svg and --json are two forms of output");
   if (c->kind) return generate(c, out);
   if (c->order) return read_order(c, out);
   char *text;
@@ -153,16 +146,14 @@ static rfr_status draw(const cli *c, const schedule_run *s) {
   if (f) schedule_run_svg(s, title, f);
   bool failed = !f || fflush(f) != 0 || ferror(f);
   if (f && f != stdout && fclose(f) != 0) failed = true;
-  if (!failed) return RFR_OK;
-  cli_usage("check the path and free space", "%s cannot be written: %s", c->svg, strerror(errno));
-  return RFR_IO;
+  return failed ? cli_cannot_write(c->svg) : RFR_OK;
 }
 
 rfr_status cli_schedule(cli *c) {
   rfr_schedule *schedule;
   rfr_stage_costs *costs = NULL;
   schedule_run run = {0};
-  rfr_status s = make(c, &schedule);
+  rfr_status s = make_schedule(c, &schedule);
   if (s == RFR_OK) s = with_communication(c, &schedule);
   if (s == RFR_OK) s = read_costs(c, schedule, &costs);
   if (s == RFR_OK) s = schedule_run_make(schedule, costs, &run);

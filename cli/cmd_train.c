@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain train: opens a run, trains, says what it cost. The first SIGINT or SIGTERM
- * ends after the step in flight with a checkpoint; a second one kills at once.
+ * refrain train: opens a run, trains, prints the result. The first SIGINT or SIGTERM ends training after the current step
+ * with a checkpoint; the second kills the program. A run that ended early prints the command that continues it.
  */
 #include <signal.h>
 #include <stdatomic.h>
@@ -14,89 +14,229 @@ static _Atomic(rfr_run *) running;
 
 static void on_signal(int number) {
   rfr_run *run = atomic_load(&running);
-  signal(number, SIG_DFL); /* the second one finds the default */
+  signal(number, SIG_DFL); /* for the second signal */
   if (run) rfr_run_request_stop(run);
   else raise(number);
 }
 
+/* ---- the run's folder ---- */
+
 /* runs/NAME for path/NAME.yaml */
-static char *default_folder(const char *config) {
+static void default_folder(const char *config, char *out, size_t size) {
   const char *base = strrchr(config, '/');
   base = base ? base + 1 : config;
   const char *dot = strrchr(base, '.');
-  size_t n = dot && dot != base ? (size_t)(dot - base) : strlen(base);
-  char *folder = malloc(n + sizeof "runs/");
-  if (folder) snprintf(folder, n + sizeof "runs/", "runs/%.*s", (int)n, base);
-  return folder;
+  const int n = dot && dot != base ? (int)(dot - base) : (int)strlen(base);
+  snprintf(out, size, "runs/%.*s", n, base);
 }
 
-static void print_result(cli *c, rfr_run *run, const progress *p, const char *folder, double seconds) {
-  rfr_run_info info;
-  rfr_run_get_info(run, &info);
-  rfr_plan_summary plan = {0};
-  rfr_program_plan(rfr_run_programs(run), rfr_run_program_index(run, RFR_RUN_TRAIN), &plan);
-  const int64_t touched = rfr_programs_touched_bytes(rfr_run_programs(run));
-  const double rate = p->rate > 0.0 ? (double)info.tokens_per_step / p->rate : 0.0;
-  if (c->json) {
-    json j = {.f = stdout};
-    json_begin(&j, NULL, '{');
-    json_text(&j, "folder", folder);
-    json_text(&j, "checkpoint", info.checkpoint);
-    json_int(&j, "step", info.step);
-    json_int(&j, "steps", info.steps);
-    json_int(&j, "skipped", info.skipped);
-    json_double(&j, "seconds", seconds);
-    json_double(&j, "tokens_per_second", rate);
-    if (p->bits > 0.0) json_double(&j, "validation_bits_per_byte", p->bits);
-    json_int(&j, "planned_bytes", plan.planned_bytes);
-    json_int(&j, "touched_bytes", touched);
-    json_end(&j, '}');
-    putchar('\n');
+/* The configuration to train, NULL for the one that the run's folder has, and the folder. */
+static rfr_status find_run(cli *c, char **text, char folder[4200]) {
+  char help[8500];
+  *text = NULL;
+  switch (cli_operand_kind(c)) {
+    case CLI_MODEL:
+      snprintf(help, sizeof help, "write a configuration with `model: %s`", c->operand);
+      return cli_usage(help, "%s is the folder of a model", c->operand);
+    case CLI_OTHER:
+      return cli_fail(RFR_IO, "give a configuration, or the folder of a run", "%s is a folder without config.yaml",
+                      c->operand);
+    case CLI_RUN:
+      if (!c->resume && !c->out) {
+        snprintf(help, sizeof help, "--resume continues it; --out FOLDER starts another run with its configuration");
+        return cli_usage(help, "%s is a run", c->folder);
+      }
+      if (!c->resume) break;
+      if (c->out) return cli_usage("omit --out", "--out is for a new run; %s is a run already", c->folder);
+      snprintf(folder, 4200, "%s", c->folder);
+      return RFR_OK;
+    default: break;
+  }
+  if (c->out) snprintf(folder, 4200, "%s", c->out);
+  else default_folder(c->operand, folder, 4200);
+  return cli_read_config(c, text);
+}
+
+/* ---- continuing ---- */
+
+/* A word for a shell. */
+static void put_word(FILE *f, const char *word) {
+  static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=,+@%-";
+  if (*word && word[strspn(word, plain)] == '\0') {
+    fputs(word, f);
     return;
   }
-  if (c->quiet) return;
+  fputc('\'', f);
+  for (; *word; word++) {
+    if (*word == '\'') fputs("'\\''", f);
+    else fputc(*word, f);
+  }
+  fputc('\'', f);
+}
+
+/* The command that continues the run; its configuration, --set included, is in its folder. From malloc. */
+static char *resume_command(const cli *c, const char *folder) {
+  char *text = NULL;
+  size_t n = 0;
+  FILE *f = open_memstream(&text, &n);
+  if (!f) return NULL;
+  fputs("refrain train ", f);
+  if (folder[0] == '-') fputs("./", f);
+  put_word(f, folder);
+  fputs(" --resume", f);
+  if (c->device) fputs(" --device ", f), put_word(f, c->device);
+  if (c->threads >= 0) fprintf(f, " --threads %lld", (long long)c->threads);
+  if (c->strict) fputs(" --strict", f);
+  if (c->eager) fputs(" --eager", f);
+  if (c->debug) fputs(" --debug", f);
+  if (fclose(f) == 0) return text;
+  free(text);
+  return NULL;
+}
+
+/* Prints the error of a run that ended early, with the command that continues from its checkpoint. `checkpoint` is
+ * borrowed from the run, so it names the one that was written last. */
+static void print_end(const cli *c, rfr_status status, const char *checkpoint, const char *folder) {
+  rfr_error e = *rfr_last_error();
+  char *command = *checkpoint ? resume_command(c, folder) : NULL, *next = NULL;
+  if (e.status == status && command) {
+    if (status == RFR_STOPPED) {
+      if (asprintf(&next, "to continue: %s", command) < 0) next = NULL;
+    } else if (asprintf(&next, "%s; to continue from %s: %s", e.next, checkpoint, command) < 0) {
+      next = NULL;
+    }
+    if (next) e.next = next;
+    cli_print_error(&e);
+  }
+  free(command);
+  free(next);
+}
+
+/* ---- output ---- */
+
+static void on_event(const rfr_event *e, void *user) {
+  cli *c = user;
+  if (e->kind == RFR_EVENT_WARNING) cli_warn(c, e->message);
+  else progress_event(e, c->progress);
+}
+
+static void print_data(const rfr_run_info *i) {
   char a[32];
-  printf("%lld of %lld steps in %.1f s, %s\n", (long long)info.step, (long long)info.steps, seconds, info.checkpoint);
+  fprintf(stderr, "data    %lld files, %s, %lld tokens: %.3g epochs\n", (long long)i->train_files,
+          cli_bytes(a, i->train_bytes), (long long)i->train_tokens, i->epochs);
+  if (i->duplicate_files > 0) fprintf(stderr, "        %lld duplicate files left out\n", (long long)i->duplicate_files);
+  if (i->empty_files > 0) fprintf(stderr, "        %lld empty files left out\n", (long long)i->empty_files);
+  if (i->validation_tokens > 0)
+    fprintf(stderr, "        held out for validation: %s in %lld files, %lld tokens\n",
+            cli_bytes(a, i->validation_bytes), (long long)i->validation_files, (long long)i->validation_tokens);
+  else fprintf(stderr, "        nothing is held out for validation\n");
+}
+
+/* The table that training starts with. */
+static void print_start(rfr_run *run, const rfr_run_info *i) {
+  char a[32], b[32];
+  rfr_plan_summary plan = {0};
+  rfr_program_plan(rfr_run_programs(run), rfr_run_program_index(run, RFR_RUN_TRAIN), &plan);
+  print_data(i);
+  fprintf(stderr, "model   %lld parameters", (long long)i->parameters);
+  if (i->trainable_parameters < i->parameters) fprintf(stderr, ", %lld trainable", (long long)i->trainable_parameters);
+  else fputs(", all trainable", stderr);
+  fprintf(stderr, ", %s\n", rfr_dtype_name(i->dtype));
+  fprintf(stderr, "memory  %s planned; %s of disk for a checkpoint\n", cli_bytes(a, plan.planned_bytes),
+          cli_bytes(b, i->checkpoint_bytes));
+  fputs("steps   ", stderr);
+  if (i->time > 0.0)
+    fprintf(stderr, "for %g s: %s%lld", i->time, i->steps_estimated ? "about " : "", (long long)i->steps);
+  else fprintf(stderr, "%lld", (long long)i->steps);
+  fprintf(stderr, " steps of %lld tokens", (long long)i->tokens_per_step);
+  if (i->step > 0) fprintf(stderr, "; %lld of them are done", (long long)i->step);
+  fputc('\n', stderr);
+}
+
+static void print_json(rfr_run *run, const progress *p, const char *folder, double seconds) {
+  rfr_run_info info;
+  rfr_plan_summary plan = {0};
+  rfr_run_get_info(run, &info);
+  rfr_program_plan(rfr_run_programs(run), rfr_run_program_index(run, RFR_RUN_TRAIN), &plan);
+  json j = {.f = stdout};
+  json_begin(&j, NULL, '{');
+  json_text(&j, "folder", folder);
+  json_text(&j, "checkpoint", info.checkpoint);
+  json_int(&j, "step", info.step);
+  json_int(&j, "steps", info.steps);
+  json_int(&j, "skipped", info.skipped);
+  json_double(&j, "seconds", seconds);
+  json_double(&j, "tokens_per_second", p->rate > 0.0 ? (double)info.tokens_per_step / p->rate : 0.0);
+  if (p->evaluated) json_double(&j, "validation_loss", p->loss);
+  if (p->evaluated && p->bytes) json_double(&j, "validation_bits_per_byte", p->bits);
+  json_int(&j, "planned_bytes", plan.planned_bytes);
+  json_int(&j, "touched_bytes", rfr_programs_touched_bytes(rfr_run_programs(run)));
+  json_end(&j, '}');
+  putchar('\n');
+}
+
+static void print_result(rfr_run *run, const progress *p, double seconds) {
+  rfr_run_info info;
+  rfr_plan_summary plan = {0};
+  char a[32];
+  rfr_run_get_info(run, &info);
+  rfr_program_plan(rfr_run_programs(run), rfr_run_program_index(run, RFR_RUN_TRAIN), &plan);
+  if (info.step > info.steps)
+    printf("the run has %lld steps already, more than the %lld that are asked for; %s\n", (long long)info.step,
+           (long long)info.steps, info.checkpoint);
+  else
+    printf("%lld of %lld steps in %.1f s, %s\n", (long long)info.step, (long long)info.steps, seconds, info.checkpoint);
   printf("memory: %lld bytes planned (%s), %lld touched\n", (long long)plan.planned_bytes,
-         cli_bytes(a, plan.planned_bytes), (long long)touched);
-  if (p->bits > 0.0) printf("validation: %.3f bits per byte\n", p->bits);
+         cli_bytes(a, plan.planned_bytes), (long long)rfr_programs_touched_bytes(rfr_run_programs(run)));
+  if (p->evaluated && p->bytes) printf("validation: %.3f bits per byte\n", p->bits);
+  else if (p->evaluated) printf("validation: loss %.4f\n", p->loss);
+}
+
+/* Steps until the end, a stop or an error. */
+static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
+  rfr_run_info info;
+  rfr_run_get_info(run, &info);
+  p->tokens = info.tokens_per_step;
+  p->flops = info.flops_per_step;
+  p->bytes = info.byte_tokens;
+  if (!p->quiet) {
+    progress_close_line(p);
+    print_start(run, &info);
+    cli_peak(c->ctx, info.dtype, &p->peak); /* on failure progress omits the share of the peak */
+  }
+  struct sigaction action = {.sa_handler = on_signal};
+  sigaction(SIGINT, &action, NULL);
+  sigaction(SIGTERM, &action, NULL);
+  atomic_store(&running, run);
+  const double start = cli_now();
+  const rfr_status s = rfr_run_train(run);
+  const double seconds = cli_now() - start;
+  atomic_store(&running, NULL);
+  progress_close_line(p);
+  if (s != RFR_OK) print_end(c, s, info.checkpoint, folder);
+  if (s != RFR_OK && s != RFR_STOPPED) return s;
+  if (c->json) print_json(run, p, folder, seconds);
+  else if (!c->quiet) print_result(run, p, seconds);
+  return s;
 }
 
 rfr_status cli_train(cli *c) {
-  char *text = NULL, *folder = NULL;
+  char *text, folder[4200];
   rfr_run *run = NULL;
   progress p;
-  progress_init(&p, c);
-  if (c->strict && !c->resume) return cli_usage("add --resume, or leave it away", "--strict is for --resume");
-  rfr_status s = cli_read_file(c->operand, &text);
+  if (c->strict && !c->resume) return cli_usage("add --resume, or omit --strict", "--strict is for --resume");
+  rfr_status s = find_run(c, &text, folder);
   if (s != RFR_OK) return s;
-  folder = c->out ? strdup(c->out) : default_folder(c->operand);
-  if (!folder) {
-    free(text);
-    return RFR_NO_MEMORY;
-  }
+  progress_init(&p, c);
   rfr_run_options o = cli_run_options(c);
-  o.on_event = progress_event;
-  o.event_user = &p;
+  o.on_event = on_event;
+  o.event_user = c;
   s = rfr_run_open(c->ctx, text, folder, &o, &run);
-  if (s == RFR_OK) {
-    rfr_run_info info;
-    rfr_run_get_info(run, &info);
-    p.tokens = info.tokens_per_step;
-    p.flops = info.flops_per_step;
-    if (!c->quiet) cli_peak(c->ctx, info.dtype, &p.peak); /* unknown: progress goes without it */
-    atomic_store(&running, run);
-    struct sigaction action = {.sa_handler = on_signal};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    const double start = cli_now();
-    s = rfr_run_train(run);
-    progress_close_line(&p);
-    if (s == RFR_OK || s == RFR_STOPPED) print_result(c, run, &p, folder, cli_now() - start);
-    atomic_store(&running, NULL);
-  }
+  if (s == RFR_OK) s = train(c, run, &p, folder);
+  progress_close_line(&p);
+  cli_report(c, s);
   rfr_run_close(run);
-  free(folder);
+  c->progress = NULL;
   free(text);
   return s;
 }

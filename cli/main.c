@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Entry: parse, make the context, call the command, map its status to an exit code. The
- * mapping below is the only one; what a command prints on failure is the library's error
- * as two lines, what and what next.
+ * Entry: parse, create the context, call the command, map its status to an exit code. This is the only such mapping.
  */
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,19 +27,18 @@ static int exit_code(rfr_status s) {
   }
 }
 
-static void print_warning(rfr_log_level level, const char *message, void *user) {
-  const cli *c = user;
-  if (level == RFR_LOG_WARNING && !c->quiet) fprintf(stderr, "warning: %s\n", message);
+static void log_warning(rfr_log_level level, const char *message, void *user) {
+  if (level == RFR_LOG_WARNING) cli_warn(user, message);
 }
 
-/* A plan of a GPU's step needs no GPU: without one it is made for the device that is not there. `auto` is the GPU where
- * one can be used, else the CPU, and says which; a device that was named is never another one. */
+/* The device to use. `auto` is a GPU if one can be used, else the CPU; the choice is printed. A named device is never
+ * replaced, except that plan and trace on `cuda` without a GPU use cuda:none: they run nothing. */
 static const char *device_of(const cli *c, const char *device) {
-  const bool looks = c->command == CLI_INDEX_plan || c->command == CLI_INDEX_trace;
+  const bool runs_nothing = c->command == CLI_INDEX_plan || c->command == CLI_INDEX_trace;
   const bool is_auto = strcmp(device, "auto") == 0;
   rfr_ctx *ctx = NULL;
   char text[256] = "";
-  if (!is_auto && !(looks && strcmp(device, "cuda") == 0)) return device;
+  if (!is_auto && !(runs_nothing && strcmp(device, "cuda") == 0)) return device;
   rfr_ctx_options o = rfr_ctx_options_default();
   o.device = "cpu";
   o.threads = 1;
@@ -49,47 +47,51 @@ static const char *device_of(const cli *c, const char *device) {
   rfr_ctx_destroy(ctx);
   if (!is_auto) return found ? device : "cuda:none";
   if (!found) snprintf(text, sizeof text, "%s", rfr_last_error()->message);
-  if (!c->quiet) fprintf(stderr, "device: %s: %s\n", found ? "cuda" : "cpu", text);
+  if (!c->quiet && !c->json) fprintf(stderr, "device: %s: %s\n", found ? "cuda" : "cpu", text);
   return found ? "cuda" : "cpu";
 }
 
 static rfr_status run_command(cli *c) {
   static rfr_status (*const table[CLI_COMMAND_COUNT])(cli *) = {
-#define CLI_CALL(name, operands, least, most, summary) cli_##name,
+#define CLI_CALL(name) cli_##name,
       CLI_COMMANDS(CLI_CALL)
 #undef CLI_CALL
   };
   rfr_ctx_options o = rfr_ctx_options_default();
-  if (c->threads >= 0) o.threads = c->threads < INT_MAX ? (int)c->threads : -1; /* for it to refuse */
+  if (c->threads >= 0) o.threads = c->threads < INT_MAX ? (int)c->threads : -1; /* the library refuses -1 */
   if (c->device) o.device = c->device;                                          /* else REFRAIN_DEVICE */
+  if (c->command == CLI_INDEX_schedule || c->command == CLI_INDEX_keys) o.device = "cpu";
   if (o.device) o.device = device_of(c, o.device);
-  o.log = print_warning;
+  o.log = log_warning;
   o.log_user = c;
   rfr_status s = rfr_ctx_create(&o, &c->ctx);
   if (s == RFR_OK) s = table[c->command](c);
-  const rfr_error *e = rfr_last_error();
-  if (s != RFR_OK && e->status == s) {
-    if (s == RFR_STOPPED) fprintf(stderr, "%s\n", e->message);
-    else fprintf(stderr, "error: %s [%s]\n", e->message, e->slug);
-    if (strcmp(e->slug, "argument") == 0) /* of a call: options are what was given here */
-      fprintf(stderr, "help: refrain %s --help says what it takes\n", cli_command_name(c->command));
-    else if (*e->next) fprintf(stderr, "help: %s\n", e->next);
-  }
+  cli_report(c, s);
   rfr_ctx_destroy(c->ctx);
   return s;
 }
 
-/* OpenMP's waiting threads spin for milliseconds by default, which on a machine that has other
- * work to do steals the very core that the late thread needs: steps get several times
- * slower. The runtime reads its settings when it is loaded, before main, so the program starts
- * itself once more with a short spin, unless the user has said otherwise. */
+/* OpenMP's waiting threads spin for milliseconds by default. On a machine with other work, that takes the core that the
+ * late thread needs, and steps get several times slower. The runtime reads its settings when it is loaded, before main,
+ * so the program executes itself once more with a short spin, unless the user has set one. */
 static void limit_spinning(char **argv) {
   if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
   if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv); /* on failure: just slower */
 }
 
+/* A file that is opened while a standard stream is closed would get its descriptor, and text for the stream would go
+ * into the file. Reading: writing to a closed stream stays an error. */
+static void open_closed_streams(void) {
+  for (int fd = open("/dev/null", O_RDONLY); fd >= 0; fd = open("/dev/null", O_RDONLY)) {
+    if (fd <= STDERR_FILENO) continue;
+    close(fd);
+    return;
+  }
+}
+
 int main(int argc, char **argv) {
   cli c;
+  open_closed_streams();
   limit_spinning(argv);
   rfr_status s = cli_parse(argc, argv, &c);
   if (s == RFR_OK) {
@@ -98,9 +100,7 @@ int main(int argc, char **argv) {
     else s = run_command(&c);
   }
   free(c.sets);
-  if (fflush(stdout) != 0 && s == RFR_OK) {
-    fputs("error: standard output cannot be written\nhelp: check the pipe or the free space behind it\n", stderr);
-    s = RFR_IO;
-  }
+  if (fflush(stdout) != 0 && s == RFR_OK)
+    s = cli_fail(RFR_IO, "check the pipe, or the free space of the file", "standard output cannot be written");
   return exit_code(s);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Profiled steps, their medians, and the tables of them. Medians are taken op by op, so a
- * step that was disturbed anywhere spoils nothing; the trace that a viewer shows is the one
- * step in the middle, as it was.
+ * Profiled steps, their medians, and tables of them. Medians are taken per op, so one disturbed step changes nothing.
+ * The trace for a viewer is the step of median total time, unchanged.
  */
 #include "op_times.h"
 
@@ -46,25 +45,30 @@ static rfr_status take_medians(op_times *t) {
   return RFR_OK;
 }
 
-rfr_status op_times_take(rfr_run *run, int64_t steps, op_times *t) {
+/* One profiled step of a run, or one profiled execution of program 0 where there is no run. */
+static rfr_status profile_once(rfr_run *run, rfr_programs *p, rfr_op_time *times, int max, int *n) {
+  return run ? rfr_run_profile(run, times, max, n) : rfr_program_profile(p, 0, times, max, n);
+}
+
+rfr_status op_times_take(rfr_run *run, rfr_programs *p, int64_t steps, op_times *t) {
   enum { MOST = 1000 };
-  const int program = rfr_run_program_index(run, RFR_RUN_TRAIN);
+  const int program = run ? rfr_run_program_index(run, RFR_RUN_TRAIN) : 0;
   memset(t, 0, sizeof *t);
-  rfr_status s = rfr_run_profile(run, NULL, 0, &t->n);
+  rfr_status s = profile_once(run, p, NULL, 0, &t->n);
   if (s != RFR_OK) return s;
   const size_t n = (size_t)t->n + 1, most = steps > 0 && steps < MOST ? (size_t)steps : MOST;
-  t->all = malloc(most * n * sizeof *t->all); /* touched only as far as it is used */
+  t->all = malloc(most * n * sizeof *t->all); /* only the pages in use are touched */
   t->op = calloc(n, sizeof *t->op);
   t->what = calloc(n, sizeof *t->what);
   if (!t->all || !t->op || !t->what) return RFR_NO_MEMORY;
-  s = rfr_run_step(run); /* the first one fills the state */
+  s = run ? rfr_run_step(run) : rfr_program_run(p, 0); /* warms up; a run fills its state */
   const double start = cli_now();
   while (s == RFR_OK && t->steps < (int)most && (steps > 0 || t->steps < 5 || cli_now() - start < 2.0)) {
-    s = rfr_run_profile(run, t->all + (size_t)t->steps * (size_t)t->n, t->n, &t->n);
+    s = profile_once(run, p, t->all + (size_t)t->steps * (size_t)t->n, t->n, &t->n);
     t->steps++;
   }
   for (int i = 0; s == RFR_OK && i < t->n; i++)
-    s = rfr_program_op(rfr_run_programs(run), program, t->all[i].op, &t->what[i]);
+    s = rfr_program_op(run ? rfr_run_programs(run) : p, program, t->all[i].op, &t->what[i]);
   return s == RFR_OK ? take_medians(t) : s;
 }
 
@@ -88,7 +92,9 @@ static void name_of(const op_times *t, int i, op_group group, char *out, size_t 
     case BY_KIND: snprintf(out, size, "%s", op->name); break;
     case BY_PHASE: snprintf(out, size, "%s", phases[op->phase]); break;
     case BY_LAYER: snprintf(out, size, "%.*s", (int)strcspn(op->scope, "."), *op->scope ? op->scope : "-"); break;
-    default: snprintf(out, size, "%d %s %s, %s", t->op[i].op, op->name, op->scope, phases[op->phase]); break;
+    default:
+      snprintf(out, size, "%d %s%s%s, %s", t->op[i].op, op->name, *op->scope ? " " : "", op->scope, phases[op->phase]);
+      break;
   }
 }
 

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The picture of a plan, one SVG without scripts or other files: op indices to the right,
- * addresses upward, one rectangle per buffer of the step, from the op that makes it to the
- * op that reads it last. Two rectangles never overlap; what is white inside the frame was
- * free. What lives always would be one wide block each: it is pressed into a band with its
- * bytes written in it. Pointing at a rectangle shows its name, bytes, ops and reason.
+ * The picture of a plan, one SVG without scripts or other files: op indices to the right, addresses upward, one rectangle
+ * per buffer of the step, from its first op to its last use. Two rectangles never overlap; white areas inside the frame
+ * are free. Persistent buffers are shown as bands below, not to scale. Pointing at a rectangle shows its name, bytes, ops
+ * and reason.
+ *
+ * Rectangles of less than a pixel cannot be seen one by one, and a step of a large model has many thousands of them. They
+ * are collected in a grid of pixels and drawn as bands of the kind that covers most of each pixel.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,6 +40,7 @@ static const char *const phase_names[] = {
 static const char *const phase_fill[] = {"#9ed3d6", "#d5dbe1", "#bcd6f2", "#f6c48f", "#fbe3c8", "#cfc0e6"};
 
 /* The frame of the step, in the drawing's units. */
+enum { MANY = 2000 }; /* buffers, of which a few pixels may not each get an element */
 enum { LEFT = 92, RIGHT = 1180, TOP = 134, BOTTOM = 720, WIDTH = 1200, ROW = 20 };
 
 typedef struct picture {
@@ -45,6 +49,8 @@ typedef struct picture {
   int program, n_ops;
   rfr_plan_summary sum;
   double most; /* bytes at the top of the frame */
+  float *tiny; /* of each pixel of the frame and kind, the share that tiny rectangles cover; NULL: there are none */
+  int n_tiny;
 } picture;
 
 static int kind_index(const char *name) {
@@ -78,16 +84,16 @@ static void put_head(const picture *q, const char *title, int height) {
           "<!-- SPDX-License-Identifier: Apache-2.0; made by refrain plan -->\n<title>plan of ",
           WIDTH, height);
   cli_put_xml(q->f, title);
-  fprintf(q->f, "</title>\n<style>.b{stroke:#fff;stroke-width:.6}.b:hover{stroke:#000;stroke-width:1.5}"
-                ".c{stroke:#1d3f66;stroke-dasharray:3 2}"
+  fprintf(q->f, "</title>\n<style>.b{stroke:#fff}.b:hover{stroke:#000;stroke-width:1.5}"
+                ".c{stroke:#1d3f66;stroke-dasharray:3 2;stroke-width:.6}"
                 ".t{pointer-events:none}.h{font-weight:600;stroke:#fff;stroke-width:3;paint-order:stroke}"
                 ".r{text-anchor:end}.m{text-anchor:middle}</style>\n"
                 "<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n"
                 "<text x=\"24\" y=\"32\" font-size=\"18\" font-weight=\"600\" fill=\"#1c2127\">");
   cli_put_xml(q->f, title);
   fprintf(q->f,
-          ": every byte of a step, before it runs</text>\n<text x=\"24\" y=\"54\">peak %s = %s that live always + "
-          "%s of the step; %d ops in list order, one rectangle per buffer from its first op to its last</text>\n",
+          ": every byte of a step, before it runs</text>\n<text x=\"24\" y=\"54\">peak %s = %s persistent + "
+          "%s of the step; %d ops in list order, one rectangle per buffer from its first op to its last use</text>\n",
           cli_bytes(a, s->planned_bytes), cli_bytes(b, s->persistent_bytes), cli_bytes(c, s->transient_planned_bytes),
           q->n_ops);
 }
@@ -105,17 +111,45 @@ static void put_legend(const picture *q, const int64_t *count, bool recomputed) 
   if (recomputed)
     fprintf(q->f,
             "<rect class=\"b c\" x=\"%.0f\" y=\"69\" width=\"14\" height=\"12\" fill=\"#fff\"/><text x=\"%.0f\" "
-            "y=\"79\">made again</text>\n",
+            "y=\"79\">recomputed</text>\n",
             x, x + 20);
 }
 
-/* One line of ops: what a reader calls forward, backward, update. */
+/* The name of the stage above the frame: dgrad and wgrad are both backward. */
 static const char *stage_of(const rfr_plan_op *op) {
   return op->phase == RFR_PHASE_DGRAD || op->phase == RFR_PHASE_WGRAD ? "backward" : phase_names[op->phase];
 }
 
+/* The phases in colour. Where a pixel has several ops, it gets the colour of the phase with most of them. */
+static rfr_status put_phase_strip(const picture *q) {
+  enum { N_PHASES = sizeof phase_names / sizeof phase_names[0] };
+  const int pixels = RIGHT - LEFT, n = q->n_ops < pixels ? q->n_ops : pixels; /* n pieces */
+  int from = 0, phase = -1;
+  for (int i = 0; i <= n; i++) {
+    int count[N_PHASES] = {0}, most = -1;
+    for (int k = (int)((int64_t)q->n_ops * i / n); i < n && k < (int)((int64_t)q->n_ops * (i + 1) / n); k++) {
+      rfr_plan_op op;
+      const rfr_status s = rfr_program_op(q->p, q->program, k, &op);
+      if (s != RFR_OK) return s;
+      count[op.phase]++;
+    }
+    for (int k = 0; i < n && k < N_PHASES; k++)
+      if (most < 0 || count[k] > count[most]) most = k;
+    if (most == phase) continue;
+    const int first = (int)((int64_t)q->n_ops * from / n), end = (int)((int64_t)q->n_ops * i / n);
+    if (phase >= 0)
+      fprintf(q->f,
+              "<rect x=\"%.1f\" y=\"116\" width=\"%.1f\" height=\"9\" fill=\"%s\"><title>%s: ops "
+              "%d-%d</title></rect>\n",
+              op_x(q, first), op_x(q, end) - op_x(q, first), phase_fill[phase], phase_names[phase], first, end - 1);
+    from = i;
+    phase = most;
+  }
+  return RFR_OK;
+}
+
 static rfr_status put_phases(const picture *q) {
-  for (int i = 0; i < q->n_ops;) { /* bands of stages, named */
+  for (int i = 0; i < q->n_ops;) { /* stages, named */
     rfr_plan_op op, other;
     rfr_status s = rfr_program_op(q->p, q->program, i, &op);
     int end = i + 1;
@@ -129,24 +163,11 @@ static rfr_status put_phases(const picture *q) {
     snprintf(label, sizeof label, op.microbatch >= 0 ? "%s %d" : "%s", stage_of(&op), op.microbatch);
     if (w > 7.0 * (double)strlen(label))
       fprintf(q->f, "<text class=\"m\" x=\"%.1f\" y=\"108\">%s</text>\n", x + w / 2, label);
-    if (i > 0) fprintf(q->f, "<path d=\"M%.1f 98V%d\" stroke=\"#e1e5ea\" stroke-dasharray=\"2 3\"/>\n", x, BOTTOM);
+    if (i > 0 && w >= 4)
+      fprintf(q->f, "<path d=\"M%.1f 98V%d\" stroke=\"#e1e5ea\" stroke-dasharray=\"2 3\"/>\n", x, BOTTOM);
     i = end;
   }
-  for (int i = 0; i < q->n_ops;) { /* phases in colour */
-    rfr_plan_op op, other;
-    rfr_status s = rfr_program_op(q->p, q->program, i, &op);
-    int end = i + 1;
-    for (; s == RFR_OK && end < q->n_ops; end++) {
-      s = rfr_program_op(q->p, q->program, end, &other);
-      if (s != RFR_OK || op.phase != other.phase) break;
-    }
-    if (s != RFR_OK) return s;
-    fprintf(q->f,
-            "<rect x=\"%.1f\" y=\"116\" width=\"%.1f\" height=\"9\" fill=\"%s\"><title>%s: ops %d-%d</title></rect>\n",
-            op_x(q, i), op_x(q, end) - op_x(q, i), phase_fill[op.phase], phase_names[op.phase], i, end - 1);
-    i = end;
-  }
-  return RFR_OK;
+  return put_phase_strip(q);
 }
 
 static void put_axes(const picture *q) {
@@ -176,7 +197,63 @@ static void put_axes(const picture *q) {
           (TOP + BOTTOM) / 2, LEFT - 8, BOTTOM + 16);
 }
 
-static rfr_status put_buffer(const picture *q, const rfr_plan_buffer *b) {
+/* ---- tiny rectangles ---- */
+
+enum { GRID_W = RIGHT - LEFT, GRID_H = BOTTOM - TOP };
+
+static float *cell(const picture *q, int x, int y) { return q->tiny + ((size_t)y * GRID_W + (size_t)x) * N_KINDS; }
+
+/* Adds the rectangle's share of every pixel that it touches. */
+static rfr_status add_tiny(picture *q, int kind, double x, double y, double w, double h) {
+  if (!q->tiny) q->tiny = calloc((size_t)GRID_W * GRID_H * N_KINDS, sizeof *q->tiny);
+  if (!q->tiny) return RFR_NO_MEMORY;
+  x -= LEFT, y -= TOP;
+  q->n_tiny++;
+  for (int j = (int)fmax(y, 0); j < y + h && j < GRID_H; j++)
+    for (int i = (int)fmax(x, 0); i < x + w && i < GRID_W; i++)
+      cell(q, i, j)[kind] += (float)((fmin(x + w, i + 1) - fmax(x, i)) * (fmin(y + h, j + 1) - fmax(y, j)));
+  return RFR_OK;
+}
+
+/* The kind to draw in a pixel: the one that covers most, if all together cover half of it; -1: none. */
+static int kind_of_cell(const picture *q, int x, int y) {
+  const float *c = cell(q, x, y);
+  float sum = 0;
+  int most = 0;
+  for (int k = 0; k < N_KINDS; k++) {
+    sum += c[k];
+    if (c[k] > c[most]) most = k;
+  }
+  return sum >= 0.5f ? most : -1;
+}
+
+/* Draws the pixels as rectangles: each as wide as its kind goes on, then as high. */
+static void put_tiny(picture *q) {
+  if (!q->tiny) return;
+  for (int y = 0; y < GRID_H; y++)
+    for (int x = 0; x < GRID_W; x++) {
+      const int kind = kind_of_cell(q, x, y);
+      int w = 1, h = 1;
+      if (kind < 0) continue;
+      while (x + w < GRID_W && kind_of_cell(q, x + w, y) == kind) w++;
+      for (bool same = true; same && y + h < GRID_H;) {
+        for (int i = 0; i < w; i++) same &= kind_of_cell(q, x + i, y + h) == kind;
+        h += same;
+      }
+      for (int j = 0; j < h; j++)
+        for (int i = 0; i < w; i++) memset(cell(q, x + i, y + j), 0, N_KINDS * sizeof(float));
+      fprintf(q->f,
+              "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\"><title>several buffers, mostly %s"
+              "</title></rect>\n",
+              LEFT + x, TOP + y, w, h, kinds[kind].fill, kinds[kind].name);
+    }
+  free(q->tiny);
+  q->tiny = NULL;
+}
+
+/* ---- buffers ---- */
+
+static rfr_status put_buffer(picture *q, const rfr_plan_buffer *b) {
   rfr_plan_op op;
   char bytes[32], exact[40];
   const int k = kind_index(b->kind), first = b->first < q->n_ops ? b->first : q->n_ops - 1;
@@ -185,8 +262,12 @@ static rfr_status put_buffer(const picture *q, const rfr_plan_buffer *b) {
   const double y = byte_y(q, offset + (double)b->bytes), h = byte_y(q, offset) - y;
   rfr_status s = rfr_program_op(q->p, q->program, first, &op);
   if (s != RFR_OK) return s;
-  fprintf(q->f, "<rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"><title>",
-          op.recompute_of >= 0 ? "b c" : "b", x, y, w, h < 0.3 ? 0.3 : h, kinds[k].fill);
+  if (w < 1 || (h < 1 && q->sum.n_buffers > MANY)) return add_tiny(q, k, x, y, w, h);
+  const double thin = fmin(w, h), stroke = thin < 4 ? 0.15 * thin : 0.6; /* a stroke hides none of what it bounds */
+  fprintf(q->f, "<rect class=\"%s\" x=\"%.1f\" y=\"%.2f\" width=\"%.1f\" height=\"%.2f\" fill=\"%s\"",
+          op.recompute_of >= 0 && thin >= 4 ? "b c" : "b", x, y, w, h < 0.3 ? 0.3 : h, kinds[k].fill);
+  if (op.recompute_of < 0 || thin < 4) fprintf(q->f, " stroke-width=\"%.2g\"", stroke);
+  fputs("><title>", q->f);
   cli_put_xml(q->f, b->name);
   fprintf(q->f, ": %s, %s bytes (%s)\nops %d-%d, made by ", b->kind, digits(exact, b->bytes),
           cli_bytes(bytes, b->bytes), first, last);
@@ -215,7 +296,7 @@ static rfr_status put_buffer(const picture *q, const rfr_plan_buffer *b) {
   return RFR_OK;
 }
 
-/* A horizontal line over the frame; its name stands at an end of it, above or below. */
+/* A horizontal line over the frame, with its name at one end, above or below. */
 static void put_line(const picture *q, double bytes, const char *style, const char *name, bool right, bool above) {
   char text[32];
   const double y = byte_y(q, bytes);
@@ -248,7 +329,7 @@ static void put_lines(const picture *q) {
 static void put_band(const picture *q, const int64_t *bytes, const int64_t *count) {
   char text[32], exact[40];
   double y = BOTTOM + 52;
-  fprintf(q->f, "<text x=\"%d\" y=\"%.0f\">lives always, not to scale: %s (%s bytes)</text>\n", LEFT, y - 8,
+  fprintf(q->f, "<text x=\"%d\" y=\"%.0f\">persistent, not to scale: %s (%s bytes)</text>\n", LEFT, y - 8,
           cli_bytes(text, q->sum.persistent_bytes), digits(exact, q->sum.persistent_bytes));
   for (int k = 0; k < N_KINDS; k++) {
     if (bytes[k] == 0) continue;
@@ -298,6 +379,7 @@ rfr_status cli_plan_svg(const rfr_programs *p, int program, const char *title, F
     s = rfr_program_plan_buffer(p, program, i, &b);
     if (s == RFR_OK && b.offset >= q.sum.persistent_bytes) s = put_buffer(&q, &b);
   }
+  put_tiny(&q);
   put_lines(&q);
   put_band(&q, always, always_count);
   fputs("</svg>\n", f);

@@ -1,25 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Progress of a run on standard error: at a terminal one line that is rewritten at most
- * ten times a second, else a plain line at most every two seconds, so that a log file
- * stays short. Standard output belongs to results.
+ * Progress of a run on standard error: at a terminal one line that is rewritten at most ten times a second and never
+ * wraps, else a plain line at most every two seconds, so that a log file stays short. Standard output is for results.
  */
 #include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "cli.h"
 
-void progress_init(progress *p, const cli *c) {
+void progress_init(progress *p, cli *c) {
+  const char *term = getenv("TERM");
   memset(p, 0, sizeof *p);
-  p->quiet = c->quiet;
-  p->json = c->json;
-  p->terminal = isatty(STDERR_FILENO) == 1;
+  p->quiet = c->quiet || c->json;
+  p->terminal = isatty(STDERR_FILENO) == 1 && term && *term && strcmp(term, "dumb") != 0;
+  c->progress = p;
 }
 
 void progress_close_line(progress *p) {
-  if (p->open_line) fputc('\n', stderr);
-  p->open_line = false;
+  if (p && p->open_line) fputc('\n', stderr), p->open_line = false;
+}
+
+void cli_warn(const cli *c, const char *message) {
+  progress_close_line(c->progress);
+  if (!c->json) {
+    fprintf(stderr, "warning: %s\n", message);
+    return;
+  }
+  json j = {.f = stderr};
+  json_begin(&j, NULL, '{');
+  json_text(&j, "warning", message);
+  json_end(&j, '}');
+  fputc('\n', stderr);
 }
 
 static const char *duration(char buf[32], double seconds) {
@@ -30,51 +45,127 @@ static const char *duration(char buf[32], double seconds) {
   return buf;
 }
 
-static void metrics(progress *p, const rfr_event *e) {
-  if (p->started == 0.0) {
-    p->started = cli_now();
-    p->first_step = e->step;
+static int columns(void) {
+  struct winsize w;
+  const char *text = getenv("COLUMNS");
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0) return w.ws_col;
+  const int n = text ? atoi(text) : 0;
+  return n > 0 ? n : 80;
+}
+
+/* ---- a line of parts ---- */
+
+enum { PARTS = 8, PART_SIZE = 64 };
+typedef struct line {
+  int n;
+  struct part {
+    int keep; /* of parts that do not fit, the one with the lowest goes first */
+    char text[PART_SIZE];
+  } part[PARTS];
+} line;
+
+static void put_part(line *l, int keep, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void put_part(line *l, int keep, const char *format, ...) {
+  va_list args;
+  if (l->n == PARTS) return;
+  struct part *p = &l->part[l->n++];
+  p->keep = keep;
+  va_start(args, format);
+  vsnprintf(p->text, sizeof p->text, format, args);
+  va_end(args);
+}
+
+static int width_of(const line *l) {
+  int width = 0;
+  for (int i = 0; i < l->n; i++) width += (int)strlen(l->part[i].text) + (i > 0 ? 2 : 0);
+  return width;
+}
+
+/* Drops parts until the line is at most `most` wide; the last part is cut. */
+static void fit(line *l, int most) {
+  while (l->n > 1 && width_of(l) > most) {
+    int least = 0;
+    for (int i = 1; i < l->n; i++)
+      if (l->part[i].keep <= l->part[least].keep) least = i;
+    memmove(&l->part[least], &l->part[least + 1], (size_t)(l->n - least - 1) * sizeof l->part[0]);
+    l->n--;
   }
-  p->last_step = e->step;
-  /* Smoothed over about ten steps: a single slow step does not make the estimate jump. */
-  p->rate = p->rate == 0.0 ? e->seconds : p->rate + 0.1 * (e->seconds - p->rate);
-  const double now = cli_now();
-  const bool edge = e->step == p->first_step || e->step == e->steps;
-  if (!edge && now - p->last < (p->terminal ? 0.1 : 2.0)) return;
-  p->last = now;
-  char left[32], peak[32] = "", load[48] = "";
-  if (p->peak > 0.0 && p->flops > 0.0 && p->rate > 0.0)
-    snprintf(peak, sizeof peak, "  %.0f%% of peak", 100.0 * p->flops / p->rate / p->peak);
-  if (e->most_load > 0.0) snprintf(load, sizeof load, "  experts %.2f-%.2f", e->least_load, e->most_load);
-  fprintf(stderr, "%sstep %lld/%lld  loss %.4f  %.3f bits/byte  %.0f tok/s%s%s  %s left%s%s",
-          p->terminal ? "\r\033[K" : "", (long long)e->step, (long long)e->steps, e->loss, e->bits_per_byte,
-          p->rate > 0.0 ? (double)p->tokens / p->rate : 0.0, peak, load,
-          duration(left, p->rate * (double)(e->steps - e->step)), e->skipped ? "  skipped: gradient not finite" : "",
-          p->terminal ? "" : "\n");
+  if (width_of(l) > most) l->part[0].text[most > 0 ? most : 0] = '\0';
+}
+
+static void print_line(progress *p, line *l) {
+  if (p->terminal) fit(l, columns() - 1); /* a cursor in the last column may wrap */
+  if (p->terminal) fputc('\r', stderr);
+  for (int i = 0; i < l->n; i++) fprintf(stderr, "%s%s", i > 0 ? "  " : "", l->part[i].text);
+  fputs(p->terminal ? "\033[K" : "\n", stderr);
   fflush(stderr);
   p->open_line = p->terminal;
+  p->evaluating_line = false;
+  p->last = cli_now();
+}
+
+static bool is_due(const progress *p) { return cli_now() - p->last >= (p->terminal ? 0.1 : 2.0); }
+
+/* ---- events ---- */
+
+static void metrics(progress *p, const rfr_event *e) {
+  char left[32];
+  line l = {0};
+  if (p->first_step == 0) p->first_step = e->step;
+  /* Smoothed over about ten steps, so that a single slow step does not make the estimate jump. */
+  p->rate = p->rate == 0.0 ? e->seconds : p->rate + 0.1 * (e->seconds - p->rate);
+  if (e->step != p->first_step && e->step != e->steps && !is_due(p)) return;
+  put_part(&l, 9, "step %lld/%lld", (long long)e->step, (long long)e->steps);
+  put_part(&l, 8, "loss %.4f", e->loss);
+  if (p->bytes) put_part(&l, 5, "%.3f bits/byte", e->bits_per_byte);
+  if (p->rate > 0.0) put_part(&l, 6, "%.0f tok/s", (double)p->tokens / p->rate);
+  if (p->peak > 0.0 && p->flops > 0.0 && p->rate > 0.0)
+    put_part(&l, 2, "%.0f%% of peak", 100.0 * p->flops / p->rate / p->peak);
+  if (e->most_load > 0.0) put_part(&l, 3, "experts %.2f-%.2f", e->least_load, e->most_load);
+  const double seconds = e->seconds_left > 0.0 ? e->seconds_left : p->rate * (double)(e->steps - e->step);
+  if (e->steps > e->step) put_part(&l, 7, "%s left", duration(left, seconds));
+  if (e->skipped) put_part(&l, 8, "skipped: gradient not finite");
+  print_line(p, &l);
+}
+
+static void evaluating(progress *p, const rfr_event *e) {
+  line l = {0};
+  if (!is_due(p)) return;
+  if (!p->evaluating_line) progress_close_line(p);
+  put_part(&l, 9, "evaluating");
+  put_part(&l, 8, "%lld of %lld windows", (long long)e->windows, (long long)e->windows_planned);
+  print_line(p, &l);
+  p->evaluating_line = p->terminal;
+}
+
+static void evaluation(progress *p, const rfr_event *e) {
+  if (p->evaluating_line)
+    fputs("\r\033[K", stderr), p->open_line = p->evaluating_line = false; /* the result replaces it */
+  progress_close_line(p);
+  fprintf(stderr, "step %lld  validation loss %.4f", (long long)e->step, e->loss);
+  if (p->bytes) fprintf(stderr, "  %.3f bits/byte", e->bits_per_byte);
+  fprintf(stderr, "  %lld tokens", (long long)e->tokens);
+  if (e->windows_planned < e->windows_held_out)
+    fprintf(stderr, " in %lld of %lld windows", (long long)e->windows_planned, (long long)e->windows_held_out);
+  fprintf(stderr, "  %.1f s\n", e->seconds);
 }
 
 void progress_event(const rfr_event *e, void *user) {
   progress *p = user;
-  if (e->kind == RFR_EVENT_WARNING && !p->quiet) {
-    progress_close_line(p);
-    fprintf(stderr, "warning: %s\n", e->message);
-    return;
-  }
-  if (e->kind == RFR_EVENT_EVALUATION) p->bits = e->bits_per_byte;
-  if (p->quiet) return;
+  if (e->kind == RFR_EVENT_EVALUATION) p->evaluated = true, p->loss = e->loss, p->bits = e->bits_per_byte;
+  if (p->quiet && e->kind != RFR_EVENT_METRICS) return;
   switch (e->kind) {
+    case RFR_EVENT_PROGRESS: evaluating(p, e); return;
+    case RFR_EVENT_SCHEDULE:
     case RFR_EVENT_COMPILE:
       progress_close_line(p);
       fprintf(stderr, "%s\n", e->message);
       return;
-    case RFR_EVENT_METRICS: metrics(p, e); return;
-    case RFR_EVENT_EVALUATION:
-      progress_close_line(p);
-      fprintf(stderr, "step %lld  validation %.3f bits/byte over %lld tokens, %.1f s\n", (long long)e->step,
-              e->bits_per_byte, (long long)e->tokens, e->seconds);
+    case RFR_EVENT_METRICS:
+      if (p->quiet) p->rate = p->rate == 0.0 ? e->seconds : p->rate + 0.1 * (e->seconds - p->rate);
+      else metrics(p, e);
       return;
+    case RFR_EVENT_EVALUATION: evaluation(p, e); return;
     case RFR_EVENT_CHECKPOINT:
       progress_close_line(p);
       fprintf(stderr, "wrote %s\n", e->message);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The picture of a schedule, one SVG without scripts or other files: a lane for each rank, time
- * to the right, a box for each action with the microbatch's number in it where it fits. The
- * colour is the op's, paler in a rank's later stages; what is white is idle. Pointing at a box
- * shows its action and times. Beside the lane stand the rank's idle share and slots.
+ * The picture of a schedule, one SVG without scripts or other files: a lane for each rank, time to the right, a box for
+ * each action, with the microbatch's number where it fits. The colour shows the op, paler in later stages of a rank; white
+ * is idle time. Pointing at a box shows its action and times. The text beside a lane is the rank's idle share and slots.
+ * Equal neighbours of less than two pixels each are drawn as one box.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ enum { LEFT = 70, RIGHT = 1040, WIDTH = 1200, TOP = 92, LANE = 30, BOX = 26 };
 typedef struct picture {
   FILE *f;
   const schedule_run *s;
-  double per; /* of the drawing's units, a second */
+  double per; /* pixels of a second */
 } picture;
 
 static void put_head(const picture *q, const char *title, int height) {
@@ -44,7 +44,7 @@ static void put_head(const picture *q, const char *title, int height) {
           "<!-- SPDX-License-Identifier: Apache-2.0; made by refrain schedule -->\n<title>",
           WIDTH, height);
   cli_put_xml(q->f, title);
-  fputs("</title>\n<style>.b{stroke:#fff;stroke-width:.8}.b:hover{stroke:#000;stroke-width:1.5}"
+  fputs("</title>\n<style>.b{stroke:#fff}.b:hover{stroke:#000;stroke-width:1.5}"
         ".m{text-anchor:middle;pointer-events:none}.r{text-anchor:end}</style>\n"
         "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
         "<text x=\"24\" y=\"32\" font-size=\"18\" font-weight=\"600\" fill=\"#1c2127\">",
@@ -85,6 +85,13 @@ static int chunk_of(const picture *q, int r, int stage) {
   return c;
 }
 
+/* Actions i and j of a rank, the first of them number k, look the same, and j starts where its predecessor ends. */
+static bool is_same_look(const picture *q, int k, const rfr_action *a, int i, int j, const int *chunk) {
+  const double gap = q->per * (q->s->start[k + j] - q->s->end[k + j - 1]);
+  return a[j].op == a[i].op && chunk[a[j].stage] == chunk[a[i].stage] && gap < 0.01 &&
+         q->per * (q->s->end[k + j] - q->s->start[k + j]) < 2;
+}
+
 static void put_lane(const picture *q, int r, int k, const int *chunk) {
   int n;
   char text[RFR_ACTION_TEXT];
@@ -95,16 +102,23 @@ static void put_lane(const picture *q, int r, int k, const int *chunk) {
           "<text class=\"r\" x=\"%d\" y=\"%.0f\">rank %d</text><rect x=\"%d\" y=\"%.0f\" width=\"%d\" height=\"%d\" "
           "fill=\"#f6f7f9\"/>\n",
           LEFT - 8, y + 17, r, LEFT, y, RIGHT - LEFT, BOX);
-  for (int i = 0; i < n; i++) {
-    const double x = LEFT + q->per * q->s->start[k + i], w = q->per * (q->s->end[k + i] - q->s->start[k + i]);
+  for (int i = 0, next; i < n; i = next) {
+    const double x = LEFT + q->per * q->s->start[k + i];
+    double w = q->per * (q->s->end[k + i] - q->s->start[k + i]);
+    next = i + 1;
     if (w <= 0) continue;
     const struct look *l = &looks[a[i].op];
     const int c = chunk[a[i].stage];
+    while (w < 2 && next < n && is_same_look(q, k, a, i, next, chunk)) next++;
+    w = q->per * (q->s->end[k + next - 1] - q->s->start[k + i]);
     fprintf(q->f, "<rect class=\"b\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" fill=\"%s\"", x, y, w, BOX,
             l->fill);
+    fprintf(q->f, " stroke-width=\"%.2g\"", w < 6 ? 0.13 * w : 0.8); /* thin boxes keep their colour */
     if (c) fprintf(q->f, " fill-opacity=\"%.2f\"", c > 2 ? 0.3 : 1 - 0.35 * c);
-    fprintf(q->f, "><title>%s: %.6g to %.6g</title></rect>", rfr_action_print(a[i], text), q->s->start[k + i],
-            q->s->end[k + i]);
+    fprintf(q->f, "><title>%s", rfr_action_print(a[i], text));
+    if (next > i + 1) fprintf(q->f, " to %s", rfr_action_print(a[next - 1], text));
+    fprintf(q->f, ": %.6g to %.6g</title></rect>", q->s->start[k + i], q->s->end[k + next - 1]);
+    if (next > i + 1) continue;
     char number[16];
     const int digits = snprintf(number, sizeof number, "%d", a[i].microbatch);
     if (a[i].microbatch >= 0 && w > 6.8 * digits + 1)

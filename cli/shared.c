@@ -1,49 +1,153 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What several commands need: reading a configuration, opening it, bytes and times for
- * people, and JSON.
+ * Shared by commands: reading and opening a configuration, bytes and times as text, and JSON.
  */
+#include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "cli.h"
 
 rfr_status cli_read_file(const char *path, char **out) {
-  enum { MOST = 1 << 24 }; /* of text that somebody wrote, or a program for a schedule */
+  enum { MOST = 1 << 24 };
   *out = NULL;
   FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
-  if (!f) {
-    cli_usage("check the path", "%s: %s", path, strerror(errno));
-    return RFR_IO;
-  }
+  if (!f) return cli_fail(RFR_IO, "check the path", "%s: %s", path, strerror(errno));
   char *text = malloc(MOST + 1);
   size_t n = text ? fread(text, 1, MOST + 1, f) : 0;
   const bool failed = !text || ferror(f) != 0;
   const int error = errno;
   if (f != stdin) fclose(f);
-  if (failed || n > MOST || memchr(text, 0, n)) {
-    free(text);
-    if (failed) {
-      const char *help = error == EISDIR ? "give a file; a run's folder has its config.yaml" : "check the path";
-      cli_usage(help, "%s cannot be read: %s", path, strerror(error));
-      return RFR_IO;
-    }
-    return cli_usage("give a text", "%s is no text, or one of more than %d MiB", path, MOST >> 20);
+  if (!failed && n <= MOST && !memchr(text, 0, n)) {
+    text[n] = '\0';
+    *out = text;
+    return RFR_OK;
   }
-  text[n] = '\0';
-  *out = text;
+  free(text);
+  if (failed) return cli_fail(RFR_IO, "check the path", "%s cannot be read: %s", path, strerror(error));
+  return cli_usage("give a text file", "%s is larger than %d MiB or contains a NUL byte", path, MOST >> 20);
+}
+
+/* ---- the operand ---- */
+
+static bool has_file(const char *folder, const char *name) {
+  char path[4200];
+  struct stat st;
+  return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path && stat(path, &st) == 0;
+}
+
+/* A run's folder has a log, or at least a checkpoint. */
+static bool is_run(const char *folder) {
+  DIR *d = opendir(folder);
+  bool found = false;
+  for (const struct dirent *e; d && !found && (e = readdir(d));)
+    found = strcmp(e->d_name, "log.jsonl") == 0 || strncmp(e->d_name, "step-", 5) == 0;
+  if (d) closedir(d);
+  return found;
+}
+
+cli_operand cli_operand_kind(cli *c) {
+  struct stat st;
+  size_t n = strlen(c->operand);
+  c->folder[0] = '\0';
+  if (n >= sizeof c->folder || strcmp(c->operand, "-") == 0 || stat(c->operand, &st) != 0) return CLI_CONFIG;
+  memcpy(c->folder, c->operand, n + 1);
+  if (S_ISDIR(st.st_mode)) {
+    while (n > 1 && c->folder[n - 1] == '/') c->folder[--n] = '\0';
+    if (has_file(c->folder, "config.yaml")) return CLI_RUN;
+    const bool model = has_file(c->folder, "config.json");
+    c->folder[0] = '\0';
+    return model ? CLI_MODEL : CLI_OTHER;
+  }
+  char *slash = strrchr(c->folder, '/');
+  const bool named = strcmp(slash ? slash + 1 : c->folder, "config.yaml") == 0;
+  if (slash) slash[slash == c->folder] = '\0';
+  else strcpy(c->folder, ".");
+  if (named && is_run(c->folder)) return CLI_RUN;
+  c->folder[0] = '\0';
+  return CLI_CONFIG;
+}
+
+/* The longest sequence that the model's config.json allows, or 512 if that is less. */
+static int default_sequence(const char *folder) {
+  static const char *const names[] = {"\"max_position_embeddings\"", "\"n_positions\""};
+  char path[PATH_MAX + 16];
+  static char text[1 << 16];
+  int sequence = 512;
+  snprintf(path, sizeof path, "%s/config.json", folder);
+  FILE *f = fopen(path, "rb");
+  const size_t n_text = f ? fread(text, 1, sizeof text - 1, f) : 0;
+  text[n_text] = '\0';
+  if (f) fclose(f);
+  for (int i = 0; i < 2; i++) {
+    const char *at = strstr(text, names[i]);
+    at = at ? at + strlen(names[i]) : "";
+    const long n = strtol(at + strspn(at, " \t\r\n:"), NULL, 10);
+    if (n > 0 && n < sequence) sequence = (int)n;
+  }
+  return sequence;
+}
+
+/* A configuration for a model's folder: the keys that the folder does not determine. */
+static rfr_status config_of_model(cli *c, char **out) {
+  char folder[PATH_MAX], number[16];
+  const char *sequence = number;
+  static const char key[] = "data.sequence=";
+  size_t n = 0;
+  if (!realpath(c->operand, folder)) return cli_fail(RFR_IO, "check the path", "%s: %s", c->operand, strerror(errno));
+  snprintf(number, sizeof number, "%d", default_sequence(folder));
+  for (int i = 0; i < c->n_sets; i++)
+    if (strncmp(c->sets[i], key, sizeof key - 1) == 0) sequence = c->sets[i] + sizeof key - 1;
+  FILE *f = open_memstream(out, &n);
+  if (!f) return RFR_NO_MEMORY;
+  json j = {.f = f};
+  char train[PATH_MAX + 16];
+  snprintf(train, sizeof train, "%s/config.json", folder); /* a pattern that matches: nothing trains on it */
+  fputs("refrain: 1\nmodel: ", f);
+  json_text(&j, NULL, folder);
+  fputs("\ndata: {train: [", f);
+  j.comma = false;
+  json_text(&j, NULL, train);
+  fprintf(f, "], sequence: %s}\nbatch: {tokens: %s, microbatch: 1}\noptimizer: {lr: 1e-5}\nrun: {steps: 1}\n", sequence,
+          sequence);
+  return fclose(f) == 0 ? RFR_OK : RFR_NO_MEMORY;
+}
+
+rfr_status cli_read_config(cli *c, char **out) {
+  const cli_operand kind = cli_operand_kind(c);
+  *out = NULL;
+  switch (kind) {
+    case CLI_RUN: snprintf(c->config, sizeof c->config, "%s/config.yaml", c->folder); break;
+    case CLI_MODEL:
+      c->is_model = true;
+      snprintf(c->config, sizeof c->config, "%s", c->operand);
+      return config_of_model(c, out);
+    case CLI_OTHER:
+      return cli_fail(RFR_IO, "give a configuration, the folder of a run or a Hugging Face folder",
+                      "%s is a folder without config.yaml and without config.json", c->operand);
+    default: snprintf(c->config, sizeof c->config, "%s", c->operand);
+  }
+  return cli_read_file(c->config, out);
+}
+
+rfr_status cli_find_weights(cli *c, char **config) {
+  *config = NULL;
+  if (cli_operand_kind(c) == CLI_MODEL) return cli_read_config(c, config);
+  if (c->folder[0]) c->operand = c->folder; /* the run of a config.yaml */
   return RFR_OK;
 }
 
 rfr_run_options cli_run_options(cli *c) {
   rfr_run_options o = rfr_run_options_default();
-  const char *slash = c->operand ? strrchr(c->operand, '/') : NULL;
-  o.config_name = c->operand;
-  if (slash && (size_t)(slash - c->operand) < sizeof c->folder - 1) {
-    snprintf(c->folder, sizeof c->folder, "%.*s", (int)(slash == c->operand ? 1 : slash - c->operand), c->operand);
+  const char *slash = strrchr(c->config, '/');
+  if (c->config[0]) o.config_name = c->config;
+  if (slash && !c->is_model && (size_t)(slash - c->config) < sizeof c->folder - 1) {
+    snprintf(c->folder, sizeof c->folder, "%.*s", (int)(slash == c->config ? 1 : slash - c->config), c->config);
     o.config_folder = c->folder;
   }
   o.overrides = c->sets;
@@ -55,11 +159,13 @@ rfr_run_options cli_run_options(cli *c) {
   return o;
 }
 
-rfr_status cli_open_config(cli *c, const char *name, const char *text, int program, bool keep_traces, rfr_run **out) {
+rfr_status cli_open_config(cli *c, const char *text, int program, bool keep_traces, rfr_event_fn on_event,
+                           rfr_run **out) {
   rfr_run_options o = cli_run_options(c);
-  o.config_name = name;
-  o.no_data = 1;
-  if (program & RFR_RUN_GENERATE) o.programs = RFR_RUN_GENERATE; /* as the command compiles them */
+  o.on_event = on_event;
+  o.event_user = c;
+  o.plan_only = 1;
+  if (program & RFR_RUN_GENERATE) o.programs = RFR_RUN_GENERATE; /* the programs that `generate` compiles */
   o.keep_traces = keep_traces;
   return rfr_run_open(c->ctx, text, NULL, &o, out);
 }
@@ -80,7 +186,7 @@ rfr_status cli_program(const cli *c, int *out) {
     *out = names[i].program;
     return RFR_OK;
   }
-  return cli_usage("give train, evaluate, prefill or decode", "there is no program %s", c->program);
+  return RFR_INVALID; /* the option table knows no other name */
 }
 
 void cli_write(const char *text, size_t n, void *user) {
@@ -113,7 +219,7 @@ double cli_now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Bytes of the character at s, 0 if it is no UTF-8 (RFC 3629: shortest form, no surrogates). */
+/* Length of the UTF-8 sequence at s, 0 if there is none (RFC 3629: shortest form, no surrogates). */
 static int utf8_length(const unsigned char *s) {
   const int n = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] < 0xE0 ? 2 : s[0] >= 0xE0 && s[0] < 0xF0 ? 3 : 4;
   if (n == 1) return 1;
@@ -125,7 +231,7 @@ static int utf8_length(const unsigned char *s) {
   return n;
 }
 
-/* Bytes that are no text, as a model of bytes may write them, become U+FFFD each. */
+/* Each byte that is not part of UTF-8 text becomes U+FFFD: a model of bytes may generate any byte. */
 static void put_escaped(FILE *f, const char *s) {
   fputc('"', f);
   for (int n; *s; s += n > 0 ? n : 1) {
@@ -172,4 +278,14 @@ void json_double(json *j, const char *key, double value) {
   put_key(j, key);
   if (isfinite(value)) fprintf(j->f, "%.9g", value); /* the program never calls setlocale: the C locale's dot */
   else fputs("null", j->f);
+}
+
+void json_bool(json *j, const char *key, bool value) {
+  put_key(j, key);
+  fputs(value ? "true" : "false", j->f);
+}
+
+void json_raw(json *j, const char *key, const char *value) {
+  put_key(j, key);
+  fputs(value, j->f);
 }

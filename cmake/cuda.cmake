@@ -24,7 +24,7 @@ set_target_properties(refrain_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER
 target_link_directories(refrain_cuda PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
 target_link_libraries(refrain_cuda PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES} cudart_static rt Threads::Threads
                                            ${CMAKE_DL_LIBS})
-# What it lacks would show only where it is loaded; weak references, kernels that are not there, may stay.
+# Report missing symbols here and not when the module is loaded; weak references to absent kernels are allowed.
 target_link_options(refrain_cuda PRIVATE -Wl,--no-undefined)
 add_dependencies(product refrain_cuda)
 
@@ -57,7 +57,7 @@ add_executable(moe_check EXCLUDE_FROM_ALL tests/gpu/moe_check.cu ${sources})
 target_include_directories(moe_check PRIVATE include src)
 target_compile_options(moe_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings;--expt-relaxed-constexpr>")
 set_target_properties(moe_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-foreach(check trap_check memory_check stream_check)
+foreach(check trap_check memory_check stream_check custom_op_check)
   add_executable(${check} EXCLUDE_FROM_ALL tests/gpu/${check}.cu)
   target_link_libraries(${check} PRIVATE refrain ${CMAKE_DL_LIBS})
   target_compile_options(${check} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")

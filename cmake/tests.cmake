@@ -47,7 +47,7 @@ foreach(source ${RFR_TEST_SOURCES})
   endif()
   # Built for the thread sanitizer, kernels run on one thread: what only runs or plans them shows it nothing.
   if(RFR_SANITIZE STREQUAL "thread" AND
-     name MATCHES "^(ops|plan_shapes|grouped|graphs|graphs_schedules|recompute_graphs|faults|backend_faults)_test$")
+     name MATCHES "^(ops|plan_shapes|grouped|graphs|graphs_schedules|graphs_recompute|faults|backend_faults)_test$")
     continue()
   endif()
   # Waiting threads sleep: tests run side by side, and spinning would steal the other's cores.
@@ -78,6 +78,15 @@ foreach(build old other)
                                                             ${PROJECT_BINARY_DIR}/${build}_build)
   add_dependencies(cuda_loader_test module_of_${build}_build)
 endforeach()
+
+# A foreign module in a working folder: loading it ends the process with status 42.
+file(CONFIGURE OUTPUT trap/module.c CONTENT "#include <unistd.h>
+__attribute__((constructor)) static void trap(void) { _exit(42); }\n")
+add_library(trap_module MODULE ${PROJECT_BINARY_DIR}/trap/module.c)
+set_target_properties(trap_module PROPERTIES OUTPUT_NAME refrain_onednn
+                                             LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/trap)
+configure_file(${PROJECT_BINARY_DIR}/trap/module.c ${PROJECT_BINARY_DIR}/trap/librefrain.so COPYONLY)
+add_dependencies(module_path_test trap_module refrain)
 
 # Sources named from the root on, and from the build folder on.
 set(from_root ${PROJECT_SOURCE_DIR})
@@ -146,6 +155,14 @@ if(NOT RFR_SANITIZE)
   add_test(NAME include_direction COMMAND ${tools}/include-check ${PROJECT_SOURCE_DIR})
   add_test(NAME exported_symbols COMMAND ${tools}/export-check $<TARGET_FILE:refrain>
                                          ${PROJECT_SOURCE_DIR}/include/refrain)
+  set(linked refrain)
+  foreach(target refrain_cli refrain_onednn refrain_cuda)
+    if(TARGET ${target})
+      list(APPEND linked ${target})
+    endif()
+  endforeach()
+  list(TRANSFORM linked REPLACE "(.+)" "$<TARGET_FILE:\\1>")
+  add_test(NAME runpath_entries COMMAND ${tools}/rpath-check ${linked})
   add_test(NAME mutants_apply COMMAND ${tools}/check-mutants --apply)
   add_test(NAME source_form COMMAND ${tools}/form-check ${PROJECT_SOURCE_DIR})
   add_test(NAME declared_symbols COMMAND ${tools}/export-check --all $<TARGET_FILE:refrain>

@@ -68,7 +68,9 @@ static rfr_status create(rank *r) {
     hooks[i] = rfr_hooks_default();
     hooks[i].pre_forward = hooks[i].pre_backward = (rfr_hook_list){&hook, 1};
     tensors[i] = (rfr_binding){names[i], square, r->weight};
-    gradients[i] = (rfr_main_gradient){.parameter = names[i], .data = r->gradient, .accumulate = 1};
+    gradients[i] = rfr_main_gradient_default();
+    gradients[i].parameter = names[i], gradients[i].type = square, gradients[i].accumulate = 1;
+    gradients[i].data = r->gradient, gradients[i].bytes = sizeof r->gradient;
   }
   if (r->way == AROUND) {
     o.hooks = hooks, o.n_hooks = LAYERS;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The program from outside: exit codes, the two lines of an error, JSON, signals.
+ * The program as a user runs it: exit codes, error texts, JSON, signals.
  */
 #include <fcntl.h>
 #include <setjmp.h>
@@ -21,7 +21,7 @@
 #include <jansson.h>
 
 static char root[64];
-static char out[1 << 18], err[1 << 16];
+static char out[1 << 22], err[1 << 16];
 
 static void slurp(const char *path, char *to, size_t size) {
   FILE *f = fopen(path, "rb");
@@ -104,17 +104,135 @@ static void usage(void **state) {
   assert_says(err, "error: there is no command trian");
   assert_says(err, "help: did you mean train?");
   assert_int_equal(RUN("train"), 2);
-  assert_says(err, "error: refrain train needs CONFIG.yaml");
+  assert_says(err, "error: refrain train needs CONFIG|RUN");
   assert_int_equal(RUN("train", "small.yaml", "--resum"), 2);
   assert_says(err, "help: did you mean --resume?");
   assert_int_equal(RUN("train", "small.yaml", "--top-k", "3"), 2);
   assert_says(err, "has no option --top-k");
   assert_int_equal(RUN("generate", "runs/x", "--tokens", "many"), 2);
-  assert_says(err, "--tokens many is no number");
+  assert_says(err, "--tokens: \"many\" is not a number");
   assert_int_equal(RUN("generate", "a", "b"), 2);
   assert_int_equal(RUN("generate", "--help"), 0);
   assert_says(out, "--temperature");
   assert_null(strstr(out, "--resume"));
+}
+
+static json_t *parsed(void) {
+  json_error_t e;
+  json_t *v = json_loads(out, JSON_REJECT_DUPLICATES, &e);
+  if (!v) fail_msg("%s in:\n%s", e.text, out);
+  return v;
+}
+
+static json_int_t number(const json_t *o, const char *key) {
+  const json_t *v = json_object_get(o, key);
+  if (!json_is_number(v)) fail_msg("%s is no number", key);
+  return (json_int_t)json_number_value(v);
+}
+
+/* `help COMMAND` is `COMMAND --help`, with that command's options alone. */
+static void help(void **state) {
+  (void)state;
+  static const char *const commands[] = {"train", "generate", "eval",    "check", "keys",  "plan",
+                                         "trace", "schedule", "profile", "bench", "doctor"};
+  for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+    static char first[1 << 14];
+    assert_int_equal(RUN("help", commands[i]), 0);
+    snprintf(first, sizeof first, "%s", out);
+    assert_int_equal(strncmp(first, "usage: refrain ", 15), 0);
+    assert_int_equal(strncmp(first + 15, commands[i], strlen(commands[i])), 0);
+    assert_says(first, "--json");
+    assert_int_equal(RUN(commands[i], "--help"), 0);
+    assert_string_equal(first, out);
+    for (const char *line = out; *line; line += strcspn(line, "\n") + 1)
+      if (strcspn(line, "\n") > 80) fail_msg("more than 80 columns: %s", line);
+  }
+  assert_int_equal(RUN("help"), 0);
+  assert_says(out, "usage: refrain COMMAND");
+  assert_int_equal(RUN("help", "trian"), 2);
+  assert_says(err, "help: did you mean train?");
+}
+
+static json_t *parsed_error(void) {
+  json_error_t e;
+  json_t *v = json_loads(err, JSON_REJECT_DUPLICATES, &e);
+  if (!v) fail_msg("%s in:\n%s", e.text, err);
+  return v;
+}
+
+/* With --json standard error has one object, whoever found the error. */
+static void json_errors(void **state) {
+  (void)state;
+  static const struct {
+    const char *arguments[6], *status, *slug, *message;
+    int code;
+  } wrong[] = {
+      {{"trian", "--json"}, "invalid", "usage", "there is no command trian", 2},
+      {{"train", "small.yaml", "--resum", "--json"}, "invalid", "usage", "refrain train has no option --resum", 2},
+      {{"train", "missing.yaml", "--json"}, "input or output", "usage", "missing.yaml: No such file or directory", 4},
+      {{"check", "small.yaml", "--set", "optimizer.lrr=1", "--json"}, "invalid", "config.key", "optimizer.lrr", 2},
+      {{"generate", "none", "--json"}, "input or output", "file", "none", 4},
+      {{"plan", "small.yaml", "--svg", "none/x.svg"}, NULL, NULL, NULL, 4},
+  };
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    const char *const *a = wrong[i].arguments;
+    assert_int_equal(RUN(a[0], a[1], a[2], a[3], a[4], a[5]), wrong[i].code);
+    assert_string_equal(out, "");
+    if (!wrong[i].status) continue;
+    json_t *v = parsed_error();
+    assert_string_equal(json_string_value(json_object_get(v, "status")), wrong[i].status);
+    const char *slug = json_string_value(json_object_get(v, "slug"));
+    assert_int_equal(strncmp(slug, wrong[i].slug, strlen(wrong[i].slug)), 0);
+    assert_says(json_string_value(json_object_get(v, "message")), wrong[i].message);
+    assert_true(*json_string_value(json_object_get(v, "next")) != '\0');
+    json_decref(v);
+  }
+}
+
+static void keys(void **state) {
+  (void)state;
+  assert_int_equal(RUN("keys"), 0);
+  assert_says(out, "optimizer.lr\n");
+  assert_says(out, "memory.recompute\n");
+  assert_int_equal(RUN("keys", "RECOMPUTE", "--json"), 0);
+  json_t *v = parsed();
+  const json_t *rows = json_object_get(v, "keys");
+  assert_true(json_array_size(rows) >= 1 && json_array_size(rows) < 10);
+  bool found = false;
+  for (size_t i = 0; i < json_array_size(rows); i++) {
+    const json_t *row = json_array_get(rows, i);
+    found |= strcmp(json_string_value(json_object_get(row, "name")), "memory.recompute") == 0;
+    assert_true(*json_string_value(json_object_get(row, "meaning")) != '\0');
+    assert_true(json_is_boolean(json_object_get(row, "resume_may_change")));
+  }
+  assert_true(found);
+  json_decref(v);
+  assert_int_equal(RUN("keys", "nothing-like-it"), 2);
+  assert_int_equal(RUN("keys", "warmpu"), 2);
+  assert_says(err, "did you mean warmup?");
+}
+
+/* A closed standard stream does not lend its descriptor to a file of the run. */
+static void closed_streams(void **state) {
+  (void)state;
+  const char *const arguments[] = {"train", "small.yaml", "--out", "closed", NULL};
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    const char *argv[8] = {RFT_BINARY_DIR "/refrain"};
+    for (int i = 0; arguments[i]; i++) argv[i + 1] = arguments[i];
+    close(STDIN_FILENO);
+    close(STDOUT_FILENO);
+    close(STDERR_FILENO);
+    execv(argv[0], (char *const *)argv);
+    _exit(127);
+  }
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status)); /* output that cannot be written is exit code 4, as for any closed pipe */
+  slurp("closed/log.jsonl", out, sizeof out);
+  for (const char *line = out; *line; line += strcspn(line, "\n") + 1)
+    if (*line != '{') fail_msg("not a log entry: %.80s", line);
 }
 
 static void bad_input(void **state) {
@@ -134,22 +252,28 @@ static void bad_input(void **state) {
   assert_int_equal(RUN("train", "small.yaml", "--set", "data.train=[empty.txt]", "--out", "none"), 2);
   assert_int_equal(RUN("plan", "small.yaml", "--set", "memory.budget=1KiB"), 3);
   assert_says(err, "plan.over_budget");
-  assert_says(err, "with nothing recomputed: recompute auto may need less");
-  assert_says(err, "help: raise the budget to what the message says is needed");
+  assert_says(err, "but memory.budget is 1024 bytes (1.0 KiB)");
+  assert_says(err, "help: raise memory.budget, or use settings that the plan lists");
+  assert_says(out, "optimizer states and master weights");
+  assert_says(out, "optimizer moments in bf16: optimizer.state_dtype=bf16");
+  assert_says(out, "recompute activations: memory.recompute=all");
   assert_int_equal(RUN("plan", "small.yaml", "--set", "memory.budget=1KiB", "--set", "memory.recompute=all"), 3);
-  assert_null(strstr(err, "auto"));
+  assert_null(strstr(out, "recompute activations:")); /* nothing is left to gain from it */
   assert_int_equal(RUN("train", "small.yaml", "--set", "memory.budget=1KiB", "--out", "none"), 3);
   assert_int_equal(RUN("check", "small.yaml", "--set", "model.vocab_size=100"), 2);
   assert_int_equal(RUN("eval", "no-such-run"), 4);
   assert_int_equal(RUN("train", "text"), 4);
-  assert_says(err, "help: give a file; a run's folder has its config.yaml");
+  assert_says(err, "text is a folder without config.yaml");
+  assert_int_equal(RUN("plan", "text"), 4);
+  assert_says(err, "text is a folder without config.yaml and without config.json");
   assert_int_equal(RUN("generate", "no-such-run", "--top-p", "2"), 2);
-  assert_says(err, "error: --top-p 2 is no probability\nhelp: give more than 0 and at most 1");
+  assert_says(err, "error: --top-p 2 is not a probability\nhelp: give more than 0 and at most 1");
   assert_int_equal(RUN("generate", "no-such-run", "--top-p", "0"), 2);
   assert_int_equal(RUN("generate", "no-such-run", "--prompt", ""), 2);
   assert_says(err, "error: --prompt is empty\nhelp: give at least one byte");
-  assert_int_equal(access("none", F_OK), -1); /* a mistake leaves no folder behind */
+  assert_int_equal(access("none", F_OK), -1); /* nothing was created */
   assert_int_equal(RUN("trace", "small.yaml", "--after", "lunch"), 2);
+  assert_says(err, "error: --after: unknown value \"lunch\"\nhelp: choose from: record autodiff prune");
   assert_int_equal(RUN("bench", "nothing"), 2);
 }
 
@@ -159,6 +283,21 @@ static void check_sources(void **state) {
   assert_says(out, "seed: 7 # --set");
   assert_says(out, "hidden_size: 16 # small.yaml:2");
   assert_says(out, "# default");
+  assert_int_equal(
+      RUN("check", "small.yaml", "--json", "--set", "optimizer.groups=[{match: \"*norm*\", weight_decay: 0}]"), 0);
+  json_t *v = parsed();
+  assert_int_equal(number(json_object_get(v, "model.hidden_size"), "value"), 16);
+  assert_string_equal(json_string_value(json_object_get(json_object_get(v, "model.hidden_size"), "source")),
+                      "small.yaml:2");
+  const json_t *betas = json_object_get(json_object_get(v, "optimizer.betas"), "value");
+  assert_true(json_number_value(json_array_get(betas, 1)) == 0.95);
+  const json_t *groups = json_object_get(json_object_get(v, "optimizer.groups"), "value");
+  assert_string_equal(json_string_value(json_object_get(json_array_get(groups, 0), "match")), "*norm*");
+  json_decref(v);
+  assert_int_equal(RUN("check", "small.yaml", "--files", "train", "--json"), 0);
+  v = parsed();
+  assert_true(json_array_size(json_object_get(v, "files")) > 3);
+  json_decref(v);
   assert_int_equal(RUN("check", "small.yaml", "--files", "validation"), 0);
   assert_says(out, ".txt\n");
   int held_out = 0;
@@ -170,20 +309,42 @@ static void check_sources(void **state) {
   assert_int_equal(held_out + rest, 10);
 }
 
-static json_t *parsed(void) {
-  json_error_t e;
-  json_t *v = json_loads(out, JSON_REJECT_DUPLICATES, &e);
-  if (!v) fail_msg("%s in:\n%s", e.text, out);
-  return v;
+/* A model that no machine here has room for is planned without memory for it, from the command line and as JSON. */
+static void plan_large(void **state) {
+  (void)state;
+  static const char *const large[] = {"model.hidden_size=16384", "model.intermediate_size=53248",
+                                      "model.num_attention_heads=128", "model.num_hidden_layers=126"};
+#define LARGE "--set", large[0], "--set", large[1], "--set", large[2], "--set", large[3]
+  assert_int_equal(RUN("plan", "small.yaml", LARGE), 3);
+  assert_says(err, "[plan.over_budget]");
+  assert_says(err, "but the memory available here is ");
+  assert_says(out, "does NOT fit in ");
+  assert_says(out, "settings that need less");
+  assert_int_equal(RUN("plan", "small.yaml", LARGE, "--json"), 3);
+  json_t *v = parsed();
+  assert_false(json_is_true(json_object_get(v, "fits")));
+  const json_t *memory = json_object_get(v, "memory"), *settings = json_object_get(v, "settings");
+  json_int_t sum = 0, weights = number(memory, "weights");
+  const char *key;
+  json_t *value;
+  json_object_foreach(json_object_get(v, "memory"), key, value) sum += json_integer_value(value);
+  assert_int_equal(sum, number(v, "planned_bytes"));
+  assert_int_equal(number(memory, "optimizer"), 2 * weights); /* two moments in f32 */
+  assert_true(json_array_size(settings) >= 2);
+  for (size_t i = 0; i < json_array_size(settings); i++) {
+    const json_t *row = json_array_get(settings, i);
+    assert_true(number(row, "planned_bytes") < number(v, "planned_bytes"));
+    const char *set = json_string_value(json_array_get(json_object_get(row, "set"), 0));
+    if (strcmp(set, "optimizer.state_dtype=bf16") != 0 || json_array_size(json_object_get(row, "set")) > 1) continue;
+    assert_int_equal(number(v, "planned_bytes") - number(row, "planned_bytes"), weights);
+  }
+  json_decref(v);
+  assert_int_equal(RUN("trace", "small.yaml", LARGE, "--phase", "load"), 0);
+  assert_int_equal(RUN("check", "small.yaml", LARGE), 0);
+#undef LARGE
 }
 
-static json_int_t number(const json_t *o, const char *key) {
-  const json_t *v = json_object_get(o, key);
-  if (!json_is_number(v)) fail_msg("%s is no number", key);
-  return (json_int_t)json_number_value(v);
-}
-
-/* The frontier's points are budgets that --set memory.recompute=auto keeps. */
+/* memory.recompute=auto keeps each budget of the frontier. */
 static void plan_frontier(void **state) {
   (void)state;
   assert_int_equal(RUN("plan", "small.yaml", "--frontier", "--json"), 0);
@@ -205,14 +366,13 @@ static void plan_frontier(void **state) {
     assert_true(number(v, "planned_bytes") <= (i ? last : first));
     json_decref(v);
   }
-  assert_says(err, "the smallest budget that works");
   assert_int_equal(RUN("plan", "small.yaml", "--frontier"), 0);
   assert_says(out, "extra FLOPs");
   assert_int_equal(RUN("trace", "small.yaml", "--set", "memory.recompute=all", "--after", "recompute"), 0);
   assert_says(out, "recompute of %");
 }
 
-/* The picture has one rectangle per buffer of the step, with the reason of what is made again. */
+/* The picture has one rectangle per buffer of the step, and the reason of each recomputed one. */
 static void plan_picture(void **state) {
   (void)state;
   int buffers = 0, rectangles = 0;
@@ -232,6 +392,39 @@ static void plan_picture(void **state) {
   assert_says(out, "budget 1.0 GiB");
   assert_says(out, "\nrecompute of op ");
   assert_int_equal(RUN("plan", "small.yaml", "--svg", "missing/plan.svg"), 4);
+}
+
+/* Every stroke is thin beside its rectangle, so that no rectangle vanishes below it; how many rectangles there are. */
+static int check_strokes(void) {
+  int n = 0;
+  for (const char *s = out; (s = strstr(s, "<rect class=\"b\"")); s++) {
+    double w, h, stroke;
+    const char *at = strstr(s, "width="), *height = strstr(s, "height="), *width = strstr(s, "stroke-width=");
+    assert_true(at && height && width && width < strchr(s, '>'));
+    assert_int_equal(sscanf(at, "width=\"%lf", &w) + sscanf(height, "height=\"%lf", &h), 2);
+    assert_int_equal(sscanf(width, "stroke-width=\"%lf", &stroke), 1);
+    if (stroke > 0.21 * (w < h ? w : h)) fail_msg("%g x %g has a stroke of %g", w, h, stroke);
+    n++;
+  }
+  return n;
+}
+
+/* Pictures of large steps: strokes scale, and tiny rectangles become bands. */
+static void large_pictures(void **state) {
+  (void)state;
+  int rectangles = 0;
+  assert_int_equal(RUN("plan", "small.yaml", "--set", "model.num_hidden_layers=96", "--set", "batch.tokens=256",
+                       "--svg", "large.svg"),
+                   0);
+  slurp("large.svg", out, sizeof out);
+  for (const char *s = out; (s = strstr(s, "<rect")); s++) rectangles++;
+  assert_true(rectangles > 100 && rectangles < 4000);
+  assert_says(out, "several buffers, mostly activation");
+  check_strokes();
+  assert_int_equal(RUN("schedule", "--kind", "interleaved", "--stages", "8", "--microbatches", "64", "--svg", "-"), 0);
+  assert_int_equal(check_strokes(), 8 * 64 * 2 * 2);
+  assert_int_equal(RUN("schedule", "--kind", "gpipe", "--stages", "8", "--microbatches", "2048", "--svg", "-"), 0);
+  assert_true(check_strokes() < 100);
 }
 
 static void plan_and_trace(void **state) {
@@ -254,7 +447,7 @@ static void plan_and_trace(void **state) {
   json_decref(v);
   assert_int_equal(RUN("plan", "small.yaml"), 0);
   assert_says(out, "fits in");
-  assert_true(strstr(out, "cache.") == NULL); /* training pays for no caches */
+  assert_true(strstr(out, "cache.") == NULL); /* training has no caches */
   for (int i = 0; i < 2; i++) {
     assert_int_equal(RUN("plan", "small.yaml", "--program", i ? "decode" : "prefill"), 0);
     assert_says(out, "cache.*.k");
@@ -262,6 +455,10 @@ static void plan_and_trace(void **state) {
     assert_says(out, "attention_cached");
   }
   assert_int_equal(RUN("plan", "small.yaml", "--program", "generate"), 2);
+  assert_int_equal(RUN("trace", "small.yaml", "--after", "autodiff", "--json"), 0);
+  v = parsed();
+  assert_says(json_string_value(json_object_get(v, "trace")), "model.layers.0.mlp.down_proj.weight");
+  json_decref(v);
   assert_int_equal(RUN("trace", "small.yaml", "--after", "autodiff", "--flat"), 0);
   assert_int_equal(strncmp(out, "refrain-trace 1", 15), 0);
   for (int i = 0; i < 2; i++) { /* logits are f32 beside weights of either type */
@@ -271,7 +468,7 @@ static void plan_and_trace(void **state) {
   }
 }
 
-/* A mixture of experts: what it holds, how full experts are, text from what was trained. */
+/* A mixture of experts: its plan, its load during training, and text from the trained model. */
 static void experts(void **state) {
   (void)state;
   static const char *const sets[] = {"model.model_type=mixtral", "model.num_experts=4", "run.steps=3"};
@@ -288,7 +485,7 @@ static void experts(void **state) {
 #undef SETS
 }
 
-/* The share of each row adds up to 1, and each rate is one that the row's own numbers give. */
+/* The shares add up to 1 and the calls to `calls`. */
 static void check_rows(const json_t *rows, int64_t calls) {
   double share = 0;
   assert_true(json_is_array(rows) && json_array_size(rows) > 1);
@@ -302,7 +499,7 @@ static void check_rows(const json_t *rows, int64_t calls) {
   assert_int_equal(calls, 0);
 }
 
-/* `auto` says what it took; a device that was named is never another one. */
+/* `auto` prints its choice; a named device is never replaced. */
 static void devices(void **state) {
   (void)state;
   assert_int_equal(RUN("doctor", "--json"), 0);
@@ -320,7 +517,7 @@ static void devices(void **state) {
   assert_string_equal(err, "");
   if (!has_cuda) assert_int_equal(RUN("train", "small.yaml", "--device", "cuda", "--out", "nowhere"), 3);
   assert_int_equal(RUN("plan", "small.yaml", "--device", "gpu"), 2);
-  /* the environment is what options override */
+  /* options override the environment */
   setenv("REFRAIN_DEVICE", "auto", 1);
   setenv("REFRAIN_THREADS", "none", 1);
   assert_int_equal(RUN("plan", "small.yaml"), 2);
@@ -333,7 +530,7 @@ static void devices(void **state) {
   unsetenv("REFRAIN_THREADS");
 }
 
-/* What is missing is said, with what it costs. Measuring is slow under a sanitizer: it is done once. */
+/* A missing piece is printed with its cost. Measuring is slow under a sanitizer, so doctor runs once. */
 static void doctor(void **state) {
   (void)state;
   setenv("REFRAIN_ONEDNN", "0", 1);
@@ -342,7 +539,7 @@ static void doctor(void **state) {
   assert_int_equal(code, 0);
   assert_says(out, "none (turned off)");
   if (!strstr(out, "missing      CUDA module: no GPU is used")) assert_says(out, "for GPUs     CUDA module");
-  assert_says(out, "missing      oneDNN: matrix products run on the portable kernel");
+  assert_says(out, "missing      oneDNN: GEMMs run on the portable kernel");
 }
 
 static void bench(void **state) {
@@ -432,38 +629,42 @@ static void profile(void **state) {
   assert_says(out, "roofline");
   assert_int_equal(RUN("profile", "small.yaml", "--steps", "1", "--trace", "none/trace.json"), 4);
   assert_says(err, "none/trace.json");
+  assert_int_equal(RUN("profile", "small", "--steps", "1"), 0);
+  assert_says(out, "attention");
   assert_int_equal(RUN("profile", "missing"), 4);
-  assert_int_equal(RUN("profile", "small"), 2);
-  assert_says(err, "error: small is a benchmark and no configuration: `refrain bench small` times it");
-  assert_says(err, "help: name a file, or one of demo, gpt2-124m, ");
+  assert_int_equal(RUN("profile", "graphs"), 2);
+  assert_says(err, "error: the benchmark graphs has no step to profile; refrain bench graphs times it");
+  assert_says(err, "help: give a configuration, or one of small, demo, gpt2-124m, ");
 }
 
-/* An option that would change nothing is refused, with what heeds it. */
-static void idle_options(void **state) {
+/* An option that a command does not use is refused, with the commands that use it. */
+static void unused_options(void **state) {
   (void)state;
   static const struct {
     const char *arguments[8], *says, *help;
   } wrong[] = {
-      {{"bench", "graphs", "--set", "run.steps=3"},
-       "--set changes nothing of refrain bench graphs",
-       "it is for demo, "},
-      {{"bench", "graphs", "--dtype", "bf16"}, "--dtype changes nothing of", "compile, small, kernels\n"},
-      {{"bench", "small", "--eager"}, "--eager changes nothing of refrain bench small", "qwen3-moe\n"},
-      {{"bench", "small", "--steps", "3"}, "--steps changes nothing of", "qwen3-moe, compile\n"},
-      {{"bench", "replay", "--steps=3"}, "--steps changes nothing of", "it is for"},
-      {{"bench", "graphs", "--threads", "2"}, "--threads changes nothing of refrain bench graphs", "small, kernels\n"},
-      {{"bench", "schedule", "--device", "cpu"}, "--device changes nothing of refrain bench schedule", "replay, small"},
-      {{"bench", "compile", "--eager"}, "--eager changes nothing of", "it is for"},
-      {{"bench", "--dtype", "f32"}, "not every benchmark heeds --dtype: name one", "it is for"},
-      {{"bench", "small", "--dtype", "f31"}, "--dtype f31 is no type", "give f32, bf16, f16 or auto"},
-      {{"plan", "small.yaml", "--svg", "x.svg", "--json"}, "--svg draws the plan", "leave one"},
-      {{"plan", "small.yaml", "--svg", "x.svg", "--frontier"}, "--svg draws the plan", "leave one"},
-      {{"plan", "small.yaml", "--all", "--json"}, "--all is for the table of buffers", "leave --all away"},
-      {{"plan", "small.yaml", "--all", "--frontier"}, "--all is for the table of buffers", "leave --all away"},
-      {{"trace", "small.yaml", "--diff", "--flat"}, "--diff shows what the pass changed", "leave one"},
-      {{"trace", "small.yaml", "--diff", "--phase", "wgrad"}, "--diff shows what the pass changed", "leave one"},
+      {{"bench", "graphs", "--set", "run.steps=3"}, "refrain bench graphs does not use --set", "these use it: demo, "},
+      {{"bench", "graphs", "--dtype", "bf16"},
+       "refrain bench graphs does not use --dtype",
+       "compile, small, kernels\n"},
+      {{"bench", "small", "--eager"}, "refrain bench small does not use --eager", "qwen3-moe\n"},
+      {{"bench", "small", "--steps", "3"}, "does not use --steps", "qwen3-moe, compile\n"},
+      {{"bench", "replay", "--steps=3"}, "does not use --steps", "these use it"},
+      {{"bench", "graphs", "--threads", "2"}, "refrain bench graphs does not use --threads", "small, kernels\n"},
+      {{"profile", "small", "--set", "run.seed=3"}, "small has no configuration", "give a configuration"},
+      {{"keys", "lr", "--quiet"}, "refrain keys has no option --quiet", "lists"},
+      {{"doctor", "--quiet"}, "refrain doctor has no option --quiet", "lists"},
+      {{"bench", "compile", "--eager"}, "does not use --eager", "these use it"},
+      {{"bench", "--dtype", "f32"}, "not every benchmark uses --dtype: name one", "these use it"},
+      {{"bench", "small", "--dtype", "f31"}, "--dtype: unknown value \"f31\"", "did you mean f32?"},
+      {{"plan", "small.yaml", "--svg", "x.svg", "--json"}, "different forms of output", "omit one"},
+      {{"plan", "small.yaml", "--svg", "x.svg", "--frontier"}, "different forms of output", "omit one"},
+      {{"plan", "small.yaml", "--all", "--json"}, "--all is for the table of buffers", "omit --all"},
+      {{"plan", "small.yaml", "--all", "--frontier"}, "--all is for the table of buffers", "omit --all"},
+      {{"trace", "small.yaml", "--diff", "--flat"}, "--diff prints what the pass changed", "omit one"},
+      {{"trace", "small.yaml", "--diff", "--phase", "wgrad"}, "--diff prints what the pass changed", "omit one"},
       {{"train", "small.yaml", "--strict"}, "--strict is for --resume", "add --resume"},
-      {{"schedule", "--order", "1,-1", "--svg", "x.svg", "--json"}, "--svg draws the schedule", "leave one"},
+      {{"schedule", "--order", "1,-1", "--svg", "x.svg", "--json"}, "two forms of output", "omit one"},
       {{"schedule", "--order", "1,-1", "--threads", "2"}, "refrain schedule has no option --threads", "lists"},
       {{"schedule", "--order", "1,-1", "--device", "cuda"}, "refrain schedule has no option --device", "lists"},
   };
@@ -491,7 +692,7 @@ static void train_and_use(void **state) {
   assert_string_equal(err, "");
   assert_int_equal(RUN("check", "small.yaml", "--threads", "99999"), 2); /* not silently fewer */
   assert_says(err, "threads");
-  assert_says(err, "help: refrain check --help says what it takes");
+  assert_says(err, "help: refrain check --help explains the options");
   assert_int_equal(RUN("train", "small.yaml"), 2);
   assert_says(err, "run.exists");
   assert_says(err, "help: pass --resume");
@@ -505,17 +706,27 @@ static void train_and_use(void **state) {
   assert_int_equal(RUN("eval", "runs/small", "--set", "data.validation=0%"), 2);
   assert_says(err, "error: data.validation holds out nothing to evaluate on: 0 of 10 files, 0 bytes [data.held_out]");
   assert_says(err, "help: name files that were not trained on in data.validation");
-  assert_int_equal(RUN("generate", "runs/small/step-000020"), 2);
-  assert_says(err, "error: runs/small/step-000020 is a checkpoint of a run: the run is the folder that it lies in");
-  assert_says(err, "[run.folder]\nhelp: give the folder of a run");
-  assert_int_equal(rename("runs/small/step-000020/MANIFEST.json", "MANIFEST.json"), 0);
+  /* A checkpoint is a model's folder: its text is that of the run. */
+  assert_int_equal(RUN("generate", "runs/small/step-000020", "--prompt", "1 and ", "--tokens", "8", "--json"), 0);
+  v = parsed();
+  char text[64];
+  snprintf(text, sizeof text, "%s", json_string_value(json_object_get(v, "text")));
+  json_decref(v);
+  assert_int_equal(RUN("generate", "runs/small", "--prompt", "1 and ", "--tokens", "8", "--json"), 0);
+  v = parsed();
+  assert_string_equal(json_string_value(json_object_get(v, "text")), text);
+  json_decref(v);
   assert_int_equal(RUN("eval", "runs/small/step-000020"), 2);
-  assert_says(err, "step-000020 is a model's folder: `model:` in a configuration starts a run from it [run.folder]");
-  assert_int_equal(rename("MANIFEST.json", "runs/small/step-000020/MANIFEST.json"), 0);
+  assert_says(err, "data.validation");
+  assert_int_equal(RUN("eval", "runs/small/step-000020", "--set", "data.validation=[text/1.txt]", "--json"), 0);
+  v = parsed();
+  assert_true(number(v, "tokens") > 100);
+  json_decref(v);
+  assert_int_equal(RUN("generate", "text"), 4);
   assert_int_equal(RUN("generate", "runs/small", "--prompt", "1 and ", "--tokens", "8"), 0);
   assert_int_equal(strncmp(out, "1 and ", 6), 0);
   assert_int_equal(strlen(out), 6 + 8 + 1);
-  assert_says(err, "6 bytes read in ");
+  assert_says(err, "prompt of 6 bytes in ");
   assert_says(err, " tokens/s\n");
   assert_int_equal(RUN("generate", "runs/small", "--tokens", "40", "--json"), 0); /* more than the window */
   v = parsed();
@@ -541,16 +752,62 @@ static void wait_for(const char *path, const char *what) {
   fail_msg("%s never says %s", path, what);
 }
 
+/* The command that the program printed after "to continue: ", split at spaces into c. */
+static void read_command(char *text, const char **c) {
+  char *at = strstr(text, "to continue: refrain ");
+  if (!at) fail_msg("no command to continue with in:\n%s", text);
+  at += strlen("to continue: refrain ");
+  at[strcspn(at, "\n")] = '\0';
+  for (char *word = strtok(at, " "); word; word = strtok(NULL, " ")) *c++ = word;
+  *c = NULL;
+}
+
 static void interrupted(void **state) {
   (void)state;
-  const char *const arguments[] = {"train", "small.yaml", "--out", "long", "--set", "run.steps=10000000", NULL};
+  const char *const arguments[] = {"train", "small.yaml",         "--out", "long", "--threads", "1",
+                                   "--set", "run.steps=10000000", NULL};
   pid_t child = start(arguments);
   wait_for("long/log.jsonl", "\"metrics\"");
   kill(child, SIGINT);
   assert_int_equal(finish(child), 5);
   assert_says(err, "stopped after step");
-  assert_says(err, "--resume");
+  assert_says(err, "to continue: refrain train long --resume --threads 1\n");
   assert_int_equal(RUN("generate", "long", "--tokens", "1"), 0); /* the checkpoint is there */
+  /* The printed command continues the run; the rest of the command line is in the run's configuration. */
+  child = start((const char *const[]){"train", "long", "--resume", "--threads", "1", NULL});
+  wait_for("err", "loss ");
+  kill(child, SIGINT);
+  assert_int_equal(finish(child), 5);
+  const char *command[12];
+  read_command(err, command);
+  assert_string_equal(command[1], "long");
+}
+
+/* The folder of a run, and its configuration, name the run. */
+static void resume_by_folder(void **state) {
+  (void)state;
+  assert_int_equal(RUN("train", "small.yaml", "--out", "again", "--set", "run.steps=4"), 0);
+  assert_int_equal(RUN("train", "again"), 2);
+  assert_says(err, "again is a run");
+  assert_says(err, "--resume continues it");
+  assert_int_equal(RUN("train", "again/config.yaml"), 2);
+  assert_says(err, "again is a run");
+  assert_int_equal(RUN("train", "again/", "--resume", "--set", "run.steps=6"), 0);
+  assert_says(out, "6 of 6 steps");
+  assert_int_equal(RUN("train", "again/config.yaml", "--resume", "--set", "run.steps=8"), 0);
+  assert_says(out, "8 of 8 steps");
+  assert_says(out, "again/step-000008");
+  assert_int_equal(access("runs/config", F_OK), -1);
+  assert_int_equal(RUN("train", "again", "--resume", "--out", "other"), 2);
+  assert_says(err, "--out is for a new run");
+  assert_int_equal(RUN("train", "again", "--resume", "--set", "run.steps=3"), 0);
+  assert_null(strstr(out, "8 of 3"));
+  assert_int_equal(RUN("plan", "again"), 0);
+  assert_int_equal(RUN("check", "again"), 0);
+  assert_says(out, "again/config.yaml:");
+  assert_int_equal(RUN("plan", "again/step-000008"), 0); /* a checkpoint is a model's folder */
+  assert_int_equal(RUN("train", "again/step-000008"), 2);
+  assert_says(err, "write a configuration with `model: again/step-000008`");
 }
 
 static void schedules(void **state) {
@@ -594,17 +851,19 @@ static void schedules(void **state) {
       {{0}, "takes one of --kind, --order and --file", "as refrain schedule --kind 1f1b"},
       {{"--kind", "1f1b", "--order", "1"}, "takes one of --kind", "as refrain"},
       {{"--kind", "1f1b"}, "--kind needs --stages and --microbatches", "as --stages 4"},
-      {{"--kind", "1f1p", "--stages", "1", "--microbatches", "1"}, "no schedule kind 1f1p", "did you mean 1f1b?"},
-      {{"--kind", "dualpipe"}, "no schedule kind dualpipe", "kinds are gpipe, 1f1b"},
+      {{"--kind", "1f1p", "--stages", "1", "--microbatches", "1"},
+       "--kind: unknown value \"1f1p\"",
+       "did you mean 1f1b?"},
+      {{"--kind", "dualpipe"}, "--kind: unknown value \"dualpipe\"", "choose from: gpipe 1f1b"},
       {{"--kind", "1f1b", "--stages", "99999999999", "--microbatches", "1"}, "--stages 99999999999", "smaller"},
       {{"--kind", "zb-v", "--stages", "2", "--microbatches", "1", "--chunks", "3"},
        "zb-v has 2 chunks",
        "refrain schedule --help"},
       {{"--kind", "gpipe", "--stages", "99999", "--microbatches", "99999"}, "are more than", "smaller shapes"},
-      {{"--order", "1,-1", "--stages", "2"}, "are for --kind", "leave them away"},
-      {{"--kind", "gpipe", "--layers", "2"}, "--layers is for --order", "leave it away"},
-      {{"--order", "1,-1", "--layers", "2,"}, "--layers: no count at \"\"", "give a count for each chunk"},
-      {{"--order", "1,-1", "--layers", "0"}, "--layers: no count at \"0\"", "give a count"},
+      {{"--order", "1,-1", "--stages", "2"}, "are for --kind", "omit them"},
+      {{"--kind", "gpipe", "--layers", "2"}, "--layers is for --order", "omit it"},
+      {{"--order", "1,-1", "--layers", "2,"}, "--layers: \"\" is not a count", "give a count for each chunk"},
+      {{"--order", "1,-1", "--layers", "0"}, "--layers: \"0\" is not a count", "give a count"},
       {{"--order", "1,-1", "--layers", "1,1"}, "2 counts of layers for 1 chunks", "refrain schedule --help"},
       {{"--order", "1,2,-1,-2"}, "--order:1: rank 0, action 2 (0B0): comes before rank 0, action 3 (1B0)", "move"},
       {{"--file", "small.yaml"}, "small.yaml:1: rank 0, action 0: \"refrain:\" is no action", "docs/schedules.md"},
@@ -621,11 +880,14 @@ static void schedules(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(usage),          cmocka_unit_test(bad_input),     cmocka_unit_test(check_sources),
-      cmocka_unit_test(plan_and_trace), cmocka_unit_test(plan_frontier), cmocka_unit_test(plan_picture),
-      cmocka_unit_test(experts),        cmocka_unit_test(devices),       cmocka_unit_test(doctor),
-      cmocka_unit_test(bench),          cmocka_unit_test(profile),       cmocka_unit_test(idle_options),
-      cmocka_unit_test(train_and_use),  cmocka_unit_test(interrupted),   cmocka_unit_test(schedules),
+      cmocka_unit_test(usage),          cmocka_unit_test(help),           cmocka_unit_test(json_errors),
+      cmocka_unit_test(keys),           cmocka_unit_test(closed_streams), cmocka_unit_test(resume_by_folder),
+      cmocka_unit_test(bad_input),      cmocka_unit_test(check_sources),  cmocka_unit_test(plan_and_trace),
+      cmocka_unit_test(plan_large),     cmocka_unit_test(large_pictures), cmocka_unit_test(plan_frontier),
+      cmocka_unit_test(plan_picture),   cmocka_unit_test(experts),        cmocka_unit_test(devices),
+      cmocka_unit_test(doctor),         cmocka_unit_test(bench),          cmocka_unit_test(profile),
+      cmocka_unit_test(unused_options), cmocka_unit_test(train_and_use),  cmocka_unit_test(interrupted),
+      cmocka_unit_test(schedules),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "base/json.h"
 #include "data/safetensors.h"
 #include "ops/decode/cursor.h"
 #include "refrain/program.h"
@@ -386,7 +386,7 @@ static void refused(void **state) {
       {"gemma", "hidden_act", "\"gelu\"", NULL}, /* the tanh form all the same */
       {"gemma", "hidden_act", "\"silu\"", "hidden_act is silu"},
       {"gemma", "head_dim", "null", "head_dim"},
-      {"gemma", "tie_word_embeddings", "false", "embeddings are tied"},
+      {"gemma", "tie_word_embeddings", "false", "needs tied embeddings"},
       {"gemma", "final_logit_softcapping", "30.0", "final_logit_softcapping"},
       {"gemma", "use_bidirectional_attention", "true", "use_bidirectional_attention"},
       {"gemma2", "hidden_activation", "\"gelu\"", "hidden_activation is gelu"},
@@ -396,7 +396,7 @@ static void refused(void **state) {
       {"gemma2", "attn_logit_softcapping", "null", NULL},
       {"gemma2", "final_logit_softcapping", "null", NULL},
       {"llama", "num_experts", "8", "num_experts is 8"},
-      {"mixtral", "num_experts_per_tok", "6", "num_experts_per_tok 6"},
+      {"mixtral", "num_experts_per_tok", "6", "num_experts_per_tok is 6"},
       {"mixtral", "num_local_experts", "null", "num_local_experts"},
       {"mixtral", "router_jitter_noise", "0.1", "router_jitter_noise"},
       {"mixtral", "output_router_logits", "true", NULL},
@@ -548,26 +548,165 @@ static void notes(void **state) {
   assert_int_equal(json_array_size(n.unknown), 2);
   assert_string_equal(json_string_value(json_array_get(n.unknown, 0)), "something_new");
   assert_string_equal(json_string_value(json_array_get(n.unknown, 1)), "rope_scaling.beta_fast");
-  /* the ids go back into what is saved; those of generation are its file's, where there is one */
+  /* the ids are kept in the saved file */
   json_t *saved = rfi_hf_config_with(&c, &n), *want = config_of("llama");
   assert_true(json_equal(json_object_get(saved, "eos_token_id"), json_object_get(want, "eos_token_id")));
   assert_true(json_equal(json_object_get(saved, "bos_token_id"), json_object_get(want, "bos_token_id")));
-  assert_true(json_equal(n.ids, n.generation_ids));
   rfi_hf_notes_deinit(&n);
   json_decref(saved);
   json_decref(want);
-  static const char generation[] = "{\"eos_token_id\": [5, 6], \"pad_token_id\": 3, \"temperature\": 1}";
-  rft_write(f, "generation_config.json", generation, strlen(generation));
-  OK(rfi_hf_notes_read(f->ctx, f->path, &n));
-  want = json_loads("{\"eos_token_id\": [5, 6], \"pad_token_id\": 3}", 0, NULL);
-  assert_true(json_equal(n.generation_ids, want));
-  json_decref(want);
-  rfi_hf_notes_deinit(&n);
 }
 
-/* A factor of the loss of balance that a folder has and does not use is written back as unused, not as 0; where the
- * loss is used, what was used is. */
-static void idle_losses(void **state) {
+static void write_text(rft_folder *f) {
+  char text[1024];
+  for (size_t i = 0; i < sizeof text; i++) text[i] = (char)(i % 32 == 31 ? '\n' : 'a' + i * i % 26);
+  rft_write(f, "text", text, sizeof text);
+}
+
+static char *read_whole(const char *model, const char *name, size_t *n) {
+  char path[512];
+  snprintf(path, sizeof path, MODELS "%s/%s", model, name);
+  FILE *in = fopen(path, "rb");
+  assert_non_null(in);
+  char *data = malloc(1 << 20);
+  *n = fread(data, 1, 1 << 20, in);
+  fclose(in);
+  return data;
+}
+
+static const char *run_config(const char *folder) {
+  static char config[2048];
+  snprintf(config, sizeof config,
+           "refrain: 1\nmodel: %s\ndata: {train: [text], root: %s, sequence: 16}\nbatch: {tokens: 32, microbatch: 2}\n"
+           "optimizer: {lr: 1e-3}\nrun: {steps: 1}\n",
+           folder, folder);
+  return config;
+}
+
+/* The folder of a reference model with text to train on. `fields`: changes of its config.json, or NULL. */
+static void make_folder(rft_folder *f, const char *model, const char *fields) {
+  size_t n;
+  rfr_model_config c;
+  json_t *o = config_of(model), *changes = fields ? json_loads(fields, 0, NULL) : json_object();
+  assert_int_equal(json_object_update(o, changes), 0);
+  json_decref(changes);
+  OK(read_config(f, o, &c));
+  char *data = read_whole(model, "model.safetensors", &n);
+  rft_write(f, "model.safetensors", data, n);
+  write_text(f);
+  free(data);
+}
+
+/* A checkpoint of a run from a folder has the folder's files byte for byte, listed in the manifest, and its dtype. */
+static void carried_files(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *name, *text;
+  } files[] = {{"generation_config.json", "{ \"eos_token_id\" : [5,6],\"temperature\":1}"},
+               {"tokenizer_config.json", "{\"model_max_length\": 64}\n\n"},
+               {"special_tokens_map.json", "{}"},
+               {"added_tokens.json", "not JSON"},
+               {"chat_template.jinja", ""}};
+  enum { N = sizeof files / sizeof files[0] };
+  static const char *const dtypes[][2] = {{"float32", "F32"}, {"bfloat16", "BF16"}, {"float16", "F16"}};
+  for (int k = 0; k < 3; k++) {
+    rfr_run *run;
+    char fields[100], out[16], name[100], *text;
+    size_t n;
+    rfi_safetensors *weights;
+    snprintf(fields, sizeof fields, "{\"dtype\": \"%s\", \"torch_dtype\": \"%s\"}", dtypes[k][0], dtypes[k][0]);
+    make_folder(f, "llama", fields);
+    for (int i = 0; i < N; i++) rft_write(f, files[i].name, files[i].text, strlen(files[i].text));
+    snprintf(out, sizeof out, "out%d", k);
+    OK(rfr_run_open(f->ctx, run_config(f->path), rft_path(f, out), NULL, &run));
+    for (int i = 0; i < N; i++) remove(rft_path(f, files[i].name)); /* the run no longer needs the folder */
+    OK(rfr_run_train(run));
+    rfr_run_close(run);
+    snprintf(name, sizeof name, "%s/step-000001/MANIFEST.json", out);
+    char *manifest = rft_read(f, name, &n);
+    for (int i = 0; i < N; i++) {
+      snprintf(name, sizeof name, "%s/step-000001/%s", out, files[i].name);
+      text = rft_read(f, name, &n);
+      assert_int_equal(n, strlen(files[i].text));
+      assert_memory_equal(text, files[i].text, n);
+      assert_non_null(strstr(manifest, files[i].name));
+      free(text);
+    }
+    free(manifest);
+    snprintf(name, sizeof name, "%s/step-000001/config.json", out);
+    text = rft_read(f, name, &n);
+    assert_non_null(strstr(text, dtypes[k][0]));
+    free(text);
+    snprintf(name, sizeof name, "%s/step-000001/model.safetensors", out);
+    OK(rfi_safetensors_open(f->ctx, rft_path(f, name), &weights));
+    assert_string_equal(rfr_dtype_safetensors_name(rfi_safetensors_at(weights, 0)->dtype), dtypes[k][1]);
+    rfi_safetensors_close(weights);
+    snprintf(name, sizeof name, "%s/step-000001/state.json", out);
+    text = rft_read(f, name, &n);
+    assert_null(strstr(text, "(null)"));
+    assert_null(strstr(text, "model.hidden_act")); /* config.json decides */
+    free(text);
+  }
+}
+
+/* A model with a vocabulary of its own is not trained on bytes, evaluated on them or asked to continue them. */
+static void foreign_tokenizers(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *fields, *file, *want;
+  } cases[] = {{NULL, NULL, NULL},
+               {"{\"vocab_size\": 257}", NULL, "vocab_size 257"},
+               {NULL, "tokenizer.json", "tokenizer.json"},
+               {NULL, "tokenizer.model", "tokenizer.model"},
+               {NULL, "vocab.json", "vocab.json"}};
+  static const int programs[] = {RFR_RUN_TRAIN, RFR_RUN_EVALUATE, RFR_RUN_GENERATE};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    rfr_run *run;
+    rfr_run_info info;
+    rfr_run_options o = rfr_run_options_default();
+    make_folder(f, "llama", cases[i].fields);
+    if (cases[i].file) rft_write(f, cases[i].file, "{}", 2);
+    for (size_t k = 0; k < sizeof programs / sizeof programs[0]; k++) {
+      o = rfr_run_options_default();
+      o.programs = programs[k];
+      const rfr_status s = rfr_run_open(f->ctx, run_config(f->path), NULL, &o, &run);
+      if (cases[i].want) {
+        assert_int_equal(s, RFR_UNSUPPORTED);
+        assert_string_equal(rfr_last_error()->slug, "data.tokenizer");
+        assert_non_null(strstr(rfr_last_error()->message, cases[i].want));
+      } else if (programs[k] == RFR_RUN_TRAIN) {
+        OK(s);
+        rfr_run_get_info(run, &info);
+        assert_true(info.byte_tokens);
+      }
+      rfr_run_close(run);
+    }
+    o = rfr_run_options_default();
+    o.no_data = 1; /* a plan or a trace needs no text */
+    OK(rfr_run_open(f->ctx, run_config(f->path), NULL, &o, &run));
+    rfr_run_get_info(run, &info);
+    assert_int_equal(info.byte_tokens, cases[i].want == NULL);
+    rfr_run_close(run);
+    if (cases[i].file) remove(rft_path(f, cases[i].file));
+  }
+}
+
+/* `model: RUN` names the checkpoint that was meant. */
+static void run_folders(void **state) {
+  rft_folder *f = *state;
+  rfr_run *run;
+  rfr_run_options o = rfr_run_options_default();
+  o.no_data = 1;
+  rft_write(f, "step-000009/x", "", 0);
+  rft_write(f, "step-000010/x", "", 0);
+  rft_write(f, "step-000011.tmp-7/x", "", 0);
+  assert_int_equal(rfr_run_open(f->ctx, run_config(f->path), NULL, &o, &run), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "run.folder");
+  assert_non_null(strstr(rfr_last_error()->message, "/step-000010"));
+}
+
+/* A factor of the aux loss that the folder does not use is written back as it was, not as 0. */
+static void unused_losses(void **state) {
   rft_folder *f = *state;
   for (int k = 0; k < 3; k++) { /* the folder: unused, unused but given in the configuration, used */
     rfi_hf_notes n;
@@ -587,17 +726,6 @@ static void idle_losses(void **state) {
 }
 
 /* ---- where the weights lie ---- */
-
-static char *read_whole(const char *model, const char *name, size_t *n) {
-  char path[512];
-  snprintf(path, sizeof path, MODELS "%s/%s", model, name);
-  FILE *in = fopen(path, "rb");
-  assert_non_null(in);
-  char *data = malloc(1 << 20);
-  *n = fread(data, 1, 1 << 20, in);
-  fclose(in);
-  return data;
-}
 
 /* The same file with the outer module's name cut from every key; blanks keep the header's length. */
 static void base_names(void **state) {
@@ -690,15 +818,15 @@ static void other_tensors(void **state) {
     const char *key, *value, *warning, *error;
   } cases[] = {
       {"attention_dropout", "0.0", "", NULL},
-      {"num_hidden_layers", "1", "the model has no place for 16 of its tensors, as model.layers.1.", NULL},
-      {"num_hidden_layers", "3", "", "there is no tensor model.layers.2.input_layernorm.weight in it"},
+      {"num_hidden_layers", "1", "16 tensors do not belong to the model and are ignored, as model.layers.1.", NULL},
+      {"num_hidden_layers", "3", "", "there is no tensor model.layers.2.input_layernorm.weight"},
       {"tie_word_embeddings", "true", "", NULL}, /* the head is there all the same */
-      {"intermediate_size", "48", "", "has shape [24, 16]; the configuration wants [48, 16]"},
+      {"intermediate_size", "48", "", "has shape [24, 16]; config.json describes [48, 16]"},
   };
   size_t n;
   char *data = read_whole("llama", "model.safetensors", &n), config[1024];
   rft_write(f, "model.safetensors", data, n);
-  rft_write(f, "text", data, n < 4096 ? n : 4096);
+  write_text(f);
   free(data);
   snprintf(config, sizeof config,
            "refrain: 1\nmodel: %s\ndata: {train: [text], root: %s, sequence: 16}\nbatch: {tokens: 32, microbatch: 2}\n"
@@ -726,13 +854,13 @@ static void indexes(void **state) {
   static const struct {
     const char *text, *message;
   } cases[] = {
-      {"{\"weight_map\": {\"a\": \"../x.safetensors\"}}", "\"a\" does not lie in a file of this folder"},
-      {"{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "\"a\" does not lie"},
-      {"{\"weight_map\": {\"a\": \"..\"}}", "\"a\" does not lie"},
-      {"{\"weight_map\": {\"a\": \"\"}}", "\"a\" does not lie"},
-      {"{\"weight_map\": {\"a\": 3}}", "\"a\" does not lie"},
-      {"{\"weight_map\": [\"one.safetensors\"]}", "no weight_map"},
-      {"{}", "no weight_map"},
+      {"{\"weight_map\": {\"a\": \"../x.safetensors\"}}", "the file of \"a\" is not a file name of this folder"},
+      {"{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "the file of \"a\""},
+      {"{\"weight_map\": {\"a\": \"..\"}}", "the file of \"a\""},
+      {"{\"weight_map\": {\"a\": \"\"}}", "the file of \"a\""},
+      {"{\"weight_map\": {\"a\": 3}}", "the file of \"a\""},
+      {"{\"weight_map\": [\"one.safetensors\"]}", "has no object"},
+      {"{}", "has no object"},
       {"{\"weight_map\": {\"a\": \"missing.safetensors\"}}", "missing.safetensors"},
       {"{\"weight_map\": {\"a\": \"one.safetensors\", \"b\": \"two.safetensors\"}}", "in one.safetensors and in two"},
       {"{\"weight_map\": {}}", "there is no tensor"},
@@ -751,11 +879,11 @@ static void indexes(void **state) {
     as_expected(load(f->ctx, p, &c, f->path), cases[i].message, "index", cases[i].text);
   }
   rfr_programs_destroy(p);
-  /* another shape is told with both */
+  /* the message has both shapes */
   c.intermediate_size = 48;
   p = compile(f->ctx, &c, 8);
   assert_int_equal(load(f->ctx, p, &c, f->path), RFR_MISMATCH);
-  assert_non_null(strstr(rfr_last_error()->message, "has shape [16, 64]; the configuration wants [16, 48]"));
+  assert_non_null(strstr(rfr_last_error()->message, "has shape [16, 64]; config.json describes [16, 48]"));
   rfr_programs_destroy(p);
 }
 
@@ -793,8 +921,9 @@ int main(int argc, char **argv) {
       rft_folder_test(fields),         rft_folder_test(expert_fields),     rft_folder_test(versions),
       rft_folder_test(refused),        rft_folder_test(published_dropout), rft_folder_test(base_names),
       rft_folder_test(packed_experts), rft_folder_test(indexes),           rft_folder_test(windows),
-      rft_folder_test(notes),          rft_folder_test(idle_losses),       rft_folder_test(even_routing),
-      rft_folder_test(other_tensors),
+      rft_folder_test(notes),          rft_folder_test(unused_losses),     rft_folder_test(even_routing),
+      rft_folder_test(other_tensors),  rft_folder_test(carried_files),     rft_folder_test(foreign_tokenizers),
+      rft_folder_test(run_folders),
   };
   return cmocka_run_group_tests_name("models", tests, NULL, NULL);
 }

@@ -127,6 +127,7 @@ static void traces(void) {
   VOID(rfr_set_recompute, NULL, RFR_POLICY_KEEP);
   QUIET(rfr_value_set_name, NULL, 0, "x");
   GIVES(0, rfr_trace_op_count, NULL);
+  GIVES(0, rfr_trace_sites, NULL);
   assert_int_equal(rfr_value_type(NULL, 0).rank, 0);
   note("rfr_value_type");
   assert_string_equal(rfr_value_name(NULL, 0), "");
@@ -202,6 +203,7 @@ static void ops(void) {
   VALUE(rfr_step_block_at, NULL, NOWHERE);
   VALUE(rfr_rng_stream_at, NULL, NOWHERE, "name");
   VALUE(rfr_lr_schedule_at, NULL, NOWHERE, 0, NULL);
+  VALUE(rfr_lr_schedule_steps_at, NULL, NOWHERE, 0, 0, NULL);
   VALUE(rfr_grad_norm_at, NULL, NOWHERE, 2, v, NULL);
   VALUE(rfr_grad_norm_zeros_at, NULL, NOWHERE, 2, v, 0, NULL);
   VALUE(rfr_clip_scale_at, NULL, NOWHERE, 0, 1);
@@ -292,6 +294,7 @@ static void graphs(void) {
   QUIET(rfr_graphs_destroy, NULL);
   STATUS(rfr_graphs_create, NULL, &c, 1, NULL, &g);
   STATUS(rfr_graphs_begin_step, NULL, NULL, 0);
+  STATUS(rfr_graphs_begin_evaluation, NULL, NULL, 0);
   STATUS(rfr_graphs_forward, NULL, 0, 0, NULL, 0, &x, 1);
   STATUS(rfr_graphs_backward, NULL, 0, 0, NULL, 0, &x, 1);
   STATUS(rfr_graphs_wgrad, NULL, 0, 0);

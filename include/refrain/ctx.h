@@ -35,10 +35,10 @@ typedef struct rfr_ctx_options {
   void *alloc_user;
   rfr_log_fn log; /* NULL: no log */
   void *log_user;
-  int threads;             /* threads of a parallel op; 0: the cores this process may use. At most what OpenMP gives: see
-                              rfr_ctx_create */
+  int threads;             /* threads of a parallel op; 0: the cores this process may use. At most what
+                              OpenMP gives: see rfr_ctx_create */
   const char *isa;         /* "v2", "v3" (AVX2), "v4" (AVX-512) or NULL: the best the CPU has */
-  const char *module_path; /* folder of the loadable modules; NULL: beside the library */
+  const char *module_path; /* folder of the loadable modules, an absolute path; NULL: that of the library */
   int use_onednn;          /* 1: matrix products by oneDNN when it is there; 0: by the portable kernel */
   const char *device;      /* "cpu" (or NULL), "cuda" (the first GPU), "cuda:1", ...; "cuda:none" plans for a GPU
                               that is not there and runs nothing. Copied */
@@ -57,7 +57,8 @@ RFR_API rfr_ctx_options rfr_ctx_options_default(void);
  * child of a fork whose parent computed on the same thread. OMP_DYNAMIC has no effect on the library's regions. */
 RFR_API rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out);
 
-/* Destroys the context; everything made with it must be gone. Accepts NULL. */
+/* Gives the context up; accepts NULL. Objects made with it may be destroyed before or after, in any order: its memory,
+ * with what `alloc_user` and `log_user` point to, is in use until the last of them is gone. */
 RFR_API void rfr_ctx_destroy(rfr_ctx *ctx);
 
 /* What the context's allocator has seen so far. */

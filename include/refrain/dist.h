@@ -29,7 +29,7 @@ typedef struct rfr_comm rfr_comm; /* one rank's end */
 
 /* The ends of `size` ranks that are threads of this process, into out[size]; for memory of the host. Sums are in rank
  * order, in f32, rounded once: the same bits on every rank and in every run. `timeout`: seconds that a rank waits for
- * another; 0: as long as it takes. `ctx`, which must outlive them, holds their memory and runs nothing. Errors:
+ * another; 0: as long as it takes. `ctx` holds their memory and runs nothing. Errors:
  * argument, memory.alloc. */
 RFR_API rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out);
 /* NCCL's id of a new communicator, RFR_NCCL_ID_BYTES of them, which one rank makes and gives to all, by whatever way

@@ -1,30 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Graphed callables, for those who have a training loop of their own: of each callable's forward, input gradient and
- * weight gradient one graph per place that a microbatch may have in flight, replayed in the order of a schedule.
+ * Graphed callables, for programs with a training loop of their own. Each callable (usually a layer) is captured as
+ * three graphs per microbatch slot: forward (F), input gradient (I) and weight gradient (W). The caller replays them in
+ * the order of a schedule.
  *
- * A callable is a recorded forward: its trace's inputs of role input and input_grad are what each call gives, trainable
- * and frozen ones its parameters, states and constants are shared by name among all callables. Names that begin with
- * "grad." or "whole." are the library's. Its outputs that depend on a parameter or on an input_grad get a gradient in
- * the backward, and are not called as a trained parameter is. A slot is the memory of one microbatch in flight within a
- * stage; a stage is a run of callables. After rfr_graphs_create nothing is allocated but by rfr_graphs_reschedule and
- * rfr_graphs_rebind.
+ * Terms. A callable is a recorded forward. Its trace inputs of role input and input_grad are passed at each call;
+ * trainable and frozen inputs are its parameters; states and constants are shared by name between all callables. An
+ * output that depends on a parameter or on an input_grad gets a gradient in the backward. A stage is a run of
+ * callables. A slot is the memory of one microbatch in flight in one stage. A main gradient is the buffer that a
+ * parameter's gradient is accumulated in. Names that begin with "grad." or "gathered." are reserved.
  *
  *   rfr_callable c = rfr_callable_default();
  *   c.name = "layer", c.trace = t;                        // x of role input_grad, output y
  *   rfr_graphs_create(ctx, &c, 1, NULL, &graphs);
- *   rfr_graphs_begin_step(graphs, NULL, 0);               // main gradients are zero now
+ *   rfr_graphs_begin_step(graphs, NULL, 0);               // zeroes the main gradients
  *   rfr_binding x = {NULL, type, data}, dy = {NULL, type, more};
  *   rfr_tensor y, dx;
  *   rfr_graphs_forward(graphs, 0, 0, &x, 1, &y, 1);
- *   rfr_graphs_backward(graphs, 0, 0, &dy, 1, &dx, 1);    // and the weight gradients, unless the schedule has W
+ *   rfr_graphs_backward(graphs, 0, 0, &dy, 1, &dx, 1);    // also runs W, unless the schedule has separate W actions
  *   rfr_graphs_end_step(graphs);
  *
- * One thread at a time, with the context that they were created in. What a call launched may still run when it returns
- * (rfr_graphs_wait), except on the CPU: what it is given on a device is ready when it is called, or is before it in the
- * caller's stream (rfr_graphs_set_stream); and it stays as it is until rfr_graphs_wait. Of a schedule's actions F, I, W
- * and B are calls (rfr_graphs_expected says which is next); messages between ranks are the caller's, between the calls,
- * and so are UNSHARD, RESHARD and REDUCE, but for those of sharded callables.
+ * Memory: nothing is allocated after rfr_graphs_create, except by rfr_graphs_reschedule and rfr_graphs_rebind.
+ *
+ * Threads and streams: one thread at a time, with the context that created the graphs. On a GPU a call returns before
+ * its work has finished; rfr_graphs_wait waits. Data passed to a call must be ready when the call is made, or be
+ * produced by earlier work in the caller's stream (rfr_graphs_set_stream), and must stay unchanged until
+ * rfr_graphs_wait. No call may be made while a stream is capturing.
+ *
+ * Schedules: the actions F, I, W and B are calls of the caller (rfr_graphs_expected returns the next one). Messages
+ * between ranks are the caller's, between the calls. UNSHARD, RESHARD and REDUCE are also the caller's, except for
+ * sharded callables, where the graphs run them.
+ *
+ * Every call returns argument for a NULL handle or a NULL out parameter.
  */
 #ifndef REFRAIN_GRAPHS_H
 #define REFRAIN_GRAPHS_H
@@ -38,37 +45,38 @@ extern "C" {
 
 typedef struct rfr_graphs rfr_graphs;
 
-/* An input that is another callable's output, in its own bytes: `output` of an earlier callable of the same stage. That
- * output's gradient is then this input's, and is passed on inside too; where it has none, as one of a frozen callable,
- * the input has none either, as if its role were input. An output goes to one such input at most. */
+/* Connects an input to the output of an earlier callable of the same stage: both use the same memory, nothing is
+ * copied, and the caller passes neither. The input's gradient is the output's gradient. If the output has no gradient
+ * (its callable is frozen), the input has none either, as if its role were input. An output feeds at most one link. */
 typedef struct rfr_callable_link {
   const char *input;
   int callable;
   const char *output;
 } rfr_callable_link;
 
-/* Memory of the caller's for an input, an output or a gradient of one, in place of the slot's: nothing is copied. A
- * graph has one address for it, and belongs to a slot; so there is one for each slot of the stage, and
- * rfr_schedule_slot says which slot a microbatch has (without a schedule there is one). A call still gives what it
- * reads there, and another address is an error. It stays as it is for as long as a slot's own would.
+/* Fixed memory: the caller's memory for an input, an output, or the gradient of one, instead of slot memory; nothing is
+ * copied. A graph has the address captured, so there is one address per slot of the stage; rfr_schedule_slot maps a
+ * microbatch to its slot (without a schedule there is one slot). Calls still pass a binding for fixed inputs; another
+ * address is replay.signature. The contents must stay valid as long as slot memory would.
  *
- * What callables write of the caller's memory (fixed outputs and input gradients, states that they update, main
- * gradients) overlaps nothing else that any callable has there (graphs.callable). Two callables may have the same as
+ * Memory that callables write (fixed outputs, fixed input gradients, states they update, main gradients) must not
+ * overlap other memory that callables use (graphs.callable), with these exceptions:
  *
- *   one tensor of one name             a parameter, a state, a main gradient
- *   main gradients of two names        both `accumulate`: the caller says when the memory is whose
- *   output and input, fixed            the input is a later callable's: what was made is read where it is
- *   input and output gradient, fixed   the output is an earlier callable's: likewise
+ *   one tensor under one name          a parameter, a state or a main gradient shared by two callables
+ *   two main gradients                 if both have `accumulate` set: the caller decides when each one uses the memory
+ *   fixed output and fixed input       the input belongs to a later callable, which reads the output in place
+ *   fixed input gradient and           the output belongs to an earlier callable, likewise
+ *   fixed output gradient
  *
- * The last two are the same bytes from end to end, in slots that always have the same microbatch: one that has a call
- * in the later callable's slot is the one that came into the earlier one's last. In one stage that is the same slot;
- * between two stages of a rank the schedule decides, that of rfr_graphs_reschedule too. What is only read (parameters,
- * constants, states that nobody updates, fixed inputs and output gradients) overlaps as it likes. */
+ * The last two need identical byte ranges in slots that always hold the same microbatch. This holds within a stage;
+ * between two stages of a rank it depends on the schedule, and rfr_graphs_reschedule checks it again. Memory that is
+ * only read (parameters, constants, states that are never updated, fixed inputs and output gradients) may overlap. */
 typedef struct rfr_callable_fixed {
-  const char *port;  /* an input or output that is not linked */
-  int gradient;      /* 1: not that, but its gradient */
-  void *const *data; /* on the device, at multiples of 16 bytes, until rfr_graphs_destroy or a rebind has moved it. */
-  int n_data;        /* Neither warm-up nor capture reads or writes there */
+  const char *port; /* an input or output that is not linked */
+  int gradient;     /* 1: the gradient of `port` */
+  void *const
+      *data;  /* one device address per slot, multiples of 16 bytes, valid until destroy or rebind. Warm-up and */
+  int n_data; /* capture do not access it: in warm-up the port uses scratch memory, which hook events show */
 } rfr_callable_fixed;
 typedef struct rfr_callable_moved { /* for rfr_graphs_rebind */
   int callable;
@@ -77,40 +85,49 @@ typedef struct rfr_callable_moved { /* for rfr_graphs_rebind */
 
 typedef struct rfr_callable {
   size_t size;
-  const char *name;               /* in messages; NULL: its number */
-  const rfr_trace *trace;         /* finished, the forward of one microbatch; may be destroyed after creation */
-  const rfr_callable_link *links; /* an input is copied into the slot, or linked, or fixed */
+  const char *name;               /* used in messages; NULL: its number */
+  const rfr_trace *trace;         /* the forward of one microbatch, recorded in the same context and finished with
+                                     rfr_trace_finish; may be destroyed after creation */
+  const rfr_callable_link *links; /* inputs that are neither linked nor fixed are copied into the slot */
   const rfr_callable_fixed *fixed;
   int n_links, n_fixed;
-  /* In the order in which calls have them; NULL stands for one that is absent, whose place in a call has no data. The
-   * whole list NULL: all of the trace, in its order. */
+  /* The order of inputs and outputs in calls. A NULL entry is an absent input or output: calls pass no data for it. A
+   * NULL list: all inputs (outputs) of the trace, in its order. */
   const char *const *inputs, *const *outputs;
   int n_inputs, n_outputs;
-  const rfr_binding *samples; /* what warm-up reads of inputs, by name; of others zeros. Needed where zeros are no */
-  int n_samples;              /* input, as of an op that divides by one */
-  int inference;              /* 1: no backward; all callables of a set or none */
-  int sharded;                /* 1: each rank holds a part of its parameters, see below */
-  /* 1: what it reads of parameters is in the caller's memory within its calls alone, say gathered for each: nothing is
-   * made of them ahead of these, as a cast would be otherwise when a step begins. A callable with pre_forward hooks
-   * beside rfr_graphs_options.tensors is one, for such hooks gather. A W that comes by itself makes nothing of them
-   * again. */
+  const rfr_binding
+      *samples;  /* input values for warm-up, by name; others are zeros. Needed where zeros are not a valid */
+  int n_samples; /* input, for example as a divisor */
+  int inference; /* 1: no backward. All callables of a set or none */
+  int sharded;   /* 1: each rank holds a shard of its parameters, see below */
+  /* 1: the caller gathers the parameters before each call and may drop them after it. Then nothing derived from
+   * parameters (a cast, for example) is kept between calls. It is set automatically for a callable with pre_forward
+   * hooks if rfr_graphs_options.tensors is not empty, because such hooks usually gather. A loop that gathers between
+   * the calls at run time, without hooks, has to set it: the graphs cannot see that. */
   int gathered;
-  /* How many calls of rfr_dropout the model records before this callable; -1: as many as those before it in the list
-   * have. A pipeline's ranks give it, and draw as one program that holds them all. */
+  /* The number of random ops (rfr_dropout) that the model records before this callable: the sum of rfr_trace_sites over
+   * the earlier layers. It selects the dropout masks; with the right numbers a pipeline draws the masks of a single
+   * program. -1, the default: continue from the previous callable in the list (from 0 for the first). In a schedule
+   * with several ranks the first callable of each stage that draws random numbers must set it (graphs.callable),
+   * because the layers of the other ranks are not known here. */
   int64_t first_site;
 } rfr_callable;
 RFR_API rfr_callable rfr_callable_default(void);
 
-/* Of a sharded callable each rank of rfr_graphs_options.comm holds a part of every parameter and of its main
- * gradient: ceil(n / ranks) elements, flat; what is over at the last rank's end is zeros. Tensors and gradients,
- * the options' too, are the parts. Each call gathers what it reads, and where weight gradients are made adds up the
- * ranks' and this rank's part of the sum onto its main gradient: collectives are captured, and what is whole has
- * memory for the length of a call. A stage with UNSHARD, RESHARD or REDUCE in the schedule does these instead, for
- * its sharded callables: UNSHARD gathers the parameters, RESHARD drops them, REDUCE does what is said above of the
- * gradients that have been added up whole since the last one. They run by themselves, each behind the call that is
- * before it in the schedule, or when the step begins, and what is whole has memory for that long; F, I and B want
- * the parameters gathered, W if it reads one, and the stage ends with RESHARD and REDUCE. All ranks make the same
- * calls, and create their graphs at the same time if these warm up. */
+/* Sharded callables (FSDP). Each rank of rfr_graphs_options.comm holds a flat shard of ceil(n / ranks) elements of
+ * every parameter and of its main gradient; the last shard is zero-padded. rfr_graphs_tensor, rfr_graphs_gradient and
+ * the options' tensors and gradients are shards.
+ *
+ * Without UNSHARD, RESHARD or REDUCE in the stage, every call gathers the parameters it reads, and a call with weight
+ * gradients reduce-scatters them onto the shard of the main gradient. The collectives are captured; gathered
+ * parameters and unreduced gradients take memory for the length of one call.
+ *
+ * With those actions in the stage, UNSHARD gathers, RESHARD frees, and REDUCE reduce-scatters the gradients that were
+ * accumulated since the last REDUCE. They run automatically after the call that precedes them in the schedule (or when
+ * the step begins). F, I and B need gathered parameters, W only if it reads a parameter; the schedule must end with
+ * RESHARD and REDUCE of the stage.
+ *
+ * All ranks make the same calls, and create their graphs at the same time if warm-up runs. */
 
 /* ---- hooks ---- */
 
@@ -125,24 +142,31 @@ typedef enum rfr_hook_point {
   RFR_HOOK_POST_WGRAD
 } rfr_hook_point;
 
+/* Borrowed, valid during the hook. */
 typedef struct rfr_hook_event {
   size_t size;
   rfr_hook_point point;
-  int callable, microbatch; /* -1 around the whole warm-up */
+  int callable, microbatch; /* -1 for the warm-up hooks */
   int capture;              /* 1: around a capture; 0: in warm-up */
-  int iteration;            /* of the warm-up; 0 in capture */
-  int failed;               /* 1, post hooks alone: what their pre hooks began has failed */
-  /* What the part reads and makes: of a forward inputs and outputs, of a backward the outputs' gradients and the
-   * inputs', of a wgrad nothing and the main gradients. Data NULL: there is none. In warm-up what is read is there
-   * already before the part; in capture they hold no values. Main gradients are from zero in warm-up, in memory that is
-   * the walk's; in capture they are where they will be, which is as the caller has it: leave them. */
+  int iteration;            /* warm-up iteration; 0 in capture */
+  int failed;               /* 1, in post hooks only: the work after their pre hooks failed */
+  /* What the part reads and writes. Forward: inputs and outputs. Backward: output gradients and input gradients. Wgrad:
+   * none, and the main gradients. data is NULL for absent ones. In warm-up the inputs have their values before the part
+   * runs, and addresses of fixed ports, main gradients and written states are scratch memory. In capture the addresses
+   * are final but hold no values; main gradients hold what the caller has there: do not write them. */
   const rfr_tensor *inputs, *outputs;
   int n_inputs, n_outputs;
+  const char *name;             /* of the callable; NULL for the warm-up hooks */
+  const rfr_tensor *parameters; /* the callable's trainable and frozen parameters */
+  int n_parameters;
+  int has_wgrad;   /* 1: the callable has a W part, so its wgrad hooks run */
+  int wgrad_reads; /* 1: W reads parameters. W runs after post_backward, in a B too: free gathered parameters in */
+                   /* post_wgrad then, not in post_backward */
 } rfr_hook_event;
 
-/* Runs outside what is captured, on the thread that creates the graphs, and never at replay. Anything but RFR_OK ends
- * creation with that status, as graphs.hook; one that a call of the library has just given the hook brings that call's
- * message along. It returns: an exception, a panic or a longjmp must not leave it. */
+/* Hooks run during creation, outside the captured region, on the creating thread, and never at replay. A status other
+ * than RFR_OK ends creation with that status, as graphs.hook; if the hook returns the status of a failed library call,
+ * the message includes that call's error. A hook must return: no exception, panic or longjmp may leave it. */
 typedef rfr_status (*rfr_hook_fn)(const rfr_hook_event *event, void *user);
 typedef struct rfr_hook {
   rfr_hook_fn fn;
@@ -152,9 +176,11 @@ typedef struct rfr_hook_list { /* called in order */
   const rfr_hook *hooks;
   int n;
 } rfr_hook_list;
-/* A post list is called once, behind what its pre list began; when that failed too, innermost first, with `failed`. A
- * pre list has begun something when its first hook has succeeded, or when it is empty. All of a post list is called:
- * behind a hook of it that fails the others with `failed`. The first error is the one that creation ends with. */
+/* Order for a B: pre_backward, I, post_backward, pre_wgrad, W, post_wgrad. If the first hook of a pre list succeeded
+ * (or the list is empty), the post list runs exactly once, also after a failure: then with `failed` set, innermost
+ * part first. If a hook of a post list fails, the rest of the list runs with `failed` set. Creation returns the first
+ * error. A list for a part that the callable does not have (backward hooks without a backward, wgrad hooks without
+ * trainable parameters) is graphs.callable. With `eager` and no warm-up nothing runs at creation, hooks included. */
 typedef struct rfr_hooks {
   size_t size;
   rfr_hook_list pre_forward, post_forward, pre_backward, post_backward, pre_wgrad, post_wgrad;
@@ -163,179 +189,198 @@ RFR_API rfr_hooks rfr_hooks_default(void);
 
 /* ---- creation ---- */
 
-/* Where a parameter's gradient is added up. */
+/* The buffer that a parameter's gradient is accumulated in. It is checked like a tensor: type, strides and bytes. */
 typedef struct rfr_main_gradient {
+  size_t size;
   const char *parameter;
-  void *data;             /* the caller's, of the parameter's shape, on the device; NULL: ours */
-  int accumulate;         /* 1: the beginning of a step leaves what is there; 0: it is cleared then */
-  rfr_dtype dtype;        /* RFR_F32, for which 0 stands too, RFR_BF16 or RFR_F16: sums are made in f32, rounded once */
-  const int64_t *strides; /* of data, in elements, one per dimension: of a view, which must be dense; NULL: it is */
+  rfr_type type; /* dtype f32, bf16 or f16 (sums are made in f32 and rounded once) and the parameter's shape; for a
+                    sharded parameter the shard's */
+  void *data;    /* the caller's device memory, a multiple of 16 bytes; NULL: the graphs allocate it */
+  int64_t bytes; /* size of `data`: exactly that of `type`; 0 if data is NULL */
+  const int64_t *strides; /* of data, in elements, one per dimension; must describe dense memory. NULL: dense */
+  int n_strides;          /* the rank; 0 if strides is NULL */
+  int accumulate;         /* 0: zeroed when a step begins; 1: kept */
 } rfr_main_gradient;
+/* size set, all else zero. */
+RFR_API rfr_main_gradient rfr_main_gradient_default(void);
 
 typedef struct rfr_graphs_options {
   size_t size;
-  /* Its rank's stages own the callables in ascending order, rfr_schedule_layers each. NULL: one stage, microbatch by
-   * microbatch F of all callables, then B from the last to the first; any number of microbatches. */
-  const rfr_schedule *schedule; /* which may be destroyed after creation */
+  /* The stages of this rank own the callables in ascending order, rfr_schedule_layers each. NULL: one stage and any
+   * number of microbatches, one at a time: F of all callables, then B from the last to the first. */
+  const rfr_schedule *schedule; /* of the same context; may be destroyed after creation */
   int rank;
-  int allow_unused_input; /* 1: an input_grad that reaches no output has no gradient; 0: it is an error */
-  /* 1: nothing is captured, each call runs its kernels one by one; the same bits. On device cuda:none, where nothing
-   * runs, the plan alone is made. */
+  /* 1: an input_grad or a trainable parameter may reach no output. The input_grad then has no gradient (data NULL). The
+   * parameter has none either, unless `gradients` has an entry for it: then its main gradient gets zeros added, and is
+   * final when a step begins. 0: it is graphs.callable. */
+  int allow_unused_input;
+  /* 1: nothing is captured; each call launches its kernels one by one, with the same bits. On device cuda:none only the
+   * plan is made. */
   int eager;
-  /* 1: what is over is poisoned (NaN, -1): slots that are free, outputs behind the last gradient, input gradients, and
-   * outputs without gradients, when the slot's next forward begins. The same bits of all that holds. */
+  /* 1: dead buffers are filled with NaN (floats) or -1 (integers): free slots, outputs after the last gradient,
+   * and input gradients and outputs without gradients when the slot's next forward begins. Results keep their bits. */
   int debug;
   int fuse;       /* as in rfr_compile_options; default 1 */
-  int64_t budget; /* bytes of the whole arena; 0: no limit */
-  /* As in rfr_compile_options, of all callables together; default: keep. What a trace marks by rfr_set_recompute is
-   * marked here too. Inference has nothing to make again. */
+  int64_t budget; /* bytes of the arena; 0: no limit */
+  /* As in rfr_compile_options, for all callables together; default: keep. Ops marked with rfr_set_recompute are always
+   * recomputed. Without effect in inference. */
   rfr_recompute recompute;
-  /* Memory of the caller's for parameters, states and constants, which outlives the graphs; others are ours. This and
-   * other memory that graphs keep is the device's, at multiples of 16 bytes: on a GPU, memory of the host that is not
-   * pinned and another GPU's are refused (program.state, graphs.callable). */
+  /* The caller's memory for parameters, states and constants, which must outlive the graphs; the graphs allocate the
+   * others. It must be memory of the device, at multiples of 16 bytes; on a GPU, unpinned host memory and another GPU's
+   * memory are program.state. The captured address is used at every replay. The graphs cannot see that the caller has
+   * moved a tensor: pass the parameters to rfr_graphs_begin_step to have their addresses compared, and call
+   * rfr_graphs_rebind after a move. */
   const rfr_binding *tensors;
   int n_tensors;
-  const rfr_main_gradient *gradients; /* of those parameters where the default, ours and cleared, will not do */
+  const rfr_main_gradient *gradients; /* default for a parameter without an entry: f32, allocated, zeroed each step */
   int n_gradients;
-  int warmup_iterations;  /* runs of each part before capture; default 0. Output gradients are zeros then */
-  const rfr_hooks *hooks; /* one entry per callable, or NULL and n_hooks 0; another count is an error */
+  int warmup_iterations;  /* runs of each part before capture, with zero output gradients; default 0 */
+  const rfr_hooks *hooks; /* one entry per callable, or NULL and n_hooks 0 */
   int n_hooks;
-  rfr_hook_list pre_warmup, post_warmup; /* once for the whole warm-up; not at all when it has no iterations */
-  rfr_comm *comm; /* of collective ops, this rank's end; outlives the graphs. NULL: there are none, or of one rank */
+  rfr_hook_list pre_warmup, post_warmup; /* once, around all iterations; not called if there are none */
+  /* This rank's communicator for collective ops; outlives the graphs. It may belong to another context, as those of
+   * ranks that are threads do. NULL: no collectives, or a single rank. */
+  rfr_comm *comm;
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);
 
-/* Compiles, warms up and captures; `options` NULL: the defaults. Warm-up and capture walk over the schedule's actions,
- * each part of each slot once an iteration; in a B, a callable's wgrad comes right behind its backward. What warm-up
- * would update of parameters, states and gradients is updated in a scratch memory. When this has returned, descriptions
- * and options may go with all that they point to (traces, schedule, names, lists, samples), but for memory of tensors,
- * gradients and ports, and the communicator. After an error nothing of the caller's has changed and nothing is held.
- * Errors: graphs.callable, graphs.hook, program.state, program.name, plan.over_budget, dist.communicator, and those of
- * the passes. */
+/* Compiles, warms up and captures; `options` NULL: the defaults. Warm-up and capture walk over the schedule's actions
+ * and visit each part of each callable and slot once per iteration. Updates of parameters, states and gradients in
+ * warm-up go to scratch memory, so that nothing of the caller's changes, also after an error. Afterwards descriptions
+ * and options, with everything they point to, may be freed, except memory of tensors, gradients and fixed ports, and
+ * the communicator. Errors: argument; graphs.callable, also for a trace of another context or one that is not finished;
+ * graphs.hook; program.state; program.name; plan.over_budget; dist.communicator; and those of the passes. */
 RFR_API rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
                                      const rfr_graphs_options *options, rfr_graphs **out);
-/* Frees everything; accepts NULL. Before the context and the communicator. */
+/* Frees everything; accepts NULL. Call it before the communicator is destroyed. */
 RFR_API void rfr_graphs_destroy(rfr_graphs *g);
 
 /* ---- a step ---- */
 
-/* Begins a step: copies `inputs` into states and constants of their names, makes what depends on parameters alone (on
- * frozen ones and constants the first time, and when they were written), clears main gradients. An input that is a
- * parameter is compared instead, type and address, with what was captured: so a step finds out that one has moved.
- * Errors: program.name; replay.signature, naming the first field that differs; nothing has run then.
+/* Begins a step: copies `inputs` into states and constants of their names, computes what depends on parameters only
+ * (for frozen parameters and constants only once and after they were written), and zeroes main gradients. An input
+ * that names a parameter is not copied: its type and address are compared with the captured ones (replay.signature),
+ * which finds parameters that have moved. Errors: graphs.order; program.name; replay.signature, naming the first field
+ * that differs; nothing was executed then.
  *
- * A step is counted when it ends or is aborted: the states that draws read the step from, "step" and "rng.NAME", are
- * moved on by one then, so that no two steps have the same masks. But one that a callable writes, or whose memory is
- * the caller's (rfr_graphs_options.tensors), is not: the callable does that, or the caller. */
+ * The step counters are the states "step" and "rng.NAME", which random ops read. They advance by one when a step ends
+ * or is aborted, so that no two steps draw the same masks; except a counter that a callable writes, or that lies in
+ * the caller's memory (rfr_graphs_options.tensors): the callable or the caller advances it. */
 RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
-/* The forward of a callable. `inputs`: one binding per input that is not linked, by position where the name is NULL,
- * else by name; each is copied into the slot, unless it is fixed. `outputs`, room for all of them, get tensors that
- * hold until the slot's last gradient has run; without gradients, until its next forward or the next step begins. One
- * that has the name of a state which it is a new version of is the state, and holds until that is written again; no
- * other is such a state's memory, or a sharded parameter's: copies of them may be outputs. An input may be what calls
- * have given, where it is, as long as that holds; a linked output holds until its reader has run. A GPU may
- * be given memory of the host's, which is copied in front of the launch, and the driver may wait for it; but sizes of
- * groups (rfr_splits_to_offsets) are refused there, since nothing of a routing is to wait.
- * Errors: graphs.order, naming what the schedule wants; replay.signature, naming the first field that differs;
- * argument, for memory of a slot where nothing holds any more; nothing has run then. */
+/* Begins an evaluation: forwards only. The calls are, for each microbatch from 0 on, as many as wanted, F of every
+ * callable of this rank in ascending order; rfr_graphs_end_step or rfr_graphs_abort_step ends it. Step counters, main
+ * gradients, parameters and states do not change, so training continues with the same bits. `inputs` as in
+ * rfr_graphs_begin_step, but only constants and parameters. Outputs are valid until the next forward of the stage.
+ * Sharded callables gather in each call. Dropout stays active, with the masks of the next step: to evaluate without it,
+ * record an inference set without dropout over the same rfr_graphs_options.tensors. Errors: graphs.order; program.name;
+ * replay.signature; graphs.callable, if a forward writes a state. */
+RFR_API rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
+/* The forward of a callable. `inputs`: one binding per input that is not linked, by position if its name is NULL, else
+ * by name; copied into the slot unless fixed. `outputs` has room for all outputs. They are valid until the slot's last
+ * gradient has run; without gradients, until its next forward or the next step. An output with the name of a state, of
+ * which it is a new version, is that state, valid until it is written again; other outputs that alias a state or a
+ * sharded parameter are refused at creation. A linked output is valid until its reader has run. An input may be the
+ * output of an earlier call while that is valid. On a GPU inputs may be host memory, which is copied before the launch
+ * (the driver may wait); group sizes (rfr_splits_to_offsets) must be device memory. Errors: graphs.order, naming the
+ * call that the schedule expects; replay.signature, naming the first field that differs; argument, for slot memory
+ * that is no longer valid. Nothing was executed then. */
 RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs,
                                       int n_inputs, rfr_tensor *outputs, int n_outputs);
-/* The backward. `output_grads`: one binding per output, by position or by name, but of those alone that have a gradient
- * and go to no other callable; `input_grads`, room for one per unlinked input: data NULL where there is none. They hold
- * until the slot's next forward, which is refused if it is given them, or the next step begins. Where the schedule
- * has B, the weight gradients run too. Errors: as rfr_graphs_forward. */
+/* The backward. `output_grads`: one binding per output that has a gradient and is not linked, by position or by name.
+ * `input_grads` has room for one tensor per input that is not linked; data is NULL if it has no gradient. They are
+ * valid until the slot's next forward, which refuses them as input, or the next step. If the schedule has B, the
+ * weight gradients run too. Errors: as rfr_graphs_forward. */
 RFR_API rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *output_grads,
                                        int n_output_grads, rfr_tensor *input_grads, int n_input_grads);
-/* The weight gradients of a callable, added onto the main gradients. Errors: graphs.order, where none wait. */
+/* The weight gradients of a callable, accumulated onto the main gradients. Errors: graphs.order. */
 RFR_API rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch);
-/* The call that the schedule wants now, the only one that is not graphs.order: F, I, W or B of a stage and microbatch,
- * and whose; B and I are rfr_graphs_backward. None is left: op, stage, microbatch and callable are -1, the step is to
- * end. Without a schedule it may end also where F of callable 0 is wanted. Errors: graphs.order, where no step has
- * begun, or a call of it has failed. */
+/* The call that the schedule expects now; any other is graphs.order. *call: F, I, W or B, its stage and microbatch; B
+ * and I are rfr_graphs_backward. If no call is left, all fields and *callable are -1 and the step has to end. Without
+ * a schedule a step may also end where F of callable 0 is expected. Errors: graphs.order, outside a step or after a
+ * failed call. */
 RFR_API rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *callable);
-/* Errors: graphs.order, naming what is still to come; graphs.splits, once for the first forward known to have had bad
- * splits since the last such error, naming step, callable, layer, microbatch and group: the step has ended all the
- * same. What ran on a device may not be known yet: then rfr_graphs_wait, or the beginning of a later step, which has
- * not begun then, has this error, at most 64 forwards of a callable later. Those of an aborted step are not told. */
+/* Errors: graphs.order, naming the next missing call; graphs.splits for the first forward with invalid group sizes
+ * since the last such error, naming step, callable, layer, microbatch and group: the step has ended all the same. On a
+ * device the error may come later, from rfr_graphs_wait or the beginning of a later step (which has not begun then), at
+ * most 64 forwards of the callable later. Invalid group sizes in an aborted step are not reported. */
 RFR_API rfr_status rfr_graphs_end_step(rfr_graphs *g);
-/* Leaves a step wherever it is, or none: slots are free, main gradients undefined until the next begins; those that
- * were declared to accumulate, which no beginning clears, are the caller's to restore. It is counted all the same; to
- * try it again with the same masks, rfr_graphs_set_rng what rfr_graphs_get_rng gave before it. Errors: those of the
- * device, which has not counted it then. */
+/* Ends a step at any point; does nothing outside one. Slots are freed. Main gradients are undefined until the next step
+ * begins; the caller restores those with `accumulate`. The step counters advance; to repeat the step with the same
+ * masks, save them with rfr_graphs_get_rng before it and restore them with rfr_graphs_set_rng. Errors: those of the
+ * device; then the counters have not advanced. */
 RFR_API rfr_status rfr_graphs_abort_step(rfr_graphs *g);
-/* The main gradients that the last call made final: nothing of this step adds to them any more. Over a step each is
- * named once, by the call whose W is its last (by the step's beginning where there is none); without a schedule, where
- * any microbatch may be followed by another, by its end. `gradients` has room for `max`; NULL: *n alone. What was
- * launched may still run. */
+/* The main gradients that the last call completed: no later call of this step adds to them. Each is listed once per
+ * step, after the call with its last W (after rfr_graphs_begin_step if there is none); without a schedule, where
+ * another microbatch may always follow, after rfr_graphs_end_step. `gradients` has room for `max` tensors; NULL: only
+ * *n is set. On a GPU the work may still be running. */
 RFR_API rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, int max, int *n);
-/* The steps from now on follow another schedule, say of more microbatches; NULL: none. Nothing is captured anew: it has
- * the same stages on this rank, no more slots, and W by itself only where it was captured so. Errors: graphs.schedule;
- * graphs.callable, if stages would no longer hand on what they have in the same memory. */
+/* Later steps follow another schedule, for example with more microbatches; NULL: none. Nothing is captured again, so it
+ * must have the same stages on this rank, no more slots, and separate W actions only where they were captured. Errors:
+ * graphs.order, within a step; graphs.schedule; graphs.callable, if fixed memory would no longer be handed over between
+ * stages in order. */
 RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule);
-/* Memory of the caller's has moved: `tensors` and `gradients` as in rfr_graphs_options, of those that were given there
- * and that lie elsewhere now; all else about them stays: a gradient of another type, or one that is not dense, is
- * program.state, and dtype 0 and `accumulate` are as they were. `fixed`: memory of inputs, outputs and their gradients,
- * for every slot again, of those that had fixed memory. All of it moves at once, or nothing; what was in the old place
- * is the caller's to copy. All graphs are captured again; no hook runs. From then on another address is refused: in
- * rfr_graphs_begin_step, in calls, and in rfr_graphs_read and rfr_graphs_write of a tensor from before. Errors:
- * graphs.order, within a step; program.name; program.state; graphs.callable, as at creation; replay.signature. After
- * one everything is as it was. */
+/* The caller's memory has moved. `tensors` and `gradients`: as in rfr_graphs_options, those given there that now have
+ * another address; types must be the captured ones, and `accumulate` is ignored. `fixed`: new addresses, for every
+ * slot, of ports that had fixed memory. All of it moves or nothing; the caller copies the contents. All graphs are
+ * captured again; no hook runs. Afterwards the old addresses are refused in rfr_graphs_begin_step, in calls, and in
+ * rfr_graphs_read and rfr_graphs_write. Errors: graphs.order, within a step; program.name; program.state;
+ * graphs.callable, as at creation; replay.signature. After an error everything is as before. */
 RFR_API rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_tensors,
                                      const rfr_main_gradient *gradients, int n_gradients,
                                      const rfr_callable_moved *fixed, int n_fixed);
-/* Frozen parameters or constants were written by other means than rfr_graphs_write and a step's inputs: what depends on
- * them alone is made anew when the next step begins. Errors: graphs.order, within a step. */
+/* Tells the graphs that frozen parameters or constants were written by other means than rfr_graphs_write and step
+ * inputs: values derived from them are computed again when the next step begins. Errors: graphs.order, within a step.
+ */
 RFR_API rfr_status rfr_graphs_changed(rfr_graphs *g);
-/* Waits until all that calls launched has run, on their stream. Errors: of the device; graphs.splits. */
+/* Waits until all launched work has finished. Errors: those of the device; graphs.splits. */
 RFR_API rfr_status rfr_graphs_wait(rfr_graphs *g);
-/* The caller's stream, a cudaStream_t, into which calls enqueue from now on, behind all that was enqueued before. What
- * a call is given need only come before it in the stream, and what comes behind it there needs no rfr_graphs_wait,
- * which waits for the whole stream. NULL: one of the graphs' own, as at first; the legacy default stream is
- * cudaStreamLegacy. The stream is there until another is set or rfr_graphs_destroy has returned. Errors: argument, on
- * the CPU, which has none; cuda. */
+/* Sets the stream, a cudaStream_t, that calls enqueue into from now on, after everything enqueued before. Inputs then
+ * only have to precede the call in that stream, and later work in it needs no rfr_graphs_wait (which waits for the
+ * whole stream). NULL: a stream of the graphs' own, the initial one; the legacy default stream is cudaStreamLegacy.
+ * The stream must exist until another is set or rfr_graphs_destroy returns. Errors: argument, on the CPU; cuda. */
 RFR_API rfr_status rfr_graphs_set_stream(rfr_graphs *g, void *stream);
 
-/* ---- answers ---- */
+/* ---- queries ---- */
 
-/* The memory of a parameter, state or constant, until a rebind moves it; of a parameter's main gradient, which within a
- * step is there only when the last W that adds onto it has run: graphs.order before, naming the call that it waits for.
- * On a device rfr_graphs_read and rfr_graphs_write take it to the host and back. */
+/* The memory of a parameter, state or constant, valid until a rebind moves it; and of a parameter's main gradient.
+ * Within a step a main gradient is available only after its last W: before that graphs.order, naming the call it waits
+ * for. On a device use rfr_graphs_read and rfr_graphs_write. Errors: program.name. */
 RFR_API rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *out);
 RFR_API rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out);
-/* Copies to or from host memory; waits for what was launched. Errors: argument, for a tensor of a slot that no longer
- * holds; replay.signature, for one that a rebind has moved. */
+/* Copies a tensor's bytes to or from host memory; waits for launched work. The tensor is one that these graphs
+ * returned. Errors: argument, for a tensor whose bytes do not match its type, for memory that is not of these graphs,
+ * and for a tensor of a slot that is no longer valid; replay.signature, for one that a rebind has moved. */
 RFR_API rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *from);
 RFR_API rfr_status rfr_graphs_read(rfr_graphs *g, const rfr_tensor *from, void *to);
-/* As rfr_programs_get_rng and rfr_programs_set_rng: within a step its own, else that of the next one to begin, which is
- * what a checkpoint keeps. A step that begins may give a stream's state too, as that of "rng.NAME" or "step", and is
- * counted from there. Errors: program.name; graphs.order, for a set within a step. */
+/* As rfr_programs_get_rng and rfr_programs_set_rng. Within a step: the step's own state; otherwise that of the next
+ * step, which is what a checkpoint stores. rfr_graphs_begin_step may set a stream's state too, as input "rng.NAME" or
+ * "step". Errors: program.name; graphs.order, for a set within a step. */
 RFR_API rfr_status rfr_graphs_get_rng(rfr_graphs *g, const char *stream, rfr_rng *out);
 RFR_API rfr_status rfr_graphs_set_rng(rfr_graphs *g, const char *stream, const rfr_rng *rng);
-/* How many ops a callable's part has: F, I or W; 0: a call of it has nothing to do. -1: there is no such part. */
+/* The number of kernels in a callable's F, I or W; 0: that call does nothing. -1: no such part. */
 RFR_API int rfr_graphs_ops(const rfr_graphs *g, int callable, rfr_action_op part);
-/* `size` is the caller's sizeof: fields that a later version adds come at the end, and no more than `size` bytes are
- * written. */
+/* Set `size` to sizeof(rfr_graphs_memory) first; no more than `size` bytes are written. Later versions append fields.
+ */
 typedef struct rfr_graphs_memory {
   size_t size;
   int64_t planned_bytes;     /* the arena: all below */
-  int64_t persistent_bytes;  /* parameters, states and main gradients of ours; what load and setup make */
-  int64_t slot_bytes;        /* of all slots of all stages */
-  int64_t shared_bytes;      /* what lives within one action, shared by all */
-  int64_t window_bytes;      /* what is whole of sharded parameters and gradients, when most of it is */
-  int64_t scratch_bytes;     /* what warm-up updates in place of states and gradients */
-  int64_t lower_bound_bytes; /* of slots and shared, each slot at an address of its own: most bytes live at once */
-  /* Of slots that have a microbatch at the same time, at most, by the schedule that is followed: what they need whose
-   * slots move. */
-  int64_t live_bytes;
-  int slots, live, graphs; /* live: such slots */
-  int64_t saved_bytes;     /* that slots and shared have less because of what is made again */
-  int recomputed;          /* ops made again for a microbatch, of all callables, */
-  double recomputed_flops; /* and their work */
+  int64_t persistent_bytes;  /* allocated parameters, states and main gradients; results of the load and setup phases */
+  int64_t slot_bytes;        /* all slots of all stages */
+  int64_t shared_bytes;      /* buffers that live within one action, shared by all actions */
+  int64_t window_bytes;      /* gathered parameters and unreduced gradients of sharded callables, at their peak */
+  int64_t scratch_bytes;     /* written in warm-up instead of states and gradients */
+  int64_t lower_bound_bytes; /* of slots and shared bytes: the sum of bytes that are live at once */
+  int64_t live_bytes;        /* slots that hold a microbatch at the same time, at most, in the current schedule */
+  int slots, live, graphs;   /* live: the number of such slots */
+  int64_t saved_bytes;       /* reduction of slot and shared bytes by recompute */
+  int recomputed;            /* recomputed ops per microbatch, over all callables, */
+  double recomputed_flops;   /* and their work */
 } rfr_graphs_memory;
 RFR_API rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out);
-/* A callable's ops in the order load, setup, F, I, W (phases load, setup, forward, dgrad, wgrad). Borrowed. */
+/* The compiled ops of a callable in the order load, setup, F, I, W (phases load, setup, forward, dgrad, wgrad).
+ * Borrowed; NULL: no such callable. */
 RFR_API const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable);
-/* What a pass decided for a callable; NULL for an unknown pass. */
+/* What a pass decided for a callable; NULL for an unknown pass. Borrowed. */
 RFR_API const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass);
 
 #ifdef __cplusplus

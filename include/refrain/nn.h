@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Transformer models as recording code: a description, its parameters under the names
- * that Hugging Face gives them, and the ops of a forward pass over packed documents.
+ * Records transformer models into a trace: a description of the model, its parameters with Hugging Face names, and the
+ * ops of a forward pass over packed documents.
  *
- * Parameters are inputs of the trace, declared once and shared by every microbatch of
- * it. Nothing here allocates tensors or computes: values come from rfr_parameter_fill or
- * from a checkpoint, into the memory that rfr_programs_tensor names.
+ * Parameters are inputs of the trace, declared once and shared by all microbatches. These calls only record: they
+ * allocate no tensors and compute nothing, except rfr_parameter_fill. Parameter values come from rfr_parameter_fill or a
+ * checkpoint and go into the memory that rfr_programs_tensor returns.
+ *
+ * Shapes: T tokens of all documents, C hidden_size, V vocab_size, H heads, Hk kv_heads, D head_dim, L layers.
+ * Recording calls latch the first error in the trace (rfr_trace_finish returns it) and return RFR_NONE then. A trace
+ * belongs to one thread at a time; the calls without a trace may run on any thread. No call touches a device.
  *
  *   rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
  *   c.hidden_size = 128; c.layers = 4; c.heads = 4; c.kv_heads = 2;
@@ -26,8 +30,8 @@
 extern "C" {
 #endif
 
-/* Gemma is Llama with norms whose scale is 1 + w, embeddings times sqrt(C), a GELU gate and a tied head; Gemma 2 has
- * norms behind both branches too. "Llama" below: all that is not GPT-2. */
+/* Gemma is Llama with norms of scale 1 + w, embeddings times sqrt(C), a GELU gate and a tied head. Gemma 2 also has a norm
+ * after each branch. "Llama" in the comments below means every type but GPT-2. */
 typedef enum rfr_model_type { RFR_MODEL_LLAMA, RFR_MODEL_GPT2, RFR_MODEL_GEMMA, RFR_MODEL_GEMMA2 } rfr_model_type;
 
 enum { RFR_MAX_LAYERS = 4096 };
@@ -39,7 +43,7 @@ typedef struct rfr_model_config {
   int64_t hidden_size;       /* C */
   int64_t intermediate_size; /* of the MLP */
   int64_t layers;            /* L */
-  int64_t heads;             /* H; C = H * head_dim is not required of Llama */
+  int64_t heads;             /* H; Llama does not need C = H * head_dim */
   int64_t kv_heads;          /* a divisor of H; GPT-2: H */
   int64_t head_dim;          /* D, even with rotary embedding */
   int64_t max_positions;     /* longest document; GPT-2: rows of the position table */
@@ -47,40 +51,41 @@ typedef struct rfr_model_config {
   double rope_theta; /* Llama */
   rfr_rope_scaling rope_scaling;
   double dropout;     /* after the embedding and before each residual addition */
-  double init_std;    /* of weights; the last product of each residual branch gets init_std / sqrt(2L) */
+  double init_std;    /* of weights; the last GEMM of each residual branch gets init_std / sqrt(2L) */
   int tie_embeddings; /* the LM head is the embedding table */
   int attention_bias; /* Llama: biases on q, k, v and o */
   int mlp_bias;       /* Llama: biases in the MLP */
-  int qkv_bias;       /* Llama: biases on q, k and v alone, as Qwen2 has them */
-  int qk_norm;        /* Llama: RMSNorm of each head of q and k before the rotation, as Qwen3 has it */
-  int64_t window;     /* Llama: rows that a row sees, itself included, as in Mistral; 0: its document's */
-  uint64_t no_window[RFR_MAX_LAYERS / 64]; /* bit l % 64 of element l / 64: layer l has no window all the same */
+  int qkv_bias;       /* Llama: biases on q, k and v only, as in Qwen2 */
+  int qk_norm;        /* Llama: RMSNorm of each head of q and k before RoPE, as in Qwen3 */
+  int64_t window;     /* Llama: sliding window in rows, the row itself included; 0: none */
+  uint64_t no_window[RFR_MAX_LAYERS / 64]; /* bit l % 64 of element l / 64: layer l has no window */
   double attention_scalar;                 /* Gemma 2: scores are divided by its square root; 0: head_dim */
-  double attention_cap;                    /* Gemma 2: scores x become cap tanh(x / cap); 0: they stay */
-  double logit_cap;                        /* Gemma 2: the same of logits */
-  /* Llama: experts in place of each MLP, 0: none. With qk_norm they are Qwen3-MoE's, with qkv_bias Qwen2-MoE's, else
-   * Mixtral's. A token goes to experts_per_token of them, those with the highest softmax of the router's logits. */
+  double attention_cap;                    /* Gemma 2: scores x become cap tanh(x / cap); 0: no cap */
+  double logit_cap;                        /* Gemma 2: the same for logits */
+  /* Llama: number of experts that replace each MLP; 0: none. qk_norm gives Qwen3-MoE, qkv_bias Qwen2-MoE, neither gives
+   * Mixtral. A token goes to the experts_per_token experts with the highest softmax of the router's logits. */
   int64_t experts;
   int64_t experts_per_token;
-  int64_t expert_size;                    /* in place of intermediate_size, of each */
-  uint64_t mlp_only[RFR_MAX_LAYERS / 64]; /* bit l % 64 of element l / 64: layer l has an MLP all the same */
+  int64_t expert_size;                    /* intermediate size of each expert */
+  uint64_t mlp_only[RFR_MAX_LAYERS / 64]; /* bit l % 64 of element l / 64: layer l has an MLP instead of experts */
   int64_t
-      shared_size; /* of one more that all tokens go to, times the logistic function of a gate: Qwen2-MoE's; 0: none */
-  int expert_norm; /* the weights of a token's experts add up to 1; Mixtral's do */
-  int router_narrow;   /* logits and weights of the router are rounded to dtype, as the transformers library has them */
-  double balance_loss; /* factors of rfr_model_routing_loss */
+      shared_size;   /* Qwen2-MoE: intermediate size of a shared expert for all tokens, times a sigmoid gate; 0: none */
+  int expert_norm;   /* the weights of a token's experts are normalized to 1; must be 1 for Mixtral */
+  int router_narrow; /* router logits and weights are rounded to dtype, as in the transformers library */
+  double balance_loss; /* factors of the aux loss and the z-loss, see rfr_model_routing_loss */
   double z_loss;
-  int64_t longest; /* rows of the longest document that it is given; 0: max_positions. What work is counted by */
+  int64_t longest; /* rows of the longest document, for counting work; 0: max_positions */
   rfr_dtype dtype; /* of parameters and activations: f32, bf16 or f16 */
 } rfr_model_config;
 
 /* A small byte model of the type: vocab 256, C 256, L 4, H 4. */
 RFR_API rfr_model_config rfr_model_config_default(rfr_model_type type);
-/* Errors: model.config, naming the field. */
+/* Checks all fields against their limits and each other. Errors: model.config names the field; argument for a wrong
+ * size. */
 RFR_API rfr_status rfr_model_config_check(const rfr_model_config *c);
-/* 1 when the layer's attention has the window. */
+/* 1 if attention of the layer has the window. */
 RFR_API int rfr_model_has_window(const rfr_model_config *c, int64_t layer);
-/* 1 when the layer has experts in place of an MLP; and how many layers have. */
+/* 1 if the layer has experts instead of an MLP; and the number of such layers. */
 RFR_API int rfr_model_has_experts(const rfr_model_config *c, int64_t layer);
 RFR_API int64_t rfr_model_expert_layers(const rfr_model_config *c);
 /* "llama", "gpt2", "gemma", "gemma2" */
@@ -88,7 +93,7 @@ RFR_API const char *rfr_model_type_name(rfr_model_type type);
 
 typedef enum rfr_init_kind { RFR_INIT_NORMAL, RFR_INIT_ZEROS, RFR_INIT_ONES } rfr_init_kind;
 
-/* One parameter: its Hugging Face name, shape and first values. */
+/* One parameter: its Hugging Face name, shape and initial values. `std` is for RFR_INIT_NORMAL. */
 typedef struct rfr_parameter {
   char name[96];
   int rank;
@@ -97,54 +102,51 @@ typedef struct rfr_parameter {
   double std;
 } rfr_parameter;
 
-/* Number of parameters (tensors) of a model, and the i-th in the order of the forward
- * pass. Errors of the second: RFR_INVALID past the end. */
+/* The number of parameters (tensors) of a checked model, and the i-th in the order of the forward pass. Errors: argument
+ * past the end. */
 RFR_API int rfr_model_parameter_count(const rfr_model_config *c);
 RFR_API rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *out);
 
-/* Fills `data` (dense, f32, bf16 or f16) with first values. A value depends on the seed, the
- * parameter's name and the element's index alone; the arithmetic is in integers up to
- * one product, so that every machine gets the same bits, with any number of `threads`, from 1 to 4096. The narrow
- * forms are the f32 form rounded. */
+/* Fills `data` (dense; f32, bf16 or f16) with the initial values of p. A value depends only on the seed, the parameter's
+ * name and the element's index, and every machine computes the same bits with any number of `threads` (1 to 4096).
+ * 16-bit values are the f32 values, rounded. Errors: argument for another dtype or number of threads. */
 RFR_API rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, int threads, void *data);
 
-/* Declares every parameter as an input in the order of rfr_model_parameter; `out` has
- * room for all. Those whose name matches one of the `frozen` globs (*, ?) get the role
- * frozen, the others trainable. Errors are latched in the trace. */
+/* Declares all parameters as inputs, in the order of rfr_model_parameter; `out` has rfr_model_parameter_count elements. A
+ * parameter whose name matches one of the `frozen` patterns (rfr_name_matches) gets the role frozen, others trainable. */
 RFR_API void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,
                                rfr_value *out);
 
-/* The hidden state (T,C) after the last norm. tokens i32 (T); offsets i32 (documents+1),
- * ascending, first 0, last T. `step` (a step block) turns dropout on; RFR_NONE leaves
- * it out, as evaluation wants. */
+/* Returns the hidden state (T,C) after the last norm. tokens: i32 (T). offsets: i32 (documents+1), ascending from 0 to T.
+ * step: a step block, which turns dropout on; RFR_NONE for evaluation. */
 RFR_API rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                     rfr_value tokens, rfr_value offsets, rfr_value step);
-/* What experts leave of a forward pass: each is NULL, or room for a value for each layer with experts. */
+/* Results of the routers: each is NULL, or an array with one element for each layer with experts. */
 typedef struct rfr_experts {
-  rfr_value *logits; /* of the router, (T,experts) */
+  rfr_value *logits; /* (T,experts) */
   rfr_value *index;  /* the experts of each token, i32 (T,experts_per_token) */
   rfr_value *splits; /* rows of each expert, i32 (experts) */
-  rfr_value *bad;    /* what rfr_splits_to_offsets says of them */
+  rfr_value *bad;    /* the flag of rfr_splits_to_offsets for the splits */
 } rfr_experts;
-/* rfr_model_forward of a model with experts that is to be trained. */
+/* rfr_model_forward that also returns the results of the routers, for training; `experts` may be NULL. */
 RFR_API rfr_value rfr_model_forward_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                             rfr_value tokens, rfr_value offsets, rfr_value step,
                                             const rfr_experts *experts);
-/* f32 (1): the mean over layers with experts of rfr_moe_loss by balance_loss and z_loss, of what the forward left of
- * each. `targets`, i32 (T), and `ignore` say which tokens count. RFR_NONE: the model has neither factor. */
+/* Returns the aux loss, f32 (1): the mean of rfr_moe_loss over the layers with experts, with the factors balance_loss and
+ * z_loss; needs experts->logits and experts->index. Tokens whose target (i32 (T)) is `ignore` do not count. Returns
+ * RFR_NONE without a factor. */
 RFR_API rfr_value rfr_model_routing_loss(rfr_trace *t, const rfr_model_config *c, const rfr_experts *experts,
                                          rfr_value targets, int ignore);
-/* The same for the next rows of a text that is made token by token: tokens and positions i32
- * (rows) as rfr_text_read gives them. The keys and values of layer L are kept in the states
- * "cache.L.k" and "cache.L.v" (capacity,Hk,D), which it declares; programs of one compile
- * that name the same capacity share them. */
+/* rfr_model_forward for the next rows of a text that is generated token by token. tokens, positions: i32 (rows), from
+ * rfr_text_read. Declares the states "cache.L.k" and "cache.L.v" (capacity,Hk,D) for the keys and values of layer L;
+ * programs of one compile with the same capacity share them. */
 RFR_API rfr_value rfr_model_forward_cached(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                            rfr_value tokens, rfr_value positions, rfr_value cursor, int64_t capacity);
-/* logits (T,V) of a hidden state (T,C), in type `to`, softcapped if the model has a cap. */
+/* Returns the logits (T,V) of a hidden state (T,C), of type `to`; softcapped if the model has logit_cap. */
 RFR_API rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                    rfr_value hidden, rfr_dtype to);
 
-/* 1 when `name` matches `glob`: * any run of characters, ? one, all else itself. */
+/* 1 if `name` matches `glob`: * matches any characters, ? one character, any other character itself. */
 RFR_API int rfr_name_matches(const char *glob, const char *name);
 
 #ifdef __cplusplus

@@ -2,7 +2,8 @@
  *
  * Ops from outside the tree. A description registered with a context becomes an op like
  * the library's own: it records, prints and parses, has a gradient, is pruned, recomputed,
- * planned, captured and replayed. examples/custom_op.c is a whole one.
+ * planned, captured and replayed. examples/custom_op.c has one with a CPU kernel,
+ * examples/custom_op_cuda.cu with a CUDA launcher.
  *
  *   rfr_op_desc d = rfr_op_desc_default();
  *   d.name = "mine.softcap", d.operands = "x", d.results = "y", d.attributes = "cap:f";
@@ -31,7 +32,7 @@ typedef struct rfr_shape {
   int64_t dim[RFR_MAX_RANK];
 } rfr_shape;
 
-/* One attribute; its op's row says which member holds it. */
+/* One attribute; the op's `attributes` say which member is used. */
 typedef struct rfr_attr {
   union {
     int64_t i; /* b, i, t */
@@ -54,26 +55,26 @@ static inline rfr_attr rfr_attr_float(double f) {
 }
 
 enum {
-  RFR_OP_ROWS = 1 << 2,  /* the kernel takes operands whose last dimension alone is dense */
+  RFR_OP_ROWS = 1 << 2,  /* the kernel takes operands of which only the last dimension is dense */
   RFR_OP_ANY = 1 << 3,   /* the kernel takes operands with any strides */
   RFR_OP_STATE = 1 << 4, /* writes state that outlives the step */
-  RFR_OP_HOST = 1 << 5,  /* is seen by the host: keeps its order among ops of this kind */
+  RFR_OP_HOST = 1 << 5,  /* has an effect that the host sees: keeps its order among such ops */
   RFR_OP_RNG = 1 << 6,   /* addressed random numbers: the microbatch is part of its identity */
 };
 
-/* What a shape rule sees. Operands may be of any type and shape: look before use. */
+/* Input of a shape rule. Operands may have any type and shape: check before use. */
 typedef struct rfr_infer {
   const rfr_op *def;
   int n_in;
   const rfr_type *in; /* rank -1: absent */
   const rfr_attr *attr;
-  rfr_type *out; /* zeroed; the rule fills in all of them */
+  rfr_type *out; /* zeroed; the rule fills all of them */
   void *user;
 } rfr_infer;
 
-/* What a gradient rule sees. It records with any rfr_* call into `t`, at the place `at`, and
- * sets dx[k], with operand k's shape, where need[k]; RFR_NONE stands for zero. It may be
- * called more than once for one op and must do the same each time. */
+/* Input of a gradient rule. The rule records with any rfr_* call into `t`, with source `at`, and
+ * sets dx[k], with operand k's shape, where need[k]; RFR_NONE means zero. It may be
+ * called more than once for one op and must record the same ops each time. */
 typedef struct rfr_grad {
   rfr_trace *t;
   rfr_source at; /* of the forward call */
@@ -83,7 +84,7 @@ typedef struct rfr_grad {
   const bool *need;
   const bool *is_weight; /* operand k is a parameter: record under RFR_PHASE_WGRAD; preset when all needed are */
   const rfr_value *dy;   /* cotangent of each result, RFR_NONE: none */
-  rfr_value *dx;         /* all RFR_NONE; cast to the type that is wanted afterwards */
+  rfr_value *dx;         /* all RFR_NONE at first; the library casts them to the wanted type */
   void *user;
 } rfr_grad;
 
@@ -93,26 +94,32 @@ typedef struct rfr_arg {
   int64_t stride[RFR_MAX_RANK]; /* elements */
 } rfr_arg;
 
-/* What a kernel sees. Results are dense; operands too, unless the flags say otherwise. */
+/* Input of a kernel. Results are dense; operands too, unless the flags say otherwise. */
 typedef struct rfr_call {
   int n_in, n_out;
   const rfr_arg *in;
   const rfr_arg *out; /* out[j].data == in[k].data where the result is the next version of operand k */
   const rfr_attr *attr;
   int32_t microbatch; /* for addressed random numbers; -1 counts as 0 */
-  void *workspace;    /* 64-byte aligned, what the kernel's workspace rule asked for */
+  void *workspace;    /* 64-byte aligned, as many bytes as the kernel's workspace rule returned */
   int threads;        /* how many threads a parallel region may use; part of the bits */
   void *stream;       /* where to enqueue, a cudaStream_t; NULL on the CPU */
-  void *library;      /* what the library's hook made for an op of its own; NULL for others */
-  void *user;         /* rfr_op_desc.user; NULL for an op of the library's own */
+  void *library;      /* private data of the library's own ops; NULL for registered ops */
+  void *user;         /* rfr_op_desc.user; NULL for the library's own ops */
 } rfr_call;
 
-/* A kernel allocates nothing, waits for nobody but its own threads, lets shapes alone decide
- * how much work is done, writes its results and its workspace alone, and gives the same bits
- * for the same inputs and number of threads. It handles empty tensors. Anything but RFR_OK
- * ends the run with that status and the error op.kernel, which names op and place. */
+/* Runs an op, or launches it on a GPU. The same inputs and threads give the same bits; only shapes decide how much work
+ * is done; nothing is written but results and workspace; empty tensors are handled. Any status but RFR_OK ends the run
+ * with that status and the error op.kernel, which names the op and its place.
+ *   On the CPU, data pointers are of the host, and the call returns when the op is done. It allocates nothing and waits
+ *   for its own threads alone.
+ *   On a GPU, data pointers and the workspace are of the device. The launcher runs on the host: it enqueues into
+ *   (cudaStream_t)call->stream, checks cudaGetLastError() and returns. It is called at each eager run, and once by
+ *   rfr_program_capture; a replay repeats the captured kernels without calling it. So it must not wait, allocate, use
+ *   another stream, or read device memory, and values that change from step to step come from operands. */
 typedef rfr_status (*rfr_kernel_fn)(const rfr_call *call);
-/* Bytes of workspace, from shapes; data pointers are only NULL or not NULL yet. */
+/* Bytes of workspace, from shapes. It is called at compile; data pointers say only whether an operand or a result is
+ * there (not NULL). */
 typedef size_t (*rfr_workspace_fn)(const rfr_call *call);
 
 /* Strings are copied; all are in the notation of the library's own table:
@@ -126,22 +133,22 @@ typedef struct rfr_op_desc {
   const char *name; /* "mine.swish": words of letters, digits and _, with a dot between, at most 63 bytes */
   const char *operands, *results, *attributes;
   unsigned flags; /* RFR_OP_ROWS or RFR_OP_ANY, and effects */
-  /* Fills in c->out; NULL, or what is wrong with the operands as a text that lives on. */
+  /* Fills c->out. Returns NULL, or a static text that says what is wrong with the operands. */
   const char *(*shape)(const rfr_infer *c);
   void (*gradient)(rfr_grad *g); /* NULL: none; not together with RFR_OP_STATE or RFR_OP_HOST */
-  rfr_kernel_fn cpu;             /* NULL: a trace may hold the op, compiling it says bind.no_kernel */
+  rfr_kernel_fn cpu;             /* NULL: compiling for the CPU fails with bind.no_kernel */
   rfr_workspace_fn cpu_workspace;
-  double (*flops)(const rfr_infer *c); /* of a call, a multiply-add as two, from the types; NULL: 0, as if memory
-                                          alone bounded it */
+  double (*flops)(const rfr_infer *c); /* of a call, from the types, a multiply-add as two; NULL: 0, memory-bound */
   void *user;                          /* for the callbacks; outlives the context */
+  rfr_kernel_fn cuda;                  /* launches the op on a GPU; NULL: compiling for one fails with bind.no_kernel */
+  rfr_workspace_fn cuda_workspace;
 } rfr_op_desc;
 RFR_API rfr_op_desc rfr_op_desc_default(void);
 
-/* Registers an op with a context, for all of its traces; there is no way back. Callbacks run on
- * the thread that makes the call that needs them. Errors: argument, naming the field; the name
- * must be new in this context. */
+/* Registers an op with a context, for all of its traces, until the context is destroyed. Callbacks run on the thread of
+ * the library call that needs them. Errors: argument, naming the field; the name must be new in this context. */
 RFR_API rfr_status rfr_op_register(rfr_ctx *ctx, const rfr_op_desc *desc, const rfr_op **out);
-/* An op by name, the library's own ones too; NULL if there is none. */
+/* An op by name, the library's own included; NULL: there is none, or the name is NULL. */
 RFR_API const rfr_op *rfr_op_find(const rfr_ctx *ctx, const char *name);
 
 /* Records any op. `in` has n_in values (RFR_NONE: absent; trailing absent ones may be left out),

@@ -40,7 +40,7 @@ typedef void (*rfr_release_fn)(void *user);
 /* Wraps a tensor's memory for a consumer, without a copy. The memory must stay valid until
  * the consumer calls `(*out)->deleter(*out)`, which it does exactly once, on any thread:
  * either keep a reference for the consumer and drop it in `release` (called with `user`
- * last of all), or pass NULL and outlive it. The context must outlive it too. Strides are
+ * last of all), or pass NULL and outlive it. Strides are
  * always given; an empty tensor has a NULL data pointer, as DLPack wants. On an error
  * `release` is not called. Errors: tensor (a type of less than 8 bits, a NULL pointer,
  * `bytes` that do not match the type), memory.alloc. */

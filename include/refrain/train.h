@@ -3,10 +3,9 @@
  * A training run as a library: a configuration and a folder in, steps, events and
  * checkpoints out. The program `refrain` is a thin shell around these calls.
  *
- * A run compiles its programs (train, evaluate, and prefill and decode when it is asked for
- * text) over one state and one arena, captures them, and then only replays. It installs no signal
- * handlers, writes to no standard stream and never exits. Calls on one run are for one
- * thread at a time, except rfr_run_request_stop.
+ * A run compiles its programs (train, evaluate, and prefill and decode for text) over one state and one arena, captures
+ * them, and then replays them. It installs no signal handlers, writes to no standard stream and never exits. Only one
+ * thread at a time may call functions of one run, except rfr_run_request_stop.
  *
  *   rfr_run *run;
  *   rfr_run_options o = rfr_run_options_default();
@@ -29,15 +28,16 @@ extern "C" {
 
 typedef struct rfr_run rfr_run;
 
-/* What happened, in the order in which it did. */
-#define RFR_EVENTS(X)                                                                        \
-  X(RFR_EVENT_COMPILE, "compile")       /* message: what is being done */                    \
-  X(RFR_EVENT_START, "start")           /* the run is open; step: where it begins */         \
-  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                            \
-  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte, tokens over held-out data */ \
-  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                    \
-  X(RFR_EVENT_WARNING, "warning")       /* message: one line */                              \
-  X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */
+#define RFR_EVENTS(X)                                                                                       \
+  X(RFR_EVENT_COMPILE, "compile")       /* message: the compile step that ended */                          \
+  X(RFR_EVENT_START, "start")           /* the run is open; step: the steps done before */                  \
+  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                                           \
+  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte and tokens over held-out data */             \
+  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                   \
+  X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */   \
+  X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                    \
+  X(RFR_EVENT_PROGRESS, "progress")     /* an evaluation goes on: windows of windows_planned; not logged */ \
+  X(RFR_EVENT_SCHEDULE, "schedule")     /* a run given in time fixed its steps; message: one line */
 typedef enum rfr_event_kind {
 #define RFR_EVENT_ENUM(e, name) e,
   RFR_EVENTS(RFR_EVENT_ENUM)
@@ -50,23 +50,27 @@ typedef struct rfr_event {
   size_t size;
   rfr_event_kind kind;
   const char *message;
-  int64_t step;         /* steps attempted when it happened; metrics: the step's own number, from 1 */
-  int64_t steps;        /* of the whole run */
-  double loss;          /* nats per token */
-  double bits_per_byte; /* loss in bits per byte of text */
-  double grad_norm;     /* before clipping */
-  double lr;            /* learning rate of the step */
-  int64_t tokens;       /* valid targets of the step, or of the evaluation */
-  int skipped;          /* 1: the step's gradients were not finite, nothing was applied */
-  double seconds;       /* the step's, the evaluation's or the checkpoint's duration */
-  double most_load;     /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
-  double least_load;    /* and of the emptiest */
+  int64_t step;             /* steps attempted so far; metrics: the step's own number, from 1 */
+  int64_t steps;            /* of the run; an estimate while rfr_run_info.steps_estimated is 1 */
+  double loss;              /* nats per token */
+  double bits_per_byte;     /* loss in bits per byte of text */
+  double grad_norm;         /* before clipping */
+  double lr;                /* learning rate of the step */
+  int64_t tokens;           /* valid targets of the step, or of the evaluation */
+  int skipped;              /* 1: the step's gradients were not finite, no weight was updated */
+  double seconds;           /* duration of the step, the evaluation or the checkpoint */
+  double most_load;         /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
+  double least_load;        /* and of the emptiest */
+  double seconds_left;      /* metrics: estimate of the time to the end of the run, 0 at the first step */
+  int64_t windows;          /* progress, evaluation: windows evaluated */
+  int64_t windows_planned;  /* that this evaluation takes */
+  int64_t windows_held_out; /* of all held-out data: more than windows_planned if run.evaluate_windows limits it */
 } rfr_event;
-/* Called on the thread that uses the run. The event is the library's and dies on return. */
+/* Called on the thread that uses the run. The event is borrowed and valid until the function returns. */
 typedef void (*rfr_event_fn)(const rfr_event *event, void *user);
 
-/* Programs that a run compiles; bits. Prefill reads a prompt, decode appends a token; both
- * are needed to generate, and their caches of keys and values are paid for only then. */
+/* Programs that a run compiles; bits. Prefill reads a prompt, decode appends a token. Generation needs both; only they
+ * allocate caches of keys and values. */
 #define RFR_RUN_PROGRAMS(X) X(TRAIN, train) X(EVALUATE, evaluate) X(PREFILL, prefill) X(DECODE, decode)
 enum {
   RFR_RUN_TRAIN = 1,
@@ -79,93 +83,110 @@ enum {
 
 typedef struct rfr_run_options {
   size_t size;
-  const char *config_name;      /* stands for the configuration in errors; NULL: "config" */
+  const char *config_name;      /* name of the configuration in errors; NULL: "config" */
   const char *config_folder;    /* relative folders in the configuration start here; NULL: the working folder */
-  const char *const *overrides; /* "batch.microbatch=4", later ones win */
+  const char *const *overrides; /* "batch.microbatch=4"; the last one of a key counts */
   int n_overrides;
   int programs;          /* RFR_RUN_TRAIN | RFR_RUN_EVALUATE; without RFR_RUN_TRAIN an existing run is opened for
                             reading */
   int resume;            /* 1: continue from the folder's newest checkpoint, or start if it has none */
   int strict;            /* 1: resume under another machine, library or thread count is an error */
-  int debug;             /* 1: guarded allocations, poison and a NaN check after every op; slow */
-  int eager;             /* 1: kernel after kernel instead of replay; the same bits */
+  int debug;             /* 1: guarded allocations, poisoned buffers and a NaN check after every op; slow */
+  int eager;             /* 1: launch kernel by kernel instead of replay; the same bits */
   int keep_traces;       /* 1: rfr_program_trace has the trace after every pass */
   int no_data;           /* 1: read no data and no weights: for plans, traces and timing (random tokens) */
   rfr_event_fn on_event; /* NULL: none */
   void *event_user;
-  int plan_only;         /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
+  int plan_only; /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 
-/* Opens a run: reads the configuration and the data, compiles, fills the weights or
- * loads a checkpoint. `config_text` NULL: the folder's config.yaml. `folder` is made
- * when it is missing; NULL: nothing is ever written (no checkpoints, no log).
- * Errors: config.*, data.*, model.config, plan.over_budget, run.exists (the folder holds
- * a run and neither resume nor reading alone was asked), run.busy (another one trains in
- * it), run.folder (without a text: the folder is a checkpoint's or a model's), resume.mismatch, checkpoint. */
+/* Opens a run: reads configuration and data, compiles, and fills the weights or loads a checkpoint. The options decide
+ * what is opened:
+ *   with RFR_RUN_TRAIN               a new run. `folder` is created; NULL: nothing is ever written
+ *   with RFR_RUN_TRAIN and resume    the run in `folder`, at its newest checkpoint; a new run if there is none.
+ *                                    `config_text` NULL: the folder's config.yaml, whose folders are absolute, with the
+ *                                    overrides
+ *   without RFR_RUN_TRAIN            the newest checkpoint of the run in `folder`, for reading; `config_text` as above.
+ *                                    `folder` NULL: the weights of the folder that the configuration's `model` names
+ *   with no_data                     programs without data and weights; nothing is read or written
+ * The folder stays locked while a run that writes into it is open.
+ * Errors: config.*, data.*, model.*, plan.over_budget; run.exists: the folder holds a run or checkpoints and resume was
+ * not asked for; run.busy: another process trains in it; run.folder: without a text, the folder is that of a checkpoint
+ * or a model; file.space: less is free than checkpoints need; file.write: the folder cannot be written;
+ * resume.mismatch; checkpoint. */
 RFR_API rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder,
                                 const rfr_run_options *options, rfr_run **out);
 /* Frees everything; writes nothing. Accepts NULL. */
 RFR_API void rfr_run_close(rfr_run *run);
 
-/* One step: a replay, then its metrics as an event. Errors: run.diverged (20 skipped
- * steps in a row), io. Does not look at stop requests. */
+/* One step: a replay, then its metrics as an event. Errors: run.diverged (20 skipped steps in a row), io. Ignores stop
+ * requests. */
 RFR_API rfr_status rfr_run_step(rfr_run *run);
-/* One step as rfr_run_step does, op by op with a clock around each: see rfr_program_profile. */
+/* One step as rfr_run_step, op by op with a clock around each: see rfr_program_profile. */
 RFR_API rfr_status rfr_run_profile(rfr_run *run, rfr_op_time *times, int max, int *n);
-/* Steps until the configured number, with evaluations and checkpoints as configured and
- * a last checkpoint. RFR_STOPPED after a stop request, with a checkpoint written. */
+/* Steps until the configured number or time, with evaluations and checkpoints as configured and a last checkpoint.
+ * RFR_STOPPED after a stop request: a checkpoint is written, and the error names its folder. run.diverged: 20 steps in
+ * a row were skipped, the last step was skipped, or weights are not finite; the checkpoints before it stay. */
 RFR_API rfr_status rfr_run_train(rfr_run *run);
-/* Asks rfr_run_train to end after the step in flight. From any thread or signal handler,
- * as long as the run is open. */
+/* Asks rfr_run_train to end after the step or the evaluation batch in flight, and rfr_run_generate and rfr_run_evaluate
+ * to end. May be called from any thread or signal handler while the run is open. */
 RFR_API void rfr_run_request_stop(rfr_run *run);
 
 typedef struct rfr_evaluation {
   double loss; /* mean over tokens, nats */
   double bits_per_byte;
   int64_t tokens; /* predicted */
-  int64_t bytes;  /* of text behind them */
+  int64_t bytes;  /* of text that these tokens stand for */
   double seconds;
+  int64_t windows, windows_held_out; /* evaluated, and there: equal, unless training limits its evaluations */
 } rfr_evaluation;
-/* Over all held-out data. Errors: data.held_out when there is none. */
+/* Evaluates all held-out data, with progress events. Errors: data.held_out: nothing is held out; run.stopped. */
 RFR_API rfr_status rfr_run_evaluate(rfr_run *run, rfr_evaluation *out);
 
 typedef struct rfr_generate_options {
   size_t size;
   int64_t tokens;     /* to append; default 256 */
   double temperature; /* 0: the most probable token; default 0.8 */
-  int64_t top_k;      /* draw among the k most probable; 0: all */
-  double top_p;       /* draw among the most probable whose sum reaches it; 1: all */
+  int64_t top_k;      /* sample from the k most probable; 0: all */
+  double top_p;       /* sample from the smallest set of most probable tokens that sums to top_p; 1: all */
   uint64_t seed;
 } rfr_generate_options;
 RFR_API rfr_generate_options rfr_generate_options_default(void);
-/* Continues `prompt` (n bytes, at least one). `write` gets each piece of text as it is
- * made. The same seed, weights and machine give the same text. A stop request ends it.
- * The caches hold data.sequence tokens. A text (a prompt, too) that has outgrown them goes on
- * from its last half of that, read anew: what stands further back is no longer seen.
- * Errors: argument, also when the run was opened without RFR_RUN_GENERATE; unsupported, when the model draws a
- * token that is no byte. */
+/* Continues `prompt` (n bytes, at least one). `write` gets each piece of text as soon as it is sampled. The same seed,
+ * weights and machine give the same text. A stop request ends it.
+ * The caches hold data.sequence tokens. A longer text or prompt continues from its last data.sequence / 2 tokens, read
+ * again from position 0: the model does not see the text before them.
+ * Errors: argument, also when the run was opened without RFR_RUN_GENERATE; unsupported: the model sampled a token that
+ * is not a byte. */
 RFR_API rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,
                                     rfr_write_fn write, void *user);
 
-/* Writes a checkpoint now: a Hugging Face folder "step-N" in the run's folder, visible
- * only when whole. Errors: file.write; what was there before still loads. */
+/* Writes a checkpoint now: a Hugging Face folder "step-N" in the run's folder, visible only when it is complete. Errors:
+ * file.write: older checkpoints still load; run.diverged: weights are not finite, nothing is written. */
 RFR_API rfr_status rfr_run_save(rfr_run *run);
 
 typedef struct rfr_run_info {
   size_t size;
-  int64_t step, steps; /* attempted so far; of the whole run */
-  int64_t skipped;     /* of them with non-finite gradients */
+  int64_t step, steps; /* attempted so far; of the run */
+  int64_t skipped;     /* attempted steps with non-finite gradients */
   int64_t tokens_per_step;
   int64_t parameters, trainable_parameters; /* elements */
   int64_t train_files, train_bytes, validation_files, validation_bytes;
-  int64_t experts, expert_rows; /* of a layer, 0: none; rows that a microbatch makes of its tokens */
-  int64_t expert_layers;        /* how many have them */
-  int64_t expert_bytes;         /* of a layer's weights */
-  double flops_per_step;        /* of the model's formulas: a multiply-add is two */
-  rfr_dtype dtype;              /* of weights and activations */
-  const char *data_hash;        /* of the data read, hexadecimal; borrowed */
-  const char *checkpoint;       /* folder last written or loaded, or ""; borrowed */
+  int64_t experts, expert_rows;            /* experts of a layer, 0: none; rows of a microbatch over all experts */
+  int64_t expert_layers;                   /* layers with experts */
+  int64_t expert_bytes;                    /* of the expert weights of one layer */
+  double flops_per_step;                   /* from the model's formulas: a multiply-add counts as two */
+  rfr_dtype dtype;                         /* of weights and activations */
+  int byte_tokens;                         /* 1: tokens are bytes, so that bits_per_byte means what it says */
+  const char *data_hash;                   /* of the data read, hexadecimal; borrowed */
+  const char *checkpoint;                  /* folder last written or loaded, or ""; borrowed */
+  int64_t train_tokens, validation_tokens; /* 0 without data */
+  double epochs;                           /* steps * tokens_per_step / train_tokens; an estimate where steps is */
+  int64_t duplicate_files, empty_files;    /* left out of the data: equal to another file; without a byte */
+  int64_t checkpoint_bytes;                /* of one checkpoint's tensors: weights and optimizer state */
+  double time;                             /* run.time in seconds; 0: the run is given in steps */
+  int steps_estimated;                     /* 1: run.time decides, and the last step is not known yet */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
 

@@ -63,10 +63,11 @@ rfr_status rfi_check_handle(const void *handle, const char *type);
  * context. Bytes 0 gives a valid block. Safe from several threads at once if the caller's allocator is. */
 rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out);
 #define RFI_ALLOC(ctx, bytes, out) rfi_alloc(ctx, bytes, (void **)(out))
-void rfi_free(rfr_ctx *ctx, void *memory); /* accepts NULL */
+/* Accepts NULL. The context ends with its last block if the caller has destroyed it: do not use it afterwards. */
+void rfi_free(rfr_ctx *ctx, void *memory);
 
-/* Blocks that the context frees when it is destroyed, newest first: ops registered with it, each
- * behind its link. */
+/* Blocks that end with the context, newest first: the ops registered with it, each after its link. They do not keep it
+ * alive. */
 typedef struct rfi_owned {
   _Alignas(16) struct rfi_owned *next;
 } rfi_owned;
@@ -81,11 +82,13 @@ int rfi_ctx_threads(const rfr_ctx *ctx);
 /* Call before a parallel region of `threads`. Fails in the child of a fork whose parent had a team on this thread:
  * OpenMP's threads do not exist in the child, and the region would wait for them forever. */
 rfr_status rfi_check_fork(int threads);
+int rfi_cpu_level(void);    /* 0, 1 or 2: the best of "v2", "v3" and "v4" that this CPU runs and this build has */
+bool rfi_cpu_has_amx(void); /* AMX tiles with bf16, which the operating system supports */
 const char *rfi_ctx_isa(const rfr_ctx *ctx);    /* "v2", "v3" or "v4": what kernels may use */
 const char *rfi_ctx_device(const rfr_ctx *ctx); /* "cpu", "cuda", "cuda:N", "cuda:none" */
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx);
 bool rfi_ctx_use_onednn(const rfr_ctx *ctx);
-const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* folder, never NULL */
+const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* absolute folder; "": not known, load no module */
 double rfi_now(void);                                /* seconds, monotonic */
 void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
@@ -107,5 +110,7 @@ typedef struct rfi_string {
 rfr_status rfi_string_printf(rfi_string *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 rfr_status rfi_string_append(rfi_string *s, const char *text, size_t n);
 void rfi_string_deinit(rfi_string *s);
+/* Is `word` one of the words of a text, which are separated by blanks? */
+bool rfi_has_word(const char *words, const char *word);
 
 #endif

@@ -260,6 +260,8 @@ static void test_options_values(void **state) {
   o.module_path = path;
   assert_error(create_and_destroy(&o), RFR_INVALID, "argument", "module_path");
   free(path);
+  o.module_path = "modules"; /* would change with the working folder */
+  assert_error(create_and_destroy(&o), RFR_INVALID, "argument", "\"modules\" is not an absolute path");
 }
 
 static void test_options_defaults(void **state) {

@@ -15,6 +15,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -24,9 +25,6 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -44,6 +42,9 @@ struct rfr_ctx {
   char device[32];
   rfi_owned *owned;
   size_t own_bytes; /* of this block, as its allocator was asked */
+  /* The caller's handle, and each live block that is not owned. So whatever was made with the context keeps it until
+   * its last block is free, and objects may be destroyed in any order. */
+  _Atomic int64_t references;
   _Atomic int64_t alloc_calls, live_blocks, live_bytes, peak_bytes;
   _Atomic int64_t fail_in; /* allocations until the one that fails; 0: none */
 };
@@ -94,6 +95,7 @@ rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out) {
                     (long long)(live - (int64_t)total));
   }
   atomic_fetch_add(&ctx->live_blocks, 1);
+  atomic_fetch_add(&ctx->references, 1);
   int64_t peak = atomic_load(&ctx->peak_bytes);
   while (live > peak && !atomic_compare_exchange_weak(&ctx->peak_bytes, &peak, live)) continue;
   memset(h, 0, total);
@@ -103,13 +105,28 @@ rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out) {
   return RFR_OK;
 }
 
-void rfi_free(rfr_ctx *ctx, void *memory) {
-  if (memory == NULL) return;
+static void free_block(rfr_ctx *ctx, void *memory) {
   header *h = (header *)memory - 1;
   const size_t total = h->bytes;
   atomic_fetch_sub(&ctx->live_blocks, 1);
   atomic_fetch_sub(&ctx->live_bytes, (int64_t)total);
   ctx->o.free(h, total, ctx->o.alloc_user);
+}
+
+static void release(rfr_ctx *ctx) {
+  if (atomic_fetch_sub(&ctx->references, 1) > 1) return;
+  while (ctx->owned != NULL) {
+    rfi_owned *block = ctx->owned;
+    ctx->owned = block->next;
+    free_block(ctx, block);
+  }
+  ctx->o.free(ctx, ctx->own_bytes, ctx->o.alloc_user);
+}
+
+void rfi_free(rfr_ctx *ctx, void *memory) {
+  if (memory == NULL) return;
+  free_block(ctx, memory);
+  release(ctx);
 }
 
 rfr_ctx_stats rfr_ctx_get_stats(const rfr_ctx *ctx) {
@@ -163,34 +180,57 @@ rfr_status rfi_check_fork(int threads) {
 
 static const char *const isa_names[] = {"v2", "v3", "v4"};
 
-/* Index into isa_names of the best set that this CPU runs and this build has. The kernels
- * are compiled for the whole of x86-64-v3 or -v4, so every feature of the level counts,
- * also those that __builtin_cpu_supports has no name for in all compilers. */
-static int best_isa(void) {
-#if defined(__x86_64__) && RFI_ISA_COUNT > 1
-  unsigned a, b, c1 = 0, c81 = 0, d;
-  if (!__get_cpuid(1, &a, &b, &c1, &d) || !__get_cpuid(0x80000001, &a, &b, &c81, &d)) return 0;
-  const bool f16c = (c1 & (1u << 29)) != 0, movbe = (c1 & (1u << 22)) != 0, lzcnt = (c81 & (1u << 5)) != 0;
-  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-        __builtin_cpu_supports("bmi2") && f16c && movbe && lzcnt))
-    return 0;
-  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")))
-    return 1;
-  return 2;
-#else
-  return 0;
-#endif
+/* A line of /proc/self/maps: "start-end permissions offset device inode   path". Keeps the path when the line's range
+ * holds `address`; false at the first line that has another form. */
+static bool read_mapping(const char *line, uintptr_t address, char out[PATH_MAX]) {
+  char *end;
+  const uintptr_t first = strtoul(line, &end, 16);
+  if (end == line || *end != '-') return false;
+  const uintptr_t last = strtoul(end + 1, &end, 16);
+  if (address < first || address >= last) return true;
+  const char *path = strchr(end, '/'), *deleted = " (deleted)";
+  const size_t n = path != NULL ? strlen(path) : 0;
+  if (n == 0 || n >= PATH_MAX) return true;
+  if (n > strlen(deleted) && strcmp(path + n - strlen(deleted), deleted) == 0) return true;
+  memcpy(out, path, n + 1);
+  return true;
 }
 
-/* The folder of the file that holds this code: the shared library, or the program it was
- * linked into. Empty when the system does not say; then no module is found. */
+/* The file that holds this code, as the kernel names it; "" where it does not. */
+static void own_file(char out[PATH_MAX]) {
+  char text[PATH_MAX + 4096];
+  size_t n = 0;
+  const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+  bool valid = fd >= 0;
+  out[0] = '\0';
+  while (valid && out[0] == '\0') {
+    const ssize_t got = read(fd, text + n, sizeof text - 1 - n);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    n += (size_t)got;
+    text[n] = '\0';
+    char *line = text, *stop;
+    for (; valid && out[0] == '\0' && (stop = strchr(line, '\n')) != NULL; line = stop + 1) {
+      *stop = '\0';
+      valid = read_mapping(line, (uintptr_t)rfr_ctx_create, out);
+    }
+    n -= (size_t)(line - text);
+    memmove(text, line, n);
+    valid &= n < sizeof text - 1;
+  }
+  if (fd >= 0) close(fd);
+}
+
+/* The folder of the file that holds this code: the shared library, or the program it was linked into. Empty where it
+ * is not known; then no module is loaded. The loader's own name for the file (dladdr) is relative to the working folder
+ * of the time of loading, so it counts only when it is absolute. */
 static void own_folder(char out[PATH_MAX]) {
   Dl_info info;
-  bool found = dladdr((const void *)(uintptr_t)rfr_ctx_create, &info) != 0 && info.dli_fname != NULL &&
-               realpath(info.dli_fname, out) != NULL;
-  if (!found) found = realpath("/proc/self/exe", out) != NULL;
-  char *slash = found ? strrchr(out, '/') : NULL;
+  own_file(out);
+  if (out[0] == '\0' && dladdr((const void *)(uintptr_t)rfr_ctx_create, &info) != 0 && info.dli_fname != NULL &&
+      info.dli_fname[0] == '/' && realpath(info.dli_fname, out) == NULL)
+    out[0] = '\0';
+  char *slash = strrchr(out, '/');
   if (slash == NULL) slash = out;
   else if (slash == out) slash++;
   *slash = '\0';
@@ -260,7 +300,7 @@ static rfr_status check_options(rfr_ctx_options *o, const char **isa) {
   if (o->device == NULL) o->device = "cpu";
   if ((strcmp(o->device, "cpu") != 0 && strncmp(o->device, "cuda", 4) != 0) || strlen(o->device) > 31)
     return rfi_fail(RFI_E_ARGUMENT, "device (or REFRAIN_DEVICE) \"%.40s\" is none of cpu, cuda, cuda:N", o->device);
-  const int best = best_isa();
+  const int best = rfi_cpu_level();
   int chosen = best;
   if (o->isa != NULL) {
     for (chosen = 0; chosen < 3 && strcmp(o->isa, isa_names[chosen]) != 0;) chosen++;
@@ -271,6 +311,8 @@ static rfr_status check_options(rfr_ctx_options *o, const char **isa) {
   *isa = isa_names[chosen];
   if (o->module_path != NULL && strlen(o->module_path) >= PATH_MAX)
     return rfi_fail(RFI_E_ARGUMENT, "module_path is longer than %d bytes", PATH_MAX - 1);
+  if (o->module_path != NULL && o->module_path[0] != '/')
+    return rfi_fail(RFI_E_ARGUMENT, "module_path \"%.200s\" is not an absolute path", o->module_path);
   if (o->alloc == NULL) {
     o->alloc = default_alloc;
     o->free = default_free;
@@ -300,6 +342,7 @@ rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
   ctx->o = o;
   ctx->isa = isa;
   ctx->own_bytes = bytes;
+  ctx->references = 1;
   if (o.module_path != NULL) strcpy(ctx->module_path, o.module_path);
   else own_folder(ctx->module_path);
   strcpy(ctx->device, o.device);
@@ -316,19 +359,14 @@ rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out) {
 }
 
 void rfr_ctx_destroy(rfr_ctx *ctx) {
-  if (ctx == NULL) return;
-  while (ctx->owned != NULL) {
-    rfi_owned *block = ctx->owned;
-    ctx->owned = block->next;
-    rfi_free(ctx, block);
-  }
-  ctx->o.free(ctx, ctx->own_bytes, ctx->o.alloc_user);
+  if (ctx != NULL) release(ctx);
 }
 
 rfi_owned *rfi_ctx_owned(const rfr_ctx *ctx) { return ctx->owned; }
 void rfi_ctx_own(rfr_ctx *ctx, rfi_owned *block) {
   block->next = ctx->owned;
   ctx->owned = block;
+  atomic_fetch_sub(&ctx->references, 1);
 }
 
 int rfi_ctx_threads(const rfr_ctx *ctx) { return ctx->o.threads; }

@@ -110,3 +110,10 @@ void rfi_string_deinit(rfi_string *s) {
   s->data = NULL;
   s->n = s->capacity = 0;
 }
+
+bool rfi_has_word(const char *words, const char *word) {
+  const size_t n = strlen(word);
+  for (const char *at = words; n > 0 && (at = strstr(at, word)); at += n)
+    if ((at == words || at[-1] == ' ') && (at[n] == ' ' || !at[n])) return true;
+  return false;
+}

@@ -4,94 +4,180 @@
  *
  * All bytes are in memory, once, training documents first. The order of an epoch is a
  * Feistel network over the window numbers instead of a shuffled list: a list would have
- * to be made again for every epoch and stored to resume. The network permutes a power of
- * four that is at least W; a result outside 0 .. W-1 is put through again (cycle
- * walking), which stays a permutation and takes fewer than four rounds on average.
+ * to be computed for every epoch and stored to resume. The network permutes a power of
+ * four that is at least W; a result outside 0 .. W-1 goes through the network again (cycle
+ * walking), which stays a permutation and takes fewer than four passes on average.
  */
 #include "data/dataset.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/rng.h"
 
-/* Number of the data's random stream, unlike any that the model uses ("data" in ASCII). */
+/* The random stream of the data order ("data" in ASCII); the model uses none with this number. */
 enum { DATA_STREAM = 0x64617461, FEISTEL_ROUNDS = 6 };
 
-typedef struct document {
-  char *path; /* as matched */
-  rfi_split split;
+typedef struct source { /* a file */
+  char *path;           /* as matched */
+  rfi_split split;      /* unless blocks are held out */
   rfi_hash hash;
   int64_t size;
-  int64_t start; /* in its split's bytes */
   bool kept;
+} source;
+
+typedef struct document {
+  int source;
+  rfi_split split;
+  int64_t offset, size; /* in its file */
+  int64_t start;        /* in its split's bytes */
 } document;
 
 struct rfi_dataset {
   rfr_ctx *ctx;
-  document *documents; /* sorted by split, then path */
-  int n;
+  source *sources; /* sorted by path */
+  int n_sources;
+  document *documents; /* sorted by split, then path, then offset */
+  int n, capacity;
   uint8_t *bytes[2];
   const document *first[2];
+  int *files[2]; /* the sources with bytes in each split */
   int sequence, context;
+  double fraction;
   rfi_dataset_stats stats;
 };
 
-/* ---- which files ---- */
+/* ---- files ---- */
 
 static rfr_status find_files(const char *root, const char *const *patterns, int n, rfi_paths *paths) {
   for (int i = 0; i < n; i++) {
     int before = paths->n;
     RFI_TRY(rfi_glob(root, patterns[i], paths));
     if (paths->n == before)
-      return rfi_fail(RFI_E_DATA_EMPTY, "the pattern \"%s\" names no file in %s", patterns[i], *root ? root : ".");
+      return rfi_fail(RFI_E_DATA_EMPTY, "the pattern \"%s\" matches no file in %s", patterns[i], *root ? root : ".");
   }
   rfi_paths_sort(paths);
   return RFR_OK;
 }
 
-static bool held_out(const char *path, double fraction) {
-  rfi_hash hash = rfi_hash_bytes(path, strlen(path));
+static bool is_held_out(rfi_hash hash, double fraction) {
   return hash.low % 10000 < (uint64_t)(fraction * 10000 + 0.5); /* rounded: 0.07 * 10000 is a little over 700 */
 }
 
-/* Both lists are sorted: one pass makes the documents of both, training ones without those held out by name. */
-static rfr_status list_documents(rfi_dataset *ds, const rfi_paths *train, const rfi_paths *held, double fraction) {
-  RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)train->n + (size_t)held->n + 1) * sizeof *ds->documents, &ds->documents));
+/* Both lists are sorted: one pass makes the sources of both, training ones without those held out by name. */
+static rfr_status list_sources(rfi_dataset *ds, const rfi_paths *train, const rfi_paths *held) {
+  RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)train->n + (size_t)held->n + 1) * sizeof *ds->sources, &ds->sources));
   for (int i = 0, j = 0; i < train->n || j < held->n;) {
     int order = i == train->n ? 1 : j == held->n ? -1 : strcmp(train->items[i], held->items[j]);
     const char *path = order < 0 ? train->items[i] : held->items[j];
     i += order <= 0;
     j += order >= 0;
-    document *d = &ds->documents[ds->n];
-    RFI_TRY(RFI_ALLOC(ds->ctx, strlen(path) + 1, &d->path));
-    strcpy(d->path, path);
-    d->split = order >= 0 || (held->n == 0 && held_out(path, fraction)) ? RFI_VALIDATION : RFI_TRAIN;
-    d->kept = true;
-    ds->n++;
+    source *f = &ds->sources[ds->n_sources];
+    RFI_TRY(RFI_ALLOC(ds->ctx, strlen(path) + 1, &f->path));
+    strcpy(f->path, path);
+    const bool by_path = held->n == 0 && is_held_out(rfi_hash_bytes(path, strlen(path)), ds->fraction);
+    f->split = order >= 0 || by_path ? RFI_VALIDATION : RFI_TRAIN;
+    f->kept = true;
+    ds->n_sources++;
   }
   return RFR_OK;
 }
 
-/* ---- which of equal files ---- */
+/* What a file's first bytes say it is; NULL: nothing known. */
+static const char *binary_format(const char *data, size_t n) {
+  static const struct {
+    const char *name, *magic;
+    size_t n;
+  } formats[] = {
+      {"an ELF file",
+       "\x7f"
+       "ELF",
+       4},
+      {"a Parquet file", "PAR1", 4},
+      {"a gzip file", "\x1f\x8b", 2},
+      {"a zip file", "PK\3\4", 4},
+      {"a zstd file", "\x28\xb5\x2f\xfd", 4},
+      {"an xz file",
+       "\xfd"
+       "7zXZ",
+       5},
+      {"a bzip2 file", "BZh9", 4},
+      {"a PNG picture", "\x89PNG", 4},
+      {"a JPEG picture", "\xff\xd8\xff", 3},
+      {"a GIF picture", "GIF8", 4},
+      {"a PDF file", "%PDF-", 5},
+      {"an HDF5 file", "\x89HDF", 4},
+      {"a SQLite file", "SQLite format 3", 15},
+      {"an Arrow file", "ARROW1", 6},
+      {"UTF-16 text", "\xff\xfe", 2},
+      {"UTF-16 text", "\xfe\xff", 2},
+  };
+  for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+    if (n >= formats[i].n && memcmp(data, formats[i].magic, formats[i].n) == 0) return formats[i].name;
+  return NULL;
+}
 
-/* Equal files side by side. Held out by name wins, so that nothing is trained on that is
- * held out; under a fraction the first path decides. */
+static rfr_status check_text(const char *path, const char *data, size_t n) {
+  const char *format = binary_format(data, n);
+  if (format)
+    return rfi_fail_at(RFI_E_DATA_BINARY, path, 0, "is %s, not UTF-8 or other text without NUL bytes", format);
+  const char *nul = n ? memchr(data, 0, n) : NULL;
+  if (nul)
+    return rfi_fail_at(RFI_E_DATA_BINARY, path, 0, "has a NUL byte at offset %lld, so it is no text",
+                       (long long)(nul - data));
+  return RFR_OK;
+}
+
+/* A file's bytes, which must still be those that were hashed. Free with rfi_free. */
+static rfr_status read_source(rfi_dataset *ds, const char *root, const source *f, char **data) {
+  char *path;
+  size_t n;
+  RFI_TRY(rfi_path_join(ds->ctx, root, f->path, &path));
+  rfr_status s = rfi_file_read(ds->ctx, path, data, &n);
+  if (s == RFR_OK && ((int64_t)n != f->size || !rfi_hash_equal(rfi_hash_bytes(*data, n), f->hash)))
+    s = rfi_fail_at(RFI_E_FILE_READ, path, 0, "the file changed while it was read");
+  rfi_free(ds->ctx, path);
+  if (s == RFR_OK) return RFR_OK;
+  rfi_free(ds->ctx, *data);
+  *data = NULL;
+  return s;
+}
+
+static rfr_status scan_source(rfi_dataset *ds, const char *root, source *f) {
+  char *path, *data = NULL;
+  size_t n;
+  RFI_TRY(rfi_path_join(ds->ctx, root, f->path, &path));
+  rfr_status s = rfi_file_read(ds->ctx, path, &data, &n);
+  if (s == RFR_OK) s = check_text(path, data, n);
+  if (s == RFR_OK) {
+    f->size = (int64_t)n;
+    f->hash = rfi_hash_bytes(data, n);
+  }
+  rfi_free(ds->ctx, data);
+  rfi_free(ds->ctx, path);
+  return s;
+}
+
+/* ---- equal files ---- */
+
 static int by_content(const void *a, const void *b) {
-  const document *x = *(document *const *)a, *y = *(document *const *)b;
+  const source *x = *(source *const *)a, *y = *(source *const *)b;
   if (x->hash.high != y->hash.high) return x->hash.high < y->hash.high ? -1 : 1;
   if (x->hash.low != y->hash.low) return x->hash.low < y->hash.low ? -1 : 1;
   return strcmp(x->path, y->path);
 }
 
+/* Of equal files one that is held out by name is kept, so that no held-out text is trained on; otherwise the first by
+ * path. */
 static rfr_status drop_duplicates(rfi_dataset *ds, bool named) {
-  document **order;
-  RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)ds->n + 1) * sizeof *order, &order));
-  for (int i = 0; i < ds->n; i++) order[i] = &ds->documents[i];
-  qsort(order, (size_t)ds->n, sizeof *order, by_content);
-  for (int i = 0, end; i < ds->n; i = end) {
+  source **order;
+  RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)ds->n_sources + 1) * sizeof *order, &order));
+  for (int i = 0; i < ds->n_sources; i++) order[i] = &ds->sources[i];
+  qsort(order, (size_t)ds->n_sources, sizeof *order, by_content);
+  for (int i = 0, end; i < ds->n_sources; i = end) {
     int keeper = i;
-    for (end = i + 1; end < ds->n && rfi_hash_equal(order[i]->hash, order[end]->hash); end++)
+    for (end = i + 1; end < ds->n_sources && rfi_hash_equal(order[i]->hash, order[end]->hash); end++)
       if (named && order[keeper]->split == RFI_TRAIN && order[end]->split == RFI_VALIDATION) keeper = end;
     for (int k = i; k < end; k++) {
       if (order[k]->size == 0) {
@@ -104,65 +190,163 @@ static rfr_status drop_duplicates(rfi_dataset *ds, bool named) {
     }
   }
   rfi_free(ds->ctx, order);
+  int kept = 0;
+  for (int i = 0; i < ds->n_sources; i++) {
+    if (ds->sources[i].kept) ds->sources[kept++] = ds->sources[i];
+    else rfi_free(ds->ctx, ds->sources[i].path);
+  }
+  ds->n_sources = kept;
+  return RFR_OK;
+}
+
+/* ---- documents ---- */
+
+static rfr_status add_document(rfi_dataset *ds, document d) {
+  if (ds->n == ds->capacity) {
+    if (ds->capacity > INT_MAX / 2) return rfi_fail(RFI_E_OVERFLOW, "the data has too many documents");
+    const int capacity = ds->capacity ? 2 * ds->capacity : 64;
+    document *grown;
+    RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)capacity * sizeof *grown, &grown));
+    if (ds->n) memcpy(grown, ds->documents, (size_t)ds->n * sizeof *grown);
+    rfi_free(ds->ctx, ds->documents);
+    ds->documents = grown;
+    ds->capacity = capacity;
+  }
+  ds->documents[ds->n++] = d;
+  return RFR_OK;
+}
+
+/* Whether the split by path leaves text on both sides: more than the first byte of a document is held out. */
+static bool is_split(const rfi_dataset *ds) {
+  bool has[2] = {false, false};
+  for (int i = 0; i < ds->n_sources; i++)
+    has[ds->sources[i].split] |= ds->sources[i].size > (ds->sources[i].split == RFI_VALIDATION);
+  return has[RFI_TRAIN] && has[RFI_VALIDATION];
+}
+
+/* The end of the block that starts at `start`: after the first line that ends at its length or later, but at most at
+ * twice its length. */
+static int64_t block_end(const char *data, int64_t n, int64_t start, int64_t length) {
+  if (n - start <= length) return n;
+  const int64_t last = n - start < 2 * length ? n : start + 2 * length, first = start + length - 1;
+  const char *newline = memchr(data + first, '\n', (size_t)(last - first));
+  return newline ? newline - data + 1 : last;
+}
+
+/* A power of two from 256 to 65536, so that a file has 256 blocks or more, as far as these limits allow. */
+static int64_t block_length(int64_t size) {
+  int64_t length = 65536;
+  while (length > 256 && size / length < 256) length /= 2;
+  return length;
+}
+
+/* Makes one document of each block, held out by the hash of its bytes: equal blocks lie in one split, and a block stays
+ * where it is when files are added. Where the hashes leave a split empty, the blocks of the smallest or largest hash
+ * change sides. */
+static rfr_status split_blocks(rfi_dataset *ds, const char *root) {
+  uint64_t *hash = NULL, low = UINT64_MAX, high = 0;
+  int capacity = 0;
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < ds->n_sources && s == RFR_OK; i++) {
+    const int64_t size = ds->sources[i].size, length = block_length(size);
+    char *data;
+    s = read_source(ds, root, &ds->sources[i], &data);
+    for (int64_t at = 0, end; s == RFR_OK && at < size; at = end) {
+      end = block_end(data, size, at, length);
+      const rfi_hash h = rfi_hash_bytes(data + at, (size_t)(end - at));
+      s = add_document(ds, (document){i, is_held_out(h, ds->fraction) ? RFI_VALIDATION : RFI_TRAIN, at, end - at, 0});
+      if (s == RFR_OK && ds->capacity > capacity) {
+        uint64_t *grown;
+        s = RFI_ALLOC(ds->ctx, (size_t)ds->capacity * sizeof *grown, &grown);
+        if (s != RFR_OK) break;
+        if (capacity) memcpy(grown, hash, (size_t)capacity * sizeof *grown);
+        rfi_free(ds->ctx, hash);
+        hash = grown;
+        capacity = ds->capacity;
+      }
+      if (s != RFR_OK) break;
+      hash[ds->n - 1] = h.high;
+      if (h.high < low) low = h.high;
+      if (h.high > high) high = h.high;
+    }
+    rfi_free(ds->ctx, data);
+  }
+  int64_t held = 0;
+  for (int i = 0; i < ds->n && s == RFR_OK; i++) held += ds->documents[i].split == RFI_VALIDATION;
+  if (s == RFR_OK && low >= high)
+    s = rfi_fail(RFI_E_DATA_HELD_OUT, "the files are too short to hold out %g%%: they are one block of text",
+                 100 * ds->fraction);
+  for (int i = 0; i < ds->n && s == RFR_OK; i++) {
+    if (held == 0 && hash[i] == low) ds->documents[i].split = RFI_VALIDATION;
+    if (held == ds->n && hash[i] == high) ds->documents[i].split = RFI_TRAIN;
+  }
+  rfi_free(ds->ctx, hash);
+  RFI_TRY(s);
+  ds->stats.blocks = ds->n;
+  /* Blocks of a split that follow each other are one document. */
+  int kept = 0;
+  for (int i = 0; i < ds->n; i++) {
+    const document d = ds->documents[i];
+    ds->stats.held_out_blocks += d.split == RFI_VALIDATION;
+    document *before = kept ? &ds->documents[kept - 1] : NULL;
+    if (before && before->source == d.source && before->split == d.split) before->size += d.size;
+    else ds->documents[kept++] = d;
+  }
+  ds->n = kept;
   return RFR_OK;
 }
 
 static int by_split(const void *a, const void *b) {
   const document *x = a, *y = b;
   if (x->split != y->split) return x->split < y->split ? -1 : 1;
-  return strcmp(x->path, y->path);
+  if (x->source != y->source) return x->source < y->source ? -1 : 1; /* sources are sorted by path */
+  return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-/* Removes what is not kept and lays the documents out. */
+/* Sorts the documents and places them in the bytes of their splits. */
 static rfr_status lay_out(rfi_dataset *ds) {
-  int kept = 0;
+  if (ds->n > 0) qsort(ds->documents, (size_t)ds->n, sizeof *ds->documents, by_split);
+  for (int split = 0; split < 2; split++)
+    RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)ds->n_sources + 1) * sizeof *ds->files[split], &ds->files[split]));
   for (int i = 0; i < ds->n; i++) {
-    if (ds->documents[i].kept) ds->documents[kept++] = ds->documents[i];
-    else rfi_free(ds->ctx, ds->documents[i].path);
-  }
-  ds->n = kept;
-  qsort(ds->documents, (size_t)kept, sizeof *ds->documents, by_split);
-  for (int i = 0; i < kept; i++) {
     document *d = &ds->documents[i];
+    int *files = &ds->stats.files[d->split];
     d->start = ds->stats.bytes[d->split];
     ds->stats.bytes[d->split] += d->size;
-    ds->stats.files[d->split]++;
+    ds->stats.documents[d->split]++;
+    if (*files == 0 || ds->files[d->split][*files - 1] != d->source) ds->files[d->split][(*files)++] = d->source;
   }
   ds->first[RFI_TRAIN] = ds->documents;
-  ds->first[RFI_VALIDATION] = ds->documents + ds->stats.files[RFI_TRAIN];
+  ds->first[RFI_VALIDATION] = ds->documents + ds->stats.documents[RFI_TRAIN];
   return RFR_OK;
 }
 
-/* The second look at every file: it must still be the file that was hashed. */
 static rfr_status load(rfi_dataset *ds, const char *root) {
-  rfr_status s = RFR_OK;
   rfi_hasher *hasher = NULL;
-  RFI_GOTO(rfi_hasher_create(ds->ctx, &hasher));
   for (int split = 0; split < 2; split++)
-    RFI_GOTO(RFI_ALLOC(ds->ctx, (size_t)ds->stats.bytes[split], &ds->bytes[split]));
+    RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)ds->stats.bytes[split], &ds->bytes[split]));
+  int next[2] = {0, ds->stats.documents[RFI_TRAIN]}; /* documents of a split are in the order of their files */
+  const int end[2] = {next[1], ds->n};
+  for (int i = 0; i < ds->n_sources; i++) {
+    char *data;
+    RFI_TRY(read_source(ds, root, &ds->sources[i], &data));
+    for (int split = 0; split < 2; split++)
+      for (; next[split] < end[split] && ds->documents[next[split]].source == i; next[split]++) {
+        const document *d = &ds->documents[next[split]];
+        memcpy(ds->bytes[split] + d->start, data + d->offset, (size_t)d->size);
+      }
+    rfi_free(ds->ctx, data);
+  }
+  RFI_TRY(rfi_hasher_create(ds->ctx, &hasher));
   for (int i = 0; i < ds->n; i++) {
-    document *d = &ds->documents[i];
-    uint8_t *at = ds->bytes[d->split] + d->start;
-    char *path;
-    rfi_file *file;
-    RFI_GOTO(rfi_path_join(ds->ctx, root, d->path, &path));
-    s = rfi_file_open(ds->ctx, path, &file);
-    if (s == RFR_OK) {
-      s = rfi_file_read_at(file, at, (size_t)d->size, 0);
-      if (s == RFR_OK && !rfi_hash_equal(rfi_hash_bytes(at, (size_t)d->size), d->hash))
-        s = rfi_fail_at(RFI_E_FILE_READ, path, 0, "changed while it was being read");
-      rfi_file_close(file);
-    }
-    rfi_free(ds->ctx, path);
-    if (s != RFR_OK) goto fail;
+    const document *d = &ds->documents[i];
     rfi_hasher_add_u64(hasher, d->split);
     rfi_hasher_add_u64(hasher, (uint64_t)d->size);
-    rfi_hasher_add(hasher, at, (size_t)d->size);
+    rfi_hasher_add(hasher, ds->bytes[d->split] + d->start, (size_t)d->size);
   }
   ds->stats.hash = rfi_hasher_result(hasher);
-fail:
   rfi_hasher_destroy(hasher);
-  return s;
+  return RFR_OK;
 }
 
 static rfr_status count_windows(rfi_dataset *ds) {
@@ -171,29 +355,29 @@ static rfr_status count_windows(rfi_dataset *ds) {
     return rfi_fail(RFI_E_DATA_EMPTY, "all %d files are held out, none is left to train on",
                     ds->stats.files[RFI_VALIDATION]);
   if (N <= S)
-    return rfi_fail(RFI_E_DATA_EMPTY, "%lld bytes to train on, a window of sequence %lld needs %lld", (long long)N,
-                    (long long)S, (long long)S + 1);
+    return rfi_fail(RFI_E_DATA_EMPTY, "there are %lld bytes to train on; a window of sequence %lld needs %lld",
+                    (long long)N, (long long)S, (long long)S + 1);
   ds->stats.windows[RFI_TRAIN] = (N + S - 1) / S;
-  const int64_t new = S - ds->context, behind = M - 1 > S ? M - 1 - S : 0;
-  ds->stats.windows[RFI_VALIDATION] = M > 1 ? 1 + (behind + new - 1) / new : 0;
-  ds->stats.validation_predicted = M - ds->stats.files[RFI_VALIDATION];
+  const int64_t new = S - ds->context, after = M - 1 > S ? M - 1 - S : 0;
+  ds->stats.windows[RFI_VALIDATION] = M > 1 ? 1 + (after + new - 1) / new : 0;
+  ds->stats.validation_predicted = M - ds->stats.documents[RFI_VALIDATION];
   return RFR_OK;
 }
 
-static rfr_status open_parts(rfi_dataset *ds, const char *const *patterns, int n_patterns, const rfi_dataset_options *o,
-                             rfi_paths *train, rfi_paths *held) {
+static rfr_status open_splits(rfi_dataset *ds, const char *const *patterns, int n_patterns,
+                              const rfi_dataset_options *o, rfi_paths *train, rfi_paths *held) {
   const char *root = o->root ? o->root : "";
   RFI_TRY(find_files(root, patterns, n_patterns, train));
   RFI_TRY(find_files(root, o->validation_patterns, o->n_validation_patterns, held));
-  RFI_TRY(list_documents(ds, train, held, o->validation_fraction));
-  for (int i = 0; i < ds->n; i++) {
-    char *path;
-    RFI_TRY(rfi_path_join(ds->ctx, root, ds->documents[i].path, &path));
-    rfr_status s = rfi_file_hash(ds->ctx, path, &ds->documents[i].size, &ds->documents[i].hash);
-    rfi_free(ds->ctx, path);
-    RFI_TRY(s);
-  }
+  RFI_TRY(list_sources(ds, train, held));
+  for (int i = 0; i < ds->n_sources; i++) RFI_TRY(scan_source(ds, root, &ds->sources[i]));
   RFI_TRY(drop_duplicates(ds, held->n > 0));
+  if (ds->n_sources > 0 && held->n == 0 && ds->fraction > 0 && !is_split(ds)) {
+    RFI_TRY(split_blocks(ds, root));
+  } else {
+    for (int i = 0; i < ds->n_sources; i++)
+      RFI_TRY(add_document(ds, (document){i, ds->sources[i].split, 0, ds->sources[i].size, 0}));
+  }
   RFI_TRY(lay_out(ds));
   RFI_TRY(count_windows(ds));
   return load(ds, root);
@@ -203,18 +387,21 @@ rfr_status rfi_dataset_open(rfr_ctx *ctx, const char *const *patterns, int n_pat
                             const rfi_dataset_options *options, rfi_dataset **out) {
   rfi_dataset *ds;
   *out = NULL;
-  if (options->sequence < 1) return rfi_fail(RFI_E_ARGUMENT, "sequence %d, at least 1 is needed", options->sequence);
+  if (options->sequence < 1)
+    return rfi_fail(RFI_E_ARGUMENT, "sequence is %d; it must be at least 1", options->sequence);
   if (options->context < 0 || options->context >= options->sequence)
-    return rfi_fail(RFI_E_ARGUMENT, "context %d in windows of %d tokens", options->context, options->sequence);
+    return rfi_fail(RFI_E_ARGUMENT, "context is %d; it must lie in 0 .. %d (sequence - 1)", options->context,
+                    options->sequence - 1);
   if (!(options->validation_fraction >= 0 && options->validation_fraction < 1))
-    return rfi_fail(RFI_E_ARGUMENT, "the held-out fraction must lie in [0, 1)");
-  if (n_patterns < 1) return rfi_fail(RFI_E_DATA_EMPTY, "no pattern names the training files");
+    return rfi_fail(RFI_E_ARGUMENT, "validation_fraction is %g; it must lie in [0, 1)", options->validation_fraction);
+  if (n_patterns < 1) return rfi_fail(RFI_E_DATA_EMPTY, "there is no pattern for training files");
   RFI_TRY(RFI_ALLOC(ctx, sizeof *ds, &ds));
   ds->ctx = ctx;
   ds->sequence = options->sequence;
   ds->context = options->context;
+  ds->fraction = options->validation_fraction;
   rfi_paths train = {.ctx = ctx}, held = {.ctx = ctx};
-  rfr_status s = open_parts(ds, patterns, n_patterns, options, &train, &held);
+  rfr_status s = open_splits(ds, patterns, n_patterns, options, &train, &held);
   rfi_paths_deinit(&train);
   rfi_paths_deinit(&held);
   if (s == RFR_OK) *out = ds;
@@ -224,21 +411,25 @@ rfr_status rfi_dataset_open(rfr_ctx *ctx, const char *const *patterns, int n_pat
 
 void rfi_dataset_close(rfi_dataset *ds) {
   if (!ds) return;
-  for (int i = 0; i < ds->n; i++) rfi_free(ds->ctx, ds->documents[i].path);
+  for (int i = 0; i < ds->n_sources; i++) rfi_free(ds->ctx, ds->sources[i].path);
+  rfi_free(ds->ctx, ds->sources);
   rfi_free(ds->ctx, ds->documents);
-  for (int split = 0; split < 2; split++) rfi_free(ds->ctx, ds->bytes[split]);
+  for (int split = 0; split < 2; split++) {
+    rfi_free(ds->ctx, ds->bytes[split]);
+    rfi_free(ds->ctx, ds->files[split]);
+  }
   rfi_free(ds->ctx, ds);
 }
 
 const rfi_dataset_stats *rfi_dataset_get_stats(const rfi_dataset *ds) { return &ds->stats; }
 
-const char *rfi_dataset_document(const rfi_dataset *ds, rfi_split split, int i, int64_t *bytes) {
-  const document *d = ds->first[split] + i;
-  if (bytes) *bytes = d->size;
-  return d->path;
+const char *rfi_dataset_file(const rfi_dataset *ds, rfi_split split, int i, int64_t *bytes) {
+  const source *f = &ds->sources[ds->files[split][i]];
+  if (bytes) *bytes = f->size;
+  return f->path;
 }
 
-/* ---- which bytes ---- */
+/* ---- windows ---- */
 
 static uint64_t draw(uint64_t key, uint64_t epoch, uint32_t site, uint32_t x) {
   rfi_u32x4 r = rfi_philox((rfi_u32x4){{x, site, (uint32_t)epoch, (uint32_t)(epoch >> 32)}}, (uint32_t)key,
@@ -265,7 +456,7 @@ uint64_t rfi_permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch) {
 int64_t rfi_dataset_position(const rfi_dataset *ds, uint64_t seed, int64_t sample) {
   uint64_t W = (uint64_t)ds->stats.windows[RFI_TRAIN], N = (uint64_t)ds->stats.bytes[RFI_TRAIN];
   uint64_t S = (uint64_t)ds->sequence, epoch = (uint64_t)sample / W, key = rfi_stream_key(seed, DATA_STREAM);
-  /* The ring may start anywhere, not only within a window: the windows that hold a byte twice move too. */
+  /* The start is drawn over all bytes, so that the bytes that two windows share change from epoch to epoch. */
   uint64_t start = draw(key, epoch, FEISTEL_ROUNDS, 0) % N;
   return (int64_t)((start + rfi_permute((uint64_t)sample % W, W, key, epoch) * S) % N);
 }
@@ -273,7 +464,7 @@ int64_t rfi_dataset_position(const rfi_dataset *ds, uint64_t seed, int64_t sampl
 /* The document that holds byte `at` of a split. */
 static const document *document_at(const rfi_dataset *ds, rfi_split split, int64_t at) {
   const document *first = ds->first[split];
-  int low = 0, high = ds->stats.files[split];
+  int low = 0, high = ds->stats.documents[split];
   while (high - low > 1) {
     int middle = low + (high - low) / 2;
     if (first[middle].start <= at) low = middle;
@@ -285,15 +476,15 @@ static const document *document_at(const rfi_dataset *ds, rfi_split split, int64
 rfr_status rfi_dataset_window(const rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
                               int32_t *targets, int32_t *doc_offsets, int *n_docs) {
   *n_docs = 0;
-  if (sample < 0) return rfi_fail(RFI_E_ARGUMENT, "no window: sample %lld", (long long)sample);
+  if (sample < 0) return rfi_fail(RFI_E_ARGUMENT, "sample is %lld; it must not be negative", (long long)sample);
   int64_t S = ds->sequence, N = ds->stats.bytes[split], at;
-  bool ring = split == RFI_TRAIN; /* the end of the held-out bytes is an end */
+  const bool ring = split == RFI_TRAIN;
   if (ring) at = rfi_dataset_position(ds, seed, sample);
   else at = sample < ds->stats.windows[split] ? sample * (S - ds->context) : N;
   const int64_t known = !ring && sample > 0 ? ds->context : 0; /* targets of the window before */
   for (int64_t i = 0; i < S;) {
     if (at == N && ring) at = 0;
-    doc_offsets[(*n_docs)++] = (int32_t)i; /* every turn but the first begins a document, or the padding */
+    doc_offsets[(*n_docs)++] = (int32_t)i; /* the loop runs once for each document, and once for the padding */
     if (at == N) {
       for (; i < S; i++) tokens[i] = 0, targets[i] = RFI_IGNORED_TARGET;
       break;

@@ -15,14 +15,14 @@ static rfr_status open_it(rft_folder *f, const char *pattern, double fraction, i
   return rfi_dataset_open(f->ctx, &pattern, 1, &o, out);
 }
 
-/* `n` files of different sizes; byte j of file i is i * 31 + j. */
+/* `n` files of different sizes, without NUL bytes. */
 static void make_files(rft_folder *f, int n) {
   for (int i = 0; i < n; i++) {
     char name[32], data[64];
     int size = 1 + i * 7 % 40;
     snprintf(name, sizeof name, "d%d/f%03d.txt", i % 3, i);
-    for (int j = 0; j < size; j++) data[j] = (char)(i * 31 + j);
-    data[0] = (char)i; /* all different */
+    for (int j = 0; j < size; j++) data[j] = (char)(1 + (i * 31 + j) % 255);
+    data[0] = (char)(1 + i); /* all different */
     rft_write(f, name, data, (size_t)size);
   }
 }
@@ -68,7 +68,7 @@ static void test_training_windows(void **state) {
   for (int i = 0; i < 30; i++) {
     int64_t bytes;
     size_t n;
-    char *data = rft_read(f, rfi_dataset_document(ds, RFI_TRAIN, i, &bytes), &n);
+    char *data = rft_read(f, rfi_dataset_file(ds, RFI_TRAIN, i, &bytes), &n);
     assert_int_equal(bytes, n);
     for (size_t j = 0; j < n; j++, at++) stream[at] = (uint8_t)data[j], document[at] = i;
     free(data);
@@ -165,7 +165,7 @@ static void check_validation(rft_folder *f, int S, int context) {
   size_t n_expected = 0, n_got = 0;
   for (int i = 0; i < files; i++) {
     size_t n;
-    char *data = rft_read(f, rfi_dataset_document(ds, RFI_VALIDATION, i, NULL), &n);
+    char *data = rft_read(f, rfi_dataset_file(ds, RFI_VALIDATION, i, NULL), &n);
     memcpy(expected + n_expected, data + 1, n - 1);
     n_expected += n - 1;
     free(data);
@@ -213,8 +213,8 @@ static void test_split_is_stable(void **state) {
   for (int i = 0; i < a->files[RFI_VALIDATION]; i++) { /* nothing that was held out is trained on later */
     int found = 0;
     for (int j = 0; j < b->files[RFI_VALIDATION]; j++)
-      found += strcmp(rfi_dataset_document(before, RFI_VALIDATION, i, NULL),
-                      rfi_dataset_document(after, RFI_VALIDATION, j, NULL)) == 0;
+      found += strcmp(rfi_dataset_file(before, RFI_VALIDATION, i, NULL),
+                      rfi_dataset_file(after, RFI_VALIDATION, j, NULL)) == 0;
     assert_int_equal(found, 1);
   }
   rfi_dataset_close(before);
@@ -235,7 +235,7 @@ static void test_duplicates(void **state) {
   assert_int_equal(stats->duplicates, 2);
   assert_int_equal(stats->empty, 2);
   assert_int_equal(stats->bytes[RFI_TRAIN], 21);
-  assert_string_equal(rfi_dataset_document(ds, RFI_TRAIN, 0, NULL), "a.txt");
+  assert_string_equal(rfi_dataset_file(ds, RFI_TRAIN, 0, NULL), "a.txt");
   rfi_dataset_close(ds);
 
   /* Held out by name: the copies leave the training split, not the held-out one. */
@@ -244,10 +244,157 @@ static void test_duplicates(void **state) {
   assert_int_equal(rfi_dataset_open(f->ctx, train, 2, &o, &ds), RFR_OK);
   stats = rfi_dataset_get_stats(ds);
   assert_int_equal(stats->files[RFI_TRAIN], 1);
-  assert_string_equal(rfi_dataset_document(ds, RFI_TRAIN, 0, NULL), "c.txt");
+  assert_string_equal(rfi_dataset_file(ds, RFI_TRAIN, 0, NULL), "c.txt");
   assert_int_equal(stats->files[RFI_VALIDATION], 1);
-  assert_string_equal(rfi_dataset_document(ds, RFI_VALIDATION, 0, NULL), "held/z.txt");
+  assert_string_equal(rfi_dataset_file(ds, RFI_VALIDATION, 0, NULL), "held/z.txt");
   rfi_dataset_close(ds);
+}
+
+/* ---- few files: blocks of text ---- */
+
+/* `n` lines of text, each once. */
+static void write_lines(rft_folder *f, const char *name, int first, int n) {
+  char *text = malloc((size_t)n * 64 + 1), *p = text;
+  for (int i = first; i < first + n; i++)
+    p += sprintf(p, "line %d has the square %lld and more\n", i, (long long)i * i);
+  rft_write(f, name, text, (size_t)(p - text));
+  free(text);
+}
+
+enum { MOST_LINES = 70000 };
+
+/* Marks the lines that lie in a split. Every document is a run of complete lines. */
+static int64_t mark_lines(const rfi_dataset *ds, rfi_split split, unsigned char *line) {
+  enum { S = 64 };
+  static char text[4 << 20];
+  int32_t tokens[S], targets[S], offsets[S];
+  int n_docs;
+  int64_t n = 0, lines = 0;
+  const rfi_dataset_stats *stats = rfi_dataset_get_stats(ds);
+  memset(line, 0, MOST_LINES);
+  if (split == RFI_TRAIN) { /* windows of an epoch in the order of the text */
+    for (int64_t w = 0; w < stats->windows[split]; w++) {
+      const int64_t at = rfi_dataset_position(ds, 1, w);
+      assert_int_equal(rfi_dataset_window(ds, split, 1, w, tokens, targets, offsets, &n_docs), RFR_OK);
+      for (int i = 0; i < S; i++) text[(at + i) % stats->bytes[split]] = (char)tokens[i];
+    }
+    n = stats->bytes[split];
+  } else {
+    for (int64_t w = 0; w < stats->windows[split]; w++) {
+      assert_int_equal(rfi_dataset_window(ds, split, 0, w, tokens, targets, offsets, &n_docs), RFR_OK);
+      for (int i = 0; i < S && n < stats->bytes[split]; i++) text[n++] = (char)tokens[i];
+    }
+  }
+  for (char *p = text, *end = text + n; p < end; lines++) {
+    int number, length = 0;
+    if (sscanf(p, "line %d has the square %*d and more%n", &number, &length) != 1 || p[length] != '\n')
+      fail_msg("not a line: %.40s", p);
+    line[number] = 1;
+    p += length + 1;
+  }
+  return lines;
+}
+
+static void test_blocks(void **state) {
+  rft_folder *f = *state;
+  static unsigned char train[MOST_LINES], held[MOST_LINES], before[MOST_LINES];
+  rfi_dataset *ds;
+  int64_t sizes[] = {200, 2000, 25000};
+  for (int i = 0; i < 3; i++) {
+    write_lines(f, "a.txt", 0, (int)sizes[i]);
+    assert_int_equal(open_it(f, "a.txt", 0.1, 64, &ds), RFR_OK);
+    const rfi_dataset_stats *stats = rfi_dataset_get_stats(ds);
+    const double part = (double)stats->bytes[1] / (double)(stats->bytes[0] + stats->bytes[1]);
+    if (i == 2) assert_true(stats->bytes[0] + stats->bytes[1] > 1000000);
+    if (part < (i ? 0.06 : 0.01) || part > (i ? 0.14 : 0.3)) fail_msg("%g of %d lines", part, (int)sizes[i]);
+    assert_true(stats->blocks > 0 && stats->held_out_blocks > 0);
+    assert_int_equal(stats->files[0], 1);
+    assert_int_equal(stats->files[1], 1);
+    assert_true(stats->documents[0] > 1);
+    assert_int_equal(stats->validation_predicted, stats->bytes[1] - stats->documents[1]);
+    assert_int_equal(mark_lines(ds, RFI_TRAIN, train) + mark_lines(ds, RFI_VALIDATION, held), sizes[i]);
+    for (int k = 0; k < (int)sizes[i]; k++) assert_int_equal(train[k] + held[k], 1);
+    rfi_dataset_close(ds);
+  }
+  /* More files: what is held out stays held out. */
+  memcpy(before, held, sizeof before);
+  write_lines(f, "b.txt", 30000, 9000);
+  assert_int_equal(open_it(f, "[ab].txt", 0.1, 64, &ds), RFR_OK);
+  assert_int_equal(rfi_dataset_get_stats(ds)->files[0], 2);
+  assert_true(rfi_dataset_get_stats(ds)->blocks > 0);
+  mark_lines(ds, RFI_VALIDATION, held);
+  assert_memory_equal(held, before, 25000);
+  rfi_dataset_close(ds);
+}
+
+/* Equal blocks, of one file or of two, never lie on both sides. */
+static void test_equal_blocks(void **state) {
+  rft_folder *f = *state;
+  static char text[2][256 * 300];
+  for (int i = 0; i < 300; i++)
+    for (int j = 0; j < 2; j++) {
+      memset(text[j] + 256 * i, 'a' + i % 20, 255);
+      text[j][256 * i + 255] = '\n';
+    }
+  memset(text[1], 'Z', 255); /* not an equal file */
+  rft_write(f, "a.txt", text[0], sizeof text[0]);
+  rft_write(f, "b.txt", text[1], sizeof text[1]);
+  rfi_dataset *ds;
+  assert_int_equal(open_it(f, "*.txt", 0.3, 64, &ds), RFR_OK);
+  assert_true(rfi_dataset_get_stats(ds)->blocks > 0);
+  bool seen[2][256] = {{0}};
+  int32_t tokens[64], targets[64], offsets[64];
+  int n_docs;
+  for (int split = 0; split < 2; split++)
+    for (int64_t w = 0; w < rfi_dataset_get_stats(ds)->windows[split]; w++) {
+      assert_int_equal(rfi_dataset_window(ds, (rfi_split)split, 1, w, tokens, targets, offsets, &n_docs), RFR_OK);
+      for (int i = 0; i < 64; i++) seen[split][tokens[i]] = true;
+    }
+  int held = 0;
+  for (int c = 'a'; c < 'a' + 20; c++) {
+    assert_false(seen[0][c] && seen[1][c]);
+    held += seen[1][c];
+  }
+  assert_in_range(held, 1, 19);
+  rfi_dataset_close(ds);
+}
+
+static void test_binary(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *name, *data, *says;
+    size_t n;
+  } files[] = {
+      {"program",
+       "\x7f"
+       "ELF\2\1\1",
+       "an ELF file", 7},
+      {"table.parquet", "PAR1\x15\4", "a Parquet file", 6},
+      {"text.gz", "\x1f\x8b\x08\x08", "a gzip file", 4},
+      {"picture.png", "\x89PNG\r\n", "a PNG picture", 6},
+      {"wide.txt", "\xff\xfeh\0i\0", "UTF-16", 6},
+      {"zero.txt", "text\0text", "NUL byte at offset 4", 9},
+  };
+  rft_write(f, "good.txt", "some text that is long enough", 29);
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    char pattern[64];
+    rfi_dataset *ds;
+    snprintf(pattern, sizeof pattern, "data%zu/*", i);
+    char name[128];
+    snprintf(name, sizeof name, "data%zu/good.txt", i);
+    rft_write(f, name, "some text that is long enough", 29);
+    snprintf(name, sizeof name, "data%zu/%s", i, files[i].name);
+    rft_write(f, name, files[i].data, files[i].n);
+    assert_int_equal(open_it(f, pattern, 0, 4, &ds), RFR_INVALID);
+    assert_string_equal(rfr_last_error()->slug, "data.binary");
+    if (!strstr(rfr_last_error()->message, name) || !strstr(rfr_last_error()->message, files[i].says))
+      fail_msg("%s", rfr_last_error()->message);
+    /* The same when it is held out by name. */
+    const char *train = "good.txt", *held = pattern;
+    rfi_dataset_options o = {.root = f->path, .validation_patterns = &held, .n_validation_patterns = 1, .sequence = 4};
+    assert_int_equal(rfi_dataset_open(f->ctx, &train, 1, &o, &ds), RFR_INVALID);
+    assert_string_equal(rfr_last_error()->slug, "data.binary");
+  }
 }
 
 static void expect_empty(rft_folder *f, const char *pattern, double fraction, int sequence, const char *text) {
@@ -266,8 +413,11 @@ static void test_nothing_there(void **state) {
   expect_empty(f, "missing/*.txt", 0, 4, "missing/*.txt");
   expect_empty(f, "empty.txt", 0, 4, "0 bytes");
   expect_empty(f, "*.md", 0, 5, "5 bytes");
-  expect_empty(f, "short.md", 0.99995, 1, "held out");
   rfi_dataset *ds;
+  for (int i = 0; i < 2; i++) { /* one block: it can be neither held out nor trained on alone */
+    assert_int_equal(open_it(f, "short.md", i ? 0.99995 : 0.00005, 1, &ds), RFR_INVALID);
+    assert_string_equal(rfr_last_error()->slug, "data.held_out");
+  }
   assert_int_equal(open_it(f, "*.md", 0, 4, &ds), RFR_OK);
   rfi_dataset_close(ds);
   assert_int_equal(open_it(f, "*.md", 1, 4, &ds), RFR_INVALID);
@@ -304,7 +454,9 @@ int main(void) {
       rft_folder_test(test_permutation),     rft_folder_test(test_training_windows),
       rft_folder_test(test_small_documents), rft_folder_test(test_validation_windows),
       rft_folder_test(test_split_is_stable), rft_folder_test(test_duplicates),
-      rft_folder_test(test_nothing_there),   rft_folder_test(test_faults),
+      rft_folder_test(test_blocks),          rft_folder_test(test_equal_blocks),
+      rft_folder_test(test_binary),          rft_folder_test(test_nothing_there),
+      rft_folder_test(test_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,11 +14,15 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- the system, with faults ---- */
@@ -51,12 +55,18 @@ static bool transfer_faulted(size_t *n) {
   return faulted();
 }
 
+/* Never returns 0, 1 or 2: where the host has closed its standard streams, what other code prints would go into our
+ * files. */
 static int sys_open(const char *path, int flags, mode_t mode) {
   if (faulted()) return -1;
   int fd;
   do fd = open(path, flags | O_CLOEXEC, mode);
   while (fd < 0 && errno == EINTR);
-  return fd;
+  if (fd < 0 || fd > 2) return fd;
+  const int above = fcntl(fd, F_DUPFD_CLOEXEC, 3), error = errno;
+  close(fd);
+  errno = error;
+  return above;
 }
 
 static int sys_close(int fd) {
@@ -67,7 +77,36 @@ static int sys_close(int fd) {
 static ssize_t sys_pread(int fd, void *data, size_t n, int64_t offset) {
   return transfer_faulted(&n) ? -1 : pread(fd, data, n, offset);
 }
-static ssize_t sys_write(int fd, const void *data, size_t n) { return transfer_faulted(&n) ? -1 : write(fd, data, n); }
+/* A write past the limit on file sizes (ulimit -f) sends SIGXFSZ to this thread, whose default action ends the process.
+ * The library installs no handlers, so the thread blocks the signal during the write and takes it back: only EFBIG is
+ * left. One that was pending before stays pending. */
+static ssize_t write_without_signal(int fd, const void *data, size_t n) {
+  sigset_t signal, mask, pending;
+  sigemptyset(&signal);
+  sigaddset(&signal, SIGXFSZ);
+  sigemptyset(&pending);
+  pthread_sigmask(SIG_BLOCK, &signal, &mask);
+  sigpending(&pending);
+  const ssize_t wrote = write(fd, data, n);
+  const int error = errno;
+  if (wrote < 0 && error == EFBIG && !sigismember(&pending, SIGXFSZ))
+    while (sigtimedwait(&signal, NULL, &(struct timespec){0}) < 0 && errno == EINTR) {}
+  pthread_sigmask(SIG_SETMASK, &mask, NULL);
+  errno = error;
+  return wrote;
+}
+
+static ssize_t sys_write(int fd, const void *data, size_t n) {
+  return transfer_faulted(&n) ? -1 : write_without_signal(fd, data, n);
+}
+static int sys_statvfs(const char *path, struct statvfs *st) {
+  if (faulted()) return -1;
+  const int rc = statvfs(path, st);
+  if (thread_fault && thread_fault->space > 0 && rc == 0)
+    st->f_bavail = (fsblkcnt_t)thread_fault->space, st->f_frsize = 1;
+  return rc;
+}
+static int sys_access(const char *path, int mode) { return faulted() ? -1 : access(path, mode); }
 static int sys_fstat(int fd, struct stat *st) { return faulted() ? -1 : fstat(fd, st); }
 static int sys_stat(const char *path, struct stat *st) { return faulted() ? -1 : stat(path, st); }
 static int sys_lstat(const char *path, struct stat *st) { return faulted() ? -1 : lstat(path, st); }
@@ -207,11 +246,18 @@ rfr_status rfi_file_finish(rfi_file *file, rfi_hash *hash) {
 /* ---- whole files ---- */
 
 rfr_status rfi_file_read(rfr_ctx *ctx, const char *path, char **data, size_t *n) {
+  return rfi_file_read_limited(ctx, path, INT64_MAX - 1, data, n);
+}
+
+rfr_status rfi_file_read_limited(rfr_ctx *ctx, const char *path, int64_t limit, char **data, size_t *n) {
   rfr_status s;
   rfi_file *file = NULL;
   *data = NULL;
   *n = 0;
   RFI_GOTO(rfi_file_open(ctx, path, &file));
+  if (file->size > limit)
+    RFI_GOTO(rfi_fail_at(RFI_E_FILE_SIZE, path, 0, "has %lld bytes; at most %lld are read", (long long)file->size,
+                         (long long)limit));
   RFI_GOTO(RFI_ALLOC(ctx, (size_t)file->size + 1, data));
   RFI_GOTO(rfi_file_read_at(file, *data, (size_t)file->size, 0));
   *n = (size_t)file->size;
@@ -300,9 +346,25 @@ rfr_status rfi_path_kind(const char *path, char *kind) {
 /* ---- journals ---- */
 
 rfr_status rfi_journal_open(const char *path, int *fd, bool *taken) {
+  struct stat st;
   *taken = false;
-  *fd = sys_open(path, O_WRONLY | O_CREAT | O_APPEND, 0666);
+  /* O_NONBLOCK: opening a pipe without a reader must not wait. O_NOFOLLOW: a link could lead to any file. */
+  *fd = sys_open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK, 0666);
+  if (*fd < 0 && (errno == ELOOP || errno == ENXIO || errno == EISDIR))
+    return rfi_fail_at(RFI_E_FILE_WRITE, path, 0, "is not a regular file, but %s",
+                       errno == ELOOP    ? "a symbolic link"
+                       : errno == EISDIR ? "a folder"
+                                         : "a pipe, socket or device");
   if (*fd < 0) return fail_errno(RFI_E_FILE_WRITE, path, "open");
+  rfr_status s = RFR_OK;
+  if (sys_fstat(*fd, &st) != 0) s = fail_errno(RFI_E_FILE_WRITE, path, "open");
+  else if (!S_ISREG(st.st_mode))
+    s = rfi_fail_at(RFI_E_FILE_WRITE, path, 0, "is not a regular file, but a pipe, socket or device");
+  if (s != RFR_OK) {
+    rfi_journal_close(*fd);
+    *fd = -1;
+    return s;
+  }
   *taken = sys_lock(*fd) != 0 && errno == EWOULDBLOCK;
   if (!*taken) return RFR_OK;
   rfi_journal_close(*fd);
@@ -353,6 +415,43 @@ rfr_status rfi_dir_create(const char *path) {
   }
   if (sys_stat(path, &st) != 0) return fail_errno(RFI_E_FILE_WRITE, path, "create the folder");
   if (!S_ISDIR(st.st_mode)) return rfi_fail_at(RFI_E_FILE_WRITE, path, 0, "is a file, a folder is needed here");
+  return RFR_OK;
+}
+
+/* The path itself, or the nearest folder above it that is there, into a buffer of PATH_MAX bytes. */
+static rfr_status nearest_folder(const char *path, char *folder, struct stat *st) {
+  if (strlen(path) >= PATH_MAX) {
+    errno = ENAMETOOLONG;
+    return fail_errno(RFI_E_FILE_WRITE, path, "create the folder");
+  }
+  memcpy(folder, path, strlen(path) + 1);
+  while (sys_stat(*folder ? folder : ".", st) != 0) {
+    if (errno != ENOENT) return fail_errno(RFI_E_FILE_WRITE, path, "create the folder");
+    char *slash = strrchr(folder, '/');
+    if (slash == folder) folder[1] = 0;
+    else if (slash) *slash = 0;
+    else folder[0] = 0;
+  }
+  if (!*folder) memcpy(folder, ".", 2);
+  return RFR_OK;
+}
+
+rfr_status rfi_dir_check_writable(const char *path) {
+  char folder[PATH_MAX];
+  struct stat st;
+  RFI_TRY(nearest_folder(path, folder, &st));
+  if (!S_ISDIR(st.st_mode)) return rfi_fail_at(RFI_E_FILE_WRITE, folder, 0, "is a file, a folder is needed here");
+  return sys_access(folder, W_OK | X_OK) == 0 ? RFR_OK : fail_errno(RFI_E_FILE_WRITE, folder, "write in the folder");
+}
+
+rfr_status rfi_dir_space(const char *path, int64_t *bytes) {
+  char folder[PATH_MAX];
+  struct stat st;
+  struct statvfs space;
+  *bytes = INT64_MAX;
+  RFI_TRY(nearest_folder(path, folder, &st));
+  if (sys_statvfs(folder, &space) != 0) return RFR_OK; /* unknown */
+  if (__builtin_mul_overflow((int64_t)space.f_bavail, (int64_t)space.f_frsize, bytes)) *bytes = INT64_MAX;
   return RFR_OK;
 }
 

@@ -23,6 +23,7 @@ typedef struct rfi_io_fault {
   bool sticky;      /* all later calls fail too */
   int max_transfer; /* reads and writes move at most so many bytes; 0: no limit */
   bool interrupt;   /* every read and write is interrupted once */
+  int64_t space;    /* free bytes that file systems report; 0: the true number */
   int64_t calls;    /* counted up */
   bool interrupted; /* private */
 } rfi_io_fault;
@@ -50,6 +51,8 @@ void rfi_file_close(rfi_file *file);
 
 /* The whole file in the context's memory with a NUL behind it; free with rfi_free. */
 rfr_status rfi_file_read(rfr_ctx *ctx, const char *path, char **data, size_t *n);
+/* The same for a file of at most `limit` bytes; a longer one is the error file.size. */
+rfr_status rfi_file_read_limited(rfr_ctx *ctx, const char *path, int64_t limit, char **data, size_t *n);
 /* Replaces `path` atomically; a symbolic link at `path` is replaced, not followed. */
 rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size_t n);
 /* Size and XXH3-128 of a file. */
@@ -68,6 +71,10 @@ void rfi_journal_close(int fd); /* accepts -1 */
 
 /* Creates a folder and its missing parents, durably; an existing one is fine. */
 rfr_status rfi_dir_create(const char *path);
+/* Whether files can be created in a folder, or the folder in the nearest one above it that exists. */
+rfr_status rfi_dir_check_writable(const char *path);
+/* Free bytes of the file system of a folder, or of the nearest one above it; INT64_MAX: unknown. */
+rfr_status rfi_dir_space(const char *path, int64_t *bytes);
 /* Makes the names in a folder durable. */
 rfr_status rfi_dir_sync(const char *path);
 /* Removes a file or a folder with all it holds; links are removed, never followed. Nothing there is fine. */

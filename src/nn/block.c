@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One transformer block, norms before the branches: x + attention(norm(x)), then
- * x + mlp(norm(x)); Gemma 2 has a norm behind each branch too. Scopes name the layer and
- * the branch; errors, NaN reports and the collapsed print of a trace go by them.
+ * One transformer block with norms before the branches: x + attention(norm(x)), then x + mlp(norm(x)). Gemma 2 also has
+ * a norm after each branch. Scopes name the layer and the branch for errors, NaN reports and the collapsed print.
  */
 #include <stdio.h>
 

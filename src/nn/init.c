@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Descriptions of models: defaults, checks, names; and a parameter's first values.
+ * Model descriptions: defaults, checks, names; and the initial values of parameters.
  *
- * A first value is a pure function of (seed, name, element): the order in which
- * parameters are filled, and on how many threads, cannot matter. Normal numbers are sums
- * of four uniform 16-bit integers from the addressed generator, scaled once: no log or
- * cosine whose last bit differs between C libraries, and tails that end at 3.46 standard
- * deviations, which is what truncated initializations aim for.
+ * An initial value is a pure function of (seed, name, element): neither the order of parameters nor the number of threads
+ * changes it. Normal numbers are sums of four uniform 16-bit integers from the counter-based generator, scaled once. This
+ * avoids log and cos, whose last bit differs between C libraries, and ends the tails at 3.46 standard deviations, as
+ * truncated initializations do.
  */
 #include <math.h>
 #include <string.h>
@@ -39,13 +38,13 @@ rfr_model_config rfr_model_config_default(rfr_model_type type) {
                         .rope_scaling = {.factor = 1.0},
                         .init_std = 0.02,
                         .dtype = RFR_F32};
-  if (type == RFR_MODEL_LLAMA) c.intermediate_size = 704; /* three matrices: 8/3 C, a multiple of 64 */
+  if (type == RFR_MODEL_LLAMA) c.intermediate_size = 704; /* three matrices: 8/3 C, rounded up to a multiple of 64 */
   if (type == RFR_MODEL_GPT2) c.tie_embeddings = 1;
   if (rfi_is_gemma(&c)) {
     c.tie_embeddings = 1;
     c.norm_eps = 1e-6;
   }
-  if (type == RFR_MODEL_GEMMA2) { /* the caps that it was trained with, and a window in every second layer */
+  if (type == RFR_MODEL_GEMMA2) { /* its published caps, and a window in every second layer */
     c.attention_cap = 50.0;
     c.logit_cap = 30.0;
     c.window = 512;
@@ -59,44 +58,49 @@ static rfr_status check_experts(const rfr_model_config *c) {
       c->experts_per_token || c->expert_size || c->shared_size || c->balance_loss != 0.0 || c->z_loss != 0.0;
   for (size_t i = 0; i < sizeof c->mlp_only / sizeof *c->mlp_only && c->experts == 0; i++)
     if (c->mlp_only[i] != 0)
-      return rfi_fail(RFI_E_MODEL_CONFIG, "mlp_only_layers and decoder_sparse_step in a model without experts");
+      return rfi_fail(RFI_E_MODEL_CONFIG, "mlp_only_layers and decoder_sparse_step need a model with experts");
   if (c->experts == 0 && !any) return RFR_OK;
   if (c->experts == 0 && (c->balance_loss != 0.0 || c->z_loss != 0.0))
-    return rfi_fail(RFI_E_MODEL_CONFIG, "router_aux_loss_coef and router_z_loss_coef are for models with experts");
+    return rfi_fail(RFI_E_MODEL_CONFIG, "router_aux_loss_coef and router_z_loss_coef need a model with experts");
   if (c->experts < 1 || c->experts > RFI_MOST_EXPERTS || c->experts_per_token < 1 || c->experts_per_token > c->experts)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "num_experts is %lld, num_experts_per_tok %lld of them", (long long)c->experts,
-                    (long long)c->experts_per_token);
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "num_experts is %lld and num_experts_per_tok is %lld; both must be at least 1, and "
+                    "num_experts_per_tok at most num_experts",
+                    (long long)c->experts, (long long)c->experts_per_token);
   if (c->expert_size < 1 || c->expert_size > RFI_MOST_INNER || c->shared_size < 0 || c->shared_size > RFI_MOST_INNER)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "moe_intermediate_size is %lld, shared_expert_intermediate_size %lld",
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "moe_intermediate_size is %lld and shared_expert_intermediate_size is %lld; the first must be 1 to "
+                    "16777216, the second 0 to 16777216",
                     (long long)c->expert_size, (long long)c->shared_size);
   if (c->type != RFR_MODEL_LLAMA || c->mlp_bias || c->attention_bias)
     return rfi_fail(RFI_E_MODEL_CONFIG,
-                    "experts are for models of Mixtral's and Qwen's shapes: no attention_bias or "
-                    "mlp_bias, not %s",
+                    "experts need a model of Mixtral's or Qwen's form, without attention_bias and mlp_bias; this is %s",
                     rfr_model_type_name(c->type));
   if ((c->shared_size > 0) != (c->qkv_bias != 0))
-    return rfi_fail(RFI_E_MODEL_CONFIG,
-                    "an expert that all tokens share is Qwen2-MoE's, which has biases on q, k and v");
+    return rfi_fail(RFI_E_MODEL_CONFIG, "a shared expert (shared_expert_intermediate_size) and biases on q, k and v "
+                                        "need each other: both are Qwen2-MoE's");
   if (!c->expert_norm && !c->qkv_bias && !c->qk_norm)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "the weights of Mixtral's experts add up to 1: norm_topk_prob must be true");
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "norm_topk_prob must be true in a Mixtral model: its routing weights are normalized");
   const int64_t with = rfr_model_expert_layers(c);
   if (with == 0 || (with < c->layers && !c->qkv_bias && !c->qk_norm))
-    return rfi_fail(RFI_E_MODEL_CONFIG,
-                    "%lld of %lld layers have experts: some of them do, and all but in Qwen's shapes (mlp_only_layers, "
-                    "decoder_sparse_step)",
-                    (long long)with, (long long)c->layers);
+    return rfi_fail(
+        RFI_E_MODEL_CONFIG,
+        "%lld of %lld layers have experts (mlp_only_layers, decoder_sparse_step); at least one must, and in a Mixtral "
+        "model all",
+        (long long)with, (long long)c->layers);
   for (int64_t l = 0; c->window > 0 && !c->qkv_bias && !c->qk_norm && l < c->layers; l++)
     if (!rfr_model_has_window(c, l))
-      return rfi_fail(RFI_E_MODEL_CONFIG, "Mixtral's window is in all layers, and there is none in layer %lld",
+      return rfi_fail(RFI_E_MODEL_CONFIG, "layer %lld has no sliding window; in a Mixtral model all layers have it",
                       (long long)l);
   if (!(c->balance_loss >= 0.0) || !(c->z_loss >= 0.0) || !isfinite(c->balance_loss) || !isfinite(c->z_loss))
-    return rfi_fail(RFI_E_MODEL_CONFIG, "the factors of the router's losses must not be negative");
+    return rfi_fail(RFI_E_MODEL_CONFIG, "router_aux_loss_coef and router_z_loss_coef must not be negative");
   return RFR_OK;
 }
 
 rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (c->size != sizeof *c) return rfi_fail(RFI_E_ARGUMENT, "rfr_model_config: size %zu", c->size);
-  if ((unsigned)c->type >= TYPES) return rfi_fail(RFI_E_MODEL_CONFIG, "model type %d is unknown", (int)c->type);
+  if ((unsigned)c->type >= TYPES) return rfi_fail(RFI_E_MODEL_CONFIG, "unknown model type %d", (int)c->type);
   const struct {
     const char *name;
     int64_t value, most;
@@ -126,44 +130,48 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
     return rfi_fail(RFI_E_MODEL_CONFIG, "the model has %.3g parameters; at most %.3g are supported",
                     rfi_model_elements(c), RFI_MOST_ELEMENTS);
   if (c->type == RFR_MODEL_GPT2 && (c->heads * c->head_dim != c->hidden_size || c->kv_heads != c->heads))
-    return rfi_fail(RFI_E_MODEL_CONFIG, "gpt2: hidden_size %lld must be heads %lld x head_dim %lld, without groups",
-                    (long long)c->hidden_size, (long long)c->heads, (long long)c->head_dim);
+    return rfi_fail(
+        RFI_E_MODEL_CONFIG,
+        "gpt2: hidden_size %lld must be num_attention_heads %lld x head_dim %lld, with as many key and value heads",
+        (long long)c->hidden_size, (long long)c->heads, (long long)c->head_dim);
   if (c->type != RFR_MODEL_GPT2 && c->head_dim % 2 != 0)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "%s: head_dim %lld is odd; rotary embedding turns pairs",
-                    rfr_model_type_name(c->type), (long long)c->head_dim);
+    return rfi_fail(RFI_E_MODEL_CONFIG, "%s: head_dim %lld is odd; RoPE rotates pairs", rfr_model_type_name(c->type),
+                    (long long)c->head_dim);
   const rfr_rope_scaling *r = &c->rope_scaling;
   if (!(r->factor > 0.0) || r->original < 0 || (r->original > 0 && !(r->low > 0.0 && r->high > r->low)))
     return rfi_fail(RFI_E_MODEL_CONFIG,
-                    "rope_scaling: factor must be positive, and 0 < low_freq_factor < high_freq_factor");
+                    "rope_scaling: factor must be positive, and low_freq_factor between 0 and high_freq_factor");
   if (c->window < 0 || c->window > INT32_MAX || c->longest < 0)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "sliding_window is %lld, the longest document has %lld rows",
-                    (long long)c->window, (long long)c->longest);
+    return rfi_fail(RFI_E_MODEL_CONFIG, "sliding_window %lld or longest %lld is out of range", (long long)c->window,
+                    (long long)c->longest);
   const bool gemma2 = c->type == RFR_MODEL_GEMMA2;
   if (c->window > 0 && (c->type == RFR_MODEL_GPT2 || c->type == RFR_MODEL_GEMMA ||
                         (!c->qk_norm && !gemma2 && c->attention_bias) || c->mlp_bias))
-    return rfi_fail(RFI_E_MODEL_CONFIG,
-                    "sliding_window is for models of Mistral's, Qwen's and Gemma 2's shapes: not gpt2 or gemma, no "
-                    "attention_bias without q/k norm but in gemma2, no mlp_bias");
+    return rfi_fail(
+        RFI_E_MODEL_CONFIG,
+        "sliding_window is not supported for gpt2 and gemma, with mlp_bias, or with attention_bias unless the "
+        "model has q/k norms or is gemma2");
   if (rfi_is_gemma(c) && (!c->tie_embeddings || c->qkv_bias || c->qk_norm || c->mlp_bias))
-    return rfi_fail(RFI_E_MODEL_CONFIG, "%s: embeddings are tied, and there is no qkv_bias, q/k norm or mlp_bias",
+    return rfi_fail(RFI_E_MODEL_CONFIG, "%s needs tied embeddings and has no qkv_bias, q/k norm or mlp_bias",
                     rfr_model_type_name(c->type));
   const double caps[] = {c->attention_scalar, c->attention_cap, c->logit_cap};
   for (int i = 0; i < 3; i++)
     if (!(caps[i] >= 0.0) || !isfinite(caps[i]) || (caps[i] > 0.0 && !gemma2))
-      return rfi_fail(RFI_E_MODEL_CONFIG,
-                      "query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping must not be negative, "
-                      "and are gemma2's alone");
+      return rfi_fail(
+          RFI_E_MODEL_CONFIG,
+          "query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping must not be negative; only "
+          "gemma2 has them");
   if (c->type == RFR_MODEL_GPT2 && (c->qkv_bias || c->qk_norm || r->factor != 1.0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "gpt2 has no qkv_bias, q/k norm or rope_scaling");
   if ((c->qkv_bias && (c->qk_norm || c->attention_bias)) || (c->mlp_bias && (c->qkv_bias || c->qk_norm)))
     return rfi_fail(RFI_E_MODEL_CONFIG,
-                    "qkv_bias, q/k norm and mlp_bias exclude each other, qkv_bias and attention_bias too");
+                    "only one of qkv_bias, q/k norm and mlp_bias may be set, and qkv_bias not with attention_bias");
   if (!(c->dropout >= 0.0 && c->dropout < 1.0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "dropout %g is outside [0, 1)", c->dropout);
   if (!(c->norm_eps > 0.0) || !(c->rope_theta > 0.0) || !(c->init_std >= 0.0))
-    return rfi_fail(RFI_E_MODEL_CONFIG, "norm_eps and rope_theta must be positive, init_std not negative");
+    return rfi_fail(RFI_E_MODEL_CONFIG, "norm_eps and rope_theta must be positive, and init_std not negative");
   if (c->dtype != RFR_F32 && c->dtype != RFR_BF16 && c->dtype != RFR_F16)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "parameters of type %s; f32, bf16 and f16 are supported",
+    return rfi_fail(RFI_E_MODEL_CONFIG, "dtype %s is not supported for parameters; use f32, bf16 or f16",
                     rfr_dtype_name(c->dtype));
   return RFR_OK;
 }
@@ -182,27 +190,7 @@ int64_t rfr_model_expert_layers(const rfr_model_config *c) {
   return n;
 }
 
-int rfr_name_matches(const char *glob, const char *name) {
-  const char *star = NULL, *mark = NULL;
-  while (*name) {
-    if (*glob == '*') {
-      star = glob++;
-      mark = name;
-    } else if (*glob == '?' || *glob == *name) {
-      glob++;
-      name++;
-    } else if (star) {
-      glob = star + 1;
-      name = ++mark;
-    } else {
-      return 0;
-    }
-  }
-  while (*glob == '*') glob++;
-  return *glob == '\0';
-}
-
-/* FNV-1a: the stream of a parameter's numbers is its name. */
+/* FNV-1a. The name selects the random stream of a parameter. */
 static uint64_t name_hash(const char *s) {
   uint64_t h = 0xCBF29CE484222325u;
   for (; *s; s++) h = (h ^ (unsigned char)*s) * 0x100000001B3u;
@@ -219,20 +207,21 @@ static float normal(uint32_t a, uint32_t b, float scale) {
   return (float)sum * scale;
 }
 
-enum { MANY = 1 << 14 }; /* numbers, for which threads are worth their while */
+enum { MANY = 1 << 14 }; /* from this many numbers on, threads are faster */
 
 rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, int threads, void *data) {
   if (dtype != RFR_F32 && dtype != RFR_BF16 && dtype != RFR_F16)
-    return rfi_fail(RFI_E_ARGUMENT, "%s: filled as %s", p->name, rfr_dtype_name(dtype));
+    return rfi_fail(RFI_E_ARGUMENT, "%s: initial values of dtype %s; use f32, bf16 or f16", p->name,
+                    rfr_dtype_name(dtype));
   if (threads < 1 || threads > RFI_MAX_THREADS)
-    return rfi_fail(RFI_E_ARGUMENT, "%s: filled by %d threads, not 1 to %d", p->name, threads, RFI_MAX_THREADS);
+    return rfi_fail(RFI_E_ARGUMENT, "%s: %d threads, not 1 to %d", p->name, threads, RFI_MAX_THREADS);
   int64_t n = 1;
   for (int d = 0; d < p->rank; d++) n *= p->shape[d];
   if (p->init != RFR_INIT_NORMAL) {
     for (int64_t i = 0; i < n; i++) store(dtype, data, i, p->init == RFR_INIT_ONES ? 1.0f : 0.0f);
     return RFR_OK;
   }
-  /* A uniform integer below 65536 has variance (65536^2 - 1) / 12; four of them, four times that. */
+  /* A uniform integer below 65536 has variance (65536^2 - 1) / 12; the sum of four has four times that. */
   const float scale = (float)(p->std / sqrt((65536.0 * 65536.0 - 1.0) / 3.0));
   const uint64_t key = rfi_stream_key(seed, name_hash(p->name));
   if (n >= MANY) RFI_TRY(rfi_check_fork(threads));

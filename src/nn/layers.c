@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Linear, norm and dropout as the model types want them.
+ * Linear, norm and dropout in the forms of the model types.
  *
- * Llama stores a linear weight as (out, in). GPT-2's files store it as (in, out), the
- * layout of TensorFlow's one-dimensional convolution; we keep the file's layout and let
- * the product read it that way, so that loading and saving never transpose.
+ * Llama stores a linear weight as (out, in), GPT-2 as (in, out). The parameter keeps the layout of the file and the GEMM
+ * reads it so: loading and saving never transpose.
  *
- * Gemma stores the scale of a norm less one. One is added in f32: in bf16 the sum would lose
- * what the file holds.
+ * Gemma stores the scale of a norm minus one. The one is added in f32, because the sum in bf16 would lose bits.
  */
 #include "nn/nn.h"
 
 enum { DROPOUT_STREAM = 1 };
 
-rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind slot) {
-  int i = rfi_parameter_index(n->c, slot, n->layer);
+rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind kind) {
+  const int i = rfi_parameter_index(n->c, kind, n->layer);
   return i < 0 ? RFR_NONE : n->parameters[i];
 }
 

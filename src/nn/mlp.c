@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The MLP: SwiGLU for Llama, GELU in its tanh form for GPT-2 and as the gate of Gemma.
+ * The MLP: SwiGLU for Llama, tanh GELU for GPT-2, a tanh GELU gate for Gemma.
  *
- * Gate and up projection stay separate products: their weights are separate tensors in
- * the files, and a packed copy would cost the memory of both.
+ * Gate and up projection are separate GEMMs: their weights are separate tensors in the files, and a packed copy would
+ * need the memory of both.
  */
 #include "nn/nn.h"
 

@@ -1,31 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The whole model: embedding, blocks, last norm, LM head.
+ * The model: embedding, blocks, last norm, LM head.
  *
- * Called once per microbatch with the same parameters, so a gradient is the sum over all
- * readers of one input. Positions count from each document's own beginning: a document's
- * result does not depend on what it was packed with.
+ * The forward is recorded once per microbatch with the same parameters; autodiff sums the gradient over microbatches.
+ * Positions start at 0 in each document: the result for a document does not depend on the documents packed with it.
  */
 #include <math.h>
 
 #include "base/base.h"
 #include "nn/nn.h"
 
+rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role) {
+  rfr_parameter p;
+  if (rfr_model_parameter(c, i, &p) != RFR_OK) return RFR_NONE;
+  return rfr_input(t, p.name, role, c->dtype, p.rank, p.shape);
+}
+
 void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,
                        rfr_value *out) {
-  int n = rfr_model_parameter_count(c);
-  for (int i = 0; i < n; i++) {
-    rfr_parameter p;
-    out[i] = RFR_NONE;
-    if (rfr_model_parameter(c, i, &p) != RFR_OK) continue;
+  for (int i = 0; i < rfr_model_parameter_count(c); i++) {
     rfr_role role = RFR_ROLE_TRAINABLE;
+    rfr_parameter p;
+    if (rfr_model_parameter(c, i, &p) != RFR_OK) continue;
     for (int k = 0; k < n_frozen; k++)
       if (rfr_name_matches(frozen[k], p.name)) role = RFR_ROLE_FROZEN;
-    out[i] = rfr_input(t, p.name, role, c->dtype, p.rank, p.shape);
+    out[i] = rfi_declare_parameter(t, c, i, role);
   }
 }
 
-/* sqrt(C) as a number of the model's type. */
+/* sqrt(C), rounded to the model's dtype. */
 static double embedding_scale(const rfr_model_config *c) {
   const float scale = (float)sqrt((double)c->hidden_size);
   return rfr_float_from_bits(c->dtype, rfr_float_to_bits(c->dtype, scale));
@@ -41,7 +44,7 @@ static rfr_value forward(rfi_nn *n, rfr_value tokens) {
   x = rfi_nn_dropout(n, x);
   for (n->layer = 0; n->layer < n->c->layers; n->layer++) {
     x = rfi_nn_block(n, x);
-    n->routings += rfr_model_has_experts(n->c, n->layer);
+    n->routers += rfr_model_has_experts(n->c, n->layer);
   }
   rfr_scope(t, "norm");
   x = rfi_nn_norm(n, x, RFI_PARAM_NORM);

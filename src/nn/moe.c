@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Experts in place of an MLP: a router, tokens sorted by expert, two grouped products, and back.
+ * A layer of experts: route, sort tokens by expert, two grouped GEMMs, and restore the order of tokens.
  *
- * All experts of a layer are one packed weight, gate above up, so that both are one product and each gradient is
- * one op. Offsets are made once and read by everything, forward and backward. Rows are weighed between the two
- * products, where SwiGLU's result is rounded anyway: the gradient of the weights then reads what the backward keeps
- * for SwiGLU, and rows that come out of the second product are not kept. The router computes in f32 unless it is to do
- * what the transformers library does.
+ * All experts of a layer share one packed weight with the rows of gate before those of up: both are one grouped GEMM, and
+ * each gradient is one op. Forward and backward use the same offsets. Routing weights are applied between the two GEMMs,
+ * where the result of SwiGLU is rounded anyway: the gradient of the routing weights then needs only what the backward of
+ * SwiGLU keeps, and the output rows of the second GEMM need not be kept. The router computes in f32, or with
+ * router_narrow in dtype as the transformers library does.
  */
 #include "nn/nn.h"
 
-static void leave(const rfi_nn *n, rfr_value *room, rfr_value x) {
-  if (room) room[n->routings] = x;
+static void return_value(const rfi_nn *n, rfr_value *out, rfr_value x) {
+  if (out) out[n->routers] = x;
 }
 
-/* The router's weights and choice. */
+/* Returns the routing weights; *index gets the experts of each token. */
 static rfr_value route(const rfi_nn *n, rfr_value x, rfr_value *index) {
   const rfr_model_config *c = n->c;
   rfr_moe_options o = rfr_moe_options_default();
@@ -23,18 +23,18 @@ static rfr_value route(const rfi_nn *n, rfr_value x, rfr_value *index) {
   o.k = c->experts_per_token;
   o.norm = c->expert_norm;
   rfr_value weight = rfr_moe_route(n->t, logits, RFR_NONE, &o, index);
-  leave(n, n->experts.logits, logits);
-  leave(n, n->experts.index, *index);
+  return_value(n, n->experts.logits, logits);
+  return_value(n, n->experts.index, *index);
   return dtype == RFR_F32 ? weight : rfr_cast(n->t, weight, dtype);
 }
 
-/* An MLP that all tokens go to, times the logistic function of a product with its gate: the weight that routing by
- * logistic functions gives the only expert there is. */
-static rfr_value shared(const rfi_nn *n, rfr_value x) {
-  const rfr_moe_options only = {
-      .size = sizeof only, .k = 1, .score = RFR_MOE_SIGMOID, .groups = 1, .group_k = 1, .scale = 1};
+/* The shared expert: an MLP for all tokens times sigmoid(x . gate). A router with one expert and sigmoid scores computes
+ * this factor. */
+static rfr_value shared_expert(const rfi_nn *n, rfr_value x) {
+  const rfr_moe_options one_expert = {
+      .size = sizeof one_expert, .k = 1, .score = RFR_MOE_SIGMOID, .groups = 1, .group_k = 1, .scale = 1};
   rfr_value gate = rfr_matmul(n->t, x, rfi_nn_parameter(n, RFI_PARAM_SHARED_GATE), RFR_NONE, 0, 1, n->c->dtype);
-  gate = rfr_moe_route(n->t, gate, RFR_NONE, &only, NULL);
+  gate = rfr_moe_route(n->t, gate, RFR_NONE, &one_expert, NULL);
   if (n->c->dtype != RFR_F32) gate = rfr_cast(n->t, gate, n->c->dtype);
   return rfr_mul(n->t, rfi_nn_mlp(n, x), rfr_expand(n->t, gate, 1, n->c->hidden_size));
 }
@@ -47,15 +47,15 @@ rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
   rfr_value weight = route(n, x, &index), bad;
   rfr_value splits = rfr_moe_sort(t, index, c->experts, &order, &place);
   rfr_value offsets = rfr_splits_to_offsets(t, splits, n->tokens * c->experts_per_token, &bad);
-  leave(n, n->experts.splits, splits);
-  leave(n, n->experts.bad, bad);
+  return_value(n, n->experts.splits, splits);
+  return_value(n, n->experts.bad, bad);
   rfr_value y = rfr_moe_permute(t, x, order, place, RFR_NONE); /* (T*k,C) */
   y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_PARAM_EXPERT_UP), offsets, RFR_NONE, RFR_NONE);
   weight = rfr_moe_row_weight(t, weight, order, place);
   y = rfr_swiglu_weighted(t, rfr_slice(t, y, 1, 0, I), rfr_slice(t, y, 1, I, I), weight);
   y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_PARAM_EXPERT_DOWN), offsets, RFR_NONE, RFR_NONE);
   y = rfr_moe_unpermute(t, y, order, place, RFR_NONE);
-  return c->shared_size > 0 ? rfr_add(t, y, shared(n, x)) : y;
+  return c->shared_size > 0 ? rfr_add(t, y, shared_expert(n, x)) : y;
 }
 
 rfr_value rfr_model_routing_loss(rfr_trace *t, const rfr_model_config *c, const rfr_experts *experts, rfr_value targets,
@@ -68,8 +68,8 @@ rfr_value rfr_model_routing_loss(rfr_trace *t, const rfr_model_config *c, const 
   rfr_scope(t, "routing");
   for (int64_t l = 0; l < layers; l++) {
     const rfr_value logits = given ? experts->logits[l] : RFR_NONE, index = given ? experts->index[l] : RFR_NONE;
-    const rfr_value own = rfr_moe_loss(t, logits, index, targets, 0, balance, z, ignore);
-    loss = l == 0 ? own : rfr_add(t, loss, own);
+    const rfr_value part = rfr_moe_loss(t, logits, index, targets, 0, balance, z, ignore);
+    loss = l == 0 ? part : rfr_add(t, loss, part);
   }
   rfr_scope(t, "");
   return loss;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The inside of nn: where each parameter stands in the flat list, and the pieces that a
- * block is made of. The order of the list is fixed by params.c alone; everything else
- * asks it for an index, so that a parameter is added in one place.
+ * Internals of nn: indices of parameters in the flat list, and the parts of a block. Only params.c knows the order of
+ * the list; other files ask it for an index.
  */
 #ifndef RFI_NN_H
 #define RFI_NN_H
@@ -21,8 +20,7 @@ enum {
 };
 #define RFI_MOST_ELEMENTS 0x1p50 /* of all parameters: byte counts of weights and states stay far below 2^63 */
 
-/* The parameters of one model or layer by purpose. A bias that the model does not have
- * has index -1. */
+/* The parameters of a model or layer by purpose. The bias of a weight is the next enumerator. */
 typedef enum rfi_param_kind {
   RFI_PARAM_TOKENS,    /* embedding table (V,C) */
   RFI_PARAM_POSITIONS, /* learned positions (P,C), GPT-2 */
@@ -30,7 +28,7 @@ typedef enum rfi_param_kind {
   RFI_PARAM_NORM1_BIAS,
   RFI_PARAM_QKV,
   RFI_PARAM_QKV_BIAS, /* packed, GPT-2 */
-  RFI_PARAM_Q_NORM,   /* (D), every head the same */
+  RFI_PARAM_Q_NORM,   /* (D), the same for all heads */
   RFI_PARAM_K_NORM,
   RFI_PARAM_Q,
   RFI_PARAM_Q_BIAS,
@@ -40,7 +38,7 @@ typedef enum rfi_param_kind {
   RFI_PARAM_V_BIAS,
   RFI_PARAM_O,
   RFI_PARAM_O_BIAS,
-  RFI_PARAM_POST1, /* norm behind the attention, Gemma 2 */
+  RFI_PARAM_POST1, /* norm after the attention, Gemma 2 */
   RFI_PARAM_NORM2,
   RFI_PARAM_NORM2_BIAS,
   RFI_PARAM_GATE,
@@ -50,10 +48,10 @@ typedef enum rfi_param_kind {
   RFI_PARAM_DOWN,
   RFI_PARAM_DOWN_BIAS,
   RFI_PARAM_ROUTER,      /* (experts,C) */
-  RFI_PARAM_EXPERT_UP,   /* (experts,2I,C): of each the gate's rows, then up's */
+  RFI_PARAM_EXPERT_UP,   /* (experts,2I,C): for each expert the rows of gate, then of up */
   RFI_PARAM_EXPERT_DOWN, /* (experts,C,I) */
-  RFI_PARAM_SHARED_GATE, /* (1,C); the shared expert has the slots of an MLP */
-  RFI_PARAM_POST2,       /* norm behind the MLP, Gemma 2 */
+  RFI_PARAM_SHARED_GATE, /* (1,C); the shared expert uses the parameters of an MLP */
+  RFI_PARAM_POST2,       /* norm after the MLP, Gemma 2 */
   RFI_PARAM_NORM,
   RFI_PARAM_NORM_BIAS, /* after the last layer */
   RFI_PARAM_HEAD,
@@ -63,36 +61,39 @@ static inline bool rfi_is_gemma(const rfr_model_config *c) {
   return c->type == RFR_MODEL_GEMMA || c->type == RFR_MODEL_GEMMA2;
 }
 
-/* Index of a parameter in the model's list, or -1. `layer` counts for slots of a layer. */
-int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind slot, int64_t layer);
+/* Index of a parameter in the model's list; -1 if the model does not have it. `layer` is used for parameters of a layer. */
+int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind kind, int64_t layer);
 
 /* Elements of all parameters. The sizes must be within their own limits. */
 double rfi_model_elements(const rfr_model_config *c);
 
-/* What the pieces of a block share. */
+/* Declares the i-th parameter as an input of the trace. */
+rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role);
+
+/* The state of recording one forward pass. */
 typedef struct rfi_nn {
   rfr_trace *t;
   const rfr_model_config *c;
   const rfr_value *parameters;
   rfr_value offsets;   /* i32 (documents+1); with a cursor: RFR_NONE */
-  rfr_value cursor;    /* of a text whose keys and values are cached; else RFR_NONE */
+  rfr_value cursor;    /* of a text with cached keys and values; otherwise RFR_NONE */
   int64_t capacity;    /* rows of the caches */
   rfr_value positions; /* i32 (T): row within its document */
   rfr_value step;      /* RFR_NONE: no dropout */
-  rfr_experts experts; /* what nobody asks for is NULL */
+  rfr_experts experts; /* members that the caller does not want are NULL */
   int64_t tokens;      /* T */
   int64_t layer;
-  int64_t routings; /* of the layers before */
+  int64_t routers; /* layers with experts before this layer */
 } rfi_nn;
 
-rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind slot); /* RFR_NONE when the model has none */
-/* x W (+ b), W as the model type stores it. The slot of the bias follows the weight's. */
+rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind kind); /* RFR_NONE if the model does not have it */
+/* x W (+ b), with W in the layout of the model type. */
 rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
 rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
 rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x);
 rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x); /* (T,C) -> (T,C) */
 rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x);       /* (T,C) -> (T,C) */
-rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x);       /* the same, of a model with experts */
+rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x);       /* the same, in a layer with experts */
 rfr_value rfi_nn_block(const rfi_nn *n, rfr_value x);     /* both, with norms and residuals */
 
 #endif

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parameters of the model types: two tables, one for GPT-2 and one for the others, the
- * only place that knows their names, shapes, order and first values.
+ * The parameters of the model types, in one table for GPT-2 and one for the others: names, shapes, order and initial
+ * values. No other file knows them.
  *
- * A parameter's index in the flat list is counted from the tables: rows before the
- * layers, then the layer rows L times, then the rows after. A row that the configuration
- * switches off (a bias, a head that is tied to the embedding) is not counted.
+ * The flat list is: the rows before the layers, the rows of a layer L times, the rows after the layers. A row that the
+ * description switches off (a bias, a tied head) is left out.
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,13 +14,13 @@
 #include "nn/nn.h"
 
 typedef struct row {
-  rfi_param_kind slot;
-  const char *name;  /* %lld: the layer, in rows of a layer */
-  const char *shape; /* a letter or figure per dimension, see size_of */
-  char init;         /* n normal, r normal at the end of a residual branch, 1 a norm's scale of one, 0 zeros */
-  char only_if;      /* a attention_bias, q that or qkv_bias, m mlp_bias, n qk_norm, u untied head, p norms behind the
-                      * branches, b none there, d a layer without experts, e with them, s with a shared one too, ' '
-                      * always */
+  rfi_param_kind kind;
+  const char *name;  /* %lld stands for the layer */
+  const char *shape; /* one letter or digit per dimension, see size_of */
+  char init;         /* n: normal; r: normal, last GEMM of a residual branch; 1: scale of a norm; 0: zeros */
+  char only_if;      /* a: attention_bias; q: attention_bias or qkv_bias; m: mlp_bias; n: qk_norm; u: untied head;
+                      * p: norms after the branches; b: no norms there; d: layer without experts; e: layer with experts;
+                      * s: layer with a shared expert; ' ': always */
 } row;
 
 #define LL "model.layers.%lld."
@@ -102,7 +101,7 @@ static const part parts[][3] = {
 #undef PART
 };
 
-/* `experts`: in a layer that has them. */
+/* `experts`: in a layer with experts. */
 static bool enabled(const rfr_model_config *c, const row *r, bool experts) {
   switch (r->only_if) {
     case 'a': return c->attention_bias;
@@ -144,14 +143,14 @@ static int count(const rfr_model_config *c, int which, bool experts) {
   return n;
 }
 
-/* Parameters of the layers before `layer`: layers differ in whether they have experts alone. */
+/* Number of parameters of the layers before `layer`. */
 static int before(const rfr_model_config *c, int64_t layer) {
   int with = 0;
   for (int64_t l = 0; l < layer && c->experts > 0; l++) with += rfr_model_has_experts(c, l);
   return with * count(c, LAYER, true) + ((int)layer - with) * count(c, LAYER, false);
 }
 
-int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind slot, int64_t layer) {
+int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind kind, int64_t layer) {
   int start = 0;
   for (int which = BEFORE; which <= AFTER; which++) {
     const part *p = &parts[c->type][which];
@@ -159,7 +158,7 @@ int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind slot, int64_t 
     int k = which == LAYER ? before(c, layer) : 0;
     for (int i = 0; i < p->n; i++) {
       if (!enabled(c, &p->rows[i], experts)) continue;
-      if (p->rows[i].slot == slot) return start + k;
+      if (p->rows[i].kind == kind) return start + k;
       k++;
     }
     start += which == LAYER ? before(c, c->layers) : count(c, which, false);
@@ -175,9 +174,9 @@ static void describe(const rfr_model_config *c, const row *r, int64_t layer, rfr
   out->rank = (int)strlen(r->shape);
   for (int d = 0; d < out->rank; d++) out->shape[d] = size_of(c, r->shape[d]);
   out->init = r->init == '1' ? RFR_INIT_ONES : r->init == '0' ? RFR_INIT_ZEROS : RFR_INIT_NORMAL;
-  if (r->init == '1' && rfi_is_gemma(c)) out->init = RFR_INIT_ZEROS; /* it stores the scale less one */
+  if (r->init == '1' && rfi_is_gemma(c)) out->init = RFR_INIT_ZEROS; /* Gemma stores the scale minus one */
   out->std = c->init_std;
-  /* 2L branches add up in the residual stream: its variance stays that of one of them. */
+  /* 2L branches are summed in the residual stream: this keeps its variance at that of one branch. */
   if (r->init == 'r') out->std = c->init_std / sqrt(2.0 * (double)c->layers);
 }
 
@@ -210,10 +209,11 @@ rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *
   if (i >= first) {
     which = LAYER;
     i -= first;
-    for (int n; layer < c->layers; layer++, i -= n) {
+    const int rows[2] = {count(c, LAYER, false), count(c, LAYER, true)};
+    for (; layer < c->layers; layer++) {
       experts = rfr_model_has_experts(c, layer);
-      n = count(c, LAYER, experts);
-      if (i < n) break;
+      if (i < rows[experts]) break;
+      i -= rows[experts];
     }
     if (layer == c->layers) which = AFTER;
   }

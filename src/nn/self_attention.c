@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Causal self-attention over packed documents, in a window if the layer has one,
- * (T,C) -> (T,C).
+ * Causal self-attention over packed documents, (T,C) -> (T,C), with a sliding window if the layer has one.
  *
- * Heads are views: (T, H*D) read as (T, H, D), and GPT-2's packed projection (T, 3C) as
- * three slices of it. The attention kernel takes any strides, so none of them is copied.
+ * Heads are views: (T, H*D) as (T, H, D), and GPT-2's packed projection (T, 3C) as three slices. The attention kernel
+ * takes any strides, so that nothing is copied.
  */
 #include <math.h>
 #include <stdio.h>
@@ -17,7 +16,7 @@ static rfr_value heads_of(const rfi_nn *n, rfr_value x, int64_t heads) {
   return rfr_reshape(n->t, x, 3, shape);
 }
 
-/* The layer's cache of keys ("k") or values ("v") with the rows of x in it. */
+/* Writes x into the layer's cache of keys ("k") or values ("v") and returns the cache. */
 static rfr_value cached(const rfi_nn *n, const char *which, rfr_value x) {
   const int64_t shape[3] = {n->capacity, n->c->kv_heads, n->c->head_dim};
   char name[40];
@@ -32,7 +31,7 @@ static rfr_value attend(const rfi_nn *n, rfr_value q, rfr_value k, rfr_value v) 
       .causal = 1, .cap = c->attention_cap, .longest = c->longest > 0 ? c->longest : c->max_positions};
   if (c->attention_scalar > 0.0) options.scale = 1.0 / sqrt(c->attention_scalar);
   if (options.longest > rows) options.longest = rows;
-  /* a window as long as the longest document hides nothing */
+  /* a window of at least the longest document has no effect */
   if (rfr_model_has_window(c, n->layer) && c->window < options.longest) options.window = c->window;
   if (n->cursor == RFR_NONE) return rfr_attention(n->t, q, k, v, n->offsets, &options);
   k = cached(n, "k", k);

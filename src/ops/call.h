@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a kernel sees: pointers, shapes, strides, attributes; declared in refrain/op.h, because
- * kernels from outside the tree see the same. Kernels know no traces.
+ * The arguments of a kernel: pointers, shapes, strides, attributes. They are declared in refrain/op.h, because kernels
+ * from outside the tree receive the same. A kernel does not see the trace.
  *
- * Kernel contract: no allocation, no synchronization with anything but its own
- * threads, no read of values that decide how much work is done (shapes alone do), no
- * write outside its results and its workspace, same bits for the same inputs and the
- * same number of threads. A kernel must handle empty tensors.
+ * Kernel contract: no allocation; no synchronization except among its own threads; the amount of work and its split
+ * depend on shapes only, not on values; no write outside its results and its workspace; the same bits for the same
+ * inputs and the same number of threads. A kernel must handle empty tensors.
  */
 #ifndef RFI_CALL_H
 #define RFI_CALL_H

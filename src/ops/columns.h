@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sums over rows, one result per column: bias gradients, norm weight gradients, sum over an
- * axis that is not the last.
+ * Sums over rows, one result per column: bias gradients, norm weight gradients, sum over an axis that is not the last.
  *
- * Rows are added in chunks, each from zero in f32, and the chunks in f64: the error is that of
- * one chunk, however many rows there are, and the accumulators stay in the first-level cache.
- * The work is split over columns, with no partial results to store, or over chunks, whose sums
- * a second walk adds up in order: what makes rows is split over rows, and a thread finds its own
- * in its cache. The bits depend on neither the way, the split nor the number of threads.
+ * Rows are added in chunks, each from zero in f32, and the chunks are added in f64. So the error is that of one chunk,
+ * however many rows there are, and the accumulators stay in the L1 cache. The work is split over columns, without
+ * partial results, or over chunks, whose sums a second loop adds in order. The second way suits operands that an op
+ * split over rows has just written: each thread finds its rows in its cache. The bits do not depend on the way, the
+ * split or the number of threads.
  */
 #ifndef RFI_COLUMNS_H
 #define RFI_COLUMNS_H
@@ -16,10 +15,10 @@
 
 enum { RFI_COLUMN_UNIT = 16, RFI_COLUMN_ROWS = 32 }; /* a cache line of f32; rows in a chunk */
 
-/* Adds row `row`'s terms of columns column..column+n-1 (n <= RFI_BLOCK) to sum. */
+/* Adds row `row` of columns column ... column + n - 1 (n <= RFI_BLOCK) to sum. */
 typedef void (*rfi_column_fn)(const rfi_call *c, int64_t row, int64_t column, int64_t n, float *sum);
 
-/* total[0..n-1] += the columns' sums over all rows. */
+/* total[0 ... n-1] += the columns' sums over all rows. */
 static inline void rfi_sum_rows(const rfi_call *c, int64_t rows, int64_t column, int64_t n, double *total,
                                 rfi_column_fn add) {
   float chunk[RFI_BLOCK] __attribute__((aligned(64)));
@@ -33,13 +32,13 @@ static inline void rfi_sum_rows(const rfi_call *c, int64_t rows, int64_t column,
 
 static inline int64_t rfi_column_units(int64_t columns) { return (columns + RFI_COLUMN_UNIT - 1) / RFI_COLUMN_UNIT; }
 
-/* total[0..n-1] += column sums of chunks that lie apart by `stride`, in their order. */
+/* total[0 ... n-1] += column sums of chunks with a distance of `stride` floats, in order. */
 static inline void rfi_sum_chunks(const float *chunk, int64_t chunks, int64_t stride, int64_t n, double *total) {
   for (int64_t k = 0; k < chunks; k++)
     for (int64_t j = 0; j < n; j++) total[j] += chunk[k * stride + j];
 }
 
-/* y (columns) = the sums, + what y holds already when `accumulate`; a part's items are units. */
+/* y (columns) = the sums, or y + the sums if `accumulate`; a part's items are units of RFI_COLUMN_UNIT columns. */
 static inline void rfi_columns_part(const rfi_call *c, const rfi_arg *y, int64_t rows, int64_t columns, int64_t begin,
                                     int64_t end, bool accumulate, rfi_column_fn add) {
   double total[RFI_BLOCK] __attribute__((aligned(64)));

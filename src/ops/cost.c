@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Work of an op. Attention counts the pairs of rows that a causal mask and a window leave.
- * Documents are values, not shapes: they count as if each had `longest` rows, where that is
- * promised, else as one; of grouped products every row counts, as if each had a group; a row
- * over cached keys counts as the mean over a whole text. Bytes count each operand once, as if
- * caches were perfect: good for comparing ops, not for predicting time.
+ * FLOP and bytes of an op. Attention counts the pairs of rows that the causal mask and the window allow. Document
+ * offsets are values, not shapes: each document counts as `longest` rows if that is given, else all rows count as one
+ * document. In grouped GEMMs every row counts as in a group; a row of cached attention counts the mean over a full
+ * text. Bytes count each operand once, as with perfect caches: this compares ops and does not predict time.
  */
 #include "ops/cost.h"
 
@@ -12,21 +11,21 @@
 
 static const rfr_type *type_of(const rfr_trace *t, rfr_value v) { return &t->values[v].type; }
 
-/* Pairs of rows of one document that see each other, of one head. */
+/* Pairs of rows of one document that see each other, per head. */
 static double pairs_of(double rows, const rfi_attr *attr) {
   const bool causal = attr[1].i;
   const double window = attr[2].i > 0 && (double)attr[2].i < rows ? (double)attr[2].i : rows;
-  /* the first rows see 1, 2, ... window - 1, the others `window` */
+  /* the first rows see 1, 2, ... window - 1 keys, the others `window` */
   return causal ? rows * window - window * (window - 1) / 2 : rows * rows;
 }
 
-/* The same of T rows in documents that are as long as they may be. */
+/* Pairs of T rows in documents of the greatest allowed length. */
 static double most_pairs(double T, const rfi_attr *attr) {
   const double longest = attr[4].i > 0 && (double)attr[4].i < T ? (double)attr[4].i : T;
   return T > 0 ? T / longest * pairs_of(longest, attr) : 0;
 }
 
-/* Of a row of cached attention: the mean over a text that fills the cache. */
+/* Keys per row of cached attention: the mean over a text that fills the cache. */
 static double cached_pairs(const rfr_type *cache, const rfi_attr *attr) {
   const double capacity = (double)cache->shape[0];
   return capacity > 0 ? pairs_of(capacity, attr) / capacity : 0;
@@ -71,14 +70,14 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
   }
 }
 
-/* Tables of which a lookup touches only the rows that it gathers, or adds onto. */
+/* Bytes of operand v. Lookups touch only the rows of a table that they gather or add to. */
 static double bytes_of(const rfr_trace *t, const rfi_opr *op, rfr_value v) {
   const rfr_type *x = type_of(t, v);
   const bool gathers = op->def->code == RFI_OP_embedding && v == op->in[0] && op->out[0] >= 0;
   const bool adds = op->def->code == RFI_OP_embedding_grad && op->n_in > 2 && op->in[2] >= 0;
   if (gathers || (adds && (v == op->in[2] || v == op->out[0])))
     return (double)rfi_count(type_of(t, gathers ? op->out[0] : op->in[0])) * rfr_dtype_bits(x->dtype) / 8;
-  if (op->def->code == RFI_OP_cache_write && v == op->in[0]) return 0; /* x's rows alone are written into it */
+  if (op->def->code == RFI_OP_cache_write && v == op->in[0]) return 0; /* only the rows of x are written to it */
   if (op->def->code == RFI_OP_cache_write && v == op->out[0]) x = type_of(t, op->in[1]);
   return (double)rfi_bytes(x);
 }
@@ -116,7 +115,7 @@ static double documents_share(const rfi_opr *op, const rfr_type *q, const rfi_ar
   return T > 0 ? pairs / most_pairs(T, op->attr) : 1;
 }
 
-/* The rows that are taken see what the text has with them and has not before them. */
+/* Share of cached attention: the rows that are taken see the text up to their positions. */
 static double cached_share(const rfi_opr *op, const rfr_type *q, const rfr_type *cache, const rfi_arg *cursor) {
   const double most = (double)q->shape[0] * cached_pairs(cache, op->attr);
   const rfi_take take = rfi_take_next(cursor, q->shape[0], cache->shape[0]);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The dimensions that a kernel goes over, on the CPU and on a GPU: those of several arguments at once, in the
- * flat order of a dense result. Dimensions of size 1 vanish, and neighbours merge wherever every argument
- * allows it, so that dense operands are one long row.
+ * The loop over the dimensions of several arguments at once, in the flat order of a dense result, on the CPU and on a
+ * GPU. Dimensions of size 1 are dropped, and adjacent dimensions are merged if the strides of every argument allow it,
+ * so that dense operands are one long row.
  */
 #ifndef RFI_DIMS_H
 #define RFI_DIMS_H
@@ -20,7 +20,7 @@ static inline void rfi_strided_loop_start(rfi_strided_loop *w, int n) {
   w->n = n;
   w->rank = 0;
 }
-/* Adds the next inner dimension; stride[k] is argument k's. */
+/* Adds the next inner dimension; stride[k] belongs to argument k. */
 static inline void rfi_strided_loop_dim(rfi_strided_loop *w, int64_t dim, const int64_t *stride) {
   if (dim == 1) return;
   bool merge = w->rank > 0;
@@ -29,14 +29,14 @@ static inline void rfi_strided_loop_dim(rfi_strided_loop *w, int64_t dim, const 
   w->dim[d] = merge ? w->dim[d] * dim : dim;
   for (int k = 0; k < w->n; k++) w->stride[k][d] = stride[k];
 }
-/* After the last dimension: there is at least one. */
+/* Call after the last dimension: makes sure that there is at least one. */
 static inline void rfi_strided_loop_end(rfi_strided_loop *w) {
   if (w->rank) return;
   w->rank = 1;
   w->dim[0] = 1;
   for (int k = 0; k < w->n; k++) w->stride[k][0] = 1;
 }
-/* Over n arguments of one shape, the first one's. */
+/* Initializes the loop over n arguments of the first one's shape. */
 static inline void rfi_strided_loop_init(rfi_strided_loop *w, int n, const rfr_arg *const *args) {
   int64_t stride[RFI_STRIDED_LOOP_ARGS];
   rfi_strided_loop_start(w, n);

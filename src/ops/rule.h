@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What shape rules and gradient rules of all families share: checks that fail with both
- * sides of the mismatch in the message, and recording on behalf of a gradient rule.
+ * Helpers of the shape rules and gradient rules of all families: checks whose message has both sides of a mismatch, and
+ * recording for a gradient rule.
  */
 #ifndef RFI_RULE_H
 #define RFI_RULE_H
@@ -31,13 +31,13 @@ rfr_status rfi_rule_axis(const rfi_infer *c, int i, int64_t axis);
 
 /* ---- gradient rules ---- */
 
-/* Records for operand i: sets the phase to wgrad when it is a weight. */
+/* Begins recording the gradient of operand i: sets the phase to wgrad if it is a weight. */
 void rfi_emit_begin(rfi_grad *g, int i);
-/* Records a cast, unless v has the type already. */
+/* Records a cast unless v already has the type. */
 rfr_value rfi_emit_cast(rfi_grad *g, rfr_value v, rfr_dtype to);
 /* The type that operand i's gradient must have. */
 rfr_dtype rfi_emit_dtype(const rfi_grad *g, int i);
-/* Operand i's gradient is v, cast if need be; ends what rfi_emit_begin began. */
+/* Sets operand i's gradient to v, cast if needed; ends what rfi_emit_begin began. */
 void rfi_emit_end(rfi_grad *g, int i, rfr_value v);
 
 static inline rfr_value rfi_emit(rfi_grad *g, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr) {

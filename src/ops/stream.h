@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * For kernels whose operands no cache holds: asking for memory before it is needed, and writing
- * past the caches.
+ * Prefetch and non-temporal stores, for kernels whose operands do not fit into the caches.
  *
- * A core keeps a limited number of lines in flight, and its own foresight ends at a page; an
- * update that reads four arrays gains a tenth from being told. A line that is stored the usual way
- * is first read from memory; one that is written whole, and not read again before it would have
- * been evicted, need not be. Neither changes a bit.
+ * A core keeps a limited number of cache lines in flight, and the hardware prefetcher stops at page ends, so explicit
+ * prefetch helps an update that reads four arrays. A normal store first reads its line from memory; a non-temporal
+ * store of a full line does not. It suits data that would be evicted before it is read again. Neither changes a bit of
+ * the results.
  */
 #ifndef RFI_STREAM_H
 #define RFI_STREAM_H
@@ -19,16 +18,16 @@
 
 #include "ops/walk.h"
 
-enum { RFI_LINE = 64, RFI_STREAM_BYTES = 1 << 20 /* what is at least as large has left the cache when it is read */ };
+enum { RFI_LINE = 64, RFI_STREAM_BYTES = 1 << 20 /* larger operands have left the cache before they are read */ };
 
-/* Asks for elements i..i+n-1 of a dense operand; addresses behind its end may be asked for. */
+/* Prefetches elements i ... i + n - 1 of a dense operand; addresses past its end are allowed. */
 static inline void rfi_fetch(const rfi_arg *a, int64_t i, int64_t n) {
   const int size = rfr_dtype_bits(a->type.dtype) / 8;
   const uintptr_t from = (uintptr_t)a->data + (uintptr_t)(i * size);
   for (int64_t b = 0; b < n * size; b += RFI_LINE) __builtin_prefetch((const void *)(from + (uintptr_t)b));
 }
 
-/* Copies `bytes`, which are whole lines. Other threads see them after rfi_stream_end. */
+/* Copies `bytes`, a multiple of the line size. Other threads see the data after rfi_stream_end. */
 static inline void rfi_stream(void *restrict to, const void *restrict from, int64_t bytes) {
 #if defined(__AVX512F__)
   for (int64_t i = 0; i < bytes; i += 64)

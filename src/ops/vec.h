@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Scalar arithmetic that the compiler turns into vectors: conversions of the narrow float
- * types, exp, tanh, erf and their relatives in f32, and the way a kernel splits its work.
+ * Scalar arithmetic that the compiler vectorizes: conversions of the narrow float types, exp, tanh, erf and related
+ * functions in f32, and the split of a kernel's work.
  *
- * Everything is branch-free (conditions become blends), calls nothing, and needs no
- * instruction of its own, so one source serves every instruction set. Approximations are
- * near-minimax polynomials fitted to the functions over the ranges named; they stay within
- * about 2e-7 relative of the true value, a little more than libm's f32 functions do.
+ * All functions are branch-free (conditions become blends), call nothing and need no special instruction, so one source
+ * serves every instruction set. Approximations are near-minimax polynomials fitted over the stated ranges; their
+ * relative error is at most about 2e-7, a little more than that of libm's f32 functions.
  *
- * Work is split into `parts` that depend on shapes and on the call's thread count alone,
- * never on how many threads the run-time system grants: that is what makes bits repeat.
+ * Work is split into `parts` that depend only on shapes and on the call's thread count, never on how many threads the
+ * run-time system provides: therefore results are reproducible.
  */
 #ifndef RFI_VEC_H
 #define RFI_VEC_H
@@ -33,13 +32,13 @@ static inline float rfi_float_of(uint32_t u) {
 }
 
 static inline float rfi_bf16_to_f32(uint16_t h) { return rfi_float_of((uint32_t)h << 16); }
-/* Round to nearest even; a NaN keeps its sign and stays one. */
+/* Rounds to nearest even; NaN stays NaN with its sign. */
 static inline uint16_t rfi_f32_to_bf16(float x) {
   uint32_t u = rfi_bits_of(x), rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
   return (uint16_t)((u & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded);
 }
 
-/* Through one multiplication: it shifts the exponent and makes subnormals exact. */
+/* One multiplication shifts the exponent and converts subnormals exactly. */
 static inline float rfi_f16_to_f32(uint16_t h) {
   uint32_t sign = (uint32_t)(h & 0x8000u) << 16, magnitude = (uint32_t)(h & 0x7FFFu);
   uint32_t finite = rfi_bits_of(rfi_float_of(magnitude << 13) * 0x1p112f);
@@ -48,7 +47,7 @@ static inline float rfi_f16_to_f32(uint16_t h) {
 }
 static inline uint16_t rfi_f32_to_f16(float x) {
   uint32_t u = rfi_bits_of(x), sign = (u >> 16) & 0x8000u, a = u & 0x7FFFFFFFu;
-  /* normal: rebias, then round; subnormal: adding 0.5 aligns the last bit, the adder rounds */
+  /* normal: rebias, then round; subnormal: adding 0.5 aligns the last bit and the addition rounds */
   uint32_t normal = (a - 0x38000000u + 0xFFFu + ((a >> 13) & 1u)) >> 13;
   uint32_t subnormal = rfi_bits_of(rfi_float_of(a) + 0.5f) - 0x3F000000u;
   uint32_t r = a < 0x38800000u ? subnormal : normal;
@@ -57,16 +56,16 @@ static inline uint16_t rfi_f32_to_f16(float x) {
   return (uint16_t)(sign | r);
 }
 
-/* E4M3: 4 exponent bits of bias 7, 3 of mantissa, no infinity; largest 448 (0x7E), NaN 0x7F. */
+/* E4M3: 4 exponent bits with bias 7, 3 bits of mantissa, no infinity; largest 448 (0x7E), NaN 0x7F. */
 static inline float rfi_e4m3_to_f32(uint8_t q) {
   uint32_t sign = (uint32_t)(q & 0x80u) << 24, magnitude = q & 0x7Fu;
   uint32_t finite = rfi_bits_of(rfi_float_of(magnitude << 20) * 0x1p120f);
   return rfi_float_of(sign | (magnitude == 0x7Fu ? 0x7FC00000u : finite));
 }
-/* Round to nearest even; what is too large, infinity too, becomes the largest. */
+/* Rounds to nearest even; larger values, infinity too, become 448. */
 static inline uint8_t rfi_f32_to_e4m3(float x) {
   uint32_t u = rfi_bits_of(x), sign = (u >> 24) & 0x80u, a = u & 0x7FFFFFFFu;
-  /* as in f16: a normal number is rebiased and rounded, a subnormal one rounded by the adder */
+  /* as in f16: a normal number is rebiased and rounded, for a subnormal one the addition rounds */
   uint32_t normal = (a - 0x3C000000u + 0x7FFFFu + ((a >> 20) & 1u)) >> 20;
   uint32_t subnormal = rfi_bits_of(rfi_float_of(a) + 0x1p14f) - 0x46800000u;
   uint32_t r = a < 0x3C800000u ? subnormal : normal;
@@ -77,8 +76,8 @@ static inline uint8_t rfi_f32_to_e4m3(float x) {
 
 /* ---- functions ---- */
 
-/* e^x: x = n ln2 + r, |r| <= ln2 / 2. 2^n in two factors, so that subnormal results and
- * those next to the largest are right too; beyond, the clamps give 0 and infinity. */
+/* e^x: x = n ln2 + r, |r| <= ln2 / 2. 2^n is split into two factors, so that subnormal results and those close to the
+ * largest are correct too; beyond them, the clamps give 0 and infinity. */
 static inline float rfi_expf(float x) {
   x = x > 89.0f ? 89.0f : x;
   x = x < -104.5f ? -104.5f : x;
@@ -97,7 +96,7 @@ static inline float rfi_expf(float x) {
 
 static inline float rfi_sigmoidf(float x) { return 1.0f / (1.0f + rfi_expf(-x)); }
 
-/* The logistic function of x and, through `rest`, of -x: e^(-|x|) gives both, neither as a difference. */
+/* The logistic function of x and, in `rest`, of -x. Both come from e^(-|x|), neither from a subtraction. */
 static inline float rfi_sigmoids(float x, float *rest) {
   float e = rfi_expf(-rfi_float_of(rfi_bits_of(x) & 0x7FFFFFFFu)), large = 1.0f / (1.0f + e), small = e * large;
   *rest = x < 0 ? large : small;
@@ -117,7 +116,7 @@ static inline float rfi_tanhf(float x) {
   return a < 0.63f ? small : large;
 }
 
-/* cap tanh(x / cap), and its slope where it is y: 1 - (y / cap)^2 without a difference of squares. */
+/* cap tanh(x / cap), and its derivative from the result y: 1 - (y / cap)^2 without a difference of squares. */
 static inline float rfi_softcap(float x, float cap) { return cap * rfi_tanhf(x / cap); }
 static inline float rfi_softcap_slope(float y, float cap) { return (1.0f - y / cap) * (1.0f + y / cap); }
 
@@ -136,7 +135,7 @@ static inline float rfi_erfcx_over_u(float u) {
   p = p * u + 0.2820948f;
   return p;
 }
-/* erfc(t) for t >= 0, relative to its own size as long as it is a normal number; `e` is e^(-t^2). */
+/* erfc(t) for t >= 0 with a small relative error as long as the result is a normal number; `e` is e^(-t^2). */
 static inline float rfi_erfc_positive(float t, float e) {
   float u = 1.0f / (1.0f + 0.5f * t);
   return e * u * rfi_erfcx_over_u(u);
@@ -156,7 +155,7 @@ static inline float rfi_erff(float x) {
   return a < 1.0f ? x * p : large;
 }
 
-/* Normal distribution below x; *density is e^(-x^2/2) / sqrt(2 pi). No cancellation for negative x. */
+/* The normal distribution function at x; *density is e^(-x^2/2) / sqrt(2 pi). No cancellation for negative x. */
 static inline float rfi_normal_cdf(float x, float *density) {
   float a = rfi_float_of(rfi_bits_of(x) & 0x7FFFFFFFu);
   float e = rfi_expf(-0.5f * x * x), tail = 0.5f * rfi_erfc_positive(a * 0.707106781f, e);
@@ -193,13 +192,13 @@ static inline float rfi_dot(const float *a, const float *b, int64_t n) {
 /* Below this many element visits a parallel region costs more than it gains. */
 enum { RFI_GRAIN = 32768 };
 
-/* In how many parts n items of `cost` element visits each are done. */
+/* The number of parts for n items of `cost` element visits each. */
 static inline int rfi_parts(const rfi_call *c, int64_t n, int64_t cost) {
   if (c->threads <= 1 || n <= 1 || n * (cost > 0 ? cost : 1) < RFI_GRAIN) return 1;
   return n < c->threads ? (int)n : c->threads;
 }
 
-/* Items begin..end-1 are part number `part`. */
+/* Computes items begin ... end - 1, which are part number `part`. */
 typedef void (*rfi_part_fn)(const rfi_call *c, int64_t begin, int64_t end, int part);
 
 static inline void rfi_parallel(const rfi_call *c, int64_t n, int64_t cost, rfi_part_fn fn) {

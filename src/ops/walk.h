@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How a kernel goes over operands of any strides and any storage type: in blocks of at most
- * RFI_BLOCK elements that it sees as plain f32 arrays.
+ * Loops of elementwise kernels over operands of any strides and storage type, in blocks of at most RFI_BLOCK elements
+ * that the kernel sees as plain f32 arrays.
  *
- * A walk (dims.h) follows the flat order of a dense result; a block never crosses the end of
- * its merged last dimension. A block of dense f32 is the
- * operand's own memory; everything else is converted into a buffer on the stack, which stays
- * in the first-level cache and costs far less than a second kernel per storage type would.
- * What is computed does not depend on where blocks end.
+ * A loop (dims.h) follows the flat order of a dense result; a block never crosses the end of its merged last dimension.
+ * A block of dense f32 is the operand's own memory; any other block is converted into a buffer on the stack, which
+ * stays in the L1 cache and costs far less than a kernel per storage type would. Results do not depend on where blocks
+ * end.
  */
-#ifndef RFI_WALK_H
-#define RFI_WALK_H
+#ifndef RFI_OPS_WALK_H
+#define RFI_OPS_WALK_H
 
 #include "base/base.h"
 #include "ops/dims.h"
@@ -40,7 +39,7 @@ static inline void rfi_narrow_f16(uint16_t *restrict to, const float *restrict f
   for (int64_t i = 0; i < n; i++) to[i] = rfi_f32_to_f16(from[i]);
 }
 
-/* n <= RFI_BLOCK elements from `offset` on as f32: the operand's own memory or `buffer`. */
+/* n <= RFI_BLOCK elements from `offset` as f32: the operand's own memory or `buffer`. */
 static inline const float *rfi_read(float *buffer, const rfi_arg *a, int64_t offset, int64_t stride, int64_t n) {
   switch (a->type.dtype) {
     case RFR_BF16: rfi_widen_bf16(buffer, (const uint16_t *)a->data + offset, stride, n); break;
@@ -54,8 +53,8 @@ static inline const float *rfi_read(float *buffer, const rfi_arg *a, int64_t off
   return buffer;
 }
 
-/* Where to write a block of a dense result; rfi_flush puts it into place. A dead result is
- * computed into the buffer and forgotten. */
+/* Where to write a block of a dense result; rfi_flush stores it. A block of an unused result is written to the buffer
+ * and dropped. */
 static inline float *rfi_target(float *buffer, const rfi_arg *a, int64_t offset) {
   return a->data && a->type.dtype == RFR_F32 ? (float *)a->data + offset : buffer;
 }
@@ -75,13 +74,13 @@ static inline void rfi_write1(const rfi_arg *a, int64_t offset, float x) {
   else rfi_flush(&x, a, offset, 1);
 }
 
-/* These kernels hold f32, bf16 and f16; f64 would silently lose its digits. */
+/* Checks that all arguments are f32, bf16 or f16: these kernels would silently truncate f64. */
 static inline rfr_status rfi_check_floats(const rfi_call *c) {
   for (int i = 0; i < c->n_in + c->n_out; i++) {
     const rfi_arg *a = i < c->n_in ? &c->in[i] : &c->out[i - c->n_in];
     if (a->data && rfr_dtype_is_float(a->type.dtype) && a->type.dtype != RFR_F32 && a->type.dtype != RFR_BF16 &&
         a->type.dtype != RFR_F16)
-      return rfi_fail(RFI_E_BIND_NO_KERNEL, "the CPU kernel computes in f32 and takes no %s",
+      return rfi_fail(RFI_E_BIND_NO_KERNEL, "the CPU kernel computes in f32 and does not support %s",
                       rfr_dtype_name(a->type.dtype));
   }
   return RFR_OK;
@@ -91,8 +90,8 @@ static inline int64_t rfi_arg_count(const rfi_arg *a) { return rfi_count(&a->typ
 
 /* ---- walks ---- */
 
-/* Offsets of flat element i in each argument, and how many elements from there to the end of
- * the row, to `end`, or to a block's size. */
+/* The offset of flat element i in each argument, and the number of elements to the end of the row, to `end`, or of a
+ * block. */
 static inline int64_t rfi_strided_loop_at(const rfi_strided_loop *w, int64_t i, int64_t end, int64_t *offset) {
   int last = w->rank - 1;
   int64_t rest = i / w->dim[last], at = i % w->dim[last], run = w->dim[last] - at;
@@ -106,11 +105,11 @@ static inline int64_t rfi_strided_loop_stride(const rfi_strided_loop *w, int k) 
 
 /* ---- element by element ---- */
 
-/* Computes n elements from flat element i on; x and y are blocks of operands and results. */
+/* Computes n elements from flat element i; x and y are blocks of operands and results. */
 typedef void (*rfi_map_fn)(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x);
 
-/* Goes over elements begin..end-1 of the results and of the first n_in operands, which all
- * have the first result's shape; results may be parts of a wider one. */
+/* Loops over elements begin ... end - 1 of the results and of the first n_in operands, which all have the first
+ * result's shape; results may be slices of a wider tensor. */
 static inline void rfi_map(const rfi_call *c, int64_t begin, int64_t end, int n_in, rfi_map_fn fn) {
   const rfi_arg *arg[RFI_STRIDED_LOOP_ARGS];
   float buffer[RFI_STRIDED_LOOP_ARGS][RFI_BLOCK] __attribute__((aligned(64)));
@@ -121,11 +120,11 @@ static inline void rfi_map(const rfi_call *c, int64_t begin, int64_t end, int n_
   for (int k = 0; k < n_in; k++) arg[k] = &c->in[k];
   for (int k = 0; k < c->n_out; k++) arg[n_in + k] = &c->out[k];
   rfi_strided_loop_init(&w, n_in + c->n_out, arg);
-  bool apart = false; /* parts one column wide: a result's elements do not lie side by side */
-  for (int k = 0; k < c->n_out; k++) apart = apart || rfi_strided_loop_stride(&w, n_in + k) != 1;
+  bool scattered = false; /* parts one column wide: the elements of a result are not adjacent */
+  for (int k = 0; k < c->n_out; k++) scattered = scattered || rfi_strided_loop_stride(&w, n_in + k) != 1;
   for (int64_t i = begin; i < end; i += n) {
     n = rfi_strided_loop_at(&w, i, end, offset);
-    if (apart) n = 1;
+    if (scattered) n = 1;
     for (int k = 0; k < n_in; k++) x[k] = rfi_read(buffer[k], arg[k], offset[k], rfi_strided_loop_stride(&w, k), n);
     for (int k = 0; k < c->n_out; k++) y[k] = rfi_target(buffer[n_in + k], &c->out[k], offset[n_in + k]);
     fn(c, i, n, y, x);
@@ -135,7 +134,7 @@ static inline void rfi_map(const rfi_call *c, int64_t begin, int64_t end, int n_
 
 /* ---- bytes ---- */
 
-/* Copies elements begin..end-1 of `from` to `to`: same shape and type, any strides. */
+/* Copies elements begin ... end - 1 of `from` to `to`: same shape and type, any strides. */
 static inline void rfi_copy_part(const rfi_arg *to, const rfi_arg *from, int64_t begin, int64_t end) {
   int64_t size = rfr_dtype_bits(to->type.dtype) / 8, offset[2], n;
   rfi_strided_loop w;

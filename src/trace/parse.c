@@ -389,7 +389,7 @@ rfr_status rfr_trace_parse(rfr_ctx *ctx, const char *name, const char *text, siz
     p = newline < end ? newline + 1 : end;
   }
   if (q.line == 1) RFI_GOTO(rfi_fail_at(RFI_E_TRACE_PARSE, q.name, 1, "the text is empty"));
-  RFI_GOTO(rfr_trace_verify(q.t));
+  RFI_GOTO(rfr_trace_finish(q.t));
   *out = q.t;
   return RFR_OK;
 fail:

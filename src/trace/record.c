@@ -80,7 +80,9 @@ void rfr_trace_destroy(rfr_trace *t) {
 
 rfr_status rfr_trace_finish(rfr_trace *t) {
   RFI_TRY(rfr_trace_status(t));
-  return rfr_trace_verify(t);
+  RFI_TRY(rfr_trace_verify(t));
+  t->finished_at = rfi_trace_size(t);
+  return RFR_OK;
 }
 
 static const rfr_source nowhere = {NULL, 0};
@@ -117,6 +119,16 @@ rfr_type rfr_value_type(const rfr_trace *t, rfr_value v) {
 }
 const char *rfr_value_name(const rfr_trace *t, rfr_value v) { return is_value(t, v) ? t->values[v].name : ""; }
 int rfr_trace_op_count(const rfr_trace *t) { return t ? t->n_ops : 0; }
+
+/* From the ops, since a parsed trace has no recording state; backward ops repeat the sites of the forward. */
+int64_t rfr_trace_sites(const rfr_trace *t) {
+  int64_t n = 0;
+  for (int i = 0; t && i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->def->code == RFI_OP_dropout && op->attr[1].i >= n) n = op->attr[1].i + 1;
+  }
+  return n;
+}
 
 void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name) {
   if (!is_value(t, v)) return;

@@ -81,7 +81,7 @@ struct rfr_op {
     rfr_ctx *ctx;
     const char *(*shape)(const rfr_infer *c);
     void (*gradient)(rfr_grad *g);
-    rfi_kernel cpu; /* run is NULL: none */
+    rfi_kernel cpu, cuda; /* run is NULL: none */
     double (*flops)(const rfr_infer *c);
     void *user;
   } * outside;
@@ -161,7 +161,13 @@ struct rfr_trace {
   const char *reason;
   int32_t last_token[RFI_CHAINS]; /* the last op of each chain */
   int64_t next_site;              /* dropout sites are numbered as recorded */
+  int finished_at;                /* rfi_trace_size when it was finished; 0: never */
 };
+
+/* Counts what recording adds. */
+static inline int rfi_trace_size(const rfr_trace *t) { return 1 + t->n_values + t->n_ops + t->n_outputs; }
+/* rfr_trace_finish or rfr_trace_parse succeeded, and nothing was recorded since. */
+static inline bool rfi_trace_is_finished(const rfr_trace *t) { return t->finished_at == rfi_trace_size(t); }
 
 /* Sets the error of a registered op whose kernel returned `s`, and returns `s`; the caller adds the op's name. */
 rfr_status rfi_outside_failed(const rfi_opr *op, rfr_status s);

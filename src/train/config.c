@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reading a run's configuration. In order: every key gets its default, the file's values
- * replace them, then those of `--set`, each noting its source; then what is "auto" is
- * worked out, and what must hold between keys is checked, where the error points at the
- * key that the user can change.
+ * Reads a run's configuration in this order: defaults, values of the file, values of --set, each with its source; then
+ * derives "auto" keys and checks relations between keys. An error points at the key that the user can change.
  */
 #include "train/config.h"
 
@@ -17,6 +15,8 @@
 #include "refrain/train.h"
 #include "train/config_value.h"
 
+#define RFI_CHOICE_TEXT(list, name) "|" #name
+#define RFI_CHOICES(list) (RFI_CHOICES_##list(RFI_CHOICE_TEXT) + 1)
 static const rfi_config_row rows[RFI_CFG_COUNT] = {
 #define RFI_ROW(section, key, path, field, type, initial, accepted, resume, meaning) \
   {section,                                                                          \
@@ -78,10 +78,39 @@ static bool is_section(const char *name) {
   return false;
 }
 
-/* "unknown key ...", with the nearest key of the section, or the section where the key would be right. */
+typedef struct foreign {
+  const char *names, *ours, *note;
+} foreign;
+
+/* The row of another trainer's key, or NULL. Case and "-" for "_" make no difference. */
+static const foreign *foreign_key(const char *key) {
+  static const foreign table[] = {
+#define RFI_FOREIGN(names, ours, note) {names, ours, note},
+#include "train/config_foreign.def"
+#undef RFI_FOREIGN
+  };
+  char name[64];
+  size_t n = strlen(key);
+  if (n == 0 || n >= sizeof name) return NULL;
+  for (size_t i = 0; i <= n; i++)
+    name[i] = (char)(key[i] == '-' ? '_' : key[i] >= 'A' && key[i] <= 'Z' ? key[i] - 'A' + 'a' : key[i]);
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+    if (rfi_has_word(table[i].names, name)) return &table[i];
+  return NULL;
+}
+
+/* config.key with the way out: our key for another trainer's, else the nearest key of the section, else the section that
+ * has such a key. `section` may be unknown. */
 static rfr_status unknown_key(const char *file, int64_t line, const char *section, const char *key) {
-  const char *names[2 * RFI_CFG_COUNT], *suggestion = NULL;
+  const char *names[2 * RFI_CFG_COUNT], *suggestion = NULL, *last = strrchr(key, '.');
+  const foreign *other = foreign_key(last ? last + 1 : key);
   int n = 0;
+  if (!other && !is_section(section)) other = foreign_key(section);
+  if (other) {
+    const char *between = *section ? "." : "", *colon = *other->ours && *other->note ? ": " : "";
+    return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%.60s%s%.100s\"; %s%s%s%s%s", section, between, key,
+                       *other->ours ? "use \"" : "", other->ours, *other->ours ? "\"" : "", colon, other->note);
+  }
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (strcmp(rows[i].section, section) == 0) names[n++] = rows[i].key;
     else if (!*section) names[n++] = rows[i].section;
@@ -90,13 +119,17 @@ static rfr_status unknown_key(const char *file, int64_t line, const char *sectio
   for (int i = 0; i < RFI_CFG_COUNT && !suggestion; i++)
     if (strcmp(rows[i].key, key) == 0) suggestion = rows[i].path;
   const char *dot = *section ? "." : "";
+  if (!suggestion && !*section)
+    return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%.100s\"; `refrain keys` lists all keys", key);
   if (suggestion)
     return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%s%s%.100s\"; did you mean \"%s\"?", section, dot,
                        key, suggestion);
-  return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%s%s%.100s\"", section, dot, key);
+  return rfi_fail_at(RFI_E_CONFIG_KEY, file, line,
+                     "unknown key \"%s%s%.100s\"; `refrain keys %s` lists the keys of the section", section, dot, key,
+                     section);
 }
 
-/* ---- taking values ---- */
+/* ---- reading values ---- */
 
 static rfr_status take_default(rfi_config *c, int id) {
   const rfi_config_row *row = &rows[id];
@@ -122,7 +155,8 @@ static rfr_status take_value(rfi_config *c, int id, const char *file, const char
 static rfr_status take_section(rfi_config *c, const char *section, const char *file, const char *from,
                                const rfi_yaml *node) {
   if (node->kind != RFI_YAML_MAP)
-    return rfi_fail_at(RFI_E_CONFIG_VALUE, file, node->line, "%s: keys and values are needed here", section);
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, file, node->line, "%s: this is a section and needs keys and values",
+                       section);
   for (const rfi_yaml *item = node->first; item; item = item->next) {
     int id = find_row(section, item->key);
     if (id < 0) return unknown_key(file, item->line, section, item->key);
@@ -131,7 +165,7 @@ static rfr_status take_section(rfi_config *c, const char *section, const char *f
   return RFR_OK;
 }
 
-/* A key at the top: a section or a value. `model` is both; the last form wins. */
+/* A key at the top level is a section or a value. `model` may be both; the last form wins. */
 static rfr_status take_top(rfi_config *c, const char *key, const char *file, const char *from, const rfi_yaml *node) {
   int id = find_row("", key);
   bool section = is_section(key);
@@ -151,14 +185,14 @@ static rfr_status take_file(rfi_config *c, const char *text, size_t n) {
   RFI_TRY(rfi_yaml_parse(c->arena, c->file, text, n, &root));
   if (!root) return rfi_fail_at(RFI_E_CONFIG_SYNTAX, c->file, 0, "the configuration is empty");
   if (root->kind != RFI_YAML_MAP)
-    return rfi_fail_at(RFI_E_CONFIG_SYNTAX, c->file, root->line, "keys and values are needed at the top");
+    return rfi_fail_at(RFI_E_CONFIG_SYNTAX, c->file, root->line, "the top level needs keys and values");
   for (const rfi_yaml *item = root->first; item; item = item->next)
     RFI_TRY(take_top(c, item->key, c->file, c->file, item));
   return RFR_OK;
 }
 
-/* A value outside a file. Lists, maps and quoted text are YAML; all else is the text itself, so that
- * a pattern such as *.h needs no quotes. */
+/* A value outside of a file. Lists, maps and quoted texts are parsed as YAML. Other texts are taken literally, so that a
+ * pattern such as *.h needs no quotes. */
 static rfr_status parse_text(rfi_config *c, const char *file, const char *text, rfi_yaml **node) {
   if (*text && strchr("[{\"'", *text)) RFI_TRY(rfi_yaml_parse(c->arena, file, text, strlen(text), node));
   else if (!(*node = rfi_yaml_scalar(c->arena, text, 0))) return RFR_NO_MEMORY;
@@ -168,6 +202,12 @@ static rfr_status parse_text(rfi_config *c, const char *file, const char *text, 
 static void forget_lines(rfi_yaml *node) {
   node->line = 0;
   for (rfi_yaml *child = node->first; child; child = child->next) forget_lines(child);
+}
+
+/* --set SECTION.KEY of a section that does not exist: guidance by the key, else by the section. */
+static rfr_status unknown_set(const char *file, const char *section, const char *key) {
+  return foreign_key(key) || foreign_key(section) ? unknown_key(file, 0, section, key)
+                                                  : unknown_key(file, 0, "", section);
 }
 
 static rfr_status take_set(rfi_config *c, const char *set) {
@@ -184,7 +224,7 @@ static rfr_status take_set(rfi_config *c, const char *set) {
   if (!dot) return take_top(c, path, file, "--set", node);
   char *section = rfi_arena_strndup(c->arena, path, (size_t)(dot - path));
   if (!section) return RFR_NO_MEMORY;
-  if (!is_section(section)) return unknown_key(file, 0, "", section);
+  if (!is_section(section)) return unknown_set(file, section, dot + 1);
   int id = find_row(section, dot + 1);
   if (id < 0) return unknown_key(file, 0, section, dot + 1);
   return take_value(c, id, file, "--set", node);
@@ -197,11 +237,11 @@ rfr_status rfi_config_set(rfi_config *c, rfi_config_id id, const char *text, con
   return take_value(c, id, from, from, node);
 }
 
-/* ---- what follows from other keys ---- */
+/* ---- derived keys and checks ---- */
 
 static bool given(const rfi_config *c, int id) { return c->source[id].from != NULL; }
 
-/* An error at the place where the key was given. */
+/* config.value at the line that gives the key. */
 #define BAD(c, key, ...)                                                                                         \
   rfi_fail_at(RFI_E_CONFIG_VALUE, (c)->source[RFI_CFG_##key].line ? (c)->source[RFI_CFG_##key].from : (c)->file, \
               (c)->source[RFI_CFG_##key].line, __VA_ARGS__)
@@ -217,62 +257,62 @@ static bool given(const rfi_config *c, int id) { return c->source[id].from != NU
 static rfr_status check_required(const rfi_config *c) {
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (given(c, i) || strcmp(rows[i].initial, "required") != 0) continue;
-    if (*c->model && strcmp(rows[i].section, "model") == 0) continue; /* the folder has it */
+    if (*c->model && strcmp(rows[i].section, "model") == 0) continue; /* config.json has it */
     return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0, "%s is missing: %s", rows[i].path, rows[i].meaning);
   }
   return RFR_OK;
 }
 
 static rfr_status derive_experts(rfi_config *c) {
-  const bool any = strcmp(c->model_model_type, "mixtral") == 0 || strcmp(c->model_model_type, "qwen3_moe") == 0;
+  const bool any = c->model_model_type == RFI_MODEL_TYPE_mixtral || c->model_model_type == RFI_MODEL_TYPE_qwen3_moe;
   DERIVE(c, model_num_experts, any ? 8 : 0);
   DERIVE(c, model_num_experts_per_tok, any ? 2 : 0);
   DERIVE(c, model_moe_intermediate_size, any ? c->model_intermediate_size : 0);
   DERIVE(c, optimizer_router_aux_loss_coef, any ? 0.01 : 0);
   DERIVE(c, optimizer_router_z_loss_coef, 0);
   if (any == (c->model_num_experts > 0)) return RFR_OK;
-  return BAD(c, model_num_experts, "model.num_experts: %lld, but %s has %s", (long long)c->model_num_experts,
-             c->model_model_type, any ? "some" : "none; model_type mixtral and qwen3_moe have");
+  if (any) return BAD(c, model_num_experts, "model.num_experts: 0; this model_type needs experts");
+  return BAD(c, model_num_experts, "model.num_experts: %lld; only model_type mixtral and qwen3_moe have experts",
+             (long long)c->model_num_experts);
 }
 
 static rfr_status derive_model(rfi_config *c) {
-  bool gpt2 = strcmp(c->model_model_type, "gpt2") == 0;
+  const bool gpt2 = c->model_model_type == RFI_MODEL_TYPE_gpt2;
   int64_t width = c->model_hidden_size, heads = c->model_num_attention_heads;
   if (!given(c, RFI_CFG_model_head_dim) && width % heads != 0)
     return BAD(c, model_num_attention_heads,
-               "model.num_attention_heads: %lld do not divide hidden_size %lld; set head_dim", (long long)heads,
+               "model.num_attention_heads: %lld does not divide hidden_size %lld; set model.head_dim", (long long)heads,
                (long long)width);
   DERIVE(c, model_head_dim, width / heads);
   DERIVE(c, model_num_key_value_heads, heads);
   if (heads % c->model_num_key_value_heads != 0)
-    return BAD(c, model_num_key_value_heads, "model.num_key_value_heads: %lld do not divide the %lld query heads",
+    return BAD(c, model_num_key_value_heads, "model.num_key_value_heads: %lld does not divide num_attention_heads %lld",
                (long long)c->model_num_key_value_heads, (long long)heads);
   DERIVE(c, model_intermediate_size, gpt2 ? 4 * width : (8 * width / 3 + 63) / 64 * 64);
   DERIVE(c, model_max_position_embeddings, c->data_sequence);
   if (c->model_max_position_embeddings < c->data_sequence)
-    return BAD(c, model_max_position_embeddings, "model.max_position_embeddings: %lld, data.sequence is longer: %lld",
+    return BAD(c, model_max_position_embeddings, "model.max_position_embeddings: %lld is less than data.sequence %lld",
                (long long)c->model_max_position_embeddings, (long long)c->data_sequence);
   DERIVE(c, model_tie_word_embeddings, gpt2);
   DERIVE(c, model_attention_bias, gpt2);
   DERIVE(c, model_mlp_bias, gpt2);
   RFI_TRY(derive_experts(c));
-  const char *activation = gpt2 ? "gelu_new" : "silu";
+  const int activation = gpt2 ? RFI_ACTIVATION_gelu_new : RFI_ACTIVATION_silu;
   DERIVE(c, model_hidden_act, activation);
-  if (strcmp(c->model_hidden_act, activation) != 0)
-    return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, c->source[RFI_CFG_model_hidden_act].line,
-                       "model.hidden_act: %s is built with %s, not with %s", c->model_model_type, activation,
-                       c->model_hidden_act);
-  return RFR_OK;
+  if (c->model_hidden_act == activation) return RFR_OK;
+  return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, c->source[RFI_CFG_model_hidden_act].line,
+                     gpt2 ? "model.hidden_act: gpt2 supports only gelu_new"
+                          : "model.hidden_act: this model_type supports only silu; only gpt2 has gelu_new");
 }
 
-/* A relative folder starts from the configuration's, and is written whole: the resolved
- * configuration may be read again from another folder. */
+/* Makes a path absolute. Relative paths start at the configuration's folder; the resolved configuration may be read from
+ * another folder later. */
 static rfr_status absolute(rfi_config *c, const char *folder, const char **path) {
   char here[PATH_MAX];
   if (**path == '/') return RFR_OK;
   if (!folder) folder = "";
   if (*folder != '/' && !getcwd(here, sizeof here))
-    return rfi_fail(RFI_E_FILE_OPEN, "the working folder cannot be named: %s", strerrordesc_np(errno));
+    return rfi_fail(RFI_E_FILE_OPEN, "cannot get the path of the working folder: %s", strerrordesc_np(errno));
   const char *slash = *folder ? "/" : "", *inner = **path ? "/" : "";
   char *joined = *folder == '/' ? rfi_arena_printf(c->arena, "%s%s%s", folder, inner, *path)
                                 : rfi_arena_printf(c->arena, "%s%s%s%s%s", here, slash, folder, inner, *path);
@@ -286,14 +326,15 @@ static rfr_status derive_folders(rfi_config *c, const char *folder) {
   return *c->model ? absolute(c, folder, &c->model) : RFR_OK;
 }
 
-/* steps or time: `--set` of one replaces the file's other. */
+/* run.steps or run.time; --set of one replaces the other in the file. */
 static rfr_status check_length(rfi_config *c) {
   bool steps = c->run_steps > 0, time = c->run_time > 0;
   if (!steps && !time)
-    return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0, "run.steps or run.time is missing: how long to train");
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0,
+                       "run.steps or run.time is missing; give the length of the training");
   if (!steps || !time) return RFR_OK;
   bool steps_set = c->source[RFI_CFG_run_steps].line == 0, time_set = c->source[RFI_CFG_run_time].line == 0;
-  if (steps_set == time_set) return BAD(c, run_time, "run.time: run.steps is given too; one of them decides");
+  if (steps_set == time_set) return BAD(c, run_time, "run.time and run.steps are both given; remove one");
   return take_default(c, steps_set ? RFI_CFG_run_time : RFI_CFG_run_steps);
 }
 
@@ -301,9 +342,10 @@ static rfr_status check_batch(const rfi_config *c) {
   int64_t unit = c->data_sequence * c->batch_microbatch, tokens = c->batch_tokens;
   if (tokens % unit == 0) return RFR_OK;
   int64_t near = (tokens + unit / 2) / unit * unit;
-  return BAD(
-      c, batch_tokens, "batch.tokens: %lld is no multiple of sequence %lld x microbatch %lld; the nearest is %lld",
-      (long long)tokens, (long long)c->data_sequence, (long long)c->batch_microbatch, (long long)(near ? near : unit));
+  return BAD(c, batch_tokens,
+             "batch.tokens: %lld is not a multiple of data.sequence %lld x batch.microbatch %lld; the nearest is %lld",
+             (long long)tokens, (long long)c->data_sequence, (long long)c->batch_microbatch,
+             (long long)(near ? near : unit));
 }
 
 static rfr_status resolve(rfi_config *c, const char *folder) {
@@ -311,13 +353,13 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   for (int i = 0; i < RFI_CFG_COUNT && *c->model; i++)
     if (strcmp(rows[i].section, "model") == 0 && given(c, i) && strcmp(c->source[i].from, "default") != 0)
       return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[i].line ? c->source[i].from : c->file, c->source[i].line,
-                         "%s: model is a folder, its config.json decides", rows[i].path);
+                         "%s: not allowed with a model folder, whose config.json has it; remove the key", rows[i].path);
   if (!*c->model) RFI_TRY(derive_model(c));
   RFI_TRY(derive_folders(c, folder));
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
   if (c->data_train.n == 0) return BAD(c, data_train, "data.train: the list is empty");
-  rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* our arena's */
+  rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* in our arena */
   for (int i = 0; i < c->optimizer_groups.n; i++)
     if (isnan(groups[i].weight_decay)) groups[i].weight_decay = c->optimizer_weight_decay;
   return RFR_OK;
@@ -365,12 +407,16 @@ static rfr_status print_row(const rfi_config *c, int id, bool sources, rfi_strin
   return rfi_string_append(out, "\n", 1);
 }
 
+bool rfi_config_is_used(const rfi_config *c, rfi_config_id id) {
+  const bool model = strcmp(rows[id].section, "model") == 0;
+  if (id == RFI_CFG_model ? !*c->model : model && *c->model) return false;
+  return c->source[id].from != NULL;
+}
+
 rfr_status rfi_config_print(const rfi_config *c, bool sources, rfi_string *out) {
   const char *section = "";
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
-    bool model = strcmp(rows[i].section, "model") == 0;
-    if (i == RFI_CFG_model ? !*c->model : model && *c->model) continue; /* one of the two forms */
-    if (!c->source[i].from) continue;
+    if (!rfi_config_is_used(c, (rfi_config_id)i)) continue;
     if (strcmp(section, rows[i].section) != 0) RFI_TRY(rfi_string_printf(out, "%s:\n", rows[i].section));
     section = rows[i].section;
     RFI_TRY(print_row(c, i, sources, out));
@@ -378,21 +424,23 @@ rfr_status rfi_config_print(const rfi_config *c, bool sources, rfi_string *out) 
   return RFR_OK;
 }
 
-/* A cell of the table: a bar would end it. */
+/* A cell of a Markdown table, in which bars are escaped. */
 static rfr_status print_cell(const char *text, rfi_string *out) {
   for (; *text; text++) RFI_TRY(rfi_string_printf(out, *text == '|' ? "\\%c" : "%c", *text));
   return rfi_string_append(out, " | ", 3);
 }
 
 rfr_status rfi_config_table(rfi_string *out) {
-  RFI_TRY(rfi_string_printf(out, "| key | type | default | accepted | meaning |\n|---|---|---|---|---|\n"));
+  RFI_TRY(
+      rfi_string_printf(out, "| key | type | default | accepted | resume | meaning |\n|---|---|---|---|---|---|\n"));
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     const rfi_config_row *row = &rows[i];
     RFI_TRY(rfi_string_printf(out, "| `%s` | ", row->path));
     RFI_TRY(print_cell(rfi_config_holds(row->kind), out));
     RFI_TRY(print_cell(row->initial, out));
     RFI_TRY(print_cell(row->accepted, out));
-    RFI_TRY(rfi_string_printf(out, "%s |\n", row->meaning));
+    RFI_TRY(
+        rfi_string_printf(out, "%s | %s |\n", row->resume == RFI_RESUME_FREE ? "may change" : "same", row->meaning));
   }
   return RFR_OK;
 }

@@ -33,13 +33,13 @@ static void test_minimal(void **state) {
   rfi_config *c = must_read(f, MINIMAL, NULL, 0);
   assert_int_equal(c->refrain, 1);
   assert_string_equal(c->model, "");
-  assert_string_equal(c->model_model_type, "llama");
+  assert_int_equal(c->model_model_type, RFI_MODEL_TYPE_llama);
   assert_int_equal(c->model_head_dim, 24);
   assert_int_equal(c->model_num_key_value_heads, 4);
   assert_int_equal(c->model_intermediate_size, 256);
   assert_int_equal(c->model_max_position_embeddings, 512);
   assert_false(c->model_tie_word_embeddings);
-  assert_string_equal(c->model_hidden_act, "silu");
+  assert_int_equal(c->model_hidden_act, RFI_ACTIVATION_silu);
   assert_string_equal(c->data_root, "/base");
   assert_int_equal(c->batch_tokens, 32768);
   assert_true(c->optimizer_lr == 1e-3 && c->optimizer_betas.v[1] == 0.95);
@@ -53,7 +53,7 @@ static void test_minimal(void **state) {
   c = must_read(f, MINIMAL, (const char *[]){"model.model_type=gpt2"}, 1);
   assert_int_equal(c->model_intermediate_size, 384);
   assert_true(c->model_tie_word_embeddings && c->model_attention_bias && c->model_mlp_bias);
-  assert_string_equal(c->model_hidden_act, "gelu_new");
+  assert_int_equal(c->model_hidden_act, RFI_ACTIVATION_gelu_new);
   rfi_config_destroy(c);
 }
 
@@ -168,7 +168,7 @@ static const struct {
     {"data:\n  train: [*.h]\n", "config.syntax", 2, "quotes"},
     {"refrain: !!int 1\n", "config.syntax", 1, "tag"},
     {"run: !x {steps: 1}\n", "config.syntax", 1, "tag"},
-    {"{[1, 2]: 3}\n", "config.syntax", 1, "key must be text"},
+    {"{[1, 2]: 3}\n", "config.syntax", 1, "key must be a text"},
     {"refrain: 1\nrefrain: 1\n", "config.key", 2, "first in line 1"},
     {"run:\n  seed: 1\n  steps: 5\n  seed: 2\n", "config.key", 4, "first in line 2"},
     {"refrain: 1\nmodle: {hidden_size: 3}\n", "config.key", 2, "did you mean \"model\"?"},
@@ -177,12 +177,21 @@ static const struct {
     {"model: {lr: 1}\n", "config.key", 1, "did you mean \"optimizer.lr\"?"},
     {"steps: 1\n", "config.key", 1, "did you mean \"run.steps\"?"},
     {"run: {zzzzqqqq: 1}\n", "config.key", 1, "unknown key \"run.zzzzqqqq\""},
+    {"learning_rate: 1e-3\n", "config.key", 1, "unknown key \"learning_rate\"; use \"optimizer.lr\""},
+    {"optimizer: {Learning-Rate: 1}\n", "config.key", 1, "\"optimizer.Learning-Rate\"; use \"optimizer.lr\""},
+    {"training_args:\n  x: 1\n", "config.key", 1, "refrain keys"},
+    {"run: {num_train_epochs: 3}\n", "config.key", 1, "use \"run.steps\": one epoch is"},
+    {"lora: {rank: 8}\n", "config.key", 1, "LoRA and other adapters do not exist yet"},
+    {"optimizer: {lora_alpha: 8}\n", "config.key", 1, "do not exist yet"},
+    {"batch_size: 8\n", "config.key", 1, "use \"batch.microbatch\""},
+    {"weight_decay: 8\n", "config.key", 1, "\"optimizer.weight_decay\""},
+    {"output_dir: x\n", "config.key", 1, "use \"--out\""},
     {"<<: {a: 1}\n", "config.key", 1, "<<"},
     {"optimizer:\n  groups:\n    - match: x\n      lr_scales: 1\n", "config.key", 4, "did you mean \"lr_scale\"?"},
     {"refrain: 2\n", "config.value", 1, "refrain: \"2\""},
     {"refrain: one\n", "config.value", 1, "refrain: \"one\""},
-    {"run: 3\n", "config.value", 1, "run: keys"},
-    {"run: [1]\n", "config.value", 1, "run: keys"},
+    {"run: 3\n", "config.value", 1, "run: this is a section"},
+    {"run: [1]\n", "config.value", 1, "run: this is a section"},
     {"run:\n  steps:\n", "config.value", 2, "run.steps has no value"},
     {"run:\n  steps: ~\n", "config.value", 2, "no value"},
     {"run:\n  steps: [1]\n", "config.value", 2, "a list"},
@@ -212,7 +221,7 @@ static const struct {
     {"optimizer:\n  betas: [0.9]\n", "config.value", 2, "two numbers"},
     {"optimizer:\n  betas: [0.9, 1]\n", "config.value", 2, "\"1\""},
     {"optimizer:\n  groups: {match: a}\n", "config.value", 2, "a map"},
-    {"optimizer:\n  groups:\n    - lr_scale: 1\n", "config.value", 3, "needs match"},
+    {"optimizer:\n  groups:\n    - lr_scale: 1\n", "config.value", 3, "needs the key match"},
     {"optimizer:\n  groups:\n    - match: a\n      lr_scale: -1\n", "config.value", 4, "-1"},
     {"optimizer:\n  groups: [a]\n", "config.value", 2, "groups"},
     {"memory:\n  budget: 20GiBs\n", "config.value", 2, "20GiBs"},
@@ -220,7 +229,7 @@ static const struct {
     {"memory:\n  budget: 99999999TiB\n", "config.value", 2, "99999999TiB"},
     {"schedule:\n  warmup: 101%\n", "config.value", 2, "101%"},
     {"schedule:\n  warmup: 0.02\n", "config.value", 2, "0.02"},
-    {"data:\n  validation: 0.05\n", "config.value", 2, "write a share"},
+    {"data:\n  validation: 0.05\n", "config.value", 2, "write a percentage"},
     {"data:\n  validation: 100%\n", "config.value", 2, "100%"},
     {"data:\n  train:\n    - a\n    - [b]\n", "config.value", 4, "list within a list"},
     {"data:\n  train:\n    - a\n    -\n", "config.value", 4, "nothing"},
@@ -248,21 +257,25 @@ static void test_between_keys(void **state) {
   static const struct {
     const char *set, *says;
   } cases[] = {
-      {"model.num_attention_heads=5", "5 do not divide hidden_size 96"},
-      {"model.num_key_value_heads=3", "3 do not divide the 4 query heads"},
-      {"model.max_position_embeddings=100", "data.sequence is longer: 512"},
+      {"model.num_attention_heads=5", "5 does not divide hidden_size 96"},
+      {"model.num_key_value_heads=3", "3 does not divide num_attention_heads 4"},
+      {"model.max_position_embeddings=100", "is less than data.sequence 512"},
       {"batch.tokens=40000", "the nearest is 40960"},
       {"batch.tokens=10", "the nearest is 4096"},
       {"run.steps=0", "run.steps or run.time is missing"},
       {"data.train=[]", "the list is empty"},
       {"model.hiddensize=1", "did you mean \"hidden_size\"?"},
       {"mode.hidden_size=1", "did you mean \"model\"?"},
+      {"lora.rank=8", "unknown key \"lora.rank\"; LoRA and other adapters do not exist yet"},
+      {"training.learning_rate=1", "unknown key \"training.learning_rate\"; use \"optimizer.lr\""},
+      {"gradient_accumulation_steps=4", "use \"batch.tokens\": tokens of a step ="},
+      {"batch.gradient_accumulation_steps=4", "use \"batch.tokens\""},
       {"nothing", "--set section.key=value"},
       {"=1", "--set section.key=value"},
       {"run.steps=", "has no value"},
       {"run.steps=x", "--set run.steps=x: run.steps: \"x\""},
       {"data.train=[a", "--set data.train=[a"},
-      {"run=3", "run: keys"},
+      {"run=3", "run: this is a section"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     rfi_config *c;
@@ -282,7 +295,7 @@ static void test_between_keys(void **state) {
   /* A key of the model beside a folder. */
   const char *sets[] = {"model=x", "model.hidden_size=8"};
   assert_int_equal(read_sets(f, MINIMAL, sets, 2, &c), RFR_INVALID);
-  assert_non_null(strstr(rfr_last_error()->message, "model is a folder"));
+  assert_non_null(strstr(rfr_last_error()->message, "not allowed with a model folder"));
 }
 
 static void test_sets(void **state) {
@@ -300,7 +313,7 @@ static void test_sets(void **state) {
   assert_int_equal(c->data_train.n, 1);
   assert_true(c->data_validation.percent == 12.5);
   assert_string_equal(c->optimizer_groups.items[0].match, "*.bias");
-  assert_string_equal(c->schedule_name, "linear");
+  assert_int_equal(c->schedule_name, RFI_SCHEDULE_linear);
   assert_int_equal(c->source[RFI_CFG_schedule_name].line, 0);
   assert_true(c->model_init_std == 0.5);
   rfi_config_destroy(c);
@@ -367,6 +380,49 @@ static void test_damaged(void **state) {
   free(tower);
 }
 
+/* Time is bounded: a map has at most 512 keys, a text at most 1 MiB. */
+static void test_limits(void **state) {
+  rft_folder *f = *state;
+  rfi_string text = {.ctx = f->ctx};
+  rfi_config *c;
+  for (int i = 0; i < 80000; i++) assert_int_equal(rfi_string_printf(&text, "k%d: 1\n", i), RFR_OK);
+  assert_int_equal(rfi_config_read(f->ctx, "c", text.data, text.n, NULL, NULL, 0, &c), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "config.syntax");
+  assert_int_equal(rfr_last_error()->line, 513);
+  while (text.n <= 1 << 20) assert_int_equal(rfi_string_printf(&text, "# a comment\n"), RFR_OK);
+  assert_int_equal(rfi_config_read(f->ctx, "c", text.data, text.n, NULL, NULL, 0, &c), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "config.syntax");
+  assert_non_null(strstr(rfr_last_error()->message, "at most 1048576"));
+  rfi_string_deinit(&text);
+}
+
+/* Each key of another trainer names a key of ours, or says that there is none; no name is a key of ours. */
+static void test_foreign_keys(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *names, *ours, *note;
+  } table[] = {
+#define RFI_FOREIGN(names, ours, note) {names, ours, note},
+#include "train/config_foreign.def"
+#undef RFI_FOREIGN
+  };
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+    char name[64], text[100];
+    bool known = strncmp(table[i].ours, "--", 2) == 0 || (!*table[i].ours && *table[i].note);
+    for (int k = 0; k < RFI_CFG_COUNT; k++) known |= strcmp(rfi_config_path((rfi_config_id)k), table[i].ours) == 0;
+    if (!known) fail_msg("%s is no key", table[i].ours);
+    for (const char *at = table[i].names; sscanf(at, "%63s", name) == 1;
+         at += strlen(name) + (at[strlen(name)] == ' ')) {
+      rfi_config *c;
+      snprintf(text, sizeof text, "%s: 1\n", name);
+      assert_int_equal(rfi_config_read(f->ctx, "c", text, strlen(text), NULL, NULL, 0, &c), RFR_INVALID);
+      assert_string_equal(rfr_last_error()->slug, "config.key");
+      if (!strstr(rfr_last_error()->message, table[i].ours) || !strstr(rfr_last_error()->message, table[i].note))
+        fail_msg("%s: %s", name, rfr_last_error()->message);
+    }
+  }
+}
+
 static void test_out_of_memory(void **state) {
   rft_folder *f = *state;
   for (int k = 1;; k++) {
@@ -390,10 +446,10 @@ static void test_table(void **state) {
     snprintf(cell, sizeof cell, "| `%s` | ", rfi_config_path((rfi_config_id)i));
     if (!strstr(text.data, cell)) fail_msg("no row for %s", cell);
   }
-  for (const char *line = text.data; *line; line = strchr(line, '\n') + 1) { /* five cells in every row */
+  for (const char *line = text.data; *line; line = strchr(line, '\n') + 1) { /* six cells in every row */
     int bars = 0;
     for (const char *p = line; *p != '\n'; p++) bars += *p == '|' && (p == line || p[-1] != '\\');
-    assert_int_equal(bars, 6);
+    assert_int_equal(bars, 7);
   }
   rfi_string_deinit(&text);
 }
@@ -435,7 +491,7 @@ int main(void) {
       rft_folder_test(test_comments),      rft_folder_test(test_wrong),        rft_folder_test(test_between_keys),
       rft_folder_test(test_sets),          rft_folder_test(test_json_is_yaml), rft_folder_test(test_damaged),
       rft_folder_test(test_out_of_memory), rft_folder_test(test_table),        rft_folder_test(test_comma_locale),
-      cmocka_unit_test(test_keys),
+      cmocka_unit_test(test_keys),         rft_folder_test(test_limits),       rft_folder_test(test_foreign_keys),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

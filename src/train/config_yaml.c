@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From libyaml's events to a tree. Events, not libyaml's documents: those resolve aliases,
- * which is how a few lines become gigabytes, and lose duplicate keys.
+ * Builds a tree from libyaml's events. libyaml's own documents are not used: they resolve aliases, so that a few lines
+ * can become gigabytes, and they drop duplicate keys. The limits on bytes, depth and keys of a map bound the time: a
+ * key is compared with all keys of its map before it.
  */
 #include "train/config_yaml.h"
 
 #include <string.h>
 #include <yaml.h>
 
-enum { DEPTH = 32 };
+enum { MOST_BYTES = 1 << 20, MOST_DEPTH = 32, MOST_KEYS = 512 };
 
 typedef struct reader {
   yaml_parser_t parser;
   rfi_arena *arena;
   const char *file;
-  rfi_yaml *stack[DEPTH]; /* open lists and maps */
+  rfi_yaml *stack[MOST_DEPTH]; /* open lists and maps */
   int depth;
   const char *key; /* of a map, waiting for its value */
   int64_t key_line;
@@ -33,7 +34,6 @@ rfi_yaml *rfi_yaml_scalar(rfi_arena *arena, const char *text, int64_t line) {
   return node->text ? node : NULL;
 }
 
-/* Puts a value where it belongs: at the root, in a list, under a key. */
 static rfr_status attach(reader *r, rfi_yaml *node) {
   if (!node) return RFR_NO_MEMORY;
   if (r->depth == 0) {
@@ -54,6 +54,7 @@ static rfr_status attach(reader *r, rfi_yaml *node) {
 }
 
 static rfr_status take_key(reader *r, const char *key, int64_t line) {
+  if (r->stack[r->depth - 1]->n == MOST_KEYS) return BAD(line, "more than %d keys in one map", MOST_KEYS);
   for (const rfi_yaml *other = r->stack[r->depth - 1]->first; other; other = other->next)
     if (strcmp(other->key, key) == 0)
       return rfi_fail_at(RFI_E_CONFIG_KEY, r->file, line, "\"%s\" is given twice, first in line %lld", key,
@@ -69,9 +70,10 @@ static bool expects_key(const reader *r) {
 
 static rfr_status take_scalar(reader *r, const yaml_event_t *e, int64_t line) {
   const char *text = (const char *)e->data.scalar.value;
-  if (e->data.scalar.anchor) return BAD(line, "anchors (&%s) are not read; write the value out", e->data.scalar.anchor);
-  if (e->data.scalar.tag) return BAD(line, "tags (%s) are not read; leave it out", e->data.scalar.tag);
-  if (strlen(text) != e->data.scalar.length) return BAD(line, "a text holds a NUL byte");
+  if (e->data.scalar.anchor)
+    return BAD(line, "anchors (&%.100s) are not supported; repeat the value", e->data.scalar.anchor);
+  if (e->data.scalar.tag) return BAD(line, "tags (%.100s) are not supported; remove the tag", e->data.scalar.tag);
+  if (strlen(text) != e->data.scalar.length) return BAD(line, "a text contains a NUL byte");
   if (expects_key(r)) return take_key(r, text, line);
   rfi_yaml *node = rfi_yaml_scalar(r->arena, text, line);
   bool plain = e->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
@@ -81,10 +83,10 @@ static rfr_status take_scalar(reader *r, const yaml_event_t *e, int64_t line) {
 
 static rfr_status take_start(reader *r, rfi_yaml_kind kind, const yaml_char_t *anchor, const yaml_char_t *tag,
                              int64_t line) {
-  if (anchor) return BAD(line, "anchors (&%s) are not read; write the value out", anchor);
-  if (tag) return BAD(line, "tags (%s) are not read; leave it out", tag);
-  if (expects_key(r)) return BAD(line, "a key must be text");
-  if (r->depth == DEPTH) return BAD(line, "nested more than %d deep", DEPTH);
+  if (anchor) return BAD(line, "anchors (&%.100s) are not supported; repeat the value", anchor);
+  if (tag) return BAD(line, "tags (%.100s) are not supported; remove the tag", tag);
+  if (expects_key(r)) return BAD(line, "a key must be a text");
+  if (r->depth == MOST_DEPTH) return BAD(line, "nested more than %d levels deep", MOST_DEPTH);
   rfi_yaml *node = rfi_arena_alloc(r->arena, sizeof *node);
   if (!node) return RFR_NO_MEMORY;
   node->kind = kind;
@@ -98,12 +100,13 @@ static rfr_status take(reader *r, const yaml_event_t *e) {
   int64_t line = (int64_t)e->start_mark.line + 1;
   switch (e->type) {
     case YAML_DOCUMENT_START_EVENT:
-      if (r->documents++) return BAD(line, "a second document starts here, one is read");
+      if (r->documents++) return BAD(line, "a second document starts here; a configuration is one document");
       if (e->data.document_start.tag_directives.start != e->data.document_start.tag_directives.end)
-        return BAD(line, "tag directives are not read");
+        return BAD(line, "tag directives are not supported");
       return RFR_OK;
     case YAML_ALIAS_EVENT:
-      return BAD(line, "aliases (*%s) are not read; write the value out, a pattern in quotes", e->data.alias.anchor);
+      return BAD(line, "aliases (*%.100s) are not supported; repeat the value, or put a pattern in quotes",
+                 e->data.alias.anchor);
     case YAML_SCALAR_EVENT: return take_scalar(r, e, line);
     case YAML_SEQUENCE_START_EVENT:
       return take_start(r, RFI_YAML_LIST, e->data.sequence_start.anchor, e->data.sequence_start.tag, line);
@@ -118,15 +121,16 @@ static rfr_status take(reader *r, const yaml_event_t *e) {
 static rfr_status syntax_error(const reader *r) {
   const yaml_parser_t *p = &r->parser;
   if (p->error == YAML_MEMORY_ERROR) return rfi_fail(RFI_E_NO_MEMORY, "a YAML parser");
-  /* By far the commonest way to get here: a pattern such as *.h, which YAML takes for an alias. */
+  /* The common cause: YAML reads a pattern such as *.h as an alias. */
   bool alias = p->context && strstr(p->context, "alias");
   return BAD((int64_t)p->problem_mark.line + 1, "column %zu: %s%s", p->problem_mark.column + 1,
-             p->problem ? p->problem : "not YAML", alias ? "; a text that starts with * needs quotes" : "");
+             p->problem ? p->problem : "not YAML", alias ? "; put a text that starts with * in quotes" : "");
 }
 
 rfr_status rfi_yaml_parse(rfi_arena *arena, const char *file, const char *text, size_t n, rfi_yaml **out) {
   reader state = {.arena = arena, .file = file}, *r = &state;
   *out = NULL;
+  if (n > MOST_BYTES) return BAD(0, "the text has %zu bytes; a configuration has at most %d", n, MOST_BYTES);
   if (!yaml_parser_initialize(&r->parser)) return rfi_fail(RFI_E_NO_MEMORY, "a YAML parser");
   yaml_parser_set_encoding(&r->parser, YAML_UTF8_ENCODING);
   yaml_parser_set_input_string(&r->parser, (const unsigned char *)text, n);

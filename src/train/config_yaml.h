@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The plain part of YAML as a tree: scalars, lists, maps with text keys. One document;
- * anchors, aliases, tags and keys given twice are errors (config.syntax, config.key).
+ * A subset of YAML as a tree: scalars, lists and maps with text keys, in one document. Anchors, aliases, tags, duplicate
+ * keys and texts above the limits of config_yaml.c are errors (config.syntax, config.key).
  */
 #ifndef RFI_CONFIG_YAML_H
 #define RFI_CONFIG_YAML_H
@@ -13,15 +13,15 @@ typedef enum rfi_yaml_kind { RFI_YAML_SCALAR, RFI_YAML_LIST, RFI_YAML_MAP } rfi_
 
 typedef struct rfi_yaml {
   rfi_yaml_kind kind;
-  bool null;                            /* a scalar without a value: empty, ~ or null, not quoted */
+  bool null;                            /* a scalar without a value: empty, ~ or null, unquoted */
   const char *text;                     /* of a scalar */
   const char *key;                      /* in a map */
-  int64_t line;                         /* of the key in a map, else of the value */
+  int64_t line;                         /* of the key in a map, otherwise of the value */
   struct rfi_yaml *first, *last, *next; /* children and siblings */
   int n;                                /* children */
 } rfi_yaml;
 
-/* The tree lives in the arena; *out is NULL for a text without a document. */
+/* The tree is allocated in the arena. *out is NULL if the text has no document. */
 rfr_status rfi_yaml_parse(rfi_arena *arena, const char *file, const char *text, size_t n, rfi_yaml **out);
 rfi_yaml *rfi_yaml_scalar(rfi_arena *arena, const char *text, int64_t line); /* NULL: out of memory */
 

@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Evaluation: every held-out window once, in order, in batches of the evaluation
- * program's shape. Windows past the end are padding without targets. The program gives a
- * sum in nats; the sums add up in double here, in a fixed order.
+ * Evaluation: held-out windows in order, each once, in batches of the evaluation program's shape. Windows past the end
+ * are padding without targets. Each batch gives a sum in nats; the sums are added in double, in a fixed order.
  */
+#include "train/evaluate.h"
+
 #include <math.h>
 #include <string.h>
 
 #include "base/base.h"
-#include "train/run.h"
+#include "train/batch.h"
+#include "train/events.h"
+#include "train/host.h"
+#include "train/run_programs.h"
+
+#define PROGRESS_SECONDS 0.2 /* between progress events, at least */
 
 /* The next batch of windows, from `first`; *predicted grows by its targets. */
 static rfr_status fill_batch(rfr_run *run, int64_t first, int64_t *predicted) {
@@ -29,39 +35,62 @@ bool rfi_run_evaluates(const rfr_run *run) {
          rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0;
 }
 
+/* The sum of the losses of one batch. */
+static rfr_status evaluate_batch(rfr_run *run, int64_t first, int64_t *predicted, double *nats) {
+  rfr_tensor nll;
+  float sum;
+  RFI_TRY(fill_batch(run, first, predicted));
+  RFI_TRY(rfi_launch(run, RFR_RUN_EVALUATE));
+  RFI_TRY(rfr_program_output(run->programs, rfr_run_program_index(run, RFR_RUN_EVALUATE), RFI_NAME_NLL, &nll));
+  RFI_TRY(rfr_programs_read(run->programs, &nll, &sum));
+  *nats += sum;
+  return RFR_OK;
+}
+
 rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_run_check(run, RFR_RUN_EVALUATE));
-  if (!run->data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without data for evaluation");
-  const int program = rfr_run_program_index(run, RFR_RUN_EVALUATE);
+  if (!run->data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without data");
   const rfi_dataset_stats *stats = rfi_dataset_get_stats(run->data);
+  const int64_t held_out = stats->windows[RFI_VALIDATION];
   if (stats->validation_predicted <= 0)
     return rfi_fail(
         RFI_E_DATA_HELD_OUT, "data.validation holds out nothing to evaluate on: %lld of %lld files, %lld bytes",
         (long long)stats->files[RFI_VALIDATION], (long long)(stats->files[RFI_TRAIN] + stats->files[RFI_VALIDATION]),
         (long long)stats->bytes[RFI_VALIDATION]);
-  if (windows == 0 || windows > stats->windows[RFI_VALIDATION]) windows = stats->windows[RFI_VALIDATION];
+  if (windows == 0 || windows > held_out) windows = held_out;
   const double start = rfi_now();
-  double nats = 0.0;
+  double nats = 0.0, reported = start;
   for (int64_t w = 0; w < windows; w += run->settings->eval_rows) {
-    rfr_tensor nll;
-    RFI_TRY(fill_batch(run, w, &out->tokens));
-    RFI_TRY(rfi_launch(run, RFR_RUN_EVALUATE));
-    RFI_TRY(rfr_program_output(run->programs, program, RFI_NAME_NLL, &nll));
-    float sum;
-    RFI_TRY(rfr_programs_read(run->programs, &nll, &sum));
-    nats += sum;
+    if (rfi_stop_requested(run))
+      return rfi_fail(RFI_E_STOPPED, "the evaluation was stopped after %lld of %lld windows", (long long)w,
+                      (long long)windows);
+    RFI_TRY(evaluate_batch(run, w, &out->tokens, &nats));
+    out->windows = w + run->settings->eval_rows < held_out ? w + run->settings->eval_rows : held_out;
+    const double now = rfi_now();
+    if (now - reported < PROGRESS_SECONDS || out->windows >= windows) continue;
+    reported = now;
+    rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_PROGRESS,
+                                   .step = run->step,
+                                   .windows = out->windows,
+                                   .windows_planned = windows,
+                                   .windows_held_out = held_out,
+                                   .seconds = now - start});
   }
+  out->windows_held_out = held_out;
   out->bytes = out->tokens; /* a token is a byte */
   out->loss = nats / (double)out->tokens;
   out->bits_per_byte = nats / log(2.0) / (double)out->bytes;
   out->seconds = rfi_now() - start;
-  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_EVALUATION,
-                             .step = run->step,
-                             .loss = out->loss,
-                             .bits_per_byte = out->bits_per_byte,
-                             .tokens = out->tokens,
-                             .seconds = out->seconds});
+  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_EVALUATION,
+                                 .step = run->step,
+                                 .loss = out->loss,
+                                 .bits_per_byte = out->bits_per_byte,
+                                 .tokens = out->tokens,
+                                 .windows = out->windows,
+                                 .windows_planned = windows,
+                                 .windows_held_out = held_out,
+                                 .seconds = out->seconds});
   return RFR_OK;
 }
 

@@ -2,18 +2,20 @@
  *
  * Events: to the caller's callback and, as one line of JSON each, to the run's log.
  *
- * A line is built on the stack and appended whole or not at all. The log is no part of the
- * run's state: when it cannot be written, that is one warning, and training goes on.
+ * A line is built on the stack and appended in full or not at all. The log is not part of the run's state: if it
+ * cannot be written, the run warns once and goes on.
  *
- * The open log is also the folder's lock: two runs that write checkpoints into one folder
- * would take each other's unfinished ones for leftovers. The lock dies with its process.
+ * The open log is also the lock of the folder: a second run that writes checkpoints there would delete the unfinished
+ * ones of the first. The lock ends with its process.
  */
+#include "train/events.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/base.h"
-#include "train/run.h"
+#include "data/file.h"
 
 static const char *const names[] = {
 #define EVENT_NAME(e, name) name,
@@ -68,6 +70,10 @@ static void append_log(rfr_run *run, const rfr_event *e) {
     put_number(&l, "bits_per_byte", e->bits_per_byte);
     put_number(&l, "tokens", (double)e->tokens);
   }
+  if (e->kind == RFR_EVENT_EVALUATION) {
+    put_number(&l, "windows", (double)e->windows);
+    put_number(&l, "windows_held_out", (double)e->windows_held_out);
+  }
   if (e->kind == RFR_EVENT_METRICS) {
     put_number(&l, "grad_norm", e->grad_norm);
     put_number(&l, "lr", e->lr);
@@ -84,31 +90,34 @@ static void append_log(rfr_run *run, const rfr_event *e) {
   if (!wrong) return;
   rfi_journal_close(run->log);
   run->log = -1;
-  rfi_warn(run, "log.jsonl cannot be written (%s); the run goes on without it", wrong);
+  rfi_run_warn(run, "log.jsonl cannot be written (%s); the run goes on without a log", wrong);
 }
 
-void rfi_emit(rfr_run *run, rfr_event *e) {
+void rfi_run_emit(rfr_run *run, rfr_event *e) {
   e->size = sizeof *e;
   e->steps = run->steps;
   if (!e->message) e->message = "";
   const bool rare = e->kind == RFR_EVENT_METRICS && !e->skipped && e->step != 1 && e->step != run->steps &&
                     e->step % run->settings->log_every != 0;
-  if (run->log >= 0 && !rare) append_log(run, e);
+  if (run->log >= 0 && !rare && e->kind != RFR_EVENT_PROGRESS) append_log(run, e);
   if (run->options.on_event) run->options.on_event(e, run->options.event_user);
 }
 
-void rfi_warn(rfr_run *run, const char *format, ...) {
+void rfi_run_warn(rfr_run *run, const char *format, ...) {
   char text[512];
   va_list args;
   va_start(args, format);
   vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_WARNING, .message = text, .step = run->step});
+  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_WARNING, .message = text, .step = run->step});
 }
 
-rfr_status rfi_log_open(rfr_run *run, const char *path) {
-  bool taken;
-  RFI_TRY(rfi_journal_open(path, &run->log, &taken));
-  if (!taken) return RFR_OK;
-  return rfi_fail_at(RFI_E_RUN_BUSY, path, 0, "another run is writing into this folder");
+rfr_status rfi_log_open(rfr_run *run, const char *folder) {
+  bool taken = false;
+  char *path;
+  RFI_TRY(rfi_path_join(run->ctx, folder, "log.jsonl", &path));
+  rfr_status s = rfi_journal_open(path, &run->log, &taken);
+  rfi_free(run->ctx, path);
+  if (s == RFR_OK && taken) s = rfi_fail_at(RFI_E_RUN_BUSY, folder, 0, "another process is training in this folder");
+  return s;
 }

@@ -13,7 +13,8 @@
 
 #include "base/base.h"
 #include "ops/decode/cursor.h"
-#include "train/run.h"
+#include "train/run_programs.h"
+#include "train/state.h"
 
 rfr_generate_options rfr_generate_options_default(void) {
   return (rfr_generate_options){.size = sizeof(rfr_generate_options), .tokens = 256, .temperature = 0.8, .top_p = 1.0};
@@ -86,7 +87,7 @@ rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rf
   made m = {.run = run, .capacity = run->settings->spec.window, .seed = (int64_t)o.seed};
   m.known = kept_of((int64_t)n, m.capacity);
   m.dropped = (int64_t)n - m.known;
-  RFI_TRY(rfi_state_ready(run));
+  RFI_TRY(rfi_state_prepare(run));
   RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TEXT, &m.text));
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)m.text.bytes, &m.tokens));
   for (int64_t i = 0; i < m.known; i++) m.tokens[i] = (unsigned char)prompt[m.dropped + i];

@@ -15,7 +15,7 @@
 
 #include "base/base.h"
 #include "data/file.h"
-#include "data/json.h"
+#include "data/json_file.h"
 #include "nn/nn.h"
 
 /* Number of layers without a sliding window. */
@@ -194,11 +194,6 @@ void rfi_hf_piece(const rfr_model_config *c, const char *name, const rfr_type *t
            names[is_mixtral(c)][up ? i % 2 : 2]);
 }
 
-json_t *rfi_hf_generation_config(const rfr_model_config *c) {
-  return json_pack("{s:b, s:f, s:I, s:n, s:n}", "do_sample", 1, "temperature", 0.8, "max_length",
-                   (json_int_t)c->max_positions, "bos_token_id", "eos_token_id");
-}
-
 /* ---- reading ---- */
 
 typedef struct field {
@@ -270,17 +265,10 @@ static bool is_neutral(const json_t *value, neutral only) {
   }
 }
 
-static bool is_among(const char *types, const char *type) {
-  const size_t n = strlen(type);
-  for (const char *at = types; (at = strstr(at, type)); at += n)
-    if ((at == types || at[-1] == ' ') && (at[n] == ' ' || !at[n])) return true;
-  return false;
-}
-
 static rfr_status refuse(const json_t *o, const char *file, const char *type) {
   for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
     const json_t *value = json_object_get(o, refused[i].key);
-    if (is_neutral(value, refused[i].only) || is_among(refused[i].built, type)) continue;
+    if (is_neutral(value, refused[i].only) || rfi_has_word(refused[i].built, type)) continue;
     char text[80];
     return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %s, which is not supported", refused[i].key,
                        rfi_json_brief(value, text, sizeof text));
@@ -493,7 +481,7 @@ static rfr_status read_llama(const json_t *o, const char *file, const char *type
   RFI_TRY(read_flag(o, file, "tie_word_embeddings", &c->tie_embeddings));
   c->qk_norm = qwen3;
   c->qkv_bias = strncmp(type, "qwen2", 5) == 0;
-  if (is_among(WITH_EXPERTS, type)) RFI_TRY(read_experts(o, file, type, c));
+  if (rfi_has_word(WITH_EXPERTS, type)) RFI_TRY(read_experts(o, file, type, c));
   RFI_TRY(read_window(o, file, type, c));
   /* Other classes ignore these flags. */
   if (plain || qwen3 || gemma) RFI_TRY(read_flag(o, file, "attention_bias", &c->attention_bias));
@@ -518,6 +506,25 @@ static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config 
   return read_flag(o, file, "tie_word_embeddings", &c->tie_embeddings);
 }
 
+/* Is the folder a run's? Its newest checkpoint is what the caller wanted. */
+static rfr_status refuse_run(rfr_ctx *ctx, const char *folder, const char *config_path) {
+  char kind;
+  const char *newest = NULL;
+  rfi_paths names = {.ctx = ctx};
+  RFI_TRY(rfi_path_kind(config_path, &kind));
+  if (kind || rfi_path_kind(folder, &kind) != RFR_OK || (kind != 'd' && kind != 'l')) return RFR_OK;
+  rfr_status s = rfi_dir_list(folder, &names);
+  for (int i = 0; i < names.n; i++) {
+    const char *number = strncmp(names.items[i], "step-", 5) == 0 ? names.items[i] + 5 : "x";
+    if (!number[strspn(number, "0123456789")]) newest = names.items[i];
+  }
+  if (newest)
+    s = rfi_fail(RFI_E_RUN_FOLDER, "model: %s is a run's folder, not a model's; give one of its checkpoints: %s/%s",
+                 folder, folder, newest);
+  rfi_paths_deinit(&names);
+  return s;
+}
+
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model_config *c) {
   rfr_status s;
   char *path = NULL;
@@ -525,6 +532,7 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model
   const char *type = "";
   const rfr_dtype dtype = c->dtype;
   RFI_TRY(rfi_path_join(ctx, folder, "config.json", &path));
+  RFI_GOTO(refuse_run(ctx, folder, path));
   RFI_GOTO(rfi_json_load(ctx, path, &o));
   RFI_GOTO(rfi_json_get_string(o, path, "model_type", true, &type));
   static const struct {
@@ -614,12 +622,12 @@ static int add_unknown(json_t *list, const json_t *o, const char *prefix, const 
 }
 
 /* router_aux_loss_coef, if the folder has it but does not use it. NULL when out of memory. */
-static json_t *idle_of(const json_t *o) {
+static json_t *unused_loss_of(const json_t *o) {
   static const char key[] = "router_aux_loss_coef";
-  json_t *idle = json_object(), *factor = json_object_get(o, key);
-  if (!idle || !json_is_number(factor) || json_is_true(json_object_get(o, "output_router_logits"))) return idle;
-  if (json_object_set(idle, key, factor) == 0) return idle;
-  json_decref(idle);
+  json_t *unused = json_object(), *factor = json_object_get(o, key);
+  if (!unused || !json_is_number(factor) || json_is_true(json_object_get(o, "output_router_logits"))) return unused;
+  if (json_object_set(unused, key, factor) == 0) return unused;
+  json_decref(unused);
   return NULL;
 }
 
@@ -637,20 +645,45 @@ static json_t *ids_of(const json_t *o) {
   return NULL;
 }
 
+/* Version 5 of the library writes "dtype", version 4 "torch_dtype". */
+static rfr_dtype dtype_of(const json_t *o) {
+  static const rfr_dtype dtypes[] = {RFR_F32, RFR_BF16, RFR_F16};
+  const char *name = json_string_value(json_object_get(o, "dtype"));
+  if (!name) name = json_string_value(json_object_get(o, "torch_dtype"));
+  for (size_t i = 0; name && i < sizeof dtypes / sizeof dtypes[0]; i++)
+    if (strcmp(name, torch_dtype(dtypes[i])) == 0) return dtypes[i];
+  return RFR_DTYPE_COUNT;
+}
+
+#define FILE_NAME(name) name,
+static const char *const file_names[RFI_HF_N_FILES] = {RFI_HF_FILES(FILE_NAME)};
+#undef FILE_NAME
+
+static rfr_status read_files(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out) {
+  static const char *const tokenizers[] = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"};
+  for (int i = 0; i < RFI_HF_N_FILES; i++) {
+    char *path = NULL, kind = 0;
+    RFI_TRY(rfi_path_join(ctx, folder, file_names[i], &path));
+    rfr_status s = rfi_path_kind(path, &kind);
+    if (s == RFR_OK && kind) s = rfi_file_read(ctx, path, &out->files[i].data, &out->files[i].n);
+    rfi_free(ctx, path);
+    RFI_TRY(s);
+    for (size_t k = 0; kind && !out->tokenizer && k < sizeof tokenizers / sizeof tokenizers[0]; k++)
+      if (strcmp(file_names[i], tokenizers[k]) == 0) out->tokenizer = file_names[i];
+  }
+  return RFR_OK;
+}
+
 rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out) {
   rfr_status s;
-  char *path = NULL, *generation_path = NULL;
-  json_t *o = NULL, *generation = NULL;
-  char kind;
-  *out = (rfi_hf_notes){0};
+  char *path = NULL;
+  json_t *o = NULL;
+  *out = (rfi_hf_notes){.ctx = ctx};
   RFI_GOTO(rfi_path_join(ctx, folder, "config.json", &path));
   RFI_GOTO(rfi_json_load(ctx, path, &o));
-  RFI_GOTO(rfi_path_join(ctx, folder, "generation_config.json", &generation_path));
-  RFI_GOTO(rfi_path_kind(generation_path, &kind));
-  if (kind) RFI_GOTO(rfi_json_load(ctx, generation_path, &generation));
+  out->dtype = dtype_of(o);
   out->ids = ids_of(o);
-  out->generation_ids = ids_of(generation ? generation : o);
-  out->idle = idle_of(o);
+  out->unused_loss = unused_loss_of(o);
   out->unknown = json_array();
   int wrong = add_unknown(out->unknown, o, "", known, sizeof known / sizeof known[0]);
   for (int i = 0; i < 2; i++) {
@@ -659,24 +692,24 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
     wrong |= add_unknown(out->unknown, json_object_get(o, objects[i]), prefixes[i], known_of_rope,
                          sizeof known_of_rope / sizeof known_of_rope[0]);
   }
-  if (wrong || !out->ids || !out->generation_ids || !out->idle || !out->unknown)
-    s = rfi_fail(RFI_E_NO_MEMORY, "reading %s", path);
+  if (wrong || !out->ids || !out->unused_loss || !out->unknown) RFI_GOTO(rfi_fail(RFI_E_NO_MEMORY, "reading %s", path));
+  RFI_GOTO(read_files(ctx, folder, out));
 fail:
   if (s != RFR_OK) rfi_hf_notes_deinit(out);
   json_decref(o);
-  json_decref(generation);
   rfi_free(ctx, path);
-  rfi_free(ctx, generation_path);
   return s;
 }
 
 void rfi_hf_notes_deinit(rfi_hf_notes *notes) {
   json_decref(notes->ids);
-  json_decref(notes->generation_ids);
-  json_decref(notes->idle);
+  json_decref(notes->unused_loss);
   json_decref(notes->unknown);
+  for (int i = 0; i < RFI_HF_N_FILES; i++) rfi_free(notes->ctx, notes->files[i].data);
   *notes = (rfi_hf_notes){0};
 }
+
+/* ---- writing a checkpoint ---- */
 
 /* Sets the fields in o and returns o. Out of memory: releases o, returns NULL. */
 static json_t *with(json_t *o, json_t *fields) {
@@ -687,9 +720,29 @@ static json_t *with(json_t *o, json_t *fields) {
 
 json_t *rfi_hf_config_with(const rfr_model_config *c, const rfi_hf_notes *notes) {
   json_t *o = with(rfi_hf_config(c), notes->ids);
-  return c->balance_loss > 0.0 ? o : with(o, notes->idle);
+  return c->balance_loss > 0.0 ? o : with(o, notes->unused_loss);
 }
 
-json_t *rfi_hf_generation_config_with(const rfr_model_config *c, const rfi_hf_notes *notes) {
-  return with(rfi_hf_generation_config(c), notes->generation_ids);
+static json_t *generation_config(const rfr_model_config *c, const rfi_hf_notes *notes) {
+  json_t *o = json_pack("{s:b, s:f, s:I, s:n, s:n}", "do_sample", 1, "temperature", 0.8, "max_length",
+                        (json_int_t)c->max_positions, "bos_token_id", "eos_token_id");
+  return with(o, notes->ids);
+}
+
+static rfr_status add_json(rfr_ctx *ctx, rfi_checkpoint_writer *w, const char *name, json_t *value) {
+  rfi_string text = {.ctx = ctx};
+  if (!value) return rfi_fail(RFI_E_NO_MEMORY, "building %s", name);
+  rfr_status s = rfi_json_print(value, &text);
+  json_decref(value);
+  if (s == RFR_OK) s = rfi_checkpoint_add(w, name, text.data, text.n);
+  rfi_string_deinit(&text);
+  return s;
+}
+
+rfr_status rfi_hf_save(rfr_ctx *ctx, const rfr_model_config *c, const rfi_hf_notes *notes, rfi_checkpoint_writer *w) {
+  RFI_TRY(add_json(ctx, w, "config.json", rfi_hf_config_with(c, notes)));
+  for (int i = 0; i < RFI_HF_N_FILES; i++)
+    if (notes->files[i].data) RFI_TRY(rfi_checkpoint_add(w, file_names[i], notes->files[i].data, notes->files[i].n));
+  if (notes->files[0].data) return RFR_OK; /* generation_config.json */
+  return add_json(ctx, w, "generation_config.json", generation_config(c, notes));
 }

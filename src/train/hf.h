@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A model description as Hugging Face's config.json.
+ * Hugging Face model folders: config.json as a model description, names of tensors, and the files that a checkpoint
+ * copies.
  */
 #ifndef RFI_HF_H
 #define RFI_HF_H
@@ -8,13 +9,14 @@
 #include <jansson.h>
 #include <stdbool.h>
 
+#include "data/checkpoint.h"
 #include "refrain/nn.h"
 
-/* New references; NULL when out of memory. */
+/* config.json of a model. A new reference; NULL when out of memory. */
 json_t *rfi_hf_config(const rfr_model_config *c);
-json_t *rfi_hf_generation_config(const rfr_model_config *c);
-/* A model's folder holds each expert's weights by themselves. A parameter is `rfi_hf_pieces` tensors of such a folder,
- * all of one size, which lie one after the other in it; for most it is one, of the same name. */
+
+/* A folder stores the weights of each expert as separate tensors. A packed parameter is the concatenation of
+ * rfi_hf_pieces tensors of one size; any other parameter is one tensor of the same name. */
 typedef struct rfi_hf_tensor {
   char name[128];
   int rank;
@@ -22,28 +24,45 @@ typedef struct rfi_hf_tensor {
 } rfi_hf_tensor;
 int rfi_hf_pieces(const char *name, const rfr_type *type);
 void rfi_hf_piece(const rfr_model_config *c, const char *name, const rfr_type *type, int i, rfi_hf_tensor *out);
-/* Says that a layer is "full_attention" or "sliding_attention"; c->window is known. NULL, or what is wrong. */
+/* Sets a layer to "full_attention" or "sliding_attention", after c->window is set. NULL, or the error's text. */
 const char *rfi_hf_layer_type(rfr_model_config *c, int64_t layer, const char *type);
-/* Says that a layer has no experts; that all have none but each `step`-th one. c->layers is known. */
+/* Gives a layer an MLP instead of experts; layers past c->layers are ignored. Or all but every `step`-th layer. */
 void rfi_hf_mlp_only(rfr_model_config *c, int64_t layer);
 void rfi_hf_sparse_step(rfr_model_config *c, int64_t step);
-/* Reads folder/config.json, as versions 4 and 5 of the transformers library write it, over
- * the defaults in `c`; its dtype stays, weights are converted when they are loaded. A field
- * that changes what the model computes in a way that is not built is refused by name
- * (model.config). With `dropout` false the model has none, whatever the folder says. */
+/* Reads folder/config.json, as versions 4 and 5 of the transformers library write it, over the defaults in `c`. Keeps
+ * c->dtype: weights are converted when they are loaded. `dropout` false: the model has none, whatever the folder says.
+ * Errors: model.config names a field that changes what the model computes and is not supported; json; file.open;
+ * run.folder, if the folder is a run's. */
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model_config *c);
 
-/* What else the folder says. */
+/* The files that a checkpoint copies byte for byte from the folder that the run started from. */
+#define RFI_HF_FILES(X)                                                                                            \
+  X("generation_config.json")                                                                                      \
+  X("tokenizer.json") X("tokenizer_config.json") X("special_tokens_map.json") X("tokenizer.model") X("vocab.json") \
+      X("vocab.txt") X("merges.txt") X("added_tokens.json") X("chat_template.jinja") X("chat_template.json")
+#define RFI_HF_FILE_ONE(name) +1
+enum { RFI_HF_N_FILES = RFI_HF_FILES(RFI_HF_FILE_ONE) };
+#undef RFI_HF_FILE_ONE
+
+/* The rest of a model folder. */
 typedef struct rfi_hf_notes {
-  json_t *ids, *generation_ids; /* of the special tokens, as config.json and generation_config.json have them */
-  json_t *idle;                 /* the factor of the loss of balance, where the folder has one and does not use it */
-  json_t *unknown;              /* names of fields of config.json, and of its rope_scaling or rope_parameters, whose
-                                 * meaning is not known, and so not heeded */
+  rfr_ctx *ctx;
+  rfr_dtype dtype;       /* f32, bf16 or f16; RFR_DTYPE_COUNT: the folder names none of them */
+  json_t *ids;           /* ids of special tokens in config.json */
+  json_t *unused_loss;   /* router_aux_loss_coef, if the folder has it but does not use it */
+  json_t *unknown;       /* unknown field names of config.json and its rope_scaling or rope_parameters: ignored */
+  const char *tokenizer; /* name of a file that says that tokens are not bytes, or NULL */
+  struct {
+    char *data; /* NULL: the folder does not have the file */
+    size_t n;
+  } files[RFI_HF_N_FILES]; /* in the order of RFI_HF_FILES */
 } rfi_hf_notes;
 rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out);
 void rfi_hf_notes_deinit(rfi_hf_notes *notes); /* accepts zeros */
-/* What a run from such a folder writes into both files; notes of zeros: from none. NULL when out of memory. */
+/* config.json of a checkpoint of a run that started from the folder; notes of zeros: from none. NULL when out of
+ * memory. */
 json_t *rfi_hf_config_with(const rfr_model_config *c, const rfi_hf_notes *notes);
-json_t *rfi_hf_generation_config_with(const rfr_model_config *c, const rfi_hf_notes *notes);
+/* Adds config.json, generation_config.json and the folder's tokenizer files to a checkpoint. */
+rfr_status rfi_hf_save(rfr_ctx *ctx, const rfr_model_config *c, const rfi_hf_notes *notes, rfi_checkpoint_writer *w);
 
 #endif

@@ -1,44 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A tensor's bytes where the host can work on them: the tensor's own memory when that is
- * the host's, else a copy that lives between open and close: memory that is kept for what a
- * step or an evaluation looks at, so that neither allocates.
+ * Host access to the bytes of a tensor: its own memory if that is host memory, otherwise a copy between open and close.
+ * Copies that every step or evaluation needs are allocated once and kept, so that neither allocates.
  */
+#include "train/host.h"
+
 #include "base/base.h"
-#include "train/run.h"
 
 rfr_status rfi_host_keep(rfr_run *run, const rfr_tensor *x) {
   if (x->host || x->bytes == 0) return RFR_OK;
-  rfi_kept *kept = &run->kept[run->n_kept];
-  RFI_TRY(rfi_alloc(run->ctx, (size_t)x->bytes, &kept->host));
-  kept->data = x->data;
-  run->n_kept++;
+  rfi_host_copy *copy = &run->copies[run->n_copies];
+  RFI_TRY(rfi_alloc(run->ctx, (size_t)x->bytes, &copy->host));
+  copy->data = x->data;
+  run->n_copies++;
   return RFR_OK;
 }
 
 void rfi_host_forget(rfr_run *run) {
-  while (run->n_kept > 0) rfi_free(run->ctx, run->kept[--run->n_kept].host);
+  while (run->n_copies > 0) rfi_free(run->ctx, run->copies[--run->n_copies].host);
 }
 
-static void *kept_for(const rfr_run *run, const rfr_tensor *x) {
-  for (int i = 0; i < run->n_kept; i++)
-    if (run->kept[i].data == x->data) return run->kept[i].host;
+static void *copy_of(const rfr_run *run, const rfr_tensor *x) {
+  for (int i = 0; i < run->n_copies; i++)
+    if (run->copies[i].data == x->data) return run->copies[i].host;
   return NULL;
 }
 
-static void let_go(rfr_run *run, const rfr_tensor *x, void *host) {
-  if (host != kept_for(run, x)) rfi_free(run->ctx, host);
+static void release(rfr_run *run, const rfr_tensor *x, void *host) {
+  if (host != copy_of(run, x)) rfi_free(run->ctx, host);
 }
 
 rfr_status rfi_host_open(rfr_run *run, const rfr_tensor *x, rfi_host_access access, void **out) {
   *out = x->data;
   if (x->host) return RFR_OK;
-  *out = kept_for(run, x);
+  *out = copy_of(run, x);
   if (!*out) RFI_TRY(rfi_alloc(run->ctx, (size_t)x->bytes, out));
   if (access == RFI_HOST_WRITE) return RFR_OK;
   rfr_status s = rfr_programs_read(run->programs, x, *out);
   if (s == RFR_OK) return RFR_OK;
-  let_go(run, x, *out);
+  release(run, x, *out);
   *out = NULL;
   return s;
 }
@@ -46,6 +46,6 @@ rfr_status rfi_host_open(rfr_run *run, const rfr_tensor *x, rfi_host_access acce
 rfr_status rfi_host_close(rfr_run *run, const rfr_tensor *x, rfi_host_access access, void *host, rfr_status so_far) {
   if (x->host || !host) return so_far;
   if (so_far == RFR_OK && access == RFI_HOST_WRITE) so_far = rfr_programs_write(run->programs, x, host);
-  let_go(run, x, host);
+  release(run, x, host);
   return so_far;
 }

@@ -1,67 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One step, and the loop around it.
+ * One step, and the training loop.
  *
- * A step is: see that the slot is filled, launch, read the metrics of the step. The loop
- * adds what happens every so many steps, and ends early on a stop request. Step numbers
- * count from the run's beginning, so a resumed run evaluates and saves at the same steps
- * as one that was never interrupted.
+ * A step fills its slot of the ring, launches, and reads its metrics. The loop adds evaluations and checkpoints, and
+ * ends early on a stop request. Step numbers count from the beginning of the run, so that a resumed run evaluates and
+ * saves at the same steps as one that was not interrupted.
  */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/base.h"
-#include "core/rng.h"
-#include "train/run.h"
+#include "train/batch.h"
+#include "train/evaluate.h"
+#include "train/events.h"
+#include "train/host.h"
+#include "train/run_programs.h"
+#include "train/state.h"
 
-enum { SKIPS_IN_A_ROW = 20, RANDOM_STREAM = 4, ZERO_STEPS = 10 };
+enum { SKIPS_IN_A_ROW = 20, ZERO_STEPS = 10, LEAST_WINDOWS = 64 };
 
-rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t rows, int32_t *tokens, int32_t *targets,
-                         int32_t *offsets) {
-  const rfi_settings *s = run->settings;
-  const int64_t S = s->sequence;
-  int64_t n = 0;
-  for (int64_t r = 0; r < rows; r++) {
-    int documents = 1;
-    offsets[n] = 0;
-    if (run->data)
-      RFI_TRY(rfi_dataset_window(run->data, split, s->seed, first + r, tokens + r * S, targets + r * S, offsets + n,
-                                 &documents));
-    for (int d = 0; d < documents; d++) offsets[n++] += (int32_t)(r * S);
-  }
-  while (n <= rows * S) offsets[n++] = (int32_t)(rows * S);
-  if (run->data) return RFR_OK;
-  const uint64_t key = rfi_stream_key(s->seed, RANDOM_STREAM);
-  const uint32_t vocab = (uint32_t)s->spec.model.vocab_size;
-  for (int64_t i = 0; i < rows * S; i++) {
-    rfi_u32x4 r = rfi_draw4(key, (uint64_t)(first * S + i), 0, 0, 0);
-    tokens[i] = (int32_t)(r.v[0] % vocab);
-    targets[i] = (int32_t)(r.v[1] % vocab);
-  }
-  return RFR_OK;
-}
-
-rfr_status rfi_fill_slot(rfr_run *run, int64_t step) {
-  const rfi_settings *s = run->settings;
-  const int64_t slot = step % s->spec.slots, k = s->spec.microbatches;
-  for (int64_t m = 0; m < k; m++) {
-    const int64_t at = slot * k + m;
-    RFI_TRY(rfi_fill_rows(
-        run, RFI_TRAIN, (step * k + m) * s->rows, s->rows, (int32_t *)run->tokens.data + at * s->spec.tokens,
-        (int32_t *)run->targets.data + at * s->spec.tokens, (int32_t *)run->offsets.data + at * (s->spec.tokens + 1)));
-  }
-  return RFR_OK;
-}
-
-rfr_status rfi_launch(rfr_run *run, int program) {
-  RFI_TRY(rfi_run_check(run, program));
-  const int i = rfr_run_program_index(run, program);
-  if (run->options.eager || run->options.debug) return rfr_program_run(run->programs, i);
-  return rfr_program_replay(run->programs, i, NULL, 0);
-}
-
-/* The metrics of step `step`, once its slot shows its number, which is what the device writes last. */
+/* The metrics of step `step`. The device writes the step's number into the slot last. */
 static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
   const int n = rfi_metric_count(&run->settings->spec);
   const double *slot = (const double *)run->metrics.data + (step % run->settings->spec.slots) * (1 + n);
@@ -77,7 +36,7 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
   return RFR_OK;
 }
 
-/* A weight whose gradient is exactly zero from the start learns nothing; it is told once, by name. */
+/* A weight whose gradient is exactly zero from the start learns nothing: one warning, with its name. */
 static rfr_status warn_of_zeros(rfr_run *run) {
   const rfr_model_config *c = &run->settings->spec.model;
   const int n = rfr_model_parameter_count(c);
@@ -98,13 +57,14 @@ static rfr_status warn_of_zeros(rfr_run *run) {
   }
   RFI_TRY(rfi_host_close(run, &zeros, RFI_HOST_READ, counts, RFR_OK));
   if (found > named)
-    rfi_warn(run, "in all of the first %d steps the gradients of %d parameters were exactly zero: %s and %d more",
-             ZERO_STEPS, found, names, found - named);
-  else if (found) rfi_warn(run, "in all of the first %d steps the gradient of %s was exactly zero", ZERO_STEPS, names);
+    rfi_run_warn(run, "in all of the first %d steps the gradients of %d parameters were exactly zero: %s and %d more",
+                 ZERO_STEPS, found, names, found - named);
+  else if (found)
+    rfi_run_warn(run, "in all of the first %d steps the gradient of %s was exactly zero", ZERO_STEPS, names);
   return RFR_OK;
 }
 
-/* The step was skipped: its rows did not fit into the groups. */
+/* The step was skipped because the routing was invalid. */
 static void warn_of_routing(rfr_run *run, const double *m) {
   const rfr_model_config *model = &run->settings->spec.model;
   const int64_t layers = rfr_model_expert_layers(model), which = (int64_t)m[RFI_METRIC_BAD_ROUTING] - 1;
@@ -112,19 +72,58 @@ static void warn_of_routing(rfr_run *run, const double *m) {
   if (which < 0) return;
   for (int64_t left = which % layers; left > 0 || !rfr_model_has_experts(model, layer); layer++)
     left -= rfr_model_has_experts(model, layer);
-  rfi_warn(run, "step %lld: layer %lld, microbatch %lld: the rows of expert %lld are negative or too many; skipped",
-           (long long)run->step, (long long)layer, (long long)(which / layers), (long long)m[RFI_METRIC_BAD_GROUP]);
+  rfi_run_warn(run, "step %lld: layer %lld, microbatch %lld: the rows of expert %lld are negative or too many; skipped",
+               (long long)run->step, (long long)layer, (long long)(which / layers), (long long)m[RFI_METRIC_BAD_GROUP]);
 }
 
-/* One step, and its metrics. On a device of its own the steps behind it, up to number `until`, are
- * launched before the wait, as far as the ring goes, so that it is never idle. */
+/* How many windows an evaluation takes after training on `steps` steps since the one before. */
+static int64_t evaluation_windows(const rfr_run *run, int64_t steps) {
+  const rfi_settings *s = run->settings;
+  if (s->evaluate_windows >= 0) return s->evaluate_windows;
+  const int64_t share = steps * s->spec.microbatches * s->rows / 4; /* a window costs a third of a trained one */
+  return share > LEAST_WINDOWS ? share : LEAST_WINDOWS;
+}
+
+/* Seconds of the evaluation at the end: from the last one, or a third of training for each window. */
+static double evaluation_seconds(const rfr_run *run, double step_seconds) {
+  const rfi_settings *s = run->settings;
+  if (!rfi_run_evaluates(run)) return 0.0;
+  const int64_t held_out = rfi_dataset_get_stats(run->data)->windows[RFI_VALIDATION];
+  int64_t windows = evaluation_windows(run, run->steps);
+  if (windows == 0 || windows > held_out) windows = held_out;
+  const double each =
+      run->window_seconds > 0.0 ? run->window_seconds : step_seconds / (double)(s->spec.microbatches * s->rows) / 3.0;
+  return fmin((double)windows * each, s->time / 2.0);
+}
+
+/* The clock of a run that is given in time sees a step, and may decide when the learning rate decays. */
+static rfr_status tick(rfr_run *run, double seconds) {
+  rfi_run_clock *c = &run->clock;
+  char message[128];
+  if (c->lr_steps[RFI_LR_END] == RFI_LR_LATER) c->reserve = evaluation_seconds(run, seconds);
+  const rfi_clock_change change = rfi_run_clock_step(c, run->launched, seconds);
+  run->steps = run->launched + (int64_t)ceil(c->steps_left);
+  if (change == RFI_CLOCK_SAME) return RFR_OK;
+  RFI_TRY(rfi_state_set_lr_steps(run));
+  if (change == RFI_CLOCK_WARMUP) return RFR_OK;
+  if (change == RFI_CLOCK_DECAY)
+    snprintf(message, sizeof message, "the learning rate decays from step %lld to step %lld, the last",
+             (long long)c->lr_steps[RFI_LR_DECAY] + 1, (long long)c->lr_steps[RFI_LR_END]);
+  else snprintf(message, sizeof message, "step %lld is the last", (long long)c->lr_steps[RFI_LR_END]);
+  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_SCHEDULE, .step = run->launched, .message = message});
+  return RFR_OK;
+}
+
+/* One step, and its metrics. On a device with its own memory the steps up to number `until` are launched ahead, as far
+ * as the ring goes, so that the device is never idle. */
 static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max, int *n) {
   double m[RFI_METRIC_N] = {0};
-  RFI_TRY(rfi_state_ready(run));
+  RFI_TRY(rfi_state_prepare(run));
   const double start = rfi_now();
   for (; run->filled < run->step + run->settings->spec.slots; run->filled++) RFI_TRY(rfi_fill_slot(run, run->filled));
   const bool ahead = !run->block.host && !times;
-  for (; run->launched <= run->step || (ahead && run->launched < until && run->launched < run->filled);
+  for (; run->launched <= run->step || (ahead && run->launched < until && run->launched < run->filled &&
+                                        (run->clock.time == 0.0 || run->launched < run->steps));
        run->launched++) {
     if (times) RFI_TRY(rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), times, max, n));
     else RFI_TRY(rfi_launch(run, RFR_RUN_TRAIN));
@@ -132,18 +131,24 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
   RFI_TRY(read_metrics(run, run->step, m));
   run->step++;
   const bool skipped = m[RFI_METRIC_SKIP] != 0.0;
+  const double seconds = rfi_now() - start;
   run->skipped_in_row = skipped ? run->skipped_in_row + 1 : 0;
-  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_METRICS,
-                             .step = run->step,
-                             .loss = m[RFI_METRIC_LOSS],
-                             .bits_per_byte = m[RFI_METRIC_LOSS] / log(2.0),
-                             .grad_norm = m[RFI_METRIC_NORM],
-                             .lr = m[RFI_METRIC_LR],
-                             .tokens = (int64_t)m[RFI_METRIC_COUNT],
-                             .skipped = skipped,
-                             .most_load = m[RFI_METRIC_MOST_LOAD],
-                             .least_load = m[RFI_METRIC_LEAST_LOAD],
-                             .seconds = rfi_now() - start});
+  if (run->clock.time > 0.0) RFI_TRY(tick(run, seconds));
+  run->step_seconds = run->step_seconds > 0.0 ? run->step_seconds + 0.1 * (seconds - run->step_seconds) : seconds;
+  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_METRICS,
+                                 .step = run->step,
+                                 .loss = m[RFI_METRIC_LOSS],
+                                 .bits_per_byte = m[RFI_METRIC_LOSS] / log(2.0),
+                                 .grad_norm = m[RFI_METRIC_NORM],
+                                 .lr = m[RFI_METRIC_LR],
+                                 .tokens = (int64_t)m[RFI_METRIC_COUNT],
+                                 .skipped = skipped,
+                                 .most_load = m[RFI_METRIC_MOST_LOAD],
+                                 .least_load = m[RFI_METRIC_LEAST_LOAD],
+                                 .seconds_left = run->clock.time > 0.0
+                                                     ? run->clock.left
+                                                     : run->step_seconds * (double)(run->steps - run->step),
+                                 .seconds = seconds});
   warn_of_routing(run, m);
   RFI_TRY(warn_of_zeros(run));
   if (run->skipped_in_row >= SKIPS_IN_A_ROW)
@@ -166,36 +171,63 @@ rfr_status rfr_run_profile(rfr_run *run, rfr_op_time *times, int max, int *n) {
 
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
+static rfr_status evaluate(rfr_run *run, int64_t steps) {
+  rfr_evaluation e;
+  RFI_TRY(rfi_evaluate(run, evaluation_windows(run, steps), &e));
+  run->window_seconds = e.seconds / (double)e.windows;
+  rfi_run_clock_other(&run->clock, e.seconds);
+  return RFR_OK;
+}
+
+static rfr_status save(rfr_run *run, int64_t *saved) {
+  const double start = rfi_now();
+  RFI_TRY(rfi_state_save(run));
+  rfi_run_clock_other(&run->clock, rfi_now() - start);
+  *saved = run->step;
+  return RFR_OK;
+}
+
+static rfr_status stopped(const rfr_run *run) {
+  return rfi_fail(RFI_E_STOPPED, "stopped after step %lld of %s%lld%s%s", (long long)run->step,
+                  run->clock.time > 0.0 ? "about " : "", (long long)run->steps, run->folder ? "; resume from " : "",
+                  run->folder ? run->folder : "");
+}
+
+/* A f16 step may be skipped to find the loss scale; a run that ends so has still not done its last steps. */
+static rfr_status check_end(const rfr_run *run) {
+  const int most = run->settings->spec.model.dtype == RFR_F16 ? 1 : 0;
+  if (run->skipped_in_row <= most) return RFR_OK;
+  return rfi_fail(RFI_E_RUN_DIVERGED, "the last %d of %lld steps were skipped: their gradients were not finite",
+                  run->skipped_in_row, (long long)run->step);
+}
+
 static rfr_status train(rfr_run *run) {
   const rfi_settings *s = run->settings;
   const bool evaluates = rfi_run_evaluates(run);
   int64_t saved = -1, until = run->step;
-  rfr_evaluation e;
   while (run->launched > run->step || (run->step < run->steps && !rfi_stop_requested(run))) {
-    if (until <= run->step) /* the next step behind which something looks at the state */
+    if (until <= run->step) /* the next step after which the host reads the state */
       for (until = run->step + 1; until < run->steps && !every(until, s->evaluate_every) &&
                                   !every(until, s->checkpoint_every) && until != ZERO_STEPS;)
         until++;
     RFI_TRY(step(run, rfi_stop_requested(run) ? run->launched : until, NULL, 0, NULL));
-    if (evaluates && run->step < run->steps && every(run->step, s->evaluate_every))
-      RFI_TRY(rfi_evaluate(run, s->evaluate_windows, &e));
-    if (run->folder && every(run->step, s->checkpoint_every)) {
-      RFI_TRY(rfi_state_save(run));
-      saved = run->step;
+    if (run->folder && every(run->step, s->checkpoint_every)) RFI_TRY(save(run, &saved));
+    if (evaluates && run->step < run->steps && every(run->step, s->evaluate_every) && !rfi_stop_requested(run)) {
+      const rfr_status status = evaluate(run, s->evaluate_every);
+      if (status != RFR_OK && status != RFR_STOPPED) return status;
     }
   }
-  const bool stopped = run->step < run->steps;
-  if (run->folder && saved != run->step) RFI_TRY(rfi_state_save(run));
-  if (stopped)
-    return rfi_fail(RFI_E_STOPPED, "stopped after step %lld of %lld", (long long)run->step, (long long)run->steps);
-  return evaluates ? rfr_run_evaluate(run, &e) : RFR_OK;
+  if (run->folder && saved != run->step) RFI_TRY(save(run, &saved));
+  if (run->step < run->steps) return stopped(run);
+  RFI_TRY(check_end(run));
+  return evaluates ? evaluate(run, run->steps) : RFR_OK;
 }
 
 rfr_status rfr_run_train(rfr_run *run) {
   RFI_TRY(rfi_run_check(run, RFR_RUN_TRAIN));
   rfr_status s = train(run);
   const char *how = s == RFR_OK ? "done" : s == RFR_STOPPED ? "stopped" : rfr_last_error()->slug;
-  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_END, .step = run->step, .message = how});
+  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_END, .step = run->step, .message = how});
   return s;
 }
 

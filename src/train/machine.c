@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the machine and the build have: what the bits of a run depend on, and what
- * `dtype: auto` goes by. bf16 is the better choice where it is multiplied natively, by a GPU
- * or by this CPU: elsewhere f32 is as fast and more exact.
+ * The machine and the build: which of their properties the bits of a run depend on, and the meaning of
+ * precision.dtype: auto. bf16 is chosen where hardware multiplies it, on a GPU or on this CPU; elsewhere f32 is as fast
+ * and more precise.
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,23 +11,7 @@
 #include "backend/cpu/library.h"
 #include "base/base.h"
 #include "refrain/train.h"
-#include "train/run.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-
-/* AMX tiles with bf16, and an operating system that saves their state. */
-static int has_amx(void) {
-  unsigned a, b, c, d, low, high;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
-  if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0;
-  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (low >> 17 & 3) == 3;
-}
-#else
-static int has_amx(void) { return 0; }
-#endif
+#include "train/machine.h"
 
 rfr_status rfi_host_info_read(rfr_ctx *ctx, rfi_host_info *out) {
   rfi_cpu_library *library = NULL;
@@ -49,7 +33,7 @@ rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out) {
   out->matmul_library = m.matmul_library;
   out->isa = rfi_ctx_isa(ctx);
   out->threads = rfi_ctx_threads(ctx);
-  out->has_amx = has_amx();
+  out->has_amx = rfi_cpu_has_amx();
   out->module_path = rfi_ctx_module_path(ctx);
   out->best_dtype = m.bf16_fast ? RFR_BF16 : RFR_F32;
   out->device = rfi_ctx_device(ctx);

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "base/json.h"
 #include "support/comma_locale.h"
 #include "support/run.h"
 
@@ -67,7 +67,8 @@ static void stop_and_go_on(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
   rft_record r = {0}, whole = {0};
-  const char *config = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 12, evaluate_every: 6, keep: 1}\n";
+  const char *config =
+      "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 12, evaluate_every: 6, evaluate_windows: 0, keep: 1}\n";
   rfr_run_options o = rft_run_options(&whole);
   rfr_run *run = rft_run_open(ctx, config, NULL, &o);
   assert_int_equal(rfr_run_train(run), RFR_OK);
@@ -279,29 +280,59 @@ static void diverged(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-static void seconds_become_steps(void **state) {
+/* A run that is given in time: the step where the decay begins and the last one are in its checkpoint. From there on no
+ * clock decides anything: two resumes have the same bits. */
+static void given_in_time(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
-  rft_record r = {0}, again = {0};
+  rft_record r = {0}, again[2];
   rfr_run_options o = rft_run_options(&r);
-  const char *config = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {time: 1s, seed: 3}\n";
-  rfr_run *run = rft_run_open(ctx, config, "seconds", &o);
+  const char *cosine = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {time: 1s, seed: 3}\n";
+  const char *config = "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM
+                       "schedule: {name: wsd, warmup: 4%, decay: 60%}\nrun: {time: 1s, seed: 3, log_every: 1}\n";
+  rfr_run *run;
   rfr_run_info info;
+  assert_int_equal(rfr_run_open(ctx, cosine, NULL, &o, &run), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "config.value");
+  assert_non_null(strstr(rfr_last_error()->message, "schedule.name: cosine needs the number of steps"));
+  run = rft_run_open(ctx, config, "time", &o);
   rfr_run_get_info(run, &info);
-  const int64_t n = info.steps;
-  assert_true(n >= 1);
-  assert_int_equal(info.step, 0); /* timing left nothing behind */
-  assert_int_equal(r.last, 0);
-  rft_run_steps(run, 1);
+  assert_true(info.steps_estimated && info.time == 1.0);
+  for (int i = 0; info.steps_estimated && i < 100000; i++) {
+    rft_run_steps(run, 1);
+    rfr_run_get_info(run, &info);
+  }
+  assert_false(info.steps_estimated);
+  assert_int_equal(r.schedules, 1);
+  assert_true(info.steps > info.step);
   assert_int_equal(rfr_run_save(run), RFR_OK);
+  const int64_t decay = info.step, steps = info.steps;
   rfr_run_close(run);
-  o = rft_run_options(&again);
+  for (int i = 0; i < 2; i++) {
+    again[i] = (rft_record){0};
+    o = rft_run_options(&again[i]);
+    o.resume = 1;
+    run = rft_run_open(ctx, NULL, "time", &o);
+    rfr_run_get_info(run, &info);
+    assert_int_equal(info.steps, steps);
+    assert_int_equal(info.step, decay);
+    for (int k = 0; info.step < steps; k++) {
+      rft_run_steps(run, 1);
+      if (i == 1) usleep(2000); /* a slower machine */
+      rfr_run_get_info(run, &info);
+    }
+    assert_int_equal(again[i].schedules, 0);
+    assert_int_equal(again[i].warnings, 0);
+    assert_true(again[i].last_lr > 0.0 && again[i].last_lr < 3e-3);
+    rfr_run_close(run);
+  }
+  assert_true(again[0].last_loss == again[1].last_loss);
+  /* one that was given in time does not go on in steps */
   o.resume = 1;
-  run = rft_run_open(ctx, config, "seconds", &o);
-  rfr_run_get_info(run, &info);
-  assert_int_equal(info.steps, n);
-  assert_int_equal(again.warnings, 0);
-  rfr_run_close(run);
+  const char *const sets[] = {"run.steps=50000"};
+  o.overrides = sets, o.n_overrides = 1;
+  assert_int_equal(rfr_run_open(ctx, config, rft_run_folder("time"), &o, &run), RFR_MISMATCH);
+  assert_non_null(strstr(rfr_last_error()->message, "given by run.time and cannot go on with run.steps"));
   rfr_ctx_destroy(ctx);
 }
 
@@ -471,7 +502,7 @@ int main(void) {
       cmocka_unit_test(long_texts),
       cmocka_unit_test(disk_full),
       cmocka_unit_test(diverged),
-      cmocka_unit_test(seconds_become_steps),
+      cmocka_unit_test(given_in_time),
       cmocka_unit_test(log_lines),
       cmocka_unit_test(quiet_allocator),
       cmocka_unit_test(guest),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From configuration to settings: the meaning of "auto", percentages of steps, windows
- * per microbatch, and what a checkpoint has to agree with.
+ * Turns a configuration into settings: resolves "auto" and percentages, builds the spec of the programs, and lists the
+ * keys that a checkpoint must agree with.
  */
 #include "train/settings.h"
 
@@ -9,26 +9,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "data/dataset.h"
 #include "data/file.h"
-#include "data/json.h"
+#include "train/machine.h"
 #include "train/patterns.h"
-#include "train/run.h"
 
-enum { SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
+enum { RING_SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
 
-/* An error about one key, at its place in the file. */
+/* config.value at the line of a key. */
 #define FAIL_AT(s, id, ...) \
   rfi_fail_at(RFI_E_CONFIG_VALUE, (s)->config->file, (s)->config->source[id].line, __VA_ARGS__)
 
 static rfr_status read_layer_types(const rfi_settings *s, rfr_model_config *m) {
   const rfi_config_list *types = &s->config->model_layer_types;
   if (types->n != 0 && types->n != m->layers)
-    return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: %d for %lld blocks", types->n,
+    return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: %d values for %lld layers", types->n,
                    (long long)m->layers);
   for (int i = 0; i < types->n; i++) {
     const char *wrong = rfi_hf_layer_type(m, i, types->items[i]);
-    if (wrong) return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: the one of block %d %s", i, wrong);
+    if (wrong) return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: the value of layer %d %s", i, wrong);
   }
   return RFR_OK;
 }
@@ -40,15 +40,16 @@ static rfr_status read_mlp_only(const rfi_settings *s, rfr_model_config *m) {
     char *end;
     const long layer = strtol(layers->items[i], &end, 10);
     if (end == layers->items[i] || *end || layer < 0 || layer >= m->layers)
-      return FAIL_AT(s, RFI_CFG_model_mlp_only_layers, "model.mlp_only_layers: %s is no block of %lld",
-                     layers->items[i], (long long)m->layers);
+      return FAIL_AT(s, RFI_CFG_model_mlp_only_layers,
+                     "model.mlp_only_layers: %.100s is not a layer; they are 0 to %lld", layers->items[i],
+                     (long long)m->layers - 1);
     rfi_hf_mlp_only(m, layer);
   }
   return RFR_OK;
 }
 
-/* A loss of routing: what is given counts, else what a folder says. */
-static void settle_loss(rfi_settings *s, rfi_config_id id, double *given, double *factor) {
+/* A factor of the router's losses: the configuration's if it is given, otherwise the folder's. */
+static void resolve_loss(rfi_settings *s, rfi_config_id id, double *given, double *factor) {
   if (s->config->source[id].from) {
     *factor = *given;
   } else if (s->spec.model.experts > 0) {
@@ -57,29 +58,38 @@ static void settle_loss(rfi_settings *s, rfi_config_id id, double *given, double
   }
 }
 
-static void settle_losses(rfi_settings *s) {
+static void resolve_losses(rfi_settings *s) {
   rfi_config *c = s->config;
-  settle_loss(s, RFI_CFG_optimizer_router_aux_loss_coef, &c->optimizer_router_aux_loss_coef,
-              &s->spec.model.balance_loss);
-  settle_loss(s, RFI_CFG_optimizer_router_z_loss_coef, &c->optimizer_router_z_loss_coef, &s->spec.model.z_loss);
+  resolve_loss(s, RFI_CFG_optimizer_router_aux_loss_coef, &c->optimizer_router_aux_loss_coef,
+               &s->spec.model.balance_loss);
+  resolve_loss(s, RFI_CFG_optimizer_router_z_loss_coef, &c->optimizer_router_z_loss_coef, &s->spec.model.z_loss);
+}
+
+/* Sets precision.dtype if it is auto. */
+static void resolve_dtype(rfi_settings *s, rfr_dtype dtype, const char *from) {
+  if (s->config->source[RFI_CFG_precision_dtype].from) return;
+  s->config->precision_dtype = dtype;
+  s->config->source[RFI_CFG_precision_dtype].from = from;
 }
 
 static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   const rfi_config *c = s->config;
-  const rfr_model_type type = strcmp(c->model_model_type, "gpt2") == 0 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA;
+  const rfr_model_type type = c->model_model_type == RFI_MODEL_TYPE_gpt2 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA;
   rfr_model_config m = rfr_model_config_default(type);
-  const bool dropout = strcmp(c->run_dropout, "none") != 0;
-  if (!c->precision_dtype) /* auto */
-    RFI_TRY(rfi_config_set(s->config, RFI_CFG_precision_dtype, bf16_fast ? "bf16" : "f32", "this machine"));
-  m.dtype = rfr_dtype_parse(c->precision_dtype);
-  const bool router_narrow = strcmp(c->precision_router_dtype, "model") == 0;
+  const bool dropout = c->run_dropout == RFI_DROPOUT_model,
+             router_narrow = c->precision_router_dtype == RFI_WIDTH_model;
   if (*c->model) {
     s->weights = c->model;
     RFI_TRY(rfi_hf_read(s->ctx, c->model, dropout, &m));
     RFI_TRY(rfi_hf_notes_read(s->ctx, c->model, &s->notes));
+    if (s->notes.dtype != RFR_DTYPE_COUNT) resolve_dtype(s, s->notes.dtype, "the folder's config.json");
+  }
+  resolve_dtype(s, bf16_fast ? RFR_BF16 : RFR_F32, "this machine");
+  m.dtype = c->precision_dtype;
+  if (*c->model) {
     m.router_narrow = router_narrow;
     s->spec.model = m;
-    settle_losses(s);
+    resolve_losses(s);
     return rfr_model_config_check(&s->spec.model);
   }
   m.vocab_size = c->model_vocab_size;
@@ -99,7 +109,7 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   m.tie_embeddings = c->model_tie_word_embeddings;
   m.attention_bias = c->model_attention_bias;
   m.mlp_bias = c->model_mlp_bias;
-  m.qk_norm = strcmp(c->model_model_type, "qwen3_moe") == 0;
+  m.qk_norm = c->model_model_type == RFI_MODEL_TYPE_qwen3_moe;
   m.experts = c->model_num_experts;
   m.experts_per_token = c->model_num_experts_per_tok;
   m.expert_size = c->model_moe_intermediate_size;
@@ -107,7 +117,7 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   m.expert_norm = m.experts > 0 && c->model_norm_topk_prob;
   m.router_narrow = router_narrow;
   s->spec.model = m;
-  settle_losses(s);
+  resolve_losses(s);
   return rfr_model_config_check(&s->spec.model);
 }
 
@@ -115,84 +125,81 @@ static rfr_status read_batch(rfi_settings *s) {
   const rfi_config *c = s->config;
   s->sequence = c->data_sequence;
   if (s->spec.model.vocab_size < 256)
-    return FAIL_AT(s, RFI_CFG_model_vocab_size, "model.vocab_size: %lld, but there are 256 bytes",
+    return FAIL_AT(s, RFI_CFG_model_vocab_size, "model.vocab_size: %lld is less than 256, the number of bytes",
                    (long long)s->spec.model.vocab_size);
   if (c->run_evaluate_context >= s->sequence)
-    return FAIL_AT(s, RFI_CFG_run_evaluate_context, "run.evaluate_context: %lld tokens of windows of %lld",
+    return FAIL_AT(s, RFI_CFG_run_evaluate_context,
+                   "run.evaluate_context: %lld tokens; it must be less than data.sequence %lld",
                    (long long)c->run_evaluate_context, (long long)s->sequence);
   if (s->sequence > s->spec.model.max_positions)
-    return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens, but the model has %lld positions",
+    return FAIL_AT(s, RFI_CFG_data_sequence,
+                   "data.sequence: %lld tokens are more than the %lld positions of the model (max_position_embeddings)",
                    (long long)s->sequence, (long long)s->spec.model.max_positions);
-  s->rows = c->batch_microbatch; /* the configuration's own checks: microbatches fill the step */
+  s->rows = c->batch_microbatch; /* config.c checks that microbatches fill the step */
   s->eval_rows = s->rows;
   rfi_step_spec *p = &s->spec;
-  p->slots = SLOTS;
+  p->slots = RING_SLOTS;
   p->microbatches = c->batch_tokens / s->sequence / s->rows;
   p->tokens = s->rows * s->sequence;
   p->eval_tokens = s->eval_rows * s->sequence;
   p->window = s->sequence;
   p->model.longest = s->sequence;
   if (p->tokens > INT32_MAX || p->microbatches > MOST_MICROBATCHES)
-    return FAIL_AT(s, RFI_CFG_batch_tokens, "batch.tokens: %lld in %lld microbatches are too many for one program",
+    return FAIL_AT(s, RFI_CFG_batch_tokens,
+                   "batch.tokens: %lld in %lld microbatches is too much for one program; raise batch.microbatch or "
+                   "lower batch.tokens",
                    (long long)c->batch_tokens, (long long)p->microbatches);
   return RFR_OK;
 }
 
-typedef struct groups {
-  rfi_group *items;
-  int n, cap;
-} groups;
-
-static rfr_status add_group(const rfi_settings *s, groups *to, rfi_group group, const char *match) {
-  if (!rfi_arena_grow(s->config->arena, (void **)&to->items, &to->cap, to->n + 1, sizeof *to->items))
-    return RFR_NO_MEMORY;
-  if (!(group.match = rfi_arena_strdup(s->config->arena, match))) return RFR_NO_MEMORY;
-  to->items[to->n++] = group;
-  return RFR_OK;
-}
-
-/* As patterns of the programs' own names: itself, and each parameter that it matches by a folder's names alone. */
-static rfr_status add_pattern(const rfi_settings *s, rfi_config_id key, groups *to, rfi_group group) {
+/* The parameters that a pattern matches; at least one must. */
+static rfr_status match_parameters(const rfi_settings *s, rfi_config_id key, const char *pattern, bool *matched) {
   const rfr_model_config *m = &s->spec.model;
   char nearest[256] = "";
   bool any = false;
   rfr_parameter p;
-  RFI_TRY(add_group(s, to, group, group.match));
   for (int i = 0; i < rfr_model_parameter_count(m) && rfr_model_parameter(m, i, &p) == RFR_OK; i++) {
-    const bool own = rfr_name_matches(group.match, p.name), other = !own && rfi_pattern_matches(m, group.match, &p);
-    if (other) RFI_TRY(add_group(s, to, group, p.name));
-    any = any || own || other;
+    matched[i] = rfi_pattern_matches(m, pattern, &p);
+    any = any || matched[i];
   }
   if (any) return RFR_OK;
-  rfi_pattern_miss(m, group.match, nearest, sizeof nearest);
-  return FAIL_AT(s, key, "%s: no parameter matches \"%.100s\"; %s", rfi_config_path(key), group.match, nearest);
+  rfi_pattern_miss(m, pattern, nearest, sizeof nearest);
+  return FAIL_AT(s, key, "%s: no parameter matches \"%.100s\"; %s", rfi_config_path(key), pattern, nearest);
 }
 
-static rfr_status read_patterns(rfi_settings *s) {
+/* optimizer.frozen and optimizer.groups as one rule for each parameter. */
+static rfr_status read_rules(rfi_settings *s) {
   const rfi_config *c = s->config;
-  groups frozen = {0}, apart = {0};
-  for (int i = 0; i < c->optimizer_frozen.n; i++)
-    RFI_TRY(add_pattern(s, RFI_CFG_optimizer_frozen, &frozen, (rfi_group){.match = c->optimizer_frozen.items[i]}));
-  for (int i = 0; i < c->optimizer_groups.n; i++) {
-    const rfi_config_group *g = &c->optimizer_groups.items[i];
-    const rfi_group group = {.match = g->match, .lr_scale = g->lr_scale, .weight_decay = g->weight_decay};
-    RFI_TRY(add_pattern(s, RFI_CFG_optimizer_groups, &apart, group));
+  const size_t n = (size_t)rfr_model_parameter_count(&s->spec.model);
+  rfi_param_rule *rules = rfi_arena_alloc(c->arena, n * sizeof *rules);
+  bool *matched = rfi_arena_alloc(c->arena, n * sizeof *matched),
+       *grouped = rfi_arena_alloc(c->arena, n * sizeof *grouped);
+  if (!rules || !matched || !grouped) return RFR_NO_MEMORY;
+  for (size_t i = 0; i < n; i++)
+    rules[i] = (rfi_param_rule){.lr_scale = 1.0, .weight_decay = c->optimizer_weight_decay};
+  for (int k = 0; k < c->optimizer_frozen.n; k++) {
+    RFI_TRY(match_parameters(s, RFI_CFG_optimizer_frozen, c->optimizer_frozen.items[k], matched));
+    for (size_t i = 0; i < n; i++) rules[i].frozen |= matched[i];
   }
-  const char **names = rfi_arena_alloc(c->arena, (size_t)(frozen.n + 1) * sizeof *names);
-  if (!names) return RFR_NO_MEMORY;
-  for (int i = 0; i < frozen.n; i++) names[i] = frozen.items[i].match;
-  s->spec.frozen = names;
-  s->spec.n_frozen = frozen.n;
-  s->spec.groups = apart.items;
-  s->spec.n_groups = apart.n;
+  for (int k = 0; k < c->optimizer_groups.n; k++) {
+    const rfi_config_group *g = &c->optimizer_groups.items[k];
+    RFI_TRY(match_parameters(s, RFI_CFG_optimizer_groups, g->match, matched));
+    for (size_t i = 0; i < n; i++) {
+      if (!matched[i] || grouped[i]) continue; /* the first group that matches counts */
+      rules[i].lr_scale = g->lr_scale;
+      rules[i].weight_decay = g->weight_decay;
+      grouped[i] = true;
+    }
+  }
+  s->spec.rules = rules;
   return RFR_OK;
 }
 
 static rfr_status read_optimizer(rfi_settings *s) {
   const rfi_config *c = s->config;
   rfi_step_spec *p = &s->spec;
-  RFI_TRY(read_patterns(s));
-  p->sgd = strcmp(c->optimizer_name, "sgd") == 0;
+  RFI_TRY(read_rules(s));
+  p->sgd = c->optimizer_name == RFI_OPTIMIZER_sgd;
   p->momentum = c->optimizer_momentum;
   p->adamw = rfr_adamw_options_default();
   p->adamw.beta1 = c->optimizer_betas.v[0];
@@ -200,20 +207,25 @@ static rfr_status read_optimizer(rfi_settings *s) {
   p->adamw.eps = c->optimizer_eps;
   p->adamw.decay = c->optimizer_weight_decay;
   p->clip = c->optimizer_clip;
-  p->state_dtype = strcmp(c->optimizer_state_dtype, "bf16") == 0 ? RFR_BF16 : RFR_F32;
-  p->gradient_dtype = strcmp(c->optimizer_gradient_dtype, "model") == 0 ? p->model.dtype : RFR_F32;
+  p->state_dtype = c->optimizer_state_dtype;
+  p->gradient_dtype = c->optimizer_gradient_dtype == RFI_WIDTH_model ? p->model.dtype : RFR_F32;
   p->master = c->optimizer_master_weights && p->model.dtype != RFR_F32;
   return RFR_OK;
 }
 
 static rfr_status read_schedule(rfi_settings *s) {
-  static const char *const names[] = {
-      [RFR_LR_CONSTANT] = "constant", [RFR_LR_LINEAR] = "linear", [RFR_LR_COSINE] = "cosine", [RFR_LR_WSD] = "wsd"};
+  _Static_assert((int)RFR_LR_WSD == (int)RFI_SCHEDULE_wsd && (int)RFR_LR_COSINE == (int)RFI_SCHEDULE_cosine,
+                 "same order");
   const rfi_config *c = s->config;
   const int64_t total = s->steps > 0 ? s->steps : PROVISIONAL_STEPS;
   rfr_lr_options o = rfr_lr_options_default();
-  for (int i = 0; i <= RFR_LR_WSD; i++)
-    if (strcmp(c->schedule_name, names[i]) == 0) o.kind = (rfr_lr_kind)i;
+  o.kind = (rfr_lr_kind)c->schedule_name;
+  s->spec.timed = s->steps == 0;
+  if (s->spec.timed && o.kind != RFR_LR_WSD && o.kind != RFR_LR_CONSTANT)
+    return FAIL_AT(s, RFI_CFG_schedule_name,
+                   "schedule.name: %s needs the number of steps, and run.time leaves it open; give wsd or constant, "
+                   "or run.steps",
+                   o.kind == RFR_LR_COSINE ? "cosine" : "linear");
   o.base = c->optimizer_lr;
   o.min = c->schedule_min_lr * c->optimizer_lr;
   o.total = total;
@@ -222,8 +234,8 @@ static rfr_status read_schedule(rfi_settings *s) {
   const int64_t most = o.kind == RFR_LR_CONSTANT ? total : total - 1;
   if (s->steps > 0 && o.warmup > most)
     return FAIL_AT(s, RFI_CFG_schedule_warmup,
-                   "schedule.warmup: %lld steps in a run of %lld leave none for the course \"%s\"", (long long)o.warmup,
-                   (long long)total, c->schedule_name);
+                   "schedule.warmup: %lld steps leave no step for schedule.name in a run of %lld steps",
+                   (long long)o.warmup, (long long)total);
   if (o.warmup > most) o.warmup = most;
   if (o.decay > total - o.warmup) o.decay = total - o.warmup;
   s->spec.lr = o;
@@ -232,6 +244,9 @@ static rfr_status read_schedule(rfi_settings *s) {
 
 rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_options *options, bool bf16_fast,
                              rfi_settings **out) {
+  static const rfr_recompute recomputes[] = {[RFI_RECOMPUTE_none] = RFR_RECOMPUTE_KEEP,
+                                             [RFI_RECOMPUTE_auto] = RFR_RECOMPUTE_AUTO,
+                                             [RFI_RECOMPUTE_all] = RFR_RECOMPUTE_ALL};
   rfr_status status;
   rfi_settings *s = NULL;
   *out = NULL;
@@ -244,15 +259,13 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   s->steps = c->run_steps;
   s->time = c->run_time;
   s->evaluate_every = c->run_evaluate_every;
-  s->evaluate_windows = c->run_evaluate_windows;
+  s->evaluate_windows = c->source[RFI_CFG_run_evaluate_windows].from ? c->run_evaluate_windows : -1;
   s->checkpoint_every = c->run_checkpoint_every;
   s->log_every = c->run_log_every;
   s->keep = (int)c->run_keep;
   s->seed = (uint64_t)c->run_seed;
   s->budget = c->memory_budget;
-  s->recompute = strcmp(c->memory_recompute, "all") == 0    ? RFR_RECOMPUTE_ALL
-                 : strcmp(c->memory_recompute, "auto") == 0 ? RFR_RECOMPUTE_AUTO
-                                                            : RFR_RECOMPUTE_KEEP;
+  s->recompute = recomputes[c->memory_recompute];
   s->debug = c->run_debug;
   s->tune = c->run_tune;
   status = read_model(s, bf16_fast);
@@ -274,39 +287,41 @@ void rfi_settings_destroy(rfi_settings *s) {
   rfi_free(s->ctx, s);
 }
 
-rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps, const char *from) {
-  char text[32];
-  snprintf(text, sizeof text, "%lld", (long long)steps);
-  RFI_TRY(rfi_config_set(s->config, RFI_CFG_run_steps, text, from));
-  RFI_TRY(rfi_config_set(s->config, RFI_CFG_run_time, NULL, from));
-  s->steps = steps;
-  return read_schedule(s);
-}
-
-rfr_status rfi_settings_take_steps(rfi_settings *s, const char *text, const char *name) {
-  rfi_config *other = NULL;
-  RFI_TRY(rfi_config_read(s->ctx, name, text, strlen(text), NULL, NULL, 0, &other));
-  const int64_t steps = other->run_steps;
-  rfi_config_destroy(other);
-  return steps > 0 ? rfi_settings_set_steps(s, steps, "the run's folder") : RFR_OK;
-}
-
 rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *out) {
   return rfi_config_print(s->config, sources, out);
 }
 
 void rfi_settings_warn(const rfi_settings *s, void (*warn)(void *user, const char *line), void *user) {
+  enum { MOST_LINES = 8 };
   char line[512];
-  for (size_t i = 0; i < json_array_size(s->notes.unknown); i++) {
-    snprintf(line, sizeof line, "%.200s/config.json: the field \"%.100s\" is not known; it is passed over", s->weights,
+  const size_t n = json_array_size(s->notes.unknown), most = n > MOST_LINES ? MOST_LINES - 1 : n;
+  for (size_t i = 0; i < most; i++) {
+    snprintf(line, sizeof line, "%.200s/config.json: unknown field \"%.100s\" is ignored", s->weights,
              json_string_value(json_array_get(s->notes.unknown, i)));
+    for (char *c = line; *c; c++)
+      if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     warn(user, line);
   }
+  if (n == most) return;
+  snprintf(line, sizeof line, "%.200s/config.json: %zu more unknown fields are ignored", s->weights, n - most);
+  warn(user, line);
+}
+
+bool rfi_settings_has_byte_tokens(const rfi_settings *s) {
+  return !s->weights || (s->spec.model.vocab_size <= 256 && !s->notes.tokenizer);
+}
+
+rfr_status rfi_settings_check_tokenizer(const rfi_settings *s) {
+  if (rfi_settings_has_byte_tokens(s)) return RFR_OK;
+  const char *name = s->notes.tokenizer, *file = name ? " and the file " : "";
+  return rfi_fail_at(RFI_E_DATA_TOKENIZER, s->config->file, s->config->source[RFI_CFG_model].line,
+                     "data.tokenizer: bytes does not fit the model folder %s: it has vocab_size %lld%s%s", s->weights,
+                     (long long)s->spec.model.vocab_size, file, name ? name : "");
 }
 
 /* ---- data ---- */
 
-/* Patterns with every "@list" replaced by the lines of that file. */
+/* Replaces each pattern "@FILE" by the lines of the file. */
 static rfr_status expand(const rfi_settings *s, const char *root, const rfi_config_list *in, rfi_paths *out) {
   for (int i = 0; i < in->n; i++) {
     char *path = NULL, *text = NULL;
@@ -348,13 +363,13 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, rfi_dataset **out) {
   return status;
 }
 
-/* ---- what a checkpoint must agree with ---- */
+/* ---- agreement with a checkpoint ---- */
 
 rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out) {
   json_t *object = json_object();
   rfr_status status = object ? RFR_OK : rfi_fail(RFI_E_NO_MEMORY, "the signature of a run");
   for (int id = 0; status == RFR_OK && id < RFI_CFG_COUNT; id++) {
-    if (rfi_config_resume_is_free((rfi_config_id)id)) continue;
+    if (rfi_config_resume_is_free((rfi_config_id)id) || !rfi_config_is_used(s->config, (rfi_config_id)id)) continue;
     rfi_string text = {.ctx = s->ctx};
     status = rfi_config_print_value(s->config, (rfi_config_id)id, &text);
     if (status == RFR_OK) status = rfi_json_set(object, rfi_config_path((rfi_config_id)id), json_string(text.data));

@@ -1,36 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The state of a run: first values, and checkpoints.
+ * The state of a run: initial values, and checkpoints.
  *
- * What is saved is exactly what the programs call trainable, frozen or state, except what
- * passes (the metrics ring, a text that is being made): weights under their Hugging Face
- * names in model.safetensors, the rest (moments, master weights) in optimizer.safetensors,
- * the step block in state.json. The data position needs no place of its own: it is the
- * attempted count. So a resumed run has the same bytes in the same places as one that went
- * on.
+ * A checkpoint has every tensor that the programs declare as trainable, frozen or state, except the metrics ring and
+ * the text that is being generated: weights under their Hugging Face names in model.safetensors, the others (moments,
+ * master weights) in optimizer.safetensors, the step block in state.json. The attempted count is the position in the
+ * data. So a resumed run has the same bytes in the same places as one that was not interrupted.
+ *
+ * Weights that are not finite are never saved and never loaded: such a checkpoint cannot be trained or sampled from,
+ * and would push a good one out.
  */
+#include "train/state.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #include "base/base.h"
-#include "data/json.h"
+#include "base/json.h"
 #include "data/safetensors.h"
+#include "train/events.h"
 #include "train/hf.h"
-#include "train/run.h"
+#include "train/host.h"
+#include "train/run_programs.h"
 #include "train/state_json.h"
 #include "train/weights.h"
 
 typedef enum kind { WEIGHT, OPTIMIZER, OTHER } kind;
 
-/* The metrics ring, and a text with what it has cached, are over when a run ends. */
-static bool is_passing(const char *name) {
+/* Not saved: the metrics ring, and a text with its caches. */
+static bool is_transient(const char *name) {
   return strcmp(name, RFI_NAME_METRICS) == 0 || strcmp(name, RFI_NAME_TEXT) == 0 ||
          strcmp(name, RFI_NAME_CURSOR) == 0 || strncmp(name, "cache.", 6) == 0;
 }
 
 static kind kind_of(const rfr_tensor *x) {
   if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) return WEIGHT;
-  if (x->role != RFR_ROLE_STATE || strcmp(x->name, "step") == 0 || is_passing(x->name)) return OTHER;
+  if (x->role != RFR_ROLE_STATE || strcmp(x->name, "step") == 0 || is_transient(x->name)) return OTHER;
   return OPTIMIZER;
 }
 
@@ -113,12 +118,28 @@ fail:
   return s;
 }
 
-static rfr_status read_weight(rfr_run *run, rfi_weights *w, const rfr_tensor *x) {
+/* All exponent bits set is NaN or infinite. */
+static bool is_finite(const rfr_tensor *x, const void *host) {
+  const int64_t n = x->bytes * 8 / rfr_dtype_bits(x->type.dtype);
+  bool finite = true;
+  if (x->type.dtype == RFR_F32) {
+    for (int64_t i = 0; i < n; i++) finite &= (((const uint32_t *)host)[i] & 0x7F800000u) != 0x7F800000u;
+  } else if (x->type.dtype == RFR_BF16 || x->type.dtype == RFR_F16) {
+    const uint16_t exponent = x->type.dtype == RFR_BF16 ? 0x7F80 : 0x7C00;
+    for (int64_t i = 0; i < n; i++) finite &= (((const uint16_t *)host)[i] & exponent) != exponent;
+  }
+  return finite;
+}
+
+static rfr_status read_weight(rfr_run *run, const char *folder, rfi_weights *w, const rfr_tensor *x) {
   void *host;
   RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
-  rfr_tensor there = *x;
-  there.data = host;
-  return rfi_host_close(run, x, RFI_HOST_WRITE, host, rfi_weights_read(w, &run->settings->spec.model, &there));
+  rfr_tensor copy = *x;
+  copy.data = host;
+  rfr_status s = rfi_weights_read(w, &run->settings->spec.model, &copy);
+  if (s == RFR_OK && !is_finite(x, host))
+    s = rfi_fail_at(RFI_E_MODEL_NONFINITE, folder, 0, "%s has elements that are NaN or infinite", x->name);
+  return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
 }
 
 static rfr_status load_folder(rfr_run *run, const char *folder) {
@@ -128,33 +149,52 @@ static rfr_status load_folder(rfr_run *run, const char *folder) {
   RFI_TRY(rfi_weights_open(run->ctx, folder, &w));
   rfr_status s = RFR_OK;
   for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
-    if (kind_of(&x) == WEIGHT) s = read_weight(run, w, &x);
+    if (kind_of(&x) == WEIGHT) s = read_weight(run, folder, w, &x);
   const int64_t left = s == RFR_OK ? rfi_weights_left(w, &run->settings->spec.model, &name) : 0;
   if (left > 0)
-    rfi_warn(run, "%.200s: the model has no place for %lld of its tensors, as %.100s; passed over", folder,
-             (long long)left, name);
+    rfi_run_warn(run, "%.200s: %lld tensors do not belong to the model and are ignored, as %.100s", folder,
+                 (long long)left, name);
   rfi_weights_close(w);
   return s;
 }
 
-/* Of programs that are new: what is not written here is zeros. */
-rfr_status rfi_state_init(rfr_run *run) {
+rfr_status rfi_state_set_lr_steps(rfr_run *run) {
+  return rfr_programs_write(run->programs, &run->lr_steps, run->clock.lr_steps);
+}
+
+/* Of programs that are new: tensors that are not written here are zeros. */
+static rfr_status init_state(rfr_run *run) {
   if (run->settings->weights) RFI_TRY(load_folder(run, run->settings->weights));
   else RFI_TRY(start_weights(run));
   RFI_TRY(start_masters(run, run->settings->weights != NULL));
   const int64_t block[RFI_STEP_N] = {[RFI_STEP_SEED] = (int64_t)run->settings->seed};
   if (run->block.data) RFI_TRY(rfr_programs_write(run->programs, &run->block, block));
+  rfi_run_clock_init(&run->clock);
+  if (run->lr_steps.data) RFI_TRY(rfi_state_set_lr_steps(run));
   run->step = run->launched = run->filled = 0;
   run->skipped_in_row = 0;
   return RFR_OK;
 }
 
-/* Where a resumed run is and what it must agree with. */
+rfr_status rfi_state_prepare(rfr_run *run) {
+  if (run->ready) return RFR_OK;
+  if (run->options.plan_only) return rfi_fail(RFI_E_PROGRAM_PLAN_ONLY, "the run was opened with plan_only");
+  RFI_TRY(init_state(run));
+  RFI_TRY(rfr_programs_load(run->programs));
+  if (!run->options.eager && !run->options.debug)
+    for (int i = 0; i < run->n_programs; i++) RFI_TRY(rfr_program_capture(run->programs, i));
+  run->ready = true;
+  return RFR_OK;
+}
+
+/* ---- loading ---- */
+
+/* The present state.json: the position of the run, and what a resume must agree with. */
 static rfr_status own_state(rfr_run *run, rfi_state_json *out) {
   *out = (rfi_state_json){0};
   RFI_TRY(rfr_programs_read(run->programs, &run->block, out->block));
   RFI_TRY(rfi_settings_signature(run->settings, &out->configuration));
-  /* What the bits depend on besides the configuration. */
+  out->seconds = run->clock.used;
   out->environment = json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend",
                                rfi_ctx_device(run->ctx), "isa", rfi_ctx_isa(run->ctx), "threads",
                                rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul, "data", run->hash);
@@ -172,7 +212,10 @@ static rfr_status other_configuration(rfr_run *run, const char *file, const char
   if (strcmp(key, "run.steps") != 0)
     return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s is %s in the checkpoint and %s in the configuration", key,
                        theirs, mine);
-  rfi_warn(run, "%s: the run was planned for %s steps, now %s: its learning rate changes", file, theirs, mine);
+  if (strcmp(theirs, "\"0\"") == 0 || strcmp(mine, "\"0\"") == 0)
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "the run was given by run.%s and cannot go on with run.%s",
+                       run->clock.time > 0.0 ? "steps" : "time", run->clock.time > 0.0 ? "time" : "steps");
+  rfi_run_warn(run, "%s: the run was planned for %s steps, now %s: its learning rate changes", file, theirs, mine);
   return RFR_OK;
 }
 
@@ -180,13 +223,13 @@ static rfr_status other_environment(rfr_run *run, const char *file, const char *
                                     const char *mine) {
   if (run->options.strict)
     return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s was %s and is %s: the bits would differ", key, theirs, mine);
-  rfi_warn(run, "resuming with another %s: it was %s and is %s; the bits may differ from an uninterrupted run", key,
-           theirs, mine);
+  rfi_run_warn(run, "resuming with another %s: it was %s and is %s; the bits may differ from an uninterrupted run", key,
+               theirs, mine);
   return RFR_OK;
 }
 
-/* Hands on the names whose values differ or are missing, until one of them is an error. */
-static rfr_status compare(rfr_run *run, const char *file, const json_t *theirs, json_t *mine, on_difference tell) {
+/* Calls `report` for each name whose value differs or is missing, until one of them is an error. */
+static rfr_status compare(rfr_run *run, const char *file, const json_t *theirs, json_t *mine, on_difference report) {
   const char *key;
   json_t *value;
   rfr_status s = RFR_OK;
@@ -194,8 +237,8 @@ static rfr_status compare(rfr_run *run, const char *file, const json_t *theirs, 
     const json_t *other = json_object_get(theirs, key);
     if (other && json_equal(value, other)) continue;
     char a[160], b[160];
-    s = tell(run, file, key, other ? rfi_json_brief(other, b, sizeof b) : "missing",
-             rfi_json_brief(value, a, sizeof a));
+    s = report(run, file, key, other ? rfi_json_brief(other, b, sizeof b) : "missing",
+               rfi_json_brief(value, a, sizeof a));
     if (s != RFR_OK) break;
   }
   return s;
@@ -216,13 +259,17 @@ static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) 
   rfi_state_json theirs, mine = {0};
   RFI_TRY(read_state(run, path, &theirs));
   if (theirs.block[RFI_STEP_ATTEMPTED] != step)
-    RFI_GOTO(rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "it is of step %lld, the manifest of step %lld",
+    RFI_GOTO(rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "is of step %lld, but the manifest is of step %lld",
                          (long long)theirs.block[RFI_STEP_ATTEMPTED], (long long)step));
+  if (theirs.block[RFI_STEP_SEED] != (int64_t)run->settings->seed)
+    RFI_GOTO(rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0, "step_block has seed %lld, but run.seed is %lld",
+                         (long long)theirs.block[RFI_STEP_SEED], (long long)run->settings->seed));
   RFI_GOTO(own_state(run, &mine));
   RFI_GOTO(compare(run, path, theirs.configuration, mine.configuration, other_configuration));
   RFI_GOTO(compare(run, path, theirs.environment, mine.environment, other_environment));
   RFI_GOTO(rfr_programs_write(run->programs, &run->block, theirs.block));
   run->step = run->launched = run->filled = step;
+  run->clock.used = theirs.seconds;
   s = RFR_OK;
 fail:
   rfi_state_json_deinit(&theirs);
@@ -230,13 +277,13 @@ fail:
   return s;
 }
 
-rfr_status rfi_state_tuned(rfr_run *run, const rfi_checkpoint *checkpoint) {
+rfr_status rfi_state_load_tuned(rfr_run *run, const rfi_checkpoint *checkpoint) {
   char *path;
   rfi_state_json theirs;
   RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));
   rfr_status s = read_state(run, path, &theirs);
   if (s == RFR_OK && !theirs.tuned)
-    s = rfi_fail_at(RFI_E_TUNE_STORED, path, 0, "the run was not tuned: no choices are stored");
+    s = rfi_fail_at(RFI_E_TUNE_STORED, path, 0, "has no stored choices: the run did not use run.tune");
   run->tuned = json_incref(theirs.tuned);
   rfi_state_json_deinit(&theirs);
   rfi_free(run->ctx, path);
@@ -251,14 +298,19 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
     run->step = checkpoint->step;
     return load_folder(run, checkpoint->folder);
   }
-  /* The signature first: its message names a setting, the tensors' only a shape. */
+  /* The configuration first: its message names a key, those of tensors only a shape. */
   RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));
   RFI_GOTO(load_state_json(run, path, checkpoint->step));
   rfi_free(run->ctx, path);
   path = NULL;
   RFI_GOTO(load_folder(run, checkpoint->folder));
   RFI_GOTO(rfi_checkpoint_path(checkpoint, "optimizer.safetensors", &path));
-  s = load_optimizer(run, path);
+  RFI_GOTO(load_optimizer(run, path));
+  if (run->lr_steps.data) {
+    RFI_GOTO(rfr_programs_read(run->programs, &run->lr_steps, run->clock.lr_steps));
+    rfi_run_clock_resume(&run->clock, run->step);
+  }
+  s = RFR_OK;
 fail:
   rfi_free(run->ctx, path);
   return s;
@@ -266,7 +318,7 @@ fail:
 
 /* ---- saving ---- */
 
-/* The weights of experts lie in a model's folder each by itself, one after the other as they do here. */
+/* A folder has the weights of each expert as a tensor of its own, in the order that they have here. */
 static int pieces_of(const rfr_tensor *x, kind which) { return which == WEIGHT ? rfi_hf_pieces(x->name, &x->type) : 1; }
 
 static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *name, kind which) {
@@ -299,23 +351,17 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
     if (kind_of(&x) != which) continue;
     void *host;
     RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_READ, &host));
-    s = rfi_file_append(file, host, (size_t)x.bytes);
+    if (which == WEIGHT && !is_finite(&x, host))
+      s = rfi_fail(RFI_E_RUN_DIVERGED,
+                   "step %lld: %s has elements that are NaN or infinite: no checkpoint is written%s%s",
+                   (long long)run->step, x.name, *run->checkpoint ? "; the last good one is " : "", run->checkpoint);
+    else s = rfi_file_append(file, host, (size_t)x.bytes);
     RFI_GOTO(rfi_host_close(run, &x, RFI_HOST_READ, host, s));
   }
   s = RFR_OK;
 fail:
   rfi_free(run->ctx, entries);
   rfi_free(run->ctx, names);
-  return s;
-}
-
-static rfr_status add_json(rfr_run *run, rfi_checkpoint_writer *w, const char *name, json_t *value) {
-  rfi_string text = {.ctx = run->ctx};
-  if (!value) return rfi_fail(RFI_E_NO_MEMORY, "building %s", name);
-  rfr_status s = rfi_json_print(value, &text);
-  json_decref(value);
-  if (s == RFR_OK) s = rfi_checkpoint_add(w, name, text.data, text.n);
-  rfi_string_deinit(&text);
   return s;
 }
 
@@ -330,6 +376,14 @@ static rfr_status add_state(rfr_run *run, rfi_checkpoint_writer *w) {
   return s;
 }
 
+int64_t rfi_state_bytes(const rfr_run *run) {
+  int64_t bytes = 0;
+  rfr_tensor x;
+  for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
+    if (kind_of(&x) != OTHER) bytes += x.bytes;
+  return bytes;
+}
+
 rfr_status rfi_state_save(rfr_run *run) {
   rfr_status s;
   rfi_checkpoint_writer *w = NULL;
@@ -337,20 +391,19 @@ rfr_status rfi_state_save(rfr_run *run) {
   const rfi_hf_notes *notes = &run->settings->notes;
   if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
   if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
-  RFI_TRY(rfi_state_ready(run));
+  RFI_TRY(rfi_state_prepare(run));
   const double start = rfi_now();
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
-  RFI_GOTO(add_json(run, w, "config.json", rfi_hf_config_with(model, notes)));
-  RFI_GOTO(add_json(run, w, "generation_config.json", rfi_hf_generation_config_with(model, notes)));
+  RFI_GOTO(rfi_hf_save(run->ctx, model, notes, w));
   RFI_GOTO(save_tensors(run, w, "model.safetensors", WEIGHT));
   RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", OPTIMIZER));
   RFI_GOTO(add_state(run, w));
   RFI_TRY(rfi_checkpoint_commit(w));
   snprintf(run->checkpoint, sizeof run->checkpoint, "%s/step-%06lld", run->folder, (long long)run->step);
-  rfi_emit(run, &(rfr_event){.kind = RFR_EVENT_CHECKPOINT,
-                             .step = run->step,
-                             .message = run->checkpoint,
-                             .seconds = rfi_now() - start});
+  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_CHECKPOINT,
+                                 .step = run->step,
+                                 .message = run->checkpoint,
+                                 .seconds = rfi_now() - start});
   return rfi_checkpoint_retain(run->ctx, run->folder, run->settings->keep);
 fail:
   rfi_checkpoint_abort(w);

@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads and prints state.json; state_json.h has its form. Fields that are not known are
- * passed over: a later library of the same format may write more of them.
+ * Reads and prints state.json; state_json.h has its form. Unknown fields are ignored: a later library of the same
+ * format may write more of them.
  */
 #include "train/state_json.h"
 
-#include "data/json.h"
+#include "base/json.h"
 
 enum { FORMAT = 1 };
-/* As many steps as run.steps may ask for: what is counted from them does not overflow. */
+/* The limit of run.steps: numbers derived from it do not overflow. */
 #define MOST INT64_C(1000000000000)
 
 #define BAD(...) rfi_fail_at(RFI_E_CHECKPOINT, file, 0, __VA_ARGS__)
 
 static rfr_status read_block(const char *file, const json_t *array, int64_t *block) {
-  if (json_array_size(array) != RFI_STEP_N) return BAD("\"step_block\" is no array of %d integers", RFI_STEP_N);
+  if (json_array_size(array) != RFI_STEP_N) return BAD("\"step_block\" is not an array of %d integers", RFI_STEP_N);
   for (size_t i = 0; i < RFI_STEP_N; i++) {
     const json_t *x = json_array_get(array, i);
-    if (!json_is_integer(x)) return BAD("\"step_block\" is no array of %d integers", RFI_STEP_N);
+    if (!json_is_integer(x)) return BAD("\"step_block\" is not an array of %d integers", RFI_STEP_N);
     block[i] = json_integer_value(x);
   }
   const int64_t attempted = block[RFI_STEP_ATTEMPTED], applied = block[RFI_STEP_APPLIED];
   if (applied < 0 || applied > attempted || attempted > MOST || block[RFI_STEP_SKIPPED] != attempted - applied)
-    return BAD("\"step_block\" tells of %lld steps, %lld of them applied and %lld skipped", (long long)attempted,
+    return BAD("\"step_block\": %lld steps cannot be %lld applied and %lld skipped ones", (long long)attempted,
                (long long)applied, (long long)block[RFI_STEP_SKIPPED]);
   return RFR_OK;
 }
@@ -30,7 +30,7 @@ static rfr_status read_block(const char *file, const json_t *array, int64_t *blo
 static rfr_status read_names(const char *file, const json_t *root, const char *key, json_t **out) {
   const char *name;
   json_t *object = json_object_get(root, key), *value;
-  if (!json_is_object(object)) return BAD("\"%s\" is no object", key);
+  if (!json_is_object(object)) return BAD("\"%s\" is not an object", key);
   json_object_foreach(object, name, value) if (!json_is_string(value) && !json_is_integer(value)) return BAD(
       "\"%.80s\" in \"%s\" is neither text nor an integer", name, key);
   *out = json_incref(object);
@@ -42,6 +42,8 @@ static rfr_status read_root(const char *file, const json_t *root, rfi_state_json
   RFI_TRY(rfi_json_get_int(root, file, "format", true, 1, INT64_MAX, &format));
   if (format != FORMAT) return BAD("format %lld, this library reads %d", (long long)format, FORMAT);
   RFI_TRY(read_block(file, json_object_get(root, "step_block"), out->block));
+  RFI_TRY(rfi_json_get_real(root, file, "seconds", false, &out->seconds));
+  if (!(out->seconds >= 0.0)) return BAD("\"seconds\" is %g", out->seconds);
   RFI_TRY(read_names(file, root, "configuration", &out->configuration));
   RFI_TRY(read_names(file, root, "environment", &out->environment));
   return json_object_get(root, "tuned") ? read_names(file, root, "tuned", &out->tuned) : RFR_OK;
@@ -59,9 +61,11 @@ rfr_status rfi_state_json_parse(const char *file, const char *text, size_t n, rf
 
 rfr_status rfi_state_json_print(const rfi_state_json *state, rfi_string *out) {
   const int64_t *block = state->block;
-  json_t *root = json_pack("{s:i, s:[I,I,I,I], s:O, s:O, s:O*}", "format", FORMAT, "step_block", (json_int_t)block[0],
-                           (json_int_t)block[1], (json_int_t)block[2], (json_int_t)block[3], "configuration",
-                           state->configuration, "environment", state->environment, "tuned", state->tuned);
+  json_t *seconds = state->seconds > 0.0 ? json_real(state->seconds) : NULL;
+  json_t *root =
+      json_pack("{s:i, s:[I,I,I,I], s:O, s:O, s:o*, s:O*}", "format", FORMAT, "step_block", (json_int_t)block[0],
+                (json_int_t)block[1], (json_int_t)block[2], (json_int_t)block[3], "configuration", state->configuration,
+                "environment", state->environment, "seconds", seconds, "tuned", state->tuned);
   if (!root) return rfi_fail(RFI_E_NO_MEMORY, "building state.json");
   rfr_status s = rfi_json_print(root, out);
   json_decref(root);

@@ -4,26 +4,29 @@
  *
  *   {"format": 1, "step_block": [attempted, applied, seed, skipped],
  *    "configuration": {NAME: VALUE, ...}, "environment": {NAME: VALUE, ...},
- *    "tuned": {NAME: VALUE, ...}}
+ *    "seconds": SECONDS, "tuned": {NAME: VALUE, ...}}
  *
- * The configuration is what a resume must agree with, the environment what else the bits
- * depend on; "tuned" is there when a clock chose algorithms, and is what it chose. What is
- * read holds: counts that steps can have led to, and flat objects of texts and integers. It
- * prints as text that reads back equal.
+ * A resume must agree with the configuration; the environment is what the bits depend on besides. "seconds" is the time
+ * that a run given in time has used, "tuned" the algorithms of a run with run.tune. The reader accepts counts that
+ * steps can lead to, and flat objects of texts and integers. Printed text reads back equal.
  */
 #ifndef RFI_STATE_JSON_H
 #define RFI_STATE_JSON_H
 
 #include <jansson.h>
 
-#include "train/run.h"
+#include "base/base.h"
+
+/* Elements of the step block. */
+enum { RFI_STEP_ATTEMPTED, RFI_STEP_APPLIED, RFI_STEP_SEED, RFI_STEP_SKIPPED, RFI_STEP_N };
 
 typedef struct rfi_state_json {
   int64_t block[RFI_STEP_N];
+  double seconds;                              /* 0: the run is given in steps */
   json_t *configuration, *environment, *tuned; /* tuned: NULL for a run that was not */
 } rfi_state_json;
 
-/* `file` is named in errors; *out needs no deinit after one. */
+/* `file` is the name in errors; after an error *out needs no deinit. */
 rfr_status rfi_state_json_parse(const char *file, const char *text, size_t n, rfi_state_json *out);
 rfr_status rfi_state_json_print(const rfi_state_json *state, rfi_string *out);
 void rfi_state_json_deinit(rfi_state_json *state);

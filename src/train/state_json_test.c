@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * state.json: what is written is read again, and whatever no run has written is refused
- * with the reason.
+ * state.json: printed text reads back equal, and text that no run can have written is refused with the reason.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +13,7 @@
 
 #include "train/state_json.h"
 
-static void round_trip_of(bool tuned) {
+static void round_trip_of(bool tuned, double seconds) {
   rfr_ctx *ctx;
   assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
   rfi_string text = {.ctx = ctx};
@@ -22,11 +21,13 @@ static void round_trip_of(bool tuned) {
                                        [RFI_STEP_APPLIED] = INT64_C(999999999997),
                                        [RFI_STEP_SEED] = INT64_MIN,
                                        [RFI_STEP_SKIPPED] = 3},
+                             .seconds = seconds,
                              .configuration = json_pack("{s:s}", "optimizer.lr", "3e-3"),
                              .environment = json_pack("{s:s, s:i}", "isa", "v4", "threads", 2),
                              .tuned = tuned ? json_pack("{s:s, s:s}", "device", "a GPU", "f32[2,3:3]", "0 1") : NULL};
   assert_int_equal(rfi_state_json_print(&s, &text), RFR_OK);
   assert_int_equal(rfi_state_json_parse("state.json", text.data, text.n, &again), RFR_OK);
+  assert_true(again.seconds == seconds);
   assert_memory_equal(again.block, s.block, sizeof s.block);
   assert_true(json_equal(again.configuration, s.configuration) && json_equal(again.environment, s.environment));
   assert_true(tuned ? json_equal(again.tuned, s.tuned) : again.tuned == NULL);
@@ -38,8 +39,8 @@ static void round_trip_of(bool tuned) {
 
 static void round_trip(void **state) {
   (void)state;
-  round_trip_of(false);
-  round_trip_of(true);
+  round_trip_of(false, 0);
+  round_trip_of(true, 12.375);
 }
 
 static void refused(void **state) {
@@ -50,17 +51,19 @@ static void refused(void **state) {
       {"\"format\": 2, \"step_block\": [3, 2, 1, 1]", "format 2"},
       {"\"step_block\": [3, 2, 1, 1]", "\"format\" is missing"},
       {"\"format\": 1", "step_block"},
-      {"\"format\": 1, \"step_block\": [3, 2, 1]", "no array of 4 integers"},
-      {"\"format\": 1, \"step_block\": [3, 2.0, 1, 1]", "no array of 4 integers"},
-      {"\"format\": 1, \"step_block\": [3, 2, 1, 0]", "3 steps, 2 of them applied and 0 skipped"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1]", "not an array of 4 integers"},
+      {"\"format\": 1, \"step_block\": [3, 2.0, 1, 1]", "not an array of 4 integers"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 0]", "3 steps cannot be 2 applied and 0 skipped ones"},
       {"\"format\": 1, \"step_block\": [3, 4, 1, -1]", "3 steps"},
       {"\"format\": 1, \"step_block\": [-1, -1, 1, 0]", "-1 steps"},
       {"\"format\": 1, \"step_block\": [1000000000001, 1000000000001, 1, 0]", "1000000000001 steps"},
-      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": [1]", "\"configuration\" is no object"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": [1]", "\"configuration\" is not an object"},
       {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": {\"a\": {}}", "\"a\" in \"configuration\""},
-      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": {}", "\"environment\" is no object"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": {}", "\"environment\" is not an object"},
       {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"configuration\": {}, \"environment\": {}, \"tuned\": 1",
-       "\"tuned\" is no object"},
+       "\"tuned\" is not an object"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"seconds\": -1.5", "\"seconds\" is -1.5"},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"seconds\": \"1\"", "\"seconds\""},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     char text[256];

@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Records the training step, the evaluation, and the two programs that make text.
+ * Records the training step, the evaluation, and the two programs of text generation.
  *
- * The step is one program: input rings in; for each microbatch forward and loss; one
- * gradient per trainable parameter, summed over microbatches by autodiff; then schedule,
- * norm, clipping, update, counts, metrics. Losses are sums that are divided by the valid
- * tokens of the whole step, so that k microbatches mean what one batch means. In f16 that
- * divisor makes the loss larger by the loss scale, which the norm and the updates take back.
- * All that changes from step to step lies in the step block, the loss scale and the rings; the
- * trace holds no step number.
+ * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per trained
+ * parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts, metrics. Losses
+ * are sums divided by the number of valid targets of the step, so that k microbatches give the result of one batch. In f16
+ * the divisor also contains the loss scale, which norm and update divide out. Everything that changes from step to step is
+ * in the step block, the loss scale and the rings; the trace has no step number.
  */
 #include "train/step_trace.h"
 
 #include <stdio.h>
 
 #include "base/base.h"
+#include "nn/nn.h"
 
 enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
 
-/* One step's share of a ring: slot attempted mod R, shape (k, ...). */
+/* The step's slot of a ring, attempted mod R: (k, width). */
 static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, int64_t width, rfr_value step) {
   const int64_t shape[3] = {s->slots, s->microbatches, width};
   return rfr_ring_read(t, rfr_input(t, name, RFR_ROLE_INPUT, RFR_I32, 3, shape), step);
@@ -37,17 +36,16 @@ static rfr_value declare_like(rfr_trace *t, const char *name, const char *suffix
   return rfr_input(t, full, RFR_ROLE_STATE, dtype, type.rank, type.shape);
 }
 
-static bool frozen(const rfi_step_spec *s, const char *name) {
-  for (int k = 0; k < s->n_frozen; k++)
-    if (rfr_name_matches(s->frozen[k], name)) return true;
-  return false;
+static void declare_parameters(rfr_trace *t, const rfi_step_spec *s, rfr_value *out) {
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
+    out[i] = rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE);
 }
 
 typedef struct update {
   rfr_value lr, clip, skip, step;
 } update;
 
-/* RFR_NONE: the loss is not scaled. */
+/* Members are RFR_NONE without loss scaling. */
 typedef struct scaling {
   rfr_value state, scale, inverse;
 } scaling;
@@ -65,48 +63,41 @@ static rfr_value unscaled(rfr_trace *t, const scaling *scaling, rfr_value x) {
   return scaling->inverse == RFR_NONE ? x : rfr_mul(t, x, scaling->inverse);
 }
 
-static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update *u, const char *name, rfr_value w,
-                             rfr_value g) {
-  double scale = 1.0, decay = s->adamw.decay;
-  for (int i = 0; i < s->n_groups; i++) {
-    if (!rfr_name_matches(s->groups[i].match, name)) continue;
-    scale = s->groups[i].lr_scale;
-    decay = s->groups[i].weight_decay;
-    break;
-  }
+static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule,
+                             const char *name, rfr_value w, rfr_value g) {
   rfr_value master = s->master ? declare_like(t, name, RFI_SUFFIX_MASTER, RFR_F32, w) : RFR_NONE;
   if (s->sgd) {
     rfr_value momentum = s->momentum > 0.0 ? declare_like(t, name, RFI_SUFFIX_MOMENTUM, s->state_dtype, w) : RFR_NONE;
-    rfr_sgd(t, w, g, momentum, master, u->lr, u->clip, u->skip, s->momentum, decay, scale);
+    rfr_sgd(t, w, g, momentum, master, u->lr, u->clip, u->skip, s->momentum, rule->weight_decay, rule->lr_scale);
     return;
   }
   rfr_adamw_options o = s->adamw;
-  o.lr_scale = scale;
-  o.decay = decay;
+  o.lr_scale = rule->lr_scale;
+  o.decay = rule->weight_decay;
   rfr_value m = declare_like(t, name, RFI_SUFFIX_M, s->state_dtype, w);
   rfr_value v = declare_like(t, name, RFI_SUFFIX_V, s->state_dtype, w);
   rfr_adamw(t, w, g, m, v, master, u->lr, u->clip, u->skip, u->step, &o);
 }
 
-/* Of every layer of every microbatch: how many rows each expert had, and whether that was no routing. */
+/* For each layer of each microbatch: rows of each expert, and a flag for invalid splits. */
 typedef struct routing {
   rfr_value *splits, *bad;
   int n;
 } routing;
 
-/* Everything behind the loss, which is `shown` without its scale. `g` has room for one value per parameter. */
+/* Everything after the loss. `reported`: the loss without its scale. `g` has one element per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
-                     const scaling *scaling, rfr_value shown, rfr_value count, const routing *routing, rfr_value step) {
+                     const scaling *scaling, rfr_value reported, rfr_value count, const routing *routing,
+                     rfr_value step) {
+  const int64_t three = 3;
   int trainable = 0;
-  rfr_parameter p;
-  for (int i = 0; i < n; i++) {
-    rfr_model_parameter(&s->model, i, &p);
-    if (!frozen(s, p.name)) g[trainable++] = rfr_gradient(t, loss, w[i], s->gradient_dtype);
-  }
+  for (int i = 0; i < n; i++)
+    if (!rfi_step_rule(s, i).frozen) g[trainable++] = rfr_gradient(t, loss, w[i], s->gradient_dtype);
   rfr_set_phase(t, RFR_PHASE_OPTIM);
   rfr_scope(t, "optimizer");
   update u = {.step = step, .clip = RFR_NONE};
-  u.lr = rfr_lr_schedule(t, step, &s->lr);
+  u.lr = rfr_lr_schedule_steps(
+      t, step, s->timed ? rfr_input(t, RFI_NAME_LR_STEPS, RFR_ROLE_STATE, RFR_I64, 1, &three) : RFR_NONE, &s->lr);
   const int64_t gradients = trainable;
   rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
   rfr_value norm = unscaled(t, scaling, rfr_grad_norm_zeros(t, trainable, g, zeros, &u.skip));
@@ -116,11 +107,13 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
   if (s->clip > 0.0) u.clip = unscaled(t, scaling, rfr_clip_scale(t, norm, s->clip));
   trainable = 0;
   for (int i = 0; i < n; i++) {
-    rfr_model_parameter(&s->model, i, &p);
-    if (!frozen(s, p.name)) update_parameter(t, s, &u, p.name, w[i], g[trainable++]);
+    const rfi_param_rule rule = rfi_step_rule(s, i);
+    rfr_parameter p;
+    if (rule.frozen || rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
+    update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
   }
   rfr_value metrics[RFI_METRIC_N] = {
-      [RFI_METRIC_LOSS] = shown,     [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
+      [RFI_METRIC_LOSS] = reported,  [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
       [RFI_METRIC_COUNT] = count,    [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_BAD_ROUTING] = which,
       [RFI_METRIC_BAD_GROUP] = group};
   if (routing->n > 0)
@@ -139,7 +132,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   rfr_value *splits = targets + s->microbatches;
   const routing routing = {splits, splits + routings, (int)routings};
   rfr_microbatch(t, -1);
-  rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
+  declare_parameters(t, s, w);
   rfr_value step = rfr_step_block(t);
   rfr_scope(t, "inputs");
   rfr_value all_tokens = ring(t, s, RFI_NAME_TOKENS, s->tokens, step);       /* (k,T) */
@@ -157,26 +150,27 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
     const rfr_experts experts = {
         .logits = logits, .index = index, .splits = routing.splits + m * L, .bad = routing.bad + m * L};
     rfr_value h = rfr_model_forward_experts(t, &s->model, w, tokens, offsets, step, &experts);
-    rfr_value even = rfr_model_routing_loss(t, &s->model, &experts, targets[m], RFI_IGNORE);
-    rfr_value words = rfr_model_logits(t, &s->model, w, h, RFR_F32);
+    rfr_value aux = rfr_model_routing_loss(t, &s->model, &experts, targets[m], RFI_IGNORE);
+    rfr_value scores = rfr_model_logits(t, &s->model, w, h, RFR_F32);
     rfr_scope(t, "head");
-    rfr_value part = rfr_cross_entropy(t, words, targets[m], inv, RFI_IGNORE);
-    if (even != RFR_NONE && scaling.scale != RFR_NONE) even = rfr_mul(t, even, scaling.scale); /* as inv is */
+    rfr_value part = rfr_cross_entropy(t, scores, targets[m], inv, RFI_IGNORE);
+    if (aux != RFR_NONE && scaling.scale != RFR_NONE)
+      aux = rfr_mul(t, aux, scaling.scale); /* inv contains the scale already */
     rfr_microbatch(t, -1);
     loss = m == 0 ? part : rfr_add(t, loss, part);
-    if (even != RFR_NONE) balance = m == 0 ? even : rfr_add(t, balance, even);
+    if (aux != RFR_NONE) balance = m == 0 ? aux : rfr_add(t, balance, aux);
   }
-  const rfr_value shown = unscaled(t, &scaling, loss);
-  rfr_value_set_name(t, shown, "loss");
-  if (balance != RFR_NONE) /* each microbatch's is its own mean */
+  const rfr_value reported = unscaled(t, &scaling, loss);
+  rfr_value_set_name(t, reported, "loss");
+  if (balance != RFR_NONE) /* each microbatch has its own mean */
     loss = rfr_add(t, loss, rfr_scale(t, balance, 1.0 / (double)s->microbatches, RFR_NONE));
-  optimize(t, s, w, n, g, loss, &scaling, shown, count, &routing, step);
-  rfr_output(t, "loss", shown);
+  optimize(t, s, w, n, g, loss, &scaling, reported, count, &routing, step);
+  rfr_output(t, "loss", reported);
 }
 
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
   const int64_t width = s->eval_tokens + 1, one = 1;
-  rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
+  declare_parameters(t, s, w);
   rfr_value tokens = rfr_input(t, RFI_NAME_EVAL_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
   rfr_value targets = rfr_input(t, RFI_NAME_EVAL_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
   rfr_value offsets = rfr_input(t, RFI_NAME_EVAL_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
@@ -185,11 +179,11 @@ static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) 
   rfr_output(t, RFI_NAME_NLL, rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
 }
 
-/* The next `rows` tokens of the text, and the one behind them. */
+/* Reads the next `rows` tokens of the text and appends the token after them. */
 static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, int64_t rows) {
   const int64_t one = 1, four = 4, text_size = s->window + 1;
   rfr_value positions, last;
-  rfr_model_declare(t, &s->model, s->frozen, s->n_frozen, w);
+  declare_parameters(t, s, w);
   rfr_value text = rfr_input(t, RFI_NAME_TEXT, RFR_ROLE_STATE, RFR_I32, 1, &text_size);
   rfr_value cursor = rfr_input(t, RFI_NAME_CURSOR, RFR_ROLE_STATE, RFR_I64, 1, &four);
   rfr_value temperature = rfr_input(t, RFI_NAME_TEMPERATURE, RFR_ROLE_INPUT, RFR_F64, 1, &one);
@@ -199,7 +193,7 @@ static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, 
   rfr_value tokens = rfr_text_read(t, text, cursor, rows, &positions, &last);
   rfr_value h = rfr_model_forward_cached(t, &s->model, w, tokens, positions, cursor, s->window);
   rfr_scope(t, "head");
-  if (rows > 1) h = rfr_embedding(t, h, last); /* its last row alone */
+  if (rows > 1) h = rfr_embedding(t, h, last); /* only its last row */
   rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
   rfr_scope(t, "text");
   text = rfr_text_append(t, text, logits, cursor, temperature, top_k, top_p, rows);

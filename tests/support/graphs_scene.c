@@ -175,6 +175,13 @@ static rfr_tensor of_programs(rfr_programs *p, const rfr_tensor *x) {
   return copy;
 }
 
+rfr_main_gradient rft_main_gradient(const char *parameter, rfr_type type, void *data, int accumulate) {
+  rfr_main_gradient m = rfr_main_gradient_default();
+  m.parameter = parameter, m.type = type, m.data = data, m.accumulate = accumulate;
+  if (data) m.bytes = rfi_bytes(&type);
+  return m;
+}
+
 rfr_type rft_activation(const rft_scene *s) { return (rfr_type){.dtype = s->dtype, .rank = 2, .shape = {T, C}}; }
 
 void rft_draw(const rft_scene *s, void *to, int step, int m, int what) {

@@ -68,6 +68,9 @@ void rft_draw(const rft_scene *s, void *to, int step, int m, int what);
 void rft_forward(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int block, int m);
 void rft_backward(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int block, int m);
 
+/* An entry for a parameter's main gradient in `data`, which may be NULL. */
+rfr_main_gradient rft_main_gradient(const char *parameter, rfr_type type, void *data, int accumulate);
+
 /* A tensor's values in host memory, which the caller frees. */
 rfr_tensor rft_of_graphs(rfr_graphs *g, const rfr_tensor *x);
 /* The test fails unless `s` is the error with this slug, and its message has the text. */

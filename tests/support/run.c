@@ -52,6 +52,7 @@ static void on_event(const rfr_event *e, void *user) {
       if (e->step <= RFT_STEPS) r->loss[e->step] = e->loss, r->norm[e->step] = e->grad_norm;
       r->most_load = e->most_load, r->least_load = e->least_load;
       r->last = e->step;
+      r->last_loss = e->loss, r->last_lr = e->lr;
       r->skipped += e->skipped;
       if (r->stop_at_5 && e->step == 5) rfr_run_request_stop(r->stop_at_5);
       break;
@@ -63,7 +64,11 @@ static void on_event(const rfr_event *e, void *user) {
     case RFR_EVENT_EVALUATION:
       r->evaluations++;
       r->bits = e->bits_per_byte;
+      r->windows = e->windows, r->windows_held_out = e->windows_held_out;
       break;
+    case RFR_EVENT_PROGRESS: r->progress++; break;
+    case RFR_EVENT_SCHEDULE: r->schedules++; break;
+    case RFR_EVENT_COMPILE: r->compiles++; break;
     default: break;
   }
 }

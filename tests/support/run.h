@@ -35,7 +35,7 @@
 #define NARROW "optimizer: {name: adamw, lr: 3e-3, clip: 1.0, gradient_dtype: model, state_dtype: bf16}\n"
 #define BALANCED "optimizer: {name: adamw, lr: 3e-3, weight_decay: 0.1, clip: 1.0, router_z_loss_coef: 0.001}\n"
 #define TWO_BATCHES "batch: {tokens: 128, microbatch: 4}\n"
-#define RUN "run: {steps: 50, seed: 3, log_every: 1}\n"
+#define RUN "run: {steps: 50, seed: 3, log_every: 1, evaluate_windows: 0}\n"
 
 enum { RFT_STEPS = 50 };
 
@@ -44,7 +44,9 @@ typedef struct rft_record {
   double loss[RFT_STEPS + 1], norm[RFT_STEPS + 1];
   double most_load, least_load; /* of the last step */
   int64_t last;
-  int skipped, warnings, checkpoints, evaluations;
+  int skipped, warnings, checkpoints, evaluations, progress, schedules, compiles;
+  double last_loss, last_lr;
+  int64_t windows, windows_held_out; /* of the last evaluation */
   double bits;
   rfr_run *stop_at_5;
   char warning[256];

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A recorded forward becomes the joint trace of a callable. Each output that a parameter or an input_grad influences
- * gets a cotangent, an input of the trace; each trainable parameter's gradient is added onto its main gradient, a
- * state; then the passes run as for any other trace, so that what nobody wants is never made.
+ * Turns a recorded forward into the joint trace of a callable. Each output that depends on a parameter or an input_grad
+ * gets a cotangent as an input of the trace; each trainable parameter's gradient is accumulated onto its main gradient,
+ * a state. Then the passes run as for any other trace and remove unused work.
  *
- * The parts are made of the phase labels that autodiff gives: forward is F, dgrad I, wgrad W. A part that reads what an
- * earlier one made finds it in the slot; nothing reads what a later part makes (phases.c).
+ * Parts follow the phase labels of autodiff: forward is F, dgrad I, wgrad W. A part reads results of earlier parts from
+ * the slot; no part reads a result of a later one (phases.c).
  */
 #include <stdio.h>
 #include <string.h>
@@ -14,9 +14,9 @@
 #include "exec/graphs/graphed.h"
 
 const char RFI_GRAD_PREFIX[] = "grad.";
-const char RFI_WHOLE_PREFIX[] = "whole.";
+const char RFI_UNREDUCED_PREFIX[] = "unreduced.";
 static const char MICROBATCH[] = "graphs.microbatch";
-static const char BAD_PREFIX[] = "graphs.bad."; /* of outputs that say whether splits fit */
+static const char BAD_PREFIX[] = "graphs.bad."; /* of outputs that tell whether group sizes are valid */
 
 static rfr_status refuse(const rfi_callable *c, const char *what, const char *name) {
   return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": %s \"%s\"", c->name, what, name);
@@ -24,17 +24,18 @@ static rfr_status refuse(const rfi_callable *c, const char *what, const char *na
 
 /* ---- the joint trace ---- */
 
-static bool is_given(int role) { return role == RFR_ROLE_INPUT || role == RFR_ROLE_INPUT_GRAD; }
+static bool is_call_input(int role) { return role == RFR_ROLE_INPUT || role == RFR_ROLE_INPUT_GRAD; }
 
-/* Copies op i; what draws random numbers reads its microbatch from the slot, at a site that no other callable has. */
+/* Copies op i. A random op reads its microbatch from the slot, and gets a site that no other callable has. */
 static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) {
   const rfi_opr *op = &r->from->ops[i];
   if (op->def->code == RFI_OP_gradient || op->phase != RFR_PHASE_FORWARD)
-    return refuse(c, "its trace is a forward alone, not with", op->def->name);
-  if (op->def->flags & RFI_HOST) return refuse(c, "the host waits for no callable: it has", op->def->name);
+    return refuse(c, "the trace must be a forward only, but has op", op->def->name);
+  if (op->def->flags & RFI_HOST)
+    return refuse(c, "a callable cannot contain an op that waits for the host:", op->def->name);
   if (!(op->def->flags & RFI_RNG)) return rfi_rewrite_op(r, i, NULL);
   if (op->def->code != RFI_OP_dropout)
-    return refuse(c, "it draws by the microbatch it was recorded with:", op->def->name);
+    return refuse(c, "a random op that cannot take the microbatch from the slot:", op->def->name);
   if (c->microbatch == RFR_NONE)
     c->microbatch = rfr_input(r->to, MICROBATCH, RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){1}));
   rfr_value in[3] = {r->map[op->in[0]], r->map[op->in[1]], c->microbatch};
@@ -46,8 +47,8 @@ static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) 
   return rfi_rewrite_as(r, i, &own, NULL);
 }
 
-/* Which values a wanted input reaches: floats, on ways that no detach cuts. */
-static void influence(const rfr_trace *t, bool *reached) {
+/* Extends `reached` from inputs to all float values that depend on them, except through detach. */
+static void propagate(const rfr_trace *t, bool *reached) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     bool any = false;
@@ -62,7 +63,7 @@ static rfr_status reaches_output(const rfi_callable *c, const rfr_trace *t, rfr_
   bool *reached;
   RFI_TRY(RFI_ALLOC(t->ctx, (size_t)t->n_values + 1, &reached));
   reached[x] = true;
-  influence(t, reached);
+  propagate(t, reached);
   *does = false;
   for (int k = 0; k < c->n_out; k++) *does = *does || (c->out[k].value >= 0 && reached[c->out[k].value]);
   rfi_free(t->ctx, reached);
@@ -73,7 +74,7 @@ static char *grad_name(rfr_trace *t, const char *name) {
   return rfi_arena_printf(t->arena, "%s%s", RFI_GRAD_PREFIX, name);
 }
 
-/* Where sizes of groups come from, in another type or copied: an input, or what another op makes. */
+/* The origin of group sizes, before casts and copies: an input, or another op's result. */
 static rfr_value sizes_of(const rfr_trace *t, rfr_value v) {
   for (;;) {
     v = t->values[v].base;
@@ -83,7 +84,7 @@ static rfr_value sizes_of(const rfr_trace *t, rfr_value v) {
   }
 }
 
-/* Splits that are not those of a sort, which fit always, come from the caller. */
+/* Group sizes from moe_sort are always valid; all others come from the caller and are checked at run time. */
 static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite *r) {
   const rfr_trace *t = r->from;
   int n = 0;
@@ -107,7 +108,7 @@ static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite
   return rfr_trace_status(r->to);
 }
 
-/* Cotangents of outputs as one loss; RFR_NONE: no output has one. */
+/* The sum of all outputs times their cotangents as one loss; RFR_NONE: no output has a cotangent. */
 static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached, rfr_value *loss) {
   const rfr_source nowhere = {NULL, 0};
   *loss = RFR_NONE;
@@ -117,7 +118,9 @@ static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached
     const rfr_type type = t->values[p->value].type;
     const int same = rfi_names_find(&t->input_names, p->name);
     if (same >= 0 && t->values[t->inputs[same]].role == RFR_ROLE_TRAINABLE)
-      return refuse(c, "both have a gradient, which is found by the name: an output and a trained parameter", p->name);
+      return refuse(
+          c, "gradients are found by name, so a trainable parameter and an output with a gradient cannot both be named",
+          p->name);
     const char *name = grad_name(t, p->name);
     if (!name) return RFR_NO_MEMORY;
     p->grad = rfr_input_at(t, nowhere, name, RFR_ROLE_INPUT, type.dtype, type.rank, type.shape);
@@ -135,23 +138,34 @@ const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *p
   return NULL;
 }
 
+/* A parameter that reaches no output: its main gradient gets zeros if the caller declared one, else there is none. */
+static rfr_status record_unused(rfr_trace *t, const char *name, const rfr_main_gradient *m, const rfi_value *x) {
+  const rfr_source nowhere = {NULL, 0};
+  if (!m) return RFR_OK;
+  rfr_output_at(t, nowhere, name,
+                rfr_input_at(t, nowhere, name, RFR_ROLE_STATE, m->type.dtype, x->type.rank, x->type.shape));
+  return rfr_trace_status(t);
+}
+
 static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rfr_trace *t, rfr_value loss,
                                   rfr_value v) {
   const rfr_source nowhere = {NULL, 0};
   const rfi_value x = t->values[v];
   const bool trained = x.role == RFR_ROLE_TRAINABLE;
-  bool used = loss >= 0;
+  bool used = false;
   if (!trained && x.role != RFR_ROLE_INPUT_GRAD) return RFR_OK;
-  if (used && !trained && g->options.allow_unused_input) RFI_TRY(reaches_output(c, t, v, &used));
-  if (!used && !trained && g->options.allow_unused_input) return RFR_OK;
-  if (!used) return refuse(c, "a gradient is wanted, and no output depends on", x.name);
+  if (loss >= 0) RFI_TRY(reaches_output(c, t, v, &used));
+  if (!used && !g->options.allow_unused_input)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": %s \"%s\" needs a gradient, but no output depends on it: make it %s, or set "
+                    "rfr_graphs_options.allow_unused_input",
+                    c->name, trained ? "parameter" : "input", x.name, trained ? "frozen" : "an input without gradient");
+  const rfr_main_gradient *m = trained ? rfi_main_gradient_of(g, x.name) : NULL;
   const char *name = grad_name(t, x.name);
   if (!name) return RFR_NO_MEMORY;
+  if (!used) return trained ? record_unused(t, name, m, &x) : RFR_OK;
   if (trained) {
-    const rfr_main_gradient *m = rfi_main_gradient_of(g, x.name);
-    const rfr_dtype dtype = m && m->dtype != 0 ? m->dtype : RFR_F32;
-    if (dtype != RFR_F32 && dtype != RFR_BF16 && dtype != RFR_F16)
-      return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is to be f32, bf16 or f16", x.name);
+    const rfr_dtype dtype = m ? m->type.dtype : RFR_F32;
     rfr_value onto = rfr_input_at(t, nowhere, name, RFR_ROLE_STATE, dtype, x.type.rank, x.type.shape);
     rfr_output_at(t, nowhere, name, rfr_gradient_onto_at(t, nowhere, loss, v, onto));
   } else {
@@ -169,7 +183,7 @@ static rfr_status record_backward(const rfr_graphs *g, rfi_callable *c, rfr_trac
     const int role = t->values[t->inputs[i]].role;
     reached[t->inputs[i]] = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_INPUT_GRAD;
   }
-  influence(t, reached);
+  propagate(t, reached);
   rfr_status s = record_loss(c, t, reached, &loss);
   rfi_free(t->ctx, reached);
   for (int i = 0; i < n && s == RFR_OK; i++) s = record_gradient(g, c, t, loss, t->inputs[i]);
@@ -194,9 +208,9 @@ static rfr_status add_inputs(rfr_graphs *g, rfi_callable *c, const rfr_callable 
   for (int i = 0; i < desc->n_inputs; i++) {
     const char *name = desc->inputs[i];
     const int found = name ? rfi_names_find(&t->input_names, name) : -1;
-    if (name && (found < 0 || !is_given(t->values[t->inputs[found]].role)))
-      return refuse(c, "its trace has no input", name);
-    if (rfi_port_find(c->in, c->n_in, name) >= 0) return refuse(c, "given twice is the input", name);
+    if (name && (found < 0 || !is_call_input(t->values[t->inputs[found]].role)))
+      return refuse(c, "the trace has no input", name);
+    if (rfi_port_find(c->in, c->n_in, name) >= 0) return refuse(c, "rfr_callable.inputs lists twice input", name);
     RFI_TRY(add_input(g, c, name, name ? t->inputs[found] : RFR_NONE));
   }
   return RFR_OK;
@@ -211,8 +225,9 @@ static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *
   if (desc->inputs) RFI_TRY(add_inputs(g, c, desc, t));
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
-    if (!is_given(x->role)) continue;
-    if (desc->inputs && rfi_port_find(c->in, c->n_in, x->name) < 0) return refuse(c, "its list lacks input", x->name);
+    if (!is_call_input(x->role)) continue;
+    if (desc->inputs && rfi_port_find(c->in, c->n_in, x->name) < 0)
+      return refuse(c, "rfr_callable.inputs does not list input", x->name);
     if (!desc->inputs) RFI_TRY(add_input(g, c, x->name, t->inputs[i]));
   }
   for (int k = 0; k < c->n_out; k++) {
@@ -221,8 +236,8 @@ static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *
     *p = (rfi_port){.value = RFR_NONE, .grad = RFR_NONE, .callable = -1};
     if (!name) continue;
     const int found = rfi_names_find(&t->output_names, name);
-    if (found < 0) return refuse(c, "its trace has no output", name);
-    if (rfi_port_find(c->out, k, name) >= 0) return refuse(c, "given twice is the output", name);
+    if (found < 0) return refuse(c, "the trace has no output", name);
+    if (rfi_port_find(c->out, k, name) >= 0) return refuse(c, "rfr_callable.outputs lists twice the output", name);
     if (!(p->name = rfi_arena_strdup(a, name))) return RFR_NO_MEMORY;
     p->value = t->outputs[found].value;
   }
@@ -231,11 +246,10 @@ static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *
 
 /* ---- parts ---- */
 
-/* Of each part, in their order. */
 static const uint8_t phase_of[RFI_PARTS] = {RFR_PHASE_LOAD,  RFR_PHASE_SETUP, RFR_PHASE_FORWARD,
                                             RFR_PHASE_DGRAD, RFR_PHASE_WGRAD, RFR_PHASE_OPTIM};
 
-/* Where a value is wanted: of an output by whom it is for. */
+/* The part whose caller receives an output. */
 static rfi_part part_of_output(const rfi_callable *c, const char *name) {
   const size_t n = strlen(RFI_GRAD_PREFIX);
   if (rfi_port_find(c->out, c->n_out, name) >= 0 || strncmp(name, BAD_PREFIX, strlen(BAD_PREFIX)) == 0)
@@ -244,7 +258,7 @@ static rfi_part part_of_output(const rfi_callable *c, const char *name) {
                                                                                                 : RFI_PART_W;
 }
 
-/* What is of no part, copies for outputs, is where these are wanted. */
+/* Copies for outputs, which autodiff does not label, run in the part that returns them. */
 static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
   uint8_t *phase;
   RFI_TRY(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &phase));
@@ -261,13 +275,13 @@ static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
   return s;
 }
 
-/* Parameters become parts: what gathers them is the part setup, what sums their gradients over the ranks the last. */
+/* Replaces parameters by shards: setup gathers them, the last part reduce-scatters their gradients. */
 static rfr_status shard(const rfr_graphs *g, rfi_callable *c) {
   const rfi_shard o = {
-      .ranks = g->m.comm ? g->m.comm->size : 1, .gradient = RFI_GRAD_PREFIX, .gathered = RFI_WHOLE_PREFIX};
-  rfr_trace *whole = c->trace;
-  const rfr_status s = rfi_pass_shard(whole, &o, &c->trace);
-  rfr_trace_destroy(whole);
+      .ranks = g->m.comm ? g->m.comm->size : 1, .gradient = RFI_GRAD_PREFIX, .gathered = RFI_UNREDUCED_PREFIX};
+  rfr_trace *unsharded = c->trace;
+  const rfr_status s = rfi_pass_shard(unsharded, &o, &c->trace);
+  rfr_trace_destroy(unsharded);
   return s;
 }
 
@@ -278,7 +292,7 @@ static void find_parts(rfi_callable *c) {
   }
 }
 
-/* ---- all of it ---- */
+/* ---- compilation ---- */
 
 static rfr_value input_of(const rfr_trace *t, const char *name) {
   const int i = rfi_names_find(&t->input_names, name);
@@ -299,12 +313,12 @@ static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *
                       .host = g->m.backend->host};
 }
 
-/* Names that the joint trace has for what it adds. */
 static rfr_status check_name(const rfi_callable *c, const char *name) {
-  const bool ours = strcmp(name, MICROBATCH) == 0 || strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
-                    strncmp(name, RFI_WHOLE_PREFIX, strlen(RFI_WHOLE_PREFIX)) == 0;
-  return ours ? refuse(c, "kept for gradients and the microbatch, and no name for an input or output, is", name)
-              : RFR_OK;
+  const bool reserved = strcmp(name, MICROBATCH) == 0 || strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
+                        strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0;
+  return reserved ? rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                             "callable \"%s\": \"%s\" is a reserved name: rename the input or output", c->name, name)
+                  : RFR_OK;
 }
 
 static rfr_status check_names(const rfi_callable *c, const rfr_trace *t) {
@@ -313,7 +327,7 @@ static rfr_status check_names(const rfi_callable *c, const rfr_trace *t) {
   return RFR_OK;
 }
 
-/* The ports as ids of the last trace. */
+/* Sets the ports' values to ids of the final trace. */
 static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->trace;
   for (int side = 0; side < 2; side++)
@@ -338,8 +352,9 @@ static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
   return RFR_OK;
 }
 
-/* Of a linked input: the other end has no gradient, so nobody could be given this one's. */
-static bool is_dead_end(const rfr_graphs *g, const rfi_callable *c, const rfr_callable *desc, const char *input) {
+/* A linked input whose source output has no gradient. */
+static bool is_without_gradient(const rfr_graphs *g, const rfi_callable *c, const rfr_callable *desc,
+                                const char *input) {
   for (int i = 0; i < desc->n_links; i++) {
     const rfr_callable_link *l = &desc->links[i];
     if (!l->input || strcmp(l->input, input) != 0 || l->callable < 0 || l->callable >= c - g->callable) continue;
@@ -355,11 +370,10 @@ static rfr_status record_joint(rfr_graphs *g, rfi_callable *c, const rfr_callabl
   rfr_status s;
   rfi_rewrite r = {.from = desc->trace};
   *out = NULL;
-  RFI_TRY(rfr_trace_status(desc->trace));
   RFI_TRY(rfi_rewrite_begin(desc->trace, &r));
   for (int i = 0; i < r.to->n_inputs && !g->inference; i++) {
     rfi_value *x = &r.to->values[r.to->inputs[i]];
-    if (x->role == RFR_ROLE_INPUT_GRAD && is_dead_end(g, c, desc, x->name)) x->role = RFR_ROLE_INPUT;
+    if (x->role == RFR_ROLE_INPUT_GRAD && is_without_gradient(g, c, desc, x->name)) x->role = RFR_ROLE_INPUT;
   }
   for (int i = 0; i < desc->trace->n_ops; i++) RFI_GOTO(copy_op(c, &r, i, site));
   for (int k = 0; k < c->n_out; k++)
@@ -390,7 +404,7 @@ bool rfi_has_backward(const rfi_callable *c) {
   return false;
 }
 
-/* One choice for all: how often bytes for what a part leaves to the next are there. */
+/* How often memory for one callable's saved activations exists: used by passes that weigh memory. */
 static int count_copies(const rfr_graphs *g) {
   int n = 0;
   for (int i = 0; i < g->n_stages; i++) n += g->stage[i].slots * (g->stage[i].end - g->stage[i].first);
@@ -424,10 +438,37 @@ rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c) {
   return find_ports(g, c);
 }
 
-/* A hook may gather into the caller's memory what is there no longer behind the call. */
-static bool is_hooked(const rfr_graphs *g, int index) {
+/* A pre_forward hook may gather parameters into the caller's memory, where they are valid only during the call. */
+static bool has_gather_hook(const rfr_graphs *g, int index) {
   const rfr_graphs_options *o = &g->options;
   return o->n_tensors > 0 && o->n_hooks > 0 && o->hooks[index].pre_forward.n > 0;
+}
+
+/* Other ranks' layers are not known here, so a default would give two ranks the same masks. */
+static rfr_status check_first_site(const rfr_graphs *g, int index, const rfr_callable *desc) {
+  const rfi_callable *c = &g->callable[index];
+  rfr_schedule_info info;
+  if (!g->options.schedule || rfr_trace_sites(desc->trace) == 0) return RFR_OK;
+  RFI_TRY(rfr_schedule_get_info(g->options.schedule, &info));
+  if (info.ranks == 1) return RFR_OK;
+  for (int i = index; i >= g->stage[c->stage].first; i--)
+    if (g->callable[i].has_first_site) return RFR_OK;
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                  "callable \"%s\" draws random numbers in stage %d of a schedule of %d ranks: set "
+                  "rfr_callable.first_site of the stage's first callable to the sum of rfr_trace_sites over all layers "
+                  "before it, so that no two ranks draw the same masks",
+                  c->name, g->stage[c->stage].number, info.ranks);
+}
+
+static rfr_status check_trace(const rfr_graphs *g, const rfi_callable *c, const rfr_trace *t) {
+  if (t->ctx != g->m.ctx)
+    return rfi_fail(
+        RFI_E_GRAPHS_CALLABLE,
+        "callable \"%s\": its trace was recorded in another context: record it in the context of the graphs", c->name);
+  RFI_TRY(rfr_trace_status(t));
+  if (rfi_trace_is_finished(t)) return RFR_OK;
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": its trace is not finished: call rfr_trace_finish first",
+                  c->name);
 }
 
 rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site) {
@@ -436,13 +477,16 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   c->microbatch = RFR_NONE;
   c->level = -1;
   c->sharded = desc->sharded != 0;
-  c->gathered = c->sharded || desc->gathered || is_hooked(g, index);
+  c->gathered = c->sharded || desc->gathered || has_gather_hook(g, index);
   c->name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
   if (!c->name) return RFR_NO_MEMORY;
+  c->has_first_site = desc->first_site >= 0;
+  RFI_TRY(check_trace(g, c, desc->trace));
+  RFI_TRY(check_first_site(g, index, desc));
   RFI_TRY(check_names(c, desc->trace));
   RFI_TRY(add_ports(g, c, desc, desc->trace));
   RFI_TRY(record_joint(g, c, desc, *site, &joint));
-  *site += desc->trace->next_site;
+  *site += rfr_trace_sites(desc->trace);
   const rfi_pass_options o = rfi_callable_options(g, c);
   rfr_status s = rfi_pipeline_run(joint, &o, &c->pipeline);
   rfr_trace_destroy(joint);

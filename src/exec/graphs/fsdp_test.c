@@ -241,7 +241,7 @@ static rfr_status run_around(side *s) {
     for (int k = 0; k < PARAMETERS; k++) {
       const char *name = name_of(i, k, names[i * PARAMETERS + k]);
       tensors[i * PARAMETERS + k] = (rfr_binding){name, type_of(k), s->whole[k]};
-      gradients[i * PARAMETERS + k] = (rfr_main_gradient){name, s->gradient[k], 1};
+      gradients[i * PARAMETERS + k] = rft_main_gradient(name, type_of(k), s->gradient[k], 1);
     }
   }
   o.fuse = s->fuse;
@@ -501,18 +501,18 @@ static void test_refused(void **state) {
   const rfr_binding in = {NULL, activation, values};
   (void)state;
   refused("0F0 0B0 0REDUCE", false, "action 0 (0F0): it reads parameters of sharded callables, which are not gathered");
-  refused("0F0 1F0 1B0 0B0", true, "shares no parameter");
-  refused("0UNSHARD 0F0 0B0 0REDUCE 0REDUCE 0RESHARD", false, "action 4 (0REDUCE): nothing was added");
-  refused("0UNSHARD 0F0 0B0 0REDUCE", false, "stage 0 is left gathered");
-  refused("0UNSHARD 0F0 0B0 0RESHARD", false, "stage 0 is left with gradients");
-  refused("0UNSHARD 1UNSHARD 0F0 1F0 1B0 0B0 0REDUCE 1REDUCE 0RESHARD 1RESHARD", true, "shares no parameter");
+  refused("0F0 1F0 1B0 0B0", true, "cannot share parameters");
+  refused("0UNSHARD 0F0 0B0 0REDUCE 0REDUCE 0RESHARD", false, "action 4 (0REDUCE): REDUCE without a weight gradient");
+  refused("0UNSHARD 0F0 0B0 0REDUCE", false, "stage 0 is still gathered: add RESHARD");
+  refused("0UNSHARD 0F0 0B0 0RESHARD", false, "stage 0 is not reduced: add REDUCE");
+  refused("0UNSHARD 1UNSHARD 0F0 1F0 1B0 0B0 0REDUCE 1REDUCE 0RESHARD 1RESHARD", true, "cannot share parameters");
   OK(try_schedule("0UNSHARD 0F0 0B0 0F1 0B1 0REDUCE 0RESHARD", false, &g));
   OK(rfr_schedule_parse(ctx, "test", "0UNSHARD 0F0 0B0 0REDUCE 0RESHARD", 33, &other));
   assert_int_equal(rfr_graphs_reschedule(g, other), RFR_MISMATCH);
   assert_string_equal(rfr_last_error()->slug, "graphs.schedule");
   assert_int_equal(rfr_graphs_reschedule(g, NULL), RFR_MISMATCH);
   rfr_schedule_destroy(other);
-  assert_int_equal(rfr_graphs_tensor(g, "whole.grad.up0", &x), RFR_INVALID);
+  assert_int_equal(rfr_graphs_tensor(g, "unreduced.grad.up0", &x), RFR_INVALID);
   OK(rfr_graphs_begin_step(g, NULL, 0));
   for (int m = 0; m < 2; m++) {
     int n;
@@ -684,7 +684,7 @@ static void test_parameter_outputs(void **state) {
   for (const char *how = "pvf"; *how; how++) {
     assert_int_equal(create_outputs(*how, &g), RFR_INVALID);
     assert_string_equal(rfr_last_error()->slug, "graphs.callable");
-    assert_non_null(strstr(rfr_last_error()->message, "output \"out\" is a parameter of a sharded callable"));
+    assert_non_null(strstr(rfr_last_error()->message, "output \"out\" aliases a parameter of a sharded callable"));
   }
   OK(create_outputs('c', &g));
   OK(rfr_graphs_tensor(g, "a", &w));

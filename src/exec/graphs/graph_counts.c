@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steps are counted where draws read which one it is: in the step block and in named streams' states. Each step that
- * was begun moves those in our memory on, when it ends or is left, on the device and in the stream's order, as
- * rfr_step_end does it: a step that was left as one that is skipped. Where a callable writes such a state it does so
- * itself, and what lies in the caller's memory is moved on by the caller, say by an optimizer's program.
+ * Step counters: the step block and the states of named random streams, from which random ops read the step. Each step
+ * advances the counters in the graphs' memory when it ends or is aborted, on the device and in stream order, as
+ * rfr_step_end does; an aborted step counts as skipped. A counter that a callable writes, or that lies in the caller's
+ * memory, is advanced by the callable or the caller.
  */
 #include <string.h>
 

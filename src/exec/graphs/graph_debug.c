@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Debugging: bytes whose time is over hold no values. A slot is poisoned when its microbatch has had its last
- * gradient, but for the input gradients, which hold on, and whole before its next forward and when a step begins: where
- * there are no gradients, then alone. What all parts share is poisoned behind each part, what is whole of sharded
- * callables when it is no longer. Who keeps a tensor for too long reads NaN or -1, not the next microbatch.
+ * Debug mode: dead buffers are filled with NaN (floats) or -1 (integers). A slot is filled after its last gradient,
+ * except for the input gradients, which stay valid, and completely before its next forward and when a step begins;
+ * without gradients only then. Shared bytes are filled after each part, gathered parameters and unreduced gradients
+ * when they are freed. A tensor that is used for too long then reads as NaN or -1, not as the next microbatch's data.
  */
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
@@ -12,9 +12,9 @@ static rfr_status poison(const rfr_graphs *g, unsigned char *from, const unsigne
   return to > from ? g->m.backend->fill(g->m.device, from, RFI_POISON, (size_t)(to - from)) : RFR_OK;
 }
 
-/* The first input gradient in a slot's bytes from `at` on; false: there is none. */
-static bool next_kept(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const unsigned char *at,
-                      const unsigned char *end_of_slot, unsigned char **from, unsigned char **to) {
+/* The first input gradient in a slot's bytes from `at` on; false: none. */
+static bool next_input_gradient(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const unsigned char *at,
+                                const unsigned char *end_of_slot, unsigned char **from, unsigned char **to) {
   bool found = false;
   for (int c = s->first; c < s->end; c++)
     for (int i = 0; i < g->callable[c].n_in; i++) {
@@ -32,7 +32,7 @@ rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradi
   const rfi_stage_plan *s = &g->stage[stage];
   unsigned char *at = g->arena + s->offset + slot * s->bytes, *end = at + s->bytes, *from, *to;
   for (int c = s->first; c < s->end; c++) g->callable[c].instance[slot].microbatch = -1;
-  while (!gradients && next_kept(g, s, slot, at, end, &from, &to)) {
+  while (!gradients && next_input_gradient(g, s, slot, at, end, &from, &to)) {
     RFI_TRY(poison(g, at, from));
     at = to;
   }
@@ -41,7 +41,7 @@ rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradi
 
 rfr_status rfi_graphs_poison_shared(rfr_graphs *g) {
   unsigned char *at = g->arena + g->shared_at;
-  return g->joint ? RFR_OK : poison(g, at, at + g->memory.shared_bytes);
+  return g->single_slot ? RFR_OK : poison(g, at, at + g->memory.shared_bytes);
 }
 
 rfr_status rfi_graphs_poison_all(rfr_graphs *g) {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The kernels of callables: of each one for every op, a range for each part; of each slot with arguments of their own;
- * and what runs a part of them, as one graph or one by one.
+ * Kernels of callables: selected once per callable, with a range per part; arguments per slot; and running a part, as a
+ * graph or kernel by kernel.
  */
 #include <string.h>
 
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
 
-static rfr_status bind_callable(rfr_graphs *g, rfi_callable *c) {
+static rfr_status select_kernels(rfr_graphs *g, rfi_callable *c) {
   rfi_exec_target m = g->m;
   m.strings = g->layout;
   c->bound = rfi_arena_alloc(g->layout, sizeof *c->bound * (size_t)(c->trace->n_ops + 1));
@@ -26,11 +26,11 @@ rfr_status rfi_graphs_select_kernels(rfr_graphs *g) {
   g->layout = NULL;
   RFI_TRY(rfi_arena_create(g->m.ctx, &g->layout));
   for (int i = 0; i < g->n; i++)
-    if (bind_callable(g, &g->callable[i]) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
+    if (select_kernels(g, &g->callable[i]) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
   return RFR_OK;
 }
 
-/* The kernels of a callable with arguments of their own. */
+/* Copies the bound ops of a callable, with their own arguments. */
 static rfr_status make_instance(rfr_graphs *g, rfi_callable *c, rfi_instance *x) {
   x->bound = rfi_arena_alloc(g->m.strings, sizeof *x->bound * (size_t)(c->n_bound + 1));
   if (!x->bound) return RFR_NO_MEMORY;

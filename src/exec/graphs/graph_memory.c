@@ -1,37 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The memory of graphed callables. Names first: parameters, states, constants and main gradients, one place each. Then
- * what a microbatch leaves from one part to another, on a stage's axis of time:
+ * The memory of graphed callables. Parameters, states, constants and main gradients have one address each. Values that
+ * live from one part of a microbatch to another are planned on a time axis of their stage:
  *
  *   load, setup | F of the first callable ... F of the last | I W of the last ... I W of the first [| W again] | end
  *
- * with one tick per op and one before each part for what is copied in. Where some W comes by itself, all of them may
- * come after all I: then W stands on the axis twice, so that a value which W reads lives until either. What the
- * caller is given lives to the end. Lifetimes become offsets by the planner that a program's are planned by. What has
- * fixed memory is the caller's, and has a place in the scratch memory while warm-up runs.
+ * with one tick per op, and one before each part for copied inputs. With separate W actions all W may come after all I:
+ * then W is on the axis twice, so that a value that W reads lives until the later one. Results returned to the caller
+ * live to the end. The offsets come from the planner that plans programs. Fixed ports use the caller's memory, and
+ * scratch memory during warm-up.
  */
 #include <string.h>
 
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
 
-/* ---- what the caller gives ---- */
+/* ---- checks of the caller's memory ---- */
 
-bool rfi_graphs_is_type(const rfr_type *want, const rfr_type *given, char text[RFI_GIVEN_TEXT]) {
+bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char text[RFI_MISMATCH_TEXT]) {
   char ours[RFI_TYPE_TEXT], theirs[RFI_TYPE_TEXT] = "no type";
-  const size_t shape = sizeof *want->shape * (size_t)want->rank; /* what is behind it is the caller's to leave */
-  if (given->dtype == want->dtype && given->rank == want->rank && memcmp(given->shape, want->shape, shape) == 0)
+  const size_t shape = sizeof *want->shape * (size_t)want->rank; /* entries after the rank are not compared */
+  if (type->dtype == want->dtype && type->rank == want->rank && memcmp(type->shape, want->shape, shape) == 0)
     return true;
-  if ((unsigned)given->dtype < RFR_DTYPE_COUNT && given->rank >= 0 && given->rank <= RFR_MAX_RANK)
-    rfi_type_text(theirs, given);
-  rfi_snprintf(text, RFI_GIVEN_TEXT, "it is %s, %s is given", rfi_type_text(ours, want), theirs);
+  if ((unsigned)type->dtype < RFR_DTYPE_COUNT && type->rank >= 0 && type->rank <= RFR_MAX_RANK)
+    rfi_type_text(theirs, type);
+  rfi_snprintf(text, RFI_MISMATCH_TEXT, "its type is %s, needed is %s", theirs, rfi_type_text(ours, want));
   return false;
 }
 
-const char *rfi_graphs_place_lacks(const rfr_graphs *g, const void *data) {
-  enum { ALIGNMENT = 16 }; /* what kernels are chosen for */
-  return !data                                       ? "no data is given"
-         : (uintptr_t)data % ALIGNMENT               ? "it is not at a multiple of 16 bytes"
+const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data) {
+  enum { ALIGNMENT = 16 }; /* kernels are selected for it */
+  return !data                                       ? "data is NULL"
+         : (uintptr_t)data % ALIGNMENT               ? "its address is not a multiple of 16 bytes"
          : !g->m.backend->reaches(g->m.device, data) ? "it is not memory of the device"
                                                      : NULL;
 }
@@ -43,19 +43,19 @@ static rfi_named *find_named(const rfr_graphs *g, const char *name) {
   return i < 0 ? NULL : &g->named[i];
 }
 
-/* The caller's memory for a name; NULL: ours. */
+/* The caller's memory for a name; NULL: the graphs allocate it. */
 static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rfr_type *type, void **data) {
   const rfr_graphs_options *o = &g->options;
-  char other[RFI_GIVEN_TEXT];
+  char other[RFI_MISMATCH_TEXT];
   *data = NULL;
   for (int i = 0; i < o->n_tensors; i++) {
     const rfr_binding *b = &o->tensors[i];
     if (!b->name || strcmp(b->name, name) != 0) continue;
-    if (!rfi_graphs_is_type(type, &b->type, other))
+    if (!rfi_graphs_type_matches(type, &b->type, other))
       return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, other);
-    if (*data) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is given twice in rfr_graphs_options.tensors", name);
-    const char *lacks = rfi_graphs_place_lacks(g, b->data);
-    if (lacks) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, lacks);
+    if (*data) return rfi_fail(RFI_E_PROGRAM_STATE, "rfr_graphs_options.tensors lists \"%s\" twice", name);
+    const char *defect = rfi_graphs_address_defect(g, b->data);
+    if (defect) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, defect);
     *data = (void *)b->data;
   }
   return RFR_OK;
@@ -69,19 +69,52 @@ static const char *list_of(const int64_t *x, int n, char text[128]) {
   return text;
 }
 
-rfr_status rfi_graphs_check_view(const rfr_main_gradient *m, const rfr_type *type) {
-  char shape[128], strides[128];
+static bool is_main_dtype(rfr_dtype d) { return d == RFR_F32 || d == RFR_BF16 || d == RFR_F16; }
+
+static bool is_dense(const rfr_main_gradient *m) {
   int64_t dense = 1;
   bool flat = true;
-  for (int d = type->rank - 1; m->strides && d >= 0; d--) {
-    flat = flat && (type->shape[d] == 1 || m->strides[d] == dense);
-    dense *= type->shape[d];
+  for (int d = m->type.rank - 1; m->strides && d >= 0; d--) {
+    flat = flat && (m->type.shape[d] == 1 || m->strides[d] == dense);
+    dense *= m->type.shape[d];
   }
-  if (flat || dense == 0) return RFR_OK;
-  return rfi_fail(RFI_E_PROGRAM_STATE,
-                  "the main gradient of \"%s\", shape [%s], is a view with strides [%s], which cannot be seen as flat "
-                  "memory: give dense memory, or let it be ours and copy it",
-                  m->parameter, list_of(type->shape, type->rank, shape), list_of(m->strides, type->rank, strides));
+  return flat || dense == 0;
+}
+
+static rfr_status refuse_gradient(const rfr_main_gradient *m, const char *what) {
+  return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": %s", m->parameter, what);
+}
+
+rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n) {
+  for (int i = 0; i < n; i++) {
+    if (m[i].size != sizeof m[i])
+      return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: size %zu, rfr_main_gradient_default sets %zu", i, m[i].size,
+                      sizeof m[i]);
+    if (!m[i].parameter) return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: parameter is NULL", i);
+    if (!is_main_dtype(m[i].type.dtype))
+      return refuse_gradient(&m[i], "set type: dtype f32, bf16 or f16, and the parameter's shape");
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_graphs_check_gradient_entry(const rfr_main_gradient *m, const rfr_type *parameter) {
+  char text[RFI_MISMATCH_TEXT], shape[128], strides[128];
+  rfr_type want = *parameter;
+  want.dtype = m->type.dtype;
+  if (!rfi_graphs_type_matches(&want, &m->type, text)) return refuse_gradient(m, text);
+  if (m->strides ? m->n_strides != m->type.rank : m->n_strides != 0)
+    return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": %d strides for rank %d", m->parameter,
+                    m->strides ? m->n_strides : 0, m->type.rank);
+  if (!is_dense(m))
+    return rfi_fail(RFI_E_PROGRAM_STATE,
+                    "main gradient of \"%s\", shape [%s]: strides [%s] are not dense: pass dense memory, or data NULL "
+                    "and copy the result",
+                    m->parameter, list_of(want.shape, want.rank, shape), list_of(m->strides, want.rank, strides));
+  const int64_t bytes = m->data ? rfi_bytes(&want) : 0;
+  if (m->bytes != bytes)
+    return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": bytes is %lld, %s needs %lld", m->parameter,
+                    (long long)m->bytes, m->data ? rfi_type_text(text, &want) : "data NULL", (long long)bytes);
+  return RFR_OK;
 }
 
 static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value *x) {
@@ -90,11 +123,13 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
   void *data = NULL;
   if (have && c->sharded && (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN))
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": \"%s\" is another callable's too: one that is sharded shares no parameter",
+                    "callable \"%s\": parameter \"%s\" is also used by another callable: a sharded callable cannot "
+                    "share parameters",
                     c->name, x->name);
   if (have) {
     if (memcmp(&have->tensor.type, &x->type, sizeof x->type) != 0 || have->tensor.role != (rfr_role)x->role)
-      return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has another type or role in callable \"%s\" than before", x->name,
+      return rfi_fail(RFI_E_PROGRAM_STATE,
+                      "\"%s\" has another type or role in callable \"%s\" than in an earlier callable", x->name,
                       c->name);
     return RFR_OK;
   }
@@ -104,7 +139,8 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
   if (!name || !rfi_names_add(&g->names, g->m.strings, name, g->n_named)) return RFR_NO_MEMORY;
   const int parameter = strncmp(name, RFI_GRAD_PREFIX, n) == 0 ? rfi_names_find(&g->names, name + n) : -1;
   rfi_named *own = &g->named[g->n_named];
-  const bool window = strncmp(name, RFI_WHOLE_PREFIX, strlen(RFI_WHOLE_PREFIX)) == 0, ours = window || parameter >= 0;
+  const bool window = strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0,
+             ours = window || parameter >= 0;
   if (!ours) RFI_TRY(callers_memory(g, name, &x->type, &data));
   *own = (rfi_named){.tensor = {.name = name,
                                 .role = (rfr_role)x->role,
@@ -120,15 +156,15 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
   if (parameter >= 0 && g->named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
     own->parameter = parameter;
     g->named[parameter].gradient = g->n_named;
-    bool given = false;
+    bool found = false;
     for (int i = 0; i < g->options.n_gradients; i++) {
       const rfr_main_gradient *m = &g->options.gradients[i];
-      if (!m->parameter || strcmp(m->parameter, name + n) != 0) continue;
-      if (given) return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" is given twice", name + n);
-      given = true;
-      const char *lacks = m->data ? rfi_graphs_place_lacks(g, m->data) : NULL;
-      if (lacks) return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\": %s", name + n, lacks);
-      RFI_TRY(rfi_graphs_check_view(m, &x->type));
+      if (strcmp(m->parameter, name + n) != 0) continue;
+      if (found) return refuse_gradient(m, "rfr_graphs_options.gradients lists it twice");
+      found = true;
+      RFI_TRY(rfi_graphs_check_gradient_entry(m, &x->type));
+      const char *defect = m->data ? rfi_graphs_address_defect(g, m->data) : NULL;
+      if (defect) return refuse_gradient(m, defect);
       own->tensor.data = m->data;
       own->accumulate = m->accumulate != 0;
     }
@@ -141,15 +177,15 @@ static bool is_shared(int role) {
   return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN || role == RFR_ROLE_STATE || role == RFR_ROLE_CONST;
 }
 
-/* One main gradient is for one stage: those of several would have to be added up in stage order. */
+/* A main gradient belongs to one stage: the order of sums over several stages would depend on the schedule. */
 static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const char *name) {
   for (const rfi_callable *o = g->callable; o < c; o++) {
     if (o->stage == c->stage) continue;
     for (int i = 0; i < o->n_gradients; i++)
       if (strcmp(g->named[o->gradients[i]].tensor.name, name) == 0)
         return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                        "callable \"%s\": \"%s\" is trained in callable \"%s\" too, which is of "
-                        "another stage: give each stage a parameter of its own",
+                        "callable \"%s\": parameter \"%s\" is also trained by callable \"%s\" of another stage: use "
+                        "one parameter per stage and add the gradients",
                         c->name, name + strlen(RFI_GRAD_PREFIX), o->name);
   }
   return RFR_OK;
@@ -158,14 +194,16 @@ static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const c
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->trace;
   c->gradients = rfi_arena_alloc(g->m.strings, sizeof *c->gradients * (size_t)(t->n_inputs + 1));
-  c->wholes = rfi_arena_alloc(g->m.strings, sizeof *c->wholes * (size_t)(t->n_inputs + 1));
-  if (!c->gradients || !c->wholes) return RFR_NO_MEMORY;
+  c->unreduced = rfi_arena_alloc(g->m.strings, sizeof *c->unreduced * (size_t)(t->n_inputs + 1));
+  c->parameters = rfi_arena_alloc(g->m.strings, sizeof *c->parameters * (size_t)(t->n_inputs + 1));
+  if (!c->gradients || !c->unreduced || !c->parameters) return RFR_NO_MEMORY;
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
     if (!is_shared(x->role)) continue;
     RFI_TRY(add_name(g, c, x));
     const int id = rfi_names_find(&g->names, x->name);
-    if (g->named[id].window) c->wholes[c->n_wholes++] = id;
+    if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) c->parameters[c->n_parameters++] = id;
+    if (g->named[id].window) c->unreduced[c->n_unreduced++] = id;
     if (g->named[id].parameter < 0) continue;
     RFI_TRY(check_tied(g, c, x->name));
     c->gradients[c->n_gradients++] = id;
@@ -183,15 +221,15 @@ rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
 
 /* ---- states that callables share ---- */
 
-/* The state whose bytes a value is, of those that outlive a step and are no main gradient; NULL. */
+/* The parameter, state or constant that a value aliases; NULL: none, or a main gradient. */
 static rfi_named *state_of(const rfr_graphs *g, const rfr_trace *t, rfr_value v) {
   const rfi_value *owner = v < 0 ? NULL : &t->values[t->values[v].base];
   rfi_named *x = owner && owner->op < 0 && is_shared(owner->role) ? find_named(g, owner->name) : NULL;
   return x && x->parameter < 0 ? x : NULL;
 }
 
-/* Parts that follow each other, microbatch by microbatch, may share a state that one of them writes: the same part of
- * the callables of a stage. Between others the schedule would decide what is read. */
+/* A state that is written may be used only by the same part of callables of one stage, which run in a fixed order for
+ * each microbatch. Otherwise the schedule would decide which value is read. */
 static rfr_status check_access(const rfr_graphs *g, int callable, rfi_part part, const rfi_named *x) {
   const rfi_callable *c = &g->callable[callable];
   if (!x || x->writer < 0) return RFR_OK;
@@ -199,13 +237,13 @@ static rfr_status check_access(const rfr_graphs *g, int callable, rfi_part part,
   if (c->stage == writer->stage && part == x->writer_part) return RFR_OK;
   return rfi_fail(
       RFI_E_GRAPHS_CALLABLE,
-      "callable \"%s\": callable \"%s\" writes state \"%s\", which is used here in another %s: microbatches in "
-      "flight would see each other's",
-      c->name, writer->name, x->tensor.name, c->stage == writer->stage ? "part" : "stage");
+      "callable \"%s\": state \"%s\" is written by callable \"%s\" in another %s: with several microbatches in flight "
+      "the value read would depend on the schedule",
+      c->name, x->tensor.name, writer->name, c->stage == writer->stage ? "part" : "stage");
 }
 
 static rfr_status check_states(rfr_graphs *g) {
-  for (int write = 1; write >= 0; write--) /* all writers are known before readers are looked at */
+  for (int write = 1; write >= 0; write--) /* find all writers, then check readers */
     for (int i = 0; i < g->n; i++) {
       const rfr_trace *t = g->callable[i].trace;
       for (int part = RFI_PART_F; part <= RFI_PART_W; part++)
@@ -222,47 +260,47 @@ static rfr_status check_states(rfr_graphs *g) {
   return RFR_OK;
 }
 
-/* What the caller is given is the microbatch's own: not a state's bytes, which other microbatches write too, unless the
- * name says that it is the state; nor a gathered parameter's, where the next callable's are. */
+/* An output must not alias a written state (unless it has the state's name), because the next microbatch overwrites it,
+ * nor a gathered parameter, whose memory the next callable reuses. */
 static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const rfi_port *p) {
   const rfr_trace *t = c->trace;
   const rfi_named *state = state_of(g, t, p->value);
   const int maker = p->value < 0 ? -1 : t->values[t->values[p->value].base].op;
   if (state && state->written && (p->callable >= 0 || strcmp(p->name, state->tensor.name) != 0))
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": output \"%s\" is the memory of state \"%s\", which microbatches write one after "
-                    "another: output rfr_copy of it%s",
+                    "callable \"%s\": output \"%s\" aliases state \"%s\", which every microbatch overwrites: output "
+                    "rfr_copy of it%s",
                     c->name, p->name, state->tensor.name, p->callable >= 0 ? ", and link that" : "");
   if (c->sharded && maker >= c->start[RFI_PART_SETUP] && maker < c->start[RFI_PART_SETUP + 1])
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": output \"%s\" is a parameter of a sharded callable, or a part of one, which is "
-                    "whole only while it is gathered: output rfr_copy of it",
+                    "callable \"%s\": output \"%s\" aliases a parameter of a sharded callable, which is gathered only "
+                    "during the call: output rfr_copy of it",
                     c->name, p->name);
   return RFR_OK;
 }
 
-/* Those of the options that no callable knows are mistakes. */
 static rfr_status check_names(const rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
   for (int i = 0; i < o->n_tensors; i++) {
     const rfi_named *x = o->tensors[i].name ? find_named(g, o->tensors[i].name) : NULL;
     if (!x || x->parameter >= 0 || x->window)
-      return rfi_fail(RFI_E_PROGRAM_NAME, "rfr_graphs_options.tensors: no callable has \"%s\"%s",
+      return rfi_fail(RFI_E_PROGRAM_NAME,
+                      "rfr_graphs_options.tensors: no callable has a parameter, state or constant \"%s\"%s",
                       o->tensors[i].name ? o->tensors[i].name : "",
-                      x ? ": memory for a main gradient is given in rfr_graphs_options.gradients" : "");
+                      x ? "; list main gradients in rfr_graphs_options.gradients" : "");
   }
   for (int i = 0; i < o->n_gradients; i++) {
-    const rfi_named *p = o->gradients[i].parameter ? find_named(g, o->gradients[i].parameter) : NULL;
+    const rfi_named *p = find_named(g, o->gradients[i].parameter);
     if (!p || p->gradient < 0)
       return rfi_fail(RFI_E_PROGRAM_NAME, "rfr_graphs_options.gradients: no callable trains \"%s\"",
-                      o->gradients[i].parameter ? o->gradients[i].parameter : "");
+                      o->gradients[i].parameter);
   }
   return RFR_OK;
 }
 
-/* ---- homes ---- */
+/* ---- storage ---- */
 
-typedef struct item { /* what is planned: a value, or the workspace of a bound op */
+typedef struct item { /* a value, or the workspace of a bound op */
   int callable, index;
   bool workspace;
 } item;
@@ -271,7 +309,7 @@ typedef struct axis {
   rfr_graphs *g;
   const rfi_stage_plan *stage;
   int (*at)[RFI_PARTS]; /* per callable of the stage: the tick before each part */
-  int *again;           /* that of W once more; -1 */
+  int *late_w;          /* the same of the second W; -1 */
   int end;
   rfi_life **life; /* per callable and value */
 } axis;
@@ -298,9 +336,9 @@ static rfi_part part_at(const rfi_callable *c, int op) {
   return (rfi_part)part;
 }
 
-static rfr_status homes_of_made(const rfr_graphs *g, rfi_callable *c) {
+static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->trace;
-  uint8_t *parts; /* per value: which parts touch it, a bit each */
+  uint8_t *parts; /* per value: a bit for each part that uses it */
   RFI_TRY(RFI_ALLOC(g->m.ctx, (size_t)t->n_values + 1, &parts));
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -311,12 +349,12 @@ static rfr_status homes_of_made(const rfr_graphs *g, rfi_callable *c) {
       if (v >= 0) parts[t->values[v].base] |= bit;
     }
   }
-  for (int i = 0; i < t->n_outputs; i++) parts[t->values[t->outputs[i].value].base] |= 0x80; /* lives on */
+  for (int i = 0; i < t->n_outputs; i++) parts[t->values[t->outputs[i].value].base] |= 0x80; /* used after all parts */
   for (rfr_value v = 0; v < t->n_values; v++) {
     if (t->values[v].base != v || t->values[v].op < 0 || parts[v] == 0) continue;
     const bool early = parts[v] & (1 << RFI_PART_LOAD | 1 << RFI_PART_SETUP), alone = (parts[v] & (parts[v] - 1)) == 0;
     const bool gathered = c->sharded && parts[v] & 1 << RFI_PART_SETUP;
-    c->place[v].home = gathered ? RFI_STORAGE_WINDOW
+    c->place[v].kind = gathered ? RFI_STORAGE_WINDOW
                        : alone  ? RFI_STORAGE_SHARED
                        : early  ? RFI_STORAGE_PERSISTENT
                                 : RFI_STORAGE_SLOT;
@@ -327,61 +365,62 @@ static rfr_status homes_of_made(const rfr_graphs *g, rfi_callable *c) {
 
 static int64_t bytes_into(const rfi_value *x) { return x->offset * rfr_dtype_bits(x->type.dtype) / 8; }
 
-/* The bytes of `v` are those of value `of` of another callable. */
-static void link_place(rfr_graphs *g, rfi_callable *c, rfr_value v, int callable, rfr_value of) {
+/* `v` is an alias of value `of` of another callable. */
+static void link_storage(rfr_graphs *g, rfi_callable *c, rfr_value v, int callable, rfr_value of) {
   const rfi_value *x = &g->callable[callable].trace->values[of];
   c->place[v] =
-      (rfi_storage){.home = RFI_STORAGE_SLOT, .offset = bytes_into(x), .callable = callable, .owner = x->base};
+      (rfi_storage){.kind = RFI_STORAGE_SLOT, .offset = bytes_into(x), .callable = callable, .owner = x->base};
 }
 
-/* Value `v` lies in the caller's memory: one that has bytes to itself, is given or made as its port says, and anew by
- * each microbatch. */
-static rfr_status fix_place(rfi_callable *c, const rfi_port *p, bool made, rfr_value v, void *const *fixed) {
+/* Moves value `v` to the caller's memory. It must own its storage, be computed by the callable (`computed`) or passed
+ * in, and change with each microbatch. */
+static rfr_status fix_storage(rfi_callable *c, const rfi_port *p, bool computed, rfr_value v, void *const *fixed) {
   if (!fixed) return RFR_OK;
   const rfi_value *x = &c->trace->values[v], *owner = &c->trace->values[x->base];
   rfi_storage *place = &c->place[x->base];
-  if ((place->home == RFI_STORAGE_SLOT || place->home == RFI_STORAGE_SHARED) && place->callable < 0 &&
-      (owner->op >= 0) == made && x->offset == 0 && rfi_bytes(&x->type) == rfi_bytes(&owner->type)) {
-    place->home = RFI_STORAGE_FIXED;
+  if ((place->kind == RFI_STORAGE_SLOT || place->kind == RFI_STORAGE_SHARED) && place->callable < 0 &&
+      (owner->op >= 0) == computed && x->offset == 0 && rfi_bytes(&x->type) == rfi_bytes(&owner->type)) {
+    place->kind = RFI_STORAGE_FIXED;
     place->fixed = fixed;
     return RFR_OK;
   }
-  return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                  "callable \"%s\": fixed memory for %s\"%s\", which is an input, a part of another value, or the same "
-                  "in each step: take it from where the call says that it is",
-                  c->name, fixed == p->fixed_grad ? "the gradient of " : "", p->name);
+  return rfi_fail(
+      RFI_E_GRAPHS_CALLABLE,
+      "callable \"%s\": fixed memory for %s\"%s\" is impossible, because it aliases an input or another value, "
+      "or does not change between microbatches: use the address that the call returns",
+      c->name, fixed == p->fixed_grad ? "the gradient of " : "", p->name);
 }
 
-static rfr_status fix_places(rfi_callable *c) {
+static rfr_status fix_all_storage(rfi_callable *c) {
   for (int i = 0; i < c->n_in; i++) {
-    RFI_TRY(fix_place(c, &c->in[i], false, c->in[i].value, c->in[i].fixed));
-    RFI_TRY(fix_place(c, &c->in[i], true, c->in[i].grad, c->in[i].fixed_grad));
+    RFI_TRY(fix_storage(c, &c->in[i], false, c->in[i].value, c->in[i].fixed));
+    RFI_TRY(fix_storage(c, &c->in[i], true, c->in[i].grad, c->in[i].fixed_grad));
   }
   for (int k = 0; k < c->n_out; k++) {
-    RFI_TRY(fix_place(c, &c->out[k], false, c->out[k].grad, c->out[k].fixed_grad));
-    RFI_TRY(fix_place(c, &c->out[k], true, c->out[k].value, c->out[k].fixed));
+    RFI_TRY(fix_storage(c, &c->out[k], false, c->out[k].grad, c->out[k].fixed_grad));
+    RFI_TRY(fix_storage(c, &c->out[k], true, c->out[k].value, c->out[k].fixed));
   }
   return RFR_OK;
 }
 
-static rfr_status homes(rfr_graphs *g, rfi_callable *c) {
+static rfr_status assign_storage(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->trace;
   if (!(c->place = rfi_arena_alloc(g->layout, sizeof *c->place * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
   for (rfr_value v = 0; v < t->n_values; v++) c->place[v].callable = -1;
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
     const int name = is_shared(x->role) ? rfi_names_find(&g->names, x->name) : -1;
-    c->place[t->inputs[i]].home = name >= 0 ? RFI_STORAGE_NAMED : RFI_STORAGE_SLOT;
+    c->place[t->inputs[i]].kind = name >= 0 ? RFI_STORAGE_NAMED : RFI_STORAGE_SLOT;
     c->place[t->inputs[i]].offset = name;
   }
-  RFI_TRY(homes_of_made(g, c));
+  RFI_TRY(assign_result_storage(g, c));
   for (int i = 0; i < c->n_in; i++)
     if (c->in[i].callable >= 0)
-      link_place(g, c, c->in[i].value, c->in[i].callable, g->callable[c->in[i].callable].out[c->in[i].port].value);
+      link_storage(g, c, c->in[i].value, c->in[i].callable, g->callable[c->in[i].callable].out[c->in[i].port].value);
   for (int k = 0; k < c->n_out; k++)
     if (c->out[k].callable >= 0 && c->out[k].grad >= 0)
-      link_place(g, c, c->out[k].grad, c->out[k].callable, g->callable[c->out[k].callable].in[c->out[k].port].grad);
-  return fix_places(c);
+      link_storage(g, c, c->out[k].grad, c->out[k].callable, g->callable[c->out[k].callable].in[c->out[k].port].grad);
+  return fix_all_storage(c);
 }
 
 /* ---- the axis ---- */
@@ -404,7 +443,7 @@ static void lay_axis(axis *x) {
   }
   for (int c = s->end - 1; c >= s->first; c--) {
     const rfi_callable *callable = &x->g->callable[c];
-    x->again[c - s->first] = s->delayed ? at : -1;
+    x->late_w[c - s->first] = s->delayed ? at : -1;
     if (s->delayed) at += 1 + callable->start[RFI_PART_W + 1] - callable->start[RFI_PART_W];
   }
   x->end = at;
@@ -413,7 +452,7 @@ static void lay_axis(axis *x) {
 static void touch_ops(const axis *x, int callable) {
   const rfi_callable *c = &x->g->callable[callable];
   const rfr_trace *t = c->trace;
-  const int again = x->again[callable - x->stage->first];
+  const int late_w = x->late_w[callable - x->stage->first];
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     const rfi_part part = part_at(c, i);
@@ -424,22 +463,22 @@ static void touch_ops(const axis *x, int callable) {
       if (v < 0) continue;
       const rfr_value owner = t->values[v].base;
       touch(x, callable, owner, tick);
-      if (part == RFI_PART_W && again >= 0 && c->place[owner].home != RFI_STORAGE_SHARED)
-        touch(x, callable, owner, again + 1 + i - c->start[part]);
+      if (part == RFI_PART_W && late_w >= 0 && c->place[owner].kind != RFI_STORAGE_SHARED)
+        touch(x, callable, owner, late_w + 1 + i - c->start[part]);
     }
   }
 }
 
-/* What comes from outside is there before its part; what goes outside stays. */
+/* Inputs are live before their part; results for the caller live to the end. */
 static void touch_ports(const axis *x, int callable) {
   const rfi_callable *c = &x->g->callable[callable];
   const rfi_value *values = c->trace->values;
   const int *at = x->at[callable - x->stage->first];
-  if (c->microbatch >= 0) { /* nothing else has its bytes: what they say is known without a look */
+  if (c->microbatch >= 0) { /* never shares bytes, so the host knows its contents */
     touch(x, callable, c->microbatch, 0);
     touch(x, callable, c->microbatch, x->end);
   }
-  for (int k = 0; k < c->n_checked; k++) /* copied behind F */
+  for (int k = 0; k < c->n_checked; k++) /* copied to the ring after F */
     touch(x, callable, values[c->checked[k].bad].base, at[RFI_PART_F] + c->start[RFI_PART_I] - c->start[RFI_PART_F]);
   for (int i = 0; i < c->n_in; i++) {
     if (c->in[i].value >= 0) touch(x, callable, c->in[i].value, at[RFI_PART_F]);
@@ -478,8 +517,8 @@ static void collect(const axis *x, planned *slot, planned *shared) {
       const rfi_storage *place = &c->place[v];
       const rfi_life *life = &x->life[callable - x->stage->first][v];
       if (t->values[v].base != v || place->callable >= 0 || life->first < 0) continue;
-      if (place->home != RFI_STORAGE_SLOT && place->home != RFI_STORAGE_SHARED) continue;
-      add_buffer(place->home == RFI_STORAGE_SLOT ? slot : shared, rfi_storage_bytes(&t->values[v].type), life->first,
+      if (place->kind != RFI_STORAGE_SLOT && place->kind != RFI_STORAGE_SHARED) continue;
+      add_buffer(place->kind == RFI_STORAGE_SLOT ? slot : shared, rfi_storage_bytes(&t->values[v].type), life->first,
                  life->last, (item){callable, v, false});
     }
     for (int i = 0; i < c->n_bound; i++) {
@@ -499,14 +538,14 @@ static void keep_offsets(rfr_graphs *g, const planned *p) {
   }
 }
 
-static rfr_status plan_collected(axis *x, rfi_stage_plan *s, bool joint, planned *slot, planned *shared,
+static rfr_status plan_collected(axis *x, rfi_stage_plan *s, bool single_slot, planned *slot, planned *shared,
                                  int64_t *shared_bound) {
   rfr_graphs *g = x->g;
   for (int c = s->first; c < s->end; c++) {
     touch_ops(x, c);
     touch_ports(x, c);
   }
-  collect(x, slot, joint ? slot : shared);
+  collect(x, slot, single_slot ? slot : shared);
   RFI_TRY(rfi_plan_place(&slot->plan, x->end));
   RFI_TRY(rfi_plan_place(&shared->plan, x->end));
   keep_offsets(g, slot);
@@ -519,7 +558,7 @@ static rfr_status plan_collected(axis *x, rfi_stage_plan *s, bool joint, planned
   return RFR_OK;
 }
 
-static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool joint, int64_t *shared_bound) {
+static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool single_slot, int64_t *shared_bound) {
   rfr_ctx *ctx = g->m.ctx;
   axis x = {.g = g, .stage = s};
   planned slot = {{0}}, shared = {{0}};
@@ -527,7 +566,7 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool joint, int64
   int values = 0;
   rfr_status st;
   st = RFI_ALLOC(ctx, sizeof *x.at * (size_t)n, &x.at);
-  if (st == RFR_OK) st = RFI_ALLOC(ctx, sizeof *x.again * (size_t)n, &x.again);
+  if (st == RFR_OK) st = RFI_ALLOC(ctx, sizeof *x.late_w * (size_t)n, &x.late_w);
   if (st == RFR_OK) st = RFI_ALLOC(ctx, sizeof *x.life * (size_t)n, &x.life);
   for (int c = 0; c < n && st == RFR_OK; c++) {
     const rfr_trace *t = g->callable[s->first + c].trace;
@@ -539,11 +578,11 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool joint, int64
   if (st == RFR_OK) st = room(ctx, values, &shared);
   if (st == RFR_OK) {
     lay_axis(&x);
-    st = plan_collected(&x, s, joint, &slot, &shared, shared_bound);
+    st = plan_collected(&x, s, single_slot, &slot, &shared, shared_bound);
   }
   for (int c = 0; c < n && x.life; c++) rfi_free(ctx, x.life[c]);
   rfi_free(ctx, x.life);
-  rfi_free(ctx, x.again);
+  rfi_free(ctx, x.late_w);
   rfi_free(ctx, x.at);
   rfi_plan_deinit(&slot.plan);
   rfi_plan_deinit(&shared.plan);
@@ -552,11 +591,12 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool joint, int64
   return st;
 }
 
-/* With one slot in all, whose parts come in the order of the axis, what lives within a part fits between the rest. */
-static void share_slot(rfr_graphs *g) {
+/* With one slot in all, parts run in the order of the axis: values that live within a part are planned with the rest.
+ */
+static void merge_shared_into_slot(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
     for (rfr_value v = 0; v < g->callable[i].trace->n_values; v++)
-      if (g->callable[i].place[v].home == RFI_STORAGE_SHARED) g->callable[i].place[v].home = RFI_STORAGE_SLOT;
+      if (g->callable[i].place[v].kind == RFI_STORAGE_SHARED) g->callable[i].place[v].kind = RFI_STORAGE_SLOT;
 }
 
 /* ---- the arena ---- */
@@ -574,7 +614,7 @@ static void place_persistent(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     for (rfr_value v = 0; v < c->trace->n_values; v++) {
-      if (c->place[v].home != RFI_STORAGE_PERSISTENT) continue;
+      if (c->place[v].kind != RFI_STORAGE_PERSISTENT) continue;
       c->place[v].offset = *at;
       *at += rfi_storage_bytes(&c->trace->values[v].type);
     }
@@ -583,8 +623,8 @@ static void place_persistent(rfr_graphs *g) {
 
 static int64_t scratch_end(const rfi_named *x) { return x->scratch + rfi_storage_bytes(&x->tensor.type); }
 
-/* Main gradients of a callable lie side by side, those of callables in the same bytes: they are wanted while its W and
- * the hooks behind it run. One that callables share is where the first of them has it. */
+/* Scratch main gradients are used only while a callable's W and its post_wgrad hooks run, so all callables share the
+ * same bytes. One that two callables have in common keeps the offset from the first. */
 static int64_t place_scratch_gradients(rfr_graphs *g) {
   int64_t most = 0;
   for (int i = 0; i < g->n_named; i++) g->named[i].scratch = -1;
@@ -601,8 +641,7 @@ static int64_t place_scratch_gradients(rfr_graphs *g) {
   return most;
 }
 
-/* What warm-up writes in place of what outlives it. A state is read too, as what it is; and so is what lies in the
- * caller's memory. */
+/* Scratch memory takes the writes of warm-up: main gradients, written states, and ports with fixed memory. */
 static void place_scratch(rfr_graphs *g) {
   int64_t *at = &g->memory.scratch_bytes;
   if (g->options.warmup_iterations == 0) return;
@@ -616,7 +655,7 @@ static void place_scratch(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     for (rfr_value v = 0; v < c->trace->n_values; v++) {
-      if (c->place[v].home != RFI_STORAGE_FIXED) continue;
+      if (c->place[v].kind != RFI_STORAGE_FIXED) continue;
       c->place[v].offset = *at;
       *at += rfi_storage_bytes(&c->trace->values[v].type);
     }
@@ -646,11 +685,12 @@ rfr_status rfi_graphs_allocate(rfr_graphs *g) {
         "the plan needs %lld bytes, %s (%lld persistent, %lld in %d slots, %lld shared, %lld gathered), the "
         "budget is %lld",
         (long long)m->planned_bytes,
-        g->inference                                 ? "which nothing recomputed would lower"
+        g->inference                                 ? "which recompute cannot lower in inference"
         : g->options.recompute == RFR_RECOMPUTE_AUTO ? "the smallest budget that works, with all "
                                                        "recomputed that lowers them"
-        : g->options.recompute == RFR_RECOMPUTE_ALL  ? "with all recomputed that lowers them"
-                                                     : "with nothing recomputed: recompute auto may need less",
+        : g->options.recompute == RFR_RECOMPUTE_ALL
+            ? "with all recomputed that lowers them"
+            : "without recompute: rfr_graphs_options.recompute auto may need less",
         (long long)m->persistent_bytes, (long long)m->slot_bytes, m->slots, (long long)m->shared_bytes,
         (long long)m->window_bytes, (long long)g->options.budget);
   const size_t bytes = (size_t)(m->planned_bytes + b->guard);
@@ -671,21 +711,21 @@ rfr_status rfi_graphs_place(rfr_graphs *g) {
     for (int k = 0; k < g->callable[i].n_out; k++) RFI_TRY(check_output(g, &g->callable[i], &g->callable[i].out[k]));
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
-    RFI_TRY(homes(g, c));
+    RFI_TRY(assign_storage(g, c));
     c->workspace_at = rfi_arena_alloc(g->layout, sizeof *c->workspace_at * (size_t)(c->n_bound + 1));
     if (!c->workspace_at) return RFR_NO_MEMORY;
   }
-  bool joint = true;
+  bool single_slot = true;
   for (int i = 0; i < g->n_stages; i++) {
     slots += g->stage[i].slots;
-    joint = joint && !g->stage[i].delayed && !rfi_graphs_has_windows(g, &g->stage[i]);
+    single_slot = single_slot && !g->stage[i].delayed && !rfi_graphs_has_windows(g, &g->stage[i]);
   }
-  joint = joint && slots == 1;
+  single_slot = single_slot && slots == 1;
   int64_t shared_bound = 0;
-  for (int i = 0; i < g->n_stages; i++) RFI_TRY(plan_stage(g, &g->stage[i], joint, &shared_bound));
+  for (int i = 0; i < g->n_stages; i++) RFI_TRY(plan_stage(g, &g->stage[i], single_slot, &shared_bound));
   g->memory.lower_bound_bytes += shared_bound;
-  g->joint = joint;
-  if (joint) share_slot(g);
+  g->single_slot = single_slot;
+  if (single_slot) merge_shared_into_slot(g);
   RFI_TRY(rfi_graphs_place_windows(g));
   place_persistent(g);
   place_scratch(g);
@@ -696,7 +736,7 @@ rfr_status rfi_graphs_place(rfr_graphs *g) {
 /* ---- addresses ---- */
 
 unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x) {
-  return g->warm && x->written ? g->arena + g->scratch_at + x->scratch : x->tensor.data;
+  return g->in_warmup && x->written ? g->arena + g->scratch_at + x->scratch : x->tensor.data;
 }
 
 static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int slot, rfr_value owner) {
@@ -704,9 +744,9 @@ static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int sl
   const rfi_storage *place = &c->place[owner];
   const rfi_stage_plan *s = &g->stage[c->stage];
   if (place->callable >= 0) return address_of_owner(g, place->callable, slot, place->owner) + place->offset;
-  switch (place->home) {
+  switch (place->kind) {
     case RFI_STORAGE_NAMED: return rfi_graphs_named_data(g, &g->named[place->offset]);
-    case RFI_STORAGE_FIXED: return g->warm ? g->arena + g->scratch_at + place->offset : place->fixed[slot];
+    case RFI_STORAGE_FIXED: return g->in_warmup ? g->arena + g->scratch_at + place->offset : place->fixed[slot];
     case RFI_STORAGE_PERSISTENT: return g->arena + place->offset;
     case RFI_STORAGE_WINDOW: return g->arena + g->window_at + place->offset;
     case RFI_STORAGE_SLOT: return g->arena + s->offset + slot * s->bytes + place->offset;
@@ -733,7 +773,7 @@ void rfi_graphs_set_addresses(rfr_graphs *g, int callable, int slot) {
   const rfi_callable *c = &g->callable[callable];
   const rfi_stage_plan *s = &g->stage[c->stage];
   rfi_bound *bound = c->instance[slot].bound;
-  unsigned char *shared = g->joint ? g->arena + s->offset + slot * s->bytes : g->arena + g->shared_at;
+  unsigned char *shared = g->single_slot ? g->arena + s->offset + slot * s->bytes : g->arena + g->shared_at;
   rfi_set_op_addresses(c->trace, bound, c->n_bound, address, &(bound_to){g, callable, slot});
   for (int i = 0; i < c->n_bound; i++)
     if (bound[i].workspace > 0) bound[i].call.workspace = shared + c->workspace_at[i];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where what callables read and give lies, as far as the caller says so: a link is an output and an input in the same
- * bytes, fixed memory is the caller's. All else lies in the slot. What callables write of the caller's
- * memory overlaps nothing else of it, but where the one hands on what it has made to the other.
+ * Links (an output and an input share memory) and fixed memory (the caller's). All other ports are in the slot. Memory
+ * of the caller's that callables write must not overlap other memory that they use, except where one callable hands a
+ * result over to another.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,34 +16,37 @@ static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *l
   rfi_callable *c = &g->callable[index];
   const int in = rfi_port_find(c->in, c->n_in, link->input);
   if (in < 0 || link->callable < 0 || link->callable >= index || g->callable[link->callable].stage != c->stage)
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": a link to input \"%s\" from callable %d, which is no earlier "
-                    "one of its stage",
-                    c->name, link->input ? link->input : "", link->callable);
+    return rfi_fail(
+        RFI_E_GRAPHS_CALLABLE,
+        "callable \"%s\": cannot link input \"%s\" to callable %d: there is no such input, or the source is not an "
+        "earlier callable of the same stage",
+        c->name, link->input ? link->input : "", link->callable);
   rfi_callable *from = &g->callable[link->callable];
   const int out = rfi_port_find(from->out, from->n_out, link->output);
   if (out < 0 || from->out[out].callable >= 0 || c->in[in].callable >= 0)
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": output \"%s\" of callable \"%s\" is not there, or linked "
-                    "already, as its input \"%s\" may be",
-                    c->name, link->output ? link->output : "", from->name, link->input);
+    return rfi_fail(
+        RFI_E_GRAPHS_CALLABLE,
+        "callable \"%s\": cannot link output \"%s\" of callable \"%s\" to input \"%s\": there is no such output, or "
+        "one of them is already linked",
+        c->name, link->output ? link->output : "", from->name, link->input);
   rfi_port *a = &from->out[out], *b = &c->in[in];
   if (a->fixed || a->fixed_grad)
     return rfi_fail(
         RFI_E_GRAPHS_CALLABLE,
-        "callable \"%s\": output \"%s\" of callable \"%s\" cannot be linked: it, or its gradient, has fixed "
+        "callable \"%s\": output \"%s\" of callable \"%s\" cannot be linked, because it or its gradient has fixed "
         "memory",
         c->name, link->output, from->name);
   if (memcmp(&a->tensor.type, &b->tensor.type, sizeof a->tensor.type) != 0)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": input \"%s\" has another type than output \"%s\" of callable "
+                    "callable \"%s\": input \"%s\" has another type than the linked output \"%s\" of callable "
                     "\"%s\"",
                     c->name, link->input, link->output, from->name);
   if (a->grad >= 0 && b->grad < 0)
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": input \"%s\" gives no gradient, but callable \"%s\" wants it "
-                    "for its output \"%s\": give it the role input_grad",
-                    c->name, link->input, from->name, link->output);
+    return rfi_fail(
+        RFI_E_GRAPHS_CALLABLE,
+        "callable \"%s\": input \"%s\" has no gradient, but callable \"%s\" needs the gradient of its linked output "
+        "\"%s\": record the input with role input_grad",
+        c->name, link->input, from->name, link->output);
   a->callable = index, a->port = in;
   b->callable = link->callable, b->port = out;
   return RFR_OK;
@@ -60,11 +63,11 @@ static rfr_status check_addresses(const rfr_graphs *g, const rfi_callable *c, co
   const int slots = g->stage[c->stage].slots;
   if (f->n_data != slots || !f->data)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": fixed memory for \"%s\": %d addresses, the stage has %d slots: give one for each",
-                    c->name, f->port, f->data ? f->n_data : 0, slots);
+                    "callable \"%s\": fixed memory for \"%s\": %d addresses for %d slots: pass one per slot", c->name,
+                    f->port, f->data ? f->n_data : 0, slots);
   for (int k = 0; k < slots; k++) {
-    const char *lacks = rfi_graphs_place_lacks(g, f->data[k]);
-    if (lacks) return refuse_fixed(c, f, lacks);
+    const char *defect = rfi_graphs_address_defect(g, f->data[k]);
+    if (defect) return refuse_fixed(c, f, defect);
   }
   return RFR_OK;
 }
@@ -73,7 +76,7 @@ static rfr_status find_port(const rfi_callable *c, const rfr_callable_fixed *f, 
   const int i = rfi_port_find(c->in, c->n_in, f->port), k = rfi_port_find(c->out, c->n_out, f->port);
   *out = i >= 0 ? &c->in[i] : k >= 0 ? &c->out[k] : NULL;
   if (!*out) return refuse_fixed(c, f, "there is no such input or output");
-  return i >= 0 && k >= 0 ? refuse_fixed(c, f, "an input and an output have this name") : RFR_OK;
+  return i >= 0 && k >= 0 ? refuse_fixed(c, f, "both an input and an output have this name") : RFR_OK;
 }
 
 static rfr_status make_fixed(rfr_graphs *g, int index, const rfr_callable_fixed *f) {
@@ -82,8 +85,8 @@ static rfr_status make_fixed(rfr_graphs *g, int index, const rfr_callable_fixed 
   RFI_TRY(find_port(c, f, &p));
   void ***to = f->gradient ? &p->fixed_grad : &p->fixed;
   if (p->callable >= 0) return refuse_fixed(c, f, "it is linked");
-  if (f->gradient && p->grad < 0) return refuse_fixed(c, f, "there is none");
-  if (*to) return refuse_fixed(c, f, "it is given twice");
+  if (f->gradient && p->grad < 0) return refuse_fixed(c, f, "it has no gradient");
+  if (*to) return refuse_fixed(c, f, "it is listed twice");
   RFI_TRY(check_addresses(g, c, f));
   void **own = rfi_arena_alloc(g->m.strings, sizeof *own * (size_t)f->n_data);
   if (!own) return RFR_NO_MEMORY;
@@ -98,20 +101,20 @@ rfr_status rfi_graphs_fixed_of(const rfr_graphs *g, int callable, const rfr_call
   const rfi_callable *c = &g->callable[callable];
   RFI_TRY(find_port(c, f, &p));
   *addresses = f->gradient ? p->fixed_grad : p->fixed;
-  return *addresses ? check_addresses(g, c, f) : refuse_fixed(c, f, "it had none at creation, and lies in the slot");
+  return *addresses ? check_addresses(g, c, f) : refuse_fixed(c, f, "it was not fixed at creation");
 }
 
 /* ---- samples ---- */
 
 static rfr_status take_sample(rfi_callable *c, const rfr_binding *b) {
-  char other[RFI_GIVEN_TEXT];
+  char other[RFI_MISMATCH_TEXT];
   const int in = rfi_port_find(c->in, c->n_in, b->name);
-  const char *what = in < 0                                                         ? "there is no such input"
-                     : c->in[in].callable >= 0                                      ? "it is linked"
-                     : c->in[in].sample                                             ? "it is given twice"
-                     : !b->data                                                     ? "it has no data"
-                     : !rfi_graphs_is_type(&c->in[in].tensor.type, &b->type, other) ? other
-                                                                                    : NULL;
+  const char *what = in < 0                                                              ? "there is no such input"
+                     : c->in[in].callable >= 0                                           ? "it is linked"
+                     : c->in[in].sample                                                  ? "it is listed twice"
+                     : !b->data                                                          ? "it has no data"
+                     : !rfi_graphs_type_matches(&c->in[in].tensor.type, &b->type, other) ? other
+                                                                                         : NULL;
   if (what)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": a sample for \"%s\": %s", c->name, b->name ? b->name : "",
                     what);
@@ -133,16 +136,16 @@ rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rf
   return t;
 }
 
-/* ---- whether it is apart ---- */
+/* ---- overlap ---- */
 
-typedef struct range { /* of the caller's memory, as one callable has it */
+typedef struct range { /* the caller's memory for one tensor of one callable */
   uintptr_t first, end;
-  uintptr_t reach; /* the furthest end, with those before it in the order of addresses */
+  uintptr_t reach; /* the largest end of this range and all that begin before it */
   const char *what, *name;
   int callable, slot;
   int named; /* -1: of a port */
   bool grad; /* of a port: its gradient */
-  bool adds; /* a main gradient that steps leave as it is */
+  bool adds; /* a main gradient with `accumulate` */
   bool written;
 } range;
 
@@ -192,7 +195,7 @@ static void add_port(const rfr_graphs *g, ranges *r, int callable, const rfi_por
   }
 }
 
-/* Whoever has a call in the later callable's slot, is who came into the earlier one's last. */
+/* Each call in the later callable's slot has the microbatch that took the earlier callable's slot last. */
 static bool same_microbatches(const rfr_graphs *g, const rfi_calls *calls, const range *early, const range *late) {
   int last = -1;
   for (int i = 0; i < calls->n; i++) {
@@ -205,10 +208,10 @@ static bool same_microbatches(const rfr_graphs *g, const rfi_calls *calls, const
   return true;
 }
 
-/* A link by hand: an output is a later callable's input, or an input gradient an earlier one's output gradient. */
-static bool is_handed_on(const rfr_graphs *g, const rfi_calls *calls, const range *a, const range *b) {
-  const range *made = a->written ? a : b, *read = a->written ? b : a;
-  const range *early = made->grad ? read : made, *late = made->grad ? made : read;
+/* A handover: an output is a later callable's input, or an input gradient an earlier callable's output gradient. */
+static bool is_handed_over(const rfr_graphs *g, const rfi_calls *calls, const range *a, const range *b) {
+  const range *written = a->written ? a : b, *read = a->written ? b : a;
+  const range *early = written->grad ? read : written, *late = written->grad ? written : read;
   return a->named < 0 && b->named < 0 && !read->written && a->grad == b->grad && a->first == b->first &&
          a->end == b->end && early->callable < late->callable && same_microbatches(g, calls, early, late);
 }
@@ -217,14 +220,13 @@ static bool may_share(const rfr_graphs *g, const rfi_calls *calls, const range *
   if (!a->written && !b->written) return true;
   if (a->named >= 0 && a->named == b->named) return true;
   if (a->callable == b->callable) return false;
-  return (a->adds && b->adds) || is_handed_on(g, calls, a, b);
+  return (a->adds && b->adds) || is_handed_over(g, calls, a, b);
 }
 
 static rfr_status refuse_shared(const rfr_graphs *g, const range *a, const range *b) {
   const bool same = a->callable == b->callable;
   return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                  "callable \"%s\": %s\"%s\" and %s%s%s%s\"%s\" lie in the same memory, which is written: give each "
-                  "its own",
+                  "callable \"%s\": %s\"%s\" and %s%s%s%s\"%s\" overlap in memory that is written: use separate memory",
                   g->callable[a->callable].name, a->what, a->name, same ? "" : "callable \"",
                   same ? "" : g->callable[b->callable].name, same ? "" : "\": ", b->what, b->name);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory of the caller's that has moved: tensors, main gradients, what ports have fixed. Addresses are arguments of
- * captured kernels, so every graph is captured again, before the old ones go: whatever fails, addresses and graphs are
- * as they were. No hook runs, since no kernel does.
+ * New addresses for the caller's memory: tensors, main gradients and fixed ports. Addresses are arguments of captured
+ * kernels, so every graph is captured again before the old ones are destroyed: after a failure addresses and graphs are
+ * as before. No hook runs, because no kernel runs.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +13,8 @@
 /* ---- which ---- */
 
 typedef struct move {
-  void **at;   /* what says where it is */
-  void *other; /* where it is to be, then where it was */
+  void **at;   /* the pointer to change */
+  void *other; /* the new address, after the exchange the old one */
   const char *name;
 } move;
 
@@ -23,18 +23,18 @@ typedef struct moves {
   int n;
 } moves;
 
-static int by_what(const void *a, const void *b) {
+static int by_pointer(const void *a, const void *b) {
   const uintptr_t x = (uintptr_t)((const move *)a)->at, y = (uintptr_t)((const move *)b)->at;
   return (x > y) - (x < y);
 }
 
 static rfr_status add_named(rfr_graphs *g, int id, const char *name, const void *to, moves *m) {
-  if (id < 0) return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has \"%s\", or trains it", name ? name : "");
+  if (id < 0) return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has or trains \"%s\"", name ? name : "");
   rfr_tensor *x = &g->named[id].tensor;
   if (g->named[id].offset >= 0)
-    return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" lies in the graphs' own memory, which never moves", x->name);
-  const char *lacks = rfi_graphs_place_lacks(g, to);
-  if (lacks) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\": %s", x->name, lacks);
+    return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is in memory of the graphs, which does not move", x->name);
+  const char *defect = rfi_graphs_address_defect(g, to);
+  if (defect) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\": %s", x->name, defect);
   m->at[m->n++] = (move){&x->data, (void *)to, x->name};
   return RFR_OK;
 }
@@ -46,16 +46,15 @@ static rfr_status add_tensor(rfr_graphs *g, const rfr_binding *b, moves *m) {
   return rfi_check_captured(b->name, &g->named[id].tensor.type, NULL, b);
 }
 
-/* What the new place is of is what was captured; its type 0 stands for that. */
 static rfr_status add_gradient(rfr_graphs *g, const rfr_main_gradient *x, moves *m) {
   const int parameter = x->parameter ? rfi_names_find(&g->names, x->parameter) : -1;
   const int id = parameter < 0 ? -1 : g->named[parameter].gradient;
   RFI_TRY(add_named(g, id, x->parameter, x->data, m));
   const rfr_type *type = &g->named[id].tensor.type;
-  if (x->dtype != 0 && x->dtype != type->dtype)
-    return rfi_fail(RFI_E_PROGRAM_STATE, "the main gradient of \"%s\" was captured as %s, and is now %s: create anew",
-                    x->parameter, rfr_dtype_name(type->dtype), rfr_dtype_name(x->dtype));
-  return rfi_graphs_check_view(x, type);
+  if (x->type.dtype != type->dtype)
+    return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": captured as %s, now %s: create new graphs",
+                    x->parameter, rfr_dtype_name(type->dtype), rfr_dtype_name(x->type.dtype));
+  return rfi_graphs_check_gradient_entry(x, type);
 }
 
 static rfr_status add_fixed(const rfr_graphs *g, const rfr_callable_moved *x, moves *m) {
@@ -66,13 +65,13 @@ static rfr_status add_fixed(const rfr_graphs *g, const rfr_callable_moved *x, mo
 }
 
 static rfr_status check_once(moves *m) {
-  qsort(m->at, (size_t)m->n, sizeof *m->at, by_what);
+  qsort(m->at, (size_t)m->n, sizeof *m->at, by_pointer);
   for (int i = 1; i < m->n; i++)
-    if (m->at[i].at == m->at[i - 1].at) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is given twice", m->at[i].name);
+    if (m->at[i].at == m->at[i - 1].at) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is listed twice", m->at[i].name);
   return RFR_OK;
 }
 
-/* ---- graphs for it ---- */
+/* ---- recapture ---- */
 
 static void exchange(rfr_graphs *g, moves *m) {
   for (int i = 0; i < m->n; i++) {
@@ -83,7 +82,7 @@ static void exchange(rfr_graphs *g, moves *m) {
   rfi_graphs_set_all_addresses(g);
 }
 
-/* The next graph of those that were captured, from (c, slot, part) on; false: there are no more. */
+/* The next captured graph, from (c, slot, part) on; false: none. */
 static bool next_graph(const rfr_graphs *g, int *c, int *slot, int *part) {
   for (; *c < g->n; ++*c, *slot = 0)
     for (; *slot < g->stage[g->callable[*c].stage].slots; ++*slot, *part = 0)
@@ -115,7 +114,7 @@ static rfr_status capture_again(rfr_graphs *g) {
 
 static rfr_status move_all(rfr_graphs *g, moves *m) {
   RFI_TRY(check_once(m));
-  RFI_TRY(g->m.backend->wait(g->m.device)); /* what was launched has the old addresses */
+  RFI_TRY(g->m.backend->wait(g->m.device)); /* launched work uses the old addresses */
   exchange(g, m);
   rfr_status s = rfi_graphs_check_overlap(g, &g->calls);
   if (s == RFR_OK) s = capture_again(g);
@@ -131,8 +130,9 @@ rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_te
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
   if (n_tensors < 0 || n_gradients < 0 || n_fixed < 0 || (n_tensors > 0 && !tensors) ||
       (n_gradients > 0 && !gradients) || (n_fixed > 0 && !fixed))
-    return rfi_fail(RFI_E_ARGUMENT, "%d tensors, %d main gradients and %d fixed, or none", n_tensors, n_gradients,
-                    n_fixed);
+    return rfi_fail(RFI_E_ARGUMENT, "%d tensors, %d main gradients, %d fixed: a count is negative or its list is NULL",
+                    n_tensors, n_gradients, n_fixed);
+  RFI_TRY(rfi_graphs_check_gradient_list(gradients, n_gradients));
   int slots = 0;
   for (int i = 0; i < g->n_stages; i++) slots = g->stage[i].slots > slots ? g->stage[i].slots : slots;
   const size_t most = (size_t)n_tensors + (size_t)n_gradients + (size_t)n_fixed * (size_t)slots;
@@ -147,12 +147,52 @@ rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_te
   return s;
 }
 
-rfr_status rfi_graphs_check_current(const rfr_graphs *g, const rfr_tensor *x) {
+static bool lies_in(const rfr_tensor *x, const void *data, int64_t bytes) {
+  const uintptr_t first = (uintptr_t)data, at = (uintptr_t)x->data;
+  return data && at >= first && at + (uintptr_t)x->bytes <= first + (uintptr_t)bytes;
+}
+
+static bool lies_in_fixed(const rfr_graphs *g, const rfr_tensor *x) {
+  for (int c = 0; c < g->n; c++)
+    for (int k = 0; k < g->callable[c].n_in + g->callable[c].n_out; k++) {
+      const rfi_callable *of = &g->callable[c];
+      const rfi_port *p = k < of->n_in ? &of->in[k] : &of->out[k - of->n_in];
+      for (int slot = 0; slot < g->stage[of->stage].slots; slot++)
+        if ((p->fixed && lies_in(x, p->fixed[slot], p->tensor.bytes)) ||
+            (p->fixed_grad && lies_in(x, p->fixed_grad[slot], p->grad_tensor.bytes)))
+          return true;
+    }
+  return false;
+}
+
+/* An output may alias a state or a parameter in the caller's memory. */
+static bool lies_in_named(const rfr_graphs *g, const rfr_tensor *x) {
+  for (int i = 0; i < g->n_named; i++)
+    if (lies_in(x, g->named[i].tensor.data, g->named[i].tensor.bytes)) return true;
+  return false;
+}
+
+rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
   const int id = x->name ? rfi_names_find(&g->names, x->name) : -1;
   const rfr_tensor *now = id < 0 ? NULL : &g->named[id].tensor;
-  if (!now || now->role != x->role) return rfi_graphs_check_valid(g, x);
-  const uintptr_t first = (uintptr_t)now->data, at = (uintptr_t)x->data;
-  if (at >= first && at + (uintptr_t)x->bytes <= first + (uintptr_t)now->bytes) return RFR_OK;
-  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": this tensor says %p, it lies at %p: ask for it anew", x->name,
-                  x->data, now->data);
+  const char *name = x->name ? x->name : "";
+  bool is_slot;
+  if ((unsigned)x->type.dtype >= RFR_DTYPE_COUNT || x->type.rank < 0 || x->type.rank > RFR_MAX_RANK)
+    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" has no type", name);
+  if (x->bytes != rfi_bytes(&x->type))
+    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, its type has %lld", name, (long long)x->bytes,
+                    (long long)rfi_bytes(&x->type));
+  if (x->bytes == 0) return RFR_OK;
+  if (now && now->role == x->role) {
+    if (lies_in(x, now->data, now->bytes)) return RFR_OK;
+    if (x->bytes > now->bytes)
+      return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, the graphs have %lld", name, (long long)x->bytes,
+                      (long long)now->bytes);
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": this tensor has address %p, it is now at %p: query it again", name,
+                    x->data, now->data);
+  }
+  RFI_TRY(rfi_graphs_check_slot_tensor(g, x, &is_slot));
+  if (is_slot || lies_in(x, g->arena, g->memory.persistent_bytes) || lies_in_named(g, x) || lies_in_fixed(g, x))
+    return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" is not memory of these graphs", name);
 }

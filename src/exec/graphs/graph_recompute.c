@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The layout of all callables and its recomputation. Each has a frontier (pass/recompute.c): level by level its
- * slots hold less from F on, and its backward does more. They are one choice, since they are planned together: their
- * levels above what is marked are merged to one frontier, those that save most first, in as many slots as
- * they save it. `auto` bisects it by the real plan of all callables. A plan is packed, so one level more may take a
- * little more: where all levels do not fit, or `all` of them need more than none, each number of them is tried, so that
- * what is refused names the smallest plan that there is.
+ * Recompute for all callables together, since they share one plan. Each callable has a recompute frontier
+ * (pass/recompute.c): each level keeps less in its slots after F and adds work to its backward. The levels above the
+ * marked ops are merged to one list, ordered by bytes saved (times slots) per work. `auto` bisects this list by the
+ * real plan of all callables. Because plans are packed, one more level can need a little more memory: if all levels do
+ * not fit, or `all` needs more than none, up to TRIALS evenly spaced prefixes of the list are planned and the smallest
+ * is taken. This keeps creation linear in the number of callables; the budget named by a refusal is one that works.
  */
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
 #include "ops/cost.h"
 
-typedef struct climb {
+typedef struct search {
   rfr_graphs *g;
   rfi_frontier **frontier; /* per callable */
   int *from;               /* per merged level: the callable whose next level it is */
   int n;
-} climb;
+} search;
 
 static const rfr_trace *fused(const rfi_callable *c) { return c->pipeline.stage[RFI_STAGES - 3].trace; }
 
@@ -27,7 +27,7 @@ static bool is_marked(const rfi_callable *c) {
   return false;
 }
 
-static rfr_status apply_level(climb *x, int callable, int level) {
+static rfr_status apply_level(search *x, int callable, int level) {
   rfi_callable *c = &x->g->callable[callable];
   rfi_pass_options o = rfi_callable_options(x->g, c);
   if (c->level == level) return RFR_OK;
@@ -38,26 +38,26 @@ static rfr_status apply_level(climb *x, int callable, int level) {
   return rfi_callable_order(x->g, c);
 }
 
-static rfr_status bind_and_place(rfr_graphs *g) {
+static rfr_status select_and_place(rfr_graphs *g) {
   RFI_TRY(rfi_graphs_select_kernels(g));
   return rfi_graphs_place(g);
 }
 
-/* The first n of the merged levels. */
-static rfr_status take(climb *x, int n) {
+/* Applies the first n of the merged levels. */
+static rfr_status apply_levels(search *x, int n) {
   for (int i = 0; i < x->g->n; i++) {
     int level = rfi_frontier_marked(x->frontier[i]);
     for (int k = 0; k < n; k++) level += x->from[k] == i;
     if (apply_level(x, i, level) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
   }
-  return bind_and_place(x->g);
+  return select_and_place(x->g);
 }
 
-static double worth(const climb *x, int callable, int level) {
+static double benefit(const search *x, int callable, int level) {
   return rfi_frontier_benefit(x->frontier[callable], level) * x->g->stage[x->g->callable[callable].stage].slots;
 }
 
-static rfr_status merge(climb *x) {
+static rfr_status merge(search *x) {
   int *next, n = 0;
   RFI_TRY(RFI_ALLOC(x->g->m.ctx, sizeof *next * (size_t)(x->g->n + 1), &next));
   for (int i = 0; i < x->g->n; i++) {
@@ -69,7 +69,7 @@ static rfr_status merge(climb *x) {
     int best = -1;
     for (int i = 0; i < x->g->n; i++)
       if (next[i] <= rfi_frontier_top(x->frontier[i]) &&
-          (best < 0 || worth(x, i, next[i]) > worth(x, best, next[best])))
+          (best < 0 || benefit(x, i, next[i]) > benefit(x, best, next[best])))
         best = i;
     x->from[x->n++] = best;
     next[best]++;
@@ -78,47 +78,50 @@ static rfr_status merge(climb *x) {
   return s;
 }
 
-/* Of the merged levels, from all to none: as many as fit in the budget, else those whose plan is the smallest. */
-static rfr_status take_smallest(climb *x, int64_t budget) {
+/* The prefix of the merged levels, of those tried, that fits in the budget, or has the smallest plan. */
+static rfr_status apply_smallest(search *x, int64_t budget) {
+  enum { TRIALS = 16 };
   int64_t least = INT64_MAX;
-  int best = x->n, now = x->n;
-  for (; now >= 0; now--) {
-    RFI_TRY(take(x, now));
+  int best = x->n;
+  const int n = x->n < TRIALS ? x->n : TRIALS;
+  for (int i = n; i >= 0; i--) {
+    const int now = n > 0 ? (int)((int64_t)x->n * i / n) : 0;
+    RFI_TRY(apply_levels(x, now));
     if (x->g->memory.planned_bytes < least) least = x->g->memory.planned_bytes, best = now;
     if (least <= budget) return RFR_OK;
   }
-  return take(x, best);
+  return apply_levels(x, best);
 }
 
-static rfr_status bisect(climb *x, int64_t budget) {
+static rfr_status bisect(search *x, int64_t budget) {
   int low = 0, high = x->n, now = x->n; /* low does not fit, high does */
   while (high - low > 1) {
     now = low + (high - low) / 2;
-    RFI_TRY(take(x, now));
+    RFI_TRY(apply_levels(x, now));
     if (x->g->memory.planned_bytes <= budget) high = now;
     else low = now;
   }
-  return now == high ? RFR_OK : take(x, high);
+  return now == high ? RFR_OK : apply_levels(x, high);
 }
 
-static bool may_demand(const rfr_graphs *g) {
+static bool has_auto_budget(const rfr_graphs *g) {
   return g->options.recompute == RFR_RECOMPUTE_AUTO && g->options.budget > 0;
 }
 
-static rfr_status choose(climb *x) {
+static rfr_status choose(search *x) {
   rfr_graphs *g = x->g;
-  const bool all = g->options.recompute == RFR_RECOMPUTE_ALL, demand = may_demand(g);
+  const bool all = g->options.recompute == RFR_RECOMPUTE_ALL, demand = has_auto_budget(g);
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *x->frontier * (size_t)(g->n + 1), &x->frontier));
   for (int i = 0; i < g->n; i++) {
     const rfi_pass_options o = rfi_callable_options(g, &g->callable[i]);
     RFI_TRY(rfi_frontier_create(fused(&g->callable[i]), &o, !all && !demand, &x->frontier[i]));
   }
   RFI_TRY(merge(x));
-  RFI_TRY(take(x, 0));
+  RFI_TRY(apply_levels(x, 0));
   const int64_t none = g->memory.planned_bytes, most = all ? none : g->options.budget;
   if (!all && (!demand || none <= most)) return RFR_OK;
-  RFI_TRY(take(x, x->n));
-  if (g->memory.planned_bytes > most) return take_smallest(x, all ? 0 : most);
+  RFI_TRY(apply_levels(x, x->n));
+  if (g->memory.planned_bytes > most) return apply_smallest(x, all ? 0 : most);
   return all ? RFR_OK : bisect(x, most);
 }
 
@@ -135,10 +138,10 @@ static void count(rfr_graphs *g) {
 
 rfr_status rfi_graphs_lay_out(rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
-  RFI_TRY(bind_and_place(g));
+  RFI_TRY(select_and_place(g));
   const int64_t before = g->memory.slot_bytes + g->memory.shared_bytes;
-  bool any = o->recompute == RFR_RECOMPUTE_ALL || (may_demand(g) && g->memory.planned_bytes > o->budget);
-  climb x = {.g = g};
+  bool any = o->recompute == RFR_RECOMPUTE_ALL || (has_auto_budget(g) && g->memory.planned_bytes > o->budget);
+  search x = {.g = g};
   for (int i = 0; i < g->n; i++) any = any || is_marked(&g->callable[i]);
   if (!any || g->inference) return RFR_OK;
   const rfr_status s = choose(&x);

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * When parameters and gradients of sharded callables are whole. Where a stage has UNSHARD, RESHARD or REDUCE in the
- * schedule, as these say: it has two blocks of memory, what UNSHARD gathers, until RESHARD, and the whole gradients,
- * from their first W to REDUCE. A block has one address, since graphs have it, and is there in several windows of the
- * schedule's time; two blocks may share bytes if no window of the one meets any of the other. Larger blocks are placed
- * first, each at the lowest address that those before it leave. Where a stage has none of them, each call gathers what
- * it reads and reduces what it makes: callables run one after the other, so one piece of memory is all of theirs.
+ * Memory and collectives of sharded callables. If a stage has UNSHARD, RESHARD or REDUCE in the schedule, it has two
+ * blocks of memory: gathered parameters, from UNSHARD to RESHARD, and unreduced gradients, from their first W to
+ * REDUCE. A block has one address, because graphs capture it, and is live in several windows of the schedule. Two
+ * blocks may share bytes if none of their windows overlap. Larger blocks are placed first, each at the lowest free
+ * address. In a stage without these actions each call gathers what it reads and reduces what it computes; callables
+ * run one after the other, so all of them share one block.
  *
- * What the schedule has us do is run behind the call that it follows, so that the caller's loop need not know of it.
+ * Shard actions of the schedule run after the call before them, so the caller's loop does not contain them.
  */
 #include <string.h>
 
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
 
-enum { GATHERED, WHOLE_GRADIENTS, KINDS };
+enum { GATHERED, UNREDUCED, KINDS };
 
 bool rfi_graphs_is_sharded(const rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
@@ -23,7 +23,7 @@ bool rfi_graphs_is_sharded(const rfr_graphs *g) {
 }
 
 bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s) {
-  if (!s->acts) return false;
+  if (!s->fsdp_actions) return false;
   for (int c = s->first; c < s->end; c++)
     if (g->callable[c].sharded) return true;
   return false;
@@ -37,18 +37,18 @@ static bool has_wgrad(const rfr_graphs *g, const rfi_stage_plan *s) {
 
 static bool adds(int op) { return op == RFR_ACTION_W || op == RFR_ACTION_B; }
 
-/* ---- what a schedule says ---- */
+/* ---- windows of a schedule ---- */
 
 typedef struct window {
-  int block, first, last; /* block: of stage i, 2 i and 2 i + 1; positions in the rank's list */
+  int block, first, last; /* block: 2 * stage + kind; first, last: positions in the rank's list */
 } window;
 
 typedef struct windows {
   rfr_graphs *g;
   window *at;
   int n;
-  int *since;         /* per block: where it is whole since; -1: it is not */
-  int64_t live, most; /* bytes that are whole now; at most */
+  int *since;         /* per block: the start of its open window; -1: none */
+  int64_t live, most; /* bytes of open windows; their peak */
 } windows;
 
 static rfr_status wrong(const rfr_graphs *g, const rfr_action *a, int i, const char *what) {
@@ -72,41 +72,47 @@ static void close_window(windows *w, int block, int i) {
   w->live -= bytes_of(w->g, block);
 }
 
-static bool reads_in_wgrad(const rfi_callable *c) {
+static bool is_parameter(const rfr_graphs *g, const rfi_storage *x) {
+  if (x->kind != RFI_STORAGE_NAMED) return x->kind == RFI_STORAGE_WINDOW;
+  const rfr_role role = g->named[x->offset].tensor.role;
+  return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN;
+}
+
+static bool reads_in_wgrad(const rfr_graphs *g, const rfi_callable *c) {
   for (int i = c->start[RFI_PART_W]; i < c->start[RFI_PART_W + 1]; i++)
     for (int k = 0; k < c->trace->ops[i].n_in; k++) {
       const rfr_value v = c->trace->ops[i].in[k];
-      if (v >= 0 && c->place[c->trace->values[v].base].home == RFI_STORAGE_WINDOW) return true;
+      if (v >= 0 && is_parameter(g, &c->place[c->trace->values[v].base])) return true;
     }
   return false;
 }
 
-static bool some_wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
+static bool any_wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
   for (int c = s->first; c < s->end; c++)
-    if (g->callable[c].wgrad_reads) return true;
+    if (g->callable[c].sharded && g->callable[c].wgrad_reads) return true;
   return false;
 }
 
-/* That UNSHARD and RESHARD alternate, and F and I stand between them where there are any, the schedule has checked. */
+/* rfr_schedule has checked that UNSHARD and RESHARD alternate. */
 static rfr_status read_action(windows *w, int stage, const rfr_action *a, int i) {
   const rfi_stage_plan *s = &w->g->stage[stage];
-  const int gathered = stage * KINDS + GATHERED, gradients = stage * KINDS + WHOLE_GRADIENTS;
-  const bool whole = w->since[gathered] >= 0, summing = w->since[gradients] >= 0;
+  const int gathered = stage * KINDS + GATHERED, gradients = stage * KINDS + UNREDUCED;
+  const bool is_gathered = w->since[gathered] >= 0, summing = w->since[gradients] >= 0;
   switch (a->op) {
     case RFR_ACTION_UNSHARD: open_window(w, gathered, i); return RFR_OK;
     case RFR_ACTION_RESHARD: close_window(w, gathered, i); return RFR_OK;
     case RFR_ACTION_REDUCE:
       if (!has_wgrad(w->g, s)) return RFR_OK;
-      if (!summing) return wrong(w->g, a, i, "nothing was added to the stage's gradients since they were reduced");
+      if (!summing) return wrong(w->g, a, i, "REDUCE without a weight gradient since the last REDUCE of the stage");
       close_window(w, gradients, i);
       return RFR_OK;
     case RFR_ACTION_F:
     case RFR_ACTION_I:
     case RFR_ACTION_W:
     case RFR_ACTION_B:
-      if (!whole && (a->op != RFR_ACTION_W || some_wgrad_reads(w->g, s)))
+      if (!is_gathered && (a->op != RFR_ACTION_W || any_wgrad_reads(w->g, s)))
         return wrong(w->g, a, i,
-                     "it reads parameters of sharded callables, which are not gathered: put UNSHARD before");
+                     "it reads parameters of sharded callables, which are not gathered: add UNSHARD before it");
       if (adds(a->op) && !summing && has_wgrad(w->g, s)) open_window(w, gradients, i);
       return RFR_OK;
     default: return RFR_OK;
@@ -122,23 +128,22 @@ static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
         RFI_TRY(read_action(w, k, &a[i], i));
   for (int b = 0; b < g->n_stages * KINDS; b++)
     if (w->since[b] >= 0)
-      return rfi_fail(RFI_E_GRAPHS_CALLABLE, "stage %d is left %s at the end of the schedule",
-                      g->stage[b / KINDS].number,
-                      b % KINDS == GATHERED ? "gathered: RESHARD is missing" : "with gradients: REDUCE is missing");
+      return rfi_fail(RFI_E_GRAPHS_CALLABLE, "at the end of the schedule stage %d is %s", g->stage[b / KINDS].number,
+                      b % KINDS == GATHERED ? "still gathered: add RESHARD" : "not reduced: add REDUCE");
   return RFR_OK;
 }
 
-/* ---- where ---- */
+/* ---- placement ---- */
 
 static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value v, int *kind) {
-  rfi_named *x = c->place[v].home == RFI_STORAGE_NAMED ? &g->named[c->place[v].offset] : NULL;
-  *kind = x && x->window ? WHOLE_GRADIENTS : GATHERED;
+  rfi_named *x = c->place[v].kind == RFI_STORAGE_NAMED ? &g->named[c->place[v].offset] : NULL;
+  *kind = x && x->window ? UNREDUCED : GATHERED;
   if (x && x->window) return &x->offset;
-  return c->place[v].home == RFI_STORAGE_WINDOW ? &c->place[v].offset : NULL;
+  return c->place[v].kind == RFI_STORAGE_WINDOW ? &c->place[v].offset : NULL;
 }
 
-/* Offsets of a callable's values behind what is there of each kind. */
-static void lay(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
+/* Appends a callable's values to the bytes of each kind. */
+static void append(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
   for (rfr_value v = 0; v < c->trace->n_values; v++) {
     int kind;
     int64_t *offset = offset_in_windows(g, c, v, &kind);
@@ -148,7 +153,7 @@ static void lay(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
   }
 }
 
-/* From offsets among those of its kind to offsets in the windows. */
+/* Converts offsets within a kind to offsets within the windows. */
 static void move(rfr_graphs *g, const rfi_callable *c, const int64_t to[KINDS]) {
   for (rfr_value v = 0; v < c->trace->n_values; v++) {
     int kind;
@@ -157,18 +162,18 @@ static void move(rfr_graphs *g, const rfi_callable *c, const int64_t to[KINDS]) 
   }
 }
 
-static void lay_blocks(rfr_graphs *g, rfi_stage_plan *s) {
+static void size_blocks(rfr_graphs *g, rfi_stage_plan *s) {
   memset(s->window_bytes, 0, sizeof s->window_bytes);
-  for (int c = s->first; c < s->end && s->acts; c++) lay(g, &g->callable[c], s->window_bytes);
+  for (int c = s->first; c < s->end && s->fsdp_actions; c++) append(g, &g->callable[c], s->window_bytes);
 }
 
-/* The next window of a block behind number i; of one block they come in order. */
+/* The next window of a block after window i; windows of a block are in order. */
 static int next_window(const windows *w, int block, int i) {
   for (i++; i < w->n && w->at[i].block != block; i++) {}
   return i;
 }
 
-static bool meet(const windows *w, int a, int b) {
+static bool overlap(const windows *w, int a, int b) {
   int i = next_window(w, a, -1), k = next_window(w, b, -1);
   while (i < w->n && k < w->n) {
     if (w->at[i].first <= w->at[k].last && w->at[k].first <= w->at[i].last) return true;
@@ -178,15 +183,16 @@ static bool meet(const windows *w, int a, int b) {
   return false;
 }
 
-/* The lowest address for a block that meets none of those that are placed. */
+/* The lowest address where a block shares no bytes with a placed block whose windows overlap. */
 static int64_t lowest(const windows *w, int block, const bool *placed) {
   rfr_graphs *g = w->g;
   int64_t at = 0;
   for (int b = 0; b < g->n_stages * KINDS; b++) {
     const int64_t other = *offset_of(g, b);
-    if (!placed[b] || other >= at + bytes_of(g, block) || at >= other + bytes_of(g, b) || !meet(w, block, b)) continue;
+    if (!placed[b] || other >= at + bytes_of(g, block) || at >= other + bytes_of(g, b) || !overlap(w, block, b))
+      continue;
     at = other + bytes_of(g, b);
-    b = -1; /* those before may be in the way now */
+    b = -1; /* check all blocks again */
   }
   return at;
 }
@@ -205,14 +211,14 @@ static void place_blocks(const windows *w, bool *placed) {
   }
 }
 
-/* What is whole for the length of a call, behind all blocks. */
+/* Memory for gathering within a call, after all blocks. */
 static int64_t place_for_calls(rfr_graphs *g, const rfi_stage_plan *s, int64_t first) {
   int64_t most = 0;
-  for (int c = s->first; c < s->end && !s->acts; c++) {
+  for (int c = s->first; c < s->end && !s->fsdp_actions; c++) {
     int64_t bytes[KINDS] = {0};
-    lay(g, &g->callable[c], bytes);
+    append(g, &g->callable[c], bytes);
     move(g, &g->callable[c], (int64_t[KINDS]){first, first + bytes[GATHERED]});
-    if (bytes[GATHERED] + bytes[WHOLE_GRADIENTS] > most) most = bytes[GATHERED] + bytes[WHOLE_GRADIENTS];
+    if (bytes[GATHERED] + bytes[UNREDUCED] > most) most = bytes[GATHERED] + bytes[UNREDUCED];
   }
   return most;
 }
@@ -222,6 +228,7 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
   bool *placed = NULL;
   rfr_status s;
   int n = 0;
+  for (int c = 0; c < g->n; c++) g->callable[c].wgrad_reads = reads_in_wgrad(g, &g->callable[c]);
   if (!rfi_graphs_is_sharded(g)) return RFR_OK;
   const rfr_schedule *schedule = g->options.schedule;
   const rfr_action *a = schedule ? rfr_schedule_actions(schedule, g->options.rank, &n) : NULL;
@@ -229,8 +236,7 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
   RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.at * (size_t)(n + 1), &w.at));
   RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.since * blocks, &w.since));
   RFI_GOTO(RFI_ALLOC(g->m.ctx, blocks, &placed));
-  for (int i = 0; i < g->n_stages; i++) lay_blocks(g, &g->stage[i]);
-  for (int c = 0; c < g->n; c++) g->callable[c].wgrad_reads = reads_in_wgrad(&g->callable[c]);
+  for (int i = 0; i < g->n_stages; i++) size_blocks(g, &g->stage[i]);
   RFI_GOTO(read_windows(&w, a, n));
   place_blocks(&w, placed);
   const int64_t end = g->memory.window_bytes;
@@ -239,7 +245,7 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
     const rfi_stage_plan *stage = &g->stage[i];
     const int64_t bytes = place_for_calls(g, stage, end);
     if (bytes > most) most = bytes;
-    for (int c = stage->first; c < stage->end && stage->acts; c++) move(g, &g->callable[c], stage->window);
+    for (int c = stage->first; c < stage->end && stage->fsdp_actions; c++) move(g, &g->callable[c], stage->window);
   }
   g->memory.window_bytes = end + most;
   g->memory.lower_bound_bytes += w.most + most;
@@ -250,7 +256,7 @@ fail:
   return s;
 }
 
-/* ---- what runs ---- */
+/* ---- execution ---- */
 
 static bool is_first_sum(const rfi_stage_plan *s, const rfr_action *a, int i) {
   for (int k = i - 1; k >= 0; k--) {
@@ -261,14 +267,15 @@ static bool is_first_sum(const rfi_stage_plan *s, const rfr_action *a, int i) {
   return true;
 }
 
-static rfi_own_op own_op(int op) {
-  return op == RFR_ACTION_UNSHARD   ? RFI_OWN_GATHER
-         : op == RFR_ACTION_RESHARD ? RFI_OWN_DROP
-         : op == RFR_ACTION_REDUCE  ? RFI_OWN_REDUCE
-                                    : RFI_OWN_CLEAR;
+static rfi_shard_op shard_op(int op) {
+  return op == RFR_ACTION_UNSHARD   ? RFI_SHARD_GATHER
+         : op == RFR_ACTION_RESHARD ? RFI_SHARD_DROP
+         : op == RFR_ACTION_REDUCE  ? RFI_SHARD_REDUCE
+                                    : RFI_SHARD_CLEAR;
 }
 
-int rfi_graphs_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at, rfi_own *to) {
+int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at,
+                                  rfi_shard_action *to) {
   const bool clear = adds(a[i].op) && rfi_graphs_has_windows(g, s) && is_first_sum(s, a, i);
   const bool reduce = a[i].op == RFR_ACTION_REDUCE;
   int n = 0;
@@ -276,22 +283,22 @@ int rfi_graphs_own(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_actio
   for (int c = s->first; c < s->end; c++) {
     const rfi_callable *of = &g->callable[c];
     if (!of->sharded || ((clear || reduce) && !rfi_has(of, RFI_PART_W))) continue;
-    if (to) to[n] = (rfi_own){own_op(a[i].op), c, at};
+    if (to) to[n] = (rfi_shard_action){shard_op(a[i].op), c, at};
     n++;
   }
   return n;
 }
 
 static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
-  for (int i = 0; i < c->n_wholes; i++) {
-    const rfr_tensor *x = &g->named[c->wholes[i]].tensor;
+  for (int i = 0; i < c->n_unreduced; i++) {
+    const rfr_tensor *x = &g->named[c->unreduced[i]].tensor;
     RFI_TRY(g->m.backend->fill(g->m.device, x->data, 0, (size_t)x->bytes));
   }
   return RFR_OK;
 }
 
-/* When debugging, what is not whole any more holds no values. */
-static rfr_status forget(rfr_graphs *g, const rfi_callable *c, int kind) {
+/* Debug mode: fills a callable's gathered parameters or unreduced gradients. */
+static rfr_status poison_block(rfr_graphs *g, const rfi_callable *c, int kind) {
   for (rfr_value v = 0; g->options.debug && v < c->trace->n_values; v++) {
     int of;
     const int64_t *offset = offset_in_windows(g, c, v, &of);
@@ -304,40 +311,40 @@ static rfr_status forget(rfr_graphs *g, const rfi_callable *c, int kind) {
 
 static rfr_status reduce(rfr_graphs *g, int callable, bool eager) {
   RFI_TRY(rfi_graphs_run_part(g, callable, 0, RFI_PART_REDUCE, eager));
-  return forget(g, &g->callable[callable], WHOLE_GRADIENTS);
+  return poison_block(g, &g->callable[callable], UNREDUCED);
 }
 
-rfr_status rfi_graphs_run_own(rfr_graphs *g, int64_t at, int *next, bool eager) {
-  for (; *next < g->calls.n_own && g->calls.own[*next].at <= at; ++*next) {
-    const rfi_own *o = &g->calls.own[*next];
+rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bool eager) {
+  for (; *next < g->calls.n_shard_actions && g->calls.shard_action[*next].at <= at; ++*next) {
+    const rfi_shard_action *o = &g->calls.shard_action[*next];
     switch (o->op) {
-      case RFI_OWN_GATHER: RFI_TRY(rfi_graphs_run_part(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
-      case RFI_OWN_DROP: RFI_TRY(forget(g, &g->callable[o->callable], GATHERED)); break;
-      case RFI_OWN_CLEAR: RFI_TRY(clear(g, &g->callable[o->callable])); break;
+      case RFI_SHARD_GATHER: RFI_TRY(rfi_graphs_run_part(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
+      case RFI_SHARD_DROP: RFI_TRY(poison_block(g, &g->callable[o->callable], GATHERED)); break;
+      case RFI_SHARD_CLEAR: RFI_TRY(clear(g, &g->callable[o->callable])); break;
       default: RFI_TRY(reduce(g, o->callable, eager));
     }
   }
   return RFR_OK;
 }
 
-/* A call has its callable's parameters whole by itself: gathers, part F, I or W, reduces. */
-static bool is_whole_by_call(const rfr_graphs *g, int callable) {
+/* A call gathers and reduces by itself; in an evaluation every call does. */
+static bool gathers_per_call(const rfr_graphs *g, int callable) {
   const rfi_callable *c = &g->callable[callable];
-  return c->sharded && !g->stage[c->stage].acts;
+  return c->sharded && (g->evaluating || !g->stage[c->stage].fsdp_actions);
 }
 
-static rfr_status run_whole(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+static rfr_status run_gathered(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
   const rfi_callable *c = &g->callable[callable];
   const bool adds_up = part == RFI_PART_W;
   if (!rfi_has(c, part)) return RFR_OK;
   if (!adds_up || c->wgrad_reads) RFI_TRY(rfi_graphs_run_part(g, callable, 0, RFI_PART_SETUP, eager));
   if (adds_up) RFI_TRY(clear(g, c));
   RFI_TRY(rfi_graphs_run_part(g, callable, slot, part, eager));
-  RFI_TRY(forget(g, c, GATHERED));
+  RFI_TRY(poison_block(g, c, GATHERED));
   return adds_up ? reduce(g, callable, eager) : RFR_OK;
 }
 
 rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
-  return part >= RFI_PART_F && is_whole_by_call(g, callable) ? run_whole(g, callable, slot, part, eager)
+  return part >= RFI_PART_F && gathers_per_call(g, callable) ? run_gathered(g, callable, slot, part, eager)
                                                              : rfi_graphs_run_part(g, callable, slot, part, eager);
 }

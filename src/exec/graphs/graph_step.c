@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The calls of a step. The list of graph_calls.c says which call is next; anything else is an error that names it, and
- * everything about a call is checked before anything of it runs. After a call that failed while it ran, the step can
- * only be left.
+ * The calls of a step. The call list of graph_calls.c says which call is next; any other is an error that names it. A
+ * call is checked completely before anything of it runs. After a call that failed while it ran, the step can only be
+ * aborted.
  */
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 /* ---- the order ---- */
 
-/* NULL: calls may come. */
+/* NULL: calls are accepted. */
 static const char *why_closed(const rfr_graphs *g) {
   return g->state == RFI_STEP_OPEN   ? NULL
          : g->state == RFI_STEP_NONE ? "no step has begun"
@@ -26,8 +26,9 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
   if (g->state != RFI_STEP_OPEN)
     return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\": %s", asked, g->callable[callable].name, why_closed(g));
   if (!rfi_graphs_next_call(g, call))
-    return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\", microbatch %d: the schedule has no more, end the step",
-                    asked, g->callable[callable].name, microbatch);
+    return rfi_fail(RFI_E_GRAPHS_ORDER,
+                    "%s of callable \"%s\", microbatch %d: the schedule has no more calls, end the step", asked,
+                    g->callable[callable].name, microbatch);
   const bool right = wgrad      ? call->op == RFR_ACTION_W
                      : backward ? call->op == RFR_ACTION_I || call->op == RFR_ACTION_B
                                 : call->op == RFR_ACTION_F;
@@ -35,13 +36,15 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
   char why[96];
   rfi_graphs_explain_order(g, callable, microbatch, !wgrad && !backward, why);
   return rfi_fail(RFI_E_GRAPHS_ORDER,
-                  "%s of callable \"%s\", microbatch %d%s: the schedule wants %s of callable \"%s\", microbatch %d",
-                  asked, g->callable[callable].name, microbatch, why, rfi_call_text(call->op),
-                  g->callable[call->callable].name, call->microbatch);
+                  "%s of callable \"%s\", microbatch %d%s: the %s expects %s of callable \"%s\", microbatch %d", asked,
+                  g->callable[callable].name, microbatch, why, g->evaluating ? "evaluation" : "schedule",
+                  rfi_call_text(call->op), g->callable[call->callable].name, call->microbatch);
 }
 
 rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *callable) {
   rfi_step_call next;
+  RFI_TRY(rfi_check_handle(call, "call"));
+  RFI_TRY(rfi_check_handle(callable, "callable"));
   *call = (rfr_action){-1, -1, -1};
   *callable = -1;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
@@ -54,11 +57,11 @@ rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *calla
 
 /* ---- the signature ---- */
 
-/* What is expected from the caller: of inputs those that are not linked, of outputs gradients that are not. */
+/* Ports that the caller passes: inputs, or gradients of outputs, that are not linked. */
 static bool is_expected(const rfi_port *p, bool grad) { return p->callable < 0 && (grad ? p->grad >= 0 : true); }
 static const rfr_tensor *expected(const rfi_port *p, bool grad) { return grad ? &p->grad_tensor : &p->tensor; }
 
-/* The i-th that is expected, or the one of that name; NULL: there is none. */
+/* The expected port with this name, or the i-th one if name is NULL; NULL: none. */
 static const rfi_port *find_expected(const rfi_port *port, int n, bool grad, const char *name, int i) {
   for (int k = 0; k < n; k++) {
     if (!is_expected(&port[k], grad)) continue;
@@ -85,37 +88,39 @@ static const rfi_stage_plan *slot_at(const rfr_graphs *g, const void *data, int6
   return NULL;
 }
 
-/* Whether bytes of a slot are of an output or input gradient that was given and holds; of a linked output, until its
+/* Whether bytes of a slot belong to an output or input gradient that is still valid. A linked output is valid until its
  * reader has run. */
-static bool holds(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const void *data, int64_t bytes) {
-  const rfi_validity *held = &s->held[slot];
-  for (int k = held->gradients; k < s->end; k++)
+static bool is_valid_in_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const void *data, int64_t bytes) {
+  const rfi_validity *valid = &s->valid[slot];
+  for (int k = valid->gradients; k < s->end; k++)
     for (int i = 0; i < g->callable[k].n_in; i++)
       if (g->callable[k].in[i].callable < 0 && is_in(g, k, slot, &g->callable[k].in[i], true, data, bytes)) return true;
-  for (int k = held->outputs - 1; k >= s->first; k--)
+  for (int k = valid->outputs - 1; k >= s->first; k--)
     for (int i = 0; i < g->callable[k].n_out; i++) {
       const rfi_port *p = &g->callable[k].out[i];
-      if ((p->callable < 0 || p->callable >= held->outputs) && is_in(g, k, slot, p, false, data, bytes)) return true;
+      if ((p->callable < 0 || p->callable >= valid->outputs) && is_in(g, k, slot, p, false, data, bytes)) return true;
     }
   return false;
 }
 
-/* `call` NULL: the caller looks itself. A slot's next microbatch ends all that is in it. */
-static rfr_status check_held(const rfr_graphs *g, const rfi_step_call *call, const char *name, const void *data,
-                             int64_t bytes) {
+/* `call` NULL: a read or write by the caller. The first call of a slot's next microbatch invalidates all its contents.
+ */
+static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call, const char *name, const void *data,
+                                  int64_t bytes) {
   int slot;
   const rfi_stage_plan *s = bytes > 0 ? slot_at(g, data, bytes, &slot) : NULL;
   if (!s) return RFR_OK;
   const bool ends = call && call->first && call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
-  if (!ends && holds(g, s, slot, data, bytes)) return RFR_OK;
+  if (!ends && is_valid_in_slot(g, s, slot, data, bytes)) return RFR_OK;
   return rfi_fail(RFI_E_ARGUMENT,
-                  "\"%s\": this is memory of a slot, and no tensor of those that still hold there: copy one while it "
-                  "holds",
+                  "\"%s\" points to slot memory that is no longer valid: copy a tensor while it is valid",
                   name ? name : "");
 }
 
-rfr_status rfi_graphs_check_valid(const rfr_graphs *g, const rfr_tensor *x) {
-  return check_held(g, NULL, x->name, x->data, x->bytes);
+rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x, bool *is_slot) {
+  int slot;
+  *is_slot = slot_at(g, x->data, x->bytes, &slot) != NULL;
+  return check_slot_data(g, NULL, x->name, x->data, x->bytes);
 }
 
 static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, const rfi_port *p, bool grad,
@@ -124,15 +129,16 @@ static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, con
   void *const *fixed = grad ? p->fixed_grad : p->fixed;
   if (!p->name) {
     if (!b->data) return RFR_OK;
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "an input is given that was captured as absent");
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "data is passed for an input that was captured as absent");
   }
   RFI_TRY(rfi_check_captured(p->name, &want->type, fixed ? fixed[call->slot] : NULL, b));
   if (p->splits && !grad && want->bytes > 0 && !g->m.backend->reaches(g->m.device, b->data))
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE,
-                    "\"%s\": sizes of groups are not memory of the device, which alone reads them: make them there, or "
-                    "copy them there before",
-                    p->name);
-  return fixed ? RFR_OK : check_held(g, call, p->name, b->data, want->bytes);
+    return rfi_fail(
+        RFI_E_REPLAY_SIGNATURE,
+        "\"%s\": group sizes must be device memory, because the host does not read them: compute them on the device or "
+        "copy them there first",
+        p->name);
+  return fixed ? RFR_OK : check_slot_data(g, call, p->name, b->data, want->bytes);
 }
 
 static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_callable *c, bool grad,
@@ -142,7 +148,7 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
   int wanted = 0;
   for (int k = 0; k < n; k++) wanted += is_expected(&port[k], grad);
   if (n_b != wanted || (n_b > 0 && !b))
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes %d %s, %d are given", c->name, wanted,
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes %d %s, not %d", c->name, wanted,
                     grad ? "output gradients" : "inputs", n_b);
   for (int i = 0; i < n_b; i++) {
     const rfi_port *p = find_expected(port, n, grad, b[i].name, i);
@@ -151,7 +157,7 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
                       grad ? "gradient of an output" : "input", b[i].name);
     for (int k = 0; k < i; k++)
       if (find_expected(port, n, grad, b[k].name, k) == p)
-        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is given twice", c->name,
+        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is passed twice", c->name,
                         p->name ? p->name : "an absent input");
     if (check_data(g, call, p, grad, &b[i]) != RFR_OK) return rfi_fail_prefix("callable \"%s\", ", c->name);
   }
@@ -160,14 +166,13 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
 
 static rfr_status check_room(const rfi_callable *c, const char *what, int wanted, const void *room, int n) {
   if (n == wanted && (n == 0 || room)) return RFR_OK;
-  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" gives %d %s, there is room for %d", c->name, wanted, what,
+  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" returns %d %s, there is room for %d", c->name, wanted, what,
                   room ? n : 0);
 }
 
 /* ---- running ---- */
 
-/* What a call of a part gives is copied into the slot, where it is not there already. */
-typedef struct ports {
+typedef struct ports { /* that a call of a part passes data for */
   const rfi_port *port;
   int n;
   bool grad;
@@ -183,7 +188,7 @@ static bool is_copied(const rfi_port *p, bool grad) {
   return p->name && is_expected(p, grad) && !(grad ? p->fixed_grad : p->fixed) && expected(p, grad)->bytes > 0;
 }
 
-/* Fills in what is copied, in the order of the ports; returns how many there are. */
+/* Lists the ports that are copied into the slot; returns their number. */
 static int list_copies(const rfr_graphs *g, int callable, int slot, rfi_part part, rfi_copy *to) {
   const ports x = ports_of(&g->callable[callable], part);
   int n = 0;
@@ -206,15 +211,16 @@ rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_pa
   return rfi_name_failed(s, g->m.backend, g->m.device, c->trace, c->name, bound);
 }
 
-/* Where what is given for a port is among the copies. */
+/* The index of a port among the copies. */
 static int copy_index(const ports *x, const rfi_port *p) {
   int index = 0;
   for (const rfi_port *k = x->port; k < p; k++) index += is_copied(k, x->grad);
   return index;
 }
 
-/* A graph copies by itself, what has none is preceded by its copies. */
-static rfr_status run_given(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfr_binding *b, int n) {
+/* A graph includes its copies; without one they are enqueued first. */
+static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfr_binding *b,
+                                  int n) {
   const rfi_callable *c = &g->callable[call->callable];
   const ports x = ports_of(c, part);
   const bool captured = c->instance[call->slot].graph[part] != NULL;
@@ -231,7 +237,7 @@ static rfr_status run_given(rfr_graphs *g, const rfi_step_call *call, rfi_part p
   return rfi_graphs_run(g, call->callable, call->slot, part, false);
 }
 
-/* Byte by byte, those that differ: a fill takes a value, where a move would need memory of the host that stays. */
+/* Fills single bytes that differ, because a fill takes a value and a copy would need host memory that stays valid. */
 rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch) {
   const rfi_callable *c = &g->callable[callable];
   rfi_instance *x = &c->instance[slot];
@@ -250,27 +256,27 @@ rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int 
 
 static rfr_status run_forward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *inputs, int n) {
   RFI_TRY(rfi_graphs_set_microbatch(g, call->callable, call->slot, call->microbatch));
-  RFI_TRY(run_given(g, call, RFI_PART_F, inputs, n));
+  RFI_TRY(run_with_inputs(g, call, RFI_PART_F, inputs, n));
   return rfi_graphs_splits_launched(g, call);
 }
 
 static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *grads, int n) {
-  RFI_TRY(run_given(g, call, RFI_PART_I, grads, n));
+  RFI_TRY(run_with_inputs(g, call, RFI_PART_I, grads, n));
   return call->op == RFR_ACTION_B ? rfi_graphs_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
 }
 
-void rfi_graphs_invalidate(rfi_stage_plan *s, int slot) { s->held[slot] = (rfi_validity){s->first, s->end}; }
+void rfi_graphs_invalidate(rfi_stage_plan *s, int slot) { s->valid[slot] = (rfi_validity){s->first, s->end}; }
 
-/* What the call gave; the last gradient of a microbatch ends its outputs. */
-static void hold(rfr_graphs *g, const rfi_step_call *call) {
+/* Marks the call's results as valid; the last gradient of a microbatch invalidates its outputs. */
+static void update_valid(rfr_graphs *g, const rfi_step_call *call) {
   const rfi_stage_plan *s = &g->stage[g->callable[call->callable].stage];
-  rfi_validity *held = &s->held[call->slot];
-  if (call->op == RFR_ACTION_F) held->outputs = call->callable + 1;
-  else if (call->op != RFR_ACTION_W) held->gradients = call->callable;
-  if (call->last && !g->inference) held->outputs = s->first;
+  rfi_validity *valid = &s->valid[call->slot];
+  if (call->op == RFR_ACTION_F) valid->outputs = call->callable + 1;
+  else if (call->op != RFR_ACTION_W) valid->gradients = call->callable;
+  if (call->last && !g->inference && !g->evaluating) valid->outputs = s->first;
 }
 
-/* What runs in between leaves a step that can only be aborted, unless it comes to the end. */
+/* Until end_call the step counts as broken: after a failure it can only be aborted. */
 static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
   g->state = RFI_STEP_BROKEN;
   if (call->first) rfi_graphs_invalidate(&g->stage[g->callable[call->callable].stage], call->slot);
@@ -279,15 +285,15 @@ static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
              : RFR_OK;
 }
 
-/* Then comes what the schedule has us do before the next call. A microbatch without gradients leaves its outputs. */
+/* Runs the shard actions before the next call. Without gradients the outputs stay valid. */
 static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
   if (g->options.debug) {
     const bool over = call->last && call->op != RFR_ACTION_F;
     RFI_TRY(rfi_graphs_poison_shared(g));
     if (over) RFI_TRY(rfi_graphs_poison_slot(g, g->callable[call->callable].stage, call->slot, false));
   }
-  RFI_TRY(rfi_graphs_run_own(g, g->next + 1, &g->next_own, false));
-  hold(g, call);
+  if (!g->evaluating) RFI_TRY(rfi_graphs_run_shard_actions(g, g->next + 1, &g->next_shard_action, false));
+  update_valid(g, call);
   g->state = RFI_STEP_OPEN;
   g->next++;
   return RFR_OK;
@@ -336,7 +342,7 @@ rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
   return end_call(g, &call);
 }
 
-/* ---- its beginning and end ---- */
+/* ---- beginning and end ---- */
 
 static bool is_parameter(const rfi_named *x) {
   return x->tensor.role == RFR_ROLE_TRAINABLE || x->tensor.role == RFR_ROLE_FROZEN;
@@ -355,7 +361,7 @@ static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char 
   return to > from ? g->m.backend->fill(g->m.device, from, 0, (size_t)(to - from)) : RFR_OK;
 }
 
-/* Those of ours that lie side by side at once: a device is slow to start work. */
+/* Clears adjacent gradients in the arena with one fill, because each fill is a launch on a device. */
 static rfr_status clear_gradients(rfr_graphs *g) {
   unsigned char *from = NULL, *to = NULL;
   for (int i = 0; i < g->n_named; i++) {
@@ -389,19 +395,26 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
   for (int i = 0; i < g->n_stages; i++)
     for (int slot = 0; slot < g->stage[i].slots; slot++) rfi_graphs_invalidate(&g->stage[i], slot);
   if (g->options.debug) RFI_TRY(rfi_graphs_poison_all(g));
+  if (g->evaluating) return RFR_OK;
   RFI_TRY(clear_gradients(g));
-  g->next_own = 0;
-  return rfi_graphs_run_own(g, 0, &g->next_own, false);
+  g->next_shard_action = 0;
+  return rfi_graphs_run_shard_actions(g, 0, &g->next_shard_action, false);
 }
 
-rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {
+/* Both kinds of step, once their own checks have passed. */
+static rfr_status begin_checked(rfr_graphs *g, bool evaluating, const rfr_binding *inputs, int n_inputs) {
   const rfi_named *x;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
-  if (n_inputs < 0 || (n_inputs > 0 && !inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or none", n_inputs);
-  for (int i = 0; i < n_inputs; i++) RFI_TRY(find_shared(g, &inputs[i], &x));
+  if (n_inputs < 0 || (n_inputs > 0 && !inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or NULL", n_inputs);
+  for (int i = 0; i < n_inputs; i++) {
+    RFI_TRY(find_shared(g, &inputs[i], &x));
+    if (evaluating && x->tensor.role == RFR_ROLE_STATE)
+      return rfi_fail(RFI_E_PROGRAM_NAME, "\"%s\" is a state, which an evaluation does not change", x->tensor.name);
+  }
   RFI_TRY(rfi_graphs_splits_report(g));
   g->state = RFI_STEP_BROKEN;
+  g->evaluating = evaluating;
   g->ended = false;
   RFI_TRY(begin(g, inputs, n_inputs));
   g->state = RFI_STEP_OPEN;
@@ -409,18 +422,39 @@ rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n
   return RFR_OK;
 }
 
+rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {
+  return begin_checked(g, false, inputs, n_inputs);
+}
+
+rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  for (int i = 0; i < g->n_named; i++) {
+    const rfi_named *x = &g->named[i];
+    if (x->writer >= 0 && x->writer_part == RFI_PART_F)
+      return rfi_fail(
+          RFI_E_GRAPHS_CALLABLE,
+          "callable \"%s\" writes state \"%s\" in its forward, so an evaluation would change it: evaluate with "
+          "an inference set that does not write it",
+          g->callable[x->writer].name, x->tensor.name);
+  }
+  return begin_checked(g, true, inputs, n_inputs);
+}
+
 rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   rfi_step_call call;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", why_closed(g));
   if (!rfi_graphs_is_complete(g) && rfi_graphs_next_call(g, &call))
-    return rfi_fail(RFI_E_GRAPHS_ORDER, "the step is not over: the schedule wants %s of callable \"%s\", microbatch %d",
+    return rfi_fail(RFI_E_GRAPHS_ORDER,
+                    "the step is not complete: the next call is %s of callable \"%s\", microbatch %d",
                     rfi_call_text(call.op), g->callable[call.callable].name, call.microbatch);
+  const bool evaluating = g->evaluating;
   g->state = RFI_STEP_BROKEN;
-  RFI_TRY(rfi_graphs_count(g, false));
+  if (!evaluating) RFI_TRY(rfi_graphs_count(g, false));
   g->state = RFI_STEP_NONE;
-  g->ended = true;
-  g->splits.step++;
+  g->evaluating = false;
+  g->ended = !evaluating;
+  g->splits.step += !evaluating;
   return rfi_graphs_splits_report(g);
 }
 
@@ -428,10 +462,12 @@ rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   g->ended = false;
   if (g->state == RFI_STEP_NONE) return RFR_OK;
-  rfi_graphs_splits_leave(g);
-  g->splits.step++;
+  const bool evaluating = g->evaluating;
+  rfi_graphs_splits_abort(g);
+  g->splits.step += !evaluating;
   g->state = RFI_STEP_NONE;
-  return rfi_graphs_count(g, true);
+  g->evaluating = false;
+  return evaluating ? RFR_OK : rfi_graphs_count(g, true);
 }
 
 rfr_status rfr_graphs_wait(rfr_graphs *g) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Warm-up and capture walk over the calls of a step, each part of each callable and slot once: what is done for a
- * part, between its hooks, is a run of its kernels in warm-up and a capture, which runs nothing, afterwards. While
- * warm-up runs, whatever outlives a step has the scratch memory for an address, so that nothing has to be put back;
- * states begin there with their values. Inputs are the caller's samples, else zeros, as output gradients are.
+ * Warm-up and capture walk over the calls of a step and visit each part of each callable and slot once, between its
+ * hooks: warm-up runs the part's kernels, capture records them without running. During warm-up everything that
+ * outlives a step has an address in scratch memory, so nothing has to be restored; states start there with copies of
+ * their values. Inputs are the caller's samples or zeros; output gradients are zeros.
  */
 #include <string.h>
 
@@ -31,9 +31,9 @@ typedef struct walk {
 static const char *const point_names[] = {"pre_warmup",   "post_warmup",   "pre_forward", "post_forward",
                                           "pre_backward", "post_backward", "pre_wgrad",   "post_wgrad"};
 
-/* A hook that passes on the status of a call of the library's: its error is told too. */
+/* If a hook returns the status of a failed library call, that call's error becomes part of the message. */
 static rfr_status run_hook(const rfr_hook_list *list, int i, const rfr_hook_event *event) {
-  rfi_fail_status(RFR_OK); /* errors from before are not the hook's */
+  rfi_fail_status(RFR_OK); /* clears earlier errors */
   const rfr_status s = list->hooks[i].fn(event, list->hooks[i].user);
   const rfr_error *e = rfr_last_error();
   const bool own = e->status == s;
@@ -44,14 +44,14 @@ static rfr_status run_hook(const rfr_hook_list *list, int i, const rfr_hook_even
   return rfi_fail_status(s);
 }
 
-/* Those of a pre list that succeed, up to one that does not. */
+/* Runs a pre list up to the first failure; *done: the number of hooks that succeeded. */
 static rfr_status run_pre(const rfr_hook_list *list, const rfr_hook_event *event, int *done) {
   rfr_status s = RFR_OK;
   for (*done = 0; *done < list->n && s == RFR_OK; *done += s == RFR_OK) s = run_hook(list, *done, event);
   return s;
 }
 
-/* Hooks of a post list from number i on, after a failure: nothing that they do takes the place of the first error. */
+/* After a failure: runs a post list from hook i on and keeps the first error. */
 static void run_failed(const rfr_hook_list *post, int i, rfr_hook_event *event) {
   const rfr_error e = *rfr_last_error();
   char text[2048];
@@ -64,7 +64,7 @@ static void run_failed(const rfr_hook_list *post, int i, rfr_hook_event *event) 
   rfi_fail_status(e.status);
 }
 
-/* All of a post list: what a hook of it undoes has begun, whatever became of the ones before it. */
+/* Runs all of a post list, also after a hook of it failed, because each hook undoes something of its own. */
 static rfr_status run_post(const rfr_hook_list *list, rfr_hook_event *event) {
   for (int i = 0; i < list->n; i++) {
     const rfr_status s = run_hook(list, i, event);
@@ -77,9 +77,9 @@ static rfr_status run_post(const rfr_hook_list *list, rfr_hook_event *event) {
 
 typedef rfr_status (*work_fn)(walk *w, const rfi_step_call *call, rfi_part part);
 
-/* `work` between the two lists. */
-static rfr_status between(const rfr_hook_list *pre, const rfr_hook_list *post, rfr_hook_event *event, work_fn work,
-                          walk *w, const rfi_step_call *call, rfi_part part) {
+/* `work` between its pre and post hooks. */
+static rfr_status run_with_hooks(const rfr_hook_list *pre, const rfr_hook_list *post, rfr_hook_event *event,
+                                 work_fn work, walk *w, const rfi_step_call *call, rfi_part part) {
   int done;
   const rfr_hook_point point = event->point;
   rfr_status s = run_pre(pre, event, &done);
@@ -93,36 +93,46 @@ static rfr_status between(const rfr_hook_list *pre, const rfr_hook_list *post, r
 
 /* ---- one part ---- */
 
-static void show_ports(const walk *w, const rfi_step_call *call, const rfi_port *port, int n, bool grad,
-                       rfr_tensor *to) {
+static void describe_ports(const walk *w, const rfi_step_call *call, const rfi_port *port, int n, bool grad,
+                           rfr_tensor *to) {
   for (int i = 0; i < n; i++) to[i] = rfi_port_tensor(w->g, call->callable, call->slot, &port[i], grad);
 }
 
-static void show(const walk *w, const rfi_step_call *call, rfi_part part, rfr_hook_event *event) {
+static void describe_named(const rfr_graphs *g, const int *index, int n, rfr_tensor *to) {
+  for (int i = 0; i < n; i++) {
+    to[i] = g->named[index[i]].tensor;
+    to[i].data = rfi_graphs_named_data(g, &g->named[index[i]]);
+  }
+}
+
+static void describe(const walk *w, const rfi_step_call *call, rfi_part part, rfr_hook_event *event) {
   const rfi_callable *c = &w->g->callable[call->callable];
   rfr_tensor *room = w->g->event_tensors;
   const bool grad = part == RFI_PART_I;
+  event->name = c->name;
+  event->has_wgrad = rfi_has(c, RFI_PART_W);
+  event->wgrad_reads = c->wgrad_reads;
+  event->parameters = room;
+  event->n_parameters = c->n_parameters;
+  describe_named(w->g, c->parameters, c->n_parameters, room);
+  room += c->n_parameters;
   event->inputs = room;
   if (part == RFI_PART_W) {
     event->outputs = room;
     event->n_outputs = c->n_gradients;
-    for (int i = 0; i < c->n_gradients; i++) {
-      const rfi_named *x = &w->g->named[c->gradients[i]];
-      room[i] = x->tensor;
-      room[i].data = rfi_graphs_named_data(w->g, x);
-    }
+    describe_named(w->g, c->gradients, c->n_gradients, room);
     return;
   }
   event->n_inputs = grad ? c->n_out : c->n_in;
   event->n_outputs = grad ? c->n_in : c->n_out;
   event->outputs = room + event->n_inputs;
-  show_ports(w, call, grad ? c->out : c->in, event->n_inputs, grad, room);
-  show_ports(w, call, grad ? c->in : c->out, event->n_outputs, grad, room + event->n_inputs);
+  describe_ports(w, call, grad ? c->out : c->in, event->n_inputs, grad, room);
+  describe_ports(w, call, grad ? c->in : c->out, event->n_outputs, grad, room + event->n_inputs);
 }
 
-/* What a call would give a part: samples, or zeros, since its bytes were something else's before; so were those of main
- * gradients in the scratch memory. */
-static rfr_status give_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
+/* Inputs of a part in warm-up: samples or zeros. Scratch main gradients are zeroed too, because callables share them.
+ */
+static rfr_status set_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   const rfi_callable *c = &g->callable[call->callable];
   const bool grad = part == RFI_PART_I;
   for (int i = 0; part == RFI_PART_W && i < c->n_gradients; i++) {
@@ -136,10 +146,10 @@ static rfr_status give_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part
     if (p->sample && !grad) RFI_TRY(g->m.backend->move(g->m.device, t.data, p->sample, (size_t)t.bytes));
     else RFI_TRY(g->m.backend->fill(g->m.device, t.data, 0, (size_t)t.bytes));
   }
-  return g->m.backend->wait(g->m.device); /* a hook may look */
+  return g->m.backend->wait(g->m.device); /* a hook may read them */
 }
 
-/* A hook behind a part may free what the part reads, so it has run by then, also where it failed. */
+/* Waits, also after a failure, because a post hook may free what the part reads. */
 static rfr_status run_and_wait(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   rfr_status s = RFR_OK;
   if (part == RFI_PART_F) s = rfi_graphs_set_microbatch(g, call->callable, call->slot, call->microbatch);
@@ -178,9 +188,9 @@ static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
                           .microbatch = call->microbatch,
                           .capture = w->capture,
                           .iteration = w->iteration};
-  if (!w->capture) RFI_TRY(give_inputs(w->g, call, part));
-  show(w, call, part, &event);
-  return between(lists[part][0], lists[part][1], &event, work_on_part, w, call, part);
+  if (!w->capture) RFI_TRY(set_inputs(w->g, call, part));
+  describe(w, call, part, &event);
+  return run_with_hooks(lists[part][0], lists[part][1], &event, work_on_part, w, call, part);
 }
 
 /* ---- the walk ---- */
@@ -191,22 +201,22 @@ static rfr_status walk_calls(walk *w) {
   for (int i = 0; i < g->n; i++) places += g->stage[g->callable[i].stage].slots;
   RFI_TRY(RFI_ALLOC(g->m.ctx, (size_t)places * RFI_PARTS + 1, &w->done));
   rfr_status s = RFR_OK;
-  int own = 0;
+  int action = 0;
   for (int i = 0; i < g->calls.n && s == RFR_OK; i++) {
     const rfi_step_call *call = &g->calls.call[i];
-    if (!w->capture && (s = rfi_graphs_run_own(g, i, &own, true)) != RFR_OK) break;
+    if (!w->capture && (s = rfi_graphs_run_shard_actions(g, i, &action, true)) != RFR_OK) break;
     const bool both = call->op == RFR_ACTION_B;
     if (call->op == RFR_ACTION_F) s = walk_part(w, call, RFI_PART_F);
     if (both || call->op == RFR_ACTION_I) s = walk_part(w, call, RFI_PART_I);
     if (s == RFR_OK && (call->op == RFR_ACTION_W || (both && rfi_has(&g->callable[call->callable], RFI_PART_W))))
       s = walk_part(w, call, RFI_PART_W);
   }
-  if (s == RFR_OK && !w->capture) s = rfi_graphs_run_own(g, g->calls.n, &own, true);
+  if (s == RFR_OK && !w->capture) s = rfi_graphs_run_shard_actions(g, g->calls.n, &action, true);
   rfi_free(g->m.ctx, w->done);
   return s;
 }
 
-/* What warm-up writes in place of states has their values. */
+/* Copies states into the scratch memory that warm-up uses for them. */
 static rfr_status copy_states(rfr_graphs *g) {
   for (int i = 0; i < g->n_named; i++) {
     const rfi_named *x = &g->named[i];
@@ -231,17 +241,18 @@ static rfr_status warm_up(walk *w, const rfi_step_call *call, rfi_part part) {
 rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
   walk w = {.g = g};
   rfr_hook_event event = {.size = sizeof event, .point = RFR_HOOK_PRE_WARMUP, .callable = -1, .microbatch = -1};
-  g->warm = true;
+  g->in_warmup = true;
   rfi_graphs_set_all_addresses(g);
-  rfr_status s = between(&g->options.pre_warmup, &g->options.post_warmup, &event, warm_up, &w, NULL, RFI_PART_LOAD);
-  g->warm = false;
+  rfr_status s =
+      run_with_hooks(&g->options.pre_warmup, &g->options.post_warmup, &event, warm_up, &w, NULL, RFI_PART_LOAD);
+  g->in_warmup = false;
   rfi_graphs_set_all_addresses(g);
   return s;
 }
 
 rfr_status rfi_graphs_capture(rfr_graphs *g) {
   walk w = {.g = g, .capture = true};
-  for (int c = 0; c < g->n; c++) { /* once for all slots, and without hooks: they belong to the step */
+  for (int c = 0; c < g->n; c++) { /* once for all slots, without hooks */
     RFI_TRY(work_on_part(&w, &(rfi_step_call){.callable = c}, RFI_PART_SETUP));
     RFI_TRY(work_on_part(&w, &(rfi_step_call){.callable = c}, RFI_PART_REDUCE));
   }

@@ -341,10 +341,10 @@ static void test_fixed_refusals(void **state) {
   OK(try_fixed((rfr_callable_fixed){"x", 0, good, 1}, NULL));
   OK(try_fixed((rfr_callable_fixed){"y", 0, good, 1}, &link));
   rft_refused(try_fixed((rfr_callable_fixed){"x", 0, good, 1}, &link), slug, "it is linked");
-  rft_refused(try_fixed((rfr_callable_fixed){"x", 0, good, 2}, NULL), slug, "2 addresses, the stage has 1 slots");
+  rft_refused(try_fixed((rfr_callable_fixed){"x", 0, good, 2}, NULL), slug, "2 addresses for 1 slots");
   rft_refused(try_fixed((rfr_callable_fixed){"x", 0, NULL, 1}, NULL), slug, "0 addresses");
   rft_refused(try_fixed((rfr_callable_fixed){"x", 0, apart, 1}, NULL), slug, "multiple of 16");
-  rft_refused(try_fixed((rfr_callable_fixed){"x", 0, none, 1}, NULL), slug, "no data is given");
+  rft_refused(try_fixed((rfr_callable_fixed){"x", 0, none, 1}, NULL), slug, "data is NULL");
   rft_refused(try_fixed((rfr_callable_fixed){"z", 1, good, 1}, NULL), slug, "the gradient of \"z\": there is no such");
   rft_refused(try_fixed((rfr_callable_fixed){NULL, 0, good, 1}, NULL), slug, "there is no such");
 }
@@ -358,8 +358,9 @@ static void test_views_are_not_fixed(void **state) {
   static const struct {
     const char *port, *text;
     int gradient;
-  } cases[] = {
-      {"same", "which is an input", 0}, {"part", "which is an input, a part", 0}, {"idle", "there is none", 1}};
+  } cases[] = {{"same", "aliases an input or another value", 0},
+               {"part", "aliases an input or another value", 0},
+               {"idle", "it has no gradient", 1}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     rfr_trace *t;
     rfr_graphs *g;
@@ -445,11 +446,13 @@ static void test_absent_inputs(void **state) {
   c.trace = t;
   OK(rfr_graphs_create(ctx, &c, 1, NULL, &all));
   c.inputs = lacking, c.n_inputs = 1;
-  rft_refused(rfr_graphs_create(ctx, &c, 1, NULL, &g), "graphs.callable", "its list lacks input \"x\"");
+  rft_refused(rfr_graphs_create(ctx, &c, 1, NULL, &g), "graphs.callable",
+              "rfr_callable.inputs does not list input \"x\"");
   c.inputs = unknown, c.n_inputs = 2;
   rft_refused(rfr_graphs_create(ctx, &c, 1, NULL, &g), "graphs.callable", "no input \"b0.w\"");
   c.inputs = twice;
-  rft_refused(rfr_graphs_create(ctx, &c, 1, NULL, &g), "graphs.callable", "given twice is the input \"x\"");
+  rft_refused(rfr_graphs_create(ctx, &c, 1, NULL, &g), "graphs.callable",
+              "rfr_callable.inputs lists twice input \"x\"");
   c.inputs = inputs, c.n_inputs = 3;
   c.outputs = outputs, c.n_outputs = 2;
   OK(rfr_graphs_create(ctx, &c, 1, NULL, &g));
@@ -497,10 +500,10 @@ static void test_samples(void **state) {
     const char *text;
   } bad[] = {{{"y", type, x}, "there is no such input"},
              {{NULL, type, x}, "there is no such"},
-             {{"x", other, x}, "it is f32[24,32], f32[768] is given"},
-             {{"x", {.dtype = (rfr_dtype)99, .rank = 2}, x}, "it is f32[24,32], no type is given"},
-             {{"x", {.dtype = RFR_F32, .rank = 1000}, x}, "no type is given"},
-             {{"x", {.dtype = RFR_F32, .rank = -1}, x}, "no type is given"},
+             {{"x", other, x}, "its type is f32[768], needed is f32[24,32]"},
+             {{"x", {.dtype = (rfr_dtype)99, .rank = 2}, x}, "its type is no type, needed is f32[24,32]"},
+             {{"x", {.dtype = RFR_F32, .rank = 1000}, x}, "its type is no type"},
+             {{"x", {.dtype = RFR_F32, .rank = -1}, x}, "its type is no type"},
              {{"x", type, NULL}, "no data"}};
   rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
   rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
@@ -543,18 +546,10 @@ static void test_hook_misuse(void **state) {
   rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
   const rfr_hook good = {no_hook, NULL}, without = {NULL, NULL};
   enum { NONE, FEWER, MORE, NEGATIVE, NO_LIST, SIZE, NO_FUNCTION, NO_HOOKS, COUNT, WARMUP, ITERATIONS, TAIL, CASES };
-  static const char *const texts[CASES] = {"hooks for 0 callables, there are 2",
-                                           "hooks for 1 callables, there are 2",
-                                           "hooks for 3 callables",
-                                           "hooks for -1 callables",
-                                           "hooks for 2 callables",
-                                           "hooks 1: size",
-                                           "without a function",
-                                           "has no hooks",
-                                           "has no hooks",
-                                           "without a function",
-                                           "-1 warm-up iterations",
-                                           "rfr_graphs_options"};
+  static const char *const texts[CASES] = {"hooks has 0 entries",  "hooks has 1 entries",   "hooks has 3 entries",
+                                           "hooks has -1 entries", "hooks has 2 entries",   "hooks 1: size",
+                                           "without a function",   "a hook list is NULL",   "a hook list is NULL",
+                                           "without a function",   "-1 warm-up iterations", "rfr_graphs_options"};
   for (int i = 0; i < 2; i++) c[i].trace = t[i];
   for (int k = 0; k < CASES; k++) {
     struct {
@@ -727,7 +722,7 @@ static void test_reschedule(void **state) {
     rfr_schedule_destroy(second);
   }
   assert_int_equal(g->memory.graphs, graphs);
-  rft_refused(rfr_graphs_reschedule(g, NULL), "graphs.schedule", "2 were captured");
+  rft_refused(rfr_graphs_reschedule(g, NULL), "graphs.schedule", "captured were 2");
   assert_int_equal(g->memory.live, 4); /* by the last of them */
   OK(rfr_schedule_parse(ctx, "test", others[0], strlen(others[0]), &second));
   OK(rfr_graphs_reschedule(g, second));
@@ -762,12 +757,13 @@ static void test_reschedule_refusals(void **state) {
   static const struct {
     const char *text, *slug, *message;
     int layers;
-  } cases[] = {{"0F0 0F1 0F2 0B0 0B1 0B2", "graphs.schedule", "3 microbatches of stage 0 in flight, 2 slots", 2},
-               {"0F0 0I0 0W0", "graphs.schedule", "W by itself", 2},
-               {"0F0 1F0 1B0 0B0", "graphs.schedule", "2 stages on this rank, 1 were captured", 1},
-               {"0F0 0F1", "graphs.callable", "is for inference", 2},
-               {"0F0 0B0", "graphs.callable", "own 3 callables, there are 2", 3},
-               {"0F0 0B0 0OPT", "graphs.callable", "OPT", 2}};
+  } cases[] = {
+      {"0F0 0F1 0F2 0B0 0B1 0B2", "graphs.schedule", "3 microbatches of stage 0 in flight, captured were 2 slots", 2},
+      {"0F0 0I0 0W0", "graphs.schedule", "separate W actions", 2},
+      {"0F0 1F0 1B0 0B0", "graphs.schedule", "2 stages on this rank, captured were 1", 1},
+      {"0F0 0F1", "graphs.callable", "is for inference", 2},
+      {"0F0 0B0", "graphs.callable", "have 3 layers for 2 callables", 3},
+      {"0F0 0B0 0OPT", "graphs.callable", "OPT", 2}};
   rfr_schedule *first;
   rfr_graphs *g = rft_make_graphs(&s, &first);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -779,7 +775,7 @@ static void test_reschedule_refusals(void **state) {
   }
   rfr_schedule *later = rft_generate(RFR_SCHEDULE_1F1B, 2, 4, 0); /* this rank's stage is another one, or not there */
   g->options.rank = 1;
-  rft_refused(rfr_graphs_reschedule(g, later), "graphs.callable", "own 1 callables");
+  rft_refused(rfr_graphs_reschedule(g, later), "graphs.callable", "have 1 layers");
   rfr_schedule_destroy(later);
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(first);

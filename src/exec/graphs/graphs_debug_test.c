@@ -169,13 +169,13 @@ static void test_reasons(void **state) {
   rft_refused(rfr_graphs_backward(g, 1, 0, &x, 1, &y, 1), slug, "microbatch 0, which is not in flight: the schedule");
   for (int m = 0; m < 2; m++)
     for (int k = 0; k < 2; k++) rft_forward(g, &s, &b, k, m);
-  rft_refused(rfr_graphs_forward(g, 0, 2, &x, 1, &y, 1), slug, "but there are 2 in flight, in as many slots");
-  rft_refused(rfr_graphs_backward(g, 1, 1, &x, 1, &y, 1), slug, "microbatch 1: the schedule wants");
+  rft_refused(rfr_graphs_forward(g, 0, 2, &x, 1, &y, 1), slug, "but all 2 slots hold a microbatch");
+  rft_refused(rfr_graphs_backward(g, 1, 1, &x, 1, &y, 1), slug, "microbatch 1: the schedule expects");
   for (int k = 1; k >= 0; k--) rft_backward(g, &s, &b, k, 0);
-  rft_refused(rfr_graphs_backward(g, 1, 0, &x, 1, &y, 1), slug, "microbatch 0, which is through and has no slot any");
+  rft_refused(rfr_graphs_backward(g, 1, 0, &x, 1, &y, 1), slug, "microbatch 0, which is complete and has no slot");
   rft_refused(rfr_graphs_wgrad(g, 1, 2), slug, "microbatch 2, which is not in flight");
   for (int k = 0; k < 2; k++) rft_forward(g, &s, &b, k, 2);
-  rft_refused(rfr_graphs_forward(g, 0, 3, &x, 1, &y, 1), slug, "microbatch 3, but there are 2 in flight");
+  rft_refused(rfr_graphs_forward(g, 0, 3, &x, 1, &y, 1), slug, "microbatch 3, but all 2 slots hold a microbatch");
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(schedule);
   rft_scene endless = s;
@@ -183,9 +183,9 @@ static void test_reasons(void **state) {
   g = rft_make_graphs(&endless, &schedule);
   OK(rfr_graphs_begin_step(g, NULL, 0));
   for (int k = 0; k < 2; k++) rft_forward(g, &s, &b, k, 0);
-  rft_refused(rfr_graphs_forward(g, 0, 1, &x, 1, &y, 1), slug, "but there are 1 in flight");
+  rft_refused(rfr_graphs_forward(g, 0, 1, &x, 1, &y, 1), slug, "but all 1 slots hold a microbatch");
   for (int k = 1; k >= 0; k--) rft_backward(g, &s, &b, k, 0);
-  rft_refused(rfr_graphs_backward(g, 1, 0, &x, 1, &y, 1), slug, "which is through");
+  rft_refused(rfr_graphs_backward(g, 1, 0, &x, 1, &y, 1), slug, "which is complete");
   rft_refused(rfr_graphs_backward(g, 1, 1, &x, 1, &y, 1), slug, "which is not in flight");
   rfr_graphs_destroy(g);
 }

@@ -130,7 +130,7 @@ static rfr_status create(world *x, bool eager, rfr_graphs **g) {
   const rfr_binding tensors[3] = {{"b0.w", square, x->w},
                                   {"n", {.dtype = RFR_I64, .rank = 1, .shape = {1}}, x->n},
                                   {"mean", {.dtype = RFR_F32, .rank = 1, .shape = {1}}, x->mean}};
-  const rfr_main_gradient gradient = {"b0.w", x->grad, 1};
+  const rfr_main_gradient gradient = rft_main_gradient("b0.w", square, x->grad, 1);
   void *const at_x[2] = {x->x[0], x->x[1]}, *const at_y[2] = {x->y[0], x->y[1]};
   const rfr_callable_fixed fixed[2] = {{"x", 0, at_x, 2}, {"y", 0, at_y, 2}};
   rfr_callable c[BLOCKS];
@@ -184,7 +184,7 @@ static void splits_elsewhere(int way) {
   rft_faults.away = elsewhere;
   rfr_binding b[2] = {{"x", rows, x}, {"splits", sizes, elsewhere}};
   rft_refused(rfr_graphs_forward(g, 0, 0, b, 2, &y, 1), "replay.signature",
-              "callable \"experts\", \"splits\": sizes of groups are not memory of the device");
+              "callable \"experts\", \"splits\": group sizes must be device memory");
   b[1].data = splits;
   rft_faults.away = x; /* other inputs may come from anywhere */
   OK(rfr_graphs_forward(g, 0, 0, b, 2, &y, 1));
@@ -327,7 +327,7 @@ static void test_creation(void **state) {
 
 static rfr_status rebind(rfr_graphs *g, world *to) {
   const rfr_binding tensor = {"b0.w", {.dtype = RFR_F32, .rank = 2, .shape = {C, C}}, to->w};
-  const rfr_main_gradient gradient = {"b0.w", to->grad, 0};
+  const rfr_main_gradient gradient = rft_main_gradient("b0.w", tensor.type, to->grad, 0);
   void *const at_x[2] = {to->x[0], to->x[1]}, *const at_y[2] = {to->y[0], to->y[1]};
   const rfr_callable_moved fixed[2] = {{0, {"x", 0, at_x, 2}}, {0, {"y", 0, at_y, 2}}};
   return rfr_graphs_rebind(g, &tensor, 1, &gradient, 1, fixed, 2);

@@ -28,7 +28,7 @@ static rfr_graphs *make(memory *own, bool eager, bool sharded) {
   rfr_callable c = rfr_callable_default();
   rfr_graphs_options o = rfr_graphs_options_default();
   const rfr_binding tensors = {"b0.w", type_of(sharded), own->w};
-  const rfr_main_gradient gradient = {"b0.w", own->grad, 1};
+  const rfr_main_gradient gradient = rft_main_gradient("b0.w", type_of(sharded), own->grad, 1);
   rfr_graphs *g;
   rfr_tensor bias;
   c.trace = t, c.sharded = sharded;
@@ -58,7 +58,7 @@ static void run(rfr_graphs *g, rft_buffers *b) {
 
 static rfr_status rebind(rfr_graphs *g, memory *to, bool sharded) {
   const rfr_binding tensors = {"b0.w", type_of(sharded), to->w};
-  const rfr_main_gradient gradient = {"b0.w", to->grad, 0};
+  const rfr_main_gradient gradient = rft_main_gradient("b0.w", type_of(sharded), to->grad, 0);
   return rfr_graphs_rebind(g, &tensors, 1, &gradient, 1, NULL, 0);
 }
 
@@ -108,8 +108,8 @@ static void test_stale(void **state) {
   OK(rfr_graphs_abort_step(g));
   OK(rebind(g, &to, false));
   rft_refused(rfr_graphs_begin_step(g, &b, 1), "replay.signature", "\"b0.w\": captured at");
-  rft_refused(rfr_graphs_write(g, &w, values), "replay.signature", "ask for it anew");
-  rft_refused(rfr_graphs_read(g, &grad, values), "replay.signature", "ask for it anew");
+  rft_refused(rfr_graphs_write(g, &w, values), "replay.signature", "query it again");
+  rft_refused(rfr_graphs_read(g, &grad, values), "replay.signature", "query it again");
   OK(rfr_graphs_read(g, &bias, values));
   b.data = to.w;
   b.type.shape[0]++;
@@ -122,10 +122,12 @@ static void test_stale(void **state) {
   OK(rfr_graphs_abort_step(g));
   OK(rfr_graphs_tensor(g, "b0.w", &w));
   assert_ptr_equal(w.data, to.w);
-  w.data = to.w + C, w.bytes = 4 * C; /* a part */
+  w.data = to.w + C, w.bytes = 4 * C, w.type = (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {C}}; /* a slice */
   OK(rfr_graphs_write(g, &w, values));
   w.bytes = sizeof to.w;
-  rft_refused(rfr_graphs_write(g, &w, values), "replay.signature", "ask for it anew");
+  rft_refused(rfr_graphs_write(g, &w, values), "argument", "bytes is 4096, its type has 128");
+  w.type = square;
+  rft_refused(rfr_graphs_write(g, &w, values), "replay.signature", "query it again");
   rfr_graphs_destroy(g);
 }
 
@@ -142,26 +144,29 @@ static void test_refusals(void **state) {
   } cases[] = {{{{"b0.v", square, to.w}}, "program.name", "\"b0.v\"", 1},
                {{{NULL, square, to.w}}, "program.name", "\"\"", 1},
                {{{"grad.b0.w", square, to.w}}, "program.name", "\"grad.b0.w\"", 1},
-               {{{"b0.bias", square, to.w}}, "program.state", "own memory", 1},
+               {{{"b0.bias", square, to.w}}, "program.state", "memory of the graphs", 1},
                {{{"b0.w", square, to.w + 1}}, "program.state", "multiple of 16", 1},
-               {{{"b0.w", square, NULL}}, "program.state", "no data", 1},
+               {{{"b0.w", square, NULL}}, "program.state", "data is NULL", 1},
                {{{"b0.w", other, to.w}}, "replay.signature", "dimension 1 was 32, now 7", 1},
-               {{{"b0.w", square, to.w}, {"b0.w", square, to.w}}, "program.state", "given twice", 2},
+               {{{"b0.w", square, to.w}, {"b0.w", square, to.w}}, "program.state", "listed twice", 2},
                {{{0}}, "argument", "-1 tensors", -1}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     rft_refused(rfr_graphs_rebind(g, cases[i].tensors, cases[i].n, NULL, 0, NULL, 0), cases[i].slug, cases[i].text);
-  const rfr_main_gradient ours = {"b0.bias", to.grad, 0}, none = {"b0.v", to.grad, 0};
-  rft_refused(rfr_graphs_rebind(g, NULL, 0, &ours, 1, NULL, 0), "program.state", "own memory");
+  const rfr_main_gradient ours =
+      rft_main_gradient("b0.bias", (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {C}}, to.grad, 0);
+  const rfr_main_gradient none = rft_main_gradient("b0.v", square, to.grad, 0);
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &ours, 1, NULL, 0), "program.state", "memory of the graphs");
   rft_refused(rfr_graphs_rebind(g, NULL, 0, &none, 1, NULL, 0), "program.name", "\"b0.v\"");
   OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, NULL, 0));
   const int64_t dense[2] = {C, 1}, turned[2] = {1, C};
-  const rfr_main_gradient view = {"b0.w", to.grad, 0, 0, turned}, narrow = {"b0.w", to.grad, 0, RFR_BF16, NULL};
-  const rfr_main_gradient unknown = {"b0.w", to.grad, 0, (rfr_dtype)99, NULL};
-  rft_refused(rfr_graphs_rebind(g, NULL, 0, &view, 1, NULL, 0), "program.state",
-              "strides [1,32], which cannot be seen as flat");
-  rft_refused(rfr_graphs_rebind(g, NULL, 0, &narrow, 1, NULL, 0), "program.state", "captured as f32, and is now bf16");
-  rft_refused(rfr_graphs_rebind(g, NULL, 0, &unknown, 1, NULL, 0), "program.state", "captured as f32");
-  const rfr_main_gradient good[2] = {{"b0.w", to.grad, 0, RFR_F32, dense}, {"b0.w", own.grad, 0, 0, NULL}};
+  rfr_main_gradient good[2], view, narrow, unknown;
+  good[0] = good[1] = view = narrow = unknown = rft_main_gradient("b0.w", square, to.grad, 0);
+  good[0].strides = dense, view.strides = turned, good[0].n_strides = view.n_strides = 2;
+  narrow.type.dtype = RFR_BF16, narrow.bytes /= 2, unknown.type.dtype = (rfr_dtype)99;
+  good[1].data = own.grad;
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &view, 1, NULL, 0), "program.state", "strides [1,32] are not dense");
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &narrow, 1, NULL, 0), "program.state", "captured as f32, now bf16");
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &unknown, 1, NULL, 0), "program.state", "set type: dtype f32, bf16 or f16");
   for (int i = 0; i < 2; i++) OK(rfr_graphs_rebind(g, NULL, 0, &good[i], 1, NULL, 0));
   rfr_graphs_destroy(g);
 }
@@ -281,12 +286,12 @@ static void test_fixed_refusals(void **state) {
     int n;
   } cases[] = {{{{1, x.to}}, "argument", "callable 1 of 1", 1},
                {{{0, {"z", 0, apart, SLOTS}}}, "graphs.callable", "\"z\": there is no such", 1},
-               {{{0, {"x", 0, second.of[IN], 1}}}, "graphs.callable", "1 addresses, the stage has 2 slots", 1},
+               {{{0, {"x", 0, second.of[IN], 1}}}, "graphs.callable", "1 addresses for 2 slots", 1},
                {{{0, {"x", 0, NULL, SLOTS}}}, "graphs.callable", "0 addresses", 1},
                {{{0, {"x", 0, apart, SLOTS}}}, "graphs.callable", "multiple of 16", 1},
-               {{{0, {"x", 0, none, SLOTS}}}, "graphs.callable", "no data is given", 1},
-               {{{0, {"x", 0, over, SLOTS}}}, "graphs.callable", "lie in the same memory", 1},
-               {{x, x}, "program.state", "\"x\" is given twice", 2},
+               {{{0, {"x", 0, none, SLOTS}}}, "graphs.callable", "data is NULL", 1},
+               {{{0, {"x", 0, over, SLOTS}}}, "graphs.callable", "overlap in memory that is written", 1},
+               {{x, x}, "program.state", "\"x\" is listed twice", 2},
                {{x}, "argument", "-1 fixed", -1}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     rft_refused(rfr_graphs_rebind(g, NULL, 0, NULL, 0, cases[i].list, cases[i].n), cases[i].slug, cases[i].text);
@@ -297,7 +302,7 @@ static void test_fixed_refusals(void **state) {
   static memory own;
   g = make(&own, false, false);
   rft_refused(rfr_graphs_rebind(g, NULL, 0, NULL, 0, &(rfr_callable_moved){0, {"x", 0, second.of[IN], 1}}, 1),
-              "graphs.callable", "it had none at creation");
+              "graphs.callable", "it was not fixed at creation");
   rfr_graphs_destroy(g);
 }
 

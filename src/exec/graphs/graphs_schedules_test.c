@@ -457,6 +457,7 @@ static void test_slots(void **state) {
     t[i] = rft_block_trace(&s, i);
     c[i] = rfr_callable_default();
     c[i].trace = t[i];
+    c[i].first_site = 8 * i;
   }
   o.schedule = schedule;
   OK(rfr_graphs_create(ctx, c, 4, &o, &g));
@@ -551,8 +552,8 @@ static void test_tied(void **state) {
   const rft_scene s = {.block = rft_block_linear, .blocks = 2, .microbatches = 3, .dtype = RFR_F32};
   const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
   const rfr_binding tied[2] = {{"b0.w", square, w}, {"b1.w", square, w}};
-  const rfr_main_gradient gradients[2] = {{.parameter = "b0.w", .data = of_stage[0]},
-                                          {.parameter = "b1.w", .data = of_stage[1]}};
+  const rfr_main_gradient gradients[2] = {rft_main_gradient("b0.w", square, of_stage[0], 0),
+                                          rft_main_gradient("b1.w", square, of_stage[1], 0)};
   static const char text[] = "0F0 1F0 0F1 1I0 0I0 1F1 1I1 1W0 0I1 0F2 1F2 1B2 0B2 1W1 0W1 0W0";
   rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
   rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};

@@ -61,18 +61,17 @@ static void test_shared_states(void **state) {
     char a, b;
     bool two;
     const char *text; /* NULL: taken */
-  } cases[] = {
-      {'w', 'r', false, NULL},
-      {'r', 'w', false, NULL},
-      {'w', 'w', false, NULL},
-      {'r', 'r', true, NULL},
-      {'r', 'b', true, NULL},
-      {'w', 'n', true, NULL},
-      {'w', 'r', true, "callable \"1\": callable \"0\" writes state \"cache\", which is used here in another stage"},
-      {'r', 'w', true, "callable \"0\": callable \"1\" writes state \"cache\""},
-      {'w', 'w', true, "callable \"1\": callable \"0\" writes state \"cache\""},
-      {'w', 'b', false, "used here in another part"},
-      {'b', 'w', false, "callable \"0\": callable \"1\" writes state \"cache\", which is used here in another part"}};
+  } cases[] = {{'w', 'r', false, NULL},
+               {'r', 'w', false, NULL},
+               {'w', 'w', false, NULL},
+               {'r', 'r', true, NULL},
+               {'r', 'b', true, NULL},
+               {'w', 'n', true, NULL},
+               {'w', 'r', true, "callable \"1\": state \"cache\" is written by callable \"0\" in another stage"},
+               {'r', 'w', true, "callable \"0\": state \"cache\" is written by callable \"1\""},
+               {'w', 'w', true, "callable \"1\": state \"cache\" is written by callable \"0\""},
+               {'w', 'b', false, "in another part"},
+               {'b', 'w', false, "callable \"0\": state \"cache\" is written by callable \"1\""}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     rfr_graphs *g;
     const rfr_status s = create_two(cases[i].a, cases[i].b, cases[i].two ? two : one, cases[i].two ? 1 : 2, &g);
@@ -123,8 +122,8 @@ static void test_state_outputs(void **state) {
     static float x[2][64], dy[2][64];
     const int64_t cursor[4] = {0, 4, 0, 0};
     const rfr_binding at = {"cursor", {.dtype = RFR_I64, .rank = 1, .shape = {4}}, cursor};
-    rft_refused(create_seen('s', linked, &g), "graphs.callable", "output \"seen\" is the memory of state \"cache\"");
-    rft_refused(create_seen('v', linked, &g), "graphs.callable", "output \"seen\" is the memory of state \"cache\"");
+    rft_refused(create_seen('s', linked, &g), "graphs.callable", "output \"seen\" aliases state \"cache\"");
+    rft_refused(create_seen('v', linked, &g), "graphs.callable", "output \"seen\" aliases state \"cache\"");
     const rfr_status named = create_seen('n', linked, &g);
     if (linked) rft_refused(named, "graphs.callable", "output rfr_copy of it, and link that");
     else OK(named);
@@ -201,7 +200,7 @@ static void test_pass_through(void **state) {
 
 static void test_names(void **state) {
   (void)state;
-  static const char *const names[] = {"grad.b0.w", "grad.", "whole.x", "graphs.microbatch"};
+  static const char *const names[] = {"grad.b0.w", "grad.", "unreduced.x", "graphs.microbatch"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     for (int as_output = 0; as_output < 2; as_output++) {
       rfr_trace *t;
@@ -227,7 +226,7 @@ static void test_names(void **state) {
 /* Gradients, main or whole, are no tensors of the options. */
 static void test_gradients_by_name(void **state) {
   (void)state;
-  static const char *const names[] = {"grad.b0.w", "whole.grad.b0.w"};
+  static const char *const names[] = {"grad.b0.w", "unreduced.grad.b0.w"};
   _Alignas(16) static float memory[C * C];
   const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
   rfr_trace *t = rft_block_trace(&s, 0);
@@ -270,13 +269,13 @@ static void test_types_of_the_callers(void **state) {
   OK(rfr_graphs_forward(g, 0, 0, &sample, 1, &y, 1));
   rfr_graphs_destroy(g);
   given.type.shape[1]++;
-  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "it is f32[32,32], f32[32,33] is given");
+  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "its type is f32[32,33], needed is f32[32,32]");
   given.type = w, given.type.rank = 3;
-  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "it is f32[32,32], f32[32,32,");
+  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "its type is f32[32,32,");
   given.type = w, given.type.dtype = RFR_BF16;
-  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "bf16[32,32] is given");
+  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "its type is bf16[32,32]");
   given.type = w, given.data = NULL;
-  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "no data is given");
+  rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "program.state", "data is NULL");
   rfr_trace_destroy(t);
 }
 

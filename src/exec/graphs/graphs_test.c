@@ -136,13 +136,13 @@ static void test_order_and_signature(void **state) {
   OK(rfr_graphs_begin_step(g, NULL, 0));
   rft_refused(rfr_graphs_begin_step(g, NULL, 0), "graphs.order", "has begun");
   rft_refused(rfr_graphs_forward(g, 1, 0, &x, 1, &y, 1), "graphs.order",
-              "wants forward of callable \"0\", microbatch 0");
+              "expects forward of callable \"0\", microbatch 0");
   rft_refused(rfr_graphs_forward(g, 0, 1, &x, 1, &y, 1), "graphs.order",
-              "wants forward of callable \"0\", microbatch 0");
-  rft_refused(rfr_graphs_wgrad(g, 0, 0), "graphs.order", "wants forward");
+              "expects forward of callable \"0\", microbatch 0");
+  rft_refused(rfr_graphs_wgrad(g, 0, 0), "graphs.order", "expects forward");
   rft_refused(rfr_graphs_forward(g, 2, 0, &x, 1, &y, 1), "argument", "callable 2 of 2");
-  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 0, &y, 1), "replay.signature", "takes 1 inputs, 0 are given");
-  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 0), "replay.signature", "gives 1 outputs");
+  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 0, &y, 1), "replay.signature", "takes 1 inputs, not 0");
+  rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 0), "replay.signature", "returns 1 outputs");
   other.shape[1] = C - 1;
   x.type = other;
   rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "replay.signature", "dimension 1 was 32, now 31");
@@ -154,7 +154,7 @@ static void test_order_and_signature(void **state) {
   x = (rfr_binding){"x", type, NULL};
   rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "replay.signature", "no data");
   rft_forward(g, &s, &b, 0, 0);
-  rft_refused(rfr_graphs_end_step(g), "graphs.order", "wants forward of callable \"1\", microbatch 0");
+  rft_refused(rfr_graphs_end_step(g), "graphs.order", "the next call is forward of callable \"1\", microbatch 0");
   OK(rfr_graphs_abort_step(g));
   for (int k = 0; k < 2; k++) { /* once with calls that are refused in between */
     rft_buffers *to = k ? &again : &b;
@@ -164,14 +164,16 @@ static void test_order_and_signature(void **state) {
     rft_forward(g, &s, to, 1, 0);
     rft_forward(g, &s, to, 0, 1);
     rft_forward(g, &s, to, 1, 1);
-    if (k) rft_refused(rfr_graphs_wgrad(g, 1, 0), "graphs.order", "wants backward (I) of callable \"1\", microbatch 0");
+    if (k)
+      rft_refused(rfr_graphs_wgrad(g, 1, 0), "graphs.order", "expects backward (I) of callable \"1\", microbatch 0");
     rft_backward(g, &s, to, 1, 0);
-    if (k) rft_refused(rfr_graphs_wgrad(g, 1, 0), "graphs.order", "wants backward (I) of callable \"0\"");
+    if (k) rft_refused(rfr_graphs_wgrad(g, 1, 0), "graphs.order", "expects backward (I) of callable \"0\"");
     rft_backward(g, &s, to, 0, 0);
     OK(rfr_graphs_wgrad(g, 1, 0));
     OK(rfr_graphs_wgrad(g, 0, 0));
     rft_backward(g, &s, to, 1, 1);
-    if (k) rft_refused(rfr_graphs_wgrad(g, 1, 1), "graphs.order", "wants backward (B) of callable \"0\", microbatch 1");
+    if (k)
+      rft_refused(rfr_graphs_wgrad(g, 1, 1), "graphs.order", "expects backward (B) of callable \"0\", microbatch 1");
     rft_backward(g, &s, to, 0, 1);
     rft_refused(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1), "graphs.order", "has no more");
     OK(rfr_graphs_end_step(g));
@@ -270,7 +272,7 @@ static void test_names_of_outputs(void **state) {
     rfr_output(t, names[k], rfr_linear(t, rfr_linear(t, x, w, RFR_NONE), frozen, RFR_NONE));
     OK(rfr_trace_finish(t));
     c.trace = t;
-    if (k == 0) rft_refused(try_create(&c, 1, NULL), "graphs.callable", "an output and a trained parameter \"w\"");
+    if (k == 0) rft_refused(try_create(&c, 1, NULL), "graphs.callable", "cannot both be named \"w\"");
     else OK(try_create(&c, 1, NULL));
     rfr_trace_destroy(t);
   }
@@ -289,7 +291,7 @@ static void test_descriptions(void **state) {
   rft_refused(try_create(c, 2, NULL), "graphs.callable", "callable 1 is for inference");
   c[1].inference = 0;
   c[1].trace = NULL;
-  rft_refused(try_create(c, 2, NULL), "argument", "callable 1 has no trace");
+  rft_refused(try_create(c, 2, NULL), "argument", "callable 1: trace is NULL");
   c[1].trace = t[1];
   const rfr_callable_link link = {"x", 0, "z"};
   c[1].links = &link, c[1].n_links = 1;
@@ -297,7 +299,7 @@ static void test_descriptions(void **state) {
   c[1].n_links = 0;
   const char *const outputs[] = {"y", NULL, "y"};
   c[0].outputs = outputs, c[0].n_outputs = 3;
-  rft_refused(try_create(c, 2, NULL), "graphs.callable", "given twice");
+  rft_refused(try_create(c, 2, NULL), "graphs.callable", "twice");
   c[0].n_outputs = 2;
   OK(try_create(c, 2, NULL));
   c[0].outputs = NULL, c[0].n_outputs = 0;
@@ -307,7 +309,7 @@ static void test_descriptions(void **state) {
   rfr_schedule_destroy(schedule);
   OK(rfr_schedule_parse(ctx, "test", "0F0 0B0", 7, &schedule));
   o.schedule = schedule;
-  rft_refused(try_create(c, 2, &o), "graphs.callable", "own 1 callables, there are 2");
+  rft_refused(try_create(c, 2, &o), "graphs.callable", "have 1 layers for 2 callables");
   OK(try_create(c, 1, &o));
   rfr_schedule_destroy(schedule);
   o = rfr_graphs_options_default();
@@ -341,15 +343,18 @@ static void test_descriptions(void **state) {
   o.allow_unused_input = 1;
   static _Alignas(16) float weight[C * C + 1], gradient[C * C + 1];
   const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
-  const rfr_binding aligned[2] = {{"w", square, weight}, {"w", square, gradient}}, apart = {"w", square, weight + 1};
-  const rfr_main_gradient sums[2] = {{"w", gradient, 0}, {"w", weight, 0}}, sum_apart = {"w", gradient + 1, 0};
+  const rfr_binding aligned[2] = {{"w", square, weight}, {"w", square, gradient}},
+                    unaligned = {"w", square, weight + 1};
+  const rfr_main_gradient sums[2] = {rft_main_gradient("w", square, gradient, 0),
+                                     rft_main_gradient("w", square, weight, 0)},
+                          sum_unaligned = rft_main_gradient("w", square, gradient + 1, 0);
   o.tensors = aligned, o.n_tensors = 2;
-  rft_refused(try_create(&loose, 1, &o), "program.state", "given twice");
-  o.tensors = &apart, o.n_tensors = 1;
+  rft_refused(try_create(&loose, 1, &o), "program.state", "twice");
+  o.tensors = &unaligned, o.n_tensors = 1;
   rft_refused(try_create(&loose, 1, &o), "program.state", "multiple of 16 bytes");
   o.tensors = aligned, o.gradients = sums, o.n_gradients = 2;
-  rft_refused(try_create(&loose, 1, &o), "program.state", "given twice");
-  o.gradients = &sum_apart, o.n_gradients = 1;
+  rft_refused(try_create(&loose, 1, &o), "program.state", "twice");
+  o.gradients = &sum_unaligned, o.n_gradients = 1;
   rft_refused(try_create(&loose, 1, &o), "program.state", "multiple of 16 bytes");
   o.gradients = sums;
   OK(try_create(&loose, 1, &o));
@@ -414,7 +419,7 @@ static rfr_status create_with_hooks(const char *schedule_text, int blocks_n, uns
     c[i].trace = t[i];
     hooks[i] = rfr_hooks_default();
     hooks[i].pre_forward = hooks[i].post_forward = hooks[i].pre_backward = hooks[i].post_backward = r->list;
-    hooks[i].pre_wgrad = hooks[i].post_wgrad = r->list;
+    if (!(frozen >> i & 1)) hooks[i].pre_wgrad = hooks[i].post_wgrad = r->list;
   }
   if (schedule_text) OK(rfr_schedule_parse(ctx, "test", schedule_text, strlen(schedule_text), &schedule));
   o.schedule = schedule;
@@ -460,7 +465,7 @@ static void test_failing_hooks(void **state) {
   const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
   const rfr_tensor tensors[2] = {{.type = type, .data = w}, {.type = type, .data = grad}};
   const rfr_binding binding = {"b0.w", type, w};
-  const rfr_main_gradient main_gradient = {"b0.w", grad, 1};
+  const rfr_main_gradient main_gradient = rft_main_gradient("b0.w", type, grad, 1);
   rfr_graphs *g;
   for (int i = 0; i < 2; i++) rft_fill_by(&tensors[i], 3 + (uint64_t)i, 1);
   memcpy(w_before, w, sizeof w);
@@ -612,7 +617,8 @@ static void test_hooks_of_gradients(void **state) {
   (void)state;
   static float grad[C * C], before[C * C];
   const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
-  const rfr_main_gradient main_gradient = {"b0.w", grad, 1};
+  const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
+  const rfr_main_gradient main_gradient = rft_main_gradient("b0.w", square, grad, 1);
   int calls = 0;
   const rfr_hook hook = {spoil, &calls};
   rfr_hooks h[2] = {rfr_hooks_default(), rfr_hooks_default()};

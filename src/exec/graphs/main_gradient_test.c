@@ -15,6 +15,7 @@
 #include "refrain/ops.h"
 #include "support/context.h"
 #include "support/device.h"
+#include "support/graphs_scene.h"
 
 enum { GROUPS = 4, ROWS = 21, IN = 40, OUT = 72, FROZEN = 1, MICROBATCHES = 2, MOST = GROUPS + 3 };
 
@@ -25,6 +26,10 @@ typedef struct scene {
   int n_main;
   rfr_main_gradient main[MOST];
 } scene;
+
+static rfr_main_gradient entry(const char *parameter, int accumulate, rfr_dtype dtype) {
+  return rft_main_gradient(parameter, (rfr_type){.dtype = dtype}, NULL, accumulate);
+}
 
 static const char *const weight_names[GROUPS] = {"w0", "w1", "w2", "w3"};
 
@@ -54,11 +59,18 @@ static rfr_status make(const scene *s, rfr_graphs **g, rfr_schedule **schedule) 
   rfr_callable c = rfr_callable_default();
   rfr_graphs_options o = rfr_graphs_options_default();
   rfr_trace *t = record(s);
+  rfr_main_gradient main[MOST];
+  for (int i = 0; i < s->n_main; i++) { /* the shape of the parameter, unless the test sets one */
+    main[i] = s->main[i];
+    const rfr_type type = t->values[t->inputs[rfi_names_find(&t->input_names, main[i].parameter)]].type;
+    if (main[i].type.rank == 0)
+      main[i].type = (rfr_type){main[i].type.dtype, type.rank, {type.shape[0], type.shape[1], type.shape[2]}};
+  }
   OK(rfr_schedule_parse(ctx, "test", text, strlen(text), schedule));
   c.trace = t;
   o.schedule = *schedule;
   o.eager = s->eager;
-  o.gradients = s->main, o.n_gradients = s->n_main;
+  o.gradients = main, o.n_gradients = s->n_main;
   const rfr_status st = rfr_graphs_create(ctx, &c, 1, &o, g);
   rfr_trace_destroy(t);
   if (st == RFR_OK) return st;
@@ -186,7 +198,7 @@ static void test_grouped(void **state) {
     for (int way = 0; way < 12; way++) {
       scene s = {
           .separate = way & 1, .delayed = way & 2, .eager = way & 4, .frozen = way >= 8, .dtype = dtypes[kind % 2]};
-      for (int i = 0; i < GROUPS; i++) s.main[s.n_main++] = (rfr_main_gradient){weight_names[i], NULL, 0, main, NULL};
+      for (int i = 0; i < GROUPS; i++) s.main[s.n_main++] = entry(weight_names[i], 0, main);
       if (!s.separate) s.n_main = 1, s.frozen = false;
       else if (s.frozen) s.main[FROZEN] = s.main[--s.n_main];
       rfr_schedule *schedule;
@@ -221,7 +233,7 @@ static void test_narrow(void **state) {
       scene wide = {.dtype = dtype ? RFR_BF16 : RFR_F32}, s = wide;
       rfr_schedule *schedule[2];
       rfr_graphs *g[2];
-      for (int i = 0; i < 4; i++) s.main[s.n_main++] = (rfr_main_gradient){names[i], NULL, 0, (rfr_dtype)narrow, NULL};
+      for (int i = 0; i < 4; i++) s.main[s.n_main++] = entry(names[i], 0, (rfr_dtype)narrow);
       OK(make(&wide, &g[0], &schedule[0]));
       OK(make(&s, &g[1], &schedule[1]));
       for (int k = 0; k < 2; k++) {
@@ -255,8 +267,7 @@ static void test_narrow(void **state) {
 static void test_kept_and_cleared(void **state) {
   (void)state;
   scene s = {.separate = true, .delayed = true, .dtype = RFR_BF16};
-  for (int i = 0; i < GROUPS; i++)
-    s.main[s.n_main++] = (rfr_main_gradient){weight_names[i], NULL, i % 2, i < 2 ? RFR_F32 : RFR_BF16, NULL};
+  for (int i = 0; i < GROUPS; i++) s.main[s.n_main++] = entry(weight_names[i], i % 2, i < 2 ? RFR_F32 : RFR_BF16);
   rfr_schedule *schedule;
   rfr_graphs *g;
   OK(make(&s, &g, &schedule));
@@ -298,16 +309,53 @@ static void test_views(void **state) {
   static const int64_t dense[2] = {IN, 1}, padded[2] = {IN + 8, 1}, turned[2] = {1, IN};
   rfr_schedule *schedule;
   rfr_graphs *g;
-  scene s = {.dtype = RFR_F32, .n_main = 1, .main = {{"front", NULL, 0, RFR_F32, dense}}};
+  scene s = {.dtype = RFR_F32, .n_main = 1, .main = {entry("front", 0, RFR_F32)}};
+  s.main[0].strides = dense, s.main[0].n_strides = 2;
   OK(make(&s, &g, &schedule));
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(schedule);
   s.main[0].strides = padded;
-  refused(make(&s, &g, &schedule), "program.state", "\"front\", shape [40,40], is a view with strides [48,1]");
+  refused(make(&s, &g, &schedule), "program.state", "\"front\", shape [40,40]: strides [48,1] are not dense");
   s.main[0].strides = turned;
   refused(make(&s, &g, &schedule), "program.state", "strides [1,40]");
-  s.main[0] = (rfr_main_gradient){"front", NULL, 0, RFR_I32, NULL};
-  refused(make(&s, &g, &schedule), "program.state", "\"front\" is to be f32, bf16 or f16");
+  s.main[0].n_strides = 1;
+  refused(make(&s, &g, &schedule), "program.state", "\"front\": 1 strides for rank 2");
+}
+
+/* A main gradient has a full type: without one, or with another size of memory, creation fails and clears nothing. */
+static void test_types(void **state) {
+  (void)state;
+  static _Alignas(16) unsigned char memory[IN * IN * 4];
+  const rfr_type square = {.dtype = RFR_BF16, .rank = 2, .shape = {IN, IN}};
+  rfr_schedule *schedule;
+  rfr_graphs *g;
+  scene s = {.dtype = RFR_BF16, .n_main = 1, .main = {entry("front", 0, RFR_I32)}};
+  refused(make(&s, &g, &schedule), "program.state", "\"front\": set type: dtype f32, bf16 or f16");
+  s.main[0] = rft_main_gradient("front", square, memory, 0);
+  memset(memory, 1, sizeof memory);
+  OK(make(&s, &g, &schedule));
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  OK(rfr_graphs_abort_step(g));
+  for (size_t i = 0; i < sizeof memory; i++) assert_int_equal(memory[i], i >= sizeof memory / 2);
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+  s.main[0].type.dtype = (rfr_dtype)0; /* f64 */
+  refused(make(&s, &g, &schedule), "program.state", "\"front\": set type");
+  s.main[0].type.dtype = RFR_F32; /* memory for bf16 */
+  refused(make(&s, &g, &schedule), "program.state", "bytes is 3200, f32[40,40] needs 6400");
+  s.main[0] = rft_main_gradient("front", (rfr_type){.dtype = RFR_F32, .rank = 2, .shape = {IN, OUT}}, NULL, 0);
+  refused(make(&s, &g, &schedule), "program.state", "its type is f32[40,72], needed is f32[40,40]");
+  s.main[0] = entry("front", 0, RFR_F32), s.main[0].bytes = 4;
+  refused(make(&s, &g, &schedule), "program.state", "data NULL needs 0");
+  s.main[0] = entry("front", 0, RFR_F32), s.main[0].size = 8;
+  refused(make(&s, &g, &schedule), "argument", "rfr_main_gradient_default sets");
+  s.main[0] = entry(NULL, 0, RFR_F32);
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_callable c = rfr_callable_default();
+  rfr_trace *t = record(&s);
+  c.trace = t, o.gradients = s.main, o.n_gradients = 1;
+  refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "argument", "parameter is NULL");
+  rfr_trace_destroy(t);
 }
 
 static rfr_status ask(const rfr_graphs *g, const char *name) {
@@ -338,7 +386,7 @@ static void test_presence(void **state) {
     const char *const last =
         delayed ? "wgrad of callable \"0\", microbatch 1" : "backward (B) of callable \"0\", microbatch 1";
     refused(ask(g, "front"), "graphs.order", first);
-    refused(rfr_graphs_wgrad(g, 0, 0), "graphs.order", "wants forward");
+    refused(rfr_graphs_wgrad(g, 0, 0), "graphs.order", "expects forward");
     for (int m = 0; m < 2; m++) {
       OK(rfr_graphs_forward(g, 0, m, in, 2, &y, 1));
       if (!delayed) OK(rfr_graphs_backward(g, 0, m, &grad, 1, dx, 2));
@@ -368,8 +416,8 @@ static void test_presence(void **state) {
 int main(int argc, char **argv) {
   if (!rft_device_named(&argc, argv)) return 77;
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_grouped), rft_context_test(test_narrow),   rft_context_test(test_kept_and_cleared),
-      rft_context_test(test_views),   rft_context_test(test_presence),
+      rft_context_test(test_grouped), rft_context_test(test_narrow), rft_context_test(test_kept_and_cleared),
+      rft_context_test(test_views),   rft_context_test(test_types),  rft_context_test(test_presence),
   };
   return cmocka_run_group_tests_name("main gradients", tests, NULL, NULL);
 }

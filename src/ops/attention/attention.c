@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention: o = softmax(scale q kT) v within packed documents, H heads of q sharing Hk
- * heads of k and v; causal, in a window, soft-capped if wanted. Shapes, gradient and
- * recording.
+ * attention: o = softmax(scale q kT) v within packed documents; H heads of q share Hk heads of k and v. Optionally
+ * causal, with a window, with a soft cap. Shapes, gradient and recording.
  *
- * The forward keeps o and lse, the logarithm of each row's sum of exponentials; with
- * them one op gives all three gradients and no matrix of T x T ever exists. The three
- * share most of their work, so they are results of one op; a result that nobody wants
- * is dead and costs nothing.
+ * The forward keeps o and lse, the logarithm of each row's sum of exponentials. From them one op computes all three
+ * gradients without a T x T matrix. The three gradients share most of their work, so they are results of one op; an
+ * unused result costs nothing.
  */
 #include <math.h>
 
@@ -20,7 +18,7 @@ rfr_status rfi_infer_attention_bwd_packed(const rfi_infer *c);
 rfr_status rfi_infer_attention_cached(const rfi_infer *c);
 rfr_status rfi_grad_attention(rfi_grad *g);
 
-/* q, k, v at operand `first`. */
+/* Checks q, k, v at operands `first` ... `first` + 2. */
 static rfr_status check_heads(const rfi_infer *c, int first) {
   const rfr_type *q = &c->in[first], *k = q + 1;
   for (int i = first; i < first + 3; i++) {
@@ -42,14 +40,13 @@ static rfr_status check_heads(const rfi_infer *c, int first) {
 static rfr_status check_mask(const rfi_infer *c) {
   const int64_t window = c->attr[2].i;
   if (window < 0 || (window > 0 && !c->attr[1].i))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "a window of %lld rows; it must be positive, and the attention causal",
-                    (long long)window);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "window is %lld; it must be positive, and attention causal", (long long)window);
   if (!(c->attr[3].f >= 0) || !isfinite(c->attr[3].f))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "scores capped at %g; it must be positive and finite", c->attr[3].f);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "cap is %g; it must be positive and finite", c->attr[3].f);
   return RFR_OK;
 }
 
-/* The same with as many rows of q as of k, and offsets at operand `offsets`. */
+/* Checks q, k, v, which have equally many rows, and the offsets at operand `offsets`. */
 static rfr_status check(const rfi_infer *c, int first, int offsets) {
   const rfr_type *q = &c->in[first], *k = q + 1;
   RFI_TRY(check_heads(c, first));
@@ -58,9 +55,10 @@ static rfr_status check(const rfi_infer *c, int first, int offsets) {
   if (q->shape[0] != k->shape[0])
     return rfi_fail(RFI_E_TRACE_SHAPE, "q has %lld rows, k has %lld", (long long)q->shape[0], (long long)k->shape[0]);
   if (c->in[offsets].shape[0] < 1)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "offsets must have one entry more than there are documents");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "offsets are empty; they need one element more than there are documents");
   RFI_TRY(check_mask(c));
-  if (c->attr[4].i < 0) return rfi_fail(RFI_E_TRACE_SHAPE, "documents of at most %lld rows", (long long)c->attr[4].i);
+  if (c->attr[4].i < 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "longest is %lld; it must be at least 0", (long long)c->attr[4].i);
   return RFR_OK;
 }
 
@@ -97,15 +95,14 @@ rfr_status rfi_infer_attention_cached(const rfi_infer *c) {
   RFI_TRY(rfi_rule_dtype(c, 3, RFR_I64));
   RFI_TRY(rfi_rule_vector(c, 3, RFI_CURSOR_N));
   RFI_TRY(check_mask(c));
-  if (!c->attr[1].i) return rfi_fail(RFI_E_TRACE_SHAPE, "attention to cached keys is causal");
+  if (!c->attr[1].i) return rfi_fail(RFI_E_TRACE_SHAPE, "causal is 0; attention to cached keys must be causal");
   c->out[0] = c->in[0];
   return RFR_OK;
 }
 
 rfr_status rfi_grad_attention(rfi_grad *g) {
   const rfi_opr *op = g->op;
-  if (g->dy[1] != RFR_NONE)
-    return rfi_fail(RFI_E_GRAD_NO_RULE, "the logarithms of the sums of an attention have no gradient");
+  if (g->dy[1] != RFR_NONE) return rfi_fail(RFI_E_GRAD_NO_RULE, "result lse of attention has no gradient");
   if (g->dy[0] == RFR_NONE || !(g->need[0] || g->need[1] || g->need[2])) return RFR_OK;
   rfr_value in[7] = {g->dy[0], op->in[0], op->in[1], op->in[2], op->out[0], op->out[1], op->in[3]}, out[3];
   rfi_record(g->t, g->at, RFI_OP_attention_bwd, 7, in, op->attr, out);

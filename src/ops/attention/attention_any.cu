@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention in f32 arithmetic, for every type, head size and stride: what the tensor-core kernels
- * do not take. With s the score of a row t and a key, capped if wanted,
+ * Attention in f32 arithmetic for every type, head size and stride that the tensor-core kernels do not support. With s
+ * the score of a row t and a key, capped if the call has a cap,
  *
  *   o = sum p v,  p = e^(s - lse),  lse = log sum e^s
  *   dv = sum p do,  ds = p (do v - delta) s',  delta = do o,  dq = sum ds k,  dk = sum ds q
  *
- * A block owns 16 rows (of q for o and dq, of k for dk and dv) of one head, 8 threads a row, and
- * walks over tiles of 16 of the other side, so that every sum has one order and nothing is added
- * atomically. The backward computes p once for dq and once for dk and dv.
+ * A block owns 16 rows (of q for o and dq, of k for dk and dv) of one head, 8 threads per row, and loops over tiles of
+ * 16 rows of the other side. So every sum has one order and nothing is added atomically. The backward computes p once
+ * for dq and once for dk and dv.
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/attention/attention_cuda.h"
@@ -30,7 +30,7 @@ typedef struct problem {
   int64_t lse_head, lse_row; /* strides */
   int T, H, Hk, D;
   float scale, cap;
-  void *out[3]; /* o; dq, dk, dv: in q's type, heads side by side; NULL: not wanted */
+  void *out[3]; /* o; dq, dk, dv: in q's type, heads side by side; NULL: not computed */
   int64_t row[3];
 } problem;
 
@@ -38,7 +38,7 @@ static __device__ float load(const matrix &x, int64_t t, int64_t h, int64_t d) {
   return rfi_load(x.data, x.dtype, t * x.row + h * x.head + d * x.col);
 }
 
-/* Rows t0 ... t0 + 15 of a head into shared memory, zeros past T. */
+/* Loads rows t0 ... t0 + 15 of a head into shared memory, zeros past T. */
 static __device__ void fill(float *tile, const problem &p, const matrix &x, int t0, int h) {
   for (int e = (int)threadIdx.x; e < ROWS * p.D; e += THREADS) {
     const int r = e / p.D, d = e % p.D;
@@ -52,7 +52,7 @@ static __device__ float dot(const float *a, const float *b, int D) {
   return sum;
 }
 
-/* The score of a product of rows; *slope is its derivative by the product. */
+/* The score from a dot product; *slope is its derivative with respect to the dot product. */
 static __device__ float score(const problem &p, float product, float *slope) {
   const float s = p.scale * product;
   *slope = p.scale;
@@ -62,7 +62,7 @@ static __device__ float score(const problem &p, float product, float *slope) {
   return p.cap * bent;
 }
 
-/* Over the 8 threads of a row; all of them get it. */
+/* Sum over the 8 threads of a row; each of them gets it. */
 static __device__ float row_sum(float x) {
   for (int step = 4; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
   return x;
@@ -72,7 +72,7 @@ static __device__ float row_max(float x) {
   return x;
 }
 
-/* The union of the block's spans, one per row, the same for all threads. */
+/* The union of the spans of the block's rows, the same for all threads. */
 static __device__ rfi_span union_of(rfi_span mine) {
   __shared__ int first, end;
   if (threadIdx.x == 0) {
@@ -81,7 +81,7 @@ static __device__ rfi_span union_of(rfi_span mine) {
   }
   __syncthreads();
   if (mine.end > mine.first) {
-    atomicMin(&first, mine.first); /* of integers: the order does not matter */
+    atomicMin(&first, mine.first); /* integer minimum: the order does not matter */
     atomicMax(&end, mine.end);
   }
   __syncthreads();
@@ -116,14 +116,14 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(const proble
     for (int c = 0; c < PER_LANE; c++) acc[c] *= shrink;
     for (int j = 0; j < ROWS; j++) {
       const float pj = __shfl_sync(0xffffffffu, e[j / LANES], group | (j % LANES));
-      if (pj == 0) continue; /* 0 x NaN: a key that is not seen must not be heard */
+      if (pj == 0) continue; /* 0 x NaN is NaN: skip the value of a key that the row does not see */
 #pragma unroll
       for (int c = 0; c < PER_LANE; c++)
         if (lane + c * LANES < p.D) acc[c] = fmaf(pj, v[j * (p.D + 1) + lane + c * LANES], acc[c]);
     }
   }
   if (t >= p.T) return;
-  /* a row without keys has 0; that of a score which is NaN or infinite has NaN, which is no 0 */
+  /* A row without keys has sum 0. A row with a NaN or infinite score has sum NaN, which is not 0. */
   if (p.lse && lane == 0) p.lse[h * p.lse_head + t * p.lse_row] = sum == 0 ? -INFINITY : top + logf(sum);
   if (!p.out[0]) return;
 #pragma unroll
@@ -133,7 +133,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(const proble
   }
 }
 
-/* delta[h,t] = do o; a warp a row. */
+/* delta[h,t] = do o, one warp per row. */
 static __global__ void __launch_bounds__(128) attention_delta(const problem p) {
   const int64_t i = (int64_t)blockIdx.x * 4 + threadIdx.x / 32;
   const int lane = threadIdx.x & 31;
@@ -250,8 +250,8 @@ static matrix matrix_of(const rfr_arg *x) {
   return matrix{x->data, x->stride[0], x->stride[1], x->stride[2], x->type.dtype};
 }
 
-/* What forward and backward share; `first` is q's operand, `offsets` the documents'. The workspace begins with
- * the documents' ends. */
+/* Fields that forward and backward share. `first` is q's operand, `offsets` the operand of document offsets. The
+ * workspace begins with the ends of the documents. */
 static problem problem_of(const rfr_call *call, int first, int offsets) {
   const rfr_arg *q = &call->in[first];
   problem p = {};
@@ -289,7 +289,7 @@ static rfr_status allow(const void *kernel, size_t bytes) {
   return bytes <= 48 << 10
              ? RFR_OK
              : rfi_cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                              "asking for shared memory");
+                              "raising the shared memory limit");
 }
 
 static rfr_status forward(const rfr_call *call) {

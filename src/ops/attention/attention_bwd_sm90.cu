@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The gradients of attention on Hopper's tensor cores, in one pass: five products instead of the seven of a kernel for
- * dq and one for dk and dv, and p made once.
+ * The gradients of attention on Hopper's tensor cores, in one kernel: it needs five GEMMs and computes p once, where
+ * one kernel for dq and one for dk and dv need seven GEMMs.
  *
- * A block takes 128 keys of a head of k and v and walks over the tiles of queries that see them, the last tile first,
- * each tile for all of the heads of q. dk and dv stay in registers; a tile's part of dq is added to f32 sums in memory.
- * Several blocks add to the same sums, in one order: the first keys first (they store), each when its turn has come.
- * With a causal mask the first keys have the most to do: they are begun first, the others run behind them and hardly
- * wait, and the last that are begun are short. Blocks take their work by a ticket, in that order, so that whoever
- * waits, waits for work that was begun before.
+ * A block takes 128 keys of a head of k and v and loops over the tiles of queries that see them, the last tile first,
+ * each tile for all query heads of the group. dk and dv stay in registers; a tile's part of dq is added to f32 sums in
+ * memory. Several blocks add to the same sums in a fixed order: the block with the first keys stores, the others add,
+ * each when its turn has come. With a causal mask the first keys have the most queries. They start first, so the blocks
+ * after them hardly wait, and the blocks that start last are short. Blocks take their work by a ticket in that order,
+ * so that a block only ever waits for a block that has already started.
  *
- * Two warpgroups multiply, 64 keys each. Of the four other warps one loads, one takes work, and two, by turns, have the
- * copy engine add dq, wait for turns and hand them on: what takes long is on nobody's way. dq of a tile needs the ds of
- * both warpgroups and is made in the step after the tile's own, so that one may be ahead of the other by half a step:
- * a warpgroup's products are issued at the pace of the tensor cores, and while it makes p and ds they are the other's.
+ * Two warpgroups multiply, 64 keys each. Of the four other warps, one loads tiles, one takes tickets, and two in
+ * alternation start the copy engine's adds to dq, wait for turns and pass them on, so that slow operations do not stall
+ * the multiplying warps. dq of a tile needs the ds of both warpgroups and is computed one step later, so that one
+ * warpgroup may be half a step ahead of the other: while one computes p and ds, the other uses the tensor cores.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
@@ -21,17 +21,18 @@
 
 enum { SIDE = 128, ITEMS = 4, MOST_D = 128, ADDERS = 2 };
 enum { THREADS = 384, MATH_WARPS = 8, TAKERS = MATH_WARPS + 2 + ADDERS, ROUND_THREADS = 256 };
-enum { HALF = 64 * 128, TILE = 2 * HALF, SUMS = 2 * TILE }; /* bytes: of a tile of q, of its dq */
+enum { HALF = 64 * 128, TILE = 2 * HALF, SUMS = 2 * TILE }; /* bytes of a tile of q, and of its dq */
 enum { LOAD_REGISTERS = 24, MATH_REGISTERS = 240 };
 
-/* How queries go through a block, and where what lies in its shared memory. */
-template <int D> struct room {
-  static constexpr int QUERIES = TILE / (D * 2);                          /* of a tile */
-  static constexpr int SLOTS = D == 64 ? 2 : 1, STAGES = D == 64 ? 2 : 3; /* items' keys, tiles at once */
+/* Tile sizes and the layout of a block's shared memory. */
+template <int D> struct smem {
+  static constexpr int QUERIES = TILE / (D * 2); /* rows of a tile of queries */
+  /* work items whose keys are in shared memory; tile stages */
+  static constexpr int SLOTS = D == 64 ? 2 : 1, STAGES = D == 64 ? 2 : 3;
   static constexpr int KEYS = SIDE * D * 2, DS = SIDE * QUERIES * 2, STATS = QUERIES * 8;
   static constexpr int STAGES_AT = SLOTS * 2 * KEYS, DS_AT = STAGES_AT + STAGES * 2 * TILE;
   static constexpr int SUMS_AT = DS_AT + 2 * DS, STATS_AT = SUMS_AT + SUMS;
-  static constexpr int DESK_AT = STATS_AT + STAGES * STATS, BYTES = DESK_AT + 512;
+  static constexpr int STATE_AT = STATS_AT + STAGES * STATS, BYTES = STATE_AT + 512;
   static_assert(BYTES <= 232448, "shared memory of a block");
 };
 
@@ -41,48 +42,50 @@ typedef struct maps {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* A block's work: a piece of keys for a head of k and v. */
+/* A block's work item: a piece of keys for a head of k and v. */
 typedef struct item {
   piece w;
-  int kv; /* -1: no more */
+  int kv; /* -1: end of the work */
 } item;
 
-/* What the warps of a block tell each other. */
-typedef struct desk {
+/* State that the warps of a block share: barriers, tickets and the work items. */
+typedef struct block_state {
   uint64_t keys_full[2], keys_empty[2], full[3], empty[3], ds_full[2], ds_empty[2];
   uint64_t sums_full[ADDERS], sums_empty[ADDERS], items_full[ITEMS], items_empty[ITEMS];
-  uint64_t arrived, begun; /* rows of which some are to be cleared; an item is as good as done */
+  /* `arrived`: a tile has rows to be cleared; `begun`: the last tile of an item was reached */
+  uint64_t arrived, begun;
   item items[ITEMS];
-} desk;
-static_assert(sizeof(desk) <= 512, "room for the desk");
+} block_state;
+static_assert(sizeof(block_state) <= 512, "the state of a block fits");
 
 typedef struct place {
   int t, g;
-} place; /* a tile of queries: its first row, which of the heads */
+} place; /* a tile of queries: its first row, and which head of the group */
 
-/* The tiles of queries that see an item's keys, the last first, each for all of the `group` heads. */
+/* The tiles of queries that see an item's keys, the last tile first, each for all `group` heads. */
 typedef struct walk {
-  int start, end, last, group, steps; /* last: where the last tile begins */
+  int start, end, last, group, steps; /* last: first row of the last tile */
 } walk;
 
 template <int D> __device__ __forceinline__ walk walk_of(const problem &p, const piece &w) {
   walk x;
   x.start = p.causal ? w.first : w.first - (w.first - w.from + SIDE - 1) / SIDE * SIDE;
   x.end = p.window ? min(w.end, w.last - 1 + p.window) : w.end;
-  const int tiles = w.last > w.from ? (x.end - x.start + room<D>::QUERIES - 1) / room<D>::QUERIES : 0;
-  x.last = x.start + (tiles - 1) * room<D>::QUERIES;
+  const int tiles = w.last > w.from ? (x.end - x.start + smem<D>::QUERIES - 1) / smem<D>::QUERIES : 0;
+  x.last = x.start + (tiles - 1) * smem<D>::QUERIES;
   x.group = p.H / p.Hk;
   x.steps = tiles * x.group;
   return x;
 }
 template <int D> __device__ __forceinline__ place next_place(const walk &x, place at) {
-  return at.g + 1 < x.group ? place{at.t, at.g + 1} : place{at.t - room<D>::QUERIES, 0};
+  return at.g + 1 < x.group ? place{at.t, at.g + 1} : place{at.t - smem<D>::QUERIES, 0};
 }
-/* Blocks that add to a tile before w's does: those of the keys before w's that the tile sees. */
+/* How many blocks add to a tile before w's block does: those of earlier keys that the tile sees. */
 static __device__ __forceinline__ int blocks_before(const problem &p, const piece &w, place at) {
   const int before = (max(0, w.first - w.from) + SIDE - 1) / SIDE;
   if (!p.window) return before;
-  const int unseen = at.t - (SIDE - 2) - p.window - (w.first - before * SIDE); /* rows of them before its window */
+  /* rows of them before the tile's window */
+  const int unseen = at.t - (SIDE - 2) - p.window - (w.first - before * SIDE);
   return before - (unseen > 0 ? (unseen + SIDE - 1) / SIDE : 0);
 }
 
@@ -95,15 +98,15 @@ static __device__ __forceinline__ void add_release(unsigned *at) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
 }
 
-/* The i-th item, for a thread that is one of TAKERS. */
-static __device__ __forceinline__ item take_alone(desk *d, unsigned i) {
+/* Returns the i-th item, called by a single thread of the TAKERS. */
+static __device__ __forceinline__ item take_alone(block_state *d, unsigned i) {
   rfi_mbarrier_wait(rfi_shared_address(&d->items_full[i % ITEMS]), (int)(i / ITEMS) & 1);
   const item x = d->items[i % ITEMS];
   rfi_mbarrier_arrive(rfi_shared_address(&d->items_empty[i % ITEMS]));
   return x;
 }
-/* For a warp that is. */
-static __device__ __forceinline__ item take(desk *d, unsigned i) {
+/* Returns the i-th item, called by a full warp. */
+static __device__ __forceinline__ item take(block_state *d, unsigned i) {
   rfi_mbarrier_wait(rfi_shared_address(&d->items_full[i % ITEMS]), (int)(i / ITEMS) & 1);
   const item x = d->items[i % ITEMS];
   __syncwarp();
@@ -113,7 +116,7 @@ static __device__ __forceinline__ item take(desk *d, unsigned i) {
 
 /* ---- loading: a warp ---- */
 
-/* Zeros in rows first ... end - 1 of a tile. */
+/* Writes zeros to rows first ... end - 1 of a tile. */
 template <int D, int ROWS> __device__ __forceinline__ void clear_rows(char *tile, int first, int end) {
   const int lane = threadIdx.x & 31;
 #pragma unroll 1
@@ -122,15 +125,15 @@ template <int D, int ROWS> __device__ __forceinline__ void clear_rows(char *tile
     for (int d = 0; d < D; d += 64) *(uint4 *)(tile + d * ROWS * 2 + i * 16) = make_uint4(0, 0, 0, 0);
 }
 
-/* Rows t ... t + ROWS - 1 of a head of a and of b, one behind the other. Those that are not of from ... end - 1 are
- * another document's: zeros are in their place before `full` hears of the tiles; `cut`: so many had such rows. */
+/* Loads rows t ... t + ROWS - 1 of a head of a and of b into two adjacent tiles. Rows outside from ... end - 1 belong
+ * to another document; they are zeroed before `full` completes. `cut` counts the tiles that had such rows. */
 template <int D, int ROWS>
-__device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const CUtensorMap *b, uint32_t full, desk *d,
-                                         unsigned &cut, int t, int h, int from, int end) {
+__device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const CUtensorMap *b, uint32_t full,
+                                         block_state *d, unsigned &cut, int t, int h, int from, int end) {
   constexpr int BYTES = ROWS * D * 2;
   const int lane = threadIdx.x & 31;
-  const bool whole = t >= from && t + ROWS <= end;
-  const uint32_t arrived = whole ? full : rfi_shared_address(&d->arrived);
+  const bool one_document = t >= from && t + ROWS <= end;
+  const uint32_t arrived = one_document ? full : rfi_shared_address(&d->arrived);
   if (lane == 0) {
     const uint32_t at = rfi_shared_address(to);
     rfi_barrier_expect(arrived, 2 * BYTES);
@@ -140,7 +143,7 @@ __device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const C
     for (int x = 0; x < D; x += 64) rfi_tma_load(at + (uint32_t)(BYTES + x * ROWS * 2), b, arrived, x, t, h);
   }
   __syncwarp();
-  if (whole) return;
+  if (one_document) return;
   rfi_mbarrier_wait(arrived, (int)cut++ & 1);
 #pragma unroll 1
   for (int i = 0; i < 2; i++) {
@@ -152,7 +155,7 @@ __device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const C
   if (lane == 0) rfi_mbarrier_arrive(full);
 }
 
-/* lse and -delta of a tile's queries, as fragments want them. */
+/* Loads lse and -delta of a tile's queries in fragment order. */
 template <int QUERIES>
 __device__ __forceinline__ void load_stats(uint32_t stats, const problem &p, const piece &w, int t, int h,
                                            uint32_t full) {
@@ -169,8 +172,9 @@ __device__ __forceinline__ void load_stats(uint32_t stats, const problem &p, con
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
 }
 
-template <int D> __device__ __forceinline__ void load_all(const problem &p, const maps &m, desk *d, char *shared) {
-  typedef room<D> R;
+template <int D>
+__device__ __forceinline__ void load_all(const problem &p, const maps &m, block_state *d, char *shared) {
+  typedef smem<D> R;
   unsigned tile = 0, kept = 0, cut = 0;
   for (unsigned i = 0;; i++) {
     const item x = take(d, i);
@@ -199,7 +203,7 @@ template <int D> __device__ __forceinline__ void load_all(const problem &p, cons
 
 /* ---- turns: a thread that takes work, two that add dq ---- */
 
-static __device__ __forceinline__ void publish(const problem &p, desk *d, unsigned i) {
+static __device__ __forceinline__ void publish(const problem &p, block_state *d, unsigned i) {
   if (i >= ITEMS) rfi_mbarrier_wait(rfi_shared_address(&d->items_empty[i % ITEMS]), (int)(i / ITEMS - 1) & 1);
   const unsigned count = (unsigned)*p.count;
   item x = {};
@@ -210,11 +214,11 @@ static __device__ __forceinline__ void publish(const problem &p, desk *d, unsign
   rfi_mbarrier_arrive(rfi_shared_address(&d->items_full[i % ITEMS]));
 }
 
-static __device__ __forceinline__ void take_work(const problem &p, desk *d) {
+static __device__ __forceinline__ void take_work(const problem &p, block_state *d) {
   publish(p, d, 0);
   for (unsigned i = 0;; i++) {
     if (take_alone(d, i).kv < 0) return;
-    /* asked for in the last tile: others may wait for work that is held and not begun */
+    /* Only at the last tile of this item: another block may wait for an item that is taken but not started. */
     rfi_mbarrier_wait(rfi_shared_address(&d->begun), (int)i & 1);
     publish(p, d, i + 1);
   }
@@ -222,9 +226,11 @@ static __device__ __forceinline__ void take_work(const problem &p, desk *d) {
 
 static __device__ __forceinline__ void proxies_agree(void) { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-/* Tiles of dq from shared memory to the sums, each when its turn has come: every ADDERS-th of them. */
-template <int D> __device__ __forceinline__ void add_tiles(const problem &p, desk *d, uint32_t base, unsigned adder) {
-  const uint32_t sums = base + room<D>::SUMS_AT;
+/* Adds tiles of dq from shared memory to the sums, each when its turn has come: this adder's tiles are every
+ * ADDERS-th. */
+template <int D>
+__device__ __forceinline__ void add_tiles(const problem &p, block_state *d, uint32_t base, unsigned adder) {
+  const uint32_t sums = base + smem<D>::SUMS_AT;
   unsigned tile = 0;
   for (unsigned i = 0;; i++) {
     const item x = take_alone(d, i);
@@ -239,7 +245,7 @@ template <int D> __device__ __forceinline__ void add_tiles(const problem &p, des
         const unsigned before = (unsigned)blocks_before(p, x.w, at);
         unsigned *const turn = p.turns + (int64_t)h * p.T + at.t;
         float *const to = p.sums + ((int64_t)h * p.T + at.t) * D;
-        const int bytes = min(room<D>::QUERIES, x.w.end - at.t) * D * (int)sizeof(float);
+        const int bytes = min(smem<D>::QUERIES, x.w.end - at.t) * D * (int)sizeof(float);
         if (before > 0)
           while (load_acquire(turn) < before) {}
         proxies_agree();
@@ -274,7 +280,7 @@ template <typename T> __device__ __forceinline__ void multiply_columns(float (&c
   rfi_wgmma_commit();
 }
 
-/* A warp's 16 keys of a packed left operand, as rows of 64 queries. */
+/* Stores a warp's 16 keys of a packed left operand as rows of 64 queries. */
 static __device__ __forceinline__ void store_left(uint32_t tile, const uint32_t (&a)[4][4], int warp, int lane) {
   const uint32_t row = tile + (uint32_t)((warp * 16 + (lane & 15)) * 128);
 #pragma unroll
@@ -283,7 +289,7 @@ static __device__ __forceinline__ void store_left(uint32_t tile, const uint32_t 
 
 /* ---- probabilities and their gradient ---- */
 
-/* lse: of queries 8 n + 2 (lane % 4) and next, for n = 0 ... 7. */
+/* lse: of queries 8 n + 2 (lane % 4) and the next one, for n = 0 ... 7. */
 template <bool CAPPED>
 static __device__ __forceinline__ void probabilities(const problem &p, float (&s)[1][8][4], const float4 *lse) {
   if (CAPPED) bend(p, s);
@@ -298,7 +304,7 @@ static __device__ __forceinline__ void probabilities(const problem &p, float (&s
   }
 }
 
-/* -delta of the columns, in each row. */
+/* Adds -delta of the columns to each row. */
 static __device__ __forceinline__ void add_delta(float (&c)[1][8][4], const float4 *delta) {
 #pragma unroll
   for (int n = 0; n < 8; n += 2) {
@@ -324,7 +330,7 @@ static __device__ __forceinline__ void slopes(const problem &p, float (&ds)[1][8
     }
 }
 
-/* The queries that see a thread's two keys. */
+/* The range of queries that see each of a thread's two keys. */
 typedef struct seen {
   int from[2];
   unsigned count[2];
@@ -342,7 +348,7 @@ static __device__ __forceinline__ seen seen_by(const problem &p, const piece &w,
   return x;
 }
 
-/* Zeros where a query, the thread's first being t, does not see the key. */
+/* Sets p to 0 where a query does not see the key; t is the thread's first query. */
 static __device__ __forceinline__ void hide(float (&c)[1][8][4], const seen &x, int t) {
 #pragma unroll
   for (int n = 0; n < 8; n++)
@@ -353,16 +359,17 @@ static __device__ __forceinline__ void hide(float (&c)[1][8][4], const seen &x, 
 
 /* ---- dq ---- */
 
-/* 16 rows of a tile, 64 columns each, to where they are added from; `tile`: so many were before. 16 rows of a document
- * lie as they do in a warp: four elements of lane i of n are at 128 n + 4 i. Fewer, at its end, lie row by row. */
+/* Stores 16 rows of a tile, 64 columns each, to the shared memory that the adders read; `tile` counts the tiles before
+ * it. 16 rows of one document keep the order that they have in a warp: four elements of lane i of n are at 128 n + 4 i.
+ * Fewer rows, at a document's end, are stored row by row. */
 template <int D>
-__device__ __forceinline__ void stage_rows(const problem &p, desk *d, const piece &w, const float (&dq)[1][8][4], int t,
-                                           char *shared, int warp, unsigned tile) {
+__device__ __forceinline__ void stage_rows(const problem &p, block_state *d, const piece &w, const float (&dq)[1][8][4],
+                                           int t, char *shared, int warp, unsigned tile) {
   if (!p.out[0]) return;
-  int lane; /* asked for here, so that no address is kept all the while */
+  int lane; /* read here, so that no address occupies a register across the loop */
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   const int row = D == 64 ? warp * 16 : warp % 4 * 16, panel = D == 64 ? 0 : warp / 4;
-  float *const slab = (float *)(shared + room<D>::SUMS_AT) + row * D;
+  float *const slab = (float *)(shared + smem<D>::SUMS_AT) + row * D;
   if (tile > 0)
     rfi_mbarrier_wait(rfi_shared_address(&d->sums_empty[(tile - 1) % ADDERS]), (int)((tile - 1) / ADDERS) & 1);
   if (t + row + 16 <= w.end) {
@@ -390,7 +397,7 @@ static __device__ __forceinline__ void left_by_warp(uint64_t *barrier, int lane)
   if (lane == 0) rfi_mbarrier_arrive(rfi_shared_address(barrier));
 }
 
-/* Starts a warpgroup's part of a tile's dq: with head size 64 half of the 128 queries, with 128 half of the columns. */
+/* Starts a warpgroup's part of a tile's dq: half of the 128 queries for head size 64, half of the columns for 128. */
 template <typename T, int D>
 __device__ __forceinline__ void start_dq(float (&dq)[1][8][4], uint32_t ds, uint32_t keys, int group) {
   const uint32_t mine = (uint32_t)(group * TILE);
@@ -406,27 +413,28 @@ template <int D> struct part {
   char *shared;
 };
 
-/* A tile of queries, and the one before, whose dq is still to be made. */
+/* A tile of queries, and the previous one, whose dq is not computed yet. */
 typedef struct step_of {
   int t, t_before; /* their first rows */
   uint32_t q, ds, ds_before;
   const float4 *lse, *delta;
-  unsigned tile; /* so many were before */
+  unsigned tile; /* number of tiles before it */
   bool first;
 } step_of;
 
-/* Waits for both warpgroups to have made dq of what lay where a tile's ds shall lie; to have written a tile's ds. */
-static __device__ __forceinline__ void await_room(desk *d, unsigned tile) {
+/* await_ds_buffer waits until both warpgroups have computed dq from the ds buffer that this tile reuses; await_ds waits
+ * until both have written the tile's ds. */
+static __device__ __forceinline__ void await_ds_buffer(block_state *d, unsigned tile) {
   if (tile >= 2) rfi_mbarrier_wait(rfi_shared_address(&d->ds_empty[tile % 2]), (int)(tile / 2 - 1) & 1);
 }
-static __device__ __forceinline__ void await_ds(desk *d, unsigned tile) {
+static __device__ __forceinline__ void await_ds(block_state *d, unsigned tile) {
   rfi_mbarrier_wait(rfi_shared_address(&d->ds_full[tile % 2]), (int)(tile / 2) & 1);
 }
 
-/* 128 queries by 128 keys of head size 64: as two halves, so that one's products run while the other's p is made. dk
- * goes on over the step's end: the stage is empty in the next step. */
+/* 128 queries by 128 keys of head size 64, in two halves: the GEMMs of one run while p of the other is computed. The
+ * GEMM of dk continues past the end of the step: its stage is released in the next step. */
 template <typename T, bool CAPPED>
-static __device__ __forceinline__ void take_step(const problem &p, desk *d, const piece &w, const part<64> &my,
+static __device__ __forceinline__ void take_step(const problem &p, block_state *d, const piece &w, const part<64> &my,
                                                  const step_of &x, float (&dk)[1][8][4], float (&dv)[1][8][4]) {
   const uint32_t q = x.q, dy = x.q + TILE;
   const int t = x.t + (my.lane & 3) * 2;
@@ -438,7 +446,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   multiply<T, 64>(sb, my.k, q + HALF);
   rfi_wgmma_wait<2>();
   rfi_wgmma_tie(sa[0]);
-  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % room<64>::STAGES], my.lane);
+  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % smem<64>::STAGES], my.lane);
   probabilities<CAPPED>(p, sa, x.lse);
   if (x.t + 64 > w.end || !all_see(p, w, x.t, x.t + 64, my.s0, my.s0 + 16)) hide(sa, my.sight, t);
   pack<T>(left, sa);
@@ -448,7 +456,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   add_delta(da, x.delta);
   slopes<CAPPED>(p, da, sa, x.lse);
   pack<T>(right, da);
-  await_room(d, x.tile);
+  await_ds_buffer(d, x.tile);
   store_left(x.ds, right, my.warp, my.lane);
   rfi_wgmma_begin();
   multiply<T, 64>(db, my.v, dy + HALF);
@@ -478,9 +486,10 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   stage_rows<64>(p, d, w, dq, x.t_before, my.shared, my.warp, x.tile - 1);
 }
 
-/* 64 queries by 128 keys of head size 128. dk goes on over the step's end: the stage is empty in the next step. */
+/* 64 queries by 128 keys of head size 128. The GEMM of dk continues past the end of the step: its stage is released in
+ * the next step. */
 template <typename T, bool CAPPED>
-static __device__ __forceinline__ void take_step(const problem &p, desk *d, const piece &w, const part<128> &my,
+static __device__ __forceinline__ void take_step(const problem &p, block_state *d, const piece &w, const part<128> &my,
                                                  const step_of &x, float (&dk)[1][16][4], float (&dv)[1][16][4]) {
   const uint32_t q = x.q, dy = x.q + TILE;
   const int t = x.t + (my.lane & 3) * 2;
@@ -491,7 +500,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   multiply<T, 128>(ds, my.v, dy);
   rfi_wgmma_wait<1>();
   rfi_wgmma_tie(s[0]);
-  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % room<128>::STAGES], my.lane);
+  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % smem<128>::STAGES], my.lane);
   probabilities<CAPPED>(p, s, x.lse);
   if (x.t + 64 > w.end || !all_see(p, w, x.t, x.t + 64, my.s0, my.s0 + 16)) hide(s, my.sight, t);
   pack<T>(left, s);
@@ -501,7 +510,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   add_delta(ds, x.delta);
   slopes<CAPPED>(p, ds, s, x.lse);
   pack<T>(right, ds);
-  await_room(d, x.tile);
+  await_ds_buffer(d, x.tile);
   store_left(x.ds, right, my.warp, my.lane);
   rfi_shared_written();
   left_by_warp(&d->ds_full[x.tile % 2], my.lane);
@@ -516,7 +525,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   stage_rows<128>(p, d, w, dq, x.t_before, my.shared, my.warp, x.tile - 1);
 }
 
-/* dk and dv of rows that none sees. */
+/* Stores zeros as dk and dv of rows that no query sees. */
 template <typename T> __device__ __forceinline__ void store_zeros(const problem &p, int kv, int s0, int s1, int lane) {
   for (int which = 1; which < 3; which++)
     for (int s = s0; s < s1 && p.out[which]; s++)
@@ -524,11 +533,12 @@ template <typename T> __device__ __forceinline__ void store_zeros(const problem 
         *(uint4 *)((T *)p.out[which] + s * p.row[which] + kv * p.D + i) = make_uint4(0, 0, 0, 0);
 }
 
-/* `warp` of the math warps; `tile`, `kept`: tiles and items with tiles that were before. */
+/* `warp` is the index among the multiplying warps; `tile` and `kept` count the earlier tiles and the earlier items that
+ * had tiles. */
 template <typename T, int D, bool CAPPED>
-static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, const item &work, char *shared, int warp,
-                                                    unsigned &tile, unsigned &kept) {
-  typedef room<D> R;
+static __device__ __forceinline__ void gradients_of(const problem &p, block_state *d, const item &work, char *shared,
+                                                    int warp, unsigned &tile, unsigned &kept) {
+  typedef smem<D> R;
   const piece &w = work.w;
   const int lane = threadIdx.x & 31, group = warp / 4, kv = work.kv, slot = (int)(kept % R::SLOTS);
   const uint32_t base = rfi_shared_address(shared), keys = base + (uint32_t)(slot * 2 * R::KEYS);
@@ -572,7 +582,7 @@ static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, c
     store_zeros<T>(p, kv, s0, s1, lane);
     return;
   }
-  /* by way of v's rows, which the warpgroup has multiplied */
+  /* stage the result in v's rows, which this warpgroup no longer reads */
   asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
   char *const rows = shared + slot * 2 * R::KEYS + R::KEYS;
   if (p.out[2]) store_rows<T, D, SIDE>(p.out[2], p.row[2], p, kv, s0, s1, dv, rows, warp * 16, NULL);
@@ -593,8 +603,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     attention_gradients(const __grid_constant__ problem p, const __grid_constant__ maps m) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
-  desk &d = *(desk *)(shared + room<D>::DESK_AT);
-  const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0); /* so that nvcc knows it the same for all */
+  block_state &d = *(block_state *)(shared + smem<D>::STATE_AT);
+  /* marks the value as equal in all lanes for nvcc */
+  const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {
       rfi_mbarrier_init(rfi_shared_address(&d.keys_full[i]), 1);
@@ -604,8 +615,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
       rfi_mbarrier_init(rfi_shared_address(&d.ds_full[i]), MATH_WARPS);
       rfi_mbarrier_init(rfi_shared_address(&d.ds_empty[i]), MATH_WARPS);
     }
-    for (int i = 0; i < room<D>::STAGES; i++) {
-      rfi_mbarrier_init(rfi_shared_address(&d.full[i]), 1 + 32); /* the tiles; a lane's part of their statistics */
+    for (int i = 0; i < smem<D>::STAGES; i++) {
+      /* the tiles, and each lane's part of their statistics */
+      rfi_mbarrier_init(rfi_shared_address(&d.full[i]), 1 + 32);
       rfi_mbarrier_init(rfi_shared_address(&d.empty[i]), MATH_WARPS);
     }
     for (int i = 0; i < ITEMS; i++) {
@@ -636,7 +648,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-/* The sums of dq, scaled and rounded; zeros for rows that see nothing. A thread takes 8 columns of rows g and g + 8. */
+/* Scales and rounds the sums of dq; rows that see nothing get zeros. A thread handles 8 columns of rows g and g + 8. */
 template <typename T, int D>
 static __global__ void __launch_bounds__(ROUND_THREADS) attention_dq_rounded(const problem p) {
   piece w;
@@ -703,13 +715,13 @@ template <typename T, int D> static rfr_status launch_all(const rfr_call *call, 
   const size_t bytes = (size_t)p.T * (size_t)p.H * sizeof(unsigned);
   rfr_status s =
       rfi_cuda_check(cudaMemsetAsync(p.turns, 0, bytes, rfi_stream(call)), "clearing the turns of attention_bwd");
-  if (s == RFR_OK) s = describe(&m.q, &call->in[1], p.q, room<D>::QUERIES);
+  if (s == RFR_OK) s = describe(&m.q, &call->in[1], p.q, smem<D>::QUERIES);
   if (s == RFR_OK) s = describe(&m.k, &call->in[2], p.k, SIDE);
   if (s == RFR_OK) s = describe(&m.v, &call->in[3], p.v, SIDE);
-  if (s == RFR_OK) s = describe(&m.dy, &call->in[0], p.dy, room<D>::QUERIES);
-  if (s == RFR_OK) s = allow((const void *)kernel, room<D>::BYTES);
+  if (s == RFR_OK) s = describe(&m.dy, &call->in[0], p.dy, smem<D>::QUERIES);
+  if (s == RFR_OK) s = allow((const void *)kernel, smem<D>::BYTES);
   if (s != RFR_OK) return s;
-  kernel<<<(unsigned)rfi_cuda_info_of(call)->sms, THREADS, room<D>::BYTES, rfi_stream(call)>>>(p, m);
+  kernel<<<(unsigned)rfi_cuda_info_of(call)->sms, THREADS, smem<D>::BYTES, rfi_stream(call)>>>(p, m);
   return p.out[0] ? launch(call, attention_dq_rounded<T, D>, &p, l, 0, p.H, ROUND_THREADS, 0) : RFR_OK;
 }
 
@@ -724,7 +736,7 @@ static rfr_status backward(const rfr_call *call) {
 
 static size_t workspace(const rfr_call *call) { return make_layout(call).bytes; }
 
-/* What the copy engine can step over: a head's rows are apart, and no part of memory is read for two rows. */
+/* Strides that the copy engine supports: a head's rows do not overlap in memory. */
 static int takes(const rfr_call *call) {
   for (int i = 0; i < 4; i++) {
     const rfr_arg *x = &call->in[i];

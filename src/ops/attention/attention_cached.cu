@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention of a text's next rows to its cached keys, on a GPU: row t of q stands at the position
- * that the cursor gives it and sees the keys up to its own, within the window.
+ * Attention of a text's next rows to its cached keys, on a GPU: row t of q is at the position that the cursor gives it
+ * and sees the keys up to its own, within the window.
  *
- *   o = sum p v / sum p,  p = e^(s - max s),  s = scale q k, capped if wanted
+ *   o = sum p v / sum p,  p = e^(s - max s),  s = scale q k, capped if the call has a cap
  *
- * A block has a row of a head. Its warps take the keys in turn, KEYS at a time, with D spread over
- * the lanes; their maxima and sums are joined in the order of the warps, so the same text gives the
- * same bits. The grid comes from shapes, how far a block walks from the cursor: rows that it does
- * not take give 0. All in f32.
+ * A block computes one row of one head. Its warps take the keys in turn, KEYS at a time, with D spread over the lanes;
+ * their maxima and sums are combined in the order of the warps, so the same text gives the same bits. The grid depends
+ * on shapes only; the cursor decides how many keys a block reads. Rows past the cursor's count give 0. All arithmetic
+ * is f32.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/attention/attention_limits.h"
@@ -92,7 +92,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) attend(c
     float y = 0;
     total = 0;
     for (int w = 0; w < WARPS; w++) {
-      if (sums[w] == 0) continue; /* it had no key; of scores that are NaN it has no top, but the sum is NaN */
+      if (sums[w] == 0) continue; /* the warp had no key; with a NaN score it has no maximum, but its sum is NaN */
       const float share = expf(tops[w] - most);
       total = fmaf(sums[w], share, total);
       y = fmaf(parts[w][d], share, y);

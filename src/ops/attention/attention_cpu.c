@@ -8,26 +8,24 @@
  *
  * With a cap, S = cap tanh(scale q kT / cap), and dS has the factor 1 - (S / cap)^2.
  *
- * Work is cut into blocks of BLOCK_Q rows of q, and each walks the keys that its rows
- * see in tiles of BLOCK_K. Scores are kept transposed, keys down and rows of q across:
- * a row's maximum and sum then lie in one lane of a vector, k and v enter the register
- * tile as they lie in memory, and the transposed scores are the operand that dk and dv
- * want. The forward keeps a running maximum and sum per row (Milakov and Gimelshein,
- * arXiv 1805.02867; Dao, arXiv 2307.08691). exp is 2^x of scores scaled by log2 e.
+ * Work is cut into blocks of BLOCK_Q rows of q; each loops over the keys that its rows see in tiles of BLOCK_K. Scores
+ * are stored transposed, keys down and rows of q across: a row's maximum and sum then are in one lane of a vector, k
+ * and v enter the register tile without a transpose, and the transposed scores are the operand that dk and dv need. The
+ * forward keeps a running maximum and sum per row (Milakov and Gimelshein, arXiv 1805.02867; Dao, arXiv 2307.08691).
+ * exp is 2^x of scores scaled by log2 e.
  *
- * Which rows see which keys comes from `offsets`, a device value, and from the window: they
- * say what tiles can be skipped, never how the work is cut or shared out. Offsets that do not ascend, or
- * lie outside, are clamped; rows of no document give o = 0, lse = -inf, gradients 0.
+ * `offsets`, a device value, and the window decide which rows see which keys. They decide which tiles are skipped,
+ * never how the work is split. Offsets that descend or are out of range are clamped; rows outside all documents give o
+ * = 0, lse = -inf, gradients 0.
  *
- * A v that is not finite stays with the rows that see it. (In the backward nothing is done about
- * it: a gradient that is not finite skips the step.)
+ * A non-finite v affects only the rows that see it. The backward does not ensure this: a non-finite gradient skips the
+ * step.
  *
- * With cached keys the rows of q stand at positions of a text whose cursor says how far it
- * goes; a single row, as each step of a generation has it, is done without a block around it.
+ * With cached keys the rows of q are at positions of a text, and the cursor says how long the text is. A single row,
+ * the usual step of generation, is computed without padding to a block.
  *
- * The backward gives a thread all of dk and dv of a kv head (or of one of `segments`
- * interleaved shares of its row blocks, added up in order at the end), so nothing is
- * written by two threads and no sum depends on timing.
+ * In the backward one thread computes all of dk and dv of a kv head (or of one of `segments` interleaved shares of its
+ * row blocks, added in order at the end), so no two threads write the same memory and no sum depends on timing.
  */
 #include <math.h>
 
@@ -37,10 +35,11 @@
 #include "ops/matmul/tile.h"
 
 enum {
-  BLOCK_Q = 32, /* a multiple of RFI_NR everywhere; small, because tiles on the diagonal waste half their work */
+  /* a multiple of RFI_NR for every instruction set; small, because tiles on the diagonal waste half their work */
+  BLOCK_Q = 32,
   BLOCK_K = 64,
   VECTORS = BLOCK_Q / RFI_LANES,
-  MIN_WORK = 1 << 16, /* scores below which one thread does all */
+  MIN_WORK = 1 << 16, /* with fewer scores, one thread does all */
 };
 enum { SCALE, CAUSAL, WINDOW, CAP }; /* attributes */
 
@@ -49,7 +48,7 @@ typedef struct shape {
   int64_t group, blocks;  /* heads of q per head of k; blocks of rows */
   int threads, segments;  /* segments: backward only */
   size_t ranges, scratch; /* floats: shared ranges, each thread's own blocks */
-  size_t sums, n_sums;    /* floats of one (dk, dv) pair, and how many pairs (backward) */
+  size_t sums, n_sums;    /* floats of one (dk, dv) pair, and the number of pairs (backward) */
 } shape;
 
 static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
@@ -98,8 +97,8 @@ RFI_INLINE rfi_vf choose(rfi_vi mask, rfi_vf yes, rfi_vf no) {
   return (rfi_vf)(((rfi_vi)yes & mask) | ((rfi_vi)no & ~mask));
 }
 
-/* 2^x for x <= 126 within 2 units in the last place; 0 below 2^-126; NaN stays NaN, because the
- * power of two is a factor and no addition to the bits. x = n + f, |f| <= 1/2, minimax in f. */
+/* 2^x for x <= 126 within 2 units in the last place; 0 below 2^-126. NaN stays NaN, because the power of two is
+ * multiplied and not added to the exponent bits. x = n + f, |f| <= 1/2, minimax polynomial in f. */
 RFI_INLINE rfi_vf exp2_of(rfi_vf x) {
   const rfi_vf magic = splat(0x1.8p23f);
   rfi_vf shifted = x + magic, f = x - (shifted - magic);
@@ -116,7 +115,7 @@ RFI_INLINE rfi_vf exp2_of(rfi_vf x) {
 
 /* ---- who sees whom ---- */
 
-/* Row t's document is rows lo[t] .. hi[t]-1; empty for a row of no document. */
+/* Row t's document is rows lo[t] ... hi[t] - 1; empty for a row outside all documents. */
 static void find_ranges(const shape *s, const rfi_arg *offsets, int32_t *lo, int32_t *hi) {
   const int32_t *x = offsets->data;
   int64_t step = offsets->stride[0], next = 0, end = s->T < INT32_MAX ? s->T : INT32_MAX;
@@ -135,9 +134,9 @@ static void find_ranges(const shape *s, const rfi_arg *offsets, int32_t *lo, int
 }
 
 typedef struct block {
-  int64_t t0, first, last; /* rows t0 .. t0+n-1 see keys among first .. last-1 */
+  int64_t t0, first, last; /* rows t0 ... t0 + n - 1 see only keys among first ... last - 1 */
   int n;
-  int32_t all_from, all_to; /* every row sees keys all_from .. all_to-1 */
+  int32_t all_from, all_to; /* every row sees keys all_from ... all_to - 1 */
   int32_t from[BLOCK_Q], to[BLOCK_Q];
 } block;
 
@@ -157,7 +156,7 @@ static block block_make(const shape *s, int64_t t0, const int32_t *lo, const int
   return b;
 }
 
-/* All of x's rows at one key of a tile: all bits where row i of the block sees it. */
+/* For one key of a tile, a mask over rows: all bits set where row i of the block sees the key. */
 RFI_INLINE rfi_vi sees(const block *b, int v, int64_t key) {
   rfi_vi s = (rfi_vi){0} + (int32_t)key;
   return (*(const rfi_vi *)(b->from + v * RFI_LANES) <= s) & (s < *(const rfi_vi *)(b->to + v * RFI_LANES));
@@ -165,13 +164,13 @@ RFI_INLINE rfi_vi sees(const block *b, int v, int64_t key) {
 
 /* ---- operands ---- */
 
-/* Rows t0.. of a head as f32: in place when it is that already (and, for an operand that is read in whole panels,
- * when those are full), else a copy in `space`, padded with zeros. *ld receives the row stride. */
-static const float *rows_of(const rfi_arg *x, const shape *s, int64_t head, int64_t t0, int64_t n, bool whole,
+/* Returns rows t0 ... of a head as f32: in place when they are f32 already (and, for an operand that is read in full
+ * panels, when the panels are full), else a copy in `space`, padded with zeros. *ld receives the row stride. */
+static const float *rows_of(const rfi_arg *x, const shape *s, int64_t head, int64_t t0, int64_t n, bool full_panels,
                             float *space, int64_t *ld) {
   rfr_dtype dtype = x->type.dtype;
   const void *from = rfi_at(x->data, dtype, t0 * x->stride[0] + head * x->stride[1]);
-  if (dtype == RFR_F32 && x->stride[2] == 1 && (!whole || s->D == s->P)) {
+  if (dtype == RFR_F32 && x->stride[2] == 1 && (!full_panels || s->D == s->P)) {
     *ld = x->stride[0];
     return from;
   }
@@ -189,7 +188,7 @@ static void columns_of(const rfi_arg *x, const shape *s, int64_t head, const blo
     for (int64_t i = 0; i < s->D * BLOCK_Q; i++) out[i] *= scale;
 }
 
-/* c (rows x whole panels up to n) = or += a b. A is read by row, or by column when `t`. */
+/* c (rows x n rounded up to panels) = or += a b. a is read by rows, or by columns if `t`. */
 static void multiply(int64_t rows, int64_t n, int64_t k, const float *a, int64_t lda, bool t, const float *b,
                      int64_t ldb, float *c, int64_t ldc, bool add) {
   for (int64_t j = 0; j < n; j += RFI_NR)
@@ -202,11 +201,11 @@ static void multiply(int64_t rows, int64_t n, int64_t k, const float *a, int64_t
 
 /* ---- scores ---- */
 
-/* Scores are made of q times this factor: in units of log2 e, or of the cap before it bends them. */
+/* The factor of q before the GEMM: it gives scores in units of log2 e, or of the cap before tanh. */
 static float score_factor(const rfi_call *call) {
   return (float)(call->attr[SCALE].f * (call->attr[CAP].f > 0 ? 1 / call->attr[CAP].f : M_LOG2E));
 }
-/* The largest score in units of log2 e; 0: no cap. */
+/* The cap in units of log2 e; 0: none. */
 static float score_cap(const rfi_call *call) { return (float)(call->attr[CAP].f * M_LOG2E); }
 static void cap_tile(float *S, int keys, float cap) {
   for (int i = 0; i < keys * BLOCK_Q; i++) S[i] = cap * rfi_tanhf(S[i]);
@@ -218,7 +217,7 @@ typedef struct rows {
   float max[BLOCK_Q], sum[BLOCK_Q], shrink[BLOCK_Q];
 } rows;
 
-/* S (keys x BLOCK_Q) becomes 2^(S - max); what was summed so far is to be multiplied by `shrink`. */
+/* S (keys x BLOCK_Q) becomes 2^(S - max); the sums so far have to be multiplied by `shrink`. */
 static void softmax_tile(float *S, int keys, int64_t key0, const block *b, bool masked, rows *r) {
   const rfi_vf none = splat(-INFINITY);
   for (int v = 0; v < VECTORS; v++) {
@@ -230,7 +229,7 @@ static void softmax_tile(float *S, int keys, int64_t key0, const block *b, bool 
       if (masked) *x = choose(sees(b, v, key0 + i), *x, none);
       m = choose((rfi_vi)(*x > m), *x, m);
     }
-    rfi_vf base = choose((rfi_vi)(m > none), m, splat(0)); /* a row that has seen no key yet */
+    rfi_vf base = choose((rfi_vi)(m > none), m, splat(0)); /* -inf: the row has not seen a key yet */
     rfi_vf shrink = exp2_of(*max - base), total = *sum * shrink;
     for (int i = 0; i < keys; i++) {
       rfi_vf *x = (rfi_vf *)(column + i * BLOCK_Q);
@@ -243,7 +242,7 @@ static void softmax_tile(float *S, int keys, int64_t key0, const block *b, bool 
   }
 }
 
-/* True when a product with zero leaves zero: no NaN, no infinity. */
+/* True if 0 times every element is 0: no NaN, no infinity. */
 RFI_INLINE bool is_finite_row(const float *x, int64_t n) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -251,7 +250,7 @@ RFI_INLINE bool is_finite_row(const float *x, int64_t n) {
   return sum == 0;
 }
 
-/* A copy of a tile of v with zeros for the keys that are not finite; marks the rows that see one of those. */
+/* Copies a tile of v with zeros for the keys that are not finite; marks the rows that see one of those. */
 static const float *finite_rows(const float *v, int64_t ld, int64_t P, const block *b, int64_t key0, int n,
                                 float *space, bool *dirty) {
   for (int k = 0; k < n; k++) {
@@ -263,8 +262,8 @@ static const float *finite_rows(const float *v, int64_t ld, int64_t P, const blo
   return space;
 }
 
-/* False when a row of o is not finite. The keys that a row does not see have the probability 0 in its tile, which
- * makes NaN of a v that is not finite: such a block is done `again` with zeros for those v, and writes the rows
+/* Returns false when a row of o is not finite. In a tile, keys that a row does not see have probability 0, and 0 times
+ * a non-finite v is NaN. Such a block is computed again (`again`) with zeros for those v, and then writes only the rows
  * that see none of them. */
 static bool forward_block(const rfi_call *call, const shape *s, int64_t head, const block *b, bool again,
                           float *scratch) {
@@ -327,7 +326,7 @@ static rfr_status forward(const rfi_call *call) {
 
 /* ---- cached keys ---- */
 
-enum { FEW_ROWS = 8 }; /* fewer are cheaper one by one than in a block of BLOCK_Q */
+enum { FEW_ROWS = 8 }; /* with fewer rows, row by row is cheaper than a block of BLOCK_Q */
 
 static shape shape_cached(const rfi_call *call) {
   shape s = shape_make(call, &call->in[0], &call->in[1], false);
@@ -349,7 +348,7 @@ static int64_t first_seen(const rfi_call *call, int64_t position) {
   return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
-/* Row t of a head, which sees keys first .. last-1. */
+/* Computes row t of a head, which sees keys first ... last - 1. */
 static void cached_row(const rfi_call *call, const shape *s, int64_t head, int64_t t, int64_t first, int64_t last,
                        float *scratch) {
   const rfi_arg *q = &call->in[0], *k = &call->in[1], *v = &call->in[2], *o = &call->out[0];
@@ -389,7 +388,8 @@ static void cached_row(const rfi_call *call, const shape *s, int64_t head, int64
   rfi_narrow((char *)o->data + (t * s->H + head) * s->D * (o->type.dtype == RFR_F32 ? 4 : 2), o->type.dtype, acc, s->D);
 }
 
-/* Rows of q are positions of the text, keys lie in its cache: the cursor says which tiles there are to walk. */
+/* Cached attention: rows of q are positions of the text, keys are in its cache; the cursor decides which tiles are
+ * read. */
 static rfr_status cached(const rfi_call *call) {
   const shape s = shape_cached(call);
   const rfi_take take = rfi_take_next(&call->in[3], s.T, call->in[1].type.shape[0]);
@@ -413,7 +413,7 @@ static rfr_status cached(const rfi_call *call) {
       const int64_t position = take.first + b.t0 + i;
       b.from[i] = (int32_t)first_seen(call, position);
       b.to[i] = b.t0 + i < take.count ? (int32_t)(position + 1) : 0;
-      if (i == 0) b.first = b.from[0]; /* both ascend over the rows that count */
+      if (i == 0) b.first = b.from[0]; /* `from` and `to` ascend over the valid rows */
       if (b.from[i] > b.all_from) b.all_from = b.from[i];
       if (b.to[i] > b.last) b.last = b.to[i];
       if (i == 0 || b.to[i] < b.all_to) b.all_to = b.to[i];
@@ -425,8 +425,8 @@ static rfr_status cached(const rfi_call *call) {
 
 /* ---- backward ---- */
 
-/* S becomes P = 2^(S - lse), 0 where a row does not see the key, and dP becomes dS = P (dP - delta), with
- * inverse_cap > 0 times the slope of the cap, 1 - (S inverse_cap)^2. */
+/* S becomes P = 2^(S - lse), 0 where a row does not see the key, and dP becomes dS = P (dP - delta). With inverse_cap >
+ * 0, dS is also multiplied by the slope of the cap, 1 - (S inverse_cap)^2. */
 static void gradient_tile(float *S, float *dP, int keys, int64_t key0, const block *b, bool masked, const float *lse,
                           const float *delta, float inverse_cap) {
   for (int v = 0; v < VECTORS; v++) {
@@ -446,7 +446,7 @@ static void gradient_tile(float *S, float *dP, int keys, int64_t key0, const blo
   }
 }
 
-/* One head's block of rows: writes dq, adds to dk and dv (T x P, not yet scaled). */
+/* One head's block of rows: writes dq, adds to dk and dv (T x P, not scaled yet). */
 static void backward_block(const rfi_call *call, const shape *s, int64_t head, const block *b, float *scratch,
                            float *dk, float *dv) {
   const rfi_arg *dout = &call->in[0], *q = &call->in[1], *k = &call->in[2], *v = &call->in[3], *dq = &call->out[0];
@@ -492,7 +492,7 @@ static void backward_block(const rfi_call *call, const shape *s, int64_t head, c
   }
 }
 
-/* Adds up a kv head's segments, in order, into the first and writes rows t0.. of it. */
+/* Adds a kv head's segments, in order, into the first one and writes rows t0 ... of it. */
 static void write_sums(const shape *s, int64_t kv, int64_t t0, int64_t n, float *sums, float scale, const rfi_arg *y) {
   if (!y->data) return;
   for (int64_t t = t0; t < t0 + n; t++) {
@@ -539,7 +539,7 @@ static rfr_status backward(const rfi_call *call) {
   return RFR_OK;
 }
 
-/* The results are parts of the rows of one. */
+/* dq, dk and dv are slices of the rows of one result. */
 static rfr_status backward_packed(const rfi_call *call) {
   rfi_arg out[3];
   const rfi_call parts = rfi_attention_parts(call, out);

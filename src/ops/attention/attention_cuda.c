@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention on a GPU: which kernel. The device, types, shapes and strides decide, and whether the
- * addresses are multiples of 16 bytes, which are not known when the workspace is asked for: it is
- * large enough for either.
+ * Chooses the attention kernel on a GPU from the device, types, shapes, strides, and whether the addresses are
+ * multiples of 16 bytes. Addresses are not known when the workspace is sized, so it is large enough for either kernel.
  */
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/packed.h"
@@ -15,7 +14,7 @@ static bool is_aligned(const rfr_call *call) {
   return true;
 }
 
-/* The fastest for the call, if its addresses are aligned; NULL: rfi_attention_any alone. */
+/* The fastest kernel for the call if its addresses are aligned; NULL: only rfi_attention_any supports it. */
 static const rfi_cuda_kernel *fastest(const rfr_call *call, const rfi_cuda_kernel *few, const rfi_cuda_kernel *sm80,
                                       const rfi_cuda_kernel *sm90) {
   const rfi_cuda_info *info = rfi_cuda_info_of(call);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The attentions of a GPU: f32 arithmetic for everything, tensor cores for what they take.
+ * The attention kernels of a GPU: f32 arithmetic for every call, tensor cores for the calls that they support.
  */
 #ifndef RFI_ATTENTION_CUDA_H
 #define RFI_ATTENTION_CUDA_H
@@ -13,8 +13,8 @@ extern "C" {
 
 extern const rfi_cuda_kernel rfi_attention_any, rfi_attention_any_bwd;
 extern const rfi_cuda_kernel rfi_attention_sm80, rfi_attention_sm80_bwd;
-extern const rfi_cuda_kernel rfi_attention_few, rfi_attention_few_bwd;   /* short documents and few of them */
-extern const rfi_cuda_kernel rfi_attention_sm90, rfi_attention_sm90_bwd; /* on sm_90 alone */
+extern const rfi_cuda_kernel rfi_attention_few, rfi_attention_few_bwd;   /* few and short documents */
+extern const rfi_cuda_kernel rfi_attention_sm90, rfi_attention_sm90_bwd; /* only for sm_90 */
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What attention takes on a GPU: a row of a head is in a block's registers, a head is one of a grid's.
+ * Limits of attention on a GPU: a block keeps a row of a head in registers, and heads are a dimension of the grid.
  */
 #ifndef RFI_ATTENTION_LIMITS_H
 #define RFI_ATTENTION_LIMITS_H

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention in double, row by row, and its cases: several documents, a document of one
- * row, an empty document (equal offsets), rows before the first and after the last
- * document, offsets that descend or lie outside, heads that share keys, D that is no
- * multiple of 16, a prime T, blocks that documents cross, no rows at all; windows of one
- * row, within a tile, across tiles, longer than a document; caps that bend much and little.
- * The lse that the backward reads is the forward's in double. Rows that are not finite: of q, what stands in
- * that row, of k, in the rows that see it; scores of +inf, of which the largest is taken, are NaN. In a backward
- * they may reach what is computed together, so there the cases have one document without a mask.
+ * Attention in double, row by row, and its cases: several documents, a document of one row, an empty document (equal
+ * offsets), rows before the first and after the last document, offsets that descend or are out of range, shared heads,
+ * D that is no multiple of 16, a prime T, documents that cross blocks, no rows at all; windows of one row, within a
+ * tile, across tiles, longer than a document; weak and strong caps. The backward reads the lse of the forward in
+ * double. Cases with non-finite rows: a row of q affects its own row, a row of k the rows that see it; with a score of
+ * +inf, the maximum, the row is NaN. In a backward non-finite values may spread to rows that are computed together, so
+ * those cases have one document without a mask.
  */
 #include <math.h>
 
@@ -15,7 +14,8 @@
 
 enum { SCALE, CAUSAL, WINDOW, CAP };
 
-/* Row t's keys: those of its document, up to itself if causal, the last ones in a window. Returns how many. */
+/* Row t's keys: those of its document, up to itself if causal, the last ones if there is a window. Returns their
+ * number. */
 static int64_t keys_of(const rfi_arg *offsets, int64_t T, int64_t t, const rfi_attr *attr, int64_t *first) {
   const int32_t *x = offsets->data;
   int64_t next = 0;
@@ -38,7 +38,7 @@ static double dot(const double *a, const double *b, int64_t n) {
   return sum;
 }
 
-/* The score of two rows, and its slope against the product of the rows. */
+/* The score of two rows, and its derivative with respect to their dot product. */
 static double score(const rfi_attr *attr, const double *a, const double *b, int64_t D, double *slope) {
   double x = attr[SCALE].f * dot(a, b, D), cap = attr[CAP].f;
   *slope = attr[SCALE].f;
@@ -98,14 +98,14 @@ RFT_REF(attention_cached) {
 
 RFT_REF(attention) { forward(call); }
 
-/* lse is the forward's: another would make probabilities of any size. o may be anything, and is: with all rows of v
- * equal, the forward's would leave nothing but rounding of the gradient. */
+/* lse is the forward's: another one would give probabilities of any size. o is random: with all rows of v equal, the
+ * forward's o would leave only rounding errors in the gradient. */
 RFT_OPERANDS(attention_bwd) {
   const rfi_arg in[4] = {call->in[1], call->in[2], call->in[3], call->in[6]}, out[2] = {{0}, call->in[5]};
   forward(&(rfi_call){.n_in = 4, .n_out = 2, .in = in, .out = out, .attr = call->attr});
 }
 
-/* Results whose rows lie `row` elements apart; NULL: not wanted. */
+/* Results whose rows have a stride of `row` elements; NULL: not computed. */
 static void backward(const rfi_call *call, double *const out[3], const int64_t row[3]) {
   const rfr_type *qt = &call->in[1].type;
   int64_t T = qt->shape[0], H = qt->shape[1], D = qt->shape[2], Hk = call->in[2].type.shape[1];
@@ -175,7 +175,7 @@ RFT_CASES(attention) = {
     "attention(f[128,4,64], f[128,4,64], f[128,4,64], i[3]=0,64,128) scale=0.125 causal=1 longest=64",
     "attention(f[67,4,64]/2, f[67,2,64], f[67,2,64]/2, i[3]=2,61,66) scale=0.125 causal=0 longest=64",
     "attention(f[190,6,72], f[190,2,72], f[190,2,72], i[6]=-3,29,9,71,190,7) scale=0.118 causal=1 window=50 cap=2 "
-    "longest=30", /* a promise that is not kept costs time alone */
+    "longest=30", /* a wrong `longest` only costs time */
     "attention(f[71,4,24]@29=nan, f[71,2,24], f[71,2,24], i[3]=0,40,71) scale=0.2 causal=1",
     "attention(f[71,4,24], f[71,2,24]@29=nan, f[71,2,24], i[3]=0,40,71) scale=0.2 causal=1",
     "attention(f[131,4,64], f[131,2,64]@70=nan, f[131,2,64], i[3]=0,60,131) scale=0.125 causal=1 window=33 cap=2",
@@ -184,7 +184,8 @@ RFT_CASES(attention) = {
     NULL,
 };
 
-/* The cursor: cached, known, dropped, seed. One row, few rows, blocks; rows that do not count; a text at its end. */
+/* The cursor: cached, known, dropped, seed. Cases: one row, few rows, blocks; rows past the count; a text at its
+ * end. */
 RFT_CASES(attention_cached) = {
     "attention_cached(f[1,4,24], f[300,2,24], f[300,2,24], I[4]=0,1,0,0) scale=0.2 causal=1 window=0 cap=0",
     "attention_cached(f[1,6,32], f[300,3,32], f[300,3,32], I[4]=131,132,0,0) scale=0.18 causal=1 window=0 cap=0",

@@ -1,48 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention of bf16 and f16 on tensor cores, forward and backward, without a T x T buffer (Dao,
- * arXiv 2307.08691): a block owns some rows of one head and walks over tiles of the other side,
- * which are copied while the tile before is worked on. What the formulas are, attention_any.cu says.
+ * Attention of bf16 and f16 on tensor cores, forward and backward, without a T x T buffer (Dao, arXiv 2307.08691). A
+ * block owns some rows of one head and loops over tiles of the other side; the next tile is copied while the current
+ * one is multiplied. The formulas are in attention_any.cu.
  *
- * A block's rows belong to one document: the work is cut by a table made on the device, so which
- * rows see which keys is arithmetic, and another document's rows are neither read nor waited for.
- * Tiles that a warp's rows see wholly are not masked, those that they do not see are skipped.
+ * A block's rows belong to one document: a table made on the device cuts the work, so which rows see which keys is
+ * arithmetic, and rows of another document are neither read nor waited for. Tiles that all rows of a warp see are not
+ * masked; tiles that none of them sees are skipped.
  *
- * The backward has one kernel for dq and one for dk and dv, which makes p twice; for that every
- * sum has one order and nothing is added atomically. P and dS are rounded to the storage type,
- * as operands of the next product; all sums are in f32.
+ * The backward has one kernel for dq and one for dk and dv. p is computed twice, and in exchange every sum has one
+ * order and nothing is added atomically. P and dS are rounded to the storage type as operands of the next GEMM; all
+ * sums are f32.
  *
- * A v that is not finite stays with the rows that see it: a block with a row of o that is not
- * finite is done again with zeros for such v. In the backward it stays with its document.
+ * A non-finite v affects only the rows that see it: a block with a non-finite row of o is computed again with zeros for
+ * such v. In the backward a non-finite value stays within its document.
  */
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_tiles.cuh"
 
 enum { WARPS = 4, THREADS = WARPS * 32, MOST_D = 256 };
 
-/* How a block cuts its work, by the padded head size. Two blocks to a multiprocessor, each of at
- * most 99 KiB of shared memory and 255 registers a thread. A warp owns 16 or 32 rows; with 32
- * it reads a fragment of the other side from shared memory once for two products. */
+/* Tile sizes by the padded head size. Two blocks per multiprocessor, each with at most 99 KiB of shared memory and 255
+ * registers per thread. A warp owns 16 or 32 rows; with 32 it reads a fragment of the other side from shared memory
+ * once for two MMAs. */
 template <int D> struct cut;
 template <> struct cut<64> {
-  static constexpr int o_rows = 32, o_tile = 64;                 /* rows a warp, keys a tile */
-  static constexpr int dq_rows = 32, dq_tile = 64, dq_part = 32; /* keys worked on at once */
+  static constexpr int o_rows = 32, o_tile = 64;                 /* rows per warp, keys per tile */
+  static constexpr int dq_rows = 32, dq_tile = 64, dq_part = 32; /* keys per iteration */
   static constexpr int dkv_rows = 32, dkv_tile = 64, dkv_part = 32;
 };
 template <> struct cut<128> {
-  static constexpr int o_rows = 32, o_tile = 32; /* the scores of 64 keys beside o were more than all registers */
+  static constexpr int o_rows = 32, o_tile = 32; /* 64 keys' scores and o do not fit into the registers */
   static constexpr int dq_rows = 32, dq_tile = 32, dq_part = 32;
-  static constexpr int dkv_rows = 16, dkv_tile = 64, dkv_part = 32; /* dk and dv of 32 rows were all registers */
+  /* dk and dv of 32 rows do not fit into the registers */
+  static constexpr int dkv_rows = 16, dkv_tile = 64, dkv_part = 32;
 };
 template <> struct cut<256> {
   static constexpr int o_rows = 16, o_tile = 32;
   static constexpr int dq_rows = 16, dq_tile = 16, dq_part = 16;
-  static constexpr int dkv_rows = 16, dkv_tile = 16, dkv_part = 16; /* dk and dv in launches of their own */
+  static constexpr int dkv_rows = 16, dkv_tile = 16, dkv_part = 16; /* dk and dv in separate launches */
 };
 
 /* ---- tiles ---- */
 
-/* Rows of a head into a tile, zeros past `rows` and past D. */
+/* Loads rows of a head into a tile, zeros past `rows` and past D. */
 template <typename T, int D, int ROWS>
 __device__ __forceinline__ void load_tile(uint32_t tile, const problem &p, const matrix &x, int t, int h, int rows) {
   constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
@@ -59,7 +60,8 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const problem &p, const
   }
 }
 
-/* Where a lane reads A (16 rows of k = 16), B of rows (16 columns), B of columns (16 rows) in a tile. */
+/* The address that a lane reads in a tile: of A (16 rows of k = 16), of B by rows (16 columns), of B by columns (16
+ * rows). */
 template <int D> __device__ __forceinline__ uint32_t a_of(uint32_t tile, int lane) {
   return tile + (uint32_t)((lane & 15) * D * 2 + (((lane >> 4) ^ (lane & 7)) << 4));
 }
@@ -120,8 +122,8 @@ __device__ __forceinline__ void accumulate(float (&acc)[M / 16][D / 8][4], const
   }
 }
 
-/* Writes a warp's rows t0 ... of a head of a dense (T, heads, D) result, those before t1 and not marked in `skip`,
- * by way of the rows' place in a tile, which this warp alone reads. */
+/* Writes a warp's rows t0 ... of a head of a dense (T, heads, D) result, those before t1 and not marked in `skip`. The
+ * rows go through their own part of a tile, which no other warp reads. */
 template <typename T, int D, int M>
 __device__ __forceinline__ void store_rows(void *out, int64_t out_row, const problem &p, int h, int t0, int t1,
                                            const float (&acc)[M / 16][D / 8][4], char *tile, const int *skip) {
@@ -151,7 +153,7 @@ __device__ __forceinline__ void store_rows(void *out, int64_t out_row, const pro
 
 /* ---- forward ---- */
 
-/* Zeros for the rows of v that are not finite; marks the block's rows that see one of them. */
+/* Zeroes the rows of v that are not finite; marks the block's rows that see one of them. */
 template <typename T, int D, int ROWS>
 __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, char *tile, int s0, int *dirty,
                                            int block) {
@@ -167,12 +169,12 @@ __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, cha
     for (int d = lane; d < D; d += 32) row[d] = rfi_narrow<T>(0.0f);
 #pragma unroll 1
     for (int i = lane; i < block; i += 32)
-      if (sees(p, w, w.first + i, s0 + r)) dirty[i] = 1; /* by more than one warp, perhaps: always 1 */
+      if (sees(p, w, w.first + i, s0 + r)) dirty[i] = 1; /* several warps may write this, always 1 */
   }
   __syncthreads();
 }
 
-/* All of a block's work; `again`: with zeros for what is not finite in v, and for the rows that see none of it.
+/* All of a block's work. `again`: with zeros for the non-finite rows of v, writing only the rows that see none of them.
  * Returns whether the thread's part of o is finite. */
 template <typename T, int D, class C, bool again>
 __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, char *shared, int *dirty) {
@@ -228,7 +230,7 @@ __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, 
     accumulate<T, D, M, N>(acc, s, bt_of<D>(v, lane));
   }
   bool finite = true;
-  rfi_copies_wait(); /* of q, when there was no tile */
+  rfi_copies_wait(); /* the copy of q, when there was no tile */
   __syncthreads();
 #pragma unroll
   for (int m = 0; m < M / 16; m++)
@@ -351,7 +353,7 @@ static __device__ __forceinline__ void dq_of(const problem &p, const piece w, co
   store_rows<T, D, M>(p.out[0], p.row[0], p, h, t0, t1, acc, shared + mine * D * 2, NULL);
 }
 
-/* A tile of q, one of do, and stats of their rows; NEAR: those lie in shared memory. */
+/* Loads a tile of q, one of do, and the stats of their rows; NEAR: the stats are already in shared memory. */
 template <typename T, int D, int N, bool NEAR>
 __device__ __forceinline__ void load_rows(uint32_t stage, uint32_t stats, const problem &p, int t, int h, int rows) {
   load_tile<T, D, N>(stage, p, p.q, t, h, rows);
@@ -369,7 +371,7 @@ __device__ __forceinline__ void load_rows(uint32_t stage, uint32_t stats, const 
   rfi_copies_commit();
 }
 
-/* DK, DV: which of them; both, unless their sums are too large together. */
+/* DK, DV: which gradients to compute; both, unless their sums do not fit into the registers together. */
 template <typename T, int D, class C, bool DK, bool DV, bool NEAR>
 static __device__ __forceinline__ void dkv_of(const problem &p, const piece w, const int kv, char *shared,
                                               float2 (*stats)[C::dkv_tile]) {
@@ -478,13 +480,13 @@ static __global__ void __launch_bounds__(THREADS, 2) attention_dkv(const problem
 
 /* ---- few rows ----
  *
- * One launch in each direction where starting kernels is what takes the time. Each block finds the pieces itself,
- * and the backward's blocks, of which the first make dq and the others dk and dv, the stats of the rows that they
- * read. The walks are those above, so that nothing hangs on the promise that documents are short but the time. */
+ * One launch in each direction, for calls where launch time dominates. Each block finds the pieces itself. In the
+ * backward the first blocks compute dq and the others dk and dv, each with the stats of the rows that it reads. The
+ * loops are those above, so a wrong `longest` costs time, not correctness. */
 
 enum { FEW_ROWS = 1024, FEW_DOCUMENTS = 31, FEW_STATS = 2048, FEW_LONGEST = 128, FEW_MOST_D = 128 };
 
-struct few_cut { /* a document of 64 rows is a block's */
+struct few_cut { /* a block takes a document of 64 rows */
   static constexpr int o_rows = 16, o_tile = 64;
   static constexpr int dq_rows = 16, dq_tile = 64, dq_part = 32;
   static constexpr int dkv_rows = 16, dkv_tile = 64, dkv_part = 32;
@@ -494,12 +496,12 @@ enum { FEW_BLOCK = WARPS * 16, FEW_PIECES = FEW_ROWS / FEW_BLOCK + FEW_DOCUMENTS
 typedef struct few {
   const int32_t *offsets;
   int documents;
-  unsigned dq_blocks; /* of the backward */
+  unsigned dq_blocks; /* blocks of the backward that compute dq */
   matrix o;
 } few;
 
-/* As attention_pieces does it: all rows since the end of the document before are a document's, and those after the last
- * one's. */
+/* Like attention_pieces: a document is all rows since the end of the previous one; the rows after the last document are
+ * one more. */
 static __device__ __forceinline__ void find_pieces(problem *p, const few &x) {
   __shared__ piece pieces[FEW_PIECES];
   __shared__ int offsets[FEW_DOCUMENTS + 1], count;
@@ -522,7 +524,8 @@ static __device__ __forceinline__ void find_pieces(problem *p, const few &x) {
   p->count = &count;
 }
 
-/* As attention_stats, of rows t0 ... t1 - 1 and `heads` heads from h0 on: p->stats is where head h's row t would be. */
+/* Like attention_stats, for rows t0 ... t1 - 1 and `heads` heads from h0: p->stats points to where row t of head h
+ * would be. */
 template <typename T>
 static __device__ __forceinline__ void find_stats(problem *p, const matrix &o, int h0, int heads, int t0, int t1) {
   __shared__ float2 stats[FEW_STATS];
@@ -593,7 +596,7 @@ static layout make_layout(const rfr_call *call, int backward) {
   return layout_of(call, backward, backward ? 6 : 3, rows, backward ? 2 : 1);
 }
 
-/* The rows that a block keeps, `kept` matrices of them, and two stages of two tiles. */
+/* Bytes for the `kept` matrices of rows that a block keeps, and two stages of two tiles. */
 static constexpr int shared_bytes(int kept, int rows, int tile, int D) {
   return (kept * rows * WARPS + 4 * tile) * D * 2;
 }

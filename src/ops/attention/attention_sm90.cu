@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Attention of bf16 and f16 on Hopper's tensor cores. A block stays on its multiprocessor and takes pieces of rows by a
- * ticket, long ones first. One of its threads asks the copy engine for a piece's q and for tiles of 128 keys and
- * values, the last that the piece sees first. Warpgroups of 64 rows each multiply, at their own pace: while one has the
- * tensor cores, another makes e^x, of which a multiprocessor makes 16 a cycle: with head size 64 they take equally
+ * ticket, long ones first. One of its threads starts the copy engine for a piece's q and for tiles of 128 keys and
+ * values, the last tile that the piece sees first. Warpgroups of 64 rows each run independently: while one uses the
+ * tensor cores, another computes e^x, of which a multiprocessor does 16 per cycle; with head size 64 both take equally
  * long.
  *
- * P is rounded to the storage type as the left operand of the next product, in registers.
+ * P is rounded to the storage type as the left operand of the next GEMM, in registers.
  *
- * 0 x NaN is NaN, so a v that is not finite spoils rows that do not see it, in the tile that hides it from them. A
- * piece with a row that is not finite comes again, with zeros for such v; rows that see one of them stay as they are.
+ * 0 x NaN is NaN, so in a masked tile a non-finite v would spoil rows that do not see it. A piece with a non-finite row
+ * is computed again with zeros for such v; rows that see one of them keep the first result.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
@@ -17,21 +17,21 @@
 
 enum { MOST_D = 128, KEYS = 128, SLOTS = 2 };
 
-/* Warpgroups that multiply and tiles on their way, by shared memory and by registers of a thread. */
+/* Multiplying warpgroups and tile stages, as shared memory and registers per thread allow. */
 template <int D> struct cut;
 template <> struct cut<64> { static constexpr int groups = 3, stages = 3, registers = 160, loader = 32; };
 template <> struct cut<128> { static constexpr int groups = 2, stages = 2, registers = 240, loader = 24; };
 
-/* A block's work: a piece of rows for a head. */
+/* A block's work item: a piece of rows for a head. */
 typedef struct item {
   piece w;
-  int h;              /* IDLE: the next may be one; DONE: no more */
-  int again, strange; /* with zeros for what is not finite in v; a row of o is not finite */
+  int h;                 /* IDLE: no item here, the next slot may have one; DONE: end of the work */
+  int again, not_finite; /* again: with zeros for non-finite v; not_finite: a row of o is not finite */
 } item;
 enum { IDLE = -1, DONE = -2 };
 
-/* A block's shared memory. Who waits for something that is full or empty, waits for its barrier. */
-template <int D> struct room {
+/* The layout of a block's shared memory. Each full or empty slot has a barrier to wait for. */
+template <int D> struct smem {
   static constexpr int ROWS = cut<D>::groups * GROUP, STAGES = cut<D>::stages, THREADS = 128 + 2 * ROWS;
   static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2;
   static constexpr int Q_AT = 0, K_AT = SLOTS * Q, V_AT = K_AT + STAGES * TILE;
@@ -39,7 +39,7 @@ template <int D> struct room {
   static constexpr int K_FULL = Q_EMPTY + 8 * SLOTS, K_EMPTY = K_FULL + 8 * STAGES;
   static constexpr int V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES;
   static constexpr int ITEMS_AT = V_EMPTY + 8 * STAGES, DIRTY_AT = ITEMS_AT + SLOTS * (int)sizeof(item);
-  static constexpr int BYTES = DIRTY_AT + ROWS * (int)sizeof(int); /* dirty: rows that see a v that is not finite */
+  static constexpr int BYTES = DIRTY_AT + ROWS * (int)sizeof(int); /* dirty: rows that see a non-finite v */
   static_assert(ITEMS_AT % 16 == 0, "items are aligned");
 };
 
@@ -49,7 +49,7 @@ typedef struct maps {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* The tiles of keys that a piece's rows see: from start + i KEYS on, i < count. */
+/* The tiles of keys that a piece's rows see: they begin at start + i KEYS, i < count. */
 typedef struct path {
   int start, count;
 } path;
@@ -64,7 +64,7 @@ static __device__ __forceinline__ path path_of(const problem &p, const piece &w)
 
 /* ---- loading: a thread ---- */
 
-/* Rows t ... of a head, `rows` of them, into panels. */
+/* Requests rows t ... of a head, `rows` of them, into panels. */
 template <int D>
 __device__ __forceinline__ void ask_for(uint32_t to, const CUtensorMap *map, uint32_t full, int t, int h, int rows) {
   rfi_barrier_expect(full, (uint32_t)(rows * D * 2));
@@ -72,13 +72,13 @@ __device__ __forceinline__ void ask_for(uint32_t to, const CUtensorMap *map, uin
   for (int d = 0; d < D; d += 64) rfi_tma_load(to + (uint32_t)(d * rows * 2), map, full, d, t, h);
 }
 
-/* Waits for a stage to be empty; `tile`: so many were asked for before. */
+/* Waits for a stage to be empty; `tile` counts the tiles requested before. */
 template <int STAGES> __device__ __forceinline__ void await_empty(uint32_t barriers, unsigned tile) {
   if (tile >= STAGES) rfi_mbarrier_wait(barriers + tile % STAGES * 8, (int)(tile / STAGES - 1) & 1);
 }
 
 template <int D> __device__ __forceinline__ void load_all(const problem &p, const maps &m, char *shared) {
-  typedef room<D> R;
+  typedef smem<D> R;
   const uint32_t base = rfi_shared_address(shared);
   item *const items = (item *)(shared + R::ITEMS_AT);
   const unsigned count = (unsigned)*p.count;
@@ -90,15 +90,15 @@ template <int D> __device__ __forceinline__ void load_all(const problem &p, cons
     x.h = IDLE;
     if (at < count) x.w = p.pieces[count - 1 - at], x.h = (int)(ticket % (unsigned)p.H);
     await_empty<SLOTS>(base + R::Q_EMPTY, i);
-    if (i >= SLOTS && items[slot].strange) {
+    if (i >= SLOTS && items[slot].not_finite) {
       x = items[slot];
       x.again = 1;
-      x.strange = 0;
+      x.not_finite = 0;
     } else if (x.h >= 0) {
       ticket = atomicAdd(p.ticket, 1u);
     }
     idle = x.h < 0 ? idle + 1 : 0;
-    if (idle == SLOTS) x.h = DONE; /* nothing can come again */
+    if (idle == SLOTS) x.h = DONE; /* no item is left that could be computed again */
     items[slot] = x;
     if (x.h < 0) {
       rfi_mbarrier_arrive(full);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void multiply_keys(float (&s)[1][KEYS / 8][4], uint32
   rfi_wgmma_new(s[0]);
 #pragma unroll
   for (int i = 0; i < D / 16; i++)
-    rfi_wgmma128<T, false>(s[0], rfi_wgmma_panel(q, (uint32_t)(i / 4 * room<D>::ROWS * 128 + i % 4 * 32)),
+    rfi_wgmma128<T, false>(s[0], rfi_wgmma_panel(q, (uint32_t)(i / 4 * smem<D>::ROWS * 128 + i % 4 * 32)),
                            rfi_wgmma_panel(k, (uint32_t)(i / 4 * KEYS * 128 + i % 4 * 32)), i > 0);
   rfi_wgmma_commit();
 }
@@ -142,7 +142,7 @@ __device__ __forceinline__ void add_values(float (&acc)[1][D / 8][4], const uint
   rfi_wgmma_commit();
 }
 
-/* -inf where a row does not see the key. */
+/* Sets scores to -inf where a row does not see the key. */
 static __device__ __forceinline__ void hide(const problem &p, const piece &w, float (&s)[1][KEYS / 8][4], int t0,
                                             int s0) {
   if (all_see(p, w, t0, t0 + 16, s0, s0 + KEYS)) return;
@@ -159,10 +159,11 @@ static __device__ __forceinline__ void hide(const problem &p, const piece &w, fl
   }
 }
 
-/* Zeros for the rows of v that are not finite; marks the piece's rows that see one of them. By all that multiply. */
+/* Zeroes the rows of v that are not finite; marks the piece's rows that see one of them. Called by all multiplying
+ * warps. */
 template <typename T, int D>
 __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, char *tile, int s0, int *dirty) {
-  constexpr int ROWS = room<D>::ROWS;
+  constexpr int ROWS = smem<D>::ROWS;
   const int lane = threadIdx.x & 31;
   rfi_named_sync(1 + cut<D>::groups, 2 * ROWS);
 #pragma unroll 1
@@ -176,7 +177,7 @@ __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, cha
     for (int d = lane; d < D; d += 32) ((T *)(tile + d / 64 * KEYS * 128 + r * 128))[d % 64] = rfi_narrow<T>(0.0f);
 #pragma unroll 1
     for (int i = lane; i < ROWS; i += 32)
-      if (sees(p, w, w.first + i, s0 + r)) dirty[i] = 1; /* by more than one warp, perhaps: always 1 */
+      if (sees(p, w, w.first + i, s0 + r)) dirty[i] = 1; /* several warps may write this, always 1 */
   }
   rfi_shared_written();
   rfi_named_sync(1 + cut<D>::groups, 2 * ROWS);
@@ -190,7 +191,7 @@ static __device__ __forceinline__ void left_by_warp(uint32_t barrier, int lane) 
 /* A warpgroup's 64 rows of a block's items. */
 template <typename T, int D, bool CAPPED>
 __device__ __forceinline__ void attend_all(const problem &p, char *shared, const int group) {
-  typedef room<D> R;
+  typedef smem<D> R;
   const uint32_t base = rfi_shared_address(shared);
   item *const items = (item *)(shared + R::ITEMS_AT);
   int *const dirty = (int *)(shared + R::DIRTY_AT);
@@ -205,13 +206,13 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
       left_by_warp(base + R::Q_EMPTY + slot * 8, lane);
       continue;
     }
-    if (x.again) dirty[mine + (lane & 15)] = 0; /* whoever marks, waits for all before */
+    if (x.again) dirty[mine + (lane & 15)] = 0; /* marking waits for all warps, so after this */
     const piece &w = x.w;
     const path v = path_of(p, w);
     const int t0 = w.first + mine, t1 = min(t0 + 16, w.last);             /* the warp's rows */
     const int g0 = w.first + group * GROUP, g1 = min(g0 + GROUP, w.last); /* the warpgroup's */
-    /* Again, all of the tiles are multiplied: warpgroups clean them together. */
-    const bool none = x.again ? v.count == 0 : g1 <= g0 || g1 <= w.from; /* of them sees a key */
+    /* When the item is computed again, warpgroups multiply all tiles: they clean them together. */
+    const bool none = x.again ? v.count == 0 : g1 <= g0 || g1 <= w.from; /* no row sees a key */
     const int high = none      ? -1
                      : x.again ? v.count - 1
                                : ((p.causal ? g1 : w.end) - 1 - v.start) / KEYS; /* tiles that they see */
@@ -219,7 +220,7 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
     const uint32_t q = base + R::Q_AT + slot * R::Q + (uint32_t)(group * GROUP * 128);
     float acc[1][D / 8][4] = {};
     softmax<16> sums = {{{-INFINITY, -INFINITY}}, {{0, 0}}};
-    int j = v.count - 1; /* the item's tile that is `tile` for the block */
+    int j = v.count - 1; /* the tile of the item that is tile number `tile` of the block */
     auto await_keys = [&](unsigned n) {
       rfi_mbarrier_wait(base + R::K_FULL + n % R::STAGES * 8, (int)(n / R::STAGES) & 1);
     };
@@ -267,7 +268,7 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
         if (CAPPED) bend(p, s);
         hide(p, w, s, t0, v.start + j * KEYS);
         const bool same = soften<16, KEYS>(p, s, sums, shrink);
-        if (j > low) await_keys(tile + 1); /* a branch: without one nvcc waits for the products before it makes e^x */
+        if (j > low) await_keys(tile + 1); /* a branch: without it nvcc waits for the GEMM before it computes e^x */
         rfi_wgmma_wait<0>();
         rfi_wgmma_tie(acc[0]);
         rfi_wgmma_tie(s[0]);
@@ -300,7 +301,7 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
           finite = finite && (t >= t1 || isfinite(acc[0][n][e]));
         }
     }
-    if (!finite && !x.again) items[slot].strange = 1;
+    if (!finite && !x.again) items[slot].not_finite = 1;
     const int *const skip = x.again ? dirty + mine : NULL;
     char *const own = shared + R::Q_AT + slot * R::Q;
     if (p.out[0]) store_rows<T, D, R::ROWS>(p.out[0], p.row[0], p, x.h, t0, t1, acc, own, mine, skip);
@@ -312,11 +313,11 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
 #endif
 
 template <typename T, int D, bool CAPPED>
-static __global__ void __launch_bounds__(room<D>::THREADS, 1)
+static __global__ void __launch_bounds__(smem<D>::THREADS, 1)
     attention_o(const __grid_constant__ problem p, const __grid_constant__ maps m) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
-  typedef room<D> R;
+  typedef smem<D> R;
   if (threadIdx.x == 0) {
     constexpr int WARPS = R::ROWS / 16;
     const uint32_t base = rfi_shared_address(shared);
@@ -334,7 +335,8 @@ static __global__ void __launch_bounds__(room<D>::THREADS, 1)
     rfi_shared_written();
   }
   __syncthreads();
-  const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); /* so that nvcc knows it the same for all */
+  /* marks the value as equal in all lanes for nvcc */
+  const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
   if (group == 0) {
     rfi_registers_fewer<cut<D>::loader>();
     if (threadIdx.x == 0) load_all<D>(p, m, shared);
@@ -350,7 +352,7 @@ static __global__ void __launch_bounds__(room<D>::THREADS, 1)
 static int padded(int D) { return D <= 64 ? 64 : 128; }
 
 static layout make_layout(const rfr_call *call) {
-  const int row = padded((int)call->in[0].type.shape[2]) == 64 ? room<64>::ROWS : room<128>::ROWS;
+  const int row = padded((int)call->in[0].type.shape[2]) == 64 ? smem<64>::ROWS : smem<128>::ROWS;
   const int rows[BLOCK_TABLES] = {row, row};
   return layout_of(call, 0, 3, rows, 1);
 }
@@ -361,7 +363,7 @@ static rfr_status describe(CUtensorMap *map, const rfr_arg *x, const matrix &m, 
 }
 
 template <typename T, int D> static rfr_status launch_o(const rfr_call *call, const problem *given, const layout *l) {
-  typedef room<D> R;
+  typedef smem<D> R;
   problem p = *given;
   maps m;
   char *const at = (char *)call->workspace;
@@ -389,7 +391,7 @@ static rfr_status forward(const rfr_call *call) {
 
 static size_t workspace(const rfr_call *call) { return make_layout(call).bytes; }
 
-/* What the copy engine can step over: a head's rows are apart, and no part of memory is read for two rows. */
+/* Strides that the copy engine supports: a head's rows do not overlap in memory. */
 static int takes(const rfr_call *call) {
   for (int i = 0; i < 3; i++) {
     const rfr_arg *x = &call->in[i];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What attentions on tensor cores share, whatever the instructions: who sees whom, the softmax of
- * fragments, the cutting of rows into pieces of one document each, and what a launch is told.
+ * Code shared by the tensor-core attention kernels, whatever the instructions: the mask, the softmax of fragments, the
+ * cutting of rows into pieces of one document each, and the launch parameters.
  *
- * A product's result lies in a warp as mma_sm80.cuh says C does, 16 rows at a time; so it does in
- * each warp of a warpgroup.
+ * In a warp, a GEMM's result has the layout of C in mma_sm80.cuh, 16 rows at a time; so it has in each warp of a
+ * warpgroup.
  */
 #ifndef RFI_ATTENTION_TILES_CUH
 #define RFI_ATTENTION_TILES_CUH
@@ -29,17 +29,17 @@ piece;
 typedef struct problem {
   matrix q, k, v, dy;
   const piece *pieces;
-  const int *count; /* of them, on the device */
-  int reverse;      /* the last first: with a causal mask they have the most to do */
+  const int *count; /* number of pieces, on the device */
+  int reverse;      /* take the last pieces first: with a causal mask they are the longest */
   float *lse;
   float2 *stats;                   /* (H, T): lse in units of log2 e, delta */
   int T, H, Hk, D, causal, window; /* window 0: none */
   float scale, factor, bend, cap;  /* 2^(factor x), x the product of q and k, or cap tanh(bend x) */
-  void *out[3];                    /* o; dq, dk, dv: heads side by side; NULL: not wanted */
+  void *out[3];                    /* o; dq, dk, dv: heads side by side; NULL: not computed */
   int64_t row[3];
-  float *sums;                     /* (H, T, 64 or 128): dq until all of its keys are in */
-  unsigned *turns;                 /* (H, T): at a tile's first row, how many have added to its sums */
-  unsigned *ticket;                /* how many pieces were taken, each for so many heads */
+  float *sums;      /* (H, T, 64 or 128): sums of dq, until all keys have been added */
+  unsigned *turns;  /* (H, T): at a tile's first row, how many blocks have added to its sums */
+  unsigned *ticket; /* number of items (a piece and a head) taken so far */
 } problem;
 
 /* ---- who sees whom ---- */
@@ -54,7 +54,7 @@ static __device__ __forceinline__ bool sees(const problem &p, const piece &w, in
   return s >= first_key(p, w.from, t) && s < end_key(p, w, t);
 }
 
-/* Some row of t0 ... t1 - 1 sees some key of s0 ... s1 - 1; may say so when none does. */
+/* Whether some row of t0 ... t1 - 1 sees some key of s0 ... s1 - 1. Conservative: may be true when none does. */
 static __device__ __forceinline__ bool any_sees(const problem &p, const piece &w, int t0, int t1, int s0, int s1) {
   return t1 > w.from && s0 < (p.causal ? t1 : w.end) && s1 > first_key(p, w.from, t0);
 }
@@ -78,10 +78,10 @@ template <int M, int N> __device__ __forceinline__ void bend(const problem &p, f
       for (int e = 0; e < 4; e++) c[m][n][e] = p.cap * bent(p.bend * c[m][n][e]);
 }
 
-/* The running maximum and sum of a thread's rows. The sum is over the thread's own columns until the end. */
+/* The running maximum and sum of a thread's rows. Until the end, each thread sums its own columns. */
 template <int M> struct softmax { float max[M / 16][2], sum[M / 16][2]; };
 
-/* Over the four lanes of a row. */
+/* Maximum over the four lanes of a row. */
 static __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -91,8 +91,8 @@ static __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* Scores become 2^(factor (score - max)), and what was summed so far shall shrink; returns whether all factors are 1, or
- * what they shrink is 0. */
+/* Scores become 2^(factor (score - max)), and the earlier sums have to be multiplied by `shrink`. Returns whether all
+ * factors are 1 or the sums they multiply are 0. */
 template <int M, int N>
 __device__ __forceinline__ bool soften(const problem &p, float (&s)[M / 16][N / 8][4], softmax<M> &x,
                                        float (&shrink)[M / 16][2]) {
@@ -105,7 +105,7 @@ __device__ __forceinline__ bool soften(const problem &p, float (&s)[M / 16][N / 
 #pragma unroll
       for (int n = 0; n < N / 8; n++) top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
       top = quad_max(top);
-      const float base = top == -INFINITY ? 0.0f : top * p.factor; /* -inf: a row that has seen no key yet */
+      const float base = top == -INFINITY ? 0.0f : top * p.factor; /* -inf: the row has not seen a key yet */
       shrink[m][half] = rfi_exp2(fmaf(x.max[m][half], p.factor, -base));
       same = same && top == x.max[m][half];
       x.max[m][half] = top;
@@ -131,7 +131,7 @@ __device__ __forceinline__ void shrink_rows(float (&acc)[M / 16][D / 8][4], cons
       for (int e = 0; e < 4; e++) acc[m][n][e] *= by[m][e / 2];
 }
 
-/* Times the slope of capped scores. */
+/* Multiplies by the slope of the cap. */
 template <int M, int N>
 __device__ __forceinline__ void slope(const problem &p, float (&ds)[M][N][4], const float (&s)[M][N][4]) {
   const float inverse = 1.0f / p.cap;
@@ -143,8 +143,8 @@ __device__ __forceinline__ void slope(const problem &p, float (&ds)[M][N][4], co
       for (int e = 0; e < 4; e++) ds[m][n][e] *= 1.0f - s[m][n][e] * inverse * (s[m][n][e] * inverse);
 }
 
-/* A block's next piece, for each of `heads`; false: there is none left. Documents decide how many pieces there are, and
- * shapes the grid, which is enough for few documents: with many a block has more than one. */
+/* A block's next piece, for each of `heads`; false: none is left. Documents decide how many pieces there are, shapes
+ * decide the grid, which is enough for few documents: with many, a block takes several pieces. */
 static __device__ __forceinline__ bool next_piece(const problem &p, int heads, unsigned *at, piece *w, int *head) {
   const unsigned i = *at / (unsigned)heads, count = (unsigned)*p.count;
   if (i >= count) return false;
@@ -154,7 +154,7 @@ static __device__ __forceinline__ bool next_piece(const problem &p, int heads, u
   return true;
 }
 
-/* lse in units of log2 e, and delta = do o times `sign`: eight threads a row, a block for rows of one head. */
+/* lse in units of log2 e, and delta = do o times `sign`: eight threads per row, one block for rows of one head. */
 template <typename T>
 static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const problem p, const matrix o, float sign) {
   const int64_t h = blockIdx.x % (unsigned)p.H, t = blockIdx.x / (unsigned)p.H * STATS_ROWS + threadIdx.x / 8;
@@ -178,11 +178,11 @@ static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const pr
 
 typedef struct table {
   piece *pieces;
-  int *count; /* of them, and behind it the ticket of those who take them */
-  int rows;   /* of a piece */
+  int *count; /* number of pieces, followed by the ticket counter */
+  int rows;   /* rows of a piece */
 } table;
 
-/* Over a block of 1024: the inclusive running maximum or sum. `part` may be used again after it. */
+/* Inclusive running maximum or sum over a block of 1024. `part` may be reused afterwards. */
 template <bool SUM> static __device__ __forceinline__ int running(int x, int *part) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
@@ -197,15 +197,15 @@ template <bool SUM> static __device__ __forceinline__ int running(int x, int *pa
   return x;
 }
 
-/* One block a table, which ends as soon as all rows have an owner: offsets are often as many as rows may be. A document
- * is all rows since the end of the one before, so that every row has an owner; the rows after the last are one more,
- * which has no keys. */
+/* One block per table; it ends as soon as all rows are assigned, because offsets often has as many entries as there may
+ * be documents. A document is all rows since the end of the previous one, so that every row is in a document; the rows
+ * after the last one form another, which has no keys. */
 static __global__ void __launch_bounds__(CUTTERS)
     attention_pieces(const int32_t *offsets, int n, int T, const table a, const table b) {
-  __shared__ int part[32], ends[CUTTERS + 1], counts[CUTTERS + 1]; /* of 1024 documents, from those before them on */
+  __shared__ int part[32], ends[CUTTERS + 1], counts[CUTTERS + 1]; /* of 1024 documents; index 0: the one before them */
   const table x = blockIdx.x == 0 ? a : b;
   const int me = threadIdx.x;
-  int owned = 0, pieces = 0; /* rows and pieces until now */
+  int owned = 0, pieces = 0; /* rows and pieces so far */
   for (int d0 = 0; d0 < n && owned < T; d0 += CUTTERS) {
     const int d = d0 + me, end = running<false>(max(d < n ? min(offsets[d + 1], T) : 0, owned), part);
     if (me == 0) ends[0] = owned, counts[0] = 0;
@@ -240,7 +240,7 @@ static __global__ void __launch_bounds__(CUTTERS)
 
 enum { BLOCK_TABLES = 2 };
 
-/* Where things lie in the workspace; the same from shapes alone and when running. */
+/* Offsets in the workspace; the same when the workspace is sized and when the kernel runs. */
 typedef struct layout {
   size_t count[BLOCK_TABLES], pieces[BLOCK_TABLES], stats, sums, turns, bytes;
   int rows[BLOCK_TABLES], most[BLOCK_TABLES];
@@ -252,7 +252,8 @@ static inline size_t reserve(size_t *bytes, int64_t n) {
   return at;
 }
 
-/* `first` is q's operand, `offsets` the documents'; rows: of a block, of each of `tables` tables. */
+/* `first` is q's operand, `offsets` the operand of document offsets; rows: rows of a piece in each of the `tables`
+ * tables. */
 static inline layout layout_of(const rfr_call *call, int first, int offsets, const int rows[BLOCK_TABLES], int tables) {
   const int64_t T = call->in[first].type.shape[0], H = call->in[first].type.shape[1];
   const int64_t n = call->in[offsets].type.shape[0] - 1, owners = n + 1 < T ? n + 1 : T;
@@ -279,7 +280,7 @@ static inline problem problem_of(const rfr_call *call, int first) {
   p.Hk = (int)q[1].type.shape[1];
   p.D = (int)q->type.shape[2];
   p.causal = (int)call->attr[1].i;
-  p.window = call->attr[2].i < p.T ? (int)call->attr[2].i : 0; /* a window of all rows is none */
+  p.window = call->attr[2].i < p.T ? (int)call->attr[2].i : 0; /* a window of at least T rows has no effect */
   p.scale = scale;
   p.cap = cap * LOG2E;
   p.bend = cap != 0 ? scale / cap : 0;
@@ -287,7 +288,7 @@ static inline problem problem_of(const rfr_call *call, int first) {
   return p;
 }
 
-/* The tables of pieces, on the device. */
+/* Makes the tables of pieces on the device. */
 static inline void cut_rows(const rfr_call *call, const problem *p, const layout *l, int offsets, int tables) {
   char *at = (char *)call->workspace;
   const int n = (int)call->in[offsets].type.shape[0] - 1;
@@ -299,27 +300,27 @@ static inline void cut_rows(const rfr_call *call, const problem *p, const layout
 
 static inline rfr_status allow(const void *kernel, int bytes) {
   return rfi_cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                        "asking for shared memory");
+                        "raising the shared memory limit");
 }
 
 typedef void (*kernel_fn)(problem);
 static inline rfr_status launch(const rfr_call *call, kernel_fn kernel, const problem *given, const layout *l,
                                 int which, int heads, int threads, int bytes) {
-  enum { DOCUMENTS = 256 }; /* so many make the grid as large as their pieces may be */
-  const int whole = (given->T + l->rows[which] - 1) / l->rows[which] + DOCUMENTS, most = l->most[which];
+  enum { DOCUMENTS = 256 }; /* with this many documents the grid covers all pieces */
+  const int full = (given->T + l->rows[which] - 1) / l->rows[which] + DOCUMENTS, most = l->most[which];
   problem p = *given;
   p.pieces = (const piece *)((char *)call->workspace + l->pieces[which]);
   p.count = (const int *)((char *)call->workspace + l->count[which]);
   p.reverse = which == 0;
   const rfr_status s = allow((const void *)kernel, bytes);
   if (s != RFR_OK) return s;
-  kernel<<<(unsigned)((most < whole ? most : whole) * heads), (unsigned)threads, (size_t)bytes, rfi_stream(call)>>>(p);
+  kernel<<<(unsigned)((most < full ? most : full) * heads), (unsigned)threads, (size_t)bytes, rfi_stream(call)>>>(p);
   return RFR_OK;
 }
 
 typedef rfr_status (*launch_fn)(const rfr_call *call, const problem *p, const layout *l);
 
-/* The forward; bf16, f16: what launches its kernel. */
+/* The forward; bf16 and f16 launch the kernel of the type. */
 static inline rfr_status run_forward(const rfr_call *call, const layout *l, launch_fn bf16, launch_fn f16) {
   problem p = problem_of(call, 0);
   p.out[0] = call->out[0].data;
@@ -343,7 +344,7 @@ static inline problem backward_problem_of(const rfr_call *call) {
   return p;
 }
 
-/* The backward, with so many tables of pieces; `sign`: of delta in the stats. */
+/* The backward, with `tables` tables of pieces; `sign`: of delta in the stats. */
 static inline rfr_status run_backward(const rfr_call *call, const layout *l, int tables, float sign, launch_fn bf16,
                                       launch_fn f16) {
   const rfr_arg *out = &call->in[4];
@@ -360,7 +361,8 @@ static inline rfr_status run_backward(const rfr_call *call, const layout *l, int
   return s == RFR_OK ? rfi_cuda_launched("attention_bwd") : s;
 }
 
-/* Chunks of 16 bytes, a positive scale (the largest product is the largest score), indices with room to add a tile. */
+/* Requires chunks of 16 bytes, a positive scale (so that the largest dot product is the largest score), and indices
+ * that do not overflow by a tile. */
 static inline int takes_of(const rfr_call *call, int first, int64_t most_d) {
   const rfr_arg *q = &call->in[first];
   const int64_t D = q->type.shape[2];

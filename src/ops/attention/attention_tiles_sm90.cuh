@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tiles of attentions on Hopper's tensor cores: how rows of a head in shared memory are multiplied by warpgroups of 64
- * rows each, and leave.
+ * Tiles of attention on Hopper's tensor cores: how warpgroups of 64 rows each multiply a head's rows from shared
+ * memory, and store results.
  */
 #ifndef RFI_ATTENTION_TILES_SM90_CUH
 #define RFI_ATTENTION_TILES_SM90_CUH
@@ -9,12 +9,12 @@
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_tiles.cuh"
 
-enum { GROUP = 64, TILE_ROWS = 64 }; /* rows of a warpgroup; of a tile of the other side */
+enum { GROUP = 64, TILE_ROWS = 64 }; /* rows of a warpgroup; rows of a tile of the other side */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* A warpgroup's rows of a tile as left operands, where they lie. In registers nvcc 13.0 put them, which a loop keeps,
- * and a packed left operand of as many registers into the same ones. */
+/* A warpgroup's rows of a tile as left operands in shared memory. Loaded into registers, nvcc 13.0 assigned a
+ * loop-invariant left operand and a packed one to the same registers. */
 template <int D, int ROWS> struct left_rows {
   uint32_t group;
   __device__ __forceinline__ void load(uint32_t tile, int warp) { group = tile + (uint32_t)(warp / 4 * GROUP * 128); }
@@ -34,7 +34,7 @@ __device__ __forceinline__ void multiply(float (&c)[1][8][4], const A &a, uint32
   rfi_wgmma_commit();
 }
 
-/* 16 N columns of sums, rounded: a left operand. */
+/* Rounds 16 N columns of sums to a left operand. */
 template <typename T, int N> __device__ __forceinline__ void pack(uint32_t (&a)[N][4], const float (&c)[1][2 * N][4]) {
 #pragma unroll
   for (int k = 0; k < N; k++)
@@ -58,8 +58,8 @@ __device__ __forceinline__ void accumulate(float (&acc)[1][D / 8][4], const uint
   rfi_wgmma_commit();
 }
 
-/* Writes a warp's 16 rows t0 ... of a head of a dense (T, heads, D) result, those before t1 and not marked in `skip`,
- * by way of its own rows of a tile of ROWS rows. */
+/* Writes a warp's 16 rows t0 ... of a head of a dense (T, heads, D) result, those before t1 and not marked in `skip`.
+ * The rows go through their own part of a tile of ROWS rows. */
 template <typename T, int D, int ROWS>
 __device__ __forceinline__ void store_rows(void *out, int64_t out_row, const problem &p, int h, int t0, int t1,
                                            const float (&acc)[1][D / 8][4], char *tile, int row, const int *skip) {

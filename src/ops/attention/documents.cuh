@@ -2,9 +2,8 @@
  *
  * Which keys a row of packed attention sees, from offsets on the device.
  *
- * ends[d], the running maximum of the documents' ends (clipped to T), never falls, so a row
- * finds its document by bisection, whatever the offsets are: descending ones, empty documents
- * and rows outside all of them included.
+ * ends[d], the running maximum of the documents' ends (clipped to T), never decreases, so a row finds its document by
+ * bisection for any offsets: descending ones, empty documents and rows outside all documents included.
  */
 #ifndef RFI_DOCUMENTS_CUH
 #define RFI_DOCUMENTS_CUH
@@ -13,7 +12,7 @@
 
 typedef struct rfi_documents {
   const int32_t *offsets, *ends;
-  int64_t stride; /* of offsets */
+  int64_t stride; /* stride of offsets */
   int n, T;       /* documents, rows */
   int causal, window;
 } rfi_documents;
@@ -28,7 +27,7 @@ static __global__ void __launch_bounds__(1024)
   __shared__ int warp_max[32];
   int before = 0;
   for (int d0 = 0; d0 < n; d0 += (int)blockDim.x) {
-    if (before == T) { /* so are all that follow */
+    if (before == T) { /* the following ones are T too */
       for (int d = d0 + (int)threadIdx.x; d < n; d += (int)blockDim.x) ends[d] = T;
       return;
     }
@@ -49,7 +48,7 @@ static __global__ void __launch_bounds__(1024)
   }
 }
 
-/* The rows of t's document; empty when it lies in none. */
+/* The rows of t's document; empty if t is in none. */
 static __device__ __forceinline__ rfi_span rfi_document_of(const rfi_documents &x, int t) {
   int low = 0, high = x.n; /* the first d with ends[d] > t */
   while (low < high) {
@@ -71,7 +70,7 @@ static __device__ __forceinline__ rfi_span rfi_keys_of(const rfi_documents &x, i
   return s;
 }
 
-/* A range of rows that holds every row that sees key s. */
+/* A range that contains every row that sees key s. */
 static __device__ __forceinline__ rfi_span rfi_rows_of(const rfi_documents &x, int s) {
   rfi_span r = rfi_document_of(x, s);
   if (r.end == r.first) return r;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_packed as a call of attention_bwd: dq, dk and dv are the first H, the next Hk and the last Hk heads of
- * each of its rows.
+ * each row of the result.
  */
 #ifndef RFI_ATTENTION_PACKED_H
 #define RFI_ATTENTION_PACKED_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a call of a collective op is to its communicator, which binding has put into call->library. Over one rank there
- * need not be any: the op is a copy.
+ * The arguments of a collective for its communicator, which binding puts into call->library. One rank needs no
+ * communicator: the op is a copy.
  */
 #ifndef RFI_OPS_COLLECTIVE_H
 #define RFI_OPS_COLLECTIVE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collectives on the CPU: the communicator does the work.
+ * Collectives on the CPU: calls the communicator.
  */
 #include <string.h>
 

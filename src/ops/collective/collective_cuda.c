@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collectives on a GPU: the communicator enqueues them on the program's stream, in a capture too.
+ * Collectives on a GPU: the communicator enqueues them on the program's stream, also during capture.
  */
 #include "backend/cuda/cuda.h"
 #include "ops/collective/collective.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reference kernels and cases of collectives over one rank, where each is a copy; collective_test.c has more ranks.
+ * Reference kernels and cases of collectives over one rank, where each is a copy; collective_test.c tests more ranks.
  */
 #include <string.h>
 

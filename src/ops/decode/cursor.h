@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The cursor of a text that is being made: which tokens a program takes. Every op of it asks
- * here, so that all agree. The cursor is data and may hold anything: what is taken lies
- * within the caches' capacity all the same.
+ * The cursor of a text during generation: which tokens a program takes next. All ops of a text use these functions, so
+ * that they agree. The cursor is data and may have any value: the tokens taken are within the caches' capacity in any
+ * case.
  */
 #ifndef RFI_CURSOR_H
 #define RFI_CURSOR_H
@@ -12,12 +12,12 @@
 
 enum { RFI_CURSOR_CACHED, RFI_CURSOR_KNOWN, RFI_CURSOR_DROPPED, RFI_CURSOR_SEED, RFI_CURSOR_N };
 
-/* Stream of the draws. */
+/* Random stream of the draws. */
 enum { RFI_DRAW_STREAM = 3 };
 
 typedef struct rfi_take {
   int64_t first, count; /* positions first .. first + count - 1 */
-  bool all;             /* the last known token is among them: the next one can be drawn */
+  bool all;             /* the last known token is included: the next one can be drawn */
 } rfi_take;
 
 RFI_BOTH_SIDES static inline int64_t rfi_cursor_get(const rfr_arg *cursor, int i) {
@@ -35,8 +35,8 @@ RFI_BOTH_SIDES static inline rfi_take rfi_take_next(const rfr_arg *cursor, int64
   return take;
 }
 
-/* Where the draw for the next position of the whole text falls in [0, 1), from 53 bits: a pure function of the seed and
- * of that position, which counts what was dropped. */
+/* The draw in [0, 1) for the next position of the full text, from 53 bits: a pure function of the seed and of that
+ * position, which counts the dropped tokens too. */
 RFI_BOTH_SIDES static inline double rfi_cursor_draw(const rfr_arg *cursor) {
   const uint64_t seed = (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_SEED);
   const uint64_t position =

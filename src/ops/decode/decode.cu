@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A text that is made token by token, on a GPU: the semantics of decode_cpu.c.
+ * Text generation token by token, on a GPU: the semantics of decode_cpu.c.
  *
- * The draw has no sort. Each candidate has a key, so that smaller keys come first: its id, or,
- * when top_k or top_p leave some out, what falls as its logit grows. Its weight
- * e^((x - max) / temperature) is an integer, in units of 2^-40, so that sums of weights are
- * exact in any order. Where the sum (or the number) of the candidates in front reaches a bound
- * is found digit by digit of the key, each digit with one pass over all candidates: first where
- * top_k and top_p end, then where the draw falls in what they kept. One block does it all; the
- * host learns nothing and passes nothing.
+ * The draw needs no sort. Each candidate has a key, and smaller keys come first: its id or, when top_k or top_p exclude
+ * some, a number that falls as its logit grows. Its weight e^((x - max) / temperature) is an integer in units of 2^-40,
+ * so that sums of weights are exact in any order. The candidate at which the sum of weights (or the count) reaches a
+ * bound is found digit by digit of the key, with one pass over all candidates per digit: first the end of top_k and
+ * top_p, then the draw among the kept candidates. One block does all of it, without the host.
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/decode/cursor.h"
@@ -74,9 +72,9 @@ static rfr_status run_end(const rfr_call *c) {
 /* ---- the draw ---- */
 
 enum { THREADS = 1024, DIGIT = 2, STEPS = 1 << DIGIT };
-static constexpr double UNIT = 1099511627776.0; /* 2^40 of them are the weight of the most probable */
+static constexpr double UNIT = 1099511627776.0; /* weight of the most probable candidate */
 
-struct tally { /* of candidates */
+struct tally { /* a number of candidates and the sum of their weights */
   uint64_t count, weight;
 };
 
@@ -88,7 +86,7 @@ struct candidates {
   bool by_id;
 };
 
-/* Smaller for larger x; a NaN is behind all numbers, and -0 is 0. */
+/* Smaller for larger x; NaN comes after all numbers, and -0 equals 0. */
 static __device__ uint32_t likeliness(float x) {
   if (x != x) return UINT32_MAX;
   const uint32_t bits = __float_as_uint(x + 0.0f);
@@ -98,7 +96,7 @@ static __device__ uint32_t key_of(const candidates &c, int64_t i) {
   return c.by_id ? (uint32_t)i : likeliness(rfi_load(c.x, c.dtype, i));
 }
 
-/* Over the block; every thread gets the result. May be called again at once. */
+/* Minimum over the block; every thread gets the result. May be called again immediately. */
 static __device__ uint64_t block_min(uint64_t x) {
   __shared__ uint64_t part[32];
   for (int step = 16; step > 0; step >>= 1) {
@@ -122,7 +120,7 @@ static __device__ uint64_t block_sum(uint64_t x) {
   return x;
 }
 
-/* How far to go: to the first candidate with which there are `most` or their weights reach `enough`. */
+/* A search ends at the first candidate with which there are `most` candidates or their weights reach `enough`. */
 struct bound {
   uint64_t most, enough;
 };
@@ -130,11 +128,11 @@ static __device__ bool is_reached(const bound &b, const tally &t) {
   return t.count > 0 && (t.count >= b.most || t.weight >= b.enough);
 }
 
-/* The candidate at which a bound is reached, which all of them together do: the last of `nth` with key `key`. */
+/* The candidate at which all candidates together reach a bound: number `nth` of those with key `key`. */
 struct place {
   uint32_t key;
   uint64_t nth;
-  tally before, same; /* candidates with a smaller key, with this one */
+  tally before, same; /* candidates with a smaller key, and with this key */
 };
 
 static __device__ place find(const candidates &c, const bound &b) {
@@ -168,7 +166,7 @@ static __device__ place find(const candidates &c, const bound &b) {
     }
     at.key |= chosen << shift;
   }
-  /* all with one key have one weight */
+  /* candidates with equal keys have equal weights */
   const uint64_t weight = at.same.count ? at.same.weight / at.same.count : 0;
   uint64_t nth = at.same.count;
   if (b.most > at.before.count && b.most - at.before.count < nth) nth = b.most - at.before.count;
@@ -181,7 +179,7 @@ static __device__ place find(const candidates &c, const bound &b) {
   return at;
 }
 
-/* The id of the nth candidate with a key, in the order of ids. */
+/* The id of the nth candidate with a key, in order of ids. */
 static __device__ int64_t id_of(const candidates &c, const place &at) {
   __shared__ uint64_t found;
   uint64_t before = 0;
@@ -190,7 +188,7 @@ static __device__ int64_t id_of(const candidates &c, const place &at) {
     const int64_t i = i0 + threadIdx.x;
     const bool is_same = i < c.V && key_of(c, i) == at.key;
     const uint64_t n = (uint64_t)__syncthreads_count(is_same);
-    if (before + n >= at.nth) { /* it is here: how many stand in front of each */
+    if (before + n >= at.nth) { /* it is among these: count those before each */
       __shared__ int warp_count[THREADS / 32];
       const unsigned mine = __ballot_sync(0xffffffffu, is_same);
       const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -232,7 +230,7 @@ static __device__ int64_t draw(const draw_args &a) {
   uint64_t sum = 0;
   for (int64_t i = threadIdx.x; i < a.V; i += THREADS) {
     const double p = exp(((double)rfi_load(a.logits, a.dtype, i) - most) / temperature);
-    a.weight[i] = p > 0.0 ? (uint64_t)(p * UNIT + 0.5) : 0; /* a NaN has none */
+    a.weight[i] = p > 0.0 ? (uint64_t)(p * UNIT + 0.5) : 0; /* NaN has weight 0 */
     sum += a.weight[i];
   }
   uint64_t total = block_sum(sum);
@@ -279,7 +277,7 @@ static rfr_status run_append(const rfr_call *c) {
   return rfi_cuda_launched("text_append");
 }
 
-/* Sums of weights fit 63 bits. */
+/* Sums of weights fit into 63 bits. */
 static int append_takes(const rfr_call *c) { return c->in[1].type.shape[1] <= 1 << 22; }
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(text_read) = {run_read, NULL, NULL};

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A text that is made token by token, on the CPU.
+ * Text generation token by token, on the CPU.
  *
- * The draw at a position of the whole text (what was dropped included) is a pure function of
- * the seed and that position, made in double with the candidates in a fixed order: all of
- * them by id, or the most probable first (ties by id) when top_k or top_p leave some out.
- * Those come off a heap, one by one, until there are enough: no full sort, no allocation.
+ * The draw at a position of the full text (dropped tokens included) is a pure function of the seed and that position,
+ * computed in double with the candidates in a fixed order: all of them by id, or the most probable first (ties by id)
+ * when top_k or top_p exclude some. In the second case candidates are popped from a heap until there are enough: no
+ * full sort, no allocation.
  */
 #include <math.h>
 
@@ -65,8 +65,8 @@ static void sift_down(candidate *c, int64_t i, int64_t n) {
   c[i] = x;
 }
 
-/* Takes the most probable off until `most` are taken or their sum reaches `enough`. They lie at the end of c, the
- * first taken last. Returns how many; *sum gets their sum. */
+/* Pops the most probable candidates until there are `most` or their sum reaches `enough`. They end up at the end of c,
+ * the first one last. Returns their number; *sum gets their sum. */
 static int64_t take_best(candidate *c, int64_t n, int64_t most, double enough, double *sum) {
   int64_t taken = 0;
   *sum = 0.0;

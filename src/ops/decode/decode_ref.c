@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reference kernels and cases of a text that is made token by token. The draw ranks every
- * candidate against every other one, with no order in memory at all.
+ * Reference kernels and cases of text generation token by token. The draw ranks every candidate against every other
+ * one, without sorting.
  */
 #include <math.h>
 
 #include "core/rng.h"
 #include "support/op_case.h"
 
-/* Row i of a program with `rows` is taken: position cached + i is known and fits. */
+/* Row i of a program with `rows` is valid: position cached + i is known and fits. */
 static bool taken(const int64_t *cursor, int64_t i, int64_t capacity) {
   return cursor[0] >= 0 && cursor[0] + i < cursor[1] && cursor[0] + i < capacity;
 }
@@ -17,7 +17,7 @@ static int64_t count_of(const int64_t *cursor, int64_t rows, int64_t capacity) {
   while (n < rows && taken(cursor, n, capacity)) n++;
   return n;
 }
-/* What lies outside is the end: nothing fits behind it. */
+/* A cursor out of range counts as the end of the text: nothing fits. */
 static int64_t first_of(const int64_t *cursor, int64_t capacity) {
   return cursor[0] < 0 || cursor[0] > capacity ? capacity : cursor[0];
 }
@@ -79,7 +79,7 @@ RFT_REF(text_append) {
   if (temperature == 0) return;
   double all = 0, kept = 0;
   for (int64_t i = 0; i < V; i++) all += exp((x[i] - x[best]) / temperature);
-  /* pass 0 sums up what is kept; pass 1 finds the candidate in whose share the draw falls */
+  /* pass 0 sums the kept candidates; pass 1 finds the candidate of the draw */
   for (int pass = 0; pass < 2; pass++)
     for (int64_t i = 0; i < V; i++) {
       double p = exp((x[i] - x[best]) / temperature), likelier = 0, before = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gelu, silu, swiglu, weighted or not, and softcap, and the ops of their gradients. A backward op reads the input
- * of the forward and computes the function again: saving its result would cost memory, computing
- * it costs less than reading it back. softcap's reads the result, which its reader, a loss, keeps.
+ * gelu, silu, swiglu (weighted or not) and softcap, and the ops of their gradients. A backward op reads the input of
+ * the forward and computes the function again: saving its result would cost memory, and computing it is cheaper than
+ * reading it back. The backward of softcap reads the result, which the loss that follows keeps anyway.
  */
 #include <math.h>
 
@@ -24,12 +24,12 @@ rfr_status rfi_infer_swiglu_bwd(const rfi_infer *c) { return infer_same(c, 2); }
 
 rfr_status rfi_infer_swiglu_bwd_packed(const rfi_infer *c) {
   RFI_TRY(infer_same(c, 1));
-  if (c->out[0].rank == 0) return rfi_fail(RFI_E_TRACE_SHAPE, "operands have no dimension to lie side by side in");
+  if (c->out[0].rank == 0) return rfi_fail(RFI_E_TRACE_SHAPE, "operands of rank 0 cannot be packed side by side");
   c->out[0].shape[c->out[0].rank - 1] *= 2;
   return RFR_OK;
 }
 
-/* Matrices of one type and, behind them, a weight for each row. */
+/* Matrices of one type followed by a weight per row. */
 static rfr_status check_weighted(const rfi_infer *c) {
   const int weight = c->n_in - 1;
   RFI_TRY(rfi_rule_float(c, 0));
@@ -62,13 +62,13 @@ rfr_status rfi_infer_swiglu_weighted_bwd_packed(const rfi_infer *c) {
 
 static rfr_status infer_softcap(const rfi_infer *c) {
   if (!(c->attr[0].f > 0) || !isfinite(c->attr[0].f))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "values capped at %g; it must be positive and finite", c->attr[0].f);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "cap is %g; it must be positive and finite", c->attr[0].f);
   return infer_same(c, 1);
 }
 rfr_status rfi_infer_softcap(const rfi_infer *c) { return infer_softcap(c); }
 rfr_status rfi_infer_softcap_bwd(const rfi_infer *c) { return infer_softcap(c); }
 
-/* `of`: the operand or the result that the backward reads. */
+/* `of`: the operand or result of the forward that the backward reads. */
 static rfr_status grad_unary(rfi_grad *g, rfi_opcode bwd, rfr_value of) {
   if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
   rfi_emit_begin(g, 0);
@@ -81,7 +81,7 @@ rfr_status rfi_grad_gelu(rfi_grad *g) { return grad_unary(g, RFI_OP_gelu_bwd, g-
 rfr_status rfi_grad_silu(rfi_grad *g) { return grad_unary(g, RFI_OP_silu_bwd, g->op->in[0]); }
 rfr_status rfi_grad_softcap(rfi_grad *g) { return grad_unary(g, RFI_OP_softcap_bwd, g->op->out[0]); }
 
-/* One op for both: they share the sigmoid and all operands; a result that nobody wants is dead. */
+/* One op for both gradients: they share the sigmoid and all operands; an unused result costs nothing. */
 rfr_status rfi_grad_swiglu(rfi_grad *g) {
   if ((!g->need[0] && !g->need[1]) || g->dy[0] == RFR_NONE) return RFR_OK;
   rfr_value in[3] = {g->dy[0], g->op->in[0], g->op->in[1]}, out[2];
@@ -94,7 +94,7 @@ rfr_status rfi_grad_swiglu(rfi_grad *g) {
   return g->t->status;
 }
 
-/* The same: the sum over a row reads what the other two do. */
+/* One op here too: the sum over a row reads the same operands as the other two. */
 rfr_status rfi_grad_swiglu_weighted(rfi_grad *g) {
   enum { WEIGHT = 2 };
   static const int result[] = {1, 2, 0};

@@ -8,9 +8,9 @@
  *   swiglu       y = silu(gate) up
  *   softcap      y = cap tanh(x / cap);  dx = dy (1 - y / cap) (1 + y / cap)
  *
- * s is the logistic function: one exp and one division. Where results are narrower than f32, both are the
- * hardware's approximations, whose error is a thousandth of the rounding that follows; with the accurate
- * ones the kernel would be bound by arithmetic.
+ * s is the logistic function: one exp and one division. For results narrower than f32 both are the hardware's
+ * approximations, whose error is a thousandth of the rounding that follows; with the accurate ones the kernel would be
+ * compute-bound.
  */
 #include "ops/elementwise/halves.h"
 #include "ops/elementwise/map.cuh"
@@ -24,15 +24,15 @@ template <bool FAST> static __device__ __forceinline__ float inverse(float x) {
 template <bool FAST> static __device__ __forceinline__ float sigmoid(float x) {
   return inverse<FAST>(1.0f + exponential<FAST>(-x));
 }
-/* The logistic function of x and, through `rest`, of -x: e^(-|x|) gives both, neither as a difference. */
+/* The logistic function of x and, in `rest`, of -x. Both come from e^(-|x|), neither from a subtraction. */
 template <bool FAST> static __device__ __forceinline__ float sigmoids(float x, float *rest) {
   const float e = exponential<FAST>(-fabsf(x)), large = inverse<FAST>(1.0f + e), small = e * large;
   *rest = x < 0 ? large : small;
   return x < 0 ? small : large;
 }
 
-/* 2u and, through `slope`, its derivative; beyond |x| = 20 the logistic function is 0 or 1 to the last bit, and
- * holding x there keeps infinity out of products with that 0. A NaN stays. */
+/* 2u and, in `slope`, its derivative. x is clamped to [-20, 20], where the logistic function is exactly 0 or 1 beyond:
+ * so infinity is never multiplied by that 0. NaN stays NaN. */
 static __device__ __forceinline__ float gelu_argument(float x, float *slope) {
   x = x > 20.0f ? 20.0f : x;
   x = x < -20.0f ? -20.0f : x;
@@ -46,7 +46,7 @@ static __device__ __forceinline__ float gelu_argument(float x, float *slope) {
 template <typename T> constexpr bool is_fast = sizeof(T) < sizeof(float);
 
 struct activation : rfi_map_op {
-  void take(const rfr_call *) {} /* what it needs of the call's attributes */
+  void take(const rfr_call *) {} /* reads the attributes that the functor needs */
 };
 
 template <typename T, bool TANH> struct gelu_op : activation {

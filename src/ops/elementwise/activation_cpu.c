@@ -9,8 +9,8 @@
  *   weighted     y = silu(gate) up weight[row];  dweight[row] = sum of dy silu(gate) up over the row
  *   softcap      y = cap tanh(x / cap);  dx = dy (1 - (y / cap)^2)
  *
- * s is the logistic function: one exp and one division, and no cancellation at either end.
- * The gradients want s(x) and 1 - s(x) = s(-x): the same exp and division give both.
+ * s is the logistic function: one exp and one division, without cancellation at either end. The gradients need s(x) and
+ * 1 - s(x) = s(-x): the same exp and division give both.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/elementwise/halves.h"
@@ -18,8 +18,8 @@
 
 /* ---- gelu ---- */
 
-/* 2u and, through `slope`, its derivative. Beyond |x| = 20 the logistic function is 0 or 1
- * to the last bit; holding x there keeps infinity out of products with that 0. */
+/* 2u and, in `slope`, its derivative. Beyond |x| = 20 the logistic function is exactly 0 or 1; clamping x there keeps
+ * infinity out of products with that 0. */
 static inline float gelu_argument(float x, float *slope) {
   x = x > 20.0f ? 20.0f : x;
   x = x < -20.0f ? -20.0f : x;
@@ -141,7 +141,7 @@ static void weighted_part(const rfi_call *c, int64_t begin, int64_t end, int par
   }
 }
 
-/* In f64: of a short row, f32 would leave more errors than its elements have. */
+/* In f64: in a short row the f32 error of the sum would exceed the errors of its elements. */
 static double dot(const float *a, const float *b, int64_t n) {
   double s = 0;
 #pragma omp simd reduction(+ : s)
@@ -149,7 +149,7 @@ static double dot(const float *a, const float *b, int64_t n) {
   return s;
 }
 
-/* A row's sum adds up blocks of it, which begin with the row: on any number of threads the same ones. */
+/* A row's sum is computed in blocks that begin with the row, so it does not depend on the number of threads. */
 static void weighted_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   (void)part;
   const rfi_arg *dy = &c->in[0], *gate = &c->in[1], *up = &c->in[2], *weight = &c->in[3];
@@ -205,7 +205,7 @@ static void softcap_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int 
 
 /* ---- kernels ---- */
 
-/* An exp and a division weigh several visits. */
+/* an exp and a division count as several element visits */
 static rfr_status run(const rfi_call *c, rfi_part_fn part) {
   RFI_TRY(rfi_check_floats(c));
   rfi_parallel(c, rfi_arg_count(&c->out[0]), 4, part);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References and cases of gelu, silu, swiglu, weighted or not, softcap and their gradients, written with libm's
- * functions and the textbook formulas.
+ * References and cases of gelu, silu, swiglu (weighted or not), softcap and their gradients, with libm's functions and
+ * the textbook formulas.
  */
 #include <math.h>
 
@@ -91,7 +91,7 @@ RFT_CASES(swiglu_bwd_packed) = {"swiglu_bwd_packed(f[7,13], f[7,13], f[7,13])",
                                 "swiglu_bwd_packed(f[31,547], f[31,547]/2, f[31,547])",
                                 NULL};
 
-/* Everything of one op; of the results, those that are there. */
+/* Computes all results of the op that are not NULL. */
 static void weighted_bwd(const rfi_call *call, double *dweight, double *dgate, double *dup, int64_t row) {
   const double *dy = call->in[0].data, *gate = call->in[1].data, *up = call->in[2].data, *weight = call->in[3].data;
   const int64_t columns = call->in[0].type.shape[1];

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * add, accumulate, mul and scale. The ops themselves take equal shapes and types: a broadcast is a view
- * (expand, stride 0), so that its gradient is a sum of its own that can be pruned by itself.
- * The recording calls write that view for the two cases that models use: a scalar, and a
- * vector along the last dimension.
+ * add, accumulate, mul and scale. The ops themselves require equal shapes and types: a broadcast is a view (expand,
+ * stride 0), so that its gradient is a separate sum that can be pruned. The recording calls insert that view for the
+ * two cases that models use: a scalar, and a vector along the last dimension.
  */
 #include "ops/rule.h"
 
@@ -37,7 +36,7 @@ rfr_status rfi_grad_add(rfi_grad *g) {
   return g->t->status;
 }
 
-/* A weight's product is taken in f32, before it is rounded to a narrower type. */
+/* The gradient of a weight is multiplied in f32, before any rounding to a narrower type. */
 rfr_status rfi_grad_mul(rfi_grad *g) {
   for (int i = 0; i < 2; i++) {
     if (!g->need[i] || g->dy[0] == RFR_NONE) continue;
@@ -57,8 +56,8 @@ rfr_status rfi_grad_scale(rfi_grad *g) {
   return g->t->status;
 }
 
-/* b as a view of a's shape, if it is a scalar or a vector along a's last dimension. One
- * expand, so that its gradient is one sum; else b as it is, for the shape rule to judge. */
+/* b as a view of a's shape, if it is a scalar or a vector along a's last dimension: one expand, so that its gradient is
+ * one sum. Any other b is returned unchanged, and the shape rule checks it. */
 static rfr_value broadcast(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b) {
   rfr_type ta = rfr_value_type(t, a), tb = rfr_value_type(t, b);
   int64_t n = tb.shape[0], count = rfi_count(&ta);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * add, accumulate, mul and scale on a GPU: bound by memory.
+ * add, accumulate, mul and scale on a GPU; memory-bound.
  *
  *   add  y = a + b      mul  y = a b      scale  y = x (by s), the factor in f64 and rounded once
  */
@@ -50,7 +50,7 @@ static rfr_status run_scale(const rfr_call *call) {
 }
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(add) = {run_add, NULL, rfi_takes_floats};
-/* A thread reads its groups before it writes them, and no other has them. */
+/* in place: a thread reads its groups before it writes them, and no other thread touches them */
 extern "C" const rfi_cuda_kernel RFI_CUDA(accumulate) = {run_add, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(mul) = {run_mul, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(scale) = {run_scale, NULL, rfi_takes_floats};

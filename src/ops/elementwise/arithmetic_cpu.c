@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * add, accumulate, mul and scale on the CPU: bound by memory, so all that matters is one pass, blocks in
- * the first-level cache, and no copy of an operand that is expanded (stride 0).
+ * add, accumulate, mul and scale on the CPU; memory-bound: one pass, blocks in the L1 cache, and no copy of an expanded
+ * operand (stride 0).
  */
 #include "backend/cpu/cpu.h"
 #include "ops/walk.h"
@@ -49,6 +49,6 @@ static rfr_status run_mul(const rfi_call *c) { return run(c, mul_part); }
 static rfr_status run_scale(const rfi_call *c) { return run(c, scale_part); }
 
 const rfi_kernel RFI_CPU(add) = {run_add, NULL};
-const rfi_kernel RFI_CPU(accumulate) = {run_add, NULL}; /* a block is read before it is written */
+const rfi_kernel RFI_CPU(accumulate) = {run_add, NULL}; /* in place: a block is read before it is written */
 const rfi_kernel RFI_CPU(mul) = {run_mul, NULL};
 const rfi_kernel RFI_CPU(scale) = {run_scale, NULL};

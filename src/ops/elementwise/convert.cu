@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cast, copy and fill on a GPU. Casts between f32, bf16 and f16 are a map; those that touch f64 or an integer
- * go element by element through the widest type of their kind, so that nothing is rounded twice but f64 to a
- * 16-bit float.
+ * cast, copy and fill on a GPU. Casts between f32, bf16 and f16 are a map; those from or to f64 or an integer convert
+ * each element through the widest type of its kind, so that only f64 to a 16-bit float rounds twice.
  */
 #include <string.h>
 
@@ -17,7 +16,7 @@ struct same_op : rfi_map_op {
   }
 };
 
-/* Cuts the fraction off, saturates; NaN gives 0. The bounds are exact in f64; 2^63 is the first too large. */
+/* Truncates and saturates; NaN gives 0. The bounds are exact in f64; 2^63 is the first value that is too large. */
 static __host__ __device__ int64_t to_int(double x, bool narrow) {
   if (x != x) return 0;
   if (narrow) return x >= INT32_MAX ? INT32_MAX : x <= INT32_MIN ? INT32_MIN : (int64_t)x;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cast, copy and fill on the CPU. Casts between f32, bf16 and f16 go block by block through
- * f32; those that touch f64 or an integer go element by element through the widest type of
- * their kind, so that nothing is rounded twice but f64 to a 16-bit float.
+ * cast, copy and fill on the CPU. Casts between f32, bf16 and f16 go block by block through f32; those from or to f64
+ * or an integer convert each element through the widest type of its kind, so that only f64 to a 16-bit float rounds
+ * twice.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/walk.h"
@@ -16,7 +16,7 @@ static void same_block(const rfi_call *c, int64_t i, int64_t n, float *const *y,
   if (y[0] != x[0]) memmove(y[0], x[0], (size_t)n * sizeof(float));
 }
 
-/* Cuts the fraction off, saturates; NaN gives 0. The bounds are exact in f64; 2^63 is the first too large. */
+/* Truncates and saturates; NaN gives 0. The bounds are exact in f64; 2^63 is the first value that is too large. */
 static int64_t to_int(double x, bool narrow) {
   if (x != x) return 0;
   if (narrow) return x >= INT32_MAX ? INT32_MAX : x <= INT32_MIN ? INT32_MIN : (int64_t)x;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References and cases of cast, copy and fill. In f64 a cast between floats changes nothing:
- * what the kernel rounds is within the tolerance of its result type.
+ * References and cases of cast, copy and fill. In f64 a cast between floats changes nothing: the kernel's rounding is
+ * within the tolerance of its result type.
  */
 #include <math.h>
 

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Copies between two values of one shape and element size, each with strides of its own, on a GPU. What an
- * element is does not matter, so the unit that moves is as wide as shapes, strides and addresses allow: 16
- * bytes where rows are dense, one element where they are not.
+ * Copies between two tensors of one shape and element size, each with its own strides, on a GPU. The element type does
+ * not matter, so the unit of a copy is as wide as shapes, strides and addresses allow: 16 bytes where rows are dense,
+ * one element where they are not.
  */
 #ifndef RFI_COPY_CUH
 #define RFI_COPY_CUH
 
 #include "ops/elementwise/map.cuh"
 
-enum { RFI_COPY_UNITS = 4 }; /* that a thread has in flight */
+enum { RFI_COPY_UNITS = 4 }; /* units in flight per thread */
 
 struct rfi_copy_args {
   char *to;
   const char *from;
-  int64_t n; /* units */
-  int tail;  /* bytes behind them, of a flat copy */
+  int64_t n; /* in units */
+  int tail;  /* bytes after the last unit, for a flat copy */
   rfi_strided_loop walk;
 };
 
@@ -52,7 +52,7 @@ template <typename UNIT> static void rfi_copy_launch(const rfr_call *call, const
   else rfi_copy_kernel<UNIT, false><<<grid, RFI_MAP_THREADS, 0, rfi_stream(call)>>>(a);
 }
 
-/* Whether units of `bytes` are whole in every row and aligned, or one row may have a tail. */
+/* Whether every row consists of aligned units of `bytes`; a single row may have a tail. */
 static inline bool rfi_copy_takes(const rfi_copy_args *a, int bytes, int element) {
   const int last = a->walk.rank - 1, k = bytes / element;
   if ((uintptr_t)a->to % bytes || (uintptr_t)a->from % bytes) return false;
@@ -75,7 +75,7 @@ static inline rfr_status rfi_copy(const rfr_call *call, const rfr_arg *to, const
   rfi_strided_loop_init(&a.walk, 2, args);
   while (bytes > element && !rfi_copy_takes(&a, bytes, element)) bytes /= 2;
   const int last = a.walk.rank - 1, k = bytes / element;
-  a.tail = (int)(a.n % k) * element; /* none unless it is one row */
+  a.tail = (int)(a.n % k) * element; /* 0 unless it is one row */
   a.n /= k;
   a.walk.dim[last] /= k;
   for (int d = 0; d < last; d++)

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dropout: y = x / (1-p) where the addressed draw keeps the element, else 0. The mask is
- * never stored: it is a function of (seed and attempted count of the step block, stream;
- * element, site, microbatch), so the gradient is the same op on dy with the same attributes,
- * and a recomputed or replayed op cannot draw another mask.
+ * dropout: y = x / (1-p) where the addressed random draw keeps the element, else 0. The mask is never stored: it is a
+ * function of (seed and attempted count of the step block, stream; element, site, microbatch), so the gradient is the
+ * same op on dy with the same attributes, and a recomputed or replayed op draws the same mask.
  */
 #include <string.h>
 
@@ -21,7 +20,7 @@ rfr_status rfi_infer_dropout(const rfi_infer *c) {
   double p = c->attr[0].f;
   char text[32];
   if (!(p >= 0 && p < 1))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "p is %s, it should be at least 0 and below 1", rfi_format_double(text, p));
+    return rfi_fail(RFI_E_TRACE_SHAPE, "p is %s; it must be at least 0 and below 1", rfi_format_double(text, p));
   c->out[0] = c->in[0];
   return RFR_OK;
 }
@@ -34,7 +33,7 @@ rfr_status rfi_grad_dropout(rfi_grad *g) {
   return g->t->status;
 }
 
-/* A named stream is numbered by its name, and others behind it. */
+/* A named random stream gets its number from its name plus `stream`. */
 static int64_t stream_number(const rfr_trace *t, rfr_value state, int stream) {
   const size_t n = strlen(RFI_STREAM_PREFIX);
   const char *name = state < 0 || state >= t->n_values ? "" : t->values[state].name;

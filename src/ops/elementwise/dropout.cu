@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dropout on a GPU, with the CPU's draws: element e takes word e mod 4 of the draw at block e / 4, whatever
- * the strides of x; e counts in the order of the dense result.
+ * dropout on a GPU, with the CPU's draws: element e uses word e mod 4 of the draw at block e / 4, for any strides of x;
+ * e counts in the order of the dense result.
  */
 #include <math.h>
 
@@ -10,9 +10,9 @@
 
 struct dropout_op : rfi_map_op {
   const int64_t *step;
-  const int32_t *given; /* the microbatch, read where it runs; NULL: the call's */
+  const int32_t *given; /* the microbatch, read at run time; NULL: use `microbatch` */
   uint64_t stream;
-  uint32_t site, microbatch, least; /* a draw is kept if it is at least this */
+  uint32_t site, microbatch, least; /* an element is kept if its draw is at least this */
   float by;
   uint64_t key, attempted;
   __device__ void begin() {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dropout on the CPU. Element e takes word e mod 4 of the draw at block e / 4, whatever the
- * strides of x and wherever a part begins: e counts in the order of the dense result. The
- * draws of a block of elements are made in a loop of their own, which vectorizes.
+ * dropout on the CPU. Element e uses word e mod 4 of the draw at block e / 4, for any strides of x and any split: e
+ * counts in the order of the dense result. The draws of a block of elements are computed in a separate loop, which
+ * vectorizes.
  */
 #include <math.h>
 
@@ -25,7 +25,7 @@ static void dropout_block(const rfi_call *c, int64_t i, int64_t n, float *const 
     rfi_u32x4 draw = rfi_draw4(key, first + b, site, microbatch, attempted);
     for (int k = 0; k < 4; k++) word[b][k] = draw.v[k];
   }
-  /* A draw is kept if it is at least p 2^32; as an integer, that is at least its ceiling. */
+  /* An element is kept if its draw is at least p 2^32; for an integer, at least the ceiling of that. */
   double p = c->attr[0].f, edge = ceil(p * 0x1p32);
   uint32_t least = edge < 0x1p32 ? (uint32_t)edge : UINT32_MAX, *w = &word[0][skip];
   const float *a = x[0];

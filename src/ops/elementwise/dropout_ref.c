@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reference and cases of dropout: each element addressed by itself.
+ * Reference and cases of dropout: each element's draw is computed separately.
  */
 #include "core/rng.h"
 #include "support/op_case.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * swiglu_bwd_packed as a call of swiglu_bwd, and the weighted one as one of the weighted: dgate and dup are the halves
- * of each row of the last result.
+ * swiglu_bwd_packed as a call of swiglu_bwd, and swiglu_weighted_bwd_packed as one of swiglu_weighted_bwd: dgate and
+ * dup are the halves of each row of the last result.
  */
 #ifndef RFI_HALVES_H
 #define RFI_HALVES_H
@@ -10,7 +10,7 @@
 
 enum { RFI_HALVES_MOST = 3 }; /* results */
 
-/* The call with its last result seen as two; `out` holds all. */
+/* The call with its last result split into two; `out` stores the results. */
 static inline rfr_call rfi_swiglu_halves(const rfr_call *call, rfr_arg out[RFI_HALVES_MOST]) {
   rfr_call halves = *call;
   const int wide = call->n_out - 1, last = call->out[wide].type.rank - 1;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The logistic function, and SwiGLU of it: the same bits in the op by itself and where a product does it as well.
+ * The logistic function and SwiGLU: the same bits in the op and in a GEMM that applies it.
  */
 #ifndef RFI_LOGISTIC_CUH
 #define RFI_LOGISTIC_CUH
 
 #include "backend/cuda/kernels.cuh"
 
-/* The logistic function of x and, through `rest`, of -x. 1 + e lies between 1 and 2, where one step of Newton's makes
- * the approximate inverse as good as a division. */
+/* The logistic function of x and, in `rest`, of -x. 1 + e is between 1 and 2, where one Newton step makes the
+ * approximate reciprocal as accurate as a division. */
 static __device__ __forceinline__ float rfi_logistic(float x, float *rest) {
   const float e = expf(-fabsf(x)), n = 1.0f + e;
   float large;
@@ -19,8 +19,8 @@ static __device__ __forceinline__ float rfi_logistic(float x, float *rest) {
   return x < 0 ? small : large;
 }
 
-/* Of a row with a weight. T is the type that is stored: where it is narrower than f32, exp and division are the
- * hardware's approximations, whose error is a thousandth of the rounding that follows. */
+/* SwiGLU of a row with a weight. T is the storage type: if it is narrower than f32, exp and division are the hardware's
+ * approximations, whose error is a thousandth of the rounding that follows. */
 template <typename T> static __device__ __forceinline__ float rfi_swiglu(float gate, float up, float weight) {
   float s, rest;
   if constexpr (sizeof(T) < sizeof(float)) {

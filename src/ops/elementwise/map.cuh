@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Element by element on a GPU, over operands of any strides: the frame that the kernels of this family share.
+ * Elementwise kernels on a GPU over operands of any strides: code that all ops of this family share.
  *
- * An op is a functor that sees a group of V neighbouring elements as f32, in the flat order of the dense
- * result; V is 16 bytes of the narrowest type where every operand allows it, else 1:
+ * An op is a functor that sees a group of V adjacent elements as f32, in the flat order of the dense result. V is 16
+ * bytes of the narrowest type if every operand allows it, else 1:
  *
- *   flat   all operands are dense: group p lies at element p V of each, the rest behind the last group is
- *          done one by one
+ *   flat   all operands are dense: group p is at element p V of each; the elements after the last group
+ *          are computed one by one
  *   rows   rows are dense and begin at multiples of 16 bytes (halves of a wider matrix, a bias repeated over
- *          rows): groups never cross a row, and their places come from the walk
+ *          rows): groups never cross a row, and the strided loop gives their offsets
  *   any    one element at a time
  *
- * What is computed for an element does not depend on which of them runs. A thread has several independent
- * groups in flight, and reads all of them before it computes the first.
+ * The result of an element does not depend on which of them runs. A thread has several independent groups in flight,
+ * and reads all of them before it computes the first.
  */
 #ifndef RFI_MAP_CUH
 #define RFI_MAP_CUH
@@ -24,7 +24,7 @@ enum { RFI_MAP_THREADS = 256 };
 
 /* ---- groups of elements ---- */
 
-/* V elements as they lie in memory, in parts of at most 16 bytes. */
+/* V adjacent elements in memory, in parts of at most 16 bytes. */
 template <typename T, int V> struct rfi_group {
   static constexpr int width = V < rfi_pack_width<T> ? V : rfi_pack_width<T>;
   rfi_pack<T, width> part[V / width];
@@ -50,7 +50,7 @@ template <typename T, int V> __device__ __forceinline__ void rfi_store(T *to, co
 
 /* ---- walks ---- */
 
-/* Offset of item i in argument k. */
+/* The offset of item i in argument k. */
 static __device__ __forceinline__ int64_t rfi_strided_loop_offset(const rfi_strided_loop &w, int k, int64_t i) {
   uint64_t rest = (uint64_t)i;
   int64_t offset = 0;
@@ -62,10 +62,11 @@ static __device__ __forceinline__ int64_t rfi_strided_loop_offset(const rfi_stri
   return offset + (int64_t)rest * w.stride[k][0];
 }
 
-/* Those of item i in the first N arguments: one division for each outer dimension, however many arguments there are.
- * R: unsigned, and holds the number of items. */
+/* The offsets of item i in the first N arguments: one division per outer dimension, for any number of arguments. R: an
+ * unsigned type that can count the items. */
 template <typename R, int N>
-static __device__ __forceinline__ void rfi_strided_loop_offsets(const rfi_strided_loop &w, int64_t i, int64_t (&offset)[N]) {
+static __device__ __forceinline__ void rfi_strided_loop_offsets(const rfi_strided_loop &w, int64_t i,
+                                                                int64_t (&offset)[N]) {
   R rest = (R)i;
 #pragma unroll
   for (int k = 0; k < N; k++) offset[k] = 0;
@@ -79,9 +80,10 @@ static __device__ __forceinline__ void rfi_strided_loop_offsets(const rfi_stride
   for (int k = 0; k < N; k++) offset[k] += (int64_t)rest * w.stride[k][0];
 }
 
-/* Whether groups of V elements lie together in every argument; they do not cross the last dimension then.
- * `base` are the arguments' addresses, NULL for what is not there. */
-static inline bool rfi_strided_loop_groups(const rfi_strided_loop *w, int V, int n, const void *const *base, const int *size) {
+/* Whether groups of V elements are adjacent in every argument; then they do not cross the last dimension. `base` has
+ * the arguments' addresses, NULL for absent ones. */
+static inline bool rfi_strided_loop_groups(const rfi_strided_loop *w, int V, int n, const void *const *base,
+                                           const int *size) {
   const int last = w->rank - 1;
   bool flat = w->rank == 1;
   for (int k = 0; k < n; k++) {
@@ -94,14 +96,14 @@ static inline bool rfi_strided_loop_groups(const rfi_strided_loop *w, int V, int
   return flat || w->dim[last] % V == 0;
 }
 
-/* The same walk with a group as the item. */
+/* The same loop with a group as the item. */
 static inline void rfi_strided_loop_by_groups(rfi_strided_loop *w, int V) {
   const int last = w->rank - 1;
   w->dim[last] /= V;
   for (int k = 0; k < w->n; k++) w->stride[k][last] = V;
 }
 
-/* Blocks for n items of which one block does `per_block` at a time: enough to fill the device several times. */
+/* Blocks for n items, `per_block` per block at a time: enough to fill the device several times. */
 static inline unsigned rfi_grid(const rfr_call *call, int64_t n, int64_t per_block) {
   const int64_t need = rfi_blocks(n, per_block), most = (int64_t)rfi_cuda_info_of(call)->sms * 32;
   return (unsigned)(need < most ? need : most);
@@ -109,8 +111,8 @@ static inline unsigned rfi_grid(const rfr_call *call, int64_t n, int64_t per_blo
 
 /* ---- the map ---- */
 
-/* What a functor has besides operator()<V>(first element, x[IN][V], y[OUT][V]): `begin` runs once in each thread;
- * strided_results: results are parts of a wider one, and their places come from the walk. */
+/* Members of a functor besides operator()<V>(first element, x[IN][V], y[OUT][V]): `begin` runs once in each thread;
+ * strided_results: results are slices of a wider tensor, and the strided loop gives their offsets. */
 struct rfi_map_op {
   static constexpr bool strided_results = false;
   __device__ void begin() {}
@@ -118,7 +120,7 @@ struct rfi_map_op {
 
 template <typename X, typename Y, int IN, int OUT> struct rfi_map_args {
   const X *x[IN];
-  Y *y[OUT]; /* NULL: dead */
+  Y *y[OUT]; /* NULL: unused */
   int64_t n; /* elements */
   rfi_strided_loop walk;
 };
@@ -126,7 +128,7 @@ template <typename X, typename Y, int IN, int OUT> struct rfi_map_args {
 template <bool FLAT, int V, int U, class F, typename X, typename Y, int IN, int OUT>
 static __global__ void __launch_bounds__(RFI_MAP_THREADS)
     rfi_map_kernel(const __grid_constant__ rfi_map_args<X, Y, IN, OUT> a, F f) {
-  constexpr int PLACES = IN + (F::strided_results ? OUT : 0); /* that come from the walk */
+  constexpr int PLACES = IN + (F::strided_results ? OUT : 0); /* arguments whose offsets come from the strided loop */
   const int64_t groups = a.n / V, step = (int64_t)gridDim.x * RFI_MAP_THREADS * U;
   const bool narrow = groups <= UINT32_MAX;
   f.begin();
@@ -136,7 +138,7 @@ static __global__ void __launch_bounds__(RFI_MAP_THREADS)
 #pragma unroll
     for (int u = 0; u < U; u++) {
       int64_t p = first + u * RFI_MAP_THREADS;
-      p = p < groups ? p : groups - 1; /* a load too many costs less than a branch between loads */
+      p = p < groups ? p : groups - 1; /* clamped: an extra load costs less than a branch between loads */
       if (!FLAT && narrow) rfi_strided_loop_offsets<uint32_t>(a.walk, p, at[u]);
       else if (!FLAT) rfi_strided_loop_offsets<uint64_t>(a.walk, p, at[u]);
 #pragma unroll
@@ -201,7 +203,7 @@ static rfr_status rfi_map(const rfr_call *call, const char *name, F f) {
   return rfi_cuda_launched(name);
 }
 
-/* For ops that compute in f32: no kernel takes f64, which would silently lose its digits. */
+/* For ops that compute in f32: f64 is not supported, because it would silently lose digits. */
 static inline int rfi_takes_floats(const rfr_call *call) {
   for (int k = 0; k < call->n_in + call->n_out; k++) {
     const rfr_type *t = k < call->n_in ? &call->in[k].type : &call->out[k - call->n_in].type;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * swiglu_weighted and its gradients on a GPU, by the formulas of activation_cpu.c: a warp for each row, whose sum needs
- * all of it.
+ * swiglu_weighted and its gradients on a GPU, by the formulas of activation_cpu.c. One warp per row, because dweight
+ * needs a sum over the row.
  *
  *   y = silu(gate) up weight[row]
  *   dgate = dy weight[row] up s (1 + gate (1 - s)),  dup = dy weight[row] silu(gate)
  *   dweight[row] = sum of dy silu(gate) up
  *
- * Everything is read and written once. A lane adds up its groups of elements in f32, in their order, then the warp its
- * lanes: which groups are whose does not depend on how operands lie, so neither do bits. As the sum may be wider than
- * the operands, its s is accurate whatever their type.
+ * Each element is read and written once. A lane adds its groups of elements in f32, in order, then the warp adds its
+ * lanes. The assignment of groups to lanes does not depend on strides and addresses, so neither do the bits. The sum
+ * may be wider than the operands, so its s is accurate for every type.
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/elementwise/halves.h"
@@ -17,20 +17,20 @@
 #include "ops/elementwise/map.cuh"
 
 enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES };
-enum { PARTS = 3 }; /* groups of a row on their way at once: all of an expert's 768 columns in 16 bits */
+enum { PARTS = 3 }; /* groups of a row in flight at once: all of an expert's 768 columns in 16 bits */
 
 struct weighted_args {
   const void *dy, *gate, *up, *weight;     /* forward: no dy */
-  void *y, *dgate, *dup, *dweight;         /* NULL: dead, or not of this op */
-  int64_t dy_row, gate_row, up_row, d_row; /* elements from a row to the next */
+  void *y, *dgate, *dup, *dweight;         /* NULL: unused, or not a result of this op */
+  int64_t dy_row, gate_row, up_row, d_row; /* row strides in elements */
   int64_t rows, columns;
   rfr_dtype weight_type;
 };
 
-/* The group of a row from element j on. WHOLE: groups do not cross the row's end and lie at multiples of 16 bytes. */
-template <typename X, bool WHOLE, int V = rfi_pack_width<X>>
+/* The group of a row that begins at element j. ALIGNED: groups do not cross the row's end and are aligned to 16 bytes. */
+template <typename X, bool ALIGNED, int V = rfi_pack_width<X>>
 static __device__ __forceinline__ rfi_group<X, V> take(const X *row, int64_t j, int64_t columns) {
-  if constexpr (WHOLE) {
+  if constexpr (ALIGNED) {
     return rfi_load<X, V>(row + j);
   } else {
     rfi_group<X, V> g;
@@ -39,9 +39,9 @@ static __device__ __forceinline__ rfi_group<X, V> take(const X *row, int64_t j, 
     return g;
   }
 }
-template <typename X, bool WHOLE, int V>
+template <typename X, bool ALIGNED, int V>
 static __device__ __forceinline__ void give(X *row, int64_t j, int64_t columns, const float (&x)[V]) {
-  if constexpr (WHOLE) {
+  if constexpr (ALIGNED) {
     rfi_store<X, V>(row + j, x);
   } else {
 #pragma unroll
@@ -50,7 +50,7 @@ static __device__ __forceinline__ void give(X *row, int64_t j, int64_t columns, 
   }
 }
 
-template <typename X, bool WHOLE>
+template <typename X, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, 4) weighted(const __grid_constant__ weighted_args a) {
   constexpr int V = rfi_pack_width<X>;
   const int64_t r = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES, columns = a.columns;
@@ -62,8 +62,8 @@ static __global__ void __launch_bounds__(THREADS, 4) weighted(const __grid_const
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
       const int64_t beyond = first + p * (LANES * V), j = beyond < columns ? beyond : first;
-      in[p][0] = take<X, WHOLE>(gate, j, columns);
-      in[p][1] = take<X, WHOLE>(up, j, columns);
+      in[p][0] = take<X, ALIGNED>(gate, j, columns);
+      in[p][1] = take<X, ALIGNED>(up, j, columns);
     }
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
@@ -74,12 +74,12 @@ static __global__ void __launch_bounds__(THREADS, 4) weighted(const __grid_const
       rfi_widen(in[p][1], u);
 #pragma unroll
       for (int v = 0; v < V; v++) y[v] = rfi_swiglu<X>(g[v], u[v], weight);
-      give<X, WHOLE>((X *)a.y + r * a.d_row, j, columns, y);
+      give<X, ALIGNED>((X *)a.y + r * a.d_row, j, columns, y);
     }
   }
 }
 
-template <typename X, bool WHOLE>
+template <typename X, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_constant__ weighted_args a) {
   constexpr int V = rfi_pack_width<X>;
   const int64_t r = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES, columns = a.columns;
@@ -93,9 +93,9 @@ static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_c
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
       const int64_t beyond = first + p * (LANES * V), j = beyond < columns ? beyond : first;
-      in[p][0] = take<X, WHOLE>(dy, j, columns);
-      in[p][1] = take<X, WHOLE>(gate, j, columns);
-      in[p][2] = take<X, WHOLE>(up, j, columns);
+      in[p][0] = take<X, ALIGNED>(dy, j, columns);
+      in[p][1] = take<X, ALIGNED>(gate, j, columns);
+      in[p][2] = take<X, ALIGNED>(up, j, columns);
     }
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
@@ -113,8 +113,8 @@ static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_c
         dup[v] = dw * silu;
         sum += d[v] * (silu * u[v]);
       }
-      if (a.dgate) give<X, WHOLE>((X *)a.dgate + r * a.d_row, j, columns, dgate);
-      if (a.dup) give<X, WHOLE>((X *)a.dup + r * a.d_row, j, columns, dup);
+      if (a.dgate) give<X, ALIGNED>((X *)a.dgate + r * a.d_row, j, columns, dgate);
+      if (a.dup) give<X, ALIGNED>((X *)a.dup + r * a.d_row, j, columns, dup);
     }
   }
   if (!a.dweight) return;
@@ -124,15 +124,15 @@ static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_c
 
 /* ---- launches ---- */
 
-/* Everything that lies in rows of X. */
-template <typename X> static bool is_whole(const weighted_args &a) {
+/* Whether all rows of X consist of aligned groups. */
+template <typename X> static bool is_aligned(const weighted_args &a) {
   const uintptr_t base =
       (uintptr_t)a.dy | (uintptr_t)a.gate | (uintptr_t)a.up | (uintptr_t)a.y | (uintptr_t)a.dgate | (uintptr_t)a.dup;
   const int64_t row = a.dy_row | a.gate_row | a.up_row | a.d_row | a.columns;
   return base % 16 == 0 && row % rfi_pack_width<X> == 0;
 }
 
-/* Of gate, up and weight. */
+/* Fills in gate, up and weight. */
 static weighted_args args_of(const rfr_arg *gate) {
   weighted_args a = {};
   a.gate = gate[0].data, a.gate_row = gate[0].stride[0];
@@ -144,7 +144,7 @@ static weighted_args args_of(const rfr_arg *gate) {
 
 template <typename X> static void launch(const rfr_call *call, const weighted_args &a) {
   const unsigned grid = (unsigned)rfi_blocks(a.rows, WARPS);
-  if (is_whole<X>(a)) weighted<X, true><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
+  if (is_aligned<X>(a)) weighted<X, true><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
   else weighted<X, false><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
 }
 static rfr_status run_weighted(const rfr_call *call) {
@@ -157,14 +157,14 @@ static rfr_status run_weighted(const rfr_call *call) {
 
 template <typename X> static void launch_bwd(const rfr_call *call, const weighted_args &a) {
   const unsigned grid = (unsigned)rfi_blocks(a.rows, WARPS);
-  if (is_whole<X>(a)) weighted_bwd<X, true><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
+  if (is_aligned<X>(a)) weighted_bwd<X, true><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
   else weighted_bwd<X, false><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
 }
 static rfr_status run_rows(const rfr_call *call, int64_t d_row) {
   weighted_args a = args_of(&call->in[1]);
   a.dy = call->in[0].data, a.dy_row = call->in[0].stride[0];
   a.dweight = call->out[0].data, a.dgate = call->out[1].data, a.dup = call->out[2].data, a.d_row = d_row;
-  if (a.rows == 0) return RFR_OK; /* rows without columns have sums */
+  if (a.rows == 0) return RFR_OK; /* rows without columns still have sums */
   RFI_WITH_FLOAT(call->in[0].type.dtype, X, launch_bwd<X>(call, a));
   return rfi_cuda_launched("swiglu_weighted_bwd");
 }

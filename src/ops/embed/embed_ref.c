@@ -35,7 +35,7 @@ RFT_CASES(embedding_grad) = {"embedding_grad(f[7,13], i[7]<11, _) rows=11",
                              "embedding_grad(f[401,131], i[401]<29, _) rows=31",
                              NULL};
 
-/* As the papers' code has it: by wavelength. */
+/* As in the papers' code: by wavelength. */
 static double rope_frequency(const rfi_attr *a, double plain) {
   double factor = a[2].f, low = a[3].f, high = a[4].f, original = (double)a[5].i, wavelength = 2 * M_PI / plain;
   if (original == 0) return plain / factor;
@@ -72,7 +72,7 @@ RFT_CASES(rope) = {"rope(f[7,3,10], i[7]<50) theta=10000 inverse=0" ROPE_PLAIN,
                    "rope(f[9,3,12], i[9]<4096) theta=10000 inverse=0 factor=2.5 low=0 high=0 original=0",
                    NULL};
 
-/* Row by row: the last document that begins at or before it, if the next one begins after it. */
+/* For each row: the last document that begins at or before it, if another one begins after it. */
 RFT_REF(positions) {
   const int32_t *offsets = call->in[0].data;
   int32_t *y = call->out[0].data;

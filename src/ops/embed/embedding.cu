@@ -2,13 +2,13 @@
  *
  * embedding and its gradient on a GPU.
  *
- *   y[t] = table[ids[t]], zeros for an id that is no row;  dtable[r] (+)= sum of dy[t] over t with ids[t] = r
+ *   y[t] = table[ids[t]], zeros for an id out of range;  dtable[r] (+)= sum of dy[t] over t with ids[t] = r
  *
- * The gradient's tokens are sorted by row, stably, by a radix sort of 8 bits a pass; the rows of dy that belong
- * to one row of the table are then neighbours, in the order of tokens. They are added in chunks of CHUNK tokens:
- * a chunk writes the sums of the runs that begin in it, and keeps apart the sum of the run that came in from the
- * chunk before. A second kernel adds those to the row, chunk by chunk. So nothing is added by atomics, the
- * work is tokens x columns however often one token occurs, and the order of additions depends on ids alone.
+ * The gradient sorts the tokens by row with a stable radix sort of 8 bits per pass; the rows of dy that belong to one
+ * row of the table are then adjacent, in the order of tokens. They are added in chunks of CHUNK tokens. A chunk writes
+ * the sums of the runs that begin in it, and stores the sum of a run that continues from the previous chunk separately.
+ * A second kernel adds those to the row, chunk by chunk. So there are no atomics, the work is tokens x columns however
+ * often a token occurs, and the order of additions depends on ids only.
  */
 #include "ops/elementwise/copy.cuh"
 
@@ -59,7 +59,7 @@ static rfr_status run_gather(const rfr_call *call) {
 
 enum { BITS = 8, DIGITS = 1 << BITS, ROUNDS = 8, TILE = THREADS * ROUNDS, SCAN_THREADS = 1024 };
 
-/* The workspace: two lists of (row, token), the tiles' counts of digits, and the chunks' sums. */
+/* The workspace: two lists of (row, token), the tiles' digit counts, and the chunks' sums. */
 enum { CHUNK = 32 };
 struct space {
   uint32_t *row[2], *token[2], *count;
@@ -81,7 +81,7 @@ static space lay_out(const rfr_call *call) {
   return s;
 }
 
-/* What is no row of the table counts as the row behind the last. */
+/* An id out of range counts as the row after the last. */
 static __global__ void __launch_bounds__(THREADS)
     number(const int32_t *ids, uint32_t *row, uint32_t *token, uint32_t T, uint32_t rows) {
   for (uint32_t t = blockIdx.x * THREADS + threadIdx.x; t < T; t += gridDim.x * THREADS) {
@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(THREADS)
   }
 }
 
-/* Counts each warp's digits, warp w's in of[w]; a warp has ROUNDS * LANES neighbouring places of the tile. */
+/* Counts each warp's digits, those of warp w in of[w]; a warp has ROUNDS * LANES adjacent places of the tile. */
 static __device__ __forceinline__ uint32_t first_place(int warp) {
   return blockIdx.x * TILE + warp * (ROUNDS * LANES) + threadIdx.x % LANES;
 }
@@ -113,11 +113,11 @@ static __global__ void __launch_bounds__(THREADS)
   for (int d = threadIdx.x; d < DIGITS; d += THREADS) {
     uint32_t n = 0;
     for (int w = 0; w < WARPS; w++) n += of[w][d];
-    count[d * gridDim.x + blockIdx.x] = n; /* digit by digit: their sums are places */
+    count[d * gridDim.x + blockIdx.x] = n; /* ordered by digit: their prefix sums are the places */
   }
 }
 
-/* count[i] becomes the sum of those before it; one block. */
+/* Exclusive prefix sum of count, by one block. */
 static __global__ void __launch_bounds__(SCAN_THREADS) scan(uint32_t *count, uint32_t n) {
   __shared__ uint32_t sum[SCAN_THREADS];
   uint32_t before = 0;
@@ -137,11 +137,11 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan(uint32_t *count, uin
   }
 }
 
-/* Stable: places of one digit keep their order, within a round by lane, within a warp by round. */
+/* Stable: places with the same digit keep their order, within a round by lane, within a warp by round. */
 static __global__ void __launch_bounds__(THREADS)
     scatter(const uint32_t *row, const uint32_t *token, uint32_t *row_to, uint32_t *token_to, const uint32_t *count,
             uint32_t T, int shift) {
-  __shared__ uint32_t of[WARPS][DIGITS]; /* where a warp's next place of a digit goes */
+  __shared__ uint32_t of[WARPS][DIGITS]; /* the next place of each digit, per warp */
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
   count_digits(of, row, T, shift);
   for (int d = threadIdx.x; d < DIGITS; d += THREADS) {
@@ -172,12 +172,13 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- sums ---- */
 
-/* A thread has V columns of a chunk; the run that came in from the chunk before goes into carried[chunk]. */
+/* A thread has V columns of a chunk; the sum of a run that continues from the previous chunk goes into
+ * carried[chunk]. */
 template <typename X, int V>
 static __global__ void __launch_bounds__(THREADS)
     add_chunks(const X *dy, const uint32_t *row, const uint32_t *token, float *table, float *carried, uint32_t T,
                uint32_t rows, int64_t C, bool accumulate) {
-  __shared__ uint32_t row_of[CHUNK + 1], token_of[CHUNK]; /* row_of[0]: of the place before the chunk */
+  __shared__ uint32_t row_of[CHUNK + 1], token_of[CHUNK]; /* row_of[0]: row of the last place of the previous chunk */
   const uint32_t begin = blockIdx.x * CHUNK, n = T - begin < CHUNK ? T - begin : CHUNK;
   const int64_t column = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * V;
   if (threadIdx.x <= n) row_of[threadIdx.x] = begin + threadIdx.x == 0 ? rows : row[begin + threadIdx.x - 1];
@@ -198,7 +199,7 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (uint32_t u = 0; u < 8; u++) {
       const uint32_t k = first + u;
-      if (k >= n || row_of[k + 1] == rows) break; /* the rest is no row either */
+      if (k >= n || row_of[k + 1] == rows) break; /* all following ids are out of range too */
       float a[V];
       rfi_widen(x[u], a);
 #pragma unroll
@@ -215,7 +216,7 @@ static __global__ void __launch_bounds__(THREADS)
   }
 }
 
-/* The chunk in which a run that goes on begins adds what later chunks have of it. */
+/* The chunk in which a run begins adds the sums of the later chunks that continue it. */
 template <int V>
 static __global__ void __launch_bounds__(THREADS)
     add_carried(const uint32_t *row, float *table, const float *carried, uint32_t T, uint32_t rows, int64_t C) {
@@ -240,7 +241,7 @@ template <typename X, int V> static void launch_sums(const rfr_call *call, const
   const int64_t T = call->in[0].type.shape[0], C = call->in[0].type.shape[1];
   const uint32_t rows = (uint32_t)call->attr[0].i;
   const dim3 grid((unsigned)rfi_blocks(T, CHUNK), (unsigned)rfi_blocks(C, THREADS * V));
-  const int64_t lanes = rfi_blocks(rfi_blocks(C, V), LANES) * LANES; /* more than CHUNK, which loads the rows */
+  const int64_t lanes = rfi_blocks(rfi_blocks(C, V), LANES) * LANES; /* at least CHUNK threads, which load the rows */
   const unsigned threads = (unsigned)(lanes < 64 ? 64 : lanes < THREADS ? lanes : THREADS);
   float *table = (float *)call->out[0].data;
   add_chunks<X, V><<<grid, threads, 0, rfi_stream(call)>>>((const X *)call->in[0].data, s.row[list], s.token[list],

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * embedding and its gradient on the CPU. The same token may occur in any row, so the gradient
- * splits columns over the threads, each of which visits all rows in order: no atomics, no
- * partial tables, and bits that do not depend on the number of threads.
+ * embedding and its gradient on the CPU. A token may occur in many rows, so the gradient is split by columns; each
+ * thread reads all rows in order. No atomics, no partial tables, and the bits do not depend on the number of threads.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/columns.h"

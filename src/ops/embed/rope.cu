@@ -5,9 +5,9 @@
  *   y[t,h,d]       = x[t,h,d] cos a - x[t,h,d+D/2] sin a       a = positions[t] frequency[d]
  *   y[t,h,d+D/2]   = x[t,h,d+D/2] cos a + x[t,h,d] sin a
  *
- * A block has a few tokens at a time: while their first heads are on the way it makes each token's sines and cosines,
- * which serve all heads. Angles are taken in f64, as rope_cpu.c says why; the frequencies come from the host with the
- * launch.
+ * A block has a few tokens at a time: while the loads of their first heads are in flight it computes each token's sines
+ * and cosines, which all heads use. Angles are f64, for the reason given in rope_cpu.c; the host passes the frequencies
+ * with the launch.
  */
 #include "ops/elementwise/map.cuh"
 #include "ops/embed/rope.h"
@@ -16,7 +16,7 @@ enum { THREADS = 256, PAIRS = 256, TURNS = 1024, AT_ONCE = 4, SCAN_THREADS = 102
 
 /* ---- rope ---- */
 
-/* Angles up to about 1e9, reduced in f64 to [-pi/4, pi/4] and a quarter turn's number. */
+/* For angles up to about 1e9, reduced in f64 to [-pi/4, pi/4] and the number of a quarter turn. */
 static __device__ void sine_cosine(double angle, float *sine, float *cosine) {
   const double q = rint(angle * 0.63661977236758134308);
   const float r = (float)fma(-q, 6.1232339957367658e-17, fma(-q, 1.5707963267948965580, angle));
@@ -29,7 +29,7 @@ static __device__ void sine_cosine(double angle, float *sine, float *cosine) {
   *cosine = (k + 1u) & 2u ? -c : c;
 }
 
-/* `pairs` of a head's D/2 pairs from pair `first` on; a block has `tokens` at a time. */
+/* `pairs` of a head's D/2 pairs, from pair `first`; a block has `tokens` at a time. */
 struct rope_args {
   double frequency[PAIRS];
   const int32_t *position;
@@ -38,7 +38,8 @@ struct rope_args {
   bool inverse;
 };
 
-/* What was loaded stays as it came until here: the compiler would keep it widened, which takes twice the registers. */
+/* Keeps loaded values in their narrow type until here: the compiler would widen them early, which takes twice the
+ * registers. */
 template <typename G> static __device__ __forceinline__ void keep_narrow(G *g) {
   if constexpr (sizeof(G) == 16) {
     uint32_t w[4];
@@ -80,7 +81,7 @@ static __global__ void __launch_bounds__(THREADS, 3) rope(const T *x, T *y, cons
     __syncthreads();
     for (int first = threadIdx.x; first < items; first += AT_ONCE * THREADS) {
       if (first >= THREADS) fetch(first);
-      int begin = first; /* places are made again: registers are for what is on its way */
+      int begin = first; /* recomputed: registers are needed for the loads in flight */
       asm volatile("" : "+r"(begin));
 #pragma unroll
       for (int u = 0; u < AT_ONCE; u++) {
@@ -141,8 +142,8 @@ static rfr_status run_rope(const rfr_call *call) {
 
 /* ---- positions ---- */
 
-/* Document d begins where the largest offset up to d says: an offset below its predecessor counts as equal to it, a
- * negative one as 0. One block; documents may be as many as tokens. */
+/* Document d begins at the largest offset up to d: an offset below its predecessor counts as equal to it, a negative
+ * one as 0. One block; there may be as many documents as tokens. */
 static __global__ void __launch_bounds__(SCAN_THREADS) ascend(const int32_t *offset, int32_t *edge, int64_t n) {
   __shared__ int32_t most[SCAN_THREADS];
   int32_t before = 0;
@@ -162,10 +163,11 @@ static __global__ void __launch_bounds__(SCAN_THREADS) ascend(const int32_t *off
   }
 }
 
-/* Row t is in the document whose edge is the last at or before it, if another edge follows; else in none, at 0. */
+/* Row t is in the document whose edge is the last at or before it, if another edge follows; else in none, at position
+ * 0. */
 static __global__ void __launch_bounds__(THREADS) place(const int32_t *edge, int64_t n, int32_t *y, int64_t tokens) {
   for (int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x; t < tokens; t += (int64_t)gridDim.x * THREADS) {
-    int64_t low = 0, high = n; /* edges before `low` are at or before t, those from `high` on behind it */
+    int64_t low = 0, high = n; /* edges before `low` are at or before t, edges from `high` are after it */
     while (low < high) {
       const int64_t middle = (low + high) / 2;
       if (edge[middle] <= t) low = middle + 1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The angle per position of a head's pairs, for every device's kernel of rope.
+ * The angle per position of a head's pairs, for the rope kernels of all devices.
  */
 #ifndef RFI_ROPE_H
 #define RFI_ROPE_H
@@ -9,9 +9,9 @@
 
 #include "ops/call.h"
 
-/* Of pair d of a head of D columns, from rope's attributes. A frequency that turns `high` times or more over the
- * original length stays, one that turns `low` times or less is divided by the factor, between them both are mixed in
- * proportion to the turns. */
+/* The frequency of pair d of a head of D columns, from rope's attributes. With scaling, a frequency that makes at least
+ * `high` turns over the original length stays, one that makes at most `low` turns is divided by the factor, and between
+ * them both are mixed in proportion to the turns. */
 static inline double rfi_rope_frequency(const rfr_attr *attr, int64_t d, int64_t D) {
   double plain = pow(attr[0].f, -2.0 * (double)d / (double)D), factor = attr[2].f;
   double low = attr[3].f, high = attr[4].f, kept = 0;

@@ -2,9 +2,9 @@
  *
  * rope and positions on the CPU.
  *
- * A row's sines and cosines are computed once and serve all its heads. Angles are taken in
- * double: in f32, position 10^6 would leave no digit after the point. The frequencies, and for
- * each part one row's table and the row itself in f32, lie in the workspace.
+ * A row's sines and cosines are computed once and used by all its heads. Angles are double: in f32, position 10^6 would
+ * leave no fractional digit. The workspace has the frequencies, and for each part one row's table and the row itself in
+ * f32.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/embed/rope.h"
@@ -22,7 +22,7 @@ static void turn(float *y, const float *x, const float *sine, const float *cosin
   }
 }
 
-/* All heads of row t, one behind the other. */
+/* All heads of row t, contiguous. */
 static const float *read_row(float *row, const rfi_arg *x, int64_t t) {
   int64_t H = x->type.shape[1], D = x->type.shape[2], from = t * x->stride[0];
   if (x->stride[2] == 1 && (H == 1 || x->stride[1] == D)) return rfi_read(row, x, from, 1, H * D);
@@ -33,7 +33,7 @@ static const float *read_row(float *row, const rfi_arg *x, int64_t t) {
   return row;
 }
 
-/* Floats of a part: sines and cosines, a row of x and one of y. */
+/* Floats per part: sines and cosines, a row of x and one of y. */
 static int64_t part_floats(const rfi_call *c) { return (1 + 2 * c->in[0].type.shape[1]) * c->in[0].type.shape[2]; }
 
 static void rope_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
@@ -68,8 +68,8 @@ static rfr_status run_rope(const rfi_call *c) {
   return RFR_OK;
 }
 
-/* Offsets are data: one below its predecessor counts as equal to it, one beyond the tokens as
- * their number. Rows in no document are at 0. */
+/* Offsets are data: one below its predecessor counts as equal to it, one above the number of tokens as that number.
+ * Rows in no document have position 0. */
 static rfr_status run_positions(const rfi_call *c) {
   const int32_t *offsets = c->in[0].data;
   int64_t documents = c->in[0].type.shape[0] - 1, tokens = c->out[0].type.shape[0], begin = 0, end;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which rows are a group's, for kernels on the CPU and on a GPU: offsets are values, so whatever they are, no
- * kernel reads or writes outside the R rows that there are.
+ * Which rows belong to a group, for kernels on the CPU and on a GPU. Offsets are values: whatever they are, no kernel
+ * reads or writes outside the R rows.
  */
 #ifndef RFI_GROUPED_H
 #define RFI_GROUPED_H
@@ -14,7 +14,7 @@
 #define RFI_GROUPED static inline
 #endif
 
-/* Where group g begins; g = G: where the rows of no group begin. */
+/* The first row of group g; g = G: the first row after all groups. */
 RFI_GROUPED int64_t rfi_group_begin(const int32_t *offsets, int64_t g, int64_t R) {
   int64_t at = offsets[g];
   return at < 0 ? 0 : at < R ? at : R;
@@ -25,7 +25,7 @@ RFI_GROUPED int64_t rfi_group_end(const int32_t *offsets, int64_t g, int64_t R) 
 }
 
 #ifndef __cplusplus
-/* What keeps a call of one of the products' ops from the fastest kernel that the GPU has; NULL: nothing. */
+/* Why a call of a grouped GEMM op cannot run on the fastest kernel of the GPU; NULL: it can. */
 struct rfr_call;
 const char *rfi_grouped_lacks(const struct rfr_call *call, int opcode);
 #endif

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped products of any types and strides, by the tiles of tile_any.cuh.
+ * Grouped GEMMs of any types and strides, with the tiles of tile_any.cuh.
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/grouped/walk.cuh"
 #include "ops/matmul/tile_any.cuh"
 
-enum { MOST_WS = 3072 }; /* places of 8 bytes that travel with a launch */
+enum { MOST_WS = 3072 }; /* addresses of 8 bytes in the launch arguments */
 
 template <int WS> struct problem {
   rfi_grouped g;
   rfi_groups groups;
-  const void *w[WS]; /* WS = 1: all of them, packed */
+  const void *w[WS]; /* WS = 1: packed weights */
 };
 
-/* Element (row, column) of the result's part that is the unit's group's. */
+/* Writes element (row, column) of the result's part that belongs to the unit's group. */
 static __device__ __forceinline__ void write(const rfi_grouped &g, const rfi_unit_walk<1> &u, int64_t row,
                                              int64_t column, int64_t columns, float sum) {
   const int64_t at = ((g.kind == RFI_GROUPED_NT ? u.group * g.N : u.first) + row) * columns + column;

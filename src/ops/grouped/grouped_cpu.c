@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What grouped products need beside products, on the CPU: offsets, and the gradients of bias and scale.
+ * Ops around grouped GEMMs, on the CPU: offsets, and the gradients of bias and scale.
  *
- * A bias gradient adds up its group's rows as a sum over rows does (columns.h), so a group by itself has the
- * same bits; nothing depends on how groups and columns are split between threads.
+ * A bias gradient adds its group's rows as a sum over rows does (columns.h), so a group has the same bits as alone;
+ * nothing depends on how groups and columns are split between threads.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/columns.h"
@@ -39,7 +39,7 @@ static void add_row(float *sum, const float *x, int64_t n) {
   for (int64_t j = 0; j < n; j++) sum[j] += x[j];
 }
 
-/* Rows first up to last of n <= RFI_BLOCK columns. */
+/* Sums rows first ... last - 1 of n <= RFI_BLOCK columns. */
 static void sum_group(const rfi_call *c, int64_t first, int64_t last, int64_t column, int64_t n, float *total) {
   const rfi_arg *dy = &c->in[0], *scale = &c->in[2];
   const bool scaled = c->n_in > 2 && scale->data;

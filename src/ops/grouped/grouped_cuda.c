@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped products on a GPU: tensor cores for what they take, f32 arithmetic for the rest, beside which SwiGLU is a
- * kernel of its own. The choice follows types, shapes and places alone.
+ * Grouped GEMMs on a GPU: tensor cores for the calls that they support, f32 arithmetic for the rest, where SwiGLU is a
+ * separate kernel. The choice depends on types, shapes and addresses only.
  */
 #include "ops/grouped/grouped_cuda.h"
 #include "ops/grouped/grouped.h"
@@ -19,9 +19,9 @@ static rfr_status launch(const rfr_call *call, const rfi_grouped *g) {
   return rfi_grouped_any(g, info->sms, stream);
 }
 
-enum { SEPARATE = 5 }; /* the first of the weights that are not packed */
+enum { SEPARATE = 5 }; /* operand index of the first separate weight */
 
-/* Weights one by one have one type, and rows equally far apart. */
+/* Separate weights must have equal types and row strides. */
 static int takes_matmul(const rfr_call *call) {
   for (int i = SEPARATE + 1; i < call->n_in; i++)
     if (call->in[i].stride[0] != call->in[SEPARATE].stride[0] ||
@@ -62,7 +62,7 @@ static rfi_grouped wgrad_of(const rfr_call *call) {
   return g;
 }
 
-/* The product and SwiGLU behind it; the product alone where h is dead. */
+/* The GEMM with the SwiGLU after it; the GEMM alone if h is unused. */
 static rfi_grouped swiglu_of(const rfr_call *call, rfi_pair *p) {
   rfi_pair_of(call, p);
   rfi_grouped g = matmul_of(&p->product);
@@ -120,7 +120,7 @@ static size_t workspace(const rfr_call *call) {
   return RFI_GROUPED_TAKEN;
 }
 
-/* With what the product makes, where that is made and is no result. */
+/* Includes the GEMM's result if it is computed but is not a result of the op. */
 static size_t swiglu_workspace(const rfr_call *call) {
   rfi_pair p;
   rfi_pair_of(call, &p);

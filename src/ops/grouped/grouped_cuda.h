@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The grouped products of a GPU. Group g has rows offsets[g] ... offsets[g + 1] - 1; the offsets lie on the device.
+ * The grouped GEMMs of a GPU. Group g has rows offsets[g] ... offsets[g + 1] - 1; the offsets are on the device.
  *
  *   RFI_GROUPED_TN  y[row] = x[row] w[g]T (+ bias[g] scale[row])      a = x (rows,K)   b = w (G,N,K)   y (rows,N)
  *   RFI_GROUPED_NN  y[row] = x[row] w[g] (+ bias[g] scale[row])       a = x (rows,N)   b = w (G,N,K)   y (rows,K)
  *   RFI_GROUPED_NT  dw[g] (+)= dy[rows of g]T x[rows of g]            a = dy (rows,N)  b = x (rows,K)  y (G,N,K)
  *   RFI_GROUPED_SWIGLU  TN, y may be NULL, and act (rows,N/2) = silu(left half of y) * right half * weight[row]
  *
- * Rows behind the last group become zero. y and act are dense, rows of the others are. The last kind
- * is rfi_grouped_sm90's alone.
+ * Rows after the last group become zero. y and act are dense; the other operands have dense rows. Only rfi_grouped_sm90
+ * supports RFI_GROUPED_SWIGLU.
  */
 #ifndef RFI_GROUPED_CUDA_H
 #define RFI_GROUPED_CUDA_H
@@ -24,24 +24,25 @@ typedef enum rfi_grouped_kind { RFI_GROUPED_TN, RFI_GROUPED_NN, RFI_GROUPED_NT, 
 typedef struct rfi_grouped {
   rfi_grouped_kind kind;
   int64_t groups, rows, N, K;
-  const int32_t *offsets; /* groups + 1; whatever they are, nothing outside the rows is touched */
+  const int32_t *offsets; /* groups + 1; for any values, nothing outside the rows is accessed */
   const void *a, *b;
-  const rfr_arg *ws;                         /* w group by group, b is NULL; of the host; NULL: w is packed */
-  int64_t a_row, b_row, b_group, bias_group; /* strides, elements; b_group: of w */
+  const rfr_arg *ws;                         /* separate weights, then b is NULL; host memory; NULL: w is packed */
+  int64_t a_row, b_row, b_group, bias_group; /* strides in elements; b_group: of w */
   const void *bias, *scale;                  /* NULL: none */
   void *y, *act;
-  const void *weight; /* of rows */
+  const void *weight; /* per row */
   rfr_dtype a_dtype, b_dtype, y_dtype, bias_dtype, scale_dtype, weight_dtype;
-  int accumulate; /* onto y; NT alone */
-  int64_t of;     /* NT: groups that share the rows, these among them: what their number decides is the same for each */
-  int more;       /* groups behind these are another call's, and so are the rows behind them; not in NT */
-  int32_t *taken; /* RFI_GROUPED_TAKEN bytes for rfi_grouped_sm90 to count in */
+  int accumulate; /* add to y; NT only */
+  /* NT: number of groups that share the rows, these included: choices that depend on it are the same for each */
+  int64_t of;
+  int more;       /* the groups after these, and the rows after them, belong to another call; not in NT */
+  int32_t *taken; /* RFI_GROUPED_TAKEN bytes for the counters of rfi_grouped_sm90 */
 } rfi_grouped;
 
 enum { RFI_GROUPED_TAKEN = sizeof(int32_t) };
 
-/* Groups `first` on, `most` of them or what is left: the places of weights by themselves travel with a launch, and it
- * has room for so many. A row is written by the launch that has its group. */
+/* The call for groups `first` ..., at most `most` of them: the addresses of separate weights are launch arguments,
+ * which have limited room. A row is written by the launch that has its group. */
 static inline rfi_grouped rfi_grouped_part(const rfi_grouped *g, int64_t first, int64_t most) {
   rfi_grouped part = *g;
   part.groups = g->groups - first < most ? g->groups - first : most;
@@ -55,8 +56,8 @@ static inline rfi_grouped rfi_grouped_part(const rfi_grouped *g, int64_t first, 
 /* Any types, any strides; f32 arithmetic. */
 rfr_status rfi_grouped_any(const rfi_grouped *p, int sms, cudaStream_t stream);
 
-/* On sm_90, 16-bit operands of one type, whose rows and groups begin at multiples of 16 bytes. lacks: what another call
- * has that this kernel does not take, NULL where it takes all. */
+/* Needs sm_90 and 16-bit operands of one type, whose rows and groups begin at multiples of 16 bytes.
+ * rfi_grouped_sm90_lacks: why this kernel does not support a call; NULL: it does. */
 const char *rfi_grouped_sm90_lacks(const rfi_grouped *p);
 rfr_status rfi_grouped_sm90(const rfi_grouped *p, int sms, cudaStream_t stream);
 

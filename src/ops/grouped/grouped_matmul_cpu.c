@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped products on the CPU: the blocks of product.h, over tiles that never cross a group.
+ * Grouped GEMMs on the CPU: the blocks of product.h, over tiles that never cross a group.
  *
- * A tile's rows of C are rows of one group (forward, dgrad) or of one weight (wgrad, whose sum runs over the
- * group's rows). Where tiles begin follows the offsets, how large they may be follows shapes alone; scratch is
- * planned for the largest. A row's bits are those of a matmul of its group by itself: K is cut by K alone.
+ * A tile's rows of C are rows of one group (forward, dgrad) or of one weight (wgrad, which sums over the group's rows).
+ * Offsets decide where tiles begin; shapes alone decide how large they may be, and scratch is sized for the largest. A
+ * row has the bits of a matmul of its group alone: how K is split depends on K alone.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/grouped/grouped.h"
@@ -14,21 +14,21 @@ enum {
   LEAST_M = 4 * RFI_MR,
   TILE_M = 32 * RFI_MR,
   TILE_N = 256,
-  MIN_TILE_WORK = 1 << 18, /* multiply-adds below which another thread does not pay */
+  MIN_TILE_WORK = 1 << 18, /* with fewer multiply-adds, another thread does not pay */
 };
 
 typedef struct grid {
-  int64_t groups, R, M, N; /* C is (M, N): of all groups (M = R), or of each */
+  int64_t groups, R, M, N; /* C is (M, N): for all groups (M = R), or for each */
   int64_t tile_m, tile_n, tiles_n;
   int threads;
-  rfi_scratch scratch; /* of a thread */
+  rfi_scratch scratch; /* per thread */
 } grid;
 
 static int64_t tile_of(int64_t n, int64_t unit, int64_t most) {
   return n < most ? rfi_round_up(n > 0 ? n : 1, unit) : most;
 }
 
-/* Tiles of at most m rows; the sum goes over K elements at the most. */
+/* Sets tiles of at most m rows; sums have at most K terms. */
 static void cut(grid *g, const rfi_call *call, int64_t m, int64_t K, int64_t work) {
   const int64_t most = work / MIN_TILE_WORK;
   g->tile_m = tile_of(m, RFI_MR, TILE_M);
@@ -46,7 +46,7 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- grouped_matmul ---- */
 
-enum { SEPARATE = 5 }; /* the first of the weights that are not packed */
+enum { SEPARATE = 5 }; /* operand index of the first separate weight */
 
 static rfi_arg weight_of(const rfi_call *call, int64_t group) {
   if (call->n_in > SEPARATE) return call->in[SEPARATE + group];
@@ -66,7 +66,7 @@ static grid matmul_grid(const rfi_call *call) {
   return g;
 }
 
-/* Before the threads' scratch: how many tiles' rows end before each group. */
+/* Bytes before the threads' scratch: the number of row tiles before each group. */
 static size_t starts_bytes(const grid *g) { return ((size_t)(g->groups + 1) * sizeof(int64_t) + 63) & ~(size_t)63; }
 
 static size_t matmul_workspace(const rfi_call *call) {
@@ -81,7 +81,7 @@ static void find_starts(const grid *g, const int32_t *offsets, int64_t *start) {
         start[k] + rfi_ceil_div(rfi_group_end(offsets, k, g->R) - rfi_group_begin(offsets, k, g->R), g->tile_m);
 }
 
-/* The group whose rows hold tile i. */
+/* The group that contains row tile i. */
 static int64_t group_of(const grid *g, const int64_t *start, int64_t i) {
   int64_t low = 0, high = g->groups;
   while (high - low > 1) {
@@ -92,7 +92,7 @@ static int64_t group_of(const grid *g, const int64_t *start, int64_t i) {
   return low;
 }
 
-/* y rows = C + bias (* scale), one rounding. */
+/* y rows = C + bias (* scale), rounded once. */
 static void finish(const rfi_call *call, int64_t group, int64_t row, int64_t j0, int64_t m, int64_t n, float *c,
                    int64_t ldc) {
   const rfi_arg *bias = &call->in[3], *scale = &call->in[4], *y = &call->out[0];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References and cases of the grouped ops: group by group, plain loops. Rows of no group hold NaN: what reads
- * them shows. Groups of uneven size, of none, one that has all rows, none at all; one row more than a tile.
+ * References and cases of the grouped ops: group by group, plain loops. Rows outside all groups are NaN, so that
+ * reading them shows. Groups of uneven size, empty ones, one with all rows, no groups at all; one row more than a tile.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #include "support/op_case.h"
 
-/* A rank-1 or rank-2 operand's rows behind the last group. */
+/* Writes NaN to the rows after the last group of a rank-1 or rank-2 operand. */
 static void spoil(const rfi_call *call, int i, const int32_t *offsets, int64_t groups) {
   if (i >= call->n_in || !call->in[i].data) return;
   const rfr_type *type = &call->in[i].type;
@@ -84,7 +84,7 @@ RFT_CASES(grouped_matmul) = {
 
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
-/* The product alone, into y. */
+/* The GEMM alone, into y. */
 static void multiply(const rfi_call *call, double *y, int64_t columns) {
   const rfi_arg made = {y, {.dtype = RFR_F64, .rank = 2, .shape = {call->in[0].type.shape[0], columns}}, {columns, 1}};
   rfi_call product = *call;

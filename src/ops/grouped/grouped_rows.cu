@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What grouped products need beside products, on a GPU: offsets, and the gradients of bias and scale.
+ * Ops around grouped GEMMs, on a GPU: offsets, and the gradients of bias and scale.
  *
- * A bias gradient adds chunks of CHUNK neighbouring rows, wherever groups begin and end, then for each group the
- * chunks that have rows of it: one group with all the rows is as much work as many. What chunk c has of group g is
- * part c + g, which along rows that are sorted by group only grows, so no two share one.
+ * A bias gradient adds chunks of CHUNK adjacent rows, wherever groups begin and end, then for each group the chunks
+ * that contain rows of it: one group with all rows is as much work as many groups. The part of chunk c that belongs to
+ * group g has the index c + g; rows are sorted by group, so this index is unique.
  */
 #include <climits>
 
@@ -14,7 +14,7 @@
 
 enum { THREADS = 256, LANES = 32 };
 
-/* The first group that ends behind `row`, or `groups`. */
+/* The first group that ends after `row`, or `groups`. */
 static __device__ __forceinline__ int64_t first_ending_after(const int32_t *offsets, int64_t groups, int64_t R,
                                                              int64_t row) {
   int64_t low = 0, high = groups;
@@ -30,8 +30,8 @@ static __device__ __forceinline__ int64_t first_ending_after(const int32_t *offs
 
 enum { SCAN_THREADS = 1024, SCAN_WARPS = SCAN_THREADS / LANES };
 
-/* One block. Where a group begins is the sum before it, or `rows` if that is less: each split counts as at most that
- * many, so no sum overflows. */
+/* One block. A group begins at the sum of the splits before it, or at `rows` if that is less. Each split counts as at
+ * most `rows`, so no sum overflows. */
 static __global__ void __launch_bounds__(SCAN_THREADS)
     to_offsets(const void *splits, bool wide, int64_t groups, int64_t rows, int32_t *offsets, int32_t *bad) {
   __shared__ int64_t part[SCAN_WARPS];
@@ -60,7 +60,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     }
     before += sum - n;
     const int64_t begin = before < rows ? before : rows, end = before + n < rows ? before + n : rows;
-    if (g < groups && wanted != end - begin) atomicMin(&first_bad, (int)g); /* the least: in any order */
+    /* integer minimum: the order does not matter */
+    if (g < groups && wanted != end - begin) atomicMin(&first_bad, (int)g);
     if (g < groups && offsets) offsets[g + 1] = (int32_t)end;
     base = all < rows ? all : rows;
   }
@@ -77,7 +78,7 @@ static rfr_status run_offsets(const rfr_call *c) {
 
 /* ---- grouped_dbias ---- */
 
-enum { CHUNK = 128, RUN = 32 }; /* rows of a chunk; of those that are added in f32, the runs in f64 */
+enum { CHUNK = 128, RUN = 32 }; /* rows of a chunk; rows of a run: a run is added in f32, the runs in f64 */
 enum { END_WARPS = 8 };
 
 struct dbias_args {
@@ -122,7 +123,7 @@ static __global__ void __launch_bounds__(THREADS) add_chunks(const __grid_consta
   }
 }
 
-/* A block has a group's columns, a lane one of them, a warp every END_WARPS-th of the group's chunks. */
+/* A block has columns of one group: a lane has one of them, a warp has every END_WARPS-th chunk of the group. */
 static __global__ void __launch_bounds__(END_WARPS *LANES) add_parts(const __grid_constant__ dbias_args a) {
   __shared__ double joined[END_WARPS][LANES];
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
@@ -202,7 +203,7 @@ static rfr_status run_dscale(const rfr_call *c) {
   return rfi_dot_rows(c, 0, 1, find);
 }
 
-/* A group's columns are in the second dimension of a grid. */
+/* The columns of a group are the second dimension of the grid. */
 static int dbias_takes(const rfr_call *c) {
   return rfi_takes_floats(c) && rfi_blocks(c->in[0].type.shape[1], LANES) <= 65535;
 }

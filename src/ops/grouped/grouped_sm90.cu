@@ -1,44 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped products on sm_90: tensor cores fed by the copy engine, over group sizes that lie on the device.
+ * Grouped GEMMs on sm_90: tensor cores fed by the copy engine, over group sizes on the device.
  *
- *   scheduler  tiles are counted in units of two, group after group. A cluster of two blocks takes the next unit that
- *              nobody has: groups take different times where the reduction is over their rows. A warp finds where the
- *              unit is, without a table, and tells the others, a tile ahead of them
- *   producer   one warp copies what the next 64 of the reduction need into a ring of STAGES
+ *   scheduler  tiles are counted in units of two, group after group. A cluster of two blocks takes the next free
+ *              unit: groups take different times if the reduction runs along their rows. One warp finds the unit's
+ *              position, without a table, and publishes it to the other warps one tile ahead
+ *   producer   one warp copies the operands of the next 64 elements of the reduction into a ring of STAGES
  *   consumer   two warpgroups, 64 rows of the tile each, multiply and write
  *
- * Who takes which unit changes from run to run, and no bit with it: a unit's sums are made in one order by one block.
+ * The assignment of units to blocks changes from run to run, the bits do not: one block computes a unit's sums in one
+ * order.
  *
- * The two tiles of a unit lie one below the other and share b, of which each block copies half for both; where a
- * group's number of tiles is odd, its last ones lie side by side and share a. A warpgroup whose rows are behind the
- * group's end multiplies nothing, so a group costs its rows rounded up to 64.
+ * The two tiles of a unit are one below the other and share b, of which each block copies half for both. If a group's
+ * number of tiles is odd, its last ones are side by side and share a. A warpgroup whose rows are after the group's end
+ * does not multiply, so a group costs its rows rounded up to 64.
  *
- * Rows of other groups get into a tile at a group's end. In TN and NN they are rows of the result that are not
- * written. In NT they are of the reduction: both operands' are set to zero in shared memory first, since
- * 0 x NaN is NaN. Rows behind the last group are one more group without a reduction.
+ * At a group's end a tile contains rows of other groups. In TN and NN they are rows of the result, and are not written.
+ * In NT they are rows of the reduction: both operands are zeroed in shared memory first, since 0 x NaN is NaN. Rows
+ * after the last group are one more group without a reduction.
  *
- * Each warp writes its 16 rows by way of shared memory of its own, waiting for no other: by the copy engine, under the
- * next tile's products, which adds where it writes onto f32 and reductions are long; or, at a group's end and onto what
- * is there, itself, in whole lines of memory. Where SwiGLU follows, swiglu_sm90.cuh does instead.
+ * Each warp writes its 16 rows through its own shared memory, without waiting for another warp. The copy engine does
+ * this during the next tile's GEMM, also for results that are added to f32 over long reductions. At a group's end, and
+ * when adding in other cases, the warp itself writes full cache lines. Where SwiGLU follows, swiglu_sm90.cuh does this
+ * instead.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/grouped/swiglu_sm90.cuh"
 #include "ops/grouped/walk.cuh"
 
 enum {
-  ROWS = 128,
+  ROWS = 128, /* of a block's tile */
   COLUMNS = 256,
-  STEP = 64, /* of a block's tile; of the reduction at once */
+  STEP = 64, /* elements of the reduction per step */
   STAGES = 4,
   PANELS = 6, /* two of a, four of b */
   CONSUMERS = 2,
-  MOST_WS = 240, /* maps of 128 bytes that travel with a launch */
+  MOST_WS = 240, /* tensor maps of 128 bytes in the launch arguments */
   THREADS = 128 * (1 + CONSUMERS),
-  BAND = 8,   /* units below each other before the next columns: what they share stays in L2 */
-  SLOTS = 2,  /* tiles that are known before they are begun */
-  LONG = 512, /* rows of a group, on average, from which on the copy engine adds onto f32: less hide nothing */
-  EARLY = 3,  /* steps before a tile's last in which what it adds to comes into L2: longer there, it is in the way */
+  BAND = 8,  /* units in a column before the next columns, so that shared operands stay in L2 */
+  SLOTS = 2, /* tiles published ahead of their start */
+  /* with at least so many rows per group on average, the copy engine adds to f32; shorter reductions do not hide it */
+  LONG = 512,
+  /* steps before the end of a tile at which the prefetch of the added-to rows starts; earlier, it disturbs the
+   * copies */
+  EARLY = 3,
   TILE_BYTES = 32
 };
 enum {
@@ -46,7 +51,7 @@ enum {
   SHARED = STAGES * PANELS * RFI_PANEL + CONSUMERS * 4 * 2 * RFI_SLAB + BARRIERS * 8 + SLOTS * TILE_BYTES + 16 + 1024
 };
 
-/* WS: maps of w, one for all groups or one each. */
+/* WS: number of tensor maps of w, one for all groups or one each. */
 template <int WS> struct problem {
   CUtensorMap a, y, b[WS];
   rfi_groups groups;
@@ -54,9 +59,10 @@ template <int WS> struct problem {
   void *out;
   int64_t bias_group;
   rfr_dtype bias_dtype, scale_dtype;
-  int columns, reduction;       /* of the result, RFI_GROUPED_SWIGLU: of h; what a product sums over, but for NT */
-  bool accumulate, engine_adds; /* onto y; the copy engine does it */
-  int32_t *taken;               /* units that somebody works on, or has */
+  /* columns of the result, or of h for RFI_GROUPED_SWIGLU; length of the reduction, except for NT */
+  int columns, reduction;
+  bool accumulate, engine_adds; /* add to y; the copy engine adds */
+  int32_t *taken;               /* number of units taken */
   CUtensorMap h;                /* of act */
   void *act;                    /* RFI_GROUPED_SWIGLU */
   const void *weight;
@@ -69,14 +75,14 @@ static constexpr bool is_tn(rfi_grouped_kind kind) { return kind == RFI_GROUPED_
 
 /* ---- where a unit is ---- */
 
-/* Columns that tiles are apart: half of one of RFI_GROUPED_SWIGLU's is gate, the other half up. */
+/* Distance of tiles in columns: in RFI_GROUPED_SWIGLU half of a tile is gate, the other half up. */
 static constexpr int width_of(rfi_grouped_kind kind) { return kind == RFI_GROUPED_SWIGLU ? COLUMNS / 2 : COLUMNS; }
 
 /* This block's tile of a unit: row and column in the group. */
 struct tile {
-  int group, first, size; /* the group's rows; group < 0: there are no more tiles */
+  int group, first, size; /* the group's rows; group < 0: end of the work */
   int row, column, steps;
-  int beside; /* the unit's tiles share a */
+  int beside; /* the unit's tiles are side by side and share a */
 };
 
 template <rfi_grouped_kind KIND, int WS>
@@ -110,15 +116,15 @@ template <int N> struct ring {
   }
 };
 
-/* Where things lie in shared memory. */
+/* Offsets in shared memory. */
 struct places {
   uint32_t panels, staging, full, empty, known, read, given, free, tile, number;
 };
 
 /* ---- which tile next: one warp, ahead of the others ---- */
 
-/* The next unit of this cluster: the first block takes it and tells the second, which says that it has read the number
- * when it has: the load stands in line behind what consumers load and store. */
+/* The next unit of this cluster. The first block takes it and sends it to the second, which then releases the slot: its
+ * load is ordered after the consumers' loads and stores. */
 static __device__ __forceinline__ int take(int32_t *taken, const places &at, ring<1> &turn, int rank) {
   int unit = 0;
   if (threadIdx.x % 32 == 0) {
@@ -137,7 +143,7 @@ static __device__ __forceinline__ int take(int32_t *taken, const places &at, rin
   return rfi_same(unit);
 }
 
-static __device__ __forceinline__ void tell(const places &at, ring<SLOTS> &slot, const tile &t) {
+static __device__ __forceinline__ void publish(const places &at, ring<SLOTS> &slot, const tile &t) {
   const uint32_t to = at.tile + slot.stage * TILE_BYTES;
   if (threadIdx.x % 32 == 0) {
     rfi_barrier_wait(at.read + slot.stage * 8, slot.phase ^ 1);
@@ -160,11 +166,11 @@ static __device__ __forceinline__ void schedule(const problem<WS> &p, const plac
   tile t;
   do {
     t = tile_of<KIND>(p, w, take(p.taken, at, turn, rank), rank);
-    tell(at, slot, t);
+    publish(at, slot, t);
   } while (t.group >= 0);
 }
 
-/* By all lanes of a warp. */
+/* Called by all lanes of a warp. */
 static __device__ __forceinline__ tile next_tile(const places &at, ring<SLOTS> &slot) {
   const uint32_t from = at.tile + slot.stage * TILE_BYTES;
   tile t;
@@ -186,7 +192,7 @@ static __device__ __forceinline__ tile next_tile(const places &at, ring<SLOTS> &
 
 /* ---- copying ---- */
 
-/* Steps of one tile, by one thread: short, since all that the tensor cores eat is asked for here. */
+/* Copies the steps of one tile, by one thread. Short, since it feeds the tensor cores. */
 template <rfi_grouped_kind KIND, bool BESIDE, int WS>
 static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const tile &t, ring<STAGES> &at,
                                                  const places &in, int rank) {
@@ -194,23 +200,24 @@ static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const til
   const CUtensorMap *const map = &p.b[WS > 1 ? t.group : 0];
   const int z = NT || WS > 1 ? 0 : t.group;
   for (int k = 0; k < t.steps; k++, at.next()) {
-    const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL, told = in.full + at.stage * 8;
-    const int r = (NT ? t.first : 0) + k * STEP; /* of the reduction */
+    const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL,
+                   barrier = in.full + at.stage * 8;
+    const int r = (NT ? t.first : 0) + k * STEP; /* position in the reduction */
     rfi_barrier_wait(in.empty + at.stage * 8, at.phase ^ 1);
-    rfi_barrier_expect(told, PANELS * RFI_PANEL);
+    rfi_barrier_expect(barrier, PANELS * RFI_PANEL);
 #pragma unroll
     for (int q = 0; q < (BESIDE ? 1 : 2); q++) {
       const int panel = BESIDE ? rank : q, row = t.row + 64 * panel, x = NT ? row : r, y = NT ? r : t.first + row;
-      if (BESIDE) rfi_tma_load_both(a + panel * RFI_PANEL, &p.a, told, x, y, 0);
-      else rfi_tma_load(a + panel * RFI_PANEL, &p.a, told, x, y, 0);
+      if (BESIDE) rfi_tma_load_both(a + panel * RFI_PANEL, &p.a, barrier, x, y, 0);
+      else rfi_tma_load(a + panel * RFI_PANEL, &p.a, barrier, x, y, 0);
     }
 #pragma unroll
     for (int q = 0; q < (BESIDE ? 4 : 2); q++) {
       const int panel = BESIDE ? q : 2 * rank + q;
       const int column = t.column + (HALVES ? panel % 2 * 64 + panel / 2 * p.columns : panel * 64);
       const int x = TN ? r : column, y = TN ? column : r;
-      if (BESIDE) rfi_tma_load(b + panel * RFI_PANEL, map, told, x, y, z);
-      else rfi_tma_load_both(b + panel * RFI_PANEL, map, told, x, y, z);
+      if (BESIDE) rfi_tma_load(b + panel * RFI_PANEL, map, barrier, x, y, z);
+      else rfi_tma_load_both(b + panel * RFI_PANEL, map, barrier, x, y, z);
     }
   }
 }
@@ -228,7 +235,7 @@ static __device__ __forceinline__ void produce(const problem<WS> &p, const place
 
 /* ---- multiplying ---- */
 
-/* Rows `from` on of what a warpgroup looks after: its panel of a and two of b's four. */
+/* Zeroes rows `from` ... of a warpgroup's operands: its panel of a and two of the four of b. */
 static __device__ __forceinline__ void clear_rows(uint32_t a, uint32_t b, int consumer, int from) {
   const int bytes = (STEP - from) * 128;
   const uint32_t mine[3] = {a + consumer * RFI_PANEL, b + 2 * consumer * RFI_PANEL, b + (2 * consumer + 1) * RFI_PANEL};
@@ -255,13 +262,13 @@ static __device__ __forceinline__ void begin_step(float (&sum)[32][4], uint32_t 
   rfi_wgmma_commit();
 }
 
-/* ANY: there are rows to multiply; else the other warpgroups and the other block are kept going. Shortly before the
- * last product one thread of each warp calls `soon`. */
+/* ANY: there are rows to multiply; else this only keeps the other warpgroups and the other block running. Shortly
+ * before the last MMA one thread of each warp calls `soon`. */
 template <typename T, rfi_grouped_kind KIND, bool ANY, class SOON>
 static __device__ __forceinline__ void multiply(float (&sum)[32][4], const tile &t, ring<STAGES> &at, const places &in,
                                                 int consumer, const SOON &soon) {
   const int lane = threadIdx.x % 32;
-  uint32_t before = 0; /* the stage that the products under way still read */
+  uint32_t before = 0; /* the stage that the MMAs in flight still read */
   if (ANY) clear(sum);
   for (int k = 0; k < t.steps; k++, at.next()) {
     const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL;
@@ -283,7 +290,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[32][4], const tile 
   if (t.steps > 0 && lane < 2) rfi_barrier_arrive_at(before, lane);
 }
 
-/* The same, and with the first steps what is left to do of the tile before. */
+/* Like multiply, and the first steps also run the remaining SwiGLU parts of the previous tile. */
 template <typename T, typename O, rfi_grouped_kind KIND, int WS>
 static __device__ __forceinline__ void multiply_over(float (&sum)[32][4], const tile &t, ring<STAGES> &at,
                                                      const places &in, int consumer, rfi_swiglu_rest &rest,
@@ -323,7 +330,7 @@ static __device__ __forceinline__ float number(const void *x, rfr_dtype dtype, i
                              : rfi_widen(((const rfi_f16 *)x)[i]);
 }
 
-/* Columns of a warp's sums, 128 bytes of S from the q-th 128 on, into a slab. */
+/* Stores columns of a warp's sums into a slab: 128 bytes of S, the q-th such piece. */
 template <typename S> static __device__ __forceinline__ void stage(const float (&sum)[32][4], int q, uint32_t to) {
   const int lane = threadIdx.x % 32;
   if constexpr (sizeof(S) == 2) {
@@ -331,7 +338,7 @@ template <typename S> static __device__ __forceinline__ void stage(const float (
     for (int n = 0; n < 8; n += 2) {
       const float *c = sum[q * 8 + n], *d = sum[q * 8 + n + 1];
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       to + rfi_place_of(lane % 16, n + lane / 16)),
+                       to + rfi_swizzled(lane % 16, n + lane / 16)),
                    "r"(rfi_narrow_two<S>(c[0], c[1])), "r"(rfi_narrow_two<S>(c[2], c[3])),
                    "r"(rfi_narrow_two<S>(d[0], d[1])), "r"(rfi_narrow_two<S>(d[2], d[3]))
                    : "memory");
@@ -341,18 +348,18 @@ template <typename S> static __device__ __forceinline__ void stage(const float (
     for (int n = 0; n < 4; n++) {
       const float *c = sum[q * 4 + n];
       const int chunk = 2 * n + lane % 4 / 2, in = lane % 2 * 8;
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_place_of(lane / 4, chunk) + in), "f"(c[0]),
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_swizzled(lane / 4, chunk) + in), "f"(c[0]),
                    "f"(c[1])
                    : "memory");
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_place_of(lane / 4 + 8, chunk) + in), "f"(c[2]),
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_swizzled(lane / 4 + 8, chunk) + in), "f"(c[2]),
                    "f"(c[3])
                    : "memory");
     }
   }
 }
 
-/* The first `left` of a warp's 16 rows by way of its slabs, whole lines of memory at a time;
- * y is where the first begins. S: what is staged, f32 where it is added to y. */
+/* Writes the first `left` of a warp's 16 rows through its slabs, in full cache lines; y points to the first row. S: the
+ * staged type, f32 when adding to y. */
 template <typename O, typename S, bool ONTO, int WS>
 static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], const problem<WS> &p, uint32_t staging,
                                                   O *y, int column, int left) {
@@ -387,7 +394,7 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], con
       uint32_t got[4];
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(got[0]), "=r"(got[1]), "=r"(got[2]), "=r"(got[3])
-                   : "r"(slab + rfi_place_of(r, c))
+                   : "r"(slab + rfi_swizzled(r, c))
                    : "memory");
       rfi_pack<O, EACH> out;
       if constexpr (ONTO) {
@@ -404,7 +411,7 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], con
   __syncwarp();
 }
 
-/* All of a warp's 16 rows by the copy engine, which leaves out what is behind y's edges; ONTO: added to y, f32. */
+/* Writes all of a warp's 16 rows with the copy engine, which skips elements outside y; ONTO: adds to y, f32. */
 template <typename O, bool ONTO, int WS>
 static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], const problem<WS> &p, uint32_t staging,
                                                   int column, int row, int z) {
@@ -427,7 +434,7 @@ static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], con
   }
 }
 
-/* Bias before the one rounding; `first` is the buffer's row of the warpgroup's first. */
+/* Adds the bias before the only rounding; `first` is the row in the buffer of the warpgroup's first row. */
 template <int WS>
 static __device__ __forceinline__ void add_bias(float (&sum)[32][4], const problem<WS> &p, int group, int first,
                                                 int column, int left) {
@@ -447,7 +454,7 @@ static __device__ __forceinline__ void add_bias(float (&sum)[32][4], const probl
   }
 }
 
-/* What registers add to is asked for before it is needed. */
+/* Prefetches the rows of y that registers will be added to. */
 template <typename O, int WS>
 static __device__ __forceinline__ void fetch(const problem<WS> &p, const O *y, int column, int left) {
   constexpr int EACH = 128 / sizeof(O), LINES = COLUMNS / EACH;
@@ -458,14 +465,14 @@ static __device__ __forceinline__ void fetch(const problem<WS> &p, const O *y, i
   }
 }
 
-/* What the copy engine adds to, a warp's 16 rows: it adds three times as fast where it finds them in L2. What is behind
- * y's edges is not fetched; a condition that says so has ptxas 13.0 leave out coordinates. */
+/* Prefetches into L2 the 16 rows of a warp that the copy engine will add to: it adds three times as fast to lines in
+ * L2. Elements outside y are not fetched; an explicit condition for them makes ptxas 13.0 drop coordinates. */
 template <int WS> static __device__ __forceinline__ void fetch_warp(const problem<WS> &p, int column, int row, int z) {
 #pragma unroll
   for (int c = 0; c < COLUMNS; c += 32) rfi_tma_fetch(&p.y, column + c, row, z);
 }
 
-/* A warp's 16 rows of a tile, of which `left` are to be written; `row` is y's of the first. */
+/* Writes a warp's 16 rows of a tile, of which `left` are valid; `row` is the first one's row in y. */
 template <typename O, rfi_grouped_kind KIND, int WS>
 static __device__ __forceinline__ void write(const float (&sum)[32][4], const problem<WS> &p, uint32_t staging,
                                              const tile &t, int row, int left) {
@@ -562,13 +569,13 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped(const __grid_consta
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume<T, O, KIND>(p, at, rfi_same((int)threadIdx.x / 128) - 1);
   }
-  rfi_cluster_sync(); /* the other block may still write to this one's shared memory */
+  rfi_cluster_sync(); /* the other block may still write to this block's shared memory */
 #endif
 }
 
 /* ---- on the host ---- */
 
-/* A matrix, or several, by panels; strides in elements. */
+/* Makes the tensor map of a matrix, or of several, by panels; strides in elements. */
 static rfr_status describe(CUtensorMap *map, const void *data, rfr_dtype dtype, int64_t wide, int64_t high,
                            int64_t depth, int64_t row, int64_t group, int rows = 64) {
   return rfi_tma_describe(map, data, dtype, wide, high, depth, row, group, rows);
@@ -596,27 +603,28 @@ static rfr_status launch_kind(const rfi_grouped *g, const problem<WS> &p, int sm
   if (g->kind == RFI_GROUPED_TN) return launch<T, O, RFI_GROUPED_TN, WS>(p, sms, stream);
   if (g->kind == RFI_GROUPED_NN) return launch<T, O, RFI_GROUPED_NN, WS>(p, sms, stream);
   if constexpr (WS == 1) return launch<T, O, RFI_GROUPED_NT, WS>(p, sms, stream);
-  return RFR_UNSUPPORTED; /* NT has no w, and before SwiGLU it is packed */
+  return RFR_UNSUPPORTED; /* NT has no w, and SwiGLU requires packed weights */
 }
 
 const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
   const bool nt = g->kind == RFI_GROUPED_NT;
-  const int64_t most = 1 << 30, groups = nt ? g->of : g->groups; /* a part is as large as the whole */
+  /* for NT all groups count: a part takes the same choices as the full call */
+  const int64_t most = 1 << 30, groups = nt ? g->of : g->groups;
   const int64_t tall = g->rows / ROWS + (nt ? g->N / ROWS + 2 : 2) * (groups + 1);
-  if (g->a_dtype != RFR_BF16 && g->a_dtype != RFR_F16) return "operands are not of 16 bits";
+  if (g->a_dtype != RFR_BF16 && g->a_dtype != RFR_F16) return "operands are not 16-bit floats";
   if (g->b_dtype != g->a_dtype || (g->y_dtype != g->a_dtype && (g->act || g->y_dtype != RFR_F32)))
     return "types are mixed";
-  if (g->N % 8 != 0 || g->K % 8 != 0) return "N or K is no multiple of 8";
-  if (g->kind == RFI_GROUPED_SWIGLU && g->N % 16 != 0) return "half of N is no multiple of 8";
+  if (g->N % 8 != 0 || g->K % 8 != 0) return "N or K is not a multiple of 8";
+  if (g->kind == RFI_GROUPED_SWIGLU && g->N % 16 != 0) return "half of N is not a multiple of 8";
   if (g->a_row % 8 != 0 || g->b_row % 8 != 0 || (!nt && !g->ws && g->b_group % 8 != 0))
-    return "rows are no multiple of 16 bytes apart";
+    return "row strides are not multiples of 16 bytes";
   if (((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->y | (uintptr_t)g->act) % 16 != 0)
-    return "an operand begins at no multiple of 16 bytes";
+    return "an operand is not aligned to 16 bytes";
   for (int64_t i = 0; g->ws && i < g->groups; i++)
-    if ((uintptr_t)g->ws[i].data % 16 != 0) return "a weight begins at no multiple of 16 bytes";
-  if (g->N == 0 || g->K == 0 || g->rows == 0 || g->groups == 0) return "there is nothing to multiply";
+    if ((uintptr_t)g->ws[i].data % 16 != 0) return "a weight is not aligned to 16 bytes";
+  if (g->N == 0 || g->K == 0 || g->rows == 0 || g->groups == 0) return "the GEMM is empty";
   if (g->rows >= most || g->N >= most || g->K >= most || tall >= most / (g->N / COLUMNS + g->K / COLUMNS + 2))
-    return "it is too large";
+    return "the GEMM is too large";
   return NULL;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * grouped_swiglu on the CPU: a product, then the activation. What both move is in the caches or is not, and nothing is
- * gained by doing them at once.
+ * grouped_swiglu on the CPU: a GEMM, then the activation. Fusing the two would gain nothing: their data fits into the
+ * caches or it does not.
  */
 #include "backend/cpu/cpu.h"
 #include "base/base.h"

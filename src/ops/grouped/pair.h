@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * grouped_swiglu as the two calls that it stands for, a product and then the activation, for kernels that do not do
- * both at once: the same bits. Where the product's result is dead, it lies at the beginning of the workspace.
+ * grouped_swiglu as the two calls that it stands for, the GEMM and then the activation, for kernels that do not fuse
+ * them: the same bits. If the GEMM's result is unused, it is stored at the beginning of the workspace.
  */
 #ifndef RFI_PAIR_H
 #define RFI_PAIR_H
@@ -11,7 +11,7 @@
 typedef struct rfi_pair {
   rfi_arg made, in[3];
   rfi_call product, act; /* grouped_matmul, swiglu_weighted */
-  size_t scratch;        /* before the product's workspace */
+  size_t scratch;        /* bytes before the GEMM's workspace */
 } rfi_pair;
 
 /* The calls point into `p`. */
@@ -19,7 +19,7 @@ static inline void rfi_pair_of(const rfi_call *call, rfi_pair *p) {
   enum { WEIGHT = 3 };
   *p = (rfi_pair){.made = call->out[0], .product = *call, .act = *call};
   const int64_t rows = p->made.type.shape[0], columns = p->made.type.shape[1];
-  const int64_t bytes = columns * (p->made.type.dtype == RFR_F32 ? 4 : 2); /* of a row */
+  const int64_t bytes = columns * (p->made.type.dtype == RFR_F32 ? 4 : 2); /* bytes of a row */
   p->scratch = p->made.data ? 0 : ((size_t)(rows * bytes) + 255) / 256 * 256;
   if (!p->made.data) p->made.data = call->workspace;
   p->made.stride[0] = columns, p->made.stride[1] = 1;
@@ -32,8 +32,8 @@ static inline void rfi_pair_of(const rfi_call *call, rfi_pair *p) {
   p->act.n_out = 1, p->act.out = &call->out[1];
 }
 
-/* Ops that multiply rows by the weights of their groups, or make these weights' gradients: they run on more than one
- * kernel. */
+/* Ops that multiply rows by the weights of their groups, or compute the gradients of these weights: they have several
+ * kernels. */
 static inline bool rfi_is_grouped_product(rfi_opcode code) {
   return code == RFI_OP_grouped_matmul || code == RFI_OP_grouped_wgrad || code == RFI_OP_grouped_swiglu;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * SwiGLU of weighted rows behind a grouped product of sm_90: h of its tiles.
+ * Weighted SwiGLU after a grouped GEMM of sm_90: computes h from the GEMM's tiles.
  *
- * A tile is 128 columns of gate and the 128 of up that belong to them, so that a thread has both of what it multiplies.
- * Its end stores them, and keeps them, rounded, in half the registers of the sums. h is made in parts, a few columns
- * with each of the first steps of the next tile's products, under which its exponentials and divisions hide: at a
- * tile's end they would take most of what the op by itself does. h is of gate and up as they are stored, and so has
- * the bits of the ops by themselves.
+ * A tile is 128 columns of gate and the corresponding 128 of up, so that a thread has both factors. At the end of a
+ * tile they are stored and also kept, rounded, in half the registers of the sums. h is computed in parts, a few columns
+ * in each of the first steps of the next tile's GEMM, which hides its exponentials and divisions: at a tile's end they
+ * would take nearly as long as the separate op. h is computed from the stored (rounded) gate and up, so it has the bits
+ * of the separate ops.
  */
 #ifndef RFI_SWIGLU_SM90_CUH
 #define RFI_SWIGLU_SM90_CUH
@@ -15,12 +15,12 @@
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/elementwise/logistic.cuh"
 
-enum { RFI_SLAB = 16 * 128 /* of a warp's rows; it has two */ };
+enum { RFI_SLAB = 16 * 128 /* of a warp's rows; a warp has two slabs */ };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Where chunk c (16 bytes) of row r lies, as the copy engine has it. */
-static __device__ __forceinline__ int rfi_place_of(int r, int c) { return r * 128 + (c ^ r % 8) * 16; }
+/* The offset of chunk c (16 bytes) of row r in the copy engine's swizzled layout. */
+static __device__ __forceinline__ int rfi_swizzled(int r, int c) { return r * 128 + (c ^ r % 8) * 16; }
 
 template <typename O> static __device__ __forceinline__ uint32_t rfi_narrow_two(float x, float y) {
   const rfi_pack<O, 2> p = {{rfi_narrow<O>(x), rfi_narrow<O>(y)}};
@@ -49,10 +49,10 @@ static __device__ __forceinline__ void rfi_write_four(void *to, const uint32_t (
 
 /* ---- strips: a warp's 16 rows of 64 columns, as they are stored ---- */
 
-/* By 8 columns; of a lane two rows, 8 apart. */
+/* 8 columns each; a lane has two rows, r and r + 8. */
 typedef uint32_t rfi_strip[8][2];
 
-/* Here and not where it is used: the compiler would read sums that the next products already write. */
+/* Rounded here and not where it is used: there the compiler would read sums that the next MMAs already write. */
 template <typename O>
 static __device__ __forceinline__ void rfi_strip_of(rfi_strip &to, const float (&sum)[32][4], int q) {
 #pragma unroll
@@ -68,12 +68,12 @@ static __device__ __forceinline__ void rfi_strip_stage(const rfi_strip &x, uint3
 #pragma unroll
   for (int n = 0; n < 8; n += 2)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     slab + rfi_place_of(lane % 16, n + lane / 16)),
+                     slab + rfi_swizzled(lane % 16, n + lane / 16)),
                  "r"(x[n][0]), "r"(x[n][1]), "r"(x[n + 1][0]), "r"(x[n + 1][1])
                  : "memory");
 }
 
-/* All rows, by the copy engine, which leaves out the columns that are not there. */
+/* Stores all rows with the copy engine, which skips columns out of range. */
 static __device__ __forceinline__ void rfi_strip_store(const rfi_strip &x, uint32_t slab, const CUtensorMap *map,
                                                        bool any, int column, int row, int z) {
   if (threadIdx.x % 32 == 0) rfi_tma_wait_read<1>();
@@ -87,7 +87,7 @@ static __device__ __forceinline__ void rfi_strip_store(const rfi_strip &x, uint3
   }
 }
 
-/* The first `left` rows and `columns`, by the threads. */
+/* Stores the first `left` rows and `columns` with the threads. */
 template <typename O>
 static __device__ __forceinline__ void rfi_strip_write(const rfi_strip &x, uint32_t slab, O *y, int64_t pitch,
                                                        int columns, int left) {
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void rfi_strip_write(const rfi_strip &x, uint3
   for (int i = 0; i < 4; i++) {
     const int r = lane / 8 + 4 * i;
     uint32_t got[4];
-    rfi_look(got, slab + rfi_place_of(r, c));
+    rfi_look(got, slab + rfi_swizzled(r, c));
     if (c * 8 < columns && r < left) rfi_write_four(y + r * pitch + c * 8, got);
   }
   __syncwarp();
@@ -106,15 +106,15 @@ static __device__ __forceinline__ void rfi_strip_write(const rfi_strip &x, uint3
 
 /* ---- forward ---- */
 
-/* What is left to do of a tile: h, in as many parts. */
+/* The remaining work of a tile: h, in PARTS parts. */
 struct rfi_swiglu_rest {
   enum { PARTS = 8 };
   rfi_strip gate[2], up[2];
   float weight[2];       /* of the lane's two rows */
-  int column, row, left; /* left <= 0: there is nothing */
+  int column, row, left; /* left <= 0: nothing remains */
 };
 
-/* P has columns (of h), y and out, gate and up side by side, out NULL where nobody wants them; h and act; weight. */
+/* P has columns (of h); y and out: gate and up side by side, out NULL if unused; h and act; weight. */
 template <typename O, class P>
 static __device__ __forceinline__ void rfi_swiglu_part(rfi_swiglu_rest &r, const P &p, uint32_t staging, int k) {
   const int q = k / 4;
@@ -137,7 +137,7 @@ static __device__ __forceinline__ void rfi_swiglu_part(rfi_swiglu_rest &r, const
   }
 }
 
-/* A warp's 16 rows of a tile, of which `left` are there. Slabs are used in turn: gate, up, gate, up, h, h. */
+/* Starts a warp's 16 rows of a tile, of which `left` are valid. Slabs are used in turn: gate, up, gate, up, h, h. */
 template <typename O, class P>
 static __device__ __forceinline__ void rfi_swiglu_begin(rfi_swiglu_rest &r, const float (&sum)[32][4], const P &p,
                                                         uint32_t staging, int column, int row, int left) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tiles over groups whose sizes lie on the device, counted in units, group after group: whoever works on unit 0, 7,
- * 14 ... finds each by itself, going through the groups once. No table, no atomics, grids from shapes alone.
+ * Tiles over groups whose sizes are on the device, counted in units, group after group: a block that works on units 0,
+ * 7, 14 ... finds each by itself in one pass over the groups. No table, no atomics; the grid depends on shapes only.
  */
 #ifndef RFI_GROUPED_WALK_CUH
 #define RFI_GROUPED_WALK_CUH
@@ -10,14 +10,14 @@
 #include "ops/grouped/grouped.h"
 #include "ops/grouped/grouped_cuda.h"
 
-/* What is the same for all lanes, said so that the compiler knows: where it does not, it waits for each product. */
+/* Marks x as equal in all lanes: otherwise the compiler waits for each MMA. */
 static __device__ __forceinline__ int rfi_same(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 typedef struct rfi_groups {
   const int32_t *offset;
-  int n, rows; /* rows: of the buffer */
-  int high;    /* NT: rows of every group's result; else 0 */
-  int last;    /* n: rows behind the last group are one more group; n - 1: they are not written */
+  int n, rows; /* rows of the buffer */
+  int high;    /* NT: rows of each group's result; else 0 */
+  int last;    /* n: the rows after the last group form one more group; n - 1: they are not written */
 } rfi_groups;
 
 static inline rfi_groups rfi_groups_of(const rfi_grouped *g) {
@@ -25,13 +25,13 @@ static inline rfi_groups rfi_groups_of(const rfi_grouped *g) {
   return rfi_groups{g->offsets, n, (int)g->rows, nt ? (int)g->N : 0, nt || g->more ? n - 1 : n};
 }
 
-/* UNIT tiles are a unit: 1, or 2, which are below each other, where their number is odd the last ones beside each other.
- * A tile has `deep` rows; `wide` of them are beside each other. */
+/* A unit is UNIT tiles: 1, or 2 that are one below the other; with an odd number of tiles, the last ones are side by
+ * side. A tile has `deep` rows; `wide` tiles are side by side. */
 template <int UNIT> struct rfi_unit_walk {
-  int group = -1, before = 0, count = 0; /* units before the group's, and its own */
-  int first = 0, size = 0, tall = 0;     /* rows of the group; tiles below each other */
+  int group = -1, before = 0, count = 0; /* units before the group, and in it */
+  int first = 0, size = 0, tall = 0;     /* rows of the group; tiles one below the other */
 
-  /* False: there are no more. Units are asked for in ascending order, by all lanes of a warp together. */
+  /* Returns false at the end. Units must be requested in ascending order, by all lanes of a warp together. */
   __device__ __forceinline__ bool find(const rfi_groups &g, int unit, int deep, int wide) {
     while (unit >= before + count) {
       if (group == g.last) return false;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pad and concat on a GPU: copies of operands into windows of the result. What of a padded result is no
- * window is two rectangles, before and behind it in each row, so that every byte is written once.
+ * pad and concat on a GPU: copies of operands into windows of the result. The rest of a padded result is two
+ * rectangles, before and after the window in each row, so that every byte is written once.
  */
 #include "ops/elementwise/copy.cuh"
 
@@ -13,7 +13,7 @@ static rfr_arg window(const rfr_arg *y, const rfr_arg *x, int64_t axis, int64_t 
   return w;
 }
 
-/* Zeros elements `start` to `end` of the axis. */
+/* Zeroes elements `start` ... `end` - 1 of the axis. */
 static rfr_status zero(const rfr_call *call, const rfr_arg *y, int64_t axis, int64_t start, int64_t end, int size) {
   int64_t outer = 1;
   for (int d = 0; d < axis; d++) outer *= y->type.shape[d];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pad and concat on the CPU. Both copy operands into windows of the result: the result's own
- * strides from some offset on, with the operand's shape. Only sizes of elements matter.
+ * pad and concat on the CPU. Both copy operands into windows of the result, which have the result's strides and the
+ * operand's shape. Only element sizes matter.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/walk.h"
@@ -32,7 +32,7 @@ static rfr_status run_pad(const rfi_call *c) {
   return RFR_OK;
 }
 
-/* Items are the elements of all operands, one operand after the other. */
+/* Items are the elements of all operands, in order. */
 static void concat_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   (void)part;
   int64_t axis = c->attr[0].i, start = 0, first = 0;

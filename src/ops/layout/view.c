@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Views: reshape, transpose, slice, expand and detach cost nothing; where they lie is told by
- * src/trace/strides.c. A reshape that no strides can express is recorded as a named copy and
- * a reshape, so that a trace shows what it costs. Gradients are the inverse views; a slice
- * gives a pad, an expand gives a sum.
+ * Views: reshape, transpose, slice, expand and detach do not move data; src/trace/strides.c computes their offsets and
+ * strides. A reshape that strides cannot express is recorded as an explicit copy and a reshape, so that the trace shows
+ * its cost. Gradients are the inverse views; a slice gives a pad, an expand gives a sum.
  */
 
 #include "ops/rule.h"
@@ -15,7 +14,7 @@ rfr_status rfi_infer_reshape(const rfi_infer *c) {
   int64_t n = 1;
   char text[RFI_TYPE_TEXT];
   if (s->rank < 0 || s->rank > RFR_MAX_RANK)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "rank %d, at most %d", s->rank, RFR_MAX_RANK);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "rank is %d; it must be at most %d", s->rank, RFR_MAX_RANK);
   c->out[0].dtype = c->in[0].dtype;
   c->out[0].rank = s->rank;
   for (int d = 0; d < s->rank; d++) {
@@ -96,7 +95,7 @@ rfr_status rfi_grad_slice(rfi_grad *g) {
   return g->t->status;
 }
 
-/* A sum over the repeats, in the type that the gradient needs: a weight's is never rounded. */
+/* A sum over the repeats, in the type that the gradient needs: a weight's gradient is not rounded. */
 rfr_status rfi_grad_expand(rfi_grad *g) {
   if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
   rfr_type x = rfr_value_type(g->t, g->op->in[0]);
@@ -111,7 +110,7 @@ rfr_status rfi_grad_expand(rfi_grad *g) {
 
 rfr_value rfr_reshape_at(rfr_trace *t, rfr_source at, rfr_value x, int rank, const int64_t *shape) {
   rfi_attr attr = rfi_i(0);
-  if (rank > 0 && !shape) return rfi_trace_fail(t, at, "reshape", RFI_E_ARGUMENT, "no shape is given");
+  if (rank > 0 && !shape) return rfi_trace_fail(t, at, "reshape", RFI_E_ARGUMENT, "shape is NULL");
   attr.s = (rfi_shape){.rank = rank};
   for (int d = 0; d < rank && d < RFR_MAX_RANK; d++) attr.s.dim[d] = shape[d];
   bool legal = rfi_trace_records(t) && x >= 0 && x < t->n_values && rank >= 0 && rank <= RFR_MAX_RANK;

@@ -12,31 +12,31 @@ extern "C" {
 #endif
 
 typedef struct rfi_ce_rows {
-  const rfi_cuda_info *info; /* the device; NULL only without dlogits */
+  const rfi_cuda_info *info; /* the device; may be NULL without dlogits */
   int64_t rows, V;
   const void *logits; /* (rows, V), f32, bf16 or f16 */
   rfr_dtype logits_type;
-  int64_t logits_ld; /* elements */
-  float cap;         /* > 0: logits are softcapped when they are read, dlogits are those of the uncapped ones */
+  int64_t logits_ld; /* row stride in elements */
+  float cap;         /* > 0: logits are softcapped when read, and dlogits are gradients of the uncapped logits */
   const int32_t *targets;
   int64_t ignore;
   const float *inv_valid, *dloss; /* scalars on the device; dloss NULL: no gradient */
-  void *dlogits;                  /* NULL: no gradient; may lie over the logits, row by row */
+  void *dlogits;                  /* NULL: no gradient; may overlap the logits, row by row */
   rfr_dtype dlogits_type;
   int64_t dlogits_ld;
-  float *lse;  /* (rows), NULL: not wanted; what rfi_ce_dlogits_cuda reads */
-  double *nll; /* (rows), NULL: not wanted */
+  float *lse;  /* (rows), NULL: not computed; rfi_ce_dlogits_cuda reads it */
+  double *nll; /* (rows), NULL: not computed */
 } rfi_ce_rows;
 
 rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream);
-/* The same on Hopper, for some of them. */
+/* The Hopper version, for the calls that rfi_ce_rows_sm90_takes accepts. */
 int rfi_ce_rows_sm90_takes(const rfi_ce_rows *r);
 rfr_status rfi_ce_rows_sm90_cuda(const rfi_ce_rows *r, void *stream);
-/* Zeros behind each row of dlogits, to `width` elements. */
+/* Writes zeros after each row of dlogits, up to `width` elements. */
 rfr_status rfi_ce_tails_cuda(const rfi_ce_rows *r, int64_t width, void *stream);
-/* dlogits alone, from the lse that a forward has left. They do not lie over the logits. */
+/* dlogits from the lse of the forward. They must not overlap the logits. */
 rfr_status rfi_ce_dlogits_cuda(const rfi_ce_rows *r, void *stream);
-/* *loss = inv_valid sum of nll, in a fixed order; over T = 0 rows it is 0. */
+/* *loss = inv_valid times the sum of nll, in a fixed order; 0 if T = 0. */
 rfr_status rfi_ce_loss_cuda(const double *nll, int64_t T, const float *inv_valid, float *loss, void *stream);
 
 #ifdef __cplusplus

@@ -2,11 +2,10 @@
  *
  * One row of softmax cross-entropy, shared by the op on logits and by the fused LM head.
  *
- * Forward reads the row once: block after block, with a running maximum; when it rises,
- * what was summed is scaled down. Sums within a block run in 16 lanes, which the compiler
- * turns into vectors, and are added in a fixed order. Backward needs lse alone. With a cap the
- * logits are softcapped before the forward (rfi_ce_softcap), and the gradient is that of the
- * uncapped ones.
+ * The forward reads the row once: block after block, with a running maximum; when it rises, the sum so far is scaled
+ * down. Sums within a block use 16 lanes, which the compiler vectorizes, and are added in a fixed order. The backward
+ * needs only lse. With a cap the logits are softcapped before the forward (rfi_ce_softcap), and the gradient is that of
+ * the uncapped logits.
  */
 #ifndef RFI_CE_ROW_H
 #define RFI_CE_ROW_H
@@ -25,7 +24,7 @@ static inline bool rfi_ce_valid(int32_t target, int64_t ignore, int64_t V) {
 typedef float rfi_ce_vector __attribute__((vector_size(RFI_CE_LANES * 4)));
 typedef int32_t rfi_ce_mask __attribute__((vector_size(RFI_CE_LANES * 4)));
 
-/* Written with vectors because compilers keep the order of a float reduction. */
+/* Explicit vectors, because compilers keep the order of a float reduction. */
 static inline float rfi_ce_block_max(const float *x, int64_t n) {
   rfi_ce_vector top, v;
   float max = -INFINITY;
@@ -52,12 +51,12 @@ static inline double rfi_ce_block_sum(const float *x, int64_t n, float max) {
   return sum;
 }
 
-/* A row of f32 logits softcapped in place. */
+/* Softcaps a row of f32 logits in place. */
 static inline void rfi_ce_softcap(float *x, int64_t V, float cap) {
   for (int64_t i = 0; i < V; i++) x[i] = rfi_softcap(x[i], cap);
 }
 
-/* log sum exp of the V logits from element `at` on. */
+/* log sum exp of the V logits that begin at element `at`. */
 static inline double rfi_ce_lse(const rfi_arg *logits, int64_t at, int64_t V) {
   float buffer[RFI_BLOCK], max = -INFINITY;
   double sum = 0;
@@ -74,9 +73,9 @@ static inline double rfi_ce_lse(const rfi_arg *logits, int64_t at, int64_t V) {
   return max + log(sum);
 }
 
-/* dlogits = (e^(logits - lse) - onehot) scale, times the slope of the softcap if cap > 0, which may replace the
- * logits in place; zeros for an invalid target. lse is subtracted in two parts: one float alone is off by up to 1e-6 at
- * 25, and so would the largest of p be. */
+/* dlogits = (e^(logits - lse) - onehot) scale, times the slope of the softcap if cap > 0; may overwrite the logits in
+ * place; zeros for an invalid target. lse is subtracted in two parts: a single float at 25 is off by up to 1e-6, and so
+ * would the largest p be. */
 static inline void rfi_ce_backward(const rfi_arg *logits, int64_t at, const rfi_arg *dlogits, int64_t dat, int64_t V,
                                    bool valid, int32_t target, double lse, float scale, float cap) {
   float buffer[RFI_BLOCK], d[RFI_BLOCK], high = (float)lse, low = (float)(lse - high);

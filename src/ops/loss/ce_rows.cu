@@ -4,18 +4,18 @@
  *
  *   nll = lse - logit[target]        dlogits = (e^(logit - lse) - onehot) dloss inv_valid
  *
- * With a cap a logit is cap tanh(logit / cap) wherever it is read, and dlogits has the factor
- * 1 - (capped / cap)^2. An invalid target (ignored, or outside the vocabulary) gives 0 and a row of zeros.
+ * With a cap a logit is cap tanh(logit / cap) wherever it is read, and dlogits has the factor 1 - (capped / cap)^2. An
+ * invalid target (ignored, or outside the vocabulary) gives 0 and a row of zeros.
  *
- * A block takes a row whole, in pieces of 16 aligned bytes; piece k belongs to thread k mod threads from
- * first to last. Where a gradient is wanted the row is read once and lies in shared memory meanwhile: each
- * piece that has been turned into its gradient makes room for the same piece of the block's next row, which
- * so arrives while this one is written. 227 KiB hold 58,000 logits of f32; of a longer row the rest is read
- * again, and 132 rests are less than the L2 cache up to 150,000 logits.
+ * A block processes a full row, in aligned pieces of 16 bytes; piece k belongs to thread k mod threads throughout. With
+ * a gradient the row is read once and kept in shared memory: when a piece has become its gradient, the same piece of
+ * the block's next row is loaded into its place, so the next row arrives while this one is written. 227 KiB are enough
+ * for 58,000 logits of f32; the rest of a longer row is read again, and 132 such rests fit into the L2 cache up to
+ * 150,000 logits.
  *
- * dlogits of a narrower type may lie over the logits they come from. What is in shared memory is all there
- * before the first gradient is written; of the rest a stretch is read whole before it is written, and what
- * is written never reaches what is still to be read.
+ * dlogits of a narrower type may overlap the logits that they come from. The part in shared memory is complete before
+ * the first gradient is written. The rest is read stretch by stretch before it is written, and writes never reach the
+ * part that is still to be read.
  */
 #include "ops/loss/ce_cuda.h"
 
@@ -26,7 +26,7 @@ enum { FORWARD_THREADS = 256, FORWARD_BLOCKS = 6, FORWARD_AT_ONCE = 2 };
 
 /* ---- pieces ---- */
 
-/* A row in memory: piece k has the elements from k P - shift on, those in [0, V) of them. */
+/* A row in memory: piece k has elements k P - shift ... k P - shift + P - 1, those of them in [0, V). */
 template <typename X> struct row_of {
   static constexpr int P = 16 / (int)sizeof(X);
   const X *x;
@@ -36,7 +36,7 @@ template <typename X> struct row_of {
     pieces = (V + shift + P - 1) / P;
   }
   __device__ int64_t first(int64_t k) const { return k * P - shift; }
-  __device__ bool whole(int64_t k) const { return first(k) >= 0 && first(k) + P <= V; }
+  __device__ bool complete(int64_t k) const { return first(k) >= 0 && first(k) + P <= V; }
 };
 
 static __device__ __forceinline__ float softcap(float x, float cap) { return cap > 0.0f ? cap * tanhf(x / cap) : x; }
@@ -49,12 +49,12 @@ static __device__ __forceinline__ void widen(float (&v)[P], const rfi_pack<X, P>
 #pragma unroll
     for (int i = 0; i < P; i++) v[i] = softcap(v[i], cap);
 }
-/* What lies beside the row counts as -inf: it has no part in a maximum and none in a sum. */
+/* Elements outside the row count as -inf: they change neither maximum nor sum. */
 template <typename X, int P>
 static __device__ __forceinline__ void widen(float (&v)[P], const rfi_pack<X, P> &piece, const row_of<X> &row,
                                              int64_t k, float cap) {
   widen(v, piece, cap);
-  if (row.whole(k)) return;
+  if (row.complete(k)) return;
 #pragma unroll
   for (int i = 0; i < P; i++)
     if (row.first(k) + i < 0 || row.first(k) + i >= row.V) v[i] = -INFINITY;
@@ -65,13 +65,13 @@ static __device__ __forceinline__ rfi_pack<X, 16 / sizeof(X)> load(const row_of<
   constexpr int P = 16 / (int)sizeof(X);
   const int64_t at = row.first(k);
   rfi_pack<X, P> piece = {};
-  if (row.whole(k)) return *(const rfi_pack<X, P> *)(row.x + at);
+  if (row.complete(k)) return *(const rfi_pack<X, P> *)(row.x + at);
   for (int i = 0; i < P; i++)
     if (at + i >= 0 && at + i < row.V) piece.x[i] = row.x[at + i];
   return piece;
 }
 
-/* load, into shared memory and without waiting; 16 bytes that end behind the row are filled with zeros. */
+/* Starts an asynchronous load into shared memory; bytes after the row's end are filled with zeros. */
 template <typename X>
 static __device__ __forceinline__ void request(rfi_pack<X, 16 / sizeof(X)> *to, const row_of<X> &row, int64_t k) {
   const int64_t at = row.first(k), left = (row.V - at) * (int64_t)sizeof(X);
@@ -86,7 +86,7 @@ static __device__ __forceinline__ void request(rfi_pack<X, 16 / sizeof(X)> *to, 
 static __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 template <typename D, int P> static __device__ __forceinline__ void store(D *to, const float (&v)[P]) {
-  constexpr int N = P * (int)sizeof(D) > 16 ? 16 / (int)sizeof(D) : P; /* stored at once */
+  constexpr int N = P * (int)sizeof(D) > 16 ? 16 / (int)sizeof(D) : P; /* elements per store */
 #pragma unroll
   for (int i = 0; i < P; i += N) {
     rfi_pack<D, N> part;
@@ -98,7 +98,7 @@ template <typename D, int P> static __device__ __forceinline__ void store(D *to,
 template <typename X, typename D, int P>
 static __device__ __forceinline__ void store(D *d, const float (&v)[P], const row_of<X> &row, int64_t k) {
   const int64_t at = row.first(k);
-  if (row.whole(k) && (uintptr_t)(d + at) % (P * sizeof(D) < 16 ? P * sizeof(D) : 16) == 0) {
+  if (row.complete(k) && (uintptr_t)(d + at) % (P * sizeof(D) < 16 ? P * sizeof(D) : 16) == 0) {
     store(d + at, v);
     return;
   }
@@ -111,14 +111,15 @@ static __device__ __forceinline__ void store(D *d, const float (&v)[P], const ro
 
 static constexpr float LOG2E = 1.4426950408889634f;
 
-/* An error of 2^d that grows as |d| is nothing in a sum, where it counts 2^d. */
+/* The error of 2^d grows as |d|, which does not matter in a sum where the term is 2^d. */
 static __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/* (maximum, sum of 2^(x - maximum)) of x = logit log2 e; a sum without a maximum is 0, or NaN where a NaN has been. */
+/* Merges (maximum, sum of 2^(x - maximum)) of x = logit log2 e. A sum without a maximum is 0, or NaN if there was a
+ * NaN. */
 static __device__ __forceinline__ float2 merge(float2 a, float2 b) {
   const float top = fmaxf(a.x, b.x);
   if (top == -INFINITY) return make_float2(top, a.y + b.y);
@@ -143,7 +144,7 @@ static __device__ __forceinline__ double lse_of(float2 sum) {
   return ((double)sum.x + log2((double)sum.y)) * 0.693147180559945309417;
 }
 
-/* Every thread gets it. `part` may be used again after another one's merge. */
+/* Every thread gets the result. `part` may be reused after another merge. */
 static __device__ float2 block_merge(float2 x, float2 *part) {
   for (int step = 16; step > 0; step >>= 1)
     x = merge(x, make_float2(__shfl_xor_sync(0xffffffffu, x.x, step), __shfl_xor_sync(0xffffffffu, x.y, step)));
@@ -159,7 +160,7 @@ static __device__ float2 block_merge(float2 x, float2 *part) {
 
 typedef struct gradient {
   float high, low, high2, scale, cap; /* lse in two parts; lse log2 e */
-  int64_t target;                     /* -1: the row counts for nothing */
+  int64_t target;                     /* -1: the row does not count */
 } gradient;
 
 static __device__ __forceinline__ gradient gradient_of(const rfi_ce_rows &r, double lse, int64_t target) {
@@ -167,7 +168,7 @@ static __device__ __forceinline__ gradient gradient_of(const rfi_ce_rows &r, dou
   return {high, (float)(lse - (double)high), high * LOG2E, *r.dloss * *r.inv_valid, r.cap, target};
 }
 
-/* v becomes the gradient of the elements from `first` on; where it is rounded to 16 bits, e^x need not be better. */
+/* v becomes the gradient of the elements from `first`; if that is rounded to 16 bits, a less accurate e^x is enough. */
 template <typename D, int P>
 static __device__ __forceinline__ void turn(float (&v)[P], const gradient &g, int64_t first) {
   const int64_t at = g.target - first;
@@ -192,7 +193,7 @@ static __device__ __forceinline__ int64_t target_of(const rfi_ce_rows &r, int64_
   return target != r.ignore && target >= 0 && target < r.V ? target : -1;
 }
 
-/* `keep` pieces of a row lie in shared memory. */
+/* `keep` pieces of a row are in shared memory. */
 template <typename X, typename D>
 static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows r, const int64_t keep) {
   constexpr int P = 16 / (int)sizeof(X);
@@ -207,7 +208,8 @@ static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows
   for (int64_t t = blockIdx.x; t < r.rows; t += gridDim.x, odd ^= 1) {
     const row_of<X> row((const X *)r.logits + t * r.logits_ld, r.V);
     const int64_t target = target_of(r, t);
-    const float hit = target >= 0 ? softcap(rfi_widen(row.x[target]), r.cap) : 0.0f; /* before anything is written */
+    /* read before anything is written */
+    const float hit = target >= 0 ? softcap(rfi_widen(row.x[target]), r.cap) : 0.0f;
     float2 sum = make_float2(-INFINITY, 0.0f);
     float v[P];
     int64_t k = me;
@@ -259,8 +261,8 @@ static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows
   }
 }
 
-/* Forward alone. A thread's next pieces, at a row's end those of the block's next row, are on their way while these
- * are added. EVEN: rows begin and end at 16 bytes. */
+/* The forward without a gradient. A thread's next pieces, at a row's end those of the block's next row, load while the
+ * current ones are added. EVEN: rows begin and end at multiples of 16 bytes. */
 template <typename X, bool EVEN>
 static __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_BLOCKS) ce_forward(const rfi_ce_rows r) {
   constexpr int P = 16 / (int)sizeof(X), N = EVEN ? FORWARD_AT_ONCE : 1;
@@ -305,7 +307,7 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_BLOCKS) ce_for
   }
 }
 
-/* EVEN: rows of both begin and end at 16 bytes. */
+/* EVEN: rows of logits and dlogits begin and end at multiples of 16 bytes. */
 template <typename X, typename D, bool EVEN>
 static __global__ void __launch_bounds__(DLOGITS_THREADS) ce_dlogits(const rfi_ce_rows r, const unsigned blocks) {
   constexpr int P = 16 / (int)sizeof(X);
@@ -350,7 +352,7 @@ static __global__ void __launch_bounds__(1024)
 /* ---- launches ---- */
 
 typedef struct machine {
-  int sms, shared; /* shared: bytes that one block may have */
+  int sms, shared; /* shared: bytes available to one block */
 } machine;
 
 static rfr_status find_machine(machine *m) {
@@ -361,7 +363,7 @@ static rfr_status find_machine(machine *m) {
   return rfi_cuda_check(e, "reading the device");
 }
 
-/* As many blocks as are at work at once: each goes on to the next row. `own`: bytes that a block has besides. */
+/* As many blocks as run at the same time: each continues with further rows. `own`: bytes of a block besides the row. */
 template <typename X, typename D>
 static rfr_status launch(const rfi_ce_rows *r, const machine *m, cudaStream_t stream) {
   const int64_t width = 16 / (int64_t)sizeof(X), pieces = rfi_blocks(r->V, width) + 1, own = 2048, resident = 1024;
@@ -376,13 +378,13 @@ static rfr_status launch(const rfi_ce_rows *r, const machine *m, cudaStream_t st
   if (16 * keep > 32768) {
     const cudaError_t e =
         cudaFuncSetAttribute(ce_rows<X, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(16 * keep));
-    if (e != cudaSuccess) return rfi_cuda_check(e, "asking for shared memory");
+    if (e != cudaSuccess) return rfi_cuda_check(e, "raising the shared memory limit");
   }
   ce_rows<X, D><<<(unsigned)blocks, (unsigned)threads, (size_t)(16 * keep), stream>>>(*r, keep);
   return RFR_OK;
 }
 
-/* Whether rows of V elements begin and end at 16 bytes of T, and for a wider type of X too. */
+/* Whether rows of V elements begin and end at multiples of 16 bytes of T, and of X if that is wider. */
 template <typename T, typename X> static bool is_even(const void *rows, int64_t ld, int64_t V) {
   const int64_t width = 16 / (int64_t)(sizeof(T) < sizeof(X) ? sizeof(T) : sizeof(X));
   return (uintptr_t)rows % 16 == 0 && ld % width == 0 && V % width == 0;
@@ -445,5 +447,5 @@ rfr_status rfi_ce_tails_cuda(const rfi_ce_rows *r, int64_t width, void *stream) 
   RFI_WITH_FLOAT(r->dlogits_type, D,
                  (ce_tails<D><<<(unsigned)rfi_blocks(r->rows * tail, 256), 256, 0, (cudaStream_t)stream>>>(
                      (D *)r->dlogits, r->dlogits_ld, r->rows, r->V, tail)))
-  return rfi_cuda_launched("zeros behind rows of logits");
+  return rfi_cuda_launched("padding rows of logits");
 }

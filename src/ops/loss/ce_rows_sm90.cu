@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ce_rows.cu's rows on Hopper, where the logits are f32 and the gradient has 16 bits: a cluster of blocks takes a row,
- * so that its f32 logits fit into registers. What has gone there from shared memory makes room for the block's part of
- * the next row at once, which then arrives all the while that this one is worked on and written.
+ * The rows of ce_rows.cu on Hopper, for f32 logits and a 16-bit gradient: a cluster of blocks processes a row, so that
+ * its f32 logits fit into registers. Once they are there, the block's part of the next row is loaded into the freed
+ * shared memory, while this row is computed and written.
  *
- * e^x is made once: a thread's sum and its gradients are relative to its own maximum m, and when the row's maximum M
- * and sum S are known, each gradient is one multiplication, by e^(m - M) / S. All of a row has been read when those are
- * known, so the gradient may lie over the logits.
+ * e^x is computed once: a thread's sum and gradients are relative to its own maximum m; when the row's maximum M and
+ * sum S are known, each gradient is one multiplication, by e^(m - M) / S. By then all of the row has been read, so the
+ * gradient may overlap the logits.
  */
 #include "ops/loss/ce_cuda.h"
 
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 1024, PIECES = 8, STRIDE = THREADS * 4 }; /* pieces of four logits a thread */
+enum { THREADS = 1024, PIECES = 8, STRIDE = THREADS * 4 }; /* pieces of four logits per thread */
 enum { MOST_BLOCKS = 8 };                                  /* of a cluster */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -34,37 +34,38 @@ static __device__ __forceinline__ void cluster_barrier(void) {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* Values on their way to all blocks of a cluster; each counts on its barrier's bytes. */
-typedef struct mail {
+/* Values sent to all blocks of a cluster; each block counts the bytes on its barrier. */
+typedef struct exchange {
   uint64_t barrier;
   float2 from[MOST_BLOCKS];
-} mail;
+} exchange;
 
-static __device__ __forceinline__ void mail_init(mail *m) {
+static __device__ __forceinline__ void exchange_init(exchange *m) {
   asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(address_of(&m->barrier)) : "memory");
 }
-static __device__ __forceinline__ void mail_expect(mail *m, unsigned blocks) {
+static __device__ __forceinline__ void exchange_expect(exchange *m, unsigned blocks) {
   asm volatile("{\n.reg .b64 t;\nmbarrier.arrive.expect_tx.shared.b64 t, [%0], %1;\n}" ::"r"(address_of(&m->barrier)),
                "r"(blocks * 8)
                : "memory");
 }
-static __device__ __forceinline__ void mail_send(mail *m, unsigned to, float2 x) {
+static __device__ __forceinline__ void exchange_send(exchange *m, unsigned to, float2 x) {
   asm volatile("{\n.reg .u32 at, bar;\nmapa.shared::cluster.u32 at, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
                "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [at], {%3, %4}, [bar];\n}" ::"r"(
                    address_of(&m->from[block_of_cluster()])),
                "r"(address_of(&m->barrier)), "r"(to), "f"(x.x), "f"(x.y)
                : "memory");
 }
-static __device__ __forceinline__ void mail_wait(mail *m, int parity) {
+static __device__ __forceinline__ void exchange_wait(exchange *m, int parity) {
   asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
                "@!p bra again;\n}" ::"r"(address_of(&m->barrier)),
                "r"(parity)
                : "memory");
 }
 
-/* (maximum, sum of 2^(x - maximum)), in units of log2 e, of 32 lanes; each gets it. */
+/* Merges (maximum, sum of 2^(x - maximum)), in units of log2 e, over 32 lanes; each gets the result. */
 static __device__ __forceinline__ float2 merge_lanes(float2 x) {
-  const int bits = __float_as_int(x.x), order = bits ^ (bits >> 31 & 0x7fffffff); /* floats as integers of that order */
+  /* integers in the order of the floats */
+  const int bits = __float_as_int(x.x), order = bits ^ (bits >> 31 & 0x7fffffff);
   const int top = __reduce_max_sync(0xffffffffu, order);
   const float most = __int_as_float(top ^ (top >> 31 & 0x7fffffff));
   float sum = most == -INFINITY ? x.y : x.y * exp2_fast(x.x - most);
@@ -73,39 +74,40 @@ static __device__ __forceinline__ float2 merge_lanes(float2 x) {
   return make_float2(most, sum);
 }
 
-/* Over a cluster, in one order. `part` and `peer` may be used again after another one's; `turn`: how often they
- * were. */
-static __device__ __forceinline__ float2 cluster_merge(float2 x, float2 *part, mail *peer, unsigned blocks, int turn) {
+/* Merges over a cluster, in a fixed order. `part` and `peer` may be reused after another merge; `turn` counts the
+ * merges before. */
+static __device__ __forceinline__ float2 cluster_merge(float2 x, float2 *part, exchange *peer, unsigned blocks,
+                                                       int turn) {
   const int lane = threadIdx.x & 31;
   x = merge_lanes(x);
   if (lane == 0) part[threadIdx.x >> 5] = x;
   __syncthreads();
   x = merge_lanes(part[lane]);
   if (blocks == 1) return x;
-  if (threadIdx.x == 0) mail_expect(peer, blocks);
-  if (threadIdx.x < blocks) mail_send(peer, threadIdx.x, x);
-  mail_wait(peer, turn & 1);
+  if (threadIdx.x == 0) exchange_expect(peer, blocks);
+  if (threadIdx.x < blocks) exchange_send(peer, threadIdx.x, x);
+  exchange_wait(peer, turn & 1);
   return merge_lanes(lane < (int)blocks ? peer->from[lane] : make_float2(-INFINITY, 0.0f));
 }
 
 #endif
 
-/* A block's part of a row: per_block pieces, or what is left; thread k's j-th is k + 1024 j. */
+/* A block's part of a row: per_block pieces, or the rest; piece j of thread k is k + 1024 j. */
 template <typename D>
 static __global__ void __launch_bounds__(THREADS, 1)
     ce_rows_sm90(const __grid_constant__ rfi_ce_rows r, const int per_block, const unsigned blocks) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(16) float4 kept[];
   __shared__ float2 part[2][32];
-  __shared__ mail peer[2];
+  __shared__ exchange peer[2];
   const int me = (int)threadIdx.x, begin = (int)block_of_cluster() * per_block * 4, first = begin + me * 4;
-  const int mine = min((int)r.V - begin, per_block * 4), left = mine - me * 4, whole = mine / STRIDE;
+  const int mine = min((int)r.V - begin, per_block * 4), left = mine - me * 4, full_strides = mine / STRIDE;
   const int64_t step = gridDim.x / blocks;
   const float scale = *r.dloss * *r.inv_valid;
   const uint32_t place = address_of(&kept[me]);
   const float *from = (const float *)r.logits + blockIdx.x / blocks * r.logits_ld + first;
-  const auto request = [&](int j, float before) { /* of a piece, after what lay in its place has been read */
-                                                  if (j < whole || j * STRIDE < left)
+  const auto request = [&](int j, float before) { /* loads a piece after its place has been read */
+                                                  if (j < full_strides || j * STRIDE < left)
                                                     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                                                                      place + (uint32_t)(j * THREADS * 16)),
                                                                  "l"(from + j * STRIDE), "f"(before)
@@ -113,7 +115,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
   };
   if (blocks > 1) {
     if (me == 0)
-      for (int i = 0; i < 2; i++) mail_init(&peer[i]);
+      for (int i = 0; i < 2; i++) exchange_init(&peer[i]);
     cluster_barrier();
   }
   int turn = 0;
@@ -122,20 +124,21 @@ static __global__ void __launch_bounds__(THREADS, 1)
   for (int64_t t = blockIdx.x / blocks; t < r.rows; t += step, turn++) {
     const int32_t wanted = r.targets[t];
     const bool valid = wanted != r.ignore && wanted >= 0 && wanted < r.V, more = t + step < r.rows;
-    const float hit = valid ? ((const float *)r.logits)[t * r.logits_ld + wanted] : 0.0f; /* until it is written over */
+    /* read before it is overwritten */
+    const float hit = valid ? ((const float *)r.logits)[t * r.logits_ld + wanted] : 0.0f;
     float v[PIECES][4], top = -INFINITY, sum = 0;
     from += step * r.logits_ld;
     asm volatile("cp.async.wait_all;" ::: "memory");
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
       float4 x = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-      if (j < whole || j * STRIDE < left) x = kept[me + j * THREADS];
+      if (j < full_strides || j * STRIDE < left) x = kept[me + j * THREADS];
       v[j][0] = x.x, v[j][1] = x.y, v[j][2] = x.z, v[j][3] = x.w;
     }
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
       if (more) request(j, v[j][0]);
-      if (j >= whole)
+      if (j >= full_strides)
 #pragma unroll
         for (int i = 1; i < 4; i++)
           if (j * STRIDE + i >= left) v[j][i] = -INFINITY;
@@ -164,13 +167,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
       rfi_pack<D, 4> y;
 #pragma unroll
       for (int i = 0; i < 4; i++) y.x[i] = rfi_narrow<D>(valid ? v[j][i] * by : 0.0f);
-      if (j < whole || j * STRIDE < left) *(rfi_pack<D, 4> *)(to + j * STRIDE) = y;
+      if (j < full_strides || j * STRIDE < left) *(rfi_pack<D, 4> *)(to + j * STRIDE) = y;
     }
-    const int at = wanted - first; /* among the thread's, perhaps */
+    const int at = wanted - first; /* may be outside the thread's elements */
     if (valid && at >= 0 && at < left && at % STRIDE < 4)
       to[at] = rfi_narrow<D>(exp2_fast(fmaf(hit, LOG2E, -all.x)) * share - scale);
   }
-  if (blocks > 1) cluster_barrier(); /* a block's shared memory stays until nobody sends it anything */
+  if (blocks > 1) cluster_barrier(); /* a block's shared memory must exist until all sends to it have finished */
 #endif
 }
 
@@ -193,7 +196,7 @@ template <typename D> static rfr_status launch(const rfi_ce_rows *r, cudaStream_
   int clusters = 0;
   cudaError_t e = cudaFuncSetAttribute(ce_rows_sm90<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&clusters, ce_rows_sm90<D>, &config);
-  if (e != cudaSuccess) return rfi_cuda_check(e, "asking for clusters");
+  if (e != cudaSuccess) return rfi_cuda_check(e, "enabling clusters");
   if (clusters > r->rows) clusters = (int)r->rows;
   if (clusters < 1) clusters = 1;
   config.gridDim = dim3((unsigned)clusters * blocks);

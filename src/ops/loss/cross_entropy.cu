@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * token_count and softmax cross-entropy on a GPU; the rows are those of ce_rows.cu. Their losses lie in
- * the workspace and are added by one block in f64, in a fixed order.
+ * token_count and softmax cross-entropy on a GPU; ce_rows.cu computes the rows. The rows' losses are in the workspace,
+ * and one block adds them in f64, in a fixed order.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/loss/ce_cuda.h"
@@ -16,7 +16,7 @@ typedef struct target_list {
   int lists;
 } target_list;
 
-/* *so_far: how many the launches before this one have counted. */
+/* so_far: the count of the previous launches. */
 static __global__ void __launch_bounds__(THREADS)
     token_count(const __grid_constant__ target_list all, int32_t ignore, bool first, bool last, int64_t *so_far,
                 float *inv_valid, float *count) {
@@ -29,7 +29,7 @@ static __global__ void __launch_bounds__(THREADS)
       const int32_t target = all.targets[i][k];
       mine += target != ignore && target >= 0;
     }
-  atomicAdd(&sum, (unsigned long long)mine); /* integers: in any order */
+  atomicAdd(&sum, (unsigned long long)mine); /* integers: the order does not matter */
   __syncthreads();
   if (threadIdx.x > 0) return;
   *so_far = (int64_t)sum;

@@ -5,8 +5,8 @@
  *   lse[t] = log sum_v e^logits[t,v]
  *   loss   = inv_valid * sum over valid t of (lse[t] - logits[t, target[t]])
  *
- * Rows are done in parallel, each by one thread; their losses lie in the workspace and are
- * added in row order in double, so that the bits do not depend on the split.
+ * Rows run in parallel, each on one thread; their losses are in the workspace and are added in row order in double, so
+ * that the bits do not depend on the split.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/loss/ce_row.h"

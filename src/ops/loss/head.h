@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The matrix products inside linear_cross_entropy, as calls of matmul: what its kernel runs,
- * and what bind offers to a library, so that the LM head is as fast as any other product.
+ * The GEMMs inside linear_cross_entropy, as calls of matmul: the kernel runs them, and binding offers them to a
+ * library, so that the LM head is as fast as any other GEMM.
  *
- * A chunk is the first, a middle one or the tail; those differ in rows and in whether dw
- * is overwritten or added to. On a GPU dw is two products, since a library slows down by half
- * for a vocabulary that is no whole number of tiles. The workspace holds a loss
- * per row, one chunk of logits in f32 and what the products need. dlogits, in x's type,
- * take the place of the logits they come from, row by row with the logits' row stride.
+ * A chunk is the first, a middle one or the tail; those differ in rows and in whether dw is overwritten or added to. On
+ * a GPU dw is two GEMMs, since a library is half as fast if the vocabulary is not a multiple of the tile. The workspace
+ * has a loss per row, one chunk of logits in f32 and the GEMMs' workspaces. dlogits, in x's type, replace the logits
+ * that they come from, row by row with the logits' row stride.
  */
 #ifndef RFI_HEAD_H
 #define RFI_HEAD_H
@@ -16,12 +15,12 @@
 
 enum { RFI_HEAD_X, RFI_HEAD_W, RFI_HEAD_TARGETS, RFI_HEAD_INV_VALID, RFI_HEAD_DLOSS, RFI_HEAD_ACC };
 enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_DW_REST, RFI_HEAD_PRODUCTS }; /* of one chunk */
-enum { RFI_HEAD_ALIGNED = 16 }; /* elements of a row on a GPU come in whole cache lines */
+enum { RFI_HEAD_ALIGNED = 16 }; /* on a GPU, row strides in elements are multiples of this: full cache lines */
 enum { RFI_HEAD_TILE = 128 };   /* rows of dw */
 enum { RFI_HEAD_FIRST, RFI_HEAD_MIDDLE, RFI_HEAD_TAIL, RFI_HEAD_CHUNKS };
 
-/* How a library runs one product; run is NULL where the matmul kernel does. call->library of
- * linear_cross_entropy points at [RFI_HEAD_CHUNKS][RFI_HEAD_PRODUCTS] of them, or is NULL. */
+/* How a library runs one GEMM; run is NULL if the matmul kernel runs it. call->library of linear_cross_entropy points
+ * to [RFI_HEAD_CHUNKS][RFI_HEAD_PRODUCTS] of them, or is NULL. */
 typedef struct rfi_head_library {
   rfi_kernel_fn run;
   size_t workspace;
@@ -32,21 +31,22 @@ typedef struct rfi_head_library {
 typedef struct rfi_head_product {
   rfi_arg in[4], out[1];
   rfi_attr attr[3];
-  rfi_call call; /* points into this struct: not to be copied */
+  rfi_call call; /* points into this struct: do not copy it */
   bool wanted;
 } rfi_head_product;
 
 typedef struct rfi_head {
   int64_t T, C, V, chunk;
-  int64_t ld;            /* of a row of logits; longer than V, the rows of w end in zeros, and so do those of dlogits */
-  int64_t tiled;         /* rows of dw in its first product; the rest, if any, are another */
-  size_t nll, logits, w; /* bytes of the workspace's first parts; w: a copy with ld rows, if any */
+  /* row stride of the logits; if it exceeds V, the rows of w are zero-padded, and so are those of dlogits */
+  int64_t ld;
+  int64_t tiled;         /* rows of dw in its first GEMM; the rest, if any, is another GEMM */
+  size_t nll, logits, w; /* bytes of the workspace's first parts; w: a copy with ld rows, or 0 */
 } rfi_head;
 
-/* Parts of the workspace begin where storages may: at multiples of RFI_ALIGNMENT. */
+/* Parts of the workspace begin at multiples of RFI_ALIGNMENT. */
 static inline size_t rfi_head_round(size_t n) { return (n + 255) & ~(size_t)255; }
 
-/* Rows of logits are `multiple` elements long, or more: a GPU's products want aligned rows, ours dense ones (1). */
+/* Row strides of logits are multiples of `multiple`: a GPU's GEMMs need aligned rows, the CPU's dense ones (1). */
 static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   rfi_head h = {
       .T = c->in[RFI_HEAD_X].type.shape[0], .C = c->in[RFI_HEAD_X].type.shape[1], .V = c->in[RFI_HEAD_W].type.shape[0]};
@@ -59,13 +59,13 @@ static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   return h;
 }
 
-/* Rows of the chunk that starts at t, and what kind of chunk it is. */
+/* The number of rows in the chunk that starts at t, and the kind of that chunk. */
 static inline int64_t rfi_head_rows(const rfi_head *h, int64_t t) { return h->T - t < h->chunk ? h->T - t : h->chunk; }
 static inline int rfi_head_kind(const rfi_head *h, int64_t t) {
   if (t == 0) return RFI_HEAD_FIRST;
   return rfi_head_rows(h, t) < h->chunk ? RFI_HEAD_TAIL : RFI_HEAD_MIDDLE;
 }
-/* The first row of some chunk of that kind, -1 if there is none. */
+/* The first row of some chunk of that kind; -1 if there is none. */
 static inline int64_t rfi_head_start(const rfi_head *h, int kind) {
   int64_t t = kind == RFI_HEAD_FIRST ? 0 : kind == RFI_HEAD_MIDDLE ? h->chunk : h->T - (h->chunk ? h->T % h->chunk : 0);
   return t < h->T && rfi_head_kind(h, t) == kind ? t : -1;
@@ -87,12 +87,12 @@ static inline void rfi_head_product_init(rfi_head_product *p, const rfi_call *c,
       .n_in = 4, .n_out = 1, .in = p->in, .out = p->out, .attr = p->attr, .microbatch = -1, .threads = c->threads};
 }
 
-/* The products of the chunk that starts at row t, without workspaces. At bind, when there are
- * no addresses yet, `logits` is any non-NULL pointer. */
+/* The GEMMs of the chunk that starts at row t, without workspaces. At bind there are no addresses yet: then `logits` is
+ * any non-NULL pointer. */
 static inline void rfi_head_products(const rfi_call *c, const rfi_head *h, int64_t t, void *logits,
                                      rfi_head_product out[RFI_HEAD_PRODUCTS]) {
   rfr_dtype dtype = c->in[RFI_HEAD_X].type.dtype;
-  size_t begin = (size_t)(t * h->C) * (dtype == RFR_F32 ? 4 : 2); /* no calls: the CUDA module has this code too */
+  size_t begin = (size_t)(t * h->C) * (dtype == RFR_F32 ? 4 : 2); /* no calls: the CUDA module compiles this too */
   int64_t n = rfi_head_rows(h, t);
   void *dx = c->out[1].data ? (char *)c->out[1].data + begin : NULL;
   rfi_arg x = rfi_head_matrix((char *)c->in[RFI_HEAD_X].data + begin, dtype, n, h->C, h->C);

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The LM head and its loss in one op, forward and backward, without ever holding all logits:
+ * The LM head and its loss in one op, forward and backward, without a buffer for all logits:
  *
  *   for each chunk of rows:  logits  = x wT                      f32, in the workspace
  *                            logits  = cap tanh(logits / cap)    if there is a cap
- *                            lse, loss                           as cross_entropy does them
+ *                            lse, loss                           as in cross_entropy
  *                            dlogits = (softmax - onehot) scale  in x's type, over the logits; with a cap
  *                                                                times 1 - (logits / cap)^2
  *                            dx      = dlogits w
  *                            dw     += dlogitsT x                f32
  *
- * The backward can run at once because d loss is an operand. The products (head.h) are the
- * library's where it takes them, else the matmul kernel's. Chunks follow each other, so dw
- * is summed in row order whatever the number of threads. Logits are not rounded to x's type:
- * the op is closer to the exact loss than linear and cross_entropy apart, and its bits
- * differ from theirs.
+ * The backward can run in the same op because d loss is an operand. A library runs the GEMMs (head.h) if it supports
+ * them, else the matmul kernel does. Chunks run in order, so dw is summed in row order for any number of threads.
+ * Logits are not rounded to x's type: the op is closer to the exact loss than linear followed by cross_entropy, and its
+ * bits differ from theirs.
  */
 #include "backend/cpu/cpu.h"
 #include "base/base.h"
@@ -55,7 +54,7 @@ static rfr_status run_product(const rfi_call *c, rfi_head_product *p, int kind, 
   return library->run(&p->call);
 }
 
-/* One chunk, as rfi_parallel hands it to its parts: the call comes first. */
+/* One chunk, as rfi_parallel passes it to its parts: the call is the first field. */
 typedef struct chunk {
   rfi_call call;
   int64_t t; /* its first row */
@@ -86,7 +85,7 @@ static void rows(const rfi_call *call, int64_t begin, int64_t end, int part) {
 static rfr_status run(const rfi_call *c) {
   const rfi_head h = rfi_head_make(c, 1);
   if ((c->out[1].data || c->out[2].data) && !c->in[RFI_HEAD_DLOSS].data)
-    return rfi_fail(RFI_E_INTERNAL, "linear_cross_entropy: gradients are wanted without dloss");
+    return rfi_fail(RFI_E_INTERNAL, "linear_cross_entropy: gradients need dloss");
   if (h.T == 0 && c->out[2].data && !c->in[RFI_HEAD_ACC].data)
     memset(c->out[2].data, 0, (size_t)(h.V * h.C) * sizeof(float));
   char *logits = (char *)c->workspace + h.nll, *scratch = logits + h.logits;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The LM head and its loss on a GPU: chunk by chunk the products of head.h and the rows of
- * ce_rows.cu, as linear_cross_entropy_cpu.c has them.
+ * The LM head and its loss on a GPU: per chunk the GEMMs of head.h and the rows of ce_rows.cu, as in
+ * linear_cross_entropy_cpu.c.
  */
 #include "ops/loss/ce_cuda.h"
 #include "ops/loss/head.h"
@@ -57,7 +57,7 @@ static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, cha
   return s;
 }
 
-/* A vocabulary that is no multiple of a few elements would cost the products most of their speed. */
+/* Pads w: a vocabulary that is not a multiple of a few elements would make the GEMMs several times slower. */
 static rfr_status copy_w(const rfr_call *c, const rfi_head *h, char *to) {
   const size_t bytes = (size_t)(h->V * h->C) * (c->in[RFI_HEAD_W].type.dtype == RFR_F32 ? 4 : 2);
   cudaStream_t stream = (cudaStream_t)c->stream;

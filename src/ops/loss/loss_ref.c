@@ -80,7 +80,7 @@ RFT_CASES(cross_entropy_bwd) = {
     NULL,
 };
 
-/* Row by row: one row of logits and of their gradient at a time. */
+/* One row of logits and of their gradient at a time. */
 RFT_REF(linear_cross_entropy) {
   const double *x = call->in[0].data, *w = call->in[1].data, *inv_valid = call->in[3].data, *dloss = call->in[4].data;
   const int32_t *targets = call->in[2].data;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * matmul: y = op(a) op(b) + bias (+ acc), op(x) = x or its transpose; with rank 3 the
- * first dimension is a batch. Shapes, gradient and recording.
+ * matmul: y = op(a) op(b) + bias (+ acc), op(x) = x or its transpose; with rank 3 the first dimension is a batch.
+ * Shapes, gradient and recording.
  *
- * The gradients are matmuls too, as separate ops that share operands: da and db each
- * name their own transpositions instead of moving data, so that dropping one of them
- * drops what it alone needed. A bias gradient is the sum over rows.
+ * The gradients are separate matmuls that share operands. dgrad and wgrad each set their own transpose flags instead of
+ * moving data, so pruning one of them also frees the operands that only it reads. A bias gradient is the sum over rows.
  */
 #include "base/base.h"
 #include "ops/rule.h"
@@ -53,21 +52,21 @@ static rfr_value record(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b, r
   return rfi_record(t, at, RFI_OP_matmul, bias == RFR_NONE ? 2 : 3, in, attr, NULL);
 }
 
-/* Type and phase of operand i's gradient. */
+/* Begins operand i's gradient and returns its type. */
 static rfr_dtype begin(rfi_grad *g, int i) {
   rfi_emit_begin(g, i);
   return rfi_emit_dtype(g, i);
 }
 
-/* The gradient as the products want it: of the operands' type where theirs is narrower, as matrix units need it. */
+/* dy as an operand of the GEMMs: cast to the operands' type if that is narrower, because matrix units require it. */
 static rfr_value as_operand(const rfi_grad *g) {
   const rfr_dtype a = rfr_value_type(g->t, g->op->in[0]).dtype, b = rfr_value_type(g->t, g->op->in[1]).dtype;
   const bool wide = rfr_value_type(g->t, g->dy[0]).dtype == RFR_F32 && a == b && a != RFR_F32;
   return wide && (g->need[0] || g->need[1]) ? rfr_cast_at(g->t, g->at, g->dy[0], a) : g->dy[0];
 }
 
-/* With y = op(a) op(b): d op(a) = dy op(b)T and d op(b) = op(a)T dy; where an operand is
- * used transposed, the transposed product gives its gradient as it is stored. */
+/* With y = op(a) op(b): d op(a) = dy op(b)T and d op(b) = op(a)T dy. For an operand used transposed, the transposed
+ * GEMM gives its gradient in the stored layout. */
 rfr_status rfi_grad_matmul(rfi_grad *g) {
   const rfi_opr *op = g->op;
   rfr_value a = op->in[0], b = op->in[1], dy = g->dy[0];
@@ -85,7 +84,7 @@ rfr_status rfi_grad_matmul(rfi_grad *g) {
   if (op->n_in > 2 && op->in[2] != RFR_NONE && g->need[2]) {
     rfr_dtype to = begin(g, 2);
     rfr_value sum = dy;
-    for (int left = rfr_value_type(g->t, dy).rank - 1; left > 0; left--) { /* batch, then rows */
+    for (int left = rfr_value_type(g->t, dy).rank - 1; left > 0; left--) { /* the batch, then rows */
       rfi_attr attr[2] = {rfi_i(0), rfi_i(left > 1 ? RFR_F32 : to)};
       sum = rfi_record(g->t, g->at, RFI_OP_sum, 1, &sum, attr, NULL);
     }

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The matrix product for what cuBLASLt does not take: mixed types, rows that are not 16-byte
- * aligned, operands of any strides, empty sums.
+ * GEMM for the calls that cuBLASLt does not support: mixed types, rows that are not 16-byte aligned, operands of any
+ * strides, empty sums.
  *
  *   y[z,i,j] = sum_k op(a)[z,i,k] op(b)[z,k,j] + bias[j] + acc[z,i,j]      f32, one rounding
  *
- * By the tiles of tile_any.cuh.
+ * It uses the tiles of tile_any.cuh.
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/matmul/tile_any.cuh"
 
 typedef struct operand {
   const void *data;
-  int64_t batch, row, col; /* strides of op(x), elements */
+  int64_t batch, row, col; /* strides of op(x) in elements */
   rfr_dtype dtype;
 } operand;
 
@@ -69,7 +69,7 @@ static rfr_status run(const rfr_call *call) {
                call->n_in > 3 && call->in[3].data};
   if (batch == 0 || p.M == 0 || p.N == 0) return RFR_OK;
   const int64_t tiles_m = rfi_blocks(p.M, RFI_TILE), tiles_n = rfi_blocks(p.N, RFI_TILE);
-  for (int64_t z = 0; z < batch; z += 65535) { /* what the grid's second dimension holds */
+  for (int64_t z = 0; z < batch; z += 65535) { /* the limit of the grid's second dimension */
     const int64_t part = batch - z < 65535 ? batch - z : 65535;
     problem q = p;
     const int64_t size = p.y_type == RFR_F32 ? 4 : 2;

@@ -1,28 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The portable matrix product: y = op(a) op(b) + bias (+ acc).
+ * The portable GEMM: y = op(a) op(b) + bias (+ acc).
  *
- * C is cut into tiles of at most TILE_M x TILE_N; a thread owns a tile from first to
- * last step, so nothing is reduced between threads; product.h says how a tile is made.
- * The bits do not depend on tile sizes or on the number of threads.
+ * C is cut into tiles of at most TILE_M x TILE_N. One thread computes a tile completely, so nothing is reduced between
+ * threads; product.h computes a tile. The bits do not depend on tile sizes or on the number of threads.
  *
- * Packing per tile repeats work between tiles (about 5 % at 256 x 256), and in
- * exchange needs no barrier and no scratch that grows with the matrices.
+ * Packing per tile repeats work between tiles (about 5 % at 256 x 256), but needs no barrier and no scratch that grows
+ * with the matrices.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/matmul/product.h"
 
 enum {
   TILE_M = 32 * RFI_MR,
-  TILE_N = 256,            /* A, B and C blocks together stay in a 1 MiB L2 cache */
-  MIN_TILE_WORK = 1 << 18, /* multiply-adds below which another thread does not pay */
+  TILE_N = 256,            /* blocks of A, B and C together fit into a 1 MiB L2 cache */
+  MIN_TILE_WORK = 1 << 18, /* with fewer multiply-adds, another thread does not pay */
 };
 
 typedef struct grid {
   int64_t batch, M, N, K;
   int64_t tile_m, tile_n, tiles_m, tiles_n;
   int threads;
-  rfi_scratch scratch; /* of a thread */
+  rfi_scratch scratch; /* per thread */
 } grid;
 
 static grid grid_make(const rfi_call *call) {
@@ -34,7 +33,7 @@ static grid grid_make(const rfi_call *call) {
   g.tile_n = g.N < TILE_N ? rfi_round_up(g.N > 0 ? g.N : 1, RFI_NR) : TILE_N;
   int64_t work = g.batch * g.M * g.N * (g.K > 0 ? g.K : 1), most = work / MIN_TILE_WORK;
   g.threads = call->threads < 1 || most < 2 ? 1 : call->threads < most ? call->threads : (int)most;
-  for (;;) { /* enough tiles to keep all threads busy to the end */
+  for (;;) { /* enough tiles to keep all threads busy until the end */
     g.tiles_m = rfi_ceil_div(g.M, g.tile_m);
     g.tiles_n = rfi_ceil_div(g.N, g.tile_n);
     if (g.threads == 1 || g.batch * g.tiles_m * g.tiles_n >= 4 * g.threads) break;
@@ -51,7 +50,7 @@ static size_t workspace(const rfi_call *call) {
   return (size_t)g.threads * rfi_scratch_floats(&g.scratch) * 4;
 }
 
-/* y rows = C + bias + acc, one rounding. */
+/* y rows = C + bias + acc, rounded once. */
 static void finish(const rfi_call *call, const grid *g, int64_t y0, int64_t j0, int64_t m, int64_t n, float *c) {
   const rfi_arg *bias = &call->in[2], *y = &call->out[0];
   bool has_bias = call->n_in > 2 && bias->data, has_acc = call->n_in > 3 && call->in[3].data;

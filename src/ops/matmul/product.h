@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A block of a product, from packing to rounding, in the scratch of one thread: what the portable kernels of
- * matmul and of grouped products share, so that both give the same bits.
+ * A block of a GEMM, from packing to rounding, in the scratch of one thread. The portable kernels of matmul and of
+ * grouped GEMMs share it, so that both give the same bits.
  *
- * For each part of K it packs a strip of B (into panels of RFI_NR columns) and a block of A, both widened to
- * f32, and runs the register tile over them into an f32 block of C; what is added and the one rounding come
- * at the end. K is cut by K alone: the bits depend on K and the instruction set, not on the block's size.
+ * For each part of K it packs a strip of B (into panels of RFI_NR columns) and a block of A, both widened to f32, and
+ * runs the register tile over them into an f32 block of C. Added operands and the only rounding come at the end. How K
+ * is split depends on K alone, so the bits depend on K and the instruction set, not on the block's size.
  */
 #ifndef RFI_PRODUCT_H
 #define RFI_PRODUCT_H
@@ -21,16 +21,16 @@ typedef struct rfi_matrix {
   int64_t rs, cs;
 } rfi_matrix;
 
-/* What a thread's scratch holds, each a multiple of 16 floats. */
+/* Sizes of a thread's scratch in floats, each a multiple of 16. */
 typedef struct rfi_scratch {
   size_t a, b, c;
-  int64_t ldc; /* of C: the columns of the largest block */
+  int64_t ldc; /* row stride of C: the columns of the largest block */
 } rfi_scratch;
 
 RFI_INLINE int64_t rfi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 RFI_INLINE int64_t rfi_round_up(int64_t a, int64_t b) { return rfi_ceil_div(a, b) * b; }
 
-/* The part of K that is packed at a time: never more than RFI_BLOCK_K. */
+/* The number of elements of K packed at a time: at most RFI_BLOCK_K. */
 RFI_INLINE int64_t rfi_block_k(int64_t K) {
   int64_t blocks = K > 0 ? rfi_ceil_div(K, RFI_BLOCK_K) : 1;
   return rfi_round_up(rfi_ceil_div(K > 0 ? K : 1, blocks), 4);
@@ -49,7 +49,7 @@ RFI_INLINE const void *rfi_matrix_at(const rfi_matrix *x, int64_t i, int64_t j) 
   return rfi_at(x->data, x->dtype, i * x->rs + j * x->cs);
 }
 
-/* C (m x n) = A (m x K) B (K x n); returns C, in the scratch, rows ldc apart. */
+/* C (m x n) = A (m x K) B (K x n); returns C, in the scratch, with row stride ldc. */
 RFI_COLD float *rfi_product(const rfi_scratch *s, const rfi_matrix *a, const rfi_matrix *b, int64_t m, int64_t n,
                             int64_t K, float *scratch) {
   float *ap = scratch, *bp = ap + s->a, *c = bp + s->b;
@@ -87,7 +87,7 @@ RFI_COLD void rfi_add_bias(float *row, const void *bias, rfr_dtype dtype, int64_
     for (int64_t j = 0; j < n; j++) row[j] += rfi_get(bias, dtype, j);
 }
 
-/* y = row, or += row when `accumulate`, rounded once. */
+/* y = row, or y += row if `accumulate`, rounded once. */
 RFI_COLD void rfi_store_row(void *y, rfr_dtype dtype, float *row, int64_t n, int accumulate) {
   if (accumulate && dtype == RFR_F32) {
     for (int64_t j = 0; j < n; j++) ((float *)y)[j] += row[j];

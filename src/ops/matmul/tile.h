@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The register tile that matrix products and attention are built from, and the
- * packing in front of it.
+ * The register tile of GEMMs and attention, and the packing of its operands.
  *
- * rfi_tile adds (or stores) an mr x RFI_NR block of C, mr <= RFI_MR, over k steps:
- * each step loads one row of RFI_NR columns of B as two vectors and multiplies it by
- * mr broadcast elements of A. The block stays in registers, so a step costs mr + 2
- * loads for 2 mr multiply-adds. The order of the sum over k is fixed: the bits of an
- * element do not depend on where its tile starts.
+ * rfi_tile adds (or stores) an mr x RFI_NR block of C, mr <= RFI_MR, over k steps: each step loads one row of RFI_NR
+ * columns of B as two vectors and multiplies it by mr broadcast elements of A. The block stays in registers, so a step
+ * costs mr + 2 loads for 2 mr multiply-adds. The order of the sum over k is fixed: the bits of an element do not depend
+ * on where its tile starts.
  *
- * Operands are f32 in scratch: what is narrower is widened once while it is packed.
- * Only kernel files, which are compiled once per instruction set, include this.
+ * Operands are f32 in scratch: narrower types are widened once, during packing. Only kernel files, which are compiled
+ * once per instruction set, include this header.
  */
 #ifndef RFI_TILE_H
 #define RFI_TILE_H
@@ -24,7 +22,7 @@
 
 #include "ops/vec.h"
 
-/* Two vectors of columns; as many rows as leave registers for B and one broadcast. */
+/* Two vectors of columns; as many rows as leave registers for B and one broadcast element. */
 #if defined(__AVX512F__)
 enum { RFI_LANES = 16, RFI_MR = 8 };
 #elif defined(__AVX__)
@@ -43,7 +41,7 @@ typedef float rfi_v4f __attribute__((vector_size(16), aligned(4), may_alias));
 typedef uint32_t rfi_v4u __attribute__((vector_size(16), aligned(4), may_alias));
 typedef uint16_t rfi_v4h __attribute__((vector_size(8), aligned(2), may_alias));
 
-/* Number of the calling thread in its team. */
+/* The index of the calling thread in its team. */
 RFI_INLINE int rfi_thread(void) {
 #ifdef _OPENMP
   return omp_get_thread_num();
@@ -97,7 +95,7 @@ RFI_INLINE rfi_v4f rfi_load4(const void *x, int wide, int64_t i) {
   return (rfi_v4f)u;
 }
 
-/* dst[r*ld + c] = src[r + c*cs]: a transposition, four by four in registers. */
+/* dst[r*ld + c] = src[r + c*cs]: a transpose, four by four in registers. */
 RFI_INLINE void rfi_pack_transposed(float *restrict dst, int64_t ld, int64_t rows, int64_t cols, const void *src,
                                     int wide, int64_t cs) {
   rfr_dtype dtype = wide ? RFR_F32 : RFR_BF16;
@@ -125,7 +123,7 @@ RFI_INLINE void rfi_pack_transposed(float *restrict dst, int64_t ld, int64_t row
 RFI_COLD void rfi_pack(float *restrict dst, int64_t ld, int64_t rows, int64_t cols, int64_t width, const void *src,
                        rfr_dtype dtype, int64_t rs, int64_t cs) {
   if (cs == 1) {
-    if (dtype == RFR_F32 && cols == RFI_NR) { /* the common panel: no call per row */
+    if (dtype == RFR_F32 && cols == RFI_NR) { /* the most frequent panel: no call per row */
       for (int64_t r = 0; r < rows; r++)
         for (int c = 0; c < RFI_NR; c++) dst[r * ld + c] = ((const float *)src)[r * rs + c];
     } else {
@@ -186,12 +184,12 @@ RFI_INLINE void rfi_tile_switch(int mr, int64_t k, const float *a, int64_t ars, 
     default: break;
   }
 }
-/* C (mr x RFI_NR) = or += A B with A row by row: element (i, p) at a[i*lda + p]. */
+/* C (mr x RFI_NR) = or += A B with A by rows: element (i, p) at a[i*lda + p]. */
 RFI_COLD void rfi_tile_n(int mr, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
                          int64_t ldc, int add) {
   rfi_tile_switch(mr, k, a, lda, 1, b, ldb, c, ldc, add);
 }
-/* The same with A column by column: element (i, p) at a[p*lda + i]. */
+/* The same with A by columns: element (i, p) at a[p*lda + i]. */
 RFI_COLD void rfi_tile_t(int mr, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
                          int64_t ldc, int add) {
   rfi_tile_switch(mr, k, a, 1, lda, b, ldb, c, ldc, add);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A tile of a product on a GPU, whatever its operands are: f32 sums over K in order, so the bits
- * depend on the product alone. A block of 256 threads makes 64 x 64, each thread 4 x 4 of it; both
- * operands pass through shared memory as f32, 16 of K at a time.
+ * A tile of a GEMM on a GPU for any operands. Sums over K are f32 and in order, so the bits depend on the GEMM alone. A
+ * block of 256 threads computes 64 x 64, each thread 4 x 4 of it; both operands pass through shared memory as f32, 16
+ * elements of K at a time.
  *
  *   a(i, k), b(j, k)   element of an operand as f32, i < M, j < N, k < K
- *   end(i, j, sum)     takes an element of the result
+ *   end(i, j, sum)     receives an element of the result
  */
 #ifndef RFI_TILE_ANY_CUH
 #define RFI_TILE_ANY_CUH
@@ -14,7 +14,7 @@
 
 enum { RFI_TILE = 64, RFI_TILE_STEP = 16, RFI_TILE_THREADS = 256, RFI_TILE_PER_THREAD = 4 };
 
-/* Neighbouring threads read neighbours along K (by_k) or along the other dimension: whichever is dense. */
+/* Adjacent threads read adjacent elements along K (by_k) or along the other dimension: whichever is dense. */
 template <class X>
 static __device__ __forceinline__ void rfi_tile_fill(float (*panel)[RFI_TILE + 1], const X &x, int64_t first, int64_t n,
                                                      int64_t k0, int64_t K, bool by_k) {
@@ -24,7 +24,7 @@ static __device__ __forceinline__ void rfi_tile_fill(float (*panel)[RFI_TILE + 1
   }
 }
 
-/* The tile at (i0, j0). Every thread of the block comes here. */
+/* Computes the tile at (i0, j0). All threads of the block must call it. */
 template <class A, class B, class END>
 static __device__ __forceinline__ void rfi_tile(int64_t i0, int64_t M, int64_t j0, int64_t N, int64_t K, const A &a,
                                                 bool a_by_k, const B &b, bool b_by_k, const END &end) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tokens to experts and back on the CPU. Sorting counts, scans and scatters in one walk over the slots each, in
- * their order, which makes it stable. Every row is gathered, never scattered: in both directions each row of the
- * result has one owner, which adds up its terms in the order of j.
+ * Moving tokens to experts and back on the CPU. Sorting counts, scans and scatters, one pass over the slots in order
+ * each, so it is stable. Every row is gathered, never scattered: in both directions one thread owns a row of the result
+ * and adds its terms in the order of j.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/walk.h"

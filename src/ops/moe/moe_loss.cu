@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The losses of routing and their gradient on a GPU.
+ * The aux losses of routing and their gradient on a GPU.
  *
  *   loss = balance E / N^2 sum over e of n_e P_e + z / N sum over t of lse_t^2
  *
- * Valid tokens and how often each expert was chosen are counted first, by integers. The sum over experts of
- * n_e P_e is then one over tokens, of n . p_t: a warp has a token, adds in f64, and no sum over tokens is kept for
- * each expert. Blocks' sums are added in their order.
+ * Valid tokens and how often each expert was chosen are counted first, as integers. The sum over experts of n_e P_e
+ * then becomes a sum over tokens of n . p_t: one warp per token, added in f64, without a sum over tokens for each
+ * expert. Blocks' sums are added in order.
  */
 #include "ops/elementwise/map.cuh"
 #include "ops/moe/route_rows.cuh"
@@ -19,8 +19,8 @@ typedef unsigned long long counter;
 struct loss_args {
   const void *logits;
   const int32_t *index, *targets;
-  counter *chosen; /* of each expert, then the valid tokens */
-  double *part;    /* of each block: n . p, lse^2 */
+  counter *chosen; /* per expert, then the number of valid tokens */
+  double *part;    /* per block: n . p, lse^2 */
   int64_t tokens;
   int experts, k, parts;
   bool sigmoid;
@@ -32,7 +32,7 @@ struct loss_args {
 
 /* ---- counts ---- */
 
-/* Integers: in any order. Few experts are counted by block. */
+/* Integer counts: the order does not matter. With few experts, a block counts in shared memory first. */
 static __global__ void __launch_bounds__(THREADS) count_chosen(const __grid_constant__ loss_args a, bool shared) {
   extern __shared__ unsigned own[];
   const int64_t slots = a.tokens * a.k, step = (int64_t)gridDim.x * THREADS;
@@ -67,10 +67,10 @@ static rfr_status enqueue_counts(const rfr_call *c, const loss_args &a, const ch
 
 /* ---- a token's probabilities ---- */
 
-/* The whole warp. */
+/* Called by the full warp. */
 template <typename X> struct token {
   rfi_route<X> all;
-  float lse, over; /* over: what divides each */
+  float lse, over; /* over: the divisor of the probabilities */
   bool sigmoid;
 
   __device__ __forceinline__ token(const loss_args &a, int64_t t)
@@ -211,7 +211,7 @@ static rfr_status run_loss_bwd(const rfr_call *c) {
   return rfi_cuda_launched("moe_loss_bwd");
 }
 
-/* Experts are counted in 32 bits, and so is what a block counts. */
+/* Expert counts and a block's counts are 32-bit. */
 static int takes(const rfr_call *c, int first) {
   return rfi_takes_floats(c) && c->in[first].type.shape[1] < INT32_MAX / 2 &&
          rfi_elements(&c->in[first + 1]) < INT32_MAX;

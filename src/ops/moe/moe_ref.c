@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References and cases of the ops around experts. Routing is by definition: sort all, take the first. What no slot
- * is of, and what no row is of, is named by -1 in maps that leave tokens out.
+ * References and cases of the ops around experts. Routing is by definition: sort all, take the first. In maps that
+ * leave tokens out, -1 stands for a slot without a row and a row without a slot.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static double softmax(const double *x, int64_t n, double *p) {
   return max + log(sum);
 }
 
-/* How many are better than the one at i: those that are larger, and of equals the earlier ones. */
+/* How many values are better than the one at i: larger ones, and equal ones before it. */
 static int64_t rank_of(const double *x, int64_t n, int64_t i) {
   int64_t better = 0;
   for (int64_t j = 0; j < n; j++) better += x[j] > x[i] || (x[j] == x[i] && j < i);
@@ -37,7 +37,7 @@ static void all_scores(const double *l, int64_t n, int64_t kind, double *s) {
   for (int64_t e = 0; kind != RFR_MOE_SOFTMAX && e < n; e++) s[e] = kind == RFR_MOE_SIGMOID ? logistic(l[e]) : l[e];
 }
 
-/* The scores of the chosen, before norm and scale. */
+/* The scores of the chosen experts, before norm and scale. */
 static void chosen_scores(const double *s, const int32_t *index, int64_t k, int64_t kind, double *r) {
   double *l = zeros(k);
   for (int64_t j = 0; j < k; j++) l[j] = r[j] = s[index[j]];
@@ -166,7 +166,8 @@ RFT_CASES(moe_sort) = {"moe_sort(i[7,2]<5) experts=5",
 
 #define MAPS "i[6]=3,0,4,1,2,5, i[3,2]=1,3,4,0,2,5" /* three tokens, two slots each */
 #define HOLES "i[6]=3,0,2,-1,-1,-1, i[3,2]=1,-1,2,0,-1,-1"
-#define SLOTS "i[6]=3,0,2,-1,-1,-1, i[6,1]=1,-1,2,0,-1,-1" /* of one slot each, as weights of slots are moved */
+/* one slot each, the form in which slots' weights are moved */
+#define SLOTS "i[6]=3,0,2,-1,-1,-1, i[6,1]=1,-1,2,0,-1,-1"
 
 RFT_REF(moe_permute) {
   const double *x = call->in[0].data, *weight = call->n_in > 3 ? call->in[3].data : NULL;
@@ -225,7 +226,7 @@ RFT_CASES(moe_unpermute_dw) = {"moe_unpermute_dw(f[6,7], i[3,2]=1,3,4,0,2,5, f[3
 
 /* ---- losses ---- */
 
-/* Counts of the chosen and sums of probabilities over the valid tokens; p and lse of all. */
+/* Counts of the chosen experts and sums of probabilities over the valid tokens; p and lse of all tokens. */
 typedef struct losses {
   int64_t T, E, k;
   double valid, *n, *P, *p, *lse, *soft;

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Routing and its gradient on a GPU: a warp for each token.
+ * Routing and its gradient on a GPU: a warp per token.
  *
- *   index[t] = the k experts of the highest scores, of equals the smaller one;  weight[t] = their scores
+ *   index[t] = the k experts of the highest scores, of equal ones the smaller index;  weight[t] = their scores
  *
- * What is compared becomes a key, an integer in the same order, so that the best of a warp's keys is one instruction.
- * Up to 1024 experts' keys are in registers, a lane's experts neighbours: each lane sorts its own once, and a choice
- * takes the first away from the first lane that has the best. Of more, or for more than 32 choices, keys are computed
- * again for each choice, and the next one is the best behind the last.
- * Up to 8 choices of up to 256 experts need no more than eight lanes a token, and are sorted.
- * A NaN is the least of all, so the chosen are k different experts always. Scores of the chosen are computed again
- * from their logits, which are in the cache.
+ * Each compared score becomes a key, an integer in the same order, so that the maximum over a warp is one instruction.
+ * The keys of up to 1024 experts are in registers, adjacent experts in one lane: each lane sorts its own once, and each
+ * choice removes the first key of the first lane that has the best. For more experts, or for more than 32 choices, keys
+ * are recomputed for each choice, and the next choice is the best one after the last. Up to 8 choices of up to 256
+ * experts need at most eight lanes per token, and are sorted. A NaN is less than everything, so the chosen experts are
+ * always k different ones. The scores of the chosen are recomputed from their logits, which are in the cache.
  */
 #include <climits>
 
@@ -23,10 +22,10 @@ static const unsigned ALL = 0xffffffffu;
 
 /* ---- keys ---- */
 
-enum { NO_KEY = 0, NAN_KEY = 1 }; /* no number's: those begin with -inf's */
+enum { NO_KEY = 0, NAN_KEY = 1 }; /* no number has these keys: numbers begin at -inf's key */
 
 static __device__ __forceinline__ uint32_t key_of(float x) {
-  const uint32_t bits = __float_as_uint(x + 0.0f); /* zeros are equal */
+  const uint32_t bits = __float_as_uint(x + 0.0f); /* +0 and -0 have equal keys */
   return x != x ? NAN_KEY : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
@@ -34,10 +33,10 @@ struct choice {
   uint32_t key;
   int at;
 };
-static __device__ __forceinline__ bool behind(uint32_t key, int at, const choice &last) {
+static __device__ __forceinline__ bool comes_after(uint32_t key, int at, const choice &last) {
   return key < last.key || (key == last.key && at > last.at);
 }
-/* The best of what the lanes have; all get it. */
+/* The best of all lanes; each lane gets it. */
 static __device__ __forceinline__ choice best_of(const choice &mine) {
   choice best;
   best.key = __reduce_max_sync(ALL, mine.key);
@@ -55,19 +54,19 @@ struct route_args {
   const void *logits;
   const float *bias;
   float *weight;
-  int32_t *index, *chosen; /* chosen: index, or what stands for it */
+  int32_t *index, *chosen; /* chosen: index, or a workspace in its place */
   uint32_t *group_keys;    /* (T, groups) */
   int64_t tokens;
   int experts, k, score, norm, groups, group_k, wide;
   float scale;
 };
 
-/* V experts a lane in registers, first to last of them; V = 0: in memory, and any number. PLAIN: it is logits that are
- * compared. */
+/* V experts per lane in registers, `first` ... `last` of them; V = 0: in memory, and any number of experts. PLAIN:
+ * logits are compared. */
 template <typename X, int V, bool PLAIN> struct token {
   const route_args &a;
   const rfi_route<X> &route;
-  const uint32_t *groups; /* this token's, once the best are known; NULL: all */
+  const uint32_t *groups; /* this token's group keys, once the best are known; NULL: no limit */
   choice last_group;
   uint32_t key[V ? V : 1];
   int at[V ? V : 1];
@@ -84,7 +83,7 @@ template <typename X, int V, bool PLAIN> struct token {
   __device__ __forceinline__ bool allowed(int e) const {
     if (!groups) return true;
     const int g = e / (a.experts / a.groups);
-    return !behind(groups[g], g, last_group);
+    return !comes_after(groups[g], g, last_group);
   }
   __device__ __forceinline__ choice of(int v) const {
     if (V) return {key[v], at[v]};
@@ -96,17 +95,17 @@ template <typename X, int V, bool PLAIN> struct token {
     for (int v = 0; v < V; v++)
       if (at[v] < a.experts && !allowed(at[v])) key[v] = NO_KEY;
   }
-  /* The best of those from `first` up to `end` that is behind `last`. */
+  /* The best of experts `first` ... `end` - 1 that comes after `last`. */
   __device__ __forceinline__ choice next(int first, int end, const choice &last) const {
     choice best = {NO_KEY, INT_MAX};
 #pragma unroll
     for (int v = 0; v < n(); v++) {
       const choice x = of(v);
-      if (x.at >= first && x.at < end && x.key > best.key && behind(x.key, x.at, last)) best = x;
+      if (x.at >= first && x.at < end && x.key > best.key && comes_after(x.key, x.at, last)) best = x;
     }
     return best_of(best);
   }
-  /* Best first; neighbours change places, so equals stay in order. */
+  /* Best first. It swaps only adjacent keys, so equal ones stay in order. */
   __device__ __forceinline__ void sort() {
 #pragma unroll
     for (int round = 0; round < V; round++) {
@@ -126,7 +125,7 @@ template <typename X, int V, bool PLAIN> struct token {
   }
 };
 
-/* Whose experts may be chosen. A group's score is the sum of its best, from the best on. */
+/* Limits the choice to the best groups. A group's score is the sum of its best experts, in descending order. */
 template <typename X, int V> static __device__ void limit_groups(token<X, V, false> &x, int64_t t) {
   const route_args &a = x.a;
   const int lane = threadIdx.x % LANES, size = a.experts / a.groups, best = a.k / a.group_k;
@@ -145,7 +144,7 @@ template <typename X, int V> static __device__ void limit_groups(token<X, V, fal
   for (int j = 0; j < a.group_k; j++) {
     choice mine = {NO_KEY, INT_MAX};
     for (int g = lane; g < a.groups; g += LANES)
-      if (keys[g] > mine.key && behind(keys[g], g, last)) mine = {keys[g], g};
+      if (keys[g] > mine.key && comes_after(keys[g], g, last)) mine = {keys[g], g};
     last = best_of(mine);
   }
   x.groups = keys;
@@ -205,7 +204,7 @@ static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ 
   for (int first = 0; first < a.k; first += LANES) {
     const int n = FEW || a.k - first < LANES ? a.k - first : LANES;
     for (int j = 0; j < n; j++) {
-      if (V) { /* the first lane that has the best says which it is */
+      if (V) { /* the first lane that has the best reports its expert */
         const bool has = x.key[0] == __reduce_max_sync(ALL, x.key[0]);
         const unsigned who = __ballot_sync(ALL, has);
         if (has && !(who & before)) {
@@ -226,11 +225,11 @@ static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ 
   }
   if (!a.weight) return;
   if constexpr (V > 0 && PLAIN) {
-    float any = 0; /* NaN if a logit is: then so are all scores */
+    float any = 0; /* NaN if a logit is NaN: then so are all scores */
 #pragma unroll
     for (int v = 0; v < V; v++) any += logit[v];
     if (a.score == RFR_MOE_SOFTMAX && a.norm && !__any_sync(ALL, any != any))
-      route.max = high; /* what divides all of them is no part of a share */
+      route.max = high; /* the common divisor cancels in a share */
     else if (a.score == RFR_MOE_SOFTMAX) route.softmax_in(logit, high);
   }
   const rfi_chosen<X, FEW> chosen(route, a.chosen ? a.chosen + t * a.k : NULL, a.k, mine);
@@ -251,7 +250,7 @@ static __device__ __forceinline__ void in_order(uint32_t &x, uint32_t &y) {
   const uint32_t better = max(x, y);
   y = min(x, y), x = better;
 }
-/* Best first; Batcher's network. */
+/* Best first, by Batcher's network. */
 static __device__ __forceinline__ void sort(uint32_t (&x)[BEST]) {
   in_order(x[0], x[1]), in_order(x[2], x[3]), in_order(x[4], x[5]), in_order(x[6], x[7]);
   in_order(x[0], x[2]), in_order(x[1], x[3]), in_order(x[4], x[6]), in_order(x[5], x[7]);
@@ -260,34 +259,34 @@ static __device__ __forceinline__ void sort(uint32_t (&x)[BEST]) {
   in_order(x[2], x[4]), in_order(x[3], x[5]);
   in_order(x[1], x[2]), in_order(x[3], x[4]), in_order(x[5], x[6]);
 }
-/* The best of both, each of which is sorted. */
+/* The best of two sorted lists. */
 static __device__ __forceinline__ void keep_best(uint32_t (&x)[BEST], const uint32_t (&y)[BEST]) {
 #pragma unroll
   for (int i = 0; i < BEST; i++) x[i] = max(x[i], y[BEST - 1 - i]);
 #pragma unroll
-  for (int apart = BEST / 2; apart > 0; apart /= 2)
+  for (int distance = BEST / 2; distance > 0; distance /= 2)
 #pragma unroll
     for (int i = 0; i < BEST; i++)
-      if ((i & apart) == 0) in_order(x[i], x[i + apart]);
+      if ((i & distance) == 0) in_order(x[i], x[i + distance]);
 }
-/* In the order in which a whole warp would add the first eight lanes'. */
+/* Adds in the order in which a full warp would add its first eight lanes. */
 static __device__ __forceinline__ float side_sum(float x) {
 #pragma unroll
-  for (int apart = SIDE / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(ALL, x, apart);
+  for (int distance = SIDE / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL, x, distance);
   return x;
 }
 
-/* The best of what a token's lanes have; all get it. */
+/* The best over a token's lanes; each gets it. */
 static __device__ __forceinline__ choice side_best(choice best) {
 #pragma unroll
-  for (int apart = SIDE / 2; apart > 0; apart /= 2) {
-    const choice other = {__shfl_xor_sync(ALL, best.key, apart), __shfl_xor_sync(ALL, best.at, apart)};
+  for (int distance = SIDE / 2; distance > 0; distance /= 2) {
+    const choice other = {__shfl_xor_sync(ALL, best.key, distance), __shfl_xor_sync(ALL, best.at, distance)};
     if (other.key > best.key || (other.key == best.key && other.at < best.at)) best = other;
   }
   return best;
 }
 
-/* Lanes `first` on have eight choices: who is the `rank`-th. */
+/* Eight choices are in lanes `first` ...: returns the one with rank `rank`. */
 static __device__ __forceinline__ int at_rank(const choice &mine, int first, int rank) {
   int better = 0, at = 0;
 #pragma unroll
@@ -304,16 +303,16 @@ static __device__ __forceinline__ int at_rank(const choice &mine, int first, int
   return at;
 }
 
-/* V experts a lane. What is sorted is one number of 32 bits: a key without its last bits, and in their place who it is,
- * the first expert the largest. Of keys that differ in those bits alone, the chosen are put in order afterwards; where
- * there are others like the last of them, or a NaN, a warp goes through all choice by choice. */
+/* V experts per lane. The sorted value is 32 bits: a key without its last bits, and in their place the expert, the
+ * first expert the largest. Chosen keys that differ only in the dropped bits are put in order afterwards. If others tie
+ * with the last chosen key, or there is a NaN, a warp goes through all experts choice by choice. */
 template <typename X, int V>
 static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(const __grid_constant__ route_args a) {
   constexpr uint32_t WHO = V * SIDE - 1;
   const int lane = threadIdx.x % LANES, side = lane % SIDE;
   const int64_t first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / LANES) * TOKENS;
   if (first >= a.tokens) return;
-  const int64_t t = min(first + lane / SIDE, a.tokens - 1); /* lanes of none do the last once more */
+  const int64_t t = min(first + lane / SIDE, a.tokens - 1); /* lanes without a token repeat the last one */
   const X *const logits = (const X *)a.logits + t * a.experts;
   const auto place = [&](int v) { return (v / 4 * SIDE + side) * 4 + v % 4; };
   float x[V];
@@ -329,10 +328,10 @@ static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(cons
       if (place(v) < a.experts) x[v] = rfi_widen(logits[place(v)]);
   }
   uint32_t who[V], best[BEST], bits = 0;
-  float any = 0; /* NaN if a logit is */
+  float any = 0; /* NaN if a logit is NaN */
 #pragma unroll
   for (int v = 0; v < V; v++) {
-    const uint32_t b = __float_as_uint(x[v] + 0.0f); /* zeros are equal */
+    const uint32_t b = __float_as_uint(x[v] + 0.0f); /* +0 and -0 have equal keys */
     who[v] = ((b ^ ((uint32_t)((int32_t)b >> 31) | 0x80000000u)) & ~WHO) | (WHO - (uint32_t)place(v));
     bits |= b;
     any += x[v];
@@ -348,10 +347,10 @@ static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(cons
     if (v > 0) keep_best(best, next);
   }
 #pragma unroll
-  for (int apart = 1; apart < SIDE; apart *= 2) {
+  for (int distance = 1; distance < SIDE; distance *= 2) {
     uint32_t other[BEST];
 #pragma unroll
-    for (int i = 0; i < BEST; i++) other[i] = __shfl_xor_sync(ALL, best[i], apart);
+    for (int i = 0; i < BEST; i++) other[i] = __shfl_xor_sync(ALL, best[i], distance);
     keep_best(best, other);
   }
   uint32_t own = best[0];
@@ -359,7 +358,7 @@ static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(cons
   for (int i = 1; i < BEST; i++) own = side == i ? best[i] : own;
   int mine = (int)(WHO - (own & WHO));
   bool unsure = any != any;
-  if (__any_sync(ALL, (bits & WHO) != 0)) { /* else keys differ in what is sorted, or not at all */
+  if (__any_sync(ALL, (bits & WHO) != 0)) { /* otherwise the keys differ in the sorted bits, or not at all */
     const uint32_t last = best[BEST - 1], from = last & ~WHO, after = __shfl_down_sync(ALL, own, 1);
     const uint32_t worst = __shfl_sync(ALL, own, lane - side + a.k - 1); /* of the chosen */
     bool more = false;
@@ -394,7 +393,7 @@ static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(cons
     const float high = __shfl_sync(ALL, w, lane - side);
     w = chosen ? expf(w - high) : 0.0f;
     if (a.score == RFR_MOE_SOFTMAX_CHOSEN) w *= 1 / side_sum(w);
-    else if (__any_sync(ALL, !a.norm || any != any)) { /* else what divides all of them is no part of a share */
+    else if (__any_sync(ALL, !a.norm || any != any)) { /* otherwise the common divisor cancels in a share */
       float all = 0;
 #pragma unroll
       for (int v = 0; v < V; v++) all += expf(x[v] - high);
@@ -408,10 +407,10 @@ static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(cons
   if (a.weight) a.weight[t * a.k + side] = a.scale * w;
 }
 
-/* Whether experts and choices are in registers. */
+/* Whether experts and choices fit into registers. */
 static int is_small(const rfr_call *c) { return c->attr[K].i <= LANES && c->in[0].type.shape[1] <= 1024; }
 
-/* Keys of groups, and the chosen where there are more than a warp keeps and nobody else wants them. */
+/* Bytes for the keys of groups, and for the choices if a warp cannot keep them and index is unused. */
 static size_t group_bytes(const rfr_call *c) {
   const int64_t groups = c->attr[GROUPS].i;
   return groups > 1 ? (size_t)rfi_blocks(c->in[0].type.shape[0] * groups * 4, 64) * 64 : 0;
@@ -468,7 +467,7 @@ struct bwd_args {
   float scale;
 };
 
-enum { AT_ONCE = 4 }; /* experts of a lane for which a warp's chosen are passed around once */
+enum { AT_ONCE = 4 }; /* experts per lane for which a warp's choices are broadcast once */
 
 template <typename X, bool FEW>
 static __global__ void __launch_bounds__(THREADS) route_bwd(const __grid_constant__ bwd_args a) {
@@ -492,7 +491,7 @@ static __global__ void __launch_bounds__(THREADS) route_bwd(const __grid_constan
   const auto dr = [&](int j) { return a.scale * (a.norm ? (dweight[j] - along) / sum : dweight[j]); };
   for (int j = lane; j < a.k; j = chosen.next(j)) dot += dr(j) * chosen.score(j);
   dot = rfi_warp_sum(dot);
-  /* what the lane's chosen gives to its expert */
+  /* the contribution of the lane's choice to its expert */
   int to = -1;
   float gives = 0;
   const auto take = [&](int j) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Routing and its losses on the CPU, in f32, for RFI_LANES tokens at a time (route.h).
+ * Routing and its aux losses on the CPU, in f32, for RFI_LANES tokens at a time (route.h).
  *
- * Where the order of scores is that of the logits, logits are compared: two that differ stay different, whatever
- * rounding makes of their scores. A NaN comes behind everything, so the chosen are k different experts always.
- * What the losses add up over tokens is added in f64 by each part and then in the order of parts.
+ * Where scores have the order of the logits, logits are compared: rounding of the scores cannot make different logits
+ * equal. NaN comes after everything, so the chosen experts are always k different ones. The losses' sums over tokens
+ * are added in f64 by each part, and then in the order of parts.
  */
 #include <math.h>
 
@@ -17,7 +17,7 @@ static int parts_of(const rfi_call *c, const rfi_arg *logits) {
   return rfi_parts(c, logits->type.shape[0], 16 * logits->type.shape[1]);
 }
 
-/* Tokens `first` up to first + n into lanes; those beyond n are zeros. */
+/* Reads tokens first ... first + n - 1 into lanes; the other lanes are zeros. */
 static void read_lanes(rfi_lanes *to, const rfi_arg *x, int64_t first, int64_t n) {
   const int64_t experts = x->type.shape[1];
   float buffer[RFI_BLOCK];
@@ -53,27 +53,28 @@ static int64_t lanes_of(int64_t first, int64_t end) { return end - first < RFI_L
 
 enum { K, SCORE, NORM, GROUPS, GROUP_K, SCALE };
 
-/* A part's scratch: scores, what is compared, the groups' scores, the weights and the names of the chosen, who is
- * taken. */
-typedef struct room {
+/* A part's scratch: scores, compared values, group scores, the weights and indices of the chosen experts, and marks of
+ * the taken ones. */
+typedef struct part_scratch {
   rfi_lanes *scores, *compared, *groups, *weight;
   rfi_int_lanes *index, *taken;
-} room;
+} part_scratch;
 
 static int64_t room_lanes(const rfi_call *c) {
   return 3 * c->in[0].type.shape[1] + c->attr[GROUPS].i + 2 * c->attr[K].i;
 }
-static room room_of(const rfi_call *c, int part) {
+static part_scratch part_scratch_of(const rfi_call *c, int part) {
   const int64_t experts = c->in[0].type.shape[1], k = c->attr[K].i;
   rfi_lanes *at = (rfi_lanes *)c->workspace + part * room_lanes(c), *groups = at + 2 * experts;
   rfi_lanes *weight = groups + c->attr[GROUPS].i;
-  return (room){at, at + experts, groups, weight, (rfi_int_lanes *)(weight + k), (rfi_int_lanes *)(weight + 2 * k)};
+  return (part_scratch){
+      at, at + experts, groups, weight, (rfi_int_lanes *)(weight + k), (rfi_int_lanes *)(weight + 2 * k)};
 }
 static size_t route_workspace(const rfi_call *c) {
   return (size_t)(parts_of(c, &c->in[0]) * room_lanes(c)) * sizeof(rfi_lanes);
 }
 
-/* Each token's best of n that is not taken, of equals the first; it is then. None left: -1. */
+/* For each token, the best of n values that is not taken, of equal ones the first; marks it as taken. None left: -1. */
 static void take_best(const rfi_lanes *x, rfi_int_lanes *taken, int64_t n, rfi_int_lanes best, rfi_lanes value) {
   for (int i = 0; i < RFI_LANES; i++) best[i] = -1, value[i] = 0;
   for (int64_t e = 0; e < n; e++)
@@ -87,8 +88,8 @@ static void take_best(const rfi_lanes *x, rfi_int_lanes *taken, int64_t n, rfi_i
     if (best[i] >= 0) taken[best[i]][i] = 1;
 }
 
-/* Takes all experts but those of the best groups. */
-static void limit_groups(const rfi_attr *a, const room *r, int64_t experts) {
+/* Marks all experts outside the best groups as taken. */
+static void limit_groups(const rfi_attr *a, const part_scratch *r, int64_t experts) {
   const int64_t groups = a[GROUPS].i, size = experts / groups, best = a[K].i / a[GROUP_K].i;
   rfi_int_lanes which;
   rfi_lanes value;
@@ -106,7 +107,7 @@ static void limit_groups(const rfi_attr *a, const room *r, int64_t experts) {
     for (int i = 0; i < RFI_LANES; i++) r->taken[e][i] = r->groups[e / size][i] == 0;
 }
 
-static void choose(const rfi_call *c, const room *r) {
+static void choose(const rfi_call *c, const part_scratch *r) {
   const rfi_attr *a = c->attr;
   const int64_t experts = c->in[0].type.shape[1];
   const float *bias = c->n_in > 1 ? c->in[1].data : NULL;
@@ -125,7 +126,7 @@ static void route_part(const rfi_call *c, int64_t begin, int64_t end, int part) 
   const rfi_attr *a = c->attr;
   const int64_t experts = c->in[0].type.shape[1], k = a[K].i;
   const float scale = (float)a[SCALE].f;
-  const room r = room_of(c, part);
+  const part_scratch r = part_scratch_of(c, part);
   int32_t *indices = c->out[1].data;
   float *weights = c->out[0].data;
   for (int64_t t = begin; t < end; t += RFI_LANES) {
@@ -166,13 +167,13 @@ static void through_norm(const rfi_lanes *r, rfi_lanes *dw, int64_t k, bool norm
       dw[j][i] = norm ? scale * (dw[j][i] - dot[i] / sum[i]) / sum[i] : scale * dw[j][i];
 }
 
-/* A part's: scores and their gradients, of all experts and of the chosen, and who those are. */
+/* Scratch of a part: scores of all experts and of the chosen ones, their gradients, and the chosen indices. */
 static int64_t route_bwd_lanes(const rfi_call *c) { return 2 * c->in[1].type.shape[1] + 3 * c->in[0].type.shape[1]; }
 static size_t route_bwd_workspace(const rfi_call *c) {
   return (size_t)(parts_of(c, &c->in[1]) * route_bwd_lanes(c)) * sizeof(rfi_lanes);
 }
 
-/* dw of the chosen, one token after the other's row, into lanes. */
+/* Reads dw of the chosen experts into lanes; in memory, each token is a row. */
 static void read_weights(rfi_lanes *to, const rfi_arg *dw, int64_t first, int64_t n) {
   const int64_t k = dw->type.shape[1];
   const float *from = (const float *)dw->data + first * k;
@@ -181,7 +182,7 @@ static void read_weights(rfi_lanes *to, const rfi_arg *dw, int64_t first, int64_
     for (int64_t j = 0; j < k; j++) to[j][i] = from[i * k + j];
 }
 
-/* What the chosen add to ds. */
+/* Adds the gradients of the chosen scores to ds. */
 static void add_chosen(rfi_lanes *ds, int64_t experts, const rfi_int_lanes *index, int64_t k, int64_t kind,
                        const rfi_lanes *r, const rfi_lanes *dr, const rfi_lanes dot) {
   for (int64_t j = 0; j < k; j++) {
@@ -230,7 +231,7 @@ static rfr_status run_route_bwd(const rfi_call *c) {
 
 enum { SIGMOID, BALANCE, Z, IGNORE };
 
-/* Over all tokens: valid ones, and how often each expert was chosen by those. */
+/* Returns the number of valid tokens, and counts how often each expert was chosen by them. */
 static double count_chosen(const rfi_attr *a, const rfi_arg *index, const rfi_arg *targets, int64_t experts,
                            double *chosen) {
   const int64_t tokens = index->type.shape[0], k = index->type.shape[1];
@@ -247,8 +248,8 @@ static double count_chosen(const rfi_attr *a, const rfi_arg *index, const rfi_ar
   return valid;
 }
 
-/* l becomes the probabilities of all experts; over is what they were divided by, lse, unless NULL, the log of the sum
- * of exp(l), and s, if it is sigmoids, those. */
+/* l becomes the probabilities of all experts; over gets their divisor; lse, unless NULL, the log of the sum of exp(l);
+ * s the sigmoids, if those are the scores. */
 static void probabilities(rfi_lanes *l, int64_t experts, bool sigmoid, rfi_lanes *s, rfi_lanes over, float *lse) {
   rfi_lanes max;
   if (sigmoid) rfi_route_sigmoids(l, experts, s);
@@ -262,7 +263,7 @@ static void probabilities(rfi_lanes *l, int64_t experts, bool sigmoid, rfi_lanes
     for (int i = 0; i < RFI_LANES; i++) l[e][i] /= over[i];
 }
 
-/* Workspace: how often each was chosen, then of each part the sums of probabilities, lse^2, and room for two tables. */
+/* Workspace: how often each expert was chosen, then for each part the sums of probabilities, lse^2, and two tables. */
 static int64_t loss_part_bytes(int64_t experts) {
   return round64((experts + 1) * 8) + 2 * experts * (int64_t)sizeof(rfi_lanes);
 }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Rows of tokens to rows sorted by expert and back on a GPU: a warp for each token, or, of rows of 16 bytes at most, a
- * thread for each element.
+ * Moves rows of tokens to rows sorted by expert and back, on a GPU: a warp per token or, for rows of at most 16 bytes,
+ * a thread per element.
  *
- *   permute      y[place[t,j]] = x[t] (* weight[t,j]), and zeros in rows of no slot
+ *   permute      y[place[t,j]] = x[t] (* weight[t,j]), and zeros in rows without a slot
  *   unpermute    out[t] = sum over j of y[place[t,j]] (* weight[t,j]), in the order of j
  *   unpermute_dw dw[t,j] = y[place[t,j]] . dout[t]
  *
- * Going by tokens, each row is read once: sorted rows gathered one by one would read a token's row k times, far
- * apart. That place and order say the same is the sort's promise; rows that order leaves out are at the end.
+ * Going by tokens, each row is read once: gathering the sorted rows one by one would read a token's row k times, at
+ * distant moments. The sort guarantees that place and order agree; rows without a slot are at the end.
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/elementwise/map.cuh"
@@ -31,7 +31,7 @@ static __device__ __forceinline__ float weight_of(const rows_args &a, int64_t sl
 
 /* ---- moe_permute ---- */
 
-enum { PARTS = 4 }; /* groups of a row that a lane holds */
+enum { PARTS = 4 }; /* groups of a row per lane */
 
 template <typename X, int V>
 static __global__ void __launch_bounds__(THREADS) permute(const __grid_constant__ rows_args a) {
@@ -78,7 +78,7 @@ static __global__ void __launch_bounds__(THREADS) permute(const __grid_constant_
 
 /* ---- moe_unpermute ---- */
 
-/* Lane l % 32 asks once for the l-th slot's row, or -1, and its weight. */
+/* Lane l % 32 reads the row of the l-th slot, or -1, and its weight, once. */
 struct slot {
   int row;
   float weight;
@@ -90,8 +90,8 @@ struct slot {
   }
 };
 
-/* SLOTS rows of WIDE groups each are on their way at once: three blocks, for with the registers of four the compiler
- * waits for two of the loads at a time. A row that is not there adds zeros. */
+/* SLOTS rows of WIDE groups each are in flight at once. Three blocks: with the registers of four, the compiler waits
+ * for two of the loads at a time. A missing row adds zeros. */
 template <typename X, int V, int SLOTS, int WIDE>
 static __global__ void __launch_bounds__(THREADS, 3) unpermute(const __grid_constant__ rows_args a) {
   const int lane = threadIdx.x % LANES;
@@ -114,7 +114,7 @@ static __global__ void __launch_bounds__(THREADS, 3) unpermute(const __grid_cons
 #pragma unroll
       for (int s = 0; s < SLOTS; s++)
 #pragma unroll
-        for (int u = 0; u < WIDE; u++) { /* a load too many costs less than a branch between loads */
+        for (int u = 0; u < WIDE; u++) { /* an extra load costs less than a branch between loads */
           const int64_t j = column + u * (LANES * V), r = row[s] < 0 ? 0 : row[s];
           x[s][u] = rfi_load<X, V>((const X *)a.from + r * a.columns + (j < a.columns ? j : 0));
         }
@@ -137,8 +137,8 @@ static __global__ void __launch_bounds__(THREADS, 3) unpermute(const __grid_cons
 
 /* ---- rows of a few bytes ---- */
 
-/* As weights of slots are: a thread for each element of the result, which it gathers, since a warp for each token would
- * have next to nothing to move. */
+/* For rows of few bytes, as slots' weights are: a thread gathers each element of the result, since a warp per token
+ * would have almost nothing to move. */
 enum { FEW_BYTES = 16 };
 
 template <typename X>
@@ -197,7 +197,7 @@ template <typename X> static void launch_permute(const rfr_call *c, const rows_a
   else permute<X, 1><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
 }
 static rfr_status run_permute(const rfr_call *c) {
-  if (rfi_elements(&c->out[0]) == 0) return RFR_OK; /* there are rows: there are tokens */
+  if (rfi_elements(&c->out[0]) == 0) return RFR_OK; /* otherwise there are rows, so there are tokens */
   RFI_WITH_FLOAT(c->in[0].type.dtype, X, launch_permute<X>(c, args_of(c)));
   return rfi_cuda_launched("moe_permute");
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Slots sorted by expert, and how evenly experts are loaded, on a GPU.
+ * Sorts slots by expert, and measures how evenly experts are loaded, on a GPU.
  *
- *   order: slots by expert, of one expert by number;  place[order[r]] = r;  splits[e] = slots of e
+ *   order: slots by expert, within an expert by number;  place[order[r]] = r;  splits[e] = slots of e
  *
- * Two launches. A block has a tile, neighbouring slots, and counts their experts. Then each block adds up what all
- * tiles and those before its own have of each expert, counts again by warp, and writes its slots where they belong, 32
- * at a time: a slot's rank among them is how many lanes before it have its expert. A tile has at least as many slots
- * as there are experts, so the counts are never more than the slots.
+ * Two launches. In the first, a block has a tile of adjacent slots and counts their experts. In the second, each block
+ * adds, for each expert, the counts of all tiles and of those before its own, counts its tile again by warp, and writes
+ * its slots to their places, 32 at a time: a slot's rank among them is the number of lanes before it with the same
+ * expert. A tile has at least as many slots as there are experts, so the counts never outnumber the slots.
  */
 #include <climits>
 
@@ -18,8 +18,9 @@ static const unsigned ALL = 0xffffffffu;
 
 struct sort_args {
   const int32_t *index;
-  int32_t *splits, *order, *place; /* NULL where nobody wants them */
-  int32_t *count, *next;           /* (tiles, experts); next: the second launch's, where it is not in shared memory */
+  int32_t *splits, *order, *place; /* NULL: unused */
+  /* (tiles, experts); next: the second launch's, if it does not fit into shared memory */
+  int32_t *count, *next;
   int64_t slots, per_tile;
   int experts, tiles;
 };
@@ -29,7 +30,7 @@ static __device__ __forceinline__ int expert_of(const sort_args &a, int64_t slot
   return e >= 0 && e < a.experts ? e : -1;
 }
 
-/* Adds to count how many of the slots from `first` on, every `step`-th before `end`, each expert has. */
+/* Counts the slots of each expert among every `step`-th slot from `first` up to `end`. */
 static __device__ __forceinline__ void count_slots(const sort_args &a, int32_t *count, int64_t first, int64_t end,
                                                    int step) {
   for (; first < end; first += AT_ONCE * step) {
@@ -38,7 +39,7 @@ static __device__ __forceinline__ void count_slots(const sort_args &a, int32_t *
     for (int u = 0; u < AT_ONCE; u++) e[u] = expert_of(a, first + u * step, end);
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++)
-      if (e[u] >= 0) atomicAdd(&count[e[u]], 1); /* integers: in any order */
+      if (e[u] >= 0) atomicAdd(&count[e[u]], 1); /* integers: the order does not matter */
   }
 }
 
@@ -57,7 +58,7 @@ template <bool SHARED> static __global__ void __launch_bounds__(THREADS) count_t
 
 /* ---- places ---- */
 
-/* The sum of x over the threads before this one, and over all. The block calls it. */
+/* Exclusive prefix sum of x over the block's threads, and the total. All threads must call it. */
 template <int WARPS> static __device__ int32_t block_before(int32_t x, int32_t *all) {
   __shared__ int32_t part[LANES];
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
@@ -75,7 +76,7 @@ template <int WARPS> static __device__ int32_t block_before(int32_t x, int32_t *
   return (int32_t)__reduce_add_sync(ALL, lane < warp ? here : 0) + sum - x;
 }
 
-/* What tiles from `first` on have of expert e, and those of them before this block's. */
+/* The number of slots of expert e in tiles `first` ... `end` - 1, and in those before this block's tile. */
 static __device__ __forceinline__ void add_tiles(const sort_args &a, int e, int first, int end, int32_t *all,
                                                  int32_t *before) {
   *all = *before = 0;
@@ -86,12 +87,12 @@ static __device__ __forceinline__ void add_tiles(const sort_args &a, int e, int 
     *before += tile < blockIdx.x ? n : 0;
   }
 }
-/* So many threads share an expert's tiles. */
+/* The number of threads that share an expert's tiles. */
 template <int WARPS> static __host__ __device__ __forceinline__ int parts_of(int experts) {
   return experts < WARPS * LANES ? WARPS * LANES / experts : 1;
 }
 
-/* The lanes that have the same expert, or none: bit by bit of its number. */
+/* The lanes that have the same expert, or none: one ballot per bit of the index. */
 static __device__ __forceinline__ unsigned peers_of(int e, int experts) {
   unsigned peers = ALL;
   for (int bit = 0; experts >> bit; bit++) {
@@ -102,9 +103,10 @@ static __device__ __forceinline__ unsigned peers_of(int e, int experts) {
   return peers;
 }
 
-/* Each warp's next places are in shared memory, or a lone warp's in global memory. */
+/* The next place of each expert per warp: in shared memory, or for a single warp in global memory. */
 template <int WARPS> static __global__ void __launch_bounds__(WARPS *LANES) scatter(const sort_args a) {
-  extern __shared__ int32_t rows[]; /* of several warps [WARPS][experts], then of several parts [2][parts][experts] */
+  /* with several warps [WARPS][experts], then with several parts [2][parts][experts] */
+  extern __shared__ int32_t rows[];
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, threads = WARPS * LANES, E = a.experts;
   const int parts = parts_of<WARPS>(E), each = (a.tiles + parts - 1) / parts;
   const int64_t share = a.per_tile / WARPS, begin = blockIdx.x * a.per_tile + warp * share;
@@ -179,7 +181,7 @@ static sort_args lay_out(const rfr_call *c) {
   const int64_t share = rfi_blocks(a.slots, MOST_TILES);
   a.per_tile = rfi_blocks(share > a.experts ? share : a.experts, THREADS) * THREADS;
   a.tiles = (int)rfi_blocks(a.slots, a.per_tile);
-  if (a.tiles == 0) a.tiles = 1; /* which says that there are none */
+  if (a.tiles == 0) a.tiles = 1; /* an empty tile, which writes zero splits */
   a.splits = (int32_t *)c->out[0].data, a.order = (int32_t *)c->out[1].data, a.place = (int32_t *)c->out[2].data;
   a.count = (int32_t *)c->workspace;
   a.next = a.count + (int64_t)a.tiles * a.experts;
@@ -225,7 +227,7 @@ static __device__ __forceinline__ void join(loads *to, const loads &x) {
   to->any = 1;
 }
 
-/* A warp for each list; so_far: what the launches before this one have found. */
+/* A warp per list; so_far: the result of the previous launches. */
 static __global__ void __launch_bounds__(LOAD_THREADS)
     load(const __grid_constant__ list_args all, bool first, bool last, loads *so_far, float *most, float *least) {
   __shared__ loads found[LOAD_WARPS];

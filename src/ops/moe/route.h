@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The formulas of routing, for forward and backward alike: a token's scores, and the weights of the chosen ones. Of
- * RFI_LANES tokens side by side, row e of a table being all tokens' expert e: experts are few, tokens are many, and
- * each token's numbers are made in the order of its experts whatever stands beside it.
+ * The formulas of routing, for forward and backward: a token's scores, and the weights of its chosen experts. They
+ * process RFI_LANES tokens side by side; row e of a table is expert e of all these tokens. Experts are few and tokens
+ * are many, and a token's results do not depend on its neighbours: they are computed in the order of its experts.
  */
 #ifndef RFI_ROUTE_H
 #define RFI_ROUTE_H
 
 #include "ops/vec.h"
 
-#define RFI_ROUTE_TINY 1e-20f /* added to a sum that divides: all scores may be 0 */
+#define RFI_ROUTE_TINY 1e-20f /* added to a divisor: all scores may be 0 */
 
 enum { RFI_LANES = 16 };
 typedef float rfi_lanes[RFI_LANES];
@@ -39,13 +39,13 @@ static inline void rfi_route_sigmoids(const rfi_lanes *l, int64_t n, rfi_lanes *
     for (int i = 0; i < RFI_LANES; i++) to[e][i] = rfi_sigmoidf(l[e][i]);
 }
 
-/* l becomes the scores of all experts; of RFR_MOE_SOFTMAX_CHOSEN they are the logits themselves. */
+/* l becomes the scores of all experts; for RFR_MOE_SOFTMAX_CHOSEN they are the logits. */
 static inline void rfi_route_scores(rfi_lanes *l, int64_t n, int64_t kind) {
   if (kind == RFR_MOE_SOFTMAX) rfi_route_softmax(l, n);
   if (kind == RFR_MOE_SIGMOID) rfi_route_sigmoids(l, n, l);
 }
 
-/* r: the scores of the chosen, before norm and scale. An index that is no expert's has none. */
+/* r: the scores of the chosen experts, before norm and scale; 0 for an index out of range. */
 static inline void rfi_route_chosen(const rfi_lanes *scores, int64_t n, const rfi_int_lanes *index, int64_t k,
                                     int64_t kind, rfi_lanes *r) {
   const float none = kind == RFR_MOE_SOFTMAX_CHOSEN ? -3e38f : 0.0f;

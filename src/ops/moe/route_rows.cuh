@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * route.h for a warp: a token's scores and those of its chosen experts. All lanes of the warp call each function
- * that says so; rows are read where they lie, from the cache after the first time.
+ * route.h for a warp: a token's scores and those of its chosen experts. Functions marked so must be called by all lanes
+ * of the warp; rows are read from memory, after the first time from the cache.
  */
 #ifndef RFI_ROUTE_ROWS_CUH
 #define RFI_ROUTE_ROWS_CUH
@@ -16,12 +16,12 @@ static __device__ __forceinline__ float rfi_route_sigmoid(float x) { return 1.0f
 template <typename X> struct rfi_route {
   const X *logits;
   int experts, kind;
-  float max, sum, by; /* of the softmax over all */
+  float max, sum, by; /* of the softmax over all experts */
 
   __device__ __forceinline__ rfi_route(const X *logits, int experts, int kind)
       : logits(logits), experts(experts), kind(kind), max(0), sum(1), by(1) {}
   __device__ __forceinline__ float logit(int e) const { return rfi_widen(logits[e]); }
-  /* The whole warp; before scores of RFR_MOE_SOFTMAX. */
+  /* Called by the full warp, before scores of RFR_MOE_SOFTMAX. */
   __device__ __forceinline__ void softmax() {
     float high = -INFINITY, all = 0;
     for (int e = threadIdx.x % 32; e < experts; e += 32) high = fmaxf(high, logit(e));
@@ -30,7 +30,7 @@ template <typename X> struct rfi_route {
     sum = rfi_warp_sum(all);
     by = 1 / sum;
   }
-  /* The same of logits in registers, where what is none is -INFINITY; high: the largest of the warp's. */
+  /* The same for logits in registers, -INFINITY where there is no expert; high: the warp's maximum. */
   template <int V> __device__ __forceinline__ void softmax_in(const float (&logit)[V], float high) {
     float all = 0;
     max = high;
@@ -46,8 +46,8 @@ template <typename X> struct rfi_route {
   __device__ __forceinline__ float score(int e) const { return score_of(logit(e)); }
 };
 
-/* Lane j % 32 asks for the j-th; FEW: there are at most 32, and each lane keeps its one. An index that is no
- * expert's has no score. */
+/* Lane j % 32 reads choice j; FEW: at most 32 choices, and each lane keeps its one. An index out of range has score
+ * 0. */
 template <typename X, bool FEW> struct rfi_chosen {
   const rfi_route<X> &route;
   const int32_t *index;
@@ -66,9 +66,9 @@ template <typename X, bool FEW> struct rfi_chosen {
     if (FEW) return own;
     return route.kind == RFR_MOE_SOFTMAX_CHOSEN ? expf(raw(j) - max) * by : raw(j);
   }
-  /* From this lane's j on to its next. */
+  /* This lane's next choice after j. */
   __device__ __forceinline__ int next(int j) const { return FEW ? k : j + 32; }
-  /* The whole warp. mine: the lane's, if there are few. */
+  /* Called by the full warp. mine: the lane's index, if FEW. */
   __device__ __forceinline__ rfi_chosen(const rfi_route<X> &route, const int32_t *index, int k, int mine)
       : route(route), index(index), k(k), mine(mine), own(0), max(0), by(1) {
     const int lane = threadIdx.x % 32;

@@ -5,8 +5,8 @@
  *   m = mean(x)   r = 1 / sqrt(mean((x-m)^2) + eps)   h = (x-m) r   y = h w + b
  *   dx = r (g - mean(g) - h mean(g h)), g = dy w      dw = sum over rows of dy h
  *
- * The variance is taken about the mean in a pass of its own: the one-pass form loses all
- * digits when the mean is large. The passes after the first read from cache.
+ * The variance about the mean has a separate pass: the one-pass form loses all digits when the mean is large. The
+ * passes after the first read from cache.
  */
 #include <math.h>
 
@@ -15,7 +15,7 @@
 #include "ops/norm/norm_sum.h"
 
 static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
-/* Rows without elements are rows: their statistics, those of zeros, are results too. */
+/* Rows with C = 0 count as rows: their statistics, those of zeros, are results too. */
 static int64_t height(const rfi_arg *x) {
   int64_t n = 1;
   for (int d = 0; d < x->type.rank - 1; d++) n *= x->type.shape[d];
@@ -23,8 +23,8 @@ static int64_t height(const rfi_arg *x) {
 }
 static int64_t block(int64_t j, int64_t n) { return n - j < RFI_BLOCK ? n - j : RFI_BLOCK; }
 
-/* Both ways to a result, alone and fused, call the same functions on the same blocks: inlined into other
- * loops they might be contracted in another way, and give other bits. */
+/* The separate and the fused ops call the same functions on the same blocks: inlined into different loops they might be
+ * contracted differently, and give different bits. */
 #define SHARED __attribute__((noinline)) static
 
 /* ---- forward ---- */
@@ -48,7 +48,7 @@ static void normalize(float *y, const float *x, const float *w, const float *b, 
     for (int64_t j = 0; j < n; j++) y[j] = (x[j] - m) * r * w[j];
 }
 
-/* One row of x, which may be y itself. */
+/* Computes one row of x, which may be y itself. */
 SHARED void forward_row(const rfi_call *c, int64_t row, const rfi_arg *x, int w, const rfi_arg *y, float *mean,
                         float *rstd) {
   const rfi_arg *scale = &c->in[w], *b = c->n_in > w + 1 && c->in[w + 1].data ? &c->in[w + 1] : NULL;

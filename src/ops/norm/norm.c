@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layernorm and rmsnorm over the last dimension. The forward keeps one or two f32 numbers a
- * row (mean, rstd) and nothing else: the backward computes the normalized row again from x.
- * dx, dw and db are separate ops, so that a frozen weight costs nothing. Where all of them are
- * wanted the fuse pass makes one op of them, X_bwd, with the same bits on every device;
- * add_X is the norm of a sum that stays, the residual stream's.
+ * layernorm and rmsnorm over the last dimension. The forward keeps one or two f32 numbers per row (mean, rstd); the
+ * backward recomputes the normalized row from x. dx, dw and db are separate ops, so that a frozen weight costs nothing.
+ * If all of them are wanted, the fuse pass makes one op of them, X_bwd, with the same bits on every device. add_X is
+ * the norm of a sum that is also a result: the residual stream's.
  */
 #include "ops/rule.h"
 
 /* ---- shapes ---- */
 
-/* Type of a row statistic of x: the leading dimensions, (1) if there are none. */
+/* The type of a row statistic of x: the leading dimensions, (1) if there are none. */
 static rfr_type statistic(const rfr_type *x) {
   rfr_type s = *x;
   s.dtype = RFR_F32;
@@ -32,7 +31,7 @@ static rfr_status check_x(const rfi_infer *c, int x) {
   return rfi_rule_rank(c, x, 1, RFR_MAX_RANK);
 }
 
-/* dy, x and n row statistics that follow at `first`. */
+/* Checks dy, x and n row statistics that begin at operand `first`. */
 static rfr_status check_backward(const rfi_infer *c, int first, int n) {
   RFI_TRY(check_x(c, 1));
   RFI_TRY(rfi_rule_same(c, 0, 1, true));
@@ -50,7 +49,7 @@ static rfr_status infer_dw(const rfi_infer *c, int statistics) {
   return RFR_OK;
 }
 
-/* dx and one dw for each gradient that may be added onto, at operand `acc` and behind. */
+/* Infers dx and one dw for each gradient that may be accumulated, whose acc operands begin at `acc`. */
 static rfr_status infer_bwd(const rfi_infer *c, int statistics, int vectors) {
   int residual = 3 + statistics;
   RFI_TRY(check_backward(c, 3, statistics));
@@ -65,7 +64,7 @@ static rfr_status infer_bwd(const rfi_infer *c, int statistics, int vectors) {
   return RFR_OK;
 }
 
-/* y and the statistics from result `first` on; w and a bias, if the norm has one, from operand `w` on. */
+/* Infers y and the statistics from result `first` on; w and an optional bias begin at operand `w`. */
 static rfr_status infer_forward(const rfi_infer *c, int w, int first, int statistics) {
   RFI_TRY(check_x(c, 0));
   RFI_TRY(check_weight(c, 0, w));
@@ -75,7 +74,7 @@ static rfr_status infer_forward(const rfi_infer *c, int w, int first, int statis
   return RFR_OK;
 }
 
-/* The same of a sum, which is result 0. */
+/* The same for the norm of a sum, which is result 0. */
 static rfr_status infer_sum_forward(const rfi_infer *c, int statistics) {
   RFI_TRY(check_x(c, 0));
   RFI_TRY(rfi_rule_same(c, 0, 1, true));

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layernorm and rmsnorm on a GPU; MEAN tells them apart (without it m is 0):
+ * layernorm and rmsnorm on a GPU; MEAN selects layernorm (without it m is 0):
  *
  *   h = (x - m) r   y = h w + b   g = dy w   dx = r (g - mean(g) - h mean(g h))   dw = sum dy h   db = sum dy
  *
- * Forward, a row lies in the registers of some lanes of a warp, or of one block where it is longer, from its one
- * reading to its one writing, 16 bytes a thread at a time. The backward's blocks stay and take every gridDim-th row:
- * the next rows are on their way to shared memory, each thread's own pieces, while this one is summed, and a thread
- * adds up dw and db of its own columns. A block's sums are one line of the workspace, and a second kernel adds the
- * lines in f64 in a fixed order. Rows that are too long, or not made of whole 16 bytes, are read once per sum.
+ * In the forward a row stays in the registers of some lanes of a warp, or of a block if it is longer, so it is read and
+ * written once, 16 bytes per thread at a time. In the backward a block processes every gridDim-th row. The next rows
+ * are copied to shared memory, each thread's own pieces, while this one is summed; a thread adds dw and db of its own
+ * columns. A block's sums are one line of the workspace, and a second kernel adds the lines in f64 in a fixed order.
+ * Rows that are too long, or not a multiple of 16 bytes, are read once per sum.
  *
- * X_dx, X_dw, X_db and X_bwd are the same kernel with some of its results absent, so their bits agree. X_db has no x: dy
- * stands for it, and there are no statistics.
+ * X_dx, X_dw, X_db and X_bwd are the same kernel with some results absent, so their bits agree. X_db has no x: dy is
+ * passed in its place, and there are no statistics.
  */
 #ifndef RFI_NORM_CUH
 #define RFI_NORM_CUH
@@ -22,7 +22,7 @@ enum { RFI_NORM_WARPS = 4, RFI_NORM_THREADS = 32 * RFI_NORM_WARPS, RFI_NORM_MOST
 
 typedef struct rfi_norm_fwd {
   const void *x, *other, *w, *b; /* other, b NULL: none */
-  void *sum, *y;                 /* x + other, rounded; its norm. Each result: NULL where it is not wanted */
+  void *sum, *y;                 /* x + other, rounded; its norm. NULL: not computed */
   float *mean, *rstd;
   rfr_dtype x_type, w_type, b_type;
   int64_t rows, C;
@@ -32,8 +32,8 @@ typedef struct rfi_norm_fwd {
 typedef struct rfi_norm_bwd_args {
   const void *dy, *x, *w, *residual; /* residual NULL: none */
   const float *mean, *rstd;
-  void *dx;       /* NULL: not wanted */
-  float *dw, *db; /* lines (parts, C) in the workspace; NULL: not wanted */
+  void *dx;       /* NULL: not computed */
+  float *dw, *db; /* lines (parts, C) in the workspace; NULL: not computed */
   rfr_dtype x_type, w_type;
   int64_t rows, C;
 } rfi_norm_bwd_args;
@@ -48,7 +48,7 @@ static __device__ __forceinline__ float rfi_norm_load(const void *x, rfr_dtype d
   }
 }
 
-/* N neighbours of what no kernel writes, N a multiple of 4, i of N. */
+/* Loads N adjacent elements of read-only memory; N is a multiple of 4, i a multiple of N. */
 template <int N>
 static __device__ __forceinline__ void rfi_norm_load_n(float *to, const void *x, rfr_dtype dtype, int64_t i) {
 #pragma unroll
@@ -67,8 +67,8 @@ static __device__ __forceinline__ void rfi_norm_load_n(float *to, const void *x,
   }
 }
 
-/* Sums over the threads of a row: LANES of a warp, or with 0 the block. A block's slot may be written again after
- * another slot's sum. */
+/* Sums over the threads of a row: LANES of a warp, or with 0 the block. A block's slot may be reused after another
+ * slot's sum. */
 typedef struct rfi_norm_slot {
   float x[32], y[32];
 } rfi_norm_slot;
@@ -83,7 +83,7 @@ template <int LANES> static __device__ __forceinline__ float rfi_norm_sum(float 
   return rfi_warp_sum(lane < warps ? slot->x[lane] : 0.0f);
 }
 
-/* Two at once: half of the lanes go on with the one, half with the other. To 16 warps. */
+/* Two sums at once: half of the lanes continue with one, half with the other. For up to 16 warps. */
 template <int LANES> static __device__ __forceinline__ float2 rfi_norm_sums(float x, float y, rfi_norm_slot *slot) {
   constexpr int L = LANES ? LANES : 32;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
@@ -102,7 +102,7 @@ template <int LANES> static __device__ __forceinline__ float2 rfi_norm_sums(floa
   return second ? make_float2(other, mine) : make_float2(mine, other);
 }
 
-/* R rows at a time for LANES of a warp, or with 0 one for a block. */
+/* R rows at a time for LANES of a warp, or with 0 one row for a block. */
 template <typename T, bool MEAN, int K, int LANES, int R>
 static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOST) rfi_norm_rows(const rfi_norm_fwd a) {
   constexpr int P = rfi_pack_width<T>, GROUPS = LANES ? RFI_NORM_THREADS / LANES : 1;
@@ -151,7 +151,7 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
 #pragma unroll
       for (int k = 0; k < K; k++)
 #pragma unroll
-        for (int j = 0; j < P; j++) s += rfi_widen(x[i][k].x[j]); /* zeros where there is nothing */
+        for (int j = 0; j < P; j++) s += rfi_widen(x[i][k].x[j]); /* zeros outside the row */
       m[i] = rfi_norm_sum<LANES>(s, &slot[0]) / (float)a.C;
     }
   }
@@ -204,14 +204,14 @@ template <typename T> static __device__ __forceinline__ float rfi_norm_element(c
   return __half2float(__ushort_as_half((unsigned short)(i & 1 ? w >> 16 : w)));
 }
 
-/* 16 bytes to shared memory, without waiting; zeros where there are none. */
+/* Starts an asynchronous copy of 16 bytes to shared memory; zeros if not `there`. */
 static __device__ __forceinline__ void rfi_norm_request(uint4 *to, const uint4 *from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from),
                "r"(there ? 16 : 0)
                : "memory");
 }
 
-/* A line of sums: those of groups that each have rows of their own are added in their order. */
+/* Writes a line of sums. The sums of thread groups that have different rows are added in order. */
 template <int P, int K, int LANES>
 static __device__ __forceinline__ void rfi_norm_line(float *line, float (*sum)[P], float4 *space, int me, int lanes,
                                                      int packs) {
@@ -242,11 +242,11 @@ static __device__ __forceinline__ void rfi_norm_line(float *line, float (*sum)[P
   }
 }
 
-/* Blocks of a multiprocessor, by which registers a thread may have. */
+/* Blocks per multiprocessor, which decides the registers per thread. */
 template <int K, int LANES> constexpr int rfi_norm_resident = LANES ? K == 1 ? 8 : 3 : K == 1 ? 2 : 1;
-/* Bytes of shared memory that a kernel declares, and those that it gets without asking. */
+/* Bytes of shared memory that a kernel declares, and that it may use without opting in. */
 enum { RFI_NORM_OWN = 512, RFI_NORM_FREE = 49152 - RFI_NORM_OWN };
-/* Rows of a thread in shared memory: the one that is summed, and those that are on their way. */
+/* Rows of a thread in shared memory: the one being summed, and those in flight. */
 template <int K> constexpr int rfi_norm_stages = K == 2 ? 2 : 3;
 
 template <typename T, bool MEAN, int K, int LANES>
@@ -254,14 +254,15 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
     rfi_norm_rows_bwd(const rfi_norm_bwd_args a) {
   constexpr int P = rfi_pack_width<T>, Q = P / 4, STAGES = rfi_norm_stages<K>;
   constexpr int GROUPS = LANES ? RFI_NORM_THREADS / LANES : 1, OF_WARP = LANES ? 32 / LANES : 1;
-  extern __shared__ float4 space[]; /* w, as its threads read it: [K][Q][lanes] */
+  extern __shared__ float4 space[]; /* w, in the order in which its threads read it: [K][Q][lanes] */
   __shared__ rfi_norm_slot slot[2];
   const int lanes = LANES ? LANES : blockDim.x, me = LANES ? threadIdx.x % LANES : threadIdx.x;
   const int threads = LANES ? RFI_NORM_THREADS : blockDim.x, packs = (int)(a.C / P);
-  const int own = LANES ? threadIdx.x % 32 / LANES : 0; /* among the rows of a warp, which stays together */
+  /* which of the warp's rows; all lanes of the warp run together */
+  const int own = LANES ? threadIdx.x % 32 / LANES : 0;
   const int64_t first = (int64_t)blockIdx.x * GROUPS + (LANES ? threadIdx.x / 32 * OF_WARP : 0);
   const int64_t step = (int64_t)gridDim.x * GROUPS;
-  /* [stage][dy, x, residual][K], each thread's apart */
+  /* [stage][dy, x, residual][K], separate for each thread */
   uint4 *const ring = (uint4 *)(space + K * Q * lanes) + threadIdx.x;
   float dw[K][P] = {}, db[K][P] = {};
   const auto place = [&](int stage, int of, int k) { return ring + ((stage * 3 + of) * K + k) * threads; };
@@ -295,9 +296,9 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
   for (int64_t row = first + own; row - own < a.rows;
        row += step, turn ^= 1, stage = stage + 1 < STAGES ? stage + 1 : 0) {
     const float m = next_m, r = next_r;
-    float g_sum = 0.0f, gh_sum = 0.0f, kept_d[P], kept_h[P]; /* of one piece: of more they are made again */
+    float g_sum = 0.0f, gh_sum = 0.0f, kept_d[P], kept_h[P]; /* for one piece; for more pieces they are recomputed */
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-    fetch(stage > 0 ? stage - 1 : STAGES - 1, row + (STAGES - 1) * step); /* where the row before was */
+    fetch(stage > 0 ? stage - 1 : STAGES - 1, row + (STAGES - 1) * step); /* the place of the previous row */
     next_m = mean_of(row + step), next_r = rstd_of(row + step);
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -327,7 +328,7 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
       gh_sum = rfi_norm_sum<LANES>(gh_sum, &slot[turn]);
     }
     const float g_mean = g_sum / (float)a.C, gh_mean = gh_sum / (float)a.C;
-    asm volatile("" ::: "memory"); /* what was read of shared memory is read again, not kept */
+    asm volatile("" ::: "memory"); /* forces a second read of shared memory instead of registers */
 #pragma unroll
     for (int k = 0; k < K; k++) {
       const int at = k * lanes + me;
@@ -428,12 +429,12 @@ static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_dw_any(const rfi
 
 typedef struct rfi_norm_total {
   const float *lines, *acc; /* acc NULL: none */
-  float *y;                 /* NULL: not wanted */
+  float *y;                 /* NULL: not computed */
 } rfi_norm_total;
 
 enum { RFI_NORM_SLICES = 16 };
 
-/* They join what is there in f64, as the CPU's. */
+/* Adds the existing values in f64, as the CPU does. */
 static __global__ void __launch_bounds__(32 * RFI_NORM_SLICES)
     rfi_norm_add_lines(const rfi_norm_total dw, const rfi_norm_total db, int64_t parts, int64_t C) {
   __shared__ double part[RFI_NORM_SLICES][32];
@@ -465,16 +466,16 @@ static inline int64_t rfi_norm_height(const rfr_arg *x) {
   return n;
 }
 
-/* 16-byte pieces of a row; 0 where rows are not made of them. */
+/* 16-byte pieces per row; 0 if rows are not a multiple of them. */
 static inline int64_t rfi_norm_packs(rfr_dtype dtype, int64_t C) {
   const int64_t width = dtype == RFR_F32 ? 4 : 8;
   return C % width == 0 ? C / width : 0;
 }
 
-/* How the backward's rows lie: `pieces` 16-byte pieces a thread. */
+/* How the backward assigns rows: `pieces` 16-byte pieces per thread. */
 typedef struct rfi_norm_shape {
-  int lanes, pieces, threads; /* lanes of a warp that have a row, 0: a block has it; pieces 0: rows of any kind */
-  int64_t parts;              /* lines of sums, and blocks */
+  int lanes, pieces, threads; /* lanes of a warp per row, 0: a block per row; pieces 0: rows of any length */
+  int64_t parts;              /* lines of sums, which is the number of blocks */
 } rfi_norm_shape;
 
 static inline rfi_norm_shape rfi_norm_shape_of(rfr_dtype dtype, int64_t rows, int64_t C, int sms) {
@@ -527,7 +528,7 @@ static cudaError_t rfi_norm_launch_rows_bwd(const rfi_norm_bwd_args &a, const rf
 template <typename T, bool MEAN>
 static rfr_status rfi_norm_launch_bwd(const rfi_norm_bwd_args &a, const rfi_norm_shape &s, cudaStream_t stream) {
   const void *pointers[] = {a.dy, a.x, a.w, a.residual, a.dx};
-  /* whole turns of the lanes: with a last one that is not full the row alone would be too little */
+  /* full rounds of the lanes: with a partial last round the row alone would be too small */
   const int stages = s.pieces == 2 ? rfi_norm_stages<2> : rfi_norm_stages<1>;
   const size_t space = (size_t)s.pieces * ((size_t)(s.lanes ? s.lanes : s.threads) * rfi_pack_width<T> * sizeof(float) +
                                            (size_t)s.threads * stages * 3 * 16);
@@ -557,12 +558,12 @@ static rfr_status rfi_norm_launch_bwd(const rfi_norm_bwd_args &a, const rfi_norm
   } else {
     e = rfi_norm_launch_rows_bwd<T, MEAN, 1, 32>(a, s, space, stream);
   }
-  return rfi_cuda_check(e, "asking for shared memory");
+  return rfi_cuda_check(e, "raising the shared memory limit");
 }
 
 /* ---- calls ---- */
 
-/* A norm of x, or, with SUM, of x + other: then every operand and result stands one further. */
+/* A norm of x or, with SUM, of x + other: then every operand and result index is one higher. */
 template <bool MEAN, bool SUM> static rfr_status rfi_norm_run_fwd(const rfr_call *c) {
   const rfr_arg *x = &c->in[0], *w = &c->in[1 + SUM],
                 *b = MEAN && c->n_in > 2 + SUM && c->in[2 + SUM].data ? &c->in[2 + SUM] : NULL, *y = &c->out[SUM];
@@ -585,7 +586,7 @@ template <bool MEAN, bool SUM> static rfr_status rfi_norm_run_fwd(const rfr_call
   return rfi_cuda_launched("norm");
 }
 
-/* Where an op has what a backward may take; -1: nowhere. */
+/* Operand and result indices that a backward may have; -1: absent. */
 typedef struct rfi_norm_places {
   int w, mean, rstd, residual, acc, acc_b; /* operands */
   int dx, dw, db;                          /* results */
@@ -599,7 +600,7 @@ static inline rfi_norm_shape rfi_norm_shape_of_call(const rfr_call *c, const rfr
                            rfi_cuda_info_of(c)->sms);
 }
 
-/* dw's and db's lines. */
+/* Bytes of the lines of dw and db. */
 static inline size_t rfi_norm_workspace(const rfr_call *c, const rfr_arg *x, int vectors) {
   return (size_t)(vectors * rfi_norm_shape_of_call(c, x).parts * x->type.shape[x->type.rank - 1]) * sizeof(float);
 }
@@ -610,18 +611,18 @@ template <bool MEAN> static rfr_status rfi_norm_run_bwd(const rfr_call *c, const
   const int64_t C = x->type.shape[x->type.rank - 1];
   float *lines = (float *)c->workspace, *dw = (float *)rfi_norm_out(c, p.dw), *db = (float *)rfi_norm_out(c, p.db);
   const rfi_norm_bwd_args a = {c->in[0].data,
-                          x->data,
-                          rfi_norm_in(c, p.w),
-                          rfi_norm_in(c, p.residual),
-                          (const float *)rfi_norm_in(c, p.mean),
-                          (const float *)rfi_norm_in(c, p.rstd),
-                          rfi_norm_out(c, p.dx),
-                          dw ? lines : NULL,
-                          db ? lines + (dw ? s.parts * C : 0) : NULL,
-                          x->type.dtype,
-                          p.w >= 0 ? c->in[p.w].type.dtype : RFR_F32,
-                          rfi_norm_height(x),
-                          C};
+                               x->data,
+                               rfi_norm_in(c, p.w),
+                               rfi_norm_in(c, p.residual),
+                               (const float *)rfi_norm_in(c, p.mean),
+                               (const float *)rfi_norm_in(c, p.rstd),
+                               rfi_norm_out(c, p.dx),
+                               dw ? lines : NULL,
+                               db ? lines + (dw ? s.parts * C : 0) : NULL,
+                               x->type.dtype,
+                               p.w >= 0 ? c->in[p.w].type.dtype : RFR_F32,
+                               rfi_norm_height(x),
+                               C};
   const rfi_norm_total total_dw = {a.dw, (const float *)rfi_norm_in(c, p.acc), dw},
                        total_db = {a.db, (const float *)rfi_norm_in(c, p.acc_b), db};
   if (C == 0) return RFR_OK;

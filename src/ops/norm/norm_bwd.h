@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dx, dw and db of a norm in one walk over dy and x, with the bits of the ops that make them
- * one by one: the functions on blocks are the same ones, dx is rounded before the residual
- * stream's gradient is added, and the sums over rows keep the order of columns.h, chunks of
- * rows from zero in f32 and the chunks in f64.
+ * dx, dw and db of a norm in one loop over dy and x, with the bits of the separate ops: they use the same functions on
+ * blocks, dx is rounded before the residual stream's gradient is added, and the sums over rows keep the order of
+ * columns.h, chunks of rows from zero in f32 and the chunks in f64.
  *
- * Threads split the rows at the ends of chunks. Each chunk's sums go to the workspace, where
- * a second walk, split over columns, adds them up. A row of dy, x and w is widened once.
+ * Threads split the rows at the ends of chunks. Each chunk's sums go to the workspace, and a second loop, split over
+ * columns, adds them. A row of dy, x and w is widened once.
  */
 #ifndef RFI_NORM_BWD_H
 #define RFI_NORM_BWD_H
@@ -15,21 +14,21 @@
 
 enum { RFI_NORM_SCALARS = 4 };
 
-/* What differs between norms; k holds a row's scalars. */
+/* Differences between the norms; k has a row's scalars. */
 typedef struct rfi_norm_kind {
-  int residual; /* operand; those that dw and db are added onto follow */
+  int residual; /* operand; the acc operands of dw and db follow */
   int vectors;  /* dw, or dw and db */
   void (*scalars)(const rfi_call *c, int64_t row, const float *dy, const float *w, const float *x, int64_t C, float *k);
   void (*dx)(float *dx, const float *dy, const float *w, const float *x, const float *k, int64_t n);
   void (*dw)(float *sum, const float *dy, const float *x, const float *k, int64_t n);
 } rfi_norm_kind;
 
-/* The op as its parts see it: the call comes first. */
+/* The call as rfi_parallel passes it to its parts: it is the first field. */
 typedef struct rfi_norm_bwd {
   rfi_call call;
   const rfi_norm_kind *kind;
   int64_t C, rows, chunks;
-  float *sums; /* (vectors, chunks, C), then three rows of C for each part */
+  float *sums; /* (vectors, chunks, C), then three rows of C per part */
 } rfi_norm_bwd;
 
 static inline rfi_norm_bwd rfi_norm_bwd_make(const rfi_call *c, const rfi_norm_kind *kind) {
@@ -52,7 +51,7 @@ static inline void rfi_norm_add(float *restrict y, const float *restrict x, int6
   for (int64_t j = 0; j < n; j++) y[j] += x[j];
 }
 
-/* One row of dx, with the residual stream's gradient added to what dx is as a tensor. */
+/* Computes one row of dx, and adds the residual stream's gradient to the rounded dx. */
 static inline void rfi_norm_dx_row(const rfi_norm_bwd *b, int64_t row, const float *dy, const float *w, const float *x,
                                    const float *k) {
   const rfi_arg *dx = &b->call.out[0], *residual = &b->call.in[b->kind->residual];
@@ -93,7 +92,7 @@ static inline void rfi_norm_rows_part(const rfi_call *call, int64_t begin, int64
   }
 }
 
-/* dw and db join what is there in f64, as their own ops do. */
+/* The existing dw and db are added in f64, as in the separate ops. */
 static inline void rfi_norm_columns_part(const rfi_call *call, int64_t begin, int64_t end, int part) {
   const rfi_norm_bwd *b = (const rfi_norm_bwd *)call;
   int64_t C = b->C, last = end * RFI_COLUMN_UNIT < C ? end * RFI_COLUMN_UNIT : C;

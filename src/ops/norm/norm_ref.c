@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References and cases of layernorm and rmsnorm. The backward references take the statistics
- * that they are given: in a case these are any positive numbers, not x's own.
+ * References and cases of layernorm and rmsnorm. The backward references use the statistics that they are given: in a
+ * case these are any positive numbers, not those of x.
  */
 #include <math.h>
 
@@ -34,11 +34,11 @@ RFT_CASES(layernorm) = {"layernorm(f[7,13], f[13], f[13]) eps=1e-5",        "lay
                         "layernorm(f[5,0], f[0], f[0]) eps=1e-2",           "layernorm(f[11,1], f[1], f[1]) eps=1e-2",
                         "layernorm(f[43,1031], f[1031], f[1031]) eps=1e-5", NULL};
 
-/* What a norm of a sum reads and makes beside the sum. */
+/* The operands and results of the norm after the sum. */
 static rfi_call norm_of_sum(const rfi_call *call, rfi_arg *in) {
   const rfi_arg *sum = &call->out[0];
   const double *x = call->in[0].data, *other = call->in[1].data;
-  double *s = sum->data ? sum->data : call->out[1].data; /* y takes the place of a sum that nobody wants */
+  double *s = sum->data ? sum->data : call->out[1].data; /* y holds the sum if the sum is unused */
   for (int64_t i = 0; i < rfi_count(&sum->type); i++) s[i] = rft_round(x[i] + other[i]);
   in[0] = (rfi_arg){.type = sum->type, .data = s};
   for (int k = 2; k < call->n_in; k++) in[k - 1] = call->in[k];
@@ -111,7 +111,7 @@ RFT_REF(layernorm_db) {
 RFT_CASES(layernorm_db) = {"layernorm_db(f[7,13], _)", "layernorm_db(f[1,37], F[37])", "layernorm_db(f[3,5,17], F[17])",
                            "layernorm_db(f[0,19], _)", "layernorm_db(f[151,521], _)",  NULL};
 
-/* What the fused gradients add onto dx. */
+/* Adds the residual to dx. */
 static void add_residual(const rfi_arg *residual, const rfi_arg *dx) {
   const double *r = residual->data;
   double *o = dx->data;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The sum in front of a norm: x + other, rounded to their type, where the norm then reads it.
+ * The sum before a norm: x + other, rounded to their type, which the norm then reads.
  */
 #ifndef RFI_NORM_SUM_H
 #define RFI_NORM_SUM_H
@@ -8,12 +8,11 @@
 #include "ops/walk.h"
 
 static inline rfr_status rfi_norm_check_sum(const rfi_call *c) {
-  if (!c->out[0].data && !c->out[1].data)
-    return rfi_fail(RFI_E_ARGUMENT, "the norm of a sum: neither the sum nor the norm is wanted");
+  if (!c->out[0].data && !c->out[1].data) return rfi_fail(RFI_E_ARGUMENT, "the norm of a sum: both results are unused");
   return RFR_OK;
 }
 
-/* Makes one row of the sum and says where it lies: in its own place, or in that of y, which takes its place. */
+/* Computes one row of the sum and returns where it is: in the sum's memory, or in that of y if the sum is unused. */
 static inline const rfi_arg *rfi_norm_sum_row(const rfi_call *c, int64_t row) {
   const rfi_arg *sum = c->out[0].data ? &c->out[0] : &c->out[1];
   const int64_t C = sum->type.shape[sum->type.rank - 1];

@@ -5,8 +5,8 @@
  *   r = 1 / sqrt(mean(x^2) + eps)      y = x r w
  *   dx = r (dy w - x r^2 mean(dy w x))      dw = sum over rows of dy x r
  *
- * A row is read twice; at any C that models have, the second time comes from cache. Sums run
- * in f32 lanes within a block, and over blocks one after the other.
+ * A row is read twice; for the C of real models the second read comes from cache. Sums use f32 lanes within a block,
+ * and blocks are added in order.
  */
 #include <math.h>
 
@@ -15,7 +15,7 @@
 #include "ops/norm/norm_sum.h"
 
 static int64_t width(const rfi_arg *x) { return x->type.shape[x->type.rank - 1]; }
-/* Rows without elements are rows: their statistics, those of zeros, are results too. */
+/* Rows with C = 0 count as rows: their statistics, those of zeros, are results too. */
 static int64_t height(const rfi_arg *x) {
   int64_t n = 1;
   for (int d = 0; d < x->type.rank - 1; d++) n *= x->type.shape[d];
@@ -23,7 +23,7 @@ static int64_t height(const rfi_arg *x) {
 }
 static int64_t block(int64_t j, int64_t n) { return n - j < RFI_BLOCK ? n - j : RFI_BLOCK; }
 
-/* As in layernorm_cpu.c: both ways to a result call these, so that its bits are the same. */
+/* As in layernorm_cpu.c: the separate and the fused ops call the same functions, so that the bits are the same. */
 #define SHARED __attribute__((noinline)) static
 
 /* ---- forward ---- */
@@ -38,7 +38,7 @@ static void scale_row(float *y, const float *x, const float *w, float r, int64_t
   for (int64_t j = 0; j < n; j++) y[j] = x[j] * r * w[j];
 }
 
-/* One row of x, which may be y itself. */
+/* Computes one row of x, which may be y itself. */
 SHARED void forward_row(const rfi_call *c, int64_t row, const rfi_arg *x, const rfi_arg *w, const rfi_arg *y,
                         float *rstd) {
   float bx[RFI_BLOCK], bw[RFI_BLOCK], by[RFI_BLOCK], s = 0;

@@ -8,7 +8,9 @@
 
 RFT_REF(lr_schedule) {
   const rfi_attr *a = call->attr;
+  const int64_t *steps = call->in[1].data;
   int64_t n = ((int64_t *)call->in[0].data)[1], warmup = a[3].i, total = a[4].i, decay = a[5].i;
+  if (steps) n = ((int64_t *)call->in[0].data)[0], warmup = steps[0], total = steps[2], decay = total - steps[1];
   double base = a[1].f, min = a[2].f, lr;
   if (n < warmup) {
     lr = base * (double)(n + 1) / (double)warmup;
@@ -34,6 +36,11 @@ RFT_CASES(lr_schedule) = {
     "lr_schedule(I[4]=80,79,1,1) kind=3 base=0.003 min=0.0002 warmup=5 total=101 decay=20",
     "lr_schedule(I[4]=90,90,1,0) kind=3 base=0.003 min=0.0002 warmup=5 total=101 decay=20",
     "lr_schedule(I[4]=2000,1999,1,1) kind=2 base=0.003 min=0.0002 warmup=0 total=101 decay=0",
+    "lr_schedule(I[4]=52,37,1,15, I[3]=5,40,60) kind=3 base=0.003 min=0.0002 warmup=9 total=101 decay=20",
+    "lr_schedule(I[4]=59,59,1,0, I[3]=5,-7,60) kind=3 base=0.003 min=0.0002 warmup=9 total=101 decay=20",
+    "lr_schedule(I[4]=3,1,1,2, I[3]=5,40,60) kind=0 base=0.003 min=0.0002 warmup=9 total=101 decay=20",
+    "lr_schedule(I[4]=77,77,1,0, I[3]=5,9223372036854775807,9223372036854775807) kind=3 base=0.003 min=0.0002 "
+    "warmup=9 total=101 decay=20",
     NULL,
 };
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The step's scalars on a GPU, as in schedule_cpu.c: learning rate, gradient norm, clip factor, loss scale, step
- * block. All of them read the step block, the norm and the flag on the device.
+ * The step's scalars on a GPU, as in schedule_cpu.c: learning rate, gradient norm, clip factor, loss scale, step block.
+ * All kernels read the step block, the norm and the flag on the device.
  *
- * The norm's squares are summed in f64 over chunks, a block each, of all gradients in one launch: the
- * gradients' places travel by value in the launch itself, MOST of them at a time. A second launch
- * adds the chunks in a fixed order and looks at each gradient's own for the count of zeros.
+ * The squares of the norm are summed in f64 over chunks, one block each, for all gradients in one launch: the
+ * gradients' addresses are launch arguments, up to MOST per launch. A second launch adds the chunks in a fixed order
+ * and checks each gradient's own sum for the count of zeros.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/optim/loss_scale.h"
@@ -20,8 +20,9 @@ typedef struct schedule {
   double base, min, warmup, total, decay;
 } schedule;
 
-static __global__ void lr_schedule(const schedule s, const int64_t *step, float *lr) {
-  const double n = (double)step[APPLIED], done = (n - s.warmup) / (s.total - s.warmup);
+static __global__ void lr_schedule(schedule s, const int64_t *step, const int64_t *steps, float *lr) {
+  if (steps) s.warmup = (double)steps[0], s.total = (double)steps[2], s.decay = s.total - (double)steps[1];
+  const double n = (double)step[steps ? ATTEMPTED : APPLIED], done = (n - s.warmup) / (s.total - s.warmup);
   double rate;
   if (n < s.warmup) rate = s.base * (n + 1) / s.warmup;
   else if (s.kind == RFR_LR_CONSTANT) rate = s.base;
@@ -37,7 +38,8 @@ static rfr_status lr_run(const rfr_call *c) {
   const rfr_attr *a = c->attr;
   const schedule s = {a[0].i, a[1].f, a[2].f, (double)a[3].i, (double)a[4].i, (double)a[5].i};
   if (c->out[0].data)
-    lr_schedule<<<1, 1, 0, rfi_stream(c)>>>(s, (const int64_t *)c->in[0].data, (float *)c->out[0].data);
+    lr_schedule<<<1, 1, 0, rfi_stream(c)>>>(s, (const int64_t *)c->in[0].data, (const int64_t *)c->in[1].data,
+                                            (float *)c->out[0].data);
   return rfi_cuda_launched("lr_schedule");
 }
 
@@ -91,10 +93,10 @@ enum { MOST_FLAGS = 256 };
 
 typedef struct flag_list {
   const int32_t *flag[MOST_FLAGS];
-  int n, before; /* before: how many the launches before this one have seen */
+  int n, before; /* before: the number of flags in previous launches */
 } flag_list;
 
-/* One warp. found: the first flag that is not 0, by number from 1, and what it is; kept between launches. */
+/* One warp. found: the number, from 1, and the value of the first flag that is not 0; kept between launches. */
 static __global__ void __launch_bounds__(32)
     skip_bad(const __grid_constant__ flag_list all, bool last, const int32_t *skip, int32_t *found, int32_t *skip1,
              int32_t *which, int32_t *group) {
@@ -139,18 +141,18 @@ enum { MOST = 1024, FEW = 128, CHUNK = 16384, THREADS = 256, WIDTH = 8, FINISH =
 typedef struct gradient {
   const void *data;
   int64_t n;
-  int64_t first; /* of its chunks, among all gradients' */
+  int64_t first; /* first chunk, among all gradients' chunks */
 } gradient;
 
-/* N of them; what a launch may carry is 32,764 bytes. */
+/* N gradients; launch arguments have at most 32,764 bytes. */
 template <int N> struct gradients {
   gradient g[N];
   uint8_t dtype[N];
   int n;
-  int64_t end; /* of the last one's chunks */
+  int64_t end; /* end of the last one's chunks */
 };
 
-/* Which gradient chunk `chunk` is of: the last one that begins at it or before and is not empty. */
+/* The gradient of a chunk: the last non-empty one that begins at it or before. */
 template <int N> static __device__ int gradient_of(const gradients<N> &all, int64_t chunk) {
   int low = 0, high = all.n; /* g[low].first <= chunk < g[high].first */
   while (high - low > 1) {
@@ -163,7 +165,7 @@ template <int N> static __device__ int gradient_of(const gradients<N> &all, int6
 
 static __device__ __forceinline__ double square(float x) { return (double)x * (double)x; }
 
-/* The thread's share of a chunk; 8 neighbours at a time where they are aligned. */
+/* The thread's share of a chunk; 8 adjacent elements at a time if they are aligned. */
 template <typename T> static __device__ double squares(const T *x, int64_t n) {
   double sum = 0;
   int64_t i = 0;
@@ -191,7 +193,7 @@ template <typename T> static __device__ double squares(const T *x, int64_t n) {
   return sum;
 }
 
-/* Over a block of up to 1024 threads, all of whom get it; in a fixed order. */
+/* Sum over a block of up to 1024 threads, in a fixed order; each thread gets it. */
 static __device__ double block_sum(double x) {
   __shared__ double part[32];
   for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
@@ -228,8 +230,8 @@ static __device__ void total(const double *sums, int64_t chunks, float *norm, in
   if (skip) *skip = !isfinite(root);
 }
 
-/* Block 0: the norm, where this is the last launch; the other blocks: a gradient each warp. A square in f64 of what
- * is not zero in f32 is not zero: the sums tell. */
+/* Block 0 computes the norm in the last launch; in the other blocks each warp checks one gradient. The f64 square of a
+ * nonzero f32 is not zero, so a sum is zero only if all elements are. */
 template <int N>
 static __global__ void __launch_bounds__(FINISH)
     norm_finish(const __grid_constant__ gradients<N> all, const double *sums, bool last, float *norm, int32_t *skip,
@@ -255,7 +257,7 @@ static int64_t all_chunks(const rfr_call *c) {
 
 static size_t norm_workspace(const rfr_call *c) { return (size_t)all_chunks(c) * sizeof(double); }
 
-/* Operands from `begin` on, N at most, whose chunks start at `first`. */
+/* Operands from `begin` on, at most N, whose chunks start at `first`. */
 template <int N> static gradients<N> gather(const rfr_call *c, int begin, int64_t first) {
   gradients<N> all;
   all.n = 0;
@@ -269,7 +271,7 @@ template <int N> static gradients<N> gather(const rfr_call *c, int begin, int64_
   return all;
 }
 
-/* The launches of up to N gradients; the next ones' first chunk. */
+/* Launches for up to N gradients at a time; returns the first chunk after them. */
 template <int N> static int64_t norm_launch(const rfr_call *c, int begin, int64_t first) {
   const gradients<N> all = gather<N>(c, begin, first);
   const bool last = begin + all.n >= c->n_in;

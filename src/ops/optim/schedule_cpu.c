@@ -2,16 +2,18 @@
  *
  * The step's scalars on the CPU: learning rate, gradient norm, clip factor, step block.
  *
- * Learning rate of the update that makes `applied` into applied + 1, n = applied:
+ * Learning rate of the update that increments `applied`, with n = applied:
  *   n < warmup             base (n + 1) / warmup         the last warmup step has the full rate
  *   linear, cosine         from base at warmup to min at total
- *   wsd                    base, then straight down to min over the last `decay` steps (the
- *                          line, not 1 - sqrt: it is what the published schedules end with
- *                          most often, and one can resume and extend it from its beginning)
+ *   wsd                    base, then linearly down to min over the last `decay` steps (linear and
+ *                          not 1 - sqrt: most published schedules end so, and a run can resume
+ *                          from the beginning of the decay and extend it)
  *   n >= total             min
+ * With the operand `steps`, n = attempted, and warmup, total - decay and total are its three elements. (If the last two
+ * are INT64_MAX, both become 2^63 in double, which is more than n.)
  *
- * The norm's squares are summed in double over chunks of fixed size, and the chunks in
- * order: its bits depend neither on the split between threads nor on their number.
+ * The squares of the norm are summed in double over chunks of fixed size, and the chunks in order: the bits do not
+ * depend on the split between threads or on their number.
  */
 #include <math.h>
 
@@ -21,8 +23,10 @@
 
 enum { ATTEMPTED, APPLIED, SEED, SKIPPED };
 
-static double rate(const rfi_attr *a, double n) {
+static double rate(const rfi_attr *a, const int64_t *step, const int64_t *steps) {
+  double n = (double)step[steps ? ATTEMPTED : APPLIED];
   double base = a[1].f, min = a[2].f, warmup = (double)a[3].i, total = (double)a[4].i, decay = (double)a[5].i;
+  if (steps) warmup = (double)steps[0], total = (double)steps[2], decay = total - (double)steps[1];
   if (n < warmup) return base * (n + 1) / warmup;
   if (a[0].i == RFR_LR_CONSTANT) return base;
   if (n >= total) return min;
@@ -36,7 +40,7 @@ static double rate(const rfi_attr *a, double n) {
 
 static rfr_status lr_run(const rfi_call *c) {
   if (c->out[0].data)
-    *(float *)c->out[0].data = (float)rate(c->attr, (double)((const int64_t *)c->in[0].data)[APPLIED]);
+    *(float *)c->out[0].data = (float)rate(c->attr, c->in[0].data, c->in[1].data);
   return RFR_OK;
 }
 
@@ -75,7 +79,7 @@ static void norm_chunks(const rfi_call *c, int64_t begin, int64_t end, int part)
   }
 }
 
-/* A square in f64 of what is not zero in f32 is not zero: the sums tell. */
+/* The f64 square of a nonzero f32 is not zero, so a sum is zero only if all elements are. */
 static void count_zeros(const rfi_call *c) {
   const double *sums = c->workspace;
   int32_t *zeros = c->out[2].data;

@@ -2,18 +2,17 @@
  *
  * AdamW and SGD on a GPU, in place, one pass over memory; the formulas are those of update_cpu.c.
  *
- * Updates that follow each other are one launch, which the tensors' places travel in by value: most
- * tensors are too small to fill the device. Their chunks are dealt to the blocks in turns, so that at
- * any time all blocks are within a few pages of each array. A thread has 4 neighbours of every tensor on
- * their way at once, 16 bytes of f32 each, and blocks are many: two times 4 in half as many moved less.
- * Tensors in f16, or that begin at an odd place, go one by one. What is constant is folded in f64 from what
- * the step's values on the device say, once a block, and once a tensor where it differs. When skip is set a
- * block ends before it writes.
+ * Adjacent updates are one launch, whose arguments have the tensors' addresses: most tensors are too small to fill the
+ * device. Chunks are dealt to the blocks in rotation, so that at any time all blocks are within a few pages of each
+ * array. A thread has 4 adjacent elements of every tensor in flight, 16 bytes of f32 each, with many blocks; twice 4
+ * elements in half as many blocks had less throughput. Tensors in f16, or with an unaligned address, are processed one
+ * element at a time. Factors are computed in f64 from the step's values on the device, once per block, and once per
+ * tensor where they differ. If skip is set, a block ends before it writes.
  */
 #include "backend/cuda/kernels.cuh"
 
 enum { THREADS = 256, PER_SM = 4, CHUNK = 4096 };
-enum { MOST = 256 }; /* tensors a launch: 32,764 bytes may travel in it */
+enum { MOST = 256 }; /* tensors per launch: arguments have at most 32,764 bytes */
 
 typedef struct tensor {
   void *data; /* NULL: none */
@@ -25,21 +24,21 @@ typedef enum kind { ADAMW, MOMENTUM, SGD } kind;
 typedef struct update {
   tensor w, g, m, v, master;
   double decay, lr_scale;
-  int64_t n, first; /* elements; of its chunks, among all tensors' */
-  bool wide;        /* its types and places allow four by four */
+  int64_t n, first; /* elements; first chunk, among all tensors' */
+  bool wide;        /* its types and addresses allow 4 elements at a time */
 } update;
 
 typedef struct updates {
   const float *lr, *clip; /* clip NULL: 1 */
   const int32_t *skip;    /* NULL: 0 */
-  const int64_t *step;    /* ADAMW alone */
+  const int64_t *step;    /* ADAMW only */
   double beta1, beta2, eps;
   int64_t chunks;
   int n;
   update of[MOST];
 } updates;
 
-/* Of the step: what moments are divided by before an update. */
+/* Bias correction of the step: divisors of the moments. */
 typedef struct corrections {
   double first, inv_sqrt2;
 } corrections;
@@ -48,7 +47,7 @@ typedef struct factors {
   float beta1, rest1, beta2, rest2, step, inv_sqrt2, eps, decay, clip;
 } factors;
 
-/* x^n by squaring: pow costs more than a small tensor's whole update. */
+/* x^n by squaring: pow costs more than the update of a small tensor. */
 static __device__ double power(double x, int64_t n) {
   double y = 1;
   for (; n > 0; n >>= 1, x *= x)
@@ -130,7 +129,7 @@ template <typename T> static __device__ __forceinline__ void put(T *to, const fl
   rfi_put((rfi_pack<T, 4> *)to, p);
 }
 
-/* W: of what the sums are kept in, the master where there is one; M: of the moments. */
+/* W: type of the updated weights, the master if there is one; M: of the moments. */
 template <kind KIND, typename W, typename G, typename M>
 static __device__ __forceinline__ void update_fours(const update &u, const factors &f, int64_t begin, int64_t end) {
   W *const w = (W *)(u.master.data ? u.master.data : u.w.data) + begin;
@@ -187,7 +186,7 @@ static __global__ void __launch_bounds__(THREADS, PER_SM) update_all(const __gri
   if (all.skip && *all.skip) return;
   if (threadIdx.x == 0) step = make_corrections(all, KIND);
   __syncthreads();
-  int i = 0; /* the last tensor that begins at the chunk or before: an empty one never is */
+  int i = 0; /* the last tensor that begins at the chunk or before; never an empty one */
   factors f = make_factors(all, all.of[0], step);
   for (int64_t chunk = blockIdx.x; chunk < all.chunks; chunk += gridDim.x) {
     if (i + 1 < all.n && all.of[i + 1].first <= chunk) {
@@ -210,7 +209,7 @@ static bool by_fours(const update &u) {
   return typed && aligned(u.w) && aligned(u.g) && aligned(u.m) && aligned(u.v) && aligned(u.master);
 }
 
-/* One op's tensors, and what it shares with others of the same launch. */
+/* One op's tensors, and the fields that it shares with other ops of the launch. */
 static update adamw_of(const rfr_call *c, updates *shared) {
   update u = {};
   u.w = tensor_of(&c->in[0]);
@@ -259,7 +258,7 @@ static void launch(const rfr_call *c, kind k, const updates &all) {
   else update_all<SGD><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
 }
 
-/* The first few of n calls, as many as one launch takes; how many. */
+/* Launches the first of n calls, as many as fit into one launch; returns their number. */
 static int launch_some(const rfr_call *const *calls, int n, update (*of)(const rfr_call *c, updates *shared),
                        bool adamw) {
   updates all = {};

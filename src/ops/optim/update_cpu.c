@@ -7,19 +7,18 @@
  *          w -= lr ( m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay w )
  *   sgd:   b = momentum b + g            w -= lr ( b + decay w )
  *
- * with lr the schedule's rate times the group's lr_scale, decay decoupled from the
- * gradient. With a master copy the update is computed on it and w is its rounding. What
- * is constant over the tensor is folded in double before; elements are f32. Strips are
- * widened to f32 in the L1 cache, so one loop serves every mixture of types. When skip is
- * set nothing is written. Memory is the limit, so what comes next is asked for, and bf16
- * weights are written past the caches.
+ * with lr the schedule's rate times the group's lr_scale, and decay decoupled from the gradient. With a master copy the
+ * update is computed on it and w is its rounding. Constants of the tensor are computed in double first; elements are
+ * f32. Strips are widened to f32 in the L1 cache, so one loop serves every mixture of types. If skip is set nothing is
+ * written. The op is memory-bound, so the next strips are prefetched, and bf16 weights are written with non-temporal
+ * stores.
  */
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
 #include "ops/stream.h"
 
-enum { STRIP = 64, AHEAD = 512 }; /* elements: of a turn, and from there to those that are asked for */
+enum { STRIP = 64, AHEAD = 512 }; /* elements of a strip; distance of the prefetch */
 
 typedef struct factors {
   float beta1, rest1, beta2, rest2, step, inv_sqrt2, eps, decay, clip;
@@ -51,19 +50,19 @@ static void sgd_block(const factors *f, float *restrict w, const float *restrict
   for (int64_t i = 0; i < n; i++) w[i] -= k.step * (g[i] * k.clip) + k.decay * w[i];
 }
 
-/* The op as its parts see it: the call comes first. */
+/* The call as rfi_parallel passes it to its parts: it is the first field. */
 typedef struct update {
   rfi_call call;
   factors f;
   const rfi_arg *w, *g, *m, *v, *master;
 } update;
 
-/* A block to be changed in place: the state's own memory, or its values widened. */
+/* A block to be changed in place: the state's own memory, or a widened copy. */
 static float *open_block(float *buffer, const rfi_arg *a, int64_t i, int64_t n) {
   return (float *)rfi_read(buffer, a, i, 1, n);
 }
 
-/* The rounding of a strip, which is read next in another step. */
+/* Stores the rounding of a strip, which is not read again before the next step. */
 static void stream_bf16(uint16_t *to, const float *w) {
   uint16_t rounded[STRIP] __attribute__((aligned(RFI_LINE)));
   rfi_narrow_bf16(rounded, w, STRIP);

@@ -13,7 +13,7 @@ static __device__ __forceinline__ float rfi_e4m3_widen(uint8_t q) {
   return __uint_as_float(sign | (magnitude == 0x7Fu ? 0x7FC00000u : finite));
 }
 
-/* Round to nearest even; what is too large, infinity too, becomes the largest. */
+/* Rounds to nearest even; larger values, infinity too, become 448. */
 static __device__ __forceinline__ uint8_t rfi_e4m3_narrow(float x) {
   const uint32_t u = __float_as_uint(x), sign = (u >> 24) & 0x80u, a = u & 0x7FFFFFFFu;
   const uint32_t normal = (a - 0x3C000000u + 0x7FFFFu + ((a >> 20) & 1u)) >> 20;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The scaled product on a GPU, for any shape: y = (a bT) scale_a scale_b + bias (+ acc), one rounding.
+ * The scaled GEMM on a GPU, for any shape: y = (a bT) scale_a scale_b + bias (+ acc), one rounding.
  *
- * By the tiles of tile_any.cuh. An E4M3 number is exact in f32 and so is the product of two. The scales
- * come after the sum, one by one: their product alone might underflow.
+ * It uses the tiles of tile_any.cuh. An E4M3 number is exact in f32 and so is the product of two. The scales are
+ * applied after the sum, one by one: their product alone might underflow.
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/matmul/tile_any.cuh"

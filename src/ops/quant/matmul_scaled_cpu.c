@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The scaled product on the CPU: y = (a bT) scale_a scale_b + bias (+ acc), the reference of
- * what tensor cores do with FP8.
+ * The scaled GEMM on the CPU: y = (a bT) scale_a scale_b + bias (+ acc), the reference of what tensor cores do with
+ * FP8.
  *
- * An E4M3 number is exact in f32, and so is the product of two; only the sum rounds. Tiles
- * of fixed size are decoded into scratch, block of K by block of K, and multiplied by the
- * register tile of the other products; a thread owns a tile from first to last, so the bits
- * do not depend on the number of threads. The scales come after the sum, one by one: their
- * product alone might underflow.
+ * An E4M3 number is exact in f32, and so is the product of two; only the sum rounds. Tiles of fixed size are decoded
+ * into scratch, block of K by block of K, and multiplied by the register tile of the other GEMMs. One thread computes a
+ * tile completely, so the bits do not depend on the number of threads. The scales are applied after the sum, one by
+ * one: their product alone might underflow.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/matmul/tile.h"
@@ -19,7 +18,7 @@ enum {
   A_FLOATS = TILE_M * BLOCK_K,
   B_FLOATS = TILE_N * BLOCK_K,
   SCRATCH = A_FLOATS + B_FLOATS + TILE_M * TILE_N,
-  MIN_TILE_WORK = 1 << 18, /* multiply-adds below which another thread does not pay */
+  MIN_TILE_WORK = 1 << 18, /* with fewer multiply-adds, another thread does not pay */
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -36,7 +35,7 @@ static void decode(float *restrict to, const uint8_t *restrict from, int64_t n) 
   for (int64_t i = 0; i < n; i++) to[i] = rfi_e4m3_to_f32(from[i]);
 }
 
-/* Rows of b as columns of a panel of RFI_NR; columns beyond n are zero. */
+/* Decodes rows of b as columns of a panel of RFI_NR; columns from n on are zero. */
 static void decode_panel(float *panel, const uint8_t *b, int64_t K, int64_t k, int64_t n) {
   float row[BLOCK_K];
   for (int64_t j = 0; j < RFI_NR; j++) {
@@ -59,7 +58,7 @@ static void product(const uint8_t *a, const uint8_t *b, int64_t K, int64_t m, in
   }
 }
 
-/* y rows = C scale_a scale_b + bias + acc, one rounding. */
+/* y rows = C scale_a scale_b + bias + acc, rounded once. */
 static void finish(const rfi_call *call, int64_t y0, int64_t j0, int64_t m, int64_t n, float *c) {
   const rfi_arg *bias = &call->in[4], *acc = &call->in[5], *y = &call->out[0];
   float scale_a = *(const float *)call->in[2].data, scale_b = *(const float *)call->in[3].data;
@@ -81,7 +80,7 @@ static rfr_status run(const rfi_call *call) {
   int64_t M = a->type.shape[0], K = a->type.shape[1], N = b->type.shape[0];
   int64_t across = (N + TILE_N - 1) / TILE_N, tiles = (M + TILE_M - 1) / TILE_M * across;
   int threads = threads_of(call);
-  (void)threads; /* without OpenMP nobody reads it */
+  (void)threads; /* unused without OpenMP */
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
   for (int64_t tile = 0; tile < tiles; tile++) {
     float *scratch = (float *)call->workspace + SCRATCH * (int64_t)rfi_thread();

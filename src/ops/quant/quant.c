@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quantize and matmul_scaled: E4M3 with one scale per tensor, found from the tensor itself
- * ("current scaling").
+ * quantize and matmul_scaled: E4M3 with one scale per tensor, computed from the tensor itself ("current scaling").
  *
  *   amax = max |x|,  scale = 448 / amax,  row = E4M3(x * scale),  scale_inv = 1 / scale
  *
- * scale is 1 where amax is 0, infinite or NaN, and the largest f32 where the quotient
- * overflows. The formula is that of TransformerEngine's recipe of this name, with its
- * default settings.
+ * scale is 1 if amax is 0, infinite or NaN, and the largest f32 if the quotient overflows. The formula is that of
+ * TransformerEngine's recipe of this name, with its default settings.
  *
- * Tensor cores multiply FP8 in one orientation alone, y = a bT with both operands stored
- * along the sum. So dx = dy w wants wT, and dw = dyT x wants dyT and xT: each is a result
- * `col` of the quantize op whose `row` serves the other product. Results die one by one,
- * and that is the whole treatment of frozen weights: who does not compute dw reads neither
- * xT nor dyT, who does not compute dx reads no wT. The rounding has the gradient of the
- * identity, the scale has none.
+ * Tensor cores multiply FP8 in one layout only, y = a bT with both operands contiguous along the reduction. So dx = dy
+ * w needs wT, and dw = dyT x needs dyT and xT: each is the result `col` of the quantize op whose `row` the other GEMM
+ * reads. Unused results are pruned one by one, so frozen weights need no special case: without dw, xT and dyT are not
+ * computed, and without dx, wT is not. The rounding has the gradient of the identity, the scale has none.
  */
 #include "ops/rule.h"
 
@@ -42,7 +38,7 @@ rfr_status rfi_infer_matmul_scaled(const rfi_infer *c) {
     RFI_TRY(rfi_rule_dtype(c, i, RFR_E4M3));
     RFI_TRY(rfi_rule_type(c, 2 + i, &scalar));
   }
-  if (!is_wide(to)) return rfi_fail(RFI_E_TRACE_SHAPE, "a scaled product is f32, bf16 or f16");
+  if (!is_wide(to)) return rfi_fail(RFI_E_TRACE_SHAPE, "to must be f32, bf16 or f16");
   int64_t M = c->in[0].shape[0], K = c->in[0].shape[1], N = c->in[1].shape[0];
   if (c->in[1].shape[1] != K)
     return rfi_fail(RFI_E_TRACE_SHAPE, "inner dimensions differ: a gives %lld, b gives %lld", (long long)K,
@@ -69,18 +65,18 @@ rfr_status rfi_grad_quantize(rfi_grad *g) {
   return rfr_trace_status(g->t);
 }
 
-/* The other copy of the tensor that v is one copy of, and the type that it was quantized from. */
+/* The other copy of the quantized tensor v, and the type that it was quantized from. */
 static rfr_status transposed(const rfi_grad *g, rfr_value v, rfr_value *other, rfr_dtype *from) {
   rfr_trace *t = g->t;
   const rfi_value *x = &t->values[v];
   if (x->op < 0 || t->ops[x->op].def->code != RFI_OP_quantize)
     return rfi_fail_at(RFI_E_GRAD_NO_RULE, g->at.file ? g->at.file : "", g->at.line,
-                       "matmul_scaled of operands that were not quantized in this trace");
+                       "a matmul_scaled whose operands were not quantized in this trace has no gradient");
   const rfi_opr *q = &t->ops[x->op];
   bool is_row = x->result == ROW;
   *from = t->values[q->in[0]].type.dtype;
   *other = q->out[is_row ? COL : ROW];
-  if (*other == RFR_NONE) { /* a pass has dropped it: made anew */
+  if (*other == RFR_NONE) { /* a pass has dropped it: quantize again */
     rfr_value col, row = rfr_quantize_at(t, g->at, q->in[0], &col, NULL);
     *other = is_row ? col : row;
   }

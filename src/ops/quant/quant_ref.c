@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quantize and matmul_scaled as formulas, and their cases. The scale is an f32 quotient by
- * definition, so the reference makes it one; with it every E4M3 number is exactly given.
+ * quantize and matmul_scaled as formulas, and their cases. The scale is an f32 quotient by definition, and so it is in
+ * the reference; with it every E4M3 number is exactly determined.
  */
 #include <float.h>
 #include <math.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quantize on a GPU: one launch for the largest magnitude, a number per block, and one that converts.
+ * quantize on a GPU: one launch computes the largest magnitude per block, a second one converts.
  *
- * Magnitudes are compared as bit patterns, which order as the numbers do, with NaN above all; a maximum
- * does not depend on its order. The second launch makes the scale of all blocks' maxima again in every
- * block, takes tiles of 64 x 64 through shared memory and writes both copies from there.
+ * Magnitudes are compared as bit patterns, which have the order of the numbers, with NaN above all; a maximum does not
+ * depend on its order. In the second launch every block computes the scale from all blocks' maxima, loads tiles of 64 x
+ * 64 into shared memory and writes both copies from there.
  */
 #include <float.h>
 
@@ -14,7 +14,7 @@ enum { TILE = 64, THREADS = 256, PER_SM = 4, MOST_BLOCKS = 1024 };
 
 typedef struct matrix {
   const void *data;
-  int64_t M, N, row, col; /* strides, elements */
+  int64_t M, N, row, col; /* strides in elements */
 } matrix;
 
 static __device__ uint32_t block_max(uint32_t x) {
@@ -28,7 +28,7 @@ static __device__ uint32_t block_max(uint32_t x) {
 
 static __device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
-/* Of all elements, in whichever order they lie densely. */
+/* Maximum over all elements, in the order of memory. */
 template <typename T> static __global__ void __launch_bounds__(THREADS) amax(const matrix x, uint32_t *found) {
   const int64_t n = x.M * x.N, thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
   const int64_t threads = (int64_t)gridDim.x * THREADS;
@@ -61,7 +61,7 @@ static __device__ float scale_of(const uint32_t *found, int n) {
   return isinf(scale) ? FLT_MAX : scale;
 }
 
-/* Rows i0.. of `to` (rows, n), from column j0 on: tile[i][j], or tile[j][i] when flipped. */
+/* Writes rows i0 ... of `to` (rows, n), from column j0: tile[i][j], or tile[j][i] if flipped. */
 static __device__ void write_tile(uint8_t *to, const uint8_t (*tile)[TILE + 4], bool flipped, int64_t i0, int64_t j0,
                                   int64_t rows, int64_t n) {
   for (int e = threadIdx.x; e < TILE * TILE / 4; e += THREADS) {

@@ -2,10 +2,9 @@
  *
  * quantize on the CPU: one pass for the largest magnitude, one that converts.
  *
- * Magnitudes are compared as bit patterns, which order as the numbers do, with NaN above
- * all, so a NaN is found too and the maximum needs no branch. The second pass reads a
- * block of rows once and writes both copies from it. Neither a maximum nor a conversion
- * depends on how the rows are split.
+ * Magnitudes are compared as bit patterns, which have the order of the numbers, with NaN above all, so NaN needs no
+ * special case and the maximum no branch. The second pass reads a block of rows once and writes both copies from it.
+ * Neither the maximum nor the conversion depends on how the rows are split.
  */
 #include <float.h>
 #include <math.h>
@@ -17,7 +16,7 @@ enum { ROWS = 32, E4M3_INFINITE = 0x7F800000 };
 static const float LARGEST = 448.0f;
 
 typedef struct convert {
-  rfi_call call; /* first: the parts get a pointer to it */
+  rfi_call call; /* first field: the parts get a pointer to it */
   float scale;
 } convert;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of pairs of rows on a GPU, a warp for each: to[i] = a's row . b's row, of the rows that a functor finds
- * for i, or 0 where it finds none. Lanes add in f32 every 32nd group of elements, then a butterfly over the warp.
+ * Dot products of pairs of rows on a GPU, a warp each: to[i] = a's row . b's row, for the rows that a functor returns
+ * for i, or 0 if it returns none. A lane adds every 32nd group of elements in f32, then a butterfly adds the lanes.
  */
 #ifndef RFI_DOT_ROWS_CUH
 #define RFI_DOT_ROWS_CUH
@@ -13,7 +13,7 @@ enum { RFI_DOT_THREADS = 256, RFI_DOT_WARPS = RFI_DOT_THREADS / 32, RFI_DOT_GROU
 
 struct rfi_dot_args {
   const void *a, *b;
-  int64_t a_row, b_row, columns, n; /* elements from a row to the next */
+  int64_t a_row, b_row, columns, n; /* row strides in elements */
   void *to;
   rfr_dtype dtype;
 };
@@ -54,7 +54,7 @@ static void rfi_dot_rows_of(const rfr_call *call, const rfi_dot_args &x, const F
   else rfi_dot_rows_kernel<A, B, 1, FIND><<<grid, RFI_DOT_THREADS, 0, rfi_stream(call)>>>(x, find);
 }
 
-/* Enqueues out[0][i] for all of its elements, from rows of operands a and b. */
+/* Enqueues out[0][i] for all i, from rows of operands a and b. */
 template <class FIND> static rfr_status rfi_dot_rows(const rfr_call *call, int a, int b, const FIND &find) {
   const rfr_arg *p = &call->in[a], *q = &call->in[b], *y = &call->out[0];
   const rfi_dot_args x = {p->data,          q->data,         p->stride[0], q->stride[0],

@@ -2,18 +2,19 @@
  *
  * sum, max and max_bwd on a GPU, over operands of any strides.
  *
- *   y[r] = sum_k x[r,k] (+ acc)      y[r] = max_k x[r,k], a NaN stays      dx[r,k] = dy[r] at the first maximum
+ *   y[r] = sum_k x[r,k] (+ acc)      y[r] = max_k x[r,k], NaN if any is      dx[r,k] = dy[r] at the first maximum
  *
- * Three ways, chosen by shapes and strides: to one scalar, by blocks over all elements; along an axis whose
- * elements are neighbours, a block for each result; across one whose elements are not, a lane for each
- * column and the rows split over warps and blocks. Elements are added in f32 in runs of at most 32, the runs in
- * f64, partial results in a fixed order; how wide a load is changes no order.
+ * Shapes and strides choose one of three ways: to one scalar, blocks over all elements; along an axis whose elements
+ * are adjacent, a block per result; across an axis whose elements are not adjacent, a lane per column and the rows
+ * split over warps and blocks. Elements are added in f32 in runs of at most 32, the runs in f64, partial results in a
+ * fixed order; the width of loads does not change the order.
  */
 #include "ops/elementwise/map.cuh"
 
 enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES, END_WARPS = 32, RUN = 32 };
 enum { MOST_PARTS = 1024, SPLIT_TARGET = 1056, SPLIT_ROWS = 64 };
-enum { ONE_RUN = WARPS * RUN }; /* rows that a block's warps add in a run each: parts of them would only start later */
+/* with so many rows, each warp of a block adds one run: more parts would only start later */
+enum { ONE_RUN = WARPS * RUN };
 
 struct sum_kind {
   static __device__ __forceinline__ double nothing() { return 0; }
@@ -41,7 +42,7 @@ template <class KIND> static __device__ double block_join(double x) {
   return x;
 }
 
-struct result { /* its type is looked at when it is written, so that there is no kernel for each */
+struct result { /* its type is checked when it is written, which avoids a kernel per type */
   void *y;
   rfr_dtype dtype;
   bool accumulate;
@@ -58,8 +59,8 @@ static __device__ __forceinline__ void put(const result &to, int64_t i, double t
 
 struct extent {
   rfi_strided_loop walk; /* over the results in x, or over all elements */
-  int64_t results, rows; /* rows: elements that make a result */
-  int64_t step;          /* from one of them to the next */
+  int64_t results, rows; /* rows: elements per result */
+  int64_t step;          /* stride of them */
 };
 
 /* ---- to one scalar ---- */
@@ -116,7 +117,7 @@ static __global__ void __launch_bounds__(THREADS) along(const X *x, const result
         if (k + j * THREADS < e.rows) run = KIND::step(run, rfi_widen(from[(k + j * THREADS) * e.step]));
       total = KIND::join(total, run);
     }
-    __syncthreads(); /* of the result before, thread 0 may still read the parts */
+    __syncthreads(); /* thread 0 may still read the parts of the previous result */
     total = block_join<KIND>(total);
     if (threadIdx.x == 0) put(y, r, total);
   }
@@ -124,7 +125,7 @@ static __global__ void __launch_bounds__(THREADS) along(const X *x, const result
 
 /* ---- across an axis ---- */
 
-/* Each lane has V neighbouring columns, each warp of a block every WARPS-th row of the block's part of the rows. */
+/* Each lane has V adjacent columns, each warp of a block every WARPS-th row of the block's part of the rows. */
 template <class KIND, typename X, int V>
 static __global__ void __launch_bounds__(THREADS)
     across(const X *x, const result y, const __grid_constant__ extent e, double *part) {
@@ -168,8 +169,8 @@ static __global__ void __launch_bounds__(THREADS)
   }
 }
 
-/* A lane for each column, each warp every END_WARPS-th part: one thread's walk over hundreds of parts took as long as
- * reading the rows. */
+/* A lane per column; each warp adds every END_WARPS-th part, since one thread's loop over hundreds of parts would take
+ * as long as reading the rows. */
 template <class KIND>
 static __global__ void __launch_bounds__(END_WARPS *LANES)
     across_end(const result y, const double *part, int64_t results, int parts) {
@@ -188,7 +189,7 @@ static __global__ void __launch_bounds__(END_WARPS *LANES)
   put(y, column, total);
 }
 
-/* In how many parts the rows are added, by shapes alone. */
+/* The number of parts of the rows, from shapes alone. */
 static int across_parts(int64_t results, int64_t rows) {
   const int64_t wanted = SPLIT_TARGET / rfi_blocks(results, THREADS), most = rows > ONE_RUN ? rows / SPLIT_ROWS : 1;
   const int64_t parts = wanted < most ? wanted : most;
@@ -284,7 +285,7 @@ struct max_bwd_args {
   int64_t results, rows, x_step, dx_step;
 };
 
-/* A thread for each result. */
+/* A thread per result. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     max_bwd(const T *dy, const T *x, const T *y, T *dx, const __grid_constant__ max_bwd_args a) {
@@ -302,7 +303,7 @@ static __global__ void __launch_bounds__(THREADS)
   }
 }
 
-/* One result: where each block first finds it, then the first of those. */
+/* One result: the first index over the blocks' first indices. */
 static __device__ int64_t block_min(int64_t x) {
   __shared__ int64_t least[THREADS];
   least[threadIdx.x] = x;

@@ -2,19 +2,18 @@
  *
  * sum, max and max_bwd on the CPU, over operands of any strides.
  *
- * Whether to go along the axis (one result at a time) or across it (a block of results at a
- * time) is decided by strides: the inner loop follows the smaller one. The threads split the
- * results, or the rows of a matrix whose rows are summed at the ends of chunks, so no way's bits
- * depend on their number. Only a reduction to one scalar splits the elements: each part leaves
- * one partial in the workspace, added in the order of parts.
+ * Strides decide whether to reduce along the axis (one result at a time) or across it (a block of results at a time):
+ * the inner loop has the smaller stride. Threads split the results or, for the row sum of a matrix, the rows at the
+ * ends of chunks, so the bits do not depend on the number of threads. Only a reduction to one scalar splits the
+ * elements: each part stores one partial result in the workspace, and these are added in the order of parts.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/columns.h"
 
 enum reduction { SUM, MAX };
-enum { RUN = 128 }; /* elements that are added in f32 before their sum goes into an f64 total */
+enum { RUN = 128 }; /* elements added in f32 before their sum is added to an f64 total */
 
-static float larger(float m, float x) { return x > m || x != x ? x : m; } /* a NaN stays */
+static float larger(float m, float x) { return x > m || x != x ? x : m; } /* NaN if either is */
 
 /* ---- blocks ---- */
 
@@ -43,13 +42,13 @@ static void max_rows(float *m, const float *x, int64_t n) {
 
 /* ---- one axis ---- */
 
-/* The results' walk over x, in the order of the dense result; argument k of args. */
+/* The loop over the results in x, in the order of the dense result; k indexes args. */
 static void walk_results(rfi_strided_loop *w, int n, const rfi_arg *const *args, const rfi_arg *x, int64_t axis) {
   int64_t stride[RFI_STRIDED_LOOP_ARGS];
   rfi_strided_loop_start(w, n);
   for (int d = 0, r = 0; d < x->type.rank; d++) {
     if (d == axis) continue;
-    /* x-shaped arguments have the axis, result-shaped ones lack it */
+    /* x-shaped arguments have the axis, result-shaped ones do not */
     for (int k = 0; k < n; k++) stride[k] = args[k]->stride[args[k]->type.rank == x->type.rank ? d : r];
     rfi_strided_loop_dim(w, x->type.shape[d], stride);
     r++;
@@ -69,7 +68,7 @@ static float along(const rfi_arg *x, int64_t offset, int64_t step, int64_t n, en
   return kind == SUM ? (float)total : result;
 }
 
-/* n <= RFI_BLOCK results; sums in chunks from zero, as columns.h explains. */
+/* n <= RFI_BLOCK results; sums in chunks from zero, as in columns.h. */
 static void across(const rfi_arg *x, int64_t offset, int64_t stride, int64_t step, int64_t rows, int64_t n,
                    enum reduction kind, float *total) {
   float buffer[RFI_BLOCK], chunk[RFI_BLOCK];
@@ -120,7 +119,7 @@ static void max_axis_part(const rfi_call *c, int64_t begin, int64_t end, int par
 
 /* ---- rows ---- */
 
-/* A sum over the rows of a dense matrix, the gradient of a bias: as `across`, but split over chunks of rows. */
+/* A sum over the rows of a dense matrix, the gradient of a bias: like `across`, but split over chunks of rows. */
 static bool sums_rows(const rfi_call *c) {
   const rfi_arg *x = &c->in[0];
   return c->attr[0].i == 0 && x->type.rank == 2 && x->type.shape[1] > 1 && x->stride[1] == 1 &&
@@ -226,7 +225,7 @@ static rfr_status run_max(const rfi_call *c) { return run(c, MAX); }
 
 static bool matches(float x, float y) { return x == y || (x != x && y != y); }
 
-/* The first element that equals the maximum gets its gradient. */
+/* The first element that equals the maximum gets the gradient. */
 static void max_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   (void)part;
   const rfi_arg *x = &c->in[1], *dx = &c->out[0], *args[4] = {&c->in[0], x, &c->in[2], dx};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Rings on a GPU: memory of the host, which the device reads and writes at the host's addresses. The last store
- * of a metrics slot is element 0, the step's sequence number, behind a fence that the host is part of: a host
- * thread that reads it with acquire order and finds attempted + 1 sees that step's metrics whole.
+ * Rings on a GPU: host memory that the device reads and writes at the host's addresses. The last store of a metrics
+ * entry is element 0, the step's sequence number, after a system-wide fence: a host thread that reads it with acquire
+ * order and finds attempted + 1 sees all of that step's metrics.
  */
 #include "backend/cuda/kernels.cuh"
 
@@ -61,7 +61,7 @@ static __device__ double scalar(const void *x, rfr_dtype dtype) {
   }
 }
 
-/* One warp: a lane for each value. */
+/* One warp: a lane per value. */
 static __global__ void __launch_bounds__(WARP) write_slot(const __grid_constant__ metrics m) {
   volatile double *row = m.ring + slot_of(m.step, m.slots) * m.width;
   const int lane = threadIdx.x;

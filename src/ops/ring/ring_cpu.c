@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Rings on the CPU. The last store of a metrics slot is element 0, the step's sequence
- * number, with release order: a host thread that reads it with acquire order and finds
- * attempted + 1 sees that step's metrics whole.
+ * Rings on the CPU. The last store of a metrics entry is element 0, the step's sequence number, with release order: a
+ * host thread that reads it with acquire order and finds attempted + 1 sees all of that step's metrics.
  */
 #include <string.h>
 

@@ -31,7 +31,9 @@ static void give(rfr_graphs *g, bool back, int block, int m, const rfr_tensor *f
       if (!inner && (good >> k & 1)) continue;
       const rfr_status s =
           back ? rfr_graphs_backward(g, block, m, &in, 1, &out, 1) : rfr_graphs_forward(g, block, m, &in, 1, &out, 1);
-      rft_refused(s, "argument", back ? "\"y\": this is memory of a slot" : "\"x\": this is memory of a slot");
+      rft_refused(s, "argument",
+                  back ? "\"y\" points to slot memory that is no longer valid"
+                       : "\"x\" points to slot memory that is no longer valid");
     }
   const rfr_binding in = {NULL, type, copied ? copy : from->data};
   if (back) OK(rfr_graphs_backward(g, block, m, &in, 1, &out, 1));
@@ -40,7 +42,7 @@ static void give(rfr_graphs *g, bool back, int block, int m, const rfr_tensor *f
   memcpy(result, out.data, BYTES);
 }
 
-static void run_given(const rft_scene *s, bool copied, step_results *out) {
+static void run_with_inputs(const rft_scene *s, bool copied, step_results *out) {
   static unsigned char x[3][BYTES];
   rfr_schedule *schedule;
   rfr_graphs *g = rft_make_graphs(s, &schedule);
@@ -75,8 +77,8 @@ static void test_given_from_slot(void **state) {
                          .debug = kind == 2,
                          .schedule = of_slots,
                          .layers = 2};
-    run_given(&s, true, &plain);
-    run_given(&s, false, &direct);
+    run_with_inputs(&s, true, &plain);
+    run_with_inputs(&s, false, &direct);
     assert_memory_equal(&plain, &direct, sizeof plain);
   }
 }
@@ -102,7 +104,7 @@ static void test_given_between(void **state) {
   for (int step = 0; step < 2; step++) {
     OK(rfr_graphs_begin_step(g, NULL, 0));
     const rfr_binding before = {NULL, type, d.data}; /* of the last step */
-    if (step > 0) rft_refused(rfr_graphs_forward(g, 0, 0, &before, 1, &y[0], 1), "argument", "\"x\": this is memory");
+    if (step > 0) rft_refused(rfr_graphs_forward(g, 0, 0, &before, 1, &y[0], 1), "argument", "\"x\" points to slot memory");
     OK(rfr_graphs_forward(g, 0, 0, &x, 1, &y[0], 1));
     OK(rfr_graphs_forward(g, 1, 0, &(rfr_binding){NULL, type, y[0].data}, 1, &z, 1));
     OK(rfr_graphs_backward(g, 1, 0, &x, 1, &d, 1));
@@ -110,19 +112,19 @@ static void test_given_between(void **state) {
     OK(rfr_graphs_forward(g, 0, 1, &(rfr_binding){NULL, type, d.data}, 1, &y[1], 1)); /* holds yet */
     OK(rfr_graphs_forward(g, 1, 1, &(rfr_binding){NULL, type, y[1].data}, 1, &z, 1));
     const rfr_binding late = {NULL, type, d.data}, copied = {NULL, type, copy}, over = {NULL, type, y[0].data};
-    rft_refused(rfr_graphs_backward(g, 0, 0, &late, 1, &dx, 1), "argument", "callable \"0\", \"y\": this is memory");
+    rft_refused(rfr_graphs_backward(g, 0, 0, &late, 1, &dx, 1), "argument", "callable \"0\", \"y\" points to slot memory");
     OK(rfr_graphs_backward(g, 0, 0, &copied, 1, &dx, 1));
-    rft_refused(rfr_graphs_read(g, &y[0], copy), "argument", "\"y\": this is memory");
+    rft_refused(rfr_graphs_read(g, &y[0], copy), "argument", "\"y\" points to slot memory");
     OK(rfr_graphs_read(g, &dx, copy));
-    rft_refused(rfr_graphs_backward(g, 1, 1, &over, 1, &d, 1), "argument", "callable \"1\", \"y\": this is memory");
+    rft_refused(rfr_graphs_backward(g, 1, 1, &over, 1, &d, 1), "argument", "callable \"1\", \"y\" points to slot memory");
     OK(rfr_graphs_backward(g, 1, 1, &(rfr_binding){NULL, type, z.data}, 1, &d, 1));
     OK(rfr_graphs_backward(g, 0, 1, &(rfr_binding){NULL, type, d.data}, 1, &dx, 1));
     OK(rfr_graphs_end_step(g));
     OK(rfr_graphs_read(g, &d, copy));
-    rft_refused(rfr_graphs_read(g, &z, copy), "argument", "\"y\": this is memory");
+    rft_refused(rfr_graphs_read(g, &z, copy), "argument", "\"y\" points to slot memory");
   }
   OK(rfr_graphs_begin_step(g, NULL, 0));
-  rft_refused(rfr_graphs_read(g, &d, copy), "argument", "\"grad.x\": this is memory");
+  rft_refused(rfr_graphs_read(g, &d, copy), "argument", "\"grad.x\" points to slot memory");
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(schedule);
 }
@@ -192,8 +194,8 @@ static void test_linked_from_slot(void **state) {
     OK(rfr_graphs_forward(g, 1, 0, &linked, 1, &z, 1));
     OK(rfr_graphs_forward(g, 2, 0, &linked, 1, &u, 1));
     memcpy(out[copied], u.data, BYTES);
-    rft_refused(rfr_graphs_read(g, &y, copy), "argument", "\"y\": this is memory of a slot");
-    rft_refused(rfr_graphs_backward(g, 2, 0, &there, 1, dx, 1), "argument", "callable \"2\", \"y\": this is memory");
+    rft_refused(rfr_graphs_read(g, &y, copy), "argument", "\"y\" points to slot memory that is no longer valid");
+    rft_refused(rfr_graphs_backward(g, 2, 0, &there, 1, dx, 1), "argument", "callable \"2\", \"y\" points to slot memory");
     OK(rfr_graphs_abort_step(g));
   }
   assert_memory_equal(out[0], out[1], BYTES);

@@ -4,7 +4,7 @@
  * schedule, the bits are those of one program that keeps everything; clones stand where they are needed, once in each
  * part; and the memory that is planned falls by what is said.
  *
- *   recompute_graphs_test [--device NAME]
+ *   graphs_recompute_test [--device NAME]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -290,7 +290,35 @@ static void test_packed(void **state) {
   }
 }
 
-/* ---- where clones stand ---- */
+/* The number of plans that a refusal makes does not depend on the number of callables: allocations grow linearly. */
+static int64_t allocations_of_refusal(int n) {
+  enum { MOST_CALLABLES = 32 };
+  rfr_callable c[MOST_CALLABLES];
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_graphs *g;
+  const rft_scene s = {.block = rft_block_mlp, .blocks = 1, .dtype = RFR_F32, .fuse = true};
+  rfr_trace *t = rft_block_trace(&s, 0);
+  const int layers = n;
+  rfr_schedule *schedule;
+  OK(rfr_schedule_parse(ctx, "test", "0F0 0F1 0B0 0B1", 15, &schedule));
+  OK(rfr_schedule_set_layers(schedule, &layers, 1));
+  for (int i = 0; i < n; i++) c[i] = rfr_callable_default(), c[i].trace = t;
+  o.schedule = schedule, o.budget = 1, o.recompute = RFR_RECOMPUTE_AUTO;
+  const int64_t before = rfr_ctx_get_stats(ctx).alloc_calls;
+  rft_refused(rfr_graphs_create(ctx, c, n, &o, &g), "plan.over_budget", "the smallest budget that works");
+  rfr_trace_destroy(t);
+  rfr_schedule_destroy(schedule);
+  return rfr_ctx_get_stats(ctx).alloc_calls - before;
+}
+
+static void test_refusal_is_linear(void **state) {
+  (void)state;
+  const int64_t few = allocations_of_refusal(8), many = allocations_of_refusal(32);
+  print_message("8 callables: %lld allocations, 32: %lld\n", (long long)few, (long long)many);
+  assert_true(many < 6 * few);
+}
+
+/* ---- phases of recomputed ops ---- */
 
 /* How many ops of a phase repeat one, or do so again behind another phase's; no phase has two clones of an op. */
 static int clones_in(const rfr_trace *t, int phase, bool twice) {
@@ -425,7 +453,7 @@ static void test_written_states(void **state) {
     o.recompute = RFR_RECOMPUTE_ALL;
     const rfr_status s = rfr_graphs_create(ctx, c, 2, &o, &g);
     if (product) {
-      rft_refused(s, "graphs.callable", "which is used here in another part");
+      rft_refused(s, "graphs.callable", "in another part");
     } else {
       OK(s);
       const rfr_trace *b = rfr_graphs_trace(g, 1);
@@ -487,11 +515,12 @@ int main(int argc, char **argv) {
       rft_context_test(test_budget),
       rft_context_test(test_over_budget),
       rft_context_test(test_packed),
+      rft_context_test(test_refusal_is_linear),
       rft_context_test(test_places),
       rft_context_test(test_masks),
       rft_context_test(test_inference),
       rft_context_test(test_frozen),
       rft_context_test(test_allocation_faults),
   };
-  return cmocka_run_group_tests_name("recompute_graphs", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("graphs_recompute", tests, NULL, NULL);
 }

@@ -22,8 +22,10 @@ static rfr_status try_apart(const float at[6], int rebound) {
   rfr_graphs *g;
   for (int k = 0; k < 6; k++) address[k] = memory + (int)(at[k] * T * C);
   for (int k = 0; k < 4; k++) f[k] = (rfr_callable_fixed){port[k], k >= 2, &address[k], 1};
-  const rfr_binding w = {"b0.w", {.dtype = RFR_F32, .rank = 2, .shape = {C, C}}, address[4]};
-  const rfr_main_gradient gradient = {"b0.w", address[5], 0, 0, NULL}, before = {"b0.w", memory + 12 * T * C};
+  const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
+  const rfr_binding w = {"b0.w", square, address[4]};
+  const rfr_main_gradient gradient = rft_main_gradient("b0.w", square, address[5], 0),
+                          before = rft_main_gradient("b0.w", square, memory + 12 * T * C, 0);
   rfr_graphs_options o = rfr_graphs_options_default();
   c.trace = t, c.fixed = f, c.n_fixed = 4;
   o.tensors = &w, o.n_tensors = 1;
@@ -44,9 +46,9 @@ static void test_apart(void **state) {
     const char *text; /* NULL: taken */
   } cases[] = {{{0, 1, 2, 3, 4, 8}, NULL},
                {{0, 1, 0, 3, 4, 8}, NULL}, /* x and dy, which are read */
-               {{0, 0, 2, 3, 4, 8}, "lie in the same memory"},
-               {{0, end, 2, 3, 4, 8}, "\"x\" and \"y\" lie in the same memory"},
-               {{end, 0, 2, 3, 4, 8}, "\"y\" and \"x\" lie in the same memory"},
+               {{0, 0, 2, 3, 4, 8}, "overlap in memory that is written"},
+               {{0, end, 2, 3, 4, 8}, "\"x\" and \"y\" overlap in memory that is written"},
+               {{end, 0, 2, 3, 4, 8}, "\"y\" and \"x\" overlap in memory that is written"},
                {{0, 1, 2, 2, 4, 8}, "the gradient of \""},
                {{0, 1, 2, 1, 4, 8}, "\"y\""},
                {{0, 1, 2, 3, 4, 4}, "the main gradient of \"b0.w\""},
@@ -114,33 +116,34 @@ static void test_apart_between(void **state) {
   static const struct {
     shared x;
     const char *text; /* NULL: taken */
-  } cases[] = {{{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, NULL},
-               {{two, {"y", "x"}, {1, 1}, 2, {{0, 2}, {0, 2}}, {2, 2}}, NULL},
-               {{two, {"x", "x"}, {0, 0}, 2, {{0, 0}, {0, 0}}, {2, 2}}, NULL},
-               {{two, {"x", "y"}, {0, 1}, 2, {{0, 2}, {2, 0}}, {2, 2}}, NULL}, /* all read */
-               {{two, {"y", "x"}, {0, 0}, 2, {{0, 0}, {0, 0}}, {2, 2}},
-                "callable \"0\": \"y\" and \"y\" lie in the same memory"},
-               {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {2, 0}}, {2, 2}}, "\"y\""},       /* the other microbatch's */
-               {{two, {"x", "y"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "callable \""}, /* the later one writes */
-               {{two, {"x", "x"}, {1, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "the gradient of \"x\""},
-               {{two, {"y", "y"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "\"y\" and callable \""},
-               {{two, {"y", "x"}, {0, 1}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "the gradient of \"x\""},
-               {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {1, 3}}, {2, 2}},
-                "callable \"0\": \"y\" and callable \"1\": \"x\" lie in the same memory"},   /* not all of it */
-               {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}, true}, "\"x\""}, /* nor here */
-               {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
-               {{by_turns, {"y", "x"}, {1, 1}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
-               {{split, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
-               {{late, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, "callable \""},
-               {{late, {"y", "x"}, {1, 1}, 1, {{0, 0}, {0, 0}}, {1, 1}}, "the gradient of"},
-               {{uneven, {"y", "x"}, {0, 0}, 1, {{0, 2}, {0, 0}}, {2, 1}}, "callable \""}};
+  } cases[] = {
+      {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, NULL},
+      {{two, {"y", "x"}, {1, 1}, 2, {{0, 2}, {0, 2}}, {2, 2}}, NULL},
+      {{two, {"x", "x"}, {0, 0}, 2, {{0, 0}, {0, 0}}, {2, 2}}, NULL},
+      {{two, {"x", "y"}, {0, 1}, 2, {{0, 2}, {2, 0}}, {2, 2}}, NULL}, /* all read */
+      {{two, {"y", "x"}, {0, 0}, 2, {{0, 0}, {0, 0}}, {2, 2}},
+       "callable \"0\": \"y\" and \"y\" overlap in memory that is written"},
+      {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {2, 0}}, {2, 2}}, "\"y\""},       /* the other microbatch's */
+      {{two, {"x", "y"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "callable \""}, /* the later one writes */
+      {{two, {"x", "x"}, {1, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "the gradient of \"x\""},
+      {{two, {"y", "y"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "\"y\" and callable \""},
+      {{two, {"y", "x"}, {0, 1}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "the gradient of \"x\""},
+      {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {1, 3}}, {2, 2}},
+       "callable \"0\": \"y\" and callable \"1\": \"x\" overlap in memory that is written"}, /* not all of it */
+      {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}, true}, "\"x\""},          /* nor here */
+      {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
+      {{by_turns, {"y", "x"}, {1, 1}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
+      {{split, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
+      {{late, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, "callable \""},
+      {{late, {"y", "x"}, {1, 1}, 1, {{0, 0}, {0, 0}}, {1, 1}}, "the gradient of"},
+      {{uneven, {"y", "x"}, {0, 0}, 1, {{0, 2}, {0, 0}}, {2, 1}}, "callable \""}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     if (cases[i].text) rft_refused(try_shared(&cases[i].x, NULL), "graphs.callable", cases[i].text);
     else OK(try_shared(&cases[i].x, NULL));
   }
   const shared x = {split, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}};
   OK(try_shared(&x, by_turns));
-  rft_refused(try_shared(&x, late), "graphs.callable", "lie in the same memory");
+  rft_refused(try_shared(&x, late), "graphs.callable", "overlap in memory that is written");
 }
 
 /* The weights of two callables and their main gradients, in squares of memory that the digits name. */
@@ -160,7 +163,7 @@ static rfr_status try_squares(const char at[4], bool first_adds, bool second_add
     c[i].trace = rft_block_trace(&s, i);
     for (int k = 0; k < 2; k++) { /* k 0: where they are first, when they move */
       tensors[k][i] = (rfr_binding){name[i], square, memory[k ? at[i] - '0' : 4 + i]};
-      gradients[k][i] = (rfr_main_gradient){name[i], memory[k ? at[2 + i] - '0' : 6 + i], adds[i], 0, NULL};
+      gradients[k][i] = rft_main_gradient(name[i], square, memory[k ? at[2 + i] - '0' : 6 + i], adds[i]);
     }
   }
   o.tensors = tensors[!rebound], o.n_tensors = 2;

@@ -4,7 +4,7 @@
  * or in their own time, values kept or made again, captured or kernel by kernel, all to the same bits; and splits that
  * do not fit, which the caller is told of once, by step, callable, layer, microbatch and group.
  *
- *   splits_graphs_test [--device NAME]
+ *   graphs_splits_test [--device NAME]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -170,8 +170,8 @@ static void test_bad_splits(void **state) {
         continue;
       }
       char text[128];
-      snprintf(text, sizeof text,
-               "step %d, callable \"experts\", in layer3.experts, microbatch 1: the split of group 2", step);
+      snprintf(text, sizeof text, "step %d, callable \"experts\", in layer3.experts, microbatch 1: the size of group 2",
+               step);
       /* on a device it may not be known yet */
       rfr_status s = step == 2 ? rfr_graphs_wait(g) : rfr_graphs_end_step(g);
       if (s == RFR_OK && step == 4) s = rfr_graphs_wait(g);
@@ -213,7 +213,7 @@ static void test_many_forwards(void **state) {
       backward(g, 0, m, dx);
     }
     char text[64];
-    snprintf(text, sizeof text, "microbatch %d: the split of group 4", bad);
+    snprintf(text, sizeof text, "microbatch %d: the size of group 4", bad);
     const rfr_status s = rfr_graphs_end_step(g);
     rft_refused(s == RFR_OK ? rfr_graphs_wait(g) : s, "graphs.splits", text);
     OK(rfr_graphs_begin_step(g, NULL, 0));
@@ -232,5 +232,5 @@ int main(int argc, char **argv) {
       in_room(test_aborted),
       in_room(test_many_forwards),
   };
-  return cmocka_run_group_tests_name("splits_graphs", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("graphs_splits", tests, NULL, NULL);
 }

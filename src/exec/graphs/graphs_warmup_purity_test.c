@@ -10,6 +10,7 @@
 
 #include "exec/graphs/graphed.h"
 #include "support/context.h"
+#include "support/graphs_scene.h"
 
 enum { ROWS = 6, WIDTH = 16, CALLABLES = 2, EDGE = 64 };
 
@@ -94,10 +95,9 @@ static rfr_graphs *create(callers *m, const choices *x) {
                                  {"count", activation, m->count},
                                  {"step", block, m->step},
                                  {"rng.tp", block, m->tp}};
-  const rfr_main_gradient gradients[] = {{.parameter = "norm0", .data = m->grad_norm0, .accumulate = 1},
-                                         {.parameter = "w0", .data = m->grad_w0, .accumulate = 1},
-                                         {.parameter = "b0", .data = m->grad_b0},
-                                         {.parameter = "b1", .data = m->grad_b1, .accumulate = 1}};
+  const rfr_main_gradient gradients[] = {
+      rft_main_gradient("norm0", row, m->grad_norm0, 1), rft_main_gradient("w0", square, m->grad_w0, 1),
+      rft_main_gradient("b0", row, m->grad_b0, 0), rft_main_gradient("b1", row, m->grad_b1, 1)};
   const rfr_binding sample = {"x", activation, m->w1};
   rfr_graphs_options o = rfr_graphs_options_default();
   rfr_schedule *schedule = NULL;
@@ -204,5 +204,5 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       rft_context_test(test_warm_up),
   };
-  return cmocka_run_group_tests_name("none_grad", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("graphs_warmup_purity", tests, NULL, NULL);
 }

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Events of a run: to the caller's callback and the log.
+ */
+#ifndef RFI_EVENTS_H
+#define RFI_EVENTS_H
+
+#include "train/run.h"
+
+/* Fills in size and steps, and passes the event to the log and the callback. */
+void rfi_run_emit(rfr_run *run, rfr_event *e);
+void rfi_run_warn(rfr_run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Opens and locks FOLDER/log.jsonl. Errors: run.busy, file.write. */
+rfr_status rfi_log_open(rfr_run *run, const char *folder);
+
+#endif

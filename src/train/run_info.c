@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Numbers of a run: data, model, progress.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "nn/nn.h"
+#include "train/state.h"
+#include "train/state_json.h"
+
+/* Of one step, as models are usually counted: two for each weight of a matrix and each token that is multiplied by it,
+ * twice that for the gradients, and attention over half of each window. The compiled program's own count has attention
+ * over packed windows as over a single one. */
+static double step_flops(const rfr_model_config *c, int64_t sequence, int64_t tokens) {
+  double weights = (double)(c->vocab_size * c->hidden_size);
+  for (int i = 0; i < rfr_model_parameter_count(c); i++) {
+    rfr_parameter p;
+    if (rfr_model_parameter(c, i, &p) != RFR_OK || p.rank < 2) continue;
+    if (i == rfi_parameter_index(c, RFI_PARAM_TOKENS, 0) || i == rfi_parameter_index(c, RFI_PARAM_POSITIONS, 0) ||
+        i == rfi_parameter_index(c, RFI_PARAM_HEAD, 0))
+      continue; /* tables are looked up; the head is counted, tied or not */
+    const double each = (double)(p.shape[p.rank - 2] * p.shape[p.rank - 1]);
+    weights += p.rank > 2 ? each * (double)c->experts_per_token : each;
+  }
+  return (double)tokens * (6.0 * weights + 6.0 * (double)(c->layers * c->heads * c->head_dim * sequence));
+}
+
+void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
+  *out = (rfr_run_info){.size = sizeof *out};
+  if (!run) return;
+  const rfi_settings *s = run->settings;
+  *out = (rfr_run_info){.size = sizeof *out,
+                        .step = run->step,
+                        .steps = run->steps,
+                        .dtype = s->spec.model.dtype,
+                        .tokens_per_step = s->spec.tokens * s->spec.microbatches,
+                        .experts = s->spec.model.experts,
+                        .expert_layers = rfr_model_expert_layers(&s->spec.model),
+                        .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
+                        .byte_tokens = rfi_settings_has_byte_tokens(s),
+                        .data_hash = run->hash,
+                        .checkpoint = run->checkpoint,
+                        .time = run->clock.time,
+                        .steps_estimated = run->clock.time > 0.0 && run->clock.lr_steps[RFI_LR_END] == RFI_LR_LATER,
+                        .checkpoint_bytes = run->checkpoint_bytes};
+  int64_t block[RFI_STEP_N];
+  if (run->block.data && rfr_programs_read(run->programs, &run->block, block) == RFR_OK)
+    out->skipped = block[RFI_STEP_SKIPPED];
+  out->flops_per_step = step_flops(&s->spec.model, s->sequence, out->tokens_per_step);
+  if (run->data) {
+    const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
+    out->train_files = d->files[RFI_TRAIN];
+    out->train_bytes = d->bytes[RFI_TRAIN];
+    out->validation_files = d->files[RFI_VALIDATION];
+    out->validation_bytes = d->bytes[RFI_VALIDATION];
+    out->train_tokens = out->train_bytes; /* data.tokenizer: bytes */
+    out->validation_tokens = out->validation_bytes;
+    out->duplicate_files = d->duplicates;
+    out->empty_files = d->empty;
+    if (out->train_tokens > 0)
+      out->epochs = (double)out->steps * (double)out->tokens_per_step / (double)out->train_tokens;
+  }
+  for (int i = 0; i < rfr_model_parameter_count(&s->spec.model); i++) {
+    rfr_parameter p;
+    if (rfr_model_parameter(&s->spec.model, i, &p) != RFR_OK) continue;
+    int64_t n = 1;
+    for (int d = 0; d < p.rank; d++) n *= p.shape[d];
+    out->parameters += n;
+    if (strstr(p.name, ".mlp.experts.")) out->expert_bytes += n * rfr_dtype_bits(s->spec.model.dtype) / 8;
+    if (!rfi_step_rule(&s->spec, i).frozen) out->trainable_parameters += n;
+  }
+  if (out->expert_layers > 0) out->expert_bytes /= out->expert_layers; /* all layers have the same size */
+}
+
+const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i) {
+  const rfi_split split = validation ? RFI_VALIDATION : RFI_TRAIN;
+  if (!run || !run->data || i < 0 || i >= rfi_dataset_get_stats(run->data)->files[split]) return NULL;
+  return rfi_dataset_file(run->data, split, (int)i, NULL);
+}

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Records and compiles the programs of a run, and launches them.
+ */
+#include "train/run_programs.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "base/json.h"
+#include "train/events.h"
+#include "train/host.h"
+
+int rfr_run_program_index(const rfr_run *run, int program) {
+  for (int i = 0; run && i < run->n_programs; i++)
+    if (run->bits[i] == program) return i;
+  return -1;
+}
+
+rfr_programs *rfr_run_programs(rfr_run *run) { return run ? run->programs : NULL; }
+
+rfr_status rfi_run_check(const rfr_run *run, int programs) {
+  RFI_TRY(rfi_check_handle(run, "rfr_run"));
+  if (run->options.plan_only) return rfi_fail(RFI_E_PROGRAM_PLAN_ONLY, "the run was opened with plan_only");
+  if ((run->options.programs & programs) == programs) return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT, "the run was opened without RFR_RUN_%s",
+                  programs == RFR_RUN_TRAIN      ? "TRAIN"
+                  : programs == RFR_RUN_EVALUATE ? "EVALUATE"
+                                                 : "GENERATE");
+}
+
+rfr_status rfi_launch(rfr_run *run, int program) {
+  RFI_TRY(rfi_run_check(run, program));
+  const int i = rfr_run_program_index(run, program);
+  if (run->options.eager || run->options.debug) return rfr_program_run(run->programs, i);
+  return rfr_program_replay(run->programs, i, NULL, 0);
+}
+
+/* ---- compile ---- */
+
+/* Bit i is program i. */
+static const struct {
+  const char *name;
+  rfr_status (*record)(rfr_ctx *, const rfi_step_spec *, rfr_trace **);
+} kinds[] = {
+#define KIND(bit, name) {#name, rfi_trace_##name},
+    RFR_RUN_PROGRAMS(KIND)
+#undef KIND
+};
+enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+_Static_assert(RFR_RUN_ALL == (1 << N_KINDS) - 1, "a bit for each program");
+
+/* The tensors that the host fills and reads. */
+static rfr_status find_tensors(rfr_run *run) {
+  if (rfr_run_program_index(run, RFR_RUN_TRAIN) >= 0) {
+    RFI_TRY(rfr_programs_tensor(run->programs, "step", &run->block));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TOKENS, &run->tokens));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TARGETS, &run->targets));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_OFFSETS, &run->offsets));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_METRICS, &run->metrics));
+    if (run->settings->spec.timed) RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_LR_STEPS, &run->lr_steps));
+    rfr_tensor zeros;
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_ZERO_STEPS, &zeros));
+    RFI_TRY(rfi_host_keep(run, &zeros));
+  }
+  if (rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0) {
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_EVAL_TOKENS, &run->eval_tokens));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_EVAL_TARGETS, &run->eval_targets));
+    RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_EVAL_OFFSETS, &run->eval_offsets));
+    RFI_TRY(rfi_host_keep(run, &run->eval_tokens));
+    RFI_TRY(rfi_host_keep(run, &run->eval_targets));
+    RFI_TRY(rfi_host_keep(run, &run->eval_offsets));
+  }
+  return RFR_OK;
+}
+
+/* The algorithms of an earlier compile, for the next one: all of them, or none and it measures. Freed by the caller. */
+static rfr_status list_choices(const rfr_run *run, rfr_compile_options *o, rfr_choice **out) {
+  const char *name;
+  json_t *value;
+  *out = NULL;
+  if (!run->tuned) return RFR_OK;
+  RFI_TRY(RFI_ALLOC(run->ctx, (json_object_size(run->tuned) + 1) * sizeof **out, out));
+  json_object_foreach(run->tuned, name, value) {
+    const char *text = json_string_value(value);
+    (*out)[o->n_choices++] = (rfr_choice){name, text ? text : ""};
+  }
+  o->choices = *out;
+  return RFR_OK;
+}
+
+static rfr_status keep_choices(rfr_run *run, double seconds) {
+  char message[128];
+  rfr_choice c;
+  json_t *object = json_object();
+  rfr_status s = object ? RFR_OK : rfi_fail(RFI_E_NO_MEMORY, "the algorithms chosen");
+  for (int i = 0; s == RFR_OK && rfr_programs_choice_at(run->programs, i, &c) == RFR_OK; i++)
+    s = rfi_json_set(object, c.name, json_string(c.value));
+  const size_t n = json_object_size(object);
+  if (s == RFR_OK && n == 0 && !run->tuned)
+    rfi_run_warn(run, "run.tune: there is nothing to choose on device %s", rfi_ctx_device(run->ctx));
+  snprintf(message, sizeof message, "%s %zu algorithms", run->tuned ? "took the stored" : "chose by measuring", n);
+  json_decref(run->tuned);
+  run->tuned = object;
+  if (s == RFR_OK && n > 0)
+    rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = seconds});
+  return s;
+}
+
+rfr_status rfi_run_compile(rfr_run *run) {
+  rfr_status s = RFR_OK;
+  rfr_choice *choices = NULL;
+  rfr_trace *traces[N_KINDS] = {NULL};
+  const char *names[N_KINDS];
+  char message[128];
+  run->n_programs = 0;
+  for (int i = 0; i < N_KINDS; i++) {
+    if (!(run->options.programs >> i & 1)) continue;
+    names[run->n_programs] = kinds[i].name;
+    run->bits[run->n_programs] = 1 << i;
+    RFI_GOTO(kinds[i].record(run->ctx, &run->settings->spec, &traces[run->n_programs]));
+    run->n_programs++;
+  }
+  rfr_compile_options o = rfr_compile_options_default();
+  o.budget = run->settings->budget;
+  o.recompute = run->settings->recompute;
+  o.debug = run->options.debug;
+  o.plan_only = run->options.plan_only;
+  o.keep_traces = run->options.keep_traces || (run->folder && (run->options.programs & RFR_RUN_TRAIN));
+  o.tune = run->settings->tune && (run->options.programs & RFR_RUN_TRAIN);
+  RFI_GOTO(list_choices(run, &o, &choices));
+  const double start = rfi_now();
+  RFI_GOTO(rfr_compile(run->ctx, run->n_programs, (const rfr_trace *const *)traces, names, &o, &run->programs));
+  if (o.tune && !o.plan_only) RFI_GOTO(keep_choices(run, rfi_now() - start));
+  snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
+  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
+  s = find_tensors(run);
+fail:
+  rfi_free(run->ctx, choices);
+  for (int i = 0; i < N_KINDS; i++) rfr_trace_destroy(traces[i]);
+  return s;
+}
+
+/* ---- printed traces ---- */
+
+typedef struct printed {
+  rfi_string text;
+  rfr_status status; /* the first failed append */
+} printed;
+
+static void print_to_string(const char *text, size_t n, void *user) {
+  printed *p = user;
+  if (p->status == RFR_OK) p->status = rfi_string_append(&p->text, text, n);
+}
+
+#define PASS_NAME(name) , #name
+static const char *const passes[] = {"record" RFR_PASSES(PASS_NAME)};
+#undef PASS_NAME
+
+static rfr_status write_trace(rfr_run *run, int program, const char *pass, const char *folder) {
+  rfr_status s;
+  char *path = NULL, name[64];
+  printed out = {.text.ctx = run->ctx};
+  const rfr_trace *t = rfr_program_trace(run->programs, program, pass);
+  if (!t) return RFR_OK;
+  int which = 0;
+  while (run->bits[program] >> which != 1) which++;
+  snprintf(name, sizeof name, "%s-%s.txt", kinds[which].name, pass);
+  RFI_GOTO(rfi_path_join(run->ctx, folder, name, &path));
+  const rfr_print_options o = rfr_print_options_default();
+  RFI_GOTO(rfr_trace_print(t, &o, print_to_string, &out));
+  RFI_GOTO(out.status);
+  s = rfi_file_write(run->ctx, path, out.text.data, out.text.n);
+fail:
+  rfi_string_deinit(&out.text);
+  rfi_free(run->ctx, path);
+  return s;
+}
+
+rfr_status rfi_run_write_traces(rfr_run *run) {
+  char *folder = NULL;
+  RFI_TRY(rfi_path_join(run->ctx, run->folder, "traces", &folder));
+  rfr_status s = rfi_dir_create(folder);
+  for (int p = 0; s == RFR_OK && p < run->n_programs; p++)
+    for (size_t i = 0; s == RFR_OK && i < sizeof passes / sizeof passes[0]; i++)
+      s = write_trace(run, p, passes[i], folder);
+  rfi_free(run->ctx, folder);
+  return s;
+}

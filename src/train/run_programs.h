@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The compiled programs of a run.
+ */
+#ifndef RFI_RUN_PROGRAMS_H
+#define RFI_RUN_PROGRAMS_H
+
+#include "train/run.h"
+
+/* An error without a run, or if the run was opened without one of the programs (bits). */
+rfr_status rfi_run_check(const rfr_run *run, int programs);
+/* Records and compiles the programs of run->options, and finds the tensors that the host fills and reads. */
+rfr_status rfi_run_compile(rfr_run *run);
+/* Writes each program after each pass to FOLDER/traces. */
+rfr_status rfi_run_write_traces(rfr_run *run);
+/* Runs one of the programs (RFR_RUN_...) as the options say: replay, or kernel by kernel. */
+rfr_status rfi_launch(rfr_run *run, int program);
+
+#endif

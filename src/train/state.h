@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The state of a run: initial values, and checkpoints.
+ */
+#ifndef RFI_STATE_H
+#define RFI_STATE_H
+
+#include "data/checkpoint.h"
+#include "train/run.h"
+
+/* Fills the state and captures the programs, unless that was done. */
+rfr_status rfi_state_prepare(rfr_run *run);
+/* Weights (and, with `training`, everything that a resume needs) from a checkpoint. */
+rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool training);
+/* Takes the algorithms of a tuned run from its checkpoint, for the next compile. */
+rfr_status rfi_state_load_tuned(rfr_run *run, const rfi_checkpoint *checkpoint);
+/* Writes the tensor lr_steps from run->clock: the programs read it from the next launch on. */
+rfr_status rfi_state_set_lr_steps(rfr_run *run);
+/* Writes a checkpoint; emits its event. */
+rfr_status rfi_state_save(rfr_run *run);
+/* Bytes of the tensors of one checkpoint. */
+int64_t rfi_state_bytes(const rfr_run *run);
+
+#endif
