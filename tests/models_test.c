@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "base/json.h"
 #include "data/safetensors.h"
 #include "ops/decode/cursor.h"
 #include "refrain/program.h"

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "data/dataset.h"
 #include "data/file.h"
-#include "data/json.h"
 #include "train/machine.h"
 #include "train/patterns.h"
 

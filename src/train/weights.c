@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 #include "data/file.h"
-#include "data/json.h"
+#include "data/json_file.h"
 #include "data/safetensors.h"
 #include "train/hf.h"
 
