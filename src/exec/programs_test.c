@@ -93,7 +93,7 @@ static void test_chain(void **state) {
   const char *report = rfr_program_report(p, 0, "autodiff");
   for (int i = 0; i < LINEARS; i++) {
     char line[48];
-    snprintf(line, sizeof line, "the gradient of w%d, it is frozen", i);
+    snprintf(line, sizeof line, "gradient of frozen w%d:", i);
     assert_int_equal(strstr(report, line) != NULL, i % 2 == 0);
   }
   rft_fill_inputs(p);
