@@ -229,11 +229,15 @@ static rfr_status open_reader(rfr_run *run, const char *text, const char *folder
   rfr_status s;
   RFI_TRY(read_settings(run, text, config_path));
   if (folder) RFI_TRY(find_checkpoint(run->ctx, folder, &from, reason));
-  if (!from) return rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
+  const bool from_model = !folder && run->settings->weights; /* the weights of the configuration's model */
+  if (!from && !from_model)
+    return rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
   RFI_GOTO(open_data(run));
   RFI_GOTO(compile(run));
   rfi_settings_warn(run->settings, warn_line, run);
-  s = load(run, from, reason);
+  if (from) RFI_GOTO(load(run, from, reason));
+  else RFI_GOTO(rfi_state_prepare(run));
+  s = from ? RFR_OK : rfr_programs_load(run->programs);
 fail:
   rfi_checkpoint_close(from);
   return s;
