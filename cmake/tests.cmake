@@ -85,7 +85,7 @@ __attribute__((constructor)) static void trap(void) { _exit(42); }\n")
 add_library(trap_module MODULE ${PROJECT_BINARY_DIR}/trap/module.c)
 set_target_properties(trap_module PROPERTIES OUTPUT_NAME refrain_onednn
                                              LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/trap)
-configure_file(${PROJECT_BINARY_DIR}/trap/module.c ${PROJECT_BINARY_DIR}/trap/librefrain.so COPYONLY) # realpath finds it
+configure_file(${PROJECT_BINARY_DIR}/trap/module.c ${PROJECT_BINARY_DIR}/trap/librefrain.so COPYONLY)
 add_dependencies(module_path_test trap_module refrain)
 
 # Sources named from the root on, and from the build folder on.

@@ -25,7 +25,7 @@
 
 #include "data/checkpoint.h"
 #include "data/dataset.h"
-#include "data/json.h"
+#include "base/json.h"
 #include "refrain/train.h"
 #include "support/context.h"
 #include "support/folder.h"

@@ -195,7 +195,7 @@ static void choices(void **state) {
   assert_int_equal(rfr_programs_choice_at(p, 2, &c), RFR_INVALID);
   rfr_programs_destroy(p);
   given[1].value = "spoilt";
-  assert_refused(compile(given, 3, &p), "tune.stored", "\"a product\" is \"spoilt\", here it is \"not to be had\"");
+  assert_refused(compile(given, 3, &p), "tune.stored", "\"a product\" is \"spoilt\", here it is \"unavailable\"");
   assert_null(p);
   assert_refused(compile(given + 1, 1, &p), "tune.stored", "no choice is stored for \"library\"");
   given[1].value = NULL;

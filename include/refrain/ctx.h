@@ -35,8 +35,8 @@ typedef struct rfr_ctx_options {
   void *alloc_user;
   rfr_log_fn log; /* NULL: no log */
   void *log_user;
-  int threads;             /* threads of a parallel op; 0: the cores this process may use. At most what OpenMP gives: see
-                              rfr_ctx_create */
+  int threads;             /* threads of a parallel op; 0: the cores this process may use. At most what
+                              OpenMP gives: see rfr_ctx_create */
   const char *isa;         /* "v2", "v3" (AVX2), "v4" (AVX-512) or NULL: the best the CPU has */
   const char *module_path; /* folder of the loadable modules, an absolute path; NULL: that of the library */
   int use_onednn;          /* 1: matrix products by oneDNN when it is there; 0: by the portable kernel */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loads the CUDA module when a context asks for its device, and gives it what it needs of the
- * library. The module stays loaded: its runtime's threads outlive a dlclose.
+ * Loads the CUDA module when a context first uses a GPU, and passes it the library's functions that
+ * it needs. The module stays loaded, because its runtime's threads outlive a dlclose.
  */
 #include <dlfcn.h>
 #include <limits.h>

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "data/json_file.h"
 
 #define MANIFEST "MANIFEST.json"
 #define FORMAT "refrain-checkpoint"
@@ -235,6 +235,27 @@ static rfr_status check_files(rfr_ctx *ctx, const char *folder, const json_t *fi
   return RFR_OK;
 }
 
+/* What loading reads, besides any safetensors file. */
+static bool is_loaded(const char *name) {
+  static const char *const names[] = {"config.json", "state.json", "model.safetensors.index.json"};
+  static const char suffix[] = ".safetensors";
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (strcmp(name, names[i]) == 0) return true;
+  const size_t n = strlen(name);
+  return n >= sizeof suffix && strcmp(name + n - (sizeof suffix - 1), suffix) == 0;
+}
+
+/* Every file of the folder that loading reads has an entry. */
+static rfr_status check_listed(rfr_ctx *ctx, const char *folder, const json_t *files) {
+  rfi_paths names = {.ctx = ctx};
+  rfr_status s = rfi_dir_list(folder, &names);
+  for (int i = 0; i < names.n && s == RFR_OK; i++)
+    if (is_loaded(names.items[i]) && !json_object_get(files, names.items[i]))
+      s = BAD(folder, "%s is in the folder and has no entry in " MANIFEST, names.items[i]);
+  rfi_paths_deinit(&names);
+  return s;
+}
+
 rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint **out) {
   rfr_status s;
   rfi_checkpoint *c;
@@ -245,6 +266,7 @@ rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint 
   RFI_GOTO(rfi_path_join(ctx, "", folder, &c->folder));
   RFI_GOTO(load_manifest(ctx, folder, &manifest));
   c->step = json_integer_value(json_object_get(manifest, "step"));
+  RFI_GOTO(check_listed(ctx, folder, json_object_get(manifest, "files")));
   RFI_GOTO(check_files(ctx, folder, json_object_get(manifest, "files"), true, &c->files));
   json_decref(manifest);
   *out = c;

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "base/json.h"
 #include "support/folder.h"
 
 /* A checkpoint of three files whose bytes tell the step and the version. */
@@ -281,15 +281,36 @@ static void test_retain_faults(void **state) {
   }
 }
 
+/* A file that loading reads and the manifest does not name was not hashed: the checkpoint is refused. */
+static void test_unlisted(void **state) {
+  rft_folder *f = *state;
+  static const char *const names[] = {"optimizer.safetensors", "config.json", "model.safetensors.index.json"};
+  rfi_checkpoint *c;
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    char name[128];
+    int skipped;
+    assert_int_equal(save(f, 1, "first"), RFR_OK);
+    assert_int_equal(save(f, 2, "first"), RFR_OK);
+    snprintf(name, sizeof name, "run/step-000002/%s", names[i]);
+    rft_write(f, name, "{}", 2);
+    assert_int_equal(rfi_checkpoint_open(f->ctx, rft_path(f, "run/step-000002"), &c), RFR_INVALID);
+    assert_string_equal(rfr_last_error()->slug, "checkpoint");
+    assert_non_null(strstr(rfr_last_error()->message, names[i]));
+    assert_int_equal(latest(f, &skipped), 1);
+    assert_int_equal(skipped, 1);
+  }
+  assert_int_equal(save(f, 2, "first"), RFR_OK);
+  rft_write(f, "run/step-000002/notes.txt", "mine", 4);
+  assert_int_equal(rfi_checkpoint_open(f->ctx, rft_path(f, "run/step-000002"), &c), RFR_OK);
+  rfi_checkpoint_close(c);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(test_cycle),
-      rft_folder_test(test_writer),
-      rft_folder_test(test_damage),
-      rft_folder_test(test_every_fault),
-      rft_folder_test(test_every_fault_when_replacing),
-      rft_folder_test(test_out_of_memory),
-      rft_folder_test(test_retain),
+      rft_folder_test(test_cycle),         rft_folder_test(test_writer),
+      rft_folder_test(test_damage),        rft_folder_test(test_unlisted),
+      rft_folder_test(test_every_fault),   rft_folder_test(test_every_fault_when_replacing),
+      rft_folder_test(test_out_of_memory), rft_folder_test(test_retain),
       rft_folder_test(test_retain_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

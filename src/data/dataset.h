@@ -50,8 +50,8 @@ typedef struct rfi_dataset_stats {
 
 typedef struct rfi_dataset rfi_dataset;
 
-/* Errors: data.empty (a pattern without a file, or too few bytes for one window), data.binary, data.held_out (a fraction
- * of text that is a single block), file.*. */
+/* Errors: data.empty (a pattern without a file, or too few bytes for one window), data.binary, data.held_out (a
+ * fraction of text that is a single block), file.*. */
 rfr_status rfi_dataset_open(rfr_ctx *ctx, const char *const *patterns, int n_patterns,
                             const rfi_dataset_options *options, rfi_dataset **out);
 void rfi_dataset_close(rfi_dataset *ds); /* accepts NULL */

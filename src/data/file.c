@@ -55,12 +55,18 @@ static bool transfer_faulted(size_t *n) {
   return faulted();
 }
 
+/* Never returns 0, 1 or 2: where the host has closed its standard streams, what other code prints would go into our
+ * files. */
 static int sys_open(const char *path, int flags, mode_t mode) {
   if (faulted()) return -1;
   int fd;
   do fd = open(path, flags | O_CLOEXEC, mode);
   while (fd < 0 && errno == EINTR);
-  return fd;
+  if (fd < 0 || fd > 2) return fd;
+  const int above = fcntl(fd, F_DUPFD_CLOEXEC, 3), error = errno;
+  close(fd);
+  errno = error;
+  return above;
 }
 
 static int sys_close(int fd) {
@@ -240,11 +246,18 @@ rfr_status rfi_file_finish(rfi_file *file, rfi_hash *hash) {
 /* ---- whole files ---- */
 
 rfr_status rfi_file_read(rfr_ctx *ctx, const char *path, char **data, size_t *n) {
+  return rfi_file_read_limited(ctx, path, INT64_MAX - 1, data, n);
+}
+
+rfr_status rfi_file_read_limited(rfr_ctx *ctx, const char *path, int64_t limit, char **data, size_t *n) {
   rfr_status s;
   rfi_file *file = NULL;
   *data = NULL;
   *n = 0;
   RFI_GOTO(rfi_file_open(ctx, path, &file));
+  if (file->size > limit)
+    RFI_GOTO(rfi_fail_at(RFI_E_FILE_SIZE, path, 0, "has %lld bytes; at most %lld are read", (long long)file->size,
+                         (long long)limit));
   RFI_GOTO(RFI_ALLOC(ctx, (size_t)file->size + 1, data));
   RFI_GOTO(rfi_file_read_at(file, *data, (size_t)file->size, 0));
   *n = (size_t)file->size;
@@ -333,9 +346,25 @@ rfr_status rfi_path_kind(const char *path, char *kind) {
 /* ---- journals ---- */
 
 rfr_status rfi_journal_open(const char *path, int *fd, bool *taken) {
+  struct stat st;
   *taken = false;
-  *fd = sys_open(path, O_WRONLY | O_CREAT | O_APPEND, 0666);
+  /* O_NONBLOCK: opening a pipe without a reader must not wait. O_NOFOLLOW: a link could lead to any file. */
+  *fd = sys_open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK, 0666);
+  if (*fd < 0 && (errno == ELOOP || errno == ENXIO || errno == EISDIR))
+    return rfi_fail_at(RFI_E_FILE_WRITE, path, 0, "is not a regular file, but %s",
+                       errno == ELOOP    ? "a symbolic link"
+                       : errno == EISDIR ? "a folder"
+                                         : "a pipe, socket or device");
   if (*fd < 0) return fail_errno(RFI_E_FILE_WRITE, path, "open");
+  rfr_status s = RFR_OK;
+  if (sys_fstat(*fd, &st) != 0) s = fail_errno(RFI_E_FILE_WRITE, path, "open");
+  else if (!S_ISREG(st.st_mode))
+    s = rfi_fail_at(RFI_E_FILE_WRITE, path, 0, "is not a regular file, but a pipe, socket or device");
+  if (s != RFR_OK) {
+    rfi_journal_close(*fd);
+    *fd = -1;
+    return s;
+  }
   *taken = sys_lock(*fd) != 0 && errno == EWOULDBLOCK;
   if (!*taken) return RFR_OK;
   rfi_journal_close(*fd);

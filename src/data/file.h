@@ -51,6 +51,8 @@ void rfi_file_close(rfi_file *file);
 
 /* The whole file in the context's memory with a NUL behind it; free with rfi_free. */
 rfr_status rfi_file_read(rfr_ctx *ctx, const char *path, char **data, size_t *n);
+/* The same for a file of at most `limit` bytes; a longer one is the error file.size. */
+rfr_status rfi_file_read_limited(rfr_ctx *ctx, const char *path, int64_t limit, char **data, size_t *n);
 /* Replaces `path` atomically; a symbolic link at `path` is replaced, not followed. */
 rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size_t n);
 /* Size and XXH3-128 of a file. */

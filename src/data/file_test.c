@@ -5,6 +5,7 @@
 #include "data/file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -236,6 +237,63 @@ static void test_glob(void **state) {
   rfi_paths_deinit(&absolute);
 }
 
+/* What the library opens never gets the number of a standard stream. */
+static void test_standard_streams(void **state) {
+  rft_folder *f = *state;
+  const char *path = rft_path(f, "log"), *data = rft_path(f, "data");
+  int kept[3], journal = -1;
+  bool taken;
+  rfi_file *file = NULL;
+  rfr_status opened, created;
+  fflush(stdout);
+  for (int i = 0; i < 3; i++) kept[i] = fcntl(i, F_DUPFD_CLOEXEC, 10);
+  for (int i = 0; i < 3; i++) close(i);
+  opened = rfi_journal_open(path, &journal, &taken);
+  created = rfi_file_create(f->ctx, data, &file);
+  const bool is_free = fcntl(0, F_GETFD) < 0 && fcntl(1, F_GETFD) < 0 && fcntl(2, F_GETFD) < 0;
+  for (int i = 0; i < 3; i++) {
+    if (kept[i] >= 0) dup2(kept[i], i), close(kept[i]);
+  }
+  assert_int_equal(opened, RFR_OK);
+  assert_int_equal(created, RFR_OK);
+  assert_true(is_free);
+  assert_true(journal > 2);
+  rfi_journal_close(journal);
+  rfi_file_close(file);
+}
+
+static void test_journal_refuses(void **state) {
+  rft_folder *f = *state;
+  int fd;
+  bool taken;
+  char *pipe = rft_path(f, "pipe"), *link = rft_path(f, "link");
+  rft_write(f, "target", "", 0);
+  assert_int_equal(mkfifo(pipe, 0600), 0);
+  assert_int_equal(symlink(rft_path(f, "target"), link), 0);
+  const char *const paths[] = {pipe, link, f->path, "/dev/null"}, *const says[] = {"pipe", "link", "folder", "device"};
+  for (int i = 0; i < 4; i++) {
+    assert_int_equal(rfi_journal_open(paths[i], &fd, &taken), RFR_IO);
+    assert_string_equal(rfr_last_error()->slug, "file.write");
+    if (!strstr(rfr_last_error()->message, says[i])) fail_msg("%s", rfr_last_error()->message);
+    assert_int_equal(fd, -1);
+  }
+  const int reader = open(pipe, O_RDONLY | O_NONBLOCK); /* a pipe with a reader can be opened */
+  assert_int_equal(rfi_journal_open(pipe, &fd, &taken), RFR_IO);
+  close(reader);
+}
+
+static void test_read_limited(void **state) {
+  rft_folder *f = *state;
+  char *data;
+  size_t n;
+  rft_write(f, "a", "12345", 5);
+  assert_int_equal(rfi_file_read_limited(f->ctx, rft_path(f, "a"), 5, &data, &n), RFR_OK);
+  rfi_free(f->ctx, data);
+  assert_int_equal(rfi_file_read_limited(f->ctx, rft_path(f, "a"), 4, &data, &n), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "file.size");
+  assert_null(data);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       rft_folder_test(test_write_and_read),
@@ -244,6 +302,9 @@ int main(void) {
       rft_folder_test(test_short_and_interrupted),
       rft_folder_test(test_every_fault),
       rft_folder_test(test_journal),
+      rft_folder_test(test_standard_streams),
+      rft_folder_test(test_journal_refuses),
+      rft_folder_test(test_read_limited),
       rft_folder_test(test_folders),
       rft_folder_test(test_match),
       rft_folder_test(test_glob),

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "core/convert.h"
-#include "data/json.h"
+#include "base/json.h"
 
 enum { HEADER_LIMIT = 100000000, CONVERT_CHUNK = 1 << 18 };
 
@@ -151,13 +151,13 @@ static rfr_status read_header(rfi_safetensors *st) {
     if (t->offset != end)
       return BAD("tensor \"%.200s\": starts at byte %lld, %s byte %lld", t->name, (long long)t->offset,
                  t->offset < end ? "inside the one that ends at" : "leaving a hole from", (long long)end);
-    end += t->bytes; /* no overflow: offset + bytes was an int64 in the file */
-    t->offset += 8 + (int64_t)n;
+    end += t->bytes; /* no overflow: the file has offset + bytes as an int64 */
   }
   int64_t present = size - 8 - (int64_t)n;
   if (end != present)
     return BAD("the tensors need %lld bytes and %lld are there: %s", (long long)end, (long long)present,
                end > present ? "the file is cut off" : "something follows them");
+  for (int i = 0; i < st->n; i++) st->tensors[i].offset += 8 + (int64_t)n;
 
   RFI_TRY(RFI_ALLOC(st->ctx, ((size_t)st->n + 1) * sizeof *st->by_name, &st->by_name));
   for (int i = 0; i < st->n; i++) st->by_name[i] = &st->tensors[i];

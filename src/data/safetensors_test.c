@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "data/json_file.h"
 #include "support/folder.h"
 
 /* A file from a header's text and `data` bytes 0, 1, 2, ... */
@@ -66,6 +66,16 @@ static void test_good(void **state) {
   rfi_safetensors_close(st);
 }
 
+/* Tensors up to byte 2^63 - 1, then an empty one. */
+#define EIGHTH(name, begin, end) "\"" name "\":" ENTRY("U8", "[1152921504606846976]", begin, end) ","
+#define EIGHTHS                                                                                                       \
+  "{" EIGHTH("a", 0, 1152921504606846976) EIGHTH("b", 1152921504606846976, 2305843009213693952)                       \
+      EIGHTH("c", 2305843009213693952, 3458764513820540928) EIGHTH("d", 3458764513820540928, 4611686018427387904)     \
+          EIGHTH("e", 4611686018427387904, 5764607523034234880) EIGHTH("f", 5764607523034234880, 6917529027641081856) \
+              EIGHTH("g", 6917529027641081856, 8070450532247928832) "\"h\":" ENTRY(                                   \
+                  "U8", "[1152921504606846975]", 8070450532247928832,                                                 \
+                  9223372036854775807) ",\"i\":" ENTRY("U8", "[0]", 9223372036854775807, 9223372036854775807) "}"
+
 static const struct {
   const char *what, *header;
   size_t data;
@@ -120,6 +130,7 @@ static const struct {
     {"bytes missing", "{\"a\":" ENTRY("U8", "[4]", 0, 4) "}", 3},
     {"bytes without tensors", "{}", 1},
     {"huge tensor", "{\"a\":" ENTRY("U8", "[1152921504606846976]", 0, 1152921504606846976) "}", 1},
+    {"offset that overflows with the header", EIGHTHS, 1},
     {"metadata no object", "{\"__metadata__\":[]}", 0},
     {"metadata number", "{\"__metadata__\":{\"a\":1}}", 0},
 };
@@ -267,7 +278,10 @@ static void test_json(void **state) {
   assert_int_equal(rfi_json_get_string(value, path, "s", true, &text), RFR_OK);
   assert_string_equal(text, "t");
   assert_int_equal(rfi_json_set(value, "bad", json_real(1.0 / 0.0)), RFR_INVALID);
-  assert_int_equal(rfi_json_save(f->ctx, rft_path(f, "copy.json"), value), RFR_OK);
+  rfi_string printed = {.ctx = f->ctx};
+  assert_int_equal(rfi_json_print(value, &printed), RFR_OK);
+  rft_write(f, "copy.json", printed.data, printed.n);
+  rfi_string_deinit(&printed);
   json_t *copy;
   assert_int_equal(rfi_json_load(f->ctx, rft_path(f, "copy.json"), &copy), RFR_OK);
   assert_true(json_equal(copy, value));

@@ -15,7 +15,7 @@
 
 #include "base/base.h"
 #include "data/file.h"
-#include "data/json.h"
+#include "data/json_file.h"
 #include "nn/nn.h"
 
 /* Number of layers without a sliding window. */

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/json.h"
 #include "data/file.h"
 #include "train/events.h"
 #include "train/host.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "data/json.h"
+#include "base/json.h"
 #include "train/events.h"
 #include "train/host.h"
 

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "base/json.h"
 #include "support/comma_locale.h"
 #include "support/run.h"
 

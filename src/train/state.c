@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "data/json.h"
+#include "base/json.h"
 #include "data/safetensors.h"
 #include "train/events.h"
 #include "train/hf.h"

@@ -5,7 +5,7 @@
  */
 #include "train/state_json.h"
 
-#include "data/json.h"
+#include "base/json.h"
 
 enum { FORMAT = 1 };
 /* The limit of run.steps: numbers derived from it do not overflow. */

@@ -2,7 +2,7 @@
  *
  * JSON: what is read prints, and reads back equal.
  */
-#include "data/json.h"
+#include "base/json.h"
 #include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {

@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "data/json.h"
+#include "base/json.h"
 #include "fuzz.h"
 #include "train/state_json.h"
 

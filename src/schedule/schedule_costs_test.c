@@ -45,29 +45,29 @@ static void test_refused(void **state) {
       {"", "schedule.parse", "test: there are no costs"},
       {"\n# none\n", "schedule.parse", "there are no costs"},
       {"{", "json", "test:1: column 1"},
-      {"[]", "schedule.parse", "the costs are no object"},
+      {"[]", "schedule.parse", "the costs are not an object"},
       {"{\"F\": 1, \"F\": 1}", "json", "duplicate"},
       {"{\"f\": 1}", "schedule.parse", "there is no key \"f\"; keys are stage (stages), an action's op (F, I, W"},
-      {"{\"F\": \"1\"}", "schedule.parse", "F is no number"},
+      {"{\"F\": \"1\"}", "schedule.parse", "F is not a number"},
       {"{\"F\": -1}", "schedule.parse", "F is -1; seconds are not negative"},
       {"{\"F\": 1e300}", "schedule.parse", "F is 1e+300"},
-      {"{\"weight_bytes\": 1.5}", "schedule.parse", "weight_bytes is 1.5; bytes are whole"},
+      {"{\"weight_bytes\": 1.5}", "schedule.parse", "weight_bytes is 1.5; bytes are a whole number"},
       {"{\"weight_bytes\": 1e17}", "schedule.parse", "weight_bytes is 1e+17"},
-      {"{\"stages\": {}}", "schedule.parse", "\"stages\" is no list of 2 objects"},
-      {"{\"stages\": [{}]}", "schedule.parse", "\"stages\" is no list of 2 objects"},
-      {"{\"stages\": [{}, 3]}", "schedule.parse", "stage 1 is no object"},
+      {"{\"stages\": {}}", "schedule.parse", "\"stages\" is not a list of 2 objects"},
+      {"{\"stages\": [{}]}", "schedule.parse", "\"stages\" is not a list of 2 objects"},
+      {"{\"stages\": [{}, 3]}", "schedule.parse", "stage 1 is not an object"},
       {"{\"stages\": [{}, {\"stages\": []}]}", "schedule.parse", "there is no key \"stages\""},
       {"stage,F\n0,1\n2,1\n", "schedule.parse", "test:3: stage 2; stages are 0 to 1, or * for all"},
       {"stage,F\n-1,1\n", "schedule.parse", "test:2: stage -1"},
       {"stage,F\n0.5,1\n", "schedule.parse", "test:2: stage 0.5"},
       {"stage,F\n,1\n", "schedule.parse", "test:2: stage ; stages are"},
-      {"stage,F\n0,x\n", "schedule.parse", "test:2: F: \"x\" is no number"},
-      {"stage,F\n0,nan\n", "schedule.parse", "test:2: F: \"nan\" is no number"},
-      {"stage,F\n0,0x1\n", "schedule.parse", "\"0x1\" is no number"},
+      {"stage,F\n0,x\n", "schedule.parse", "test:2: F: \"x\" is not a number"},
+      {"stage,F\n0,nan\n", "schedule.parse", "test:2: F: \"nan\" is not a number"},
+      {"stage,F\n0,0x1\n", "schedule.parse", "\"0x1\" is not a number"},
       {"stage,F\n0,1,2\n", "schedule.parse", "test:2: 3 cells in a row of 2 columns"},
       {"stage,F\n0\n", "schedule.parse", "test:2: 1 cells in a row of 2 columns"},
-      {"stage,F,F\n", "schedule.parse", "test:1: the column F comes twice"},
-      {"stage,stage\n", "schedule.parse", "the column stage comes twice"},
+      {"stage,F,F\n", "schedule.parse", "test:1: the column F is there twice"},
+      {"stage,stage\n", "schedule.parse", "the column stage is there twice"},
       {"F,I\n1,2\n", "schedule.parse", "test:1: there is no column \"stage\""},
       {"stage,G\n", "schedule.parse", "test:1: there is no key \"G\""},
       {"stage;F\n", "schedule.parse", "there is no key \"stage;F\""},
@@ -75,7 +75,7 @@ static void test_refused(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     rfr_stage_costs costs[2];
     if (rfr_schedule_costs_parse(ctx, "test", rows[i].text, strlen(rows[i].text), 2, costs) == RFR_OK)
-      fail_msg("%s: taken", rows[i].text);
+      fail_msg("%s: accepted", rows[i].text);
     const rfr_error *e = rfr_last_error();
     if (strcmp(e->slug, rows[i].slug) != 0 || !strstr(e->message, rows[i].message))
       fail_msg("%s\n  gives [%s] %s\n  wanted %s", rows[i].text, e->slug, e->message, rows[i].message);

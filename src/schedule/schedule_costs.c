@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Costs of a schedule's stages, as a profiler or a person writes them. JSON: keys of an object
- * hold for all stages, those in the list "stages" for one each. CSV: a line of column names,
- * then a row for a stage, * in the column "stage" being all. What comes later holds; an unknown
- * key is an error, and so is a stage without a cost that its actions have
- * (rfr_schedule_simulate), never a guess.
+ * apply to all stages, those in the list "stages" to one each. CSV: a line of column names, then
+ * rows of a stage; * in the column "stage" means all stages. A later value replaces an earlier
+ * one. An unknown key is an error. rfr_schedule_simulate refuses a stage without a cost that its
+ * actions need.
  */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "base/base.h"
+#include "base/json.h"
 #include "refrain/schedule.h"
 
 static const struct key {
@@ -45,7 +46,7 @@ static rfr_status store(const char *file, int64_t line, const struct key *key, d
                         int n) {
   if (!(x >= 0 && x <= (key->op < 0 ? 0x1p53 : 1e30)) || (key->op < 0 && x != floor(x)))
     return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, line, "%s is %g; %s", key->name, x,
-                       key->op < 0 ? "bytes are whole and not negative" : "seconds are not negative");
+                       key->op < 0 ? "bytes are a whole number that is not negative" : "seconds are not negative");
   for (int i = 0; i < n; i++) {
     if (key->op >= 0) costs[i].seconds[key->op] = x;
     else *(int64_t *)((char *)&costs[i] + key->offset) = (int64_t)x;
@@ -55,30 +56,30 @@ static rfr_status store(const char *file, int64_t line, const struct key *key, d
 
 /* ---- JSON ---- */
 
-static rfr_status read_object(const char *file, const json_t *object, bool whole, rfr_stage_costs *costs, int n) {
+static rfr_status read_object(const char *file, const json_t *object, bool top, rfr_stage_costs *costs, int n) {
   const char *name;
   json_t *value;
   json_object_foreach((json_t *)object, name, value) {
     const struct key *key = find(name, strlen(name));
-    if (whole && strcmp(name, "stages") == 0) continue;
+    if (top && strcmp(name, "stages") == 0) continue;
     if (!key) return unknown(file, 0, name, strlen(name));
-    if (!json_is_number(value)) return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "%s is no number", name);
+    if (!json_is_number(value)) return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "%s is not a number", name);
     RFI_TRY(store(file, 0, key, json_number_value(value), costs, n));
   }
   return RFR_OK;
 }
 
 static rfr_status read_json(const char *file, const json_t *root, int stages, rfr_stage_costs *costs) {
-  if (!json_is_object(root)) return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "the costs are no object");
+  if (!json_is_object(root)) return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "the costs are not an object");
   RFI_TRY(read_object(file, root, true, costs, stages));
   const json_t *list = json_object_get(root, "stages");
   if (!list) return RFR_OK;
   if (!json_is_array(list) || json_array_size(list) != (size_t)stages)
-    return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "\"stages\" is no list of %d objects, one for each stage",
+    return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "\"stages\" is not a list of %d objects, one for each stage",
                        stages);
   for (int i = 0; i < stages; i++) {
     const json_t *one = json_array_get(list, (size_t)i);
-    if (!json_is_object(one)) return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "stage %d is no object", i);
+    if (!json_is_object(one)) return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "stage %d is not an object", i);
     RFI_TRY(read_object(file, one, false, &costs[i], 1));
   }
   return RFR_OK;
@@ -86,7 +87,7 @@ static rfr_status read_json(const char *file, const json_t *root, int stages, rf
 
 /* ---- CSV ---- */
 
-/* The next cell of a line, without blanks around it; false behind the last. */
+/* The next cell of a line, without blanks around it; false after the last. */
 static bool take_cell(const char **p, const char *end, const char **cell, size_t *n) {
   if (!*p) return false;
   const char *stop = memchr(*p, ',', (size_t)(end - *p)), *last = stop ? stop : end;
@@ -124,7 +125,8 @@ static rfr_status read_header(table *t, const char *p, const char *end) {
     bool twice = is_stage && has_stage;
     for (int i = 0; key && i < t->n_columns; i++) twice |= t->column[i] == key;
     if (!key && !is_stage) return unknown(t->file, t->line, cell, n);
-    if (twice) return rfi_fail_at(RFI_E_SCHEDULE_PARSE, t->file, t->line, "the column %.*s comes twice", (int)n, cell);
+    if (twice)
+      return rfi_fail_at(RFI_E_SCHEDULE_PARSE, t->file, t->line, "the column %.*s is there twice", (int)n, cell);
     has_stage |= is_stage;
     t->column[t->n_columns++] = key;
   }
@@ -149,7 +151,7 @@ static rfr_status read_row(const table *t, const char *p, const char *end, rfr_s
   for (i = 0; take_cell(&p, end, &cell, &n); i++) {
     if (!t->column[i] || n == 0) continue;
     if (!read_number(cell, n, &x))
-      return rfi_fail_at(RFI_E_SCHEDULE_PARSE, t->file, t->line, "%s: \"%.*s\" is no number", t->column[i]->name,
+      return rfi_fail_at(RFI_E_SCHEDULE_PARSE, t->file, t->line, "%s: \"%.*s\" is not a number", t->column[i]->name,
                          (int)(n < 40 ? n : 40), cell);
     RFI_TRY(store(t->file, t->line, t->column[i], x, costs + first, count));
   }

@@ -1,33 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * JSON: jansson's errors turned into ours, and typed getters. jansson's allocator is a
- * global of the process and so not ours to set, nor to guess: texts are printed into memory
- * of the context, so that nothing of jansson's is freed here but by json_decref.
+ * jansson's allocator is a global of the process, which the host may have set. So texts are printed into the context's
+ * memory, and jansson's objects are freed by json_decref alone.
  */
-#include "data/json.h"
+#include "base/json.h"
 
 #include <string.h>
-
-#include "data/file.h"
 
 rfr_status rfi_json_parse(const char *file, const char *text, size_t n, json_t **out) {
   json_error_t error;
   *out = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
   if (*out) return RFR_OK;
-  /* Some failures to allocate leave no text. */
+  /* jansson reports some failed allocations without a text. */
   if (json_error_code(&error) == json_error_out_of_memory || error.text[0] == 0)
-    return rfi_fail_at(RFI_E_NO_MEMORY, file, 0, "reading JSON");
+    return rfi_fail_at(RFI_E_NO_MEMORY, file, 0, "out of memory while reading JSON");
   return rfi_fail_at(RFI_E_JSON, file, error.line > 0 ? error.line : 0, "column %d: %s", error.column, error.text);
-}
-
-rfr_status rfi_json_load(rfr_ctx *ctx, const char *path, json_t **out) {
-  char *text;
-  size_t n;
-  *out = NULL;
-  RFI_TRY(rfi_file_read(ctx, path, &text, &n));
-  rfr_status s = rfi_json_parse(path, text, n, out);
-  rfi_free(ctx, text);
-  return s;
 }
 
 typedef struct printing {
@@ -44,8 +31,8 @@ static int print_piece(const char *text, size_t n, void *user) {
 static rfr_status print(const json_t *value, size_t form, rfi_string *out) {
   printing p = {.out = out, .status = RFR_OK};
   const int failed = json_dump_callback(value, print_piece, &p, form | JSON_ENCODE_ANY);
-  RFI_TRY(p.status); /* jansson goes on after some pieces that failed, and succeeds: ours counts */
-  return failed ? rfi_fail(RFI_E_NO_MEMORY, "printing JSON") : RFR_OK;
+  RFI_TRY(p.status); /* jansson ignores the failure of some pieces */
+  return failed ? rfi_fail(RFI_E_NO_MEMORY, "out of memory while printing JSON") : RFR_OK;
 }
 
 rfr_status rfi_json_print(const json_t *value, rfi_string *out) {
@@ -62,14 +49,6 @@ const char *rfi_json_brief(const json_t *value, char *buffer, size_t size) {
   return buffer;
 }
 
-rfr_status rfi_json_save(rfr_ctx *ctx, const char *path, const json_t *value) {
-  rfi_string text = {.ctx = ctx};
-  rfr_status s = rfi_json_print(value, &text);
-  if (s == RFR_OK) s = rfi_file_write(ctx, path, text.data, text.n);
-  rfi_string_deinit(&text);
-  return s;
-}
-
 rfr_status rfi_json_set(json_t *object, const char *key, json_t *value) {
   if (!value || json_object_set_new(object, key, value) != 0)
     return rfi_fail(RFI_E_JSON,
@@ -78,11 +57,11 @@ rfr_status rfi_json_set(json_t *object, const char *key, json_t *value) {
   return RFR_OK;
 }
 
-/* The member, or NULL when it is absent and that is fine. */
+/* *out is NULL when the member is absent and not required. */
 static rfr_status member(const json_t *object, const char *file, const char *key, bool required, const json_t **out) {
   *out = NULL;
   if (!json_is_object(object))
-    return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is looked for in something that is no object", key);
+    return rfi_fail_at(RFI_E_JSON, file, 0, "the member \"%s\" is read from a value that is not an object", key);
   const json_t *value = json_object_get(object, key);
   if (value && !json_is_null(value)) *out = value;
   else if (required) return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is missing", key);
@@ -94,7 +73,7 @@ rfr_status rfi_json_get_int(const json_t *object, const char *file, const char *
   const json_t *value;
   RFI_TRY(member(object, file, key, required, &value));
   if (!value) return RFR_OK;
-  if (!json_is_integer(value)) return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is no integer", key);
+  if (!json_is_integer(value)) return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is not an integer", key);
   json_int_t x = json_integer_value(value);
   if (x < min || x > max)
     return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is %lld, it must lie in %lld .. %lld", key, (long long)x,
@@ -107,7 +86,7 @@ rfr_status rfi_json_get_real(const json_t *object, const char *file, const char 
   const json_t *value;
   RFI_TRY(member(object, file, key, required, &value));
   if (!value) return RFR_OK;
-  if (!json_is_number(value)) return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is no number", key);
+  if (!json_is_number(value)) return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is not a number", key);
   *out = json_number_value(value);
   return RFR_OK;
 }
@@ -126,7 +105,7 @@ rfr_status rfi_json_get_string(const json_t *object, const char *file, const cha
   const json_t *value;
   RFI_TRY(member(object, file, key, required, &value));
   if (!value) return RFR_OK;
-  if (!json_is_string(value)) return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is no string", key);
+  if (!json_is_string(value)) return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is not a string", key);
   *out = json_string_value(value);
   return RFR_OK;
 }
