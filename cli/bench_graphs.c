@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain bench graphs: what replaying a graphed callable costs the host, beside the launch itself. Callables of one
- * small op are replayed, forward and backward, in turn with captured programs of the same op: the difference of the
- * medians is what order, signature and copies take. Linked callables copy nothing; by themselves each copies its input.
+ * refrain bench graphs: the host's cost of replaying a graphed callable, beyond the launch itself. Callables of one small
+ * op are replayed, forward and backward, in turn with captured programs of the same op; the difference of the medians is the
+ * cost of order, signature and copies. Linked callables copy nothing; unlinked ones copy their input.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -50,9 +50,9 @@ static rfr_status make_programs(rfr_ctx *ctx, rfr_programs **out) {
   return s;
 }
 
-/* Medians of the host's seconds of one replay. */
+/* Medians of the host's seconds for one replay. */
 typedef struct times {
-  double launch, forward[2], backward[2]; /* by themselves, linked */
+  double launch, forward[2], backward[2]; /* unlinked, linked */
 } times;
 
 typedef struct samples {
@@ -92,7 +92,7 @@ static rfr_status replay_graphs(rfr_graphs *g, bool linked, double *forward, dou
 }
 
 static rfr_status measure(rfr_programs *p, rfr_graphs *const g[2], times *t) {
-  static samples x; /* large, and there is one benchmark at a time */
+  static samples x; /* too large for the stack; benchmarks run one at a time */
   rfr_status s = RFR_OK;
   for (int r = -WARM; r < ROUNDS && s == RFR_OK; r++) {
     const int i = r < 0 ? 0 : r;
@@ -114,7 +114,7 @@ static void print(cli *c, const times *t) {
   cli_device(c, device);
   if (!c->json) {
     printf("graphs (%d callables of one op of %d elements, on one thread), %s\n", CALLABLES, ELEMENTS, device);
-    printf("  host us of a launch %.3f; on top of it, forward and backward: linked %.3f %.3f, copied in %.3f %.3f\n",
+    printf("  host us: launch %.3f; added by forward and backward: linked %.3f %.3f, with copies %.3f %.3f\n",
            1e6 * t->launch, 1e6 * t->forward[1], 1e6 * t->backward[1], 1e6 * t->forward[0], 1e6 * t->backward[0]);
     return;
   }
@@ -140,7 +140,7 @@ rfr_status bench_graphs(cli *c) {
   rfr_machine m;
   rfr_ctx_options o = rfr_ctx_options_default();
   rfr_status s = rfr_machine_describe(c->ctx, &m);
-  o.threads = 1; /* threads that wait for work are no cost of a replay */
+  o.threads = 1; /* waking other threads is not part of a replay's cost */
   if (s == RFR_OK && strcmp(m.device, "cpu") == 0) s = rfr_ctx_create(&o, &ctx);
   rfr_ctx *on = ctx ? ctx : c->ctx;
   if (s == RFR_OK) s = make_programs(on, &p);

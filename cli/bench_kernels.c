@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain bench kernels: what memory bounds, alone. Each op is called on at least 512 MB, in
- * turn over sets of buffers that no cache holds; the rate counts every input and every output
- * byte once, beside the rate at which this machine copies. bench/peers/peers_gpu.py times the
- * same shapes.
+ * refrain bench kernels: memory-bound kernels, one at a time. Each op is called on at least 512 MB, over several sets of
+ * buffers in turn, so that no cache holds them. The rate counts every input and output byte once, beside the rate at which
+ * this machine copies. bench/peers/peers_gpu.py times the same shapes.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,14 +13,14 @@
 
 enum { T = 32768, C = 4096, ROWS = 8192, V = 50304, N = 64 << 20, HEADS = 32, D = 128, SETS = 2 };
 enum { MOST_OPERANDS = 9, MOST_ROUNDS = 200 };
-#define PATIENCE 0.5 /* seconds that the rounds of one op may take, after the first five */
+#define PATIENCE 0.5 /* limit in seconds of the rounds of one op, after the first five */
 
 /* Operands: a type (t: the one under test, f: f32, p: f32 and positive, i: i32, s: the step block, _: absent) and
- * dimensions by the names above (R: ROWS, H: HEADS); a ! behind them for what is written in place. */
+ * dimensions by the names above (R: ROWS, H: HEADS); a ! marks an operand that is written in place. */
 typedef struct kernel {
   const char *op, *operands;
   rfr_attr attr[6];
-  const char *of; /* what sets it apart from the same op's other row */
+  const char *of; /* suffix of the name, where an op has two rows */
 } kernel;
 
 static const kernel kernels[] = {
@@ -107,7 +106,7 @@ static rfr_status make(rfr_ctx *ctx, const kernel *k, rfr_dtype dtype, rfr_progr
 
 /* ---- measuring ---- */
 
-/* Floats at random, in pieces of the same MiB: nobody waits for a gigabyte of draws. */
+/* Random floats; one MiB of them is repeated, since drawing a gigabyte would take too long. */
 static rfr_status fill(rfr_programs *p, const rfr_tensor *x) {
   enum { PIECE = 1 << 20 };
   char *host = malloc(PIECE);

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain bench replay: what replaying costs beside the work itself. A program of small ops
- * is replayed on one thread, in turn with a plain loop over the very same kernel calls; the
- * difference of the medians, for one op, is the program's own cost.
+ * refrain bench replay: the cost of a replay beyond the kernels. A program of small ops is replayed on one thread, in turn
+ * with a plain loop over the same kernel calls; the difference of the medians, per op, is the program's own cost. The op is
+ * registered here, so that its kernel can record each call of a first run for the plain loop.
  *
- * The ops are registered from here, so that their kernel is known: on a first run it notes
- * each call that it gets, and the plain loop makes these calls again.
- *
- * On a device of its own, where a replay is one launch of a graph, it is the host's time of that
- * launch, against the number of nodes: with the device idle, and with the replay before still
- * running.
+ * On a GPU a replay is one launch of a graph. There it is the host's time of that launch, against the number of nodes: with
+ * the device idle, and with the previous replay still running.
  */
 #include <string.h>
 
@@ -19,18 +15,18 @@
 
 enum { OPS = 1000, ELEMENTS = 64, ROUNDS = 501, TIMES = 10 };
 
-typedef struct noted {
+typedef struct recorded {
   rfr_kernel_fn run[OPS];
   const rfr_call *call[OPS];
   int n;
-  bool noting;
-} noted;
+  bool is_on;
+} recorded;
 
 static rfr_status kernel(const rfr_call *call) {
-  noted *k = call->user;
+  recorded *k = call->user;
   const float *x = call->in[0].data;
   float *y = call->out[0].data;
-  if (k->noting && k->n < OPS) k->run[k->n] = kernel, k->call[k->n++] = call;
+  if (k->is_on && k->n < OPS) k->run[k->n] = kernel, k->call[k->n++] = call;
   for (int i = 0; i < ELEMENTS; i++) y[i] = x[i] * 0.5f + 1.0f;
   return RFR_OK;
 }
@@ -40,7 +36,7 @@ static const char *shape(const rfr_infer *c) {
   return NULL;
 }
 
-static rfr_status make(rfr_ctx *ctx, noted *k, rfr_programs **out) {
+static rfr_status make(rfr_ctx *ctx, recorded *k, rfr_programs **out) {
   rfr_op_desc d = rfr_op_desc_default();
   const rfr_op *op;
   rfr_trace *t = NULL;
@@ -57,18 +53,18 @@ static rfr_status make(rfr_ctx *ctx, noted *k, rfr_programs **out) {
   return s;
 }
 
-static rfr_status run_plain(const noted *k) {
+static rfr_status run_plain(const recorded *k) {
   rfr_status s = RFR_OK;
   for (int i = 0; i < k->n && s == RFR_OK; i++) s = k->run[i](k->call[i]);
   return s;
 }
 
-/* Medians of the seconds of one op. */
-static rfr_status measure(rfr_programs *p, noted *k, double *replayed, double *plain) {
+/* Medians of the seconds per op. */
+static rfr_status measure(rfr_programs *p, recorded *k, double *replayed, double *plain) {
   double replays[ROUNDS], loops[ROUNDS];
-  k->noting = true;
+  k->is_on = true;
   rfr_status s = rfr_program_run(p, 0);
-  k->noting = false;
+  k->is_on = false;
   if (s == RFR_OK) s = rfr_program_capture(p, 0);
   for (int r = 0; r < ROUNDS && s == RFR_OK; r++) {
     const double start = cli_now();
@@ -87,11 +83,11 @@ static rfr_status measure(rfr_programs *p, noted *k, double *replayed, double *p
 
 typedef struct launch {
   int nodes;
-  double idle[2], busy[2]; /* host's seconds with the device idle and busy: median, and what a tenth stays below */
-  double node;             /* seconds of one */
+  double idle[2], busy[2]; /* host's seconds with the device idle and busy: median and 10th percentile */
+  double node;             /* seconds per node */
 } launch;
 
-/* A chain of ops that no pass makes fewer. */
+/* A chain of ops that no pass shortens. */
 static rfr_status make_chain(rfr_ctx *ctx, int nodes, rfr_programs **out) {
   rfr_trace *t = NULL;
   rfr_compile_options o = rfr_compile_options_default();
@@ -137,7 +133,7 @@ static void print_launches(cli *c, const launch *l, int n) {
   cli_device(c, device);
   if (!c->json) {
     printf("replay (a chain of ops of %d elements as one graph), %s\n", ELEMENTS, device);
-    printf("  %8s %26s %26s %12s\n", "nodes", "host us: device idle, tenth", "device busy, tenth", "us a node");
+    printf("  %8s %26s %26s %12s\n", "nodes", "host us: idle, 10th pct", "busy, 10th pct", "us per node");
     for (int i = 0; i < n; i++)
       printf("  %8d %17.2f %8.2f %17.2f %8.2f %12.3f\n", l[i].nodes, 1e6 * l[i].idle[0], 1e6 * l[i].idle[1],
              1e6 * l[i].busy[0], 1e6 * l[i].busy[1], 1e6 * l[i].node);
@@ -177,10 +173,10 @@ static rfr_status bench_launches(cli *c) {
   return s;
 }
 
-/* ---- which ---- */
+/* ---- the benchmark ---- */
 
 rfr_status bench_replay(cli *c) {
-  static noted k; /* large, and there is one benchmark at a time */
+  static recorded k; /* too large for the stack; benchmarks run one at a time */
   double replayed = 0, plain = 0;
   rfr_ctx *ctx = NULL;
   rfr_programs *p = NULL;

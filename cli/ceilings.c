@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the machine can do, measured: the best rate of a large matrix product through the
- * library, and the best rate of memory, read and written bytes counted alike. Other work
- * on the machine only ever slows a try down, so the best one stands.
+ * The machine's ceilings, measured: the best rate of a large GEMM through the library, and the best memory rate, counting
+ * read and written bytes alike. Other work on the machine can only slow a try down, so the best one counts.
  *
- * An op whose operands are still in a cache may well move more than memory's ceiling.
+ * An op whose operands are still in a cache may exceed the memory ceiling.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,15 +12,15 @@
 #include "cli.h"
 
 enum { FIRST_SIDE = 256, LAST_SIDE = 8192 };
-#define LONG_ENOUGH 1e-3 /* seconds: a product that takes as long is past what starting it costs */
-#define PATIENCE 0.3     /* seconds that tries of one kind may take, after the first two */
+#define LONG_ENOUGH 1e-3 /* seconds: a GEMM of this length is not dominated by launch overhead */
+#define PATIENCE 0.3     /* limit in seconds of the tries of one kind, after the first two */
 
 static rfr_status fill(rfr_programs *p, const rfr_tensor *x) {
   char *host = malloc((size_t)x->bytes);
   if (!host) return RFR_NO_MEMORY;
   uint32_t draw = 1;
   for (int64_t i = 0; i < x->bytes; i += x->type.dtype == RFR_F32 ? 4 : 2) {
-    draw = draw * 1664525u + 1013904223u; /* as good as random for a multiplier's power */
+    draw = draw * 1664525u + 1013904223u; /* random enough: power draw depends on the data */
     const float value = (float)(int32_t)draw * 0x1p-31f;
     if (x->type.dtype == RFR_F32) memcpy(host + i, &value, 4);
     else memcpy(host + i, &(uint16_t){(uint16_t)rfr_float_to_bits(x->type.dtype, value)}, 2);
@@ -31,7 +30,7 @@ static rfr_status fill(rfr_programs *p, const rfr_tensor *x) {
   return s;
 }
 
-/* The best rate of a program that does `work` a run. */
+/* The best rate of a program whose run does `work`. */
 static rfr_status time_runs(rfr_programs *p, double work, double *rate) {
   rfr_tensor x;
   rfr_status s = RFR_OK;
@@ -72,7 +71,7 @@ static rfr_status time_product(rfr_ctx *ctx, rfr_dtype dtype, int64_t n, double 
   return time_trace(ctx, t, product_flops(n), rate);
 }
 
-/* Squares twice as large as the last, until one takes long enough. */
+/* Square GEMMs, each side twice the last, until one takes long enough. */
 rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate) {
   rfr_status s = RFR_OK;
   *rate = 0.0;
@@ -90,8 +89,8 @@ rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate) {
 enum { HUGE_PAGE = 2 << 20 };
 enum { FILL, COPY, TRIAD, UPDATE, PASSES };
 
-/* One pass over n floats, in equal shares: 0 written to all, a copied to b, a + b / 2 written to c, or a / 2
- * added onto c, which reads nothing but what it also counts (a plain write reads the line that it writes). */
+/* One pass over n floats, split evenly between threads: fill all with 0, copy a to b, write a + b / 2 to c, or add a / 2 to
+ * c. The last one moves no uncounted bytes, while a plain write also reads the cache line that it writes. */
 static void pass(int what, float *a, float *b, float *c, int64_t n, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int t = 0; t < threads; t++) {
@@ -110,7 +109,7 @@ static void pass(int what, float *a, float *b, float *c, int64_t n, int threads)
   }
 }
 
-/* On huge pages where there are any, as the arena is: else the ceiling would be that of the page tables. */
+/* On huge pages if possible, like the arena; otherwise page-table walks would lower the ceiling. */
 static float *array(int64_t n) {
   float *x = aligned_alloc(HUGE_PAGE, (size_t)n * sizeof *x);
   if (x) madvise(x, (size_t)n * sizeof *x, MADV_HUGEPAGE);
@@ -118,7 +117,7 @@ static float *array(int64_t n) {
 }
 
 static rfr_status measure_stream(int threads, double *rate) {
-  const int64_t n = 1 << 26; /* 256 MiB each: all three are more than any cache holds for us */
+  const int64_t n = 1 << 26; /* 256 MiB each, together more than any cache */
   float *a = array(n), *b = array(n), *c = array(n);
   rfr_status s = a && b && c ? RFR_OK : RFR_NO_MEMORY;
   *rate = 0.0;
@@ -132,11 +131,10 @@ static rfr_status measure_stream(int threads, double *rate) {
     if (now > *rate) *rate = now;
   }
   free(a), free(b), free(c);
-  if (s != RFR_OK) cli_usage("free 768 MiB of memory", "the rate of memory cannot be measured");
-  return s;
+  return s == RFR_OK ? s : cli_fail(s, "free 768 MiB of memory", "the memory rate cannot be measured");
 }
 
-/* A device's memory: a copy of 1 GiB. */
+/* A GPU's memory rate: a copy of 1 GiB. */
 static rfr_status measure_copy(rfr_ctx *ctx, double *rate) {
   const int64_t n = 1 << 28;
   rfr_trace *t = NULL;

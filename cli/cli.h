@@ -62,7 +62,8 @@ typedef struct cli {
   const char **sets; /* --set, in order */
   int n_sets;
   const char *out;
-  char config[4200]; /* path of the configuration, "": none */
+  char config[4200]; /* path of the configuration, or of the model's folder; "": none */
+  bool is_model;     /* it is a model's folder */
   char folder[4096]; /* of the configuration, or of the run */
   bool resume, strict, debug, eager;
   int64_t threads; /* -1: not given */
@@ -90,7 +91,7 @@ rfr_status cli_cannot_write(const char *path);
 void cli_print_error(const rfr_error *e);
 /* Prints a failed call's error unless an error was printed before. */
 void cli_report(const cli *c, rfr_status status);
-/* Prints a warning on standard error, with --json as an object, with --quiet not. */
+/* Prints a warning on standard error, with --json as an object, with --quiet too. */
 void cli_warn(const cli *c, const char *message);
 /* Fills `c` from the arguments; the caller frees c->sets. */
 rfr_status cli_parse(int argc, char **argv, cli *c);
@@ -105,7 +106,7 @@ CLI_COMMANDS(CLI_DECLARE)
 
 /* The content of a small text file, NUL-terminated, from malloc; "-" is standard input. */
 rfr_status cli_read_file(const char *path, char **out);
-/* What the operand names. */
+/* Kinds of operands. */
 typedef enum cli_operand {
   CLI_CONFIG, /* a file, or a name that does not exist */
   CLI_RUN,    /* a folder with config.yaml, or that file itself beside a run's log or checkpoints */
@@ -117,7 +118,9 @@ cli_operand cli_operand_kind(cli *c);
 /* The configuration that the operand names: a file, that of a run, or one made for a model's folder, which a training
  * step of 512 tokens reads; from malloc. Sets c->config. */
 rfr_status cli_read_config(cli *c, char **out);
-/* Run options from the command line; relative folders start at the folder of c->config. */
+/* For generate and eval: a configuration made for a model's folder, or NULL for the newest checkpoint of a run. */
+rfr_status cli_find_weights(cli *c, char **config);
+/* Run options from the command line. Relative folders start at the folder of c->config, for a model at the working folder. */
 rfr_run_options cli_run_options(cli *c);
 /* Opens the operand's configuration without data and without memory, for plans and traces of `program` (RFR_RUN_...)
  * and of the programs that are compiled with it. `on_event` gets c; NULL: none. */
@@ -137,33 +140,33 @@ const char *cli_device(const cli *c, char buf[160]);
 
 double cli_median(double *x, int n); /* sorts x */
 
-/* A configuration that the program knows by name. */
+/* A built-in configuration. */
 typedef struct cli_builtin {
   const char *name, *what, *config;
-  bool large; /* for a GPU: timed only when it is named */
+  bool large; /* for a GPU: runs only when it is named */
 } cli_builtin;
 const cli_builtin *cli_builtin_at(int i);              /* NULL past the end */
 const cli_builtin *cli_builtin_find(const char *name); /* NULL: none */
-/* Opens one to time its training step on random tokens, with --set and --dtype. */
+/* Opens one for timing its training step on random tokens; applies --set and --dtype. */
 rfr_status cli_open_timed(cli *c, const cli_builtin *b, rfr_run **out);
 
-/* Best rate of a large matrix product in a type, floating-point operations per second: what
- * this program calls the machine's peak. 0 when it cannot be measured. */
+/* The machine's peak: the best rate of a large GEMM in a type, floating-point operations per second. 0: it cannot be
+ * measured. */
 rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate);
-/* What no op can beat for long; per second. */
+/* Upper bounds of an op's rate, per second. An op in a cache may exceed them. */
 typedef struct cli_ceilings {
   rfr_dtype dtype;
-  double product, product_f32; /* floating-point operations, in `dtype` and in f32 */
+  double product, product_f32; /* floating-point operations of GEMMs, in `dtype` and in f32 */
   double stream;               /* bytes read and written, from and to memory */
 } cli_ceilings;
 rfr_status cli_ceilings_measure(const cli *c, rfr_dtype dtype, cli_ceilings *out);
-/* The least time that the ceilings leave an op, seconds. */
+/* The shortest time that the ceilings allow an op, seconds. */
 double cli_ceilings_least(const cli_ceilings *c, const rfr_op_time *op);
 
 /* Draws a program's plan: time to the right, addresses upward. One self-contained SVG. */
 rfr_status cli_plan_svg(const rfr_programs *p, int program, const char *title, FILE *f);
 
-/* Memory against recomputing, a line for each point, without a word on what to make of it. */
+/* The recompute frontier as a table. */
 void cli_frontier_table(const rfr_programs *p, int program, const rfr_frontier_point *point, int n, FILE *f);
 
 /* `text` from column `at` on, broken between words at 80 columns; later lines start at column `indent`. Ends the line. */
@@ -172,7 +175,7 @@ void cli_put_wrapped(FILE *f, const char *text, int at, int indent);
 /* The one of n names nearest to a word, at most two edits away; NULL: none. */
 const char *cli_nearest(const char *word, const char *(*name)(int i), int n);
 
-/* A schedule that ran on paper. */
+/* A simulated schedule. */
 typedef struct schedule_run {
   const rfr_schedule *schedule;
   rfr_schedule_info info;
@@ -204,12 +207,13 @@ void json_bool(json *j, const char *key, bool value);
 /* Progress on standard error: at a terminal one line that is rewritten, else plain lines. */
 typedef struct progress {
   bool quiet, terminal, open_line;
-  bool bytes;         /* the model's tokens are bytes */
-  double flops, peak; /* per step; per second, 0: unknown */
-  int64_t tokens;     /* per step */
-  double last;        /* cli_now of the last line */
-  int64_t first_step; /* 0: none yet */
-  double rate;        /* smoothed seconds per step */
+  bool evaluating_line; /* the open line is that of an evaluation */
+  bool bytes;           /* the model's tokens are bytes */
+  double flops, peak;   /* per step; per second, 0: unknown */
+  int64_t tokens;       /* per step */
+  double last;          /* cli_now of the last line */
+  int64_t first_step;   /* 0: none yet */
+  double rate;          /* smoothed seconds per step */
   bool evaluated;
   double loss, bits; /* of the last evaluation */
 } progress;

@@ -41,7 +41,7 @@ typedef struct result {
   int n_kinds;
 } result;
 
-/* How a GPU's memory is used; on the CPU there is nothing to tell. */
+/* How a GPU's memory is used; prints nothing on the CPU. */
 static void print_memory(rfr_run *run) {
   rfr_memory_use u;
   char a[5][32];
@@ -141,7 +141,7 @@ rfr_status bench_dtype(const cli *c, rfr_dtype *out) {
   return RFR_INVALID; /* the option table knows no other type */
 }
 
-/* ---- which ---- */
+/* ---- the table of benchmarks ---- */
 
 /* Options that a benchmark may use; those of configurations use all. */
 enum { SET = 1, DTYPE = 2, EAGER = 4, STEPS = 8, THREADS = 16, DEVICE = 32 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain doctor: what this machine and this build have, and what a missing piece costs.
+ * refrain doctor: what this machine and this build can use, and the cost of each missing piece.
  */
 #include <string.h>
 
@@ -35,7 +35,7 @@ const char *cli_device(const cli *c, char buf[160]) {
   return buf;
 }
 
-/* What is there in one line, what is missing in one each; as JSON all of them. */
+/* The pieces that were found in one line, then one line for each missing piece; as JSON all of them. */
 static void put_pieces(rfr_ctx *ctx, json *j) {
   rfr_piece p;
   const char *before = "for GPUs     ";
@@ -96,13 +96,14 @@ rfr_status cli_doctor(cli *c) {
   printf("threads      %d\n", m.threads);
   printf("kernels      %s (v2: SSE4, v3: AVX2, v4: AVX-512)\n", m.isa);
   printf("matrix units %s\n", m.has_amx ? "AMX" : "none");
-  printf("products     %s, measured %.0f GFLOP/s in f32 and %.0f in bf16\n", m.matmul, f32 * 1e-9, bf16 * 1e-9);
+  printf("GEMMs        %s, measured %.0f GFLOP/s in f32 and %.0f in bf16\n", m.matmul, f32 * 1e-9, bf16 * 1e-9);
   printf("dtype auto   %s\n", rfr_dtype_name(m.best_dtype));
   printf("GPU          %s\n", gpu);
   put_pieces(c->ctx, NULL);
   if (!m.matmul_library)
-    printf("missing      oneDNN: matrix products run on the portable kernel, which does not use AMX. Its module\n"
-           "             belongs into %s and is built where oneDNN's headers are (Debian: libdnnl-dev).\n",
-           m.module_path);
+    printf(
+        "missing      oneDNN: GEMMs run on the portable kernel, which does not use AMX. Refrain looks for the module\n"
+        "             in %s; builds on a machine with oneDNN's headers (Debian: libdnnl-dev) have it.\n",
+        m.module_path);
   return RFR_OK;
 }

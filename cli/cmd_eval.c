@@ -2,6 +2,8 @@
  *
  * refrain eval: loss and bits per byte of a run's newest checkpoint on its held-out data.
  */
+#include <stdlib.h>
+
 #include "cli.h"
 
 static void on_event(const rfr_event *e, void *user) {
@@ -16,7 +18,7 @@ static void print_json(const rfr_run_info *info, const rfr_evaluation *e) {
   json_text(&j, "checkpoint", info->checkpoint);
   json_int(&j, "step", info->step);
   json_double(&j, "loss", e->loss);
-  json_double(&j, "bits_per_byte", e->bits_per_byte);
+  if (info->byte_tokens) json_double(&j, "bits_per_byte", e->bits_per_byte);
   json_int(&j, "tokens", e->tokens);
   json_int(&j, "bytes", e->bytes);
   json_double(&j, "seconds", e->seconds);
@@ -30,21 +32,26 @@ rfr_status cli_eval(cli *c) {
   rfr_evaluation e;
   progress p;
   progress_init(&p, c);
+  char *config = NULL;
+  rfr_status s = cli_find_weights(c, &config);
+  if (s != RFR_OK) return s;
   rfr_run_options o = cli_run_options(c);
   o.programs = RFR_RUN_EVALUATE;
   o.on_event = on_event;
   o.event_user = c;
-  rfr_status s = rfr_run_open(c->ctx, NULL, c->operand, &o, &run);
+  s = rfr_run_open(c->ctx, config, config ? NULL : c->operand, &o, &run);
   if (s == RFR_OK) s = rfr_run_evaluate(run, &e);
   progress_close_line(&p);
   if (s == RFR_OK) rfr_run_get_info(run, &info);
   if (s == RFR_OK && c->json) {
     print_json(&info, &e);
   } else if (s == RFR_OK) {
-    printf("validation: %.3f bits per byte\n", e.bits_per_byte);
+    if (info.byte_tokens) printf("validation: %.3f bits per byte\n", e.bits_per_byte);
+    else printf("validation: loss %.4f\n", e.loss);
     if (!c->quiet)
       fprintf(stderr, "loss %.4f nats per token, %lld tokens, %.1f s\n", e.loss, (long long)e.tokens, e.seconds);
   }
+  free(config);
   rfr_run_close(run);
   c->progress = NULL;
   return s;

@@ -57,6 +57,9 @@ rfr_status cli_generate(cli *c) {
   if (!(c->top_p > 0.0 && c->top_p <= 1.0))
     return cli_usage("give more than 0 and at most 1; 1 samples among all tokens", "--top-p %g is not a probability",
                      c->top_p);
+  char *config = NULL;
+  rfr_status s = cli_find_weights(c, &config);
+  if (s != RFR_OK) return s;
   rfr_run_options o = cli_run_options(c);
   o.programs = RFR_RUN_GENERATE;
   o.on_event = warn;
@@ -67,7 +70,7 @@ rfr_status cli_generate(cli *c) {
   g.top_k = c->top_k;
   g.top_p = c->top_p;
   g.seed = (uint64_t)c->seed;
-  rfr_status s = rfr_run_open(c->ctx, NULL, c->operand, &o, &run);
+  s = rfr_run_open(c->ctx, config, config ? NULL : c->operand, &o, &run);
   if (s == RFR_OK && !c->json) fputs(prompt, stdout);
   start = cli_now();
   if (s == RFR_OK) s = rfr_run_generate(run, prompt, strlen(prompt), &g, take, &made);
@@ -87,6 +90,7 @@ rfr_status cli_generate(cli *c) {
     fprintf(stderr, "prompt of %zu bytes in %.3f s, then %.0f tokens/s\n", strlen(prompt), made.first - start,
             tokens_per_second(&made));
   free(made.data);
+  free(config);
   rfr_run_close(run);
   return made.failed ? RFR_NO_MEMORY : s;
 }

@@ -78,7 +78,7 @@ static rfr_status collect(const rfr_programs *p, int program, const rfr_plan_sum
 
 /* ---- fitting ---- */
 
-/* What a plan must stay within: the budget of the configuration, or the machine's memory. */
+/* The bytes that a plan may have: the budget of the configuration, or the machine's memory. */
 typedef struct limit {
   int64_t bytes; /* 0: no limit is known */
   bool is_budget;
@@ -326,7 +326,7 @@ static rfr_status print_plan(cli *c, const char *text, const rfr_run *run, int w
   return s == RFR_OK && !fits ? fail_to_fit(&sum, &l) : s;
 }
 
-/* What memory.recompute: auto does for budgets between the largest plan and the smallest. */
+/* The effect of memory.recompute: auto for budgets between the largest plan and the smallest. */
 static rfr_status print_frontier(cli *c, rfr_programs *p, int program) {
   enum { MOST = 20 };
   rfr_frontier_point point[MOST];

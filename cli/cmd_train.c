@@ -94,7 +94,8 @@ static char *resume_command(const cli *c, const char *folder) {
   return NULL;
 }
 
-/* The error of a run that ended early; with a checkpoint there is something to continue from. */
+/* Prints the error of a run that ended early, with the command that continues from its checkpoint. `checkpoint` is
+ * borrowed from the run, so it names the one that was written last. */
 static void print_end(const cli *c, rfr_status status, const char *checkpoint, const char *folder) {
   rfr_error e = *rfr_last_error();
   char *command = *checkpoint ? resume_command(c, folder) : NULL, *next = NULL;
@@ -119,18 +120,36 @@ static void on_event(const rfr_event *e, void *user) {
   else progress_event(e, c->progress);
 }
 
-/* The table that training begins with. */
-static void print_start(rfr_run *run, const rfr_run_info *info) {
+static void print_data(const rfr_run_info *i) {
+  char a[32];
+  fprintf(stderr, "data    %lld files, %s, %lld tokens: %.3g epochs\n", (long long)i->train_files,
+          cli_bytes(a, i->train_bytes), (long long)i->train_tokens, i->epochs);
+  if (i->duplicate_files > 0) fprintf(stderr, "        %lld duplicate files left out\n", (long long)i->duplicate_files);
+  if (i->empty_files > 0) fprintf(stderr, "        %lld empty files left out\n", (long long)i->empty_files);
+  if (i->validation_tokens > 0)
+    fprintf(stderr, "        held out for validation: %s in %lld files, %lld tokens\n",
+            cli_bytes(a, i->validation_bytes), (long long)i->validation_files, (long long)i->validation_tokens);
+  else fprintf(stderr, "        nothing is held out for validation\n");
+}
+
+/* The table that training starts with. */
+static void print_start(rfr_run *run, const rfr_run_info *i) {
   char a[32], b[32];
   rfr_plan_summary plan = {0};
   rfr_program_plan(rfr_run_programs(run), rfr_run_program_index(run, RFR_RUN_TRAIN), &plan);
-  fprintf(stderr, "data     %lld files, %s; held out %lld files, %s\n", (long long)info->train_files,
-          cli_bytes(a, info->train_bytes), (long long)info->validation_files, cli_bytes(b, info->validation_bytes));
-  fprintf(stderr, "model    %lld parameters, %lld trainable, %s\n", (long long)info->parameters,
-          (long long)info->trainable_parameters, rfr_dtype_name(info->dtype));
-  fprintf(stderr, "memory   %s planned\n", cli_bytes(a, plan.planned_bytes));
-  fprintf(stderr, "steps    %lld of %lld tokens", (long long)info->steps, (long long)info->tokens_per_step);
-  if (info->step > 0) fprintf(stderr, "; continuing after step %lld", (long long)info->step);
+  print_data(i);
+  fprintf(stderr, "model   %lld parameters", (long long)i->parameters);
+  if (i->trainable_parameters < i->parameters) fprintf(stderr, ", %lld trainable", (long long)i->trainable_parameters);
+  else fputs(", all trainable", stderr);
+  fprintf(stderr, ", %s\n", rfr_dtype_name(i->dtype));
+  fprintf(stderr, "memory  %s planned; %s of disk for a checkpoint\n", cli_bytes(a, plan.planned_bytes),
+          cli_bytes(b, i->checkpoint_bytes));
+  fputs("steps   ", stderr);
+  if (i->time > 0.0)
+    fprintf(stderr, "for %g s: %s%lld", i->time, i->steps_estimated ? "about " : "", (long long)i->steps);
+  else fprintf(stderr, "%lld", (long long)i->steps);
+  fprintf(stderr, " steps of %lld tokens", (long long)i->tokens_per_step);
+  if (i->step > 0) fprintf(stderr, "; %lld of them are done", (long long)i->step);
   fputc('\n', stderr);
 }
 
@@ -179,7 +198,7 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   rfr_run_get_info(run, &info);
   p->tokens = info.tokens_per_step;
   p->flops = info.flops_per_step;
-  p->bytes = true;
+  p->bytes = info.byte_tokens;
   if (!p->quiet) {
     progress_close_line(p);
     print_start(run, &info);
@@ -194,7 +213,6 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   const double seconds = cli_now() - start;
   atomic_store(&running, NULL);
   progress_close_line(p);
-  rfr_run_get_info(run, &info);
   if (s != RFR_OK) print_end(c, s, info.checkpoint, folder);
   if (s != RFR_OK && s != RFR_STOPPED) return s;
   if (c->json) print_json(run, p, folder, seconds);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The time of compiling a step. It must be in proportion to the trace, so the benchmark
- * holds a deep model against a shallow one, and the search for what to recompute against
- * keeping everything; the fastest of several times counts, nothing but other work adds to it.
+ * refrain bench compile: the time of compiling a step. It must grow linearly with the trace, so a deep model is compared
+ * with a shallow one, and recomputing with keeping everything. The fastest of several compilations counts.
  */
 #include <inttypes.h>
 

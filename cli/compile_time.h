@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What compiling a training program took, from the recorded trace to the plan, the creation
- * of its kernels included.
+ * Time of compiling a training program, from the recorded trace to the plan, including the creation of its kernels.
  */
 #ifndef COMPILE_TIME_H
 #define COMPILE_TIME_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table of `refrain plan --frontier`, which a page of docs/ shows too.
+ * The table of `refrain plan --frontier`; docs/planning.md shows it too.
  */
 #include "cli.h"
 

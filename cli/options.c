@@ -18,11 +18,15 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "CONFIG is a YAML file; the run is written to runs/CONFIG or to --out. With --resume, training "
          "continues from the newest checkpoint; then the operand may also be the folder of the run.",
          "refrain train examples/demo.yaml --out runs/demo"},
-    [CLI_INDEX_generate] = {"generate", "RUN", 1, 1, "continue a text with a run's newest checkpoint",
-                            "Writes the prompt and the tokens after it to standard output.",
+    [CLI_INDEX_generate] = {"generate", "RUN|MODEL", 1, 1, "continue a text with a run's newest checkpoint or a model",
+                            "Writes the prompt and the tokens after it to standard output. A MODEL, such as one "
+                            "checkpoint of a run, needs a "
+                            "vocabulary of bytes.",
                             "refrain generate runs/demo --prompt '#include <'"},
-    [CLI_INDEX_eval] = {"eval", "RUN", 1, 1, "evaluate a run's newest checkpoint on its held-out data",
-                        "Prints bits per byte for models of bytes, and the mean loss in nats per token.",
+    [CLI_INDEX_eval] = {"eval", "RUN|MODEL", 1, 1, "evaluate a run's newest checkpoint, or a model",
+                        "Evaluates on the run's held-out data. For a MODEL, name the data: --set "
+                        "data.validation=FILES. Prints bits per byte "
+                        "for models of bytes, and the mean loss in nats per token.",
                         "refrain eval runs/demo --json"},
     [CLI_INDEX_check] = {"check", MODEL_OPERANDS, 1, 1, "print the resolved configuration and the source of each value",
                          "Reads the configuration and prints every key with its value and where the value comes from: "
@@ -120,7 +124,8 @@ static const cli_option options[] = {
      "threads; 0: the cores that this process may use (REFRAIN_THREADS, or 0)"},
     {"json", NULL, NULL, FLAG, FIELD(json), ALL_COMMANDS,
      "print one JSON object on standard output, errors as one on standard error; no progress"},
-    {"quiet", NULL, NULL, FLAG, FIELD(quiet), ON_A_DEVICE & ~ON(doctor), "print no progress and no warnings"},
+    {"quiet", NULL, NULL, FLAG, FIELD(quiet), ON_A_DEVICE & ~ON(doctor),
+     "print no progress; warnings and errors remain"},
     {"help", NULL, NULL, FLAG, FIELD(help), ALL_COMMANDS, "print this text"},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };

@@ -25,7 +25,6 @@ void progress_close_line(progress *p) {
 }
 
 void cli_warn(const cli *c, const char *message) {
-  if (c->quiet) return;
   progress_close_line(c->progress);
   if (!c->json) {
     fprintf(stderr, "warning: %s\n", message);
@@ -101,6 +100,7 @@ static void print_line(progress *p, line *l) {
   fputs(p->terminal ? "\033[K" : "\n", stderr);
   fflush(stderr);
   p->open_line = p->terminal;
+  p->evaluating_line = false;
   p->last = cli_now();
 }
 
@@ -122,16 +122,32 @@ static void metrics(progress *p, const rfr_event *e) {
   if (p->peak > 0.0 && p->flops > 0.0 && p->rate > 0.0)
     put_part(&l, 2, "%.0f%% of peak", 100.0 * p->flops / p->rate / p->peak);
   if (e->most_load > 0.0) put_part(&l, 3, "experts %.2f-%.2f", e->least_load, e->most_load);
-  if (e->steps > e->step) put_part(&l, 7, "%s left", duration(left, p->rate * (double)(e->steps - e->step)));
+  const double seconds = e->seconds_left > 0.0 ? e->seconds_left : p->rate * (double)(e->steps - e->step);
+  if (e->steps > e->step) put_part(&l, 7, "%s left", duration(left, seconds));
   if (e->skipped) put_part(&l, 8, "skipped: gradient not finite");
   print_line(p, &l);
 }
 
+static void evaluating(progress *p, const rfr_event *e) {
+  line l = {0};
+  if (!is_due(p)) return;
+  if (!p->evaluating_line) progress_close_line(p);
+  put_part(&l, 9, "evaluating");
+  put_part(&l, 8, "%lld of %lld windows", (long long)e->windows, (long long)e->windows_planned);
+  print_line(p, &l);
+  p->evaluating_line = p->terminal;
+}
+
 static void evaluation(progress *p, const rfr_event *e) {
+  if (p->evaluating_line)
+    fputs("\r\033[K", stderr), p->open_line = p->evaluating_line = false; /* the result replaces it */
   progress_close_line(p);
   fprintf(stderr, "step %lld  validation loss %.4f", (long long)e->step, e->loss);
   if (p->bytes) fprintf(stderr, "  %.3f bits/byte", e->bits_per_byte);
-  fprintf(stderr, "  %lld tokens  %.1f s\n", (long long)e->tokens, e->seconds);
+  fprintf(stderr, "  %lld tokens", (long long)e->tokens);
+  if (e->windows_planned < e->windows_held_out)
+    fprintf(stderr, " in %lld of %lld windows", (long long)e->windows_planned, (long long)e->windows_held_out);
+  fprintf(stderr, "  %.1f s\n", e->seconds);
 }
 
 void progress_event(const rfr_event *e, void *user) {
@@ -139,6 +155,8 @@ void progress_event(const rfr_event *e, void *user) {
   if (e->kind == RFR_EVENT_EVALUATION) p->evaluated = true, p->loss = e->loss, p->bits = e->bits_per_byte;
   if (p->quiet && e->kind != RFR_EVENT_METRICS) return;
   switch (e->kind) {
+    case RFR_EVENT_PROGRESS: evaluating(p, e); return;
+    case RFR_EVENT_SCHEDULE:
     case RFR_EVENT_COMPILE:
       progress_close_line(p);
       fprintf(stderr, "%s\n", e->message);

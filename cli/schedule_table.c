@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A schedule for a terminal: its lanes, then a row for each rank. Where every action takes a
- * whole number of the shortest one's time and all fits, a lane is to scale with each action's
- * name in it; else it has a letter for what the rank does at that time.
+ * A schedule as text: its lanes, then a row for each rank. If every action takes a multiple of the shortest one's time and
+ * the lanes fit, each action's name is printed to scale; otherwise each column has the letter of the action at that time.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -30,7 +29,7 @@ void schedule_run_deinit(schedule_run *s) {
   *s = (schedule_run){0};
 }
 
-/* The time that a column stands for, 0: names do not fit. Their width goes into *cell. */
+/* The time of one cell, 0: the names do not fit. *cell gets the width of a name. */
 static double unit_of(const schedule_run *s, int *cell) {
   double unit = s->result.makespan;
   char text[RFR_ACTION_TEXT];
@@ -88,7 +87,7 @@ void schedule_run_table(const schedule_run *s, FILE *f) {
   const double unit = unit_of(s, &cell);
   const rfr_schedule_result *all = &s->result;
   fprintf(f, "%d ranks, %d stages, %d microbatches, %d actions%s\n\n", s->info.ranks, s->info.stages,
-          s->info.microbatches, s->info.n_actions, s->info.training ? "" : ", forwards alone");
+          s->info.microbatches, s->info.n_actions, s->info.training ? "" : ", forward only");
   for (int r = 0, n; r < s->info.ranks; r++, k += n) {
     rfr_schedule_actions(s->schedule, r, &n);
     put_lane(s, r, k, unit, cell, f);
@@ -103,9 +102,9 @@ void schedule_run_table(const schedule_run *s, FILE *f) {
     fprintf(f, " %6d %6d %16lld %16lld\n", q->slots, q->live, (long long)q->slot_bytes, (long long)q->live_bytes);
   }
   fprintf(f, "\nmakespan %.6g, bubble %.1f%%\n", all->makespan, 100 * all->bubble);
-  fprintf(f, "slots %d, one graph each per layer and direction; one for each microbatch would be %lld\n", all->slots,
-          (long long)s->info.stages * s->info.microbatches);
-  fprintf(f, "peak %lld bytes where each slot has its own place; %lld live at once, ratio %.4f\n",
+  fprintf(f, "slots %d, each with one graph per layer and direction; one slot per microbatch would be %lld\n",
+          all->slots, (long long)s->info.stages * s->info.microbatches);
+  fprintf(f, "peak %lld bytes if each slot has its own storage; %lld live at once, ratio %.4f\n",
           (long long)all->slot_bytes, (long long)all->live_bytes,
           all->live_bytes > 0 ? (double)all->slot_bytes / (double)all->live_bytes : 1.0);
 }

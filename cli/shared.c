@@ -106,12 +106,15 @@ static rfr_status config_of_model(cli *c, char **out) {
   FILE *f = open_memstream(out, &n);
   if (!f) return RFR_NO_MEMORY;
   json j = {.f = f};
+  char train[PATH_MAX + 16];
+  snprintf(train, sizeof train, "%s/config.json", folder); /* a pattern that matches: nothing trains on it */
   fputs("refrain: 1\nmodel: ", f);
   json_text(&j, NULL, folder);
-  fprintf(f,
-          "\ndata: {train: [none], sequence: %s}\nbatch: {tokens: %s, microbatch: 1}\noptimizer: {lr: 1e-5}\n"
-          "run: {steps: 1}\n",
-          sequence, sequence);
+  fputs("\ndata: {train: [", f);
+  j.comma = false;
+  json_text(&j, NULL, train);
+  fprintf(f, "], sequence: %s}\nbatch: {tokens: %s, microbatch: 1}\noptimizer: {lr: 1e-5}\nrun: {steps: 1}\n", sequence,
+          sequence);
   return fclose(f) == 0 ? RFR_OK : RFR_NO_MEMORY;
 }
 
@@ -120,7 +123,10 @@ rfr_status cli_read_config(cli *c, char **out) {
   *out = NULL;
   switch (kind) {
     case CLI_RUN: snprintf(c->config, sizeof c->config, "%s/config.yaml", c->folder); break;
-    case CLI_MODEL: snprintf(c->config, sizeof c->config, "%s", c->operand); return config_of_model(c, out);
+    case CLI_MODEL:
+      c->is_model = true;
+      snprintf(c->config, sizeof c->config, "%s", c->operand);
+      return config_of_model(c, out);
     case CLI_OTHER:
       return cli_fail(RFR_IO, "give a configuration, the folder of a run or a Hugging Face folder",
                       "%s is a folder without config.yaml and without config.json", c->operand);
@@ -129,11 +135,18 @@ rfr_status cli_read_config(cli *c, char **out) {
   return cli_read_file(c->config, out);
 }
 
+rfr_status cli_find_weights(cli *c, char **config) {
+  *config = NULL;
+  if (cli_operand_kind(c) == CLI_MODEL) return cli_read_config(c, config);
+  if (c->folder[0]) c->operand = c->folder; /* the run of a config.yaml */
+  return RFR_OK;
+}
+
 rfr_run_options cli_run_options(cli *c) {
   rfr_run_options o = rfr_run_options_default();
   const char *slash = strrchr(c->config, '/');
   if (c->config[0]) o.config_name = c->config;
-  if (slash && (size_t)(slash - c->config) < sizeof c->folder - 1) {
+  if (slash && !c->is_model && (size_t)(slash - c->config) < sizeof c->folder - 1) {
     snprintf(c->folder, sizeof c->folder, "%.*s", (int)(slash == c->config ? 1 : slash - c->config), c->config);
     o.config_folder = c->folder;
   }

@@ -24,7 +24,7 @@ set_target_properties(refrain_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER
 target_link_directories(refrain_cuda PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
 target_link_libraries(refrain_cuda PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES} cudart_static rt Threads::Threads
                                            ${CMAKE_DL_LIBS})
-# What it lacks would show only where it is loaded; weak references, kernels that are not there, may stay.
+# Report missing symbols here and not when the module is loaded; weak references to absent kernels are allowed.
 target_link_options(refrain_cuda PRIVATE -Wl,--no-undefined)
 add_dependencies(product refrain_cuda)
 

@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `cmake --install` puts where. Modules lie beside the library, in the build tree and when
-# installed, because the library looks for them in its own folder. Nothing installed holds an
-# absolute path: program, pkg-config file and CMake package find the rest relative to themselves.
+# Files of `cmake --install`. Modules go beside the library, in the build tree and when installed, because the library
+# looks for them in its own folder. No installed file contains an absolute path: program, pkg-config file and CMake package
+# find the others relative to themselves, so an installed tree can be moved.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS refrain EXPORT refrain LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/refrain DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
-if(TARGET refrain_onednn)
-  install(TARGETS refrain_onednn LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-endif()
+foreach(module refrain_onednn refrain_cuda)
+  if(TARGET ${module})
+    install(TARGETS ${module} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    # Their libraries are those of the system; a path of the build machine does not belong into them.
+    set_target_properties(${module} PROPERTIES INSTALL_RPATH "")
+  endif()
+endforeach()
+install(FILES LICENSE THIRD_PARTY.md README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
+install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET refrain_cli)
   install(TARGETS refrain_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(DIRECTORY ${PROJECT_BINARY_DIR}/made/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  install(FILES ${PROJECT_BINARY_DIR}/made/completion/refrain
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  install(FILES ${PROJECT_BINARY_DIR}/made/completion/_refrain DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
   file(RELATIVE_PATH to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
   # The same in the build tree, where the library lies beside the program. Otherwise CMake pads the path of the build
   # with an empty entry, which the loader takes for the working folder.

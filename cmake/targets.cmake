@@ -72,6 +72,14 @@ if(RFR_CLI)
   target_include_directories(refrain_cli PRIVATE ${PROJECT_BINARY_DIR}/made)
   set_target_properties(refrain_cli PROPERTIES OUTPUT_NAME refrain)
   add_dependencies(product refrain_cli)
+  # Man pages and shell completion, from the program's own tables.
+  add_executable(make_man tools/make_man.c cli/options.c)
+  target_include_directories(make_man PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(make_man PRIVATE refrain)
+  set(RFR_MAN ${PROJECT_BINARY_DIR}/made/completion/refrain)
+  add_custom_command(OUTPUT ${RFR_MAN} COMMAND make_man ${PROJECT_BINARY_DIR}/made DEPENDS make_man)
+  add_custom_target(man ALL DEPENDS ${RFR_MAN})
+  add_dependencies(product man)
 endif()
 
 # LeakSanitizer crashes on the thread-local storage of a library that is loaded late: here it is loaded early.

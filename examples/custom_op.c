@@ -6,7 +6,7 @@
 #include <refrain/refrain.h>
 #include <stdio.h>
 
-// The shape rule: y is like x. What it refuses becomes an error at the line that records the op.
+// The shape rule: y has x's type. Its text becomes an error at the line that records the op.
 static const char *shape(const rfr_infer *c) {
   if (c->in[0].dtype != RFR_F32) return "x must be f32";
   if (!(c->attr[0].f > 0)) return "cap must be positive";
@@ -14,7 +14,7 @@ static const char *shape(const rfr_infer *c) {
   return NULL;
 }
 
-// The gradient rule: dx = dy (1 - (y / cap)^2), written in recorded ops. What nobody needs is pruned later.
+// The gradient rule: dx = dy (1 - (y / cap)^2), in recorded ops. Unused ops are pruned later.
 static void gradient(rfr_grad *g) {
   const double cap = g->attr[0].f;
   rfr_value y = g->out[0], dy = g->dy[0];
@@ -35,7 +35,7 @@ static rfr_status kernel(const rfr_call *c) {
 
 static rfr_status register_softcap(rfr_ctx *ctx, const rfr_op **op) {
   rfr_op_desc d = rfr_op_desc_default();
-  d.name = "mine.softcap"; // the dot keeps it apart from the library's own
+  d.name = "mine.softcap"; // the dot separates it from the library's own
   d.operands = "x";
   d.results = "y";
   d.attributes = "cap:f";

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training a GPT-2 on bytes, the whole of it: the file to read first. Build and run with
+// Complete training of a GPT-2 on bytes: the file to read first. Build and run with
 //   cc train_gpt2.c $(pkg-config --cflags --libs refrain) -lm -o train_gpt2
-//   ./train_gpt2                                            a text of its own, two seconds
+//   ./train_gpt2                                            on a built-in text, two seconds
 //   ./train_gpt2 FILE [steps [hidden_size [layers [sequence]]]]
 //
 // A step is recorded once, as a program (a trace): forward, backward, clipping, optimizer, learning rate.
 // Compiling it plans all memory to the byte; capturing it fixes the list of kernels; after that training is
-// refilling the inputs and replaying. Whatever changes from step to step lies in inputs and in the step
+// refilling the inputs and replaying. All values that change from step to step are in inputs and in the step
 // block, which the program itself advances: nothing is recorded or allocated again.
 #include <math.h>
 #include <refrain/refrain.h>
@@ -24,7 +24,7 @@ typedef struct {
   int64_t n_text;
 } Setup;
 
-// Every fallible call returns a status; the text lies with the thread.
+// Every call that can fail returns a status; rfr_last_error() has its text.
 static void check(rfr_status status) {
   if (status != RFR_OK) fprintf(stderr, "%s: %s\n", rfr_last_error()->message, rfr_last_error()->next), exit(1);
 }
@@ -112,12 +112,13 @@ static void record_train(rfr_trace *t, const Setup *s, rfr_value *w) {
   rfr_value offsets = rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, &boundaries);
   rfr_value targets[MICROBATCHES], loss = RFR_NONE;
   for (int m = 0; m < MICROBATCHES; m++) targets[m] = microbatch(t, all_targets, m);
-  // A loss is a sum, divided by the valid targets of the whole step: so microbatches mean what one batch does.
+  // The loss is a sum divided by the valid targets of the step, so microbatches give the result of one batch.
   rfr_value inverse = rfr_token_count(t, MICROBATCHES, targets, -100, NULL);
   for (int m = 0; m < MICROBATCHES; m++) {
     rfr_microbatch(t, m);
     rfr_value h = rfr_model_forward(t, &s->model, w, microbatch(t, all_tokens, m), offsets, step); // (T,C)
-    rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32); // (T,V); fused into the loss, never whole
+    rfr_value logits =
+        rfr_model_logits(t, &s->model, w, h, RFR_F32); // (T,V); fused into the loss, never stored in full
     rfr_value part = rfr_cross_entropy(t, logits, targets[m], inverse, -100);
     rfr_microbatch(t, -1);
     loss = m ? rfr_add(t, loss, part) : part;
@@ -198,7 +199,7 @@ static float train(rfr_programs *p, const Setup *s) {
   return *loss;
 }
 
-// The likeliest byte, again and again; the window holds the last bytes of the text.
+// Appends the most probable byte, repeatedly; the window has the last bytes of the text.
 static void generate(rfr_programs *p, const Setup *s, int bytes) {
   int32_t *window = input(p, "window");
   const float *logits = output(p, GENERATE, "logits");

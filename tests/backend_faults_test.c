@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A whole run on a device whose k-th call fails, for each entry of the backend's table and k
- * = 1, 2, ... until nothing failed any more: each time a status with slug and next step,
- * nothing of the device or of the context left, and the checkpoint from before still whole.
+ * A complete run on a device whose k-th call fails, for each entry of the backend's table and k
+ * = 1, 2, ... until no call fails any more. Each failure gives a status with slug and next step,
+ * leaves no allocation of device or context, and keeps the earlier checkpoint intact.
  *
- * With a sticky error every later call on the run says that the context is dead, none writes a
- * checkpoint, and a new context resumes from the last one to the very bytes of an undisturbed
- * run. Too small an arena is out of memory, exactly below what the plan without a side branch needs.
+ * With a sticky error every later call on the run reports a dead context and none writes a
+ * checkpoint; a new context resumes from the last checkpoint to the bytes of an undisturbed run.
+ * An arena smaller than the plan without a side stream needs is out of memory.
  *
- * The device is the CPU behind support/fault_backend; the linker puts it in the place of what
- * rfi_backend_find finds (--wrap).
+ * The device is the CPU backend inside support/fault_backend; the linker substitutes it for the
+ * result of rfi_backend_find (--wrap).
  */
 #include <stdio.h>
 #include <string.h>
@@ -173,7 +173,7 @@ static void assert_checkpoint(scene *c, int step) {
   assert_memory_equal(&hash, step == SHOWN ? &c->shown : &c->last, sizeof hash);
 }
 
-/* What must hold whatever failed; afterwards the folder is as before. */
+/* Checks after any failure; the folder is restored afterwards. */
 static void check_scene(scene *c, rfr_status s, const char *what) {
   const rft_fault *f = &rft_faults;
   const rfr_error *e = rfr_last_error();
@@ -252,7 +252,7 @@ static void text_calls(void **state) {
   end_scene(&c);
 }
 
-/* What documents leave of attention is read where it lies: the counts are those of the host. */
+/* The share of attention that documents leave is read from the device: the counts equal the host's. */
 static void profile(void **state) {
   scene c;
   const char *const longer[] = {"data.sequence=64", "batch.tokens=256"};
@@ -293,7 +293,7 @@ static void arena_cap(void **state) {
   assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
   const int64_t branched = rft_faults.most_arena_bytes;
   start_again(&c);
-  rft_faults = (rft_fault){.cap = branched - 1}; /* enough without a side branch */
+  rft_faults = (rft_fault){.cap = branched - 1}; /* enough without a side stream */
   assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
   assert_checkpoint(&c, LAST);
   const int64_t needed = rft_faults.most_arena_bytes;
@@ -323,14 +323,14 @@ static rfr_plan_summary planned(scene *c, int64_t budget, char *report, size_t s
   const rfr_programs *p = rfr_run_programs(run);
   const int program = rfr_run_program_index(run, RFR_RUN_TRAIN);
   assert_int_equal(rfr_program_plan(p, program, &sum), RFR_OK);
-  const char *line = strstr(rfr_program_report(p, program, "lower"), "side branch: ");
+  const char *line = strstr(rfr_program_report(p, program, "lower"), "side stream: ");
   assert_non_null(line);
   snprintf(report, size, "%.*s", (int)strcspn(line, "\n"), line);
   rfr_run_close(run);
   return sum;
 }
 
-/* A side branch takes what a budget, or the device, has left over, and nothing else is refused for it. */
+/* A side stream takes what a budget, or the device, has left over, and nothing else is refused for it. */
 static void branch_or_budget(void **state) {
   scene c;
   char report[128], wanted[128];
@@ -338,7 +338,7 @@ static void branch_or_budget(void **state) {
   rft_faults = (rft_fault){0};
   const rfr_plan_summary most = planned(&c, 0, report, sizeof report);
   assert_true(most.branch_ops > 0 && most.branch_bytes > 0);
-  snprintf(wanted, sizeof wanted, "side branch: %d ops, +%lld bytes", most.branch_ops, (long long)most.branch_bytes);
+  snprintf(wanted, sizeof wanted, "side stream: %d ops, +%lld bytes", most.branch_ops, (long long)most.branch_bytes);
   assert_string_equal(report, wanted);
 
   const rfr_plan_summary full = planned(&c, most.planned_bytes, report, sizeof report);
@@ -346,22 +346,21 @@ static void branch_or_budget(void **state) {
   assert_int_equal(full.planned_bytes, most.planned_bytes);
 
   const rfr_plan_summary line = planned(&c, most.planned_bytes - 1, report, sizeof report);
-  snprintf(wanted, sizeof wanted, "side branch: 0 ops, +%lld bytes: more than the budget has left",
-           (long long)most.branch_bytes);
+  snprintf(wanted, sizeof wanted, "side stream: 0 ops, +%lld bytes: exceeds the budget", (long long)most.branch_bytes);
   assert_string_equal(report, wanted);
   assert_int_equal(line.planned_bytes, most.planned_bytes - most.branch_bytes);
   assert_true(line.branch_ops == 0 && line.branch_bytes == most.branch_bytes);
 
   rft_faults.cap = rft_faults.most_arena_bytes - 1;
   const rfr_plan_summary small = planned(&c, 0, report, sizeof report);
-  snprintf(wanted, sizeof wanted, "side branch: 0 ops, +%lld bytes: more than the device has left",
+  snprintf(wanted, sizeof wanted, "side stream: 0 ops, +%lld bytes: exceeds the device's free memory",
            (long long)most.branch_bytes);
   assert_string_equal(report, wanted);
   assert_int_equal(small.planned_bytes, line.planned_bytes);
   end_scene(&c);
 }
 
-/* Behind copies too, neither a step nor an evaluation allocates; steps enough to warn of zeros. */
+/* With copies too, neither a step nor an evaluation allocates; the steps suffice for the warning of zeros. */
 static void quiet_allocator(void **state) {
   scene c;
   rfr_run *run;

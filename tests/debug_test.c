@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The careful runner finds what a kernel does wrong and names it: writes behind its result, into
- * what is not live, beyond the workspace that it asked for, and results that are not finite; on
- * the host and on a device of its own, whose errors have the op's name in front. It may need more
- * memory than the budget, which is what the program needs.
+ * The checked runner finds errors of kernels and names the op: writes past the end of a result, into
+ * a dead buffer, past the end of the workspace, and results that are not finite; on the host and on a
+ * separate device, whose errors begin with the op's name. It may use more memory than the budget,
+ * which counts the program without guards.
  */
 #include <math.h>
 #include <string.h>
@@ -28,10 +28,10 @@ rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out) {
 typedef struct chain {
   enum {
     NOTHING,
-    BEHIND_RESULT,
+    PAST_RESULT,
     DEAD_VALUE,
-    BEHIND_SMALL_WORKSPACE,
-    BEHIND_LARGE_WORKSPACE,
+    PAST_SMALL_WORKSPACE,
+    PAST_LARGE_WORKSPACE,
     BEFORE_ALL,
     NOT_FINITE,
     WRONGS
@@ -50,10 +50,10 @@ static rfr_status run(const rfr_call *c) {
   if (k.call == 0) k.first = (char *)y;
   if (k.call++ != k.at) return RFR_OK;
   switch (k.wrong) {
-    case BEHIND_RESULT: ((char *)y)[sizeof *y * N + 3] = 1; break;
+    case PAST_RESULT: ((char *)y)[sizeof *y * N + 3] = 1; break;
     case DEAD_VALUE: k.first[5] = 1; break;
-    case BEHIND_SMALL_WORKSPACE: ((char *)c->workspace)[SMALL] = 1; break;
-    case BEHIND_LARGE_WORKSPACE: ((char *)c->workspace)[LARGE + 1] = 1; break;
+    case PAST_SMALL_WORKSPACE: ((char *)c->workspace)[SMALL] = 1; break;
+    case PAST_LARGE_WORKSPACE: ((char *)c->workspace)[LARGE + 1] = 1; break;
     case BEFORE_ALL: ((char *)c->workspace)[-1] = 1; break;
     case NOT_FINITE: y[7] = INFINITY; break;
     default: break;
@@ -128,11 +128,11 @@ static void test_wrongs(void **state) {
     int at;
     const char *slug, *says[2];
   } expected[WRONGS] = {
-      [BEHIND_RESULT] = {1, "debug.overrun", {"op 1 mine.large", "wrote behind an unnamed value"}},
-      [DEAD_VALUE] = {2, "debug.overrun", {"op 2 mine.small", "wrote into what is not live, an unnamed value"}},
-      [BEHIND_SMALL_WORKSPACE] = {2, "debug.overrun", {"op 2 mine.small", "wrote behind a workspace"}},
-      [BEHIND_LARGE_WORKSPACE] = {3, "debug.overrun", {"op 3 mine.large", "wrote behind a workspace"}},
-      [BEFORE_ALL] = {0, "debug.overrun", {"op 0 mine.small", "wrote outside the step's memory"}},
+      [PAST_RESULT] = {1, "debug.overrun", {"op 1 mine.large", "wrote past the end of an unnamed value"}},
+      [DEAD_VALUE] = {2, "debug.overrun", {"op 2 mine.small", "wrote into the dead buffer of an unnamed value"}},
+      [PAST_SMALL_WORKSPACE] = {2, "debug.overrun", {"op 2 mine.small", "wrote past the end of a workspace"}},
+      [PAST_LARGE_WORKSPACE] = {3, "debug.overrun", {"op 3 mine.large", "wrote past the end of a workspace"}},
+      [BEFORE_ALL] = {0, "debug.overrun", {"op 0 mine.small", "wrote outside the step-scoped memory"}},
       [NOT_FINITE] = {1, "debug.nonfinite", {"op 1 mine.large", "value[7]"}},
   };
   rfr_trace *t = record();

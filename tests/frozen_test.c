@@ -378,7 +378,7 @@ static rfr_trace *record(const struct frozen_case *c, uint64_t train) {
 
 /* What the report's last line but one says was saved. */
 static int64_t reported_bytes(const char *report, const char *what) {
-  const char *s = strstr(report, "pruned in all: ");
+  const char *s = strstr(report, "pruned: total ");
   if (!s) return 0;
   s = strstr(s, what);
   assert_non_null(s);

@@ -386,7 +386,7 @@ static void refused(void **state) {
       {"gemma", "hidden_act", "\"gelu\"", NULL}, /* the tanh form all the same */
       {"gemma", "hidden_act", "\"silu\"", "hidden_act is silu"},
       {"gemma", "head_dim", "null", "head_dim"},
-      {"gemma", "tie_word_embeddings", "false", "embeddings are tied"},
+      {"gemma", "tie_word_embeddings", "false", "needs tied embeddings"},
       {"gemma", "final_logit_softcapping", "30.0", "final_logit_softcapping"},
       {"gemma", "use_bidirectional_attention", "true", "use_bidirectional_attention"},
       {"gemma2", "hidden_activation", "\"gelu\"", "hidden_activation is gelu"},
@@ -396,7 +396,7 @@ static void refused(void **state) {
       {"gemma2", "attn_logit_softcapping", "null", NULL},
       {"gemma2", "final_logit_softcapping", "null", NULL},
       {"llama", "num_experts", "8", "num_experts is 8"},
-      {"mixtral", "num_experts_per_tok", "6", "num_experts_per_tok 6"},
+      {"mixtral", "num_experts_per_tok", "6", "num_experts_per_tok is 6"},
       {"mixtral", "num_local_experts", "null", "num_local_experts"},
       {"mixtral", "router_jitter_noise", "0.1", "router_jitter_noise"},
       {"mixtral", "output_router_logits", "true", NULL},
@@ -557,6 +557,12 @@ static void notes(void **state) {
   json_decref(want);
 }
 
+static void write_text(rft_folder *f) {
+  char text[1024];
+  for (size_t i = 0; i < sizeof text; i++) text[i] = (char)(i % 32 == 31 ? '\n' : 'a' + i * i % 26);
+  rft_write(f, "text", text, sizeof text);
+}
+
 static char *read_whole(const char *model, const char *name, size_t *n) {
   char path[512];
   snprintf(path, sizeof path, MODELS "%s/%s", model, name);
@@ -587,7 +593,7 @@ static void make_folder(rft_folder *f, const char *model, const char *fields) {
   OK(read_config(f, o, &c));
   char *data = read_whole(model, "model.safetensors", &n);
   rft_write(f, "model.safetensors", data, n);
-  rft_write(f, "text", data, n < 4096 ? n : 4096);
+  write_text(f);
   free(data);
 }
 
@@ -812,15 +818,15 @@ static void other_tensors(void **state) {
     const char *key, *value, *warning, *error;
   } cases[] = {
       {"attention_dropout", "0.0", "", NULL},
-      {"num_hidden_layers", "1", "the model has no place for 16 of its tensors, as model.layers.1.", NULL},
-      {"num_hidden_layers", "3", "", "there is no tensor model.layers.2.input_layernorm.weight in it"},
+      {"num_hidden_layers", "1", "16 tensors do not belong to the model and are ignored, as model.layers.1.", NULL},
+      {"num_hidden_layers", "3", "", "there is no tensor model.layers.2.input_layernorm.weight"},
       {"tie_word_embeddings", "true", "", NULL}, /* the head is there all the same */
-      {"intermediate_size", "48", "", "has shape [24, 16]; the configuration wants [48, 16]"},
+      {"intermediate_size", "48", "", "has shape [24, 16]; config.json describes [48, 16]"},
   };
   size_t n;
   char *data = read_whole("llama", "model.safetensors", &n), config[1024];
   rft_write(f, "model.safetensors", data, n);
-  rft_write(f, "text", data, n < 4096 ? n : 4096);
+  write_text(f);
   free(data);
   snprintf(config, sizeof config,
            "refrain: 1\nmodel: %s\ndata: {train: [text], root: %s, sequence: 16}\nbatch: {tokens: 32, microbatch: 2}\n"
@@ -848,13 +854,13 @@ static void indexes(void **state) {
   static const struct {
     const char *text, *message;
   } cases[] = {
-      {"{\"weight_map\": {\"a\": \"../x.safetensors\"}}", "\"a\" does not lie in a file of this folder"},
-      {"{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "\"a\" does not lie"},
-      {"{\"weight_map\": {\"a\": \"..\"}}", "\"a\" does not lie"},
-      {"{\"weight_map\": {\"a\": \"\"}}", "\"a\" does not lie"},
-      {"{\"weight_map\": {\"a\": 3}}", "\"a\" does not lie"},
-      {"{\"weight_map\": [\"one.safetensors\"]}", "no weight_map"},
-      {"{}", "no weight_map"},
+      {"{\"weight_map\": {\"a\": \"../x.safetensors\"}}", "the file of \"a\" is not a file name of this folder"},
+      {"{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "the file of \"a\""},
+      {"{\"weight_map\": {\"a\": \"..\"}}", "the file of \"a\""},
+      {"{\"weight_map\": {\"a\": \"\"}}", "the file of \"a\""},
+      {"{\"weight_map\": {\"a\": 3}}", "the file of \"a\""},
+      {"{\"weight_map\": [\"one.safetensors\"]}", "has no object"},
+      {"{}", "has no object"},
       {"{\"weight_map\": {\"a\": \"missing.safetensors\"}}", "missing.safetensors"},
       {"{\"weight_map\": {\"a\": \"one.safetensors\", \"b\": \"two.safetensors\"}}", "in one.safetensors and in two"},
       {"{\"weight_map\": {}}", "there is no tensor"},
@@ -873,11 +879,11 @@ static void indexes(void **state) {
     as_expected(load(f->ctx, p, &c, f->path), cases[i].message, "index", cases[i].text);
   }
   rfr_programs_destroy(p);
-  /* another shape is told with both */
+  /* the message has both shapes */
   c.intermediate_size = 48;
   p = compile(f->ctx, &c, 8);
   assert_int_equal(load(f->ctx, p, &c, f->path), RFR_MISMATCH);
-  assert_non_null(strstr(rfr_last_error()->message, "has shape [16, 64]; the configuration wants [16, 48]"));
+  assert_non_null(strstr(rfr_last_error()->message, "has shape [16, 64]; config.json describes [16, 48]"));
   rfr_programs_destroy(p);
 }
 

@@ -203,6 +203,7 @@ static void ops(void) {
   VALUE(rfr_step_block_at, NULL, NOWHERE);
   VALUE(rfr_rng_stream_at, NULL, NOWHERE, "name");
   VALUE(rfr_lr_schedule_at, NULL, NOWHERE, 0, NULL);
+  VALUE(rfr_lr_schedule_steps_at, NULL, NOWHERE, 0, 0, NULL);
   VALUE(rfr_grad_norm_at, NULL, NOWHERE, 2, v, NULL);
   VALUE(rfr_grad_norm_zeros_at, NULL, NOWHERE, 2, v, 0, NULL);
   VALUE(rfr_clip_scale_at, NULL, NOWHERE, 0, 1);

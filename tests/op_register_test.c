@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ops from outside, through public headers alone: what is recorded, printed, differentiated,
- * compiled and replayed is what an op of the library's own gets, and a description that breaks a
- * rule is refused by the name of its field.
+ * Registered ops, by public headers alone: they are recorded, printed, differentiated, compiled and
+ * replayed like the library's own ops, and an invalid description is refused by the name of its
+ * field.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -346,8 +346,8 @@ static void test_descriptions(void **state) {
   end(&w, 1);
 }
 
-/* What recording refuses: operands that the shape rule does not take, attributes out of range, an
- * op of another context. */
+/* Recording refuses operands that the shape rule does not take, attributes out of range, and an op of
+ * another context. */
 static const char *nonsense_shape(const rfr_infer *c) {
   c->out[0].rank = 99;
   return NULL;
@@ -417,7 +417,7 @@ static double softcap_flops(const rfr_infer *c) {
 
 static rfr_status failing_cpu(const rfr_call *c) { return c->library ? RFR_OK : RFR_NUMERIC; }
 
-/* What it costs is what it says; what fails is named with its place, whatever the last error was. */
+/* Its cost is the result of its callback; an error has its name and place, whatever the last error was. */
 static void test_cost_and_failure(void **state) {
   (void)state;
   world w = begin();
@@ -431,7 +431,7 @@ static void test_cost_and_failure(void **state) {
   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){2, 3}));
   rfr_attr cap = rfr_attr_float(2);
   rfr_scope(t, "layer7");
-  x = rfr_copy(t, x); /* which costs none */
+  x = rfr_copy(t, x); /* has no FLOPs */
   rfr_output(t, "y", rfr_record(t, w.softcap, 1, &x, &cap, NULL));
   const int line = __LINE__ - 1;
   OK(rfr_trace_finish(t));
@@ -470,7 +470,7 @@ static void test_cost_and_failure(void **state) {
     rfr_graphs_destroy(g);
   }
   rfr_trace_destroy(t);
-  /* what has no file has no empty place before its message */
+  /* an error without a file has no empty place before its message */
   OK(rfr_trace_create(w.ctx, &t));
   rfr_microbatch(t, -2);
   assert_int_equal(rfr_trace_status(t), RFR_INVALID);
@@ -479,8 +479,7 @@ static void test_cost_and_failure(void **state) {
   end(&w, 1);
 }
 
-/* Each allocation from registration to compile fails once: a status, nothing lost, and the same
- * context goes on. */
+/* Each allocation from registration to compile fails once: a status, no leak, and the context stays usable. */
 static void test_allocation_faults(void **state) {
   (void)state;
   int failures = 0;

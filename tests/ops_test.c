@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every op, every type, every check: prints the matrix and fails on a blank or failing
- * cell, on an op without a reference, and on one with fewer than four cases. The checks
- * are in support/op_check.h; the ops come from ops.def, their references and cases from the
- * X_ref.c beside the kernels, found by name, so that a new op cannot be forgotten.
+ * Every op, every type, every check: prints the matrix and fails on an empty or failing cell, on an op without a
+ * reference, and on one with fewer than four cases. The checks are in support/op_check.h. The ops come from ops.def,
+ * their references and cases from the X_ref.c next to the kernels, found by name, so that a new op cannot be forgotten.
  *
- * Arguments are names of ops to check alone, or, each behind a -, to leave out; the matrix then has their rows.
+ * Arguments are names of the ops to check or, with a leading -, to leave out.
  *
- * With `--device cuda` (or REFRAIN_DEVICE) the matrix is that of the device: every op, every type that it
- * computes in, through compiled programs. An op without a kernel there leaves blank cells and is
- * named below; the exit code is 1 if a check failed, 77 if there is no such device. With cuda:none, a GPU that is
- * not there, programs are compiled alone: no op may be without a kernel. `--guarded` before it runs each case once,
- * between guards: every kernel that the cases reach, at a fraction of the launches.
+ * With `--device cuda` (or REFRAIN_DEVICE) the matrix is that of the device: every op, every type that it supports,
+ * through compiled programs. An op without a kernel there leaves empty cells and is listed below; the exit code is 1 if
+ * a check failed, 77 if there is no such device. With cuda:none, a simulated GPU, programs are only compiled: every op
+ * must have a kernel. `--guarded` before it runs each case once, between guards: every kernel that the cases reach,
+ * with a fraction of the launches.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -82,13 +81,14 @@ static int check_type(const rft_op *op, rfr_dtype type, rft_cell cells[MOST_CHEC
   for (; op->cases[n]; n++) {
     rft_case c;
     const char *wrong = rft_case_parse(op->cases[n], type, &c);
-    if (wrong && type == RFR_F16 && m != &kernels) continue; /* some ops hold no f16; the other types try every case */
+    /* some ops do not support f16; the other types try every case */
+    if (wrong && type == RFR_F16 && m != &kernels) continue;
     if (wrong) {
       rft_cell_fail(&cells[0], &c, type, "%s", wrong);
       continue;
     }
     varies |= c.varies;
-    if (type != m->types[0] && !c.varies) continue; /* it would be the same run */
+    if (type != m->types[0] && !c.varies) continue; /* it would repeat the same run */
     for (int k = 0; k < m->n_checks; k++) check_case(k, op, &c, type, &cells[k]);
   }
   for (int k = 0; !varies && type != m->types[0] && k < m->n_checks; k++)
@@ -96,13 +96,13 @@ static int check_type(const rft_op *op, rfr_dtype type, rft_cell cells[MOST_CHEC
   return n;
 }
 
-/* Blank is red, unless there is no kernel and there need be none. */
+/* An empty cell fails unless there is no kernel and none is needed. */
 static bool is_red(const rft_cell *cell) {
   if (cell->failed) return true;
   return m == &kernels ? cell->refused || (!cell->done && !cell->word[0]) : false;
 }
 
-/* Prints the row of one op; returns how many of its cells are not green. */
+/* Prints the row of one op; returns the number of cells that fail. */
 static int check_op(const rft_op *op, bool *refused) {
   int red = 0, n = 0;
   rft_cell cells[MOST_TYPES][MOST_CHECKS] = {0};
@@ -143,7 +143,8 @@ static void test_matrix(void **state) {
   printf("\n");
   for (int i = 0; i < RFI_OP_COUNT; i++) {
     rft_op op = rft_op_get((rfi_opcode)i);
-    const bool stands_for = i == RFI_OP_gradient || i == RFI_OP_cotangent; /* until autodiff is done */
+    /* placeholders, until autodiff replaces them */
+    const bool stands_for = i == RFI_OP_gradient || i == RFI_OP_cotangent;
     if ((op.def->flags & RFI_VIEW) || stands_for || !is_wanted(op.def->name)) continue;
     red += check_op(&op, &refused[i]);
   }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Random programs: small graphs of products, norms, views and state updates over shared and
- * per-microbatch values, compiled in every way that must not matter. Pruning, recompute,
- * the debug mode and replay may not change a bit; the fuse pass may round differently, but
- * no more than that. The gradients must also be those of the loss: a difference along one
- * random direction tells, whatever autodiff thought of the graph.
+ * Random programs: small graphs of GEMMs, norms, views and state updates over shared and
+ * per-microbatch values, compiled with all options that must not change results. Pruning,
+ * recompute, debug mode and replay change no bit; the fuse pass may only round differently.
+ * Gradients are also compared with a finite difference of the loss along a random direction,
+ * which does not depend on autodiff.
  *
  * RANDOM_PROGRAMS=first:count runs other seeds than the default ones.
  */
@@ -55,7 +55,7 @@ typedef struct program {
   bool trainable[MOST_WEIGHTS];
   int n_weights, n_outputs;
   rfr_value step;
-  bool smooth; /* no dropout, max or detach: differences tell the gradient */
+  bool smooth; /* no dropout, max or detach: finite differences give the gradient */
 } program;
 
 static node pick(program *g) { return g->pool[draw((unsigned)g->n)]; }

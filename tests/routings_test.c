@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One capture serves every routing. Training steps of grouped products, each recorded once and captured over even
- * splits, are replayed over a thousand others: random ones, with empty groups, all rows in one group, less than the
- * buffer, and bad ones, whose update must not happen. Beside each a second copy of the program runs eagerly, and not
- * at all where the splits are bad: after every step all that both hold must be the same bits. Rows of no group are
- * NaN in everything that is read, in every step, and must come out as zeros.
+ * The graph is captured once; routing may change at every replay. Training steps of grouped GEMMs are recorded once,
+ * captured with even splits, and replayed with a thousand others: random ones, with empty groups, all rows in one
+ * group, fewer rows than the buffer has, and invalid ones, whose update must not happen. A second copy of the program
+ * runs eagerly, except for invalid splits; after every step all bits of both must be equal. Rows outside all groups are
+ * NaN in all operands, in every step, and must be zeros in the results.
  *
- * Where weight gradients come later, as a part by themselves, the program is a graphed callable: W of all microbatches
- * is replayed behind I of all of them, and beside it the same callable runs eagerly with W right behind I. A step
- * with bad splits is left, at times with its Ws done and at times without.
+ * Delayed wgrads are tested with a graphed callable: W of all microbatches is replayed after I of all of them, and the
+ * same callable runs eagerly with W right after I. A step with invalid splits is aborted, with and without its Ws.
  *
  *   routings_test [--device NAME] [STEPS [ROWS]]
  *
- * With a device (or REFRAIN_DEVICE) it all happens there; the exit code is 77 if there is none.
+ * With a device (or REFRAIN_DEVICE) the programs run on it; the exit code is 77 if it is missing.
  */
 #include <math.h>
 #include <stdio.h>
@@ -40,7 +39,7 @@ typedef struct setup {
   extra extra;
   sum sum;
   bool frozen;  /* the weight of group FROZEN, where they are separate */
-  bool delayed; /* a callable, whose weight gradients come by themselves */
+  bool delayed; /* a callable with delayed wgrads */
 } setup;
 
 enum { GROUPS = 5, FROZEN = 2, MOST_MICROBATCHES = 2, STEPS = 1000, ROWS = 37, DEVICE_ROWS = 1500 };
@@ -123,7 +122,7 @@ static rfr_value product(rfr_trace *t, const setup *s, int m, weights weights, r
   return y;
 }
 
-/* y . r of one microbatch: the gradient of y is r, which has NaN behind the last group. */
+/* y . r of one microbatch: the gradient of y is r, which has NaN after the last group. */
 static rfr_value forward(rfr_trace *t, const setup *s, int m, weights weights, rfr_value *x, rfr_value *scale,
                          rfr_value *bad) {
   const rfr_value y = product(t, s, m, weights, x, scale, bad);
@@ -390,7 +389,7 @@ static void replay(const setup *s, tally *tally) {
   for (int k = 0; k < 2; k++) rfr_programs_destroy(p[k]);
 }
 
-/* ---- callables, whose weight gradients come by themselves ---- */
+/* ---- callables with delayed wgrads ---- */
 
 typedef struct side {
   rfr_schedule *order;
@@ -541,7 +540,7 @@ static void restore(side *to, const side *from) {
   }
 }
 
-/* p is replayed with W at the end, q runs eagerly with W behind each I. */
+/* p is replayed with W at the end, q runs eagerly with W after each I. */
 static void replay_delayed(const setup *s, tally *tally) {
   const int n = microbatches_of(s);
   side p = make_side(s, true), q = make_side(s, false), *const both[2] = {&p, &q};
@@ -589,10 +588,9 @@ static void replays(void **state) {
   tally tally = {0};
   (void)state;
   for (int i = 0; i < N_SETUPS; i++) (setups[i].delayed ? replay_delayed : replay)(&setups[i], &tally);
-  print_message(
-      "%d programs, %d replays: %d with bad splits, %d behind such, %d with empty groups, %d with all rows in "
-      "one, %d with rows in none\n",
-      (int)N_SETUPS, tally.steps, tally.bad, tally.after_bad, tally.empty, tally.one, tally.short_of);
+  print_message("%d programs, %d replays: %d with bad splits, %d after such, %d with empty groups, %d with all rows in "
+                "one, %d with rows in none\n",
+                (int)N_SETUPS, tally.steps, tally.bad, tally.after_bad, tally.empty, tally.one, tally.short_of);
   assert_true(tally.bad && tally.after_bad && tally.empty && tally.one && tally.short_of);
 }
 

@@ -111,24 +111,8 @@ static void not_tuned_before(void **state) {
   begin(f);
   assert_int_equal(train(f, "run.tune=false", 2), RFR_OK);
   assert_int_equal(rft_faults.calls[RFT_ENTRY_choose], 0);
-  assert_refused(train(f, NULL, 2), "tune.stored", "was not tuned");
+  assert_refused(train(f, NULL, 2), "tune.stored", "has no stored choices");
   assert_int_equal(train(f, "run.tune=false", 2), RFR_OK);
-}
-
-/* The steps that a run of so many seconds is given are timed in a compile of their own. */
-static void in_seconds(void **state) {
-  rft_folder *f = *state;
-  begin(f);
-  rfr_run *run;
-  rfr_run_options o = rfr_run_options_default();
-  const char *const sets[] = {"run.steps=0", "run.time=0.05s"};
-  o.config_folder = f->path;
-  o.overrides = sets;
-  o.n_overrides = 2;
-  assert_int_equal(rfr_run_open(f->ctx, config, rft_path(f, "timed"), &o, &run), RFR_OK);
-  assert_int_equal(rft_faults.measured, 1);
-  assert_int_equal(rft_faults.calls[RFT_ENTRY_choose], 4);
-  rfr_run_close(run);
 }
 
 static void for_reading(void **state) {
@@ -195,7 +179,7 @@ static void choices(void **state) {
   assert_int_equal(rfr_programs_choice_at(p, 2, &c), RFR_INVALID);
   rfr_programs_destroy(p);
   given[1].value = "spoilt";
-  assert_refused(compile(given, 3, &p), "tune.stored", "\"a product\" is \"spoilt\", here it is \"not to be had\"");
+  assert_refused(compile(given, 3, &p), "tune.stored", "\"a product\" is \"spoilt\", here it is \"unavailable\"");
   assert_null(p);
   assert_refused(compile(given + 1, 1, &p), "tune.stored", "no choice is stored for \"library\"");
   given[1].value = NULL;
@@ -207,9 +191,8 @@ static void choices(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(stored),     rft_folder_test(refused),     rft_folder_test(not_tuned_before),
-      rft_folder_test(in_seconds), rft_folder_test(for_reading), rft_folder_test(on_the_cpu),
-      rft_context_test(choices),
+      rft_folder_test(stored),      rft_folder_test(refused),    rft_folder_test(not_tuned_before),
+      rft_folder_test(for_reading), rft_folder_test(on_the_cpu), rft_context_test(choices),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

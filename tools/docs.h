@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parts of make_docs: each appends a page, or text that a page shows. A part that
- * cannot keep what the page says prints why on standard error and fails.
+ * The parts of make_docs. Each appends a page, or text for a block of a page. A part that cannot keep its promise prints the
+ * reason on standard error and fails.
  */
 #ifndef DOCS_H
 #define DOCS_H
@@ -11,8 +11,7 @@
 
 /* docs/limits.md, every row tried. */
 rfr_status docs_limits(rfr_ctx *ctx, rfi_string *s);
-/* `page` with every block renewed that stands after a line <!-- shows ... -->. `root` is the
- * source tree. */
+/* `page` with every block after a line <!-- shows ... --> generated anew. `root` is the source tree. */
 rfr_status docs_renew(rfr_ctx *ctx, const char *root, const char *name, const char *page, rfi_string *s);
 /* Of `refrain schedule`: with 4 ranks and 8 microbatches; with PxMxV; an order list; bubbles and slots of all kinds. */
 rfr_status docs_schedule_picture(rfr_ctx *ctx, const char *kind, rfi_string *s);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * docs/limits.md: what is accepted and what is refused, as a table in which every row is
- * tried when the page is made. A configuration is opened without its data, a checkpoint's
- * config.json is read, a trace is parsed and compiled. A row that ends otherwise than it
- * says stops the build of the page, so the page cannot promise what the code does not do.
+ * docs/limits.md: what is accepted and what is refused, and decisions with their reasons. Every row of the first kind is
+ * tried when the page is made: a configuration is opened without its data, a model's config.json is read, a trace is parsed
+ * and compiled. A row whose result differs from its text fails the build of the page.
  */
 #include "docs.h"
 
@@ -118,6 +117,20 @@ static const struct row {
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
+/* Limits that were decided on and that no row can try. */
+static const struct {
+  const char *what, *why;
+} decisions[] = {
+    {"`refrain plan` compares with `memory.budget` and with the free memory of the CPU, not with that of a GPU",
+     "plans for a GPU are usually made where there is none; the budget names its memory"},
+    {"the settings that `refrain plan` lists for a step that does not fit are planned one at a time, and once together",
+     "each row has the bytes of a real plan; all combinations would take minutes"},
+    {"`refrain bench` without a name has no `--json`", "each benchmark prints one object of its own"},
+    {"`refrain eval MODEL` needs `--set data.validation=FILES`", "a model's folder names no data"},
+    {"a picture of a large plan draws buffers of less than a pixel as bands of the kind that covers most of each pixel",
+     "hundreds of thousands of rectangles can be neither seen nor drawn; `--json` has every buffer"},
+};
+
 static rfr_status try_config(rfr_ctx *ctx, const char *text) {
   enum { MOST = 8 };
   char copy[400];
@@ -184,10 +197,10 @@ rfr_status docs_limits(rfr_ctx *ctx, rfi_string *s) {
   static rfr_status (*const tries[])(rfr_ctx *, const char *) = {try_config, try_folder, try_trace};
   RFI_TRY(rfi_string_printf(
       s, "<!-- SPDX-License-Identifier: Apache-2.0; made by `make docs` -->\n# Limits\n\n"
-         "What is accepted and what is refused. Every row was tried when this page was made, and is tried again by "
-         "the test\n`docs_current`: the table is in [tools/docs_limits.c](../tools/docs_limits.c). What would change "
-         "results or the promised\nmemory is an error with a slug ([errors.md](errors.md)), never something "
-         "else silently done instead.\n"));
+         "What is accepted, what is refused, and what was decided. Every accepted or refused row was tried when this "
+         "page was made, and\nthe test `docs_current` tries it again: the table is in "
+         "[tools/docs_limits.c](../tools/docs_limits.c). A request that would change results\nor the planned memory "
+         "is an error with a slug ([errors.md](errors.md)); nothing else is done instead.\n"));
   int wrong = 0;
   for (int i = 0; i < N_ROWS; i++) {
     const struct row *r = &rows[i];
@@ -197,7 +210,7 @@ rfr_status docs_limits(rfr_ctx *ctx, rfi_string *s) {
     const rfr_status got = tries[r->kind](ctx, r->text);
     const char *slug = got == RFR_OK ? NULL : rfr_last_error()->slug;
     if ((slug == NULL) != (r->slug == NULL) || (slug && strcmp(slug, r->slug) != 0)) {
-      fprintf(stderr, "limits: %s: %s, not %s (%s)\n", r->what, slug ? slug : "accepted",
+      fprintf(stderr, "limits: %s: %s instead of %s (%s)\n", r->what, slug ? slug : "accepted",
               r->slug ? r->slug : "accepted", slug ? rfr_last_error()->message : "");
       wrong++;
     }
@@ -213,5 +226,9 @@ rfr_status docs_limits(rfr_ctx *ctx, rfi_string *s) {
     else if (r->kind != CONFIG) RFI_TRY(rfi_string_printf(s, " | "));
     RFI_TRY(rfi_string_printf(s, " |\n"));
   }
-  return wrong ? rfi_fail(RFI_E_ARGUMENT, "%d rows of docs/limits.md end otherwise than they say", wrong) : RFR_OK;
+  RFI_TRY(rfi_string_printf(s, "\n## Decisions\n\n| what | why |\n|---|---|\n"));
+  for (size_t i = 0; i < sizeof decisions / sizeof decisions[0]; i++)
+    RFI_TRY(rfi_string_printf(s, "| %s | %s |\n", decisions[i].what, decisions[i].why));
+  return wrong ? rfi_fail(RFI_E_ARGUMENT, "%d rows of docs/limits.md have another result than they say", wrong)
+               : RFR_OK;
 }

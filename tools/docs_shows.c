@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the pages of docs/ show of a program. A line
+ * The generated blocks of the pages in docs/. A line
  *
  *   <!-- shows SOURCE | FROM | TO -->
  *
- * stands before a fenced block, which is made of the lines of SOURCE from the first that
- * has FROM in it to the next that has TO in it; empty: from the start, to the end. Sources:
+ * stands before a fenced block. The block is made of the lines of SOURCE from the first that contains FROM to the next that
+ * contains TO; an empty FROM is the start, an empty TO the end. Sources:
  *
  *   small PASS                the training step of examples/small.yaml after a pass
  *   small-decode PASS         its program that appends a token to a text
- *   small-report PASS         what the pass decided there
+ *   small-report PASS         the decisions of the pass there
  *   small-frontier            its memory against recomputing
  *   small-run                 the files of a run of it
  *   moe PASS, ...             the same of examples/moe.yaml
@@ -21,8 +21,7 @@
  *   schedule-figures          bubbles of all kinds
  *   file PATH                 a file of the source tree, which has a test of its own
  *
- * Plans and traces here are those of one thread and the oldest instruction set, so that the
- * pages are the same wherever they are made.
+ * Plans and traces are made for one thread and the oldest instruction set, so that the pages are the same on every machine.
  */
 #include "docs.h"
 
@@ -58,7 +57,7 @@ static rfr_status open_example(rfr_ctx *ctx, const char *root, const char *path,
   return s;
 }
 
-/* What lies in the folder of a run that has ended. */
+/* The files in the folder of a finished run. */
 static rfr_status put_files(rfr_ctx *ctx, const char *folder, rfi_string *s) {
   rfi_paths files = {.ctx = ctx};
   rfr_status status = rfi_glob(folder, "**/*", &files);
@@ -133,7 +132,7 @@ static rfr_status put_report(const rfr_programs *p, int program, const char *pas
   return report ? rfi_string_append(s, report, strlen(report)) : RFR_INVALID;
 }
 
-/* The whole text of a source. */
+/* The full text of a source. */
 static rfr_status put_source(rfr_ctx *ctx, const char *root, const char *source, rfi_string *s) {
   char what[40] = "", first[200] = "", second[40] = "";
   sscanf(source, "%39s %199s %39s", what, first, second);
@@ -221,7 +220,7 @@ rfr_status docs_renew(rfr_ctx *ctx, const char *root, const char *name, const ch
     if (bar2) snprintf(to, sizeof to, "%s", bar2 + 1);
     trim(from);
     trim(to);
-    /* the old block goes: from its fence to the closing one */
+    /* skips the old block, from its fence to the closing one */
     const char *fence = strstr(page, "```"), *close = fence ? strstr(fence + 3, "\n```") : NULL;
     rfi_string whole = {.ctx = ctx};
     rfr_status status = fence == page && close ? RFR_OK : RFR_INVALID;

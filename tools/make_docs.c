@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Writes what the code knows into docs/: errors.md from errors.def, config.md from the
- * configuration's schema, limits.md from a table whose rows it tries, plan.svg, and the
- * blocks of the written pages that show traces, reports and files (tools/docs_shows.c).
- * `make docs` runs it; the test docs_current runs it with --check, so that a page never
- * says other than the code does.
+ * Writes the generated parts of docs/: errors.md from errors.def, config.md from the configuration's schema, limits.md from
+ * a table whose rows are tried, plan.svg, and the blocks of other pages that show traces, reports and files
+ * (tools/docs_shows.c). `make docs` runs it; the test docs_current runs it with --check, so that no page differs from the
+ * code.
  *
  *   make_docs [--check] DOCS_FOLDER
  */
@@ -21,11 +20,14 @@
 static rfr_status errors_page(rfr_ctx *ctx, const char *root, rfi_string *s) {
   (void)ctx, (void)root;
   rfr_error row;
-  RFI_TRY(rfi_string_printf(s, "<!-- SPDX-License-Identifier: Apache-2.0; made by `make docs` -->\n# Errors\n\n"
-                               "Every failure is a status, a slug that stays the same, and one next step. The program "
-                               "`refrain` ends with 2 for invalid and\nmismatch, 3 for no memory, no fit and "
-                               "unsupported, 4 for io, 5 for stopped, 70 for internal, else 1.\n\n"
-                               "| slug | status | what it means | what to do |\n|---|---|---|---|\n"));
+  RFI_TRY(
+      rfi_string_printf(s, "<!-- SPDX-License-Identifier: Apache-2.0; made by `make docs` -->\n# Errors\n\n"
+                           "Every failure has a status, a slug that never changes, and one next step. The exit code of "
+                           "`refrain` is 2 for invalid and\nmismatch, 3 for no memory, no fit and unsupported, 4 "
+                           "for io, 5 for stopped, 70 for internal, else 1. With\n`--json` an error is one object "
+                           "on standard error: status, slug, message, next, file, line. Mistakes on the command\n"
+                           "line have the slug `usage`.\n\n"
+                           "| slug | status | what it means | what to do |\n|---|---|---|---|\n"));
   for (int i = 0; rfr_error_row(i, &row); i++)
     RFI_TRY(rfi_string_printf(s, "| `%s` | %s | %s | %s |\n", row.slug, rfr_status_name(row.status), row.message,
                               row.next));
@@ -37,8 +39,9 @@ static rfr_status config_page(rfr_ctx *ctx, const char *root, rfi_string *s) {
   RFI_TRY(rfi_string_printf(s,
                             "<!-- SPDX-License-Identifier: Apache-2.0; made by `make docs` -->\n# Configuration\n\n"
                             "A run is described by plain YAML (JSON is a subset): no anchors, no tags, no key twice, "
-                            "no unknown key. `--set a.b=c` changes\none value. `refrain check CONFIG.yaml` prints "
-                            "what came out, each value with its source.\n\n"));
+                            "no unknown key. `--set a.b=c` changes\none value. `refrain keys WORD` prints the rows "
+                            "below that contain a word; `refrain check CONFIG.yaml` prints the resolved\n"
+                            "configuration, each value with its source.\n\n"));
   return rfi_config_table(s);
 }
 
@@ -48,10 +51,10 @@ static rfr_status limits_page(rfr_ctx *ctx, const char *root, rfi_string *s) {
 }
 
 /* Pictures of pipeline schedules. */
-#define PICTURE(function, kind)                                                         \
-  static rfr_status function(rfr_ctx *ctx, const char *root, rfi_string *s) {           \
-    (void)root;                                                                         \
-    return docs_schedule_picture(ctx, kind, s);                                         \
+#define PICTURE(function, kind)                                               \
+  static rfr_status function(rfr_ctx *ctx, const char *root, rfi_string *s) { \
+    (void)root;                                                               \
+    return docs_schedule_picture(ctx, kind, s);                               \
   }
 PICTURE(gpipe_picture, "gpipe")
 PICTURE(one_f_one_b_picture, "1f1b")
@@ -80,13 +83,23 @@ int main(int argc, char **argv) {
   const bool check = argc == 3 && strcmp(argv[1], "--check") == 0;
   static const struct {
     const char *name;
-    rfr_status (*make)(rfr_ctx *ctx, const char *root, rfi_string *s); /* NULL: a written page */
-  } pages[] = {{"errors.md", errors_page}, {"config.md", config_page}, {"limits.md", limits_page},
-               {"plan.svg", docs_plan},    {"frozen.md", NULL},        {"life-of-a-step.md", NULL},
-               {"trace-format.md", NULL},  {"planning.md", NULL},      {"embedding.md", NULL},
-               {"experts.md", NULL},       {"schedules.md", NULL},        {"runs.md", NULL},
-               {"schedule-gpipe.svg", gpipe_picture}, {"schedule-1f1b.svg", one_f_one_b_picture},
-               {"schedule-interleaved.svg", interleaved_picture}, {"schedule-zb-h1.svg", zb_h1_picture},
+    rfr_status (*make)(rfr_ctx *ctx, const char *root, rfi_string *s); /* NULL: a page with generated blocks */
+  } pages[] = {{"errors.md", errors_page},
+               {"config.md", config_page},
+               {"limits.md", limits_page},
+               {"plan.svg", docs_plan},
+               {"frozen.md", NULL},
+               {"life-of-a-step.md", NULL},
+               {"trace-format.md", NULL},
+               {"planning.md", NULL},
+               {"embedding.md", NULL},
+               {"experts.md", NULL},
+               {"schedules.md", NULL},
+               {"runs.md", NULL},
+               {"schedule-gpipe.svg", gpipe_picture},
+               {"schedule-1f1b.svg", one_f_one_b_picture},
+               {"schedule-interleaved.svg", interleaved_picture},
+               {"schedule-zb-h1.svg", zb_h1_picture},
                {"schedule-zb-v.svg", zb_v_picture}};
   rfr_ctx_options o = rfr_ctx_options_default();
   rfr_ctx *ctx;

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Our losses against PyTorch's: the same first weights, batches and optimizer, 100 steps, in f32 and in bf16.
+"""Our losses against PyTorch's: the same initial weights, batches and optimizer, 100 steps, in f32 and in bf16.
 
     parity.py PARITY_RUN [--device cuda]
 
-PyTorch trains in several orders of the rows of a batch, which change nothing but rounding; the spread is the largest
-difference between two of these runs so far. In f32 ours are held against PyTorch in f64, whose own rounding is then no
-part of the difference: at most 1e-5, relative, in steps 1 to 5, and then at most 3 times the spread of f32 runs. In
-bf16 they are held against one of the bf16 runs: at most 3 times their spread, of which steps 1 to 5 share the largest, since
-rows do not meet in a forward and the first losses are equal to the bit. Exit code 1 when a bar is missed.
+PyTorch trains with several orders of the rows of a batch, which change only rounding; the spread is the largest
+difference between two of these runs so far. In f32 ours are compared with PyTorch in f64, whose rounding does not add
+to it: at most 1e-5, relative, in steps 1 to 5, and then at most 3 times the spread of the f32 runs. In bf16 they
+are compared with one of the bf16 runs: at most 3 times the spread; in steps 1 to 5 the largest spread among them, since
+a forward does not mix rows and the first losses are bitwise equal. The exit code is 1 if a tolerance is exceeded.
 """
 import argparse
 import os
@@ -36,7 +36,7 @@ def read(folder):
 
 
 def shape_of(name, n):
-    """Matrices are (out, in): `in` is the hidden size but for o_proj and down_proj."""
+    """Matrices are (out, in); `in` is the hidden size except for o_proj and down_proj."""
     hidden = HEADS * DIM
     if n == hidden:
         return (n,)
@@ -59,7 +59,7 @@ def rotate(x, cos, sin):
 
 
 def mean_loss(w, tokens, targets, document, position):
-    """w by name in the type of the run; tokens (T); document and position of each."""
+    """w: weights by name in the type of the run; tokens (T); the document and position of each."""
     T = tokens.shape[0]
     see = (document[:, None] == document[None, :]) & (position[None, :] <= position[:, None])
     angle = position[:, None].double() * THETA ** (-torch.arange(0, DIM, 2, device=tokens.device).double() / DIM)

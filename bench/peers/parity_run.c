@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Trains a small Llama and writes down all that another framework needs to do the same: the
- * first weights, every step's tokens, targets and offsets as the device read them from its
- * ring, and the losses. bench/peers/parity.py compares.
+ * Trains a small Llama and writes the data that another framework needs to do the same: the initial weights, every
+ * step's tokens, targets and offsets as the device read them from its ring, and the losses. bench/peers/parity.py
+ * compares.
  *
  *   parity_run DEVICE DTYPE STEPS FOLDER    with the repository's root as the working folder
  *
- * FOLDER gets NAME.f32 for each weight (its master where it is narrower), tokens.i32,
- * targets.i32 and offsets.i32 (a row per step), losses.f64.
+ * FOLDER gets NAME.f32 for each weight (its master if it is narrower), tokens.i32, targets.i32 and offsets.i32 (a row
+ * per step), losses.f64.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -53,7 +53,7 @@ static void write_weight(rfr_programs *p, const rfr_tensor *w, const char *folde
   free(host);
 }
 
-/* A ring's slot of this step: rings are the host's to read, and are not refilled before the next step. */
+/* Writes this step's entry of a ring: the host may read it until it is refilled for a later step. */
 static void write_slot(rfr_programs *p, const char *name, int64_t step, FILE *f) {
   rfr_tensor ring;
   OR_DIE(rfr_programs_tensor(p, name, &ring));

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of peers on one GPU, and ours beside them: what a user would pick instead.
+"""Times of PyTorch, the transformers library and peft on one GPU, with ours next to them.
 
     peers_gpu.py [SECTION...] [--refrain PROGRAM] [--limit SECONDS] [--only WORD] [--out FILE]
 
-Sections: env small gpt2 llama kernels grouped moe lora; without any, the first four. Each variant of a section is a
-process of its own, so that none inherits another's caches, allocator or compiler state. A variant is not begun
-after --limit seconds of the call (280), and the table says so; --only takes those whose name has WORD in it.
+Sections: env small gpt2 llama kernels grouped moe lora; default: the first four. Each variant of a section is a
+separate process, so that it does not inherit another's caches, allocator or compiler state. No variant starts after
+--limit seconds (280), and the table reports those left out; --only selects variants whose name contains WORD.
 
-Every figure: at least a second of warm-up, then event pairs around 20 calls each, the median of them. What is
-bound by memory goes through rotating buffers that no cache holds. Prints one JSON object a line, the table last.
+Every time is the median over event pairs around 20 calls each, after at least a second of warm-up. Memory-bound
+variants rotate over buffers that do not fit into the caches. Prints one JSON object per line, and the table last.
 """
 import argparse
 import json
@@ -27,11 +27,11 @@ def out(**figure):
     print(json.dumps(figure), flush=True)
 
 
-# ---- measuring, in a variant's own process ----
+# ---- measuring, in the process of a variant ----
 
 
 def bench(fn, pairs=5, most_seconds=8.0):
-    """Milliseconds of a call: the median over event pairs with CALLS calls between them."""
+    """Milliseconds per call: the median over event pairs with CALLS calls between them."""
     import torch
 
     start = time.time()
@@ -51,7 +51,7 @@ def bench(fn, pairs=5, most_seconds=8.0):
 
 
 def rotating(fns):
-    """A call that takes the next of several buffers each time."""
+    """A function that uses the next of several buffers at each call."""
     state = [0]
 
     def call():
@@ -61,8 +61,8 @@ def rotating(fns):
     return call
 
 
-def whole_graph(step):
-    """The step as one CUDA graph, warmed up beside the current stream as capture wants it."""
+def step_as_graph(step):
+    """The step as one CUDA graph, warmed up on a side stream, as capture requires."""
     import torch
 
     side = torch.cuda.Stream()
@@ -72,7 +72,7 @@ def whole_graph(step):
             step()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # the side stream's blocks serve no other, and a capture cannot give them back
+    torch.cuda.empty_cache()  # the side stream's blocks are unusable elsewhere, and a capture cannot free them
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -194,7 +194,7 @@ def llama(V, T, d, L, h, kv, ff, theta=500000.0):
     return Llama()
 
 
-MODELS = {  # name: model, vocabulary, batch, tokens, the built-in benchmark of ours
+MODELS = {  # name: model, vocabulary, batch, tokens, our benchmark
     "gpt2": (lambda: gpt(50304, 1024, 768, 12, 12), 50304, 64, 1024, "gpt2-124m-64k"),
     "llama": (lambda: llama(128256, 4096, 2048, 16, 32, 8, 8192), 128256, 4, 4096, "llama-1b"),
 }
@@ -219,7 +219,7 @@ def training_step(section, variant):
         f = torch.compile(model)
     elif mode == "autotune":
         f = torch.compile(model, mode="max-autotune-no-cudagraphs")
-    elif mode == "layers":  # one program for all layers is tuned in a fraction of the time
+    elif mode == "layers":  # tuning one program for all layers takes a fraction of the time
         for layer in model.b:
             layer.compile(mode="max-autotune-no-cudagraphs")
         model.tail = torch.compile(model.tail, mode="max-autotune-no-cudagraphs")
@@ -233,19 +233,19 @@ def training_step(section, variant):
 
     with sdpa_kernel(kernel):
         for form in ("plain", "one graph"):
-            torch.cuda.empty_cache()  # a graph's memory is its own: of a large model there is no room for both
+            torch.cuda.empty_cache()  # a graph has its own memory: two large models do not fit
             torch.cuda.reset_peak_memory_stats()
             try:
-                fn = step if form == "plain" else whole_graph(step)
+                fn = step if form == "plain" else step_as_graph(step)
                 ms = bench(fn, pairs=3)
                 out(fig=f"{section}: {mode}, {attention}, {form}", ms=ms, tok_s=round(B * T / ms * 1e3),
                     peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
-            except Exception as e:  # one form must not take the other's figure away
+            except Exception as e:  # a failure of one form must not drop the other's time
                 out(fig=f"{section}: {mode}, {attention}, {form}", error=str(e)[:300])
 
 
 def small(variant):
-    """One small layer, forward and backward: what starting work costs. `refrain bench small` is the same layer."""
+    """One small layer, forward and backward: launch overhead. `refrain bench small` has the same layer."""
     import torch
 
     d = 256
@@ -268,7 +268,7 @@ def small(variant):
         clear()
         f(x).backward(dy)
 
-    fn = whole_graph(step) if variant == "one graph" else step
+    fn = step_as_graph(step) if variant == "one graph" else step
     start = time.time()
     while time.time() - start < WARM_SECONDS:
         fn()
@@ -287,7 +287,7 @@ def small(variant):
 
 
 def kernels(variant):
-    """What memory bounds, by torch.compile; each input and output counted once."""
+    """Memory-bound ops with torch.compile; each input and output counts once."""
     import torch
     import torch.nn.functional as F
 
@@ -361,7 +361,7 @@ def kernels(variant):
 
 
 def grouped(_):
-    """Products of an expert layer whose group sizes lie on the device."""
+    """Grouped GEMMs of an expert layer, with group sizes on the device."""
     import torch
     import torch.nn.functional as F
 
@@ -393,9 +393,9 @@ def grouped(_):
 
 
 def of_transformers(name, config, fig, B, T, compiled, prepare=lambda m: m, master=False):
-    """The step of a model of the transformers library in bf16, which `prepare` may change. compiled: "whole", or
-    "layers", each of them and the head with the loss, which takes a fraction of the time. master: weights, gradients and
-    moments of the optimizer are f32, copied from and to those in bf16 tensor by tensor in one call."""
+    """The step of a model of the transformers library in bf16, which `prepare` may change. compiled: "whole" for the
+    model, or "layers" for each layer and the head with the loss, which takes a fraction of the time. master: weights,
+    gradients and moments of the optimizer are f32, copied to and from those in bf16 with one call for all tensors."""
     import torch
     import transformers
 
@@ -434,7 +434,7 @@ def of_transformers(name, config, fig, B, T, compiled, prepare=lambda m: m, mast
 
 
 def lora(variant):
-    """transformers and peft: 8 layers of Llama 3 8B's shapes, rank 16 on all products, bf16."""
+    """transformers and peft: 8 layers of Llama 3 8B's shapes, rank 16 on all GEMMs, bf16."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig
 
@@ -454,7 +454,7 @@ def lora(variant):
 
 
 def moe(variant):
-    """transformers: 4 layers of Qwen3 30B-A3B's shapes, in bf16, the optimizer too or in f32. `refrain bench qwen3-moe`."""
+    """transformers: 4 layers of Qwen3 30B-A3B's shapes in bf16; optimizer in bf16 or f32."""
     from transformers import Qwen3MoeConfig
 
     c = Qwen3MoeConfig(vocab_size=32000, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
@@ -469,7 +469,7 @@ def moe(variant):
 
 
 def ours(program, name, row, *options):
-    """A figure of `refrain bench`, whose libraries may lie beside it."""
+    """A time of `refrain bench`, whose libraries may be in the same folder."""
     path = [os.path.dirname(os.path.abspath(program)), os.environ.get("LD_LIBRARY_PATH", "")]
     command = [program, "bench", name, "--device", "cuda", "--dtype", "bf16", "--json", *options]
     try:
@@ -490,7 +490,7 @@ def ours(program, name, row, *options):
 
 
 def rows_of_ours(program, section):
-    """The norm of the gradients, the skip and the upload of tokens are part of every step of ours."""
+    """Our step includes the gradient norm, the skip flag and the upload of tokens."""
     if section == "small":
         yield ours(program, "small", "small: ours")
     if section == "kernels":
@@ -511,8 +511,8 @@ def rows_of_ours(program, section):
 
 # ---- sections ----
 
-# default: torch.compile; autotune: its max-autotune of the whole model, which for many layers outlasts the limit unless
-# `layers`, the same layer by layer, has left its choices in the cache.
+# default: torch.compile; autotune: its max-autotune of the whole model, which for many layers exceeds the limit unless
+# `layers`, the same layer by layer, has stored its choices in the cache before.
 STEPS = ["default+cudnn", "default+flash", "layers+cudnn", "autotune+cudnn", "autotune+flash", "eager+cudnn"]
 SECTIONS = {
     "env": (env, ["env"]),
@@ -528,8 +528,8 @@ SECTIONS = {
 
 
 def run_variant(section, variant, seconds, keep):
-    """Runs a variant as a process; its lines go on, and into `keep`. What it starts itself ends with it, and writes
-    into files: a compiler's worker that lived on would hold a pipe open."""
+    """Runs a variant as a process; its lines are printed and appended to `keep`. Its child processes end with it, and
+    write to files: a surviving compiler worker would keep a pipe open."""
     command = [sys.executable, os.path.abspath(__file__), "--section", section, "--variant", variant]
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         run = subprocess.Popen(command, stdout=said, stderr=errors, start_new_session=True)

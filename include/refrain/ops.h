@@ -253,9 +253,9 @@ RFR_API rfr_lr_options rfr_lr_options_default(void); /* constant 1e-3, no warmup
 /* The learning rate of this step, f32 (1), from the applied count of `step`. Errors: argument, for options that do not
  * fit together. */
 RFR_API rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_source at, rfr_value step, const rfr_lr_options *o);
-/* The same where the host decides between steps when the rate falls, as a run that is given in time does: `steps` is a
- * state i64 (3): end of the warmup, start of wsd's decay, end. It replaces warmup, decay and total of the options, and
- * counts attempted steps. INT64_MAX: later. RFR_NONE: rfr_lr_schedule. */
+/* The same for a schedule that the host may change between steps, as a run limited by time does. `steps` is a state i64
+ * (3): end of the warmup, start of wsd's decay, end, in attempted steps; INT64_MAX: not decided yet. It replaces
+ * warmup, decay and total of the options. RFR_NONE: rfr_lr_schedule. */
 RFR_API rfr_value rfr_lr_schedule_steps_at(rfr_trace *t, rfr_source at, rfr_value step, rfr_value steps,
                                            const rfr_lr_options *o);
 /* The L2 norm over n gradients, f32 (1); *skip i32 (1) is 1 if it is not finite. */

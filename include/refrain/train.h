@@ -107,7 +107,8 @@ RFR_API rfr_run_options rfr_run_options_default(void);
  *   with RFR_RUN_TRAIN and resume    the run in `folder`, at its newest checkpoint; a new run if there is none.
  *                                    `config_text` NULL: the folder's config.yaml, whose folders are absolute, with the
  *                                    overrides
- *   without RFR_RUN_TRAIN            the newest checkpoint of the run in `folder`, for reading; `config_text` as above
+ *   without RFR_RUN_TRAIN            the newest checkpoint of the run in `folder`, for reading; `config_text` as above.
+ *                                    `folder` NULL: the weights of the folder that the configuration's `model` names
  *   with no_data                     programs without data and weights; nothing is read or written
  * The folder stays locked while a run that writes into it is open.
  * Errors: config.*, data.*, model.*, plan.over_budget; run.exists: the folder holds a run or checkpoints and resume was

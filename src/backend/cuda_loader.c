@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loads the CUDA module when a context asks for its device, and gives it what it needs of the
- * library. The module stays loaded: its runtime's threads outlive a dlclose.
+ * Loads the CUDA module when a context first uses a GPU, and passes it the library's functions that
+ * it needs. The module stays loaded, because its runtime's threads outlive a dlclose.
  */
 #include <dlfcn.h>
 #include <limits.h>
@@ -55,7 +55,7 @@ rfr_status rfi_backend_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out) {
   const rfi_cuda_module *module;
   const rfr_status s = load(ctx, &module);
   *out = (rfr_piece){.name = "CUDA module",
-                     .costs = "no GPU is used, and no plan made for one (cuda:none); it is built where nvcc is",
+                     .costs = "no GPU is used, and no plan is made for one (cuda:none); builds on a machine with nvcc have it",
                      .missing = s != RFR_OK};
   if (i == 0 && s == RFR_OK) snprintf(out->found, sizeof out->found, "CUDA module");
   if (i == 0) return RFR_OK;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Modules that are not this library's: of another build, of one that does not say, and none at all. The first two trap
- * when they are called (cmake/tests.cmake makes them).
+ * Modules that do not fit the library: of another build, of an unknown build, and a missing one. The first two trap when
+ * they are called (cmake/tests.cmake builds them).
  */
 #include <setjmp.h>
 #include <stdarg.h>

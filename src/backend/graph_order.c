@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The check that a graph keeps what the plan counts on. The plan says which ops may run beside each other and lets
- * others share bytes; the graph is what the device will do. So this looks at neither the plan nor the branch: at the
- * graph's own edges, and at the addresses that the kernels were given, operands, results and workspaces.
+ * Checks that a captured graph orders all ops that share bytes. The plan decides which ops may run concurrently and
+ * lets others share bytes; the device executes the graph. So this check uses neither the plan nor the side stream, but
+ * the graph's edges and the addresses of operands, results and workspaces.
  *
- * What is behind a unit is a row of bits, the rows of those that it follows put together. In a graph without branches
- * every pair is ordered, and no pair is looked at.
+ * The predecessors of a unit are a row of bits: the union of its direct predecessors' rows. A graph without a side
+ * stream orders every pair, and no pair is compared.
  */
 #include "backend/graph_order.h"
 
@@ -31,7 +31,7 @@ static bytes bytes_of(const rfi_arg *x, bool written) {
   return (bytes){from, from + ((last + 1) * rfr_dtype_bits(x->type.dtype) + 7) / 8, written};
 }
 
-/* The k-th of an op's operands, results and its workspace, which is the last. */
+/* The k-th of an op's operands, results and workspace, in this order. */
 static bytes nth(const rfi_bound *b, int k) {
   const rfi_call *c = &b->call;
   if (k < c->n_in) return bytes_of(&c->in[k], false);
@@ -53,14 +53,14 @@ static bool share(const rfi_bound *a, const rfi_bound *b) {
 
 static rfr_status check_pair(const rfi_bound *bound, const rfi_unit *x, const rfi_unit *y) {
   if (x->n == 0)
-    return rfi_fail(RFI_E_PLAN_ORDER, "no path of the graph leads from its copies to op %d of the lowered program",
+    return rfi_fail(RFI_E_PLAN_ORDER, "the graph has no path from its copies to op %d of the lowered program",
                     bound[y->first].op);
   for (int i = x->first; i < x->first + x->n; i++)
     for (int k = y->first; k < y->first + y->n; k++)
       if (share(&bound[i], &bound[k]))
         return rfi_fail(RFI_E_PLAN_ORDER,
-                        "ops %d and %d of the lowered program share bytes, and no path of the graph "
-                        "leads from one to the other",
+                        "ops %d and %d of the lowered program share bytes, but the graph has no path "
+                        "between them",
                         bound[i].op, bound[k].op);
   return RFR_OK;
 }
@@ -75,7 +75,7 @@ static int by_end(const void *a, const void *b) {
 rfr_status rfi_order_check(rfr_ctx *ctx, const rfi_bound *bound, const rfi_unit *unit, int n, rfi_unit_edge *edge,
                            int n_edges) {
   const int words = (n + 63) / 64;
-  uint64_t *before; /* a row of bits for each unit: those that it follows */
+  uint64_t *before; /* a row of bits for each unit: its predecessors */
   RFI_TRY(RFI_ALLOC(ctx, sizeof *before * ((size_t)n * (size_t)words + 1), &before));
   if (n_edges > 0) qsort(edge, (size_t)n_edges, sizeof *edge, by_end);
   rfr_status s = RFR_OK;

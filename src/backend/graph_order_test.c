@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The check of a graph's order: ops made up, with results and operands in one array of bytes.
+ * The check of a graph's order, with synthetic ops whose results and operands are in one array of bytes.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,7 +44,7 @@ static rfr_status check(made *m, int n, const rfi_unit_edge *edges) {
   return rfi_order_check(ctx, m->bound, m->unit, OPS, copy, n);
 }
 
-/* 0 -> 1 -> 3 is the line, 2 stands beside 1. */
+/* 0 -> 1 -> 3 is the main stream, 2 is concurrent with 1. */
 static const rfi_unit_edge branch[] = {{2, 3}, {1, 3}, {0, 2}, {0, 1}};
 
 static void test_order(void **state) {
@@ -52,20 +52,20 @@ static void test_order(void **state) {
   made m;
   make(&m, (int[]){-1, 0, 0, 200}, (int[]){0, 100, 200, 300});
   assert_int_equal(check(&m, 4, branch), RFR_OK);       /* 1 and 2 read the same */
-  assert_int_equal(check(&m, 3, branch), RFR_INTERNAL); /* 1 reads what 0 wrote, and nothing says when */
+  assert_int_equal(check(&m, 3, branch), RFR_INTERNAL); /* 1 reads a result of 0 without an order */
   assert_string_equal(rfr_last_error()->slug, "plan.order");
-  assert_int_equal(check(&m, 3, branch + 1), RFR_INTERNAL); /* 3 reads what 2 wrote */
+  assert_int_equal(check(&m, 3, branch + 1), RFR_INTERNAL); /* 3 reads a result of 2 */
 }
 
 static void test_bytes(void **state) {
   (void)state;
   made m;
   make(&m, (int[]){-1, 0, 0, -1}, (int[]){0, 100, 139, 300});
-  assert_int_equal(check(&m, 4, branch), RFR_INTERNAL); /* results that have the last byte of 1's in common */
+  assert_int_equal(check(&m, 4, branch), RFR_INTERNAL); /* results share the last byte of 1's */
   make(&m, (int[]){-1, 0, 0, -1}, (int[]){0, 100, 140, 300});
   assert_int_equal(check(&m, 4, branch), RFR_OK); /* neighbours */
   make(&m, (int[]){-1, 0, 139, -1}, (int[]){0, 100, 500, 300});
-  assert_int_equal(check(&m, 4, branch), RFR_INTERNAL); /* 2 reads what 1 writes */
+  assert_int_equal(check(&m, 4, branch), RFR_INTERNAL); /* 2 reads a result of 1 */
   make(&m, (int[]){-1, 0, 0, -1}, (int[]){0, 100, 200, 300});
   for (int i = 1; i < 3; i++) {
     m.bound[i].call.workspace = m.bytes + 1000 + 64 * i;
@@ -76,7 +76,7 @@ static void test_bytes(void **state) {
   assert_int_equal(check(&m, 4, branch), RFR_INTERNAL);
 }
 
-/* Ops that were enqueued at once have no order among each other. */
+/* Ops of one unit have no order. */
 static void test_unit(void **state) {
   (void)state;
   made m;
@@ -88,16 +88,16 @@ static void test_unit(void **state) {
   assert_int_equal(rfi_order_check(ctx, m.bound, m.unit, 3, line, 1), RFR_INTERNAL);
 }
 
-/* Copies come before all ops, whatever those read. */
+/* Copies precede all ops, whatever the ops read. */
 static void test_copies(void **state) {
   (void)state;
   made m;
   make(&m, (int[]){-1, -1, -1, -1}, (int[]){0, 100, 200, 300});
   m.unit[0] = (rfi_unit){0, 0};
   assert_int_equal(check(&m, 4, branch), RFR_OK);
-  assert_int_equal(check(&m, 2, branch + 2), RFR_INTERNAL); /* 3 stands by itself */
+  assert_int_equal(check(&m, 2, branch + 2), RFR_INTERNAL); /* 3 has no edge */
   assert_string_equal(rfr_last_error()->slug, "plan.order");
-  assert_int_equal(check(&m, 3, branch), RFR_INTERNAL); /* 1 does */
+  assert_int_equal(check(&m, 3, branch), RFR_INTERNAL); /* 1 has no edge */
 }
 
 int main(void) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory that must hold one byte throughout, as guards and poison do. For C and for kernels.
+ * A range of memory that must be filled with one byte: a guard, or poison. For C and for kernels.
  */
 #ifndef RFI_RANGE_H
 #define RFI_RANGE_H
@@ -11,7 +11,7 @@ typedef struct rfi_range {
   const unsigned char *at;
   int64_t bytes;
   int32_t byte;
-  int32_t broken; /* set where some byte is another; never cleared by who looks */
+  int32_t broken; /* set by a check that finds another byte; never cleared by one */
 } rfi_range;
 
 #endif

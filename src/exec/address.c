@@ -18,22 +18,22 @@ void rfi_set_op_addresses(const rfr_trace *t, rfi_bound *bound, int n,
   }
 }
 
-typedef struct placed {
+typedef struct program_addresses {
   const rfr_programs *p;
   const rfi_program *program;
-} placed;
+} program_addresses;
 
 static unsigned char *address_of(const void *user, rfr_value owner) {
-  const placed *x = user;
+  const program_addresses *x = user;
   return rfi_address(x->p, x->program->offset[owner]);
 }
 
 void rfi_set_program_addresses(rfr_programs *p, rfi_program *program) {
-  rfi_set_op_addresses(program->trace, program->bound, program->n_bound, address_of, &(placed){p, program});
+  rfi_set_op_addresses(program->trace, program->bound, program->n_bound, address_of, &(program_addresses){p, program});
   for (int i = 0, k = 0; i < program->plan.n; i++) {
     const rfi_buffer *w = &program->plan.buffer[i];
     if (w->value != RFR_NONE) continue;
-    while (program->bound[k].op != w->first) k++; /* both are in the order of ops */
+    while (program->bound[k].op != w->first) k++; /* buffers and bound ops are both sorted by op */
     program->bound[k].call.workspace = rfi_address(p, p->persistent_bytes + w->offset);
   }
 }

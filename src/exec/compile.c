@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Compile: passes, kernels, plan, arena, addresses; then answers about the result.
- * Everything that can fail fails here; after rfr_compile nothing asks the allocator.
+ * Compile: passes, kernels, plan, budget, arena, addresses. All memory of the programs is
+ * allocated here; running and replaying allocate nothing from the context.
  */
 #include <string.h>
 
@@ -15,7 +15,7 @@ rfr_compile_options rfr_compile_options_default(void) {
 
 /* ---- inputs, shared by name ---- */
 
-/* The host fills and reads what ring ops reach, while programs run. */
+/* Inputs of ring ops: the host fills and reads them while programs run. */
 static void mark_rings(rfr_programs *p, const rfr_trace *t) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -60,16 +60,16 @@ rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
                             .user = p};
 }
 
-/* One op after the other. */
-static rfr_status plan_line(rfi_program *g) { return rfi_plan_make(g->trace, g->workspace, NULL, &g->plan); }
+/* The plan without a side stream. */
+static rfr_status plan_serial(rfi_program *g) { return rfi_plan_make(g->trace, g->workspace, NULL, &g->plan); }
 
-static rfr_status bind_and_plan(rfr_programs *p, rfi_program *g) {
+static rfr_status select_and_plan(rfr_programs *p, rfi_program *g) {
   rfi_stage *last = &g->pipeline.stage[RFI_STAGES - 1];
   g->trace = last->trace;
   RFI_TRY(rfi_select_program(p, g, &last->report));
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->workspace * (size_t)(g->trace->n_ops + 1), &g->workspace));
   for (int i = 0; i < g->n_bound; i++) g->workspace[g->bound[i].op] = g->bound[i].workspace;
-  return plan_line(g);
+  return plan_serial(g);
 }
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
@@ -78,7 +78,7 @@ static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *
   RFI_TRY(rfi_pipeline_run(recorded, &o, &g->pipeline));
   g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
   RFI_TRY(add_inputs(p, g));
-  RFI_TRY(bind_and_plan(p, g));
+  RFI_TRY(select_and_plan(p, g));
   g->compile_seconds = rfi_now() - start;
   return RFR_OK;
 }
@@ -100,8 +100,8 @@ static int64_t all_persistent_bytes(const rfr_programs *p) {
   return bytes;
 }
 
-/* Programs share the step-scoped part: each of those that do not fit beside the persistent
- * bytes recomputes as much as it must. One that cannot ends at its smallest plan. */
+/* Programs share the step-scoped part. A program that exceeds the budget's rest is planned again with the cheapest
+ * recompute level that fits, or with its smallest plan. */
 static rfr_status meet_budget(rfr_programs *p) {
   int64_t room = p->options.budget - all_persistent_bytes(p);
   rfi_pass_options o = rfi_program_pass_options(p);
@@ -118,27 +118,27 @@ static rfr_status meet_budget(rfr_programs *p) {
     g->flops = g->recomputed_flops = 0;
     const double start = rfi_now();
     RFI_TRY(rfi_pipeline_redo(&g->pipeline, "recompute", &o));
-    RFI_TRY(bind_and_plan(p, g));
+    RFI_TRY(select_and_plan(p, g));
     g->compile_seconds += rfi_now() - start;
   }
   return RFR_OK;
 }
 
-/* ---- the side branch ---- */
+/* ---- the side stream ---- */
 
-/* Bound ops learn where they run; aside NULL: all one after the other. */
-static void set_side(rfi_program *g, const rfi_side_op *aside) {
+/* Marks the bound ops of the side stream; side NULL: all ops run on one stream. */
+static void set_side(rfi_program *g, const rfi_side_op *side) {
   g->n_side_ops = 0;
   for (int i = 0; i < g->n_bound; i++) g->bound[i].forks = false;
   for (int i = 0, waiting = -1; i < g->n_bound; i++) {
     rfi_bound *b = &g->bound[i];
     b->waits = b->op == waiting;
-    b->aside = aside && aside[b->op].until > 0;
-    if (!b->aside) continue;
+    b->on_side = side && side[b->op].until > 0;
+    if (!b->on_side) continue;
     g->n_side_ops++;
-    waiting = aside[b->op].until; /* the same for all until then */
+    waiting = side[b->op].until; /* the same for all ops until then */
     int from = i;
-    while (g->bound[from].op > aside[b->op].from) from--;
+    while (g->bound[from].op > side[b->op].from) from--;
     g->bound[from].forks = true;
   }
 }
@@ -147,26 +147,26 @@ static bool is_over_budget(const rfr_programs *p, int64_t step_bytes) {
   return p->options.budget > 0 && p->persistent_bytes + step_bytes > p->options.budget;
 }
 
-/* The plan with a side branch takes the place of the one without, where there is a branch and the budget has room. */
+/* Replaces the serial plan by one with a side stream, if the trace has ops for it and the budget allows it. */
 static rfr_status plan_branch(rfr_programs *p, rfi_program *g) {
   rfi_plan with = {0};
-  rfi_side_op *aside;
-  rfr_status s = rfi_branch(g->trace, g->workspace, &aside);
-  if (s == RFR_OK && aside) s = rfi_plan_make(g->trace, g->workspace, aside, &with);
-  if (s != RFR_OK || !aside) goto done;
+  rfi_side_op *side;
+  rfr_status s = rfi_branch(g->trace, g->workspace, &side);
+  if (s == RFR_OK && side) s = rfi_plan_make(g->trace, g->workspace, side, &with);
+  if (s != RFR_OK || !side) goto done;
   g->branch_bytes = with.bytes - g->plan.bytes;
   if (is_over_budget(p, with.bytes)) goto done;
   rfi_plan_deinit(&g->plan);
   g->plan = with;
   with = (rfi_plan){0};
-  set_side(g, aside);
+  set_side(g, side);
 done:
   rfi_plan_deinit(&with);
-  rfi_free(p->ctx, aside);
+  rfi_free(p->ctx, side);
   return s;
 }
 
-/* The device has no room for the plans as they are: *fewer, they have become smaller. */
+/* Replans without side streams after an allocation failed; *fewer: a plan has changed. */
 static rfr_status drop_branches(rfr_programs *p, bool *fewer) {
   *fewer = false;
   for (int i = 0; i < p->n; i++) {
@@ -174,9 +174,9 @@ static rfr_status drop_branches(rfr_programs *p, bool *fewer) {
     if (g->n_side_ops == 0) continue;
     rfi_plan_deinit(&g->plan);
     set_side(g, NULL);
-    RFI_TRY(plan_line(g));
+    RFI_TRY(plan_serial(g));
     rfi_log(p->ctx, RFR_LOG_WARNING,
-            "program \"%s\" is planned without its side branch, %lld bytes more than the device has left", g->name,
+            "program \"%s\" runs without a side stream: the %lld bytes for it exceed the device's free memory", g->name,
             (long long)g->branch_bytes);
     *fewer = true;
   }
@@ -187,16 +187,17 @@ static rfr_status report_branches(rfr_programs *p) {
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     if (g->n_side_ops == 0 && g->branch_bytes == 0) continue;
-    RFI_TRY(rfi_report_line(&g->pipeline.stage[RFI_STAGES - 1].report, "side branch: %d ops, %+lld bytes%s",
+    RFI_TRY(rfi_report_line(&g->pipeline.stage[RFI_STAGES - 1].report, "side stream: %d ops, %+lld bytes%s",
                             g->n_side_ops, (long long)g->branch_bytes,
-                            g->n_side_ops > 0                                    ? ""
-                            : is_over_budget(p, g->plan.bytes + g->branch_bytes) ? ": more than the budget has left"
-                                                                                 : ": more than the device has left"));
+                            g->n_side_ops > 0 ? ""
+                            : is_over_budget(p, g->plan.bytes + g->branch_bytes)
+                                ? ": exceeds the budget"
+                                : ": exceeds the device's free memory"));
   }
   return RFR_OK;
 }
 
-/* ---- placing ---- */
+/* ---- offsets and memory ---- */
 
 static void place_inputs(rfr_programs *p) {
   p->persistent_bytes = 0;
@@ -211,7 +212,7 @@ static void place_inputs(rfr_programs *p) {
   }
 }
 
-/* Results of phase load live on, one place per program behind the inputs. */
+/* Results of phase load are persistent: each program has its own, after the inputs. */
 static void place_loads(rfr_programs *p, rfi_program *g) {
   const rfr_trace *t = g->trace;
   for (rfr_value v = 0; v < t->n_values; v++) {
@@ -232,13 +233,13 @@ static rfr_status check_budget(const rfr_programs *p, bool demand) {
   return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
                   "the plan needs %lld bytes, %s (%lld persistent, %lld for the step), the budget is %lld",
                   (long long)p->total_bytes,
-                  demand ? "the smallest budget that works, with all recomputed that lowers the peak"
-                  : p->options.recompute == RFR_RECOMPUTE_ALL ? "with all recomputed that lowers the peak"
+                  demand ? "the smallest budget that works, with every op recomputed that lowers the peak"
+                  : p->options.recompute == RFR_RECOMPUTE_ALL ? "with every op recomputed that lowers the peak"
                                                               : "with nothing recomputed: recompute auto may need less",
                   (long long)p->persistent_bytes, (long long)p->transient_bytes, (long long)p->options.budget);
 }
 
-/* The step's part is as large as the largest program's. */
+/* The step-scoped part is shared: it has the bytes of the largest program. */
 static void share_step(rfr_programs *p, bool debug) {
   p->transient_bytes = 0;
   for (int i = 0; i < p->n; i++) {
@@ -262,8 +263,8 @@ static rfr_status fail_arena(const rfr_programs *p, rfr_status s) {
                                               (long long)p->transient_bytes);
 }
 
-/* Side branches are given up before what fits without them is refused. */
-static rfr_status allocate_arena_or_line(rfr_programs *p) {
+/* Tries again without side streams before it fails. */
+static rfr_status allocate_arena_or_serial(rfr_programs *p) {
   bool fewer;
   const rfr_status s = allocate_arena(p);
   if (s != RFR_NO_MEMORY) return s;
@@ -273,11 +274,11 @@ static rfr_status allocate_arena_or_line(rfr_programs *p) {
   return fail_arena(p, allocate_arena(p));
 }
 
-/* A known pattern in the step's part, so that what is never touched shows; the rest starts as zeros. */
+/* Fills the step-scoped part with a pattern, by which untouched bytes are found; the rest starts as zeros. */
 static rfr_status allocate_memory(rfr_programs *p) {
   const rfi_backend *b = p->backend;
   RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, (size_t)p->ring_bytes, (void **)&p->ring));
-  RFI_TRY(allocate_arena_or_line(p));
+  RFI_TRY(allocate_arena_or_serial(p));
   const size_t inputs = (size_t)(p->persistent_bytes - p->ring_bytes), step = (size_t)(p->transient_bytes + b->guard);
   RFI_TRY(b->fill(p->device, p->arena, 0, inputs));
   RFI_TRY(b->fill(p->device, p->arena + inputs, RFI_PATTERN, step));
@@ -298,7 +299,7 @@ static rfr_status plan_programs(rfr_programs *p) {
     RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->offset * (size_t)(g->trace->n_values + 1), &g->offset));
     place_loads(p, g);
   }
-  /* debugging looks at one op after the other */
+  /* debugging runs one op at a time */
   for (int i = 0; i < p->n && p->backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
   share_step(p, false);
   RFI_TRY(check_budget(p, demand));
@@ -308,7 +309,7 @@ static rfr_status plan_programs(rfr_programs *p) {
 
 /* Memory, and the addresses in it. */
 static rfr_status allocate(rfr_programs *p) {
-  if (p->options.tune) RFI_TRY(rfi_tune(p)); /* measured while the arena's bytes are still free */
+  if (p->options.tune) RFI_TRY(rfi_tune(p)); /* before the arena takes the device's memory */
   RFI_TRY(allocate_memory(p));
   for (int i = 0; i < p->n_inputs; i++) {
     p->input[i].tensor.data = rfi_address(p, p->input[i].offset);
@@ -391,7 +392,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   RFI_GOTO(plan_programs(p));
   if (!p->options.plan_only) RFI_GOTO(allocate(p));
   RFI_GOTO(report_branches(p));
-  p->options.choices = NULL; /* the caller's */
+  p->options.choices = NULL; /* owned by the caller */
   if (!p->options.keep_traces)
     for (int i = 0; i < n; i++)
       for (int k = 0; k < RFI_STAGES - 1; k++) {

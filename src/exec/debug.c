@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The careful runner. Every value's storage has bytes of its own between guards; workspaces,
- * of which one is in use at a time, share the first place. What is not live holds poison (all
- * bits set: NaN as a float, -1 as an integer). After each op the guards and all poison must
- * be as they were, which the backend looks at where the memory is, and each float result must
- * be finite; the first op that breaks a rule is named with its layer. So is the op of an error: each one is waited
- * for before the next begins.
+ * The checked runner. Every value has separate bytes between guards; workspaces share one place,
+ * since one op runs at a time. Dead buffers are filled with poison (all bits set: NaN as a float,
+ * -1 as an integer). After each op the backend checks, on the device, that guards and poison are
+ * unchanged, and each float result must be finite. The first op that breaks a rule is named with
+ * its layer. Each op is waited for, so an asynchronous error names its op too.
  */
 #include <math.h>
 
@@ -22,7 +21,7 @@ static int64_t most_workspace(const rfi_plan *plan) {
   return most;
 }
 
-/* Bytes that a buffer was asked for with; the planner's have what fills up its last line. */
+/* Bytes of a buffer without the planner's alignment. */
 static int64_t exact_bytes(const rfi_program *g, const rfi_buffer *b) {
   if (!is_workspace(b)) return rfi_bytes(&g->trace->values[b->value].type);
   int i = 0;
@@ -62,7 +61,7 @@ rfr_status rfi_name_failed(rfr_status s, const rfi_backend *backend, const rfi_d
 
 /* ---- results ---- */
 
-/* The first of n elements that is NaN or infinite, n if all are finite. */
+/* Index of the first NaN or infinity of n elements, n if all are finite. */
 static int64_t first_nonfinite(rfr_dtype dtype, const void *data, int64_t n) {
   float chunk[256];
   const int size = rfr_dtype_bits(dtype) / 8;
@@ -80,7 +79,7 @@ static int64_t first_nonfinite(rfr_dtype dtype, const void *data, int64_t n) {
   return n;
 }
 
-/* The same of a result wherever it lies. */
+/* The same for a result on any device. */
 static rfr_status find_nonfinite(rfr_programs *p, const rfi_arg *y, int64_t *at) {
   const int64_t n = rfi_count(&y->type), size = rfr_dtype_bits(y->type.dtype) / 8, most = RFI_WINDOW / size;
   *at = 0;
@@ -101,8 +100,7 @@ static rfr_status check_results(rfr_programs *p, rfi_program *g, const rfi_bound
     const rfi_arg *y = &b->call.out[j];
     int64_t at;
     if (op->out[j] < 0 || !rfr_dtype_is_float(y->type.dtype)) continue;
-    /* lse of a row outside every document is -inf by definition; gradients that are not
-     * finite are what grad_norm looks for, and the step skips them by itself */
+    /* lse of a row outside every document is -inf by definition */
     if (op->def->code == RFI_OP_attention && j == 1) continue;
     RFI_TRY(rfi_name_op(find_nonfinite(p, y, &at), g->trace, g->name, b->op));
     if (at == rfi_count(&y->type)) continue;
@@ -115,18 +113,18 @@ static rfr_status check_results(rfr_programs *p, rfi_program *g, const rfi_bound
 
 /* ---- memory ---- */
 
-/* What is watched: a buffer's guard and, while it is not live, its poison, by pairs; then these. */
+/* Checked ranges: of each buffer its guard and, while it is dead, its poison; then these. */
 enum { FIRST_GUARD, LAST_GUARD, REST_OF_WORKSPACE, WORKSPACE_GUARD, OTHER_RANGES };
 int rfi_debug_ranges(int n) { return 2 * n + OTHER_RANGES; }
 
 static rfi_range guard(const unsigned char *at) { return (rfi_range){at, RFI_GUARD, RFI_PATTERN, 0}; }
 static rfi_range poison(const unsigned char *at, int64_t bytes) { return (rfi_range){at, bytes, RFI_POISON, 0}; }
 
-/* What must be as it was after op `op`. */
+/* Lists the ranges that op `op` must leave unchanged. */
 static void watch(rfr_programs *p, const rfi_plan *plan, int op) {
   const unsigned char *step = rfi_address(p, p->persistent_bytes), *shared = step + RFI_GUARD;
   const int64_t most = most_workspace(plan);
-  int64_t used = 0; /* of the workspaces' place */
+  int64_t used = 0; /* bytes of op's workspace */
   for (int i = 0; i < plan->n; i++) {
     const rfi_buffer *b = &plan->buffer[i];
     const bool live = b->first <= op && op <= b->last, shares = is_workspace(b);
@@ -150,9 +148,9 @@ static rfr_status check_memory(rfr_programs *p, rfi_program *g, int op) {
   if (i == ranges) return RFR_OK;
   if (i >= 2 * n)
     return fail_op(RFI_E_DEBUG_OVERRUN, g, op, "wrote",
-                   i < 2 * n + REST_OF_WORKSPACE ? "outside the step's memory" : "behind a workspace");
+                   i < 2 * n + REST_OF_WORKSPACE ? "outside the step-scoped memory" : "past the end of a workspace");
   const char *name = g->trace->values[g->plan.buffer[i / 2].value].name;
-  return fail_op(RFI_E_DEBUG_OVERRUN, g, op, i % 2 ? "wrote into what is not live," : "wrote behind",
+  return fail_op(RFI_E_DEBUG_OVERRUN, g, op, i % 2 ? "wrote into the dead buffer of" : "wrote past the end of",
                  name[0] ? name : "an unnamed value");
 }
 

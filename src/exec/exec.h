@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Inside compiled programs. The plan's offsets count through one range of bytes:
+ * Internals of compiled programs. The plan's offsets count through one range of bytes:
  *
  *   [ rings | inputs of all programs | results of phase load | step-scoped, shared by all ]
  *
- * The rings, which the host fills and reads while programs run, are an allocation of their
- * own; the rest is the arena, with a guard behind it. rfi_address turns an offset into an
- * address.
+ * The host fills and reads the rings while programs run, so they are a separate allocation;
+ * the rest is the arena, followed by a guard. rfi_address turns an offset into an address.
  *
  * compile.c   options, passes, plans, arena
  * select.c    a kernel for every op, and its workspace
@@ -27,19 +26,19 @@
 
 enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF, RFI_WINDOW = 1 << 20 };
 
-/* Where ops are bound and run. */
+/* Backend and device for which kernels are selected. */
 typedef struct rfi_exec_target {
   rfr_ctx *ctx;
-  rfi_arena *strings; /* what is made for bound ops lives here */
+  rfi_arena *strings; /* allocations for bound ops */
   const rfi_backend *backend;
   rfi_device *device;
-  rfr_comm *comm; /* of collective ops; NULL: none */
+  rfr_comm *comm; /* of collective ops, or NULL */
 } rfi_exec_target;
 
-typedef struct rfi_program_input { /* a program input: memory shared by name */
+typedef struct rfi_program_input { /* memory that programs share by name */
   rfr_tensor tensor;
   int64_t offset;
-  bool ring; /* some program reads or writes it as a ring */
+  bool ring; /* a program accesses it by ring ops */
 } rfi_program_input;
 
 typedef struct rfi_program {
@@ -47,14 +46,14 @@ typedef struct rfi_program {
   rfi_pipeline pipeline;
   const rfr_trace *trace; /* the lowered one */
   rfi_bound *bound;       /* every op with a kernel, in order */
-  int n_bound, n_load;    /* the first n_load of them are of phase load */
-  int64_t *workspace;     /* per op: bytes that its kernel asks for */
+  int n_bound, n_load;    /* the first n_load are of phase load */
+  int64_t *workspace;     /* per op: bytes of its kernel's workspace */
   rfi_plan plan;
-  int n_side_ops;                 /* ops of the side branch, */
-  int64_t branch_bytes;           /* and what the plan has more for it */
-  int64_t *offset;                /* per value: where its storage is, -1 if it has none */
+  int n_side_ops;                 /* ops on the side stream */
+  int64_t branch_bytes;           /* bytes that the side stream adds to the plan */
+  int64_t *offset;                /* per value: offset of its storage, -1: none */
   rfi_graph *graph;               /* NULL: not captured */
-  double flops, recomputed_flops; /* the second is a part of the first */
+  double flops, recomputed_flops; /* the first includes the second */
   double compile_seconds;
 } rfi_program;
 
@@ -69,13 +68,13 @@ struct rfr_programs {
   rfi_program_input *input;
   rfi_names names; /* of the inputs */
   int n_inputs, cap_inputs;
-  rfr_choice *choice; /* what tuning decided */
+  rfr_choice *choice; /* made by tuning */
   int n_choices, cap_choices;
   unsigned char *ring, *arena;
   int64_t ring_bytes, persistent_bytes; /* persistent: rings, inputs, loads */
-  int64_t transient_bytes, total_bytes; /* total: without the backend's guard behind it */
-  rfi_range *watch;                     /* debug: what must hold one byte; the host's and the device's */
-  unsigned char *window; /* debug on a device of its own: what the host looks at, RFI_WINDOW bytes at a time */
+  int64_t transient_bytes, total_bytes; /* total: without the backend's guard */
+  rfi_range *watch;      /* debug: ranges that must be filled with one byte; host and device access them */
+  unsigned char *window; /* debug on a GPU: RFI_WINDOW bytes, to which results are copied for the host */
 };
 
 static inline unsigned char *rfi_address(const rfr_programs *p, int64_t offset) {
@@ -107,46 +106,46 @@ bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor
 rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out);
 
 /* ---- select.c ---- */
-/* Lets an open device know the communicator of its ops. */
+/* Gives an open device the communicator of its ops. */
 rfr_status rfi_join_communicator(const rfi_exec_target *m);
-/* Picks a kernel for every op: fills bound[] (room for n_ops) with shapes, workspace sizes and fake addresses; *n gets
- * their number, views have none. */
+/* Selects a kernel for every op: fills bound[] (n_ops entries) with shapes, workspace sizes and placeholder addresses.
+ * *n gets the number of entries; views have no kernel. */
 rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_bound *bound, int *n);
 /* Workspace of each op's kernel, bytes[n_ops]. */
 rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, int64_t *bytes);
-/* The same for a program, which is costed too; the report gets a line for each product of experts. */
+/* The same for a program, with its FLOPs; the report gets a line for each grouped GEMM. */
 rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report);
 /* rfi_select_workspaces as rfi_pass_options wants it. */
 rfr_status rfi_pass_workspaces(void *programs, const rfr_trace *t, int64_t *bytes);
 
 /* ---- address.c ---- */
-/* Writes addresses into the arguments of bound ops: those of owners of storage, as `address` gives them. */
+/* Writes addresses into the arguments of bound ops; `address` gives that of an owner of storage. */
 void rfi_set_op_addresses(const rfr_trace *t, rfi_bound *bound, int n,
                           unsigned char *(*address)(const void *user, rfr_value owner), const void *user);
 /* Writes the addresses that the plan gives. */
 void rfi_set_program_addresses(rfr_programs *p, rfi_program *program);
 
 /* ---- run.c ---- */
-/* The signature: what was captured against what is given now, by its type and, unless `at` is NULL, by its address; at
- * any other there is data. Errors: replay.signature, naming the first field that differs. */
+/* Compares a binding with the captured type and, unless `at` is NULL, with the captured address. Errors:
+ * replay.signature, naming the first field that differs. */
 rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void *at, const rfr_binding *now);
 
 /* ---- tune.c ---- */
-/* Makes the choices that the backend has for what was bound: by the options' or by measuring. */
+/* Makes the backend's choices for the bound ops: those of the options, or by measuring. */
 rfr_status rfi_tune(rfr_programs *p);
 
 /* ---- debug.c ---- */
 /* Runs bound ops [first, last) with a check after each: finite results, guards, poison. */
 rfr_status rfi_debug_run(rfr_programs *p, rfi_program *program, int first, int last);
-/* What failed while op `op` of a program or a callable ran, with the op's name and layer in front; RFR_OK stays. */
+/* Puts the name and the layer of op `op` in front of the current error, of a program or callable; RFR_OK stays. */
 rfr_status rfi_name_op(rfr_status s, const rfr_trace *t, const char *name, int op);
-/* The same of what the backend ran, captured or launched last, where it knows which of `bound` failed. */
+/* The same for the backend's last run, capture or launch, if it knows which of `bound` failed. */
 rfr_status rfi_name_failed(rfr_status s, const rfi_backend *backend, const rfi_device *d, const rfr_trace *t,
                            const char *name, const rfi_bound *bound);
-/* Offsets of values that never share a byte, a guard right behind each; workspaces share the first
- * place. The plan's buffers lose what filled their last lines. Bytes needed. */
+/* Lays out values that never share a byte, each followed by a guard; all workspaces share one place at the start. Buffers
+ * of the plan shrink to their exact bytes. Returns the bytes needed. */
 int64_t rfi_debug_layout(rfi_program *program);
-/* How many ranges of memory are watched while a plan of n buffers runs. */
+/* Number of memory ranges that are checked for a plan of n buffers. */
 int rfi_debug_ranges(int n);
 
 #endif

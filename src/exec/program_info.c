@@ -68,7 +68,7 @@ rfr_status rfr_program_output(const rfr_programs *p, int program, const char *na
   for (int k = 0; k < g->trace->n_outputs; k++) {
     if (strcmp(g->trace->outputs[k].name, name) != 0) continue;
     if (rfi_program_output_at(p, program, k, out)) return RFR_OK;
-    return rfi_fail(RFI_E_PROGRAM_NAME, "output \"%s\" is a strided view; copy it first", name);
+    return rfi_fail(RFI_E_PROGRAM_NAME, "output \"%s\" is a strided view; record rfr_copy of it", name);
   }
   return rfi_fail(RFI_E_PROGRAM_NAME, "program \"%s\" has no output \"%s\"", g->name, name);
 }
@@ -215,11 +215,11 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
   return RFR_OK;
 }
 
-/* ---- what was written ---- */
+/* ---- touched bytes ---- */
 
 enum { CHUNK = 1 << 20 };
 
-/* How many of the bytes [offset, offset + bytes) still hold the pattern, whole lines of it; `chunk` has CHUNK bytes. */
+/* Adds the bytes of [offset, offset + bytes) in lines that still have the pattern; `chunk` has CHUNK bytes. */
 static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, unsigned char *chunk,
                                   int64_t *untouched) {
   for (int64_t at = 0; at < bytes; at += CHUNK) {
@@ -270,7 +270,7 @@ rfr_status rfr_programs_check(const rfr_programs *p) {
   while (s == RFR_OK && i < bytes && guard[i] == RFI_PATTERN) i++;
   rfi_free(p->ctx, guard);
   if (s != RFR_OK || i == bytes) return s;
-  return rfi_fail(RFI_E_DEBUG_OVERRUN, "byte %d behind the arena was written", i);
+  return rfi_fail(RFI_E_DEBUG_OVERRUN, "byte %d after the arena was written", i);
 }
 
 rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Compiled programs end to end: what is pruned, what is saved, what the plan promises and
- * what memory then sees, eager against replay, the step that skips itself.
+ * Compiled programs end to end: pruned ops, saved activations, the plan against the memory that
+ * is touched, eager against replay, the skipped step.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -53,7 +53,7 @@ static int count_phase(const rfr_trace *t, rfi_opcode code, int phase) {
   return n;
 }
 
-/* Bytes that the forward makes and the backward reads. */
+/* Bytes of forward results that the backward reads. */
 static int64_t saved_bytes(const rfr_trace *t) {
   int64_t bytes = 0;
   for (rfr_value v = 0; v < t->n_values; v++) {
@@ -80,8 +80,8 @@ static void assert_same_sums(const rfr_tensor *a, const rfr_tensor *b) {
 static void test_chain(void **state) {
   (void)state;
   rfr_value grads[LINEARS];
-  rfr_trace *pruned = chain(0x2a, grads), *whole = chain(0x3f, grads);
-  rfr_programs *p = rft_compile(pruned, NULL), *q = rft_compile(whole, NULL);
+  rfr_trace *pruned = chain(0x2a, grads), *full = chain(0x3f, grads);
+  rfr_programs *p = rft_compile(pruned, NULL), *q = rft_compile(full, NULL);
   const rfr_trace *t = rfr_program_trace(p, 0, "lower"), *u = rfr_program_trace(q, 0, "lower");
   assert_int_equal(count_phase(t, RFI_OP_matmul, RFR_PHASE_WGRAD), 3);
   assert_int_equal(count_phase(t, RFI_OP_matmul, RFR_PHASE_DGRAD), 4);
@@ -93,7 +93,7 @@ static void test_chain(void **state) {
   const char *report = rfr_program_report(p, 0, "autodiff");
   for (int i = 0; i < LINEARS; i++) {
     char line[48];
-    snprintf(line, sizeof line, "the gradient of w%d, it is frozen", i);
+    snprintf(line, sizeof line, "gradient of frozen w%d:", i);
     assert_int_equal(strstr(report, line) != NULL, i % 2 == 0);
   }
   rft_fill_inputs(p);
@@ -116,7 +116,7 @@ static void test_chain(void **state) {
   rfr_programs_destroy(p);
   rfr_programs_destroy(q);
   rfr_trace_destroy(pruned);
-  rfr_trace_destroy(whole);
+  rfr_trace_destroy(full);
 }
 
 /* ---- a training step: two layers, dropout, several microbatches, AdamW ---- */
@@ -424,7 +424,7 @@ static void test_replay_signature(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "\"x\": dimension 1 was 20, now 21"));
   b = (rfr_binding){"x", x.type, (char *)x.data + 64};
   assert_int_equal(rfr_program_replay(p, 0, &b, 1), RFR_MISMATCH);
-  b = (rfr_binding){"nobody", x.type, x.data};
+  b = (rfr_binding){"absent", x.type, x.data};
   assert_int_equal(rfr_program_replay(p, 0, &b, 1), RFR_MISMATCH);
   assert_true(state_hash(p) == before); /* nothing has run */
   rfr_programs_destroy(p);
@@ -555,9 +555,9 @@ static void test_gradient_onto(void **state) {
     rfr_trace *whole = onto_trace(ONTO_MICROBATCHES, false), *one = onto_trace(1, true);
     rfr_programs *p = rft_compile(whole, &o), *q = rft_compile(one, &o);
     const rfr_trace *lowered = rfr_program_trace(q, 0, "lower");
-    int apart = 0;
-    for (int i = 0; i < lowered->n_ops; i++) apart += lowered->ops[i].def->code == RFI_OP_accumulate;
-    assert_int_equal(apart, fuse ? 0 : 5); /* w0 has two gradients */
+    int separate = 0;
+    for (int i = 0; i < lowered->n_ops; i++) separate += lowered->ops[i].def->code == RFI_OP_accumulate;
+    assert_int_equal(separate, fuse ? 0 : 5); /* w0 has two gradients */
     rft_fill_inputs(p);
     rfr_tensor a, b;
     for (int i = 0; rfr_programs_tensor_at(q, i, &b) == RFR_OK; i++)
@@ -583,7 +583,7 @@ static void test_gradient_onto(void **state) {
     }
     rfr_programs_destroy(p);
     rfr_programs_destroy(q);
-    rfr_trace_destroy(whole);
+    rfr_trace_destroy(full);
     rfr_trace_destroy(one);
   }
 }

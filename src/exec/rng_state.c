@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * States of streams of random numbers: a state input each, i64 (4) as the step block, of which draws read the count of
- * attempted steps and the seed.
+ * States of streams of random numbers. Each is a state input of i64 (4), like the step block; draws read its count of
+ * attempted steps and its seed.
  */
 #include <string.h>
 
@@ -24,7 +24,7 @@ static rfr_status name_of(const char *stream, input_name *out) {
 static rfr_status check_block(const rfr_tensor *x) {
   if (x->role == RFR_ROLE_STATE && x->type.dtype == RFR_I64 && x->type.rank == 1 && x->type.shape[0] == BLOCK)
     return RFR_OK;
-  return rfi_fail(RFI_E_PROGRAM_NAME, "\"%s\" is no state of a stream of random numbers", x->name);
+  return rfi_fail(RFI_E_PROGRAM_NAME, "\"%s\" is not the state of a stream of random numbers", x->name);
 }
 
 static rfr_rng read_block(const int64_t *block) { return (rfr_rng){(uint64_t)block[SEED], block[ATTEMPTED]}; }
@@ -92,7 +92,7 @@ rfr_status rfr_graphs_set_rng(rfr_graphs *g, const char *stream, const rfr_rng *
   RFI_TRY(rfi_check_handle(rng, "rfr_rng"));
   RFI_TRY(find_in_graphs(g, stream, &x, block));
   if (g->state != RFI_STEP_NONE)
-    return rfi_fail(RFI_E_GRAPHS_ORDER, "\"%s\" is read by the step that has begun: end or abort it first", x.name);
+    return rfi_fail(RFI_E_GRAPHS_ORDER, "\"%s\" is in use by the current step: end or abort the step first", x.name);
   write_block(block, rng);
   return rfr_graphs_write(g, &x, block);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Named streams of random numbers: what is drawn against the address itself; get, set and fork as ranks of a tensor
- * parallel group use them; in callables masks of the backward are those of the forward, made again or not, and change
- * from step to step, of which callables count their own.
+ * Named streams of random numbers: drawn numbers against their address; get, set and fork as ranks of a tensor parallel
+ * group use them; in callables, masks of the backward equal those of the forward, recomputed or not, and change from
+ * step to step by the callables' own count.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -268,8 +268,8 @@ static void rng_is(rfr_graphs *g, const char *stream, uint64_t seed, int64_t ste
   assert_true(rng.seed == seed && rng.step == step);
 }
 
-/* Nobody sets anything: masks differ from step to step, whatever is made again. Rewound, aborted and tried again, and
- * in graphs made anew, the steps of the same number have the same ones. */
+/* Without a set call, masks differ from step to step, recomputed or not. After a rewind, after an abort and a retry, and
+ * in new graphs, steps of the same number have the same masks. */
 static void test_counted_steps(void **state) {
   (void)state;
   static float out[4][2][2][N], again[2][2][N], mask[2][N];
@@ -384,7 +384,7 @@ static void test_errors(void **state) {
     rfr_trace_destroy(t);
   }
   rfr_programs *p = three_streams(false);
-  refused(rfr_programs_get_rng(p, "nobody", &rng), "program.name", "rng.nobody");
+  refused(rfr_programs_get_rng(p, "absent", &rng), "program.name", "rng.absent");
   assert_int_equal(rng.seed, 0);
   refused(rfr_programs_set_rng(p, name, &rng), "program.name", "nnn");
   rfr_programs_destroy(p);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Run, capture, replay: the backend runs bound ops one by one, records the same ones as a
- * graph, and launches that; so eager and captured cannot drift apart. A replay first
- * compares what the caller says about the inputs with what was captured, and runs nothing
- * on a mismatch. A profile is a third walk over the same calls, so that the others know no clock.
+ * Run, capture, replay: the backend runs bound ops one by one, captures the same ops as a
+ * graph, and launches the graph, so eager and captured runs execute the same calls. A replay
+ * first compares the caller's bindings with the captured inputs and runs nothing on a
+ * mismatch. A profile is a third loop over the same calls; the other two never read a clock.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "exec/exec.h"
 #include "ops/cost.h"
 
-/* The part of a program's ops that begins at `bound` ran, and how. */
+/* Names the failed op in an error of running the ops from `bound` on. */
 static rfr_status named(rfr_status s, const rfr_programs *p, const rfi_program *g, const rfi_bound *bound) {
   return rfi_name_failed(s, p->backend, p->device, g->trace, g->name, bound);
 }
@@ -35,7 +35,7 @@ rfr_status rfr_program_run(rfr_programs *p, int program) {
   return named(p->backend->run(p->device, step, g->n_bound - g->n_load), p, g, step);
 }
 
-/* ---- with a clock ---- */
+/* ---- profile ---- */
 
 static rfr_dtype first_float(const rfi_call *call) {
   for (int k = 0; k < call->n_in; k++)
@@ -43,7 +43,7 @@ static rfr_dtype first_float(const rfi_call *call) {
   return call->out[0].type.dtype;
 }
 
-/* Of attention's work, as it is counted by shapes, what documents or a cursor leave: wherever those values lie. */
+/* The share of attention's work, counted by shapes, that documents or a cursor leave. The values may be on a device. */
 static rfr_status read_share(rfr_programs *p, const rfi_opr *op, const rfi_call *call, double *share) {
   const int operand = rfi_pairs_operand(op);
   if (operand < 0) return RFR_OK;
@@ -68,7 +68,7 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
     RFI_TRY(rfi_name_op(p->backend->run_timed(p->device, b, &seconds), g->trace, g->name, b->op));
     const rfi_cost cost = rfi_op_cost(g->trace, op);
     double share = 1;
-    RFI_TRY(read_share(p, op, &b->call, &share)); /* now: another value may take the place of these */
+    RFI_TRY(read_share(p, op, &b->call, &share)); /* now: a later op may overwrite these values */
     times[i] =
         (rfr_op_time){b->op, b->kernel, start - begin, seconds, cost.flops * share, cost.bytes, first_float(&b->call)};
   }

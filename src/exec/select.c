@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bind: a kernel for every op, then addresses from the plan. Kernels are asked for their
- * workspace before there are addresses (absent operands and dead results are NULL already,
- * all others hold a placeholder, which begins at a multiple of as many bytes as they will), so that workspaces are
- * part of the plan.
+ * Selects a kernel for every op and asks it for its workspace. There are no addresses yet, because
+ * workspaces are part of the plan: absent operands and dead results are NULL, all others have a
+ * placeholder with the alignment of the later address.
  */
 #include <string.h>
 
@@ -22,7 +21,7 @@ static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
   memcpy(arg->stride, x->stride, sizeof arg->stride);
 }
 
-/* A dead result has no bytes, but its type: kernels take sizes from whichever result is at hand. */
+/* A dead result has no bytes, but it has a type: kernels may take sizes from any result. */
 static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *args) {
   rfr_type *types, out[RFI_MAX_NAMES];
   bool any = false;
@@ -44,19 +43,19 @@ static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *ar
   return s;
 }
 
-/* The communicator of a collective op, which must have as many ranks as the op was recorded for. */
-static rfr_status bind_comm(const rfi_exec_target *m, const rfi_opr *op, rfi_bound *b) {
+/* Gives a collective op the communicator, which must have the op's number of ranks. */
+static rfr_status set_comm(const rfi_exec_target *m, const rfi_opr *op, rfi_bound *b) {
   const int64_t ranks = op->attr[0].i;
   const char *file = op->at.file ? op->at.file : "";
   if (ranks == 1) return RFR_OK;
   if (!m->comm)
-    return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s over %lld ranks, and no communicator", op->def->name,
+    return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s over %lld ranks has no communicator", op->def->name,
                        (long long)ranks);
   if (m->comm->size != ranks)
-    return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s over %lld ranks, and a communicator of %d",
-                       op->def->name, (long long)ranks, m->comm->size);
+    return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s over %lld ranks has a communicator of %d", op->def->name,
+                       (long long)ranks, m->comm->size);
   if (m->comm->table->host != m->backend->host)
-    return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s on %s, and a communicator of %s", op->def->name,
+    return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s on %s has a communicator of %s", op->def->name,
                        m->backend->name, m->comm->table->name);
   b->call.library = m->comm;
   return RFR_OK;
@@ -67,9 +66,8 @@ rfr_status rfi_join_communicator(const rfi_exec_target *m) {
   return joins ? m->backend->join(m->device, m->comm) : RFR_OK;
 }
 
-/* Fills the call of op i, whose operands and results are described in args, and asks its
- * kernel for the workspace. */
-static rfr_status bind_op(const rfi_exec_target *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
+/* Fills the call of op i with args, selects its kernel and asks for the workspace. */
+static rfr_status select_op(const rfi_exec_target *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
   const rfi_opr *op = &t->ops[i];
   for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
   for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
@@ -84,8 +82,8 @@ static rfr_status bind_op(const rfi_exec_target *m, const rfr_trace *t, int i, r
                             .microbatch = op->microbatch,
                             .threads = rfi_ctx_threads(m->ctx),
                             .user = op->def->outside ? op->def->outside->user : NULL}};
-  RFI_TRY(m->backend->bind(m->device, op, m->strings, b));
-  if (b->run) return op->def->flags & RFI_COLLECTIVE ? bind_comm(m, op, b) : RFR_OK;
+  RFI_TRY(m->backend->select(m->device, op, m->strings, b));
+  if (b->run) return op->def->flags & RFI_COLLECTIVE ? set_comm(m, op, b) : RFR_OK;
   return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on %s%s%s",
                      op->def->name, op->scope[0] ? ", in " : "", op->scope, m->backend->name, b->why ? ": " : "",
                      b->why ? b->why : "");
@@ -98,16 +96,16 @@ rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_boun
     if (op->def->flags & RFI_VIEW) continue;
     rfi_arg *args = rfi_arena_alloc(m->strings, sizeof *args * (size_t)(op->n_in + op->n_out + 1));
     if (!args) return RFR_NO_MEMORY;
-    RFI_TRY(bind_op(m, t, i, args, &bound[(*n)++]));
+    RFI_TRY(select_op(m, t, i, args, &bound[(*n)++]));
   }
   return RFR_OK;
 }
 
-static rfi_exec_target machine_of(const rfr_programs *p) {
+static rfi_exec_target target_of(const rfr_programs *p) {
   return (rfi_exec_target){p->ctx, p->strings, p->backend, p->device, p->options.comm};
 }
 
-/* Of products of experts, which run on more than one kernel: which, and why. */
+/* Reports the kernel of a grouped GEMM and the reason for it: there are several. */
 static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_report *report) {
   const rfi_opr *op = &t->ops[b->op];
   if (!rfi_is_grouped_product(op->def->code)) return RFR_OK;
@@ -117,7 +115,7 @@ static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_repo
 
 rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report) {
   const rfr_trace *t = program->trace;
-  const rfi_exec_target m = machine_of(p);
+  const rfi_exec_target m = target_of(p);
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *program->bound * (size_t)(t->n_ops + 1), &program->bound));
   RFI_TRY(rfi_select_ops(&m, t, program->bound, &program->n_bound));
   for (int i = 0; i < program->n_bound; i++) {
@@ -140,7 +138,7 @@ rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, i
   rfr_status s = RFR_OK;
   for (int i = 0; i < t->n_ops && s == RFR_OK; i++) {
     rfi_bound b = {0};
-    if (!(t->ops[i].def->flags & RFI_VIEW)) s = bind_op(m, t, i, args, &b);
+    if (!(t->ops[i].def->flags & RFI_VIEW)) s = select_op(m, t, i, args, &b);
     bytes[i] = b.workspace;
   }
   rfi_free(m->ctx, args);
@@ -148,6 +146,6 @@ rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, i
 }
 
 rfr_status rfi_pass_workspaces(void *programs, const rfr_trace *t, int64_t *bytes) {
-  const rfi_exec_target m = machine_of(programs);
+  const rfi_exec_target m = target_of(programs);
   return rfi_select_workspaces(&m, t, bytes);
 }

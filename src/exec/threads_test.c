@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Contexts are independent: several threads compile, capture and replay at once, each
- * with its own, and get the bits that one thread gets alone. Under ThreadSanitizer this
- * is the test that finds hidden global state. And the floating-point mode that a host set in
- * its threads decides no bit, and is there afterwards.
+ * Contexts are independent: several threads compile, capture and replay at once, each with
+ * its own context, and get the bits of a single thread. Under ThreadSanitizer this test finds
+ * hidden global state. The floating-point mode of the host's threads changes no bit, and is
+ * restored afterwards.
  */
 #include <fenv.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tuning: what a clock may decide, and that it decides once. The backend knows what there is to
- * choose and measures; here choices are kept by name, so that a compile that is given them
- * measures nothing and makes the very same ones, or fails with the one that it cannot make.
+ * Tuning: choices by measurement, each made once. The backend lists the choices and measures;
+ * this file keeps them by name. A compile that is given stored choices measures nothing and
+ * makes the same ones, or fails and names the one that is not possible.
  */
 #include <string.h>
 
@@ -31,14 +31,14 @@ rfr_status rfi_tune(rfr_programs *p) {
   const char *name, *stored;
   char value[RFI_CHOICE];
   if (p->options.n_choices > 0 && !p->backend->choice(p->device, 0))
-    return rfi_fail(RFI_E_TUNE_STORED, "%d choices are stored, and %s has none to make", p->options.n_choices,
+    return rfi_fail(RFI_E_TUNE_STORED, "%d choices are stored, but %s has none", p->options.n_choices,
                     p->backend->name);
   for (int i = 0; (name = p->backend->choice(p->device, i)); i++) {
     RFI_TRY(find(&p->options, name, &stored));
     RFI_TRY(p->backend->choose(p->device, i, stored, value));
     if (stored && strcmp(value, stored) != 0)
       return rfi_fail(RFI_E_TUNE_STORED, "the choice stored for \"%s\" is \"%.200s\", here it is \"%s\"", name, stored,
-                      *value ? value : "not to be had");
+                      *value ? value : "unavailable");
     RFI_TRY(add(p, name, value));
   }
   return RFR_OK;

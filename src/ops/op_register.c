@@ -2,11 +2,10 @@
  *
  * Ops from outside the tree: a description becomes a definition in the context.
  *
- * Everything else in the library sees an op through its definition, so that a registered op needs
- * no case of its own anywhere but at bind, where its kernel comes from the definition. What its
- * callbacks hand back is checked here: types must be well formed, gradients must have their
- * operand's shape. A definition is never changed or freed before its context is, because traces
- * point to it.
+ * The rest of the library uses an op by its definition, so a registered op needs a case of its own
+ * only at kernel selection, where its kernel comes from the definition. Results of its callbacks are
+ * checked here: types must be well formed, gradients must have their operand's shape. A definition
+ * is not changed or freed before its context is destroyed, because traces point to it.
  */
 #include <ctype.h>
 #include <string.h>
@@ -14,14 +13,14 @@
 #include "base/base.h"
 #include "ops/rule.h"
 
-/* One block of the context's: definition, callbacks, name. */
+/* One block of the context: definition, callbacks, name. */
 typedef struct registered {
   rfi_owned link;
-  rfi_op_def def; /* right behind the link: rfi_op_def_find relies on it */
+  rfi_op_def def; /* directly after the link: rfi_op_def_find relies on it */
   struct rfi_outside outside;
   char name[RFI_OP_NAME];
 } registered;
-_Static_assert(offsetof(registered, def) == sizeof(rfi_owned), "the definition stands behind the link");
+_Static_assert(offsetof(registered, def) == sizeof(rfi_owned), "the definition follows the link");
 
 /* ---- what the definition calls ---- */
 
@@ -44,17 +43,17 @@ static rfr_status infer(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* The gradient of operand k in the type that the rest of the backward counts on. */
+/* The gradient of operand k, cast to the type that the rest of the backward expects. */
 static rfr_status take_gradient(rfi_grad *g, int k) {
   rfr_trace *t = g->t;
   const rfi_op_def *def = g->op->def;
   if (g->dx[k] == RFR_NONE) return RFR_OK;
   const char *name = def->operand[k < def->n_operands ? k : def->n_operands - 1];
   if (g->dx[k] < 0 || g->dx[k] >= t->n_values)
-    return rfi_fail(RFI_E_TRACE_VALUE, "%s: the gradient of %s is no value of this trace", def->name, name);
+    return rfi_fail(RFI_E_TRACE_VALUE, "%s: the gradient of %s is not a value of this trace", def->name, name);
   const rfr_type *x = &t->values[g->op->in[k]].type, *dx = &t->values[g->dx[k]].type;
   if (x->rank != dx->rank || memcmp(x->shape, dx->shape, sizeof x->shape) != 0)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%s: the gradient of %s has not its shape", def->name, name);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%s: the gradient of %s differs from it in shape", def->name, name);
   rfr_dtype to = rfi_emit_dtype(g, k);
   rfr_set_phase(t, g->is_weight[k] ? RFR_PHASE_WGRAD : RFR_PHASE_DGRAD);
   if (dx->dtype != to) g->dx[k] = rfr_cast_at(t, g->at, g->dx[k], to);
@@ -131,11 +130,11 @@ static rfr_status split(const char *field, const char *text, const char *ends, i
     size_t name = strcspn(s, ends) < w.n ? strcspn(s, ends) : w.n;
     if (*n == most) return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.%s: more than %d", field, most);
     if (!is_word(s, name) || name > 15)
-      return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.%s: \"%.*s\" is no name of at most 15 bytes", field,
+      return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.%s: \"%.*s\" is not a name of at most 15 bytes", field,
                       (int)(w.n < 80 ? w.n : 80), s);
     for (int i = 0; i < *n; i++)
       if (words_equal((word){words[i].s, strcspn(words[i].s, " ?*@:")}, (word){s, name}))
-        return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.%s: \"%.*s\" stands there twice", field, (int)name, s);
+        return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.%s: \"%.*s\" is given twice", field, (int)name, s);
     words[(*n)++] = w;
     s += w.n;
   }
@@ -161,7 +160,7 @@ static rfr_status check_results(const rfr_op_desc *d, const word *in, int n_in) 
   unsigned used = 0;
   int n;
   RFI_TRY(split("results", d->results, "@", RFI_MAX_NAMES, out, &n));
-  if (n == 0) return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.results: an op has one result at least");
+  if (n == 0) return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.results: an op needs at least one result");
   for (int j = 0; j < n; j++) {
     size_t name = strcspn(out[j].s, " @");
     if (name == out[j].n) continue;
@@ -169,7 +168,7 @@ static rfr_status check_results(const rfr_op_desc *d, const word *in, int n_in) 
     int k = 0;
     while (k < n_in && !words_equal((word){in[k].s, strcspn(in[k].s, " ?")}, of)) k++;
     if (k == n_in || used & 1u << k)
-      return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.results: \"%.*s\" names no operand with a storage to take",
+      return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.results: \"%.*s\" names no operand whose storage is free",
                       (int)out[j].n, out[j].s);
     used |= 1u << k;
     versions = true;

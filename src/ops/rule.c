@@ -36,14 +36,14 @@ rfr_status rfi_rule_dtype(const rfi_infer *c, int i, rfr_dtype dtype) {
 rfr_status rfi_rule_rank(const rfi_infer *c, int i, int least, int most) {
   if (c->in[i].rank >= least && c->in[i].rank <= most) return RFR_OK;
   char text[RFI_TYPE_TEXT];
-  return rfi_fail(RFI_E_TRACE_SHAPE, "%s is %s, its rank should be %d to %d", operand(c, i),
+  return rfi_fail(RFI_E_TRACE_SHAPE, "%s is %s; its rank must be %d to %d", operand(c, i),
                   rfi_type_text(text, &c->in[i]), least, most);
 }
 
 rfr_status rfi_rule_vector(const rfi_infer *c, int i, int64_t n) {
   if (c->in[i].rank == 1 && c->in[i].shape[0] == n) return RFR_OK;
   char text[RFI_TYPE_TEXT];
-  return rfi_fail(RFI_E_TRACE_SHAPE, "%s is %s, its shape should be [%lld]", operand(c, i),
+  return rfi_fail(RFI_E_TRACE_SHAPE, "%s is %s; its shape must be [%lld]", operand(c, i),
                   rfi_type_text(text, &c->in[i]), (long long)n);
 }
 
@@ -65,7 +65,7 @@ rfr_status rfi_rule_same(const rfi_infer *c, int i, int j, bool dtype) {
 rfr_status rfi_rule_type(const rfi_infer *c, int i, const rfr_type *want) {
   if (same_shape(&c->in[i], want) && c->in[i].dtype == want->dtype) return RFR_OK;
   char ta[RFI_TYPE_TEXT], tb[RFI_TYPE_TEXT];
-  return rfi_fail(RFI_E_TRACE_SHAPE, "%s is %s, it should be %s", operand(c, i), rfi_type_text(ta, &c->in[i]),
+  return rfi_fail(RFI_E_TRACE_SHAPE, "%s is %s; it must be %s", operand(c, i), rfi_type_text(ta, &c->in[i]),
                   rfi_type_text(tb, want));
 }
 

@@ -8,8 +8,8 @@
  * stays in the L1 cache and costs far less than a kernel per storage type would. Results do not depend on where blocks
  * end.
  */
-#ifndef RFI_WALK_H
-#define RFI_WALK_H
+#ifndef RFI_OPS_WALK_H
+#define RFI_OPS_WALK_H
 
 #include "base/base.h"
 #include "ops/dims.h"
@@ -80,7 +80,7 @@ static inline rfr_status rfi_check_floats(const rfi_call *c) {
     const rfi_arg *a = i < c->n_in ? &c->in[i] : &c->out[i - c->n_in];
     if (a->data && rfr_dtype_is_float(a->type.dtype) && a->type.dtype != RFR_F32 && a->type.dtype != RFR_BF16 &&
         a->type.dtype != RFR_F16)
-      return rfi_fail(RFI_E_BIND_NO_KERNEL, "the CPU kernel computes in f32 and takes no %s",
+      return rfi_fail(RFI_E_BIND_NO_KERNEL, "the CPU kernel computes in f32 and does not support %s",
                       rfr_dtype_name(a->type.dtype));
   }
   return RFR_OK;
@@ -120,11 +120,11 @@ static inline void rfi_map(const rfi_call *c, int64_t begin, int64_t end, int n_
   for (int k = 0; k < n_in; k++) arg[k] = &c->in[k];
   for (int k = 0; k < c->n_out; k++) arg[n_in + k] = &c->out[k];
   rfi_strided_loop_init(&w, n_in + c->n_out, arg);
-  bool apart = false; /* parts one column wide: the elements of a result are not adjacent */
-  for (int k = 0; k < c->n_out; k++) apart = apart || rfi_strided_loop_stride(&w, n_in + k) != 1;
+  bool scattered = false; /* parts one column wide: the elements of a result are not adjacent */
+  for (int k = 0; k < c->n_out; k++) scattered = scattered || rfi_strided_loop_stride(&w, n_in + k) != 1;
   for (int64_t i = begin; i < end; i += n) {
     n = rfi_strided_loop_at(&w, i, end, offset);
-    if (apart) n = 1;
+    if (scattered) n = 1;
     for (int k = 0; k < n_in; k++) x[k] = rfi_read(buffer[k], arg[k], offset[k], rfi_strided_loop_stride(&w, k), n);
     for (int k = 0; k < c->n_out; k++) y[k] = rfi_target(buffer[n_in + k], &c->out[k], offset[n_in + k]);
     fn(c, i, n, y, x);

@@ -2,31 +2,29 @@
  *
  * Autodiff: replaces every `gradient(loss, w)` by the ops that compute it.
  *
- * Two linear sweeps decide what exists: a value is *influenced* when a wanted input
- * reaches it, and *needed* when it reaches the loss; only values that are both get a
- * cotangent, and a rule is asked only for those operands. A frozen weight is simply not
- * wanted: its gradient, and what the forward would save for it, never come to be. What
- * that was is told by walking once more as if frozen inputs were wanted too (frozen.c).
+ * Two linear sweeps select the values of the backward: a value is *influenced* if an input whose gradient is
+ * requested reaches it, and *needed* if it reaches the loss. Only values that are both get a cotangent, and a
+ * gradient rule computes the gradients of those operands only. A frozen weight is not requested: neither its
+ * gradient nor the values that the forward would save for it exist. A second differentiation with all frozen inputs
+ * requested shows the difference (frozen.c).
  *
- * The loss is a sum over microbatches. The backward of a microbatch stands right after
- * its forward, so that its activations die before the next one starts, and each weight's
- * gradients add up in ascending microbatch order. That is possible because the cotangent
- * of each microbatch's own loss is a constant known in advance: the additions and
- * constant factors between it and the total are walked first. A loss that couples
- * microbatches in any other way is refused.
+ * The loss is a sum over microbatches. The backward of a microbatch follows its forward directly, so that its
+ * activations die before the next microbatch starts, and weight gradients add up in ascending microbatch order. This
+ * needs the cotangent of each microbatch's loss in advance: it is a constant, found by walking the additions and
+ * constant factors up to the total first. A loss that couples microbatches in any other way is refused.
  */
 #include <string.h>
 
 #include "pass/frozen.h"
 
-enum { ALL = -2 }; /* every microbatch and the ops of the whole step */
+enum { ALL = -2 }; /* every microbatch, and the ops that run once per step */
 
 typedef struct autodiff {
   rfi_rewrite r;
-  bool everything;                    /* frozen inputs are wanted too, as far as the rules go */
+  bool everything;                    /* frozen inputs are requested too, where gradient rules exist */
   bool *influenced, *needed, *weight; /* per value of the old trace */
   rfr_value *cotangent;               /* per old value, a value of the new trace */
-  rfr_dtype *sum;                     /* per old value: what a weight's gradients add up in */
+  rfr_dtype *sum;                     /* per old value: type in which a weight's gradients are summed */
   double *seed;                       /* per old value: constant cotangent of a loss root */
   bool *linear;                       /* per op: walked as part of the sum that makes the loss */
   rfr_value loss;
@@ -39,26 +37,29 @@ static rfr_status fail_op(rfi_error error, const rfi_opr *op, const char *what, 
                      name, op->scope[0] ? ", in " : "", op->scope);
 }
 
-/* ---- what is wanted ---- */
+/* ---- requested gradients ---- */
 
-/* A gradient that is wanted in 16 bits adds up in them, so that it costs half the memory while it does. */
-static rfr_dtype sum_of(rfr_dtype wanted) { return wanted == RFR_BF16 || wanted == RFR_F16 ? wanted : RFR_F32; }
+/* A gradient requested in 16 bits is summed in 16 bits: it takes half the memory. */
+static rfr_dtype sum_of(rfr_dtype requested) {
+  return requested == RFR_BF16 || requested == RFR_F16 ? requested : RFR_F32;
+}
 
-static rfr_status find_wanted(autodiff *a, const rfr_trace *t) {
-  bool any = false, narrow = true; /* every gradient is wanted in 16 bits */
+static rfr_status find_requested(autodiff *a, const rfr_trace *t) {
+  bool any = false, narrow = true; /* every gradient is requested in 16 bits */
   for (int v = 0; v < t->n_values; v++) a->sum[v] = RFR_F32;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->code != RFI_OP_gradient) continue;
     const rfi_value *w = &t->values[op->in[1]], *loss = &t->values[op->in[0]];
     if (w->op >= 0 || (w->role != RFR_ROLE_TRAINABLE && w->role != RFR_ROLE_INPUT_GRAD))
-      return fail_op(RFI_E_GRAD_ROLE, op, "a gradient is wanted of", w->name);
-    if (a->loss >= 0 && a->loss != op->in[0])
-      return fail_op(RFI_E_GRAD_COUPLED, op, "gradients of two losses in one trace; add them first; the second is of",
+      return fail_op(RFI_E_GRAD_ROLE, op, "only inputs with role trainable or input_grad have gradients; requested of",
                      w->name);
+    if (a->loss >= 0 && a->loss != op->in[0])
+      return fail_op(RFI_E_GRAD_COUPLED, op,
+                     "a trace has one loss, add several before; a second loss is differentiated for", w->name);
     a->loss = op->in[0];
     if (loss->type.dtype != RFR_F32 || rfi_count(&loss->type) != 1)
-      return fail_op(RFI_E_TRACE_SHAPE, op, "the loss must be one f32; gradient of", w->name);
+      return fail_op(RFI_E_TRACE_SHAPE, op, "the loss must be one f32 element; gradient of", w->name);
     const rfr_dtype sum = sum_of((rfr_dtype)op->attr[0].i);
     a->sum[op->in[1]] = a->influenced[op->in[1]] && a->sum[op->in[1]] != sum ? RFR_F32 : sum;
     a->influenced[op->in[1]] = true;
@@ -80,8 +81,7 @@ static bool counts(const autodiff *a, const rfi_opr *op) {
   return false;
 }
 
-/* Operands that no rule differentiates, though they are floats: a weight that reaches the
- * loss through one of them alone does not reach it. */
+/* Float operands that no rule differentiates. A weight that reaches the loss only through them counts as unreached. */
 static bool is_given(const rfi_opr *op, int k) {
   return (op->def->code == RFI_OP_scale && k == 1) || (op->def->code == RFI_OP_cross_entropy && k == 2) ||
          (op->def->code == RFI_OP_cotangent && k == 1);
@@ -110,22 +110,20 @@ static rfr_status sweep(autodiff *a, const rfr_trace *t) {
     const rfi_opr *op = &t->ops[i];
     if (!counts(a, op)) continue;
     if (!op->def->grad)
-      return fail_op(RFI_E_GRAD_NO_RULE, op, "between the loss and a wanted input stands, without a gradient,",
-                     op->def->name);
+      return fail_op(RFI_E_GRAD_NO_RULE, op, "an op on the gradient path has no gradient rule:", op->def->name);
     for (int k = 0; k < op->n_in; k++)
       if (op->in[k] >= 0 && !is_given(op, k)) a->needed[op->in[k]] = true;
   }
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->code == RFI_OP_gradient && !a->needed[op->in[1]])
-      return fail_op(RFI_E_GRAD_UNREACHED, op, "the loss cannot be reached from", t->values[op->in[1]].name);
+      return fail_op(RFI_E_GRAD_UNREACHED, op, "no gradient path leads to the loss from", t->values[op->in[1]].name);
   }
   return RFR_OK;
 }
 
-/* Walks the sum that makes the loss; what is left with a seed is a root. A part of the sum
- * that anything else reads too has a cotangent that is not known in advance: it stays an op
- * like any other. */
+/* Walks the sum that forms the loss; a value that keeps a seed is a root. A summand with another reader has no
+ * cotangent that is known in advance: its op is differentiated like any other. */
 static void find_roots(autodiff *a, const rfr_trace *t, bool *elsewhere) {
   a->seed[a->loss] = 1;
   for (int i = t->n_ops - 1; i >= 0; i--) {
@@ -169,7 +167,7 @@ static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_source 
   return rfr_trace_status(t);
 }
 
-/* Any number of operands: weights by themselves are one each. */
+/* Any number: a grouped GEMM with separate weights has one operand for each. */
 typedef struct operands {
   rfr_value *in, *dx;
   bool *need, *weight;
@@ -243,14 +241,14 @@ fail:
   return s;
 }
 
-/* The roots of a microbatch get their constant cotangent. */
+/* Gives the roots of a microbatch their constant cotangent. */
 static rfr_status seed_roots(autodiff *a, int microbatch) {
   const rfr_trace *from = a->r.from;
   rfr_trace *t = a->r.to;
   for (rfr_value v = 0; v < from->n_values; v++) {
     if (a->seed[v] == 0 || !a->influenced[v]) continue;
     const rfi_value *x = &from->values[v];
-    const rfi_opr *op = x->op < 0 ? NULL : &from->ops[x->op]; /* NULL: an input is itself a part of the sum */
+    const rfi_opr *op = x->op < 0 ? NULL : &from->ops[x->op]; /* NULL: the summand is an input */
     int of = op ? op->microbatch : -1;
     if (microbatch != ALL && of != microbatch) continue;
     rfr_scope(t, op ? op->scope : "");
@@ -277,7 +275,7 @@ static rfr_status finish_gradient(autodiff *a, const rfi_opr *op) {
   rfr_scope(t, op->scope);
   rfr_microbatch(t, -1);
   rfr_set_phase(t, RFR_PHASE_WGRAD);
-  /* reached, but every rule on the way said zero */
+  /* on the path, but every rule returned zero */
   if (g == RFR_NONE) g = rfr_fill_at(t, op->at, 0, to, w->type.rank, w->type.shape);
   else if (t->values[g].type.dtype != to) g = rfr_cast_at(t, op->at, g, to);
   if (g >= 0 && t->values[g].op >= 0) {
@@ -289,14 +287,15 @@ static rfr_status finish_gradient(autodiff *a, const rfi_opr *op) {
   return rfr_trace_status(t);
 }
 
-/* What a gradient is added onto is where its sum begins. */
+/* A gradient that is added onto a state starts its sum with that state. */
 static rfr_status begin_onto(autodiff *a, const rfr_trace *t) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->code != RFI_OP_gradient || op->n_in < 3 || op->in[2] < 0) continue;
     const rfi_value *onto = &t->values[op->in[2]];
     if (onto->op >= 0 || onto->role != RFR_ROLE_STATE)
-      return fail_op(RFI_E_GRAD_ROLE, op, "onto what is no state a gradient is added of", t->values[op->in[1]].name);
+      return fail_op(RFI_E_GRAD_ROLE, op, "the destination must be an input with role state; gradient of",
+                     t->values[op->in[1]].name);
     a->cotangent[op->in[1]] = a->r.map[op->in[2]];
     a->sum[op->in[1]] = onto->type.dtype;
   }
@@ -305,24 +304,26 @@ static rfr_status begin_onto(autodiff *a, const rfr_trace *t) {
 
 /* ---- the walk ---- */
 
-/* Refuses what is not a sum of microbatches: what takes part in the loss must come in
- * ascending microbatch order, the ops of the whole step before all of them, and read
- * nothing of another microbatch, whose backward stands before. */
+/* Refuses a loss that is not a sum over microbatches. Ops on the gradient path must be recorded in ascending
+ * microbatch order, after those of no microbatch, and must not read a value of another microbatch, whose backward has
+ * already run. */
 static rfr_status check_segments(const autodiff *a, const rfr_trace *t) {
   int current = -1;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (a->linear[i] || !counts(a, op)) continue;
     if (op->microbatch < current)
-      return fail_op(RFI_E_GRAD_COUPLED, op, "after another microbatch, in the way of the loss, stands", op->def->name);
+      return fail_op(
+          RFI_E_GRAD_COUPLED, op,
+          "microbatches on the gradient path must be recorded in ascending order; out of order:", op->def->name);
     current = op->microbatch;
     for (int k = 0; k < op->n_in; k++) {
       rfr_value v = op->in[k];
       if (v < 0 || !a->needed[v] || !a->influenced[v] || t->values[v].op < 0) continue;
       int of = t->ops[t->values[v].op].microbatch;
       if (of >= 0 && of != current)
-        return fail_op(RFI_E_GRAD_COUPLED, op, "what another microbatch made is read, in the way of the loss, by",
-                       op->def->name);
+        return fail_op(RFI_E_GRAD_COUPLED, op,
+                       "an op on the gradient path reads a value of another microbatch:", op->def->name);
     }
   }
   return RFR_OK;
@@ -366,7 +367,7 @@ static rfr_status differentiate(autodiff *a, const rfr_trace *in) {
   RFI_TRY(RFI_ALLOC(in->ctx, n * sizeof *a->cotangent, &a->cotangent));
   RFI_TRY(RFI_ALLOC(in->ctx, n * sizeof *a->sum, &a->sum));
   for (int v = 0; v < in->n_values; v++) a->cotangent[v] = RFR_NONE;
-  RFI_TRY(find_wanted(a, in));
+  RFI_TRY(find_requested(a, in));
   if (a->loss >= 0) {
     RFI_TRY(sweep(a, in));
     bool *elsewhere;
@@ -395,7 +396,7 @@ static rfr_status compare_trained(const autodiff *a, const rfr_trace *in, rfi_re
   autodiff full = {.everything = true};
   bool any = false;
   for (int i = 0; i < in->n_inputs; i++) any = any || rfi_is_frozen_float(in, in->inputs[i]);
-  if (a->loss < 0) return rfi_report_line(report, "no gradient is wanted: no backward");
+  if (a->loss < 0) return rfi_report_line(report, "no gradient is requested: no backward");
   if (!any) return RFR_OK;
   rfr_status s = differentiate(&full, in);
   if (s == RFR_OK) {

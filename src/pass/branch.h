@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The side branch: small ops of a step that run beside the others.
+ * The side stream: small ops of a step that run concurrently with the main stream.
  */
 #ifndef RFI_BRANCH_H
 #define RFI_BRANCH_H
 
 #include "trace/trace.h"
 
-/* Where an op may run: beside those of the line from op `from` on, which is itself or listed before it, to op `until`,
- * which is the first that waits for it (n_ops: the end does). until 0: the op is one of the line. */
+/* A side op may start at op `from` of the main stream, which is itself or an earlier op, and must be done before op
+ * `until`, the first that waits for it (n_ops: the end of the step). until 0: the op runs on the main stream. */
 typedef struct rfi_side_op {
   int from, until;
 } rfi_side_op;
 
-/* One for each op; *out is NULL when none goes aside; from the context. workspace[i]: bytes that op i's kernel asks
- * for. */
+/* One entry per op, freed with rfi_free; *out is NULL if there is no side op. workspace[i]: bytes of op i's kernel. */
 rfr_status rfi_branch(const rfr_trace *t, const int64_t *workspace, rfi_side_op **out);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The side branch: what goes aside, who waits, and that ops that may run at once never meet in a byte that one of them
+ * The side branch: what goes side, who waits, and that ops that may run at once never meet in a byte that one of them
  * writes, in programs made up at random.
  */
 #include <setjmp.h>
@@ -19,12 +19,12 @@
 
 static uint32_t draw(uint64_t seed, uint64_t i) { return rfi_draw4(rfi_stream_key(seed, 4), i, 0, 0, 0).v[0]; }
 
-/* Op indices: 0 makes a; 1 aside, from a; 2 and 3 of the line, from a; 4 aside, from a, so it might have started with
+/* Op indices: 0 makes a; 1 side, from a; 2 and 3 of the line, from a; 4 side, from a, so it might have started with
  * 2; 5 reads what 1 made; 6 of the line. */
 static void test_waits(void **state) {
   (void)state;
   rfr_trace *t;
-  rfi_side_op *aside;
+  rfi_side_op *side;
   const int64_t size = 100;
   int64_t workspace[7] = {0};
   assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
@@ -39,14 +39,14 @@ static void test_waits(void **state) {
   rfr_value e = rfr_copy(t, b);
   rfr_copy(t, e);
   assert_int_equal(rfr_trace_finish(t), RFR_OK);
-  assert_int_equal(rfi_branch(t, workspace, &aside), RFR_OK);
-  assert_non_null(aside);
+  assert_int_equal(rfi_branch(t, workspace, &side), RFR_OK);
+  assert_non_null(side);
   const rfi_side_op wanted[7] = {[1] = {1, 5}, [4] = {2, 5}};
-  assert_memory_equal(aside, wanted, sizeof wanted);
-  rfi_free(ctx, aside);
+  assert_memory_equal(side, wanted, sizeof wanted);
+  rfi_free(ctx, side);
   workspace[1] = workspace[4] = 32 << 20; /* a kernel that wants as much fills the device */
-  assert_int_equal(rfi_branch(t, workspace, &aside), RFR_OK);
-  assert_null(aside);
+  assert_int_equal(rfi_branch(t, workspace, &side), RFR_OK);
+  assert_null(side);
   rfr_trace_destroy(t);
 }
 
@@ -97,19 +97,19 @@ static void test_bytes(void **state) {
     rfr_trace *t = random_trace(seed, 40 + (int)seed);
     int64_t *workspace = calloc((size_t)t->n_ops, sizeof *workspace);
     for (int i = 0; i < t->n_ops; i += 5) workspace[i] = 1000 + i;
-    rfi_side_op *aside;
+    rfi_side_op *side;
     rfi_plan p;
-    assert_int_equal(rfi_branch(t, workspace, &aside), RFR_OK);
-    assert_non_null(aside);
-    assert_int_equal(rfi_plan_make(t, workspace, aside, &p), RFR_OK);
+    assert_int_equal(rfi_branch(t, workspace, &side), RFR_OK);
+    assert_non_null(side);
+    assert_int_equal(rfi_plan_make(t, workspace, side, &p), RFR_OK);
     for (int i = 0; i < t->n_ops; i++)
-      for (int j = aside[i].from; j < aside[i].until; j++) {
-        if (aside[j].until) continue; /* of the branch too, so one is behind the other */
+      for (int j = side[i].from; j < side[i].until; j++) {
+        if (side[j].until) continue; /* of the branch too, so one is behind the other */
         check_pair(t, &p, i, j);
         pairs++;
       }
     rfi_plan_deinit(&p);
-    rfi_free(ctx, aside);
+    rfi_free(ctx, side);
     rfr_trace_destroy(t);
     free(workspace);
   }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What freezing saves, exactly: the joint trace as it is against the joint trace as it
- * would be if every frozen input were trained, both made by the same rules.
+ * Compares a differentiated trace with the trace in which every frozen input is trained. Both come from the same
+ * rules. The report counts what freezing saves; the marks of rfi_mark_reads make fusions independent of it.
  *
- * A value is saved when the forward made it and a backward op that is needed reads it.
- * Bytes belong to storages, so views count for what they look into; inputs, and what
- * depends on frozen inputs alone and so lives across steps anyway, do not count. All
- * sweeps are linear in the two traces.
+ * A value counts as saved if the forward computes it and a needed backward op reads it. Bytes belong to storages, so
+ * a view counts for its base. Inputs do not count, nor do values that depend only on frozen inputs: they live across
+ * steps anyway. All sweeps are linear in the two traces.
  */
 #include "pass/frozen.h"
 
@@ -133,7 +132,7 @@ fail:
 
 /* ---- the report ---- */
 
-/* For each op of full->to a frozen input whose gradient it leads to, the one that is nearest. */
+/* purpose: per op of full->to, the frozen input nearest to it whose gradient depends on it. */
 static void find_purpose(const rfi_rewrite *full, const rfr_value *cotangent, rfr_value *value, rfr_value *purpose) {
   const rfr_trace *t = full->to, *from = full->from;
   for (int v = 0; v < t->n_values; v++) value[v] = RFR_NONE;
@@ -150,7 +149,7 @@ static void find_purpose(const rfi_rewrite *full, const rfr_value *cotangent, rf
   }
 }
 
-/* Whether a value changes from step to step: what depends on frozen inputs alone does not. */
+/* A value that depends only on frozen inputs and constants does not change from step to step. */
 static void find_changing(const rfr_trace *t, bool *changes) {
   for (int v = 0; v < t->n_values; v++)
     changes[v] = t->values[v].op < 0 && t->values[v].role != RFR_ROLE_FROZEN && t->values[v].role != RFR_ROLE_CONST;
@@ -166,7 +165,8 @@ static void find_changing(const rfr_trace *t, bool *changes) {
 static rfr_status report_value(const rfr_trace *t, rfr_value v, const char *weight, rfi_report *report) {
   const rfi_value *x = &t->values[v];
   const rfi_opr *op = &t->ops[x->op];
-  return rfi_report_line(report, "pruned: %s%s%s of op %d %s%s%s, saved for the gradient of %s: -%lld bytes",
+  return rfi_report_line(report,
+                         "pruned: result %s%s%s of op %d %s%s%s, saved only for the gradient of %s: -%lld bytes",
                          op->def->result[x->result], x->name[0] ? " " : "", x->name, x->op, op->def->name,
                          op->scope[0] ? " in " : "", op->scope, weight, (long long)rfi_bytes(&x->type));
 }
@@ -177,7 +177,7 @@ rfr_status rfi_report_pruned(const rfi_rewrite *real, const rfi_rewrite *full, c
   rfr_ctx *ctx = from->ctx;
   rfr_status s;
   reads read = {NULL}, full_read = {NULL};
-  rfr_value *value = NULL, *purpose = NULL, *first = NULL; /* first: of a weight's values; next: of a value */
+  rfr_value *value = NULL, *purpose = NULL, *first = NULL; /* first: a weight's first value; next: a value's next one */
   bool *changes = NULL;
   int64_t gradients = 0, gradient_bytes = 0, saved = 0, saved_bytes = 0;
   RFI_GOTO(find_reads(real, NULL, &read));
@@ -205,15 +205,14 @@ rfr_status rfi_report_pruned(const rfi_rewrite *real, const rfi_rewrite *full, c
     const int64_t bytes = rfi_count(&x->type) * rfr_dtype_bits(sum[w]) / 8;
     gradients++;
     gradient_bytes += bytes;
-    RFI_GOTO(
-        rfi_report_line(report, "pruned: the gradient of %s, it is frozen: -%lld bytes", x->name, (long long)bytes));
+    RFI_GOTO(rfi_report_line(report, "pruned: gradient of frozen %s: -%lld bytes", x->name, (long long)bytes));
     for (rfr_value v = first[w]; v >= 0; v = next[v]) {
       saved++;
       saved_bytes += rfi_bytes(&from->values[v].type);
       RFI_GOTO(report_value(from, v, x->name, report));
     }
   }
-  s = rfi_report_line(report, "pruned in all: gradients %lld, -%lld bytes; saved values %lld, -%lld bytes",
+  s = rfi_report_line(report, "pruned: total gradients %lld, -%lld bytes; saved values %lld, -%lld bytes",
                       (long long)gradients, (long long)gradient_bytes, (long long)saved, (long long)saved_bytes);
 fail:
   reads_deinit(ctx, &read);

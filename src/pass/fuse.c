@@ -1,25 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fuse, six rewrites in this order:
+ * Fuse: six rewrites in this order.
  *
- *  loss head   logits = x wT, softcapped or not; cross_entropy(logits); its gradient, cast or
- *              not; the two products of the gradient: one op that walks the rows in chunks, so that the logits
- *              never exist whole, and that makes dx and dw in the same walk, because in a
- *              joint trace the cotangent of the loss is known beforehand. Changes bits:
- *              dw adds up chunk by chunk, and the gradient of the logits stays f32 or is
- *              rounded as the kernel needs it.
- *  slices      the gradient of a packed tensor's slices, a sum of pads that lie side by side,
- *              becomes one concat. Exact, but that a zero keeps its sign.
- *  packed      where those are all that one op makes, an attention's dq, dk and dv or the gradients of gate and up,
- *              it writes them side by side itself. Exact.
- *  norms       the gradients of a norm, and the sum with the residual stream's, become one
- *              op (fuse_norm.c). Exact.
- *  parts       sums of all parts of two results become one sum; a product whose parts are each added onto something
- *              of their own is made part by part (fuse_parts.c). Exact.
- *  accumulate  add(g, product), or accumulate(product, g), becomes a product that adds onto g in place: a microbatch's
- *              weight gradient, or the second branch into a residual stream. Changes bits:
- *              a narrow sum is rounded once instead of twice, an f32 one adds up in another
- *              order. A sum in f32 alone is added as its result would be.
+ *  loss head   logits = x wT (softcapped or not), cross_entropy(logits), its gradient (cast or not) and the two GEMMs of
+ *              that gradient become one op that processes the rows in chunks, so that the full logits never exist. The
+ *              op computes dx and dw in the same loop, because a joint trace has the cotangent of the loss in advance.
+ *              Changes bits: dw is summed chunk by chunk, and the gradient of the logits stays f32 or is rounded as the
+ *              kernel needs it.
+ *  slices      the gradient of a packed tensor, a sum of pads that tile an axis, becomes one concat. Exact, except that
+ *              a zero keeps its sign.
+ *  packed      where one op computes all operands of such a concat (dq, dk and dv of attention, dgate and dup of
+ *              SwiGLU), it writes them into the packed tensor. Exact.
+ *  norms       the gradients of a norm and the add of the residual gradient become one op (fuse_norm.c). Exact.
+ *  parts       sums of all slices of two results become one sum; a grouped wgrad whose slices are added onto separate
+ *              gradients is split by group (fuse_parts.c). Exact.
+ *  accumulate  add(g, product) or accumulate(product, g) becomes a GEMM that adds onto g in place: the weight gradient
+ *              of a microbatch, or the second branch of a residual stream. Changes bits: a 16-bit sum is rounded once
+ *              instead of twice, an f32 sum has another order. Exact for a reduction in f32. Decided as if every
+ *              frozen input were trained (rfi_mark_reads), so that freezing changes no bit.
  */
 #include <string.h>
 
@@ -41,11 +39,11 @@ static bool is_matmul(const rfi_opr *op, int ta, int tb) {
   return op->def->code == RFI_OP_matmul && op->attr[0].i == ta && op->attr[1].i == tb && op->in[2] < 0 && op->in[3] < 0;
 }
 
-/* Does the cross-entropy at op i make a loss head that can be fused? */
+/* Finds the loss head of the cross-entropy at op i; false if it cannot be fused. */
 static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h) {
   const rfi_opr *ce = &t->ops[i];
   if (ce->def->code != RFI_OP_cross_entropy || ce->out[0] < 0) return false;
-  rfr_value logits = ce->in[0]; /* what the loss reads; `made`: what the product makes */
+  rfr_value logits = ce->in[0]; /* what the loss reads; `made`: result of the GEMM */
   const int above = t->values[logits].op;
   const bool capped = above >= 0 && t->ops[above].def->code == RFI_OP_softcap;
   rfr_value made = capped ? t->ops[above].in[0] : logits;
@@ -54,7 +52,7 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
   if (h->logits < 0 || uses[logits].output || !is_matmul(&t->ops[h->logits], 0, 1)) return false;
   const rfi_opr *product = &t->ops[h->logits];
   if (t->values[product->in[0]].type.rank != 2) return false;
-  /* a strided x or w would need a copy: leave such heads alone */
+  /* a strided x or w would need a copy: such heads are not fused */
   if (!rfi_is_dense(&t->values[product->in[0]]) || !rfi_is_dense(&t->values[product->in[1]])) return false;
   for (int k = above + 1; k <= uses[logits].last; k++) {
     const rfi_opr *op = &t->ops[k];
@@ -66,7 +64,7 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
   if (h->bwd < 0) return h->softcap_bwd < 0 && (ce->out[1] < 0 || uses[ce->out[1]].count == 0);
   const rfi_opr *bwd = &t->ops[h->bwd];
   if (ce->out[1] < 0 || uses[ce->out[1]].count != 1 || bwd->in[3] != ce->out[1]) return false;
-  /* the cotangent must be known before the loss: a constant */
+  /* the cotangent must be a constant, known before the loss */
   int seed = t->values[bwd->in[0]].op;
   if (seed < 0 || t->ops[seed].def->code != RFI_OP_fill) return false;
   rfr_value d = bwd->out[0];
@@ -86,12 +84,12 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
     else if (is_matmul(op, 1, 0) && op->in[0] == d && op->in[1] == product->in[0] && h->dw < 0) h->dw = k;
     else return false;
   }
-  /* what the fused op makes has fixed types; dw is cast where it is wanted in another */
+  /* the fused op has fixed result types; dw is cast afterwards if needed */
   if (h->dx >= 0 && t->values[t->ops[h->dx].out[0]].type.dtype != t->values[product->in[0]].type.dtype) return false;
   return true;
 }
 
-/* dw is made in f32. */
+/* The fused op computes dw in f32. */
 static rfr_status map_dw(rfi_rewrite *r, const rfi_opr *dw, rfr_value made) {
   const rfr_dtype to = r->from->values[dw->out[0]].type.dtype;
   const rfi_attr attr = rfi_i(to);
@@ -120,7 +118,7 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
   op.in = in;
   rfi_attr attr[] = {ce->attr[0], rfi_i(chunk), h->softcap < 0 ? rfi_f(0) : t->ops[h->softcap].attr[0]};
   op.attr = attr;
-  op.reason = "fused: product, cross-entropy and their gradients; the logits never exist whole";
+  op.reason = "fused: GEMM + cross-entropy + gradients, logits in chunks";
   RFI_TRY(rfi_append(r->to, &op, dead, out));
   r->map[ce->out[0]] = out[0];
   if (h->dx >= 0) r->map[t->ops[h->dx].out[0]] = out[1];
@@ -131,7 +129,7 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
       (long long)rfi_bytes(&t->values[ce->in[0]].type) * (h->bwd >= 0 ? 2 : 1) * (h->softcap < 0 ? 1 : 2));
 }
 
-/* A head's op stands where its loss stood; what comes before is part of it. */
+/* The fused op takes the place of the loss. */
 static void mark_heads(rfi_rewriter *w) {
   head h;
   for (int i = 0; i < w->to.from->n_ops; i++) {
@@ -152,13 +150,13 @@ static rfr_status visit_head(rfi_rewriter *w, int i) {
     if (h.dw >= 0) w->skip[h.dw] = true;
     return emit_head(&w->to, &h, w->o->loss_chunk, w->report);
   }
-  if (op->def->code == RFI_OP_fill && w->to.map[op->out[0]] >= 0) return RFR_OK; /* copied early for a head */
+  if (op->def->code == RFI_OP_fill && w->to.map[op->out[0]] >= 0) return RFR_OK; /* already copied for a head */
   return rfi_rewrite_op(&w->to, i, NULL);
 }
 
 /* ---- slices ---- */
 
-/* A sum of pads that fill an axis side by side. */
+/* A sum of pads that tile an axis. */
 typedef struct tiles {
   int n, op[RFI_MAX_NAMES]; /* the pads */
   int64_t filled;           /* of the axis */
@@ -169,7 +167,7 @@ static bool overlap(const rfi_opr *a, const rfi_opr *b, const rfr_trace *t) {
   return a->attr[1].i < b->attr[1].i + nb && b->attr[1].i < a->attr[1].i + na;
 }
 
-/* Adds what makes v to the tiles, sorted by their start: a pad, or the sum of others. */
+/* Adds the producer of v to the tiles, sorted by start: a pad, or a sum of pads. */
 static bool find_tiles(const rfr_trace *t, const rfi_uses *uses, rfr_value v, int depth, tiles *s) {
   const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
   if (!op || depth == RFI_MAX_NAMES || uses[v].count != 1 || uses[v].output) return false;
@@ -197,7 +195,7 @@ static bool match_slices(const rfr_trace *t, const rfi_uses *uses, int i, tiles 
   return s->filled == t->values[op->out[0]].type.shape[t->ops[s->op[0]].attr[0].i];
 }
 
-/* Marks what the sum at op i is made of. */
+/* Marks the operands of the sum at op i. */
 static void skip_sum(const rfr_trace *t, int i, bool *skip) {
   for (int k = 0; k < 2 && t->ops[i].def->code == RFI_OP_add; k++) {
     int maker = t->values[t->ops[i].in[k]].op;
@@ -225,11 +223,11 @@ static rfr_status visit_slices(rfi_rewriter *w, int i) {
   fused.n_in = found.n;
   fused.in = operands;
   fused.attr = t->ops[found.op[0]].attr; /* the axis, which both have first */
-  fused.reason = "fused: the gradients of slices, side by side";
+  fused.reason = "fused: concat of slice gradients";
   RFI_TRY(rfi_rewrite_as(&w->to, i, &fused, NULL));
   return rfi_report_line(w->report,
-                         "fused: op %d add%s%s joins the gradients of %d slices: -%lld bytes; a zero keeps its "
-                         "sign, else exact",
+                         "fused: op %d add%s%s, concat of %d slice gradients: -%lld bytes; exact except for the "
+                         "sign of zeros",
                          i, op->scope[0] ? " in " : "", op->scope, found.n,
                          (long long)rfi_bytes(&t->values[op->out[0]].type) * (2 * found.n - 2));
 }
@@ -242,18 +240,16 @@ static rfr_status fuse_slices(const rfr_trace *in, const rfi_pass_options *o, rf
 
 static const struct {
   rfi_opcode plain, packed;
-  int first, parts, rank; /* results and their rank: the packed op lays them side by side in dimension 1; those before
-                             `first` stay */
+  int first, parts, rank; /* results first .. first + parts - 1, of this rank: packed along dimension 1 */
   const char *reason;
 } packs[] = {
-    {RFI_OP_attention_bwd, RFI_OP_attention_bwd_packed, 0, 3, 3, "fused: the gradients of q, k and v side by side"},
-    {RFI_OP_swiglu_bwd, RFI_OP_swiglu_bwd_packed, 0, 2, 2, "fused: the gradients of gate and up side by side"},
-    {RFI_OP_swiglu_weighted_bwd, RFI_OP_swiglu_weighted_bwd_packed, 1, 2, 2,
-     "fused: the gradients of gate and up side by side"},
+    {RFI_OP_attention_bwd, RFI_OP_attention_bwd_packed, 0, 3, 3, "fused: dq, dk and dv packed"},
+    {RFI_OP_swiglu_bwd, RFI_OP_swiglu_bwd_packed, 0, 2, 2, "fused: dgate and dup packed"},
+    {RFI_OP_swiglu_weighted_bwd, RFI_OP_swiglu_weighted_bwd_packed, 1, 2, 2, "fused: dgate and dup packed"},
 };
 
-/* Op i's k-th part, as it is or seen as a matrix, is operand k of one concat along the columns and nothing else; its
- * op, or -1. *view: the op that makes the matrix, or -1. */
+/* The concat along columns whose operand k is the k-th packed result of op i, directly or reshaped to a matrix, and
+ * that is its only reader; -1: none. *view: the reshape, or -1. */
 static int part_of(const rfi_rewriter *w, int i, int k, int row, int *view) {
   const rfr_trace *t = w->to.from;
   rfr_value v = t->ops[i].out[packs[row].first + k];
@@ -270,7 +266,7 @@ static int part_of(const rfi_rewriter *w, int i, int k, int row, int *view) {
              : -1;
 }
 
-/* The concat of the gradients of the op at i, -1 if there is none; *row: of packs. */
+/* The concat of the gradients of op i, -1: none; *row: index into packs. */
 static int match_packed(const rfi_rewriter *w, int i, int *row, int views[RFI_MAX_NAMES]) {
   int concat = -1;
   for (*row = 0; *row < (int)(sizeof packs / sizeof *packs); ++*row) {
@@ -315,8 +311,8 @@ static rfr_status visit_packed(rfi_rewriter *w, int i) {
   for (int k = 0; k < packs[row].parts; k++)
     if (views[k] >= 0) w->skip[views[k]] = true;
   w->skip[concat] = true;
-  return rfi_report_line(w->report, "fused: op %d %s%s%s writes its gradients side by side: -%lld bytes; exact", i,
-                         op->def->name, op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(rows));
+  return rfi_report_line(w->report, "fused: op %d %s%s%s writes packed gradients: -%lld bytes; exact", i, op->def->name,
+                         op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(rows));
 }
 
 static rfr_status fuse_packed(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
@@ -325,13 +321,13 @@ static rfr_status fuse_packed(const rfr_trace *in, const rfi_pass_options *o, rf
 
 /* ---- accumulate ---- */
 
-/* The operand that this result is added onto when it is given, -1 if there is none. */
+/* The optional operand that this result is added onto, -1: none. */
 static int acc_operand(const rfi_op_def *def, int result) {
   int k = def->alias[result];
   return k >= 0 && strncmp(def->operand[k], "acc", 3) == 0 ? k : -1;
 }
 
-/* Who reads each storage, in order: those of base b are reader[start[b]] up to start[b + 1]. */
+/* Readers of each storage, in order: those of base b are reader[start[b]] up to start[b + 1]. */
 typedef struct readers {
   int *start;
   struct reader {
@@ -343,7 +339,7 @@ typedef struct readers {
 static rfr_status find_readers(const rfr_trace *t, readers *r) {
   size_t n = 0;
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *r->start * (size_t)(t->n_values + 2), &r->start));
-  int *next = r->start + 1; /* first counts, then where the next one goes, at last the end */
+  int *next = r->start + 1; /* counts first, then the next free place, finally the end */
   for (int i = 0; i < t->n_ops; i++)
     for (int k = 0; k < t->ops[i].n_in; k++)
       if (t->ops[i].in[k] >= 0) {
@@ -360,13 +356,12 @@ static rfr_status find_readers(const rfr_trace *t, readers *r) {
   return RFR_OK;
 }
 
-/* Can result `product` be added onto g in place, for the add at op i? Then *op and *result
- * say where product is made. */
+/* Whether the GEMM that computes `product` may add onto g in place and so replace op `add`. */
 static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const readers *r, const rfr_value *onto,
                            rfr_value g, rfr_value product, int add) {
   const rfi_value *p = &t->values[product], *a = &t->values[g];
-  const bool in_place = t->ops[add].def->code == RFI_OP_accumulate; /* what reads g's bytes later reads the sum */
-  if (p->if_trained & RFI_READ_MORE || t->values[a->base].if_trained & RFI_READ_LATER) return false;
+  const bool in_place = t->ops[add].def->code == RFI_OP_accumulate; /* later readers of g's bytes read the sum */
+  if (p->if_trained & RFI_READ_MORE || (!in_place && t->values[a->base].if_trained & RFI_READ_LATER)) return false;
   if (p->op < 0 || (a->op < 0 && !in_place) || a->op >= p->op || p->base != product || uses[product].count != 1 ||
       uses[product].output)
     return false;
@@ -375,8 +370,8 @@ static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const reade
   if (acc < 0 || (acc < op->n_in && op->in[acc] >= 0) || onto[product] >= 0) return false;
   if (memcmp(&p->type, &a->type, sizeof p->type) != 0) return false;
   if (op->def->code == RFI_OP_matmul && op->in[2] >= 0) return false;
-  /* g must own dense bytes that nobody reads after the product starts to overwrite them;
-   * an op that reads g and writes onto it at once would see its own result */
+  /* g must own dense bytes without a reader from the product on: the product overwrites them, and would read its own
+   * result if it read g */
   if (uses[g].output || !rfi_is_dense(a)) return false;
   if (in_place) {
     for (int k = r->start[a->base]; k < r->start[a->base + 1]; k++)
@@ -386,7 +381,7 @@ static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const reade
   if (t->ops[a->op].def->flags & (RFI_VIEW | RFI_STATE)) return false;
   if (t->ops[a->op].phase == RFR_PHASE_LOAD || t->ops[a->op].def->code == RFI_OP_fill) return false;
   for (int i = 0; i < t->n_outputs; i++)
-    if (t->values[t->outputs[i].value].base == a->base) return false; /* a view of g is seen after the run */
+    if (t->values[t->outputs[i].value].base == a->base) return false; /* the output shows a view of g after the run */
   for (int k = r->start[a->base]; k < r->start[a->base + 1]; k++) {
     int i = r->reader[k].op;
     if (i > a->op && ((i >= p->op && i != add) || r->reader[k].value != g)) return false;
@@ -400,8 +395,8 @@ static rfr_status fuse_accumulate(const rfr_trace *in, const rfi_pass_options *o
   rfi_rewrite r = {.from = in};
   rfi_uses *uses = NULL;
   readers read = {NULL, NULL};
-  rfr_value *onto = NULL;  /* per result: the value that it is added onto, -1 */
-  rfr_value *moved = NULL; /* per add: the product that stands for its result */
+  rfr_value *onto = NULL;  /* per result: the value that it is added onto, RFR_NONE */
+  rfr_value *moved = NULL; /* per add: the product that replaces its result */
   *out = NULL;
   RFI_GOTO(rfi_count_uses(in, &uses));
   RFI_GOTO(find_readers(in, &read));
@@ -446,12 +441,12 @@ static rfr_status fuse_accumulate(const rfr_trace *in, const rfi_pass_options *o
       if (g < 0) continue;
       operands[acc_operand(op->def, j)] = r.map[g];
       bool exact = op->def->code == RFI_OP_sum && in->values[g].type.dtype == RFR_F32;
-      RFI_GOTO(rfi_report_line(report, "fused: op %d %s%s%s adds onto its operand: -%lld bytes%s", i, op->def->name,
+      RFI_GOTO(rfi_report_line(report, "fused: op %d %s%s%s accumulates in place: -%lld bytes%s", i, op->def->name,
                                op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(&in->values[g].type),
                                exact ? "; exact" : "; changes bits"));
     }
     fused.in = operands;
-    fused.reason = "fused: adds onto its operand";
+    fused.reason = "fused: accumulates in place";
     RFI_GOTO(rfi_rewrite_as(&r, i, &fused, dead));
   }
   s = rfi_rewrite_end(&r, out);
@@ -474,7 +469,7 @@ rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_rep
   rfr_trace *t;
   *out = NULL;
   if (!o->fuse) {
-    RFI_TRY(rfi_report_line(report, "nothing: the pass is switched off"));
+    RFI_TRY(rfi_report_line(report, "nothing: the pass is off"));
     return rfi_copy_trace(in, out);
   }
   RFI_TRY(rfi_rewrite_walk(in, o, report, mark_heads, visit_head, &t));

@@ -1,23 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Norms, backward, of fuse: dx, dw and db of a norm, and the sum of dx with the gradient that the
- * residual stream brings, become one op that walks over dy and x once. Autodiff emits them
- * as ops of their own, so that a frozen scale costs nothing; what it left out is not made
- * here either, and a norm of which one op alone is left stays as it is.
+ * Fusion of norms.
  *
- * Exact: dx is rounded before it is added, and the sums over rows take the same terms in the
- * same order (src/ops/norm/norm_bwd.h). So the op may stand for ops of two blocks.
+ * Backward (fuse): dx, dw and db of a norm, and the add of dx to the residual gradient, become one op that reads dy and
+ * x once. Autodiff records them as separate ops, so that a frozen scale has no dw; the fused op then has no dw either.
+ * A norm with only one of these ops is not changed. Exact: dx is rounded before the add, and the sums over rows have
+ * the same terms in the same order (src/ops/norm/norm_bwd.h).
  *
- * Norms, forward, of lower: a sum and the norm that is the next op become one, which reads the sum
- * while it makes it. Exact. Only after recompute: a norm that is made again wants the sum alone,
- * and would keep both of its addends instead.
+ * Forward (lower): an add and the norm that is the next op become one op that reads the sum while it computes it.
+ * Exact. It runs after recompute, because a recomputed norm needs only the sum; fused, it would keep both addends.
  */
 #include "pass/pass.h"
 
-typedef struct parts {
+typedef struct norm_ops {
   int dx, dw, db, add; /* op indices; -1: not there */
-  rfr_value other;     /* what dx is added to */
-} parts;
+  rfr_value other;     /* the other operand of the add */
+} norm_ops;
 
 static bool reads_same(const rfi_opr *dx, const rfi_opr *dw, int statistics) {
   bool same = dx->in[0] == dw->in[0] && dx->in[1] == dw->in[1] && dw->in[2 + statistics] < 0;
@@ -25,18 +23,18 @@ static bool reads_same(const rfi_opr *dx, const rfi_opr *dw, int statistics) {
   return same;
 }
 
-static bool match_norm(const rfi_rewriter *w, int i, parts *p) {
+static bool match_norm(const rfi_rewriter *w, int i, norm_ops *p) {
   const rfr_trace *t = w->to.from;
   const rfi_uses *uses = w->uses;
   const rfi_opr *op = &t->ops[i];
   bool layernorm = op->def->code == RFI_OP_layernorm_dx;
-  *p = (parts){i, -1, -1, -1, RFR_NONE};
+  *p = (norm_ops){i, -1, -1, -1, RFR_NONE};
   if (!layernorm && op->def->code != RFI_OP_rmsnorm_dx) return false;
   rfi_opcode dw = layernorm ? RFI_OP_layernorm_dw : RFI_OP_rmsnorm_dw;
   rfr_value dy = op->in[0], dx = op->out[0];
   for (int k = i + 1; k <= uses[dy].last && k < t->n_ops; k++) {
     const rfi_opr *other = &t->ops[k];
-    if (w->skip[k] || (w->o->apart && other->phase != op->phase)) continue;
+    if (w->skip[k] || (w->o->split_phases && other->phase != op->phase)) continue;
     if (p->dw < 0 && other->def->code == dw && reads_same(op, other, layernorm ? 2 : 1)) p->dw = k;
     if (p->db < 0 && layernorm && other->def->code == RFI_OP_layernorm_db && other->in[0] == dy && other->in[1] < 0)
       p->db = k;
@@ -52,7 +50,7 @@ static bool match_norm(const rfi_rewriter *w, int i, parts *p) {
   return p->dw >= 0 || p->db >= 0 || p->add >= 0;
 }
 
-static rfr_status emit_norm(rfi_rewrite *r, const parts *p, rfi_report *report) {
+static rfr_status emit_norm(rfi_rewrite *r, const norm_ops *p, rfi_report *report) {
   const rfr_trace *t = r->from;
   const rfi_opr *dx = &t->ops[p->dx];
   bool layernorm = dx->def->code == RFI_OP_layernorm_dx, dead[3] = {false, p->dw < 0, p->db < 0};
@@ -63,20 +61,20 @@ static rfr_status emit_norm(rfi_rewrite *r, const parts *p, rfi_report *report) 
   op.def = rfi_op_def_get(layernorm ? RFI_OP_layernorm_bwd : RFI_OP_rmsnorm_bwd);
   op.n_in = dx->n_in + 1;
   op.in = in;
-  op.reason = "fused: the gradients of a norm in one walk";
+  op.reason = "fused: gradients of a norm";
   RFI_TRY(rfi_rewrite_new(r, &op, dead, out));
-  rfi_stand_for(r, t->ops[p->add >= 0 ? p->add : p->dx].out[0], out[0]);
-  if (p->dw >= 0) rfi_stand_for(r, t->ops[p->dw].out[0], out[1]);
-  if (p->db >= 0) rfi_stand_for(r, t->ops[p->db].out[0], out[2]);
+  rfi_replace_value(r, t->ops[p->add >= 0 ? p->add : p->dx].out[0], out[0]);
+  if (p->dw >= 0) rfi_replace_value(r, t->ops[p->dw].out[0], out[1]);
+  if (p->db >= 0) rfi_replace_value(r, t->ops[p->db].out[0], out[2]);
   RFI_TRY(rfr_trace_status(r->to));
   return rfi_report_line(report, "fused: op %d %s%s%s with%s%s%s: -%lld bytes; exact", p->dx, dx->def->name,
                          dx->scope[0] ? " in " : "", dx->scope, p->dw >= 0 ? " dw" : "", p->db >= 0 ? " db" : "",
-                         p->add >= 0 ? " and the sum that reads it" : "",
+                         p->add >= 0 ? " and the residual add" : "",
                          p->add >= 0 ? (long long)rfi_bytes(&t->values[dx->out[0]].type) : 0);
 }
 
 static rfr_status visit_norm(rfi_rewriter *w, int i) {
-  parts p;
+  norm_ops p;
   if (!match_norm(w, i, &p)) return rfi_rewrite_op(&w->to, i, NULL);
   if (p.dw >= 0) w->skip[p.dw] = true;
   if (p.db >= 0) w->skip[p.db] = true;
@@ -88,7 +86,7 @@ rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_re
   return rfi_rewrite_walk(in, o, report, NULL, visit_norm, out);
 }
 
-/* ---- sums in front of norms ---- */
+/* ---- add + norm ---- */
 
 static bool match_sum(const rfr_trace *t, const rfi_uses *uses, int i) {
   const rfi_opr *add = &t->ops[i], *norm = add + 1;
@@ -112,15 +110,15 @@ static rfr_status emit_sum(rfi_rewrite *r, int i, rfi_report *report) {
   op.n_in = norm->n_in + 1;
   op.in = in;
   op.clone_of = norm->clone_of < 0 ? -1 : r->op_map[norm->clone_of];
-  op.reason = "lowered: a sum and its norm";
+  op.reason = layernorm ? "fused: add + layernorm" : "fused: add + rmsnorm";
   RFI_TRY(rfi_rewrite_new(r, &op, dead, out));
   r->op_map[i] = r->op_map[i + 1] = r->to->n_ops - 1;
-  rfi_stand_for(r, add->out[0], out[0]);
+  rfi_replace_value(r, add->out[0], out[0]);
   for (int j = 0; j < norm->n_out; j++)
-    if (norm->out[j] >= 0) rfi_stand_for(r, norm->out[j], out[j + 1]);
+    if (norm->out[j] >= 0) rfi_replace_value(r, norm->out[j], out[j + 1]);
   RFI_TRY(rfr_trace_status(r->to));
-  return rfi_report_line(report, "fused: op %d add with the %s%s%s that reads it: -%lld bytes read; exact", i,
-                         norm->def->name, norm->scope[0] ? " in " : "", norm->scope,
+  return rfi_report_line(report, "fused: op %d add + %s%s%s: -%lld bytes read; exact", i, norm->def->name,
+                         norm->scope[0] ? " in " : "", norm->scope,
                          (long long)rfi_bytes(&r->from->values[add->out[0]].type));
 }
 

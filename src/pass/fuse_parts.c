@@ -1,40 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sums of parts, of fuse: where every part of a product's result is added to the same part of another's, as
- * the gradients of weights by themselves are, microbatch after microbatch, the results are added whole, and each
- * sum is a part of theirs. Exact. What is left is one sum, which the product may make in place (accumulate).
+ * Sums of slices (fuse). A grouped wgrad computes the gradients of separate expert weights as one packed result. A part
+ * is one element of its first dimension: a slice and a reshape that have no other reader.
  *
- * A part is one element of the first dimension, in a shape of its own: a slice and a reshape that nothing else
- * reads.
+ * If every part of one result is added to the same part of another, as over microbatches, the packed results are added
+ * instead, and each sum is a part of that sum. Exact. The one add left can become an in-place GEMM (accumulate).
  *
- * Where each part of a grouped product's weight gradients is added onto something of its own, as those of weights by
- * themselves are onto their main gradients, there is one product for each, of its group alone: the product may then
- * add in place (accumulate), and the gradients of all groups never exist at once. Exact.
+ * If each part is accumulated onto a separate value, as onto the main gradients of separate weights, the wgrad is split
+ * into one op per group. Each can accumulate in place, and the gradients of all groups never exist at once. Exact.
  */
 #include <string.h>
 
 #include "pass/pass.h"
 
 typedef struct part {
-  rfr_value whole; /* RFR_NONE: it is none */
+  rfr_value full; /* the packed value; RFR_NONE: not a part */
   int64_t at;
-  bool summed; /* a part of what whole has been added to */
+  bool summed; /* a part of the sum that `full` was added to */
 } part;
 
-/* One for each value that is a whole, and for each op that adds parts. */
 typedef struct parts {
   const rfi_uses *uses;
-  part *sum;       /* per op: the part that it adds; whole is the later of the two */
-  part *onto;      /* per value: what its parts are added to */
-  int64_t *count;  /* per value: of its parts, those that are */
-  rfr_value *made; /* per value: the sum of wholes, in the new trace */
+  part *sum;       /* per op: the part that it adds, of the later of the two packed values */
+  part *onto;      /* per packed value: the value that its parts are added to */
+  int64_t *count;  /* per packed value: number of its parts that are added */
+  rfr_value *made; /* per packed value: the sum, in the new trace */
 } parts;
 
 static bool read_once(const parts *p, rfr_value v) { return p->uses[v].count == 1 && !p->uses[v].output; }
 
-/* What v is a part of by its views. */
+/* The packed value of which v is a part, by its views. */
 static part seen(const rfr_trace *t, const parts *p, rfr_value v) {
-  const part none = {.whole = RFR_NONE};
+  const part none = {.full = RFR_NONE};
   const int view = t->values[v].op;
   if (view < 0 || t->ops[view].def->code != RFI_OP_reshape || !read_once(p, v)) return none;
   const rfr_value one = t->ops[view].in[0];
@@ -46,10 +43,10 @@ static part seen(const rfr_trace *t, const parts *p, rfr_value v) {
 
 static part part_of(const rfr_trace *t, const parts *p, rfr_value v) {
   const int op = t->values[v].op;
-  return op >= 0 && p->sum[op].whole >= 0 ? p->sum[op] : seen(t, p, v);
+  return op >= 0 && p->sum[op].full >= 0 ? p->sum[op] : seen(t, p, v);
 }
 
-/* Is it the result of an op that could add onto another one? */
+/* Whether v is the result of an op that could accumulate onto another value. */
 static bool adds_onto(const rfr_trace *t, rfr_value v) {
   const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
   const int acc = op ? op->def->alias[t->values[v].result] : -1;
@@ -58,23 +55,22 @@ static bool adds_onto(const rfr_trace *t, rfr_value v) {
 
 static void match(const rfr_trace *t, parts *p, int i) {
   const rfi_opr *op = &t->ops[i];
-  for (int k = 0; k < 2 && op->def->code == RFI_OP_add && p->sum[i].whole < 0; k++) {
+  for (int k = 0; k < 2 && op->def->code == RFI_OP_add && p->sum[i].full < 0; k++) {
     const part have = part_of(t, p, op->in[k]), more = seen(t, p, op->in[1 - k]);
-    if (have.whole < 0 || more.whole < 0 || have.at != more.at || t->values[have.whole].op >= t->values[more.whole].op)
+    if (have.full < 0 || more.full < 0 || have.at != more.at || t->values[have.full].op >= t->values[more.full].op)
       continue;
-    part *onto = &p->onto[more.whole];
-    if (onto->whole >= 0 ? onto->whole != have.whole || onto->summed != have.summed : !adds_onto(t, more.whole))
-      continue;
-    if (memcmp(&t->values[have.whole].type, &t->values[more.whole].type, sizeof(rfr_type)) != 0) continue;
+    part *onto = &p->onto[more.full];
+    if (onto->full >= 0 ? onto->full != have.full || onto->summed != have.summed : !adds_onto(t, more.full)) continue;
+    if (memcmp(&t->values[have.full].type, &t->values[more.full].type, sizeof(rfr_type)) != 0) continue;
     *onto = have;
-    p->count[more.whole]++;
-    p->sum[i] = (part){more.whole, more.at, true};
+    p->count[more.full]++;
+    p->sum[i] = (part){more.full, more.at, true};
   }
 }
 
-/* Are all parts of v added to those of one other? */
-static bool is_whole(const rfr_trace *t, const parts *p, rfr_value v) {
-  for (; p->onto[v].whole >= 0; v = p->onto[v].whole) {
+/* Whether all parts of v are added to the parts of one other value. */
+static bool is_full(const rfr_trace *t, const parts *p, rfr_value v) {
+  for (; p->onto[v].full >= 0; v = p->onto[v].full) {
     const int64_t n = t->values[v].type.shape[0];
     if (p->count[v] != n || p->uses[v].count != n) return false;
     if (!p->onto[v].summed) return true;
@@ -83,30 +79,30 @@ static bool is_whole(const rfr_trace *t, const parts *p, rfr_value v) {
 }
 
 static void skip_views(const rfr_trace *t, const parts *p, rfr_value v, bool *skip, bool on) {
-  if (seen(t, p, v).whole < 0) return;
+  if (seen(t, p, v).full < 0) return;
   skip[t->values[v].op] = on;
   skip[t->values[t->ops[t->values[v].op].in[0]].op] = on;
 }
 
-/* The part that op i makes, out of the sum of the wholes, which the first of them makes. */
+/* Replaces the sum at op i by a part of the packed sum; the first part emits the packed sum. */
 static rfr_status emit(rfi_rewrite *r, parts *p, int i, rfi_report *report) {
   const rfr_trace *t = r->from;
   const rfi_opr *op = &t->ops[i];
-  const part sum = p->sum[i], onto = p->onto[sum.whole];
-  const rfi_opr *view = &t->ops[t->values[op->in[seen(t, p, op->in[0]).whole != sum.whole]].op];
+  const part sum = p->sum[i], onto = p->onto[sum.full];
+  const rfi_opr *view = &t->ops[t->values[op->in[seen(t, p, op->in[0]).full != sum.full]].op];
   const rfi_opr *slice = &t->ops[t->values[view->in[0]].op];
   rfi_opr next = *op;
   rfr_value v;
-  if (p->made[sum.whole] < 0) {
-    rfr_value in[2] = {onto.summed ? p->made[onto.whole] : r->map[onto.whole], r->map[sum.whole]};
+  if (p->made[sum.full] < 0) {
+    rfr_value in[2] = {onto.summed ? p->made[onto.full] : r->map[onto.full], r->map[sum.full]};
     next.in = in;
-    RFI_TRY(rfi_rewrite_new(r, &next, NULL, &p->made[sum.whole]));
-    RFI_TRY(rfi_report_line(report, "fused: %lld parts of op %d %s%s%s are added whole; exact",
-                            (long long)p->count[sum.whole], t->values[sum.whole].op,
-                            t->ops[t->values[sum.whole].op].def->name, op->scope[0] ? " in " : "", op->scope));
+    RFI_TRY(rfi_rewrite_new(r, &next, NULL, &p->made[sum.full]));
+    RFI_TRY(rfi_report_line(report, "fused: %lld slices of op %d %s%s%s added as one; exact",
+                            (long long)p->count[sum.full], t->values[sum.full].op,
+                            t->ops[t->values[sum.full].op].def->name, op->scope[0] ? " in " : "", op->scope));
   }
-  if (read_once(p, op->out[0]) && p->sum[p->uses[op->out[0]].last].whole >= 0) return RFR_OK; /* added whole again */
-  v = p->made[sum.whole];
+  if (read_once(p, op->out[0]) && p->sum[p->uses[op->out[0]].last].full >= 0) return RFR_OK; /* added full again */
+  v = p->made[sum.full];
   const rfi_opr *const views[2] = {slice, view};
   for (int k = 0; k < 2; k++) {
     rfr_value in = v;
@@ -136,16 +132,16 @@ rfr_status rfi_fuse_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_re
   RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *p.count * (size_t)(in->n_values + 1), &p.count));
   RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *p.made * (size_t)(in->n_values + 1), &p.made));
   RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &skip));
-  for (int i = 0; i < in->n_ops; i++) p.sum[i].whole = RFR_NONE;
-  for (int v = 0; v < in->n_values; v++) p.onto[v].whole = p.made[v] = RFR_NONE;
+  for (int i = 0; i < in->n_ops; i++) p.sum[i].full = RFR_NONE;
+  for (int v = 0; v < in->n_values; v++) p.onto[v].full = p.made[v] = RFR_NONE;
   for (int i = 0; i < in->n_ops; i++) match(in, &p, i);
   for (int i = 0; i < in->n_ops; i++) {
-    if (p.sum[i].whole >= 0 && !is_whole(in, &p, p.sum[i].whole)) p.sum[i].whole = RFR_NONE;
-    for (int k = 0; k < 2 && p.sum[i].whole >= 0; k++) skip_views(in, &p, in->ops[i].in[k], skip, true);
+    if (p.sum[i].full >= 0 && !is_full(in, &p, p.sum[i].full)) p.sum[i].full = RFR_NONE;
+    for (int k = 0; k < 2 && p.sum[i].full >= 0; k++) skip_views(in, &p, in->ops[i].in[k], skip, true);
   }
   RFI_GOTO(rfi_rewrite_begin(in, &r));
   for (int i = 0; i < in->n_ops; i++) {
-    if (p.sum[i].whole >= 0) RFI_GOTO(emit(&r, &p, i, report));
+    if (p.sum[i].full >= 0) RFI_GOTO(emit(&r, &p, i, report));
     else if (!skip[i]) RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
   }
   s = rfi_rewrite_end(&r, out);
@@ -162,23 +158,23 @@ done:
   return s;
 }
 
-/* ---- parts that are added onto something of their own ---- */
+/* ---- parts accumulated onto separate values ---- */
 
 enum { OFFSETS = 2, ACC };
 
-/* The product of which an accumulate adds a part, at `at`; -1: of none. */
+/* The grouped wgrad of which op i accumulates part *at; -1: none. */
 static int own_part(const rfi_rewriter *w, int i, int64_t *at) {
   const rfr_trace *t = w->to.from;
   const parts p = {.uses = w->uses};
   if (t->ops[i].def->code != RFI_OP_accumulate) return -1;
   const part x = seen(t, &p, t->ops[i].in[0]);
-  if (x.whole < 0 || t->values[x.whole].op < 0) return -1;
+  if (x.full < 0 || t->values[x.full].op < 0) return -1;
   *at = x.at;
-  const rfi_opr *op = &t->ops[t->values[x.whole].op];
-  return op->def->code == RFI_OP_grouped_wgrad && (op->n_in <= ACC || op->in[ACC] < 0) ? t->values[x.whole].op : -1;
+  const rfi_opr *op = &t->ops[t->values[x.full].op];
+  return op->def->code == RFI_OP_grouped_wgrad && (op->n_in <= ACC || op->in[ACC] < 0) ? t->values[x.full].op : -1;
 }
 
-/* Products whose parts are all added so, and the views that give the parts, are not copied. */
+/* Skips grouped wgrads of which every part is accumulated so, and the views of the parts. */
 static void mark_own(rfi_rewriter *w) {
   const rfr_trace *t = w->to.from;
   const parts p = {.uses = w->uses};
@@ -189,7 +185,7 @@ static void mark_own(rfi_rewriter *w) {
     w->skip[product] = !w->uses[t->ops[product].out[0]].output;
     skip_views(t, &p, t->ops[i].in[0], w->skip, true);
   }
-  for (int i = 0; i < t->n_ops; i++) /* something else reads it */
+  for (int i = 0; i < t->n_ops; i++) /* it has another reader */
     for (int k = 0; k < t->ops[i].n_in && !w->skip[i]; k++)
       if (t->ops[i].in[k] >= 0 && t->values[t->ops[i].in[k]].op >= 0 &&
           t->ops[t->values[t->ops[i].in[k]].op].def->code == RFI_OP_grouped_wgrad)
@@ -231,8 +227,8 @@ static rfr_status visit_own(rfi_rewriter *w, int i) {
   RFI_TRY(emit_view(w, op, RFI_OP_reshape, made, &flat, &w->to.map[op->out[0]]));
   if (t->values[op->out[0]].name[0]) rfr_value_set_name(w->to.to, w->to.map[op->out[0]], t->values[op->out[0]].name);
   if (at > 0) return rfr_trace_status(w->to.to);
-  return rfi_report_line(w->report, "fused: op %d %s%s%s is made group by group, each onto its own: -%lld bytes; exact",
-                         product, wgrad->def->name, wgrad->scope[0] ? " in " : "", wgrad->scope,
+  return rfi_report_line(w->report, "fused: op %d %s%s%s split by group, in place: -%lld bytes; exact", product,
+                         wgrad->def->name, wgrad->scope[0] ? " in " : "", wgrad->scope,
                          (long long)rfi_bytes(&t->values[wgrad->out[0]].type));
 }
 

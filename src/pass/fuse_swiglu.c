@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * SwiGLU between grouped products, of lower: the product that makes gate and up side by side makes h too. Exact: what
- * is stored is rounded before it is read.
- *
- * Only after recompute: h alone is cheap to make again, and of one op with the product it would be as dear as that.
- * Of one packed weight without a bias: that is what the kernels take.
+ * Fusion of a grouped GEMM with SwiGLU (lower): the GEMM that computes packed gate and up computes h as well. Exact: gate
+ * and up are rounded before they are read. It runs after recompute, because h alone is cheap to recompute; fused with
+ * the GEMM it would cost as much as the GEMM. Only for one packed weight without a bias: the kernels take no more.
  */
 #include "pass/pass.h"
 
-enum { SOON = 16 }; /* ops: the rows' weights, and views */
+enum { WINDOW = 16 }; /* ops between the two: routing weights and views */
 
-/* A grouped product of one packed weight, and nothing else. */
+/* A grouped GEMM with one packed weight, without bias and scale. */
 static bool is_plain(const rfi_opr *op) {
   if (op->def->code != RFI_OP_grouped_matmul || op->out[0] < 0) return false;
   for (int k = 0; k < op->n_in; k++)
@@ -18,14 +16,14 @@ static bool is_plain(const rfi_opr *op) {
   return true;
 }
 
-/* What v is columns of, from column `first` on; -1: of nothing. */
+/* The matrix of which v is the columns from `first` on; -1: none. */
 static rfr_value columns_of(const rfr_trace *t, rfr_value v, int64_t first) {
   const rfi_opr *slice = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
   if (!slice || slice->def->code != RFI_OP_slice || t->values[v].type.rank != 2) return RFR_NONE;
   return slice->attr[0].i == 1 && slice->attr[1].i == first ? slice->in[0] : RFR_NONE;
 }
 
-/* The matrix whose halves gate and up are; -1: of none. */
+/* The matrix whose halves are gate and up; -1: none. */
 static rfr_value packed_of(const rfr_trace *t, rfr_value gate, rfr_value up) {
   const rfr_value all = columns_of(t, gate, 0);
   const int64_t columns = t->values[gate].type.shape[1];
@@ -34,8 +32,8 @@ static rfr_value packed_of(const rfr_trace *t, rfr_value gate, rfr_value up) {
   return halves ? all : RFR_NONE;
 }
 
-/* They run at one time, and are made again or not at all together. */
-static bool belong_together(const rfi_opr *a, const rfi_opr *b) {
+/* The same phase and microbatch, and both clones or both originals. */
+static bool are_together(const rfi_opr *a, const rfi_opr *b) {
   return a->phase == b->phase && a->microbatch == b->microbatch && (a->clone_of < 0) == (b->clone_of < 0);
 }
 
@@ -45,29 +43,29 @@ static bool reads(const rfr_trace *t, const rfi_opr *op, rfr_value v) {
   return false;
 }
 
-/* Whether op k may change places with what v is the result of: it is a view of v, or has nothing to do with it. */
-static bool is_apart(const rfr_trace *t, int k, rfr_value v) {
+/* Whether op k may be swapped with the producer of v: it is a view, or independent of v. */
+static bool is_movable(const rfr_trace *t, int k, rfr_value v) {
   const rfi_opr *op = &t->ops[k];
   if (op->def->flags & RFI_VIEW) return true;
   return !reads(t, op, v) && !(op->def->flags & (RFI_STATE | RFI_HOST | RFI_COLLECTIVE));
 }
 
-/* The swiglu_weighted of halves of what the product at i makes, soon after it; -1: there is none. */
+/* The swiglu_weighted that reads the halves of the result of op i, within WINDOW ops; -1: none. */
 static int match(const rfr_trace *t, int i) {
   const rfi_opr *product = &t->ops[i];
   if (!is_plain(product)) return -1;
   int k = i + 1;
-  while (k < t->n_ops && k < i + SOON && t->ops[k].def->code != RFI_OP_swiglu_weighted &&
-         is_apart(t, k, product->out[0]))
+  while (k < t->n_ops && k < i + WINDOW && t->ops[k].def->code != RFI_OP_swiglu_weighted &&
+         is_movable(t, k, product->out[0]))
     k++;
   const rfi_opr *act = &t->ops[k];
   if (k == t->n_ops || act->def->code != RFI_OP_swiglu_weighted || act->out[0] < 0) return -1;
-  const bool weighed_by_itself = t->values[act->in[2]].base == t->values[product->out[0]].base;
+  const bool weighted_by_itself = t->values[act->in[2]].base == t->values[product->out[0]].base;
   const bool halves = packed_of(t, act->in[0], act->in[1]) == product->out[0];
-  return halves && !weighed_by_itself && belong_together(product, act) ? k : -1;
+  return halves && !weighted_by_itself && are_together(product, act) ? k : -1;
 }
 
-/* Of the ops between the two, those that read y, or do not. */
+/* Copies the ops between the two that read y, or those that do not. */
 static rfr_status move_between(rfi_rewriter *w, int i, int k, rfr_value y, bool read) {
   const rfr_trace *t = w->to.from;
   for (int j = i + 1; j < k; j++) {
@@ -78,8 +76,8 @@ static rfr_status move_between(rfi_rewriter *w, int i, int k, rfr_value y, bool 
   return RFR_OK;
 }
 
-/* The product at i and the activation at k as one op. What stands between the two comes before it, views of the
- * product's result behind it. */
+/* Fuses the GEMM at i and the activation at k. Ops between the two move before the fused op, views of the GEMM's result
+ * after it. */
 static rfr_status emit(rfi_rewriter *w, int i, int k) {
   const rfr_trace *t = w->to.from;
   const rfi_opr *product = &t->ops[i], *act = &t->ops[k];
@@ -93,18 +91,16 @@ static rfr_status emit(rfi_rewriter *w, int i, int k) {
   op.n_in = 4;
   op.in = in;
   op.clone_of = product->clone_of < 0 ? -1 : w->to.op_map[product->clone_of];
-  op.reason = "lowered: a product and its SwiGLU";
+  op.reason = "fused: grouped GEMM + SwiGLU";
   RFI_TRY(rfi_rewrite_new(&w->to, &op, NULL, out));
   w->to.op_map[i] = w->to.op_map[k] = w->to.to->n_ops - 1;
-  rfi_stand_for(&w->to, y, out[0]);
-  rfi_stand_for(&w->to, act->out[0], out[1]);
+  rfi_replace_value(&w->to, y, out[0]);
+  rfi_replace_value(&w->to, act->out[0], out[1]);
   w->skip[k] = true;
   RFI_TRY(move_between(w, i, k, y, true));
   RFI_TRY(rfr_trace_status(w->to.to));
-  return rfi_report_line(w->report,
-                         "fused: op %d grouped_matmul with the swiglu_weighted%s%s that reads it: -%lld bytes "
-                         "read; exact",
-                         i, product->scope[0] ? " in " : "", product->scope, (long long)rfi_bytes(&t->values[y].type));
+  return rfi_report_line(w->report, "fused: op %d grouped_matmul + swiglu_weighted%s%s: -%lld bytes read; exact", i,
+                         product->scope[0] ? " in " : "", product->scope, (long long)rfi_bytes(&t->values[y].type));
 }
 
 static rfr_status visit(rfi_rewriter *w, int i) {

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Lower: the last pass before planning. A sum and the norm behind it become one op
- * (fuse_norm.c), and so do a grouped product and the SwiGLU behind it (fuse_swiglu.c). Where
- * an op's kernels want denser operands than a view gives (ops.def: ROWS, ANY, or dense), a
- * named copy is put before it and reported with its bytes. Outputs are dense for those who
- * read them: the gradient of a transposed weight is a view that its reader knows nothing of.
- * Then whatever nobody needs any more goes.
+ * Lower: the last pass before planning. It fuses an add with the norm that reads it (fuse_norm.c) and a grouped GEMM
+ * with the SwiGLU that reads it (fuse_swiglu.c). Where an op's kernels need a denser operand than a view is (ops.def:
+ * ROWS, ANY, or dense), it inserts a copy and reports its bytes. It copies strided outputs, because callers read
+ * outputs as dense. At the end it removes dead ops.
  */
 #include "pass/pass.h"
 
@@ -15,7 +13,7 @@ static bool accepts(const rfi_op_def *def, const rfi_value *x) {
   return (def->flags & RFI_ROWS) && (x->type.shape[last] == 1 || x->stride[last] == 1);
 }
 
-/* Appends a dense copy of x with the labels of `of`, the op that wants it; NULL: an output does. */
+/* Appends a dense copy of x with the labels of `of`, the op that reads it; NULL: an output. */
 static rfr_status emit_copy(rfi_rewrite *r, const rfi_opr *of, rfr_value x, const char *reason, rfr_value *dense) {
   rfi_opr copy = {.def = rfi_op_def_get(RFI_OP_copy),
                   .n_in = 1,
@@ -29,9 +27,8 @@ static rfr_status emit_copy(rfi_rewrite *r, const rfi_opr *of, rfr_value x, cons
   return rfi_rewrite_new(r, &copy, NULL, dense);
 }
 
-/* dense[v]: the dense copy of old value v, RFR_NONE while there is none. Only those who want
- * a dense operand read it: a kernel that takes both may add up in another order, and the bits
- * of an op must not depend on which other ops there are, nor its clone's on where it stands. */
+/* dense[v]: the dense copy of old value v, RFR_NONE while there is none. Only ops that need a dense operand read it:
+ * a kernel that accepts both may sum in another order, and the bits of an op must not depend on other ops. */
 static rfr_status lower_op(rfi_rewrite *r, int i, rfr_value *dense, rfi_report *report) {
   const rfi_opr *op = &r->from->ops[i];
   rfr_value stack[32], *in = stack;
@@ -44,10 +41,10 @@ static rfr_status lower_op(rfi_rewrite *r, int i, rfr_value *dense, rfi_report *
     rfr_value x = in[k];
     in[k] = dense[op->in[k]];
     if (in[k] >= 0) continue;
-    s = emit_copy(r, op, x, "lowered: the next op wants a dense operand", &in[k]);
+    s = emit_copy(r, op, x, "lowered: the next op needs a dense operand", &in[k]);
     dense[op->in[k]] = in[k];
     if (s != RFR_OK) break;
-    s = rfi_report_line(report, "copied: operand %s of op %d %s%s%s, which wants it dense: +%lld bytes",
+    s = rfi_report_line(report, "copied: operand %s of op %d %s%s%s, which needs it dense: +%lld bytes",
                         op->def->operand[k < op->def->n_operands ? k : op->def->n_operands - 1], i, op->def->name,
                         op->scope[0] ? " in " : "", op->scope, (long long)rfi_bytes(&r->to->values[x].type));
   }
@@ -59,20 +56,19 @@ static rfr_status lower_op(rfi_rewrite *r, int i, rfr_value *dense, rfi_report *
   return s;
 }
 
-/* Last of all, so that a view of a state shows what the step left there. */
+/* At the end of the trace, so that a view of a state shows the state after the step. */
 static rfr_status lower_outputs(rfi_rewrite *r, const rfr_value *copied, rfi_report *report) {
   for (int i = 0; i < r->from->n_outputs; i++) {
     rfr_value old = r->from->outputs[i].value, x = r->map[old], dense = copied[old];
     if (rfi_is_dense(&r->to->values[x])) continue;
-    if (dense < 0) RFI_TRY(emit_copy(r, NULL, x, "lowered: an output is dense", &dense));
+    if (dense < 0) RFI_TRY(emit_copy(r, NULL, x, "lowered: outputs are dense", &dense));
     RFI_TRY(rfi_report_line(report, "copied: output \"%s\", a strided view: +%lld bytes", r->from->outputs[i].name,
                             (long long)rfi_bytes(&r->to->values[x].type)));
-    r->map[old] = dense; /* a second output of the same value is dense now */
+    r->map[old] = dense; /* also for a second output of the same value */
   }
   return RFR_OK;
 }
 
-/* The rewrite itself. */
 static rfr_status lower(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
   rfi_rewrite r;
   *out = NULL;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The ops of a trace in the order of their phases, for what is run a phase at a time. An op that two phases read, as
- * CSE leaves them, belongs to the earlier one, so that nothing reads what a later phase makes.
+ * Sorts the ops of a trace by phase, for programs that run one phase at a time. After CSE, ops of two phases may read one
+ * result; its op moves to the earlier phase, so that no op reads a result of a later one.
  */
 #include "pass/pass.h"
 
-static void move_makers(const rfr_trace *t, uint8_t *phase) {
+static void move_producers(const rfr_trace *t, uint8_t *phase) {
   for (int i = t->n_ops - 1; i >= 0; i--)
     for (int k = 0; k < t->ops[i].n_in; k++) {
-      const int maker = t->ops[i].in[k] < 0 ? -1 : t->values[t->ops[i].in[k]].op;
-      if (maker >= 0 && phase[maker] > phase[i]) phase[maker] = phase[i];
+      const int producer = t->ops[i].in[k] < 0 ? -1 : t->values[t->ops[i].in[k]].op;
+      if (producer >= 0 && phase[producer] > phase[i]) phase[producer] = phase[i];
     }
 }
 
@@ -31,7 +31,7 @@ static rfr_status emit(rfi_rewrite *r, int i, uint8_t phase) {
 rfr_status rfi_order_phases(const rfr_trace *in, uint8_t *phase, rfr_trace **out) {
   rfi_rewrite r;
   *out = NULL;
-  move_makers(in, phase);
+  move_producers(in, phase);
   RFI_TRY(rfi_rewrite_begin(in, &r));
   for (int p = 0; p <= RFR_PHASE_OPTIM; p++)
     for (int i = 0; i < in->n_ops; i++) {

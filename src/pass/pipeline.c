@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The passes in their order. Every stage keeps its trace and report, so that any of them
- * can be printed and compared.
+ * Runs the passes in order. Every stage keeps its trace and report for printing and comparison.
  */
 #include <string.h>
 

@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Planning: lifetimes in list order become offsets in one arena. Two buffers may share
- * bytes only if every op on the one comes before every op on the other; on one stream the
- * list is the order, so lifetimes are intervals. They stay intervals with a side branch
- * (branch.h): what an op of it touches is in use from where it may start to where the branch
- * is waited for.
+ * Planning: gives every buffer an offset in one arena, by its lifetime. Two buffers may share bytes only if every op on
+ * one comes before every op on the other. On one stream the op list is the order, so lifetimes are intervals. With a
+ * side stream (branch.h) they stay intervals: the buffers of a side op are in use from its earliest start to the op that
+ * waits for it.
  *
- * Placing fills the arena from the bottom, as bricks fill a wall. The skyline is the height
- * reached at each op. Its lowest stretch takes, of the buffers that live within it, the one
- * that ranks first; when there is none, it rises to the lower of its neighbours. (Best fit
- * for rectangles: Burke, Kendall and Whitwell, Operations Research 52, 2004; for lifetimes:
- * Sekiyama, Imai, Negishi and Kawachiya, arXiv 1804.10001.) A heap of stretches and a tree
- * of what is not placed yet keep that near n log n.
+ * Placement is best fit on a skyline, the height reached at each op. The lowest stretch takes the highest-ranked buffer
+ * that lives within it; if there is none, it rises to its lower neighbour. (Rectangles: Burke, Kendall and Whitwell,
+ * Operations Research 52, 2004; lifetimes: Sekiyama, Imai, Negishi and Kawachiya, arXiv 1804.10001.) A heap of stretches
+ * and a tree of unplaced buffers keep this near n log n.
  *
- * Nested lifetimes, which steps of training have, stack without a gap, and most others leave
- * little. Where one ranking ends above the bound the next is tried; if none comes near, what
- * sticks out ranks higher and all is placed again, a fixed number of times.
+ * The nested lifetimes of training steps stack without gaps; most others leave small ones. If one ranking ends above
+ * the lower bound, the next is tried. If none comes close, the buffers above the bound get a higher rank and placement
+ * runs again, a fixed number of times.
  */
 #include "pass/plan.h"
 
@@ -32,23 +29,23 @@ static int by_first(const void *a, const void *b) {
   return x->value < y->value ? -1 : x->value > y->value;
 }
 
-/* What an op of the side branch touches is in use all the time that the op may run. */
-static void extend(const rfr_trace *t, const rfi_side_op *aside, rfi_life *life) {
+/* Extends the buffers of a side op to the time in which it may run. */
+static void extend(const rfr_trace *t, const rfi_side_op *side, rfi_life *life) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    for (int k = 0; aside[i].until && k < op->n_in + op->n_out; k++) {
+    for (int k = 0; side[i].until && k < op->n_in + op->n_out; k++) {
       const rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
       rfi_life *l = v < 0 ? NULL : &life[t->values[v].base];
-      if (l && l->last < aside[i].until - 1) l->last = aside[i].until - 1;
-      if (l && l->first > aside[i].from) l->first = aside[i].from;
+      if (l && l->last < side[i].until - 1) l->last = side[i].until - 1;
+      if (l && l->first > side[i].from) l->first = side[i].from;
     }
   }
 }
 
-static rfr_status collect(const rfr_trace *t, const int64_t *workspace, const rfi_side_op *aside, rfi_plan *p) {
+static rfr_status collect(const rfr_trace *t, const int64_t *workspace, const rfi_side_op *side, rfi_plan *p) {
   rfi_life *life;
   RFI_TRY(rfi_lives(t, &life));
-  if (aside) extend(t, aside, life);
+  if (side) extend(t, side, life);
   rfr_status s = RFI_ALLOC(t->ctx, sizeof *p->buffer * (size_t)(t->n_values + t->n_ops + 1), &p->buffer);
   if (s == RFR_OK) {
     for (rfr_value v = 0; v < t->n_values; v++)
@@ -56,7 +53,7 @@ static rfr_status collect(const rfr_trace *t, const int64_t *workspace, const rf
         p->buffer[p->n++] = (rfi_buffer){rfi_storage_bytes(&t->values[v].type), 0, life[v].first, life[v].last, v};
     for (int i = 0; i < t->n_ops; i++)
       if (workspace[i] > 0) {
-        const int last = aside && aside[i].until ? aside[i].until - 1 : i;
+        const int last = side && side[i].until ? side[i].until - 1 : i;
         p->buffer[p->n++] = (rfi_buffer){rfi_align(workspace[i]), 0, i, last, RFR_NONE};
       }
   }
@@ -68,23 +65,23 @@ static rfr_status collect(const rfr_trace *t, const int64_t *workspace, const rf
 
 typedef struct stretch { /* of ops, all at one height */
   int64_t height;
-  int first, last, before, behind; /* ops, inclusive; neighbours, -1: none */
-  bool gone;                       /* the one before has swallowed it */
+  int first, last, before, after; /* ops, inclusive; neighbours, -1: none */
+  bool gone;                      /* merged into the one before */
 } stretch;
 
 /* A tree over the buffers: node k has the children 2k and 2k + 1, buffer i is node leaves + i. */
-typedef struct node { /* of the buffers below that are not placed yet */
-  int rank, last;     /* the least of each; INT_MAX: there are none */
+typedef struct node { /* of the unplaced buffers below */
+  int rank, last;     /* the least of each; INT_MAX: none */
 } node;
 
 typedef struct packer {
   rfi_plan *p;
-  int *rank; /* per buffer, all different: least first */
+  int *rank; /* per buffer, all different; the least is placed first */
   node *tree;
   int leaves, n_stretches, n_heap;
   int span; /* points in time: the ops and the end */
   stretch *stretch;
-  int *heap; /* of stretches: the lowest on top, of equal ones the first */
+  int *heap; /* of stretches: the lowest on top, the first among equals */
   int64_t *live;
 } packer;
 
@@ -93,7 +90,7 @@ static bool is_lower(const packer *w, int a, int b) {
   return x->height != y->height ? x->height < y->height : x->first < y->first;
 }
 
-/* Puts the top of the heap where it belongs. */
+/* Restores the heap after a change of its top. */
 static void sink(packer *w) {
   int k = 0, top = w->heap[0];
   for (int child; (child = 2 * k + 1) < w->n_heap; k = child) {
@@ -107,21 +104,21 @@ static void sink(packer *w) {
 static void add_stretch(packer *w, stretch x) {
   int s = w->n_stretches++, k = w->n_heap++;
   w->stretch[s] = x;
-  if (x.before >= 0) w->stretch[x.before].behind = s;
-  if (x.behind >= 0) w->stretch[x.behind].before = s;
+  if (x.before >= 0) w->stretch[x.before].after = s;
+  if (x.after >= 0) w->stretch[x.after].before = s;
   for (; k > 0 && is_lower(w, s, w->heap[(k - 1) / 2]); k = (k - 1) / 2) w->heap[k] = w->heap[(k - 1) / 2];
   w->heap[k] = s;
 }
 
-/* Stretch s is the first of the lowest ones: those behind it at its height become a part of it. */
+/* Stretch s is the first of the lowest ones; merges the following stretches of equal height into it. */
 static void swallow_equal(packer *w, int s) {
   stretch *x = &w->stretch[s];
-  while (x->behind >= 0 && w->stretch[x->behind].height == x->height) {
-    stretch *y = &w->stretch[x->behind];
+  while (x->after >= 0 && w->stretch[x->after].height == x->height) {
+    stretch *y = &w->stretch[x->after];
     y->gone = true;
     x->last = y->last;
-    x->behind = y->behind;
-    if (x->behind >= 0) w->stretch[x->behind].before = s;
+    x->after = y->after;
+    if (x->after >= 0) w->stretch[x->after].before = s;
   }
 }
 
@@ -164,7 +161,7 @@ static void put(packer *w, int s, int i) {
   stretch *x = &w->stretch[s];
   rfi_buffer *b = &w->p->buffer[i];
   if (x->first < b->first) add_stretch(w, (stretch){x->height, x->first, b->first - 1, x->before, s, false});
-  if (x->last > b->last) add_stretch(w, (stretch){x->height, b->last + 1, x->last, s, x->behind, false});
+  if (x->last > b->last) add_stretch(w, (stretch){x->height, b->last + 1, x->last, s, x->after, false});
   x->first = b->first;
   x->last = b->last;
   b->offset = x->height;
@@ -192,10 +189,10 @@ static int64_t place(packer *w) {
         put(w, s, i);
         left--;
         if (x->height > end) end = x->height;
-      } else { /* something is left for a wider stretch, so there is a neighbour */
+      } else { /* the unplaced buffers need a wider stretch, so there is a neighbour */
         int64_t before = x->before < 0 ? INT64_MAX : w->stretch[x->before].height;
-        int64_t behind = x->behind < 0 ? INT64_MAX : w->stretch[x->behind].height;
-        x->height = before < behind ? before : behind;
+        int64_t after = x->after < 0 ? INT64_MAX : w->stretch[x->after].height;
+        x->height = before < after ? before : after;
       }
     }
     sink(w);
@@ -245,8 +242,8 @@ static int64_t most_live(const packer *w, const rfi_buffer *b) {
   return most;
 }
 
-/* The first ranking lays what lives during the peak, which has no room to spare, at the bottom,
- * the longest lifetimes first. The others are for what it does not pack without a gap. */
+/* The first ranking places the buffers that live during the peak at the bottom, longest lifetime first. The others are
+ * for traces that it does not pack without gaps. */
 enum { RANKINGS = 6 };
 static key rank_of(const packer *w, int ranking, int i) {
   const rfi_buffer *b = &w->p->buffer[i];
@@ -278,10 +275,10 @@ static void rank_anew(packer *w, int ranking, key *keys) {
   set_ranks(w, keys);
 }
 
-/* What sticks out above the bound moves forward, each by a part of its way ("squeaky wheel":
- * Joslin and Clements, JAIR 10, 1999), and now and then anything else. */
+/* Raises the rank of the buffers above the bound, each by a random fraction ("squeaky wheel": Joslin and Clements, JAIR
+ * 10, 1999), and sometimes that of others. */
 static void blame(packer *w, key *keys, uint64_t *random) {
-  bool all = next_random(random) % 2; /* all of it, or about one in eight */
+  bool all = next_random(random) % 2; /* all of them, or about one in eight */
   for (int i = 0; i < w->p->n; i++) {
     const rfi_buffer *b = &w->p->buffer[i];
     uint64_t draw = next_random(random);
@@ -292,7 +289,7 @@ static void blame(packer *w, key *keys, uint64_t *random) {
   set_ranks(w, keys);
 }
 
-/* What is best so far. */
+/* The best placement so far. */
 typedef struct choice {
   int64_t *offset;
   int *rank;
@@ -313,13 +310,13 @@ static void back_to(packer *w, const choice *best) {
 }
 
 static rfr_status solve(rfi_plan *p, int n_ops) {
-  enum { ROUNDS = 64, PLACEMENTS = 1 << 16, PATIENCE = 24 }; /* patience: rounds without gain from one start */
+  enum { ROUNDS = 64, PLACEMENTS = 1 << 16, PATIENCE = 24 }; /* PATIENCE: rounds without gain from one start */
   rfr_status s;
   packer w = {.p = p, .leaves = 1, .span = n_ops + 1};
   key *keys = NULL;
   choice best = {NULL, NULL};
   size_t n = (size_t)p->n;
-  uint64_t random = 1; /* any will do, but the same each time */
+  uint64_t random = 1; /* a fixed seed: plans are deterministic */
   while (w.leaves < p->n) w.leaves *= 2;
   RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *w.rank, &w.rank));
   RFI_GOTO(RFI_ALLOC(p->ctx, 2 * (size_t)w.leaves * sizeof *w.tree, &w.tree));
@@ -330,7 +327,7 @@ static rfr_status solve(rfi_plan *p, int n_ops) {
   RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *best.rank, &best.rank));
   RFI_GOTO(find_live(&w));
   p->bytes = INT64_MAX;
-  int64_t near = p->lower_bound / 1000; /* so close to the bound, another ranking is not worth its time */
+  int64_t near = p->lower_bound / 1000; /* close enough to the bound: no further ranking is tried */
   for (int ranking = 0; ranking < RANKINGS && p->bytes > p->lower_bound + near; ranking++) {
     rank_anew(&w, ranking, keys);
     try_ranks(&w, &best);
@@ -363,9 +360,9 @@ rfr_status rfi_plan_place(rfi_plan *p, int end) {
   return solve(p, end);
 }
 
-rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, const rfi_side_op *aside, rfi_plan *out) {
+rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, const rfi_side_op *side, rfi_plan *out) {
   *out = (rfi_plan){.ctx = t->ctx};
-  rfr_status s = collect(t, workspace, aside, out);
+  rfr_status s = collect(t, workspace, side, out);
   if (s == RFR_OK) s = rfi_plan_place(out, t->n_ops);
   if (s != RFR_OK) rfi_plan_deinit(out);
   return s;

@@ -23,9 +23,9 @@ typedef struct rfi_plan {
   int64_t lower_bound; /* most bytes live at once */
 } rfi_plan;
 
-/* workspace[i]: bytes that op i's kernel asks for; aside: the side branch (branch.h), NULL: there is none.
+/* workspace[i]: bytes that op i's kernel asks for; side: ops of the side stream (branch.h), NULL: none.
  * Deterministic: same trace, same plan. */
-rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, const rfi_side_op *aside, rfi_plan *out);
+rfr_status rfi_plan_make(const rfr_trace *t, const int64_t *workspace, const rfi_side_op *side, rfi_plan *out);
 /* The same for lifetimes from elsewhere: `out` has ctx, and buffer and n, which it gets sorted and with offsets; time
  * counts from 0 to `end`. */
 rfr_status rfi_plan_place(rfi_plan *out, int end);

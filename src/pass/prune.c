@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Prune: what is computed twice is computed once (CSE), what nobody wants is not
- * computed (DCE, per result), and what depends on weights alone leaves the
- * microbatches: on frozen inputs alone to phase `load`, once ever; on trainable ones
- * too, and shared by several microbatches, to phase `setup`, once a step.
+ * Prune: common subexpression elimination (CSE), dead code elimination (DCE, per result), and hoisting. An op that
+ * depends only on frozen inputs moves to phase load and runs once. An op that depends only on weights and serves
+ * several microbatches moves to phase setup and runs once per step.
  *
- * CSE merges pure ops only: same op, operands, attributes. A random op's microbatch is
- * part of its address, so those merge within one microbatch. An op that writes into its
- * operand's storage (acc, state) never merges. Nor does a collective, and nothing that reads what was gathered leaves
- * its place: it would hold the whole of what ranks hold parts of for the rest of the step.
+ * CSE merges pure ops with the same op, operands and attributes. The numbers of a random op depend on its microbatch,
+ * so random ops merge only within one microbatch. An op that writes into its operand's storage (acc, state) never
+ * merges, nor does a collective. An op that reads a gathered parameter is not hoisted: its result would keep the
+ * gathered bytes for the rest of the step.
  */
 #include <string.h>
 
@@ -41,15 +40,15 @@ rfr_status rfi_dce(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
       for (int j = 0; j < op->n_out; j++)
         if (op->out[j] >= 0 && in->values[op->out[j]].base == op->out[j])
           bytes += rfi_bytes(&in->values[op->out[j]].type);
-      RFI_GOTO(rfi_report_line(report, "pruned: op %d %s%s%s, nobody reads it: -%lld bytes", i, op->def->name,
+      RFI_GOTO(rfi_report_line(report, "pruned: op %d %s%s%s, no reader: -%lld bytes", i, op->def->name,
                                op->scope[0] ? " in " : "", op->scope, (long long)bytes));
       continue;
     }
     for (int j = 0; j < op->n_out; j++) {
-      /* The next version of a state is what the op is for, read or not. */
+      /* The next version of a state is an effect: it stays without a reader. */
       dead[j] = op->out[j] >= 0 && !needed[op->out[j]] && !(op->def->flags & RFI_STATE);
       if (dead[j])
-        RFI_GOTO(rfi_report_line(report, "pruned: result %s of op %d %s%s%s, nobody reads it: -%lld bytes",
+        RFI_GOTO(rfi_report_line(report, "pruned: result %s of op %d %s%s%s, no reader: -%lld bytes",
                                  op->def->result[j], i, op->def->name, op->scope[0] ? " in " : "", op->scope,
                                  (long long)rfi_bytes(&in->values[op->out[j]].type)));
     }
@@ -68,13 +67,13 @@ fail:
 
 typedef struct cse {
   const rfr_trace *t;
-  rfr_value *same; /* value -> the earlier value that equals it */
-  bool *gone;      /* per op: merged into an earlier one */
-  bool *shared;    /* per op: stands for ops of several microbatches */
-  int8_t *to;      /* per op: the phase that it is hoisted to, -1 where it stays */
-  bool apart;      /* all microbatches share what depends on weights alone, seen or not */
-  bool parts;      /* weights are whole for a while alone */
-  int *slot;       /* open-addressing table of op indices, -1 empty */
+  rfr_value *same;   /* value -> the earlier value that equals it */
+  bool *gone;        /* per op: merged into an earlier one */
+  bool *shared;      /* per op: merged with ops of other microbatches */
+  int8_t *to;        /* per op: the phase that it is hoisted to, -1 where it stays */
+  bool split_phases; /* values of weights alone serve all microbatches, though the trace has one */
+  bool sharded;      /* weights are gathered only for a while */
+  int *slot;         /* open-addressing table of op indices, -1 empty */
   uint64_t mask;
 } cse;
 
@@ -125,14 +124,14 @@ static void find_same(cse *c) {
 
 /* ---- hoisting ---- */
 
-/* What a value depends on: nothing but constants < frozen inputs < weights < the step. */
+/* What a value depends on, ascending: constants, frozen inputs, weights, the step. */
 enum { DEPENDS_NONE, DEPENDS_FROZEN, DEPENDS_WEIGHT, DEPENDS_STEP };
 
 static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) {
   for (int i = 0; i < t->n_inputs; i++) {
     int role = t->values[t->inputs[i]].role;
     depends[t->inputs[i]] = role == RFR_ROLE_CONST       ? DEPENDS_FROZEN
-                            : c->parts                   ? DEPENDS_STEP
+                            : c->sharded                 ? DEPENDS_STEP
                             : role == RFR_ROLE_FROZEN    ? DEPENDS_FROZEN
                             : role == RFR_ROLE_TRAINABLE ? DEPENDS_WEIGHT
                                                          : DEPENDS_STEP;
@@ -152,14 +151,14 @@ static int hoisted(const rfr_trace *t, const cse *c, const uint8_t *depends, int
   const rfi_opr *op = &t->ops[i];
   if (c->gone[i] || op->n_out == 0 || op->out[0] < 0 || !mergeable(op)) return -1;
   int d = depends[op->out[0]];
-  if (d == DEPENDS_FROZEN) return RFR_PHASE_LOAD; /* its views too: they need no kernel */
-  if (d == DEPENDS_WEIGHT && c->apart) return RFR_PHASE_SETUP;
+  if (d == DEPENDS_FROZEN) return RFR_PHASE_LOAD; /* views too: they need no kernel */
+  if (d == DEPENDS_WEIGHT && c->split_phases) return RFR_PHASE_SETUP;
   if (d <= DEPENDS_WEIGHT && c->shared[i]) return RFR_PHASE_SETUP;
   return -1;
 }
 
-/* An op leaves only with, or after, what it reads: the constant cotangent of a loss, say,
- * depends on nothing and stays where it is. */
+/* An op is hoisted only if the producers of its operands are hoisted at least as early. The constant cotangent of a
+ * loss, for example, depends on nothing and is not hoisted. */
 static void find_hoisted(const rfr_trace *t, const cse *c, const uint8_t *depends) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -186,14 +185,14 @@ static rfr_status emit(rfi_rewrite *r, const cse *c, int i, int phase) {
   op.phase = (uint8_t)phase;
   op.microbatch = -1;
   op.reason =
-      phase == RFR_PHASE_LOAD ? "hoisted: depends on frozen inputs alone" : "hoisted: shared by all microbatches";
+      phase == RFR_PHASE_LOAD ? "hoisted: depends only on frozen inputs" : "hoisted: shared by all microbatches";
   return rfi_rewrite_as(r, i, &op, dead);
 }
 
 static rfr_status cse_and_hoist(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   rfr_status s;
   rfi_rewrite r = {.from = in};
-  cse c = {.t = in, .apart = o->apart, .parts = o->parts};
+  cse c = {.t = in, .split_phases = o->split_phases, .sharded = o->sharded};
   uint8_t *depends = NULL;
   for (c.mask = 64; c.mask < 2 * (uint64_t)in->n_ops; c.mask *= 2) {}
   RFI_GOTO(RFI_ALLOC(in->ctx, c.mask * sizeof *c.slot, &c.slot));
@@ -214,8 +213,8 @@ static rfr_status cse_and_hoist(const rfr_trace *in, const rfi_pass_options *o, 
       if (c.to[i] != phase) continue;
       RFI_GOTO(rfi_report_line(report, "hoisted: op %d %s%s%s to phase %s", i, in->ops[i].def->name,
                                in->ops[i].scope[0] ? " in " : "", in->ops[i].scope,
-                               phase == RFR_PHASE_LOAD ? "load, it depends on frozen inputs alone"
-                                                       : "setup, all microbatches share it"));
+                               phase == RFR_PHASE_LOAD ? "load: depends only on frozen inputs"
+                                                       : "setup: shared by all microbatches"));
       RFI_GOTO(emit(&r, &c, i, phase));
     }
   for (int i = 0; i < in->n_ops; i++) {
@@ -246,7 +245,7 @@ rfr_status rfi_pass_prune(const rfr_trace *in, const rfi_pass_options *o, rfi_re
   rfr_trace *live, *merged;
   *out = NULL;
   if (!o->prune) {
-    RFI_TRY(rfi_report_line(report, "nothing: the pass is switched off"));
+    RFI_TRY(rfi_report_line(report, "nothing: the pass is off"));
     return rfi_copy_trace(in, out);
   }
   RFI_TRY(rfi_dce(in, report, &live));

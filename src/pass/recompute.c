@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recompute: what the backward needs is kept, or made again just before it is needed
- * (recompute_model.c has the rules of that). This file decides which.
+ * Recompute: decides which values the backward keeps and which it recomputes just before use (recompute_model.c has the
+ * rules of recomputing).
  *
- * Ops that stand at the same place of equal layers are a class, and classes are what is
- * chosen: their number does not grow with the depth of the model, so the search is linear
- * in the trace. It is greedy: again and again the class that takes most off the memory near
- * the peak for the least extra work, by the exact lifetimes that the choice leads to; so an
- * operand that must live longer counts, and a chain that would have to be made again all at
- * once (every residual of a deep model) shows that it frees nothing. The choices in their
- * order are a frontier: each level has less memory and more work. `auto` climbs until the real
- * planner, with the workspaces of the real kernels, says that the budget is met; `all`
- * climbs to the top; the frontier is the frontier itself. Where parts run apart, the frontiers of
- * all callables are climbed together by who plans them together.
+ * Ops at the same place of equal layers form a class, and the search chooses classes: their number does not grow with
+ * the depth of the model, so the search is linear in the trace. It is greedy: it repeatedly takes the class that frees
+ * the most memory near the peak per unit of extra work, by the exact lifetimes that the choice gives. So the cost of an
+ * operand that must live longer counts, and a chain that would have to be recomputed all at once (every residual of a
+ * deep model) frees nothing. The choices in their order form a frontier: each level needs less memory and more work.
+ * `auto` takes the first level whose real plan, with the workspaces of the real kernels, fits the budget; `all` takes
+ * the last one. With split_phases the caller chooses levels of the frontiers of all callables together.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,28 +17,28 @@
 #include "pass/plan.h"
 #include "pass/recompute_model.h"
 
-/* So many FLOPs take as long as moving a byte: between what vector code on a CPU and what
- * matrix units reach. Only the order of choices depends on it. */
+/* FLOPs that take as long as moving one byte: between vector code on a CPU and matrix units. Affects only the order of
+ * choices. */
 static const double FLOPS_PER_BYTE = 32;
-/* Memory counts as near the peak above this part of it: several microbatches, or forward and
- * backward, can have peaks that are nearly equal, and no single class lowers them all. */
+/* Memory above this fraction of the peak counts as near it: several microbatches, or forward and backward, can have
+ * nearly equal peaks that no single class lowers together. */
 static const double NEAR_PEAK = 0.9;
 
 typedef struct member {
   uint64_t key;
-  int op, microbatch, rank; /* rank: which of its microbatch's members it is */
+  int op, microbatch, rank; /* rank: index among the members of its microbatch */
 } member;
 
 typedef struct class {
   int first, n; /* members */
   bool marked;  /* policy recompute */
-  int taken;    /* when it was chosen first; -1 */
+  int taken;    /* order in which it was first chosen; -1: not chosen */
 } class;
 
-/* How a class is taken: whole; with operands kept rather than made again too; all members
- * but every second or fourth, which stay as the points to start again from; for
- * the later one of two programs alone, with what that does not read anyway; or whole for each. */
-typedef enum kind { WHOLE, SHALLOW, KEEP_SECOND, KEEP_FOURTH, IN_LATER, IN_EACH, KINDS } kind;
+/* How a class is taken: all members; all members, their operands kept; all but every second or fourth member, which
+ * stay as restart points; only for the later of two programs, with the operands that it does not read otherwise; or all
+ * members for each of the two programs. */
+typedef enum kind { ALL_MEMBERS, SHALLOW, KEEP_SECOND, KEEP_FOURTH, IN_LATER, IN_EACH, KINDS } kind;
 
 typedef struct rfi_frontier {
   rfr_ctx *ctx;
@@ -51,15 +48,15 @@ typedef struct rfi_frontier {
   const rfi_pass_options *o;
   member *member;
   class *class;
-  double *score; /* per class and kind: worth of taking it when last looked at */
+  double *score; /* per class and kind: benefit when last evaluated */
   bool *stale;
   int n_members, n_classes, n_taken;
-  int *op; /* chosen ops in their order; n_ops of the trace more: its clone for the later program */
+  int *op; /* chosen ops in order; op + n_ops of the trace: its clone for the later program */
   int n_ops;
-  int *level; /* level[k]: how many of them level k has; 0 is nothing at all */
+  int *level; /* level[k]: number of chosen ops at level k; level 0 has none */
   double *benefit;
-  int n_levels, n_marked; /* n_marked: the level with what is marked */
-  int looks;              /* choices weighed so far: what the search costs, in walks over the trace */
+  int n_levels, n_marked; /* n_marked: the level with the marked ops */
+  int evaluations;        /* choices evaluated: the cost of the search, in sweeps over the trace */
 } frontier;
 
 /* ---- classes ---- */
@@ -78,12 +75,12 @@ static uint64_t op_hash(const rfr_trace *t, const rfi_opr *op) {
     if (op->in[k] >= 0) h = mix(h, &t->values[op->in[k]].type, sizeof(rfr_type));
   for (int j = 0; j < op->n_out; j++)
     if (op->out[j] >= 0) h = mix(h, &t->values[op->out[j]].type, sizeof(rfr_type));
-  for (const char *c = op->scope; *c; c++) /* "layer3.mlp" and "layer4.mlp" are one place */
+  for (const char *c = op->scope; *c; c++) /* "layer3.mlp" and "layer4.mlp" are equal */
     if (*c < '0' || *c > '9') h = mix(h, c, 1);
   return mix(h, &op->policy, sizeof op->policy);
 }
 
-/* What an op is and what stands next to it in the forward. */
+/* Hashes of each op alone, and of each op with its neighbours in the forward. */
 static rfr_status hash_ops(const rfi_recompute_model *m, uint64_t **out) {
   const rfr_trace *t = m->t;
   uint64_t *own, *near;
@@ -110,7 +107,7 @@ static int by_place(const void *a, const void *b) {
   if (x->microbatch != y->microbatch) return x->microbatch < y->microbatch ? -1 : 1;
   return x->op - y->op;
 }
-/* The first layers of all microbatches come first: what is kept there lives longest. */
+/* The first layers of all microbatches come first: their values live longest. */
 static int by_rank(const void *a, const void *b) {
   const member *x = a, *y = b;
   if (x->key != y->key) return x->key < y->key ? -1 : 1;
@@ -140,13 +137,13 @@ static rfr_status find_classes(frontier *l) {
       l->class[l->n_classes++] = (class){i, 0, t->ops[l->member[i].op].policy == RFR_POLICY_RECOMPUTE, l->member[i].op};
     l->class[l->n_classes - 1].n++;
   }
-  /* in the order of the trace, so that ties do not hang on hashes */
+  /* in trace order, so that ties do not depend on hashes */
   qsort(l->class, (size_t)l->n_classes, sizeof *l->class, by_first_op);
   for (int i = 0; i < l->n_classes; i++) l->class[i].taken = -1;
   return RFR_OK;
 }
 
-/* ---- taking a class ---- */
+/* ---- levels ---- */
 
 static void choose(frontier *l, int op) {
   if (l->m.chosen[op]) return;
@@ -154,8 +151,8 @@ static void choose(frontier *l, int op) {
   l->op[l->n_ops++] = op;
 }
 
-/* Chooses one member; unless shallow, also the ops that only the forward reads and that it
- * needs, and what those need. */
+/* Chooses one member and, unless shallow, the producers of its operands, recursively, whose results only the forward
+ * reads. */
 static void choose_member(frontier *l, int op, bool shallow) {
   const rfi_recompute_model *m = &l->m;
   int from = l->n_ops;
@@ -169,7 +166,7 @@ static void choose_member(frontier *l, int op, bool shallow) {
   }
 }
 
-/* The same for the later program, which has clones of its own. */
+/* The same for the later program, which has separate clones. */
 static void choose_later(frontier *l, int op) {
   const rfi_recompute_model *m = &l->m;
   const int n = m->t->n_ops;
@@ -184,8 +181,8 @@ static void choose_later(frontier *l, int op) {
   }
 }
 
-/* Adds a level for every member that is new. */
-static void take(frontier *l, const class *c, kind how) {
+/* Adds one level per newly chosen member. */
+static void add_levels(frontier *l, const class *c, kind how) {
   for (int i = c->first; i < c->first + c->n; i++) {
     int every = how == KEEP_SECOND ? 2 : how == KEEP_FOURTH ? 4 : 0;
     if (every && l->member[i].rank % every == 0) continue;
@@ -196,41 +193,39 @@ static void take(frontier *l, const class *c, kind how) {
   }
 }
 
-static void step_back(frontier *l, int levels) {
+static void remove_levels(frontier *l, int levels) {
   l->n_levels = levels;
   while (l->n_ops > l->level[levels - 1]) l->m.chosen[l->op[--l->n_ops]] = false;
 }
 
-/* Exactly the ops of level k are chosen. */
+/* Chooses exactly the ops of level k. */
 static void set_level(frontier *l, int k) {
   memset(l->m.chosen, 0, sizeof *l->m.chosen * (size_t)(RFI_LATES * l->m.t->n_ops));
   for (int i = 0; i < l->level[k]; i++) l->m.chosen[l->op[i]] = true;
 }
 
-/* ---- climbing ---- */
+/* ---- the search ---- */
 
 static double work(const rfi_choice_cost *c) { return c->bytes + c->flops / FLOPS_PER_BYTE; }
 
-/* What taking a class is worth: bytes near the peak that go, for each unit of work; 0 or
- * less: nothing. */
-static double look(frontier *l, int c, kind how, const rfi_choice_cost *now, double threshold) {
+/* The benefit of a class: bytes freed near the peak per unit of work; 0 or less: none. */
+static double evaluate_move(frontier *l, int c, kind how, const rfi_choice_cost *now, double threshold) {
   int levels = l->n_levels;
   const bool later = how == IN_LATER || how == IN_EACH;
   if (later && l->m.lates == 1) return 0;
-  if (later && l->class[c].marked && !l->m.delayed) return 0; /* kept for what comes at once */
-  take(l, &l->class[c], how);
+  if (later && l->class[c].marked && !l->m.delayed) return 0; /* kept for the wgrad that follows directly */
+  add_levels(l, &l->class[c], how);
   if (l->n_levels == levels) return 0;
   rfi_choice_cost then = rfi_recompute_evaluate(&l->m, threshold);
-  l->looks++;
-  step_back(l, levels);
-  if (!then.possible || then.peak > now->peak) return 0; /* every level is lower than the one before */
+  l->evaluations++;
+  remove_levels(l, levels);
+  if (!then.possible || then.peak > now->peak) return 0; /* no level has a higher peak than the one before */
   double more = work(&then) - work(now);
   return (now->area - then.area) / (more > 1 ? more : 1);
 }
 
-/* Scores that were good before are upper bounds of what they are now, nearly: only the best
- * ones are looked at again. What was worthless is looked at once more when nothing else is
- * left. */
+/* Earlier scores are nearly upper bounds of the present ones, so only the best are evaluated again. Scores of 0 are
+ * evaluated again when no other is left. */
 static int best_move(frontier *l, bool marked, const rfi_choice_cost *now, double threshold) {
   int n = l->n_classes * KINDS;
   for (int sweep = 0; sweep < 2; sweep++) {
@@ -241,21 +236,21 @@ static int best_move(frontier *l, bool marked, const rfi_choice_cost *now, doubl
           best = i;
       if (best < 0) break;
       if (!l->stale[best]) return best;
-      l->score[best] = look(l, best / KINDS, (kind)(best % KINDS), now, threshold);
+      l->score[best] = evaluate_move(l, best / KINDS, (kind)(best % KINDS), now, threshold);
       l->stale[best] = false;
     }
     for (int i = 0; i < n; i++) {
       if ((marked && !l->class[i / KINDS].marked) || !l->stale[i]) continue;
-      l->score[i] = look(l, i / KINDS, (kind)(i % KINDS), now, threshold);
+      l->score[i] = evaluate_move(l, i / KINDS, (kind)(i % KINDS), now, threshold);
       l->stale[i] = false;
     }
   }
   return -1;
 }
 
-/* Takes classes, of those marked alone or of all, as long as memory near the peak goes; the
- * top is where the peak is lowest. */
-static void climb(frontier *l, bool marked) {
+/* Adds levels, of marked classes only or of all, while they free memory near the peak; the frontier ends where the peak
+ * is lowest. */
+static void extend_frontier(frontier *l, bool marked) {
   int top = l->n_levels;
   set_level(l, top - 1);
   rfi_choice_cost now = rfi_recompute_evaluate(&l->m, 0);
@@ -272,7 +267,7 @@ static void climb(frontier *l, bool marked) {
     class *c = &l->class[best / KINDS];
     const rfi_choice_cost before = now;
     const int level = l->n_levels;
-    take(l, c, (kind)(best % KINDS));
+    add_levels(l, c, (kind)(best % KINDS));
     if (c->taken < 0) c->taken = l->n_taken++;
     now = rfi_recompute_evaluate(&l->m, threshold);
     const double more = work(&now) - work(&before);
@@ -283,11 +278,11 @@ static void climb(frontier *l, bool marked) {
     }
     for (int i = 0; i < l->n_classes * KINDS; i++) l->stale[i] = true;
   }
-  step_back(l, top);
+  remove_levels(l, top);
 }
 
-/* Groups that turned out not to matter, most often those of the first microbatch, whose peak
- * has no gradients below it, are kept after all; what was chosen last goes first. */
+/* Unchooses members that do not lower the peak, mostly of the first microbatch, which has no gradients yet. The class
+ * chosen last is tried first. */
 static bool drop_needless(frontier *l) {
   bool dropped = false;
   rfi_choice_cost now = rfi_recompute_evaluate(&l->m, 0);
@@ -308,7 +303,7 @@ static bool drop_needless(frontier *l) {
           l->op[undo++] = op;
         }
       rfi_choice_cost without = rfi_recompute_evaluate(&l->m, 0);
-      l->looks++;
+      l->evaluations++;
       bool good = without.possible && without.peak <= now.peak && work(&without) <= work(&now);
       for (int i = l->n_ops; i < undo && !good; i++) l->m.chosen[l->op[i]] = true;
       if (!good) break;
@@ -322,7 +317,7 @@ static bool drop_needless(frontier *l) {
 
 /* ---- planning ---- */
 
-/* Step-scoped bytes of the real plan of what is chosen now. */
+/* Step-scoped bytes of the real plan of the present choice. */
 static rfr_status plan_chosen(frontier *l, int64_t *bytes) {
   rfr_status s;
   rfr_ctx *ctx = l->m.t->ctx;
@@ -345,17 +340,17 @@ fail:
   return s;
 }
 
-/* Chooses the part of level k that matters; or all of it, when the plan of the part is above
- * `enough` and that of the whole is smaller. */
+/* Chooses level k without its needless members; or the full level, if the plan without them is above `enough` and the
+ * full plan is smaller. */
 static rfr_status apply_level(frontier *l, int k, int64_t enough, int64_t *planned) {
-  int64_t whole;
+  int64_t full;
   set_level(l, k);
   bool dropped = drop_needless(l);
   RFI_TRY(plan_chosen(l, planned));
   if (!dropped || *planned <= enough) return RFR_OK;
   set_level(l, k);
-  RFI_TRY(plan_chosen(l, &whole));
-  if (whole < *planned) *planned = whole;
+  RFI_TRY(plan_chosen(l, &full));
+  if (full < *planned) *planned = full;
   else drop_needless(l);
   return RFR_OK;
 }
@@ -366,7 +361,7 @@ static int64_t level_peak(frontier *l, int k) {
   return c.possible ? c.peak : INT64_MAX;
 }
 
-/* The lowest level from `low` on whose live bytes are within `bytes`; the top if none. */
+/* The lowest level from `low` on whose live bytes are at most `bytes`; the last level if none. */
 static int find_level(frontier *l, int low, int64_t bytes) {
   int high = l->n_levels - 1;
   while (low < high) {
@@ -377,13 +372,12 @@ static int find_level(frontier *l, int low, int64_t bytes) {
   return low;
 }
 
-/* Live bytes bound the plan from below (but for originals that lowering removes, where the
- * forward was for the backward alone), so the search starts where they fit; the planner
- * decides. */
+/* Live bytes are a lower bound of the plan (except for originals that only the backward read, which lowering removes),
+ * so the search starts at the first level where they fit; the real plan decides. */
 static rfr_status meet_budget(frontier *l, int low, int64_t *planned) {
   int top = l->n_levels - 1;
-  /* The top's plan is the smallest budget that works, by definition: packing is not exact, and
-   * a lower level that happens to pack better must not make the answer depend on the question. */
+  /* The plan of the last level defines the smallest budget. Packing is not exact: a lower level may pack better, but
+   * the smallest budget must not depend on the budget asked for. */
   RFI_TRY(apply_level(l, top, 0, planned));
   if (*planned > l->o->budget) return RFR_OK;
   int k = find_level(l, low, l->o->budget);
@@ -418,7 +412,8 @@ static rfr_status frontier_init(frontier *l, const rfr_trace *t, const rfi_pass_
   RFI_GOTO(RFI_ALLOC(t->ctx, n * sizeof *l->class, &l->class));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->score, &l->score));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->stale, &l->stale));
-  RFI_GOTO(RFI_ALLOC(t->ctx, 2 * RFI_LATES * n * sizeof *l->op, &l->op)); /* room to undo in behind */
+  RFI_GOTO(
+      RFI_ALLOC(t->ctx, 2 * RFI_LATES * n * sizeof *l->op, &l->op)); /* the second half: undo list of drop_needless */
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->level, &l->level));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->benefit, &l->benefit));
   RFI_GOTO(find_classes(l));
@@ -438,15 +433,15 @@ static bool is_chosen(const frontier *l, int op) {
   return l->m.chosen[op] || (l->m.lates > 1 && l->m.chosen[op + l->m.t->n_ops]);
 }
 
-/* Marked values that are kept all the same. */
+/* Reports marked values that are kept. */
 static rfr_status report_refused(const frontier *l, rfi_report *report) {
   const rfr_trace *t = l->m.t;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (op->policy != RFR_POLICY_RECOMPUTE || !l->m.read_late[i] || is_chosen(l, i)) continue;
-    const char *why = l->m.can[i] ? "making it again takes nothing off the peak"
-                                  : "it is shared by microbatches, written in place, or seen outside";
-    RFI_TRY(rfi_report_line(report, "kept: %%%d %s%s%s, though marked: %s", op->out[0], op->def->name,
+    const char *why = l->m.can[i] ? "recomputing it does not lower the peak"
+                                  : "it is shared by microbatches, written in place, or an output";
+    RFI_TRY(rfi_report_line(report, "kept: %%%d %s%s%s, marked for recompute: %s", op->out[0], op->def->name,
                             op->scope[0] ? " in " : "", op->scope, why));
   }
   return RFR_OK;
@@ -455,19 +450,19 @@ static rfr_status report_refused(const frontier *l, rfi_report *report) {
 static rfr_status report_choice(frontier *l, int64_t before, int64_t planned, rfi_report *report) {
   rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
   if (l->m.copies > 1)
-    RFI_TRY(rfi_report_line(report, "held: %lld bytes from one part to the next, in each of %d places",
-                            (long long)c.held, l->m.copies));
+    RFI_TRY(rfi_report_line(report, "live across programs: %lld bytes, in each of %d copies", (long long)c.across,
+                            l->m.copies));
   RFI_TRY(rfi_report_line(report,
-                          "chosen: %d ops made again, +%.0f FLOPs, +%.0f bytes moved; live bytes with workspaces at "
-                          "most %lld before, %lld after; %d choices weighed",
-                          c.clones, c.flops, c.bytes, (long long)before, (long long)c.peak, l->looks));
+                          "chosen: %d ops recomputed, +%.0f FLOPs, +%.0f bytes moved; peak of live bytes with "
+                          "workspaces %lld before, %lld after; %d choices evaluated",
+                          c.clones, c.flops, c.bytes, (long long)before, (long long)c.peak, l->evaluations));
   if (l->o->recompute != RFR_RECOMPUTE_AUTO || l->o->budget <= 0) return RFR_OK;
   return rfi_report_line(report, "%s: %lld bytes planned for the step, %lld allowed",
-                         planned <= l->o->budget ? "fits" : "does not fit, and nothing else would free memory",
+                         planned <= l->o->budget ? "fits" : "does not fit, no further choice frees memory",
                          (long long)planned, (long long)l->o->budget);
 }
 
-/* Rung k, or the next that a clone can be made on: the first of a class may need another of it. */
+/* Level k, or the next possible one: the first member of a class may need another member. */
 static rfr_status rewrite_at_level(frontier *l, int k, rfi_report *report, rfr_trace **out) {
   const int64_t before = level_peak(l, 0);
   while (k < l->n_levels - 1 && level_peak(l, k) == INT64_MAX) k++;
@@ -489,18 +484,18 @@ rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rf
   bool demand = o->recompute == RFR_RECOMPUTE_AUTO && o->budget > 0, all = o->recompute == RFR_RECOMPUTE_ALL;
   *out = NULL;
   if (o->frontier) return rewrite_at_level(o->frontier, o->level, report, out);
-  if (o->apart || (!demand && !all && !any_marked(in))) {
+  if (o->split_phases || (!demand && !all && !any_marked(in))) {
     RFI_TRY(rfi_report_line(report, "nothing: every value is kept"));
     return rfi_copy_trace(in, out);
   }
   RFI_TRY(frontier_init(&l, in, o));
   int64_t before = level_peak(&l, 0);
-  climb(&l, true);
+  extend_frontier(&l, true);
   int marked = l.n_levels - 1;
-  if (demand) planned = level_peak(&l, marked); /* no plan is smaller */
+  if (demand) planned = level_peak(&l, marked); /* a lower bound of the plan */
   if (demand && planned <= o->budget) RFI_GOTO(apply_level(&l, marked, o->budget, &planned));
   if (all || (demand && planned > o->budget)) {
-    climb(&l, false);
+    extend_frontier(&l, false);
     if (all) {
       set_level(&l, l.n_levels - 1);
       drop_needless(&l);
@@ -520,7 +515,7 @@ fail:
   return s;
 }
 
-/* ---- frontiers of parts that run apart ---- */
+/* ---- frontiers for split_phases ---- */
 
 rfr_status rfi_frontier_create(const rfr_trace *in, const rfi_pass_options *o, bool marked_alone, rfi_frontier **out) {
   rfr_status s;
@@ -534,9 +529,9 @@ rfr_status rfi_frontier_create(const rfr_trace *in, const rfi_pass_options *o, b
   l->own = *o;
   RFI_GOTO(rfi_order_phases(in, phase, &l->ordered));
   RFI_GOTO(frontier_init(l, l->ordered, &l->own));
-  climb(l, true);
+  extend_frontier(l, true);
   l->n_marked = l->n_levels - 1;
-  if (!marked_alone) climb(l, false);
+  if (!marked_alone) extend_frontier(l, false);
   *out = l;
   l = NULL;
 fail:
@@ -562,7 +557,7 @@ double rfi_frontier_benefit(const rfi_frontier *l, int level) { return l->benefi
 
 static double point_work(const rfr_frontier_point *p) { return p->extra_bytes + p->extra_flops / FLOPS_PER_BYTE; }
 
-/* Adds a point, unless another one is better in both; after the first, points that it beats go. */
+/* Adds a point unless another is better in bytes and work; removes points that it beats, except the first. */
 static void add_point(rfr_frontier_point *points, int *n, const rfr_frontier_point *p, const rfr_frontier_point *top) {
   if (top && p->planned_bytes <= top->planned_bytes) return;
   while (*n > 1 && points[*n - 1].planned_bytes >= p->planned_bytes && point_work(&points[*n - 1]) >= point_work(p))
@@ -576,15 +571,15 @@ rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o
   rfr_status s;
   int last = -1;
   *n = 0;
-  if (max < 2) return rfi_fail(RFI_E_ARGUMENT, "room for %d points, two are the least", max);
+  if (max < 2) return rfi_fail(RFI_E_ARGUMENT, "room for %d points, at least 2 are needed", max);
   RFI_TRY(frontier_init(&l, in, o));
-  climb(&l, true);
+  extend_frontier(&l, true);
   int marked = l.n_levels - 1;
-  climb(&l, false);
+  extend_frontier(&l, false);
   int64_t high = level_peak(&l, marked), low = level_peak(&l, l.n_levels - 1);
   rfr_frontier_point top = {0};
   int n_top = l.n_levels - 1;
-  for (int i = -1; i < max - 1; i++) { /* the top first: what is no larger than it is no trade */
+  for (int i = -1; i < max - 1; i++) { /* the last level first: only larger plans are a trade-off */
     int k = i < 0 ? n_top : i == 0 ? marked : find_level(&l, marked, high - (high - low) / (max - 1) * i);
     if (k <= last || (k == n_top && i >= 0)) continue;
     rfr_frontier_point p = {0};

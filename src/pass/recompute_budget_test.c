@@ -83,7 +83,7 @@ static void test_programs(void **state) {
 /* The search walks over the trace as often for a deep model as for a shallow one. */
 static void test_linear(void **state) {
   (void)state;
-  int looks[2];
+  int evaluations[2];
   for (int i = 0; i < 2; i++) {
     rfr_trace *t = rft_llama(i ? 32 : 8, 2, RFR_POLICY_AUTO);
     rfr_programs *p = rft_recompute(t, RFR_RECOMPUTE_KEEP, 0);
@@ -91,16 +91,17 @@ static void test_linear(void **state) {
     rfi_report report = {.text = {.ctx = ctx}};
     rfr_trace *u;
     OK(rfi_pass_recompute(rfr_program_trace(p, 0, "fuse"), &o, &report, &u));
-    const char *weighed = strstr(report.text.data, " choices weighed");
-    assert_non_null(weighed);
-    while (weighed[-1] >= '0' && weighed[-1] <= '9') weighed--;
-    looks[i] = atoi(weighed);
+    const char *evaluated = strstr(report.text.data, " choices evaluated");
+    assert_non_null(evaluated);
+    while (evaluated[-1] >= '0' && evaluated[-1] <= '9') evaluated--;
+    evaluations[i] = atoi(evaluated);
     rfi_string_deinit(&report.text);
     rfr_trace_destroy(u);
     rfr_programs_destroy(p);
     rfr_trace_destroy(t);
   }
-  if (looks[1] * 2 > looks[0] * 3) fail_msg("%d choices for 8 layers, %d for 32", looks[0], looks[1]);
+  if (evaluations[1] * 2 > evaluations[0] * 3)
+    fail_msg("%d choices for 8 layers, %d for 32", evaluations[0], evaluations[1]);
 }
 
 static void test_frontier(void **state) {

@@ -406,7 +406,7 @@ static void test_account_apart(void **state) {
   const rfr_trace *t = rfr_graphs_trace(g, 0);
   int own = 0;
   for (int delayed = 0; delayed < 2; delayed++) {
-    rfi_pass_options o = {.prune = true, .apart = true, .copies = COPIES, .delayed = delayed};
+    rfi_pass_options o = {.prune = true, .split_phases = true, .copies = COPIES, .delayed = delayed};
     rfi_recompute_model m;
     OK(rfi_recompute_model_init(&m, t, &o));
     for (uint64_t seed = 0; seed < 60; seed++) {
@@ -418,7 +418,7 @@ static void test_account_apart(void **state) {
       OK(rfi_recompute_apply(&m, NULL, &u));
       int64_t peak = 0, held = live_across(u, RFR_PHASE_DGRAD, &peak), later = live_across(u, RFR_PHASE_WGRAD, &peak);
       if (delayed && later > held) held = later;
-      assert_int_equal(c.held, held);
+      assert_int_equal(c.across, held);
       assert_int_equal(c.peak, peak + (COPIES - 1) * held);
       for (int i = 1; i < u->n_ops; i++) {
         assert_true(u->ops[i].phase >= u->ops[i - 1].phase);

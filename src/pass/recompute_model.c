@@ -1,24 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The rules of recomputing. A chosen op is cloned once, just before the first op of the
- * backward that needs one of its results, for itself or for another clone; all ops of the
- * backward then read the clone, and the original dies with its last reader of the forward.
- * An operand of a clone is the clone of its producer where that is chosen too, else the
+ * The rules of recomputing. A chosen op is cloned once, just before the first op of the backward that needs one of its
+ * results, directly or for another clone. All ops of the backward then read the clone, and the original dies with its
+ * last reader in the forward. An operand of a clone is the clone of its producer if that is chosen too, else the
  * original, which then lives until the clone has read it.
  *
- * Never cloned: what writes onto an operand, writes state or is seen by the host; what is
- * written onto later; what another microbatch reads, because clones belong to one. A clone
- * that would read a storage after its next version was made makes the choice impossible.
+ * Never cloned: an op that writes onto an operand, writes state or has a host effect; an op whose result is written onto
+ * later; an op with a reader in another microbatch, because a clone belongs to one. A choice is impossible if a clone
+ * would read a storage after its next version was written.
  *
- * Where forward (F), dgrad (I) and wgrad (W) run as programs of their own, the trace has their ops in this order, and
- * they are two backwards: a clone that both need is made in I and kept for W, or W has one of its own, where that is
- * chosen.
- * What lives from one program to the next has bytes in every copy, that of each microbatch in flight and of each
- * callable; what lives within one has bytes once.
+ * With split_phases, forward (F), dgrad (I) and wgrad (W) are separate programs, and the trace has their ops in this
+ * order. There are two backwards: a clone that both need is made in I and kept for W, or W has a clone of its own, as
+ * chosen. A value that lives from one program to the next takes bytes in every copy (microbatch in flight); a value
+ * that lives within one program takes bytes once.
  *
- * The memory of a choice is found by one walk backwards (when is each clone needed), one
- * forwards over the new order (which storage lives when) and a running sum: no guess, the
- * same lifetimes that the planner will see, apart from copies that lowering may add.
+ * The memory of a choice comes from one backward sweep (when each clone is needed), one forward sweep over the new order
+ * (lifetimes) and a running sum. These are the lifetimes that the planner sees, except for copies that lowering adds.
  */
 #include "pass/recompute_model.h"
 
@@ -51,10 +48,10 @@ static void find_roots(rfi_recompute_model *m) {
   }
 }
 
-/* The op that makes what v shows; -1 for an input. */
-static int maker(const rfi_recompute_model *m, rfr_value v) { return m->t->values[m->root[v]].op; }
+/* The op that produces v or the value that v is a view of; -1: an input. */
+static int producer(const rfi_recompute_model *m, rfr_value v) { return m->t->values[m->root[v]].op; }
 
-/* A state that the trace writes: another microbatch may have written it by the time that a clone would read it. */
+/* A state that is written: another microbatch may write it before a clone reads it. */
 static bool is_written_state(const rfi_recompute_model *m, const rfi_pass_options *o, rfr_value v) {
   const rfr_value root = m->root[v], base = m->t->values[root].base;
   const rfi_value *x = &m->t->values[base];
@@ -70,13 +67,13 @@ static bool is_gathered(const rfr_trace *t, rfr_value v) {
 
 static void find_candidates(rfi_recompute_model *m, const rfi_pass_options *o) {
   const rfr_trace *t = m->t;
-  const bool apart = o->apart;
+  const bool split_phases = o->split_phases;
   m->begins[0] = m->begins[1] = t->n_ops;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     m->late[i] = op->phase == RFR_PHASE_DGRAD   ? RFI_LATE
                  : op->phase != RFR_PHASE_WGRAD ? RFI_EARLY
-                 : apart                        ? RFI_LATER
+                 : split_phases                 ? RFI_LATER
                                                 : RFI_LATE;
     for (int k = 0; k < RFI_LATES; k++)
       if (m->late[i] >= RFI_LATE + k && i < m->begins[k]) m->begins[k] = i;
@@ -90,8 +87,8 @@ static void find_candidates(rfi_recompute_model *m, const rfi_pass_options *o) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->flags & RFI_VIEW) continue;
     for (int k = 0; k < op->n_in; k++) {
-      int p = op->in[k] < 0 ? -1 : maker(m, op->in[k]);
-      if (apart && op->in[k] >= 0 && is_written_state(m, o, op->in[k])) m->can[i] = false;
+      int p = op->in[k] < 0 ? -1 : producer(m, op->in[k]);
+      if (split_phases && op->in[k] >= 0 && is_written_state(m, o, op->in[k])) m->can[i] = false;
       if (o->gathered && op->in[k] >= 0 && is_gathered(t, op->in[k])) m->gone[i] = true;
       if (p < 0) continue;
       if (m->late[i]) m->read_late[p] = true;
@@ -101,27 +98,29 @@ static void find_candidates(rfi_recompute_model *m, const rfi_pass_options *o) {
   }
 }
 
-/* Apart, inputs are copied into each copy, and what setup makes is there once for all steps. */
-static bool is_step_scoped(const rfr_trace *t, const rfi_value *x, bool apart) {
-  if (x->op < 0) return apart && (x->role == RFR_ROLE_INPUT || x->role == RFR_ROLE_INPUT_GRAD);
+/* With split_phases, inputs are part of each copy, and results of setup exist once for all microbatches. */
+static bool is_step_scoped(const rfr_trace *t, const rfi_value *x, bool split_phases) {
+  if (x->op < 0) return split_phases && (x->role == RFR_ROLE_INPUT || x->role == RFR_ROLE_INPUT_GRAD);
   const int phase = t->ops[x->op].phase;
-  return phase != RFR_PHASE_LOAD && !(apart && phase == RFR_PHASE_SETUP);
+  return phase != RFR_PHASE_LOAD && !(split_phases && phase == RFR_PHASE_SETUP);
 }
 
-static void find_costs(rfi_recompute_model *m, bool apart) {
+static void find_costs(rfi_recompute_model *m, bool split_phases) {
   const rfr_trace *t = m->t;
   for (int i = 0; i < t->n_ops; i++) m->cost[i] = rfi_op_cost(t, &t->ops[i]);
   for (rfr_value v = 0; v < t->n_values; v++) {
     const rfi_value *x = &t->values[v];
-    if (x->base == v && is_step_scoped(t, x, apart)) m->bytes[v] = rfi_storage_bytes(&x->type);
+    if (x->base == v && is_step_scoped(t, x, split_phases)) m->bytes[v] = rfi_storage_bytes(&x->type);
   }
 }
 
 rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, const rfi_pass_options *o) {
   rfr_status s;
   size_t ops = (size_t)t->n_ops + 1, values = (size_t)t->n_values + 1;
-  *m = (rfi_recompute_model){
-      .t = t, .lates = o->apart ? RFI_LATES : 1, .copies = o->apart ? o->copies : 1, .delayed = o->apart && o->delayed};
+  *m = (rfi_recompute_model){.t = t,
+                             .lates = o->split_phases ? RFI_LATES : 1,
+                             .copies = o->split_phases ? o->copies : 1,
+                             .delayed = o->split_phases && o->delayed};
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->late));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->can));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->gone));
@@ -143,7 +142,7 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
   RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->cost, &m->cost));
   find_roots(m);
   find_candidates(m, o);
-  find_costs(m, o->apart);
+  find_costs(m, o->split_phases);
   if (o->workspace) RFI_GOTO(o->workspace(o->user, t, m->workspace));
   return RFR_OK;
 fail:
@@ -166,7 +165,7 @@ void rfi_recompute_model_deinit(rfi_recompute_model *m) {
 
 static bool is_view(const rfi_recompute_model *m, int i) { return m->t->ops[i].def->flags & RFI_VIEW; }
 
-/* Clones by their numbers, and the ops and programs that they are of. */
+/* Clones by number; their ops and programs. */
 static int op_of(const rfi_recompute_model *m, int clone) { return clone % m->t->n_ops; }
 static int n_clones(const rfi_recompute_model *m) { return m->lates * m->t->n_ops; }
 static bool is_made(const rfi_recompute_model *m, int clone) { return m->time[clone] != RFI_NEVER; }
@@ -178,23 +177,23 @@ static int clone_for(const rfi_recompute_model *m, int p, int late) {
   return late == RFI_LATER && m->chosen[own] ? own : m->chosen[p] ? p : -1;
 }
 
-/* The same for what v shows. */
+/* The same for value v. */
 static int clone_read(const rfi_recompute_model *m, rfr_value v, int late) {
-  const int clone = clone_for(m, maker(m, v), late);
+  const int clone = clone_for(m, producer(m, v), late);
   return clone >= 0 && is_made(m, clone) ? clone : -1;
 }
-/* Its result for value v. */
+/* The clone's result for value v. */
 static int clone_result(const rfi_recompute_model *m, rfr_value v, int clone) {
   return clone < m->t->n_ops ? v : v + m->t->n_values;
 }
 
-/* The operands of op i are needed by op `when` of the backward, or by a clone before it. */
+/* Marks the operands of op i as needed by op `when` of the backward, or by a clone before it. */
 static bool need_operands(rfi_recompute_model *m, int i, int when) {
   const rfi_opr *op = &m->t->ops[i];
   bool possible = true;
   for (int k = 0; k < op->n_in; k++) {
     if (op->in[k] < 0) continue;
-    const int clone = clone_for(m, maker(m, op->in[k]), m->late[when]);
+    const int clone = clone_for(m, producer(m, op->in[k]), m->late[when]);
     if (clone >= 0) {
       if (when < m->time[clone]) m->time[clone] = when;
     } else if (m->overwritten[m->root[op->in[k]]] < when) {
@@ -219,8 +218,8 @@ static bool find_times(rfi_recompute_model *m) {
   return possible;
 }
 
-/* The new order: before op i stand the clones that it is the first to need, as they stood
- * in the forward. start[i]: how many clones come before those; rank[c]: which of them c is. */
+/* The new order: op i is preceded by the clones that it is the first to need, in forward order. start[i]: number of
+ * clones before those; rank[c]: index of clone c among them. */
 static int find_order(rfi_recompute_model *m) {
   int n = m->t->n_ops, clones = 0;
   memset(m->start, 0, sizeof *m->start * (size_t)(n + 1));
@@ -311,7 +310,7 @@ static int64_t sum_live(rfi_recompute_model *m, int clones, double level, int64_
   for (rfr_value v = 0; v < t->n_values; v++) {
     if (m->bytes[v] == 0 || m->last[v] < 0) continue;
     add_live(m, m->first[v], m->last[v], m->bytes[v]);
-    for (int c = v; c < m->lates * t->n_values; c += t->n_values) /* a clone's result that nobody reads is dead */
+    for (int c = v; c < m->lates * t->n_values; c += t->n_values) /* a clone's unread result is dead */
       if (m->clone_first[c] >= 0 && m->clone_last[c] >= 0)
         add_live(m, m->clone_first[c], m->clone_last[c], m->bytes[v]);
   }
@@ -337,10 +336,10 @@ rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
   find_lives(m);
   if (m->copies > 1) {
     const int64_t later = m->delayed ? bytes_across(m, RFI_LATER) : 0;
-    c.held = bytes_across(m, RFI_LATE);
-    if (later > c.held) c.held = later;
+    c.across = bytes_across(m, RFI_LATE);
+    if (later > c.across) c.across = later;
   }
-  c.peak = sum_live(m, c.clones, level, (m->copies - 1) * c.held, &c.area);
+  c.peak = sum_live(m, c.clones, level, (m->copies - 1) * c.across, &c.area);
   for (int i = 0; i < n_clones(m); i++) {
     if (!is_made(m, i)) continue;
     c.flops += m->cost[op_of(m, i)].flops;
@@ -355,11 +354,11 @@ typedef struct writer {
   rfi_recompute_model *m;
   rfi_rewrite r;
   rfr_value *clone; /* per clone's result: it in the new trace, RFR_NONE */
-  int *order;       /* clones by where they stand */
+  int *order;       /* clones by position */
   rfi_report *report;
 } writer;
 
-/* What a reader in the backward, of the given phase, takes for value v; views follow. */
+/* The value that a reader in the backward uses for v; its views are recorded again in the given phase. */
 static rfr_status late_operand(writer *w, rfr_value v, int late, int phase, rfr_value *out) {
   const rfr_trace *t = w->m->t;
   *out = RFR_NONE;
@@ -372,7 +371,7 @@ static rfr_status late_operand(writer *w, rfr_value v, int late, int phase, rfr_
   rfr_value chain[64];
   int n = 0;
   while (w->clone[clone_result(w->m, v, made)] < 0) {
-    if (n == 64) return rfi_fail(RFI_E_UNSUPPORTED, "more than 64 views of each other");
+    if (n == 64) return rfi_fail(RFI_E_UNSUPPORTED, "a chain of more than 64 views");
     chain[n++] = v;
     v = t->ops[t->values[v].op].in[0];
   }
@@ -420,7 +419,7 @@ static rfr_status report_clone(const writer *w, int c) {
                          clone_position(m, c) - from, cost.bytes, cost.flops);
 }
 
-/* Clone c, for an op of the given phase. */
+/* Writes clone c for an op of the given phase. */
 static rfr_status write_clone(writer *w, int c, int phase, rfr_value *in) {
   const rfi_recompute_model *m = w->m;
   const int i = op_of(m, c);

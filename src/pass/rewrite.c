@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The way a pass writes its new trace: inputs first, then ops copied or replaced one by
- * one, with a map from old values to new ones. Everything goes through rfi_append, so
- * that types and storage are inferred again.
+ * How a pass writes its new trace: inputs first, then ops copied or replaced one by one, with a map from old values
+ * to new ones. rfi_append infers all types and storage again.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,8 +19,8 @@ rfr_status rfi_report_line(rfi_report *r, const char *format, ...) {
   return rfi_string_printf(&r->text, "%s\n", line);
 }
 
-/* A source file's name, as ours; ops of one file mostly stand together. */
-static rfr_status own_place(rfi_rewrite *r, rfr_source *at) {
+/* Copies the file name into the new arena; neighbouring ops mostly share it. */
+static rfr_status own_source(rfi_rewrite *r, rfr_source *at) {
   if (!at->file) return RFR_OK;
   if (!r->file || strcmp(r->file, at->file) != 0)
     if (!(r->file = rfi_arena_strdup(r->to->arena, at->file))) return RFR_NO_MEMORY;
@@ -32,7 +31,7 @@ static rfr_status own_place(rfi_rewrite *r, rfr_source *at) {
 rfr_status rfi_rewrite_input(rfi_rewrite *r, int i) {
   const rfi_value *x = &r->from->values[r->from->inputs[i]];
   rfr_source at = x->at;
-  RFI_TRY(own_place(r, &at));
+  RFI_TRY(own_source(r, &at));
   r->map[r->from->inputs[i]] =
       rfr_input_at(r->to, at, x->name, (rfr_role)x->role, x->type.dtype, x->type.rank, x->type.shape);
   return rfr_trace_status(r->to);
@@ -42,7 +41,7 @@ rfr_status rfi_rewrite_open(const rfr_trace *from, rfi_rewrite *r) {
   rfr_status s;
   *r = (rfi_rewrite){.from = from};
   RFI_GOTO(rfr_trace_create(from->ctx, &r->to));
-  /* mostly as long as the old one: room for it at once */
+  /* the new trace is mostly as long as the old one */
   if (!rfi_arena_grow(r->to->arena, (void **)&r->to->values, &r->to->cap_values, from->n_values,
                       sizeof *from->values) ||
       !rfi_arena_grow(r->to->arena, (void **)&r->to->ops, &r->to->cap_ops, from->n_ops, sizeof *from->ops)) {
@@ -79,10 +78,10 @@ void rfi_rewrite_abort(rfi_rewrite *r) {
   r->op_map = NULL;
 }
 
-/* Strings of the old trace die with it: those of a parsed one, its places too. */
+/* Strings die with the old trace, for a parsed one its source places too. */
 static rfr_status own_strings(rfi_rewrite *r, rfi_opr *op) {
   rfr_trace *t = r->to;
-  RFI_TRY(own_place(r, &op->at));
+  RFI_TRY(own_source(r, &op->at));
   if (strcmp(op->scope, t->scope) == 0) op->scope = t->scope;
   else if (!(op->scope = rfi_arena_strdup(t->arena, op->scope))) return RFR_NO_MEMORY;
   else t->scope = op->scope;
@@ -96,7 +95,7 @@ rfr_status rfi_rewrite_new(rfi_rewrite *r, const rfi_opr *proto, const bool *dea
   return rfi_append(r->to, &op, dead, out);
 }
 
-void rfi_stand_for(rfi_rewrite *r, rfr_value old, rfr_value v) {
+void rfi_replace_value(rfi_rewrite *r, rfr_value old, rfr_value v) {
   const char *name = r->from->values[old].name;
   r->map[old] = v;
   if (name[0]) rfr_value_set_name(r->to, v, name);
@@ -111,7 +110,7 @@ rfr_status rfi_rewrite_as(rfi_rewrite *r, int i, const rfi_opr *proto, const boo
   r->op_map[i] = r->to->n_ops - 1;
   for (int j = 0; j < old->n_out; j++) {
     if (old->out[j] < 0 || j >= op.def->n_results || out[j] < 0) continue;
-    rfi_stand_for(r, old->out[j], out[j]);
+    rfi_replace_value(r, old->out[j], out[j]);
   }
   return rfr_trace_status(r->to);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Equality of two traces, and what a pass changed between them. The diff compares ops
- * by what they are (op, result types, operand names and types, scope, phase), not by
- * their ids, which every pass hands out anew.
+ * Equality and difference of two traces. The difference compares ops by their contents (op, result types, operand names
+ * and types, scope, phase), not by ids, which every pass assigns again.
  */
 #include <string.h>
 
@@ -10,7 +9,7 @@
 #include "trace/print.h"
 #include "trace/trace.h"
 
-static bool places_equal(rfr_source a, rfr_source b) {
+static bool sources_equal(rfr_source a, rfr_source b) {
   return a.line == b.line && strcmp(a.file ? a.file : "", b.file ? b.file : "") == 0;
 }
 
@@ -18,13 +17,13 @@ static bool values_equal(const rfi_value *a, const rfi_value *b) {
   return memcmp(&a->type, &b->type, sizeof a->type) == 0 && a->base == b->base && a->offset == b->offset &&
          memcmp(a->stride, b->stride, sizeof *a->stride * (size_t)a->type.rank) == 0 && a->op == b->op &&
          a->result == b->result && a->role == b->role && strcmp(a->name, b->name) == 0 &&
-         (a->op >= 0 || places_equal(a->at, b->at));
+         (a->op >= 0 || sources_equal(a->at, b->at));
 }
 
 static bool ops_equal(const rfi_opr *a, const rfi_opr *b) {
   if (a->def != b->def || a->n_in != b->n_in || a->n_out != b->n_out || a->phase != b->phase ||
       a->policy != b->policy || a->microbatch != b->microbatch || a->token_in != b->token_in ||
-      a->clone_of != b->clone_of || strcmp(a->scope, b->scope) != 0 || !places_equal(a->at, b->at))
+      a->clone_of != b->clone_of || strcmp(a->scope, b->scope) != 0 || !sources_equal(a->at, b->at))
     return false;
   return memcmp(a->in, b->in, sizeof *a->in * (size_t)a->n_in) == 0 &&
          memcmp(a->out, b->out, sizeof *a->out * (size_t)a->n_out) == 0 &&
@@ -44,7 +43,7 @@ int rfr_trace_equal(const rfr_trace *a, const rfr_trace *b) {
   return 1;
 }
 
-/* What an op is, independent of ids. */
+/* A hash of an op's contents without ids. */
 static uint64_t fingerprint(const rfr_trace *t, const rfi_opr *op) {
   uint64_t h = 0xcbf29ce484222325u;
 #define MIX(pointer, bytes) \
@@ -82,13 +81,13 @@ rfr_status rfr_trace_diff(const rfr_trace *a, const rfr_trace *b, rfr_write_fn w
   for (int i = 0; i < a->n_ops; i++) fa[i] = fingerprint(a, &a->ops[i]);
   for (int i = 0; i < b->n_ops; i++) fb[i] = fingerprint(b, &b->ops[i]);
   int i = 0, j = 0;
-  enum { WINDOW = 512 }; /* how far a match is looked for: passes move little */
+  enum { WINDOW = 512 }; /* ops searched for a match: passes move ops little */
   while (i < a->n_ops || j < b->n_ops) {
     if (i < a->n_ops && j < b->n_ops && fa[i] == fb[j]) {
       i++, j++;
       continue;
     }
-    /* nearest pair of equal ops ahead, by total distance */
+    /* the nearest pair of equal ops, by total distance */
     int skip_a = a->n_ops - i, skip_b = b->n_ops - j;
     for (int d = 1; d < WINDOW && d < skip_a + skip_b; d++)
       for (int x = 0; x <= d; x++)

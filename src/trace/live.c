@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Lifetimes: for every storage, the first and the last op that touch it. A view or a
- * next version counts for its base. Inputs live always; a storage that an output
- * shows lives to the end. Printing and planning read the same answer, so the bytes in
- * a printed trace are those of the plan.
+ * Lifetimes: the first and the last op that touch each storage. A view or a next version counts for its base. Inputs
+ * always live; the storage of an output lives to the end. Printing and planning both use this, so the bytes in a
+ * printed trace are those of the plan.
  */
 #include "trace/live.h"
 
@@ -21,7 +20,7 @@ rfr_status rfi_lives(const rfr_trace *t, rfi_life **out) {
   for (int v = 0; v < t->n_values; v++) life[v] = (rfi_life){-1, -1, false};
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    /* A view reads nothing: only its users keep the base alive. */
+    /* A view reads no bytes: only its readers keep the base alive. */
     if (op->def->flags & RFI_VIEW) continue;
     for (int k = 0; k < op->n_in; k++)
       if (op->in[k] >= 0) touch(&life[t->values[op->in[k]].base], i);

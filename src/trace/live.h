@@ -8,20 +8,20 @@
 #include "trace/trace.h"
 
 typedef struct rfi_life {
-  int first, last; /* op indices; -1: never touched; last == n_ops: an output */
-  bool persistent; /* input, or made once in phase load: lives across steps */
+  int first, last; /* op indices; -1: not touched; last == n_ops: an output */
+  bool persistent; /* an input or a result of phase load: lives across steps */
 } rfi_life;
 
-/* Storages start at multiples of this: whole cache lines, on a GPU too, where a warp's 512 bytes would otherwise touch
- * five lines instead of four, and what its libraries want of a workspace. */
+/* Alignment of storages: full cache lines (on a GPU a warp's 512 bytes then touch four lines, not five), and the
+ * alignment that GPU libraries require of workspaces. */
 enum { RFI_ALIGNMENT = 256 };
 static inline int64_t rfi_align(int64_t bytes) { return (bytes + RFI_ALIGNMENT - 1) / RFI_ALIGNMENT * RFI_ALIGNMENT; }
-/* Bytes that a value's own storage takes in an arena. */
+/* Bytes of a storage of this type in an arena. */
 static inline int64_t rfi_storage_bytes(const rfr_type *type) { return rfi_align(rfi_bytes(type)); }
 
-/* One entry per value (n_values), meaningful for owners of storage; from the context. */
+/* One entry per value (n_values), valid for owners of storage; freed with rfi_free. */
 rfr_status rfi_lives(const rfr_trace *t, rfi_life **out);
-/* Step-scoped bytes live during each op (n_ops + 2 entries); from the context. */
+/* Step-scoped bytes live during each op (n_ops + 2 entries); freed with rfi_free. */
 rfr_status rfi_live_bytes(const rfr_trace *t, int64_t **out);
 
 #endif

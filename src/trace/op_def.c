@@ -2,8 +2,8 @@
  *
  * The op table of ops.def, parsed once per process into constant definitions. The
  * shape and gradient rules are found by name (rfi_infer_NAME, rfi_grad_NAME): an op
- * costs its row and its files, and no list beside them. Ops registered from outside belong to a
- * context and are found through it.
+ * needs a row and its files, and no other list. Registered ops belong to a context and are
+ * found through it.
  */
 #include <pthread.h>
 #include <string.h>

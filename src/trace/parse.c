@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads the flat form that print.c writes. The text is untrusted: every count is
- * bounded by what was read, ids are mapped, and each op goes through the same door as a
- * recorded one (rfi_append), so that its types and storage are inferred again and then
- * compared with the printed ones. Errors name file:line.
+ * Reads the flat form that print.c writes. The text is untrusted: every count is bounded by the text, memory is linear
+ * in it, and each op is appended like a recorded one (rfi_append), which infers its types and storage; they must equal
+ * the printed ones. Errors name file:line.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -54,7 +53,7 @@ static rfr_status take_int(parser *q, int64_t *out) {
 static rfr_status take_int32(parser *q, int32_t *out) {
   int64_t i;
   RFI_TRY(take_int(q, &i));
-  if (i < INT32_MIN || i > INT32_MAX) return bad(q, "number too large before");
+  if (i < INT32_MIN || i > INT32_MAX) return bad(q, "number out of range before");
   *out = (int32_t)i;
   return RFR_OK;
 }
@@ -87,7 +86,7 @@ static rfr_status take_quoted(parser *q, const char **out) {
       return bad(q, "bad escape");
     }
   }
-  if (!take(q, "\"")) return bad(q, "unfinished text");
+  if (!take(q, "\"")) return bad(q, "missing closing quote");
   *out = text;
   return RFR_OK;
 }
@@ -130,7 +129,7 @@ static rfr_status take_id(parser *q, rfr_value *v) {
   return *v >= 0 ? RFR_OK : bad(q, "bad value id before");
 }
 
-static rfr_status take_place(parser *q, rfr_source *at) {
+static rfr_status take_source(parser *q, rfr_source *at) {
   skip_space(q);
   *at = (rfr_source){NULL, 0};
   if (!take(q, "at ")) return RFR_OK;
@@ -139,7 +138,7 @@ static rfr_status take_place(parser *q, rfr_source *at) {
   int32_t line;
   RFI_TRY(take_int32(q, &line));
   at->line = line;
-  if (!*at->file) *at = (rfr_source){NULL, 0}; /* no file is no place: it is not printed either */
+  if (!*at->file) *at = (rfr_source){NULL, 0}; /* without a file there is no source, and print.c writes none */
   return RFR_OK;
 }
 
@@ -161,14 +160,14 @@ static rfr_status parse_input(parser *q) {
   if (role < 0) return bad(q, "unknown role");
   skip_space(q);
   RFI_TRY(take_type(q, &type));
-  RFI_TRY(take_place(q, &at));
+  RFI_TRY(take_source(q, &at));
   RFI_TRY(at_end(q));
-  if (id != q->t->n_values) return bad(q, "values must be numbered as they come, before");
+  if (id != q->t->n_values) return bad(q, "values must be numbered in order; before");
   rfr_input_at(q->t, at, name, (rfr_role)role, type.dtype, type.rank, type.shape);
   return rfr_trace_status(q->t);
 }
 
-/* What a printed result claims; compared with what inference says. */
+/* A printed result; compared with the inferred one. */
 typedef struct claim {
   rfr_value id;
   const char *name;
@@ -195,7 +194,7 @@ static rfr_status parse_claim(parser *q, claim *c) {
   c->strided = true;
   RFI_TRY(take_int(q, &c->offset));
   RFI_TRY(take_dims(q, '{', '}', c->stride, &rank));
-  return rank == c->type.rank ? RFR_OK : bad(q, "a stride for each dimension expected before");
+  return rank == c->type.rank ? RFR_OK : bad(q, "expected one stride per dimension before");
 }
 
 static rfr_status parse_attr(parser *q, char type, rfi_attr *a) {
@@ -208,7 +207,7 @@ static rfr_status parse_attr(parser *q, char type, rfi_attr *a) {
   }
   if (type != 'f') return take_int(q, &a->i);
   char number[40], *end;
-  size_t n = 0; /* the text has no NUL behind it */
+  size_t n = 0; /* the text has no terminating NUL */
   while (q->p + n < q->end && q->p[n] != ' ') n++;
   if (n >= sizeof number) return bad(q, "expected a number");
   memcpy(number, q->p, n);
@@ -248,7 +247,7 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *t
       op->phase = (uint8_t)phase;
     } else if (label == MB) {
       RFI_TRY(take_int32(q, &op->microbatch));
-      if (op->microbatch < -1 || op->microbatch > RFI_MAX_MICROBATCH) return bad(q, "no such microbatch before");
+      if (op->microbatch < -1 || op->microbatch > RFI_MAX_MICROBATCH) return bad(q, "microbatch out of range before");
     } else if (label == TOKEN) {
       RFI_TRY(take_int32(q, token));
     } else if (label == CLONE_OF) {
@@ -264,7 +263,7 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *t
       bool state = take(q, "state"), host = state ? take(q, ",host") : take(q, "host");
       if (state != !!(op->def->flags & RFI_STATE) || host != !!(op->def->flags & RFI_HOST) ||
           collective != !!(op->def->flags & RFI_COLLECTIVE))
-        return bad(q, "effects are not those of the op, before");
+        return bad(q, "effects differ from those of the op, before");
     }
   }
   const unsigned attributes = (1u << op->def->n_attrs) - 1;
@@ -273,15 +272,15 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *t
 }
 
 static rfr_status check_claim(parser *q, const claim *c, rfr_value v) {
-  if ((v < 0) != (c->id < 0)) return bad(q, "a result is dead that should not be, or the reverse");
+  if ((v < 0) != (c->id < 0)) return bad(q, "a result is _ but should have a value, or the reverse");
   if (v < 0) return RFR_OK;
   rfi_value *y = &q->t->values[v];
-  if (c->id != v) return bad(q, "values must be numbered as they come");
-  if (memcmp(&c->type, &y->type, sizeof c->type) != 0) return bad(q, "the result has another type than its op gives");
+  if (c->id != v) return bad(q, "values must be numbered in order");
+  if (memcmp(&c->type, &y->type, sizeof c->type) != 0) return bad(q, "the result type differs from the inferred one");
   bool strided = y->base != v && (y->offset || !rfi_is_dense(y));
   if (c->base != y->base || c->strided != strided || (strided && c->offset != y->offset) ||
       (strided && memcmp(c->stride, y->stride, sizeof *c->stride * (size_t)y->type.rank) != 0))
-    return bad(q, "the result lies elsewhere than its op puts it");
+    return bad(q, "the result's storage differs from the inferred one");
   y->name = c->name;
   return RFR_OK;
 }
@@ -305,9 +304,9 @@ static rfr_status parse_op(parser *q) {
   rfi_opr op = {.def = rfi_op_def_find(q->t->ctx, q->p, n)};
   if (!op.def) return bad(q, "unknown op");
   q->p += n;
-  if (n_claims != op.def->n_results) return bad(q, "the op has another number of results than given before");
+  if (n_claims != op.def->n_results) return bad(q, "wrong number of results before");
   if (!take(q, "(")) return bad(q, "expected (");
-  /* an operand takes two characters at least */
+  /* an operand has at least two characters */
   op.in = rfi_arena_alloc(q->t->arena, sizeof *op.in * (size_t)(q->end - q->p + 1));
   if (!op.in) return RFR_NO_MEMORY;
   while (!take(q, ")")) {
@@ -319,9 +318,9 @@ static rfr_status parse_op(parser *q) {
   rfi_attr attr[RFI_MAX_ATTR];
   op.attr = attr;
   RFI_TRY(parse_pairs(q, &op, attr, &token));
-  RFI_TRY(take_place(q, &op.at));
+  RFI_TRY(take_source(q, &op.at));
   RFI_TRY(at_end(q));
-  if (op.clone_of >= q->t->n_ops || op.clone_of < -1) return bad(q, "clone_of names no earlier op");
+  if (op.clone_of >= q->t->n_ops || op.clone_of < -1) return bad(q, "clone_of must name an earlier op");
   rfr_value out[RFI_MAX_NAMES];
   rfr_status s = rfi_append(q->t, &op, dead, out);
   if (s == RFR_NO_MEMORY) return s;
@@ -331,8 +330,7 @@ static rfr_status parse_op(parser *q) {
     rfi_snprintf(text, sizeof text, "%s", e.message);
     return rfi_fail_at(RFI_E_TRACE_PARSE, q->name, q->line, "%s: %s", op.def->name, text);
   }
-  if (q->t->ops[q->t->n_ops - 1].token_in != token)
-    return bad(q, "the token is not that of the op before in its chain");
+  if (q->t->ops[q->t->n_ops - 1].token_in != token) return bad(q, "token must name the previous op of its chain");
   for (int j = 0; j < n_claims; j++) RFI_TRY(check_claim(q, &claims[j], out[j]));
   return RFR_OK;
 }

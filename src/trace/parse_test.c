@@ -74,7 +74,7 @@ static void test_parse_errors(void **state) {
       {"refrain-trace 1\ninput %0 \"x\" input f32[-2]\n", "dimension 0 is -2"},
       {"refrain-trace 1\ninput %0 \"x\" guest f32[2]\n", "unknown role"},
       {"refrain-trace 1\n%0 f32[2] = nosuch() phase=forward\n", "f:2: unknown op"},
-      {"refrain-trace 1\n%0 f32[3] = fill() value=1 to=f32 shape=[2] phase=forward\n", "another type"},
+      {"refrain-trace 1\n%0 f32[3] = fill() value=1 to=f32 shape=[2] phase=forward\n", "differs from the inferred"},
       {"refrain-trace 1\n%0 f32[2] = fill() value=1 to=f32 shape=[2]\n", "phase is missing"},
       {"refrain-trace 1\n%0 f32[2] = fill() value=1 shape=[2] phase=forward\n", "attribute is missing"},
       {"refrain-trace 1\n%0 f32[2] = fill() value=1 value=1 to=f32 shape=[2] phase=forward\n", "given twice"},
@@ -93,7 +93,7 @@ static void test_parse_errors(void **state) {
       {"refrain-trace 1\ninput %0 \"x\" input f32[4294967296,1]\ninput %1 \"y\" input f32[4294967296,1]\n"
        "%2 f32[4294967296,4294967296] = matmul(%0, %1, _, _) ta=0 tb=1 to=f32 phase=forward\n",
        "overflows"},
-      {"refrain-trace 1\noutput \"y\" %0\n", "no value of this trace"},
+      {"refrain-trace 1\noutput \"y\" %0\n", "not a value of this trace"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     rfr_trace *t;

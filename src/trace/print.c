@@ -2,8 +2,8 @@
  *
  * Printing. The flat form is a file format: one line per input, op and output, with
  * everything that parse.c reads back; text after ';' is comment. The form for people
- * uses names, leaves out what follows from the rest, and shows one layer for a run of
- * layers that differ in their number alone.
+ * uses names, omits redundant fields, and shows consecutive layers that differ only in their
+ * number as one.
  *
  *   refrain-trace 1
  *   input %0 "x" input f32[8,64] at "model.c":12
@@ -82,7 +82,7 @@ static rfr_status put_attrs(rfi_string *s, const rfi_opr *op) {
   return RFR_OK;
 }
 
-/* Which value a clone makes again: ids change from pass to pass, so this is no stored text. */
+/* The value that a clone recomputes. Ids change from pass to pass, so this text is not stored. */
 static rfr_status put_origin(rfi_string *s, const rfr_trace *t, const rfi_opr *op, const char *before) {
   if (op->clone_of < 0) return RFR_OK;
   const rfi_opr *original = &t->ops[op->clone_of];
@@ -169,7 +169,7 @@ static rfr_status put_op(rfi_string *s, const rfr_trace *t, int i, int64_t live)
     }
     RFI_TRY(put_origin(s, t, op, live >= 0 ? ", " : " "));
     if (op->reason[0]) {
-      /* a comment is one line, whatever a reason holds */
+      /* a comment is one line, also if a reason has line breaks */
       RFI_TRY(rfi_string_printf(s, "%s ", live >= 0 || op->clone_of >= 0 ? "," : ""));
       for (const char *c = op->reason; *c; c++) RFI_TRY(rfi_string_append(s, *c == '\n' ? " " : c, 1));
     }
@@ -179,7 +179,7 @@ static rfr_status put_op(rfi_string *s, const rfr_trace *t, int i, int64_t live)
 
 static rfr_status put_flat(rfi_string *s, const rfr_trace *t, const int64_t *live, int phase) {
   RFI_TRY(rfi_string_printf(s, "refrain-trace 1\n"));
-  int next_input = 0; /* inputs stand where they were declared: ids rise down the page */
+  int next_input = 0; /* inputs are printed where they were declared, so that ids ascend */
   for (int i = 0; i <= t->n_ops; i++) {
     rfr_value first = t->n_values;
     if (i < t->n_ops)
@@ -203,7 +203,7 @@ static rfr_status put_name(rfi_string *s, const rfr_trace *t, rfr_value v) {
   const char *name = t->values[v].name;
   if (!name[0]) return rfi_string_printf(s, "%%%d", v);
   for (const char *c = name; *c; c++)
-    if ((unsigned char)*c <= ' ' || *c == '"') return put_quoted(s, name); /* a name must not break the line */
+    if ((unsigned char)*c <= ' ' || *c == '"') return put_quoted(s, name); /* keeps the line in one piece */
   return rfi_string_printf(s, "%s", name);
 }
 
@@ -256,12 +256,12 @@ static int group_end(const rfr_trace *t, int i) {
   return j;
 }
 
-/* Two groups are alike when each op has the same definition, attributes, types and phase. */
+/* Whether the ops of two groups have the same definitions, attributes, types and phases. */
 static bool groups_alike(const rfr_trace *t, int a, int b, int n) {
   for (int i = 0; i < n; i++) {
     const rfi_opr *x = &t->ops[a + i], *y = &t->ops[b + i];
     if (x->def != y->def || x->phase != y->phase || x->n_in != y->n_in) return false;
-    /* Sites of random ops differ from layer to layer by design. */
+    /* Sites of random ops always differ. */
     for (int k = 0; k < x->def->n_attrs; k++)
       if (strcmp(x->def->attr[k], "site") != 0 && memcmp(&x->attr[k], &y->attr[k], sizeof x->attr[k]) != 0)
         return false;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recording: every call appends, infers the result types at once, and remembers the
- * source line of its caller. The first error is latched: the trace is then dead, later
- * calls return RFR_NONE, and rfr_trace_finish reports it with its place.
+ * Recording: every call appends one op, infers its result types, and stores the caller's source line. The first error is
+ * latched: later calls return RFR_NONE, and rfr_trace_finish reports the error with its source line.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -99,17 +98,18 @@ void rfr_microbatch(rfr_trace *t, int microbatch) {
   if (!rfi_trace_records(t)) return;
   if (microbatch >= -1 && microbatch <= RFI_MAX_MICROBATCH) t->microbatch = microbatch;
   else
-    rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "microbatch %d, it may be -1 to %d", microbatch, RFI_MAX_MICROBATCH);
+    rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "microbatch %d, allowed are -1 to %d", microbatch,
+                   RFI_MAX_MICROBATCH);
 }
 void rfr_set_phase(rfr_trace *t, rfr_phase phase) {
   if (!rfi_trace_records(t)) return;
   if ((unsigned)phase <= RFR_PHASE_OPTIM) t->phase = phase;
-  else rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "%d is no phase", (int)phase);
+  else rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "%d is not a phase", (int)phase);
 }
 void rfr_set_recompute(rfr_trace *t, rfr_policy policy) {
   if (!rfi_trace_records(t)) return;
   if ((unsigned)policy <= RFR_POLICY_RECOMPUTE) t->policy = policy;
-  else rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "%d is no recompute policy", (int)policy);
+  else rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "%d is not a recompute policy", (int)policy);
 }
 
 static bool is_value(const rfr_trace *t, rfr_value v) { return t && v >= 0 && v < t->n_values; }
@@ -137,7 +137,7 @@ void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name) {
   else no_memory(t);
 }
 
-/* Every product of its dimensions fits in 63 bits, in bits too, also where one is 0. */
+/* The size in bits fits in 63 bits, also with every 0 replaced by 1: no product of some of its dimensions overflows. */
 static bool type_fits(const rfr_type *type) {
   int64_t bits = rfr_dtype_bits(type->dtype);
   for (int d = 0; d < type->rank; d++)
@@ -161,7 +161,7 @@ rfr_value rfr_input_at(rfr_trace *t, rfr_source at, const char *name, rfr_role r
   if (rfi_names_find(&t->input_names, name) >= 0)
     return rfi_trace_fail(t, at, "input", RFI_E_TRACE_NAME, "the name \"%s\" is taken", name);
   if (role <= RFR_ROLE_NONE || role > RFR_ROLE_CONST || (unsigned)dtype >= RFR_DTYPE_COUNT)
-    return rfi_trace_fail(t, at, "input", RFI_E_ARGUMENT, "\"%s\": no such role or type", name);
+    return rfi_trace_fail(t, at, "input", RFI_E_ARGUMENT, "\"%s\": invalid role or element type", name);
   if (rank < 0 || rank > RFR_MAX_RANK)
     return rfi_trace_fail(t, at, "input", RFI_E_TRACE_SHAPE, "\"%s\": rank %d, at most %d", name, rank, RFR_MAX_RANK);
   if (rank > 0 && !shape) return rfi_trace_fail(t, at, "input", RFI_E_ARGUMENT, "\"%s\" has no shape", name);
@@ -192,7 +192,7 @@ void rfr_output_at(rfr_trace *t, rfr_source at, const char *name, rfr_value v) {
     return;
   }
   if (!is_value(t, v)) {
-    rfi_trace_fail(t, at, "output", RFI_E_TRACE_VALUE, "\"%s\": %d is no value of this trace", name, v);
+    rfi_trace_fail(t, at, "output", RFI_E_TRACE_VALUE, "\"%s\": %d is not a value of this trace", name, v);
     return;
   }
   if (rfi_names_find(&t->output_names, name) >= 0) {
@@ -208,8 +208,8 @@ void rfr_output_at(rfr_trace *t, rfr_source at, const char *name, rfr_value v) {
   t->outputs[t->n_outputs++] = (rfi_output){copy, v};
 }
 
-/* Finds the type and storage of result j of an op whose operands are set. */
-static rfr_status place_result(rfr_trace *t, const rfi_opr *op, int j, rfr_value v) {
+/* Sets the storage of result j, whose type and operands are set. */
+static rfr_status set_storage(rfr_trace *t, const rfi_opr *op, int j, rfr_value v) {
   const rfi_op_def *def = op->def;
   rfi_value *y = &t->values[v];
   if (def->flags & RFI_VIEW) {
@@ -220,8 +220,8 @@ static rfr_status place_result(rfr_trace *t, const rfi_opr *op, int j, rfr_value
   } else if (def->alias[j] >= 0 && def->alias[j] < op->n_in && op->in[def->alias[j]] >= 0) {
     const rfi_value *x = &t->values[op->in[def->alias[j]]];
     if (memcmp(&x->type, &y->type, sizeof x->type) != 0)
-      return rfi_fail(RFI_E_TRACE_SHAPE, "result %s has another type than operand %s, in whose storage it lives",
-                      def->result[j], def->operand[def->alias[j]]);
+      return rfi_fail(RFI_E_TRACE_SHAPE, "result %s is stored in operand %s but has another type", def->result[j],
+                      def->operand[def->alias[j]]);
     memcpy(y->stride, x->stride, sizeof y->stride);
     y->offset = x->offset;
     y->base = x->base;
@@ -229,13 +229,13 @@ static rfr_status place_result(rfr_trace *t, const rfi_opr *op, int j, rfr_value
   return RFR_OK;
 }
 
-/* Attributes are compared and hashed as bytes: `to` is zero, and gets what the types use. */
+/* Attributes are compared and hashed as bytes: `to` is zero, only the bytes used by each type are set. */
 static void copy_attrs(const rfi_op_def *def, const rfi_attr *from, rfi_attr *to) {
   for (int i = 0; i < def->n_attrs; i++) {
     switch (def->attr_type[i]) {
       case 'f': to[i].f = from[i].f; break;
       case 's':
-        to[i].s.rank = from[i].s.rank; /* a wrong one too: the op's rule refuses it */
+        to[i].s.rank = from[i].s.rank; /* an invalid rank too: the op's rule refuses it */
         for (int d = 0; d < from[i].s.rank && d < RFR_MAX_RANK; d++) to[i].s.dim[d] = from[i].s.dim[d];
         break;
       default: to[i].i = from[i].i;
@@ -256,11 +256,11 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
       continue;
     }
     if (!is_value(t, proto->in[i]))
-      return rfi_fail(RFI_E_TRACE_VALUE, "operand %s is no value of this trace",
+      return rfi_fail(RFI_E_TRACE_VALUE, "operand %s is not a value of this trace",
                       def->operand[i < def->n_operands ? i : def->n_operands - 1]);
     in[i] = t->values[proto->in[i]].type;
   }
-  /* Shape rules may look at every named operand; the ones left out are absent. */
+  /* Shape rules may read every named operand; omitted ones are absent. */
   int named = def->n_operands - (def->variadic ? 1 : 0);
   if (n_given < def->n_required) return rfi_fail(RFI_E_TRACE_VALUE, "operand %s is missing", def->operand[n_given]);
   if (n_given > def->n_operands && !def->variadic) return rfi_fail(RFI_E_TRACE_VALUE, "too many operands");
@@ -287,7 +287,7 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
   if (def->outside && def->outside->flops) {
     c.user = def->outside->user;
     op.flops = def->outside->flops(&c);
-    if (!(op.flops >= 0)) return rfi_fail(RFI_E_ARGUMENT, "its cost callback gives no count of FLOPs");
+    if (!(op.flops >= 0)) return rfi_fail(RFI_E_ARGUMENT, "its cost callback returned a negative count or NaN");
   }
   int first = t->n_values;
   for (int j = 0; j < op.n_out; j++) {
@@ -295,7 +295,7 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
     bool absent = (def->flags & RFI_STATE) && def->alias[j] >= 0 && op.in[def->alias[j]] == RFR_NONE;
     if (absent || (dead && dead[j])) continue;
     op.out[j] = new_value(t, &types[j], op.at);
-    rfr_status s = op.out[j] == RFR_NONE ? RFR_NO_MEMORY : place_result(t, &op, j, op.out[j]);
+    rfr_status s = op.out[j] == RFR_NONE ? RFR_NO_MEMORY : set_storage(t, &op, j, op.out[j]);
     if (s != RFR_OK) {
       t->n_values = first;
       return s;
@@ -318,7 +318,7 @@ static rfr_value record(rfr_trace *t, rfr_source at, const rfi_op_def *def, int 
     for (int j = 0; j < def->n_results; j++) out[j] = RFR_NONE;
   if (!rfi_trace_records(t)) return RFR_NONE;
   if (n_in < 0 || (n_in > 0 && !in))
-    return rfi_trace_fail(t, at, def->name, RFI_E_ARGUMENT, "%d operands, or none where there should be some", n_in);
+    return rfi_trace_fail(t, at, def->name, RFI_E_ARGUMENT, "%d operands, or no operand array", n_in);
   rfi_opr op = {.def = def,
                 .n_in = n_in,
                 .in = (rfr_value *)in,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where values lie: strides and an offset in elements of the owner of the bytes. A view is a
- * new shape over the bytes of operand 0 and costs nothing.
+ * Strides and offsets of values, in elements of the value that owns the bytes. A view is a new shape over the bytes of
+ * operand 0 and has no kernel.
  *
- * Only a reshape can be inexpressible: it may split a dimension in any way, but merge
- * neighbours only where the outer one steps over exactly one row of the inner one.
+ * Only a reshape can have no strides: it may split any dimension, but merge neighbours only if the stride of the outer
+ * one equals extent times stride of the inner one.
  */
 #include <string.h>
 
@@ -27,8 +27,8 @@ bool rfi_is_dense(const rfi_value *v) {
   return true;
 }
 
-/* Matches groups of dimensions with equal products from the left; within a group the old
- * ones must be one run of equal steps, which the new ones then divide. */
+/* Matches groups of dimensions with equal products from the left; the old dimensions of a group must be mergeable into
+ * one, which the new ones then divide. */
 static bool view_reshape(const rfi_value *x, const rfi_shape *shape, rfi_value *y) {
   int64_t dim[RFR_MAX_RANK], step[RFR_MAX_RANK], stride = 1;
   int n = 0, i = 0, j = 0;
@@ -36,7 +36,7 @@ static bool view_reshape(const rfi_value *x, const rfi_shape *shape, rfi_value *
     y->stride[d] = stride;
     stride *= shape->dim[d];
   }
-  if (stride == 0) return true; /* no elements: any strides will do */
+  if (stride == 0) return true; /* no elements: any strides are valid */
   for (int d = 0; d < x->type.rank; d++) {
     if (x->type.shape[d] == 1) continue;
     dim[n] = x->type.shape[d];

@@ -23,13 +23,13 @@
 
 enum { RFI_MAX_ATTR = 8, RFI_MAX_MICROBATCH = (1 << 20) - 1 };
 
-/* What ops from outside see too is declared in refrain/op.h. */
+/* Types shared with registered ops are declared in refrain/op.h. */
 typedef rfr_shape rfi_shape;
 typedef rfr_attr rfi_attr;
 typedef rfr_infer rfi_infer;
 typedef struct rfr_op rfi_op_def;
 
-/* RFI_OP_COUNT is the code of every registered op: no table has a row for it. */
+/* RFI_OP_COUNT is the code of every registered op: tables have no row for it. */
 typedef enum rfi_opcode {
 #define RFI_OP(name, family, operands, results, attributes, flags) RFI_OP_##name,
 #include "ops/ops.def"
@@ -62,22 +62,21 @@ struct rfr_op {
   const char *name, *family;
   unsigned flags;
   int n_operands; /* named ones, the variadic tail included */
-  int n_required; /* so many are always given: one more than the last that may not be absent */
+  int n_required; /* leading operands that must be given: index of the last required one, plus 1 */
   bool optional[RFI_MAX_NAMES];
-  bool variadic; /* the last name takes the rest, possibly none */
+  bool variadic; /* the last name takes all further operands, possibly none */
   int n_results, n_attrs;
   char operand[RFI_MAX_NAMES][16];
   char result[RFI_MAX_NAMES][16];
   int alias[RFI_MAX_NAMES]; /* operand in whose storage the result lives, or -1 */
   char attr[RFI_MAX_ATTR][16];
   char attr_type[RFI_MAX_ATTR]; /* b i f t s */
-  /* Shape rule: reads in[], attrs; fills out[]. Missing operands have rank -1; absent results
-   * are not its business. It fails with rfi_fail(RFI_E_TRACE_SHAPE, ...): the place and the op
-   * are added by the caller. */
+  /* Shape rule: reads in[] and attr[], fills out[]. Absent operands have rank -1; types of absent results are ignored.
+   * Fails with rfi_fail(RFI_E_TRACE_SHAPE, ...); the caller adds source line and op. */
   rfr_status (*infer)(const rfi_infer *c);
-  /* Gradient rule; NULL where there is none. */
+  /* Gradient rule; NULL: none. */
   rfr_status (*grad)(rfi_grad *g);
-  /* Registered ops alone: the three above call what was described, with its own data. */
+  /* Registered ops only: the two functions above call these, with `user`. */
   const struct rfi_outside {
     rfr_ctx *ctx;
     const char *(*shape)(const rfr_infer *c);
@@ -95,16 +94,14 @@ const rfi_op_def *rfi_op_def_find(const rfr_ctx *ctx, const char *name, size_t n
 /* Fills names, aliases and counts of *d, all zeros, from the strings of a well-formed row. */
 void rfi_op_def_parse(const char *operands, const char *results, const char *attributes, rfi_op_def *d);
 
-/* Ops that take and give a token keep their order: those that the host sees are one chain, those of the program's
- * communicator another. -1: the op is of none. */
+/* Ops with a token keep their order. Ops with a host effect form one chain, collectives another. -1: no token. */
 enum { RFI_CHAINS = 2 };
 static inline int rfi_chain(const rfi_op_def *d) {
   return d->flags & RFI_HOST ? 0 : d->flags & RFI_COLLECTIVE ? 1 : -1;
 }
 
-/* How the program in which every frozen input is trained reads a storage besides what this program does: at all, and
- * after its last reader here (or through a view, where nothing here does). Set by autodiff, for fusions that change
- * bits. */
+/* Further reads of a storage in the program with every frozen input trained: MORE: there are some; LATER: one comes
+ * after the last reader here, or is the only one through a view. Set by autodiff; fuse asks it before it changes bits. */
 enum { RFI_READ_MORE = 1, RFI_READ_LATER = 2 };
 
 typedef struct rfi_value {
@@ -128,10 +125,10 @@ typedef struct rfi_opr {
   const rfi_attr *attr; /* def->n_attrs; of a recorded op, bytes that their type does not use are zero */
   uint8_t phase;        /* rfr_phase */
   uint8_t policy;       /* rfr_policy of its results */
-  int32_t microbatch;   /* -1: of the whole step */
-  int32_t token_in;     /* op whose token this one takes, -1: none (ops of a chain alone) */
-  int32_t clone_of;     /* op that this one recomputes, -1 */
-  double flops;         /* registered ops alone: what their callback says */
+  int32_t microbatch;   /* -1: once per step */
+  int32_t token_in;     /* previous op of its chain, -1: none */
+  int32_t clone_of;     /* op that this one recomputes, -1: none */
+  double flops;         /* registered ops only: from their callback */
   const char *scope;    /* "" or "layer3.attention" */
   const char *reason;   /* comment of a pass, "" or text */
   rfr_source at;
@@ -144,7 +141,7 @@ typedef struct rfi_output {
 
 struct rfr_trace {
   rfr_ctx *ctx;
-  rfi_arena *arena; /* everything below lives in it */
+  rfi_arena *arena; /* owns everything below */
   rfi_value *values;
   int n_values, cap_values;
   rfi_opr *ops;
@@ -155,7 +152,7 @@ struct rfr_trace {
   rfi_output *outputs;
   int n_outputs, cap_outputs;
   /* recording state */
-  rfr_status status; /* first error; later calls return RFR_NONE at once */
+  rfr_status status; /* first error; later calls return RFR_NONE */
   rfr_error error;   /* its text, copied into the arena */
   const char *scope;
   int microbatch;
@@ -172,21 +169,21 @@ static inline int rfi_trace_size(const rfr_trace *t) { return 1 + t->n_values + 
 /* rfr_trace_finish or rfr_trace_parse succeeded, and nothing was recorded since. */
 static inline bool rfi_trace_is_finished(const rfr_trace *t) { return t->finished_at == rfi_trace_size(t); }
 
-/* The error of a registered op whose kernel returned `s`, which it returns; who runs ops names it. */
+/* Sets the error of a registered op whose kernel returned `s`, and returns `s`; the caller adds the op's name. */
 rfr_status rfi_outside_failed(const rfi_opr *op, rfr_status s);
 /* Appends one op. `in` has n_in entries (absent: RFR_NONE; trailing absent ones may be
  * left out); `attr` has def->n_attrs. Returns result 0; all results go to out[] when
  * it is not NULL. */
 rfr_value rfi_record(rfr_trace *t, rfr_source at, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr,
                      rfr_value *out);
-/* The same for passes: everything of `proto` but out, token_in and n_out is taken as it is
- * (operands are ids of t); dead[j] marks results that nobody wants; out[] gets the ids.
+/* The same for passes: copies all of `proto` except out, token_in and n_out
+ * (operands are ids of t); dead[j] marks results without readers; out[] gets the ids.
  * The error is returned, not latched. */
 rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_value *out);
-/* Whether a recording call may go on: not without a trace, which is the thread's last error, nor
- * after the first error, which is latched. */
+/* Whether a recording call may proceed: false without a trace (sets the thread's last error) and after the first,
+ * latched error. */
 bool rfi_trace_records(const rfr_trace *t);
-/* Latches an error in the trace and returns RFR_NONE; the message gets the place and op. */
+/* Latches an error in the trace and returns RFR_NONE; the message gets the source line and op. */
 rfr_value rfi_trace_fail(rfr_trace *t, rfr_source at, const char *op, int error, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 /* View rule: fills stride, offset and base of `y` from `x`; false when no strides can
@@ -215,22 +212,19 @@ static inline int64_t rfi_bytes(const rfr_type *t) { return (rfi_count(t) * rfr_
 
 /* ---- gradient rules ---- */
 
-/* What a gradient rule sees: it records the backward of `op` into `t`. need[i] says
- * whether operand i's gradient is wanted; the rule sets dx[i] (RFR_NONE: zero) for
- * those alone and records nothing for the others. dy[j] is the cotangent of result j,
- * RFR_NONE if it has none. Gradients of inputs with a role of their own (weights) are
- * results in f32, or in the type of the state that they are added onto, recorded after
- * rfr_set_phase(t, RFR_PHASE_WGRAD); others have the operand's type and RFR_PHASE_DGRAD,
- * which is set when the rule is called. */
+/* The argument of a gradient rule, which records the backward of `op` into `t`. The rule sets dx[i] (RFR_NONE: zero) for
+ * operands with need[i] and records nothing for the others. dy[j] is the cotangent of result j, RFR_NONE: none. A
+ * weight's gradient has type sum[i] and is recorded after rfr_set_phase(t, RFR_PHASE_WGRAD); other gradients have the
+ * operand's type and phase RFR_PHASE_DGRAD, which is set before the call. */
 struct rfi_grad {
   rfr_trace *t;
   const rfi_opr *op; /* operands and results are ids of t */
   const bool *need;
   const rfr_value *dy;
   rfr_value *dx;
-  const bool *is_weight; /* operand i is (a view or a cast of) a parameter: phase wgrad */
+  const bool *is_weight; /* operand i is a parameter, or a view or cast of one: phase wgrad */
   const rfr_dtype *sum;  /* the type of a parameter's gradient; NULL: f32 */
-  rfr_source at;         /* place of the forward call, for what is recorded */
+  rfr_source at;         /* source line of the forward call, for the recorded ops */
 };
 
 #endif

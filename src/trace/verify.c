@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The trace's invariants, checked after recording, after parsing and after each pass:
- * types are what the shape rules say, operands come before their readers, no op reads
- * a storage version that was overwritten, tokens form chains.
+ * The invariants of a trace, checked after recording, after parsing and after each pass: types equal those of the shape
+ * rules, operands precede their readers, no op reads an overwritten version of a storage, tokens form chains.
  */
 #include <string.h>
 
@@ -24,7 +23,7 @@ static rfr_status check_types(const rfr_trace *t, const rfi_opr *op, int i) {
     if (op->out[j] < 0) continue;
     const rfi_value *y = &t->values[op->out[j]];
     if (memcmp(&out[j], &y->type, sizeof out[j]) != 0)
-      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): result %s has not the type that its operands give", i,
+      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): type of result %s differs from the inferred one", i,
                       op->def->name, op->def->result[j]);
     rfi_value want = *y;
     want.base = op->out[j];
@@ -42,13 +41,13 @@ static rfr_status check_types(const rfr_trace *t, const rfi_opr *op, int i) {
     }
     if (want.base != y->base || want.offset != y->offset ||
         memcmp(want.stride, y->stride, sizeof *want.stride * (size_t)y->type.rank) != 0)
-      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): result %s does not lie where it should", i, op->def->name,
-                      op->def->result[j]);
+      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): storage of result %s differs from the inferred one", i,
+                      op->def->name, op->def->result[j]);
   }
   return RFR_OK;
 }
 
-/* version[v]: which version of its base's bytes value v shows; latest[b]: the newest one. */
+/* version[v]: the version of its base's bytes that value v shows; latest[b]: the newest version. */
 static rfr_status check_versions(const rfr_trace *t, int *version, int *latest) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -71,26 +70,26 @@ static rfr_status check_versions(const rfr_trace *t, int *version, int *latest) 
   for (int i = 0; i < t->n_outputs; i++) {
     rfr_value v = t->outputs[i].value;
     if (version[v] != latest[t->values[v].base])
-      return rfi_fail(RFI_E_TRACE_STALE, "output \"%s\" shows a version that was overwritten", t->outputs[i].name);
+      return rfi_fail(RFI_E_TRACE_STALE, "output \"%s\" shows an overwritten version", t->outputs[i].name);
   }
   return RFR_OK;
 }
 
-/* An update writes the whole of an input that outlives the step: through a strided view it
- * would write into a copy, and to frozen weights what was computed from them once would lie. */
+/* An update must write a full trainable or state input. Through a strided view it would write into a copy; values of
+ * phase load, computed once from frozen weights, would become stale. */
 static rfr_status check_updates(const rfr_trace *t, const rfi_opr *op) {
   if (!(op->def->flags & RFI_STATE)) return RFR_OK;
   for (int j = 0; j < op->n_out; j++) {
     int k = op->def->alias[j];
     if (k < 0 || k >= op->n_in || op->in[k] < 0) continue;
     const rfi_value *x = &t->values[op->in[k]], *owner = &t->values[x->base];
-    bool whole = memcmp(&x->type, &owner->type, sizeof x->type) == 0 && x->offset == 0 &&
-                 memcmp(x->stride, owner->stride, sizeof *x->stride * (size_t)x->type.rank) == 0;
-    if (!whole || owner->op >= 0 || owner->role == RFR_ROLE_FROZEN || owner->role == RFR_ROLE_CONST)
+    bool full = memcmp(&x->type, &owner->type, sizeof x->type) == 0 && x->offset == 0 &&
+                memcmp(x->stride, owner->stride, sizeof *x->stride * (size_t)x->type.rank) == 0;
+    if (!full || owner->op >= 0 || owner->role == RFR_ROLE_FROZEN || owner->role == RFR_ROLE_CONST)
       return rfi_fail_at(RFI_E_TRACE_STATE, op->at.file ? op->at.file : "", op->at.line, "%s updates \"%s\", %s",
                          op->def->name, owner->name,
-                         owner->op >= 0 ? "which is no input"
-                         : whole        ? "which is frozen"
+                         owner->op >= 0 ? "which is not an input"
+                         : full         ? "which is frozen"
                                         : "through a view");
     for (int i = 0; i < k; i++)
       if (op->in[i] >= 0 && t->values[op->in[i]].base == x->base)
@@ -101,8 +100,8 @@ static rfr_status check_updates(const rfr_trace *t, const rfi_opr *op) {
   return RFR_OK;
 }
 
-/* Ops of phase load run once, before all others: they read what never changes, and no op
- * with a kernel stands before them. */
+/* Ops of phase load run once, before all others: they read only frozen inputs and constants, and no op with a kernel
+ * precedes them. */
 static rfr_status check_load(const rfr_trace *t, const rfi_opr *op, bool *others) {
   if (op->phase != RFR_PHASE_LOAD) {
     *others = *others || !(op->def->flags & RFI_VIEW);
@@ -116,10 +115,10 @@ static rfr_status check_load(const rfr_trace *t, const rfi_opr *op, bool *others
   }
   if (fixed) return RFR_OK;
   return rfi_fail_at(RFI_E_TRACE_STATE, op->at.file ? op->at.file : "", op->at.line,
-                     "%s of phase load stands behind other phases, or reads what changes", op->def->name);
+                     "%s of phase load follows an op of another phase, or reads a value that changes", op->def->name);
 }
 
-/* All values together: far below 63 bits, so that no sum of some of them overflows. */
+/* The bytes of all values: far below 63 bits, so that no partial sum overflows. */
 static rfr_status check_bytes(const rfr_trace *t) {
   int64_t total = 0;
   for (rfr_value v = 0; v < t->n_values; v++) {
@@ -142,7 +141,7 @@ rfr_status rfr_trace_verify(const rfr_trace *t) {
     if (!op->def->infer) return rfi_fail(RFI_E_UNSUPPORTED, "this build has no op %s", op->def->name);
     for (int k = 0; k < op->n_in; k++)
       if (op->in[k] >= t->n_values || (op->in[k] >= 0 && t->values[op->in[k]].op >= i))
-        return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s) reads a value that comes later", i, op->def->name);
+        return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s) reads a later value", i, op->def->name);
     for (int j = 0; j < op->n_out; j++)
       if (op->out[j] >= 0 && (t->values[op->out[j]].op != i || t->values[op->out[j]].result != j))
         return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): a result does not name its producer", i, op->def->name);

@@ -51,7 +51,7 @@ static void test_rules(void **state) {
   BROKEN(op->in[0], op->out[0], "later");
   BROKEN(y->op, mul + 1, "producer");
   BROKEN(y->type.shape[0], y->type.shape[0] + 1, "type");
-  BROKEN(y->stride[0], y->stride[0] + 1, "lie");
+  BROKEN(y->stride[0], y->stride[0] + 1, "storage");
   BROKEN(op->token_in, 0, "token");
   BROKEN(op->clone_of, mul, "clone_of");
   BROKEN(t->values[t->inputs[0]].role, RFR_ROLE_NONE, "role");

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reading a run's configuration. In order: every key gets its default, the file's values
- * replace them, then those of `--set`, each noting its source; then what is "auto" is
- * worked out, and what must hold between keys is checked, where the error points at the
- * key that the user can change.
+ * Reads a run's configuration in this order: defaults, values of the file, values of --set, each with its source; then
+ * derives "auto" keys and checks relations between keys. An error points at the key that the user can change.
  */
 #include "train/config.h"
 
@@ -131,7 +129,7 @@ static rfr_status unknown_key(const char *file, int64_t line, const char *sectio
                      section);
 }
 
-/* ---- taking values ---- */
+/* ---- reading values ---- */
 
 static rfr_status take_default(rfi_config *c, int id) {
   const rfi_config_row *row = &rows[id];
@@ -157,7 +155,8 @@ static rfr_status take_value(rfi_config *c, int id, const char *file, const char
 static rfr_status take_section(rfi_config *c, const char *section, const char *file, const char *from,
                                const rfi_yaml *node) {
   if (node->kind != RFI_YAML_MAP)
-    return rfi_fail_at(RFI_E_CONFIG_VALUE, file, node->line, "%s: keys and values are needed here", section);
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, file, node->line, "%s: this is a section and needs keys and values",
+                       section);
   for (const rfi_yaml *item = node->first; item; item = item->next) {
     int id = find_row(section, item->key);
     if (id < 0) return unknown_key(file, item->line, section, item->key);
@@ -166,7 +165,7 @@ static rfr_status take_section(rfi_config *c, const char *section, const char *f
   return RFR_OK;
 }
 
-/* A key at the top: a section or a value. `model` is both; the last form wins. */
+/* A key at the top level is a section or a value. `model` may be both; the last form wins. */
 static rfr_status take_top(rfi_config *c, const char *key, const char *file, const char *from, const rfi_yaml *node) {
   int id = find_row("", key);
   bool section = is_section(key);
@@ -186,14 +185,14 @@ static rfr_status take_file(rfi_config *c, const char *text, size_t n) {
   RFI_TRY(rfi_yaml_parse(c->arena, c->file, text, n, &root));
   if (!root) return rfi_fail_at(RFI_E_CONFIG_SYNTAX, c->file, 0, "the configuration is empty");
   if (root->kind != RFI_YAML_MAP)
-    return rfi_fail_at(RFI_E_CONFIG_SYNTAX, c->file, root->line, "keys and values are needed at the top");
+    return rfi_fail_at(RFI_E_CONFIG_SYNTAX, c->file, root->line, "the top level needs keys and values");
   for (const rfi_yaml *item = root->first; item; item = item->next)
     RFI_TRY(take_top(c, item->key, c->file, c->file, item));
   return RFR_OK;
 }
 
-/* A value outside a file. Lists, maps and quoted text are YAML; all else is the text itself, so that
- * a pattern such as *.h needs no quotes. */
+/* A value outside of a file. Lists, maps and quoted texts are parsed as YAML. Other texts are taken literally, so that a
+ * pattern such as *.h needs no quotes. */
 static rfr_status parse_text(rfi_config *c, const char *file, const char *text, rfi_yaml **node) {
   if (*text && strchr("[{\"'", *text)) RFI_TRY(rfi_yaml_parse(c->arena, file, text, strlen(text), node));
   else if (!(*node = rfi_yaml_scalar(c->arena, text, 0))) return RFR_NO_MEMORY;
@@ -238,11 +237,11 @@ rfr_status rfi_config_set(rfi_config *c, rfi_config_id id, const char *text, con
   return take_value(c, id, from, from, node);
 }
 
-/* ---- what follows from other keys ---- */
+/* ---- derived keys and checks ---- */
 
 static bool given(const rfi_config *c, int id) { return c->source[id].from != NULL; }
 
-/* An error at the place where the key was given. */
+/* config.value at the line that gives the key. */
 #define BAD(c, key, ...)                                                                                         \
   rfi_fail_at(RFI_E_CONFIG_VALUE, (c)->source[RFI_CFG_##key].line ? (c)->source[RFI_CFG_##key].from : (c)->file, \
               (c)->source[RFI_CFG_##key].line, __VA_ARGS__)
@@ -258,7 +257,7 @@ static bool given(const rfi_config *c, int id) { return c->source[id].from != NU
 static rfr_status check_required(const rfi_config *c) {
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (given(c, i) || strcmp(rows[i].initial, "required") != 0) continue;
-    if (*c->model && strcmp(rows[i].section, "model") == 0) continue; /* the folder has it */
+    if (*c->model && strcmp(rows[i].section, "model") == 0) continue; /* config.json has it */
     return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0, "%s is missing: %s", rows[i].path, rows[i].meaning);
   }
   return RFR_OK;
@@ -282,17 +281,17 @@ static rfr_status derive_model(rfi_config *c) {
   int64_t width = c->model_hidden_size, heads = c->model_num_attention_heads;
   if (!given(c, RFI_CFG_model_head_dim) && width % heads != 0)
     return BAD(c, model_num_attention_heads,
-               "model.num_attention_heads: %lld do not divide hidden_size %lld; set head_dim", (long long)heads,
+               "model.num_attention_heads: %lld does not divide hidden_size %lld; set model.head_dim", (long long)heads,
                (long long)width);
   DERIVE(c, model_head_dim, width / heads);
   DERIVE(c, model_num_key_value_heads, heads);
   if (heads % c->model_num_key_value_heads != 0)
-    return BAD(c, model_num_key_value_heads, "model.num_key_value_heads: %lld do not divide the %lld query heads",
+    return BAD(c, model_num_key_value_heads, "model.num_key_value_heads: %lld does not divide num_attention_heads %lld",
                (long long)c->model_num_key_value_heads, (long long)heads);
   DERIVE(c, model_intermediate_size, gpt2 ? 4 * width : (8 * width / 3 + 63) / 64 * 64);
   DERIVE(c, model_max_position_embeddings, c->data_sequence);
   if (c->model_max_position_embeddings < c->data_sequence)
-    return BAD(c, model_max_position_embeddings, "model.max_position_embeddings: %lld, data.sequence is longer: %lld",
+    return BAD(c, model_max_position_embeddings, "model.max_position_embeddings: %lld is less than data.sequence %lld",
                (long long)c->model_max_position_embeddings, (long long)c->data_sequence);
   DERIVE(c, model_tie_word_embeddings, gpt2);
   DERIVE(c, model_attention_bias, gpt2);
@@ -306,14 +305,14 @@ static rfr_status derive_model(rfi_config *c) {
                           : "model.hidden_act: this model_type supports only silu; only gpt2 has gelu_new");
 }
 
-/* A relative folder starts from the configuration's, and is written whole: the resolved
- * configuration may be read again from another folder. */
+/* Makes a path absolute. Relative paths start at the configuration's folder; the resolved configuration may be read from
+ * another folder later. */
 static rfr_status absolute(rfi_config *c, const char *folder, const char **path) {
   char here[PATH_MAX];
   if (**path == '/') return RFR_OK;
   if (!folder) folder = "";
   if (*folder != '/' && !getcwd(here, sizeof here))
-    return rfi_fail(RFI_E_FILE_OPEN, "the working folder cannot be named: %s", strerrordesc_np(errno));
+    return rfi_fail(RFI_E_FILE_OPEN, "cannot get the path of the working folder: %s", strerrordesc_np(errno));
   const char *slash = *folder ? "/" : "", *inner = **path ? "/" : "";
   char *joined = *folder == '/' ? rfi_arena_printf(c->arena, "%s%s%s", folder, inner, *path)
                                 : rfi_arena_printf(c->arena, "%s%s%s%s%s", here, slash, folder, inner, *path);
@@ -327,14 +326,15 @@ static rfr_status derive_folders(rfi_config *c, const char *folder) {
   return *c->model ? absolute(c, folder, &c->model) : RFR_OK;
 }
 
-/* steps or time: `--set` of one replaces the file's other. */
+/* run.steps or run.time; --set of one replaces the other in the file. */
 static rfr_status check_length(rfi_config *c) {
   bool steps = c->run_steps > 0, time = c->run_time > 0;
   if (!steps && !time)
-    return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0, "run.steps or run.time is missing: how long to train");
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0,
+                       "run.steps or run.time is missing; give the length of the training");
   if (!steps || !time) return RFR_OK;
   bool steps_set = c->source[RFI_CFG_run_steps].line == 0, time_set = c->source[RFI_CFG_run_time].line == 0;
-  if (steps_set == time_set) return BAD(c, run_time, "run.time: run.steps is given too; one of them decides");
+  if (steps_set == time_set) return BAD(c, run_time, "run.time and run.steps are both given; remove one");
   return take_default(c, steps_set ? RFI_CFG_run_time : RFI_CFG_run_steps);
 }
 
@@ -342,9 +342,10 @@ static rfr_status check_batch(const rfi_config *c) {
   int64_t unit = c->data_sequence * c->batch_microbatch, tokens = c->batch_tokens;
   if (tokens % unit == 0) return RFR_OK;
   int64_t near = (tokens + unit / 2) / unit * unit;
-  return BAD(
-      c, batch_tokens, "batch.tokens: %lld is no multiple of sequence %lld x microbatch %lld; the nearest is %lld",
-      (long long)tokens, (long long)c->data_sequence, (long long)c->batch_microbatch, (long long)(near ? near : unit));
+  return BAD(c, batch_tokens,
+             "batch.tokens: %lld is not a multiple of data.sequence %lld x batch.microbatch %lld; the nearest is %lld",
+             (long long)tokens, (long long)c->data_sequence, (long long)c->batch_microbatch,
+             (long long)(near ? near : unit));
 }
 
 static rfr_status resolve(rfi_config *c, const char *folder) {
@@ -352,13 +353,13 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   for (int i = 0; i < RFI_CFG_COUNT && *c->model; i++)
     if (strcmp(rows[i].section, "model") == 0 && given(c, i) && strcmp(c->source[i].from, "default") != 0)
       return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[i].line ? c->source[i].from : c->file, c->source[i].line,
-                         "%s: model is a folder, its config.json decides", rows[i].path);
+                         "%s: not allowed with a model folder, whose config.json has it; remove the key", rows[i].path);
   if (!*c->model) RFI_TRY(derive_model(c));
   RFI_TRY(derive_folders(c, folder));
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
   if (c->data_train.n == 0) return BAD(c, data_train, "data.train: the list is empty");
-  rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* our arena's */
+  rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* in our arena */
   for (int i = 0; i < c->optimizer_groups.n; i++)
     if (isnan(groups[i].weight_decay)) groups[i].weight_decay = c->optimizer_weight_decay;
   return RFR_OK;
@@ -423,21 +424,23 @@ rfr_status rfi_config_print(const rfi_config *c, bool sources, rfi_string *out) 
   return RFR_OK;
 }
 
-/* A cell of the table: a bar would end it. */
+/* A cell of a Markdown table, in which bars are escaped. */
 static rfr_status print_cell(const char *text, rfi_string *out) {
   for (; *text; text++) RFI_TRY(rfi_string_printf(out, *text == '|' ? "\\%c" : "%c", *text));
   return rfi_string_append(out, " | ", 3);
 }
 
 rfr_status rfi_config_table(rfi_string *out) {
-  RFI_TRY(rfi_string_printf(out, "| key | type | default | accepted | meaning |\n|---|---|---|---|---|\n"));
+  RFI_TRY(
+      rfi_string_printf(out, "| key | type | default | accepted | resume | meaning |\n|---|---|---|---|---|---|\n"));
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     const rfi_config_row *row = &rows[i];
     RFI_TRY(rfi_string_printf(out, "| `%s` | ", row->path));
     RFI_TRY(print_cell(rfi_config_holds(row->kind), out));
     RFI_TRY(print_cell(row->initial, out));
     RFI_TRY(print_cell(row->accepted, out));
-    RFI_TRY(rfi_string_printf(out, "%s |\n", row->meaning));
+    RFI_TRY(
+        rfi_string_printf(out, "%s | %s |\n", row->resume == RFI_RESUME_FREE ? "may change" : "same", row->meaning));
   }
   return RFR_OK;
 }

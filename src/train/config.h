@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A run's configuration: YAML (so JSON too) into one struct, strictly.
+ * Reads a run's configuration, YAML or JSON, into one struct.
  *
- * Refused, with file and line: unknown keys (with the nearest known one), keys given
- * twice, values of another type or out of range, anchors, aliases, tags, several
- * documents. Every value knows where it came from, and the printed form reads back as the
- * same values. The rows of config_schema.def are the only list of keys.
+ * Unknown keys, duplicate keys, values of a wrong type or out of range, anchors, aliases, tags and several documents are
+ * errors with file and line; an unknown key comes with the nearest known one. Each value has a source. The printed form
+ * reads back as the same values. config_schema.def is the only list of keys.
  */
 #ifndef RFI_CONFIG_H
 #define RFI_CONFIG_H
@@ -19,13 +18,13 @@ typedef struct rfi_config_list {
   int n;
 } rfi_config_list;
 
-/* Steps, or percent of all steps. */
+/* Steps, or a percentage of all steps. */
 typedef struct rfi_config_amount {
   double value;
   bool percent;
 } rfi_config_amount;
 
-/* Patterns, or without them percent of the files. */
+/* Patterns, or a percentage if there are none. */
 typedef struct rfi_config_split {
   double percent;
   rfi_config_list patterns;
@@ -37,7 +36,7 @@ typedef struct rfi_config_pair {
 
 typedef struct rfi_config_group {
   const char *match;   /* pattern of parameter names */
-  double weight_decay; /* the optimizer's where the group gives none */
+  double weight_decay; /* optimizer.weight_decay if the group gives none */
   double lr_scale;
 } rfi_config_group;
 
@@ -89,7 +88,7 @@ enum { RFI_CHOICES_DROPOUT(RFI_CHOICE_ENUM) };
 RFI_CONFIG_TYPES(RFI_CONFIG_TYPE)
 #undef RFI_CONFIG_TYPE
 
-/* RFI_CFG_model_hidden_size and so on: a number for each key. */
+/* RFI_CFG_SECTION_KEY for each key, as RFI_CFG_model_hidden_size. */
 typedef enum rfi_config_id {
 #define RFI_TOP(key, type, initial, accepted, resume, meaning) RFI_CFG_##key,
 #define RFI_KEY(section, key, type, initial, accepted, resume, meaning) RFI_CFG_##section##_##key,
@@ -101,7 +100,7 @@ typedef enum rfi_config_id {
 
 typedef struct rfi_config_source {
   const char *from; /* "default", "derived", a file's name, "--set"; NULL: not given */
-  int64_t line;     /* 1-based, 0 where there are no lines */
+  int64_t line;     /* 1-based; 0: no line */
 } rfi_config_source;
 
 typedef struct rfi_config {
@@ -113,28 +112,27 @@ typedef struct rfi_config {
 #undef RFI_KEY
   rfi_config_source source[RFI_CFG_COUNT];
   rfr_ctx *ctx;
-  rfi_arena *arena; /* all text and lists */
-  const char *file; /* named in errors */
+  rfi_arena *arena; /* owns all text and lists */
+  const char *file; /* name in errors */
 } rfi_config;
 
-/* Reads a configuration from memory. `file` is what errors and sources call it; relative
- * folders in it start from `folder` (NULL: the working folder). `sets` are texts
- * "section.key=value" that override it, the last one wins. Errors: config.syntax,
- * config.key, config.value, unsupported. */
+/* Reads a configuration from memory. `file` is its name in errors and sources. Relative paths start at `folder`; NULL: the
+ * working folder. `sets` are overrides "section.key=value"; later ones win. Errors: config.syntax, config.key,
+ * config.value, unsupported. */
 rfr_status rfi_config_read(rfr_ctx *ctx, const char *file, const char *text, size_t n, const char *folder,
                            const char *const *sets, int n_sets, rfi_config **out);
 void rfi_config_destroy(rfi_config *config); /* accepts NULL */
 
-/* Changes one key after reading; `from` becomes its source. NULL text: back to the default.
- * Other keys that were derived from it stay as they are. */
+/* Changes one key after reading; `from` becomes its source. NULL text: the default. Keys that were derived from it do not
+ * change. */
 rfr_status rfi_config_set(rfi_config *config, rfi_config_id id, const char *text, const char *from);
 
-/* The resolved configuration as YAML; with `sources`, every line ends in where its value came from. */
+/* The resolved configuration as YAML; with `sources`, each line ends with the source of its value. */
 rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *out);
 /* The key has a value that counts: false for model.* if `model` is a folder, for `model` if it is not, and for a key that
  * is still auto. */
 bool rfi_config_is_used(const rfi_config *config, rfi_config_id id);
-/* One value, as the printed configuration has it. */
+/* One value as YAML on one line. */
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);
 /* "model.hidden_size" */
 const char *rfi_config_path(rfi_config_id id);
@@ -143,7 +141,7 @@ bool rfi_config_resume_is_free(rfi_config_id id);
 /* The table of all keys in Markdown. */
 rfr_status rfi_config_table(rfi_string *out);
 
-/* An amount in steps, of a run of `total` steps. */
+/* An amount in steps, for a run of `total` steps. */
 int64_t rfi_config_steps(rfi_config_amount amount, int64_t total);
 
 #endif

@@ -190,8 +190,8 @@ static const struct {
     {"optimizer:\n  groups:\n    - match: x\n      lr_scales: 1\n", "config.key", 4, "did you mean \"lr_scale\"?"},
     {"refrain: 2\n", "config.value", 1, "refrain: \"2\""},
     {"refrain: one\n", "config.value", 1, "refrain: \"one\""},
-    {"run: 3\n", "config.value", 1, "run: keys"},
-    {"run: [1]\n", "config.value", 1, "run: keys"},
+    {"run: 3\n", "config.value", 1, "run: this is a section"},
+    {"run: [1]\n", "config.value", 1, "run: this is a section"},
     {"run:\n  steps:\n", "config.value", 2, "run.steps has no value"},
     {"run:\n  steps: ~\n", "config.value", 2, "no value"},
     {"run:\n  steps: [1]\n", "config.value", 2, "a list"},
@@ -221,7 +221,7 @@ static const struct {
     {"optimizer:\n  betas: [0.9]\n", "config.value", 2, "two numbers"},
     {"optimizer:\n  betas: [0.9, 1]\n", "config.value", 2, "\"1\""},
     {"optimizer:\n  groups: {match: a}\n", "config.value", 2, "a map"},
-    {"optimizer:\n  groups:\n    - lr_scale: 1\n", "config.value", 3, "needs match"},
+    {"optimizer:\n  groups:\n    - lr_scale: 1\n", "config.value", 3, "needs the key match"},
     {"optimizer:\n  groups:\n    - match: a\n      lr_scale: -1\n", "config.value", 4, "-1"},
     {"optimizer:\n  groups: [a]\n", "config.value", 2, "groups"},
     {"memory:\n  budget: 20GiBs\n", "config.value", 2, "20GiBs"},
@@ -229,7 +229,7 @@ static const struct {
     {"memory:\n  budget: 99999999TiB\n", "config.value", 2, "99999999TiB"},
     {"schedule:\n  warmup: 101%\n", "config.value", 2, "101%"},
     {"schedule:\n  warmup: 0.02\n", "config.value", 2, "0.02"},
-    {"data:\n  validation: 0.05\n", "config.value", 2, "write a share"},
+    {"data:\n  validation: 0.05\n", "config.value", 2, "write a percentage"},
     {"data:\n  validation: 100%\n", "config.value", 2, "100%"},
     {"data:\n  train:\n    - a\n    - [b]\n", "config.value", 4, "list within a list"},
     {"data:\n  train:\n    - a\n    -\n", "config.value", 4, "nothing"},
@@ -257,9 +257,9 @@ static void test_between_keys(void **state) {
   static const struct {
     const char *set, *says;
   } cases[] = {
-      {"model.num_attention_heads=5", "5 do not divide hidden_size 96"},
-      {"model.num_key_value_heads=3", "3 do not divide the 4 query heads"},
-      {"model.max_position_embeddings=100", "data.sequence is longer: 512"},
+      {"model.num_attention_heads=5", "5 does not divide hidden_size 96"},
+      {"model.num_key_value_heads=3", "3 does not divide num_attention_heads 4"},
+      {"model.max_position_embeddings=100", "is less than data.sequence 512"},
       {"batch.tokens=40000", "the nearest is 40960"},
       {"batch.tokens=10", "the nearest is 4096"},
       {"run.steps=0", "run.steps or run.time is missing"},
@@ -275,7 +275,7 @@ static void test_between_keys(void **state) {
       {"run.steps=", "has no value"},
       {"run.steps=x", "--set run.steps=x: run.steps: \"x\""},
       {"data.train=[a", "--set data.train=[a"},
-      {"run=3", "run: keys"},
+      {"run=3", "run: this is a section"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     rfi_config *c;
@@ -295,7 +295,7 @@ static void test_between_keys(void **state) {
   /* A key of the model beside a folder. */
   const char *sets[] = {"model=x", "model.hidden_size=8"};
   assert_int_equal(read_sets(f, MINIMAL, sets, 2, &c), RFR_INVALID);
-  assert_non_null(strstr(rfr_last_error()->message, "model is a folder"));
+  assert_non_null(strstr(rfr_last_error()->message, "not allowed with a model folder"));
 }
 
 static void test_sets(void **state) {
@@ -446,10 +446,10 @@ static void test_table(void **state) {
     snprintf(cell, sizeof cell, "| `%s` | ", rfi_config_path((rfi_config_id)i));
     if (!strstr(text.data, cell)) fail_msg("no row for %s", cell);
   }
-  for (const char *line = text.data; *line; line = strchr(line, '\n') + 1) { /* five cells in every row */
+  for (const char *line = text.data; *line; line = strchr(line, '\n') + 1) { /* six cells in every row */
     int bars = 0;
     for (const char *p = line; *p != '\n'; p++) bars += *p == '|' && (p == line || p[-1] != '\\');
-    assert_int_equal(bars, 6);
+    assert_int_equal(bars, 7);
   }
   rfi_string_deinit(&text);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Texts to typed values and back. Every parser takes the whole text or refuses; numbers
- * do not depend on the locale; each printed form is read back as the same value.
+ * Converts texts to typed values and back. A parser consumes all of the text or fails. Numbers do not depend on the
+ * locale. A printed value reads back as the same value.
  */
 #include "train/config_value.h"
 
@@ -25,14 +25,13 @@ static const char *const holds[] = {
 
 const char *rfi_config_holds(rfi_config_kind kind) { return holds[kind]; }
 
-/* "optimizer.lr: "abc" is not ...": the one form of a value's error. */
 static rfr_status refuse(const place *p, const char *text) {
   const char *accepted = p->row->accepted;
-  return BAD(p, "%s: \"%.100s\" is not accepted; it takes: %s%s%s", p->row->path, text, holds[p->row->kind],
+  return BAD(p, "%s: \"%.100s\" is not accepted; give %s%s%s", p->row->path, text, holds[p->row->kind],
              *accepted ? ", " : "", accepted);
 }
 
-/* A decimal number in front of `*rest`; false when there is none or it is too large. */
+/* Parses a decimal number; *rest is the text after it. False if there is none or it is too large. */
 static bool number(const char *text, double *x, const char **rest) {
   const char *p = text + (*text == '-' || *text == '+');
   size_t digits = strspn(p, "0123456789");
@@ -53,7 +52,7 @@ static bool number(const char *text, double *x, const char **rest) {
   return isfinite(*x);
 }
 
-/* An integer in front of `*rest`; false when there is none or it does not fit. */
+/* Parses an integer; *rest is the text after it. False if there is none or it overflows. */
 static bool integer(const char *text, int64_t *x, const char **rest) {
   bool negative = *text == '-';
   const char *p = text + negative;
@@ -67,8 +66,7 @@ static bool integer(const char *text, int64_t *x, const char **rest) {
   return true;
 }
 
-/* Is x in the row's range? */
-static bool accepted(const rfi_config_row *row, double x) {
+static bool in_range(const rfi_config_row *row, double x) {
   const char *text = row->accepted, *rest;
   double low, high;
   if (*text == '>') return number(text + 1, &low, &rest) && x > low;
@@ -93,12 +91,12 @@ static rfr_status parse_int(const place *p, const char *text, int64_t *out) {
       if (__builtin_mul_overflow(*out, factors[i].factor, out)) return refuse(p, text);
       rest++;
     }
-  return *rest || !accepted(p->row, (double)*out) ? refuse(p, text) : RFR_OK;
+  return *rest || !in_range(p->row, (double)*out) ? refuse(p, text) : RFR_OK;
 }
 
 static rfr_status parse_float(const place *p, const char *text, double *out) {
   const char *rest;
-  return !number(text, out, &rest) || *rest || !accepted(p->row, *out) ? refuse(p, text) : RFR_OK;
+  return !number(text, out, &rest) || *rest || !in_range(p->row, *out) ? refuse(p, text) : RFR_OK;
 }
 
 static rfr_status parse_size(const place *p, const char *text, int64_t *out) {
@@ -109,13 +107,13 @@ static rfr_status parse_size(const place *p, const char *text, int64_t *out) {
                  {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
   const char *rest;
   double x;
-  if (integer(text, out, &rest) && !*rest) return accepted(p->row, (double)*out) ? RFR_OK : refuse(p, text);
+  if (integer(text, out, &rest) && !*rest) return in_range(p->row, (double)*out) ? RFR_OK : refuse(p, text);
   if (!number(text, &x, &rest)) return refuse(p, text);
   while (*rest == ' ') rest++;
   for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
     if (strcmp(rest, factors[i].suffix) == 0) {
       x *= factors[i].factor;
-      if (x >= 0x1p63 || x != floor(x) || !accepted(p->row, x)) return refuse(p, text);
+      if (x >= 0x1p63 || x != floor(x) || !in_range(p->row, x)) return refuse(p, text);
       *out = (int64_t)x;
       return RFR_OK;
     }
@@ -133,7 +131,7 @@ static rfr_status parse_duration(const place *p, const char *text, double *out) 
   for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
     if (strcmp(rest, factors[i].suffix) == 0) {
       *out *= factors[i].factor;
-      return accepted(p->row, *out) ? RFR_OK : refuse(p, text);
+      return in_range(p->row, *out) ? RFR_OK : refuse(p, text);
     }
   return refuse(p, text);
 }
@@ -176,12 +174,12 @@ static rfr_status parse_amount(const place *p, const char *text, rfi_config_amou
   const char *rest;
   out->percent = percent(text, &out->value);
   if (out->percent) return out->value >= 0 && out->value <= 100 ? RFR_OK : refuse(p, text);
-  if (!integer(text, &steps, &rest) || *rest || !accepted(p->row, (double)steps)) return refuse(p, text);
+  if (!integer(text, &steps, &rest) || *rest || !in_range(p->row, (double)steps)) return refuse(p, text);
   out->value = (double)steps;
   return RFR_OK;
 }
 
-/* A list of texts, or one text alone. */
+/* A list of texts, or one text. */
 static rfr_status parse_strings(const place *p, const rfi_yaml *node, rfi_config_list *out) {
   if (node->kind == RFI_YAML_MAP) return refuse(p, "a map");
   int n = node->kind == RFI_YAML_LIST ? node->n : 1;
@@ -215,11 +213,11 @@ static rfr_status parse_pair(const place *p, const rfi_yaml *node, rfi_config_pa
 static rfr_status parse_split(const place *p, const rfi_yaml *node, rfi_config_split *out) {
   *out = (rfi_config_split){0};
   if (node->kind == RFI_YAML_SCALAR && percent(node->text, &out->percent))
-    return accepted(p->row, out->percent) ? RFR_OK : refuse(p, node->text);
+    return in_range(p->row, out->percent) ? RFR_OK : refuse(p, node->text);
   const char *rest;
   double x;
   if (node->kind == RFI_YAML_SCALAR && number(node->text, &x, &rest) && !*rest)
-    return BAD(p, "%s: \"%s\" has no unit; write a share of the files as \"5%%\"", p->row->path, node->text);
+    return BAD(p, "%s: \"%s\" has no unit; write a percentage as \"5%%\"", p->row->path, node->text);
   return parse_strings(p, node, &out->patterns);
 }
 
@@ -235,7 +233,7 @@ static rfr_status parse_group(const place *p, const rfi_yaml *node, rfi_config_g
     bool match = strcmp(item->key, "match") == 0, decay = strcmp(item->key, "weight_decay") == 0;
     if (!match && !decay && strcmp(item->key, "lr_scale") != 0)
       return rfi_fail_at(RFI_E_CONFIG_KEY, p->file, item->line, "unknown key \"%.100s\" in optimizer.groups; %s%s%s",
-                         item->key, near ? "did you mean \"" : "a group has match, weight_decay and lr_scale",
+                         item->key, near ? "did you mean \"" : "the keys are match, weight_decay and lr_scale",
                          near ? near : "", near ? "\"?" : "");
     if (item->kind != RFI_YAML_SCALAR || item->null) return BAD(&at, "optimizer.groups: %s has no value", item->key);
     if (match) {
@@ -245,7 +243,7 @@ static rfr_status parse_group(const place *p, const rfi_yaml *node, rfi_config_g
       RFI_TRY(parse_float(&at, item->text, decay ? &out->weight_decay : &out->lr_scale));
     }
   }
-  return out->match ? RFR_OK : BAD(p, "optimizer.groups: a group needs match, a pattern of parameter names");
+  return out->match ? RFR_OK : BAD(p, "optimizer.groups: a group needs the key match, a pattern of parameter names");
 }
 
 static rfr_status parse_groups(const place *p, const rfi_yaml *node, rfi_config_groups *out) {
@@ -265,8 +263,8 @@ static rfr_status parse_groups(const place *p, const rfi_yaml *node, rfi_config_
 rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const char *file, const rfi_yaml *node,
                             void *value) {
   const place at = {arena, row, file, node->line}, *p = &at;
-  if (node->null) return BAD(p, "%s has no value; it takes: %s", row->path, holds[row->kind]);
-  switch (row->kind) { /* those that are more than a scalar */
+  if (node->null) return BAD(p, "%s has no value; give %s", row->path, holds[row->kind]);
+  switch (row->kind) { /* types that are not scalars */
     case RFI_KIND_STRINGS: return parse_strings(p, node, value);
     case RFI_KIND_PAIR: return parse_pair(p, node, value);
     case RFI_KIND_SPLIT: return parse_split(p, node, value);
@@ -291,9 +289,9 @@ rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const c
   }
 }
 
-/* ---- back to text ---- */
+/* ---- printing ---- */
 
-/* Double quotes and JSON's escapes, which YAML shares. */
+/* In double quotes, with escapes that JSON and YAML share. */
 static rfr_status format_text(const char *text, rfi_string *out) {
   RFI_TRY(rfi_string_append(out, "\"", 1));
   for (; *text; text++) {
@@ -370,15 +368,15 @@ rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_s
   return RFR_OK;
 }
 
-/* ---- did you mean ---- */
+/* ---- similar names ---- */
 
-enum { NAME = 48 };
+enum { MOST_NAME = 48 };
 
-/* Insertions, deletions, changes and swaps of neighbours; NAME for names too long to compare. */
+/* Edit distance with swaps of neighbours; MOST_NAME for longer names. */
 static int distance(const char *a, const char *b) {
   int n = (int)strlen(a), m = (int)strlen(b);
-  int rows[3][NAME + 1], *before = rows[0], *last = rows[1], *row = rows[2];
-  if (n > NAME || m > NAME) return NAME;
+  int rows[3][MOST_NAME + 1], *before = rows[0], *last = rows[1], *row = rows[2];
+  if (n > MOST_NAME || m > MOST_NAME) return MOST_NAME;
   for (int j = 0; j <= m; j++) last[j] = j, before[j] = j;
   for (int i = 1; i <= n; i++) {
     row[0] = i;
@@ -398,7 +396,7 @@ static int distance(const char *a, const char *b) {
 
 const char *rfi_nearest(const char *name, const char *const *names, int n) {
   const char *best = NULL;
-  int least = NAME, length = (int)strlen(name);
+  int least = MOST_NAME, length = (int)strlen(name);
   for (int i = 0; i < n; i++) {
     int d = distance(name, names[i]);
     if (d < least) least = d, best = names[i];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One value of the configuration: from a node of the file to its type, and back to text.
+ * One value of the configuration: parsed from a node of the file, and printed as text.
  */
 #ifndef RFI_CONFIG_VALUE_H
 #define RFI_CONFIG_VALUE_H
@@ -17,7 +17,7 @@ typedef enum rfi_config_kind {
 /* May a resume change the key? FREE keys never change the bits of a run. */
 typedef enum rfi_config_resume { RFI_RESUME_FREE, RFI_RESUME_MUST } rfi_config_resume;
 
-/* A row of the schema. */
+/* A row of config_schema.def. */
 typedef struct rfi_config_row {
   const char *section; /* "" at the top */
   const char *key, *path;
@@ -28,14 +28,14 @@ typedef struct rfi_config_row {
   const char *meaning;
 } rfi_config_row;
 
-/* Reads `node` as the row's type into `value`. Errors name `file`, the node's line and the row. */
+/* Parses `node` as the row's type into `value`. Errors: config.value with the file, the node's line and the key. */
 rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const char *file, const rfi_yaml *node,
                             void *value);
 /* Appends the value as YAML on one line. */
 rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_string *out);
-/* What a file may hold for this type. */
+/* The values that a file may give for this type, as text. */
 const char *rfi_config_holds(rfi_config_kind kind);
-/* The nearest of n names, or NULL when none is near enough to be meant. */
+/* The nearest of n names; NULL if none is similar. */
 const char *rfi_nearest(const char *name, const char *const *names, int n);
 
 #endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A tensor's bytes where the host can work on them: the tensor's own memory when that is
- * the host's, else a copy that lives between open and close: memory that is kept for what a
- * step or an evaluation looks at, so that neither allocates.
+ * Host access to the bytes of a tensor: its own memory if that is host memory, otherwise a copy between open and close.
+ * Copies that every step or evaluation needs are allocated once and kept, so that neither allocates.
  */
 #include "train/host.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Patterns against names. The nearest name is the one that needs the fewest characters put in, left out or replaced
- * for the pattern to match it, where those that a * stands for cost nothing.
+ * Matches patterns with names. The nearest name needs the fewest insertions, deletions and replacements of characters to
+ * match the pattern; characters that * matches cost nothing.
  */
 #include "train/patterns.h"
 
@@ -31,14 +31,14 @@ bool rfi_pattern_matches(const rfr_model_config *c, const char *glob, const rfr_
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-/* cost[j]: of the pattern so far against the first j characters of the name. */
+/* cost[j]: edit distance of the pattern up to here to the first j characters of the name. */
 static int distance(const char *glob, const char *name) {
   enum { NAME = sizeof((rfi_hf_tensor *)0)->name };
   const int n = least((int)strlen(name), NAME - 1);
   int cost[NAME];
   for (int j = 0; j <= n; j++) cost[j] = j;
   for (; *glob; glob++) {
-    int before = cost[0]; /* of one character less of both */
+    int before = cost[0]; /* distance without the last character of both */
     cost[0] += *glob != '*';
     for (int j = 1; j <= n; j++) {
       const int was = cost[j];
@@ -63,7 +63,7 @@ void rfi_pattern_miss(const rfr_model_config *c, const char *glob, char *out, si
       if (d >= nearest) continue;
       nearest = d;
       if (d > 0) snprintf(out, size, "the nearest is %s", name);
-      else snprintf(out, size, "%s is a part of %s, which is trained as one", name, p.name);
+      else snprintf(out, size, "%s is a part of %s, which is trained as one parameter", name, p.name);
     }
   }
 }

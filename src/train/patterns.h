@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the patterns of optimizer.frozen and optimizer.groups match: a parameter by its own name, or by the names of all
- * the tensors that a folder of the model has of it. One that matches a part of them, as of one expert in a layer, does
- * not: a parameter has one role and one update.
+ * The patterns of optimizer.frozen and optimizer.groups. A pattern matches a parameter by its own name, or if it matches
+ * all tensors that a model folder stores for the parameter. A pattern that matches only some of them, as one expert of a
+ * layer, does not match: a parameter has one role and one update.
  */
 #ifndef RFI_PATTERNS_H
 #define RFI_PATTERNS_H
@@ -13,7 +13,7 @@
 #include "refrain/nn.h"
 
 bool rfi_pattern_matches(const rfr_model_config *c, const char *glob, const rfr_parameter *p);
-/* Of one that matches no parameter of the model: a half sentence that says what is the nearest to it. */
+/* For a pattern that matches no parameter: writes the nearest name, or why a name does not count, as a clause. */
 void rfi_pattern_miss(const rfr_model_config *c, const char *glob, char *out, size_t size);
 
 #endif

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/json.h"
 #include "data/file.h"
 #include "train/events.h"
 #include "train/host.h"
@@ -76,6 +77,12 @@ static rfr_status open_data(rfr_run *run) {
                   (long long)d->files[RFI_TRAIN]);
 }
 
+static rfr_status compile(rfr_run *run) {
+  RFI_TRY(rfi_run_compile(run));
+  run->checkpoint_bytes = rfi_state_bytes(run);
+  return RFR_OK;
+}
+
 static void warn_line(void *run, const char *line) { rfi_run_warn(run, "%s", line); }
 
 /* The newest checkpoint, NULL if there is none. *reason: why newer ones were not taken, or "". */
@@ -136,7 +143,7 @@ static rfr_status check_fresh(rfr_ctx *ctx, const char *folder, const char *conf
 static rfr_status check_folder(rfr_ctx *ctx, const char *folder) {
   static const struct {
     const char *file, *what;
-  } others[] = {{"MANIFEST.json", "is a checkpoint of a run: give the folder above it, which is the run's"},
+  } others[] = {{"MANIFEST.json", "is a checkpoint: give the folder above it, which is the run's"},
                 {"config.json", "is a model's folder: `model:` in a configuration starts a run from it"}};
   for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
     char *path, kind;
@@ -153,7 +160,7 @@ static rfr_status check_folder(rfr_ctx *ctx, const char *folder) {
  * more follow, one that is written before an older one is deleted. */
 static rfr_status check_space(const rfr_run *run, bool resumed) {
   const bool more = run->settings->checkpoint_every > 0;
-  const int64_t need = rfi_state_bytes(run) * (more && !resumed ? 2 : 1);
+  const int64_t need = run->checkpoint_bytes * (more && !resumed ? 2 : 1);
   int64_t there;
   RFI_TRY(rfi_dir_space(run->folder, &there));
   if (there >= need) return RFR_OK;
@@ -182,7 +189,7 @@ static rfr_status open_new(rfr_run *run, const char *text, const char *folder, c
   }
   RFI_TRY(read_settings(run, text, config_path));
   RFI_TRY(open_data(run));
-  if (run->options.programs) RFI_TRY(rfi_run_compile(run));
+  if (run->options.programs) RFI_TRY(compile(run));
   if (folder) {
     RFI_TRY(check_space(run, false));
     RFI_TRY(lock_folder(run));
@@ -205,7 +212,7 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   RFI_TRY(find_checkpoint(run->ctx, folder, &from, reason));
   if (from && run->settings->tune) RFI_GOTO(rfi_state_load_tuned(run, from));
   RFI_GOTO(open_data(run));
-  RFI_GOTO(rfi_run_compile(run));
+  RFI_GOTO(compile(run));
   RFI_GOTO(check_space(run, from != NULL));
   rfi_settings_warn(run->settings, warn_line, run);
   RFI_GOTO(from ? load(run, from, reason) : rfi_state_prepare(run));
@@ -222,11 +229,15 @@ static rfr_status open_reader(rfr_run *run, const char *text, const char *folder
   rfr_status s;
   RFI_TRY(read_settings(run, text, config_path));
   if (folder) RFI_TRY(find_checkpoint(run->ctx, folder, &from, reason));
-  if (!from) return rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
+  const bool from_model = !folder && run->settings->weights; /* the weights of the configuration's model */
+  if (!from && !from_model)
+    return rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
   RFI_GOTO(open_data(run));
-  RFI_GOTO(rfi_run_compile(run));
+  RFI_GOTO(compile(run));
   rfi_settings_warn(run->settings, warn_line, run);
-  s = load(run, from, reason);
+  if (from) RFI_GOTO(load(run, from, reason));
+  else RFI_GOTO(rfi_state_prepare(run));
+  s = from ? RFR_OK : rfr_programs_load(run->programs);
 fail:
   rfi_checkpoint_close(from);
   return s;

@@ -47,6 +47,7 @@ struct rfr_run {
   rfi_run_clock clock;                 /* of a run that is given in time */
   bool ready;                          /* the state has values */
   char checkpoint[512];                /* last written or loaded */
+  int64_t checkpoint_bytes;            /* of the tensors of one checkpoint */
   char hash[33];                       /* of the data */
   json_t *tuned;                       /* algorithms chosen by measuring, by name; NULL: none yet, or run.tune is off */
   atomic_int stop;

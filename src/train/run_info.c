@@ -43,7 +43,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .checkpoint = run->checkpoint,
                         .time = run->clock.time,
                         .steps_estimated = run->clock.time > 0.0 && run->clock.lr_steps[RFI_LR_END] == RFI_LR_LATER,
-                        .checkpoint_bytes = run->programs ? rfi_state_bytes(run) : 0};
+                        .checkpoint_bytes = run->checkpoint_bytes};
   int64_t block[RFI_STEP_N];
   if (run->block.data && rfr_programs_read(run->programs, &run->block, block) == RFR_OK)
     out->skipped = block[RFI_STEP_SKIPPED];

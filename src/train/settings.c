@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From configuration to settings: the meaning of "auto", percentages of steps, windows
- * per microbatch, and what a checkpoint has to agree with.
+ * Turns a configuration into settings: resolves "auto" and percentages, builds the spec of the programs, and lists the
+ * keys that a checkpoint must agree with.
  */
 #include "train/settings.h"
 
@@ -9,26 +9,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "data/dataset.h"
 #include "data/file.h"
-#include "base/json.h"
 #include "train/machine.h"
 #include "train/patterns.h"
 
-enum { SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
+enum { RING_SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
 
-/* An error about one key, at its place in the file. */
+/* config.value at the line of a key. */
 #define FAIL_AT(s, id, ...) \
   rfi_fail_at(RFI_E_CONFIG_VALUE, (s)->config->file, (s)->config->source[id].line, __VA_ARGS__)
 
 static rfr_status read_layer_types(const rfi_settings *s, rfr_model_config *m) {
   const rfi_config_list *types = &s->config->model_layer_types;
   if (types->n != 0 && types->n != m->layers)
-    return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: %d for %lld blocks", types->n,
+    return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: %d values for %lld layers", types->n,
                    (long long)m->layers);
   for (int i = 0; i < types->n; i++) {
     const char *wrong = rfi_hf_layer_type(m, i, types->items[i]);
-    if (wrong) return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: the one of block %d %s", i, wrong);
+    if (wrong) return FAIL_AT(s, RFI_CFG_model_layer_types, "model.layer_types: the value of layer %d %s", i, wrong);
   }
   return RFR_OK;
 }
@@ -40,15 +40,16 @@ static rfr_status read_mlp_only(const rfi_settings *s, rfr_model_config *m) {
     char *end;
     const long layer = strtol(layers->items[i], &end, 10);
     if (end == layers->items[i] || *end || layer < 0 || layer >= m->layers)
-      return FAIL_AT(s, RFI_CFG_model_mlp_only_layers, "model.mlp_only_layers: %s is no block of %lld",
-                     layers->items[i], (long long)m->layers);
+      return FAIL_AT(s, RFI_CFG_model_mlp_only_layers,
+                     "model.mlp_only_layers: %.100s is not a layer; they are 0 to %lld", layers->items[i],
+                     (long long)m->layers - 1);
     rfi_hf_mlp_only(m, layer);
   }
   return RFR_OK;
 }
 
-/* A loss of routing: what is given counts, else what a folder says. */
-static void settle_loss(rfi_settings *s, rfi_config_id id, double *given, double *factor) {
+/* A factor of the router's losses: the configuration's if it is given, otherwise the folder's. */
+static void resolve_loss(rfi_settings *s, rfi_config_id id, double *given, double *factor) {
   if (s->config->source[id].from) {
     *factor = *given;
   } else if (s->spec.model.experts > 0) {
@@ -57,15 +58,15 @@ static void settle_loss(rfi_settings *s, rfi_config_id id, double *given, double
   }
 }
 
-static void settle_losses(rfi_settings *s) {
+static void resolve_losses(rfi_settings *s) {
   rfi_config *c = s->config;
-  settle_loss(s, RFI_CFG_optimizer_router_aux_loss_coef, &c->optimizer_router_aux_loss_coef,
-              &s->spec.model.balance_loss);
-  settle_loss(s, RFI_CFG_optimizer_router_z_loss_coef, &c->optimizer_router_z_loss_coef, &s->spec.model.z_loss);
+  resolve_loss(s, RFI_CFG_optimizer_router_aux_loss_coef, &c->optimizer_router_aux_loss_coef,
+               &s->spec.model.balance_loss);
+  resolve_loss(s, RFI_CFG_optimizer_router_z_loss_coef, &c->optimizer_router_z_loss_coef, &s->spec.model.z_loss);
 }
 
-/* precision.dtype: auto */
-static void settle_dtype(rfi_settings *s, rfr_dtype dtype, const char *from) {
+/* Sets precision.dtype if it is auto. */
+static void resolve_dtype(rfi_settings *s, rfr_dtype dtype, const char *from) {
   if (s->config->source[RFI_CFG_precision_dtype].from) return;
   s->config->precision_dtype = dtype;
   s->config->source[RFI_CFG_precision_dtype].from = from;
@@ -81,14 +82,14 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
     s->weights = c->model;
     RFI_TRY(rfi_hf_read(s->ctx, c->model, dropout, &m));
     RFI_TRY(rfi_hf_notes_read(s->ctx, c->model, &s->notes));
-    if (s->notes.dtype != RFR_DTYPE_COUNT) settle_dtype(s, s->notes.dtype, "the folder's config.json");
+    if (s->notes.dtype != RFR_DTYPE_COUNT) resolve_dtype(s, s->notes.dtype, "the folder's config.json");
   }
-  settle_dtype(s, bf16_fast ? RFR_BF16 : RFR_F32, "this machine");
+  resolve_dtype(s, bf16_fast ? RFR_BF16 : RFR_F32, "this machine");
   m.dtype = c->precision_dtype;
   if (*c->model) {
     m.router_narrow = router_narrow;
     s->spec.model = m;
-    settle_losses(s);
+    resolve_losses(s);
     return rfr_model_config_check(&s->spec.model);
   }
   m.vocab_size = c->model_vocab_size;
@@ -116,7 +117,7 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   m.expert_norm = m.experts > 0 && c->model_norm_topk_prob;
   m.router_narrow = router_narrow;
   s->spec.model = m;
-  settle_losses(s);
+  resolve_losses(s);
   return rfr_model_config_check(&s->spec.model);
 }
 
@@ -124,25 +125,29 @@ static rfr_status read_batch(rfi_settings *s) {
   const rfi_config *c = s->config;
   s->sequence = c->data_sequence;
   if (s->spec.model.vocab_size < 256)
-    return FAIL_AT(s, RFI_CFG_model_vocab_size, "model.vocab_size: %lld, but there are 256 bytes",
+    return FAIL_AT(s, RFI_CFG_model_vocab_size, "model.vocab_size: %lld is less than 256, the number of bytes",
                    (long long)s->spec.model.vocab_size);
   if (c->run_evaluate_context >= s->sequence)
-    return FAIL_AT(s, RFI_CFG_run_evaluate_context, "run.evaluate_context: %lld tokens of windows of %lld",
+    return FAIL_AT(s, RFI_CFG_run_evaluate_context,
+                   "run.evaluate_context: %lld tokens; it must be less than data.sequence %lld",
                    (long long)c->run_evaluate_context, (long long)s->sequence);
   if (s->sequence > s->spec.model.max_positions)
-    return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens, but the model has %lld positions",
+    return FAIL_AT(s, RFI_CFG_data_sequence,
+                   "data.sequence: %lld tokens are more than the %lld positions of the model (max_position_embeddings)",
                    (long long)s->sequence, (long long)s->spec.model.max_positions);
-  s->rows = c->batch_microbatch; /* the configuration's own checks: microbatches fill the step */
+  s->rows = c->batch_microbatch; /* config.c checks that microbatches fill the step */
   s->eval_rows = s->rows;
   rfi_step_spec *p = &s->spec;
-  p->slots = SLOTS;
+  p->slots = RING_SLOTS;
   p->microbatches = c->batch_tokens / s->sequence / s->rows;
   p->tokens = s->rows * s->sequence;
   p->eval_tokens = s->eval_rows * s->sequence;
   p->window = s->sequence;
   p->model.longest = s->sequence;
   if (p->tokens > INT32_MAX || p->microbatches > MOST_MICROBATCHES)
-    return FAIL_AT(s, RFI_CFG_batch_tokens, "batch.tokens: %lld in %lld microbatches are too many for one program",
+    return FAIL_AT(s, RFI_CFG_batch_tokens,
+                   "batch.tokens: %lld in %lld microbatches is too much for one program; raise batch.microbatch or "
+                   "lower batch.tokens",
                    (long long)c->batch_tokens, (long long)p->microbatches);
   return RFR_OK;
 }
@@ -316,7 +321,7 @@ rfr_status rfi_settings_check_tokenizer(const rfi_settings *s) {
 
 /* ---- data ---- */
 
-/* Patterns with every "@list" replaced by the lines of that file. */
+/* Replaces each pattern "@FILE" by the lines of the file. */
 static rfr_status expand(const rfi_settings *s, const char *root, const rfi_config_list *in, rfi_paths *out) {
   for (int i = 0; i < in->n; i++) {
     char *path = NULL, *text = NULL;
@@ -358,7 +363,7 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, rfi_dataset **out) {
   return status;
 }
 
-/* ---- what a checkpoint must agree with ---- */
+/* ---- agreement with a checkpoint ---- */
 
 rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out) {
   json_t *object = json_object();

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A resolved configuration in the form that a run uses: numbers, names, and the spec of
- * its programs. Everything that a percentage, a default or "auto" could mean is decided
- * here; nothing behind this struct reads configuration.
+ * The resolved configuration of a run: numbers, names, and the spec of its programs. Percentages, defaults and "auto" are
+ * resolved here; code that uses this struct does not read the configuration.
  */
 #ifndef RFI_SETTINGS_H
 #define RFI_SETTINGS_H
@@ -26,8 +25,8 @@ typedef struct rfi_settings {
   int64_t rows;        /* windows per microbatch */
   int64_t eval_rows;
   int64_t steps;                            /* 0: `time` decides */
-  double time;                              /* seconds of training, when steps is not given */
-  int64_t evaluate_every, checkpoint_every; /* steps; 0: at the end alone */
+  double time;                              /* seconds of training, if steps is 0 */
+  int64_t evaluate_every, checkpoint_every; /* steps; 0: only at the end */
   int64_t evaluate_windows;                 /* of an evaluation; 0: all; -1: auto */
   int64_t log_every;                        /* steps between metrics in the log */
   int keep;
@@ -37,7 +36,8 @@ typedef struct rfi_settings {
   bool debug, tune;
 } rfi_settings;
 
-/* `bf16_fast`: what dtype auto means. Errors: config.*, model.config. */
+/* `bf16_fast`: precision.dtype auto means bf16 unless a model folder has another dtype. Errors: config.*, model.config,
+ * run.folder, json, file.*. */
 rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_options *options, bool bf16_fast,
                              rfi_settings **out);
 void rfi_settings_destroy(rfi_settings *s); /* accepts NULL */
@@ -51,7 +51,7 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, struct rfi_dataset **ou
 /* Calls `warn` with one line for each ignored field of the model folder, up to a few. */
 void rfi_settings_warn(const rfi_settings *s, void (*warn)(void *user, const char *line), void *user);
 rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *out);
-/* What a checkpoint must agree with: a flat object of names and values. */
+/* The configuration that a checkpoint must agree with: a flat object of keys and values as text. */
 rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From a configuration to a step's spec. Patterns of names: a layer's experts have two kinds of names, and a pattern
- * that matches nothing, or a part of a parameter, is refused with the nearest name. Losses of routing: those of a
- * folder, unless they are given. No warmup is longer than the run.
+ * From a configuration to the spec of a step. Patterns: the experts of a layer have two kinds of names; a pattern that
+ * matches nothing, or a part of a parameter, is refused with the nearest name. Factors of the router's losses: those of
+ * the folder unless the configuration has them. The warmup is shorter than the run.
  */
 #include <stdio.h>
 #include <string.h>
@@ -22,7 +22,7 @@ static rfr_status read(const char *override, rfi_settings **s) {
   return rfi_settings_read(ctx, MIXTRAL_RUN, &o, false, s);
 }
 
-/* The parameters that a pattern of the spec matches, and those whose own name matches `own`, are the same. */
+/* A pattern matches the same parameters as `own`, which matches their own names. */
 static void matched(void **state) {
   (void)state;
   static const struct {
@@ -70,7 +70,7 @@ static void refused(void **state) {
        "the nearest is model.layers.0.block_sparse_moe.experts.0.w2.weight"},
       {"optimizer.frozen=[\"*.experts.3.*\"]",
        "model.layers.0.block_sparse_moe.experts.3.w1.weight is a part of model.layers.0.mlp.experts.gate_up_proj, "
-       "which is trained as one"},
+       "which is trained as one parameter"},
       {"optimizer.frozen=[\"*.w1.*\"]", "is a part of model.layers.0.mlp.experts.gate_up_proj"},
       {"optimizer.groups=[{match: \"*\"}, {match: \"*.bias\", weight_decay: 0}]",
        "optimizer.groups: no parameter matches \"*.bias\"; the nearest is "},
@@ -95,7 +95,7 @@ static void losses(void **state) {
       {"mixtral", "optimizer.router_aux_loss_coef=0.02", 0.02, 0, NULL},
       {"mixtral", "optimizer.router_z_loss_coef=0.5", 0, 0.5, NULL},
       {"llama", "run.seed=1", 0, 0, NULL},
-      {"llama", "optimizer.router_z_loss_coef=0.5", 0, 0, "are for models with experts"},
+      {"llama", "optimizer.router_z_loss_coef=0.5", 0, 0, "need a model with experts"},
       {NULL, "run.seed=1", 0.01, 0, NULL},
       {NULL, "optimizer.router_aux_loss_coef=0", 0, 0, NULL},
   };
@@ -115,7 +115,7 @@ static void losses(void **state) {
     }
     OK(status);
     assert_true(s->spec.model.balance_loss == cases[i].balance && s->spec.model.z_loss == cases[i].z);
-    /* what is printed is what counts, and reads back so */
+    /* the printed configuration has the values in use and reads back equal */
     OK(rfi_settings_print(s, false, &text));
     assert_true((s->spec.model.experts > 0) == (strstr(text.data, "router_z_loss_coef: ") != NULL));
     rfi_settings_destroy(s);
@@ -127,7 +127,7 @@ static void losses(void **state) {
   }
 }
 
-/* A warmup of all steps leaves none for what the rate does behind it; a constant one needs none. */
+/* A warmup of all steps leaves none for the decay; a constant schedule needs none. */
 static void warmup(void **state) {
   (void)state;
   rfi_settings *s;

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Records the training step, the evaluation, and the two programs that make text.
+ * Records the training step, the evaluation, and the two programs of text generation.
  *
- * The step is one program: input rings in; for each microbatch forward and loss; one
- * gradient per trainable parameter, summed over microbatches by autodiff; then schedule,
- * norm, clipping, update, counts, metrics. Losses are sums that are divided by the valid
- * tokens of the whole step, so that k microbatches mean what one batch means. In f16 that
- * divisor makes the loss larger by the loss scale, which the norm and the updates take back.
- * All that changes from step to step lies in the step block, the loss scale and the rings; the
- * trace holds no step number.
+ * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per trained
+ * parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts, metrics. Losses
+ * are sums divided by the number of valid targets of the step, so that k microbatches give the result of one batch. In f16
+ * the divisor also contains the loss scale, which norm and update divide out. Everything that changes from step to step is
+ * in the step block, the loss scale and the rings; the trace has no step number.
  */
 #include "train/step_trace.h"
 
@@ -19,7 +17,7 @@
 
 enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
 
-/* One step's share of a ring: slot attempted mod R, shape (k, ...). */
+/* The step's slot of a ring, attempted mod R: (k, width). */
 static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, int64_t width, rfr_value step) {
   const int64_t shape[3] = {s->slots, s->microbatches, width};
   return rfr_ring_read(t, rfr_input(t, name, RFR_ROLE_INPUT, RFR_I32, 3, shape), step);
@@ -47,7 +45,7 @@ typedef struct update {
   rfr_value lr, clip, skip, step;
 } update;
 
-/* RFR_NONE: the loss is not scaled. */
+/* Members are RFR_NONE without loss scaling. */
 typedef struct scaling {
   rfr_value state, scale, inverse;
 } scaling;
@@ -81,15 +79,16 @@ static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update 
   rfr_adamw(t, w, g, m, v, master, u->lr, u->clip, u->skip, u->step, &o);
 }
 
-/* Of every layer of every microbatch: how many rows each expert had, and whether that was no routing. */
+/* For each layer of each microbatch: rows of each expert, and a flag for invalid splits. */
 typedef struct routing {
   rfr_value *splits, *bad;
   int n;
 } routing;
 
-/* Everything behind the loss, which is `shown` without its scale. `g` has room for one value per parameter. */
+/* Everything after the loss. `reported`: the loss without its scale. `g` has one element per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
-                     const scaling *scaling, rfr_value shown, rfr_value count, const routing *routing, rfr_value step) {
+                     const scaling *scaling, rfr_value reported, rfr_value count, const routing *routing,
+                     rfr_value step) {
   const int64_t three = 3;
   int trainable = 0;
   for (int i = 0; i < n; i++)
@@ -114,7 +113,7 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
     update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
   }
   rfr_value metrics[RFI_METRIC_N] = {
-      [RFI_METRIC_LOSS] = shown,     [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
+      [RFI_METRIC_LOSS] = reported,  [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
       [RFI_METRIC_COUNT] = count,    [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_BAD_ROUTING] = which,
       [RFI_METRIC_BAD_GROUP] = group};
   if (routing->n > 0)
@@ -151,21 +150,22 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
     const rfr_experts experts = {
         .logits = logits, .index = index, .splits = routing.splits + m * L, .bad = routing.bad + m * L};
     rfr_value h = rfr_model_forward_experts(t, &s->model, w, tokens, offsets, step, &experts);
-    rfr_value even = rfr_model_routing_loss(t, &s->model, &experts, targets[m], RFI_IGNORE);
-    rfr_value words = rfr_model_logits(t, &s->model, w, h, RFR_F32);
+    rfr_value aux = rfr_model_routing_loss(t, &s->model, &experts, targets[m], RFI_IGNORE);
+    rfr_value scores = rfr_model_logits(t, &s->model, w, h, RFR_F32);
     rfr_scope(t, "head");
-    rfr_value part = rfr_cross_entropy(t, words, targets[m], inv, RFI_IGNORE);
-    if (even != RFR_NONE && scaling.scale != RFR_NONE) even = rfr_mul(t, even, scaling.scale); /* as inv is */
+    rfr_value part = rfr_cross_entropy(t, scores, targets[m], inv, RFI_IGNORE);
+    if (aux != RFR_NONE && scaling.scale != RFR_NONE)
+      aux = rfr_mul(t, aux, scaling.scale); /* inv contains the scale already */
     rfr_microbatch(t, -1);
     loss = m == 0 ? part : rfr_add(t, loss, part);
-    if (even != RFR_NONE) balance = m == 0 ? even : rfr_add(t, balance, even);
+    if (aux != RFR_NONE) balance = m == 0 ? aux : rfr_add(t, balance, aux);
   }
-  const rfr_value shown = unscaled(t, &scaling, loss);
-  rfr_value_set_name(t, shown, "loss");
-  if (balance != RFR_NONE) /* each microbatch's is its own mean */
+  const rfr_value reported = unscaled(t, &scaling, loss);
+  rfr_value_set_name(t, reported, "loss");
+  if (balance != RFR_NONE) /* each microbatch has its own mean */
     loss = rfr_add(t, loss, rfr_scale(t, balance, 1.0 / (double)s->microbatches, RFR_NONE));
-  optimize(t, s, w, n, g, loss, &scaling, shown, count, &routing, step);
-  rfr_output(t, "loss", shown);
+  optimize(t, s, w, n, g, loss, &scaling, reported, count, &routing, step);
+  rfr_output(t, "loss", reported);
 }
 
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
@@ -179,7 +179,7 @@ static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) 
   rfr_output(t, RFI_NAME_NLL, rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
 }
 
-/* The next `rows` tokens of the text, and the one behind them. */
+/* Reads the next `rows` tokens of the text and appends the token after them. */
 static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, int64_t rows) {
   const int64_t one = 1, four = 4, text_size = s->window + 1;
   rfr_value positions, last;
@@ -193,7 +193,7 @@ static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, 
   rfr_value tokens = rfr_text_read(t, text, cursor, rows, &positions, &last);
   rfr_value h = rfr_model_forward_cached(t, &s->model, w, tokens, positions, cursor, s->window);
   rfr_scope(t, "head");
-  if (rows > 1) h = rfr_embedding(t, h, last); /* its last row alone */
+  if (rows > 1) h = rfr_embedding(t, h, last); /* only its last row */
   rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
   rfr_scope(t, "text");
   text = rfr_text_append(t, text, logits, cursor, temperature, top_k, top_p, rows);

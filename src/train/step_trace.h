@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The programs of a run as traces. A spec is plain numbers: it knows nothing of
- * files or configuration text.
+ * Records the programs of a run as traces. A spec is plain numbers and does not refer to files or configuration text.
  */
 #ifndef RFI_STEP_TRACE_H
 #define RFI_STEP_TRACE_H
@@ -10,10 +9,10 @@
 
 #include "refrain/nn.h"
 
-/* Targets with this value count for nothing; Hugging Face's convention. */
+/* Targets with this value are ignored, as in the transformers library. */
 enum { RFI_IGNORE = -100 };
 
-/* Columns of the metrics ring behind the sequence number; from MOST_LOAD on they are there with experts alone. */
+/* Columns of the metrics ring after the sequence number. MOST_LOAD and later ones exist only with experts. */
 #define RFI_METRICS(X) X(LOSS) X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD) X(BAD_ROUTING) X(BAD_GROUP)
 typedef enum rfi_metric {
 #define RFI_METRIC_ENUM(name) RFI_METRIC_##name,
@@ -31,20 +30,20 @@ typedef struct rfi_param_rule {
 typedef struct rfi_step_spec {
   rfr_model_config model;
   const rfi_param_rule *rules; /* one for each parameter; NULL: all are trained, with adamw.decay and scale 1 */
-  int64_t slots;               /* R, of the rings */
+  int64_t slots;               /* R, steps that the rings hold */
   int64_t microbatches;        /* k */
-  int64_t tokens;              /* T, per microbatch; as many documents at most */
+  int64_t tokens;              /* T, per microbatch; also the limit of its documents */
   int64_t eval_tokens;
-  int64_t window; /* tokens that generation sees at most: rows of its caches */
+  int64_t window; /* rows of the caches of generation: the tokens that it attends to */
   bool sgd;
-  double momentum; /* of SGD */
+  double momentum; /* SGD */
   rfr_adamw_options adamw;
   rfr_dtype gradient_dtype; /* RFR_F32, or the weights' */
   rfr_dtype state_dtype;    /* of the moments */
-  bool master;              /* f32 master weights; for weights narrower than f32 */
+  bool master;              /* f32 master weights, for 16-bit weights */
   double clip;              /* global norm, 0: none */
   rfr_lr_options lr;
-  bool timed; /* the state lr_steps decides when the rate changes its course: see rfr_lr_schedule_steps_at */
+  bool timed; /* the state lr_steps has the steps at which the schedule changes, see rfr_lr_schedule_steps_at */
 } rfi_step_spec;
 
 static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter) {
@@ -55,7 +54,7 @@ static inline int rfi_metric_count(const rfi_step_spec *s) {
   return s->model.experts > 0 ? RFI_METRIC_N : RFI_METRIC_MOST_LOAD;
 }
 
-/* Names of what the host fills and reads. */
+/* Names of the tensors that the host writes and reads. */
 #define RFI_NAME_TOKENS "tokens"                /* i32 (R,k,T) */
 #define RFI_NAME_TARGETS "targets"              /* i32 (R,k,T) */
 #define RFI_NAME_OFFSETS "offsets"              /* i32 (R,k,T+1) */
@@ -74,14 +73,13 @@ static inline int rfi_metric_count(const rfi_step_spec *s) {
 #define RFI_NAME_TOP_P "text.top_p"             /* f64 (1) */
 #define RFI_NAME_LOGITS "logits"                /* output f32 (1,V), of the last token taken */
 
-/* Tokens of a prompt that prefill takes at a time, or the window if that is less: enough that
- * its products are worth reading the weights for. */
+/* Tokens of a prompt per prefill, at most the window: enough to amortize reading the weights. */
 enum { RFI_PREFILL_ROWS = 64 };
 static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
   return s->window < RFI_PREFILL_ROWS ? s->window : RFI_PREFILL_ROWS;
 }
 
-/* What the optimizer keeps for a parameter: the suffixes of its state inputs. */
+/* Suffixes of the optimizer states of a parameter. */
 #define RFI_SUFFIX_M ".exp_avg"
 #define RFI_SUFFIX_V ".exp_avg_sq"
 #define RFI_SUFFIX_MOMENTUM ".momentum"
@@ -89,7 +87,7 @@ static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
 
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
-/* Both take the next tokens of a text and append one when none is left: prefill a chunk, decode one. */
+/* Both read the next tokens of a text, prefill a chunk and decode one, and append a token after the last. */
 rfr_status rfi_trace_prefill(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 rfr_status rfi_trace_decode(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opens every shard of a folder once; a tensor is found by asking them in turn. The index
- * is held to be a list of files: which tensor lies where is what the files themselves say,
- * so a stale index cannot send us to the wrong bytes. A name in two shards is an error.
+ * Opens each shard of a folder once and looks a tensor up in all of them. Only the file names of the index are used; the
+ * headers of the shards say which tensors they contain, so that a stale index does no harm. A name in two shards is an
+ * error.
  */
 #include "train/weights.h"
 
@@ -18,10 +18,10 @@
 
 struct rfi_weights {
   rfr_ctx *ctx;
-  char *path; /* of the one file, or of the index */
+  char *path; /* of the single file, or of the index */
   char **names;
   rfi_safetensors **shards;
-  bool **taken; /* of each shard's tensors, those that were read */
+  bool **was_read; /* for each tensor of each shard */
   int n;
 };
 
@@ -38,28 +38,28 @@ static rfr_status open_shard(rfi_weights *w, const char *folder, const char *nam
   rfi_free(w->ctx, path);
   RFI_TRY(s);
   const int at = w->n++;
-  RFI_TRY(RFI_ALLOC(w->ctx, (size_t)rfi_safetensors_count(w->shards[at]) + 1, &w->taken[at]));
+  RFI_TRY(RFI_ALLOC(w->ctx, (size_t)rfi_safetensors_count(w->shards[at]) + 1, &w->was_read[at]));
   RFI_TRY(RFI_ALLOC(w->ctx, strlen(name) + 1, &w->names[at]));
   memcpy(w->names[at], name, strlen(name) + 1);
   return RFR_OK;
 }
 
-static rfr_status make_room(rfi_weights *w, size_t n) {
+static rfr_status allocate_shards(rfi_weights *w, size_t n) {
   RFI_TRY(RFI_ALLOC(w->ctx, (n + 1) * sizeof *w->shards, &w->shards));
-  RFI_TRY(RFI_ALLOC(w->ctx, (n + 1) * sizeof *w->taken, &w->taken));
+  RFI_TRY(RFI_ALLOC(w->ctx, (n + 1) * sizeof *w->was_read, &w->was_read));
   return RFI_ALLOC(w->ctx, (n + 1) * sizeof *w->names, &w->names);
 }
 
 static rfr_status open_index(rfi_weights *w, const char *folder, const json_t *index) {
   json_t *map = json_object_get(index, "weight_map"), *value;
   const char *tensor;
-  if (!json_is_object(map)) return rfi_fail_at(RFI_E_SAFETENSORS, w->path, 0, "there is no weight_map in it");
-  RFI_TRY(make_room(w, json_object_size(map)));
+  if (!json_is_object(map)) return rfi_fail_at(RFI_E_SAFETENSORS, w->path, 0, "the index has no object \"weight_map\"");
+  RFI_TRY(allocate_shards(w, json_object_size(map)));
   json_object_foreach(map, tensor, value) {
     const char *name = json_string_value(value);
     if (!name || json_string_length(value) != strlen(name) || !is_plain(name))
-      return rfi_fail_at(RFI_E_SAFETENSORS, w->path, 0, "weight_map: \"%.200s\" does not lie in a file of this folder",
-                         tensor);
+      return rfi_fail_at(RFI_E_SAFETENSORS, w->path, 0,
+                         "weight_map: the file of \"%.200s\" is not a file name of this folder", tensor);
     RFI_TRY(open_shard(w, folder, name));
   }
   return RFR_OK;
@@ -88,7 +88,7 @@ rfr_status rfi_weights_open(rfr_ctx *ctx, const char *folder, rfi_weights **out)
     RFI_GOTO(rfi_json_load(ctx, w->path, &index));
     RFI_GOTO(open_index(w, folder, index));
   } else {
-    RFI_GOTO(make_room(w, 1));
+    RFI_GOTO(allocate_shards(w, 1));
     RFI_GOTO(open_shard(w, folder, one));
   }
   *out = w;
@@ -104,10 +104,10 @@ void rfi_weights_close(rfi_weights *w) {
   if (!w) return;
   for (int i = 0; i < w->n; i++) {
     rfi_safetensors_close(w->shards[i]);
-    rfi_free(w->ctx, w->taken[i]);
+    rfi_free(w->ctx, w->was_read[i]);
     rfi_free(w->ctx, w->names[i]);
   }
-  rfi_free(w->ctx, w->taken);
+  rfi_free(w->ctx, w->was_read);
   rfi_free(w->ctx, w->shards);
   rfi_free(w->ctx, w->names);
   rfi_free(w->ctx, w->path);
@@ -117,11 +117,12 @@ void rfi_weights_close(rfi_weights *w) {
 static rfr_status find(rfi_weights *w, const char *name, int *shard, const rfi_stored **stored) {
   *stored = NULL;
   for (int i = 0; i < w->n; i++) {
-    const rfi_stored *here = rfi_safetensors_find(w->shards[i], name);
-    if (!here) continue;
+    const rfi_stored *found = rfi_safetensors_find(w->shards[i], name);
+    if (!found) continue;
     if (*stored)
-      return rfi_fail_at(RFI_E_SAFETENSORS, w->path, 0, "%s lies in %s and in %s", name, w->names[*shard], w->names[i]);
-    *stored = here;
+      return rfi_fail_at(RFI_E_SAFETENSORS, w->path, 0, "tensor %s is in %s and in %s", name, w->names[*shard],
+                         w->names[i]);
+    *stored = found;
     *shard = i;
   }
   return RFR_OK;
@@ -148,25 +149,25 @@ static rfr_status read_tensor(rfi_weights *w, const char *name, int rank, const 
   const rfi_stored *stored;
   int shard = 0;
   RFI_TRY(find_outer(w, name, &shard, &stored));
-  if (!stored) return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "there is no tensor %s in it", name);
+  if (!stored) return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "there is no tensor %s", name);
   bool same = stored->rank == rank;
   for (int d = 0; same && d < rank; d++) same = stored->shape[d] == shape[d];
   if (!same) {
     char have[200], want[200];
     print_shape(have, sizeof have, stored->rank, stored->shape);
     print_shape(want, sizeof want, rank, shape);
-    return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "%s has shape %s; the configuration wants %s", name, have,
+    return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "tensor %s has shape %s; config.json describes %s", name, have,
                        want);
   }
-  w->taken[shard][stored - rfi_safetensors_at(w->shards[shard], 0)] = true;
+  w->was_read[shard][stored - rfi_safetensors_at(w->shards[shard], 0)] = true;
   return rfi_safetensors_read_as(w->shards[shard], stored, dtype, data, stored->elements);
 }
 
 rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr_tensor *x) {
-  const rfi_stored *whole;
+  const rfi_stored *packed;
   int shard = 0;
-  RFI_TRY(find_outer(w, x->name, &shard, &whole));
-  if (whole) return read_tensor(w, x->name, x->type.rank, x->type.shape, x->type.dtype, x->data);
+  RFI_TRY(find_outer(w, x->name, &shard, &packed));
+  if (packed) return read_tensor(w, x->name, x->type.rank, x->type.shape, x->type.dtype, x->data);
   const int pieces = rfi_hf_pieces(x->name, &x->type);
   for (int i = 0; i < pieces; i++) {
     rfi_hf_tensor piece;
@@ -186,11 +187,12 @@ int64_t rfi_weights_left(const rfi_weights *w, const rfr_model_config *c, const 
   int64_t left = 0;
   for (int i = 0; i < w->n; i++)
     for (int k = 0; k < rfi_safetensors_count(w->shards[i]); k++) {
-      const char *own = rfi_safetensors_at(w->shards[i], k)->name;
-      const bool buffer = ends_in(own, ".attn.bias") || ends_in(own, ".attn.masked_bias") ||
-                          ends_in(own, ".rotary_emb.inv_freq") || (c->tie_embeddings && ends_in(own, "lm_head.weight"));
-      if (w->taken[i][k] || buffer) continue;
-      if (left++ == 0) *name = own;
+      const char *tensor = rfi_safetensors_at(w->shards[i], k)->name;
+      const bool buffer = ends_in(tensor, ".attn.bias") || ends_in(tensor, ".attn.masked_bias") ||
+                          ends_in(tensor, ".rotary_emb.inv_freq") ||
+                          (c->tie_embeddings && ends_in(tensor, "lm_head.weight"));
+      if (w->was_read[i][k] || buffer) continue;
+      if (left++ == 0) *name = tensor;
     }
   return left;
 }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the fuzz targets share. A target is one file here with LLVMFuzzerTestOneInput: bytes
- * of anybody in, and out comes a status with a slug, never a crash, a hang or a leak. What
- * a reader takes must also survive being printed and read again, where it has a printer.
+ * Helpers of the fuzz targets. A target is one file with LLVMFuzzerTestOneInput: for any bytes, a reader must return a
+ * status with a slug, without a crash, hang or leak. If the reader has a printer, an accepted input must also print as
+ * text that reads back equal.
  *
- * The same target is linked twice: with libFuzzer (make fuzz), and with a main that
- * replays tests/data/fuzz/TARGET (ctest), so that what was found once stays found.
+ * Each target is linked twice: with libFuzzer (make fuzz), and with replay.c, which ctest runs on tests/data/fuzz/TARGET.
  */
 #ifndef RFT_FUZZ_H
 #define RFT_FUZZ_H
@@ -18,14 +17,14 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-/* The process's context, with a byte limit far above what an input may need. */
+/* The context of the process. Its byte limit is far above the needs of any input. */
 rfr_ctx *rft_fuzz_ctx(void);
-/* Ends the process with `what` when it does not hold. */
+/* Aborts with the text `what` if the condition is false. */
 void rft_fuzz_expect(bool holds, const char *what);
-/* A status that a reader may return: RFR_OK, or one with slug, message and next step, and no
- * defect of ours. */
+/* Aborts unless a reader may return the status: RFR_OK, or an error with slug, one-line message and next step that is not
+ * internal. */
 void rft_fuzz_status(rfr_status s);
-/* The context holds nothing any more. */
+/* Aborts if the context has live blocks. */
 void rft_fuzz_clean(void);
 /* Path of a file in memory that holds `data`; the same file at each call. */
 const char *rft_fuzz_file(const uint8_t *data, size_t n);

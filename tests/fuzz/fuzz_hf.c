@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A model folder's config.json: a description that passes its own check, or an error; and a
- * good one is written as JSON that describes the same model.
+ * Reads config.json of a model folder: the result is a valid description or an error. A description is written as JSON
+ * that reads back equal; its parameters can be listed and their sizes added without overflow.
  */
 #include <string.h>
 
@@ -23,11 +23,26 @@ static bool read_model(const char *folder, rfr_model_config *c) {
   return s == RFR_OK;
 }
 
+/* Bytes of all parameters with f32 states. The first and last parameters of many stand for all. */
+static void add_sizes(const rfr_model_config *c) {
+  const int n = rfr_model_parameter_count(c);
+  int64_t bytes = 0;
+  rfr_parameter p;
+  for (int i = 0; i < n; i += i < 40 || n - i < 40 ? 1 : n / 16 + 1) {
+    int64_t elements = 16;
+    rft_fuzz_expect(rfr_model_parameter(c, i, &p) == RFR_OK, "a parameter is missing");
+    for (int d = 0; d < p.rank; d++)
+      rft_fuzz_expect(p.shape[d] > 0 && !__builtin_mul_overflow(elements, p.shape[d], &elements), "a size overflows");
+    rft_fuzz_expect(!__builtin_add_overflow(bytes, elements, &bytes), "the sum of sizes overflows");
+  }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   rfr_model_config c, again;
   rft_fuzz_file(data, n);
   const char *folder = rft_fuzz_folder("config.json");
   if (read_model(folder, &c)) {
+    add_sizes(&c);
     rfi_string text = {.ctx = rft_fuzz_ctx()};
     json_t *written = rfi_hf_config(&c);
     rft_fuzz_expect(written && rfi_json_print(written, &text) == RFR_OK, "it is not written");

@@ -4,12 +4,12 @@
  *
  *   cmake --build build/release --target attention_check && build/release/attention_check [check|delays|time]
  *
- * check: random shapes, documents, windows, caps: relative L2 errors, no write outside the
- * results and the workspace, the same bits 20 times, what is not finite stays where it is seen.
- * delays: Hopper's kernels with random waits before barriers and copies, in who loads, who multiplies and who takes
- * work or adds dq: 1,000 runs have the bits of one without.
- * time: TFLOP/s (4 products of 2 FLOP per head, row and key seen, and 10 in the backward).
- * One line a case; the exit code is 1 when any line says BAD.
+ * check: random shapes, documents, windows, caps: relative L2 errors, no write outside the results and the workspace,
+ * the same bits 20 times, non-finite values affect only the rows that see them.
+ * delays: Hopper's kernels with random delays before barriers and copies, in all warp roles: 1,000 runs have the bits
+ * of one without delays.
+ * time: TFLOP/s (4 products of 2 FLOP per head, row and visible key, and 10 in the backward).
+ * One line per case; the exit code is 1 if any line says BAD.
  */
 #include <algorithm>
 #include <cuda_bf16.h>
@@ -23,7 +23,7 @@
 #include "check.cuh"
 #include "ops/attention/attention_cuda.h"
 
-/* What is checked and timed; sm_90's where the device is one. */
+/* Kernels under test; those of sm_90 only on such a device. */
 struct variant {
   const char *name;
   int major;
@@ -57,7 +57,8 @@ static __device__ double value(const void *x, int64_t i, rfr_dtype dtype) {
                              : __half2float(((const __half *)x)[i]);
 }
 
-/* sums: of squares of the differences, of squares of y, of elements of which just one is -inf or not finite. */
+/* sums: of the squared differences, of the squares of y, and the number of elements that differ and are not both
+ * finite. */
 __global__ void compare(const void *x, const void *y, int64_t n, rfr_dtype dtype, double *sums) {
   double error = 0, size = 0, wrong = 0;
   for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
@@ -145,7 +146,7 @@ struct test {
   rfr_arg kv_arg(buffer &b) const { return arg_of(b.data, s.dtype, {s.T, s.Hk, s.D}, 0); }
   rfr_arg lse_arg(buffer &b) const { return arg_of(b.data, RFR_F32, {s.H, s.T}, 0); }
 
-  /* Calls `run` n times, the workspace poisoned before; milliseconds a call. */
+  /* Calls `run` n times after poisoning the workspace; returns milliseconds per call. */
   float call(const rfi_cuda_kernel &kernel, int n_in, const rfr_arg *in, int n_out, const rfr_arg *out, int n) {
     rfr_call c;
     memset(&c, 0, sizeof c);
@@ -169,7 +170,7 @@ struct test {
     CUDA(cudaEventElapsedTime(&ms, a, b));
     CUDA(cudaEventDestroy(a));
     CUDA(cudaEventDestroy(b));
-    expect(workspace.guard_stands(), "wrote behind the workspace");
+    expect(workspace.guard_intact(), "wrote past the workspace");
     return ms / (float)n;
   }
   float forward(const rfi_cuda_kernel &kernel, results &r, int n = 1) {
@@ -194,7 +195,7 @@ static void print_shape(const variant &x, const shape &s) {
   printf(":");
 }
 
-/* ‖x - y‖ / ‖y‖, y not taken smaller than 0.001 an element: a gradient that cancels has nothing but rounding. */
+/* ‖x - y‖ / ‖y‖, with y at least 0.001 per element: a gradient that cancels consists of rounding errors. */
 static void show_error(const char *name, const buffer &x, const buffer &y, int64_t n, rfr_dtype dtype, double bar) {
   buffer sums(3 * sizeof(double));
   double host[3];
@@ -227,7 +228,7 @@ static void show_errors(const shape &s, results &fast, results &any) {
   show_error("dq", fast.dq, any.dq, n, s.dtype, bar);
   show_error("dk", fast.dk, any.dk, m, s.dtype, bar);
   show_error("dv", fast.dv, any.dv, m, s.dtype, bar);
-  for (buffer *b : fast.all()) expect(b->guard_stands(), "wrote behind a result");
+  for (buffer *b : fast.all()) expect(b->guard_intact(), "wrote past a result");
 }
 
 /* ---- in f64 on the host, for small shapes ---- */
@@ -250,7 +251,7 @@ static void to_device(buffer &to, const std::vector<double> &x, rfr_dtype dtype)
   CUDA(cudaMemcpy(to.data, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice));
 }
 
-/* The keys that row t sees: those of its document, which is the first that ends behind it. */
+/* The keys that row t sees: those of its document, the first document that ends after t. */
 static void keys_of(const shape &s, int t, int *first, int *end) {
   int before = 0;
   *first = *end = 0;
@@ -328,7 +329,7 @@ static void reference(const test &t, results &to) {
 
 /* ---- checks ---- */
 
-/* Small shapes against f64, so that nothing on the device is trusted; larger ones against attention in f32. */
+/* Small shapes against f64 on the host; larger ones against attention in f32. */
 static void check_case(const variant &x, const shape &s, uint64_t seed, int repeats) {
   test t(s, seed);
   results any(s), fast(s), again(s);
@@ -354,8 +355,8 @@ static void check_case(const variant &x, const shape &s, uint64_t seed, int repe
   fflush(stdout);
 }
 
-/* A v that is NaN is seen by the rows that see its key, and changes no bit of another row's o; in the backward,
- * of no other document's. */
+/* A NaN in v affects the rows that see its key, and changes no bit of another row's o; in the backward, of no other
+ * document's gradients. */
 static void check_not_finite(const variant &which, int D, rfr_dtype dtype) {
   shape s = {400, 4, 2, D, 1, 0, 0, dtype, {0, 170, 400}};
   enum { AT = 190 };
@@ -372,17 +373,17 @@ static void check_not_finite(const variant &which, int D, rfr_dtype dtype) {
   std::vector<uint16_t> x(s.T * o_row), y(x.size());
   CUDA(cudaMemcpy(x.data(), clean.o.data, x.size() * 2, cudaMemcpyDeviceToHost));
   CUDA(cudaMemcpy(y.data(), dirty.o.data, y.size() * 2, cudaMemcpyDeviceToHost));
-  int heard = 0, missed = 0;
+  int leaked_rows = 0, missed = 0;
   for (int r = 0; r < s.T; r++)
     for (int h = 0; h < s.H; h++) {
       const size_t at = r * o_row + (size_t)h * D;
       const bool sees = h < 2 && r >= AT;
       const uint16_t exponent = dtype == RFR_BF16 ? 0x7f80 : 0x7c00;
       if (sees) missed += (y[at + 3] & exponent) != exponent;
-      else heard += memcmp(&x[at], &y[at], (size_t)D * 2) != 0;
+      else leaked_rows += memcmp(&x[at], &y[at], (size_t)D * 2) != 0;
     }
-  printf(" NaN in v: heard by %d rows that do not see it, missed by %d", heard, missed);
-  expect(heard == 0 && missed == 0, "NaN");
+  printf(" NaN in v: reached %d rows that do not see it, missed in %d that do", leaked_rows, missed);
+  expect(leaked_rows == 0 && missed == 0, "NaN");
   int leaked = 0;
   for (int i = 0; i < 3; i++) {
     const size_t n = 170 * (i == 0 ? o_row : kv_row);
@@ -410,7 +411,7 @@ static void check(const variant &x) {
       s.window = s.causal && rand() % 3 == 0 ? 2 + rand() % 300 : 0;
       s.cap = rand() % 4 == 0 ? 1.0f + (float)(rand() % 30) : 0.0f;
       s.offsets.push_back(rand() % 4 == 0 ? rand() % 20 : 0);
-      for (int i = rand() % 6; i > 0; i--) s.offsets.push_back(rand() % (s.T + 10)); /* they may descend */
+      for (int i = rand() % 6; i > 0; i--) s.offsets.push_back(rand() % (s.T + 10)); /* offsets may descend */
       if (round % 2) std::sort(s.offsets.begin(), s.offsets.end());
       s.offsets.push_back(s.T - (rand() % 4 == 0 ? rand() % s.T : 0));
       if (D <= x.most_d) check_case(x, s, seed += 2, 20);
@@ -422,10 +423,10 @@ static void check(const variant &x) {
 
 /* ---- delays ---- */
 
-/* The library's with random waits, as cmake/cuda.cmake builds it. */
+/* The library's kernels with random delays, as cmake/cuda.cmake builds them. */
 extern "C" const rfi_cuda_kernel rfi_attention_delayed, rfi_attention_delayed_bwd;
 
-/* More work than there are blocks, in documents of any length. */
+/* More work than blocks, in documents of various lengths. */
 static void delay_one(const variant &x, int D, int causal, int window) {
   enum { RUNS = 1000 };
   shape s = {6000, 8, 4, D, causal, window, 0, RFR_BF16, {0, 170, 3500, 5990}};
@@ -443,7 +444,7 @@ static void delay_one(const variant &x, int D, int causal, int window) {
   }
   printf(" %d runs with delays: %lld elements changed\n", RUNS, (long long)changed);
   expect(changed == 0, "bits");
-  for (buffer *b : delayed.all()) expect(b->guard_stands(), "wrote behind a result");
+  for (buffer *b : delayed.all()) expect(b->guard_intact(), "wrote past a result");
   fflush(stdout);
 }
 

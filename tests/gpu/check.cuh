@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What checks of kernels alone share. A kernel asks rfi_cuda_check what a call to CUDA returned; here an error ends
- * the program, for nothing after it could be trusted. Device memory begins as 0xff, not a number in any type, and has
- * a guard behind its last byte.
+ * Code shared by the checks of kernels without the library. Kernels pass CUDA's return codes to rfi_cuda_check; here an
+ * error ends the program. Device memory is initially filled with 0xff, which is NaN in every float type, and has a
+ * guard after its last byte.
  */
 #ifndef RFI_CHECK_CUH
 #define RFI_CHECK_CUH
@@ -41,7 +41,7 @@ struct buffer {
   buffer(const buffer &) = delete;
   ~buffer() { cudaFree(data); }
   void poison() { CUDA(cudaMemset(data, 0xff, bytes + GUARD)); }
-  bool guard_stands() const {
+  bool guard_intact() const {
     std::vector<unsigned char> x(GUARD);
     CUDA(cudaMemcpy(x.data(), data + bytes, GUARD, cudaMemcpyDeviceToHost));
     return std::all_of(x.begin(), x.end(), [](unsigned char b) { return b == 0xff; });

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Contexts keep apart, on one device or on two: a run alone gives the losses and weights that
- * must come, to the bit, from two runs at once in threads of their own, each with a context on
- * the device that it names.
+ * Contexts do not influence each other, on one device or on two: two runs at once, in separate threads, each with a
+ * context on the given device, must have bitwise the losses and weights of a run alone.
  *
  *   contexts_check DEVICE DEVICE    with the repository's root as the working folder
  */

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Two ranks, threads of this program, each with a GPU of its own and a communicator over NCCL: dist_check [STEPS]
+ * Two ranks, threads of this program, each with its own GPU and a communicator over NCCL: dist_check [STEPS]
  *
- * Collectives called by themselves give what they should, of two ranks to the bit. Layers trained with parameters in
- * parts, gathered around the calls (hooks at capture, the loop at replay), inside the graphs by each call, and inside
- * as actions of a schedule, end with the weights of one GPU that has everything and adds up both ranks' microbatches,
- * to the bit, in f32 and bf16. A rank that does not come ends the other's wait after the timeout. Prints what each plan
- * takes, and what gathering costs.
+ * Collectives alone give the right values, which for two ranks are exact. Layers with sharded parameters are trained in
+ * three ways: gathered around the calls (hooks at capture, the loop at replay), inside the graphs by each call, and
+ * inside as actions of a schedule. They end with bitwise the weights of one GPU that has the full parameters and adds
+ * both ranks' microbatches, in f32 and bf16. A missing rank ends the other's wait after the timeout. Prints the memory
+ * of each plan and the cost of gathering.
  *
- * First, with a process for each rank, where NCCL frees a communicator only when its graphs are gone: one that waits is
- * told with graphs alive, by its timeout and by an abort from another thread, and when nobody joins; and it can leave.
+ * Before that, each rank is a process: NCCL frees a communicator only after its graphs. A waiting rank with live graphs
+ * gets an error from its timeout, from an abort by another thread, and when no rank joins; and it can leave.
  */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -40,7 +40,7 @@ typedef struct rank {
   rfr_graphs_memory memory;
   bool failed;
   double seconds;
-  void *part[LAYERS][PARAMETERS], *whole[PARAMETERS], *gradient[PARAMETERS], *part_gradient; /* AROUND: on the GPU */
+  void *part[LAYERS][PARAMETERS], *gathered[PARAMETERS], *gradient[PARAMETERS], *part_gradient; /* AROUND: on the GPU */
   float momentum[LAYERS][PARAMETERS][MOST];
   unsigned char x[T * C * 4], dy[T * C * 4];
   unsigned char weights[LAYERS][PARAMETERS][MOST * 4];
@@ -116,7 +116,7 @@ static float first_weight(int layer, int k, int64_t i) {
   return i >= sizes[k] ? 0 : (k == 0 ? 1.0f : 0.0f) + 0.05f * noise(100 + layer * 10 + k, i);
 }
 
-/* w, on the host, moves by g: element by element. */
+/* Updates w, on the host, by g, element by element. */
 static void update(void *w, float *momentum, const float *g, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     momentum[i] = 0.9f * momentum[i] + g[i];
@@ -131,11 +131,11 @@ static const char *const actions = "0UNSHARD 0F0 1UNSHARD 0RESHARD 1F0 1RESHARD 
 
 static rfr_status gather(rank *r, int layer) {
   for (int k = 0; k < PARAMETERS; k++)
-    TRY(rfr_comm_all_gather(r->comm, r->part[layer][k], r->whole[k], part_size(k), dtype));
+    TRY(rfr_comm_all_gather(r->comm, r->part[layer][k], r->gathered[k], part_size(k), dtype));
   return RFR_OK;
 }
 static rfr_status drop(rank *r) {
-  for (int k = 0; k < PARAMETERS; k++) CUDA(cudaMemset(r->whole[k], 0xFF, (size_t)part_size(k) * RANKS * element()));
+  for (int k = 0; k < PARAMETERS; k++) CUDA(cudaMemset(r->gathered[k], 0xFF, (size_t)part_size(k) * RANKS * element()));
   CUDA(cudaDeviceSynchronize());
   return RFR_OK;
 }
@@ -148,7 +148,7 @@ static rfr_status drop_hook(const rfr_hook_event *e, void *user) {
 static rfr_status device_memory(rank *r) {
   for (int k = 0; k < PARAMETERS; k++) {
     const size_t n = (size_t)part_size(k);
-    CUDA(cudaMalloc(&r->whole[k], n * RANKS * element()));
+    CUDA(cudaMalloc(&r->gathered[k], n * RANKS * element()));
     CUDA(cudaMalloc(&r->gradient[k], n * RANKS * sizeof(float)));
     CUDA(cudaMemset(r->gradient[k], 0, n * RANKS * sizeof(float)));
     for (int l = 0; l < LAYERS; l++) {
@@ -169,7 +169,7 @@ static rfr_status create(rank *r) {
   char names[LAYERS * PARAMETERS][16];
   rfr_schedule *schedule = NULL;
   rfr_graphs_options o = rfr_graphs_options_default();
-  const rfr_hook before = {gather_hook, r}, behind = {drop_hook, r};
+  const rfr_hook before = {gather_hook, r}, after = {drop_hook, r};
   o.fuse = r->fuse;
   o.warmup_iterations = 1;
   if (r->way == AROUND) TRY(device_memory(r));
@@ -179,10 +179,10 @@ static rfr_status create(rank *r) {
     c[i].sharded = r->way >= INSIDE;
     hooks[i] = rfr_hooks_default();
     hooks[i].pre_forward = hooks[i].pre_backward = (rfr_hook_list){&before, 1};
-    hooks[i].post_forward = hooks[i].post_wgrad = (rfr_hook_list){&behind, 1};
+    hooks[i].post_forward = hooks[i].post_wgrad = (rfr_hook_list){&after, 1};
     for (int k = 0; k < PARAMETERS; k++) {
       const char *name = name_of(i, k, names[i * PARAMETERS + k]);
-      tensors[i * PARAMETERS + k] = (rfr_binding){name, type_of(k), r->whole[k]};
+      tensors[i * PARAMETERS + k] = (rfr_binding){name, type_of(k), r->gathered[k]};
       rfr_main_gradient *main = &gradients[i * PARAMETERS + k];
       *main = rfr_main_gradient_default();
       main->parameter = name, main->type = type_of(k), main->data = r->gradient[k], main->accumulate = 1;
@@ -226,7 +226,7 @@ static rfr_status forward(rank *r, int l, int m) {
   return r->way == AROUND ? drop(r) : RFR_OK;
 }
 
-/* AROUND: this rank's part of the layer's gradients, and the update of its weights. */
+/* AROUND: reduces the layer's gradients to this rank's shard, and updates its weights. */
 static rfr_status reduce(rank *r, int l) {
   static _Thread_local float g[MOST];
   for (int k = 0; k < PARAMETERS; k++) {
@@ -358,10 +358,10 @@ static rfr_status work(rank *r, bool alone) {
 }
 
 static void leave(rank *r) {
-  rfr_graphs_destroy(r->graphs); /* before what they were captured with */
+  rfr_graphs_destroy(r->graphs); /* before the parameters and the communicator that they were captured with */
   rfr_comm_destroy(r->comm);
   for (int k = 0; k < PARAMETERS; k++) {
-    cudaFree(r->whole[k]), cudaFree(r->gradient[k]);
+    cudaFree(r->gathered[k]), cudaFree(r->gradient[k]);
     for (int l = 0; l < LAYERS; l++) cudaFree(r->part[l][k]);
   }
   cudaFree(r->part_gradient);
@@ -417,8 +417,8 @@ static void report(const char *what, const rank *r, int64_t differ, const char *
 
 /* ---- a rank that goes ---- */
 
-/* A program's collective, launched and waited for. */
-static bool program_is_told(rank *r) {
+/* Launches a program's collective, and waits for it. */
+static bool program_reports(rank *r) {
   rfr_programs *p = NULL;
   rfr_trace *t;
   rfr_compile_options o = rfr_compile_options_default();
@@ -430,7 +430,7 @@ static bool program_is_told(rank *r) {
   if (s == RFR_OK) s = rfr_program_capture(p, 0);
   if (s == RFR_OK && r->number == 0) s = rfr_program_replay(p, 0, NULL, 0);
   const bool launched = s == RFR_OK;
-  if (r->number == 1) sleep(4); /* never comes */
+  if (r->number == 1) sleep(4); /* rank 1 never arrives */
   if (launched && r->number == 0) s = rfr_programs_wait(p);
   if (r->number == 0) printf("a program that waits for a rank that does not come: %s\n", rfr_last_error()->message);
   rfr_programs_destroy(p);
@@ -448,8 +448,8 @@ static void *aborts(void *arg) {
   cudaMalloc(&memory, 1 << 20);
   r->failed = rfr_ctx_create(&o, &r->ctx) != RFR_OK ||
               rfr_comm_nccl_create(r->ctx, id, RANKS, r->number, 2, &r->comm) != RFR_OK;
-  if (!r->failed && r->way == INSIDE) r->failed = !program_is_told(r);
-  else if (!r->failed && r->number == 1) sleep(4); /* never comes */
+  if (!r->failed && r->way == INSIDE) r->failed = !program_reports(r);
+  else if (!r->failed && r->number == 1) sleep(4); /* rank 1 never arrives */
   else if (!r->failed) r->failed = rfr_comm_all_reduce(r->comm, memory, memory, 1000, RFR_F32) != RFR_IO;
   if (r->number == 0 && r->way != INSIDE) printf("a rank that does not come: %s\n", rfr_last_error()->message);
   rfr_comm_abort(r->comm);
@@ -488,15 +488,15 @@ static void *abort_soon(void *arg) {
   return NULL;
 }
 
-static bool is_told(rfr_status s) { return s != RFR_OK && strcmp(rfr_last_error()->slug, "dist.peer") == 0; }
+static bool is_reported(rfr_status s) { return s != RFR_OK && strcmp(rfr_last_error()->slug, "dist.peer") == 0; }
 
-/* The second step, which rank 1 never comes to; and a third, of which nothing may be launched. */
+/* The second step, in which rank 1 does not take part; and a third one, of which nothing may be launched. */
 static bool step_alone(rank *r, int how) {
   pthread_t thread;
   if (how == ABORTED && pthread_create(&thread, NULL, abort_soon, r) != 0) return false;
-  const bool told = is_told(step(r, 1));
+  const bool reported = is_reported(step(r, 1));
   if (how == ABORTED) pthread_join(thread, NULL);
-  return told && step(r, 2) != RFR_OK;
+  return reported && step(r, 2) != RFR_OK;
 }
 
 static bool meet_and_part(rank *r, int how) {
@@ -504,14 +504,14 @@ static bool meet_and_part(rank *r, int how) {
   timeout = how == ABORTED ? 0 : 8;
   if (how == ABSENT && r->number == 1) return true;
   const rfr_status s = work(r, false);
-  if (how == ABSENT) return is_told(s);
+  if (how == ABSENT) return is_reported(s);
   if (s != RFR_OK) return false;
   if (r->number == 0) return step_alone(r, how);
   sleep(how == LATE ? 11 : 4);
   return true;
 }
 
-/* Rank 0's process makes the id and sends it to the others. */
+/* Rank 0's process creates the id and sends it to the others. */
 static bool share_id(const rank *r, const int channel[2]) {
   rfr_ctx *ctx;
   rfr_ctx_options o = rfr_ctx_options_default();
@@ -534,7 +534,7 @@ static int process(rank *r, int how, const int channel[2]) {
   return well ? 0 : 1;
 }
 
-/* Before this process has called CUDA, which no fork survives. */
+/* Must run before this process calls CUDA, which does not survive a fork. */
 static bool check_processes(rank *ranks, int how) {
   int channel[2], status;
   pid_t child[RANKS];
@@ -571,7 +571,7 @@ int main(int argc, char **argv) {
     report(ways[ALONE], &one, 0, NULL);
     for (int way = AROUND; way <= ACTIONS; way++) {
       if (!run_ranks(ranks[way], way, fuse)) return 1;
-      /* with fuse, products add onto what is there: that is the ranks' own order, not one GPU's */
+      /* with fuse, GEMMs add to the existing gradient: in the ranks' own order, not in that of one GPU */
       const int64_t differ = differing(&one, ranks[way]);
       report(ways[way], &ranks[way][0], differ, ways[ALONE]);
       bad += differ > 0 && !fuse;

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped products of sm_90 against f64, on a GPU, without the library:
+ * Grouped GEMMs of sm_90 against f64, on a GPU, without the library:
  *
  *   cmake --build build/release --target grouped_check && build/release/grouped_check [check|delays|swiglu|time]
  *
- * check: random group sizes, empty groups, all rows in one, rows behind the last (NaN in the operands): relative L2
- * errors, zeros behind the last group, no write outside the result, the same bits 20 times. Weights by themselves, even
- * more than a launch has room for, and a product for each group have the bits of all at once, onto subnormal numbers
- * too. Large ones, 200 times, have the bits of the first.
- * swiglu: products that do the SwiGLU behind them, too, have the bits of the two ops, 300 runs of them with the delays
- * below; and times of both.
- * delays: the same kernels with random waits before barriers and copies, in who copies and who multiplies: 1,000 runs
- * with the bits of the one without.
- * time: TFLOP/s of forward, dgrad, wgrad and wgrad added onto f32, with even groups, skewed ones that begin at
- * multiples of 8 rows, the same that begin anywhere, and how much longer these take, every second group empty, and all
+ * check: random group sizes, empty groups, all rows in one group, rows after the last group (NaN in the operands):
+ * relative L2 errors, zeros after the last group, no write outside the result, the same bits 20 times. Separate
+ * weights, more than fit into one launch too, and one GEMM per group have the bits of one call with all groups, also
+ * when added to subnormal numbers. Large ones, 200 times, have the bits of the first run.
+ * swiglu: GEMMs with a fused SwiGLU have the bits of the two ops, in 300 runs with delays; and times of both.
+ * delays: the same kernels with random delays before barriers and copies, in all warp roles: 1,000 runs with the bits
+ * of the one without delays.
+ * time: TFLOP/s of forward, dgrad, wgrad and wgrad added to f32, with even groups; skewed groups that begin at
+ * multiples of 8 rows; the same beginning at any row, and how much longer that takes; every second group empty; all
  * rows in one group.
- * One line a case; the exit code is 1 when any line says BAD.
+ * One line per case; the exit code is 1 if any line says BAD.
  */
 #include <algorithm>
 #include <math.h>
@@ -40,7 +39,7 @@ static int64_t below(int64_t n) { return (int64_t)(uniform() * (double)n); }
 
 enum { THREADS = 256 };
 
-/* Normal numbers by the address; `from` on, not a number. */
+/* Normal numbers, a function of the index; from `from` on, NaN. */
 template <typename T> static __global__ void draw(T *x, int64_t n, int64_t from, uint32_t seed) {
   for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
     uint64_t h = ((uint64_t)i + 1) * 0x9E3779B97F4A7C15ull ^ seed * 0xD1B54A32D192ED03ull;
@@ -98,10 +97,10 @@ static std::vector<int32_t> offsets_of(const std::vector<int64_t> &sizes) {
 static const char *const kinds[] = {"forward", "dgrad", "wgrad", "onto f32"};
 
 template <typename T, typename O>
-static void check_one(const std::vector<int64_t> &sizes, int64_t behind, int64_t N, int64_t K, bool accumulate,
+static void check_one(const std::vector<int64_t> &sizes, int64_t unused, int64_t N, int64_t K, bool accumulate,
                       int bias) {
   const std::vector<int32_t> host = offsets_of(sizes);
-  const int64_t G = (int64_t)sizes.size(), used = host.back(), rows = used + behind;
+  const int64_t G = (int64_t)sizes.size(), used = host.back(), rows = used + unused;
   buffer x(rows * K * 2 + 16), dy(rows * N * 2 + 16), w(G * N * K * 2), offsets((G + 1) * 4), b(G * N * 4),
       s(rows * 4 + 4);
   draw<T><<<1024, THREADS>>>((T *)x.data, rows * K, used * K, 1);
@@ -148,7 +147,7 @@ static void check_one(const std::vector<int64_t> &sizes, int64_t behind, int64_t
       error += e * e, norm += exact[i] * exact[i];
     }
     error = norm > 0 ? sqrt(error / norm) : sqrt(error);
-    const bool bad = wrong || changed || !y.guard_stands() ||
+    const bool bad = wrong || changed || !y.guard_intact() ||
                      !(error < (sizeof(O) == 4          ? 2e-5
                                 : p.a_dtype == RFR_BF16 ? 4e-3
                                                         : 5e-4));
@@ -160,7 +159,7 @@ static void check_one(const std::vector<int64_t> &sizes, int64_t behind, int64_t
            : p.bias ? ", bias"
                     : "",
            error, bad ? " BAD" : "");
-    if (bad) printf("  wrong %lld, changed %d, outside %d\n", (long long)wrong, changed, !y.guard_stands());
+    if (bad) printf("  wrong %lld, changed %d, outside %d\n", (long long)wrong, changed, !y.guard_intact());
   }
 }
 
@@ -178,12 +177,12 @@ static void check(void) {
       std::fill(sizes.begin(), sizes.end(), 0);
       sizes[below(G)] = below(1500);
     }
-    const int64_t behind = below(3) * below(200);
+    const int64_t unused = below(3) * below(200);
     const bool onto = below(2) != 0;
     const int bias = (int)below(3);
-    if (i % 3 == 0) check_one<rfi_f16, rfi_f16>(sizes, behind, N, K, onto, bias);
-    else if (i % 3 == 1) check_one<rfi_bf16, rfi_bf16>(sizes, behind, N, K, onto, bias);
-    else check_one<rfi_bf16, float>(sizes, behind, N, K, onto, bias);
+    if (i % 3 == 0) check_one<rfi_f16, rfi_f16>(sizes, unused, N, K, onto, bias);
+    else if (i % 3 == 1) check_one<rfi_bf16, rfi_bf16>(sizes, unused, N, K, onto, bias);
+    else check_one<rfi_bf16, float>(sizes, unused, N, K, onto, bias);
   }
 }
 
@@ -204,7 +203,7 @@ static void same(const char *what, int64_t G, const char *a, const char *b, int6
 }
 
 /* Groups of `each` rows on average, some of them empty. */
-static void check_apart(int64_t G, int64_t each, int64_t N, int64_t K) {
+static void check_separate(int64_t G, int64_t each, int64_t N, int64_t K) {
   std::vector<int64_t> sizes(G);
   for (int64_t g = 0; g < G; g++) sizes[g] = g % 4 == 3 ? 0 : each * 4 / 3;
   const std::vector<int32_t> host = offsets_of(sizes);
@@ -234,7 +233,7 @@ static void check_apart(int64_t G, int64_t each, int64_t N, int64_t K) {
     if (rfi_grouped_sm90(&p, sms, 0) != RFR_OK || rfi_grouped_sm90(&q, sms, 0) != RFR_OK) exit(1);
     same(kind == 0 ? "forward of separate weights" : "dgrad of separate weights", G, y.data, y2.data,
          rows * (kind == 0 ? N : K) * 2);
-    failures += !y2.guard_stands();
+    failures += !y2.guard_intact();
   }
   p.kind = RFI_GROUPED_NT, p.a = dy.data, p.b = x.data, p.a_row = N, p.y_dtype = RFR_F32, p.accumulate = 1;
   p.bias = p.scale = NULL, p.y = dw.data;
@@ -249,11 +248,11 @@ static void check_apart(int64_t G, int64_t each, int64_t N, int64_t K) {
   same("wgrad group by group", G, dw.data, dw2.data, G * N * K * 4);
 }
 
-static void check_all_apart(void) {
-  check_apart(3, 300, 264, 136); /* added in registers, though a group alone has 1,200 rows */
-  check_apart(4, 600, 136, 264); /* by the copy engine */
-  check_apart(241, 20, 40, 72);
-  check_apart(700, 9, 72, 136);
+static void check_all_separate(void) {
+  check_separate(3, 300, 264, 136); /* added in registers, though a single group has 1,200 rows */
+  check_separate(4, 600, 136, 264); /* added by the copy engine */
+  check_separate(241, 20, 40, 72);
+  check_separate(700, 9, 72, 136);
 }
 
 /* ---- many runs ---- */
@@ -265,12 +264,12 @@ static __global__ void count_different(const uint32_t *x, const uint32_t *y, int
 
 typedef rfr_status product(const rfi_grouped *p, int sms, cudaStream_t stream);
 
-/* Runs of `product` have the bits of one of the library's. */
+/* Runs of `product` have the bits of one run of the library's kernel. */
 template <typename O>
-static void repeat(product *product, int runs, const char *what, const std::vector<int64_t> &sizes, int64_t behind,
+static void repeat(product *product, int runs, const char *what, const std::vector<int64_t> &sizes, int64_t unused,
                    int64_t N, int64_t K, rfi_grouped_kind kind, bool accumulate, bool separate) {
   const std::vector<int32_t> host = offsets_of(sizes);
-  const int64_t G = (int64_t)sizes.size(), rows = host.back() + behind;
+  const int64_t G = (int64_t)sizes.size(), rows = host.back() + unused;
   const int64_t n = kind == RFI_GROUPED_TN ? rows * N : kind == RFI_GROUPED_NN ? rows * K : G * N * K;
   buffer x(rows * K * 2), dy(rows * N * 2), w(G * N * K * 2), offsets((G + 1) * 4), count(8);
   buffer first(n * sizeof(O)), y(n * sizeof(O));
@@ -302,13 +301,13 @@ static void repeat(product *product, int runs, const char *what, const std::vect
   }
   unsigned long long different;
   CUDA(cudaMemcpy(&different, count.data, 8, cudaMemcpyDeviceToHost));
-  const bool bad = different || !y.guard_stands() || !first.guard_stands();
+  const bool bad = different || !y.guard_intact() || !first.guard_intact();
   failures += bad;
   printf("%s: %d runs, %llu other words%s\n", what, runs, different, bad ? " BAD" : "");
   fflush(stdout);
 }
 
-/* As many tiles as real layers have, added in registers: blocks of a cluster are often far apart. */
+/* As many tiles as in real layers, added in registers: the blocks of a cluster often work on distant tiles. */
 static void check_many(void) {
   const std::vector<int64_t> even(256, 256), odd(256, 200);
   repeat<float>(rfi_grouped_sm90, 200, "wgrad onto f32", even, 0, 512, 2048, RFI_GROUPED_NT, true, false);
@@ -316,15 +315,15 @@ static void check_many(void) {
   repeat<rfi_bf16>(rfi_grouped_sm90, 200, "forward", odd, 0, 2048, 512, RFI_GROUPED_TN, false, false);
 }
 
-/* The library's with random waits, as cmake/cuda.cmake builds it. */
+/* The library's kernel with random delays, as cmake/cuda.cmake builds it. */
 extern "C" product rfi_grouped_delayed;
 
 static void check_delays(void) {
   const std::vector<int64_t> uneven = {200, 0, 7, 131, 64, 385}, even = {256, 256, 256, 256};
-  const auto delays = [](const char *what, const std::vector<int64_t> &sizes, int64_t behind, int64_t N, int64_t K,
+  const auto delays = [](const char *what, const std::vector<int64_t> &sizes, int64_t unused, int64_t N, int64_t K,
                          rfi_grouped_kind kind, bool accumulate, bool separate) {
     printf("delays, ");
-    repeat<rfi_bf16>(rfi_grouped_delayed, 1000, what, sizes, behind, N, K, kind, accumulate, separate);
+    repeat<rfi_bf16>(rfi_grouped_delayed, 1000, what, sizes, unused, N, K, kind, accumulate, separate);
   };
   delays("forward", uneven, 30, 520, 712, RFI_GROUPED_TN, false, false);
   delays("forward, separate weights", uneven, 30, 520, 712, RFI_GROUPED_TN, false, true);
@@ -341,7 +340,7 @@ static void check_delays(void) {
 enum form { EVEN, AT_8S, ANYWHERE, HALF_EMPTY, ALL_IN_ONE, FORMS };
 static const char *const forms[] = {"even", "skewed, at 8s", "the same, anywhere", "half empty", "all in one"};
 
-/* Where groups begin; skewed ones of both forms are the same but for less than 8 rows. */
+/* Where groups begin; the two skewed forms differ by less than 8 rows. */
 static std::vector<int32_t> offsets_of(int64_t rows, int64_t G, int form, const std::vector<double> &weight) {
   std::vector<int32_t> o(1, 0);
   double sum = 0, before = 0;
@@ -359,7 +358,7 @@ static std::vector<int32_t> offsets_of(int64_t rows, int64_t G, int form, const 
   return o;
 }
 
-/* Milliseconds of n products. */
+/* Milliseconds of n GEMMs. */
 static float time_of(const rfi_grouped &p, int n) {
   static cudaEvent_t begin, end;
   float ms;
@@ -381,7 +380,7 @@ static float median(std::vector<float> x) {
   return x[x.size() / 2];
 }
 
-/* Forms take turns, there and back, so that what the device does meanwhile, warm or not, is the same to all. */
+/* Forms alternate, forward and backward, so that changes of the device's temperature and clock affect all of them. */
 static void time_shape(int64_t G, int64_t rows, int64_t K, int64_t N) {
   enum { KINDS = 4, ROUNDS = 10, EACH = 4 };
   buffer x(rows * K * 2), dy(rows * N * 2), w(G * N * K * 2), y(rows * std::max(N, K) * 2), dw(G * N * K * 4);
@@ -442,12 +441,12 @@ static void time_all(void) {
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_weighted);
 
-/* Experts up to their second product: two sets of all values, of bf16. */
+/* Experts up to the second GEMM: two sets of all values, in bf16. */
 struct experts {
   int64_t G, rows, C, I;
   buffer x[2], y[2], h[2], weight, w, offsets, taken;
-  experts(const std::vector<int64_t> &sizes, int64_t behind, int64_t C, int64_t I)
-      : G((int64_t)sizes.size()), rows(offsets_of(sizes).back() + behind), C(C),
+  experts(const std::vector<int64_t> &sizes, int64_t unused, int64_t C, int64_t I)
+      : G((int64_t)sizes.size()), rows(offsets_of(sizes).back() + unused), C(C),
         I(I), x{buffer(rows * C * 2), buffer(rows * C * 2)}, y{buffer(rows * I * 4), buffer(rows * I * 4)},
         h{buffer(rows * I * 2), buffer(rows * I * 2)}, weight(rows * 4), w(G * 2 * I * C * 2), offsets((G + 1) * 4),
         taken(RFI_GROUPED_TAKEN) {
@@ -470,7 +469,7 @@ struct experts {
     const rfi_grouped p = of(kind, i);
     if ((delayed ? rfi_grouped_delayed : rfi_grouped_sm90)(&p, sms, 0) != RFR_OK) exit(1);
   }
-  /* The op by itself. */
+  /* The separate op. */
   void activate(int i) const {
     rfr_arg in[3] = {}, out = {};
     for (int k = 0; k < 2; k++) {
@@ -496,9 +495,9 @@ static unsigned long long different(const buffer &a, const buffer &b) {
   return n;
 }
 
-static void swiglu_bits(const std::vector<int64_t> &sizes, int64_t behind, int64_t C, int64_t I, int runs,
+static void swiglu_bits(const std::vector<int64_t> &sizes, int64_t unused, int64_t C, int64_t I, int runs,
                         bool delayed) {
-  const experts e(sizes, behind, C, I);
+  const experts e(sizes, unused, C, I);
   unsigned long long n[3] = {0, 0, 0};
   if (e.rows == 0) return;
   e.multiply(RFI_GROUPED_TN, 0), e.activate(0);
@@ -508,12 +507,12 @@ static void swiglu_bits(const std::vector<int64_t> &sizes, int64_t behind, int64
     e.multiply(RFI_GROUPED_SWIGLU, 1, delayed);
     n[0] += different(e.y[0], e.y[1]), n[1] += different(e.h[0], e.h[1]);
     rfi_grouped p = e.of(RFI_GROUPED_SWIGLU, 1);
-    p.y = NULL; /* nobody wants gate and up */
+    p.y = NULL; /* gate and up are unused */
     CUDA(cudaMemset(e.h[1].data, 0xff, e.h[1].bytes));
     if ((delayed ? rfi_grouped_delayed : rfi_grouped_sm90)(&p, sms, 0) != RFR_OK) exit(1);
     n[2] += different(e.h[0], e.h[1]);
   }
-  const bool bad = n[0] || n[1] || n[2] || !e.y[1].guard_stands() || !e.h[1].guard_stands();
+  const bool bad = n[0] || n[1] || n[2] || !e.y[1].guard_intact() || !e.h[1].guard_intact();
   failures += bad;
   printf("swiglu, %lld groups, %lld rows, C %lld, I %lld, %d runs%s: others than of two ops are %llu words of gate and "
          "up, %llu of h, %llu of h alone%s\n",
@@ -522,7 +521,7 @@ static void swiglu_bits(const std::vector<int64_t> &sizes, int64_t behind, int64
   fflush(stdout);
 }
 
-/* They take turns. */
+/* The forms alternate. */
 static void swiglu_time(const std::vector<int64_t> &sizes, int64_t C, int64_t I, const char *form) {
   enum { KINDS = 3, CALLS = 8, ROUNDS = 25 };
   static const char *const what[KINDS] = {"product", "product and swiglu", "one op"};
@@ -585,7 +584,7 @@ int main(int argc, char **argv) {
   CUDA(cudaGetDeviceProperties(&device, 0));
   sms = device.multiProcessorCount;
   printf("%s, %d multiprocessors\n", device.name, sms);
-  if (argc < 2 || strcmp(argv[1], "check") == 0) check(), check_all_apart(), check_many();
+  if (argc < 2 || strcmp(argv[1], "check") == 0) check(), check_all_separate(), check_many();
   if (argc < 2 || strcmp(argv[1], "delays") == 0) check_delays();
   if (argc < 2 || strcmp(argv[1], "swiglu") == 0) check_swiglu();
   if (argc < 2 || strcmp(argv[1], "time") == 0) time_all();

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The plan against the device: a small model trains 50 steps, and what the device has less free
- * than before its context was made must be the arena, the rows that were measured when each was
- * made, and a remainder that is small and does not grow. The arena began as a pattern: every
- * planned byte of a value must have been written after 3 steps, and none behind the arena ever;
- * nothing may be allocated after compile.
+ * The plan against the device. A small model trains 50 steps. The device memory used since the context was created must
+ * be the arena, the measured rows of the plan, and a remainder that is small and does not grow. The arena begins as a
+ * pattern: after 3 steps every planned byte of a value must have been written, and no byte after the arena; nothing may
+ * be allocated after compile.
  *
- *   memory_check    with the repository's root as the working folder; nobody else on the GPU
+ *   memory_check    with the repository's root as the working folder; no other process on the GPU
  *
- * NVML counts free bytes without a context of its own; the runtime's own count begins with one.
+ * NVML counts free bytes without a context of its own; the runtime's own count would include one.
  */
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -113,10 +112,10 @@ static void check_run(rfr_run *run, rfr_ctx *ctx, long long before, long long co
   expect("the remainder is at most 16 MiB", at[1].remainder <= REMAINDER && at[1].remainder >= -REMAINDER);
   expect("and does not grow", at[1].remainder <= at[0].remainder);
   expect("nothing was allocated after compile", calls_after == calls);
-  expect("nothing behind the arena was written", rfr_programs_check(p) == RFR_OK);
+  expect("nothing after the arena was written", rfr_programs_check(p) == RFR_OK);
 }
 
-/* After the first steps alone: what is planned must not need 50 of them to be used. */
+/* After the first steps only: planned memory must be used well before step 50. */
 static void check_written(rfr_ctx *ctx) {
   rfr_run *run;
   rfr_run_options o = rfr_run_options_default();
@@ -126,7 +125,7 @@ static void check_written(rfr_ctx *ctx) {
   for (int i = 0; i < SHOWN && s == RFR_OK; i++) s = rfr_run_step(run);
   expect("every planned byte of a value is written after 3 steps",
          s == RFR_OK && rfr_program_unwritten_bytes(rfr_run_programs(run), 0) == 0);
-  expect("nothing behind the arena was written by then",
+  expect("nothing after the arena was written by then",
          s == RFR_OK && rfr_programs_check(rfr_run_programs(run)) == RFR_OK);
   rfr_run_close(run);
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Callables in the caller's stream and memory. What they read is written in the stream behind a kernel that takes its
- * time, and what they gave is copied away there, with no wait of the host in between: so a call that ran too early, or
- * beside its neighbours, would read or give something else. Captured and eager, in a stream, in two by turns and in the
- * legacy default stream, a step has the bits of one in the graphs' own stream with waits around each call. So has one
- * whose inputs, outputs and their gradients lie in fixed memory of the device, and one where these, its weight and main
- * gradient have moved; and one to which each call gives other memory, of the device or of the host, pinned or not, by
- * turns.
+ * Callables in the caller's stream and memory. Their inputs are written in the stream after a slow kernel, and their
+ * outputs are copied in the stream, without a wait of the host in between: a call that ran too early, or overlapped its
+ * neighbours, would read or write other values. Captured and eager, in one stream, in two alternating streams and in
+ * the legacy default stream, a step has the bits of one in the graphs' own stream with waits around each call. So has a
+ * step whose inputs, outputs and their gradients are in fixed device memory, one after these, its weight and main
+ * gradient have moved, and one where each call gets other memory, of the device or of the host, pinned or not, in
+ * alternation.
  *
  *   stream_check
  */
@@ -20,7 +20,7 @@
 #include "refrain/graphs.h"
 #include "refrain/ops.h"
 
-/* x has more bytes than the guard behind the arena. */
+/* x has more bytes than the guard after the arena. */
 enum { T = 4096, C = 256, N = T * C, MICROBATCHES = 3, STREAMS = 2, PAUSE = 20000000 };
 
 static int wrong;
@@ -48,7 +48,7 @@ static __global__ void wait_a_while(long long clocks) {
   while (clock64() - start < clocks) {}
 }
 
-/* Memory of the caller's on the device, first and later: for x, y, dy and dx, for the weight and its gradient. */
+/* The caller's device memory, original and new: for x, y, dy and dx, for the weight and its gradient. */
 struct memory {
   float *port[2][4], *w[2], *dw[2];
 };
@@ -66,7 +66,7 @@ static rfr_main_gradient main_gradient(float *data) {
   return m;
 }
 
-/* With memory of the caller's or without. */
+/* With the caller's memory or without. */
 static rfr_graphs *make(rfr_ctx *ctx, int eager, const memory *own) {
   const int64_t flat[2] = {T, C}, square[2] = {C, C};
   rfr_trace *t;
@@ -107,7 +107,7 @@ struct step {
   float y[MICROBATCHES][N], dx[MICROBATCHES][N], dw[C * C];
 };
 
-/* What each call is given, forward and backward by turns. Memory of the host has what is read already. */
+/* The memory of each call, forward and backward alternating. Host memory already contains the inputs. */
 struct places {
   const float *at[2 * MICROBATCHES];
   bool host[2 * MICROBATCHES], fixed;
@@ -120,14 +120,14 @@ static places both(const float *x, const float *dy) {
   return p;
 }
 
-/* streams NULL: the graphs' own, and the host waits. Memory of the device has what is read written first. */
+/* streams NULL: the graphs' own stream, and the host waits. Inputs in device memory are written first. */
 static void run(rfr_graphs *g, const float *source, const places &p, const cudaStream_t *streams, step *out) {
   const rfr_type type = {RFR_F32, 2, {T, C}};
   const size_t bytes = N * sizeof(float);
   static const int64_t block[4] = {};
   rfr_tensor y, dx, dw;
   ok(rfr_graphs_set_stream(g, streams ? streams[0] : NULL));
-  const rfr_binding step = {"step", {RFR_I64, 1, {4}}, block}; /* each time the first one: the same masks */
+  const rfr_binding step = {"step", {RFR_I64, 1, {4}}, block}; /* each time the first step: the same masks */
   ok(rfr_graphs_begin_step(g, &step, 1));
   for (int call = 0; call < 2 * MICROBATCHES; call++) {
     const int m = call / 2, back = call % 2;
@@ -143,7 +143,7 @@ static void run(rfr_graphs *g, const float *source, const places &p, const cudaS
     if (!streams) ok(rfr_graphs_wait(g));
     cuda(cudaMemcpyAsync(back ? out->dx[m] : out->y[m], back ? dx.data : y.data, bytes, cudaMemcpyDefault, s));
     if (!p.host[call] && (!p.fixed || back))
-      cuda(cudaMemsetAsync(to, 0xff, bytes, s)); /* fixed, it is read until the last gradient */
+      cuda(cudaMemsetAsync(to, 0xff, bytes, s)); /* fixed: it is read until the last gradient */
     if (!streams) cuda(cudaDeviceSynchronize());
   }
   ok(rfr_graphs_end_step(g));
@@ -153,7 +153,7 @@ static void run(rfr_graphs *g, const float *source, const places &p, const cudaS
   ok(rfr_graphs_set_stream(g, NULL));
 }
 
-/* All at once; the old place has no numbers then. */
+/* Moves everything at once; the old memory is then filled with NaN. */
 static void move_all(rfr_graphs *g, const memory *own) {
   const size_t bytes = C * C * sizeof(float);
   const rfr_binding tensor = {"w", {RFR_F32, 2, {C, C}}, own->w[1]};
@@ -182,7 +182,7 @@ static bool untouched(const float *p, size_t n) {
   return all;
 }
 
-/* Other memory at each call: of the device, of the host, and of both by turns, which leads back to the same address. */
+/* Other memory at each call: device, host, and both alternating, which returns to the same address. */
 static void run_from_others(rfr_graphs *g, const float *source, const cudaStream_t *streams, const step *plain,
                             step *now, bool eager) {
   const std::vector<float> pageable(source, source + 2 * MICROBATCHES * N);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A kernel that traps spoils the context of its process. A child trains, saves, and has such a
- * kernel run on the same device: from then on every call on the run must say backend.dead, and
- * none may write a checkpoint. Its parent, whose context is its own, resumes from the child's last
- * checkpoint and trains on. Another child frees a program's memory under it: the op whose kernel then
- * reads what is not there is named, with its layer, where each op is waited for.
+ * A kernel that traps destroys the CUDA context of its process. A child trains, saves, and runs such a kernel on the
+ * same device: from then on every call on the run must return backend.dead, and none may write a checkpoint. The
+ * parent, which has its own context, resumes from the child's last checkpoint and continues training. Another child
+ * unmaps a program's memory: the op whose kernel then reads it is named, with its layer, in the mode that waits for
+ * each op.
  *
  *   trap_check FOLDER    with the repository's root as the working folder
  */
@@ -77,7 +77,7 @@ static int child(const char *folder) {
   return wrong != 0;
 }
 
-/* The memory of a program of one op in a layer is unmapped: its kernel reads what is not there. */
+/* Unmaps the memory of a program with one op in a layer: its kernel fails. */
 static int child_of_bad_op(void) {
   const int64_t n = 1 << 20;
   rfr_ctx_options c = rfr_ctx_options_default();
@@ -128,7 +128,7 @@ int main(int argc, char **argv) {
   rfr_run *run;
   rfr_run_info info;
   if (argc != 2) return 2;
-  const pid_t pid = fork(); /* before anything of CUDA */
+  const pid_t pid = fork(); /* before any CUDA call */
   if (pid == 0) _exit(child(argv[1]));
   expect("the child ends by itself", ends_well(pid));
   const pid_t other = fork();

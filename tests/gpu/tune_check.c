@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A clock chooses once: programs compiled with what an earlier compile chose give its bits, run
- * after run, and none is compiled with a choice that was spoilt, is of another library or is
- * missing. Prints how long measuring took and what was chosen.
+ * Tuning measures once: programs compiled with the stored choices of an earlier compile have the same bits in every
+ * run, and a compile with a choice that is damaged, from another library version or missing is refused. Prints the
+ * duration of the measurement and the choices.
  *
- *   tune_check [DEVICE]    cuda without one
+ *   tune_check [DEVICE]    default: cuda
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,7 +34,7 @@ static double now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A layer with a bias, its gradients, and a product of batches. */
+/* A layer with a bias, its gradients, and a batched GEMM. */
 static rfr_status compile(rfr_ctx *ctx, const rfr_choice *choices, int n, rfr_programs **out) {
   rfr_trace *t;
   *out = NULL;
@@ -58,7 +58,7 @@ static rfr_status compile(rfr_ctx *ctx, const rfr_choice *choices, int n, rfr_pr
   return s;
 }
 
-/* Bytes of numbers between -1 and 1, the same ones each time. */
+/* Fills all inputs with numbers between -1 and 1, the same ones each time. */
 static rfr_status fill(rfr_programs *p) {
   rfr_tensor x;
   rfr_status s = RFR_OK;
@@ -81,7 +81,7 @@ static rfr_status fill(rfr_programs *p) {
   return s;
 }
 
-/* Runs, and hashes all that comes out. */
+/* Runs the program and hashes all outputs. */
 static rfr_status run(rfr_programs *p, uint64_t *hash) {
   rfr_status s = rfr_program_run(p, 0);
   *hash = 0xcbf29ce484222325u;
@@ -96,7 +96,7 @@ static rfr_status run(rfr_programs *p, uint64_t *hash) {
   return s;
 }
 
-typedef struct kept { /* choices outlive the programs that made them */
+typedef struct kept { /* choices outlive their programs */
   rfr_choice choice[MOST];
   char text[MOST][2][300];
   int n;

@@ -109,9 +109,9 @@ static rfr_status fault_memory_use(rfi_device *d, rfr_memory_use *out) {
   return RFR_OK;
 }
 
-static rfr_status fault_bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
+static rfr_status fault_select(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
   RFI_TRY(enter(RFT_ENTRY_bind));
-  return cpu()->bind(d, op, memory, b);
+  return cpu()->select(d, op, memory, b);
 }
 
 static const char *fault_choice(rfi_device *d, int i) {
@@ -196,7 +196,7 @@ const rfi_backend rft_fault_backend = {
     .reaches = fault_reaches,
     .inspect = fault_inspect,
     .memory_use = fault_memory_use,
-    .bind = fault_bind,
+    .select = fault_select,
     .choice = fault_choice,
     .choose = fault_choose,
     .run = fault_run,

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A backend whose k-th call fails: the CPU's table behind a counter for each entry. To the
- * library it is a device of its own (`host` is false), so every byte goes through copies, and plans have side branches.
- * An error may be sticky, as one that spoils a GPU's context: from then on every call fails with
- * backend.dead. It has choices to make, of which "quick" is the fastest. What is open, allocated
- * or captured is counted.
+ * A backend whose k-th call fails: the CPU's table with a counter for each entry. The library sees
+ * a separate device (`host` is false), so every byte is copied, and plans have side streams. An error
+ * may be sticky, like one that kills a GPU's context: every later call then fails with backend.dead.
+ * It has choices for tuning, of which "quick" is the fastest. Open devices, allocations and graphs
+ * are counted.
  */
 #ifndef RFT_FAULT_BACKEND_H
 #define RFT_FAULT_BACKEND_H
 
 #include "backend/backend.h"
 
-#define RFT_ENTRIES(X)                                                                                                 \
-  X(open)                                                                                                              \
-  X(alloc) X(fill) X(copy) X(move) X(inspect) X(memory_use) X(bind) X(choose) X(run) X(run_timed) X(capture) X(launch) \
+#define RFT_ENTRIES(X)                                                                                          \
+  X(open)                                                                                                       \
+  X(alloc)                                                                                                      \
+  X(fill) X(copy) X(move) X(inspect) X(memory_use) X(select) X(choose) X(run) X(run_timed) X(capture) X(launch) \
       X(wait) X(poll)
 typedef enum rft_entry {
 #define RFT_ENTRY_ENUM(name) RFT_ENTRY_##name,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Interprets a trace in f64: every op by its reference kernel, every float value stored as
- * f64 whatever its type, integers as they are, views by their strides. What a pass made of a
- * trace can so be held against the mathematics, without any rounding between.
+ * f64 whatever its type, integers unchanged, views by their strides. So the result of a pass can be
+ * compared with the exact mathematics, without rounding.
  */
 #ifndef RFT_INTERP_H
 #define RFT_INTERP_H

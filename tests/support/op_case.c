@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The reader of cases; op_case.h says what it reads. The language is so small that each
- * piece is read where it stands, and a comma after a list of integers belongs to the list
- * exactly when a number follows.
+ * The parser of cases; op_case.h describes them. Each piece is parsed where it occurs, and a comma after a list of
+ * integers belongs to the list if and only if a number follows.
  */
 #include "support/op_case.h"
 

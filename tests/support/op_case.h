@@ -1,31 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What each op family gives the tests, in X_ref.c beside its kernels:
+ * The parts of each op family that the tests use, in X_ref.c next to its kernels:
  *
- *   RFT_REF(rmsnorm) { ... }       reference kernel: plain loops, every float operand and
- *                                  result is f64, dense; integers stay what they are. Absent
- *                                  operands and dead results have data == NULL. A result that
- *                                  shares its operand's storage (acc, state) arrives with the
- *                                  same pointer.
+ *   RFT_REF(rmsnorm) { ... }       reference kernel: plain loops; float operands and results are
+ *                                  f64, dense; integers keep their types. Absent operands and
+ *                                  unused results have data == NULL. A result that shares its
+ *                                  operand's storage (acc, state) arrives with the same pointer.
  *   RFT_CASES(rmsnorm) = {"rmsnorm(f[7,13], f[13]) eps=1e-5", ..., NULL};
  *
- *   RFT_OPERANDS(op) { ... }       optional: operands as the reference gets them, to be made to
- *                                  agree with each other before anything reads them (what a
- *                                  backward reads of its forward)
+ *   RFT_OPERANDS(op) { ... }       optional: changes the reference's operands so that they agree
+ *                                  with each other, before anything reads them (such as the
+ *                                  forward's results that a backward reads)
  *
- * A case is one op in text. Operands: f[..] a float of the type under test (f32, bf16),
- * F[..] always f32 (statistics, master weights, scalars of the step: not differentiated),
- * e[..] always e4m3, D[..] always f64, i[..]<50 int32 below 50, i[..]=0,3,7 given int32 (one value is
- * repeated), I[..]=... given int64, _ absent. After a float shape: ">0" positive values,
- * "=1" a constant, "@3=nan" or "@3=inf" all of row 3 of the first dimension (no gradient is checked of such a case),
- * "^T" stored transposed (last two dimensions swapped in memory: a
- * strided view), "/2" every second column of a wider row (a strided view); the last two only
- * for ops that take such strides, which are also tried with strides of all kinds by
- * themselves. "@mb=3" after the operands sets the microbatch. Attributes as the trace
- * prints them: eps=1e-05 ta=1 shape=[3,4] to=f32 (to=f: the type under test).
+ * A case is one op in text. Operands: f[..] a float of the type under test (f32, bf16), F[..] always f32 (statistics,
+ * master weights, scalars of the step: not differentiated), e[..] always e4m3, D[..] always f64, i[..]<50 int32 below
+ * 50, i[..]=0,3,7 given int32 (one value is repeated), I[..]=... given int64, _ absent. After a float shape: ">0"
+ * positive values, "=1" a constant, "@3=nan" or "@3=inf" all of row 3 of the first dimension (such a case has no
+ * gradient check), "^T" stored transposed (last two dimensions swapped in memory: a strided view), "/2" every second
+ * column of a wider row (a strided view). The last two are only for ops that take such strides; these are also tested
+ * with all kinds of strides automatically. "@mb=3" after the operands sets the microbatch. Attributes are written as in
+ * a printed trace: eps=1e-05 ta=1 shape=[3,4] to=f32 (to=f: the type under test).
  *
- * At least four cases an op: primes, a dimension of size 1, a length that is no multiple of
- * 16, an empty tensor. Dimensions within a case differ, so that swapped ones show.
+ * At least four cases per op: primes, a dimension of size 1, a length that is not a multiple of 16, an empty tensor.
+ * Dimensions within a case differ, so that swapped ones show.
  */
 #ifndef RFT_OP_CASE_H
 #define RFT_OP_CASE_H
@@ -47,7 +44,7 @@
 
 enum { RFT_MAX_IN = 16, RFT_MAX_LIST = 64 };
 
-/* How an operand lies in memory. */
+/* Layout of an operand in memory. */
 typedef enum rft_layout {
   RFT_DENSE,
   RFT_TRANSPOSED, /* the last two dimensions swapped */
@@ -64,7 +61,7 @@ typedef struct rft_operand {
   rft_layout layout;
   bool positive, constant;
   double value; /* of a constant */
-  bool has_row; /* row `row` is not finite, but this */
+  bool has_row; /* all elements of row `row` are this non-finite value */
   int64_t row;
   double row_value;
   int64_t below; /* of random integers, 0: none */
@@ -81,13 +78,13 @@ typedef struct rft_case {
   rfi_attr attr[RFI_MAX_ATTR];
   int32_t microbatch;
   rfr_type out[RFI_MAX_NAMES]; /* inferred */
-  bool varies;                 /* something in it has the type under test */
+  bool varies;                 /* some operand has the type under test */
 } rft_case;
 
-/* In a reference: x as the type of the op's first result has it, for what the op rounds on its way. */
+/* In a reference: x rounded to the type of the op's first result, for values that the op itself rounds. */
 double rft_round(double x);
 
-/* Reads a case for a type under test and infers its results. NULL, or what is wrong with it. */
+/* Parses a case for a type under test and infers its results. Returns NULL, or what is wrong with it. */
 const char *rft_case_parse(const char *text, rfr_dtype under_test, rft_case *out);
 
 #endif

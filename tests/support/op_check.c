@@ -1,25 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Kernels against their references, and against their memory.
+ * Kernels against their references, and checks of their memory accesses.
  *
- * The bar. r is the reference in f64 of the operands as stored (rounded to their types), y
- * the kernel's result of type D. The plain low-precision computation takes the same
- * operands, computes in f32 and rounds once to D; its error has two parts:
+ * The tolerance. r is the reference in f64 of the operands as stored (rounded to their types), y the kernel's result of
+ * type D. The plain low-precision computation takes the same operands, computes in f32 and rounds once to D; its error
+ * has two parts:
  *
  *   rounding     half a unit in the last place of D at each r: at most that, and its
  *                1/sqrt(3) in the mean square
- *   arithmetic   what f32 does on the way: the largest of what is measured with the
- *                reference's own loops in f32 (op_plain.h), and with the reference in f64
- *                after each float operand element was changed at random by up to 2^-23 of
- *                itself, and after all of an operand was, as the rounding of a constant factor
- *                does. One f32 run alone can be exact by luck, a scalar result easily. Plus
- *                2^-24 of r, for functions that are flat where they were probed.
- *                Where an op holds intermediates in the type under test (the logits' gradient in the LM head), as the
- *                ops it replaces do, 2^-23 is half that type's unit instead.
+ *   arithmetic   the error of f32: the largest of those measured with the reference's loops
+ *                in f32 (op_plain.h), and with the reference in f64 after each float operand
+ *                element was changed at random by up to 2^-23 of itself, and after all of an
+ *                operand was, as the rounding of a constant factor does. A single f32 run may
+ *                be exact by chance, especially for a scalar result. Plus 2^-24 of r, for
+ *                functions that are flat at the probes.
+ *                If an op keeps intermediates in the type under test (the logits' gradient in
+ *                the LM head), as the ops that it replaces do, 2^-23 is half that type's unit.
  *
- * The kernel may have twice the sum, in the relative L2 norm and in the maximum: sums that
- * are kept in bf16 are far outside. Ops that only move values must give the reference rounded
- * once, bit for bit, and integers must be equal.
+ * The kernel may have twice the sum, in the relative L2 norm and in the maximum: sums kept in bf16 are far outside. Ops
+ * that only move values must give the reference rounded once, bit for bit, and integers must be equal.
  */
 #include "support/op_check.h"
 
@@ -61,7 +60,7 @@ void rft_cell_fail(rft_cell *cell, const rft_case *c, rfr_dtype type, const char
 static bool moves_values(rfi_opcode code) {
   switch (code) {
     case RFI_OP_embedding:
-    case RFI_OP_quantize: /* what its formula leaves open is nothing: every bit is given */
+    case RFI_OP_quantize: /* tolerance 0: the formula determines every bit */
     case RFI_OP_cast:
     case RFI_OP_copy:
     case RFI_OP_fill:
@@ -82,7 +81,7 @@ static bool has_narrow_intermediates(rfi_opcode code) {
 
 static int mantissa(rfr_dtype d) { return d == RFR_BF16 ? 8 : d == RFR_F16 ? 11 : d == RFR_F32 ? 24 : 53; }
 static double half_ulp(rfr_dtype d, double x) {
-  int lowest = d == RFR_F16 ? -13 : d == RFR_F64 ? -1021 : -125, e; /* of the smallest normal number, as frexp has it */
+  int lowest = d == RFR_F16 ? -13 : d == RFR_F64 ? -1021 : -125, e; /* of the smallest normal number, as from frexp */
   frexp(x, &e);
   return ldexp(0.5, (e > lowest ? e : lowest) - mantissa(d));
 }
@@ -104,7 +103,7 @@ static void error_add(error *e, double d) {
   if (fabs(d) > e->max) e->max = fabs(d);
 }
 
-/* What the plain computation's error may be. */
+/* The error that the plain computation may have. */
 static void plain_error(const rfi_arg *r, const rfi_arg *const probe[N_PROBES], rfr_dtype type, error *plain) {
   error rounding = {0}, arithmetic[N_PROBES] = {{0}}, size = {0};
   double square = 0, max = 0;
@@ -154,7 +153,7 @@ static void compare(const rft_case *c, int j, const rfi_arg *y, const rfi_arg *r
 
 /* ---- reference ---- */
 
-/* What the results of a run are held against. */
+/* The reference results of a run. */
 typedef struct standard {
   rft_reference ref;
   error plain[RFI_MAX_NAMES];
@@ -224,7 +223,7 @@ void rft_check_reference(const rft_op *op, const rft_case *c, rfr_dtype type, rf
 
 /* ---- bounds ---- */
 
-/* Whether the results that both runs have are the same bits; the first that is not in *which. */
+/* Whether the results that both runs have are bitwise equal; *which is the first that is not. */
 static bool same_bits(const rft_run *a, const rft_run *b, int *which) {
   for (*which = 0; *which < a->c->def->n_results; ++*which) {
     const rfi_arg *x = &a->out_arg[*which], *y = &b->out_arg[*which];
@@ -252,7 +251,7 @@ void rft_check_bounds(const rft_op *op, const rft_case *c, rfr_dtype type, rft_c
   int n = rft_isas(isas);
   for (int k = 0; k < n; k++) {
     const rfi_kernel *kernel = rfi_cpu_kernel(isas[k], op->def->code);
-    if (!kernel) continue; /* the reference check says so */
+    if (!kernel) continue; /* the reference check reports this */
     rft_run first;
     rft_run_init(&first, c, RFT_DENSE, 0xFF, 0);
     const char *wrong = rft_run_kernel(&first, kernel, 3);

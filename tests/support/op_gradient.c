@@ -2,17 +2,15 @@
  *
  * Gradient rules against central differences, both in f64.
  *
- * The op is recorded with its first result weighted by random numbers and summed to a loss;
- * autodiff makes the gradient of every operand `f`; the interpreter computes loss and
- * gradients without rounding. Along a direction v the difference
- * (L(x + h v) - L(x - h v)) / 2h must equal g.v. Directions that are random in all elements
- * see any wrong element at once; a few single elements tell a wrong one from an unlucky
- * sum. The other results (statistics that the backward reads) have no gradient of their
- * own; operands `F` and integers are not differentiated.
+ * The op is recorded with its first result weighted by random numbers and summed to a loss; autodiff records the
+ * gradient of every operand `f`; the interpreter computes loss and gradients without rounding. Along a direction v the
+ * difference (L(x + h v) - L(x - h v)) / 2h must equal g.v. Directions that are random in all elements detect any wrong
+ * element; a few single elements distinguish a wrong one from an unlucky sum. The other results (statistics that the
+ * backward reads) have no gradient of their own; operands `F` and integers are not differentiated.
  *
- * Values are not rounded to the type under test, because ties would make kinks; what the
- * type changes is the rule: casts, and types of what it records. Every case runs twice, with
- * the operands as inputs and as weights, whose gradients are recorded differently.
+ * Values are not rounded to the type under test, because ties would make kinks; the type changes the rule: casts, and
+ * types of what it records. Every case runs twice, with the operands as inputs and as weights, whose gradients are
+ * recorded differently.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +20,7 @@
 #include "pass/pass.h"
 #include "support/interp.h"
 
-enum { DIRECTIONS = 3, ELEMENTS = 3, BIG = 2048 /* elements; one direction of each kind is then enough */ };
+enum { DIRECTIONS = 3, ELEMENTS = 3, BIG = 2048 /* elements; above, one direction of each kind is enough */ };
 static const double BAR = 1e-6;
 
 /* A maximum has kinks where two elements are close, and no curvature. */
@@ -41,7 +39,7 @@ static void record(rfr_trace *t, const rft_case *c, rfr_role role) {
       in[i] = rfr_input(t, name, o->kind == 'f' ? role : RFR_ROLE_INPUT, o->type.dtype, o->type.rank, o->type.shape);
     given[i] = in[i];
     for (int j = 0; j < c->def->n_results; j++)
-      if (c->def->alias[j] == i && in[i] >= 0) in[i] = rfr_copy(t, in[i]); /* the op writes into it */
+      if (c->def->alias[j] == i && in[i] >= 0) in[i] = rfr_copy(t, in[i]); /* the op writes to it */
   }
   rfr_microbatch(t, c->microbatch);
   rfr_value y = rfi_record(t, RFR_HERE, c->def->code, c->n_in, in, c->attr, out);
@@ -146,11 +144,11 @@ static const char *check_trace(rfr_ctx *ctx, const rft_case *c, rfr_role role, r
   return wrong;
 }
 
-/* Why an op has no gradient to check, or NULL. */
+/* The reason why an op has no gradient check, or NULL. */
 static const char *exempt(const rft_op *op, char word[32]) {
   static const char *const suffixes[] = {"_bwd", "_dx", "_dw", "_db", "_grad"};
   const rfi_op_def *def = op->def;
-  if (def->code == RFI_OP_quantize) return "in quant_test"; /* a staircase, whose rule is the identity's */
+  if (def->code == RFI_OP_quantize) return "in quant_test"; /* piecewise constant; its rule is the identity's */
   if (def->flags & RFI_GRAD) return NULL;
   for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
     size_t n = strlen(def->name), m = strlen(suffixes[i]);
@@ -175,7 +173,7 @@ static const char *exempt(const rft_op *op, char word[32]) {
   if (def->code == RFI_OP_token_count || def->code == RFI_OP_positions || def->code == RFI_OP_splits_to_offsets ||
       def->code == RFI_OP_moe_sort || def->code == RFI_OP_moe_load)
     return "none: integers";
-  return ""; /* a blank cell: red */
+  return ""; /* an empty cell: fails */
 }
 
 void rft_check_gradient(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell) {
@@ -188,7 +186,7 @@ void rft_check_gradient(const rft_op *op, const rft_case *c, rfr_dtype type, rft
     return;
   }
   for (int i = 0; i < c->n_in; i++) differentiated |= c->in[i].kind == 'f', finite &= !c->in[i].has_row;
-  if (!finite || !differentiated || !rfr_dtype_is_float(c->out[0].dtype)) return; /* this case has integers alone */
+  if (!finite || !differentiated || !rfr_dtype_is_float(c->out[0].dtype)) return; /* this case has only integers */
   for (int r = 0; r < 2; r++) {
     rfr_ctx *ctx;
     if (rfr_ctx_create(NULL, &ctx) != RFR_OK) abort();

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Programs of one op, on the device that REFRAIN_DEVICE names. Operands lie in every way that
- * the op takes: as inputs seen through views. What the program gives eagerly is held against
- * the reference; captured and replayed twice, compiled for debugging (guards around every
- * value, poison in what is not live), and with each result dead, it must give the same bits.
+ * Programs of one op, on the device that REFRAIN_DEVICE names. Operands have every layout that the op takes: as inputs
+ * seen through views. The eager result is compared with the reference; captured and replayed twice, compiled for
+ * debugging (guards around every value, poison in dead buffers), and with each result unused, the program must give the
+ * same bits.
  *
- * Host memory is written to inputs and read from outputs by copies alone. Before each run the
- * inputs are written anew and the outputs filled with garbage, so a run that does nothing is seen.
+ * Host memory is written to inputs and read from outputs only by copies. Before each run the inputs are written and the
+ * outputs filled with garbage, so a run that does nothing is detected.
  */
 #include <math.h>
 #include <stdio.h>
@@ -19,15 +19,15 @@
 typedef struct trial { /* one program of a case */
   const rft_case *c;
   const rft_run *run; /* its operands */
-  unsigned dead;      /* bit j: result j is no output */
+  unsigned dead;      /* bit j: result j is not an output */
   rfr_trace *t;
   rfr_programs *p;
-  rfi_arg view[RFT_MAX_IN]; /* strides of an operand in its input */
+  rfi_arg view[RFT_MAX_IN]; /* strides of an operand within its input */
   int64_t offset[RFT_MAX_IN];
 } trial;
 
 typedef struct results {
-  rfi_arg y[RFI_MAX_NAMES]; /* data malloc'ed; NULL: dead */
+  rfi_arg y[RFI_MAX_NAMES]; /* data malloc'ed; NULL: unused */
 } results;
 
 static void *must(void *memory) {
@@ -44,7 +44,8 @@ static bool is_alias(const rft_case *c, int operand) {
   return false;
 }
 
-/* An input that holds a value of the type in this layout, gaps included, and the views that make it that value. */
+/* Records an input with room for a value of the type in this layout, gaps included, and the views that select the
+ * value. */
 static rfr_value record_operand(rfr_trace *t, const char *name, rfr_role role, const rfr_type *type,
                                 rft_layout layout) {
   rfr_type in = *type;
@@ -131,7 +132,7 @@ static rfr_status write_operand(const trial *trial, int i, const rfr_tensor *x) 
   return s;
 }
 
-/* Garbage into the outputs, then values into the inputs: some outputs are inputs' storage. */
+/* Fills the outputs with garbage, then writes the inputs: some outputs share an input's storage. */
 static rfr_status prepare(const trial *trial) {
   const rft_case *c = trial->c;
   rfr_status s = RFR_OK;
@@ -173,7 +174,7 @@ static void results_deinit(results *r) {
 
 /* ---- runs ---- */
 
-/* Reads what ran last and compares the bits with `kept`. */
+/* Reads the results of the last run and compares their bits with `kept`. */
 static rfr_status compare(const trial *trial, const results *kept, rfr_dtype type, const char *what, rft_cell *cell) {
   results r;
   rfr_status s = results_init(&r, trial);
@@ -214,7 +215,7 @@ static rfr_status replay_twice(trial *trial, const results *kept, rfr_dtype type
   return s;
 }
 
-/* Debugging refuses what is not finite, which some cases are about. */
+/* Debug mode refuses non-finite values, which some cases test. */
 static bool is_finite(const results *r) {
   for (int j = 0; j < RFI_MAX_NAMES; j++)
     for (int64_t k = 0; r->y[j].data && k < rfi_count(&r->y[j].type); k++)
@@ -308,7 +309,7 @@ void rft_check_guarded(const rft_op *op, const rft_case *c, rfr_dtype type, rft_
   if (rfr_ctx_create(NULL, &ctx) != RFR_OK) abort();
   rft_run_init(&run, c, RFT_DENSE, 0xFF, 0);
   rfr_status s = check_guarded(ctx, op, &run, type, 1, cell);
-  if (s == RFR_NUMERIC) s = check_guarded(ctx, op, &run, type, 0, cell); /* some cases are about what is not finite */
+  if (s == RFR_NUMERIC) s = check_guarded(ctx, op, &run, type, 0, cell); /* some cases test non-finite values */
   rft_run_deinit(&run);
   count_check(s, c, type, "", cell);
   rfr_ctx_destroy(ctx);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Operands, guards and references of a case; op_run.h says what for.
+ * Operands, guards and references of a case; see op_run.h.
  */
 #include "support/op_check.h"
 
@@ -52,7 +52,7 @@ static int64_t lay_out(const rfr_type *t, rft_layout layout, int64_t *stride) {
     bool broadcast = layout == RFT_ONE_VALUE || (layout == RFT_REPEATED && d == 0);
     stride[d] = broadcast ? 0 : step;
     if (!broadcast && t->shape[d] > 0) step *= t->shape[d];
-    if (layout == RFT_GAPS) step += 3 + k; /* rows, and what holds rows, lie apart */
+    if (layout == RFT_GAPS) step += 3 + k; /* rows, and groups of rows, have gaps between them */
   }
   for (int d = 0; d < r; d++) extent += t->shape[d] > 0 ? (t->shape[d] - 1) * stride[d] : 0;
   return rfi_count(t) ? extent : 0;
@@ -62,7 +62,7 @@ static int64_t offset_of(const rfi_arg *a, int64_t i) {
   int64_t offset = 0, dense = 1;
   int d = a->type.rank - 1;
   for (; d >= 0 && a->stride[d] == dense; d--) dense *= a->type.shape[d];
-  if (d < 0) return i; /* no division for what is most common */
+  if (d < 0) return i; /* no division in the most frequent case */
   for (int d = a->type.rank - 1; d >= 0; d--) {
     offset += i % a->type.shape[d] * a->stride[d];
     i /= a->type.shape[d];
@@ -121,7 +121,7 @@ double rft_case_value(const rft_case *c, int operand, int64_t i) {
 
 const rft_layout_row rft_layout_rows[RFT_LAYOUTS] = {
     {RFT_DENSE, 0, ""},
-    {RFT_GAPS, RFI_ROWS | RFI_ANY, ", rows apart"},
+    {RFT_GAPS, RFI_ROWS | RFI_ANY, ", rows with gaps"},
     {RFT_REPEATED, RFI_ROWS | RFI_ANY, ", one row repeated"},
     {RFT_TRANSPOSED, RFI_ANY, ", transposed"},
     {RFT_REVERSED, RFI_ANY, ", reversed"},
@@ -140,7 +140,7 @@ static bool takes(const rft_case *c, int i, rft_layout layout) {
 
 static void *ref_storage(rfi_arg *a, const rfr_type *type, rfr_dtype real);
 
-/* Operands as the op's own rule makes them of the random ones. */
+/* Changes the random operands by the op's RFT_OPERANDS. */
 static void agree(rft_run *run) {
   const rft_case *c = run->c;
   const rft_ref_fn rule = rft_op_get(c->def->code).operands;
@@ -261,7 +261,7 @@ static void *ref_storage(rfi_arg *a, const rfr_type *type, rfr_dtype real) {
   if (rfr_dtype_is_float(type->dtype)) a->type.dtype = real;
   size_t bytes = (size_t)lay_out(type, RFT_DENSE, a->stride) * (size_t)rfr_dtype_bits(a->type.dtype) / 8;
   a->data = must(malloc(bytes + 8));
-  memset(a->data, 0xFF, bytes); /* NaN: what a reference leaves out shows */
+  memset(a->data, 0xFF, bytes); /* NaN: elements that a reference does not write show */
   return a->data;
 }
 

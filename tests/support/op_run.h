@@ -2,17 +2,16 @@
  *
  * Running a case: its operands in guarded memory, the kernel, the reference in f64.
  *
- * Values are a pure function of the case's text, the operand and the element, so every
- * run of a case sees the same ones, whatever the layout. Results, workspace, gaps between
- * strided rows and guards hold garbage before the run: what is not written shows, and what
- * should not be read makes the result depend on the garbage.
+ * Values are a pure function of the case's text, the operand and the element, so every run of a case has the same ones,
+ * in any layout. Results, workspace, gaps between strided rows and guards contain garbage before the run: unwritten
+ * elements show, and a read out of bounds makes the result depend on the garbage.
  */
 #ifndef RFT_OP_RUN_H
 #define RFT_OP_RUN_H
 
 #include "support/op_case.h"
 
-/* The layouts that a case is tried with, by the flags of the ops that take them (0: all ops). */
+/* The layouts of a case, by the flags of the ops that take them (0: all ops). */
 enum { RFT_LAYOUTS = 7 };
 typedef struct rft_layout_row {
   rft_layout layout;
@@ -21,8 +20,8 @@ typedef struct rft_layout_row {
 } rft_layout_row;
 extern const rft_layout_row rft_layout_rows[RFT_LAYOUTS];
 
-/* How operand i lies when a case is tried with a layout: the layout that the case names, or else this one where
- * that makes sense. */
+/* The layout of operand i when a case runs with a layout: the one in the case's text, or else this one where it
+ * applies. */
 rft_layout rft_operand_layout(const rft_case *c, int i, rft_layout layout);
 /* Whether the op takes the layout and some operand could take it. */
 bool rft_layout_applies(const rft_case *c, const rft_layout_row *row);
@@ -43,19 +42,18 @@ typedef struct rft_run {
 /* `dead`: bit j for result j. */
 void rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned char garbage, unsigned dead);
 void rft_run_deinit(rft_run *run);
-/* Runs the kernel of an instruction set. NULL, or what went wrong: its status, a write
- * outside its results and workspace, a changed operand. */
+/* Runs the kernel of an instruction set. Returns NULL or what went wrong: its status, a write outside its results and
+ * workspace, a changed operand. */
 const char *rft_run_kernel(rft_run *run, const rfi_kernel *kernel, int threads);
-/* Dense element i of an argument as a double, wherever it lies. */
-/* Element i of operand `operand`, not rounded to its type; a number in [-2, 2) named by case, stream and i. */
+/* Dense element i of an argument as a double, in any layout. */
+/* Element i of operand `operand`, not rounded to its type; a number in [-2, 2) determined by case, stream and i. */
 double rft_case_value(const rft_case *c, int operand, int64_t i);
 double rft_random(const rft_case *c, int stream, int64_t i);
 double rft_get(const rfi_arg *a, int64_t i);
 void rft_set(const rfi_arg *a, int64_t i, double x);
 
-/* The case in f64 (or, plain, in f32): floats of the operands as `run` holds them (before its
- * kernel ran), each multiplied by 1 + u: u at random up to `own` for each element, plus
- * `common` or -common for all of an operand. */
+/* The case in f64 (or, plain, in f32), from the float operands that `run` has before its kernel ran, each multiplied by
+ * 1 + u: u is random up to `own` for each element, plus `common` or -common for all elements of an operand. */
 typedef void (*rft_ref_fn)(const rfi_call *call);
 typedef struct rft_reference {
   void *in[RFT_MAX_IN], *out[RFI_MAX_NAMES]; /* malloc'ed; aliased results are their operand's */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every op with its reference, its plain reference and its cases, found by name: a new op
- * needs its row in ops.def and its X_ref.c, and cannot be forgotten here.
+ * Every op with its reference, its plain reference and its cases, found by name: a new op needs its row in ops.def and
+ * its X_ref.c, and cannot be forgotten.
  */
 #include "support/op_check.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A training step of a small model, with dropout, several microbatches, clipping and AdamW,
- * and what tests of recomputing ask of one.
+ * and helpers for tests of recomputation.
  */
 #ifndef RFT_TRAINING_H
 #define RFT_TRAINING_H
@@ -21,7 +21,7 @@ void rft_init_llama(rfr_programs *p, int64_t layers, int microbatches);
 
 rfr_programs *rft_recompute(const rfr_trace *t, rfr_recompute recompute, int64_t budget);
 rfr_plan_summary rft_plan(const rfr_programs *p);
-/* Ops that are made again; views do not count. */
+/* Number of recomputed ops, without views. */
 int rft_clones(const rfr_programs *p);
 uint64_t rft_state_hash(rfr_programs *p);
 /* A budget between the smallest (0) and the largest plan (1). */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The kernel table of an instruction set. Which set to use is the context's to say.
+ * The kernel table of an instruction set. The context decides which set is used.
  */
 #include "backend/cpu/cpu.h"
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The CPU as a backend: memory is the context's, a call runs when it is made, and a graph is
- * the list of calls, so that launching one walks the same calls as running them.
+ * The CPU backend. Memory comes from the context, a call is done when it returns, and a graph is the
+ * list of calls, so launching a graph and running eagerly make the same calls.
  *
- * The host's rounding mode and flush to zero must not decide our bits, nor ours the host's. They
- * belong to a thread, and OpenMP gives us the very workers that it gave the host, whose mode may
- * be any. So a run begins with a region in which every thread takes the default, and ends with one
- * that gives back what was found, if that was something else. (A region costs a few microseconds;
+ * The bits of a run do not depend on the host's rounding mode and flush to zero, and a run does not
+ * change them for the host. The modes belong to threads, and the host shares its OpenMP workers with
+ * the library. So a run begins with a parallel region in which every thread takes the default modes,
+ * and ends with one that restores the old modes if they differed. (A region costs a few microseconds;
  * with one thread there is none.) The first region also checks the size of the team.
  */
 #include <fenv.h>
@@ -27,9 +27,9 @@ struct rfi_device {
   rfr_ctx *ctx;
   rfi_cpu_library *library;
   int threads;
-  bool foreign; /* some worker's mode was not the default */
+  bool foreign; /* a worker's mode was not the default */
   int dynamic;  /* OpenMP's setting before the run */
-  int failed;   /* the call that the last run ended at; -1 */
+  int failed;   /* the call at which the last run failed; -1 */
   fenv_t *env;  /* of each thread, while a run lasts */
 };
 
@@ -46,8 +46,8 @@ static void device_close(rfi_device *d) {
   rfi_free(d->ctx, d);
 }
 
-/* oneDNN uses one thread inside an active region, whatever the region's team: such a product must be neither made nor
- * run there with more. */
+/* oneDNN uses one thread inside an active region, whatever the region's team: a GEMM for more threads must be neither
+ * created nor run there. */
 static rfr_status check_region(const rfi_device *d) {
 #ifdef _OPENMP
   if (d->threads > 1 && omp_in_parallel())
@@ -115,14 +115,14 @@ static rfr_status memory_inspect(rfi_device *d, rfi_range *ranges, int n) {
 }
 
 static rfr_status memory_use(rfi_device *d, rfr_memory_use *out) {
-  (void)d, (void)out; /* all is the context's: rfr_ctx_get_stats has it */
+  (void)d, (void)out; /* the context counts it: rfr_ctx_get_stats */
   return RFR_OK;
 }
 
 /* ---- kernels ---- */
 
-/* The products inside an LM head: its kernel runs the library's where there are any. */
-static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfi_call *call, const char **kernel) {
+/* The GEMMs inside an LM head: its kernel calls the library for those that the library takes. */
+static rfr_status select_head(rfi_device *d, rfi_arena *memory, rfi_call *call, const char **kernel) {
   rfi_head head = rfi_head_make(call, 1);
   rfi_head_library *entry = rfi_arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
   if (!entry) return RFR_NO_MEMORY;
@@ -135,22 +135,23 @@ static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfi_call *call, co
     for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
       rfi_head_library *e = &entry[kind * RFI_HEAD_PRODUCTS + i];
       if (products[i].wanted)
-        RFI_TRY(rfi_cpu_library_bind(d->library, RFI_OP_matmul, &products[i].call, &e->run, &e->workspace, &e->handle));
+        RFI_TRY(
+            rfi_cpu_library_select(d->library, RFI_OP_matmul, &products[i].call, &e->run, &e->workspace, &e->handle));
       if (e->run) *kernel = RFI_LIBRARY_KERNEL;
     }
   }
   return RFR_OK;
 }
 
-static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
+static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
   const rfi_kernel *kernel =
       op->def->outside ? &op->def->outside->cpu : rfi_cpu_kernel(rfi_ctx_isa(d->ctx), op->def->code);
   if (!kernel || !kernel->run) return RFR_OK;
   rfi_kernel_fn library = NULL;
   b->kernel = op->def->outside ? "registered" : rfi_ctx_isa(d->ctx);
   size_t scratch = 0;
-  RFI_TRY(rfi_cpu_library_bind(d->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
-  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(d, memory, &b->call, &b->kernel));
+  RFI_TRY(rfi_cpu_library_select(d->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
+  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(select_head(d, memory, &b->call, &b->kernel));
   if (library) {
     b->run = library;
     b->kernel = rfi_is_grouped_product(op->def->code) ? RFI_GROUPS_KERNEL : RFI_LIBRARY_KERNEL;
@@ -163,7 +164,7 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
   return RFR_OK;
 }
 
-/* A product has one algorithm: there is nothing to choose. */
+/* A GEMM has one algorithm: there are no choices. */
 static const char *choice(rfi_device *d, int i) {
   (void)d, (void)i;
   return NULL;
@@ -193,7 +194,7 @@ static int thread_number(void) { return 0; }
 static int set_dynamic(int dynamic) { return dynamic; }
 #endif
 
-/* Keeps the calling thread's mode; true when it was not the default. */
+/* Saves the calling thread's mode and takes the default; true when they differed. */
 static bool take_own_mode(fenv_t *env) {
   const bool foreign = !is_default_mode();
   fegetenv(env);
@@ -294,7 +295,7 @@ static rfr_status wait(rfi_device *d) {
 
 static rfr_status set_stream(rfi_device *d, void *stream) {
   (void)d;
-  return stream ? rfi_fail(RFI_E_ARGUMENT, "a stream is given, and the CPU has none: give NULL") : RFR_OK;
+  return stream ? rfi_fail(RFI_E_ARGUMENT, "a stream was given, but the CPU has none: pass NULL") : RFR_OK;
 }
 
 static rfr_status poll(rfi_device *d, bool *idle) {
@@ -318,7 +319,7 @@ const rfi_backend rfi_backend_cpu = {
     .reaches = memory_reaches,
     .inspect = memory_inspect,
     .memory_use = memory_use,
-    .bind = bind,
+    .select = select_kernel,
     .choice = choice,
     .run = run,
     .run_timed = run_timed,

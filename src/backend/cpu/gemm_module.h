@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a module of matrix products gives: one exported function that returns this
+ * Interface of a GEMM module: one exported function that returns this
  * table. Plain C and numbers alone, so that the module needs no symbol of the library
  * and the library none of the module's; `abi` refuses a module of another build.
  *
- * A handle is one product: shapes, strides, types, threads. It is made at bind, where
- * it may take its time and memory; execute then only runs it, with scratch that the
- * plan owns, and gives the same bits for the same inputs.
+ * A handle is one GEMM: shapes, strides, types, threads. It is created at compile, where it
+ * may use time and memory. Execute runs it in scratch memory of the plan and gives the same
+ * bits for the same inputs. (oneDNN itself calls malloc and free for the argument list.)
  */
 #ifndef RFI_GEMM_MODULE_H
 #define RFI_GEMM_MODULE_H
@@ -18,7 +18,7 @@ enum { RFI_GEMM_ABI = 4 };
 
 typedef enum rfi_gemm_type { RFI_GEMM_NONE, RFI_GEMM_F32, RFI_GEMM_BF16, RFI_GEMM_F16 } rfi_gemm_type;
 
-/* What each run of a product says anew: nothing, or M or K, which are then the largest there are. */
+/* The dimension that each run gives: none, M or K; the descriptor has its largest value. */
 typedef enum rfi_gemm_varies { RFI_GEMM_FIXED, RFI_GEMM_VARIES_M, RFI_GEMM_VARIES_K } rfi_gemm_varies;
 
 /* y (batch, M, N) = op(a) (batch, M, K) op(b) (batch, K, N) + bias (N); y dense. */
@@ -28,10 +28,10 @@ typedef struct rfi_gemm_desc {
   int32_t a, b, bias, y;            /* rfi_gemm_type; bias may be NONE */
   int32_t accumulate;               /* y += */
   int32_t threads;
-  int32_t varies; /* rfi_gemm_varies; else than FIXED: no batch, no bias */
+  int32_t varies; /* rfi_gemm_varies; unless FIXED: no batch, no bias */
 } rfi_gemm_desc;
 
-/* One run of a product of which something varies: n is that, 0: there is nothing to do. */
+/* One run of a GEMM with a varying dimension; n: its value, 0: nothing to do. */
 typedef struct rfi_gemm_group {
   int64_t n;
   const void *a, *b;
@@ -43,14 +43,14 @@ typedef enum rfi_gemm_status { RFI_GEMM_OK, RFI_GEMM_UNSUPPORTED, RFI_GEMM_NO_ME
 
 typedef struct rfi_gemm_module {
   int32_t abi;
-  /* An engine; `name` becomes "oneDNN 2.6.3", `isa` the instruction set it uses, `level` 2, 3 or 4 for what the
-   * x86-64 level of that set is, bf16_fast 1 where bf16 products are faster than f32 ones (AMX, AVX512-BF16). */
+  /* Creates an engine; `name` becomes "oneDNN 2.6.3", `isa` its instruction set, `level` the x86-64 level of that set
+   * (2, 3 or 4), bf16_fast 1 where bf16 GEMMs are faster than f32 ones (AMX, AVX512-BF16). */
   rfi_gemm_status (*open)(void **engine, char name[32], char isa[32], int32_t *level, int32_t *bf16_fast);
   void (*close)(void *engine);
-  /* UNSUPPORTED: there is no fast way, use the portable kernel; *why says what is in the way. */
+  /* UNSUPPORTED: there is no fast kernel, use the portable one; *why is the reason. */
   rfi_gemm_status (*create)(void *engine, const rfi_gemm_desc *desc, void **handle, size_t *scratch, const char **why);
   rfi_gemm_status (*execute)(void *handle, const void *a, const void *b, const void *bias, void *y, void *scratch);
-  /* Of a product of which something varies: one after the other, each thread asks `group` for each. */
+  /* Of a GEMM with a varying dimension: runs all groups in order; each thread calls `group` for each. */
   rfi_gemm_status (*execute_groups)(void *handle, int64_t groups, rfi_gemm_group_fn group, const void *user,
                                     void *scratch);
   void (*destroy)(void *handle);

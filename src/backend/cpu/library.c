@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loads the module of matrix products and keeps the handles that bind makes.
+ * Loads the module of GEMMs and keeps the handles of selected ones.
  *
  * Invariants: the module is loaded local, never unloaded (its threads and thread-local
- * data outlive a dlclose), and never used above the instruction set of the context,
- * because that set is what the bits are said to depend on. Equal products share one
- * handle: making one compiles code.
+ * data outlive a dlclose), and never used above the context's instruction set, on which
+ * the bits depend by contract. Equal GEMMs share one handle, because creating one
+ * generates code.
  */
 #include "backend/cpu/library.h"
 
@@ -24,8 +24,8 @@ typedef struct product {
   struct product *next;
   rfi_cpu_library *library;
   rfi_gemm_desc desc;
-  void *handle;    /* NULL: the module has no fast way */
-  const char *why; /* it has none */
+  void *handle;    /* NULL: the module has no fast kernel */
+  const char *why; /* the reason */
   size_t scratch;
 } product;
 
@@ -114,7 +114,7 @@ const char *rfi_cpu_library_describe(const rfi_cpu_library *l) { return l->text;
 bool rfi_cpu_library_loaded(const rfi_cpu_library *l) { return l->module != NULL; }
 bool rfi_cpu_library_bf16_fast(const rfi_cpu_library *l) { return l->bf16_fast; }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 static rfi_gemm_type type_of(const rfi_arg *x) {
   switch (x->type.dtype) {
@@ -125,9 +125,8 @@ static rfi_gemm_type type_of(const rfi_arg *x) {
   }
 }
 
-/* Strides of op(x), (rows, columns), as batch, row, column. A dimension of size 1 is never
- * stepped over: it gets the stride that a dense matrix would have, so that equal products
- * compare equal and no library stumbles over an odd number. */
+/* Strides of op(x), (rows, columns), as batch, row, column. The stride of a dimension of size 1 is not used: it is set to
+ * that of a dense matrix, so that equal GEMMs compare equal and a library gets no invalid stride. */
 static void strides(const rfi_arg *x, int transposed, int64_t rows, int64_t cols, int64_t out[3]) {
   int r = x->type.rank, i = transposed ? r - 1 : r - 2, j = transposed ? r - 2 : r - 1;
   out[1] = x->stride[i];
@@ -146,15 +145,14 @@ static rfr_status run_product(const rfi_call *call) {
   return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a matrix product", p->library->text);
 }
 
-/* No two elements at one address. */
+/* No two elements share an address. */
 static bool is_plain(const int64_t stride[3], int64_t rows, int64_t cols) {
   return stride[0] > 0 && (rows == 1 || stride[1] > 0) && (cols == 1 || stride[2] > 0);
 }
 
 /* Libraries count dimensions and leading dimensions in 32 bits at places: oneDNN divides by zero at multiples of 2^32. */
 static bool fits_library(const rfi_gemm_desc *d) {
-  const int64_t sizes[] = {d->batch,       d->M,           d->N,           d->K,
-                           d->a_stride[1], d->a_stride[2], d->b_stride[1], d->b_stride[2]};
+  const int64_t sizes[] = {d->batch, d->M, d->N, d->K, d->a_stride[1], d->a_stride[2], d->b_stride[1], d->b_stride[2]};
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
     if (sizes[i] > INT32_MAX) return false;
   return true;
@@ -180,9 +178,9 @@ static bool describe(const rfi_call *call, rfi_gemm_desc *d) {
          is_plain(d->b_stride, d->K, d->N);
 }
 
-/* ---- groups: one product, run for each with as many rows as it has ---- */
+/* ---- grouped GEMMs: one handle, run for each group with its number of rows ---- */
 
-enum { SEPARATE = 5 }; /* the first of grouped_matmul's weights that are not packed */
+enum { SEPARATE = 5 }; /* operand index of grouped_matmul's first separate weight */
 
 /* Row i of a dense or strided matrix. */
 static char *row_of(const rfi_arg *x, int64_t i) {
@@ -261,7 +259,7 @@ static bool describe_wgrad(const rfi_call *call, rfi_gemm_desc *d) {
   return true;
 }
 
-/* The product, and then what stands behind it. */
+/* The grouped GEMM, then the activation. */
 static rfr_status run_swiglu(const rfi_call *call) {
   const product *product = call->library;
   rfi_pair p;
@@ -271,7 +269,7 @@ static rfr_status run_swiglu(const rfi_call *call) {
   return rfi_cpu_kernel(rfi_ctx_isa(product->library->ctx), RFI_OP_swiglu_weighted)->run(&p.act);
 }
 
-/* What the call is for the module, and what runs it; NULL: nothing. */
+/* Describes the call for the module and returns the function that runs it; NULL: none. */
 static rfi_kernel_fn describe_any(rfi_opcode code, const rfi_call *call, rfi_gemm_desc *d) {
   if (code == RFI_OP_grouped_swiglu) {
     rfi_pair p;
@@ -299,8 +297,8 @@ static product *find_product(const rfi_cpu_library *l, const rfi_gemm_desc *d) {
   return p;
 }
 
-rfr_status rfi_cpu_library_bind(rfi_cpu_library *l, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,
-                                size_t *workspace, void **handle) {
+rfr_status rfi_cpu_library_select(rfi_cpu_library *l, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,
+                                  size_t *workspace, void **handle) {
   rfi_gemm_desc d;
   *run = NULL;
   *workspace = 0;
@@ -349,5 +347,5 @@ const char *rfi_cpu_library_lacks(const rfi_cpu_library *l, rfi_opcode code, con
   if (!l->module) return "oneDNN is not used";
   if (!wgrad && call->n_in > 3 && call->in[3].data) return "a bias is added";
   const product *p = describe_any(code, call, &d) ? find_product(l, &d) : NULL;
-  return p ? p->why : "operands are empty or lie in no common way";
+  return p ? p->why : "operands are empty or have strides that the module does not take";
 }

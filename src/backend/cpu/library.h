@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ops that a library runs better than the kernels in this tree: today matrix products
- * by the oneDNN module. A missing module is no error: everything then runs on the
- * portable kernels, and describe says so.
+ * Ops that a library runs faster than the kernels in this tree: GEMMs by the oneDNN
+ * module. A missing module is not an error: all ops then run on the portable kernels, and
+ * describe reports it.
  *
- * Bind makes what the library needs for an op (and finds it again for an equal op);
- * the handle stays the library's and dies with it, after all programs that use it.
+ * Selection creates a handle for an op, or finds that of an equal op. The library owns the
+ * handle until it is closed, after all programs that use it.
  */
 #ifndef RFI_LIBRARY_H
 #define RFI_LIBRARY_H
@@ -22,20 +22,20 @@ void rfi_cpu_library_close(rfi_cpu_library *library); /* accepts NULL */
 /* Sets *run, *workspace (bytes) and *handle (for call->library) when the library takes
  * this call; leaves *run NULL when the kernel table's entry is to be used. Reads
  * shapes, strides, attributes, threads, and whether data pointers are NULL. */
-rfr_status rfi_cpu_library_bind(rfi_cpu_library *library, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,
-                                size_t *workspace, void **handle);
+rfr_status rfi_cpu_library_select(rfi_cpu_library *library, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,
+                                  size_t *workspace, void **handle);
 
-/* Of a product of groups that rfi_cpu_library_bind did not take: what was in the way; NULL of another op. */
+/* Why rfi_cpu_library_select did not take a grouped GEMM; NULL for another op. */
 const char *rfi_cpu_library_lacks(const rfi_cpu_library *library, rfi_opcode code, const rfi_call *call);
 
-/* What a profile calls the library's kernels; those of groups are all of the module's own. */
+/* Names of the library's kernels in a profile; grouped GEMMs run on the module's own. */
 #define RFI_LIBRARY_KERNEL "oneDNN"
 #define RFI_GROUPS_KERNEL "AMX"
-/* "oneDNN 2.6.3 (avx512_core_amx)", or why there is none. Part of what the bits depend on. */
+/* "oneDNN 2.6.3 (avx512_core_amx)", or "none" and the reason. The bits depend on it. */
 const char *rfi_cpu_library_describe(const rfi_cpu_library *library);
-/* Whether there is a library at all. */
+/* Whether the library is loaded. */
 bool rfi_cpu_library_loaded(const rfi_cpu_library *library);
-/* Whether bf16 products have instructions of their own, so that bf16 is the faster choice. */
+/* Whether the CPU has instructions for bf16 GEMMs, so that bf16 is faster than f32. */
 bool rfi_cpu_library_bf16_fast(const rfi_cpu_library *library);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products: the portable kernel and the library's, against a product in double,
- * for all transpositions, views, bias, acc, batches. Each runs twice and must give the
- * same bits; scratch is as large as was said and has a guard behind it. Without the
- * module the portable kernel alone is tested, and that its absence is no error.
+ * GEMMs of the portable kernel and of the library against a GEMM in double, for all
+ * transpositions, views, bias, acc, batches. Each runs twice and must give the same bits;
+ * scratch has the reported size and a guard after it. Without the module only the portable
+ * kernel is tested, and that the missing module is not an error.
  */
 #include "backend/cpu/library.h"
 
@@ -77,14 +77,14 @@ static void drop(buffer *b) {
 
 /* Runs twice from the same y and leaves the result there. */
 static void run_twice(rfi_kernel_fn run, rfi_call *call, size_t scratch, const void *y0, int64_t y_bytes) {
-  /* Aligned to 64 bytes, as promised, and to no more. */
+  /* Aligned to 64 bytes, and not to more. */
   unsigned char *space = aligned_alloc(4096, (64 + scratch + GUARD + 4095) / 4096 * 4096), *work = space + 64;
   void *first = malloc((size_t)y_bytes + 1);
   assert_non_null(space);
   assert_non_null(first);
   call->workspace = work;
   for (int k = 0; k < 2; k++) {
-    memset(work, k ? 0xff : 0, scratch); /* leftovers must not matter: NaN the second time */
+    memset(work, k ? 0xff : 0, scratch); /* old contents must not matter: NaN the second time */
     memset(work + scratch, PATTERN, GUARD);
     memcpy(call->out[0].data, y0, (size_t)y_bytes);
     assert_int_equal(run(call), RFR_OK);
@@ -115,12 +115,12 @@ static void check(rfi_cpu_library *library, const char *isa, const shape *s, int
   const rfi_kernel *kernel = rfi_cpu_kernel(isa, RFI_OP_matmul);
   rfi_kernel_fn runs[2] = {kernel->run, NULL};
   size_t scratch[2] = {kernel->workspace(&call), 0};
-  assert_int_equal(rfi_cpu_library_bind(library, RFI_OP_matmul, &call, &runs[1], &scratch[1], &call.library), RFR_OK);
+  assert_int_equal(rfi_cpu_library_select(library, RFI_OP_matmul, &call, &runs[1], &scratch[1], &call.library), RFR_OK);
   if (runs[1]) { /* an equal product is the same product */
     rfi_kernel_fn run = NULL;
     size_t bytes = 0;
     void *handle = NULL;
-    assert_int_equal(rfi_cpu_library_bind(library, RFI_OP_matmul, &call, &run, &bytes, &handle), RFR_OK);
+    assert_int_equal(rfi_cpu_library_select(library, RFI_OP_matmul, &call, &run, &bytes, &handle), RFR_OK);
     assert_ptr_equal(handle, call.library);
     assert_int_equal(bytes, scratch[1]);
     ++*taken;
@@ -189,7 +189,7 @@ static void products(void **state) {
   }
 }
 
-/* Sizes beyond the blocks that products are cut into, and with results too large for a cache. */
+/* Sizes larger than the blocks of a GEMM, and results larger than a cache. */
 static void large(void **state) {
   (void)state;
   static const int64_t sizes[][3] = {{1090, 1060, 40}, {33, 4130, 1030}, {70, 64, 2100}};
@@ -206,7 +206,7 @@ static void large(void **state) {
       check(library, rfi_ctx_isa(ctx), &s, &taken);
     }
   for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++)
-    for (int ta = 0; ta < (k == 1 ? 1 : 2); ta++) { /* f32 with rows that are pages apart */
+    for (int ta = 0; ta < (k == 1 ? 1 : 2); ta++) { /* f32 with rows of a page or more */
       shape s = {.M = sizes[k][0], .N = sizes[k][1], .K = sizes[k][2], .in = RFR_F32, .out = RFR_F32};
       s.ta = ta, s.bias = ta == 0, s.acc = ta, s.pad = 1030;
       check(library, rfi_ctx_isa(ctx), &s, &taken);
@@ -215,9 +215,8 @@ static void large(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Products of groups by the library against the portable kernel's, which other tests hold to separate products: rows
- * of no group are NaN and stay out, no group's rows are another's, twice the same bits within the scratch that was
- * said. */
+/* Grouped GEMMs of the library against the portable kernel's, which other tests compare with separate GEMMs: rows outside
+ * all groups are NaN and do not matter, and two runs give the same bits within the reported scratch. */
 static void groups(void **state) {
   (void)state;
   enum { G = 4 };
@@ -235,7 +234,7 @@ static void groups(void **state) {
   assert_int_equal(rfi_cpu_library_open(ctx, &library), RFR_OK);
   int taken = 0;
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++)
-    for (int v = 0; v < 6; v++) { /* forward, dgrad, forward with weights apart; wgrad, accumulated, in bf16 */
+    for (int v = 0; v < 6; v++) { /* forward, dgrad, forward with separate weights; wgrad, accumulated, in bf16 */
       const int64_t R = cases[k].R, N = cases[k].N, K = cases[k].K;
       uint64_t seed = k * 8 + (uint64_t)v;
       int32_t at[G + 1];
@@ -274,11 +273,11 @@ static void groups(void **state) {
       memcpy(want, y.arg.data, (size_t)y.bytes);
       rfi_kernel_fn fn;
       size_t bytes;
-      assert_int_equal(rfi_cpu_library_bind(library, code, &call, &fn, &bytes, &call.library), RFR_OK);
+      assert_int_equal(rfi_cpu_library_select(library, code, &call, &fn, &bytes, &call.library), RFR_OK);
       if (fn) {
         run_twice(fn, &call, bytes, y0, y.bytes);
         taken++;
-        const double sums = 3 * sqrt((double)(v < 3 ? v == 1 ? N : K : R)); /* how large a sum's parts are */
+        const double sums = 3 * sqrt((double)(v < 3 ? v == 1 ? N : K : R)); /* size of the terms of a sum */
         for (int64_t e = 0; e < y.bytes / (int64_t)width(to); e++) {
           const double a = get(y.arg.data, to, e), b = get(want, to, e);
           const double unit = to == RFR_F32 ? 0x1p-18 : 0x1p-7; /* of bf16, neighbours */
@@ -297,7 +296,7 @@ static void groups(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A row that is repeated with stride 0 is not for the library, whatever it makes of it. */
+/* The library is not given operands with stride 0. */
 static void repeated(void **state) {
   (void)state;
   rfr_ctx *ctx = open_ctx(NULL, 1);
@@ -315,7 +314,7 @@ static void repeated(void **state) {
     rfi_kernel_fn run;
     size_t bytes;
     void *handle;
-    assert_int_equal(rfi_cpu_library_bind(library, RFI_OP_matmul, &call, &run, &bytes, &handle), RFR_OK);
+    assert_int_equal(rfi_cpu_library_select(library, RFI_OP_matmul, &call, &run, &bytes, &handle), RFR_OK);
     assert_null(run);
     assert_null(handle);
   }
@@ -324,7 +323,7 @@ static void repeated(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* No module, or one that is not wanted: nothing fails, nothing is taken. */
+/* No module, or the module turned off: no error, and no GEMM is taken. */
 static void without(void **state) {
   (void)state;
   rfr_ctx *ctx = open_ctx(NULL, 0);

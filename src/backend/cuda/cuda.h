@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Inside the CUDA module, for C and for kernels.
+ * Internals of the CUDA module, for C and for kernels.
  *
  * A kernel file X.cu lies beside X_cpu.c and ends with
  *   const rfi_cuda_kernel RFI_CUDA(rmsnorm) = {run, workspace};
- * in extern "C". `run` enqueues on call->stream and returns; it allocates nothing, waits for
- * nothing and reads nothing of the device: grids come from shapes. call->library is the
- * device's rfi_cuda_info, both when the workspace is asked for and when it runs.
+ * in extern "C". `run` enqueues on call->stream and returns; it does not allocate, wait or read
+ * device memory: grids follow from shapes. call->library is the device's rfi_cuda_info, in
+ * `workspace` and in `run`.
  */
 #ifndef RFI_CUDA_H
 #define RFI_CUDA_H
@@ -23,22 +23,22 @@ extern "C" {
 typedef struct rfi_cuda_info {
   int ordinal, sms; /* ordinal -1: no device, for plans alone */
   int major, minor; /* compute capability */
-  int portable;     /* nothing above sm_80 */
+  int portable;     /* 1: only kernels for sm_80 */
 } rfi_cuda_info;
 
 static inline const rfi_cuda_info *rfi_cuda_info_of(const rfr_call *call) {
   return (const rfi_cuda_info *)call->library;
 }
 
-/* RFR_OK, or the error with what was being done. */
+/* RFR_OK, or the error; `what` is the operation. */
 rfr_status rfi_cuda_check(cudaError_t error, const char *what);
-/* After an error of a library that works in the stream: backend.dead if the device's context is, else RFR_OK. A capture
- * of the stream is void then, as it is after the error. */
+/* After an error of a library that uses the stream: backend.dead if the device's context is dead, else RFR_OK.
+ * Invalidates a capture of the stream, as the error did. */
 rfr_status rfi_cuda_alive(cudaStream_t stream, const char *what);
-/* After a launch: what the launch itself said. */
+/* After a launch: the launch error, if any. */
 static inline rfr_status rfi_cuda_launched(const char *kernel) { return rfi_cuda_check(cudaGetLastError(), kernel); }
 
-/* inspect.cu: the backend's `inspect`, without waiting. */
+/* inspect.cu: the backend's `inspect`, enqueued. */
 rfr_status rfi_cuda_inspect(rfi_range *ranges, int n, cudaStream_t stream);
 
 #define RFI_CUDA_PASTE_(a, b) a##b
@@ -46,10 +46,10 @@ rfr_status rfi_cuda_inspect(rfi_range *ranges, int n, cudaStream_t stream);
 typedef struct rfi_cuda_kernel {
   rfr_kernel_fn run;
   rfr_workspace_fn workspace;         /* NULL: none */
-  int (*takes)(const rfr_call *call); /* by shapes and strides; NULL: all that the op's rule allows */
-  rfr_status (*run_all)(const rfr_call *const *calls, int n); /* of ops that write in place alone: n that follow each
-                                                                 other, at once; NULL: one by one */
-  const char *(*needs)(const rfr_call *call); /* the code that runs, by what it needs: "sm90"; NULL: "sm80" */
+  int (*takes)(const rfr_call *call); /* by shapes and strides; NULL: every call that the op's rule allows */
+  rfr_status (*run_all)(const rfr_call *const *calls, int n); /* n successive in-place ops by one launch; NULL: each
+                                                                 op by itself */
+  const char *(*needs)(const rfr_call *call);                 /* architecture of the kernel: "sm90"; NULL: "sm80" */
 } rfi_cuda_kernel;
 #define RFI_OP(name, family, operands, results, attributes, flags) \
   extern const rfi_cuda_kernel RFI_CUDA(name) __attribute__((weak));

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An NVIDIA GPU as a backend: one stream and a second one for the side branch, one arena, and a
- * captured graph per program, which is launched into the caller's stream where there is one.
- * Every kernel is enqueued by the same calls when a program runs eagerly and when it is captured. A graph's copies are
- * its first nodes, and get their sources when it is launched: a copy between two launches costs the host more.
+ * The CUDA backend: a main stream and a side stream, one arena, and a captured graph per program,
+ * which is launched into the caller's stream if one is set. An eager run and a capture enqueue the
+ * same kernels by the same calls. A graph's copies are its first nodes and get their sources at each
+ * launch, because a copy between two launches costs the host more.
  *
- * Device "cuda:none" is an H200 that is not there: ops bind and their workspaces are known,
- * memory has addresses that nobody may use, and running is refused. It is for plans.
+ * Device "cuda:none" plans for an H200 without one: kernels are selected and their workspaces are
+ * known, memory has invalid addresses, and running is refused.
  */
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +26,7 @@
 __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host);
 __attribute__((visibility("default"))) const char rfi_cuda_module_built[] = RFI_BUILT;
 
-static const rfi_cuda_host *core; /* set once, before anything else is called; the same for every context */
+static const rfi_cuda_host *core; /* set once, before any other call; the same for every context */
 
 enum { MOST_AT_ONCE = 1024, GUARD = 2 << 20 };
 
@@ -35,38 +35,38 @@ enum { MOST_AT_ONCE = 1024, GUARD = 2 << 20 };
 struct rfi_device {
   rfi_cuda_info info; /* first: kernels see it as call->library */
   rfr_ctx *ctx;
-  cudaStream_t stream, aside; /* the second: of the side branch */
-  cudaStream_t at;            /* where launches, copies and fills go: `stream`, or one of the caller's */
-  cudaEvent_t start, end;     /* of a timed op */
-  cudaEvent_t fork, join;     /* of the side branch */
+  cudaStream_t stream, side; /* main and side stream */
+  cudaStream_t at;           /* target of launches, copies and fills: `stream`, or the caller's */
+  cudaEvent_t start, end;    /* of a timed op */
+  cudaEvent_t fork, join;    /* of the side stream */
   int64_t free_at_open;
-  rfr_memory_use use; /* but for `taken` */
+  rfr_memory_use use; /* without `taken` */
   rfi_lt *lt;         /* NULL without a device */
-  rfr_comm *comm;     /* of ops on the stream; NULL: none */
+  rfr_comm *comm;     /* of collective ops, or NULL */
   rfi_ranges ranges;  /* for a profiler */
-  double busy_since;  /* with `comm`: when a poll first found it so behind what came last; 0: not yet */
-  int failed;         /* the op that could not be enqueued; -1 */
+  double busy_since;  /* with `comm`: time of the first poll that found the stream busy; 0: none yet */
+  int failed;         /* the op that failed to be enqueued; -1 */
 };
 
-typedef struct node_copy { /* a graph's, from memory of the device */
+typedef struct node_copy { /* a copy node of a graph; its source is device memory */
   cudaGraphNode_t node;
   void *to;
   size_t n;
-  const void *from; /* what the node has; NULL: nothing that anybody named */
+  const void *from; /* the node's current source; NULL: unknown */
   bool enabled;
 } node_copy;
 
 struct rfi_graph {
   cudaGraphExec_t exec;
-  cudaGraph_t graph; /* whose nodes the copies are; NULL: there are none */
+  cudaGraph_t graph; /* owns the copies' nodes; NULL: there are no copies */
   int n_copies;
   node_copy copies[];
 };
 
-/* The caller's own choice of device is put back whatever happens in between. */
+/* Makes the device current. leave() restores the caller's device, also after an error. */
 static rfr_status enter(const rfi_device *d, int *before) {
   if (d->info.ordinal < 0)
-    return core->fail(RFI_E_BACKEND_MISSING, "device cuda:none is for plans alone; nothing runs on it");
+    return core->fail(RFI_E_BACKEND_MISSING, "device cuda:none is for plans only; nothing runs on it");
   CUDA(cudaGetDevice(before), "asking for the current device");
   return *before == d->info.ordinal ? RFR_OK : rfi_cuda_check(cudaSetDevice(d->info.ordinal), "choosing the device");
 }
@@ -76,7 +76,7 @@ static rfr_status leave(const rfi_device *d, int before, rfr_status s) {
   return s;
 }
 
-/* Bytes that the device has free; 0 when it does not say. */
+/* Free bytes of the device; 0: unknown. */
 static int64_t free_bytes(void) {
   size_t n = 0, total;
   return cudaMemGetInfo(&n, &total) == cudaSuccess ? (int64_t)n : 0;
@@ -94,7 +94,7 @@ static void device_close(rfi_device *d) {
     if (d->end) cudaEventDestroy(d->end);
     if (d->fork) cudaEventDestroy(d->fork);
     if (d->join) cudaEventDestroy(d->join);
-    if (d->aside) cudaStreamDestroy(d->aside);
+    if (d->side) cudaStreamDestroy(d->side);
     if (d->stream) cudaStreamDestroy(d->stream);
     leave(d, before, RFR_OK);
   }
@@ -107,7 +107,7 @@ static rfr_status make_handles(rfi_device *d) {
   int least, most;
   CUDA(cudaDeviceGetStreamPriorityRange(&least, &most), "reading the device");
   CUDA(cudaStreamCreateWithPriority(&d->stream, cudaStreamNonBlocking, most), "making a stream");
-  CUDA(cudaStreamCreateWithPriority(&d->aside, cudaStreamNonBlocking, least), "making a stream");
+  CUDA(cudaStreamCreateWithPriority(&d->side, cudaStreamNonBlocking, least), "making a stream");
   CUDA(cudaEventCreateWithFlags(&d->fork, cudaEventDisableTiming), "making an event");
   CUDA(cudaEventCreateWithFlags(&d->join, cudaEventDisableTiming), "making an event");
   CUDA(cudaEventCreate(&d->start), "making an event");
@@ -150,7 +150,7 @@ static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, voi
   *out = NULL;
   if (bytes == 0) bytes = 1;
   if (d->info.ordinal < 0) {
-    *out = (void *)((uintptr_t)(kind == RFI_MEMORY_RING ? 1 : 2) << 44); /* an address for the plan's arithmetic */
+    *out = (void *)((uintptr_t)(kind == RFI_MEMORY_RING ? 1 : 2) << 44); /* an invalid address, for arithmetic only */
     return RFR_OK;
   }
   RFI_TRY(enter(d, &before));
@@ -158,7 +158,7 @@ static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, voi
   cudaError_t e = kind == RFI_MEMORY_RING ? cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable)
                                           : cudaMalloc(out, bytes);
   if (kind == RFI_MEMORY_ARENA) {
-    d->use.libraries = d->free_at_open - had; /* until now ops were bound, and nothing else */
+    d->use.libraries = d->free_at_open - had; /* before the arena, only kernels were selected */
     d->use.arena = had - free_bytes();
   }
   if (e == cudaSuccess && kind == RFI_MEMORY_RING) memset(*out, 0, bytes);
@@ -196,7 +196,7 @@ static rfr_status synchronize(rfi_device *d) {
   return rfi_cuda_check(cudaStreamSynchronize(d->at), "waiting for the device");
 }
 
-/* Between the host and the device a copy may itself wait, for ever. */
+/* A copy between host and device may itself wait, without a timeout; so the communicator is waited for first. */
 static rfr_status copy(rfi_device *d, void *to, const void *from, size_t n) {
   if (d->comm) RFI_TRY(synchronize(d));
   CUDA(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->at), "copying");
@@ -217,7 +217,7 @@ static rfr_status memory_move(rfi_device *d, void *to, const void *from, size_t 
   return leave(d, before, rfi_cuda_check(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->at), "copying"));
 }
 
-/* Another GPU's memory is not, whether or not the caller has made it so; the host's is where it is pinned. */
+/* Another GPU's memory is not reachable, even with peer access; host memory is if it is pinned. */
 static bool memory_reaches(const rfi_device *d, const void *memory) {
   struct cudaPointerAttributes a;
   int before, pageable = 0;
@@ -251,8 +251,8 @@ static rfr_status memory_use(rfi_device *d, rfr_memory_use *out) {
 
 /* ---- kernels ---- */
 
-/* The products inside an LM head: cuBLASLt's where it takes them. */
-static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfr_call *call) {
+/* The GEMMs inside an LM head: by cuBLASLt if it takes them. */
+static rfr_status select_head(rfi_device *d, rfi_arena *memory, rfr_call *call) {
   const rfi_head head = rfi_head_make(call, RFI_HEAD_ALIGNED);
   rfi_head_library *entry = core->arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
   if (!entry) return RFR_NO_MEMORY;
@@ -265,14 +265,14 @@ static rfr_status bind_head(rfi_device *d, rfi_arena *memory, rfr_call *call) {
     rfi_head_products(call, &head, t, (void *)call->in[RFI_HEAD_X].data, products);
     for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
       rfi_bound b = {.call = products[i].call};
-      if (products[i].wanted) RFI_TRY(rfi_lt_bind(d->lt, &b));
+      if (products[i].wanted) RFI_TRY(rfi_lt_select(d->lt, &b));
       entry[kind * RFI_HEAD_PRODUCTS + i] = (rfi_head_library){b.run, (size_t)b.workspace, b.call.library, d};
     }
   }
   return RFR_OK;
 }
 
-/* Why there is no kernel, where it is not the types or strides. */
+/* Why there is no kernel, if the reason is not types or strides. */
 static const char *refuses(const rfi_opr *op, rfi_arena *memory, const rfr_call *call) {
   enum { ROOM = 160 };
   const bool attention = strncmp(op->def->name, "attention", strlen("attention")) == 0;
@@ -282,28 +282,28 @@ static const char *refuses(const rfi_opr *op, rfi_arena *memory, const rfr_call 
       &call->in[op->def->code == RFI_OP_attention || op->def->code == RFI_OP_attention_cached ? 0 : 1].type;
   char *text = core->arena_alloc(memory, ROOM);
   if (!text || (q->shape[2] <= RFI_ATTENTION_MOST_D && q->shape[1] <= RFI_ATTENTION_MOST_HEADS)) return NULL;
-  snprintf(text, ROOM, "%lld heads of %lld; its kernels take %d at most, of %d at most", (long long)q->shape[1],
+  snprintf(text, ROOM, "%lld heads of size %lld; the kernels take at most %d heads of size %d", (long long)q->shape[1],
            (long long)q->shape[2], RFI_ATTENTION_MOST_HEADS, RFI_ATTENTION_MOST_D);
   return text;
 }
 
-/* A launcher gets nothing of the library's own: call.library stays NULL. */
-static void bind_outside(const rfi_kernel *launcher, rfi_bound *b) {
+/* call.library stays NULL: it is for the library's own kernels. */
+static void select_outside(const rfi_kernel *launcher, rfi_bound *b) {
   b->run = launcher->run;
   b->kernel = "registered";
   b->workspace = launcher->workspace ? (int64_t)launcher->workspace(&b->call) : 0;
 }
 
-static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
+static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
   const rfi_cuda_kernel *kernel = op->def->outside ? NULL : rfi_cuda_kernel_of(op->def->code);
   b->call.stream = d->stream;
   if (op->def->outside && op->def->outside->cuda.run) {
-    bind_outside(&op->def->outside->cuda, b);
+    select_outside(&op->def->outside->cuda, b);
     return RFR_OK;
   }
   b->call.library = d;
   if (op->def->code == RFI_OP_matmul) {
-    RFI_TRY(rfi_lt_bind(d->lt, b));
+    RFI_TRY(rfi_lt_select(d->lt, b));
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
@@ -311,7 +311,7 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
     b->why = refuses(op, memory, &b->call);
     return RFR_OK;
   }
-  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(bind_head(d, memory, &b->call));
+  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(select_head(d, memory, &b->call));
   b->run = kernel->run;
   b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";
   if (rfi_is_grouped_product(op->def->code)) b->why = rfi_grouped_lacks(&b->call, op->def->code);
@@ -321,7 +321,7 @@ static rfr_status bind(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_
 
 /* ---- choices ---- */
 
-/* The device and the library come first: the others hold for these alone. */
+/* Device and library come first: the other choices are valid for these alone. */
 static const char *choice(rfi_device *d, int i) {
   static const char *const names[] = {"device", "library"};
   if (d->info.ordinal < 0) return NULL;
@@ -349,7 +349,7 @@ static rfr_status choose(rfi_device *d, int i, const char *stored, char value[RF
 
 /* ---- running ---- */
 
-/* How many of n ops, from the first on, are this kernel's updates. Each is of a tensor of its own: order is nothing. */
+/* The number of leading ops that run this kernel. They update different tensors, so their order is irrelevant. */
 static int updates(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel, const rfr_call *calls[MOST_AT_ONCE]) {
   int i = 0;
   for (; i < n && i < MOST_AT_ONCE && bound[i].run == kernel->run && !(i > 0 && (bound[i].waits || bound[i].forks));
@@ -358,7 +358,7 @@ static int updates(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel,
   return i;
 }
 
-/* The ops from bound[0] on that are enqueued at once; *many gets their number. */
+/* Enqueues bound[0], and the ops after it that share its launch; *many gets their number. */
 static rfr_status enqueue_next(const rfi_bound *bound, int n, int *many) {
   const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd)};
   const rfr_call *calls[MOST_AT_ONCE];
@@ -368,32 +368,34 @@ static rfr_status enqueue_next(const rfi_bound *bound, int n, int *many) {
   return bound->run(&bound->call);
 }
 
-/* What `then` gets from now on is behind what `first` has. */
+/* Orders later work of stream `then` after the work that `first` has. */
 static rfr_status order_after(rfi_device *d, cudaStream_t first, cudaStream_t then) {
   if (first == then) return RFR_OK;
   CUDA(cudaEventRecord(d->join, first), "recording an event");
   return rfi_cuda_check(cudaStreamWaitEvent(then, d->join, 0), "waiting for an event");
 }
 
-static rfr_status join_branch(rfi_device *d) { return order_after(d, d->aside, d->stream); }
+static rfr_status join_branch(rfi_device *d) { return order_after(d, d->side, d->stream); }
 
-/* The branch is open while nothing has waited for it; it is behind the line's last fork once it has waited for that. */
+/* State of the side stream while ops are enqueued. */
 typedef struct branch {
-  bool open, forked, behind;
+  bool open;   /* has work that the main stream has not waited for */
+  bool forked; /* the fork event was recorded */
+  bool synced; /* has waited for the last fork event */
 } branch;
 
 static rfr_status fork_branch(rfi_device *d, branch *x) {
   x->forked = true;
-  x->behind = false;
+  x->synced = false;
   return rfi_cuda_check(cudaEventRecord(d->fork, d->stream), "recording an event");
 }
 
 static rfr_status enqueue_side(rfi_device *d, const rfi_bound *bound, branch *x) {
   rfr_call call = bound->call;
-  call.stream = d->aside;
-  if (!x->forked) RFI_TRY(fork_branch(d, x)); /* the op that forks was not among those that are enqueued */
-  if (!x->behind) CUDA(cudaStreamWaitEvent(d->aside, d->fork, 0), "waiting for an event");
-  x->open = x->behind = true;
+  call.stream = d->side;
+  if (!x->forked) RFI_TRY(fork_branch(d, x)); /* the forking op was not enqueued by this call */
+  if (!x->synced) CUDA(cudaStreamWaitEvent(d->side, d->fork, 0), "waiting for an event");
+  x->open = x->synced = true;
   return bound->run(&call);
 }
 
@@ -403,17 +405,17 @@ static rfr_status check_outside(const rfi_opr *op, rfr_status s) {
   return rfi_cuda_check(cudaGetLastError(), op->def->name);
 }
 
-/* One op, or those that are enqueued with it. */
+/* Enqueues one op, or several that share a launch. */
 static rfr_status enqueue_op(rfi_device *d, const rfi_bound *bound, int n, branch *x, int *many) {
   *many = 1;
   rfi_ranges_begin(&d->ranges, bound->recorded);
-  rfr_status s = bound->aside ? enqueue_side(d, bound, x) : enqueue_next(bound, n, many);
+  rfr_status s = bound->on_side ? enqueue_side(d, bound, x) : enqueue_next(bound, n, many);
   if (bound->recorded->def->outside) s = check_outside(bound->recorded, s);
   rfi_ranges_end(&d->ranges);
   return s;
 }
 
-/* `units` NULL: nothing is captured. */
+/* `units` NULL: no order is checked. */
 static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, branch *x) {
   for (int i = 0, many = 1; i < n; i += many) {
     const rfi_bound *b = &bound[i];
@@ -425,12 +427,12 @@ static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_
     const rfr_status s = enqueue_op(d, b, n - i, x, &many);
     if (s != RFR_OK) d->failed = i;
     RFI_TRY(s);
-    if (units) RFI_TRY(rfi_units_note(units, b->aside ? d->aside : d->stream, i, many));
+    if (units) RFI_TRY(rfi_units_note(units, b->on_side ? d->side : d->stream, i, many));
   }
   return RFR_OK;
 }
 
-/* Who waits for the stream waits for the branch too, after an error as well. */
+/* Joins the side stream at the end, also after an error, so that waiting for the main stream is enough. */
 static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units) {
   branch x = {false, false, false};
   const rfr_status s = enqueue_all(d, bound, n, units, &x), joined = x.open ? join_branch(d) : RFR_OK;
@@ -438,7 +440,7 @@ static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_unit
   return s == RFR_OK ? joined : s;
 }
 
-/* In front of what is enqueued: of a communicator that is gone nothing is. */
+/* Before enqueueing: fails if the communicator was aborted. */
 static rfr_status begin(rfi_device *d) {
   d->busy_since = 0;
   d->failed = -1;
@@ -450,7 +452,7 @@ static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   RFI_TRY(begin(d));
   RFI_TRY(enter(d, &before));
   const int64_t had = free_bytes();
-  rfr_status s = order_after(d, d->at, d->stream); /* kernels have their stream since they were bound */
+  rfr_status s = order_after(d, d->at, d->stream); /* kernels use the main stream */
   if (s == RFR_OK) s = enqueue(d, bound, n, NULL);
   const rfr_status joined = order_after(d, d->stream, d->at);
   d->use.kernels += had - free_bytes();
@@ -477,8 +479,8 @@ static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *secon
   return leave(d, before, run_between_events(d, bound, seconds));
 }
 
-/* One behind the other. A launch names source and size before one runs. Until then it is what lies behind, which is
- * memory of the same block, and no more of it than the guard has. */
+/* Captures the copies in order. Each launch sets source and size. Until then the source is memory of the same block
+ * after the destination, at most the guard's bytes. */
 static rfr_status capture_copies(rfi_device *d, rfi_graph *to, rfi_units *units) {
   for (int i = 0; i < to->n_copies; i++) {
     node_copy *c = &to->copies[i];
@@ -503,7 +505,7 @@ static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_
   CUDA(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
   rfr_status s = capture_copies(d, to, units);
   if (s == RFR_OK) s = enqueue(d, bound, n, units);
-  cudaError_t e = cudaStreamEndCapture(d->stream, &graph); /* also after an error: the stream must come out of it */
+  cudaError_t e = cudaStreamEndCapture(d->stream, &graph); /* also after an error: it ends the capture */
   const int64_t captured = free_bytes();
   if (s == RFR_OK) s = rfi_cuda_check(e, "ending a capture");
   if (s == RFR_OK && units) s = rfi_units_check(core, d->ctx, units, graph, bound);
@@ -545,8 +547,8 @@ static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, c
   *out = NULL;
   d->failed = -1;
   RFI_TRY(enter(d, &before));
-  for (int i = 0; i < n; i++) branches |= bound[i].aside;
-  rfr_status s = rfi_units_init(core, d->ctx, branches ? n + 1 : 0, &units); /* the copies are one too */
+  for (int i = 0; i < n; i++) branches |= bound[i].on_side;
+  rfr_status s = rfi_units_init(core, d->ctx, branches ? n + 1 : 0, &units); /* one more for the copies */
   if (s == RFR_OK) s = make_graph(d, copies, n_copies, &graph);
   if (s == RFR_OK) s = instantiate(d, bound, n, branches ? &units : NULL, graph);
   rfi_units_deinit(core, d->ctx, &units);
@@ -557,8 +559,8 @@ static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, c
 
 static int failed(const rfi_device *d) { return d->failed; }
 
-/* Memory of this device is what the graphs' copies read. */
-static bool is_ours(const rfi_device *d, const void *p) {
+/* Whether a graph's copy can read it: memory of this device. */
+static bool is_on_device(const rfi_device *d, const void *p) {
   struct cudaPointerAttributes a;
   if (cudaPointerGetAttributes(&a, p) == cudaSuccess)
     return a.type == cudaMemoryTypeDevice && a.device == d->info.ordinal;
@@ -573,7 +575,7 @@ static rfr_status enable(rfi_graph *graph, node_copy *c, bool enabled) {
   return RFR_OK;
 }
 
-/* False: it may not come from there. An error that lasts is the next call's too. */
+/* False: the node cannot have this source. A sticky error is reported by the next call. */
 static bool set_source(rfi_graph *graph, node_copy *c, const void *from) {
   if (c->from == from) return true;
   const cudaError_t e =
@@ -583,11 +585,11 @@ static bool set_source(rfi_graph *graph, node_copy *c, const void *from) {
   return e == cudaSuccess;
 }
 
-/* The graph copies what is memory of this device; anything else is copied in front of it, and its own copy rests. */
+/* The graph copies from memory of this device. Other sources are copied before the launch, with the node disabled. */
 static rfr_status give(rfi_device *d, rfi_graph *graph, node_copy *c, const void *from) {
-  const bool there = from == c->to, ours = !there && is_ours(d, from);
-  RFI_TRY(enable(graph, c, ours));
-  if (there || (ours && set_source(graph, c, from))) return RFR_OK;
+  const bool in_place = from == c->to, by_node = !in_place && is_on_device(d, from);
+  RFI_TRY(enable(graph, c, by_node));
+  if (in_place || (by_node && set_source(graph, c, from))) return RFR_OK;
   RFI_TRY(enable(graph, c, false));
   return rfi_cuda_check(cudaMemcpyAsync(c->to, from, c->n, cudaMemcpyDefault, d->at), "copying");
 }
@@ -642,7 +644,7 @@ static rfr_status nccl_create(rfr_ctx *ctx, const void *id, int size, int rank, 
   rfi_cuda_info info;
   int ordinal;
   RFI_TRY(rfi_cuda_parse_device(core, core->device(ctx), &ordinal));
-  if (ordinal < 0) return core->fail(RFI_E_BACKEND_MISSING, "device cuda:none is for plans alone; nothing runs on it");
+  if (ordinal < 0) return core->fail(RFI_E_BACKEND_MISSING, "device cuda:none is for plans only; nothing runs on it");
   RFI_TRY(rfi_cuda_find(core, ordinal, false, &info));
   return rfi_nccl_create(core, ctx, ordinal, id, size, rank, timeout, out);
 }
@@ -652,7 +654,7 @@ static const rfi_backend backend = {
     .host = false,
     .branches = true,
     .guard = GUARD,
-    .loss_chunk = 4096, /* with 1024 rows, reading and writing dw took as long as making it */
+    .loss_chunk = 4096, /* with 1024 rows, reading and writing dw takes as long as its GEMM */
     .open = device_open,
     .join = device_join,
     .close = device_close,
@@ -664,7 +666,7 @@ static const rfi_backend backend = {
     .reaches = memory_reaches,
     .inspect = memory_inspect,
     .memory_use = memory_use,
-    .bind = bind,
+    .select = select_kernel,
     .choice = choice,
     .choose = choose,
     .run = run,

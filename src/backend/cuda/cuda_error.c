@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Errors of CUDA as ours. After one that leaves the device's context unusable the runtime gives
- * that error to every later call, and so do we: no result can be trusted any more. A library
- * that meets it first says no more than that its own call failed, so the context is asked.
+ * CUDA errors as statuses. After an error that leaves the device's context unusable, the runtime
+ * returns that error from every later call, and so does the module: no result is valid any more. A
+ * library that sees it first reports only that its own call failed, so the context is queried.
  */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/cuda_module.h"
@@ -11,7 +11,7 @@ static rfi_cuda_fail fail; /* set once, before anything else is called */
 
 void rfi_cuda_errors_go_to(rfi_cuda_fail to) { fail = to; }
 
-/* Errors after which the context answers nothing else, whatever it is asked. */
+/* Errors that the context returns from every later call. */
 static bool is_sticky(cudaError_t e) {
   switch (e) {
     case cudaErrorIllegalAddress:
@@ -36,7 +36,7 @@ rfr_status rfi_cuda_check(cudaError_t e, const char *what) {
     return fail(RFI_E_BACKEND_DEAD, "%s: the GPU's context is dead: %s (%s)", what, cudaGetErrorString(e),
                 cudaGetErrorName(e));
   const bool memory = e == cudaErrorMemoryAllocation;
-  cudaGetLastError(); /* an error that is not sticky must not turn up in the next call */
+  cudaGetLastError(); /* the next call must not report this error */
   return fail(memory ? RFI_E_NO_MEMORY : RFI_E_CUDA, "%s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
 }
 

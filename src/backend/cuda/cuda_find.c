@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which GPU there is, and what else of what GPUs need. Without a driver, with one that is too old
- * and with none of its GPUs to be seen the runtime gives errors that do not tell these apart, so
- * that the versions are asked for.
+ * Finds the GPU and the libraries that GPUs need. The runtime's errors do not distinguish a missing
+ * driver, one that is too old, and one without visible GPUs, so the versions are queried.
  */
 #include "backend/cuda/cuda_find.h"
 
@@ -31,7 +30,7 @@ rfr_status rfi_cuda_parse_device(const rfi_cuda_host *core, const char *text, in
   return RFR_OK;
 }
 
-/* Versions of CUDA, 1000 x major + 10 x minor: the driver's, 0 without one, and the least one that is wanted. */
+/* CUDA versions, 1000 x major + 10 x minor: the driver's (0: no driver) and the required one. */
 static int driver_version(int *wanted) {
   int driver = 0, runtime = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;

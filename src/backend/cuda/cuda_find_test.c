@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What is said of machines that this one is not, over stand-ins of CUDA: no driver, one that is too
- * old, one that shows no GPU, a GPU that is too old, several; with libraries and without.
+ * Messages for other machines, over fakes of CUDA: no driver, one that is too old, one that shows no
+ * GPU, a GPU that is too old, several GPUs; with and without libraries.
  */
 #include "backend/cuda/cuda_error.c"
 #include "backend/cuda/cuda_find.c"
 
 #include "support/context.h"
 
-/* ---- stand-ins ---- */
+/* ---- fakes ---- */
 
 static struct {
   int driver, gpus, major;
@@ -49,7 +49,7 @@ bool rfi_ranges_built(void) { return machine.nvtx; }
 static const char *device_of(const rfr_ctx *c) { return (void)c, device; }
 static const rfi_cuda_host host = {.fail = rfi_fail, .device = device_of};
 
-/* ---- what is tested ---- */
+/* ---- tests ---- */
 
 static void test_refused(void **state) {
   static const struct {
@@ -98,7 +98,7 @@ static void test_described(void **state) {
   assert_non_null(strstr(text, "driver for CUDA 13.0, cuBLASLt 13.1.0, no NCCL"));
 }
 
-/* Each piece by itself: found with its version, or missing with what that costs. */
+/* Each piece: found with its version, or missing with the effect of that. */
 static void test_pieces(void **state) {
   static const char *const found[] = {"NVIDIA driver for CUDA 13.0", "cuBLASLt 13.1.0", "NCCL 2.28.9", "NVTX"};
   static const char *const costs[] = {"no GPU is used", "no GPU is used", "one GPU", "without their ops"};
@@ -115,7 +115,7 @@ static void test_pieces(void **state) {
     }
     assert_int_equal(rfi_cuda_piece(&host, 4, &p), RFR_INVALID);
   }
-  machine.driver = 12040; /* too old: told, and missing */
+  machine.driver = 12040; /* too old: reported, and missing */
   OK(rfi_cuda_piece(&host, 0, &p));
   assert_string_equal(p.found, "NVIDIA driver for CUDA 12.4");
   assert_int_equal(p.missing, 1);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The border between the library and its CUDA module: one exported function takes what the
- * module needs of the library and returns the backend's table. The module links the CUDA
- * runtime statically and loads the rest (cuBLASLt) when a GPU is used, so it can be looked
- * at, and plan, on a machine without a GPU.
+ * Interface between the library and its CUDA module: one exported function takes the library's
+ * functions that the module needs and returns the backend's table. The module links the CUDA
+ * runtime statically and loads cuBLASLt when a GPU is used, so a machine without a GPU can load it
+ * and make plans.
  */
 #ifndef RFI_CUDA_MODULE_H
 #define RFI_CUDA_MODULE_H
@@ -13,7 +13,7 @@
 #include "refrain/dist.h"
 
 /* A string of the module: RFI_BUILT, the version and a hash of the sources that both sides are built from
- * (CMakeLists.txt). Where it is another one than the library's, nothing of the module is called. */
+ * (CMakeLists.txt). If it differs from the library's, the module is not called. */
 #define RFI_CUDA_BUILT "rfi_cuda_module_built"
 
 typedef rfr_status (*rfi_cuda_fail)(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -24,14 +24,14 @@ typedef struct rfi_cuda_host {
   rfr_status (*alloc)(rfr_ctx *ctx, size_t bytes, void **out);
   void (*free)(rfr_ctx *ctx, void *memory);
   void *(*arena_alloc)(rfi_arena *arena, size_t bytes);
-  const char *(*device)(const rfr_ctx *ctx); /* "cuda", "cuda:1", "cuda:none" */
-  bool (*portable)(const rfr_ctx *ctx);      /* keep to kernels that need no more than sm_80 */
+  const char *(*device)(const rfr_ctx *ctx);                     /* "cuda", "cuda:1", "cuda:none" */
+  bool (*portable)(const rfr_ctx *ctx);                          /* use only kernels for sm_80 */
   rfr_status (*outside_failed)(const rfi_opr *op, rfr_status s); /* the error of a registered op's launcher */
   rfr_status (*check_order)(rfr_ctx *ctx, const rfi_bound *bound, const rfi_unit *unit, int n, rfi_unit_edge *edge,
                             int n_edges);
 } rfi_cuda_host;
 
-/* Also what `doctor` asks: what was found, and the pieces behind the module itself. */
+/* The backend, and calls for `doctor`: a description, and the pieces that the module loads. */
 typedef struct rfi_cuda_module {
   const rfi_backend *backend;
   rfr_status (*describe)(rfr_ctx *ctx, char *text, size_t size);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The module's kernel table, made from ops.def. An op without a kernel here is refused by bind.
+ * The module's kernel table, made from ops.def. An op without a kernel here is refused with bind.no_kernel.
  */
 #include "backend/cuda/table.h"
 

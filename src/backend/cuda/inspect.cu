@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Looks for bytes that are not what they must be, for the careful runner. The ranges lie in
- * memory that host and device share; a block reads its own range alone, and every thread
- * that finds a wrong byte stores the same 1.
+ * Checks ranges of memory for the checked runner (exec/debug.c). The ranges are in memory that host
+ * and device share; a block reads one range, and every thread that finds a wrong byte stores the
+ * same 1.
  */
 #include "backend/cuda/kernels.cuh"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What kernels share: storage types seen as f32, sums over warps and blocks in a fixed order,
+ * Shared by kernels: storage types read as f32, sums over warps and blocks in a fixed order,
  * and the choice of a template by storage type.
  *
  * All arithmetic is in f32 (f64 where the CPU's kernel uses it), with one rounding into the
@@ -22,31 +22,17 @@ static __device__ __forceinline__ float rfi_widen(float x) { return x; }
 static __device__ __forceinline__ float rfi_widen(rfi_bf16 x) { return __bfloat162float(x); }
 static __device__ __forceinline__ float rfi_widen(rfi_f16 x) { return __half2float(x); }
 
-template <typename T>
-__device__ __forceinline__ T rfi_narrow(float x);
-template <>
-__device__ __forceinline__ float rfi_narrow<float>(float x) {
-  return x;
-}
-template <>
-__device__ __forceinline__ rfi_bf16 rfi_narrow<rfi_bf16>(float x) {
-  return __float2bfloat16_rn(x);
-}
-template <>
-__device__ __forceinline__ rfi_f16 rfi_narrow<rfi_f16>(float x) {
-  return __float2half_rn(x);
-}
+template <typename T> __device__ __forceinline__ T rfi_narrow(float x);
+template <> __device__ __forceinline__ float rfi_narrow<float>(float x) { return x; }
+template <> __device__ __forceinline__ rfi_bf16 rfi_narrow<rfi_bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ __forceinline__ rfi_f16 rfi_narrow<rfi_f16>(float x) { return __float2half_rn(x); }
 
 /* N elements that are loaded or stored at once; 16 bytes are the most a thread moves. */
-template <typename T, int N>
-struct __align__(sizeof(T) * N) rfi_pack {
-  T x[N];
-};
-template <typename T>
-constexpr int rfi_pack_width = 16 / (int)sizeof(T);
+template <typename T, int N> struct __align__(sizeof(T) * N) rfi_pack { T x[N]; };
+template <typename T> constexpr int rfi_pack_width = 16 / (int)sizeof(T);
 
-/* To global memory in one store: the compiler would take an assignment apart, down to 16 bits where it cannot put the
- * addresses together again. */
+/* To global memory in one store: the compiler would split an assignment, down to stores of 16 bits where it cannot
+ * combine the addresses. */
 template <typename T, int N>
 static __device__ __forceinline__ void rfi_put(rfi_pack<T, N> *to, const rfi_pack<T, N> &p) {
   constexpr int words = (int)sizeof p / 4;
@@ -56,8 +42,7 @@ static __device__ __forceinline__ void rfi_put(rfi_pack<T, N> *to, const rfi_pac
     if constexpr (words == 4)
       asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                    : "memory");
-    else
-      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");
+    else asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");
   } else {
     *to = p;
   }
@@ -96,21 +81,21 @@ static __device__ __forceinline__ float rfi_block_max(float x) {
 }
 
 /* Runs the statement with T as the storage type of `dtype`; an op's shape rule has refused all others. */
-#define RFI_WITH_FLOAT(dtype, T, ...)                  \
-  switch (dtype) {                                     \
-    case RFR_F32: {                                    \
-      using T = float;                                 \
-      __VA_ARGS__;                                     \
-    } break;                                           \
-    case RFR_BF16: {                                   \
-      using T = rfi_bf16;                              \
-      __VA_ARGS__;                                     \
-    } break;                                           \
-    case RFR_F16: {                                    \
-      using T = rfi_f16;                               \
-      __VA_ARGS__;                                     \
-    } break;                                           \
-    default: break;                                    \
+#define RFI_WITH_FLOAT(dtype, T, ...) \
+  switch (dtype) {                    \
+    case RFR_F32: {                   \
+      using T = float;                \
+      __VA_ARGS__;                    \
+    } break;                          \
+    case RFR_BF16: {                  \
+      using T = rfi_bf16;             \
+      __VA_ARGS__;                    \
+    } break;                          \
+    case RFR_F16: {                   \
+      using T = rfi_f16;              \
+      __VA_ARGS__;                    \
+    } break;                          \
+    default: break;                   \
   }
 
 static inline int64_t rfi_elements(const rfr_arg *x) {

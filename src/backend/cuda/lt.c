@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products by cuBLASLt.
+ * GEMMs by cuBLASLt.
  *
- * Ours are row-major and cuBLASLt's column-major, so each product is asked for transposed:
+ * Our matrices are row-major and cuBLASLt's column-major, so each GEMM is computed transposed:
  * y^T = op(b)^T op(a)^T, where a row-major matrix read as a column-major one is already its
- * transpose. What decides a bit (the algorithm) is chosen among the library's first heuristic
- * ones by shapes, types and strides, with 16-byte alignment promised and a workspace of one of
- * two sizes that the plan owns; nothing is timed, unless a compile asks for it (lt_tune.c).
+ * transpose. The algorithm, which decides the bits, is one of the library's first heuristic
+ * ones, chosen by shapes, types and strides, for 16-byte alignment and a workspace of one of
+ * two sizes in the plan. Algorithms are measured only if the compile asks for it (lt_tune.c).
  */
 #include "backend/cuda/lt.h"
 
@@ -26,7 +26,8 @@ typedef rfi_lt_product product;
 
 static void *load(void) {
   static const char *const names[] = {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"};
-  void *object = dlopen(names[0], RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL); /* the host program's own, if it has one */
+  void *object =
+      dlopen(names[0], RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL); /* the copy that the program has loaded, if any */
   for (size_t i = 0; !object && i < sizeof names / sizeof *names; i++)
     object = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   return object;
@@ -101,7 +102,7 @@ bool rfi_lt_describe(const rfi_cuda_host *core, char *text, size_t size) {
   return true;
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 static int32_t type_of(rfr_dtype t) {
   return t == RFR_F32 ? CUDA_R_32F : t == RFR_BF16 ? CUDA_R_16BF : t == RFR_F16 ? CUDA_R_16F : -1;
@@ -113,7 +114,7 @@ static bool is_aligned(const rfr_arg *x, int64_t ld, int64_t batch_stride) {
   return (uintptr_t)x->data % 16 == 0 && ld * size_of(x) % 16 == 0 && batch_stride * size_of(x) % 16 == 0;
 }
 
-/* A row-major operand as the column-major matrix it also is; false: its rows are not what cuBLASLt takes. */
+/* Describes a row-major operand as a column-major matrix; false: cuBLASLt does not take its strides. */
 static bool see(const rfr_arg *x, bool transposed, matrix *m) {
   const int r = x->type.rank;
   *m = (matrix){.rows = x->type.shape[r - 1],
@@ -122,13 +123,13 @@ static bool see(const rfr_arg *x, bool transposed, matrix *m) {
                 .batch_stride = r == 3 && x->type.shape[0] > 1 ? x->stride[0] : 0,
                 .type = type_of(x->type.dtype),
                 .transposed = transposed};
-  if (m->cols == 1) m->ld = (m->ld + 7) / 8 * 8; /* never stepped over */
+  if (m->cols == 1) m->ld = (m->ld + 7) / 8 * 8; /* one column: the value is not used */
   if (m->rows > INT32_MAX || m->cols > INT32_MAX || m->ld > INT32_MAX) return false;
   return m->type >= 0 && m->ld >= m->rows && (x->type.shape[r - 1] == 1 || x->stride[r - 1] == 1) &&
          is_aligned(x, m->ld, m->batch_stride);
 }
 
-/* Fills k; false when cuBLASLt does not take the product. */
+/* Fills k; false when cuBLASLt does not take the GEMM. */
 static bool describe(const rfr_call *call, key *k) {
   const rfr_arg *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
   const rfr_arg *bias = call->n_in > 2 && call->in[2].data ? &call->in[2] : NULL;
@@ -138,7 +139,8 @@ static bool describe(const rfr_call *call, key *k) {
   k->accumulate = call->n_in > 3 && call->in[3].data;
   if (!see(b, call->attr[1].i != 0, &k->a) || !see(a, call->attr[0].i != 0, &k->b) || !see(y, false, &k->d))
     return false;
-  if (k->batch <= 0 || k->batch > INT32_MAX || k->d.rows <= 0 || k->d.cols <= 0 || k->a.rows <= 0 || k->a.cols <= 0) return false;
+  if (k->batch <= 0 || k->batch > INT32_MAX || k->d.rows <= 0 || k->d.cols <= 0 || k->a.rows <= 0 || k->a.cols <= 0)
+    return false;
   if (k->a.type != k->b.type || (k->a.type == CUDA_R_32F && k->d.type != CUDA_R_32F)) return false;
   if (k->d.type != CUDA_R_32F && k->d.type != k->a.type) return false;
   return k->bias < 0 || k->bias == k->d.type;
@@ -168,7 +170,7 @@ static bool make_desc(const functions *f, const key *k, cublasLtMatmulDesc_t *ou
 #undef SET
 }
 
-/* A sum is cut in parts, which lie in the workspace, where it is long and there are few of them. */
+/* Split-K needs a workspace; it pays for long sums and few results. */
 size_t rfi_lt_workspace(const key *k) {
   enum { SMALL_FLOPS = 1 << 29, SHORT_SUM = 2048 };
   const int64_t K = k->a.transposed ? k->a.rows : k->a.cols;
@@ -198,8 +200,8 @@ int rfi_lt_heuristics(const product *p, uint32_t reductions, cublasLtMatmulHeuri
   return s == CUBLAS_STATUS_SUCCESS ? n : 0;
 }
 
-/* An algorithm's tiles are so large that a multiprocessor of Hopper holds the sums of two, of 128 x 160 to 128 x 176:
- * one is then written while the other's products run. How large tiles are is known from how many waves they make. */
+/* Whether a Hopper multiprocessor holds the accumulators of two tiles, of 128 x 160 to 128 x 176 each, so that it stores
+ * one tile while it computes the other. The tile size is derived from the number of waves. */
 static bool holds_two_tiles(const product *p, const cublasLtMatmulHeuristicResult_t *x) {
   enum { LEAST_WAVES = 4, LEAST_AREA = 19000, MOST_AREA = 23000 };
   const double results = (double)p->key.batch * (double)p->key.d.rows * (double)p->key.d.cols;
@@ -207,8 +209,8 @@ static bool holds_two_tiles(const product *p, const cublasLtMatmulHeuristicResul
   return x->wavesCount >= LEAST_WAVES && area >= LEAST_AREA && area <= MOST_AREA;
 }
 
-/* The library's first algorithm; but where sums are short, and to write the results is much of the work, the first of
- * those that hold two tiles, if there is one: 2 to 25 % faster on an H200 at its limit of power. */
+/* The library's first algorithm. For short sums, where stores are much of the work, the first algorithm that holds two
+ * tiles, if there is one: 2 to 25 % faster on an H200 at its power limit. */
 static bool choose_algorithm(product *p) {
   enum { SHORT_SUM = 4096 };
   cublasLtMatmulHeuristicResult_t found[RFI_LT_MOST];
@@ -260,14 +262,14 @@ static rfr_status run(const rfr_call *call) {
   const rfr_status alive = rfi_cuda_alive((cudaStream_t)call->stream, "multiplying by cuBLASLt");
   if (alive != RFR_OK) return alive;
   return p->lt->core->fail(RFI_E_CUDA,
-                           "cuBLASLt refused a product, status %d: %lld x %lld, rows of %lld, and %lld x %lld, rows of "
+                           "cuBLASLt refused a GEMM, status %d: %lld x %lld, rows of %lld, and %lld x %lld, rows of "
                            "%lld, into rows of %lld",
                            (int)s, (long long)p->key.a.rows, (long long)p->key.a.cols, (long long)p->key.a.ld,
                            (long long)p->key.b.rows, (long long)p->key.b.cols, (long long)p->key.b.ld,
                            (long long)p->key.d.ld);
 }
 
-rfr_status rfi_lt_bind(rfi_lt *lt, rfi_bound *b) {
+rfr_status rfi_lt_select(rfi_lt *lt, rfi_bound *b) {
   key k;
   product *p = NULL;
   if (!describe(&b->call, &k)) return RFR_OK;

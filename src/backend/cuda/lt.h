@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products by cuBLASLt, loaded when a GPU is used.
+ * GEMMs by cuBLASLt, which is loaded when a GPU is used.
  */
 #ifndef RFI_LT_H
 #define RFI_LT_H
@@ -12,22 +12,22 @@
 
 typedef struct rfi_lt rfi_lt;
 
-/* `info` stays where it is. */
+/* `info` must outlive the result. */
 rfr_status rfi_lt_open(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_cuda_info *info, rfi_lt **out);
 void rfi_lt_close(rfi_lt *lt); /* accepts NULL */
 
-/* Sets run, kernel, workspace and library of a matmul that cuBLASLt takes; leaves run NULL for one that it
- * does not (mixed types, rows that are not 16-byte aligned), which the kernel of our own then runs. The
- * choice is made of shapes, types and strides alone, among cuBLASLt's first heuristic ones. `lt` NULL:
- * there is no device, and the workspace is what it would be. */
-rfr_status rfi_lt_bind(rfi_lt *lt, rfi_bound *b);
+/* Sets run, kernel, workspace and library of a matmul that cuBLASLt takes. Leaves run NULL for other matmuls
+ * (mixed types, rows that are not 16-byte aligned), which then run on the module's own kernel. The algorithm is
+ * one of cuBLASLt's first heuristic ones, chosen by shapes, types and strides alone. `lt` NULL: there is no
+ * device; the workspace is the same as with one. */
+rfr_status rfi_lt_select(rfi_lt *lt, rfi_bound *b);
 
-/* Of the products bound until now, the i-th: as rfi_backend's `choice` and `choose`. A product that was bound before
- * runs by its new algorithm from then on. */
+/* The i-th GEMM selected so far, as rfi_backend's `choice` and `choose`. Ops that were selected before use the new
+ * algorithm from then on. */
 const char *rfi_lt_choice(const rfi_lt *lt, int i);
 rfr_status rfi_lt_choose(rfi_lt *lt, int i, cudaStream_t stream, const char *stored, char value[RFI_CHOICE]);
 
-/* "cuBLASLt 13.1.0"; false: there is none, which the text says. */
+/* "cuBLASLt 13.1.0"; false: there is none, and the text says so. */
 bool rfi_lt_describe(const rfi_cuda_host *core, char *text, size_t size);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of cuBLASLt as lt.c makes them and lt_tune.c measures them.
+ * GEMMs of cuBLASLt, created by lt.c and measured by lt_tune.c.
  */
 #ifndef RFI_LT_PRODUCT_H
 #define RFI_LT_PRODUCT_H
@@ -9,7 +9,7 @@
 
 #include "backend/cuda/lt.h"
 
-enum { RFI_LT_WORKSPACE = 32 << 20, RFI_LT_NAME = 256, RFI_LT_MOST = 8 }; /* most: algorithms to choose from */
+enum { RFI_LT_WORKSPACE = 32 << 20, RFI_LT_NAME = 256, RFI_LT_MOST = 8 }; /* most: candidate algorithms */
 
 typedef struct rfi_lt_functions {
 #define RFI_LT_FUNCTIONS(X)           \
@@ -68,14 +68,14 @@ typedef struct rfi_lt_operands {
   void *d, *workspace;      /* of rfi_lt_workspace's bytes, 256-byte aligned */
 } rfi_lt_operands;
 
-/* Bytes that a product has for parts of its sums: RFI_LT_WORKSPACE, or 0 for a small one. */
+/* Workspace of a GEMM for split-K: RFI_LT_WORKSPACE, or 0 for a small one. */
 size_t rfi_lt_workspace(const rfi_lt_key *k);
 
-/* Enqueues a product by one algorithm. */
+/* Enqueues a GEMM by one algorithm. */
 cublasStatus_t rfi_lt_multiply(const rfi_lt_product *p, const cublasLtMatmulAlgo_t *algo, const rfi_lt_operands *x,
                                cudaStream_t stream);
-/* At most `most` algorithms, as the library's heuristic orders them; how many. `reductions`: schemes for parts of a
- * sum that it may take besides none (cublasLtReductionScheme_t). */
+/* Fills at most `most` algorithms in the order of the library's heuristic and returns their number. `reductions`: allowed
+ * split-K schemes (cublasLtReductionScheme_t). */
 int rfi_lt_heuristics(const rfi_lt_product *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most);
 
 #endif

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products by cuBLASLt without a GPU, over stand-ins of CUDA and cuBLASLt: a product that fails in a
- * context that is dead says so, whoever meets the error first; one that is refused tells its shapes.
+ * GEMMs by cuBLASLt without a GPU, over fakes of CUDA and cuBLASLt: a GEMM that fails in a dead context
+ * is reported as backend.dead, whichever call fails first; a refused GEMM is reported with its shapes.
  */
 #include "backend/cuda/cuda_error.c"
 #include "backend/cuda/lt.c"
 
 #include "support/context.h"
 
-static cudaError_t context; /* what the runtime gives to whoever asks */
+static cudaError_t context; /* the error that the fake runtime returns */
 static cublasStatus_t library;
 static int cleared;
 
@@ -49,7 +49,7 @@ static void is(rfr_status s, const char *slug, const char *says) {
 
 static void test_good(void **state) {
   (void)state;
-  context = cudaErrorIllegalAddress; /* nobody asks */
+  context = cudaErrorIllegalAddress; /* not queried */
   library = CUBLAS_STATUS_SUCCESS;
   OK(call());
 }
@@ -63,7 +63,7 @@ static void test_dead(void **state) {
   is(call(), "backend.dead", "the GPU's context is dead");
 }
 
-/* What the question leaves behind must not turn up in the next call. */
+/* The query's error must not appear in the next call. */
 static void test_refused(void **state) {
   static const cudaError_t answers[] = {cudaSuccess, cudaErrorNotReady, cudaErrorStreamCaptureUnsupported};
   (void)state;
@@ -71,7 +71,7 @@ static void test_refused(void **state) {
   for (int i = 0; i < 3; i++) {
     context = answers[i];
     cleared = 0;
-    is(call(), "cuda", "cuBLASLt refused a product, status 15: 7 x 0, rows of 0, and 5 x 0");
+    is(call(), "cuda", "cuBLASLt refused a GEMM, status 15: 7 x 0, rows of 0, and 5 x 0");
     assert_int_equal(cleared, 1);
   }
 }

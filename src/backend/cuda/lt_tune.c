@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tuning: which of cuBLASLt's algorithms runs a product, found by measuring on random
- * operands, or taken from where an earlier measurement was stored.
+ * Tuning: selects cuBLASLt's algorithm for a GEMM by measuring on random operands, or takes
+ * the stored result of an earlier measurement.
  *
- * A clock decides only here. Candidates are the library's own first ones within the
- * workspace that the plan has; those whose parts of a sum are added in the result (by
- * counters, or in a narrow type) are not asked for. They take turns; the median counts. A
- * cool device would prefer others than one at its limit of power, where training runs: the
- * first turns only heat it, and a turn is long enough to stay there. The fastest is kept if
- * its bits are the same again and again, whatever the workspace held before; else the next one.
+ * Candidates are the library's first heuristic ones within the workspace of the plan; split-K
+ * schemes that add in the result (by counters, or in a narrow type) are not requested. The
+ * candidates are run in turns, and the median time counts. A cool device would prefer other
+ * algorithms than one at its power limit, where training runs: the first turns only heat the
+ * device, and a turn is long enough to keep it there. The fastest candidate is taken if its
+ * bits repeat for any contents of the workspace; else the next one.
  *
- * An algorithm is stored as the eight words that cuBLASLt says may be stored for the same
- * version of it. One that the library does not offer for the product is none of its words.
+ * An algorithm is stored as the eight words that cuBLASLt allows to store for the same
+ * version. Stored words that the library does not offer for the GEMM are refused.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@
 #include "backend/cuda/tune.h"
 
 enum { HEAT = 4, ROUNDS = 9, REPEATS = 6, WORDS = 8, LEAST_MICROSECONDS = 1500, MOST_RUNS = 50 };
-_Static_assert(sizeof(cublasLtMatmulAlgo_t) == WORDS * sizeof(uint64_t), "an algorithm is so many words");
+_Static_assert(sizeof(cublasLtMatmulAlgo_t) == WORDS * sizeof(uint64_t), "an algorithm has WORDS words");
 _Static_assert(WORDS * 17 <= RFI_CHOICE, "a word and what separates it");
 
 #define CUDA(call, what) RFI_TRY(rfi_cuda_check(call, what))
@@ -38,7 +38,7 @@ typedef struct bench {
   cudaEvent_t start, end;
   char *memory; /* all that follows */
   rfi_lt_operands x;
-  void *first, *start_d; /* what a run made, and what each run finds in d */
+  void *first, *start_d; /* the first run's result, and the initial d of each run */
   int *differs;
   size_t d_bytes;
   candidate candidates[RFI_LT_MOST];
@@ -49,7 +49,7 @@ typedef struct bench {
 
 static const char *type_name(int32_t type) { return type == CUDA_R_32F ? "f32" : type == CUDA_R_16BF ? "bf16" : "f16"; }
 
-/* Rows and columns are ours: a column-major matrix is the transpose of a row-major one. */
+/* In row-major terms: a column-major matrix is the transpose of a row-major one. */
 static int print_matrix(const rfi_lt_matrix *m, char *text, size_t size) {
   int n = snprintf(text, size, "%s[%" PRId64 ",%" PRId64 ":%" PRId64, type_name(m->type), m->cols, m->rows, m->ld);
   if (m->batch_stride) n += snprintf(text + n, size - (size_t)n, "@%" PRId64, m->batch_stride);
@@ -72,7 +72,7 @@ static void print_words(const cublasLtMatmulAlgo_t *algo, char value[RFI_CHOICE]
     n += snprintf(value + n, RFI_CHOICE - (size_t)n, "%s%016" PRIx64, i ? " " : "", algo->data[i]);
 }
 
-/* ---- what is measured on ---- */
+/* ---- buffers ---- */
 
 static size_t size_of(int32_t type) { return type == CUDA_R_32F ? 4 : 2; }
 
@@ -90,7 +90,7 @@ static char *take(char **at, size_t bytes) {
   return mine;
 }
 
-/* Hands the parts of b->memory out; without memory it counts. */
+/* Assigns the parts of b->memory and returns their bytes; b->memory may be NULL. */
 static size_t lay_out(bench *b) {
   const rfi_lt_key *k = &b->p->key;
   char *at = b->memory;
@@ -112,7 +112,7 @@ static rfr_status fill(const bench *b, const void *to, size_t bytes, int32_t typ
 
 static rfr_status set_up(bench *b) {
   const rfi_lt_key *k = &b->p->key;
-  CUDA(cudaMalloc((void **)&b->memory, lay_out(b)), "making room to measure a product");
+  CUDA(cudaMalloc((void **)&b->memory, lay_out(b)), "allocating memory to measure a GEMM");
   lay_out(b);
   CUDA(cudaEventCreate(&b->start), "making an event");
   CUDA(cudaEventCreate(&b->end), "making an event");
@@ -136,8 +136,7 @@ static void tear_down(bench *b) {
 static rfr_status multiply(const bench *b, const cublasLtMatmulAlgo_t *algo) {
   const cublasStatus_t s = rfi_lt_multiply(b->p, algo, &b->x, b->stream);
   if (s == CUBLAS_STATUS_SUCCESS) return RFR_OK;
-  return b->p->lt->core->fail(RFI_E_CUDA, "cuBLASLt refused a product that it offers, status %d: %s", (int)s,
-                              b->p->name);
+  return b->p->lt->core->fail(RFI_E_CUDA, "cuBLASLt refused a GEMM that it offers, status %d: %s", (int)s, b->p->name);
 }
 
 static rfr_status time_one(const bench *b, const cublasLtMatmulAlgo_t *algo, int runs, float *ms) {
@@ -161,7 +160,7 @@ static int by_median(const void *a, const void *b) {
 static rfr_status measure(bench *b) {
   float ms;
   int runs = 1;
-  for (int i = 0; i < b->n; i++) RFI_TRY(time_one(b, &b->candidates[i].algo, 1, &ms)); /* the first one loads */
+  for (int i = 0; i < b->n; i++) RFI_TRY(time_one(b, &b->candidates[i].algo, 1, &ms)); /* the first run loads code */
   RFI_TRY(time_one(b, &b->candidates[0].algo, 1, &ms));
   while (runs < MOST_RUNS && 1e3f * ms * (float)runs < LEAST_MICROSECONDS) runs++;
   for (int round = -HEAT; round < ROUNDS; round++)
@@ -202,7 +201,7 @@ static rfr_status fastest(bench *b, cublasLtMatmulAlgo_t *out) {
 
 /* ---- choices ---- */
 
-/* The i-th product that cuBLASLt takes. */
+/* The i-th GEMM that cuBLASLt takes. */
 static rfi_lt_product *product_at(const rfi_lt *lt, int i) {
   rfi_lt_product *p = lt->products;
   while (p && (!p->usable || i-- > 0)) p = p->next;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensor cores as sm_80 knows them: mma.sync m16n8k16 of bf16 or f16 with sums in f32, tiles in shared memory
+ * Tensor cores of sm_80: mma.sync m16n8k16 of bf16 or f16 with sums in f32, tiles in shared memory
  * that ldmatrix reads without bank conflicts, and copies that a thread need not wait for.
  *
  * Fragments of a warp, with g = lane / 4 and c = 2 (lane % 4), two elements a register:
@@ -37,7 +37,7 @@ static __device__ __forceinline__ void rfi_copy4(uint32_t to, const void *from, 
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(present ? 4 : 0) : "memory");
 }
 static __device__ __forceinline__ void rfi_copies_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/* Until at most N of the committed ones are under way. */
+/* Waits until at most N committed copies are in flight. */
 template <int N> static __device__ __forceinline__ void rfi_copies_wait_but(void) {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }

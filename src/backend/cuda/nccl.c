@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that are GPUs, one each. A collective of a program is enqueued on the program's stream, in a capture too; one
- * of the caller's has a stream of its own and is waited for.
+ * Communicators of GPUs, one a rank. A collective of a program is enqueued on the program's stream, also in a capture;
+ * a collective that the caller calls has a separate stream and is waited for.
  *
- * The order in which NCCL adds is NCCL's: for two ranks a sum has the bits that any order gives, for more it is equal
- * within rounding, and the same in every run with the same library, machine and sizes.
+ * NCCL decides the order of additions: with two ranks every order gives the same bits; with more ranks sums are equal
+ * within rounding, and have the same bits in every run with the same library, machine and sizes.
  *
- * NCCL connects ranks when they first need it. Every collective is made once when the communicator is, so that no
- * capture is the first.
+ * NCCL connects ranks at the first use. Every collective is run once when the communicator is created, so that no
+ * capture is the first use.
  *
- * A communicator that was aborted is gone for every later call. NCCL frees it, so no call may be inside when that
- * happens, which a mutex says; and NCCL waits for the graphs that were captured with it, which may be this thread's to
- * destroy, so that is done on a thread of its own. What NCCL has on the GPU ends when that begins.
+ * An abort ends a communicator for every later call. NCCL frees it, so no call may be inside NCCL at that moment; a
+ * mutex ensures this. NCCL also waits for the graphs that were captured with it, which this thread may have to destroy,
+ * so the abort runs on a separate thread. NCCL's work on the GPU ends when the abort begins.
  */
 #include "backend/cuda/nccl.h"
 
@@ -27,7 +27,7 @@
 #include "backend/cuda/cuda.h"
 #include "dist/comm.h"
 
-/* What nccl.h declares of the calls below, which no version since 2.10 has changed. */
+/* Declarations from nccl.h of the calls below, unchanged since 2.10. */
 typedef struct nccl_unique_id {
   char internal[RFR_NCCL_ID_BYTES];
 } nccl_unique_id;
@@ -60,9 +60,9 @@ typedef struct gpu_comm {
   int ordinal;
   double timeout;
   cudaStream_t stream;
-  pthread_mutex_t mutex; /* of calls into NCCL with `nccl`, and of what is below */
-  void *nccl;            /* NULL once it was aborted */
-  void *ending;          /* what it was then; NULL: `ender` was not started */
+  pthread_mutex_t mutex; /* for calls into NCCL with `nccl`, and the fields below */
+  void *nccl;            /* NULL after an abort */
+  void *ending;          /* its value before the abort; NULL: `ender` was not started */
   pthread_t ender;
 } gpu_comm;
 
@@ -70,7 +70,8 @@ typedef struct gpu_comm {
 
 static void *load(void) {
   static const char *const names[] = {"libnccl.so.2", "/usr/local/cuda/lib64/libnccl.so.2"};
-  void *object = dlopen(names[0], RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL); /* the host program's own, if it has one */
+  void *object =
+      dlopen(names[0], RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL); /* the copy that the program has loaded, if any */
   for (size_t i = 0; !object && i < sizeof names / sizeof *names; i++)
     object = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   return object;
@@ -158,14 +159,14 @@ static bool lives(gpu_comm *c) {
   return yes;
 }
 
-/* No call of CUDA's is in front: another thread may be in one that returns when the GPU's work has ended. */
+/* Calls no CUDA function first: another thread may be inside one that returns only when the GPU's work has ended. */
 static void *end_comm(void *arg) {
   gpu_comm *c = arg;
   c->f.CommAbort(c->ending);
   return NULL;
 }
 
-/* Whoever comes second finds nothing to do. */
+/* A second call does nothing. */
 static void abort_comm(rfr_comm *comm) {
   gpu_comm *c = (gpu_comm *)comm;
   pthread_mutex_lock(&c->mutex);
@@ -181,7 +182,7 @@ static void abort_comm(rfr_comm *comm) {
   pthread_mutex_unlock(&c->mutex);
 }
 
-/* What NCCL itself has found; 0: nothing. One that was aborted finds nothing: what is on the stream ends soon. */
+/* NCCL's asynchronous error; 0: none. After an abort there is none: work on the stream ends soon. */
 static rfr_status async_error(gpu_comm *c, const char *what, int *error) {
   rfr_status s = RFR_OK;
   *error = 0;
@@ -217,7 +218,7 @@ static double now(void) {
 rfr_status rfi_nccl_fits(const rfr_comm *comm, int ordinal) {
   const gpu_comm *c = (const gpu_comm *)comm;
   if (c->ordinal == ordinal) return RFR_OK;
-  return c->core->fail(RFI_E_DIST_COMM, "a program on cuda:%d, and a communicator of cuda:%d", ordinal, c->ordinal);
+  return c->core->fail(RFI_E_DIST_COMM, "a program on cuda:%d has a communicator of cuda:%d", ordinal, c->ordinal);
 }
 
 rfr_status rfi_nccl_alive(rfr_comm *comm) {
@@ -225,7 +226,7 @@ rfr_status rfi_nccl_alive(rfr_comm *comm) {
   return lives(c) ? RFR_OK : aborted(c);
 }
 
-/* No wait of CUDA's tells of a peer that is gone. */
+/* Polls, because CUDA's own waits do not end when a peer has failed. */
 rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what) {
   enum { SPINS = 2000, PAUSE_US = 20 };
   gpu_comm *c = (gpu_comm *)comm;
@@ -261,7 +262,7 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) 
   return s;
 }
 
-/* ---- coming and going ---- */
+/* ---- creation and destruction ---- */
 
 static void destroy(rfr_comm *comm) {
   gpu_comm *c = (gpu_comm *)comm;
@@ -293,15 +294,15 @@ static rfr_status connect_ranks(gpu_comm *c) {
   return s;
 }
 
-/* NCCL joins without a clock, so a thread of its own does, which is left behind when the time is over. It has all that
- * it needs here, in memory that belongs to whoever comes last. */
+/* Joining NCCL has no timeout, so a separate thread joins; it is abandoned after the timeout. Its data are in this
+ * struct, which the thread or its waiter frees, whichever ends last. */
 typedef struct entry {
   pthread_mutex_t mutex;
   pthread_cond_t changed;
   functions f;
   nccl_unique_id id;
   int ordinal, size, rank;
-  bool done, left; /* the thread has come back; nobody waits for it any longer */
+  bool done, left; /* the thread is done; the waiter has given up */
   cudaError_t device;
   int error; /* NCCL's */
   void *nccl;
@@ -333,7 +334,7 @@ static void *enter(void *arg) {
 
 static entry *entry_create(const gpu_comm *c, const nccl_unique_id *id) {
   pthread_condattr_t monotonic;
-  entry *e = malloc(sizeof *e); /* not the context's, which may be gone before it is */
+  entry *e = malloc(sizeof *e); /* not from the context, which may be destroyed earlier */
   if (!e) return NULL;
   *e = (entry){.f = c->f, .id = *id, .ordinal = c->ordinal, .size = c->comm.size, .rank = c->comm.rank};
   pthread_mutex_init(&e->mutex, NULL);
@@ -344,7 +345,7 @@ static entry *entry_create(const gpu_comm *c, const nccl_unique_id *id) {
   return e;
 }
 
-/* Whether the thread came back within so many seconds; else it has the entry. */
+/* Whether the thread is done within so many seconds; else it owns the entry. */
 static bool came_back(entry *e, double seconds) {
   enum { MOST_SECONDS = 1000000000 };
   const double end = now() + (seconds < MOST_SECONDS ? seconds : MOST_SECONDS);
@@ -372,7 +373,7 @@ static rfr_status join_in_time(gpu_comm *c, const nccl_unique_id *id) {
   pthread_join(thread, NULL);
   rfr_status s = rfi_cuda_check(e->device, "choosing the device");
   if (s == RFR_OK) s = check(c, e->error, "joining the communicator");
-  if (s == RFR_OK) c->nccl = e->nccl; /* nobody else has c yet */
+  if (s == RFR_OK) c->nccl = e->nccl; /* c is not shared yet */
   entry_destroy(e);
   return s;
 }
@@ -380,7 +381,7 @@ static rfr_status join_in_time(gpu_comm *c, const nccl_unique_id *id) {
 static rfr_status join_for_ever(gpu_comm *c, const nccl_unique_id *id) {
   void *nccl = NULL;
   RFI_TRY(check(c, c->f.CommInitRank(&nccl, c->comm.size, *id, c->comm.rank), "joining the communicator"));
-  c->nccl = nccl; /* nobody else has c yet */
+  c->nccl = nccl; /* c is not shared yet */
   return RFR_OK;
 }
 
@@ -400,7 +401,7 @@ rfr_status rfi_nccl_id(const rfi_cuda_host *core, void *id) {
   int version;
   RFI_TRY(load_functions(core, &f, &version));
   const int e = f.GetUniqueId(&unique);
-  if (e != 0) return core->fail(RFI_E_CUDA, "NCCL makes no id: %s", f.GetErrorString(e));
+  if (e != 0) return core->fail(RFI_E_CUDA, "NCCL cannot create an id: %s", f.GetErrorString(e));
   memcpy(id, &unique, sizeof unique);
   return RFR_OK;
 }

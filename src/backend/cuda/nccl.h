@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators of GPUs by NCCL, which is loaded when the first one is made.
+ * Communicators of GPUs by NCCL, which is loaded when the first one is created.
  */
 #ifndef RFI_NCCL_H
 #define RFI_NCCL_H
@@ -12,16 +12,16 @@
 rfr_status rfi_nccl_id(const rfi_cuda_host *core, void *id);
 rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal, const void *id, int size, int rank,
                            double timeout, rfr_comm **out);
-/* Refuses a communicator that was made for another GPU. */
+/* Errors: dist.communicator, for a communicator of another GPU. */
 rfr_status rfi_nccl_fits(const rfr_comm *comm, int ordinal);
-/* dist.peer, once it was aborted: what was captured with it must not be launched. */
+/* dist.peer after an abort: graphs that were captured with it must not be launched. */
 rfr_status rfi_nccl_alive(rfr_comm *comm);
-/* Behind a query of a stream: dist.peer when the others are gone, also when they keep it busy for longer than the
- * timeout. `*since`: when it was first found so; 0: not yet. */
+/* After a query of a stream: dist.peer when other ranks have failed, or when the stream is busy for longer than the
+ * timeout. `*since`: time at which it was first found busy; 0: not yet. */
 rfr_status rfi_nccl_poll(rfr_comm *comm, bool idle, double *since);
-/* Waits for what is on a stream; not for ever for a rank that is gone. */
+/* Waits for a stream, at most until a rank has failed or the timeout has passed. */
 rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what);
-/* "NCCL 2.28.9"; false: there is none, which the text says. */
+/* "NCCL 2.28.9"; false: there is none, and the text says so. */
 bool rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators of GPUs without a GPU: nccl.c over stand-ins of CUDA and NCCL. NCCL's frees a communicator when it is
- * aborted, but not before the graphs that were captured with it are gone, and ends the program when it is called with
- * one that it has freed. A hang is a test that runs out of time.
+ * Communicators of GPUs without a GPU: nccl.c over fakes of CUDA and NCCL. The fake NCCL frees a communicator when it is
+ * aborted, but only after the graphs that were captured with it are destroyed, and ends the program when it is called
+ * with a freed one. A hang shows as a timeout of the test.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -15,7 +15,7 @@ static void *stand_in_symbol(const char *name);
 
 #include "support/context.h"
 
-/* ---- stand-ins ---- */
+/* ---- fakes ---- */
 
 enum { MOST_COMMS = 1000 };
 typedef struct nccl_comm {
@@ -23,7 +23,7 @@ typedef struct nccl_comm {
 } nccl_comm;
 static nccl_comm comms[MOST_COMMS]; /* each is used once */
 static atomic_int made;
-static atomic_int absent, graphs, begun, ended, fault; /* ranks that do not come; aborts; what NCCL finds */
+static atomic_int absent, graphs, begun, ended, fault; /* missing ranks; aborts; the asynchronous error of NCCL */
 static atomic_int busy;                                /* the stream, until an abort begins */
 
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
@@ -128,7 +128,7 @@ static void *stand_in_symbol(const char *name) {
   return NULL;
 }
 
-/* ---- what is tested ---- */
+/* ---- tests ---- */
 
 static const rfi_cuda_host host = {.fail = rfi_fail, .alloc = rfi_alloc, .free = rfi_free};
 static const double SHORT = 0.05;
@@ -151,7 +151,7 @@ static void is_peer(rfr_status s, const char *says) {
   if (!strstr(rfr_last_error()->message, says)) fail_msg("\"%s\" does not say %s", rfr_last_error()->message, says);
 }
 
-/* With a timeout, which joins by another thread, and without. */
+/* With a timeout, which joins on another thread, and without. */
 static void test_good(void **state) {
   rfr_comm *c;
   double since = 0;
@@ -172,7 +172,7 @@ static void test_good(void **state) {
   }
 }
 
-/* The thread that is told is the one that destroys the graphs, which NCCL waits for. */
+/* The thread that gets the error also destroys the graphs, for which NCCL waits. */
 static void test_late_with_graphs(void **state) {
   rfr_comm *c;
   double since = 0;
@@ -241,7 +241,7 @@ static void test_nobody_joins(void **state) {
   is_peer(rfi_nccl_create(&host, ctx, 0, bytes, 2, 0, SHORT, &c), "joining the communicator: rank 0 of 2 waited");
   assert_null(c);
   absent = 0;
-  while (!ended) usleep(100); /* what was left behind goes when it has joined after all */
+  while (!ended) usleep(100); /* the abandoned thread frees its entry when it has joined */
 }
 
 int main(void) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * NVTX is headers alone: they load what a profiler names (NVTX_INJECTION64_PATH) at the first call, and without one
- * every call is a test of a pointer. A domain is then NULL, so that no name is put together for nobody.
+ * NVTX consists of headers: they load the library that a profiler names (NVTX_INJECTION64_PATH) at the first call;
+ * without one every call tests a pointer. The domain is then NULL, and no name is formatted.
  */
 #include "backend/cuda/ranges.h"
 

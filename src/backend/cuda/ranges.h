@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranges for profilers, by NVTX: what is enqueued between a begin and its end is shown as one op's, inside its layer's.
+ * Ranges for profilers, by NVTX: work enqueued between a begin and its end is shown as one op, inside its layer.
  */
 #ifndef RFI_RANGES_H
 #define RFI_RANGES_H
@@ -10,11 +10,11 @@
 #include "trace/trace.h"
 
 typedef struct rfi_ranges {
-  void *domain;         /* NULL: nobody listens, and nothing below costs more than to see that */
-  const rfi_opr *layer; /* whose phase and layer have a range open; NULL: there is none */
+  void *domain;         /* NULL: no profiler; each call below is then one comparison */
+  const rfi_opr *layer; /* an op of the open range of a phase and layer; NULL: none is open */
 } rfi_ranges;
 
-bool rfi_ranges_built(void); /* NVTX's headers were there */
+bool rfi_ranges_built(void); /* the build had NVTX's headers */
 void rfi_ranges_open(rfi_ranges *r);
 void rfi_ranges_close(rfi_ranges *r);
 
@@ -23,6 +23,6 @@ void rfi_ranges_close(rfi_ranges *r);
 void rfi_ranges_begin(rfi_ranges *r, const rfi_opr *op);
 void rfi_ranges_begin_named(rfi_ranges *r, const char *name);
 void rfi_ranges_end(rfi_ranges *r);
-void rfi_ranges_end_layer(rfi_ranges *r); /* behind the last op */
+void rfi_ranges_end_layer(rfi_ranges *r); /* after the last op */
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranges without a profiler and with one that is a stand-in, which NVTX's own headers find as they find a real one: by
- * its entry, which fills their tables.
+ * Ranges without a profiler, and with a fake one that NVTX's headers load like a real one: by its entry, which fills
+ * their tables.
  */
 #include "backend/cuda/ranges.c"
 
@@ -9,7 +9,7 @@
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
 static bool listens;
-static char seen[1000]; /* what was pushed, in brackets */
+static char seen[1000]; /* pushed names, in brackets */
 
 static nvtxDomainHandle_t create(const char *name) {
   assert_string_equal(name, "refrain");
@@ -72,7 +72,7 @@ static void test_ranges(void **state) {
   assert_string_equal(seen, "[forward layers.0[rmsnorm][matmul]][forward layers.1[rmsnorm]]"
                             "[wgrad layers.1[matmul]][wgrad[matmul]][replay]");
   rfi_ranges_close(&r);
-  run(&r); /* closed, or nobody listens: nothing is called */
+  run(&r); /* closed, or no profiler: nothing is called */
   assert_string_equal(seen, "");
 }
 #else

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which of the module's kernels runs an op.
+ * The module's kernel for an op.
  */
 #ifndef RFI_CUDA_TABLE_H
 #define RFI_CUDA_TABLE_H

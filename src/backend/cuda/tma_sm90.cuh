@@ -2,9 +2,9 @@
  *
  * The copy engine of sm_90 and the barriers it reports to, and wgmma over 128 and 256 columns.
  *
- * Copies and products meet in panels: 64 rows of 128 bytes, swizzled over 128 bytes, beginning at a multiple of 1024.
+ * Copies and wgmma share panels: 64 rows of 128 bytes, with the 128-byte swizzle, aligned to 1024 bytes.
  * A panel is rows of the reduction (64 of them, 64 columns) or of the result (64 of them, 64 of the reduction), as
- * memory has it; the product is told which.
+ * in memory; a template argument of wgmma selects one.
  */
 #ifndef RFI_TMA_SM90_CUH
 #define RFI_TMA_SM90_CUH
@@ -34,8 +34,8 @@ static __device__ __forceinline__ void rfi_barrier_wait(uint32_t at, uint32_t pa
                "r"(parity)
                : "memory");
 }
-/* On the barrier at the same place of block `rank` of the cluster. It says that products have read, which waited for
- * them, and nothing was written: a release to the cluster would wait for everything that is on its way to memory. */
+/* Arrives at the same barrier of block `rank` of the cluster. It reports reads by wgmma that were waited for; there are
+ * no writes, and a release at cluster scope would wait for all outstanding writes. */
 static __device__ __forceinline__ void rfi_barrier_arrive_at(uint32_t at, uint32_t rank) {
   rfi_delay();
   asm volatile("{\n"
@@ -46,7 +46,7 @@ static __device__ __forceinline__ void rfi_barrier_arrive_at(uint32_t at, uint32
                "r"(rank)
                : "memory");
 }
-/* The same for a load of one's own, which an arrival by itself does not wait for. */
+/* The same after a load by this thread, for which a plain arrival does not wait. */
 static __device__ __forceinline__ void rfi_barrier_release_at(uint32_t at, uint32_t rank) {
   rfi_delay();
   asm volatile("{\n"
@@ -61,14 +61,14 @@ static __device__ __forceinline__ void rfi_barrier_arrive(uint32_t at) {
   rfi_delay();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
-/* 4 bytes to the same place in block `rank` of the cluster, whose barrier there is told. */
+/* Stores 4 bytes at the same address of block `rank` of the cluster and counts them at its barrier. */
 static __device__ __forceinline__ void rfi_send(uint32_t to, uint32_t barrier, uint32_t rank, int x) {
   rfi_delay();
   asm volatile("{\n"
-               ".reg .b32 there, told;\n"
+               ".reg .b32 there, done;\n"
                "mapa.shared::cluster.u32 there, %0, %2;\n"
-               "mapa.shared::cluster.u32 told, %1, %2;\n"
-               "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [told];\n"
+               "mapa.shared::cluster.u32 done, %1, %2;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [done];\n"
                "}" ::"r"(to),
                "r"(barrier), "r"(rank), "r"(x)
                : "memory");
@@ -81,7 +81,7 @@ static __device__ __forceinline__ uint32_t rfi_cluster_rank(void) {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-/* Of the first `threads` that come to barrier `id`. */
+/* Waits for `threads` threads at barrier `id`. */
 static __device__ __forceinline__ void rfi_named_sync(int id, int threads) {
   rfi_delay();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -97,7 +97,7 @@ static __device__ __forceinline__ void rfi_tma_load(uint32_t to, const CUtensorM
                "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/* Into both blocks of a cluster, each of which its own barrier is told. */
+/* Into both blocks of a cluster; each counts at its own barrier. */
 static __device__ __forceinline__ void rfi_tma_load_both(uint32_t to, const CUtensorMap *map, uint32_t barrier, int x,
                                                          int y, int z) {
   rfi_delay();
@@ -111,8 +111,8 @@ static __device__ __forceinline__ void rfi_tma_store(const CUtensorMap *map, uin
                "r"(from), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/* Adds onto what is there, f32, at the cache: one rounding each, subnormal numbers taken and given as zeros. Bits are
- * fixed where an element is added to once. */
+/* Adds to f32 elements in the cache: one rounding each, subnormal operands and results are zero. The bits repeat if an
+ * element is added to once. */
 static __device__ __forceinline__ void rfi_tma_add(const CUtensorMap *map, uint32_t from, int x, int y, int z) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
@@ -128,7 +128,7 @@ static __device__ __forceinline__ void rfi_tma_commit(void) {
   rfi_delay();
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/* Until at most N committed stores have still to read shared memory. */
+/* Waits until at most N committed stores have not yet read shared memory. */
 template <int N> static __device__ __forceinline__ void rfi_tma_wait_read(void) {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
@@ -136,13 +136,13 @@ static __device__ __forceinline__ void rfi_tma_wait_all(void) {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* ---- products ---- */
+/* ---- wgmma ---- */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Panels from `at` on, `apart` bytes between those of neighbouring columns. */
-static __device__ __forceinline__ uint64_t rfi_panels(uint32_t at, uint32_t apart) {
-  return (uint64_t)((at & 0x3ffffu) >> 4) | (uint64_t)(apart >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+/* Descriptor of panels from `at` on, `step` bytes between those of adjacent columns. */
+static __device__ __forceinline__ uint64_t rfi_panels(uint32_t at, uint32_t step) {
+  return (uint64_t)((at & 0x3ffffu) >> 4) | (uint64_t)(step >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
          (uint64_t)1 << 62;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What measuring products needs: operands of random numbers, for zeros would flatter, and
- * whether two results are the same bytes. Every thread that finds a difference stores the
+ * Kernels for measuring GEMMs: random operands, because zeros would run faster, and a
+ * comparison of two results by their bytes. Every thread that finds a difference stores the
  * same 1.
  */
 #include "backend/cuda/kernels.cuh"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Operands to measure on, and whether two results are the same bytes; on the device.
+ * Random operands, and a comparison of two results by their bytes; on the device.
  */
 #ifndef RFI_TUNE_H
 #define RFI_TUNE_H

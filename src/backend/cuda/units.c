@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From a captured graph to what backend/graph_order.h checks. A unit's nodes are a chain, as its stream was one: its
- * last node was noted when it was enqueued, and the others are those that lead there and are no earlier unit's. An
- * edge between units counts where it leads from the last node of one to the first of another; any other would order a
- * part of them alone. Work that is nobody's after that was enqueued where nothing was noted, by an op with a stream of
- * its own: what it touches is not known, so such a graph is refused.
+ * Converts a captured graph to the units and edges that backend/graph_order.h checks. A unit's nodes are a chain,
+ * because they were enqueued on one stream: its last node was noted when it was enqueued; the others are the nodes that
+ * lead to it and belong to no earlier unit. An edge between units counts if it leads from the last node of one to the
+ * first node of another; any other edge would order only a part of them. A node without a unit was enqueued by an op on
+ * a stream of its own: its memory accesses are unknown, so such a graph is refused.
  */
 #include "backend/cuda/units.h"
 
@@ -26,12 +26,12 @@ void rfi_units_deinit(const rfi_cuda_host *core, rfr_ctx *ctx, rfi_units *u) {
 rfr_status rfi_units_note(rfi_units *u, cudaStream_t stream, int first, int n) {
   enum cudaStreamCaptureStatus status;
   const cudaGraphNode_t *ends;
-  const cudaGraphEdgeData *data; /* asked for, else edges of more than the plain kind are an error */
+  const cudaGraphEdgeData *data; /* requested, because other edges than plain ones are an error without it */
   size_t n_ends;
   CUDA(cudaStreamGetCaptureInfo(stream, &status, NULL, NULL, &ends, &data, &n_ends));
   if (status != cudaStreamCaptureStatusActive || n_ends != 1) return RFR_OK;
   for (int i = u->n - 1; i >= 0; i--)
-    if (u->last[i] == ends[0]) return RFR_OK; /* nothing was enqueued: ops without elements */
+    if (u->last[i] == ends[0]) return RFR_OK; /* no node was added: ops without elements */
   u->unit[u->n] = (rfi_unit){first, n};
   u->last[u->n++] = ends[0];
   return RFR_OK;
@@ -41,7 +41,7 @@ rfr_status rfi_units_note(rfi_units *u, cudaStream_t stream, int first, int n) {
 
 typedef struct node {
   cudaGraphNode_t node;
-  int owner; /* unit, -1: none yet */
+  int owner; /* unit, -1: not known yet */
 } node;
 typedef struct link {
   node *from, *to;
@@ -84,7 +84,7 @@ static rfr_status own(const rfi_cuda_host *core, const rfi_units *u, int unit, n
     node *inside = NULL;
     for (size_t i = 0; i < count; i++)
       if (to[i].from->owner < 0) inside = to[i].from;
-    if (inside && count > 1) return core->fail(RFI_E_PLAN_ORDER, "a graph has a branch within an op");
+    if (inside && count > 1) return core->fail(RFI_E_PLAN_ORDER, "an op has two parallel branches in the graph");
     for (size_t i = 0; !inside && i < count; i++)
       if (u->last[to[i].from->owner] == to[i].from->node)
         edges[(*n_edges)++] = (rfi_unit_edge){to[i].from->owner, unit};
@@ -100,21 +100,21 @@ static rfr_status refuse_strays(const rfi_cuda_host *core, const node *nodes, si
     if (nodes[i].owner >= 0) continue;
     CUDA(cudaGraphNodeGetType(nodes[i].node, &type));
     if (type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeMemcpy || type == cudaGraphNodeTypeMemset)
-      return core->fail(RFI_E_PLAN_ORDER, "a graph has work of an op on a stream that is not the op's");
+      return core->fail(RFI_E_PLAN_ORDER, "an op enqueued work on a stream other than its own");
   }
   return RFR_OK;
 }
 
-typedef struct room { /* for what a graph says of itself */
+typedef struct graph_buffers { /* for queries of a graph */
   cudaGraphNode_t *node, *from, *to;
   cudaGraphEdgeData *data;
   node *nodes;
   link *links;
   rfi_unit_edge *edges;
-} room;
+} graph_buffers;
 
 static rfr_status check(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_units *u, cudaGraph_t graph,
-                        const rfi_bound *bound, room *r) {
+                        const rfi_bound *bound, graph_buffers *r) {
   size_t n = 0, n_links = 0;
   int n_edges = 0;
   CUDA(cudaGraphGetNodes(graph, NULL, &n));
@@ -139,7 +139,7 @@ static rfr_status check(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_units
 
 rfr_status rfi_units_check(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_units *u, cudaGraph_t graph,
                            const rfi_bound *bound) {
-  room r = {0};
+  graph_buffers r = {0};
   const rfr_status s = check(core, ctx, u, graph, bound, &r);
   core->free(ctx, r.node);
   core->free(ctx, r.nodes);

@@ -17,7 +17,7 @@ typedef struct rfi_units { /* what was enqueued while a graph was captured */
 /* Room for n units. */
 rfr_status rfi_units_init(const rfi_cuda_host *core, rfr_ctx *ctx, int n, rfi_units *u);
 void rfi_units_deinit(const rfi_cuda_host *core, rfr_ctx *ctx, rfi_units *u);
-/* What was enqueued last on a stream that is captured, is ops first ... first + n - 1; n 0: the graph's copies. */
+/* The latest node of a captured stream is of ops first ... first + n - 1; n 0: of the graph's copies. */
 rfr_status rfi_units_note(rfi_units *u, cudaStream_t stream, int first, int n);
 /* Errors: plan.order (backend/graph_order.h). */
 rfr_status rfi_units_check(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_units *u, cudaGraph_t graph,

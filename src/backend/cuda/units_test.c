@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From a captured graph to whose its nodes are, without a GPU: units.c over a graph that is made up. Node k is enqueued
- * behind nodes that are named, on a stream whose end it is then.
+ * Converting a captured graph to units, without a GPU: units.c over a synthetic graph. Node k is enqueued after the named
+ * nodes, and is then the end of its stream.
  */
 #include "backend/cuda/units.c"
 
@@ -14,7 +14,7 @@ static struct {
   enum cudaGraphNodeType type[MOST];
   cudaGraphNode_t from[MOST], to[MOST];
   size_t n, n_edges;
-  cudaGraphNode_t ends[2]; /* of the stream that is asked for */
+  cudaGraphNode_t ends[2]; /* of the queried stream */
   size_t n_ends;
 } graph;
 
@@ -71,7 +71,7 @@ static void make_ops(void) {
   }
 }
 
-/* Behind nodes a and b; -1: none. */
+/* After nodes a and b; -1: none. */
 static void put(enum cudaGraphNodeType type, int a, int b) {
   const cudaGraphNode_t x = node_at(graph.n);
   graph.type[graph.n++] = type;
@@ -107,29 +107,29 @@ static void test_line(void **state) {
   assert_int_equal(finish(&u), RFR_OK);
   begin(&u);
   kernel(-1, -1), note(&u, 0);
-  put(cudaGraphNodeTypeMemset, -1, -1), kernel(1, -1), note(&u, 1); /* behind nothing */
+  put(cudaGraphNodeTypeMemset, -1, -1), kernel(1, -1), note(&u, 1); /* after no node */
   kernel(0, 2), note(&u, 2);
   assert_int_equal(finish(&u), RFR_INTERNAL);
   assert_non_null(strstr(rfr_last_error()->message, "ops 0 and 1"));
 }
 
-/* Op 1 has a second stream, which begins behind op 0. */
+/* Op 1 has a second stream, which begins after op 0. */
 static void test_streams_of_its_own(void **state) {
   static const enum cudaGraphNodeType types[] = {cudaGraphNodeTypeKernel, cudaGraphNodeTypeMemcpy,
                                                  cudaGraphNodeTypeMemset};
   rfi_units u;
   (void)state;
   for (int i = 0; i < 3; i++) {
-    begin(&u); /* joined by nothing, or by what is behind all ops */
+    begin(&u); /* not joined, or joined after all ops */
     kernel(-1, -1), note(&u, 0);
     put(types[i], 0, -1);
     kernel(0, -1), note(&u, 1);
     kernel(2, -1), note(&u, 2);
     assert_int_equal(finish(&u), RFR_INTERNAL);
     assert_string_equal(rfr_last_error()->slug, "plan.order");
-    assert_non_null(strstr(rfr_last_error()->message, "a stream that is not the op's"));
+    assert_non_null(strstr(rfr_last_error()->message, "a stream other than its own"));
   }
-  begin(&u); /* joined by an event behind its last kernel: its stream has two ends, and nothing is noted */
+  begin(&u); /* joined by an event after its last kernel: its stream has two ends, and no node is noted */
   kernel(-1, -1), note(&u, 0);
   kernel(0, -1), kernel(0, -1);
   graph.ends[0] = node_at(1), graph.ends[1] = node_at(2), graph.n_ends = 2;
@@ -141,10 +141,10 @@ static void test_streams_of_its_own(void **state) {
   kernel(0, -1), kernel(0, -1), kernel(1, 2), note(&u, 1);
   kernel(3, -1), note(&u, 2);
   assert_int_equal(finish(&u), RFR_INTERNAL);
-  assert_non_null(strstr(rfr_last_error()->message, "a branch within an op"));
+  assert_non_null(strstr(rfr_last_error()->message, "two parallel branches"));
 }
 
-/* Events and empty nodes touch nothing. */
+/* Events and empty nodes access no memory. */
 static void test_events(void **state) {
   rfi_units u;
   (void)state;

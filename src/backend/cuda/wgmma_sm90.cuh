@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensor cores as sm_90a knows them: wgmma m64n64k16 of bf16 or f16 with sums in f32, which a warpgroup (four warps,
+ * Tensor cores of sm_90a: wgmma m64n64k16 of bf16 or f16 with sums in f32, which a warpgroup (four warps,
  * the first a multiple of four) issues together and which reads its right operand, perhaps both, from shared memory
  * while the warps go on.
  *
- * A tile in shared memory is panels of 64 elements, one behind the other, each with rows of 128 bytes and beginning at
+ * A tile in shared memory is a sequence of panels of 64 elements, each with rows of 128 bytes and beginning at
  * a multiple of 1024; chunk i (16 bytes) of row r lies at chunk i ^ (r % 8), the swizzle of 128 bytes. To a product a
  * panel is either rows of k (64 rows of 16 elements from element 16 i on, at + 32 i bytes) or columns of it (16 rows
  * of 64 elements from row 16 i on, at + 2048 i bytes, transposed).
  *
  * Sums and a left operand in registers lie in each warp, which has 16 of the 64 rows, as mma_sm80.cuh says of C and A.
  *
- * Between a product's start and its end nothing may touch its registers, which the compiler does not know: begin, the
- * products, end; begin and end tie the sums down. What threads have written to shared memory, cp.async too, a product
- * sees after shared_written in each of them and a barrier.
+ * Between the start and the end of a wgmma its registers must not be accessed, which the compiler does not know: call
+ * begin, the products, end; begin and end fix the accumulators in registers. Writes of threads to shared memory, by
+ * cp.async too, are visible to a wgmma after shared_written in each thread and a barrier.
  */
 #ifndef RFI_WGMMA_SM90_CUH
 #define RFI_WGMMA_SM90_CUH
 
 #include "backend/cuda/mma_sm80.cuh"
 
-/* In a check's build (RFI_DELAYS) who comes to a barrier or starts a copy waits before, one time in four and for up to
- * 2 us, as the clock has it; threads that come together stay together. */
+/* In a check's build (RFI_DELAYS) threads wait before a barrier or a copy, one time in four for up to 2 us, by the
+ * clock; threads that arrive together wait together. */
 static __device__ __forceinline__ void rfi_delay(void) {
 #ifdef RFI_DELAYS
   const unsigned together = __activemask();
@@ -38,7 +38,7 @@ static __device__ __forceinline__ void rfi_shared_written(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* 64 rows, or 16 of which the columns are meant, from a panel's address on; `more` bytes behind it cost one addition. */
+/* 64 rows, or 16 rows read as columns, from a panel's address on; adding `more` bytes costs one addition. */
 static __device__ __forceinline__ uint64_t rfi_wgmma_panel(uint32_t at, uint32_t more = 0) {
   const uint32_t low = ((at & 0x3ffffu) >> 4 | 1u << 16) + (more >> 4);
   return (uint64_t)((1024u >> 4) | 1u << 30) << 32 | low;
@@ -48,7 +48,7 @@ template <int N> static __device__ __forceinline__ void rfi_wgmma_tie(float (&c)
 #pragma unroll
   for (int n = 0; n < N; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
 }
-/* Sums that the first product overwrites. */
+/* Accumulators that the first wgmma overwrites. */
 template <int N> static __device__ __forceinline__ void rfi_wgmma_new(float (&c)[N][4]) {
 #pragma unroll
   for (int n = 0; n < N; n++) asm volatile("" : "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3]));
@@ -57,12 +57,12 @@ static __device__ __forceinline__ void rfi_wgmma_begin(void) { asm volatile("wgm
 static __device__ __forceinline__ void rfi_wgmma_commit(void) {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/* Until at most N of the committed ones are under way. */
+/* Waits until at most N committed groups are in flight. */
 template <int N> static __device__ __forceinline__ void rfi_wgmma_wait(void) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* A barrier in shared memory: whoever arrives goes on, and waits later, for all that have arrived the same time. */
+/* A barrier in shared memory with separate arrive and wait. */
 static __device__ __forceinline__ void rfi_mbarrier_init(uint32_t at, int threads) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(threads) : "memory");
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tiles of the matrix unit, and the packing in front of them; panel_gemm.c says what a panel is.
+ * AMX tiles and their packing; panel_gemm.c defines panels.
  *
- * Packing names element (i, p), i along M or N and p along K, x[i*is + p*ps]; one of the two strides is 1.
+ * Element (i, p) of an operand, i along M or N and p along K, is x[i*is + p*ps]; one of the strides is 1.
  */
 #ifndef RFI_AMX_PACK_H
 #define RFI_AMX_PACK_H
@@ -17,11 +17,11 @@ enum {
   AMX_TILE = 16 * 32, /* elements */
 };
 
-/* Compilers do not all know that loading a configuration or a tile reads memory: this says it. */
+/* A compiler barrier: some compilers assume that loading a configuration or a tile reads no memory. */
 static inline void amx_reads_memory(void) { __asm__ volatile("" ::: "memory"); }
 
-/* Every tile has 16 rows of 64 bytes. Belongs around each thread's multiplications; the end
- * leaves nothing for the operating system to save, and no store that others cannot see. */
+/* Every tile has 16 rows of 64 bytes. Each thread calls begin and end around its multiplications; end releases the tile
+ * state, which the operating system would save otherwise, and orders non-temporal stores. */
 static inline void amx_begin(void) {
   static const struct {
     uint8_t palette, start_row, reserved[14];
@@ -40,7 +40,7 @@ static inline __m512 amx_widen(__mmask16 in, const uint16_t *x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(in, x)), 16));
 }
 
-/* 16 x 16 elements of four bytes, transposed: rows of src are `from` bytes apart, of dst `to`. */
+/* 16 x 16 elements of four bytes, transposed: rows of src have a stride of `from` bytes, of dst `to`. */
 static inline void amx_transpose(void *restrict dst, int64_t to, const void *restrict src, int64_t from) {
   __m512i x[8], y[16];
 #pragma GCC unroll 2
@@ -95,7 +95,7 @@ static inline void amx_interleave(uint16_t *restrict to, int64_t panel, const ui
   }
 }
 
-/* 16 rows along K (ps == 1) of 32 elements as they lie; outside is zero. */
+/* 16 rows along K (ps == 1) of 32 elements, not transposed; padded with zeros. */
 static inline void amx_rows(uint16_t *restrict to, const uint16_t *restrict x, int64_t n, int64_t k, int64_t is) {
   const __mmask32 in = k >= 32 ? 0xFFFFFFFFu : (1u << k) - 1;
   for (int r = 0; r < 16; r++)
@@ -112,7 +112,7 @@ static inline void amx_pack_a(void *panels, const void *from, int64_t n, int64_t
     for (int64_t p = 0; p < k; p += 32, out += 2 * AMX_TILE) amx_rows(out, x + i * is + p, n - i, k - p, is);
   }
   if (ps == 1) return;
-  amx_interleave(to, panel, x, n, k, ps); /* as B would be, then each tile transposed */
+  amx_interleave(to, panel, x, n, k, ps); /* as for B, then each tile is transposed */
   for (uint16_t *tile = to; tile < to + (n + 31) / 32 * panel; tile += AMX_TILE) {
     memcpy(rows, tile, sizeof rows);
     amx_transpose(tile, 64, rows, 64);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products by oneDNN, 2.x and 3.x in one file: the two differ in how memory
- * descriptors are held and how a primitive is described, and in nothing else we use.
+ * GEMMs by oneDNN, 2.x and 3.x in one file: of the calls used here, the two differ in memory
+ * descriptors and in the description of a primitive.
  *
- * Invariants: the scratchpad is the caller's, so that a product's memory is planned;
- * a product is made and run with the same number of OpenMP threads, which is part of
- * its bits, and the caller's own setting is restored; a product that only oneDNN's
- * reference loops could do is refused, because the portable kernel is faster. Where
- * there is AMX, panel_gemm.c has the first choice of what it does better.
+ * Invariants: the scratchpad is the caller's, so that a GEMM's memory is planned; a GEMM is
+ * created and run with the same number of OpenMP threads, which decides its bits, and the
+ * caller's setting is restored; a GEMM that oneDNN would run by reference loops is refused,
+ * because the portable kernel is faster. With AMX, panel_gemm.c takes the GEMMs at which it
+ * is faster.
  */
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -30,7 +30,7 @@ typedef struct engine {
 enum { A, B, BIAS, Y, SCRATCH, ARGS };
 
 typedef struct product {
-  rfi_panel_product *panels; /* if there is one, nothing else is set */
+  rfi_panel_product *panels; /* if not NULL, no other field is set */
   engine *engine;
   dnnl_primitive_t primitive;
   dnnl_memory_t memory[ARGS]; /* NULL: not an argument */
@@ -99,7 +99,7 @@ static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32],
   *out = NULL;
   engine *e = calloc(1, sizeof *e);
   if (!e) return RFI_GEMM_NO_MEMORY;
-  /* A library of other headers has other structs; one with threads of its own would not keep to ours. */
+  /* A library of another major version has other structs; one with its own thread pool would ignore our thread count. */
   const dnnl_version_t *v = dnnl_version();
   if (v->major != DNNL_VERSION_MAJOR || (v->cpu_runtime != DNNL_RUNTIME_OMP && v->cpu_runtime != DNNL_RUNTIME_SEQ) ||
       dnnl_engine_create(&e->engine, dnnl_cpu, 0) != dnnl_success ||
@@ -118,7 +118,7 @@ static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32],
   return RFI_GEMM_OK;
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 static void product_destroy(void *p) {
   product *m = p;
@@ -179,7 +179,7 @@ static dnnl_status_t init_attr(const rfi_gemm_desc *d, dnnl_primitive_attr_t *at
   return s;
 }
 
-/* Reference loops name themselves "ref..."; so does their fallback inside a product. */
+/* Reference implementations and fallbacks to them have "ref" in their names. */
 static int is_fast(dnnl_primitive_desc_t pd) {
   const char *name = NULL;
   return dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name) == dnnl_success && name &&
@@ -191,7 +191,7 @@ static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **ha
   engine *e = p;
   *handle = NULL;
   *scratch = 0;
-  *why = "the library does not multiply these types";
+  *why = "the library has no GEMM of these types";
   if (d->a != d->b || (d->a == RFI_GEMM_BF16 && !e->bf16) || d->a == RFI_GEMM_F16 || d->y == RFI_GEMM_F16 ||
       d->bias == RFI_GEMM_F16 || (d->a == RFI_GEMM_F32 && (d->y != RFI_GEMM_F32 || d->bias == RFI_GEMM_BF16)))
     return RFI_GEMM_UNSUPPORTED;
@@ -199,7 +199,7 @@ static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **ha
   if (!m) return RFI_GEMM_NO_MEMORY;
   *why = "no AMX";
   rfi_gemm_status own = e->amx ? rfi_panel_create(d, &m->panels, scratch, why) : RFI_GEMM_UNSUPPORTED;
-  if (own != RFI_GEMM_UNSUPPORTED || d->varies) { /* oneDNN's products know their sizes */
+  if (own != RFI_GEMM_UNSUPPORTED || d->varies) { /* oneDNN's sizes are fixed */
     if (own == RFI_GEMM_OK) *handle = m;
     else product_destroy(m);
     return own;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Panels of f32, and their product by multiply-adds; panel_gemm.c says what a panel is.
+ * Panels of f32 and their product by multiply-adds; panel_gemm.c defines panels.
  *
- * For each step along K a panel of A has 16 elements side by side, one of B 48. A slice of 8 rows of
- * C stays in 24 registers while the panels pass by: a step loads three vectors of B and 8 elements
- * of A that each meet all three, 11 loads for 24 multiply-adds.
+ * For each step along K a panel of A has 16 adjacent elements, a panel of B 48. A slice of 8 rows of C
+ * stays in 24 registers over all steps: a step loads three vectors of B and 8 elements of A, 11 loads
+ * for 24 multiply-adds.
  *
- * Packing names element (i, p), i along M or N and p along K, x[i*is + p*ps]; one of the two strides is 1.
+ * Element (i, p) of an operand, i along M or N and p along K, is x[i*is + p*ps]; one of the strides is 1.
  */
 #ifndef RFI_PANEL_F32_H
 #define RFI_PANEL_F32_H
@@ -15,7 +15,7 @@
 
 enum { F32_A = 16, F32_SLICE = 8, F32_VECTORS = 3, F32_B = 16 * F32_VECTORS, F32_STEP = 16 };
 
-/* Up to 16 rows along K (ps == 1) of up to 16 elements, turned; outside is zero. */
+/* Up to 16 rows along K (ps == 1) of up to 16 elements, transposed; padded with zeros. */
 static inline void f32_turn(float *restrict to, int64_t width, const float *restrict x, int64_t n, int64_t k,
                             int64_t is) {
   float rows[16 * 16] __attribute__((aligned(64)));

@@ -1,31 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of packed panels, for what oneDNN is slow at:
+ * GEMMs of packed panels, for cases at which oneDNN is slow:
  *
- *   - bf16 with results in f32, the gradients of weights before all. They are larger than what is
- *     multiplied and not read again before the optimizer, so those larger than a cache are written
- *     past it: a line that is stored the usual way is first read from memory.
- *   - bf16 whose rows do not lie close together, such as the gradients of logits.
- *   - f32 whose B has rows along N that are pages apart: 4 KiB and its multiples meet in one corner
- *     of a cache, and oneDNN takes up to twice its time.
- *   - bf16 of groups, whose sizes are known when they run.
+ *   - bf16 with f32 results, mainly wgrads. The results are larger than the operands and are not read
+ *     before the optimizer, so results larger than the cache are written by non-temporal stores: a
+ *     normal store first reads the line from memory.
+ *   - bf16 with rows that are not adjacent, such as the gradients of logits.
+ *   - f32 with a B whose rows along N are pages long: addresses at multiples of 4 KiB map to the same
+ *     cache sets, and oneDNN takes up to twice its usual time.
+ *   - grouped bf16, with sizes that are known only when it runs.
  *
- * The smaller of the two dimensions of C is "fixed": its operand is packed whole and stays in the L2
- * cache. The larger one is "moving": a thread packs a few panels of its operand at a time and
- * multiplies them with all that is fixed. Which thread takes which panels decides no bits.
+ * The smaller dimension of C is "fixed": its operand is packed completely and stays in the L2 cache.
+ * The larger one is "moving": a thread packs a few panels of its operand at a time and multiplies them
+ * with all fixed panels. The assignment of panels to threads decides no bits.
  *
- * One team of threads works on all passes of a product, and of all groups. It meets once a pass, when what is fixed
- * is packed; who is done with a pass by then packs the next one's into the other of two places.
+ * One team of threads runs all passes of a GEMM, and of all groups. It has one barrier a pass, after the fixed panels
+ * are packed; a thread that is done with a pass packs the next one's fixed panels into the other of two buffers.
  *
- * A panel is what one block of C reads along K, in the order in which it reads it. Outside the
- * matrix it is zero, in all three dimensions, so tails cost nothing in the loop. Two units differ in
- * blocks and panels: bf16 is multiplied by the matrix unit (AMX) in blocks of 32 x 32; for each step
- * of 32 along K its panels have, of A, the upper 16 rows (1 KiB), then the lower; of B the left 16
- * columns, as 16 pairs of rows, then the right; four loads a step stand in the shadow of four
- * products. f32 is multiplied by vectors (panel_f32.h).
+ * A panel has the elements that one block of C reads along K, in the order of reading. It is padded with
+ * zeros in all three dimensions, so the loop needs no tails. Two units differ in blocks and panels: bf16
+ * is multiplied by AMX in blocks of 32 x 32; for each step of 32 along K, a panel of A has the upper 16
+ * rows (1 KiB), then the lower 16; a panel of B has the left 16 columns, as 16 pairs of rows, then the
+ * right 16; four loads a step overlap with four tile products. f32 is multiplied by vectors (panel_f32.h).
  *
- * Invariants: a thread owns a block of C from first to last step; K is cut by K alone, so the bits
- * depend on K and on nothing else. The matrix unit takes subnormal numbers for zero.
+ * Invariants: one thread computes a block of C from the first step to the last; the passes over K depend
+ * on K alone, so the bits do too. AMX treats subnormal numbers as zero.
  */
 #include "backend/onednn/panel_gemm.h"
 
@@ -41,26 +40,26 @@
 #include "backend/onednn/panel_f32.h"
 
 enum {
-  PASS_K = 1024,          /* K of a pass: what is packed at a time */
+  PASS_K = 1024,          /* K that is packed in one pass */
   GROUP_ROW_BYTES = 512,  /* moving panels: of a row, where rows lie along M or N */
   FIXED_BYTES = 2 << 20,  /* at most, at a time */
   MOVING_ROWS = 4096,     /* at most, where sums are kept from pass to pass */
-  STREAM_BYTES = 2 << 20, /* results that no L2 cache holds */
+  STREAM_BYTES = 2 << 20, /* results larger than an L2 cache */
   LEAST = 32,             /* rows and columns of C */
   PAGE = 4096,
 };
 
 typedef struct shadow shadow;
 
-/* What differs between bf16 and f32. */
+/* The parts that differ between bf16 and f32. */
 typedef struct unit {
   int size;       /* of an element */
   int64_t bm, bn; /* a block of C */
-  int64_t step;   /* K is packed in whole ones */
-  int64_t depth;  /* K of what stays in the L1 cache of a moving panel while the fixed ones pass by */
+  int64_t step;   /* K is padded to a multiple */
+  int64_t depth;  /* K of a moving panel that stays in the L1 cache while fixed panels are read */
   void (*pack_a)(void *to, const void *x, int64_t n, int64_t k, int64_t is, int64_t ps);
   void (*pack_b)(void *to, const void *x, int64_t n, int64_t k, int64_t is, int64_t ps);
-  /* c (bm x bn) = from + A B over k steps, without `from` where that is NULL */
+  /* c (bm x bn) = from + A B over k steps; from NULL: zeros */
   void (*multiply)(int64_t k, const void *a, const void *b, const float *from, float *c, shadow *s);
 } unit;
 
@@ -70,8 +69,8 @@ typedef struct operand {
   void (*pack)(void *to, const void *x, int64_t n, int64_t k, int64_t is, int64_t ps);
 } operand;
 
-/* Scratch: the fixed panels, twice where there are several passes; for each thread its moving panels, two blocks that
- * are complete and, with one pass over K, a row of blocks of C; with several the blocks of all of C. */
+/* Scratch: the fixed panels, twice with several passes; for each thread its moving panels and two complete blocks; with
+ * one pass over K also a row of blocks of C for each thread, with several the blocks of all of C. */
 struct rfi_panel_product {
   rfi_gemm_desc d;
   const unit *unit;
@@ -80,8 +79,8 @@ struct rfi_panel_product {
   int64_t pass_k, fixed_rows, moving_rows, group;
   int passes; /* over K */
   size_t fixed_bytes, group_bytes, thread_bytes;
-  size_t room_fixed, room_thread; /* the most of those, where they vary from run to run */
-  int places;                     /* of fixed panels */
+  size_t most_fixed, most_thread; /* the largest of any run, where a dimension varies */
+  int places;                     /* buffers of fixed panels */
 };
 typedef rfi_panel_product product;
 
@@ -91,7 +90,7 @@ static int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 /* ---- results ---- */
 
-/* 16 elements of y, or fewer: bias and what is there are added, then one rounding. */
+/* Up to 16 elements of y: adds bias and the old value, then rounds once. */
 static void finish16(const product *p, const void *bias, void *y, int64_t row, int64_t col, __m512 x) {
   const int64_t n = p->d.N - col, at = row * p->d.N + col;
   if (n <= 0) return;
@@ -110,14 +109,14 @@ static void finish16(const product *p, const void *bias, void *y, int64_t row, i
   }
 }
 
-/* A complete block, whose rows are finished while the next one is multiplied: finishing waits for
- * memory, and the units that multiply do not. */
+/* A complete block. Its rows are finished while the next block is multiplied, so that the stores overlap with
+ * arithmetic. */
 struct shadow {
   const product *p;
   const void *bias;
   void *y;
   const float *c;         /* the next row of the block */
-  int64_t row, col, left; /* where in y, and how many there are from here on */
+  int64_t row, col, left; /* position in y, and rows left */
 };
 
 static inline void finish_rows(shadow *s, int64_t n) {
@@ -202,8 +201,8 @@ static const char *at(const product *p, const operand *x, const char *from, int6
   return from + (row * x->is + k * x->ks) * p->unit->size;
 }
 
-/* The moving rows from i on, as many as a group has. What is complete is put into two blocks in turn,
- * which stay in the L1 cache. */
+/* The moving rows of one group of panels, from i on. Complete blocks alternate between two buffers, which stay in the L1
+ * cache. */
 static void run_group(const product *p, const pass *w, int64_t i, char *own) {
   const int64_t mb = p->moving.block, fb = p->fixed.block, size = p->unit->size, block = p->unit->bm * p->unit->bn;
   const int64_t n = min64(w->vn - i, p->group * mb), deep = round_up(w->k, p->unit->step), panels = ceil_div(w->fn, fb);
@@ -234,7 +233,7 @@ static void run_group(const product *p, const pass *w, int64_t i, char *own) {
 /* By each thread of the team. */
 static void run_pass(const product *p, const pass *w) {
   const int64_t fb = p->fixed.block, deep = round_up(w->k, p->unit->step), step = p->group * p->moving.block;
-  char *own = w->threads + (size_t)omp_get_thread_num() * p->room_thread;
+  char *own = w->threads + (size_t)omp_get_thread_num() * p->most_thread;
 #pragma omp for schedule(static)
   for (int64_t u = 0; u < w->fn; u += fb)
     p->fixed.pack(w->packed + u * deep * p->unit->size, at(p, &p->fixed, w->fixed, w->f0 + u, w->k0),
@@ -243,16 +242,16 @@ static void run_pass(const product *p, const pass *w) {
   for (int64_t i = 0; i < w->vn; i += step) run_group(p, w, i, own);
 }
 
-/* ---- a product ---- */
+/* ---- a GEMM ---- */
 
 /* By each thread of the team; *turn counts its passes. */
 static void run_matrix(const product *p, pass s, char *scratch, int *turn) {
-  s.threads = scratch + (size_t)p->places * p->room_fixed;
-  if (p->passes > 1) s.sums = (float *)(s.threads + (size_t)p->d.threads * p->room_thread);
+  s.threads = scratch + (size_t)p->places * p->most_fixed;
+  if (p->passes > 1) s.sums = (float *)(s.threads + (size_t)p->d.threads * p->most_thread);
   for (s.f0 = 0; s.f0 < p->fixed.rows; s.f0 += p->fixed_rows)
     for (s.v0 = 0; s.v0 < p->moving.rows; s.v0 += p->moving_rows)
       for (s.k0 = 0; s.k0 < p->d.K; s.k0 += p->pass_k) {
-        s.packed = scratch + (size_t)((*turn)++ % p->places) * p->room_fixed;
+        s.packed = scratch + (size_t)((*turn)++ % p->places) * p->most_fixed;
         s.fn = min64(p->fixed.rows - s.f0, p->fixed_rows);
         s.vn = min64(p->moving.rows - s.v0, p->moving_rows);
         s.k = min64(p->d.K - s.k0, p->pass_k);
@@ -262,7 +261,7 @@ static void run_matrix(const product *p, pass s, char *scratch, int *turn) {
       }
 }
 
-/* As many panels as leave no thread idle for long at the end. */
+/* The number of panels at a time that leaves threads idle for the shortest time at the end. */
 static int64_t group_of(int64_t most, int64_t panels, int threads) {
   int64_t best = 1, least = INT64_MAX;
   for (int64_t g = most; g > 0; g--) {
@@ -272,22 +271,22 @@ static int64_t group_of(int64_t most, int64_t panels, int threads) {
   return best;
 }
 
-/* Rows lie along one dimension; `apart` when they are longer than that dimension. */
-static bool is_matrix(int64_t rows, int64_t cols, const int64_t stride[3], bool *apart) {
-  *apart |= stride[2] == 1 ? stride[1] > cols : stride[2] > rows;
+/* Elements are adjacent along one dimension; *padded: lines are longer than that dimension. */
+static bool is_matrix(int64_t rows, int64_t cols, const int64_t stride[3], bool *padded) {
+  *padded |= stride[2] == 1 ? stride[1] > cols : stride[2] > rows;
   return stride[1] == 1 || stride[2] == 1;
 }
 
-/* NULL: it pays. */
-static const char *pays_not(const rfi_gemm_desc *d) {
-  static const char best[] = "oneDNN does it as well";
-  bool apart = false;
+/* Why oneDNN is preferred; NULL: this file is faster. */
+static const char *prefers_onednn(const rfi_gemm_desc *d) {
+  static const char best[] = "oneDNN is as fast";
+  bool padded = false;
   if (d->a != d->b || d->y == RFI_GEMM_F16 || d->bias == RFI_GEMM_F16) return "types are mixed";
   if (d->M < LEAST || d->N < LEAST) return "fewer than 32 rows or columns";
-  if (!is_matrix(d->M, d->K, d->a_stride, &apart) || !is_matrix(d->K, d->N, d->b_stride, &apart))
-    return "an operand has neither rows nor columns without gaps";
-  if (d->a == RFI_GEMM_BF16) return apart || d->y == RFI_GEMM_F32 || d->varies ? NULL : best;
-  if (d->varies) return "in f32 groups have the bits of products by themselves";
+  if (!is_matrix(d->M, d->K, d->a_stride, &padded) || !is_matrix(d->K, d->N, d->b_stride, &padded))
+    return "an operand has neither dense rows nor dense columns";
+  if (d->a == RFI_GEMM_BF16) return padded || d->y == RFI_GEMM_F32 || d->varies ? NULL : best;
+  if (d->varies) return "in f32, groups have the bits of separate GEMMs";
   const bool wide = d->b_stride[2] == 1 && d->b_stride[1] * 4 >= PAGE;
   return d->a == RFI_GEMM_F32 && d->y == RFI_GEMM_F32 && d->bias != RFI_GEMM_BF16 && wide ? NULL : best;
 }
@@ -297,7 +296,7 @@ static int64_t most_group(const product *p) {
   return (GROUP_ROW_BYTES + row - 1) / row;
 }
 
-/* From the dimensions to what is cut how. */
+/* Blocks, passes and buffer sizes from the dimensions. */
 static void lay_out(product *p) {
   const rfi_gemm_desc *d = &p->d;
   const operand a = {d->M, d->a_stride[1], d->a_stride[2], p->unit->bm, p->unit->pack_a};
@@ -319,34 +318,34 @@ static void lay_out(product *p) {
   p->thread_bytes = p->group_bytes + (size_t)(2 * mb * fb * 4) + (p->passes > 1 ? 0 : (size_t)(p->fixed_rows * mb) * 4);
 }
 
-/* Room for what was laid out, or, where M or K varies, for the most that any up to the largest needs, whatever passes
- * and groups it leads to. Returns the bytes of all. */
-static size_t make_room(product *p) {
+/* Buffer sizes of the layout; where M or K varies, the largest of any run. Returns the bytes of all buffers. */
+static size_t size_buffers(product *p) {
   product x = *p;
   const int64_t M = p->d.M, size = p->unit->size, pass_k = min64(round_up(p->d.K, p->unit->step), PASS_K);
   size_t sums = p->passes > 1 ? (size_t)(p->fixed_rows * p->moving_rows) * 4 : 0;
-  p->room_fixed = p->fixed_bytes;
-  p->room_thread = p->thread_bytes;
+  p->most_fixed = p->fixed_bytes;
+  p->most_thread = p->thread_bytes;
   p->places = p->d.varies || p->passes > 1 || p->d.batch > 1 || p->fixed_rows < p->fixed.rows ? 2 : 1;
-  for (int i = 0; i < 2 && p->d.varies; i++) { /* up to N rows of A are fixed, more of them move */
+  for (int i = 0; i < 2 && p->d.varies; i++) { /* up to N rows of A are fixed, more are moving */
     x.d.M = i == 0 && x.d.varies == RFI_GEMM_VARIES_M ? min64(M, x.d.N) : M;
     lay_out(&x);
     const int64_t mb = x.moving.block, fb = x.fixed.block, rows = round_up(x.fixed.rows, fb);
     const int64_t fixed = min64(rows * pass_k * size, FIXED_BYTES), group = most_group(&x) * mb * pass_k * size;
-    const int64_t several = min64(rows, FIXED_BYTES / (PASS_K / 2 * size)); /* a part of a longer K is more than half */
+    const int64_t several =
+        min64(rows, FIXED_BYTES / (PASS_K / 2 * size)); /* a pass of a longer K has more than half of PASS_K */
     const size_t thread = (size_t)(group + 2 * mb * fb * 4 + rows * mb * 4);
     const size_t more = x.passes > 1 ? (size_t)(several * x.moving_rows) * 4 : 0;
-    if ((size_t)fixed > p->room_fixed) p->room_fixed = (size_t)fixed;
-    if (thread > p->room_thread) p->room_thread = thread;
+    if ((size_t)fixed > p->most_fixed) p->most_fixed = (size_t)fixed;
+    if (thread > p->most_thread) p->most_thread = thread;
     if (more > sums) sums = more;
   }
-  return (size_t)p->places * p->room_fixed + (size_t)p->d.threads * p->room_thread + sums;
+  return (size_t)p->places * p->most_fixed + (size_t)p->d.threads * p->most_thread + sums;
 }
 
 rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *scratch, const char **why) {
   *out = NULL;
   *scratch = 0;
-  *why = pays_not(d);
+  *why = prefers_onednn(d);
   if (*why) return RFI_GEMM_UNSUPPORTED;
   product *p = calloc(1, sizeof *p);
   if (!p) return RFI_GEMM_NO_MEMORY;
@@ -354,7 +353,7 @@ rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *
   if (d->threads < 1) p->d.threads = 1;
   p->unit = d->a == RFI_GEMM_BF16 ? &bf16_unit : &f32_unit;
   lay_out(p);
-  *scratch = make_room(p);
+  *scratch = size_buffers(p);
   *out = p;
   return RFI_GEMM_OK;
 }
@@ -392,7 +391,7 @@ void rfi_panel_execute_groups(const product *p, int64_t groups, rfi_gemm_group_f
     begin(p);
     for (int64_t g = 0; g < groups; g++) {
       const rfi_gemm_group x = group(user, g);
-      product own = *p; /* of this group */
+      product own = *p; /* with this group's dimension */
       if (x.n == 0) continue;
       if (own.d.varies == RFI_GEMM_VARIES_M) own.d.M = x.n;
       else own.d.K = x.n;
@@ -411,7 +410,7 @@ int rfi_panel_open(void) {
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
-#else /* the compiler does not know the unit, or the machine is another */
+#else /* the compiler has no AMX, or another machine */
 
 int rfi_panel_open(void) { return 0; }
 rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, rfi_panel_product **out, size_t *scratch, const char **why) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products that oneDNN has no fast way for, on machines with AMX; the same contract as the module's table.
+ * GEMMs that oneDNN runs slowly, for machines with AMX; the same contract as the module's table.
  */
 #ifndef RFI_PANEL_GEMM_H
 #define RFI_PANEL_GEMM_H
@@ -9,9 +9,9 @@
 
 typedef struct rfi_panel_product rfi_panel_product;
 
-/* Asks the operating system for the unit's registers; 0 when there are none to be had. */
+/* Requests AMX state from the operating system; 0 when it is refused. */
 int rfi_panel_open(void);
-/* UNSUPPORTED: oneDNN does it as well or better, or *why. */
+/* UNSUPPORTED: oneDNN is as fast or faster; *why is the reason. */
 rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *desc, rfi_panel_product **out, size_t *scratch, const char **why);
 void rfi_panel_execute(const rfi_panel_product *p, const void *a, const void *b, const void *bias, void *y,
                        void *scratch);

@@ -278,7 +278,7 @@ static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
 /* Replaces parameters by shards: setup gathers them, the last part reduce-scatters their gradients. */
 static rfr_status shard(const rfr_graphs *g, rfi_callable *c) {
   const rfi_shard o = {
-      .ranks = g->m.comm ? g->m.comm->size : 1, .gradient = RFI_GRAD_PREFIX, .whole = RFI_UNREDUCED_PREFIX};
+      .ranks = g->m.comm ? g->m.comm->size : 1, .gradient = RFI_GRAD_PREFIX, .gathered = RFI_UNREDUCED_PREFIX};
   rfr_trace *unsharded = c->trace;
   const rfr_status s = rfi_pass_shard(unsharded, &o, &c->trace);
   rfr_trace_destroy(unsharded);
@@ -420,8 +420,8 @@ static bool is_written(void *graphs, const char *state) {
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
   return (rfi_pass_options){.fuse = g->options.fuse,
                             .prune = true,
-                            .apart = true,
-                            .parts = c->gathered,
+                            .split_phases = true,
+                            .sharded = c->gathered,
                             .copies = count_copies(g),
                             .delayed = g->stage[c->stage].delayed,
                             .loss_chunk = g->m.backend->loss_chunk,

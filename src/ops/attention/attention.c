@@ -40,10 +40,9 @@ static rfr_status check_heads(const rfi_infer *c, int first) {
 static rfr_status check_mask(const rfi_infer *c) {
   const int64_t window = c->attr[2].i;
   if (window < 0 || (window > 0 && !c->attr[1].i))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "a window of %lld rows; it must be positive, and the attention causal",
-                    (long long)window);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "window is %lld; it must be positive, and attention causal", (long long)window);
   if (!(c->attr[3].f >= 0) || !isfinite(c->attr[3].f))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "scores capped at %g; it must be positive and finite", c->attr[3].f);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "cap is %g; it must be positive and finite", c->attr[3].f);
   return RFR_OK;
 }
 
@@ -56,9 +55,10 @@ static rfr_status check(const rfi_infer *c, int first, int offsets) {
   if (q->shape[0] != k->shape[0])
     return rfi_fail(RFI_E_TRACE_SHAPE, "q has %lld rows, k has %lld", (long long)q->shape[0], (long long)k->shape[0]);
   if (c->in[offsets].shape[0] < 1)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "offsets must have one entry more than there are documents");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "offsets are empty; they need one element more than there are documents");
   RFI_TRY(check_mask(c));
-  if (c->attr[4].i < 0) return rfi_fail(RFI_E_TRACE_SHAPE, "documents of at most %lld rows", (long long)c->attr[4].i);
+  if (c->attr[4].i < 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "longest is %lld; it must be at least 0", (long long)c->attr[4].i);
   return RFR_OK;
 }
 
@@ -95,15 +95,14 @@ rfr_status rfi_infer_attention_cached(const rfi_infer *c) {
   RFI_TRY(rfi_rule_dtype(c, 3, RFR_I64));
   RFI_TRY(rfi_rule_vector(c, 3, RFI_CURSOR_N));
   RFI_TRY(check_mask(c));
-  if (!c->attr[1].i) return rfi_fail(RFI_E_TRACE_SHAPE, "attention to cached keys is causal");
+  if (!c->attr[1].i) return rfi_fail(RFI_E_TRACE_SHAPE, "causal is 0; attention to cached keys must be causal");
   c->out[0] = c->in[0];
   return RFR_OK;
 }
 
 rfr_status rfi_grad_attention(rfi_grad *g) {
   const rfi_opr *op = g->op;
-  if (g->dy[1] != RFR_NONE)
-    return rfi_fail(RFI_E_GRAD_NO_RULE, "the logarithms of the sums of an attention have no gradient");
+  if (g->dy[1] != RFR_NONE) return rfi_fail(RFI_E_GRAD_NO_RULE, "result lse of attention has no gradient");
   if (g->dy[0] == RFR_NONE || !(g->need[0] || g->need[1] || g->need[2])) return RFR_OK;
   rfr_value in[7] = {g->dy[0], op->in[0], op->in[1], op->in[2], op->out[0], op->out[1], op->in[3]}, out[3];
   rfi_record(g->t, g->at, RFI_OP_attention_bwd, 7, in, op->attr, out);

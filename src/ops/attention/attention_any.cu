@@ -289,7 +289,7 @@ static rfr_status allow(const void *kernel, size_t bytes) {
   return bytes <= 48 << 10
              ? RFR_OK
              : rfi_cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                              "asking for shared memory");
+                              "raising the shared memory limit");
 }
 
 static rfr_status forward(const rfr_call *call) {

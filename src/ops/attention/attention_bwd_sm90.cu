@@ -25,14 +25,14 @@ enum { HALF = 64 * 128, TILE = 2 * HALF, SUMS = 2 * TILE }; /* bytes of a tile o
 enum { LOAD_REGISTERS = 24, MATH_REGISTERS = 240 };
 
 /* Tile sizes and the layout of a block's shared memory. */
-template <int D> struct room {
+template <int D> struct smem {
   static constexpr int QUERIES = TILE / (D * 2); /* rows of a tile of queries */
   /* work items whose keys are in shared memory; tile stages */
   static constexpr int SLOTS = D == 64 ? 2 : 1, STAGES = D == 64 ? 2 : 3;
   static constexpr int KEYS = SIDE * D * 2, DS = SIDE * QUERIES * 2, STATS = QUERIES * 8;
   static constexpr int STAGES_AT = SLOTS * 2 * KEYS, DS_AT = STAGES_AT + STAGES * 2 * TILE;
   static constexpr int SUMS_AT = DS_AT + 2 * DS, STATS_AT = SUMS_AT + SUMS;
-  static constexpr int DESK_AT = STATS_AT + STAGES * STATS, BYTES = DESK_AT + 512;
+  static constexpr int STATE_AT = STATS_AT + STAGES * STATS, BYTES = STATE_AT + 512;
   static_assert(BYTES <= 232448, "shared memory of a block");
 };
 
@@ -49,14 +49,14 @@ typedef struct item {
 } item;
 
 /* State that the warps of a block share: barriers, tickets and the work items. */
-typedef struct desk {
+typedef struct block_state {
   uint64_t keys_full[2], keys_empty[2], full[3], empty[3], ds_full[2], ds_empty[2];
   uint64_t sums_full[ADDERS], sums_empty[ADDERS], items_full[ITEMS], items_empty[ITEMS];
   /* `arrived`: a tile has rows to be cleared; `begun`: the last tile of an item was reached */
   uint64_t arrived, begun;
   item items[ITEMS];
-} desk;
-static_assert(sizeof(desk) <= 512, "room for the desk");
+} block_state;
+static_assert(sizeof(block_state) <= 512, "the state of a block fits");
 
 typedef struct place {
   int t, g;
@@ -71,14 +71,14 @@ template <int D> __device__ __forceinline__ walk walk_of(const problem &p, const
   walk x;
   x.start = p.causal ? w.first : w.first - (w.first - w.from + SIDE - 1) / SIDE * SIDE;
   x.end = p.window ? min(w.end, w.last - 1 + p.window) : w.end;
-  const int tiles = w.last > w.from ? (x.end - x.start + room<D>::QUERIES - 1) / room<D>::QUERIES : 0;
-  x.last = x.start + (tiles - 1) * room<D>::QUERIES;
+  const int tiles = w.last > w.from ? (x.end - x.start + smem<D>::QUERIES - 1) / smem<D>::QUERIES : 0;
+  x.last = x.start + (tiles - 1) * smem<D>::QUERIES;
   x.group = p.H / p.Hk;
   x.steps = tiles * x.group;
   return x;
 }
 template <int D> __device__ __forceinline__ place next_place(const walk &x, place at) {
-  return at.g + 1 < x.group ? place{at.t, at.g + 1} : place{at.t - room<D>::QUERIES, 0};
+  return at.g + 1 < x.group ? place{at.t, at.g + 1} : place{at.t - smem<D>::QUERIES, 0};
 }
 /* How many blocks add to a tile before w's block does: those of earlier keys that the tile sees. */
 static __device__ __forceinline__ int blocks_before(const problem &p, const piece &w, place at) {
@@ -99,14 +99,14 @@ static __device__ __forceinline__ void add_release(unsigned *at) {
 }
 
 /* Returns the i-th item, called by a single thread of the TAKERS. */
-static __device__ __forceinline__ item take_alone(desk *d, unsigned i) {
+static __device__ __forceinline__ item take_alone(block_state *d, unsigned i) {
   rfi_mbarrier_wait(rfi_shared_address(&d->items_full[i % ITEMS]), (int)(i / ITEMS) & 1);
   const item x = d->items[i % ITEMS];
   rfi_mbarrier_arrive(rfi_shared_address(&d->items_empty[i % ITEMS]));
   return x;
 }
 /* Returns the i-th item, called by a full warp. */
-static __device__ __forceinline__ item take(desk *d, unsigned i) {
+static __device__ __forceinline__ item take(block_state *d, unsigned i) {
   rfi_mbarrier_wait(rfi_shared_address(&d->items_full[i % ITEMS]), (int)(i / ITEMS) & 1);
   const item x = d->items[i % ITEMS];
   __syncwarp();
@@ -128,12 +128,12 @@ template <int D, int ROWS> __device__ __forceinline__ void clear_rows(char *tile
 /* Loads rows t ... t + ROWS - 1 of a head of a and of b into two adjacent tiles. Rows outside from ... end - 1 belong
  * to another document; they are zeroed before `full` completes. `cut` counts the tiles that had such rows. */
 template <int D, int ROWS>
-__device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const CUtensorMap *b, uint32_t full, desk *d,
-                                         unsigned &cut, int t, int h, int from, int end) {
+__device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const CUtensorMap *b, uint32_t full,
+                                         block_state *d, unsigned &cut, int t, int h, int from, int end) {
   constexpr int BYTES = ROWS * D * 2;
   const int lane = threadIdx.x & 31;
-  const bool whole = t >= from && t + ROWS <= end;
-  const uint32_t arrived = whole ? full : rfi_shared_address(&d->arrived);
+  const bool one_document = t >= from && t + ROWS <= end;
+  const uint32_t arrived = one_document ? full : rfi_shared_address(&d->arrived);
   if (lane == 0) {
     const uint32_t at = rfi_shared_address(to);
     rfi_barrier_expect(arrived, 2 * BYTES);
@@ -143,7 +143,7 @@ __device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const C
     for (int x = 0; x < D; x += 64) rfi_tma_load(at + (uint32_t)(BYTES + x * ROWS * 2), b, arrived, x, t, h);
   }
   __syncwarp();
-  if (whole) return;
+  if (one_document) return;
   rfi_mbarrier_wait(arrived, (int)cut++ & 1);
 #pragma unroll 1
   for (int i = 0; i < 2; i++) {
@@ -172,8 +172,9 @@ __device__ __forceinline__ void load_stats(uint32_t stats, const problem &p, con
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
 }
 
-template <int D> __device__ __forceinline__ void load_all(const problem &p, const maps &m, desk *d, char *shared) {
-  typedef room<D> R;
+template <int D>
+__device__ __forceinline__ void load_all(const problem &p, const maps &m, block_state *d, char *shared) {
+  typedef smem<D> R;
   unsigned tile = 0, kept = 0, cut = 0;
   for (unsigned i = 0;; i++) {
     const item x = take(d, i);
@@ -202,7 +203,7 @@ template <int D> __device__ __forceinline__ void load_all(const problem &p, cons
 
 /* ---- turns: a thread that takes work, two that add dq ---- */
 
-static __device__ __forceinline__ void publish(const problem &p, desk *d, unsigned i) {
+static __device__ __forceinline__ void publish(const problem &p, block_state *d, unsigned i) {
   if (i >= ITEMS) rfi_mbarrier_wait(rfi_shared_address(&d->items_empty[i % ITEMS]), (int)(i / ITEMS - 1) & 1);
   const unsigned count = (unsigned)*p.count;
   item x = {};
@@ -213,7 +214,7 @@ static __device__ __forceinline__ void publish(const problem &p, desk *d, unsign
   rfi_mbarrier_arrive(rfi_shared_address(&d->items_full[i % ITEMS]));
 }
 
-static __device__ __forceinline__ void take_work(const problem &p, desk *d) {
+static __device__ __forceinline__ void take_work(const problem &p, block_state *d) {
   publish(p, d, 0);
   for (unsigned i = 0;; i++) {
     if (take_alone(d, i).kv < 0) return;
@@ -227,8 +228,9 @@ static __device__ __forceinline__ void proxies_agree(void) { asm volatile("fence
 
 /* Adds tiles of dq from shared memory to the sums, each when its turn has come: this adder's tiles are every
  * ADDERS-th. */
-template <int D> __device__ __forceinline__ void add_tiles(const problem &p, desk *d, uint32_t base, unsigned adder) {
-  const uint32_t sums = base + room<D>::SUMS_AT;
+template <int D>
+__device__ __forceinline__ void add_tiles(const problem &p, block_state *d, uint32_t base, unsigned adder) {
+  const uint32_t sums = base + smem<D>::SUMS_AT;
   unsigned tile = 0;
   for (unsigned i = 0;; i++) {
     const item x = take_alone(d, i);
@@ -243,7 +245,7 @@ template <int D> __device__ __forceinline__ void add_tiles(const problem &p, des
         const unsigned before = (unsigned)blocks_before(p, x.w, at);
         unsigned *const turn = p.turns + (int64_t)h * p.T + at.t;
         float *const to = p.sums + ((int64_t)h * p.T + at.t) * D;
-        const int bytes = min(room<D>::QUERIES, x.w.end - at.t) * D * (int)sizeof(float);
+        const int bytes = min(smem<D>::QUERIES, x.w.end - at.t) * D * (int)sizeof(float);
         if (before > 0)
           while (load_acquire(turn) < before) {}
         proxies_agree();
@@ -361,13 +363,13 @@ static __device__ __forceinline__ void hide(float (&c)[1][8][4], const seen &x, 
  * it. 16 rows of one document keep the order that they have in a warp: four elements of lane i of n are at 128 n + 4 i.
  * Fewer rows, at a document's end, are stored row by row. */
 template <int D>
-__device__ __forceinline__ void stage_rows(const problem &p, desk *d, const piece &w, const float (&dq)[1][8][4], int t,
-                                           char *shared, int warp, unsigned tile) {
+__device__ __forceinline__ void stage_rows(const problem &p, block_state *d, const piece &w, const float (&dq)[1][8][4],
+                                           int t, char *shared, int warp, unsigned tile) {
   if (!p.out[0]) return;
   int lane; /* read here, so that no address occupies a register across the loop */
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   const int row = D == 64 ? warp * 16 : warp % 4 * 16, panel = D == 64 ? 0 : warp / 4;
-  float *const slab = (float *)(shared + room<D>::SUMS_AT) + row * D;
+  float *const slab = (float *)(shared + smem<D>::SUMS_AT) + row * D;
   if (tile > 0)
     rfi_mbarrier_wait(rfi_shared_address(&d->sums_empty[(tile - 1) % ADDERS]), (int)((tile - 1) / ADDERS) & 1);
   if (t + row + 16 <= w.end) {
@@ -420,19 +422,19 @@ typedef struct step_of {
   bool first;
 } step_of;
 
-/* await_room waits until both warpgroups have computed dq from the ds buffer that this tile reuses; await_ds waits
+/* await_ds_buffer waits until both warpgroups have computed dq from the ds buffer that this tile reuses; await_ds waits
  * until both have written the tile's ds. */
-static __device__ __forceinline__ void await_room(desk *d, unsigned tile) {
+static __device__ __forceinline__ void await_ds_buffer(block_state *d, unsigned tile) {
   if (tile >= 2) rfi_mbarrier_wait(rfi_shared_address(&d->ds_empty[tile % 2]), (int)(tile / 2 - 1) & 1);
 }
-static __device__ __forceinline__ void await_ds(desk *d, unsigned tile) {
+static __device__ __forceinline__ void await_ds(block_state *d, unsigned tile) {
   rfi_mbarrier_wait(rfi_shared_address(&d->ds_full[tile % 2]), (int)(tile / 2) & 1);
 }
 
 /* 128 queries by 128 keys of head size 64, in two halves: the GEMMs of one run while p of the other is computed. The
  * GEMM of dk continues past the end of the step: its stage is released in the next step. */
 template <typename T, bool CAPPED>
-static __device__ __forceinline__ void take_step(const problem &p, desk *d, const piece &w, const part<64> &my,
+static __device__ __forceinline__ void take_step(const problem &p, block_state *d, const piece &w, const part<64> &my,
                                                  const step_of &x, float (&dk)[1][8][4], float (&dv)[1][8][4]) {
   const uint32_t q = x.q, dy = x.q + TILE;
   const int t = x.t + (my.lane & 3) * 2;
@@ -444,7 +446,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   multiply<T, 64>(sb, my.k, q + HALF);
   rfi_wgmma_wait<2>();
   rfi_wgmma_tie(sa[0]);
-  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % room<64>::STAGES], my.lane);
+  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % smem<64>::STAGES], my.lane);
   probabilities<CAPPED>(p, sa, x.lse);
   if (x.t + 64 > w.end || !all_see(p, w, x.t, x.t + 64, my.s0, my.s0 + 16)) hide(sa, my.sight, t);
   pack<T>(left, sa);
@@ -454,7 +456,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   add_delta(da, x.delta);
   slopes<CAPPED>(p, da, sa, x.lse);
   pack<T>(right, da);
-  await_room(d, x.tile);
+  await_ds_buffer(d, x.tile);
   store_left(x.ds, right, my.warp, my.lane);
   rfi_wgmma_begin();
   multiply<T, 64>(db, my.v, dy + HALF);
@@ -487,7 +489,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
 /* 64 queries by 128 keys of head size 128. The GEMM of dk continues past the end of the step: its stage is released in
  * the next step. */
 template <typename T, bool CAPPED>
-static __device__ __forceinline__ void take_step(const problem &p, desk *d, const piece &w, const part<128> &my,
+static __device__ __forceinline__ void take_step(const problem &p, block_state *d, const piece &w, const part<128> &my,
                                                  const step_of &x, float (&dk)[1][16][4], float (&dv)[1][16][4]) {
   const uint32_t q = x.q, dy = x.q + TILE;
   const int t = x.t + (my.lane & 3) * 2;
@@ -498,7 +500,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   multiply<T, 128>(ds, my.v, dy);
   rfi_wgmma_wait<1>();
   rfi_wgmma_tie(s[0]);
-  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % room<128>::STAGES], my.lane);
+  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % smem<128>::STAGES], my.lane);
   probabilities<CAPPED>(p, s, x.lse);
   if (x.t + 64 > w.end || !all_see(p, w, x.t, x.t + 64, my.s0, my.s0 + 16)) hide(s, my.sight, t);
   pack<T>(left, s);
@@ -508,7 +510,7 @@ static __device__ __forceinline__ void take_step(const problem &p, desk *d, cons
   add_delta(ds, x.delta);
   slopes<CAPPED>(p, ds, s, x.lse);
   pack<T>(right, ds);
-  await_room(d, x.tile);
+  await_ds_buffer(d, x.tile);
   store_left(x.ds, right, my.warp, my.lane);
   rfi_shared_written();
   left_by_warp(&d->ds_full[x.tile % 2], my.lane);
@@ -534,9 +536,9 @@ template <typename T> __device__ __forceinline__ void store_zeros(const problem 
 /* `warp` is the index among the multiplying warps; `tile` and `kept` count the earlier tiles and the earlier items that
  * had tiles. */
 template <typename T, int D, bool CAPPED>
-static __device__ __forceinline__ void gradients_of(const problem &p, desk *d, const item &work, char *shared, int warp,
-                                                    unsigned &tile, unsigned &kept) {
-  typedef room<D> R;
+static __device__ __forceinline__ void gradients_of(const problem &p, block_state *d, const item &work, char *shared,
+                                                    int warp, unsigned &tile, unsigned &kept) {
+  typedef smem<D> R;
   const piece &w = work.w;
   const int lane = threadIdx.x & 31, group = warp / 4, kv = work.kv, slot = (int)(kept % R::SLOTS);
   const uint32_t base = rfi_shared_address(shared), keys = base + (uint32_t)(slot * 2 * R::KEYS);
@@ -601,8 +603,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     attention_gradients(const __grid_constant__ problem p, const __grid_constant__ maps m) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
-  desk &d = *(desk *)(shared + room<D>::DESK_AT);
-  /* tells nvcc that the value is the same in all lanes */
+  block_state &d = *(block_state *)(shared + smem<D>::STATE_AT);
+  /* marks the value as equal in all lanes for nvcc */
   const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0);
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {
@@ -613,7 +615,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
       rfi_mbarrier_init(rfi_shared_address(&d.ds_full[i]), MATH_WARPS);
       rfi_mbarrier_init(rfi_shared_address(&d.ds_empty[i]), MATH_WARPS);
     }
-    for (int i = 0; i < room<D>::STAGES; i++) {
+    for (int i = 0; i < smem<D>::STAGES; i++) {
       /* the tiles, and each lane's part of their statistics */
       rfi_mbarrier_init(rfi_shared_address(&d.full[i]), 1 + 32);
       rfi_mbarrier_init(rfi_shared_address(&d.empty[i]), MATH_WARPS);
@@ -713,13 +715,13 @@ template <typename T, int D> static rfr_status launch_all(const rfr_call *call, 
   const size_t bytes = (size_t)p.T * (size_t)p.H * sizeof(unsigned);
   rfr_status s =
       rfi_cuda_check(cudaMemsetAsync(p.turns, 0, bytes, rfi_stream(call)), "clearing the turns of attention_bwd");
-  if (s == RFR_OK) s = describe(&m.q, &call->in[1], p.q, room<D>::QUERIES);
+  if (s == RFR_OK) s = describe(&m.q, &call->in[1], p.q, smem<D>::QUERIES);
   if (s == RFR_OK) s = describe(&m.k, &call->in[2], p.k, SIDE);
   if (s == RFR_OK) s = describe(&m.v, &call->in[3], p.v, SIDE);
-  if (s == RFR_OK) s = describe(&m.dy, &call->in[0], p.dy, room<D>::QUERIES);
-  if (s == RFR_OK) s = allow((const void *)kernel, room<D>::BYTES);
+  if (s == RFR_OK) s = describe(&m.dy, &call->in[0], p.dy, smem<D>::QUERIES);
+  if (s == RFR_OK) s = allow((const void *)kernel, smem<D>::BYTES);
   if (s != RFR_OK) return s;
-  kernel<<<(unsigned)rfi_cuda_info_of(call)->sms, THREADS, room<D>::BYTES, rfi_stream(call)>>>(p, m);
+  kernel<<<(unsigned)rfi_cuda_info_of(call)->sms, THREADS, smem<D>::BYTES, rfi_stream(call)>>>(p, m);
   return p.out[0] ? launch(call, attention_dq_rounded<T, D>, &p, l, 0, p.H, ROUND_THREADS, 0) : RFR_OK;
 }
 

@@ -166,11 +166,11 @@ RFI_INLINE rfi_vi sees(const block *b, int v, int64_t key) {
 
 /* Returns rows t0 ... of a head as f32: in place when they are f32 already (and, for an operand that is read in full
  * panels, when the panels are full), else a copy in `space`, padded with zeros. *ld receives the row stride. */
-static const float *rows_of(const rfi_arg *x, const shape *s, int64_t head, int64_t t0, int64_t n, bool whole,
+static const float *rows_of(const rfi_arg *x, const shape *s, int64_t head, int64_t t0, int64_t n, bool full_panels,
                             float *space, int64_t *ld) {
   rfr_dtype dtype = x->type.dtype;
   const void *from = rfi_at(x->data, dtype, t0 * x->stride[0] + head * x->stride[1]);
-  if (dtype == RFR_F32 && x->stride[2] == 1 && (!whole || s->D == s->P)) {
+  if (dtype == RFR_F32 && x->stride[2] == 1 && (!full_panels || s->D == s->P)) {
     *ld = x->stride[0];
     return from;
   }

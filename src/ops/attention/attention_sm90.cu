@@ -25,13 +25,13 @@ template <> struct cut<128> { static constexpr int groups = 2, stages = 2, regis
 /* A block's work item: a piece of rows for a head. */
 typedef struct item {
   piece w;
-  int h;              /* IDLE: no item here, the next slot may have one; DONE: end of the work */
-  int again, strange; /* again: with zeros for non-finite v; strange: a row of o is not finite */
+  int h;                 /* IDLE: no item here, the next slot may have one; DONE: end of the work */
+  int again, not_finite; /* again: with zeros for non-finite v; not_finite: a row of o is not finite */
 } item;
 enum { IDLE = -1, DONE = -2 };
 
 /* The layout of a block's shared memory. Each full or empty slot has a barrier to wait for. */
-template <int D> struct room {
+template <int D> struct smem {
   static constexpr int ROWS = cut<D>::groups * GROUP, STAGES = cut<D>::stages, THREADS = 128 + 2 * ROWS;
   static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2;
   static constexpr int Q_AT = 0, K_AT = SLOTS * Q, V_AT = K_AT + STAGES * TILE;
@@ -78,7 +78,7 @@ template <int STAGES> __device__ __forceinline__ void await_empty(uint32_t barri
 }
 
 template <int D> __device__ __forceinline__ void load_all(const problem &p, const maps &m, char *shared) {
-  typedef room<D> R;
+  typedef smem<D> R;
   const uint32_t base = rfi_shared_address(shared);
   item *const items = (item *)(shared + R::ITEMS_AT);
   const unsigned count = (unsigned)*p.count;
@@ -90,10 +90,10 @@ template <int D> __device__ __forceinline__ void load_all(const problem &p, cons
     x.h = IDLE;
     if (at < count) x.w = p.pieces[count - 1 - at], x.h = (int)(ticket % (unsigned)p.H);
     await_empty<SLOTS>(base + R::Q_EMPTY, i);
-    if (i >= SLOTS && items[slot].strange) {
+    if (i >= SLOTS && items[slot].not_finite) {
       x = items[slot];
       x.again = 1;
-      x.strange = 0;
+      x.not_finite = 0;
     } else if (x.h >= 0) {
       ticket = atomicAdd(p.ticket, 1u);
     }
@@ -127,7 +127,7 @@ __device__ __forceinline__ void multiply_keys(float (&s)[1][KEYS / 8][4], uint32
   rfi_wgmma_new(s[0]);
 #pragma unroll
   for (int i = 0; i < D / 16; i++)
-    rfi_wgmma128<T, false>(s[0], rfi_wgmma_panel(q, (uint32_t)(i / 4 * room<D>::ROWS * 128 + i % 4 * 32)),
+    rfi_wgmma128<T, false>(s[0], rfi_wgmma_panel(q, (uint32_t)(i / 4 * smem<D>::ROWS * 128 + i % 4 * 32)),
                            rfi_wgmma_panel(k, (uint32_t)(i / 4 * KEYS * 128 + i % 4 * 32)), i > 0);
   rfi_wgmma_commit();
 }
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void hide(const problem &p, const piece &w, fl
  * warps. */
 template <typename T, int D>
 __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, char *tile, int s0, int *dirty) {
-  constexpr int ROWS = room<D>::ROWS;
+  constexpr int ROWS = smem<D>::ROWS;
   const int lane = threadIdx.x & 31;
   rfi_named_sync(1 + cut<D>::groups, 2 * ROWS);
 #pragma unroll 1
@@ -191,7 +191,7 @@ static __device__ __forceinline__ void left_by_warp(uint32_t barrier, int lane) 
 /* A warpgroup's 64 rows of a block's items. */
 template <typename T, int D, bool CAPPED>
 __device__ __forceinline__ void attend_all(const problem &p, char *shared, const int group) {
-  typedef room<D> R;
+  typedef smem<D> R;
   const uint32_t base = rfi_shared_address(shared);
   item *const items = (item *)(shared + R::ITEMS_AT);
   int *const dirty = (int *)(shared + R::DIRTY_AT);
@@ -301,7 +301,7 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
           finite = finite && (t >= t1 || isfinite(acc[0][n][e]));
         }
     }
-    if (!finite && !x.again) items[slot].strange = 1;
+    if (!finite && !x.again) items[slot].not_finite = 1;
     const int *const skip = x.again ? dirty + mine : NULL;
     char *const own = shared + R::Q_AT + slot * R::Q;
     if (p.out[0]) store_rows<T, D, R::ROWS>(p.out[0], p.row[0], p, x.h, t0, t1, acc, own, mine, skip);
@@ -313,11 +313,11 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
 #endif
 
 template <typename T, int D, bool CAPPED>
-static __global__ void __launch_bounds__(room<D>::THREADS, 1)
+static __global__ void __launch_bounds__(smem<D>::THREADS, 1)
     attention_o(const __grid_constant__ problem p, const __grid_constant__ maps m) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
-  typedef room<D> R;
+  typedef smem<D> R;
   if (threadIdx.x == 0) {
     constexpr int WARPS = R::ROWS / 16;
     const uint32_t base = rfi_shared_address(shared);
@@ -335,7 +335,7 @@ static __global__ void __launch_bounds__(room<D>::THREADS, 1)
     rfi_shared_written();
   }
   __syncthreads();
-  /* tells nvcc that the value is the same in all lanes */
+  /* marks the value as equal in all lanes for nvcc */
   const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
   if (group == 0) {
     rfi_registers_fewer<cut<D>::loader>();
@@ -352,7 +352,7 @@ static __global__ void __launch_bounds__(room<D>::THREADS, 1)
 static int padded(int D) { return D <= 64 ? 64 : 128; }
 
 static layout make_layout(const rfr_call *call) {
-  const int row = padded((int)call->in[0].type.shape[2]) == 64 ? room<64>::ROWS : room<128>::ROWS;
+  const int row = padded((int)call->in[0].type.shape[2]) == 64 ? smem<64>::ROWS : smem<128>::ROWS;
   const int rows[BLOCK_TABLES] = {row, row};
   return layout_of(call, 0, 3, rows, 1);
 }
@@ -363,7 +363,7 @@ static rfr_status describe(CUtensorMap *map, const rfr_arg *x, const matrix &m, 
 }
 
 template <typename T, int D> static rfr_status launch_o(const rfr_call *call, const problem *given, const layout *l) {
-  typedef room<D> R;
+  typedef smem<D> R;
   problem p = *given;
   maps m;
   char *const at = (char *)call->workspace;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the op matrix does not say about attention: packed documents are independent of
- * each other bit by bit, forward and backward; the forward's bits do not depend on the
- * number of threads, the backward's repeat for the same number; what a window hides has no
- * influence; the work counted is that of the pairs that see each other; wrong shapes are
- * refused where they are recorded; the gradient of a packed weight has its type and phase.
+ * Attention beyond the op matrix: packed documents do not influence each other bit by bit, forward and backward; the
+ * forward's bits do not depend on the number of threads, the backward's repeat for the same number; keys outside a
+ * window have no influence; the counted work is that of the pairs that see each other; wrong shapes are refused when
+ * recorded; the gradient of a packed weight has the right type and phase.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -69,7 +68,7 @@ static sample *sample_make(void) {
   return s;
 }
 
-/* The best set of this CPU; every set has the same source. */
+/* The best instruction set of this CPU; all sets are compiled from the same source. */
 static const char *best_isa(rfr_ctx **ctx) {
   assert_int_equal(rfr_ctx_create(NULL, ctx), RFR_OK);
   return rfi_ctx_isa(*ctx);
@@ -80,7 +79,7 @@ static void documents(void **state) {
   rfr_ctx *ctx;
   const char *isa = best_isa(&ctx);
   sample *a = sample_make(), *b = sample_make();
-  for (int i = CUT * HK * D; i < NK; i++) b->k[i] += 1, b->v[i] -= 2; /* another second document */
+  for (int i = CUT * HK * D; i < NK; i++) b->k[i] += 1, b->v[i] -= 2; /* changes the second document */
   for (int i = CUT * H * D; i < NQ; i++) b->q[i] *= 3, b->dy[i] += 1;
   attend(isa, a, 2);
   attend(isa, b, 2);
@@ -89,7 +88,7 @@ static void documents(void **state) {
   assert_memory_equal(a->dk, b->dk, sizeof(float) * CUT * HK * D);
   assert_memory_equal(a->dv, b->dv, sizeof(float) * CUT * HK * D);
   assert_memory_not_equal(a->o + CUT * H * D, b->o + CUT * H * D, sizeof(float) * (T - CUT) * H * D);
-  for (int h = 0; h < H; h++) /* a document's first row sees itself alone */
+  for (int h = 0; h < H; h++) /* a document's first row sees only itself */
     for (int d = 0; d < D; d++)
       assert_true(fabsf(a->o[(CUT * H + h) * D + d] - a->v[(CUT * HK + h / 2) * D + d]) < 1e-6f);
   free(a);
@@ -122,30 +121,30 @@ static void threads(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* What a window hides has no influence. */
+/* Keys outside a window have no influence. */
 static void windows(void **state) {
   (void)state;
   enum { W = 13 };
   rfr_ctx *ctx;
   const char *isa = best_isa(&ctx);
-  sample *a = sample_make(), *b = sample_make(), *whole = sample_make();
-  const int from = CUT + 60; /* rows from here on see none before from - W + 1 */
+  sample *a = sample_make(), *b = sample_make(), *full = sample_make();
+  const int from = CUT + 60; /* rows from here on see no key before from - W + 1 */
   a->window = b->window = W;
-  whole->window = T;
+  full->window = T;
   for (int i = CUT * HK * D; i < (from - W + 1) * HK * D; i++) b->k[i] += 1, b->v[i] -= 2;
   attend(isa, a, 2);
   attend(isa, b, 2);
   assert_memory_equal(a->o + from * H * D, b->o + from * H * D, sizeof(float) * (T - from) * H * D);
   assert_memory_equal(a->dq + from * H * D, b->dq + from * H * D, sizeof(float) * (T - from) * H * D);
   assert_memory_not_equal(a->o + (from - 1) * H * D, b->o + (from - 1) * H * D, sizeof(float) * H * D);
-  attend(isa, whole, 2);
+  attend(isa, full, 2);
   a->window = 0;
   attend(isa, a, 2);
-  whole->window = 0;
-  assert_memory_equal(a, whole, sizeof *a); /* a window of T rows is none */
+  full->window = 0;
+  assert_memory_equal(a, full, sizeof *a); /* a window of T rows has no effect */
   free(a);
   free(b);
-  free(whole);
+  free(full);
   rfr_ctx_destroy(ctx);
 }
 
@@ -159,17 +158,17 @@ static void recording(void **state) {
   static const struct {
     int64_t H, Hk, Dk;
     rfr_attention_options options;
-    const char *text; /* of the error; NULL: none */
+    const char *text; /* expected error; NULL: none */
   } cases[] = {{6, 2, 16, {.causal = 1}, NULL},
                {6, 2, 16, {.causal = 1, .window = 3, .cap = 50}, NULL},
                {6, 4, 16, {.causal = 1}, "do not divide"},
                {6, 0, 16, {.causal = 1}, "do not divide"},
                {6, 2, 8, {.causal = 1}, "rows of 8"},
-               {6, 2, 16, {.causal = 0, .window = 3}, "a window of 3 rows"},
-               {6, 2, 16, {.causal = 1, .window = -1}, "a window of -1 rows"},
-               {6, 2, 16, {.causal = 1, .cap = -2}, "capped at -2"},
-               {6, 2, 16, {.causal = 1, .cap = INFINITY}, "capped at inf"},
-               {6, 2, 16, {.causal = 1, .longest = -5}, "at most -5 rows"}};
+               {6, 2, 16, {.causal = 0, .window = 3}, "window is 3"},
+               {6, 2, 16, {.causal = 1, .window = -1}, "window is -1"},
+               {6, 2, 16, {.causal = 1, .cap = -2}, "cap is -2"},
+               {6, 2, 16, {.causal = 1, .cap = INFINITY}, "cap is inf"},
+               {6, 2, 16, {.causal = 1, .longest = -5}, "longest is -5"}};
   rfr_ctx *ctx;
   assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -187,14 +186,14 @@ static void recording(void **state) {
       assert_non_null(strstr(rfr_last_error()->message, "attention_test.c"));
     } else {
       assert_int_equal(rfr_trace_finish(t), RFR_OK);
-      assert_true(t->ops[t->n_ops - 1].attr[0].f == 0.25); /* resolved when recorded */
+      assert_true(t->ops[t->n_ops - 1].attr[0].f == 0.25); /* the default is resolved when recorded */
     }
     rfr_trace_destroy(t);
   }
   rfr_ctx_destroy(ctx);
 }
 
-/* Multiply-adds against pairs that are counted one by one, with documents as long as they may be. */
+/* Multiply-adds compared with pairs counted one by one, with documents of the greatest length. */
 static void work(void **state) {
   (void)state;
   static const rfr_attention_options cases[] = {{.causal = 0},
@@ -226,7 +225,7 @@ static void work(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A NaN or an infinity in v reaches the rows that see it, and changes no bit of the others. */
+/* A NaN or an infinity in v affects the rows that see it, and changes no bit of the others. */
 static void not_finite(void **state) {
   (void)state;
   enum { AT = CUT + 5 };

@@ -78,7 +78,7 @@ template <int M, int N> __device__ __forceinline__ void bend(const problem &p, f
       for (int e = 0; e < 4; e++) c[m][n][e] = p.cap * bent(p.bend * c[m][n][e]);
 }
 
-/* The running maximum and sum of a thread's rows. The sum is over the thread's own columns until the end. */
+/* The running maximum and sum of a thread's rows. Until the end, each thread sums its own columns. */
 template <int M> struct softmax { float max[M / 16][2], sum[M / 16][2]; };
 
 /* Maximum over the four lanes of a row. */
@@ -300,21 +300,21 @@ static inline void cut_rows(const rfr_call *call, const problem *p, const layout
 
 static inline rfr_status allow(const void *kernel, int bytes) {
   return rfi_cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                        "asking for shared memory");
+                        "raising the shared memory limit");
 }
 
 typedef void (*kernel_fn)(problem);
 static inline rfr_status launch(const rfr_call *call, kernel_fn kernel, const problem *given, const layout *l,
                                 int which, int heads, int threads, int bytes) {
   enum { DOCUMENTS = 256 }; /* with this many documents the grid covers all pieces */
-  const int whole = (given->T + l->rows[which] - 1) / l->rows[which] + DOCUMENTS, most = l->most[which];
+  const int full = (given->T + l->rows[which] - 1) / l->rows[which] + DOCUMENTS, most = l->most[which];
   problem p = *given;
   p.pieces = (const piece *)((char *)call->workspace + l->pieces[which]);
   p.count = (const int *)((char *)call->workspace + l->count[which]);
   p.reverse = which == 0;
   const rfr_status s = allow((const void *)kernel, bytes);
   if (s != RFR_OK) return s;
-  kernel<<<(unsigned)((most < whole ? most : whole) * heads), (unsigned)threads, (size_t)bytes, rfi_stream(call)>>>(p);
+  kernel<<<(unsigned)((most < full ? most : full) * heads), (unsigned)threads, (size_t)bytes, rfi_stream(call)>>>(p);
   return RFR_OK;
 }
 

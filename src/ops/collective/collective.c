@@ -14,14 +14,15 @@ static rfr_status check_ranks(const rfi_infer *c) {
   const int64_t ranks = c->attr[0].i;
   return ranks >= 1 && ranks <= MOST_RANKS
              ? RFR_OK
-             : rfi_fail(RFI_E_TRACE_SHAPE, "%lld ranks, want 1 to %d", (long long)ranks, (int)MOST_RANKS);
+             : rfi_fail(RFI_E_TRACE_SHAPE, "ranks is %lld; it must be 1 to %d", (long long)ranks, (int)MOST_RANKS);
 }
 
 static rfr_status check_term(const rfi_infer *c) {
   RFI_TRY(check_ranks(c));
   RFI_TRY(rfi_rule_rank(c, 0, 1, RFR_MAX_RANK));
   RFI_TRY(rfi_rule_float(c, 0));
-  if (c->in[0].dtype == RFR_F64) return rfi_fail(RFI_E_TRACE_SHAPE, "sums over ranks are of f32, bf16 or f16");
+  if (c->in[0].dtype == RFR_F64)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "x is f64; a sum over ranks needs f32, bf16 or f16");
   return RFR_OK;
 }
 
@@ -29,17 +30,18 @@ rfr_status rfi_infer_all_gather(const rfi_infer *c) {
   RFI_TRY(check_ranks(c));
   RFI_TRY(rfi_rule_rank(c, 0, 1, RFR_MAX_RANK));
   if (rfr_dtype_bits(c->in[0].dtype) % 8 != 0)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%s elements have no addresses", rfr_dtype_name(c->in[0].dtype));
+    return rfi_fail(RFI_E_TRACE_SHAPE, "x is %s, whose elements are smaller than a byte",
+                    rfr_dtype_name(c->in[0].dtype));
   c->out[0] = c->in[0];
   if (__builtin_mul_overflow(c->in[0].shape[0], c->attr[0].i, &c->out[0].shape[0]))
-    return rfi_fail(RFI_E_OVERFLOW, "what is gathered overflows");
+    return rfi_fail(RFI_E_OVERFLOW, "the gathered size overflows");
   return RFR_OK;
 }
 
 rfr_status rfi_infer_reduce_scatter(const rfi_infer *c) {
   RFI_TRY(check_term(c));
   if (c->in[0].shape[0] % c->attr[0].i != 0)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld rows over %lld ranks", (long long)c->in[0].shape[0],
+    return rfi_fail(RFI_E_TRACE_SHAPE, "x has %lld rows, which %lld ranks do not divide", (long long)c->in[0].shape[0],
                     (long long)c->attr[0].i);
   c->out[0] = c->in[0];
   c->out[0].shape[0] /= c->attr[0].i;

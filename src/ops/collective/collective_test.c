@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collective ops over ranks that are threads: values and gradients bit by bit, eager and replayed; their tokens, in
- * print and parse; what passes leave alone; and what is refused.
+ * Collective ops over ranks that are threads: values and gradients bit by bit, eager and replayed; their tokens when
+ * printed and parsed; passes that must not change them; and refusals.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ static float data(int rank, int stream, int64_t i) {
 typedef struct rank {
   rfr_comm *comm;
   int number, size;
-  char error[256]; /* "": all is well */
+  char error[256]; /* "": no error */
 } rank;
 
 static int64_t count(const rfr_tensor *x) { return rfi_count(&x->type); }
@@ -44,7 +44,7 @@ static rfr_trace *record(rfr_ctx *own, int size) {
   return t;
 }
 
-/* The oracle has all ranks' data. */
+/* The oracle has the data of all ranks. */
 static float want_all(int64_t i) { return data((int)(i / (D0 * D1)), 0, i % (D0 * D1)); }
 static float want_part(int rank, int size, int64_t i) {
   const int64_t at = rank * D0 * D1 + i;
@@ -57,7 +57,7 @@ static float want_sum(int size, int64_t i) {
   for (int r = 1; r < size; r++) total += want_part(r, size, i);
   return total;
 }
-/* d of the sum of all losses: through all_reduce the sum of all d, through reduce_scatter to every rank. */
+/* The gradient of the sum of all losses: through all_reduce the sum of all d, through reduce_scatter every rank's. */
 static float want_dx(int rank, int size, int64_t i) {
   const int64_t at = rank * D0 * D1 + i;
   float dpart = data(0, 2, i), total = 0;
@@ -166,12 +166,12 @@ static void test_text(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Two microbatches read one gathered weight's views: neither the gathers nor what reads them merge or leave the
- * microbatches. */
+/* Two microbatches read views of one gathered weight: neither the gathers nor their readers are merged or change
+ * microbatch. */
 static void test_passes(void **state) {
   rfr_trace *t, *pruned;
   rfi_report report = {.text = {.ctx = ctx}};
-  const rfi_pass_options o = {.prune = true, .apart = true};
+  const rfi_pass_options o = {.prune = true, .split_phases = true};
   int gathers = 0, negated = 0;
   (void)state;
   OK(rfr_trace_create(ctx, &t));
@@ -179,7 +179,7 @@ static void test_passes(void **state) {
   for (int m = 0; m < 2; m++) {
     rfr_microbatch(t, m);
     rfr_output(t, m ? "b" : "a", rfr_scale(t, rfr_all_gather(t, w, 2), -1, RFR_NONE));
-    rfr_all_reduce(t, w, 2); /* nobody reads it: a token keeps nothing */
+    rfr_all_reduce(t, w, 2); /* unused: a token does not keep an op alive */
   }
   OK(rfr_trace_finish(t));
   OK(rfi_pass_prune(t, &o, &report, &pruned));
@@ -225,19 +225,19 @@ static void test_refused(void **state) {
   rfr_trace *t = record(ctx, 2);
   (void)state;
   OK(shapes(RFR_BF16, 6, 3, 1));
-  refused(shapes(RFR_F32, 7, 3, 1), RFR_INVALID, "trace.shape", "7 rows over 3 ranks");
-  refused(shapes(RFR_F32, 7, 0, 0), RFR_INVALID, "trace.shape", "0 ranks");
+  refused(shapes(RFR_F32, 7, 3, 1), RFR_INVALID, "trace.shape", "x has 7 rows, which 3 ranks");
+  refused(shapes(RFR_F32, 7, 0, 0), RFR_INVALID, "trace.shape", "ranks is 0");
   refused(shapes(RFR_I32, 6, 2, 2), RFR_INVALID, "trace.shape", "x");
   refused(shapes(RFR_F64, 6, 2, 1), RFR_INVALID, "trace.shape", "f32, bf16 or f16");
-  refused(shapes(RFR_E2M1, 6, 2, 0), RFR_INVALID, "trace.shape", "no addresses");
+  refused(shapes(RFR_E2M1, 6, 2, 0), RFR_INVALID, "trace.shape", "smaller than a byte");
   refused(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p), RFR_INVALID, "dist.communicator",
-          "all_gather over 2 ranks, and no communicator");
+          "all_gather over 2 ranks has no communicator");
   OK(rfr_comm_threads_create(ctx, 3, 0, comm));
   o.comm = comm[1];
   refused(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p), RFR_INVALID, "dist.communicator",
-          "and a communicator of 3");
+          "has a communicator of 3");
   for (int i = 0; i < 3; i++) rfr_comm_destroy(comm[i]);
-  /* a rank that has left, while a program runs */
+  /* a rank that has left while a program runs */
   OK(rfr_comm_threads_create(ctx, 2, 0, comm));
   o.comm = comm[0];
   OK(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p));

@@ -23,9 +23,9 @@ static rfr_status check_text(const rfi_infer *c, int i, int64_t rows) {
   RFI_TRY(rfi_rule_dtype(c, i, RFR_I32));
   RFI_TRY(rfi_rule_rank(c, i, 1, 1));
   if (c->in[i].shape[0] < 1)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "a text has room for one token more than the caches have");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "text is empty; it needs one element more than a cache has rows");
   if (rows < 0 || rows > INT32_MAX - c->in[i].shape[0])
-    return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld, the text has %lld", (long long)rows,
+    return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld, but the text has %lld", (long long)rows,
                     (long long)c->in[i].shape[0]);
   return RFR_OK;
 }
@@ -46,9 +46,8 @@ rfr_status rfi_infer_cache_write(const rfi_infer *c) {
   RFI_TRY(rfi_rule_rank(c, 0, 3, 3));
   RFI_TRY(rfi_rule_rank(c, 1, 3, 3));
   if (cache->shape[1] != x->shape[1] || cache->shape[2] != x->shape[2])
-    return rfi_fail(RFI_E_TRACE_SHAPE, "the cache has %lld heads of %lld, x has %lld of %lld",
-                    (long long)cache->shape[1], (long long)cache->shape[2], (long long)x->shape[1],
-                    (long long)x->shape[2]);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "cache has %lld heads of %lld, x has %lld of %lld", (long long)cache->shape[1],
+                    (long long)cache->shape[2], (long long)x->shape[1], (long long)x->shape[2]);
   RFI_TRY(check_cursor(c, 2));
   c->out[0] = *cache;
   return RFR_OK;
@@ -60,7 +59,7 @@ rfr_status rfi_infer_text_append(const rfi_infer *c) {
   RFI_TRY(rfi_rule_rank(c, 1, 2, 2));
   if (c->in[1].dtype == RFR_F64) return rfi_fail(RFI_E_TRACE_SHAPE, "logits must be f32, bf16 or f16");
   if (c->in[1].shape[0] != 1 || c->in[1].shape[1] < 1)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "want the logits of one row, (1,V)");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "logits must be one row, (1,V)");
   RFI_TRY(check_cursor(c, 2));
   for (int i = 3; i < 6; i++) {
     RFI_TRY(rfi_rule_dtype(c, i, i == 4 ? RFR_I64 : RFR_F64));

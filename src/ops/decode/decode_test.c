@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the op matrix does not say about text that is made token by token: draws have the
- * frequencies that the logits give them; a whole text, taken in chunks of any size, leaves
- * the same caches; wrong shapes are refused where they are recorded.
+ * Text generation beyond the op matrix: draws have the frequencies given by the logits; a text taken in chunks of any
+ * size leaves the same caches; wrong shapes are refused when recorded.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -37,7 +36,7 @@ static rfr_value vector(rfr_trace *t, const char *name, rfr_role role, rfr_dtype
 
 enum { POSITIONS = 4000, V = 4 };
 
-/* Tokens drawn at positions 1 .. POSITIONS from the same logits: how often each. */
+/* Counts how often each token is drawn at positions 1 ... POSITIONS from the same logits. */
 static void count_draws(double temperature, int64_t top_k, double top_p, int64_t dropped, int seen[V]) {
   rfr_ctx *ctx;
   rfr_trace *t;
@@ -58,7 +57,7 @@ static void count_draws(double temperature, int64_t top_k, double top_p, int64_t
   *(double *)tensor(p, "top_p") = top_p;
   assert_int_equal(rfr_program_capture(p, 0), RFR_OK);
   for (int i = 0; i < POSITIONS + 3; i++) assert_int_equal(rfr_program_replay(p, 0, NULL, 0), RFR_OK);
-  /* it stops where the text ends */
+  /* it stops at the end of the text */
   assert_memory_equal(tensor(p, "cursor"), ((int64_t[4]){POSITIONS, POSITIONS + 1, dropped, 17}), 4 * sizeof(int64_t));
   memset(seen, 0, V * sizeof *seen);
   for (int i = 1; i <= POSITIONS; i++) seen[((int32_t *)tensor(p, "text"))[i]]++;
@@ -73,7 +72,7 @@ static void draws(void **state) {
   count_draws(1.0, 0, 1.0, 0, seen);
   for (int i = 0; i < 3; i++) assert_true(fabs(seen[i] - POSITIONS * e[i] / total) < bar);
   assert_int_equal(seen[3], 0);
-  count_draws(1.0, 0, 1.0, POSITIONS, other); /* what was dropped is part of the address */
+  count_draws(1.0, 0, 1.0, POSITIONS, other); /* the number of dropped tokens is part of the address */
   assert_memory_not_equal(seen, other, sizeof seen);
   count_draws(2.0, 0, 1.0, 0, seen);
   assert_true(fabs(seen[1] - POSITIONS * exp(1.0) / (1 + exp(1.0) + exp(0.5))) < bar);
@@ -87,7 +86,7 @@ static void draws(void **state) {
   assert_int_equal(seen[1], POSITIONS);
 }
 
-/* The rows of x as a text would have them, written into a cache `rows` at a time. */
+/* Writes the rows of x to a cache, `rows` at a time. */
 static void chunks(void **state) {
   enum { CAPACITY = 23, KNOWN = 17, HEADS = 2, D = 3 };
   (void)state;
@@ -123,7 +122,8 @@ static void chunks(void **state) {
 }
 
 static void refused(void **state) {
-  static const char *const texts[] = {"its shape should be [4]", "has 2 heads of 5", "logits of one row", "rows is -1"};
+  static const char *const texts[] = {"its shape must be [4]", "has 2 heads of 5", "logits must be one row",
+                                      "rows is -1"};
   rfr_ctx *ctx;
   (void)state;
   assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);

@@ -24,7 +24,7 @@ rfr_status rfi_infer_swiglu_bwd(const rfi_infer *c) { return infer_same(c, 2); }
 
 rfr_status rfi_infer_swiglu_bwd_packed(const rfi_infer *c) {
   RFI_TRY(infer_same(c, 1));
-  if (c->out[0].rank == 0) return rfi_fail(RFI_E_TRACE_SHAPE, "operands have no dimension to lie side by side in");
+  if (c->out[0].rank == 0) return rfi_fail(RFI_E_TRACE_SHAPE, "operands of rank 0 cannot be packed side by side");
   c->out[0].shape[c->out[0].rank - 1] *= 2;
   return RFR_OK;
 }
@@ -62,7 +62,7 @@ rfr_status rfi_infer_swiglu_weighted_bwd_packed(const rfi_infer *c) {
 
 static rfr_status infer_softcap(const rfi_infer *c) {
   if (!(c->attr[0].f > 0) || !isfinite(c->attr[0].f))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "values capped at %g; it must be positive and finite", c->attr[0].f);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "cap is %g; it must be positive and finite", c->attr[0].f);
   return infer_same(c, 1);
 }
 rfr_status rfi_infer_softcap(const rfi_infer *c) { return infer_softcap(c); }

@@ -13,7 +13,7 @@ static bool castable(rfr_dtype d) {
 rfr_status rfi_infer_cast(const rfi_infer *c) {
   int64_t to = c->attr[0].i;
   if (to < 0 || to >= RFR_DTYPE_COUNT || !castable((rfr_dtype)to) || !castable(c->in[0].dtype))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "no cast from %s to %s", rfr_dtype_name(c->in[0].dtype),
+    return rfi_fail(RFI_E_TRACE_SHAPE, "cannot cast %s to %s", rfr_dtype_name(c->in[0].dtype),
                     to < 0 || to >= RFR_DTYPE_COUNT ? "an unknown type" : rfr_dtype_name((rfr_dtype)to));
   c->out[0] = c->in[0];
   c->out[0].dtype = (rfr_dtype)to;
@@ -22,7 +22,8 @@ rfr_status rfi_infer_cast(const rfi_infer *c) {
 
 rfr_status rfi_infer_copy(const rfi_infer *c) {
   if (rfr_dtype_bits(c->in[0].dtype) < 8)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%s elements have no addresses", rfr_dtype_name(c->in[0].dtype));
+    return rfi_fail(RFI_E_TRACE_SHAPE, "x is %s, whose elements are smaller than a byte",
+                    rfr_dtype_name(c->in[0].dtype));
   c->out[0] = c->in[0];
   return RFR_OK;
 }
@@ -31,9 +32,9 @@ rfr_status rfi_infer_fill(const rfi_infer *c) {
   int64_t to = c->attr[1].i, bits;
   const rfi_shape *s = &c->attr[2].s;
   if (to < 0 || to >= RFR_DTYPE_COUNT || !castable((rfr_dtype)to))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "fill takes f64, f32, bf16, f16, i64 and i32");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "to must be f64, f32, bf16, f16, i64 or i32");
   if (s->rank < 0 || s->rank > RFR_MAX_RANK)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "rank %d, at most %d", s->rank, RFR_MAX_RANK);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "rank is %d; it must be at most %d", s->rank, RFR_MAX_RANK);
   bits = rfr_dtype_bits((rfr_dtype)to);
   c->out[0].dtype = (rfr_dtype)to;
   c->out[0].rank = s->rank;
@@ -66,7 +67,7 @@ rfr_value rfr_copy_at(rfr_trace *t, rfr_source at, rfr_value x) {
 
 rfr_value rfr_fill_at(rfr_trace *t, rfr_source at, double value, rfr_dtype dtype, int rank, const int64_t *shape) {
   rfi_attr attr[3] = {rfi_f(value), rfi_i(dtype)};
-  if (rank > 0 && !shape) return rfi_trace_fail(t, at, "fill", RFI_E_ARGUMENT, "no shape is given");
+  if (rank > 0 && !shape) return rfi_trace_fail(t, at, "fill", RFI_E_ARGUMENT, "shape is NULL");
   attr[2].s = (rfi_shape){.rank = rank};
   for (int d = 0; d < rank && d < RFR_MAX_RANK; d++) attr[2].s.dim[d] = shape[d];
   return rfi_record(t, at, RFI_OP_fill, 0, NULL, attr, NULL);

@@ -20,7 +20,7 @@ rfr_status rfi_infer_dropout(const rfi_infer *c) {
   double p = c->attr[0].f;
   char text[32];
   if (!(p >= 0 && p < 1))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "p is %s, it should be at least 0 and below 1", rfi_format_double(text, p));
+    return rfi_fail(RFI_E_TRACE_SHAPE, "p is %s; it must be at least 0 and below 1", rfi_format_double(text, p));
   c->out[0] = c->in[0];
   return RFR_OK;
 }

@@ -27,10 +27,10 @@ struct weighted_args {
   rfr_dtype weight_type;
 };
 
-/* The group of a row that begins at element j. WHOLE: groups do not cross the row's end and are aligned to 16 bytes. */
-template <typename X, bool WHOLE, int V = rfi_pack_width<X>>
+/* The group of a row that begins at element j. ALIGNED: groups do not cross the row's end and are aligned to 16 bytes. */
+template <typename X, bool ALIGNED, int V = rfi_pack_width<X>>
 static __device__ __forceinline__ rfi_group<X, V> take(const X *row, int64_t j, int64_t columns) {
-  if constexpr (WHOLE) {
+  if constexpr (ALIGNED) {
     return rfi_load<X, V>(row + j);
   } else {
     rfi_group<X, V> g;
@@ -39,9 +39,9 @@ static __device__ __forceinline__ rfi_group<X, V> take(const X *row, int64_t j, 
     return g;
   }
 }
-template <typename X, bool WHOLE, int V>
+template <typename X, bool ALIGNED, int V>
 static __device__ __forceinline__ void give(X *row, int64_t j, int64_t columns, const float (&x)[V]) {
-  if constexpr (WHOLE) {
+  if constexpr (ALIGNED) {
     rfi_store<X, V>(row + j, x);
   } else {
 #pragma unroll
@@ -50,7 +50,7 @@ static __device__ __forceinline__ void give(X *row, int64_t j, int64_t columns, 
   }
 }
 
-template <typename X, bool WHOLE>
+template <typename X, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, 4) weighted(const __grid_constant__ weighted_args a) {
   constexpr int V = rfi_pack_width<X>;
   const int64_t r = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES, columns = a.columns;
@@ -62,8 +62,8 @@ static __global__ void __launch_bounds__(THREADS, 4) weighted(const __grid_const
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
       const int64_t beyond = first + p * (LANES * V), j = beyond < columns ? beyond : first;
-      in[p][0] = take<X, WHOLE>(gate, j, columns);
-      in[p][1] = take<X, WHOLE>(up, j, columns);
+      in[p][0] = take<X, ALIGNED>(gate, j, columns);
+      in[p][1] = take<X, ALIGNED>(up, j, columns);
     }
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
@@ -74,12 +74,12 @@ static __global__ void __launch_bounds__(THREADS, 4) weighted(const __grid_const
       rfi_widen(in[p][1], u);
 #pragma unroll
       for (int v = 0; v < V; v++) y[v] = rfi_swiglu<X>(g[v], u[v], weight);
-      give<X, WHOLE>((X *)a.y + r * a.d_row, j, columns, y);
+      give<X, ALIGNED>((X *)a.y + r * a.d_row, j, columns, y);
     }
   }
 }
 
-template <typename X, bool WHOLE>
+template <typename X, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_constant__ weighted_args a) {
   constexpr int V = rfi_pack_width<X>;
   const int64_t r = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES, columns = a.columns;
@@ -93,9 +93,9 @@ static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_c
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
       const int64_t beyond = first + p * (LANES * V), j = beyond < columns ? beyond : first;
-      in[p][0] = take<X, WHOLE>(dy, j, columns);
-      in[p][1] = take<X, WHOLE>(gate, j, columns);
-      in[p][2] = take<X, WHOLE>(up, j, columns);
+      in[p][0] = take<X, ALIGNED>(dy, j, columns);
+      in[p][1] = take<X, ALIGNED>(gate, j, columns);
+      in[p][2] = take<X, ALIGNED>(up, j, columns);
     }
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
@@ -113,8 +113,8 @@ static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_c
         dup[v] = dw * silu;
         sum += d[v] * (silu * u[v]);
       }
-      if (a.dgate) give<X, WHOLE>((X *)a.dgate + r * a.d_row, j, columns, dgate);
-      if (a.dup) give<X, WHOLE>((X *)a.dup + r * a.d_row, j, columns, dup);
+      if (a.dgate) give<X, ALIGNED>((X *)a.dgate + r * a.d_row, j, columns, dgate);
+      if (a.dup) give<X, ALIGNED>((X *)a.dup + r * a.d_row, j, columns, dup);
     }
   }
   if (!a.dweight) return;
@@ -125,7 +125,7 @@ static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_c
 /* ---- launches ---- */
 
 /* Whether all rows of X consist of aligned groups. */
-template <typename X> static bool is_whole(const weighted_args &a) {
+template <typename X> static bool is_aligned(const weighted_args &a) {
   const uintptr_t base =
       (uintptr_t)a.dy | (uintptr_t)a.gate | (uintptr_t)a.up | (uintptr_t)a.y | (uintptr_t)a.dgate | (uintptr_t)a.dup;
   const int64_t row = a.dy_row | a.gate_row | a.up_row | a.d_row | a.columns;
@@ -144,7 +144,7 @@ static weighted_args args_of(const rfr_arg *gate) {
 
 template <typename X> static void launch(const rfr_call *call, const weighted_args &a) {
   const unsigned grid = (unsigned)rfi_blocks(a.rows, WARPS);
-  if (is_whole<X>(a)) weighted<X, true><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
+  if (is_aligned<X>(a)) weighted<X, true><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
   else weighted<X, false><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
 }
 static rfr_status run_weighted(const rfr_call *call) {
@@ -157,7 +157,7 @@ static rfr_status run_weighted(const rfr_call *call) {
 
 template <typename X> static void launch_bwd(const rfr_call *call, const weighted_args &a) {
   const unsigned grid = (unsigned)rfi_blocks(a.rows, WARPS);
-  if (is_whole<X>(a)) weighted_bwd<X, true><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
+  if (is_aligned<X>(a)) weighted_bwd<X, true><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
   else weighted_bwd<X, false><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
 }
 static rfr_status run_rows(const rfr_call *call, int64_t d_row) {

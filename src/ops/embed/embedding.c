@@ -22,7 +22,7 @@ rfr_status rfi_infer_embedding_grad(const rfi_infer *c) {
   RFI_TRY(rfi_rule_vector(c, 1, c->in[0].shape[0]));
   int64_t rows = c->attr[0].i, bits;
   if (rows < 0 || __builtin_mul_overflow(rows, c->in[0].shape[1], &bits) || __builtin_mul_overflow(bits, 32, &bits))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld", (long long)rows);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld, negative or too large", (long long)rows);
   c->out[0] = (rfr_type){.dtype = RFR_F32, .rank = 2, .shape = {rows, c->in[0].shape[1]}};
   if (rfi_present(c, 2)) RFI_TRY(rfi_rule_type(c, 2, &c->out[0]));
   return RFR_OK;

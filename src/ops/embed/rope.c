@@ -18,14 +18,14 @@ rfr_status rfi_infer_rope(const rfi_infer *c) {
   RFI_TRY(rfi_rule_vector(c, 1, c->in[0].shape[0]));
   char text[32];
   if (c->in[0].shape[2] % 2)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "the last dimension of x is %lld, it should be even",
+    return rfi_fail(RFI_E_TRACE_SHAPE, "the last dimension of x is %lld; it must be even",
                     (long long)c->in[0].shape[2]);
   if (!(c->attr[0].f > 0))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "theta is %s, it should be positive", rfi_format_double(text, c->attr[0].f));
+    return rfi_fail(RFI_E_TRACE_SHAPE, "theta is %s; it must be positive", rfi_format_double(text, c->attr[0].f));
   if (!(c->attr[2].f > 0))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "factor is %s, it should be positive", rfi_format_double(text, c->attr[2].f));
+    return rfi_fail(RFI_E_TRACE_SHAPE, "factor is %s; it must be positive", rfi_format_double(text, c->attr[2].f));
   if (c->attr[5].i < 0 || (c->attr[5].i > 0 && !(c->attr[3].f > 0 && c->attr[4].f > c->attr[3].f)))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "original %lld needs 0 < low < high", (long long)c->attr[5].i);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "original is %lld; then 0 < low < high must hold", (long long)c->attr[5].i);
   c->out[0] = c->in[0];
   return RFR_OK;
 }
@@ -35,7 +35,7 @@ rfr_status rfi_infer_positions(const rfi_infer *c) {
   RFI_TRY(rfi_rule_dtype(c, 0, RFR_I32));
   RFI_TRY(rfi_rule_rank(c, 0, 1, 1));
   if (tokens < 0 || tokens > INT32_MAX)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld tokens, at most %d", (long long)tokens, INT32_MAX);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "tokens is %lld; it must be 0 to %d", (long long)tokens, INT32_MAX);
   c->out[0] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {tokens}};
   return RFR_OK;
 }

@@ -28,21 +28,22 @@ static rfr_status matrix(const rfi_infer *c, int i, int rank) {
   const rfr_dtype dtype = c->in[i].dtype;
   const int last = c->def->n_operands - 1;
   if (recipes_of(dtype))
-    return rfi_fail(RFI_E_TRACE_SHAPE,
-                    "%s is %s, not f32, bf16 or f16: there are no grouped products of %s; pass what was quantized",
-                    c->def->operand[i < last ? i : last], rfr_dtype_name(dtype), recipes_of(dtype));
+    return rfi_fail(
+        RFI_E_TRACE_SHAPE,
+        "%s is %s, not f32, bf16 or f16: grouped GEMMs do not support %s; pass the tensor before quantization",
+        c->def->operand[i < last ? i : last], rfr_dtype_name(dtype), recipes_of(dtype));
   RFI_TRY(rfi_rule_float(c, i));
   RFI_TRY(rfi_rule_rank(c, i, rank, rank));
   for (int d = 0; d < rank; d++)
     if (c->in[i].shape[d] > MOST_ROWS)
-      return rfi_fail(RFI_E_TRACE_SHAPE, "%s has %lld rows or columns, grouped products take %lld at most",
+      return rfi_fail(RFI_E_TRACE_SHAPE, "%s has %lld rows or columns; grouped GEMMs support at most %lld",
                       c->def->operand[i < last ? i : last], (long long)c->in[i].shape[d], (long long)MOST_ROWS);
   return RFR_OK;
 }
 
 static rfr_status result_type(const rfi_infer *c, int64_t to) {
   if (to >= 0 && to < RFR_DTYPE_COUNT && is_operand((rfr_dtype)to)) return RFR_OK;
-  return rfi_fail(RFI_E_TRACE_SHAPE, "%s is f32, bf16 or f16", c->def->result[0]);
+  return rfi_fail(RFI_E_TRACE_SHAPE, "%s must be f32, bf16 or f16", c->def->result[0]);
 }
 
 /* Checks operand i as offsets; *groups gets their number of groups. */
@@ -50,8 +51,9 @@ static rfr_status offsets_of(const rfi_infer *c, int i, int64_t *groups) {
   RFI_TRY(rfi_rule_dtype(c, i, RFR_I32));
   RFI_TRY(rfi_rule_rank(c, i, 1, 1));
   *groups = c->in[i].shape[0] - 1;
-  return *groups >= 0 ? RFR_OK
-                      : rfi_fail(RFI_E_TRACE_SHAPE, "offsets must have one element more than there are groups");
+  return *groups >= 0
+             ? RFR_OK
+             : rfi_fail(RFI_E_TRACE_SHAPE, "offsets are empty; they need one element more than there are groups");
 }
 
 static rfr_status matrix_of(const rfi_infer *c, int i, int64_t rows, int64_t cols) {
@@ -71,8 +73,7 @@ rfr_status rfi_infer_splits_to_offsets(const rfi_infer *c) {
   if (c->in[0].dtype != RFR_I32 && c->in[0].dtype != RFR_I64)
     return rfi_fail(RFI_E_TRACE_SHAPE, "splits is %s, not i32 or i64", rfr_dtype_name(c->in[0].dtype));
   if (rows < 0 || rows > MOST_ROWS)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld, grouped products take 0 to %lld", (long long)rows,
-                    (long long)MOST_ROWS);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "rows is %lld; it must be 0 to %lld", (long long)rows, (long long)MOST_ROWS);
   c->out[0] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {c->in[0].shape[0] + 1}};
   c->out[1] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {1}};
   return RFR_OK;
@@ -83,8 +84,7 @@ enum { X, W, OFFSETS, BIAS, SCALE, SEPARATE };
 /* The type of the weights, separate ones as if they were packed. */
 static rfr_status weights_of(const rfi_infer *c, rfr_type *w) {
   const int n = c->n_in > SEPARATE ? c->n_in - SEPARATE : 0;
-  if (rfi_present(c, W) == (n > 0))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "weights are one packed w, or one for each group");
+  if (rfi_present(c, W) == (n > 0)) return rfi_fail(RFI_E_TRACE_SHAPE, "pass one packed w or one weight per group");
   if (n == 0) RFI_TRY(matrix(c, W, 3));
   if (n == 0) *w = c->in[W];
   for (int i = 0; i < n; i++) {
@@ -106,7 +106,7 @@ rfr_status rfi_infer_grouped_matmul(const rfi_infer *c) {
   RFI_TRY(offsets_of(c, OFFSETS, &groups));
   RFI_TRY(result_type(c, c->attr[1].i));
   if (w.shape[0] != groups)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "w holds %lld groups, offsets are of %lld", (long long)w.shape[0],
+    return rfi_fail(RFI_E_TRACE_SHAPE, "w has %lld groups, offsets have %lld", (long long)w.shape[0],
                     (long long)groups);
   const int64_t N = w.shape[tb ? 1 : 2], K = w.shape[tb ? 2 : 1];
   if (x->shape[1] != K)
@@ -115,7 +115,7 @@ rfr_status rfi_infer_grouped_matmul(const rfi_infer *c) {
   if (rfi_present(c, BIAS)) RFI_TRY(matrix_of(c, BIAS, groups, N));
   if (rfi_present(c, SCALE)) RFI_TRY(vector_of(c, SCALE, x->shape[0]));
   if (rfi_present(c, SCALE) && !rfi_present(c, BIAS))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "a scale without the bias it scales");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "scale is given without a bias");
   c->out[0] = (rfr_type){.dtype = (rfr_dtype)c->attr[1].i, .rank = 2, .shape = {x->shape[0], N}};
   return RFR_OK;
 }
@@ -128,7 +128,7 @@ rfr_status rfi_infer_grouped_swiglu(const rfi_infer *c) {
   RFI_TRY(rfi_infer_grouped_matmul(&product));
   c->out[1] = c->out[0];
   if (c->out[0].shape[1] % 2 != 0)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld columns are no gate and up", (long long)c->out[0].shape[1]);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld columns cannot be halved into gate and up", (long long)c->out[0].shape[1]);
   c->out[1].shape[1] /= 2;
   return vector_of(c, WEIGHT, c->out[0].shape[0]);
 }
@@ -140,7 +140,7 @@ rfr_status rfi_infer_grouped_wgrad(const rfi_infer *c) {
   RFI_TRY(offsets_of(c, 2, &groups));
   RFI_TRY(result_type(c, c->attr[0].i));
   if (c->attr[1].i < groups)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "offsets are of %lld groups, more than the %lld that share the rows",
+    return rfi_fail(RFI_E_TRACE_SHAPE, "offsets have %lld groups, more than the %lld that share the rows",
                     (long long)groups, (long long)c->attr[1].i);
   if (c->in[0].shape[0] != c->in[1].shape[0])
     return rfi_fail(RFI_E_TRACE_SHAPE, "dy has %lld rows, x has %lld", (long long)c->in[0].shape[0],
@@ -258,7 +258,8 @@ rfr_value rfr_grouped_linear_separate_at(rfr_trace *t, rfr_source at, rfr_value 
   rfr_value *in = NULL;
   if (given && rfi_trace_records(t)) in = rfi_arena_alloc(t->arena, sizeof *in * ((size_t)groups + SEPARATE));
   if (!in)
-    return rfi_trace_fail(t, at, "grouped_matmul", given ? RFI_E_NO_MEMORY : RFI_E_ARGUMENT, "of %d weights", groups);
+    return rfi_trace_fail(t, at, "grouped_matmul", given ? RFI_E_NO_MEMORY : RFI_E_ARGUMENT,
+                          "groups is %d, or weights is NULL", groups);
   memcpy(in, (rfr_value[]){x, RFR_NONE, offsets, bias, scale}, sizeof *in * SEPARATE);
   memcpy(in + SEPARATE, weights, sizeof *in * (size_t)groups);
   return rfi_record(t, at, RFI_OP_grouped_matmul, groups + SEPARATE, in, attr, NULL);

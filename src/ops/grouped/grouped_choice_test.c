@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which kernel runs a grouped linear's products, forward, for x and for the weights, by types, layout, alignment,
- * packed or separate weights and bias: a table, on this CPU and on an H200 that is not there. What keeps a call from
- * the faster kernel is told. Types of recipes that are to come are refused by name.
+ * Which kernel runs the GEMMs of a grouped linear (forward, dgrad, wgrad), by types, layout, alignment, packed or
+ * separate weights and bias: a table, for this CPU and for a simulated H200. The plan reports why a call cannot use the
+ * faster kernel. Types of future quantization recipes are refused by name.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,17 +31,17 @@ typedef struct row {
   int64_t N, K;
   int groups;
   bool separate;
-  int64_t before, behind; /* columns of the tensor that x is a view of */
+  int64_t before, after; /* columns of the tensor that x is a view of, before and after x */
   bias bias;
-  const char *gpu[3]; /* forward, dgrad, wgrad: sm90, or why not */
-  const char *cpu[3]; /* the same: AMX, or why not */
+  const char *gpu[3]; /* forward, dgrad, wgrad: sm90, or the reason against it */
+  const char *cpu[3]; /* the same: AMX, or the reason against it */
 } row;
 
-#define PLACE "an operand begins at no multiple of 16 bytes"
-#define PITCH "rows are no multiple of 16 bytes apart"
-#define WIDTH "N or K is no multiple of 8"
+#define PLACE "an operand is not aligned to 16 bytes"
+#define PITCH "row strides are not multiples of 16 bytes"
+#define WIDTH "N or K is not a multiple of 8"
 #define MIXED "types are mixed"
-#define WIDE "operands are not of 16 bits"
+#define WIDE "operands are not 16-bit floats"
 #define TYPE "operands are not bf16"
 #define ADDS "a bias is added"
 #define FEW "fewer than 32 rows or columns"
@@ -88,9 +88,9 @@ static rfr_trace *record(const row *r) {
   char name[16];
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
-  const rfr_value whole =
-      rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, r->x, 2, (int64_t[]){ROWS, r->before + r->K + r->behind});
-  const rfr_value x = r->before + r->behind > 0 ? rfr_slice(t, whole, 1, r->before, r->K) : whole;
+  const rfr_value full =
+      rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, r->x, 2, (int64_t[]){ROWS, r->before + r->K + r->after});
+  const rfr_value x = r->before + r->after > 0 ? rfr_slice(t, full, 1, r->before, r->K) : full;
   const rfr_value splits = rfr_input(t, "splits", RFR_ROLE_INPUT, RFR_I32, 1, (int64_t[]){r->groups});
   const rfr_value offsets = rfr_splits_to_offsets(t, splits, ROWS, NULL);
   rfr_value bias = RFR_NONE, scale = RFR_NONE;
@@ -106,7 +106,7 @@ static rfr_trace *record(const row *r) {
   const rfr_value y = r->separate ? rfr_grouped_linear_separate(t, x, n, w, offsets, bias, scale)
                                   : rfr_grouped_linear(t, x, w[0], offsets, bias, scale);
   const rfr_value wide = rfr_cast(t, y, RFR_F32), loss = rfr_sum(t, rfr_mul(t, wide, wide), -1);
-  rfr_output(t, "dx", rfr_gradient(t, loss, whole, r->x));
+  rfr_output(t, "dx", rfr_gradient(t, loss, full, r->x));
   for (int g = 0; g < n; g++) {
     snprintf(name, sizeof name, "d%d", g);
     rfr_output(t, name, rfr_gradient(t, loss, w[g], RFR_F32));
@@ -121,7 +121,7 @@ static int kind_of(const rfi_opr *op) {
   return op->def->code == RFI_OP_grouped_matmul ? op->phase == RFR_PHASE_DGRAD : -1;
 }
 
-/* What the table says of a CPU with AMX, whose products are in the oneDNN module, on this one. */
+/* The table is for a CPU with AMX and the oneDNN module; returns the entry for this CPU. */
 static const char *on_this_cpu(const char *wanted) {
   rfi_cpu_library *library;
   OK(rfi_cpu_library_open(ctx, &library));
@@ -132,7 +132,7 @@ static const char *on_this_cpu(const char *wanted) {
   return amx || strcmp(wanted, ADDS) == 0 ? wanted : "no AMX";
 }
 
-/* Products before SwiGLU, of experts of width I. */
+/* GEMMs before SwiGLU, of experts of width I. */
 static const struct {
   const char *name;
   rfr_dtype type;
@@ -142,7 +142,7 @@ static const struct {
     {"SwiGLU, bf16", RFR_BF16, 40, 24, "sm90", "AMX"},
     {"SwiGLU, f16", RFR_F16, 40, 24, "sm90", TYPE},
     {"SwiGLU, f32", RFR_F32, 40, 24, WIDE, TYPE},
-    {"SwiGLU, bf16, I 12", RFR_BF16, 40, 12, "half of N is no multiple of 8", FEW},
+    {"SwiGLU, bf16, I 12", RFR_BF16, 40, 12, "half of N is not a multiple of 8", FEW},
     {"SwiGLU, bf16, K 100", RFR_BF16, 100, 32, WIDTH, "AMX"},
 };
 
@@ -237,20 +237,19 @@ static void on_a_gpu(void **state) {
   ctx = NULL;
 }
 
-/* What recipes will multiply; until then nobody computes with it in another type. */
+/* Types of future recipes: refused, not computed in another type. */
 static void refuses_types_to_come(void **state) {
   (void)state;
   static const struct {
     const char *recipe;
     rfr_dtype dtype;
     const char *text;
-  } recipes[] = {
-      {"fp8 delayed", RFR_E4M3, "is e4m3, not f32, bf16 or f16: there are no grouped products of FP8"},
-      {"fp8 current", RFR_E4M3, "of FP8"},
-      {"fp8 block", RFR_E4M3, "of FP8"},
-      {"fp8 of gradients", RFR_E5M2, "is e5m2, not f32, bf16 or f16: there are no grouped products of FP8 gr"},
-      {"mxfp8", RFR_E4M3, "and MXFP8; pass what was quantized"},
-      {"nvfp4", RFR_E2M1, "is e2m1, not f32, bf16 or f16: there are no grouped products of NVFP4"}};
+  } recipes[] = {{"fp8 delayed", RFR_E4M3, "is e4m3, not f32, bf16 or f16: grouped GEMMs do not support FP8"},
+                 {"fp8 current", RFR_E4M3, "support FP8"},
+                 {"fp8 block", RFR_E4M3, "support FP8"},
+                 {"fp8 of gradients", RFR_E5M2, "is e5m2, not f32, bf16 or f16: grouped GEMMs do not support FP8 gr"},
+                 {"mxfp8", RFR_E4M3, "and MXFP8; pass the tensor before"},
+                 {"nvfp4", RFR_E2M1, "is e2m1, not f32, bf16 or f16: grouped GEMMs do not support NVFP4"}};
   for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++)
     for (int which = 0; which < 2; which++) {
       rfr_trace *t;

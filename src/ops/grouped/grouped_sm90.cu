@@ -3,7 +3,7 @@
  * Grouped GEMMs on sm_90: tensor cores fed by the copy engine, over group sizes on the device.
  *
  *   scheduler  tiles are counted in units of two, group after group. A cluster of two blocks takes the next free
- *              unit: groups take different times where the reduction is over their rows. One warp finds the unit's
+ *              unit: groups take different times if the reduction runs along their rows. One warp finds the unit's
  *              position, without a table, and publishes it to the other warps one tile ahead
  *   producer   one warp copies the operands of the next 64 elements of the reduction into a ring of STAGES
  *   consumer   two warpgroups, 64 rows of the tile each, multiply and write
@@ -143,7 +143,7 @@ static __device__ __forceinline__ int take(int32_t *taken, const places &at, rin
   return rfi_same(unit);
 }
 
-static __device__ __forceinline__ void tell(const places &at, ring<SLOTS> &slot, const tile &t) {
+static __device__ __forceinline__ void publish(const places &at, ring<SLOTS> &slot, const tile &t) {
   const uint32_t to = at.tile + slot.stage * TILE_BYTES;
   if (threadIdx.x % 32 == 0) {
     rfi_barrier_wait(at.read + slot.stage * 8, slot.phase ^ 1);
@@ -166,7 +166,7 @@ static __device__ __forceinline__ void schedule(const problem<WS> &p, const plac
   tile t;
   do {
     t = tile_of<KIND>(p, w, take(p.taken, at, turn, rank), rank);
-    tell(at, slot, t);
+    publish(at, slot, t);
   } while (t.group >= 0);
 }
 
@@ -200,23 +200,24 @@ static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const til
   const CUtensorMap *const map = &p.b[WS > 1 ? t.group : 0];
   const int z = NT || WS > 1 ? 0 : t.group;
   for (int k = 0; k < t.steps; k++, at.next()) {
-    const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL, told = in.full + at.stage * 8;
+    const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL,
+                   barrier = in.full + at.stage * 8;
     const int r = (NT ? t.first : 0) + k * STEP; /* position in the reduction */
     rfi_barrier_wait(in.empty + at.stage * 8, at.phase ^ 1);
-    rfi_barrier_expect(told, PANELS * RFI_PANEL);
+    rfi_barrier_expect(barrier, PANELS * RFI_PANEL);
 #pragma unroll
     for (int q = 0; q < (BESIDE ? 1 : 2); q++) {
       const int panel = BESIDE ? rank : q, row = t.row + 64 * panel, x = NT ? row : r, y = NT ? r : t.first + row;
-      if (BESIDE) rfi_tma_load_both(a + panel * RFI_PANEL, &p.a, told, x, y, 0);
-      else rfi_tma_load(a + panel * RFI_PANEL, &p.a, told, x, y, 0);
+      if (BESIDE) rfi_tma_load_both(a + panel * RFI_PANEL, &p.a, barrier, x, y, 0);
+      else rfi_tma_load(a + panel * RFI_PANEL, &p.a, barrier, x, y, 0);
     }
 #pragma unroll
     for (int q = 0; q < (BESIDE ? 4 : 2); q++) {
       const int panel = BESIDE ? q : 2 * rank + q;
       const int column = t.column + (HALVES ? panel % 2 * 64 + panel / 2 * p.columns : panel * 64);
       const int x = TN ? r : column, y = TN ? column : r;
-      if (BESIDE) rfi_tma_load(b + panel * RFI_PANEL, map, told, x, y, z);
-      else rfi_tma_load_both(b + panel * RFI_PANEL, map, told, x, y, z);
+      if (BESIDE) rfi_tma_load(b + panel * RFI_PANEL, map, barrier, x, y, z);
+      else rfi_tma_load_both(b + panel * RFI_PANEL, map, barrier, x, y, z);
     }
   }
 }
@@ -337,7 +338,7 @@ template <typename S> static __device__ __forceinline__ void stage(const float (
     for (int n = 0; n < 8; n += 2) {
       const float *c = sum[q * 8 + n], *d = sum[q * 8 + n + 1];
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       to + rfi_place_of(lane % 16, n + lane / 16)),
+                       to + rfi_swizzled(lane % 16, n + lane / 16)),
                    "r"(rfi_narrow_two<S>(c[0], c[1])), "r"(rfi_narrow_two<S>(c[2], c[3])),
                    "r"(rfi_narrow_two<S>(d[0], d[1])), "r"(rfi_narrow_two<S>(d[2], d[3]))
                    : "memory");
@@ -347,10 +348,10 @@ template <typename S> static __device__ __forceinline__ void stage(const float (
     for (int n = 0; n < 4; n++) {
       const float *c = sum[q * 4 + n];
       const int chunk = 2 * n + lane % 4 / 2, in = lane % 2 * 8;
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_place_of(lane / 4, chunk) + in), "f"(c[0]),
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_swizzled(lane / 4, chunk) + in), "f"(c[0]),
                    "f"(c[1])
                    : "memory");
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_place_of(lane / 4 + 8, chunk) + in), "f"(c[2]),
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + rfi_swizzled(lane / 4 + 8, chunk) + in), "f"(c[2]),
                    "f"(c[3])
                    : "memory");
     }
@@ -393,7 +394,7 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], con
       uint32_t got[4];
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(got[0]), "=r"(got[1]), "=r"(got[2]), "=r"(got[3])
-                   : "r"(slab + rfi_place_of(r, c))
+                   : "r"(slab + rfi_swizzled(r, c))
                    : "memory");
       rfi_pack<O, EACH> out;
       if constexpr (ONTO) {
@@ -610,20 +611,20 @@ const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
   /* for NT all groups count: a part takes the same choices as the full call */
   const int64_t most = 1 << 30, groups = nt ? g->of : g->groups;
   const int64_t tall = g->rows / ROWS + (nt ? g->N / ROWS + 2 : 2) * (groups + 1);
-  if (g->a_dtype != RFR_BF16 && g->a_dtype != RFR_F16) return "operands are not of 16 bits";
+  if (g->a_dtype != RFR_BF16 && g->a_dtype != RFR_F16) return "operands are not 16-bit floats";
   if (g->b_dtype != g->a_dtype || (g->y_dtype != g->a_dtype && (g->act || g->y_dtype != RFR_F32)))
     return "types are mixed";
-  if (g->N % 8 != 0 || g->K % 8 != 0) return "N or K is no multiple of 8";
-  if (g->kind == RFI_GROUPED_SWIGLU && g->N % 16 != 0) return "half of N is no multiple of 8";
+  if (g->N % 8 != 0 || g->K % 8 != 0) return "N or K is not a multiple of 8";
+  if (g->kind == RFI_GROUPED_SWIGLU && g->N % 16 != 0) return "half of N is not a multiple of 8";
   if (g->a_row % 8 != 0 || g->b_row % 8 != 0 || (!nt && !g->ws && g->b_group % 8 != 0))
-    return "rows are no multiple of 16 bytes apart";
+    return "row strides are not multiples of 16 bytes";
   if (((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->y | (uintptr_t)g->act) % 16 != 0)
-    return "an operand begins at no multiple of 16 bytes";
+    return "an operand is not aligned to 16 bytes";
   for (int64_t i = 0; g->ws && i < g->groups; i++)
-    if ((uintptr_t)g->ws[i].data % 16 != 0) return "a weight begins at no multiple of 16 bytes";
-  if (g->N == 0 || g->K == 0 || g->rows == 0 || g->groups == 0) return "there is nothing to multiply";
+    if ((uintptr_t)g->ws[i].data % 16 != 0) return "a weight is not aligned to 16 bytes";
+  if (g->N == 0 || g->K == 0 || g->rows == 0 || g->groups == 0) return "the GEMM is empty";
   if (g->rows >= most || g->N >= most || g->K >= most || tall >= most / (g->N / COLUMNS + g->K / COLUMNS + 2))
-    return "it is too large";
+    return "the GEMM is too large";
   return NULL;
 }
 

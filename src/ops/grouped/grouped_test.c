@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped products against what they replace: a product per group, bit for bit, in every instruction set, with
- * any number of threads and whatever stands in the rows of no group. Then what a gradient keeps: all 16 sets of
- * wanted gradients, packed and separate, the ops that each leaves and the bytes that those read. Refusals name the
- * mismatch.
+ * Grouped GEMMs against one GEMM per group, bit for bit, for every instruction set and number of threads, and for any
+ * values in the rows outside all groups. Then what a gradient keeps alive: all 16 sets of wanted gradients, packed and
+ * separate, the ops that each set leaves and the bytes that those read. Refusals name the mismatch.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,13 +28,13 @@ static float next_float(void) {
   return (float)(random_state >> 8) / 8388608.0f - 1;
 }
 
-/* rows x cols, rows `apart`; every element a number. */
-static rfi_arg matrix(int64_t rows, int64_t cols, int64_t apart) {
-  rfi_arg a = {calloc((size_t)(rows * apart) + 1, sizeof(float)),
+/* rows x cols with row stride `stride`; every element is a number. */
+static rfi_arg matrix(int64_t rows, int64_t cols, int64_t stride) {
+  rfi_arg a = {calloc((size_t)(rows * stride) + 1, sizeof(float)),
                {.dtype = RFR_F32, .rank = 2, .shape = {rows, cols}},
-               {apart, 1}};
+               {stride, 1}};
   assert_non_null(a.data);
-  for (int64_t i = 0; i < rows * apart; i++) ((float *)a.data)[i] = next_float();
+  for (int64_t i = 0; i < rows * stride; i++) ((float *)a.data)[i] = next_float();
   return a;
 }
 static rfi_arg groups_of(const rfi_arg *a, int64_t groups) {
@@ -63,7 +62,7 @@ static void run(const char *isa, rfi_opcode code, int n_in, const rfi_arg *in, c
 
 typedef struct shape {
   int64_t N, K;
-  int groups, rows, splits[GIVEN]; /* of more groups than these: at random, a third of them empty */
+  int groups, rows, splits[GIVEN]; /* for more groups than GIVEN: random splits, a third of them empty */
 } shape;
 
 static const shape shapes[] = {
@@ -80,7 +79,7 @@ static const shape shapes[] = {
     {17, 9, 256, 700, {0}},
     {8, 24, 1000, 1500, {0}},
 };
-/* Too much work for every instruction set and number of threads. */
+/* Too slow to run with every instruction set and number of threads. */
 static const shape large[] = {
     {128, 512, 1, 127, {127}},
     {128, 512, 8, 15, {0}},
@@ -90,7 +89,7 @@ static const shape large[] = {
     {3072, 768, 6, 4096, {0}},
 };
 
-/* at[g] is where group g begins. */
+/* at[g] is the first row of group g. */
 static void splits_of(const shape *s, int32_t *at) {
   at[0] = 0;
   for (int g = 0; g < s->groups; g++) {
@@ -100,21 +99,21 @@ static void splits_of(const shape *s, int32_t *at) {
   }
 }
 
-/* Forward, its two gradients and the bias's, each group by itself and all at once. */
+/* Forward, dgrad, wgrad and bgrad: each group alone, and all groups at once. */
 static void check(const char *isa, const shape *s, int threads) {
   const int64_t N = s->N, K = s->K, G = s->groups, R = s->rows;
   int32_t *at = malloc((size_t)(G + 1) * sizeof *at);
-  rfi_arg *apart = malloc((size_t)(G + 5) * sizeof *apart);
-  assert_true(at && apart);
+  rfi_arg *separate = malloc((size_t)(G + 5) * sizeof *separate);
+  assert_true(at && separate);
   splits_of(s, at);
   const rfi_arg offsets = {at, {.dtype = RFR_I32, .rank = 1, .shape = {G + 1}}, {1}}, none = {.type = {.rank = -1}};
   /* x is a view at an odd row of a wider matrix */
-  rfi_arg whole = matrix(R + 1, K + 3, K + 3), x = rows_of(&whole, 1, R);
+  rfi_arg full = matrix(R + 1, K + 3, K + 3), x = rows_of(&full, 1, R);
   x.type.shape[1] = K;
   rfi_arg w = matrix(G * N, K, K), bias = matrix(G, N, N), dy = matrix(R, N, N);
   rfi_arg y[2] = {matrix(R, N, N), matrix(R, N, N)}, dx[2] = {matrix(R, K, K), matrix(R, K, K)};
   rfi_arg dw[2] = {matrix(G * N, K, K), matrix(G * N, K, K)}, db[2] = {matrix(G, N, N), matrix(G, N, N)};
-  memcpy(dw[1].data, dw[0].data, (size_t)(G * N * K) * 4); /* what both add onto */
+  memcpy(dw[1].data, dw[0].data, (size_t)(G * N * K) * 4); /* both add to these values */
   memset((float *)dy.data + at[G] * N, 0xFF, (size_t)((R - at[G]) * N) * 4);
   for (int64_t r = at[G]; r < R; r++) memset((float *)x.data + r * x.stride[0], 0xFF, (size_t)K * 4);
   const rfi_arg w3 = groups_of(&w, G), dw3 = groups_of(&dw[0], G);
@@ -124,7 +123,7 @@ static void check(const char *isa, const shape *s, int threads) {
   run(isa, RFI_OP_grouped_matmul, 3, (rfi_arg[]){dy, w3, offsets}, &dx[0], nn, threads);
   run(isa, RFI_OP_grouped_wgrad, 4, (rfi_arg[]){dy, x, offsets, dw3}, &dw3, wgrad, threads);
   run(isa, RFI_OP_grouped_dbias, 2, (rfi_arg[]){dy, offsets}, &db[0], &to, threads);
-  memcpy(apart, (rfi_arg[]){x, none, offsets, bias, none}, 5 * sizeof *apart);
+  memcpy(separate, (rfi_arg[]){x, none, offsets, bias, none}, 5 * sizeof *separate);
   for (int g = 0; g < G; g++) {
     const int64_t n = at[g + 1] - at[g];
     const rfi_arg xg = rows_of(&x, at[g], n), dyg = rows_of(&dy, at[g], n), wg = rows_of(&w, g * N, N);
@@ -134,7 +133,7 @@ static void check(const char *isa, const shape *s, int threads) {
     bg.stride[0] = dbg.stride[0] = 1;
     const rfi_attr f[3] = {rfi_i(0), rfi_i(1), rfi_i(RFR_F32)}, d[3] = {rfi_i(0), rfi_i(0), rfi_i(RFR_F32)};
     const rfi_attr v[3] = {rfi_i(1), rfi_i(0), rfi_i(RFR_F32)}, rows[2] = {rfi_i(0), rfi_i(RFR_F32)};
-    apart[5 + g] = wg;
+    separate[5 + g] = wg;
     run(isa, RFI_OP_matmul, 4, (rfi_arg[]){xg, wg, bg, none}, &yg, f, 1);
     run(isa, RFI_OP_matmul, 2, (rfi_arg[]){dyg, wg}, &dxg, d, 1);
     run(isa, RFI_OP_matmul, 4, (rfi_arg[]){dyg, xg, none, dwg}, &dwg, v, 1);
@@ -147,11 +146,11 @@ static void check(const char *isa, const shape *s, int threads) {
   assert_memory_equal(dw[0].data, dw[1].data, (size_t)(G * N * K) * 4);
   assert_memory_equal(db[0].data, db[1].data, (size_t)(G * N) * 4);
   memset(y[1].data, 0xFF, (size_t)(R * N) * 4);
-  run(isa, RFI_OP_grouped_matmul, 5 + s->groups, apart, &y[1], tn, threads);
+  run(isa, RFI_OP_grouped_matmul, 5 + s->groups, separate, &y[1], tn, threads);
   assert_memory_equal(y[0].data, y[1].data, (size_t)(R * N) * 4);
-  rfi_arg *const all[] = {&whole, &w, &bias, &dy, &y[0], &y[1], &dx[0], &dx[1], &dw[0], &dw[1], &db[0], &db[1]};
+  rfi_arg *const all[] = {&full, &w, &bias, &dy, &y[0], &y[1], &dx[0], &dx[1], &dw[0], &dw[1], &db[0], &db[1]};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]->data);
-  free(apart);
+  free(separate);
   free(at);
 }
 
@@ -177,7 +176,7 @@ static void equals_separate_products(void **state) {
   }
 }
 
-/* Every pair of widths, of which none or one is a multiple of what kernels work on. */
+/* All pairs of widths, of which at most one is a multiple of the kernels' tile. */
 static void equals_in_every_width(void **state) {
   static const char *const isas[] = {"v4", "v3", "v2"};
   static const int64_t widths[] = {8, 24, 100, 127, 1000};
@@ -199,7 +198,7 @@ static int count(const rfr_trace *t, rfi_opcode code, rfr_phase phase) {
   return n;
 }
 
-/* Bytes of the forward's float operands that a backward op reads, each once. */
+/* Bytes of the forward's float operands that backward ops read, each operand counted once. */
 static int64_t kept(const rfr_trace *t) {
   int64_t bytes = 0;
   for (int v = 0; v < t->n_values; v++) {
@@ -214,7 +213,7 @@ static int64_t kept(const rfr_trace *t) {
   return bytes;
 }
 
-/* The gradient of one weight of GROUPS, where it alone is wanted, is made over its rows alone. */
+/* If only one weight of GROUPS wants a gradient, only its rows are read. */
 static void leaves_frozen_groups_alone(void **state) {
   (void)state;
   for (int wanted = 0; wanted < 1 << GROUPS; wanted++) {
@@ -244,7 +243,7 @@ static void leaves_frozen_groups_alone(void **state) {
     for (int i = 0; i < live->n_ops; i++) {
       if (live->ops[i].def->code != RFI_OP_grouped_wgrad) continue;
       made += live->values[live->ops[i].out[0]].type.shape[0];
-      assert_int_equal(live->ops[i].attr[1].i, GROUPS); /* kernels choose by it: as for packed weights */
+      assert_int_equal(live->ops[i].attr[1].i, GROUPS); /* kernels choose by it, as for packed weights */
     }
     assert_int_equal(made, __builtin_popcount((unsigned)wanted));
     rfi_string_deinit(&report.text);
@@ -254,7 +253,7 @@ static void leaves_frozen_groups_alone(void **state) {
   }
 }
 
-/* Packed, and with the weights by themselves, all gradients are the same bits; what no weight wants is not there. */
+/* Packed and separate weights give the same bits of all gradients; gradients that no weight wants are absent. */
 static rfr_programs *compile(bool packed) {
   rfr_trace *t;
   rfr_value w[GROUPS];
@@ -314,7 +313,7 @@ static void packed_and_separate_are_one(void **state) {
   for (int i = 0; i < 2; i++) rfr_programs_destroy(p[i]);
 }
 
-/* Three microbatches; with weights by themselves, all of them or all but the second. */
+/* Three microbatches; of separate weights, all or all but the second are wanted. */
 static rfr_programs *accumulating(bool packed, int wanted) {
   enum { MICROBATCHES = 3 };
   static const char *const names[] = {"w0", "w1", "w2"}, *const gradients[] = {"d0", "d1", "d2"};
@@ -346,17 +345,17 @@ static rfr_programs *accumulating(bool packed, int wanted) {
   return p;
 }
 
-/* Later microbatches add onto the first one's gradients in the product, whichever way the weights lie. */
+/* Later microbatches add to the first one's gradients inside the GEMM, for packed and separate weights. */
 static void accumulates_in_the_product(void **state) {
   (void)state;
   static const char *const names[] = {"w0", "w1", "w2"}, *const gradients[] = {"d0", "d1", "d2"};
-  rfr_programs *whole = accumulating(true, 0);
+  rfr_programs *full = accumulating(true, 0);
   rfr_tensor a, b;
-  rft_fill_inputs(whole);
-  OK(rfr_programs_tensor(whole, "splits", &a));
+  rft_fill_inputs(full);
+  OK(rfr_programs_tensor(full, "splits", &a));
   memcpy(a.data, (int64_t[]){5, 4, 2}, sizeof(int64_t[GROUPS]));
-  OK(rfr_programs_load(whole));
-  OK(rfr_program_run(whole, 0));
+  OK(rfr_programs_load(full));
+  OK(rfr_program_run(full, 0));
   for (int wanted = 1; wanted < 1 << GROUPS; wanted++) {
     rfr_programs *p = accumulating(false, wanted);
     const rfr_trace *t = rfr_program_trace(p, 0, "lower");
@@ -364,20 +363,20 @@ static void accumulates_in_the_product(void **state) {
     int storages = 0;
     for (rfr_value v = 0; v < t->n_values; v++)
       storages += t->values[v].base == v && t->values[v].op >= 0 && t->values[v].type.rank == 3;
-    assert_int_equal(storages, wanted == 5 ? 2 : 1); /* one for each run of neighbours */
+    assert_int_equal(storages, wanted == 5 ? 2 : 1); /* one per run of adjacent weights */
     for (int i = 0; i < 2; i++) {
-      OK(rfr_programs_tensor(whole, i ? "splits" : "x", &a));
+      OK(rfr_programs_tensor(full, i ? "splits" : "x", &a));
       OK(rfr_programs_tensor(p, i ? "splits" : "x", &b));
       memcpy(b.data, a.data, (size_t)a.bytes);
     }
-    OK(rfr_programs_tensor(whole, "w", &a));
+    OK(rfr_programs_tensor(full, "w", &a));
     for (int g = 0; g < GROUPS; g++) {
       OK(rfr_programs_tensor(p, names[g], &b));
       memcpy(b.data, (float *)a.data + g * OUT * IN, (size_t)b.bytes);
     }
     OK(rfr_programs_load(p));
     OK(rfr_program_run(p, 0));
-    OK(rfr_program_output(whole, 0, "dw", &a));
+    OK(rfr_program_output(full, 0, "dw", &a));
     for (int g = 0; g < GROUPS; g++) {
       if (!(wanted >> g & 1)) continue;
       OK(rfr_program_output(p, 0, gradients[g], &b));
@@ -385,10 +384,10 @@ static void accumulates_in_the_product(void **state) {
     }
     rfr_programs_destroy(p);
   }
-  rfr_programs_destroy(whole);
+  rfr_programs_destroy(full);
 }
 
-/* As many weights by themselves as one likes, each with its gradient. */
+/* Any number of separate weights, each with its gradient. */
 static void any_number_of_weights(void **state) {
   (void)state;
   static const int counts[] = {1, 64, 65, 1000};
@@ -434,7 +433,7 @@ static void any_number_of_weights(void **state) {
   }
 }
 
-/* The forward whose input x and scale are values that it makes, and would have to keep. */
+/* A forward whose x and scale are computed values, which it would have to keep. */
 static rfr_value forward(rfr_trace *t, bool separate, int wanted, rfr_value in[4], rfr_value w[GROUPS]) {
   const rfr_role weight = wanted & W_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN;
   const rfr_role bias = wanted & BIAS_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN;
@@ -454,7 +453,7 @@ static rfr_value forward(rfr_trace *t, bool separate, int wanted, rfr_value in[4
                   : rfr_grouped_linear(t, silu, w[0], offsets, in[2], by);
 }
 
-/* One set of wanted gradients: the ops that it leaves, and the bytes of the forward that those read. */
+/* For one set of wanted gradients: the ops that remain, and the forward's bytes that they read. */
 static void keeps(bool separate, int wanted) {
   static const char *const names[4] = {"dx", "dw", "dbias", "dscale"}, *const others[] = {"", "dw1", "dw2"};
   rfr_trace *t, *joint, *live;
@@ -494,8 +493,8 @@ static void keeps_what_is_wanted(void **state) {
 
 static void refuses(void **state) {
   (void)state;
-  static const char *const texts[] = {"not i32 or i64",    "w holds 3 groups",  "inner dimensions differ",
-                                      "bias is f32[3,8]",  "a scale without",   "scale is f32[11]",
+  static const char *const texts[] = {"not i32 or i64",    "w has 3 groups",    "inner dimensions differ",
+                                      "bias is f32[3,8]",  "without a bias",    "scale is f32[11]",
                                       "x is i32, not f32", "rows is 2147483648"};
   for (int k = 0; k < 8; k++) {
     rfr_trace *t;
@@ -516,11 +515,11 @@ static void refuses(void **state) {
   }
 }
 
-/* Kernels count rows in 32 bits and round them up to tiles of 64: no more than that have a rule, on any device. */
+/* Kernels count rows in 32 bits and round them up to tiles of 64: larger counts are refused, on any device. */
 static void counts_rows_in_32_bits(void **state) {
   (void)state;
   const int64_t most = ((int64_t)1 << 31) - 64;
-  for (int k = 0; k < 5; k++) { /* 0: all that there may be */
+  for (int k = 0; k < 5; k++) { /* 0: the maximum */
     rfr_trace *t;
     OK(rfr_trace_create(ctx, &t));
     const int64_t rows = k < 3 ? most + (k > 0) : 12, N = k == 3 ? most + 1 : 8, K = k == 4 ? most + 1 : 8;
@@ -532,7 +531,7 @@ static void counts_rows_in_32_bits(void **state) {
     if (k == 0) rfr_output(t, "dw", rfr_gradient(t, rfr_sum(t, rfr_cast(t, y, RFR_F32), -1), w, RFR_F32));
     assert_int_equal(rfr_trace_finish(t), k == 0 ? RFR_OK : RFR_INVALID);
     if (k > 0) {
-      assert_non_null(strstr(rfr_last_error()->message, "grouped products take"));
+      assert_non_null(strstr(rfr_last_error()->message, "2147483584"));
       assert_non_null(
           strstr(rfr_last_error()->message, k == 1 ? "rows is 2147483585" : "has 2147483585 rows or columns"));
     }

@@ -20,7 +20,7 @@ enum { RFI_SLAB = 16 * 128 /* of a warp's rows; a warp has two slabs */ };
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* The offset of chunk c (16 bytes) of row r in the copy engine's swizzled layout. */
-static __device__ __forceinline__ int rfi_place_of(int r, int c) { return r * 128 + (c ^ r % 8) * 16; }
+static __device__ __forceinline__ int rfi_swizzled(int r, int c) { return r * 128 + (c ^ r % 8) * 16; }
 
 template <typename O> static __device__ __forceinline__ uint32_t rfi_narrow_two(float x, float y) {
   const rfi_pack<O, 2> p = {{rfi_narrow<O>(x), rfi_narrow<O>(y)}};
@@ -49,7 +49,7 @@ static __device__ __forceinline__ void rfi_write_four(void *to, const uint32_t (
 
 /* ---- strips: a warp's 16 rows of 64 columns, as they are stored ---- */
 
-/* 8 columns each; a lane has two rows, 8 apart. */
+/* 8 columns each; a lane has two rows, r and r + 8. */
 typedef uint32_t rfi_strip[8][2];
 
 /* Rounded here and not where it is used: there the compiler would read sums that the next MMAs already write. */
@@ -68,7 +68,7 @@ static __device__ __forceinline__ void rfi_strip_stage(const rfi_strip &x, uint3
 #pragma unroll
   for (int n = 0; n < 8; n += 2)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     slab + rfi_place_of(lane % 16, n + lane / 16)),
+                     slab + rfi_swizzled(lane % 16, n + lane / 16)),
                  "r"(x[n][0]), "r"(x[n][1]), "r"(x[n + 1][0]), "r"(x[n + 1][1])
                  : "memory");
 }
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void rfi_strip_write(const rfi_strip &x, uint3
   for (int i = 0; i < 4; i++) {
     const int r = lane / 8 + 4 * i;
     uint32_t got[4];
-    rfi_look(got, slab + rfi_place_of(r, c));
+    rfi_look(got, slab + rfi_swizzled(r, c));
     if (c * 8 < columns && r < left) rfi_write_four(y + r * pitch + c * 8, got);
   }
   __syncwarp();

@@ -10,7 +10,7 @@
 #include "ops/grouped/grouped.h"
 #include "ops/grouped/grouped_cuda.h"
 
-/* Tells the compiler that x is the same in all lanes: otherwise it waits for each MMA. */
+/* Marks x as equal in all lanes: otherwise the compiler waits for each MMA. */
 static __device__ __forceinline__ int rfi_same(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 typedef struct rfi_groups {

@@ -10,10 +10,12 @@
 rfr_status rfi_infer_pad(const rfi_infer *c) {
   int64_t axis = c->attr[0].i, start = c->attr[1].i, count = c->attr[2].i, bits = rfr_dtype_bits(c->in[0].dtype);
   RFI_TRY(rfi_rule_axis(c, 0, axis));
-  if (bits < 8) return rfi_fail(RFI_E_TRACE_SHAPE, "%s elements have no addresses", rfr_dtype_name(c->in[0].dtype));
+  if (bits < 8)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "x is %s, whose elements are smaller than a byte",
+                    rfr_dtype_name(c->in[0].dtype));
   int64_t n = c->in[0].shape[axis];
   if (start < 0 || count < n || start > count - n)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld elements at %lld do not fit in %lld", (long long)n, (long long)start,
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld elements at %lld do not fit into %lld", (long long)n, (long long)start,
                     (long long)count);
   c->out[0] = c->in[0];
   c->out[0].shape[axis] = count;
@@ -25,16 +27,17 @@ rfr_status rfi_infer_pad(const rfi_infer *c) {
 
 rfr_status rfi_infer_concat(const rfi_infer *c) {
   int64_t axis = c->attr[0].i, total = 0;
-  if (c->n_in < 1) return rfi_fail(RFI_E_TRACE_SHAPE, "nothing to join");
+  if (c->n_in < 1) return rfi_fail(RFI_E_TRACE_SHAPE, "there are no operands");
   RFI_TRY(rfi_rule_axis(c, 0, axis));
   if (rfr_dtype_bits(c->in[0].dtype) < 8)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%s elements have no addresses", rfr_dtype_name(c->in[0].dtype));
+    return rfi_fail(RFI_E_TRACE_SHAPE, "x is %s, whose elements are smaller than a byte",
+                    rfr_dtype_name(c->in[0].dtype));
   for (int i = 0; i < c->n_in; i++) {
     rfr_type like = c->in[0];
     if (c->in[i].rank == like.rank) like.shape[axis] = c->in[i].shape[axis];
     RFI_TRY(rfi_rule_type(c, i, &like));
     if (__builtin_add_overflow(total, like.shape[axis], &total))
-      return rfi_fail(RFI_E_OVERFLOW, "the joined size overflows");
+      return rfi_fail(RFI_E_OVERFLOW, "the concatenated size overflows");
   }
   c->out[0] = c->in[0];
   c->out[0].shape[axis] = total;
@@ -47,7 +50,7 @@ rfr_status rfi_infer_gradient(const rfi_infer *c) {
   RFI_TRY(rfi_rule_vector(c, 0, 1));
   RFI_TRY(rfi_rule_float(c, 1));
   if (to < 0 || to >= RFR_DTYPE_COUNT || !rfr_dtype_is_float((rfr_dtype)to) || rfr_dtype_bits((rfr_dtype)to) < 16)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "a gradient is f32, bf16 or f16");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "a gradient must be f32, bf16 or f16");
   c->out[0] = c->in[1];
   c->out[0].dtype = (rfr_dtype)to;
   return rfi_present(c, 2) ? rfi_rule_type(c, 2, &c->out[0]) : RFR_OK;
@@ -104,8 +107,9 @@ static rfr_value record_gradient(rfr_trace *t, rfr_source at, rfr_value loss, rf
   if (rfi_trace_records(t) && w >= 0 && w < t->n_values) {
     const rfi_value *v = &t->values[w];
     if (v->op >= 0 || (v->role != RFR_ROLE_TRAINABLE && v->role != RFR_ROLE_INPUT_GRAD))
-      return rfi_trace_fail(t, at, "gradient", RFI_E_GRAD_ROLE, "%s%s%s is no input of role trainable or input_grad",
-                            v->name[0] ? "\"" : "w", v->name, v->name[0] ? "\"" : "");
+      return rfi_trace_fail(t, at, "gradient", RFI_E_GRAD_ROLE,
+                            "%s%s%s is not an input of role trainable or input_grad", v->name[0] ? "\"" : "w", v->name,
+                            v->name[0] ? "\"" : "");
   }
   return rfi_record(t, at, RFI_OP_gradient, onto == RFR_NONE ? 2 : 3, (rfr_value[]){loss, w, onto}, &attr, NULL);
 }
@@ -117,6 +121,6 @@ rfr_value rfr_gradient_at(rfr_trace *t, rfr_source at, rfr_value loss, rfr_value
 rfr_value rfr_gradient_onto_at(rfr_trace *t, rfr_source at, rfr_value loss, rfr_value w, rfr_value onto) {
   if (!rfi_trace_records(t)) return RFR_NONE;
   if (onto < 0 || onto >= t->n_values || t->values[onto].op >= 0 || t->values[onto].role != RFR_ROLE_STATE)
-    return rfi_trace_fail(t, at, "gradient", RFI_E_GRAD_ROLE, "what it is added onto is no input of role state");
+    return rfi_trace_fail(t, at, "gradient", RFI_E_GRAD_ROLE, "onto is not an input of role state");
   return record_gradient(t, at, loss, w, onto, t->values[onto].type.dtype);
 }

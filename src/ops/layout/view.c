@@ -14,7 +14,7 @@ rfr_status rfi_infer_reshape(const rfi_infer *c) {
   int64_t n = 1;
   char text[RFI_TYPE_TEXT];
   if (s->rank < 0 || s->rank > RFR_MAX_RANK)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "rank %d, at most %d", s->rank, RFR_MAX_RANK);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "rank is %d; it must be at most %d", s->rank, RFR_MAX_RANK);
   c->out[0].dtype = c->in[0].dtype;
   c->out[0].rank = s->rank;
   for (int d = 0; d < s->rank; d++) {
@@ -110,7 +110,7 @@ rfr_status rfi_grad_expand(rfi_grad *g) {
 
 rfr_value rfr_reshape_at(rfr_trace *t, rfr_source at, rfr_value x, int rank, const int64_t *shape) {
   rfi_attr attr = rfi_i(0);
-  if (rank > 0 && !shape) return rfi_trace_fail(t, at, "reshape", RFI_E_ARGUMENT, "no shape is given");
+  if (rank > 0 && !shape) return rfi_trace_fail(t, at, "reshape", RFI_E_ARGUMENT, "shape is NULL");
   attr.s = (rfi_shape){.rank = rank};
   for (int d = 0; d < rank && d < RFR_MAX_RANK; d++) attr.s.dim[d] = shape[d];
   bool legal = rfi_trace_records(t) && x >= 0 && x < t->n_values && rank >= 0 && rank <= RFR_MAX_RANK;

@@ -36,7 +36,7 @@ template <typename X> struct row_of {
     pieces = (V + shift + P - 1) / P;
   }
   __device__ int64_t first(int64_t k) const { return k * P - shift; }
-  __device__ bool whole(int64_t k) const { return first(k) >= 0 && first(k) + P <= V; }
+  __device__ bool complete(int64_t k) const { return first(k) >= 0 && first(k) + P <= V; }
 };
 
 static __device__ __forceinline__ float softcap(float x, float cap) { return cap > 0.0f ? cap * tanhf(x / cap) : x; }
@@ -54,7 +54,7 @@ template <typename X, int P>
 static __device__ __forceinline__ void widen(float (&v)[P], const rfi_pack<X, P> &piece, const row_of<X> &row,
                                              int64_t k, float cap) {
   widen(v, piece, cap);
-  if (row.whole(k)) return;
+  if (row.complete(k)) return;
 #pragma unroll
   for (int i = 0; i < P; i++)
     if (row.first(k) + i < 0 || row.first(k) + i >= row.V) v[i] = -INFINITY;
@@ -65,7 +65,7 @@ static __device__ __forceinline__ rfi_pack<X, 16 / sizeof(X)> load(const row_of<
   constexpr int P = 16 / (int)sizeof(X);
   const int64_t at = row.first(k);
   rfi_pack<X, P> piece = {};
-  if (row.whole(k)) return *(const rfi_pack<X, P> *)(row.x + at);
+  if (row.complete(k)) return *(const rfi_pack<X, P> *)(row.x + at);
   for (int i = 0; i < P; i++)
     if (at + i >= 0 && at + i < row.V) piece.x[i] = row.x[at + i];
   return piece;
@@ -98,7 +98,7 @@ template <typename D, int P> static __device__ __forceinline__ void store(D *to,
 template <typename X, typename D, int P>
 static __device__ __forceinline__ void store(D *d, const float (&v)[P], const row_of<X> &row, int64_t k) {
   const int64_t at = row.first(k);
-  if (row.whole(k) && (uintptr_t)(d + at) % (P * sizeof(D) < 16 ? P * sizeof(D) : 16) == 0) {
+  if (row.complete(k) && (uintptr_t)(d + at) % (P * sizeof(D) < 16 ? P * sizeof(D) : 16) == 0) {
     store(d + at, v);
     return;
   }
@@ -378,7 +378,7 @@ static rfr_status launch(const rfi_ce_rows *r, const machine *m, cudaStream_t st
   if (16 * keep > 32768) {
     const cudaError_t e =
         cudaFuncSetAttribute(ce_rows<X, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(16 * keep));
-    if (e != cudaSuccess) return rfi_cuda_check(e, "asking for shared memory");
+    if (e != cudaSuccess) return rfi_cuda_check(e, "raising the shared memory limit");
   }
   ce_rows<X, D><<<(unsigned)blocks, (unsigned)threads, (size_t)(16 * keep), stream>>>(*r, keep);
   return RFR_OK;
@@ -447,5 +447,5 @@ rfr_status rfi_ce_tails_cuda(const rfi_ce_rows *r, int64_t width, void *stream) 
   RFI_WITH_FLOAT(r->dlogits_type, D,
                  (ce_tails<D><<<(unsigned)rfi_blocks(r->rows * tail, 256), 256, 0, (cudaStream_t)stream>>>(
                      (D *)r->dlogits, r->dlogits_ld, r->rows, r->V, tail)))
-  return rfi_cuda_launched("zeros behind rows of logits");
+  return rfi_cuda_launched("padding rows of logits");
 }

@@ -35,27 +35,27 @@ static __device__ __forceinline__ void cluster_barrier(void) {
 }
 
 /* Values sent to all blocks of a cluster; each block counts the bytes on its barrier. */
-typedef struct mail {
+typedef struct exchange {
   uint64_t barrier;
   float2 from[MOST_BLOCKS];
-} mail;
+} exchange;
 
-static __device__ __forceinline__ void mail_init(mail *m) {
+static __device__ __forceinline__ void exchange_init(exchange *m) {
   asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(address_of(&m->barrier)) : "memory");
 }
-static __device__ __forceinline__ void mail_expect(mail *m, unsigned blocks) {
+static __device__ __forceinline__ void exchange_expect(exchange *m, unsigned blocks) {
   asm volatile("{\n.reg .b64 t;\nmbarrier.arrive.expect_tx.shared.b64 t, [%0], %1;\n}" ::"r"(address_of(&m->barrier)),
                "r"(blocks * 8)
                : "memory");
 }
-static __device__ __forceinline__ void mail_send(mail *m, unsigned to, float2 x) {
+static __device__ __forceinline__ void exchange_send(exchange *m, unsigned to, float2 x) {
   asm volatile("{\n.reg .u32 at, bar;\nmapa.shared::cluster.u32 at, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
                "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [at], {%3, %4}, [bar];\n}" ::"r"(
                    address_of(&m->from[block_of_cluster()])),
                "r"(address_of(&m->barrier)), "r"(to), "f"(x.x), "f"(x.y)
                : "memory");
 }
-static __device__ __forceinline__ void mail_wait(mail *m, int parity) {
+static __device__ __forceinline__ void exchange_wait(exchange *m, int parity) {
   asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
                "@!p bra again;\n}" ::"r"(address_of(&m->barrier)),
                "r"(parity)
@@ -76,16 +76,17 @@ static __device__ __forceinline__ float2 merge_lanes(float2 x) {
 
 /* Merges over a cluster, in a fixed order. `part` and `peer` may be reused after another merge; `turn` counts the
  * merges before. */
-static __device__ __forceinline__ float2 cluster_merge(float2 x, float2 *part, mail *peer, unsigned blocks, int turn) {
+static __device__ __forceinline__ float2 cluster_merge(float2 x, float2 *part, exchange *peer, unsigned blocks,
+                                                       int turn) {
   const int lane = threadIdx.x & 31;
   x = merge_lanes(x);
   if (lane == 0) part[threadIdx.x >> 5] = x;
   __syncthreads();
   x = merge_lanes(part[lane]);
   if (blocks == 1) return x;
-  if (threadIdx.x == 0) mail_expect(peer, blocks);
-  if (threadIdx.x < blocks) mail_send(peer, threadIdx.x, x);
-  mail_wait(peer, turn & 1);
+  if (threadIdx.x == 0) exchange_expect(peer, blocks);
+  if (threadIdx.x < blocks) exchange_send(peer, threadIdx.x, x);
+  exchange_wait(peer, turn & 1);
   return merge_lanes(lane < (int)blocks ? peer->from[lane] : make_float2(-INFINITY, 0.0f));
 }
 
@@ -98,15 +99,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(16) float4 kept[];
   __shared__ float2 part[2][32];
-  __shared__ mail peer[2];
+  __shared__ exchange peer[2];
   const int me = (int)threadIdx.x, begin = (int)block_of_cluster() * per_block * 4, first = begin + me * 4;
-  const int mine = min((int)r.V - begin, per_block * 4), left = mine - me * 4, whole = mine / STRIDE;
+  const int mine = min((int)r.V - begin, per_block * 4), left = mine - me * 4, full_strides = mine / STRIDE;
   const int64_t step = gridDim.x / blocks;
   const float scale = *r.dloss * *r.inv_valid;
   const uint32_t place = address_of(&kept[me]);
   const float *from = (const float *)r.logits + blockIdx.x / blocks * r.logits_ld + first;
   const auto request = [&](int j, float before) { /* loads a piece after its place has been read */
-                                                  if (j < whole || j * STRIDE < left)
+                                                  if (j < full_strides || j * STRIDE < left)
                                                     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                                                                      place + (uint32_t)(j * THREADS * 16)),
                                                                  "l"(from + j * STRIDE), "f"(before)
@@ -114,7 +115,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
   };
   if (blocks > 1) {
     if (me == 0)
-      for (int i = 0; i < 2; i++) mail_init(&peer[i]);
+      for (int i = 0; i < 2; i++) exchange_init(&peer[i]);
     cluster_barrier();
   }
   int turn = 0;
@@ -131,13 +132,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
       float4 x = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-      if (j < whole || j * STRIDE < left) x = kept[me + j * THREADS];
+      if (j < full_strides || j * STRIDE < left) x = kept[me + j * THREADS];
       v[j][0] = x.x, v[j][1] = x.y, v[j][2] = x.z, v[j][3] = x.w;
     }
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
       if (more) request(j, v[j][0]);
-      if (j >= whole)
+      if (j >= full_strides)
 #pragma unroll
         for (int i = 1; i < 4; i++)
           if (j * STRIDE + i >= left) v[j][i] = -INFINITY;
@@ -166,7 +167,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
       rfi_pack<D, 4> y;
 #pragma unroll
       for (int i = 0; i < 4; i++) y.x[i] = rfi_narrow<D>(valid ? v[j][i] * by : 0.0f);
-      if (j < whole || j * STRIDE < left) *(rfi_pack<D, 4> *)(to + j * STRIDE) = y;
+      if (j < full_strides || j * STRIDE < left) *(rfi_pack<D, 4> *)(to + j * STRIDE) = y;
     }
     const int at = wanted - first; /* may be outside the thread's elements */
     if (valid && at >= 0 && at < left && at % STRIDE < 4)
@@ -195,7 +196,7 @@ template <typename D> static rfr_status launch(const rfi_ce_rows *r, cudaStream_
   int clusters = 0;
   cudaError_t e = cudaFuncSetAttribute(ce_rows_sm90<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&clusters, ce_rows_sm90<D>, &config);
-  if (e != cudaSuccess) return rfi_cuda_check(e, "asking for clusters");
+  if (e != cudaSuccess) return rfi_cuda_check(e, "enabling clusters");
   if (clusters > r->rows) clusters = (int)r->rows;
   if (clusters < 1) clusters = 1;
   config.gridDim = dim3((unsigned)clusters * blocks);

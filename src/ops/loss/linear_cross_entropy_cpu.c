@@ -85,7 +85,7 @@ static void rows(const rfi_call *call, int64_t begin, int64_t end, int part) {
 static rfr_status run(const rfi_call *c) {
   const rfi_head h = rfi_head_make(c, 1);
   if ((c->out[1].data || c->out[2].data) && !c->in[RFI_HEAD_DLOSS].data)
-    return rfi_fail(RFI_E_INTERNAL, "linear_cross_entropy: gradients are wanted without dloss");
+    return rfi_fail(RFI_E_INTERNAL, "linear_cross_entropy: gradients need dloss");
   if (h.T == 0 && c->out[2].data && !c->in[RFI_HEAD_ACC].data)
     memset(c->out[2].data, 0, (size_t)(h.V * h.C) * sizeof(float));
   char *logits = (char *)c->workspace + h.nll, *scratch = logits + h.logits;

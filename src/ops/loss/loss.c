@@ -32,14 +32,14 @@ rfr_status rfi_infer_token_count(const rfi_infer *c) {
 static rfr_status check_rows(const rfr_type *logits, const rfr_type *targets, const rfr_type *inv_valid,
                              const rfr_type *lse) {
   if (logits->rank != 2 || !rfr_dtype_is_float(logits->dtype) || rfr_dtype_bits(logits->dtype) < 16)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "logits of type %s and rank %d, want (T,V) of f32, bf16 or f16",
+    return rfi_fail(RFI_E_TRACE_SHAPE, "logits are %s of rank %d; they must be (T,V) in f32, bf16 or f16",
                     rfr_dtype_name(logits->dtype), logits->rank);
   int64_t rows = logits->shape[0];
   if (targets->dtype != RFR_I32 || targets->rank != 1 || targets->shape[0] != rows)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "want targets i32 (%lld), one for each row of logits", (long long)rows);
-  if (!is_scalar(inv_valid)) return rfi_fail(RFI_E_TRACE_SHAPE, "want inv_valid f32 (1), as token_count gives it");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "targets must be i32 (%lld), one per row of logits", (long long)rows);
+  if (!is_scalar(inv_valid)) return rfi_fail(RFI_E_TRACE_SHAPE, "inv_valid must be f32 (1), as from token_count");
   if (lse && (lse->dtype != RFR_F32 || lse->rank != 1 || lse->shape[0] != rows))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "want lse f32 (%lld)", (long long)rows);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "lse must be f32 (%lld)", (long long)rows);
   return RFR_OK;
 }
 
@@ -51,7 +51,7 @@ rfr_status rfi_infer_cross_entropy(const rfi_infer *c) {
 }
 
 rfr_status rfi_infer_cross_entropy_bwd(const rfi_infer *c) {
-  if (!is_scalar(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want dloss f32 (1)");
+  if (!is_scalar(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "dloss must be f32 (1)");
   RFI_TRY(check_rows(&c->in[1], &c->in[2], &c->in[4], &c->in[3]));
   c->out[0] = c->in[1];
   return RFR_OK;
@@ -60,7 +60,7 @@ rfr_status rfi_infer_cross_entropy_bwd(const rfi_infer *c) {
 rfr_status rfi_grad_cross_entropy(rfi_grad *g) {
   const rfi_opr *op = g->op;
   if (g->need[2] || g->dy[1] != RFR_NONE)
-    return rfi_fail(RFI_E_GRAD_NO_RULE, "cross_entropy is differentiated from its loss to its logits alone");
+    return rfi_fail(RFI_E_GRAD_NO_RULE, "cross_entropy has a gradient only from loss to logits");
   if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
   g->dx[0] = rfi_record(g->t, g->at, RFI_OP_cross_entropy_bwd, 5,
                         (rfr_value[]){g->dy[0], op->in[0], op->in[1], op->out[1], op->in[2]}, &op->attr[0], NULL);
@@ -70,19 +70,19 @@ rfr_status rfi_grad_cross_entropy(rfi_grad *g) {
 rfr_status rfi_infer_linear_cross_entropy(const rfi_infer *c) {
   const rfr_type *x = &c->in[0], *w = &c->in[1], *dloss = &c->in[4], *acc = &c->in[5];
   if (x->rank != 2 || w->rank != 2 || x->dtype != w->dtype || x->shape[1] != w->shape[1])
-    return rfi_fail(RFI_E_TRACE_SHAPE, "want x (T,C) and w (V,C) of one type");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "x and w must be (T,C) and (V,C) of one type");
   rfr_type logits = {.dtype = x->dtype, .rank = 2, .shape = {x->shape[0], w->shape[0]}};
   RFI_TRY(check_rows(&logits, &c->in[2], &c->in[3], NULL));
-  if (dloss->rank >= 0 && !is_scalar(dloss)) return rfi_fail(RFI_E_TRACE_SHAPE, "want dloss f32 (1)");
+  if (dloss->rank >= 0 && !is_scalar(dloss)) return rfi_fail(RFI_E_TRACE_SHAPE, "dloss must be f32 (1)");
   if (c->attr[1].i < 1) return rfi_fail(RFI_E_TRACE_SHAPE, "chunk must be at least one row");
   if (!(c->attr[2].f >= 0) || !isfinite(c->attr[2].f))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "logits capped at %g; it must be positive and finite", c->attr[2].f);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "cap is %g; it must be positive and finite", c->attr[2].f);
   c->out[0] = vector(RFR_F32, 1);
   c->out[1] = *x;
   c->out[2] = *w;
   c->out[2].dtype = RFR_F32;
   if (acc->rank >= 0 && !same_type(acc, &c->out[2]))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "want acc f32 (%lld,%lld), as w", (long long)w->shape[0],
+    return rfi_fail(RFI_E_TRACE_SHAPE, "acc must be f32 (%lld,%lld), as w", (long long)w->shape[0],
                     (long long)w->shape[1]);
   return RFR_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Losses beyond the op matrix: extreme logits, no valid target at all, bits that depend
- * neither on threads nor, for the loss, on the chunk; and the fused head against its parts.
+ * Losses beyond the op matrix: extreme logits, no valid target at all, bits that depend neither on threads nor, for the
+ * loss, on the chunk; and the fused head against its parts.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -35,9 +35,9 @@ static void test_extremes(void **state) {
   (void)state;
   start("cross_entropy(f[5,1031]=0, i[5]=7,1030,3,0,5, F[1]=1) ignore=-100", RFR_F32, &c, &run);
   for (int64_t v = 0; v < 1031; v++) {
-    rft_set(&run.in_arg[0], v, v == 7 ? 3e38 : -3e38);                  /* sure of the target */
+    rft_set(&run.in_arg[0], v, v == 7 ? 3e38 : -3e38);                  /* certain of the target */
     rft_set(&run.in_arg[0], 1031 + v, 1e4);                             /* even, far from 0 */
-    rft_set(&run.in_arg[0], 2 * 1031 + v, v < 4 ? 0 : -INFINITY);       /* most are excluded */
+    rft_set(&run.in_arg[0], 2 * 1031 + v, v < 4 ? 0 : -INFINITY);       /* most are -inf */
     rft_set(&run.in_arg[0], 3 * 1031 + v, -1e4 + (v == 1030 ? 50 : 0)); /* the maximum comes last */
   }
   finish(&run, 2);
@@ -113,14 +113,14 @@ static void test_threads(void **state) {
       }
 }
 
-/* How many rows of logits exist at a time is a matter of memory: loss and dx, which are row by row, do not see it. */
+/* The chunk is a question of memory: loss and dx are computed row by row and do not depend on it. */
 static void test_chunks(void **state) {
   rft_case c;
-  rft_run whole;
+  rft_run full;
   (void)state;
   start("linear_cross_entropy(f[71,24], f[101,24], i[71]<101, F[1]=0.0156, F[1]=1, _) ignore=-100 chunk=71 cap=0",
-        RFR_BF16, &c, &whole);
-  finish(&whole, 2);
+        RFR_BF16, &c, &full);
+  finish(&full, 2);
   for (int chunk = 1; chunk < 90; chunk += 22) {
     rft_case other = c;
     rft_run run;
@@ -128,10 +128,10 @@ static void test_chunks(void **state) {
     rft_run_init(&run, &other, RFT_DENSE, 0xFF, 0);
     finish(&run, 2);
     for (int j = 0; j < 2; j++)
-      assert_memory_equal(whole.out[j].data, run.out[j].data, (size_t)rfi_bytes(&run.out_arg[j].type));
+      assert_memory_equal(full.out[j].data, run.out[j].data, (size_t)rfi_bytes(&run.out_arg[j].type));
     rft_run_deinit(&run);
   }
-  rft_run_deinit(&whole);
+  rft_run_deinit(&full);
 }
 
 /* ---- recording ---- */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * matmul as it is recorded: shapes of all transpositions and their gradients, the type
- * and phase of a weight's gradient against an activation's, and refusals that name the
- * mismatch and the place. Values are the op matrix's and the library test's.
+ * Recording of matmul: shapes of all transposes and their gradients, type and phase of weight gradients and activation
+ * gradients, and refusals that name the mismatch and the source line. The op matrix tests values.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,7 +29,7 @@ static void expect(const rfr_trace *t, rfr_value v, rfr_dtype dtype, rfr_value l
   assert_int_equal(t->ops[t->values[v].op].phase, phase);
 }
 
-/* a (batch 2) 3 x 5 and b 5 x 7 in all four ways, with and without a batch. */
+/* a (batch 2) 3 x 5 and b 5 x 7 with all four transposes, with and without a batch. */
 static void gradients(void **state) {
   (void)state;
   rfr_ctx *ctx;
@@ -54,7 +53,7 @@ static void gradients(void **state) {
     expect(t, dx[1], RFR_F32, b, RFR_PHASE_WGRAD);
     expect(t, dx[2], RFR_F32, bias, RFR_PHASE_WGRAD);
 
-    int before = t->n_ops; /* what nobody needs is not recorded */
+    int before = t->n_ops; /* unused gradients are not recorded */
     const bool none[4] = {false, false, false, false};
     g.need = none;
     assert_int_equal(op.def->grad(&g), RFR_OK);

@@ -21,7 +21,7 @@ static rfr_status integers(const rfi_infer *c, int i, int rank) {
 
 static rfr_status check_score(int64_t score, double scale) {
   if (score < RFR_MOE_SOFTMAX || score > RFR_MOE_SIGMOID)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld is no kind of score", (long long)score);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "score is %lld, which is not an rfr_moe_score", (long long)score);
   if (!isfinite(scale)) return rfi_fail(RFI_E_TRACE_SHAPE, "scale must be finite");
   return RFR_OK;
 }
@@ -29,9 +29,10 @@ static rfr_status check_score(int64_t score, double scale) {
 static rfr_status check_groups(int64_t experts, int64_t k, int64_t groups, int64_t group_k) {
   if (groups == 1 && group_k == 1) return RFR_OK;
   if (groups < 1 || experts % groups != 0)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld groups of %lld experts", (long long)groups, (long long)experts);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "groups is %lld, which does not divide %lld experts", (long long)groups,
+                    (long long)experts);
   if (group_k < 1 || group_k > groups || k % group_k != 0 || k / group_k > experts / groups)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld experts cannot come from %lld groups of %lld", (long long)k,
+    return rfi_fail(RFI_E_TRACE_SHAPE, "cannot choose %lld experts evenly from %lld groups of %lld", (long long)k,
                     (long long)group_k, (long long)(experts / groups));
   return RFR_OK;
 }
@@ -42,7 +43,8 @@ rfr_status rfi_infer_moe_route(const rfi_infer *c) {
   RFI_TRY(rfi_rule_rank(c, 0, 2, 2));
   const int64_t tokens = c->in[0].shape[0], experts = c->in[0].shape[1], k = a[0].i;
   if (k < 1 || k > experts)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld of %lld experts", (long long)k, (long long)experts);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "k is %lld; it must be 1 to the number of experts, %lld", (long long)k,
+                    (long long)experts);
   RFI_TRY(check_score(a[1].i, a[5].f));
   RFI_TRY(check_groups(experts, k, a[3].i, a[4].i));
   if (rfi_present(c, 1)) {
@@ -62,7 +64,7 @@ rfr_status rfi_infer_moe_route_bwd(const rfi_infer *c) {
   RFI_TRY(rfi_rule_dtype(c, 2, RFR_I32));
   RFI_TRY(rfi_rule_same(c, 2, 0, false));
   if (c->in[0].shape[0] != c->in[1].shape[0])
-    return rfi_fail(RFI_E_TRACE_SHAPE, "dweight is of %lld tokens, logits of %lld", (long long)c->in[0].shape[0],
+    return rfi_fail(RFI_E_TRACE_SHAPE, "dweight has %lld tokens, logits have %lld", (long long)c->in[0].shape[0],
                     (long long)c->in[1].shape[0]);
   RFI_TRY(check_score(c->attr[0].i, c->attr[2].f));
   c->out[0] = c->in[1];
@@ -74,7 +76,8 @@ rfr_status rfi_infer_moe_sort(const rfi_infer *c) {
   RFI_TRY(integers(c, 0, 2));
   const int64_t slots = rfi_count(&c->in[0]);
   if (experts < 1 || experts > INT32_MAX || slots > INT32_MAX)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld slots over %lld experts", (long long)slots, (long long)experts);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld slots and %lld experts; both must fit in 32 bits, and experts be positive",
+                    (long long)slots, (long long)experts);
   c->out[0] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {experts}};
   c->out[1] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {slots}};
   c->out[2] = c->in[0];
@@ -95,8 +98,8 @@ static rfr_status rows_of(const rfi_infer *c, int i, int64_t rows) {
   RFI_TRY(rfi_rule_float(c, i));
   RFI_TRY(rfi_rule_rank(c, i, 2, 2));
   if (c->in[i].shape[0] == rows) return RFR_OK;
-  return rfi_fail(RFI_E_TRACE_SHAPE, "%s has %lld rows, want %lld", c->def->operand[i], (long long)c->in[i].shape[0],
-                  (long long)rows);
+  return rfi_fail(RFI_E_TRACE_SHAPE, "%s has %lld rows; it must have %lld", c->def->operand[i],
+                  (long long)c->in[i].shape[0], (long long)rows);
 }
 
 rfr_status rfi_infer_moe_permute(const rfi_infer *c) {
@@ -121,12 +124,12 @@ rfr_status rfi_infer_moe_unpermute_dw(const rfi_infer *c) {
   RFI_TRY(rows_of(c, 0, rfi_count(&c->in[1])));
   RFI_TRY(rows_of(c, 2, c->in[1].shape[0]));
   if (c->in[0].shape[1] != c->in[2].shape[1])
-    return rfi_fail(RFI_E_TRACE_SHAPE, "rows of %lld and of %lld", (long long)c->in[0].shape[1],
+    return rfi_fail(RFI_E_TRACE_SHAPE, "y has rows of %lld, dout of %lld", (long long)c->in[0].shape[1],
                     (long long)c->in[2].shape[1]);
   c->out[0] = c->in[1];
   c->out[0].dtype = (rfr_dtype)to;
   const rfi_infer result = {.def = c->def, .in = c->out};
-  return to >= 0 && to < RFR_DTYPE_COUNT ? rfi_rule_float(&result, 0) : rfi_fail(RFI_E_TRACE_SHAPE, "no such type");
+  return to >= 0 && to < RFR_DTYPE_COUNT ? rfi_rule_float(&result, 0) : rfi_fail(RFI_E_TRACE_SHAPE, "to is not a type");
 }
 
 static rfr_status check_loss(const rfi_infer *c, int first) {
@@ -136,10 +139,10 @@ static rfr_status check_loss(const rfi_infer *c, int first) {
   RFI_TRY(integers(c, first + 2, 1));
   RFI_TRY(rfi_rule_vector(c, first + 2, c->in[first].shape[0]));
   if (c->in[first + 1].shape[0] != c->in[first].shape[0])
-    return rfi_fail(RFI_E_TRACE_SHAPE, "logits of %lld tokens, index of %lld", (long long)c->in[first].shape[0],
+    return rfi_fail(RFI_E_TRACE_SHAPE, "logits have %lld tokens, index has %lld", (long long)c->in[first].shape[0],
                     (long long)c->in[first + 1].shape[0]);
   if (!isfinite(c->attr[1].f) || !isfinite(c->attr[2].f))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "the factors of the losses must be finite");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "balance and z must be finite");
   return RFR_OK;
 }
 
@@ -220,7 +223,8 @@ rfr_value rfr_moe_route_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_va
   rfr_value out[2] = {RFR_NONE, RFR_NONE};
   if (index) *index = RFR_NONE;
   if (o.size != sizeof o)
-    return rfi_trace_fail(t, at, "moe_route", RFI_E_ARGUMENT, "the options are not of this library's version");
+    return rfi_trace_fail(t, at, "moe_route", RFI_E_ARGUMENT,
+                          "options.size does not match this library; start from the default options");
   const rfi_attr attr[] = {rfi_i(o.k),      rfi_i(o.score),   rfi_i(o.norm != 0),
                            rfi_i(o.groups), rfi_i(o.group_k), rfi_f(o.scale)};
   rfi_record(t, at, RFI_OP_moe_route, 2, (rfr_value[]){logits, bias}, attr, out);

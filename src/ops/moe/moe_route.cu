@@ -33,7 +33,7 @@ struct choice {
   uint32_t key;
   int at;
 };
-static __device__ __forceinline__ bool behind(uint32_t key, int at, const choice &last) {
+static __device__ __forceinline__ bool comes_after(uint32_t key, int at, const choice &last) {
   return key < last.key || (key == last.key && at > last.at);
 }
 /* The best of all lanes; each lane gets it. */
@@ -83,7 +83,7 @@ template <typename X, int V, bool PLAIN> struct token {
   __device__ __forceinline__ bool allowed(int e) const {
     if (!groups) return true;
     const int g = e / (a.experts / a.groups);
-    return !behind(groups[g], g, last_group);
+    return !comes_after(groups[g], g, last_group);
   }
   __device__ __forceinline__ choice of(int v) const {
     if (V) return {key[v], at[v]};
@@ -101,7 +101,7 @@ template <typename X, int V, bool PLAIN> struct token {
 #pragma unroll
     for (int v = 0; v < n(); v++) {
       const choice x = of(v);
-      if (x.at >= first && x.at < end && x.key > best.key && behind(x.key, x.at, last)) best = x;
+      if (x.at >= first && x.at < end && x.key > best.key && comes_after(x.key, x.at, last)) best = x;
     }
     return best_of(best);
   }
@@ -144,7 +144,7 @@ template <typename X, int V> static __device__ void limit_groups(token<X, V, fal
   for (int j = 0; j < a.group_k; j++) {
     choice mine = {NO_KEY, INT_MAX};
     for (int g = lane; g < a.groups; g += LANES)
-      if (keys[g] > mine.key && behind(keys[g], g, last)) mine = {keys[g], g};
+      if (keys[g] > mine.key && comes_after(keys[g], g, last)) mine = {keys[g], g};
     last = best_of(mine);
   }
   x.groups = keys;
@@ -264,23 +264,23 @@ static __device__ __forceinline__ void keep_best(uint32_t (&x)[BEST], const uint
 #pragma unroll
   for (int i = 0; i < BEST; i++) x[i] = max(x[i], y[BEST - 1 - i]);
 #pragma unroll
-  for (int apart = BEST / 2; apart > 0; apart /= 2)
+  for (int distance = BEST / 2; distance > 0; distance /= 2)
 #pragma unroll
     for (int i = 0; i < BEST; i++)
-      if ((i & apart) == 0) in_order(x[i], x[i + apart]);
+      if ((i & distance) == 0) in_order(x[i], x[i + distance]);
 }
 /* Adds in the order in which a full warp would add its first eight lanes. */
 static __device__ __forceinline__ float side_sum(float x) {
 #pragma unroll
-  for (int apart = SIDE / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(ALL, x, apart);
+  for (int distance = SIDE / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL, x, distance);
   return x;
 }
 
 /* The best over a token's lanes; each gets it. */
 static __device__ __forceinline__ choice side_best(choice best) {
 #pragma unroll
-  for (int apart = SIDE / 2; apart > 0; apart /= 2) {
-    const choice other = {__shfl_xor_sync(ALL, best.key, apart), __shfl_xor_sync(ALL, best.at, apart)};
+  for (int distance = SIDE / 2; distance > 0; distance /= 2) {
+    const choice other = {__shfl_xor_sync(ALL, best.key, distance), __shfl_xor_sync(ALL, best.at, distance)};
     if (other.key > best.key || (other.key == best.key && other.at < best.at)) best = other;
   }
   return best;
@@ -347,10 +347,10 @@ static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(cons
     if (v > 0) keep_best(best, next);
   }
 #pragma unroll
-  for (int apart = 1; apart < SIDE; apart *= 2) {
+  for (int distance = 1; distance < SIDE; distance *= 2) {
     uint32_t other[BEST];
 #pragma unroll
-    for (int i = 0; i < BEST; i++) other[i] = __shfl_xor_sync(ALL, best[i], apart);
+    for (int i = 0; i < BEST; i++) other[i] = __shfl_xor_sync(ALL, best[i], distance);
     keep_best(best, other);
   }
   uint32_t own = best[0];

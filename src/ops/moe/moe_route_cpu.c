@@ -55,19 +55,20 @@ enum { K, SCORE, NORM, GROUPS, GROUP_K, SCALE };
 
 /* A part's scratch: scores, compared values, group scores, the weights and indices of the chosen experts, and marks of
  * the taken ones. */
-typedef struct room {
+typedef struct part_scratch {
   rfi_lanes *scores, *compared, *groups, *weight;
   rfi_int_lanes *index, *taken;
-} room;
+} part_scratch;
 
 static int64_t room_lanes(const rfi_call *c) {
   return 3 * c->in[0].type.shape[1] + c->attr[GROUPS].i + 2 * c->attr[K].i;
 }
-static room room_of(const rfi_call *c, int part) {
+static part_scratch part_scratch_of(const rfi_call *c, int part) {
   const int64_t experts = c->in[0].type.shape[1], k = c->attr[K].i;
   rfi_lanes *at = (rfi_lanes *)c->workspace + part * room_lanes(c), *groups = at + 2 * experts;
   rfi_lanes *weight = groups + c->attr[GROUPS].i;
-  return (room){at, at + experts, groups, weight, (rfi_int_lanes *)(weight + k), (rfi_int_lanes *)(weight + 2 * k)};
+  return (part_scratch){
+      at, at + experts, groups, weight, (rfi_int_lanes *)(weight + k), (rfi_int_lanes *)(weight + 2 * k)};
 }
 static size_t route_workspace(const rfi_call *c) {
   return (size_t)(parts_of(c, &c->in[0]) * room_lanes(c)) * sizeof(rfi_lanes);
@@ -88,7 +89,7 @@ static void take_best(const rfi_lanes *x, rfi_int_lanes *taken, int64_t n, rfi_i
 }
 
 /* Marks all experts outside the best groups as taken. */
-static void limit_groups(const rfi_attr *a, const room *r, int64_t experts) {
+static void limit_groups(const rfi_attr *a, const part_scratch *r, int64_t experts) {
   const int64_t groups = a[GROUPS].i, size = experts / groups, best = a[K].i / a[GROUP_K].i;
   rfi_int_lanes which;
   rfi_lanes value;
@@ -106,7 +107,7 @@ static void limit_groups(const rfi_attr *a, const room *r, int64_t experts) {
     for (int i = 0; i < RFI_LANES; i++) r->taken[e][i] = r->groups[e / size][i] == 0;
 }
 
-static void choose(const rfi_call *c, const room *r) {
+static void choose(const rfi_call *c, const part_scratch *r) {
   const rfi_attr *a = c->attr;
   const int64_t experts = c->in[0].type.shape[1];
   const float *bias = c->n_in > 1 ? c->in[1].data : NULL;
@@ -125,7 +126,7 @@ static void route_part(const rfi_call *c, int64_t begin, int64_t end, int part) 
   const rfi_attr *a = c->attr;
   const int64_t experts = c->in[0].type.shape[1], k = a[K].i;
   const float scale = (float)a[SCALE].f;
-  const room r = room_of(c, part);
+  const part_scratch r = part_scratch_of(c, part);
   int32_t *indices = c->out[1].data;
   float *weights = c->out[0].data;
   for (int64_t t = begin; t < end; t += RFI_LANES) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A layer of experts as its ops compose it, in one program, weighed between the products or behind them: what every
- * routing gives, replayed. Against each token by itself in double; the token's experts all equal, it is what one of
- * them gives; two runs the same bits. Refusals of the ops say what does not fit.
+ * A layer of experts composed of its ops, in one program, with routing weights applied between or after the expert
+ * GEMMs: every routing, replayed, against each token alone in double; with equal experts the result is that of one
+ * expert; two runs have the same bits. Refusals of the ops name the mismatch.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -63,7 +63,7 @@ static rfr_programs *make(bool between) {
   return p;
 }
 
-/* What expert e makes of a token, in double. */
+/* Expert e's result for one token, in double. */
 static void expert(const float *w, const float *v, const float *x, int e, double *y) {
   double h[I];
   for (int i = 0; i < I; i++) {
@@ -80,7 +80,7 @@ static void expert(const float *w, const float *v, const float *x, int e, double
   }
 }
 
-/* Logits for which all go to the same two, to any, or where none of them stands out. */
+/* Logits with which all tokens choose the same two experts, any experts, or all scores are equal. */
 static void choose(float *logits, int kind) {
   for (int i = 0; i < T * E; i++) {
     const float draw = (float)((i * 2654435761u + (unsigned)kind * 40503u) >> 8 & 0xFFFF) / 32768.0f - 1;
@@ -109,7 +109,7 @@ static void check_replays(bool between) {
       for (int j = 0; j < C; j++) assert_true(fabs(y[t * C + j] - want[j]) < 1e-5);
     }
     if (kind == 0) assert_true(index[0] == 3 && index[1] == 1);
-    if (kind == 1) assert_true(index[0] == 0 && index[1] == 1); /* equals: the smaller ones */
+    if (kind == 1) assert_true(index[0] == 0 && index[1] == 1); /* equal scores: the smaller indices */
     /* eager: the same bits */
     void *before[6];
     rfr_tensor r[6];
@@ -135,7 +135,7 @@ static void gives_what_each_token_gives(void **state) {
   check_replays(true);
 }
 
-/* Weighed between the products or behind them, all gradients are the same but for roundings. */
+/* Routing weights applied between or after the expert GEMMs: all gradients agree up to rounding. */
 static void weighs_either_way(void **state) {
   (void)state;
   static const char *const results[] = {"y", "dx", "dlogits", "dw", "dv"};
@@ -159,8 +159,8 @@ static void weighs_either_way(void **state) {
   rfr_programs_destroy(p[1]);
 }
 
-/* Weights go to the rows of their slots, and their gradients back, bit for bit; a row of no slot has weight 0, a slot
- * of no row gradient 0. */
+/* Weights move to the rows of their slots, and their gradients back, bit for bit; a row without a slot has weight 0, a
+ * slot without a row gradient 0. */
 static void row_weights(void **state) {
   (void)state;
   static const rfr_dtype types[] = {RFR_F32, RFR_BF16, RFR_F16};
@@ -183,11 +183,11 @@ static void row_weights(void **state) {
     rfr_trace_destroy(t);
     const size_t size = (size_t)rfr_dtype_bits(types[k]) / 8;
     OK(rfr_programs_tensor(p, "index", &x[0]));
-    int held = 0;
-    for (int i = 0; i < T * K; i++) held += (((int32_t *)x[0].data)[i] = i % 5 == 3 ? -1 : i * 7 % E) >= 0;
+    int used = 0;
+    for (int i = 0; i < T * K; i++) used += (((int32_t *)x[0].data)[i] = i % 5 == 3 ? -1 : i * 7 % E) >= 0;
     OK(rfr_programs_tensor(p, "weight", &x[0]));
     OK(rfr_programs_tensor(p, "r", &x[1]));
-    for (int i = 0; i < 2 * T * K; i++) { /* as 8 bits hold them */
+    for (int i = 0; i < 2 * T * K; i++) { /* rounded to 8 bits */
       const uint32_t bits = rfr_float_to_bits(types[k], (float)(1 + i) * (i % 2 ? -1 : 1));
       memcpy((char *)x[i % 2].data + (size_t)(i / 2) * size, &bits, size);
     }
@@ -198,7 +198,7 @@ static void row_weights(void **state) {
     static const char zero[4];
     for (int i = 0; i < T * K; i++) {
       const int32_t slot = ((int32_t *)x[4].data)[i], row = ((int32_t *)x[5].data)[i];
-      assert_true((slot < 0) == (i >= held) && (slot < 0 || ((int32_t *)x[5].data)[slot] == i));
+      assert_true((slot < 0) == (i >= used) && (slot < 0 || ((int32_t *)x[5].data)[slot] == i));
       const char *const weight_of = slot < 0 ? zero : (char *)x[0].data + (size_t)slot * size;
       const char *const gradient_of = row < 0 ? zero : (char *)x[1].data + (size_t)row * size;
       assert_memory_equal((char *)x[2].data + (size_t)i * size, weight_of, size);
@@ -208,8 +208,8 @@ static void row_weights(void **state) {
   }
 }
 
-/* A step whose splits come from outside: good, negative, too many, good again. A bad one changes no weight and is told
- * with layer and group; what follows is bit for bit as if it had not been. */
+/* Steps whose splits come from outside: good, negative, too large, good again. A bad step changes no weight and is
+ * reported with layer and group; the next one has the same bits as without it. */
 static void bad_splits_skip_a_step(void **state) {
   (void)state;
   enum { LAYERS = 3, G = 4, R = 10, D = 6, SLOTS = 4 };
@@ -276,14 +276,19 @@ static void bad_splits_skip_a_step(void **state) {
   assert_memory_equal(after[0], after[1], sizeof after[0]);
 }
 
-/* A routing's weights and losses that do not fit. */
+/* Routings and losses with wrong operands. */
 static void refuses(void **state) {
   (void)state;
-  static const char *const texts[] = {"6 of 5 experts",         "not of this library's version",
-                                      "3 groups of 5 experts",  "no kind of score",
-                                      "x has 37 rows, want 36", "0 experts",
-                                      "shape should be [37]",   "weight and place",
-                                      "shape should be [37]",   "rank"};
+  static const char *const texts[] = {"k is 6",
+                                      "does not match this library",
+                                      "groups is 3",
+                                      "score is 7",
+                                      "x has 37 rows; it must have 36",
+                                      "and 0 experts",
+                                      "shape must be [37]",
+                                      "weight and place",
+                                      "shape must be [37]",
+                                      "rank"};
   for (int k = 0; k < 10; k++) {
     rfr_trace *t;
     OK(rfr_trace_create(ctx, &t));
@@ -310,7 +315,7 @@ static void refuses(void **state) {
   }
 }
 
-/* A NaN is chosen where nothing else is left, wherever it stands. */
+/* A NaN is chosen only if nothing else is left, at any position. */
 static void nan_is_last(void **state) {
   (void)state;
   enum { ROWS = 3 };

@@ -558,7 +558,7 @@ static rfr_status rfi_norm_launch_bwd(const rfi_norm_bwd_args &a, const rfi_norm
   } else {
     e = rfi_norm_launch_rows_bwd<T, MEAN, 1, 32>(a, s, space, stream);
   }
-  return rfi_cuda_check(e, "asking for shared memory");
+  return rfi_cuda_check(e, "raising the shared memory limit");
 }
 
 /* ---- calls ---- */

@@ -8,8 +8,7 @@
 #include "ops/walk.h"
 
 static inline rfr_status rfi_norm_check_sum(const rfi_call *c) {
-  if (!c->out[0].data && !c->out[1].data)
-    return rfi_fail(RFI_E_ARGUMENT, "the norm of a sum: neither the sum nor the norm is wanted");
+  if (!c->out[0].data && !c->out[1].data) return rfi_fail(RFI_E_ARGUMENT, "the norm of a sum: both results are unused");
   return RFR_OK;
 }
 

@@ -32,11 +32,11 @@ static bool same_shape(const rfr_type *a, const rfr_type *b) {
 
 rfr_status rfi_infer_lr_schedule(const rfi_infer *c) {
   const rfr_type *steps = &c->in[1];
-  if (!is_step_block(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the step block, i64 (4)");
+  if (!is_step_block(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "step must be the step block, i64 (4)");
   if (!absent(steps) && (steps->dtype != RFR_I64 || steps->rank != 1 || steps->shape[0] != 3))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "want steps as i64 (3): warmup, start of the decay, end");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "steps must be i64 (3): warmup, start of the decay, end");
   if (c->attr[0].i < RFR_LR_CONSTANT || c->attr[0].i > RFR_LR_WSD)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld is no kind of schedule", (long long)c->attr[0].i);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "kind is %lld, which is not an rfr_lr_kind", (long long)c->attr[0].i);
   c->out[0] = scalar(RFR_F32);
   return RFR_OK;
 }
@@ -46,7 +46,7 @@ rfr_status rfi_infer_grad_norm(const rfi_infer *c) {
   for (int i = 1; i < c->n_in; i++)
     if (!is_narrow(c->in[i].dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "gradient %d is not f32, bf16 or f16", i - 1);
   if (!absent(zeros) && (zeros->dtype != RFR_I32 || zeros->rank != 1 || zeros->shape[0] != c->n_in - 1))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "want zeros as i32 (%d), one for each gradient", c->n_in - 1);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "zeros must be i32 (%d), one per gradient", c->n_in - 1);
   c->out[0] = scalar(RFR_F32);
   c->out[1] = scalar(RFR_I32);
   c->out[2] = *zeros;
@@ -54,7 +54,7 @@ rfr_status rfi_infer_grad_norm(const rfi_infer *c) {
 }
 
 rfr_status rfi_infer_clip_scale(const rfi_infer *c) {
-  if (!is_scalar(&c->in[0], RFR_F32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the norm, f32 (1)");
+  if (!is_scalar(&c->in[0], RFR_F32)) return rfi_fail(RFI_E_TRACE_SHAPE, "norm must be f32 (1)");
   c->out[0] = scalar(RFR_F32);
   return RFR_OK;
 }
@@ -63,24 +63,24 @@ rfr_status rfi_infer_clip_scale(const rfi_infer *c) {
 static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, const rfr_type *states,
                                const rfr_type *master, const rfr_type *lr, const rfr_type *clip, const rfr_type *skip) {
   if (!is_narrow(w->dtype))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "w is %s, want f32, bf16 or f16", rfr_dtype_name(w->dtype));
+    return rfi_fail(RFI_E_TRACE_SHAPE, "w is %s; it must be f32, bf16 or f16", rfr_dtype_name(w->dtype));
   if (!is_narrow(g->dtype) || !same_shape(w, g))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "want g of w's shape in f32, bf16 or f16");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "g must have w's shape, in f32, bf16 or f16");
   for (int i = 0; i < n; i++)
     if (!absent(&states[i]) && (!is_state(states[i].dtype) || !same_shape(w, &states[i])))
-      return rfi_fail(RFI_E_TRACE_SHAPE, "want moments of w's shape in f32 or bf16");
+      return rfi_fail(RFI_E_TRACE_SHAPE, "moments must have w's shape, in f32 or bf16");
   if (!absent(master) && (master->dtype != RFR_F32 || !same_shape(w, master)))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "want a master copy of w's shape in f32");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "master must have w's shape, in f32");
   if (!is_scalar(lr, RFR_F32) || (!absent(clip) && !is_scalar(clip, RFR_F32)))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "want the learning rate and the clip factor as f32 (1)");
-  if (!absent(skip) && !is_scalar(skip, RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the skip flag, i32 (1)");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "lr and clip must be f32 (1)");
+  if (!absent(skip) && !is_scalar(skip, RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "skip must be i32 (1)");
   return RFR_OK;
 }
 
 rfr_status rfi_infer_adamw(const rfi_infer *c) {
   const rfr_type *in = c->in;
   RFI_TRY(check_update(&in[0], &in[1], 2, &in[2], &in[4], &in[5], &in[6], &in[7]));
-  if (!is_step_block(&in[8])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the step block, i64 (4)");
+  if (!is_step_block(&in[8])) return rfi_fail(RFI_E_TRACE_SHAPE, "step must be the step block, i64 (4)");
   c->out[0] = in[0];
   c->out[1] = in[2];
   c->out[2] = in[3];
@@ -100,29 +100,30 @@ rfr_status rfi_infer_sgd(const rfi_infer *c) {
 static bool is_loss_scale(const rfr_type *t) { return t->dtype == RFR_I32 && t->rank == 1 && t->shape[0] == 2; }
 
 rfr_status rfi_infer_loss_scale(const rfi_infer *c) {
-  if (!is_loss_scale(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the state of the loss scale, i32 (2)");
+  if (!is_loss_scale(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "the state of the loss scale must be i32 (2)");
   c->out[0] = c->out[1] = scalar(RFR_F32);
   return RFR_OK;
 }
 
 rfr_status rfi_infer_loss_scale_end(const rfi_infer *c) {
-  if (!is_loss_scale(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the state of the loss scale, i32 (2)");
-  if (!is_scalar(&c->in[1], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the skip flag, i32 (1)");
-  if (c->attr[0].i < 1) return rfi_fail(RFI_E_TRACE_SHAPE, "every %lld steps", (long long)c->attr[0].i);
+  if (!is_loss_scale(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "the state of the loss scale must be i32 (2)");
+  if (!is_scalar(&c->in[1], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "skip must be i32 (1)");
+  if (c->attr[0].i < 1)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "every is %lld; it must be at least 1", (long long)c->attr[0].i);
   c->out[0] = c->in[0];
   return RFR_OK;
 }
 
 rfr_status rfi_infer_skip_bad(const rfi_infer *c) {
   for (int i = 0; i < c->n_in; i++)
-    if (!is_scalar(&c->in[i], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want flags, i32 (1)");
+    if (!is_scalar(&c->in[i], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "skip and flags must be i32 (1)");
   for (int j = 0; j < 3; j++) c->out[j] = scalar(RFR_I32);
   return RFR_OK;
 }
 
 rfr_status rfi_infer_step_end(const rfi_infer *c) {
-  if (!is_step_block(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "want the step block, i64 (4)");
-  if (!is_scalar(&c->in[1], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "want the skip flag, i32 (1)");
+  if (!is_step_block(&c->in[0])) return rfi_fail(RFI_E_TRACE_SHAPE, "step must be the step block, i64 (4)");
+  if (!is_scalar(&c->in[1], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "skip must be i32 (1)");
   c->out[0] = c->in[0];
   return RFR_OK;
 }
@@ -148,8 +149,9 @@ static bool size_fits(const void *options, size_t size, size_t known) {
 }
 
 static const char *wrong_lr(const rfr_lr_options *o) {
-  if (!size_fits(o, o->size, sizeof *o)) return "the options are not of this library's version";
-  if ((unsigned)o->kind > RFR_LR_WSD) return "no such kind of schedule";
+  if (!size_fits(o, o->size, sizeof *o))
+    return "options.size does not match this library; start from the default options";
+  if ((unsigned)o->kind > RFR_LR_WSD) return "kind is not an rfr_lr_kind";
   if (!(o->base >= 0 && o->min >= 0 && isfinite(o->base) && isfinite(o->min))) return "base and min must be at least 0";
   if (o->warmup < 0 || o->decay < 0 || o->total < 0) return "warmup, total and decay must be at least 0";
   if (o->kind != RFR_LR_CONSTANT && o->total <= o->warmup) return "total must be more than warmup";
@@ -158,7 +160,8 @@ static const char *wrong_lr(const rfr_lr_options *o) {
 }
 
 static const char *wrong_adamw(const rfr_adamw_options *o) {
-  if (!size_fits(o, o->size, sizeof *o)) return "the options are not of this library's version";
+  if (!size_fits(o, o->size, sizeof *o))
+    return "options.size does not match this library; start from the default options";
   if (!(o->beta1 >= 0 && o->beta1 < 1 && o->beta2 >= 0 && o->beta2 < 1)) return "beta1 and beta2 must be in [0, 1)";
   if (!(o->eps >= 0 && isfinite(o->eps))) return "eps must be at least 0";
   if (!(o->decay >= 0 && isfinite(o->decay) && isfinite(o->lr_scale)))
@@ -210,7 +213,7 @@ rfr_value rfr_grad_norm_zeros_at(rfr_trace *t, rfr_source at, int n, const rfr_v
     if (n > 0) memcpy(in + 1, grads, sizeof *in * (size_t)n);
     rfi_record(t, at, RFI_OP_grad_norm, n + 1, in, NULL, out);
   } else {
-    rfi_trace_fail(t, at, "grad_norm", given ? RFI_E_NO_MEMORY : RFI_E_ARGUMENT, "of %d gradients", n);
+    rfi_trace_fail(t, at, "grad_norm", given ? RFI_E_NO_MEMORY : RFI_E_ARGUMENT, "n is %d, or grads is NULL", n);
   }
   if (skip) *skip = out[1];
   return out[0];
@@ -271,7 +274,7 @@ rfr_value rfr_skip_bad_at(rfr_trace *t, rfr_source at, rfr_value skip, int n, co
     if (n > 0) memcpy(in + 1, flags, sizeof *in * (size_t)n);
     rfi_record(t, at, RFI_OP_skip_bad, n + 1, in, NULL, out);
   } else {
-    rfi_trace_fail(t, at, "skip_bad", given ? RFI_E_NO_MEMORY : RFI_E_ARGUMENT, "of %d flags", n);
+    rfi_trace_fail(t, at, "skip_bad", given ? RFI_E_NO_MEMORY : RFI_E_ARGUMENT, "n is %d, or flags is NULL", n);
   }
   if (which) *which = out[1];
   if (group) *group = out[2];

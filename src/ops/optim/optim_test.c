@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The optimizer beyond the op matrix: the schedule's corners, updates that a skip leaves
- * untouched bit for bit, bits that do not depend on the number of threads, options that
- * are refused where they are given.
+ * The optimizer beyond the op matrix: the schedule's corners, skipped updates that change no bit, bits that do not
+ * depend on the number of threads, refused options.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -51,14 +50,14 @@ static void test_schedule(void **state) {
   const char *all[] = {cosine, linear, wsd, constant};
   (void)state;
   for (int i = 0; i < 4; i++) {
-    assert_float_equal(rate(all[i], 0), 0.125, 1e-7); /* never zero: the first step counts */
+    assert_float_equal(rate(all[i], 0), 0.125, 1e-7); /* not 0: the first step counts */
     assert_float_equal(rate(all[i], 1), 0.25, 1e-7);
-    assert_float_equal(rate(all[i], 3), 0.5, 1e-7); /* warm */
+    assert_float_equal(rate(all[i], 3), 0.5, 1e-7); /* warmup is complete */
     assert_float_equal(rate(all[i], 4), 0.5, 1e-7);
     assert_float_equal(rate(all[i], 20), i < 3 ? 0.125 : 0.5, 1e-7);
     assert_float_equal(rate(all[i], 1000000), i < 3 ? 0.125 : 0.5, 1e-7);
   }
-  assert_float_equal(rate(cosine, 12), 0.3125, 1e-7); /* half way, half between */
+  assert_float_equal(rate(cosine, 12), 0.3125, 1e-7); /* half way: half of the difference */
   assert_float_equal(rate(linear, 8), 0.40625, 1e-7);
   assert_float_equal(rate(wsd, 12), 0.5, 1e-7); /* the last constant step */
   assert_float_equal(rate(wsd, 16), 0.3125, 1e-7);
@@ -94,7 +93,7 @@ static void test_threads(void **state) {
       RFR_BF16);
 }
 
-/* With skip set no byte of any state changes, not even through a widening and narrowing. */
+/* With skip set no byte of any state changes, not even by widening and narrowing. */
 static void test_skip(void **state) {
   static const char *const texts[] = {
       "adamw(f[7,131], f[7,131], f[7,131], f[7,131]>0, F[7,131], F[1]=0.01, F[1]=1, i[1]=1, I[4]=9,7,1,2) beta1=0.9 "
@@ -107,7 +106,7 @@ static void test_skip(void **state) {
     parse(texts[k], RFR_BF16, &c);
     rft_run_init(&before, &c, RFT_DENSE, 0xFF, 0);
     rft_run_init(&after, &c, RFT_DENSE, 0xFF, 0);
-    for (int i = 1; i < c.n_in; i++) /* a skipped step's gradient is not finite */
+    for (int i = 1; i < c.n_in; i++) /* the gradient of a skipped step is not finite */
       if (i == 1) rft_set(&after.in_arg[i], 5, NAN);
     assert_null(rft_run_kernel(&after, kernel_of(&c), 2));
     for (int i = 0; i < c.n_in; i++)
@@ -118,8 +117,8 @@ static void test_skip(void **state) {
   }
 }
 
-/* A weight with a master copy is the master's rounding, whatever it was before: a small one, and one that is written
- * past the caches, by parts that begin at odd elements. */
+/* A weight with a master copy becomes the master's rounding, whatever it was before: a small one, and one that is
+ * written with non-temporal stores, by parts that begin at odd elements. */
 static void test_master(void **state) {
   (void)state;
   for (int large = 0; large < 2; large++) {
@@ -211,7 +210,7 @@ static void test_refused(void **state) {
   refused(ctx, without_total, "total must be more than warmup");
   refused(ctx, decay_too_long, "decay must fit");
   refused(ctx, negative_rate, "at least 0");
-  refused(ctx, no_size, "version");
+  refused(ctx, no_size, "options.size");
   refused(ctx, negative_clip, "at least 0");
   refused(ctx, beta_of_one, "beta");
   refused(ctx, other_shape, "moments");

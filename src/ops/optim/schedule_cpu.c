@@ -9,8 +9,8 @@
  *                          not 1 - sqrt: most published schedules end so, and a run can resume
  *                          from the beginning of the decay and extend it)
  *   n >= total             min
- * With the operand `steps`, n = attempted, and warmup, total - decay and total are its three elements. (While they are
- * INT64_MAX, total - decay is 2^63 as total is: n is less.)
+ * With the operand `steps`, n = attempted, and warmup, total - decay and total are its three elements. (If the last two
+ * are INT64_MAX, both become 2^63 in double, which is more than n.)
  *
  * The squares of the norm are summed in double over chunks of fixed size, and the chunks in order: the bits do not
  * depend on the split between threads or on their number.

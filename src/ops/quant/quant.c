@@ -38,7 +38,7 @@ rfr_status rfi_infer_matmul_scaled(const rfi_infer *c) {
     RFI_TRY(rfi_rule_dtype(c, i, RFR_E4M3));
     RFI_TRY(rfi_rule_type(c, 2 + i, &scalar));
   }
-  if (!is_wide(to)) return rfi_fail(RFI_E_TRACE_SHAPE, "a scaled product is f32, bf16 or f16");
+  if (!is_wide(to)) return rfi_fail(RFI_E_TRACE_SHAPE, "to must be f32, bf16 or f16");
   int64_t M = c->in[0].shape[0], K = c->in[0].shape[1], N = c->in[1].shape[0];
   if (c->in[1].shape[1] != K)
     return rfi_fail(RFI_E_TRACE_SHAPE, "inner dimensions differ: a gives %lld, b gives %lld", (long long)K,
@@ -71,7 +71,7 @@ static rfr_status transposed(const rfi_grad *g, rfr_value v, rfr_value *other, r
   const rfi_value *x = &t->values[v];
   if (x->op < 0 || t->ops[x->op].def->code != RFI_OP_quantize)
     return rfi_fail_at(RFI_E_GRAD_NO_RULE, g->at.file ? g->at.file : "", g->at.line,
-                       "matmul_scaled of operands that were not quantized in this trace");
+                       "a matmul_scaled whose operands were not quantized in this trace has no gradient");
   const rfi_opr *q = &t->ops[x->op];
   bool is_row = x->result == ROW;
   *from = t->values[q->in[0]].type.dtype;

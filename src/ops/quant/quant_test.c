@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * E4M3 on every instruction set, bit for bit: all 16-bit inputs and every tie with its
- * neighbours to E4M3, every E4M3 number back. Gradients against the formula; what has none
- * says so.
+ * E4M3 on every instruction set, bit for bit: all 16-bit inputs, every tie and its neighbours to E4M3, and every E4M3
+ * number back. Gradients against the formula; an op without a gradient is refused.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -93,7 +92,7 @@ static void test_decode(void **state) {
 
 enum { T = 5, N = 3, K = 7 };
 
-/* What x becomes by the formula: E4M3 numbers times the factor back. */
+/* x after quantization by the formula: E4M3 numbers times the inverse scale. */
 static void round_trip(double *to, const float *x, int n) {
   float amax = 0;
   for (int i = 0; i < n; i++) amax = fmaxf(amax, fabsf(x[i]));
@@ -119,8 +118,8 @@ static void check_product(const rfr_programs *p, const char *name, const double 
     }
 }
 
-/* The rounding has the gradient of the identity: dx = Q(dy) Q(w), dw = Q(dy)T Q(x), db the sum of dy itself;
- * from a weight stored the other way round too. */
+/* The rounding has the gradient of the identity: dx = Q(dy) Q(w), dw = Q(dy)T Q(x), db the sum of dy; also for a
+ * transposed weight. */
 static void test_gradient(void **state) {
   (void)state;
   for (int stored_transposed = 0; stored_transposed < 2; stored_transposed++) {
@@ -162,7 +161,7 @@ static void test_gradient(void **state) {
   }
 }
 
-/* E4M3 numbers that come from outside have no copy along the other dimension. */
+/* E4M3 inputs have no copy along the other dimension. */
 static void test_no_gradient(void **state) {
   rfr_ctx *ctx;
   rfr_trace *t, *joint;

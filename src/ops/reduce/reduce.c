@@ -25,7 +25,7 @@ rfr_status rfi_infer_sum(const rfi_infer *c) {
   int64_t to = c->attr[1].i;
   RFI_TRY(reduced(c, c->attr[0].i, &c->out[0]));
   if (to < 0 || to >= RFR_DTYPE_COUNT || !rfr_dtype_is_float((rfr_dtype)to) || rfr_dtype_bits((rfr_dtype)to) < 16)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "a sum is f32, bf16 or f16");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "to must be f32, bf16 or f16");
   c->out[0].dtype = (rfr_dtype)to;
   if (rfi_present(c, 1)) RFI_TRY(rfi_rule_type(c, 1, &c->out[0]));
   return RFR_OK;
@@ -36,7 +36,7 @@ rfr_status rfi_infer_max(const rfi_infer *c) {
   rfr_type y;
   RFI_TRY(reduced(c, axis, &y));
   if ((axis == -1 ? rfi_count(&c->in[0]) : c->in[0].shape[axis]) == 0)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "nothing has no maximum");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "an empty axis has no maximum");
   c->out[0] = y;
   return RFR_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Rings over many steps: each step sees its own slot and writes no other; a second thread
- * never finds a step's number in a slot that is not that step's.
+ * Rings over many steps: each step sees its own entry and writes no other; a second thread never finds a step's number
+ * in another step's entry.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -43,7 +43,7 @@ typedef struct metrics {
   int done;
 } metrics;
 
-/* The host's side: counts numbers of steps that lie in another step's slot. */
+/* The host's side: counts the step numbers found in another step's entry. */
 static void *watch(void *user) {
   metrics *m = user;
   intptr_t wrong = 0;

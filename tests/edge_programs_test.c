@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Programs and calls that nobody means to write: each must be right or be refused with a
- * reason, and never read or write what is not its own.
+ * Unusual programs and invalid calls: each is computed correctly or refused with a reason, and
+ * none reads or writes memory outside its tensors.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -348,7 +348,7 @@ static void test_parsed_places(void **state) {
 
 /* ---- main ---- */
 
-/* What is freed must not be read again: it holds something else at once. */
+/* Freed memory must not be read: it is overwritten at once. */
 static void *give(size_t bytes, size_t alignment, void *user) {
   (void)user;
   return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);

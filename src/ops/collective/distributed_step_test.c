@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A whole step over several ranks as one captured program: weights held in parts, gathered by ops of the trace, their
- * gradients reduced by the gathers' own rule, the parts updated. After ten replays the weights are those of one rank
- * whose step has the ranks' batches as microbatches, to the bit.
+ * A full step over several ranks as one captured program: sharded weights, gathered by ops of the trace, their
+ * gradients reduced by the gradient rule of the gather, the shards updated. After ten replays the weights are bitwise
+ * those of one rank whose step has the ranks' batches as microbatches.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static rfr_value weight(rfr_trace *t, int layer, int ranks, rfr_value *part) {
   return rfr_reshape(t, rfr_slice(t, all, 0, 0, N), 2, shape);
 }
 
-/* `ranks` ranks with one microbatch each, or one with `microbatches`. */
+/* `ranks` ranks with one microbatch each, or one rank with `microbatches`. */
 static rfr_trace *record(rfr_ctx *own, int ranks, int microbatches) {
   rfr_trace *t;
   rfr_value part[LAYERS], w[LAYERS], loss = RFR_NONE;
@@ -58,7 +58,7 @@ typedef struct rank {
   rfr_comm *comm;
   int number, ranks, microbatches;
   float weights[LAYERS][N + MOST_RANKS], loss;
-  char error[256]; /* "": all is well */
+  char error[256]; /* "": no error */
 } rank;
 
 static rfr_status train(rank *r, rfr_ctx *own) {
@@ -111,7 +111,7 @@ static void *run(void *arg) {
   return NULL;
 }
 
-static void test_whole_step(void **state) {
+static void test_distributed_step(void **state) {
   (void)state;
   for (int ranks = 2; ranks <= MOST_RANKS; ranks++) {
     static rank one, many[MOST_RANKS];
@@ -137,6 +137,6 @@ static void test_whole_step(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_whole_step)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_distributed_step)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
