@@ -52,7 +52,7 @@ rfr_status rfr_config_key_at(int i, rfr_config_key *out) {
   if (i < 0 || i >= RFI_CFG_COUNT) return rfi_fail(RFI_E_ARGUMENT, "key %d of %d", i, (int)RFI_CFG_COUNT);
   const rfi_config_row *row = &rows[i];
   out->name = row->path;
-  out->type = rfi_config_holds(row->kind);
+  out->type = rfi_config_type_text(row->kind);
   out->initial = row->initial;
   out->accepted = row->accepted;
   out->meaning = row->meaning;
@@ -436,7 +436,7 @@ rfr_status rfi_config_table(rfi_string *out) {
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     const rfi_config_row *row = &rows[i];
     RFI_TRY(rfi_string_printf(out, "| `%s` | ", row->path));
-    RFI_TRY(print_cell(rfi_config_holds(row->kind), out));
+    RFI_TRY(print_cell(rfi_config_type_text(row->kind), out));
     RFI_TRY(print_cell(row->initial, out));
     RFI_TRY(print_cell(row->accepted, out));
     RFI_TRY(

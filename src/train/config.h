@@ -84,7 +84,7 @@ enum { RFI_CHOICES_DROPOUT(RFI_CHOICE_ENUM) };
   X(SPLIT, rfi_config_split, "percent, 5%, or a list of patterns") \
   X(GROUPS, rfi_config_groups, "list of groups")
 
-#define RFI_CONFIG_TYPE(type, ctype, holds) typedef ctype RFI_CONFIG_##type;
+#define RFI_CONFIG_TYPE(type, ctype, text) typedef ctype RFI_CONFIG_##type;
 RFI_CONFIG_TYPES(RFI_CONFIG_TYPE)
 #undef RFI_CONFIG_TYPE
 

@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "base/json.h"
 #include "data/file.h"
 #include "train/events.h"
 #include "train/host.h"
@@ -42,13 +41,16 @@ static rfi_clock_amount clock_amount(rfi_config_amount a) {
 /* `text` NULL: the folder's config.yaml. */
 static rfr_status read_settings(rfr_run *run, const char *text, const char *config_path) {
   char *own = NULL;
+  size_t n;
+  rfr_status s = RFR_OK;
   RFI_TRY(rfi_host_info_read(run->ctx, &run->machine));
   if (!text) {
-    RFI_TRY(rfi_file_read(run->ctx, config_path, &own, &(size_t){0}));
+    RFI_TRY(rfi_file_read(run->ctx, config_path, &own, &n));
     run->options.config_name = config_path;
+    if (strlen(own) != n) s = rfi_fail_at(RFI_E_CONFIG_SYNTAX, config_path, 0, "the text contains a NUL byte");
   }
-  const rfr_status s =
-      rfi_settings_read(run->ctx, text ? text : own, &run->options, run->machine.bf16_fast, &run->settings);
+  if (s == RFR_OK)
+    s = rfi_settings_read(run->ctx, text ? text : own, &run->options, run->machine.bf16_fast, &run->settings);
   rfi_free(run->ctx, own);
   RFI_TRY(s);
   const rfi_settings *settings = run->settings;
@@ -72,9 +74,10 @@ static rfr_status open_data(rfr_run *run) {
   RFI_TRY(rfi_settings_open_data(run->settings, &run->data));
   const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
   rfi_hash_format(run->hash, d->hash);
-  if (d->bytes[RFI_TRAIN] > d->files[RFI_TRAIN] || !(programs & RFR_RUN_TRAIN)) return RFR_OK;
-  return rfi_fail(RFI_E_DATA_EMPTY, "data.train: each of %lld files has one byte, so there is no next byte to predict",
-                  (long long)d->files[RFI_TRAIN]);
+  if (d->bytes[RFI_TRAIN] > d->documents[RFI_TRAIN] || !(programs & RFR_RUN_TRAIN)) return RFR_OK;
+  return rfi_fail(RFI_E_DATA_EMPTY,
+                  "data.train: each of %d documents has one byte, so there is no next byte to predict",
+                  d->documents[RFI_TRAIN]);
 }
 
 static rfr_status compile(rfr_run *run) {

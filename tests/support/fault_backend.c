@@ -110,7 +110,7 @@ static rfr_status fault_memory_use(rfi_device *d, rfr_memory_use *out) {
 }
 
 static rfr_status fault_select(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
-  RFI_TRY(enter(RFT_ENTRY_bind));
+  RFI_TRY(enter(RFT_ENTRY_select));
   return cpu()->select(d, op, memory, b);
 }
 

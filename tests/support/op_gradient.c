@@ -45,9 +45,9 @@ static void record(rfr_trace *t, const rft_case *c, rfr_role role) {
   rfr_value y = rfi_record(t, RFR_HERE, c->def->code, c->n_in, in, c->attr, out);
   rfr_type type = rfr_value_type(t, y);
   rfr_value weights = rfr_input(t, "weights", RFR_ROLE_INPUT, type.dtype, type.rank, type.shape);
-  rfi_attr whole[] = {rfi_i(-1), rfi_i(RFR_F32)};
+  rfi_attr all[] = {rfi_i(-1), rfi_i(RFR_F32)};
   rfr_value weighted = rfr_mul(t, y, weights);
-  rfr_value loss = rfi_record(t, RFR_HERE, RFI_OP_sum, 1, &weighted, whole, NULL);
+  rfr_value loss = rfi_record(t, RFR_HERE, RFI_OP_sum, 1, &weighted, all, NULL);
   rfr_output(t, "loss", loss);
   rfr_microbatch(t, -1);
   for (int i = 0; i < c->n_in; i++) {

@@ -44,7 +44,7 @@ static bool is_alias(const rft_case *c, int operand) {
   return false;
 }
 
-/* Records an input with room for a value of the type in this layout, gaps included, and the views that select the
+/* Records an input large enough for a value of the type in this layout, gaps included, and the views that select the
  * value. */
 static rfr_value record_operand(rfr_trace *t, const char *name, rfr_role role, const rfr_type *type,
                                 rft_layout layout) {

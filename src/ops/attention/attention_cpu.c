@@ -44,7 +44,7 @@ enum {
 enum { SCALE, CAUSAL, WINDOW, CAP }; /* attributes */
 
 typedef struct shape {
-  int64_t T, H, Hk, D, P; /* P: D rounded up to whole panels */
+  int64_t T, H, Hk, D, P; /* P: D rounded up to full panels */
   int64_t group, blocks;  /* heads of q per head of k; blocks of rows */
   int threads, segments;  /* segments: backward only */
   size_t ranges, scratch; /* floats: shared ranges, each thread's own blocks */

@@ -21,7 +21,7 @@ struct dropout_op : rfi_map_op {
     if (given) microbatch = *given > 0 ? (uint32_t)*given : 0;
   }
   template <int V> __device__ void operator()(int64_t i, const float (&x)[1][V], float (&y)[1][V]) const {
-    static_assert(V == 1 || V % 4 == 0, "a group has whole draws");
+    static_assert(V == 1 || V % 4 == 0, "a group uses all words of its draws");
 #pragma unroll
     for (int v = 0; v < V; v += 4) {
       const rfi_u32x4 draw = rfi_draw4(key, (uint64_t)(i + v) / 4, site, microbatch, attempted);
