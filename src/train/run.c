@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "base/json.h"
 #include "data/file.h"
 #include "train/events.h"
 #include "train/host.h"
@@ -75,9 +74,10 @@ static rfr_status open_data(rfr_run *run) {
   RFI_TRY(rfi_settings_open_data(run->settings, &run->data));
   const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
   rfi_hash_format(run->hash, d->hash);
-  if (d->bytes[RFI_TRAIN] > d->files[RFI_TRAIN] || !(programs & RFR_RUN_TRAIN)) return RFR_OK;
-  return rfi_fail(RFI_E_DATA_EMPTY, "data.train: each of %lld files has one byte, so there is no next byte to predict",
-                  (long long)d->files[RFI_TRAIN]);
+  if (d->bytes[RFI_TRAIN] > d->documents[RFI_TRAIN] || !(programs & RFR_RUN_TRAIN)) return RFR_OK;
+  return rfi_fail(RFI_E_DATA_EMPTY,
+                  "data.train: each of %d documents has one byte, so there is no next byte to predict",
+                  d->documents[RFI_TRAIN]);
 }
 
 static rfr_status compile(rfr_run *run) {

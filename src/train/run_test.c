@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs from outside: stops, full disks and strangers' checkpoints, logs and warnings, text, what a guest must not do.
+ * Runs through their public functions: stops, folders, full disks, checkpoints, logs, warnings, generated text, and what
+ * a library must not do to its process.
  * What they train is in run_bits_test.c.
  */
 #include <errno.h>
@@ -10,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/json.h"
@@ -492,6 +495,340 @@ static void small_documents(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* ---- folders ---- */
+
+#define CONFIG "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN
+
+typedef struct rival {
+  rfr_ctx *ctx;
+  int opened;
+  int64_t bytes; /* of its config.yaml */
+} rival;
+
+/* While the first run compiles, another one in the same folder trains and ends. */
+static void start_rival(const rfr_event *e, void *user) {
+  rival *r = user;
+  rft_record record = {0};
+  rfr_run_options o = rft_run_options(&record);
+  if (e->kind != RFR_EVENT_COMPILE || r->opened++) return;
+  rfr_run *run = rft_run_open(r->ctx, CONFIG, "rival", &o);
+  rft_run_steps(run, 2);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_close(run);
+}
+
+static void two_starts_in_one_folder(void **state) {
+  (void)state;
+  rival r = {.ctx = rft_run_ctx(1)};
+  rft_record record = {0};
+  rfr_run_options o = rft_run_options(&record);
+  rfr_run *run;
+  rfr_run_info info;
+  o.on_event = start_rival, o.event_user = &r;
+  assert_int_equal(rfr_run_open(r.ctx, CONFIG, rft_run_folder("rival"), &o, &run), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "run.exists");
+  assert_null(run);
+  o = rft_run_options(&record);
+  o.resume = 1;
+  run = rft_run_open(r.ctx, NULL, "rival", &o); /* what the other one wrote is there */
+  rfr_run_get_info(run, &info);
+  assert_int_equal(info.step, 2);
+  rfr_run_close(run);
+  rfr_ctx_destroy(r.ctx);
+}
+
+/* Checkpoints whose config.yaml is lost are not overwritten; --resume takes them. */
+static void checkpoints_without_configuration(void **state) {
+  (void)state;
+  char path[160];
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, CONFIG, "lost", &o);
+  rfr_run_info info;
+  rft_run_steps(run, 3);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_close(run);
+  snprintf(path, sizeof path, "%s/config.yaml", rft_run_folder("lost"));
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(rfr_run_open(ctx, CONFIG, rft_run_folder("lost"), &o, &run), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "run.exists");
+  assert_non_null(strstr(rfr_last_error()->message, "holds checkpoints, but no config.yaml"));
+  o.resume = 1;
+  run = rft_run_open(ctx, CONFIG, "lost", &o);
+  rfr_run_get_info(run, &info);
+  assert_int_equal(info.step, 3);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* The folder's own configuration resumes the run from any working folder, and a stop names the folder. */
+static void resume_from_elsewhere(void **state) {
+  (void)state;
+  char here[4096];
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, CONFIG, "elsewhere", &o);
+  r.stop_at_5 = run;
+  assert_int_equal(rfr_run_train(run), RFR_STOPPED);
+  assert_non_null(strstr(rfr_last_error()->message, "stopped after step 5 of 50; resume from "));
+  assert_non_null(strstr(rfr_last_error()->message, rft_run_folder("elsewhere")));
+  rfr_run_close(run);
+  r.stop_at_5 = NULL;
+  assert_non_null(getcwd(here, sizeof here));
+  assert_int_equal(chdir("/"), 0);
+  o = rft_run_options(&r);
+  o.config_folder = NULL;
+  o.resume = 1;
+  run = rft_run_open(ctx, NULL, "elsewhere", &o);
+  assert_int_equal(chdir(here), 0);
+  rft_run_steps(run, 1);
+  assert_int_equal(r.last, 6);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+static void odd_logs(void **state) {
+  (void)state;
+  char path[160], target[160];
+  struct stat st;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run;
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(rfi_dir_create(rft_run_folder("odd")), RFR_OK);
+    snprintf(path, sizeof path, "%s/log.jsonl", rft_run_folder("odd"));
+    snprintf(target, sizeof target, "%s/target", rft_run_root);
+    assert_int_equal(i == 0 ? mkfifo(path, 0600) : symlink(target, path), 0);
+    assert_int_equal(rfr_run_open(ctx, CONFIG, rft_run_folder("odd"), &o, &run), RFR_IO);
+    assert_string_equal(rfr_last_error()->slug, "file.write");
+    assert_int_not_equal(stat(target, &st), 0); /* a link is not followed */
+    assert_int_equal(unlink(path), 0);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
+/* Found before anything is compiled, and the folder is not created. */
+static void no_space(void **state) {
+  (void)state;
+  char kind;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, CONFIG, NULL, &o);
+  rfr_run_info info;
+  rfr_run_get_info(run, &info);
+  rfr_run_close(run);
+  assert_true(info.checkpoint_bytes > 3 * 4 * info.parameters - 1);
+  rfi_io_fault full = {.space = info.checkpoint_bytes - 1};
+  rfi_io_set_fault(&full);
+  assert_int_equal(rfr_run_open(ctx, CONFIG, rft_run_folder("full-disk"), &o, &run), RFR_IO);
+  rfi_io_set_fault(NULL);
+  assert_string_equal(rfr_last_error()->slug, "file.space");
+  assert_non_null(strstr(rfr_last_error()->message, "are free"));
+  assert_int_equal(rfi_path_kind(rft_run_folder("full-disk"), &kind), RFR_OK);
+  assert_int_equal(kind, 0);
+  r.compiles = 0;
+  char below[200];
+  rft_write_text("a-file", "x");
+  snprintf(below, sizeof below, "%s/a-file/run", rft_run_root);
+  assert_int_equal(rfr_run_open(ctx, CONFIG, below, &o, &run), RFR_IO);
+  assert_string_equal(rfr_last_error()->slug, "file.write");
+  assert_int_equal(r.compiles, 0);
+  rfr_ctx_destroy(ctx);
+}
+
+/* A limit on file sizes (ulimit -f) is an error, not the end of the process. */
+static void file_size_limit(void **state) {
+  (void)state;
+  struct rlimit before, small;
+  sigset_t pending;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, CONFIG, "limit", &o);
+  rft_run_steps(run, 1);
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+  small = before;
+  small.rlim_cur = 20000;
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const rfr_status s = rfr_run_save(run);
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+  assert_int_equal(s, RFR_IO);
+  assert_string_equal(rfr_last_error()->slug, "file.write");
+  assert_non_null(strstr(rfr_last_error()->message, "File too large"));
+  assert_int_equal(sigpending(&pending), 0);
+  assert_false(sigismember(&pending, SIGXFSZ));
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* ---- what is not finite ---- */
+
+static void poison(rfr_run *run) {
+  rfr_tensor x;
+  assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), "model.norm.weight", &x), RFR_OK);
+  ((float *)x.data)[3] = NAN;
+}
+
+/* Weights that are not finite push no good checkpoint out. */
+static void bad_weights_are_not_saved(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(
+      ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 8, checkpoint_every: 2, keep: 1, log_every: 1}\n",
+      "bad", &o);
+  rfr_run_info info;
+  rft_run_steps(run, 2);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  poison(run);
+  assert_int_equal(rfr_run_train(run), RFR_NUMERIC);
+  assert_string_equal(rfr_last_error()->slug, "run.diverged");
+  assert_non_null(strstr(rfr_last_error()->message, "model.norm.weight has elements that are NaN or infinite"));
+  assert_non_null(strstr(rfr_last_error()->message, "step-000002"));
+  rfr_run_close(run);
+  o.resume = 1;
+  run = rft_run_open(ctx, NULL, "bad", &o);
+  rfr_run_get_info(run, &info);
+  assert_int_equal(info.step, 2);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* Gradients overflow, weights do not change: all steps are skipped, and the run is not done. */
+static void ends_in_skipped_steps(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run =
+      rft_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 5, log_every: 1}\n", NULL, &o);
+  poison(run);
+  assert_int_equal(rfr_run_train(run), RFR_NUMERIC);
+  assert_string_equal(rfr_last_error()->slug, "run.diverged");
+  assert_non_null(strstr(rfr_last_error()->message, "the last 5 of 5 steps were skipped"));
+  assert_int_equal(r.evaluations, 0);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* A NaN in a folder's weights, with a manifest that agrees. */
+static void bad_weights_are_not_loaded(void **state) {
+  (void)state;
+  char config[700], path[200];
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, CONFIG, "good", &o);
+  rft_run_steps(run, 1);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_close(run);
+  snprintf(path, sizeof path, "%s/step-000001/model.safetensors", rft_run_folder("good"));
+  FILE *f = fopen(path, "r+b");
+  assert_non_null(f);
+  assert_int_equal(fseek(f, -4, SEEK_END), 0);
+  fwrite((float[]){INFINITY}, 4, 1, f);
+  fclose(f);
+  snprintf(config, sizeof config, "refrain: 1\nmodel: %s/step-000001\n%s", rft_run_folder("good"),
+           DATA TWO_BATCHES ADAM RUN);
+  assert_int_equal(rfr_run_open(ctx, config, NULL, &o, &run), RFR_NUMERIC);
+  assert_string_equal(rfr_last_error()->slug, "model.nonfinite");
+  rfr_ctx_destroy(ctx);
+}
+
+/* ---- data and evaluation ---- */
+
+static void nothing_to_predict(void **state) {
+  (void)state;
+  for (int i = 0; i < 64; i++) {
+    char name[16];
+    snprintf(name, sizeof name, "%02d.one", i);
+    rft_write_text(name, (char[]){(char)('!' + i), 0});
+  }
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run;
+  assert_int_equal(rfr_run_open(ctx,
+                                "refrain: 1\n" LLAMA TWO_BATCHES ADAM RUN
+                                "data: {train: [\"*.one\"], validation: 0%, tokenizer: bytes, sequence: 16}\n",
+                                NULL, &o, &run),
+                   RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "data.empty");
+  assert_non_null(strstr(rfr_last_error()->message, "no next byte to predict"));
+  rfr_ctx_destroy(ctx);
+}
+
+/* A short run evaluates a part of the held-out data, and says so; a stop ends an evaluation. */
+static void evaluation_limit(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_evaluation e;
+  rfr_run *run = rft_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 2, seed: 3}\n", NULL, &o);
+  assert_int_equal(rfr_run_train(run), RFR_OK);
+  assert_int_equal(r.windows, 64);
+  assert_true(r.windows_held_out > 64);
+  assert_int_equal(rfr_run_evaluate(run, &e), RFR_OK);
+  assert_int_equal(e.windows, r.windows_held_out);
+  assert_int_equal(e.windows_held_out, e.windows);
+  rfr_run_request_stop(run);
+  assert_int_equal(rfr_run_evaluate(run, &e), RFR_STOPPED);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* An older checkpoint is used in place of a damaged one: that is a warning with both names. */
+static void damaged_checkpoint(void **state) {
+  (void)state;
+  char path[200];
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, CONFIG, "damaged", &o);
+  for (int i = 0; i < 2; i++) {
+    rft_run_steps(run, 1);
+    assert_int_equal(rfr_run_save(run), RFR_OK);
+  }
+  rfr_run_close(run);
+  snprintf(path, sizeof path, "%s/step-000002/model.safetensors", rft_run_folder("damaged"));
+  assert_int_equal(truncate(path, 100), 0);
+  o.resume = 1;
+  run = rft_run_open(ctx, NULL, "damaged", &o);
+  assert_int_equal(r.warnings, 1);
+  assert_non_null(strstr(r.warning, "step-000002/model.safetensors"));
+  assert_non_null(strstr(r.warning, "using the older checkpoint"));
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+static void numbers(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run_info info;
+  rft_write_text("copy.dup", "the same text");
+  rft_write_text("copy2.dup", "the same text");
+  rft_write_text("none.dup", "");
+  rfr_run *run = rft_run_open(
+      ctx, "refrain: 1\n" LLAMA TWO_BATCHES ADAM RUN "data: {train: [\"*.txt\", \"*.dup\"], sequence: 16}\n", NULL, &o);
+  rfr_run_get_info(run, &info);
+  assert_int_equal(info.duplicate_files, 1);
+  assert_int_equal(info.empty_files, 1);
+  assert_int_equal(info.train_tokens, info.train_bytes);
+  assert_true(info.epochs == 50.0 * 128.0 / (double)info.train_tokens);
+  assert_true(info.byte_tokens && !info.steps_estimated && info.time == 0.0);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(mismatches),
@@ -508,6 +845,19 @@ int main(void) {
       cmocka_unit_test(guest),
       cmocka_unit_test(zero_gradients),
       cmocka_unit_test(small_documents),
+      cmocka_unit_test(two_starts_in_one_folder),
+      cmocka_unit_test(checkpoints_without_configuration),
+      cmocka_unit_test(resume_from_elsewhere),
+      cmocka_unit_test(odd_logs),
+      cmocka_unit_test(no_space),
+      cmocka_unit_test(file_size_limit),
+      cmocka_unit_test(bad_weights_are_not_saved),
+      cmocka_unit_test(ends_in_skipped_steps),
+      cmocka_unit_test(bad_weights_are_not_loaded),
+      cmocka_unit_test(nothing_to_predict),
+      cmocka_unit_test(evaluation_limit),
+      cmocka_unit_test(damaged_checkpoint),
+      cmocka_unit_test(numbers),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }
