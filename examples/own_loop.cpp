@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A training loop in C++ with graphed callables: two linked layers, two microbatches in flight. Inputs and output
-// gradients are in fixed memory, one buffer per slot, so nothing is copied. The loop does not know the schedule: it asks
-// for the next call. Handles are destroyed in the reverse order of their creation, statuses become exceptions.
+// gradients are in fixed memory, one buffer per slot, so nothing is copied. The loop asks for the next call, so it does
+// not depend on the schedule. Handles are destroyed in reverse order of creation; statuses become exceptions.
 #include <cstdio>
 #include <memory>
 #include <refrain/graphs.h>
