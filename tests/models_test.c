@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Model folders that the transformers library wrote (tools/make_reference_models.py). Compares logits, gradients, the aux
- * loss and greedy text with the library's results in f32. Then: the variants of config.json, fields that are refused,
- * the files of a checkpoint, foreign tokenizers, names without the outer module, and indexes that leave the folder.
+ * Model folders that the transformers library wrote (tools/make_reference_models.py). Compares logits, gradients, the
+ * aux loss and greedy text with the library's results in f32. Then: the variants of config.json, fields that are
+ * refused, the files of a checkpoint, foreign tokenizers, names without the outer module, and indexes that leave the
+ * folder.
  */
 #include <math.h>
 #include <stdio.h>
@@ -150,8 +151,8 @@ static void references(void **state) {
   for (int i = 0; i < N_MODELS; i++) one_reference(f->ctx, models[i]);
 }
 
-/* Routers with equal logits: each expert has probability 1/E and each token goes to the first k. For any number of layers
- * and ignored tokens, the losses are k and (log E)^2 times their factors. */
+/* Routers with equal logits: each expert has probability 1/E and each token goes to the first k. For any number of
+ * layers and ignored tokens, the losses are k and (log E)^2 times their factors. */
 static void even_routing(void **state) {
   rft_folder *f = *state;
   static const int32_t targets[6] = {3, -100, 7, 1, -100, 2};
