@@ -583,7 +583,7 @@ static void test_gradient_onto(void **state) {
     }
     rfr_programs_destroy(p);
     rfr_programs_destroy(q);
-    rfr_trace_destroy(whole);
+    rfr_trace_destroy(full);
     rfr_trace_destroy(one);
   }
 }
