@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Text from a model. The text, its cursor and the cached keys and values are the device's:
- * prefill takes the prompt a chunk at a time, then each replay of decode takes the last token
- * and appends one. The host writes the prompt, reads what was appended, and passes nothing
- * in between; the draw is an op of the program.
+ * Text from a model. The device has the text, its cursor and the cached keys and values: prefill reads the prompt in
+ * chunks, then each replay of decode reads the last token and appends one. Sampling is an op of the program. The host
+ * writes the prompt and reads the appended tokens.
  *
- * The caches have as many rows as a training window. A text that no longer fits goes on from
- * its last half, read anew from position 0, so that a token costs the same however long the
- * text is and no position lies beyond those that the model was trained on.
+ * The caches have as many rows as a training window. A longer text continues from its last half, read again from
+ * position 0. So a token costs the same however long the text is, and no position exceeds those of training.
  */
 #include <string.h>
 
@@ -31,7 +29,7 @@ static rfr_status check_options(const rfr_generate_options *o, size_t n) {
   return RFR_OK;
 }
 
-/* The text as the device has it, and where its cursor stands: known from what was launched. */
+/* The text on the device and the position of its cursor, which follow from the launches. */
 typedef struct made {
   rfr_run *run;
   int32_t *tokens; /* capacity+1 */
@@ -45,10 +43,10 @@ static rfr_status set(rfr_run *run, const char *name, const void *value) {
   return rfr_programs_write(run->programs, &x, value);
 }
 
-/* What does not fit goes: how many of n tokens stay. */
+/* How many of n tokens are kept. */
 static int64_t kept_of(int64_t n, int64_t capacity) { return n > capacity ? (capacity + 1) / 2 : n; }
 
-/* The host's known tokens are the text, of which nothing is cached. */
+/* Writes the known tokens as the text; nothing of it is cached. */
 static rfr_status start(made *m) {
   const int64_t cursor[RFI_CURSOR_N] = {
       [RFI_CURSOR_KNOWN] = m->known, [RFI_CURSOR_DROPPED] = m->dropped, [RFI_CURSOR_SEED] = m->seed};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The programs that make text against the whole forward pass: the same logits within f32's
+ * The programs that make text against the full forward pass: the same logits within f32's
  * rounding wherever a text ends, in whatever chunks it was read, and the same greedy text;
  * replay against eager and one chunking against another, bit by bit where the same kernels run.
  */
@@ -103,7 +103,7 @@ static void set_cursor(const models *m, int64_t cached, int64_t known) {
   memcpy(tensor(m, RFI_NAME_CURSOR), (int64_t[RFI_CURSOR_N]){cached, known, 0, 9}, RFI_CURSOR_N * sizeof(int64_t));
 }
 
-/* The whole forward pass over the first n tokens of the text. */
+/* The full forward pass over the first n tokens of the text. */
 static const float *run_full(const models *m, int n) {
   int32_t *ids = tensor(m, "ids");
   memset(ids, 0, WINDOW * sizeof *ids);
@@ -136,19 +136,19 @@ static void one_model(rfr_model_type type, rfr_dtype dtype, double tolerance) {
   double worst = 0;
   write_text(&m, WINDOW);
   const size_t bytes = (size_t)(WINDOW * m.vocab) * sizeof(float);
-  float *whole = malloc(bytes); /* the programs share the memory of their outputs */
-  assert_non_null(whole);
-  memcpy(whole, run_full(&m, WINDOW), bytes);
+  float *expected = malloc(bytes); /* the programs share the memory of their outputs */
+  assert_non_null(expected);
+  memcpy(expected, run_full(&m, WINDOW), bytes);
   for (int i = 0; i < WINDOW; i++) {
     set_cursor(&m, i, i + 1);
     launch(&m, DECODE);
-    worst = fmax(worst, difference(logits(&m, DECODE), whole + i * m.vocab, m.vocab));
+    worst = fmax(worst, difference(logits(&m, DECODE), expected + i * m.vocab, m.vocab));
     assert_int_equal(((int32_t *)tensor(&m, RFI_NAME_TEXT))[i + 1], argmax(logits(&m, DECODE), m.vocab));
     write_text(&m, WINDOW);
   }
   for (int n = 1; n <= WINDOW; n += 17) {
     const size_t row = 48 / 6 * (type == RFR_MODEL_LLAMA ? 2 : 6) * (dtype == RFR_F32 ? 4 : 2);
-    if (n < WINDOW) memset((char *)tensor(&m, "cache.0.k") + n * row, 0xFF, row); /* nobody reads beyond the text */
+    if (n < WINDOW) memset((char *)tensor(&m, "cache.0.k") + n * row, 0xFF, row); /* nothing reads beyond the text */
     write_text(&m, WINDOW);
     set_cursor(&m, 0, n);
     const int64_t *cursor = tensor(&m, RFI_NAME_CURSOR);
@@ -157,11 +157,11 @@ static void one_model(rfr_model_type type, rfr_dtype dtype, double tolerance) {
       assert_int_equal(cursor[RFI_CURSOR_CACHED], launches * RFI_PREFILL_ROWS < n ? launches * RFI_PREFILL_ROWS : n);
     }
     assert_int_equal(cursor[RFI_CURSOR_KNOWN], n + 1);
-    worst = fmax(worst, difference(logits(&m, PREFILL), whole + (n - 1) * m.vocab, m.vocab));
+    worst = fmax(worst, difference(logits(&m, PREFILL), expected + (n - 1) * m.vocab, m.vocab));
   }
   print_message("%s %s: logits within %.1e of the largest\n", rfr_model_type_name(type), rfr_dtype_name(dtype), worst);
   if (!(worst <= tolerance)) fail_msg("%s differs by %g", rfr_model_type_name(type), worst);
-  free(whole);
+  free(expected);
   close_models(&m);
 }
 

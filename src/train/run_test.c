@@ -69,13 +69,13 @@ static void mismatches(void **state) {
 static void stop_and_go_on(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
-  rft_record r = {0}, whole = {0};
+  rft_record r = {0}, full = {0};
   const char *config =
       "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 12, evaluate_every: 6, evaluate_windows: 0, keep: 1}\n";
-  rfr_run_options o = rft_run_options(&whole);
+  rfr_run_options o = rft_run_options(&full);
   rfr_run *run = rft_run_open(ctx, config, NULL, &o);
   assert_int_equal(rfr_run_train(run), RFR_OK);
-  assert_int_equal(whole.evaluations, 2);
+  assert_int_equal(full.evaluations, 2);
   rfr_run_close(run);
   o = rft_run_options(&r);
   run = rft_run_open(ctx, config, "stop", &o);
@@ -90,8 +90,8 @@ static void stop_and_go_on(void **state) {
   run = rft_run_open(ctx, config, "stop", &o);
   assert_int_equal(rfr_run_train(run), RFR_OK);
   assert_int_equal(r.last, 12);
-  for (int i = 1; i <= 12; i++) assert_true(r.loss[i] == whole.loss[i]);
-  assert_true(r.bits == whole.bits && r.bits > 0.0);
+  for (int i = 1; i <= 12; i++) assert_true(r.loss[i] == full.loss[i]);
+  assert_true(r.bits == full.bits && r.bits > 0.0);
   rfr_run_close(run);
 
   /* the finished run, opened for reading */
@@ -100,7 +100,7 @@ static void stop_and_go_on(void **state) {
   o.programs = RFR_RUN_EVALUATE;
   run = rft_run_open(ctx, NULL, "stop", &o);
   assert_int_equal(rfr_run_evaluate(run, &e), RFR_OK);
-  assert_true(e.bits_per_byte == whole.bits);
+  assert_true(e.bits_per_byte == full.bits);
   rfr_run_info info;
   rfr_run_get_info(run, &info);
   assert_int_equal(e.tokens, info.validation_bytes - info.validation_files); /* all but each file's first byte */
@@ -129,7 +129,8 @@ static void evaluation_context(void **state) {
     if (i == 2) {
       assert_int_equal(rfr_run_open(ctx, NULL, rft_run_folder("context"), &o, &run), RFR_INVALID);
       assert_string_equal(rfr_last_error()->slug, "config.value");
-      assert_non_null(strstr(rfr_last_error()->message, "run.evaluate_context: 16 tokens; it must be less"));
+      assert_non_null(
+          strstr(rfr_last_error()->message, "run.evaluate_context: 16 tokens; it must be less than data.sequence 16"));
       break;
     }
     run = rft_run_open(ctx, NULL, "context", &o);
@@ -200,7 +201,7 @@ static void tokens_that_are_no_bytes(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The caches hold 16 tokens. A text of 17 goes on from its last 8, as if they were a prompt. */
+/* The caches hold 16 tokens. A text of 17 continues from its last 8, as if they were a prompt. */
 static void long_texts(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -460,7 +461,7 @@ static void zero_gradients(void **state) {
   }
 }
 
-/* Documents of two bytes that begin with '@': the device is told of each that begins in a window. */
+/* Documents of two bytes that begin with '@': the offsets have each that begins in a window. */
 static void small_documents(void **state) {
   (void)state;
   for (int i = 0; i < 60; i++) {
