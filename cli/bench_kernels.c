@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain bench kernels: memory-bound kernels, one at a time. Each op is called on at least 512 MB, over several sets of
- * buffers in turn, so that no cache holds them. The rate counts every input and output byte once, beside the rate at which
- * this machine copies. bench/peers/peers_gpu.py times the same shapes.
+ * refrain bench kernels: memory-bound kernels, one at a time. Each op is called on at least 512 MB, over several sets
+ * of buffers in turn, so that no cache holds them. The rate counts every input and output byte once, beside the rate
+ * at which this machine copies. bench/peers/peers_gpu.py times the same shapes.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The machine's ceilings, measured: the best rate of a large GEMM through the library, and the best memory rate, counting
- * read and written bytes alike. Other work on the machine can only slow a try down, so the best one counts.
+ * The machine's ceilings, measured: the best rate of a large GEMM through the library, and the best memory rate,
+ * counting read and written bytes alike. Other work on the machine can only slow a try down, so the best one counts.
  *
  * An op whose operands are still in a cache may exceed the memory ceiling.
  */
@@ -89,8 +89,8 @@ rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate) {
 enum { HUGE_PAGE = 2 << 20 };
 enum { FILL, COPY, TRIAD, UPDATE, PASSES };
 
-/* One pass over n floats, split evenly between threads: fill all with 0, copy a to b, write a + b / 2 to c, or add a / 2 to
- * c. The last one moves no uncounted bytes, while a plain write also reads the cache line that it writes. */
+/* One pass over n floats, split evenly between threads: fill all with 0, copy a to b, write a + b / 2 to c, or add a
+ * / 2 to c. The last one moves no uncounted bytes, while a plain write also reads the cache line that it writes. */
 static void pass(int what, float *a, float *b, float *c, int64_t n, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int t = 0; t < threads; t++) {

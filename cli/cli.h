@@ -120,7 +120,8 @@ cli_operand cli_operand_kind(cli *c);
 rfr_status cli_read_config(cli *c, char **out);
 /* For generate and eval: a configuration made for a model's folder, or NULL for the newest checkpoint of a run. */
 rfr_status cli_find_weights(cli *c, char **config);
-/* Run options from the command line. Relative folders start at the folder of c->config, for a model at the working folder. */
+/* Run options from the command line. Relative folders start at the folder of c->config, for a model at the working
+ * folder. */
 rfr_run_options cli_run_options(cli *c);
 /* Opens the operand's configuration without data and without memory, for plans and traces of `program` (RFR_RUN_...)
  * and of the programs that are compiled with it. `on_event` gets c; NULL: none. */
@@ -169,7 +170,8 @@ rfr_status cli_plan_svg(const rfr_programs *p, int program, const char *title, F
 /* The recompute frontier as a table. */
 void cli_frontier_table(const rfr_programs *p, int program, const rfr_frontier_point *point, int n, FILE *f);
 
-/* `text` from column `at` on, broken between words at 80 columns; later lines start at column `indent`. Ends the line. */
+/* `text` from column `at` on, broken between words at 80 columns; later lines start at column `indent`. Ends the
+ * line. */
 void cli_put_wrapped(FILE *f, const char *text, int at, int indent);
 
 /* The one of n names nearest to a word, at most two edits away; NULL: none. */

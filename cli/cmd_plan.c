@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain plan: every buffer of a program, the peak, the bytes of each kind, and whether they fit. Nothing is allocated.
- * A plan that does not fit also lists settings that need less, each with the bytes of its own plan. Buffers whose names
- * differ only in numbers ("layers.3", "layers.4") share a line unless --all is given. --frontier prints the trades of
- * memory against recomputing, --svg draws the plan.
+ * refrain plan: every buffer of a program, the peak, the bytes of each kind, and whether they fit. Nothing is
+ * allocated. A plan that does not fit also lists settings that need less, each with the bytes of its own plan.
+ * Buffers whose names differ only in numbers ("layers.3", "layers.4") share a line unless --all is given. --frontier
+ * prints the trades of memory against recomputing, --svg draws the plan.
  */
 #include <ctype.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain train: opens a run, trains, prints the result. The first SIGINT or SIGTERM ends training after the current step
- * with a checkpoint; the second kills the program. A run that ended early prints the command that continues it.
+ * refrain train: opens a run, trains, prints the result. The first SIGINT or SIGTERM ends training after the current
+ * step with a checkpoint; the second kills the program. A run that ended early prints the command that continues it.
  */
 #include <signal.h>
 #include <stdatomic.h>

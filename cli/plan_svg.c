@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The picture of a plan, one SVG without scripts or other files: op indices to the right, addresses upward, one rectangle
- * per buffer of the step, from its first op to its last use. Two rectangles never overlap; white areas inside the frame
- * are free. Persistent buffers are shown as bands below, not to scale. Pointing at a rectangle shows its name, bytes, ops
- * and reason.
+ * The picture of a plan, one SVG without scripts or other files: op indices to the right, addresses upward, one
+ * rectangle per buffer of the step, from its first op to its last use. Two rectangles never overlap; white areas
+ * inside the frame are free. Persistent buffers are shown as bands below, not to scale. Pointing at a rectangle shows
+ * its name, bytes, ops and reason.
  *
- * Rectangles of less than a pixel cannot be seen one by one, and a step of a large model has many thousands of them. They
- * are collected in a grid of pixels and drawn as bands of the kind that covers most of each pixel.
+ * Rectangles of less than a pixel cannot be seen one by one, and a step of a large model has many thousands of them.
+ * They are collected in a grid of pixels and drawn as bands of the kind that covers most of each pixel.
  */
 #include <math.h>
 #include <stdlib.h>

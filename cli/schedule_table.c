@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A schedule as text: its lanes, then a row for each rank. If every action takes a multiple of the shortest one's time and
- * the lanes fit, each action's name is printed to scale; otherwise each column has the letter of the action at that time.
+ * A schedule as text: its lanes, then a row for each rank. If every action takes a multiple of the shortest one's
+ * time and the lanes fit, each action's name is printed to scale; otherwise each column has the letter of the action
+ * at that time.
  */
 #include <math.h>
 #include <stdlib.h>

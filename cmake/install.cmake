@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Files of `cmake --install`. Modules go beside the library, in the build tree and when installed, because the library
-# looks for them in its own folder. No installed file contains an absolute path: program, pkg-config file and CMake package
-# find the others relative to themselves, so an installed tree can be moved.
+# looks for them in its own folder. No installed file contains an absolute path: program, pkg-config file and CMake
+# package find the others relative to themselves, so an installed tree can be moved.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS refrain EXPORT refrain LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

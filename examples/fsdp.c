@@ -19,7 +19,7 @@ typedef struct rank {
   rfr_ctx *ctx;
   rfr_graphs *graphs;
   int number, way;
-  float part[LAYERS][N];                     // what it holds of the weights; all of it when nothing is sharded
+  float part[LAYERS][N];                     // its shards of the weights; all of them in the first way
   _Alignas(64) float weight[N], gradient[N]; // AROUND: the layer that runs; the same memory for all
   float x[T * C], dy[T * C], loss;
   rfr_graphs_memory memory;
@@ -89,7 +89,7 @@ static rfr_status create(rank *r) {
   return s ? s : rfr_graphs_get_memory(r->graphs, &r->memory);
 }
 
-static void update(float *w, const float *g, int n) { // element by element: a part is updated as the whole is
+static void update(float *w, const float *g, int n) { // elementwise, so a shard is updated like the full weight
   for (int i = 0; i < n; i++) w[i] -= 0.02f * g[i];
 }
 
@@ -112,7 +112,7 @@ static rfr_status backward(rank *r, int i) {
   if (s == RFR_OK && r->way == AROUND) {
     s = rfr_comm_reduce_scatter(r->comm, r->gradient, r->gradient + r->number * PART, PART, RFR_F32);
     update(r->part[i], r->gradient + r->number * PART, PART);
-  } else if (s == RFR_OK) { // summed over the ranks behind the call, but where every rank has everything
+  } else if (s == RFR_OK) { // already reduced by the call, except in the first way
     if ((s = rfr_graphs_gradient(r->graphs, names[i], &g)) || (s = rfr_graphs_tensor(r->graphs, names[i], &w)))
       return s;
     if (r->way == WHOLE) s = rfr_comm_all_reduce(r->comm, g.data, g.data, N, RFR_F32);

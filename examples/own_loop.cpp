@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A training loop of one's own in C++ around graphed callables: two layers, linked, two microbatches in flight. What
-// comes from outside lies in fixed memory, a piece for each slot, so nothing is copied. The loop knows no schedule: it
-// asks which call is next. Handles are destroyed in the reverse order of their creation, statuses become exceptions.
+// A training loop in C++ with graphed callables: two linked layers, two microbatches in flight. Inputs and output
+// gradients are in fixed memory, one buffer per slot, so nothing is copied. The loop asks for the next call, so it does
+// not depend on the schedule. Handles are destroyed in reverse order of creation; statuses become exceptions.
 #include <cstdio>
 #include <memory>
 #include <refrain/graphs.h>
@@ -63,7 +63,7 @@ static float noise(unsigned i) { // -1 .. 1
   return static_cast<float>((i ^ i >> 16) & 0xffff) / 32768 - 1;
 }
 
-// The target is the input turned around; the loss is half of the squares of what is missing, over a microbatch's rows.
+// The target is the reversed input; the loss is half the squared error over the rows of a microbatch.
 static double forward(rfr_graphs *g, int callable, int microbatch, Slot *slot) {
   const rfr_type type = {RFR_F32, 2, {T, C}};
   const rfr_binding x = {nullptr, type, slot->x};
@@ -84,7 +84,7 @@ static double forward(rfr_graphs *g, int callable, int microbatch, Slot *slot) {
 static void backward(rfr_graphs *g, int callable, int microbatch, Slot *slot) {
   const rfr_type type = {RFR_F32, 2, {T, C}};
   const rfr_binding dy = {nullptr, type, slot->dy};
-  const int last = callable == LAYERS - 1, first = callable == 0; // what is linked is neither given nor returned
+  const int last = callable == LAYERS - 1, first = callable == 0; // linked tensors are neither passed nor returned
   rfr_tensor dx;
   check(rfr_graphs_backward(g, callable, microbatch, &dy, last, &dx, first));
 }

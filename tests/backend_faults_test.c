@@ -61,7 +61,7 @@ static void check_dead(rfr_run *run) {
                             : rfr_programs_write(p, &step, block);
     assert_int_equal(s, RFR_IO);
     assert_string_equal(rfr_last_error()->slug, "backend.dead");
-    assert_non_null(strstr(rfr_last_error()->next, "last checkpoint stands"));
+    assert_non_null(strstr(rfr_last_error()->next, "resume from the last checkpoint"));
   }
 }
 

@@ -3,6 +3,7 @@
  * The program as a user runs it: exit codes, error texts, JSON, signals.
  */
 #include <fcntl.h>
+#include <pty.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -210,6 +211,50 @@ static void keys(void **state) {
   assert_int_equal(RUN("keys", "nothing-like-it"), 2);
   assert_int_equal(RUN("keys", "warmpu"), 2);
   assert_says(err, "did you mean warmup?");
+}
+
+/* Runs `train` with standard error on a terminal of so many columns; its text goes to `out`. */
+static void run_at_terminal(const char *term, const char *folder, int columns) {
+  const struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)columns};
+  int fd;
+  size_t n = 0;
+  const pid_t child = forkpty(&fd, NULL, NULL, &size);
+  assert_true(child >= 0);
+  if (child == 0) {
+    setenv("TERM", term, 1);
+    execl(RFT_BINARY_DIR "/refrain", "refrain", "train", "small.yaml", "--out", folder, "--set", "run.steps=3000",
+          "--set", "run.evaluate_every=1000", (char *)NULL);
+    _exit(127);
+  }
+  for (ssize_t got; (got = read(fd, out + n, sizeof out - 1 - n)) > 0;) n += (size_t)got; /* EIO at the end */
+  out[n] = '\0';
+  close(fd);
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* At a terminal the progress line fits its width, whatever that is; a dumb one gets no escapes. */
+static void progress_fits(void **state) {
+  (void)state;
+  static const int widths[] = {120, 80, 40, 20};
+  for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+    char folder[16];
+    int rewritten = 0;
+    snprintf(folder, sizeof folder, "tty%d", widths[i]);
+    run_at_terminal("xterm", folder, widths[i]);
+    for (const char *s = out; (s = strstr(s, "\rstep ")); s++) {
+      const size_t length = strcspn(s + 1, "\r\n\033");
+      if ((int)length >= widths[i]) fail_msg("%zu columns of %d: %.*s", length, widths[i], (int)length, s + 1);
+      assert_int_equal(strncmp(s + 1 + length, "\033[K", 3), 0); /* clears the rest of a longer line before it */
+      rewritten++;
+    }
+    assert_true(rewritten >= 2);
+  }
+  run_at_terminal("dumb", "dumb", 80);
+  assert_null(strchr(out, '\033'));
+  assert_null(strstr(out, "\rstep"));
+  assert_says(out, "step 1/3000");
 }
 
 /* A closed standard stream does not lend its descriptor to a file of the run. */
@@ -695,7 +740,7 @@ static void train_and_use(void **state) {
   assert_says(err, "help: refrain check --help explains the options");
   assert_int_equal(RUN("train", "small.yaml"), 2);
   assert_says(err, "run.exists");
-  assert_says(err, "help: pass --resume");
+  assert_says(err, "help: continue it with");
   assert_int_equal(RUN("eval", "runs/small", "--json"), 0);
   v = parsed();
   assert_true(json_number_value(json_object_get(v, "bits_per_byte")) == bits);
@@ -705,7 +750,7 @@ static void train_and_use(void **state) {
   assert_says(out, " bits per byte\n");
   assert_int_equal(RUN("eval", "runs/small", "--set", "data.validation=0%"), 2);
   assert_says(err, "error: data.validation holds out nothing to evaluate on: 0 of 10 files, 0 bytes [data.held_out]");
-  assert_says(err, "help: name files that were not trained on in data.validation");
+  assert_says(err, "help: set data.validation to a share");
   /* A checkpoint is a model's folder: its text is that of the run. */
   assert_int_equal(RUN("generate", "runs/small/step-000020", "--prompt", "1 and ", "--tokens", "8", "--json"), 0);
   v = parsed();
@@ -803,6 +848,19 @@ static void resume_by_folder(void **state) {
   assert_int_equal(RUN("train", "again", "--resume", "--set", "run.steps=3"), 0);
   assert_null(strstr(out, "8 of 3"));
   assert_int_equal(RUN("plan", "again"), 0);
+  FILE *f = fopen("again/config.yaml", "ab"); /* text after a NUL is not ignored */
+  assert_non_null(f);
+  assert_int_equal(fwrite("\0more", 1, 5, f), 5);
+  fclose(f);
+  static const char *const commands[] = {"eval", "generate", "plan", "check"};
+  for (int i = 0; i < 4; i++) {
+    assert_int_equal(RUN(commands[i], "again"), 2);
+    assert_says(err, "NUL byte");
+  }
+  assert_int_equal(RUN("train", "again", "--resume"), 2);
+  assert_says(err, "NUL byte");
+  slurp("again/config.yaml", out, sizeof out); /* up to the NUL */
+  write_file("again/config.yaml", out);
   assert_int_equal(RUN("check", "again"), 0);
   assert_says(out, "again/config.yaml:");
   assert_int_equal(RUN("plan", "again/step-000008"), 0); /* a checkpoint is a model's folder */
@@ -880,13 +938,28 @@ static void schedules(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(usage),          cmocka_unit_test(help),           cmocka_unit_test(json_errors),
-      cmocka_unit_test(keys),           cmocka_unit_test(closed_streams), cmocka_unit_test(resume_by_folder),
-      cmocka_unit_test(bad_input),      cmocka_unit_test(check_sources),  cmocka_unit_test(plan_and_trace),
-      cmocka_unit_test(plan_large),     cmocka_unit_test(large_pictures), cmocka_unit_test(plan_frontier),
-      cmocka_unit_test(plan_picture),   cmocka_unit_test(experts),        cmocka_unit_test(devices),
-      cmocka_unit_test(doctor),         cmocka_unit_test(bench),          cmocka_unit_test(profile),
-      cmocka_unit_test(unused_options), cmocka_unit_test(train_and_use),  cmocka_unit_test(interrupted),
+      cmocka_unit_test(usage),
+      cmocka_unit_test(help),
+      cmocka_unit_test(json_errors),
+      cmocka_unit_test(keys),
+      cmocka_unit_test(closed_streams),
+      cmocka_unit_test(progress_fits),
+      cmocka_unit_test(resume_by_folder),
+      cmocka_unit_test(bad_input),
+      cmocka_unit_test(check_sources),
+      cmocka_unit_test(plan_and_trace),
+      cmocka_unit_test(plan_large),
+      cmocka_unit_test(large_pictures),
+      cmocka_unit_test(plan_frontier),
+      cmocka_unit_test(plan_picture),
+      cmocka_unit_test(experts),
+      cmocka_unit_test(devices),
+      cmocka_unit_test(doctor),
+      cmocka_unit_test(bench),
+      cmocka_unit_test(profile),
+      cmocka_unit_test(unused_options),
+      cmocka_unit_test(train_and_use),
+      cmocka_unit_test(interrupted),
       cmocka_unit_test(schedules),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);

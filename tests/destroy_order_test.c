@@ -98,8 +98,10 @@ static void make(objects *o) {
   ok(rfr_op_register(o->ctx, &d, &twice));
   ok(rfr_trace_create(o->ctx, &o->trace));
   rfr_output(o->trace, "loss", rfr_mean(o->trace, linear(o->trace, twice), -1));
+  ok(rfr_trace_finish(o->trace));
   ok(rfr_trace_create(o->ctx, &o->layer));
   rfr_output(o->layer, "y", linear(o->layer, twice));
+  ok(rfr_trace_finish(o->layer));
   ok(rfr_compile(o->ctx, 1, (const rfr_trace *const *)&o->trace, NULL, NULL, &o->programs));
   ok(rfr_program_capture(o->programs, 0));
   ok(rfr_program_replay(o->programs, 0, NULL, 0));

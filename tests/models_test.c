@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Model folders that the transformers library wrote (tools/make_reference_models.py):
- * logits, gradients, the loss that balances experts and the text that greedy generation makes
- * against what it computed, both in f32. Then the spellings
- * of config.json, what is refused by name, names without the outer module, and indexes
- * that point where they should not.
+ * Model folders that the transformers library wrote (tools/make_reference_models.py). Compares logits, gradients, the
+ * aux loss and greedy text with the library's results in f32. Then: the variants of config.json, fields that are
+ * refused, the files of a checkpoint, foreign tokenizers, names without the outer module, and indexes that leave the
+ * folder.
  */
 #include <math.h>
 #include <stdio.h>
@@ -38,7 +37,7 @@ typedef struct reference {
   rfr_programs *programs;
 } reference;
 
-/* The largest difference between an output and what the library computed for `name`. */
+/* The largest difference between an output and the library's result `name`. */
 static double difference(reference *r, const char *output, const char *name) {
   rfr_tensor got;
   double worst = 0, largest = 0;
@@ -100,7 +99,7 @@ static rfr_programs *compile(rfr_ctx *ctx, const rfr_model_config *c, int64_t to
   return p;
 }
 
-/* All weights of a folder into the programs' memory. */
+/* Loads all weights of a folder. */
 static rfr_status load(rfr_ctx *ctx, rfr_programs *p, const rfr_model_config *c, const char *folder) {
   rfi_weights *w;
   rfr_tensor x;
@@ -141,7 +140,7 @@ static void one_reference(rfr_ctx *ctx, const char *model) {
   }
   if (c.experts > 0) difference(&r, "balance", "balance");
   print_message("%-12s logits within %.1e, gradients within %.1e\n", model, logits, gradients);
-  /* tokens, targets, logits, loss, greedy and balance are no gradients: the library trains what we train */
+  /* all but tokens, targets, logits, loss, greedy and balance are gradients: the library trains the same parameters */
   assert_int_equal(rfi_safetensors_count(r.file), 5 + (c.experts > 0) + rfr_model_parameter_count(&c));
   rfr_programs_destroy(r.programs);
   rfi_safetensors_close(r.file);
@@ -152,8 +151,8 @@ static void references(void **state) {
   for (int i = 0; i < N_MODELS; i++) one_reference(f->ctx, models[i]);
 }
 
-/* Routers that know nothing: every expert has a probability of 1/E, each token goes to the first k. However many layers
- * there are and tokens that do not count, the losses are k and (log E)^2, times their factors. */
+/* Routers with equal logits: each expert has probability 1/E and each token goes to the first k. For any number of
+ * layers and ignored tokens, the losses are k and (log E)^2 times their factors. */
 static void even_routing(void **state) {
   rft_folder *f = *state;
   static const int32_t targets[6] = {3, -100, 7, 1, -100, 2};
@@ -231,7 +230,7 @@ static json_t *config_of(const char *model) {
   return o;
 }
 
-/* Writes it as the test folder's config.json (consuming it) and reads that. */
+/* Writes o as config.json of the test folder, releases it, and reads the file. */
 static rfr_status read_config(rft_folder *f, json_t *o, rfr_model_config *c) {
   char *text = json_dumps(o, 0);
   assert_non_null(text);
@@ -250,7 +249,7 @@ static void assert_same(const rfr_model_config *a, const rfr_model_config *b) {
   json_decref(y);
 }
 
-static void what_we_write_reads_back(void **state) {
+static void written_config_reads_back(void **state) {
   rft_folder *f = *state;
   for (int i = 0; i < N_MODELS; i++) {
     rfr_model_config a, b;
@@ -314,7 +313,7 @@ static void expert_fields(void **state) {
   }
 }
 
-/* Version 5 moves theta into rope_parameters and calls torch_dtype dtype; early version 4 said "type". */
+/* Version 5 has theta in rope_parameters and "dtype" for "torch_dtype"; early version 4 has "type" for "rope_type". */
 static void versions(void **state) {
   rft_folder *f = *state;
   rfr_model_config a, b;
@@ -334,7 +333,7 @@ static void versions(void **state) {
   json_object_set_new(rope, "type", json_string("llama3"));
   OK(read_config(f, o, &b));
   assert_same(&a, &b);
-  /* Gemma 2 as version 4 wrote it: no list of layers, theta at the top, both names of the activation */
+  /* Gemma 2 of version 4: no layer_types, theta at the top level, both names of the activation */
   OK(read_config(f, config_of("gemma2"), &a));
   o = config_of("gemma2");
   json_object_del(o, "layer_types");
@@ -352,7 +351,7 @@ static void versions(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "final_logit_softcapping is missing"));
 }
 
-/* `text` is part of the error that there must be; NULL: there must be none. True: there was none. */
+/* Expects an error that contains `text`, or success if it is NULL. Returns true for success. */
 static bool as_expected(rfr_status s, const char *text, const char *what, const char *value) {
   if (s == RFR_OK && text) fail_msg("%s %s was taken", what, value);
   if (s != RFR_OK && (!text || !strstr(rfr_last_error()->message, text)))
@@ -438,7 +437,7 @@ static void refused(void **state) {
   }
 }
 
-/* A folder as it is published, with dropout inside attention: refused with the way out, and that is one. */
+/* A published folder has dropout inside attention: refused with a workaround that works. */
 static void published_dropout(void **state) {
   rft_folder *f = *state;
   rfr_model_config c;
@@ -465,12 +464,12 @@ static void published_dropout(void **state) {
   rfr_run_close(run);
 }
 
-/* Which layers have a window in the spellings of each class, and what is written for each. */
+/* The layers with a window for each class, and the model type that is written. */
 static void windows(void **state) {
   rft_folder *f = *state;
   static const struct {
     const char *model, *changes, *want; /* f or s for each layer, or the error */
-    const char *type;                   /* that we write */
+    const char *type;                   /* written */
   } cases[] = {
       {"mistral", "{}", "ss", "mistral"},
       {"mistral", "{\"sliding_window\": null}", "ff", "llama"},
@@ -522,7 +521,7 @@ static void windows(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "sliding_window is missing"));
 }
 
-/* Every field that the library writes is known, and so is every one that we write; another is named. */
+/* All fields that the library or Refrain writes are known; any other is reported. */
 static void notes(void **state) {
   rft_folder *f = *state;
   rfi_hf_notes n;
@@ -563,7 +562,7 @@ static void write_text(rft_folder *f) {
   rft_write(f, "text", text, sizeof text);
 }
 
-static char *read_whole(const char *model, const char *name, size_t *n) {
+static char *read_model_file(const char *model, const char *name, size_t *n) {
   char path[512];
   snprintf(path, sizeof path, MODELS "%s/%s", model, name);
   FILE *in = fopen(path, "rb");
@@ -591,7 +590,7 @@ static void make_folder(rft_folder *f, const char *model, const char *fields) {
   assert_int_equal(json_object_update(o, changes), 0);
   json_decref(changes);
   OK(read_config(f, o, &c));
-  char *data = read_whole(model, "model.safetensors", &n);
+  char *data = read_model_file(model, "model.safetensors", &n);
   rft_write(f, "model.safetensors", data, n);
   write_text(f);
   free(data);
@@ -725,15 +724,15 @@ static void unused_losses(void **state) {
   }
 }
 
-/* ---- where the weights lie ---- */
+/* ---- weights ---- */
 
-/* The same file with the outer module's name cut from every key; blanks keep the header's length. */
+/* The same file without the outer module in the tensor names; blanks keep the length of the header. */
 static void base_names(void **state) {
   rft_folder *f = *state;
   static const char *const cases[][2] = {{"gpt2", "\"transformer."}, {"qwen2", "\"model."}};
   for (int i = 0; i < 2; i++) {
     size_t n, cut = strlen(cases[i][1]) - 1;
-    char *data = read_whole(cases[i][0], "model.safetensors", &n), *end = data + 8;
+    char *data = read_model_file(cases[i][0], "model.safetensors", &n), *end = data + 8;
     uint64_t header;
     memcpy(&header, data, 8);
     end += header;
@@ -764,7 +763,7 @@ static void base_names(void **state) {
   }
 }
 
-/* A folder may hold experts packed as we hold them: the same weights. One that lacks an expert says which. */
+/* A folder with packed experts gives the same weights. A folder without an expert is refused by its name. */
 static void packed_experts(void **state) {
   rft_folder *f = *state;
   static const char *const cases[] = {"mixtral", "qwen3-moe"};
@@ -811,7 +810,7 @@ static void keep_warning(const rfr_event *e, void *user) {
   if (e->kind == RFR_EVENT_WARNING) snprintf(user, 512, "%s", e->message);
 }
 
-/* A folder whose config.json says more or less than its tensors are. */
+/* config.json describes more or fewer tensors than the folder has. */
 static void other_tensors(void **state) {
   rft_folder *f = *state;
   static const struct {
@@ -824,7 +823,7 @@ static void other_tensors(void **state) {
       {"intermediate_size", "48", "", "has shape [24, 16]; config.json describes [48, 16]"},
   };
   size_t n;
-  char *data = read_whole("llama", "model.safetensors", &n), config[1024];
+  char *data = read_model_file("llama", "model.safetensors", &n), config[1024];
   rft_write(f, "model.safetensors", data, n);
   write_text(f);
   free(data);
@@ -867,7 +866,7 @@ static void indexes(void **state) {
       {"{\"weight_map\": {\"x\": \"one.safetensors\"}}", NULL}, /* stale, but the files have it all */
   };
   size_t n;
-  char *data = read_whole("gpt2", "model.safetensors", &n);
+  char *data = read_model_file("gpt2", "model.safetensors", &n);
   rft_write(f, "one.safetensors", data, n);
   rft_write(f, "two.safetensors", data, n);
   free(data);
@@ -917,7 +916,7 @@ static int print_logits(const char *folder) {
 int main(int argc, char **argv) {
   if (argc == 3 && strcmp(argv[1], "--logits") == 0) return print_logits(argv[2]);
   const struct CMUnitTest tests[] = {
-      rft_folder_test(references),     rft_folder_test(greedy_texts),      rft_folder_test(what_we_write_reads_back),
+      rft_folder_test(references),     rft_folder_test(greedy_texts),      rft_folder_test(written_config_reads_back),
       rft_folder_test(fields),         rft_folder_test(expert_fields),     rft_folder_test(versions),
       rft_folder_test(refused),        rft_folder_test(published_dropout), rft_folder_test(base_names),
       rft_folder_test(packed_experts), rft_folder_test(indexes),           rft_folder_test(windows),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parts of make_docs. Each appends a page, or text for a block of a page. A part that cannot keep its promise prints the
- * reason on standard error and fails.
+ * The parts of make_docs. Each appends a page, or text for a block of a page. A part that cannot keep its promise
+ * prints the reason on standard error and fails.
  */
 #ifndef DOCS_H
 #define DOCS_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * docs/limits.md: what is accepted and what is refused, and decisions with their reasons. Every row of the first kind is
- * tried when the page is made: a configuration is opened without its data, a model's config.json is read, a trace is parsed
- * and compiled. A row whose result differs from its text fails the build of the page.
+ * docs/limits.md: what is accepted and what is refused, and decisions with their reasons. Every row of the first kind
+ * is tried when the page is made: a configuration is opened without its data, a model's config.json is read, a trace
+ * is parsed and compiled. A row whose result differs from its text fails the build of the page.
  */
 #include "docs.h"
 

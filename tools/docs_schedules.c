@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What docs/schedules.md shows: pictures and tables of `refrain schedule`, and figures over sizes.
+ * The generated parts of docs/schedules.md: pictures and tables of `refrain schedule`, and figures over sizes.
  */
 #include <stdlib.h>
 #include <string.h>

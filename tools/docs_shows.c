@@ -4,8 +4,8 @@
  *
  *   <!-- shows SOURCE | FROM | TO -->
  *
- * stands before a fenced block. The block is made of the lines of SOURCE from the first that contains FROM to the next that
- * contains TO; an empty FROM is the start, an empty TO the end. Sources:
+ * stands before a fenced block. The block is made of the lines of SOURCE from the first that contains FROM to the
+ * next that contains TO; an empty FROM is the start, an empty TO the end. Sources:
  *
  *   small PASS                the training step of examples/small.yaml after a pass
  *   small-decode PASS         its program that appends a token to a text
@@ -21,7 +21,8 @@
  *   schedule-figures          bubbles of all kinds
  *   file PATH                 a file of the source tree, which has a test of its own
  *
- * Plans and traces are made for one thread and the oldest instruction set, so that the pages are the same on every machine.
+ * Plans and traces are made for one thread and the oldest instruction set, so that the pages are the same on every
+ * machine.
  */
 #include "docs.h"
 

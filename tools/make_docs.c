@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Writes the generated parts of docs/: errors.md from errors.def, config.md from the configuration's schema, limits.md from
- * a table whose rows are tried, plan.svg, and the blocks of other pages that show traces, reports and files
- * (tools/docs_shows.c). `make docs` runs it; the test docs_current runs it with --check, so that no page differs from the
- * code.
+ * Writes the generated parts of docs/: errors.md from errors.def, config.md from the configuration's schema,
+ * limits.md from a table whose rows are tried, plan.svg, and the blocks of other pages that show traces, reports and
+ * files (tools/docs_shows.c). `make docs` runs it; the test docs_current runs it with --check, so that no page
+ * differs from the code.
  *
  *   make_docs [--check] DOCS_FOLDER
  */

@@ -61,7 +61,7 @@ RFR_API rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out)
  * with what `alloc_user` and `log_user` point to, is in use until the last of them is gone. */
 RFR_API void rfr_ctx_destroy(rfr_ctx *ctx);
 
-/* What the context's allocator has seen so far. */
+/* Counts of the context's allocator since creation. */
 typedef struct rfr_ctx_stats {
   int64_t alloc_calls; /* calls of the allocator since creation */
   int64_t live_blocks;

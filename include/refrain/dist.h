@@ -4,10 +4,10 @@
  * end, an rfr_comm, and uses it on one thread at a time; it gives it to rfr_compile_options.comm or
  * rfr_graphs_options.comm, for collective ops, or calls it here, between runs.
  *
- * With a timeout nobody waits for ever for a rank that fails: a call that has waited longer is dist.peer. Between
- * threads who cannot go on calls rfr_comm_abort, or destroys its end, and every call of the others that needs it is
- * dist.peer at once, naming it. NCCL tells the others nothing: without a timeout they wait for ever. The communicator
- * is of no use then: what it was made for is made again.
+ * With a timeout, a call that waits longer for another rank fails with dist.peer. A thread rank that cannot continue
+ * calls rfr_comm_abort or destroys its end; the calls of the other ranks then fail at once with dist.peer, which names
+ * it. NCCL does not notify the other ranks: without a timeout they wait forever. After such an error create the
+ * communicator, and the programs and graphs that use it, again.
  *
  *   rfr_comm *ends[2];
  *   rfr_comm_threads_create(ctx, 2, 0, ends);

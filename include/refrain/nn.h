@@ -4,8 +4,8 @@
  * ops of a forward pass over packed documents.
  *
  * Parameters are inputs of the trace, declared once and shared by all microbatches. These calls only record: they
- * allocate no tensors and compute nothing, except rfr_parameter_fill. Parameter values come from rfr_parameter_fill or a
- * checkpoint and go into the memory that rfr_programs_tensor returns.
+ * allocate no tensors and compute nothing, except rfr_parameter_fill. Parameter values come from rfr_parameter_fill or
+ * a checkpoint and go into the memory that rfr_programs_tensor returns.
  *
  * Shapes: T tokens of all documents, C hidden_size, V vocab_size, H heads, Hk kv_heads, D head_dim, L layers.
  * Recording calls latch the first error in the trace (rfr_trace_finish returns it) and return RFR_NONE then. A trace
@@ -30,8 +30,8 @@
 extern "C" {
 #endif
 
-/* Gemma is Llama with norms of scale 1 + w, embeddings times sqrt(C), a GELU gate and a tied head. Gemma 2 also has a norm
- * after each branch. "Llama" in the comments below means every type but GPT-2. */
+/* Gemma is Llama with norms of scale 1 + w, embeddings times sqrt(C), a GELU gate and a tied head. Gemma 2 also has a
+ * norm after each branch. "Llama" in the comments below means every type but GPT-2. */
 typedef enum rfr_model_type { RFR_MODEL_LLAMA, RFR_MODEL_GPT2, RFR_MODEL_GEMMA, RFR_MODEL_GEMMA2 } rfr_model_type;
 
 enum { RFR_MAX_LAYERS = 4096 };
@@ -102,23 +102,24 @@ typedef struct rfr_parameter {
   double std;
 } rfr_parameter;
 
-/* The number of parameters (tensors) of a checked model, and the i-th in the order of the forward pass. Errors: argument
- * past the end. */
+/* The number of parameters (tensors) of a checked model, and the i-th in the order of the forward pass. Errors:
+ * argument past the end. */
 RFR_API int rfr_model_parameter_count(const rfr_model_config *c);
 RFR_API rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *out);
 
-/* Fills `data` (dense; f32, bf16 or f16) with the initial values of p. A value depends only on the seed, the parameter's
- * name and the element's index, and every machine computes the same bits with any number of `threads` (1 to 4096).
- * 16-bit values are the f32 values, rounded. Errors: argument for another dtype or number of threads. */
+/* Fills `data` (dense; f32, bf16 or f16) with the initial values of p. A value depends only on the seed, the
+ * parameter's name and the element's index, and every machine computes the same bits with any number of `threads` (1 to
+ * 4096). 16-bit values are the f32 values, rounded. Errors: argument for another dtype or number of threads. */
 RFR_API rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, int threads, void *data);
 
-/* Declares all parameters as inputs, in the order of rfr_model_parameter; `out` has rfr_model_parameter_count elements. A
- * parameter whose name matches one of the `frozen` patterns (rfr_name_matches) gets the role frozen, others trainable. */
+/* Declares all parameters as inputs, in the order of rfr_model_parameter; `out` has rfr_model_parameter_count elements.
+ * A parameter whose name matches one of the `frozen` patterns (rfr_name_matches) gets the role frozen, others
+ * trainable. */
 RFR_API void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,
                                rfr_value *out);
 
-/* Returns the hidden state (T,C) after the last norm. tokens: i32 (T). offsets: i32 (documents+1), ascending from 0 to T.
- * step: a step block, which turns dropout on; RFR_NONE for evaluation. */
+/* Returns the hidden state (T,C) after the last norm. tokens: i32 (T). offsets: i32 (documents+1), ascending from 0 to
+ * T. step: a step block, which turns dropout on; RFR_NONE for evaluation. */
 RFR_API rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                     rfr_value tokens, rfr_value offsets, rfr_value step);
 /* Results of the routers: each is NULL, or an array with one element for each layer with experts. */
@@ -132,8 +133,8 @@ typedef struct rfr_experts {
 RFR_API rfr_value rfr_model_forward_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
                                             rfr_value tokens, rfr_value offsets, rfr_value step,
                                             const rfr_experts *experts);
-/* Returns the aux loss, f32 (1): the mean of rfr_moe_loss over the layers with experts, with the factors balance_loss and
- * z_loss; needs experts->logits and experts->index. Tokens whose target (i32 (T)) is `ignore` do not count. Returns
+/* Returns the aux loss, f32 (1): the mean of rfr_moe_loss over the layers with experts, with the factors balance_loss
+ * and z_loss; needs experts->logits and experts->index. Tokens whose target (i32 (T)) is `ignore` do not count. Returns
  * RFR_NONE without a factor. */
 RFR_API rfr_value rfr_model_routing_loss(rfr_trace *t, const rfr_model_config *c, const rfr_experts *experts,
                                          rfr_value targets, int ignore);

@@ -162,8 +162,8 @@ RFR_API rfr_generate_options rfr_generate_options_default(void);
 RFR_API rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,
                                     rfr_write_fn write, void *user);
 
-/* Writes a checkpoint now: a Hugging Face folder "step-N" in the run's folder, visible only when it is complete. Errors:
- * file.write: older checkpoints still load; run.diverged: weights are not finite, nothing is written. */
+/* Writes a checkpoint now: a Hugging Face folder "step-N" in the run's folder, visible only when it is complete.
+ * Errors: file.write: older checkpoints still load; run.diverged: weights are not finite, nothing is written. */
 RFR_API rfr_status rfr_run_save(rfr_run *run);
 
 typedef struct rfr_run_info {

@@ -21,7 +21,7 @@ char *rfi_arena_strdup(rfi_arena *arena, const char *s);
 char *rfi_arena_strndup(rfi_arena *arena, const char *s, size_t n);
 char *rfi_arena_printf(rfi_arena *arena, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Grows an array in the arena to hold at least `want` elements (doubling; the old block
- * stays behind); returns false when out of memory. */
+ * stays in the arena); returns false when out of memory. */
 bool rfi_arena_grow(rfi_arena *arena, void **array, int *capacity, int want, size_t element);
 
 #endif

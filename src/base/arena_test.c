@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The arena: zeroed, aligned, disjoint blocks; failures; nothing left behind.
+ * The arena: zeroed, aligned, disjoint blocks; failures; no leaks.
  */
 #include "base/arena.h"
 

@@ -126,7 +126,7 @@ static void test_error_json(void **state) {
                       "{\"status\": \"invalid\", \"slug\": \"config.key\", \"message\": \"a\\\\b.yaml:12: no key "
                       "\\\"l\\u0009r\\\" \xC3\xA4 "
                       "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD end\", \"next\": "
-                      "\"remove it or correct its name\", \"file\": \"a\\\\b.yaml\", \"line\": 12}");
+                      "\"remove the key or correct its name\", \"file\": \"a\\\\b.yaml\", \"line\": 12}");
   assert_int_equal(rfr_error_json(NULL, NULL, 0), n); /* NULL: the thread's last error */
   memset(small, 'x', sizeof small);
   assert_int_equal(rfr_error_json(rfr_last_error(), small, sizeof small), n);

@@ -67,7 +67,7 @@ static void default_free(void *memory, size_t bytes, void *user) {
   free(memory);
 }
 
-static bool is_told_to_fail(rfr_ctx *ctx) {
+static bool must_fail(rfr_ctx *ctx) {
   if (atomic_load(&ctx->fail_in) <= 0) return false;
   return atomic_fetch_sub(&ctx->fail_in, 1) == 1;
 }
@@ -81,7 +81,8 @@ rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out) {
   const size_t total = sizeof(header) + ((bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1));
 
   atomic_fetch_add(&ctx->alloc_calls, 1);
-  if (is_told_to_fail(ctx)) return rfi_fail(RFI_E_NO_MEMORY, "an allocation of %zu bytes was told to fail", bytes);
+  if (must_fail(ctx))
+    return rfi_fail(RFI_E_NO_MEMORY, "an allocation of %zu bytes fails because rfr_ctx_fail_alloc asked for it", bytes);
   const int64_t live = atomic_fetch_add(&ctx->live_bytes, (int64_t)total) + (int64_t)total;
   header *h = NULL;
   if (ctx->o.byte_limit == 0 || (uint64_t)live <= ctx->o.byte_limit)

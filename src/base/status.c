@@ -4,7 +4,7 @@
  *
  * One error per thread, in buffers that the thread owns for its whole life: setting an
  * error allocates nothing, takes no lock and cannot fail, so it works when memory has
- * run out. The text is formatted aside first and copied then, because a caller may well
+ * run out. The text is formatted into a local buffer first, because a caller may
  * pass the last error's own message as an argument. Text that does not fit ends in
  * "..."; line breaks become spaces, so that a message stays one line in every log.
  */
@@ -46,7 +46,7 @@ static const char *const status_names[] = {
 static void set_message(const char *text, int wanted) {
   memcpy(last.message, text, MESSAGE_BYTES);
   if (wanted >= MESSAGE_BYTES) {
-    /* A cut must not leave half a UTF-8 sequence behind. */
+    /* A cut must not leave half a UTF-8 sequence. */
     size_t end = MESSAGE_BYTES - 4;
     while (end > 0 && ((unsigned char)text[end] & 0xC0) == 0x80) end--;
     memcpy(last.message + end, "...", 4);

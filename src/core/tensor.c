@@ -5,7 +5,7 @@
  * Nothing is copied in either direction. What comes in is only looked at, so that there
  * is one owner and one call of the deleter, the caller's; what goes out carries its own
  * block (struct, shape, strides) from the context's allocator, and its deleter frees that
- * block, then tells the owner of the memory. Everything about a foreign tensor is checked
+ * block, then calls the release function of the owner. Everything about a foreign tensor is checked
  * before its pointer is used, and a refusal prints what was found.
  */
 #include "refrain/tensor.h"

@@ -102,7 +102,7 @@ static void test_out_owns_its_shape(void **state) {
   assert_int_equal(dl->tensor.shape[0], 2);
   assert_int_equal(dl->tensor.shape[1], 3);
   assert_int_equal(dl->tensor.strides[0], 3);
-  dl->deleter(dl); /* borrowed: no owner to tell */
+  dl->deleter(dl); /* borrowed: there is no release function */
   assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, 0);
   rfr_ctx_destroy(ctx);
 }

@@ -293,7 +293,7 @@ rfr_status rfi_checkpoint_path(const rfi_checkpoint *c, const char *name, char *
 
 /* ---- the checkpoints of a run ---- */
 
-/* "step-" digits, and behind them nothing or `.tmp-`; -1 when it is neither. */
+/* The step of "step-DIGITS" or "step-DIGITS.tmp-..."; -1 for other names. */
 static int64_t parse_name(const char *name, bool *temporary) {
   int64_t step = 0;
   if (strncmp(name, "step-", 5) != 0) return -1;
@@ -340,7 +340,7 @@ static rfr_status visit_run(const char *run, visitor *v) {
   return s;
 }
 
-static rfr_status take_first_whole(visitor *v, const char *folder, bool *stop) {
+static rfr_status take_first_valid(visitor *v, const char *folder, bool *stop) {
   rfr_status s = rfi_checkpoint_open(v->ctx, folder, &v->found);
   if (s == RFR_NO_MEMORY) return s;
   *stop = s == RFR_OK;
@@ -351,12 +351,12 @@ static rfr_status take_first_whole(visitor *v, const char *folder, bool *stop) {
 }
 
 rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, const char *run, rfi_checkpoint **out, int *skipped) {
-  visitor v = {.visit = take_first_whole, .ctx = ctx};
+  visitor v = {.visit = take_first_valid, .ctx = ctx};
   *out = NULL;
   rfr_status s = visit_run(run, &v);
   if (skipped) *skipped = v.skipped;
   RFI_TRY(s);
-  if (!v.found && v.skipped > 0) return rfi_fail_prefix("%d checkpoints, none is whole; the oldest: ", v.skipped);
+  if (!v.found && v.skipped > 0) return rfi_fail_prefix("%d checkpoints, none is complete; the oldest: ", v.skipped);
   *out = v.found;
   return RFR_OK;
 }

@@ -15,7 +15,7 @@
 #include "base/json.h"
 #include "support/folder.h"
 
-/* A checkpoint of three files whose bytes tell the step and the version. */
+/* A checkpoint of three files whose bytes name the step and the version. */
 static rfr_status save(rft_folder *f, int step, const char *version) {
   rfi_checkpoint_writer *w;
   rfi_file *file;

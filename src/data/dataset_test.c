@@ -50,7 +50,7 @@ static void test_permutation(void **state) {
   assert_true(rfi_permute((uint64_t)1 << 40, ((uint64_t)1 << 40) + 1, 1, 0) <= (uint64_t)1 << 40);
 }
 
-/* In every epoch every training byte is an input; the targets are the bytes behind. */
+/* In every epoch every training byte is an input; the targets are the next bytes. */
 static void test_training_windows(void **state) {
   rft_folder *f = *state;
   make_files(f, 30);

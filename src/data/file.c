@@ -382,7 +382,7 @@ const char *rfi_journal_append(int fd, const char *line, size_t n) {
     }
     const char *why = reason(wrote < 0 ? errno : EIO);
     struct stat st;
-    /* Nobody else appends: what is at the end is ours. Where this fails too, a part of the line stays. */
+    /* The lock makes us the only writer: the last bytes are ours. If this fails too, a part of the line stays. */
     const bool clean = done == 0 || (fstat(fd, &st) == 0 && ftruncate(fd, st.st_size - (off_t)done) == 0);
     return clean ? why : "its last line is cut";
   }
@@ -522,10 +522,10 @@ rfr_status rfi_dir_replace(const char *from, const char *to, bool *exchanged) {
     return RFR_OK;
   }
   if (errno != EINVAL && errno != ENOSYS) return fail_errno(RFI_E_FILE_WRITE, to, "replace");
-  /* The file system cannot exchange: aside under a name that is rubbish to every reader, then in. */
-  char aside[PATH_MAX];
-  if ((size_t)snprintf(aside, sizeof aside, "%s-old", from) >= sizeof aside) errno = ENAMETOOLONG;
-  else if (sys_rename(to, aside) == 0 && sys_rename(from, to) == 0) return RFR_OK;
+  /* The file system cannot exchange: rename the old folder to a name that every reader ignores, then the new one. */
+  char old[PATH_MAX];
+  if ((size_t)snprintf(old, sizeof old, "%s-old", from) >= sizeof old) errno = ENAMETOOLONG;
+  else if (sys_rename(to, old) == 0 && sys_rename(from, to) == 0) return RFR_OK;
   return fail_errno(RFI_E_FILE_WRITE, to, "replace");
 }
 

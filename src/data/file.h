@@ -49,7 +49,7 @@ rfr_status rfi_file_finish(rfi_file *file, rfi_hash *hash);
 /* Closes a file that was read, or gives one up that was written. Accepts NULL. */
 void rfi_file_close(rfi_file *file);
 
-/* The whole file in the context's memory with a NUL behind it; free with rfi_free. */
+/* The full contents in the context's memory, followed by a NUL; free with rfi_free. */
 rfr_status rfi_file_read(rfr_ctx *ctx, const char *path, char **data, size_t *n);
 /* The same for a file of at most `limit` bytes; a longer one is the error file.size. */
 rfr_status rfi_file_read_limited(rfr_ctx *ctx, const char *path, int64_t limit, char **data, size_t *n);
@@ -59,7 +59,7 @@ rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size
 rfr_status rfi_file_hash(rfr_ctx *ctx, const char *path, int64_t *size, rfi_hash *hash);
 
 /* What lies at `path`: 'f' a regular file, 'd' a folder, 'l' a link to a folder, '?' something else, 0 nothing. What
- * cannot be told is an error, not nothing. */
+ * cannot be determined is an error. */
 rfr_status rfi_path_kind(const char *path, char *kind);
 
 /* A journal is a file of lines that one writer at a time appends to: the open descriptor is a lock. */

@@ -12,7 +12,7 @@
 
 #include "data/file.h"
 
-/* Does byte c lie in the set that starts behind `[`? Sets *end behind `]`, or to NULL
+/* Does byte c lie in the set after `[`? Sets *end to the byte after `]`, or to NULL
  * when the set is never closed: then the bracket is an ordinary byte. */
 static bool in_set(const char *p, unsigned char c, const char **end) {
   bool inverted = *p == '!' || *p == '^', found = false;

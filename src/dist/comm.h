@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a communicator is to those who call it: a rank, a size, and a table. Kernels of collective ops enqueue on their
- * stream; a call without one returns when it is done.
+ * The inside of a communicator: a rank, a size, and a table of functions. Kernels of collective ops enqueue on their
+ * stream; a call without a stream returns when it is done.
  */
 #ifndef RFI_COMM_H
 #define RFI_COMM_H

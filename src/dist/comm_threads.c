@@ -3,9 +3,9 @@
  * Ranks that are threads of one process. A collective is: say what you have, meet, read the others' memory, meet again.
  * The last to come to the first meeting compares the calls, so that there is one verdict, for all.
  *
- * Only the first meeting can fail: who is past it reads memory of ranks that wait in the second, and all who are past
- * it get there, for between the two nobody waits for anything else. So no rank leaves with its memory still being read,
- * whoever aborts meanwhile.
+ * Only the first meeting can fail. A rank past it reads memory of ranks that wait in the second meeting, and every rank
+ * past the first reaches the second, because a rank waits for nothing in between. So no rank leaves while another one
+ * reads its memory, even if a rank aborts meanwhile.
  *
  * Sums go element by element over the ranks in their order, in f32, so that every rank has the bits that one rank
  * adding the same terms in that order has.

@@ -259,7 +259,7 @@ static void test_passes_off(void **state) {
   /* pruning changes no bit; fusing changes the order of some sums */
   assert_true(state_hash(a) == state_hash(b));
   assert_true(fabsf(loss_of(a) - loss_of(c)) < 1e-5f);
-  /* with the head fused the logits never exist whole */
+  /* with the head fused the logits are never stored in full */
   const rfr_trace *fused = rfr_program_trace(a, 0, "lower");
   assert_int_equal(count_phase(fused, RFI_OP_linear_cross_entropy, RFR_PHASE_FORWARD), 3);
   assert_int_equal(count_phase(fused, RFI_OP_cross_entropy, RFR_PHASE_FORWARD), 0);
@@ -552,8 +552,8 @@ static void test_gradient_onto(void **state) {
   for (int fuse = 0; fuse < 2; fuse++) {
     rfr_compile_options o = rfr_compile_options_default();
     o.fuse = fuse;
-    rfr_trace *whole = onto_trace(ONTO_MICROBATCHES, false), *one = onto_trace(1, true);
-    rfr_programs *p = rft_compile(whole, &o), *q = rft_compile(one, &o);
+    rfr_trace *full = onto_trace(ONTO_MICROBATCHES, false), *one = onto_trace(1, true);
+    rfr_programs *p = rft_compile(full, &o), *q = rft_compile(one, &o);
     const rfr_trace *lowered = rfr_program_trace(q, 0, "lower");
     int separate = 0;
     for (int i = 0; i < lowered->n_ops; i++) separate += lowered->ops[i].def->code == RFI_OP_accumulate;

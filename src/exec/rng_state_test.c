@@ -392,7 +392,7 @@ static void test_errors(void **state) {
   rfr_graphs *g = callable(RFR_RECOMPUTE_KEEP, "0F0 0F1 0B0 0B1", &schedule);
   refused(rfr_graphs_set_rng(g, NULL, &rng), "program.name", "step");
   OK(rfr_graphs_begin_step(g, NULL, 0));
-  refused(rfr_graphs_set_rng(g, "tp", &rng), "graphs.order", "end or abort it first");
+  refused(rfr_graphs_set_rng(g, "tp", &rng), "graphs.order", "end or abort the step first");
   OK(rfr_graphs_abort_step(g));
   OK(rfr_graphs_set_rng(g, "tp", &rng));
   rfr_graphs_destroy(g);

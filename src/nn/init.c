@@ -2,10 +2,10 @@
  *
  * Model descriptions: defaults, checks, names; and the initial values of parameters.
  *
- * An initial value is a pure function of (seed, name, element): neither the order of parameters nor the number of threads
- * changes it. Normal numbers are sums of four uniform 16-bit integers from the counter-based generator, scaled once. This
- * avoids log and cos, whose last bit differs between C libraries, and ends the tails at 3.46 standard deviations, as
- * truncated initializations do.
+ * An initial value is a pure function of (seed, name, element): neither the order of parameters nor the number of
+ * threads changes it. Normal numbers are sums of four uniform 16-bit integers from the counter-based generator, scaled
+ * once. This avoids log and cos, whose last bit differs between C libraries, and ends the tails at 3.46 standard
+ * deviations, as truncated initializations do.
  */
 #include <math.h>
 #include <string.h>

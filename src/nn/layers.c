@@ -2,8 +2,8 @@
  *
  * Linear, norm and dropout in the forms of the model types.
  *
- * Llama stores a linear weight as (out, in), GPT-2 as (in, out). The parameter keeps the layout of the file and the GEMM
- * reads it so: loading and saving never transpose.
+ * Llama stores a linear weight as (out, in), GPT-2 as (in, out). The parameter keeps the layout of the file and the
+ * GEMM reads it so: loading and saving never transpose.
  *
  * Gemma stores the scale of a norm minus one. The one is added in f32, because the sum in bf16 would lose bits.
  */

@@ -2,11 +2,11 @@
  *
  * A layer of experts: route, sort tokens by expert, two grouped GEMMs, and restore the order of tokens.
  *
- * All experts of a layer share one packed weight with the rows of gate before those of up: both are one grouped GEMM, and
- * each gradient is one op. Forward and backward use the same offsets. Routing weights are applied between the two GEMMs,
- * where the result of SwiGLU is rounded anyway: the gradient of the routing weights then needs only what the backward of
- * SwiGLU keeps, and the output rows of the second GEMM need not be kept. The router computes in f32, or with
- * router_narrow in dtype as the transformers library does.
+ * All experts of a layer share one packed weight with the rows of gate before those of up: both are one grouped GEMM,
+ * and each gradient is one op. Forward and backward use the same offsets. Routing weights are applied between the two
+ * GEMMs, where the result of SwiGLU is rounded anyway: the gradient of the routing weights then needs only what the
+ * backward of SwiGLU keeps, and the output rows of the second GEMM need not be kept. The router computes in f32, or
+ * with router_narrow in dtype as the transformers library does.
  */
 #include "nn/nn.h"
 
@@ -28,8 +28,8 @@ static rfr_value route(const rfi_nn *n, rfr_value x, rfr_value *index) {
   return dtype == RFR_F32 ? weight : rfr_cast(n->t, weight, dtype);
 }
 
-/* The shared expert: an MLP for all tokens times sigmoid(x . gate). A router with one expert and sigmoid scores computes
- * this factor. */
+/* The shared expert: an MLP for all tokens times sigmoid(x . gate). A router with one expert and sigmoid scores
+ * computes this factor. */
 static rfr_value shared_expert(const rfi_nn *n, rfr_value x) {
   const rfr_moe_options one_expert = {
       .size = sizeof one_expert, .k = 1, .score = RFR_MOE_SIGMOID, .groups = 1, .group_k = 1, .scale = 1};

@@ -61,7 +61,8 @@ static inline bool rfi_is_gemma(const rfr_model_config *c) {
   return c->type == RFR_MODEL_GEMMA || c->type == RFR_MODEL_GEMMA2;
 }
 
-/* Index of a parameter in the model's list; -1 if the model does not have it. `layer` is used for parameters of a layer. */
+/* Index of a parameter in the model's list; -1 if the model does not have it. `layer` is used for parameters of a
+ * layer. */
 int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind kind, int64_t layer);
 
 /* Elements of all parameters. The sizes must be within their own limits. */

@@ -145,8 +145,8 @@ static rfr_status check_counts(const rfr_schedule *s) {
 
 /* ---- places ---- */
 
-/* Of two actions of one rank, `later` stands behind `sooner`, if both are there. */
-static rfr_status behind(const rfr_schedule *s, int later, int sooner) {
+/* Of two actions of one rank, `later` must be after `sooner`, if both exist. */
+static rfr_status require_after(const rfr_schedule *s, int later, int sooner) {
   char where[PLACE];
   if (later < 0 || sooner < later) return RFR_OK;
   return bad(s, RFI_E_SCHEDULE_ORDER, later, "comes before %s, which it needs", place(s, sooner, where));
@@ -167,7 +167,8 @@ static rfr_status check_message(const rfr_schedule *s, int send, int stage, int 
 }
 
 static rfr_status check_places(const rfr_schedule *s) {
-  for (int stage = 0; stage <= s->stages; stage++) /* one more: what the last stage takes from behind has no sender */
+  for (int stage = 0; stage <= s->stages;
+       stage++) /* one more: no rank sends to the last stage in the backward direction */
     for (int m = 0; m < s->microbatches; m++) {
       RFI_TRY(check_message(s, RFR_ACTION_SEND_F, stage - 1, RFR_ACTION_RECV_F, stage, m));
       RFI_TRY(check_message(s, RFR_ACTION_SEND_B, stage, RFR_ACTION_RECV_B, stage - 1, m));
@@ -177,21 +178,21 @@ static rfr_status check_places(const rfr_schedule *s) {
       const int f = rfi_schedule_at(s, RFR_ACTION_F, stage, m), i = rfi_schedule_at(s, RFR_ACTION_I, stage, m),
                 w = rfi_schedule_at(s, RFR_ACTION_W, stage, m),
                 recv_b = rfi_schedule_at(s, RFR_ACTION_RECV_B, stage, m);
-      RFI_TRY(behind(s, f, rfi_schedule_at(s, RFR_ACTION_RECV_F, stage, m)));
-      RFI_TRY(behind(s, rfi_schedule_at(s, RFR_ACTION_SEND_F, stage, m), f));
-      RFI_TRY(behind(s, i, f));
-      RFI_TRY(behind(s, recv_b, f));
-      RFI_TRY(behind(s, i, recv_b));
-      if (w != i) RFI_TRY(behind(s, w, i));
-      RFI_TRY(behind(s, rfi_schedule_at(s, RFR_ACTION_SEND_B, stage, m), i));
+      RFI_TRY(require_after(s, f, rfi_schedule_at(s, RFR_ACTION_RECV_F, stage, m)));
+      RFI_TRY(require_after(s, rfi_schedule_at(s, RFR_ACTION_SEND_F, stage, m), f));
+      RFI_TRY(require_after(s, i, f));
+      RFI_TRY(require_after(s, recv_b, f));
+      RFI_TRY(require_after(s, i, recv_b));
+      if (w != i) RFI_TRY(require_after(s, w, i));
+      RFI_TRY(require_after(s, rfi_schedule_at(s, RFR_ACTION_SEND_B, stage, m), i));
       if (stage + 1 == s->stages || s->rank_of[stage] != s->rank_of[stage + 1]) continue;
-      RFI_TRY(behind(s, rfi_schedule_at(s, RFR_ACTION_F, stage + 1, m), f));
-      RFI_TRY(behind(s, i, rfi_schedule_at(s, RFR_ACTION_I, stage + 1, m)));
+      RFI_TRY(require_after(s, rfi_schedule_at(s, RFR_ACTION_F, stage + 1, m), f));
+      RFI_TRY(require_after(s, i, rfi_schedule_at(s, RFR_ACTION_I, stage + 1, m)));
     }
   return RFR_OK;
 }
 
-/* What a whole stage does: gathered weights where they are read, the step behind all that it sums. */
+/* Actions of a full stage: weights are gathered where they are read; OPT comes after all sums. */
 typedef struct stage_state {
   bool gathers, gathered;
   int last_w, last_reduce, step; /* indices; -1 */
@@ -229,7 +230,7 @@ static rfr_status check_action(const rfr_schedule *s, stage_state *state, int i)
     default: return RFR_OK;
   }
   if (state->step >= 0 && a.op != RFR_ACTION_UNSHARD && a.op != RFR_ACTION_RESHARD)
-    return bad(s, RFI_E_SCHEDULE_ORDER, i, "comes behind %s", place(s, state->step, where));
+    return bad(s, RFI_E_SCHEDULE_ORDER, i, "is after %s", place(s, state->step, where));
   return RFR_OK;
 }
 
@@ -243,7 +244,7 @@ static rfr_status check_stages(const rfr_schedule *s) {
         s->action[i].op == RFR_ACTION_UNSHARD || s->action[i].op == RFR_ACTION_RESHARD;
   for (int i = 0; status == RFR_OK && i < s->n; i++) status = check_action(s, &states[s->action[i].stage], i);
   for (int i = 0; status == RFR_OK && i < s->stages; i++)
-    if (states[i].last_reduce >= 0) status = behind(s, states[i].last_reduce, states[i].last_w);
+    if (states[i].last_reduce >= 0) status = require_after(s, states[i].last_reduce, states[i].last_w);
   rfi_free(s->ctx, states);
   return status;
 }

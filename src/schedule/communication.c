@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Adds SEND and RECV: each message leaves right behind the action that makes it, and is
+ * Adds SEND and RECV: each message is sent right after the action that produces it, and is
  * taken right before the one that reads it. Where one rank sends to another more than one
  * kind of message, the reader may want a later one first; the channel keeps their order, so
  * those that left before are taken with it. That adds no wait that was not there: they
@@ -34,7 +34,7 @@ static rfr_status chain(const rfr_schedule *s, int *before) {
   return RFR_OK;
 }
 
-/* Takes the message that action `made` sends, behind those before it. taken[i]: 1 + the one after it in the chain, or
+/* Takes the message that action `made` sends, after the earlier ones. taken[i]: 1 + the one after it in the chain, or
  * -1 once it was taken. */
 static rfr_status receive(const rfr_schedule *s, const int *before, int *taken, int made, rfr_schedule *out) {
   int i = made;

@@ -72,7 +72,7 @@ static void backward(maker *k, int op, int r, int64_t i) {
   add(k, op, (k->v - 1 - c) * k->p + r, m);
 }
 
-/* split: W by itself, r backwards behind its I, so that every rank keeps about as much as the first. */
+/* split: W by itself, r backwards after its I, so that every rank keeps about as much as the first. */
 static void one_forward_one_backward(maker *k, int r, bool split) {
   const int64_t total = walk_length(k),
                 ahead = (int64_t)(k->p - r - 1) * (k->v > 1 ? 2 : 1) + (int64_t)(k->v - 1) * walked(k, k->g);

@@ -312,7 +312,7 @@ static void test_times(void **state) {
   rfr_stage_costs costs[2] = {rfr_stage_costs_default(), rfr_stage_costs_default()};
   costs[0].seconds[RFR_ACTION_SEND_F] = 0.5;
   costs[1].seconds[RFR_ACTION_SEND_B] = 0.25;
-  costs[0].seconds[RFR_ACTION_SEND_B] = costs[1].seconds[RFR_ACTION_SEND_F] = 100; /* of nobody */
+  costs[0].seconds[RFR_ACTION_SEND_B] = costs[1].seconds[RFR_ACTION_SEND_F] = 100; /* no rank sends these */
   costs[0].seconds[RFR_ACTION_OPT] = 8;
   costs[1].seconds[RFR_ACTION_F] = 2;
   costs[1].seconds[RFR_ACTION_I] = 3;
@@ -352,7 +352,7 @@ static void test_bytes(void **state) {
   } rows[] = {
       /* 1I0: both activations, both gradients */
       {"0F0 1F0 1I0 0I0 0W0 1W0", 100 + 1000 + 50 + 7, 100 + 7 + 1000 + 50},
-      /* 0F1 behind 1I0: what 1W0 keeps, stage 0's gradient */
+      /* 0F1 after 1I0: what 1W0 keeps, stage 0's gradient */
       {"0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1", 1157, 1157},
       /* two in flight in stage 0, one in stage 1 until 1I1: 2 x 100 + 1000 + 200 + 2 x 50 + 2 x 7 */
       {"0F0 0F1 1F0 1I0 1F1 1I1 1W0 1W1 0B0 0B1", 200 + 1000 + 200 + 100 + 14, 2 * 107 + 2 * 1050},

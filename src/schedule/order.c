@@ -5,7 +5,7 @@
  * backward and weight gradient of a chunk are those of microbatch k - 1. A chunk that has
  * weight gradients of its own has I where others have B.
  *
- * One list a rank, behind each other with ; or a newline between; commas or blanks between
+ * One list a rank, separated by ; or a newline between; commas or blanks between
  * numbers, brackets around a list or not. Chunk c of rank r of R is stage (c - 1) R + r.
  */
 #include <ctype.h>
@@ -70,7 +70,7 @@ static rfr_status take_list(reader *q) {
   for (;;) {
     while (at(q, " \t\r")) q->p++;
     if (q->p == q->end || at(q, "\n;")) break;
-    if (closed) return bad(q, "a list begins on a line of its own, or behind ;");
+    if (closed) return bad(q, "a list begins on a line of its own, or after ;");
     if (bracket && !comma && at(q, "]")) {
       closed = true;
       q->p++;
@@ -81,7 +81,7 @@ static rfr_status take_list(reader *q) {
     comma = at(q, ",");
     q->p += comma;
   }
-  if (comma) return bad(q, "a number expected behind the comma");
+  if (comma) return bad(q, "a number expected after the comma");
   if (bracket && !closed) return bad(q, "] expected");
   if (q->n == first && bracket) return bad(q, "an empty list");
   if (q->n == first) return RFR_OK;

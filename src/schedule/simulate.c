@@ -4,7 +4,7 @@
  * is free and what it needs has arrived; a message is on its way for the cost of its SEND,
  * whether or not an action says so, and ranks do not wait for what they sent to arrive. Walking the
  * checked order, one pass. Memory: walking each rank's list, bytes come with their
- * window's first action and go behind its last.
+ * window's first action and are freed after its last.
  */
 #include <math.h>
 #include <string.h>
@@ -97,7 +97,7 @@ static int gradient_first(const rfr_schedule *s, int stage, int microbatch) {
   return rfi_schedule_at(s, RFR_ACTION_I, beside ? stage + 1 : stage, microbatch);
 }
 
-/* Bytes of a rank, all of whose slots lie apart, or as they come and go. */
+/* Bytes of a rank, with all slots allocated separately, or as they are live. */
 typedef struct level {
   int64_t slots, live, most;
   bool overflow;

@@ -52,7 +52,7 @@ rfr_status rfr_config_key_at(int i, rfr_config_key *out) {
   if (i < 0 || i >= RFI_CFG_COUNT) return rfi_fail(RFI_E_ARGUMENT, "key %d of %d", i, (int)RFI_CFG_COUNT);
   const rfi_config_row *row = &rows[i];
   out->name = row->path;
-  out->type = rfi_config_holds(row->kind);
+  out->type = rfi_config_type_text(row->kind);
   out->initial = row->initial;
   out->accepted = row->accepted;
   out->meaning = row->meaning;
@@ -99,8 +99,8 @@ static const foreign *foreign_key(const char *key) {
   return NULL;
 }
 
-/* config.key with the way out: our key for another trainer's, else the nearest key of the section, else the section that
- * has such a key. `section` may be unknown. */
+/* config.key with the way out: our key for another trainer's, else the nearest key of the section, else the section
+ * that has such a key. `section` may be unknown. */
 static rfr_status unknown_key(const char *file, int64_t line, const char *section, const char *key) {
   const char *names[2 * RFI_CFG_COUNT], *suggestion = NULL, *last = strrchr(key, '.');
   const foreign *other = foreign_key(last ? last + 1 : key);
@@ -191,8 +191,8 @@ static rfr_status take_file(rfi_config *c, const char *text, size_t n) {
   return RFR_OK;
 }
 
-/* A value outside of a file. Lists, maps and quoted texts are parsed as YAML. Other texts are taken literally, so that a
- * pattern such as *.h needs no quotes. */
+/* A value outside of a file. Lists, maps and quoted texts are parsed as YAML. Other texts are taken literally, so that
+ * a pattern such as *.h needs no quotes. */
 static rfr_status parse_text(rfi_config *c, const char *file, const char *text, rfi_yaml **node) {
   if (*text && strchr("[{\"'", *text)) RFI_TRY(rfi_yaml_parse(c->arena, file, text, strlen(text), node));
   else if (!(*node = rfi_yaml_scalar(c->arena, text, 0))) return RFR_NO_MEMORY;
@@ -305,8 +305,8 @@ static rfr_status derive_model(rfi_config *c) {
                           : "model.hidden_act: this model_type supports only silu; only gpt2 has gelu_new");
 }
 
-/* Makes a path absolute. Relative paths start at the configuration's folder; the resolved configuration may be read from
- * another folder later. */
+/* Makes a path absolute. Relative paths start at the configuration's folder; the resolved configuration may be read
+ * from another folder later. */
 static rfr_status absolute(rfi_config *c, const char *folder, const char **path) {
   char here[PATH_MAX];
   if (**path == '/') return RFR_OK;
@@ -436,7 +436,7 @@ rfr_status rfi_config_table(rfi_string *out) {
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     const rfi_config_row *row = &rows[i];
     RFI_TRY(rfi_string_printf(out, "| `%s` | ", row->path));
-    RFI_TRY(print_cell(rfi_config_holds(row->kind), out));
+    RFI_TRY(print_cell(rfi_config_type_text(row->kind), out));
     RFI_TRY(print_cell(row->initial, out));
     RFI_TRY(print_cell(row->accepted, out));
     RFI_TRY(

@@ -2,9 +2,9 @@
  *
  * Reads a run's configuration, YAML or JSON, into one struct.
  *
- * Unknown keys, duplicate keys, values of a wrong type or out of range, anchors, aliases, tags and several documents are
- * errors with file and line; an unknown key comes with the nearest known one. Each value has a source. The printed form
- * reads back as the same values. config_schema.def is the only list of keys.
+ * Unknown keys, duplicate keys, values of a wrong type or out of range, anchors, aliases, tags and several documents
+ * are errors with file and line; an unknown key comes with the nearest known one. Each value has a source. The printed
+ * form reads back as the same values. config_schema.def is the only list of keys.
  */
 #ifndef RFI_CONFIG_H
 #define RFI_CONFIG_H
@@ -84,7 +84,7 @@ enum { RFI_CHOICES_DROPOUT(RFI_CHOICE_ENUM) };
   X(SPLIT, rfi_config_split, "percent, 5%, or a list of patterns") \
   X(GROUPS, rfi_config_groups, "list of groups")
 
-#define RFI_CONFIG_TYPE(type, ctype, holds) typedef ctype RFI_CONFIG_##type;
+#define RFI_CONFIG_TYPE(type, ctype, text) typedef ctype RFI_CONFIG_##type;
 RFI_CONFIG_TYPES(RFI_CONFIG_TYPE)
 #undef RFI_CONFIG_TYPE
 
@@ -116,21 +116,21 @@ typedef struct rfi_config {
   const char *file; /* name in errors */
 } rfi_config;
 
-/* Reads a configuration from memory. `file` is its name in errors and sources. Relative paths start at `folder`; NULL: the
- * working folder. `sets` are overrides "section.key=value"; later ones win. Errors: config.syntax, config.key,
+/* Reads a configuration from memory. `file` is its name in errors and sources. Relative paths start at `folder`; NULL:
+ * the working folder. `sets` are overrides "section.key=value"; later ones win. Errors: config.syntax, config.key,
  * config.value, unsupported. */
 rfr_status rfi_config_read(rfr_ctx *ctx, const char *file, const char *text, size_t n, const char *folder,
                            const char *const *sets, int n_sets, rfi_config **out);
 void rfi_config_destroy(rfi_config *config); /* accepts NULL */
 
-/* Changes one key after reading; `from` becomes its source. NULL text: the default. Keys that were derived from it do not
- * change. */
+/* Changes one key after reading; `from` becomes its source. NULL text: the default. Keys that were derived from it do
+ * not change. */
 rfr_status rfi_config_set(rfi_config *config, rfi_config_id id, const char *text, const char *from);
 
 /* The resolved configuration as YAML; with `sources`, each line ends with the source of its value. */
 rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *out);
-/* The key has a value that counts: false for model.* if `model` is a folder, for `model` if it is not, and for a key that
- * is still auto. */
+/* The key has a value that counts: false for model.* if `model` is a folder, for `model` if it is not, and for a key
+ * that is still auto. */
 bool rfi_config_is_used(const rfi_config *config, rfi_config_id id);
 /* One value as YAML on one line. */
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);

@@ -17,18 +17,20 @@ typedef struct place {
 
 #define BAD(p, ...) rfi_fail_at(RFI_E_CONFIG_VALUE, (p)->file, (p)->line, __VA_ARGS__)
 
-static const char *const holds[] = {
+static const char *const accepted_types[] = {
 #define RFI_CONFIG_TYPE(type, ctype, text) text,
     RFI_CONFIG_TYPES(RFI_CONFIG_TYPE)
 #undef RFI_CONFIG_TYPE
 };
 
-const char *rfi_config_holds(rfi_config_kind kind) { return holds[kind]; }
+const char *rfi_config_type_text(rfi_config_kind kind) { return accepted_types[kind]; }
 
 static rfr_status refuse(const place *p, const char *text) {
-  const char *accepted = p->row->accepted;
-  return BAD(p, "%s: \"%.100s\" is not accepted; give %s%s%s", p->row->path, text, holds[p->row->kind],
-             *accepted ? ", " : "", accepted);
+  const rfi_config_kind kind = p->row->kind;
+  const char *accepted = kind == RFI_KIND_BOOL ? "" : p->row->accepted; /* the type's text has both values */
+  const char *between = !*accepted ? "" : kind == RFI_KIND_CHOICE || kind == RFI_KIND_DTYPE ? " " : "; range ";
+  return BAD(p, "%s: \"%.100s\" is not accepted; expected: %s%s%s", p->row->path, text, accepted_types[kind], between,
+             accepted);
 }
 
 /* Parses a decimal number; *rest is the text after it. False if there is none or it is too large. */
@@ -263,7 +265,7 @@ static rfr_status parse_groups(const place *p, const rfi_yaml *node, rfi_config_
 rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const char *file, const rfi_yaml *node,
                             void *value) {
   const place at = {arena, row, file, node->line}, *p = &at;
-  if (node->null) return BAD(p, "%s has no value; give %s", row->path, holds[row->kind]);
+  if (node->null) return BAD(p, "%s has no value; expected: %s", row->path, accepted_types[row->kind]);
   switch (row->kind) { /* types that are not scalars */
     case RFI_KIND_STRINGS: return parse_strings(p, node, value);
     case RFI_KIND_PAIR: return parse_pair(p, node, value);

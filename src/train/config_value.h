@@ -9,7 +9,7 @@
 #include "train/config_yaml.h"
 
 typedef enum rfi_config_kind {
-#define RFI_CONFIG_TYPE(type, ctype, holds) RFI_KIND_##type,
+#define RFI_CONFIG_TYPE(type, ctype, text) RFI_KIND_##type,
   RFI_CONFIG_TYPES(RFI_CONFIG_TYPE)
 #undef RFI_CONFIG_TYPE
 } rfi_config_kind;
@@ -34,7 +34,7 @@ rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const c
 /* Appends the value as YAML on one line. */
 rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_string *out);
 /* The values that a file may give for this type, as text. */
-const char *rfi_config_holds(rfi_config_kind kind);
+const char *rfi_config_type_text(rfi_config_kind kind);
 /* The nearest of n names; NULL if none is similar. */
 const char *rfi_nearest(const char *name, const char *const *names, int n);
 

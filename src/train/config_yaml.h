@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A subset of YAML as a tree: scalars, lists and maps with text keys, in one document. Anchors, aliases, tags, duplicate
- * keys and texts above the limits of config_yaml.c are errors (config.syntax, config.key).
+ * A subset of YAML as a tree: scalars, lists and maps with text keys, in one document. Anchors, aliases, tags,
+ * duplicate keys and texts above the limits of config_yaml.c are errors (config.syntax, config.key).
  */
 #ifndef RFI_CONFIG_YAML_H
 #define RFI_CONFIG_YAML_H

@@ -25,8 +25,8 @@ static int64_t full_layers(const rfr_model_config *c) {
   return n;
 }
 
-/* Qwen2 is Llama with biases on q, k and v. Qwen3 is Llama with norms on q and k. Mistral is Llama with a sliding window
- * in all layers, Ministral in some. */
+/* Qwen2 is Llama with biases on q, k and v. Qwen3 is Llama with norms on q and k. Mistral is Llama with a sliding
+ * window in all layers, Ministral in some. */
 typedef struct family {
   const char *type, *architecture;
 } family;
@@ -224,7 +224,8 @@ static rfr_status check_text(const json_t *o, const char *file, const char *key,
   return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %.100s; only %s is supported", key, value, only);
 }
 
-/* Fields that change what a model computes. Other model types than those of `built` must have the one supported value. */
+/* Fields that change what a model computes. Other model types than those of `built` must have the one supported value.
+ * */
 typedef enum neutral { ABSENT, FALSE, TRUE, ZERO, ONE, EMPTY } neutral;
 #define WITH_EXPERTS "mixtral qwen2_moe qwen3_moe"
 static const struct {
@@ -332,8 +333,8 @@ static rfr_status read_window(const json_t *o, const char *file, const char *typ
   return RFR_OK;
 }
 
-/* Version 5 of the library writes theta and scaling into rope_parameters. Version 4 wrote rope_theta and rope_scaling, at
- * first with "type" for "rope_type". */
+/* Version 5 of the library writes theta and scaling into rope_parameters. Version 4 wrote rope_theta and rope_scaling,
+ * at first with "type" for "rope_type". */
 static rfr_status read_rope(const json_t *o, const char *file, rfr_model_config *c) {
   rfr_rope_scaling r = {.factor = 1.0, .low = 1.0, .high = 4.0};
   const char *type = "default", *name = "rope_parameters";
@@ -566,8 +567,8 @@ fail:
 
 /* ---- fields that do not describe the model ---- */
 
-/* Fields that are read above, and fields that never change what a model of these types computes. Names that begin with _
- * are private to the library. */
+/* Fields that are read above, and fields that never change what a model of these types computes. Names that begin with
+ * _ are private to the library. */
 static const char *const known[] = {
     /* read above; the rows of `refused` are known too */
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

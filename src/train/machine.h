@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the bits of a run depend on besides its configuration.
+ * Properties of the host, besides the configuration, that the bits of a run depend on.
  */
 #ifndef RFI_MACHINE_H
 #define RFI_MACHINE_H

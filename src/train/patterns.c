@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matches patterns with names. The nearest name needs the fewest insertions, deletions and replacements of characters to
- * match the pattern; characters that * matches cost nothing.
+ * Matches patterns with names. The nearest name needs the fewest insertions, deletions and replacements of characters
+ * to match the pattern; characters that * matches cost nothing.
  */
 #include "train/patterns.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The patterns of optimizer.frozen and optimizer.groups. A pattern matches a parameter by its own name, or if it matches
- * all tensors that a model folder stores for the parameter. A pattern that matches only some of them, as one expert of a
- * layer, does not match: a parameter has one role and one update.
+ * The patterns of optimizer.frozen and optimizer.groups. A pattern matches a parameter by its own name, or if it
+ * matches all tensors that a model folder stores for the parameter. A pattern that matches only some of them, as one
+ * expert of a layer, does not match: a parameter has one role and one update.
  */
 #ifndef RFI_PATTERNS_H
 #define RFI_PATTERNS_H

@@ -41,13 +41,16 @@ static rfi_clock_amount clock_amount(rfi_config_amount a) {
 /* `text` NULL: the folder's config.yaml. */
 static rfr_status read_settings(rfr_run *run, const char *text, const char *config_path) {
   char *own = NULL;
+  size_t n;
+  rfr_status s = RFR_OK;
   RFI_TRY(rfi_host_info_read(run->ctx, &run->machine));
   if (!text) {
-    RFI_TRY(rfi_file_read(run->ctx, config_path, &own, &(size_t){0}));
+    RFI_TRY(rfi_file_read(run->ctx, config_path, &own, &n));
     run->options.config_name = config_path;
+    if (strlen(own) != n) s = rfi_fail_at(RFI_E_CONFIG_SYNTAX, config_path, 0, "the text contains a NUL byte");
   }
-  const rfr_status s =
-      rfi_settings_read(run->ctx, text ? text : own, &run->options, run->machine.bf16_fast, &run->settings);
+  if (s == RFR_OK)
+    s = rfi_settings_read(run->ctx, text ? text : own, &run->options, run->machine.bf16_fast, &run->settings);
   rfi_free(run->ctx, own);
   RFI_TRY(s);
   const rfi_settings *settings = run->settings;

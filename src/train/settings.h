@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The resolved configuration of a run: numbers, names, and the spec of its programs. Percentages, defaults and "auto" are
- * resolved here; code that uses this struct does not read the configuration.
+ * The resolved configuration of a run: numbers, names, and the spec of its programs. Percentages, defaults and "auto"
+ * are resolved here; code that uses this struct does not read the configuration.
  */
 #ifndef RFI_SETTINGS_H
 #define RFI_SETTINGS_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opens each shard of a folder once and looks a tensor up in all of them. Only the file names of the index are used; the
- * headers of the shards say which tensors they contain, so that a stale index does no harm. A name in two shards is an
- * error.
+ * Opens each shard of a folder once and looks a tensor up in all of them. Only the file names of the index are used;
+ * the headers of the shards say which tensors they contain, so that a stale index does no harm. A name in two shards is
+ * an error.
  */
 #include "train/weights.h"
 

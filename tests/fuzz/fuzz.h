@@ -4,7 +4,8 @@
  * status with a slug, without a crash, hang or leak. If the reader has a printer, an accepted input must also print as
  * text that reads back equal.
  *
- * Each target is linked twice: with libFuzzer (make fuzz), and with replay.c, which ctest runs on tests/data/fuzz/TARGET.
+ * Each target is linked twice: with libFuzzer (make fuzz), and with replay.c, which ctest runs on
+ * tests/data/fuzz/TARGET.
  */
 #ifndef RFT_FUZZ_H
 #define RFT_FUZZ_H
@@ -21,8 +22,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 rfr_ctx *rft_fuzz_ctx(void);
 /* Aborts with the text `what` if the condition is false. */
 void rft_fuzz_expect(bool holds, const char *what);
-/* Aborts unless a reader may return the status: RFR_OK, or an error with slug, one-line message and next step that is not
- * internal. */
+/* Aborts unless a reader may return the status: RFR_OK, or an error with slug, one-line message and next step that is
+ * not internal. */
 void rft_fuzz_status(rfr_status s);
 /* Aborts if the context has live blocks. */
 void rft_fuzz_clean(void);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Helpers of the fuzz targets, see fuzz.h. Files are in memory: a reader opens the descriptor's name under /proc, so that
- * an execution needs no disk.
+ * Helpers of the fuzz targets, see fuzz.h. Files are in memory: a reader opens the descriptor's name under /proc, so
+ * that an execution needs no disk.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Scenes of graphed callables: a few blocks of a kind, one callable each, under a schedule, run for ten optimizer steps
- * beside one program that holds all of them, and compared with it to the bit.
+ * beside one program of all of them, and compared bit by bit.
  */
 #ifndef RFT_GRAPHS_SCENE_H
 #define RFT_GRAPHS_SCENE_H
@@ -40,7 +40,7 @@ typedef struct rft_scene {
   const char *schedule; /* of one rank; NULL: none */
   int layers;           /* blocks of a stage, with a schedule */
   bool fuse, eager, linked, debug;
-  unsigned marked; /* blocks to be made again, a bit each */
+  unsigned marked; /* blocks to recompute, a bit each */
   rfr_recompute recompute;
   int64_t budget;
 } rft_scene;
@@ -52,7 +52,7 @@ typedef struct rft_buffers { /* of one side: (microbatch, block) */
 
 /* Block `block` alone: input "x", output "y". */
 rfr_trace *rft_block_trace(const rft_scene *s, int block);
-/* The callables of a scene; the schedule may be NULL, else it is the caller's to destroy behind the graphs. */
+/* The callables of a scene; the schedule may be NULL, else the caller destroys it after the graphs. */
 rfr_graphs *rft_make_graphs(const rft_scene *s, rfr_schedule **schedule);
 /* Ten steps of a scene and of its oracle. */
 void rft_run_scene(const rft_scene *s);
@@ -60,7 +60,7 @@ void rft_run_scene(const rft_scene *s);
 rfr_type rft_activation(const rft_scene *s);
 /* Values of -by .. by, the same for the same seed, in a tensor of f32 or bf16. */
 void rft_fill_by(const rfr_tensor *x, uint64_t seed, float by);
-/* First values of what is shared by name, the same for the same size; gradients stay. */
+/* Initial values of parameters and states, equal for equal sizes; gradients stay. */
 void rft_fill_named(rfr_graphs *g);
 /* An activation; what: 1 an input, 2 an output's gradient. */
 void rft_draw(const rft_scene *s, void *to, int step, int m, int what);

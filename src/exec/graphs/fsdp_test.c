@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sharded parameters: each rank holds its part of every weight and of its gradient, the whole is there only while a
- * layer runs. Weights after ten steps, outputs and input gradients are those of one rank that has all weights and adds
- * up the ranks' microbatches in their order, to the bit; gathered by hooks around capture and by the loop around
- * replay, or inside the graphs, as actions of a schedule.
+ * Sharded parameters: each rank has a shard of every weight and main gradient, and gathers parameters only while a
+ * layer runs. Weights after ten steps, outputs and input gradients have the bits of one rank with all weights that
+ * accumulates the ranks' microbatches in rank order; gathered by hooks and the loop, by each call, or by schedule
+ * actions.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -64,7 +64,7 @@ static float first_weight(int layer, int k, int64_t i) {
   return (k == 0 ? 1.0f : 0.0f) + 0.3f * noise(100 + layer * 10 + k, i);
 }
 
-/* The optimizer goes element by element, so that a part of a weight is updated as the whole is. */
+/* Elementwise, so that a shard is updated like the full weight. */
 static void update(float *w, float *momentum, const float *g, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     momentum[i] = 0.9f * momentum[i] + g[i];
@@ -89,9 +89,9 @@ typedef struct side {
   rfr_recompute recompute;
   result *result;
   char error[256];
-  /* what this rank holds always */
+  /* the shards of this rank */
   float part[LAYERS][PARAMETERS][ROOM], momentum[LAYERS][PARAMETERS][ROOM], part_gradient[PARAMETERS][ROOM];
-  /* what it holds while a layer runs; the same memory for every layer */
+  /* gathered while a layer runs; one buffer for all layers */
   _Alignas(64) float whole[PARAMETERS][ROOM], gradient[PARAMETERS][ROOM];
   float x[LAYERS + 1][T * C], dy[T * C];
 } side;
@@ -306,7 +306,7 @@ static rfr_status run_inside(side *s) {
   char name[16];
   if (text) TRY(rfr_schedule_parse(s->ctx, "test", text, strlen(text), &schedule));
   o.fuse = s->fuse;
-  o.debug = s->fuse; /* what is not whole is poisoned: who reads it then has other bits */
+  o.debug = s->fuse; /* freed memory is filled, so that a late read changes the bits */
   o.comm = s->comm;
   o.schedule = schedule;
   o.warmup_iterations = s->schedule;
@@ -416,7 +416,7 @@ static void test_inside(void **state) {
   for (int ranks = 1; ranks <= MOST_RANKS; ranks++)
     for (int k = 0; k < 2 * SCHEDULES; k++) {
       const int fuse =
-          k / SCHEDULES; /* with it, products add onto what is there: many ranks are as each other, not as one */
+          k / SCHEDULES; /* with it GEMMs accumulate in place: ranks agree with each other, not with one rank */
       if (fuse) run_ranks(ranks, 1, 0, run_around, around);
       else alone(ranks, 0, &one);
       run_ranks(ranks, fuse, k % SCHEDULES, run_inside, many);
@@ -434,8 +434,8 @@ static rfr_status run_recompute(side *s) {
   return run_inside(s);
 }
 
-/* A frozen parameter is gathered, and has no gradient; what is made again reads parameters only where they are whole,
- * not in a W behind RESHARD. */
+/* A frozen parameter is gathered and has no gradient; recomputed ops read parameters only while they are gathered, not
+ * in a W after RESHARD. */
 static void test_frozen_and_recompute(void **state) {
   (void)state;
   int clones = 0;
@@ -469,7 +469,7 @@ static void test_memory(void **state) {
   }
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
 static rfr_status try_schedule(const char *text, bool tied, rfr_graphs **g) {
   rfr_graphs_options o = rfr_graphs_options_default();
@@ -526,7 +526,7 @@ static void test_refused(void **state) {
   assert_int_equal(x.type.rank, 1);
   OK(rfr_graphs_end_step(g));
   rfr_graphs_destroy(g);
-  OK(try_schedule("0F0 0B0 0F1 0B1", false, &g)); /* whole for the length of each call: any schedule will do */
+  OK(try_schedule("0F0 0B0 0F1 0B1", false, &g)); /* gathered in each call: any schedule is fine */
   OK(rfr_schedule_parse(ctx, "test", "0F0 0B0 0F1 0B1 0F2 0B2", 23, &other));
   OK(rfr_graphs_reschedule(g, other));
   rfr_schedule_destroy(other);
@@ -701,9 +701,9 @@ static void test_parameter_outputs(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* ---- what is made of parameters, gathered around ---- */
+/* ---- casts of parameters, gathered around the calls ---- */
 
-/* y = x bf16(w)': where w is held, its cast is made once a step. */
+/* y = x bf16(w)': if w is resident, its cast is computed once a step. */
 static rfr_trace *cast_trace(const char *name, bool frozen) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -736,7 +736,7 @@ typedef struct cast_results {
   float dw[2][2][C * C];
 } cast_results;
 
-/* How: 'h' held, 'g' gathered, as the callables say, 'w' as hooks around warm-up do. */
+/* How: 'h' resident, 'g' rfr_callable.gathered, 'w' gathered by warm-up hooks. */
 static void run_cast(char how, const char *text, bool frozen, cast_results *r) {
   static const rfr_type square = {RFR_F32, 2, {C, C}}, half = {RFR_BF16, 2, {T, C}};
   static const char *const names[2] = {"w0", "w1"};
@@ -803,7 +803,7 @@ static void run_cast(char how, const char *text, bool frozen, cast_results *r) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
 
-/* Parameters are there within calls alone: their casts are made there too, with the bits of those that are held. */
+/* Gathered parameters are valid only within calls: their casts are computed there, with the same bits. */
 static void test_made_of_gathered(void **state) {
   static const char *const schedules[] = {"0F0 0F1 0B0 0B1", "0F0 0F1 0I0 0I1 0W0 0W1"};
   static cast_results held, got;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a step's calls take and give: fixed memory instead of copies, absent inputs, which main gradients are final
- * behind which call, and other schedules over the same graphs. Graphs that copy, which graphs_test compares with one
- * program, are what others are compared with here, to the bit.
+ * Arguments and results of a step's calls: fixed memory, absent inputs, main gradients completed by each call, and
+ * other schedules for the same graphs. The reference are graphs that copy their inputs, which graphs_test compares
+ * with one program; results are equal bit by bit.
  */
 #include <stdio.h>
 #include <string.h>
@@ -380,13 +380,13 @@ static void test_views_are_not_fixed(void **state) {
   }
 }
 
-/* ---- the order of what is given ---- */
+/* ---- the order of arguments ---- */
 
 typedef struct given {
   float y[2][T * C], dx[2][T * C];
 } given;
 
-/* Forward and backward of silu(a) + b and silu(b), everything given by name, in the order of the ports or not. */
+/* Forward and backward of silu(a) + b and silu(b), with arguments by name, in the order of the ports or another. */
 static void run_named(bool eager, bool turned, given *out) {
   static float x[2][T * C], dy[2][T * C];
   const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {T, C}};
@@ -488,7 +488,7 @@ static rfr_status look_at_sample(const rfr_hook_event *e, void *user) {
   return first == (e->callable == 0 && e->point < RFR_HOOK_PRE_BACKWARD ? 0.75f : 0) ? RFR_OK : RFR_NUMERIC;
 }
 
-/* Warm-up reads what is given for it, and zeros elsewhere, in every iteration. */
+/* Warm-up reads samples, otherwise zeros, in every iteration. */
 static void test_samples(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
@@ -577,7 +577,7 @@ static void test_hook_misuse(void **state) {
 
 /* ---- final gradients ---- */
 
-typedef struct watched { /* a step that looks at main gradients behind each call */
+typedef struct watched { /* a step that checks main gradients after each call */
   plain p;
   rfr_tensor ready[MOST_NAMES]; /* and when they were final */
   int n, at[MOST_NAMES], call;

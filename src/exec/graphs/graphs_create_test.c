@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What rfr_graphs_create refuses or derives: traces of another context or unfinished ones, NULL out parameters, default
- * random sites in a pipeline, unused parameters, hook lists that cannot run; and the fields of hook events.
+ * Checks of rfr_graphs_create: traces of another context or unfinished ones, NULL out parameters, default random sites
+ * in a pipeline, unused parameters, hook lists that cannot run; and the fields of hook events.
  */
 #include <stdio.h>
 #include <stdlib.h>

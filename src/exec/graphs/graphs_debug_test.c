@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Debugging callables: what holds has the bits of graphs without it, whatever the schedule; what is over has none. And
- * calls out of order say why: a microbatch that is through, one that is not in flight, no slot left.
+ * Debug mode: valid tensors have the bits of graphs without it, whatever the schedule; dead buffers hold no values.
+ * Errors of calls out of order name the reason: the microbatch is complete, not in flight, or there is no free slot.
  */
 #include <string.h>
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Creation of graphs, a rebind and a step in which one thing fails: the k-th allocation, each of the backend's calls,
- * each hook, for k = 1, 2, ... until nothing failed any more. After each failed creation or rebind whatever is the
- * caller's (parameters, main gradients, states, fixed memory, hook lists) has the bytes of before, nothing of device
- * or context is held, and the next one works, to the bits of an undisturbed one. A failed call of a step leaves a step
- * that can only be aborted, and the next step is an undisturbed one.
+ * Creation of graphs, a rebind and a step in which one call fails: the k-th allocation, each backend call, each hook,
+ * for k = 1, 2, ... until nothing fails. After a failed creation or rebind the caller's memory (parameters, main
+ * gradients, states, fixed memory, hook lists) is unchanged, no memory of device or context is leaked, and the next
+ * attempt works with the bits of an undisturbed one. After a failed call a step can only be aborted, and the next step
+ * has the right bits.
  *
- * The device is the CPU behind support/fault_backend, put in the place of what rfi_backend_find finds (--wrap).
+ * The device is the CPU with support/fault_backend in place of rfi_backend_find (--wrap).
  */
 #include <stdio.h>
 #include <string.h>
@@ -72,7 +72,7 @@ static rfr_value counting_block(rft_recorder *r, rfr_value x) {
   return rft_block_linear(r, x);
 }
 
-/* ---- what is the caller's ---- */
+/* ---- the caller's memory ---- */
 
 typedef struct world {
   _Alignas(16) float w[C * C];
@@ -84,20 +84,20 @@ typedef struct world {
   rfr_hook hook;
 } world;
 
-typedef struct told { /* of hooks */
-  int calls, fails;   /* the one that fails; 0: none */
+typedef struct events { /* of hooks */
+  int calls, fails;     /* the one that fails; 0: none */
   bool failed;
-} told;
+} events;
 
 static rfr_status listen(const rfr_hook_event *event, void *user) {
-  told *t = user;
+  events *t = user;
   (void)event;
   if (++t->calls != t->fails) return RFR_OK;
   t->failed = true;
   return RFR_IO;
 }
 
-static void set_world(world *x, told *t) {
+static void set_world(world *x, events *t) {
   memset(x, 0, sizeof *x);
   for (int i = 0; i < 2; i++)
     rft_fill_by(&(rfr_tensor){.type = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}}, .data = i ? x->grad : x->w},
@@ -250,13 +250,13 @@ static void init(rfr_graphs *g) {
 
 enum { ALLOCATION = RFT_ENTRY_N, HOOK, FAULTS };
 
-static told heard;
+static events heard;
 
 static void arm(int fault, int64_t k) {
   const int64_t calls[3] = {rft_faults.devices, rft_faults.blocks, rft_faults.graphs}, bytes = rft_faults.arena_bytes;
   rft_faults = (rft_fault){.devices = (int)calls[0], .blocks = (int)calls[1], .graphs = (int)calls[2]};
   rft_faults.arena_bytes = bytes;
-  heard = (told){0};
+  heard = (events){0};
   if (fault < RFT_ENTRY_N) rft_faults.entry = (rft_entry)fault, rft_faults.k = k;
   if (fault == HOOK) heard.fails = (int)k;
   failing_allocation = fault == ALLOCATION ? k : 0;
@@ -311,7 +311,7 @@ static void test_creation(void **state) {
         print_message("%s: %lld failed\n", name_of(fault), (long long)k - 1);
         assert_true(never ? k == 1 : k > 1);
         init(g);
-        OK(step(g, &x, &r)); /* behind so many failures to the same bits */
+        OK(step(g, &x, &r)); /* after all failures the same bits */
         assert_memory_equal(&r, &undisturbed, sizeof r);
         x = before;
       }
@@ -370,7 +370,7 @@ static void test_rebind(void **state) {
 
 /* ---- memory of another device ---- */
 
-/* What the device does not reach is refused where it is given, by name, and a rebind leaves the graphs as they were. */
+/* Memory that the device cannot reach is refused by name, and a failed rebind changes nothing. */
 static void test_places(void **state) {
   (void)state;
   static world x, moved;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which memory of the caller's callables may share: within one what it writes is by itself, between two there are links
- * by hand and main gradients that both accumulate; at creation, after a rebind, and by another schedule.
+ * Which of the caller's memory callables may share: nothing that a callable writes; between two callables handovers
+ * and main gradients that both accumulate. Checked at creation, after a rebind, and for another schedule.
  */
 #include <string.h>
 
@@ -10,7 +10,7 @@
 
 enum { T = RFT_T, C = RFT_C };
 
-/* Memory for x, y, dy and dx, a slot each, as multiples of what one takes; w and its main gradient behind them. */
+/* Memory for x, y, dy and dx, a slot each, as multiples of what one takes; then w and its main gradient. */
 static rfr_status try_apart(const float at[6], int rebound) {
   static _Alignas(16) float memory[16 * T * C];
   static const char *const port[4] = {"x", "y", "y", "x"};
@@ -54,7 +54,7 @@ static void test_apart(void **state) {
                {{0, 1, 2, 3, 4, 4}, "the main gradient of \"b0.w\""},
                {{0, 1, 2, 3, 4, 3}, "the main gradient of \"b0.w\""},
                {{0, 4, 2, 3, 4, 8}, "\"b0.w\""},
-               {{4.25f, 5.25f, 2, 3, 4, 8}, "\"b0.w\" and \"y\""}}; /* w goes on behind x, which is in it */
+               {{4.25f, 5.25f, 2, 3, 4, 8}, "\"b0.w\" and \"y\""}}; /* w extends past x, which is in it */
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     for (int rebound = 0; rebound < 2; rebound++) {
       if (cases[i].text) rft_refused(try_apart(cases[i].at, rebound), "graphs.callable", cases[i].text);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Parameters, main gradients and fixed memory that move between steps: graphs that follow them give the bits of
- * graphs whose memory stays, touch nothing of the old place, refuse whoever still means it, and are as before after a
- * failure.
+ * Parameters, main gradients and fixed memory that move between steps: rebound graphs give the same bits, do not touch
+ * the old memory, refuse old addresses, and are unchanged after a failure.
  */
 #include <string.h>
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recomputation inside graphed callables: whatever is made again, by a mark, by all or by a budget, in whatever
- * schedule, the bits are those of one program that keeps everything; clones stand where they are needed, once in each
- * part; and the memory that is planned falls by what is said.
+ * Recompute in graphed callables: by marks, by `all` or by a budget, in any schedule, the bits are those of one
+ * program that keeps everything; an op is recomputed at most once in each part; the plan shrinks by what is reported.
  *
  *   graphs_recompute_test [--device NAME]
  */
@@ -24,7 +23,7 @@ static rfr_value mixed(rft_recorder *r, rfr_value x) {
   return rft_block_mlp(r, x);
 }
 
-/* A value that is kept within a region, before what is left to the options. */
+/* A kept value within a marked region, then ops that follow the options. */
 static rfr_value nested(rft_recorder *r, rfr_value x) {
   char name[8];
   rfr_value w[2];
@@ -84,7 +83,7 @@ static void test_all(void **state) {
     for (int i = 0; i < 3; i++) {
       rft_scene s = scene_of(blocks[i], k, k + i);
       s.recompute = RFR_RECOMPUTE_ALL;
-      s.debug = i == 1; /* what is over is poisoned: nothing that is made again is made of that */
+      s.debug = i == 1; /* dead buffers are filled: recomputed ops do not read them */
       assert_true(memory_of(&s).recomputed > 0);
       rft_run_scene(&s);
     }
@@ -116,10 +115,10 @@ static void test_mixed(void **state) {
   }
 }
 
-/* What is marked and kept all the same is told, and why. */
-static void test_told(void **state) {
+/* Ops that are marked but kept are reported with the reason. */
+static void test_report(void **state) {
   (void)state;
-  const rft_scene s = scene_of(nested, 4, 0); /* what W reads, and holds longest, cannot be made again */
+  const rft_scene s = scene_of(nested, 4, 0); /* the values that W reads cannot be recomputed */
   rfr_schedule *schedule;
   rfr_graphs *g = rft_make_graphs(&s, &schedule);
   const char *report = rfr_graphs_report(g, 0, "recompute");
@@ -130,7 +129,7 @@ static void test_told(void **state) {
 
 /* ---- a budget ---- */
 
-/* Budgets between the least and what keeping all takes: each is met, and the less there is, the more is made again. */
+/* Budgets between the smallest plan and the one without recompute: each is met, and smaller budgets recompute more. */
 static void test_budget(void **state) {
   (void)state;
   for (int k = 0; k < SCHEDULES; k++) {
@@ -259,8 +258,8 @@ static int64_t plan_tiny(const tiny_case *x, rfr_recompute recompute, int64_t bu
   return m.planned_bytes;
 }
 
-/* Making all again needs no more than making nothing again; what some budget led to is a budget too, and the one that a
- * refusal names works, and no smaller one. */
+/* A plan with `all` is never larger than one without recompute; the plan for a budget is itself a valid budget, and the
+ * budget that a refusal names is the smallest that works. */
 static void test_packed(void **state) {
   (void)state;
   static const tiny_case cases[] = {
@@ -320,7 +319,8 @@ static void test_refusal_is_linear(void **state) {
 
 /* ---- phases of recomputed ops ---- */
 
-/* How many ops of a phase repeat one, or do so again behind another phase's; no phase has two clones of an op. */
+/* The number of recomputed ops of a phase, or of those recomputed in an earlier phase too; no phase has two clones of
+ * an op. */
 static int clones_in(const rfr_trace *t, int phase, bool twice) {
   int n = 0;
   for (int i = 0; i < t->n_ops; i++) {
@@ -402,7 +402,7 @@ static void test_masks(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* ---- what is left alone ---- */
+/* ---- without recompute ---- */
 
 static void test_inference(void **state) {
   (void)state;
@@ -470,7 +470,7 @@ static void test_written_states(void **state) {
   }
 }
 
-/* A frozen callable has no W; what its own gradient needs is made again all the same. */
+/* A frozen callable has no W; the ops that its I needs are recomputed. */
 static void test_frozen(void **state) {
   (void)state;
   for (unsigned frozen = 1; frozen < 4; frozen++) {
@@ -510,7 +510,7 @@ int main(int argc, char **argv) {
       rft_context_test(test_all),
       rft_context_test(test_marked),
       rft_context_test(test_mixed),
-      rft_context_test(test_told),
+      rft_context_test(test_report),
       rft_context_test(test_written_states),
       rft_context_test(test_budget),
       rft_context_test(test_over_budget),

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Callables under the generators' schedules, every rank of them, and under order lists, with values made again or kept:
- * the same bits as without a schedule, which graphs_test compares with one program; as many slots as are in flight,
- * near the bound; frozen weights and low-rank updates; inference in between; weights that two stages share.
- *
- * The ranks of a pipeline are sets of graphs in one process, with activations handed from one to the other.
+ * Callables under generated schedules, on every rank, and under order lists, with and without recompute: the same bits
+ * as without a schedule, which graphs_test compares with one program; as many slots as microbatches in flight; memory
+ * near the bound; frozen weights and low-rank updates; inference; weights that two stages share. The ranks of a
+ * pipeline are sets of graphs in one process, with activations passed between them.
  */
 #include <math.h>
 #include <stdio.h>
@@ -136,7 +135,7 @@ static void run_ranks(pipeline *p, int step) {
       for (; at[r] < n && is_ready(p, &a[at[r]]); at[r]++, moved++) act(p, &a[at[r]]);
     }
   }
-  for (int r = 0; r < p->ranks; r++) OK(rfr_graphs_end_step(p->g[r])); /* says what is missing, if something is */
+  for (int r = 0; r < p->ranks; r++) OK(rfr_graphs_end_step(p->g[r])); /* names the missing call, if any */
 }
 
 static void run_plain(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int step) {
@@ -543,7 +542,7 @@ static void test_inference_between(void **state) {
 /* ---- tied weights ---- */
 
 /* First and last stage share a weight: it has a name in each, with one memory, and so a main gradient of each stage;
- * the caller adds them in stage order, which is what REDUCE stands for. */
+ * the caller adds them in stage order. */
 static void test_tied(void **state) {
   (void)state;
   static _Alignas(16) float w[C * C], of_stage[2][C * C];
@@ -589,7 +588,7 @@ static void test_tied(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
-/* Small blocks on one thread: what is shown does not depend on threads, whose starts would take most of the time. */
+/* Small blocks on one thread: starting threads would take most of the time. */
 static int setup(void **state) {
   rfr_ctx_options o = rfr_ctx_options_default();
   (void)state;

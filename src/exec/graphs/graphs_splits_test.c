@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped products in callables, over splits of the caller's: fresh ones at each replay, with weight gradients at once
- * or in their own time, values kept or made again, captured or kernel by kernel, all to the same bits; and splits that
- * do not fit, which the caller is told of once, by step, callable, layer, microbatch and group.
+ * Grouped GEMMs in callables with group sizes from the caller: new sizes at each replay, W with I or separate, with
+ * and without recompute, captured or eager, all with the same bits; invalid group sizes are reported once, with step,
+ * callable, layer, microbatch and group.
  *
  *   graphs_splits_test [--device NAME]
  */
@@ -51,7 +51,7 @@ static rfr_trace *record(bool again) {
 
 static const char *const orders[] = {"0F0 0F1 0B0 0B1", "0F0 0F1 0I0 0I1 0W0 0W1"};
 
-/* Variant: 1: W later, 2: what is between the products made again, 4: kernel by kernel. */
+/* Variant: 1: separate W, 2: recompute between the GEMMs, 4: eager. */
 static rfr_graphs *create(int variant, bool scheduled) {
   rfr_trace *t = record(variant >> 1 & 1);
   rfr_callable c = rfr_callable_default();
@@ -153,7 +153,7 @@ static void test_fresh_splits(void **state) {
 
 /* ---- bad ones ---- */
 
-/* A negative split and one that goes past the rows: told once; the steps beside it are those of a run without. */
+/* A negative size and one that exceeds the rows: reported once; the other steps are unchanged. */
 static void test_bad_splits(void **state) {
   (void)state;
   static results good, now;
@@ -176,7 +176,7 @@ static void test_bad_splits(void **state) {
       rfr_status s = step == 2 ? rfr_graphs_wait(g) : rfr_graphs_end_step(g);
       if (s == RFR_OK && step == 4) s = rfr_graphs_wait(g);
       rft_refused(s, "graphs.splits", text);
-      if (step == 2) OK(rfr_graphs_end_step(g));                 /* told once */
+      if (step == 2) OK(rfr_graphs_end_step(g));                 /* reported once */
       assert_memory_equal(now.y[0], good.y[0], sizeof now.y[0]); /* the other microbatch's are its own */
     }
     rfr_graphs_destroy(g);
@@ -184,7 +184,7 @@ static void test_bad_splits(void **state) {
   }
 }
 
-/* What is left is not told, and a step that ends says nothing of it. */
+/* Errors of an aborted step are not reported, not by a later step either. */
 static void test_aborted(void **state) {
   (void)state;
   static results r;
@@ -198,7 +198,7 @@ static void test_aborted(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* More forwards than the ring holds: each is looked at before its place is taken, and the first is told. */
+/* More forwards than ring entries: each is read before it is overwritten, and the first error is reported. */
 static void test_many_forwards(void **state) {
   (void)state;
   static float y[ROWS * IN], dx[ROWS * IN];

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What callables share, and what tells microbatches apart: states that one callable writes and another uses are taken
- * where every schedule gives the same values, and refused elsewhere; names of the library's own; microbatch numbers of
- * more than a byte; a device where nothing runs.
+ * States shared by callables are accepted where every schedule gives the same values, and refused elsewhere; reserved
+ * names; microbatch numbers of more than one byte; a device that cannot run.
  */
 #include <math.h>
 #include <string.h>
@@ -97,7 +96,7 @@ static rfr_trace *writer(char how) {
   return t;
 }
 
-/* y = x w of what the first callable has seen, whose gradient reads it behind the next microbatch's forward. */
+/* y = x w of the state that the first callable writes; its gradient reads it after the next microbatch's forward. */
 static rfr_status create_seen(char how, bool linked, rfr_graphs **g) {
   const rfr_callable_link link = {"x", 0, how == 'n' ? "cache" : "seen"};
   const int rank = how == 'v' ? 1 : 3;
@@ -151,7 +150,7 @@ static void test_state_outputs(void **state) {
   }
 }
 
-/* ---- values that are nobody's own ---- */
+/* ---- aliases ---- */
 
 /* x comes out again, alone or beside y = 3 x, and goes on to a callable that does the same; an input that nothing reads
  * is taken. Gradients are what they must be, whoever has the bytes. */
@@ -223,7 +222,7 @@ static void test_names(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Gradients, main or whole, are no tensors of the options. */
+/* Main gradients and unreduced gradients are not tensors of the options. */
 static void test_gradients_by_name(void **state) {
   (void)state;
   static const char *const names[] = {"grad.b0.w", "unreduced.grad.b0.w"};
@@ -245,7 +244,7 @@ static void test_gradients_by_name(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* A description that was filled in field by field: what is behind a shape's rank is nobody's. */
+/* Entries of a shape after its rank are ignored. */
 static void test_types_of_the_callers(void **state) {
   (void)state;
   _Alignas(16) static float memory[C * C];
@@ -281,7 +280,7 @@ static void test_types_of_the_callers(void **state) {
 
 /* ---- microbatch numbers ---- */
 
-/* Masks differ between microbatches whose numbers share a byte, and are those of before for the same number. */
+/* Masks differ between microbatches whose numbers share a byte, and repeat for the same number. */
 static void test_microbatch_numbers(void **state) {
   (void)state;
   enum { N = 260 };
@@ -348,7 +347,7 @@ static void test_no_stream(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* ---- what is made once ---- */
+/* ---- values computed once ---- */
 
 enum { BY_STEP, BY_WRITE, BY_POINTER, FROZEN_BY_WRITE, WAYS };
 

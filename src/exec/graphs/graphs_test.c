@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Graphed callables against one program that holds all of them: outputs, input gradients, main gradients and the
- * weights after ten steps are equal to the bit, whatever the schedule, for each kind of block; what the plan says of
- * their memory; and every call that the schedule or the signature forbids.
+ * Graphed callables compared with one program of all of them: outputs, input gradients, main gradients and the weights
+ * after ten steps are equal bit by bit, for any schedule and each kind of block; planned memory; and calls that the
+ * schedule or the signature refuses.
  *
  *   graphs_test [--device NAME]
  *
- * With a device it all happens there, but for what needs memory of the caller's; the exit code is 77 if there is none.
+ * With a device everything but the tests with the caller's memory runs there; exit code 77 if there is none.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -99,7 +99,7 @@ static void test_frozen(void **state) {
     }
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
 /* A call that is refused runs nothing: the step goes on as if it had not been made, and gives the same bits. */
 static void test_order_and_signature(void **state) {
@@ -196,8 +196,8 @@ static rfr_status try_create(rfr_callable *c, int n, const rfr_graphs_options *o
   return s;
 }
 
-/* What is behind frozen callables is as free when it is linked as when it is given: no gradient goes where nobody is
- * given it, and the last one's weights have the bits of a callable by itself. */
+/* After frozen callables a linked input needs no gradient, like a passed one, and the last callable's weights have the
+ * bits of a callable by itself. */
 static void test_frozen_links(void **state) {
   (void)state;
   enum { N = 3 };
@@ -535,7 +535,7 @@ static rfr_status hook_lists(const char *fails, int iterations, char text[64]) {
   return status;
 }
 
-/* Whatever fails, the whole of a post list is called, once; the error is the first one. */
+/* After any failure all of a post list is called once; the first error is returned. */
 static void test_post_lists(void **state) {
   (void)state;
   static const struct {
@@ -596,7 +596,7 @@ static void test_hook_errors(void **state) {
   }
 }
 
-/* Leaves what is no gradient in all that it is shown, as a reduction in place would. */
+/* Overwrites all tensors of the event, as a reduction in place would. */
 static rfr_status spoil(const rfr_hook_event *e, void *user) {
   if (e->capture) return RFR_OK;
   assert_int_equal(e->n_outputs, 2);

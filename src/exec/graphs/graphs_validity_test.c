@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What calls gave may be given to later ones where it is, in its slot, as long as the slot holds it: until another
- * microbatch or another call has its place. What is taken has the bits of a copy, what is not is refused.
+ * A result of a call may be passed to later calls in place while it is valid: until another microbatch or another call
+ * uses its memory. The result has the bits of a copy; invalid tensors are refused.
  */
 #include <string.h>
 
@@ -65,7 +65,7 @@ static void run_with_inputs(const rft_scene *s, bool copied, step_results *out) 
   rfr_schedule_destroy(schedule);
 }
 
-/* What calls before gave of this microbatch may be given where it is; what the slot has of another one is refused. */
+/* Results of earlier calls of this microbatch may be passed in place; slot memory of another microbatch is refused. */
 static void test_given_from_slot(void **state) {
   (void)state;
   static step_results plain, direct;
@@ -104,19 +104,22 @@ static void test_given_between(void **state) {
   for (int step = 0; step < 2; step++) {
     OK(rfr_graphs_begin_step(g, NULL, 0));
     const rfr_binding before = {NULL, type, d.data}; /* of the last step */
-    if (step > 0) rft_refused(rfr_graphs_forward(g, 0, 0, &before, 1, &y[0], 1), "argument", "\"x\" points to slot memory");
+    if (step > 0)
+      rft_refused(rfr_graphs_forward(g, 0, 0, &before, 1, &y[0], 1), "argument", "\"x\" points to slot memory");
     OK(rfr_graphs_forward(g, 0, 0, &x, 1, &y[0], 1));
     OK(rfr_graphs_forward(g, 1, 0, &(rfr_binding){NULL, type, y[0].data}, 1, &z, 1));
     OK(rfr_graphs_backward(g, 1, 0, &x, 1, &d, 1));
     memcpy(copy, d.data, BYTES);
-    OK(rfr_graphs_forward(g, 0, 1, &(rfr_binding){NULL, type, d.data}, 1, &y[1], 1)); /* holds yet */
+    OK(rfr_graphs_forward(g, 0, 1, &(rfr_binding){NULL, type, d.data}, 1, &y[1], 1)); /* still valid */
     OK(rfr_graphs_forward(g, 1, 1, &(rfr_binding){NULL, type, y[1].data}, 1, &z, 1));
     const rfr_binding late = {NULL, type, d.data}, copied = {NULL, type, copy}, over = {NULL, type, y[0].data};
-    rft_refused(rfr_graphs_backward(g, 0, 0, &late, 1, &dx, 1), "argument", "callable \"0\", \"y\" points to slot memory");
+    rft_refused(rfr_graphs_backward(g, 0, 0, &late, 1, &dx, 1), "argument",
+                "callable \"0\", \"y\" points to slot memory");
     OK(rfr_graphs_backward(g, 0, 0, &copied, 1, &dx, 1));
     rft_refused(rfr_graphs_read(g, &y[0], copy), "argument", "\"y\" points to slot memory");
     OK(rfr_graphs_read(g, &dx, copy));
-    rft_refused(rfr_graphs_backward(g, 1, 1, &over, 1, &d, 1), "argument", "callable \"1\", \"y\" points to slot memory");
+    rft_refused(rfr_graphs_backward(g, 1, 1, &over, 1, &d, 1), "argument",
+                "callable \"1\", \"y\" points to slot memory");
     OK(rfr_graphs_backward(g, 1, 1, &(rfr_binding){NULL, type, z.data}, 1, &d, 1));
     OK(rfr_graphs_backward(g, 0, 1, &(rfr_binding){NULL, type, d.data}, 1, &dx, 1));
     OK(rfr_graphs_end_step(g));
@@ -129,7 +132,7 @@ static void test_given_between(void **state) {
   rfr_schedule_destroy(schedule);
 }
 
-/* Without gradients an output holds until its slot's next forward. */
+/* Without gradients an output is valid until its slot's next forward. */
 static void test_given_in_inference(void **state) {
   (void)state;
   static float values[T * C];
@@ -155,7 +158,7 @@ static void test_given_in_inference(void **state) {
   OK(rfr_graphs_forward(g, 1, 0, &(rfr_binding){NULL, type, y[0].data}, 1, &z, 1));
   rft_refused(rfr_graphs_forward(g, 0, 1, &(rfr_binding){NULL, type, y[0].data}, 1, &y[1], 1), "argument", "\"x\"");
   for (int m = 1; m < 3; m++) OK(rfr_graphs_forward(g, 0, m, &x, 1, &y[m], 1));
-  assert_ptr_equal(y[1].data, y[2].data); /* whose it is cannot be told from an address: it is microbatch 2's */
+  assert_ptr_equal(y[1].data, y[2].data); /* the same address: it is microbatch 2's now */
   OK(rfr_graphs_forward(g, 1, 1, &x, 1, &z, 1));
   OK(rfr_graphs_forward(g, 1, 2, &(rfr_binding){NULL, type, y[2].data}, 1, &z, 1));
   OK(rfr_graphs_end_step(g));
@@ -164,7 +167,7 @@ static void test_given_in_inference(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
 
-/* A linked output is there until its reader has run: it may be given to that, and to those before it, and read. */
+/* A linked output is valid until its reader has run: it may be passed to calls before that, and read. */
 static void test_linked_from_slot(void **state) {
   (void)state;
   static float values[T * C], copy[T * C], out[2][T * C];
@@ -195,7 +198,8 @@ static void test_linked_from_slot(void **state) {
     OK(rfr_graphs_forward(g, 2, 0, &linked, 1, &u, 1));
     memcpy(out[copied], u.data, BYTES);
     rft_refused(rfr_graphs_read(g, &y, copy), "argument", "\"y\" points to slot memory that is no longer valid");
-    rft_refused(rfr_graphs_backward(g, 2, 0, &there, 1, dx, 1), "argument", "callable \"2\", \"y\" points to slot memory");
+    rft_refused(rfr_graphs_backward(g, 2, 0, &there, 1, dx, 1), "argument",
+                "callable \"2\", \"y\" points to slot memory");
     OK(rfr_graphs_abort_step(g));
   }
   assert_memory_equal(out[0], out[1], BYTES);

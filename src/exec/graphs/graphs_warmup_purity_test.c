@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Making graphs leaves no trace: whatever warm-up ran, each byte of the caller's parameters, states, constants, main
- * gradients with sums in them, step block and stream of random numbers is what it was, and the first steps are those
- * of graphs that were never warmed up, with values made again or kept. (graphs_faults_test has what fails.)
+ * Warm-up changes nothing: every byte of the caller's parameters, states, constants, accumulated main gradients, step
+ * block and random streams is unchanged, and the first steps have the bits of graphs without warm-up, with and without
+ * recompute. graphs_faults_test has the failures.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ static rfr_trace *record(int i) {
 
 /* ---- the caller's memory ---- */
 
-typedef struct callers { /* with bytes between that nobody may write */
+typedef struct callers { /* with guard bytes between */
   _Alignas(64) float norm0[WIDTH], norm1[WIDTH], b0[WIDTH], b1[WIDTH];
   unsigned char edge0[EDGE];
   _Alignas(64) float w0[WIDTH * WIDTH], w1[WIDTH * WIDTH];

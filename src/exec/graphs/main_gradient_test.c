@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Main gradients of callables. Of grouped weights, packed or by themselves, with W behind I or in its own time: no plan
- * has room for the gradients of all of them, and all ways give the same bits. In f32 or narrow, cleared or kept, each
- * as its weight's entry says; a narrow one is the sum made in f32 and rounded once. They are there when the last W has
- * run, and no earlier.
+ * Main gradients: of grouped weights, packed or separate, with W directly after I or later, without room for the
+ * gradients of all experts, and with the same bits; in f32 or 16 bits, zeroed or accumulated, as their entries say;
+ * available only after the last W; checked like tensors.
  */
 #include <math.h>
 #include <stdio.h>
@@ -19,7 +18,7 @@
 
 enum { GROUPS = 4, ROWS = 21, IN = 40, OUT = 72, FROZEN = 1, MICROBATCHES = 2, MOST = GROUPS + 3 };
 
-/* A product of its own in front of a grouped one; what is trained is main[]. */
+/* A GEMM before a grouped GEMM; main[] are the entries for main gradients. */
 typedef struct scene {
   bool separate, frozen, delayed, eager;
   rfr_dtype dtype;
@@ -111,7 +110,7 @@ static void init(rfr_graphs *g, const scene *s) {
   }
 }
 
-/* One step from given values, over MICROBATCHES. */
+/* One step with fixed values, over MICROBATCHES. */
 static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
   const int64_t splits[MICROBATCHES][GROUPS] = {{5, 0, 9, 4}, {0, 7, 7, 7}};
   rft_room room = rft_room_open(ctx, sizeof splits);
@@ -157,8 +156,8 @@ static void *gradient(rfr_graphs *g, const char *name, rfr_tensor *x) {
 
 /* ---- grouped weights ---- */
 
-/* What is made and as large as one expert's gradient; not what is written in place. */
-static void holds_no_weight(const rfr_graphs *g) {
+/* No result that is not written in place is as large as one expert's gradient. */
+static void has_no_weight_buffer(const rfr_graphs *g) {
   const rfr_trace *t = rfr_graphs_trace(g, 0);
   int products = 0;
   for (rfr_value v = 0; v < t->n_values; v++) {
@@ -204,7 +203,7 @@ static void test_grouped(void **state) {
       rfr_schedule *schedule;
       rfr_graphs *g;
       OK(make(&s, &g, &schedule));
-      holds_no_weight(g);
+      has_no_weight_buffer(g);
       init(g, &s);
       run(g, &s, schedule);
       char *all = experts(g, &s);
@@ -263,7 +262,7 @@ static void test_narrow(void **state) {
     }
 }
 
-/* Two steps with the same values: what is kept has both, what is cleared one, weight by weight. */
+/* Two steps with the same values: accumulated gradients have both, zeroed ones the second. */
 static void test_kept_and_cleared(void **state) {
   (void)state;
   scene s = {.separate = true, .delayed = true, .dtype = RFR_BF16};
