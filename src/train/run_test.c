@@ -129,8 +129,7 @@ static void evaluation_context(void **state) {
     if (i == 2) {
       assert_int_equal(rfr_run_open(ctx, NULL, rft_run_folder("context"), &o, &run), RFR_INVALID);
       assert_string_equal(rfr_last_error()->slug, "config.value");
-      assert_non_null(
-          strstr(rfr_last_error()->message, "run.evaluate_context: 16 tokens; it must be less than data.sequence 16"));
+      assert_non_null(strstr(rfr_last_error()->message, "run.evaluate_context: 16 tokens; it must be less"));
       break;
     }
     run = rft_run_open(ctx, NULL, "context", &o);
