@@ -97,7 +97,7 @@ static void refused(void **state) {
   assert_int_equal(train(f, NULL, 2), RFR_OK);
   rft_faults.version = 2;
   assert_refused(train(f, NULL, 2), "tune.stored", "\"library\" is \"version 0\", here it is \"version 1\"");
-  assert_non_null(strstr(rfr_last_error()->next, "new run from the checkpoint's weights"));
+  assert_non_null(strstr(rfr_last_error()->next, "start a new run from the weights"));
   rft_faults.version = 1;
   assert_refused(train(f, NULL, 2), "tune.stored", "no choice is stored for \"another product\"");
   rft_faults.version = 0;

@@ -145,7 +145,8 @@ typedef struct rfr_op_time {
  * program was compiled for debugging (nothing has run), and those of the kernels. */
 RFR_API rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times, int max, int *n);
 
-/* One buffer of the plan. `first` and `last` are op indices; persistent buffers are live from the first op to the end. */
+/* One buffer of the plan. `first` and `last` are op indices; persistent buffers are live from the first op to the
+ * end. */
 typedef struct rfr_plan_buffer {
   const char *name; /* value, or "workspace of OP" */
   const char *kind; /* weight, state, input, output, activation, gradient, workspace, load */

@@ -76,8 +76,8 @@ typedef struct rfi_backend {
 
   /* Choices by measurement, of all kernels selected so far. `choice`: the name of the i-th, 0 based, made of shapes and
    * types, never of addresses; NULL past the last. `choose` makes it: it measures when `stored` is NULL, else it takes
-   * the value of an earlier call. *value is the choice that was made; it differs from `stored` when that is not possible
-   * here. NULL: the backend never has choices. It uses memory of the device while it runs. */
+   * the value of an earlier call. *value is the choice that was made; it differs from `stored` when that is not
+   * possible here. NULL: the backend never has choices. It uses memory of the device while it runs. */
   const char *(*choice)(rfi_device *d, int i);
   rfr_status (*choose)(rfi_device *d, int i, const char *stored, char value[RFI_CHOICE]);
 

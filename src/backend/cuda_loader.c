@@ -55,7 +55,7 @@ rfr_status rfi_backend_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out) {
   const rfi_cuda_module *module;
   const rfr_status s = load(ctx, &module);
   *out = (rfr_piece){.name = "CUDA module",
-                     .costs = "no GPU is used, and no plan is made for one (cuda:none); builds on a machine with nvcc have it",
+                     .costs = "no GPU is used, and no plan is made for one (cuda:none); builds with nvcc have it",
                      .missing = s != RFR_OK};
   if (i == 0 && s == RFR_OK) snprintf(out->found, sizeof out->found, "CUDA module");
   if (i == 0) return RFR_OK;

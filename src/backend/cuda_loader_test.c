@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Modules that do not fit the library: of another build, of an unknown build, and a missing one. The first two trap when
- * they are called (cmake/tests.cmake builds them).
+ * Modules that do not fit the library: of another build, of an unknown build, and a missing one. The first two trap
+ * when they are called (cmake/tests.cmake builds them).
  */
 #include <setjmp.h>
 #include <stdarg.h>

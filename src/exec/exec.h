@@ -142,8 +142,8 @@ rfr_status rfi_name_op(rfr_status s, const rfr_trace *t, const char *name, int o
 /* The same for the backend's last run, capture or launch, if it knows which of `bound` failed. */
 rfr_status rfi_name_failed(rfr_status s, const rfi_backend *backend, const rfi_device *d, const rfr_trace *t,
                            const char *name, const rfi_bound *bound);
-/* Lays out values that never share a byte, each followed by a guard; all workspaces share one place at the start. Buffers
- * of the plan shrink to their exact bytes. Returns the bytes needed. */
+/* Lays out values that never share a byte, each followed by a guard; all workspaces share one place at the start.
+ * Buffers of the plan shrink to their exact bytes. Returns the bytes needed. */
 int64_t rfi_debug_layout(rfi_program *program);
 /* Number of memory ranges that are checked for a plan of n buffers. */
 int rfi_debug_ranges(int n);

@@ -268,8 +268,8 @@ static void rng_is(rfr_graphs *g, const char *stream, uint64_t seed, int64_t ste
   assert_true(rng.seed == seed && rng.step == step);
 }
 
-/* Without a set call, masks differ from step to step, recomputed or not. After a rewind, after an abort and a retry, and
- * in new graphs, steps of the same number have the same masks. */
+/* Without a set call, masks differ from step to step, recomputed or not. After a rewind, after an abort and a retry,
+ * and in new graphs, steps of the same number have the same masks. */
 static void test_counted_steps(void **state) {
   (void)state;
   static float out[4][2][2][N], again[2][2][N], mask[2][N];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Selects the ops of the side stream. No op of the backward waits for weight gradients, and a step of small ops is bound
- * by launch time. So a wgrad op that would use a full device for less time than its launch takes runs on the side
+ * Selects the ops of the side stream. No op of the backward waits for weight gradients, and a step of small ops is
+ * bound by launch time. So a wgrad op that would use a full device for less time than its launch takes runs on the side
  * stream, after the side ops before it. Two ops conflict if they touch one storage and one of them writes. A side op
  * starts after the last op of the main stream that it conflicts with (searched only a few ops back). The first later op
  * of the main stream that conflicts with a side op waits for the side stream.

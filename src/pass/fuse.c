@@ -2,7 +2,8 @@
  *
  * Fuse: six rewrites in this order.
  *
- *  loss head   logits = x wT (softcapped or not), cross_entropy(logits), its gradient (cast or not) and the two GEMMs of
+ *  loss head   logits = x wT (softcapped or not), cross_entropy(logits), its gradient (cast or not) and the two GEMMs
+ * of
  *              that gradient become one op that processes the rows in chunks, so that the full logits never exist. The
  *              op computes dx and dw in the same loop, because a joint trace has the cotangent of the loss in advance.
  *              Changes bits: dw is summed chunk by chunk, and the gradient of the logits stays f32 or is rounded as the

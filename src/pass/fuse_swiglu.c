@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fusion of a grouped GEMM with SwiGLU (lower): the GEMM that computes packed gate and up computes h as well. Exact: gate
- * and up are rounded before they are read. It runs after recompute, because h alone is cheap to recompute; fused with
- * the GEMM it would cost as much as the GEMM. Only for one packed weight without a bias: the kernels take no more.
+ * Fusion of a grouped GEMM with SwiGLU (lower): the GEMM that computes packed gate and up computes h as well. Exact:
+ * gate and up are rounded before they are read. It runs after recompute, because h alone is cheap to recompute; fused
+ * with the GEMM it would cost as much as the GEMM. Only for one packed weight without a bias: the kernels take no more.
  */
 #include "pass/pass.h"
 

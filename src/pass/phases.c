@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sorts the ops of a trace by phase, for programs that run one phase at a time. After CSE, ops of two phases may read one
- * result; its op moves to the earlier phase, so that no op reads a result of a later one.
+ * Sorts the ops of a trace by phase, for programs that run one phase at a time. After CSE, ops of two phases may read
+ * one result; its op moves to the earlier phase, so that no op reads a result of a later one.
  */
 #include "pass/pass.h"
 

@@ -2,13 +2,13 @@
  *
  * Planning: gives every buffer an offset in one arena, by its lifetime. Two buffers may share bytes only if every op on
  * one comes before every op on the other. On one stream the op list is the order, so lifetimes are intervals. With a
- * side stream (branch.h) they stay intervals: the buffers of a side op are in use from its earliest start to the op that
- * waits for it.
+ * side stream (branch.h) they stay intervals: the buffers of a side op are in use from its earliest start to the op
+ * that waits for it.
  *
  * Placement is best fit on a skyline, the height reached at each op. The lowest stretch takes the highest-ranked buffer
  * that lives within it; if there is none, it rises to its lower neighbour. (Rectangles: Burke, Kendall and Whitwell,
- * Operations Research 52, 2004; lifetimes: Sekiyama, Imai, Negishi and Kawachiya, arXiv 1804.10001.) A heap of stretches
- * and a tree of unplaced buffers keep this near n log n.
+ * Operations Research 52, 2004; lifetimes: Sekiyama, Imai, Negishi and Kawachiya, arXiv 1804.10001.) A heap of
+ * stretches and a tree of unplaced buffers keep this near n log n.
  *
  * The nested lifetimes of training steps stack without gaps; most others leave small ones. If one ranking ends above
  * the lower bound, the next is tried. If none comes close, the buffers above the bound get a higher rank and placement

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recording: every call appends one op, infers its result types, and stores the caller's source line. The first error is
- * latched: later calls return RFR_NONE, and rfr_trace_finish reports the error with its source line.
+ * Recording: every call appends one op, infers its result types, and stores the caller's source line. The first error
+ * is latched: later calls return RFR_NONE, and rfr_trace_finish reports the error with its source line.
  */
 #include <stdarg.h>
 #include <stdio.h>

@@ -101,7 +101,8 @@ static inline int rfi_chain(const rfi_op_def *d) {
 }
 
 /* Further reads of a storage in the program with every frozen input trained: MORE: there are some; LATER: one comes
- * after the last reader here, or is the only one through a view. Set by autodiff; fuse asks it before it changes bits. */
+ * after the last reader here, or is the only one through a view. Set by autodiff; fuse asks it before it changes
+ * bits. */
 enum { RFI_READ_MORE = 1, RFI_READ_LATER = 2 };
 
 typedef struct rfi_value {
@@ -212,8 +213,8 @@ static inline int64_t rfi_bytes(const rfr_type *t) { return (rfi_count(t) * rfr_
 
 /* ---- gradient rules ---- */
 
-/* The argument of a gradient rule, which records the backward of `op` into `t`. The rule sets dx[i] (RFR_NONE: zero) for
- * operands with need[i] and records nothing for the others. dy[j] is the cotangent of result j, RFR_NONE: none. A
+/* The argument of a gradient rule, which records the backward of `op` into `t`. The rule sets dx[i] (RFR_NONE: zero)
+ * for operands with need[i] and records nothing for the others. dy[j] is the cotangent of result j, RFR_NONE: none. A
  * weight's gradient has type sum[i] and is recorded after rfr_set_phase(t, RFR_PHASE_WGRAD); other gradients have the
  * operand's type and phase RFR_PHASE_DGRAD, which is set before the call. */
 struct rfi_grad {

@@ -195,11 +195,11 @@ static void layers_with_experts(void **state) {
   } cases[] = {{EXPERTS, "model.decoder_sparse_step=2", 1, NULL},
                {EXPERTS, "model.mlp_only_layers=[0]", 1, NULL},
                {EXPERTS, "model.mlp_only_layers=[]", 2, NULL},
-               {EXPERTS, "model.mlp_only_layers=[2]", 0, "2 is no block of 2"},
-               {EXPERTS, "model.mlp_only_layers=[1x]", 0, "1x is no block of 2"},
+               {EXPERTS, "model.mlp_only_layers=[2]", 0, "2 is not a layer; they are 0 to 1"},
+               {EXPERTS, "model.mlp_only_layers=[1x]", 0, "1x is not a layer"},
                {EXPERTS, "model.mlp_only_layers=[0, 1]", 0, "0 of 2 layers have experts"},
                {MIXTRAL, "model.mlp_only_layers=[0]", 0, "1 of 2 layers have experts"},
-               {LLAMA, "model.mlp_only_layers=[0]", 0, "without experts"}};
+               {LLAMA, "model.mlp_only_layers=[0]", 0, "need a model with experts"}};
   rfr_ctx *ctx = rft_run_ctx(1);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char config[600];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs through their public functions: stops, folders, full disks, checkpoints, logs, warnings, generated text, and what
- * a library must not do to its process.
+ * Runs through their public functions: stops, folders, full disks, checkpoints, logs, warnings, generated text, and
+ * what a library must not do to its process.
  * What they train is in run_bits_test.c.
  */
 #include <errno.h>

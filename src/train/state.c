@@ -194,7 +194,7 @@ static rfr_status own_state(rfr_run *run, rfi_state_json *out) {
   *out = (rfi_state_json){0};
   RFI_TRY(rfr_programs_read(run->programs, &run->block, out->block));
   RFI_TRY(rfi_settings_signature(run->settings, &out->configuration));
-  out->seconds = run->clock.used;
+  out->seconds = run->clock.time > 0.0 ? run->clock.used : 0.0; /* a run given in steps has no clock */
   out->environment = json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend",
                                rfi_ctx_device(run->ctx), "isa", rfi_ctx_isa(run->ctx), "threads",
                                rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul, "data", run->hash);

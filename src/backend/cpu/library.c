@@ -125,8 +125,8 @@ static rfi_gemm_type type_of(const rfi_arg *x) {
   }
 }
 
-/* Strides of op(x), (rows, columns), as batch, row, column. The stride of a dimension of size 1 is not used: it is set to
- * that of a dense matrix, so that equal GEMMs compare equal and a library gets no invalid stride. */
+/* Strides of op(x), (rows, columns), as batch, row, column. The stride of a dimension of size 1 is not used: it is
+ * set to that of a dense matrix, so that equal GEMMs compare equal and a library gets no invalid stride. */
 static void strides(const rfi_arg *x, int transposed, int64_t rows, int64_t cols, int64_t out[3]) {
   int r = x->type.rank, i = transposed ? r - 1 : r - 2, j = transposed ? r - 2 : r - 1;
   out[1] = x->stride[i];
@@ -150,7 +150,8 @@ static bool is_plain(const int64_t stride[3], int64_t rows, int64_t cols) {
   return stride[0] > 0 && (rows == 1 || stride[1] > 0) && (cols == 1 || stride[2] > 0);
 }
 
-/* Libraries count dimensions and leading dimensions in 32 bits at places: oneDNN divides by zero at multiples of 2^32. */
+/* Libraries count dimensions and leading dimensions in 32 bits at places: oneDNN divides by zero at multiples of
+ * 2^32. */
 static bool fits_library(const rfi_gemm_desc *d) {
   const int64_t sizes[] = {d->batch, d->M, d->N, d->K, d->a_stride[1], d->a_stride[2], d->b_stride[1], d->b_stride[2]};
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)

@@ -215,8 +215,8 @@ static void large(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Grouped GEMMs of the library against the portable kernel's, which other tests compare with separate GEMMs: rows outside
- * all groups are NaN and do not matter, and two runs give the same bits within the reported scratch. */
+/* Grouped GEMMs of the library against the portable kernel's, which other tests compare with separate GEMMs: rows
+ * outside all groups are NaN and do not matter, and two runs give the same bits within the reported scratch. */
 static void groups(void **state) {
   (void)state;
   enum { G = 4 };

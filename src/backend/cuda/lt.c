@@ -200,8 +200,8 @@ int rfi_lt_heuristics(const product *p, uint32_t reductions, cublasLtMatmulHeuri
   return s == CUBLAS_STATUS_SUCCESS ? n : 0;
 }
 
-/* Whether a Hopper multiprocessor holds the accumulators of two tiles, of 128 x 160 to 128 x 176 each, so that it stores
- * one tile while it computes the other. The tile size is derived from the number of waves. */
+/* Whether a Hopper multiprocessor holds the accumulators of two tiles, of 128 x 160 to 128 x 176 each, so that it
+ * stores one tile while it computes the other. The tile size is derived from the number of waves. */
 static bool holds_two_tiles(const product *p, const cublasLtMatmulHeuristicResult_t *x) {
   enum { LEAST_WAVES = 4, LEAST_AREA = 19000, MOST_AREA = 23000 };
   const double results = (double)p->key.batch * (double)p->key.d.rows * (double)p->key.d.cols;

@@ -74,8 +74,8 @@ size_t rfi_lt_workspace(const rfi_lt_key *k);
 /* Enqueues a GEMM by one algorithm. */
 cublasStatus_t rfi_lt_multiply(const rfi_lt_product *p, const cublasLtMatmulAlgo_t *algo, const rfi_lt_operands *x,
                                cudaStream_t stream);
-/* Fills at most `most` algorithms in the order of the library's heuristic and returns their number. `reductions`: allowed
- * split-K schemes (cublasLtReductionScheme_t). */
+/* Fills at most `most` algorithms in the order of the library's heuristic and returns their number. `reductions`:
+ * allowed split-K schemes (cublasLtReductionScheme_t). */
 int rfi_lt_heuristics(const rfi_lt_product *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators of GPUs without a GPU: nccl.c over fakes of CUDA and NCCL. The fake NCCL frees a communicator when it is
- * aborted, but only after the graphs that were captured with it are destroyed, and ends the program when it is called
- * with a freed one. A hang shows as a timeout of the test.
+ * Communicators of GPUs without a GPU: nccl.c over fakes of CUDA and NCCL. The fake NCCL frees a communicator when it
+ * is aborted, but only after the graphs that were captured with it are destroyed, and ends the program when it is
+ * called with a freed one. A hang shows as a timeout of the test.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Converting a captured graph to units, without a GPU: units.c over a synthetic graph. Node k is enqueued after the named
- * nodes, and is then the end of its stream.
+ * Converting a captured graph to units, without a GPU: units.c over a synthetic graph. Node k is enqueued after the
+ * named nodes, and is then the end of its stream.
  */
 #include "backend/cuda/units.c"
 

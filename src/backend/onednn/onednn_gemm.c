@@ -99,7 +99,8 @@ static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32],
   *out = NULL;
   engine *e = calloc(1, sizeof *e);
   if (!e) return RFI_GEMM_NO_MEMORY;
-  /* A library of another major version has other structs; one with its own thread pool would ignore our thread count. */
+  /* A library of another major version has other structs; one with its own thread pool would ignore our thread count.
+   * */
   const dnnl_version_t *v = dnnl_version();
   if (v->major != DNNL_VERSION_MAJOR || (v->cpu_runtime != DNNL_RUNTIME_OMP && v->cpu_runtime != DNNL_RUNTIME_SEQ) ||
       dnnl_engine_create(&e->engine, dnnl_cpu, 0) != dnnl_success ||

@@ -201,8 +201,8 @@ static const char *at(const product *p, const operand *x, const char *from, int6
   return from + (row * x->is + k * x->ks) * p->unit->size;
 }
 
-/* The moving rows of one group of panels, from i on. Complete blocks alternate between two buffers, which stay in the L1
- * cache. */
+/* The moving rows of one group of panels, from i on. Complete blocks alternate between two buffers, which stay in the
+ * L1 cache. */
 static void run_group(const product *p, const pass *w, int64_t i, char *own) {
   const int64_t mb = p->moving.block, fb = p->fixed.block, size = p->unit->size, block = p->unit->bm * p->unit->bn;
   const int64_t n = min64(w->vn - i, p->group * mb), deep = round_up(w->k, p->unit->step), panels = ceil_div(w->fn, fb);

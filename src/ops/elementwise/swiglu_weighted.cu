@@ -27,7 +27,8 @@ struct weighted_args {
   rfr_dtype weight_type;
 };
 
-/* The group of a row that begins at element j. ALIGNED: groups do not cross the row's end and are aligned to 16 bytes. */
+/* The group of a row that begins at element j. ALIGNED: groups do not cross the row's end and are aligned to 16
+ * bytes. */
 template <typename X, bool ALIGNED, int V = rfi_pack_width<X>>
 static __device__ __forceinline__ rfi_group<X, V> take(const X *row, int64_t j, int64_t columns) {
   if constexpr (ALIGNED) {
