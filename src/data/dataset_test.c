@@ -327,6 +327,20 @@ static void test_blocks(void **state) {
   rfi_dataset_close(ds);
 }
 
+/* Few blocks: where the hashes of all lie on one side, one block changes sides. */
+static void test_few_blocks(void **state) {
+  rft_folder *f = *state;
+  rfi_dataset *ds;
+  write_lines(f, "few.txt", 0, 30);
+  for (int most = 0; most < 2; most++) {
+    assert_int_equal(open_it(f, "few.txt", most ? 0.9999 : 0.0001, 64, &ds), RFR_OK);
+    const rfi_dataset_stats *stats = rfi_dataset_get_stats(ds);
+    assert_in_range(stats->blocks, 2, 8);
+    assert_int_equal(stats->held_out_blocks, most ? stats->blocks - 1 : 1);
+    rfi_dataset_close(ds);
+  }
+}
+
 /* Equal blocks, of one file or of two, never lie on both sides. */
 static void test_equal_blocks(void **state) {
   rft_folder *f = *state;
@@ -454,9 +468,9 @@ int main(void) {
       rft_folder_test(test_permutation),     rft_folder_test(test_training_windows),
       rft_folder_test(test_small_documents), rft_folder_test(test_validation_windows),
       rft_folder_test(test_split_is_stable), rft_folder_test(test_duplicates),
-      rft_folder_test(test_blocks),          rft_folder_test(test_equal_blocks),
-      rft_folder_test(test_binary),          rft_folder_test(test_nothing_there),
-      rft_folder_test(test_faults),
+      rft_folder_test(test_blocks),          rft_folder_test(test_few_blocks),
+      rft_folder_test(test_equal_blocks),    rft_folder_test(test_binary),
+      rft_folder_test(test_nothing_there),   rft_folder_test(test_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -82,6 +82,28 @@ static void ends_on_time(void **state) {
   }
 }
 
+/* The decay takes its share of the time, and evaluations count: with half of the time spent on them, the last step that
+ * was planned when the decay began stays the last. */
+static void decay_as_planned(void **state) {
+  (void)state;
+  for (int every = 50; every <= 10000; every += 9950) {
+    rfi_run_clock c = clock_of(120);
+    double t = 0.0, begin = 0.0;
+    int64_t n = 0, planned = 0;
+    do {
+      t += 0.03;
+      if (rfi_run_clock_step(&c, ++n, 0.03) == RFI_CLOCK_DECAY) begin = t, planned = c.lr_steps[RFI_LR_END];
+      if (n % every == 0) {
+        t += 1.5;
+        rfi_run_clock_other(&c, 1.5);
+      }
+    } while (n < c.lr_steps[RFI_LR_END]);
+    assert_int_equal(n, planned);
+    assert_true(fabs(t - 114.0) < 2.0);
+    assert_true(fabs(t - begin - 0.3 * 114.0) < 3.0);
+  }
+}
+
 static void decay_in_steps(void **state) {
   static const machine idle = {1, 10, 0.5, 0};
   (void)state;
@@ -113,6 +135,7 @@ static void resumed_in_the_decay(void **state) {
   const int64_t decay = c.lr_steps[RFI_LR_DECAY], end = c.lr_steps[RFI_LR_END];
   assert_int_equal(decay, n);
   rfi_run_clock_resume(&c, n);
+  assert_true(fabs(c.left - (120.0 - 6.0 - c.used)) < 1e-9);
   for (; n < end; n++) assert_int_equal(rfi_run_clock_step(&c, n + 1, 0.5), RFI_CLOCK_SAME);
   assert_int_equal(c.lr_steps[RFI_LR_DECAY], decay);
   assert_int_equal(c.lr_steps[RFI_LR_END], end);
@@ -128,8 +151,8 @@ static void too_little_time(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(ends_on_time), cmocka_unit_test(decay_in_steps),
-                                     cmocka_unit_test(warmup), cmocka_unit_test(resumed_in_the_decay),
-                                     cmocka_unit_test(too_little_time)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(ends_on_time),         cmocka_unit_test(decay_as_planned),
+                                     cmocka_unit_test(decay_in_steps),       cmocka_unit_test(warmup),
+                                     cmocka_unit_test(resumed_in_the_decay), cmocka_unit_test(too_little_time)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,9 +15,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/base.h"
 #include "base/json.h"
+#include "data/file.h"
 #include "support/comma_locale.h"
 #include "support/run.h"
+#include "train/state_json.h"
 
 static void mismatches(void **state) {
   (void)state;
@@ -537,6 +540,20 @@ static void two_starts_in_one_folder(void **state) {
   rfr_ctx_destroy(r.ctx);
 }
 
+/* A run that wrote no checkpoint yet is one too. */
+static void configuration_without_checkpoints(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, CONFIG, "started", &o);
+  rfr_run_close(run);
+  assert_int_equal(rfr_run_open(ctx, CONFIG, rft_run_folder("started"), &o, &run), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "run.exists");
+  assert_non_null(strstr(rfr_last_error()->message, "holds a run already"));
+  rfr_ctx_destroy(ctx);
+}
+
 /* Checkpoints whose config.yaml is lost are not overwritten; --resume takes them. */
 static void checkpoints_without_configuration(void **state) {
   (void)state;
@@ -637,6 +654,16 @@ static void no_space(void **state) {
   assert_int_equal(rfr_run_open(ctx, CONFIG, below, &o, &run), RFR_IO);
   assert_string_equal(rfr_last_error()->slug, "file.write");
   assert_int_equal(r.compiles, 0);
+  /* a resumed run needs room too */
+  run = rft_run_open(ctx, CONFIG, "full-later", &o);
+  rft_run_steps(run, 1);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_close(run);
+  o.resume = 1;
+  rfi_io_set_fault(&full);
+  assert_int_equal(rfr_run_open(ctx, NULL, rft_run_folder("full-later"), &o, &run), RFR_IO);
+  rfi_io_set_fault(NULL);
+  assert_string_equal(rfr_last_error()->slug, "file.space");
   rfr_ctx_destroy(ctx);
 }
 
@@ -697,6 +724,33 @@ static void bad_weights_are_not_saved(void **state) {
   rfr_run_get_info(run, &info);
   assert_int_equal(info.step, 2);
   rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* In 16 bits too: an infinite element, and the largest finite one, which is no reason to refuse. */
+static void bad_weights_in_16_bits(void **state) {
+  (void)state;
+  static const struct {
+    const char *precision;
+    uint16_t largest, infinite;
+  } types[] = {{"precision: {dtype: bf16}\n", 0x7F7F, 0x7F80}, {"precision: {dtype: f16}\n", 0x7BFF, 0x7C00}};
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  for (int i = 0; i < 2; i++) {
+    char config[1024];
+    rfr_tensor x;
+    snprintf(config, sizeof config, "%s%s", CONFIG, types[i].precision);
+    rfr_run *run = rft_run_open(ctx, config, i ? "bad-f16" : "bad-bf16", &o);
+    rft_run_steps(run, 1);
+    assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), "model.norm.weight", &x), RFR_OK);
+    ((uint16_t *)x.data)[3] = types[i].largest;
+    assert_int_equal(rfr_run_save(run), RFR_OK);
+    ((uint16_t *)x.data)[3] = types[i].infinite;
+    assert_int_equal(rfr_run_save(run), RFR_NUMERIC);
+    assert_string_equal(rfr_last_error()->slug, "run.diverged");
+    rfr_run_close(run);
+  }
   rfr_ctx_destroy(ctx);
 }
 
@@ -784,6 +838,67 @@ static void evaluation_limit(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+typedef struct progress_record {
+  int n;
+  int64_t windows, planned, held_out, step;
+  double seconds;
+  bool in_order;
+} progress_record;
+
+static void on_progress(const rfr_event *e, void *user) {
+  progress_record *r = user;
+  if (e->kind != RFR_EVENT_PROGRESS) return;
+  r->in_order &= e->windows > r->windows && e->windows < e->windows_planned && e->seconds >= r->seconds + 0.2;
+  r->n++;
+  r->windows = e->windows, r->planned = e->windows_planned, r->held_out = e->windows_held_out;
+  r->seconds = e->seconds, r->step = e->step;
+}
+
+/* An evaluation of more than 0.2 s reports its progress, at most once in 0.2 s, to the caller and not to the log. */
+static void evaluation_progress(void **state) {
+  (void)state;
+  enum { MOST = 1 << 24 };
+  static const char *const config =
+      "refrain: 1\n" LLAMA TWO_BATCHES ADAM RUN
+      "data: {train: [\"*.txt\"], validation: [\"*.held\"], tokenizer: bytes, sequence: 16}\n";
+  rfr_ctx *ctx = rft_run_ctx(1);
+  progress_record r;
+  rfr_evaluation e = {0};
+  char *held = malloc(MOST + 1), path[200], *log;
+  size_t bytes = 1 << 13, n;
+  assert_non_null(held);
+  for (int i = 0; i < MOST; i++) held[i] = (char)('a' + i % 23);
+  for (rfr_run *run; e.seconds < 1.0 && bytes < MOST; rfr_run_close(run)) { /* as much text as this machine needs */
+    char name[32];
+    bytes *= 4;
+    held[bytes] = 0;
+    rft_write_text("progress.held", held);
+    held[bytes] = 'a';
+    r = (progress_record){.in_order = true};
+    rfr_run_options o = rfr_run_options_default();
+    o.config_folder = rft_run_root;
+    o.on_event = on_progress;
+    o.event_user = &r;
+    snprintf(name, sizeof name, "progress-%zu", bytes);
+    run = rft_run_open(ctx, config, name, &o);
+    rft_run_steps(run, 1);
+    assert_int_equal(rfr_run_evaluate(run, &e), RFR_OK);
+    snprintf(path, sizeof path, "%s/log.jsonl", rft_run_folder(name));
+  }
+  free(held);
+  assert_true(e.seconds >= 1.0);
+  assert_true(r.n >= 1 && r.n <= (int)(e.seconds / 0.2));
+  assert_true(r.in_order && r.seconds <= e.seconds);
+  assert_int_equal(r.planned, e.windows);
+  assert_int_equal(r.held_out, e.windows_held_out);
+  assert_int_equal(r.step, 1);
+  assert_int_equal(rfi_file_read(ctx, path, &log, &n), RFR_OK);
+  assert_non_null(strstr(log, "\"event\": \"evaluation\""));
+  assert_null(strstr(log, "\"event\": \"progress\""));
+  rfi_free(ctx, log);
+  rfr_ctx_destroy(ctx);
+}
+
 /* An older checkpoint is used in place of a damaged one: that is a warning with both names. */
 static void damaged_checkpoint(void **state) {
   (void)state;
@@ -805,6 +920,29 @@ static void damaged_checkpoint(void **state) {
   assert_non_null(strstr(r.warning, "step-000002/model.safetensors"));
   assert_non_null(strstr(r.warning, "using the older checkpoint"));
   rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* The seed of a checkpoint's step block decides the masks: one that is not run.seed is refused. */
+static void other_seed_in_step_block(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  int64_t block[RFI_STEP_N];
+  rfr_run *run = rft_run_open(ctx, CONFIG, "seed", &o), *none;
+  rft_run_steps(run, 1);
+  assert_int_equal(rfr_programs_read(run->programs, &run->block, block), RFR_OK);
+  assert_int_equal(block[RFI_STEP_SEED], 3);
+  block[RFI_STEP_SEED] = 4;
+  assert_int_equal(rfr_programs_write(run->programs, &run->block, block), RFR_OK);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_close(run);
+  o.resume = 1;
+  assert_int_equal(rfr_run_open(ctx, NULL, rft_run_folder("seed"), &o, &none), RFR_MISMATCH);
+  assert_null(none);
+  assert_string_equal(rfr_last_error()->slug, "resume.mismatch");
+  assert_non_null(strstr(rfr_last_error()->message, "step_block has seed 4, but run.seed is 3"));
   rfr_ctx_destroy(ctx);
 }
 
@@ -846,17 +984,21 @@ int main(void) {
       cmocka_unit_test(zero_gradients),
       cmocka_unit_test(small_documents),
       cmocka_unit_test(two_starts_in_one_folder),
+      cmocka_unit_test(configuration_without_checkpoints),
       cmocka_unit_test(checkpoints_without_configuration),
       cmocka_unit_test(resume_from_elsewhere),
       cmocka_unit_test(odd_logs),
       cmocka_unit_test(no_space),
       cmocka_unit_test(file_size_limit),
       cmocka_unit_test(bad_weights_are_not_saved),
+      cmocka_unit_test(bad_weights_in_16_bits),
       cmocka_unit_test(ends_in_skipped_steps),
       cmocka_unit_test(bad_weights_are_not_loaded),
       cmocka_unit_test(nothing_to_predict),
       cmocka_unit_test(evaluation_limit),
+      cmocka_unit_test(evaluation_progress),
       cmocka_unit_test(damaged_checkpoint),
+      cmocka_unit_test(other_seed_in_step_block),
       cmocka_unit_test(numbers),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
