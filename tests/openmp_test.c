@@ -15,10 +15,13 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "base/base.h"
 
-enum { STEPS = 6 };
+enum { STEPS = 6, MANY = 1 << 16 };
 
 static const char *const models[] = {
     "precision: {dtype: f32}\n",
@@ -65,6 +68,9 @@ static rfr_ctx *make_ctx(int threads) {
 /* ---- the cases, each in a process of its own ---- */
 
 static void run_models(int threads) {
+#ifdef _OPENMP
+  const int dynamic = omp_get_dynamic();
+#endif
   rfr_ctx *ctx = make_ctx(threads);
   for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
     rfr_run *run = open_run(ctx, models[i]);
@@ -72,6 +78,9 @@ static void run_models(int threads) {
     rfr_run_close(run);
   }
   printf("threads %d\n", rfi_ctx_threads(ctx));
+#ifdef _OPENMP
+  if (omp_get_dynamic() != dynamic) printf("the host's OMP_DYNAMIC is changed\n");
+#endif
   rfr_ctx_destroy(ctx);
 }
 
@@ -86,6 +95,21 @@ static void case_nested(void) {
 #pragma omp single
   train(run, STEPS);
   train(run, STEPS); /* outside: the failed step changed nothing */
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* OpenMP is told to start no team at all: the step is not inside a region, and gets one thread. */
+static void case_levels(void) {
+  rfr_ctx *ctx = make_ctx(2);
+  rfr_run *run = open_run(ctx, models[0]);
+#ifdef _OPENMP
+  const int levels = omp_get_max_active_levels();
+  omp_set_max_active_levels(0);
+  train(run, STEPS);
+  omp_set_max_active_levels(levels);
+#endif
+  train(run, STEPS);
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
@@ -105,6 +129,10 @@ static void case_fork(void) {
   if (fork() == 0) {
     alarm(20);
     train(run, 1);
+    /* initial values of a large parameter are drawn by a team too */
+    const rfr_parameter p = {.name = "w", .init = RFR_INIT_NORMAL, .std = 1, .rank = 1, .shape = {MANY}};
+    static float w[MANY];
+    if (rfr_parameter_fill(&p, 3, RFR_F32, 2, w) != RFR_OK) printf("%s\n", rfr_last_error()->slug);
     fflush(stdout);
     _exit(0);
   }
@@ -116,14 +144,14 @@ static void case_fork(void) {
 static const struct {
   const char *name;
   void (*run)(void);
-} cases[] = {
-    {"one", case_one}, {"two", case_two}, {"nested", case_nested}, {"inside", case_inside}, {"fork", case_fork}};
+} cases[] = {{"one", case_one},       {"two", case_two},       {"nested", case_nested},
+             {"levels", case_levels}, {"inside", case_inside}, {"fork", case_fork}};
 
 /* What the process of a case prints, with one more variable in its environment. */
 static char *output_of(const char *name, const char *variable, const char *value) {
-  static char text[4][4096];
+  static char text[8][4096];
   static int next;
-  char *out = text[next++ % 4];
+  char *out = text[next++ % 8];
   size_t n = 0;
   ssize_t got;
   int ends[2], status;
@@ -167,13 +195,16 @@ static void test_region(void **state) {
   const char *one = output_of("one", NULL, NULL), *two = output_of("two", NULL, NULL);
   snprintf(expected, sizeof expected, "threads.team\n%.16s\n", two);
   assert_string_equal(output_of("nested", NULL, NULL), expected);
+  /* a nested region would get two threads here, but oneDNN's products one */
+  assert_string_equal(output_of("nested", "OMP_MAX_ACTIVE_LEVELS", "3"), expected);
+  assert_string_equal(output_of("levels", NULL, NULL), expected);
   assert_string_equal(output_of("inside", NULL, NULL), one);
 }
 
 static void test_fork(void **state) {
   (void)state;
   char expected[256];
-  snprintf(expected, sizeof expected, "%.16s\nthreads.fork\n", output_of("two", NULL, NULL));
+  snprintf(expected, sizeof expected, "%.16s\nthreads.fork\nthreads.fork\n", output_of("two", NULL, NULL));
   assert_string_equal(output_of("fork", NULL, NULL), expected);
 }
 
