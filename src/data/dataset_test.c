@@ -106,9 +106,9 @@ static void test_training_windows(void **state) {
   assert_true(from_zero < 4);
   int moved = 0; /* each epoch has an order of its own, not only another first byte */
   for (int64_t k = 0; k < W; k++) {
-    int64_t apart = rfi_dataset_position(ds, 9, k) - rfi_dataset_position(ds, 9, 0);
+    int64_t distance = rfi_dataset_position(ds, 9, k) - rfi_dataset_position(ds, 9, 0);
     int64_t later = rfi_dataset_position(ds, 9, W + k) - rfi_dataset_position(ds, 9, W);
-    moved += (apart - later) % N != 0;
+    moved += (distance - later) % N != 0;
   }
   assert_true(moved > W / 2);
   free(stream);

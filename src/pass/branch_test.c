@@ -104,7 +104,7 @@ static void test_bytes(void **state) {
     assert_int_equal(rfi_plan_make(t, workspace, side, &p), RFR_OK);
     for (int i = 0; i < t->n_ops; i++)
       for (int j = side[i].from; j < side[i].until; j++) {
-        if (side[j].until) continue; /* of the branch too, so one is behind the other */
+        if (side[j].until) continue; /* of the branch too, so one runs after the other */
         check_pair(t, &p, i, j);
         pairs++;
       }

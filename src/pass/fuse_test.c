@@ -31,7 +31,7 @@ static rfr_value parameter(rfr_trace *t, unsigned trained, int i, int rank, int6
                    ((int64_t[]){a, b}));
 }
 
-/* Two blocks of residual stream in `type`: packed attention behind a layernorm, a product behind an rmsnorm. */
+/* Two blocks of residual stream in `type`: packed attention after a layernorm, a GEMM after an rmsnorm. */
 static rfr_trace *blocks(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   rfr_trace *t;
   rfr_value p[N_PARAMETERS];
