@@ -150,8 +150,8 @@ static void test_exact(void **state) {
   }
 }
 
-/* What the fusions rest on: a sum over rows is split over rows where they are dense and over columns where they
- * are not, on any number of threads, with the same bits. */
+/* The fusions rely on this: a sum over rows is split over rows if they are dense and over columns if they are not, on
+ * any number of threads, with the same bits. */
 static void test_sum_over_rows(void **state) {
   (void)state;
   enum { ROWS = 101, COLUMNS = 531 };

@@ -192,8 +192,8 @@ static void test_gains_nothing(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* What reads a state before its next version is not made again after it, though its value
- * is wanted late; nor is the op that writes. */
+/* An op that reads a state before the state's next version is not recomputed after it, even if its result is needed
+ * late; the op that writes the state is not recomputed either. */
 static void test_effects(void **state) {
   (void)state;
   rfr_value x, w, skip;
@@ -238,7 +238,7 @@ static void test_effects(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* What is written onto in the forward, and what writes onto it, are not made again. */
+/* A value that the forward overwrites in place is not recomputed, nor is the op that overwrites it. */
 static void test_in_place(void **state) {
   (void)state;
   rfr_value x, w;
@@ -310,7 +310,7 @@ static void test_clone_of_moves(void **state) {
   rfr_trace_destroy(u);
 }
 
-/* What phase load makes lives beside the step: the budget counts it. */
+/* Results of phase load are live during the whole step: the budget counts them. */
 static void test_load_counts(void **state) {
   (void)state;
   rfr_value x, w;
@@ -362,7 +362,7 @@ static void test_account(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Bytes of a trace whose parts run apart that are live at once, at most, and across the beginning of a phase. */
+/* Live bytes of a trace with split phases: the peak, and those that cross the beginning of a phase. */
 static int64_t live_across(const rfr_trace *t, int phase, int64_t *peak) {
   int begin = 0;
   int64_t across = 0, *live = calloc((size_t)t->n_ops + 2, sizeof *live);
