@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pipeline schedules: for each rank a list of actions, as data. Nothing here needs a device.
+ * Pipeline schedules: a list of actions for each rank, as data. No device is needed.
  *
- * A schedule that exists is valid: every call that makes one checks it whole, and what is
- * wrong is an error with rank, position and action. So every stage has each microbatch's
- * forward once, and in training its backward once (B, or I and W); what an action needs
- * comes before it, on its rank and across ranks; and no ranks wait for each other in a circle.
+ * Every schedule is valid: each call that creates one checks it completely, and errors name rank, position and action.
+ * Every stage has each microbatch's forward once, and in training its backward once (B, or I and W). An action comes
+ * after those that it depends on, on its rank and across ranks, and no ranks wait for each other in a cycle.
  *
- * A stage is a piece of the model and lies on one rank; it owns one or more consecutive
- * layers. Stage s hands its output to s + 1 and its input gradient to s - 1. Where two
- * neighbours lie on different ranks, SEND and RECV may say when; without them the
- * consumer waits for the producer all the same. Ranks, stages, microbatches, slots and
- * positions count from 0.
+ * A stage is a part of the model on one rank; it owns one or more consecutive layers. Stage s sends its output to s + 1
+ * and its input gradient to s - 1. If two neighbours are on different ranks, SEND and RECV may say when; without them
+ * the consumer still waits for the producer. Ranks, stages, microbatches, slots and positions count from 0.
  *
  *   rfr_schedule *s;
  *   const char text[] = "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n";
@@ -97,8 +94,8 @@ typedef struct rfr_schedule_options {
   int ranks;
   int microbatches;
   int chunks; /* stages per rank; 0: 2 for interleaved and zb-v, else 1. 1f1b has 1, zb-v 2 */
-  int group;  /* interleaved and zb-h1 with several chunks: so many microbatches go to a chunk before the next has its
-                 turn; 0: as many as ranks. Fewer keep less and idle more */
+  int group;  /* interleaved and zb-h1 with several chunks: microbatches that a chunk runs before the next chunk;
+                 0: the number of ranks. Fewer need less memory and idle more */
 } rfr_schedule_options;
 RFR_API rfr_schedule_options rfr_schedule_options_default(void);
 /* The backwards of each stage run in ascending microbatches. gpipe, 1f1b and interleaved have B, the others I and W.

@@ -216,11 +216,11 @@ RFR_API rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out);
  * backend.missing, with why none can be used. */
 RFR_API rfr_status rfr_cuda_describe(rfr_ctx *ctx, char *text, size_t size);
 
-/* One of the pieces that GPUs need: the module, the driver, libraries. */
+/* One component that GPUs need: the module, the driver, a library. */
 typedef struct rfr_piece {
-  const char *name, *costs; /* what is not there without it; static */
-  char found[160];          /* with its version; "": nothing was */
-  int missing;              /* 1: nothing was found, or what was is too old */
+  const char *name, *costs; /* what does not work without it; static */
+  char found[160];          /* with its version; "": not found */
+  int missing;              /* 1: not found, or too old */
 } rfr_piece;
 /* The i-th, 0 based: RFR_INVALID past the end. Looks for them as rfr_cuda_describe does. */
 RFR_API rfr_status rfr_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out);
