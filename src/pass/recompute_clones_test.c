@@ -73,8 +73,7 @@ static void test_clones(void **state) {
   const char *report = rfr_program_report(p, 0, "recompute");
   assert_non_null(strstr(report, "recomputed: %"));
   assert_non_null(strstr(report, "bytes moved"));
-  assert_non_null(
-      strstr(report, "for another clone")); /* values that only the forward read, and the GEMM before a rope */
+  assert_non_null(strstr(report, "for another clone")); /* values of the forward alone, the GEMM before a rope */
   assert_non_null(strstr(report, "peak of live bytes"));
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
