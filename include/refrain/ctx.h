@@ -42,7 +42,7 @@ typedef struct rfr_ctx_options {
   int use_onednn;          /* 1: matrix products by oneDNN when it is there; 0: by the portable kernel */
   const char *device;      /* "cpu" (or NULL), "cuda" (the first GPU), "cuda:1", ...; "cuda:none" plans for a GPU
                               that is not there and runs nothing. Copied */
-  int cuda_portable;       /* 1: on a GPU, kernels of ours that need no more than compute capability 8.0 */
+  int cuda_portable;       /* 1: on a GPU, own kernels use no feature above compute capability 8.0 */
   size_t byte_limit;       /* refuse to hold more than this many bytes; 0: no limit */
 } rfr_ctx_options;
 
@@ -57,8 +57,8 @@ RFR_API rfr_ctx_options rfr_ctx_options_default(void);
  * child of a fork whose parent computed on the same thread. OMP_DYNAMIC has no effect on the library's regions. */
 RFR_API rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out);
 
-/* Gives the context up; accepts NULL. Objects made with it may be destroyed before or after, in any order: its memory,
- * with what `alloc_user` and `log_user` point to, is in use until the last of them is gone. */
+/* Ends the caller's use of the context; accepts NULL. Objects made with it may be destroyed before or after, in any
+ * order: its memory, and what `alloc_user` and `log_user` point to, are in use until the last of them is destroyed. */
 RFR_API void rfr_ctx_destroy(rfr_ctx *ctx);
 
 /* Counts of the context's allocator since creation. */
@@ -70,8 +70,7 @@ typedef struct rfr_ctx_stats {
 } rfr_ctx_stats;
 RFR_API rfr_ctx_stats rfr_ctx_get_stats(const rfr_ctx *ctx);
 
-/* Makes the k-th allocation from now fail (k = 1 is the next one); 0 turns it
- * off. For tests of what embeds the library, and for our own. */
+/* Makes the k-th allocation from now fail (k = 1 is the next one); 0 turns it off. For tests. */
 RFR_API void rfr_ctx_fail_alloc(rfr_ctx *ctx, int64_t k);
 
 #ifdef __cplusplus

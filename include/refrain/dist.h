@@ -29,37 +29,36 @@ typedef struct rfr_comm rfr_comm; /* one rank's end */
 
 /* The ends of `size` ranks that are threads of this process, into out[size]; for memory of the host. Sums are in rank
  * order, in f32, rounded once: the same bits on every rank and in every run. `timeout`: seconds that a rank waits for
- * another; 0: as long as it takes. `ctx` holds their memory and runs nothing. Errors:
- * argument, memory.alloc. */
+ * another; 0: no limit. `ctx` has their memory and runs nothing. Errors: argument, memory.alloc. */
 RFR_API rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out);
-/* NCCL's id of a new communicator, RFR_NCCL_ID_BYTES of them, which one rank makes and gives to all, by whatever way
- * they have. Errors: backend.missing, which names what is missing, NCCL's own library too. */
+/* NCCL's id of a new communicator, RFR_NCCL_ID_BYTES bytes. One rank creates it and sends it to all others by its own
+ * means. Errors: backend.missing, which names the missing library, also NCCL itself. */
 enum { RFR_NCCL_ID_BYTES = 128 };
 RFR_API rfr_status rfr_comm_nccl_id(rfr_ctx *ctx, void *id);
-/* This rank's end of that communicator, on the context's GPU, for memory of that GPU; every rank makes its own at
- * the same time, in a process or a thread of its own, with a GPU of its own, and waits for the others. Programs may
- * be captured with it. Sums of two ranks have the bits of any order; of more, NCCL's order. `timeout`: seconds that
- * a wait may take, for a call made here or for a device whose programs or graphs have this communicator, their own
- * work and joining here included; 0: as long as it takes. A poll counts from when it first finds the device busy with
- * what came last. rfr_comm_abort ends what waits on this rank alone; the others' timeouts end theirs. Programs and
- * graphs go before it: its destruction waits until they are gone, also after an abort. All ranks of a machine destroy
- * theirs at the same time. Errors: argument, backend.missing, dist.peer, cuda. */
+/* This rank's end of that communicator, on the context's GPU, for memory of that GPU. Every rank calls this at the same
+ * time, in its own process or thread and with its own GPU, and waits for the others. Programs may be captured with it.
+ * Sums of two ranks do not depend on their order; sums of more are in NCCL's order. `timeout`: seconds of a wait, 0: no
+ * limit. It applies to joining, to calls made here, and to waits for a device whose programs or graphs have this
+ * communicator, including their other work. A poll counts from when it first finds the device busy with the latest
+ * work. rfr_comm_abort ends the waits of this rank alone; those of the others end by their timeouts. Destroy programs
+ * and graphs first: rfr_comm_destroy waits until they are destroyed, also after an abort. All ranks of a machine
+ * destroy their ends at the same time. Errors: argument, backend.missing, dist.peer, cuda. */
 RFR_API rfr_status rfr_comm_nccl_create(rfr_ctx *ctx, const void *id, int size, int rank, double timeout,
                                         rfr_comm **out);
-/* Leaves: between threads, whoever calls the others' ends after that gets dist.peer. After all that uses it; accepts
- * NULL. */
+/* Destroys an end; accepts NULL. Call it after everything that uses the end. Between threads, later calls on the other
+ * ends fail with dist.peer. */
 RFR_API void rfr_comm_destroy(rfr_comm *c);
-/* Ends all calls, those that wait and later ones, with dist.peer: of all ranks that are threads, over NCCL of this rank
- * alone. From any thread; accepts NULL. */
+/* Ends all current and later calls with dist.peer: those of all ranks between threads, those of this rank alone over
+ * NCCL. From any thread; accepts NULL. */
 RFR_API void rfr_comm_abort(rfr_comm *c);
 
 RFR_API int rfr_comm_size(const rfr_comm *c); /* 0 for NULL */
 RFR_API int rfr_comm_rank(const rfr_comm *c); /* -1 for NULL */
 
-/* Collectives at once: they return when they are done. n counts the elements of one rank's part; `from` and `to` hold n
- * of them or, the larger one, n of each rank, rank 0's first. `from` may lie in `to`, or `to` in `from`, where this
- * rank's part is. Sums are of f32, bf16 or f16; all_gather takes any type of whole bytes. Errors: argument, dist.peer;
- * dist.mismatch, to all of them, when the ranks' calls differ. */
+/* Collective calls; they return when they are done. n counts the elements of one rank's part. `from` and `to` have n
+ * elements; the larger one has n per rank, rank 0's first. `from` may be this rank's part of `to`, or `to` this rank's
+ * part of `from`. Sums are of f32, bf16 or f16; all_gather takes any type of whole bytes. Errors: argument, dist.peer;
+ * dist.mismatch, on all ranks, if the ranks' calls differ. */
 RFR_API rfr_status rfr_comm_all_gather(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype);
 /* `to` gets this rank's part of the sum of all ranks' `from`. */
 RFR_API rfr_status rfr_comm_reduce_scatter(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype);

@@ -150,10 +150,10 @@ typedef struct rfr_hook_event {
   int capture;              /* 1: around a capture; 0: in warm-up */
   int iteration;            /* warm-up iteration; 0 in capture */
   int failed;               /* 1, in post hooks only: the work after their pre hooks failed */
-  /* What the part reads and writes. Forward: inputs and outputs. Backward: output gradients and input gradients. Wgrad:
-   * none, and the main gradients. data is NULL for absent ones. In warm-up the inputs have their values before the part
-   * runs, and addresses of fixed ports, main gradients and written states are scratch memory. In capture the addresses
-   * are final but hold no values; main gradients hold what the caller has there: do not write them. */
+  /* Tensors of the part. Forward: inputs and outputs. Backward: output gradients and input gradients. Wgrad: none, and
+   * the main gradients. data is NULL for absent ones. In warm-up the inputs have their values before the part runs, and
+   * addresses of fixed ports, main gradients and written states are scratch memory. In capture the addresses are final
+   * but hold no values; main gradients hold the caller's values: do not write them. */
   const rfr_tensor *inputs, *outputs;
   int n_inputs, n_outputs;
   const char *name;             /* of the callable; NULL for the warm-up hooks */
@@ -328,9 +328,8 @@ RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *sche
 RFR_API rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_tensors,
                                      const rfr_main_gradient *gradients, int n_gradients,
                                      const rfr_callable_moved *fixed, int n_fixed);
-/* Tells the graphs that frozen parameters or constants were written by other means than rfr_graphs_write and step
- * inputs: values derived from them are computed again when the next step begins. Errors: graphs.order, within a step.
- */
+/* Call this after frozen parameters or constants were written by other means than rfr_graphs_write and step inputs:
+ * values derived from them are recomputed when the next step begins. Errors: graphs.order, within a step. */
 RFR_API rfr_status rfr_graphs_changed(rfr_graphs *g);
 /* Waits until all launched work has finished. Errors: those of the device; graphs.splits. */
 RFR_API rfr_status rfr_graphs_wait(rfr_graphs *g);
@@ -380,7 +379,7 @@ RFR_API rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory 
 /* The compiled ops of a callable in the order load, setup, F, I, W (phases load, setup, forward, dgrad, wgrad).
  * Borrowed; NULL: no such callable. */
 RFR_API const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable);
-/* What a pass decided for a callable; NULL for an unknown pass. Borrowed. */
+/* The decisions of a pass for a callable; NULL for an unknown pass. Borrowed. */
 RFR_API const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass);
 
 #ifdef __cplusplus

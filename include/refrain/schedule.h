@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pipeline schedules: for each rank a list of actions, as data. Nothing here needs a device.
+ * Pipeline schedules: a list of actions for each rank, as data. No device is needed.
  *
- * A schedule that exists is valid: every call that makes one checks it whole, and what is
- * wrong is an error with rank, position and action. So every stage has each microbatch's
- * forward once, and in training its backward once (B, or I and W); what an action needs
- * comes before it, on its rank and across ranks; and no ranks wait for each other in a circle.
+ * Every schedule is valid: each call that creates one checks it completely, and errors name rank, position and action.
+ * Every stage has each microbatch's forward once, and in training its backward once (B, or I and W). An action comes
+ * after those that it depends on, on its rank and across ranks, and no ranks wait for each other in a cycle.
  *
- * A stage is a piece of the model and lies on one rank; it owns one or more consecutive
- * layers. Stage s hands its output to s + 1 and its input gradient to s - 1. Where two
- * neighbours lie on different ranks, SEND and RECV may say when; without them the
- * consumer waits for the producer all the same. Ranks, stages, microbatches, slots and
- * positions count from 0.
+ * A stage is a part of the model on one rank; it owns one or more consecutive layers. Stage s sends its output to s + 1
+ * and its input gradient to s - 1. If two neighbours are on different ranks, SEND and RECV may say when; without them
+ * the consumer still waits for the producer. Ranks, stages, microbatches, slots and positions count from 0.
  *
  *   rfr_schedule *s;
  *   const char text[] = "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n";
@@ -62,23 +59,22 @@ RFR_API const char *rfr_action_print(rfr_action a, char *out);
 
 typedef struct rfr_schedule rfr_schedule;
 
-/* From lists: actions[r] are the n_actions[r] of rank r, copied. How many stages and microbatches
- * there are, and which rank has a stage, follows from them. Errors: schedule.action, schedule.count,
- * schedule.order, schedule.deadlock. */
+/* From lists: actions[r] are the n_actions[r] of rank r, copied. They determine the number of stages and microbatches,
+ * and the rank of each stage. Errors: schedule.action, schedule.count, schedule.order, schedule.deadlock. */
 RFR_API rfr_status rfr_schedule_create(rfr_ctx *ctx, int ranks, const rfr_action *const *actions, const int *n_actions,
                                        rfr_schedule **out);
-/* From text: actions as rfr_action_print writes them, blanks between them, one line a rank; lines
- * that are empty or begin with # say nothing. `name` stands in errors. Errors: schedule.parse and those above. */
+/* From text: actions as rfr_action_print writes them, separated by blanks, one line per rank; empty lines and lines
+ * that begin with # are ignored. `name` is the source in errors. Errors: schedule.parse and those above. */
 RFR_API rfr_status rfr_schedule_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, rfr_schedule **out);
-/* From order lists as Transformer Engine takes them: c is a forward of chunk c, -c its backward,
- * -c-0.5 its weight gradients by themselves, chunks count from 1, and the k-th of each is microbatch
- * k - 1: "[1,1,-1,-1,-1.5,-1.5]" is 0F0 0F1 0I0 0I1 0W0 0W1. Commas or blanks between numbers, brackets or none;
- * one list a rank, with a newline or ; between. Chunk c of rank r of R is stage (c - 1) R + r. `layers`: of each chunk,
- * n_layers of them, or one for all; 0: one each. Errors: as rfr_schedule_parse. */
+/* From order lists in the format of Transformer Engine: c is a forward of chunk c, -c its backward, -c-0.5 its separate
+ * weight gradients; chunks count from 1, and the k-th of each is microbatch k - 1: "[1,1,-1,-1,-1.5,-1.5]" is 0F0 0F1
+ * 0I0 0I1 0W0 0W1. Commas or blanks separate numbers; brackets are optional; one list per rank, separated by a newline
+ * or ;. Chunk c of rank r of R is stage (c - 1) R + r. `layers`: the layers of each chunk, n_layers counts, or one
+ * count for all chunks; n_layers 0: one layer each. Errors: as rfr_schedule_parse. */
 RFR_API rfr_status rfr_schedule_parse_order(rfr_ctx *ctx, const char *name, const char *text, size_t n,
                                             const int *layers, int n_layers, rfr_schedule **out);
 
-/* The usual ones; docs/schedules.md has pictures. */
+/* The usual schedules; docs/schedules.md has pictures. */
 #define RFR_SCHEDULE_KINDS(X)   \
   X(GPIPE, "gpipe")             \
   X(1F1B, "1f1b")               \
@@ -97,84 +93,86 @@ typedef struct rfr_schedule_options {
   rfr_schedule_kind kind;
   int ranks;
   int microbatches;
-  int chunks; /* stages of each rank; 0: 2 for interleaved and zb-v, else 1. 1f1b has 1, zb-v 2 */
-  int group;  /* interleaved and zb-h1 with several chunks: so many microbatches go to a chunk before the next has its
-                 turn; 0: as many as ranks. Fewer keep less and idle more */
+  int chunks; /* stages per rank; 0: 2 for interleaved and zb-v, else 1. 1f1b has 1, zb-v 2 */
+  int group;  /* interleaved and zb-h1 with several chunks: microbatches that a chunk runs before the next chunk;
+                 0: the number of ranks. Fewer need less memory and idle more */
 } rfr_schedule_options;
 RFR_API rfr_schedule_options rfr_schedule_options_default(void);
-/* Each stage's backwards come in ascending microbatches. gpipe, 1f1b and interleaved have B, the others I
- * and W. Errors: argument, overflow. */
+/* The backwards of each stage run in ascending microbatches. gpipe, 1f1b and interleaved have B, the others I and W.
+ * Errors: argument, overflow. */
 RFR_API rfr_status rfr_schedule_generate(rfr_ctx *ctx, const rfr_schedule_options *options, rfr_schedule **out);
-/* The same schedule with SEND and RECV wherever neighbours lie on different ranks. Errors: argument, if it has some. */
+/* The same schedule with SEND and RECV between neighbours on different ranks. Errors: argument, if it already has some.
+ */
 RFR_API rfr_status rfr_schedule_add_communication(const rfr_schedule *s, rfr_schedule **out);
 
-/* Accepts NULL. Before the context. */
+/* Accepts NULL. Call it before the context is destroyed. */
 RFR_API void rfr_schedule_destroy(rfr_schedule *s);
-/* The text form, which reads back equal, but for what rfr_schedule_set_layers gave: layers are not in it. */
+/* The text form, which parses back equal, except for the layers (rfr_schedule_set_layers), which it does not contain.
+ */
 RFR_API rfr_status rfr_schedule_print(const rfr_schedule *s, rfr_write_fn write, void *user);
 
 typedef struct rfr_schedule_info {
   int ranks, stages, microbatches;
   int n_actions;     /* of all ranks */
-  int training;      /* 0: forwards alone */
+  int training;      /* 0: forwards only */
   int communication; /* 1: there are SEND and RECV */
 } rfr_schedule_info;
 RFR_API rfr_status rfr_schedule_get_info(const rfr_schedule *s, rfr_schedule_info *out);
-/* A rank's list and its length; borrowed. NULL and 0 for a rank that is not there. */
+/* A rank's list and its length; borrowed. NULL and 0 for an unknown rank. */
 RFR_API const rfr_action *rfr_schedule_actions(const rfr_schedule *s, int rank, int *n);
-/* The rank that has a stage; -1: there is no such stage. */
+/* The rank of a stage; -1: no such stage. */
 RFR_API int rfr_schedule_rank(const rfr_schedule *s, int stage);
-/* Position of an action in its rank's list, of the first where there are several (UNSHARD ...);
- * -1: it is not there. I and W also find the B that does them. */
+/* Position of an action in its rank's list, of the first one if there are several (UNSHARD ...); -1: none. For I and W
+ * also the B that includes them. */
 RFR_API int rfr_schedule_find(const rfr_schedule *s, rfr_action a);
 
-/* Layers (callables) that a stage owns; they are numbered through, stage after stage. One each
- * until they are set: `layers` has n counts, one per stage, or one for all stages. Errors: argument. */
+/* Layers (callables) of each stage; they are numbered stage after stage. One each until they are set: `layers` has n
+ * counts, one per stage, or one for all stages. Errors: argument. */
 RFR_API rfr_status rfr_schedule_set_layers(rfr_schedule *s, const int *layers, int n);
 RFR_API int rfr_schedule_layers(const rfr_schedule *s, int stage); /* 0: there is no such stage */
 
-/* A slot is a place for what one microbatch keeps in a stage: from its F (or its RECV_F) until
- * the last of its I and W (and its SENDs). Microbatches whose windows do not meet share one, so a stage has as many
- * as it has microbatches in flight at most, not as many as there are. Windows are those of the stage's own actions: who
- * lets a neighbour read a slot of this stage must look when that one's W comes (rfr_schedule_find). */
+/* A slot is the memory for one microbatch's data in a stage: from its F (or its RECV_F) until the last of its I and W
+ * (and its SENDs). Microbatches whose windows do not overlap share a slot, so a stage has as many slots as microbatches
+ * in flight. Windows count the stage's own actions only: if a neighbour reads a slot of this stage, compare with the
+ * position of the neighbour's W (rfr_schedule_find). */
 RFR_API int rfr_schedule_slots(const rfr_schedule *s, int stage);                /* 0: there is no such stage */
 RFR_API int rfr_schedule_slot(const rfr_schedule *s, int stage, int microbatch); /* -1: not there */
 
-/* ---- what a schedule costs ---- */
+/* ---- costs of a schedule ---- */
 
-/* Of one stage. Seconds of each op, negative: not given. F, I and W must be given where they are used; B is I + W if it
- * is not, the others 0. SEND_F and SEND_B are how long a message is on its way to the neighbour's rank, also where
- * no action sends it; the sender goes on meanwhile. RECV is what it takes of the receiver. */
+/* Costs of one stage. Seconds of each op; negative: not given. F, I and W must be given if they are used; if B is not
+ * given, it is I + W; the others are then 0. SEND_F and SEND_B are the time of a message to the neighbour's rank, also
+ * if no action sends it; the sender does not wait for it. RECV is the time of the receiver. */
 typedef struct rfr_stage_costs {
   double seconds[RFR_ACTION_COUNT];
-  int64_t activation_bytes; /* that a microbatch keeps from F to the last of I and W */
-  int64_t wgrad_bytes;      /* those of them that W still needs once I is done */
-  int64_t gradient_bytes;   /* the output gradient: from when it is there to the last of I and W */
-  int64_t weight_bytes;     /* of the stage, always there: weights, gradients, optimizer state */
+  int64_t activation_bytes; /* of one microbatch, from F to the last of I and W */
+  int64_t wgrad_bytes;      /* the part of them that W still needs after I */
+  int64_t gradient_bytes;   /* the output gradient: from its arrival to the last of I and W */
+  int64_t weight_bytes;     /* of the stage, always live: weights, gradients, optimizer state */
 } rfr_stage_costs;
-/* F, I and W 1 second, 1 byte from F to W: so bytes count microbatches. */
+/* F, I and W take 1 second and keep 1 byte from F to W, so that bytes count microbatches. */
 RFR_API rfr_stage_costs rfr_stage_costs_default(void);
 
 typedef struct rfr_rank_result {
   double busy, idle;  /* seconds; their sum is the makespan */
-  int slots;          /* of its stages: what graphs there are per layer */
+  int slots;          /* of its stages: the number of graphs per layer */
   int live;           /* microbatches in flight at once, over all its stages: at most `slots` */
-  int64_t slot_bytes; /* weights, and for each slot activations and output gradient at an address of its own */
-  int64_t live_bytes; /* most bytes that live at once: no plan is smaller */
+  int64_t slot_bytes; /* weights, and for each slot activations and output gradient with separate addresses */
+  int64_t live_bytes; /* peak of live bytes: no plan is smaller */
 } rfr_rank_result;
 typedef struct rfr_schedule_result {
   double makespan;
-  double bubble;                  /* the largest share of it that a rank is idle */
+  double bubble;                  /* the largest idle share of a rank */
   int slots;                      /* of all stages */
-  int64_t slot_bytes, live_bytes; /* of the rank that has most */
+  int64_t slot_bytes, live_bytes; /* of the rank with the most */
 } rfr_schedule_result;
-/* Runs the schedule on paper. `costs`: n_costs of them, one for each stage or one for all; NULL: the
- * default. `ranks` gets an entry for each rank, `start` and `end` those of each action, rank after rank; all may be
- * NULL. Errors: argument, overflow. */
+/* Simulates the schedule. `costs`: n_costs entries, one per stage or one for all; NULL: the default. `ranks` gets an
+ * entry per rank, `start` and `end` the times of each action, rank after rank; all may be NULL. Errors: argument,
+ * overflow. */
 RFR_API rfr_status rfr_schedule_simulate(const rfr_schedule *s, const rfr_stage_costs *costs, int n_costs,
                                          rfr_schedule_result *out, rfr_rank_result *ranks, double *start, double *end);
-/* Costs of `stages` stages from a file's text, JSON or CSV, into costs[stages]; docs/schedules.md has the form. Errors:
- * json, schedule.parse. */
+/* Costs of `stages` stages from the text of a file, JSON or CSV, into costs[stages]; docs/schedules.md describes the
+ * format. Errors: json, schedule.parse. */
 RFR_API rfr_status rfr_schedule_costs_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, int stages,
                                             rfr_stage_costs *costs);
 

@@ -25,15 +25,15 @@
 extern "C" {
 #endif
 
-/* What kind of failure; the slug in rfr_error says which one. */
+/* The kind of a failure; the slug in rfr_error is more specific. */
 typedef enum rfr_status {
   RFR_OK = 0,
   RFR_INVALID,     /* the caller's argument, configuration or file is wrong */
   RFR_NO_MEMORY,   /* an allocation failed, or a byte limit was reached */
-  RFR_NO_FIT,      /* the planned memory is over the budget */
+  RFR_NO_FIT,      /* the planned memory exceeds the budget */
   RFR_IO,          /* the operating system refused a read or a write */
-  RFR_UNSUPPORTED, /* right in principle, but this build or backend has no way to do it */
-  RFR_MISMATCH,    /* a replay, a resume or a rebind met something other than what was compiled */
+  RFR_UNSUPPORTED, /* valid, but this build or backend cannot do it */
+  RFR_MISMATCH,    /* a replay, a resume or a rebind does not match the compiled state */
   RFR_NUMERIC,     /* a value that must be finite is not */
   RFR_STOPPED,     /* a stop was requested; the work so far is saved and resumable */
   RFR_INTERNAL     /* a defect of the library */

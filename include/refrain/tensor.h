@@ -34,7 +34,7 @@ typedef struct rfr_tensor {
 /* DLPack's own name, so that the two headers agree when both are included. */
 typedef struct DLManagedTensorVersioned DLManagedTensorVersioned;
 
-/* Called once, by the exported tensor's deleter, on whatever thread that runs. */
+/* Called once, by the exported tensor's deleter, on the thread that calls it. */
 typedef void (*rfr_release_fn)(void *user);
 
 /* Wraps a tensor's memory for a consumer, without a copy. The memory must stay valid until
@@ -47,13 +47,11 @@ typedef void (*rfr_release_fn)(void *user);
 RFR_API rfr_status rfr_tensor_to_dlpack(rfr_ctx *ctx, const rfr_tensor *tensor, rfr_release_fn release, void *user,
                                         DLManagedTensorVersioned **out);
 
-/* Describes a DLPack tensor as an rfr_tensor: a view, valid as long as `dl`, which stays
- * the caller's to delete. `name` is "", role RFR_ROLE_CONST if the exporter marked it
- * read-only and RFR_ROLE_NONE otherwise; byte_offset is already in `data`. Taken are CPU
- * tensors of version 1.x with dense rows (strides of dimensions of size 1 do not count), at
- * most RFR_MAX_RANK dimensions, one lane, a type of 8 bits or more that is also ours, and
- * data aligned to its element. Errors: tensor, with what was found; of another major
- * version nothing but the version is read. */
+/* Describes a DLPack tensor as an rfr_tensor: a view, valid as long as `dl`, which the caller still owns. `name` is "",
+ * role RFR_ROLE_CONST if the exporter marked it read-only and RFR_ROLE_NONE otherwise; byte_offset is already in
+ * `data`. Accepts CPU tensors of version 1.x with dense rows (strides of dimensions of size 1 do not count), at most
+ * RFR_MAX_RANK dimensions, one lane, a type of 8 bits or more that the library has, and data aligned to its element.
+ * Errors: tensor, with what was found; of another major version only the version is read. */
 RFR_API rfr_status rfr_tensor_from_dlpack(const DLManagedTensorVersioned *dl, rfr_tensor *out);
 
 #ifdef __cplusplus

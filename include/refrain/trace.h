@@ -29,8 +29,7 @@ typedef struct rfr_trace rfr_trace;
 typedef int32_t rfr_value; /* dense id within one trace */
 #define RFR_NONE ((rfr_value)-1)
 
-/* What an input of the program is. Trainability is a role of an input, never an
- * attribute of an intermediate value. */
+/* The role of a program's input. Trainability is a role of an input, never an attribute of an intermediate value. */
 #define RFR_ROLES(X)                   \
   X(RFR_ROLE_NONE, "value")            \
   X(RFR_ROLE_TRAINABLE, "trainable")   \
@@ -106,8 +105,8 @@ RFR_API void rfr_microbatch(rfr_trace *t, int microbatch);
 /* Phase of the ops recorded from now; initially RFR_PHASE_FORWARD. Ops of RFR_PHASE_LOAD run once, before
  * all other ops; they must be recorded first and may read only frozen inputs and constants. */
 RFR_API void rfr_set_phase(rfr_trace *t, rfr_phase phase);
-/* What the recompute pass does with results of the ops recorded from now that the backward reads: keep
- * them, recompute them, or (auto, initially) follow the compile options. */
+/* The recompute policy of the ops recorded from now on, for results that the backward reads: keep them, recompute them,
+ * or (auto, initially) follow the compile options. */
 #define RFR_POLICIES(X)      \
   X(RFR_POLICY_AUTO, "auto") \
   X(RFR_POLICY_KEEP, "keep") \

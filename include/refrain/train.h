@@ -198,14 +198,14 @@ RFR_API const char *rfr_run_data_file(const rfr_run *run, int validation, int64_
 RFR_API rfr_programs *rfr_run_programs(rfr_run *run);
 RFR_API int rfr_run_program_index(const rfr_run *run, int program);
 
-/* What this machine and this build have. Pointers are borrowed from the context. */
+/* The machine and the build. Pointers are borrowed from the context. */
 typedef struct rfr_machine {
   size_t size;
   const char *isa; /* kernels in use: "v2", "v3", "v4" */
   int threads;
   int has_amx;             /* bf16 matrix units, and the kernel allows their use */
-  char matmul[96];         /* what runs matrix products: "oneDNN 2.6.3 (avx512_core_amx)", or why there is none */
-  int matmul_library;      /* 0: there is none; products run on the portable kernel, which does not use matrix units */
+  char matmul[96];         /* the GEMM library: "oneDNN 2.6.3 (avx512_core_amx)", or why there is none */
+  int matmul_library;      /* 0: there is none; GEMMs use the portable kernel, without matrix units */
   const char *module_path; /* folder of the loadable modules */
   rfr_dtype best_dtype;    /* what `dtype: auto` means on the context's device */
   const char *device;      /* the context's: "cpu", "cuda", ... */
@@ -216,17 +216,17 @@ RFR_API rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out);
  * backend.missing, with why none can be used. */
 RFR_API rfr_status rfr_cuda_describe(rfr_ctx *ctx, char *text, size_t size);
 
-/* One of the pieces that GPUs need: the module, the driver, libraries. */
+/* One component that GPUs need: the module, the driver, a library. */
 typedef struct rfr_piece {
-  const char *name, *costs; /* what is not there without it; static */
-  char found[160];          /* with its version; "": nothing was */
-  int missing;              /* 1: nothing was found, or what was is too old */
+  const char *name, *costs; /* what does not work without it; static */
+  char found[160];          /* with its version; "": not found */
+  int missing;              /* 1: not found, or too old */
 } rfr_piece;
 /* The i-th, 0 based: RFR_INVALID past the end. Looks for them as rfr_cuda_describe does. */
 RFR_API rfr_status rfr_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out);
 
-/* Writes the resolved configuration as YAML; with `sources` each line ends with where
- * its value comes from. What it passes over is a warning to options->on_event. Errors: config.*. */
+/* Writes the resolved configuration as YAML; with `sources` each line ends with the source of its value. Ignored keys
+ * are reported as warnings to options->on_event. Errors: config.*. */
 RFR_API rfr_status rfr_config_resolve(rfr_ctx *ctx, const char *config_text, const rfr_run_options *options,
                                       int sources, rfr_write_fn write, void *user);
 

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A bump allocator: a list of chunks, the newest first, each twice the size of the one
- * before up to a limit.
+ * A bump allocator: a list of chunks, the newest first, each twice the size of the previous one up to a limit.
  *
- * Invariant: memory is handed out once and never given back before the arena dies, so it
- * is still zero from the context's allocator and needs no clearing here. A block larger
- * than the next chunk gets a chunk of its own size; the rest of the old chunk is lost,
- * at most half of what the arena holds.
+ * Invariant: a byte is handed out once and is never freed before the arena is destroyed, so it is still zero from the
+ * context's allocator and is not cleared here. A block larger than the next chunk gets a chunk of its own size; the
+ * rest of the old chunk is lost, at most half of the arena's bytes.
  */
 #include "base/arena.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A bump allocator over the context's allocator: everything in it dies at once.
+ * A bump allocator over the context's allocator: all its memory is freed at once.
  */
 #ifndef RFI_ARENA_H
 #define RFI_ARENA_H

@@ -97,7 +97,7 @@ static void test_grow(void **state) {
   assert_true(rfi_arena_grow(f->arena, (void **)&array, &capacity, 10, sizeof *array));
   assert_ptr_equal(array, same);
 
-  /* Failures leave array and capacity alone. */
+  /* A failure leaves array and capacity unchanged. */
   const int old = capacity;
   rfr_ctx_fail_alloc(f->ctx, 1);
   assert_false(rfi_arena_grow(f->arena, (void **)&array, &capacity, 1 << 20, sizeof *array));

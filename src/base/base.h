@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Errors, allocation and the context's inside. Knows nothing of tensors.
+ * Errors, allocation and the internal interface of the context. Independent of tensors.
  */
 #ifndef RFI_BASE_H
 #define RFI_BASE_H
@@ -24,14 +24,14 @@ typedef enum rfi_error {
 /* Sets the thread's last error and returns its status. Allocates nothing; line breaks
  * become spaces; a text of more than 2047 bytes ends in "...". */
 rfr_status rfi_fail(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same with the place in a file that the error is about; line 0: the whole file. The
- * message starts with "file:line: ", or with nothing where there is no file ("" or NULL). */
+/* The same with a location in a file; line 0: the file as such. The message starts with "file:line: ", or with nothing
+ * if there is no file ("" or NULL). */
 rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* Gives the current error the status that somebody else's code chose; returns it. */
+/* Sets the status of the current error to one chosen by other code; returns it. */
 rfr_status rfi_fail_status(rfr_status status);
-/* Puts text before the current message (an outer function adds its context, with its own
- * separator: "layer3: "); slug, file and line stay. Returns the current status. */
+/* Prepends text to the current message, so that an outer function can add its context with its own separator ("layer3:
+ * "); slug, file and line are unchanged. Returns the current status. */
 rfr_status rfi_fail_prefix(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #define RFI_TRY(expr)                    \
@@ -46,17 +46,17 @@ rfr_status rfi_fail_prefix(const char *format, ...) __attribute__((format(printf
     if (s != RFR_OK) goto fail; \
   } while (0)
 
-/* Options of the caller: as long as ours, or longer with nothing but zeros in what we do not
- * know. `name` is the struct's. */
+/* Checks the size of a caller's options: as long as ours, or longer with only zeros after the members we know. `name`
+ * is the struct's. */
 rfr_status rfi_check_options(const char *name, const void *options, size_t size, size_t known);
 
-/* A broken invariant of our own: an error, never an abort. */
+/* A broken invariant of the library: an error, never an abort. */
 #define RFI_CHECK(condition)                                                                        \
   do {                                                                                              \
     if (!(condition)) return rfi_fail(RFI_E_INTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition); \
   } while (0)
 
-/* An error for a handle that is NULL; `type` is its type, "rfr_trace". */
+/* An error for a NULL handle; `type` is its type, "rfr_trace". */
 rfr_status rfi_check_handle(const void *handle, const char *type);
 
 /* Zeroed memory from the context's allocator, 64-byte aligned. *out is NULL on error, as without a
@@ -77,7 +77,7 @@ void rfi_ctx_own(rfr_ctx *ctx, rfi_owned *block); /* from rfi_alloc */
 enum { RFI_MAX_THREADS = 4096 };
 
 /* The context's settings. */
-/* Threads of a parallel region: what the options ask for, at most what OpenMP can give. Results depend on it. */
+/* Threads of a parallel region: the number in the options, at most what OpenMP gives. Results depend on it. */
 int rfi_ctx_threads(const rfr_ctx *ctx);
 /* Call before a parallel region of `threads`. Fails in the child of a fork whose parent had a team on this thread:
  * OpenMP's threads do not exist in the child, and the region would wait for them forever. */
@@ -100,8 +100,8 @@ double rfi_strtod(const char *s, char **end);
 /* Shortest "%.17g" form that reads back equal, with a dot, into 32 bytes; inf and nan as such. Returns buf. */
 char *rfi_format_double(char buf[32], double x);
 
-/* A growing string in the context's memory; starts as {ctx}. A failed call leaves it as it
- * was. What is appended must not lie in the string itself. */
+/* A growing string in the context's memory; starts as {ctx}. A failed call leaves it unchanged. Appended text must not
+ * point into the string itself. */
 typedef struct rfi_string {
   rfr_ctx *ctx;
   char *data; /* NUL-terminated, NULL when empty */
@@ -110,7 +110,7 @@ typedef struct rfi_string {
 rfr_status rfi_string_printf(rfi_string *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 rfr_status rfi_string_append(rfi_string *s, const char *text, size_t n);
 void rfi_string_deinit(rfi_string *s);
-/* Is `word` one of the words of a text, which are separated by blanks? */
+/* Whether `word` is one of the blank-separated words of a text. */
 bool rfi_has_word(const char *words, const char *word);
 
 #endif

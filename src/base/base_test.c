@@ -71,7 +71,7 @@ static void test_error_text(void **state) {
   assert_string_equal(rfr_last_error()->file, "run.yaml");
   assert_int_equal(rfr_last_error()->line, 12);
 
-  /* An outer function adds what it knows; the rest of the error stays. */
+  /* An outer function adds its context; the rest of the error is unchanged. */
   assert_int_equal(rfi_fail_prefix("%s: ", "outer"), RFR_INVALID);
   assert_string_equal(rfr_last_error()->message, "outer: run.yaml:12: no key \"lrr\"");
   assert_string_equal(rfr_last_error()->slug, "config.key");
@@ -94,7 +94,7 @@ static void test_error_text(void **state) {
 static void test_error_too_long(void **state) {
   (void)state;
   char text[5001];
-  for (int shift = 0; shift < 3; shift++) { /* a two-byte letter lies across the cut in one of them */
+  for (int shift = 0; shift < 3; shift++) { /* a two-byte letter crosses the cut in one of them */
     memset(text, 'x', sizeof text);
     for (size_t i = (size_t)shift; i + 1 < sizeof text - 1; i += 2) memcpy(text + i, "\xC3\xA4", 2);
     text[5000] = '\0';
@@ -122,11 +122,10 @@ static void test_error_json(void **state) {
   rfi_fail_at(RFI_E_CONFIG_KEY, "a\\b.yaml", 12, "no key \"l\tr\" \xC3\xA4 \xFF\xC0\x80\xED\xA0\x80 end");
   const size_t n = rfr_error_json(rfr_last_error(), text, sizeof text);
   assert_int_equal(n, strlen(text));
-  assert_string_equal(text,
-                      "{\"status\": \"invalid\", \"slug\": \"config.key\", \"message\": \"a\\\\b.yaml:12: no key "
-                      "\\\"l\\u0009r\\\" \xC3\xA4 "
-                      "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD end\", \"next\": "
-                      "\"remove the key or correct its name\", \"file\": \"a\\\\b.yaml\", \"line\": 12}");
+  assert_string_equal(text, "{\"status\": \"invalid\", \"slug\": \"config.key\", \"message\": \"a\\\\b.yaml:12: no key "
+                            "\\\"l\\u0009r\\\" \xC3\xA4 "
+                            "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD end\", \"next\": "
+                            "\"remove the key or correct its name\", \"file\": \"a\\\\b.yaml\", \"line\": 12}");
   assert_int_equal(rfr_error_json(NULL, NULL, 0), n); /* NULL: the thread's last error */
   memset(small, 'x', sizeof small);
   assert_int_equal(rfr_error_json(rfr_last_error(), small, sizeof small), n);
@@ -214,7 +213,7 @@ static void test_options_size(void **state) {
   newer.o.size = (size_t)-1;
   assert_error(create_and_destroy(&newer.o), RFR_INVALID, "argument", "size is");
 
-  /* An older caller's struct ends before `threads`: what follows it in memory is not read. */
+  /* An older caller's struct ends before `threads`: bytes after it are not read. */
   rfr_ctx_options older = rfr_ctx_options_default();
   older.size = offsetof(rfr_ctx_options, threads);
   older.threads = -5;
@@ -260,7 +259,7 @@ static void test_options_values(void **state) {
   o.module_path = path;
   assert_error(create_and_destroy(&o), RFR_INVALID, "argument", "module_path");
   free(path);
-  o.module_path = "modules"; /* would change with the working folder */
+  o.module_path = "modules"; /* it would change with the working folder */
   assert_error(create_and_destroy(&o), RFR_INVALID, "argument", "\"modules\" is not an absolute path");
 }
 
@@ -274,7 +273,7 @@ static void test_options_defaults(void **state) {
   assert_int_equal(stat(rfi_ctx_module_path(ctx), &st), 0);
   assert_true(S_ISDIR(st.st_mode));
   assert_int_equal(rfi_ctx_module_path(ctx)[0], '/');
-  /* Every set up to the best one may be asked for, none beyond. */
+  /* Every instruction set up to the best one is accepted, none above it. */
   rfr_ctx_options o = rfr_ctx_options_default();
   static const char *const all[] = {"v2", "v3", "v4"};
   for (int i = 0; i < 3; i++) {
@@ -293,7 +292,7 @@ static void test_environment(void **state) {
   setenv("REFRAIN_ONEDNN", "0", 1);
   assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
   rfr_ctx_options o = rfr_ctx_options_default();
-  /* What was read stays; what is given is not overridden. */
+  /* Settings are read once, at creation; options that the caller sets are not overridden. */
   setenv("REFRAIN_ISA", "v9", 1);
   setenv("REFRAIN_THREADS", "76", 1);
   assert_int_equal(rfi_ctx_threads(ctx), 77);
@@ -323,7 +322,7 @@ static void test_environment(void **state) {
 /* ---- memory ---- */
 
 typedef struct guard {
-  int64_t calls, blocks, bytes; /* as this allocator sees them */
+  int64_t calls, blocks, bytes; /* as seen by this allocator */
   int refuse;
 } guard;
 
@@ -333,7 +332,7 @@ static void *guard_alloc(size_t bytes, size_t alignment, void *user) {
   if (g->refuse) return NULL;
   void *memory;
   if (posix_memalign(&memory, alignment, bytes) != 0) return NULL;
-  memset(memory, 0xCD, bytes); /* so that zeros are the library's doing */
+  memset(memory, 0xCD, bytes); /* so that zeros are from the library */
   g->blocks++;
   g->bytes += (int64_t)bytes;
   return memory;
@@ -432,7 +431,7 @@ static void test_byte_limit(void **state) {
   assert_null(b);
   assert_true(g.bytes - own <= LIMIT);
   rfi_free(ctx, a);
-  assert_int_equal(rfi_alloc(ctx, 6000, &b), RFR_OK); /* the refused one is not held against it */
+  assert_int_equal(rfi_alloc(ctx, 6000, &b), RFR_OK); /* a refused allocation is not counted */
   rfi_free(ctx, b);
   assert_int_equal(rfi_alloc(ctx, LIMIT, &b), RFR_NO_MEMORY);
   assert_true(rfr_ctx_get_stats(ctx).peak_bytes <= LIMIT);
@@ -507,7 +506,7 @@ static void test_string(void **state) {
   assert_int_equal(rfi_string_append(&s, "abc", 3), RFR_OK);
   rfr_ctx_fail_alloc(ctx, 1);
   assert_int_equal(rfi_string_printf(&s, "%0500d", 1), RFR_NO_MEMORY);
-  assert_string_equal(s.data, "abc"); /* as it was */
+  assert_string_equal(s.data, "abc"); /* unchanged */
   assert_int_equal(s.n, 3);
   char exact[200] = "";
   memset(exact, 'e', 124); /* fills the first block to its NUL */
@@ -595,10 +594,10 @@ static void test_numbers_under_comma_locale(void **state) {
   char host[32];
   assert_true(rft_set_comma_locale(RFT_BINARY_DIR "/locale"));
   snprintf(host, sizeof host, "%.1f", 1.5);
-  assert_string_equal(host, "1,5"); /* else the rest proves nothing */
+  assert_string_equal(host, "1,5"); /* otherwise the rest proves nothing */
   check_numbers();
   snprintf(host, sizeof host, "%.1f", 1.5);
-  assert_string_equal(host, "1,5"); /* the host's locale is as before */
+  assert_string_equal(host, "1,5"); /* the host's locale is unchanged */
   setlocale(LC_NUMERIC, "C");
 }
 

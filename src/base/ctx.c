@@ -2,14 +2,13 @@
  *
  * The context: settings, the counting allocator, the log.
  *
- * Each block from the caller's allocator starts with a header of one cache line that
- * holds its size, so that freeing needs no size and the counts are exact: they are the
- * bytes the allocator was asked for, headers included, without the context itself. The
- * counts are atomic because a tensor that was handed out may be released on any thread;
- * everything else of a context is for one thread at a time.
+ * Each block from the caller's allocator starts with a header of one cache line that holds its size. So freeing needs
+ * no size, and the counts are exact: the bytes requested from the allocator, headers included, without the context
+ * itself. The counts are atomic because an exported tensor may be released on any thread; everything else in a context
+ * is for one thread at a time.
  *
- * Settings that cannot be honoured are refused, the environment's too: a misspelt
- * REFRAIN_THREADS becomes an error of rfr_ctx_create, never a silent default.
+ * Invalid settings are refused, also those of the environment: a misspelt REFRAIN_THREADS is an error of
+ * rfr_ctx_create, never a silent default.
  */
 #include "base/base.h"
 
@@ -41,9 +40,9 @@ struct rfr_ctx {
   char module_path[PATH_MAX];
   char device[32];
   rfi_owned *owned;
-  size_t own_bytes; /* of this block, as its allocator was asked */
-  /* The caller's handle, and each live block that is not owned. So whatever was made with the context keeps it until
-   * its last block is free, and objects may be destroyed in any order. */
+  size_t own_bytes; /* of this block, as requested from its allocator */
+  /* The caller's handle and each live block that is not owned count as references. So an object keeps the context alive
+   * until its last block is freed, and objects may be destroyed in any order. */
   _Atomic int64_t references;
   _Atomic int64_t alloc_calls, live_blocks, live_bytes, peak_bytes;
   _Atomic int64_t fail_in; /* allocations until the one that fails; 0: none */
@@ -51,13 +50,13 @@ struct rfr_ctx {
 
 /* ---- memory ---- */
 
-/* Large blocks lie on huge pages where the system has them: an update that streams through weights and moments spends
- * a tenth of its time on misses of the address cache otherwise. */
+/* Large blocks use huge pages if the system has them: otherwise an update that streams through weights and moments
+ * spends a tenth of its time on TLB misses. */
 static void *default_alloc(size_t bytes, size_t alignment, void *user) {
   (void)user;
   if (bytes < 2 * HUGE_PAGE) return aligned_alloc(alignment, bytes);
   void *memory = aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1));
-  if (memory) madvise(memory, bytes, MADV_HUGEPAGE); /* a hint: refused, it changes nothing but the time */
+  if (memory) madvise(memory, bytes, MADV_HUGEPAGE); /* a hint: if it is refused, only the time changes */
   return memory;
 }
 
@@ -144,7 +143,7 @@ void rfr_ctx_fail_alloc(rfr_ctx *ctx, int64_t k) {
   if (ctx != NULL) atomic_store(&ctx->fail_in, k > 0 ? k : 0);
 }
 
-/* ---- what the machine has ---- */
+/* ---- the machine ---- */
 
 static int usable_cores(void) {
   cpu_set_t set[16]; /* 16384 CPUs */
@@ -160,7 +159,7 @@ static int team_limit(void) {
 #ifdef _OPENMP
   return omp_in_parallel() ? 1 : omp_get_thread_limit();
 #else
-  return RFI_MAX_THREADS; /* the parts of a loop run one after the other */
+  return RFI_MAX_THREADS; /* loop parts run one after the other */
 #endif
 }
 
@@ -181,8 +180,8 @@ rfr_status rfi_check_fork(int threads) {
 
 static const char *const isa_names[] = {"v2", "v3", "v4"};
 
-/* A line of /proc/self/maps: "start-end permissions offset device inode   path". Keeps the path when the line's range
- * holds `address`; false at the first line that has another form. */
+/* A line of /proc/self/maps: "start-end permissions offset device inode   path". Keeps the path if the line's range
+ * contains `address`; false at the first line of another form. */
 static bool read_mapping(const char *line, uintptr_t address, char out[PATH_MAX]) {
   char *end;
   const uintptr_t first = strtoul(line, &end, 16);
@@ -197,7 +196,7 @@ static bool read_mapping(const char *line, uintptr_t address, char out[PATH_MAX]
   return true;
 }
 
-/* The file that holds this code, as the kernel names it; "" where it does not. */
+/* The file that contains this code, as the kernel names it; "": unknown. */
 static void own_file(char out[PATH_MAX]) {
   char text[PATH_MAX + 4096];
   size_t n = 0;
@@ -222,9 +221,9 @@ static void own_file(char out[PATH_MAX]) {
   if (fd >= 0) close(fd);
 }
 
-/* The folder of the file that holds this code: the shared library, or the program it was linked into. Empty where it
- * is not known; then no module is loaded. The loader's own name for the file (dladdr) is relative to the working folder
- * of the time of loading, so it counts only when it is absolute. */
+/* The folder of the file that contains this code: the shared library, or the program it was linked into. Empty if
+ * unknown; then no module is loaded. The loader's name for the file (dladdr) is relative to the working folder at
+ * loading time, so it is used only if it is absolute. */
 static void own_folder(char out[PATH_MAX]) {
   Dl_info info;
   own_file(out);
@@ -239,7 +238,7 @@ static void own_folder(char out[PATH_MAX]) {
 
 /* ---- the context ---- */
 
-/* A whole number in [low, high], else -1, which rfr_ctx_create refuses. */
+/* An integer in [low, high], else -1, which rfr_ctx_create refuses. */
 static int parse_int(const char *s, int low, int high) {
   char *end;
   errno = 0;
@@ -263,7 +262,7 @@ rfr_ctx_options rfr_ctx_options_default(void) {
   if (isa != NULL && *isa != '\0') {
     o.isa = "none (REFRAIN_ISA)";
     for (size_t i = 0; i < sizeof isa_names / sizeof *isa_names; i++)
-      if (strcmp(isa, isa_names[i]) == 0) o.isa = isa_names[i]; /* outlives a later setenv */
+      if (strcmp(isa, isa_names[i]) == 0) o.isa = isa_names[i]; /* a later setenv may free the original */
   }
   if (onednn != NULL && *onednn != '\0') o.use_onednn = parse_int(onednn, 0, 1);
   if (device != NULL && *device != '\0') o.device = device;
@@ -271,7 +270,7 @@ rfr_ctx_options rfr_ctx_options_default(void) {
   return o;
 }
 
-/* Brings the caller's options, which may be of an older or a newer library, into `o`. */
+/* Copies the caller's options, which may be of an older or a newer library, into `o`. */
 static rfr_status read_options(const rfr_ctx_options *options, rfr_ctx_options *o) {
   if (options == NULL) {
     *o = rfr_ctx_options_default();

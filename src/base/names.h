@@ -16,9 +16,9 @@ typedef struct rfi_names {
   int n, capacity; /* a power of two, at most half full */
 } rfi_names;
 
-/* The number of a name, -1 if it is not there. */
+/* The number of a name; -1: unknown. */
 int rfi_names_find(const rfi_names *names, const char *name);
-/* Adds a name that is not there yet; it must live as long as the arena. False: out of memory. */
+/* Adds a new name; it must live as long as the arena. False: out of memory. */
 bool rfi_names_add(rfi_names *names, rfi_arena *arena, const char *name, int id);
 
 #endif

@@ -55,7 +55,7 @@ static void set_message(const char *text, int wanted) {
     if (*c == '\n' || *c == '\r') *c = ' ';
 }
 
-/* Appends to `text` (MESSAGE_BYTES); returns the length that the whole would have had. */
+/* Appends to `text` (MESSAGE_BYTES); returns the length of the full text. */
 static int format_after(char *text, int used, const char *format, va_list args) {
   if (used >= MESSAGE_BYTES) return used;
   int n = rfi_vsnprintf(text + used, (size_t)(MESSAGE_BYTES - used), format, args);
@@ -64,7 +64,7 @@ static int format_after(char *text, int used, const char *format, va_list args) 
 
 static rfr_status set_error(rfi_error error, const char *file, int64_t line, const char *text, int wanted) {
   if ((unsigned)error >= RFI_E_COUNT) error = RFI_E_INTERNAL;
-  char kept[FILE_BYTES]; /* `file` may be the last error's own */
+  char kept[FILE_BYTES]; /* `file` may be the last error's own buffer */
   rfi_snprintf(kept, sizeof kept, "%s", file);
   memcpy(last.file, kept, sizeof kept);
   set_message(text, wanted);
@@ -123,7 +123,7 @@ rfr_status rfi_check_handle(const void *handle, const char *type) {
 
 const rfr_error *rfr_last_error(void) {
   if (last.error.slug == NULL) {
-    /* This thread has had no error yet. */
+    /* This thread has no error yet. */
     last.error = (rfr_error){RFR_OK, "", last.message, "", last.file, 0};
   }
   return &last.error;
@@ -145,8 +145,8 @@ static void put_text(json_text *t, const char *s) {
   for (; *s != '\0'; s++) put_byte(t, *s);
 }
 
-/* Length of the UTF-8 sequence at `s`, 0 if there is none. Overlong forms, surrogates and code points above U+10FFFF
- * are none. */
+/* Length of the UTF-8 sequence at `s`, 0 if it is invalid. Overlong forms, surrogates and code points above U+10FFFF
+ * are invalid. */
 static int utf8_length(const unsigned char *s) {
   const int n = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] < 0xE0 ? 2 : s[0] >= 0xE0 && s[0] < 0xF0 ? 3 : 4;
   if (n == 4 && (s[0] < 0xF0 || s[0] > 0xF4)) return 0;

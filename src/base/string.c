@@ -2,12 +2,10 @@
  *
  * Text and numbers that do not depend on the locale.
  *
- * The host program may have set a locale whose decimal sign is a comma; then printf
- * writes "1,5" and strtod reads "1.5" as 1. Every number that the library prints or
- * reads goes through here. The C locale is asked for by name at each call: the C
- * library answers with a constant object, so that there is nothing to initialize, to
- * free or to share between threads. Only the calling thread's locale is switched, and
- * it is switched back.
+ * The host program may have set a locale whose decimal sign is a comma; then printf writes "1,5" and strtod reads "1.5"
+ * as 1. Every number that the library prints or reads goes through this file. The C locale is requested by name at each
+ * call: the C library returns a constant object, so nothing has to be initialized, freed or shared between threads.
+ * Only the calling thread's locale is switched, and it is switched back.
  */
 #include "base/base.h"
 
@@ -49,7 +47,7 @@ double rfi_strtod(const char *s, char **end) {
 char *rfi_format_double(char buf[32], double x) {
   if (isnan(x)) return strcpy(buf, "nan");
   if (isinf(x)) return strcpy(buf, x < 0 ? "-inf" : "inf");
-  /* whole numbers of a readable size stay whole: 100, not 1e+02 */
+  /* integers of a readable size are printed as such: 100, not 1e+02 */
   int digits = 1;
   if (x == trunc(x) && fabs(x) < 1e15)
     for (double power = 10; power <= fabs(x); power *= 10) digits++;
@@ -60,7 +58,7 @@ char *rfi_format_double(char buf[32], double x) {
   return buf;
 }
 
-/* Room for `more` bytes and the NUL. */
+/* Reserves memory for `more` bytes and the NUL. */
 static rfr_status reserve(rfi_string *s, size_t more) {
   if (more >= (SIZE_MAX >> 2) - s->n) return rfi_fail(RFI_E_OVERFLOW, "a string of %zu more bytes", more);
   size_t want = s->n + more + 1;
@@ -86,7 +84,7 @@ rfr_status rfi_string_printf(rfi_string *s, const char *format, ...) {
   if (n < 0) {
     status = rfi_fail(RFI_E_INTERNAL, "a format that the C library refuses: %s", format);
   } else if ((size_t)n >= room) {
-    if (room > 0) s->data[s->n] = '\0'; /* on failure the string is as before */
+    if (room > 0) s->data[s->n] = '\0'; /* on failure the string is unchanged */
     status = reserve(s, (size_t)n);
     if (status == RFR_OK) rfi_vsnprintf(s->data + s->n, (size_t)n + 1, format, again);
   }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Patterns of parameter names. Iterative, with one point to return to: the time is at most the product of both lengths.
+ * Patterns of parameter names. Iterative, with one backtracking point: the time is at most the product of both lengths.
  */
 #include "refrain/nn.h"
 

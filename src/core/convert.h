@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Arrays from one element type to another. Kernels have their own fast casts; this is
- * for data that crosses a border (files, tensors from outside, tests).
+ * Arrays from one element type to another. Kernels have their own fast casts; this is for data from or to files,
+ * foreign tensors and tests.
  */
 #ifndef RFI_CONVERT_H
 #define RFI_CONVERT_H

@@ -2,10 +2,9 @@
  *
  * Element types against an independent formula, over every bit pattern.
  *
- * The reference reads a pattern as sign * 2^e * (1 + m / 2^k) in double and rounds with
- * rint on a scaled long double; the library does neither. Between every two neighbours the
- * midpoint and the two floats beside it are tried, so that each rounding decision that a
- * type knows is taken once.
+ * The reference reads a pattern as sign * 2^e * (1 + m / 2^k) in double and rounds with rint on a scaled long double;
+ * the library uses neither. Between every two neighbours the midpoint and the two floats next to it are tested, so that
+ * every rounding decision of a type is tested once.
  */
 #include "refrain/dtype.h"
 
@@ -109,7 +108,7 @@ static void test_every_midpoint(void **state) {
     for (uint32_t low = 0; formula(s, low) < s->largest; low++) {
       const double a = formula(s, low), b = formula(s, low + 1);
       const float middle = (float)((a + b) / 2);
-      assert_true(middle == (a + b) / 2); /* exact, or the test proves nothing */
+      assert_true(middle == (a + b) / 2); /* exact, otherwise the test proves nothing */
       const uint32_t even = low % 2 == 0 ? low : low + 1;
       assert_int_equal(rfr_float_to_bits(s->dtype, middle), even);
       assert_int_equal(rfr_float_to_bits(s->dtype, -middle), sign | even);
@@ -128,7 +127,7 @@ static void test_beyond_the_largest(void **state) {
     int e;
     frexp(s->largest, &e);
     const float last = (float)s->largest, half_unit = ldexpf(1, e - 1 - s->mantissa - 1);
-    const float edge = last + half_unit; /* halfway to where the next value would be */
+    const float edge = last + half_unit; /* halfway to the next value, if there were one */
     const double over = s->overflows ? INFINITY : s->largest;
     assert_true((double)edge == s->largest + half_unit);
     assert_same_value(s->dtype, edge, round_trip(s->dtype, nextafterf(edge, 0)), s->largest);
@@ -146,14 +145,14 @@ static void test_beyond_the_largest(void **state) {
       assert_same_value(s->dtype, -0x1p-126, round_trip(s->dtype, -0x1p-126f), -0.0);
     }
   }
-  /* A NaN whose payload lies in the bits that bf16 cuts is a NaN still. */
+  /* A NaN stays a NaN if its payload is only in the bits that bf16 cuts. */
   assert_int_equal(rfr_float_to_bits(RFR_BF16, rfr_float_from_bits(RFR_F32, 0x7F800001)) & 0x7FC0, 0x7FC0);
   assert_int_equal(rfr_float_to_bits(RFR_BF16, rfr_float_from_bits(RFR_F32, 0xFFA50001)), 0xFFE5);
 }
 
 static void test_known_values(void **state) {
   (void)state;
-  /* The ties of the 4-bit type, as block formats count on them. */
+  /* The ties of the 4-bit type, on which block formats rely. */
   static const float ties[][2] = {{0.25f, 0}, {0.75f, 1}, {1.25f, 1}, {1.75f, 2}, {2.5f, 2}, {3.5f, 4}, {5, 4}};
   for (size_t i = 0; i < sizeof ties / sizeof *ties; i++) assert_true(round_trip(RFR_E2M1, ties[i][0]) == ties[i][1]);
   assert_int_equal(rfr_float_to_bits(RFR_E4M3, 448), 0x7E);
@@ -272,7 +271,7 @@ static long double expected(rfr_dtype to, long double x) {
   return isnan(x) ? 0 : x <= low ? low : x >= high ? high : truncl(x);
 }
 
-/* A source element that is likely to lie near a decision: few bits, or a tie and a little. */
+/* A source element that is likely to be near a rounding decision: few bits, or a tie and a little. */
 static void fill_element(rfr_dtype dtype, unsigned char *p, uint64_t *s) {
   const uint64_t r = next_random(s), kind = r % 4;
   int64_t i = (int64_t)(next_random(s) >> (r >> 8) % 64);
@@ -348,7 +347,7 @@ static void test_convert_rounds_once(void **state) {
   assert_int_equal(n, 17);
 }
 
-/* The loop for bf16 has its own copy of the rounding: every upper half, and beside it. */
+/* The loop for bf16 has its own copy of the rounding: tested for every upper half and the values next to it. */
 static void test_convert_bf16_is_the_same(void **state) {
   (void)state;
   static const uint32_t lower[] = {0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF};

@@ -50,7 +50,7 @@ static inline uint64_t rfi_stream_id(const char *name) {
   return h;
 }
 
-/* What the state of a named stream is called among a program's inputs, before the name, which is this long at most. */
+/* Prefix of the inputs that hold the states of named streams; a stream's name has at most RFI_STREAM_NAME bytes. */
 #define RFI_STREAM_PREFIX "rng."
 enum { RFI_STREAM_NAME = 100 };
 

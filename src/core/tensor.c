@@ -2,10 +2,9 @@
  *
  * Tensors in and out as DLPack.
  *
- * Nothing is copied in either direction. What comes in is only looked at, so that there
- * is one owner and one call of the deleter, the caller's; what goes out carries its own
- * block (struct, shape, strides) from the context's allocator, and its deleter frees that
- * block, then calls the release function of the owner. Everything about a foreign tensor is checked
+ * Nothing is copied in either direction. An imported tensor is only read, so it keeps one owner, the caller, who calls
+ * the deleter once. An exported tensor has its own block (struct, shape, strides) from the context's allocator; its
+ * deleter frees the block, then calls the release function of the owner. Everything about a foreign tensor is checked
  * before its pointer is used, and a refusal prints what was found.
  */
 #include "refrain/tensor.h"
@@ -35,8 +34,8 @@ typedef struct exported {
   int64_t shape[RFR_MAX_RANK], strides[RFR_MAX_RANK];
 } exported;
 
-/* Elements of a shape; false if a dimension is negative or the product does not fit. An
- * empty tensor must fit as well when its zeros are left out, for its strides. */
+/* Number of elements of a shape; false if a dimension is negative or the product overflows. For an empty tensor the
+ * product without its zeros must fit too, because strides are computed from it. */
 static bool count_elements(int rank, const int64_t *shape, int64_t *n) {
   int64_t product = 1;
   bool is_empty = false;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensors in and out as DLPack: what comes back, what is refused, who frees.
+ * Tensors in and out as DLPack: round trips, refusals, ownership.
  */
 #include "refrain/tensor.h"
 
@@ -80,7 +80,7 @@ static void test_out_and_in(void **state) {
       assert_int_equal(back.bytes, t.bytes);
       assert_int_equal(back.role, RFR_ROLE_NONE);
       assert_string_equal(back.name, "");
-      assert_int_equal(released, 0); /* looking does not take it */
+      assert_int_equal(released, 0); /* describing the tensor does not consume it */
       dl->deleter(dl);
       assert_int_equal(released, 1);
       assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, 0);
@@ -116,7 +116,7 @@ static void test_empty(void **state) {
   for (int i = 0; i < 2; i++) {
     assert_int_equal(rfr_tensor_to_dlpack(ctx, &t, NULL, NULL, &dl), RFR_OK);
     assert_null(dl->tensor.data);
-    dl->tensor.strides[1] = 77; /* strides of an empty tensor lead nowhere */
+    dl->tensor.strides[1] = 77; /* strides of an empty tensor are never used */
     assert_int_equal(rfr_tensor_from_dlpack(dl, &back), RFR_OK);
     assert_int_equal(back.bytes, 0);
     assert_null(back.data);
@@ -150,12 +150,12 @@ static void test_out_refuses(void **state) {
   rfr_ctx_fail_alloc(ctx, 1);
   assert_int_equal(rfr_tensor_to_dlpack(ctx, &t, count_release, &released, &dl), RFR_NO_MEMORY);
   assert_null(dl);
-  assert_int_equal(released, 0); /* still the caller's */
+  assert_int_equal(released, 0); /* the caller still owns it */
   assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, 0);
   rfr_ctx_destroy(ctx);
 }
 
-/* A tensor as another library would make it. */
+/* A tensor as another library makes it. */
 typedef struct foreign {
   DLManagedTensorVersioned dl;
   int64_t shape[8], strides[8];
@@ -209,7 +209,7 @@ static void test_in_refuses(void **state) {
   assert_refused(rfr_tensor_from_dlpack(NULL, &t), "NULL");
 
   make_foreign(&f)->dl.version.major = 2;
-  f.dl.tensor.shape = (int64_t *)8; /* another layout: nothing in it may be followed */
+  f.dl.tensor.shape = (int64_t *)8; /* an unknown layout: no pointer in it may be followed */
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "version 2.3");
   make_foreign(&f)->dl.version.major = 0;
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "version 0.3");
@@ -257,10 +257,10 @@ static void test_in_refuses(void **state) {
 
   assert_null(t.data);
   assert_int_equal(t.bytes, 0);
-  assert_int_equal(f.deleted, 0); /* a refused tensor stays the caller's */
+  assert_int_equal(f.deleted, 0); /* the caller still owns a refused tensor */
 }
 
-/* The struct as any other library sees it: plain offsets. */
+/* The struct as another library sees it: plain offsets. */
 static void test_abi(void **state) {
   (void)state;
   rfr_ctx *ctx = make_ctx();

@@ -69,7 +69,7 @@ rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi
   w->files = json_object();
   if (!w->files) RFI_GOTO(rfi_fail(RFI_E_NO_MEMORY, "a checkpoint's manifest"));
   RFI_GOTO(rfi_dir_create(run));
-  RFI_GOTO(rfi_tree_remove(ctx, w->temporary)); /* of a dead process that had our number */
+  RFI_GOTO(rfi_tree_remove(ctx, w->temporary)); /* of a dead process with our number */
   RFI_GOTO(rfi_dir_create(w->temporary));
   *out = w;
   return RFR_OK;
@@ -145,7 +145,7 @@ rfr_status rfi_checkpoint_commit(rfi_checkpoint_writer *w) {
   RFI_GOTO(write_manifest(w));
   RFI_GOTO(rfi_dir_sync(w->temporary));
   RFI_GOTO(rfi_dir_replace(w->temporary, w->folder, &exchanged));
-  /* From here on the new one is in its place, and nothing may take it away again. */
+  /* From here on the new checkpoint is in its place, and no failure may remove it. */
   s = rfi_dir_sync(w->run);
   if (s == RFR_OK && exchanged) s = rfi_tree_remove(w->ctx, w->temporary);
   free_writer(w);
@@ -157,7 +157,7 @@ fail:
 
 void rfi_checkpoint_abort(rfi_checkpoint_writer *w) {
   if (!w) return;
-  rfi_file_close(w->file); /* before its folder goes */
+  rfi_file_close(w->file); /* before its folder is removed */
   w->file = NULL;
   rfi_tree_discard(w->temporary);
   free_writer(w);
@@ -167,12 +167,12 @@ void rfi_checkpoint_abort(rfi_checkpoint_writer *w) {
 
 #define BAD(place, ...) rfi_fail_at(RFI_E_CHECKPOINT, place, 0, __VA_ARGS__)
 
-/* Error texts of files that are not there or not JSON become "checkpoint": that is what is wrong. */
+/* Errors of files that are missing or not JSON become "checkpoint", because the checkpoint is damaged. */
 static rfr_status as_damage(rfr_status s, const char *path) {
   if (s == RFR_OK || s == RFR_NO_MEMORY) return s;
   char text[512];
   snprintf(text, sizeof text, "%s", rfr_last_error()->message);
-  size_t n = strlen(path); /* the message begins with the path already */
+  size_t n = strlen(path); /* the message already begins with the path */
   const char *rest = strncmp(text, path, n) == 0 && text[n] == ':' ? text + n + 1 + (text[n + 1] == ' ') : text;
   return BAD(path, "%s", rest);
 }
@@ -201,7 +201,7 @@ static rfr_status load_manifest(rfr_ctx *ctx, const char *folder, json_t **out) 
   return s;
 }
 
-/* One file against its entry; the hash only when `deep`. */
+/* Checks one file against its entry; the hash only if `deep`. */
 static rfr_status check_file(rfr_ctx *ctx, const char *path, const json_t *entry, bool deep) {
   int64_t size = 0, found = 0;
   const char *text = "";
@@ -235,7 +235,7 @@ static rfr_status check_files(rfr_ctx *ctx, const char *folder, const json_t *fi
   return RFR_OK;
 }
 
-/* What loading reads, besides any safetensors file. */
+/* Whether loading reads a file, besides any safetensors file. */
 static bool is_loaded(const char *name) {
   static const char *const names[] = {"config.json", "state.json", "model.safetensors.index.json"};
   static const char suffix[] = ".safetensors";
@@ -245,7 +245,7 @@ static bool is_loaded(const char *name) {
   return n >= sizeof suffix && strcmp(name + n - (sizeof suffix - 1), suffix) == 0;
 }
 
-/* Every file of the folder that loading reads has an entry. */
+/* Checks that every file of the folder that loading reads has an entry. */
 static rfr_status check_listed(rfr_ctx *ctx, const char *folder, const json_t *files) {
   rfi_paths names = {.ctx = ctx};
   rfr_status s = rfi_dir_list(folder, &names);
@@ -304,7 +304,7 @@ static int64_t parse_name(const char *name, bool *temporary) {
   return p == name + 5 || (*p && !*temporary) ? -1 : step;
 }
 
-/* Calls `visit` on the checkpoints of a run, newest first, until it says stop. */
+/* Calls `visit` on the checkpoints of a run, newest first, until it returns stop. */
 typedef struct visitor {
   rfr_status (*visit)(struct visitor *v, const char *folder, bool *stop);
   rfr_ctx *ctx;
@@ -316,7 +316,7 @@ typedef struct visitor {
 static rfr_status visit_run(const char *run, visitor *v) {
   char kind;
   RFI_TRY(rfi_path_kind(run, &kind));
-  if (!kind) return RFR_OK; /* a run that has not begun */
+  if (!kind) return RFR_OK; /* a run that has not started */
   rfi_paths names = {.ctx = v->ctx};
   rfr_status s = rfi_dir_list(run, &names);
   bool stop = false;

@@ -28,19 +28,19 @@ typedef struct rfi_checkpoint_writer rfi_checkpoint_writer;
 rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi_checkpoint_writer **out);
 /* Starts a file; the one started before is finished. The writer owns it: append to it, nothing else. */
 rfr_status rfi_checkpoint_file(rfi_checkpoint_writer *writer, const char *name, rfi_file **file);
-/* A whole file. */
+/* A file with its full contents. */
 rfr_status rfi_checkpoint_add(rfi_checkpoint_writer *writer, const char *name, const void *data, size_t n);
-/* Manifest, fsync, rename, fsync. Replaces a checkpoint of the same step. The writer is
- * gone afterwards; on an error the temporary folder is gone as well. */
+/* Manifest, fsync, rename, fsync. Replaces a checkpoint of the same step. The writer is destroyed; on an error the
+ * temporary folder is removed too. */
 rfr_status rfi_checkpoint_commit(rfi_checkpoint_writer *writer);
-/* Gives up: removes what was written. Accepts NULL. */
+/* Destroys the writer and removes its files. Accepts NULL. */
 void rfi_checkpoint_abort(rfi_checkpoint_writer *writer);
 
 typedef struct rfi_checkpoint {
   rfr_ctx *ctx;
   char *folder;
   int64_t step;
-  rfi_paths files; /* sorted, MANIFEST.json not among them */
+  rfi_paths files; /* sorted, without MANIFEST.json */
 } rfi_checkpoint;
 
 /* Opens a checkpoint's folder after comparing every file with the manifest. A file that loading reads (config.json,
@@ -51,13 +51,13 @@ void rfi_checkpoint_close(rfi_checkpoint *checkpoint); /* accepts NULL */
 /* folder/name of a file of the checkpoint; free with rfi_free. */
 rfr_status rfi_checkpoint_path(const rfi_checkpoint *checkpoint, const char *name, char **out);
 
-/* The newest checkpoint of a run that is whole. Damaged newer ones are skipped, each with
- * a warning in the context's log, and counted in *skipped (may be NULL). *out is NULL with
- * RFR_OK when the run has no checkpoint; when it has only damaged ones, that is an error. */
+/* The newest complete checkpoint of a run. Damaged newer ones are skipped, each with a warning in the context's log,
+ * and counted in *skipped (may be NULL). If the run has no checkpoint, *out is NULL with RFR_OK; if it has only damaged
+ * ones, that is an error. */
 rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, const char *run, rfi_checkpoint **out, int *skipped);
 
-/* Deletes the oldest complete checkpoints beyond the newest `keep` (>= 1), and temporary
- * folders that earlier runs left. Damaged ones stay for their owner to look at. */
+/* Deletes the oldest complete checkpoints beyond the newest `keep` (>= 1), and temporary folders left by earlier runs.
+ * Damaged ones are kept for the user to inspect. */
 rfr_status rfi_checkpoint_retain(rfr_ctx *ctx, const char *run, int keep);
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Checkpoints: the whole cycle, damage to every file, every single system call failing,
- * what is kept and what is swept.
+ * Checkpoints: the full cycle, damage to every file, failure of every single system call, retention and cleanup.
  */
 #include "data/checkpoint.h"
 
@@ -15,7 +14,7 @@
 #include "base/json.h"
 #include "support/folder.h"
 
-/* A checkpoint of three files whose bytes name the step and the version. */
+/* A checkpoint of three files whose bytes depend on the step and the version. */
 static rfr_status save(rft_folder *f, int step, const char *version) {
   rfi_checkpoint_writer *w;
   rfi_file *file;
@@ -46,7 +45,7 @@ static const char *listing(rft_folder *f, const char *name) {
   return line;
 }
 
-/* Step of the newest whole checkpoint, -1 for none, -2 for an error. */
+/* Step of the newest complete checkpoint, -1 for none, -2 for an error. */
 static int latest(rft_folder *f, int *skipped) {
   rfi_checkpoint *c;
   if (rfi_checkpoint_latest(f->ctx, rft_path(f, "run"), &c, skipped) != RFR_OK) return -2;
@@ -81,12 +80,12 @@ static void test_cycle(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "other"));
   rfi_checkpoint_close(c);
 
-  /* One that was killed between its manifest and its rename does not count. */
+  /* A checkpoint whose writer was killed between manifest and rename does not count. */
   assert_int_equal(rename(rft_path(f, "run/step-1000000"), rft_path(f, "run/step-1000000.tmp-1")), 0);
   assert_int_equal(latest(f, NULL), 999999);
   assert_int_equal(rename(rft_path(f, "run/step-1000000.tmp-1"), rft_path(f, "run/step-1000000")), 0);
 
-  /* The same step again replaces. */
+  /* A checkpoint of the same step replaces the old one. */
   assert_int_equal(save(f, 7, "second"), RFR_OK);
   text = rft_read(f, "run/step-000007/state.json", &n);
   assert_string_equal(text, "second of step 7");
@@ -118,7 +117,7 @@ static void expect_damaged(rft_folder *f, const char *named) {
   assert_string_equal(rfr_last_error()->slug, "checkpoint");
   if (!strstr(rfr_last_error()->message, named)) fail_msg("\"%s\" does not name %s", rfr_last_error()->message, named);
   int skipped;
-  assert_int_equal(latest(f, &skipped), 1); /* and the one before is taken */
+  assert_int_equal(latest(f, &skipped), 1); /* and the previous one is loaded */
   assert_int_equal(skipped, 1);
 }
 
@@ -144,7 +143,7 @@ static void test_damage(void **state) {
     }
     if (n > 0) {
       rft_write(f, name, data, n - 1);                                         /* cut */
-      if (strcmp(files[i], "MANIFEST.json") != 0) expect_damaged(f, files[i]); /* it loses its newline only */
+      if (strcmp(files[i], "MANIFEST.json") != 0) expect_damaged(f, files[i]); /* only its newline is missing */
       rft_write(f, name, data, n / 2);
       expect_damaged(f, files[i]);
     }
@@ -165,13 +164,13 @@ static void test_damage(void **state) {
     rft_write(f, "run/step-000002/MANIFEST.json", manifests[i], strlen(manifests[i]));
     expect_damaged(f, "step-000002");
   }
-  rft_write(f, "run/step-000001/state.json", "x", 1); /* now none is whole */
+  rft_write(f, "run/step-000001/state.json", "x", 1); /* now none is complete */
   assert_int_equal(latest(f, NULL), -2);
   assert_string_equal(rfr_last_error()->slug, "checkpoint");
 }
 
-/* Every system call fails, once or from then on (a disk that stays full). The last good
- * checkpoint loads, what is shown is whole, and no temporary folder grows over time. */
+/* Every system call fails, once or from then on (a disk that stays full). The last good checkpoint loads, every visible
+ * one is complete, and no temporary folder grows over time. */
 static void test_every_fault(void **state) {
   rft_folder *f = *state;
   assert_int_equal(save(f, 1, "good"), RFR_OK);
@@ -226,7 +225,7 @@ static void test_out_of_memory(void **state) {
     assert_int_equal(latest(f, NULL), 1);
     assert_true(k < 300);
   }
-  for (int k = 1;; k++) { /* reading: never mistaken for damage */
+  for (int k = 1;; k++) { /* reading: a failed read is not reported as damage */
     rfi_checkpoint *c;
     rfr_ctx_fail_alloc(f->ctx, k);
     rfr_status s = rfi_checkpoint_latest(f->ctx, rft_path(f, "run"), &c, NULL);
@@ -249,14 +248,14 @@ static void test_retain(void **state) {
   rft_write(f, "run/step-000050/state.json", "damaged", 7);
   assert_int_equal(rfi_checkpoint_retain(f->ctx, run, 0), RFR_INVALID);
   assert_int_equal(rfi_checkpoint_retain(f->ctx, run, 2), RFR_OK);
-  /* 50 is damaged: it counts for nothing and is left for its owner; 40 and 30 are the newest whole ones. */
+  /* 50 is damaged: it does not count and is kept for the user; 40 and 30 are the newest complete ones. */
   assert_string_equal(listing(f, "run"), "log.jsonl step-000030 step-000040 step-000050 step-notes");
   assert_int_equal(latest(f, NULL), 40);
   assert_int_equal(rfi_checkpoint_retain(f->ctx, rft_path(f, "run"), 2), RFR_OK);
   assert_string_equal(listing(f, "run"), "log.jsonl step-000030 step-000040 step-000050 step-notes");
 }
 
-/* Whatever fails while deleting, a folder that still has a checkpoint's name is whole. */
+/* If any call fails during deletion, every folder with a checkpoint's name is still complete. */
 static void test_retain_faults(void **state) {
   rft_folder *f = *state;
   bool done = false;
@@ -281,7 +280,7 @@ static void test_retain_faults(void **state) {
   }
 }
 
-/* A file that loading reads and the manifest does not name was not hashed: the checkpoint is refused. */
+/* A file that loading reads but the manifest does not list has no hash: the checkpoint is refused. */
 static void test_unlisted(void **state) {
   rft_folder *f = *state;
   static const char *const names[] = {"optimizer.safetensors", "config.json", "model.safetensors.index.json"};

@@ -65,7 +65,7 @@ static bool is_held_out(rfi_hash hash, double fraction) {
   return hash.low % 10000 < (uint64_t)(fraction * 10000 + 0.5); /* rounded: 0.07 * 10000 is a little over 700 */
 }
 
-/* Both lists are sorted: one pass makes the sources of both, training ones without those held out by name. */
+/* Both lists are sorted: one pass makes the sources of both splits; files held out by name leave the training split. */
 static rfr_status list_sources(rfi_dataset *ds, const rfi_paths *train, const rfi_paths *held) {
   RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)train->n + (size_t)held->n + 1) * sizeof *ds->sources, &ds->sources));
   for (int i = 0, j = 0; i < train->n || j < held->n;) {
@@ -84,7 +84,7 @@ static rfr_status list_sources(rfi_dataset *ds, const rfi_paths *train, const rf
   return RFR_OK;
 }
 
-/* What a file's first bytes say it is; NULL: nothing known. */
+/* The file type that the first bytes indicate; NULL: unknown. */
 static const char *binary_format(const char *data, size_t n) {
   static const struct {
     const char *name, *magic;
@@ -168,8 +168,8 @@ static int by_content(const void *a, const void *b) {
   return strcmp(x->path, y->path);
 }
 
-/* Of equal files one that is held out by name is kept, so that no held-out text is trained on; otherwise the first by
- * path. */
+/* Among equal files one that is held out by name is kept, so that no held-out text is trained on; otherwise the first
+ * by path. */
 static rfr_status drop_duplicates(rfi_dataset *ds, bool named) {
   source **order;
   RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)ds->n_sources + 1) * sizeof *order, &order));
@@ -283,7 +283,7 @@ static rfr_status split_blocks(rfi_dataset *ds, const char *root) {
   rfi_free(ds->ctx, hash);
   RFI_TRY(s);
   ds->stats.blocks = ds->n;
-  /* Blocks of a split that follow each other are one document. */
+  /* Consecutive blocks of a split are one document. */
   int kept = 0;
   for (int i = 0; i < ds->n; i++) {
     const document d = ds->documents[i];
@@ -461,7 +461,7 @@ int64_t rfi_dataset_position(const rfi_dataset *ds, uint64_t seed, int64_t sampl
   return (int64_t)((start + rfi_permute((uint64_t)sample % W, W, key, epoch) * S) % N);
 }
 
-/* The document that holds byte `at` of a split. */
+/* The document that contains byte `at` of a split. */
 static const document *document_at(const rfi_dataset *ds, rfi_split split, int64_t at) {
   const document *first = ds->first[split];
   int low = 0, high = ds->stats.documents[split];

@@ -40,8 +40,8 @@ typedef struct rfi_dataset_stats {
   int files[2];     /* with bytes in the split; the same file may be in both when blocks are held out */
   int documents[2]; /* of each split */
   int64_t bytes[2];
-  int duplicates;               /* files dropped because an equal one is kept */
-  int empty;                    /* files dropped because they have no byte */
+  int duplicates;               /* files dropped because an equal file is kept */
+  int empty;                    /* files dropped because they are empty */
   int blocks, held_out_blocks;  /* 0: whole files are held out */
   int64_t windows[2];           /* W: per epoch, and in the whole held-out split */
   int64_t validation_predicted; /* bytes that get a loss in one pass over the held-out split */
@@ -60,16 +60,14 @@ const rfi_dataset_stats *rfi_dataset_get_stats(const rfi_dataset *ds);
 /* The i-th file with bytes in a split: path as matched, and size of the file. */
 const char *rfi_dataset_file(const rfi_dataset *ds, rfi_split split, int i, int64_t *bytes);
 
-/* Window `sample` of a split: S tokens, and the S bytes that follow each as targets.
- * A target is RFI_IGNORED_TARGET where the next byte belongs to another document.
- * doc_offsets[0 .. *n_docs) are the places in the window where a document begins, the
- * first always 0; it has room for S, because a document may be one byte. `seed` does not
- * matter for the held-out split, whose windows past the end are padding: tokens 0, no
- * targets. Padding is a document of its own. */
+/* Window `sample` of a split: S tokens, and for each the following byte as its target. A target is RFI_IGNORED_TARGET
+ * if the next byte belongs to another document. doc_offsets[0 .. *n_docs) are the positions in the window where
+ * documents begin, the first always 0; it needs S elements, because a document may be one byte. `seed` has no effect on
+ * the held-out split, whose windows past the end are padding: tokens 0, no targets. Padding is a separate document. */
 rfr_status rfi_dataset_window(const rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
                               int32_t *targets, int32_t *doc_offsets, int *n_docs);
 
-/* Where sample i of the training split begins in the concatenated training bytes. */
+/* The position of sample i of the training split in the concatenated training bytes. */
 int64_t rfi_dataset_position(const rfi_dataset *ds, uint64_t seed, int64_t sample);
 /* A permutation of 0 .. n-1, at `index`, in constant expected time. */
 uint64_t rfi_permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch);

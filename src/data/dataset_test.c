@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The data set: which files, the split, and that windows cover what they promise.
+ * The data set: its files, the split, and the bytes that windows cover.
  */
 #include "data/dataset.h"
 
@@ -104,11 +104,11 @@ static void test_training_windows(void **state) {
     free(times);
   }
   assert_true(from_zero < 4);
-  int moved = 0; /* each epoch has an order of its own, not only another first byte */
+  int moved = 0; /* each epoch has another order, not only another first byte */
   for (int64_t k = 0; k < W; k++) {
-    int64_t apart = rfi_dataset_position(ds, 9, k) - rfi_dataset_position(ds, 9, 0);
+    int64_t distance = rfi_dataset_position(ds, 9, k) - rfi_dataset_position(ds, 9, 0);
     int64_t later = rfi_dataset_position(ds, 9, W + k) - rfi_dataset_position(ds, 9, W);
-    moved += (apart - later) % N != 0;
+    moved += (distance - later) % N != 0;
   }
   assert_true(moved > W / 2);
   free(stream);
@@ -210,7 +210,7 @@ static void test_split_is_stable(void **state) {
   assert_int_equal(open_it(f, "**/*.txt", 0.25, 4, &after), RFR_OK);
   const rfi_dataset_stats *a = rfi_dataset_get_stats(before), *b = rfi_dataset_get_stats(after);
   assert_false(rfi_hash_equal(a->hash, b->hash));
-  for (int i = 0; i < a->files[RFI_VALIDATION]; i++) { /* nothing that was held out is trained on later */
+  for (int i = 0; i < a->files[RFI_VALIDATION]; i++) { /* no held-out text is trained on later */
     int found = 0;
     for (int j = 0; j < b->files[RFI_VALIDATION]; j++)
       found += strcmp(rfi_dataset_file(before, RFI_VALIDATION, i, NULL),
@@ -263,7 +263,7 @@ static void write_lines(rft_folder *f, const char *name, int first, int n) {
 
 enum { MOST_LINES = 70000 };
 
-/* Marks the lines that lie in a split. Every document is a run of complete lines. */
+/* Marks the lines of a split. Every document is a run of complete lines. */
 static int64_t mark_lines(const rfi_dataset *ds, rfi_split split, unsigned char *line) {
   enum { S = 64 };
   static char text[4 << 20];
@@ -316,7 +316,7 @@ static void test_blocks(void **state) {
     for (int k = 0; k < (int)sizes[i]; k++) assert_int_equal(train[k] + held[k], 1);
     rfi_dataset_close(ds);
   }
-  /* More files: what is held out stays held out. */
+  /* With more files, held-out text stays held out. */
   memcpy(before, held, sizeof before);
   write_lines(f, "b.txt", 30000, 9000);
   assert_int_equal(open_it(f, "[ab].txt", 0.1, 64, &ds), RFR_OK);
@@ -341,7 +341,7 @@ static void test_few_blocks(void **state) {
   }
 }
 
-/* Equal blocks, of one file or of two, never lie on both sides. */
+/* Equal blocks, of one file or of two, are never in both splits. */
 static void test_equal_blocks(void **state) {
   rft_folder *f = *state;
   static char text[2][256 * 300];
@@ -350,7 +350,7 @@ static void test_equal_blocks(void **state) {
       memset(text[j] + 256 * i, 'a' + i % 20, 255);
       text[j][256 * i + 255] = '\n';
     }
-  memset(text[1], 'Z', 255); /* not an equal file */
+  memset(text[1], 'Z', 255); /* not a file that is equal */
   rft_write(f, "a.txt", text[0], sizeof text[0]);
   rft_write(f, "b.txt", text[1], sizeof text[1]);
   rfi_dataset *ds;

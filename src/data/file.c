@@ -2,10 +2,9 @@
  *
  * Files and folders; file.h has the invariants.
  *
- * The sys_ functions below are the only callers of the system: each first asks the
- * thread's fault, so that a test can fail the k-th call for every k and see that the old
- * data survived and nothing leaked. Reading and writing loop over short transfers and
- * interrupts in one place each.
+ * The sys_ functions below are the only system calls. Each first consults the thread's fault, so that a test can fail
+ * the k-th call for every k and check that the old data survived and nothing leaked. Reading and writing each have one
+ * loop for short transfers and interrupts.
  */
 #include "data/file.h"
 
@@ -78,8 +77,8 @@ static ssize_t sys_pread(int fd, void *data, size_t n, int64_t offset) {
   return transfer_faulted(&n) ? -1 : pread(fd, data, n, offset);
 }
 /* A write past the limit on file sizes (ulimit -f) sends SIGXFSZ to this thread, whose default action ends the process.
- * The library installs no handlers, so the thread blocks the signal during the write and takes it back: only EFBIG is
- * left. One that was pending before stays pending. */
+ * The library installs no handlers, so the thread blocks the signal during the write and then consumes it: only EFBIG
+ * remains. A signal that was pending before stays pending. */
 static ssize_t write_without_signal(int fd, const void *data, size_t n) {
   sigset_t signal, mask, pending;
   sigemptyset(&signal);
@@ -223,7 +222,7 @@ rfr_status rfi_file_append(rfi_file *file, const void *data, size_t n) {
   while (n > 0) {
     ssize_t put = sys_write(file->fd, p, n);
     if (put < 0 && errno == EINTR) continue;
-    if (put == 0) errno = EIO; /* a regular file never does this */
+    if (put == 0) errno = EIO; /* impossible for a regular file */
     if (put <= 0) return fail_errno(RFI_E_FILE_WRITE, file->path, "write");
     p += put;
     file->size += put;
@@ -243,7 +242,7 @@ rfr_status rfi_file_finish(rfi_file *file, rfi_hash *hash) {
   return s;
 }
 
-/* ---- whole files ---- */
+/* ---- full files ---- */
 
 rfr_status rfi_file_read(rfr_ctx *ctx, const char *path, char **data, size_t *n) {
   return rfi_file_read_limited(ctx, path, INT64_MAX - 1, data, n);
@@ -286,19 +285,19 @@ rfr_status rfi_file_hash(rfr_ctx *ctx, const char *path, int64_t *size, rfi_hash
   }
   *size = file->size;
   *hash = rfi_hasher_result(hasher);
-fail: /* also the way out of success */
+fail: /* also reached on success */
   rfi_free(ctx, chunk);
   rfi_hasher_destroy(hasher);
   rfi_file_close(file);
   return s;
 }
 
-/* The folder that holds `path`, into a buffer of the caller. */
+/* The folder that contains `path`, in a buffer of the caller. */
 static const char *parent_of(const char *path, char *buffer, size_t n) {
   const char *slash = strrchr(path, '/');
   if (!slash) return ".";
   size_t length = slash == path ? 1 : (size_t)(slash - path);
-  if (length >= n) return path; /* too long for the system anyway */
+  if (length >= n) return path; /* too long for the system too */
   memcpy(buffer, path, length);
   buffer[length] = 0;
   return buffer;
@@ -312,10 +311,10 @@ rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size
     errno = ENAMETOOLONG;
     return fail_errno(RFI_E_FILE_WRITE, path, "create");
   }
-  /* A leftover of a dead process with our number must not stop us: take the next free name. */
+  /* A file left by a dead process with our number is no error: take the next free name. */
   for (int attempt = 0; attempt < 100; attempt++) {
     snprintf(temporary, sizeof temporary, "%s.tmp-%ld-%d", path, (long)getpid(), attempt);
-    if (lstat(temporary, &st) != 0) break; /* a hint only: creating it decides */
+    if (lstat(temporary, &st) != 0) break; /* a hint only: creation decides */
   }
   RFI_TRY(rfi_file_create(ctx, temporary, &file));
   rfr_status s = rfi_file_append(file, data, n);
@@ -382,7 +381,7 @@ const char *rfi_journal_append(int fd, const char *line, size_t n) {
     }
     const char *why = reason(wrote < 0 ? errno : EIO);
     struct stat st;
-    /* The lock makes us the only writer: the last bytes are ours. If this fails too, a part of the line stays. */
+    /* The lock makes us the only writer, so the last bytes are ours. If this fails too, a part of the line remains. */
     const bool clean = done == 0 || (fstat(fd, &st) == 0 && ftruncate(fd, st.st_size - (off_t)done) == 0);
     return clean ? why : "its last line is cut";
   }
@@ -418,7 +417,7 @@ rfr_status rfi_dir_create(const char *path) {
   return RFR_OK;
 }
 
-/* The path itself, or the nearest folder above it that is there, into a buffer of PATH_MAX bytes. */
+/* The path itself, or the nearest existing folder above it, in a buffer of PATH_MAX bytes. */
 static rfr_status nearest_folder(const char *path, char *folder, struct stat *st) {
   if (strlen(path) >= PATH_MAX) {
     errno = ENAMETOOLONG;
@@ -461,7 +460,7 @@ rfr_status rfi_dir_sync(const char *path) {
   int rc = sys_fsync(fd), error = errno;
   close(fd);
   errno = error;
-  /* EINVAL: a file system that has nothing to sync in folders. */
+  /* EINVAL: the file system does not sync folders */
   return rc != 0 && error != EINVAL ? fail_errno(RFI_E_FILE_WRITE, path, "make the folder durable") : RFR_OK;
 }
 
@@ -516,7 +515,7 @@ rfr_status rfi_dir_replace(const char *from, const char *to, bool *exchanged) {
     if (errno != ENOENT) return fail_errno(RFI_E_FILE_WRITE, to, "replace");
     return sys_rename(from, to) != 0 ? fail_errno(RFI_E_FILE_WRITE, to, "rename") : RFR_OK;
   }
-  /* One call: there is no moment without a folder at `to`. */
+  /* One call, so `to` always exists. */
   if (sys_exchange(from, to) == 0) {
     *exchanged = true;
     return RFR_OK;

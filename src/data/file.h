@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Files: read whole, read at an offset, write atomically, walk and match.
+ * Files: read in full, read at an offset, write atomically, walk folders, match names.
  *
- * Invariants. Nothing is mapped: a file that shrinks under a reader is a status, never
- * a signal. What is written becomes visible under its name only when it is whole and
- * durable (temporary name, write, fsync, rename, fsync of the folder); on any failure
- * the old file is untouched and the temporary one is gone. A failed fsync is final and
- * not retried: the kernel may have dropped the pages and called them clean.
+ * Invariants. Nothing is mapped: if a file shrinks while it is read, the result is a status, never a signal. A written
+ * file becomes visible under its name only when it is complete and durable (temporary name, write, fsync, rename, fsync
+ * of the folder). On any failure the old file is untouched and the temporary one is removed. A failed fsync is final
+ * and is not retried: the kernel may have dropped the pages and marked them clean.
  *
- * Every system call on a file goes through one place that a test can make fail.
+ * Every system call on a file goes through one function that a test can make fail.
  */
 #ifndef RFI_FILE_H
 #define RFI_FILE_H
@@ -21,13 +20,13 @@ typedef struct rfi_io_fault {
   int64_t fail_at;  /* the call that fails, 1 is the next; 0: none */
   int error;        /* its errno */
   bool sticky;      /* all later calls fail too */
-  int max_transfer; /* reads and writes move at most so many bytes; 0: no limit */
+  int max_transfer; /* reads and writes move at most this many bytes; 0: no limit */
   bool interrupt;   /* every read and write is interrupted once */
   int64_t space;    /* free bytes that file systems report; 0: the true number */
-  int64_t calls;    /* counted up */
+  int64_t calls;    /* incremented by each call */
   bool interrupted; /* private */
 } rfi_io_fault;
-/* `fault` stays the caller's and must outlive its use; NULL ends it. */
+/* The caller owns `fault`, which must outlive its use; NULL ends it. */
 void rfi_io_set_fault(rfi_io_fault *fault);
 
 /* An open regular file, for reading or for writing. */
@@ -41,31 +40,31 @@ const char *rfi_file_path(const rfi_file *file);
 /* Exactly n bytes at `offset`; fewer is an error that says where the file ends. */
 rfr_status rfi_file_read_at(rfi_file *file, void *data, size_t n, int64_t offset);
 
-/* Creates a file that must not exist. What is appended is hashed on the way. */
+/* Creates a file that must not exist. Appended bytes are hashed on the way. */
 rfr_status rfi_file_create(rfr_ctx *ctx, const char *path, rfi_file **out);
 rfr_status rfi_file_append(rfi_file *file, const void *data, size_t n);
-/* fsync and close; `hash` may be NULL. The object is gone afterwards, also on error. */
+/* fsync and close; `hash` may be NULL. The object is destroyed, also on error. */
 rfr_status rfi_file_finish(rfi_file *file, rfi_hash *hash);
-/* Closes a file that was read, or gives one up that was written. Accepts NULL. */
+/* Closes a file that was read, or abandons one that was written. Accepts NULL. */
 void rfi_file_close(rfi_file *file);
 
 /* The full contents in the context's memory, followed by a NUL; free with rfi_free. */
 rfr_status rfi_file_read(rfr_ctx *ctx, const char *path, char **data, size_t *n);
-/* The same for a file of at most `limit` bytes; a longer one is the error file.size. */
+/* The same for a file of at most `limit` bytes; a larger one is the error file.size. */
 rfr_status rfi_file_read_limited(rfr_ctx *ctx, const char *path, int64_t limit, char **data, size_t *n);
 /* Replaces `path` atomically; a symbolic link at `path` is replaced, not followed. */
 rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size_t n);
 /* Size and XXH3-128 of a file. */
 rfr_status rfi_file_hash(rfr_ctx *ctx, const char *path, int64_t *size, rfi_hash *hash);
 
-/* What lies at `path`: 'f' a regular file, 'd' a folder, 'l' a link to a folder, '?' something else, 0 nothing. What
- * cannot be determined is an error. */
+/* The kind of `path`: 'f' a regular file, 'd' a folder, 'l' a link to a folder, '?' another kind, 0 no such path. If
+ * the kind cannot be determined, the call fails. */
 rfr_status rfi_path_kind(const char *path, char *kind);
 
-/* A journal is a file of lines that one writer at a time appends to: the open descriptor is a lock. */
-/* *taken, and no descriptor (-1), when somebody else has it open; a file system without locks is no reason to stop. */
+/* A journal is a file of lines with one writer at a time: the open descriptor is a lock. */
+/* *taken, and no descriptor (-1), if another process has it open; a file system without locks is accepted. */
 rfr_status rfi_journal_open(const char *path, int *fd, bool *taken);
-/* The whole line, or no part of it and the reason. */
+/* Appends the full line; on failure no part of it, and the reason. */
 const char *rfi_journal_append(int fd, const char *line, size_t n);
 void rfi_journal_close(int fd); /* accepts -1 */
 
@@ -73,16 +72,16 @@ void rfi_journal_close(int fd); /* accepts -1 */
 rfr_status rfi_dir_create(const char *path);
 /* Whether files can be created in a folder, or the folder in the nearest one above it that exists. */
 rfr_status rfi_dir_check_writable(const char *path);
-/* Free bytes of the file system of a folder, or of the nearest one above it; INT64_MAX: unknown. */
+/* Free bytes of the file system of a folder, or of the nearest folder above it; INT64_MAX: unknown. */
 rfr_status rfi_dir_space(const char *path, int64_t *bytes);
 /* Makes the names in a folder durable. */
 rfr_status rfi_dir_sync(const char *path);
-/* Removes a file or a folder with all it holds; links are removed, never followed. Nothing there is fine. */
+/* Removes a file or a folder with its contents; links are removed, never followed. A missing path is no error. */
 rfr_status rfi_tree_remove(rfr_ctx *ctx, const char *path);
-/* The same as far as it goes, on the way out of an error: the thread's last error stays. */
+/* The same, for cleaning up after an error: continues as far as it can and keeps the thread's last error. */
 void rfi_tree_discard(const char *path);
-/* Renames `from` to `to`. An existing folder at `to` changes places with `from`
- * (*exchanged), or goes to FROM-old where the file system cannot exchange. */
+/* Renames `from` to `to`. An existing folder at `to` and `from` exchange their names (*exchanged); if the file system
+ * cannot do that, the old folder is renamed to FROM-old. */
 rfr_status rfi_dir_replace(const char *from, const char *to, bool *exchanged);
 
 /* A list of strings in the context's memory. */
@@ -99,8 +98,8 @@ void rfi_paths_deinit(rfi_paths *paths);
 /* Names in a folder, sorted, without "." and "..". paths->ctx must be set. */
 rfr_status rfi_dir_list(const char *path, rfi_paths *paths);
 
-/* Does `text` match `pattern`? `*` any bytes, `?` one byte, `[a-z]` and `[!a-z]` a set,
- * `\` takes the next byte as it is. Takes time len(pattern) * len(text) at most. */
+/* Whether `text` matches `pattern`: `*` any bytes, `?` one byte, `[a-z]` and `[!a-z]` a set, `\` makes the next byte
+ * literal. Takes time len(pattern) * len(text) at most. */
 bool rfi_match(const char *pattern, const char *text);
 
 /* Adds the files that match `pattern`, relative to `root` (or absolute), as paths
@@ -109,7 +108,7 @@ bool rfi_match(const char *pattern, const char *text);
  * ends; a pattern whose last name is plain and names a folder means all files below it. */
 rfr_status rfi_glob(const char *root, const char *pattern, rfi_paths *paths);
 
-/* root/name, or name alone when it is absolute. Free with rfi_free. */
+/* root/name, or name itself if it is absolute. Free with rfi_free. */
 rfr_status rfi_path_join(rfr_ctx *ctx, const char *root, const char *name, char **out);
 
 #endif

@@ -53,7 +53,7 @@ static void test_open_refuses(void **state) {
   assert_null(data);
 }
 
-/* A file that somebody shortens while it is open. */
+/* A file that another process shortens while it is open. */
 static void test_truncated_meanwhile(void **state) {
   rft_folder *f = *state;
   char *path = rft_path(f, "shrinks"), buffer[10];
@@ -84,7 +84,8 @@ static void test_short_and_interrupted(void **state) {
   rfi_free(f->ctx, data);
 }
 
-/* Whatever call fails, the file is the old one or, once renamed, the new one; never a mixture, never a leftover. */
+/* If any call fails, the file is the old one or, once renamed, the new one; never a mixture, and no temporary file is
+ * left. */
 static void test_every_fault(void **state) {
   rft_folder *f = *state;
   char *path = rft_path(f, "kept"), *data;
@@ -113,7 +114,7 @@ static void test_every_fault(void **state) {
   assert_true(done);
 }
 
-/* A line that does not fit goes whole, also where a part of it was written before. */
+/* If a line does not fit, no part of it remains, even if a part was written before. */
 static void test_journal(void **state) {
   rft_folder *f = *state;
   char *path = rft_path(f, "log"), *data;
@@ -150,7 +151,7 @@ static void test_folders(void **state) {
   assert_int_equal(rfi_dir_create(rft_path(f, "x/y/z/file/inner")), RFR_IO);
   assert_int_equal(rfi_tree_remove(f->ctx, rft_path(f, "x")), RFR_OK);
   assert_int_not_equal(stat(rft_path(f, "x"), &st), 0);
-  assert_int_equal(stat(rft_path(f, "outside"), &st), 0); /* the links went, not what they named */
+  assert_int_equal(stat(rft_path(f, "outside"), &st), 0); /* the links were removed, not their targets */
   assert_int_equal(rfi_tree_remove(f->ctx, rft_path(f, "x")), RFR_OK);
 }
 
@@ -237,7 +238,7 @@ static void test_glob(void **state) {
   rfi_paths_deinit(&absolute);
 }
 
-/* What the library opens never gets the number of a standard stream. */
+/* A file that the library opens never gets the descriptor of a standard stream. */
 static void test_standard_streams(void **state) {
   rft_folder *f = *state;
   const char *path = rft_path(f, "log"), *data = rft_path(f, "data");

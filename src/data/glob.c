@@ -2,18 +2,17 @@
  *
  * Patterns over names and over folders; the interface is in file.h.
  *
- * Own code instead of glob(3): that one has no `**`, sorts by locale and reports nothing.
- * A walk goes through the pattern name by name; plain names are looked up, only names
- * with wildcards read a folder. `**` never follows a link to a folder, and every other
- * name consumes a part of the pattern, so that no loop of links can hold a walk.
+ * Own code instead of glob(3), which has no `**`, sorts by locale and reports no errors. A walk follows the pattern
+ * name by name: plain names are looked up, and only names with wildcards read a folder. `**` never follows a link to a
+ * folder, and every other name consumes a part of the pattern, so that a loop of links cannot make a walk endless.
  */
 #include <limits.h>
 #include <string.h>
 
 #include "data/file.h"
 
-/* Does byte c lie in the set after `[`? Sets *end to the byte after `]`, or to NULL
- * when the set is never closed: then the bracket is an ordinary byte. */
+/* Whether byte c is in the set after `[`. Sets *end to the byte after `]`, or to NULL if the set is never closed: then
+ * the bracket is an ordinary byte. */
 static bool in_set(const char *p, unsigned char c, const char **end) {
   bool inverted = *p == '!' || *p == '^', found = false;
   if (inverted) p++;
@@ -29,7 +28,7 @@ static bool in_set(const char *p, unsigned char c, const char **end) {
   return found != inverted;
 }
 
-/* One pattern element that is no `*` against one byte; returns where the pattern goes on, or NULL. */
+/* One pattern element other than `*` against one byte; returns the rest of the pattern, or NULL. */
 static const char *match_one(const char *p, unsigned char c) {
   const char *end;
   switch (*p) {
@@ -46,8 +45,7 @@ static const char *match_one(const char *p, unsigned char c) {
   return (unsigned char)*p == c ? p + 1 : NULL;
 }
 
-/* Going back to the last `*` is enough: what an earlier one could still give up, the
- * last one can take as well. */
+/* Backtracking to the last `*` is enough: bytes that an earlier one could give up, the last one can take as well. */
 bool rfi_match(const char *pattern, const char *text) {
   const char *star = NULL, *retry = NULL;
   while (*text) {
@@ -97,7 +95,7 @@ static const char *shown(const walk *w) { return w->n ? w->path : "."; }
 
 static rfr_status walk_from(walk *w, const char *pattern);
 
-/* Goes on with `pattern` in every entry that fits `name` (NULL: all that are not hidden). */
+/* Continues with `pattern` in every entry that matches `name` (NULL: all entries that are not hidden). */
 static rfr_status walk_entries(walk *w, const char *name, const char *pattern, bool folders_only) {
   rfi_paths entries = {.ctx = w->out->ctx};
   rfr_status s = rfi_dir_list(shown(w), &entries);
@@ -140,7 +138,7 @@ static rfr_status walk_from(walk *w, const char *pattern) {
     return walk_entries(w, NULL, pattern, true);
   }
   char name[NAME_MAX + 1];
-  if (n > NAME_MAX) return RFR_OK; /* no entry is called so */
+  if (n > NAME_MAX) return RFR_OK; /* no entry has this name */
   memcpy(name, pattern, n);
   name[n] = 0;
   if (strpbrk(name, "*?[\\")) return walk_entries(w, name, rest, false);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * XXH3-128 in one call and in pieces. It finds damage and equal files; it is no
- * defence against somebody who makes two files collide on purpose.
+ * XXH3-128 in one call and in pieces. It detects damage and equal files; it does not protect against collisions made on
+ * purpose.
  */
 #ifndef RFI_HASH_H
 #define RFI_HASH_H

@@ -8,8 +8,8 @@
 #include "base/json.h"
 #include "data/file.h"
 
-/* The largest JSON file that is read: a parsed text takes up to 30 times its bytes. Indexes of the largest model
- * folders have 10 MB. */
+/* The largest JSON file that is read, because a parsed text takes up to 30 times its bytes. Indexes of the largest
+ * model folders have 10 MB. */
 enum { RFI_JSON_LIMIT = 16 << 20 };
 
 /* Errors: file.*, json. Release with json_decref. */

@@ -2,17 +2,17 @@
  *
  * Reading and writing safetensors; the header file lists the checks and their order.
  *
- * The tensors are kept sorted by offset, which is how the tiling is checked and how a
- * disk is read fastest; a second array sorted by name serves lookups. Reads are pread
- * into the caller's memory, so that a file cut short by somebody else is a status.
+ * The tensors are sorted by offset, which is how the tiling is checked and how a disk is read fastest; a second array
+ * sorted by name serves lookups. Reads are pread into the caller's memory, so that a file shortened by another process
+ * gives a status.
  */
 #include "data/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/convert.h"
 #include "base/json.h"
+#include "core/convert.h"
 
 enum { HEADER_LIMIT = 100000000, CONVERT_CHUNK = 1 << 18 };
 
@@ -25,7 +25,7 @@ struct rfi_safetensors {
   int n;
 };
 
-/* Types of the format that we store and check but do not compute with. */
+/* Types of the format that are stored and checked but not computed with. */
 static const struct {
   const char *name;
   int bits;
@@ -50,7 +50,7 @@ static int find_dtype(const char *name, rfr_dtype *dtype, const char **constant)
   return 0;
 }
 
-/* Product of the shape times bits, in bytes; false on overflow or a broken byte. */
+/* Product of the shape times bits, in bytes; false on overflow or if it is not a whole number of bytes. */
 static bool count_bytes(const int64_t *shape, int rank, int bits, int64_t *elements, int64_t *bytes) {
   int64_t count = 1, total;
   for (int i = 0; i < rank; i++)
@@ -106,7 +106,7 @@ static rfr_status read_metadata(const rfi_safetensors *st, const json_t *metadat
 }
 
 static int by_offset(const void *a, const void *b) {
-  const rfi_stored *x = a, *y = b; /* empty tensors come before what starts at the same byte */
+  const rfi_stored *x = a, *y = b; /* empty tensors come before others at the same offset */
   if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
   if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
   return strcmp(x->name, y->name);

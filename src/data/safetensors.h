@@ -21,8 +21,8 @@ enum { RFI_SAFETENSORS_RANK = 8 };
 
 typedef struct rfi_stored {
   const char *name;
-  const char *dtype_name; /* as in the file: "I16" is legal there and nothing we compute with */
-  rfr_dtype dtype;        /* RFR_DTYPE_COUNT where we have no such type */
+  const char *dtype_name; /* as in the file: "I16" is valid there, but no op computes with it */
+  rfr_dtype dtype;        /* RFR_DTYPE_COUNT for a type that the library does not have */
   int rank;
   int64_t shape[RFI_SAFETENSORS_RANK];
   int64_t elements, bytes;
@@ -37,7 +37,7 @@ void rfi_safetensors_close(rfi_safetensors *st); /* accepts NULL */
 int rfi_safetensors_count(const rfi_safetensors *st);
 /* In order of their bytes. */
 const rfi_stored *rfi_safetensors_at(const rfi_safetensors *st, int i);
-/* NULL when there is none of this name. */
+/* NULL if there is no tensor of this name. */
 const rfi_stored *rfi_safetensors_find(const rfi_safetensors *st, const char *name);
 /* A string of __metadata__, or NULL. */
 const char *rfi_safetensors_metadata(const rfi_safetensors *st, const char *key);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * safetensors: good files, a list of hostile ones, every truncation, the round trip.
+ * safetensors: valid files, a list of hostile ones, every truncation, the round trip.
  */
 #include "data/safetensors.h"
 
@@ -150,7 +150,7 @@ static void test_hostile(void **state) {
     put(f, hostile[i].header, hostile[i].data);
     expect_refused(f, hostile[i].what);
   }
-  /* Lengths that lie. */
+  /* False lengths. */
   static const uint64_t lengths[] = {3,         100000000,     100000001,  UINT32_MAX,
                                      INT64_MAX, INT64_MAX - 7, UINT64_MAX, UINT64_MAX - 7};
   for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
@@ -160,12 +160,12 @@ static void test_hostile(void **state) {
     rft_write(f, "t.safetensors", file, 10);
     expect_refused(f, "length");
   }
-  /* Over the limit is refused before anything is allocated, also when the file is that long. */
+  /* A length above the limit is refused before anything is allocated, even if the file is that long. */
   rft_write(f, "t.safetensors", "\x01\xe1\xf5\x05\0\0\0\0{}", 10);
   assert_int_equal(truncate(rft_path(f, "t.safetensors"), 100001000), 0);
   expect_refused(f, "100,000,001");
   assert_non_null(strstr(rfr_last_error()->message, "at most 100000000"));
-  /* A tower of brackets must not overrun the stack. */
+  /* Deeply nested brackets must not overrun the stack. */
   size_t n = 100000;
   char *tower = calloc(1, n + 16);
   for (int b = 0; b < 8; b++) tower[b] = (char)((uint64_t)n >> (8 * b));
@@ -187,7 +187,7 @@ static void test_truncated(void **state) {
   rfi_safetensors *st;
   rft_write(f, "t.safetensors", file, n);
   assert_int_equal(open_it(f, &st), RFR_OK);
-  float x[2]; /* cut after it was opened */
+  float x[2]; /* truncated after it was opened */
   rft_write(f, "t.safetensors", file, n - 12);
   assert_int_equal(rfi_safetensors_read(st, rfi_safetensors_find(st, "a"), x, 8), RFR_IO);
   rfi_safetensors_close(st);
@@ -294,7 +294,7 @@ static void test_json(void **state) {
   assert_int_equal(rfr_last_error()->line, 3);
 }
 
-/* Every allocation of the context fails once: a status, and no block left (the teardown counts). */
+/* Every allocation of the context fails once: each failure is a status, and no block leaks (the teardown counts). */
 static void test_out_of_memory(void **state) {
   rft_folder *f = *state;
   put(f, GOOD, 16);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators as their callers see them: arguments are checked here, once for every kind.
+ * The public functions of communicators: arguments are checked here, for every kind of communicator.
  */
 #include "dist/comm.h"
 

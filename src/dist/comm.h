@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The inside of a communicator: a rank, a size, and a table of functions. Kernels of collective ops enqueue on their
- * stream; a call without a stream returns when it is done.
+ * The implementation interface of communicators: a rank, a size, and a table of functions. Kernels of collective ops
+ * enqueue on their stream; a call without a stream returns when it is done.
  */
 #ifndef RFI_COMM_H
 #define RFI_COMM_H
@@ -23,14 +23,14 @@ typedef struct rfi_collective {
 
 typedef struct rfi_comm_table {
   const char *name;
-  bool host; /* the memory is the host's */
-  /* Types are whole bytes, of a sum f32, bf16 or f16. `stream` NULL: waits until it is done. */
+  bool host; /* the memory is on the host */
+  /* All types have whole bytes; sums are of f32, bf16 or f16. `stream` NULL: the call waits until it is done. */
   rfr_status (*run)(rfr_comm *c, const rfi_collective *what, void *stream);
   void (*abort)(rfr_comm *c);
   void (*destroy)(rfr_comm *c);
 } rfi_comm_table;
 
-struct rfr_comm { /* each kind's own begins with it */
+struct rfr_comm { /* the first member of each kind's struct */
   const rfi_comm_table *table;
   int rank, size;
 };
@@ -38,7 +38,7 @@ struct rfr_comm { /* each kind's own begins with it */
 static inline const char *rfi_collective_name(rfi_collective_kind kind) {
   return kind == RFI_ALL_GATHER ? "all_gather" : kind == RFI_REDUCE_SCATTER ? "reduce_scatter" : "all_reduce";
 }
-/* Of a type of whole bytes; the CUDA module has no rfr_dtype_bits. */
+/* For a type of whole bytes; the CUDA module has no rfr_dtype_bits. */
 static inline int64_t rfi_collective_element(rfr_dtype dtype) {
   static const unsigned char bits[] = {
 #define BITS(e, name, bits, st) bits,

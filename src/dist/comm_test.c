@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators of threads: what arrives where, sums bit by bit in rank order, in place too; and that a rank which
- * aborts, leaves, calls something else or does not come gives every other a status. A hang is a test that runs out of
- * time.
+ * Communicators of threads: the placement of data, sums bit by bit in rank order, also in place. If a rank aborts,
+ * leaves, makes another call or does not arrive, every other rank gets a status. A hang shows as a test that times out.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -32,7 +31,7 @@ static void *run_rank(void *arg) {
   return NULL;
 }
 
-/* Every rank on a thread of its own; the ends are gone afterwards. */
+/* Runs each rank on its own thread, then destroys the ends. */
 static void run_ranks(int size, double timeout, void (*work)(rank *r), const void *job, rank ranks[MOST_RANKS]) {
   rfr_comm *comm[MOST_RANKS];
   pthread_t thread[MOST_RANKS];
@@ -60,7 +59,7 @@ static void put(rfr_dtype dtype, void *to, int64_t i, float x) {
   memcpy((char *)to + i * (rfr_dtype_bits(dtype) / 8), &bits, (size_t)rfr_dtype_bits(dtype) / 8);
 }
 
-/* What one rank has that adds the ranks' terms in their order. */
+/* The sum that one rank computes when it adds all ranks' terms in rank order. */
 static void put_sum(rfr_dtype dtype, void *to, int64_t at, int64_t i, int size) {
   float total = rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, term(0, i)));
   for (int r = 1; r < size; r++) total += rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, term(r, i)));
@@ -113,7 +112,7 @@ static void test_values(void **state) {
     }
 }
 
-/* Other types are moved as they are; and calls may follow each other at once, with memory that changes. */
+/* Other types are moved unchanged; calls may follow each other at once, with memory that changes between them. */
 static void moves(rank *r) {
   int64_t all[MOST_RANKS];
   for (int64_t i = 0; i < 300 && r->status == RFR_OK; i++) {
@@ -153,7 +152,7 @@ static void part_ways(rank *r) {
   }
   r->status = rfr_comm_all_gather(r->comm, x, y, r->number == 1 && how == DIFFERS ? 2 : 4, RFR_F32);
   if (r->status == RFR_OK) return;
-  r->status = rfr_comm_all_reduce(r->comm, x, y, 4, RFR_F32); /* nor anything after that */
+  r->status = rfr_comm_all_reduce(r->comm, x, y, 4, RFR_F32); /* later calls fail as well */
 }
 
 static void test_failures(void **state) {

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that are threads of one process. A collective is: say what you have, meet, read the others' memory, meet again.
- * The last to come to the first meeting compares the calls, so that there is one verdict, for all.
+ * Ranks that are threads of one process. A collective has four steps: publish the own call, meet, read the others'
+ * memory, meet again. The last rank to arrive at the first meeting compares the calls, so all ranks get the same
+ * verdict.
  *
  * Only the first meeting can fail. A rank past it reads memory of ranks that wait in the second meeting, and every rank
  * past the first reaches the second, because a rank waits for nothing in between. So no rank leaves while another one
  * reads its memory, even if a rank aborts meanwhile.
  *
- * Sums go element by element over the ranks in their order, in f32, so that every rank has the bits that one rank
- * adding the same terms in that order has.
+ * Each element is summed over the ranks in rank order, in f32. So every rank has the bits of one rank that adds the
+ * same terms in that order.
  */
 #include <errno.h>
 #include <math.h>
@@ -26,7 +27,7 @@ typedef struct end {
   rfr_comm comm; /* first */
   struct group *group;
   rfi_collective call;
-  bool here; /* in the meeting that is being held */
+  bool here; /* in the current meeting */
 } end;
 
 typedef struct group {
@@ -36,7 +37,7 @@ typedef struct group {
   int size, ends, here;
   uint64_t meetings;
   double timeout;
-  bool broken, differ; /* for good, as `why` says */
+  bool broken, differ; /* permanently; `why` has the reason */
   char why[WHY];
   end end[];
 } group;
@@ -83,7 +84,7 @@ static void close_meeting(group *g) {
   pthread_cond_broadcast(&g->changed);
 }
 
-/* The first meeting: all ranks' calls are there, and alike. */
+/* The first meeting: all ranks have made their calls, and the calls agree. */
 static rfr_status meet(end *e, const rfi_collective *call) {
   group *g = e->group;
   struct timespec until;
@@ -109,7 +110,7 @@ static rfr_status meet(end *e, const rfi_collective *call) {
   return s;
 }
 
-/* A later one, to which everybody comes. */
+/* A later meeting, which every rank reaches. */
 static void meet_again(end *e) {
   group *g = e->group;
   pthread_mutex_lock(&g->mutex);
@@ -129,7 +130,7 @@ static void copy(void *to, const void *from, int64_t n, rfr_dtype dtype) {
   if (n > 0 && to != from) memcpy(to, from, (size_t)(n * rfi_collective_element(dtype)));
 }
 
-/* Elements [first, first + n) of all ranks' `from`, added up; what is read of them may lie where it is written. */
+/* Sums elements [first, first + n) of all ranks' `from`; the sources may overlap the destination. */
 static void sum(const group *g, int64_t first, int64_t n, rfr_dtype dtype, char *to) {
   float total[BLOCK], term[BLOCK];
   for (int64_t done = 0; done < n; done += BLOCK) {
@@ -143,7 +144,7 @@ static void sum(const group *g, int64_t first, int64_t n, rfr_dtype dtype, char 
   }
 }
 
-/* The part of n elements that a rank adds up for all. */
+/* The part of n elements that one rank sums for all ranks. */
 static int64_t part_of(int64_t n, int rank, int size) { return n / size * rank + n % size * rank / size; }
 
 static void all_reduce(end *e) {
@@ -172,7 +173,7 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) 
   return RFR_OK;
 }
 
-/* ---- coming and going ---- */
+/* ---- joining and leaving ---- */
 
 static void abort_all(rfr_comm *comm) {
   group *g = ((end *)comm)->group;

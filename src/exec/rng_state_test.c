@@ -21,7 +21,7 @@ static rfr_value ones(rfr_trace *t) { return rfr_fill(t, 1, RFR_F32, 1, (int64_t
 
 /* ---- programs ---- */
 
-/* A trace as its printed form reads: streams' numbers too. The old one goes. */
+/* Replaces a trace by the result of parsing its printed form: the streams' numbers are kept. */
 static rfr_trace *reread(rfr_trace *t) {
   rft_text text = {0};
   rfr_trace *again;
@@ -97,7 +97,7 @@ static int differences(const float *a, const float *b) {
   return n;
 }
 
-/* Two ranks: of one stream they have the same state, of the other each a fork of it. */
+/* Two ranks: they have the same state of one stream, and a fork each of the other. */
 static void test_ranks(void **state) {
   (void)state;
   static float mask[3][2][N], again[N];
@@ -117,7 +117,7 @@ static void test_ranks(void **state) {
     OK(rfr_program_run(p, 0));
     mask_of(p, "left", mask[rank][0]);
     mask_of(p, "right", mask[rank][1]);
-    /* elsewhere and back */
+    /* set to another state, then restored */
     const rfr_rng other = {5, 4};
     OK(rfr_programs_set_rng(p, "right", &other));
     OK(rfr_program_run(p, 0));
@@ -138,7 +138,7 @@ static void test_ranks(void **state) {
   }
 }
 
-/* A step that ends a stream's moves it on, replayed too. */
+/* A step that ends also advances a stream, also in a replay. */
 static void test_steps(void **state) {
   (void)state;
   static float mask[4][N];
@@ -316,7 +316,7 @@ static void test_counted_steps(void **state) {
   }
 }
 
-/* y = dropout(x), by the step block and two streams, of which the callable counts the second one itself. */
+/* y = dropout(x), with the step block and two streams; the callable counts the second stream itself. */
 static rfr_trace *three_counts(void) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -329,8 +329,8 @@ static rfr_trace *three_counts(void) {
   return t;
 }
 
-/* The caller's memory and what a callable writes are not counted, what a step is given is from there; warm-up and
- * capture are no steps. */
+/* Counters in the caller's memory and counters that a callable writes are not advanced; warm-up and capture are no
+ * steps. */
 static void test_who_counts(void **state) {
   (void)state;
   static const rfr_type block = {.dtype = RFR_I64, .rank = 1, .shape = {4}};
@@ -362,7 +362,7 @@ static void test_who_counts(void **state) {
   }
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
 static void refused(rfr_status s, const char *slug, const char *text) {
   assert_true(s != RFR_OK);

@@ -120,7 +120,7 @@ static void test_threads(void **state) {
   assert_memory_not_equal(alone[0].loss, alone[1].loss, sizeof alone[0].loss);
 }
 
-/* ---- a host with modes of its own ---- */
+/* ---- a host with other floating-point modes ---- */
 
 enum { ROWS = 300, WIDTH = 257, POOL = 3 };
 
@@ -157,7 +157,7 @@ static rfr_status round_program(rfr_ctx *ctx, rounded *r) {
   return s;
 }
 
-/* In a thread of its own, so that the pool is new: compilers' runtimes keep one per thread. */
+/* In a separate thread, so that the pool is new: compilers' runtimes keep one per thread. */
 static void *round_host(void *arg) {
   rounded *r = arg;
   rfr_ctx *ctx;

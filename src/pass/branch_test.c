@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The side branch: what goes side, who waits, and that ops that may run at once never meet in a byte that one of them
- * writes, in programs made up at random.
+ * The side stream: which ops it gets, which ops wait for it, and that ops that may run at the same time never share a
+ * byte that one of them writes, in random programs.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,8 +19,8 @@
 
 static uint32_t draw(uint64_t seed, uint64_t i) { return rfi_draw4(rfi_stream_key(seed, 4), i, 0, 0, 0).v[0]; }
 
-/* Op indices: 0 makes a; 1 side, from a; 2 and 3 of the line, from a; 4 side, from a, so it might have started with
- * 2; 5 reads what 1 made; 6 of the line. */
+/* Op indices: 0 computes a. On the side stream: 1 and 4, both from a; 4 may start when 2 does. On the main stream: 2
+ * and 3, from a; 5, which reads the result of 1; 6. */
 static void test_waits(void **state) {
   (void)state;
   rfr_trace *t;
@@ -44,7 +44,7 @@ static void test_waits(void **state) {
   const rfi_side_op wanted[7] = {[1] = {1, 5}, [4] = {2, 5}};
   assert_memory_equal(side, wanted, sizeof wanted);
   rfi_free(ctx, side);
-  workspace[1] = workspace[4] = 32 << 20; /* a kernel that wants as much fills the device */
+  workspace[1] = workspace[4] = 32 << 20; /* a kernel with a workspace of this size fills the device */
   assert_int_equal(rfi_branch(t, workspace, &side), RFR_OK);
   assert_null(side);
   rfr_trace_destroy(t);
@@ -71,7 +71,7 @@ static const rfi_buffer *buffer_of(const rfi_plan *p, rfr_value storage) {
   return NULL;
 }
 
-/* The workspace of op i, or what its k-th operand or result lies in. */
+/* The storage of op i: its workspace, or that of its k-th operand or result. */
 static const rfi_buffer *nth(const rfr_trace *t, const rfi_plan *p, int i, int k) {
   const rfi_opr *op = &t->ops[i];
   if (k < op->n_in + op->n_out) return buffer_of(p, t->values[k < op->n_in ? op->in[k] : op->out[k - op->n_in]].base);
@@ -104,7 +104,7 @@ static void test_bytes(void **state) {
     assert_int_equal(rfi_plan_make(t, workspace, side, &p), RFR_OK);
     for (int i = 0; i < t->n_ops; i++)
       for (int j = side[i].from; j < side[i].until; j++) {
-        if (side[j].until) continue; /* of the branch too, so one is behind the other */
+        if (side[j].until) continue; /* both on the side stream, so one runs after the other */
         check_pair(t, &p, i, j);
         pairs++;
       }

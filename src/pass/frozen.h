@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What frozen inputs save, for the report of autodiff and for the decisions of fuse.
+ * The work and memory that frozen inputs save, for the report of autodiff and for the decisions of fuse.
  */
 #ifndef RFI_FROZEN_H
 #define RFI_FROZEN_H

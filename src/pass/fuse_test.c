@@ -31,7 +31,7 @@ static rfr_value parameter(rfr_trace *t, unsigned trained, int i, int rank, int6
                    ((int64_t[]){a, b}));
 }
 
-/* Two blocks of residual stream in `type`: packed attention behind a layernorm, a product behind an rmsnorm. */
+/* Two blocks of residual stream in `type`: packed attention after a layernorm, a GEMM after an rmsnorm. */
 static rfr_trace *blocks(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   rfr_trace *t;
   rfr_value p[N_PARAMETERS];
@@ -52,7 +52,7 @@ static rfr_trace *blocks(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   for (int i = 0; i < 3; i++) head[i] = rfr_reshape(t, rfr_slice(t, qkv, 1, i * C, C), 3, ((int64_t[]){T, HEADS, D}));
   rfr_value o = rfr_attention(t, head[0], head[1], head[2], offsets, &(rfr_attention_options){.causal = 1});
   o = rfr_linear(t, rfr_reshape(t, o, 2, ((int64_t[]){T, C})), rfr_cast(t, p[PROJ], type), RFR_NONE);
-  rfr_output(t, "x0", x); /* so that no product adds onto the stream in place: that rounds in another way */
+  rfr_output(t, "x0", x); /* so that no GEMM adds onto the stream in place, which rounds differently */
   x = rfr_add(t, x, o);
   rfr_output(t, "x1", x);
   h = rfr_rmsnorm(t, x, p[SCALE2], 1e-5);
@@ -104,10 +104,10 @@ static void check(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
     if (memcmp(a.data, b.data, (size_t)a.bytes) != 0)
       fail_msg("the gradient of %s, trained %#x, %s, has other bits", names[i], trained, rfr_dtype_name(type));
   }
-  /* dx is wanted where something before the norm is trained */
+  /* dx is needed if something before the norm is trained */
   bool dx1 = trained & 1u << TABLE, dx2 = trained & ((1u << SCALE2) - 1);
   bool dw1 = trained & 1u << SCALE1, db1 = trained & 1u << BIAS1, dw2 = trained & 1u << SCALE2;
-  assert_int_equal(count(p, RFI_OP_layernorm_bwd), dx1); /* the residual stream's gradient is always there */
+  assert_int_equal(count(p, RFI_OP_layernorm_bwd), dx1); /* the residual stream always has a gradient */
   assert_int_equal(count(p, RFI_OP_rmsnorm_bwd), dx2);
   assert_int_equal(count(p, RFI_OP_layernorm_dw), (!dx1 && dw1));
   assert_int_equal(count(p, RFI_OP_layernorm_db), (!dx1 && db1));
@@ -115,7 +115,7 @@ static void check(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   assert_int_equal(count(p, RFI_OP_layernorm_dx) + count(p, RFI_OP_rmsnorm_dx), 0);
   assert_int_equal(count(p, RFI_OP_add_rmsnorm), 1);
   assert_int_equal(count(q, RFI_OP_add_rmsnorm), 0);
-  /* every gradient of slices is whole, and no sum of the stream's is left over */
+  /* every gradient of slices is one result, and no sum of the stream's gradients is left */
   assert_int_equal(count(p, RFI_OP_attention_bwd_packed), (trained & ((1u << PROJ) - 1)) != 0);
   assert_int_equal(count(p, RFI_OP_attention_bwd) + count(p, RFI_OP_concat), 0);
   assert_int_equal(count(p, RFI_OP_pad), 0);
@@ -150,8 +150,8 @@ static void test_exact(void **state) {
   }
 }
 
-/* What the fusions rest on: a sum over rows is split over rows where they are dense and over columns where they
- * are not, on any number of threads, with the same bits. */
+/* The fusions rely on this: a sum over rows is split over rows if they are dense and over columns if they are not, on
+ * any number of threads, with the same bits. */
 static void test_sum_over_rows(void **state) {
   (void)state;
   enum { ROWS = 101, COLUMNS = 531 };
@@ -181,7 +181,7 @@ static void test_sum_over_rows(void **state) {
   }
 }
 
-/* A head with a softcap, or a cap that is read elsewhere too. */
+/* A head with a softcap, or a cap that another op reads too. */
 static rfr_trace *capped_head(rfr_ctx *ctx, unsigned trained, rfr_dtype type, bool shown) {
   enum { V = 11 };
   static const char *const wanted[2] = {"table", "w2"};
@@ -201,15 +201,15 @@ static rfr_trace *capped_head(rfr_ctx *ctx, unsigned trained, rfr_dtype type, bo
   return t;
 }
 
-/* Gate and up as halves of one product, in the order that the slices have: their gradients are one result. Where they
- * stand the other way round it is not, for the halves of that result would be swapped. */
+/* Gate and up are halves of one GEMM, in the order of the slices: their gradients are one result. In the other order
+ * they are not fused, because the halves of that result would be swapped. */
 static void test_gate_and_up(void **state) {
   (void)state;
   const unsigned trained = 1u << W2 | 1u << TABLE;
   rfr_ctx *ctx;
   OK(rfr_ctx_create(NULL, &ctx));
   for (int k = 0; k < 8; k++) {
-    const int swapped = k % 2, heads = k / 4; /* seen by heads, the halves of a row are not those of its heads */
+    const int swapped = k % 2, heads = k / 4; /* split into heads, the halves of a row are not those of its heads */
     const rfr_dtype type = k / 2 % 2 ? RFR_BF16 : RFR_F32;
     rfr_tensor a, b;
     rfr_trace *t;
@@ -239,7 +239,7 @@ static void test_gate_and_up(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The same of rows with weights, whose gradient is a result of that op where it is wanted. */
+/* The same with row weights, whose gradient is a result of that op if it is needed. */
 static void test_weighted_gate_and_up(void **state) {
   (void)state;
   rfr_ctx *ctx;
@@ -284,11 +284,11 @@ static void test_weighted_gate_and_up(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Experts of two products, whose first result's halves are gate and up, and rows with weights. */
+/* Experts with two GEMMs and row weights; the halves of the first result are gate and up. */
 typedef struct experts {
   rfr_dtype type;
   bool swapped, biased, separate, shared; /* up before gate; shared: h has another reader */
-  bool forward, itself;                   /* alone; rows are weighed by a column of gate */
+  bool forward, itself;                   /* without other readers; rows are weighted by a column of gate */
 } experts;
 
 enum { GROUPS = 3, WIDE = 12 };
@@ -370,7 +370,7 @@ static void test_experts(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Matrix units take operands of one type: products in the backward have such too where results were wider. */
+/* Matrix units take operands of one type: GEMMs of the backward have such operands even where results were wider. */
 static void check_operands(const rfr_programs *p) {
   const rfr_trace *t = rfr_program_trace(p, 0, "lower");
   for (int i = 0; i < t->n_ops; i++) {
@@ -409,7 +409,7 @@ static void test_softcapped_head(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A head whose weight's gradient is added onto a narrow state is fused too, and its sum is rounded once. */
+/* A head is fused too if its weight gradient is added to a narrow state; the sum is rounded once. */
 static void test_head_onto(void **state) {
   (void)state;
   enum { V = 11 };

@@ -12,7 +12,7 @@
 #include "refrain/program.h"
 #include "trace/trace.h"
 
-/* What a pass did, one line per decision. */
+/* The decisions of a pass, one per line. */
 typedef struct rfi_report {
   rfi_string text;
   int decisions;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The planner on lifetimes made up at random and on ones that training makes: no two
- * buffers alive at once share a byte, nothing lies below zero or above the end, the
- * bound is a bound, the same input gives the same plan.
+ * The planner on random lifetimes and on those of training: no two live buffers share a byte, no buffer is below zero
+ * or above the end, the bound holds, and the same input gives the same plan.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,8 +19,8 @@
 
 static uint32_t draw(uint64_t seed, uint64_t i) { return rfi_draw4(rfi_stream_key(seed, 3), i, 0, 0, 0).v[0]; }
 
-/* A trace of n fills of up to 64 times `most` bytes; fill i is read by a copy some time later, never in the order that
- * would be easy. */
+/* A trace of n fills of up to 64 times `most` bytes; a copy reads fill i some time later, in an order that is never
+ * easy. */
 enum { PENDING = 16 };
 static rfr_trace *random_trace(uint64_t seed, int n, int64_t most) {
   rfr_trace *t;
@@ -53,7 +52,7 @@ static void check_plan(const rfi_plan *p) {
   assert_true(highest == p->bytes && p->bytes >= p->lower_bound);
 }
 
-/* Lifetimes that no training makes, few and large: for many no plan meets the bound, but half do. */
+/* Lifetimes that do not occur in training, few and large: for many of them no plan meets the bound, but half do. */
 static void test_random(void **state) {
   (void)state;
   enum { PROGRAMS = 120 };

@@ -124,7 +124,7 @@ static void find_same(cse *c) {
 
 /* ---- hoisting ---- */
 
-/* What a value depends on, ascending: constants, frozen inputs, weights, the step. */
+/* The inputs that a value depends on, ascending: constants, frozen inputs, weights, the step. */
 enum { DEPENDS_NONE, DEPENDS_FROZEN, DEPENDS_WEIGHT, DEPENDS_STEP };
 
 static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) {

@@ -41,7 +41,7 @@ static rfr_value vector(rfr_trace *t, const char *name, rfr_role role) {
   return rfr_input(t, name, role, RFR_F32, 1, ((int64_t[]){7}));
 }
 
-/* Equal pure ops merge; another attribute or operand order keeps them apart. */
+/* Equal pure ops merge; ops with other attributes or another operand order do not. */
 static void test_merge(void **state) {
   (void)state;
   rfr_trace *t;

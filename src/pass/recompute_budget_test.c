@@ -33,7 +33,7 @@ static void test_budget(void **state) {
     if (ratio > 1.03) fail_msg("budget %d: %f of the bytes live at once", i, ratio);
     if (i == 0) assert_int_equal(rft_clones(p), 0);
     else assert_true(rft_clones(p) > 0);
-    if (i == STEPS) assert_true(rfr_program_flops(p, 0) > flops); /* only the last bytes cost products */
+    if (i == STEPS) assert_true(rfr_program_flops(p, 0) > flops); /* only the last bytes cost GEMMs */
     if (i == 0) flops = rfr_program_flops(p, 0);
     rft_init_llama(p, LAYERS, MICROBATCHES);
     OK(rfr_program_run(p, 0));
@@ -43,7 +43,7 @@ static void test_budget(void **state) {
     OK(rfr_programs_check(p));
     rfr_programs_destroy(p);
   }
-  /* below, the smallest budget that works is named: it works, one byte less does not */
+  /* below that, the error names the smallest budget that works: it works, and one byte less does not */
   rfr_compile_options o = rfr_compile_options_default();
   rfr_programs *p;
   o.recompute = RFR_RECOMPUTE_AUTO;
@@ -63,7 +63,7 @@ static void test_budget(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Programs share the step-scoped part: one that fits as it is recomputes nothing. */
+/* Programs share the step-scoped part: a program that fits recomputes nothing. */
 static void test_programs(void **state) {
   (void)state;
   rfr_trace *t[2] = {rft_llama(3, 2, RFR_POLICY_AUTO), rft_llama(1, 1, RFR_POLICY_AUTO)};
@@ -80,7 +80,7 @@ static void test_programs(void **state) {
   rfr_trace_destroy(t[1]);
 }
 
-/* The search walks over the trace as often for a deep model as for a shallow one. */
+/* The search walks over the trace as many times for a deep model as for a shallow one. */
 static void test_linear(void **state) {
   (void)state;
   int evaluations[2];
@@ -120,7 +120,7 @@ static void test_frontier(void **state) {
     assert_true(f[i].extra_bytes + 1.0 / 32 * f[i].extra_flops >
                 f[i - 1].extra_bytes + 1.0 / 32 * f[i - 1].extra_flops);
   }
-  /* every point is a budget that is enough; below the last there is none */
+  /* every point is a budget that works; below the last one none does */
   for (int i = 0; i < n; i += 5) {
     rfr_programs *q = rft_recompute(t, RFR_RECOMPUTE_AUTO, f[i].planned_bytes);
     assert_true(rft_plan(q).planned_bytes <= f[i].planned_bytes);
@@ -141,7 +141,7 @@ static void test_frontier(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* The planner decides: a workspace that only the lowered trace shows is counted too. */
+/* The planner decides: a workspace that only the lowered trace has is counted too. */
 static rfr_status hidden_workspace(void *user, const rfr_trace *t, int64_t *bytes) {
   int *calls = user;
   for (int i = 0; i < t->n_ops; i++) bytes[i] = *calls ? 6000 : 0;

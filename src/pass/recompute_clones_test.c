@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Clones: they are the ops that they stand for, none repeats an effect or gains nothing, and
- * the account of them is that of the trace that is written.
+ * Clones are the ops that they stand in for; no clone repeats an effect or saves nothing; their memory model agrees
+ * with the trace that is written.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +33,7 @@ static void check_round_trip(const rfr_trace *t, int count, const char *const *w
   free(s.data);
 }
 
-/* Lowering makes one op of a sum and its norm; a clone may be of the one or the other. */
+/* Lowering fuses a sum and its norm to one op; a clone may be of either. */
 static bool is_part_of(rfi_opcode part, rfi_opcode whole) {
   return (whole == RFI_OP_add_layernorm && (part == RFI_OP_add || part == RFI_OP_layernorm)) ||
          (whole == RFI_OP_add_rmsnorm && (part == RFI_OP_add || part == RFI_OP_rmsnorm));
@@ -73,13 +73,13 @@ static void test_clones(void **state) {
   const char *report = rfr_program_report(p, 0, "recompute");
   assert_non_null(strstr(report, "recomputed: %"));
   assert_non_null(strstr(report, "bytes moved"));
-  assert_non_null(strstr(report, "for another clone")); /* what only the forward read, the product below a rope */
+  assert_non_null(strstr(report, "for another clone")); /* values of the forward alone, the GEMM before a rope */
   assert_non_null(strstr(report, "peak of live bytes"));
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
 }
 
-/* A block of clones stands right before the op that needs its last one. */
+/* A block of clones comes right before the op that needs the last one. */
 static void test_lazy(void **state) {
   (void)state;
   rfr_trace *t = rft_llama(3, 1, RFR_POLICY_AUTO);
@@ -100,7 +100,7 @@ static void test_lazy(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* ---- what may be cloned, and what gains nothing ---- */
+/* ---- ops that may be cloned, and ops that save nothing ---- */
 
 enum { ROWS = 32, WIDTH = 48 };
 
@@ -126,7 +126,7 @@ static int clones_named(const rfr_programs *p, rfi_opcode code) {
   return n;
 }
 
-/* silu of silu of ... of x w: the chain is long, so that there is a peak to lower. */
+/* silu of silu of ... of x w: the chain is long, so that the peak can be lowered. */
 static rfr_value silus(rfr_trace *t, rfr_value h, rfr_value w, int n) {
   for (int i = 0; i < n; i++) h = rfr_linear(t, rfr_silu(t, h), w, RFR_NONE);
   return h;
@@ -164,7 +164,7 @@ static void test_policies(void **state) {
   rfr_trace_destroy(b);
 }
 
-/* A cast that halves what is saved: making it again would keep twice its bytes. */
+/* A cast that halves the saved bytes: recomputing it would keep twice its bytes. */
 static void test_gains_nothing(void **state) {
   (void)state;
   rfr_value x, w;
@@ -183,7 +183,7 @@ static void test_gains_nothing(void **state) {
   const rfr_trace *u = line.stage[4].trace;
   for (int i = 0; i < u->n_ops; i++)
     if (u->ops[i].clone_of >= 0 && u->ops[i].def->code == RFI_OP_cast) {
-      /* not without its operand, unless that is an input and lives anyway */
+      /* not without its operand, unless the operand is an input, which is live anyway */
       int maker = u->values[u->ops[i].in[0]].op;
       assert_true(maker < 0 || u->ops[maker].clone_of >= 0);
     }
@@ -192,8 +192,8 @@ static void test_gains_nothing(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* What reads a state before its next version is not made again after it, though its value
- * is wanted late; nor is the op that writes. */
+/* An op that reads a state before the state's next version is not recomputed after it, even if its result is needed
+ * late; the op that writes the state is not recomputed either. */
 static void test_effects(void **state) {
   (void)state;
   rfr_value x, w, skip;
@@ -219,7 +219,7 @@ static void test_effects(void **state) {
       assert_false(u->ops[i].def->flags & (RFI_STATE | RFI_HOST));
       assert_int_not_equal(u->ops[i].def->code, RFI_OP_mul);
     }
-  /* chosen all the same, it is recognised as impossible */
+  /* if it is chosen anyway, it is recognised as impossible */
   const rfr_trace *fused = rfr_program_trace(p, 0, "fuse");
   rfi_pass_options o = {.recompute = RFR_RECOMPUTE_ALL};
   rfi_recompute_model m;
@@ -238,7 +238,7 @@ static void test_effects(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* What is written onto in the forward, and what writes onto it, are not made again. */
+/* A value that the forward overwrites in place is not recomputed, nor is the op that overwrites it. */
 static void test_in_place(void **state) {
   (void)state;
   rfr_value x, w;
@@ -265,7 +265,7 @@ static void test_in_place(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* A clone belongs to one microbatch: what several read is kept. */
+/* A clone belongs to one microbatch: a value that several microbatches read is kept. */
 static void test_shared(void **state) {
   (void)state;
   rfr_trace *t = rft_llama(2, 3, RFR_POLICY_AUTO);
@@ -286,7 +286,7 @@ static void test_shared(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* clone_of follows its original through a rewrite, also when ops before it go. */
+/* clone_of follows its original through a rewrite, even if ops before it are removed. */
 static void test_clone_of_moves(void **state) {
   (void)state;
   static const char text[] = "refrain-trace 1\n"
@@ -304,13 +304,13 @@ static void test_clone_of_moves(void **state) {
   OK(rfi_dce(t, &report, &u));
   assert_int_equal(u->n_ops, 3);
   assert_int_equal(u->ops[1].clone_of, 0);
-  assert_int_equal(u->ops[2].clone_of, -1); /* its original went: it is the only one */
+  assert_int_equal(u->ops[2].clone_of, -1); /* its original was removed: it is the only one */
   rfi_string_deinit(&report.text);
   rfr_trace_destroy(t);
   rfr_trace_destroy(u);
 }
 
-/* What phase load makes lives beside the step: the budget counts it. */
+/* Results of phase load are live during the whole step: the budget counts them. */
 static void test_load_counts(void **state) {
   (void)state;
   rfr_value x, w;
@@ -329,7 +329,7 @@ static void test_load_counts(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* The model's account of memory is that of the trace it writes. */
+/* The memory model agrees with the trace that is written. */
 static void test_account(void **state) {
   (void)state;
   rfr_trace *t = rft_llama(3, 2, RFR_POLICY_AUTO);
@@ -362,7 +362,7 @@ static void test_account(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Bytes of a trace whose parts run apart that are live at once, at most, and across the beginning of a phase. */
+/* Live bytes of a trace with split phases: the peak, and those that cross the beginning of a phase. */
 static int64_t live_across(const rfr_trace *t, int phase, int64_t *peak) {
   int begin = 0;
   int64_t across = 0, *live = calloc((size_t)t->n_ops + 2, sizeof *live);
@@ -396,7 +396,7 @@ static int64_t live_across(const rfr_trace *t, int phase, int64_t *peak) {
   return across;
 }
 
-/* The same of a callable's parts, with clones for either or both of the two that are late. */
+/* The same for the parts of a callable, with clones for one or both of the two late parts. */
 static void test_account_apart(void **state) {
   (void)state;
   enum { COPIES = 5 };
@@ -432,7 +432,7 @@ static void test_account_apart(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* Every allocation of recomputing fails once: a status each time, nothing leaks. */
+/* Every allocation of recomputing fails once: each failure is a status, and no memory leaks. */
 static void test_allocation_faults(void **state) {
   (void)state;
   rfr_trace *t = rft_llama(2, 1, RFR_POLICY_AUTO);

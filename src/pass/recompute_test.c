@@ -24,7 +24,7 @@ static void test_bits(void **state) {
     rfr_compile_options o = rfr_compile_options_default();
     o.recompute = (rfr_recompute)policy;
     o.budget = policy == RFR_RECOMPUTE_AUTO ? budget : 0;
-    o.debug = i == 6; /* every value on its own, what is not live is poisoned */
+    o.debug = i == 6; /* every value has its own memory, and dead ones are poisoned */
     OK(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p[i]));
     rft_init_llama(p[i], LAYERS, MICROBATCHES);
     if (i % 2) OK(rfr_program_capture(p[i], 0));
@@ -55,8 +55,8 @@ static void test_bits(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* GPT-2 in bf16: biases, packed projections read through views, a table that is also the
- * head, gradients of a residual that add up in place. */
+/* GPT-2 in bf16: biases, packed projections read through views, a table that is also the head, residual gradients that
+ * are added in place. */
 static void test_bits_gpt2(void **state) {
   (void)state;
   rfr_model_config c = rfr_model_config_default(RFR_MODEL_GPT2);

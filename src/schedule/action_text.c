@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The text form, 0F0 1F0 1I0 1W0 ...: one line a rank. Read strictly: numbers without signs or
- * leading zeros, one blank or more between actions, nothing else.
+ * The text form, 0F0 1F0 1I0 1W0 ...: one line per rank. Parsing is strict: numbers without signs or leading zeros, one
+ * or more blanks between actions, nothing else.
  */
 #include <ctype.h>
 #include <string.h>
 
 #include "schedule/schedule.h"
 
-/* Digits at *p into *out, -1: there are none, or the number is not one that is written so or fits. */
+/* Parses digits at *p into *out; returns -1 if there are none, or if the number has a leading zero or is too large. */
 static int take_number(const char **p, const char *end) {
   const char *s = *p;
   int64_t x = 0;

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The validator. Counts first, so that every later step may look an action up by (op, stage,
- * microbatch): what the actions name can be no more than there are actions, whatever a
- * hostile list says. Then places within a rank, then the ranks run side by side, each waiting
- * for what its next action needs from another one: all get through, or those that do not
- * wait in a circle, which is named. What runs through gives the order that the simulator
- * walks. All of it is linear in the number of actions.
+ * The validator. It first counts actions, so that later passes can look up an action by (op, stage, microbatch): the
+ * tables are bounded by the number of actions, also for a hostile list. Then it checks the order within each rank. Last
+ * it runs the ranks side by side, each waiting for the action on another rank that its next action needs. Either all
+ * ranks finish, which gives the order that the simulator uses, or some wait in a cycle, which the error names. All
+ * passes are linear in the number of actions.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "schedule/schedule.h"
 
-/* ---- errors with their place ---- */
+/* ---- errors with their location ---- */
 
 static int rank_at(const rfr_schedule *s, int index) {
   int r = 0;
@@ -143,7 +142,7 @@ static rfr_status check_counts(const rfr_schedule *s) {
   return RFR_OK;
 }
 
-/* ---- places ---- */
+/* ---- order within a rank ---- */
 
 /* Of two actions of one rank, `later` must be after `sooner`, if both exist. */
 static rfr_status require_after(const rfr_schedule *s, int later, int sooner) {
@@ -152,7 +151,7 @@ static rfr_status require_after(const rfr_schedule *s, int later, int sooner) {
   return bad(s, RFI_E_SCHEDULE_ORDER, later, "comes before %s, which it needs", place(s, sooner, where));
 }
 
-/* A message has two ends on two ranks, `send` of `stage` and `recv` of `other`. */
+/* A message joins two actions on two ranks: `send` of `stage` and `recv` of `other`. */
 static rfr_status check_message(const rfr_schedule *s, int send, int stage, int recv, int other, int m) {
   const int from = rfi_schedule_at(s, send, stage, m), to = rfi_schedule_at(s, recv, other, m);
   if (from < 0 && to < 0) return RFR_OK;
@@ -168,7 +167,7 @@ static rfr_status check_message(const rfr_schedule *s, int send, int stage, int 
 
 static rfr_status check_places(const rfr_schedule *s) {
   for (int stage = 0; stage <= s->stages;
-       stage++) /* one more: no rank sends to the last stage in the backward direction */
+       stage++) /* one more, because no rank sends to the last stage in the backward direction */
     for (int m = 0; m < s->microbatches; m++) {
       RFI_TRY(check_message(s, RFR_ACTION_SEND_F, stage - 1, RFR_ACTION_RECV_F, stage, m));
       RFI_TRY(check_message(s, RFR_ACTION_SEND_B, stage, RFR_ACTION_RECV_B, stage - 1, m));
@@ -192,7 +191,7 @@ static rfr_status check_places(const rfr_schedule *s) {
   return RFR_OK;
 }
 
-/* Actions of a full stage: weights are gathered where they are read; OPT comes after all sums. */
+/* Actions of a full stage: weights are gathered before they are read; OPT comes after all gradient sums. */
 typedef struct stage_state {
   bool gathers, gathered;
   int last_w, last_reduce, step; /* indices; -1 */
@@ -249,13 +248,13 @@ static rfr_status check_stages(const rfr_schedule *s) {
   return status;
 }
 
-/* Messages between two ranks arrive in the order in which they left: one channel a direction. */
+/* Messages between two ranks are received in the order in which they were sent: one channel per direction. */
 static rfr_status check_channels(const rfr_schedule *s) {
   int *newest = NULL; /* by sending rank: index of the message received last; those of other receivers are older */
   char where[PLACE];
   rfr_status status = RFI_ALLOC(s->ctx, sizeof *newest * (size_t)s->ranks * 2, &newest);
   if (status != RFR_OK) return status;
-  int *of = newest + s->ranks; /* the receiver that it is for, + 1 */
+  int *of = newest + s->ranks; /* the receiving rank, + 1 */
   for (int r = 0; r < s->ranks && status == RFR_OK; r++)
     for (int i = s->begin[r]; i < s->begin[r + 1] && status == RFR_OK; i++) {
       const rfr_action a = s->action[i];
@@ -291,12 +290,12 @@ int rfi_schedule_need(const rfr_schedule *s, int index) {
   }
 }
 
-/* Names the circle that some ranks wait in. next[r]: index of the action that rank r stands at. */
+/* Reports the cycle in which some ranks wait. next[r]: index of the action at which rank r has stopped. */
 static rfr_status deadlock(const rfr_schedule *s, const int *next) {
   enum { SHOWN = 6 };
   int r = 0, length = 1;
   while (next[r] == s->begin[r + 1]) r++;
-  for (int i = 0; i < s->ranks; i++) r = rfi_schedule_rank_of(s, rfi_schedule_need(s, next[r])); /* into the circle */
+  for (int i = 0; i < s->ranks; i++) r = rfi_schedule_rank_of(s, rfi_schedule_need(s, next[r])); /* reach the cycle */
   const int first = r;
   char text[1024] = "", where[PLACE], want[RFR_ACTION_TEXT];
   size_t n = 0;
@@ -312,12 +311,12 @@ static rfr_status deadlock(const rfr_schedule *s, const int *next) {
                      length, text, first);
 }
 
-/* Lets every rank run as far as it gets. A rank that stops is woken by the action that it waits for. */
+/* Runs every rank as far as possible. A rank that stops is resumed by the action that it waits for. */
 static rfr_status run_through(rfr_schedule *s) {
   int *next = NULL;
   const size_t ranks = (size_t)s->ranks, actions = (size_t)s->n;
   RFI_TRY(RFI_ALLOC(s->ctx, sizeof *next * (2 * ranks + actions), &next));
-  int *ready = next + ranks, *waiter = ready + ranks; /* waiter[index]: rank + 1; it cannot be two */
+  int *ready = next + ranks, *waiter = ready + ranks; /* waiter[index]: rank + 1; at most one rank waits for it */
   bool *done = NULL;
   rfr_status status = RFI_ALLOC(s->ctx, sizeof *done * actions, &done);
   int n_ready = 0, n_done = 0;

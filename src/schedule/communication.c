@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Adds SEND and RECV: each message is sent right after the action that produces it, and is
- * taken right before the one that reads it. Where one rank sends to another more than one
- * kind of message, the reader may want a later one first; the channel keeps their order, so
- * those that left before are taken with it. That adds no wait that was not there: they
- * were made before it.
+ * Adds SEND and RECV: each message is sent right after the action that produces it, and received right before the
+ * action that reads it. If one rank sends several kinds of message to another, the reader may need a later message
+ * first. The channel keeps their order, so the earlier messages are received with it. This adds no wait, because they
+ * were sent earlier.
  */
 #include "schedule/schedule.h"
 
-/* Whether an action makes a message, and for which rank. */
+/* Whether an action produces a message, and for which rank. */
 static bool sends(const rfr_schedule *s, int index, int *op, int *to) {
   const rfr_action a = s->action[index];
   const int other = a.op == RFR_ACTION_F ? a.stage + 1 : a.stage - 1;
@@ -19,7 +18,7 @@ static bool sends(const rfr_schedule *s, int index, int *op, int *to) {
   return true;
 }
 
-/* before[index]: the message that left before this one for the same rank, -1. */
+/* before[index]: the previous message to the same rank; -1: none. */
 static rfr_status chain(const rfr_schedule *s, int *before) {
   int *newest, op, to;
   RFI_TRY(RFI_ALLOC(s->ctx, sizeof *newest * (size_t)s->ranks, &newest));
@@ -34,8 +33,8 @@ static rfr_status chain(const rfr_schedule *s, int *before) {
   return RFR_OK;
 }
 
-/* Takes the message that action `made` sends, after the earlier ones. taken[i]: 1 + the one after it in the chain, or
- * -1 once it was taken. */
+/* Receives the message that action `made` sends, after the earlier ones. taken[i]: 1 + the next message in the chain,
+ * or -1 once it is received. */
 static rfr_status receive(const rfr_schedule *s, const int *before, int *taken, int made, rfr_schedule *out) {
   int i = made;
   taken[made] = 0;

@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The usual schedules as lists. p ranks, each with v chunks: chunk c of rank r is stage c p + r,
- * and in ZB-V stage r or 2 p - 1 - r, so that the pipeline turns on the last rank.
+ * Generators of the usual schedules. There are p ranks with v chunks each. Chunk c of rank r is stage c p + r; in ZB-V
+ * it is stage r or 2 p - 1 - r, so that the pipeline turns around on the last rank.
  *
- * 1F1B, interleaved and ZB-H1 are one walk: so many forwards that the last rank's first
- * backward finds work on every rank, then a forward and a backward in turns, then what is left.
- * With several chunks microbatches go through in groups: one group's forwards of chunk 0, of
- * chunk 1, ..., then the next group's. The walk keeps every rank fed only if a group has as many
- * microbatches as there are ranks, so a smaller one is walked as if it had, and those that do not
- * exist are left out: what remains keeps its order, hence still has no deadlock. ZB-V treats
- * fewer than 2 p - 1 microbatches the same way.
+ * 1F1B, interleaved and ZB-H1 share one walk: forwards until every rank has work when the last rank's first backward
+ * arrives, then a forward and a backward in turns, then the remaining backwards. With several chunks, microbatches run
+ * in groups: one group's forwards of chunk 0, of chunk 1, ..., then those of the next group. The walk keeps every rank
+ * busy only if a group has as many microbatches as there are ranks. So a smaller group is walked at that size, and
+ * actions of missing microbatches are left out: the remaining actions keep their order, so there is no deadlock. ZB-V
+ * treats fewer than 2 p - 1 microbatches the same way.
  *
- * Every stage's backwards, and so the W of each parameter, come in ascending microbatches: sums of
- * gradients are the same in all of them.
+ * The backwards of every stage, and so the W of each parameter, run in ascending microbatches: sums of gradients are
+ * the same in all schedules.
  */
 #include <string.h>
 
 #include "schedule/schedule.h"
 
-enum { MOST = 1 << 28 }; /* actions, those left out included */
+enum { MOST = 1 << 28 }; /* actions, including those that are left out */
 
 rfr_schedule_options rfr_schedule_options_default(void) {
   return (rfr_schedule_options){
@@ -46,12 +45,12 @@ static void gpipe(maker *k, int r) {
 
 /* ---- 1F1B, interleaved, ZB-H1 ---- */
 
-/* How many a group counts that has n. */
+/* The size at which a group of n microbatches is walked. */
 static int64_t walked(const maker *k, int n) { return n == 0 ? 0 : k->v > 1 && n < k->p ? k->p : n; }
-/* Forwards that a rank walks. */
+/* The number of forwards that a rank walks. */
 static int64_t walk_length(const maker *k) { return (walked(k, k->g) * (k->m / k->g) + walked(k, k->m % k->g)) * k->v; }
 
-/* The i-th of the walk; a microbatch that does not exist is k->m. */
+/* The i-th action of the walk; its microbatch is k->m if it does not exist. */
 static void place_of(const maker *k, int64_t i, int *chunk, int *microbatch) {
   const int64_t whole = walked(k, k->g) * k->v, groups = k->m / k->g, group = i / whole < groups ? i / whole : groups;
   const int size = group < groups ? k->g : k->m % k->g;
@@ -72,7 +71,7 @@ static void backward(maker *k, int op, int r, int64_t i) {
   add(k, op, (k->v - 1 - c) * k->p + r, m);
 }
 
-/* split: W by itself, r backwards after its I, so that every rank keeps about as much as the first. */
+/* split: W is a separate action, r backwards after its I, so that every rank keeps about as much as the first one. */
 static void one_forward_one_backward(maker *k, int r, bool split) {
   const int64_t total = walk_length(k),
                 ahead = (int64_t)(k->p - r - 1) * (k->v > 1 ? 2 : 1) + (int64_t)(k->v - 1) * walked(k, k->g);
@@ -115,7 +114,7 @@ static void zb_v(maker *k, int r) {
   while (down.w < down.i) next_w(k, &down);
 }
 
-/* ---- all ---- */
+/* ---- the public function ---- */
 
 static rfr_status check_options(const rfr_schedule_options *o, maker *k) {
   const char *const name = rfr_schedule_kind_name(o->kind);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The usual schedules against figures that are known, closed forms and a simulation that
- * knows nothing but the lists: it sweeps over all ranks until nothing moves, looks for what an
- * action needs by comparing texts of what was done, and counts what is in flight by hand.
+ * The usual schedules against published figures, closed forms and a simulation that knows only the lists: it sweeps
+ * over all ranks until nothing changes, finds the inputs of an action by comparing texts of completed actions, and
+ * counts microbatches in flight.
  */
 #include <math.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ typedef struct plain {
   int slots[STAGES], live[RANKS];
 } plain;
 
-/* When F, I and W of each were done; 0: not yet. */
+/* When F, I and W of each stage and microbatch were done; 0: not yet. */
 static double done[3][STAGES][BATCHES];
 
 static bool ready(const rfr_action a, int stages, double *when) {
@@ -134,7 +134,7 @@ static void check_ascending(const rfr_schedule *s) {
         assert_true(rfi_schedule_at(s, op, stage, m - 1) < rfi_schedule_at(s, op, stage, m));
 }
 
-/* With messages the same actions in the same order; they cost nothing, so nothing takes longer. */
+/* With messages, the same actions are in the same order; messages cost nothing, so no action takes longer. */
 static void check_communication(const rfr_schedule *s) {
   rfr_schedule *with, *again;
   rfr_schedule_result a, b;
@@ -194,7 +194,7 @@ static void test_all_sizes(void **state) {
     }
 }
 
-/* ---- what is known of them ---- */
+/* ---- published figures ---- */
 
 static void test_figures(void **state) {
   (void)state;
@@ -202,7 +202,7 @@ static void test_figures(void **state) {
     rfr_schedule_kind kind;
     int p, m, v;
     double percent; /* at equal costs, to one digit */
-    int live[4];    /* of the first ranks; 0: not looked at */
+    int live[4];    /* of the first ranks; 0: not checked */
   } rows[] = {
       {RFR_SCHEDULE_GPIPE, 4, 8, 1, 27.3, {8, 8, 8, 8}},
       {RFR_SCHEDULE_1F1B, 4, 8, 1, 27.3, {4, 3, 2, 1}},
@@ -237,8 +237,8 @@ static void test_figures(void **state) {
   }
 }
 
-/* GPipe and 1F1B take (m + p - 1) (F + B); a step is never shorter than a rank's work and a
- * microbatch's way through all of them. */
+/* GPipe and 1F1B take (m + p - 1) (F + B). A step is never shorter than a rank's work, nor than one microbatch's way
+ * through all ranks. */
 static void test_closed_forms(void **state) {
   (void)state;
   rfr_stage_costs costs = rfr_stage_costs_default();
@@ -274,7 +274,7 @@ static void test_groups(void **state) {
   rfr_schedule_destroy(s);
 }
 
-/* 4 ranks, 4 chunks, 32 microbatches: graphs for what is in flight. */
+/* 4 ranks, 4 chunks, 32 microbatches: the number of graphs follows from those in flight. */
 static void test_slots(void **state) {
   (void)state;
   static const int first[] = {8, 8, 4, 4}, last[] = {8, 5, 4, 1};
@@ -312,7 +312,7 @@ static void test_times(void **state) {
   rfr_stage_costs costs[2] = {rfr_stage_costs_default(), rfr_stage_costs_default()};
   costs[0].seconds[RFR_ACTION_SEND_F] = 0.5;
   costs[1].seconds[RFR_ACTION_SEND_B] = 0.25;
-  costs[0].seconds[RFR_ACTION_SEND_B] = costs[1].seconds[RFR_ACTION_SEND_F] = 100; /* no rank sends these */
+  costs[0].seconds[RFR_ACTION_SEND_B] = costs[1].seconds[RFR_ACTION_SEND_F] = 100; /* no rank sends these messages */
   costs[0].seconds[RFR_ACTION_OPT] = 8;
   costs[1].seconds[RFR_ACTION_F] = 2;
   costs[1].seconds[RFR_ACTION_I] = 3;
@@ -365,14 +365,14 @@ static void test_bytes(void **state) {
     assert_int_equal(result.slot_bytes, 65000 + rows[i].slots);
     rfr_schedule_destroy(s);
   }
-  rfr_schedule *s = parsed("0F0 0F1\n1F0 1F1"); /* nothing is kept for a backward */
+  rfr_schedule *s = parsed("0F0 0F1\n1F0 1F1"); /* nothing is saved for a backward */
   rfr_schedule_result result;
   OK(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL, NULL));
   assert_int_equal(result.live_bytes, 61000);
   rfr_schedule_destroy(s);
 }
 
-/* ---- refused ---- */
+/* ---- refusals ---- */
 
 static void test_options_refused(void **state) {
   (void)state;
@@ -452,7 +452,7 @@ static void test_costs_refused(void **state) {
   rfr_schedule_destroy(s);
 }
 
-/* Random lists: taken exactly when the plain simulation gets through. */
+/* Random lists are accepted exactly if the plain simulation finishes. */
 static void test_random(void **state) {
   (void)state;
   uint64_t x = 88172645463325252u;
@@ -497,7 +497,7 @@ static void test_random(void **state) {
   assert_true(taken > 1000 && stuck > 200);
 }
 
-/* ---- memory that runs out ---- */
+/* ---- failed allocations ---- */
 
 static rfr_status whole_life(const char *text, const char *order) {
   rfr_schedule *s = NULL, *with = NULL;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads order lists as Transformer Engine and Megatron write them: c is a forward of chunk c,
- * -c its backward, -c-0.5 its weight gradients; chunks count from 1. The k-th forward,
- * backward and weight gradient of a chunk are those of microbatch k - 1. A chunk that has
- * weight gradients of its own has I where others have B.
+ * Reads order lists in the format of Transformer Engine and Megatron: c is a forward of chunk c, -c its backward,
+ * -c-0.5 its weight gradients; chunks count from 1. The k-th forward, backward and weight gradient of a chunk are those
+ * of microbatch k - 1. A chunk with separate weight gradients has I where others have B.
  *
- * One list a rank, separated by ; or a newline between; commas or blanks between
- * numbers, brackets around a list or not. Chunk c of rank r of R is stage (c - 1) R + r.
+ * One list per rank, separated by ; or a newline; commas or blanks between numbers; brackets around a list are
+ * optional. Chunk c of rank r of R is stage (c - 1) R + r.
  */
 #include <ctype.h>
 #include <string.h>
@@ -60,7 +59,7 @@ static rfr_status take_entry(reader *q) {
   return RFR_OK;
 }
 
-/* One list, to its end of line or ;. An empty one is none. */
+/* One list, up to the end of the line or ;. An empty list is skipped. */
 static rfr_status take_list(reader *q) {
   const int first = q->n;
   while (at(q, " \t\r")) q->p++;
@@ -105,7 +104,7 @@ static rfr_status take_lists(reader *q) {
 
 static rfr_status convert(const reader *q, int chunks, rfr_schedule *s) {
   enum { F = RFR_ACTION_F, B = RFR_ACTION_B, W = RFR_ACTION_W };
-  /* of each chunk and of F, B, W: how many were seen */
+  /* for each chunk: how many F, B and W were read */
   int(*seen)[RFR_ACTION_COUNT] = rfi_arena_alloc(q->arena, sizeof *seen * (size_t)chunks);
   bool *split = rfi_arena_alloc(q->arena, (size_t)chunks);
   if (!seen || !split) return RFR_NO_MEMORY;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Schedules as handles: made from lists, asked, destroyed. All memory of one is its arena's.
+ * Schedule handles: creation from lists, queries, destruction. All memory of a schedule is in its arena.
  */
 #include "schedule/schedule.h"
 
 #include <string.h>
 
-enum { MOST_ACTIONS = 1 << 28 }; /* numbers of actions are ints, also doubled */
+enum { MOST_ACTIONS = 1 << 28 }; /* action indices are ints, also when doubled */
 
 const char *rfi_action_name(int op) {
   static const char *const names[] = {
@@ -24,7 +24,7 @@ const char *rfr_action_print(rfr_action a, char *out) {
   return out;
 }
 
-/* ---- making one ---- */
+/* ---- creation ---- */
 
 rfr_status rfi_schedule_open(rfr_ctx *ctx, const char *file, rfr_schedule **out) {
   rfi_arena *arena = NULL;
@@ -97,7 +97,7 @@ void rfr_schedule_destroy(rfr_schedule *s) {
   if (s) rfi_arena_destroy(s->arena);
 }
 
-/* ---- asking ---- */
+/* ---- queries ---- */
 
 rfr_status rfr_schedule_get_info(const rfr_schedule *s, rfr_schedule_info *out) {
   *out = (rfr_schedule_info){0};

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Costs of a schedule's stages, as a profiler or a person writes them. JSON: keys of an object
- * apply to all stages, those in the list "stages" to one each. CSV: a line of column names, then
- * rows of a stage; * in the column "stage" means all stages. A later value replaces an earlier
- * one. An unknown key is an error. rfr_schedule_simulate refuses a stage without a cost that its
- * actions need.
+ * Costs of a schedule's stages, from a profiler or a person. JSON: keys of an object apply to all stages, those in the
+ * list "stages" to one stage each. CSV: a line of column names, then one row per stage; * in the column "stage" means
+ * all stages. A later value replaces an earlier one. An unknown key is an error. rfr_schedule_simulate refuses a stage
+ * without a cost that its actions need.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Costs of stages: JSON and CSV that say the same, and what is refused.
+ * Costs of stages: JSON and CSV with the same contents, and refused files.
  */
 #include <string.h>
 

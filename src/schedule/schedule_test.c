@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Schedules: what is read and what is refused, with rank, position and action in the message.
+ * Schedules that are accepted and refused, with rank, position and action in the error.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ static void test_lists(void **state) {
   assert_int_equal(rfr_schedule_rank(s, 1), 1);
   assert_int_equal(rfr_schedule_rank(s, 2), -1);
   assert_int_equal(rfr_schedule_find(s, (rfr_action){RFR_ACTION_W, 0, 1}), 5);
-  assert_int_equal(rfr_schedule_find(s, (rfr_action){RFR_ACTION_W, 1, 1}), 3); /* its B */
+  assert_int_equal(rfr_schedule_find(s, (rfr_action){RFR_ACTION_W, 1, 1}), 3); /* the B of the same microbatch */
   assert_int_equal(rfr_schedule_find(s, (rfr_action){RFR_ACTION_B, 0, 1}), -1);
   assert_int_equal(rfr_schedule_find(s, (rfr_action){RFR_ACTION_OPT, 0, -1}), -1);
   assert_int_equal(rfr_schedule_find(s, (rfr_action){RFR_ACTION_F, 0, 2}), -1);
@@ -175,7 +175,7 @@ static void test_lists_refused(void **state) {
   assert_int_equal(rfr_schedule_create(ctx, 1, (const rfr_action *const[]){rank0}, (const int[]){-1}, &s), RFR_INVALID);
 }
 
-/* The lists of one rank in text, as chunks of order lists are numbered. */
+/* The lists of one rank as text, with chunks numbered as in order lists. */
 static void test_orders(void **state) {
   (void)state;
   static const struct {
@@ -183,7 +183,7 @@ static void test_orders(void **state) {
   } rows[] = {
       {"[1,1,-1,-1,-1.5,-1.5]", "0F0 0F1 0I0 0I1 0W0 0W1\n"},
       {"1 2 1 2 -2 -1 1 2 -2 -1 -2 -1", "0F0 1F0 0F1 1F1 1B0 0B0 0F2 1F2 1B1 0B1 1B2 0B2\n"},
-      {"[1, 2,-2,-2.5, -1 ]\r\n", "0F0 1F0 1I0 1W0 0B0\n"}, /* one chunk has W, the other not */
+      {"[1, 2,-2,-2.5, -1 ]\r\n", "0F0 1F0 1I0 1W0 0B0\n"}, /* one chunk has separate W, the other does not */
       {"1,1", "0F0 0F1\n"},
       {"1,2,-2,-1;[1,2,-2,-1]", "0F0 2F0 2B0 0B0\n1F0 3F0 3B0 1B0\n"},
       {"\n1 -1\n\n1 -1", "0F0 0B0\n1F0 1B0\n"},

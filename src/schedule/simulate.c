@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The simulator. Time: a rank does its actions one after another, each begins when the rank
- * is free and what it needs has arrived; a message is on its way for the cost of its SEND,
- * whether or not an action says so, and ranks do not wait for what they sent to arrive. Walking the
- * checked order, one pass. Memory: walking each rank's list, bytes come with their
- * window's first action and are freed after its last.
+ * The simulator. Time: a rank runs its actions one after another; each starts when the rank is free and its inputs have
+ * arrived. A message takes the cost of its SEND, also where the list has no SEND action, and the sender does not wait
+ * for it to arrive. One pass over the checked order is enough. Memory: one pass over each rank's list; bytes are
+ * allocated at the first action of their window and freed after the last one.
  */
 #include <math.h>
 #include <string.h>
@@ -28,7 +27,7 @@ static const rfr_stage_costs *costs_of(const simulation *q, int stage) {
   return &q->costs[q->n_costs == 1 ? 0 : stage];
 }
 
-/* A cost, 0 where none was given; B is then I and W. */
+/* A cost, 0 if none is given; B is then I and W. */
 static double cost(const simulation *q, int op, int stage) {
   const double *seconds = costs_of(q, stage)->seconds;
   if (op == RFR_ACTION_B && seconds[op] < 0) return seconds[RFR_ACTION_I] + seconds[RFR_ACTION_W];
@@ -63,7 +62,7 @@ static rfr_status check_costs(const simulation *q) {
 
 /* ---- time ---- */
 
-/* How long what `index` made is on its way to another rank. */
+/* The time that a message of action `index` takes to another rank. */
 static double transit(const simulation *q, int index) {
   const rfr_action a = q->s->action[index];
   const bool is_forward = a.op == RFR_ACTION_F || a.op == RFR_ACTION_SEND_F;
@@ -89,7 +88,7 @@ static void run(const simulation *q, double *start, double *end, double *now, rf
 
 /* ---- memory ---- */
 
-/* Index of the action with which a microbatch's output gradient is there. */
+/* Index of the action that makes a microbatch's output gradient available. */
 static int gradient_first(const rfr_schedule *s, int stage, int microbatch) {
   const int recv = rfi_schedule_at(s, RFR_ACTION_RECV_B, stage, microbatch);
   if (recv >= 0) return recv;
@@ -97,7 +96,7 @@ static int gradient_first(const rfr_schedule *s, int stage, int microbatch) {
   return rfi_schedule_at(s, RFR_ACTION_I, beside ? stage + 1 : stage, microbatch);
 }
 
-/* Bytes of a rank, with all slots allocated separately, or as they are live. */
+/* Bytes of a rank: with all slots allocated separately, and at the peak of live bytes. */
 typedef struct level {
   int64_t slots, live, most;
   bool overflow;
@@ -108,7 +107,7 @@ static void change(level *l, int64_t bytes) {
   if (l->live > l->most) l->most = l->live;
 }
 
-/* What lives always, and a place for each slot. */
+/* Adds the persistent bytes of a stage and the memory of its slots. */
 static void add_stage(const simulation *q, int stage, level *l, rfr_rank_result *out) {
   const rfr_stage_costs *c = costs_of(q, stage);
   int64_t slot, all;
@@ -120,7 +119,7 @@ static void add_stage(const simulation *q, int stage, level *l, rfr_rank_result 
   out->slots += q->s->slots[stage];
 }
 
-/* What an action brings and what it is the last to need; while it runs, both are there. */
+/* Adds the bytes that an action allocates, then frees those that it uses last; while it runs, both are live. */
 static void walk_action(const simulation *q, int i, level *l) {
   const rfr_schedule *s = q->s;
   const rfr_action a = s->action[i];
@@ -156,7 +155,7 @@ static rfr_status walk_memory(const simulation *q, level *levels, rfr_rank_resul
   return RFR_OK;
 }
 
-/* ---- both ---- */
+/* ---- the public function ---- */
 
 static rfr_status simulate(const simulation *q, rfr_rank_result *ranks, double *start, double *end, double *now,
                            level *levels, rfr_schedule_result *out) {

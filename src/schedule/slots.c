@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Slots: the windows of a stage's microbatches are intervals of one list, so taking any free
- * slot at a window's begin, and a new one only when none is free, needs exactly as many as
- * are ever in flight. The one freed last is taken first: its bytes are the warmest.
+ * Slots: the windows of a stage's microbatches are intervals of one list. A window takes any free slot when it begins,
+ * and a new slot only if none is free, so a stage has exactly as many slots as microbatches in flight. The slot that
+ * was freed last is taken first, because its bytes are most likely still in the cache.
  */
 #include "schedule/schedule.h"
 
@@ -25,7 +25,8 @@ rfr_status rfi_schedule_color(rfr_schedule *s) {
   const size_t pairs = (size_t)s->stages * (size_t)s->microbatches;
   s->slots = rfi_arena_alloc(s->arena, sizeof *s->slots * (size_t)s->stages);
   s->slot = rfi_arena_alloc(s->arena, sizeof *s->slot * pairs);
-  int *free_slot = NULL; /* of each stage a list: the slot freed last, -1; then by slot the one before it */
+  /* A list of free slots per stage: newest is the one freed last, or -1; free_slot has the one freed before each. */
+  int *free_slot = NULL;
   int *newest = NULL;
   rfr_status status = RFR_NO_MEMORY;
   if (s->slots && s->slot) status = RFI_ALLOC(s->ctx, sizeof *free_slot * pairs, &free_slot);

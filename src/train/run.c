@@ -115,7 +115,7 @@ static rfr_status write_config(rfr_run *run, const char *path) {
 
 /* ---- the folder ---- */
 
-/* What is in a folder: a configuration of a run; a checkpoint, whether it loads or not. */
+/* Reports whether a folder has a configuration of a run, and whether it has a checkpoint, loadable or not. */
 static rfr_status look(rfr_ctx *ctx, const char *folder, const char *config_path, bool *config, bool *checkpoints) {
   char kind;
   *config = *checkpoints = false;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What runs train: eager, captured, recomputed and resumed ones hold the same bits; microbatches mean what one batch
- * means; a checkpoint is a folder to start from; experts, frozen weights, the loss scale.
+ * Bits of trained runs: eager, captured, recomputed and resumed runs have the same bits; microbatches are equivalent to
+ * one batch; a checkpoint is a folder to start from; experts, frozen weights, the loss scale.
  */
 #include <math.h>
 #include <stdio.h>
@@ -258,7 +258,7 @@ static void loss_scale(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* What is computed again is the same: less memory, no bit changed. */
+/* Recompute needs less memory and changes no bit. */
 static void recompute_all(const char *config) {
   rfr_ctx *ctx = rft_run_ctx(2);
   rft_record kept = {0}, again = {0};
@@ -308,7 +308,7 @@ static void microbatches(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* What is frozen stays as it was and costs no state; the rest trains. */
+/* Frozen weights do not change and have no optimizer state; all others train. */
 static void frozen(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);

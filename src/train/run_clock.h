@@ -39,7 +39,7 @@ typedef struct rfi_run_clock {
   int64_t steps;
 } rfi_run_clock;
 
-/* What changed in lr_steps. */
+/* The change of lr_steps by a step. */
 typedef enum rfi_clock_change { RFI_CLOCK_SAME, RFI_CLOCK_WARMUP, RFI_CLOCK_DECAY, RFI_CLOCK_END } rfi_clock_change;
 
 /* Values of lr_steps before the first step. */

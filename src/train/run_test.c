@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Runs through their public functions: stops, folders, full disks, checkpoints, logs, warnings, generated text, and
- * what a library must not do to its process.
- * What they train is in run_bits_test.c.
+ * effects that a library must not have on its process. The bits of runs are tested in run_bits_test.c.
  */
 #include <errno.h>
 #include <locale.h>

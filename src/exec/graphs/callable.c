@@ -16,7 +16,7 @@
 const char RFI_GRAD_PREFIX[] = "grad.";
 const char RFI_UNREDUCED_PREFIX[] = "unreduced.";
 static const char MICROBATCH[] = "graphs.microbatch";
-static const char BAD_PREFIX[] = "graphs.bad."; /* of outputs that tell whether group sizes are valid */
+static const char BAD_PREFIX[] = "graphs.bad."; /* of outputs that report invalid group sizes */
 
 static rfr_status refuse(const rfi_callable *c, const char *what, const char *name) {
   return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": %s \"%s\"", c->name, what, name);

@@ -72,7 +72,7 @@ static void update(float *w, float *momentum, const float *g, int64_t n) {
   }
 }
 
-/* ---- one rank's side ---- */
+/* ---- one rank ---- */
 
 typedef struct result { /* of all ranks, in rank order */
   float weights[LAYERS][PARAMETERS][ROOM];
@@ -91,7 +91,7 @@ typedef struct side {
   char error[256];
   /* the shards of this rank */
   float part[LAYERS][PARAMETERS][ROOM], momentum[LAYERS][PARAMETERS][ROOM], part_gradient[PARAMETERS][ROOM];
-  /* gathered while a layer runs; one buffer for all layers */
+  /* the gathered parameters of the layer that runs; one buffer for all layers */
   _Alignas(64) float whole[PARAMETERS][ROOM], gradient[PARAMETERS][ROOM];
   float x[LAYERS + 1][T * C], dy[T * C];
 } side;
@@ -108,7 +108,7 @@ static void input_of(float *x, int step, int microbatch) {
   for (int i = 0; i < T * C; i++) x[i] = noise(step * 16 + microbatch, i);
 }
 
-/* The loss that is trained: half of (y - target)^2, a target for each microbatch. */
+/* The loss: half of (y - target)^2, with one target per microbatch. */
 static void gradient_of(float *dy, const float *y, int step, int microbatch) {
   for (int i = 0; i < T * C; i++) dy[i] = 0.02f * (y[i] - noise(step * 16 + microbatch + 7777, i));
 }
@@ -129,7 +129,7 @@ static rfr_status backward(side *s, int layer, int microbatch) {
   return RFR_OK;
 }
 
-/* ---- one rank that has everything ---- */
+/* ---- the reference: one rank with all parameters ---- */
 
 static rfr_status create(side *s, const rfr_graphs_options *o) {
   rfr_callable c[LAYERS];
@@ -184,7 +184,7 @@ static rfr_status run_alone(side *s, int microbatches) {
   return RFR_OK;
 }
 
-/* ---- gathered around the library's calls ---- */
+/* ---- gathering in hooks and in the loop ---- */
 
 static rfr_status unshard(side *s, int layer) {
   for (int k = 0; k < PARAMETERS; k++)
@@ -192,7 +192,7 @@ static rfr_status unshard(side *s, int layer) {
   return RFR_OK;
 }
 
-/* Whoever reads it now reads NaN. */
+/* Fills the gathered parameters with NaN, so that a late read is seen. */
 static void reshard(side *s) { memset(s->whole, 0xFF, sizeof s->whole); }
 
 static rfr_status unshard_hook(const rfr_hook_event *e, void *user) { return unshard(user, e->callable); }
@@ -254,16 +254,16 @@ static rfr_status run_around(side *s) {
   return RFR_OK;
 }
 
-/* ---- gathered inside ---- */
+/* ---- gathering in the library ---- */
 
-/* Each layer is a stage. The last one is not dropped between its forward and its backward. */
+/* Each layer is a stage. The last one is not resharded between its forward and its backward. */
 static const char *const schedules[] = {
     "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1RESHARD 2UNSHARD 2F0 2B0 2RESHARD 2REDUCE 1UNSHARD 1B0 1REDUCE 1RESHARD "
     "0UNSHARD 0B0 0REDUCE 0RESHARD",
-    /* the next is gathered before the last is dropped, weight gradients come by themselves */
+    /* the next layer is gathered before the last one is freed; weight gradients are separate actions */
     "0UNSHARD 0F0 1UNSHARD 0RESHARD 1F0 2UNSHARD 1RESHARD 2F0 2I0 1UNSHARD 1I0 0UNSHARD 0I0 2W0 2REDUCE 2RESHARD "
     "0RESHARD 1W0 0W0 0REDUCE 1REDUCE 1RESHARD",
-    /* for the length of each call */
+    /* gathered in each call */
     "0F0 1F0 2F0 2I0 1I0 0I0 2W0 1W0 0W0",
     NULL,
 };
@@ -334,7 +334,7 @@ static void *run_rank(void *arg) {
   side *s = j->s;
   rfr_ctx_options o = rfr_ctx_options_default();
   o.threads = 1;
-  o.use_onednn = 0; /* as the one rank's context */
+  o.use_onednn = 0; /* the context of the reference */
   for (int l = 0; l < LAYERS; l++)
     for (int k = 0; k < PARAMETERS; k++)
       for (int64_t i = 0; i < part_size(s, k); i++) {
@@ -416,7 +416,7 @@ static void test_inside(void **state) {
   for (int ranks = 1; ranks <= MOST_RANKS; ranks++)
     for (int k = 0; k < 2 * SCHEDULES; k++) {
       const int fuse =
-          k / SCHEDULES; /* with it GEMMs accumulate in place: ranks agree with each other, not with one rank */
+          k / SCHEDULES; /* GEMMs accumulate in place: ranks have each other's bits, not those of the reference */
       if (fuse) run_ranks(ranks, 1, 0, run_around, around);
       else alone(ranks, 0, &one);
       run_ranks(ranks, fuse, k % SCHEDULES, run_inside, many);
@@ -451,10 +451,10 @@ static void test_frozen_and_recompute(void **state) {
   assert_true(clones > 0);
 }
 
-/* The plan has whole what is whole at once: a layer's parameters and gradients, of the second schedule more; and of
- * what stays the parts alone. */
+/* The plan has memory for the parameters and gradients that are gathered at the same time: of one layer, or of more in
+ * the second schedule. Persistent memory holds shards only. */
 static void test_memory(void **state) {
-  enum { BLOCK = 256 + 768 + 768 }; /* a layer's, each at a multiple of 256 bytes */
+  enum { BLOCK = 256 + 768 + 768 }; /* of one layer, each at a multiple of 256 bytes */
   (void)state;
   alone(2, 0, &one);
   assert_int_equal(one.memory.window_bytes, 0);
@@ -517,7 +517,7 @@ static void test_refused(void **state) {
   for (int m = 0; m < 2; m++) {
     int n;
     OK(rfr_graphs_forward(g, 0, m, &in, 1, &x, 1));
-    assert_int_equal(rfr_graphs_gradient(g, "up0", &x), RFR_MISMATCH); /* neither W nor REDUCE has been */
+    assert_int_equal(rfr_graphs_gradient(g, "up0", &x), RFR_MISMATCH); /* before W and REDUCE */
     OK(rfr_graphs_backward(g, 0, m, &in, 1, &x, 1));
     OK(rfr_graphs_grads_ready(g, NULL, 0, &n));
     assert_int_equal(n, m == 0 ? 0 : PARAMETERS);
@@ -526,7 +526,7 @@ static void test_refused(void **state) {
   assert_int_equal(x.type.rank, 1);
   OK(rfr_graphs_end_step(g));
   rfr_graphs_destroy(g);
-  OK(try_schedule("0F0 0B0 0F1 0B1", false, &g)); /* gathered in each call: any schedule is fine */
+  OK(try_schedule("0F0 0B0 0F1 0B1", false, &g)); /* gathered in each call: any schedule is accepted */
   OK(rfr_schedule_parse(ctx, "test", "0F0 0B0 0F1 0B1 0F2 0B2", 23, &other));
   OK(rfr_graphs_reschedule(g, other));
   rfr_schedule_destroy(other);
@@ -534,7 +534,7 @@ static void test_refused(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* Two microbatches' gradients of a layer, which is sharded over one rank, or not. */
+/* The gradients of a layer over two microbatches; the layer is sharded over one rank, or not sharded. */
 static void two_gradients(const char *text, int sharded, float *out) {
   rfr_graphs *g;
   rfr_schedule *schedule;
@@ -569,7 +569,7 @@ static void two_gradients(const char *text, int sharded, float *out) {
   rfr_trace_destroy(t);
 }
 
-/* Gradients may be reduced once for all microbatches, or as each is there. */
+/* Gradients may be reduced once for all microbatches, or after each one. */
 static void test_reduce_each(void **state) {
   static float want[ROOM], got[ROOM];
   (void)state;
@@ -584,7 +584,7 @@ static void test_reduce_each(void **state) {
   assert_memory_equal(want, got, sizeof want);
 }
 
-/* Inference alone: parameters are gathered, and nothing is reduced. */
+/* Inference: parameters are gathered, and nothing is reduced. */
 static void infer(const char *text, int sharded, float *out) {
   rfr_graphs *g;
   rfr_schedule *schedule;
@@ -626,7 +626,7 @@ static void test_inference(void **state) {
   assert_memory_equal(want, got, sizeof want);
 }
 
-/* A rank that is gone is a status of the call that needs it, and the step can only be left. */
+/* If a rank has failed, calls that need it return a status, and the step can only be aborted. */
 static void test_rank_that_left(void **state) {
   rfr_comm *comm[2];
   rfr_graphs *g;
@@ -652,7 +652,7 @@ static void test_rank_that_left(void **state) {
   rfr_comm_destroy(comm[0]);
 }
 
-/* y = x w, beside w itself, seen as another shape, or as a copy. */
+/* y = x w, and w as an output: itself, as another shape, or as a copy. */
 static rfr_trace *output_weight(const char *w, char how) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -674,7 +674,7 @@ static rfr_status create_outputs(char how, rfr_graphs **g) {
   return s;
 }
 
-/* What is gathered is gone when the call is over: no output, unless it is copied. */
+/* Gathered parameters are freed after the call, so an output must not alias one; a copy is accepted. */
 static void test_parameter_outputs(void **state) {
   static const rfr_type type = {.dtype = RFR_F32, .rank = 1, .shape = {4}};
   static const float a[4] = {1, 2, 3, 4}, b[4] = {10, 20, 30, 40};
@@ -703,7 +703,7 @@ static void test_parameter_outputs(void **state) {
 
 /* ---- casts of parameters, gathered around the calls ---- */
 
-/* y = x bf16(w)': if w is resident, its cast is computed once a step. */
+/* y = x bf16(w)'. If w is resident, its cast is computed once per step. */
 static rfr_trace *cast_trace(const char *name, bool frozen) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -714,7 +714,7 @@ static rfr_trace *cast_trace(const char *name, bool frozen) {
   return t;
 }
 
-typedef struct buffer { /* of both layers, who have their weights in `weight` */
+typedef struct buffer { /* of both layers, whose weights are in `weight` */
   _Alignas(16) float shared[C * C];
   float weight[2][C * C];
 } buffer;
@@ -736,7 +736,7 @@ typedef struct cast_results {
   float dw[2][2][C * C];
 } cast_results;
 
-/* How: 'h' resident, 'g' rfr_callable.gathered, 'w' gathered by warm-up hooks. */
+/* How parameters are gathered: 'h' resident, 'g' rfr_callable.gathered, 'w' by warm-up hooks. */
 static void run_cast(char how, const char *text, bool frozen, cast_results *r) {
   static const rfr_type square = {RFR_F32, 2, {C, C}}, half = {RFR_BF16, 2, {T, C}};
   static const char *const names[2] = {"w0", "w1"};
@@ -818,7 +818,7 @@ static void test_made_of_gathered(void **state) {
     }
 }
 
-/* Every allocation of creation fails once: a status each time, nothing is left. */
+/* Every allocation of creation fails once: each failure is a status, and no memory leaks. */
 static void test_allocation_faults(void **state) {
   rfr_graphs_options o = rfr_graphs_options_default();
   rfr_callable c = rfr_callable_default();

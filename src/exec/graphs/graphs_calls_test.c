@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Arguments and results of a step's calls: fixed memory, absent inputs, main gradients completed by each call, and
- * other schedules for the same graphs. The reference are graphs that copy their inputs, which graphs_test compares
- * with one program; results are equal bit by bit.
+ * other schedules for the same graphs. The reference is a set of graphs that copies its inputs (graphs_test compares it
+ * with one program). All results are equal bit by bit.
  */
 #include <stdio.h>
 #include <string.h>
@@ -46,7 +46,7 @@ static void walk(const rft_scene *s, rfr_graphs *g, const rfr_schedule *schedule
     }
 }
 
-typedef struct plain { /* everything copied */
+typedef struct plain { /* all inputs are copied */
   const rft_scene *s;
   rfr_graphs *g;
   rft_buffers *b;
@@ -73,7 +73,7 @@ static void same_gradients(rfr_graphs *a, rfr_graphs *b) {
   }
 }
 
-/* ---- which is next ---- */
+/* ---- the next call ---- */
 
 static void expected_call(void *user, rfr_action_op op, int block, int m) {
   const plain *p = user;
@@ -139,7 +139,7 @@ static void test_expected(void **state) {
 
 enum { IN, OUT, DOUT, DIN, KINDS };
 
-typedef struct memory { /* of the caller's: per block, kind and slot */
+typedef struct memory { /* the caller's memory: per block, kind and slot */
   _Alignas(16) unsigned char at[RFT_BLOCKS][KINDS][SLOTS][BYTES];
   void *address[RFT_BLOCKS][KINDS][SLOTS];
 } memory;
@@ -152,7 +152,7 @@ typedef struct fixed {
   memory *memory;
 } fixed;
 
-/* Handed on: what a block gives is read where it is, slot by slot. */
+/* A block's result is fixed memory that the next block reads in place, slot by slot. */
 static void lay_out(memory *own, bool handed) {
   memset(own, 0x5a, sizeof *own);
   for (int i = 0; i < RFT_BLOCKS; i++)
@@ -189,7 +189,7 @@ static rfr_status make_fixed(const rft_scene *s, const rfr_schedule *schedule, m
   return status;
 }
 
-/* Where what a call reads was made by another block's; NULL: it comes from outside. */
+/* The address where another block has written what this call reads; NULL: it comes from outside. */
 static const void *made_at(const fixed *f, bool back, int block, int m) {
   const int from = back ? block + 1 : block - 1;
   if (from < 0 || from >= f->s->blocks) return NULL;
@@ -225,7 +225,7 @@ static void test_fixed(void **state) {
   static memory own;
   static const char one[] = "0F0 0F1 0B0 0F2 0B1 0B2";
   static const char delayed[] = "0F0 0F1 1F0 1F1 1I0 1I1 0I0 1W0 0F2 0I1 0W0 1W1 0W1 1F2 1B2 0B2";
-  static const char in_step[] = "0F0 0F1 1F0 1F1 1I0 1I1 0I0 0W0 1W0 0I1 0F2 1F2 1W1 0W1 1B2 0B2"; /* in equal slots */
+  static const char in_step[] = "0F0 0F1 1F0 1F1 1I0 1I1 0I0 0W0 1W0 0I1 0F2 1F2 1W1 0W1 1B2 0B2"; /* equal slots */
   for (int k = 0; k < 8; k++) {
     const int i = k / 2;
     const rft_scene s = {.block = i < 2 ? rft_block_attention : rft_block_experts,
@@ -263,7 +263,7 @@ static void test_fixed(void **state) {
   }
 }
 
-/* Whatever of the one stage's memory is the other's, slot for slot or crosswise: refused, or every bit is right. */
+/* Two stages share fixed memory, slot for slot or crosswise: either it is refused, or the bits are those of copies. */
 static void test_handed_on(void **state) {
   (void)state;
   static rft_buffers first, ours, theirs;
@@ -285,7 +285,7 @@ static void test_handed_on(void **state) {
     theirs = first;
     plain_step(&s, a, schedule, &theirs);
     assert_true(slots[0] <= 2 && slots[1] <= 2);
-    for (int map = 1; map < 81; map++) { /* of each slot of x and dx of the later stage: its own, or which it shares */
+    for (int map = 1; map < 81; map++) { /* per slot of x and dx of the later stage */
       const int of[4] = {map % 3, map / 3 % 3, map / 9 % 3, map / 27};
       bool fits = true;
       lay_out(&own, false);
@@ -335,7 +335,7 @@ static rfr_status try_fixed(rfr_callable_fixed f, const rfr_callable_link *link)
 static void test_fixed_refusals(void **state) {
   (void)state;
   static _Alignas(16) float memory[T * C + 4];
-  void *const good[2] = {memory, memory}, *const apart[1] = {memory + 1}, *const none[1] = {NULL};
+  void *const good[2] = {memory, memory}, *const misaligned[1] = {memory + 1}, *const none[1] = {NULL};
   const rfr_callable_link link = {"x", 0, "y"};
   const char *const slug = "graphs.callable";
   OK(try_fixed((rfr_callable_fixed){"x", 0, good, 1}, NULL));
@@ -343,14 +343,14 @@ static void test_fixed_refusals(void **state) {
   rft_refused(try_fixed((rfr_callable_fixed){"x", 0, good, 1}, &link), slug, "it is linked");
   rft_refused(try_fixed((rfr_callable_fixed){"x", 0, good, 2}, NULL), slug, "2 addresses for 1 slots");
   rft_refused(try_fixed((rfr_callable_fixed){"x", 0, NULL, 1}, NULL), slug, "0 addresses");
-  rft_refused(try_fixed((rfr_callable_fixed){"x", 0, apart, 1}, NULL), slug, "multiple of 16");
+  rft_refused(try_fixed((rfr_callable_fixed){"x", 0, misaligned, 1}, NULL), slug, "multiple of 16");
   rft_refused(try_fixed((rfr_callable_fixed){"x", 0, none, 1}, NULL), slug, "data is NULL");
   rft_refused(try_fixed((rfr_callable_fixed){"z", 1, good, 1}, NULL), slug, "the gradient of \"z\": there is no such");
   rft_refused(try_fixed((rfr_callable_fixed){NULL, 0, good, 1}, NULL), slug, "there is no such");
 }
 
-/* Outputs that are an input, or a part of something, have no memory of their own; of an input without a gradient there
- * is none to fix. */
+/* An output that is an input or a part of another value has no memory to fix; an input without a gradient has no
+ * gradient memory to fix. */
 static void test_views_are_not_fixed(void **state) {
   (void)state;
   static _Alignas(16) float memory[T * C];
@@ -386,7 +386,7 @@ typedef struct given {
   float y[2][T * C], dx[2][T * C];
 } given;
 
-/* Forward and backward of silu(a) + b and silu(b), with arguments by name, in the order of the ports or another. */
+/* Forward and backward of silu(a) + b and silu(b): arguments by name, in port order or in another order. */
 static void run_named(bool eager, bool turned, given *out) {
   static float x[2][T * C], dy[2][T * C];
   const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {T, C}};
@@ -530,7 +530,7 @@ static void test_samples(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
-/* ---- hooks that are not well formed ---- */
+/* ---- malformed hooks ---- */
 
 static rfr_status no_hook(const rfr_hook_event *e, void *user) {
   (void)e, (void)user;
@@ -575,11 +575,11 @@ static void test_hook_misuse(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
-/* ---- final gradients ---- */
+/* ---- completed main gradients ---- */
 
 typedef struct watched { /* a step that checks main gradients after each call */
   plain p;
-  rfr_tensor ready[MOST_NAMES]; /* and when they were final */
+  rfr_tensor ready[MOST_NAMES]; /* their values when they were complete */
   int n, at[MOST_NAMES], call;
   unsigned char *before[MOST_NAMES], *final[MOST_NAMES];
 } watched;
@@ -608,7 +608,7 @@ static void watched_call(void *user, rfr_action_op op, int block, int m) {
   w->call++;
   const int had = w->n;
   take_ready(w);
-  /* not a call too late: this one has added to each of them */
+  /* reported not later than complete: this call has added to each of them */
   for (int k = had; k < w->n; k++)
     for (int i = 0; i < g->n_named; i++)
       if (w->before[i] && g->named[i].tensor.data == w->ready[k].data)
@@ -648,7 +648,7 @@ static void test_grads_ready(void **state) {
     walk(&s, g, schedule, (calls){watched_call, &w});
     OK(rfr_graphs_end_step(g));
     assert_int_equal(w.n, trained);
-    for (int k = 0; k < w.n; k++) { /* not a call too early: nothing has added to them since */
+    for (int k = 0; k < w.n; k++) { /* reported not earlier than complete: later calls have added nothing */
       assert_memory_equal(w.final[k], w.ready[k].data, (size_t)w.ready[k].bytes);
       test_free(w.final[k]);
     }
@@ -661,7 +661,8 @@ static void test_grads_ready(void **state) {
   }
 }
 
-/* Without a schedule any microbatch may be the last but one; and a step that was left has made nothing final. */
+/* Without a schedule main gradients are complete only after rfr_graphs_end_step, because any microbatch may be the last
+ * one; an aborted step completes none. */
 static void test_grads_ready_without_schedule(void **state) {
   (void)state;
   static rft_buffers b;
@@ -687,7 +688,7 @@ static void test_grads_ready_without_schedule(void **state) {
 
 /* ---- other schedules ---- */
 
-/* Graphs of one schedule follow another: the same bits as graphs that were made for it; nothing is captured. */
+/* Graphs of one schedule follow another one: the bits are those of graphs made for it, and nothing is captured. */
 static void test_reschedule(void **state) {
   (void)state;
   static rft_buffers ours, theirs;
@@ -712,7 +713,7 @@ static void test_reschedule(void **state) {
     theirs = ours;
     rfr_graphs *made = rft_make_graphs(&other, &second);
     rft_fill_named(made);
-    OK(rfr_graphs_set_rng(made, NULL, &(rfr_rng){0, i})); /* as many steps as the others have done */
+    OK(rfr_graphs_set_rng(made, NULL, &(rfr_rng){0, i})); /* the same number of steps as the others */
     OK(rfr_graphs_reschedule(g, second));
     plain_step(&other, g, second, &ours);
     plain_step(&other, made, second, &theirs);
@@ -723,7 +724,7 @@ static void test_reschedule(void **state) {
   }
   assert_int_equal(g->memory.graphs, graphs);
   rft_refused(rfr_graphs_reschedule(g, NULL), "graphs.schedule", "captured were 2");
-  assert_int_equal(g->memory.live, 4); /* by the last of them */
+  assert_int_equal(g->memory.live, 4); /* at the last of them */
   OK(rfr_schedule_parse(ctx, "test", others[0], strlen(others[0]), &second));
   OK(rfr_graphs_reschedule(g, second));
   assert_int_equal(g->memory.live, 2);
@@ -735,7 +736,7 @@ static void test_reschedule(void **state) {
   OK(rfr_graphs_reschedule(g, first));
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(first);
-  /* without a schedule, and back */
+  /* without a schedule, then with one again */
   const rft_scene free_running = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32, .layers = 2};
   g = rft_make_graphs(&free_running, &none);
   rft_scene tight = free_running;
@@ -773,7 +774,7 @@ static void test_reschedule_refusals(void **state) {
     rft_refused(rfr_graphs_reschedule(g, schedule), cases[i].slug, cases[i].message);
     rfr_schedule_destroy(schedule);
   }
-  rfr_schedule *later = rft_generate(RFR_SCHEDULE_1F1B, 2, 4, 0); /* this rank's stage is another one, or not there */
+  rfr_schedule *later = rft_generate(RFR_SCHEDULE_1F1B, 2, 4, 0); /* this rank has another stage, or none */
   g->options.rank = 1;
   rft_refused(rfr_graphs_reschedule(g, later), "graphs.callable", "have 1 layers");
   rfr_schedule_destroy(later);
@@ -781,7 +782,8 @@ static void test_reschedule_refusals(void **state) {
   rfr_schedule_destroy(first);
 }
 
-/* One capture serves 1F1B of any number of microbatches at least as many as ranks: slots are those in flight. */
+/* One capture serves 1F1B with any number of microbatches from the number of ranks up: only those in flight need slots.
+ */
 static void test_more_microbatches(void **state) {
   (void)state;
   rfr_graphs *g;

@@ -108,7 +108,7 @@ static void test_null_out(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* A read or write moves the bytes of the tensor's type, in memory of these graphs. */
+/* A read or write moves as many bytes as the tensor's type says, in memory of these graphs. */
 static void test_bytes(void **state) {
   (void)state;
   rfr_callable c = rfr_callable_default();
@@ -161,7 +161,7 @@ static void test_first_site(void **state) {
   rft_refused(create_pipeline(text, 1, (int64_t[]){-1, -1}, 1), "graphs.callable", why);
   OK(create_pipeline(text, 1, (int64_t[]){1, -1}, 1));
   OK(create_pipeline(text, 0, (int64_t[]){0, -1}, 1));
-  /* a parsed trace has its sites too */
+  /* a parsed trace also has its sites */
   const rft_scene s = {.block = rft_block_transformer, .blocks = 1, .dtype = RFR_F32};
   rfr_trace *recorded = rft_block_trace(&s, 0);
   rfr_print_options o = rfr_print_options_default();
@@ -189,7 +189,7 @@ static rfr_trace *record_unused(void) {
   return t;
 }
 
-/* `given`: 'n' no entry, 'o' memory of the graphs, 'c' the caller's, cleared, 'k' the caller's, kept. */
+/* `given`: 'n' no entry, 'o' memory of the graphs, 'c' the caller's memory, cleared, 'k' the caller's memory, kept. */
 static void step_unused(char given, bool warm_up) {
   static _Alignas(16) float memory[N * N];
   rfr_graphs_options o = rfr_graphs_options_default();
@@ -280,7 +280,7 @@ static void test_events(void **state) {
   }
 }
 
-/* W recomputes from parameters: a hook that frees them after the backward would be too early. */
+/* W recomputes from parameters: a hook that frees them after the backward frees them too early. */
 static rfr_status look_at_reads(const rfr_hook_event *e, void *user) {
   assert_int_equal(e->wgrad_reads, 1);
   ++*(int *)user;

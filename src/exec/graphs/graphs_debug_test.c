@@ -10,7 +10,7 @@
 
 enum { T = RFT_T, C = RFT_C };
 
-/* Poison in bytes that somebody still reads would be NaN in gradients. */
+/* If poison is read too late, gradients are NaN. */
 static void test_bits(void **state) {
   (void)state;
   static const struct {
@@ -40,20 +40,20 @@ static bool is_poison(const void *data, int64_t bytes) {
   return true;
 }
 
-static bool is_whole(const rfr_tensor *x) {
+static bool holds_values(const rfr_tensor *x) {
   for (int64_t i = 0; i < x->bytes / 4; i++)
     if (!(((const float *)x->data)[i] > -1e6f && ((const float *)x->data)[i] < 1e6f)) return false;
   return true;
 }
 
-/* A stage's slot, but for what lies in [from, from + bytes). */
+/* Whether a stage's slot is poison outside the bytes of `but`. */
 static bool slot_is_poison(const rfr_graphs *g, int stage, int slot, const rfr_tensor *but) {
   const rfi_stage_plan *s = &g->stage[stage];
   const unsigned char *at = g->arena + s->offset + slot * s->bytes, *kept = but->data;
   return is_poison(at, kept - at) && is_poison(kept + but->bytes, at + s->bytes - kept - but->bytes);
 }
 
-static void test_what_is_over(void **state) {
+static void test_dead_buffers(void **state) {
   (void)state;
   static rft_buffers b;
   const rft_scene s = {.block = rft_block_mlp,
@@ -79,26 +79,26 @@ static void test_what_is_over(void **state) {
   OK(rfr_graphs_begin_step(g, NULL, 0));
   for (int m = 0; m < 2; m++) OK(rfr_graphs_forward(g, 0, m, &x[m], 1, &y[m], 1));
   for (int m = 0; m < 2; m++) OK(rfr_graphs_backward(g, 0, m, &dy[m], 1, &dx[m], 1));
-  assert_true(is_whole(&y[0]) && is_whole(&y[1]) && is_whole(&dx[0]) && is_whole(&dx[1]));
+  assert_true(holds_values(&y[0]) && holds_values(&y[1]) && holds_values(&dx[0]) && holds_values(&dx[1]));
   assert_true(is_poison(g->arena + g->shared_at, g->memory.shared_bytes));
-  OK(rfr_graphs_wgrad(g, 0, 1)); /* the last of microbatch 1: its output is over, its input gradient is not */
-  assert_true(is_whole(&y[0]) && is_whole(&dx[0]) && is_whole(&dx[1]) && is_poison(y[1].data, y[1].bytes));
+  OK(rfr_graphs_wgrad(g, 0, 1)); /* the last of microbatch 1: its output is dead, its input gradient is not */
+  assert_true(holds_values(&y[0]) && holds_values(&dx[0]) && holds_values(&dx[1]) && is_poison(y[1].data, y[1].bytes));
   assert_true(slot_is_poison(g, 0, rfr_schedule_slot(schedule, 0, 1), &dx[1]));
   OK(rfr_graphs_forward(g, 0, 2, &x[2], 1, &y[2], 1)); /* in the slot of microbatch 1 */
   assert_int_equal(rfr_schedule_slot(schedule, 0, 2), rfr_schedule_slot(schedule, 0, 1));
-  assert_true(is_whole(&y[0]) && is_whole(&dx[0]) && !is_whole(&dx[1]) && is_whole(&y[2]));
+  assert_true(holds_values(&y[0]) && holds_values(&dx[0]) && !holds_values(&dx[1]) && holds_values(&y[2]));
   OK(rfr_graphs_backward(g, 0, 2, &dy[2], 1, &dx[2], 1));
   OK(rfr_graphs_wgrad(g, 0, 0));
-  assert_true(is_whole(&dx[0]) && is_whole(&dx[2]) && is_poison(y[0].data, y[0].bytes));
+  assert_true(holds_values(&dx[0]) && holds_values(&dx[2]) && is_poison(y[0].data, y[0].bytes));
   OK(rfr_graphs_end_step(g));
-  assert_true(is_whole(&dx[0]) && is_whole(&dx[2]));
+  assert_true(holds_values(&dx[0]) && holds_values(&dx[2]));
   OK(rfr_graphs_begin_step(g, NULL, 0));
   for (int m = 0; m < 3; m++) assert_true(is_poison(dx[m].data, dx[m].bytes));
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(schedule);
 }
 
-/* y = gelu(x), of nothing that has a gradient. */
+/* y = gelu(x): nothing in it has a gradient. */
 static rfr_trace *without_gradients(void) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -107,8 +107,8 @@ static rfr_trace *without_gradients(void) {
   return t;
 }
 
-/* Without gradients outputs hold until the slot's next forward, or the next step: of inference, and of a training whose
- * callables have no backward. */
+/* Without gradients, outputs are valid until the slot's next forward or the next step: in inference, and in a training
+ * set of callables that have no backward. */
 static void test_no_gradients(void **state) {
   (void)state;
   static float x[2][T * C];
@@ -138,10 +138,10 @@ static void test_no_gradients(void **state) {
         for (int i = 0; i < 2; i++) {
           const rfr_binding in = {NULL, type, x[m]};
           OK(rfr_graphs_forward(g, i, m, &in, 1, &y[m][i], 1));
-          for (int k = 0; k <= i; k++) assert_true(is_whole(&y[m][k]));
+          for (int k = 0; k <= i; k++) assert_true(holds_values(&y[m][k]));
         }
       OK(rfr_graphs_end_step(g));
-      for (int i = 0; i < 2; i++) assert_true(is_whole(&y[1][i]));
+      for (int i = 0; i < 2; i++) assert_true(holds_values(&y[1][i]));
     }
     rfr_graphs_destroy(g);
     rfr_schedule_destroy(schedule);
@@ -190,7 +190,7 @@ static void test_reasons(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* Whatever a call is refused for, not a byte of the arena, nor of what the call would fill in, is another one. */
+/* A refused call changes neither the arena nor its results. */
 static void test_refused_calls_write_nothing(void **state) {
   (void)state;
   static rft_buffers b;
@@ -240,7 +240,7 @@ static void test_refused_calls_write_nothing(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_bits), rft_context_test(test_what_is_over),
+  const struct CMUnitTest tests[] = {rft_context_test(test_bits), rft_context_test(test_dead_buffers),
                                      rft_context_test(test_no_gradients), rft_context_test(test_reasons),
                                      rft_context_test(test_refused_calls_write_nothing)};
   return cmocka_run_group_tests_name("debugging graphs", tests, NULL, NULL);

@@ -11,7 +11,7 @@
 
 enum { BLOCKS = 2, STEPS = 3 };
 
-typedef struct result { /* of a training */
+typedef struct result { /* of a training set */
   float y[STEPS][RFT_T * RFT_C], dw[STEPS][RFT_C * 48];
   rfr_rng rng;
 } result;
@@ -85,7 +85,7 @@ static void test_training_goes_on(void **state) {
   }
 }
 
-/* With a schedule of two stages the same calls: F of every callable, microbatch by microbatch. */
+/* The same calls with a schedule of two stages: F of every callable, microbatch by microbatch. */
 static void test_schedule(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_mlp,

@@ -29,8 +29,8 @@ enum { MOST_COUNT = 1000 };
 
 /* ---- states ---- */
 
-/* An integer that tells how often it was counted, a mean that decays, and what they were before. A kernel that met the
- * bytes of something else there would see numbers that cannot be. */
+/* Counts its calls in an integer and keeps a decaying mean. A kernel that finds other bytes there sees impossible
+ * numbers and fails. */
 static rfr_status count(const rfr_call *call) {
   const float *x = call->in[0].data;
   int64_t *n = call->out[0].data;
@@ -47,7 +47,7 @@ static const char *count_shape(const rfr_infer *c) {
   return NULL;
 }
 
-static int64_t registered; /* blocks that a context has for the op */
+static int64_t registered; /* live blocks of the context once the op is registered */
 
 static int setup(void **state) {
   const rfr_op *op;
@@ -85,7 +85,7 @@ typedef struct world {
 } world;
 
 typedef struct events { /* of hooks */
-  int calls, fails;     /* the one that fails; 0: none */
+  int calls, fails;     /* number of the hook call that fails; 0: none */
   bool failed;
 } events;
 
@@ -156,8 +156,8 @@ static rfr_status create(world *x, bool eager, rfr_graphs **g) {
   return s;
 }
 
-/* Sizes of groups in memory that the device does not reach are refused, as they are or by way of other ops; the same
- * call works with those that it does. */
+/* Group sizes in memory that the device cannot reach are refused, also if they pass through other ops; the same call
+ * works with memory that the device reaches. */
 static void splits_elsewhere(int way) {
   enum { ROWS = 8, GROUPS = 2 };
   static const rfr_type rows = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, C}};
@@ -186,7 +186,7 @@ static void splits_elsewhere(int way) {
   rft_refused(rfr_graphs_forward(g, 0, 0, b, 2, &y, 1), "replay.signature",
               "callable \"experts\", \"splits\": group sizes must be device memory");
   b[1].data = splits;
-  rft_faults.away = x; /* other inputs may come from anywhere */
+  rft_faults.away = x; /* other inputs may be in any memory */
   OK(rfr_graphs_forward(g, 0, 0, b, 2, &y, 1));
   rft_faults.away = NULL;
   rfr_graphs_destroy(g);
@@ -223,7 +223,7 @@ static rfr_status backward(rfr_graphs *g, int block, int m, results *r) {
   return s;
 }
 
-/* Until something fails. */
+/* Runs until nothing fails. */
 static rfr_status step(rfr_graphs *g, world *x, results *r) {
   const int64_t block[4] = {5, 5, 77, 0};
   const rfr_binding now = {"step", {.dtype = RFR_I64, .rank = 1, .shape = {4}}, block};
@@ -311,7 +311,7 @@ static void test_creation(void **state) {
         print_message("%s: %lld failed\n", name_of(fault), (long long)k - 1);
         assert_true(never ? k == 1 : k > 1);
         init(g);
-        OK(step(g, &x, &r)); /* after all failures the same bits */
+        OK(step(g, &x, &r)); /* after all failures the bits are the same */
         assert_memory_equal(&r, &undisturbed, sizeof r);
         x = before;
       }
@@ -430,7 +430,7 @@ static void test_step(void **state) {
           rft_refused(rfr_graphs_end_step(g), "graphs.order", "abort it");
           rft_refused(rfr_graphs_expected(g, &next, &callable), "graphs.order", "abort it");
           OK(rfr_graphs_abort_step(g));
-          x = before; /* states and what accumulates are the caller's to restore */
+          x = before; /* the caller restores states and accumulated gradients */
           OK(step(g, &x, &r));
         }
         assert_memory_equal(&r, &undisturbed, sizeof r);
@@ -445,8 +445,9 @@ static void test_step(void **state) {
 
 /* ---- copies ---- */
 
-/* A graph's launch has the sources of its own call, wherever they have moved since the last one, and nothing is moved
- * in front of it; eager calls move instead. What lies in the slot or in fixed memory is there already. */
+/* A captured copy reads from the sources of its own call, even if they have moved since the last one, and no copy is
+ * enqueued before the graph; eager calls enqueue copies. Inputs that are already in the slot or in fixed memory are not
+ * copied. */
 static void test_copies(void **state) {
   (void)state;
   static world x;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which of the caller's memory callables may share: nothing that a callable writes; between two callables handovers
- * and main gradients that both accumulate. Checked at creation, after a rebind, and for another schedule.
+ * Which of the caller's memory callables may share. Nothing else may overlap memory that a callable writes. Two
+ * callables may share handovers and main gradients that both accumulate. Checked at creation, after a rebind, and for
+ * another schedule.
  */
 #include <string.h>
 
@@ -10,8 +11,8 @@
 
 enum { T = RFT_T, C = RFT_C };
 
-/* Memory for x, y, dy and dx, a slot each, as multiples of what one takes; then w and its main gradient. */
-static rfr_status try_apart(const float at[6], int rebound) {
+/* Memory for x, y, dy and dx, one slot each, as multiples of a slot's size; then w and its main gradient. */
+static rfr_status try_disjoint(const float at[6], int rebound) {
   static _Alignas(16) float memory[16 * T * C];
   static const char *const port[4] = {"x", "y", "y", "x"};
   const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
@@ -37,13 +38,14 @@ static rfr_status try_apart(const float at[6], int rebound) {
   return status;
 }
 
-/* What a callable writes overlaps nothing else that it has, by one element or all; what it only reads may. */
-static void test_apart(void **state) {
+/* Memory that a callable writes overlaps none of its other memory, not even by one element; memory that it only reads
+ * may overlap. */
+static void test_disjoint(void **state) {
   (void)state;
-  static const float end = 1 - 4.0f / (T * C); /* one less than a part, at a multiple of 16 bytes */
+  static const float end = 1 - 4.0f / (T * C); /* one element less than a part, at a multiple of 16 bytes */
   static const struct {
     float at[6];
-    const char *text; /* NULL: taken */
+    const char *text; /* NULL: accepted */
   } cases[] = {{{0, 1, 2, 3, 4, 8}, NULL},
                {{0, 1, 0, 3, 4, 8}, NULL}, /* x and dy, which are read */
                {{0, 0, 2, 3, 4, 8}, "overlap in memory that is written"},
@@ -57,17 +59,17 @@ static void test_apart(void **state) {
                {{4.25f, 5.25f, 2, 3, 4, 8}, "\"b0.w\" and \"y\""}}; /* w extends past x, which is in it */
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     for (int rebound = 0; rebound < 2; rebound++) {
-      if (cases[i].text) rft_refused(try_apart(cases[i].at, rebound), "graphs.callable", cases[i].text);
-      else OK(try_apart(cases[i].at, rebound));
+      if (cases[i].text) rft_refused(try_disjoint(cases[i].at, rebound), "graphs.callable", cases[i].text);
+      else OK(try_disjoint(cases[i].at, rebound));
     }
 }
 
-/* Two callables, one stage each or one for both; each has one port in slots' memory, which the index says. */
+/* Two callables, in one stage or in a stage each. Each has one port in fixed memory; the index says which. */
 typedef struct shared {
   const char *schedule, *port[2];
   bool gradient[2];
   int layers, at[2][2], n[2];
-  bool half; /* the second one's take half the bytes */
+  bool half; /* the second callable's ports have half the bytes */
 } shared;
 
 static rfr_status try_shared(const shared *x, const char *later) {
@@ -105,17 +107,17 @@ static rfr_status try_shared(const shared *x, const char *later) {
   return status;
 }
 
-/* A later callable may read where an earlier one writes, if what is there is always its own microbatch's: so also for
- * gradients, the other way. Nothing else may that is written. */
-static void test_apart_between(void **state) {
+/* A later callable may read where an earlier one writes, if it always reads its own microbatch's result. The same holds
+ * for gradients in the other direction. No other written memory may overlap. */
+static void test_disjoint_between(void **state) {
   (void)state;
   static const char two[] = "0F0 0F1 0B0 0B1", by_turns[] = "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1";
   static const char late[] = "0F0 1F0 1I0 0I0 0W0 0F1 1W0 1F1 1I1 0I1 0W1 1W1"; /* 0F1 writes before 1W0 reads */
   static const char split[] = "0F0 1F0 1I0 0I0 0W0 1W0 0F1 1F1 1I1 0I1 0W1 1W1";
-  static const char uneven[] = "0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1"; /* of the first stage two are in flight */
+  static const char uneven[] = "0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1"; /* stage 0 has two microbatches in flight */
   static const struct {
     shared x;
-    const char *text; /* NULL: taken */
+    const char *text; /* NULL: accepted */
   } cases[] = {
       {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, NULL},
       {{two, {"y", "x"}, {1, 1}, 2, {{0, 2}, {0, 2}}, {2, 2}}, NULL},
@@ -123,14 +125,14 @@ static void test_apart_between(void **state) {
       {{two, {"x", "y"}, {0, 1}, 2, {{0, 2}, {2, 0}}, {2, 2}}, NULL}, /* all read */
       {{two, {"y", "x"}, {0, 0}, 2, {{0, 0}, {0, 0}}, {2, 2}},
        "callable \"0\": \"y\" and \"y\" overlap in memory that is written"},
-      {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {2, 0}}, {2, 2}}, "\"y\""},       /* the other microbatch's */
+      {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {2, 0}}, {2, 2}}, "\"y\""},       /* another microbatch's result */
       {{two, {"x", "y"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "callable \""}, /* the later one writes */
       {{two, {"x", "x"}, {1, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "the gradient of \"x\""},
       {{two, {"y", "y"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "\"y\" and callable \""},
       {{two, {"y", "x"}, {0, 1}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "the gradient of \"x\""},
       {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {1, 3}}, {2, 2}},
-       "callable \"0\": \"y\" and callable \"1\": \"x\" overlap in memory that is written"}, /* not all of it */
-      {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}, true}, "\"x\""},          /* nor here */
+       "callable \"0\": \"y\" and callable \"1\": \"x\" overlap in memory that is written"}, /* partial overlap */
+      {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}, true}, "\"x\""},          /* partial overlap again */
       {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
       {{by_turns, {"y", "x"}, {1, 1}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
       {{split, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
@@ -146,7 +148,7 @@ static void test_apart_between(void **state) {
   rft_refused(try_shared(&x, late), "graphs.callable", "overlap in memory that is written");
 }
 
-/* The weights of two callables and their main gradients, in squares of memory that the digits name. */
+/* Two weights, then their main gradients, in squares of memory: each digit of `at` is the number of a square. */
 static rfr_status try_squares(const char at[4], bool first_adds, bool second_adds, bool rebound) {
   static _Alignas(16) float memory[9][C * C];
   const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
@@ -161,7 +163,7 @@ static rfr_status try_squares(const char at[4], bool first_adds, bool second_add
   for (int i = 0; i < 2; i++) {
     c[i] = rfr_callable_default();
     c[i].trace = rft_block_trace(&s, i);
-    for (int k = 0; k < 2; k++) { /* k 0: where they are first, when they move */
+    for (int k = 0; k < 2; k++) { /* k 0: the addresses before the move */
       tensors[k][i] = (rfr_binding){name[i], square, memory[k ? at[i] - '0' : 4 + i]};
       gradients[k][i] = rft_main_gradient(name[i], square, memory[k ? at[2 + i] - '0' : 6 + i], adds[i]);
     }
@@ -178,12 +180,12 @@ static rfr_status try_squares(const char at[4], bool first_adds, bool second_add
   return status;
 }
 
-static void test_apart_names(void **state) {
+static void test_disjoint_names(void **state) {
   (void)state;
   static const struct {
     const char *at;
     bool adds[2];
-    const char *text; /* NULL: taken */
+    const char *text; /* NULL: accepted */
   } cases[] = {{"0123", {0, 0}, NULL},
                {"0023", {0, 0}, NULL},
                {"0122", {1, 1}, NULL},
@@ -201,7 +203,7 @@ static void test_apart_names(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_apart), rft_context_test(test_apart_between),
-                                     rft_context_test(test_apart_names)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_disjoint), rft_context_test(test_disjoint_between),
+                                     rft_context_test(test_disjoint_names)};
   return cmocka_run_group_tests_name("shared memory of graphs", tests, NULL, NULL);
 }

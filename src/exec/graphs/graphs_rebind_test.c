@@ -13,11 +13,11 @@ enum { T = RFT_T, C = RFT_C };
 static const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
 static const rft_scene scene = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
 
-typedef struct memory { /* of the caller's */
+typedef struct memory { /* the caller's memory */
   _Alignas(16) float w[C * C], grad[C * C];
 } memory;
 
-/* Of a sharded callable tensors are parts, flat: over one rank all of it. */
+/* If a callable is sharded, its tensors are flat shards; over one rank a shard is the full tensor. */
 static rfr_type type_of(bool sharded) {
   return sharded ? (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {C * C}} : square;
 }
@@ -77,7 +77,7 @@ static void test_moved(void **state) {
     memset(&from, 0xff, sizeof from);
     memset(&poisoned, 0xff, sizeof poisoned);
     OK(rebind(g, &to, sharded));
-    for (int step = 0; step < 2; step++) { /* the gradient accumulates on, as was declared */
+    for (int step = 0; step < 2; step++) { /* the gradient accumulates, as declared */
       run(still, &theirs);
       run(g, &ours);
       assert_memory_equal(&ours, &theirs, sizeof ours);
@@ -91,7 +91,7 @@ static void test_moved(void **state) {
   }
 }
 
-/* Who means the place from before is refused, whichever way. */
+/* Old addresses are refused in every call that takes one. */
 static void test_stale(void **state) {
   (void)state;
   static memory from, to;
@@ -175,7 +175,7 @@ static void test_refusals(void **state) {
 enum { IN, OUT, DOUT, DIN, KINDS, SLOTS = 2, BYTES = T * C * 4 };
 static const char *const ports[KINDS] = {"x", "y", "y", "x"};
 
-typedef struct fixed_memory { /* of the caller's: per kind and slot */
+typedef struct fixed_memory { /* the caller's memory: per kind and slot */
   _Alignas(16) unsigned char at[KINDS][SLOTS][BYTES];
 } fixed_memory;
 
@@ -184,7 +184,7 @@ typedef struct places {
   rfr_callable_moved list[KINDS];
 } places;
 
-/* Slots in order or not. */
+/* The slots are in order or not. */
 static void places_in(fixed_memory *m, bool turned, places *p) {
   for (int k = 0; k < KINDS; k++) {
     for (int slot = 0; slot < SLOTS; slot++) p->of[k][slot] = m->at[k][turned ? SLOTS - 1 - slot : slot];
@@ -218,7 +218,7 @@ typedef struct fixed_results {
   float dw[C * C];
 } fixed_results;
 
-/* `old`: where calls are refused; NULL: nowhere. */
+/* `old`: the addresses that calls must refuse; NULL: none. */
 static void run_fixed(rfr_graphs *g, const places *p, const places *old, fixed_results *out) {
   rfr_tensor t;
   OK(rfr_graphs_begin_step(g, NULL, 0));
@@ -258,7 +258,7 @@ static void test_fixed_moved(void **state) {
     OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, second.list, KINDS));
     run_fixed(g, &second, &first, &now);
     assert_memory_equal(&now, &plain, sizeof now);
-    OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, turned.list, KINDS)); /* the slots change places, all at once */
+    OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, turned.list, KINDS)); /* the slots exchange their memory at once */
     run_fixed(g, &turned, &second, &now);
     assert_memory_equal(&now, &plain, sizeof now);
     assert_memory_equal(&from, &poisoned, sizeof from);
@@ -276,7 +276,7 @@ static void test_fixed_refusals(void **state) {
   places_in(&to, false, &second);
   rfr_graphs *g = make_fixed(&first, false);
   run_fixed(g, &first, NULL, &plain);
-  void *const apart[SLOTS] = {to.at[0][0] + 4, to.at[0][1]}, *const none[SLOTS] = {to.at[0][0], NULL};
+  void *const misaligned[SLOTS] = {to.at[0][0] + 4, to.at[0][1]}, *const none[SLOTS] = {to.at[0][0], NULL};
   void *const over[SLOTS] = {to.at[0][0], from.at[OUT][0]}; /* y of slot 0 */
   const rfr_callable_moved x = second.list[IN];
   const struct {
@@ -284,10 +284,10 @@ static void test_fixed_refusals(void **state) {
     const char *slug, *text;
     int n;
   } cases[] = {{{{1, x.to}}, "argument", "callable 1 of 1", 1},
-               {{{0, {"z", 0, apart, SLOTS}}}, "graphs.callable", "\"z\": there is no such", 1},
+               {{{0, {"z", 0, misaligned, SLOTS}}}, "graphs.callable", "\"z\": there is no such", 1},
                {{{0, {"x", 0, second.of[IN], 1}}}, "graphs.callable", "1 addresses for 2 slots", 1},
                {{{0, {"x", 0, NULL, SLOTS}}}, "graphs.callable", "0 addresses", 1},
-               {{{0, {"x", 0, apart, SLOTS}}}, "graphs.callable", "multiple of 16", 1},
+               {{{0, {"x", 0, misaligned, SLOTS}}}, "graphs.callable", "multiple of 16", 1},
                {{{0, {"x", 0, none, SLOTS}}}, "graphs.callable", "data is NULL", 1},
                {{{0, {"x", 0, over, SLOTS}}}, "graphs.callable", "overlap in memory that is written", 1},
                {{x, x}, "program.state", "\"x\" is listed twice", 2},
@@ -307,7 +307,7 @@ static void test_fixed_refusals(void **state) {
 
 /* ---- failures ---- */
 
-/* Each allocation fails once: addresses and graphs are those of before, to the bit. */
+/* Each allocation fails once: afterwards addresses, graphs and bits are unchanged. */
 static void test_failures(void **state) {
   (void)state;
   static memory own, to;

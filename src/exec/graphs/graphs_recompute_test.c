@@ -15,7 +15,8 @@
 
 /* ---- regions ---- */
 
-/* Attention alone is a region; of the MLP only the way to its activation, with one value in it that is kept. */
+/* Attention is one marked region; in the MLP the ops up to its activation are marked, with one kept value among them.
+ */
 static rfr_value mixed(rft_recorder *r, rfr_value x) {
   rft_policy(r, RFR_POLICY_RECOMPUTE);
   x = rft_block_attention(r, x);
@@ -106,7 +107,7 @@ static void test_mixed(void **state) {
     rft_scene s = scene_of(mixed, k, k);
     assert_true(memory_of(&s).recomputed > 0);
     rft_run_scene(&s);
-    /* with fusions, across blocks of this kind, one program has other bits in bf16 */
+    /* in bf16, one program fuses across blocks of this kind, which changes its bits */
     s = scene_of(nested, k, k & 1 ? 3 : 0);
     for (int all = 0; all < 2; all++) {
       s.recompute = all ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP;
@@ -184,7 +185,7 @@ static void test_over_budget(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
-/* Callables so small that a plan is mostly how it is packed: one level more may need more. */
+/* Callables so small that packing decides the plan's size: one more level may need more memory. */
 enum { TINY_T = 8, TINY_C = 16, TINY = 3 };
 
 static rfr_trace *tiny_trace(char kind, bool marked, rfr_dtype dtype, int block) {
@@ -220,13 +221,13 @@ static rfr_trace *tiny_trace(char kind, bool marked, rfr_dtype dtype, int block)
 }
 
 typedef struct tiny_case {
-  const char *schedule, *kinds, *marks; /* of each callable */
+  const char *schedule, *kinds, *marks; /* per callable */
   int layers[2];
   rfr_dtype dtype;
   bool fuse, linked;
 } tiny_case;
 
-/* What a plan needs; with a budget that is too small, what the error says that one needs. */
+/* The bytes that a plan needs; if the budget is too small, the bytes that the error names. */
 static int64_t plan_tiny(const tiny_case *x, rfr_recompute recompute, int64_t budget, bool *fits) {
   const int n = (int)strlen(x->kinds);
   const rfr_callable_link link = {"x", 0, "y"};
@@ -319,7 +320,7 @@ static void test_refusal_is_linear(void **state) {
 
 /* ---- phases of recomputed ops ---- */
 
-/* The number of recomputed ops of a phase, or of those recomputed in an earlier phase too; no phase has two clones of
+/* The number of recomputed ops of a phase, or of those that an earlier phase recomputes too; no phase has two clones of
  * an op. */
 static int clones_in(const rfr_trace *t, int phase, bool twice) {
   int n = 0;
@@ -347,7 +348,7 @@ static void test_places(void **state) {
     rfr_graphs *g = rft_make_graphs(&s, &schedule);
     for (int i = 0; i < s.blocks; i++) {
       const rfr_trace *t = rfr_graphs_trace(g, i);
-      /* made once and kept for W where that follows at once; where it may come late, made for it */
+      /* if W follows at once, I's clones are kept for it; if W may run later, it has its own clones */
       if (!delayed) assert_true(clones_in(t, RFR_PHASE_DGRAD, false) > 3);
       if (!delayed) assert_int_equal(clones_in(t, RFR_PHASE_WGRAD, true), 0);
       if (delayed) assert_true(clones_in(t, RFR_PHASE_WGRAD, false) > 3);
@@ -425,8 +426,8 @@ static void test_inference(void **state) {
   assert_memory_equal(&m[0], &m[1], sizeof m[0]);
 }
 
-/* A state that another callable's forward writes has other values by the time of the backward: nothing is made again
- * of it, and a gradient that needs it is refused. */
+/* Another callable's forward writes the state before the backward runs: nothing that depends on the state is
+ * recomputed, and a gradient that needs it is refused. */
 static void test_written_states(void **state) {
   (void)state;
   enum { N = 16 };
@@ -482,7 +483,8 @@ static void test_frozen(void **state) {
   }
 }
 
-/* Every allocation fails once while frontiers are climbed and plans are made: a status each time, nothing is left. */
+/* Every allocation fails once while frontiers are searched and plans are made: each failure is a status, and no memory
+ * leaks. */
 static void test_allocation_faults(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_mlp, .blocks = 1, .dtype = RFR_F32, .fuse = true};

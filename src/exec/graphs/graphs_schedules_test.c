@@ -15,7 +15,7 @@
 
 enum { T = RFT_T, C = RFT_C, BYTES = RFT_T * RFT_C * 4, MOST_RANKS = 4, LOW = 4 };
 
-/* A frozen weight and an update of low rank, frozen in those blocks that the scene freezes. */
+/* A frozen weight with a low-rank update, frozen in the blocks that the scene freezes. */
 static rfr_value low_rank(rft_recorder *r, rfr_value x) {
   char name[3][16];
   rfr_value w[3];
@@ -37,9 +37,9 @@ typedef struct pipeline {
   const rfr_schedule *schedule;
   int ranks, layers;
   rfr_graphs *g[MOST_RANKS];
-  int local[RFT_BLOCKS]; /* each block's number on its rank */
+  int local[RFT_BLOCKS]; /* each block's index on its rank */
   rft_buffers *b;
-  bool made[2][RFT_BLOCKS][RFT_MICROBATCHES]; /* forward, backward: of that block */
+  bool made[2][RFT_BLOCKS][RFT_MICROBATCHES]; /* forward, backward: of each block */
 } pipeline;
 
 static int rank_of(const pipeline *p, int block) { return rfr_schedule_rank(p->schedule, block / p->layers); }
@@ -71,7 +71,7 @@ static rfr_graphs *make(const rft_scene *s, const rfr_schedule *schedule, int ra
   return g;
 }
 
-/* First values by name: equal on whatever rank. */
+/* Initial values by name: the same on every rank. */
 static void init(rfr_graphs *g) {
   static const int32_t documents[3] = {0, 10, T};
   for (int i = 0; i < g->n_named; i++) {
@@ -104,7 +104,7 @@ static void backward(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int call
   OK(rfr_graphs_read(g, &dx, b->dx[m][block]));
 }
 
-/* Whether what an action reads is there: of other ranks' stages too. */
+/* Whether the inputs of an action exist, also those from other ranks' stages. */
 static bool is_ready(const pipeline *p, const rfr_action *a) {
   const int first = a->stage * p->layers, end = first + p->layers;
   if (a->op == RFR_ACTION_F) return first == 0 || p->made[0][first - 1][a->microbatch];
@@ -154,7 +154,7 @@ static void draw_all(const rft_scene *s, rft_buffers *b, int step) {
   }
 }
 
-/* Every main gradient of `a` as in `b`, which has all of them. */
+/* Every main gradient of `a` is in `b`, which has all of them, with the same bits. */
 static void same_gradients(rfr_graphs *a, rfr_graphs *b) {
   for (int i = 0; i < a->n_named; i++) {
     rfr_tensor y;
@@ -168,7 +168,7 @@ static void same_gradients(rfr_graphs *a, rfr_graphs *b) {
   }
 }
 
-/* Two steps of a schedule on all its ranks and without one. */
+/* Two steps of a schedule on all its ranks, and without a schedule. */
 static void check_schedule(const rft_scene *s, const rfr_schedule *schedule, int layers) {
   static rft_buffers ours, plain;
   rfr_schedule_info info;
@@ -230,7 +230,7 @@ static void test_generators(void **state) {
         for (int i = 0; i < 4; i++) check_kind(kind, blocks[block], bf16 ? RFR_BF16 : RFR_F32, microbatches[i], 0);
 }
 
-/* Frozen weights, and updates of low rank: no W where nothing is trained, no bit changes. */
+/* Frozen weights and low-rank updates: there is no W where nothing is trained, and no bit changes. */
 static void test_frozen(void **state) {
   (void)state;
   for (int kind = 0; kind < KINDS; kind++)
@@ -243,26 +243,26 @@ static void test_frozen(void **state) {
 /* ---- hooks ---- */
 
 enum { MOST_EVENTS = 8192 };
-typedef struct told {
+typedef struct events {
   struct event {
     int point, callable, microbatch, capture, iteration;
   } event[MOST_EVENTS];
   int n;
-} told;
+} events;
 
-static void tell(told *t, struct event e) {
+static void record(events *t, struct event e) {
   assert_true(t->n < MOST_EVENTS);
   t->event[t->n++] = e;
 }
 
 static rfr_status listen(const rfr_hook_event *e, void *user) {
-  tell(user, (struct event){e->point, e->callable, e->microbatch, e->capture, e->iteration});
+  record(user, (struct event){e->point, e->callable, e->microbatch, e->capture, e->iteration});
   return RFR_OK;
 }
 
-/* One walk over a rank's actions as it is meant to be: the first action of each stage, slot and part, forwards in the
- * callables' order, the others from the last to the first. */
-static void walk_as_meant(told *t, const rfr_schedule *schedule, int rank, int layers, int capture, int iteration) {
+/* The expected walk over a rank's actions: the first action of each stage, slot and part; forwards in the callables'
+ * order, the other parts from the last callable to the first. */
+static void walk_as_meant(events *t, const rfr_schedule *schedule, int rank, int layers, int capture, int iteration) {
   static const rfr_hook_point points[3] = {RFR_HOOK_PRE_FORWARD, RFR_HOOK_PRE_BACKWARD, RFR_HOOK_PRE_WGRAD};
   bool seen[RFT_BLOCKS][16][3] = {{{false}}};
   int n;
@@ -280,15 +280,15 @@ static void walk_as_meant(told *t, const rfr_schedule *schedule, int rank, int l
         if (!has || seen[callable][slot][part]) continue;
         seen[callable][slot][part] = true;
         for (int post = 0; post < 2; post++)
-          tell(t, (struct event){(int)points[part] + post, callable, a[i].microbatch, capture, iteration});
+          record(t, (struct event){(int)points[part] + post, callable, a[i].microbatch, capture, iteration});
       }
   }
 }
 
-/* The order and number of hooks' calls, for each generator, rank and number of warm-ups; none at replay. */
+/* The order and number of hook calls, for each generator, rank and number of warm-ups; replays call none. */
 static void test_hooks(void **state) {
   (void)state;
-  static told ours, meant;
+  static events ours, meant;
   static const int warmups[3] = {0, 1, 3};
   for (int kind = 0; kind < KINDS; kind++)
     for (int w = 0; w < 3; w++) {
@@ -318,9 +318,9 @@ static void test_hooks(void **state) {
         o.warmup_iterations = warmups[w];
         o.pre_warmup = o.post_warmup = list;
         OK(rfr_graphs_create(ctx, c, o.n_hooks, &o, &g));
-        if (warmups[w] > 0) tell(&meant, (struct event){RFR_HOOK_PRE_WARMUP, -1, -1, 0, 0});
+        if (warmups[w] > 0) record(&meant, (struct event){RFR_HOOK_PRE_WARMUP, -1, -1, 0, 0});
         for (int i = 0; i < warmups[w]; i++) walk_as_meant(&meant, schedule, rank, layers, 0, i);
-        if (warmups[w] > 0) tell(&meant, (struct event){RFR_HOOK_POST_WARMUP, -1, -1, 0, 0});
+        if (warmups[w] > 0) record(&meant, (struct event){RFR_HOOK_POST_WARMUP, -1, -1, 0, 0});
         walk_as_meant(&meant, schedule, rank, layers, 1, 0);
         assert_int_equal(ours.n, meant.n);
         assert_memory_equal(ours.event, meant.event, (size_t)meant.n * sizeof meant.event[0]);
@@ -346,7 +346,7 @@ static void add(const char *piece, size_t n, void *user) {
   to->n += n;
 }
 
-/* As they are written for others: with the oracle of one program, ten steps and their weights. */
+/* Order lists in the format of other frameworks, compared with one program: ten steps and their weights. */
 static void test_order_lists(void **state) {
   (void)state;
   static const struct {
@@ -376,7 +376,7 @@ static void test_order_lists(void **state) {
     }
 }
 
-/* ---- schedules at random ---- */
+/* ---- random schedules ---- */
 
 static uint64_t random_state;
 static int random_below(int n) {
@@ -386,8 +386,8 @@ static int random_below(int n) {
 
 enum { NOT_BEGUN, FORWARD, HALF, DONE };
 
-/* One rank's actions in an order that nothing but their needs decides, the weights' gradients of a stage in ascending
- * microbatches; `lazy` of 8: how often something else goes before a gradient. */
+/* A random order of one rank's actions that respects only their dependences; weight gradients of a stage run in
+ * ascending microbatches. `lazy` of 8: how often another action runs before a gradient. */
 static void write_random(int stages, int microbatches, int lazy, bool split, char *to, size_t n) {
   int done[RFT_BLOCKS][RFT_MICROBATCHES] = {{NOT_BEGUN}}, next_w[RFT_BLOCKS] = {0};
   int left = stages * microbatches;
@@ -414,8 +414,8 @@ static void write_random(int stages, int microbatches, int lazy, bool split, cha
   }
 }
 
-/* Whatever the order, the memory and what is made again: the bits of one program. Half of them are debugged: what is
- * read too late is not a number. */
+/* For random schedules, memory and recompute options the bits are those of one program. Half of the cases run in debug
+ * mode, where late reads see NaN. */
 static void test_random_schedules(void **state) {
   (void)state;
   static const rft_block blocks[] = {rft_block_mlp, rft_block_attention, rft_block_transformer, rft_block_experts};
@@ -466,16 +466,16 @@ static void test_slots(void **state) {
   assert_int_equal(m->graphs, 24 * 3); /* F, I and W of each */
   assert_true(100 * (m->slot_bytes + m->shared_bytes) <= 101 * m->lower_bound_bytes);
   assert_int_equal(m->live, 19);
-  assert_int_equal(19 * m->slot_bytes, 24 * m->live_bytes); /* the blocks, and so the slots, are alike */
+  assert_int_equal(19 * m->slot_bytes, 24 * m->live_bytes); /* the blocks are equal, and so are their slots */
   rfr_graphs_destroy(g);
   for (int i = 0; i < 4; i++) rfr_trace_destroy(t[i]);
   rfr_schedule_destroy(schedule);
 }
 
-/* ---- inference in between ---- */
+/* ---- inference within a training step ---- */
 
-/* The training's callables once more for inference, over the same weights: run between any two calls of a step, it
- * changes no bit of it, and gives the training's own outputs where there is no dropout. */
+/* The training set's callables again as an inference set over the same weights. Inference between any two calls of a
+ * step changes none of its bits; without dropout it returns the outputs of training. */
 static void test_inference_between(void **state) {
   (void)state;
   static rft_buffers with, without;
@@ -541,8 +541,8 @@ static void test_inference_between(void **state) {
 
 /* ---- tied weights ---- */
 
-/* First and last stage share a weight: it has a name in each, with one memory, and so a main gradient of each stage;
- * the caller adds them in stage order. */
+/* The first and the last stage share a weight. It has a name in each and one memory, but a main gradient per stage; the
+ * caller adds them in stage order. */
 static void test_tied(void **state) {
   (void)state;
   static _Alignas(16) float w[C * C], of_stage[2][C * C];
@@ -588,7 +588,7 @@ static void test_tied(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
-/* Small blocks on one thread: starting threads would take most of the time. */
+/* Small blocks on one thread: otherwise starting threads takes most of the time. */
 static int setup(void **state) {
   rfr_ctx_options o = rfr_ctx_options_default();
   (void)state;

@@ -20,7 +20,7 @@ enum { ROWS = 29, IN = 16, HIDDEN = 24, GROUPS = 5, MICROBATCHES = 2, STEPS = 12
 static const rfr_type rows_type = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, IN}};
 static const rfr_type splits_type = {.dtype = RFR_I32, .rank = 1, .shape = {GROUPS}};
 
-static rft_room room; /* for splits, of the test that runs */
+static rft_room room; /* for the splits of the current test */
 
 static int set_up(void **state) {
   const int failed = rft_context_setup(state);
@@ -78,7 +78,7 @@ static rfr_graphs *create(int variant, bool scheduled) {
   return g;
 }
 
-/* Groups of any size, empty ones too, in rows that may be left over. */
+/* Group sizes are arbitrary and may be 0; rows may be left over. */
 static void draw_splits(int step, int m, int32_t *splits) {
   int left = ROWS;
   for (int k = 0; k < GROUPS; k++) {
@@ -112,7 +112,7 @@ static void backward(rfr_graphs *g, int step, int m, float *dx) {
   OK(rfr_graphs_read(g, &out[0], dx));
 }
 
-/* A step but for its end; `spoil`: a split of microbatch 1 does not fit. */
+/* A step without its end; `spoil`: a split of microbatch 1 is invalid. */
 static void run_step(rfr_graphs *g, int variant, int step, int32_t spoil, results *r) {
   int32_t splits[MICROBATCHES][GROUPS];
   OK(rfr_graphs_begin_step(g, NULL, 0));
@@ -151,7 +151,7 @@ static void test_fresh_splits(void **state) {
   assert_memory_not_equal(&first[0], &first[1], sizeof first[0]);
 }
 
-/* ---- bad ones ---- */
+/* ---- invalid splits ---- */
 
 /* A negative size and one that exceeds the rows: reported once; the other steps are unchanged. */
 static void test_bad_splits(void **state) {
@@ -172,19 +172,19 @@ static void test_bad_splits(void **state) {
       char text[128];
       snprintf(text, sizeof text, "step %d, callable \"experts\", in layer3.experts, microbatch 1: the size of group 2",
                step);
-      /* on a device it may not be known yet */
+      /* a device may not have reported it yet */
       rfr_status s = step == 2 ? rfr_graphs_wait(g) : rfr_graphs_end_step(g);
       if (s == RFR_OK && step == 4) s = rfr_graphs_wait(g);
       rft_refused(s, "graphs.splits", text);
       if (step == 2) OK(rfr_graphs_end_step(g));                 /* reported once */
-      assert_memory_equal(now.y[0], good.y[0], sizeof now.y[0]); /* the other microbatch's are its own */
+      assert_memory_equal(now.y[0], good.y[0], sizeof now.y[0]); /* those of the other microbatch are valid */
     }
     rfr_graphs_destroy(g);
     rfr_graphs_destroy(other);
   }
 }
 
-/* Errors of an aborted step are not reported, not by a later step either. */
+/* Errors of an aborted step are reported neither then nor by a later step. */
 static void test_aborted(void **state) {
   (void)state;
   static results r;

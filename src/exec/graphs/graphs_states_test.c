@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * States shared by callables are accepted where every schedule gives the same values, and refused elsewhere; reserved
+ * States shared by callables are accepted where every schedule gives the same values, and refused elsewhere. Reserved
  * names; microbatch numbers of more than one byte; a device that cannot run.
  */
 #include <math.h>
@@ -13,8 +13,8 @@ enum { T = RFT_T, C = RFT_C };
 
 /* ---- shared states ---- */
 
-/* Two callables of an inference or a training; what `part` writes the cache: 'n' nothing, 'w' writes it, 'r' reads it
- * forward, 'b' backward. */
+/* A callable that uses the cache in one way: 'n' not at all, 'w' writes it, 'r' reads it in the forward, 'b' in the
+ * backward. */
 static rfr_trace *trace_of(char use, const char *output) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -32,7 +32,7 @@ static rfr_trace *trace_of(char use, const char *output) {
   return t;
 }
 
-/* Callables of two traces, the second linked to the first, or not. The traces are gone afterwards. */
+/* Callables of two traces; the second is linked to the first, or not. The traces are destroyed afterwards. */
 static rfr_status create_pair(rfr_trace *const t[2], const rfr_callable_link *link, const char *schedule_text,
                               int layers, rfr_graphs **g) {
   rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
@@ -59,7 +59,7 @@ static void test_shared_states(void **state) {
   static const struct {
     char a, b;
     bool two;
-    const char *text; /* NULL: taken */
+    const char *text; /* NULL: accepted */
   } cases[] = {{'w', 'r', false, NULL},
                {'r', 'w', false, NULL},
                {'w', 'w', false, NULL},
@@ -82,7 +82,7 @@ static void test_shared_states(void **state) {
 
 /* ---- states that are outputs ---- */
 
-/* Writes x into its cache, and outputs that: itself, by the state's name, seen as another shape, as a copy. */
+/* Writes x into its cache and outputs the cache: itself, under the state's name, as another shape, or as a copy. */
 static rfr_trace *writer(char how) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -96,7 +96,8 @@ static rfr_trace *writer(char how) {
   return t;
 }
 
-/* y = x w of the state that the first callable writes; its gradient reads it after the next microbatch's forward. */
+/* y = x w, where w is the state that the first callable writes; its gradient reads w after the next microbatch's
+ * forward. */
 static rfr_status create_seen(char how, bool linked, rfr_graphs **g) {
   const rfr_callable_link link = {"x", 0, how == 'n' ? "cache" : "seen"};
   const int rank = how == 'v' ? 1 : 3;
@@ -110,8 +111,8 @@ static rfr_status create_seen(char how, bool linked, rfr_graphs **g) {
   return create_pair((rfr_trace *[]){writer(how), t}, linked ? &link : NULL, "0F0 0F1 0B0 0B1", 2, g);
 }
 
-/* A state that is written is no microbatch's own: an output by its own name alone, which nobody is linked to. A copy of
- * it is one as others are. */
+/* A written state does not belong to one microbatch: it may be an output only under its own name, and no input may be
+ * linked to it. A copy of it is an ordinary output. */
 static void test_state_outputs(void **state) {
   (void)state;
   static const rfr_type type = {.dtype = RFR_F32, .rank = 3, .shape = {4, 2, 8}};
@@ -152,8 +153,8 @@ static void test_state_outputs(void **state) {
 
 /* ---- aliases ---- */
 
-/* x comes out again, alone or beside y = 3 x, and goes on to a callable that does the same; an input that nothing reads
- * is taken. Gradients are what they must be, whoever has the bytes. */
+/* x is also an output, alone or beside y = 3 x, and goes to a second callable of the same kind; an unused input is
+ * accepted. Gradients are right whichever value owns the memory. */
 static void test_pass_through(void **state) {
   (void)state;
   static float x[8], idle[8], dsame[8], dy[8];
@@ -214,7 +215,7 @@ static void test_names(void **state) {
       rfr_trace_destroy(t);
     }
   rfr_graphs *g;
-  rfr_trace *t = trace_of('n', "gradient"); /* begins another way */
+  rfr_trace *t = trace_of('n', "gradient"); /* without a reserved prefix */
   rfr_callable c = rfr_callable_default();
   c.trace = t;
   OK(rfr_graphs_create(ctx, &c, 1, NULL, &g));
@@ -309,7 +310,7 @@ static void test_microbatch_numbers(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* ---- a device that is not there ---- */
+/* ---- a missing device ---- */
 
 static void test_no_device(void **state) {
   (void)state;
@@ -351,7 +352,7 @@ static void test_no_stream(void **state) {
 
 enum { BY_STEP, BY_WRITE, BY_POINTER, FROZEN_BY_WRITE, WAYS };
 
-/* The second step's y: what is made of a constant and of a frozen weight alone is made anew, however those were
+/* The second step's y: values derived only from a constant and a frozen weight are recomputed, however these were
  * written. */
 static void run_written(int way, float first, float *y) {
   static float x[C], values[C];

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Graphed callables compared with one program of all of them: outputs, input gradients, main gradients and the weights
- * after ten steps are equal bit by bit, for any schedule and each kind of block; planned memory; and calls that the
+ * after ten steps are equal bit by bit, for any schedule and each kind of block. Planned memory; calls that the
  * schedule or the signature refuses.
  *
- *   graphs_test [--device NAME]
+ * graphs_test [--device NAME]
  *
- * With a device everything but the tests with the caller's memory runs there; exit code 77 if there is none.
+ * With a device everything runs there except the tests with the caller's memory; exit code 77 if there is none.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -89,7 +89,7 @@ static void test_frozen(void **state) {
                            .frozen = frozen,
                            .layers = 3,
                            .schedule = delayed ? "0F0 0F1 0I0 0I1 0W0 0W1" : "0F0 0F1 0B0 0B1"};
-      if (frozen == 7 && delayed) continue; /* checked below: no W at all */
+      if (frozen == 7 && delayed) continue; /* no W at all, which is checked below */
       rft_run_scene(&s);
       rfr_schedule *schedule;
       rfr_graphs *g = rft_make_graphs(&s, &schedule);
@@ -101,7 +101,7 @@ static void test_frozen(void **state) {
 
 /* ---- refusals ---- */
 
-/* A call that is refused runs nothing: the step goes on as if it had not been made, and gives the same bits. */
+/* A refused call runs nothing: the step continues with the same bits. */
 static void test_order_and_signature(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_mlp,
@@ -125,7 +125,7 @@ static void test_order_and_signature(void **state) {
   rfr_binding x = {NULL, type, b.x[0][0]};
   OK(rfr_graphs_get_memory(g, &m));
   rfr_graphs_memory part = {.size = offsetof(rfr_graphs_memory, shared_bytes), .shared_bytes = 77}, none = {0};
-  OK(rfr_graphs_get_memory(g, &part)); /* of a program that knows the first fields alone */
+  OK(rfr_graphs_get_memory(g, &part)); /* of a program that knows only the first fields */
   assert_int_equal(part.slot_bytes, m.slot_bytes);
   assert_int_equal(part.shared_bytes, 77);
   assert_int_equal(part.size, offsetof(rfr_graphs_memory, shared_bytes));
@@ -156,7 +156,7 @@ static void test_order_and_signature(void **state) {
   rft_forward(g, &s, &b, 0, 0);
   rft_refused(rfr_graphs_end_step(g), "graphs.order", "the next call is forward of callable \"1\", microbatch 0");
   OK(rfr_graphs_abort_step(g));
-  for (int k = 0; k < 2; k++) { /* once with calls that are refused in between */
+  for (int k = 0; k < 2; k++) { /* once with refused calls in between */
     rft_buffers *to = k ? &again : &b;
     memcpy(to, &b, sizeof b);
     OK(rfr_graphs_begin_step(g, NULL, 0));
@@ -196,8 +196,8 @@ static rfr_status try_create(rfr_callable *c, int n, const rfr_graphs_options *o
   return s;
 }
 
-/* After frozen callables a linked input needs no gradient, like a passed one, and the last callable's weights have the
- * bits of a callable by itself. */
+/* After frozen callables a linked input needs no gradient, like one that is passed, and the last callable's weights
+ * have the bits of a callable alone. */
 static void test_frozen_links(void **state) {
   (void)state;
   enum { N = 3 };
@@ -257,7 +257,8 @@ static void test_frozen_links(void **state) {
   for (int i = 0; i < N; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
 
-/* Gradients are found by name: an output that has one is not called as a trained parameter is, but as an input. */
+/* Gradients are found by name: an output with a gradient must not have the name of a trained parameter, but may have
+ * that of an input. */
 static void test_names_of_outputs(void **state) {
   (void)state;
   static const char *const names[] = {"w", "x", "frozen"};
@@ -316,8 +317,8 @@ static void test_descriptions(void **state) {
   o.budget = 100;
   rft_refused(try_create(c, 2, &o), "plan.over_budget", "the budget is 100");
   o.budget = 0;
-  const rfr_binding nobody = {"w", {.dtype = RFR_F32, .rank = 1, .shape = {1}}, &o};
-  o.tensors = &nobody, o.n_tensors = 1;
+  const rfr_binding unknown = {"w", {.dtype = RFR_F32, .rank = 1, .shape = {1}}, &o};
+  o.tensors = &unknown, o.n_tensors = 1;
   rft_refused(try_create(c, 2, &o), "program.name", "\"w\"");
   struct {
     rfr_graphs_options known;
@@ -379,7 +380,7 @@ static void test_descriptions(void **state) {
 
 /* ---- hooks ---- */
 
-typedef struct record { /* of the calls of all hooks, and which of them fails */
+typedef struct record { /* calls of all hooks; the one that fails */
   char text[8192];
   int calls, fails;
   rfr_hook hook;
@@ -447,7 +448,7 @@ static void test_hooks(void **state) {
                               "f0.0 F0.0 f1.0 F1.0 b1.0 B1.0 b0.0 B0.0 w0.0 W0.0 > "
                               "f0.0c F0.0c f1.0c F1.0c b1.0c B1.0c b0.0c B0.0c w0.0c W0.0c ");
   rfr_graphs_destroy(g);
-  /* two in flight in stage 0; the third microbatch has the slots of the first */
+  /* two microbatches are in flight in stage 0; the third reuses the slots of the first */
   OK(create_with_hooks("0F0 1F0 0F1 1I0 0I0 1W0 0W0 1F1 0F2 1B1 0B1 1F2 1B2 0B2", 2, 0, 1, &r, NULL, 0, NULL, &g));
   assert_string_equal(r.text,
                       "< f0.0 F0.0 f1.0 F1.0 f0.1 F0.1 b1.0 B1.0 b0.0 B0.0 w1.0 W1.0 w0.0 W0.0 b0.1 B0.1 w0.1 W0.1 > "
@@ -456,8 +457,8 @@ static void test_hooks(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* Each hook fails once: the post list of what had begun is called, the status is the hook's, nothing of the caller's
- * has changed, nothing is left; and the next creation works. */
+/* Each hook fails once: the post lists of everything begun are called, the status is the hook's, the caller's memory is
+ * unchanged and nothing leaks; the next creation works. */
 static void test_failing_hooks(void **state) {
   (void)state;
   static record r, whole;
@@ -481,7 +482,7 @@ static void test_failing_hooks(void **state) {
     assert_memory_equal(w, w_before, sizeof w);
     assert_memory_equal(grad, grad_before, sizeof grad);
     assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, live);
-    /* of 26 calls the first and the 14th are around the warm-up: what fails between them ends it */
+    /* of 26 calls the first and the 14th are around the warm-up: a failure between them ends it */
     assert_int_equal(strstr(r.text, ">!") != NULL, r.fails > 1 && r.fails < 14);
     assert_int_equal(r.calls, r.fails + (r.fails > 1 && r.fails < 14));
     if (r.fails == 2) assert_string_equal(r.text, "< f0.0 >! ");
@@ -507,8 +508,7 @@ static rfr_status say(const rfr_hook_event *e, void *user) {
   return x->fails ? RFR_IO : RFR_OK;
 }
 
-/* What the hooks of a forward say, in warm-up or in capture: pre A, B and post b, a; upper or lower case letters of
- * `fails` do. */
+/* The hook calls of a forward, in warm-up or in capture: pre A, B and post b, a; the hooks in `fails` fail. */
 static rfr_status hook_lists(const char *fails, int iterations, char text[64]) {
   const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
   step_of x[4];
@@ -535,7 +535,7 @@ static rfr_status hook_lists(const char *fails, int iterations, char text[64]) {
   return status;
 }
 
-/* After any failure all of a post list is called once; the first error is returned. */
+/* After any failure every hook of a post list is called once; the first error is returned. */
 static void test_post_lists(void **state) {
   (void)state;
   static const struct {
@@ -572,7 +572,7 @@ static rfr_status parse_nothing(const rfr_hook_event *e, void *user) {
   return *(const int *)user ? s : RFR_IO;
 }
 
-/* A call of the library's that failed within a hook says why, if its status is the hook's. */
+/* If a library call fails within a hook, and the hook returns its status, the error has the call's message. */
 static void test_hook_errors(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
@@ -602,7 +602,7 @@ static rfr_status spoil(const rfr_hook_event *e, void *user) {
   assert_int_equal(e->n_outputs, 2);
   for (int i = 0; i < e->n_outputs; i++) {
     float *x = e->outputs[i].data;
-    for (int64_t k = 0; k < e->outputs[i].bytes / 4; k++) assert_true(x[k] == 0); /* of zeros, from zero */
+    for (int64_t k = 0; k < e->outputs[i].bytes / 4; k++) assert_true(x[k] == 0); /* zeros added to zeros */
   }
   for (int i = 0; i < e->n_outputs; i++)
     for (int64_t k = 0; k < e->outputs[i].bytes / 4; k++) ((float *)e->outputs[i].data)[k] = 7 + (float)i;
@@ -612,7 +612,7 @@ static rfr_status spoil(const rfr_hook_event *e, void *user) {
   return RFR_OK;
 }
 
-/* What wgrad hooks are shown in warm-up is what the part wrote, and not the caller's. */
+/* In warm-up wgrad hooks see the gradients that the part wrote, in scratch memory. */
 static void test_hooks_of_gradients(void **state) {
   (void)state;
   static float grad[C * C], before[C * C];
@@ -644,7 +644,7 @@ static void test_hooks_of_gradients(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
 
-/* Every allocation of creation fails once: a status each time, nothing is left. */
+/* Every allocation of creation fails once: each failure is a status, and no memory leaks. */
 static void test_allocation_faults(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32, .fuse = true};
@@ -655,7 +655,7 @@ static void test_allocation_faults(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Slots lie beside each other, and what a stage's slot needs is packed: near the bound. */
+/* Slots are adjacent and each is packed: memory is near the bound. */
 static void test_memory(void **state) {
   (void)state;
   static const char *const texts[] = {"0F0 0B0", "0F0 0F1 0F2 0B0 0B1 0B2", "0F0 0F1 0I0 0I1 0W0 0W1"};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A result of a call may be passed to later calls in place while it is valid: until another microbatch or another call
- * uses its memory. The result has the bits of a copy; invalid tensors are refused.
+ * A result may be passed in place to later calls while it is valid: until another microbatch or another call uses its
+ * memory. The bits are those of a copy; invalid tensors are refused.
  */
 #include <string.h>
 
@@ -14,17 +14,17 @@ typedef struct step_results {
   unsigned char y[3][2][BYTES], dx[3][2][BYTES];
 } step_results;
 
-static const char of_slots[] = "0F0 0F1 0B0 0F2 0B1 0B2"; /* microbatches 0 and 2 have one slot */
+static const char of_slots[] = "0F0 0F1 0B0 0F2 0B1 0B2"; /* microbatches 0 and 2 share a slot */
 
-/* A call, each with what the last one gave, where it is or from a copy; before a call of microbatch 2 all that the slot
- * has given is tried in vain, but for `good`, that is. */
+/* A call with the last call's result, in place or as a copy. Before a call of microbatch 2, all earlier results in the
+ * slot are tried, and all but those in `good` are refused. */
 static void give(rfr_graphs *g, bool back, int block, int m, const rfr_tensor *from, bool copied, rfr_tensor given[4],
                  unsigned char *result) {
   static unsigned char copy[BYTES];
   const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {T, C}};
   rfr_tensor out;
   memcpy(copy, from->data, BYTES);
-  const unsigned good = !back ? (unsigned)block : block ? 3 : 3 | 8; /* of given: y of 0, y of 1, dx of 0, dx of 1 */
+  const unsigned good = !back ? (unsigned)block : block ? 3 : 3 | 8; /* bits: y of 0, y of 1, dx of 0, dx of 1 */
   for (int k = 0; k < 4 && m == 2 && !copied; k++)
     for (int inner = 0; inner < 2; inner++) {
       const rfr_binding in = {NULL, type, (unsigned char *)given[k].data + (inner ? 16 : 0)};
@@ -83,8 +83,8 @@ static void test_given_from_slot(void **state) {
   }
 }
 
-/* What lies in another stage's slot may be given until that slot has the next microbatch, an output until its own has
- * had its last gradient. */
+/* A result in another stage's slot may be passed until that slot has its next microbatch; an output only until the last
+ * gradient of its own microbatch. */
 static void test_given_between(void **state) {
   (void)state;
   static rft_buffers b;
@@ -158,7 +158,7 @@ static void test_given_in_inference(void **state) {
   OK(rfr_graphs_forward(g, 1, 0, &(rfr_binding){NULL, type, y[0].data}, 1, &z, 1));
   rft_refused(rfr_graphs_forward(g, 0, 1, &(rfr_binding){NULL, type, y[0].data}, 1, &y[1], 1), "argument", "\"x\"");
   for (int m = 1; m < 3; m++) OK(rfr_graphs_forward(g, 0, m, &x, 1, &y[m], 1));
-  assert_ptr_equal(y[1].data, y[2].data); /* the same address: it is microbatch 2's now */
+  assert_ptr_equal(y[1].data, y[2].data); /* the same address, which is microbatch 2's now */
   OK(rfr_graphs_forward(g, 1, 1, &x, 1, &z, 1));
   OK(rfr_graphs_forward(g, 1, 2, &(rfr_binding){NULL, type, y[2].data}, 1, &z, 1));
   OK(rfr_graphs_end_step(g));
@@ -167,7 +167,7 @@ static void test_given_in_inference(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
 
-/* A linked output is valid until its reader has run: it may be passed to calls before that, and read. */
+/* A linked output is valid until its reader has run: until then it may be read and passed to calls. */
 static void test_linked_from_slot(void **state) {
   (void)state;
   static float values[T * C], copy[T * C], out[2][T * C];

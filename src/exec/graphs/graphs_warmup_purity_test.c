@@ -16,7 +16,7 @@ enum { ROWS = 6, WIDTH = 16, CALLABLES = 2, EDGE = 64 };
 
 /* ---- two callables ---- */
 
-/* Each has a norm, a product and masks of both streams; the first counts in a state, the second is frozen but for its
+/* Each has a norm, a GEMM and masks of both streams. The first counts in a state; the second is frozen except for its
  * bias. */
 static rfr_trace *record(int i) {
   rfr_trace *t;
@@ -64,7 +64,7 @@ typedef struct callers { /* with guard bytes between */
   unsigned char edge5[EDGE];
 } callers;
 
-/* Some sums are -0, which turns to 0 when warm-up's zeros are added to it. */
+/* Some sums are -0, which would turn to 0 if warm-up added its zeros to it. */
 static void fill(callers *m) {
   float *f = (float *)m;
   for (size_t i = 0; i < sizeof *m / sizeof *f; i++) f[i] = (float)((i * 7919) % 1000) / 2000 - 0.25f;
@@ -192,7 +192,7 @@ static void test_warm_up(void **state) {
       assert_memory_equal(&now, &first, sizeof now);
       unchanged(&m, &after, "two steps");
     }
-    /* sums went on from what was there, the state counted, nothing else changed */
+    /* sums continued from their values, the state counted, nothing else changed */
     assert_memory_not_equal(after.grad_w0, before.grad_w0, sizeof before.grad_w0);
     assert_memory_not_equal(after.count, before.count, sizeof before.count);
     assert_memory_equal(&after, &before, offsetof(callers, count));

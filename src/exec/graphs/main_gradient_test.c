@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Main gradients: of grouped weights, packed or separate, with W directly after I or later, without room for the
- * gradients of all experts, and with the same bits; in f32 or 16 bits, zeroed or accumulated, as their entries say;
- * available only after the last W; checked like tensors.
+ * Main gradients of grouped weights, packed or separate, with W directly after I or later: the same bits, without
+ * memory for the gradients of all experts. In f32 or 16 bits, zeroed or accumulated, as their entries say; available
+ * only after the last W; checked like tensors.
  */
 #include <math.h>
 #include <stdio.h>
@@ -83,7 +83,7 @@ static float of_bits(rfr_dtype d, const void *data, int64_t i) {
   return d == RFR_F32 ? ((const float *)data)[i] : (float)rfr_float_from_bits(d, ((const uint16_t *)data)[i]);
 }
 
-/* What looks random, of a seed; the caller frees. */
+/* Pseudo-random values; the caller frees them. */
 static void *draw(const rfr_type *type, uint64_t seed) {
   const int64_t n = rfi_count(type);
   void *data = calloc((size_t)n + 1, 4);
@@ -96,7 +96,7 @@ static void *draw(const rfr_type *type, uint64_t seed) {
   return data;
 }
 
-/* A weight of the separate ones has the values of its part of the packed ones. */
+/* A separate weight has the values of its part of the packed weight. */
 static void init(rfr_graphs *g, const scene *s) {
   static const char *const names[] = {"front", "norm", "bias", "w0", "w1", "w2", "w3"};
   rfr_tensor x;
@@ -110,7 +110,7 @@ static void init(rfr_graphs *g, const scene *s) {
   }
 }
 
-/* One step with fixed values, over MICROBATCHES. */
+/* One step with fixed values over MICROBATCHES. */
 static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
   const int64_t splits[MICROBATCHES][GROUPS] = {{5, 0, 9, 4}, {0, 7, 7, 7}};
   rft_room room = rft_room_open(ctx, sizeof splits);
@@ -124,7 +124,7 @@ static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
   OK(rfr_graphs_begin_step(g, NULL, 0));
   for (int i = 0; i < n; i++) {
     const int m = a[i].microbatch;
-    int64_t used = 0; /* rows in groups; of others the output's gradient is NaN */
+    int64_t used = 0; /* rows in groups; in the other rows the output's gradient is NaN */
     for (int k = 0; k < GROUPS; k++) used += splits[m][k];
     void *x = draw(&tx, 20 + (uint64_t)m);
     char *dy = draw(&ty, 30 + (uint64_t)m);
@@ -143,7 +143,7 @@ static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
   rft_room_close(&room);
 }
 
-/* A main gradient's bytes, all numbers; the caller frees. */
+/* The bytes of a main gradient, all finite; the caller frees them. */
 static void *gradient(rfr_graphs *g, const char *name, rfr_tensor *x) {
   OK(rfr_graphs_gradient(g, name, x));
   void *data = malloc((size_t)x->bytes);
@@ -168,12 +168,12 @@ static void has_no_weight_buffer(const rfr_graphs *g) {
   for (int i = 0; i < t->n_ops; i++) {
     if (t->ops[i].def->code != RFI_OP_grouped_wgrad) continue;
     products++;
-    assert_int_equal(t->ops[i].attr[1].i, GROUPS); /* kernels choose by it: as for all experts at once */
+    assert_int_equal(t->ops[i].attr[1].i, GROUPS); /* all experts, because kernels choose by this count */
   }
   assert_true(products > 0);
 }
 
-/* The gradients of all experts, of packed or separate weights, those of a frozen one left out. */
+/* The gradients of all experts, of packed or separate weights, without those of a frozen one. */
 static void *experts(rfr_graphs *g, const scene *s) {
   rfr_tensor x;
   if (!s->separate) return gradient(g, "w0", &x);
@@ -220,9 +220,9 @@ static void test_grouped(void **state) {
   }
 }
 
-/* ---- types, and what a step's beginning does ---- */
+/* ---- types, zeroing and accumulation ---- */
 
-/* The same in f32; a narrow sum over two microbatches is rounded twice, each time from f32. */
+/* The same in f32, except that a narrow sum over two microbatches is rounded twice, each time from f32. */
 static void test_narrow(void **state) {
   (void)state;
   static const char *const names[] = {"front", "norm", "bias", "w0"};
@@ -262,7 +262,7 @@ static void test_narrow(void **state) {
     }
 }
 
-/* Two steps with the same values: accumulated gradients have both, zeroed ones the second. */
+/* Two steps with the same values: accumulated gradients are the sum of both, zeroed ones those of the second. */
 static void test_kept_and_cleared(void **state) {
   (void)state;
   scene s = {.separate = true, .delayed = true, .dtype = RFR_BF16};
@@ -302,7 +302,7 @@ static void refused(rfr_status st, const char *slug, const char *text) {
   if (strcmp(e->slug, slug) != 0 || !strstr(e->message, text)) fail_msg("%s: %s", e->slug, e->message);
 }
 
-/* A view is taken where it is dense; where it is not, the message has its shape and its strides. */
+/* A dense view is accepted; for another one the message has its shape and strides. */
 static void test_views(void **state) {
   (void)state;
   static const int64_t dense[2] = {IN, 1}, padded[2] = {IN + 8, 1}, turned[2] = {1, IN};
@@ -321,7 +321,7 @@ static void test_views(void **state) {
   refused(make(&s, &g, &schedule), "program.state", "\"front\": 1 strides for rank 2");
 }
 
-/* A main gradient has a full type: without one, or with another size of memory, creation fails and clears nothing. */
+/* A main gradient has a full type: without one, or with memory of another size, creation fails and clears nothing. */
 static void test_types(void **state) {
   (void)state;
   static _Alignas(16) unsigned char memory[IN * IN * 4];
@@ -396,7 +396,7 @@ static void test_presence(void **state) {
       refused(ask(g, "w0"), "graphs.order", m ? last : first);
       OK(rfr_graphs_wgrad(g, 0, m));
     }
-    OK(ask(g, "w0")); /* within the step, as all that adds onto it has run */
+    OK(ask(g, "w0")); /* within the step, after everything that adds to it has run */
     refused(rfr_graphs_wgrad(g, 0, 1), "graphs.order", "has no more");
     OK(rfr_graphs_end_step(g));
     OK(ask(g, "front"));
