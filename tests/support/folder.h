@@ -28,7 +28,7 @@ char *rft_path(rft_folder *folder, const char *name);
 void rft_write(rft_folder *folder, const char *name, const void *data, size_t n);
 /* Writes text/0.txt to text/5.txt, a few hundred bytes each: something small to train on. */
 void rft_write_texts(rft_folder *folder);
-/* Reads a file whole with a NUL behind it; free with free(). */
+/* Reads a complete file and appends a NUL; free with free(). */
 char *rft_read(rft_folder *folder, const char *name, size_t *n);
 
 int rft_folder_setup(void **state);

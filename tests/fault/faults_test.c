@@ -51,8 +51,8 @@ static struct {
 } theirs;
 
 static void *their_alloc(void *old, size_t bytes) {
-  /* jansson's lexer does not look whether its buffer grew, and reads on behind it: that cannot be survived from here.
-   * Blocks of these sizes while it reads are spared. */
+  /* jansson's lexer does not check whether its buffer grew, and reads past its end. Allocations of these sizes
+   * never fail during parsing. */
   const bool growth = theirs.parsing && bytes >= 32 && (bytes & (bytes - 1)) == 0;
   if (!growth && theirs.left > 0 && --theirs.left == 0) return NULL;
   void *p = realloc(old, bytes ? bytes : 1);
@@ -66,7 +66,7 @@ static void their_free(void *p) {
   free(p);
 }
 
-/* Instead of libyaml's own, which the dynamic linker finds behind these. */
+/* These replace libyaml's own: the dynamic linker finds them first. */
 #define EXPORTED __attribute__((visibility("default")))
 EXPORTED void *yaml_malloc(size_t bytes);
 EXPORTED void *yaml_realloc(void *p, size_t bytes);
@@ -184,7 +184,7 @@ static void assert_log(scene *c, int64_t k) {
   free(text);
 }
 
-/* What must hold whatever failed; afterwards the folder is as before. */
+/* Invariants after any failure; restores the folder. */
 static void check_scene(scene *c, rfr_status s, int64_t k) {
   const rfr_error *e = rfr_last_error();
   if (s != RFR_OK && (s == RFR_INTERNAL || !*e->slug || !*e->next || !*e->message || e->status != s))

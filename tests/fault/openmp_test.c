@@ -119,7 +119,7 @@ static const struct {
 } cases[] = {
     {"one", case_one}, {"two", case_two}, {"nested", case_nested}, {"inside", case_inside}, {"fork", case_fork}};
 
-/* What the process of a case prints, with one more variable in its environment. */
+/* The output of the process of a case, with one more variable in its environment. */
 static char *output_of(const char *name, const char *variable, const char *value) {
   static char text[4][4096];
   static int next;

@@ -138,7 +138,7 @@ static void test_orders(void **state) {
   }
 }
 
-/* What was made with a context goes on working after the caller has given the context up. */
+/* Objects of a context remain usable after the caller has destroyed the context. */
 static void test_use_after_context(void **state) {
   (void)state;
   objects o = {0};
