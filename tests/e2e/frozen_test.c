@@ -87,7 +87,7 @@ static rfr_programs *compile(const rfr_trace *t, bool fuse) {
   return p;
 }
 
-/* ---- what is left ---- */
+/* ---- the remaining ops ---- */
 
 /* "forward: 2 matmul, gelu; dgrad: ...": ops with a kernel by phase, in the order of ops.def; of
  * ops with a dead result the live ones in brackets. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A context and what is made with it, destroyed in many orders: nothing reads freed memory (under the address
+ * A context and its objects, destroyed in many orders: nothing reads freed memory (under the address
  * sanitizer), and the caller's allocator gets every block back.
  */
 #include <setjmp.h>

@@ -7,7 +7,7 @@
  * After each failure: a status with slug and next step that is no defect of the library, no
  * block and no descriptor left, the checkpoint from before still whole under the same
  * hashes, and whatever other checkpoint is shown has the bytes of a run in which nothing
- * failed. Faults that a run survives by itself (a file of ours that does not close) may end
+ * failed. Faults that a run survives (a file of ours that does not close) may end
  * in RFR_OK, and then the result must be the undisturbed one. The log holds whole lines.
  *
  * The k-th thing fails for k = 1, 2, ... until nothing failed any more. `faults_test all`
@@ -120,7 +120,7 @@ static rfr_status whole_run(rfr_ctx *ctx, const char *root, const char *folder, 
   return s;
 }
 
-/* A run's folder and what its checkpoints must be. */
+/* A run's folder and its expected checkpoints. */
 typedef struct scene {
   rft_folder *f;
   rfr_ctx *ctx;
@@ -301,7 +301,7 @@ static json_t *nested(void) {
                    "list", 0.5, 1, "last", "a longer text that makes the string grow once more, and once more", "none");
 }
 
-/* A print is whole or an error: jansson itself goes on after some pieces that found no room. */
+/* A print is complete or an error: jansson itself continues after some failed allocations. */
 static void json_prints(void **state) {
   rft_folder *f = *state;
   json_t *value = nested();

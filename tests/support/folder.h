@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A fresh folder and a context for each test of what touches files. Teardown removes
+ * A fresh folder and a context for each test that uses files. Teardown removes
  * the folder and checks that the context holds no block any more: a leak is a red test.
  */
 #ifndef RFT_FOLDER_H
