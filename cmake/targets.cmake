@@ -32,7 +32,7 @@ if(NOT RFR_SANITIZE)
   target_link_options(refrain PRIVATE -Wl,--no-undefined)
 endif()
 
-# What `make` builds: everything but the tests.
+# The target of `make`: everything but the tests.
 add_custom_target(product DEPENDS refrain)
 
 # It sets how many of OpenMP's threads a product uses.

@@ -23,7 +23,7 @@ if(RFR_TEST_REFERENCES)
   target_link_libraries(refrain_test_plain PRIVATE ${RFR_LIBRARIES})
   list(APPEND RFR_TEST_PARTS $<TARGET_OBJECTS:refrain_test_plain>)
 endif()
-# Seconds that a test may take, on a busy machine: nobody waits so long but for one that hangs.
+# Timeout of a test in seconds. It is generous, for busy machines: only a test that hangs reaches it.
 set(patience 300)
 if(RFR_SANITIZE)
   set(patience 1200)
@@ -45,28 +45,28 @@ foreach(source ${RFR_TEST_SOURCES})
   if(name STREQUAL "cli_test" AND TARGET refrain_cli)
     add_dependencies(${name} refrain_cli)
   endif()
-  # Built for the thread sanitizer, kernels run on one thread: what only runs or plans them shows it nothing.
+  # With the thread sanitizer kernels run on one thread, so tests that only run or plan kernels can find no race.
   if(RFR_SANITIZE STREQUAL "thread" AND
      name MATCHES "^(ops|plan_shapes|grouped|graphs|graphs_schedules|graphs_recompute|faults|backend_faults)_test$")
     continue()
   endif()
-  # Waiting threads sleep: tests run side by side, and spinning would steal the other's cores.
+  # Waiting threads sleep: tests run in parallel, and spinning would take cores from other tests.
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${patience} ENVIRONMENT OMP_WAIT_POLICY=passive)
 endforeach()
-# The longest begin first, so that none is left over at the end.
+# The longest tests start first, so that the others fill the remaining time.
 foreach(name ops_test cli_test)
   if(TEST ${name})
     set_tests_properties(${name} PROPERTIES COST 1000)
   endif()
 endforeach()
 
-# Programs of these tests run on a backend of their own.
+# These tests replace the backend of their programs.
 foreach(name backend_faults_test debug_test graphs_faults_test tune_test)
   target_link_options(${name} PRIVATE -Wl,--wrap=rfi_backend_find)
 endforeach()
 
-# CUDA modules that are not of this build: of another one, and of one from before builds had names.
+# CUDA modules of other builds: one with another build name, one without a build name.
 set(entry "__attribute__((visibility(\"default\")))")
 set(trap "${entry} void rfi_cuda_module_get(void);\nvoid rfi_cuda_module_get(void) { __builtin_trap(); }\n")
 file(CONFIGURE OUTPUT old_build/module.c CONTENT "${trap}")
@@ -100,7 +100,7 @@ foreach(from root build)
   endif()
 endforeach()
 
-# What a GPU would do, as far as that shows without one: every op has a kernel, the shipped configurations have a plan.
+# Checks of the CUDA backend that need no GPU: every op has a kernel, the shipped configurations have a plan.
 if(TARGET refrain_cuda AND NOT RFR_SANITIZE)
   add_dependencies(ops_test refrain_cuda)
   add_dependencies(grouped_choice_test refrain_cuda)
@@ -123,19 +123,19 @@ if(TARGET refrain_cuda AND TARGET refrain_cli AND NOT RFR_SANITIZE)
   add_test(NAME cuda_plan_no_branch COMMAND refrain_cli plan ${small} --device cuda:none)
   set_tests_properties(cuda_plan_no_branch PROPERTIES PASS_REGULAR_EXPRESSION
                                                       "branch +0 bytes +none: [0-9]+ would be more than the budget has")
-  # What a GPU does not take is told.
+  # Sizes that the GPU's kernels do not support are refused.
   add_test(NAME cuda_refused_heads COMMAND refrain_cli plan ${small} --device cuda:none
                                            --set model.head_dim=512)
   set_tests_properties(cuda_refused_heads PROPERTIES PASS_REGULAR_EXPRESSION
                        "attention, in [^ ]+ on CUDA: 4 heads of 512. its kernels take 65535 at most, of 256")
-  # The line tells what is there or what is missing; the program works either way.
+  # The line names the GPU or the missing part; the program works either way.
   add_test(NAME cuda_doctor COMMAND refrain_cli doctor)
   set_tests_properties(cuda_doctor PROPERTIES PASS_REGULAR_EXPRESSION
                                               "GPU +(no NVIDIA GPU can be used here: |.*compute capability )")
   set_property(TEST cuda_doctor PROPERTY ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
 
-# The pages of docs/: what the code says of itself.
+# Generates the pages of docs/.
 add_executable(make_docs tools/make_docs.c tools/docs_limits.c tools/docs_shows.c tools/docs_schedules.c
                          cli/plan_svg.c cli/shared.c
                          cli/options.c cli/frontier_table.c cli/schedule_table.c cli/schedule_svg.c)
@@ -149,7 +149,7 @@ if(TARGET refrain_cli)
   set_tests_properties(kill_campaign PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
 
-# What follows looks at sources, symbols and the installed package: the same under every sanitizer.
+# Checks of sources, symbols and the installed package: the same under every sanitizer.
 if(NOT RFR_SANITIZE)
   set(tools ${PROJECT_SOURCE_DIR}/tools)
   add_test(NAME include_direction COMMAND ${tools}/include-check ${PROJECT_SOURCE_DIR})
@@ -165,6 +165,7 @@ if(NOT RFR_SANITIZE)
   add_test(NAME runpath_entries COMMAND ${tools}/rpath-check ${linked})
   add_test(NAME mutants_apply COMMAND ${tools}/check-mutants --apply)
   add_test(NAME source_form COMMAND ${tools}/form-check ${PROJECT_SOURCE_DIR})
+  add_test(NAME language COMMAND ${tools}/language-check ${PROJECT_SOURCE_DIR})
   add_test(NAME declared_symbols COMMAND ${tools}/export-check --all $<TARGET_FILE:refrain>
                                          ${PROJECT_SOURCE_DIR}/include/refrain)
   file(GLOB headers CONFIGURE_DEPENDS include/refrain/*.h)

@@ -55,7 +55,7 @@ def check(build, name, work):
 
 
 def main():
-    names = sorted(os.listdir(os.path.join(ROOT, "tests", "models")))
+    names = sorted(e.name for e in os.scandir(os.path.join(ROOT, "tests", "models")) if e.is_dir())
     with tempfile.TemporaryDirectory() as work:
         return 0 if all([check(os.path.abspath(sys.argv[1]), name, work) for name in names]) else 1
 

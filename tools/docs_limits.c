@@ -69,14 +69,14 @@ static const struct row {
     {CONFIG, "another optimizer", "config.value", "optimizer.name=lion"},
     {CONFIG, "another tokenizer than bytes", "config.value", "data.tokenizer=bpe"},
     {CONFIG, "a vocabulary smaller than the bytes", "config.value", "model.vocab_size=128"},
-    {CONFIG, "tokens that are no whole number of microbatches", "config.value", "batch.tokens=50"},
+    {CONFIG, "tokens that are not a multiple of a microbatch", "config.value", "batch.tokens=50"},
     {CONFIG, "a misspelt key", "config.key", "model.hiden_size=32"},
-    {CONFIG, "a budget that nothing fits in", "plan.over_budget", "memory.recompute=auto\nmemory.budget=100KiB"},
-    {CONFIG, "everything frozen: no backward is made", NULL, "optimizer.frozen=[\"*\"]"},
+    {CONFIG, "a budget below the smallest plan", "plan.over_budget", "memory.recompute=auto\nmemory.budget=100KiB"},
+    {CONFIG, "everything frozen: there is no backward", NULL, "optimizer.frozen=[\"*\"]"},
     {FOLDER, "a Llama folder", NULL, LLAMA("")},
     {FOLDER, "a Llama folder with its own head size", NULL, LLAMA(", \"head_dim\": 16")},
     {FOLDER, "a Gemma 2 folder, with soft caps", NULL, GEMMA2("")},
-    {FOLDER, "a Gemma 2 folder that does not say what its logits' cap is", "model.config",
+    {FOLDER, "a Gemma 2 folder without the cap of its logits", "model.config",
      LLAMA_LIKE("gemma2", ", \"head_dim\": 8, \"num_key_value_heads\": 2, \"sliding_window\": 8, "
                           "\"query_pre_attn_scalar\": 8, \"attn_logit_softcapping\": 50.0")},
     {FOLDER, "a cap of logits in another family", "model.config", LLAMA(", \"final_logit_softcapping\": 30.0")},
@@ -117,7 +117,7 @@ static const struct row {
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
-/* Limits that were decided on and that no row can try. */
+/* Decisions that no row can test. */
 static const struct {
   const char *what, *why;
 } decisions[] = {
@@ -197,10 +197,11 @@ rfr_status docs_limits(rfr_ctx *ctx, rfi_string *s) {
   static rfr_status (*const tries[])(rfr_ctx *, const char *) = {try_config, try_folder, try_trace};
   RFI_TRY(rfi_string_printf(
       s, "<!-- SPDX-License-Identifier: Apache-2.0; made by `make docs` -->\n# Limits\n\n"
-         "What is accepted, what is refused, and what was decided. Every accepted or refused row was tried when this "
-         "page was made, and\nthe test `docs_current` tries it again: the table is in "
-         "[tools/docs_limits.c](../tools/docs_limits.c). A request that would change results\nor the planned memory "
-         "is an error with a slug ([errors.md](errors.md)); nothing else is done instead.\n"));
+         "Look up whether a configuration, a model folder or a trace is accepted. For your own, run\n"
+         "`refrain check CONFIG.yaml`.\n\n"
+         "Every row was tried when this page was generated, and the test `docs_current` tries it again: the table "
+         "is in\n[tools/docs_limits.c](../tools/docs_limits.c). A request that would change results "
+         "or the planned memory\nis an error with a slug ([errors.md](errors.md)); nothing else is done instead.\n"));
   int wrong = 0;
   for (int i = 0; i < N_ROWS; i++) {
     const struct row *r = &rows[i];

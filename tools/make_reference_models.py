@@ -7,10 +7,11 @@
 Each folder is what save_pretrained writes, with random weights, and beside it
 reference.safetensors: tokens and targets (i32) of one document, its logits, the mean
 cross-entropy and that loss's gradient of every parameter ("d_" before the name), and the
-text that greedy generation makes of its first tokens (prompt included); of experts the loss
-that balances them too, by the library's function for each layer by itself and averaged, which
-is then a part of what the gradients are of; all computed in f32 on one thread. tests/models_test.c holds our own loader, forward and
-backward to them. Needs torch, transformers and safetensors; the build and the tests do not run it.
+text of a greedy generation from its first tokens (prompt included). Models with experts also
+have the aux loss, by the library's function, for each layer and averaged; the gradients then
+include it. Everything is computed in f32 on one thread. tests/models/models_test.c compares
+our loader, forward and backward with these. Needs torch, transformers and safetensors; the
+build and the tests do not run it.
 """
 import json
 import os
@@ -74,7 +75,7 @@ def models():
 
 
 def qwen3():
-    """The library's class where it has it (4.51 on), else Llama with norms hooked in behind q_proj and k_proj."""
+    """The library's class where it has it (4.51 on), else Llama with norms hooked in after q_proj and k_proj."""
     own = dict(LLAMA, head_dim=10)
     if hasattr(transformers, "Qwen3ForCausalLM"):
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**own))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Configurations: what is read prints as YAML that reads back to the same text.
+ * Configurations: a parsed configuration prints as YAML that reads back to the same text.
  */
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * JSON: what is read prints, and reads back equal.
+ * JSON: a parsed text prints, and the print reads back equal.
  */
 #include "base/json.h"
 #include "fuzz.h"

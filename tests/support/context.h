@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A context for each test of what is recorded, compiled and run, and what such tests all do.
+ * A context for each test that records, compiles and runs, and helpers of these tests.
  * Teardown checks that the context holds no block any more: a leak is a red test.
  */
 #ifndef RFT_CONTEXT_H
@@ -31,7 +31,7 @@ void rft_expect_ok(rfr_status s, const char *call, const char *file, int line);
 rfr_programs *rft_compile(const rfr_trace *t, const rfr_compile_options *o);
 /* Values of -1 .. 1 in an f32 tensor, the same for the same seed. */
 void rft_fill(const rfr_tensor *x, uint64_t seed);
-/* That with a seed for each of a program's f32 tensors. */
+/* The same with a seed for each of a program's f32 tensors. */
 void rft_fill_inputs(rfr_programs *p);
 
 #endif

@@ -13,7 +13,7 @@
  * named and is not there; standard error has why. */
 bool rft_device_named(int *argc, char **argv);
 
-/* Memory of the context's device, as a caller has some of its own. */
+/* Memory of the context's device, as a caller would allocate it. */
 typedef struct rft_room {
   const rfi_backend *backend;
   rfi_device *device;

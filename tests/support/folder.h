@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A fresh folder and a context for each test of what touches files. Teardown removes
+ * A fresh folder and a context for each test that uses files. Teardown removes
  * the folder and checks that the context holds no block any more: a leak is a red test.
  */
 #ifndef RFT_FOLDER_H
@@ -28,7 +28,7 @@ char *rft_path(rft_folder *folder, const char *name);
 void rft_write(rft_folder *folder, const char *name, const void *data, size_t n);
 /* Writes text/0.txt to text/5.txt, a few hundred bytes each: something small to train on. */
 void rft_write_texts(rft_folder *folder);
-/* Reads a file whole with a NUL behind it; free with free(). */
+/* Reads a complete file and appends a NUL; free with free(). */
 char *rft_read(rft_folder *folder, const char *name, size_t *n);
 
 int rft_folder_setup(void **state);

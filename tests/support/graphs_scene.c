@@ -150,7 +150,7 @@ static uint64_t seed_of(const char *name) {
   return h;
 }
 
-/* A first value for what both sides share by name. */
+/* An initial value for tensors that both sides share by name. */
 static void init(const rfr_tensor *x, int step) {
   if (strcmp(x->name, "offsets") == 0) memcpy(x->data, documents, sizeof documents);
   else if (x->type.dtype == RFR_I64) memcpy(x->data, (int64_t[4]){step, step, 77, 0}, 32);

@@ -22,7 +22,7 @@ typedef struct rft_recorder { /* of one block, or of all of them */
   bool marks; /* policies count: of a callable's trace; the program beside it keeps everything */
 } rft_recorder;
 
-/* Records block r->block; x and what it gives are (T, C). Parameters are "b<block>.<name>". */
+/* Records block r->block; x and the result are (T, C). Parameters are "b<block>.<name>". */
 typedef rfr_value (*rft_block)(rft_recorder *r, rfr_value x);
 rfr_value rft_block_linear(rft_recorder *r, rfr_value x); /* "w", "bias" */
 rfr_value rft_block_mlp(rft_recorder *r, rfr_value x);    /* with dropout, as the next two */

@@ -40,7 +40,7 @@
 #endif
 #define RFT_REF(op) void RFT_NAME(op)(const rfi_call *call)
 
-/* ---- what the harness makes of a case ---- */
+/* ---- a case, parsed ---- */
 
 enum { RFT_MAX_IN = 16, RFT_MAX_LIST = 64 };
 
@@ -84,7 +84,7 @@ typedef struct rft_case {
 /* In a reference: x rounded to the type of the op's first result, for values that the op itself rounds. */
 double rft_round(double x);
 
-/* Parses a case for a type under test and infers its results. Returns NULL, or what is wrong with it. */
+/* Parses a case for a type under test and infers its results. Returns NULL or the mistake. */
 const char *rft_case_parse(const char *text, rfr_dtype under_test, rft_case *out);
 
 #endif

@@ -9,7 +9,7 @@
  * backward reads) have no gradient of their own; operands `F` and integers are not differentiated.
  *
  * Values are not rounded to the type under test, because ties would make kinks; the type changes the rule: casts, and
- * types of what it records. Every case runs twice, with the operands as inputs and as weights, whose gradients are
+ * types of the ops it records. Every case runs twice, with the operands as inputs and as weights, whose gradients are
  * recorded differently.
  */
 #include <math.h>

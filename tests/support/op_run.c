@@ -117,7 +117,7 @@ double rft_case_value(const rft_case *c, int operand, int64_t i) {
   return o->positive ? 0.1 + 2 * x : 4 * x - 2;
 }
 
-/* ---- what is tried ---- */
+/* ---- runs ---- */
 
 const rft_layout_row rft_layout_rows[RFT_LAYOUTS] = {
     {RFT_DENSE, 0, ""},

@@ -42,7 +42,7 @@ typedef struct rft_run {
 /* `dead`: bit j for result j. */
 void rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned char garbage, unsigned dead);
 void rft_run_deinit(rft_run *run);
-/* Runs the kernel of an instruction set. Returns NULL or what went wrong: its status, a write outside its results and
+/* Runs the kernel of an instruction set. Returns NULL or the failure: its status, a write outside its results and
  * workspace, a changed operand. */
 const char *rft_run_kernel(rft_run *run, const rfi_kernel *kernel, int threads);
 /* Dense element i of an argument as a double, in any layout. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder and the events of tests of runs; run.h says what for.
+ * The folder and the events of tests of runs; see run.h.
  */
 #include "support/run.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs of small models on ten small files in a folder of their own, and what tests of them all do: events kept by step,
+ * Runs of small models on ten small files in their own folder, and helpers of these tests: events kept by step,
  * states and losses compared bit for bit.
  */
 #ifndef RFT_RUN_H

@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 typedef struct rft_text {
-  char *data; /* a NUL behind it once there is a piece; free with free() */
+  char *data; /* NULL while empty, else NUL-terminated; free with free() */
   size_t n;
 } rft_text;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Training steps of small models; training.h says what for.
+ * Training steps of small models; see training.h.
  */
 #include "support/training.h"
 

@@ -4,8 +4,8 @@
  * another one. A forked child has none of its parent's threads. A step then computes what it computes with the
  * context's number of threads, or it fails with a status.
  *
- * OpenMP reads its environment when the process starts. So each case is a process of its own: the test starts itself
- * with the name of the case as argument, and compares what the processes print.
+ * OpenMP reads its environment when the process starts. So each case is a separate process: the test starts itself
+ * with the name of the case as argument, and compares the output of the processes.
  */
 #include "support/run.h"
 
@@ -65,7 +65,7 @@ static rfr_ctx *make_ctx(int threads) {
   return ctx;
 }
 
-/* ---- the cases, each in a process of its own ---- */
+/* ---- the cases, each in a separate process ---- */
 
 static void run_models(int threads) {
 #ifdef _OPENMP
@@ -147,7 +147,7 @@ static const struct {
 } cases[] = {{"one", case_one},       {"two", case_two},       {"nested", case_nested},
              {"levels", case_levels}, {"inside", case_inside}, {"fork", case_fork}};
 
-/* What the process of a case prints, with one more variable in its environment. */
+/* The output of the process of a case, with one more variable in its environment. */
 static char *output_of(const char *name, const char *variable, const char *value) {
   static char text[8][4096];
   static int next;

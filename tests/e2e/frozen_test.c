@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Frozen means free. Each case is a small program in which some inputs want no gradient. It
- * says which ops are left, with the results that they still make; how many bytes the forward
- * saves for the backward, as a formula; and its gradients must be those of the same program
- * with everything trained, bit for bit. What the report of autodiff says was saved must be
- * the difference of the two.
+ * Frozen inputs cost nothing. Each case is a small program with some inputs frozen. A case
+ * lists the remaining ops with their results, and gives a formula for the bytes that the
+ * forward saves for the backward. Its gradients must have the bits of the same program with
+ * everything trained. The savings that autodiff reports must equal the difference of the two.
  *
  * Then random subsets of two small transformers, and gradients that are always zero.
  */
@@ -88,7 +87,7 @@ static rfr_programs *compile(const rfr_trace *t, bool fuse) {
   return p;
 }
 
-/* ---- what is left ---- */
+/* ---- the remaining ops ---- */
 
 /* "forward: 2 matmul, gelu; dgrad: ...": ops with a kernel by phase, in the order of ops.def; of
  * ops with a dead result the live ones in brackets. */
@@ -376,7 +375,7 @@ static rfr_trace *record(const struct frozen_case *c, uint64_t train) {
   return b.t;
 }
 
-/* What the report's last line but one says was saved. */
+/* The saved bytes in the last line but one of the report. */
 static int64_t reported_bytes(const char *report, const char *what) {
   const char *s = strstr(report, "pruned: total ");
   if (!s) return 0;

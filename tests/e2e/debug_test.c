@@ -92,7 +92,7 @@ static int teardown(void **state) {
 }
 #define debug_test(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
-/* small, large, small, large: the third reads no more what the first wrote. */
+/* small, large, small, large: the third no longer reads what the first wrote. */
 static rfr_trace *record(void) {
   rfr_trace *t;
   const int64_t n = N;

@@ -41,7 +41,7 @@ static unsigned draw(unsigned n) {
 
 enum { MOST_VALUES = 160, MOST_WEIGHTS = 5, MOST_MICROBATCHES = 3 };
 
-/* A value and what it depends on: bit k for weight k; DETOURS are paths without a gradient. */
+/* A value and its dependencies: bit k for weight k; DETOURS are paths without a gradient. */
 typedef struct node {
   rfr_value v;
   unsigned reach;
@@ -184,7 +184,7 @@ static void random_ops(program *g, int n) {
   for (int i = 0; i < n; i++) random_op(g);
 }
 
-/* One number of a value, with what depends on it. */
+/* One number of a value, with its dependencies. */
 static node number(program *g, node a) {
   return (node){rfr_scale(g->t, rfr_sum(g->t, a.v, -1), 0.1, RFR_NONE), a.reach};
 }

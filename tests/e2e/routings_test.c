@@ -439,7 +439,7 @@ static void clear_made(side *p) {
   }
 }
 
-/* The bytes of what a call gave; the caller frees. */
+/* The bytes of a call's result; the caller frees them. */
 static void *copy_of(rfr_graphs *g, const rfr_tensor *x) {
   void *data = malloc((size_t)x->bytes + 1);
   assert_non_null(data);
@@ -492,7 +492,7 @@ static void run_order(side *p, const setup *s, int64_t (*splits)[GROUPS], const 
   }
 }
 
-/* A parameter and what there is of its gradient; false: there is no i-th. */
+/* The i-th parameter and its gradient, if any; false: no i-th parameter. */
 static bool parameter_at(const side *p, int i, rfr_tensor *w, rfr_tensor *gradient) {
   char name[8];
   if (i > GROUPS) return false;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Golden traces: what each pass makes of two small programs, as text in tests/golden/. A
+ * Golden traces: two small programs after each pass, as text in tests/golden/. A
  * change of a pass is a text diff to read. After an intended change write them anew:
  *
  *   build/release/golden_test --write
@@ -60,7 +60,7 @@ static void check(const char *name, const rfr_trace *t, int flat) {
   rfi_pipeline_deinit(&p);
 }
 
-/* Two linears, the second frozen: what a frozen weight leaves out. */
+/* Two linears, the second frozen: its gradient and saved input are absent. */
 static void test_frozen(void **state) {
   rfr_ctx *ctx;
   rfr_trace *t;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A context and what is made with it, destroyed in many orders: nothing reads freed memory (under the address
+ * A context and its objects, destroyed in many orders: nothing reads freed memory (under the address
  * sanitizer), and the caller's allocator gets every block back.
  */
 #include <setjmp.h>
@@ -138,7 +138,7 @@ static void test_orders(void **state) {
   }
 }
 
-/* What was made with a context goes on working after the caller has given the context up. */
+/* Objects of a context remain usable after the caller has destroyed the context. */
 static void test_use_after_context(void **state) {
   (void)state;
   objects o = {0};

@@ -161,7 +161,7 @@ static json_t *parsed_error(void) {
   return v;
 }
 
-/* With --json standard error has one object, whoever found the error. */
+/* With --json standard error has one object, for errors of the library and of the command line. */
 static void json_errors(void **state) {
   (void)state;
   static const struct {
@@ -213,7 +213,7 @@ static void keys(void **state) {
   assert_says(err, "did you mean warmup?");
 }
 
-/* Runs `train` with standard error on a terminal of so many columns; its text goes to `out`. */
+/* Runs `train` with standard error on a terminal of the given width; its text goes to `out`. */
 static void run_at_terminal(const char *term, const char *folder, int columns) {
   const struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)columns};
   int fd;

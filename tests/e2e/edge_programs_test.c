@@ -255,7 +255,7 @@ static void test_sizes(void **state) {
   refused(t, "argument");
 }
 
-/* ---- what is not there ---- */
+/* ---- missing parts ---- */
 
 static void test_nothing_given(void **state) {
   (void)state;
@@ -324,7 +324,7 @@ static void test_program_calls(void **state) {
   rfr_programs_destroy(p);
 }
 
-/* The places of a parsed trace are its own; what was compiled from it needs them still. */
+/* A parsed trace owns its file names; programs compiled from it still need them. */
 static void test_parsed_places(void **state) {
   (void)state;
   static const char text[] = "refrain-trace 1\n"

@@ -7,7 +7,7 @@
  * After each failure: a status with slug and next step that is no defect of the library, no
  * block and no descriptor left, the checkpoint from before still whole under the same
  * hashes, and whatever other checkpoint is shown has the bytes of a run in which nothing
- * failed. Faults that a run survives by itself (a file of ours that does not close) may end
+ * failed. Faults that a run survives (a file of ours that does not close) may end
  * in RFR_OK, and then the result must be the undisturbed one. The log holds whole lines.
  *
  * The k-th thing fails for k = 1, 2, ... until nothing failed any more. `faults_test all`
@@ -51,8 +51,8 @@ static struct {
 } theirs;
 
 static void *their_alloc(void *old, size_t bytes) {
-  /* jansson's lexer does not look whether its buffer grew, and reads on behind it: that cannot be survived from here.
-   * Blocks of these sizes while it reads are spared. */
+  /* jansson's lexer does not check whether its buffer grew, and reads past its end. Allocations of these sizes
+   * never fail during parsing. */
   const bool growth = theirs.parsing && bytes >= 32 && (bytes & (bytes - 1)) == 0;
   if (!growth && theirs.left > 0 && --theirs.left == 0) return NULL;
   void *p = realloc(old, bytes ? bytes : 1);
@@ -66,7 +66,7 @@ static void their_free(void *p) {
   free(p);
 }
 
-/* Instead of libyaml's own, which the dynamic linker finds behind these. */
+/* These replace libyaml's own: the dynamic linker finds them first. */
 #define EXPORTED __attribute__((visibility("default")))
 EXPORTED void *yaml_malloc(size_t bytes);
 EXPORTED void *yaml_realloc(void *p, size_t bytes);
@@ -120,7 +120,7 @@ static rfr_status whole_run(rfr_ctx *ctx, const char *root, const char *folder, 
   return s;
 }
 
-/* A run's folder and what its checkpoints must be. */
+/* A run's folder and its expected checkpoints. */
 typedef struct scene {
   rft_folder *f;
   rfr_ctx *ctx;
@@ -184,7 +184,7 @@ static void assert_log(scene *c, int64_t k) {
   free(text);
 }
 
-/* What must hold whatever failed; afterwards the folder is as before. */
+/* Invariants after any failure; restores the folder. */
 static void check_scene(scene *c, rfr_status s, int64_t k) {
   const rfr_error *e = rfr_last_error();
   if (s != RFR_OK && (s == RFR_INTERNAL || !*e->slug || !*e->next || !*e->message || e->status != s))
@@ -301,7 +301,7 @@ static json_t *nested(void) {
                    "list", 0.5, 1, "last", "a longer text that makes the string grow once more, and once more", "none");
 }
 
-/* A print is whole or an error: jansson itself goes on after some pieces that found no room. */
+/* A print is complete or an error: jansson itself continues after some failed allocations. */
 static void json_prints(void **state) {
   rft_folder *f = *state;
   json_t *value = nested();

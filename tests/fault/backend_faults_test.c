@@ -330,7 +330,7 @@ static rfr_plan_summary planned(scene *c, int64_t budget, char *report, size_t s
   return sum;
 }
 
-/* A side stream takes what a budget, or the device, has left over, and nothing else is refused for it. */
+/* A side stream uses only memory that the budget and the device have left; no program is refused because of it. */
 static void branch_or_budget(void **state) {
   scene c;
   char report[128], wanted[128];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A clock chooses once: a tuned run stores what it chose, a resume makes the same choices and
+ * Algorithms are measured once: a tuned run stores its choices, a resume makes the same choices and
  * measures nothing, or is refused with the one that it cannot make, before anything is written.
- * The device is that of support/fault_backend; what a GPU's library does is tools/gpu-check's.
+ * The device is that of support/fault_backend; tools/gpu-check tests a GPU's library.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,7 @@ static void count_warnings(const rfr_event *e, void *user) {
   warnings += e->kind == RFR_EVENT_WARNING && strstr(e->message, "run.tune") != NULL;
 }
 
-/* Opens what is in the folder, makes `steps` steps and saves. */
+/* Opens the run in the folder, trains `steps` steps and saves. */
 static rfr_status train(rft_folder *f, const char *set, int steps) {
   rfr_run *run;
   rfr_run_options o = rfr_run_options_default();
@@ -129,7 +129,7 @@ static void for_reading(void **state) {
   rfr_run_close(run);
 }
 
-/* On the CPU there is nothing to choose: it says so, and that is what a resume finds. */
+/* On the CPU there is nothing to choose: the checkpoint records that, and a resume reads it. */
 static void on_the_cpu(void **state) {
   rft_folder *f = *state;
   begin(f);
