@@ -100,7 +100,8 @@ int main(int argc, char **argv) {
     else s = run_command(&c);
   }
   free(c.sets);
-  if (fflush(stdout) != 0 && s == RFR_OK)
+  const bool lost = fflush(stdout) != 0 || ferror(stdout) != 0; /* ferror: an earlier flush may have failed */
+  if (lost && s == RFR_OK)
     s = cli_fail(RFR_IO, "check the pipe, or the free space of the file", "standard output cannot be written");
   return exit_code(s);
 }

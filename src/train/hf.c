@@ -660,13 +660,17 @@ static rfr_dtype dtype_of(const json_t *o) {
 static const char *const file_names[RFI_HF_N_FILES] = {RFI_HF_FILES(FILE_NAME)};
 #undef FILE_NAME
 
+/* The files are held in memory for every checkpoint; the largest tokenizer.json in use has about 35 MB. */
+enum { KEPT_FILE_LIMIT = 256 << 20 };
+
 static rfr_status read_files(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out) {
   static const char *const tokenizers[] = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"};
   for (int i = 0; i < RFI_HF_N_FILES; i++) {
     char *path = NULL, kind = 0;
     RFI_TRY(rfi_path_join(ctx, folder, file_names[i], &path));
     rfr_status s = rfi_path_kind(path, &kind);
-    if (s == RFR_OK && kind) s = rfi_file_read(ctx, path, &out->files[i].data, &out->files[i].n);
+    if (s == RFR_OK && kind)
+      s = rfi_file_read_limited(ctx, path, KEPT_FILE_LIMIT, &out->files[i].data, &out->files[i].n);
     rfi_free(ctx, path);
     RFI_TRY(s);
     for (size_t k = 0; kind && !out->tokenizer && k < sizeof tokenizers / sizeof tokenizers[0]; k++)

@@ -13,6 +13,7 @@
 
 #include "base/base.h"
 #include "data/file.h"
+#include "data/json_file.h"
 #include "train/events.h"
 #include "train/host.h"
 #include "train/run_programs.h"
@@ -45,7 +46,7 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   rfr_status s = RFR_OK;
   RFI_TRY(rfi_host_info_read(run->ctx, &run->machine));
   if (!text) {
-    RFI_TRY(rfi_file_read(run->ctx, config_path, &own, &n));
+    RFI_TRY(rfi_file_read_limited(run->ctx, config_path, RFI_JSON_LIMIT, &own, &n));
     run->options.config_name = config_path;
     if (strlen(own) != n) s = rfi_fail_at(RFI_E_CONFIG_SYNTAX, config_path, 0, "the text contains a NUL byte");
   }
@@ -115,10 +116,16 @@ static rfr_status write_config(rfr_run *run, const char *path) {
 
 /* ---- the folder ---- */
 
+<<<<<<< HEAD
 /* Reports whether a folder has a configuration of a run, and whether it has a checkpoint, loadable or not. */
 static rfr_status look(rfr_ctx *ctx, const char *folder, const char *config_path, bool *config, bool *checkpoints) {
+=======
+/* What is in a folder: a configuration of a run; checkpoints, whether they load or not. */
+static rfr_status look(rfr_ctx *ctx, const char *folder, const char *config_path, bool *config, int *checkpoints) {
+>>>>>>> attack
   char kind;
-  *config = *checkpoints = false;
+  *config = false;
+  *checkpoints = 0;
   RFI_TRY(rfi_path_kind(config_path, &kind));
   *config = kind != 0;
   RFI_TRY(rfi_path_kind(folder, &kind));
@@ -128,14 +135,15 @@ static rfr_status look(rfr_ctx *ctx, const char *folder, const char *config_path
   for (int i = 0; s == RFR_OK && i < names.n; i++) {
     const char *name = names.items[i];
     const size_t digits = strncmp(name, "step-", 5) == 0 ? strspn(name + 5, "0123456789") : 0;
-    *checkpoints = *checkpoints || (digits > 0 && name[5 + digits] == 0);
+    *checkpoints += digits > 0 && name[5 + digits] == 0;
   }
   rfi_paths_deinit(&names);
   return s;
 }
 
 static rfr_status check_fresh(rfr_ctx *ctx, const char *folder, const char *config_path) {
-  bool config, checkpoints;
+  bool config;
+  int checkpoints;
   RFI_TRY(look(ctx, folder, config_path, &config, &checkpoints));
   if (!config && !checkpoints) return RFR_OK;
   return rfi_fail_at(RFI_E_RUN_EXISTS, folder, 0,
@@ -159,11 +167,17 @@ static rfr_status check_folder(rfr_ctx *ctx, const char *folder) {
   return RFR_OK;
 }
 
-/* Room for the checkpoints that the run will hold at one time, as far as they are not there: the first one, and where
- * more follow, one that is written before an older one is deleted. */
-static rfr_status check_space(const rfr_run *run, bool resumed) {
-  const bool more = run->settings->checkpoint_every > 0;
-  const int64_t need = run->checkpoint_bytes * (more && !resumed ? 2 : 1);
+/* Room for the checkpoints that the run will hold at one time, less those that are there: run.keep of them, and one
+ * more, since a checkpoint is complete before an older one is deleted. */
+static rfr_status check_space(const rfr_run *run, const char *config_path) {
+  const rfi_settings *settings = run->settings;
+  const int64_t every = settings->checkpoint_every, steps = settings->steps;
+  bool config;
+  int existing;
+  RFI_TRY(look(run->ctx, run->folder, config_path, &config, &existing));
+  int64_t most = every > 0 ? settings->keep + 1 : 1;
+  if (every > 0 && steps > 0 && (steps - 1) / every + 1 < most) most = (steps - 1) / every + 1;
+  const int64_t need = run->checkpoint_bytes * (most > existing ? most - existing : 1);
   int64_t there;
   RFI_TRY(rfi_dir_space(run->folder, &there));
   if (there >= need) return RFR_OK;
@@ -194,7 +208,7 @@ static rfr_status open_new(rfr_run *run, const char *text, const char *folder, c
   RFI_TRY(open_data(run));
   if (run->options.programs) RFI_TRY(compile(run));
   if (folder) {
-    RFI_TRY(check_space(run, false));
+    RFI_TRY(check_space(run, config_path));
     RFI_TRY(lock_folder(run));
     RFI_TRY(check_fresh(run->ctx, folder, config_path));
   }
@@ -216,7 +230,7 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   if (from && run->settings->tune) RFI_GOTO(rfi_state_load_tuned(run, from));
   RFI_GOTO(open_data(run));
   RFI_GOTO(compile(run));
-  RFI_GOTO(check_space(run, from != NULL));
+  RFI_GOTO(check_space(run, config_path));
   rfi_settings_warn(run->settings, warn_line, run);
   RFI_GOTO(from ? load(run, from, reason) : rfi_state_prepare(run));
   RFI_GOTO(write_config(run, config_path));
@@ -249,7 +263,8 @@ fail:
 static rfr_status open_run(rfr_run *run, const char *text, const char *folder, const char *config_path) {
   const rfr_run_options *o = &run->options;
   const bool trains = (o->programs & RFR_RUN_TRAIN) != 0;
-  bool config = false, checkpoints = false;
+  bool config = false;
+  int checkpoints = 0;
   if (folder) RFI_TRY(look(run->ctx, folder, config_path, &config, &checkpoints));
   if (folder && !config && !text) {
     RFI_TRY(check_folder(run->ctx, folder));

@@ -629,7 +629,7 @@ static void odd_logs(void **state) {
 /* Found before anything is compiled, and the folder is not created. */
 static void no_space(void **state) {
   (void)state;
-  char kind;
+  char kind, path[200];
   rfr_ctx *ctx = rft_run_ctx(1);
   rft_record r = {0};
   rfr_run_options o = rft_run_options(&r);
@@ -646,6 +646,25 @@ static void no_space(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "are free"));
   assert_int_equal(rfi_path_kind(rft_run_folder("full-disk"), &kind), RFR_OK);
   assert_int_equal(kind, 0);
+  /* run.keep = 2: the third checkpoint is complete before the first is deleted. */
+  static const char *const every[] = {"run.steps=9", "run.checkpoint_every=3"};
+  o.overrides = every, o.n_overrides = 2;
+  full.space = 3 * info.checkpoint_bytes - 1;
+  rfi_io_set_fault(&full);
+  assert_int_equal(rfr_run_open(ctx, CONFIG, rft_run_folder("full-disk"), &o, &run), RFR_IO);
+  assert_string_equal(rfr_last_error()->slug, "file.space");
+  full.space++;
+  assert_int_equal(rfr_run_open(ctx, CONFIG, rft_run_folder("full-disk"), &o, &run), RFR_OK);
+  rfi_io_set_fault(NULL);
+  rfr_run_close(run);
+  o.overrides = NULL, o.n_overrides = 0;
+  /* A configuration of any size is not read into memory. */
+  snprintf(path, sizeof path, "%s/config.yaml", rft_run_folder("full-disk"));
+  assert_int_equal(truncate(path, (16 << 20) + 1), 0);
+  o.resume = true;
+  assert_int_equal(rfr_run_open(ctx, NULL, rft_run_folder("full-disk"), &o, &run), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "file.size");
+  o.resume = false;
   r.compiles = 0;
   char below[200];
   rft_write_text("a-file", "x");

@@ -17,6 +17,7 @@
 
 #include "base/base.h"
 #include "base/json.h"
+#include "data/json_file.h"
 #include "data/safetensors.h"
 #include "train/events.h"
 #include "train/hf.h"
@@ -248,7 +249,7 @@ static rfr_status read_state(rfr_run *run, const char *path, rfi_state_json *out
   char *text;
   size_t n;
   *out = (rfi_state_json){0};
-  RFI_TRY(rfi_file_read(run->ctx, path, &text, &n));
+  RFI_TRY(rfi_file_read_limited(run->ctx, path, RFI_JSON_LIMIT, &text, &n));
   rfr_status s = rfi_state_json_parse(path, text, n, out);
   rfi_free(run->ctx, text);
   return s;

@@ -280,6 +280,24 @@ static void closed_streams(void **state) {
     if (*line != '{') fail_msg("not a log entry: %.80s", line);
 }
 
+/* A report that cannot be written is exit code 4, also where the command flushed its output itself. */
+static void full_device(void **state) {
+  (void)state;
+  const int full = open("/dev/full", O_WRONLY);
+  if (full < 0) skip();
+  close(full);
+  static const char *const commands[] = {"plan", "check", "trace", "profile"};
+  for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+    char line[4400];
+    snprintf(line, sizeof line, "'%s/refrain' %s small.yaml >/dev/full 2>full.txt", RFT_BINARY_DIR, commands[i]);
+    const int status = system(line);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) != 4) fail_msg("%s: exit code %d", commands[i], WEXITSTATUS(status));
+    slurp("full.txt", out, sizeof out);
+    assert_says(out, "standard output cannot be written");
+  }
+}
+
 static void bad_input(void **state) {
   (void)state;
   assert_int_equal(RUN("train", "missing.yaml"), 4);
@@ -740,7 +758,7 @@ static void train_and_use(void **state) {
   assert_says(err, "help: refrain check --help explains the options");
   assert_int_equal(RUN("train", "small.yaml"), 2);
   assert_says(err, "run.exists");
-  assert_says(err, "help: continue it with");
+  assert_says(err, "help: add --resume to continue it");
   assert_int_equal(RUN("eval", "runs/small", "--json"), 0);
   v = parsed();
   assert_true(json_number_value(json_object_get(v, "bits_per_byte")) == bits);
@@ -943,6 +961,7 @@ int main(void) {
       cmocka_unit_test(json_errors),
       cmocka_unit_test(keys),
       cmocka_unit_test(closed_streams),
+      cmocka_unit_test(full_device),
       cmocka_unit_test(progress_fits),
       cmocka_unit_test(resume_by_folder),
       cmocka_unit_test(bad_input),

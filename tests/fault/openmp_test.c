@@ -99,7 +99,7 @@ static void case_nested(void) {
   rfr_ctx_destroy(ctx);
 }
 
-/* OpenMP is told to start no team at all: the step is not inside a region, and gets one thread. */
+/* OpenMP may start no team at all: the step is not inside a region, and gets one thread. */
 static void case_levels(void) {
   rfr_ctx *ctx = make_ctx(2);
   rfr_run *run = open_run(ctx, models[0]);

@@ -331,13 +331,15 @@ static void test_types(void **state) {
   scene s = {.dtype = RFR_BF16, .n_main = 1, .main = {entry("front", 0, RFR_I32)}};
   refused(make(&s, &g, &schedule), "program.state", "\"front\": set type: dtype f32, bf16 or f16");
   s.main[0] = rft_main_gradient("front", square, memory, 0);
-  memset(memory, 1, sizeof memory);
-  OK(make(&s, &g, &schedule));
-  OK(rfr_graphs_begin_step(g, NULL, 0));
-  OK(rfr_graphs_abort_step(g));
-  for (size_t i = 0; i < sizeof memory; i++) assert_int_equal(memory[i], i >= sizeof memory / 2);
-  rfr_graphs_destroy(g);
-  rfr_schedule_destroy(schedule);
+  if (strcmp(rfi_ctx_device(ctx), "cpu") == 0) { /* a GPU does not reach this memory */
+    memset(memory, 1, sizeof memory);
+    OK(make(&s, &g, &schedule));
+    OK(rfr_graphs_begin_step(g, NULL, 0));
+    OK(rfr_graphs_abort_step(g));
+    for (size_t i = 0; i < sizeof memory; i++) assert_int_equal(memory[i], i >= sizeof memory / 2);
+    rfr_graphs_destroy(g);
+    rfr_schedule_destroy(schedule);
+  }
   s.main[0].type.dtype = (rfr_dtype)0; /* f64 */
   refused(make(&s, &g, &schedule), "program.state", "\"front\": set type");
   s.main[0].type.dtype = RFR_F32; /* memory for bf16 */
