@@ -116,13 +116,8 @@ static rfr_status write_config(rfr_run *run, const char *path) {
 
 /* ---- the folder ---- */
 
-<<<<<<< HEAD
-/* Reports whether a folder has a configuration of a run, and whether it has a checkpoint, loadable or not. */
-static rfr_status look(rfr_ctx *ctx, const char *folder, const char *config_path, bool *config, bool *checkpoints) {
-=======
-/* What is in a folder: a configuration of a run; checkpoints, whether they load or not. */
+/* Reports whether a folder has a configuration of a run, and how many checkpoints, loadable or not. */
 static rfr_status look(rfr_ctx *ctx, const char *folder, const char *config_path, bool *config, int *checkpoints) {
->>>>>>> attack
   char kind;
   *config = false;
   *checkpoints = 0;
