@@ -129,6 +129,31 @@ static const struct {
     {"`refrain eval MODEL` needs `--set data.validation=FILES`", "a model's folder names no data"},
     {"a picture of a large plan draws buffers of less than a pixel as bands of the kind that covers most of each pixel",
      "hundreds of thousands of rectangles can be neither seen nor drawn; `--json` has every buffer"},
+    {"a set of callables uses one stream: W does not overlap F or I of another microbatch, and collectives do not "
+     "overlap compute",
+     "the plan shares bytes between parts that never run at the same time"},
+    {"sets of callables share weights, not arenas", "each set is planned by itself"},
+    {"with separate W actions a slot keeps all its bytes until its last W, also those that only I reads",
+     "a slot is one region of the plan"},
+    {"evaluation with a training set of callables keeps dropout on",
+     "the trace has it; an inference set evaluates without it"},
+    {"hooks of wgrad run after `post_backward`; a reshard there removes weights that W reads",
+     "`rfr_hook_event.wgrad_reads` says when to keep them"},
+    {"with `optimizer.gradient_dtype: model` the gradients of embedding tables and of a fused head are computed in "
+     "f32 first",
+     "their kernels accumulate in f32; the plan may be up to 9 % larger than with f32"},
+    {"the gradient of a 16-bit input is computed in 16 bits, also when f32 is asked for",
+     "the conversion follows the op's own rule"},
+    {"a program without gradients is fused as inference; its 16-bit loss may differ from the training program's",
+     "freezing some weights changes no bit, dropping all gradients may"},
+    {"`run.time` needs the schedule `wsd` or `constant`", "other schedules need the number of steps at the first step"},
+    {"oneDNN allocates inside its own calls while a step runs",
+     "`rfr_ctx_options` allocators see only memory of the library"},
+    {"`plan_only` measures no algorithms", "`run.tune` needs the device"},
+    {"no public call reads safetensors or tokens of the caller's own, or returns logits for given tokens",
+     "they come with tokenizers; `rfr_run_open` reads model folders"},
+    {"a trained callable parameter's address is compared at replay only if the caller passes it",
+     "`rfr_graphs_rebind` is the call for parameters that moved"},
 };
 
 static rfr_status try_config(rfr_ctx *ctx, const char *text) {
