@@ -672,15 +672,17 @@ static void no_space(void **state) {
   assert_int_equal(rfr_run_open(ctx, CONFIG, below, &o, &run), RFR_IO);
   assert_string_equal(rfr_last_error()->slug, "file.write");
   assert_int_equal(r.compiles, 0);
-  /* a resumed run needs room too */
+  /* A resumed run needs space too. */
   run = rft_run_open(ctx, CONFIG, "full-later", &o);
   rft_run_steps(run, 1);
   assert_int_equal(rfr_run_save(run), RFR_OK);
   rfr_run_close(run);
   o.resume = 1;
+  full.space = info.checkpoint_bytes - 1;
   rfi_io_set_fault(&full);
-  assert_int_equal(rfr_run_open(ctx, NULL, rft_run_folder("full-later"), &o, &run), RFR_IO);
+  const rfr_status resumed = rfr_run_open(ctx, NULL, rft_run_folder("full-later"), &o, &run);
   rfi_io_set_fault(NULL);
+  assert_int_equal(resumed, RFR_IO);
   assert_string_equal(rfr_last_error()->slug, "file.space");
   rfr_ctx_destroy(ctx);
 }
