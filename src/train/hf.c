@@ -664,7 +664,8 @@ static const char *const file_names[RFI_HF_N_FILES] = {RFI_HF_FILES(FILE_NAME)};
 enum { KEPT_FILE_LIMIT = 256 << 20 };
 
 static rfr_status read_files(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out) {
-  static const char *const tokenizers[] = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"};
+  static const char *const tokenizers[] = {"tokenizer.json", "tokenizer.model", "vocab.json",
+                                           "vocab.txt",      "merges.txt",      "spiece.model"};
   for (int i = 0; i < RFI_HF_N_FILES; i++) {
     char *path = NULL, kind = 0;
     RFI_TRY(rfi_path_join(ctx, folder, file_names[i], &path));

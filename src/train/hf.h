@@ -36,11 +36,12 @@ void rfi_hf_sparse_step(rfr_model_config *c, int64_t step);
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model_config *c);
 
 /* The files that a checkpoint copies byte for byte from the folder that the run started from. */
-#define RFI_HF_FILES(X)                                                                                       \
-  X("generation_config.json")                                                                                 \
-  X("tokenizer.json")                                                                                         \
-  X("tokenizer_config.json") X("special_tokens_map.json") X("tokenizer.model") X("vocab.json") X("vocab.txt") \
-      X("merges.txt") X("added_tokens.json") X("chat_template.jinja") X("chat_template.json")
+#define RFI_HF_FILES(X)                                                                            \
+  X("generation_config.json")                                                                      \
+  X("tokenizer.json")                                                                              \
+  X("tokenizer_config.json")                                                                       \
+  X("special_tokens_map.json") X("tokenizer.model") X("vocab.json") X("vocab.txt") X("merges.txt") \
+      X("added_tokens.json") X("spiece.model") X("chat_template.jinja") X("chat_template.json")
 #define RFI_HF_FILE_ONE(name) +1
 enum { RFI_HF_N_FILES = RFI_HF_FILES(RFI_HF_FILE_ONE) };
 #undef RFI_HF_FILE_ONE

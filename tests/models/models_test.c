@@ -659,7 +659,8 @@ static void foreign_tokenizers(void **state) {
                {"{\"vocab_size\": 257}", NULL, "vocab_size 257"},
                {NULL, "tokenizer.json", "tokenizer.json"},
                {NULL, "tokenizer.model", "tokenizer.model"},
-               {NULL, "vocab.json", "vocab.json"}};
+               {NULL, "vocab.json", "vocab.json"},
+               {NULL, "merges.txt", "merges.txt"}};
   static const int programs[] = {RFR_RUN_TRAIN, RFR_RUN_EVALUATE, RFR_RUN_GENERATE};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     rfr_run *run;
