@@ -10,7 +10,7 @@ foreach(module refrain_onednn refrain_cuda)
   if(TARGET ${module})
     install(TARGETS ${module} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
     # Their libraries are those of the system; a path of the build machine does not belong into them.
-    set_target_properties(${module} PROPERTIES INSTALL_RPATH "")
+    set_target_properties(${module} PROPERTIES INSTALL_RPATH "" BUILD_WITH_INSTALL_RPATH ON)
   endif()
 endforeach()
 install(FILES LICENSE THIRD_PARTY.md README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
