@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "train/hf.h"
+#include "model/hf.h"
 
 static rfr_type type_of(const rfr_parameter *p) {
   rfr_type type = {.rank = p->rank};

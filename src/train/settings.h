@@ -12,7 +12,7 @@
 #include "base/base.h"
 #include "refrain/train.h"
 #include "train/config.h"
-#include "train/hf.h"
+#include "model/hf.h"
 #include "train/step_trace.h"
 
 typedef struct rfi_settings {

@@ -20,11 +20,11 @@
 #include "data/json_file.h"
 #include "data/safetensors.h"
 #include "train/events.h"
-#include "train/hf.h"
+#include "model/hf.h"
 #include "train/host.h"
 #include "train/run_programs.h"
 #include "train/state_json.h"
-#include "train/weights.h"
+#include "model/weights.h"
 
 typedef enum kind { WEIGHT, OPTIMIZER, OTHER } kind;
 

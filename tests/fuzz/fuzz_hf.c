@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 #include "fuzz.h"
-#include "train/hf.h"
+#include "model/hf.h"
 
 static bool read_model(const char *folder, rfr_model_config *c) {
   *c = rfr_model_config_default(RFR_MODEL_LLAMA);

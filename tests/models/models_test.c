@@ -17,9 +17,9 @@
 #include "refrain/train.h"
 #include "support/context.h"
 #include "support/folder.h"
-#include "train/hf.h"
+#include "model/hf.h"
 #include "train/step_trace.h"
-#include "train/weights.h"
+#include "model/weights.h"
 
 #define MODELS RFT_SOURCE_DIR "/tests/models/"
 

@@ -4,7 +4,7 @@
  * the headers of the shards say which tensors they contain, so that a stale index does no harm. A name in two shards is
  * an error.
  */
-#include "train/weights.h"
+#include "model/weights.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "data/file.h"
 #include "data/json_file.h"
 #include "data/safetensors.h"
-#include "train/hf.h"
+#include "model/hf.h"
 
 struct rfi_weights {
   rfr_ctx *ctx;

@@ -7,7 +7,7 @@
  * no special tokens; their ids are written as null, which never ends generation. A run from a folder keeps the folder's
  * ids (rfi_hf_notes).
  */
-#include "train/hf.h"
+#include "model/hf.h"
 
 #include <math.h>
 #include <stdio.h>
