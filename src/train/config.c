@@ -43,7 +43,7 @@ static void *value_of(rfi_config *c, int id) { return (char *)c + rows[id].offse
 
 const char *rfi_config_path(rfi_config_id id) { return rows[id].path; }
 
-bool rfi_config_resume_is_free(rfi_config_id id) { return rows[id].resume == RFI_RESUME_FREE; }
+bool rfi_config_resume_compares(rfi_config_id id) { return rows[id].resume != RFI_RESUME_FREE; }
 
 rfr_status rfr_config_key_at(int i, rfr_config_key *out) {
   RFI_TRY(rfi_check_handle(out, "rfr_config_key"));
