@@ -7,7 +7,7 @@
  * so that the values live for one product only. The codes have no gradient.
  *
  * Quantization rounds to the nearest number of the format; of two equally near ones the smaller is taken, as in
- * bitsandbytes' default kernels. A block of zeros has scale 0.
+ * bitsandbytes' CUDA kernels. A block of zeros has scale 0.
  */
 #include <math.h>
 #include <string.h>
@@ -62,11 +62,13 @@ static uint8_t nearest(const float *map, float x) {
   return (uint8_t)low;
 }
 
+/* The larger one; NaN where one is. */
+static float larger(float a, float b) { return a > b || isnan(a) ? a : b; }
+
 /* The largest magnitude; NaN where one element is NaN. */
 static float largest(const float *x, int64_t n) {
   float most = 0;
-  for (int64_t i = 0; i < n; i++)
-    if (!(fabsf(x[i]) <= most)) most = fabsf(x[i]);
+  for (int64_t i = 0; i < n; i++) most = larger(most, fabsf(x[i]));
   return most;
 }
 
@@ -133,8 +135,7 @@ static void encode_block(rfr_quant format, const rfi_quant_layout *l, const sour
   float most = 0;
   for (int64_t i = begin; i < end; i += CHUNK) {
     const int64_t n = end - i < CHUNK ? end - i : CHUNK;
-    const float part = largest(read_block(s, i, n, buffer), n);
-    if (!(part <= most)) most = part;
+    most = larger(most, largest(read_block(s, i, n, buffer), n));
   }
   scale[b] = most;
   for (int64_t i = begin; i < end; i += CHUNK) {
