@@ -175,6 +175,24 @@ rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int6
   return status;
 }
 
+void rfi_quant_decode(rfr_quant format, int rank, const int64_t *shape, const void *x, float *values) {
+  const rfi_quant_layout l = layout_of(format, rank, shape);
+  const uint8_t *codes = x;
+  const float *factor = (const float *)(const void *)(codes + l.nested_at);
+  for (int64_t i = 0; i < l.n; i++) {
+    const int64_t b = i / l.block;
+    if (format == RFR_QUANT_NF4) {
+      const volatile float product = dynamic_signed[codes[l.scales_at + b]] * factor[b / RFI_NESTED];
+      const float scale = product + factor[(l.scales + RFI_NESTED - 1) / RFI_NESTED];
+      values[i] = nf4[i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4] * scale;
+      continue;
+    }
+    const float scale = ((const float *)(const void *)(codes + l.scales_at))[b];
+    if (format == RFR_QUANT_INT8) values[i] = (float)(int8_t)codes[i] * scale * RFI_INT8_STEP;
+    else values[i] = (format == RFR_QUANT_DYNAMIC8 ? dynamic_signed : dynamic_unsigned)[codes[i]] * scale;
+  }
+}
+
 /* ---- the op ---- */
 
 rfr_status rfi_infer_dequantize(const rfi_infer *c) {

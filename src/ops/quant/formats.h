@@ -52,4 +52,9 @@ static inline rfi_quant_layout rfi_quant_layout_of(rfr_quant format, int64_t n, 
   return l;
 }
 
+#ifndef __cplusplus
+/* The numbers of a quantized tensor as f32, on the host; x at a multiple of 4. */
+void rfi_quant_decode(rfr_quant format, int rank, const int64_t *shape, const void *x, float *values);
+#endif
+
 #endif
