@@ -95,6 +95,7 @@ typedef struct rfr_model_config {
   int64_t longest;            /* rows of the longest document, for counting work; 0: max_positions */
   rfr_dtype dtype;            /* of parameters and activations: f32, bf16 or f16 */
   const rfr_adapter *adapter; /* of this model; NULL: none. The caller keeps it while the description is used. */
+  rfr_quant base_format;      /* storage of the linear weights of blocks, experts' too, which are frozen then */
 } rfr_model_config;
 
 /* A small byte model of the type: vocab 256, C 256, L 4, H 4. */
@@ -122,6 +123,7 @@ typedef struct rfr_parameter {
   int64_t shape[3];
   rfr_init_kind init;
   double std;
+  rfr_quant format; /* RFR_QUANT_NONE: stored in the model's dtype; else as u8 (rfr_quant_bytes) */
 } rfr_parameter;
 
 /* The number of parameters (tensors) of a checked model, and the i-th: those of the model in the order of the forward

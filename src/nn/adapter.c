@@ -19,18 +19,9 @@
 #include "base/base.h"
 #include "trace/trace.h"
 
+/* Experts are not targets. */
 static bool is_linear(rfi_param_kind kind) {
-  switch (kind) {
-    case RFI_PARAM_QKV:
-    case RFI_PARAM_Q:
-    case RFI_PARAM_K:
-    case RFI_PARAM_V:
-    case RFI_PARAM_O:
-    case RFI_PARAM_GATE:
-    case RFI_PARAM_UP:
-    case RFI_PARAM_DOWN: return true;
-    default: return false;
-  }
+  return rfi_is_linear(kind) && kind != RFI_PARAM_EXPERT_UP && kind != RFI_PARAM_EXPERT_DOWN;
 }
 
 void rfi_module_name(const char *parameter, char out[96]) {
@@ -295,7 +286,7 @@ rfr_value rfi_adapter_linear(rfr_trace *t, const rfr_model_config *c, const rfr_
                              rfr_value x, rfr_value bias, rfr_value step, rfr_dtype to) {
   const rfr_adapter *a = c->adapter;
   const rfi_adapter_target *target = rfi_adapter_find(a, weight);
-  const rfr_value w = parameters[weight];
+  const rfr_value w = rfi_parameter_values(t, c, parameters, weight);
   const bool swapped = is_swapped(c, weight);
   if (!target) return rfr_matmul(t, x, w, bias, 0, !swapped, to);
   const bool drops = a->dropout > 0.0 && step != RFR_NONE;

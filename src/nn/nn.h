@@ -78,8 +78,12 @@ rfi_param_kind rfi_parameter_kind(const rfr_model_config *c, int i);
 /* Elements of all parameters. The sizes must be within their own limits. */
 double rfi_model_elements(const rfr_model_config *c);
 
-/* Declares the i-th parameter as an input of the trace. */
+/* Declares the i-th parameter as an input of the trace; a quantized one is frozen. */
 rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role);
+/* The values of the i-th parameter: the parameter, or its dequantized values. */
+rfr_value rfi_parameter_values(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int i);
+/* A linear weight of a block, the experts' included. */
+bool rfi_is_linear(rfi_param_kind kind);
 
 /* The state of recording one forward pass. */
 typedef struct rfi_nn {

@@ -235,6 +235,22 @@ static const row *find_row(const rfr_model_config *c, int i, int64_t *of_layer) 
   return NULL;
 }
 
+bool rfi_is_linear(rfi_param_kind kind) {
+  switch (kind) {
+    case RFI_PARAM_QKV:
+    case RFI_PARAM_Q:
+    case RFI_PARAM_K:
+    case RFI_PARAM_V:
+    case RFI_PARAM_O:
+    case RFI_PARAM_GATE:
+    case RFI_PARAM_UP:
+    case RFI_PARAM_DOWN:
+    case RFI_PARAM_EXPERT_UP:
+    case RFI_PARAM_EXPERT_DOWN: return true;
+    default: return false;
+  }
+}
+
 rfi_param_kind rfi_parameter_kind(const rfr_model_config *c, int i) {
   int64_t layer;
   return find_row(c, i, &layer)->kind;
@@ -248,5 +264,6 @@ rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *
   if (i >= base) return rfi_adapter_parameter(c, i, out);
   const row *r = find_row(c, i, &layer);
   describe(c, r, layer, out);
+  if (rfi_is_linear(r->kind)) out->format = c->base_format;
   return RFR_OK;
 }

@@ -83,10 +83,11 @@ static bool operand(reader *r, rft_operand *o) {
       break;
     case 'F': o->type.dtype = RFR_F32; break;
     case 'e': o->type.dtype = RFR_E4M3; break;
+    case 'b': o->type.dtype = RFR_U8; break;
     case 'D': o->type.dtype = RFR_F64; break;
     case 'i': o->type.dtype = RFR_I32; break;
     case 'I': o->type.dtype = RFR_I64; break;
-    default: return fail(r, "an operand starts with one of f F e D i I _");
+    default: return fail(r, "an operand starts with one of f F e D i I b _");
   }
   if (!dims(r, &o->type.rank, o->type.shape)) return false;
   bool is_float = strchr("fFeD", o->kind);
