@@ -356,10 +356,15 @@ RFR_API rfr_value rfr_text_read_at(rfr_trace *t, rfr_source at, rfr_value text, 
 /* The next version of cache (capacity,Hk,D), with the rows of x (rows,Hk,D) that are taken at their positions. */
 RFR_API rfr_value rfr_cache_write_at(rfr_trace *t, rfr_source at, rfr_value cache, rfr_value x, rfr_value cursor);
 /* The next version of text. If the last known token is taken, the next one is drawn from logits (1,V): a function of
- * seed and position, dropped tokens included. temperature f64 (1), 0: the most probable; top_k i64 (1), 0: all; top_p
- * f64 (1). */
+ * seed and position, dropped tokens included. sampling f64 (5):
+ *   temperature         0: the most probable token
+ *   top_k               only the k most probable tokens; 0: all
+ *   top_p               only the most probable tokens until their probabilities add up to top_p; 1: all
+ *   min_p               only tokens with at least min_p times the probability of the most probable one; 0: all
+ *   repetition_penalty  first of all, the logits of the tokens in text are divided by it where they are positive and
+ *                       multiplied by it where they are negative (Keskar et al., arXiv 1909.05858); 1 or 0: none */
 RFR_API rfr_value rfr_text_append_at(rfr_trace *t, rfr_source at, rfr_value text, rfr_value logits, rfr_value cursor,
-                                     rfr_value temperature, rfr_value top_k, rfr_value top_p, int64_t rows);
+                                     rfr_value sampling, int64_t rows);
 /* The next version of the cursor: the tokens taken are cached, and a drawn token is known. */
 RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor, rfr_value text, int64_t rows);
 
@@ -438,8 +443,8 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
 #define rfr_text_read(t, text, cursor, rows, positions, last) \
   rfr_text_read_at(t, RFR_HERE, text, cursor, rows, positions, last)
 #define rfr_cache_write(t, cache, x, cursor) rfr_cache_write_at(t, RFR_HERE, cache, x, cursor)
-#define rfr_text_append(t, text, logits, cursor, temperature, top_k, top_p, rows) \
-  rfr_text_append_at(t, RFR_HERE, text, logits, cursor, temperature, top_k, top_p, rows)
+#define rfr_text_append(t, text, logits, cursor, sampling, rows) \
+  rfr_text_append_at(t, RFR_HERE, text, logits, cursor, sampling, rows)
 #define rfr_text_end(t, cursor, text, rows) rfr_text_end_at(t, RFR_HERE, cursor, text, rows)
 
 #ifdef __cplusplus
