@@ -10,10 +10,12 @@
  */
 #include "data/dataset.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "core/rng.h"
 
@@ -55,7 +57,16 @@ typedef struct text_dataset {
 
 /* ---- files ---- */
 
+static rfr_status check_root(const char *root) {
+  struct stat st;
+  if (*root && stat(root, &st) != 0)
+    return rfi_fail(RFI_E_FILE_OPEN, "data.root: %s: %s", root, strerror(errno));
+  if (*root && !S_ISDIR(st.st_mode)) return rfi_fail(RFI_E_FILE_OPEN, "data.root: %s is not a folder", root);
+  return RFR_OK;
+}
+
 rfr_status rfi_find_files(const char *root, const char *const *patterns, int n, rfi_paths *paths) {
+  RFI_TRY(check_root(root));
   for (int i = 0; i < n; i++) {
     int before = paths->n;
     RFI_TRY(rfi_glob(root, patterns[i], paths));
