@@ -88,6 +88,7 @@ typedef struct cli {
   const char *kind, *order, *layers, *file, *costs;
   int64_t stages, microbatches, chunks, group;
   bool communication;
+  rfr_ctx_options context; /* of ctx */
   rfr_ctx *ctx;
   struct progress *progress; /* NULL: none is shown */
 } cli;

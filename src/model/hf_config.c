@@ -238,7 +238,7 @@ static bool is_known(const char *key) {
   return found;
 }
 
-/* Adds the unknown field names of an object to the list; nonzero when out of memory. `known_names`: NULL for the fields of
+/* Adds the unknown field names of an object to the list; nonzero when out of memory. `known_names`: NULL for fields of
  * config.json itself. */
 static int add_unknown(json_t *list, const json_t *o, const char *prefix, const char *known_names) {
   const char *key;

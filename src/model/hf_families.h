@@ -42,7 +42,7 @@ extern const char rfi_hf_rope_fields[];
 
 /* Refuses a field of `o` that changes the mathematics, unless `fields` has its name or the value changes nothing. */
 rfr_status rfi_hf_refuse(const json_t *o, const char *file, const char *fields);
-/* Appends the names of fields that no family reads and that are not known to be harmless. Nonzero when out of memory. */
+/* Appends the names of fields that no family reads and that may change results. Nonzero when out of memory. */
 int rfi_hf_unknown_fields(const json_t *o, json_t *list);
 /* "float32", "bfloat16" or "float16" */
 const char *rfi_hf_dtype_name(rfr_dtype dtype);
