@@ -159,6 +159,10 @@ typedef struct rfr_rope_scaling {
 /* Rotary embedding of x (T,H,D), D even: pairs (d, d + D/2). positions i32 (T). scaling: NULL for none. */
 RFR_API rfr_value rfr_rope_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value positions, double theta,
                               const rfr_rope_scaling *scaling);
+/* Rotary embedding with n given frequencies, radians per position, 1 to D/2: pairs (d, d + n) of the first 2n columns
+ * of x (T,H,D) are rotated and multiplied by `scale`, the other columns are copied. The trace copies the frequencies. */
+RFR_API rfr_value rfr_rope_table_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value positions,
+                                    const double *frequency, int n, double scale);
 /* y = (x - mean) / sqrt(var + eps) * w + b over the last dimension, C; w (C), b (C) or RFR_NONE. */
 RFR_API rfr_value rfr_layernorm_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value b, double eps);
 /* y = x / sqrt(mean(x^2) + eps) * w over the last dimension, C; w (C). */
@@ -391,6 +395,8 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
 #define rfr_embedding(t, table, ids) rfr_embedding_at(t, RFR_HERE, table, ids)
 #define rfr_positions(t, offsets, tokens) rfr_positions_at(t, RFR_HERE, offsets, tokens)
 #define rfr_rope(t, x, positions, theta, scaling) rfr_rope_at(t, RFR_HERE, x, positions, theta, scaling)
+#define rfr_rope_table(t, x, positions, frequency, n, scale) \
+  rfr_rope_table_at(t, RFR_HERE, x, positions, frequency, n, scale)
 #define rfr_layernorm(t, x, w, b, eps) rfr_layernorm_at(t, RFR_HERE, x, w, b, eps)
 #define rfr_rmsnorm(t, x, w, eps) rfr_rmsnorm_at(t, RFR_HERE, x, w, eps)
 #define rfr_attention(t, q, k, v, offsets, options) rfr_attention_at(t, RFR_HERE, q, k, v, offsets, options)
