@@ -16,6 +16,7 @@
 #include "base/base.h"
 #include "data/file.h"
 #include "data/json_file.h"
+#include "model/gguf_model.h"
 #include "nn/nn.h"
 
 /* Number of layers without a sliding window. */
@@ -526,15 +527,31 @@ static rfr_status refuse_run(rfr_ctx *ctx, const char *folder, const char *confi
   return s;
 }
 
+/* config.json of a folder, or what the metadata of a GGUF file say. *path, also on error: the file; *gguf, if it is not
+ * NULL: that file, open, or NULL. */
+static rfr_status load_config(rfr_ctx *ctx, const char *model, char **path, rfi_gguf **gguf, json_t **o) {
+  rfi_gguf *g = NULL;
+  bool is_gguf;
+  RFI_TRY(rfi_gguf_is(ctx, model, &is_gguf));
+  RFI_TRY(is_gguf ? rfi_path_join(ctx, "", model, path) : rfi_path_join(ctx, model, "config.json", path));
+  if (!is_gguf) {
+    RFI_TRY(refuse_run(ctx, model, *path));
+    return rfi_json_load(ctx, *path, o);
+  }
+  RFI_TRY(rfi_gguf_open(ctx, model, &g));
+  const rfr_status s = rfi_gguf_config(ctx, g, o);
+  if (gguf) *gguf = g;
+  else rfi_gguf_close(g);
+  return s;
+}
+
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model_config *c) {
   rfr_status s;
   char *path = NULL;
   json_t *o = NULL;
   const char *type = "";
   const rfr_dtype dtype = c->dtype;
-  RFI_TRY(rfi_path_join(ctx, folder, "config.json", &path));
-  RFI_GOTO(refuse_run(ctx, folder, path));
-  RFI_GOTO(rfi_json_load(ctx, path, &o));
+  RFI_GOTO(load_config(ctx, folder, &path, NULL, &o));
   RFI_GOTO(rfi_json_get_string(o, path, "model_type", true, &type));
   static const struct {
     const char *name;
@@ -684,9 +701,9 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
   rfr_status s;
   char *path = NULL;
   json_t *o = NULL;
+  rfi_gguf *gguf = NULL;
   *out = (rfi_hf_notes){.ctx = ctx};
-  RFI_GOTO(rfi_path_join(ctx, folder, "config.json", &path));
-  RFI_GOTO(rfi_json_load(ctx, path, &o));
+  RFI_GOTO(load_config(ctx, folder, &path, &gguf, &o));
   out->dtype = dtype_of(o);
   out->ids = ids_of(o);
   out->unused_loss = unused_loss_of(o);
@@ -699,8 +716,10 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
                          sizeof known_of_rope / sizeof known_of_rope[0]);
   }
   if (wrong || !out->ids || !out->unused_loss || !out->unknown) RFI_GOTO(rfi_fail(RFI_E_NO_MEMORY, "reading %s", path));
-  RFI_GOTO(read_files(ctx, folder, out));
+  if (!gguf) RFI_GOTO(read_files(ctx, folder, out));
+  else if (rfi_gguf_key(gguf, "tokenizer.ggml.tokens")) out->tokenizer = "tokenizer.ggml.tokens";
 fail:
+  rfi_gguf_close(gguf);
   if (s != RFR_OK) rfi_hf_notes_deinit(out);
   json_decref(o);
   rfi_free(ctx, path);
