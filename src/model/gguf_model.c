@@ -176,31 +176,36 @@ static double llama3_factor(double inverse_frequency, double factor, double low,
 }
 
 /* The converter stores the frequency factors of Llama 3 as a tensor and drops the four numbers that they come from.
- * All published models have low 1, high 4 and an original length of 8192; the largest factor is `factor`. */
+ * The largest factor is `factor`; low 1 and high 4 are those of all published models, up to a common multiple of them
+ * and the original length, which is a power of two. Lengths that give the same factors give the same model. */
 static rfr_status read_rope_factors(rfr_ctx *ctx, rfi_gguf *g, const rfi_gguf_tensor *t, json_t *o) {
-  enum { LOW = 1, HIGH = 4, ORIGINAL = 8192, MOST = 4096 };
+  enum { LOW = 1, HIGH = 4, FIRST_LENGTH = 16, LAST_LENGTH = 1 << 24, MOST = 1 << 16 };
   const int64_t n = integer_of(o, "head_dim") / 2;
   const double theta = json_number_value(json_object_get(o, "rope_theta"));
   double factor = 1.0;
   float *x;
-  if (t->elements != n || t->rank != 1 || n > MOST || !t->format->decode)
+  if (t->elements != n || t->rank != 1 || n > MOST)
     return FAIL("%s does not have head_dim / 2 = %" PRId64 " elements", t->name, n);
   RFI_TRY(RFI_ALLOC(ctx, (size_t)n * sizeof *x, &x));
   rfr_status s = rfi_gguf_read(g, t, 0, 1, 0, RFR_F32, x);
-  bool same = true;
   for (int64_t i = 0; s == RFR_OK && i < n; i++) factor = (double)x[i] > factor ? (double)x[i] : factor;
-  for (int64_t i = 0; s == RFR_OK && same && i < n; i++) {
-    const double wanted = llama3_factor(pow(theta, (double)i / (double)n), factor, LOW, HIGH, ORIGINAL);
-    same = fabs((double)x[i] - wanted) <= 1e-4 * wanted;
+  int length = FIRST_LENGTH;
+  for (bool same = false; s == RFR_OK && !same; length *= same ? 1 : 2) {
+    if (length == LAST_LENGTH || !isfinite(factor))
+      s = FAIL("%s does not have the factors of Llama 3's RoPE scaling, which are supported", t->name);
+    same = true;
+    for (int64_t i = 0; same && i < n; i++) {
+      const double wanted = llama3_factor(pow(theta, (double)i / (double)n), factor, LOW, HIGH, length);
+      same = fabs((double)x[i] - wanted) <= 1e-4 * wanted;
+    }
   }
   rfi_free(ctx, x);
   RFI_TRY(s);
-  if (!same) return FAIL("%s does not have the factors of Llama 3's RoPE scaling, which are supported", t->name);
   if (factor == 1.0) return RFR_OK;
   return rfi_json_set(o, "rope_scaling",
                       json_pack("{s:s, s:o, s:f, s:f, s:i}", "rope_type", "llama3", "factor", number(factor),
                                 "low_freq_factor", (double)LOW, "high_freq_factor", (double)HIGH,
-                                "original_max_position_embeddings", (int)ORIGINAL));
+                                "original_max_position_embeddings", length));
 }
 
 static rfr_status read_rope(rfr_ctx *ctx, rfi_gguf *g, const architecture *a, json_t *o) {
