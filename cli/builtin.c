@@ -67,7 +67,7 @@ rfr_status cli_open_timed(cli *c, const cli_builtin *b, rfr_run **out) {
   o.programs = RFR_RUN_TRAIN;
   if (c->dtype) {
     snprintf(dtype, sizeof dtype, "precision.dtype=%s", c->dtype);
-    c->sets[c->n_sets] = dtype; /* fits: there is an entry for each argument, and --dtype takes two */
+    c->sets.items[c->sets.n] = dtype; /* fits: there is an entry for each argument, and --dtype takes two */
     o.n_overrides++;
   }
   return rfr_run_open(c->ctx, b->config, NULL, &o, out);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The program: one table of commands and one table of options (options.c), one file per command. Help, man pages and
- * shell completion are made from these tables. A command parses nothing and maps no status to an exit code; it calls
- * the public library and returns the status that it got.
+ * The program: a table of commands, each with its own options (commands.c), a parser (options.c), one file per command.
+ * Help, man pages and shell completion are made from the table. A command parses nothing and maps no status to an exit
+ * code; it calls the public library and returns the status that it got.
  */
 #ifndef CLI_H
 #define CLI_H
@@ -34,33 +34,44 @@ enum {
       CLI_COMMAND_COUNT
 };
 
-typedef struct cli_command {
-  const char *name;
-  const char *operands; /* as help prints them: "CONFIG|RUN", "[NAME]", "" */
-  int least, most;      /* how many */
-  const char *summary;  /* one line */
-  const char *details;  /* sentences */
-  const char *example;  /* a command line */
-} cli_command;
-const cli_command *cli_command_at(int i); /* NULL past the end */
-
+enum { CLI_FLAG, CLI_TEXT, CLI_INTEGER, CLI_NUMBER, CLI_LIST };
 typedef struct cli_option {
   const char *name, *argument; /* argument NULL: a flag */
-  const char *choices;         /* what the argument may be, separated by spaces; NULL: anything */
+  const char *choices;         /* the values that the argument may have, separated by spaces; NULL: any */
   int kind;
-  size_t offset;     /* of the field in struct cli */
-  unsigned commands; /* a bit for each command that takes it */
+  size_t offset; /* of the field in struct cli */
   const char *help;
 } cli_option;
-const cli_option *cli_option_at(int i); /* NULL past the end */
+
+typedef struct cli_command {
+  const char *name;
+  const char *operands;      /* as help prints them: "CONFIG|RUN", "[NAME]", "" */
+  int least, most;           /* number of operands */
+  const char *summary;       /* one line */
+  const char *details;       /* sentences */
+  const char *example;       /* a command line */
+  const cli_option *options; /* ends with a row without a name */
+} cli_command;
+const cli_command *cli_command_at(int i); /* NULL past the end */
+/* The i-th word that operands are written with and its meaning; NULL past the end. */
+const char *cli_operand_word(int i, const char **meaning);
+/* `word` is one of the words of "CONFIG|RUN" or "MODEL DATA...". */
+bool cli_has_operand(const cli_command *command, const char *word);
+
+/* Arguments of an option that may be given several times. */
+typedef struct cli_list {
+  const char **items;
+  int n;
+} cli_list;
 
 /* Values from the command line. */
 typedef struct cli {
-  int command; /* CLI_INDEX_..., -1: none */
-  const char *operand;
+  int command;           /* CLI_INDEX_..., -1: none */
+  const char **operands; /* in order */
+  int n_operands;
+  const char *operand; /* the first one; NULL: none */
   bool help, version, json, quiet;
-  const char **sets; /* --set, in order */
-  int n_sets;
+  cli_list sets; /* --set, in order */
   const char *out;
   char config[4200]; /* path of the configuration, or of the model's folder; "": none */
   bool is_model;     /* it is a model's folder */
@@ -77,6 +88,7 @@ typedef struct cli {
   const char *kind, *order, *layers, *file, *costs;
   int64_t stages, microbatches, chunks, group;
   bool communication;
+  rfr_ctx_options context; /* of ctx */
   rfr_ctx *ctx;
   struct progress *progress; /* NULL: none is shown */
 } cli;
@@ -93,9 +105,12 @@ void cli_print_error(const rfr_error *e);
 void cli_report(const cli *c, rfr_status status);
 /* Prints a warning on standard error, with --json as an object, with --quiet too. */
 void cli_warn(const cli *c, const char *message);
-/* Fills `c` from the arguments; the caller frees c->sets. */
+/* Fills `c` from the arguments; cli_deinit frees the lists. */
 rfr_status cli_parse(int argc, char **argv, cli *c);
+void cli_deinit(cli *c);
 void cli_print_help(FILE *f, int command); /* -1: of the program */
+/* The same as JSON: one command, or all of them. */
+void cli_print_help_json(FILE *f, int command);
 const char *cli_command_name(int command);
 
 #define CLI_DECLARE(name) rfr_status cli_##name(cli *c);
@@ -205,6 +220,30 @@ void json_double(json *j, const char *key, double value);
 /* A value that is JSON already. */
 void json_raw(json *j, const char *key, const char *value);
 void json_bool(json *j, const char *key, bool value);
+
+/* Settings that may need less memory. */
+typedef struct cli_setting {
+  const char *what, *set[6]; /* --set, up to a NULL */
+  int64_t bytes;             /* of its plan */
+  double extra_flops;        /* added by recomputing, as a ratio of the step's */
+} cli_setting;
+enum { CLI_FIT_SETTINGS = 8 };
+/* The bytes of a plan, and the bytes that it may have. */
+typedef struct cli_fit {
+  rfr_plan_summary plan;
+  rfr_memory memory; /* at the peak */
+  int64_t limit;     /* memory.budget, or the machine's memory; 0: no limit is known */
+  bool is_budget, fits;
+  cli_setting settings[CLI_FIT_SETTINGS]; /* if it does not fit: those that need less */
+  int n_settings;
+} cli_fit;
+/* Of one program of a run that was opened with the configuration `text`; plans it again with each setting. */
+rfr_status cli_fit_make(cli *c, const char *text, rfr_run *run, int which, cli_fit *out);
+/* The bytes by kind, whether they fit, and the settings. */
+void cli_fit_print(const cli_fit *fit, FILE *f);
+void cli_fit_json(const cli_fit *fit, json *j); /* as members of the open object */
+/* Prints the error of a plan that does not fit; returns RFR_NO_FIT. */
+rfr_status cli_fit_fail(const cli_fit *fit);
 
 /* Progress on standard error: at a terminal one line that is rewritten, else plain lines. */
 typedef struct progress {

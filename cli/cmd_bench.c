@@ -166,7 +166,7 @@ bool bench_is_other(const char *name) {
 
 /* Refuses options that the benchmarks to run do not use, and lists those that do. */
 static rfr_status check_options(const cli *c) {
-  const int given = (c->n_sets > 0) * SET | (c->dtype != NULL) * DTYPE | c->eager * EAGER | (c->steps > 0) * STEPS |
+  const int given = (c->sets.n > 0) * SET | (c->dtype != NULL) * DTYPE | c->eager * EAGER | (c->steps > 0) * STEPS |
                     (c->threads >= 0) * THREADS | (c->device != NULL) * DEVICE;
   static const char *const names[] = {"set", "dtype", "eager", "steps", "threads", "device"};
   char help[256] = "these use it:";

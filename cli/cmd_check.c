@@ -19,6 +19,8 @@ static rfr_status list_files(cli *c, const char *config) {
   o.on_event = warn;
   o.event_user = c;
   rfr_status s = rfr_run_open(c->ctx, config, NULL, &o, &run);
+  if (s == RFR_OK && !rfr_run_data_file(run, validation, 0))
+    s = cli_usage("set data.validation to a share, as 10%, or to files", "data.validation holds out no file");
   json j = {.f = stdout};
   if (s == RFR_OK && c->json) json_begin(&j, NULL, '{'), json_begin(&j, "files", '[');
   for (int64_t i = 0; s == RFR_OK; i++) {

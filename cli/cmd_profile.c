@@ -133,7 +133,7 @@ static rfr_status refuse(const char *name) {
 
 /* `small`: one layer, without a run. */
 static rfr_status profile_small(cli *c, op_times *t, rfr_dtype *dtype, rfr_programs **p) {
-  if (c->n_sets > 0) return cli_usage("give a configuration", "small has no configuration that --set could change");
+  if (c->sets.n > 0) return cli_usage("give a configuration", "small has no configuration that --set could change");
   const rfr_status s = bench_small_open(c, dtype, p);
   return s == RFR_OK ? op_times_take(NULL, *p, c->steps, t) : s;
 }

@@ -146,7 +146,9 @@ static rfr_status draw(const cli *c, const schedule_run *s) {
   if (f) schedule_run_svg(s, title, f);
   bool failed = !f || fflush(f) != 0 || ferror(f);
   if (f && f != stdout && fclose(f) != 0) failed = true;
-  return failed ? cli_cannot_write(c->svg) : RFR_OK;
+  if (failed) return cli_cannot_write(c->svg);
+  if (f != stdout) printf("%s written\n", c->svg);
+  return RFR_OK;
 }
 
 rfr_status cli_schedule(cli *c) {

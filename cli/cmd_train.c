@@ -220,6 +220,35 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   return s;
 }
 
+/* Prints the bytes of a step that does not fit, and settings that need less: a part of `refrain plan`. */
+static void print_no_fit(cli *c, const char *text, const char *folder) {
+  char *read = NULL;
+  rfr_run *run = NULL;
+  cli_fit fit;
+  c->resume = false;
+  rfr_status s = RFR_OK;
+  if (!text) {
+    snprintf(c->config, sizeof c->config, "%s/config.yaml", folder);
+    s = cli_read_file(c->config, &read);
+    text = read;
+  }
+  if (s == RFR_OK) s = cli_open_config(c, text, RFR_RUN_TRAIN, false, NULL, &run);
+  if (s == RFR_OK) s = cli_fit_make(c, text, run, RFR_RUN_TRAIN, &fit);
+  if (s == RFR_OK && c->json) {
+    json j = {.f = stdout};
+    json_begin(&j, NULL, '{');
+    json_int(&j, "planned_bytes", fit.plan.planned_bytes);
+    cli_fit_json(&fit, &j);
+    json_end(&j, '}');
+    putchar('\n');
+  } else if (s == RFR_OK) {
+    fprintf(stderr, "the step needs %lld bytes:\n", (long long)fit.plan.planned_bytes);
+    cli_fit_print(&fit, stderr);
+  }
+  rfr_run_close(run);
+  free(read);
+}
+
 rfr_status cli_train(cli *c) {
   char *text, folder[4200];
   rfr_run *run = NULL;
@@ -235,6 +264,7 @@ rfr_status cli_train(cli *c) {
   if (s == RFR_OK) s = train(c, run, &p, folder);
   progress_close_line(&p);
   cli_report(c, s);
+  if (s == RFR_NO_FIT && !run) print_no_fit(c, text, folder);
   rfr_run_close(run);
   c->progress = NULL;
   free(text);

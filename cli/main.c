@@ -64,6 +64,7 @@ static rfr_status run_command(cli *c) {
   if (o.device) o.device = device_of(c, o.device);
   o.log = log_warning;
   o.log_user = c;
+  c->context = o;
   rfr_status s = rfr_ctx_create(&o, &c->ctx);
   if (s == RFR_OK) s = table[c->command](c);
   cli_report(c, s);
@@ -95,11 +96,12 @@ int main(int argc, char **argv) {
   limit_spinning(argv);
   rfr_status s = cli_parse(argc, argv, &c);
   if (s == RFR_OK) {
-    if (c.version) printf("refrain %s\n", rfr_version());
+    if (c.version) printf(c.json ? "{\"version\": \"%s\"}\n" : "refrain %s\n", rfr_version());
+    else if (c.help && c.json) cli_print_help_json(stdout, c.command);
     else if (c.help) cli_print_help(stdout, c.command);
     else s = run_command(&c);
   }
-  free(c.sets);
+  cli_deinit(&c);
   const bool lost = fflush(stdout) != 0 || ferror(stdout) != 0; /* ferror: an earlier flush may have failed */
   if (lost && s == RFR_OK)
     s = cli_fail(RFR_IO, "check the pipe, or the free space of the file", "standard output cannot be written");

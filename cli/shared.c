@@ -87,42 +87,14 @@ cli_operand cli_operand_kind(cli *c) {
   return CLI_CONFIG;
 }
 
-/* The longest sequence that the model's config.json allows, or 512 if that is less. */
-static int default_sequence(const char *folder) {
-  static const char *const names[] = {"\"max_position_embeddings\"", "\"n_positions\""};
-  char path[PATH_MAX + 16];
-  static char text[1 << 16];
-  int sequence = 512;
-  snprintf(path, sizeof path, "%s/config.json", folder);
-  const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe without a writer must not hang */
-  FILE *f = fd >= 0 ? fdopen(fd, "rb") : NULL;
-  const size_t n_text = f ? fread(text, 1, sizeof text - 1, f) : 0;
-  text[n_text] = '\0';
-  if (f) fclose(f);
-  for (int i = 0; i < 2; i++) {
-    const char *at = strstr(text, names[i]);
-    at = at ? at + strlen(names[i]) : "";
-    const long n = strtol(at + strspn(at, " \t\r\n:"), NULL, 10);
-    if (n > 0 && n < sequence) sequence = (int)n;
-  }
-  return sequence;
-}
-
-/* A configuration for a model's folder: the keys that the folder does not determine. */
-static rfr_status config_of_model(cli *c, char **out) {
-  char folder[PATH_MAX], number[16];
-  const char *sequence = number;
-  static const char key[] = "data.sequence=";
+/* A configuration for a model's folder: the keys that the folder does not determine. Nothing trains on its file of
+ * data, which only has to match. */
+static rfr_status write_model_config(const char *folder, const char *sequence, char **out) {
+  char train[PATH_MAX + 16];
   size_t n = 0;
-  if (!realpath(c->operand, folder)) return cli_fail(RFR_IO, "check the path", "%s: %s", c->operand, strerror(errno));
-  snprintf(number, sizeof number, "%d", default_sequence(folder));
-  for (int i = 0; i < c->n_sets; i++)
-    if (strncmp(c->sets[i], key, sizeof key - 1) == 0) sequence = c->sets[i] + sizeof key - 1;
   FILE *f = open_memstream(out, &n);
   if (!f) return RFR_NO_MEMORY;
   json j = {.f = f};
-  char train[PATH_MAX + 16];
-  /* a pattern that matches: nothing trains on it */
   snprintf(train, sizeof train, is_gguf(folder) ? "%s" : "%s/config.json", folder);
   fputs("refrain: 1\nmodel: ", f);
   json_text(&j, NULL, folder);
@@ -132,6 +104,42 @@ static rfr_status config_of_model(cli *c, char **out) {
   fprintf(f, "], sequence: %s}\nbatch: {tokens: %s, microbatch: 1}\noptimizer: {lr: 1e-5}\nrun: {steps: 1}\n", sequence,
           sequence);
   return fclose(f) == 0 ? RFR_OK : RFR_NO_MEMORY;
+}
+
+/* The model's longest sequence, or 512 if that is less. */
+static rfr_status default_sequence(cli *c, const char *folder, int64_t *out) {
+  enum { MOST = 512 };
+  char *text = NULL;
+  rfr_run *run = NULL;
+  rfr_run_info info;
+  rfr_status s = write_model_config(folder, "1", &text);
+  rfr_run_options o = rfr_run_options_default();
+  o.programs = 0;
+  o.plan_only = 1;
+  o.config_name = c->config;
+  if (s == RFR_OK) s = rfr_run_open(c->ctx, text, NULL, &o, &run);
+  if (s == RFR_OK) rfr_run_get_info(run, &info);
+  if (s == RFR_OK) *out = info.max_positions < MOST ? info.max_positions : MOST;
+  rfr_run_close(run);
+  free(text);
+  return s;
+}
+
+static rfr_status config_of_model(cli *c, char **out) {
+  char folder[PATH_MAX], number[24];
+  static const char key[] = "data.sequence=";
+  const char *sequence = NULL;
+  int64_t n;
+  if (!realpath(c->operand, folder)) return cli_fail(RFR_IO, "check the path", "%s: %s", c->operand, strerror(errno));
+  for (int i = 0; i < c->sets.n; i++)
+    if (strncmp(c->sets.items[i], key, sizeof key - 1) == 0) sequence = c->sets.items[i] + sizeof key - 1;
+  if (!sequence) {
+    const rfr_status s = default_sequence(c, folder, &n);
+    if (s != RFR_OK) return s;
+    snprintf(number, sizeof number, "%lld", (long long)n);
+    sequence = number;
+  }
+  return write_model_config(folder, sequence, out);
 }
 
 rfr_status cli_read_config(cli *c, char **out) {
@@ -166,8 +174,8 @@ rfr_run_options cli_run_options(cli *c) {
     snprintf(c->folder, sizeof c->folder, "%.*s", (int)(slash == c->config ? 1 : slash - c->config), c->config);
     o.config_folder = c->folder;
   }
-  o.overrides = c->sets;
-  o.n_overrides = c->n_sets;
+  o.overrides = c->sets.items;
+  o.n_overrides = c->sets.n;
   o.resume = c->resume;
   o.strict = c->strict;
   o.debug = c->debug;

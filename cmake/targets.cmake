@@ -73,7 +73,7 @@ if(RFR_CLI)
   set_target_properties(refrain_cli PROPERTIES OUTPUT_NAME refrain)
   add_dependencies(product refrain_cli)
   # Man pages and shell completion, from the program's own tables.
-  add_executable(make_man tools/make_man.c cli/options.c)
+  add_executable(make_man tools/make_man.c cli/commands.c)
   target_include_directories(make_man PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(make_man PRIVATE refrain)
   set(RFR_MAN ${PROJECT_BINARY_DIR}/made/completion/refrain)

@@ -42,7 +42,7 @@ foreach(source ${RFR_TEST_SOURCES})
   if(TARGET refrain_onednn)
     add_dependencies(${name} refrain_onednn)
   endif()
-  if(name STREQUAL "cli_test" AND TARGET refrain_cli)
+  if(name MATCHES "^cli_.*test$" AND TARGET refrain_cli)
     add_dependencies(${name} refrain_cli)
   endif()
   # With the thread sanitizer kernels run on one thread, so tests that only run or plan kernels can find no race.
@@ -55,7 +55,7 @@ foreach(source ${RFR_TEST_SOURCES})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${patience} ENVIRONMENT OMP_WAIT_POLICY=passive)
 endforeach()
 # The longest tests start first, so that the others fill the remaining time.
-foreach(name ops_test cli_test)
+foreach(name ops_test cli_test cli_plan_test cli_runs_test)
   if(TEST ${name})
     set_tests_properties(${name} PROPERTIES COST 1000)
   endif()
@@ -138,7 +138,7 @@ endif()
 # Generates the pages of docs/.
 add_executable(make_docs tools/make_docs.c tools/docs_limits.c tools/docs_shows.c tools/docs_schedules.c
                          cli/plan_svg.c cli/shared.c
-                         cli/options.c cli/frontier_table.c cli/schedule_table.c cli/schedule_svg.c)
+                         cli/commands.c cli/options.c cli/frontier_table.c cli/schedule_table.c cli/schedule_svg.c)
 target_include_directories(make_docs PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(make_docs PRIVATE refrain_inside)
 add_test(NAME docs_current COMMAND make_docs --check ${PROJECT_SOURCE_DIR}/docs)

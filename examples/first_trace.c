@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A first trace: fit y = x w to data by one captured step, replayed. Build with
-//   cc first_trace.c $(pkg-config --cflags --libs refrain)
+//   cc first_trace.c $(pkg-config --cflags --libs refrain) -Wl,-rpath,$(pkg-config --variable=libdir refrain)
 #include <refrain/refrain.h>
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Writes man pages and shell completion from the tables of commands and options in cli/options.c:
+ * Writes man pages and shell completion from the table of commands in cli/commands.c:
  *
  *   make_man FOLDER    FOLDER/man/refrain.1, FOLDER/man/refrain-COMMAND.1, FOLDER/completion/refrain (bash) and
  *                      FOLDER/completion/_refrain (zsh)
@@ -61,9 +61,17 @@ static void put_choices(FILE *f, const cli_option *o, const char *before) {
   }
 }
 
+static void put_operands(FILE *f, const cli_command *c) {
+  const char *meaning, *word;
+  for (int i = 0; (word = cli_operand_word(i, &meaning)); i++) {
+    if (!cli_has_operand(c, word)) continue;
+    fprintf(f, "\n.TP\n\\fI%s\\fR\n", word);
+    put_troff(f, meaning);
+  }
+}
+
 static bool put_command_page(const char *folder, int command) {
   const cli_command *c = cli_command_at(command);
-  const cli_option *o;
   char name[64], file[80];
   snprintf(name, sizeof name, "refrain-%s", c->name);
   snprintf(file, sizeof file, "man/%s.1", name);
@@ -74,9 +82,9 @@ static bool put_command_page(const char *folder, int command) {
   put_troff(f, c->operands);
   fputs("\n[\\fIOPTIONS\\fR]\n.SH DESCRIPTION\n", f);
   put_troff(f, c->details);
+  put_operands(f, c);
   fputs("\n.SH OPTIONS\n", f);
-  for (int i = 0; (o = cli_option_at(i)); i++) {
-    if (!(o->commands >> command & 1)) continue;
+  for (const cli_option *o = c->options; o->name; o++) {
     fputs(".TP\n\\fB\\-\\-", f);
     put_troff(f, o->name);
     fputs("\\fR", f);
@@ -121,15 +129,16 @@ static bool put_main_page(const char *folder) {
 
 /* ---- completion ---- */
 
-static void put_bash_options(FILE *f, int command) {
-  const cli_option *o;
-  for (int i = 0; (o = cli_option_at(i)); i++)
-    if (o->commands >> command & 1) fprintf(f, "%s--%s", i > 0 ? " " : "", o->name);
+/* Words that complete the argument of an option: `case` rows of one command. */
+static void put_bash_choices(FILE *f, const cli_command *c) {
+  for (const cli_option *o = c->options; o->name; o++)
+    if (o->choices)
+      fprintf(f, "    %s:--%s) COMPREPLY=($(compgen -W \"%s\" -- \"$cur\")); return ;;\n", c->name, o->name,
+              o->choices + strspn(o->choices, " "));
 }
 
 static bool put_bash(const char *folder) {
   const cli_command *c;
-  const cli_option *o;
   FILE *f = create(folder, "completion/refrain");
   if (!f) return false;
   fputs("# SPDX-License-Identifier: Apache-2.0; made by tools/make_man.c\n# bash completion for refrain\n"
@@ -137,15 +146,12 @@ static bool put_bash(const char *folder) {
         "  COMPREPLY=()\n  if [ \"$COMP_CWORD\" = 1 ] || [ \"$prev\" = help ]; then\n    COMPREPLY=($(compgen -W \"",
         f);
   for (int i = 0; (c = cli_command_at(i)); i++) fprintf(f, "%s ", c->name);
-  fputs("help --help --version\" -- \"$cur\"))\n    return\n  fi\n  case $prev in\n", f);
-  for (int i = 0; (o = cli_option_at(i)); i++)
-    if (o->choices)
-      fprintf(f, "    --%s) COMPREPLY=($(compgen -W \"%s\" -- \"$cur\")); return ;;\n", o->name,
-              o->choices + strspn(o->choices, " "));
+  fputs("help --help --version\" -- \"$cur\"))\n    return\n  fi\n  case ${COMP_WORDS[1]}:$prev in\n", f);
+  for (int i = 0; (c = cli_command_at(i)); i++) put_bash_choices(f, c);
   fputs("  esac\n  case ${COMP_WORDS[1]} in\n", f);
   for (int i = 0; (c = cli_command_at(i)); i++) {
     fprintf(f, "    %s) options=\"", c->name);
-    put_bash_options(f, i);
+    for (const cli_option *o = c->options; o->name; o++) fprintf(f, "%s--%s", o == c->options ? "" : " ", o->name);
     fputs("\" ;;\n", f);
   }
   fputs("  esac\n  if [[ $cur == -* ]]; then\n    COMPREPLY=($(compgen -W \"$options\" -- \"$cur\"))\n"
@@ -166,7 +172,6 @@ static void put_zsh(FILE *f, const char *text) {
 
 static bool put_zsh_file(const char *folder) {
   const cli_command *c;
-  const cli_option *o;
   FILE *f = create(folder, "completion/_refrain");
   if (!f) return false;
   fputs("#compdef refrain\n# SPDX-License-Identifier: Apache-2.0; made by tools/make_man.c\n"
@@ -183,9 +188,8 @@ static bool put_zsh_file(const char *folder) {
         f);
   for (int i = 0; (c = cli_command_at(i)); i++) {
     fprintf(f, "    %s) _arguments", c->name);
-    for (int k = 0; (o = cli_option_at(k)); k++) {
-      if (!(o->commands >> i & 1)) continue;
-      fprintf(f, " \\\n      '%s--%s[", strcmp(o->name, "set") == 0 ? "*" : "", o->name);
+    for (const cli_option *o = c->options; o->name; o++) {
+      fprintf(f, " \\\n      '%s--%s[", o->kind == CLI_LIST ? "*" : "", o->name);
       put_zsh(f, o->help);
       fputc(']', f);
       const bool is_path = o->argument && (strcmp(o->argument, "FILE") == 0 || strcmp(o->argument, "FOLDER") == 0);

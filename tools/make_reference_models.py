@@ -72,6 +72,24 @@ def models():
     yield "qwen3-mixed", lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
         head_dim=10, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=False,
         mlp_only_layers=[1], **dict(LLAMA, num_hidden_layers=3))), {}
+    # Windows in the first and the third layer, with their own RoPE base; the second has the scaling.
+    yield "gemma3", lambda: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**dict(
+        LLAMA, num_hidden_layers=3, head_dim=10, query_pre_attn_scalar=12, sliding_window=7, pad_token_id=None,
+        final_logit_softcapping=2.0, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=5000.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=300.0))))), {}
+    yield "olmo2", lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(
+        attention_bias=True, pad_token_id=None, **LLAMA)), {}
+    # The second layer without RoPE; in the other folder the first, with a window. A bias of k
+    # has no gradient without RoPE.
+    yield "smollm3", lambda: transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(
+        no_rope_layer_interval=2, pad_token_id=None, rope_parameters=dict(rope_theta=700.0), **LLAMA)), {}
+    yield "smollm3-window", lambda: transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(
+        no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=6, mlp_bias=True,
+        tie_word_embeddings=False, pad_token_id=None, **LLAMA)), {}
+    yield "granite", lambda: transformers.GraniteForCausalLM(transformers.GraniteConfig(
+        attention_multiplier=0.9, embedding_multiplier=3.0, residual_multiplier=0.7, logits_scaling=0.6,
+        attention_bias=True, mlp_bias=True, **LLAMA)), {}
 
 
 def qwen3():

@@ -4,7 +4,7 @@
 
     peers_gpu.py [SECTION...] [--refrain PROGRAM] [--limit SECONDS] [--only WORD] [--out FILE]
 
-Sections: env small gpt2 llama kernels grouped moe lora; default: the first four. Each variant of a section is a
+Sections: env small gpt2 llama kernels grouped moe lora lora-32 moe-lora; default: the first four. Each variant of a section is a
 separate process, so that it does not inherit another's caches, allocator or compiler state. No variant starts after
 --limit seconds (280), and the table reports those left out; --only selects variants whose name contains WORD.
 
@@ -434,35 +434,67 @@ def of_transformers(name, config, fig, B, T, compiled, prepare=lambda m: m, mast
 
 
 def lora(variant):
-    """transformers and peft: 8 layers of Llama 3 8B's shapes, rank 16 on all GEMMs, bf16."""
+    """transformers and peft: Llama 3 8B's shapes, 8 layers or 32, rank 16 on all GEMMs, bf16. liger: with the fused
+    kernels of the package liger-kernel, each layer compiled."""
     from peft import LoraConfig, get_peft_model
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from transformers import LlamaConfig
 
-    c = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=8,
-                    num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8192,
-                    attn_implementation="sdpa")
+    liger = "liger" in variant
+    if liger:
+        from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+        apply_liger_kernel_to_llama()
+    c = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336,
+                    num_hidden_layers=32 if "32 layers" in variant else 8, num_attention_heads=32,
+                    num_key_value_heads=8, max_position_embeddings=8192, attn_implementation="sdpa")
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
     def prepare(m):
+        m = get_peft_model(m, LoraConfig(r=16, lora_alpha=32, target_modules=names))
         if "recompute" in variant:
             m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             m.enable_input_require_grads()
-        return get_peft_model(m, LoraConfig(r=16, lora_alpha=32, target_modules=names))
+        if liger:
+            for layer in m.base_model.model.model.layers:
+                layer.compile()
+        return m.train()
 
-    of_transformers("LlamaForCausalLM", c, f"lora: {variant}", 4, 2048, "whole" if "compile" in variant else "",
-                    prepare)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        of_transformers("LlamaForCausalLM", c, f"lora: {variant}", 4, 2048, "whole" if variant == "compile" else "",
+                        prepare)
+
+
+def moe_lora(variant):
+    """transformers and peft: the model of `moe` with LoRA of rank 16 on attention and, by target_parameters, experts."""
+    from peft import LoraConfig, get_peft_model
+
+    def prepare(m):
+        m = get_peft_model(m, LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+                                         target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]))
+        if "layers" in variant:
+            for layer in m.base_model.model.model.layers:
+                layer.compile()
+        return m.train()
+
+    of_transformers("Qwen3MoeForCausalLM", qwen3_moe(), f"moe-lora: {variant}", 4, 4096, "", prepare)
+
+
+def qwen3_moe():
+    """4 layers of Qwen3 30B-A3B's shapes."""
+    from transformers import Qwen3MoeConfig
+
+    return Qwen3MoeConfig(vocab_size=32000, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
+                          num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
+                          num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, attn_implementation="sdpa",
+                          experts_implementation="grouped_mm")
 
 
 def moe(variant):
-    """transformers: 4 layers of Qwen3 30B-A3B's shapes in bf16; optimizer in bf16 or f32."""
-    from transformers import Qwen3MoeConfig
-
-    c = Qwen3MoeConfig(vocab_size=32000, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
-                       num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
-                       num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, attn_implementation="sdpa",
-                       experts_implementation="grouped_mm")
+    """transformers: the model of qwen3_moe in bf16; optimizer in bf16 or f32."""
     compiled = "layers" if "layers" in variant else "whole" if "compiled" in variant else ""
-    of_transformers("Qwen3MoeForCausalLM", c, f"moe: {variant}", 4, 4096, compiled, master="f32 optimizer" in variant)
+    of_transformers("Qwen3MoeForCausalLM", qwen3_moe(), f"moe: {variant}", 4, 4096, compiled,
+                    master="f32 optimizer" in variant)
 
 
 # ---- ours ----
@@ -523,7 +555,9 @@ SECTIONS = {
     "grouped": (grouped, ["grouped"]),
     "moe": (moe, ["grouped_mm", "grouped_mm, layers compiled", "grouped_mm, layers compiled, f32 optimizer",
                   "grouped_mm, compiled", "grouped_mm, compiled, f32 optimizer"]),
-    "lora": (lora, ["eager", "eager, recompute", "compile", "compile, recompute"]),
+    "lora": (lora, ["liger, layers compiled", "liger, layers compiled, recompute", "compile", "eager"]),
+    "lora-32": (lora, ["liger, layers compiled, 32 layers"]),
+    "moe-lora": (moe_lora, ["grouped_mm, layers compiled", "grouped_mm"]),
 }
 
 

@@ -19,7 +19,8 @@
  *   rfr_output(t, "logits", rfr_model_logits(t, &c, p, h, RFR_F32));
  *
  * Sources: Llama: Touvron et al., arXiv 2302.13971. GPT-2: Radford et al., 2019. Gemma: Gemma Team,
- * arXiv 2403.08295; Gemma 2: arXiv 2408.00118. Mixtral: Jiang et al., arXiv 2401.04088.
+ * arXiv 2403.08295; Gemma 2: arXiv 2408.00118; Gemma 3: arXiv 2503.19786. Mixtral: Jiang et al., arXiv 2401.04088.
+ * OLMo 2: OLMo Team, arXiv 2501.00656. The others: the transformers library, version 5.
  */
 #ifndef REFRAIN_NN_H
 #define REFRAIN_NN_H
@@ -30,9 +31,17 @@
 extern "C" {
 #endif
 
-/* Gemma is Llama with norms of scale 1 + w, embeddings times sqrt(C), a GELU gate and a tied head. Gemma 2 also has a
- * norm after each branch. "Llama" in the comments below means every type but GPT-2. */
-typedef enum rfr_model_type { RFR_MODEL_LLAMA, RFR_MODEL_GPT2, RFR_MODEL_GEMMA, RFR_MODEL_GEMMA2 } rfr_model_type;
+/* "Llama" in the comments below means every type but GPT-2. */
+typedef enum rfr_model_type {
+  RFR_MODEL_LLAMA,
+  RFR_MODEL_GPT2,
+  RFR_MODEL_GEMMA,   /* Llama with norms of scale 1 + w, embeddings times sqrt(C), a GELU gate and a tied head */
+  RFR_MODEL_GEMMA2,  /* Gemma with a norm before and after each branch, caps and windows */
+  RFR_MODEL_GEMMA3,  /* Gemma 2 with norms of q and k and a second RoPE base */
+  RFR_MODEL_OLMO2,   /* Llama with norms after the branches instead of before, and norms over all columns of q and k */
+  RFR_MODEL_SMOLLM3, /* Llama with layers without RoPE */
+  RFR_MODEL_GRANITE  /* Llama with multipliers */
+} rfr_model_type;
 
 enum { RFR_MAX_LAYERS = 4096 };
 
@@ -49,6 +58,8 @@ typedef struct rfr_model_config {
   int64_t max_positions;     /* longest document; GPT-2: rows of the position table */
   double norm_eps;
   double rope_theta; /* Llama */
+  double
+      local_theta; /* Gemma 3: rope_theta of the layers with a window, which have no scaling; 0: those of all layers */
   rfr_rope_scaling rope_scaling;
   double dropout;     /* after the embedding and before each residual addition */
   double init_std;    /* of weights; the last GEMM of each residual branch gets init_std / sqrt(2L) */
@@ -56,12 +67,17 @@ typedef struct rfr_model_config {
   int attention_bias; /* Llama: biases on q, k, v and o */
   int mlp_bias;       /* Llama: biases in the MLP */
   int qkv_bias;       /* Llama: biases on q, k and v only, as in Qwen2 */
-  int qk_norm;        /* Llama: RMSNorm of each head of q and k before RoPE, as in Qwen3 */
+  int qk_norm;        /* Llama: RMSNorm of q and k before RoPE: of each head, as in Qwen3; OLMo 2: of the row */
   int64_t window;     /* Llama: sliding window in rows, the row itself included; 0: none */
   uint64_t no_window[RFR_MAX_LAYERS / 64]; /* bit l % 64 of element l / 64: layer l has no window */
-  double attention_scalar;                 /* Gemma 2: scores are divided by its square root; 0: head_dim */
+  uint64_t no_rope[RFR_MAX_LAYERS / 64];   /* SmolLM3, in the same form: layers without RoPE */
+  double attention_scalar;                 /* Gemma 2 and 3: scores are divided by its square root; 0: head_dim */
   double attention_cap;                    /* Gemma 2: scores x become cap tanh(x / cap); 0: no cap */
-  double logit_cap;                        /* Gemma 2: the same for logits */
+  double logit_cap;                        /* Gemma 2 and 3: the same for logits */
+  double attention_multiplier;             /* Granite: factor of scores; 0: 1 / sqrt(head_dim) */
+  double embedding_multiplier;             /* Granite: factor of embeddings; 0: none */
+  double residual_multiplier;              /* Granite: factor of each branch; 0: none */
+  double logits_scaling;                   /* Granite: logits are divided by it; 0: none */
   /* Llama: number of experts that replace each MLP; 0: none. qk_norm gives Qwen3-MoE, qkv_bias Qwen2-MoE, neither gives
    * Mixtral. A token goes to the experts_per_token experts with the highest softmax of the router's logits. */
   int64_t experts;
@@ -85,10 +101,12 @@ RFR_API rfr_model_config rfr_model_config_default(rfr_model_type type);
 RFR_API rfr_status rfr_model_config_check(const rfr_model_config *c);
 /* 1 if attention of the layer has the window. */
 RFR_API int rfr_model_has_window(const rfr_model_config *c, int64_t layer);
+/* 1 if the layer has rotary embedding. */
+RFR_API int rfr_model_has_rope(const rfr_model_config *c, int64_t layer);
 /* 1 if the layer has experts instead of an MLP; and the number of such layers. */
 RFR_API int rfr_model_has_experts(const rfr_model_config *c, int64_t layer);
 RFR_API int64_t rfr_model_expert_layers(const rfr_model_config *c);
-/* "llama", "gpt2", "gemma", "gemma2" */
+/* "llama", "gpt2", "gemma", "gemma2", "gemma3", "olmo2", "smollm3", "granite" */
 RFR_API const char *rfr_model_type_name(rfr_model_type type);
 
 typedef enum rfr_init_kind { RFR_INIT_NORMAL, RFR_INIT_ZEROS, RFR_INIT_ONES } rfr_init_kind;

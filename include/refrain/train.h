@@ -187,6 +187,7 @@ typedef struct rfr_run_info {
   int64_t checkpoint_bytes;                /* of one checkpoint's tensors: weights and optimizer state */
   double time;                             /* run.time in seconds; 0: the run is given in steps */
   int steps_estimated;                     /* 1: run.time decides, and the last step is not known yet */
+  int64_t max_positions;                   /* longest sequence of the model, tokens */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
 

@@ -28,6 +28,9 @@ rfr_status rfi_fail(rfi_error error, const char *format, ...) __attribute__((for
  * if there is no file ("" or NULL). */
 rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+/* The same with a column of the line, from 1: "file:line:column: ". */
+rfr_status rfi_fail_at_column(rfi_error error, const char *file, int64_t line, int64_t column, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
 /* Sets the status of the current error to one chosen by other code; returns it. */
 rfr_status rfi_fail_status(rfr_status status);
 /* Prepends text to the current message, so that an outer function can add its context with its own separator ("layer3:

@@ -88,17 +88,35 @@ rfr_status rfi_fail(rfi_error error, const char *format, ...) {
   return set_error(error, "", 0, text, wanted);
 }
 
-rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const char *format, ...) {
+/* "file:line:column: " and the formatted text. */
+static rfr_status fail_at(rfi_error error, const char *file, int64_t line, int64_t column, const char *format,
+                          va_list args) {
   char text[MESSAGE_BYTES] = "";
   if (file == NULL) file = "";
   int wanted = 0;
-  if (*file && line > 0) wanted = rfi_snprintf(text, sizeof text, "%s:%lld: ", file, (long long)line);
+  if (*file && line > 0 && column > 0)
+    wanted = rfi_snprintf(text, sizeof text, "%s:%lld:%lld: ", file, (long long)line, (long long)column);
+  else if (*file && line > 0) wanted = rfi_snprintf(text, sizeof text, "%s:%lld: ", file, (long long)line);
   else if (*file) wanted = rfi_snprintf(text, sizeof text, "%s: ", file);
+  wanted = format_after(text, wanted < 0 ? 0 : wanted, format, args);
+  return set_error(error, file, line > 0 ? line : 0, text, wanted);
+}
+
+rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const char *format, ...) {
   va_list args;
   va_start(args, format);
-  wanted = format_after(text, wanted < 0 ? 0 : wanted, format, args);
+  const rfr_status s = fail_at(error, file, line, 0, format, args);
   va_end(args);
-  return set_error(error, file, line > 0 ? line : 0, text, wanted);
+  return s;
+}
+
+rfr_status rfi_fail_at_column(rfi_error error, const char *file, int64_t line, int64_t column, const char *format,
+                              ...) {
+  va_list args;
+  va_start(args, format);
+  const rfr_status s = fail_at(error, file, line, column, format, args);
+  va_end(args);
+  return s;
 }
 
 rfr_status rfi_fail_status(rfr_status status) { return last.error.status = status; }

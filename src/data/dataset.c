@@ -10,9 +10,11 @@
  */
 #include "data/dataset.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "core/rng.h"
 
@@ -49,6 +51,14 @@ struct rfi_dataset {
 };
 
 /* ---- files ---- */
+
+static rfr_status check_root(const char *root) {
+  struct stat st;
+  if (*root && stat(root, &st) != 0)
+    return rfi_fail(RFI_E_FILE_OPEN, "data.root: %s: %s", root, strerror(errno));
+  if (*root && !S_ISDIR(st.st_mode)) return rfi_fail(RFI_E_FILE_OPEN, "data.root: %s is not a folder", root);
+  return RFR_OK;
+}
 
 static rfr_status find_files(const char *root, const char *const *patterns, int n, rfi_paths *paths) {
   for (int i = 0; i < n; i++) {
@@ -367,6 +377,7 @@ static rfr_status count_windows(rfi_dataset *ds) {
 static rfr_status open_splits(rfi_dataset *ds, const char *const *patterns, int n_patterns,
                               const rfi_dataset_options *o, rfi_paths *train, rfi_paths *held) {
   const char *root = o->root ? o->root : "";
+  RFI_TRY(check_root(root));
   RFI_TRY(find_files(root, patterns, n_patterns, train));
   RFI_TRY(find_files(root, o->validation_patterns, o->n_validation_patterns, held));
   RFI_TRY(list_sources(ds, train, held));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One transformer block with norms before the branches: x + attention(norm(x)), then x + mlp(norm(x)). Gemma 2 also has
- * a norm after each branch. Scopes name the layer and the branch for errors, NaN reports and the collapsed print.
+ * One transformer block: x + attention(x), then x + mlp(x). A norm is before each branch, after it, or both; Granite
+ * multiplies the result of a branch. Scopes name the layer and the branch for errors, NaN reports and the collapsed
+ * print.
  */
 #include <stdio.h>
 
@@ -13,14 +14,17 @@ static void enter(const rfi_nn *n, const char *branch) {
   rfr_scope(n->t, scope);
 }
 
+static rfr_value add_branch(const rfi_nn *n, rfr_value x, rfr_value y, rfi_param_kind norm) {
+  if (rfi_has_post_norms(n->c)) y = rfi_nn_norm(n, y, norm);
+  return rfr_add(n->t, x, rfi_nn_scale(n, rfi_nn_dropout(n, y), n->c->residual_multiplier));
+}
+
 rfr_value rfi_nn_block(const rfi_nn *n, rfr_value x) {
+  const bool norms = rfi_has_pre_norms(n->c);
   enter(n, "attention");
-  rfr_value a = rfi_nn_attention(n, rfi_nn_norm(n, x, RFI_PARAM_NORM1));
-  if (n->c->type == RFR_MODEL_GEMMA2) a = rfi_nn_norm(n, a, RFI_PARAM_POST1);
-  x = rfr_add(n->t, x, rfi_nn_dropout(n, a));
+  x = add_branch(n, x, rfi_nn_attention(n, norms ? rfi_nn_norm(n, x, RFI_PARAM_NORM1) : x), RFI_PARAM_POST1);
   enter(n, "mlp");
-  rfr_value m =
-      (rfr_model_has_experts(n->c, n->layer) ? rfi_nn_moe : rfi_nn_mlp)(n, rfi_nn_norm(n, x, RFI_PARAM_NORM2));
-  if (n->c->type == RFR_MODEL_GEMMA2) m = rfi_nn_norm(n, m, RFI_PARAM_POST2);
-  return rfr_add(n->t, x, rfi_nn_dropout(n, m));
+  rfr_value y = norms ? rfi_nn_norm(n, x, RFI_PARAM_NORM2) : x;
+  y = (rfr_model_has_experts(n->c, n->layer) ? rfi_nn_moe : rfi_nn_mlp)(n, y);
+  return add_branch(n, x, y, RFI_PARAM_POST2);
 }

@@ -15,7 +15,9 @@
 #include "nn/nn.h"
 
 static const char *const type_names[] = {
-    [RFR_MODEL_LLAMA] = "llama", [RFR_MODEL_GPT2] = "gpt2", [RFR_MODEL_GEMMA] = "gemma", [RFR_MODEL_GEMMA2] = "gemma2"};
+    [RFR_MODEL_LLAMA] = "llama",     [RFR_MODEL_GPT2] = "gpt2",      [RFR_MODEL_GEMMA] = "gemma",
+    [RFR_MODEL_GEMMA2] = "gemma2",   [RFR_MODEL_GEMMA3] = "gemma3",  [RFR_MODEL_OLMO2] = "olmo2",
+    [RFR_MODEL_SMOLLM3] = "smollm3", [RFR_MODEL_GRANITE] = "granite"};
 enum { TYPES = sizeof type_names / sizeof type_names[0] };
 
 const char *rfr_model_type_name(rfr_model_type type) {
@@ -38,7 +40,8 @@ rfr_model_config rfr_model_config_default(rfr_model_type type) {
                         .rope_scaling = {.factor = 1.0},
                         .init_std = 0.02,
                         .dtype = RFR_F32};
-  if (type == RFR_MODEL_LLAMA) c.intermediate_size = 704; /* three matrices: 8/3 C, rounded up to a multiple of 64 */
+  /* three matrices: 8/3 C, rounded up to a multiple of 64 */
+  if (type != RFR_MODEL_GPT2 && !rfi_is_gemma(&c)) c.intermediate_size = 704;
   if (type == RFR_MODEL_GPT2) c.tie_embeddings = 1;
   if (rfi_is_gemma(&c)) {
     c.tie_embeddings = 1;
@@ -50,6 +53,15 @@ rfr_model_config rfr_model_config_default(rfr_model_type type) {
     c.window = 512;
     for (size_t i = 0; i < sizeof c.no_window / sizeof c.no_window[0]; i++) c.no_window[i] = 0xAAAAAAAAAAAAAAAAu;
   }
+  if (type == RFR_MODEL_GEMMA3) { /* a window in five of six layers */
+    c.rope_theta = 1e6;
+    c.local_theta = 1e4;
+    c.window = 512;
+    for (int64_t l = 5; l < RFR_MAX_LAYERS; l += 6) c.no_window[l / 64] |= (uint64_t)1 << (l % 64);
+  }
+  if (type == RFR_MODEL_GEMMA3 || type == RFR_MODEL_OLMO2) c.qk_norm = 1;
+  for (int64_t l = 3; type == RFR_MODEL_SMOLLM3 && l < RFR_MAX_LAYERS; l += 4)
+    c.no_rope[l / 64] |= (uint64_t)1 << (l % 64);
   return c;
 }
 
@@ -95,6 +107,49 @@ static rfr_status check_experts(const rfr_model_config *c) {
                       (long long)l);
   if (!(c->balance_loss >= 0.0) || !(c->z_loss >= 0.0) || !isfinite(c->balance_loss) || !isfinite(c->z_loss))
     return rfi_fail(RFI_E_MODEL_CONFIG, "router_aux_loss_coef and router_z_loss_coef must not be negative");
+  return RFR_OK;
+}
+
+/* Fields that only some model types have. */
+static rfr_status check_form(const rfr_model_config *c) {
+  const bool gpt2 = c->type == RFR_MODEL_GPT2, gemma3 = c->type == RFR_MODEL_GEMMA3,
+             capped = c->type == RFR_MODEL_GEMMA2 || gemma3, llama = c->type == RFR_MODEL_LLAMA;
+  const bool windows = llama || capped || c->type == RFR_MODEL_SMOLLM3;
+  if (c->window > 0 && (!windows || (llama && ((!c->qk_norm && c->attention_bias) || c->mlp_bias))))
+    return rfi_fail(
+        RFI_E_MODEL_CONFIG,
+        "sliding_window is not supported for gpt2, gemma, olmo2 and granite; for llama not with mlp_bias, nor with "
+        "attention_bias unless the model has q/k norms");
+  if (rfi_is_gemma(c) && (!c->tie_embeddings || c->qkv_bias || c->mlp_bias))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "%s needs tied embeddings and has no qkv_bias or mlp_bias",
+                    rfr_model_type_name(c->type));
+  if (!llama && (c->qk_norm != 0) != (gemma3 || c->type == RFR_MODEL_OLMO2))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "%s: gemma3 and olmo2 have q/k norms, and no other type but llama may",
+                    rfr_model_type_name(c->type));
+  if ((!llama && c->qkv_bias) || (c->type == RFR_MODEL_OLMO2 && c->mlp_bias))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "%s has no biases on q, k and v alone; olmo2 has none in the MLP",
+                    rfr_model_type_name(c->type));
+  const struct {
+    const char *name;
+    double value;
+    bool may;
+  } factors[] = {{"query_pre_attn_scalar", c->attention_scalar, capped},
+                 {"attn_logit_softcapping", c->attention_cap, c->type == RFR_MODEL_GEMMA2},
+                 {"final_logit_softcapping", c->logit_cap, capped},
+                 {"rope_local_base_freq", c->local_theta, gemma3},
+                 {"attention_multiplier", c->attention_multiplier, c->type == RFR_MODEL_GRANITE},
+                 {"embedding_multiplier", c->embedding_multiplier, c->type == RFR_MODEL_GRANITE},
+                 {"residual_multiplier", c->residual_multiplier, c->type == RFR_MODEL_GRANITE},
+                 {"logits_scaling", c->logits_scaling, c->type == RFR_MODEL_GRANITE}};
+  for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) {
+    if (!(factors[i].value >= 0.0) || !isfinite(factors[i].value))
+      return rfi_fail(RFI_E_MODEL_CONFIG, "%s is %g; it must not be negative", factors[i].name, factors[i].value);
+    if (factors[i].value > 0.0 && !factors[i].may)
+      return rfi_fail(RFI_E_MODEL_CONFIG, "%s has no %s", rfr_model_type_name(c->type), factors[i].name);
+  }
+  for (int64_t l = 0; !gpt2 && c->type != RFR_MODEL_SMOLLM3 && l < c->layers; l++)
+    if (!rfr_model_has_rope(c, l))
+      return rfi_fail(RFI_E_MODEL_CONFIG, "layer %lld has no RoPE; only smollm3 has such layers", (long long)l);
   return RFR_OK;
 }
 
@@ -144,23 +199,7 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
   if (c->window < 0 || c->window > INT32_MAX || c->longest < 0)
     return rfi_fail(RFI_E_MODEL_CONFIG, "sliding_window %lld or longest %lld is out of range", (long long)c->window,
                     (long long)c->longest);
-  const bool gemma2 = c->type == RFR_MODEL_GEMMA2;
-  if (c->window > 0 && (c->type == RFR_MODEL_GPT2 || c->type == RFR_MODEL_GEMMA ||
-                        (!c->qk_norm && !gemma2 && c->attention_bias) || c->mlp_bias))
-    return rfi_fail(
-        RFI_E_MODEL_CONFIG,
-        "sliding_window is not supported for gpt2 and gemma, with mlp_bias, or with attention_bias unless the "
-        "model has q/k norms or is gemma2");
-  if (rfi_is_gemma(c) && (!c->tie_embeddings || c->qkv_bias || c->qk_norm || c->mlp_bias))
-    return rfi_fail(RFI_E_MODEL_CONFIG, "%s needs tied embeddings and has no qkv_bias, q/k norm or mlp_bias",
-                    rfr_model_type_name(c->type));
-  const double caps[] = {c->attention_scalar, c->attention_cap, c->logit_cap};
-  for (int i = 0; i < 3; i++)
-    if (!(caps[i] >= 0.0) || !isfinite(caps[i]) || (caps[i] > 0.0 && !gemma2))
-      return rfi_fail(
-          RFI_E_MODEL_CONFIG,
-          "query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping must not be negative; only "
-          "gemma2 has them");
+  RFI_TRY(check_form(c));
   if (c->type == RFR_MODEL_GPT2 && (c->qkv_bias || c->qk_norm || r->factor != 1.0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "gpt2 has no qkv_bias, q/k norm or rope_scaling");
   if ((c->qkv_bias && (c->qk_norm || c->attention_bias)) || (c->mlp_bias && (c->qkv_bias || c->qk_norm)))
@@ -178,6 +217,11 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
 
 int rfr_model_has_window(const rfr_model_config *c, int64_t layer) {
   return c->window > 0 && layer >= 0 && layer < RFR_MAX_LAYERS && !(c->no_window[layer / 64] >> (layer % 64) & 1);
+}
+
+int rfr_model_has_rope(const rfr_model_config *c, int64_t layer) {
+  return c->type != RFR_MODEL_GPT2 && layer >= 0 && layer < RFR_MAX_LAYERS &&
+         !(c->no_rope[layer / 64] >> (layer % 64) & 1);
 }
 
 int rfr_model_has_experts(const rfr_model_config *c, int64_t layer) {

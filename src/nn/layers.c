@@ -33,6 +33,10 @@ rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_param_kind weight) {
   return rfr_rmsnorm(n->t, x, w, n->c->norm_eps);
 }
 
+rfr_value rfi_nn_scale(const rfi_nn *n, rfr_value x, double by) {
+  return by == 0.0 || by == 1.0 ? x : rfr_scale(n->t, x, by, RFR_NONE);
+}
+
 rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x) {
   if (n->c->dropout == 0.0 || n->step == RFR_NONE) return x;
   return rfr_dropout(n->t, x, n->step, n->c->dropout, DROPOUT_STREAM);

@@ -41,6 +41,7 @@ static rfr_value forward(rfi_nn *n, rfr_value tokens) {
   if (n->c->type == RFR_MODEL_GPT2)
     x = rfr_add(t, x, rfr_embedding(t, rfi_nn_parameter(n, RFI_PARAM_POSITIONS), n->positions));
   if (rfi_is_gemma(n->c)) x = rfr_scale(t, x, embedding_scale(n->c), RFR_NONE);
+  x = rfi_nn_scale(n, x, n->c->embedding_multiplier);
   x = rfi_nn_dropout(n, x);
   for (n->layer = 0; n->layer < n->c->layers; n->layer++) {
     x = rfi_nn_block(n, x);
@@ -91,6 +92,9 @@ rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_va
                            rfr_dtype to) {
   rfr_value w = parameters[rfi_parameter_index(c, c->tie_embeddings ? RFI_PARAM_TOKENS : RFI_PARAM_HEAD, 0)];
   rfr_scope(t, "head");
+  /* scales the hidden state: the loss computes its logits in chunks and stores none */
+  if (c->logits_scaling > 0.0 && c->logits_scaling != 1.0)
+    hidden = rfr_scale(t, hidden, 1.0 / c->logits_scaling, RFR_NONE);
   rfr_value y = rfr_matmul(t, hidden, w, RFR_NONE, 0, 1, to); /* (T,V) */
   if (c->logit_cap > 0.0) y = rfr_softcap(t, y, c->logit_cap);
   rfr_scope(t, "");

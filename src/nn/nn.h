@@ -28,7 +28,7 @@ typedef enum rfi_param_kind {
   RFI_PARAM_NORM1_BIAS,
   RFI_PARAM_QKV,
   RFI_PARAM_QKV_BIAS, /* packed, GPT-2 */
-  RFI_PARAM_Q_NORM,   /* (D), the same for all heads */
+  RFI_PARAM_Q_NORM,   /* (D), the same for all heads; OLMo 2: (H*D) */
   RFI_PARAM_K_NORM,
   RFI_PARAM_Q,
   RFI_PARAM_Q_BIAS,
@@ -38,7 +38,7 @@ typedef enum rfi_param_kind {
   RFI_PARAM_V_BIAS,
   RFI_PARAM_O,
   RFI_PARAM_O_BIAS,
-  RFI_PARAM_POST1, /* norm after the attention, Gemma 2 */
+  RFI_PARAM_POST1, /* norm after the attention */
   RFI_PARAM_NORM2,
   RFI_PARAM_NORM2_BIAS,
   RFI_PARAM_GATE,
@@ -51,14 +51,21 @@ typedef enum rfi_param_kind {
   RFI_PARAM_EXPERT_UP,   /* (experts,2I,C): for each expert the rows of gate, then of up */
   RFI_PARAM_EXPERT_DOWN, /* (experts,C,I) */
   RFI_PARAM_SHARED_GATE, /* (1,C); the shared expert uses the parameters of an MLP */
-  RFI_PARAM_POST2,       /* norm after the MLP, Gemma 2 */
+  RFI_PARAM_POST2,       /* norm after the MLP */
   RFI_PARAM_NORM,
   RFI_PARAM_NORM_BIAS, /* after the last layer */
   RFI_PARAM_HEAD,
 } rfi_param_kind;
 
 static inline bool rfi_is_gemma(const rfr_model_config *c) {
-  return c->type == RFR_MODEL_GEMMA || c->type == RFR_MODEL_GEMMA2;
+  return c->type == RFR_MODEL_GEMMA || c->type == RFR_MODEL_GEMMA2 || c->type == RFR_MODEL_GEMMA3;
+}
+/* Norms over all columns of q and of k instead of each head. */
+static inline bool rfi_has_row_norms(const rfr_model_config *c) { return c->qk_norm && c->type == RFR_MODEL_OLMO2; }
+/* Norms before and after the attention and the MLP. */
+static inline bool rfi_has_pre_norms(const rfr_model_config *c) { return c->type != RFR_MODEL_OLMO2; }
+static inline bool rfi_has_post_norms(const rfr_model_config *c) {
+  return c->type == RFR_MODEL_GEMMA2 || c->type == RFR_MODEL_GEMMA3 || c->type == RFR_MODEL_OLMO2;
 }
 
 /* Index of a parameter in the model's list; -1 if the model does not have it. `layer` is used for parameters of a
@@ -92,9 +99,10 @@ rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind kind); /* RFR_NONE if
 rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
 rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
 rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x);
-rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x); /* (T,C) -> (T,C) */
-rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x);       /* (T,C) -> (T,C) */
-rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x);       /* the same, in a layer with experts */
-rfr_value rfi_nn_block(const rfi_nn *n, rfr_value x);     /* both, with norms and residuals */
+rfr_value rfi_nn_scale(const rfi_nn *n, rfr_value x, double by); /* x times `by`; 0: x */
+rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x);        /* (T,C) -> (T,C) */
+rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x);              /* (T,C) -> (T,C) */
+rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x);              /* the same, in a layer with experts */
+rfr_value rfi_nn_block(const rfi_nn *n, rfr_value x);            /* both, with norms and residuals */
 
 #endif

@@ -19,14 +19,15 @@ typedef struct row {
   const char *shape; /* one letter or digit per dimension, see size_of */
   char init;         /* n: normal; r: normal, last GEMM of a residual branch; 1: scale of a norm; 0: zeros */
   char only_if;      /* a: attention_bias; q: attention_bias or qkv_bias; m: mlp_bias; n: qk_norm; u: untied head;
-                      * p: norms after the branches; b: no norms there; d: layer without experts; e: layer with experts;
-                      * s: layer with a shared expert; ' ': always */
+                      * p: norms after the branches; b: norms before the branches; B: these alone; P: both; w: qk_norm
+                      * of the row; d: layer without experts; e: layer with experts; s: layer with a shared expert;
+                      * ' ': always */
 } row;
 
 #define LL "model.layers.%lld."
 static const row llama_before[] = {{RFI_PARAM_TOKENS, "model.embed_tokens.weight", "VC", 'n', ' '}};
 static const row llama_layer[] = {
-    {RFI_PARAM_NORM1, LL "input_layernorm.weight", "C", '1', ' '},
+    {RFI_PARAM_NORM1, LL "input_layernorm.weight", "C", '1', 'b'},
     {RFI_PARAM_Q, LL "self_attn.q_proj.weight", "QC", 'n', ' '},
     {RFI_PARAM_Q_BIAS, LL "self_attn.q_proj.bias", "Q", '0', 'q'},
     {RFI_PARAM_K, LL "self_attn.k_proj.weight", "KC", 'n', ' '},
@@ -35,11 +36,13 @@ static const row llama_layer[] = {
     {RFI_PARAM_V_BIAS, LL "self_attn.v_proj.bias", "K", '0', 'q'},
     {RFI_PARAM_Q_NORM, LL "self_attn.q_norm.weight", "D", '1', 'n'},
     {RFI_PARAM_K_NORM, LL "self_attn.k_norm.weight", "D", '1', 'n'},
+    {RFI_PARAM_Q_NORM, LL "self_attn.q_norm.weight", "Q", '1', 'w'},
+    {RFI_PARAM_K_NORM, LL "self_attn.k_norm.weight", "K", '1', 'w'},
     {RFI_PARAM_O, LL "self_attn.o_proj.weight", "CQ", 'r', ' '},
     {RFI_PARAM_O_BIAS, LL "self_attn.o_proj.bias", "C", '0', 'a'},
     {RFI_PARAM_POST1, LL "post_attention_layernorm.weight", "C", '1', 'p'},
-    {RFI_PARAM_NORM2, LL "post_attention_layernorm.weight", "C", '1', 'b'},
-    {RFI_PARAM_NORM2, LL "pre_feedforward_layernorm.weight", "C", '1', 'p'},
+    {RFI_PARAM_NORM2, LL "post_attention_layernorm.weight", "C", '1', 'B'},
+    {RFI_PARAM_NORM2, LL "pre_feedforward_layernorm.weight", "C", '1', 'P'},
     {RFI_PARAM_ROUTER, LL "mlp.gate.weight", "XC", 'n', 'e'},
     {RFI_PARAM_EXPERT_UP, LL "mlp.experts.gate_up_proj", "X2C", 'n', 'e'},
     {RFI_PARAM_EXPERT_DOWN, LL "mlp.experts.down_proj", "XCF", 'r', 'e'},
@@ -91,29 +94,32 @@ typedef struct part {
 } part;
 
 enum { BEFORE, LAYER, AFTER };
-static const part parts[][3] = {
+static const part parts[2][3] = {
 #define PART(a) \
   { a, (int)(sizeof a / sizeof a[0]) }
-    [RFR_MODEL_LLAMA] = {PART(llama_before), PART(llama_layer), PART(llama_after)},
-    [RFR_MODEL_GPT2] = {PART(gpt2_before), PART(gpt2_layer), PART(gpt2_after)},
-    [RFR_MODEL_GEMMA] = {PART(llama_before), PART(llama_layer), PART(llama_after)},
-    [RFR_MODEL_GEMMA2] = {PART(llama_before), PART(llama_layer), PART(llama_after)},
+    {PART(llama_before), PART(llama_layer), PART(llama_after)},
+    {PART(gpt2_before), PART(gpt2_layer), PART(gpt2_after)},
 #undef PART
 };
+
+static const part *parts_of(const rfr_model_config *c) { return parts[c->type == RFR_MODEL_GPT2]; }
 
 /* `experts`: in a layer with experts. */
 static bool enabled(const rfr_model_config *c, const row *r, bool experts) {
   switch (r->only_if) {
     case 'a': return c->attention_bias;
     case 'q': return c->attention_bias || c->qkv_bias;
-    case 'n': return c->qk_norm;
+    case 'n': return c->qk_norm && !rfi_has_row_norms(c);
+    case 'w': return rfi_has_row_norms(c);
     case 'm': return c->mlp_bias;
     case 'u': return !c->tie_embeddings;
     case 'd': return !experts;
     case 'e': return experts;
     case 's': return experts && c->shared_size > 0;
-    case 'p': return c->type == RFR_MODEL_GEMMA2;
-    case 'b': return c->type != RFR_MODEL_GEMMA2;
+    case 'p': return rfi_has_post_norms(c);
+    case 'b': return rfi_has_pre_norms(c);
+    case 'B': return rfi_has_pre_norms(c) && !rfi_has_post_norms(c);
+    case 'P': return rfi_has_pre_norms(c) && rfi_has_post_norms(c);
     default: return true;
   }
 }
@@ -137,7 +143,7 @@ static int64_t size_of(const rfr_model_config *c, char letter) {
 }
 
 static int count(const rfr_model_config *c, int which, bool experts) {
-  const part *p = &parts[c->type][which];
+  const part *p = &parts_of(c)[which];
   int n = 0;
   for (int i = 0; i < p->n; i++) n += enabled(c, &p->rows[i], experts);
   return n;
@@ -153,7 +159,7 @@ static int before(const rfr_model_config *c, int64_t layer) {
 int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind kind, int64_t layer) {
   int start = 0;
   for (int which = BEFORE; which <= AFTER; which++) {
-    const part *p = &parts[c->type][which];
+    const part *p = &parts_of(c)[which];
     const bool experts = rfr_model_has_experts(c, layer);
     int k = which == LAYER ? before(c, layer) : 0;
     for (int i = 0; i < p->n; i++) {
@@ -185,8 +191,8 @@ double rfi_model_elements(const rfr_model_config *c) {
   double n = 0;
   for (int which = BEFORE; which <= AFTER; which++)
     for (int experts = 0; experts <= (which == LAYER); experts++)
-      for (int i = 0; i < parts[c->type][which].n; i++) {
-        const row *r = &parts[c->type][which].rows[i];
+      for (int i = 0; i < parts_of(c)[which].n; i++) {
+        const row *r = &parts_of(c)[which].rows[i];
         double elements = which == LAYER ? layers[experts] : 1;
         if (!enabled(c, r, experts)) continue;
         for (const char *d = r->shape; *d; d++) elements *= (double)size_of(c, *d);
@@ -217,7 +223,7 @@ rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *
     }
     if (layer == c->layers) which = AFTER;
   }
-  const part *p = &parts[c->type][which];
+  const part *p = &parts_of(c)[which];
   for (int k = 0; k < p->n; k++) {
     if (!enabled(c, &p->rows[k], experts) || i-- > 0) continue;
     describe(c, &p->rows[k], layer, out);

@@ -30,6 +30,7 @@ static rfr_value attend(const rfi_nn *n, rfr_value q, rfr_value k, rfr_value v) 
   rfr_attention_options options = {
       .causal = 1, .cap = c->attention_cap, .longest = c->longest > 0 ? c->longest : c->max_positions};
   if (c->attention_scalar > 0.0) options.scale = 1.0 / sqrt(c->attention_scalar);
+  if (c->attention_multiplier > 0.0) options.scale = c->attention_multiplier;
   if (options.longest > rows) options.longest = rows;
   /* a window of at least the longest document has no effect */
   if (rfr_model_has_window(c, n->layer) && c->window < options.longest) options.window = c->window;
@@ -37,6 +38,21 @@ static rfr_value attend(const rfi_nn *n, rfr_value q, rfr_value k, rfr_value v) 
   k = cached(n, "k", k);
   v = cached(n, "v", v);
   return rfr_attention_cached(n->t, q, k, v, n->cursor, &options);
+}
+
+static rfr_value rotate(const rfi_nn *n, rfr_value x) {
+  const rfr_model_config *c = n->c;
+  if (!rfr_model_has_rope(c, n->layer)) return x;
+  if (c->local_theta > 0.0 && rfr_model_has_window(c, n->layer))
+    return rfr_rope(n->t, x, n->positions, c->local_theta, NULL);
+  return rfr_rope(n->t, x, n->positions, c->rope_theta, &c->rope_scaling);
+}
+
+/* q or k: (T, heads, D) with the norm of the row, if the model has one. */
+static rfr_value project(const rfi_nn *n, rfr_value x, rfi_param_kind weight, rfi_param_kind norm, int64_t heads) {
+  x = rfi_nn_linear(n, x, weight);
+  if (rfi_has_row_norms(n->c)) x = rfi_nn_norm(n, x, norm);
+  return heads_of(n, x, heads);
 }
 
 rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x) {
@@ -49,15 +65,15 @@ rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x) {
     k = heads_of(n, rfr_slice(t, qkv, 1, c->hidden_size, c->hidden_size), c->heads);
     v = heads_of(n, rfr_slice(t, qkv, 1, 2 * c->hidden_size, c->hidden_size), c->heads);
   } else {
-    q = heads_of(n, rfi_nn_linear(n, x, RFI_PARAM_Q), c->heads);
-    k = heads_of(n, rfi_nn_linear(n, x, RFI_PARAM_K), c->kv_heads);
+    q = project(n, x, RFI_PARAM_Q, RFI_PARAM_Q_NORM, c->heads);
+    k = project(n, x, RFI_PARAM_K, RFI_PARAM_K_NORM, c->kv_heads);
     v = heads_of(n, rfi_nn_linear(n, x, RFI_PARAM_V), c->kv_heads);
-    if (c->qk_norm) {
+    if (c->qk_norm && !rfi_has_row_norms(c)) {
       q = rfi_nn_norm(n, q, RFI_PARAM_Q_NORM);
       k = rfi_nn_norm(n, k, RFI_PARAM_K_NORM);
     }
-    q = rfr_rope(t, q, n->positions, c->rope_theta, &c->rope_scaling);
-    k = rfr_rope(t, k, n->positions, c->rope_theta, &c->rope_scaling);
+    q = rotate(n, q);
+    k = rotate(n, k);
   }
   rfr_value o = attend(n, q, k, v); /* (T,H,D) */
   const int64_t flat[2] = {n->tokens, c->heads * c->head_dim};

@@ -43,7 +43,7 @@ static void *value_of(rfi_config *c, int id) { return (char *)c + rows[id].offse
 
 const char *rfi_config_path(rfi_config_id id) { return rows[id].path; }
 
-bool rfi_config_resume_is_free(rfi_config_id id) { return rows[id].resume == RFI_RESUME_FREE; }
+bool rfi_config_resume_compares(rfi_config_id id) { return rows[id].resume != RFI_RESUME_FREE; }
 
 rfr_status rfr_config_key_at(int i, rfr_config_key *out) {
   RFI_TRY(rfi_check_handle(out, "rfr_config_key"));
@@ -56,7 +56,7 @@ rfr_status rfr_config_key_at(int i, rfr_config_key *out) {
   out->initial = row->initial;
   out->accepted = row->accepted;
   out->meaning = row->meaning;
-  out->may_change = row->resume == RFI_RESUME_FREE;
+  out->may_change = row->resume != RFI_RESUME_MUST;
   return RFR_OK;
 }
 
@@ -439,8 +439,8 @@ rfr_status rfi_config_table(rfi_string *out) {
     RFI_TRY(print_cell(rfi_config_type_text(row->kind), out));
     RFI_TRY(print_cell(row->initial, out));
     RFI_TRY(print_cell(row->accepted, out));
-    RFI_TRY(
-        rfi_string_printf(out, "%s | %s |\n", row->resume == RFI_RESUME_FREE ? "may change" : "same", row->meaning));
+    static const char *const resume[] = {"may change", "may change, with a warning", "same"};
+    RFI_TRY(rfi_string_printf(out, "%s | %s |\n", resume[row->resume], row->meaning));
   }
   return RFR_OK;
 }

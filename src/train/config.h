@@ -136,8 +136,8 @@ bool rfi_config_is_used(const rfi_config *config, rfi_config_id id);
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);
 /* "model.hidden_size" */
 const char *rfi_config_path(rfi_config_id id);
-/* May a resume change the key? */
-bool rfi_config_resume_is_free(rfi_config_id id);
+/* Whether a resume compares the key with the checkpoint; run.steps is compared, and a change is a warning. */
+bool rfi_config_resume_compares(rfi_config_id id);
 /* The table of all keys in Markdown. */
 rfr_status rfi_config_table(rfi_string *out);
 

@@ -473,6 +473,10 @@ static void test_keys(void **state) {
   assert_string_equal(key.initial, "2");
   assert_string_equal(key.accepted, "1..1000000");
   assert_true(key.may_change);
+  assert_int_equal(rfr_config_key_at(RFI_CFG_run_steps, &key), RFR_OK);
+  assert_true(key.may_change);
+  assert_int_equal(rfr_config_key_at(RFI_CFG_run_seed, &key), RFR_OK);
+  assert_false(key.may_change);
 }
 
 static void test_comma_locale(void **state) {

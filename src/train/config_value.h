@@ -15,7 +15,7 @@ typedef enum rfi_config_kind {
 } rfi_config_kind;
 
 /* May a resume change the key? FREE keys never change the bits of a run. */
-typedef enum rfi_config_resume { RFI_RESUME_FREE, RFI_RESUME_MUST } rfi_config_resume;
+typedef enum rfi_config_resume { RFI_RESUME_FREE, RFI_RESUME_WARNS, RFI_RESUME_MUST } rfi_config_resume;
 
 /* A row of config_schema.def. */
 typedef struct rfi_config_row {

@@ -34,6 +34,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .step = run->step,
                         .steps = run->steps,
                         .dtype = s->spec.model.dtype,
+                        .max_positions = s->spec.model.max_positions,
                         .tokens_per_step = s->spec.tokens * s->spec.microbatches,
                         .experts = s->spec.model.experts,
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),

@@ -369,7 +369,7 @@ rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out) {
   json_t *object = json_object();
   rfr_status status = object ? RFR_OK : rfi_fail(RFI_E_NO_MEMORY, "the signature of a run");
   for (int id = 0; status == RFR_OK && id < RFI_CFG_COUNT; id++) {
-    if (rfi_config_resume_is_free((rfi_config_id)id) || !rfi_config_is_used(s->config, (rfi_config_id)id)) continue;
+    if (!rfi_config_resume_compares((rfi_config_id)id) || !rfi_config_is_used(s->config, (rfi_config_id)id)) continue;
     rfi_string text = {.ctx = s->ctx};
     status = rfi_config_print_value(s->config, (rfi_config_id)id, &text);
     if (status == RFR_OK) status = rfi_json_set(object, rfi_config_path((rfi_config_id)id), json_string(text.data));

@@ -14,14 +14,16 @@
 #include "support/fault_backend.h"
 #include "support/folder.h"
 
-static const char config[] =
-    "refrain: 1\n"
-    "model: {model_type: llama, hidden_size: 8, intermediate_size: 12, num_hidden_layers: 1, num_attention_heads: 2}\n"
-    "data: {train: [\"text/*.txt\"], sequence: 8}\n"
-    "batch: {tokens: 32, microbatch: 2}\n"
-    "optimizer: {lr: 1e-2}\n"
-    "precision: {dtype: f32}\n"
-    "run: {steps: 4, tune: true}\n";
+#define CONFIG(run)                                                                                                   \
+  "refrain: 1\n"                                                                                                      \
+  "model: {model_type: llama, hidden_size: 8, intermediate_size: 12, num_hidden_layers: 1, num_attention_heads: 2}\n" \
+  "data: {train: [\"text/*.txt\"], sequence: 8}\n"                                                                    \
+  "batch: {tokens: 32, microbatch: 2}\n"                                                                              \
+  "optimizer: {lr: 1e-2}\n"                                                                                           \
+  "precision: {dtype: f32}\n" run
+static const char in_steps[] = CONFIG("run: {steps: 4, tune: true}\n");
+static const char in_time[] = CONFIG("schedule: {name: wsd}\nrun: {time: 600s, tune: true}\n");
+static const char *config = in_steps;
 
 static bool use_fault_backend = true;
 rfr_status __real_rfi_backend_find(rfr_ctx *c, const rfi_backend **out);
@@ -89,6 +91,24 @@ static void stored(void **state) {
   text = rft_read(f, "run/step-000004/state.json", &n);
   assert_non_null(strstr(text, "\"quick\""));
   free(text);
+}
+
+/* The clock of run.time sees no time of measuring, and a resume makes the stored choices. */
+static void given_in_time(void **state) {
+  rft_folder *f = *state;
+  begin(f);
+  config = in_time;
+  for (int i = 1; i <= 2; i++) {
+    assert_int_equal(train(f, NULL, 2), RFR_OK);
+    assert_int_equal(rft_faults.measured, 1);
+    assert_int_equal(warnings, 0);
+  }
+  size_t n;
+  char *text = rft_read(f, "run/step-000004/state.json", &n);
+  assert_non_null(strstr(text, "\"quick\""));
+  assert_non_null(strstr(text, "\"seconds\""));
+  free(text);
+  config = in_steps;
 }
 
 static void refused(void **state) {
@@ -191,8 +211,9 @@ static void choices(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(stored),      rft_folder_test(refused),    rft_folder_test(not_tuned_before),
-      rft_folder_test(for_reading), rft_folder_test(on_the_cpu), rft_context_test(choices),
+      rft_folder_test(stored),        rft_folder_test(refused),     rft_folder_test(not_tuned_before),
+      rft_folder_test(given_in_time), rft_folder_test(for_reading), rft_folder_test(on_the_cpu),
+      rft_context_test(choices),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,7 +25,8 @@
 
 static const char *const models[] = {"gpt2",    "gpt2-untied", "llama",        "llama-shards", "qwen2",
                                      "qwen3",   "mistral",     "qwen2-window", "gemma",        "gemma2",
-                                     "mixtral", "qwen2-moe",   "qwen3-moe",    "qwen2-mixed",  "qwen3-mixed"};
+                                     "mixtral", "qwen2-moe",   "qwen3-moe",    "qwen2-mixed",  "qwen3-mixed",
+                                     "gemma3",  "olmo2",       "smollm3",      "smollm3-window", "granite"};
 enum { N_MODELS = sizeof models / sizeof models[0], MOST = 64 };
 
 /* ---- logits and gradients ---- */

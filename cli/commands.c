@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tables of commands and of their options. Every command has its own list of options, so an option may differ in
+ * meaning, argument and help text between two commands. Rows that several commands share are macros.
+ */
+#include <stddef.h>
+#include <string.h>
+
+#include "cli.h"
+
+#define FIELD(name) offsetof(cli, name)
+#define WORD(name) " " #name
+#define SECOND_WORD(e, name) " " name
+#define PROGRAM_WORD(bit, name) " " #name
+
+/* NAME, ARGUMENT, CHOICES, kind, field, help */
+#define HELP \
+  { "help", NULL, NULL, CLI_FLAG, FIELD(help), "print this text" }
+#define JSON                                                                                     \
+  {                                                                                              \
+    "json", NULL, NULL, CLI_FLAG, FIELD(json),                                                   \
+        "print one JSON object on standard output, errors as one on standard error; no progress" \
+  }
+#define QUIET \
+  { "quiet", NULL, NULL, CLI_FLAG, FIELD(quiet), "print no progress; warnings and errors remain" }
+#define DEVICE                                                                               \
+  {                                                                                          \
+    "device", "NAME", "cpu cuda cuda:0 cuda:none auto", CLI_TEXT, FIELD(device),             \
+        "where to run (REFRAIN_DEVICE, or cpu); cuda:none plans for a GPU that is not there" \
+  }
+#define THREADS                                                                   \
+  {                                                                               \
+    "threads", "N", NULL, CLI_INTEGER, FIELD(threads),                            \
+        "threads; 0: the cores that this process may use (REFRAIN_THREADS, or 0)" \
+  }
+#define SET                                                                                    \
+  {                                                                                            \
+    "set", "KEY=VALUE", NULL, CLI_LIST, FIELD(sets),                                           \
+        "override one configuration key, as model.hidden_size=256; may be given several times" \
+  }
+#define DTYPE                                                     \
+  {                                                               \
+    "dtype", "TYPE", "f32 bf16 f16 auto", CLI_TEXT, FIELD(dtype), \
+        "type of weights and activations: precision.dtype (auto)" \
+  }
+#define STEPS \
+  { "steps", "N", NULL, CLI_INTEGER, FIELD(steps), "steps to time; 0: as many as a few seconds allow (0)" }
+#define EAGER                                                                                 \
+  {                                                                                           \
+    "eager", NULL, NULL, CLI_FLAG, FIELD(eager),                                              \
+        "run op by op instead of replaying a captured step; the results are bitwise the same" \
+  }
+#define PROGRAM \
+  { "program", "NAME", "" RFR_RUN_PROGRAMS(PROGRAM_WORD), CLI_TEXT, FIELD(program), "program of the run (train)" }
+#define SVG \
+  { "svg", "FILE", NULL, CLI_TEXT, FIELD(svg), "write a picture; - is standard output" }
+
+#define OPTIONS(...)     \
+  (const cli_option[]) { \
+    __VA_ARGS__, { 0 }   \
+  }
+#define ON_A_DEVICE DEVICE, THREADS, JSON, QUIET, HELP
+
+static const cli_command commands[CLI_COMMAND_COUNT] = {
+    [CLI_INDEX_train] =
+        {"train", "CONFIG|RUN", 1, 1, "train a model",
+         "CONFIG is a YAML file; the run is written to runs/CONFIG or to --out. With --resume, training "
+         "continues from the newest checkpoint; then the operand may also be the folder of the run.",
+         "refrain train examples/demo.yaml --out runs/demo",
+         OPTIONS(
+             SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the run (runs/CONFIG)"},
+             {"resume", NULL, NULL, CLI_FLAG, FIELD(resume), "continue from the newest checkpoint of the run"},
+             {"strict", NULL, NULL, CLI_FLAG, FIELD(strict),
+              "refuse to resume on another machine, library or thread count, where bits may differ"},
+             {"debug", NULL, NULL, CLI_FLAG, FIELD(debug), "guard every buffer and check every result for NaN; slow"},
+             EAGER, ON_A_DEVICE)},
+    [CLI_INDEX_generate] =
+        {"generate", "RUN|MODEL", 1, 1, "continue a text with a run's newest checkpoint or a model",
+         "Writes the prompt and the tokens after it to standard output. A MODEL, such as one checkpoint of a run, "
+         "needs a vocabulary of bytes.",
+         "refrain generate runs/demo --prompt '#include <'",
+         OPTIONS(
+             {"prompt", "TEXT", NULL, CLI_TEXT, FIELD(prompt), "text to continue (a newline)"},
+             {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "tokens to generate (256)"},
+             {"temperature", "X", NULL, CLI_NUMBER, FIELD(temperature),
+              "sampling temperature; 0 takes the most probable token (0.8)"},
+             {"top-k", "K", NULL, CLI_INTEGER, FIELD(top_k), "sample among the K most probable tokens; 0 for all (0)"},
+             {"top-p", "P", NULL, CLI_NUMBER, FIELD(top_p),
+              "sample among the most probable tokens whose probabilities add up to P (1)"},
+             {"seed", "N", NULL, CLI_INTEGER, FIELD(seed), "seed of the sampling (0)"}, ON_A_DEVICE)},
+    [CLI_INDEX_eval] = {"eval", "RUN|MODEL", 1, 1, "evaluate a run's newest checkpoint, or a model",
+                        "Evaluates on the run's held-out data. For a MODEL, name the data: --set "
+                        "data.validation=FILES. Prints bits per byte for models of bytes, and the mean loss in nats "
+                        "per token.",
+                        "refrain eval runs/demo --json", OPTIONS(SET, ON_A_DEVICE)},
+    [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL", 1, 1,
+                         "print the resolved configuration and the source of each value",
+                         "Reads the configuration and prints every key with its value and where the value comes from: "
+                         "a line of the file, --set, a default, or derived from other keys. Allocates no tensor.",
+                         "refrain check examples/small.yaml --set model.hidden_size=256",
+                         OPTIONS(SET,
+                                 {"files", "SPLIT", "train validation", CLI_TEXT, FIELD(files),
+                                  "list the data files of one split instead"},
+                                 ON_A_DEVICE)},
+    [CLI_INDEX_keys] = {"keys", "[WORD]", 0, 1, "print the table of configuration keys",
+                        "With WORD, only keys whose name or meaning contains it.", "refrain keys recompute",
+                        OPTIONS(JSON, HELP)},
+    [CLI_INDEX_plan] = {"plan", "CONFIG|RUN|MODEL", 1, 1,
+                        "print every buffer of a training step and the memory it needs",
+                        "Compiles the step and plans its memory without allocating it, so a model of any size can be "
+                        "planned on any machine. A step that does not fit is answered with the bytes of each kind and "
+                        "with the settings that need less; the exit code is then 3.",
+                        "refrain plan examples/small.yaml --svg plan.svg",
+                        OPTIONS(SET, PROGRAM,
+                                {"all", NULL, NULL, CLI_FLAG, FIELD(all), "print every buffer on its own line"},
+                                {"frontier", NULL, NULL, CLI_FLAG, FIELD(frontier),
+                                 "print the recompute frontier: memory against extra work, for every budget"},
+                                SVG, ON_A_DEVICE)},
+    [CLI_INDEX_trace] =
+        {"trace", "CONFIG|RUN|MODEL", 1, 1, "print a program as it is after a pass",
+         "Prints the decisions of the pass as comments, then the program.",
+         "refrain trace examples/small.yaml --after autodiff --phase wgrad",
+         OPTIONS(
+             SET, {"after", "PASS", "record" RFR_PASSES(WORD), CLI_TEXT, FIELD(after), "pass to print after (lower)"},
+             {"phase", "PHASE", "" RFR_PHASES(SECOND_WORD), CLI_TEXT, FIELD(phase), "print the ops of one phase only"},
+             PROGRAM, {"diff", NULL, NULL, CLI_FLAG, FIELD(diff), "print what the pass changed"},
+             {"flat", NULL, NULL, CLI_FLAG, FIELD(flat), "print the form that rfr_trace_parse reads"}, ON_A_DEVICE)},
+    [CLI_INDEX_schedule] =
+        {"schedule", "", 0, 0, "simulate a pipeline schedule",
+         "Prints the actions of each rank over time, the bubble, the microbatch slots and the peak "
+         "bytes. Needs no device and no model. Takes one of --kind, --order and --file.",
+         "refrain schedule --kind 1f1b --stages 4 --microbatches 8",
+         OPTIONS({"kind", "KIND", "gpipe 1f1b interleaved zb-h1 zb-v", CLI_TEXT, FIELD(kind), "kind of schedule"},
+                 {"stages", "P", NULL, CLI_INTEGER, FIELD(stages), "ranks of the pipeline, for --kind"},
+                 {"microbatches", "M", NULL, CLI_INTEGER, FIELD(microbatches), "microbatches of a step, for --kind"},
+                 {"chunks", "V", NULL, CLI_INTEGER, FIELD(chunks),
+                  "stages of each rank; 0: 2 for interleaved and zb-v, else 1 (0)"},
+                 {"group", "G", NULL, CLI_INTEGER, FIELD(group),
+                  "microbatches that a rank runs in one stage before it turns to the next; 0: P (0)"},
+                 {"order", "LIST", NULL, CLI_TEXT, FIELD(order),
+                  "order list instead of a kind, as 1,2,-2,-1; a ; starts the next rank"},
+                 {"layers", "COUNTS", NULL, CLI_TEXT, FIELD(layers),
+                  "layers of each chunk of --order, as 3,2; one count is for all"},
+                 {"file", "FILE", NULL, CLI_TEXT, FIELD(file),
+                  "actions instead of a kind, as 0F0 0B0, one line per rank; - is standard input"},
+                 {"costs", "FILE", NULL, CLI_TEXT, FIELD(costs), "seconds and bytes of each stage, JSON or CSV"},
+                 {"communication", NULL, NULL, CLI_FLAG, FIELD(communication), "add sends and receives"}, SVG, JSON,
+                 HELP)},
+    [CLI_INDEX_profile] = {"profile", "CONFIG|RUN|MODEL|NAME", 1, 1,
+                           "time every op of a training step on random tokens",
+                           "NAME is a benchmark: a built-in configuration, or small. `refrain bench` lists them.",
+                           "refrain profile examples/small.yaml --trace step.json",
+                           OPTIONS(SET, DTYPE, STEPS,
+                                   {"trace", "FILE", NULL, CLI_TEXT, FIELD(trace),
+                                    "write one step's ops as JSON for Perfetto or Chrome"},
+                                   ON_A_DEVICE)},
+    [CLI_INDEX_bench] = {"bench", "[NAME]", 0, 1, "time training steps and replays of built-in programs",
+                         "Without NAME, runs every benchmark that suits a CPU.", "refrain bench gpt2-124m --json",
+                         OPTIONS(SET, DTYPE, EAGER, STEPS, ON_A_DEVICE)},
+    [CLI_INDEX_doctor] = {"doctor", "", 0, 0, "print what this machine and this build can use",
+                          "Lists the kernels, libraries and modules that were found, and the cost of each missing one.",
+                          "refrain doctor", OPTIONS(DEVICE, THREADS, JSON, HELP)},
+};
+
+const cli_command *cli_command_at(int i) { return i >= 0 && i < CLI_COMMAND_COUNT ? &commands[i] : NULL; }
+const char *cli_command_name(int command) { return commands[command].name; }
+
+/* The words of operands. */
+static const struct {
+  const char *word, *meaning;
+} operand_words[] = {
+    {"CONFIG", "a YAML file"},
+    {"RUN", "the folder of a run, or its config.yaml"},
+    {"MODEL", "a Hugging Face folder, such as one checkpoint of a run"},
+};
+enum { N_OPERAND_WORDS = sizeof operand_words / sizeof operand_words[0] };
+
+const char *cli_operand_word(int i, const char **meaning) {
+  if (i < 0 || i >= N_OPERAND_WORDS) return NULL;
+  *meaning = operand_words[i].meaning;
+  return operand_words[i].word;
+}
+
+bool cli_has_operand(const cli_command *command, const char *word) {
+  const size_t n = strlen(word);
+  for (const char *s = command->operands; *s; s += *s != '\0') {
+    const size_t length = strcspn(s, "|[] .");
+    if (length == n && strncmp(s, word, n) == 0) return true;
+    s += length;
+  }
+  return false;
+}
