@@ -7,8 +7,9 @@
 types.gguf has one tensor of each type that the library decodes, with random blocks, and keys of all value types;
 types.safetensors has the f32 values that the package decodes. The others are the models of tests/models as
 llama.cpp's convert_hf_to_gguf.py writes them, with the package's own table of names: GEMM weights as BF16, vectors as
-F32. Values are rounded to bf16 first, so that a folder and its file have equal bf16 weights. Needs gguf, numpy, torch
-and safetensors; the build and the tests do not run it.
+F32. Values are rounded to bf16 first, so that a folder and its file have equal bf16 weights. bytes.gguf and
+pieces.gguf are vocabularies, trained on the pages in docs; ids.json has the ids of a text by the packages that trained
+them. Needs gguf, numpy, torch, safetensors, tokenizers and sentencepiece; the build and the tests do not run it.
 """
 import glob
 import json
@@ -183,10 +184,89 @@ def add(w, name, x):
         w.add_tensor(name, gguf.quantize(x, T.BF16), raw_dtype=T.BF16)
 
 
+TEXT = "The quick brown fox jumps over 13 lazy dogs.\nCaf\u00e9 \u4e2d\u6587 \U0001f600  two  spaces\n"
+
+
+def corpus():
+    """Our own pages."""
+    pages = sorted(glob.glob(os.path.join(HERE, "..", "docs", "*.md")))
+    return TEXT + "".join(open(p, encoding="utf-8").read() for p in pages)
+
+
+def pieces(out):
+    """A vocabulary of sentencepiece and the ids of a text, which ids.json keeps."""
+    import io
+
+    import sentencepiece
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus().splitlines()), model_writer=model, model_type="bpe", vocab_size=600,
+        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        user_defined_symbols=["<sep>"], control_symbols=["<end>"])
+    sp = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    w = gguf.GGUFWriter(os.path.join(out, "pieces.gguf"), "llama")
+    w.add_tokenizer_model("llama")
+    n = sp.get_piece_size()
+    kinds = [gguf.TokenType.UNKNOWN if sp.is_unknown(i) else gguf.TokenType.BYTE if sp.is_byte(i) else
+             gguf.TokenType.CONTROL if sp.is_control(i) else
+             gguf.TokenType.USER_DEFINED if sp.id_to_piece(i) == "<sep>" else gguf.TokenType.NORMAL for i in range(n)]
+    w.add_token_list([sp.id_to_piece(i).encode() for i in range(n)])
+    w.add_token_scores([sp.get_score(i) for i in range(n)])
+    w.add_token_types(kinds)
+    w.add_unk_token_id(0)
+    w.add_bos_token_id(1)
+    w.add_eos_token_id(2)
+    w.add_eot_token_id(sp.piece_to_id("<end>"))
+    w.add_chat_template([{"name": "default", "template": "{{ messages }}"}, {"name": "rag", "template": "{{ x }}"}])
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.close()
+    return sp
+
+
+def byte_level(out):
+    """A vocabulary of the package tokenizers."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
+                                               pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    t.decoder = decoders.ByteLevel()
+    t.train_from_iterator([corpus()], trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|end|>", "<|start|>"]))
+    t.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
+    model = json.loads(t.to_str())["model"]
+    w = gguf.GGUFWriter(os.path.join(out, "bytes.gguf"), "llama")
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("smollm")
+    n = t.get_vocab_size()
+    names = [t.id_to_token(i) for i in range(n)]
+    w.add_token_list(names)
+    w.add_token_types([gguf.TokenType.CONTROL if x in ("<|end|>", "<|start|>") else
+                       gguf.TokenType.USER_DEFINED if x == "<tool>" else gguf.TokenType.NORMAL for x in names])
+    w.add_token_merges([" ".join(m) for m in model["merges"]])
+    w.add_bos_token_id(1)
+    w.add_eos_token_id(0)
+    w.add_add_bos_token(True)
+    w.add_chat_template("{{ messages }}")
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.close()
+    return t
+
+
+def vocabularies(out):
+    """The ids of TEXT by the packages that made the vocabularies."""
+    ids = {"text": TEXT, "pieces": pieces(out).encode(TEXT), "bytes": byte_level(out).encode(TEXT).ids}
+    with open(os.path.join(out, "ids.json"), "w", encoding="ascii") as f:
+        json.dump(ids, f)
+        f.write("\n")
+
+
 def main():
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "..", "tests", "data", "gguf")
     os.makedirs(out, exist_ok=True)
     types(out)
+    vocabularies(out)
     for name in ("llama", "llama-shards", "mixtral", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "gemma", "gemma2",
                  "gpt2"):
         model(name, out)
