@@ -45,6 +45,8 @@ typedef enum rfr_model_type {
 
 enum { RFR_MAX_LAYERS = 4096 };
 
+typedef struct rfr_adapter rfr_adapter;
+
 typedef struct rfr_model_config {
   size_t size;
   rfr_model_type type;
@@ -90,8 +92,10 @@ typedef struct rfr_model_config {
   int router_narrow; /* router logits and weights are rounded to dtype, as in the transformers library */
   double balance_loss; /* factors of the aux loss and the z-loss, see rfr_model_routing_loss */
   double z_loss;
-  int64_t longest; /* rows of the longest document, for counting work; 0: max_positions */
-  rfr_dtype dtype; /* of parameters and activations: f32, bf16 or f16 */
+  int64_t longest;            /* rows of the longest document, for counting work; 0: max_positions */
+  rfr_dtype dtype;            /* of parameters and activations: f32, bf16 or f16 */
+  const rfr_adapter *adapter; /* of this model; NULL: none. The caller keeps it while the description is used. */
+  rfr_quant base_format;      /* storage of the linear weights of blocks, experts' too, which are frozen then */
 } rfr_model_config;
 
 /* A small byte model of the type: vocab 256, C 256, L 4, H 4. */
@@ -109,19 +113,21 @@ RFR_API int64_t rfr_model_expert_layers(const rfr_model_config *c);
 /* "llama", "gpt2", "gemma", "gemma2", "gemma3", "olmo2", "smollm3", "granite" */
 RFR_API const char *rfr_model_type_name(rfr_model_type type);
 
-typedef enum rfr_init_kind { RFR_INIT_NORMAL, RFR_INIT_ZEROS, RFR_INIT_ONES } rfr_init_kind;
+typedef enum rfr_init_kind { RFR_INIT_NORMAL, RFR_INIT_ZEROS, RFR_INIT_ONES, RFR_INIT_UNIFORM } rfr_init_kind;
 
-/* One parameter: its Hugging Face name, shape and initial values. `std` is for RFR_INIT_NORMAL. */
+/* One parameter: its Hugging Face name, shape and initial values. `std` is for RFR_INIT_NORMAL and RFR_INIT_UNIFORM,
+ * whose values lie between -sqrt(3) std and sqrt(3) std. */
 typedef struct rfr_parameter {
   char name[96];
   int rank;
   int64_t shape[3];
   rfr_init_kind init;
   double std;
+  rfr_quant format; /* RFR_QUANT_NONE: stored in the model's dtype; else as u8 (rfr_quant_bytes) */
 } rfr_parameter;
 
-/* The number of parameters (tensors) of a checked model, and the i-th in the order of the forward pass. Errors:
- * argument past the end. */
+/* The number of parameters (tensors) of a checked model, and the i-th: those of the model in the order of the forward
+ * pass, then those of its adapter. Errors: argument past the end. */
 RFR_API int rfr_model_parameter_count(const rfr_model_config *c);
 RFR_API rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *out);
 
@@ -131,10 +137,56 @@ RFR_API rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_par
 RFR_API rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, int threads, void *data);
 
 /* Declares all parameters as inputs, in the order of rfr_model_parameter; `out` has rfr_model_parameter_count elements.
- * A parameter whose name matches one of the `frozen` patterns (rfr_name_matches) gets the role frozen, others
- * trainable. */
+ * A parameter whose name matches one of the `frozen` patterns (rfr_name_matches) gets the role frozen, and so do all
+ * parameters of a model that has an adapter except the adapter's. The others get the role trainable. */
 RFR_API void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,
                                rfr_value *out);
+
+/* ---- adapters ----
+ *
+ * An adapter trains a model of frozen weights: it adds a product of two small matrices to the weights of some linear
+ * layers. A target with weight W (out,in), rank r and alpha has the parameters A (r,in), "MODULE.lora_A.weight", and B
+ * (out,r), "MODULE.lora_B.weight", where MODULE is the parameter's name without ".weight":
+ *   LoRA  y = x WT + b + s (dropout(x) AT) BT,   s = alpha / r, with rslora alpha / sqrt(r)
+ *   DoRA  the rows of W + s B A are scaled to the norms m (out), "MODULE.lora_magnitude_vector"; the norms of W + s B A
+ *         have no gradient
+ * An embedding table (V,C) has "MODULE.lora_embedding_A" (r,V) and "MODULE.lora_embedding_B" (C,r). A is uniform and B
+ * zero at first, as in the PEFT library. The numbers of DoRA's m are the norms of W's rows at first; rfr_parameter_fill
+ * fills them with ones, because it does not know W.
+ *
+ *   rfr_adapter_options o = rfr_adapter_options_default();
+ *   rfr_adapter_create(ctx, &c, &o, &adapter);
+ *   c.adapter = adapter;
+ *
+ * Sources: LoRA: Hu et al., arXiv 2106.09685. rsLoRA: Kalajdzievski, arXiv 2312.03732. DoRA: Liu et al.,
+ * arXiv 2402.09353. */
+
+/* A number for the targets whose name matches the pattern. */
+typedef struct rfr_adapter_number {
+  const char *match;
+  double value;
+} rfr_adapter_number;
+
+typedef struct rfr_adapter_options {
+  size_t size;
+  int64_t rank; /* 1 to 65536 */
+  double alpha; /* more than 0 */
+  int rslora, dora;
+  double dropout; /* of the input of A, 0 up to but not 1 */
+  const char *const
+      *targets; /* patterns (rfr_name_matches) of modules; "all-linear": all linear layers of the blocks */
+  int n_targets;
+  const rfr_adapter_number *ranks, *alphas; /* for some of the targets; of several that match the last one counts */
+  int n_ranks, n_alphas;
+} rfr_adapter_options;
+
+/* rank 16, alpha 32, targets all-linear */
+RFR_API rfr_adapter_options rfr_adapter_options_default(void);
+/* Makes the description of an adapter for a model without one; *out is destroyed by the caller, after the last use of a
+ * description that refers to it. Errors: adapter, with the pattern or module; model.config; argument. */
+RFR_API rfr_status rfr_adapter_create(rfr_ctx *ctx, const rfr_model_config *c, const rfr_adapter_options *options,
+                                      rfr_adapter **out);
+RFR_API void rfr_adapter_destroy(rfr_adapter *adapter); /* accepts NULL */
 
 /* Returns the hidden state (T,C) after the last norm. tokens: i32 (T). offsets: i32 (documents+1), ascending from 0 to
  * T. step: a step block, which turns dropout on; RFR_NONE for evaluation. */

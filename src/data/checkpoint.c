@@ -237,7 +237,8 @@ static rfr_status check_files(rfr_ctx *ctx, const char *folder, const json_t *fi
 
 /* Whether loading reads a file, besides any safetensors file. */
 static bool is_loaded(const char *name) {
-  static const char *const names[] = {"config.json", "state.json", "model.safetensors.index.json"};
+  static const char *const names[] = {"config.json", "state.json", "model.safetensors.index.json",
+                                      "adapter_config.json"};
   static const char suffix[] = ".safetensors";
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (strcmp(name, names[i]) == 0) return true;

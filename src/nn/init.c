@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 #include "core/rng.h"
-#include "nn/nn.h"
+#include "nn/adapter.h"
 
 static const char *const type_names[] = {
     [RFR_MODEL_LLAMA] = "llama",     [RFR_MODEL_GPT2] = "gpt2",      [RFR_MODEL_GEMMA] = "gemma",
@@ -209,9 +209,15 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
     return rfi_fail(RFI_E_MODEL_CONFIG, "dropout %g is outside [0, 1)", c->dropout);
   if (!(c->norm_eps > 0.0) || !(c->rope_theta > 0.0) || !(c->init_std >= 0.0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "norm_eps and rope_theta must be positive, and init_std not negative");
+  if (c->base_format > RFR_QUANT_INT8)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "base_format is %d; weights can be stored in nf4 and int8",
+                    (int)c->base_format);
   if (c->dtype != RFR_F32 && c->dtype != RFR_BF16 && c->dtype != RFR_F16)
     return rfi_fail(RFI_E_MODEL_CONFIG, "dtype %s is not supported for parameters; use f32, bf16 or f16",
                     rfr_dtype_name(c->dtype));
+  if (c->adapter && c->adapter->base_count + c->adapter->count != rfr_model_parameter_count(c))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "the adapter was made for another model: it has %d parameters, not %d",
+                    c->adapter->base_count, rfr_model_parameter_count(c) - c->adapter->count);
   return RFR_OK;
 }
 
@@ -251,6 +257,9 @@ static float normal(uint32_t a, uint32_t b, float scale) {
   return (float)sum * scale;
 }
 
+/* Between -bound and bound: the middles of 2^24 equal parts, which are exact in f32. */
+static float centred(uint32_t a, float bound) { return ((float)(a >> 8) + 0.5f - 8388608.0f) * 0x1p-23f * bound; }
+
 enum { MANY = 1 << 14 }; /* from this many numbers on, threads are faster */
 
 rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, int threads, void *data) {
@@ -261,19 +270,20 @@ rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype d
     return rfi_fail(RFI_E_ARGUMENT, "%s: %d threads, not 1 to %d", p->name, threads, RFI_MAX_THREADS);
   int64_t n = 1;
   for (int d = 0; d < p->rank; d++) n *= p->shape[d];
-  if (p->init != RFR_INIT_NORMAL) {
+  if (p->init != RFR_INIT_NORMAL && p->init != RFR_INIT_UNIFORM) {
     for (int64_t i = 0; i < n; i++) store(dtype, data, i, p->init == RFR_INIT_ONES ? 1.0f : 0.0f);
     return RFR_OK;
   }
   /* A uniform integer below 65536 has variance (65536^2 - 1) / 12; the sum of four has four times that. */
-  const float scale = (float)(p->std / sqrt((65536.0 * 65536.0 - 1.0) / 3.0));
+  const bool uniform = p->init == RFR_INIT_UNIFORM;
+  const float scale = (float)(uniform ? p->std * sqrt(3.0) : p->std / sqrt((65536.0 * 65536.0 - 1.0) / 3.0));
   const uint64_t key = rfi_stream_key(seed, name_hash(p->name));
   if (n >= MANY) RFI_TRY(rfi_check_fork(threads));
 #pragma omp parallel for num_threads(threads) if (n >= MANY)
   for (int64_t i = 0; i < n; i += 2) {
     rfi_u32x4 r = rfi_draw4(key, (uint64_t)(i / 2), 0, 0, 0);
-    store(dtype, data, i, normal(r.v[0], r.v[1], scale));
-    if (i + 1 < n) store(dtype, data, i + 1, normal(r.v[2], r.v[3], scale));
+    store(dtype, data, i, uniform ? centred(r.v[0], scale) : normal(r.v[0], r.v[1], scale));
+    if (i + 1 < n) store(dtype, data, i + 1, uniform ? centred(r.v[2], scale) : normal(r.v[2], r.v[3], scale));
   }
   return RFR_OK;
 }

@@ -7,18 +7,17 @@
  *
  * Gemma stores the scale of a norm minus one. The one is added in f32, because the sum in bf16 would lose bits.
  */
-#include "nn/nn.h"
-
-enum { DROPOUT_STREAM = 1 };
+#include "nn/adapter.h"
 
 rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind kind) {
   const int i = rfi_parameter_index(n->c, kind, n->layer);
-  return i < 0 ? RFR_NONE : n->parameters[i];
+  return i < 0 ? RFR_NONE : rfi_parameter_values(n->t, n->c, n->parameters, i);
 }
 
 rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight) {
-  rfr_value w = rfi_nn_parameter(n, weight), b = rfi_nn_parameter(n, (rfi_param_kind)(weight + 1));
-  return rfr_matmul(n->t, x, w, b, 0, n->c->type != RFR_MODEL_GPT2, n->c->dtype);
+  const rfr_value b = rfi_nn_parameter(n, (rfi_param_kind)(weight + 1));
+  const int w = rfi_parameter_index(n->c, weight, n->layer);
+  return rfi_adapter_linear(n->t, n->c, n->parameters, w, x, b, n->step, n->c->dtype);
 }
 
 rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_param_kind weight) {
@@ -39,5 +38,5 @@ rfr_value rfi_nn_scale(const rfi_nn *n, rfr_value x, double by) {
 
 rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x) {
   if (n->c->dropout == 0.0 || n->step == RFR_NONE) return x;
-  return rfr_dropout(n->t, x, n->step, n->c->dropout, DROPOUT_STREAM);
+  return rfr_dropout(n->t, x, n->step, n->c->dropout, RFI_DROPOUT_STREAM);
 }

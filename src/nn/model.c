@@ -8,18 +8,27 @@
 #include <math.h>
 
 #include "base/base.h"
-#include "nn/nn.h"
+#include "nn/adapter.h"
 
 rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role) {
   rfr_parameter p;
   if (rfr_model_parameter(c, i, &p) != RFR_OK) return RFR_NONE;
-  return rfr_input(t, p.name, role, c->dtype, p.rank, p.shape);
+  if (p.format == RFR_QUANT_NONE) return rfr_input(t, p.name, role, c->dtype, p.rank, p.shape);
+  const int64_t bytes = rfr_quant_bytes(p.format, p.rank, p.shape);
+  return rfr_input(t, p.name, RFR_ROLE_FROZEN, RFR_U8, 1, &bytes);
+}
+
+rfr_value rfi_parameter_values(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int i) {
+  rfr_parameter p;
+  if (c->base_format == RFR_QUANT_NONE || rfr_model_parameter(c, i, &p) != RFR_OK || p.format == RFR_QUANT_NONE)
+    return parameters[i];
+  return rfr_dequantize(t, parameters[i], p.format, p.rank, p.shape, c->dtype);
 }
 
 void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,
                        rfr_value *out) {
   for (int i = 0; i < rfr_model_parameter_count(c); i++) {
-    rfr_role role = RFR_ROLE_TRAINABLE;
+    rfr_role role = rfi_adapter_freezes(c, i) ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE;
     rfr_parameter p;
     if (rfr_model_parameter(c, i, &p) != RFR_OK) continue;
     for (int k = 0; k < n_frozen; k++)
@@ -38,6 +47,7 @@ static double embedding_scale(const rfr_model_config *c) {
 static rfr_value forward(rfi_nn *n, rfr_value tokens) {
   rfr_trace *t = n->t;
   rfr_value x = rfr_embedding(t, rfi_nn_parameter(n, RFI_PARAM_TOKENS), tokens); /* (T,C) */
+  x = rfi_adapter_embedding(t, n->c, n->parameters, tokens, x);
   if (n->c->type == RFR_MODEL_GPT2)
     x = rfr_add(t, x, rfr_embedding(t, rfi_nn_parameter(n, RFI_PARAM_POSITIONS), n->positions));
   if (rfi_is_gemma(n->c)) x = rfr_scale(t, x, embedding_scale(n->c), RFR_NONE);
@@ -90,12 +100,12 @@ rfr_value rfr_model_forward_cached(rfr_trace *t, const rfr_model_config *c, cons
 
 rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value hidden,
                            rfr_dtype to) {
-  rfr_value w = parameters[rfi_parameter_index(c, c->tie_embeddings ? RFI_PARAM_TOKENS : RFI_PARAM_HEAD, 0)];
+  const int w = rfi_parameter_index(c, c->tie_embeddings ? RFI_PARAM_TOKENS : RFI_PARAM_HEAD, 0);
   rfr_scope(t, "head");
   /* scales the hidden state: the loss computes its logits in chunks and stores none */
   if (c->logits_scaling > 0.0 && c->logits_scaling != 1.0)
     hidden = rfr_scale(t, hidden, 1.0 / c->logits_scaling, RFR_NONE);
-  rfr_value y = rfr_matmul(t, hidden, w, RFR_NONE, 0, 1, to); /* (T,V) */
+  rfr_value y = rfi_adapter_linear(t, c, parameters, w, hidden, RFR_NONE, RFR_NONE, to); /* (T,V) */
   if (c->logit_cap > 0.0) y = rfr_softcap(t, y, c->logit_cap);
   rfr_scope(t, "");
   return y;

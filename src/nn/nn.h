@@ -18,6 +18,7 @@ enum {
   RFI_MOST_EXPERTS = 1 << 16,
   RFI_MOST_EXPERTS_IN_ALL = 1 << 20 /* layers x experts */
 };
+enum { RFI_DROPOUT_STREAM = 1 }; /* random stream of all dropout of a model; the ops differ by site */
 #define RFI_MOST_ELEMENTS 0x1p50 /* of all parameters: byte counts of weights and states stay far below 2^63 */
 
 /* The parameters of a model or layer by purpose. The bias of a weight is the next enumerator. */
@@ -72,11 +73,17 @@ static inline bool rfi_has_post_norms(const rfr_model_config *c) {
  * layer. */
 int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind kind, int64_t layer);
 
+/* The purpose of the i-th parameter of the model, the adapter's not included. */
+rfi_param_kind rfi_parameter_kind(const rfr_model_config *c, int i);
 /* Elements of all parameters. The sizes must be within their own limits. */
 double rfi_model_elements(const rfr_model_config *c);
 
-/* Declares the i-th parameter as an input of the trace. */
+/* Declares the i-th parameter as an input of the trace; a quantized one is frozen. */
 rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role);
+/* The values of the i-th parameter: the parameter, or its dequantized values. */
+rfr_value rfi_parameter_values(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int i);
+/* A linear weight of a block, the experts' included. */
+bool rfi_is_linear(rfi_param_kind kind);
 
 /* The state of recording one forward pass. */
 typedef struct rfi_nn {

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "nn/nn.h"
+#include "nn/adapter.h"
 
 typedef struct row {
   rfi_param_kind kind;
@@ -201,14 +201,17 @@ double rfi_model_elements(const rfr_model_config *c) {
   return n;
 }
 
-int rfr_model_parameter_count(const rfr_model_config *c) {
+static int base_count(const rfr_model_config *c) {
   return count(c, BEFORE, false) + before(c, c->layers) + count(c, AFTER, false);
 }
 
-rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *out) {
-  memset(out, 0, sizeof *out);
-  const int total = rfr_model_parameter_count(c), first = count(c, BEFORE, false);
-  if (i < 0 || i >= total) return rfi_fail(RFI_E_ARGUMENT, "parameter %d of a model that has %d", i, total);
+int rfr_model_parameter_count(const rfr_model_config *c) {
+  return base_count(c) + (c->adapter ? c->adapter->count : 0);
+}
+
+/* The row of the i-th parameter of the model without the adapter. */
+static const row *find_row(const rfr_model_config *c, int i, int64_t *of_layer) {
+  const int first = count(c, BEFORE, false);
   int which = BEFORE;
   int64_t layer = 0;
   bool experts = false;
@@ -226,8 +229,41 @@ rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *
   const part *p = &parts_of(c)[which];
   for (int k = 0; k < p->n; k++) {
     if (!enabled(c, &p->rows[k], experts) || i-- > 0) continue;
-    describe(c, &p->rows[k], layer, out);
-    return RFR_OK;
+    *of_layer = layer;
+    return &p->rows[k];
   }
-  return rfi_fail(RFI_E_INTERNAL, "parameter table of %s", rfr_model_type_name(c->type));
+  return NULL;
+}
+
+bool rfi_is_linear(rfi_param_kind kind) {
+  switch (kind) {
+    case RFI_PARAM_QKV:
+    case RFI_PARAM_Q:
+    case RFI_PARAM_K:
+    case RFI_PARAM_V:
+    case RFI_PARAM_O:
+    case RFI_PARAM_GATE:
+    case RFI_PARAM_UP:
+    case RFI_PARAM_DOWN:
+    case RFI_PARAM_EXPERT_UP:
+    case RFI_PARAM_EXPERT_DOWN: return true;
+    default: return false;
+  }
+}
+
+rfi_param_kind rfi_parameter_kind(const rfr_model_config *c, int i) {
+  int64_t layer;
+  return find_row(c, i, &layer)->kind;
+}
+
+rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *out) {
+  const int total = rfr_model_parameter_count(c), base = base_count(c);
+  int64_t layer;
+  memset(out, 0, sizeof *out);
+  if (i < 0 || i >= total) return rfi_fail(RFI_E_ARGUMENT, "parameter %d of a model that has %d", i, total);
+  if (i >= base) return rfi_adapter_parameter(c, i, out);
+  const row *r = find_row(c, i, &layer);
+  describe(c, r, layer, out);
+  if (rfi_is_linear(r->kind)) out->format = c->base_format;
+  return RFR_OK;
 }

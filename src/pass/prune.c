@@ -7,7 +7,7 @@
  * CSE merges pure ops with the same op, operands and attributes. The numbers of a random op depend on its microbatch,
  * so random ops merge only within one microbatch. An op that writes into its operand's storage (acc, state) never
  * merges, nor does a collective. An op that reads a gathered parameter is not hoisted: its result would keep the
- * gathered bytes for the rest of the step.
+ * gathered bytes for the rest of the step. Nor is dequantize, which exists so that no step keeps its result.
  */
 #include <string.h>
 
@@ -150,6 +150,7 @@ static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) 
 static int hoisted(const rfr_trace *t, const cse *c, const uint8_t *depends, int i) {
   const rfi_opr *op = &t->ops[i];
   if (c->gone[i] || op->n_out == 0 || op->out[0] < 0 || !mergeable(op)) return -1;
+  if (op->def->code == RFI_OP_dequantize) return -1;
   int d = depends[op->out[0]];
   if (d == DEPENDS_FROZEN) return RFR_PHASE_LOAD; /* views too: they need no kernel */
   if (d == DEPENDS_WEIGHT && c->split_phases) return RFR_PHASE_SETUP;

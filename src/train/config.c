@@ -137,7 +137,8 @@ static rfr_status take_default(rfi_config *c, int id) {
   memset(value_of(c, id), 0, row->size);
   if (strcmp(row->initial, "required") == 0 || strcmp(row->initial, "auto") == 0) return RFR_OK;
   rfi_yaml *node;
-  if (row->initial[0] == '[') RFI_TRY(rfi_yaml_parse(c->arena, "default", row->initial, strlen(row->initial), &node));
+  if (row->initial[0] == '[' || row->initial[0] == '{')
+    RFI_TRY(rfi_yaml_parse(c->arena, "default", row->initial, strlen(row->initial), &node));
   else if (!(node = rfi_yaml_scalar(c->arena, row->initial, 0))) return RFR_NO_MEMORY;
   node->null = false;
   c->source[id].from = "default";
@@ -323,7 +324,36 @@ static rfr_status absolute(rfi_config *c, const char *folder, const char **path)
 static rfr_status derive_folders(rfi_config *c, const char *folder) {
   DERIVE(c, data_root, "");
   RFI_TRY(absolute(c, folder, &c->data_root));
+  if (*c->adapter_from) RFI_TRY(absolute(c, folder, &c->adapter_from));
   return *c->model ? absolute(c, folder, &c->model) : RFR_OK;
+}
+
+/* A folder of an adapter has what the other keys say, except the dropout and the format of the base. A key of an adapter without an adapter is an
+ * error: the run would train the model itself. */
+static rfr_status derive_adapter(rfi_config *c) {
+  for (int i = 0; i < RFI_CFG_COUNT; i++) {
+    if (strcmp(rows[i].section, "adapter") != 0 || !given(c, i) || strcmp(c->source[i].from, "default") == 0) continue;
+    if (i == RFI_CFG_adapter_from || i == RFI_CFG_adapter_type) continue;
+    if (*c->adapter_from && i != RFI_CFG_adapter_dropout && i != RFI_CFG_adapter_base)
+      return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[i].line ? c->source[i].from : c->file, c->source[i].line,
+                         "%s: not allowed with adapter.from, whose adapter_config.json has it; remove the key",
+                         rows[i].path);
+    if (*c->adapter_from || c->adapter_type != RFI_ADAPTER_none) continue;
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[i].line ? c->source[i].from : c->file, c->source[i].line,
+                       "%s: there is no adapter; set adapter.type to lora or dora", rows[i].path);
+  }
+  if (*c->adapter_from) {
+    if (given(c, RFI_CFG_adapter_type) && c->adapter_type == RFI_ADAPTER_none)
+      return BAD(c, adapter_from, "adapter.from: adapter.type is none; remove one of the two keys");
+    for (int i = 0; i < RFI_CFG_COUNT; i++) /* decided by the folder */
+      if (strcmp(rows[i].section, "adapter") == 0 && given(c, i) && strcmp(c->source[i].from, "default") == 0 &&
+          i != RFI_CFG_adapter_dropout && i != RFI_CFG_adapter_base)
+        c->source[i] = (rfi_config_source){0};
+    return RFR_OK;
+  }
+  DERIVE(c, adapter_type, RFI_ADAPTER_none);
+  DERIVE(c, adapter_alpha, 2.0 * (double)c->adapter_rank);
+  return RFR_OK;
 }
 
 /* run.steps or run.time; --set of one replaces the other in the file. */
@@ -356,6 +386,7 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
                          "%s: not allowed with a model folder, whose config.json has it; remove the key", rows[i].path);
   if (!*c->model) RFI_TRY(derive_model(c));
   RFI_TRY(derive_folders(c, folder));
+  RFI_TRY(derive_adapter(c));
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
   if (c->data_train.n == 0) return BAD(c, data_train, "data.train: the list is empty");
@@ -410,6 +441,8 @@ static rfr_status print_row(const rfi_config *c, int id, bool sources, rfi_strin
 bool rfi_config_is_used(const rfi_config *c, rfi_config_id id) {
   const bool model = strcmp(rows[id].section, "model") == 0;
   if (id == RFI_CFG_model ? !*c->model : model && *c->model) return false;
+  if (strcmp(rows[id].section, "adapter") == 0 && c->adapter_type == RFI_ADAPTER_none && !*c->adapter_from)
+    return false;
   return c->source[id].from != NULL;
 }
 

@@ -45,6 +45,12 @@ typedef struct rfi_config_groups {
   int n;
 } rfi_config_groups;
 
+/* A number for each pattern; the last that matches counts. The elements are those of rfr_adapter_number. */
+typedef struct rfi_config_numbers {
+  const struct rfr_adapter_number *items;
+  int n;
+} rfi_config_numbers;
+
 /* X(list, name): the choices of a CHOICE key; its value is the enumerator RFI_list_name. SCHEDULE has the order of
  * rfr_lr_kind, RECOMPUTE that of rfr_recompute. */
 #define RFI_CHOICES_MODEL_TYPE(X) \
@@ -55,6 +61,8 @@ typedef struct rfi_config_groups {
 #define RFI_CHOICES_WIDTH(X) X(WIDTH, f32) X(WIDTH, model)
 #define RFI_CHOICES_SCHEDULE(X) X(SCHEDULE, constant) X(SCHEDULE, linear) X(SCHEDULE, cosine) X(SCHEDULE, wsd)
 #define RFI_CHOICES_RECOMPUTE(X) X(RECOMPUTE, none) X(RECOMPUTE, auto) X(RECOMPUTE, all)
+#define RFI_CHOICES_ADAPTER(X) X(ADAPTER, none) X(ADAPTER, lora) X(ADAPTER, dora)
+#define RFI_CHOICES_BASE(X) X(BASE, model) X(BASE, nf4) X(BASE, int8)
 #define RFI_CHOICES_DROPOUT(X) X(DROPOUT, model) X(DROPOUT, none)
 #define RFI_CHOICE_ENUM(list, name) RFI_##list##_##name,
 enum { RFI_CHOICES_MODEL_TYPE(RFI_CHOICE_ENUM) };
@@ -65,6 +73,8 @@ enum { RFI_CHOICES_WIDTH(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_SCHEDULE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_RECOMPUTE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_DROPOUT(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_ADAPTER(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_BASE(RFI_CHOICE_ENUM) };
 #undef RFI_CHOICE_ENUM
 
 /* X(type, C type, what a file may hold): the types of the schema. Numbers of type INT may end in k, M or G
@@ -82,7 +92,8 @@ enum { RFI_CHOICES_DROPOUT(RFI_CHOICE_ENUM) };
   X(PAIR, rfi_config_pair, "list of two numbers")                  \
   X(AMOUNT, rfi_config_amount, "steps or percent, 2%")             \
   X(SPLIT, rfi_config_split, "percent, 5%, or a list of patterns") \
-  X(GROUPS, rfi_config_groups, "list of groups")
+  X(GROUPS, rfi_config_groups, "list of groups")                   \
+  X(NUMBERS, rfi_config_numbers, "map of patterns to numbers")
 
 #define RFI_CONFIG_TYPE(type, ctype, text) typedef ctype RFI_CONFIG_##type;
 RFI_CONFIG_TYPES(RFI_CONFIG_TYPE)
@@ -129,8 +140,8 @@ rfr_status rfi_config_set(rfi_config *config, rfi_config_id id, const char *text
 
 /* The resolved configuration as YAML; with `sources`, each line ends with the source of its value. */
 rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *out);
-/* The key has a value that counts: false for model.* if `model` is a folder, for `model` if it is not, and for a key
- * that is still auto. */
+/* The key has a value that counts: false for model.* if `model` is a folder, for `model` if it is not, for adapter.*
+ * without an adapter, and for a key that is still auto. */
 bool rfi_config_is_used(const rfi_config *config, rfi_config_id id);
 /* One value as YAML on one line. */
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);

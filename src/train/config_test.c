@@ -181,8 +181,8 @@ static const struct {
     {"optimizer: {Learning-Rate: 1}\n", "config.key", 1, "\"optimizer.Learning-Rate\"; use \"optimizer.lr\""},
     {"training_args:\n  x: 1\n", "config.key", 1, "refrain keys"},
     {"run: {num_train_epochs: 3}\n", "config.key", 1, "use \"run.steps\": one epoch is"},
-    {"lora: {rank: 8}\n", "config.key", 1, "LoRA and other adapters do not exist yet"},
-    {"optimizer: {lora_alpha: 8}\n", "config.key", 1, "do not exist yet"},
+    {"lora: {rank: 8}\n", "config.key", 1, "unknown key \"lora\"; use \"adapter.type\": lora or dora"},
+    {"optimizer: {lora_alpha: 8}\n", "config.key", 1, "use \"adapter.alpha\""},
     {"batch_size: 8\n", "config.key", 1, "use \"batch.microbatch\""},
     {"weight_decay: 8\n", "config.key", 1, "\"optimizer.weight_decay\""},
     {"output_dir: x\n", "config.key", 1, "use \"--out\""},
@@ -266,7 +266,7 @@ static void test_between_keys(void **state) {
       {"data.train=[]", "the list is empty"},
       {"model.hiddensize=1", "did you mean \"hidden_size\"?"},
       {"mode.hidden_size=1", "did you mean \"model\"?"},
-      {"lora.rank=8", "unknown key \"lora.rank\"; LoRA and other adapters do not exist yet"},
+      {"lora.rank=8", "unknown key \"lora.rank\"; use \"adapter.type\": lora or dora"},
       {"training.learning_rate=1", "unknown key \"training.learning_rate\"; use \"optimizer.lr\""},
       {"gradient_accumulation_steps=4", "use \"batch.tokens\": tokens of a step ="},
       {"batch.gradient_accumulation_steps=4", "use \"batch.tokens\""},
@@ -460,7 +460,7 @@ static void test_keys(void **state) {
   int n = 0, change = 0;
   for (; rfr_config_key_at(n, &key) == RFR_OK; n++) {
     assert_string_equal(key.name, rfi_config_path((rfi_config_id)n));
-    assert_true(*key.type && *key.initial + (n == RFI_CFG_model) && *key.meaning);
+    assert_true(*key.type && (*key.initial || n == RFI_CFG_model || n == RFI_CFG_adapter_from) && *key.meaning);
     change += key.may_change;
   }
   assert_int_equal(n, RFI_CFG_COUNT);

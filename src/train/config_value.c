@@ -8,6 +8,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "refrain/nn.h"
+
 typedef struct place {
   rfi_arena *arena;
   const rfi_config_row *row;
@@ -262,6 +264,23 @@ static rfr_status parse_groups(const place *p, const rfi_yaml *node, rfi_config_
   return RFR_OK;
 }
 
+static rfr_status parse_numbers(const place *p, const rfi_yaml *node, rfi_config_numbers *out) {
+  if (node->kind != RFI_YAML_MAP) return refuse(p, node->kind == RFI_YAML_LIST ? "a list" : node->text);
+  rfr_adapter_number *items = rfi_arena_alloc(p->arena, (size_t)(node->n + 1) * sizeof *items);
+  if (!items) return RFR_NO_MEMORY;
+  int n = 0;
+  for (const rfi_yaml *item = node->first; item; item = item->next, n++) {
+    place at = *p;
+    at.line = item->line;
+    if (item->kind != RFI_YAML_SCALAR || item->null) return BAD(&at, "%s: %s has no value", p->row->path, item->key);
+    items[n].match = rfi_arena_strdup(p->arena, item->key);
+    if (!items[n].match) return RFR_NO_MEMORY;
+    RFI_TRY(parse_float(&at, item->text, &items[n].value));
+  }
+  *out = (rfi_config_numbers){items, n};
+  return RFR_OK;
+}
+
 rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const char *file, const rfi_yaml *node,
                             void *value) {
   const place at = {arena, row, file, node->line}, *p = &at;
@@ -271,6 +290,7 @@ rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const c
     case RFI_KIND_PAIR: return parse_pair(p, node, value);
     case RFI_KIND_SPLIT: return parse_split(p, node, value);
     case RFI_KIND_GROUPS: return parse_groups(p, node, value);
+    case RFI_KIND_NUMBERS: return parse_numbers(p, node, value);
     default: break;
   }
   if (node->kind != RFI_YAML_SCALAR) return refuse(p, node->kind == RFI_YAML_MAP ? "a map" : "a list");
@@ -319,6 +339,17 @@ static rfr_status format_list(const rfi_config_list *list, rfi_string *out) {
   return rfi_string_append(out, "]", 1);
 }
 
+static rfr_status format_numbers(const rfi_config_numbers *numbers, rfi_string *out) {
+  RFI_TRY(rfi_string_append(out, "{", 1));
+  for (int i = 0; i < numbers->n; i++) {
+    if (i) RFI_TRY(rfi_string_append(out, ", ", 2));
+    RFI_TRY(format_text(numbers->items[i].match, out));
+    RFI_TRY(rfi_string_append(out, ": ", 2));
+    RFI_TRY(format_number(numbers->items[i].value, "", out));
+  }
+  return rfi_string_append(out, "}", 1);
+}
+
 static rfr_status format_groups(const rfi_config_groups *groups, rfi_string *out) {
   RFI_TRY(rfi_string_append(out, "[", 1));
   for (int i = 0; i < groups->n; i++) {
@@ -351,6 +382,7 @@ rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_s
     case RFI_KIND_DTYPE: return rfi_string_printf(out, "%s", rfr_dtype_name(*(const rfr_dtype *)value));
     case RFI_KIND_STRINGS: return format_list(value, out);
     case RFI_KIND_GROUPS: return format_groups(value, out);
+    case RFI_KIND_NUMBERS: return format_numbers(value, out);
     case RFI_KIND_PAIR: {
       const rfi_config_pair *pair = value;
       RFI_TRY(rfi_string_append(out, "[", 1));

@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 
 #include "data/dataset.h"
+#include "data/hash.h"
 #include "refrain/train.h"
 #include "train/machine.h"
 #include "train/run_clock.h"
@@ -49,6 +50,7 @@ struct rfr_run {
   char checkpoint[512];                /* last written or loaded */
   int64_t checkpoint_bytes;            /* of the tensors of one checkpoint */
   char hash[33];                       /* of the data */
+  rfi_hash base;                       /* of the base model, with an adapter */
   json_t *tuned;                       /* algorithms chosen by measuring, by name; NULL: none yet, or run.tune is off */
   atomic_int stop;
 };

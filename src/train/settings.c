@@ -12,6 +12,8 @@
 #include "base/json.h"
 #include "data/dataset.h"
 #include "data/file.h"
+#include "model/peft.h"
+#include "nn/adapter.h"
 #include "train/machine.h"
 #include "train/patterns.h"
 
@@ -121,6 +123,55 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   return rfr_model_config_check(&s->spec.model);
 }
 
+/* The adapter of the folder adapter.from. */
+static rfr_status read_adapter_folder(rfi_settings *s) {
+  rfi_config *c = s->config;
+  rfi_peft *p;
+  RFI_TRY(rfi_peft_open(s->ctx, c->adapter_from, &p));
+  const rfr_status status = rfi_peft_adapter(p, &s->spec.model, c->adapter_dropout, &s->adapter);
+  rfi_peft_close(p);
+  RFI_TRY(status);
+  const int type = s->adapter->dora ? RFI_ADAPTER_dora : RFI_ADAPTER_lora;
+  if (c->source[RFI_CFG_adapter_type].from && c->adapter_type != type)
+    return FAIL_AT(s, RFI_CFG_adapter_type, "adapter.type: the folder adapter.from has an adapter of type %s",
+                   s->adapter->dora ? "dora" : "lora");
+  c->adapter_type = type;
+  c->source[RFI_CFG_adapter_type].from = "the folder's " RFI_PEFT_CONFIG;
+  s->adapter_from = c->adapter_from;
+  s->spec.model.adapter = s->adapter;
+  return RFR_OK;
+}
+
+/* Adds the adapter to the description of the model. */
+static rfr_status read_adapter(rfi_settings *s) {
+  _Static_assert((int)RFI_BASE_nf4 == (int)RFR_QUANT_NF4 && (int)RFI_BASE_int8 == (int)RFR_QUANT_INT8, "same order");
+  const rfi_config *c = s->config;
+  if (!*c->adapter_from && c->adapter_type == RFI_ADAPTER_none) return RFR_OK;
+  s->spec.model.base_format = (rfr_quant)c->adapter_base;
+  if (*c->adapter_from) return read_adapter_folder(s);
+  const rfr_adapter_options o = {.size = sizeof o,
+                                 .rank = c->adapter_rank,
+                                 .alpha = c->adapter_alpha,
+                                 .rslora = c->adapter_rslora,
+                                 .dora = c->adapter_type == RFI_ADAPTER_dora,
+                                 .dropout = c->adapter_dropout,
+                                 .targets = c->adapter_targets.items,
+                                 .n_targets = c->adapter_targets.n,
+                                 .ranks = c->adapter_ranks.items,
+                                 .n_ranks = c->adapter_ranks.n,
+                                 .alphas = c->adapter_alphas.items,
+                                 .n_alphas = c->adapter_alphas.n};
+  const rfr_status status = rfr_adapter_create(s->ctx, &s->spec.model, &o, &s->adapter);
+  if (status == RFR_NO_MEMORY) return status;
+  if (status != RFR_OK) {
+    char text[512];
+    snprintf(text, sizeof text, "%s", rfr_last_error()->message);
+    return FAIL_AT(s, RFI_CFG_adapter_targets, "adapter: %s", text);
+  }
+  s->spec.model.adapter = s->adapter;
+  return RFR_OK;
+}
+
 static rfr_status read_batch(rfi_settings *s) {
   const rfi_config *c = s->config;
   s->sequence = c->data_sequence;
@@ -176,7 +227,9 @@ static rfr_status read_rules(rfi_settings *s) {
        *grouped = rfi_arena_alloc(c->arena, n * sizeof *grouped);
   if (!rules || !matched || !grouped) return RFR_NO_MEMORY;
   for (size_t i = 0; i < n; i++)
-    rules[i] = (rfi_param_rule){.lr_scale = 1.0, .weight_decay = c->optimizer_weight_decay};
+    rules[i] = (rfi_param_rule){.frozen = rfi_adapter_freezes(&s->spec.model, (int)i),
+                                .lr_scale = 1.0,
+                                .weight_decay = c->optimizer_weight_decay};
   for (int k = 0; k < c->optimizer_frozen.n; k++) {
     RFI_TRY(match_parameters(s, RFI_CFG_optimizer_frozen, c->optimizer_frozen.items[k], matched));
     for (size_t i = 0; i < n; i++) rules[i].frozen |= matched[i];
@@ -269,6 +322,7 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   s->debug = c->run_debug;
   s->tune = c->run_tune;
   status = read_model(s, bf16_fast);
+  if (status == RFR_OK) status = read_adapter(s);
   if (status == RFR_OK) status = read_batch(s);
   if (status == RFR_OK) status = read_optimizer(s);
   if (status == RFR_OK) status = read_schedule(s);
@@ -284,6 +338,7 @@ void rfi_settings_destroy(rfi_settings *s) {
   if (!s) return;
   rfi_hf_notes_deinit(&s->notes);
   rfi_config_destroy(s->config);
+  rfr_adapter_destroy(s->adapter);
   rfi_free(s->ctx, s);
 }
 

@@ -10,19 +10,21 @@
 
 #include "base/arena.h"
 #include "base/base.h"
+#include "model/hf.h"
 #include "refrain/train.h"
 #include "train/config.h"
-#include "model/hf.h"
 #include "train/step_trace.h"
 
 typedef struct rfi_settings {
   rfr_ctx *ctx;
   rfi_config *config;
   rfi_step_spec spec;
-  const char *weights; /* folder with model.safetensors to start from, or NULL */
-  rfi_hf_notes notes;  /* of that folder */
-  int64_t sequence;    /* S, tokens of a window */
-  int64_t rows;        /* windows per microbatch */
+  rfr_adapter *adapter;     /* spec.model refers to it; NULL: none */
+  const char *adapter_from; /* folder of the adapter to start from, or NULL */
+  const char *weights;      /* folder with model.safetensors to start from, or NULL */
+  rfi_hf_notes notes;       /* of that folder */
+  int64_t sequence;         /* S, tokens of a window */
+  int64_t rows;             /* windows per microbatch */
   int64_t eval_rows;
   int64_t steps;                            /* 0: `time` decides */
   double time;                              /* seconds of training, if steps is 0 */

@@ -7,6 +7,10 @@
  * master weights) in optimizer.safetensors, the step block in state.json. The attempted count is the position in the
  * data. So a resumed run has the same bytes in the same places as one that was not interrupted.
  *
+ * A run with an adapter saves the adapter instead of the weights, as a folder that the PEFT library reads, and in
+ * state.json the hash of the base model: a sum over its tensors of the hashes of name, type and bytes, as the programs
+ * hold them. Every load of such a checkpoint loads the base first and compares the hash.
+ *
  * Weights that are not finite are never saved and never loaded: such a checkpoint cannot be trained or sampled from,
  * and would push a good one out.
  */
@@ -17,16 +21,21 @@
 
 #include "base/base.h"
 #include "base/json.h"
+#include "data/hash.h"
 #include "data/json_file.h"
 #include "data/safetensors.h"
-#include "train/events.h"
 #include "model/hf.h"
+#include "model/peft.h"
+#include "model/weights.h"
+#include "nn/adapter.h"
+#include "ops/quant/formats.h"
+#include "train/events.h"
 #include "train/host.h"
 #include "train/run_programs.h"
 #include "train/state_json.h"
-#include "model/weights.h"
 
-typedef enum kind { WEIGHT, OPTIMIZER, OTHER } kind;
+/* WEIGHT: in a run with an adapter, only the adapter's; the others are BASE. */
+typedef enum kind { WEIGHT, BASE, OPTIMIZER, OTHER } kind;
 
 /* Not saved: the metrics ring, and a text with its caches. */
 static bool is_transient(const char *name) {
@@ -34,18 +43,81 @@ static bool is_transient(const char *name) {
          strcmp(name, RFI_NAME_CURSOR) == 0 || strncmp(name, "cache.", 6) == 0;
 }
 
-static kind kind_of(const rfr_tensor *x) {
-  if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) return WEIGHT;
+static kind kind_of(const rfr_run *run, const rfr_tensor *x) {
+  if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN)
+    return run->settings->adapter && !rfi_adapter_has_name(x->name) ? BASE : WEIGHT;
   if (x->role != RFR_ROLE_STATE || strcmp(x->name, "step") == 0 || is_transient(x->name)) return OTHER;
   return OPTIMIZER;
 }
 
+/* Adds a tensor of the base to its hash, in any order. */
+static rfr_status hash_base(rfr_run *run, const rfr_tensor *x, const void *host) {
+  rfi_hasher *hasher;
+  if (kind_of(run, x) != BASE) return RFR_OK;
+  RFI_TRY(rfi_hasher_create(run->ctx, &hasher));
+  rfi_hasher_add(hasher, x->name, strlen(x->name) + 1);
+  rfi_hasher_add_u64(hasher, (uint64_t)x->type.dtype);
+  rfi_hasher_add(hasher, host, (size_t)x->bytes);
+  const rfi_hash hash = rfi_hasher_result(hasher);
+  rfi_hasher_destroy(hasher);
+  run->base.low += hash.low;
+  run->base.high += hash.high;
+  return RFR_OK;
+}
+
+/* A weight that is being written: its values, in the tensor's own memory or, if the tensor is quantized, in a copy. */
+typedef struct writing {
+  rfr_tensor x; /* with the type of the values */
+  rfr_quant format;
+  void *host; /* of the tensor */
+} writing;
+
+static rfr_status find_parameter(const rfr_model_config *c, const char *name, rfr_parameter *p) {
+  const int n = rfr_model_parameter_count(c);
+  for (int i = 0; i < n; i++) {
+    RFI_TRY(rfr_model_parameter(c, i, p));
+    if (strcmp(p->name, name) == 0) return RFR_OK;
+  }
+  return rfi_fail(RFI_E_INTERNAL, "%s is not a parameter", name);
+}
+
+static rfr_status begin_weight(rfr_run *run, const rfr_tensor *x, writing *w) {
+  const rfr_model_config *c = &run->settings->spec.model;
+  *w = (writing){.x = *x};
+  if (x->type.dtype == RFR_U8) {
+    rfr_parameter p;
+    RFI_TRY(find_parameter(c, x->name, &p));
+    w->format = p.format;
+    w->x.type = (rfr_type){.dtype = c->dtype, .rank = p.rank};
+    w->x.bytes = rfr_dtype_bits(c->dtype) / 8;
+    for (int d = 0; d < p.rank; d++) w->x.bytes *= w->x.type.shape[d] = p.shape[d];
+    RFI_TRY(RFI_ALLOC(run->ctx, (size_t)w->x.bytes, &w->x.data));
+  }
+  const rfr_status s = rfi_host_open(run, x, RFI_HOST_WRITE, &w->host);
+  if (w->format == RFR_QUANT_NONE) w->x.data = w->host;
+  else if (s != RFR_OK) rfi_free(run->ctx, w->x.data);
+  return s;
+}
+
+/* `s`: how the writing went. */
+static rfr_status end_weight(rfr_run *run, const rfr_tensor *x, writing *w, rfr_status s) {
+  const rfr_type *type = &w->x.type;
+  if (s == RFR_OK) s = hash_base(run, &w->x, w->x.data);
+  if (w->format != RFR_QUANT_NONE) {
+    if (s == RFR_OK)
+      s = rfr_quant_encode(run->ctx, w->format, type->rank, type->shape, type->dtype, w->x.data,
+                           rfi_ctx_threads(run->ctx), w->host);
+    rfi_free(run->ctx, w->x.data);
+  }
+  return rfi_host_close(run, x, RFI_HOST_WRITE, w->host, s);
+}
+
 static rfr_status fill(rfr_run *run, const rfr_parameter *p, const rfr_tensor *x) {
-  void *host;
-  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
+  writing w;
+  RFI_TRY(begin_weight(run, x, &w));
   const int threads = rfi_ctx_threads(run->ctx);
-  const rfr_status s = rfr_parameter_fill(p, run->settings->seed, x->type.dtype, threads, host);
-  return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
+  const rfr_status s = rfr_parameter_fill(p, run->settings->seed, w.x.type.dtype, threads, w.x.data);
+  return end_weight(run, x, &w, s);
 }
 
 /* master = w, exactly */
@@ -63,7 +135,7 @@ static rfr_status widen(rfr_run *run, const rfr_tensor *w, const rfr_tensor *mas
 
 static rfr_status start_weights(rfr_run *run) {
   const rfr_model_config *c = &run->settings->spec.model;
-  const int n = rfr_model_parameter_count(c);
+  const int n = c->adapter ? c->adapter->base_count : rfr_model_parameter_count(c);
   for (int i = 0; i < n; i++) {
     rfr_parameter p;
     rfr_tensor w;
@@ -93,13 +165,95 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
   return RFR_OK;
 }
 
+/* ---- the adapter ---- */
+
+/* Writes f32 values to a tensor, rounded to its type. */
+static rfr_status write_rounded(rfr_run *run, const rfr_tensor *x, const float *values) {
+  void *host;
+  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
+  if (x->type.dtype == RFR_F32) memcpy(host, values, (size_t)x->bytes);
+  for (int64_t i = 0; x->type.dtype != RFR_F32 && i < x->bytes / 2; i++)
+    ((uint16_t *)host)[i] = (uint16_t)rfr_float_to_bits(x->type.dtype, values[i]);
+  return rfi_host_close(run, x, RFI_HOST_WRITE, host, RFR_OK);
+}
+
+/* The first magnitudes of DoRA: the norms of the base weight's rows. */
+static rfr_status first_magnitude(rfr_run *run, const rfi_adapter_target *target, float *values) {
+  const rfr_model_config *c = &run->settings->spec.model;
+  rfr_parameter p;
+  rfr_tensor w;
+  void *host;
+  RFI_TRY(rfr_model_parameter(c, target->parameter, &p));
+  RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
+  float *decoded = NULL;
+  int64_t n = 1;
+  for (int d = 0; d < p.rank; d++) n *= p.shape[d];
+  if (p.format != RFR_QUANT_NONE) RFI_TRY(RFI_ALLOC(run->ctx, sizeof *decoded * (size_t)n, &decoded));
+  rfr_status s = rfi_host_open(run, &w, RFI_HOST_READ, &host);
+  if (s == RFR_OK) {
+    if (decoded) { /* in the dtype in which the step sees the weight */
+      rfi_quant_decode(p.format, p.rank, p.shape, host, decoded);
+      for (int64_t i = 0; c->dtype != RFR_F32 && i < n; i++)
+        decoded[i] = rfr_float_from_bits(c->dtype, rfr_float_to_bits(c->dtype, decoded[i]));
+    }
+    rfi_adapter_magnitude(c, target, decoded ? RFR_F32 : w.type.dtype, decoded ? decoded : host, values);
+    s = rfi_host_close(run, &w, RFI_HOST_READ, host, RFR_OK);
+  }
+  rfi_free(run->ctx, decoded);
+  return s;
+}
+
+/* One parameter of the adapter, and its master weights without rounding: from the folder (NULL: none), or its first
+ * values. */
+static rfr_status start_adapter_parameter(rfr_run *run, int i, rfi_peft *from) {
+  const rfr_model_config *c = &run->settings->spec.model;
+  const int threads = rfi_ctx_threads(run->ctx);
+  rfr_status s;
+  rfr_parameter p;
+  rfr_tensor w, master;
+  rfi_adapter_part part;
+  float *values = NULL;
+  char name[128];
+  const rfi_adapter_target *target = rfi_adapter_owner(c, i, &part);
+  RFI_TRY(rfr_model_parameter(c, i, &p));
+  RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)(w.bytes * 32 / rfr_dtype_bits(w.type.dtype)), &values));
+  if (from) RFI_GOTO(rfi_peft_read(from, p.name, &w.type, values));
+  else if (part == RFI_ADAPTER_MAGNITUDE) RFI_GOTO(first_magnitude(run, target, values));
+  else RFI_GOTO(rfr_parameter_fill(&p, run->settings->seed, RFR_F32, threads, values));
+  RFI_GOTO(write_rounded(run, &w, values));
+  snprintf(name, sizeof name, "%s" RFI_SUFFIX_MASTER, p.name);
+  if (run->settings->spec.master && w.role == RFR_ROLE_TRAINABLE && rfr_run_program_index(run, RFR_RUN_TRAIN) >= 0) {
+    RFI_GOTO(rfr_programs_tensor(run->programs, name, &master));
+    RFI_GOTO(write_rounded(run, &master, values));
+  }
+  s = RFR_OK;
+fail:
+  rfi_free(run->ctx, values);
+  return s;
+}
+
+/* folder NULL: the first values. */
+static rfr_status start_adapter(rfr_run *run, const char *folder) {
+  const rfr_model_config *c = &run->settings->spec.model;
+  rfr_status s = RFR_OK;
+  rfi_peft *from = NULL;
+  if (folder) RFI_TRY(rfi_peft_open(run->ctx, folder, &from));
+  for (int i = c->adapter->base_count; s == RFR_OK && i < rfr_model_parameter_count(c); i++)
+    s = start_adapter_parameter(run, i, from);
+  rfi_peft_close(from);
+  return s;
+}
+
+/* ---- the optimizer ---- */
+
 static rfr_status load_optimizer(rfr_run *run, const char *path) {
   rfr_status s;
   rfi_safetensors *st = NULL;
   rfr_tensor x;
   RFI_TRY(rfi_safetensors_open(run->ctx, path, &st));
   for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++) {
-    if (kind_of(&x) != OPTIMIZER) continue;
+    if (kind_of(run, &x) != OPTIMIZER) continue;
     const rfi_stored *stored = rfi_safetensors_find(st, x.name);
     bool same = stored && stored->rank == x.type.rank;
     for (int d = 0; same && d < x.type.rank; d++) same = stored->shape[d] == x.type.shape[d];
@@ -133,14 +287,12 @@ static bool is_finite(const rfr_tensor *x, const void *host) {
 }
 
 static rfr_status read_weight(rfr_run *run, const char *folder, rfi_weights *w, const rfr_tensor *x) {
-  void *host;
-  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
-  rfr_tensor copy = *x;
-  copy.data = host;
-  rfr_status s = rfi_weights_read(w, &run->settings->spec.model, &copy);
-  if (s == RFR_OK && !is_finite(x, host))
+  writing to;
+  RFI_TRY(begin_weight(run, x, &to));
+  rfr_status s = rfi_weights_read(w, &run->settings->spec.model, &to.x);
+  if (s == RFR_OK && !is_finite(&to.x, to.x.data))
     s = rfi_fail_at(RFI_E_MODEL_NONFINITE, folder, 0, "%s has elements that are NaN or infinite", x->name);
-  return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
+  return end_weight(run, x, &to, s);
 }
 
 static rfr_status load_folder(rfr_run *run, const char *folder) {
@@ -149,8 +301,9 @@ static rfr_status load_folder(rfr_run *run, const char *folder) {
   const char *name = NULL;
   RFI_TRY(rfi_weights_open(run->ctx, folder, &w));
   rfr_status s = RFR_OK;
+  const kind which = run->settings->adapter ? BASE : WEIGHT;
   for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
-    if (kind_of(&x) == WEIGHT) s = read_weight(run, folder, w, &x);
+    if (kind_of(run, &x) == which) s = read_weight(run, folder, w, &x);
   const int64_t left = s == RFR_OK ? rfi_weights_left(w, &run->settings->spec.model, &name) : 0;
   if (left > 0)
     rfi_run_warn(run, "%.200s: %lld tensors do not belong to the model and are ignored, as %.100s", folder,
@@ -159,15 +312,21 @@ static rfr_status load_folder(rfr_run *run, const char *folder) {
   return s;
 }
 
+/* The weights of the model that the configuration names: without an adapter all weights, otherwise the base. */
+static rfr_status load_model(rfr_run *run) {
+  run->base = (rfi_hash){0};
+  return run->settings->weights ? load_folder(run, run->settings->weights) : start_weights(run);
+}
+
 rfr_status rfi_state_set_lr_steps(rfr_run *run) {
   return rfr_programs_write(run->programs, &run->lr_steps, run->clock.lr_steps);
 }
 
 /* Of programs that are new: tensors that are not written here are zeros. */
 static rfr_status init_state(rfr_run *run) {
-  if (run->settings->weights) RFI_TRY(load_folder(run, run->settings->weights));
-  else RFI_TRY(start_weights(run));
-  RFI_TRY(start_masters(run, run->settings->weights != NULL));
+  RFI_TRY(load_model(run));
+  if (run->settings->adapter) RFI_TRY(start_adapter(run, run->settings->adapter_from));
+  else RFI_TRY(start_masters(run, run->settings->weights != NULL));
   const int64_t block[RFI_STEP_N] = {[RFI_STEP_SEED] = (int64_t)run->settings->seed};
   if (run->block.data) RFI_TRY(rfr_programs_write(run->programs, &run->block, block));
   rfi_run_clock_init(&run->clock);
@@ -200,7 +359,12 @@ static rfr_status own_state(rfr_run *run, rfi_state_json *out) {
                                rfi_ctx_device(run->ctx), "isa", rfi_ctx_isa(run->ctx), "threads",
                                rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul, "data", run->hash);
   out->tuned = json_incref(run->tuned);
-  if (out->environment) return RFR_OK;
+  if (run->settings->adapter) {
+    char hash[33];
+    const char *folder = run->settings->weights;
+    out->base = json_pack("{s:s, s:s}", "model", folder ? folder : "", "hash", rfi_hash_format(hash, run->base));
+  }
+  if (out->environment && (out->base || !run->settings->adapter)) return RFR_OK;
   rfi_state_json_deinit(out);
   return rfi_fail(RFI_E_NO_MEMORY, "describing the machine");
 }
@@ -245,7 +409,7 @@ static rfr_status compare(rfr_run *run, const char *file, const json_t *theirs, 
   return s;
 }
 
-static rfr_status read_state(rfr_run *run, const char *path, rfi_state_json *out) {
+static rfr_status read_state(const rfr_run *run, const char *path, rfi_state_json *out) {
   char *text;
   size_t n;
   *out = (rfi_state_json){0};
@@ -253,6 +417,21 @@ static rfr_status read_state(rfr_run *run, const char *path, rfi_state_json *out
   rfr_status s = rfi_state_json_parse(path, text, n, out);
   rfi_free(run->ctx, text);
   return s;
+}
+
+/* The base that was loaded must be the one that the checkpoint's adapter was trained on. */
+static rfr_status check_base(const rfr_run *run, const char *path, const rfi_state_json *theirs) {
+  char mine[33];
+  if (!run->settings->adapter) return RFR_OK;
+  const char *hash = json_string_value(json_object_get(theirs->base, "hash"));
+  const char *model = json_string_value(json_object_get(theirs->base, "model"));
+  if (!hash || !model)
+    return rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "\"base\" does not name the model that the adapter was trained on");
+  if (strcmp(hash, rfi_hash_format(mine, run->base)) == 0) return RFR_OK;
+  return rfi_fail_at(RFI_E_ADAPTER_BASE, path, 0,
+                     "the adapter was trained on the model %.200s with hash %.32s; the model %.200s has hash %s",
+                     *model ? model : "(from the seed)", hash,
+                     run->settings->weights ? run->settings->weights : "(from the seed)", mine);
 }
 
 static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) {
@@ -265,6 +444,7 @@ static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) 
   if (theirs.block[RFI_STEP_SEED] != (int64_t)run->settings->seed)
     RFI_GOTO(rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0, "step_block has seed %lld, but run.seed is %lld",
                          (long long)theirs.block[RFI_STEP_SEED], (long long)run->settings->seed));
+  RFI_GOTO(check_base(run, path, &theirs));
   RFI_GOTO(own_state(run, &mine));
   RFI_GOTO(compare(run, path, theirs.configuration, mine.configuration, other_configuration));
   RFI_GOTO(compare(run, path, theirs.environment, mine.environment, other_environment));
@@ -291,20 +471,34 @@ rfr_status rfi_state_load_tuned(rfr_run *run, const rfi_checkpoint *checkpoint) 
   return s;
 }
 
+static rfr_status check_base_of(const rfr_run *run, const rfi_checkpoint *checkpoint) {
+  char *path;
+  rfi_state_json theirs;
+  RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));
+  rfr_status s = read_state(run, path, &theirs);
+  if (s == RFR_OK) s = check_base(run, path, &theirs);
+  rfi_state_json_deinit(&theirs);
+  rfi_free(run->ctx, path);
+  return s;
+}
+
 rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool training) {
   rfr_status s;
   char *path = NULL;
   snprintf(run->checkpoint, sizeof run->checkpoint, "%s", checkpoint->folder);
+  /* rfi_state_prepare has loaded the base of an adapter. */
   if (!training) {
     run->step = checkpoint->step;
-    return load_folder(run, checkpoint->folder);
+    if (!run->settings->adapter) return load_folder(run, checkpoint->folder);
+    RFI_TRY(check_base_of(run, checkpoint));
+    return start_adapter(run, checkpoint->folder);
   }
   /* The configuration first: its message names a key, those of tensors only a shape. */
   RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));
   RFI_GOTO(load_state_json(run, path, checkpoint->step));
   rfi_free(run->ctx, path);
   path = NULL;
-  RFI_GOTO(load_folder(run, checkpoint->folder));
+  RFI_GOTO(run->settings->adapter ? start_adapter(run, checkpoint->folder) : load_folder(run, checkpoint->folder));
   RFI_GOTO(rfi_checkpoint_path(checkpoint, "optimizer.safetensors", &path));
   RFI_GOTO(load_optimizer(run, path));
   if (run->lr_steps.data) {
@@ -320,7 +514,9 @@ fail:
 /* ---- saving ---- */
 
 /* A folder has the weights of each expert as a tensor of its own, in the order that they have here. */
-static int pieces_of(const rfr_tensor *x, kind which) { return which == WEIGHT ? rfi_hf_pieces(x->name, &x->type) : 1; }
+static int pieces_of(const rfr_run *run, const rfr_tensor *x, kind which) {
+  return which == WEIGHT && !run->settings->adapter ? rfi_hf_pieces(x->name, &x->type) : 1;
+}
 
 static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *name, kind which) {
   rfr_status s;
@@ -330,15 +526,20 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
   rfi_safetensors_entry *entries = NULL;
   rfi_hf_tensor *names = NULL;
   for (; rfr_programs_tensor_at(run->programs, total, &x) == RFR_OK; total++)
-    if (kind_of(&x) == which) pieces += pieces_of(&x, which);
+    if (kind_of(run, &x) == which) pieces += pieces_of(run, &x, which);
   RFI_TRY(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *entries, &entries));
   RFI_GOTO(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *names, &names));
   for (int i = 0; i < total; i++) {
     RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
-    for (int k = 0; kind_of(&x) == which && k < pieces_of(&x, which); k++, n++) {
+    for (int k = 0; kind_of(run, &x) == which && k < pieces_of(run, &x, which); k++, n++) {
       entries[n] = (rfi_safetensors_entry){.name = x.name, .dtype = x.type.dtype, .rank = x.type.rank};
       for (int d = 0; d < x.type.rank; d++) entries[n].shape[d] = x.type.shape[d];
       if (which != WEIGHT) continue;
+      if (run->settings->adapter) {
+        rfi_peft_name(x.name, names[n].name);
+        entries[n].name = names[n].name;
+        continue;
+      }
       rfi_hf_piece(&run->settings->spec.model, x.name, &x.type, k, &names[n]);
       entries[n].name = names[n].name;
       entries[n].rank = names[n].rank;
@@ -349,7 +550,7 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
   RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, n, NULL, 0, NULL));
   for (int i = 0; i < total; i++) {
     RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
-    if (kind_of(&x) != which) continue;
+    if (kind_of(run, &x) != which) continue;
     void *host;
     RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_READ, &host));
     if (which == WEIGHT && !is_finite(&x, host))
@@ -363,6 +564,16 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
 fail:
   rfi_free(run->ctx, entries);
   rfi_free(run->ctx, names);
+  return s;
+}
+
+static rfr_status add_peft_config(rfr_run *run, rfi_checkpoint_writer *w) {
+  rfi_string text = {.ctx = run->ctx};
+  json_t *o = rfi_peft_config(&run->settings->spec.model, run->settings->weights ? run->settings->weights : "");
+  rfr_status s = o ? rfi_json_print(o, &text) : rfi_fail(RFI_E_NO_MEMORY, "building " RFI_PEFT_CONFIG);
+  if (s == RFR_OK) s = rfi_checkpoint_add(w, RFI_PEFT_CONFIG, text.data, text.n);
+  json_decref(o);
+  rfi_string_deinit(&text);
   return s;
 }
 
@@ -381,7 +592,7 @@ int64_t rfi_state_bytes(const rfr_run *run) {
   int64_t bytes = 0;
   rfr_tensor x;
   for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
-    if (kind_of(&x) != OTHER) bytes += x.bytes;
+    if (kind_of(run, &x) == WEIGHT || kind_of(run, &x) == OPTIMIZER) bytes += x.bytes;
   return bytes;
 }
 
@@ -395,8 +606,9 @@ rfr_status rfi_state_save(rfr_run *run) {
   RFI_TRY(rfi_state_prepare(run));
   const double start = rfi_now();
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
-  RFI_GOTO(rfi_hf_save(run->ctx, model, notes, w));
-  RFI_GOTO(save_tensors(run, w, "model.safetensors", WEIGHT));
+  if (run->settings->adapter) RFI_GOTO(add_peft_config(run, w));
+  else RFI_GOTO(rfi_hf_save(run->ctx, model, notes, w));
+  RFI_GOTO(save_tensors(run, w, run->settings->adapter ? RFI_PEFT_WEIGHTS : "model.safetensors", WEIGHT));
   RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", OPTIMIZER));
   RFI_GOTO(add_state(run, w));
   RFI_TRY(rfi_checkpoint_commit(w));

@@ -46,6 +46,7 @@ static rfr_status read_root(const char *file, const json_t *root, rfi_state_json
   if (!(out->seconds >= 0.0)) return BAD("\"seconds\" is %g", out->seconds);
   RFI_TRY(read_names(file, root, "configuration", &out->configuration));
   RFI_TRY(read_names(file, root, "environment", &out->environment));
+  if (json_object_get(root, "base")) RFI_TRY(read_names(file, root, "base", &out->base));
   return json_object_get(root, "tuned") ? read_names(file, root, "tuned", &out->tuned) : RFR_OK;
 }
 
@@ -63,9 +64,9 @@ rfr_status rfi_state_json_print(const rfi_state_json *state, rfi_string *out) {
   const int64_t *block = state->block;
   json_t *seconds = state->seconds > 0.0 ? json_real(state->seconds) : NULL;
   json_t *root =
-      json_pack("{s:i, s:[I,I,I,I], s:O, s:O, s:o*, s:O*}", "format", FORMAT, "step_block", (json_int_t)block[0],
+      json_pack("{s:i, s:[I,I,I,I], s:O, s:O, s:o*, s:O*, s:O*}", "format", FORMAT, "step_block", (json_int_t)block[0],
                 (json_int_t)block[1], (json_int_t)block[2], (json_int_t)block[3], "configuration", state->configuration,
-                "environment", state->environment, "seconds", seconds, "tuned", state->tuned);
+                "environment", state->environment, "seconds", seconds, "tuned", state->tuned, "base", state->base);
   if (!root) return rfi_fail(RFI_E_NO_MEMORY, "building state.json");
   rfr_status s = rfi_json_print(root, out);
   json_decref(root);
@@ -76,5 +77,6 @@ void rfi_state_json_deinit(rfi_state_json *state) {
   json_decref(state->configuration);
   json_decref(state->environment);
   json_decref(state->tuned);
+  json_decref(state->base);
   *state = (rfi_state_json){0};
 }

@@ -4,7 +4,8 @@
  *
  *   {"format": 1, "step_block": [attempted, applied, seed, skipped],
  *    "configuration": {NAME: VALUE, ...}, "environment": {NAME: VALUE, ...},
- *    "seconds": SECONDS, "tuned": {NAME: VALUE, ...}}
+ *    "seconds": SECONDS, "tuned": {NAME: VALUE, ...},
+ *    "base": {"model": FOLDER, "hash": HASH}}
  *
  * A resume must agree with the configuration; the environment is what the bits depend on besides. "seconds" is the time
  * that a run given in time has used, "tuned" the algorithms of a run with run.tune. The reader accepts counts that
@@ -22,8 +23,10 @@ enum { RFI_STEP_ATTEMPTED, RFI_STEP_APPLIED, RFI_STEP_SEED, RFI_STEP_SKIPPED, RF
 
 typedef struct rfi_state_json {
   int64_t block[RFI_STEP_N];
-  double seconds;                              /* 0: the run is given in steps */
-  json_t *configuration, *environment, *tuned; /* tuned: NULL for a run that was not */
+  double seconds; /* 0: the run is given in steps */
+  json_t *configuration, *environment;
+  json_t *tuned; /* NULL for a run that was not */
+  json_t *base;  /* NULL for a run without an adapter */
 } rfi_state_json;
 
 /* `file` is the name in errors; after an error *out needs no deinit. */

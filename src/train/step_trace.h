@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "refrain/nn.h"
+#include "nn/adapter.h"
 
 /* Targets with this value are ignored, as in the transformers library. */
 enum { RFI_IGNORE = -100 };
@@ -29,10 +29,11 @@ typedef struct rfi_param_rule {
 
 typedef struct rfi_step_spec {
   rfr_model_config model;
-  const rfi_param_rule *rules; /* one for each parameter; NULL: all are trained, with adamw.decay and scale 1 */
-  int64_t slots;               /* R, steps that the rings hold */
-  int64_t microbatches;        /* k */
-  int64_t tokens;              /* T, per microbatch; also the limit of its documents */
+  const rfi_param_rule
+      *rules;    /* one for each parameter; NULL: all are trained, or all of an adapter, with adamw.decay and scale 1 */
+  int64_t slots; /* R, steps that the rings hold */
+  int64_t microbatches; /* k */
+  int64_t tokens;       /* T, per microbatch; also the limit of its documents */
   int64_t eval_tokens;
   int64_t window; /* rows of the caches of generation: the tokens that it attends to */
   bool sgd;
@@ -47,7 +48,10 @@ typedef struct rfi_step_spec {
 } rfi_step_spec;
 
 static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter) {
-  return s->rules ? s->rules[parameter] : (rfi_param_rule){.lr_scale = 1.0, .weight_decay = s->adamw.decay};
+  return s->rules ? s->rules[parameter]
+                  : (rfi_param_rule){.frozen = rfi_adapter_freezes(&s->model, parameter),
+                                     .lr_scale = 1.0,
+                                     .weight_decay = s->adamw.decay};
 }
 
 static inline int rfi_metric_count(const rfi_step_spec *s) {
@@ -68,9 +72,7 @@ static inline int rfi_metric_count(const rfi_step_spec *s) {
 #define RFI_NAME_NLL "nll"                      /* output f32 (1), a sum in nats */
 #define RFI_NAME_TEXT "text"                    /* i32 (window+1), see rfr_text_read */
 #define RFI_NAME_CURSOR "text.cursor"           /* i64 (4) */
-#define RFI_NAME_TEMPERATURE "text.temperature" /* f64 (1) */
-#define RFI_NAME_TOP_K "text.top_k"             /* i64 (1) */
-#define RFI_NAME_TOP_P "text.top_p"             /* f64 (1) */
+#define RFI_NAME_SAMPLING "text.sampling"       /* f64 (5), see rfr_text_append_at */
 #define RFI_NAME_LOGITS "logits"                /* output f32 (1,V), of the last token taken */
 
 /* Tokens of a prompt per prefill, at most the window: enough to amortize reading the weights. */

@@ -68,6 +68,10 @@ static void forget(const char *name) {
   } while (0)
 #define NOWHERE ((rfr_source){NULL, 0})
 
+static int take_token(int32_t token, void *user) {
+  (void)token, (void)user;
+  return 0;
+}
 static void ignore(const char *text, size_t n, void *user) {
   (void)text;
   (void)n;
@@ -216,7 +220,7 @@ static void ops(void) {
   VALUE(rfr_ring_read_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_text_read_at, NULL, NOWHERE, 0, 0, 1, NULL, NULL);
   VALUE(rfr_cache_write_at, NULL, NOWHERE, 0, 0, 0);
-  VALUE(rfr_text_append_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 1);
+  VALUE(rfr_text_append_at, NULL, NOWHERE, 0, 0, 0, 0, 1);
   VALUE(rfr_text_end_at, NULL, NOWHERE, 0, 0, 1);
   VALUE(rfr_metrics_write_at, NULL, NOWHERE, 0, 0, 1, v);
 }
@@ -275,6 +279,8 @@ static void runs(void) {
   STATUS(rfr_run_train, NULL);
   STATUS(rfr_run_evaluate, NULL, &e);
   STATUS(rfr_run_generate, NULL, "a", 1, NULL, ignore, NULL);
+  STATUS(rfr_run_generate_tokens, NULL, &(int32_t){0}, 1, NULL, take_token, NULL);
+  STATUS(rfr_run_score, NULL, &(int32_t){0}, 1, &(float){0});
   STATUS(rfr_run_save, NULL);
   QUIET(rfr_run_get_info, NULL, &info);
   assert_int_equal(info.parameters + info.steps, 0);

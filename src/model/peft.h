@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Folders of adapters in the format of the PEFT library: adapter_config.json and adapter_model.safetensors.
+ */
+#ifndef RFI_PEFT_H
+#define RFI_PEFT_H
+
+#include <jansson.h>
+
+#include "refrain/nn.h"
+#include "refrain/tensor.h"
+
+#define RFI_PEFT_CONFIG "adapter_config.json"
+#define RFI_PEFT_WEIGHTS "adapter_model.safetensors"
+enum { RFI_PEFT_NAME = 128 };
+
+/* adapter_config.json of the model's adapter; `base` is the path of the base model, "" for none. A new reference; NULL
+ * when out of memory. */
+json_t *rfi_peft_config(const rfr_model_config *c, const char *base);
+/* The tensor of an adapter's parameter in adapter_model.safetensors. */
+void rfi_peft_name(const char *parameter, char out[RFI_PEFT_NAME]);
+
+typedef struct rfi_peft rfi_peft;
+/* Errors: adapter; json; safetensors; file.*. */
+rfr_status rfi_peft_open(rfr_ctx *ctx, const char *folder, rfi_peft **out);
+void rfi_peft_close(rfi_peft *p); /* accepts NULL */
+/* Makes the adapter that the folder describes, for the model `c` without one. The tensors decide the targets. Errors:
+ * adapter, with the field or tensor that is not supported or does not fit the model. */
+rfr_status rfi_peft_adapter(const rfi_peft *p, const rfr_model_config *c, double dropout, rfr_adapter **out);
+/* Reads the values of a parameter as f32; `data` has room for the elements of `type`. Errors: adapter for a missing
+ * tensor or another shape; model.nonfinite; file.*. */
+rfr_status rfi_peft_read(rfi_peft *p, const char *parameter, const rfr_type *type, float *data);
+
+#endif
