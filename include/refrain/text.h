@@ -61,9 +61,9 @@ typedef struct rfr_tokens {
 RFR_API void rfr_tokens_deinit(rfr_tokens *tokens);
 
 /* Tokenizes `n` bytes of text into `out`, which loses its earlier tokens. In text that is not valid UTF-8, each maximal
- * invalid part counts as U+FFFD. `options` may be NULL. Use an rfr_tokens for one tokenizer alone while you can: it
- * caches pieces of text. Errors: RFR_INVALID (spans that are not sorted, text of 4 GiB or more), tokenizer (the text has a
- * character that the vocabulary lacks, and the tokenizer has no unknown token), RFR_NO_MEMORY. */
+ * invalid part counts as U+FFFD. `options` may be NULL. `out` caches pieces of text: use it with one tokenizer if you
+ * can. Errors: RFR_INVALID (spans that are not sorted, text of 4 GiB or more), tokenizer (the text has a character that
+ * the vocabulary lacks, and the tokenizer has no unknown token), RFR_NO_MEMORY. */
 RFR_API rfr_status rfr_tokenizer_encode(const rfr_tokenizer *tokenizer, const char *text, size_t n,
                                         const rfr_encode_options *options, rfr_tokens *out);
 

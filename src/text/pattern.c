@@ -226,7 +226,7 @@ static rfr_status read_set(translation *t, int depth) {
       continue;
     }
     if (c == '&' && t->i + 1 < t->n && t->s[t->i + 1] == '&') {
-      /* What was read so far is one operand; the rest is read into an empty set. */
+      /* The set so far is one operand; the rest is read into an empty set. */
       t->i += 2;
       const bool is_first = all == NULL;
       if (is_first) s = RFI_ALLOC(t->ctx, WORDS * sizeof *all, &all);

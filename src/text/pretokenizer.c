@@ -345,7 +345,8 @@ static bool starts_with(const rfi_view *v, rfi_piece piece, const char *s, size_
 }
 
 /* Blanks become the replacement. */
-static rfr_status write_metaspace(const step *t, rfi_encoder *e, const rfi_view *v, rfi_piece piece, rfi_buffer *b) {
+static rfr_status write_metaspace(const step *t, rfi_encoder *e, const rfi_view *v, rfi_piece piece,
+                                  rfi_text_buffer *b) {
   const bool at_start = rfi_origin(v, piece.begin) == 0;
   const bool has_it = v->s[piece.begin] == ' ' || starts_with(v, piece, t->content, t->n_content);
   if (!has_it && (t->scheme == RFI_PREPEND_ALWAYS || (t->scheme == RFI_PREPEND_FIRST && at_start)))
@@ -360,7 +361,7 @@ static rfr_status write_metaspace(const step *t, rfi_encoder *e, const rfi_view 
   return RFR_OK;
 }
 
-rfr_status rfi_print_bytes(rfr_ctx *ctx, const rfi_view *v, size_t begin, size_t end, rfi_buffer *b) {
+rfr_status rfi_print_bytes(rfr_ctx *ctx, const rfi_view *v, size_t begin, size_t end, rfi_text_buffer *b) {
   char text[4];
   uint32_t origin = 0;
   for (size_t i = begin; i < end; i++) {
@@ -375,7 +376,7 @@ typedef enum rewrite { METASPACE, PREFIX, PRINT } rewrite;
 /* Writes all pieces into a buffer; *v becomes it, and the pieces lie in it. */
 static rfr_status rewrite_pieces(const step *t, rewrite what, rfi_encoder *e, rfi_view *v, const rfi_pieces *in,
                                  rfi_pieces *out) {
-  rfi_buffer *b = &e->mapped[v->s == e->mapped[0].s && v->s];
+  rfi_text_buffer *b = &e->mapped[v->s == e->mapped[0].s && v->s];
   b->n = 0;
   out->n = 0;
   for (size_t k = 0; k < in->n; k++) {

@@ -56,7 +56,7 @@ rfr_status rfi_grow(rfr_ctx *ctx, void **array, size_t *capacity, size_t n, size
   return RFR_OK;
 }
 
-static rfr_status buffer_reserve(rfr_ctx *ctx, rfi_buffer *b, size_t more) {
+static rfr_status buffer_reserve(rfr_ctx *ctx, rfi_text_buffer *b, size_t more) {
   size_t capacity = b->capacity;
   if (b->capacity - b->n >= more) return RFR_OK;
   RFI_TRY(rfi_grow(ctx, (void **)&b->s, &capacity, b->n, b->n + more, 1));
@@ -67,13 +67,13 @@ static rfr_status buffer_reserve(rfr_ctx *ctx, rfi_buffer *b, size_t more) {
   return RFR_OK;
 }
 
-rfr_status rfi_buffer_put(rfr_ctx *ctx, rfi_buffer *b, const char *s, size_t n, uint32_t origin) {
+rfr_status rfi_buffer_put(rfr_ctx *ctx, rfi_text_buffer *b, const char *s, size_t n, uint32_t origin) {
   RFI_TRY(buffer_reserve(ctx, b, n));
   for (size_t i = 0; i < n; i++) b->s[b->n] = s[i], b->origin[b->n++] = origin;
   return RFR_OK;
 }
 
-rfr_status rfi_buffer_copy(rfr_ctx *ctx, rfi_buffer *b, const rfi_view *v, size_t begin, size_t end) {
+rfr_status rfi_buffer_copy(rfr_ctx *ctx, rfi_text_buffer *b, const rfi_view *v, size_t begin, size_t end) {
   const size_t n = end - begin;
   RFI_TRY(buffer_reserve(ctx, b, n));
   if (n == 0) return RFR_OK;
@@ -93,7 +93,7 @@ rfr_status rfi_tokens_grow(rfr_ctx *ctx, rfr_tokens *t, size_t more) {
   return RFR_OK;
 }
 
-static void buffer_deinit(rfr_ctx *ctx, rfi_buffer *b) {
+static void buffer_deinit(rfr_ctx *ctx, rfi_text_buffer *b) {
   rfi_free(ctx, b->s);
   rfi_free(ctx, b->origin);
 }
@@ -607,7 +607,7 @@ static rfr_status encode_view(const rfr_tokenizer *k, rfi_encoder *e, const rfi_
 
 /* Text that is not valid UTF-8, with U+FFFD for each maximal invalid part. */
 static rfr_status repair(rfi_encoder *e, const rfi_view *v, size_t valid) {
-  rfi_buffer *b = &e->repaired;
+  rfi_text_buffer *b = &e->repaired;
   b->n = 0;
   RFI_TRY(rfi_buffer_copy(e->ctx, b, v, 0, valid));
   for (size_t i = valid; i < v->n;) {

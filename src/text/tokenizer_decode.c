@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ids to text. Each decoder of the chain takes tokens and gives tokens to the next; after Fuse and ByteLevel the rest of
- * the chain sees one token that comes in pieces. Pieces are always complete characters, so every write is valid UTF-8.
+ * Ids to text. Each decoder of the chain takes tokens and gives tokens to the next; after Fuse and ByteLevel the rest
+ * of the chain sees one token that comes in pieces. Pieces are always complete characters, so every write is valid
+ * UTF-8.
  */
 #include <string.h>
 
@@ -71,7 +72,7 @@ void rfi_decode_chain_destroy(rfr_ctx *ctx, rfi_decode_chain *c) {
 typedef struct state {
   rfi_string held, work; /* held: bytes that wait for the next token */
   int64_t count;         /* tokens so far */
-  int64_t stripped;      /* characters removed at the start of a fused token; -1: the start is over */
+  int64_t stripped;      /* characters removed at the start of a fused token; -1: another character came */
   bool has_held;
 } state;
 

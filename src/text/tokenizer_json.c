@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tokenizer.json as the Python package tokenizers writes it, and the files beside it that name the tokens at the ends of
- * a text.
+ * tokenizer.json as the Python package tokenizers writes it, and the files beside it that name the tokens at the ends
+ * of a text.
  *
  * Every component is either read with all its fields or refused by its key path: a component that is ignored would give
  * other ids than those that the model was trained on.

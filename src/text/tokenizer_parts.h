@@ -26,11 +26,11 @@ static inline rfi_view rfi_view_part(const rfi_view *v, size_t begin, size_t end
 }
 
 /* A text that is being written. */
-typedef struct rfi_buffer {
+typedef struct rfi_text_buffer {
   char *s;
   uint32_t *origin;
   size_t n, capacity;
-} rfi_buffer;
+} rfi_text_buffer;
 
 /* Bytes [begin, end) of a view. */
 typedef struct rfi_piece {
@@ -44,10 +44,10 @@ typedef struct rfi_pieces {
 /* Grows an array of `size` bytes per item to at least `want` items; its first n are kept. */
 rfr_status rfi_grow(rfr_ctx *ctx, void **array, size_t *capacity, size_t n, size_t want, size_t size);
 /* Appends bytes that all come from `origin`. */
-rfr_status rfi_buffer_put(rfr_ctx *ctx, rfi_buffer *b, const char *s, size_t n, uint32_t origin);
+rfr_status rfi_buffer_put(rfr_ctx *ctx, rfi_text_buffer *b, const char *s, size_t n, uint32_t origin);
 /* Appends part of a view with its origins. */
-rfr_status rfi_buffer_copy(rfr_ctx *ctx, rfi_buffer *b, const rfi_view *v, size_t begin, size_t end);
-static inline rfi_view rfi_buffer_view(const rfi_buffer *b) { return (rfi_view){b->s, b->n, b->origin, 0}; }
+rfr_status rfi_buffer_copy(rfr_ctx *ctx, rfi_text_buffer *b, const rfi_view *v, size_t begin, size_t end);
+static inline rfi_view rfi_buffer_view(const rfi_text_buffer *b) { return (rfi_view){b->s, b->n, b->origin, 0}; }
 static inline rfr_status rfi_pieces_add(rfr_ctx *ctx, rfi_pieces *p, size_t begin, size_t end) {
   if (p->n == p->capacity) RFI_TRY(rfi_grow(ctx, (void **)&p->items, &p->capacity, p->n, p->n + 1, sizeof *p->items));
   p->items[p->n++] = (rfi_piece){(uint32_t)begin, (uint32_t)end};
@@ -116,7 +116,7 @@ typedef struct rfi_encoder {
   rfr_ctx *ctx;
   const void *owner; /* the tokenizer that the cache is for */
   rfi_cache_entry *cache;
-  rfi_buffer repaired, normal[2], mapped[2];
+  rfi_text_buffer repaired, normal[2], mapped[2];
   rfi_pieces pieces[2];
   rfi_segment *segments;
   size_t segments_capacity;
@@ -169,7 +169,7 @@ rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec,
                                    rfi_pretokenizer **out);
 void rfi_pretokenizer_destroy(rfr_ctx *ctx, rfi_pretokenizer *p);
 /* Appends the printable characters of bytes [begin, end). */
-rfr_status rfi_print_bytes(rfr_ctx *ctx, const rfi_view *v, size_t begin, size_t end, rfi_buffer *b);
+rfr_status rfi_print_bytes(rfr_ctx *ctx, const rfi_view *v, size_t begin, size_t end, rfi_text_buffer *b);
 /* Splits *v; *v and *pieces point into the encoder. */
 rfr_status rfi_pretokenize(const rfi_pretokenizer *p, rfi_encoder *e, rfi_view *v, rfi_pieces **pieces);
 
