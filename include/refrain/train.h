@@ -172,8 +172,8 @@ RFR_API rfr_status rfr_run_generate_tokens(rfr_run *run, const int32_t *prompt, 
  * sampled a token that is not a byte. */
 RFR_API rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,
                                     rfr_write_fn write, void *user);
-/* The logits after each of n given tokens: `logits` gets f32 (n,V), row i of the token that follows tokens[0..i]. n is at
- * most data.sequence. One launch of the decode program a token. Errors: argument, as above. */
+/* The logits after each of n given tokens: `logits` gets f32 (n,V), row i of the token that follows tokens[0..i]. n
+ * is at most data.sequence. One launch of the decode program a token. Errors: argument, as above. */
 RFR_API rfr_status rfr_run_score(rfr_run *run, const int32_t *tokens, int64_t n, float *logits);
 
 /* Writes a checkpoint now: a Hugging Face folder "step-N" in the run's folder, visible only when it is complete.
