@@ -19,18 +19,9 @@
 #include "base/base.h"
 #include "trace/trace.h"
 
+/* Experts are not targets. */
 static bool is_linear(rfi_param_kind kind) {
-  switch (kind) {
-    case RFI_PARAM_QKV:
-    case RFI_PARAM_Q:
-    case RFI_PARAM_K:
-    case RFI_PARAM_V:
-    case RFI_PARAM_O:
-    case RFI_PARAM_GATE:
-    case RFI_PARAM_UP:
-    case RFI_PARAM_DOWN: return true;
-    default: return false;
-  }
+  return rfi_is_linear(kind) && kind != RFI_PARAM_EXPERT_UP && kind != RFI_PARAM_EXPERT_DOWN;
 }
 
 void rfi_module_name(const char *parameter, char out[96]) {
@@ -275,7 +266,8 @@ static rfr_value scaled(rfr_trace *t, rfr_value x, double scale) {
   return scale == 1.0 ? x : rfr_scale(t, x, scale, RFR_NONE);
 }
 
-/* m / n for each row of the result: see the top. V = W + scale B A; a norm's reciprocal root mean square gives 1 / n. */
+/* m / n for each row of the result: see the top. V = W + scale B A; a norm's reciprocal root mean square gives 1 / n.
+ * */
 static rfr_value magnitude_scale(rfr_trace *t, const rfi_adapter_target *target, rfr_value w, bool swapped, rfr_value a,
                                  rfr_value b, rfr_value magnitude, rfr_dtype to) {
   const double tiny = 1e-30;
@@ -295,7 +287,7 @@ rfr_value rfi_adapter_linear(rfr_trace *t, const rfr_model_config *c, const rfr_
                              rfr_value x, rfr_value bias, rfr_value step, rfr_dtype to) {
   const rfr_adapter *a = c->adapter;
   const rfi_adapter_target *target = rfi_adapter_find(a, weight);
-  const rfr_value w = parameters[weight];
+  const rfr_value w = rfi_parameter_values(t, c, parameters, weight);
   const bool swapped = is_swapped(c, weight);
   if (!target) return rfr_matmul(t, x, w, bias, 0, !swapped, to);
   const bool drops = a->dropout > 0.0 && step != RFR_NONE;

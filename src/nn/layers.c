@@ -11,7 +11,7 @@
 
 rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind kind) {
   const int i = rfi_parameter_index(n->c, kind, n->layer);
-  return i < 0 ? RFR_NONE : n->parameters[i];
+  return i < 0 ? RFR_NONE : rfi_parameter_values(n->t, n->c, n->parameters, i);
 }
 
 rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight) {

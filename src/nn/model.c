@@ -13,7 +13,16 @@
 rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role) {
   rfr_parameter p;
   if (rfr_model_parameter(c, i, &p) != RFR_OK) return RFR_NONE;
-  return rfr_input(t, p.name, role, c->dtype, p.rank, p.shape);
+  if (p.format == RFR_QUANT_NONE) return rfr_input(t, p.name, role, c->dtype, p.rank, p.shape);
+  const int64_t bytes = rfr_quant_bytes(p.format, p.rank, p.shape);
+  return rfr_input(t, p.name, RFR_ROLE_FROZEN, RFR_U8, 1, &bytes);
+}
+
+rfr_value rfi_parameter_values(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int i) {
+  rfr_parameter p;
+  if (c->base_format == RFR_QUANT_NONE || rfr_model_parameter(c, i, &p) != RFR_OK || p.format == RFR_QUANT_NONE)
+    return parameters[i];
+  return rfr_dequantize(t, parameters[i], p.format, p.rank, p.shape, c->dtype);
 }
 
 void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,

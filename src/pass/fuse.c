@@ -471,7 +471,7 @@ rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_rep
   *out = NULL;
   if (!o->fuse) {
     RFI_TRY(rfi_report_line(report, "nothing: the pass is off"));
-    return rfi_copy_trace(in, out);
+    return rfi_split_dequantize(in, report, out);
   }
   RFI_TRY(rfi_rewrite_walk(in, o, report, mark_heads, visit_head, &t));
   for (size_t i = 0; i < sizeof rewrites / sizeof *rewrites; i++) {
@@ -480,6 +480,7 @@ rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_rep
     rfr_trace_destroy(before);
     RFI_TRY(s);
   }
-  *out = t;
-  return RFR_OK;
+  rfr_status s = rfi_split_dequantize(t, report, out);
+  rfr_trace_destroy(t);
+  return s;
 }

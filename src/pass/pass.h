@@ -107,6 +107,8 @@ rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_re
 rfr_status rfi_fuse_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: a grouped wgrad whose slices are added onto separate gradients is split by group (fuse_parts.c). */
 rfr_status rfi_fuse_own_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+/* End of fuse: each reader of a dequantized weight gets a dequantize op of its own (quantize.c). */
+rfr_status rfi_split_dequantize(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: an add and the norm that reads it become one op (fuse_norm.c). */
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: a grouped GEMM and the SwiGLU that reads it become one op (fuse_swiglu.c). */

@@ -7,7 +7,7 @@
  * CSE merges pure ops with the same op, operands and attributes. The numbers of a random op depend on its microbatch,
  * so random ops merge only within one microbatch. An op that writes into its operand's storage (acc, state) never
  * merges, nor does a collective. An op that reads a gathered parameter is not hoisted: its result would keep the
- * gathered bytes for the rest of the step.
+ * gathered bytes for the rest of the step. Nor is dequantize, which exists so that no step keeps its result.
  */
 #include <string.h>
 
@@ -87,15 +87,14 @@ static bool mergeable(const rfi_opr *op) {
 static uint64_t op_hash(const cse *c, const rfi_opr *op) {
   uint64_t h = 0xcbf29ce484222325u ^ (uint64_t)op->def->code;
   for (int k = 0; k < op->n_in; k++) h = (h ^ (uint64_t)(op->in[k] < 0 ? -1 : c->same[op->in[k]])) * 0x100000001b3u;
-  const unsigned char *a = (const unsigned char *)op->attr;
-  for (size_t i = 0; i < sizeof *op->attr * (size_t)op->def->n_attrs; i++) h = (h ^ a[i]) * 0x100000001b3u;
+  h = rfi_attrs_hash(op, h);
   return h ^ h >> 29;
 }
 
 static bool ops_same(const cse *c, const rfi_opr *a, const rfi_opr *b) {
   if (a->def != b->def || a->n_in != b->n_in) return false;
   if ((a->def->flags & RFI_RNG) && a->microbatch != b->microbatch) return false;
-  if (memcmp(a->attr, b->attr, sizeof *a->attr * (size_t)a->def->n_attrs) != 0) return false;
+  if (!rfi_attrs_equal(a, b)) return false;
   for (int k = 0; k < a->n_in; k++)
     if ((a->in[k] < 0 ? -1 : c->same[a->in[k]]) != (b->in[k] < 0 ? -1 : c->same[b->in[k]])) return false;
   for (int j = 0; j < a->n_out; j++)
@@ -150,6 +149,7 @@ static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) 
 static int hoisted(const rfr_trace *t, const cse *c, const uint8_t *depends, int i) {
   const rfi_opr *op = &t->ops[i];
   if (c->gone[i] || op->n_out == 0 || op->out[0] < 0 || !mergeable(op)) return -1;
+  if (op->def->code == RFI_OP_dequantize) return -1;
   int d = depends[op->out[0]];
   if (d == DEPENDS_FROZEN) return RFR_PHASE_LOAD; /* views too: they need no kernel */
   if (d == DEPENDS_WEIGHT && c->split_phases) return RFR_PHASE_SETUP;

@@ -328,13 +328,13 @@ static rfr_status derive_folders(rfi_config *c, const char *folder) {
   return *c->model ? absolute(c, folder, &c->model) : RFR_OK;
 }
 
-/* A folder of an adapter has what the other keys say, except the dropout. A key of an adapter without an adapter is an
- * error: the run would train the model itself. */
+/* A folder of an adapter has what the other keys say, except the dropout and the format of the base. A key of an
+ * adapter without an adapter is an error: the run would train the model itself. */
 static rfr_status derive_adapter(rfi_config *c) {
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (strcmp(rows[i].section, "adapter") != 0 || !given(c, i) || strcmp(c->source[i].from, "default") == 0) continue;
     if (i == RFI_CFG_adapter_from || i == RFI_CFG_adapter_type) continue;
-    if (*c->adapter_from && i != RFI_CFG_adapter_dropout)
+    if (*c->adapter_from && i != RFI_CFG_adapter_dropout && i != RFI_CFG_adapter_base)
       return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[i].line ? c->source[i].from : c->file, c->source[i].line,
                          "%s: not allowed with adapter.from, whose adapter_config.json has it; remove the key",
                          rows[i].path);
@@ -347,7 +347,7 @@ static rfr_status derive_adapter(rfi_config *c) {
       return BAD(c, adapter_from, "adapter.from: adapter.type is none; remove one of the two keys");
     for (int i = 0; i < RFI_CFG_COUNT; i++) /* decided by the folder */
       if (strcmp(rows[i].section, "adapter") == 0 && given(c, i) && strcmp(c->source[i].from, "default") == 0 &&
-          i != RFI_CFG_adapter_dropout)
+          i != RFI_CFG_adapter_dropout && i != RFI_CFG_adapter_base)
         c->source[i] = (rfi_config_source){0};
     return RFR_OK;
   }

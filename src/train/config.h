@@ -62,6 +62,7 @@ typedef struct rfi_config_numbers {
 #define RFI_CHOICES_SCHEDULE(X) X(SCHEDULE, constant) X(SCHEDULE, linear) X(SCHEDULE, cosine) X(SCHEDULE, wsd)
 #define RFI_CHOICES_RECOMPUTE(X) X(RECOMPUTE, none) X(RECOMPUTE, auto) X(RECOMPUTE, all)
 #define RFI_CHOICES_ADAPTER(X) X(ADAPTER, none) X(ADAPTER, lora) X(ADAPTER, dora)
+#define RFI_CHOICES_BASE(X) X(BASE, model) X(BASE, nf4) X(BASE, int8)
 #define RFI_CHOICES_DROPOUT(X) X(DROPOUT, model) X(DROPOUT, none)
 #define RFI_CHOICE_ENUM(list, name) RFI_##list##_##name,
 enum { RFI_CHOICES_MODEL_TYPE(RFI_CHOICE_ENUM) };
@@ -73,6 +74,7 @@ enum { RFI_CHOICES_SCHEDULE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_RECOMPUTE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_DROPOUT(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_ADAPTER(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_BASE(RFI_CHOICE_ENUM) };
 #undef RFI_CHOICE_ENUM
 
 /* X(type, C type, what a file may hold): the types of the schema. Numbers of type INT may end in k, M or G

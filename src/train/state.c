@@ -28,6 +28,7 @@
 #include "model/peft.h"
 #include "model/weights.h"
 #include "nn/adapter.h"
+#include "ops/quant/formats.h"
 #include "train/events.h"
 #include "train/host.h"
 #include "train/run_programs.h"
@@ -64,13 +65,59 @@ static rfr_status hash_base(rfr_run *run, const rfr_tensor *x, const void *host)
   return RFR_OK;
 }
 
+/* A weight that is being written: its values, in the tensor's own memory or, if the tensor is quantized, in a copy. */
+typedef struct writing {
+  rfr_tensor x; /* with the type of the values */
+  rfr_quant format;
+  void *host; /* of the tensor */
+} writing;
+
+static rfr_status find_parameter(const rfr_model_config *c, const char *name, rfr_parameter *p) {
+  const int n = rfr_model_parameter_count(c);
+  for (int i = 0; i < n; i++) {
+    RFI_TRY(rfr_model_parameter(c, i, p));
+    if (strcmp(p->name, name) == 0) return RFR_OK;
+  }
+  return rfi_fail(RFI_E_INTERNAL, "%s is not a parameter", name);
+}
+
+static rfr_status begin_weight(rfr_run *run, const rfr_tensor *x, writing *w) {
+  const rfr_model_config *c = &run->settings->spec.model;
+  *w = (writing){.x = *x};
+  if (x->type.dtype == RFR_U8) {
+    rfr_parameter p;
+    RFI_TRY(find_parameter(c, x->name, &p));
+    w->format = p.format;
+    w->x.type = (rfr_type){.dtype = c->dtype, .rank = p.rank};
+    w->x.bytes = rfr_dtype_bits(c->dtype) / 8;
+    for (int d = 0; d < p.rank; d++) w->x.bytes *= w->x.type.shape[d] = p.shape[d];
+    RFI_TRY(RFI_ALLOC(run->ctx, (size_t)w->x.bytes, &w->x.data));
+  }
+  const rfr_status s = rfi_host_open(run, x, RFI_HOST_WRITE, &w->host);
+  if (w->format == RFR_QUANT_NONE) w->x.data = w->host;
+  else if (s != RFR_OK) rfi_free(run->ctx, w->x.data);
+  return s;
+}
+
+/* `s`: how the writing went. */
+static rfr_status end_weight(rfr_run *run, const rfr_tensor *x, writing *w, rfr_status s) {
+  const rfr_type *type = &w->x.type;
+  if (s == RFR_OK) s = hash_base(run, &w->x, w->x.data);
+  if (w->format != RFR_QUANT_NONE) {
+    if (s == RFR_OK)
+      s = rfr_quant_encode(run->ctx, w->format, type->rank, type->shape, type->dtype, w->x.data,
+                           rfi_ctx_threads(run->ctx), w->host);
+    rfi_free(run->ctx, w->x.data);
+  }
+  return rfi_host_close(run, x, RFI_HOST_WRITE, w->host, s);
+}
+
 static rfr_status fill(rfr_run *run, const rfr_parameter *p, const rfr_tensor *x) {
-  void *host;
-  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
+  writing w;
+  RFI_TRY(begin_weight(run, x, &w));
   const int threads = rfi_ctx_threads(run->ctx);
-  rfr_status s = rfr_parameter_fill(p, run->settings->seed, x->type.dtype, threads, host);
-  if (s == RFR_OK) s = hash_base(run, x, host);
-  return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
+  const rfr_status s = rfr_parameter_fill(p, run->settings->seed, w.x.type.dtype, threads, w.x.data);
+  return end_weight(run, x, &w, s);
 }
 
 /* master = w, exactly */
@@ -138,9 +185,22 @@ static rfr_status first_magnitude(rfr_run *run, const rfi_adapter_target *target
   void *host;
   RFI_TRY(rfr_model_parameter(c, target->parameter, &p));
   RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
-  RFI_TRY(rfi_host_open(run, &w, RFI_HOST_READ, &host));
-  rfi_adapter_magnitude(c, target, w.type.dtype, host, values);
-  return rfi_host_close(run, &w, RFI_HOST_READ, host, RFR_OK);
+  float *decoded = NULL;
+  int64_t n = 1;
+  for (int d = 0; d < p.rank; d++) n *= p.shape[d];
+  if (p.format != RFR_QUANT_NONE) RFI_TRY(RFI_ALLOC(run->ctx, sizeof *decoded * (size_t)n, &decoded));
+  rfr_status s = rfi_host_open(run, &w, RFI_HOST_READ, &host);
+  if (s == RFR_OK) {
+    if (decoded) { /* in the dtype in which the step sees the weight */
+      rfi_quant_decode(p.format, p.rank, p.shape, host, decoded);
+      for (int64_t i = 0; c->dtype != RFR_F32 && i < n; i++)
+        decoded[i] = rfr_float_from_bits(c->dtype, rfr_float_to_bits(c->dtype, decoded[i]));
+    }
+    rfi_adapter_magnitude(c, target, decoded ? RFR_F32 : w.type.dtype, decoded ? decoded : host, values);
+    s = rfi_host_close(run, &w, RFI_HOST_READ, host, RFR_OK);
+  }
+  rfi_free(run->ctx, decoded);
+  return s;
 }
 
 /* One parameter of the adapter, and its master weights without rounding: from the folder (NULL: none), or its first
@@ -227,15 +287,12 @@ static bool is_finite(const rfr_tensor *x, const void *host) {
 }
 
 static rfr_status read_weight(rfr_run *run, const char *folder, rfi_weights *w, const rfr_tensor *x) {
-  void *host;
-  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
-  rfr_tensor copy = *x;
-  copy.data = host;
-  rfr_status s = rfi_weights_read(w, &run->settings->spec.model, &copy);
-  if (s == RFR_OK && !is_finite(x, host))
+  writing to;
+  RFI_TRY(begin_weight(run, x, &to));
+  rfr_status s = rfi_weights_read(w, &run->settings->spec.model, &to.x);
+  if (s == RFR_OK && !is_finite(&to.x, to.x.data))
     s = rfi_fail_at(RFI_E_MODEL_NONFINITE, folder, 0, "%s has elements that are NaN or infinite", x->name);
-  if (s == RFR_OK) s = hash_base(run, x, host);
-  return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
+  return end_weight(run, x, &to, s);
 }
 
 static rfr_status load_folder(rfr_run *run, const char *folder) {

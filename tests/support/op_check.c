@@ -61,6 +61,7 @@ static bool moves_values(rfi_opcode code) {
   switch (code) {
     case RFI_OP_embedding:
     case RFI_OP_quantize: /* tolerance 0: the formula determines every bit */
+    case RFI_OP_dequantize:
     case RFI_OP_cast:
     case RFI_OP_copy:
     case RFI_OP_fill:

@@ -78,6 +78,7 @@ double rft_get(const rfi_arg *a, int64_t i) {
     case RFR_I64: return (double)((const int64_t *)a->data)[at];
     case RFR_E4M3: return rfr_float_from_bits(RFR_E4M3, ((const uint8_t *)a->data)[at]);
     case RFR_I32: return ((const int32_t *)a->data)[at];
+    case RFR_U8: return ((const uint8_t *)a->data)[at];
     default: return rfr_float_from_bits(a->type.dtype, ((const uint16_t *)a->data)[at]);
   }
 }
@@ -89,6 +90,7 @@ void rft_set(const rfi_arg *a, int64_t i, double x) {
     case RFR_F32: ((float *)a->data)[at] = (float)x; break;
     case RFR_I64: ((int64_t *)a->data)[at] = (int64_t)x; break;
     case RFR_I32: ((int32_t *)a->data)[at] = (int32_t)x; break;
+    case RFR_U8: ((uint8_t *)a->data)[at] = (uint8_t)x; break;
     case RFR_E4M3: ((uint8_t *)a->data)[at] = (uint8_t)rfr_float_to_bits(RFR_E4M3, (float)x); break;
     default: ((uint16_t *)a->data)[at] = (uint16_t)rfr_float_to_bits(a->type.dtype, (float)x);
   }
@@ -110,7 +112,7 @@ double rft_case_value(const rft_case *c, int operand, int64_t i) {
   const rft_operand *o = &c->in[operand];
   if (o->has_row && i / (rfi_count(&o->type) / o->type.shape[0]) == o->row) return o->row_value;
   if (o->constant) return o->value;
-  if (o->n_list) return (double)o->list[o->n_list == 1 ? 0 : i];
+  if (o->n_list) return o->list[o->n_list == 1 ? 0 : i];
   uint32_t u = draw(c, operand, i);
   if (o->below) return (double)(u % (uint64_t)o->below);
   double x = u / 4294967296.0;

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Storage of quantized tensors: one u8 tensor has the codes, then the scales, each section at a multiple of 16 bytes.
+ *
+ *   codes    `bits` per element, in the order of memory; of two codes in a byte the first has the high bits
+ *   scales   one for each block of `block` adjacent elements of the flat tensor, or for each row if block is 0
+ *   nf4      a scale is a code of the signed dynamic map; for each RFI_NESTED scales an f32 factor, and at the end an
+ *            f32 offset: scale = map[code] * factor + offset, rounded after each operation
+ *
+ * These are the codes and scales of bitsandbytes: quantize_4bit(compress_statistics=True) for nf4,
+ * int8_vectorwise_quant(threshold=0) for int8, quantize_blockwise for the two others. bitsandbytes rounds the mean that
+ * is nf4's offset in an order of its own; here it is summed in f64.
+ */
+#ifndef RFI_FORMATS_H
+#define RFI_FORMATS_H
+
+#include <stdint.h>
+
+#include "refrain/ops.h"
+
+enum { RFI_NESTED = 256, RFI_NF4_BLOCK = 64, RFI_DYNAMIC_BLOCK = 256, RFI_SECTION = 16 };
+
+/* The largest code of int8 is 127; bitsandbytes multiplies by this f32 instead of dividing by it. */
+#define RFI_INT8_STEP 7.874015718698502e-3f
+
+typedef struct rfi_quant_layout {
+  int64_t n, block;  /* elements; elements of a scale */
+  int64_t scales;    /* number of scales */
+  int64_t scales_at; /* byte offset of the scales */
+  int64_t nested_at; /* byte offset of nf4's factors; 0: none */
+  int64_t bytes;     /* of the tensor */
+} rfi_quant_layout;
+
+static inline int64_t rfi_section(int64_t bytes) { return (bytes + RFI_SECTION - 1) / RFI_SECTION * RFI_SECTION; }
+
+/* For n elements with rows of `row` elements; `format` is not RFR_QUANT_NONE. */
+static inline rfi_quant_layout rfi_quant_layout_of(rfr_quant format, int64_t n, int64_t row) {
+  static const int blocks[] = {
+#define RFI_QUANT_BLOCK(e, name, bits, block, scale) block,
+      RFR_QUANTS(RFI_QUANT_BLOCK)
+#undef RFI_QUANT_BLOCK
+  };
+  rfi_quant_layout l = {n, blocks[format] ? blocks[format] : row > 0 ? row : 1, 0, 0, 0, 0};
+  l.scales = (n + l.block - 1) / l.block;
+  l.scales_at = rfi_section(format == RFR_QUANT_NF4 ? (n + 1) / 2 : n);
+  if (format != RFR_QUANT_NF4) {
+    l.bytes = l.scales_at + 4 * l.scales;
+    return l;
+  }
+  l.nested_at = rfi_section(l.scales_at + l.scales);
+  l.bytes = l.nested_at + 4 * ((l.scales + RFI_NESTED - 1) / RFI_NESTED + 1);
+  return l;
+}
+
+#ifndef __cplusplus
+/* The numbers of a quantized tensor as f32, on the host; x at a multiple of 4. */
+void rfi_quant_decode(rfr_quant format, int rank, const int64_t *shape, const void *x, float *values);
+#endif
+
+#endif
