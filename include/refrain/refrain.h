@@ -16,6 +16,7 @@
 #include "refrain/schedule.h"
 #include "refrain/status.h"
 #include "refrain/tensor.h"
+#include "refrain/text.h"
 #include "refrain/trace.h"
 #include "refrain/train.h"
 

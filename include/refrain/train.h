@@ -151,16 +151,30 @@ typedef struct rfr_generate_options {
   int64_t top_k;      /* sample from the k most probable; 0: all */
   double top_p;       /* sample from the smallest set of most probable tokens that sums to top_p; 1: all */
   uint64_t seed;
+  double min_p;              /* sample from tokens with min_p times the probability of the most probable one; 0: all */
+  double repetition_penalty; /* of the tokens in the text, prompt included: see rfr_text_append_at; default 1: none */
+  const int32_t *stop;       /* n_stop tokens, each of which ends the text; borrowed until the call returns */
+  int64_t n_stop;
 } rfr_generate_options;
 RFR_API rfr_generate_options rfr_generate_options_default(void);
-/* Continues `prompt` (n bytes, at least one). `write` gets each piece of text as soon as it is sampled. The same seed,
- * weights and machine give the same text. A stop request ends it.
+
+/* Gets each token as soon as it is sampled, on the thread of the call; a result other than 0 ends the text. */
+typedef int (*rfr_token_fn)(int32_t token, void *user);
+/* Continues the `n` tokens of `prompt`, at least one. A stop token ends the text and is not given to `take`. The same
+ * seed, weights and machine give the same text. A stop request ends it.
  * The caches hold data.sequence tokens. A longer text or prompt continues from its last data.sequence / 2 tokens, read
  * again from position 0: the model does not see the text before them.
- * Errors: argument, also when the run was opened without RFR_RUN_GENERATE; unsupported: the model sampled a token that
- * is not a byte. */
+ * Errors: argument, also when the run was opened without RFR_RUN_GENERATE, or for a token that is not in the
+ * vocabulary. */
+RFR_API rfr_status rfr_run_generate_tokens(rfr_run *run, const int32_t *prompt, int64_t n,
+                                           const rfr_generate_options *options, rfr_token_fn take, void *user);
+/* The same for a model of bytes: continues `n` bytes. `write` gets each byte. Errors: also unsupported: the model
+ * sampled a token that is not a byte. */
 RFR_API rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,
                                     rfr_write_fn write, void *user);
+/* The logits after each of n given tokens: `logits` gets f32 (n,V), row i of the token that follows tokens[0..i]. n
+ * is at most data.sequence. One launch of the decode program a token. Errors: argument, as above. */
+RFR_API rfr_status rfr_run_score(rfr_run *run, const int32_t *tokens, int64_t n, float *logits);
 
 /* Writes a checkpoint now: a Hugging Face folder "step-N" in the run's folder, visible only when it is complete.
  * Errors: file.write: older checkpoints still load; run.diverged: weights are not finite, nothing is written. */

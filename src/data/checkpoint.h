@@ -43,9 +43,9 @@ typedef struct rfi_checkpoint {
   rfi_paths files; /* sorted, without MANIFEST.json */
 } rfi_checkpoint;
 
-/* Opens a checkpoint's folder after comparing every file with the manifest. A file that loading reads (config.json, adapter_config.json,
- * state.json, *.safetensors and their index) must have an entry; other files without one are ignored. Error
- * "checkpoint" names the file that is missing, damaged or not listed. */
+/* Opens a checkpoint's folder after comparing every file with the manifest. A file that loading reads (config.json,
+ * adapter_config.json, state.json, *.safetensors and their index) must have an entry; other files without one are
+ * ignored. Error "checkpoint" names the file that is missing, damaged or not listed. */
 rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint **out);
 void rfi_checkpoint_close(rfi_checkpoint *checkpoint); /* accepts NULL */
 /* folder/name of a file of the checkpoint; free with rfi_free. */

@@ -2,7 +2,7 @@
  *
  * The files of a data set and its windows; dataset.h defines both.
  *
- * All bytes are in memory, once, training documents first. The order of an epoch is a
+ * All tokens are in memory, once, training documents first. The order of an epoch is a
  * Feistel network over the window numbers instead of a shuffled list: a list would have
  * to be computed for every epoch and stored to resume. The network permutes a power of
  * four that is at least W; a result outside 0 .. W-1 goes through the network again (cycle
@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -33,22 +34,26 @@ typedef struct document {
   int source;
   rfi_split split;
   int64_t offset, size; /* in its file */
-  int64_t start;        /* in its split's bytes */
+  int64_t start;        /* in its split's tokens */
+  int64_t tokens;
 } document;
 
-struct rfi_dataset {
+typedef struct text_dataset {
+  rfi_dataset base; /* first: a text_dataset is an rfi_dataset */
   rfr_ctx *ctx;
   source *sources; /* sorted by path */
   int n_sources;
   document *documents; /* sorted by split, then path, then offset */
   int n, capacity;
-  uint8_t *bytes[2];
+  uint8_t *bytes[2];     /* without an encoder: the tokens */
+  rfi_token_table of[2]; /* with an encoder: the tokens, one row per document */
   const document *first[2];
   int *files[2]; /* the sources with bytes in each split */
   int sequence, context;
   double fraction;
-  rfi_dataset_stats stats;
-};
+  rfi_dataset_encode_fn encode;
+  void *encode_user;
+} text_dataset;
 
 /* ---- files ---- */
 
@@ -60,7 +65,8 @@ static rfr_status check_root(const char *root) {
   return RFR_OK;
 }
 
-static rfr_status find_files(const char *root, const char *const *patterns, int n, rfi_paths *paths) {
+rfr_status rfi_find_files(const char *root, const char *const *patterns, int n, rfi_paths *paths) {
+  RFI_TRY(check_root(root));
   for (int i = 0; i < n; i++) {
     int before = paths->n;
     RFI_TRY(rfi_glob(root, patterns[i], paths));
@@ -71,12 +77,12 @@ static rfr_status find_files(const char *root, const char *const *patterns, int 
   return RFR_OK;
 }
 
-static bool is_held_out(rfi_hash hash, double fraction) {
-  return hash.low % 10000 < (uint64_t)(fraction * 10000 + 0.5); /* rounded: 0.07 * 10000 is a little over 700 */
+bool rfi_is_held_out(uint64_t hash, double fraction) {
+  return hash % 10000 < (uint64_t)(fraction * 10000 + 0.5); /* rounded: 0.07 * 10000 is a little over 700 */
 }
 
 /* Both lists are sorted: one pass makes the sources of both splits; files held out by name leave the training split. */
-static rfr_status list_sources(rfi_dataset *ds, const rfi_paths *train, const rfi_paths *held) {
+static rfr_status list_sources(text_dataset *ds, const rfi_paths *train, const rfi_paths *held) {
   RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)train->n + (size_t)held->n + 1) * sizeof *ds->sources, &ds->sources));
   for (int i = 0, j = 0; i < train->n || j < held->n;) {
     int order = i == train->n ? 1 : j == held->n ? -1 : strcmp(train->items[i], held->items[j]);
@@ -86,7 +92,7 @@ static rfr_status list_sources(rfi_dataset *ds, const rfi_paths *train, const rf
     source *f = &ds->sources[ds->n_sources];
     RFI_TRY(RFI_ALLOC(ds->ctx, strlen(path) + 1, &f->path));
     strcpy(f->path, path);
-    const bool by_path = held->n == 0 && is_held_out(rfi_hash_bytes(path, strlen(path)), ds->fraction);
+    const bool by_path = held->n == 0 && rfi_is_held_out(rfi_hash_bytes(path, strlen(path)).low, ds->fraction);
     f->split = order >= 0 || by_path ? RFI_VALIDATION : RFI_TRAIN;
     f->kept = true;
     ds->n_sources++;
@@ -140,7 +146,7 @@ static rfr_status check_text(const char *path, const char *data, size_t n) {
 }
 
 /* A file's bytes, which must still be those that were hashed. Free with rfi_free. */
-static rfr_status read_source(rfi_dataset *ds, const char *root, const source *f, char **data) {
+static rfr_status read_source(text_dataset *ds, const char *root, const source *f, char **data) {
   char *path;
   size_t n;
   RFI_TRY(rfi_path_join(ds->ctx, root, f->path, &path));
@@ -154,7 +160,7 @@ static rfr_status read_source(rfi_dataset *ds, const char *root, const source *f
   return s;
 }
 
-static rfr_status scan_source(rfi_dataset *ds, const char *root, source *f) {
+static rfr_status scan_source(text_dataset *ds, const char *root, source *f) {
   char *path, *data = NULL;
   size_t n;
   RFI_TRY(rfi_path_join(ds->ctx, root, f->path, &path));
@@ -180,7 +186,7 @@ static int by_content(const void *a, const void *b) {
 
 /* Among equal files one that is held out by name is kept, so that no held-out text is trained on; otherwise the first
  * by path. */
-static rfr_status drop_duplicates(rfi_dataset *ds, bool named) {
+static rfr_status drop_duplicates(text_dataset *ds, bool named) {
   source **order;
   RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)ds->n_sources + 1) * sizeof *order, &order));
   for (int i = 0; i < ds->n_sources; i++) order[i] = &ds->sources[i];
@@ -192,10 +198,10 @@ static rfr_status drop_duplicates(rfi_dataset *ds, bool named) {
     for (int k = i; k < end; k++) {
       if (order[k]->size == 0) {
         order[k]->kept = false;
-        ds->stats.empty++;
+        ds->base.stats.empty++;
       } else if (k != keeper) {
         order[k]->kept = false;
-        ds->stats.duplicates++;
+        ds->base.stats.duplicates++;
       }
     }
   }
@@ -211,7 +217,7 @@ static rfr_status drop_duplicates(rfi_dataset *ds, bool named) {
 
 /* ---- documents ---- */
 
-static rfr_status add_document(rfi_dataset *ds, document d) {
+static rfr_status add_document(text_dataset *ds, document d) {
   if (ds->n == ds->capacity) {
     if (ds->capacity > INT_MAX / 2) return rfi_fail(RFI_E_OVERFLOW, "the data has too many documents");
     const int capacity = ds->capacity ? 2 * ds->capacity : 64;
@@ -227,7 +233,7 @@ static rfr_status add_document(rfi_dataset *ds, document d) {
 }
 
 /* Whether the split by path leaves text on both sides: more than the first byte of a document is held out. */
-static bool is_split(const rfi_dataset *ds) {
+static bool is_split(const text_dataset *ds) {
   bool has[2] = {false, false};
   for (int i = 0; i < ds->n_sources; i++)
     has[ds->sources[i].split] |= ds->sources[i].size > (ds->sources[i].split == RFI_VALIDATION);
@@ -253,7 +259,7 @@ static int64_t block_length(int64_t size) {
 /* Makes one document of each block, held out by the hash of its bytes: equal blocks lie in one split, and a block stays
  * where it is when files are added. Where the hashes leave a split empty, the blocks of the smallest or largest hash
  * change sides. */
-static rfr_status split_blocks(rfi_dataset *ds, const char *root) {
+static rfr_status split_blocks(text_dataset *ds, const char *root) {
   uint64_t *hash = NULL, low = UINT64_MAX, high = 0;
   int capacity = 0;
   rfr_status s = RFR_OK;
@@ -264,7 +270,8 @@ static rfr_status split_blocks(rfi_dataset *ds, const char *root) {
     for (int64_t at = 0, end; s == RFR_OK && at < size; at = end) {
       end = block_end(data, size, at, length);
       const rfi_hash h = rfi_hash_bytes(data + at, (size_t)(end - at));
-      s = add_document(ds, (document){i, is_held_out(h, ds->fraction) ? RFI_VALIDATION : RFI_TRAIN, at, end - at, 0});
+      s = add_document(
+          ds, (document){i, rfi_is_held_out(h.low, ds->fraction) ? RFI_VALIDATION : RFI_TRAIN, at, end - at, 0, 0});
       if (s == RFR_OK && ds->capacity > capacity) {
         uint64_t *grown;
         s = RFI_ALLOC(ds->ctx, (size_t)ds->capacity * sizeof *grown, &grown);
@@ -292,12 +299,12 @@ static rfr_status split_blocks(rfi_dataset *ds, const char *root) {
   }
   rfi_free(ds->ctx, hash);
   RFI_TRY(s);
-  ds->stats.blocks = ds->n;
+  ds->base.stats.blocks = ds->n;
   /* Consecutive blocks of a split are one document. */
   int kept = 0;
   for (int i = 0; i < ds->n; i++) {
     const document d = ds->documents[i];
-    ds->stats.held_out_blocks += d.split == RFI_VALIDATION;
+    ds->base.stats.held_out_blocks += d.split == RFI_VALIDATION;
     document *before = kept ? &ds->documents[kept - 1] : NULL;
     if (before && before->source == d.source && before->split == d.split) before->size += d.size;
     else ds->documents[kept++] = d;
@@ -313,73 +320,110 @@ static int by_split(const void *a, const void *b) {
   return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-/* Sorts the documents and places them in the bytes of their splits. */
-static rfr_status lay_out(rfi_dataset *ds) {
+/* Sorts the documents and counts those of each split. */
+static rfr_status lay_out(text_dataset *ds) {
   if (ds->n > 0) qsort(ds->documents, (size_t)ds->n, sizeof *ds->documents, by_split);
   for (int split = 0; split < 2; split++)
     RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)ds->n_sources + 1) * sizeof *ds->files[split], &ds->files[split]));
   for (int i = 0; i < ds->n; i++) {
     document *d = &ds->documents[i];
-    int *files = &ds->stats.files[d->split];
-    d->start = ds->stats.bytes[d->split];
-    ds->stats.bytes[d->split] += d->size;
-    ds->stats.documents[d->split]++;
+    int *files = &ds->base.stats.files[d->split];
+    ds->base.stats.bytes[d->split] += d->size;
+    ds->base.stats.documents[d->split]++;
     if (*files == 0 || ds->files[d->split][*files - 1] != d->source) ds->files[d->split][(*files)++] = d->source;
   }
   ds->first[RFI_TRAIN] = ds->documents;
-  ds->first[RFI_VALIDATION] = ds->documents + ds->stats.documents[RFI_TRAIN];
+  ds->first[RFI_VALIDATION] = ds->documents + ds->base.stats.documents[RFI_TRAIN];
   return RFR_OK;
 }
 
-static rfr_status load(rfi_dataset *ds, const char *root) {
-  rfi_hasher *hasher = NULL;
+/* Appends the documents of source `i` to their splits; `next` are the first documents that are not there yet. */
+static rfr_status add_bytes(text_dataset *ds, int i, const char *data, int next[2], const int end[2]) {
   for (int split = 0; split < 2; split++)
-    RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)ds->stats.bytes[split], &ds->bytes[split]));
-  int next[2] = {0, ds->stats.documents[RFI_TRAIN]}; /* documents of a split are in the order of their files */
+    for (; next[split] < end[split] && ds->documents[next[split]].source == i; next[split]++) {
+      document *d = &ds->documents[next[split]];
+      d->start = ds->base.stats.tokens[split];
+      d->tokens = d->size;
+      memcpy(ds->bytes[split] + d->start, data + d->offset, (size_t)d->size);
+      ds->base.stats.tokens[split] += d->tokens;
+    }
+  return RFR_OK;
+}
+
+static rfr_status add_tokens(text_dataset *ds, int i, const char *data, int next[2], const int end[2]) {
+  rfi_token_table table = {.ctx = ds->ctx};
+  rfi_extent *extents;
+  int n = 0, last[2];
+  for (int split = 0; split < 2; split++)
+    for (last[split] = next[split]; last[split] < end[split] && ds->documents[last[split]].source == i; last[split]++)
+      n++;
+  RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)n * sizeof *extents, &extents));
+  n = 0;
+  for (int split = 0; split < 2; split++)
+    for (int k = next[split]; k < last[split]; k++)
+      extents[n++] = (rfi_extent){ds->documents[k].offset, ds->documents[k].size};
+  rfr_status s = ds->encode(ds->encode_user, ds->sources[i].path, ds->sources[i].hash, data, extents, n, &table);
+  int64_t row = 0, at = 0;
+  for (int split = 0; split < 2 && s == RFR_OK; split++)
+    for (; next[split] < last[split] && s == RFR_OK; next[split]++, at = table.ends[row++]) {
+      document *d = &ds->documents[next[split]];
+      d->start = ds->base.stats.tokens[split];
+      d->tokens = table.ends[row] - at;
+      ds->base.stats.tokens[split] += d->tokens;
+      s = rfi_token_table_add(&ds->of[split], table.ids + at, table.widths + at, d->tokens, 0, 0);
+    }
+  rfi_free(ds->ctx, extents);
+  rfi_token_table_deinit(&table);
+  return s;
+}
+
+static rfr_status load(text_dataset *ds, const char *root) {
+  rfi_hasher *hasher = NULL;
+  for (int split = 0; split < 2 && !ds->encode; split++)
+    RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)ds->base.stats.bytes[split], &ds->bytes[split]));
+  int next[2] = {0, ds->base.stats.documents[RFI_TRAIN]}; /* documents of a split are in the order of their files */
   const int end[2] = {next[1], ds->n};
   for (int i = 0; i < ds->n_sources; i++) {
     char *data;
     RFI_TRY(read_source(ds, root, &ds->sources[i], &data));
-    for (int split = 0; split < 2; split++)
-      for (; next[split] < end[split] && ds->documents[next[split]].source == i; next[split]++) {
-        const document *d = &ds->documents[next[split]];
-        memcpy(ds->bytes[split] + d->start, data + d->offset, (size_t)d->size);
-      }
+    const rfr_status s = (ds->encode ? add_tokens : add_bytes)(ds, i, data, next, end);
     rfi_free(ds->ctx, data);
+    RFI_TRY(s);
   }
   RFI_TRY(rfi_hasher_create(ds->ctx, &hasher));
   for (int i = 0; i < ds->n; i++) {
     const document *d = &ds->documents[i];
     rfi_hasher_add_u64(hasher, d->split);
-    rfi_hasher_add_u64(hasher, (uint64_t)d->size);
-    rfi_hasher_add(hasher, ds->bytes[d->split] + d->start, (size_t)d->size);
+    rfi_hasher_add_u64(hasher, (uint64_t)d->tokens);
+    if (ds->encode) rfi_hasher_add(hasher, ds->of[d->split].ids + d->start, (size_t)d->tokens * sizeof(uint32_t));
+    else rfi_hasher_add(hasher, ds->bytes[d->split] + d->start, (size_t)d->tokens);
+    if (d->tokens > 0) ds->base.stats.trained[d->split] += d->tokens - 1;
   }
-  ds->stats.hash = rfi_hasher_result(hasher);
+  ds->base.stats.hash = rfi_hasher_result(hasher);
   rfi_hasher_destroy(hasher);
   return RFR_OK;
 }
 
-static rfr_status count_windows(rfi_dataset *ds) {
-  int64_t S = ds->sequence, N = ds->stats.bytes[RFI_TRAIN], M = ds->stats.bytes[RFI_VALIDATION];
-  if (N == 0 && ds->stats.files[RFI_VALIDATION] > 0)
+static rfr_status count_windows(text_dataset *ds) {
+  int64_t S = ds->sequence, N = ds->base.stats.tokens[RFI_TRAIN], M = ds->base.stats.tokens[RFI_VALIDATION];
+  if (N == 0 && ds->base.stats.files[RFI_VALIDATION] > 0)
     return rfi_fail(RFI_E_DATA_EMPTY, "all %d files are held out, none is left to train on",
-                    ds->stats.files[RFI_VALIDATION]);
+                    ds->base.stats.files[RFI_VALIDATION]);
   if (N <= S)
-    return rfi_fail(RFI_E_DATA_EMPTY, "there are %lld bytes to train on; a window of sequence %lld needs %lld",
-                    (long long)N, (long long)S, (long long)S + 1);
-  ds->stats.windows[RFI_TRAIN] = (N + S - 1) / S;
+    return rfi_fail(RFI_E_DATA_EMPTY, "there are %lld %s to train on; a window of sequence %lld needs %lld",
+                    (long long)N, ds->encode ? "tokens" : "bytes", (long long)S, (long long)S + 1);
+  ds->base.stats.windows[RFI_TRAIN] = (N + S - 1) / S;
   const int64_t new = S - ds->context, after = M - 1 > S ? M - 1 - S : 0;
-  ds->stats.windows[RFI_VALIDATION] = M > 1 ? 1 + (after + new - 1) / new : 0;
-  ds->stats.validation_predicted = M - ds->stats.documents[RFI_VALIDATION];
+  ds->base.stats.windows[RFI_VALIDATION] = M > 1 ? 1 + (after + new - 1) / new : 0;
+  ds->base.stats.validation_predicted = ds->base.stats.trained[RFI_VALIDATION];
   return RFR_OK;
 }
 
-static rfr_status open_splits(rfi_dataset *ds, const char *const *patterns, int n_patterns,
+static rfr_status open_splits(text_dataset *ds, const char *const *patterns, int n_patterns,
                               const rfi_dataset_options *o, rfi_paths *train, rfi_paths *held) {
   const char *root = o->root ? o->root : "";
-  RFI_TRY(check_root(root));
-  RFI_TRY(find_files(root, patterns, n_patterns, train));
-  RFI_TRY(find_files(root, o->validation_patterns, o->n_validation_patterns, held));
+  RFI_TRY(rfi_find_files(root, patterns, n_patterns, train));
+  RFI_TRY(rfi_find_files(root, o->validation_patterns, o->n_validation_patterns, held));
   RFI_TRY(list_sources(ds, train, held));
   for (int i = 0; i < ds->n_sources; i++) RFI_TRY(scan_source(ds, root, &ds->sources[i]));
   RFI_TRY(drop_duplicates(ds, held->n > 0));
@@ -387,54 +431,28 @@ static rfr_status open_splits(rfi_dataset *ds, const char *const *patterns, int 
     RFI_TRY(split_blocks(ds, root));
   } else {
     for (int i = 0; i < ds->n_sources; i++)
-      RFI_TRY(add_document(ds, (document){i, ds->sources[i].split, 0, ds->sources[i].size, 0}));
+      RFI_TRY(add_document(ds, (document){i, ds->sources[i].split, 0, ds->sources[i].size, 0, 0}));
   }
   RFI_TRY(lay_out(ds));
-  RFI_TRY(count_windows(ds));
-  return load(ds, root);
+  RFI_TRY(load(ds, root));
+  return count_windows(ds);
 }
 
-rfr_status rfi_dataset_open(rfr_ctx *ctx, const char *const *patterns, int n_patterns,
-                            const rfi_dataset_options *options, rfi_dataset **out) {
-  rfi_dataset *ds;
-  *out = NULL;
-  if (options->sequence < 1)
-    return rfi_fail(RFI_E_ARGUMENT, "sequence is %d; it must be at least 1", options->sequence);
-  if (options->context < 0 || options->context >= options->sequence)
-    return rfi_fail(RFI_E_ARGUMENT, "context is %d; it must lie in 0 .. %d (sequence - 1)", options->context,
-                    options->sequence - 1);
-  if (!(options->validation_fraction >= 0 && options->validation_fraction < 1))
-    return rfi_fail(RFI_E_ARGUMENT, "validation_fraction is %g; it must lie in [0, 1)", options->validation_fraction);
-  if (n_patterns < 1) return rfi_fail(RFI_E_DATA_EMPTY, "there is no pattern for training files");
-  RFI_TRY(RFI_ALLOC(ctx, sizeof *ds, &ds));
-  ds->ctx = ctx;
-  ds->sequence = options->sequence;
-  ds->context = options->context;
-  ds->fraction = options->validation_fraction;
-  rfi_paths train = {.ctx = ctx}, held = {.ctx = ctx};
-  rfr_status s = open_splits(ds, patterns, n_patterns, options, &train, &held);
-  rfi_paths_deinit(&train);
-  rfi_paths_deinit(&held);
-  if (s == RFR_OK) *out = ds;
-  else rfi_dataset_close(ds);
-  return s;
-}
-
-void rfi_dataset_close(rfi_dataset *ds) {
-  if (!ds) return;
+static void close_text(rfi_dataset *base) {
+  text_dataset *ds = (text_dataset *)base;
   for (int i = 0; i < ds->n_sources; i++) rfi_free(ds->ctx, ds->sources[i].path);
   rfi_free(ds->ctx, ds->sources);
   rfi_free(ds->ctx, ds->documents);
   for (int split = 0; split < 2; split++) {
     rfi_free(ds->ctx, ds->bytes[split]);
     rfi_free(ds->ctx, ds->files[split]);
+    rfi_token_table_deinit(&ds->of[split]);
   }
   rfi_free(ds->ctx, ds);
 }
 
-const rfi_dataset_stats *rfi_dataset_get_stats(const rfi_dataset *ds) { return &ds->stats; }
-
-const char *rfi_dataset_file(const rfi_dataset *ds, rfi_split split, int i, int64_t *bytes) {
+static const char *text_file(const rfi_dataset *base, rfi_split split, int i, int64_t *bytes) {
+  const text_dataset *ds = (const text_dataset *)base;
   const source *f = &ds->sources[ds->files[split][i]];
   if (bytes) *bytes = f->size;
   return f->path;
@@ -464,18 +482,19 @@ uint64_t rfi_permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch) {
   return index;
 }
 
-int64_t rfi_dataset_position(const rfi_dataset *ds, uint64_t seed, int64_t sample) {
-  uint64_t W = (uint64_t)ds->stats.windows[RFI_TRAIN], N = (uint64_t)ds->stats.bytes[RFI_TRAIN];
+int64_t rfi_dataset_position(const rfi_dataset *base, uint64_t seed, int64_t sample) {
+  const text_dataset *ds = (const text_dataset *)base;
+  uint64_t W = (uint64_t)base->stats.windows[RFI_TRAIN], N = (uint64_t)base->stats.tokens[RFI_TRAIN];
   uint64_t S = (uint64_t)ds->sequence, epoch = (uint64_t)sample / W, key = rfi_stream_key(seed, DATA_STREAM);
-  /* The start is drawn over all bytes, so that the bytes that two windows share change from epoch to epoch. */
+  /* The start is drawn over all tokens, so that the tokens that two windows share change from epoch to epoch. */
   uint64_t start = draw(key, epoch, FEISTEL_ROUNDS, 0) % N;
   return (int64_t)((start + rfi_permute((uint64_t)sample % W, W, key, epoch) * S) % N);
 }
 
-/* The document that contains byte `at` of a split. */
-static const document *document_at(const rfi_dataset *ds, rfi_split split, int64_t at) {
+/* The document that contains token `at` of a split. */
+static const document *document_at(const text_dataset *ds, rfi_split split, int64_t at) {
   const document *first = ds->first[split];
-  int low = 0, high = ds->stats.documents[split];
+  int low = 0, high = ds->base.stats.documents[split];
   while (high - low > 1) {
     int middle = low + (high - low) / 2;
     if (first[middle].start <= at) low = middle;
@@ -484,15 +503,16 @@ static const document *document_at(const rfi_dataset *ds, rfi_split split, int64
   return &first[low];
 }
 
-rfr_status rfi_dataset_window(const rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
+static rfr_status text_window(rfi_dataset *base, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
                               int32_t *targets, int32_t *doc_offsets, int *n_docs) {
-  *n_docs = 0;
-  if (sample < 0) return rfi_fail(RFI_E_ARGUMENT, "sample is %lld; it must not be negative", (long long)sample);
-  int64_t S = ds->sequence, N = ds->stats.bytes[split], at;
+  const text_dataset *ds = (const text_dataset *)base;
+  int64_t S = ds->sequence, N = base->stats.tokens[split], at;
   const bool ring = split == RFI_TRAIN;
-  if (ring) at = rfi_dataset_position(ds, seed, sample);
-  else at = sample < ds->stats.windows[split] ? sample * (S - ds->context) : N;
+  if (ring) at = rfi_dataset_position(base, seed, sample);
+  else at = sample < base->stats.windows[split] ? sample * (S - ds->context) : N;
   const int64_t known = !ring && sample > 0 ? ds->context : 0; /* targets of the window before */
+  const uint8_t *bytes = ds->bytes[split];
+  const uint32_t *ids = ds->of[split].ids;
   for (int64_t i = 0; i < S;) {
     if (at == N && ring) at = 0;
     doc_offsets[(*n_docs)++] = (int32_t)i; /* the loop runs once for each document, and once for the padding */
@@ -501,12 +521,98 @@ rfr_status rfi_dataset_window(const rfi_dataset *ds, rfi_split split, uint64_t s
       break;
     }
     const document *d = document_at(ds, split, at);
-    const uint8_t *bytes = ds->bytes[split];
-    int64_t end = d->start + d->size;
+    int64_t end = d->start + d->tokens;
     for (; i < S && at < end; i++, at++) {
-      tokens[i] = bytes[at];
-      targets[i] = i >= known && at + 1 < end ? bytes[at + 1] : RFI_IGNORED_TARGET;
+      tokens[i] = ids ? RFI_TOKEN_ID(ids[at]) : bytes[at];
+      targets[i] = i >= known && at + 1 < end ? ids ? RFI_TOKEN_ID(ids[at + 1]) : bytes[at + 1] : RFI_IGNORED_TARGET;
     }
   }
   return RFR_OK;
 }
+
+static int64_t text_window_bytes(const rfi_dataset *base, int64_t sample) {
+  const text_dataset *ds = (const text_dataset *)base;
+  const int64_t S = ds->sequence, N = base->stats.tokens[RFI_VALIDATION], new = S - ds->context;
+  int64_t at = sample > 0 ? sample * new + ds->context : 0, end = sample *new + S, bytes = 0;
+  if (sample >= base->stats.windows[RFI_VALIDATION]) return 0;
+  for (end = end < N ? end : N; at < end;) {
+    const document *d = document_at(ds, RFI_VALIDATION, at);
+    for (; at < end && at < d->start + d->tokens; at++)
+      if (at + 1 < d->start + d->tokens) bytes += ds->encode ? ds->of[RFI_VALIDATION].widths[at + 1] : 1;
+  }
+  return bytes;
+}
+
+static rfr_status text_windows(rfi_dataset *base, uint64_t seed, int64_t epochs, int64_t *out) {
+  (void)seed;
+  *out = epochs * base->stats.windows[RFI_TRAIN];
+  return RFR_OK;
+}
+
+static const rfi_dataset_calls text_calls = {close_text, text_file, text_window, text_windows, text_window_bytes};
+
+/* ---- opening ---- */
+
+rfr_status rfi_dataset_open(rfr_ctx *ctx, const char *const *patterns, int n_patterns,
+                            const rfi_dataset_options *options, rfi_dataset **out) {
+  text_dataset *ds;
+  *out = NULL;
+  if (options->sequence < 1)
+    return rfi_fail(RFI_E_ARGUMENT, "sequence is %d; it must be at least 1", options->sequence);
+  if (options->context < 0 || options->context >= options->sequence)
+    return rfi_fail(RFI_E_ARGUMENT, "context is %d; it must lie in 0 .. %d (sequence - 1)", options->context,
+                    options->sequence - 1);
+  if (!(options->validation_fraction >= 0 && options->validation_fraction < 1))
+    return rfi_fail(RFI_E_ARGUMENT, "validation_fraction is %g; it must lie in [0, 1)", options->validation_fraction);
+  if (n_patterns < 1) return rfi_fail(RFI_E_DATA_EMPTY, "there is no pattern for training files");
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *ds, &ds));
+  ds->base.calls = &text_calls;
+  ds->ctx = ctx;
+  ds->of[0].ctx = ds->of[1].ctx = ctx;
+  ds->encode = options->encode;
+  ds->encode_user = options->encode_user;
+  ds->sequence = options->sequence;
+  ds->context = options->context;
+  ds->fraction = options->validation_fraction;
+  rfi_paths train = {.ctx = ctx}, held = {.ctx = ctx};
+  rfr_status s = open_splits(ds, patterns, n_patterns, options, &train, &held);
+  rfi_paths_deinit(&train);
+  rfi_paths_deinit(&held);
+  if (s == RFR_OK) *out = &ds->base;
+  else close_text(&ds->base);
+  return s;
+}
+
+/* ---- all data sets ---- */
+
+void rfi_dataset_close(rfi_dataset *ds) {
+  if (ds) ds->calls->close(ds);
+}
+
+const rfi_dataset_stats *rfi_dataset_get_stats(const rfi_dataset *ds) { return &ds->stats; }
+
+const char *rfi_dataset_file(const rfi_dataset *ds, rfi_split split, int i, int64_t *bytes) {
+  return ds->calls->file(ds, split, i, bytes);
+}
+
+rfr_status rfi_dataset_window(rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
+                              int32_t *targets, int32_t *doc_offsets, int *n_docs) {
+  *n_docs = 0;
+  if (sample < 0) return rfi_fail(RFI_E_ARGUMENT, "sample is %lld; it must not be negative", (long long)sample);
+  return ds->calls->window(ds, split, seed, sample, tokens, targets, doc_offsets, n_docs);
+}
+
+rfr_status rfi_dataset_windows(rfi_dataset *ds, uint64_t seed, double epochs, int64_t *out) {
+  const double full = floor(epochs);
+  int64_t windows, next;
+  if (!(epochs >= 0 && epochs <= 1e6)) return rfi_fail(RFI_E_ARGUMENT, "%g epochs; they must lie in 0 .. 1e6", epochs);
+  RFI_TRY(ds->calls->windows(ds, seed, (int64_t)full, &windows));
+  if (epochs > full) {
+    RFI_TRY(ds->calls->windows(ds, seed, (int64_t)full + 1, &next));
+    windows += (int64_t)ceil((epochs - full) * (double)(next - windows));
+  }
+  *out = windows;
+  return RFR_OK;
+}
+
+int64_t rfi_dataset_window_bytes(const rfi_dataset *ds, int64_t sample) { return ds->calls->window_bytes(ds, sample); }

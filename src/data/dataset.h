@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Text files as byte tokens: the files, the split, and the window of bytes that is sample i.
+ * Data sets. This file has the interface of all of them, and text files: the files, the split, and the window of
+ * tokens that is sample i. Tokens are bytes, or those of a tokenizer; the split is one of bytes.
  *
  * Files come from patterns, in the order of their paths' bytes. Of equal files one is kept; empty files are dropped; a
  * binary file is an error. A document is a file, or a run of blocks of a file. No window predicts across documents.
@@ -11,21 +12,30 @@
  * in one split, and adding files moves no block.
  *
  * There is no cursor. Sample i of the training split is window i mod W of epoch i / W. Its position is computed from
- * (seed, epoch, i mod W): a resumed run continues with i. In an epoch W = ceil(N / S) windows of S bytes tile the N
- * training bytes as a ring that starts at a position drawn per epoch, each window once, in a drawn order. So every byte
- * is an input at least once per epoch, and at most S - 1 bytes are inputs twice.
+ * (seed, epoch, i mod W): a resumed run continues with i. In an epoch W = ceil(N / S) windows of S tokens tile the N
+ * training tokens as a ring that starts at a position drawn per epoch, each window once, in a drawn order. So every
+ * token is an input at least once per epoch, and at most S - 1 tokens are inputs twice.
  *
- * The held-out split has its windows in order, W = ceil((M - 1) / S). Every byte is predicted exactly once, except the
- * first of each document. Bits per byte = sum of losses in nats / ln 2 / rfi_dataset_stats.validation_predicted.
+ * The held-out split has its windows in order, W = ceil((M - 1) / S). Every token is predicted exactly once, except the
+ * first of each document. Bits per byte = sum of losses in nats / ln 2 / bytes of the predicted tokens.
  */
 #ifndef RFI_DATASET_H
 #define RFI_DATASET_H
 
 #include "data/file.h"
+#include "data/token_table.h"
 
 enum { RFI_IGNORED_TARGET = -100 };
 
 typedef enum rfi_split { RFI_TRAIN, RFI_VALIDATION } rfi_split;
+
+/* Bytes of a file that are a document. */
+typedef struct rfi_extent {
+  int64_t offset, size;
+} rfi_extent;
+/* Turns the documents of a file into the rows of an empty table. `file` is the hash of the file's bytes. */
+typedef rfr_status (*rfi_dataset_encode_fn)(void *user, const char *path, rfi_hash file, const char *data,
+                                            const rfi_extent *documents, int n, rfi_token_table *out);
 
 typedef struct rfi_dataset_options {
   const char *root;                       /* what relative patterns start from; NULL: the working folder */
@@ -33,22 +43,46 @@ typedef struct rfi_dataset_options {
   const char *const *validation_patterns; /* files held out by name; they leave the training split */
   int n_validation_patterns;
   int sequence; /* S */
-  int context;  /* C < S: bytes of the window before that each held-out window but the first repeats, without targets */
+  int context; /* C < S: tokens of the window before that each held-out window but the first repeats, without targets */
+  rfi_dataset_encode_fn encode; /* NULL: a byte is a token */
+  void *encode_user;
 } rfi_dataset_options;
 
 typedef struct rfi_dataset_stats {
   int files[2];     /* with bytes in the split; the same file may be in both when blocks are held out */
-  int documents[2]; /* of each split */
-  int64_t bytes[2];
+  int documents[2]; /* of each split; rows, if the files have rows */
+  int64_t bytes[2]; /* of text; of rows: that the tokens stand for */
+  int64_t tokens[2];
+  int64_t trained[2];           /* tokens that are targets */
+  int64_t truncated, cut;       /* rows that were longer than a window and were cut; tokens that were cut off */
+  int64_t dropped;              /* rows that were longer than a window and were dropped */
+  int64_t untrained;            /* rows left out because they have no token to train */
+  int cached;                   /* files whose tokens came from the cache */
+  bool rows;                    /* the files have rows */
   int duplicates;               /* files dropped because an equal file is kept */
   int empty;                    /* files dropped because they are empty */
   int blocks, held_out_blocks;  /* 0: whole files are held out */
   int64_t windows[2];           /* W: per epoch, and in the whole held-out split */
-  int64_t validation_predicted; /* bytes that get a loss in one pass over the held-out split */
+  int64_t validation_predicted; /* tokens that get a loss in one pass over the held-out split */
   rfi_hash hash;                /* of both splits: every document's split, length and bytes, in order */
 } rfi_dataset_stats;
 
 typedef struct rfi_dataset rfi_dataset;
+
+/* The calls that differ between text and rows. `ds` is the data set whose calls these are. */
+typedef struct rfi_dataset_calls {
+  void (*close)(rfi_dataset *ds);
+  const char *(*file)(const rfi_dataset *ds, rfi_split split, int i, int64_t *bytes);
+  rfr_status (*window)(rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
+                       int32_t *targets, int32_t *doc_offsets, int *n_docs);
+  rfr_status (*windows)(rfi_dataset *ds, uint64_t seed, int64_t epochs, int64_t *out);
+  int64_t (*window_bytes)(const rfi_dataset *ds, int64_t sample);
+} rfi_dataset_calls;
+
+struct rfi_dataset {
+  const rfi_dataset_calls *calls;
+  rfi_dataset_stats stats;
+};
 
 /* Errors: data.empty (a pattern without a file, or too few bytes for one window), data.binary, data.held_out (a
  * fraction of text that is a single block), file.*. */
@@ -64,10 +98,19 @@ const char *rfi_dataset_file(const rfi_dataset *ds, rfi_split split, int i, int6
  * if the next byte belongs to another document. doc_offsets[0 .. *n_docs) are the positions in the window where
  * documents begin, the first always 0; it needs S elements, because a document may be one byte. `seed` has no effect on
  * the held-out split, whose windows past the end are padding: tokens 0, no targets. Padding is a separate document. */
-rfr_status rfi_dataset_window(const rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
+rfr_status rfi_dataset_window(rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
                               int32_t *targets, int32_t *doc_offsets, int *n_docs);
+/* The windows of `epochs` epochs of the training split: of the whole epochs, and of a share of the next one, rounded
+ * up. */
+rfr_status rfi_dataset_windows(rfi_dataset *ds, uint64_t seed, double epochs, int64_t *out);
+/* Bytes of text that the targets of a window of the held-out split stand for. */
+int64_t rfi_dataset_window_bytes(const rfi_dataset *ds, int64_t sample);
+/* Whether a hash is among the share `fraction` of all hashes that is held out. */
+bool rfi_is_held_out(uint64_t hash, double fraction);
+/* The files that match patterns, sorted by path. Errors: data.empty (a pattern without a file), file.*. */
+rfr_status rfi_find_files(const char *root, const char *const *patterns, int n, rfi_paths *paths);
 
-/* The position of sample i of the training split in the concatenated training bytes. */
+/* For text: the position of sample i of the training split in the concatenated training tokens. */
 int64_t rfi_dataset_position(const rfi_dataset *ds, uint64_t seed, int64_t sample);
 /* A permutation of 0 .. n-1, at `index`, in constant expected time. */
 uint64_t rfi_permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch);

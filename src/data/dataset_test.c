@@ -264,7 +264,7 @@ static void write_lines(rft_folder *f, const char *name, int first, int n) {
 enum { MOST_LINES = 70000 };
 
 /* Marks the lines of a split. Every document is a run of complete lines. */
-static int64_t mark_lines(const rfi_dataset *ds, rfi_split split, unsigned char *line) {
+static int64_t mark_lines(rfi_dataset *ds, rfi_split split, unsigned char *line) {
   enum { S = 64 };
   static char text[4 << 20];
   int32_t tokens[S], targets[S], offsets[S];

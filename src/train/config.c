@@ -328,8 +328,8 @@ static rfr_status derive_folders(rfi_config *c, const char *folder) {
   return *c->model ? absolute(c, folder, &c->model) : RFR_OK;
 }
 
-/* A folder of an adapter has what the other keys say, except the dropout and the format of the base. A key of an adapter without an adapter is an
- * error: the run would train the model itself. */
+/* A folder of an adapter has what the other keys say, except the dropout and the format of the base. A key of an
+ * adapter without an adapter is an error: the run would train the model itself. */
 static rfr_status derive_adapter(rfi_config *c) {
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (strcmp(rows[i].section, "adapter") != 0 || !given(c, i) || strcmp(c->source[i].from, "default") == 0) continue;

@@ -82,7 +82,7 @@ static models open_models(rfr_model_type type, rfr_dtype dtype, bool replay) {
     OK(rfr_parameter_fill(&p, 5, dtype, 1, tensor(&m, p.name)));
   OK(rfr_programs_load(m.p));
   for (int i = 0; i < 3; i++) OK(rfr_program_capture(m.p, i));
-  *(double *)tensor(&m, RFI_NAME_TOP_P) = 1.0;
+  ((double *)tensor(&m, RFI_NAME_SAMPLING))[RFI_SAMPLING_TOP_P] = 1.0;
   return m;
 }
 
@@ -176,7 +176,7 @@ static void logits_of_every_position(void **state) {
 static void make_text(const models *m, int prompt, int32_t text[WINDOW + 1], double temperature) {
   write_text(m, prompt);
   set_cursor(m, 0, prompt);
-  *(double *)tensor(m, RFI_NAME_TEMPERATURE) = temperature;
+  ((double *)tensor(m, RFI_NAME_SAMPLING))[RFI_SAMPLING_TEMPERATURE] = temperature;
   const int64_t *cursor = tensor(m, RFI_NAME_CURSOR);
   while (cursor[RFI_CURSOR_KNOWN] == prompt) launch(m, PREFILL);
   while (cursor[RFI_CURSOR_KNOWN] <= WINDOW) launch(m, DECODE);

@@ -184,6 +184,79 @@ static void generation(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+typedef struct taken {
+  int32_t tokens[64];
+  int n, most;
+} taken;
+static int take_token(int32_t token, void *user) {
+  taken *t = user;
+  t->tokens[t->n++] = token;
+  return t->n == t->most;
+}
+
+/* Tokens in and out: stop tokens, the callback's end, min_p, the penalty; and the logits of given tokens. */
+static void generated_tokens(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  o.programs = RFR_RUN_ALL;
+  rfr_run *run = rft_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
+  rft_run_steps(run, 50);
+  rfr_generate_options g = rfr_generate_options_default();
+  int32_t text[16] = {'l', 'i', 'n', 'e', ' '};
+  taken all = {.most = 64}, part = {.most = 3}, other = {.most = 64};
+  g.tokens = 9;
+  g.temperature = 0.0;
+  assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &all), RFR_OK);
+  assert_int_equal(all.n, 9);
+  assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &part), RFR_OK);
+  assert_int_equal(part.n, 3);
+  assert_memory_equal(part.tokens, all.tokens, 3 * sizeof(int32_t));
+  int stop = 4; /* the first token that has not occurred before it */
+  for (int i = 0; i < stop; i++)
+    if (all.tokens[i] == all.tokens[stop]) stop++, i = -1;
+  g.stop = &all.tokens[stop];
+  g.n_stop = 1;
+  assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &other), RFR_OK);
+  assert_int_equal(other.n, stop);
+  g.n_stop = 0;
+  /* min_p of 1 leaves the most probable token */
+  g.temperature = 1.5;
+  g.min_p = 1.0;
+  other.n = 0;
+  assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &other), RFR_OK);
+  assert_memory_equal(other.tokens, all.tokens, 9 * sizeof(int32_t));
+  /* a penalty this large leaves no token that is in the text */
+  g.min_p = 0.0, g.temperature = 0.0, g.repetition_penalty = 1e6;
+  other.n = 0;
+  assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &other), RFR_OK);
+  for (int i = 0; i < 9; i++) {
+    for (int k = 0; k < 5; k++) assert_int_not_equal(other.tokens[i], text[k]);
+    for (int k = 0; k < i; k++) assert_int_not_equal(other.tokens[i], other.tokens[k]);
+  }
+  /* row i is of the token after i: the greedy text */
+  static float logits[16][256];
+  memcpy(text + 5, all.tokens, 9 * sizeof(int32_t));
+  assert_int_equal(rfr_run_score(run, text, 14, logits[0]), RFR_OK);
+  for (int i = 4; i < 13; i++) {
+    int best = 0;
+    for (int k = 1; k < 256; k++)
+      if (logits[i][k] > logits[i][best]) best = k;
+    assert_int_equal(best, text[i + 1]);
+  }
+  g.repetition_penalty = 0.0;
+  assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &other), RFR_INVALID);
+  g.repetition_penalty = 1.0, text[2] = 256;
+  assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &other), RFR_INVALID);
+  assert_non_null(strstr(rfr_last_error()->message, "token 2 is 256; the vocabulary has 256"));
+  assert_int_equal(rfr_run_score(run, text, 2, logits[0]), RFR_OK);
+  assert_int_equal(rfr_run_score(run, text, 17, logits[0]), RFR_INVALID);
+  assert_int_equal(rfr_run_score(run, text, 0, logits[0]), RFR_INVALID);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
 /* A vocabulary of more than bytes: what is no byte is not cut down to one. */
 static void tokens_that_are_no_bytes(void **state) {
   (void)state;
@@ -993,6 +1066,7 @@ int main(void) {
       cmocka_unit_test(stop_and_go_on),
       cmocka_unit_test(evaluation_context),
       cmocka_unit_test(generation),
+      cmocka_unit_test(generated_tokens),
       cmocka_unit_test(tokens_that_are_no_bytes),
       cmocka_unit_test(long_texts),
       cmocka_unit_test(disk_full),

@@ -14,6 +14,7 @@
 
 #include "base/base.h"
 #include "nn/nn.h"
+#include "ops/decode/cursor.h"
 
 enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
 
@@ -181,14 +182,12 @@ static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) 
 
 /* Reads the next `rows` tokens of the text and appends the token after them. */
 static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, int64_t rows) {
-  const int64_t one = 1, four = 4, text_size = s->window + 1;
+  const int64_t four = 4, five = RFI_SAMPLING_N, text_size = s->window + 1;
   rfr_value positions, last;
   declare_parameters(t, s, w);
   rfr_value text = rfr_input(t, RFI_NAME_TEXT, RFR_ROLE_STATE, RFR_I32, 1, &text_size);
   rfr_value cursor = rfr_input(t, RFI_NAME_CURSOR, RFR_ROLE_STATE, RFR_I64, 1, &four);
-  rfr_value temperature = rfr_input(t, RFI_NAME_TEMPERATURE, RFR_ROLE_INPUT, RFR_F64, 1, &one);
-  rfr_value top_k = rfr_input(t, RFI_NAME_TOP_K, RFR_ROLE_INPUT, RFR_I64, 1, &one);
-  rfr_value top_p = rfr_input(t, RFI_NAME_TOP_P, RFR_ROLE_INPUT, RFR_F64, 1, &one);
+  rfr_value sampling = rfr_input(t, RFI_NAME_SAMPLING, RFR_ROLE_INPUT, RFR_F64, 1, &five);
   rfr_scope(t, "text");
   rfr_value tokens = rfr_text_read(t, text, cursor, rows, &positions, &last);
   rfr_value h = rfr_model_forward_cached(t, &s->model, w, tokens, positions, cursor, s->window);
@@ -196,7 +195,7 @@ static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, 
   if (rows > 1) h = rfr_embedding(t, h, last); /* only its last row */
   rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
   rfr_scope(t, "text");
-  text = rfr_text_append(t, text, logits, cursor, temperature, top_k, top_p, rows);
+  text = rfr_text_append(t, text, logits, cursor, sampling, rows);
   rfr_text_end(t, cursor, text, rows);
   rfr_output(t, RFI_NAME_LOGITS, logits);
 }

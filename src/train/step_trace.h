@@ -72,9 +72,7 @@ static inline int rfi_metric_count(const rfi_step_spec *s) {
 #define RFI_NAME_NLL "nll"                      /* output f32 (1), a sum in nats */
 #define RFI_NAME_TEXT "text"                    /* i32 (window+1), see rfr_text_read */
 #define RFI_NAME_CURSOR "text.cursor"           /* i64 (4) */
-#define RFI_NAME_TEMPERATURE "text.temperature" /* f64 (1) */
-#define RFI_NAME_TOP_K "text.top_k"             /* i64 (1) */
-#define RFI_NAME_TOP_P "text.top_p"             /* f64 (1) */
+#define RFI_NAME_SAMPLING "text.sampling"       /* f64 (5), see rfr_text_append_at */
 #define RFI_NAME_LOGITS "logits"                /* output f32 (1,V), of the last token taken */
 
 /* Tokens of a prompt per prefill, at most the window: enough to amortize reading the weights. */

@@ -62,14 +62,14 @@ static bool dims(reader *r, int *rank, int64_t *dim) {
 static bool list(reader *r, rft_operand *o) {
   do {
     skip(r);
-    if (o->n_list == RFT_MAX_LIST) return fail(r, "too many given integers");
-    o->list[o->n_list++] = integer(r);
+    if (o->n_list == RFT_MAX_LIST) return fail(r, "too many given values");
+    o->list[o->n_list++] = o->kind == 'D' ? number(r) : (double)integer(r);
     if (*r->s != ',') break;
     const char *after = r->s + 1 + strspn(r->s + 1, " ");
     if (!isdigit((unsigned char)*after) && *after != '-') break;
     r->s = after;
   } while (!r->error);
-  if (o->n_list != 1 && o->n_list != rfi_count(&o->type)) return fail(r, "as many integers as elements, or one");
+  if (o->n_list != 1 && o->n_list != rfi_count(&o->type)) return fail(r, "as many values as elements, or one");
   return !r->error;
 }
 
@@ -99,7 +99,7 @@ static bool operand(reader *r, rft_operand *o) {
       r->s++;
       if (integer(r) != 0) return fail(r, "only >0 is known");
       o->positive = true;
-    } else if (*r->s == '=' && is_float) {
+    } else if (*r->s == '=' && is_float && o->kind != 'D') {
       r->s++;
       o->constant = true;
       o->value = number(r);
@@ -138,6 +138,12 @@ static bool attribute(reader *r) {
   rfi_attr *v = &r->c->attr[a];
   if (def->attr_type[a] == 'f') {
     v->f = number(r);
+  } else if (def->attr_type[a] == 'l') {
+    v->l = (rfr_list){0, r->c->numbers};
+    if (!take(r, '[')) return fail(r, "expected a list");
+    do r->c->numbers[v->l.n++] = number(r);
+    while (!r->error && v->l.n < (int64_t)(sizeof r->c->numbers / sizeof *r->c->numbers) && take(r, ','));
+    if (!take(r, ']')) return fail(r, "expected ]");
   } else if (def->attr_type[a] == 's') {
     return dims(r, &v->s.rank, v->s.dim);
   } else if (def->attr_type[a] == 't') {

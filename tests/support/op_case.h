@@ -14,7 +14,8 @@
  *
  * A case is one op in text. Operands: f[..] a float of the type under test (f32, bf16), F[..] always f32 (statistics,
  * master weights, scalars of the step: not differentiated), e[..] always e4m3, D[..] always f64, i[..]<50 int32 below
- * 50, i[..]=0,3,7 given int32 (one value is repeated), I[..]=... given int64, b[..]<256 bytes, _ absent. After a float shape: ">0"
+ * 50, i[..]=0,3,7 given int32 (one value is repeated), I[..]=... and D[..]=... given int64 and f64, b[..]<256 bytes,
+ * _ absent. After a float shape: ">0"
  * positive values, "=1" a constant, "@3=nan" or "@3=inf" all of row 3 of the first dimension (such a case has no
  * gradient check), "^T" stored transposed (last two dimensions swapped in memory: a strided view), "/2" every second
  * column of a wider row (a strided view). The last two are only for ops that take such strides; these are also tested
@@ -66,7 +67,7 @@ typedef struct rft_operand {
   double row_value;
   int64_t below; /* of random integers, 0: none */
   int n_list;
-  int64_t list[RFT_MAX_LIST];
+  double list[RFT_MAX_LIST]; /* given values */
 } rft_operand;
 
 typedef struct rft_case {
@@ -76,6 +77,7 @@ typedef struct rft_case {
   int n_in;
   rft_operand in[RFT_MAX_IN];
   rfi_attr attr[RFI_MAX_ATTR];
+  double numbers[32]; /* of a list, of which a case has at most one */
   int32_t microbatch;
   rfr_type out[RFI_MAX_NAMES]; /* inferred */
   bool varies;                 /* some operand has the type under test */

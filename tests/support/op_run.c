@@ -112,7 +112,7 @@ double rft_case_value(const rft_case *c, int operand, int64_t i) {
   const rft_operand *o = &c->in[operand];
   if (o->has_row && i / (rfi_count(&o->type) / o->type.shape[0]) == o->row) return o->row_value;
   if (o->constant) return o->value;
-  if (o->n_list) return (double)o->list[o->n_list == 1 ? 0 : i];
+  if (o->n_list) return o->list[o->n_list == 1 ? 0 : i];
   uint32_t u = draw(c, operand, i);
   if (o->below) return (double)(u % (uint64_t)o->below);
   double x = u / 4294967296.0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The cursor of a text during generation: which tokens a program takes next. All ops of a text use these functions, so
- * that they agree. The cursor is data and may have any value: the tokens taken are within the caches' capacity in any
- * case.
+ * The cursor of a text during generation, which tokens a program takes next, and the operand `sampling`. All ops of a
+ * text use these functions, so that they agree. The cursor is data and may have any value: the tokens taken are
+ * within the caches' capacity in any case.
  */
 #ifndef RFI_CURSOR_H
 #define RFI_CURSOR_H
@@ -33,6 +33,30 @@ RFI_BOTH_SIDES static inline rfi_take rfi_take_next(const rfr_arg *cursor, int64
   if (count > rows) count = rows;
   const rfi_take take = {first, count, count > 0 && first + count == known};
   return take;
+}
+
+/* The elements of `sampling`. */
+enum {
+  RFI_SAMPLING_TEMPERATURE,
+  RFI_SAMPLING_TOP_K,
+  RFI_SAMPLING_TOP_P,
+  RFI_SAMPLING_MIN_P,
+  RFI_SAMPLING_PENALTY,
+  RFI_SAMPLING_N
+};
+
+/* top_k of V candidates; V: all. */
+RFI_BOTH_SIDES static inline int64_t rfi_sampling_top_k(const double *sampling, int64_t V) {
+  const double k = sampling[RFI_SAMPLING_TOP_K];
+  return k >= 1.0 && k < (double)V ? (int64_t)k : V;
+}
+RFI_BOTH_SIDES static inline bool rfi_sampling_penalizes(const double *sampling) {
+  return sampling[RFI_SAMPLING_PENALTY] > 0.0 && sampling[RFI_SAMPLING_PENALTY] != 1.0;
+}
+/* The logit of a token that is in the text. */
+RFI_BOTH_SIDES static inline float rfi_sampling_penalize(const double *sampling, float x) {
+  const float penalty = (float)sampling[RFI_SAMPLING_PENALTY];
+  return x > 0.0f ? x / penalty : x * penalty;
 }
 
 /* The draw in [0, 1) for the next position of the full text, from 53 bits: a pure function of the seed and of that

@@ -61,10 +61,8 @@ rfr_status rfi_infer_text_append(const rfi_infer *c) {
   if (c->in[1].shape[0] != 1 || c->in[1].shape[1] < 1)
     return rfi_fail(RFI_E_TRACE_SHAPE, "logits must be one row, (1,V)");
   RFI_TRY(check_cursor(c, 2));
-  for (int i = 3; i < 6; i++) {
-    RFI_TRY(rfi_rule_dtype(c, i, i == 4 ? RFR_I64 : RFR_F64));
-    RFI_TRY(rfi_rule_vector(c, i, 1));
-  }
+  RFI_TRY(rfi_rule_dtype(c, 3, RFR_F64));
+  RFI_TRY(rfi_rule_vector(c, 3, RFI_SAMPLING_N));
   c->out[0] = c->in[0];
   return RFR_OK;
 }
@@ -90,9 +88,9 @@ rfr_value rfr_cache_write_at(rfr_trace *t, rfr_source at, rfr_value cache, rfr_v
 }
 
 rfr_value rfr_text_append_at(rfr_trace *t, rfr_source at, rfr_value text, rfr_value logits, rfr_value cursor,
-                             rfr_value temperature, rfr_value top_k, rfr_value top_p, int64_t rows) {
-  rfr_value in[6] = {text, logits, cursor, temperature, top_k, top_p};
-  return rfi_record(t, at, RFI_OP_text_append, 6, in, (rfi_attr[]){rfi_i(rows)}, NULL);
+                             rfr_value sampling, int64_t rows) {
+  rfr_value in[4] = {text, logits, cursor, sampling};
+  return rfi_record(t, at, RFI_OP_text_append, 4, in, (rfi_attr[]){rfi_i(rows)}, NULL);
 }
 
 rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor, rfr_value text, int64_t rows) {

@@ -6,7 +6,7 @@
  * some, a number that falls as its logit grows. Its weight e^((x - max) / temperature) is an integer in units of 2^-40,
  * so that sums of weights are exact in any order. The candidate at which the sum of weights (or the count) reaches a
  * bound is found digit by digit of the key, with one pass over all candidates per digit: first the end of top_k and
- * top_p, then the draw among the kept candidates. One block does all of it, without the host.
+ * top_p, then the draw among the kept candidates. min_p sets weights to 0. One block does all of it, without the host.
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/decode/cursor.h"
@@ -211,14 +211,31 @@ struct draw_args {
   rfr_dtype dtype;
   int64_t V, rows, capacity;
   rfr_arg cursor;
-  const double *temperature, *top_p;
-  const int64_t *top_k;
+  const double *sampling;
   uint64_t *weight; /* (V) */
+  float *x;         /* (V): logits with the penalty */
 };
 
-static __device__ int64_t draw(const draw_args &a) {
-  const double temperature = *a.temperature, top_p = *a.top_p;
-  const int64_t top_k = *a.top_k;
+/* The logits of tokens in the text get the penalty, in a copy. Tokens that occur several times write the same value. */
+static __device__ void penalize(draw_args &a) {
+  for (int64_t i = threadIdx.x; i < a.V; i += THREADS) a.x[i] = rfi_load(a.logits, a.dtype, i);
+  __syncthreads();
+  const int64_t known = rfi_cursor_get(&a.cursor, RFI_CURSOR_KNOWN);
+  for (int64_t i = threadIdx.x; i < known; i += THREADS) {
+    const int32_t token = a.text[i];
+    if (token >= 0 && token < a.V)
+      a.x[token] = rfi_sampling_penalize(a.sampling, rfi_load(a.logits, a.dtype, token));
+  }
+  __syncthreads();
+  a.logits = a.x;
+  a.dtype = RFR_F32;
+}
+
+static __device__ int64_t draw(draw_args a) {
+  const double temperature = a.sampling[RFI_SAMPLING_TEMPERATURE], top_p = a.sampling[RFI_SAMPLING_TOP_P];
+  const double min_p = a.sampling[RFI_SAMPLING_MIN_P];
+  const int64_t top_k = rfi_sampling_top_k(a.sampling, a.V);
+  if (rfi_sampling_penalizes(a.sampling)) penalize(a);
   uint64_t first = UINT64_MAX;
   for (int64_t i = threadIdx.x; i < a.V; i += THREADS) {
     const uint64_t at = (uint64_t)likeliness(rfi_load(a.logits, a.dtype, i)) << 32 | (uint64_t)i;
@@ -227,19 +244,22 @@ static __device__ int64_t draw(const draw_args &a) {
   const int64_t best = (int64_t)(block_min(first) & UINT32_MAX);
   if (!(temperature > 0.0)) return best;
   const double most = (double)rfi_load(a.logits, a.dtype, best);
-  uint64_t sum = 0;
+  uint64_t sum = 0, sum_kept = 0;
   for (int64_t i = threadIdx.x; i < a.V; i += THREADS) {
     const double p = exp(((double)rfi_load(a.logits, a.dtype, i) - most) / temperature);
-    a.weight[i] = p > 0.0 ? (uint64_t)(p * UNIT + 0.5) : 0; /* NaN has weight 0 */
-    sum += a.weight[i];
+    const uint64_t weight = p > 0.0 ? (uint64_t)(p * UNIT + 0.5) : 0; /* NaN has weight 0 */
+    a.weight[i] = p < min_p ? 0 : weight;
+    sum += weight;
+    sum_kept += a.weight[i];
   }
-  uint64_t total = block_sum(sum);
+  const double all = (double)block_sum(sum);
+  uint64_t total = block_sum(sum_kept);
   if (total == 0) return best;
   candidates c = {a.weight, a.logits, a.dtype, a.V, true};
-  if (top_k > 0 || top_p < 1.0) {
-    const double enough = top_p * (double)total;
+  if (top_k < a.V || top_p < 1.0) {
+    const double enough = top_p * all;
     c.by_id = false;
-    const bound kept = {top_k > 0 && top_k < a.V ? (uint64_t)top_k : (uint64_t)a.V,
+    const bound kept = {(uint64_t)top_k,
                         enough < (double)total ? (enough > 0.0 ? (uint64_t)ceil(enough) : 0) : total};
     const place end = find(c, kept);
     total = end.before.weight + end.nth * (end.same.count ? end.same.weight / end.same.count : 0);
@@ -258,7 +278,9 @@ static __global__ void __launch_bounds__(THREADS) append_text(const __grid_const
   if (threadIdx.x == 0) a.text[take.first + take.count] = (int32_t)id;
 }
 
-static size_t append_workspace(const rfr_call *c) { return (size_t)c->in[1].type.shape[1] * sizeof(uint64_t); }
+static size_t append_workspace(const rfr_call *c) {
+  return (size_t)c->in[1].type.shape[1] * (sizeof(uint64_t) + sizeof(float));
+}
 
 static rfr_status run_append(const rfr_call *c) {
   draw_args a = {};
@@ -269,10 +291,9 @@ static rfr_status run_append(const rfr_call *c) {
   a.rows = c->attr[0].i;
   a.capacity = c->out[0].type.shape[0] - 1;
   a.cursor = c->in[2];
-  a.temperature = (const double *)c->in[3].data;
-  a.top_k = (const int64_t *)c->in[4].data;
-  a.top_p = (const double *)c->in[5].data;
+  a.sampling = (const double *)c->in[3].data;
   a.weight = (uint64_t *)c->workspace;
+  a.x = (float *)(a.weight + a.V);
   append_text<<<1, THREADS, 0, rfi_stream(c)>>>(a);
   return rfi_cuda_launched("text_append");
 }

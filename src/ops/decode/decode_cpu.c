@@ -4,8 +4,8 @@
  *
  * The draw at a position of the full text (dropped tokens included) is a pure function of the seed and that position,
  * computed in double with the candidates in a fixed order: all of them by id, or the most probable first (ties by id)
- * when top_k or top_p exclude some. In the second case candidates are popped from a heap until there are enough: no
- * full sort, no allocation.
+ * when top_k or top_p exclude some. min_p sets weights to 0. In the second case candidates are popped from a heap
+ * until there are enough: no full sort, no allocation.
  */
 #include <math.h>
 
@@ -82,38 +82,54 @@ static int64_t take_best(candidate *c, int64_t n, int64_t most, double enough, d
   return taken;
 }
 
-static int32_t draw(const rfi_call *c) {
+/* The logits as f32, those of tokens in the text with the penalty. */
+static void read_logits(const rfi_call *c, const double *sampling, float *x) {
   const rfi_arg *logits = &c->in[1];
-  const int64_t V = logits->type.shape[1], top_k = *(const int64_t *)c->in[4].data;
-  const double temperature = *(const double *)c->in[3].data, top_p = *(const double *)c->in[5].data;
-  int32_t best = 0;
-  float most = rfi_read1(logits, 0);
-  for (int64_t i = 1; i < V; i++) {
-    float x = rfi_read1(logits, i);
-    if (x > most) best = (int32_t)i, most = x;
-  }
-  if (!(temperature > 0.0)) return best;
+  const int32_t *text = c->out[0].data;
+  const int64_t V = logits->type.shape[1], known = rfi_cursor_get(&c->in[2], RFI_CURSOR_KNOWN);
+  for (int64_t i = 0; i < V; i++) x[i] = rfi_read1(logits, i);
+  if (!rfi_sampling_penalizes(sampling)) return;
+  for (int64_t i = 0; i < known; i++) /* from the logit itself: a token may be there several times */
+    if (text[i] >= 0 && text[i] < V) x[text[i]] = rfi_sampling_penalize(sampling, rfi_read1(logits, text[i]));
+}
+
+static int32_t draw(const rfi_call *c) {
+  const int64_t V = c->in[1].type.shape[1];
+  const double *sampling = c->in[3].data;
+  const double temperature = sampling[RFI_SAMPLING_TEMPERATURE], top_p = sampling[RFI_SAMPLING_TOP_P];
+  const int64_t top_k = rfi_sampling_top_k(sampling, V);
   candidate *p = c->workspace;
-  double total = 0.0;
+  float *x = (float *)(p + V);
+  read_logits(c, sampling, x);
+  int32_t best = 0;
+  for (int64_t i = 1; i < V; i++)
+    if (x[i] > x[best]) best = (int32_t)i;
+  if (!(temperature > 0.0)) return best;
+  double total = 0.0, kept = 0.0;
   for (int64_t i = 0; i < V; i++) {
-    p[i] = (candidate){exp(((double)rfi_read1(logits, i) - (double)most) / temperature), (int32_t)i};
-    total += p[i].p;
+    const double weight = exp(((double)x[i] - (double)x[best]) / temperature);
+    total += weight;
+    p[i] = (candidate){weight < sampling[RFI_SAMPLING_MIN_P] ? 0.0 : weight, (int32_t)i};
+    kept += p[i].p;
   }
   int64_t n = V, step = 1, first = 0;
-  if (top_k > 0 || top_p < 1.0) {
-    n = take_best(p, V, top_k > 0 && top_k < V ? top_k : V, top_p * total, &total);
+  if (top_k < V || top_p < 1.0) {
+    n = take_best(p, V, top_k, top_p * total < kept ? top_p * total : kept, &kept);
     first = V - 1;
     step = -1;
   }
-  double u = rfi_cursor_draw(&c->in[2]) * total;
+  double u = rfi_cursor_draw(&c->in[2]) * kept;
   for (int64_t i = 0; i < n; i++) {
     u -= p[first + i * step].p;
     if (u < 0.0) return p[first + i * step].id;
   }
+  while (n > 1 && !(p[first + (n - 1) * step].p > 0.0)) n--; /* u is 0 up to rounding: the last one that is kept */
   return p[first + (n - 1) * step].id;
 }
 
-static size_t append_workspace(const rfi_call *c) { return (size_t)c->in[1].type.shape[1] * sizeof(candidate); }
+static size_t append_workspace(const rfi_call *c) {
+  return (size_t)c->in[1].type.shape[1] * (sizeof(candidate) + sizeof(float));
+}
 
 static rfr_status append_run(const rfi_call *c) {
   const rfi_take take = rfi_take_next(&c->in[2], c->attr[0].i, c->out[0].type.shape[0] - 1);

@@ -4,6 +4,7 @@
  * one, without sorting.
  */
 #include <math.h>
+#include <stdlib.h>
 
 #include "core/rng.h"
 #include "support/op_case.h"
@@ -65,51 +66,69 @@ static double uniform_of(const int64_t *cursor) {
   return (double)(((uint64_t)r.v[0] << 32 | r.v[1]) >> 11) * 0x1p-53;
 }
 
+/* Logit i: with the penalty if token i is in the text. */
+static double logit_of(const rfi_call *call, int64_t i) {
+  const double x = ((double *)call->in[1].data)[i], penalty = ((double *)call->in[3].data)[4];
+  const int64_t known = ((int64_t *)call->in[2].data)[1];
+  bool seen = false;
+  for (int64_t k = 0; k < known; k++) seen |= ((int32_t *)call->out[0].data)[k] == i;
+  return !seen || penalty == 0 ? x : x > 0 ? x / penalty : x * penalty;
+}
+
 RFT_REF(text_append) {
-  const double *x = call->in[1].data, temperature = *(double *)call->in[3].data, top_p = *(double *)call->in[5].data;
+  const double *sampling = call->in[3].data, temperature = sampling[0], top_k = sampling[1], top_p = sampling[2];
   const int64_t *cursor = call->in[2].data;
-  int64_t V = call->in[1].type.shape[1], top_k = *(int64_t *)call->in[4].data, rows = call->attr[0].i;
+  int64_t V = call->in[1].type.shape[1], rows = call->attr[0].i;
   int64_t capacity = call->out[0].type.shape[0] - 1, n = count_of(cursor, rows, capacity), best = 0;
   int32_t *text = call->out[0].data;
   bool cut = top_k > 0 || top_p < 1;
   if (n == 0 || cursor[0] + n != cursor[1]) return;
+  double *x = calloc((size_t)V, sizeof *x);
+  for (int64_t i = 0; i < V; i++) x[i] = logit_of(call, i);
   for (int64_t i = 1; i < V; i++)
     if (x[i] > x[best]) best = i;
   text[cursor[1]] = (int32_t)best;
-  if (temperature == 0) return;
   double all = 0, kept = 0;
-  for (int64_t i = 0; i < V; i++) all += exp((x[i] - x[best]) / temperature);
+  for (int64_t i = 0; temperature > 0 && i < V; i++) all += exp((x[i] - x[best]) / temperature);
   /* pass 0 sums the kept candidates; pass 1 finds the candidate of the draw */
-  for (int pass = 0; pass < 2; pass++)
+  for (int pass = 0; temperature > 0 && pass < 2; pass++)
     for (int64_t i = 0; i < V; i++) {
       double p = exp((x[i] - x[best]) / temperature), likelier = 0, before = 0;
       int64_t rank = 0;
       for (int64_t j = 0; j < V; j++) {
+        const double q = exp((x[j] - x[best]) / temperature);
         bool ahead = x[j] > x[i] || (x[j] == x[i] && j < i);
         rank += ahead;
-        if (ahead) likelier += exp((x[j] - x[best]) / temperature);
-        if (cut ? ahead : j < i) before += exp((x[j] - x[best]) / temperature);
+        if (ahead) likelier += q;
+        if ((cut ? ahead : j < i) && q >= sampling[3]) before += q;
       }
       if ((top_k > 0 && rank >= top_k) || (top_p < 1 && rank > 0 && likelier >= top_p * all)) continue;
+      if (p < sampling[3]) continue;
       if (pass == 0) kept += p;
       double u = uniform_of(cursor) * kept;
       if (pass == 1 && before <= u && u < before + p) text[cursor[1]] = (int32_t)i;
     }
+  free(x);
 }
 RFT_CASES(text_append) = {
-    "text_append(i[20]<9, f[1,57], I[4]=7,8,0,3, D[1]=0, I[1]=0, D[1]=1) rows=1",
-    "text_append(i[20]<9, f[1,57], I[4]=7,8,0,3, D[1]=1, I[1]=0, D[1]=1) rows=1",
-    "text_append(i[20]<9, f[1,101], I[4]=0,8,1000,4, D[1]=0.7, I[1]=5, D[1]=1) rows=11",
-    "text_append(i[20]<9, f[1,101], I[4]=5,8,31,5, D[1]=2, I[1]=0, D[1]=0.6) rows=3",
-    "text_append(i[20]<9, f[1,101], I[4]=18,19,31,5, D[1]=3, I[1]=40, D[1]=0.9) rows=1",
-    "text_append(i[20]<9, f[1,257], I[4]=3,4,0,77, D[1]=1.5, I[1]=300, D[1]=0.99) rows=1",
-    "text_append(i[20]<9, F[1,33]=0.25, I[4]=3,4,0,6, D[1]=1.5, I[1]=7, D[1]=1) rows=1",
-    "text_append(i[20]<9, F[1,33]=0.25, I[4]=3,4,0,6, D[1]=0, I[1]=0, D[1]=1) rows=1",
-    "text_append(i[20]<9, f[1,1], I[4]=3,4,0,6, D[1]=1, I[1]=0, D[1]=1) rows=2",
-    "text_append(i[20]<9, f[1,31], I[4]=2,8,0,3, D[1]=1, I[1]=0, D[1]=1) rows=5",
-    "text_append(i[20]<9, f[1,31], I[4]=19,20,0,3, D[1]=1, I[1]=0, D[1]=1) rows=5",
-    "text_append(i[20]<9, f[1,31], I[4]=8,8,0,3, D[1]=1, I[1]=0, D[1]=1) rows=2",
-    "text_append(i[20]<9, f[1,31], I[4]=-2,2,0,3, D[1]=1, I[1]=0, D[1]=1) rows=4",
+    "text_append(i[20]<9, f[1,57], I[4]=7,8,0,3, D[5]=0,0,1,0,1) rows=1",
+    "text_append(i[20]<9, f[1,57], I[4]=7,8,0,3, D[5]=1,0,1,0,1) rows=1",
+    "text_append(i[20]<9, f[1,101], I[4]=0,8,1000,4, D[5]=0.7,5,1,0,1) rows=11",
+    "text_append(i[20]<9, f[1,101], I[4]=5,8,31,5, D[5]=2,0,0.6,0,1) rows=3",
+    "text_append(i[20]<9, f[1,101], I[4]=18,19,31,5, D[5]=3,40,0.9,0,1) rows=1",
+    "text_append(i[20]<9, f[1,257], I[4]=3,4,0,77, D[5]=1.5,300,0.99,0,1) rows=1",
+    "text_append(i[20]<9, F[1,33]=0.25, I[4]=3,4,0,6, D[5]=1.5,7,1,0,1) rows=1",
+    "text_append(i[20]<9, F[1,33]=0.25, I[4]=3,4,0,6, D[5]=0,0,1,0,1) rows=1",
+    "text_append(i[20]<9, f[1,1], I[4]=3,4,0,6, D[5]=1,0,1,0,1) rows=2",
+    "text_append(i[20]<9, f[1,31], I[4]=2,8,0,3, D[5]=1,0,1,0,1) rows=5",
+    "text_append(i[20]<9, f[1,31], I[4]=19,20,0,3, D[5]=1,0,1,0,1) rows=5",
+    "text_append(i[20]<9, f[1,31], I[4]=8,8,0,3, D[5]=1,0,1,0,1) rows=2",
+    "text_append(i[20]<9, f[1,101], I[4]=5,8,31,5, D[5]=2,0,1,0.4,1) rows=3",
+    "text_append(i[20]<9, f[1,103], I[4]=5,8,31,6, D[5]=1.5,40,0.95,0.1,0) rows=3",
+    "text_append(i[20]<9, f[1,11], I[4]=16,17,31,7, D[5]=1,0,1,0,1.8) rows=1",
+    "text_append(i[20]<9, f[1,11], I[4]=16,17,31,7, D[5]=0,0,1,0,3) rows=1",
+    "text_append(i[20]<9, f[1,23], I[4]=16,17,31,2, D[5]=2,9,0.8,0.05,0.5) rows=1",
+    "text_append(i[20]<9, f[1,31], I[4]=-2,2,0,3, D[5]=1,0,1,0,1) rows=4",
     NULL,
 };
 

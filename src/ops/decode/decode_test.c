@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "ops/decode/cursor.h"
 #include "refrain/ops.h"
 #include "refrain/program.h"
 
@@ -37,7 +38,7 @@ static rfr_value vector(rfr_trace *t, const char *name, rfr_role role, rfr_dtype
 enum { POSITIONS = 4000, V = 4 };
 
 /* Counts how often each token is drawn at positions 1 ... POSITIONS from the same logits. */
-static void count_draws(double temperature, int64_t top_k, double top_p, int64_t dropped, int seen[V]) {
+static void count_draws(double temperature, int64_t top_k, double top_p, double min_p, int64_t dropped, int seen[V]) {
   rfr_ctx *ctx;
   rfr_trace *t;
   assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
@@ -45,16 +46,13 @@ static void count_draws(double temperature, int64_t top_k, double top_p, int64_t
   rfr_value text = vector(t, "text", RFR_ROLE_STATE, RFR_I32, POSITIONS + 1);
   rfr_value cursor = vector(t, "cursor", RFR_ROLE_STATE, RFR_I64, 4);
   rfr_value logits = rfr_input(t, "logits", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){1, V}));
-  text = rfr_text_append(t, text, logits, cursor, vector(t, "temperature", RFR_ROLE_INPUT, RFR_F64, 1),
-                         vector(t, "top_k", RFR_ROLE_INPUT, RFR_I64, 1), vector(t, "top_p", RFR_ROLE_INPUT, RFR_F64, 1),
-                         1);
+  text = rfr_text_append(t, text, logits, cursor, vector(t, "sampling", RFR_ROLE_INPUT, RFR_F64, RFI_SAMPLING_N), 1);
   rfr_text_end(t, cursor, text, 1);
   rfr_programs *p = compile(ctx, t);
   memcpy(tensor(p, "logits"), (float[V]){0.0f, 2.0f, 1.0f, -50.0f}, V * sizeof(float));
   memcpy(tensor(p, "cursor"), (int64_t[4]){0, 1, dropped, 17}, 4 * sizeof(int64_t));
-  *(double *)tensor(p, "temperature") = temperature;
-  *(int64_t *)tensor(p, "top_k") = top_k;
-  *(double *)tensor(p, "top_p") = top_p;
+  memcpy(tensor(p, "sampling"), (double[RFI_SAMPLING_N]){temperature, (double)top_k, top_p, min_p, 1.0},
+         RFI_SAMPLING_N * sizeof(double));
   assert_int_equal(rfr_program_capture(p, 0), RFR_OK);
   for (int i = 0; i < POSITIONS + 3; i++) assert_int_equal(rfr_program_replay(p, 0, NULL, 0), RFR_OK);
   /* it stops at the end of the text */
@@ -69,20 +67,22 @@ static void draws(void **state) {
   int seen[V], other[V];
   const double e[3] = {1.0, exp(2.0), exp(1.0)}, total = e[0] + e[1] + e[2], bar = 5 * sqrt(POSITIONS * 0.25);
   (void)state;
-  count_draws(1.0, 0, 1.0, 0, seen);
+  count_draws(1.0, 0, 1.0, 0, 0, seen);
   for (int i = 0; i < 3; i++) assert_true(fabs(seen[i] - POSITIONS * e[i] / total) < bar);
   assert_int_equal(seen[3], 0);
-  count_draws(1.0, 0, 1.0, POSITIONS, other); /* the number of dropped tokens is part of the address */
+  count_draws(1.0, 0, 1.0, 0, POSITIONS, other); /* the number of dropped tokens is part of the address */
   assert_memory_not_equal(seen, other, sizeof seen);
-  count_draws(2.0, 0, 1.0, 0, seen);
+  count_draws(2.0, 0, 1.0, 0, 0, seen);
   assert_true(fabs(seen[1] - POSITIONS * exp(1.0) / (1 + exp(1.0) + exp(0.5))) < bar);
-  count_draws(1.0, 0, 0.8, 0, seen); /* 0.665 + 0.245 reach it */
+  count_draws(1.0, 0, 0.8, 0, 0, seen); /* 0.665 + 0.245 reach it */
   assert_true(seen[0] == 0 && fabs(seen[2] - POSITIONS * e[2] / (e[1] + e[2])) < bar);
-  count_draws(1.0, 2, 1.0, 0, other);
+  count_draws(1.0, 2, 1.0, 0, 0, other);
   assert_memory_equal(seen, other, sizeof seen);
-  count_draws(1.0, 1, 1.0, 0, seen);
+  count_draws(1.0, 0, 1.0, 0.3, 0, seen); /* the third has e^-1 = 0.37 of the most probable one, the first 0.14 */
+  assert_memory_equal(seen, other, sizeof seen - sizeof *seen);
+  count_draws(1.0, 1, 1.0, 0, 0, seen);
   assert_int_equal(seen[1], POSITIONS);
-  count_draws(0.0, 0, 1.0, 0, seen);
+  count_draws(0.0, 0, 1.0, 0, 0, seen);
   assert_int_equal(seen[1], POSITIONS);
 }
 
@@ -123,11 +123,11 @@ static void chunks(void **state) {
 
 static void refused(void **state) {
   static const char *const texts[] = {"its shape must be [4]", "has 2 heads of 5", "logits must be one row",
-                                      "rows is -1"};
+                                      "rows is -1", "its shape must be [5]"};
   rfr_ctx *ctx;
   (void)state;
   assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
-  for (int k = 0; k < 4; k++) {
+  for (int k = 0; k < 5; k++) {
     rfr_trace *t;
     assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
     rfr_value text = vector(t, "text", RFR_ROLE_STATE, RFR_I32, 8);
@@ -136,8 +136,8 @@ static void refused(void **state) {
     rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 3, ((int64_t[]){3, k == 1 ? 5 : 2, k == 1 ? 2 : 5}));
     rfr_value logits = rfr_input(t, "logits", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){k == 2 ? 2 : 1, 9}));
     rfr_cache_write(t, cache, x, cursor);
-    rfr_value f = vector(t, "f", RFR_ROLE_INPUT, RFR_F64, 1), i = vector(t, "i", RFR_ROLE_INPUT, RFR_I64, 1);
-    rfr_text_append(t, text, logits, cursor, f, i, f, k == 3 ? -1 : 3);
+    rfr_value sampling = vector(t, "sampling", RFR_ROLE_INPUT, RFR_F64, k == 4 ? 3 : RFI_SAMPLING_N);
+    rfr_text_append(t, text, logits, cursor, sampling, k == 3 ? -1 : 3);
     assert_int_equal(rfr_trace_finish(t), RFR_INVALID);
     if (!strstr(rfr_last_error()->message, texts[k])) fail_msg("%d: %s", k, rfr_last_error()->message);
     rfr_trace_destroy(t);

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the adapters in tests/models/adapters/ with the PEFT library, and trains them with torch.
+
+    tools/make_reference_adapters.py                       # all of tests/models/adapters
+    tools/make_reference_adapters.py BASE FOLDER [LENGTH]  # a LoRA of rank 16 on the model folder BASE
+
+A folder has an adapter with random values in every tensor, as PEFT saves it, and reference.safetensors: tokens and
+targets (i32, one document for each of 20 steps), the logits of the first rows of step 0, the loss of every step, the
+gradients of step 0 ("d_" before the name of the parameter), and the values after 20 steps of AdamW ("after_" before
+it). Everything is computed in f32. tests/models/adapters_test.c compares our reader, forward, backward and update
+with these; `adapters_test BASE FOLDER` does the same for other folders. Needs torch, transformers, peft and
+safetensors; the build and the tests do not run it.
+"""
+import json
+import os
+import sys
+
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+STEPS, ROWS = 20, 6
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+GPT2 = ["c_attn", "c_proj", "c_fc"]
+CASES = {
+    "llama-lora": ("llama", dict(r=3, lora_alpha=6, target_modules=ALL)),
+    "llama-rslora": ("llama", dict(r=2, lora_alpha=5, use_rslora=True, target_modules=r".*layers\.1\..*(q_proj|up_proj)",
+                                   rank_pattern={"up_proj": 4}, alpha_pattern={"model.layers.1.self_attn.q_proj": 3})),
+    "gpt2-lora": ("gpt2-untied", dict(r=2, lora_alpha=3, target_modules=GPT2 + ["wte", "lm_head"],
+                                      fan_in_fan_out=True)),
+    "qwen3-dora": ("qwen3", dict(r=2, lora_alpha=4, use_dora=True, target_modules=["q_proj", "v_proj", "down_proj"])),
+    "gpt2-dora": ("gpt2", dict(r=2, lora_alpha=4, use_dora=True, target_modules=["c_attn", "c_fc"],
+                               fan_in_fan_out=True)),
+}
+
+
+def name_of(parameter):
+    """The name that the checkpoint has: base_model.model.X.lora_A.default.weight is X.lora_A.weight."""
+    name = parameter.removeprefix("base_model.model.").replace(".default", "")
+    return name.removesuffix(".weight") if "magnitude" in name else name
+
+
+def make(base, folder, length, **config):
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    model.eval()
+    vocab = model.config.vocab_size
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **config))
+    trained = {name_of(n): p for n, p in model.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for name, p in trained.items():
+            if "lora_B" in name or "embedding" in name:
+                p.normal_(0, 0.05)
+    model.save_pretrained(folder, save_embedding_layers=False)
+    os.remove(os.path.join(folder, "README.md"))
+    path = os.path.join(folder, "adapter_config.json")
+    with open(path) as f:
+        text = json.load(f)
+    text["base_model_name_or_path"] = os.path.basename(base)
+    with open(path, "w") as f:
+        json.dump(text, f, indent=2)
+    ids = torch.randint(0, vocab, (STEPS, length + 1))
+    tokens, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    out, losses = {}, []
+    optimizer = torch.optim.AdamW(trained.values(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
+    for step in range(STEPS):
+        logits = model(input_ids=tokens[step:step + 1]).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits, targets[step])
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            out["logits"] = logits[:ROWS].detach().clone()
+            out.update({"d_" + n: p.grad.clone() for n, p in trained.items()})
+        optimizer.step()
+        losses.append(loss.item())
+    out.update({"after_" + n: p.detach().clone() for n, p in trained.items()})
+    out["losses"] = torch.tensor(losses, dtype=torch.float32)
+    out["tokens"], out["targets"] = tokens.to(torch.int32), targets.to(torch.int32)
+    save_file(out, os.path.join(folder, "reference.safetensors"))
+    print(f"{folder}: {len(trained)} tensors, loss {losses[0]:.6f} to {losses[-1]:.6f}")
+
+
+def main():
+    if len(sys.argv) > 2:
+        torch.set_num_threads(2)
+        make(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 64, r=16, lora_alpha=32,
+             target_modules="all-linear")
+        return
+    torch.set_num_threads(1)
+    models = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "models")
+    for name, (base, config) in CASES.items():
+        make(os.path.join(models, base), os.path.join(models, "adapters", name), 12, **config)
+
+
+if __name__ == "__main__":
+    main()
