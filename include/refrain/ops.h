@@ -70,13 +70,14 @@ typedef enum rfr_quant {
 RFR_API const char *rfr_quant_name(rfr_quant format); /* "nf4" */
 /* Bytes of a tensor of this shape; 0 for RFR_QUANT_NONE. */
 RFR_API int64_t rfr_quant_bytes(rfr_quant format, int rank, const int64_t *shape);
-/* Quantizes `data` (dense; f32, bf16 or f16) into `out`, which has rfr_quant_bytes bytes at a multiple of 4. The bits do
- * not depend on the number of threads (1 to 4096). Errors: argument for another dtype, format or number of threads. */
+/* Quantizes `data` (dense; f32, bf16 or f16) into `out`, which has rfr_quant_bytes bytes at a multiple of 4. The bits
+ * do not depend on the number of threads (1 to 4096). Errors: argument for another dtype, format or number of
+ * threads. */
 RFR_API rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int64_t *shape, rfr_dtype dtype,
                                     const void *data, int threads, void *out);
-/* y (shape) of type `to` = the values of x, u8 (rfr_quant_bytes). Each value is a f32 product, rounded to `to`, with the
- * same bits on every device. Each op that reads y gets its values from an op of its own just before it: they are never
- * kept for the backward or for another step. */
+/* y (shape) of type `to` = the values of x, u8 (rfr_quant_bytes). Each value is a f32 product, rounded to `to`, with
+ * the same bits on every device. Each op that reads y gets its values from an op of its own just before it: they are
+ * never kept for the backward or for another step. */
 RFR_API rfr_value rfr_dequantize_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_quant format, int rank,
                                     const int64_t *shape, rfr_dtype to);
 

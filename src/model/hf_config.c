@@ -11,10 +11,10 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "data/file.h"
 #include "data/json_file.h"
 #include "model/hf.h"
 #include "model/hf_families.h"
+#include "model/source.h"
 
 /* ---- writing ---- */
 
@@ -194,34 +194,13 @@ static rfr_status unknown_type(rfr_ctx *ctx, const char *path, const char *type)
   return s;
 }
 
-/* Is the folder a run's? Its newest checkpoint is what the caller wanted. */
-static rfr_status refuse_run(rfr_ctx *ctx, const char *folder, const char *config_path) {
-  char kind;
-  const char *newest = NULL;
-  rfi_paths names = {.ctx = ctx};
-  RFI_TRY(rfi_path_kind(config_path, &kind));
-  if (kind || rfi_path_kind(folder, &kind) != RFR_OK || (kind != 'd' && kind != 'l')) return RFR_OK;
-  rfr_status s = rfi_dir_list(folder, &names);
-  for (int i = 0; i < names.n; i++) {
-    const char *number = strncmp(names.items[i], "step-", 5) == 0 ? names.items[i] + 5 : "x";
-    if (!number[strspn(number, "0123456789")]) newest = names.items[i];
-  }
-  if (newest)
-    s = rfi_fail(RFI_E_RUN_FOLDER, "model: %s is a run's folder, not a model's; give one of its checkpoints: %s/%s",
-                 folder, folder, newest);
-  rfi_paths_deinit(&names);
-  return s;
-}
-
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model_config *c) {
   rfr_status s;
   char *path = NULL;
   json_t *o = NULL;
   const char *type = "";
   const rfr_dtype dtype = c->dtype;
-  RFI_TRY(rfi_path_join(ctx, folder, "config.json", &path));
-  RFI_GOTO(refuse_run(ctx, folder, path));
-  RFI_GOTO(rfi_json_load(ctx, path, &o));
+  RFI_GOTO(rfi_source_config(ctx, folder, &path, &o));
   RFI_GOTO(rfi_json_get_string(o, path, "model_type", true, &type));
   const rfi_hf_family *f = rfi_hf_family_find(type);
   if (!f) RFI_GOTO(unknown_type(ctx, path, type));
