@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "model/hf.h"
+#include "model/hf_families.h"
 #include "nn/nn.h"
 #include "refrain/train.h"
 #include "support/model_folder.h"
@@ -187,6 +188,21 @@ static void defaults(void **state) {
   assert_true(c.rope_theta == 1e6 && c.local_theta == 1e4);
   OK(rft_model_read(f, rft_model_config("phi3-short"), &c));
   assert_true(c.rotary_dim == 6 && c.norm_eps == 1e-5 && c.rope_extension.original == 40);
+}
+
+/* docs/families.md names each family. */
+static void documented(void **state) {
+  (void)state;
+  FILE *in = fopen(RFT_SOURCE_DIR "/docs/families.md", "rb");
+  static char text[32768];
+  char name[64];
+  assert_non_null(in);
+  text[fread(text, 1, sizeof text - 1, in)] = 0;
+  fclose(in);
+  for (int i = 0; rfi_hf_family_at(i); i++) {
+    snprintf(name, sizeof name, "`%s`", rfi_hf_family_at(i)->type);
+    if (!strstr(text, name)) fail_msg("docs/families.md does not have %s", name);
+  }
 }
 
 /* Frequencies and attention factors as the library computes them (modeling_rope_utils.py, version 5.23, in f32). */
@@ -524,6 +540,7 @@ int main(void) {
       rft_folder_test(older_files),
       rft_folder_test(defaults),
       rft_folder_test(frequencies),
+      rft_folder_test(documented),
       rft_folder_test(refused),
       rft_folder_test(published_dropout),
       rft_folder_test(windows),
