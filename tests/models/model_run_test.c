@@ -63,7 +63,8 @@ static void carried_files(void **state) {
   }
 }
 
-/* A model with a vocabulary of its own is not trained on bytes, evaluated on them or asked to continue them. */
+/* A model with a vocabulary of its own is not trained on bytes, evaluated on them or asked to continue them, and it needs
+ * a tokenizer.json that can be read. */
 static void foreign_tokenizers(void **state) {
   rft_folder *f = *state;
   static const struct {
@@ -84,8 +85,13 @@ static void foreign_tokenizers(void **state) {
     for (size_t k = 0; k < sizeof programs / sizeof programs[0]; k++) {
       o = rfr_run_options_default();
       o.programs = programs[k];
-      const rfr_status s = rfr_run_open(f->ctx, rft_model_run(f->path), NULL, &o, &run);
+      rfr_status s = rfr_run_open(f->ctx, rft_model_run(f->path), NULL, &o, &run);
       if (cases[i].want) {
+        assert_int_not_equal(s, RFR_OK);
+        assert_non_null(strstr(rfr_last_error()->message, "/tokenizer.json"));
+        o.overrides = (const char *const[]){"data.tokenizer=bytes"};
+        o.n_overrides = 1;
+        s = rfr_run_open(f->ctx, rft_model_run(f->path), NULL, &o, &run);
         assert_int_equal(s, RFR_UNSUPPORTED);
         assert_string_equal(rfr_last_error()->slug, "data.tokenizer");
         assert_non_null(strstr(rfr_last_error()->message, cases[i].want));
