@@ -63,8 +63,8 @@ static void carried_files(void **state) {
   }
 }
 
-/* A model with a vocabulary of its own is not trained on bytes, evaluated on them or asked to continue them, and it needs
- * a tokenizer.json that can be read. */
+/* A model with a vocabulary of its own is not trained on bytes, evaluated on them or asked to continue them. It needs a
+ * tokenizer.json that can be read. */
 static void foreign_tokenizers(void **state) {
   rft_folder *f = *state;
   static const struct {
