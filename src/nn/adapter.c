@@ -340,6 +340,7 @@ void rfi_adapter_merge(const rfr_model_config *c, const rfi_adapter_target *targ
                        const float *magnitude, int threads, float *w) {
   enum { BLOCK = 256 };
   int64_t size[2], stride[2];
+  (void)threads; /* unused without OpenMP */
   layout(c, target->parameter, size, stride);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t i = 0; i < size[0]; i++) {

@@ -179,6 +179,7 @@ static void ops(void) {
   VALUE(rfr_embedding_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_positions_at, NULL, NOWHERE, 0, 4);
   VALUE(rfr_rope_at, NULL, NOWHERE, 0, 0, 1e4, NULL);
+  VALUE(rfr_rope_table_at, NULL, NOWHERE, 0, 0, (const double[]){1}, 1, 1);
   VALUE(rfr_layernorm_at, NULL, NOWHERE, 0, 0, 0, 1e-5);
   VALUE(rfr_rmsnorm_at, NULL, NOWHERE, 0, 0, 1e-5);
   VALUE(rfr_attention_at, NULL, NOWHERE, 0, 0, 0, 0, NULL);
