@@ -107,6 +107,8 @@ void rfr_tokens_deinit(rfr_tokens *tokens) {
   if (e) {
     rfr_ctx *ctx = e->ctx;
     rfi_pattern_release(e);
+    for (int i = 0; i < e->n_parts; i++) rfr_tokens_deinit(&e->parts[i]);
+    rfi_free(ctx, e->parts);
     for (int i = 0; i < 2; i++) {
       buffer_deinit(ctx, &e->normal[i]);
       buffer_deinit(ctx, &e->mapped[i]);
@@ -368,8 +370,7 @@ static rfr_status add_tokens(rfr_tokenizer *k, const rfi_tokenizer_spec *spec, r
     if (a->content.n == 0) return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "added token %d is empty", a->id);
     a->content = rfi_vocabulary_at(&k->v, a->id);
     k->is_special[a->id] |= a->special;
-    const bool is_normal = a->normalized && spec->n_normalizers > 0;
-    if (is_normal) RFI_TRY(add_normalized(k, e, (int32_t)i));
+    if (a->normalized) RFI_TRY(add_normalized(k, e, (int32_t)i));
     else RFI_TRY(trie_add(k->ctx, &k->raw_added, a->content, (int32_t)i));
     k->n_added++;
   }
@@ -610,8 +611,51 @@ static rfr_status encode_pieces(const rfr_tokenizer *k, rfi_encoder *e, const rf
   return RFR_OK;
 }
 
+/* Pieces for each thread, at least. */
+enum { PARALLEL_PIECES = 8192 };
+
+static rfr_status make_parts(const rfr_tokenizer *k, rfi_encoder *e, int n) {
+  if (e->n_parts < n) {
+    rfr_tokens *parts;
+    RFI_TRY(RFI_ALLOC(e->ctx, (size_t)n * sizeof *parts, &parts));
+    if (e->n_parts) memcpy(parts, e->parts, (size_t)e->n_parts * sizeof *parts);
+    rfi_free(e->ctx, e->parts);
+    e->parts = parts;
+    e->n_parts = n;
+  }
+  for (int i = 0; i < n; i++) RFI_TRY(prepare(k, &e->parts[i]));
+  return RFR_OK;
+}
+
+/* Each thread encodes a share of the pieces into tokens of its own. */
+static rfr_status encode_shares(const rfr_tokenizer *k, rfi_encoder *e, const rfi_view *v, const rfi_pieces *pieces,
+                                int threads, rfr_tokens *out) {
+  const size_t n = pieces->n;
+  bool failed = false;
+  RFI_TRY(rfi_check_fork(threads));
+  RFI_TRY(make_parts(k, e, threads));
+#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(|| : failed)
+  for (int i = 0; i < threads; i++) {
+    const size_t begin = n * (size_t)i / (size_t)threads, end = n * ((size_t)i + 1) / (size_t)threads;
+    rfr_tokens *part = &e->parts[i];
+    part->n = 0;
+    failed = encode_pieces(k, part->scratch, v, pieces->items + begin, end - begin, part) != RFR_OK;
+  }
+  if (failed) return encode_pieces(k, e, v, pieces->items, n, out); /* sets the error of this thread */
+  for (int i = 0; i < threads; i++) {
+    const rfr_tokens *part = &e->parts[i];
+    RFI_TRY(rfi_tokens_reserve(e->ctx, out, (size_t)part->n));
+    if (part->n == 0) continue;
+    memcpy(out->ids + out->n, part->ids, (size_t)part->n * sizeof *part->ids);
+    memcpy(out->begins + out->n, part->begins, (size_t)part->n * sizeof *part->begins);
+    out->n += part->n;
+  }
+  return RFR_OK;
+}
+
 /* A text without added tokens, normalized. */
-static rfr_status encode_text(const rfr_tokenizer *k, rfi_encoder *e, rfi_view v, rfr_tokens *out) {
+static rfr_status encode_text(const rfr_tokenizer *k, rfi_encoder *e, rfi_view v, const rfr_encode_options *o,
+                              rfr_tokens *out) {
   rfi_pieces *pieces;
   RFI_TRY(rfi_pretokenize(k->pretokenizer, e, &v, &pieces));
   if (k->bpe && rfi_bpe_cuts(k->bpe)) {
@@ -619,6 +663,9 @@ static rfr_status encode_text(const rfr_tokenizer *k, rfi_encoder *e, rfi_view v
     RFI_TRY(rfi_bpe_cut(k->bpe, e->ctx, v.s, pieces, cut));
     pieces = cut;
   }
+  int threads = rfi_ctx_threads(e->ctx);
+  if (threads > (int64_t)(pieces->n / PARALLEL_PIECES)) threads = (int)(pieces->n / PARALLEL_PIECES);
+  if (o->parallel && threads > 1) return encode_shares(k, e, &v, pieces, threads, out);
   return encode_pieces(k, e, &v, pieces->items, pieces->n, out);
 }
 
@@ -639,16 +686,10 @@ static rfr_status encode_added(const rfr_tokenizer *k, const trie *t, rfi_encode
   return RFR_OK;
 }
 
-static rfr_status encode_last(const rfr_tokenizer *k, rfi_encoder *e, rfi_view v, const rfr_encode_options *o,
-                              rfr_tokens *out) {
-  (void)o;
-  return encode_text(k, e, v, out);
-}
-
 static rfr_status encode_normalized(const rfr_tokenizer *k, rfi_encoder *e, rfi_view v, const rfr_encode_options *o,
                                     rfr_tokens *out) {
   RFI_TRY(rfi_normalize(k->normalizer, e, &v));
-  return encode_added(k, &k->normal_added, e, &v, o, encode_last, out);
+  return encode_added(k, &k->normal_added, e, &v, o, encode_text, out);
 }
 
 /* Text that is not valid UTF-8, with U+FFFD for each maximal invalid part. */

@@ -114,6 +114,8 @@ typedef struct rfi_candidate {
 
 typedef struct rfi_encoder {
   rfr_ctx *ctx;
+  rfr_tokens *parts; /* of the threads of a parallel call */
+  int n_parts;
   const void *owner; /* the tokenizer that the cache is for */
   rfi_cache_entry *cache;
   rfi_text_buffer repaired, normal[2], mapped[2];
