@@ -163,6 +163,7 @@ static rfr_status vocabulary_init(rfi_vocabulary *v, const rfi_tokenizer_spec *s
       s = rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the text of token %lld is not UTF-8 of less than %d bytes",
                       (long long)i, RFI_TOKEN_BYTES_LIMIT);
     bytes += text[i].n + 1;
+    if (text[i].n > v->longest) v->longest = text[i].n;
   }
   if (s == RFR_OK && bytes > UINT32_MAX)
     s = rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the texts of the tokens have %zu bytes", bytes);

@@ -64,6 +64,7 @@ typedef struct rfi_vocabulary {
   uint8_t *is_used; /* n */
   int32_t *table;   /* ids by hash, -1: empty; tokens of the model alone */
   uint32_t mask;
+  size_t longest; /* bytes of a token */
 } rfi_vocabulary;
 static inline rfi_bytes rfi_vocabulary_at(const rfi_vocabulary *v, int32_t id) {
   return (rfi_bytes){v->text + v->begin[id], v->begin[id + 1] - v->begin[id] - 1};

@@ -182,6 +182,44 @@ static void test_long_piece(void **state) {
   free(text);
 }
 
+static void check_small(rfr_ctx *ctx, const char *json, const char *text, const int32_t *ids, int n) {
+  rfr_tokenizer *k;
+  rfr_tokens tokens = {0};
+  expect(rfi_tokenizer_parse(ctx, "t.json", json, strlen(json), &k), "parse");
+  expect(rfr_tokenizer_encode(k, text, strlen(text), NULL, &tokens), text);
+  if (tokens.n != n) fail_msg("\"%s\" has %lld tokens, not %d", text, (long long)tokens.n, n);
+  for (int i = 0; i < n; i++)
+    if (tokens.ids[i] != ids[i]) fail_msg("token %d of \"%s\" is %d, not %d", i, text, tokens.ids[i], ids[i]);
+  rfr_tokens_deinit(&tokens);
+  rfr_tokenizer_destroy(k);
+}
+
+/* Of equal pairs the leftmost is merged, in short pieces and in long ones. */
+static void test_leftmost(void **state) {
+  static const char json[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"aa\":1},\"merges\":[\"a a\"]}}";
+  rft_folder *f = *state;
+  char text[102] = "aaa";
+  int32_t ids[51];
+  for (int i = 0; i < 51; i++) ids[i] = 1;
+  ids[1] = 0;
+  check_small(f->ctx, json, text, ids, 2);
+  memset(text, 'a', 101);
+  ids[1] = 1;
+  ids[50] = 0;
+  check_small(f->ctx, json, text, ids, 51);
+}
+
+/* A mark does not compose across a mark of its own class. */
+static void test_blocked(void **state) {
+  static const char json[] =
+      "{\"normalizer\":{\"type\":\"NFC\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"\\u0310\":1,"
+      "\"\\u0301\":2,\"\\u00e1\":3,\"\\u1ea1\":4},\"merges\":[]}}";
+  rft_folder *f = *state;
+  check_small(f->ctx, json, "a\xCC\x81", (const int32_t[]){3}, 1);
+  check_small(f->ctx, json, "a\xCC\x90\xCC\x81", (const int32_t[]){0, 1, 2}, 3);
+  check_small(f->ctx, json, "a\xCC\x81\xCC\xA3", (const int32_t[]){4, 2}, 2); /* sorted before they compose */
+}
+
 /* ---- foreign spans ---- */
 
 static int count_id(const rfr_tokens *t, int32_t id) {
@@ -504,9 +542,10 @@ static void test_allocations(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(test_references), rft_folder_test(test_threads),        rft_folder_test(test_long_piece),
-      rft_folder_test(test_foreign),    rft_folder_test(test_foreign_prefix), rft_folder_test(test_invalid),
-      rft_folder_test(test_stream),     rft_folder_test(test_folder),         rft_folder_test(test_refused),
-      rft_folder_test(test_nesting),    rft_folder_test(test_matchers),       rft_folder_test(test_allocations)};
+      rft_folder_test(test_references),     rft_folder_test(test_threads),    rft_folder_test(test_long_piece),
+      rft_folder_test(test_leftmost),       rft_folder_test(test_blocked),    rft_folder_test(test_foreign),
+      rft_folder_test(test_foreign_prefix), rft_folder_test(test_invalid),    rft_folder_test(test_stream),
+      rft_folder_test(test_folder),         rft_folder_test(test_refused),    rft_folder_test(test_nesting),
+      rft_folder_test(test_matchers),       rft_folder_test(test_allocations)};
   return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }
