@@ -4,12 +4,14 @@
  */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli.h"
 
@@ -51,6 +53,14 @@ static bool is_run(const char *folder) {
   return found;
 }
 
+static bool is_gguf(const char *path) {
+  char magic[4] = "";
+  const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe without a writer must not hang */
+  const bool is = fd >= 0 && pread(fd, magic, 4, 0) == 4 && memcmp(magic, "GGUF", 4) == 0;
+  if (fd >= 0) close(fd);
+  return is;
+}
+
 cli_operand cli_operand_kind(cli *c) {
   struct stat st;
   size_t n = strlen(c->operand);
@@ -63,6 +73,10 @@ cli_operand cli_operand_kind(cli *c) {
     const bool model = has_file(c->folder, "config.json");
     c->folder[0] = '\0';
     return model ? CLI_MODEL : CLI_OTHER;
+  }
+  if (is_gguf(c->operand)) {
+    c->folder[0] = '\0';
+    return CLI_MODEL;
   }
   char *slash = strrchr(c->folder, '/');
   const bool named = strcmp(slash ? slash + 1 : c->folder, "config.yaml") == 0;
@@ -81,7 +95,7 @@ static rfr_status write_model_config(const char *folder, const char *sequence, c
   FILE *f = open_memstream(out, &n);
   if (!f) return RFR_NO_MEMORY;
   json j = {.f = f};
-  snprintf(train, sizeof train, "%s/config.json", folder);
+  snprintf(train, sizeof train, is_gguf(folder) ? "%s" : "%s/config.json", folder);
   fputs("refrain: 1\nmodel: ", f);
   json_text(&j, NULL, folder);
   fputs("\ndata: {train: [", f);
@@ -138,7 +152,7 @@ rfr_status cli_read_config(cli *c, char **out) {
       snprintf(c->config, sizeof c->config, "%s", c->operand);
       return config_of_model(c, out);
     case CLI_OTHER:
-      return cli_fail(RFR_IO, "give a configuration, the folder of a run or a Hugging Face folder",
+      return cli_fail(RFR_IO, "give a configuration, the folder of a run, a Hugging Face folder or a GGUF file",
                       "%s is a folder without config.yaml and without config.json", c->operand);
     default: snprintf(c->config, sizeof c->config, "%s", c->operand);
   }

@@ -87,6 +87,19 @@ def models():
     yield "smollm3-window", lambda: transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(
         no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=6, mlp_bias=True,
         tie_word_embeddings=False, pad_token_id=None, **LLAMA)), {}
+    # A window as in Phi-3-mini; the short factors of LongRoPE with a part of each head rotated, as in Phi-4-mini; and the
+    # long ones, because the original length is below that of the text.
+    yield "phi3", lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(
+        sliding_window=7, pad_token_id=None, eos_token_id=1, **LLAMA)), {}
+    yield "phi3-short", lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(
+        pad_token_id=None, eos_token_id=1, original_max_position_embeddings=40, rope_parameters=dict(
+            rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.25, 2.0],
+            long_factor=[1.5, 4.0, 9.0]), tie_word_embeddings=True, **LLAMA)), {}
+    yield "phi3-long", lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(
+        pad_token_id=None, eos_token_id=1, original_max_position_embeddings=12, rope_parameters=dict(
+            rope_type="longrope", short_factor=[1.0, 1.25, 2.0, 2.5], long_factor=[1.5, 4.0, 9.0, 11.0]), **LLAMA)), {}
+    yield "qwen3-yarn", lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=16, rope_parameters=dict(
+        rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=4.0), **LLAMA)), {}
     yield "granite", lambda: transformers.GraniteForCausalLM(transformers.GraniteConfig(
         attention_multiplier=0.9, embedding_multiplier=3.0, residual_multiplier=0.7, logits_scaling=0.6,
         attention_bias=True, mlp_bias=True, **LLAMA)), {}

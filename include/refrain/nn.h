@@ -40,10 +40,26 @@ typedef enum rfr_model_type {
   RFR_MODEL_GEMMA3,  /* Gemma 2 with norms of q and k and a second RoPE base */
   RFR_MODEL_OLMO2,   /* Llama with norms after the branches instead of before, and norms over all columns of q and k */
   RFR_MODEL_SMOLLM3, /* Llama with layers without RoPE */
+  RFR_MODEL_PHI3,    /* Llama with one weight for q, k and v and one for gate and up */
   RFR_MODEL_GRANITE  /* Llama with multipliers */
 } rfr_model_type;
 
-enum { RFR_MAX_LAYERS = 4096 };
+enum { RFR_MAX_LAYERS = 4096, RFR_MAX_FACTORS = 256 };
+
+/* RoPE that needs more than rfr_rope_scaling. YaRN (Peng et al., arXiv 2309.00071): frequencies with at most beta_slow
+ * turns within `original` positions are divided by `factor`, those with at least beta_fast turns stay, and between them
+ * both are mixed by the index of the pair. LongRoPE (Ding et al., arXiv 2402.13753): each frequency is divided by a
+ * factor of its own: of short_factor if no document of the program may be longer than `original`, otherwise of
+ * long_factor. Rotated columns of q and k are multiplied by attention_factor. */
+typedef enum rfr_rope_type { RFR_ROPE_PLAIN, RFR_ROPE_YARN, RFR_ROPE_LONGROPE } rfr_rope_type;
+typedef struct rfr_rope_extension {
+  rfr_rope_type type; /* RFR_ROPE_PLAIN: rope_scaling counts */
+  int64_t original;   /* positions */
+  double attention_factor;
+  double factor, beta_fast, beta_slow; /* YaRN */
+  int truncate;                        /* YaRN: the limits are rounded outwards to whole pairs */
+  double short_factor[RFR_MAX_FACTORS], long_factor[RFR_MAX_FACTORS]; /* LongRoPE: one for each pair */
+} rfr_rope_extension;
 
 typedef struct rfr_adapter rfr_adapter;
 
@@ -63,6 +79,8 @@ typedef struct rfr_model_config {
   double
       local_theta; /* Gemma 3: rope_theta of the layers with a window, which have no scaling; 0: those of all layers */
   rfr_rope_scaling rope_scaling;
+  rfr_rope_extension rope_extension;
+  int64_t rotary_dim; /* Phi-3: columns of a head that RoPE rotates, the first ones; 0: all */
   double dropout;     /* after the embedding and before each residual addition */
   double init_std;    /* of weights; the last GEMM of each residual branch gets init_std / sqrt(2L) */
   int tie_embeddings; /* the LM head is the embedding table */
@@ -110,7 +128,7 @@ RFR_API int rfr_model_has_rope(const rfr_model_config *c, int64_t layer);
 /* 1 if the layer has experts instead of an MLP; and the number of such layers. */
 RFR_API int rfr_model_has_experts(const rfr_model_config *c, int64_t layer);
 RFR_API int64_t rfr_model_expert_layers(const rfr_model_config *c);
-/* "llama", "gpt2", "gemma", "gemma2", "gemma3", "olmo2", "smollm3", "granite" */
+/* "llama", "gpt2", "gemma", "gemma2", "gemma3", "olmo2", "smollm3", "phi3", "granite" */
 RFR_API const char *rfr_model_type_name(rfr_model_type type);
 
 typedef enum rfr_init_kind { RFR_INIT_NORMAL, RFR_INIT_ZEROS, RFR_INIT_ONES, RFR_INIT_UNIFORM } rfr_init_kind;

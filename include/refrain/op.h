@@ -32,12 +32,20 @@ typedef struct rfr_shape {
   int64_t dim[RFR_MAX_RANK];
 } rfr_shape;
 
-/* One attribute; the op's `attributes` say which member is used. */
+enum { RFR_MAX_LIST = 512 };
+
+typedef struct rfr_list {
+  int64_t n; /* 0 to RFR_MAX_LIST */
+  const double *x;
+} rfr_list;
+
+/* One attribute; the op's `attributes` say which member is used. A trace copies the numbers of a list. */
 typedef struct rfr_attr {
   union {
     int64_t i; /* b, i, t */
     double f;
     rfr_shape s;
+    rfr_list l;
   };
 } rfr_attr;
 

@@ -70,13 +70,14 @@ typedef enum rfr_quant {
 RFR_API const char *rfr_quant_name(rfr_quant format); /* "nf4" */
 /* Bytes of a tensor of this shape; 0 for RFR_QUANT_NONE. */
 RFR_API int64_t rfr_quant_bytes(rfr_quant format, int rank, const int64_t *shape);
-/* Quantizes `data` (dense; f32, bf16 or f16) into `out`, which has rfr_quant_bytes bytes at a multiple of 4. The bits do
- * not depend on the number of threads (1 to 4096). Errors: argument for another dtype, format or number of threads. */
+/* Quantizes `data` (dense; f32, bf16 or f16) into `out`, which has rfr_quant_bytes bytes at a multiple of 4. The bits
+ * do not depend on the number of threads (1 to 4096). Errors: argument for another dtype, format or number of
+ * threads. */
 RFR_API rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int64_t *shape, rfr_dtype dtype,
                                     const void *data, int threads, void *out);
-/* y (shape) of type `to` = the values of x, u8 (rfr_quant_bytes). Each value is a f32 product, rounded to `to`, with the
- * same bits on every device. Each op that reads y gets its values from an op of its own just before it: they are never
- * kept for the backward or for another step. */
+/* y (shape) of type `to` = the values of x, u8 (rfr_quant_bytes). Each value is a f32 product, rounded to `to`, with
+ * the same bits on every device. Each op that reads y gets its values from an op of its own just before it: they are
+ * never kept for the backward or for another step. */
 RFR_API rfr_value rfr_dequantize_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_quant format, int rank,
                                     const int64_t *shape, rfr_dtype to);
 
@@ -158,6 +159,10 @@ typedef struct rfr_rope_scaling {
 /* Rotary embedding of x (T,H,D), D even: pairs (d, d + D/2). positions i32 (T). scaling: NULL for none. */
 RFR_API rfr_value rfr_rope_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value positions, double theta,
                               const rfr_rope_scaling *scaling);
+/* Rotary embedding with n given frequencies, radians per position, 1 to D/2: pairs (d, d + n) of the first 2n columns
+ * of x (T,H,D) are rotated and multiplied by `scale`, the other columns are copied. The trace copies the frequencies. */
+RFR_API rfr_value rfr_rope_table_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value positions,
+                                    const double *frequency, int n, double scale);
 /* y = (x - mean) / sqrt(var + eps) * w + b over the last dimension, C; w (C), b (C) or RFR_NONE. */
 RFR_API rfr_value rfr_layernorm_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value b, double eps);
 /* y = x / sqrt(mean(x^2) + eps) * w over the last dimension, C; w (C). */
@@ -390,6 +395,8 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
 #define rfr_embedding(t, table, ids) rfr_embedding_at(t, RFR_HERE, table, ids)
 #define rfr_positions(t, offsets, tokens) rfr_positions_at(t, RFR_HERE, offsets, tokens)
 #define rfr_rope(t, x, positions, theta, scaling) rfr_rope_at(t, RFR_HERE, x, positions, theta, scaling)
+#define rfr_rope_table(t, x, positions, frequency, n, scale) \
+  rfr_rope_table_at(t, RFR_HERE, x, positions, frequency, n, scale)
 #define rfr_layernorm(t, x, w, b, eps) rfr_layernorm_at(t, RFR_HERE, x, w, b, eps)
 #define rfr_rmsnorm(t, x, w, eps) rfr_rmsnorm_at(t, RFR_HERE, x, w, eps)
 #define rfr_attention(t, q, k, v, offsets, options) rfr_attention_at(t, RFR_HERE, q, k, v, offsets, options)

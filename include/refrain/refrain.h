@@ -10,6 +10,7 @@
 #include "refrain/dist.h"
 #include "refrain/dtype.h"
 #include "refrain/graphs.h"
+#include "refrain/model.h"
 #include "refrain/nn.h"
 #include "refrain/op.h"
 #include "refrain/ops.h"
@@ -18,6 +19,7 @@
 #include "refrain/span.h"
 #include "refrain/status.h"
 #include "refrain/tensor.h"
+#include "refrain/text.h"
 #include "refrain/trace.h"
 #include "refrain/train.h"
 

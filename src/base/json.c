@@ -7,14 +7,22 @@
 
 #include <string.h>
 
-rfr_status rfi_json_parse(const char *file, const char *text, size_t n, json_t **out) {
+static rfr_status parse(const char *file, const char *text, size_t n, size_t flags, json_t **out) {
   json_error_t error;
-  *out = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
+  *out = json_loadb(text, n, JSON_REJECT_DUPLICATES | flags, &error);
   if (*out) return RFR_OK;
   /* jansson reports some failed allocations without a text. */
   if (json_error_code(&error) == json_error_out_of_memory || error.text[0] == 0)
     return rfi_fail_at(RFI_E_NO_MEMORY, file, 0, "out of memory while reading JSON");
   return rfi_fail_at(RFI_E_JSON, file, error.line > 0 ? error.line : 0, "column %d: %s", error.column, error.text);
+}
+
+rfr_status rfi_json_parse(const char *file, const char *text, size_t n, json_t **out) {
+  return parse(file, text, n, 0, out);
+}
+
+rfr_status rfi_json_parse_reals(const char *file, const char *text, size_t n, json_t **out) {
+  return parse(file, text, n, JSON_DECODE_INT_AS_REAL, out);
 }
 
 typedef struct printing {

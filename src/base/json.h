@@ -16,6 +16,8 @@
 
 /* `file` is named in errors. */
 rfr_status rfi_json_parse(const char *file, const char *text, size_t n, json_t **out);
+/* The same with integers as reals, for files whose integers may exceed 64 bits: tokenizer_config.json. */
+rfr_status rfi_json_parse_reals(const char *file, const char *text, size_t n, json_t **out);
 /* Appends the value's text, indented by two, keys in order of insertion, with a newline. */
 rfr_status rfi_json_print(const json_t *value, rfi_string *out);
 /* The same on one line, without a space or newline. */

@@ -26,6 +26,8 @@ typedef struct rfi_checkpoint_writer rfi_checkpoint_writer;
 
 /* Makes the run's folder where needed and the temporary folder in it. */
 rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi_checkpoint_writer **out);
+/* The same for a folder at a path of its own, without manifest; it must not exist. */
+rfr_status rfi_checkpoint_begin_folder(rfr_ctx *ctx, const char *folder, rfi_checkpoint_writer **out);
 /* Starts a file; the one started before is finished. The writer owns it: append to it, nothing else. */
 rfr_status rfi_checkpoint_file(rfi_checkpoint_writer *writer, const char *name, rfi_file **file);
 /* A file with its full contents. */
@@ -43,9 +45,9 @@ typedef struct rfi_checkpoint {
   rfi_paths files; /* sorted, without MANIFEST.json */
 } rfi_checkpoint;
 
-/* Opens a checkpoint's folder after comparing every file with the manifest. A file that loading reads (config.json, adapter_config.json,
- * state.json, *.safetensors and their index) must have an entry; other files without one are ignored. Error
- * "checkpoint" names the file that is missing, damaged or not listed. */
+/* Opens a checkpoint's folder after comparing every file with the manifest. A file that loading reads (config.json,
+ * adapter_config.json, state.json, *.safetensors and their index) must have an entry; other files without one are
+ * ignored. Error "checkpoint" names the file that is missing, damaged or not listed. */
 rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint **out);
 void rfi_checkpoint_close(rfi_checkpoint *checkpoint); /* accepts NULL */
 /* folder/name of a file of the checkpoint; free with rfi_free. */

@@ -69,7 +69,7 @@ typedef struct rfi_dataset_stats {
 
 typedef struct rfi_dataset rfi_dataset;
 
-/* What text and rows do differently. `ds` is the data set whose calls these are. */
+/* The calls that differ between text and rows. `ds` is the data set whose calls these are. */
 typedef struct rfi_dataset_calls {
   void (*close)(rfi_dataset *ds);
   const char *(*file)(const rfi_dataset *ds, rfi_split split, int i, int64_t *bytes);

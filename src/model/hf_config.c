@@ -11,10 +11,10 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "data/file.h"
 #include "data/json_file.h"
 #include "model/hf.h"
 #include "model/hf_families.h"
+#include "model/source.h"
 
 /* ---- writing ---- */
 
@@ -116,19 +116,21 @@ rfr_status rfi_hf_refuse(const json_t *o, const char *file, const char *fields) 
 
 #define WITHOUT_DROPOUT "run.dropout=none trains without dropout"
 
-static rfr_status no_dropout(const json_t *o, const char *file, const char *key) {
+static rfr_status no_dropout(const json_t *o, const char *file, const char *key, const char *what) {
   double p = 0.0;
   RFI_TRY(rfi_json_get_real(o, file, key, false, &p));
   if (p == 0.0) return RFR_OK;
-  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
-                     "%s is %g; dropout inside attention is not supported; " WITHOUT_DROPOUT, key, p);
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %g; dropout %s is not supported; " WITHOUT_DROPOUT, key, p,
+                     what);
 }
 
 /* One probability for both places: after the embedding and before each residual addition. */
 static rfr_status read_dropout(const json_t *o, const char *file, rfr_model_config *c) {
   double embedding = 0.0;
-  if (c->type != RFR_MODEL_GPT2) return no_dropout(o, file, "attention_dropout");
-  RFI_TRY(no_dropout(o, file, "attn_pdrop"));
+  if (c->type == RFR_MODEL_PHI3) RFI_TRY(no_dropout(o, file, "resid_pdrop", "of phi3"));
+  if (c->type == RFR_MODEL_PHI3) RFI_TRY(no_dropout(o, file, "embd_pdrop", "of phi3"));
+  if (c->type != RFR_MODEL_GPT2) return no_dropout(o, file, "attention_dropout", "inside attention");
+  RFI_TRY(no_dropout(o, file, "attn_pdrop", "inside attention"));
   RFI_TRY(rfi_json_get_real(o, file, "resid_pdrop", false, &c->dropout));
   RFI_TRY(rfi_json_get_real(o, file, "embd_pdrop", false, &embedding));
   if (embedding == c->dropout) return RFR_OK;
@@ -152,34 +154,13 @@ static rfr_status unknown_type(rfr_ctx *ctx, const char *path, const char *type)
   return s;
 }
 
-/* Is the folder a run's? Its newest checkpoint is what the caller wanted. */
-static rfr_status refuse_run(rfr_ctx *ctx, const char *folder, const char *config_path) {
-  char kind;
-  const char *newest = NULL;
-  rfi_paths names = {.ctx = ctx};
-  RFI_TRY(rfi_path_kind(config_path, &kind));
-  if (kind || rfi_path_kind(folder, &kind) != RFR_OK || (kind != 'd' && kind != 'l')) return RFR_OK;
-  rfr_status s = rfi_dir_list(folder, &names);
-  for (int i = 0; i < names.n; i++) {
-    const char *number = strncmp(names.items[i], "step-", 5) == 0 ? names.items[i] + 5 : "x";
-    if (!number[strspn(number, "0123456789")]) newest = names.items[i];
-  }
-  if (newest)
-    s = rfi_fail(RFI_E_RUN_FOLDER, "model: %s is a run's folder, not a model's; give one of its checkpoints: %s/%s",
-                 folder, folder, newest);
-  rfi_paths_deinit(&names);
-  return s;
-}
-
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model_config *c) {
   rfr_status s;
   char *path = NULL;
   json_t *o = NULL;
   const char *type = "";
   const rfr_dtype dtype = c->dtype;
-  RFI_TRY(rfi_path_join(ctx, folder, "config.json", &path));
-  RFI_GOTO(refuse_run(ctx, folder, path));
-  RFI_GOTO(rfi_json_load(ctx, path, &o));
+  RFI_GOTO(rfi_source_config(ctx, folder, &path, &o));
   RFI_GOTO(rfi_json_get_string(o, path, "model_type", true, &type));
   const rfi_hf_family *f = rfi_hf_family_find(type);
   if (!f) RFI_GOTO(unknown_type(ctx, path, type));
@@ -210,7 +191,7 @@ static const char *const known[] = {
     "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "attention_dropout",
     "bos_token_id", "eos_token_id", "pad_token_id", "num_experts_per_tok", "moe_intermediate_size",
     "shared_expert_intermediate_size", "norm_topk_prob", "router_aux_loss_coef", "output_router_logits",
-    "router_z_loss_coef",
+    "router_z_loss_coef", "original_max_position_embeddings", "sliding_window_pattern",
     /* of GPT-2 */
     "n_embd", "n_layer", "n_head", "n_positions", "n_inner", "n_ctx", "activation_function", "layer_norm_epsilon",
     "attn_pdrop", "resid_pdrop", "embd_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",

@@ -468,6 +468,24 @@ static int write_granite(json_t *o, const rfr_model_config *c) {
          json_object_set_new(o, "logits_scaling", json_real(or_one(c->logits_scaling)));
 }
 
+/* ---- Phi-3, Phi-4 ---- */
+
+static rfr_status read_phi3(const json_t *o, const char *file, rfr_model_config *c) {
+  RFI_TRY(read_base(o, file, 0, c));
+  RFI_TRY(rfi_json_get_int(o, file, "sliding_window", false, 1, INT32_MAX, &c->window));
+  return read_layer_types(o, file, false, c);
+}
+
+static int write_phi3(json_t *o, const rfr_model_config *c) {
+  const rfr_rope_extension *e = &c->rope_extension;
+  double part = c->rotary_dim > 0 ? (double)c->rotary_dim / (double)c->head_dim : 1.0;
+  if ((int64_t)((double)c->head_dim * part) < c->rotary_dim) part = nextafter(part, 1.0); /* readers round down */
+  const int64_t original = e->type == RFR_ROPE_LONGROPE ? e->original : c->max_positions;
+  return write_window(o, c) | json_object_set_new(o, "partial_rotary_factor", json_real(part)) |
+         json_object_set_new(o, "original_max_position_embeddings", json_integer(original)) |
+         json_object_set_new(o, "resid_pdrop", json_real(0.0)) | json_object_set_new(o, "embd_pdrop", json_real(0.0));
+}
+
 /* ---- GPT-2 ---- */
 
 static rfr_status read_gpt2(const json_t *o, const char *file, rfr_model_config *c) {
@@ -510,6 +528,7 @@ static const rfi_hf_family families[] = {
     {"olmo2", "Olmo2ForCausalLM", RFR_MODEL_OLMO2, 1e-5, 1e4, false, read_olmo2, write_nothing, ""},
     {"smollm3", "SmolLM3ForCausalLM", RFR_MODEL_SMOLLM3, 1e-6, 2e6, true, read_smollm3, write_smollm3,
      "no_rope_layers no_rope_layer_interval"},
+    {"phi3", "Phi3ForCausalLM", RFR_MODEL_PHI3, 1e-5, 1e4, false, read_phi3, write_phi3, "partial_rotary_factor"},
     {"granite", "GraniteForCausalLM", RFR_MODEL_GRANITE, 1e-6, 1e4, false, read_granite, write_granite,
      "attention_multiplier embedding_multiplier residual_multiplier logits_scaling"},
 };

@@ -5,10 +5,12 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "data/file.h"
+#include "data/gguf.h"
 #include "data/json_file.h"
 #include "model/hf.h"
 #include "model/hf_families.h"
+#include "model/source.h"
+#include "text/gguf_tokenizer.h"
 
 /* router_aux_loss_coef, if the folder has it but does not use it. NULL when out of memory. */
 static json_t *unused_loss_of(const json_t *o) {
@@ -53,21 +55,33 @@ static const char *const file_names[RFI_HF_N_FILES] = {RFI_HF_FILES(FILE_NAME)};
 /* The files are held in memory for every checkpoint; the largest tokenizer.json in use has about 35 MB. */
 enum { KEPT_FILE_LIMIT = 256 << 20 };
 
-static rfr_status read_files(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out) {
+/* A file of a folder; *data NULL: there is none. */
+static rfr_status read_file(rfr_ctx *ctx, const char *folder, const char *name, char **data, size_t *n) {
+  char *path = NULL, kind = 0;
+  RFI_TRY(rfi_path_join(ctx, folder, name, &path));
+  rfr_status s = rfi_path_kind(path, &kind);
+  if (s == RFR_OK && kind) s = rfi_file_read_limited(ctx, path, KEPT_FILE_LIMIT, data, n);
+  rfi_free(ctx, path);
+  return s;
+}
+
+/* The files of a folder; for a GGUF file, those that the folder would have. */
+static rfr_status read_files(rfr_ctx *ctx, const char *model, rfi_hf_notes *out) {
   static const char *const tokenizers[] = {"tokenizer.json", "tokenizer.model", "vocab.json",
                                            "vocab.txt",      "merges.txt",      "spiece.model"};
-  for (int i = 0; i < RFI_HF_N_FILES; i++) {
-    char *path = NULL, kind = 0;
-    RFI_TRY(rfi_path_join(ctx, folder, file_names[i], &path));
-    rfr_status s = rfi_path_kind(path, &kind);
-    if (s == RFR_OK && kind)
-      s = rfi_file_read_limited(ctx, path, KEPT_FILE_LIMIT, &out->files[i].data, &out->files[i].n);
-    rfi_free(ctx, path);
-    RFI_TRY(s);
-    for (size_t k = 0; kind && !out->tokenizer && k < sizeof tokenizers / sizeof tokenizers[0]; k++)
+  rfi_gguf *g = NULL;
+  bool is_gguf;
+  RFI_TRY(rfi_gguf_is(ctx, model, &is_gguf));
+  if (is_gguf) RFI_TRY(rfi_gguf_open(ctx, model, &g));
+  rfr_status s = RFR_OK;
+  for (int i = 0; s == RFR_OK && i < RFI_HF_N_FILES; i++) {
+    if (g) s = rfi_gguf_text_file(ctx, g, file_names[i], &out->files[i].data, &out->files[i].n);
+    else s = read_file(ctx, model, file_names[i], &out->files[i].data, &out->files[i].n);
+    for (size_t k = 0; out->files[i].data && !out->tokenizer && k < sizeof tokenizers / sizeof tokenizers[0]; k++)
       if (strcmp(file_names[i], tokenizers[k]) == 0) out->tokenizer = file_names[i];
   }
-  return RFR_OK;
+  rfi_gguf_close(g);
+  return s;
 }
 
 rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out) {
@@ -75,8 +89,7 @@ rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out
   char *path = NULL;
   json_t *o = NULL;
   *out = (rfi_hf_notes){.ctx = ctx};
-  RFI_GOTO(rfi_path_join(ctx, folder, "config.json", &path));
-  RFI_GOTO(rfi_json_load(ctx, path, &o));
+  RFI_GOTO(rfi_source_config(ctx, folder, &path, &o));
   out->dtype = dtype_of(o);
   out->ids = ids_of(o);
   out->unused_loss = unused_loss_of(o);
@@ -89,6 +102,16 @@ fail:
   json_decref(o);
   rfi_free(ctx, path);
   return s;
+}
+
+const char *rfi_hf_notes_file(const rfi_hf_notes *notes, const char *name, size_t *n) {
+  *n = 0;
+  for (int i = 0; i < RFI_HF_N_FILES; i++) {
+    if (strcmp(file_names[i], name) != 0) continue;
+    *n = notes->files[i].n;
+    return notes->files[i].data;
+  }
+  return NULL;
 }
 
 void rfi_hf_notes_deinit(rfi_hf_notes *notes) {
@@ -129,10 +152,15 @@ static rfr_status add_json(rfr_ctx *ctx, rfi_checkpoint_writer *w, const char *n
   return s;
 }
 
-rfr_status rfi_hf_save(rfr_ctx *ctx, const rfr_model_config *c, const rfi_hf_notes *notes, rfi_checkpoint_writer *w) {
-  RFI_TRY(add_json(ctx, w, "config.json", rfi_hf_config_with(c, notes)));
+rfr_status rfi_hf_save_files(const rfi_hf_notes *notes, rfi_checkpoint_writer *w) {
   for (int i = 0; i < RFI_HF_N_FILES; i++)
     if (notes->files[i].data) RFI_TRY(rfi_checkpoint_add(w, file_names[i], notes->files[i].data, notes->files[i].n));
+  return RFR_OK;
+}
+
+rfr_status rfi_hf_save(rfr_ctx *ctx, const rfr_model_config *c, const rfi_hf_notes *notes, rfi_checkpoint_writer *w) {
+  RFI_TRY(add_json(ctx, w, "config.json", rfi_hf_config_with(c, notes)));
+  RFI_TRY(rfi_hf_save_files(notes, w));
   if (notes->files[0].data) return RFR_OK; /* generation_config.json */
   return add_json(ctx, w, "generation_config.json", generation_config(c, notes));
 }

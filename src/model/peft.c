@@ -44,7 +44,8 @@ static double value_of(const rfi_adapter_target *t, property what) {
   return what == TARGETED ? t != NULL : !t ? 0.0 : what == RANK ? (double)t->rank : t->alpha;
 }
 
-/* Whether all modules with the last component of `module` have the same value. For a rank or alpha only targets count. */
+/* Whether all modules with the last component of `module` have the same value. For a rank or alpha only targets
+ * count. */
 static bool is_common(const rfr_model_config *c, const char *module, property what, double value) {
   for (int i = 0; i < c->adapter->base_count; i++) {
     char other[96];
@@ -203,8 +204,8 @@ static rfr_status check_fields(const rfi_peft *p) {
   return RFR_OK;
 }
 
-/* PEFT's patterns are regular expressions for the end of a module's name, at a dot. Names of modules are supported, with
- * ^ for the full name; a dot stands for any character, as there. */
+/* PEFT's patterns are regular expressions for the end of a module's name, at a dot. Names of modules are supported,
+ * with ^ for the full name; a dot stands for any character, as there. */
 static bool pattern_matches(const char *key, const char *module) {
   const bool full = *key == '^';
   key += full;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opens each shard of a folder once and looks a tensor up in all of them. Only the file names of the index are used;
+ * A GGUF file, or the shards of a folder: opens each shard once and looks a tensor up in all of them. Only the file names of the index are used;
  * the headers of the shards say which tensors they contain, so that a stale index does no harm. A name in two shards is
  * an error.
  */
@@ -14,11 +14,14 @@
 #include "data/file.h"
 #include "data/json_file.h"
 #include "data/safetensors.h"
+#include "model/gguf_model.h"
 #include "model/hf.h"
 
 struct rfi_weights {
   rfr_ctx *ctx;
-  char *path; /* of the single file, or of the index */
+  char *path;     /* of the single file, or of the index */
+  rfi_gguf *gguf; /* NULL: a folder */
+  bool *gguf_was_read;
   char **names;
   rfi_safetensors **shards;
   bool **was_read; /* for each tensor of each shard */
@@ -65,20 +68,37 @@ static rfr_status open_index(rfi_weights *w, const char *folder, const json_t *i
   return RFR_OK;
 }
 
-rfr_status rfi_weights_open(rfr_ctx *ctx, const char *folder, rfi_weights **out) {
+static rfr_status open_gguf(rfr_ctx *ctx, const char *path, rfi_weights **out) {
   rfr_status s;
   rfi_weights *w = NULL;
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *w, &w));
+  w->ctx = ctx;
+  RFI_GOTO(rfi_gguf_open(ctx, path, &w->gguf));
+  RFI_GOTO(RFI_ALLOC(ctx, (size_t)rfi_gguf_tensor_count(w->gguf) + 1, &w->gguf_was_read));
+  *out = w;
+  w = NULL;
+fail:
+  rfi_weights_close(w);
+  return s;
+}
+
+rfr_status rfi_weights_open(rfr_ctx *ctx, const char *model, rfi_weights **out) {
+  rfr_status s;
+  rfi_weights *w = NULL;
+  bool gguf;
   json_t *index = NULL;
   char *index_path = NULL;
   char kind, index_kind = 0;
   static const char one[] = "model.safetensors";
   *out = NULL;
+  RFI_TRY(rfi_gguf_is(ctx, model, &gguf));
+  if (gguf) return open_gguf(ctx, model, out);
   RFI_TRY(RFI_ALLOC(ctx, sizeof *w, &w));
   w->ctx = ctx;
-  RFI_GOTO(rfi_path_join(ctx, folder, one, &w->path));
+  RFI_GOTO(rfi_path_join(ctx, model, one, &w->path));
   RFI_GOTO(rfi_path_kind(w->path, &kind));
   if (!kind) {
-    RFI_GOTO(rfi_path_join(ctx, folder, "model.safetensors.index.json", &index_path));
+    RFI_GOTO(rfi_path_join(ctx, model, "model.safetensors.index.json", &index_path));
     RFI_GOTO(rfi_path_kind(index_path, &index_kind));
   }
   if (index_kind) {
@@ -86,10 +106,10 @@ rfr_status rfi_weights_open(rfr_ctx *ctx, const char *folder, rfi_weights **out)
     w->path = index_path;
     index_path = NULL;
     RFI_GOTO(rfi_json_load(ctx, w->path, &index));
-    RFI_GOTO(open_index(w, folder, index));
+    RFI_GOTO(open_index(w, model, index));
   } else {
     RFI_GOTO(allocate_shards(w, 1));
-    RFI_GOTO(open_shard(w, folder, one));
+    RFI_GOTO(open_shard(w, model, one));
   }
   *out = w;
   w = NULL;
@@ -107,6 +127,8 @@ void rfi_weights_close(rfi_weights *w) {
     rfi_free(w->ctx, w->was_read[i]);
     rfi_free(w->ctx, w->names[i]);
   }
+  rfi_gguf_close(w->gguf);
+  rfi_free(w->ctx, w->gguf_was_read);
   rfi_free(w->ctx, w->was_read);
   rfi_free(w->ctx, w->shards);
   rfi_free(w->ctx, w->names);
@@ -144,10 +166,17 @@ static rfr_status find_outer(rfi_weights *w, const char *name, int *shard, const
   return RFR_OK;
 }
 
-static rfr_status read_tensor(rfi_weights *w, const char *name, int rank, const int64_t *shape, rfr_dtype dtype,
-                              void *data) {
+static rfr_status read_tensor(rfi_weights *w, const rfr_model_config *c, const char *name, int rank,
+                              const int64_t *shape, rfr_dtype dtype, void *data) {
   const rfi_stored *stored;
   int shard = 0;
+  if (w->gguf) {
+    const rfi_gguf_tensor *from;
+    RFI_TRY(rfi_gguf_parameter(w->ctx, w->gguf, c, name, rank, shape, dtype, data, &from));
+    if (!from) return rfi_fail_at(RFI_E_MODEL_WEIGHTS, rfi_gguf_path(w->gguf), 0, "there is no tensor for %s", name);
+    w->gguf_was_read[from - rfi_gguf_tensor_at(w->gguf, 0)] = true;
+    return RFR_OK;
+  }
   RFI_TRY(find_outer(w, name, &shard, &stored));
   if (!stored) return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "there is no tensor %s", name);
   bool same = stored->rank == rank;
@@ -167,13 +196,13 @@ rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr
   const rfi_stored *packed;
   int shard = 0;
   RFI_TRY(find_outer(w, x->name, &shard, &packed));
-  if (packed) return read_tensor(w, x->name, x->type.rank, x->type.shape, x->type.dtype, x->data);
+  if (packed) return read_tensor(w, c, x->name, x->type.rank, x->type.shape, x->type.dtype, x->data);
   const int pieces = rfi_hf_pieces(x->name, &x->type);
   for (int i = 0; i < pieces; i++) {
     rfi_hf_tensor piece;
     rfi_hf_piece(c, x->name, &x->type, i, &piece);
-    RFI_TRY(
-        read_tensor(w, piece.name, piece.rank, piece.shape, x->type.dtype, (char *)x->data + i * (x->bytes / pieces)));
+    RFI_TRY(read_tensor(w, c, piece.name, piece.rank, piece.shape, x->type.dtype,
+                        (char *)x->data + i * (x->bytes / pieces)));
   }
   return RFR_OK;
 }
@@ -185,6 +214,11 @@ static bool ends_in(const char *name, const char *end) {
 
 int64_t rfi_weights_left(const rfi_weights *w, const rfr_model_config *c, const char **name) {
   int64_t left = 0;
+  for (int i = 0; w->gguf && i < rfi_gguf_tensor_count(w->gguf); i++) {
+    const char *tensor = rfi_gguf_tensor_at(w->gguf, i)->name;
+    if (w->gguf_was_read[i] || strcmp(tensor, "rope_freqs.weight") == 0) continue;
+    if (left++ == 0) *name = tensor;
+  }
   for (int i = 0; i < w->n; i++)
     for (int k = 0; k < rfi_safetensors_count(w->shards[i]); k++) {
       const char *tensor = rfi_safetensors_at(w->shards[i], k)->name;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads the weights of a model folder: model.safetensors, or the shards that model.safetensors.index.json names. A
- * tensor name may lack the outer module ("transformer.", "model."), as in folders of base models.
+ * Reads the weights of a model: a GGUF file, or a folder with model.safetensors or the shards that
+ * model.safetensors.index.json names. In a folder, a tensor name may lack the outer module ("transformer.", "model."),
+ * as in folders of base models.
  *
  * An index is foreign data: it must name files of the folder, without a path.
  */
@@ -13,11 +14,12 @@
 
 typedef struct rfi_weights rfi_weights;
 
-rfr_status rfi_weights_open(rfr_ctx *ctx, const char *folder, rfi_weights **out);
+/* `model`: a folder or a GGUF file. */
+rfr_status rfi_weights_open(rfr_ctx *ctx, const char *model, rfi_weights **out);
 void rfi_weights_close(rfi_weights *w); /* accepts NULL */
-/* Reads the tensor x->name into x->data (x->bytes bytes) and converts float types. If the folder does not have it,
- * reads its pieces (rfi_hf_pieces). Errors: model.weights for a missing tensor or another shape; safetensors; file.*.
- * */
+/* Reads the tensor x->name into x->data (x->bytes bytes) and converts float types, or decodes the blocks of a
+ * GGUF file. If the model does not have it, reads its pieces (rfi_hf_pieces). Errors: model.weights for a missing tensor
+ * or another shape; safetensors; gguf; file.*. */
 rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr_tensor *x);
 /* The number of tensors that were not read, and the name of one. Does not count tensors that are no parameters: masks
  * and RoPE frequencies of older library versions, and the head of a model with tied embeddings. */

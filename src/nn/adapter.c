@@ -266,7 +266,8 @@ static rfr_value scaled(rfr_trace *t, rfr_value x, double scale) {
   return scale == 1.0 ? x : rfr_scale(t, x, scale, RFR_NONE);
 }
 
-/* m / n for each row of the result: see the top. V = W + scale B A; a norm's reciprocal root mean square gives 1 / n. */
+/* m / n for each row of the result: see the top. V = W + scale B A; a norm's reciprocal root mean square gives 1 / n.
+ * */
 static rfr_value magnitude_scale(rfr_trace *t, const rfi_adapter_target *target, rfr_value w, bool swapped, rfr_value a,
                                  rfr_value b, rfr_value magnitude, rfr_dtype to) {
   const double tiny = 1e-30;

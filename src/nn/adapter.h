@@ -30,7 +30,7 @@ struct rfr_adapter {
   int *target_of;              /* per parameter of the model: index into targets, -1: none */
 };
 
-/* What a target's parameters are, in the order of the list. */
+/* The kinds of a target's parameters, in the order of the list. */
 typedef enum rfi_adapter_part { RFI_ADAPTER_A, RFI_ADAPTER_B, RFI_ADAPTER_MAGNITUDE } rfi_adapter_part;
 
 /* Whether parameter i of the model's list is frozen because the model has an adapter. */

@@ -15,9 +15,9 @@
 #include "nn/adapter.h"
 
 static const char *const type_names[] = {
-    [RFR_MODEL_LLAMA] = "llama",     [RFR_MODEL_GPT2] = "gpt2",      [RFR_MODEL_GEMMA] = "gemma",
-    [RFR_MODEL_GEMMA2] = "gemma2",   [RFR_MODEL_GEMMA3] = "gemma3",  [RFR_MODEL_OLMO2] = "olmo2",
-    [RFR_MODEL_SMOLLM3] = "smollm3", [RFR_MODEL_GRANITE] = "granite"};
+    [RFR_MODEL_LLAMA] = "llama",     [RFR_MODEL_GPT2] = "gpt2",     [RFR_MODEL_GEMMA] = "gemma",
+    [RFR_MODEL_GEMMA2] = "gemma2",   [RFR_MODEL_GEMMA3] = "gemma3", [RFR_MODEL_OLMO2] = "olmo2",
+    [RFR_MODEL_SMOLLM3] = "smollm3", [RFR_MODEL_PHI3] = "phi3",     [RFR_MODEL_GRANITE] = "granite"};
 enum { TYPES = sizeof type_names / sizeof type_names[0] };
 
 const char *rfr_model_type_name(rfr_model_type type) {
@@ -110,11 +110,55 @@ static rfr_status check_experts(const rfr_model_config *c) {
   return RFR_OK;
 }
 
+static bool is_positive(double x) { return x > 0.0 && isfinite(x); }
+
+static rfr_status check_rope(const rfr_model_config *c) {
+  const rfr_rope_extension *e = &c->rope_extension;
+  if (c->rotary_dim != 0 && (!rfi_is_packed(c) || c->rotary_dim < 2 || c->rotary_dim > c->head_dim ||
+                             c->rotary_dim % 2 != 0 || c->rotary_dim > 2 * RFR_MAX_LIST))
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "partial_rotary_factor rotates %lld of %lld columns of a head; the number must be even, 2 to %d, "
+                    "and only phi3 may have it",
+                    (long long)c->rotary_dim, (long long)c->head_dim, 2 * RFR_MAX_LIST);
+  if (e->type == RFR_ROPE_PLAIN) return RFR_OK;
+  const int64_t pairs = (c->rotary_dim > 0 ? c->rotary_dim : c->head_dim) / 2,
+                most = e->type == RFR_ROPE_YARN ? RFR_MAX_LIST : RFR_MAX_FACTORS;
+  if ((e->type != RFR_ROPE_YARN && e->type != RFR_ROPE_LONGROPE) || c->type == RFR_MODEL_GPT2 ||
+      c->rope_scaling.factor != 1.0)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "rope_extension: unknown type %d, a scaling besides, or a gpt2 model",
+                    (int)e->type);
+  if (pairs > most)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "rope_scaling: %lld frequencies; at most %lld are supported", (long long)pairs,
+                    (long long)most);
+  if (e->original < 1 || !is_positive(e->attention_factor))
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "rope_scaling: original_max_position_embeddings is %lld and attention_factor %g; both must be "
+                    "positive",
+                    (long long)e->original, e->attention_factor);
+  if (e->type == RFR_ROPE_YARN &&
+      (!is_positive(e->factor) || !is_positive(e->beta_fast) || !is_positive(e->beta_slow) || !(c->rope_theta > 1.0)))
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "rope_scaling: factor is %g, beta_fast %g and beta_slow %g; they must be positive, and rope_theta "
+                    "above 1",
+                    e->factor, e->beta_fast, e->beta_slow);
+  for (int64_t d = 0; e->type == RFR_ROPE_LONGROPE && d < pairs; d++)
+    if (!is_positive(e->short_factor[d]) || !is_positive(e->long_factor[d]))
+      return rfi_fail(RFI_E_MODEL_CONFIG,
+                      "rope_scaling: short_factor[%lld] is %g and long_factor[%lld] is %g; they must be positive",
+                      (long long)d, e->short_factor[d], (long long)d, e->long_factor[d]);
+  double frequency[RFR_MAX_LIST], scale;
+  for (int k = 0; k < 2; k++)
+    for (int i = rfi_rope_frequencies(c, k ? INT64_MAX : 1, frequency, &scale) - 1; i >= 0; i--)
+      if (!isfinite(frequency[i]))
+        return rfi_fail(RFI_E_MODEL_CONFIG, "rope_scaling: the frequency of pair %d is not finite", i);
+  return RFR_OK;
+}
+
 /* Fields that only some model types have. */
 static rfr_status check_form(const rfr_model_config *c) {
   const bool gpt2 = c->type == RFR_MODEL_GPT2, gemma3 = c->type == RFR_MODEL_GEMMA3,
              capped = c->type == RFR_MODEL_GEMMA2 || gemma3, llama = c->type == RFR_MODEL_LLAMA;
-  const bool windows = llama || capped || c->type == RFR_MODEL_SMOLLM3;
+  const bool windows = llama || capped || c->type == RFR_MODEL_SMOLLM3 || c->type == RFR_MODEL_PHI3;
   if (c->window > 0 && (!windows || (llama && ((!c->qk_norm && c->attention_bias) || c->mlp_bias))))
     return rfi_fail(
         RFI_E_MODEL_CONFIG,
@@ -126,9 +170,12 @@ static rfr_status check_form(const rfr_model_config *c) {
   if (!llama && (c->qk_norm != 0) != (gemma3 || c->type == RFR_MODEL_OLMO2))
     return rfi_fail(RFI_E_MODEL_CONFIG, "%s: gemma3 and olmo2 have q/k norms, and no other type but llama may",
                     rfr_model_type_name(c->type));
-  if ((!llama && c->qkv_bias) || (c->type == RFR_MODEL_OLMO2 && c->mlp_bias))
-    return rfi_fail(RFI_E_MODEL_CONFIG, "%s has no biases on q, k and v alone; olmo2 has none in the MLP",
+  if ((!llama && c->qkv_bias) || (c->type == RFR_MODEL_OLMO2 && c->mlp_bias) ||
+      (rfi_is_packed(c) && (c->attention_bias || c->mlp_bias)))
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "%s has no biases on q, k and v alone; olmo2 has none in the MLP, and phi3 none at all",
                     rfr_model_type_name(c->type));
+  RFI_TRY(check_rope(c));
   const struct {
     const char *name;
     double value;

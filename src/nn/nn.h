@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 #include "refrain/nn.h"
+#include "refrain/op.h"
 
 /* Limits of a description; checked by rfr_model_config_check, and by readers before a value is used. */
 enum {
@@ -28,7 +29,7 @@ typedef enum rfi_param_kind {
   RFI_PARAM_NORM1,
   RFI_PARAM_NORM1_BIAS,
   RFI_PARAM_QKV,
-  RFI_PARAM_QKV_BIAS, /* packed, GPT-2 */
+  RFI_PARAM_QKV_BIAS, /* packed, GPT-2 and Phi-3 (without bias) */
   RFI_PARAM_Q_NORM,   /* (D), the same for all heads; OLMo 2: (H*D) */
   RFI_PARAM_K_NORM,
   RFI_PARAM_Q,
@@ -42,6 +43,8 @@ typedef enum rfi_param_kind {
   RFI_PARAM_POST1, /* norm after the attention */
   RFI_PARAM_NORM2,
   RFI_PARAM_NORM2_BIAS,
+  RFI_PARAM_GATE_UP, /* packed, Phi-3 */
+  RFI_PARAM_GATE_UP_BIAS,
   RFI_PARAM_GATE,
   RFI_PARAM_GATE_BIAS,
   RFI_PARAM_UP,
@@ -61,6 +64,8 @@ typedef enum rfi_param_kind {
 static inline bool rfi_is_gemma(const rfr_model_config *c) {
   return c->type == RFR_MODEL_GEMMA || c->type == RFR_MODEL_GEMMA2 || c->type == RFR_MODEL_GEMMA3;
 }
+/* One weight for q, k and v, and one for gate and up. */
+static inline bool rfi_is_packed(const rfr_model_config *c) { return c->type == RFR_MODEL_PHI3; }
 /* Norms over all columns of q and of k instead of each head. */
 static inline bool rfi_has_row_norms(const rfr_model_config *c) { return c->qk_norm && c->type == RFR_MODEL_OLMO2; }
 /* Norms before and after the attention and the MLP. */
@@ -77,6 +82,10 @@ int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind kind, int64_t 
 rfi_param_kind rfi_parameter_kind(const rfr_model_config *c, int i);
 /* Elements of all parameters. The sizes must be within their own limits. */
 double rfi_model_elements(const rfr_model_config *c);
+
+/* The frequencies, in radians per position, of a model with rope_extension or rotary_dim, for programs with documents of
+ * at most `longest` rows, and the factor of rotated columns. Returns their number, at most RFR_MAX_LIST. */
+int rfi_rope_frequencies(const rfr_model_config *c, int64_t longest, double *frequency, double *scale);
 
 /* Declares the i-th parameter as an input of the trace; a quantized one is frozen. */
 rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role);

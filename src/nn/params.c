@@ -18,21 +18,22 @@ typedef struct row {
   const char *name;  /* %lld stands for the layer */
   const char *shape; /* one letter or digit per dimension, see size_of */
   char init;         /* n: normal; r: normal, last GEMM of a residual branch; 1: scale of a norm; 0: zeros */
-  char only_if;      /* a: attention_bias; q: attention_bias or qkv_bias; m: mlp_bias; n: qk_norm; u: untied head;
-                      * p: norms after the branches; b: norms before the branches; B: these alone; P: both; w: qk_norm
-                      * of the row; d: layer without experts; e: layer with experts; s: layer with a shared expert;
-                      * ' ': always */
+  char only_if; /* a: attention_bias; q: attention_bias or qkv_bias; m: mlp_bias; n: qk_norm of each head; w: qk_norm
+                      * of the row; u: untied head; p: norms after the branches; b: norms before them; B: these alone;
+                      * P: both; k: packed weights; l: separate ones; d: layer without experts; D: and not packed;
+                      * e: layer with experts; s: layer with a shared expert; ' ': always */
 } row;
 
 #define LL "model.layers.%lld."
 static const row llama_before[] = {{RFI_PARAM_TOKENS, "model.embed_tokens.weight", "VC", 'n', ' '}};
 static const row llama_layer[] = {
     {RFI_PARAM_NORM1, LL "input_layernorm.weight", "C", '1', 'b'},
-    {RFI_PARAM_Q, LL "self_attn.q_proj.weight", "QC", 'n', ' '},
+    {RFI_PARAM_QKV, LL "self_attn.qkv_proj.weight", "JC", 'n', 'k'},
+    {RFI_PARAM_Q, LL "self_attn.q_proj.weight", "QC", 'n', 'l'},
     {RFI_PARAM_Q_BIAS, LL "self_attn.q_proj.bias", "Q", '0', 'q'},
-    {RFI_PARAM_K, LL "self_attn.k_proj.weight", "KC", 'n', ' '},
+    {RFI_PARAM_K, LL "self_attn.k_proj.weight", "KC", 'n', 'l'},
     {RFI_PARAM_K_BIAS, LL "self_attn.k_proj.bias", "K", '0', 'q'},
-    {RFI_PARAM_V, LL "self_attn.v_proj.weight", "KC", 'n', ' '},
+    {RFI_PARAM_V, LL "self_attn.v_proj.weight", "KC", 'n', 'l'},
     {RFI_PARAM_V_BIAS, LL "self_attn.v_proj.bias", "K", '0', 'q'},
     {RFI_PARAM_Q_NORM, LL "self_attn.q_norm.weight", "D", '1', 'n'},
     {RFI_PARAM_K_NORM, LL "self_attn.k_norm.weight", "D", '1', 'n'},
@@ -50,9 +51,10 @@ static const row llama_layer[] = {
     {RFI_PARAM_GATE, LL "mlp.shared_expert.gate_proj.weight", "SC", 'n', 's'},
     {RFI_PARAM_UP, LL "mlp.shared_expert.up_proj.weight", "SC", 'n', 's'},
     {RFI_PARAM_DOWN, LL "mlp.shared_expert.down_proj.weight", "CS", 'r', 's'},
-    {RFI_PARAM_GATE, LL "mlp.gate_proj.weight", "IC", 'n', 'd'},
+    {RFI_PARAM_GATE_UP, LL "mlp.gate_up_proj.weight", "GC", 'n', 'k'},
+    {RFI_PARAM_GATE, LL "mlp.gate_proj.weight", "IC", 'n', 'D'},
     {RFI_PARAM_GATE_BIAS, LL "mlp.gate_proj.bias", "I", '0', 'm'},
-    {RFI_PARAM_UP, LL "mlp.up_proj.weight", "IC", 'n', 'd'},
+    {RFI_PARAM_UP, LL "mlp.up_proj.weight", "IC", 'n', 'D'},
     {RFI_PARAM_UP_BIAS, LL "mlp.up_proj.bias", "I", '0', 'm'},
     {RFI_PARAM_DOWN, LL "mlp.down_proj.weight", "CI", 'r', 'd'},
     {RFI_PARAM_DOWN_BIAS, LL "mlp.down_proj.bias", "C", '0', 'm'},
@@ -114,6 +116,9 @@ static bool enabled(const rfr_model_config *c, const row *r, bool experts) {
     case 'm': return c->mlp_bias;
     case 'u': return !c->tie_embeddings;
     case 'd': return !experts;
+    case 'D': return !experts && !rfi_is_packed(c);
+    case 'k': return rfi_is_packed(c);
+    case 'l': return !rfi_is_packed(c);
     case 'e': return experts;
     case 's': return experts && c->shared_size > 0;
     case 'p': return rfi_has_post_norms(c);
@@ -133,6 +138,8 @@ static int64_t size_of(const rfr_model_config *c, char letter) {
     case 'P': return c->max_positions;
     case 'Q': return c->heads * c->head_dim;
     case 'K': return c->kv_heads * c->head_dim;
+    case 'J': return (c->heads + 2 * c->kv_heads) * c->head_dim;
+    case 'G': return 2 * c->intermediate_size;
     case 'X': return c->experts;
     case 'F': return c->expert_size;
     case '2': return 2 * c->expert_size;
@@ -242,6 +249,7 @@ bool rfi_is_linear(rfi_param_kind kind) {
     case RFI_PARAM_K:
     case RFI_PARAM_V:
     case RFI_PARAM_O:
+    case RFI_PARAM_GATE_UP:
     case RFI_PARAM_GATE:
     case RFI_PARAM_UP:
     case RFI_PARAM_DOWN:

@@ -69,7 +69,7 @@ static bool is_same_op(const rfi_opr *a, const rfi_opr *b, const rfr_value *valu
   if (a->def != b->def || a->n_in != b->n_in || a->microbatch != b->microbatch) return false;
   for (int k = 0; k < a->n_in; k++)
     if ((a->in[k] < 0 ? RFR_NONE : value[a->in[k]]) != b->in[k]) return false;
-  return memcmp(a->attr, b->attr, sizeof *a->attr * (size_t)a->def->n_attrs) == 0;
+  return rfi_attrs_equal(a, b);
 }
 
 /* The backward ops of `real` are a subsequence of those of `full`: rules record an op for each wanted gradient. */

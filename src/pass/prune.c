@@ -87,15 +87,14 @@ static bool mergeable(const rfi_opr *op) {
 static uint64_t op_hash(const cse *c, const rfi_opr *op) {
   uint64_t h = 0xcbf29ce484222325u ^ (uint64_t)op->def->code;
   for (int k = 0; k < op->n_in; k++) h = (h ^ (uint64_t)(op->in[k] < 0 ? -1 : c->same[op->in[k]])) * 0x100000001b3u;
-  const unsigned char *a = (const unsigned char *)op->attr;
-  for (size_t i = 0; i < sizeof *op->attr * (size_t)op->def->n_attrs; i++) h = (h ^ a[i]) * 0x100000001b3u;
+  h = rfi_attrs_hash(op, h);
   return h ^ h >> 29;
 }
 
 static bool ops_same(const cse *c, const rfi_opr *a, const rfi_opr *b) {
   if (a->def != b->def || a->n_in != b->n_in) return false;
   if ((a->def->flags & RFI_RNG) && a->microbatch != b->microbatch) return false;
-  if (memcmp(a->attr, b->attr, sizeof *a->attr * (size_t)a->def->n_attrs) != 0) return false;
+  if (!rfi_attrs_equal(a, b)) return false;
   for (int k = 0; k < a->n_in; k++)
     if ((a->in[k] < 0 ? -1 : c->same[a->in[k]]) != (b->in[k] < 0 ? -1 : c->same[b->in[k]])) return false;
   for (int j = 0; j < a->n_out; j++)

@@ -26,8 +26,7 @@ static bool ops_equal(const rfi_opr *a, const rfi_opr *b) {
       a->clone_of != b->clone_of || strcmp(a->scope, b->scope) != 0 || !sources_equal(a->at, b->at))
     return false;
   return memcmp(a->in, b->in, sizeof *a->in * (size_t)a->n_in) == 0 &&
-         memcmp(a->out, b->out, sizeof *a->out * (size_t)a->n_out) == 0 &&
-         memcmp(a->attr, b->attr, sizeof *a->attr * (size_t)a->def->n_attrs) == 0;
+         memcmp(a->out, b->out, sizeof *a->out * (size_t)a->n_out) == 0 && rfi_attrs_equal(a, b);
 }
 
 int rfr_trace_equal(const rfr_trace *a, const rfr_trace *b) {
@@ -49,7 +48,7 @@ static uint64_t fingerprint(const rfr_trace *t, const rfi_opr *op) {
 #define MIX(pointer, bytes) \
   for (size_t i_ = 0; i_ < (bytes); i_++) h = (h ^ ((const unsigned char *)(pointer))[i_]) * 0x100000001b3u
   MIX(op->def->name, strlen(op->def->name));
-  MIX(op->attr, sizeof *op->attr * (size_t)op->def->n_attrs);
+  h = rfi_attrs_hash(op, h);
   MIX(op->scope, strlen(op->scope));
   MIX(&op->phase, sizeof op->phase);
   MIX(&op->microbatch, sizeof op->microbatch);

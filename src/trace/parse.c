@@ -18,6 +18,7 @@ typedef struct parser {
   const char *p, *end; /* rest of the current line, without comment */
   int line;
   rfr_trace *t;
+  double list[RFR_MAX_LIST]; /* of the current op, which has at most one */
 } parser;
 
 static rfr_status bad(const parser *q, const char *what) {
@@ -197,6 +198,30 @@ static rfr_status parse_claim(parser *q, claim *c) {
   return rank == c->type.rank ? RFR_OK : bad(q, "expected one stride per dimension before");
 }
 
+static rfr_status take_double(parser *q, double *x) {
+  char number[40], *end;
+  size_t n = 0; /* the text has no terminating NUL */
+  while (q->p + n < q->end && !strchr(" ,]", q->p[n])) n++;
+  if (n >= sizeof number) return bad(q, "expected a number");
+  memcpy(number, q->p, n);
+  number[n] = 0;
+  *x = rfi_strtod(number, &end);
+  if (n == 0 || *end) return bad(q, "expected a number");
+  q->p += n;
+  return RFR_OK;
+}
+
+static rfr_status take_list(parser *q, int64_t *n) {
+  *n = 0;
+  if (!take(q, "[")) return bad(q, "expected a list");
+  while (!take(q, "]")) {
+    if (*n == RFR_MAX_LIST) return bad(q, "too many numbers");
+    if (*n && !take(q, ",")) return bad(q, "expected , between numbers");
+    RFI_TRY(take_double(q, &q->list[(*n)++]));
+  }
+  return RFR_OK;
+}
+
 static rfr_status parse_attr(parser *q, char type, rfi_attr *a) {
   memset(a, 0, sizeof *a);
   if (type == 's') return take_dims(q, '[', ']', a->s.dim, &a->s.rank);
@@ -205,17 +230,11 @@ static rfr_status parse_attr(parser *q, char type, rfi_attr *a) {
     a->i = dtype;
     return dtype < 0 ? bad(q, "unknown element type") : RFR_OK;
   }
-  if (type != 'f') return take_int(q, &a->i);
-  char number[40], *end;
-  size_t n = 0; /* the text has no terminating NUL */
-  while (q->p + n < q->end && q->p[n] != ' ') n++;
-  if (n >= sizeof number) return bad(q, "expected a number");
-  memcpy(number, q->p, n);
-  number[n] = 0;
-  a->f = rfi_strtod(number, &end);
-  if (n == 0 || *end) return bad(q, "expected a number");
-  q->p += n;
-  return RFR_OK;
+  if (type == 'l') {
+    a->l.x = q->list;
+    return take_list(q, &a->l.n);
+  }
+  return type == 'f' ? take_double(q, &a->f) : take_int(q, &a->i);
 }
 
 /* key=value pairs after the operands */

@@ -76,6 +76,11 @@ static rfr_status put_attrs(rfi_string *s, const rfi_opr *op) {
           RFI_TRY(rfi_string_printf(s, d ? ",%" PRId64 : "%" PRId64, op->attr[i].s.dim[d]));
         RFI_TRY(rfi_string_append(s, "]", 1));
         break;
+      case 'l':
+        for (int64_t k = 0; k < op->attr[i].l.n; k++)
+          RFI_TRY(rfi_string_printf(s, "%c%s", k ? ',' : '[', rfi_format_double(number, op->attr[i].l.x[k])));
+        RFI_TRY(rfi_string_printf(s, op->attr[i].l.n ? "]" : "[]"));
+        break;
       default: RFI_TRY(rfi_string_printf(s, "%" PRId64, op->attr[i].i));
     }
   }
@@ -263,7 +268,7 @@ static bool groups_alike(const rfr_trace *t, int a, int b, int n) {
     if (x->def != y->def || x->phase != y->phase || x->n_in != y->n_in) return false;
     /* Sites of random ops always differ. */
     for (int k = 0; k < x->def->n_attrs; k++)
-      if (strcmp(x->def->attr[k], "site") != 0 && memcmp(&x->attr[k], &y->attr[k], sizeof x->attr[k]) != 0)
+      if (strcmp(x->def->attr[k], "site") != 0 && !rfi_attr_equal(x->def->attr_type[k], &x->attr[k], &y->attr[k]))
         return false;
     for (int j = 0; j < x->n_out; j++) {
       if ((x->out[j] < 0) != (y->out[j] < 0)) return false;

@@ -229,8 +229,30 @@ static rfr_status set_storage(rfr_trace *t, const rfi_opr *op, int j, rfr_value 
   return RFR_OK;
 }
 
-/* Attributes are compared and hashed as bytes: `to` is zero, only the bytes used by each type are set. */
-static void copy_attrs(const rfi_op_def *def, const rfi_attr *from, rfi_attr *to) {
+/* A list is compared by its numbers, other attributes as bytes. */
+bool rfi_attr_equal(char type, const rfi_attr *a, const rfi_attr *b) {
+  if (type != 'l') return memcmp(a, b, sizeof *a) == 0;
+  return a->l.n == b->l.n && (a->l.n == 0 || memcmp(a->l.x, b->l.x, (size_t)a->l.n * sizeof *a->l.x) == 0);
+}
+
+bool rfi_attrs_equal(const rfi_opr *a, const rfi_opr *b) {
+  for (int i = 0; i < a->def->n_attrs; i++)
+    if (!rfi_attr_equal(a->def->attr_type[i], &a->attr[i], &b->attr[i])) return false;
+  return true;
+}
+
+uint64_t rfi_attrs_hash(const rfi_opr *op, uint64_t hash) {
+  for (int i = 0; i < op->def->n_attrs; i++) {
+    const bool list = op->def->attr_type[i] == 'l';
+    const unsigned char *bytes = list ? (const unsigned char *)op->attr[i].l.x : (const unsigned char *)&op->attr[i];
+    const size_t n = list ? (size_t)op->attr[i].l.n * sizeof(double) : sizeof op->attr[i];
+    for (size_t k = 0; k < n; k++) hash = (hash ^ bytes[k]) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+/* `to` is zero; only the bytes used by each type are set, because attributes are compared as bytes. */
+static rfr_status copy_attrs(rfr_trace *t, const rfi_op_def *def, const rfi_attr *from, rfi_attr *to) {
   for (int i = 0; i < def->n_attrs; i++) {
     switch (def->attr_type[i]) {
       case 'f': to[i].f = from[i].f; break;
@@ -238,9 +260,22 @@ static void copy_attrs(const rfi_op_def *def, const rfi_attr *from, rfi_attr *to
         to[i].s.rank = from[i].s.rank; /* an invalid rank too: the op's rule refuses it */
         for (int d = 0; d < from[i].s.rank && d < RFR_MAX_RANK; d++) to[i].s.dim[d] = from[i].s.dim[d];
         break;
+      case 'l': {
+        if (from[i].l.n < 0 || from[i].l.n > RFR_MAX_LIST || (from[i].l.n > 0 && !from[i].l.x))
+          return rfi_fail(RFI_E_TRACE_SHAPE, "%s has %lld numbers; at most %d are allowed", def->attr[i],
+                          (long long)from[i].l.n, RFR_MAX_LIST);
+        if (from[i].l.n == 0) break;
+        double *x = rfi_arena_alloc(t->arena, (size_t)from[i].l.n * sizeof *x);
+        if (!x) return RFR_NO_MEMORY;
+        memcpy(x, from[i].l.x, (size_t)from[i].l.n * sizeof *x);
+        to[i].l.x = x;
+        to[i].l.n = from[i].l.n;
+        break;
+      }
       default: to[i].i = from[i].i;
     }
   }
+  return RFR_OK;
 }
 
 rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_value *out) {
@@ -270,7 +305,7 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
   rfi_attr *attr =
       rfi_arena_alloc(t->arena, sizeof *attr * (size_t)def->n_attrs + sizeof *op.in * (size_t)(op.n_in + op.n_out));
   if (!attr) return RFR_NO_MEMORY;
-  if (proto->attr) copy_attrs(def, proto->attr, attr);
+  if (proto->attr) RFI_TRY(copy_attrs(t, def, proto->attr, attr));
   op.attr = attr;
   op.in = (rfr_value *)(attr + def->n_attrs);
   op.out = op.in + op.n_in;

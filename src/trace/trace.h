@@ -70,7 +70,7 @@ struct rfr_op {
   char result[RFI_MAX_NAMES][16];
   int alias[RFI_MAX_NAMES]; /* operand in whose storage the result lives, or -1 */
   char attr[RFI_MAX_ATTR][16];
-  char attr_type[RFI_MAX_ATTR]; /* b i f t s */
+  char attr_type[RFI_MAX_ATTR]; /* b i f t s l */
   /* Shape rule: reads in[] and attr[], fills out[]. Absent operands have rank -1; types of absent results are ignored.
    * Fails with rfi_fail(RFI_E_TRACE_SHAPE, ...); the caller adds source line and op. */
   rfr_status (*infer)(const rfi_infer *c);
@@ -169,6 +169,11 @@ struct rfr_trace {
 static inline int rfi_trace_size(const rfr_trace *t) { return 1 + t->n_values + t->n_ops + t->n_outputs; }
 /* rfr_trace_finish or rfr_trace_parse succeeded, and nothing was recorded since. */
 static inline bool rfi_trace_is_finished(const rfr_trace *t) { return t->finished_at == rfi_trace_size(t); }
+
+/* Attributes of two ops of one definition; `hash` continues with those of `op`. */
+bool rfi_attr_equal(char type, const rfi_attr *a, const rfi_attr *b);
+bool rfi_attrs_equal(const rfi_opr *a, const rfi_opr *b);
+uint64_t rfi_attrs_hash(const rfi_opr *op, uint64_t hash);
 
 /* Sets the error of a registered op whose kernel returned `s`, and returns `s`; the caller adds the op's name. */
 rfr_status rfi_outside_failed(const rfi_opr *op, rfr_status s);

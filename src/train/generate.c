@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Text from a model, as tokens. The device has the text, its cursor and the cached keys and values: prefill reads the prompt in
- * chunks, then each replay of decode reads the last token and appends one. Sampling is an op of the program. The host
- * writes the prompt and reads the appended tokens; it ends the text at a stop token.
+ * Text from a model, as tokens. The device has the text, its cursor and the cached keys and values: prefill reads the
+ * prompt in chunks, then each replay of decode reads the last token and appends one. Sampling is an op of the
+ * program. The host writes the prompt and reads the appended tokens; it ends the text at a stop token.
  *
  * The caches have as many rows as a training window. A longer text continues from its last half, read again from
  * position 0. So a token costs the same however long the text is, and no position exceeds those of training.

@@ -87,6 +87,10 @@ static void contexts(void) {
   rfr_ctx_stats stats = rfr_ctx_get_stats(NULL);
   rfr_tensor x = {.name = "x", .type = {.dtype = RFR_F32}, .data = &stats, .bytes = 4};
   rfr_op_desc d = rfr_op_desc_default();
+  const rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
+  const rfr_adapter_options o = rfr_adapter_options_default();
+  rfr_adapter *adapter;
+  float two[2] = {0};
   DLManagedTensorVersioned *dl;
   rfr_programs *p;
   rfr_machine machine;
@@ -103,6 +107,8 @@ static void contexts(void) {
   STATUS(rfr_trace_parse, NULL, "x", "refrain-trace 1\n", 16, &t);
   STATUS(rfr_compile, NULL, 1, (const rfr_trace *const[]){NULL}, NULL, NULL, &p);
   STATUS(rfr_tensor_to_dlpack, NULL, &x, NULL, NULL, &dl);
+  STATUS(rfr_quant_encode, NULL, RFR_QUANT_NF4, 2, (int64_t[]){1, 2}, RFR_F32, two, 1, two);
+  STATUS(rfr_adapter_create, NULL, &c, &o, &adapter);
   d.name = "a.b";
   d.shape = no_shape;
   STATUS(rfr_op_register, NULL, &d, &op);
@@ -157,6 +163,7 @@ static void ops(void) {
   VALUE(rfr_matmul_at, NULL, NOWHERE, 0, 0, 0, 0, 0, RFR_F32);
   VALUE(rfr_linear_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_quantize_at, NULL, NOWHERE, 0, NULL, NULL);
+  VALUE(rfr_dequantize_at, NULL, NOWHERE, 0, RFR_QUANT_NF4, 2, shape, RFR_F32);
   VALUE(rfr_matmul_scaled_at, NULL, NOWHERE, 0, 0, 0, 0, 0, RFR_F32);
   VALUE(rfr_linear_e4m3_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_splits_to_offsets_at, NULL, NOWHERE, 0, 0, NULL);

@@ -12,21 +12,21 @@
 
 #include "base/json.h"
 #include "data/safetensors.h"
+#include "model/hf.h"
+#include "model/weights.h"
 #include "ops/decode/cursor.h"
 #include "refrain/program.h"
 #include "refrain/train.h"
 #include "support/context.h"
 #include "support/folder.h"
-#include "model/hf.h"
 #include "train/step_trace.h"
-#include "model/weights.h"
 
 #define MODELS RFT_SOURCE_DIR "/tests/models/"
 
-static const char *const models[] = {"gpt2",    "gpt2-untied", "llama",        "llama-shards", "qwen2",
-                                     "qwen3",   "mistral",     "qwen2-window", "gemma",        "gemma2",
-                                     "mixtral", "qwen2-moe",   "qwen3-moe",    "qwen2-mixed",  "qwen3-mixed",
-                                     "gemma3",  "olmo2",       "smollm3",      "smollm3-window", "granite"};
+static const char *const models[] = {
+    "gpt2",  "gpt2-untied", "llama",          "llama-shards", "qwen2",     "qwen3",       "mistral",     "qwen2-window",
+    "gemma", "gemma2",      "mixtral",        "qwen2-moe",    "qwen3-moe", "qwen2-mixed", "qwen3-mixed", "gemma3",
+    "olmo2", "smollm3",     "smollm3-window", "granite",      "phi3",      "phi3-short",  "phi3-long",   "qwen3-yarn"};
 enum { N_MODELS = sizeof models / sizeof models[0], MOST = 64 };
 
 /* ---- logits and gradients ---- */
@@ -367,7 +367,7 @@ static void refused(void **state) {
   } cases[] = {
       {"llama", "model_type", "\"mamba\"", "model_type is mamba"},
       {"llama", "hidden_act", "\"gelu\"", "hidden_act is gelu"},
-      {"llama", "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0}", "rope_type is yarn"},
+      {"llama", "rope_scaling", "{\"rope_type\": \"dynamic\", \"factor\": 2.0}", "rope_type is dynamic"},
       {"llama", "rope_scaling", "{\"rope_type\": \"linear\"}", "factor"},
       {"llama", "rope_scaling", "{\"rope_type\": \"linear\", \"factor\": 0}", "factor"},
       {"llama", "rope_parameters", "{\"full_attention\": {\"rope_type\": \"default\"}}", "full_attention"},
@@ -544,12 +544,12 @@ static void notes(void **state) {
   }
   json_t *o = config_of("llama");
   json_object_set_new(o, "something_new", json_integer(17));
-  json_object_set_new(json_object_get(o, "rope_scaling"), "beta_fast", json_integer(32));
+  json_object_set_new(json_object_get(o, "rope_scaling"), "beta_new", json_integer(32));
   OK(read_config(f, o, &c));
   OK(rfi_hf_notes_read(f->ctx, f->path, &n));
   assert_int_equal(json_array_size(n.unknown), 2);
   assert_string_equal(json_string_value(json_array_get(n.unknown, 0)), "something_new");
-  assert_string_equal(json_string_value(json_array_get(n.unknown, 1)), "rope_scaling.beta_fast");
+  assert_string_equal(json_string_value(json_array_get(n.unknown, 1)), "rope_scaling.beta_new");
   /* the ids are kept in the saved file */
   json_t *saved = rfi_hf_config_with(&c, &n), *want = config_of("llama");
   assert_true(json_equal(json_object_get(saved, "eos_token_id"), json_object_get(want, "eos_token_id")));

@@ -138,6 +138,12 @@ static bool attribute(reader *r) {
   rfi_attr *v = &r->c->attr[a];
   if (def->attr_type[a] == 'f') {
     v->f = number(r);
+  } else if (def->attr_type[a] == 'l') {
+    v->l = (rfr_list){0, r->c->numbers};
+    if (!take(r, '[')) return fail(r, "expected a list");
+    do r->c->numbers[v->l.n++] = number(r);
+    while (!r->error && v->l.n < (int64_t)(sizeof r->c->numbers / sizeof *r->c->numbers) && take(r, ','));
+    if (!take(r, ']')) return fail(r, "expected ]");
   } else if (def->attr_type[a] == 's') {
     return dims(r, &v->s.rank, v->s.dim);
   } else if (def->attr_type[a] == 't') {

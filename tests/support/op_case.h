@@ -77,6 +77,7 @@ typedef struct rft_case {
   int n_in;
   rft_operand in[RFT_MAX_IN];
   rfi_attr attr[RFI_MAX_ATTR];
+  double numbers[32]; /* of a list, of which a case has at most one */
   int32_t microbatch;
   rfr_type out[RFI_MAX_NAMES]; /* inferred */
   bool varies;                 /* some operand has the type under test */

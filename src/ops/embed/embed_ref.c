@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References and cases of embedding, embedding_grad, rope and positions.
+ * References and cases of embedding, embedding_grad, rope, rope_table and positions.
  */
 #include <math.h>
 
@@ -71,6 +71,33 @@ RFT_CASES(rope) = {"rope(f[7,3,10], i[7]<50) theta=10000 inverse=0" ROPE_PLAIN,
                    "rope(f[9,2,22], i[9]<512) theta=10000 inverse=1 factor=4 low=0.5 high=3.5 original=64",
                    "rope(f[9,3,12], i[9]<4096) theta=10000 inverse=0 factor=2.5 low=0 high=0 original=0",
                    NULL};
+
+RFT_REF(rope_table) {
+  const double *x = call->in[0].data;
+  const int32_t *positions = call->in[1].data;
+  double *y = call->out[0].data;
+  int64_t T = call->in[0].type.shape[0], H = call->in[0].type.shape[1], D = call->in[0].type.shape[2];
+  int64_t F = call->attr[2].l.n;
+  for (int64_t t = 0; t < T; t++)
+    for (int64_t h = 0; h < H; h++)
+      for (int64_t d = 0; d < D; d++) {
+        int64_t i = (t * H + h) * D + d;
+        double angle = positions[t] * call->attr[2].l.x[d % F] * (call->attr[0].i ? -1 : 1);
+        if (d >= 2 * F) y[i] = x[i];
+        else y[i] = call->attr[1].f * (x[i] * cos(angle) + (d < F ? -x[i + F] : x[i - F]) * sin(angle));
+      }
+}
+RFT_CASES(rope_table) = {
+    "rope_table(f[7,3,10], i[7]<50) inverse=0 scale=1 frequency=[1,0.1,0.25,0.01,0.001]",
+    "rope_table(f[1,5,34], i[1]=999983) inverse=1 scale=1.25 frequency=[0.5,0.125,1e-05]",
+    "rope_table(f[11,1,6]/2, i[11]<1000000) inverse=1 scale=0.75 frequency=[1,0.003]",
+    "rope_table(f[0,3,8], i[0]<5) inverse=0 scale=2 frequency=[1]",
+    "rope_table(f[4,3,2]^T, i[4]=0,1,0,-3) inverse=0 scale=1.5 frequency=[0.7]",
+    "rope_table(f[211,3,64], i[211]<4096) inverse=0 scale=1.19 "
+    "frequency=[1,0.9,0.8,0.7,0.6,0.5,0.4,0.3,0.2,0.1,0.05,0.03,0.02,0.01,0.006,0.005,0.004,0.003,0.002,0.001,1e-04,"
+    "5e-05,1e-05,1e-06]",
+    "rope_table(f[29,2,48], i[29]<4096) inverse=1 scale=1 frequency=[1,0.5,0.25,0.125,0.1,0.05,0.02,0.01]",
+    NULL};
 
 /* For each row: the last document that begins at or before it, if another one begins after it. */
 RFT_REF(positions) {

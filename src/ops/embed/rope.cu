@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rope and positions on a GPU.
+ * rope, rope_table and positions on a GPU.
  *
  *   y[t,h,d]       = x[t,h,d] cos a - x[t,h,d+D/2] sin a       a = positions[t] frequency[d]
  *   y[t,h,d+D/2]   = x[t,h,d+D/2] cos a + x[t,h,d] sin a
  *
  * A block has a few tokens at a time: while the loads of their first heads are in flight it computes each token's sines
  * and cosines, which all heads use. Angles are f64, for the reason given in rope_cpu.c; the host passes the frequencies
- * with the launch.
+ * with the launch. rope_table multiplies sines and cosines by its scale; the launch of its last pairs also copies the
+ * columns that are not rotated.
  */
 #include "ops/elementwise/map.cuh"
 #include "ops/embed/rope.h"
@@ -35,6 +36,8 @@ struct rope_args {
   const int32_t *position;
   int64_t position_step, T, x_row, x_head, x_step;
   int H, half, first, pairs, tokens;
+  int D, rest; /* columns of a head; those that are copied, at its end */
+  float scale;
   bool inverse;
 };
 
@@ -49,8 +52,8 @@ template <typename G> static __device__ __forceinline__ void keep_narrow(G *g) {
   }
 }
 
-/* An item is V pairs of a head. */
-template <typename T, int V>
+/* An item is V pairs of a head. TABLE: of rope_table. */
+template <typename T, int V, bool TABLE>
 static __global__ void __launch_bounds__(THREADS, 3) rope(const T *x, T *y, const __grid_constant__ rope_args a) {
   __shared__ double frequency[PAIRS];
   __shared__ float2 turn[TURNS]; /* sine and cosine of each token's pairs */
@@ -77,6 +80,7 @@ static __global__ void __launch_bounds__(THREADS, 3) rope(const T *x, T *y, cons
       if (t >= a.T) break;
       const double position = a.position[t * a.position_step] * (a.inverse ? -1.0 : 1.0);
       sine_cosine(position * frequency[i % a.pairs], &turn[i].x, &turn[i].y);
+      if (TABLE) turn[i].x *= a.scale, turn[i].y *= a.scale;
     }
     __syncthreads();
     for (int first = threadIdx.x; first < items; first += AT_ONCE * THREADS) {
@@ -98,47 +102,58 @@ static __global__ void __launch_bounds__(THREADS, 3) rope(const T *x, T *y, cons
           y0[v] = a0[v] * by.y - a1[v] * by.x;
           y1[v] = a1[v] * by.y + a0[v] * by.x;
         }
-        T *to = y + ((t0 + token) * a.H + h) * 2 * a.half + a.first + d;
+        T *to = y + ((t0 + token) * a.H + h) * (TABLE ? a.D : 2 * a.half) + a.first + d;
         rfi_store<T, V>(to, y0);
         rfi_store<T, V>(to + a.half, y1);
       }
     }
+    const int copied = TABLE ? a.tokens * a.H * a.rest : 0;
+    for (int i = threadIdx.x; i < copied; i += THREADS) {
+      const int d = i % a.rest + 2 * a.half, h = i / a.rest % a.H;
+      const int64_t t = t0 + i / a.rest / a.H;
+      if (t < a.T) y[(t * a.H + h) * a.D + d] = x[t * a.x_row + h * a.x_head + d * a.x_step];
+    }
   }
 }
 
-template <typename T, int V> static void launch_items(const rfr_call *call, const T *x, T *y, rope_args &a) {
+template <typename T, int V, bool TABLE>
+static void launch_items(const rfr_call *call, const T *x, T *y, rope_args &a) {
   const int row = a.H * (a.pairs / V), most = TURNS / a.pairs;
   a.tokens = row >= AT_ONCE * THREADS ? 1 : AT_ONCE * THREADS / row;
   if (a.tokens > most) a.tokens = most;
   const int64_t spread = rfi_blocks(a.T, (int64_t)rfi_cuda_info_of(call)->sms * 8);
   if (a.tokens > spread) a.tokens = (int)spread;
-  rope<T, V><<<rfi_grid(call, a.T, a.tokens), THREADS, 0, rfi_stream(call)>>>(x, y, a);
+  rope<T, V, TABLE><<<rfi_grid(call, a.T, a.tokens), THREADS, 0, rfi_stream(call)>>>(x, y, a);
 }
-template <typename T> static void launch_rope(const rfr_call *call, rope_args &a) {
+template <typename T, bool TABLE> static void launch_rope(const rfr_call *call, rope_args &a) {
   constexpr int V = rfi_pack_width<T>;
   const T *x = (const T *)call->in[0].data;
   T *y = (T *)call->out[0].data;
   const bool aligned = ((uintptr_t)x | (uintptr_t)y) % 16 == 0;
-  if (a.x_step == 1 && aligned && a.half % V == 0 && a.x_row % V == 0 && a.x_head % V == 0)
-    launch_items<T, V>(call, x, y, a);
-  else launch_items<T, 1>(call, x, y, a);
+  if (a.x_step == 1 && aligned && a.half % V == 0 && a.D % V == 0 && a.x_row % V == 0 && a.x_head % V == 0)
+    launch_items<T, V, TABLE>(call, x, y, a);
+  else launch_items<T, 1, TABLE>(call, x, y, a);
 }
 
-static rfr_status run_rope(const rfr_call *call) {
+static rfr_status rotate(const rfr_call *call, const rfi_rotation &r) {
   const rfr_arg *x = &call->in[0], *positions = &call->in[1];
   if (rfi_elements(&call->out[0]) == 0) return RFR_OK;
   rope_args a;
   a.position = (const int32_t *)positions->data, a.position_step = positions->stride[0];
-  a.T = x->type.shape[0], a.H = (int)x->type.shape[1], a.half = (int)(x->type.shape[2] / 2);
+  a.T = x->type.shape[0], a.H = (int)x->type.shape[1], a.half = (int)r.pairs;
+  a.D = (int)r.D, a.scale = r.scale;
   a.x_row = x->stride[0], a.x_head = x->stride[1], a.x_step = x->stride[2];
-  a.inverse = call->attr[1].i != 0;
+  a.inverse = r.inverse;
   for (a.first = 0; a.first < a.half; a.first += PAIRS) {
     a.pairs = a.half - a.first < PAIRS ? a.half - a.first : PAIRS;
-    for (int d = 0; d < a.pairs; d++) a.frequency[d] = rfi_rope_frequency(call->attr, a.first + d, 2 * a.half);
-    RFI_WITH_FLOAT(x->type.dtype, T, launch_rope<T>(call, a));
+    a.rest = a.first + a.pairs == a.half ? a.D - 2 * a.half : 0;
+    for (int d = 0; d < a.pairs; d++) a.frequency[d] = rfi_rotation_frequency(&r, a.first + d);
+    RFI_WITH_FLOAT(x->type.dtype, T, (r.table ? launch_rope<T, true>(call, a) : launch_rope<T, false>(call, a)));
   }
   return rfi_cuda_launched("rope");
 }
+static rfr_status run_rope(const rfr_call *call) { return rotate(call, rfi_rope_rotation(call)); }
+static rfr_status run_rope_table(const rfr_call *call) { return rotate(call, rfi_rope_table_rotation(call)); }
 
 /* ---- positions ---- */
 
@@ -190,4 +205,5 @@ static rfr_status run_positions(const rfr_call *call) {
 }
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(rope) = {run_rope, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(rope_table) = {run_rope_table, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(positions) = {run_positions, positions_workspace, NULL};

@@ -20,4 +20,26 @@ static inline double rfi_rope_frequency(const rfr_attr *attr, int64_t d, int64_t
   return factor == 1 ? plain : plain * (kept + (1 - kept) / factor);
 }
 
+/* The rotation that an op describes. */
+typedef struct rfi_rotation {
+  int64_t pairs; /* (d, d + pairs) for d below; further columns are copied */
+  bool inverse;
+  float scale;
+  const rfr_attr *attr;
+  const double *table; /* frequencies of rope_table, or NULL */
+  int64_t D;
+} rfi_rotation;
+static inline rfi_rotation rfi_rope_rotation(const rfr_call *c) {
+  rfi_rotation r = {c->in[0].type.shape[2] / 2, c->attr[1].i != 0, 1.0f, c->attr, NULL, c->in[0].type.shape[2]};
+  return r;
+}
+static inline rfi_rotation rfi_rope_table_rotation(const rfr_call *c) {
+  rfi_rotation r = {c->attr[2].l.n, c->attr[0].i != 0, (float)c->attr[1].f,
+                    c->attr,        c->attr[2].l.x,    c->in[0].type.shape[2]};
+  return r;
+}
+static inline double rfi_rotation_frequency(const rfi_rotation *r, int64_t d) {
+  return r->table ? r->table[d] : rfi_rope_frequency(r->attr, d, r->D);
+}
+
 #endif

@@ -3,9 +3,9 @@
  * dequantize on a GPU, limited by memory bandwidth: y = number of the code * scale, with the bits of the CPU.
  *
  * A thread computes 16 adjacent elements: one load of 8 bytes (nf4) or 16 bytes of codes, one scale, and stores of 16
- * bytes. Blocks of 64 and 256 elements begin at multiples of 16, so the 16 elements share a scale; rows of int8 may not.
- * The maps are in shared memory; NF4's is repeated for every lane, because lanes that read different words of one bank
- * wait for each other.
+ * bytes. Blocks of 64 and 256 elements begin at multiples of 16, so the 16 elements share a scale; rows of int8 may
+ * not. The maps are in shared memory; NF4's is repeated for every lane, because lanes that read different words of
+ * one bank wait for each other.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/quant/formats.h"

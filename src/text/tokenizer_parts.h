@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The parts of a tokenizer and what they share. A part is immutable after it is created; all that a call changes is in
+ * its rfi_encoder, one per thread.
+ */
+#ifndef RFI_TOKENIZER_PARTS_H
+#define RFI_TOKENIZER_PARTS_H
+
+#include "text/tokenizer.h"
+#include "text/unicode.h"
+
+/* ---- texts on their way ---- */
+
+/* Valid UTF-8 with the offset in the caller's text that each byte came from; origin NULL: byte i is from base + i. */
+typedef struct rfi_view {
+  const char *s;
+  size_t n;
+  const uint32_t *origin;
+  uint32_t base;
+} rfi_view;
+static inline uint32_t rfi_origin(const rfi_view *v, size_t i) {
+  return v->origin ? v->origin[i] : v->base + (uint32_t)i;
+}
+static inline rfi_view rfi_view_part(const rfi_view *v, size_t begin, size_t end) {
+  return (rfi_view){v->s + begin, end - begin, v->origin ? v->origin + begin : NULL, v->base + (uint32_t)begin};
+}
+
+/* A text that is being written. */
+typedef struct rfi_text_buffer {
+  char *s;
+  uint32_t *origin;
+  size_t n, capacity;
+} rfi_text_buffer;
+
+/* Bytes [begin, end) of a view. */
+typedef struct rfi_piece {
+  uint32_t begin, end;
+} rfi_piece;
+typedef struct rfi_pieces {
+  rfi_piece *items;
+  size_t n, capacity;
+} rfi_pieces;
+
+/* Grows an array of `size` bytes per item to at least `want` items; its first n are kept. */
+rfr_status rfi_grow(rfr_ctx *ctx, void **array, size_t *capacity, size_t n, size_t want, size_t size);
+/* Appends bytes that all come from `origin`. */
+rfr_status rfi_buffer_put(rfr_ctx *ctx, rfi_text_buffer *b, const char *s, size_t n, uint32_t origin);
+/* Appends part of a view with its origins. */
+rfr_status rfi_buffer_copy(rfr_ctx *ctx, rfi_text_buffer *b, const rfi_view *v, size_t begin, size_t end);
+static inline rfi_view rfi_buffer_view(const rfi_text_buffer *b) { return (rfi_view){b->s, b->n, b->origin, 0}; }
+static inline rfr_status rfi_pieces_add(rfr_ctx *ctx, rfi_pieces *p, size_t begin, size_t end) {
+  if (p->n == p->capacity) RFI_TRY(rfi_grow(ctx, (void **)&p->items, &p->capacity, p->n, p->n + 1, sizeof *p->items));
+  p->items[p->n++] = (rfi_piece){(uint32_t)begin, (uint32_t)end};
+  return RFR_OK;
+}
+
+/* ---- the vocabulary ---- */
+
+typedef struct rfi_vocabulary {
+  rfr_ctx *ctx;
+  int64_t n;        /* one more than the largest id */
+  char *text;       /* each token followed by a NUL */
+  uint32_t *begin;  /* n + 1; token i is text[begin[i]] .. text[begin[i + 1] - 1) */
+  uint8_t *is_used; /* n */
+  int32_t *table;   /* ids by hash, -1: empty; tokens of the model alone */
+  uint32_t mask;
+} rfi_vocabulary;
+static inline rfi_bytes rfi_vocabulary_at(const rfi_vocabulary *v, int32_t id) {
+  return (rfi_bytes){v->text + v->begin[id], v->begin[id + 1] - v->begin[id] - 1};
+}
+/* The model's id of a text, -1: none. */
+int32_t rfi_vocabulary_find(const rfi_vocabulary *v, const char *s, size_t n);
+
+/* Bytes as printable characters, as GPT-2 and its successors write them in their vocabularies. */
+uint32_t rfi_byte_char(unsigned char byte);
+int rfi_char_byte(uint32_t c); /* -1: the character stands for no byte */
+
+/* ---- patterns ---- */
+
+/* A regular expression as tokenizer.json has it (of Oniguruma), run by PCRE2. Classes are expanded by our own table. */
+typedef struct rfi_pattern rfi_pattern;
+/* `where`: the key path for errors. */
+rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where, rfi_bytes text,
+                              const uint8_t *categories, rfi_pattern **out);
+/* The text itself. */
+rfr_status rfi_pattern_create_literal(rfr_ctx *ctx, rfi_bytes text, rfi_pattern **out);
+void rfi_pattern_destroy(rfr_ctx *ctx, rfi_pattern *p);
+
+/* ---- the encoder's state ---- */
+
+/* A part of a piece that a pattern matched, or that lies between two matches. */
+typedef struct rfi_segment {
+  uint32_t begin, end;
+  bool is_match;
+} rfi_segment;
+
+typedef struct rfi_cache_entry {
+  char key[15];
+  uint8_t n; /* bytes of the key, 0: empty */
+  int32_t ids[3];
+  uint8_t count, begin[3];
+} rfi_cache_entry;
+enum { RFI_CACHE_BITS = 15 };
+
+typedef struct rfi_symbol {
+  int32_t id;
+  uint32_t begin, end;
+  int32_t next, previous; /* long pieces alone */
+} rfi_symbol;
+typedef struct rfi_candidate {
+  uint32_t rank, position;
+  int32_t id;
+} rfi_candidate;
+
+typedef struct rfi_encoder {
+  rfr_ctx *ctx;
+  const void *owner; /* the tokenizer that the cache is for */
+  rfi_cache_entry *cache;
+  rfi_text_buffer repaired, normal[2], mapped[2];
+  rfi_pieces pieces[2];
+  rfi_segment *segments;
+  size_t segments_capacity;
+  rfi_symbol *symbols;
+  size_t symbols_capacity;
+  rfi_candidate *heap;
+  size_t heap_capacity;
+  double *scores; /* Unigram */
+  size_t scores_capacity;
+  void *match; /* PCRE2's match data */
+  void *match_memory, *match_context, *jit_stack;
+  void *points[2]; /* code points of normal forms */
+  size_t points_capacity[2];
+} rfi_encoder;
+
+/* Appends a token; the caller made room. */
+static inline void rfi_tokens_put(rfr_tokens *t, int32_t id, uint32_t begin) {
+  t->ids[t->n] = id;
+  t->begins[t->n++] = begin;
+}
+rfr_status rfi_tokens_grow(rfr_ctx *ctx, rfr_tokens *t, size_t more);
+static inline rfr_status rfi_tokens_reserve(rfr_ctx *ctx, rfr_tokens *t, size_t more) {
+  return t->capacity - t->n >= (int64_t)more ? RFR_OK : rfi_tokens_grow(ctx, t, more);
+}
+
+/* The next match in s[0, n) at or after `at`, as an iteration over all matches finds it: an empty match right after the
+ * last match, which ended at `last` (SIZE_MAX: none), is skipped. *begin is SIZE_MAX if there is no match. */
+rfr_status rfi_pattern_next(const rfi_pattern *p, rfi_encoder *e, const char *s, size_t n, size_t at, size_t last,
+                            size_t *begin, size_t *end);
+void rfi_pattern_release(rfi_encoder *e);
+
+/* ---- parts ---- */
+
+/* Models append the tokens of one piece; begins are offsets in the piece. */
+typedef struct rfi_bpe rfi_bpe;
+/* `raw`: pieces are bytes of the text and the vocabulary is in printable characters. */
+rfr_status rfi_bpe_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_vocabulary *v, bool raw,
+                          rfi_bpe **out);
+void rfi_bpe_destroy(rfr_ctx *ctx, rfi_bpe *m);
+rfr_status rfi_bpe_encode(const rfi_bpe *m, rfi_encoder *e, const char *s, size_t n, rfr_tokens *out);
+/* Cuts pieces where no merge can cross the cut: the tokens are the same, and pieces that repeat are found in the
+ * cache. */
+rfr_status rfi_bpe_cut(const rfi_bpe *m, rfr_ctx *ctx, const char *s, const rfi_pieces *in, rfi_pieces *out);
+bool rfi_bpe_cuts(const rfi_bpe *m);
+
+/* Pre-tokenizers. */
+typedef struct rfi_pretokenizer rfi_pretokenizer;
+/* `is_raw`: the model reads bytes, so the last step, ByteLevel, writes no printable characters. */
+rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const uint8_t *categories, bool is_raw,
+                                   rfi_pretokenizer **out);
+void rfi_pretokenizer_destroy(rfr_ctx *ctx, rfi_pretokenizer *p);
+/* Appends the printable characters of bytes [begin, end). */
+rfr_status rfi_print_bytes(rfr_ctx *ctx, const rfi_view *v, size_t begin, size_t end, rfi_text_buffer *b);
+/* Splits *v; *v and *pieces point into the encoder. */
+rfr_status rfi_pretokenize(const rfi_pretokenizer *p, rfi_encoder *e, rfi_view *v, rfi_pieces **pieces);
+
+/* The chain of decoders of a tokenizer; tokenizer_decode.c reads it. */
+typedef struct rfi_decode_step {
+  rfi_step_kind kind;
+  char *pattern, *content; /* as in rfi_step */
+  size_t n_pattern, n_content;
+  int64_t start, stop;
+  bool cleanup, never_prepended;
+} rfi_decode_step;
+typedef struct rfi_decode_chain {
+  rfi_decode_step steps[RFI_STEPS_LIMIT];
+  int n;
+} rfi_decode_chain;
+rfr_status rfi_decode_chain_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, rfi_decode_chain **out);
+void rfi_decode_chain_destroy(rfr_ctx *ctx, rfi_decode_chain *c); /* accepts NULL */
+const rfi_decode_chain *rfi_tokenizer_chain(const rfr_tokenizer *tokenizer);
+rfr_ctx *rfi_tokenizer_ctx(const rfr_tokenizer *tokenizer);
+
+#endif

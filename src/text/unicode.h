@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * UTF-8, and the general categories of Unicode 16. The table is part of the library, so that the same text has the same
+ * tokens on every machine.
+ */
+#ifndef RFI_UNICODE_H
+#define RFI_UNICODE_H
+
+#include "base/base.h"
+
+/* In the order of unicode_categories.def. */
+typedef enum rfi_category {
+  RFI_LU,
+  RFI_LL,
+  RFI_LT,
+  RFI_LM,
+  RFI_LO,
+  RFI_MN,
+  RFI_MC,
+  RFI_ME,
+  RFI_ND,
+  RFI_NL,
+  RFI_NO,
+  RFI_PC,
+  RFI_PD,
+  RFI_PS,
+  RFI_PE,
+  RFI_PI,
+  RFI_PF,
+  RFI_PO,
+  RFI_SM,
+  RFI_SC,
+  RFI_SK,
+  RFI_SO,
+  RFI_ZS,
+  RFI_ZL,
+  RFI_ZP,
+  RFI_CC,
+  RFI_CF,
+  RFI_CO,
+  RFI_CN /* not assigned, and surrogates */
+} rfi_category;
+#define RFI_IN(category) (1u << (category))
+#define RFI_LETTER (RFI_IN(RFI_LU) | RFI_IN(RFI_LL) | RFI_IN(RFI_LT) | RFI_IN(RFI_LM) | RFI_IN(RFI_LO))
+#define RFI_MARK (RFI_IN(RFI_MN) | RFI_IN(RFI_MC) | RFI_IN(RFI_ME))
+#define RFI_NUMBER (RFI_IN(RFI_ND) | RFI_IN(RFI_NL) | RFI_IN(RFI_NO))
+#define RFI_PUNCTUATION \
+  (RFI_IN(RFI_PC) | RFI_IN(RFI_PD) | RFI_IN(RFI_PS) | RFI_IN(RFI_PE) | RFI_IN(RFI_PI) | RFI_IN(RFI_PF) | RFI_IN(RFI_PO))
+#define RFI_SYMBOL (RFI_IN(RFI_SM) | RFI_IN(RFI_SC) | RFI_IN(RFI_SK) | RFI_IN(RFI_SO))
+
+enum { RFI_CODE_POINTS = 0x110000 };
+
+/* The category of every code point, in the context's memory; free with rfi_free. */
+rfr_status rfi_unicode_create(rfr_ctx *ctx, uint8_t **out);
+
+/* The property White_Space. */
+static inline bool rfi_is_space(uint32_t c) {
+  if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13);
+  return c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
+         c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+/* Classes of characters as the Rust packages of tokenizers define them; `categories` is the table. */
+bool rfi_is_numeric(const uint8_t *categories, uint32_t c);
+bool rfi_is_punctuation(const uint8_t *categories,
+                        uint32_t c);                     /* Unicode 8, and all of ASCII that is no letter or digit */
+bool rfi_is_word(const uint8_t *categories, uint32_t c); /* \w */
+
+/* The code point at s[*i] of valid UTF-8; advances *i. */
+static inline uint32_t rfi_utf8_next(const char *s, size_t *i) {
+  const unsigned char *p = (const unsigned char *)s + *i;
+  if (p[0] < 0x80) return *i += 1, p[0];
+  if (p[0] < 0xE0) return *i += 2, (uint32_t)(p[0] & 0x1F) << 6 | (p[1] & 0x3F);
+  if (p[0] < 0xF0) return *i += 3, (uint32_t)(p[0] & 0x0F) << 12 | (uint32_t)(p[1] & 0x3F) << 6 | (p[2] & 0x3F);
+  *i += 4;
+  return (uint32_t)(p[0] & 0x07) << 18 | (uint32_t)(p[1] & 0x3F) << 12 | (uint32_t)(p[2] & 0x3F) << 6 | (p[3] & 0x3F);
+}
+
+/* Whether s[0] continues a character of valid UTF-8. */
+static inline bool rfi_utf8_continues(char s) { return ((unsigned char)s & 0xC0) == 0x80; }
+
+/* Bytes of c in UTF-8, 1 to 4, written to `out`. */
+size_t rfi_utf8_put(uint32_t c, char out[4]);
+/* Bytes of the character at s, n > 0 bytes remain; or -k if the first k bytes are a maximal part of no character, which
+ * is replaced by one U+FFFD, as Unicode recommends. */
+int rfi_utf8_length(const char *s, size_t n);
+/* The first byte that belongs to no valid character; n if all are valid. */
+size_t rfi_utf8_valid(const char *s, size_t n);
+
+#endif
