@@ -168,6 +168,10 @@ TEMPLATES = [
     "{{ a b }}",
     "{{ a is }}",
     "{{ \u00a0'x' }}\u2003{%- if true %} y{% endif %}",
+    "{% for x in xs %}{{ n }}{% endfor %}{% set n = 1 %}{{ n }}",
+    "{% filter upper %}{{ s }}{% endfilter %}{% if n %}{% set s = 'z' %}{% endif %}{{ s }}",
+    "{% macro m() %}{{ s }}{{ n }}{% endmacro %}{{ m() }}{% set s = 'z' %}{{ m() }}",
+    "{% for x in xs %}{% for y in xs %}{{ h }}{{ n }}{% endfor %}{% set h = 1 %}{% if x %}{% set n = 2 %}{% endif %}{{ n }}{% endfor %}{{ h }}",
     "{% set messages = messages[1:] %}{% for m in messages %}{{ m.role }}{% endfor %}",
     "{%- set ns = namespace(found=false) -%}{%- for m in messages[::-1] -%}{%- if not ns.found and m.role == 'user' -%}{%- set ns.found = true -%}"
     "{{ loop.index0 }}{{ (messages|length - 1) - loop.index0 }}{%- endif -%}{%- endfor -%}",
