@@ -19,6 +19,8 @@
   X(generate)           \
   X(eval)               \
   X(check)              \
+  X(inspect)            \
+  X(export)             \
   X(keys)               \
   X(plan)               \
   X(trace)              \
@@ -82,7 +84,7 @@ typedef struct cli {
   const char *prompt;
   int64_t tokens, seed, top_k;
   double temperature, top_p;
-  const char *after, *phase, *program, *files, *svg, *dtype, *trace;
+  const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;
   bool diff, flat, all, frontier;
   int64_t steps;
   const char *kind, *order, *layers, *file, *costs;
