@@ -5,6 +5,7 @@
 #ifndef REFRAIN_REFRAIN_H
 #define REFRAIN_REFRAIN_H
 
+#include "refrain/chat.h"
 #include "refrain/ctx.h"
 #include "refrain/dist.h"
 #include "refrain/dtype.h"
@@ -15,6 +16,7 @@
 #include "refrain/ops.h"
 #include "refrain/program.h"
 #include "refrain/schedule.h"
+#include "refrain/span.h"
 #include "refrain/status.h"
 #include "refrain/tensor.h"
 #include "refrain/text.h"
