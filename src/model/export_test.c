@@ -152,7 +152,7 @@ static void refused(void **state) {
   rfr_export_options o = rfr_export_options_default();
   assert_int_equal(rfr_export(f->ctx, MODELS "qwen3", rft_path(f, "here"), &o), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "export.exists");
-  /* Every failing file call leaves no file behind. */
+  /* Every failing file call leaves no file. */
   for (int k = 1; k < 60; k++) {
     rfi_io_fault fault = {.fail_at = k, .error = 28};
     o.format = k % 2 ? "gguf" : "hf";

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The vocabulary and the chat template of a GGUF file as the files that a model folder has, so that one reader serves
- * both. Vocabularies: gpt2 (byte-level BPE with merges) with the pre-tokenizers smollm, llama-bpe, qwen2, gpt-2, tekken,
- * default and their aliases; llama (sentencepiece BPE: scores, byte tokens). Others are refused by name.
+ * both. Vocabularies: gpt2 (byte-level BPE with merges) with the pre-tokenizers smollm, llama-bpe, qwen2, gpt-2,
+ * tekken, default and their aliases; llama (sentencepiece BPE: scores, byte tokens). Others are refused by name.
  */
 #ifndef RFI_GGUF_TOKENIZER_H
 #define RFI_GGUF_TOKENIZER_H
@@ -23,8 +23,8 @@ typedef struct rfi_gguf_text_files {
   const char *chat_template; /* n_template bytes of chat_template.jinja */
   size_t n_template;
 } rfi_gguf_text_files;
-/* Adds the vocabulary, padded to vocab_size tokens, and the chat template to a file. Errors: tokenizer.unsupported for what GGUF
- * has no name for; json. */
+/* Adds the vocabulary, padded to vocab_size tokens, and the chat template to a file. Errors: tokenizer.unsupported for
+ * a tokenizer that GGUF has no name for; json. */
 rfr_status rfi_gguf_put_text_files(rfr_ctx *ctx, rfi_gguf_writer *w, const rfi_gguf_text_files *from,
                                    int64_t vocab_size);
 
