@@ -60,7 +60,7 @@ int32_t rfi_utf8_at(const char *s, size_t n, uint32_t *size) {
   return *size = 4, (u[0] & 0x07) << 18 | (u[1] & 0x3F) << 12 | (u[2] & 0x3F) << 6 | (u[3] & 0x3F);
 }
 
-int rfi_utf8_put(char *out, int32_t c) { return (int)utf8proc_encode_char(c, (utf8proc_uint8_t *)out); }
+int rfi_template_put(char *out, int32_t c) { return (int)utf8proc_encode_char(c, (utf8proc_uint8_t *)out); }
 
 size_t rfi_utf8_check(const char *s, size_t n) {
   for (size_t i = 0; i < n;) {
@@ -211,7 +211,7 @@ void rfi_tbuilder_add_text(rfi_tbuilder *b, const rfi_text *s, size_t begin, siz
 
 void rfi_tbuilder_add_char(rfi_tbuilder *b, int32_t c, uint32_t flags) {
   char bytes[4];
-  rfi_tbuilder_add(b, bytes, (size_t)rfi_utf8_put(bytes, c), flags);
+  rfi_tbuilder_add(b, bytes, (size_t)rfi_template_put(bytes, c), flags);
 }
 
 rfi_tval rfi_tbuilder_finish(rfi_tbuilder *b) {
