@@ -2,9 +2,10 @@
  *
  * Values of a running template, with Python's semantics: what they print, how they compare, what they contain.
  *
- * All values live in the arena of one render call and are immutable, except namespaces, which hold variables. Errors are
- * latched: the first one is kept in rfi_render.status, later results are `none` and are not used. A function that
- * allocates returns NULL or an empty value on error, and every function accepts the values that an earlier error left.
+ * All values live in the arena of one render call and are immutable, except namespaces, which have variables as
+ * attributes. Errors are latched: the first one is kept in rfi_render.status, later results are `none` and are not used.
+ * A function that allocates returns NULL or an empty value on error, and every function accepts the values that an
+ * earlier error left.
  *
  * Every byte of a text has flags that say where it came from. Each operation keeps them, since every text is made by a
  * builder that copies ranges of other texts with their flags.
