@@ -263,7 +263,7 @@ static rfr_status lex_string(lexer *x) {
       i++;
       continue;
     }
-    n += (uint32_t)rfi_template_put(text + n, code);
+    n += (uint32_t)rfi_utf8_put((uint32_t)code, text + n);
     i += used;
   }
   text[n] = 0;

@@ -17,6 +17,7 @@
 
 #include "base/arena.h"
 #include "text/template_node.h"
+#include "text/unicode.h"
 
 enum {
   RFI_TEXT_FOREIGN = 1,   /* from the conversation */
@@ -180,8 +181,6 @@ void *rfi_render_alloc(rfi_render *r, size_t bytes); /* zeroed */
 
 /* UTF-8 and code points. */
 int32_t rfi_utf8_at(const char *s, size_t n, uint32_t *size); /* of valid UTF-8 */
-int rfi_template_put(char *out, int32_t c);                       /* returns 1 to 4 */
-size_t rfi_utf8_check(const char *s, size_t n);               /* the first byte that is not valid, or n */
 bool rfi_unicode_is_space(int32_t c);
 
 /* Texts. */
