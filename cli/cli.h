@@ -19,6 +19,7 @@
   X(generate)           \
   X(eval)               \
   X(check)              \
+  X(tokenize)           \
   X(keys)               \
   X(plan)               \
   X(trace)              \
@@ -83,6 +84,7 @@ typedef struct cli {
   int64_t tokens, seed, top_k;
   double temperature, top_p;
   const char *after, *phase, *program, *files, *svg, *dtype, *trace;
+  bool decode, special;
   bool diff, flat, all, frontier;
   int64_t steps;
   const char *kind, *order, *layers, *file, *costs;
