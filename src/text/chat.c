@@ -95,13 +95,16 @@ static rfr_status add_tokens(const json_t *config, json_t *variables) {
   return RFR_OK;
 }
 
-/* A file of the folder if it exists, as JSON; else NULL. */
+/* A file of the folder if it exists, as JSON; else NULL. Its integers may exceed 64 bits, as model_max_length does. */
 static rfr_status load(rfr_ctx *ctx, const char *folder, const char *name, json_t **out) {
-  char kind, *path;
+  char kind, *path, *text = NULL;
+  size_t n;
   *out = NULL;
   RFI_TRY(rfi_path_join(ctx, folder, name, &path));
   rfr_status s = rfi_path_kind(path, &kind);
-  if (s == RFR_OK && kind != 0) s = rfi_json_load(ctx, path, out);
+  if (s == RFR_OK && kind != 0) s = rfi_file_read_limited(ctx, path, RFI_JSON_LIMIT, &text, &n);
+  if (s == RFR_OK && text) s = rfi_json_parse_reals(path, text, n, out);
+  rfi_free(ctx, text);
   if (s == RFR_OK && *out && !json_is_object(*out)) {
     s = rfi_fail_at(RFI_E_JSON, path, 0, "the file is not a JSON object");
     json_decref(*out);
