@@ -324,7 +324,7 @@ static void add_row(row_dataset *ds, rfi_split split, int file, int64_t start, i
   if (split == RFI_TRAIN && f->n++ == 0) f->first = ds->n[split] - 1;
 }
 
-/* What the hashes of the rows decide: rows are held out by `fraction`; if that leaves a split empty, the rows of the
+/* The split by hashes: rows are held out by `fraction`; if that leaves a split empty, the rows of the
  * least or of the greatest hash change sides. */
 typedef struct divide {
   bool by_hash, none, all;
@@ -392,7 +392,7 @@ static rfr_status check_split(const row_dataset *ds, const rfi_row_dataset_optio
   return RFR_OK;
 }
 
-/* What decides the windows of all epochs. */
+/* The hash of everything that determines the windows of all epochs. */
 static rfr_status hash_rows(row_dataset *ds) {
   rfi_hasher *h;
   RFI_TRY(rfi_hasher_create(ds->ctx, &h));

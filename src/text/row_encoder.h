@@ -17,7 +17,7 @@
 #include "refrain/text.h"
 #include "text/rows.h"
 
-/* What a row is trained on. auto: all of a text, the completion of a prompt, the assistant's messages of a chat. */
+/* The part of a row that is trained. auto: all of a text, the completion of a prompt, the assistant's messages of a chat. */
 typedef enum rfi_row_loss {
   RFI_ROW_LOSS_AUTO,
   RFI_ROW_LOSS_ASSISTANT,
