@@ -55,6 +55,37 @@
 #define SVG \
   { "svg", "FILE", NULL, CLI_TEXT, FIELD(svg), "write a picture; - is standard output" }
 
+#define TEMPLATE                                                                                          \
+  {"system", "TEXT", NULL, CLI_TEXT, FIELD(system), "system message (none)"}, {                           \
+    "template", "NAME", NULL, CLI_TEXT, FIELD(template), "chat template: model, chatml or a file (model)" \
+  }
+#define SAMPLING                                                                                                       \
+  {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "most tokens to generate (256)"},                                  \
+      {"context",      "N",                                                                                            \
+       NULL,           CLI_INTEGER,                                                                                    \
+       FIELD(context), "tokens of text that the model sees; 0: data.sequence of a RUN, for a MODEL at most 2048 (0)"}, \
+      {"temperature",                                                                                                  \
+       "X",                                                                                                            \
+       NULL,                                                                                                           \
+       CLI_NUMBER,                                                                                                     \
+       FIELD(temperature),                                                                                             \
+       "sampling temperature; 0 takes the most probable token (0.8)"},                                                 \
+      {"top-k", "K", NULL, CLI_INTEGER, FIELD(top_k), "sample among the K most probable tokens; 0 for all (0)"},       \
+      {"top-p",    "P",          NULL,                                                                                 \
+       CLI_NUMBER, FIELD(top_p), "sample among the most probable tokens whose probabilities add up to P (1)"},         \
+      {"min-p",      "P",                                                                                              \
+       NULL,         CLI_NUMBER,                                                                                       \
+       FIELD(min_p), "sample among tokens with at least P times the probability of the most probable one (0)"},        \
+      {"repetition-penalty",                                                                                           \
+       "X",                                                                                                            \
+       NULL,                                                                                                           \
+       CLI_NUMBER,                                                                                                     \
+       FIELD(penalty),                                                                                                 \
+       "divide the positive logits of tokens in the text by X, and multiply the negative ones (1)"},                   \
+      {"seed", "N", NULL, CLI_INTEGER, FIELD(seed), "seed of the sampling (0)"}, {                                     \
+    "stop", "TEXT", NULL, CLI_LIST, FIELD(stops), "end the text before TEXT; may be given several times"               \
+  }
+
 #define OPTIONS(...)     \
   (const cli_option[]) { \
     __VA_ARGS__, { 0 }   \
@@ -76,18 +107,23 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
              EAGER, ON_A_DEVICE)},
     [CLI_INDEX_generate] =
         {"generate", "RUN|MODEL", 1, 1, "continue a text with a run's newest checkpoint or a model",
-         "Writes the prompt and the tokens after it to standard output. A MODEL, such as one checkpoint of a run, "
-         "needs a vocabulary of bytes.",
+         "Writes the prompt and the text after it to standard output. The text ends at a stop token of the model, at a "
+         "--stop, or after --tokens. With --chat the prompt is a user's message, and only the answer is written. With "
+         "--prompts, each line of a JSONL file is continued; its object is written with the members text and tokens.",
          "refrain generate runs/demo --prompt '#include <'",
          OPTIONS(
-             {"prompt", "TEXT", NULL, CLI_TEXT, FIELD(prompt), "text to continue (a newline)"},
-             {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "tokens to generate (256)"},
-             {"temperature", "X", NULL, CLI_NUMBER, FIELD(temperature),
-              "sampling temperature; 0 takes the most probable token (0.8)"},
-             {"top-k", "K", NULL, CLI_INTEGER, FIELD(top_k), "sample among the K most probable tokens; 0 for all (0)"},
-             {"top-p", "P", NULL, CLI_NUMBER, FIELD(top_p),
-              "sample among the most probable tokens whose probabilities add up to P (1)"},
-             {"seed", "N", NULL, CLI_INTEGER, FIELD(seed), "seed of the sampling (0)"}, ON_A_DEVICE)},
+             {"prompt", "TEXT", NULL, CLI_TEXT, FIELD(prompt), "text to continue; - reads standard input (a newline)"},
+             {"prompts", "FILE", NULL, CLI_TEXT, FIELD(prompts),
+              "JSONL of prompts: {\"prompt\": TEXT} or {\"messages\": [...]}; - is standard input"},
+             {"out", "FILE", NULL, CLI_TEXT, FIELD(out), "write the results of --prompts here (standard output)"},
+             {"chat", NULL, NULL, CLI_FLAG, FIELD(chat), "the prompt is a message; answer with the chat template"},
+             TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},
+    [CLI_INDEX_chat] =
+        {"chat", "RUN|MODEL", 1, 1, "talk to a run's newest checkpoint or a model",
+         "Each line of standard input is a message; a backslash at its end continues it on the next line. /reset "
+         "forgets the conversation, /system TEXT begins one with a system message, /quit ends. At a terminal, Ctrl-C "
+         "ends an answer. In a pipe, the answers alone are written, one after the other.",
+         "refrain chat runs/finetune --temperature 0.2", OPTIONS(TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},
     [CLI_INDEX_eval] = {"eval", "RUN|MODEL", 1, 1, "evaluate a run's newest checkpoint, or a model",
                         "Evaluates on the run's held-out data. For a MODEL, name the data: --set "
                         "data.validation=FILES. Prints bits per byte for models of bytes, and the mean loss in nats "

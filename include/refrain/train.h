@@ -202,6 +202,9 @@ typedef struct rfr_run_info {
   double time;                             /* run.time in seconds; 0: the run is given in steps */
   int steps_estimated;                     /* 1: run.time decides, and the last step is not known yet */
   int64_t max_positions;                   /* longest sequence of the model, tokens */
+  int64_t window;                          /* data.sequence: tokens of a window, and of the caches of generation */
+  int64_t vocab_size;
+  const char *model;                       /* the configuration's model, or "": there is none; borrowed */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
 

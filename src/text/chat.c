@@ -101,7 +101,12 @@ static rfr_status load(rfr_ctx *ctx, const char *folder, const char *name, json_
   *out = NULL;
   RFI_TRY(rfi_path_join(ctx, folder, name, &path));
   rfr_status s = rfi_path_kind(path, &kind);
-  if (s == RFR_OK && kind != 0) s = rfi_json_load(ctx, path, out);
+  char *text = NULL;
+  size_t n;
+  if (s == RFR_OK && kind != 0) s = rfi_file_read_limited(ctx, path, RFI_JSON_LIMIT, &text, &n);
+  /* reals: model_max_length may be a number that no integer holds */
+  if (s == RFR_OK && kind != 0) s = rfi_json_parse_reals(path, text, n, out);
+  rfi_free(ctx, text);
   if (s == RFR_OK && *out && !json_is_object(*out)) {
     s = rfi_fail_at(RFI_E_JSON, path, 0, "the file is not a JSON object");
     json_decref(*out);

@@ -55,7 +55,8 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   rfi_free(run->ctx, own);
   RFI_TRY(s);
   const rfi_settings *settings = run->settings;
-  if (!run->options.no_data && run->options.programs) RFI_TRY(rfi_settings_check_tokenizer(settings));
+  if (!run->options.no_data && (run->options.programs & (RFR_RUN_TRAIN | RFR_RUN_EVALUATE)))
+    RFI_TRY(rfi_settings_check_tokenizer(settings));
   run->options.overrides = NULL; /* the caller's, valid in this call only */
   run->options.config_name = run->options.config_folder = NULL;
   run->options.debug |= settings->debug;
