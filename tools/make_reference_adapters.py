@@ -3,12 +3,13 @@
 """Makes the adapters in tests/models/adapters/ with the PEFT library, and trains them with torch.
 
     tools/make_reference_adapters.py                       # all of tests/models/adapters
-    tools/make_reference_adapters.py BASE FOLDER [LENGTH]  # a LoRA of rank 16 on the model folder BASE
+    tools/make_reference_adapters.py BASE FOLDER TEXT [float64]  # a LoRA of rank 16 on the model BASE
 
 A folder has an adapter with random values in every tensor, as PEFT saves it, and reference.safetensors: tokens and
-targets (i32, one document for each of 20 steps), the logits of the first rows of step 0, the loss of every step, the
-gradients of step 0 ("d_" before the name of the parameter), and the values after 20 steps of AdamW ("after_" before
-it). Everything is computed in f32. tests/models/adapters_test.c compares our reader, forward, backward and update
+targets (i32, one document for each of 20 steps; random, or the first 20 x 65 tokens of the file TEXT), the logits of
+the first rows of step 0, the loss of every step, the gradients of step 0 ("d_" before the name of the parameter), and
+the values after 20 steps of AdamW ("after_" before it). Everything is computed in f32, or in f64
+to see how far f32 is from it. tests/models/adapters_test.c compares our reader, forward, backward and update
 with these; `adapters_test BASE FOLDER` does the same for other folders. Needs torch, transformers, peft and
 safetensors; the build and the tests do not run it.
 """
@@ -19,7 +20,7 @@ import sys
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 STEPS, ROWS = 20, 6
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -42,29 +43,33 @@ def name_of(parameter):
     return name.removesuffix(".weight") if "magnitude" in name else name
 
 
-def make(base, folder, length, **config):
+def make(base, folder, length, text=None, spread=0.05, dtype=torch.float32, lr=1e-3, **config):
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation="eager")
     model.eval()
     vocab = model.config.vocab_size
-    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **config))
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **config)).to(dtype)
     trained = {name_of(n): p for n, p in model.named_parameters() if p.requires_grad}
     with torch.no_grad():
         for name, p in trained.items():
             if "lora_B" in name or "embedding" in name:
-                p.normal_(0, 0.05)
+                p.normal_(0, spread)
     model.save_pretrained(folder, save_embedding_layers=False)
     os.remove(os.path.join(folder, "README.md"))
     path = os.path.join(folder, "adapter_config.json")
     with open(path) as f:
-        text = json.load(f)
-    text["base_model_name_or_path"] = os.path.basename(base)
+        config = json.load(f)
+    config["base_model_name_or_path"] = os.path.basename(base)
     with open(path, "w") as f:
-        json.dump(text, f, indent=2)
+        json.dump(config, f, indent=2)
     ids = torch.randint(0, vocab, (STEPS, length + 1))
+    if text:
+        with open(text) as f:
+            all_ids = AutoTokenizer.from_pretrained(base)(f.read())["input_ids"]
+        ids = torch.tensor(all_ids[:ids.numel()]).view(ids.shape)
     tokens, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     out, losses = {}, []
-    optimizer = torch.optim.AdamW(trained.values(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(trained.values(), lr=lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
     for step in range(STEPS):
         logits = model(input_ids=tokens[step:step + 1]).logits[0]
         loss = torch.nn.functional.cross_entropy(logits, targets[step])
@@ -76,17 +81,18 @@ def make(base, folder, length, **config):
         optimizer.step()
         losses.append(loss.item())
     out.update({"after_" + n: p.detach().clone() for n, p in trained.items()})
+    out["lr"] = torch.tensor([lr])
     out["losses"] = torch.tensor(losses, dtype=torch.float32)
     out["tokens"], out["targets"] = tokens.to(torch.int32), targets.to(torch.int32)
-    save_file(out, os.path.join(folder, "reference.safetensors"))
+    save_file({n: x.to(torch.float32) if x.is_floating_point() else x for n, x in out.items()}, os.path.join(folder, "reference.safetensors"))
     print(f"{folder}: {len(trained)} tensors, loss {losses[0]:.6f} to {losses[-1]:.6f}")
 
 
 def main():
-    if len(sys.argv) > 2:
+    if len(sys.argv) > 3:
         torch.set_num_threads(2)
-        make(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 64, r=16, lora_alpha=32,
-             target_modules="all-linear")
+        make(sys.argv[1], sys.argv[2], 64, sys.argv[3], spread=0.002, lr=1e-4,
+             dtype=getattr(torch, (sys.argv + ["float32"])[4]), r=16, lora_alpha=32, target_modules="all-linear")
         return
     torch.set_num_threads(1)
     models = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "models")

@@ -5,15 +5,18 @@
 #ifndef REFRAIN_REFRAIN_H
 #define REFRAIN_REFRAIN_H
 
+#include "refrain/chat.h"
 #include "refrain/ctx.h"
 #include "refrain/dist.h"
 #include "refrain/dtype.h"
 #include "refrain/graphs.h"
+#include "refrain/model.h"
 #include "refrain/nn.h"
 #include "refrain/op.h"
 #include "refrain/ops.h"
 #include "refrain/program.h"
 #include "refrain/schedule.h"
+#include "refrain/span.h"
 #include "refrain/status.h"
 #include "refrain/tensor.h"
 #include "refrain/text.h"

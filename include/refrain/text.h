@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "refrain/ctx.h"
+#include "refrain/span.h"
 #include "refrain/status.h"
 
 #ifdef __cplusplus
@@ -36,11 +37,6 @@ typedef struct rfr_tokenizer rfr_tokenizer;
 RFR_API rfr_status rfr_tokenizer_open(rfr_ctx *ctx, const char *path, rfr_tokenizer **out);
 /* Accepts NULL. */
 RFR_API void rfr_tokenizer_destroy(rfr_tokenizer *tokenizer);
-
-/* Bytes [begin, end) of a text. */
-typedef struct rfr_span {
-  size_t begin, end;
-} rfr_span;
 
 typedef struct rfr_encode_options {
   size_t size;             /* sizeof (rfr_encode_options), so that the struct can grow */

@@ -196,11 +196,19 @@ typedef struct rfr_run_info {
   const char *data_hash;                   /* of the data read, hexadecimal; borrowed */
   const char *checkpoint;                  /* folder last written or loaded, or ""; borrowed */
   int64_t train_tokens, validation_tokens; /* 0 without data */
-  double epochs;                           /* steps * tokens_per_step / train_tokens; an estimate where steps is */
+  double epochs;                           /* run.epochs, or how often the steps pass over the data; an estimate where
+                                              steps is */
   int64_t duplicate_files, empty_files;    /* left out of the data: equal to another file; without a byte */
   int64_t checkpoint_bytes;                /* of one checkpoint's tensors: weights and optimizer state */
   double time;                             /* run.time in seconds; 0: the run is given in steps */
   int steps_estimated;                     /* 1: run.time decides, and the last step is not known yet */
+  int64_t train_rows, validation_rows;     /* of JSONL files; 0: the data is text */
+  int64_t train_windows;                   /* windows of data.sequence tokens in an epoch */
+  int64_t trained_tokens;                  /* of train_tokens: those that get a loss */
+  int64_t truncated_rows, cut_tokens;      /* rows longer than data.sequence that were cut; tokens cut off */
+  int64_t dropped_rows;                    /* rows left out because they are longer than data.sequence */
+  int64_t untrained_rows;                  /* rows left out because they have no token with a loss */
+  int64_t cached_files;                    /* files whose tokens were read from the cache */
   int64_t max_positions;                   /* longest sequence of the model, tokens */
   int64_t window;                          /* data.sequence: tokens of a window, and of the caches of generation */
   int64_t vocab_size;

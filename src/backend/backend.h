@@ -53,6 +53,7 @@ typedef struct rfi_backend {
   bool host;        /* the host may read and write the arena, and a call returns when it is done */
   bool branches;    /* it has a side stream */
   int guard;        /* bytes after the arena that no op may write */
+  bool lora;        /* has kernels for lora_matmul */
   int loss_chunk;   /* rows of logits at a time in an LM head, enough for efficient GEMMs */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
   /* Later waits for the device also check that the other ranks are alive. Errors: dist.communicator, for one of another

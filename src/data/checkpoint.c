@@ -18,7 +18,7 @@
 
 #define MANIFEST "MANIFEST.json"
 #define FORMAT "refrain-checkpoint"
-enum { VERSION = 1 };
+enum { VERSION = 1, NO_STEP = -1 }; /* NO_STEP: a folder without manifest */
 
 struct rfi_checkpoint_writer {
   rfr_ctx *ctx;
@@ -55,17 +55,22 @@ static void free_writer(rfi_checkpoint_writer *w) {
   rfi_free(w->ctx, w);
 }
 
-rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi_checkpoint_writer **out) {
+/* folder NULL: of the step. */
+static rfr_status begin(rfr_ctx *ctx, const char *run, const char *folder, int64_t step, rfi_checkpoint_writer **out) {
   rfr_status s;
   rfi_checkpoint_writer *w;
   *out = NULL;
-  if (step < 0) return rfi_fail(RFI_E_ARGUMENT, "a checkpoint of step %lld", (long long)step);
   RFI_TRY(RFI_ALLOC(ctx, sizeof *w, &w));
   w->ctx = ctx;
   w->step = step;
   RFI_GOTO(rfi_path_join(ctx, "", run, &w->run));
-  RFI_GOTO(printed_path(ctx, &w->folder, run, step, false));
-  RFI_GOTO(printed_path(ctx, &w->temporary, run, step, true));
+  if (folder) {
+    RFI_GOTO(rfi_path_join(ctx, "", folder, &w->folder));
+    RFI_GOTO(rfi_path_temporary(ctx, folder, &w->temporary));
+  } else {
+    RFI_GOTO(printed_path(ctx, &w->folder, run, step, false));
+    RFI_GOTO(printed_path(ctx, &w->temporary, run, step, true));
+  }
   w->files = json_object();
   if (!w->files) RFI_GOTO(rfi_fail(RFI_E_NO_MEMORY, "a checkpoint's manifest"));
   RFI_GOTO(rfi_dir_create(run));
@@ -76,6 +81,21 @@ rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi
 fail:
   if (w->temporary) rfi_tree_discard(w->temporary);
   free_writer(w);
+  return s;
+}
+
+rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi_checkpoint_writer **out) {
+  *out = NULL;
+  if (step < 0) return rfi_fail(RFI_E_ARGUMENT, "a checkpoint of step %lld", (long long)step);
+  return begin(ctx, run, NULL, step, out);
+}
+
+rfr_status rfi_checkpoint_begin_folder(rfr_ctx *ctx, const char *folder, rfi_checkpoint_writer **out) {
+  char *parent;
+  *out = NULL;
+  RFI_TRY(rfi_path_parent(ctx, folder, &parent));
+  const rfr_status s = begin(ctx, parent, folder, NO_STEP, out);
+  rfi_free(ctx, parent);
   return s;
 }
 
@@ -142,7 +162,7 @@ rfr_status rfi_checkpoint_commit(rfi_checkpoint_writer *w) {
   rfr_status s;
   bool exchanged;
   RFI_GOTO(finish_file(w));
-  RFI_GOTO(write_manifest(w));
+  if (w->step != NO_STEP) RFI_GOTO(write_manifest(w));
   RFI_GOTO(rfi_dir_sync(w->temporary));
   RFI_GOTO(rfi_dir_replace(w->temporary, w->folder, &exchanged));
   /* From here on the new checkpoint is in its place, and no failure may remove it. */

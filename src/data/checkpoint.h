@@ -26,6 +26,8 @@ typedef struct rfi_checkpoint_writer rfi_checkpoint_writer;
 
 /* Makes the run's folder where needed and the temporary folder in it. */
 rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi_checkpoint_writer **out);
+/* The same for a folder at a path of its own, without manifest; it must not exist. */
+rfr_status rfi_checkpoint_begin_folder(rfr_ctx *ctx, const char *folder, rfi_checkpoint_writer **out);
 /* Starts a file; the one started before is finished. The writer owns it: append to it, nothing else. */
 rfr_status rfi_checkpoint_file(rfi_checkpoint_writer *writer, const char *name, rfi_file **file);
 /* A file with its full contents. */

@@ -577,3 +577,36 @@ rfr_status rfi_path_join(rfr_ctx *ctx, const char *root, const char *name, char 
   memcpy(*out + a, name, b + 1);
   return RFR_OK;
 }
+
+/* Bytes of the path without slashes at its end. */
+static size_t length_of(const char *path) {
+  size_t n = strlen(path);
+  while (n > 1 && path[n - 1] == '/') n--;
+  return n;
+}
+
+rfr_status rfi_path_parent(rfr_ctx *ctx, const char *path, char **out) {
+  size_t n = length_of(path);
+  while (n > 0 && path[n - 1] != '/') n--;
+  while (n > 1 && path[n - 1] == '/') n--;
+  RFI_TRY(RFI_ALLOC(ctx, n + 2, out));
+  memcpy(*out, n ? path : ".", n ? n : 1);
+  return RFR_OK;
+}
+
+rfr_status rfi_path_temporary(rfr_ctx *ctx, const char *path, char **out) {
+  rfi_string s = {.ctx = ctx};
+  *out = NULL;
+  RFI_TRY(rfi_string_printf(&s, "%.*s.tmp-%ld", (int)length_of(path), path, (long)getpid()));
+  *out = s.data;
+  return RFR_OK;
+}
+
+rfr_status rfi_file_rename(rfr_ctx *ctx, const char *from, const char *path) {
+  char *parent;
+  if (sys_rename(from, path) != 0) return fail_errno(RFI_E_FILE_WRITE, path, "rename");
+  RFI_TRY(rfi_path_parent(ctx, path, &parent));
+  const rfr_status s = rfi_dir_sync(parent);
+  rfi_free(ctx, parent);
+  return s;
+}

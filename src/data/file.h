@@ -110,5 +110,11 @@ rfr_status rfi_glob(const char *root, const char *pattern, rfi_paths *paths);
 
 /* root/name, or name itself if it is absolute. Free with rfi_free. */
 rfr_status rfi_path_join(rfr_ctx *ctx, const char *root, const char *name, char **out);
+/* The folder of `path`: "." for a plain name. Slashes at the end are ignored. Free with rfi_free. */
+rfr_status rfi_path_parent(rfr_ctx *ctx, const char *path, char **out);
+/* PATH.tmp-PID, the name under which `path` is written before it is renamed. Free with rfi_free. */
+rfr_status rfi_path_temporary(rfr_ctx *ctx, const char *path, char **out);
+/* Renames a finished file to `path`, durably. */
+rfr_status rfi_file_rename(rfr_ctx *ctx, const char *from, const char *path);
 
 #endif

@@ -54,6 +54,7 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
 rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
   return (rfi_pass_options){.fuse = p->options.fuse,
                             .prune = p->options.prune,
+                            .lora = p->backend->lora,
                             .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->backend->loss_chunk,
                             .recompute = p->options.recompute,
                             .workspace = rfi_pass_workspaces,

@@ -12,6 +12,7 @@
 
 #include "base/json.h"
 #include "core/convert.h"
+#include "model/hf.h"
 
 /* ---- architectures ---- */
 
@@ -381,7 +382,7 @@ static int64_t number_at(const char **text) {
 }
 
 /* The name of the tensor that has a Hugging Face tensor; *expert: which part of the packed tensor, or -1. False: no
- * such name. */
+ * such name. g NULL: of a file to be written. */
 static bool translate(const rfi_gguf *g, const architecture *a, const char *name, char *out, size_t size,
                       int64_t *expert) {
   static const char *const layers[] = {"model.layers.", "transformer.h."}, *const experts[] = {
@@ -406,7 +407,7 @@ static bool translate(const rfi_gguf *g, const architecture *a, const char *name
       if (*expert < 0 || part > suffix || !(found = FIND(of_expert, part, (size_t)(suffix - part)))) return false;
       /* Old files have one tensor for each expert. */
       snprintf(out, size, "blk.%" PRId64 ".%s.%" PRId64 "%s", layer, found, *expert, suffix);
-      if (rfi_gguf_tensor_find(g, out)) *expert = -1;
+      if (g && rfi_gguf_tensor_find(g, out)) *expert = -1;
       else snprintf(out, size, "blk.%" PRId64 ".%s_exps%s", layer, found, suffix);
       return true;
     }
@@ -505,4 +506,216 @@ rfr_status rfi_gguf_parameter(rfr_ctx *ctx, rfi_gguf *g, const rfr_model_config 
     return read_changed(ctx, g, t, how, c->head_dim, dtype, out);
   const int64_t rows = rank == 2 ? shape[0] : 1;
   return rfi_gguf_read(g, t, expert > 0 ? expert * rows : 0, rows, how == INTERLEAVED ? c->head_dim : 0, dtype, out);
+}
+
+/* ---- writing ---- */
+
+static const architecture *architecture_of(const char *model_type) {
+  for (size_t i = 0; i < sizeof architectures / sizeof architectures[0]; i++) {
+    const architecture *a = &architectures[i];
+    if (a->model_type && strcmp(a->model_type, model_type) == 0) return a;
+    if (a->moe_type && strcmp(a->moe_type, model_type) == 0) return a;
+  }
+  return NULL;
+}
+
+/* The architecture of a description; errors for what llama.cpp would compute otherwise. */
+static rfr_status writable(const rfr_model_config *c, const json_t *o, const architecture **out) {
+  const char *type = json_string_value(json_object_get(o, "model_type"));
+  const architecture *a = *out = architecture_of(type ? type : "");
+  if (!a) return rfi_fail(RFI_E_MODEL_CONFIG, "models of type %s cannot be written as GGUF", type);
+  const bool gemma2 = strcmp(a->name, "gemma2") == 0;
+  for (int64_t l = 0; l < c->layers; l++)
+    if (rfr_model_has_window(c, l) != (gemma2 && l % 2 == 0))
+      return rfi_fail(RFI_E_MODEL_CONFIG, "layer %lld: GGUF has no key for which layers of %s have a sliding window",
+                      (long long)l, type);
+  if (c->experts > 0 && rfr_model_expert_layers(c) != c->layers)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "layers without experts among others cannot be written as GGUF");
+  if (c->experts > 0 && c->expert_norm != (strcmp(a->name, "qwen2moe") != 0))
+    return rfi_fail(RFI_E_MODEL_CONFIG, "norm_topk_prob %d cannot be written as GGUF for %s", c->expert_norm, type);
+  const double scalar = c->layers == 46 ? (double)(c->hidden_size / c->heads) : (double)c->head_dim;
+  if (gemma2 && c->attention_scalar > 0.0 && c->attention_scalar != scalar)
+    return rfi_fail(RFI_E_MODEL_CONFIG,
+                    "query_pre_attn_scalar %g cannot be written as GGUF; llama.cpp computes with %g",
+                    c->attention_scalar, scalar);
+  return RFR_OK;
+}
+
+static void put_keys(rfi_gguf_writer *w, const architecture *a, const json_t *o, const hyperparameter *rows, size_t n) {
+  char key[128];
+  for (size_t i = 0; i < n; i++) {
+    const json_t *value = rows[i].field ? json_object_get(o, rows[i].field) : NULL;
+    if (!json_is_number(value)) continue;
+    snprintf(key, sizeof key, "%s.%s", a->name, rows[i].key);
+    if (rows[i].use == SIZE) rfi_gguf_put_u32(w, key, (int64_t)json_integer_value(value));
+    else rfi_gguf_put_f32(w, key, json_number_value(value));
+  }
+}
+
+static void put_size(rfi_gguf_writer *w, const architecture *a, const char *name, int64_t x) {
+  char key[128];
+  snprintf(key, sizeof key, "%s.%s", a->name, name);
+  rfi_gguf_put_u32(w, key, x);
+}
+
+/* Numbers of general.file_type: enum llama_ftype of llama.h. */
+static int file_type(const rfi_block_format *format) {
+  static const struct {
+    const char *name;
+    int type;
+  } types[] = {{"F32", 0}, {"F16", 1}, {"Q4_0", 2}, {"Q8_0", 7}, {"BF16", 32}};
+  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+    if (strcmp(types[i].name, format->name) == 0) return types[i].type;
+  return 0;
+}
+
+/* One tensor of the file: `count` groups of `rows` rows of the parameter, the first at `first`, the next `step` rows
+ * later. */
+typedef struct part {
+  char name[160];
+  const rfi_block_format *format;
+  int rank;
+  int64_t shape[4];
+  int64_t first, rows, step, count;
+  change how;
+} part;
+
+/* A parameter is one tensor, or for gate_up_proj of experts two. */
+static int parts_of(const rfr_model_config *c, const architecture *a, int parameter, const rfi_block_format *format,
+                    part out[2]) {
+  static const char *const plain[] = {"ffn_gate_inp", "position_embd"}, *const outer_names[] = {"token_embd",
+                                                                                                "output."};
+  rfr_parameter p;
+  if (rfr_model_parameter(c, parameter, &p) != RFR_OK) return 0;
+  rfr_type type = {.dtype = RFR_F32, .rank = p.rank};
+  memcpy(type.shape, p.shape, sizeof p.shape);
+  const bool experts = p.rank == 3;
+  const int n = experts ? rfi_hf_pieces(p.name, &type) / (int)p.shape[0] : 1;
+  for (int k = 0; k < n; k++) {
+    part *t = &out[k];
+    rfi_hf_tensor piece;
+    int64_t expert;
+    rfi_hf_piece(c, p.name, &type, k, &piece);
+    *t = (part){.format = format, .how = change_of(a, piece.name, piece.rank)};
+    if (!translate(NULL, a, piece.name, t->name, sizeof t->name, &expert)) return 0;
+    if (experts) t->shape[t->rank++] = p.shape[0];
+    for (int d = 0; d < piece.rank; d++) {
+      const int64_t size = piece.shape[t->how == TRANSPOSED ? piece.rank - 1 - d : d];
+      if (size != 1 || piece.rank == 1 || d == piece.rank - 1) t->shape[t->rank++] = size;
+    }
+    t->rows = piece.rank == 2 ? piece.shape[0] : 1;
+    t->first = k * t->rows;
+    t->step = n * t->rows;
+    t->count = experts ? p.shape[0] : 1;
+    bool f32 = t->rank == 1;
+    for (size_t i = 0; i < 2; i++) {
+      f32 |= strstr(t->name, plain[i]) != NULL;
+      if (strncmp(t->name, outer_names[i], strlen(outer_names[i])) == 0 && strcmp(format->name, "Q4_0") == 0)
+        t->format = rfi_block_format_named("Q8_0");
+    }
+    if (t->shape[t->rank - 1] % t->format->elements) t->format = rfi_block_format_named("BF16");
+    if (f32) t->format = rfi_block_format_named("F32");
+  }
+  return n;
+}
+
+rfr_status rfi_gguf_put_model(rfi_gguf_writer *w, const rfr_model_config *c, const rfi_block_format *format) {
+  const architecture *a = NULL;
+  json_t *o = rfi_hf_config(c);
+  if (!o) return rfi_fail(RFI_E_NO_MEMORY, "describing a model");
+  rfr_status s = writable(c, o, &a);
+  if (s == RFR_OK) {
+    rfi_gguf_put_text(w, "general.architecture", a->name, strlen(a->name));
+    rfi_gguf_put_text(w, "general.type", "model", 5);
+    rfi_gguf_put_u32(w, "general.quantization_version", 2);
+    rfi_gguf_put_u32(w, "general.file_type", file_type(format));
+    if (a->transposed) put_keys(w, a, o, of_gpt2, sizeof of_gpt2 / sizeof of_gpt2[0]);
+    else put_keys(w, a, o, of_llama, sizeof of_llama / sizeof of_llama[0]);
+  }
+  json_decref(o);
+  RFI_TRY(s);
+  const bool scaled = c->rope_scaling.factor != 1.0, frequencies = scaled && c->rope_scaling.original > 0;
+  if (!a->transposed) {
+    put_size(w, a, "attention.value_length", c->head_dim);
+    put_size(w, a, "rope.dimension_count", c->head_dim);
+    put_size(w, a, "vocab_size", c->vocab_size);
+    if (c->experts > 0) put_size(w, a, "expert_count", c->experts);
+  }
+  if (scaled && !frequencies) {
+    char key[128];
+    snprintf(key, sizeof key, "%s.rope.scaling.type", a->name);
+    rfi_gguf_put_text(w, key, "linear", 6);
+    snprintf(key, sizeof key, "%s.rope.scaling.factor", a->name);
+    rfi_gguf_put_f32(w, key, c->rope_scaling.factor);
+  }
+  if (frequencies)
+    rfi_gguf_put_tensor(w, "rope_freqs.weight", rfi_block_format_named("F32"), 1, (int64_t[]){c->head_dim / 2});
+  for (int i = 0; i < rfr_model_parameter_count(c); i++) {
+    part parts[2];
+    const int n = parts_of(c, a, i, format, parts);
+    if (n == 0) {
+      rfr_parameter p = {.name = ""};
+      RFI_TRY(rfr_model_parameter(c, i, &p));
+      return rfi_fail(RFI_E_MODEL_CONFIG, "%s cannot be written as GGUF", p.name);
+    }
+    for (int k = 0; k < n; k++) rfi_gguf_put_tensor(w, parts[k].name, parts[k].format, parts[k].rank, parts[k].shape);
+  }
+  return RFR_OK;
+}
+
+/* The rows of a part in the order of the file. */
+static rfr_status write_part(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *file, const rfr_model_config *c, const part *t,
+                             int64_t width, float *values) {
+  float *moved;
+  if (t->how == MINUS_ONE)
+    for (int64_t i = 0; i < width; i++) values[i] += 1.0f;
+  if (t->how != INTERLEAVED && t->how != TRANSPOSED) return rfi_gguf_write_rows(w, file, values, t->rows);
+  const int64_t rows = t->rank == 1 ? width : t->rows, n = t->rank == 1 ? 1 : width; /* a bias has rows of one */
+  RFI_TRY(RFI_ALLOC(ctx, (size_t)(rows * n) * sizeof *moved, &moved));
+  if (t->how == INTERLEAVED) {
+    for (int64_t r = 0; r < rows; r++) {
+      const int64_t in_head = r % c->head_dim, half = c->head_dim / 2;
+      memcpy(moved + r * n, values + (r - in_head + in_head / 2 + in_head % 2 * half) * n, (size_t)n * sizeof *moved);
+    }
+  } else {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t k = 0; k < n; k++) moved[k * rows + r] = values[r * n + k];
+  }
+  const rfr_status s = rfi_gguf_write_rows(w, file, moved, t->rank == 1 ? 1 : t->how == TRANSPOSED ? n : rows);
+  rfi_free(ctx, moved);
+  return s;
+}
+
+static rfr_status write_frequencies(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *file, const rfr_model_config *c) {
+  const rfr_rope_scaling *r = &c->rope_scaling;
+  const int64_t n = c->head_dim / 2;
+  float *x;
+  RFI_TRY(RFI_ALLOC(ctx, (size_t)n * sizeof *x, &x));
+  for (int64_t i = 0; i < n; i++)
+    x[i] = (float)llama3_factor(pow(c->rope_theta, (double)i / (double)n), r->factor, r->low, r->high,
+                                (double)r->original);
+  const rfr_status s = rfi_gguf_write_rows(w, file, x, 1);
+  rfi_free(ctx, x);
+  return s;
+}
+
+rfr_status rfi_gguf_write_parameter(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *file, const rfr_model_config *c, int i,
+                                    float *values) {
+  part parts[2];
+  rfr_parameter p;
+  const architecture *a = NULL;
+  json_t *o = rfi_hf_config(c);
+  if (!o) return rfi_fail(RFI_E_NO_MEMORY, "describing a model");
+  rfr_status s = writable(c, o, &a);
+  json_decref(o);
+  RFI_TRY(s);
+  if (i == 0 && c->rope_scaling.factor != 1.0 && c->rope_scaling.original > 0)
+    RFI_TRY(write_frequencies(ctx, w, file, c));
+  RFI_TRY(rfr_model_parameter(c, i, &p));
+  const int n = parts_of(c, a, i, rfi_block_format_named("F32"), parts); /* the writer knows the formats */
+  const int64_t width = p.shape[p.rank - 1];
+  for (int k = 0; s == RFR_OK && k < n; k++)
+    for (int64_t e = 0; s == RFR_OK && e < parts[k].count; e++)
+      s = write_part(ctx, w, file, c, &parts[k], width, values + (parts[k].first + e * parts[k].step) * width);
+  return s;
 }

@@ -13,6 +13,7 @@
 #include <jansson.h>
 
 #include "data/gguf.h"
+#include "data/gguf_write.h"
 #include "refrain/nn.h"
 
 /* config.json of the model; `torch_dtype` is missing if the weights are in blocks. A new reference. Errors:
@@ -23,5 +24,16 @@ rfr_status rfi_gguf_config(rfr_ctx *ctx, rfi_gguf *g, json_t **out);
  * rfi_gguf_read. */
 rfr_status rfi_gguf_parameter(rfr_ctx *ctx, rfi_gguf *g, const rfr_model_config *c, const char *name, int rank,
                               const int64_t *shape, rfr_dtype dtype, void *out, const rfi_gguf_tensor **from);
+
+/* ---- writing ---- */
+
+/* Adds the metadata of a model, without its vocabulary, and the descriptions of its tensors: GEMM weights and embeddings
+ * in `format`, vectors, router weights and position tables as F32. Rows that are not full blocks are BF16; with Q4_0 the
+ * embeddings and the head are Q8_0. Errors: model.config names what the file format cannot describe. */
+rfr_status rfi_gguf_put_model(rfi_gguf_writer *w, const rfr_model_config *c, const rfi_block_format *format);
+/* Writes the tensors of the i-th parameter from its values (f32, in the model's layout, which are changed). Call it for
+ * all parameters in order, after rfi_gguf_write_header; before the first one, frequency factors of RoPE are written. */
+rfr_status rfi_gguf_write_parameter(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *file, const rfr_model_config *c, int i,
+                                    float *values);
 
 #endif

@@ -36,12 +36,13 @@ void rfi_hf_sparse_step(rfr_model_config *c, int64_t step);
 rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model_config *c);
 
 /* The files that a checkpoint copies byte for byte from the folder that the run started from. */
-#define RFI_HF_FILES(X)                                                                            \
-  X("generation_config.json")                                                                      \
-  X("tokenizer.json")                                                                              \
-  X("tokenizer_config.json")                                                                       \
-  X("special_tokens_map.json") X("tokenizer.model") X("vocab.json") X("vocab.txt") X("merges.txt") \
-      X("added_tokens.json") X("spiece.model") X("chat_template.jinja") X("chat_template.json")
+#define RFI_HF_FILES(X)                                                                                        \
+  X("generation_config.json")                                                                                  \
+  X("tokenizer.json")                                                                                          \
+  X("tokenizer_config.json")                                                                                   \
+  X("special_tokens_map.json")                                                                                 \
+  X("tokenizer.model") X("vocab.json") X("vocab.txt") X("merges.txt") X("added_tokens.json") X("spiece.model") \
+      X("chat_template.jinja") X("chat_template.json")
 #define RFI_HF_FILE_ONE(name) +1
 enum { RFI_HF_N_FILES = RFI_HF_FILES(RFI_HF_FILE_ONE) };
 #undef RFI_HF_FILE_ONE
@@ -60,11 +61,15 @@ typedef struct rfi_hf_notes {
   } files[RFI_HF_N_FILES]; /* in the order of RFI_HF_FILES */
 } rfi_hf_notes;
 rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out);
+/* One of the files of RFI_HF_FILES, followed by a NUL; NULL: the model does not have it. */
+const char *rfi_hf_notes_file(const rfi_hf_notes *notes, const char *name, size_t *n);
 void rfi_hf_notes_deinit(rfi_hf_notes *notes); /* accepts zeros */
 /* config.json of a checkpoint of a run that started from the folder; notes of zeros: from none. NULL when out of
  * memory. */
 json_t *rfi_hf_config_with(const rfr_model_config *c, const rfi_hf_notes *notes);
 /* Adds config.json, generation_config.json and the folder's tokenizer files to a checkpoint. */
 rfr_status rfi_hf_save(rfr_ctx *ctx, const rfr_model_config *c, const rfi_hf_notes *notes, rfi_checkpoint_writer *w);
+/* Adds these files alone. */
+rfr_status rfi_hf_save_files(const rfi_hf_notes *notes, rfi_checkpoint_writer *w);
 
 #endif

@@ -104,6 +104,16 @@ fail:
   return s;
 }
 
+const char *rfi_hf_notes_file(const rfi_hf_notes *notes, const char *name, size_t *n) {
+  *n = 0;
+  for (int i = 0; i < RFI_HF_N_FILES; i++) {
+    if (strcmp(file_names[i], name) != 0) continue;
+    *n = notes->files[i].n;
+    return notes->files[i].data;
+  }
+  return NULL;
+}
+
 void rfi_hf_notes_deinit(rfi_hf_notes *notes) {
   json_decref(notes->ids);
   json_decref(notes->unused_loss);
@@ -142,10 +152,15 @@ static rfr_status add_json(rfr_ctx *ctx, rfi_checkpoint_writer *w, const char *n
   return s;
 }
 
-rfr_status rfi_hf_save(rfr_ctx *ctx, const rfr_model_config *c, const rfi_hf_notes *notes, rfi_checkpoint_writer *w) {
-  RFI_TRY(add_json(ctx, w, "config.json", rfi_hf_config_with(c, notes)));
+rfr_status rfi_hf_save_files(const rfi_hf_notes *notes, rfi_checkpoint_writer *w) {
   for (int i = 0; i < RFI_HF_N_FILES; i++)
     if (notes->files[i].data) RFI_TRY(rfi_checkpoint_add(w, file_names[i], notes->files[i].data, notes->files[i].n));
+  return RFR_OK;
+}
+
+rfr_status rfi_hf_save(rfr_ctx *ctx, const rfr_model_config *c, const rfi_hf_notes *notes, rfi_checkpoint_writer *w) {
+  RFI_TRY(add_json(ctx, w, "config.json", rfi_hf_config_with(c, notes)));
+  RFI_TRY(rfi_hf_save_files(notes, w));
   if (notes->files[0].data) return RFR_OK; /* generation_config.json */
   return add_json(ctx, w, "generation_config.json", generation_config(c, notes));
 }

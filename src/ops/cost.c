@@ -39,6 +39,11 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
       double k = (double)a->shape[op->attr[0].i ? a->rank - 2 : a->rank - 1];
       return 2 * k * (double)rfi_count(type_of(t, op->out[0]));
     }
+    case RFI_OP_lora_matmul: {
+      if (op->out[0] < 0) return 0;
+      const double k = (double)(type_of(t, op->in[0])->shape[1] + type_of(t, op->in[2])->shape[1]);
+      return 2 * k * (double)rfi_count(type_of(t, op->out[0]));
+    }
     case RFI_OP_grouped_matmul:
       if (op->out[0] < 0) return 0;
       return 2 * (double)type_of(t, op->in[0])->shape[1] * (double)rfi_count(type_of(t, op->out[0]));

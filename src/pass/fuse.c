@@ -371,6 +371,7 @@ static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const reade
   if (acc < 0 || (acc < op->n_in && op->in[acc] >= 0) || onto[product] >= 0) return false;
   if (memcmp(&p->type, &a->type, sizeof p->type) != 0) return false;
   if (op->def->code == RFI_OP_matmul && op->in[2] >= 0) return false;
+  if (op->def->code == RFI_OP_lora_matmul && op->in[4] >= 0) return false;
   /* g must own dense bytes without a reader from the product on: the product overwrites them, and would read its own
    * result if it read g */
   if (uses[g].output || !rfi_is_dense(a)) return false;
@@ -466,7 +467,8 @@ done:
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   static rfr_status (*const rewrites[])(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report,
                                         rfr_trace **out) = {fuse_slices,    fuse_packed,        rfi_fuse_norms,
-                                                            rfi_fuse_parts, rfi_fuse_own_parts, fuse_accumulate};
+                                                            rfi_fuse_parts, rfi_fuse_own_parts, rfi_fuse_lora,
+                                                            fuse_accumulate};
   rfr_trace *t;
   *out = NULL;
   if (!o->fuse) {

@@ -85,9 +85,9 @@ static rfr_status lower(const rfr_trace *in, rfi_report *report, rfr_trace **out
 }
 
 rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
-  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report,
-                                        rfr_trace **out) = {rfi_fuse_sums, rfi_fuse_swiglu, lower, rfi_dce};
-  const bool wanted[] = {o->fuse, o->fuse, true, o->prune};
+  static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report, rfr_trace **out) = {
+      rfi_split_lora, rfi_fuse_sums, rfi_fuse_swiglu, lower, rfi_dce};
+  const bool wanted[] = {o->fuse && !o->lora, o->fuse, o->fuse, true, o->prune};
   rfr_trace *before = NULL;
   for (size_t i = 0; i < sizeof rewrites / sizeof *rewrites; i++) {
     if (!wanted[i]) continue;

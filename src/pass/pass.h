@@ -89,6 +89,7 @@ typedef struct rfi_pass_options {
   int level;
   bool sharded;       /* parameters are shards, gathered only for a while: no op on them is hoisted */
   int64_t loss_chunk; /* rows of logits per chunk in a fused LM head */
+  bool lora;          /* the backend has kernels for lora_matmul */
   rfr_recompute recompute;
   int64_t budget; /* of `auto`: step-scoped bytes of the plan, workspaces included; 0: no limit */
   /* Sets bytes[i] to the workspace of op i's kernel; NULL: no op has one. */
@@ -107,6 +108,10 @@ rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_re
 rfr_status rfi_fuse_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: a grouped wgrad whose slices are added onto separate gradients is split by group (fuse_parts.c). */
 rfr_status rfi_fuse_own_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+/* Part of fuse: a GEMM and a narrow one that is added to it become one op (fuse_lora.c). */
+rfr_status rfi_fuse_lora(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+/* Part of lower: lora_matmul as two GEMMs, for a backend without a kernel for it (fuse_lora.c). */
+rfr_status rfi_split_lora(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* End of fuse: each reader of a dequantized weight gets a dequantize op of its own (quantize.c). */
 rfr_status rfi_split_dequantize(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: an add and the norm that reads it become one op (fuse_norm.c). */

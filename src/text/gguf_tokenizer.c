@@ -456,3 +456,299 @@ rfr_status rfi_gguf_text_file(rfr_ctx *ctx, const rfi_gguf *g, const char *name,
   *n = text.n;
   return s;
 }
+
+/* ---- writing ---- */
+
+typedef struct token_pair {
+  const char *left, *right;
+  size_t n_left, n_right;
+} token_pair;
+
+typedef struct token {
+  const char *text; /* NULL: the id is not in use */
+  size_t n;
+  int type;
+  double score;
+} token;
+
+typedef struct writer {
+  const rfi_gguf_text_files *from;
+  const json_t *model;
+  token *tokens;
+  int64_t n;
+} writer;
+
+#define NOT_WRITABLE(o, ...) rfi_fail_at(RFI_E_UNSUPPORTED, (o)->from->file, 0, __VA_ARGS__)
+#define BAD_JSON(o, ...) rfi_fail_at(RFI_E_JSON, (o)->from->file, 0, __VA_ARGS__)
+
+static const char *type_name(const json_t *o) {
+  const char *type = json_string_value(json_object_get(o, "type"));
+  return type ? type : "";
+}
+
+static bool is_type(const json_t *o, const char *name) { return strcmp(type_name(o), name) == 0; }
+
+/* The first component of a type, also inside a sequence; NULL: there is none. */
+static const json_t *find_component(const json_t *o, const char *members, const char *type) {
+  if (is_type(o, type)) return o;
+  const json_t *list = json_object_get(o, members);
+  for (size_t i = 0; i < json_array_size(list); i++)
+    if (is_type(json_array_get(list, i), type)) return json_array_get(list, i);
+  return NULL;
+}
+
+/* The parts of a pre-tokenizer that change tokens, as text. */
+static rfr_status canonical(const json_t *o, rfi_string *out) {
+  const json_t *list = json_object_get(o, "pretokenizers");
+  if (is_type(o, "Sequence")) {
+    for (size_t i = 0; i < json_array_size(list); i++) RFI_TRY(canonical(json_array_get(list, i), out));
+    return RFR_OK;
+  }
+  const json_t *pattern = json_object_get(o, "pattern");
+  const char *regex = json_string_value(json_object_get(pattern, "Regex"));
+  const char *behavior = json_string_value(json_object_get(o, "behavior"));
+  return rfi_string_printf(out, "%s %s %s %d%d%d%d;", type_name(o), regex ? regex : "", behavior ? behavior : "",
+                           json_is_true(json_object_get(o, "invert")),
+                           json_is_true(json_object_get(o, "add_prefix_space")),
+                           is_type(o, "ByteLevel") && !json_is_false(json_object_get(o, "use_regex")),
+                           json_is_true(json_object_get(o, "individual_digits")));
+}
+
+/* The name of the pre-tokenizer in GGUF. */
+static rfr_status name_pre(rfr_ctx *ctx, const writer *o, const char **name, size_t *n) {
+  const json_t *pre = json_object_get(o->from->tokenizer, "pre_tokenizer");
+  const json_t *normalizer = json_object_get(o->from->tokenizer, "normalizer");
+  const bool nfc = find_component(normalizer, "normalizers", "NFC") != NULL;
+  const bool ignore_merges = json_is_true(json_object_get(o->model, "ignore_merges"));
+  rfi_string have = {.ctx = ctx};
+  rfr_status s = canonical(pre, &have);
+  *n = 0;
+  for (size_t i = 0; s == RFR_OK && *n == 0 && i < sizeof pres / sizeof pres[0]; i++) {
+    rfi_string known = {.ctx = ctx};
+    json_t *row;
+    s = rfi_json_parse("tokenizer.ggml.pre", pres[i].json, strlen(pres[i].json), &row);
+    if (s == RFR_OK) s = canonical(row, &known);
+    if (s == RFR_OK && have.data && strcmp(have.data, known.data) == 0 && pres[i].nfc == nfc &&
+        pres[i].ignore_merges == ignore_merges) {
+      *name = pres[i].names;
+      *n = strcspn(*name, " ");
+    }
+    json_decref(row);
+    rfi_string_deinit(&known);
+  }
+  rfi_string_deinit(&have);
+  if (s == RFR_OK && *n == 0)
+    s = NOT_WRITABLE(o, "GGUF has no name for this pre_tokenizer with this normalizer and ignore_merges %d",
+                     ignore_merges);
+  return s;
+}
+
+static rfr_status set_text(writer *o, int64_t id, const json_t *text, int type) {
+  if (id < 0 || id >= o->n)
+    return NOT_WRITABLE(o, "token %" PRId64 " is outside of the model's vocabulary of %" PRId64, id, o->n);
+  o->tokens[id] = (token){json_string_value(text), json_string_length(text), type, 0.0};
+  return RFR_OK;
+}
+
+static bool is_byte_token(const char *text, size_t n) {
+  return n == 6 && memcmp(text, "<0x", 3) == 0 && text[5] == '>';
+}
+
+static rfr_status collect_tokens(writer *o, bool bytes) {
+  const json_t *vocab = json_object_get(o->model, "vocab"),
+               *added = json_object_get(o->from->tokenizer, "added_tokens");
+  const json_t *unknown = json_object_get(o->model, "unk_token");
+  for (void *at = json_object_iter((json_t *)vocab); at; at = json_object_iter_next((json_t *)vocab, at)) {
+    const char *text = json_object_iter_key(at);
+    const size_t n = json_object_iter_key_len(at);
+    const json_t *id = json_object_iter_value(at);
+    if (!json_is_integer(id)) return BAD_JSON(o, "model.vocab: the id of \"%.100s\" is not an integer", text);
+    RFI_TRY(set_text(o, (int64_t)json_integer_value(id), NULL, NORMAL));
+    token *t = &o->tokens[json_integer_value(id)];
+    t->text = text;
+    t->n = n;
+    if (!bytes && is_byte_token(text, n)) t->type = BYTE;
+  }
+  for (size_t i = 0; i < json_array_size(added); i++) {
+    const json_t *one = json_array_get(added, i), *id = json_object_get(one, "id");
+    const json_t *text = json_object_get(one, "content");
+    if (!json_is_integer(id) || !json_is_string(text)) return BAD_JSON(o, "added_tokens[%zu] has no id or content", i);
+    const int type = json_is_true(json_object_get(one, "special")) ? CONTROL : USER_DEFINED;
+    RFI_TRY(set_text(o, (int64_t)json_integer_value(id), text, type));
+    if (!bytes && json_is_string(unknown) && strcmp(json_string_value(unknown), json_string_value(text)) == 0)
+      o->tokens[json_integer_value(id)].type = UNKNOWN;
+  }
+  return RFR_OK;
+}
+
+/* A merge is a list of two tokens, in older files one text with a space. */
+static bool split_merge(const json_t *merge, token_pair *out) {
+  if (json_is_array(merge) && json_array_size(merge) == 2) {
+    const json_t *left = json_array_get(merge, 0), *right = json_array_get(merge, 1);
+    *out = (token_pair){json_string_value(left), json_string_value(right), json_string_length(left),
+                        json_string_length(right)};
+    return json_is_string(left) && json_is_string(right);
+  }
+  const char *text = json_string_value(merge), *space = text && *text ? strchr(text + 1, ' ') : NULL;
+  if (!space) return false;
+  *out = (token_pair){text, space + 1, (size_t)(space - text), json_string_length(merge) - (size_t)(space - text) - 1};
+  return true;
+}
+
+static rfr_status put_merges(rfr_ctx *ctx, rfi_gguf_writer *w, const writer *o, const json_t *merges) {
+  rfi_string text = {.ctx = ctx};
+  rfr_status s = RFR_OK;
+  rfi_gguf_put_list(w, "tokenizer.ggml.merges", RFI_GGUF_STRING, (int64_t)json_array_size(merges));
+  for (size_t i = 0; s == RFR_OK && i < json_array_size(merges); i++) {
+    token_pair m;
+    if (!split_merge(json_array_get(merges, i), &m)) s = BAD_JSON(o, "model.merges[%zu] is not two tokens", i);
+    text.n = 0;
+    if (s == RFR_OK) s = rfi_string_append(&text, m.left, m.n_left);
+    if (s == RFR_OK) s = rfi_string_append(&text, " ", 1);
+    if (s == RFR_OK) s = rfi_string_append(&text, m.right, m.n_right);
+    if (s == RFR_OK) rfi_gguf_put_item(w, text.data, text.n);
+  }
+  rfi_string_deinit(&text);
+  return s;
+}
+
+/* Sentencepiece has scores instead of merges: the higher, the earlier. Tokens that no merge makes come last. */
+static rfr_status set_scores(rfr_ctx *ctx, writer *o, const json_t *merges) {
+  const json_t *vocab = json_object_get(o->model, "vocab");
+  const double last = (double)json_array_size(merges);
+  rfi_string text = {.ctx = ctx};
+  rfr_status s = RFR_OK;
+  for (int64_t i = 0; i < o->n; i++) o->tokens[i].score = o->tokens[i].type == NORMAL ? -last - 1.0 - (double)i : 0.0;
+  for (size_t i = 0; s == RFR_OK && i < json_array_size(merges); i++) {
+    token_pair m;
+    if (!split_merge(json_array_get(merges, i), &m)) s = BAD_JSON(o, "model.merges[%zu] is not two tokens", i);
+    text.n = 0;
+    if (s == RFR_OK) s = rfi_string_append(&text, m.left, m.n_left);
+    if (s == RFR_OK) s = rfi_string_append(&text, m.right, m.n_right);
+    if (s != RFR_OK) break;
+    const json_t *id = json_object_getn(vocab, text.data, text.n);
+    if (!json_is_integer(id)) s = BAD_JSON(o, "model.merges[%zu] makes no token of the vocabulary", i);
+    else if (o->tokens[json_integer_value(id)].score < -last) o->tokens[json_integer_value(id)].score = -(double)i;
+  }
+  rfi_string_deinit(&text);
+  return s;
+}
+
+static void put_tokens(rfi_gguf_writer *w, const writer *o, bool scores) {
+  rfi_gguf_put_list(w, "tokenizer.ggml.tokens", RFI_GGUF_STRING, o->n);
+  for (int64_t i = 0; i < o->n; i++) {
+    char unused[40];
+    const int n = rfi_snprintf(unused, sizeof unused, "[PAD%" PRId64 "]", i);
+    const token *t = &o->tokens[i];
+    rfi_gguf_put_item(w, t->text ? t->text : unused, t->text ? t->n : (size_t)n);
+  }
+  rfi_gguf_put_list(w, "tokenizer.ggml.token_type", RFI_GGUF_I32, o->n);
+  for (int64_t i = 0; i < o->n; i++) rfi_gguf_put_number(w, o->tokens[i].text ? o->tokens[i].type : UNUSED);
+  if (!scores) return;
+  rfi_gguf_put_list(w, "tokenizer.ggml.scores", RFI_GGUF_F32, o->n);
+  for (int64_t i = 0; i < o->n; i++) rfi_gguf_put_number(w, o->tokens[i].score);
+}
+
+/* The id of a token that a field names: a text, or an object with "content"; -1: none. */
+static int64_t id_of(const writer *o, const json_t *field) {
+  const json_t *text = json_is_object(field) ? json_object_get(field, "content") : field;
+  if (!json_is_string(text)) return -1;
+  for (int64_t i = 0; i < o->n; i++)
+    if (o->tokens[i].text && o->tokens[i].n == json_string_length(text) &&
+        memcmp(o->tokens[i].text, json_string_value(text), o->tokens[i].n) == 0)
+      return i;
+  return -1;
+}
+
+static int64_t id_or(const writer *o, const char *token_key, const char *id_key) {
+  const int64_t id = id_of(o, json_object_get(o->from->config, token_key));
+  const json_t *given = json_object_get(o->from->generation, id_key);
+  if (json_is_array(given)) given = json_array_get(given, 0);
+  return id >= 0 || !json_is_integer(given) ? id : (int64_t)json_integer_value(given);
+}
+
+static void put_ids(rfi_gguf_writer *w, const writer *o) {
+  const int64_t bos = id_or(o, "bos_token", "bos_token_id"), eos = id_or(o, "eos_token", "eos_token_id");
+  int64_t unknown = id_of(o, json_object_get(o->from->config, "unk_token"));
+  if (unknown < 0) unknown = id_of(o, json_object_get(o->model, "unk_token"));
+  const int64_t pad = id_of(o, json_object_get(o->from->config, "pad_token"));
+  if (bos >= 0) rfi_gguf_put_u32(w, "tokenizer.ggml.bos_token_id", bos);
+  if (eos >= 0) rfi_gguf_put_u32(w, "tokenizer.ggml.eos_token_id", eos);
+  if (unknown >= 0) rfi_gguf_put_u32(w, "tokenizer.ggml.unknown_token_id", unknown);
+  if (pad >= 0) rfi_gguf_put_u32(w, "tokenizer.ggml.padding_token_id", pad);
+  /* Another id that ends a text is the end of a turn. */
+  const json_t *ends = json_object_get(o->from->generation, "eos_token_id");
+  for (size_t i = 0; i < json_array_size(ends); i++) {
+    const json_t *id = json_array_get(ends, i);
+    if (!json_is_integer(id) || json_integer_value(id) == eos) continue;
+    rfi_gguf_put_u32(w, "tokenizer.ggml.eot_token_id", (int64_t)json_integer_value(id));
+    break;
+  }
+  const json_t *post =
+      find_component(json_object_get(o->from->tokenizer, "post_processor"), "processors", "TemplateProcessing");
+  const json_t *single = json_object_get(post, "single");
+  const size_t n = json_array_size(single);
+  rfi_gguf_put_bool(w, "tokenizer.ggml.add_bos_token",
+                    n > 0 && json_object_get(json_array_get(single, 0), "SpecialToken") != NULL);
+  rfi_gguf_put_bool(w, "tokenizer.ggml.add_eos_token",
+                    n > 0 && json_object_get(json_array_get(single, n - 1), "SpecialToken") != NULL);
+}
+
+static void put_template(rfi_gguf_writer *w, const rfi_gguf_text_files *from) {
+  static const char key[] = "tokenizer.chat_template";
+  const json_t *given = json_object_get(from->config, "chat_template");
+  if (from->chat_template) rfi_gguf_put_text(w, key, from->chat_template, from->n_template);
+  else if (json_is_string(given)) rfi_gguf_put_text(w, key, json_string_value(given), json_string_length(given));
+  for (size_t i = 0; i < json_array_size(given); i++) {
+    const json_t *one = json_array_get(given, i), *text = json_object_get(one, "template");
+    const char *name = json_string_value(json_object_get(one, "name"));
+    char named[128];
+    if (!name || !json_is_string(text)) continue;
+    const bool is_default = strcmp(name, "default") == 0;
+    if (is_default && from->chat_template) continue;
+    rfi_snprintf(named, sizeof named, is_default ? "%s" : "%s.%.80s", key, name);
+    rfi_gguf_put_text(w, named, json_string_value(text), json_string_length(text));
+  }
+}
+
+static rfr_status put_sentencepiece(rfr_ctx *ctx, rfi_gguf_writer *w, writer *o, const json_t *merges) {
+  const json_t *tokenizer = o->from->tokenizer;
+  const json_t *space = find_component(json_object_get(tokenizer, "pre_tokenizer"), "pretokenizers", "Metaspace");
+  const char *scheme = json_string_value(json_object_get(space, "prepend_scheme"));
+  const bool prefix = find_component(json_object_get(tokenizer, "normalizer"), "normalizers", "Prepend") != NULL ||
+                      (space && (!scheme || strcmp(scheme, "never") != 0));
+  RFI_TRY(set_scores(ctx, o, merges));
+  rfi_gguf_put_text(w, "tokenizer.ggml.model", "llama", 5);
+  rfi_gguf_put_text(w, "tokenizer.ggml.pre", "default", 7);
+  rfi_gguf_put_bool(w, "tokenizer.ggml.add_space_prefix", prefix);
+  put_tokens(w, o, true);
+  return RFR_OK;
+}
+
+static rfr_status put_bytes(rfr_ctx *ctx, rfi_gguf_writer *w, const writer *o, const json_t *merges) {
+  const char *pre;
+  size_t n;
+  RFI_TRY(name_pre(ctx, o, &pre, &n));
+  rfi_gguf_put_text(w, "tokenizer.ggml.model", "gpt2", 4);
+  rfi_gguf_put_text(w, "tokenizer.ggml.pre", pre, n);
+  put_tokens(w, o, false);
+  return put_merges(ctx, w, o, merges);
+}
+
+rfr_status rfi_gguf_put_text_files(rfr_ctx *ctx, rfi_gguf_writer *w, const rfi_gguf_text_files *from,
+                                   int64_t vocab_size) {
+  writer o = {.from = from, .model = json_object_get(from->tokenizer, "model"), .n = vocab_size};
+  const json_t *pre = json_object_get(from->tokenizer, "pre_tokenizer"), *merges = json_object_get(o.model, "merges");
+  const bool bytes = find_component(pre, "pretokenizers", "ByteLevel") != NULL;
+  if (!is_type(o.model, "BPE") || !json_is_object(json_object_get(o.model, "vocab")) || !json_is_array(merges))
+    return NOT_WRITABLE(&o, "a tokenizer of type %.40s cannot be written as GGUF; BPE can", type_name(o.model));
+  if (!bytes && !json_is_true(json_object_get(o.model, "byte_fallback")))
+    return NOT_WRITABLE(&o, "BPE without ByteLevel and without byte_fallback cannot be written as GGUF");
+  RFI_TRY(RFI_ALLOC(ctx, (size_t)vocab_size * sizeof *o.tokens, &o.tokens));
+  rfr_status s = collect_tokens(&o, bytes);
+  if (s == RFR_OK) s = bytes ? put_bytes(ctx, w, &o, merges) : put_sentencepiece(ctx, w, &o, merges);
+  if (s == RFR_OK) put_ids(w, &o);
+  if (s == RFR_OK) put_template(w, from);
+  rfi_free(ctx, o.tokens);
+  return s;
+}

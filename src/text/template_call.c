@@ -247,7 +247,7 @@ FUNCTION(strftime_now) {
   const size_t n = strftime_l(text, sizeof text, format, &parts, c);
   freelocale(c);
   if (n == 0 && *format) return rfi_render_fail(r, "strftime_now: the result is empty or too long"), rfi_tval_none();
-  if (rfi_utf8_check(text, n) < n) return rfi_render_fail(r, "strftime_now: the result is not UTF-8"), rfi_tval_none();
+  if (rfi_utf8_valid(text, n) < n) return rfi_render_fail(r, "strftime_now: the result is not UTF-8"), rfi_tval_none();
   return rfi_text_copy(r, text, n, 0);
 }
 

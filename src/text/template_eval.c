@@ -2,10 +2,10 @@
  *
  * Runs the syntax tree of a template.
  *
- * Scopes are jinja2's: the body of a loop, a macro, a block and `with` have their own, `if` has none. A name that a scope
- * does not set is looked up in the scopes around it when it is read. The scope of a loop's body is new in each
- * iteration. Loops are lazy like jinja2's: the condition of `for x in y if c` is evaluated when its item is needed, since
- * the body may change a namespace that the condition reads.
+ * Scopes are jinja2's: the body of a loop, a macro, a block and `with` have their own, `if` has none. A name that a
+ * scope does not set is looked up in the scopes around it when it is read. The scope of a loop's body is new in each
+ * iteration. Loops are lazy like jinja2's: the condition of `for x in y if c` is evaluated when its item is needed,
+ * since the body may change a namespace that the condition reads.
  */
 #include <string.h>
 

@@ -4,8 +4,8 @@
  *
  * The rules are those of jinja2's lexer, in its order: data up to the next tag, then the inside of the tag. A tag ends
  * only where all brackets inside it are closed, so that "}}" of a nested dictionary does not end it. Two rules remove
- * white space: "-" at a tag removes all of it on that side; without a sign, a block or comment removes the blanks before
- * it on its line, and the line end after it.
+ * white space: "-" at a tag removes all of it on that side; without a sign, a block or comment removes the blanks
+ * before it on its line, and the line end after it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -263,7 +263,7 @@ static rfr_status lex_string(lexer *x) {
       i++;
       continue;
     }
-    n += (uint32_t)rfi_utf8_put(text + n, code);
+    n += (uint32_t)rfi_utf8_put((uint32_t)code, text + n);
     i += used;
   }
   text[n] = 0;

@@ -755,7 +755,7 @@ static rfr_status copy_source(rfi_template *t, const char *text, size_t n) {
   if (t->n > 0 && copy[t->n - 1] == '\n') t->n--;
   copy[t->n] = 0;
   t->source = copy;
-  const size_t bad = rfi_utf8_check(copy, t->n);
+  const size_t bad = rfi_utf8_valid(copy, t->n);
   if (bad < t->n) return rfi_template_fail(t, RFI_E_TEMPLATE_SYNTAX, (uint32_t)bad, "the template is not UTF-8");
   return RFR_OK;
 }

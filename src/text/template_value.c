@@ -60,22 +60,6 @@ int32_t rfi_utf8_at(const char *s, size_t n, uint32_t *size) {
   return *size = 4, (u[0] & 0x07) << 18 | (u[1] & 0x3F) << 12 | (u[2] & 0x3F) << 6 | (u[3] & 0x3F);
 }
 
-int rfi_utf8_put(char *out, int32_t c) { return (int)utf8proc_encode_char(c, (utf8proc_uint8_t *)out); }
-
-size_t rfi_utf8_check(const char *s, size_t n) {
-  for (size_t i = 0; i < n;) {
-    if ((unsigned char)s[i] < 0x80) {
-      i++;
-      continue;
-    }
-    utf8proc_int32_t c;
-    const utf8proc_ssize_t size = utf8proc_iterate((const utf8proc_uint8_t *)s + i, (utf8proc_ssize_t)(n - i), &c);
-    if (size <= 0) return i;
-    i += (size_t)size;
-  }
-  return n;
-}
-
 /* Python's str.isspace and the "\s" of its regular expressions. */
 bool rfi_unicode_is_space(int32_t c) {
   return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
@@ -211,7 +195,7 @@ void rfi_tbuilder_add_text(rfi_tbuilder *b, const rfi_text *s, size_t begin, siz
 
 void rfi_tbuilder_add_char(rfi_tbuilder *b, int32_t c, uint32_t flags) {
   char bytes[4];
-  rfi_tbuilder_add(b, bytes, (size_t)rfi_utf8_put(bytes, c), flags);
+  rfi_tbuilder_add(b, bytes, rfi_utf8_put((uint32_t)c, bytes), flags);
 }
 
 rfi_tval rfi_tbuilder_finish(rfi_tbuilder *b) {

@@ -2,9 +2,10 @@
  *
  * Values of a running template, with Python's semantics: what they print, how they compare, what they contain.
  *
- * All values live in the arena of one render call and are immutable, except namespaces, which hold variables. Errors are
- * latched: the first one is kept in rfi_render.status, later results are `none` and are not used. A function that
- * allocates returns NULL or an empty value on error, and every function accepts the values that an earlier error left.
+ * All values live in the arena of one render call and are immutable, except namespaces, which have variables as
+ * attributes. Errors are latched: the first one is kept in rfi_render.status, later results are `none` and are not used.
+ * A function that allocates returns NULL or an empty value on error, and every function accepts the values that an
+ * earlier error left.
  *
  * Every byte of a text has flags that say where it came from. Each operation keeps them, since every text is made by a
  * builder that copies ranges of other texts with their flags.
@@ -16,6 +17,7 @@
 
 #include "base/arena.h"
 #include "text/template_node.h"
+#include "text/unicode.h"
 
 enum {
   RFI_TEXT_FOREIGN = 1,   /* from the conversation */
@@ -179,8 +181,6 @@ void *rfi_render_alloc(rfi_render *r, size_t bytes); /* zeroed */
 
 /* UTF-8 and code points. */
 int32_t rfi_utf8_at(const char *s, size_t n, uint32_t *size); /* of valid UTF-8 */
-int rfi_utf8_put(char *out, int32_t c);                       /* returns 1 to 4 */
-size_t rfi_utf8_check(const char *s, size_t n);               /* the first byte that is not valid, or n */
 bool rfi_unicode_is_space(int32_t c);
 
 /* Texts. */

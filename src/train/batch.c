@@ -17,7 +17,9 @@ rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t r
   for (int64_t r = 0; r < rows; r++) {
     int documents = 1;
     offsets[n] = 0;
-    if (run->data)
+    if (split == RFI_TRAIN && run->windows > 0 && first + r >= run->windows)
+      for (int64_t i = r * S; i < (r + 1) * S; i++) tokens[i] = 0, targets[i] = RFI_IGNORED_TARGET;
+    else if (run->data)
       RFI_TRY(rfi_dataset_window(run->data, split, s->seed, first + r, tokens + r * S, targets + r * S, offsets + n,
                                  &documents));
     for (int d = 0; d < documents; d++) offsets[n++] += (int32_t)(r * S);

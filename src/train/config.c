@@ -323,7 +323,12 @@ static rfr_status absolute(rfi_config *c, const char *folder, const char **path)
 
 static rfr_status derive_folders(rfi_config *c, const char *folder) {
   DERIVE(c, data_root, "");
+  DERIVE(c, data_tokenizer, "auto");
+  DERIVE(c, data_cache, "auto");
   RFI_TRY(absolute(c, folder, &c->data_root));
+  if (!rfi_has_word("auto bytes", c->data_tokenizer)) RFI_TRY(absolute(c, folder, &c->data_tokenizer));
+  if (!rfi_has_word("auto none", c->data_cache)) RFI_TRY(absolute(c, folder, &c->data_cache));
+  if (!rfi_has_word("model chatml", c->data_template)) RFI_TRY(absolute(c, folder, &c->data_template));
   if (*c->adapter_from) RFI_TRY(absolute(c, folder, &c->adapter_from));
   return *c->model ? absolute(c, folder, &c->model) : RFR_OK;
 }
@@ -356,16 +361,42 @@ static rfr_status derive_adapter(rfi_config *c) {
   return RFR_OK;
 }
 
-/* run.steps or run.time; --set of one replaces the other in the file. */
+/* One of run.steps, run.epochs and run.time; --set of one replaces another in the file. */
 static rfr_status check_length(rfi_config *c) {
-  bool steps = c->run_steps > 0, time = c->run_time > 0;
-  if (!steps && !time)
+  const rfi_config_id ids[] = {RFI_CFG_run_steps, RFI_CFG_run_epochs, RFI_CFG_run_time};
+  const bool found[] = {c->run_steps > 0, c->run_epochs > 0, c->run_time > 0};
+  int n = 0, set = -1, sets = 0;
+  for (int i = 0; i < 3; i++) {
+    if (!found[i]) continue;
+    n++;
+    if (c->source[ids[i]].line == 0) set = i, sets++;
+  }
+  if (n == 0)
     return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0,
-                       "run.steps or run.time is missing; give the length of the training");
-  if (!steps || !time) return RFR_OK;
-  bool steps_set = c->source[RFI_CFG_run_steps].line == 0, time_set = c->source[RFI_CFG_run_time].line == 0;
-  if (steps_set == time_set) return BAD(c, run_time, "run.time and run.steps are both given; remove one");
-  return take_default(c, steps_set ? RFI_CFG_run_time : RFI_CFG_run_steps);
+                       "run.steps, run.epochs or run.time is missing; give the length of the training");
+  if (n == 1) return RFR_OK;
+  if (sets != 1) {
+    const int last = found[2] ? 2 : 1, first = found[0] ? 0 : 1;
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[ids[last]].line ? c->source[ids[last]].from : c->file,
+                       c->source[ids[last]].line, "%s and %s are both given; remove one", rows[ids[last]].path,
+                       rows[ids[first]].path);
+  }
+  for (int i = 0; i < 3; i++)
+    if (i != set) RFI_TRY(take_default(c, ids[i]));
+  return RFR_OK;
+}
+
+static rfr_status check_weights(const rfi_config *c) {
+  const rfi_config_list *weights = &c->data_weights;
+  if (weights->n > 0 && weights->n != c->data_train.n)
+    return BAD(c, data_weights, "data.weights: %d numbers for %d patterns of data.train", weights->n, c->data_train.n);
+  for (int i = 0; i < weights->n; i++) {
+    char *end;
+    const double weight = rfi_strtod(weights->items[i], &end);
+    if (end == weights->items[i] || *end || !(weight > 0 && weight <= 1000))
+      return BAD(c, data_weights, "data.weights: %.100s is not a number over 0 and up to 1000", weights->items[i]);
+  }
+  return RFR_OK;
 }
 
 static rfr_status check_batch(const rfi_config *c) {
@@ -390,6 +421,7 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
   if (c->data_train.n == 0) return BAD(c, data_train, "data.train: the list is empty");
+  RFI_TRY(check_weights(c));
   rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* in our arena */
   for (int i = 0; i < c->optimizer_groups.n; i++)
     if (isnan(groups[i].weight_decay)) groups[i].weight_decay = c->optimizer_weight_decay;
@@ -443,6 +475,7 @@ bool rfi_config_is_used(const rfi_config *c, rfi_config_id id) {
   if (id == RFI_CFG_model ? !*c->model : model && *c->model) return false;
   if (strcmp(rows[id].section, "adapter") == 0 && c->adapter_type == RFI_ADAPTER_none && !*c->adapter_from)
     return false;
+  if (id == RFI_CFG_run_epochs && c->run_epochs == 0) return false;
   return c->source[id].from != NULL;
 }
 

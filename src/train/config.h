@@ -52,11 +52,16 @@ typedef struct rfi_config_numbers {
 } rfi_config_numbers;
 
 /* X(list, name): the choices of a CHOICE key; its value is the enumerator RFI_list_name. SCHEDULE has the order of
- * rfr_lr_kind, RECOMPUTE that of rfr_recompute. */
+ * rfr_lr_kind, RECOMPUTE that of rfr_recompute, FORMAT after auto that of rfi_row_form, LOSS that of rfi_row_loss,
+ * TRUNCATE that of rfi_row_truncate. */
 #define RFI_CHOICES_MODEL_TYPE(X) \
   X(MODEL_TYPE, llama) X(MODEL_TYPE, gpt2) X(MODEL_TYPE, mixtral) X(MODEL_TYPE, qwen3_moe)
 #define RFI_CHOICES_ACTIVATION(X) X(ACTIVATION, silu) X(ACTIVATION, gelu_new)
-#define RFI_CHOICES_TOKENIZER(X) X(TOKENIZER, bytes)
+#define RFI_CHOICES_FORMAT(X) \
+  X(FORMAT, auto)             \
+  X(FORMAT, text) X(FORMAT, chat) X(FORMAT, completion) X(FORMAT, alpaca) X(FORMAT, sharegpt) X(FORMAT, preference)
+#define RFI_CHOICES_LOSS(X) X(LOSS, auto) X(LOSS, assistant) X(LOSS, completion) X(LOSS, all)
+#define RFI_CHOICES_TRUNCATE(X) X(TRUNCATE, cut) X(TRUNCATE, drop) X(TRUNCATE, refuse)
 #define RFI_CHOICES_OPTIMIZER(X) X(OPTIMIZER, adamw) X(OPTIMIZER, sgd)
 #define RFI_CHOICES_WIDTH(X) X(WIDTH, f32) X(WIDTH, model)
 #define RFI_CHOICES_SCHEDULE(X) X(SCHEDULE, constant) X(SCHEDULE, linear) X(SCHEDULE, cosine) X(SCHEDULE, wsd)
@@ -67,7 +72,9 @@ typedef struct rfi_config_numbers {
 #define RFI_CHOICE_ENUM(list, name) RFI_##list##_##name,
 enum { RFI_CHOICES_MODEL_TYPE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_ACTIVATION(RFI_CHOICE_ENUM) };
-enum { RFI_CHOICES_TOKENIZER(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_FORMAT(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_LOSS(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_TRUNCATE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_OPTIMIZER(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_WIDTH(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_SCHEDULE(RFI_CHOICE_ENUM) };
@@ -141,7 +148,7 @@ rfr_status rfi_config_set(rfi_config *config, rfi_config_id id, const char *text
 /* The resolved configuration as YAML; with `sources`, each line ends with the source of its value. */
 rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *out);
 /* The key has a value that counts: false for model.* if `model` is a folder, for `model` if it is not, for adapter.*
- * without an adapter, and for a key that is still auto. */
+ * without an adapter, for run.epochs if it is 0, and for a key that is still auto. */
 bool rfi_config_is_used(const rfi_config *config, rfi_config_id id);
 /* One value as YAML on one line. */
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);

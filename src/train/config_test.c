@@ -262,7 +262,7 @@ static void test_between_keys(void **state) {
       {"model.max_position_embeddings=100", "is less than data.sequence 512"},
       {"batch.tokens=40000", "the nearest is 40960"},
       {"batch.tokens=10", "the nearest is 4096"},
-      {"run.steps=0", "run.steps or run.time is missing"},
+      {"run.steps=0", "run.steps, run.epochs or run.time is missing"},
       {"data.train=[]", "the list is empty"},
       {"model.hiddensize=1", "did you mean \"hidden_size\"?"},
       {"mode.hidden_size=1", "did you mean \"model\"?"},

@@ -78,9 +78,9 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
                                    .seconds = now - start});
   }
   out->windows_held_out = held_out;
-  out->bytes = out->tokens; /* a token is a byte */
+  for (int64_t w = 0; w < out->windows; w++) out->bytes += rfi_dataset_window_bytes(run->data, w);
   out->loss = nats / (double)out->tokens;
-  out->bits_per_byte = nats / log(2.0) / (double)out->bytes;
+  out->bits_per_byte = out->bytes > 0 ? nats / log(2.0) / (double)out->bytes : 0.0;
   out->seconds = rfi_now() - start;
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_EVALUATION,
                                  .step = run->step,

@@ -55,12 +55,11 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   rfi_free(run->ctx, own);
   RFI_TRY(s);
   const rfi_settings *settings = run->settings;
-  if (!run->options.no_data && (run->options.programs & (RFR_RUN_TRAIN | RFR_RUN_EVALUATE)))
-    RFI_TRY(rfi_settings_check_tokenizer(settings));
+  if (!run->options.no_data) RFI_TRY(rfi_settings_open_text(run->settings));
   run->options.overrides = NULL; /* the caller's, valid in this call only */
   run->options.config_name = run->options.config_folder = NULL;
   run->options.debug |= settings->debug;
-  run->steps = settings->spec.timed ? 1 : settings->steps;
+  run->steps = settings->steps > 0 ? settings->steps : 1; /* of a time or epochs: found later */
   if (!settings->spec.timed) return RFR_OK;
   run->clock = (rfi_run_clock){.time = settings->time,
                                .warmup = clock_amount(settings->config->schedule_warmup),
@@ -70,15 +69,30 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   return RFR_OK;
 }
 
+static void warn_line(void *run, const char *line) { rfi_run_warn(run, "%s", line); }
+
+/* The steps of a run that is given in epochs. */
+static rfr_status count_steps(rfr_run *run) {
+  rfi_settings *s = run->settings;
+  const int64_t each = s->spec.microbatches * s->rows;
+  RFI_TRY(rfi_dataset_windows(run->data, s->seed, s->epochs, &run->windows));
+  if (run->windows == 0)
+    return rfi_fail(RFI_E_DATA_EMPTY, "run.epochs: %g epochs of the data have no window", s->epochs);
+  RFI_TRY(rfi_settings_set_steps(s, (run->windows + each - 1) / each));
+  run->steps = s->steps;
+  return RFR_OK;
+}
+
 static rfr_status open_data(rfr_run *run) {
   const int programs = run->options.programs; /* 0: the data alone */
   if (run->options.no_data || (programs && !(programs & (RFR_RUN_TRAIN | RFR_RUN_EVALUATE)))) return RFR_OK;
-  RFI_TRY(rfi_settings_open_data(run->settings, &run->data));
+  RFI_TRY(rfi_settings_open_data(run->settings, warn_line, run, &run->data));
   const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
   rfi_hash_format(run->hash, d->hash);
-  if (d->bytes[RFI_TRAIN] > d->documents[RFI_TRAIN] || !(programs & RFR_RUN_TRAIN)) return RFR_OK;
+  if (run->settings->epochs > 0) RFI_TRY(count_steps(run));
+  if (d->trained[RFI_TRAIN] > 0 || !(programs & RFR_RUN_TRAIN)) return RFR_OK;
   return rfi_fail(RFI_E_DATA_EMPTY,
-                  "data.train: each of %d documents has one byte, so there is no next byte to predict",
+                  "data.train: each of %d documents has one token, so there is no next token to predict",
                   d->documents[RFI_TRAIN]);
 }
 
@@ -87,8 +101,6 @@ static rfr_status compile(rfr_run *run) {
   run->checkpoint_bytes = rfi_state_bytes(run);
   return RFR_OK;
 }
-
-static void warn_line(void *run, const char *line) { rfi_run_warn(run, "%s", line); }
 
 /* The newest checkpoint, NULL if there is none. *reason: why newer ones were not taken, or "". */
 static rfr_status find_checkpoint(rfr_ctx *ctx, const char *folder, rfi_checkpoint **from, char reason[512]) {

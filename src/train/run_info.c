@@ -42,7 +42,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .experts = s->spec.model.experts,
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),
                         .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
-                        .byte_tokens = rfi_settings_has_byte_tokens(s),
+                        .byte_tokens = rfi_settings_has_byte_tokens(s) && !s->tokenizer,
                         .data_hash = run->hash,
                         .checkpoint = run->checkpoint,
                         .time = run->clock.time,
@@ -58,11 +58,23 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     out->train_bytes = d->bytes[RFI_TRAIN];
     out->validation_files = d->files[RFI_VALIDATION];
     out->validation_bytes = d->bytes[RFI_VALIDATION];
-    out->train_tokens = out->train_bytes; /* data.tokenizer: bytes */
-    out->validation_tokens = out->validation_bytes;
+    out->train_tokens = d->tokens[RFI_TRAIN];
+    out->validation_tokens = d->tokens[RFI_VALIDATION];
+    out->train_rows = d->rows ? d->documents[RFI_TRAIN] : 0;
+    out->validation_rows = d->rows ? d->documents[RFI_VALIDATION] : 0;
+    out->train_windows = d->windows[RFI_TRAIN];
+    out->trained_tokens = d->trained[RFI_TRAIN];
+    out->truncated_rows = d->truncated;
+    out->cut_tokens = d->cut;
+    out->dropped_rows = d->dropped;
+    out->untrained_rows = d->untrained;
+    out->cached_files = d->cached;
     out->duplicate_files = d->duplicates;
     out->empty_files = d->empty;
-    if (out->train_tokens > 0)
+    if (s->epochs > 0) out->epochs = s->epochs;
+    else if (d->rows && d->windows[RFI_TRAIN] > 0)
+      out->epochs = (double)out->steps * (double)(s->spec.microbatches * s->rows) / (double)d->windows[RFI_TRAIN];
+    else if (out->train_tokens > 0)
       out->epochs = (double)out->steps * (double)out->tokens_per_step / (double)out->train_tokens;
   }
   for (int i = 0; i < rfr_model_parameter_count(&s->spec.model); i++) {

@@ -410,7 +410,7 @@ static void given_in_time(void **state) {
   const char *const sets[] = {"run.steps=50000"};
   o.overrides = sets, o.n_overrides = 1;
   assert_int_equal(rfr_run_open(ctx, config, rft_run_folder("time"), &o, &run), RFR_MISMATCH);
-  assert_non_null(strstr(rfr_last_error()->message, "given by run.time and cannot go on with run.steps"));
+  assert_non_null(strstr(rfr_last_error()->message, "given by run.epochs or run.time and cannot go on with run.steps"));
   rfr_ctx_destroy(ctx);
 }
 
@@ -907,7 +907,7 @@ static void nothing_to_predict(void **state) {
                                 NULL, &o, &run),
                    RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "data.empty");
-  assert_non_null(strstr(rfr_last_error()->message, "no next byte to predict"));
+  assert_non_null(strstr(rfr_last_error()->message, "no next token to predict"));
   rfr_ctx_destroy(ctx);
 }
 

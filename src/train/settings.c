@@ -14,6 +14,9 @@
 #include "data/file.h"
 #include "model/peft.h"
 #include "nn/adapter.h"
+#include "text/chat.h"
+#include "text/row_dataset.h"
+#include "text/text_documents.h"
 #include "train/machine.h"
 #include "train/patterns.h"
 
@@ -273,7 +276,7 @@ static rfr_status read_schedule(rfi_settings *s) {
   const int64_t total = s->steps > 0 ? s->steps : PROVISIONAL_STEPS;
   rfr_lr_options o = rfr_lr_options_default();
   o.kind = (rfr_lr_kind)c->schedule_name;
-  s->spec.timed = s->steps == 0;
+  s->spec.timed = s->time > 0;
   if (s->spec.timed && o.kind != RFR_LR_WSD && o.kind != RFR_LR_CONSTANT)
     return FAIL_AT(s, RFI_CFG_schedule_name,
                    "schedule.name: %s needs the number of steps, and run.time leaves it open; give wsd or constant, "
@@ -311,6 +314,7 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   const rfi_config *c = s->config;
   s->steps = c->run_steps;
   s->time = c->run_time;
+  s->epochs = c->run_epochs;
   s->evaluate_every = c->run_evaluate_every;
   s->evaluate_windows = c->source[RFI_CFG_run_evaluate_windows].from ? c->run_evaluate_windows : -1;
   s->checkpoint_every = c->run_checkpoint_every;
@@ -334,8 +338,15 @@ fail:
   return status;
 }
 
+rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps) {
+  s->steps = steps;
+  return read_schedule(s);
+}
+
 void rfi_settings_destroy(rfi_settings *s) {
   if (!s) return;
+  rfr_tokenizer_destroy(s->tokenizer);
+  rfr_chat_template_destroy(s->chat);
   rfi_hf_notes_deinit(&s->notes);
   rfi_config_destroy(s->config);
   rfr_adapter_destroy(s->adapter);
@@ -366,12 +377,37 @@ bool rfi_settings_has_byte_tokens(const rfi_settings *s) {
   return !s->weights || (s->spec.model.vocab_size <= 256 && !s->notes.tokenizer);
 }
 
-rfr_status rfi_settings_check_tokenizer(const rfi_settings *s) {
-  if (rfi_settings_has_byte_tokens(s)) return RFR_OK;
+/* ---- tokenizer and template ---- */
+
+/* The folder of the tokenizer, or its file; NULL: tokens are bytes. */
+static rfr_status find_tokenizer(const rfi_settings *s, const char **path) {
+  const rfi_config *c = s->config;
+  const bool bytes = strcmp(c->data_tokenizer, "bytes") == 0, given = strcmp(c->data_tokenizer, "auto") != 0;
+  *path = given && !bytes ? c->data_tokenizer : NULL;
+  if (*path || rfi_settings_has_byte_tokens(s)) return RFR_OK;
+  if (!bytes) {
+    *path = s->weights;
+    return RFR_OK;
+  }
   const char *name = s->notes.tokenizer, *file = name ? " and the file " : "";
-  return rfi_fail_at(RFI_E_DATA_TOKENIZER, s->config->file, s->config->source[RFI_CFG_model].line,
+  return rfi_fail_at(RFI_E_DATA_TOKENIZER, c->file, c->source[RFI_CFG_data_tokenizer].line,
                      "data.tokenizer: bytes does not fit the model folder %s: it has vocab_size %lld%s%s", s->weights,
                      (long long)s->spec.model.vocab_size, file, name ? name : "");
+}
+
+rfr_status rfi_settings_open_text(rfi_settings *s) {
+  const rfi_config *c = s->config;
+  const char *path;
+  RFI_TRY(find_tokenizer(s, &path));
+  if (path) RFI_TRY(rfr_tokenizer_open(s->ctx, path, &s->tokenizer));
+  if (s->tokenizer && rfr_tokenizer_vocab_size(s->tokenizer) > s->spec.model.vocab_size)
+    return rfi_fail_at(RFI_E_DATA_TOKENIZER, c->file, c->source[RFI_CFG_data_tokenizer].line,
+                       "data.tokenizer: %s has %lld tokens, the model's vocab_size is %lld", path,
+                       (long long)rfr_tokenizer_vocab_size(s->tokenizer), (long long)s->spec.model.vocab_size);
+  if (strcmp(c->data_template, "model") != 0) return rfr_chat_template_open(s->ctx, c->data_template, NULL, &s->chat);
+  bool exists = false;
+  if (s->weights) RFI_TRY(rfi_chat_template_exists(s->ctx, s->weights, &exists));
+  return exists ? rfr_chat_template_open(s->ctx, s->weights, NULL, &s->chat) : RFR_OK;
 }
 
 /* ---- data ---- */
@@ -399,20 +435,101 @@ static rfr_status expand(const rfi_settings *s, const char *root, const rfi_conf
   return RFR_OK;
 }
 
-rfr_status rfi_settings_open_data(const rfi_settings *s, rfi_dataset **out) {
+static bool is_row_file(const char *path) {
+  static const char *const ends[] = {".jsonl", ".jsonl.gz", ".jsonl.zst"};
+  const size_t n = strlen(path);
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+    if (n > strlen(ends[i]) && strcmp(path + n - strlen(ends[i]), ends[i]) == 0) return true;
+  return false;
+}
+
+/* Whether the files have rows: all of them, or none. */
+static rfr_status find_kind(const rfi_settings *s, const rfi_paths *train, const rfi_paths *validation, bool *rows) {
   const rfi_config *c = s->config;
-  rfi_paths train = {.ctx = s->ctx}, validation = {.ctx = s->ctx};
-  const char *root = c->data_root;
-  *out = NULL;
-  rfr_status status = expand(s, root, &c->data_train, &train);
-  if (status == RFR_OK) status = expand(s, root, &c->data_validation.patterns, &validation);
-  const rfi_dataset_options o = {.root = root,
+  const rfi_paths *const lists[] = {train, validation};
+  rfi_paths files = {.ctx = s->ctx};
+  rfr_status status = RFR_OK;
+  int kinds[2] = {-1, -1}; /* the first text file, the first file of rows */
+  *rows = c->data_format > RFI_FORMAT_text;
+  if (*rows) return RFR_OK;
+  for (int i = 0; i < 2 && status == RFR_OK; i++)
+    for (int k = 0; k < lists[i]->n && status == RFR_OK; k++)
+      status = rfi_glob(c->data_root, lists[i]->items[k], &files);
+  for (int i = 0; i < files.n; i++)
+    if (kinds[is_row_file(files.items[i])] < 0) kinds[is_row_file(files.items[i])] = i;
+  *rows = kinds[1] >= 0;
+  if (status == RFR_OK && *rows && kinds[0] >= 0)
+    status = FAIL_AT(s, RFI_CFG_data_train,
+                     "data.train: %.200s has rows and %.200s is text; train on files of one kind, or set data.format",
+                     files.items[kinds[1]], files.items[kinds[0]]);
+  rfi_paths_deinit(&files);
+  return status;
+}
+
+static rfr_status open_rows(const rfi_settings *s, const rfi_row_encoder *encoder, rfi_token_cache *cache,
+                            const rfi_paths *train, const rfi_paths *validation, rfi_dataset **out) {
+  _Static_assert((int)RFI_FORMAT_text == (int)RFI_ROW_text + 1 &&
+                     (int)RFI_FORMAT_preference == (int)RFI_ROW_preference + 1,
+                 "same order");
+  const rfi_config *c = s->config;
+  double *weights = NULL;
+  if (c->data_weights.n > 0) {
+    if (train->n != c->data_weights.n)
+      return FAIL_AT(s, RFI_CFG_data_weights, "data.weights: not allowed with a list of patterns from a file (@FILE)");
+    RFI_TRY(RFI_ALLOC(s->ctx, (size_t)train->n * sizeof *weights, &weights));
+    for (int i = 0; i < train->n; i++) weights[i] = rfi_strtod(c->data_weights.items[i], &(char *){NULL});
+  }
+  const rfi_row_dataset_options o = {.root = c->data_root,
+                                     .patterns = (const char *const *)train->items,
+                                     .weights = weights,
+                                     .n_patterns = train->n,
+                                     .validation_fraction = c->data_validation.percent / 100.0,
+                                     .validation_patterns = (const char *const *)validation->items,
+                                     .n_validation_patterns = validation->n,
+                                     .sequence = (int)s->sequence,
+                                     .packing = c->data_packing,
+                                     .truncate = (rfi_row_truncate)c->data_truncate,
+                                     .form = c->data_format == RFI_FORMAT_auto ? RFI_ROW_FORM_COUNT
+                                                                               : (rfi_row_form)(c->data_format - 1),
+                                     .cache = cache};
+  const rfr_status status = rfi_row_dataset_open(encoder, &o, out);
+  rfi_free(s->ctx, weights);
+  return status;
+}
+
+static rfr_status open_text(const rfi_settings *s, const rfi_row_encoder *encoder, rfi_token_cache *cache,
+                            const rfi_paths *train, const rfi_paths *validation, rfi_dataset **out) {
+  const rfi_config *c = s->config;
+  rfi_text_documents documents = {.encoder = encoder, .cache = cache, .root = c->data_root};
+  if (c->data_weights.n > 0) return FAIL_AT(s, RFI_CFG_data_weights, "data.weights: only files of rows have weights");
+  const rfi_dataset_options o = {.root = c->data_root,
                                  .validation_fraction = c->data_validation.percent / 100.0,
-                                 .validation_patterns = (const char *const *)validation.items,
-                                 .n_validation_patterns = validation.n,
+                                 .validation_patterns = (const char *const *)validation->items,
+                                 .n_validation_patterns = validation->n,
                                  .sequence = (int)s->sequence,
-                                 .context = (int)c->run_evaluate_context};
-  if (status == RFR_OK) status = rfi_dataset_open(s->ctx, (const char *const *)train.items, train.n, &o, out);
+                                 .context = (int)c->run_evaluate_context,
+                                 .encode = encoder->tokenizer ? rfi_text_documents_encode : NULL,
+                                 .encode_user = &documents};
+  return rfi_dataset_open(s->ctx, (const char *const *)train->items, train->n, &o, out);
+}
+
+rfr_status rfi_settings_open_data(const rfi_settings *s, void (*warn)(void *user, const char *line), void *user,
+                                  rfi_dataset **out) {
+  _Static_assert((int)RFI_LOSS_all == (int)RFI_ROW_LOSS_ALL && (int)RFI_TRUNCATE_refuse == (int)RFI_ROW_REFUSE,
+                 "same order");
+  const rfi_config *c = s->config;
+  const rfi_row_encoder encoder = {
+      .ctx = s->ctx, .tokenizer = s->tokenizer, .chat = s->chat, .loss = (rfi_row_loss)c->data_loss};
+  rfi_token_cache cache = {.ctx = s->ctx, .folder = c->data_cache, .warn = warn, .user = user};
+  rfi_paths train = {.ctx = s->ctx}, validation = {.ctx = s->ctx};
+  bool rows = false;
+  *out = NULL;
+  if (strcmp(c->data_cache, "auto") == 0) cache.folder = "";
+  if (strcmp(c->data_cache, "none") == 0 || !s->tokenizer) cache.folder = NULL; /* bytes need no cache */
+  rfr_status status = expand(s, c->data_root, &c->data_train, &train);
+  if (status == RFR_OK) status = expand(s, c->data_root, &c->data_validation.patterns, &validation);
+  if (status == RFR_OK) status = find_kind(s, &train, &validation, &rows);
+  if (status == RFR_OK) status = (rows ? open_rows : open_text)(s, &encoder, &cache, &train, &validation, out);
   rfi_paths_deinit(&train);
   rfi_paths_deinit(&validation);
   return status;

@@ -11,6 +11,8 @@
 #include "base/arena.h"
 #include "base/base.h"
 #include "model/hf.h"
+#include "refrain/chat.h"
+#include "refrain/text.h"
 #include "refrain/train.h"
 #include "train/config.h"
 #include "train/step_trace.h"
@@ -26,8 +28,11 @@ typedef struct rfi_settings {
   int64_t sequence;         /* S, tokens of a window */
   int64_t rows;             /* windows per microbatch */
   int64_t eval_rows;
-  int64_t steps;                            /* 0: `time` decides */
-  double time;                              /* seconds of training, if steps is 0 */
+  int64_t steps;                            /* 0: `time` decides, or `epochs` and the data */
+  double time;                              /* seconds of training, or 0 */
+  double epochs;                            /* passes over the data, or 0: rfi_settings_set_steps */
+  rfr_tokenizer *tokenizer;                 /* of rfi_settings_open_text; NULL: tokens are bytes */
+  rfr_chat_template *chat;                  /* NULL: none */
   int64_t evaluate_every, checkpoint_every; /* steps; 0: only at the end */
   int64_t evaluate_windows;                 /* of an evaluation; 0: all; -1: auto */
   int64_t log_every;                        /* steps between metrics in the log */
@@ -45,11 +50,16 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
 void rfi_settings_destroy(rfi_settings *s); /* accepts NULL */
 /* The tokens of the model are bytes: false for a model folder with another vocabulary. */
 bool rfi_settings_has_byte_tokens(const rfi_settings *s);
-/* data.tokenizer for a model whose tokens are not bytes: call before text becomes tokens. */
-rfr_status rfi_settings_check_tokenizer(const rfi_settings *s);
-/* Opens the files that the configuration names. Errors: data.*. */
+/* Opens the tokenizer and the chat template. Errors: data.tokenizer (data.tokenizer does not fit the model), tokenizer.*,
+ * template.*, chat.*, file.*. */
+rfr_status rfi_settings_open_text(rfi_settings *s);
+/* Opens the files that the configuration names, after rfi_settings_open_text. `warn` gets a line if tokens cannot be
+ * cached. Errors: data.*. */
 struct rfi_dataset;
-rfr_status rfi_settings_open_data(const rfi_settings *s, struct rfi_dataset **out);
+rfr_status rfi_settings_open_data(const rfi_settings *s, void (*warn)(void *user, const char *line), void *user,
+                                  struct rfi_dataset **out);
+/* The steps of a run that is given in epochs, from its data. Errors: config.value (the schedule does not fit). */
+rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps);
 /* Calls `warn` with one line for each ignored field of the model folder, up to a few. */
 void rfi_settings_warn(const rfi_settings *s, void (*warn)(void *user, const char *line), void *user);
 rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *out);

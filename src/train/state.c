@@ -374,12 +374,18 @@ typedef rfr_status (*on_difference)(rfr_run *run, const char *file, const char *
 
 static rfr_status other_configuration(rfr_run *run, const char *file, const char *key, const char *theirs,
                                       const char *mine) {
+  if (strcmp(key, "run.epochs") == 0 && strcmp(theirs, "missing") != 0) {
+    rfi_run_warn(run, "%s: the run was planned for %s epochs, now %s: its learning rate changes", file, theirs, mine);
+    return RFR_OK;
+  }
   if (strcmp(key, "run.steps") != 0)
     return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s is %s in the checkpoint and %s in the configuration", key,
                        theirs, mine);
-  if (strcmp(theirs, "\"0\"") == 0 || strcmp(mine, "\"0\"") == 0)
-    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "the run was given by run.%s and cannot go on with run.%s",
-                       run->clock.time > 0.0 ? "steps" : "time", run->clock.time > 0.0 ? "time" : "steps");
+  if (strcmp(mine, "\"0\"") == 0)
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "the run was given by run.steps and cannot go on with run.%s",
+                       run->clock.time > 0.0 ? "time" : "epochs");
+  if (strcmp(theirs, "\"0\"") == 0)
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "the run was given by run.epochs or run.time and cannot go on with run.steps");
   rfi_run_warn(run, "%s: the run was planned for %s steps, now %s: its learning rate changes", file, theirs, mine);
   return RFR_OK;
 }

@@ -212,8 +212,10 @@ static void train(scene *s, double *losses, double *after) {
                         .gradient_dtype = RFR_F32,
                         .state_dtype = RFR_F32,
                         .lr = rfr_lr_options_default()};
+  float lr;
+  OK(rfi_safetensors_read_as(s->reference, rfi_safetensors_find(s->reference, "lr"), RFR_F32, &lr, 1));
   spec.adamw.beta1 = 0.9, spec.adamw.beta2 = 0.95, spec.adamw.eps = 1e-8, spec.adamw.decay = 0.01;
-  spec.lr.kind = RFR_LR_CONSTANT, spec.lr.base = 1e-3, spec.lr.total = STEPS;
+  spec.lr.kind = RFR_LR_CONSTANT, spec.lr.base = (double)lr, spec.lr.total = STEPS;
   OK(rfi_trace_train(s->ctx, &spec, &t));
   OK(rfr_compile(s->ctx, 1, (const rfr_trace *const *)&t, NULL, NULL, &p));
   rfr_trace_destroy(t);

@@ -164,7 +164,8 @@ static const char *exempt(const rft_op *op, char word[32]) {
       def->code == RFI_OP_accumulate)
     return "is a backward";
   if (strcmp(def->family, "grouped") == 0 && def->code != RFI_OP_splits_to_offsets) return "via grouped_matmul";
-  if (def->code == RFI_OP_add_layernorm || def->code == RFI_OP_add_rmsnorm) return "none: lowered";
+  if (def->code == RFI_OP_add_layernorm || def->code == RFI_OP_add_rmsnorm || def->code == RFI_OP_lora_matmul)
+    return "none: lowered";
   if (def->flags & RFI_STATE) return "none: state";
   if (strcmp(def->family, "optim") == 0) return "none: optimizer";
   if (strcmp(def->family, "ring") == 0) return "none: host data";

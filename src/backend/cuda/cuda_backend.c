@@ -22,6 +22,7 @@
 #include "ops/grouped/grouped.h"
 #include "ops/grouped/pair.h"
 #include "ops/loss/head.h"
+#include "ops/matmul/lora_cuda.h"
 
 __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host);
 __attribute__((visibility("default"))) const char rfi_cuda_module_built[] = RFI_BUILT;
@@ -272,6 +273,25 @@ static rfr_status select_head(rfi_device *d, rfi_arena *memory, rfr_call *call) 
   return RFR_OK;
 }
 
+/* lora_matmul as two GEMMs, by cuBLASLt if it takes them. */
+static rfr_status select_lora(rfi_device *d, rfi_arena *memory, rfi_bound *b) {
+  rfi_head_product products[2];
+  rfi_head_library *entry = core->arena_alloc(memory, sizeof *entry * 2);
+  if (!entry) return RFR_NO_MEMORY;
+  b->kernel = "cuBLASLt";
+  rfi_lora_products(&b->call, products);
+  for (int i = 0; i < 2; i++) {
+    rfi_bound part = {.call = products[i].call};
+    RFI_TRY(rfi_lt_select(d->lt, &part));
+    if (!part.run) b->kernel = "sm80";
+    if (part.workspace > b->workspace) b->workspace = part.workspace;
+    entry[i] = (rfi_head_library){part.run, (size_t)part.workspace, part.call.library, d};
+  }
+  b->run = rfi_lora_run_products;
+  b->call.library = entry;
+  return RFR_OK;
+}
+
 /* Why there is no kernel, if the reason is not types or strides. */
 static const char *refuses(const rfi_opr *op, rfi_arena *memory, const rfr_call *call) {
   enum { ROOM = 160 };
@@ -307,6 +327,7 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
+  if (op->def->code == RFI_OP_lora_matmul && !kernel->takes(&b->call)) return select_lora(d, memory, b);
   if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) {
     b->why = refuses(op, memory, &b->call);
     return RFR_OK;
@@ -654,6 +675,7 @@ static const rfi_backend backend = {
     .host = false,
     .branches = true,
     .guard = GUARD,
+    .lora = true,
     .loss_chunk = 4096, /* with 1024 rows, reading and writing dw takes as long as its GEMM */
     .open = device_open,
     .join = device_join,

@@ -424,6 +424,7 @@ rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
                             .sharded = c->gathered,
                             .copies = count_copies(g),
                             .delayed = g->stage[c->stage].delayed,
+                            .lora = g->m.backend->lora,
                             .loss_chunk = g->m.backend->loss_chunk,
                             .gathered = c->gathered && g->stage[c->stage].delayed,
                             .is_written = is_written,

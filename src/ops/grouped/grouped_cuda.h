@@ -6,9 +6,11 @@
  *   RFI_GROUPED_NN  y[row] = x[row] w[g] (+ bias[g] scale[row])       a = x (rows,N)   b = w (G,N,K)   y (rows,K)
  *   RFI_GROUPED_NT  dw[g] (+)= dy[rows of g]T x[rows of g]            a = dy (rows,N)  b = x (rows,K)  y (G,N,K)
  *   RFI_GROUPED_SWIGLU  TN, y may be NULL, and act (rows,N/2) = silu(left half of y) * right half * weight[row]
+ *   RFI_GROUPED_LORA_TN, RFI_GROUPED_LORA_NN  one group of all rows (offsets NULL), TN or NN + u b2, with b2 laid out as
+ *                       w; (+)= y, and one bias for all rows
  *
  * Rows after the last group become zero. y and act are dense; the other operands have dense rows. Only rfi_grouped_sm90
- * supports RFI_GROUPED_SWIGLU.
+ * supports RFI_GROUPED_SWIGLU and the LoRA kinds.
  */
 #ifndef RFI_GROUPED_CUDA_H
 #define RFI_GROUPED_CUDA_H
@@ -19,12 +21,19 @@
 extern "C" {
 #endif
 
-typedef enum rfi_grouped_kind { RFI_GROUPED_TN, RFI_GROUPED_NN, RFI_GROUPED_NT, RFI_GROUPED_SWIGLU } rfi_grouped_kind;
+typedef enum rfi_grouped_kind {
+  RFI_GROUPED_TN,
+  RFI_GROUPED_NN,
+  RFI_GROUPED_NT,
+  RFI_GROUPED_SWIGLU,
+  RFI_GROUPED_LORA_TN,
+  RFI_GROUPED_LORA_NN
+} rfi_grouped_kind;
 
 typedef struct rfi_grouped {
   rfi_grouped_kind kind;
   int64_t groups, rows, N, K;
-  const int32_t *offsets; /* groups + 1; for any values, nothing outside the rows is accessed */
+  const int32_t *offsets; /* groups + 1; for any values, nothing outside the rows is accessed; NULL: one group */
   const void *a, *b;
   const rfr_arg *ws;                         /* separate weights, then b is NULL; host memory; NULL: w is packed */
   int64_t a_row, b_row, b_group, bias_group; /* strides in elements; b_group: of w */
@@ -32,7 +41,9 @@ typedef struct rfi_grouped {
   void *y, *act;
   const void *weight; /* per row */
   rfr_dtype a_dtype, b_dtype, y_dtype, bias_dtype, scale_dtype, weight_dtype;
-  int accumulate; /* add to y; NT only */
+  const void *a2, *b2; /* the LoRA kinds: u (rows,R), and (N,R) or (R,K) */
+  int64_t a2_row, b2_row, R;
+  int accumulate; /* add to y; NT and the LoRA kinds only */
   /* NT: number of groups that share the rows, these included: choices that depend on it are the same for each */
   int64_t of;
   int more;       /* the groups after these, and the rows after them, belong to another call; not in NT */

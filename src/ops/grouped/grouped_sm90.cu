@@ -23,6 +23,9 @@
  * this during the next tile's GEMM, also for results that are added to f32 over long reductions. At a group's end, and
  * when adding in other cases, the warp itself writes full cache lines. Where SwiGLU follows, swiglu_sm90.cuh does this
  * instead.
+ *
+ * The LoRA kinds are a GEMM of one group whose reduction continues over a second pair of operands: the producer takes
+ * the last steps from their tensor maps, and the copy engine fills the rest of a step with zeros.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/grouped/swiglu_sm90.cuh"
@@ -63,13 +66,20 @@ template <int WS> struct problem {
   int columns, reduction;
   bool accumulate, engine_adds; /* add to y; the copy engine adds */
   int32_t *taken;               /* number of units taken */
+  CUtensorMap a2, b2;           /* the LoRA kinds: the second pair */
+  int more_steps;               /* of the second pair */
   CUtensorMap h;                /* of act */
   void *act;                    /* RFI_GROUPED_SWIGLU */
   const void *weight;
   rfr_dtype weight_dtype;
 };
 
-static constexpr bool is_tn(rfi_grouped_kind kind) { return kind == RFI_GROUPED_TN || kind == RFI_GROUPED_SWIGLU; }
+static constexpr bool is_tn(rfi_grouped_kind kind) {
+  return kind == RFI_GROUPED_TN || kind == RFI_GROUPED_SWIGLU || kind == RFI_GROUPED_LORA_TN;
+}
+static constexpr bool is_lora(rfi_grouped_kind kind) {
+  return kind == RFI_GROUPED_LORA_TN || kind == RFI_GROUPED_LORA_NN;
+}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -105,6 +115,7 @@ static __device__ __forceinline__ tile tile_of(const problem<WS> &p, rfi_unit_wa
     t.column = i / deep * WIDTH;
   }
   if (t.group < p.groups.n) t.steps = ((KIND == RFI_GROUPED_NT ? t.size : p.reduction) + STEP - 1) / STEP;
+  if (is_lora(KIND)) t.steps += p.more_steps;
   return t;
 }
 
@@ -198,26 +209,29 @@ static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const til
                                                  const places &in, int rank) {
   constexpr bool NT = KIND == RFI_GROUPED_NT, TN = is_tn(KIND), HALVES = KIND == RFI_GROUPED_SWIGLU;
   const CUtensorMap *const map = &p.b[WS > 1 ? t.group : 0];
+  const int first = is_lora(KIND) ? t.steps - p.more_steps : t.steps; /* steps of the first pair */
   const int z = NT || WS > 1 ? 0 : t.group;
   for (int k = 0; k < t.steps; k++, at.next()) {
     const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL,
                    barrier = in.full + at.stage * 8;
-    const int r = (NT ? t.first : 0) + k * STEP; /* position in the reduction */
+    const bool second = is_lora(KIND) && k >= first;
+    const CUtensorMap *const of_a = second ? &p.a2 : &p.a, *const of_b = second ? &p.b2 : map;
+    const int r = (NT ? t.first : 0) + (second ? k - first : k) * STEP; /* position in the reduction */
     rfi_barrier_wait(in.empty + at.stage * 8, at.phase ^ 1);
     rfi_barrier_expect(barrier, PANELS * RFI_PANEL);
 #pragma unroll
     for (int q = 0; q < (BESIDE ? 1 : 2); q++) {
       const int panel = BESIDE ? rank : q, row = t.row + 64 * panel, x = NT ? row : r, y = NT ? r : t.first + row;
-      if (BESIDE) rfi_tma_load_both(a + panel * RFI_PANEL, &p.a, barrier, x, y, 0);
-      else rfi_tma_load(a + panel * RFI_PANEL, &p.a, barrier, x, y, 0);
+      if (BESIDE) rfi_tma_load_both(a + panel * RFI_PANEL, of_a, barrier, x, y, 0);
+      else rfi_tma_load(a + panel * RFI_PANEL, of_a, barrier, x, y, 0);
     }
 #pragma unroll
     for (int q = 0; q < (BESIDE ? 4 : 2); q++) {
       const int panel = BESIDE ? q : 2 * rank + q;
       const int column = t.column + (HALVES ? panel % 2 * 64 + panel / 2 * p.columns : panel * 64);
       const int x = TN ? r : column, y = TN ? column : r;
-      if (BESIDE) rfi_tma_load(b + panel * RFI_PANEL, map, barrier, x, y, z);
-      else rfi_tma_load_both(b + panel * RFI_PANEL, map, barrier, x, y, z);
+      if (BESIDE) rfi_tma_load(b + panel * RFI_PANEL, of_b, barrier, x, y, z);
+      else rfi_tma_load_both(b + panel * RFI_PANEL, of_b, barrier, x, y, z);
     }
   }
 }
@@ -490,6 +504,11 @@ static __device__ __forceinline__ void write(const float (&sum)[32][4], const pr
   }
   if (threadIdx.x % 32 == 0) rfi_tma_wait_read<0>();
   __syncwarp();
+  if constexpr (is_lora(KIND))
+    if (p.accumulate) {
+      write_warp<O, float, true>(sum, p, staging, y, t.column, left);
+      return;
+    }
   if constexpr (NT) write_warp<O, float, true>(sum, p, staging, y, t.column, left);
   else write_warp<O, O, false>(sum, p, staging, y, t.column, left);
 }
@@ -520,6 +539,8 @@ static __device__ __forceinline__ void consume(const problem<WS> &p, const place
       if (!p.engine_adds)
         fetch(p, (const O *)p.out + ((int64_t)t.group * p.groups.high + row) * p.columns, t.column, left);
     }
+    if (is_lora(KIND) && p.accumulate)
+      fetch(p, (const O *)p.out + (int64_t)(t.first + row) * p.columns, t.column, left);
     multiply<T, KIND, true>(sum, t, at, in, consumer, [&]() {
       if constexpr (NT && sizeof(O) == 4)
         if (p.engine_adds) fetch_warp(p, t.column, row + warp * 16, t.group);
@@ -598,8 +619,11 @@ static rfr_status launch(const problem<WS> &p, int sms, cudaStream_t stream) {
 
 template <typename T, typename O, int WS>
 static rfr_status launch_kind(const rfi_grouped *g, const problem<WS> &p, int sms, cudaStream_t stream) {
-  if constexpr (WS == 1 && sizeof(O) == 2)
+  if constexpr (WS == 1 && sizeof(O) == 2) {
     if (g->kind == RFI_GROUPED_SWIGLU) return launch<T, O, RFI_GROUPED_SWIGLU, WS>(p, sms, stream);
+    if (g->kind == RFI_GROUPED_LORA_TN) return launch<T, O, RFI_GROUPED_LORA_TN, WS>(p, sms, stream);
+    if (g->kind == RFI_GROUPED_LORA_NN) return launch<T, O, RFI_GROUPED_LORA_NN, WS>(p, sms, stream);
+  }
   if (g->kind == RFI_GROUPED_TN) return launch<T, O, RFI_GROUPED_TN, WS>(p, sms, stream);
   if (g->kind == RFI_GROUPED_NN) return launch<T, O, RFI_GROUPED_NN, WS>(p, sms, stream);
   if constexpr (WS == 1) return launch<T, O, RFI_GROUPED_NT, WS>(p, sms, stream);
@@ -622,6 +646,12 @@ const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
     return "an operand is not aligned to 16 bytes";
   for (int64_t i = 0; g->ws && i < g->groups; i++)
     if ((uintptr_t)g->ws[i].data % 16 != 0) return "a weight is not aligned to 16 bytes";
+  if (is_lora(g->kind)) {
+    if (g->y_dtype != g->a_dtype) return "types are mixed";
+    if (g->R % 8 != 0 || g->a2_row % 8 != 0 || g->b2_row % 8 != 0) return "the rank is not a multiple of 8";
+    if (((uintptr_t)g->a2 | (uintptr_t)g->b2) % 16 != 0) return "an operand is not aligned to 16 bytes";
+    if (g->R == 0) return "the GEMM is empty";
+  }
   if (g->N == 0 || g->K == 0 || g->rows == 0 || g->groups == 0) return "the GEMM is empty";
   if (g->rows >= most || g->N >= most || g->K >= most || tall >= most / (g->N / COLUMNS + g->K / COLUMNS + 2))
     return "the GEMM is too large";
@@ -631,6 +661,7 @@ const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
 template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, cudaStream_t stream) {
   problem<WS> p = {};
   const bool nt = g->kind == RFI_GROUPED_NT, tn = is_tn(g->kind), halves = g->kind == RFI_GROUPED_SWIGLU;
+  const bool lora = is_lora(g->kind);
   const int64_t columns = halves ? g->N / 2 : tn ? g->N : g->K;
   rfr_status s = describe(&p.a, g->a, g->a_dtype, tn ? g->K : g->N, g->rows, 1, g->a_row, g->a_row * g->rows);
   if (nt && s == RFR_OK) s = describe(&p.b[0], g->b, g->b_dtype, g->K, g->rows, 1, g->b_row, g->b_row * g->rows);
@@ -638,6 +669,10 @@ template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, 
     s = describe(&p.b[0], g->b, g->b_dtype, g->K, g->N, g->groups, g->b_row, g->b_group);
   for (int64_t i = 0; g->ws && i < g->groups && s == RFR_OK; i++)
     s = describe(&p.b[i], g->ws[i].data, g->b_dtype, g->K, g->N, 1, g->b_row, g->b_row * g->N);
+  if (lora && s == RFR_OK) s = describe(&p.a2, g->a2, g->a_dtype, g->R, g->rows, 1, g->a2_row, g->a2_row * g->rows);
+  if (lora && s == RFR_OK)
+    s = tn ? describe(&p.b2, g->b2, g->b_dtype, g->R, g->N, 1, g->b2_row, g->b2_row * g->N)
+           : describe(&p.b2, g->b2, g->b_dtype, g->K, g->R, 1, g->b2_row, g->b2_row * g->R);
   if (halves && s == RFR_OK)
     s = describe(&p.h, g->act, g->y_dtype, columns, g->rows, 1, columns, columns * g->rows, 16);
   if (halves && g->y && s == RFR_OK)
@@ -650,8 +685,9 @@ template <int WS> static rfr_status launch_types(const rfi_grouped *g, int sms, 
   p.bias = g->bias, p.scale = g->scale, p.out = g->y, p.bias_group = g->bias_group;
   p.bias_dtype = g->bias_dtype, p.scale_dtype = g->scale_dtype;
   p.columns = (int)columns, p.reduction = (int)(tn ? g->K : g->N);
+  p.more_steps = lora ? (int)((g->R + STEP - 1) / STEP) : 0;
   p.accumulate = g->accumulate != 0;
-  p.engine_adds = p.accumulate && g->y_dtype == RFR_F32 && g->rows >= LONG * g->of;
+  p.engine_adds = nt && p.accumulate && g->y_dtype == RFR_F32 && g->rows >= LONG * g->of;
   p.taken = g->taken;
   p.act = g->act, p.weight = g->weight, p.weight_dtype = g->weight_dtype;
   const rfr_status cleared = rfi_cuda_check(cudaMemsetAsync(p.taken, 0, sizeof *p.taken, stream), "grouped");

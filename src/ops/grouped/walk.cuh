@@ -14,7 +14,7 @@
 static __device__ __forceinline__ int rfi_same(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 typedef struct rfi_groups {
-  const int32_t *offset;
+  const int32_t *offset; /* NULL: one group of all rows */
   int n, rows; /* rows of the buffer */
   int high;    /* NT: rows of each group's result; else 0 */
   int last;    /* n: the rows after the last group form one more group; n - 1: they are not written */
@@ -37,8 +37,8 @@ template <int UNIT> struct rfi_unit_walk {
       if (group == g.last) return false;
       before += count;
       group++;
-      first = rfi_same((int)rfi_group_begin(g.offset, group, g.rows));
-      size = (group < g.n ? rfi_same((int)rfi_group_end(g.offset, group, g.rows)) : g.rows) - first;
+      first = g.offset ? rfi_same((int)rfi_group_begin(g.offset, group, g.rows)) : 0;
+      size = (g.offset && group < g.n ? rfi_same((int)rfi_group_end(g.offset, group, g.rows)) : g.rows) - first;
       tall = ((g.high > 0 ? g.high : size) + deep - 1) / deep;
       count = UNIT == 1 ? tall * wide : tall / 2 * wide + (tall & 1) * ((wide + 1) / 2);
     }

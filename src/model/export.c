@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Exports: the weights are read one parameter at a time as f32, merged with the adapter's, and written in the order of
+ * the model's parameters.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/convert.h"
+#include "data/checkpoint.h"
+#include "data/gguf_write.h"
+#include "data/json_file.h"
+#include "data/safetensors.h"
+#include "model/gguf_model.h"
+#include "model/hf.h"
+#include "model/peft.h"
+#include "model/source.h"
+#include "model/weights.h"
+#include "nn/adapter.h"
+#include "refrain/model.h"
+#include "text/gguf_tokenizer.h"
+
+#define SHARD_BYTES 5000000000
+enum { CHUNK = 1 << 20 }; /* elements that are converted at once */
+
+typedef struct exporter {
+  rfr_ctx *ctx;
+  char *base, *folder; /* of the weights; of the adapter, or NULL */
+  rfi_hf_notes notes;
+  rfr_model_config c; /* dtype: of the result */
+  rfi_weights *weights;
+  rfi_peft *peft;
+  rfr_adapter *adapter;
+} exporter;
+
+rfr_export_options rfr_export_options_default(void) {
+  return (rfr_export_options){.size = sizeof(rfr_export_options), .format = "hf"};
+}
+
+/* ---- reading ---- */
+
+/* Finds the weights, and the adapter on them: a run stands for its newest checkpoint, an adapter for its base too. */
+static rfr_status find_model(exporter *e, const char *model) {
+  char *path = NULL, kind = 0;
+  rfi_checkpoint *checkpoint = NULL;
+  json_t *config = NULL;
+  const char *base = NULL;
+  bool gguf;
+  RFI_TRY(rfi_gguf_is(e->ctx, model, &gguf));
+  if (gguf) return rfi_path_join(e->ctx, "", model, &e->base);
+  rfr_status s = rfi_path_join(e->ctx, model, "config.yaml", &path);
+  if (s == RFR_OK) s = rfi_path_kind(path, &kind);
+  rfi_free(e->ctx, path);
+  path = NULL;
+  if (s == RFR_OK && kind) {
+    s = rfi_checkpoint_latest(e->ctx, model, &checkpoint, NULL);
+    if (s == RFR_OK && !checkpoint) s = rfi_fail(RFI_E_RUN_FOLDER, "%s: the run has no checkpoint yet", model);
+  }
+  if (s == RFR_OK) s = rfi_path_join(e->ctx, "", checkpoint ? checkpoint->folder : model, &e->base);
+  rfi_checkpoint_close(checkpoint);
+  if (s == RFR_OK) s = rfi_path_join(e->ctx, e->base, RFI_PEFT_CONFIG, &path);
+  if (s == RFR_OK) s = rfi_path_kind(path, &kind);
+  if (s == RFR_OK && kind) {
+    s = rfi_json_load(e->ctx, path, &config);
+    if (s == RFR_OK) s = rfi_json_get_string(config, path, "base_model_name_or_path", true, &base);
+    e->folder = e->base;
+    e->base = NULL;
+    if (s == RFR_OK) s = rfi_path_join(e->ctx, "", base, &e->base);
+  }
+  json_decref(config);
+  rfi_free(e->ctx, path);
+  return s;
+}
+
+static rfr_status open_model(exporter *e, const char *model, rfr_dtype dtype) {
+  RFI_TRY(find_model(e, model));
+  RFI_TRY(rfi_hf_read(e->ctx, e->base, false, &e->c));
+  RFI_TRY(rfi_hf_notes_read(e->ctx, e->base, &e->notes));
+  e->c.dtype = dtype != RFR_DTYPE_COUNT ? dtype : e->notes.dtype != RFR_DTYPE_COUNT ? e->notes.dtype : RFR_BF16;
+  RFI_TRY(rfi_weights_open(e->ctx, e->base, &e->weights));
+  if (!e->folder) return RFR_OK;
+  RFI_TRY(rfi_peft_open(e->ctx, e->folder, &e->peft));
+  return rfi_peft_adapter(e->peft, &e->c, 0.0, &e->adapter);
+}
+
+static void close_model(exporter *e) {
+  rfr_adapter_destroy(e->adapter);
+  rfi_peft_close(e->peft);
+  rfi_weights_close(e->weights);
+  rfi_hf_notes_deinit(&e->notes);
+  rfi_free(e->ctx, e->base);
+  rfi_free(e->ctx, e->folder);
+}
+
+static int64_t elements_of(const rfr_parameter *p) {
+  int64_t n = 1;
+  for (int d = 0; d < p->rank; d++) n *= p->shape[d];
+  return n;
+}
+
+static rfr_type type_of(const rfr_parameter *p, rfr_dtype dtype) {
+  rfr_type type = {.dtype = dtype, .rank = p->rank};
+  memcpy(type.shape, p->shape, sizeof p->shape);
+  return type;
+}
+
+/* Adds the adapter of a parameter to its values. */
+static rfr_status merge(exporter *e, const rfi_adapter_target *target, float *values) {
+  float *parts[3] = {NULL};
+  rfr_status s = RFR_OK;
+  rfr_model_config with = e->c;
+  with.adapter = e->adapter;
+  for (int k = 0; s == RFR_OK && k < 2 + (e->adapter->dora != 0); k++) {
+    rfr_parameter p;
+    s = rfr_model_parameter(&with, target->first + k, &p);
+    if (s == RFR_OK) s = RFI_ALLOC(e->ctx, (size_t)elements_of(&p) * sizeof(float), &parts[k]);
+    const rfr_type type = type_of(&p, RFR_F32);
+    if (s == RFR_OK) s = rfi_peft_read(e->peft, p.name, &type, parts[k]);
+  }
+  if (s == RFR_OK) rfi_adapter_merge(&e->c, target, parts[0], parts[1], parts[2], rfi_ctx_threads(e->ctx), values);
+  for (int k = 0; k < 3; k++) rfi_free(e->ctx, parts[k]);
+  return s;
+}
+
+/* The values of parameter i; free with rfi_free. */
+static rfr_status read_values(exporter *e, int i, float **out) {
+  rfr_parameter p;
+  RFI_TRY(rfr_model_parameter(&e->c, i, &p));
+  RFI_TRY(RFI_ALLOC(e->ctx, (size_t)elements_of(&p) * sizeof **out, out));
+  const rfr_tensor x = {.name = p.name, .type = type_of(&p, RFR_F32), .bytes = 4 * elements_of(&p), .data = *out};
+  rfr_status s = rfi_weights_read(e->weights, &e->c, &x);
+  const rfi_adapter_target *target = e->adapter ? rfi_adapter_find(e->adapter, i) : NULL;
+  if (s == RFR_OK && target) s = merge(e, target, *out);
+  return s;
+}
+
+static rfr_status check_space(const char *out, int64_t bytes) {
+  int64_t space;
+  RFI_TRY(rfi_dir_space(out, &space));
+  if (bytes <= space) return RFR_OK;
+  return rfi_fail_at(RFI_E_FILE_SPACE, out, 0, "%lld bytes are needed; %lld are free", (long long)bytes,
+                     (long long)space);
+}
+
+/* ---- folders ---- */
+
+/* Parameters [first, end) are one file. */
+typedef struct shard {
+  int first, end;
+  char name[64];
+} shard;
+
+static rfr_status plan_shards(exporter *e, shard **out, int *n, int64_t *bytes) {
+  const int count = rfr_model_parameter_count(&e->c);
+  const int64_t size = rfr_dtype_bits(e->c.dtype) / 8;
+  int64_t in_shard = 0;
+  RFI_TRY(RFI_ALLOC(e->ctx, ((size_t)count + 1) * sizeof **out, out));
+  *n = 1;
+  *bytes = 0;
+  for (int i = 0; i < count; i++) {
+    rfr_parameter p;
+    RFI_TRY(rfr_model_parameter(&e->c, i, &p));
+    const int64_t own = elements_of(&p) * size;
+    if (in_shard > 0 && in_shard + own > SHARD_BYTES) {
+      (*out)[(*n)++].first = i;
+      in_shard = 0;
+    }
+    in_shard += own;
+    *bytes += own;
+    (*out)[*n - 1].end = i + 1;
+  }
+  for (int k = 0; k < *n; k++) {
+    if (*n == 1) snprintf((*out)[k].name, sizeof(*out)[k].name, "model.safetensors");
+    else snprintf((*out)[k].name, sizeof(*out)[k].name, "model-%05d-of-%05d.safetensors", k + 1, *n);
+  }
+  return RFR_OK;
+}
+
+static rfr_status write_shard_header(exporter *e, const shard *k, rfi_file *file, json_t *map) {
+  rfi_safetensors_entry *entries = NULL;
+  rfi_hf_tensor *names = NULL;
+  rfr_parameter p;
+  rfr_status s = RFR_OK;
+  int total = 0, n = 0;
+  for (int i = k->first; i < k->end; i++) {
+    RFI_TRY(rfr_model_parameter(&e->c, i, &p));
+    const rfr_type type = type_of(&p, e->c.dtype);
+    total += rfi_hf_pieces(p.name, &type);
+  }
+  s = RFI_ALLOC(e->ctx, ((size_t)total + 1) * sizeof *entries, &entries);
+  if (s == RFR_OK) s = RFI_ALLOC(e->ctx, ((size_t)total + 1) * sizeof *names, &names);
+  for (int i = k->first; s == RFR_OK && i < k->end; i++) {
+    s = rfr_model_parameter(&e->c, i, &p);
+    const rfr_type type = type_of(&p, e->c.dtype);
+    for (int j = 0; s == RFR_OK && j < rfi_hf_pieces(p.name, &type); j++, n++) {
+      rfi_hf_piece(&e->c, p.name, &type, j, &names[n]);
+      entries[n] = (rfi_safetensors_entry){.name = names[n].name, .dtype = e->c.dtype, .rank = names[n].rank};
+      memcpy(entries[n].shape, names[n].shape, sizeof names[n].shape);
+      s = rfi_json_set(map, names[n].name, json_string(k->name));
+    }
+  }
+  if (s == RFR_OK) s = rfi_safetensors_write_header(e->ctx, file, entries, n, NULL, 0, NULL);
+  rfi_free(e->ctx, names);
+  rfi_free(e->ctx, entries);
+  return s;
+}
+
+static rfr_status write_converted(exporter *e, rfi_file *file, const float *values, int64_t n) {
+  const int64_t size = rfr_dtype_bits(e->c.dtype) / 8;
+  char *chunk;
+  if (e->c.dtype == RFR_F32) return rfi_file_append(file, values, (size_t)n * 4);
+  RFI_TRY(RFI_ALLOC(e->ctx, CHUNK * (size_t)size, &chunk));
+  rfr_status s = RFR_OK;
+  for (int64_t i = 0; s == RFR_OK && i < n; i += CHUNK) {
+    const int64_t k = n - i < CHUNK ? n - i : CHUNK;
+    rfi_convert(e->c.dtype, chunk, RFR_F32, values + i, k);
+    s = rfi_file_append(file, chunk, (size_t)(k * size));
+  }
+  rfi_free(e->ctx, chunk);
+  return s;
+}
+
+static rfr_status write_weights(exporter *e, rfi_checkpoint_writer *w, const shard *shards, int n, json_t *map) {
+  for (int k = 0; k < n; k++) {
+    rfi_file *file;
+    RFI_TRY(rfi_checkpoint_file(w, shards[k].name, &file));
+    RFI_TRY(write_shard_header(e, &shards[k], file, map));
+    for (int i = shards[k].first; i < shards[k].end; i++) {
+      rfr_parameter p;
+      float *values = NULL;
+      rfr_status s = rfr_model_parameter(&e->c, i, &p);
+      if (s == RFR_OK) s = read_values(e, i, &values);
+      if (s == RFR_OK) s = write_converted(e, file, values, elements_of(&p));
+      rfi_free(e->ctx, values);
+      RFI_TRY(s);
+    }
+  }
+  return RFR_OK;
+}
+
+static rfr_status write_index(exporter *e, rfi_checkpoint_writer *w, json_t *map, int64_t bytes) {
+  rfi_string text = {.ctx = e->ctx};
+  json_t *index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)bytes, "weight_map", map);
+  rfr_status s = index ? rfi_json_print(index, &text) : rfi_fail(RFI_E_NO_MEMORY, "building the index");
+  json_decref(index);
+  if (s == RFR_OK) s = rfi_checkpoint_add(w, "model.safetensors.index.json", text.data, text.n);
+  rfi_string_deinit(&text);
+  return s;
+}
+
+static rfr_status export_hf(exporter *e, const char *out) {
+  rfr_status s;
+  rfi_checkpoint_writer *w = NULL;
+  shard *shards = NULL;
+  json_t *map = json_object();
+  int n;
+  int64_t bytes;
+  RFI_GOTO(plan_shards(e, &shards, &n, &bytes));
+  RFI_GOTO(check_space(out, bytes));
+  RFI_GOTO(rfi_checkpoint_begin_folder(e->ctx, out, &w));
+  RFI_GOTO(rfi_hf_save(e->ctx, &e->c, &e->notes, w));
+  RFI_GOTO(write_weights(e, w, shards, n, map));
+  if (n > 1) RFI_GOTO(write_index(e, w, map, bytes));
+  s = rfi_checkpoint_commit(w);
+  w = NULL;
+fail:
+  rfi_checkpoint_abort(w);
+  json_decref(map);
+  rfi_free(e->ctx, shards);
+  return s;
+}
+
+/* ---- GGUF ---- */
+
+static rfr_status parse_file(const rfi_hf_notes *notes, const char *name, json_t **out) {
+  size_t n;
+  const char *data = rfi_hf_notes_file(notes, name, &n);
+  return data ? rfi_json_parse(name, data, n, out) : RFR_OK;
+}
+
+/* Without a tokenizer the file says that it has no vocabulary. */
+static rfr_status put_vocabulary(exporter *e, rfi_gguf_writer *w) {
+  json_t *tokenizer = NULL, *config = NULL, *generation = NULL;
+  rfr_status s = parse_file(&e->notes, "tokenizer.json", &tokenizer);
+  if (s == RFR_OK && !tokenizer && e->notes.tokenizer)
+    s = rfi_fail(RFI_E_UNSUPPORTED, "the tokenizer of %s is %s; GGUF files are made from tokenizer.json", e->base,
+                 e->notes.tokenizer);
+  if (s == RFR_OK) s = parse_file(&e->notes, "tokenizer_config.json", &config);
+  if (s == RFR_OK) s = parse_file(&e->notes, "generation_config.json", &generation);
+  if (s == RFR_OK && tokenizer) {
+    rfi_gguf_text_files from = {"tokenizer.json", tokenizer, config, generation ? generation : e->notes.ids, NULL, 0};
+    from.chat_template = rfi_hf_notes_file(&e->notes, "chat_template.jinja", &from.n_template);
+    s = rfi_gguf_put_text_files(e->ctx, w, &from, e->c.vocab_size);
+  } else if (s == RFR_OK) {
+    rfi_gguf_put_text(w, "tokenizer.ggml.model", "no_vocab", 8);
+  }
+  json_decref(tokenizer);
+  json_decref(config);
+  json_decref(generation);
+  return s;
+}
+
+static rfr_status write_gguf(exporter *e, rfi_gguf_writer *w, const char *temporary) {
+  rfi_file *file;
+  RFI_TRY(rfi_file_create(e->ctx, temporary, &file));
+  rfr_status s = rfi_gguf_write_header(w, file);
+  for (int i = 0; s == RFR_OK && i < rfr_model_parameter_count(&e->c); i++) {
+    float *values = NULL;
+    s = read_values(e, i, &values);
+    if (s == RFR_OK) s = rfi_gguf_write_parameter(e->ctx, w, file, &e->c, i, values);
+    rfi_free(e->ctx, values);
+  }
+  if (s == RFR_OK) return rfi_file_finish(file, NULL);
+  rfi_file_close(file);
+  return s;
+}
+
+static rfr_status export_gguf(exporter *e, const char *out, const rfi_block_format *format) {
+  rfr_status s;
+  rfi_gguf_writer *w = NULL;
+  char *temporary = NULL, *parent = NULL;
+  RFI_GOTO(rfi_gguf_writer_create(e->ctx, &w));
+  RFI_GOTO(rfi_gguf_put_model(w, &e->c, format));
+  RFI_GOTO(put_vocabulary(e, w));
+  RFI_GOTO(rfi_path_parent(e->ctx, out, &parent));
+  RFI_GOTO(rfi_dir_create(parent));
+  RFI_GOTO(check_space(parent, rfi_gguf_writer_bytes(w)));
+  RFI_GOTO(rfi_path_temporary(e->ctx, out, &temporary));
+  RFI_GOTO(rfi_tree_remove(e->ctx, temporary)); /* of a dead process with our number */
+  s = write_gguf(e, w, temporary);
+  if (s == RFR_OK) s = rfi_file_rename(e->ctx, temporary, out);
+  if (s != RFR_OK) rfi_tree_discard(temporary);
+fail:
+  rfi_gguf_writer_destroy(w);
+  rfi_free(e->ctx, temporary);
+  rfi_free(e->ctx, parent);
+  return s;
+}
+
+/* ---- adapters ---- */
+
+/* The adapter's two files and the tokenizer of its base. */
+static rfr_status export_peft(exporter *e, const char *out) {
+  static const char *const names[] = {RFI_PEFT_CONFIG, RFI_PEFT_WEIGHTS};
+  rfi_checkpoint_writer *w;
+  if (!e->folder) return rfi_fail(RFI_E_ARGUMENT, "%s has no adapter; export it as hf or gguf", e->base);
+  RFI_TRY(rfi_checkpoint_begin_folder(e->ctx, out, &w));
+  rfr_status s = RFR_OK;
+  for (size_t i = 0; s == RFR_OK && i < 2; i++) {
+    char *path = NULL, *data = NULL;
+    size_t n;
+    s = rfi_path_join(e->ctx, e->folder, names[i], &path);
+    if (s == RFR_OK) s = rfi_file_read(e->ctx, path, &data, &n);
+    if (s == RFR_OK) s = rfi_checkpoint_add(w, names[i], data, n);
+    rfi_free(e->ctx, data);
+    rfi_free(e->ctx, path);
+  }
+  if (s == RFR_OK) s = rfi_hf_save_files(&e->notes, w);
+  if (s == RFR_OK) return rfi_checkpoint_commit(w);
+  rfi_checkpoint_abort(w);
+  return s;
+}
+
+rfr_status rfr_export(rfr_ctx *ctx, const char *model, const char *out, const rfr_export_options *options) {
+  exporter e = {.ctx = ctx};
+  char kind;
+  rfr_export_options o = rfr_export_options_default();
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
+  if (!model || !out) return rfi_fail(RFI_E_ARGUMENT, "the path of a model and of the output are needed");
+  if (options) {
+    RFI_TRY(rfi_check_options("rfr_export_options", options, options->size, sizeof o));
+    o = *options;
+  }
+  const bool gguf = o.format && strcmp(o.format, "gguf") == 0, peft = o.format && strcmp(o.format, "peft") == 0;
+  if (!gguf && !peft && (!o.format || strcmp(o.format, "hf") != 0))
+    return rfi_fail(RFI_E_ARGUMENT, "the format \"%s\" is none of hf, gguf and peft", o.format ? o.format : "");
+  const rfi_block_format *format = o.dtype ? rfi_block_format_named(o.dtype) : NULL;
+  if (o.dtype && (peft || !format || !format->encode || (!gguf && format->dtype == RFR_DTYPE_COUNT)))
+    return rfi_fail(RFI_E_ARGUMENT, "the type \"%s\" cannot be written as %s", o.dtype, o.format);
+  RFI_TRY(rfi_path_kind(out, &kind));
+  if (kind) return rfi_fail(RFI_E_EXPORT_EXISTS, "%s exists; nothing was written", out);
+  rfr_status s = open_model(&e, model, format ? format->dtype : RFR_DTYPE_COUNT);
+  if (s == RFR_OK && !format) format = rfi_block_format_named(rfr_dtype_name(e.c.dtype));
+  if (s == RFR_OK) s = gguf ? export_gguf(&e, out, format) : peft ? export_peft(&e, out) : export_hf(&e, out);
+  close_model(&e);
+  return s;
+}

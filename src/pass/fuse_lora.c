@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fusion of a GEMM with a narrow one whose result is added to it, as adapters of low rank record them: y = x WT + u BT
+ * in the forward, with u = c x AT, and dx = dy W + du A in the backward, with du = c dy B, become one lora_matmul, with
+ * one accumulator. u must come from x: other sums of GEMMs keep their bits. Also
+ * (sum + du A) + dy W, where a sum has further terms: it becomes sum + lora_matmul, and fuse_accumulate adds that in
+ * place.
+ *
+ * One op instead of a GEMM that accumulates in place also allows recompute to drop y: an op whose result is written onto
+ * is never recomputed. A backend without a kernel for lora_matmul gets the two GEMMs back after recompute
+ * (rfi_split_lora, in lower).
+ */
+#include "pass/pass.h"
+
+enum { MOST_INNER = 256 }; /* longer reductions are worth a GEMM of their own */
+
+typedef struct fusion {
+  rfr_value wide, narrow; /* results of the two GEMMs; RFR_NONE: op is not fused */
+  rfr_value rest;         /* the sum's other terms; RFR_NONE: none */
+} fusion;
+
+static bool is_together(const rfi_opr *a, const rfi_opr *b) {
+  return a->phase == b->phase && a->microbatch == b->microbatch;
+}
+
+/* The op that computes v, if op `reader` alone reads it and nothing depends on other readers; NULL otherwise. */
+static const rfi_opr *maker_of(const rfr_trace *t, const rfi_uses *uses, rfr_value v, const rfi_opr *reader,
+                               rfi_opcode code) {
+  const rfi_value *x = &t->values[v];
+  if (x->op < 0 || x->base != v || uses[v].count != 1 || uses[v].output || (x->if_trained & RFI_READ_MORE)) return NULL;
+  const rfi_opr *op = &t->ops[x->op];
+  return op->def->code == code && is_together(op, reader) ? op : NULL;
+}
+
+static int64_t inner(const rfr_trace *t, const rfi_opr *op) { return t->values[op->in[0]].type.shape[1]; }
+
+/* A GEMM of matrices that reads its first operand as it is stored and adds nothing but a bias. */
+static bool is_plain(const rfr_trace *t, const rfi_opr *op) {
+  return t->values[op->in[0]].type.rank == 2 && !op->attr[0].i && (op->n_in < 4 || op->in[3] < 0);
+}
+
+/* Whether u is c (x m) for a matrix m: then x w + u b is x (w + c m b), an update of low rank. Dropout of x is allowed. */
+static bool is_low_rank_of(const rfr_trace *t, rfr_value u, rfr_value x) {
+  const rfi_opr *op = t->values[u].op < 0 ? NULL : &t->ops[t->values[u].op];
+  if (op && op->def->code == RFI_OP_scale) op = t->values[op->in[0]].op < 0 ? NULL : &t->ops[t->values[op->in[0]].op];
+  if (!op || op->def->code != RFI_OP_matmul) return false;
+  const rfr_value from = op->in[0];
+  const rfi_opr *dropout = t->values[from].op < 0 ? NULL : &t->ops[t->values[from].op];
+  return from == x || (dropout && dropout->def->code == RFI_OP_dropout && dropout->in[0] == x);
+}
+
+/* Whether the results of two GEMMs, added by `reader`, can share an accumulator; *f gets which is the narrow one. */
+static bool pair(const rfr_trace *t, const rfi_uses *uses, rfr_value a, rfr_value b, const rfi_opr *reader, fusion *f) {
+  const rfi_opr *p = maker_of(t, uses, a, reader, RFI_OP_matmul), *q = maker_of(t, uses, b, reader, RFI_OP_matmul);
+  if (!p || !q || !is_plain(t, p) || !is_plain(t, q) || p->attr[1].i != q->attr[1].i || p->attr[2].i != q->attr[2].i)
+    return false;
+  const bool swapped = inner(t, p) < inner(t, q);
+  const rfi_opr *narrow = swapped ? p : q, *wide = swapped ? q : p;
+  if (inner(t, narrow) > MOST_INNER || inner(t, narrow) >= inner(t, wide)) return false;
+  if (narrow->n_in > 2 && narrow->in[2] >= 0) return false;
+  if (!is_low_rank_of(t, narrow->in[0], wide->in[0])) return false;
+  for (int k = 0; k < 2; k++) /* kernels multiply operands of one type */
+    if (t->values[narrow->in[k]].type.dtype != t->values[wide->in[0]].type.dtype ||
+        t->values[wide->in[1]].type.dtype != t->values[wide->in[0]].type.dtype)
+      return false;
+  *f = (fusion){swapped ? b : a, swapped ? a : b, RFR_NONE};
+  return true;
+}
+
+static void find(const rfr_trace *t, const rfi_uses *uses, fusion *f, bool *gone) {
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *add = &t->ops[i];
+    f[i] = (fusion){RFR_NONE, RFR_NONE, RFR_NONE};
+    if (add->def->code != RFI_OP_add) continue;
+    bool found = pair(t, uses, add->in[0], add->in[1], add, &f[i]);
+    for (int k = 0; k < 2 && !found; k++) { /* (rest + p) + q */
+      const rfi_opr *sum = maker_of(t, uses, add->in[k], add, RFI_OP_add);
+      const int at = sum ? t->values[add->in[k]].op : -1;
+      if (!sum || f[at].wide >= 0) continue;
+      for (int j = 0; j < 2 && !found; j++) {
+        /* p is read by the inner sum, q by the outer one */
+        found =
+            maker_of(t, uses, sum->in[j], add, RFI_OP_matmul) && pair(t, uses, sum->in[j], add->in[1 - k], add, &f[i]);
+        if (found) f[i].rest = sum->in[1 - j];
+      }
+      if (found) gone[at] = true;
+    }
+    if (!found) continue;
+    gone[t->values[f[i].wide].op] = gone[t->values[f[i].narrow].op] = true;
+  }
+}
+
+static rfr_status emit(rfi_rewrite *r, int i, const fusion *f, rfi_report *report) {
+  const rfr_trace *t = r->from;
+  const rfi_opr *add = &t->ops[i], *wide = &t->ops[t->values[f->wide].op], *narrow = &t->ops[t->values[f->narrow].op];
+  const bool biased = wide->n_in > 2 && wide->in[2] >= 0;
+  rfr_value in[5] = {r->map[wide->in[0]], r->map[wide->in[1]], r->map[narrow->in[0]], r->map[narrow->in[1]],
+                     biased ? r->map[wide->in[2]] : RFR_NONE};
+  const rfi_attr attr[2] = {wide->attr[1], wide->attr[2]};
+  rfi_opr op = *wide;
+  op.def = rfi_op_def_get(RFI_OP_lora_matmul);
+  op.n_in = 5, op.in = in, op.attr = attr;
+  op.reason = "fused: both GEMMs in one accumulator";
+  RFI_TRY(rfi_report_line(report,
+                          "fused: op %d %s%s%s and a GEMM over %lld in one accumulator: -%lld bytes; changes bits", i,
+                          wide->def->name, wide->scope[0] ? " in " : "", wide->scope, (long long)inner(t, narrow),
+                          (long long)rfi_bytes(&t->values[f->narrow].type)));
+  if (f->rest < 0) return rfi_rewrite_as(r, i, &op, NULL);
+  rfr_value sum[2] = {r->map[f->rest], RFR_NONE};
+  rfi_opr outer = *add;
+  RFI_TRY(rfi_rewrite_new(r, &op, NULL, &sum[1]));
+  outer.in = sum;
+  return rfi_rewrite_as(r, i, &outer, NULL);
+}
+
+rfr_status rfi_fuse_lora(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  (void)o;
+  rfr_status s;
+  rfi_rewrite r = {.from = in};
+  rfi_uses *uses = NULL;
+  fusion *f = NULL;
+  bool *gone = NULL;
+  *out = NULL;
+  RFI_GOTO(rfi_count_uses(in, &uses));
+  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *f * (size_t)(in->n_ops + 1), &f));
+  RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &gone));
+  find(in, uses, f, gone);
+  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  for (int i = 0; i < in->n_ops; i++) {
+    if (gone[i]) continue;
+    if (f[i].wide < 0) RFI_GOTO(rfi_rewrite_op(&r, i, NULL));
+    else RFI_GOTO(emit(&r, i, &f[i], report));
+  }
+  s = rfi_rewrite_end(&r, out);
+  goto done;
+fail:
+  if (r.map) rfi_rewrite_abort(&r);
+done:
+  rfi_free(in->ctx, uses);
+  rfi_free(in->ctx, f);
+  rfi_free(in->ctx, gone);
+  return s;
+}
+
+/* ---- lower ---- */
+
+/* y = x op(w) + bias + acc, then y += u op(b) in place. */
+static rfr_status split(rfi_rewrite *r, int i) {
+  const rfi_opr *op = &r->from->ops[i];
+  rfr_value in[6], first[4], second[4] = {RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE};
+  const rfi_attr attr[3] = {rfi_i(0), op->attr[0], op->attr[1]};
+  for (int k = 0; k < 6; k++) in[k] = k < op->n_in && op->in[k] >= 0 ? r->map[op->in[k]] : RFR_NONE;
+  first[0] = in[0], first[1] = in[1], first[2] = in[4], first[3] = in[5];
+  second[0] = in[2], second[1] = in[3];
+  rfi_opr product = *op;
+  product.def = rfi_op_def_get(RFI_OP_matmul);
+  product.n_in = 4, product.in = first, product.attr = attr;
+  if (op->clone_of >= 0) product.clone_of = r->op_map[op->clone_of] - 1; /* the first of the two that replace it */
+  RFI_TRY(rfi_rewrite_new(r, &product, NULL, &second[3]));
+  product.in = second;
+  product.clone_of = op->clone_of;
+  return rfi_rewrite_as(r, i, &product, NULL);
+}
+
+rfr_status rfi_split_lora(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
+  rfi_rewrite r;
+  int n = 0;
+  *out = NULL;
+  RFI_TRY(rfi_rewrite_begin(in, &r));
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < in->n_ops && s == RFR_OK; i++) {
+    const bool fused = in->ops[i].def->code == RFI_OP_lora_matmul;
+    n += fused;
+    s = fused ? split(&r, i) : rfi_rewrite_op(&r, i, NULL);
+  }
+  if (s == RFR_OK && n > 0) s = rfi_report_line(report, "split: %d lora_matmul into two GEMMs each", n);
+  if (s == RFR_OK) return rfi_rewrite_end(&r, out);
+  rfi_rewrite_abort(&r);
+  return s;
+}

@@ -1,0 +1,659 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tokens of each file stay in its table; a row is a place in a table. The windows of one epoch are in memory for
+ * each split: samples come in order, so an epoch is packed once. Where an epoch has a share of a file's rows, its
+ * number of windows differs from that of others; then the numbers of all epochs so far are kept.
+ */
+#include "text/row_dataset.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "core/rng.h"
+#include "data/file.h"
+#include "data/lines.h"
+#include "text/packing.h"
+
+enum {
+  ORDER_STREAM = 0x726f7773, /* random streams: the order of rows, "rows" in ASCII; of windows; of shares */
+  WINDOW_STREAM,
+  SHARE_STREAM,
+  BATCH_ROWS = 8192, /* rows that are tokenized at a time */
+  BATCH_BYTES = 16 << 20
+};
+
+typedef struct row_file {
+  char *path; /* as matched */
+  int64_t size;
+  rfi_hash hash;
+  double weight;
+  bool held_out; /* by name */
+  rfi_token_table table;
+  int64_t first, n; /* rows of the training split */
+} row_file;
+
+typedef struct place {
+  int64_t start; /* in the table's tokens */
+  int32_t n;
+  int32_t file;
+} place;
+
+typedef struct packed_epoch {
+  bool valid;
+  uint64_t seed;
+  int64_t epoch;
+  int64_t *rows; /* of the epoch, in placing order */
+  rfi_packing packing;
+} packed_epoch;
+
+typedef struct row_dataset {
+  rfi_dataset base; /* first: a row_dataset is an rfi_dataset */
+  rfr_ctx *ctx;
+  row_file *files;
+  int n_files;
+  int *listed[2]; /* files with rows in each split */
+  place *rows[2];
+  int64_t n[2];
+  int sequence;
+  bool packing, equal_epochs; /* all weights are whole numbers: epochs have the same rows */
+  packed_epoch packed[2];
+  int64_t *starts; /* first window of epochs 0 .. n_starts - 1, for one seed */
+  int64_t n_starts, starts_capacity;
+  uint64_t starts_seed;
+} row_dataset;
+
+/* ---- files ---- */
+
+/* The weight of a file: that of the first pattern that matches it. */
+static rfr_status set_weights(row_dataset *ds, const char *root, const rfi_row_dataset_options *o) {
+  for (int p = o->n_patterns - 1; p >= 0 && o->weights; p--) {
+    rfi_paths paths = {.ctx = ds->ctx};
+    const rfr_status s = rfi_glob(root, o->patterns[p], &paths);
+    for (int i = 0; i < paths.n; i++)
+      for (int f = 0; f < ds->n_files; f++)
+        if (strcmp(ds->files[f].path, paths.items[i]) == 0) ds->files[f].weight = o->weights[p];
+    rfi_paths_deinit(&paths);
+    RFI_TRY(s);
+  }
+  for (int f = 0; f < ds->n_files; f++)
+    if (ds->files[f].weight != floor(ds->files[f].weight)) ds->equal_epochs = false;
+  return RFR_OK;
+}
+
+/* Both lists are sorted. A file in both is held out. */
+static rfr_status list_files(row_dataset *ds, const rfi_paths *train, const rfi_paths *held) {
+  RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)train->n + (size_t)held->n + 1) * sizeof *ds->files, &ds->files));
+  for (int i = 0, j = 0; i < train->n || j < held->n;) {
+    const int order = i == train->n ? 1 : j == held->n ? -1 : strcmp(train->items[i], held->items[j]);
+    const char *path = order < 0 ? train->items[i] : held->items[j];
+    i += order <= 0;
+    j += order >= 0;
+    row_file *f = &ds->files[ds->n_files];
+    RFI_TRY(RFI_ALLOC(ds->ctx, strlen(path) + 1, &f->path));
+    strcpy(f->path, path);
+    f->weight = 1;
+    f->held_out = order >= 0;
+    f->table.ctx = ds->ctx;
+    ds->n_files++;
+  }
+  return RFR_OK;
+}
+
+static void free_file(row_dataset *ds, row_file *f) {
+  rfi_free(ds->ctx, f->path);
+  rfi_token_table_deinit(&f->table);
+}
+
+/* Of equal files one is kept: one that is held out, otherwise the first. */
+static void drop_equal(row_dataset *ds) {
+  int kept = 0;
+  for (int i = 0; i < ds->n_files; i++) {
+    row_file *f = &ds->files[i];
+    bool drop = f->size == 0;
+    ds->base.stats.empty += drop;
+    for (int k = 0; k < ds->n_files && !drop; k++) {
+      const row_file *g = &ds->files[k];
+      if (k == i || !g->path || g->size != f->size || !rfi_hash_equal(g->hash, f->hash)) continue;
+      drop = g->held_out != f->held_out ? g->held_out : k < i;
+      ds->base.stats.duplicates += drop;
+    }
+    if (drop) {
+      free_file(ds, f);
+      f->path = NULL;
+    }
+  }
+  for (int i = 0; i < ds->n_files; i++)
+    if (ds->files[i].path) ds->files[kept++] = ds->files[i];
+  ds->n_files = kept;
+}
+
+/* ---- tokens of a file ---- */
+
+typedef struct line {
+  size_t offset, n; /* in the batch's text */
+  int64_t number;
+  rfr_status status;
+  uint32_t *ids;
+  uint16_t *widths;
+  int64_t tokens;
+} line;
+
+typedef struct batch {
+  const rfi_row_encoder *encoder;
+  const char *path;
+  rfi_row_form form;
+  rfi_string text;
+  line *lines; /* BATCH_ROWS */
+  int n, threads;
+  rfi_row_tokens *scratch; /* (threads) */
+} batch;
+
+static rfr_status encode_line(const batch *b, line *l, rfi_row_tokens *scratch) {
+  rfr_ctx *ctx = b->encoder->ctx;
+  const char *text = b->text.data + l->offset;
+  rfi_row row;
+  rfr_status s = rfi_row_read(ctx, b->form, b->path, l->number, text, l->n, &row);
+  if (s == RFR_OK) s = rfi_row_encode(b->encoder, &row, b->path, l->number, scratch);
+  rfi_row_deinit(ctx, &row);
+  RFI_TRY(s);
+  l->tokens = scratch->n;
+  if (l->tokens == 0) return RFR_OK;
+  RFI_TRY(RFI_ALLOC(ctx, (size_t)l->tokens * sizeof *l->ids, &l->ids));
+  RFI_TRY(RFI_ALLOC(ctx, (size_t)l->tokens * sizeof *l->widths, &l->widths));
+  memcpy(l->ids, scratch->ids, (size_t)l->tokens * sizeof *l->ids);
+  memcpy(l->widths, scratch->widths, (size_t)l->tokens * sizeof *l->widths);
+  return RFR_OK;
+}
+
+static void free_lines(batch *b) {
+  for (int i = 0; i < b->n; i++) {
+    rfi_free(b->encoder->ctx, b->lines[i].ids);
+    rfi_free(b->encoder->ctx, b->lines[i].widths);
+  }
+  b->n = 0;
+  b->text.n = 0;
+}
+
+/* Tokenizes the lines of a batch on all threads. An error is that of the first line that has one: it is encoded again
+ * on this thread, which owns the error. */
+static rfr_status encode_batch(batch *b, rfi_token_table *table) {
+  const int threads = b->threads;
+  rfr_status s = threads > 1 ? rfi_check_fork(threads) : RFR_OK;
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1 && s == RFR_OK)
+  for (int t = 0; t < threads; t++)
+    for (int i = t; i < b->n && s == RFR_OK; i += threads)
+      b->lines[i].status = encode_line(b, &b->lines[i], &b->scratch[t]);
+  for (int i = 0; i < b->n && s == RFR_OK; i++) {
+    line *l = &b->lines[i];
+    if (l->status != RFR_OK) {
+      rfi_free(b->encoder->ctx, l->ids);
+      rfi_free(b->encoder->ctx, l->widths);
+      l->ids = NULL;
+      l->widths = NULL;
+      s = encode_line(b, l, &b->scratch[0]);
+    }
+    if (s == RFR_OK)
+      s = rfi_token_table_add(table, l->ids, l->widths, l->tokens, rfi_hash_bytes(b->text.data + l->offset, l->n).low,
+                              l->number);
+  }
+  free_lines(b);
+  return s;
+}
+
+static rfr_status read_file(batch *b, const char *path, rfi_row_form form, rfi_token_table *table) {
+  rfi_lines *lines;
+  rfr_status s;
+  b->path = path;
+  b->form = form;
+  RFI_TRY(rfi_lines_open(b->encoder->ctx, path, &lines));
+  for (;;) {
+    const char *text;
+    size_t n;
+    int64_t number;
+    RFI_GOTO(rfi_lines_next(lines, &text, &n, &number));
+    if (!text) break;
+    if (number == 1 && n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) text += 3, n -= 3; /* a byte order mark */
+    if (rfi_row_is_blank(text, n)) continue;
+    if (b->form == RFI_ROW_FORM_COUNT) RFI_GOTO(rfi_row_detect(path, number, text, n, &b->form));
+    b->lines[b->n++] = (line){.offset = b->text.n, .n = n, .number = number};
+    RFI_GOTO(rfi_string_append(&b->text, text, n));
+    if (b->n == BATCH_ROWS || b->text.n >= BATCH_BYTES) RFI_GOTO(encode_batch(b, table));
+  }
+  s = encode_batch(b, table);
+fail:
+  free_lines(b);
+  rfi_lines_close(lines);
+  return s;
+}
+
+static rfr_status file_key(const row_file *f, rfi_hash encoder, rfi_row_form form, rfr_ctx *ctx, rfi_hash *key) {
+  rfi_hasher *h;
+  RFI_TRY(rfi_hasher_create(ctx, &h));
+  rfi_hasher_add(h, "rows", 4);
+  rfi_hasher_add_u64(h, f->hash.high);
+  rfi_hasher_add_u64(h, f->hash.low);
+  rfi_hasher_add_u64(h, encoder.high);
+  rfi_hasher_add_u64(h, encoder.low);
+  rfi_hasher_add_u64(h, (uint64_t)form);
+  *key = rfi_hasher_result(h);
+  rfi_hasher_destroy(h);
+  return RFR_OK;
+}
+
+static rfr_status load_file(row_dataset *ds, batch *b, const char *root, row_file *f, rfi_hash encoder,
+                            const rfi_row_dataset_options *o) {
+  char *path;
+  bool found;
+  rfi_hash key, after;
+  int64_t size;
+  RFI_TRY(file_key(f, encoder, o->form, ds->ctx, &key));
+  RFI_TRY(rfi_path_join(ds->ctx, root, f->path, &path));
+  rfr_status s = rfi_token_cache_load(o->cache, path, key, rfi_row_encoder_vocab(b->encoder), &f->table, &found);
+  if (s == RFR_OK && !found) {
+    s = read_file(b, path, o->form, &f->table);
+    if (s == RFR_OK) s = rfi_file_hash(ds->ctx, path, &size, &after);
+    if (s == RFR_OK && (size != f->size || !rfi_hash_equal(f->hash, after)))
+      s = rfi_fail_at(RFI_E_FILE_READ, path, 0, "the file changed while it was read");
+    if (s == RFR_OK) s = rfi_token_cache_save(o->cache, path, key, &f->table);
+  }
+  rfi_free(ds->ctx, path);
+  return s;
+}
+
+static rfr_status load_files(row_dataset *ds, const rfi_row_encoder *encoder, const char *root,
+                             const rfi_row_dataset_options *o) {
+  batch b = {.encoder = encoder, .text = {.ctx = ds->ctx}, .threads = rfi_ctx_threads(ds->ctx)};
+  rfi_hash hash;
+  RFI_TRY(rfi_row_encoder_hash(encoder, &hash));
+  rfr_status s = RFI_ALLOC(ds->ctx, BATCH_ROWS * sizeof *b.lines, &b.lines);
+  if (s == RFR_OK) s = RFI_ALLOC(ds->ctx, (size_t)b.threads * sizeof *b.scratch, &b.scratch);
+  for (int i = 0; i < ds->n_files && s == RFR_OK; i++) s = load_file(ds, &b, root, &ds->files[i], hash, o);
+  for (int t = 0; t < b.threads && b.scratch; t++) rfi_row_tokens_deinit(&b.scratch[t]);
+  rfi_free(ds->ctx, b.scratch);
+  rfi_free(ds->ctx, b.lines);
+  rfi_string_deinit(&b.text);
+  ds->base.stats.cached = o->cache->hits;
+  return s;
+}
+
+/* ---- the split ---- */
+
+static int64_t trained_tokens(const uint32_t *ids, int64_t n) {
+  int64_t trained = 0;
+  for (int64_t i = 1; i < n; i++) trained += ids[i] >> 31;
+  return trained;
+}
+
+static int64_t bytes_of(const rfi_token_table *t, int64_t start, int64_t n) {
+  int64_t bytes = 0;
+  for (int64_t i = start; i < start + n; i++) bytes += t->widths[i];
+  return bytes;
+}
+
+/* The row's part that trains, at most a window; n 0: the row is left out. */
+static rfr_status fit_row(row_dataset *ds, const row_file *f, int64_t start, int64_t end, int64_t number,
+                          rfi_row_truncate truncate, int64_t *n) {
+  rfi_dataset_stats *stats = &ds->base.stats;
+  const int64_t length = end - start, most = ds->sequence;
+  *n = length < most ? length : most;
+  if (length > most && truncate == RFI_ROW_REFUSE)
+    return rfi_fail_at(RFI_E_DATA_LONG, f->path, number, "the row has %lld tokens; data.sequence is %lld",
+                       (long long)length, (long long)most);
+  if (length > most && truncate == RFI_ROW_DROP) {
+    stats->dropped++;
+    *n = 0;
+    return RFR_OK;
+  }
+  if (trained_tokens(f->table.ids + start, *n) == 0) {
+    stats->untrained++;
+    *n = 0;
+  } else if (length > most) {
+    stats->truncated++;
+    stats->cut += length - most;
+  }
+  return RFR_OK;
+}
+
+static void add_row(row_dataset *ds, rfi_split split, int file, int64_t start, int64_t n) {
+  rfi_dataset_stats *stats = &ds->base.stats;
+  row_file *f = &ds->files[file];
+  ds->rows[split][ds->n[split]++] = (place){start, (int32_t)n, file};
+  stats->documents[split]++;
+  stats->tokens[split] += n;
+  stats->trained[split] += trained_tokens(f->table.ids + start, n);
+  stats->bytes[split] += bytes_of(&f->table, start, n);
+  int *listed = ds->listed[split], *files = &stats->files[split];
+  if (*files == 0 || listed[*files - 1] != file) listed[(*files)++] = file;
+  if (split == RFI_TRAIN && f->n++ == 0) f->first = ds->n[split] - 1;
+}
+
+/* What the hashes of the rows decide: rows are held out by `fraction`; if that leaves a split empty, the rows of the
+ * least or of the greatest hash change sides. */
+typedef struct divide {
+  bool by_hash, none, all;
+  uint64_t least, greatest;
+  double fraction;
+} divide;
+
+static divide find_divide(const row_dataset *ds, double fraction, bool by_name) {
+  divide d = {
+      .by_hash = fraction > 0 && !by_name, .none = true, .all = true, .least = UINT64_MAX, .fraction = fraction};
+  for (int i = 0; i < ds->n_files; i++)
+    for (int64_t r = 0; r < ds->files[i].table.rows; r++) {
+      const uint64_t hash = ds->files[i].table.hashes[r];
+      if (hash < d.least) d.least = hash;
+      if (hash > d.greatest) d.greatest = hash;
+      if (rfi_is_held_out(hash, fraction)) d.none = false;
+      else d.all = false;
+    }
+  return d;
+}
+
+static rfi_split split_of(const divide *d, const row_file *f, uint64_t hash) {
+  if (!d->by_hash) return f->held_out ? RFI_VALIDATION : RFI_TRAIN;
+  if (d->none) return hash == d->least ? RFI_VALIDATION : RFI_TRAIN;
+  if (d->all) return hash == d->greatest ? RFI_TRAIN : RFI_VALIDATION;
+  return rfi_is_held_out(hash, d->fraction) ? RFI_VALIDATION : RFI_TRAIN;
+}
+
+static rfr_status split_rows(row_dataset *ds, const rfi_row_dataset_options *o) {
+  const divide d = find_divide(ds, o->validation_fraction, o->n_validation_patterns > 0);
+  int64_t total = 0;
+  for (int i = 0; i < ds->n_files; i++) total += ds->files[i].table.rows;
+  if (total == 0) return rfi_fail(RFI_E_DATA_EMPTY, "the files have no rows");
+  if (d.by_hash && d.least == d.greatest)
+    return rfi_fail(RFI_E_DATA_HELD_OUT, "%g%% of the rows cannot be held out: all rows are equal",
+                    100 * o->validation_fraction);
+  for (int split = 0; split < 2; split++) {
+    RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)total * sizeof(place), &ds->rows[split]));
+    RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)ds->n_files * sizeof(int), &ds->listed[split]));
+  }
+  for (int i = 0; i < ds->n_files; i++) {
+    const row_file *f = &ds->files[i];
+    for (int64_t r = 0, start = 0, n; r < f->table.rows; start = f->table.ends[r++]) {
+      RFI_TRY(fit_row(ds, f, start, f->table.ends[r], f->table.lines[r], o->truncate, &n));
+      if (n > 0) add_row(ds, split_of(&d, f, f->table.hashes[r]), i, start, n);
+    }
+  }
+  return RFR_OK;
+}
+
+static rfr_status check_split(const row_dataset *ds, const rfi_row_dataset_options *o) {
+  const rfi_dataset_stats *s = &ds->base.stats;
+  const char *held = o->n_validation_patterns > 0 || o->validation_fraction > 0 ? "" : NULL;
+  if (ds->n[RFI_TRAIN] == 0)
+    return rfi_fail(
+        RFI_E_DATA_UNTRAINED,
+        "no row is left to train on: %lld rows have no token with a loss in their first %d tokens, %lld are "
+        "longer and were dropped, %lld are held out",
+        (long long)s->untrained, ds->sequence, (long long)s->dropped, (long long)ds->n[RFI_VALIDATION]);
+  if (held && ds->n[RFI_VALIDATION] == 0)
+    return rfi_fail(RFI_E_DATA_HELD_OUT,
+                    "the rows held out for validation have no token with a loss in their first %d "
+                    "tokens",
+                    ds->sequence);
+  return RFR_OK;
+}
+
+/* What decides the windows of all epochs. */
+static rfr_status hash_rows(row_dataset *ds) {
+  rfi_hasher *h;
+  RFI_TRY(rfi_hasher_create(ds->ctx, &h));
+  rfi_hasher_add_u64(h, ds->packing);
+  for (int split = 0; split < 2; split++)
+    for (int64_t i = 0; i < ds->n[split]; i++) {
+      const place *row = &ds->rows[split][i];
+      const row_file *f = &ds->files[row->file];
+      rfi_hasher_add_u64(h, (uint64_t)split);
+      rfi_hasher_add_u64(h, (uint64_t)row->n);
+      rfi_hasher_add(h, &f->weight, sizeof f->weight);
+      rfi_hasher_add(h, f->table.ids + row->start, (size_t)row->n * sizeof(uint32_t));
+    }
+  ds->base.stats.hash = rfi_hasher_result(h);
+  rfi_hasher_destroy(h);
+  return RFR_OK;
+}
+
+/* ---- epochs ---- */
+
+/* Rows of a file that epochs 0 .. epoch - 1 have, beyond the whole passes of its weight. */
+static int64_t shares_before(const row_file *f, int64_t epoch) {
+  return (int64_t)floor((f->weight - floor(f->weight)) * (double)f->n * (double)epoch);
+}
+
+/* The rows of an epoch, in file order. */
+static rfr_status list_epoch(const row_dataset *ds, rfi_split split, uint64_t seed, int64_t epoch, int64_t **out,
+                             int64_t *n) {
+  int64_t at = 0;
+  *n = ds->n[RFI_VALIDATION];
+  if (split == RFI_TRAIN) *n = 0;
+  for (int i = 0; i < ds->n_files && split == RFI_TRAIN; i++) {
+    const row_file *f = &ds->files[i];
+    *n += (int64_t)floor(f->weight) * f->n + shares_before(f, epoch + 1) - shares_before(f, epoch);
+  }
+  RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)*n * sizeof **out, out));
+  if (split == RFI_VALIDATION) {
+    for (; at < *n; at++) (*out)[at] = at;
+    return RFR_OK;
+  }
+  for (int i = 0; i < ds->n_files; i++) {
+    const row_file *f = &ds->files[i];
+    const uint64_t key = rfi_stream_key(seed, SHARE_STREAM) + (uint64_t)i;
+    for (int64_t pass = 0; pass < (int64_t)floor(f->weight); pass++)
+      for (int64_t r = 0; r < f->n; r++) (*out)[at++] = f->first + r;
+    for (int64_t k = shares_before(f, epoch); k < shares_before(f, epoch + 1); k++)
+      (*out)[at++] = f->first + (int64_t)rfi_permute((uint64_t)(k % f->n), (uint64_t)f->n, key, (uint64_t)(k / f->n));
+  }
+  return RFR_OK;
+}
+
+/* Packs an epoch into ds->packed[split], if it is not there. */
+static rfr_status pack_epoch(row_dataset *ds, rfi_split split, uint64_t seed, int64_t epoch) {
+  packed_epoch *p = &ds->packed[split];
+  if (p->valid && p->seed == seed && p->epoch == epoch) return RFR_OK;
+  int64_t *listed = NULL, n;
+  int32_t *lengths = NULL;
+  rfr_status s;
+  p->valid = false;
+  rfi_free(ds->ctx, p->rows);
+  p->rows = NULL;
+  RFI_GOTO(list_epoch(ds, split, seed, epoch, &listed, &n));
+  RFI_GOTO(RFI_ALLOC(ds->ctx, (size_t)n * sizeof *p->rows, &p->rows));
+  RFI_GOTO(RFI_ALLOC(ds->ctx, (size_t)n * sizeof *lengths, &lengths));
+  const uint64_t key = rfi_stream_key(seed, ORDER_STREAM);
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t from = split == RFI_TRAIN ? (int64_t)rfi_permute((uint64_t)i, (uint64_t)n, key, (uint64_t)epoch) : i;
+    p->rows[i] = listed[from];
+    lengths[i] = ds->packing ? ds->rows[split][p->rows[i]].n : ds->sequence;
+  }
+  RFI_GOTO(rfi_pack_rows(&p->packing, lengths, n, ds->sequence));
+  p->valid = true;
+  p->seed = seed;
+  p->epoch = epoch;
+fail:
+  rfi_free(ds->ctx, listed);
+  rfi_free(ds->ctx, lengths);
+  return s;
+}
+
+/* Windows of the training split before `epoch`. */
+static rfr_status windows_before(rfi_dataset *base, uint64_t seed, int64_t epoch, int64_t *out) {
+  row_dataset *ds = (row_dataset *)base;
+  if (ds->equal_epochs) {
+    *out = epoch * base->stats.windows[RFI_TRAIN];
+    return RFR_OK;
+  }
+  if (ds->starts_seed != seed) ds->n_starts = 0;
+  ds->starts_seed = seed;
+  while (ds->n_starts <= epoch) {
+    if (ds->n_starts == ds->starts_capacity) {
+      const int64_t capacity = ds->starts_capacity ? 2 * ds->starts_capacity : 16;
+      int64_t *grown;
+      RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)capacity * sizeof *grown, &grown));
+      if (ds->n_starts) memcpy(grown, ds->starts, (size_t)ds->n_starts * sizeof *grown);
+      rfi_free(ds->ctx, ds->starts);
+      ds->starts = grown;
+      ds->starts_capacity = capacity;
+    }
+    int64_t start = 0;
+    if (ds->n_starts > 0) {
+      RFI_TRY(pack_epoch(ds, RFI_TRAIN, seed, ds->n_starts - 1));
+      start = ds->starts[ds->n_starts - 1] + ds->packed[RFI_TRAIN].packing.windows;
+    }
+    ds->starts[ds->n_starts++] = start;
+  }
+  *out = ds->starts[epoch];
+  return RFR_OK;
+}
+
+/* The epoch of a training sample, and the sample's number in it. */
+static rfr_status find_epoch(row_dataset *ds, uint64_t seed, int64_t sample, int64_t *epoch, int64_t *index) {
+  int64_t start, next;
+  *epoch = 0;
+  if (ds->equal_epochs) {
+    const int64_t W = ds->base.stats.windows[RFI_TRAIN];
+    *epoch = sample / W;
+    *index = sample % W;
+    return RFR_OK;
+  }
+  if (ds->starts_seed == seed && ds->n_starts > 1) { /* samples come in order: begin at the last epoch known */
+    *epoch = ds->n_starts - 2;
+    while (ds->starts[*epoch] > sample) --*epoch;
+  }
+  RFI_TRY(windows_before(&ds->base, seed, *epoch, &start));
+  for (;; ++*epoch, start = next) {
+    RFI_TRY(windows_before(&ds->base, seed, *epoch + 1, &next));
+    if (sample < next) break;
+  }
+  *index = sample - start;
+  return RFR_OK;
+}
+
+/* ---- windows ---- */
+
+static rfr_status row_window(rfi_dataset *base, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
+                             int32_t *targets, int32_t *doc_offsets, int *n_docs) {
+  row_dataset *ds = (row_dataset *)base;
+  int64_t epoch = 0, window = sample, at = 0;
+  const int64_t S = ds->sequence;
+  if (split == RFI_TRAIN) RFI_TRY(find_epoch(ds, seed, sample, &epoch, &window));
+  else seed = 0;
+  RFI_TRY(pack_epoch(ds, split, seed, epoch));
+  const rfi_packing *p = &ds->packed[split].packing;
+  if (split == RFI_TRAIN)
+    window = (int64_t)rfi_permute((uint64_t)window, (uint64_t)p->windows, rfi_stream_key(seed, WINDOW_STREAM),
+                                  (uint64_t)epoch);
+  for (int64_t k = window < p->windows ? p->first[window] : 0; window < p->windows && k < p->first[window + 1]; k++) {
+    const place *row = &ds->rows[split][ds->packed[split].rows[p->rows[k]]];
+    const uint32_t *ids = ds->files[row->file].table.ids + row->start;
+    doc_offsets[(*n_docs)++] = (int32_t)at;
+    for (int32_t i = 0; i < row->n; i++, at++) {
+      tokens[at] = RFI_TOKEN_ID(ids[i]);
+      targets[at] = i + 1 < row->n && (ids[i + 1] & RFI_TOKEN_TRAINED) ? RFI_TOKEN_ID(ids[i + 1]) : RFI_IGNORED_TARGET;
+    }
+  }
+  if (at < S) doc_offsets[(*n_docs)++] = (int32_t)at;
+  for (; at < S; at++) tokens[at] = 0, targets[at] = RFI_IGNORED_TARGET;
+  return RFR_OK;
+}
+
+static int64_t row_window_bytes(const rfi_dataset *base, int64_t sample) {
+  const row_dataset *ds = (const row_dataset *)base;
+  const packed_epoch *e = &ds->packed[RFI_VALIDATION];
+  const rfi_packing *p = &e->packing;
+  int64_t bytes = 0;
+  for (int64_t k = sample < p->windows ? p->first[sample] : 0; sample < p->windows && k < p->first[sample + 1]; k++) {
+    const place *row = &ds->rows[RFI_VALIDATION][e->rows[p->rows[k]]];
+    const rfi_token_table *t = &ds->files[row->file].table;
+    for (int64_t i = row->start + 1; i < row->start + row->n; i++)
+      if (t->ids[i] & RFI_TOKEN_TRAINED) bytes += t->widths[i];
+  }
+  return bytes;
+}
+
+static const char *row_file_at(const rfi_dataset *base, rfi_split split, int i, int64_t *bytes) {
+  const row_dataset *ds = (const row_dataset *)base;
+  const row_file *f = &ds->files[ds->listed[split][i]];
+  if (bytes) *bytes = f->size;
+  return f->path;
+}
+
+const uint32_t *rfi_row_dataset_row(const rfi_dataset *base, rfi_split split, int64_t i, int64_t *n) {
+  const row_dataset *ds = (const row_dataset *)base;
+  *n = 0;
+  if (i < 0 || i >= ds->n[split]) return NULL;
+  const place *row = &ds->rows[split][i];
+  *n = row->n;
+  return ds->files[row->file].table.ids + row->start;
+}
+
+/* ---- opening ---- */
+
+static void close_rows(rfi_dataset *base) {
+  row_dataset *ds = (row_dataset *)base;
+  for (int i = 0; i < ds->n_files; i++) free_file(ds, &ds->files[i]);
+  for (int split = 0; split < 2; split++) {
+    rfi_free(ds->ctx, ds->rows[split]);
+    rfi_free(ds->ctx, ds->listed[split]);
+    rfi_free(ds->ctx, ds->packed[split].rows);
+    rfi_packing_deinit(&ds->packed[split].packing);
+  }
+  rfi_free(ds->ctx, ds->files);
+  rfi_free(ds->ctx, ds->starts);
+  rfi_free(ds->ctx, ds);
+}
+
+static const rfi_dataset_calls row_calls = {close_rows, row_file_at, row_window, windows_before, row_window_bytes};
+
+static rfr_status open_rows(row_dataset *ds, const rfi_row_encoder *encoder, const rfi_row_dataset_options *o,
+                            rfi_paths *train, rfi_paths *held) {
+  const char *root = o->root ? o->root : "";
+  rfi_dataset_stats *stats = &ds->base.stats;
+  RFI_TRY(rfi_find_files(root, o->patterns, o->n_patterns, train));
+  RFI_TRY(rfi_find_files(root, o->validation_patterns, o->n_validation_patterns, held));
+  RFI_TRY(list_files(ds, train, held));
+  RFI_TRY(set_weights(ds, root, o));
+  for (int i = 0; i < ds->n_files; i++) {
+    char *path;
+    RFI_TRY(rfi_path_join(ds->ctx, root, ds->files[i].path, &path));
+    const rfr_status s = rfi_file_hash(ds->ctx, path, &ds->files[i].size, &ds->files[i].hash);
+    rfi_free(ds->ctx, path);
+    RFI_TRY(s);
+  }
+  drop_equal(ds);
+  RFI_TRY(load_files(ds, encoder, root, o));
+  RFI_TRY(split_rows(ds, o));
+  RFI_TRY(check_split(ds, o));
+  RFI_TRY(hash_rows(ds));
+  for (int split = 0; split < 2; split++) {
+    if (ds->n[split] == 0) continue;
+    RFI_TRY(pack_epoch(ds, (rfi_split)split, 0, 0));
+    stats->windows[split] = ds->packed[split].packing.windows;
+  }
+  stats->validation_predicted = stats->trained[RFI_VALIDATION];
+  return RFR_OK;
+}
+
+rfr_status rfi_row_dataset_open(const rfi_row_encoder *encoder, const rfi_row_dataset_options *o, rfi_dataset **out) {
+  row_dataset *ds;
+  *out = NULL;
+  if (o->sequence < 1) return rfi_fail(RFI_E_ARGUMENT, "sequence is %d; it must be at least 1", o->sequence);
+  if (!(o->validation_fraction >= 0 && o->validation_fraction < 1))
+    return rfi_fail(RFI_E_ARGUMENT, "validation_fraction is %g; it must lie in [0, 1)", o->validation_fraction);
+  if (o->n_patterns < 1) return rfi_fail(RFI_E_DATA_EMPTY, "there is no pattern for training files");
+  RFI_TRY(RFI_ALLOC(encoder->ctx, sizeof *ds, &ds));
+  ds->base.calls = &row_calls;
+  ds->base.stats.rows = true;
+  ds->ctx = encoder->ctx;
+  ds->sequence = o->sequence;
+  ds->packing = o->packing;
+  ds->equal_epochs = true;
+  for (int split = 0; split < 2; split++) ds->packed[split].packing.ctx = ds->ctx;
+  rfi_paths train = {.ctx = ds->ctx}, held = {.ctx = ds->ctx};
+  const rfr_status s = open_rows(ds, encoder, o, &train, &held);
+  rfi_paths_deinit(&train);
+  rfi_paths_deinit(&held);
+  if (s == RFR_OK) *out = &ds->base;
+  else close_rows(&ds->base);
+  return s;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * JSONL files as a data set: rows become tokens, and rows are packed into windows.
+ *
+ * The files, their order and equal files are as for text (data/dataset.h). Each file has a weight w: in an epoch each
+ * row of it comes floor(w) times, and a share w - floor(w) of its rows once more; the shares of successive epochs
+ * continue each other, so that over many epochs all rows come equally often. Validation by a fraction holds out rows by
+ * a hash of their bytes: equal rows are in one split, and a row stays in its split when files are added.
+ *
+ * An epoch is all rows in an order that is drawn from (seed, epoch), packed into windows (text/packing.h), in a drawn
+ * order. Sample i is a window of the epoch that it falls in; nothing but (seed, i) is needed to resume. Without packing
+ * a window is one row. A row is a document: no token attends to another row, and positions begin at each row. The rest
+ * of a window is padding without targets.
+ *
+ * A row longer than a window is cut to its first tokens, dropped, or refused. A row without a token to train is left
+ * out.
+ */
+#ifndef RFI_ROW_DATASET_H
+#define RFI_ROW_DATASET_H
+
+#include "data/dataset.h"
+#include "text/row_encoder.h"
+#include "text/token_cache.h"
+
+typedef enum rfi_row_truncate { RFI_ROW_CUT, RFI_ROW_DROP, RFI_ROW_REFUSE } rfi_row_truncate;
+
+typedef struct rfi_row_dataset_options {
+  const char *root; /* what relative patterns start from; NULL: the working folder */
+  const char *const *patterns;
+  const double *weights; /* of each pattern, over 0; a file has that of the first pattern it matches; NULL: 1 */
+  int n_patterns;
+  double validation_fraction; /* as rfi_dataset_options */
+  const char *const *validation_patterns;
+  int n_validation_patterns;
+  int sequence;
+  bool packing;
+  rfi_row_truncate truncate;
+  rfi_row_form form;      /* of all files; RFI_ROW_FORM_COUNT: each file's first row decides */
+  rfi_token_cache *cache; /* used during the call */
+} rfi_row_dataset_options;
+
+/* The encoder must be valid during the call. Errors: data.row, data.format, data.compressed, data.long, data.untrained,
+ * data.empty, data.held_out, template.*, chat.*, tokenizer, file.*. */
+rfr_status rfi_row_dataset_open(const rfi_row_encoder *encoder, const rfi_row_dataset_options *options,
+                                rfi_dataset **out);
+/* Row i of a split, in the order of the files: *n ids with RFI_TOKEN_TRAINED; NULL past the end. `ds` is of
+ * rfi_row_dataset_open. */
+const uint32_t *rfi_row_dataset_row(const rfi_dataset *ds, rfi_split split, int64_t i, int64_t *n);
+
+#endif

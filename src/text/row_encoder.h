@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tokens of a row or a text, and which of them get a loss.
+ *
+ * A conversation is rendered by the chat template and tokenized as one string; no special token is matched in bytes
+ * that came from the row. A token is trained if one of its bytes is trained, as in the transformers library. A row of a
+ * prompt and a completion becomes a user's and an assistant's turn if there is a template; otherwise the two texts are
+ * joined and the token that ends a text follows. Of a `text` row, and of a text file, every token is trained, special
+ * tokens are matched, and the tokens that the tokenizer adds around a text are added, and the end token if it is not
+ * among them. The first token of a row is never a target.
+ */
+#ifndef RFI_ROW_ENCODER_H
+#define RFI_ROW_ENCODER_H
+
+#include "data/token_table.h"
+#include "refrain/chat.h"
+#include "refrain/text.h"
+#include "text/rows.h"
+
+/* What a row is trained on. auto: all of a text, the completion of a prompt, the assistant's messages of a chat. */
+typedef enum rfi_row_loss {
+  RFI_ROW_LOSS_AUTO,
+  RFI_ROW_LOSS_ASSISTANT,
+  RFI_ROW_LOSS_COMPLETION,
+  RFI_ROW_LOSS_ALL
+} rfi_row_loss;
+
+typedef struct rfi_row_encoder {
+  rfr_ctx *ctx;
+  const rfr_tokenizer *tokenizer; /* NULL: a byte is a token */
+  const rfr_chat_template *chat;  /* NULL: none */
+  rfi_row_loss loss;
+} rfi_row_encoder;
+
+/* The result, in memory that is reused. One for each thread. Starts as zeros. */
+typedef struct rfi_row_tokens {
+  rfr_ctx *ctx; /* owner, after the first use */
+  rfr_tokens tokens;
+  uint32_t *ids;    /* n, with RFI_TOKEN_TRAINED */
+  uint16_t *widths; /* n, bytes of text */
+  int64_t n, capacity;
+} rfi_row_tokens;
+void rfi_row_tokens_deinit(rfi_row_tokens *tokens);
+
+/* Identifies everything of an encoder that changes tokens. */
+rfr_status rfi_row_encoder_hash(const rfi_row_encoder *encoder, rfi_hash *out);
+/* One more than the largest id. */
+int64_t rfi_row_encoder_vocab(const rfi_row_encoder *encoder);
+/* Errors name file and line: template.*, chat.*, tokenizer, data.format (messages without a template; preference rows;
+ * a loss that the form does not have), memory.alloc. */
+rfr_status rfi_row_encode(const rfi_row_encoder *encoder, const rfi_row *row, const char *file, int64_t line,
+                          rfi_row_tokens *out);
+/* A document of a text file. */
+rfr_status rfi_text_encode(const rfi_row_encoder *encoder, const char *text, size_t n, rfi_row_tokens *out);
+
+#endif

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Where the tokens of data files are cached. The keys are those of token_table.h. A cache that cannot be written is
+ * reported once, as a warning; training goes on without it.
+ */
+#ifndef RFI_TOKEN_CACHE_H
+#define RFI_TOKEN_CACHE_H
+
+#include "data/token_table.h"
+
+typedef struct rfi_token_cache {
+  rfr_ctx *ctx;
+  const char *folder;                         /* NULL: no cache; "": a folder .refrain beside each file */
+  void (*warn)(void *user, const char *line); /* NULL: none */
+  void *user;
+  bool warned;
+  int hits; /* files whose tokens were found */
+} rfi_token_cache;
+
+/* The cached tokens of the file at `path`; *found is false if there are none. Errors: memory.alloc. */
+rfr_status rfi_token_cache_load(rfi_token_cache *cache, const char *path, rfi_hash key, int64_t vocab,
+                                rfi_token_table *table, bool *found);
+rfr_status rfi_token_cache_save(rfi_token_cache *cache, const char *path, rfi_hash key, const rfi_token_table *table);
+
+#endif
