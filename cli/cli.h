@@ -20,6 +20,7 @@
   X(chat)               \
   X(eval)               \
   X(check)              \
+  X(tokenize)           \
   X(keys)               \
   X(plan)               \
   X(trace)              \
@@ -86,6 +87,7 @@ typedef struct cli {
   bool chat;
   cli_list stops; /* --stop, in order */
   const char *after, *phase, *program, *files, *svg, *dtype, *trace;
+  bool decode, special;
   bool diff, flat, all, frontier;
   int64_t steps;
   const char *kind, *order, *layers, *file, *costs;

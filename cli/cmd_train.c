@@ -119,10 +119,25 @@ static void on_event(const rfr_event *e, void *user) {
   else progress_event(e, c->progress);
 }
 
+/* Files of rows: how many, and what became of the long ones. */
+static void print_rows(const rfr_run_info *i) {
+  const double share = i->train_tokens > 0 ? 100.0 * (double)i->trained_tokens / (double)i->train_tokens : 0.0;
+  fprintf(stderr, "        %lld rows in %lld windows, %lld tokens (%.3g%%) are trained\n", (long long)i->train_rows,
+          (long long)i->train_windows, (long long)i->trained_tokens, share);
+  if (i->truncated_rows > 0)
+    fprintf(stderr, "        %lld rows are longer than data.sequence and were cut by %lld tokens\n",
+            (long long)i->truncated_rows, (long long)i->cut_tokens);
+  if (i->dropped_rows > 0)
+    fprintf(stderr, "        %lld rows are longer than data.sequence and were dropped\n", (long long)i->dropped_rows);
+  if (i->untrained_rows > 0)
+    fprintf(stderr, "        %lld rows have no token to train and were left out\n", (long long)i->untrained_rows);
+}
+
 static void print_data(const rfr_run_info *i) {
   char a[32];
   fprintf(stderr, "data    %lld files, %s, %lld tokens: %.3g epochs\n", (long long)i->train_files,
           cli_bytes(a, i->train_bytes), (long long)i->train_tokens, i->epochs);
+  if (i->train_rows > 0) print_rows(i);
   if (i->duplicate_files > 0) fprintf(stderr, "        %lld duplicate files left out\n", (long long)i->duplicate_files);
   if (i->empty_files > 0) fprintf(stderr, "        %lld empty files left out\n", (long long)i->empty_files);
   if (i->validation_tokens > 0)

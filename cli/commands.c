@@ -129,6 +129,15 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                         "data.validation=FILES. Prints bits per byte for models of bytes, and the mean loss in nats "
                         "per token.",
                         "refrain eval runs/demo --json", OPTIONS(SET, ON_A_DEVICE)},
+    [CLI_INDEX_tokenize] =
+        {"tokenize", "MODEL [FILE|-]", 1, 2, "print the token ids of a text",
+         "Tokenizes FILE or standard input and prints one id per line; the counts go to standard error. MODEL is a "
+         "folder with tokenizer.json, or that file. With --decode, reads ids and prints their text.",
+         "refrain tokenize SmolLM2-135M-Instruct README.md",
+         OPTIONS({"decode", NULL, NULL, CLI_FLAG, FIELD(decode), "read token ids and print their text"},
+                 {"special", NULL, NULL, CLI_FLAG, FIELD(special),
+                  "add the tokens that the tokenizer puts around a text, as BOS"},
+                 THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL", 1, 1,
                          "print the resolved configuration and the source of each value",
                          "Reads the configuration and prints every key with its value and where the value comes from: "

@@ -406,10 +406,6 @@ rfr_status rfi_bpe_encode(const rfi_bpe *m, rfi_encoder *e, const char *s, size_
   if (count <= SHORT) count = merge_short(m, e->symbols, count);
   else RFI_TRY(merge_long(m, e, &count));
   RFI_TRY(rfi_tokens_reserve(e->ctx, out, count));
-  for (size_t i = 0; i < count; i++) {
-    uint32_t begin = e->symbols[i].begin;
-    while (m->raw && begin > 0 && rfi_utf8_continues(s[begin])) begin--;
-    rfi_tokens_put(out, e->symbols[i].id, begin);
-  }
+  for (size_t i = 0; i < count; i++) rfi_tokens_put(out, e->symbols[i].id, e->symbols[i].begin);
   return RFR_OK;
 }

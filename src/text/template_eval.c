@@ -121,6 +121,15 @@ static void note_part(rfi_render *r) {
   if (r->out != r->root || r->status != RFR_OK) return;
   struct rfi_tpart *last = r->n_parts > 0 ? &r->parts[r->n_parts - 1] : NULL;
   if (last ? last->end == r->root->n : r->root->n == 0) return;
+  if (r->n_pieces == r->capacity_pieces) {
+    const int capacity = r->capacity_pieces == 0 ? 64 : 2 * r->capacity_pieces;
+    size_t *pieces = rfi_render_alloc(r, (size_t)capacity * sizeof *pieces);
+    if (!pieces) return;
+    if (r->n_pieces > 0) memcpy(pieces, r->pieces, (size_t)r->n_pieces * sizeof *pieces);
+    r->pieces = pieces;
+    r->capacity_pieces = capacity;
+  }
+  r->pieces[r->n_pieces++] = r->root->n;
   if (!last || last->message != r->message) {
     if (r->n_parts == r->capacity_parts) {
       const int capacity = r->capacity_parts == 0 ? 16 : 2 * r->capacity_parts;
@@ -258,7 +267,12 @@ rfi_tval rfi_tval_call(rfi_render *r, const rfi_tval *f, const rfi_targs *args) 
   if (!rfi_render_step(r, 1)) return NONE;
   switch (f->kind) {
     case RFI_T_FUNCTION: return f->as.function(r, NULL, args);
-    case RFI_T_METHOD: return f->as.method->call(r, &f->as.method->self, args);
+    case RFI_T_METHOD: {
+      const rfi_tval *self = &f->as.method->self;
+      const rfi_tval v = f->as.method->call(r, self, args);
+      return self->kind == RFI_T_TEXT && self->as.text->safe && v.kind == RFI_T_TEXT ? rfi_text_mark_safe(r, v.as.text)
+                                                                                     : v;
+    }
     case RFI_T_MACRO: return call_macro(r, f->as.macro, args);
     case RFI_T_JOINER: {
       rfi_tcycle *c = (rfi_tcycle *)f->as.cycle;
@@ -634,6 +648,8 @@ rfr_status rfi_render_run(rfi_render *r, const rfi_tvariable *variables, int n, 
   r->message = 0;
   r->parts = NULL;
   r->n_parts = r->capacity_parts = 0;
+  r->pieces = NULL;
+  r->n_pieces = r->capacity_pieces = 0;
   for (int i = 0; i < n; i++) {
     const int symbol = rfi_template_symbol(r->t, variables[i].name);
     if (symbol >= 0) scope_set(r, r->scope, symbol, variables[i].value);

@@ -6,6 +6,7 @@
 
 #include "base/base.h"
 #include "nn/nn.h"
+#include "text/row_dataset.h"
 #include "train/state.h"
 #include "train/state_json.h"
 
@@ -71,6 +72,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     out->cached_files = d->cached;
     out->duplicate_files = d->duplicates;
     out->empty_files = d->empty;
+    out->byte_tokens = !s->tokenizer || !d->rows;
     if (s->epochs > 0) out->epochs = s->epochs;
     else if (d->rows && d->windows[RFI_TRAIN] > 0)
       out->epochs = (double)out->steps * (double)(s->spec.microbatches * s->rows) / (double)d->windows[RFI_TRAIN];
@@ -87,6 +89,41 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     if (!rfi_step_rule(&s->spec, i).frozen) out->trainable_parameters += n;
   }
   if (out->expert_layers > 0) out->expert_bytes /= out->expert_layers; /* all layers have the same size */
+}
+
+typedef struct sample {
+  rfr_sample_fn write;
+  void *user;
+  int trained;
+} sample;
+
+static void write_sample(const char *text, size_t n, void *user) {
+  const sample *s = user;
+  s->write(text, n, s->trained, s->user);
+}
+
+rfr_status rfr_run_data_row(const rfr_run *run, int64_t row, rfr_sample_fn write, void *user) {
+  RFI_TRY(rfi_check_handle(run, "rfr_run"));
+  sample s = {.write = write, .user = user};
+  int64_t n;
+  rfr_decoder *decoder = NULL;
+  rfr_status status = RFR_OK;
+  if (!run->data || !rfi_dataset_get_stats(run->data)->rows)
+    return rfi_fail(RFI_E_ARGUMENT, "the run has no data with rows");
+  const uint32_t *ids = rfi_row_dataset_row(run->data, RFI_TRAIN, row, &n);
+  if (!ids)
+    return rfi_fail(RFI_E_ARGUMENT, "row %lld of %d", (long long)row,
+                    rfi_dataset_get_stats(run->data)->documents[RFI_TRAIN]);
+  if (run->settings->tokenizer) RFI_TRY(rfr_decoder_create(run->settings->tokenizer, 1, &decoder));
+  for (int64_t i = 0; i < n && status == RFR_OK; i++) {
+    const char byte = (char)RFI_TOKEN_ID(ids[i]);
+    s.trained = (ids[i] & RFI_TOKEN_TRAINED) != 0;
+    if (decoder) status = rfr_decoder_add(decoder, RFI_TOKEN_ID(ids[i]), write_sample, &s);
+    else write_sample(&byte, 1, &s);
+  }
+  if (decoder && status == RFR_OK) status = rfr_decoder_end(decoder, write_sample, &s);
+  rfr_decoder_destroy(decoder);
+  return status;
 }
 
 const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i) {
