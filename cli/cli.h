@@ -16,6 +16,7 @@
 /* Every command: the file cmd_NAME.c defines cli_NAME. */
 #define CLI_COMMANDS(X) \
   X(train)              \
+  X(finetune)           \
   X(generate)           \
   X(chat)               \
   X(eval)               \

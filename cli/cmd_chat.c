@@ -157,7 +157,7 @@ rfr_status cli_chat(cli *c) {
   x.terminal = isatty(STDIN_FILENO) && !c->quiet && !c->json;
   c->system = c->system ? strdup(c->system) : NULL;
   if (s == RFR_OK) s = cli_open_generator(c, &x.run);
-  if (s == RFR_OK) s = cli_text_open(c, x.run, &x.text);
+  if (s == RFR_OK) cli_text_open(x.run, &x.text);
   if (s == RFR_OK) s = cli_text_open_chat(c, x.run, &x.text);
   if (s == RFR_OK) {
     rfr_run_get_info(x.run, &info);

@@ -151,7 +151,7 @@ rfr_status cli_generate(cli *c) {
     if (s == RFR_OK && !*prompt) s = cli_usage("give at least one byte", "standard input is empty");
   }
   if (s == RFR_OK) s = cli_open_generator(c, &run);
-  if (s == RFR_OK) s = cli_text_open(c, run, &t);
+  if (s == RFR_OK) cli_text_open(run, &t);
   if (s == RFR_OK && c->chat) s = cli_text_open_chat(c, run, &t);
   if (s == RFR_OK) s = c->prompts ? answer_file(c, run, &t) : continue_prompt(c, run, &t, prompt, strlen(prompt));
   cli_text_deinit(&t);

@@ -3,6 +3,7 @@
  * The tables of commands and of their options. Every command has its own list of options, so an option may differ in
  * meaning, argument and help text between two commands. Rows that several commands share are macros.
  */
+#include <limits.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -105,6 +106,15 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
               "refuse to resume on another machine, library or thread count, where bits may differ"},
              {"debug", NULL, NULL, CLI_FLAG, FIELD(debug), "guard every buffer and check every result for NaN; slow"},
              EAGER, ON_A_DEVICE)},
+    [CLI_INDEX_finetune] =
+        {"finetune", "MODEL DATA...", 2, INT_MAX, "train an adapter for a model on rows of text",
+         "Trains a LoRA adapter of MODEL and freezes the model. DATA are JSONL files of conversations (messages), of "
+         "prompts and completions, of instructions, or of texts. The configuration is written to the run's folder as "
+         "config.yaml: `refrain train` continues it, and --set changes it, as --set adapter.rank=8, --set "
+         "run.epochs=1 or --set adapter.type=none to train all weights. `refrain check MODEL DATA...` shows the memory "
+         "and the tokens first.",
+         "refrain finetune SmolLM2-135M-Instruct chat.jsonl --out runs/chat",
+         OPTIONS(SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the run (runs/DATA)"}, ON_A_DEVICE)},
     [CLI_INDEX_generate] =
         {"generate", "RUN|MODEL", 1, 1, "continue a text with a run's newest checkpoint or a model",
          "Writes the prompt and the text after it to standard output. The text ends at a stop token of the model, at a "
@@ -216,7 +226,8 @@ static const struct {
 } operand_words[] = {
     {"CONFIG", "a YAML file"},
     {"RUN", "the folder of a run, or its config.yaml"},
-    {"MODEL", "a Hugging Face folder, such as one checkpoint of a run"},
+    {"MODEL", "a Hugging Face folder, such as one checkpoint of a run, or a GGUF file"},
+    {"DATA", "a JSONL file (.jsonl, .jsonl.gz, .jsonl.zst), or a pattern of such files"},
 };
 enum { N_OPERAND_WORDS = sizeof operand_words / sizeof operand_words[0] };
 

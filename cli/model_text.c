@@ -6,7 +6,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* ---- strings ---- */
 
@@ -29,41 +28,17 @@ void cli_string_add(const char *text, size_t n, void *user) {
 
 /* ---- tokenizer and template ---- */
 
-static bool has_file(const char *folder, const char *name) {
-  char path[4400];
-  struct stat st;
-  return *folder && snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path && stat(path, &st) == 0;
-}
-
-/* Folders of a run's tokenizer and template, most specific first. */
-enum { N_FOLDERS = 2 };
-static void find_folders(const rfr_run *run, const char *out[N_FOLDERS], rfr_run_info *info) {
-  rfr_run_get_info(run, info);
-  out[0] = info->checkpoint;
-  out[1] = info->model;
-}
-
 static void add_stop(cli_text *t, int32_t id) {
   for (int i = 0; i < t->n_stop; i++)
     if (t->stop[i] == id) return;
   if (id >= 0 && t->n_stop < CLI_STOPS) t->stop[t->n_stop++] = id;
 }
 
-rfr_status cli_text_open(const cli *c, const rfr_run *run, cli_text *out) {
-  const char *folders[N_FOLDERS];
-  rfr_run_info info;
-  rfr_status s = RFR_OK;
-  *out = (cli_text){.ctx = c->ctx};
-  find_folders(run, folders, &info);
-  for (int i = 0; i < N_FOLDERS && !out->tokenizer && s == RFR_OK; i++)
-    if (has_file(folders[i], "tokenizer.json")) s = rfr_tokenizer_open(c->ctx, folders[i], &out->tokenizer);
-  if (s != RFR_OK || (!out->tokenizer && info.byte_tokens)) return s;
-  if (!out->tokenizer)
-    return cli_fail(RFR_UNSUPPORTED, "copy the model's tokenizer.json into its folder",
-                    "%s has no tokenizer.json, and its tokens are not bytes", *info.model ? info.model : c->operand);
+void cli_text_open(const rfr_run *run, cli_text *out) {
+  *out = (cli_text){.tokenizer = rfr_run_tokenizer(run)};
+  if (!out->tokenizer) return;
   for (int i = 0; rfr_tokenizer_stop(out->tokenizer, i) >= 0; i++) add_stop(out, rfr_tokenizer_stop(out->tokenizer, i));
   add_stop(out, rfr_tokenizer_eos(out->tokenizer));
-  return RFR_OK;
 }
 
 /* The token after the assistant's words in a rendered conversation ends a turn. */
@@ -87,28 +62,25 @@ static rfr_status find_end_of_turn(cli_text *t) {
 }
 
 rfr_status cli_text_open_chat(const cli *c, const rfr_run *run, cli_text *t) {
-  const char *folders[N_FOLDERS];
-  rfr_run_info info;
-  rfr_status s = RFR_OK;
-  find_folders(run, folders, &info);
   if (!t->tokenizer)
     return cli_fail(RFR_UNSUPPORTED, "refrain generate continues a text", "%s is a model of bytes: it has no template",
                     c->operand);
+  t->chat = rfr_run_template(run);
   if (c->template && strcmp(c->template, "model") != 0) {
-    s = rfr_chat_template_open(c->ctx, c->template, NULL, &t->chat);
-  } else {
-    for (int i = 0; i < N_FOLDERS && !t->chat; i++)
-      if (*folders[i]) s = rfr_chat_template_open(c->ctx, folders[i], NULL, &t->chat);
-    if (!t->chat && s != RFR_OK && strcmp(rfr_last_error()->slug, "chat.template") == 0)
-      return cli_fail(s, "name one: --template chatml, or --template FILE", "%s has no chat template", c->operand);
+    const rfr_status s = rfr_chat_template_open(c->ctx, c->template, NULL, &t->own);
+    if (s != RFR_OK) return s;
+    t->chat = t->own;
   }
-  return s == RFR_OK ? find_end_of_turn(t) : s;
+  if (!t->chat)
+    return cli_fail(RFR_INVALID, "name one: --template chatml, or --template FILE", "%s has no chat template",
+                    c->operand);
+  return find_end_of_turn(t);
 }
 
 void cli_text_deinit(cli_text *t) {
-  rfr_tokens_deinit(&t->tokens);
-  rfr_chat_template_destroy(t->chat);
-  rfr_tokenizer_destroy(t->tokenizer);
+  if (t->tokenizer) rfr_tokens_deinit(&t->tokens);
+  else free(t->tokens.ids);
+  rfr_chat_template_destroy(t->own);
 }
 
 static rfr_status encode_bytes(cli_text *t, const char *prompt, size_t n) {

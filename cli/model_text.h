@@ -15,18 +15,17 @@
 
 enum { CLI_STOPS = 64 };
 typedef struct cli_text {
-  rfr_ctx *ctx;
-  rfr_tokenizer *tokenizer; /* NULL: tokens are bytes */
-  rfr_chat_template *chat;  /* NULL: none was opened */
+  const rfr_tokenizer *tokenizer; /* the run's; NULL: tokens are bytes */
+  const rfr_chat_template *chat;  /* NULL: none was opened */
+  rfr_chat_template *own;         /* of --template */
   int32_t stop[CLI_STOPS];
   int n_stop;
   rfr_tokens tokens; /* of the last prompt */
 } cli_text;
 
-/* The tokenizer of an open run: of its checkpoint, else of its model. Errors: a model of other tokens than bytes without
- * a tokenizer. */
-rfr_status cli_text_open(const cli *c, const rfr_run *run, cli_text *out);
-/* Opens the chat template: --template, else that of the model. The end of an assistant's turn becomes a stop token. */
+/* The tokenizer of an open run and its stop tokens. */
+void cli_text_open(const rfr_run *run, cli_text *out);
+/* The chat template: --template, else that of the run. The end of an assistant's turn becomes a stop token. */
 rfr_status cli_text_open_chat(const cli *c, const rfr_run *run, cli_text *text);
 void cli_text_deinit(cli_text *text);
 

@@ -131,3 +131,7 @@ const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i) {
   if (!run || !run->data || i < 0 || i >= rfi_dataset_get_stats(run->data)->files[split]) return NULL;
   return rfi_dataset_file(run->data, split, (int)i, NULL);
 }
+
+const rfr_tokenizer *rfr_run_tokenizer(const rfr_run *run) { return run ? run->settings->tokenizer : NULL; }
+
+const rfr_chat_template *rfr_run_template(const rfr_run *run) { return run ? run->settings->chat : NULL; }
