@@ -145,6 +145,8 @@ void cli_default_folder(const char *path, char *out, size_t size);
 rfr_status cli_train_config(cli *c, const char *text, const char *folder);
 /* The configuration that fine-tunes c->operands[0] on the files that follow, from malloc; see cmd_finetune.c. */
 rfr_status cli_finetune_config(cli *c, char **out);
+/* `check` with data: what `finetune` would train on. */
+rfr_status cli_check_data(cli *c);
 /* For generate and eval: a configuration made for a model's folder, or NULL for the newest checkpoint of a run. */
 rfr_status cli_find_weights(cli *c, char **config);
 /* Run options from the command line. Relative folders start at the folder of c->config, for a model at the working
