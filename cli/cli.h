@@ -22,6 +22,8 @@
   X(eval)               \
   X(check)              \
   X(tokenize)           \
+  X(inspect)            \
+  X(export)             \
   X(keys)               \
   X(plan)               \
   X(trace)              \
@@ -87,7 +89,7 @@ typedef struct cli {
   double temperature, top_p, min_p, penalty;
   bool chat;
   cli_list stops; /* --stop, in order */
-  const char *after, *phase, *program, *files, *svg, *dtype, *trace;
+  const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;
   bool decode, special;
   bool diff, flat, all, frontier;
   int64_t steps;

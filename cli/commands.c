@@ -148,15 +148,33 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  {"special", NULL, NULL, CLI_FLAG, FIELD(special),
                   "add the tokens that the tokenizer puts around a text, as BOS"},
                  THREADS, JSON, QUIET, HELP)},
-    [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL", 1, 1,
-                         "print the resolved configuration and the source of each value",
+    [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL [DATA...]", 1, INT_MAX,
+                         "print the resolved configuration, or the data of finetune",
                          "Reads the configuration and prints every key with its value and where the value comes from: "
-                         "a line of the file, --set, a default, or derived from other keys. Allocates no tensor.",
+                         "a line of the file, --set, a default, or derived from other keys. With DATA, prints the rows "
+                         "and tokens that `refrain finetune` would train on, a row as the model sees it, and the "
+                         "memory of a step. Allocates no tensor.",
                          "refrain check examples/small.yaml --set model.hidden_size=256",
                          OPTIONS(SET,
                                  {"files", "SPLIT", "train validation", CLI_TEXT, FIELD(files),
                                   "list the data files of one split instead"},
                                  ON_A_DEVICE)},
+    [CLI_INDEX_inspect] =
+        {"inspect", "MODEL|FILE", 1, 1, "describe a model's folder or file, or an adapter",
+         "Prints what it is, the description of the model, the metadata, unknown fields, and every tensor with its "
+         "bytes, type and shape. FILE is a safetensors or GGUF file. Reads no weights.",
+         "refrain inspect model.gguf --json", OPTIONS(JSON, HELP)},
+    [CLI_INDEX_export] =
+        {"export", "RUN|MODEL", 1, 1, "write a run's newest checkpoint or a model for other programs",
+         "The output must not exist; it is complete or absent. An adapter is merged into the weights, except with "
+         "--to peft.",
+         "refrain export runs/chat --to gguf --dtype q8_0 --out chat.gguf",
+         OPTIONS({"to", "FORMAT", "hf gguf peft", CLI_TEXT, FIELD(to),
+                  "hf: a Hugging Face folder; gguf: one file; peft: a folder with the adapter alone"},
+                 {"out", "PATH", NULL, CLI_TEXT, FIELD(out), "folder or file to write"},
+                 {"dtype", "TYPE", "f32 bf16 f16 q8_0 q4_0", CLI_TEXT, FIELD(dtype),
+                  "type of the weights; q8_0 and q4_0 for gguf (that of the model)"},
+                 THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_keys] = {"keys", "[WORD]", 0, 1, "print the table of configuration keys",
                         "With WORD, only keys whose name or meaning contains it.", "refrain keys recompute",
                         OPTIONS(JSON, HELP)},
