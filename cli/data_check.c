@@ -14,14 +14,20 @@ static void warn(const rfr_event *e, void *user) {
 }
 
 /* At a terminal trained text is bold and other text dim; else trained text is in double brackets. */
+typedef struct marks {
+  bool terminal;
+  int trained; /* of the last piece; -1: there is none */
+} marks;
+
 static void put_piece(const char *text, size_t n, int trained, void *user) {
-  const bool terminal = *(const bool *)user;
-  if (n == 0) return;
-  if (terminal) fputs(trained ? "\033[1m" : "\033[2m", stdout);
-  else if (trained) fputs("[[", stdout);
+  marks *m = user;
+  if (trained != m->trained) {
+    if (m->terminal) fputs(trained < 0 ? "\033[0m" : trained ? "\033[0;1m" : "\033[0;2m", stdout);
+    else if (trained > 0) fputs("[[", stdout);
+    else if (m->trained > 0) fputs("]]", stdout);
+  }
+  m->trained = trained;
   fwrite(text, 1, n, stdout);
-  if (terminal) fputs("\033[0m", stdout);
-  else if (trained) fputs("]]", stdout);
 }
 
 static void put_json_piece(const char *text, size_t n, int trained, void *user) {
@@ -66,7 +72,7 @@ static rfr_status print_json(const rfr_run *data, const rfr_run_info *i, const c
 }
 
 static rfr_status print_text(const rfr_run *data, const rfr_run_info *i, const cli_fit *fit) {
-  bool terminal = isatty(STDOUT_FILENO);
+  marks m = {isatty(STDOUT_FILENO), -1};
   char a[32];
 #define ROW(field, name) \
   if (i->field > 0) printf("%14lld  %s\n", (long long)i->field, name);
@@ -74,8 +80,9 @@ static rfr_status print_text(const rfr_run *data, const rfr_run_info *i, const c
 #undef ROW
   rfr_status s = RFR_OK;
   if (i->train_rows > 0) {
-    printf("\nthe first row, %s:\n", terminal ? "trained text in bold" : "trained text in [[ ]]");
-    s = rfr_run_data_row(data, 0, put_piece, &terminal);
+    printf("\nthe first row, %s:\n", m.terminal ? "trained text in bold" : "trained text in [[ ]]");
+    s = rfr_run_data_row(data, 0, put_piece, &m);
+    put_piece("", 0, -1, &m);
     printf("\n\n");
   }
   printf("a step needs %lld bytes (%s):\n", (long long)fit->plan.planned_bytes, cli_bytes(a, fit->plan.planned_bytes));
