@@ -96,7 +96,7 @@ static rfr_status add_tokens(const json_t *config, json_t *variables) {
   return RFR_OK;
 }
 
-/* A file of the folder if it exists, as JSON; else NULL. Its integers may exceed 64 bits, as model_max_length does. */
+/* A file of the folder if it exists, as JSON; else NULL. */
 static rfr_status load(rfr_ctx *ctx, const char *folder, const char *name, json_t **out) {
   char *path = NULL, *text;
   size_t n;
@@ -254,8 +254,6 @@ typedef struct rendering {
   rfi_text *text;
   struct rfi_tpart *parts;
   int n_parts;
-  const size_t *pieces;
-  int n_pieces;
 } rendering;
 
 static void add_variable(session *x, const char *name, rfi_tval value) {
@@ -341,8 +339,6 @@ static rfr_status render(session *x, int64_t n, bool prompt, bool separate, rend
   rfr_status s = rfi_render_run(r, x->variables, x->n, &out->text);
   out->parts = r->parts;
   out->n_parts = r->n_parts;
-  out->pieces = r->pieces;
-  out->n_pieces = r->n_pieces;
   r->arena = arena;
   r->bytes = bytes;
   return s;
@@ -458,15 +454,9 @@ static rfr_status mark_by_loop(session *x, const rendering *full, int64_t i, con
   while (content < end && !(rfi_text_flags_at(s, content) & RFI_TEXT_CONTENT)) content++;
   size_t k = 0;
   while (header + k < p->n && begin + k < end && p->data[header + k] == s->data[begin + k]) k++;
-  if (header + k < p->n) { /* not the full prompt: up to the message's own text, or to the end of a piece */
-    size_t common = 0;
-    if (content < end && begin + k >= content) common = content - begin;
-    for (int i_piece = 0; i_piece < full->n_pieces && full->pieces[i_piece] <= begin + k; i_piece++)
-      if (full->pieces[i_piece] > begin + common && !(content < end && begin + k >= content))
-        common = full->pieces[i_piece] - begin;
-    if (common == 0) return fail_mask(x, i, "the message does not begin with the template's generation prompt");
-    k = common;
-  }
+  if (header + k < p->n && (content == end || begin + k < content))
+    return fail_mask(x, i, "the message does not begin with the template's generation prompt");
+  if (header + k < p->n) k = content - begin;
   *out = (rfr_span){begin + k, trim_end(s, begin + k, end)};
   return RFR_OK;
 }
