@@ -24,6 +24,8 @@ typedef struct reader {
   rfi_added_token *added;
   rfi_step normalizers[RFI_STEPS_LIMIT], pre_tokenizers[RFI_STEPS_LIMIT], decoders[RFI_STEPS_LIMIT];
   int32_t before[IDS], after[IDS], stop[IDS];
+  int32_t *index; /* Unigram: its tokens by hash, -1: empty */
+  size_t index_mask;
   char (*places)[64]; /* key paths of the steps */
   int n_places;
 } reader;
@@ -318,6 +320,20 @@ static rfr_status read_bpe(reader *r, const json_t *model) {
   return get_flag(r, model, "model", "ignore_merges", false, &p->ignore_merges);
 }
 
+static rfr_status index_tokens(reader *r, size_t n) {
+  size_t size = 16;
+  while (size < 2 * n) size *= 2;
+  r->index_mask = size - 1;
+  RFI_TRY(RFI_ALLOC(r->ctx, size * sizeof *r->index, &r->index));
+  memset(r->index, -1, size * sizeof *r->index);
+  for (size_t k = 0; k < n; k++) {
+    size_t i = rfi_hash_bytes(r->tokens[k].text, r->tokens[k].n).low & r->index_mask;
+    while (r->index[i] >= 0) i = (i + 1) & r->index_mask;
+    r->index[i] = (int32_t)k;
+  }
+  return RFR_OK;
+}
+
 static rfr_status read_unigram(reader *r, const json_t *model) {
   rfi_tokenizer_spec *p = &r->spec;
   const json_t *vocab = json_object_get(model, "vocab"), *unknown = json_object_get(model, "unk_id");
@@ -333,6 +349,7 @@ static rfr_status read_unigram(reader *r, const json_t *model) {
     r->tokens[i] = text_of(text);
     r->scores[i] = json_number_value(score);
   }
+  RFI_TRY(index_tokens(r, n));
   if (unknown && !json_is_null(unknown)) {
     if (!json_is_integer(unknown) || json_integer_value(unknown) < 0 || (size_t)json_integer_value(unknown) >= n)
       return BAD(r, "model.unk_id is not an index of model.vocab");
@@ -371,8 +388,12 @@ static rfr_status read_model(reader *r, const json_t *model) {
 static int32_t model_id(const reader *r, const json_t *model, rfi_bytes text) {
   const json_t *vocab = json_object_get(model, "vocab");
   if (json_is_object(vocab)) return find_token(r, text, vocab);
-  for (int64_t i = 0; i < r->spec.n_tokens; i++)
-    if (r->tokens[i].n == text.n && memcmp(r->tokens[i].text, text.text, text.n) == 0) return (int32_t)i;
+  if (!r->index) return -1;
+  for (size_t i = rfi_hash_bytes(text.text, text.n).low & r->index_mask; r->index[i] >= 0;
+       i = (i + 1) & r->index_mask) {
+    const rfi_bytes t = r->tokens[r->index[i]];
+    if (t.n == text.n && memcmp(t.text, text.text, text.n) == 0) return r->index[i];
+  }
   return -1;
 }
 
@@ -521,6 +542,7 @@ static void reader_destroy(rfr_ctx *ctx, reader *r) {
   rfi_free(ctx, r->merges);
   rfi_free(ctx, r->added);
   rfi_free(ctx, r->places);
+  rfi_free(ctx, r->index);
   rfi_free(ctx, r);
 }
 
