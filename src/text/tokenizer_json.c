@@ -7,6 +7,7 @@
  * other ids than those that the model was trained on.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "data/json_file.h"
@@ -334,6 +335,28 @@ static rfr_status index_tokens(reader *r, size_t n) {
   return RFR_OK;
 }
 
+/* The value that serde_json, tokenizers' reader, gives the shortest text of x: all digits as an integer, rounded, then
+ * divided by a power of ten, rounded again. Ties between two paths depend on the last bit. */
+static double rounded_twice(double x) {
+  char text[32], power[16];
+  uint64_t digits = 0;
+  int exponent = 0;
+  bool is_fraction = false;
+  rfi_format_double(text, x);
+  for (const char *s = text; *s; s++) {
+    if (*s >= '0' && *s <= '9') digits = 10 * digits + (uint64_t)(*s - '0'), exponent -= is_fraction;
+    else if (*s == '.') is_fraction = true;
+    else if (*s == 'e') {
+      exponent += atoi(s + 1);
+      break;
+    } else if (*s != '-') return x; /* infinite */
+  }
+  if (exponent < -308 || exponent > 308) return x;
+  rfi_snprintf(power, sizeof power, "1e%d", exponent < 0 ? -exponent : exponent);
+  const double scale = rfi_strtod(power, NULL), y = exponent < 0 ? (double)digits / scale : (double)digits * scale;
+  return x < 0.0 ? -y : y;
+}
+
 static rfr_status read_unigram(reader *r, const json_t *model) {
   rfi_tokenizer_spec *p = &r->spec;
   const json_t *vocab = json_object_get(model, "vocab"), *unknown = json_object_get(model, "unk_id");
@@ -347,7 +370,7 @@ static rfr_status read_unigram(reader *r, const json_t *model) {
     if (json_array_size(x) != 2 || !json_is_string(text) || !json_is_number(score))
       return BAD(r, "model.vocab[%zu] is not [token, score]", i);
     r->tokens[i] = text_of(text);
-    r->scores[i] = json_number_value(score);
+    r->scores[i] = rounded_twice(json_number_value(score));
   }
   RFI_TRY(index_tokens(r, n));
   if (unknown && !json_is_null(unknown)) {
