@@ -9,7 +9,7 @@
 #include "text/template_node.h"
 #include "text/template_value.h"
 
-enum { MAX_NESTING = 100, MAX_DEPTH = 400, MAX_SYMBOLS = 4096 };
+enum { MAX_NESTING = 100, MAX_DEPTH = 400, MAX_SYMBOLS = 1024 };
 
 typedef struct parser {
   rfi_template *t;
