@@ -195,11 +195,8 @@ static rfi_tnode *list_or_dict(parser *p, bool is_dict) {
       expect(p, ',', "\",\"");
       if (is(p, close)) break;
     }
-    rfi_tnode *item = expression(p);
-    add(p, n, item);
+    add(p, n, expression(p));
     if (!is_dict) continue;
-    if (item && (item->type == RFI_NODE_LIST || item->type == RFI_NODE_DICT))
-      return fail(p, item->at, "a list or dictionary cannot be the key of a dictionary");
     expect(p, ':', "\":\"");
     add(p, n, expression(p));
   }
