@@ -191,6 +191,7 @@ static void ops(void) {
   VALUE(rfr_embedding_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_positions_at, NULL, NOWHERE, 0, 4);
   VALUE(rfr_rope_at, NULL, NOWHERE, 0, 0, 1e4, NULL);
+  VALUE(rfr_rope_table_at, NULL, NOWHERE, 0, 0, (const double[]){1}, 1, 1);
   VALUE(rfr_layernorm_at, NULL, NOWHERE, 0, 0, 0, 1e-5);
   VALUE(rfr_rmsnorm_at, NULL, NOWHERE, 0, 0, 1e-5);
   VALUE(rfr_attention_at, NULL, NOWHERE, 0, 0, 0, 0, NULL);
@@ -304,6 +305,9 @@ static void runs(void) {
   QUIET(rfr_run_get_info, NULL, &info);
   assert_int_equal(info.parameters + info.steps, 0);
   GIVES(NULL, rfr_run_data_file, NULL, 0, 0);
+  STATUS(rfr_run_data_row, NULL, 0, NULL, NULL);
+  GIVES(NULL, rfr_run_tokenizer, NULL);
+  GIVES(NULL, rfr_run_template, NULL);
   GIVES(NULL, rfr_run_programs, NULL);
   GIVES(-1, rfr_run_program_index, NULL, RFR_RUN_TRAIN);
 }
