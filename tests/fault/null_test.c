@@ -292,6 +292,7 @@ static void runs(void) {
   QUIET(rfr_run_get_info, NULL, &info);
   assert_int_equal(info.parameters + info.steps, 0);
   GIVES(NULL, rfr_run_data_file, NULL, 0, 0);
+  STATUS(rfr_run_data_row, NULL, 0, NULL, NULL);
   GIVES(NULL, rfr_run_programs, NULL);
   GIVES(-1, rfr_run_program_index, NULL, RFR_RUN_TRAIN);
 }
