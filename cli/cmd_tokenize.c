@@ -101,8 +101,7 @@ rfr_status cli_tokenize(cli *c) {
   rfr_tokenizer *tokenizer = NULL;
   char *text = NULL;
   size_t n;
-  if (c->decode && c->json)
-    return cli_usage("omit one of them", "--decode prints text, --json describes tokens");
+  if (c->decode && c->json) return cli_usage("omit one of them", "--decode prints text, --json describes tokens");
   rfr_status s = rfr_tokenizer_open(c->ctx, c->operand, &tokenizer);
   if (s == RFR_OK) s = read_all(c->n_operands > 1 ? c->operands[1] : NULL, &text, &n);
   if (s == RFR_OK) s = c->decode ? decode(tokenizer, text, n) : encode(c, tokenizer, text, n);

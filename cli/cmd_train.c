@@ -21,11 +21,10 @@ static void on_signal(int number) {
 
 /* ---- the run's folder ---- */
 
-/* runs/NAME for path/NAME.yaml */
-static void default_folder(const char *config, char *out, size_t size) {
-  const char *base = strrchr(config, '/');
-  base = base ? base + 1 : config;
-  const char *dot = strrchr(base, '.');
+void cli_default_folder(const char *path, char *out, size_t size) {
+  const char *base = strrchr(path, '/');
+  base = base ? base + 1 : path;
+  const char *dot = strchr(base, '.');
   const int n = dot && dot != base ? (int)(dot - base) : (int)strlen(base);
   snprintf(out, size, "runs/%.*s", n, base);
 }
@@ -53,7 +52,7 @@ static rfr_status find_run(cli *c, char **text, char folder[4200]) {
     default: break;
   }
   if (c->out) snprintf(folder, 4200, "%s", c->out);
-  else default_folder(c->operand, folder, 4200);
+  else cli_default_folder(c->operand, folder, 4200);
   return cli_read_config(c, text);
 }
 
@@ -264,24 +263,28 @@ static void print_no_fit(cli *c, const char *text, const char *folder) {
   free(read);
 }
 
-rfr_status cli_train(cli *c) {
-  char *text, folder[4200];
+rfr_status cli_train_config(cli *c, const char *text, const char *folder) {
   rfr_run *run = NULL;
   progress p;
-  if (c->strict && !c->resume) return cli_usage("add --resume, or omit --strict", "--strict is for --resume");
-  rfr_status s = find_run(c, &text, folder);
-  if (s != RFR_OK) return s;
   progress_init(&p, c);
   rfr_run_options o = cli_run_options(c);
   o.on_event = on_event;
   o.event_user = c;
-  s = rfr_run_open(c->ctx, text, folder, &o, &run);
+  rfr_status s = rfr_run_open(c->ctx, text, folder, &o, &run);
   if (s == RFR_OK) s = train(c, run, &p, folder);
   progress_close_line(&p);
   cli_report(c, s);
   if (s == RFR_NO_FIT && !run) print_no_fit(c, text, folder);
   rfr_run_close(run);
   c->progress = NULL;
+  return s;
+}
+
+rfr_status cli_train(cli *c) {
+  char *text, folder[4200];
+  if (c->strict && !c->resume) return cli_usage("add --resume, or omit --strict", "--strict is for --resume");
+  rfr_status s = find_run(c, &text, folder);
+  if (s == RFR_OK) s = cli_train_config(c, text, folder);
   free(text);
   return s;
 }

@@ -19,8 +19,10 @@
 #ifndef REFRAIN_TRAIN_H
 #define REFRAIN_TRAIN_H
 
+#include "refrain/chat.h"
 #include "refrain/nn.h"
 #include "refrain/program.h"
+#include "refrain/text.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -210,6 +212,9 @@ typedef struct rfr_run_info {
   int64_t untrained_rows;                  /* rows left out because they have no token with a loss */
   int64_t cached_files;                    /* files whose tokens were read from the cache */
   int64_t max_positions;                   /* longest sequence of the model, tokens */
+  int64_t window;                          /* data.sequence: tokens of a window, and of the caches of generation */
+  int64_t vocab_size;
+  const char *model;                       /* the configuration's model, or "": there is none; borrowed */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
 
@@ -219,6 +224,11 @@ typedef void (*rfr_sample_fn)(const char *text, size_t n, int trained, void *use
  * counts from 0 to rfr_run_info.train_rows - 1, in the order of the files. Errors: argument (no such row, or the data
  * is text). */
 RFR_API rfr_status rfr_run_data_row(const rfr_run *run, int64_t row, rfr_sample_fn write, void *user);
+
+/* The tokenizer of the run's text, and the chat template of its conversations; NULL: tokens are bytes; there is no
+ * template, or the run was opened with no_data. Borrowed: both live as long as the run. */
+RFR_API const rfr_tokenizer *rfr_run_tokenizer(const rfr_run *run);
+RFR_API const rfr_chat_template *rfr_run_template(const rfr_run *run);
 
 /* Path of the i-th file of the training or the held-out data; NULL past the end. Borrowed. */
 RFR_API const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i);

@@ -24,7 +24,7 @@ typedef struct step {
 } step;
 
 struct rfi_normalizer {
-  const uint16_t *categories;
+  const rfi_unicode *categories;
   step steps[RFI_STEPS_LIMIT];
   int n;
 };
@@ -72,7 +72,7 @@ static rfr_status read_charsmap(rfr_ctx *ctx, const char *file, const rfi_step *
   return RFR_OK;
 }
 
-static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s, const uint16_t *categories,
+static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s, const rfi_unicode *categories,
                               step *out) {
   *out = (step){.kind = s->kind,
                 .left = s->left,
@@ -90,7 +90,7 @@ static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s,
   return rfi_pattern_create_literal(ctx, s->pattern, &out->pattern);
 }
 
-rfr_status rfi_normalizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const uint16_t *categories,
+rfr_status rfi_normalizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_unicode *categories,
                                  rfi_normalizer **out) {
   rfr_status s;
   rfi_normalizer *p = NULL;
@@ -123,14 +123,14 @@ static rfr_status put_char(rfi_encoder *e, rfi_text_buffer *b, uint32_t c, uint3
   return rfi_text_buffer_put(e->ctx, b, text, rfi_utf8_put(c, text), origin);
 }
 
-static rfr_status add_point(rfi_encoder *e, size_t *n, uint32_t c, int32_t change, const uint16_t *categories) {
+static rfr_status add_point(rfi_encoder *e, size_t *n, uint32_t c, int32_t change, const rfi_unicode *categories) {
   point *x = e->points[0];
   if (*n == e->points_capacity[0]) {
     RFI_TRY(rfi_grow(e->ctx, &e->points[0], &e->points_capacity[0], *n, *n + 1, sizeof *x));
     x = e->points[0];
   }
   const uint8_t class = (uint8_t)utf8proc_get_property((utf8proc_int32_t)c)->combining_class;
-  x[(*n)++] = (point){c, change, categories[c] & RFI_IS_MARK ? class : 0};
+  x[(*n)++] = (point){c, change, rfi_flags(categories, c) & RFI_IS_MARK ? class : 0};
   return RFR_OK;
 }
 
@@ -164,13 +164,13 @@ static rfr_status sort_marks(rfi_encoder *e, size_t n) {
 }
 
 /* The character that a pair composes to; 0: none. */
-static uint32_t composed(const uint16_t *categories, uint32_t a, uint32_t b) {
+static uint32_t composed(const rfi_unicode *categories, uint32_t a, uint32_t b) {
   utf8proc_int32_t pair[2] = {(utf8proc_int32_t)a, (utf8proc_int32_t)b};
   if (b < 0x300 || utf8proc_normalize_utf32(pair, 2, UTF8PROC_COMPOSE | UTF8PROC_STABLE) != 1) return 0;
-  return categories[pair[0]] & RFI_NO_DECOMPOSITION ? 0 : (uint32_t)pair[0];
+  return rfi_flags(categories, pair[0]) & RFI_NO_DECOMPOSITION ? 0 : (uint32_t)pair[0];
 }
 
-static size_t compose(const uint16_t *categories, point *x, size_t n) {
+static size_t compose(const rfi_unicode *categories, point *x, size_t n) {
   size_t out = 0, starter = SIZE_MAX;
   int last = -1; /* class of the last character that was kept after the starter */
   for (size_t i = 0; i < n; i++) {
@@ -195,8 +195,8 @@ static bool is_ascii(const rfi_view *v) {
   return true;
 }
 
-static rfr_status write_form(const uint16_t *categories, rfi_encoder *e, const rfi_view *v, bool compat, bool composes,
-                             rfi_text_buffer *b) {
+static rfr_status write_form(const rfi_unicode *categories, rfi_encoder *e, const rfi_view *v, bool compat,
+                             bool composes, rfi_text_buffer *b) {
   size_t n = 0;
   for (size_t i = 0; i < v->n;) {
     const uint32_t c = rfi_utf8_next(v->s, &i);
@@ -204,7 +204,7 @@ static rfr_status write_form(const uint16_t *categories, rfi_encoder *e, const r
     int state = 0;
     utf8proc_ssize_t count = 1;
     parts[0] = (utf8proc_int32_t)c;
-    if (c >= 0xA0 && !(categories[c] & RFI_NO_DECOMPOSITION))
+    if (c >= 0xA0 && !(rfi_flags(categories, c) & RFI_NO_DECOMPOSITION))
       count = utf8proc_decompose_char((utf8proc_int32_t)c, parts, 32,
                                       UTF8PROC_DECOMPOSE | (compat ? UTF8PROC_COMPAT : 0), &state);
     if (count < 1 || count > 32) parts[0] = (utf8proc_int32_t)c, count = 1;
@@ -237,9 +237,9 @@ static bool is_nmt_space(uint32_t c) {
 
 typedef enum pass { LOWER, STRIP_MARKS, STRIP_BERT_MARKS, CLEAN, CHINESE, NMT } pass;
 
-static rfr_status write_char(const uint16_t *categories, rfi_encoder *e, pass what, uint32_t c, uint32_t origin,
+static rfr_status write_char(const rfi_unicode *categories, rfi_encoder *e, pass what, uint32_t c, uint32_t origin,
                              rfi_text_buffer *b) {
-  const uint16_t flags = categories[c];
+  const uint16_t flags = rfi_flags(categories, c);
   switch (what) {
     case LOWER:
       RFI_TRY(put_char(e, b, c == 0x130 ? 'i' : rfi_lower(categories, c), origin));
@@ -258,7 +258,7 @@ static rfr_status write_char(const uint16_t *categories, rfi_encoder *e, pass wh
   }
 }
 
-static rfr_status write_chars(const uint16_t *categories, rfi_encoder *e, const rfi_view *v, pass what,
+static rfr_status write_chars(const rfi_unicode *categories, rfi_encoder *e, const rfi_view *v, pass what,
                               rfi_text_buffer *b) {
   for (size_t i = 0; i < v->n;) {
     const uint32_t origin = rfi_origin(v, i);

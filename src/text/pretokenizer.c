@@ -24,7 +24,7 @@ typedef struct step {
 } step;
 
 struct rfi_pretokenizer {
-  const uint16_t *categories;
+  const rfi_unicode *categories;
   step steps[RFI_STEPS_LIMIT];
   int n;
 };
@@ -56,7 +56,7 @@ static matcher find_matcher(const rfi_step *s) {
 }
 
 static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s, bool is_raw,
-                              const uint16_t *categories, step *out) {
+                              const rfi_unicode *categories, step *out) {
   *out = (step){.kind = s->kind,
                 .behavior = s->behavior,
                 .scheme = s->scheme,
@@ -81,7 +81,7 @@ static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s,
   return rfi_pattern_create_literal(ctx, s->pattern, &out->pattern);
 }
 
-rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const uint16_t *categories,
+rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_unicode *categories,
                                    bool is_raw, rfi_pretokenizer **out) {
   rfr_status s;
   rfi_pretokenizer *p = NULL;
@@ -107,9 +107,9 @@ void rfi_pretokenizer_destroy(rfr_ctx *ctx, rfi_pretokenizer *p) {
 
 typedef enum class { SPACE, LETTER, NUMBER, OTHER } class;
 
-static inline class class_of(const uint16_t *categories, uint32_t c) {
+static inline class class_of(const rfi_unicode *categories, uint32_t c) {
   if (rfi_is_space(c)) return SPACE;
-  const uint32_t bit = 1u << (categories[c] & RFI_CATEGORY_MASK);
+  const uint32_t bit = 1u << (rfi_flags(categories, c) & RFI_CATEGORY_MASK);
   return bit & RFI_LETTER ? LETTER : bit & RFI_NUMBER ? NUMBER : OTHER;
 }
 
@@ -129,7 +129,7 @@ static const uint8_t ascii_class[128] = {
 };
 
 /* Class of the character at s[i]; *next is where the one after it begins. */
-static inline class class_at(const uint16_t *categories, const char *s, size_t i, size_t *next) {
+static inline class class_at(const rfi_unicode *categories, const char *s, size_t i, size_t *next) {
   const unsigned char byte = (unsigned char)s[i];
   *next = i + 1;
   if (byte < 0x80) return (class)ascii_class[byte];
@@ -138,7 +138,7 @@ static inline class class_at(const uint16_t *categories, const char *s, size_t i
 }
 
 /* The end of the run of a class that begins at or before i. */
-static inline size_t run_end(const uint16_t *categories, const char *s, size_t n, size_t i, class c) {
+static inline size_t run_end(const rfi_unicode *categories, const char *s, size_t n, size_t i, class c) {
   size_t next;
   while (i < n && class_at(categories, s, i, &next) == c) i = next;
   return i;
@@ -148,7 +148,7 @@ static inline size_t run_end(const uint16_t *categories, const char *s, size_t n
 
 /* The end of a run of white space at i, without its last character if a visible character follows and others remain:
  * \s+(?!\S)|\s+ */
-static size_t space_end(const uint16_t *categories, const char *s, size_t n, size_t i) {
+static size_t space_end(const rfi_unicode *categories, const char *s, size_t n, size_t i) {
   const size_t end = run_end(categories, s, n, i, SPACE);
   if (end == n) return end;
   size_t last = end - 1;
@@ -156,7 +156,7 @@ static size_t space_end(const uint16_t *categories, const char *s, size_t n, siz
   return last > i ? last : end;
 }
 
-static size_t next_gpt2(const uint16_t *categories, const char *s, size_t n, size_t i) {
+static size_t next_gpt2(const rfi_unicode *categories, const char *s, size_t n, size_t i) {
   size_t next, after;
   if (s[i] == '\'' && i + 1 < n) {
     const char a = s[i + 1], b = i + 2 < n ? s[i + 2] : 0;
@@ -184,7 +184,7 @@ static size_t contraction_end(const char *s, size_t n, size_t i) {
 }
 
 /* Pattern of Llama 3 with up to `digits` numbers in a piece; that of Qwen 2 has one. */
-static size_t next_llama3(const uint16_t *categories, const char *s, size_t n, size_t i, int digits) {
+static size_t next_llama3(const rfi_unicode *categories, const char *s, size_t n, size_t i, int digits) {
   size_t next, after = 0;
   const size_t end = contraction_end(s, n, i);
   if (end) return end;
@@ -209,7 +209,7 @@ static size_t next_llama3(const uint16_t *categories, const char *s, size_t n, s
 
 static rfr_status match_known(const rfi_pretokenizer *p, matcher m, rfr_ctx *ctx, const char *s, rfi_piece piece,
                               rfi_pieces *out) {
-  const uint16_t *categories = p->categories;
+  const rfi_unicode *categories = p->categories;
   size_t end;
   for (size_t i = piece.begin; i < piece.end; i = end) {
     end = m == GPT2 ? next_gpt2(categories, s, piece.end, i)
@@ -267,8 +267,8 @@ static rfr_status split_pattern(const step *t, rfi_encoder *e, const char *s, rf
 /* Characters that the step's kind looks for. */
 static bool is_sought(const rfi_pretokenizer *p, const step *t, uint32_t c) {
   switch (t->kind) {
-    case RFI_PRE_DIGITS: return p->categories[c] & RFI_IS_NUMERIC;
-    case RFI_PRE_PUNCTUATION: return p->categories[c] & RFI_IS_PUNCTUATION;
+    case RFI_PRE_DIGITS: return rfi_flags(p->categories, c) & RFI_IS_NUMERIC;
+    case RFI_PRE_PUNCTUATION: return rfi_flags(p->categories, c) & RFI_IS_PUNCTUATION;
     default: return rfi_is_space(c);
   }
 }
@@ -311,7 +311,7 @@ static rfr_status split_bert(const rfi_pretokenizer *p, rfr_ctx *ctx, const char
     const size_t at = i;
     const uint32_t c = rfi_utf8_next(s, &i);
     const bool is_space = rfi_is_space(c);
-    if (!is_space && !(p->categories[c] & RFI_IS_PUNCTUATION)) continue;
+    if (!is_space && !(rfi_flags(p->categories, c) & RFI_IS_PUNCTUATION)) continue;
     RFI_TRY(keep(ctx, out, begin, at));
     if (!is_space) RFI_TRY(keep(ctx, out, at, i));
     begin = i;

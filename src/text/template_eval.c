@@ -11,8 +11,6 @@
 
 #include "text/template_value.h"
 
-enum { SYMBOL_VARARGS, SYMBOL_KWARGS, SYMBOL_CALLER, SYMBOL_LOOP }; /* as the parser numbers them */
-
 typedef struct variable {
   int symbol;
   rfi_tval value;
@@ -241,13 +239,13 @@ static rfi_tval call_macro(rfi_render *r, const macro *m, const rfi_targs *args)
   }
   const int caller = named_index(args, "caller");
   if (n->uses_caller && (caller < 0 || !used[caller])) {
-    scope_set(r, s, SYMBOL_CALLER, caller >= 0 ? args->named[caller] : rfi_tval_undefined("caller"));
+    scope_set(r, s, RFI_SYMBOL_CALLER, caller >= 0 ? args->named[caller] : rfi_tval_undefined("caller"));
     if (caller >= 0) used[caller] = true;
   }
   if (n->uses_varargs) {
     rfi_tlist *rest = rfi_tlist_new(r);
     for (int i = n->n_params; i < args->n; i++) rfi_tlist_add(r, rest, args->items[i]);
-    scope_set(r, s, SYMBOL_VARARGS, rfi_tlist_value(rest, RFI_T_TUPLE));
+    scope_set(r, s, RFI_SYMBOL_VARARGS, rfi_tlist_value(rest, RFI_T_TUPLE));
   } else if (args->n > n->n_params) {
     rfi_render_fail(r, "macro \"%s\" takes at most %d arguments, not %d", n->text, n->n_params, args->n);
   }
@@ -257,7 +255,7 @@ static rfi_tval call_macro(rfi_render *r, const macro *m, const rfi_targs *args)
     if (kwargs) rfi_tdict_set(r, kwargs, rfi_text_new(r, args->names[i], strlen(args->names[i]), 0), args->named[i]);
     else rfi_render_fail(r, "macro \"%s\" has no parameter \"%s\"", n->text, args->names[i]);
   }
-  if (kwargs) scope_set(r, s, SYMBOL_KWARGS, (rfi_tval){.kind = RFI_T_DICT, .as.dict = kwargs});
+  if (kwargs) scope_set(r, s, RFI_SYMBOL_KWARGS, (rfi_tval){.kind = RFI_T_DICT, .as.dict = kwargs});
   const rfi_tval v = r->status == RFR_OK ? capture(r, n->kids[0], s, 0) : NONE;
   r->depth--;
   return v;
@@ -382,7 +380,7 @@ static flow run_for(rfi_render *r, const rfi_tnode *n) {
     l->current = v;
     s->n = 0;
     r->scope = s;
-    scope_set(r, s, SYMBOL_LOOP, self);
+    scope_set(r, s, RFI_SYMBOL_LOOP, self);
     assign(r, n->kids[TARGET], v);
     if (v.kind == RFI_T_DICT && v.as.dict->message > 0) r->message = v.as.dict->message;
     const flow f = run(r, n->kids[BODY]);
@@ -570,6 +568,8 @@ static flow run_here(rfi_render *r, const rfi_tnode *n) {
   flow f = NEXT;
   switch (n->type) {
     case RFI_NODE_BODY:
+      for (int k = 0; k < n->n_params; k++)
+        scope_set(r, r->scope, n->params[k], rfi_tval_undefined(r->t->symbols.names[n->params[k]]));
       for (; i < n->n_kids && f == NEXT && r->status == RFR_OK; i++) f = run(r, n->kids[i]);
       return f;
     case RFI_NODE_DATA:

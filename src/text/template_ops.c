@@ -346,7 +346,8 @@ rfi_tval rfi_text_format(rfi_render *r, const rfi_text *format, const rfi_tval *
     }
     add_conversion(&b, flags, width, precision, letter, v);
   }
-  if (used < n && value->kind != RFI_T_DICT && value->kind != RFI_T_LIST && value->kind != RFI_T_UNDEFINED)
+  if (used < n && value->kind != RFI_T_DICT && value->kind != RFI_T_LIST && value->kind != RFI_T_RANGE &&
+      value->kind != RFI_T_UNDEFINED)
     return rfi_render_fail(r, "a format has fewer conversions than arguments"), rfi_tval_none();
   return rfi_tbuilder_finish(&b);
 }

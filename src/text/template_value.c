@@ -623,6 +623,7 @@ static bool is_printable(int32_t c) {
 
 static void repr_text(rfi_tbuilder *b, const rfi_text *s, uint32_t flags) {
   const char quote = memchr(s->data, '\'', s->n) && !memchr(s->data, '"', s->n) ? '"' : '\'';
+  if (s->safe) rfi_tbuilder_add(b, "Markup(", 7, flags);
   rfi_tbuilder_add(b, &quote, 1, flags);
   for (uint32_t i = 0, size; i < s->n && b->r->status == RFR_OK; i += size) {
     char escape[16];
@@ -639,6 +640,7 @@ static void repr_text(rfi_tbuilder *b, const rfi_text *s, uint32_t flags) {
     rfi_tbuilder_add(b, escape, strlen(escape), own);
   }
   rfi_tbuilder_add(b, &quote, 1, flags);
+  if (s->safe) rfi_tbuilder_add(b, ")", 1, flags);
 }
 
 static void add_string(rfi_tbuilder *b, const char *text, uint32_t flags) {

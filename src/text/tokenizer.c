@@ -25,7 +25,7 @@ typedef struct trie {
 struct rfr_tokenizer {
   rfr_ctx *ctx;
   rfi_vocabulary v;
-  uint16_t *categories;
+  rfi_unicode *categories;
   rfi_added_token *added; /* contents point into the vocabulary */
   int64_t n_added;
   trie raw_added, normal_added;
@@ -163,6 +163,7 @@ static rfr_status vocabulary_init(rfi_vocabulary *v, const rfi_tokenizer_spec *s
       s = rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the text of token %lld is not UTF-8 of less than %d bytes",
                       (long long)i, RFI_TOKEN_BYTES_LIMIT);
     bytes += text[i].n + 1;
+    if (text[i].n > v->longest) v->longest = text[i].n;
   }
   if (s == RFR_OK && bytes > UINT32_MAX)
     s = rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the texts of the tokens have %zu bytes", bytes);
@@ -328,8 +329,10 @@ static match next_added(const rfr_tokenizer *k, const trie *t, const rfi_view *v
 
 /* ---- creation ---- */
 
-/* Makes the state of an encoder. */
-static rfr_status prepare(const rfr_tokenizer *k, rfr_tokens *t) {
+enum { CACHED_BYTES = 512 };
+
+/* Makes the state of an encoder for a text of n bytes. A short text needs no cache. */
+static rfr_status prepare(const rfr_tokenizer *k, rfr_tokens *t, size_t n) {
   rfi_encoder *e = t->scratch;
   if (!e) {
     RFI_TRY(RFI_ALLOC(k->ctx, sizeof *e, &e));
@@ -337,8 +340,8 @@ static rfr_status prepare(const rfr_tokenizer *k, rfr_tokens *t) {
     e->ctx = k->ctx;
   }
   if (e->ctx != k->ctx) return rfi_fail(RFI_E_ARGUMENT, "the rfr_tokens was used with a tokenizer of another context");
-  if (!e->cache) RFI_TRY(RFI_ALLOC(e->ctx, sizeof *e->cache << RFI_CACHE_BITS, &e->cache));
-  if (e->owner != k) memset(e->cache, 0, sizeof *e->cache << RFI_CACHE_BITS);
+  if (!e->cache && n > CACHED_BYTES) RFI_TRY(RFI_ALLOC(e->ctx, sizeof *e->cache << RFI_CACHE_BITS, &e->cache));
+  if (e->owner != k && e->cache) memset(e->cache, 0, sizeof *e->cache << RFI_CACHE_BITS);
   e->owner = k;
   return RFR_OK;
 }
@@ -475,7 +478,7 @@ rfr_status rfi_tokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, rf
   RFI_GOTO(rfi_unicode_create(ctx, &k->categories));
   RFI_GOTO(RFI_ALLOC(ctx, (size_t)k->v.n, &k->is_special));
   RFI_GOTO(rfi_normalizer_create(ctx, spec, k->categories, &k->normalizer));
-  RFI_GOTO(prepare(k, &tokens));
+  RFI_GOTO(prepare(k, &tokens, 0));
   RFI_GOTO(add_tokens(k, spec, tokens.scratch));
   rfr_tokens_deinit(&tokens);
   k->is_raw = reads_bytes(k, spec);
@@ -576,11 +579,12 @@ static rfr_status encode_model(const rfr_tokenizer *k, rfi_encoder *e, const cha
 /* Appends the tokens of a piece; begins are offsets in the piece. */
 static rfr_status encode_piece(const rfr_tokenizer *k, rfi_encoder *e, const char *s, size_t n, rfr_tokens *out) {
   uint64_t key[2], other[2];
-  if (n >= 16) return encode_model(k, e, s, n, out);
+  rfi_cache_entry *x;
+  if (n >= sizeof x->key + 1 || !e->cache) return encode_model(k, e, s, n, out);
   key[0] = load(s, n < 8 ? n : 8);
   key[1] = (n > 8 ? load(s + 8, n - 8) : 0) | (uint64_t)n << 56;
   const uint64_t hash = (key[0] ^ (key[1] * 0xA24BAED4963EE407u)) * 0x9FB21C651E98DF25u;
-  rfi_cache_entry *x = &e->cache[(hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> (64 - RFI_CACHE_BITS)];
+  x = &e->cache[(hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> (64 - RFI_CACHE_BITS)];
   memcpy(other, x, sizeof other);
   if (other[0] == key[0] && other[1] == key[1]) {
     for (int i = 0; i < x->count; i++) rfi_tokens_put(out, x->ids[i], x->begin[i]);
@@ -623,7 +627,7 @@ static rfr_status make_parts(const rfr_tokenizer *k, rfi_encoder *e, int n) {
     e->parts = parts;
     e->n_parts = n;
   }
-  for (int i = 0; i < n; i++) RFI_TRY(prepare(k, &e->parts[i]));
+  for (int i = 0; i < n; i++) RFI_TRY(prepare(k, &e->parts[i], SIZE_MAX));
   return RFR_OK;
 }
 
@@ -731,7 +735,7 @@ rfr_status rfr_tokenizer_encode(const rfr_tokenizer *k, const char *text, size_t
         (i && o.foreign[i].begin < o.foreign[i - 1].end))
       return rfi_fail(RFI_E_ARGUMENT, "span %zu, bytes %zu to %zu, is not in the text, or not after the span before it",
                       i, o.foreign[i].begin, o.foreign[i].end);
-  RFI_TRY(prepare(k, out));
+  RFI_TRY(prepare(k, out, n));
   rfi_encoder *e = out->scratch;
   rfi_view v = {.s = text, .n = n};
   const size_t valid = rfi_utf8_valid(text, n);

@@ -64,6 +64,7 @@ typedef struct rfi_vocabulary {
   uint8_t *is_used; /* n */
   int32_t *table;   /* ids by hash, -1: empty; tokens of the model alone */
   uint32_t mask;
+  size_t longest; /* bytes of a token */
 } rfi_vocabulary;
 static inline rfi_bytes rfi_vocabulary_at(const rfi_vocabulary *v, int32_t id) {
   return (rfi_bytes){v->text + v->begin[id], v->begin[id + 1] - v->begin[id] - 1};
@@ -81,7 +82,7 @@ int rfi_char_byte(uint32_t c); /* -1: the character stands for no byte */
 typedef struct rfi_pattern rfi_pattern;
 /* `where`: the key path for errors. */
 rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where, rfi_bytes text,
-                              const uint16_t *categories, rfi_pattern **out);
+                              const rfi_unicode *categories, rfi_pattern **out);
 /* The text itself. */
 rfr_status rfi_pattern_create_literal(rfr_ctx *ctx, rfi_bytes text, rfi_pattern **out);
 void rfi_pattern_destroy(rfr_ctx *ctx, rfi_pattern *p);
@@ -178,7 +179,7 @@ rfr_status rfi_wordpiece_encode(const rfi_wordpiece *m, rfi_encoder *e, const ch
 
 /* Normalizers. */
 typedef struct rfi_normalizer rfi_normalizer;
-rfr_status rfi_normalizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const uint16_t *categories,
+rfr_status rfi_normalizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_unicode *categories,
                                  rfi_normalizer **out);
 void rfi_normalizer_destroy(rfr_ctx *ctx, rfi_normalizer *p);
 /* *v becomes the normalized text, which may lie in the encoder. */
@@ -187,7 +188,7 @@ rfr_status rfi_normalize(const rfi_normalizer *p, rfi_encoder *e, rfi_view *v);
 /* Pre-tokenizers. */
 typedef struct rfi_pretokenizer rfi_pretokenizer;
 /* `is_raw`: the model reads bytes, so the last step, ByteLevel, writes no printable characters. */
-rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const uint16_t *categories,
+rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_unicode *categories,
                                    bool is_raw, rfi_pretokenizer **out);
 void rfi_pretokenizer_destroy(rfr_ctx *ctx, rfi_pretokenizer *p);
 /* Appends the printable characters of bytes [begin, end). */

@@ -62,8 +62,19 @@ enum {
   RFI_HAS_LOWER = 1 << 12 /* a lower case that utf8proc may lack */
 };
 
-/* Category and flags of every code point, in the context's memory; free with rfi_free. */
-rfr_status rfi_unicode_create(rfr_ctx *ctx, uint16_t **out);
+/* Category and flags of every code point, by pages of 256; equal pages are shared. Free with rfi_free. */
+typedef struct rfi_unicode {
+  uint16_t page[RFI_CODE_POINTS / 256];
+  uint16_t pages[512][256];
+  int n;
+} rfi_unicode;
+static inline uint16_t rfi_flags(const rfi_unicode *u, uint32_t c) { return u->pages[u->page[c >> 8]][c & 255]; }
+rfr_status rfi_unicode_create(rfr_ctx *ctx, rfi_unicode **out);
+
+/* Whether the category of c is in a set of them. */
+static inline bool rfi_in(const rfi_unicode *u, uint32_t c, uint32_t categories) {
+  return 1u << (rfi_flags(u, c) & RFI_CATEGORY_MASK) & categories;
+}
 
 /* The property White_Space. */
 static inline bool rfi_is_space(uint32_t c) {
@@ -73,9 +84,9 @@ static inline bool rfi_is_space(uint32_t c) {
 }
 
 /* \\w of Rust's regular expressions. */
-bool rfi_is_word(const uint16_t *categories, uint32_t c);
+bool rfi_is_word(const rfi_unicode *categories, uint32_t c);
 /* The lower case of a character, of the general kind: one character. */
-uint32_t rfi_lower(const uint16_t *categories, uint32_t c);
+uint32_t rfi_lower(const rfi_unicode *categories, uint32_t c);
 
 /* The code point at s[*i] of valid UTF-8; advances *i. */
 static inline uint32_t rfi_utf8_next(const char *s, size_t *i) {

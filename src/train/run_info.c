@@ -36,6 +36,9 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .steps = run->steps,
                         .dtype = s->spec.model.dtype,
                         .max_positions = s->spec.model.max_positions,
+                        .window = s->sequence,
+                        .vocab_size = s->spec.model.vocab_size,
+                        .model = s->weights ? s->weights : "",
                         .tokens_per_step = s->spec.tokens * s->spec.microbatches,
                         .experts = s->spec.model.experts,
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),
@@ -128,3 +131,7 @@ const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i) {
   if (!run || !run->data || i < 0 || i >= rfi_dataset_get_stats(run->data)->files[split]) return NULL;
   return rfi_dataset_file(run->data, split, (int)i, NULL);
 }
+
+const rfr_tokenizer *rfr_run_tokenizer(const rfr_run *run) { return run ? run->settings->tokenizer : NULL; }
+
+const rfr_chat_template *rfr_run_template(const rfr_run *run) { return run ? run->settings->chat : NULL; }

@@ -391,8 +391,8 @@ static rfr_status find_tokenizer(const rfi_settings *s, const char **path) {
     return RFR_OK;
   }
   return rfi_fail_at(RFI_E_DATA_TOKENIZER, c->file, c->source[RFI_CFG_data_tokenizer].line,
-                     "data.tokenizer: %s the model folder %s: it has vocab_size %lld%s%s",
-                     bytes ? "bytes does not fit" : "there is no tokenizer.json in", s->weights,
+                     "data.tokenizer: %s%s%s: the model has vocab_size %lld%s%s",
+                     bytes ? "bytes does not fit " : "there is no ", s->weights, bytes ? "" : "/tokenizer.json",
                      (long long)s->spec.model.vocab_size, file, name ? name : "");
 }
 

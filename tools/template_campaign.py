@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares chat templates with the transformers library: template-campaign LIBRARY [--snippets N] [--seed S] [FILE...]
+"""Compares chat templates with the transformers library: template_campaign.py LIBRARY [--snippets N] [--seed S] [FILE...]
 
 LIBRARY is librefrain.so. Each FILE is a template (*.jinja), or a JSON file with "chat_template". Every template renders
 the conversations below, by the library and by transformers' render_jinja_template: both give the same bytes, or both
