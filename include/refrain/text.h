@@ -44,6 +44,7 @@ typedef struct rfr_encode_options {
   const rfr_span *foreign; /* sorted and disjoint bytes in which no special token is matched, also not in part; the text
                               is otherwise tokenized as one string */
   size_t n_foreign;
+  int parallel; /* 1: a long text may use the context's threads, with the same result; not from a parallel region (0) */
 } rfr_encode_options;
 RFR_API rfr_encode_options rfr_encode_options_default(void);
 

@@ -115,8 +115,7 @@ static rfr_status merge(exporter *e, const rfi_adapter_target *target, float *va
     rfr_parameter p;
     s = rfr_model_parameter(&with, target->first + k, &p);
     if (s == RFR_OK) s = RFI_ALLOC(e->ctx, (size_t)elements_of(&p) * sizeof(float), &parts[k]);
-    const rfr_type type = type_of(&p, RFR_F32);
-    if (s == RFR_OK) s = rfi_peft_read(e->peft, p.name, &type, parts[k]);
+    if (s == RFR_OK) s = rfi_peft_read(e->peft, &with, target->first + k, parts[k]);
   }
   if (s == RFR_OK) rfi_adapter_merge(&e->c, target, parts[0], parts[1], parts[2], rfi_ctx_threads(e->ctx), values);
   for (int k = 0; k < 3; k++) rfi_free(e->ctx, parts[k]);

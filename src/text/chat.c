@@ -103,7 +103,7 @@ static rfr_status load(rfr_ctx *ctx, const char *folder, const char *name, json_
   *out = NULL;
   RFI_TRY(rfi_model_file(ctx, folder, name, RFI_JSON_LIMIT, &text, &n));
   rfr_status s = rfi_path_join(ctx, folder, name, &path);
-  if (s == RFR_OK && text) s = rfi_json_parse_reals(path, text, n, out); /* model_max_length may have 31 digits */
+  if (s == RFR_OK && text) s = rfi_json_parse_reals(path, text, n, out);
   if (s == RFR_OK && *out && !json_is_object(*out)) {
     s = rfi_fail_at(RFI_E_JSON, path, 0, "the file is not a JSON object");
     json_decref(*out);
