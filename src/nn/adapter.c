@@ -366,6 +366,7 @@ void rfi_adapter_merge(const rfr_model_config *c, const rfi_adapter_target *targ
                        const float *magnitude, int threads, float *w) {
   enum { BLOCK = 256 };
   int64_t size[2], stride[2];
+  (void)threads; /* unused without OpenMP */
   const int64_t experts = layout(c, target->parameter, size, stride), r = target->rank;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t n_row = 0; n_row < experts * size[0]; n_row++) { /* b has a row for each */
