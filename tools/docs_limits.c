@@ -67,7 +67,7 @@ static const struct row {
     {CONFIG, "another activation than the family's", "unsupported", "model.hidden_act=gelu_new"},
     {CONFIG, "another family", "config.value", "model.model_type=mamba"},
     {CONFIG, "another optimizer", "config.value", "optimizer.name=lion"},
-    {CONFIG, "another tokenizer than bytes", "config.value", "data.tokenizer=bpe"},
+    {CONFIG, "a weight of 0", "config.value", "data.weights=[0]"},
     {CONFIG, "a vocabulary smaller than the bytes", "config.value", "model.vocab_size=128"},
     {CONFIG, "tokens that are not a multiple of a microbatch", "config.value", "batch.tokens=50"},
     {CONFIG, "a misspelt key", "config.key", "model.hiden_size=32"},
