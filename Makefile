@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: all configure deps demo check check-faults check-kills check-mutants fuzz bench docs fmt install
+.PHONY: all configure deps demo demo-finetune check check-faults check-kills check-mutants fuzz bench docs fmt install
 all: configure
 	@cmake --build --preset release --target product -j $(JOBS)
 
@@ -19,6 +19,10 @@ deps:
 demo: deps
 	@$(MAKE) --no-print-directory all
 	@tools/demo $(BUILD)/refrain
+
+demo-finetune: deps
+	@$(MAKE) --no-print-directory all
+	@tools/demo-finetune $(BUILD)/refrain
 
 check: deps
 	@$(MAKE) --no-print-directory configure

@@ -16,9 +16,14 @@
 /* Every command: the file cmd_NAME.c defines cli_NAME. */
 #define CLI_COMMANDS(X) \
   X(train)              \
+  X(finetune)           \
   X(generate)           \
+  X(chat)               \
   X(eval)               \
   X(check)              \
+  X(tokenize)           \
+  X(inspect)            \
+  X(export)             \
   X(keys)               \
   X(plan)               \
   X(trace)              \
@@ -79,16 +84,19 @@ typedef struct cli {
   bool resume, strict, debug, eager;
   int64_t threads; /* -1: not given */
   const char *device;
-  const char *prompt;
-  int64_t tokens, seed, top_k;
-  double temperature, top_p;
-  const char *after, *phase, *program, *files, *svg, *dtype, *trace;
+  const char *prompt, *prompts, *system, *template;
+  int64_t tokens, seed, top_k, context;
+  double temperature, top_p, min_p, penalty;
+  bool chat;
+  cli_list stops; /* --stop, in order */
+  const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;
+  bool decode, special;
   bool diff, flat, all, frontier;
   int64_t steps;
   const char *kind, *order, *layers, *file, *costs;
   int64_t stages, microbatches, chunks, group;
   bool communication;
-  rfr_ctx_options context; /* of ctx */
+  rfr_ctx_options ctx_options; /* of ctx */
   rfr_ctx *ctx;
   struct progress *progress; /* NULL: none is shown */
 } cli;
@@ -133,6 +141,14 @@ cli_operand cli_operand_kind(cli *c);
 /* The configuration that the operand names: a file, that of a run, or one made for a model's folder, which a training
  * step of 512 tokens reads; from malloc. Sets c->config. */
 rfr_status cli_read_config(cli *c, char **out);
+/* runs/NAME for path/NAME.yaml */
+void cli_default_folder(const char *path, char *out, size_t size);
+/* Trains the configuration `text`, NULL for that of the folder, and prints the result. */
+rfr_status cli_train_config(cli *c, const char *text, const char *folder);
+/* The configuration that fine-tunes c->operands[0] on the files that follow, from malloc; see cmd_finetune.c. */
+rfr_status cli_finetune_config(cli *c, char **out);
+/* `check` with data: what `finetune` would train on. */
+rfr_status cli_check_data(cli *c);
 /* For generate and eval: a configuration made for a model's folder, or NULL for the newest checkpoint of a run. */
 rfr_status cli_find_weights(cli *c, char **config);
 /* Run options from the command line. Relative folders start at the folder of c->config, for a model at the working

@@ -139,6 +139,8 @@ static rfr_status print_json(cli *c, const char *config, const rfr_run_options *
 
 rfr_status cli_check(cli *c) {
   char *text = NULL;
+  if (c->n_operands > 1 && c->files) return cli_usage("omit --files", "--files is for a configuration");
+  if (c->n_operands > 1) return cli_check_data(c);
   rfr_status s = cli_read_config(c, &text);
   if (s != RFR_OK) return s;
   rfr_run_options o = cli_run_options(c);

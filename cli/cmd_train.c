@@ -21,11 +21,10 @@ static void on_signal(int number) {
 
 /* ---- the run's folder ---- */
 
-/* runs/NAME for path/NAME.yaml */
-static void default_folder(const char *config, char *out, size_t size) {
-  const char *base = strrchr(config, '/');
-  base = base ? base + 1 : config;
-  const char *dot = strrchr(base, '.');
+void cli_default_folder(const char *path, char *out, size_t size) {
+  const char *base = strrchr(path, '/');
+  base = base ? base + 1 : path;
+  const char *dot = strchr(base, '.');
   const int n = dot && dot != base ? (int)(dot - base) : (int)strlen(base);
   snprintf(out, size, "runs/%.*s", n, base);
 }
@@ -53,7 +52,7 @@ static rfr_status find_run(cli *c, char **text, char folder[4200]) {
     default: break;
   }
   if (c->out) snprintf(folder, 4200, "%s", c->out);
-  else default_folder(c->operand, folder, 4200);
+  else cli_default_folder(c->operand, folder, 4200);
   return cli_read_config(c, text);
 }
 
@@ -120,10 +119,25 @@ static void on_event(const rfr_event *e, void *user) {
   else progress_event(e, c->progress);
 }
 
+/* Files of rows: how many, and what became of the long ones. */
+static void print_rows(const rfr_run_info *i) {
+  const double share = i->train_tokens > 0 ? 100.0 * (double)i->trained_tokens / (double)i->train_tokens : 0.0;
+  fprintf(stderr, "        %lld rows in %lld windows, %lld tokens (%.3g%%) are trained\n", (long long)i->train_rows,
+          (long long)i->train_windows, (long long)i->trained_tokens, share);
+  if (i->truncated_rows > 0)
+    fprintf(stderr, "        %lld rows are longer than data.sequence and were cut by %lld tokens\n",
+            (long long)i->truncated_rows, (long long)i->cut_tokens);
+  if (i->dropped_rows > 0)
+    fprintf(stderr, "        %lld rows are longer than data.sequence and were dropped\n", (long long)i->dropped_rows);
+  if (i->untrained_rows > 0)
+    fprintf(stderr, "        %lld rows have no token to train and were left out\n", (long long)i->untrained_rows);
+}
+
 static void print_data(const rfr_run_info *i) {
   char a[32];
   fprintf(stderr, "data    %lld files, %s, %lld tokens: %.3g epochs\n", (long long)i->train_files,
           cli_bytes(a, i->train_bytes), (long long)i->train_tokens, i->epochs);
+  if (i->train_rows > 0) print_rows(i);
   if (i->duplicate_files > 0) fprintf(stderr, "        %lld duplicate files left out\n", (long long)i->duplicate_files);
   if (i->empty_files > 0) fprintf(stderr, "        %lld empty files left out\n", (long long)i->empty_files);
   if (i->validation_tokens > 0)
@@ -249,24 +263,28 @@ static void print_no_fit(cli *c, const char *text, const char *folder) {
   free(read);
 }
 
-rfr_status cli_train(cli *c) {
-  char *text, folder[4200];
+rfr_status cli_train_config(cli *c, const char *text, const char *folder) {
   rfr_run *run = NULL;
   progress p;
-  if (c->strict && !c->resume) return cli_usage("add --resume, or omit --strict", "--strict is for --resume");
-  rfr_status s = find_run(c, &text, folder);
-  if (s != RFR_OK) return s;
   progress_init(&p, c);
   rfr_run_options o = cli_run_options(c);
   o.on_event = on_event;
   o.event_user = c;
-  s = rfr_run_open(c->ctx, text, folder, &o, &run);
+  rfr_status s = rfr_run_open(c->ctx, text, folder, &o, &run);
   if (s == RFR_OK) s = train(c, run, &p, folder);
   progress_close_line(&p);
   cli_report(c, s);
   if (s == RFR_NO_FIT && !run) print_no_fit(c, text, folder);
   rfr_run_close(run);
   c->progress = NULL;
+  return s;
+}
+
+rfr_status cli_train(cli *c) {
+  char *text, folder[4200];
+  if (c->strict && !c->resume) return cli_usage("add --resume, or omit --strict", "--strict is for --resume");
+  rfr_status s = find_run(c, &text, folder);
+  if (s == RFR_OK) s = cli_train_config(c, text, folder);
   free(text);
   return s;
 }

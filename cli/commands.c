@@ -3,6 +3,7 @@
  * The tables of commands and of their options. Every command has its own list of options, so an option may differ in
  * meaning, argument and help text between two commands. Rows that several commands share are macros.
  */
+#include <limits.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -55,6 +56,37 @@
 #define SVG \
   { "svg", "FILE", NULL, CLI_TEXT, FIELD(svg), "write a picture; - is standard output" }
 
+#define TEMPLATE                                                                                          \
+  {"system", "TEXT", NULL, CLI_TEXT, FIELD(system), "system message (none)"}, {                           \
+    "template", "NAME", NULL, CLI_TEXT, FIELD(template), "chat template: model, chatml or a file (model)" \
+  }
+#define SAMPLING                                                                                                       \
+  {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "most tokens to generate (256)"},                                  \
+      {"context",      "N",                                                                                            \
+       NULL,           CLI_INTEGER,                                                                                    \
+       FIELD(context), "tokens of text that the model sees; 0: data.sequence of a RUN, for a MODEL at most 2048 (0)"}, \
+      {"temperature",                                                                                                  \
+       "X",                                                                                                            \
+       NULL,                                                                                                           \
+       CLI_NUMBER,                                                                                                     \
+       FIELD(temperature),                                                                                             \
+       "sampling temperature; 0 takes the most probable token (0.8)"},                                                 \
+      {"top-k", "K", NULL, CLI_INTEGER, FIELD(top_k), "sample among the K most probable tokens; 0 for all (0)"},       \
+      {"top-p",    "P",          NULL,                                                                                 \
+       CLI_NUMBER, FIELD(top_p), "sample among the most probable tokens whose probabilities add up to P (1)"},         \
+      {"min-p",      "P",                                                                                              \
+       NULL,         CLI_NUMBER,                                                                                       \
+       FIELD(min_p), "sample among tokens with at least P times the probability of the most probable one (0)"},        \
+      {"repetition-penalty",                                                                                           \
+       "X",                                                                                                            \
+       NULL,                                                                                                           \
+       CLI_NUMBER,                                                                                                     \
+       FIELD(penalty),                                                                                                 \
+       "divide the positive logits of tokens in the text by X, and multiply the negative ones (1)"},                   \
+      {"seed", "N", NULL, CLI_INTEGER, FIELD(seed), "seed of the sampling (0)"}, {                                     \
+    "stop", "TEXT", NULL, CLI_LIST, FIELD(stops), "end the text before TEXT; may be given several times"               \
+  }
+
 #define OPTIONS(...)     \
   (const cli_option[]) { \
     __VA_ARGS__, { 0 }   \
@@ -74,34 +106,75 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
               "refuse to resume on another machine, library or thread count, where bits may differ"},
              {"debug", NULL, NULL, CLI_FLAG, FIELD(debug), "guard every buffer and check every result for NaN; slow"},
              EAGER, ON_A_DEVICE)},
+    [CLI_INDEX_finetune] =
+        {"finetune", "MODEL DATA...", 2, INT_MAX, "train an adapter for a model on rows of text",
+         "Trains a LoRA adapter of MODEL and freezes the model. DATA are JSONL files of conversations (messages), of "
+         "prompts and completions, of instructions, or of texts. The configuration is written to the run's folder as "
+         "config.yaml: `refrain train` continues it, and --set changes it, as --set adapter.rank=8, --set "
+         "run.epochs=1 or --set adapter.type=none to train all weights. `refrain check MODEL DATA...` shows the memory "
+         "and the tokens first.",
+         "refrain finetune SmolLM2-135M-Instruct chat.jsonl --out runs/chat",
+         OPTIONS(SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the run (runs/DATA)"}, ON_A_DEVICE)},
     [CLI_INDEX_generate] =
         {"generate", "RUN|MODEL", 1, 1, "continue a text with a run's newest checkpoint or a model",
-         "Writes the prompt and the tokens after it to standard output. A MODEL, such as one checkpoint of a run, "
-         "needs a vocabulary of bytes.",
+         "Writes the prompt and the text after it to standard output. The text ends at a stop token of the model, at a "
+         "--stop, or after --tokens. With --chat the prompt is a user's message, and only the answer is written. With "
+         "--prompts, each line of a JSONL file is continued; its object is written with the members text and tokens.",
          "refrain generate runs/demo --prompt '#include <'",
          OPTIONS(
-             {"prompt", "TEXT", NULL, CLI_TEXT, FIELD(prompt), "text to continue (a newline)"},
-             {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "tokens to generate (256)"},
-             {"temperature", "X", NULL, CLI_NUMBER, FIELD(temperature),
-              "sampling temperature; 0 takes the most probable token (0.8)"},
-             {"top-k", "K", NULL, CLI_INTEGER, FIELD(top_k), "sample among the K most probable tokens; 0 for all (0)"},
-             {"top-p", "P", NULL, CLI_NUMBER, FIELD(top_p),
-              "sample among the most probable tokens whose probabilities add up to P (1)"},
-             {"seed", "N", NULL, CLI_INTEGER, FIELD(seed), "seed of the sampling (0)"}, ON_A_DEVICE)},
+             {"prompt", "TEXT", NULL, CLI_TEXT, FIELD(prompt), "text to continue; - reads standard input (a newline)"},
+             {"prompts", "FILE", NULL, CLI_TEXT, FIELD(prompts),
+              "JSONL of prompts: {\"prompt\": TEXT} or {\"messages\": [...]}; - is standard input"},
+             {"out", "FILE", NULL, CLI_TEXT, FIELD(out), "write the results of --prompts here (standard output)"},
+             {"chat", NULL, NULL, CLI_FLAG, FIELD(chat), "the prompt is a message; answer with the chat template"},
+             TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},
+    [CLI_INDEX_chat] =
+        {"chat", "RUN|MODEL", 1, 1, "talk to a run's newest checkpoint or a model",
+         "Each line of standard input is a message; a backslash at its end continues it on the next line. /reset "
+         "forgets the conversation, /system TEXT begins one with a system message, /quit ends. At a terminal, Ctrl-C "
+         "ends an answer. In a pipe, the answers alone are written, one after the other.",
+         "refrain chat runs/finetune --temperature 0.2", OPTIONS(TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},
     [CLI_INDEX_eval] = {"eval", "RUN|MODEL", 1, 1, "evaluate a run's newest checkpoint, or a model",
                         "Evaluates on the run's held-out data. For a MODEL, name the data: --set "
                         "data.validation=FILES. Prints bits per byte for models of bytes, and the mean loss in nats "
                         "per token.",
                         "refrain eval runs/demo --json", OPTIONS(SET, ON_A_DEVICE)},
-    [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL", 1, 1,
-                         "print the resolved configuration and the source of each value",
+    [CLI_INDEX_tokenize] =
+        {"tokenize", "MODEL [FILE|-]", 1, 2, "print the token ids of a text",
+         "Tokenizes FILE or standard input and prints one id per line; the counts go to standard error. MODEL is a "
+         "folder with tokenizer.json, or that file. With --decode, reads ids and prints their text.",
+         "refrain tokenize SmolLM2-135M-Instruct README.md",
+         OPTIONS({"decode", NULL, NULL, CLI_FLAG, FIELD(decode), "read token ids and print their text"},
+                 {"special", NULL, NULL, CLI_FLAG, FIELD(special),
+                  "add the tokens that the tokenizer puts around a text, as BOS"},
+                 THREADS, JSON, QUIET, HELP)},
+    [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL [DATA...]", 1, INT_MAX,
+                         "print the resolved configuration, or the data of finetune",
                          "Reads the configuration and prints every key with its value and where the value comes from: "
-                         "a line of the file, --set, a default, or derived from other keys. Allocates no tensor.",
+                         "a line of the file, --set, a default, or derived from other keys. With DATA, prints the rows "
+                         "and tokens that `refrain finetune` would train on, a row as the model sees it, and the "
+                         "memory of a step. Allocates no tensor.",
                          "refrain check examples/small.yaml --set model.hidden_size=256",
                          OPTIONS(SET,
                                  {"files", "SPLIT", "train validation", CLI_TEXT, FIELD(files),
                                   "list the data files of one split instead"},
                                  ON_A_DEVICE)},
+    [CLI_INDEX_inspect] =
+        {"inspect", "MODEL|FILE", 1, 1, "describe a model's folder or file, or an adapter",
+         "Prints what it is, the description of the model, the metadata, unknown fields, and every tensor with its "
+         "bytes, type and shape. FILE is a safetensors or GGUF file. Reads no weights.",
+         "refrain inspect model.gguf --json", OPTIONS(JSON, HELP)},
+    [CLI_INDEX_export] =
+        {"export", "RUN|MODEL", 1, 1, "write a run's newest checkpoint or a model for other programs",
+         "The output must not exist; it is complete or absent. An adapter is merged into the weights, except with "
+         "--to peft.",
+         "refrain export runs/chat --to gguf --dtype q8_0 --out chat.gguf",
+         OPTIONS({"to", "FORMAT", "hf gguf peft", CLI_TEXT, FIELD(to),
+                  "hf: a Hugging Face folder; gguf: one file; peft: a folder with the adapter alone"},
+                 {"out", "PATH", NULL, CLI_TEXT, FIELD(out), "folder or file to write"},
+                 {"dtype", "TYPE", "f32 bf16 f16 q8_0 q4_0", CLI_TEXT, FIELD(dtype),
+                  "type of the weights; q8_0 and q4_0 for gguf (that of the model)"},
+                 THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_keys] = {"keys", "[WORD]", 0, 1, "print the table of configuration keys",
                         "With WORD, only keys whose name or meaning contains it.", "refrain keys recompute",
                         OPTIONS(JSON, HELP)},
@@ -171,7 +244,8 @@ static const struct {
 } operand_words[] = {
     {"CONFIG", "a YAML file"},
     {"RUN", "the folder of a run, or its config.yaml"},
-    {"MODEL", "a Hugging Face folder, such as one checkpoint of a run"},
+    {"MODEL", "a Hugging Face folder, such as one checkpoint of a run, or a GGUF file"},
+    {"DATA", "a JSONL file (.jsonl, .jsonl.gz, .jsonl.zst), or a pattern of such files"},
 };
 enum { N_OPERAND_WORDS = sizeof operand_words / sizeof operand_words[0] };
 

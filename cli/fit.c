@@ -91,7 +91,7 @@ typedef struct search {
 static void *try_settings(void *user) {
   search *x = user;
   cli c = *x->c;
-  rfr_ctx_options o = c.context;
+  rfr_ctx_options o = c.ctx_options;
   o.log = NULL;
   if (rfr_ctx_create(&o, &c.ctx) != RFR_OK) return NULL;
   for (int i; (i = atomic_fetch_add(&x->next, 1)) < N_SETTINGS;) {

@@ -64,7 +64,7 @@ static rfr_status run_command(cli *c) {
   if (o.device) o.device = device_of(c, o.device);
   o.log = log_warning;
   o.log_user = c;
-  c->context = o;
+  c->ctx_options = o;
   rfr_status s = rfr_ctx_create(&o, &c->ctx);
   if (s == RFR_OK) s = table[c->command](c);
   cli_report(c, s);

@@ -106,9 +106,9 @@ static rfr_status write_model_config(const char *folder, const char *sequence, c
   return fclose(f) == 0 ? RFR_OK : RFR_NO_MEMORY;
 }
 
-/* The model's longest sequence, or 512 if that is less. */
+/* The model's longest sequence, or less: a window of a plan, or the context of a text. */
 static rfr_status default_sequence(cli *c, const char *folder, int64_t *out) {
-  enum { MOST = 512 };
+  const int64_t most = c->command == CLI_INDEX_generate || c->command == CLI_INDEX_chat ? 2048 : 512;
   char *text = NULL;
   rfr_run *run = NULL;
   rfr_run_info info;
@@ -119,7 +119,7 @@ static rfr_status default_sequence(cli *c, const char *folder, int64_t *out) {
   o.config_name = c->config;
   if (s == RFR_OK) s = rfr_run_open(c->ctx, text, NULL, &o, &run);
   if (s == RFR_OK) rfr_run_get_info(run, &info);
-  if (s == RFR_OK) *out = info.max_positions < MOST ? info.max_positions : MOST;
+  if (s == RFR_OK) *out = info.max_positions < most ? info.max_positions : most;
   rfr_run_close(run);
   free(text);
   return s;

@@ -68,7 +68,7 @@ file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/made/demo_yaml.h CONTENT "#define DEM
 file(GLOB RFR_CLI CONFIGURE_DEPENDS cli/*.c)
 if(RFR_CLI)
   add_executable(refrain_cli ${RFR_CLI})
-  target_link_libraries(refrain_cli PRIVATE refrain m $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_C>)
+  target_link_libraries(refrain_cli PRIVATE refrain PkgConfig::JANSSON m $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_C>)
   target_include_directories(refrain_cli PRIVATE ${PROJECT_BINARY_DIR}/made)
   set_target_properties(refrain_cli PROPERTIES OUTPUT_NAME refrain)
   add_dependencies(product refrain_cli)

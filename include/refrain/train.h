@@ -19,8 +19,10 @@
 #ifndef REFRAIN_TRAIN_H
 #define REFRAIN_TRAIN_H
 
+#include "refrain/chat.h"
 #include "refrain/nn.h"
 #include "refrain/program.h"
+#include "refrain/text.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -192,7 +194,7 @@ typedef struct rfr_run_info {
   int64_t expert_bytes;                    /* of the expert weights of one layer */
   double flops_per_step;                   /* from the model's formulas: a multiply-add counts as two */
   rfr_dtype dtype;                         /* of weights and activations */
-  int byte_tokens;                         /* 1: tokens are bytes, so that bits_per_byte means what it says */
+  int byte_tokens;                         /* 1: tokens are bytes, or the data is text, so that bits_per_byte is of text */
   const char *data_hash;                   /* of the data read, hexadecimal; borrowed */
   const char *checkpoint;                  /* folder last written or loaded, or ""; borrowed */
   int64_t train_tokens, validation_tokens; /* 0 without data */
@@ -210,8 +212,23 @@ typedef struct rfr_run_info {
   int64_t untrained_rows;                  /* rows left out because they have no token with a loss */
   int64_t cached_files;                    /* files whose tokens were read from the cache */
   int64_t max_positions;                   /* longest sequence of the model, tokens */
+  int64_t window;                          /* data.sequence: tokens of a window, and of the caches of generation */
+  int64_t vocab_size;
+  const char *model;                       /* the configuration's model, or "": there is none; borrowed */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
+
+/* Gets a piece of text, and whether its tokens get a loss. The text is not NUL-terminated. */
+typedef void (*rfr_sample_fn)(const char *text, size_t n, int trained, void *user);
+/* Writes a training row as its tokens say, special tokens included, in pieces: what the model is trained on. `row`
+ * counts from 0 to rfr_run_info.train_rows - 1, in the order of the files. Errors: argument (no such row, or the data
+ * is text). */
+RFR_API rfr_status rfr_run_data_row(const rfr_run *run, int64_t row, rfr_sample_fn write, void *user);
+
+/* The tokenizer of the run's text, and the chat template of its conversations; NULL: tokens are bytes; there is no
+ * template, or the run was opened with no_data. Borrowed: both live as long as the run. */
+RFR_API const rfr_tokenizer *rfr_run_tokenizer(const rfr_run *run);
+RFR_API const rfr_chat_template *rfr_run_template(const rfr_run *run);
 
 /* Path of the i-th file of the training or the held-out data; NULL past the end. Borrowed. */
 RFR_API const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i);

@@ -397,7 +397,9 @@ static rfr_status load(text_dataset *ds, const char *root) {
     rfi_hasher_add_u64(hasher, (uint64_t)d->tokens);
     if (ds->encode) rfi_hasher_add(hasher, ds->of[d->split].ids + d->start, (size_t)d->tokens * sizeof(uint32_t));
     else rfi_hasher_add(hasher, ds->bytes[d->split] + d->start, (size_t)d->tokens);
-    if (d->tokens > 0) ds->base.stats.trained[d->split] += d->tokens - 1;
+    if (d->tokens == 0) continue;
+    ds->base.stats.trained[d->split] += d->tokens - 1;
+    ds->base.stats.trained_bytes[d->split] += d->size - (ds->encode ? ds->of[d->split].widths[d->start] : 1);
   }
   ds->base.stats.hash = rfi_hasher_result(hasher);
   rfi_hasher_destroy(hasher);

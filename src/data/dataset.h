@@ -54,6 +54,7 @@ typedef struct rfi_dataset_stats {
   int64_t bytes[2]; /* of text; of rows: that the tokens stand for */
   int64_t tokens[2];
   int64_t trained[2];           /* tokens that are targets */
+  int64_t trained_bytes[2];     /* of text that they stand for */
   int64_t truncated, cut;       /* rows that were longer than a window and were cut; tokens that were cut off */
   int64_t dropped;              /* rows that were longer than a window and were dropped */
   int64_t untrained;            /* rows left out because they have no token to train */

@@ -63,8 +63,7 @@ typedef enum neutral { ABSENT, FALSE, TRUE, ZERO, ONE, EMPTY, OFF } neutral;
 static const struct {
   const char *key;
   neutral only;
-} refused[] = {{"quantization_config", ABSENT},
-               {"compression_config", ABSENT},
+} refused[] = {{"compression_config", ABSENT},
                {"num_experts", ABSENT},
                {"num_local_experts", ABSENT},
                {"decoder_sparse_step", ONE},
@@ -152,6 +151,24 @@ rfr_status rfi_hf_refuse(const json_t *o, const char *file, const char *fields) 
   return RFR_OK;
 }
 
+/* Weights that rfi_quantized_read decodes. */
+static rfr_status check_quantization(const json_t *o, const char *file) {
+  static const char key[] = "quantization_config";
+  const json_t *q = json_object_get(o, key), *block = json_object_get(q, "weight_block_size");
+  const char *method = "";
+  if (!q || json_is_null(q)) return RFR_OK;
+  if (!json_is_object(q)) return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is not an object", key);
+  RFI_TRY(rfi_json_get_string(q, file, "quant_method", true, &method));
+  if (strcmp(method, "bitsandbytes") == 0 && json_is_true(json_object_get(q, "load_in_4bit"))) return RFR_OK;
+  if (strcmp(method, "fp8") == 0 && json_array_size(block) == 2 &&
+      json_integer_value(json_array_get(block, 0)) == 128 && json_integer_value(json_array_get(block, 1)) == 128)
+    return RFR_OK;
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
+                     "%s.quant_method is %.60s; fp8 with weight_block_size [128, 128] and bitsandbytes with "
+                     "load_in_4bit are supported",
+                     key, method);
+}
+
 /* ---- reading ---- */
 
 #define WITHOUT_DROPOUT "run.dropout=none trains without dropout"
@@ -205,6 +222,7 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model
   const rfi_hf_family *f = rfi_hf_family_find(type);
   if (!f) RFI_GOTO(unknown_type(ctx, path, type));
   RFI_GOTO(rfi_hf_refuse(o, path, f->fields));
+  RFI_GOTO(check_quantization(o, path));
   *c = rfr_model_config_default(f->model);
   c->dtype = dtype;
   c->norm_eps = f->norm_eps;

@@ -2,17 +2,15 @@
  *
  * Fusion of a GEMM with a narrow one whose result is added to it, as adapters of low rank record them: y = x WT + u BT
  * in the forward, with u = c x AT, and dx = dy W + du A in the backward, with du = c dy B, become one lora_matmul, with
- * one accumulator. u must come from x: other sums of GEMMs keep their bits. Also
- * (sum + du A) + dy W, where a sum has further terms: it becomes sum + lora_matmul, and fuse_accumulate adds that in
- * place.
+ * one accumulator. u must come from x: other sums of GEMMs keep their bits. (sum + du A) + dy W becomes
+ * sum + lora_matmul, which fuse_accumulate adds in place.
  *
- * One op instead of a GEMM that accumulates in place also allows recompute to drop y: an op whose result is written onto
- * is never recomputed. A backend without a kernel for lora_matmul gets the two GEMMs back after recompute
- * (rfi_split_lora, in lower).
+ * Recompute can drop the result of this op. It cannot drop that of a GEMM onto which another GEMM is added in place. A
+ * backend without a kernel for lora_matmul gets the two GEMMs back after recompute (rfi_split_lora, in lower).
  */
 #include "pass/pass.h"
 
-enum { MOST_INNER = 256 }; /* longer reductions are worth a GEMM of their own */
+enum { MOST_INNER = 256 }; /* a longer reduction stays a separate GEMM */
 
 typedef struct fusion {
   rfr_value wide, narrow; /* results of the two GEMMs; RFR_NONE: op is not fused */
@@ -39,7 +37,7 @@ static bool is_plain(const rfr_trace *t, const rfi_opr *op) {
   return t->values[op->in[0]].type.rank == 2 && !op->attr[0].i && (op->n_in < 4 || op->in[3] < 0);
 }
 
-/* Whether u is c (x m) for a matrix m: then x w + u b is x (w + c m b), an update of low rank. Dropout of x is allowed. */
+/* Whether u is c (x m) for a matrix m, with or without dropout of x: then x w + u b is x (w + c m b). */
 static bool is_low_rank_of(const rfr_trace *t, rfr_value u, rfr_value x) {
   const rfi_opr *op = t->values[u].op < 0 ? NULL : &t->ops[t->values[u].op];
   if (op && op->def->code == RFI_OP_scale) op = t->values[op->in[0]].op < 0 ? NULL : &t->ops[t->values[op->in[0]].op];

@@ -284,12 +284,6 @@ static int64_t trained_tokens(const uint32_t *ids, int64_t n) {
   return trained;
 }
 
-static int64_t bytes_of(const rfi_token_table *t, int64_t start, int64_t n) {
-  int64_t bytes = 0;
-  for (int64_t i = start; i < start + n; i++) bytes += t->widths[i];
-  return bytes;
-}
-
 /* The row's part that trains, at most a window; n 0: the row is left out. */
 static rfr_status fit_row(row_dataset *ds, const row_file *f, int64_t start, int64_t end, int64_t number,
                           rfi_row_truncate truncate, int64_t *n) {
@@ -321,13 +315,16 @@ static void add_row(row_dataset *ds, rfi_split split, int file, int64_t start, i
   stats->documents[split]++;
   stats->tokens[split] += n;
   stats->trained[split] += trained_tokens(f->table.ids + start, n);
-  stats->bytes[split] += bytes_of(&f->table, start, n);
+  for (int64_t i = start; i < start + n; i++) {
+    stats->bytes[split] += f->table.widths[i];
+    if (i > start && (f->table.ids[i] & RFI_TOKEN_TRAINED)) stats->trained_bytes[split] += f->table.widths[i];
+  }
   int *listed = ds->listed[split], *files = &stats->files[split];
   if (*files == 0 || listed[*files - 1] != file) listed[(*files)++] = file;
   if (split == RFI_TRAIN && f->n++ == 0) f->first = ds->n[split] - 1;
 }
 
-/* What the hashes of the rows decide: rows are held out by `fraction`; if that leaves a split empty, the rows of the
+/* The split by hashes: rows are held out by `fraction`; if that leaves a split empty, the rows of the
  * least or of the greatest hash change sides. */
 typedef struct divide {
   bool by_hash, none, all;
@@ -395,7 +392,7 @@ static rfr_status check_split(const row_dataset *ds, const rfi_row_dataset_optio
   return RFR_OK;
 }
 
-/* What decides the windows of all epochs. */
+/* The hash of everything that determines the windows of all epochs. */
 static rfr_status hash_rows(row_dataset *ds) {
   rfi_hasher *h;
   RFI_TRY(rfi_hasher_create(ds->ctx, &h));

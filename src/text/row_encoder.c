@@ -102,12 +102,13 @@ static rfr_status tokenize(const rfi_row_encoder *e, const char *text, size_t n,
   return RFR_OK;
 }
 
-rfr_status rfi_text_encode(const rfi_row_encoder *e, const char *text, size_t n, rfi_row_tokens *out) {
+rfr_status rfi_text_encode(const rfi_row_encoder *e, const char *text, size_t n, bool parallel, rfi_row_tokens *out) {
   const rfr_span all = {0, n};
   out->n = 0;
   if (n == 0) return RFR_OK;
   rfr_encode_options options = rfr_encode_options_default();
   options.add_special = 1;
+  options.parallel = parallel;
   return tokenize(e, text, n, &options, &all, 1, true, out);
 }
 
@@ -197,7 +198,7 @@ static rfr_status encode(const rfi_row_encoder *e, const rfi_row *row, rfi_row_t
                                        "supported; keep the chosen answers as messages or prompt and completion");
   if (row->form == RFI_ROW_text && loss != RFI_ROW_LOSS_AUTO && loss != RFI_ROW_LOSS_ALL)
     return rfi_fail(RFI_E_DATA_FORMAT, "a row with a text has no answer; set data.loss to auto or all");
-  if (row->form == RFI_ROW_text) return rfi_text_encode(e, row->text, row->text_n, out);
+  if (row->form == RFI_ROW_text) return rfi_text_encode(e, row->text, row->text_n, false, out);
   if (row->messages && !e->chat)
     return rfi_fail(RFI_E_DATA_FORMAT, "messages need a chat template, and the model has none; set data.template to "
                                        "chatml or a template's file");

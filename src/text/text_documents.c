@@ -33,7 +33,7 @@ rfr_status rfi_text_documents_encode(void *user, const char *path, rfi_hash file
   RFI_TRY(rfi_path_join(ctx, t->root, path, &full));
   rfr_status s = rfi_token_cache_load(t->cache, full, key, rfi_row_encoder_vocab(t->encoder), out, &found);
   for (int i = 0; i < n && s == RFR_OK && !found; i++) {
-    s = rfi_text_encode(t->encoder, data + documents[i].offset, (size_t)documents[i].size, &tokens);
+    s = rfi_text_encode(t->encoder, data + documents[i].offset, (size_t)documents[i].size, true, &tokens);
     if (s == RFR_OK) s = rfi_token_table_add(out, tokens.ids, tokens.widths, tokens.n, 0, 0);
     else if (s != RFR_NO_MEMORY) rfi_fail_prefix("%s, from byte %lld: ", full, (long long)documents[i].offset);
   }

@@ -159,6 +159,8 @@ rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rf
   byte_writer w = {write, user, 0};
   int32_t *tokens = NULL;
   if (!run) return rfi_fail(RFI_E_ARGUMENT, "run is NULL");
+  if (run->settings->tokenizer)
+    return rfi_fail(RFI_E_DATA_TOKENIZER, "the model's tokens are not bytes: rfr_run_generate_tokens takes tokens");
   if (n > INT32_MAX) return rfi_fail(RFI_E_ARGUMENT, "the prompt has %zu bytes", n);
   RFI_TRY(RFI_ALLOC(run->ctx, (n + 1) * sizeof *tokens, &tokens));
   for (size_t i = 0; i < n; i++) tokens[i] = (unsigned char)prompt[i];

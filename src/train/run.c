@@ -89,6 +89,8 @@ static rfr_status open_data(rfr_run *run) {
   RFI_TRY(rfi_settings_open_data(run->settings, warn_line, run, &run->data));
   const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
   rfi_hash_format(run->hash, d->hash);
+  if (d->trained_bytes[RFI_TRAIN] > 0)
+    run->tokens_per_byte = (double)d->trained[RFI_TRAIN] / (double)d->trained_bytes[RFI_TRAIN];
   if (run->settings->epochs > 0) RFI_TRY(count_steps(run));
   if (d->trained[RFI_TRAIN] > 0 || !(programs & RFR_RUN_TRAIN)) return RFR_OK;
   return rfi_fail(RFI_E_DATA_EMPTY,
@@ -297,6 +299,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   run->ctx = ctx;
   run->options = o;
   run->log = -1;
+  run->tokens_per_byte = 1.0;
   atomic_init(&run->stop, 0);
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
   RFI_GOTO(open_run(run, config_text, folder, config_path));

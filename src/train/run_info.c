@@ -6,6 +6,7 @@
 
 #include "base/base.h"
 #include "nn/nn.h"
+#include "text/row_dataset.h"
 #include "train/state.h"
 #include "train/state_json.h"
 
@@ -35,6 +36,9 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .steps = run->steps,
                         .dtype = s->spec.model.dtype,
                         .max_positions = s->spec.model.max_positions,
+                        .window = s->sequence,
+                        .vocab_size = s->spec.model.vocab_size,
+                        .model = s->weights ? s->weights : "",
                         .tokens_per_step = s->spec.tokens * s->spec.microbatches,
                         .experts = s->spec.model.experts,
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),
@@ -68,6 +72,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     out->cached_files = d->cached;
     out->duplicate_files = d->duplicates;
     out->empty_files = d->empty;
+    out->byte_tokens = !s->tokenizer || !d->rows;
     if (s->epochs > 0) out->epochs = s->epochs;
     else if (d->rows && d->windows[RFI_TRAIN] > 0)
       out->epochs = (double)out->steps * (double)(s->spec.microbatches * s->rows) / (double)d->windows[RFI_TRAIN];
@@ -86,8 +91,47 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
   if (out->expert_layers > 0) out->expert_bytes /= out->expert_layers; /* all layers have the same size */
 }
 
+typedef struct sample {
+  rfr_sample_fn write;
+  void *user;
+  int trained;
+} sample;
+
+static void write_sample(const char *text, size_t n, void *user) {
+  const sample *s = user;
+  s->write(text, n, s->trained, s->user);
+}
+
+rfr_status rfr_run_data_row(const rfr_run *run, int64_t row, rfr_sample_fn write, void *user) {
+  RFI_TRY(rfi_check_handle(run, "rfr_run"));
+  sample s = {.write = write, .user = user};
+  int64_t n;
+  rfr_decoder *decoder = NULL;
+  rfr_status status = RFR_OK;
+  if (!run->data || !rfi_dataset_get_stats(run->data)->rows)
+    return rfi_fail(RFI_E_ARGUMENT, "the run has no data with rows");
+  const uint32_t *ids = rfi_row_dataset_row(run->data, RFI_TRAIN, row, &n);
+  if (!ids)
+    return rfi_fail(RFI_E_ARGUMENT, "row %lld of %d", (long long)row,
+                    rfi_dataset_get_stats(run->data)->documents[RFI_TRAIN]);
+  if (run->settings->tokenizer) RFI_TRY(rfr_decoder_create(run->settings->tokenizer, 1, &decoder));
+  for (int64_t i = 0; i < n && status == RFR_OK; i++) {
+    const char byte = (char)RFI_TOKEN_ID(ids[i]);
+    s.trained = (ids[i] & RFI_TOKEN_TRAINED) != 0;
+    if (decoder) status = rfr_decoder_add(decoder, RFI_TOKEN_ID(ids[i]), write_sample, &s);
+    else write_sample(&byte, 1, &s);
+  }
+  if (decoder && status == RFR_OK) status = rfr_decoder_end(decoder, write_sample, &s);
+  rfr_decoder_destroy(decoder);
+  return status;
+}
+
 const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i) {
   const rfi_split split = validation ? RFI_VALIDATION : RFI_TRAIN;
   if (!run || !run->data || i < 0 || i >= rfi_dataset_get_stats(run->data)->files[split]) return NULL;
   return rfi_dataset_file(run->data, split, (int)i, NULL);
 }
+
+const rfr_tokenizer *rfr_run_tokenizer(const rfr_run *run) { return run ? run->settings->tokenizer : NULL; }
+
+const rfr_chat_template *rfr_run_template(const rfr_run *run) { return run ? run->settings->chat : NULL; }

@@ -42,6 +42,11 @@ static rfr_run_options options_of(totals *t) {
   return o;
 }
 
+static void add_piece(const char *text, size_t n, int trained, void *user) {
+  char(*pieces)[64] = user;
+  strncat(pieces[trained], text, n);
+}
+
 /* Each trained token is a target once in each epoch; the last step is padded. */
 static void epochs(void **state) {
   (void)state;
@@ -61,6 +66,11 @@ static void epochs(void **state) {
   assert_true(3 * info.train_windows % 4 != 0);
   assert_int_equal(rfr_run_train(run), RFR_OK);
   assert_int_equal(t.targets, 3 * info.trained_tokens);
+  char pieces[2][64] = {"", ""};
+  assert_int_equal(rfr_run_data_row(run, 2, add_piece, pieces), RFR_OK);
+  assert_string_equal(pieces[0], "2+1=");
+  assert_string_equal(pieces[1], "3..........");
+  assert_int_equal(rfr_run_data_row(run, 65, add_piece, pieces), RFR_INVALID);
   rfr_run_close(run);
   /* Less data than one step. */
   sets[0] = "run.epochs=0.01";

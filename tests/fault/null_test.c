@@ -122,6 +122,18 @@ static void contexts(void) {
   STATUS(rfr_config_key_at, 0, NULL);
 }
 
+static void chats(void) {
+  rfr_chat_template *chat;
+  rfr_rendered text;
+  STATUS(rfr_chat_template_create, NULL, "t", "", 0, NULL, &chat);
+  STATUS(rfr_chat_template_open, NULL, "chatml", NULL, &chat);
+  STATUS(rfr_chat_render, NULL, "[]", 2, NULL, &text);
+  STATUS(rfr_chat_render_training, NULL, "[]", 2, NULL, &text);
+  GIVES(0, rfr_chat_template_marks_generation, NULL);
+  QUIET(rfr_chat_template_destroy, NULL);
+  QUIET(rfr_rendered_deinit, NULL);
+}
+
 static void traces(void) {
   const int64_t shape[] = {2, 3};
   rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
@@ -293,6 +305,9 @@ static void runs(void) {
   QUIET(rfr_run_get_info, NULL, &info);
   assert_int_equal(info.parameters + info.steps, 0);
   GIVES(NULL, rfr_run_data_file, NULL, 0, 0);
+  STATUS(rfr_run_data_row, NULL, 0, NULL, NULL);
+  GIVES(NULL, rfr_run_tokenizer, NULL);
+  GIVES(NULL, rfr_run_template, NULL);
   GIVES(NULL, rfr_run_programs, NULL);
   GIVES(-1, rfr_run_program_index, NULL, RFR_RUN_TRAIN);
 }
@@ -411,6 +426,7 @@ static void test_null_handles(void **state) {
   static char text[65536], path[1024];
   int headers = 0, missed = 0;
   contexts();
+  chats();
   traces();
   ops();
   programs();

@@ -4,9 +4,8 @@
  *
  *   lora_check [DEVICE]    default: cuda
  *
- * lora: for shapes of Llama 3 8B, 8192 rows, rank 16: the base GEMM alone; u = x AT alone; lora_matmul with u as the
- * fused kernel adds it, less u's time; and the base GEMM with u BT added by a second GEMM. Forward and dgrad. The result
- * of both forms must agree.
+ * lora: for shapes of Llama 3 8B, 8192 rows, rank 16, forward and dgrad: the base GEMM alone; u = x AT alone;
+ * lora_matmul, less u's time; and the base GEMM with u BT added by a second GEMM. The results of both forms must agree.
  * dequantize: time and bandwidth of NF4 and int8 to bf16.
  * One line per case; the exit code is 1 if any line says BAD.
  */

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Text in and out of a model; the interface is in model_text.h.
+ */
+#include "model_text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- strings ---- */
+
+void cli_string_add(const char *text, size_t n, void *user) {
+  cli_string *s = user;
+  if (s->n + n + 1 > s->capacity) {
+    const size_t capacity = 2 * (s->n + n + 1);
+    char *data = realloc(s->data, capacity);
+    if (!data) {
+      s->failed = true;
+      return;
+    }
+    s->data = data;
+    s->capacity = capacity;
+  }
+  memcpy(s->data + s->n, text, n);
+  s->n += n;
+  s->data[s->n] = '\0';
+}
+
+/* ---- tokenizer and template ---- */
+
+static void add_stop(cli_text *t, int32_t id) {
+  for (int i = 0; i < t->n_stop; i++)
+    if (t->stop[i] == id) return;
+  if (id >= 0 && t->n_stop < CLI_STOPS) t->stop[t->n_stop++] = id;
+}
+
+void cli_text_open(const rfr_run *run, cli_text *out) {
+  *out = (cli_text){.tokenizer = rfr_run_tokenizer(run)};
+  if (!out->tokenizer) return;
+  for (int i = 0; rfr_tokenizer_stop(out->tokenizer, i) >= 0; i++) add_stop(out, rfr_tokenizer_stop(out->tokenizer, i));
+  add_stop(out, rfr_tokenizer_eos(out->tokenizer));
+}
+
+/* The token after the assistant's words in a rendered conversation ends a turn. */
+static rfr_status find_end_of_turn(cli_text *t) {
+  static const char messages[] =
+      "[{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]";
+  rfr_rendered text;
+  rfr_status s = rfr_chat_render(t->chat, messages, sizeof messages - 1, NULL, &text);
+  if (s != RFR_OK) return s;
+  const size_t end = text.n_foreign > 0 ? text.foreign[text.n_foreign - 1].end : text.n;
+  rfr_tokens tokens = {0};
+  s = rfr_tokenizer_encode(t->tokenizer, text.text + end, text.n - end, NULL, &tokens);
+  for (int64_t i = 0; s == RFR_OK && i < tokens.n; i++) {
+    if (!rfr_tokenizer_is_special(t->tokenizer, tokens.ids[i])) continue;
+    add_stop(t, tokens.ids[i]);
+    break;
+  }
+  rfr_tokens_deinit(&tokens);
+  rfr_rendered_deinit(&text);
+  return s;
+}
+
+rfr_status cli_text_open_chat(const cli *c, const rfr_run *run, cli_text *t) {
+  if (!t->tokenizer)
+    return cli_fail(RFR_UNSUPPORTED, "refrain generate continues a text", "%s is a model of bytes: it has no template",
+                    c->operand);
+  t->chat = rfr_run_template(run);
+  if (c->template && strcmp(c->template, "model") != 0) {
+    const rfr_status s = rfr_chat_template_open(c->ctx, c->template, NULL, &t->own);
+    if (s != RFR_OK) return s;
+    t->chat = t->own;
+  }
+  if (!t->chat)
+    return cli_fail(RFR_INVALID, "name one: --template chatml, or --template FILE", "%s has no chat template",
+                    c->operand);
+  return find_end_of_turn(t);
+}
+
+void cli_text_deinit(cli_text *t) {
+  if (t->tokenizer) rfr_tokens_deinit(&t->tokens);
+  else free(t->tokens.ids);
+  rfr_chat_template_destroy(t->own);
+}
+
+static rfr_status encode_bytes(cli_text *t, const char *prompt, size_t n) {
+  free(t->tokens.ids);
+  t->tokens.ids = malloc((n + 1) * sizeof *t->tokens.ids);
+  t->tokens.n = (int64_t)n;
+  if (!t->tokens.ids) return RFR_NO_MEMORY;
+  for (size_t i = 0; i < n; i++) t->tokens.ids[i] = (unsigned char)prompt[i];
+  return RFR_OK;
+}
+
+rfr_status cli_text_encode(cli_text *t, const char *prompt, size_t n) {
+  rfr_encode_options o = rfr_encode_options_default();
+  o.add_special = 1;
+  if (!t->tokenizer) return encode_bytes(t, prompt, n);
+  return rfr_tokenizer_encode(t->tokenizer, prompt, n, &o, &t->tokens);
+}
+
+rfr_status cli_text_encode_chat(cli_text *t, const json_t *messages) {
+  rfr_chat_options o = rfr_chat_options_default();
+  rfr_rendered text;
+  o.add_generation_prompt = 1;
+  char *json = json_dumps(messages, 0);
+  if (!json) return RFR_NO_MEMORY;
+  rfr_status s = rfr_chat_render(t->chat, json, strlen(json), &o, &text);
+  free(json);
+  if (s != RFR_OK) return s;
+  rfr_encode_options e = rfr_encode_options_default(); /* the template writes BOS itself */
+  e.foreign = text.foreign;
+  e.n_foreign = text.n_foreign;
+  s = rfr_tokenizer_encode(t->tokenizer, text.text, text.n, &e, &t->tokens);
+  rfr_rendered_deinit(&text);
+  return s;
+}
+
+/* ---- the stream ---- */
+
+/* Where the first stop string begins in the pending text, and else the bytes at its end that may begin one. */
+static bool find_stop(const cli_stream *x, size_t *at, size_t *held) {
+  *held = 0;
+  *at = x->n;
+  for (int i = 0; i < x->stops->n; i++) {
+    const char *stop = x->stops->items[i];
+    const size_t n = strlen(stop);
+    const char *found = n > 0 && x->n >= n ? memmem(x->pending, x->n, stop, n) : NULL;
+    if (found && (size_t)(found - x->pending) < *at) *at = (size_t)(found - x->pending);
+    for (size_t k = n > 0 ? n - 1 : 0; k > *held; k--)
+      if (k <= x->n && memcmp(x->pending + x->n - k, stop, k) == 0) *held = k;
+  }
+  return *at < x->n;
+}
+
+static void add_piece(const char *piece, size_t n, void *user) {
+  cli_stream *x = user;
+  size_t at, held;
+  if (x->stopped || n == 0) return;
+  if (!x->stops || x->stops->n == 0) {
+    x->write(piece, n, x->user);
+    return;
+  }
+  cli_string s = {x->pending, x->n, x->capacity, false};
+  cli_string_add(piece, n, &s);
+  x->pending = s.data, x->n = s.n, x->capacity = s.capacity;
+  if (s.failed) {
+    x->status = RFR_NO_MEMORY;
+    return;
+  }
+  x->stopped = find_stop(x, &at, &held);
+  const size_t ready = x->stopped ? at : x->n - held;
+  if (ready > 0) x->write(x->pending, ready, x->user);
+  x->n -= ready;
+  memmove(x->pending, x->pending + ready, x->n);
+}
+
+static int take_token(int32_t token, void *user) {
+  cli_stream *x = user;
+  const char byte = (char)token;
+  x->last = cli_now();
+  if (x->tokens++ == 0) x->first = x->last;
+  if (x->decoder) x->status = rfr_decoder_add(x->decoder, token, add_piece, x);
+  else if (token > UINT8_MAX)
+    x->status = cli_fail(RFR_UNSUPPORTED, "give the model a tokenizer", "the model drew token %d, which is no byte",
+                         (int)token);
+  else add_piece(&byte, 1, x);
+  return x->stopped || x->status != RFR_OK || (x->interrupted && atomic_load(x->interrupted));
+}
+
+rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *x) {
+  rfr_generate_options g = rfr_generate_options_default();
+  g.tokens = c->tokens;
+  g.temperature = c->temperature;
+  g.top_k = c->top_k;
+  g.top_p = c->top_p;
+  g.min_p = c->min_p;
+  g.repetition_penalty = c->penalty;
+  g.seed = (uint64_t)c->seed;
+  g.stop = x->text->stop;
+  g.n_stop = x->text->n_stop;
+  x->stops = &c->stops;
+  if (x->text->tokenizer && !x->decoder) x->status = rfr_decoder_create(x->text->tokenizer, 0, &x->decoder);
+  x->start = x->first = x->last = cli_now();
+  x->tokens = 0;
+  x->stopped = false;
+  if (x->status != RFR_OK) return x->status;
+  rfr_status s = rfr_run_generate_tokens(run, x->text->tokens.ids, x->text->tokens.n, &g, take_token, x);
+  if (s == RFR_OK) s = x->status;
+  if (s == RFR_OK && x->decoder) s = rfr_decoder_end(x->decoder, add_piece, x);
+  if (s == RFR_OK && !x->stopped && x->n > 0) x->write(x->pending, x->n, x->user); /* no stop string after all */
+  x->n = 0;
+  return s;
+}
+
+void cli_stream_deinit(cli_stream *x) {
+  rfr_decoder_destroy(x->decoder);
+  free(x->pending);
+}
+
+double cli_stream_rate(const cli_stream *x) {
+  return x->tokens > 1 && x->last > x->first ? (double)(x->tokens - 1) / (x->last - x->first) : 0.0;
+}
+
+/* ---- opening ---- */
+
+rfr_status cli_check_sampling(const cli *c) {
+  if (!(c->top_p > 0.0 && c->top_p <= 1.0))
+    return cli_usage("give more than 0 and at most 1; 1 samples among all tokens", "--top-p %g is not a probability",
+                     c->top_p);
+  if (!(c->min_p <= 1.0))
+    return cli_usage("give at most 1; 0 samples among all tokens", "--min-p %g is not a share", c->min_p);
+  if (!(c->penalty > 0.0 && c->penalty <= 1e6))
+    return cli_usage("1 changes nothing; 1.1 is usual", "--repetition-penalty %g is not in range", c->penalty);
+  for (int i = 0; i < c->stops.n; i++)
+    if (!*c->stops.items[i]) return cli_usage("give at least one byte, or omit it", "--stop is empty");
+  return RFR_OK;
+}
+
+static void warn(const rfr_event *e, void *user) {
+  if (e->kind == RFR_EVENT_WARNING) cli_warn(user, e->message);
+}
+
+/* --set, and the keys of one window of --context tokens; nothing trains. */
+static bool add_context(const cli *c, char key[3][48], cli_list *sets) {
+  *sets = (cli_list){calloc((size_t)c->sets.n + 3, sizeof *sets->items), 0};
+  if (!sets->items) return false;
+  for (int i = 0; i < c->sets.n; i++) sets->items[sets->n++] = c->sets.items[i];
+  if (c->context == 0) return true;
+  snprintf(key[0], sizeof key[0], "data.sequence=%lld", (long long)c->context);
+  snprintf(key[1], sizeof key[1], "batch.tokens=%lld", (long long)c->context);
+  snprintf(key[2], sizeof key[2], "batch.microbatch=1");
+  for (int i = 0; i < 3; i++) sets->items[sets->n++] = key[i];
+  return true;
+}
+
+rfr_status cli_open_generator(cli *c, rfr_run **out) {
+  char *config = NULL, key[3][48];
+  cli_list sets = {0};
+  *out = NULL;
+  rfr_status s = cli_find_weights(c, &config);
+  if (s == RFR_OK && !add_context(c, key, &sets)) s = RFR_NO_MEMORY;
+  if (s == RFR_OK) {
+    rfr_run_options o = cli_run_options(c);
+    o.programs = RFR_RUN_GENERATE;
+    o.on_event = warn;
+    o.event_user = c;
+    o.overrides = sets.items;
+    o.n_overrides = sets.n;
+    s = rfr_run_open(c->ctx, config, config ? NULL : c->operand, &o, out);
+  }
+  free(sets.items);
+  free(config);
+  return s;
+}

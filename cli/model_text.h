@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Text and tokens for the commands that talk to a model: its tokenizer, or bytes; its chat template; stop tokens and
+ * stop strings; the stream of text that a model writes.
+ */
+#ifndef CLI_MODEL_TEXT_H
+#define CLI_MODEL_TEXT_H
+
+#include <jansson.h>
+#include <stdatomic.h>
+
+#include "cli.h"
+#include "refrain/chat.h"
+#include "refrain/text.h"
+
+enum { CLI_STOPS = 64 };
+typedef struct cli_text {
+  const rfr_tokenizer *tokenizer; /* the run's; NULL: tokens are bytes */
+  const rfr_chat_template *chat;  /* NULL: none was opened */
+  rfr_chat_template *own;         /* of --template */
+  int32_t stop[CLI_STOPS];
+  int n_stop;
+  rfr_tokens tokens; /* of the last prompt */
+} cli_text;
+
+/* The tokenizer of an open run and its stop tokens. */
+void cli_text_open(const rfr_run *run, cli_text *out);
+/* The chat template: --template, else that of the run. The end of an assistant's turn becomes a stop token. */
+rfr_status cli_text_open_chat(const cli *c, const rfr_run *run, cli_text *text);
+void cli_text_deinit(cli_text *text);
+
+/* Tokens of a raw prompt, and of a conversation (a list of messages) that the assistant continues, in text->tokens. */
+rfr_status cli_text_encode(cli_text *text, const char *prompt, size_t n);
+rfr_status cli_text_encode_chat(cli_text *text, const json_t *messages);
+
+/* The text that a model writes. `write` gets it as soon as it is complete: valid UTF-8 for a model with a tokenizer, and
+ * nothing that may be the begin of a stop string. */
+typedef struct cli_stream {
+  cli_text *text;
+  const cli_list *stops; /* strings, each of which ends the text */
+  rfr_write_fn write;
+  void *user;
+  rfr_decoder *decoder;
+  char *pending; /* may be the begin of a stop string */
+  size_t n, capacity;
+  const atomic_bool *interrupted; /* true ends the text; NULL: never */
+  bool stopped;                   /* by a stop string */
+  rfr_status status;
+  int64_t tokens;
+  double start, first, last; /* times of the call, of the first token and of the last one */
+} cli_stream;
+
+/* Continues text->tokens. --tokens, --temperature, ... are the options of `c`. The caller calls cli_stream_deinit. */
+rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *stream);
+void cli_stream_deinit(cli_stream *stream);
+/* Without the first token, whose time is that of the prompt. 0: unknown. */
+double cli_stream_rate(const cli_stream *stream);
+
+/* A growing string. */
+typedef struct cli_string {
+  char *data; /* NUL-terminated; NULL: empty */
+  size_t n, capacity;
+  bool failed; /* out of memory */
+} cli_string;
+void cli_string_add(const char *text, size_t n, void *string); /* a rfr_write_fn */
+
+/* Checks the options of sampling. */
+rfr_status cli_check_sampling(const cli *c);
+/* Opens a run's newest checkpoint or a model for generation. */
+rfr_status cli_open_generator(cli *c, rfr_run **out);
+
+#endif

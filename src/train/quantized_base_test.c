@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Adapters on a quantized base (adapter.base): the bytes of its weights in closed form and without a copy in another
+ * type; their contents are the quantization of the weights that the run would have without it; training, resumed
+ * training and recompute have the same bits; a base without an adapter is refused.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/run.h"
+#include "trace/trace.h"
+
+#define ADAPTER(base) "adapter: {type: lora, rank: 4, base: " base "}\n"
+#define DORA(base) "adapter: {type: dora, rank: 4, base: " base "}\n"
+#define FOLDER "model: " RFT_SOURCE_DIR "/tests/models/llama\n"
+
+enum { STEPS = 12 };
+
+static rfr_run *open_with(rfr_ctx *ctx, const char *config, const char *set, rft_record *record) {
+  rfr_run_options o = rft_run_options(record);
+  o.overrides = &set;
+  o.n_overrides = 1;
+  return rft_run_open(ctx, config, NULL, &o);
+}
+
+static bool is_linear(const char *name) {
+  return (strstr(name, "_proj") || strstr(name, "attn.c_") || strstr(name, "mlp.c_")) && !strstr(name, ".bias") &&
+         !strstr(name, ".lora_");
+}
+
+/* Copies a tensor of the programs. */
+static void *read_tensor(rfr_run *run, const char *name, rfr_tensor *x) {
+  assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), name, x), RFR_OK);
+  void *data = malloc((size_t)x->bytes + 1);
+  assert_int_equal(rfr_programs_read(rfr_run_programs(run), x, data), RFR_OK);
+  return data;
+}
+
+/* All linear weights have the bytes of the format, and the quantized contents of the plain run's weights. */
+static void check_weights(rfr_ctx *ctx, const char *config, const char *set, rfr_quant format) {
+  rft_record record = {0};
+  rfr_run *plain = open_with(ctx, config, "adapter.base=model", &record), *run = open_with(ctx, config, set, &record);
+  rft_run_steps(plain, 1);
+  rft_run_steps(run, 1);
+  rfr_tensor x;
+  int linear = 0;
+  for (int i = 0; rfr_programs_tensor_at(rfr_run_programs(run), i, &x) == RFR_OK; i++) {
+    if (x.role != RFR_ROLE_FROZEN) continue;
+    rfr_tensor from, to;
+    void *w = read_tensor(plain, x.name, &from), *q = read_tensor(run, x.name, &to);
+    if (is_linear(x.name)) {
+      const int64_t bytes = rfr_quant_bytes(format, from.type.rank, from.type.shape);
+      uint8_t *want = malloc((size_t)bytes);
+      linear++;
+      assert_int_equal(x.type.dtype, RFR_U8);
+      assert_int_equal(x.bytes, bytes);
+      assert_int_equal(rfr_quant_encode(ctx, format, from.type.rank, from.type.shape, from.type.dtype, w, 1, want),
+                       RFR_OK);
+      if (memcmp(want, q, (size_t)bytes) != 0) fail_msg("%s is not the quantized weight", x.name);
+      free(want);
+    } else {
+      assert_int_equal(x.bytes, from.bytes);
+      assert_memory_equal(w, q, (size_t)from.bytes);
+    }
+    free(w);
+    free(q);
+  }
+  assert_true(linear > 0);
+  /* the only values with the shape of a weight live for one product */
+  const rfr_trace *t = rfr_program_trace(rfr_run_programs(run), 0, "lower");
+  int dequantized = 0;
+  assert_non_null(t);
+  for (int i = 0; i < t->n_ops; i++) dequantized += t->ops[i].def->code == RFI_OP_dequantize;
+  assert_true(dequantized > linear);
+  rfr_run_close(plain);
+  rfr_run_close(run);
+}
+
+static void weights(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(2);
+  check_weights(ctx, "refrain: 1\n" LLAMA ADAPTER("model") DATA TWO_BATCHES ADAM RUN, "adapter.base=nf4",
+                RFR_QUANT_NF4);
+  check_weights(ctx, "refrain: 1\n" GPT2 ADAPTER("model") DATA TWO_BATCHES ADAM RUN, "adapter.base=int8",
+                RFR_QUANT_INT8);
+  check_weights(ctx, "refrain: 1\n" FOLDER SINGLE ADAPTER("model") DATA TWO_BATCHES ADAM RUN, "adapter.base=nf4",
+                RFR_QUANT_NF4);
+  rfr_ctx_destroy(ctx);
+}
+
+/* The bits of training, of resumed training, and of training that recomputes. */
+static void same_bits(const char *config, const char *name) {
+  rfr_ctx *ctx = rft_run_ctx(2);
+  rft_record all = {0}, resumed = {0}, small = {0};
+  rfr_run_options o = rft_run_options(&all);
+  rfr_run *a = rft_run_open(ctx, config, NULL, &o);
+  rft_run_steps(a, STEPS);
+  assert_true(isfinite(all.loss[STEPS]) && all.loss[STEPS] < all.loss[1]);
+  rfr_run *b = open_with(ctx, config, "memory.recompute=all", &small);
+  rft_run_steps(b, STEPS);
+  rft_assert_same_state(a, b);
+  rfr_run_close(b);
+  o = rft_run_options(&resumed);
+  b = rft_run_open(ctx, config, name, &o);
+  rft_run_steps(b, STEPS / 2);
+  assert_int_equal(rfr_run_save(b), RFR_OK);
+  rfr_run_close(b);
+  o.resume = o.strict = 1;
+  b = rft_run_open(ctx, config, name, &o);
+  rft_run_steps(b, STEPS - STEPS / 2);
+  rft_assert_same_state(a, b);
+  for (int i = 1; i <= STEPS; i++) assert_true(all.loss[i] == resumed.loss[i] && all.loss[i] == small.loss[i]);
+  rfr_run_close(a);
+  rfr_run_close(b);
+  rfr_ctx_destroy(ctx);
+}
+
+static void bits_nf4(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" LLAMA ADAPTER("nf4") DATA TWO_BATCHES ADAM RUN, "nf4");
+}
+static void bits_int8_gpt2_dora(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" GPT2 DORA("int8") DATA TWO_BATCHES ADAM RUN, "int8");
+}
+
+static void refused(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rfr_run_options o = rft_run_options(NULL);
+  rfr_run *run;
+  const char *text = "refrain: 1\n" LLAMA "adapter: {base: nf4}\n" DATA TWO_BATCHES ADAM RUN;
+  assert_int_not_equal(rfr_run_open(ctx, text, NULL, &o, &run), RFR_OK);
+  assert_non_null(strstr(rfr_last_error()->message, "adapter.base: there is no adapter"));
+  assert_null(run);
+  rfr_ctx_destroy(ctx);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(weights),
+      cmocka_unit_test(bits_nf4),
+      cmocka_unit_test(bits_int8_gpt2_dora),
+      cmocka_unit_test(refused),
+  };
+  return cmocka_run_group_tests_name("quantized_base", tests, rft_run_setup, rft_run_teardown);
+}
