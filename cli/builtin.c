@@ -48,6 +48,17 @@ static const cli_builtin builtins[] = {
      "optimizer: {lr: 1e-4, master_weights: false, gradient_dtype: model, state_dtype: bf16}\n"
      "run: {steps: 1000}\n",
      true},
+    {"lora-8b", "LoRA of rank 16 on 8 layers of Llama 3 8B's shapes, B 4 x T 2048",
+     "refrain: 1\n"
+     "model: {model_type: llama, vocab_size: 128256, hidden_size: 4096, intermediate_size: 14336,\n"
+     "        num_hidden_layers: 8, num_attention_heads: 32, num_key_value_heads: 8,\n"
+     "        rope_theta: 500000, max_position_embeddings: 8192}\n"
+     "data: {train: [random], sequence: 2048}\n"
+     "batch: {tokens: 8k, microbatch: 4}\n"
+     "adapter: {type: lora, rank: 16, alpha: 32}\n"
+     "optimizer: {lr: 1e-4}\n"
+     "run: {steps: 1000}\n",
+     true},
 };
 enum { N_BUILTINS = sizeof builtins / sizeof builtins[0] };
 

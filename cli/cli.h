@@ -19,6 +19,9 @@
   X(generate)           \
   X(eval)               \
   X(check)              \
+  X(tokenize)           \
+  X(inspect)            \
+  X(export)             \
   X(keys)               \
   X(plan)               \
   X(trace)              \
@@ -82,7 +85,8 @@ typedef struct cli {
   const char *prompt;
   int64_t tokens, seed, top_k;
   double temperature, top_p;
-  const char *after, *phase, *program, *files, *svg, *dtype, *trace;
+  const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;
+  bool decode, special;
   bool diff, flat, all, frontier;
   int64_t steps;
   const char *kind, *order, *layers, *file, *costs;

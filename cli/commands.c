@@ -93,6 +93,15 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                         "data.validation=FILES. Prints bits per byte for models of bytes, and the mean loss in nats "
                         "per token.",
                         "refrain eval runs/demo --json", OPTIONS(SET, ON_A_DEVICE)},
+    [CLI_INDEX_tokenize] =
+        {"tokenize", "MODEL [FILE|-]", 1, 2, "print the token ids of a text",
+         "Tokenizes FILE or standard input and prints one id per line; the counts go to standard error. MODEL is a "
+         "folder with tokenizer.json, or that file. With --decode, reads ids and prints their text.",
+         "refrain tokenize SmolLM2-135M-Instruct README.md",
+         OPTIONS({"decode", NULL, NULL, CLI_FLAG, FIELD(decode), "read token ids and print their text"},
+                 {"special", NULL, NULL, CLI_FLAG, FIELD(special),
+                  "add the tokens that the tokenizer puts around a text, as BOS"},
+                 THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL", 1, 1,
                          "print the resolved configuration and the source of each value",
                          "Reads the configuration and prints every key with its value and where the value comes from: "
@@ -102,6 +111,22 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                                  {"files", "SPLIT", "train validation", CLI_TEXT, FIELD(files),
                                   "list the data files of one split instead"},
                                  ON_A_DEVICE)},
+    [CLI_INDEX_inspect] =
+        {"inspect", "MODEL|FILE", 1, 1, "describe a model's folder or file, or an adapter",
+         "Prints what it is, the description of the model, the metadata, unknown fields, and every tensor with its "
+         "bytes, type and shape. FILE is a safetensors or GGUF file. Reads no weights.",
+         "refrain inspect model.gguf --json", OPTIONS(JSON, HELP)},
+    [CLI_INDEX_export] =
+        {"export", "RUN|MODEL", 1, 1, "write a run's newest checkpoint or a model for other programs",
+         "The output must not exist; it is complete or absent. An adapter is merged into the weights, except with "
+         "--to peft.",
+         "refrain export runs/chat --to gguf --dtype q8_0 --out chat.gguf",
+         OPTIONS({"to", "FORMAT", "hf gguf peft", CLI_TEXT, FIELD(to),
+                  "hf: a Hugging Face folder; gguf: one file; peft: a folder with the adapter alone"},
+                 {"out", "PATH", NULL, CLI_TEXT, FIELD(out), "folder or file to write"},
+                 {"dtype", "TYPE", "f32 bf16 f16 q8_0 q4_0", CLI_TEXT, FIELD(dtype),
+                  "type of the weights; q8_0 and q4_0 for gguf (that of the model)"},
+                 THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_keys] = {"keys", "[WORD]", 0, 1, "print the table of configuration keys",
                         "With WORD, only keys whose name or meaning contains it.", "refrain keys recompute",
                         OPTIONS(JSON, HELP)},
@@ -171,7 +196,7 @@ static const struct {
 } operand_words[] = {
     {"CONFIG", "a YAML file"},
     {"RUN", "the folder of a run, or its config.yaml"},
-    {"MODEL", "a Hugging Face folder, such as one checkpoint of a run"},
+    {"MODEL", "a Hugging Face folder, such as one checkpoint of a run, or a GGUF file"},
 };
 enum { N_OPERAND_WORDS = sizeof operand_words / sizeof operand_words[0] };
 

@@ -11,6 +11,7 @@ file(GLOB_RECURSE RFR_TEST_SUPPORT CONFIGURE_DEPENDS src/*_ref.c tests/support/*
 if(RFR_TEST_SUPPORT)
   add_library(refrain_test_objects OBJECT ${RFR_TEST_SUPPORT})
   target_include_directories(refrain_test_objects PRIVATE include src tests)
+  target_compile_definitions(refrain_test_objects PRIVATE RFT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_link_libraries(refrain_test_objects PRIVATE PkgConfig::CMOCKA ${RFR_LIBRARIES})
   list(APPEND RFR_TEST_PARTS $<TARGET_OBJECTS:refrain_test_objects>)
 endif()

@@ -34,20 +34,32 @@ CASES = {
     "qwen3-dora": ("qwen3", dict(r=2, lora_alpha=4, use_dora=True, target_modules=["q_proj", "v_proj", "down_proj"])),
     "gpt2-dora": ("gpt2", dict(r=2, lora_alpha=4, use_dora=True, target_modules=["c_attn", "c_fc"],
                                fan_in_fan_out=True)),
+    "experts-lora": ("qwen3-moe", dict(r=2, lora_alpha=4, target_modules=["q_proj"],
+                                       target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])),
 }
 
 
 def name_of(parameter):
     """The name that the checkpoint has: base_model.model.X.lora_A.default.weight is X.lora_A.weight."""
     name = parameter.removeprefix("base_model.model.").replace(".default", "")
+    name = name.replace(".experts.base_layer.", ".experts.gate_up_proj.").replace(".experts.lora", ".experts.down_proj.lora")
     return name.removesuffix(".weight") if "magnitude" in name else name
+
+
+def ordered(name, x, experts):
+    """Experts as (E, r, in) and (E, out, r); PEFT has (E r, in) and (out, r E)."""
+    if ".experts." not in name:
+        return x.clone()
+    if "lora_A" in name:
+        return x.reshape(experts, -1, x.shape[1]).clone()
+    return x.reshape(x.shape[0], -1, experts).permute(2, 0, 1).contiguous()
 
 
 def make(base, folder, length, text=None, spread=0.05, dtype=torch.float32, lr=1e-3, **config):
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation="eager")
     model.eval()
-    vocab = model.config.vocab_size
+    vocab, experts = model.config.vocab_size, getattr(model.config, "num_experts", 1)
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **config)).to(dtype)
     trained = {name_of(n): p for n, p in model.named_parameters() if p.requires_grad}
     with torch.no_grad():
@@ -60,6 +72,9 @@ def make(base, folder, length, text=None, spread=0.05, dtype=torch.float32, lr=1
     with open(path) as f:
         config = json.load(f)
     config["base_model_name_or_path"] = os.path.basename(base)
+    for key in ("target_modules", "target_parameters"):  # sets
+        if isinstance(config[key], list):
+            config[key].sort()
     with open(path, "w") as f:
         json.dump(config, f, indent=2)
     ids = torch.randint(0, vocab, (STEPS, length + 1))
@@ -77,10 +92,10 @@ def make(base, folder, length, text=None, spread=0.05, dtype=torch.float32, lr=1
         loss.backward()
         if step == 0:
             out["logits"] = logits[:ROWS].detach().clone()
-            out.update({"d_" + n: p.grad.clone() for n, p in trained.items()})
+            out.update({"d_" + n: ordered(n, p.grad, experts) for n, p in trained.items()})
         optimizer.step()
         losses.append(loss.item())
-    out.update({"after_" + n: p.detach().clone() for n, p in trained.items()})
+    out.update({"after_" + n: ordered(n, p.detach(), experts) for n, p in trained.items()})
     out["lr"] = torch.tensor([lr])
     out["losses"] = torch.tensor(losses, dtype=torch.float32)
     out["tokens"], out["targets"] = tokens.to(torch.int32), targets.to(torch.int32)

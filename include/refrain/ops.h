@@ -159,8 +159,9 @@ typedef struct rfr_rope_scaling {
 /* Rotary embedding of x (T,H,D), D even: pairs (d, d + D/2). positions i32 (T). scaling: NULL for none. */
 RFR_API rfr_value rfr_rope_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value positions, double theta,
                               const rfr_rope_scaling *scaling);
-/* Rotary embedding with n given frequencies, radians per position, 1 to D/2: pairs (d, d + n) of the first 2n columns
- * of x (T,H,D) are rotated and multiplied by `scale`, the other columns are copied. The trace copies the frequencies. */
+/* Rotary embedding with n given frequencies, in radians per position, n from 1 to D/2: pairs (d, d + n) of the first 2n
+ * columns of x (T,H,D) are rotated and multiplied by `scale`, the other columns are copied. `frequency` is read during
+ * the call only. */
 RFR_API rfr_value rfr_rope_table_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value positions,
                                     const double *frequency, int n, double scale);
 /* y = (x - mean) / sqrt(var + eps) * w + b over the last dimension, C; w (C), b (C) or RFR_NONE. */

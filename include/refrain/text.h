@@ -29,7 +29,7 @@ extern "C" {
 
 typedef struct rfr_tokenizer rfr_tokenizer;
 
-/* Reads a tokenizer. `path` is a tokenizer.json, or a folder that has one; of the folder's tokenizer_config.json and
+/* Reads a tokenizer. `path` is a tokenizer.json, a folder that has one, or a GGUF file with a vocabulary; of the folder's tokenizer_config.json and
  * generation_config.json, the tokens that begin and end a text are read. The ids equal those of the Python package
  * tokenizers. Entries for truncation and padding are ignored. Errors: tokenizer (a field is not valid),
  * tokenizer.unsupported (a component that would change tokens is not supported; the message has its key path), json,
@@ -44,6 +44,7 @@ typedef struct rfr_encode_options {
   const rfr_span *foreign; /* sorted and disjoint bytes in which no special token is matched, also not in part; the text
                               is otherwise tokenized as one string */
   size_t n_foreign;
+  int parallel; /* 1: a long text may use the context's threads, with the same result; not from a parallel region (0) */
 } rfr_encode_options;
 RFR_API rfr_encode_options rfr_encode_options_default(void);
 

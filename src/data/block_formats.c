@@ -53,14 +53,20 @@ static int high_bit(const uint8_t *q, int i) { return q[i / 8] >> (i % 8) & 1; }
 static void decode_q4_0(const uint8_t *b, int64_t n, float *out) {
   for (; n > 0; n--, b += 18, out += 32) {
     const float d = half_at(b);
-    for (int i = 0; i < 32; i++) out[i] = d * (float)(nibble(b + 2, i) - 8);
+    for (int i = 0; i < 16; i++) {
+      out[i] = d * (float)((b[2 + i] & 15) - 8);
+      out[i + 16] = d * (float)((b[2 + i] >> 4) - 8);
+    }
   }
 }
 
 static void decode_q4_1(const uint8_t *b, int64_t n, float *out) {
   for (; n > 0; n--, b += 20, out += 32) {
     const float d = half_at(b), m = half_at(b + 2);
-    for (int i = 0; i < 32; i++) out[i] = d * (float)nibble(b + 4, i) + m;
+    for (int i = 0; i < 16; i++) {
+      out[i] = d * (float)(b[4 + i] & 15) + m;
+      out[i + 16] = d * (float)(b[4 + i] >> 4) + m;
+    }
   }
 }
 

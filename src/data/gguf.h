@@ -70,8 +70,8 @@ const rfi_gguf_tensor *rfi_gguf_tensor_at(const rfi_gguf *g, int i); /* in the o
 const rfi_gguf_tensor *rfi_gguf_tensor_find(const rfi_gguf *g, const char *name);
 
 /* Element i of a value. Another kind, or an index past the end, is an error that names the key. A string is not
- * NUL-terminated and lives as long as the file; it is any bytes. Strings of an array are found from its start: read them
- * in order, with *cursor, which starts at 0. */
+ * NUL-terminated, lives as long as the file and may have any bytes. Strings of an array are found from its start: read
+ * them in order, with *cursor, which starts at 0. */
 rfr_status rfi_gguf_int(const rfi_gguf *g, const rfi_gguf_value *v, int64_t i,
                         int64_t *out); /* integers and booleans */
 rfr_status rfi_gguf_real(const rfi_gguf *g, const rfi_gguf_value *v, int64_t i, double *out); /* also integers */
@@ -81,9 +81,9 @@ rfr_status rfi_gguf_next_string(const rfi_gguf *g, const rfi_gguf_value *v, size
 
 /* Reads rows [first, first + rows) of a tensor, seen as a matrix whose rows are its last dimension, as `dtype` (f32,
  * bf16 or f16) into `out`. head_dim > 0: the rows of each group of head_dim are stored with the two halves of the group
- * interleaved (0, h, 1, h + 1, ..., with h = head_dim / 2), and are read in their own order; first and rows are multiples
- * of head_dim then. Values that a 16-bit dtype does not have are rounded to nearest even. Decodes with all threads of
- * the context. Errors: unsupported for a format that cannot be decoded, file.read. */
+ * interleaved (0, h, 1, h + 1, ..., with h = head_dim / 2), and are read in their own order; first and rows are
+ * multiples of head_dim then. Values that a 16-bit dtype does not have are rounded to nearest even. Decodes with all
+ * threads of the context. Errors: unsupported for a format that cannot be decoded, file.read. */
 rfr_status rfi_gguf_read(rfi_gguf *g, const rfi_gguf_tensor *t, int64_t first, int64_t rows, int64_t head_dim,
                          rfr_dtype dtype, void *out);
 

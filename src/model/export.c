@@ -74,6 +74,7 @@ static rfr_status find_model(exporter *e, const char *model) {
 
 static rfr_status open_model(exporter *e, const char *model, rfr_dtype dtype) {
   RFI_TRY(find_model(e, model));
+  e->c.dtype = RFR_F32;
   RFI_TRY(rfi_hf_read(e->ctx, e->base, false, &e->c));
   RFI_TRY(rfi_hf_notes_read(e->ctx, e->base, &e->notes));
   e->c.dtype = dtype != RFR_DTYPE_COUNT ? dtype : e->notes.dtype != RFR_DTYPE_COUNT ? e->notes.dtype : RFR_BF16;
@@ -114,8 +115,7 @@ static rfr_status merge(exporter *e, const rfi_adapter_target *target, float *va
     rfr_parameter p;
     s = rfr_model_parameter(&with, target->first + k, &p);
     if (s == RFR_OK) s = RFI_ALLOC(e->ctx, (size_t)elements_of(&p) * sizeof(float), &parts[k]);
-    const rfr_type type = type_of(&p, RFR_F32);
-    if (s == RFR_OK) s = rfi_peft_read(e->peft, p.name, &type, parts[k]);
+    if (s == RFR_OK) s = rfi_peft_read(e->peft, &with, target->first + k, parts[k]);
   }
   if (s == RFR_OK) rfi_adapter_merge(&e->c, target, parts[0], parts[1], parts[2], rfi_ctx_threads(e->ctx), values);
   for (int k = 0; k < 3; k++) rfi_free(e->ctx, parts[k]);
@@ -272,10 +272,14 @@ fail:
 
 /* ---- GGUF ---- */
 
+/* *out NULL: there is no such file. tokenizer_config.json is read with reals for integers, because model_max_length may
+ * have 31 digits. */
 static rfr_status parse_file(const rfi_hf_notes *notes, const char *name, json_t **out) {
   size_t n;
   const char *data = rfi_hf_notes_file(notes, name, &n);
-  return data ? rfi_json_parse(name, data, n, out) : RFR_OK;
+  if (!data) return RFR_OK;
+  return strcmp(name, "tokenizer_config.json") == 0 ? rfi_json_parse_reals(name, data, n, out)
+                                                    : rfi_json_parse(name, data, n, out);
 }
 
 /* Without a tokenizer the file says that it has no vocabulary. */

@@ -27,9 +27,9 @@ rfr_status rfi_gguf_parameter(rfr_ctx *ctx, rfi_gguf *g, const rfr_model_config 
 
 /* ---- writing ---- */
 
-/* Adds the metadata of a model, without its vocabulary, and the descriptions of its tensors: GEMM weights and embeddings
- * in `format`, vectors, router weights and position tables as F32. Rows that are not full blocks are BF16; with Q4_0 the
- * embeddings and the head are Q8_0. Errors: model.config names what the file format cannot describe. */
+/* Adds the metadata of a model, without its vocabulary, and the descriptions of its tensors: GEMM weights and
+ * embeddings in `format`, vectors, router weights and position tables as F32. Rows that are not full blocks are BF16;
+ * with Q4_0 the embeddings and the head are Q8_0. Errors: model.config names what the file format cannot describe. */
 rfr_status rfi_gguf_put_model(rfi_gguf_writer *w, const rfr_model_config *c, const rfi_block_format *format);
 /* Writes the tensors of the i-th parameter from its values (f32, in the model's layout, which are changed). Call it for
  * all parameters in order, after rfi_gguf_write_header; before the first one, frequency factors of RoPE are written. */

@@ -59,12 +59,11 @@ json_t *rfi_hf_config(const rfr_model_config *c) {
 
 /* Fields that change what a model computes. A family that does not list the field (rfi_hf_family.fields) must have the
  * one supported value. */
-typedef enum neutral { ABSENT, FALSE, TRUE, ZERO, ONE, EMPTY } neutral;
+typedef enum neutral { ABSENT, FALSE, TRUE, ZERO, ONE, EMPTY, OFF } neutral;
 static const struct {
   const char *key;
   neutral only;
-} refused[] = {{"quantization_config", ABSENT},
-               {"compression_config", ABSENT},
+} refused[] = {{"compression_config", ABSENT},
                {"num_experts", ABSENT},
                {"num_local_experts", ABSENT},
                {"decoder_sparse_step", ONE},
@@ -89,6 +88,32 @@ static const struct {
                {"scale_attn_by_inverse_layer_idx", FALSE},
                {"pruned_heads", EMPTY}};
 
+/* Fields that change the mathematics of other model types of the library, version 5.23. The library ignores them for
+ * the families here, but a folder that has one was made for other code. They change nothing if they are null, false, 0
+ * or empty; factors, if they are 1. */
+static const char changing[] =
+    "activation_sparsity_pattern alibi altup_num_inputs apply_residual_connection_post_layernorm "
+    "attention_chunk_size attention_k_eq_v attn_temperature_tuning audio_config block_types cca_time0 clip_qkv "
+    "conv_L_cache conv_kernel d_rel dim_model_base enable_moe_block expert_layer_period first_k_dense_replace "
+    "full_attn_idxs gate_soft_cap gated_norm_rank gating global_attn_every_n_layers hc_count hc_mult "
+    "hidden_size_per_layer_input index_topk input_jitter_noise interleave_moe_layer_step is_moe kv_lora_rank "
+    "lambda_std_dev laurel_rank layer_rope_theta layers_block_type learnable_sink_init learned_pos_emb "
+    "linear_head_dim linear_num_heads linear_num_key_heads linear_num_value_heads lm_head_bias local_layer_ids "
+    "log_scaling_alpha logits_soft_cap long_mscale mamba_d_state mamba_num_heads mlp_alpha_factor mlp_layer_types "
+    "moe_k moe_latent_size moe_layers moe_num_experts moe_num_shared_experts moe_router_logit_softcapping "
+    "moe_topk mrope_section multi_query mup_enabled n_group n_routed_experts n_shared_experts "
+    "new_decoder_architecture num_attention_heads_per_layer num_kv_shared_layers num_shared_experts "
+    "output_gate_type output_logit_soft_cap parallel_attn pre_norm q_lora_rank qk_l2_clip_threshold qk_layernorm "
+    "qk_nope_head_dim qk_rope_head_dim rope_interleave rotary_dim scale_depth scale_embedding scoring_func "
+    "shared_expert_sink shared_intermediate_size short_mscale sliding_window_size ssm_state_size state_size "
+    "swiglu_alpha swiglu_limit text_config time_step_rank top_k_experts topk_group topk_method use_attention_gate "
+    "use_bias use_expert_bias use_learned_position_embeddings use_mrope use_parallel_residual use_post_norm "
+    "use_qk_norm use_qkv_bias use_sandwich_norm v_head_dim vision_config word_embed_proj_dim";
+static const char factors[] =
+    "attention_in_multiplier attention_out_multiplier attention_value_scale attn_scale embedding_scale "
+    "full_attn_mod interpolate_factor key_multiplier lm_head_multiplier logit_scale logits_mup_width_multiplier "
+    "mlp_multipliers route_scale routed_scaling_factor router_scaling_factor scale_emb";
+
 static bool is_neutral(const json_t *value, neutral only) {
   if (!value || json_is_null(value)) return true;
   switch (only) {
@@ -97,19 +122,51 @@ static bool is_neutral(const json_t *value, neutral only) {
     case ZERO: return json_is_number(value) && json_number_value(value) == 0.0;
     case ONE: return json_is_number(value) && json_number_value(value) == 1.0;
     case EMPTY: return json_object_size(value) + json_array_size(value) == 0 && !json_is_number(value);
+    case OFF:
+      return json_is_false(value) || is_neutral(value, ZERO) ||
+             (!json_is_boolean(value) && json_string_length(value) == 0 && is_neutral(value, EMPTY));
     default: return false;
   }
+}
+
+static rfr_status refuse(const char *file, const char *key, const json_t *value) {
+  char text[80];
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%.100s is %s, which is not supported", key,
+                     rfi_json_brief(value, text, sizeof text));
 }
 
 rfr_status rfi_hf_refuse(const json_t *o, const char *file, const char *fields) {
   for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
     const json_t *value = json_object_get(o, refused[i].key);
     if (is_neutral(value, refused[i].only) || rfi_has_word(fields, refused[i].key)) continue;
-    char text[80];
-    return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %s, which is not supported", refused[i].key,
-                       rfi_json_brief(value, text, sizeof text));
+    return refuse(file, refused[i].key, value);
+  }
+  const char *key;
+  const json_t *value;
+  json_object_foreach((json_t *)o, key, value) {
+    if ((rfi_has_word(changing, key) && !is_neutral(value, OFF)) ||
+        (rfi_has_word(factors, key) && !is_neutral(value, ONE)))
+      return refuse(file, key, value);
   }
   return RFR_OK;
+}
+
+/* Weights that rfi_quantized_read decodes. */
+static rfr_status check_quantization(const json_t *o, const char *file) {
+  static const char key[] = "quantization_config";
+  const json_t *q = json_object_get(o, key), *block = json_object_get(q, "weight_block_size");
+  const char *method = "";
+  if (!q || json_is_null(q)) return RFR_OK;
+  if (!json_is_object(q)) return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is not an object", key);
+  RFI_TRY(rfi_json_get_string(q, file, "quant_method", true, &method));
+  if (strcmp(method, "bitsandbytes") == 0 && json_is_true(json_object_get(q, "load_in_4bit"))) return RFR_OK;
+  if (strcmp(method, "fp8") == 0 && json_array_size(block) == 2 &&
+      json_integer_value(json_array_get(block, 0)) == 128 && json_integer_value(json_array_get(block, 1)) == 128)
+    return RFR_OK;
+  return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0,
+                     "%s.quant_method is %.60s; fp8 with weight_block_size [128, 128] and bitsandbytes with "
+                     "load_in_4bit are supported",
+                     key, method);
 }
 
 /* ---- reading ---- */
@@ -165,6 +222,7 @@ rfr_status rfi_hf_read(rfr_ctx *ctx, const char *folder, bool dropout, rfr_model
   const rfi_hf_family *f = rfi_hf_family_find(type);
   if (!f) RFI_GOTO(unknown_type(ctx, path, type));
   RFI_GOTO(rfi_hf_refuse(o, path, f->fields));
+  RFI_GOTO(check_quantization(o, path));
   *c = rfr_model_config_default(f->model);
   c->dtype = dtype;
   c->norm_eps = f->norm_eps;
@@ -211,7 +269,7 @@ static const char *const known[] = {
     "suppress_tokens", "begin_suppress_tokens"};
 
 static bool is_known(const char *key) {
-  bool found = key[0] == '_';
+  bool found = key[0] == '_' || rfi_has_word(changing, key) || rfi_has_word(factors, key);
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) found = found || strcmp(key, known[i]) == 0;
   for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) found = found || strcmp(key, refused[i].key) == 0;
   return found;

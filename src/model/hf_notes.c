@@ -11,6 +11,7 @@
 #include "model/hf_families.h"
 #include "model/source.h"
 #include "text/gguf_tokenizer.h"
+#include "text/model_file.h"
 
 /* router_aux_loss_coef, if the folder has it but does not use it. NULL when out of memory. */
 static json_t *unused_loss_of(const json_t *o) {
@@ -55,16 +56,6 @@ static const char *const file_names[RFI_HF_N_FILES] = {RFI_HF_FILES(FILE_NAME)};
 /* The files are held in memory for every checkpoint; the largest tokenizer.json in use has about 35 MB. */
 enum { KEPT_FILE_LIMIT = 256 << 20 };
 
-/* A file of a folder; *data NULL: there is none. */
-static rfr_status read_file(rfr_ctx *ctx, const char *folder, const char *name, char **data, size_t *n) {
-  char *path = NULL, kind = 0;
-  RFI_TRY(rfi_path_join(ctx, folder, name, &path));
-  rfr_status s = rfi_path_kind(path, &kind);
-  if (s == RFR_OK && kind) s = rfi_file_read_limited(ctx, path, KEPT_FILE_LIMIT, data, n);
-  rfi_free(ctx, path);
-  return s;
-}
-
 /* The files of a folder; for a GGUF file, those that the folder would have. */
 static rfr_status read_files(rfr_ctx *ctx, const char *model, rfi_hf_notes *out) {
   static const char *const tokenizers[] = {"tokenizer.json", "tokenizer.model", "vocab.json",
@@ -76,7 +67,7 @@ static rfr_status read_files(rfr_ctx *ctx, const char *model, rfi_hf_notes *out)
   rfr_status s = RFR_OK;
   for (int i = 0; s == RFR_OK && i < RFI_HF_N_FILES; i++) {
     if (g) s = rfi_gguf_text_file(ctx, g, file_names[i], &out->files[i].data, &out->files[i].n);
-    else s = read_file(ctx, model, file_names[i], &out->files[i].data, &out->files[i].n);
+    else s = rfi_model_file(ctx, model, file_names[i], KEPT_FILE_LIMIT, &out->files[i].data, &out->files[i].n);
     for (size_t k = 0; out->files[i].data && !out->tokenizer && k < sizeof tokenizers / sizeof tokenizers[0]; k++)
       if (strcmp(file_names[i], tokenizers[k]) == 0) out->tokenizer = file_names[i];
   }

@@ -155,7 +155,8 @@ static rfr_status read_kinds(const settings *s, rfr_model_config *c) {
       return rfi_fail_at(RFI_E_MODEL_CONFIG, s->file, 0, "%s.%.100s is not settings of a kind of layer", s->name, key);
   }
   settings full = *s, local = *s;
-  full.o = json_object_get(s->o, kinds[0]), local.o = json_object_get(s->o, kinds[1]);
+  full.o = full.top = json_object_get(s->o, kinds[0]);
+  local.o = local.top = json_object_get(s->o, kinds[1]);
   if (full.o) RFI_TRY(read_scaling(&full, c));
   if (!local.o) return RFR_OK;
   rfr_model_config other = *c;

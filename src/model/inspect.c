@@ -91,8 +91,8 @@ static rfr_status metadata_of(const rfi_gguf *g, const rfi_gguf_value *v, json_t
     const char *string;
     size_t n;
     RFI_TRY(rfi_gguf_string(g, v, &string, &n));
-    *out = json_stringn(string, n);
-    if (!*out) *out = json_string("(not UTF-8)");
+    *out = memchr(string, 0, n) ? NULL : json_stringn(string, n);
+    if (!*out) *out = json_string("(not text)");
   } else if (v->kind == RFI_GGUF_F32 || v->kind == RFI_GGUF_F64) {
     double x;
     RFI_TRY(rfi_gguf_real(g, v, 0, &x));

@@ -21,8 +21,50 @@
 
 static const char outer[] = "base_model.model.";
 
-void rfi_peft_name(const char *parameter, char out[RFI_PEFT_NAME]) {
-  snprintf(out, RFI_PEFT_NAME, "%s%s", outer, parameter);
+/* The experts of a layer are one module with two packed weights, gate_up_proj and down_proj. PEFT wraps the module once
+ * for each weight that has an adapter, gate_up_proj first: "experts.base_layer.lora_A.weight" is then that of
+ * gate_up_proj, "experts.lora_A.weight" that of down_proj. With an adapter on one of them there is only the latter. */
+void rfi_peft_name(const char *parameter, bool inner, char out[RFI_PEFT_NAME]) {
+  const char *experts = strstr(parameter, ".mlp.experts."), *part = strstr(parameter, ".lora_");
+  if (!experts || !part) snprintf(out, RFI_PEFT_NAME, "%s%s", outer, parameter);
+  else
+    snprintf(out, RFI_PEFT_NAME, "%s%.*s%s%s", outer, (int)(experts - parameter + strlen(".mlp.experts")), parameter,
+             inner ? ".base_layer" : "", part);
+}
+
+/* Whether the target is gate_up_proj of a layer in which down_proj has an adapter too. */
+static bool is_inner(const rfr_model_config *c, int parameter) {
+  return rfi_parameter_kind(c, parameter) == RFI_PARAM_EXPERT_UP && parameter + 1 < c->adapter->base_count &&
+         rfi_adapter_find(c->adapter, parameter + 1) != NULL;
+}
+
+void rfi_peft_tensor(const rfr_model_config *c, int i, char name[RFI_PEFT_NAME], rfr_type *type) {
+  rfr_parameter p = {.name = ""};
+  rfi_adapter_part part;
+  const rfi_adapter_target *target = rfi_adapter_owner(c, i, &part);
+  (void)rfr_model_parameter(c, i, &p);
+  rfi_peft_name(p.name, target && is_inner(c, target->parameter), name);
+  *type = (rfr_type){.dtype = c->dtype, .rank = p.rank};
+  memcpy(type->shape, p.shape, sizeof p.shape);
+  if (p.rank < 3) return;
+  type->rank = 2; /* A (E r,in), B (out,r E) */
+  type->shape[0] = part == RFI_ADAPTER_A ? p.shape[0] * p.shape[1] : p.shape[1];
+  type->shape[1] = part == RFI_ADAPTER_A ? p.shape[2] : p.shape[2] * p.shape[0];
+}
+
+void rfi_peft_order(const rfr_type *type, bool is_b, bool to_peft, size_t size, const void *from, void *to) {
+  const int64_t E = type->shape[0], n = type->shape[1], r = type->shape[2];
+  if (type->rank < 3 || !is_b) {
+    int64_t elements = 1;
+    for (int d = 0; d < type->rank; d++) elements *= type->shape[d];
+    memcpy(to, from, (size_t)elements * size);
+    return;
+  }
+  for (int64_t e = 0; e < E; e++) /* (E,out,r) here, (out,r,E) there */
+    for (int64_t i = 0; i < n * r; i++) {
+      const size_t here = (size_t)(e * n * r + i) * size, there = (size_t)(i * E + e) * size;
+      memcpy((char *)to + (to_peft ? there : here), (const char *)from + (to_peft ? here : there), size);
+    }
 }
 
 /* ---- writing ---- */
@@ -97,32 +139,41 @@ static json_t *pattern(const rfr_model_config *c, property what, double otherwis
   return NULL;
 }
 
-static json_t *target_modules(const rfr_model_config *c) {
+static bool is_packed(const rfr_model_config *c, int parameter) {
+  const rfi_param_kind kind = rfi_parameter_kind(c, parameter);
+  return kind == RFI_PARAM_EXPERT_UP || kind == RFI_PARAM_EXPERT_DOWN;
+}
+
+/* The targets that are modules, or those that are packed parameters of experts; null for none. */
+static json_t *list_targets(const rfr_model_config *c, bool packed) {
   json_t *list = json_array();
   int wrong = list == NULL;
   for (int i = 0; i < c->adapter->n && !wrong; i++) {
     char module[96];
     module_of(c, c->adapter->targets[i].parameter, module);
     const char *name = shortest(c, module, TARGETED, 1.0);
+    if (is_packed(c, c->adapter->targets[i].parameter) != packed) continue;
+    if (packed) name = module;
     bool there = false;
     for (size_t k = 0; k < json_array_size(list); k++)
       there = there || strcmp(json_string_value(json_array_get(list, k)), name) == 0;
     if (!there) wrong = json_array_append_new(list, json_string(name));
   }
-  if (!wrong) return list;
+  if (!wrong && json_array_size(list) > 0) return list;
   json_decref(list);
-  return NULL;
+  return wrong ? NULL : json_null();
 }
 
 json_t *rfi_peft_config(const rfr_model_config *c, const char *base) {
   const rfr_adapter *a = c->adapter;
   const double rank = usual(a, RANK), alpha = usual(a, ALPHA);
-  return json_pack("{s:s, s:s, s:o, s:o, s:o, s:f, s:b, s:b, s:b, s:s, s:o, s:o, s:o, s:b, s:b, s:n}", "peft_type",
+  return json_pack("{s:s, s:s, s:o, s:o, s:o, s:f, s:b, s:b, s:b, s:s, s:o, s:o, s:o, s:o, s:b, s:b, s:n}", "peft_type",
                    "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path", *base ? json_string(base) : json_null(),
                    "r", number(rank), "lora_alpha", number(alpha), "lora_dropout", a->dropout, "use_rslora", a->rslora,
                    "use_dora", a->dora, "fan_in_fan_out", c->type == RFR_MODEL_GPT2, "bias", "none", "target_modules",
-                   target_modules(c), "rank_pattern", pattern(c, RANK, rank), "alpha_pattern", pattern(c, ALPHA, alpha),
-                   "init_lora_weights", 1, "inference_mode", 1, "modules_to_save");
+                   list_targets(c, false), "target_parameters", list_targets(c, true), "rank_pattern",
+                   pattern(c, RANK, rank), "alpha_pattern", pattern(c, ALPHA, alpha), "init_lora_weights", 1,
+                   "inference_mode", 1, "modules_to_save");
 }
 
 /* ---- reading ---- */
@@ -166,7 +217,8 @@ void rfi_peft_close(rfi_peft *p) {
 /* Read below, or without effect on the result of an adapter that has its values. */
 static const char known[] =
     "peft_type task_type base_model_name_or_path r lora_alpha lora_dropout use_rslora use_dora fan_in_fan_out "
-    "target_modules exclude_modules rank_pattern alpha_pattern init_lora_weights inference_mode revision auto_mapping "
+    "target_modules target_parameters exclude_modules rank_pattern alpha_pattern init_lora_weights inference_mode "
+    "revision auto_mapping "
     "peft_version layers_to_transform layers_pattern megatron_core runtime_config loftq_config eva_config "
     "qalora_group_size "
     "lora_ga_config ensure_weight_tying";
@@ -234,39 +286,62 @@ static rfr_status find_number(const rfi_peft *p, const char *patterns, const cha
   return RFR_OK;
 }
 
-/* The tensor of a module's part; older versions of PEFT have ".weight" after the magnitudes' name. */
-static const rfi_stored *find_part(const rfi_peft *p, const char *parameter) {
+/* The tensor of a name; older versions of PEFT have ".weight" after the magnitudes' name. */
+static const rfi_stored *find_named(const rfi_peft *p, const char *tensor) {
   char name[RFI_PEFT_NAME + 8];
-  rfi_peft_name(parameter, name);
+  snprintf(name, sizeof name, "%s", tensor);
   const rfi_stored *found = rfi_safetensors_find(p->st, name);
   if (found) return found;
   strcat(name, ".weight");
   return rfi_safetensors_find(p->st, name);
 }
 
+static const rfi_stored *find_part(const rfi_peft *p, const rfr_model_config *c, int i, rfr_type *type) {
+  char name[RFI_PEFT_NAME];
+  rfi_peft_tensor(c, i, name, type);
+  return find_named(p, name);
+}
+
+/* A of a parameter of the model, before the targets are known; NULL: none. A single A of a module of experts belongs to
+ * the weight with as many inputs. */
+static const rfi_stored *find_a(const rfi_peft *p, const rfr_model_config *c, int i, const char *module) {
+  static const char *const suffixes[] = {"lora_A.weight", "lora_embedding_A"};
+  const rfi_stored *found[2] = {NULL};
+  rfr_parameter q;
+  for (int k = 0; k < 2; k++) {
+    char name[128], tensor[RFI_PEFT_NAME];
+    snprintf(name, sizeof name, "%s.%s", module, suffixes[is_packed(c, i) ? 0 : k]);
+    rfi_peft_name(name, k > 0, tensor);
+    found[k] = find_named(p, tensor);
+  }
+  if (!is_packed(c, i)) return found[0] ? found[0] : found[1];
+  if (found[1]) return found[rfi_parameter_kind(c, i) == RFI_PARAM_EXPERT_UP];
+  const bool fits =
+      found[0] && rfr_model_parameter(c, i, &q) == RFR_OK && found[0]->rank == 2 && found[0]->shape[1] == q.shape[2];
+  return fits ? found[0] : NULL;
+}
+
 /* The target of one parameter of the model; *found false: the folder has none. */
 static rfr_status find_target(const rfi_peft *p, const rfr_model_config *c, int i, rfi_adapter_target *target,
                               bool *found) {
-  static const char *const suffixes[] = {"lora_A.weight", "lora_embedding_A"};
-  char module[96], name[128];
-  const rfi_stored *a = NULL;
+  char module[96];
   double rank, alpha;
+  rfr_parameter q;
   bool in_block;
   const char *reason;
   *found = false;
   if (!rfi_adapter_can(c, i, &in_block, &reason)) return RFR_OK;
   module_of(c, i, module);
-  for (int k = 0; k < 2 && !a; k++) {
-    snprintf(name, sizeof name, "%s.%s", module, suffixes[k]);
-    a = find_part(p, name);
-  }
+  const rfi_stored *a = find_a(p, c, i, module);
   if (!a) return RFR_OK;
+  RFI_TRY(rfr_model_parameter(c, i, &q));
+  const double experts = q.rank == 3 ? (double)q.shape[0] : 1.0;
   RFI_TRY(find_number(p, "rank_pattern", "r", module, 8.0, &rank));
   RFI_TRY(find_number(p, "alpha_pattern", "lora_alpha", module, 8.0, &alpha));
-  if (a->rank != 2 || (double)a->shape[0] != rank)
+  if (a->rank != 2 || (double)a->shape[0] != rank * experts)
     return rfi_fail_at(RFI_E_ADAPTER, p->weights_path, 0, "%s has %lld rows; r or rank_pattern is %g", a->name,
                        a->rank == 2 ? (long long)a->shape[0] : 0LL, rank);
-  *target = (rfi_adapter_target){.parameter = i, .rank = a->shape[0], .alpha = alpha};
+  *target = (rfi_adapter_target){.parameter = i, .rank = (int64_t)rank, .alpha = alpha};
   *found = true;
   return RFR_OK;
 }
@@ -274,20 +349,19 @@ static rfr_status find_target(const rfi_peft *p, const rfr_model_config *c, int 
 /* Every tensor must be one of the adapter. */
 static rfr_status check_tensors(const rfi_peft *p, rfr_model_config c, const rfr_adapter *a) {
   int expected = 0;
-  rfr_parameter q;
+  char name[RFI_PEFT_NAME];
+  rfr_type type;
   c.adapter = a;
   for (int i = a->base_count; i < a->base_count + a->count; i++) {
-    RFI_TRY(rfr_model_parameter(&c, i, &q));
-    if (!find_part(p, q.name))
-      return rfi_fail_at(RFI_E_ADAPTER, p->weights_path, 0, "there is no tensor %s%s", outer, q.name);
+    rfi_peft_tensor(&c, i, name, &type);
+    if (!find_named(p, name)) return rfi_fail_at(RFI_E_ADAPTER, p->weights_path, 0, "there is no tensor %s", name);
     expected++;
   }
   if (rfi_safetensors_count(p->st) == expected) return RFR_OK;
   for (int k = 0; k < rfi_safetensors_count(p->st); k++) {
     const rfi_stored *stored = rfi_safetensors_at(p->st, k);
     bool used = false;
-    for (int i = a->base_count; i < a->base_count + a->count && !used; i++)
-      used = rfr_model_parameter(&c, i, &q) == RFR_OK && find_part(p, q.name) == stored;
+    for (int i = a->base_count; i < a->base_count + a->count && !used; i++) used = find_part(p, &c, i, &type) == stored;
     if (!used)
       return rfi_fail_at(RFI_E_ADAPTER, p->weights_path, 0,
                          "tensor %.200s belongs to no module of the model that can have an adapter", stored->name);
@@ -324,17 +398,30 @@ fail:
   return s;
 }
 
-rfr_status rfi_peft_read(rfi_peft *p, const char *parameter, const rfr_type *type, float *data) {
-  const rfi_stored *stored = find_part(p, parameter);
-  if (!stored) return rfi_fail_at(RFI_E_ADAPTER, p->weights_path, 0, "there is no tensor %s%s", outer, parameter);
-  bool same = stored->rank == type->rank;
-  for (int d = 0; same && d < type->rank; d++) same = stored->shape[d] == type->shape[d];
+rfr_status rfi_peft_read(rfi_peft *p, const rfr_model_config *c, int i, float *data) {
+  rfr_parameter q;
+  rfr_type type, here = {.dtype = RFR_F32};
+  char name[RFI_PEFT_NAME];
+  rfi_adapter_part part = RFI_ADAPTER_A;
+  float *there = NULL;
+  RFI_TRY(rfr_model_parameter(c, i, &q));
+  rfi_peft_tensor(c, i, name, &type);
+  (void)rfi_adapter_owner(c, i, &part);
+  const rfi_stored *stored = find_named(p, name);
+  if (!stored) return rfi_fail_at(RFI_E_ADAPTER, p->weights_path, 0, "there is no tensor %s", name);
+  bool same = stored->rank == type.rank;
+  for (int d = 0; same && d < type.rank; d++) same = stored->shape[d] == type.shape[d];
   if (!same)
     return rfi_fail_at(RFI_E_ADAPTER, p->weights_path, 0, "%s has another shape than the model needs", stored->name);
-  RFI_TRY(rfi_safetensors_read_as(p->st, stored, RFR_F32, data, stored->elements));
-  for (int64_t i = 0; i < stored->elements; i++)
-    if (!isfinite(data[i]))
-      return rfi_fail_at(RFI_E_MODEL_NONFINITE, p->weights_path, 0, "%s has elements that are NaN or infinite",
-                         stored->name);
-  return RFR_OK;
+  here.rank = q.rank;
+  memcpy(here.shape, q.shape, sizeof q.shape);
+  if (q.rank == 3) RFI_TRY(RFI_ALLOC(p->ctx, (size_t)stored->elements * sizeof *there, &there));
+  rfr_status s = rfi_safetensors_read_as(p->st, stored, RFR_F32, there ? there : data, stored->elements);
+  if (s == RFR_OK && there) rfi_peft_order(&here, part == RFI_ADAPTER_B, false, sizeof *data, there, data);
+  rfi_free(p->ctx, there);
+  for (int64_t k = 0; s == RFR_OK && k < stored->elements; k++)
+    if (!isfinite(data[k]))
+      s = rfi_fail_at(RFI_E_MODEL_NONFINITE, p->weights_path, 0, "%s has elements that are NaN or infinite",
+                      stored->name);
+  return s;
 }

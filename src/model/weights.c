@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A GGUF file, or the shards of a folder: opens each shard once and looks a tensor up in all of them. Only the file names of the index are used;
- * the headers of the shards say which tensors they contain, so that a stale index does no harm. A name in two shards is
- * an error.
+ * A GGUF file, or the shards of a folder: opens each shard once and looks a tensor up in all of them. Only the file
+ * names of the index are used; the headers of the shards say which tensors they contain, so that a stale index does no
+ * harm. A name in two shards is an error.
  */
 #include "model/weights.h"
 
@@ -16,6 +16,7 @@
 #include "data/safetensors.h"
 #include "model/gguf_model.h"
 #include "model/hf.h"
+#include "model/quantized.h"
 
 struct rfi_weights {
   rfr_ctx *ctx;
@@ -166,6 +167,17 @@ static rfr_status find_outer(rfi_weights *w, const char *name, int *shard, const
   return RFR_OK;
 }
 
+/* For rfi_quantized_read: every tensor that it finds counts as read. */
+static rfr_status find_part(void *user, const char *name, rfi_safetensors **file, const rfi_stored **stored) {
+  rfi_weights *w = user;
+  int shard = 0;
+  RFI_TRY(find_outer(w, name, &shard, stored));
+  if (!*stored) return RFR_OK;
+  *file = w->shards[shard];
+  w->was_read[shard][*stored - rfi_safetensors_at(*file, 0)] = true;
+  return RFR_OK;
+}
+
 static rfr_status read_tensor(rfi_weights *w, const rfr_model_config *c, const char *name, int rank,
                               const int64_t *shape, rfr_dtype dtype, void *data) {
   const rfi_stored *stored;
@@ -179,6 +191,12 @@ static rfr_status read_tensor(rfi_weights *w, const rfr_model_config *c, const c
   }
   RFI_TRY(find_outer(w, name, &shard, &stored));
   if (!stored) return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "there is no tensor %s", name);
+  if (stored->dtype == RFR_E4M3 || stored->dtype == RFR_U8) {
+    const rfi_tensor_files files = {w->ctx, w, find_part};
+    bool done;
+    RFI_TRY(rfi_quantized_read(&files, w->path, name, rank, shape, dtype, data, &done));
+    if (done) return RFR_OK;
+  }
   bool same = stored->rank == rank;
   for (int d = 0; same && d < rank; d++) same = stored->shape[d] == shape[d];
   if (!same) {

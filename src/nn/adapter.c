@@ -6,9 +6,9 @@
  *   LoRA   y = x WT + b + (scale (x AT)) BT
  *   DoRA   y = (x WT + (scale (x AT)) BT) m / n + b, n = the norm of each row of W + scale B A, without a gradient
  *
- * These are recorded as plain ops next to the base GEMM. The scale is applied to the narrow product (T,r). Fuse turns
- * the sum into a GEMM that accumulates onto the base GEMM's result, and the same for the two terms of dx; prune removes
- * the gradient of the frozen base weight.
+ * These are recorded as plain ops next to the base GEMM. The scale is applied to the narrow product (T,r). Fuse makes
+ * one op of the two GEMMs and their sum (fuse_lora.c), and of the two terms of dx; prune removes the gradient of the
+ * frozen base weight. Packed experts have an A (E,r,in) and a B (E,out,r), multiplied by grouped GEMMs.
  */
 #include "nn/adapter.h"
 
@@ -24,16 +24,19 @@ static bool is_linear(rfi_param_kind kind) {
   return rfi_is_linear(kind) && kind != RFI_PARAM_EXPERT_UP && kind != RFI_PARAM_EXPERT_DOWN;
 }
 
+static bool is_experts(rfi_param_kind kind) { return kind == RFI_PARAM_EXPERT_UP || kind == RFI_PARAM_EXPERT_DOWN; }
+
 void rfi_module_name(const char *parameter, char out[96]) {
   const char *dot = strrchr(parameter, '.');
-  snprintf(out, 96, "%.*s", dot ? (int)(dot - parameter) : (int)strlen(parameter), parameter);
+  const bool cut = dot && (strcmp(dot, ".weight") == 0 || strcmp(dot, ".bias") == 0);
+  snprintf(out, 96, "%.*s", cut ? (int)(dot - parameter) : (int)strlen(parameter), parameter);
 }
 
 bool rfi_adapter_can(const rfr_model_config *c, int parameter, bool *in_block, const char **reason) {
   const rfi_param_kind kind = rfi_parameter_kind(c, parameter);
   *in_block = is_linear(kind);
   *reason = "";
-  if (*in_block) return true;
+  if (*in_block || is_experts(kind)) return true;
   if (kind != RFI_PARAM_TOKENS && kind != RFI_PARAM_HEAD) {
     *reason = "it is neither a linear layer nor the token embedding";
     return false;
@@ -62,13 +65,20 @@ static bool is_swapped(const rfr_model_config *c, int parameter) {
   return c->type == RFR_MODEL_GPT2 && is_linear(rfi_parameter_kind(c, parameter));
 }
 
-/* (out,in) of a target, and the strides of its weight over them. An embedding table (V,C) has out C and in V. */
-static void layout(const rfr_model_config *c, int parameter, int64_t size[2], int64_t stride[2]) {
+/* (out,in) of a target, and the strides of its weight over them. An embedding table (V,C) has out C and in V. Returns
+ * the number of such weights: the experts of a packed one, else 1. */
+static int64_t layout(const rfr_model_config *c, int parameter, int64_t size[2], int64_t stride[2]) {
   rfr_parameter p = {.rank = 2};
   (void)rfr_model_parameter(c, parameter, &p);
+  if (p.rank == 3) {
+    size[0] = p.shape[1], size[1] = p.shape[2];
+    stride[0] = p.shape[2], stride[1] = 1;
+    return p.shape[0];
+  }
   const bool swapped = is_swapped(c, parameter) || rfi_parameter_kind(c, parameter) == RFI_PARAM_TOKENS;
   size[0] = p.shape[swapped], size[1] = p.shape[!swapped];
   stride[0] = swapped ? 1 : p.shape[1], stride[1] = swapped ? p.shape[1] : 1;
+  return 1;
 }
 
 rfr_status rfi_adapter_parameter(const rfr_model_config *c, int i, rfr_parameter *out) {
@@ -81,7 +91,7 @@ rfr_status rfi_adapter_parameter(const rfr_model_config *c, int i, rfr_parameter
   const rfi_adapter_target *target = rfi_adapter_owner(c, i, &part);
   if (!target) return rfi_fail(RFI_E_INTERNAL, "parameter %d of an adapter", i);
   const bool embedding = rfi_parameter_kind(c, target->parameter) == RFI_PARAM_TOKENS;
-  layout(c, target->parameter, size, stride);
+  const int64_t experts = layout(c, target->parameter, size, stride);
   RFI_TRY(rfr_model_parameter(c, target->parameter, &p));
   rfi_module_name(p.name, module);
   memset(out, 0, sizeof *out);
@@ -91,6 +101,11 @@ rfr_status rfi_adapter_parameter(const rfr_model_config *c, int i, rfr_parameter
   out->rank = part == RFI_ADAPTER_MAGNITUDE ? 1 : 2;
   out->shape[0] = part == RFI_ADAPTER_A ? target->rank : size[0];
   if (part != RFI_ADAPTER_MAGNITUDE) out->shape[1] = part == RFI_ADAPTER_A ? size[1] : target->rank;
+  if (p.rank == 3) {
+    memmove(out->shape + 1, out->shape, 2 * sizeof *out->shape);
+    out->shape[0] = experts;
+    out->rank = 3;
+  }
   out->init = RFR_INIT_ZEROS;
   if (part == RFI_ADAPTER_A && !embedding) {
     out->init = RFR_INIT_UNIFORM; /* Kaiming with a = sqrt(5): between -1 / sqrt(in) and 1 / sqrt(in) */
@@ -129,8 +144,9 @@ rfr_status rfi_adapter_create(rfr_ctx *ctx, const rfr_model_config *c, const rfi
     if (!rfi_adapter_can(c, t->parameter, &in_block, &reason))
       RFI_GOTO(rfi_fail(RFI_E_ADAPTER, "%s cannot have an adapter: %s", p.name, reason));
     if (!in_block && dora) RFI_GOTO(rfi_fail(RFI_E_ADAPTER, "%s: DoRA supports only linear layers of blocks", p.name));
-    if (!in_block && dropout > 0.0 && rfi_parameter_kind(c, t->parameter) == RFI_PARAM_HEAD)
-      RFI_GOTO(rfi_fail(RFI_E_ADAPTER, "%s: an adapter of the LM head has no dropout; set the dropout to 0", p.name));
+    if (!in_block && dropout > 0.0 && rfi_parameter_kind(c, t->parameter) != RFI_PARAM_TOKENS)
+      RFI_GOTO(rfi_fail(RFI_E_ADAPTER,
+                        "%s: an adapter of the LM head or of experts has no dropout; set the dropout to 0", p.name));
     if (t->rank < 1 || t->rank > RFI_MOST_RANK)
       RFI_GOTO(rfi_fail(RFI_E_ADAPTER, "%s: rank %lld; it must be 1 to %d", p.name, (long long)t->rank, RFI_MOST_RANK));
     if (!(t->alpha > 0.0) || !isfinite(t->alpha))
@@ -316,6 +332,16 @@ rfr_value rfi_adapter_embedding(rfr_trace *t, const rfr_model_config *c, const r
   return rfr_add(t, y, rfr_matmul(t, u, parameters[target->first + 1], RFR_NONE, 0, 1, c->dtype));
 }
 
+rfr_value rfi_adapter_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int weight,
+                              rfr_value x, rfr_value offsets, rfr_value y) {
+  const rfi_adapter_target *target = rfi_adapter_find(c->adapter, weight);
+  if (!target) return y;
+  const rfr_value u = rfr_grouped_linear(t, x, parameters[target->first], offsets, RFR_NONE, RFR_NONE); /* (R,r) */
+  return rfr_add(
+      t, y,
+      rfr_grouped_linear(t, scaled(t, u, target->scale), parameters[target->first + 1], offsets, RFR_NONE, RFR_NONE));
+}
+
 /* ---- on the host ---- */
 
 static float element(rfr_dtype dtype, const void *data, int64_t i) {
@@ -340,16 +366,19 @@ void rfi_adapter_merge(const rfr_model_config *c, const rfi_adapter_target *targ
                        const float *magnitude, int threads, float *w) {
   enum { BLOCK = 256 };
   int64_t size[2], stride[2];
-  layout(c, target->parameter, size, stride);
+  (void)threads; /* unused without OpenMP */
+  const int64_t experts = layout(c, target->parameter, size, stride), r = target->rank;
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t i = 0; i < size[0]; i++) {
-    float *row = w + i * stride[0], delta[BLOCK];
+  for (int64_t n_row = 0; n_row < experts * size[0]; n_row++) { /* b has a row for each */
+    const int64_t e = n_row / size[0], i = n_row % size[0];
+    float *row = w + e * size[0] * size[1] + i * stride[0], delta[BLOCK];
+    const float *own_a = a + e * r * size[1], *own_b = b + n_row * r;
     double sum = 0.0;
     for (int64_t first = 0; first < size[1]; first += BLOCK) {
       const int64_t n = size[1] - first < BLOCK ? size[1] - first : BLOCK;
       memset(delta, 0, sizeof delta);
-      for (int64_t p = 0; p < target->rank; p++)
-        for (int64_t j = 0; j < n; j++) delta[j] += b[i * target->rank + p] * a[p * size[1] + first + j];
+      for (int64_t p = 0; p < r; p++)
+        for (int64_t j = 0; j < n; j++) delta[j] += own_b[p] * own_a[p * size[1] + first + j];
       for (int64_t j = 0; j < n; j++) {
         float *x = &row[(first + j) * stride[1]];
         *x += (float)target->scale * delta[j];

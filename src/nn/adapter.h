@@ -43,7 +43,8 @@ static inline bool rfi_adapter_has_name(const char *name) { return strstr(name, 
 const rfi_adapter_target *rfi_adapter_find(const rfr_adapter *a, int parameter);
 /* The target to which parameter i of the model's list belongs, and its part; NULL for a parameter of the base. */
 const rfi_adapter_target *rfi_adapter_owner(const rfr_model_config *c, int i, rfi_adapter_part *part);
-/* The module of a parameter: its name without the last component, as "model.layers.0.self_attn.q_proj". */
+/* The module of a parameter: its name without ".weight" or ".bias", as "model.layers.0.self_attn.q_proj";
+ * for packed experts the name itself, as "model.layers.0.mlp.experts.down_proj". */
 void rfi_module_name(const char *parameter, char out[96]);
 /* Whether a parameter can have an adapter. If not, *reason says why. */
 bool rfi_adapter_can(const rfr_model_config *c, int parameter, bool *in_block, const char **reason);
@@ -57,6 +58,9 @@ rfr_status rfi_adapter_parameter(const rfr_model_config *c, int i, rfr_parameter
  * result. `step`: a step block turns dropout on, RFR_NONE off. */
 rfr_value rfi_adapter_linear(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int weight,
                              rfr_value x, rfr_value bias, rfr_value step, rfr_dtype to);
+/* y plus the adapter of a packed weight of experts; x, y: rows sorted by expert. */
+rfr_value rfi_adapter_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int weight,
+                              rfr_value x, rfr_value offsets, rfr_value y);
 /* y plus the adapter of the embedding table. */
 rfr_value rfi_adapter_embedding(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value ids,
                                 rfr_value y);
@@ -66,7 +70,7 @@ rfr_value rfi_adapter_embedding(rfr_trace *t, const rfr_model_config *c, const r
 void rfi_adapter_magnitude(const rfr_model_config *c, const rfi_adapter_target *target, rfr_dtype dtype, const void *w,
                            float *magnitude);
 /* w (f32, the shape of the target's parameter) becomes W + scale B A, with DoRA each row scaled to its magnitude. a and
- * b: f32 (r,in) and (out,r), for an embedding (r,V) and (C,r); magnitude: f32 (out), NULL without DoRA. */
+ * b: f32 (r,in) and (out,r), for an embedding (r,V) and (C,r), for experts (E,r,in) and (E,out,r); magnitude: f32 (out), NULL without DoRA. */
 void rfi_adapter_merge(const rfr_model_config *c, const rfi_adapter_target *target, const float *a, const float *b,
                        const float *magnitude, int threads, float *w);
 

@@ -8,7 +8,7 @@
  * backward of SwiGLU keeps, and the output rows of the second GEMM need not be kept. The router computes in f32, or
  * with router_narrow in dtype as the transformers library does.
  */
-#include "nn/nn.h"
+#include "nn/adapter.h"
 
 static void return_value(const rfi_nn *n, rfr_value *out, rfr_value x) {
   if (out) out[n->routers] = x;
@@ -39,6 +39,12 @@ static rfr_value shared_expert(const rfi_nn *n, rfr_value x) {
   return rfr_mul(n->t, rfi_nn_mlp(n, x), rfr_expand(n->t, gate, 1, n->c->hidden_size));
 }
 
+/* x (R,K) times the weight of each row's expert, and the weight's adapter. */
+static rfr_value experts_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight, rfr_value offsets) {
+  const rfr_value y = rfr_grouped_linear(n->t, x, rfi_nn_parameter(n, weight), offsets, RFR_NONE, RFR_NONE);
+  return rfi_adapter_experts(n->t, n->c, n->parameters, rfi_parameter_index(n->c, weight, n->layer), x, offsets, y);
+}
+
 rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
   const rfr_model_config *c = n->c;
   rfr_trace *t = n->t;
@@ -50,10 +56,10 @@ rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
   return_value(n, n->experts.splits, splits);
   return_value(n, n->experts.bad, bad);
   rfr_value y = rfr_moe_permute(t, x, order, place, RFR_NONE); /* (T*k,C) */
-  y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_PARAM_EXPERT_UP), offsets, RFR_NONE, RFR_NONE);
+  y = experts_linear(n, y, RFI_PARAM_EXPERT_UP, offsets);
   weight = rfr_moe_row_weight(t, weight, order, place);
   y = rfr_swiglu_weighted(t, rfr_slice(t, y, 1, 0, I), rfr_slice(t, y, 1, I, I), weight);
-  y = rfr_grouped_linear(t, y, rfi_nn_parameter(n, RFI_PARAM_EXPERT_DOWN), offsets, RFR_NONE, RFR_NONE);
+  y = experts_linear(n, y, RFI_PARAM_EXPERT_DOWN, offsets);
   y = rfr_moe_unpermute(t, y, order, place, RFR_NONE);
   return c->shared_size > 0 ? rfr_add(t, y, shared_expert(n, x)) : y;
 }

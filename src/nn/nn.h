@@ -83,8 +83,8 @@ rfi_param_kind rfi_parameter_kind(const rfr_model_config *c, int i);
 /* Elements of all parameters. The sizes must be within their own limits. */
 double rfi_model_elements(const rfr_model_config *c);
 
-/* The frequencies, in radians per position, of a model with rope_extension or rotary_dim, for programs with documents of
- * at most `longest` rows, and the factor of rotated columns. Returns their number, at most RFR_MAX_LIST. */
+/* The frequencies, in radians per position, of a model with rope_extension or rotary_dim, for programs with documents
+ * of at most `longest` rows, and the factor of rotated columns. Returns their number, at most RFR_MAX_LIST. */
 int rfi_rope_frequencies(const rfr_model_config *c, int64_t longest, double *frequency, double *scale);
 
 /* Declares the i-th parameter as an input of the trace; a quantized one is frozen. */

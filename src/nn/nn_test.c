@@ -240,10 +240,30 @@ static void forward(void **state) {
   record(&c);
 }
 
+/* The defaults of each type are a valid model. */
+static void defaults(void **state) {
+  (void)state;
+  for (int type = 0; type <= RFR_MODEL_GRANITE; type++) {
+    rfr_model_config c = rfr_model_config_default((rfr_model_type)type);
+    rfr_parameter p;
+    if (rfr_model_config_check(&c) != RFR_OK) fail_msg("%s", rfr_last_error()->message);
+    const int n = rfr_model_parameter_count(&c);
+    for (int i = 0; i < n; i++) {
+      assert_int_equal(rfr_model_parameter(&c, i, &p), RFR_OK);
+      for (int k = 0; k < i; k++) {
+        rfr_parameter other;
+        assert_int_equal(rfr_model_parameter(&c, k, &other), RFR_OK);
+        assert_string_not_equal(p.name, other.name);
+      }
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(llama_names), cmocka_unit_test(gpt2_names),   cmocka_unit_test(llama_biases),
       cmocka_unit_test(refused),     cmocka_unit_test(first_values), rft_context_test(forward),
+      cmocka_unit_test(defaults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

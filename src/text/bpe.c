@@ -13,7 +13,7 @@
 
 #include "text/tokenizer_parts.h"
 
-enum { SHORT = 48, PAGE = 256, PAGES = RFI_CODE_POINTS / PAGE, CUT_BITS = 22 };
+enum { SHORT = 48, PAGE = 256, PAGES = RFI_CODE_POINTS / PAGE, CUT_BITS = 22 /* at most */ };
 #define NO_PAIR UINT64_MAX
 #define NO_RANK UINT32_MAX
 
@@ -38,6 +38,7 @@ struct rfi_bpe {
   int32_t *raw_table; /* raw with ignore_merges: ids by the hash of their bytes */
   uint32_t raw_mask;
   uint64_t *cuts; /* bit set of pairs of characters that a merge joins */
+  int cut_shift;
 };
 
 static uint64_t key_of(int32_t a, int32_t b) { return (uint64_t)(uint32_t)a << 32 | (uint32_t)b; }
@@ -103,7 +104,7 @@ static rfr_status index_raw(rfr_ctx *ctx, rfi_bpe *m) {
   rfr_status s;
   size_t n;
   m->raw_mask = m->v->mask;
-  RFI_GOTO(RFI_ALLOC(ctx, RFI_TOKEN_BYTES_LIMIT, &bytes));
+  RFI_GOTO(RFI_ALLOC(ctx, m->v->longest + 1, &bytes));
   RFI_GOTO(RFI_ALLOC(ctx, ((size_t)m->raw_mask + 1) * sizeof *m->raw_table, &m->raw_table));
   memset(m->raw_table, -1, ((size_t)m->raw_mask + 1) * sizeof *m->raw_table);
   for (int32_t id = 0; id < m->v->n; id++) {
@@ -133,7 +134,9 @@ static int32_t full_token(const rfi_bpe *m, const char *s, size_t n) {
   return -1;
 }
 
-static uint64_t cut_bit(uint32_t a, uint32_t b) { return scatter(key_of((int32_t)a, (int32_t)b)) >> (64 - CUT_BITS); }
+static uint64_t cut_bit(const rfi_bpe *m, uint32_t a, uint32_t b) {
+  return scatter(key_of((int32_t)a, (int32_t)b)) >> m->cut_shift;
+}
 
 static rfr_status add_merge(rfi_bpe *m, const rfi_tokenizer_spec *spec, int64_t rank, char *joined) {
   const rfi_merge *x = &spec->merges[rank];
@@ -161,7 +164,7 @@ static rfr_status add_merge(rfi_bpe *m, const rfi_tokenizer_spec *spec, int64_t 
   if (!m->can_cut) return RFR_OK;
   size_t last = x->left.n - 1, first = 0;
   while (last > 0 && rfi_utf8_continues(x->left.text[last])) last--;
-  const uint64_t bit = cut_bit(rfi_utf8_next(x->left.text, &last), rfi_utf8_next(x->right.text, &first));
+  const uint64_t bit = cut_bit(m, rfi_utf8_next(x->left.text, &last), rfi_utf8_next(x->right.text, &first));
   m->cuts[bit / 64] |= (uint64_t)1 << bit % 64;
   return RFR_OK;
 }
@@ -197,8 +200,9 @@ rfr_status rfi_bpe_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rf
   m->mask = ((uint64_t)1 << bits) - 1;
   RFI_GOTO(RFI_ALLOC(ctx, (m->mask + 1) * sizeof *m->pairs, &m->pairs));
   memset(m->pairs, -1, (m->mask + 1) * sizeof *m->pairs);
-  if (m->can_cut) RFI_GOTO(RFI_ALLOC(ctx, ((size_t)1 << CUT_BITS) / 8, &m->cuts));
-  RFI_GOTO(RFI_ALLOC(ctx, RFI_TOKEN_BYTES_LIMIT, &joined));
+  m->cut_shift = 64 - (bits + 5 < CUT_BITS ? bits + 5 : CUT_BITS);
+  if (m->can_cut) RFI_GOTO(RFI_ALLOC(ctx, ((size_t)1 << (64 - m->cut_shift)) / 8, &m->cuts));
+  RFI_GOTO(RFI_ALLOC(ctx, 2 * v->longest + 1, &joined));
   for (int64_t i = 0; i < spec->n_merges; i++) RFI_GOTO(add_merge(m, spec, i, joined));
   rfi_free(ctx, joined);
   *out = m;
@@ -233,7 +237,7 @@ rfr_status rfi_bpe_cut(const rfi_bpe *m, rfr_ctx *ctx, const char *s, const rfi_
       const size_t at = i;
       const uint32_t c = rfi_utf8_next(s, &i);
       const bool is_known = char_id(m, c) >= 0;
-      const uint64_t bit = cut_bit(before, c);
+      const uint64_t bit = cut_bit(m, before, c);
       /* Characters that the vocabulary lacks become bytes, or one unknown token together with their neighbours. */
       if (known && is_known && !(m->cuts[bit / 64] >> bit % 64 & 1)) {
         RFI_TRY(rfi_pieces_add(ctx, out, begin, at));
@@ -406,10 +410,6 @@ rfr_status rfi_bpe_encode(const rfi_bpe *m, rfi_encoder *e, const char *s, size_
   if (count <= SHORT) count = merge_short(m, e->symbols, count);
   else RFI_TRY(merge_long(m, e, &count));
   RFI_TRY(rfi_tokens_reserve(e->ctx, out, count));
-  for (size_t i = 0; i < count; i++) {
-    uint32_t begin = e->symbols[i].begin;
-    while (m->raw && begin > 0 && rfi_utf8_continues(s[begin])) begin--;
-    rfi_tokens_put(out, e->symbols[i].id, begin);
-  }
+  for (size_t i = 0; i < count; i++) rfi_tokens_put(out, e->symbols[i].id, e->symbols[i].begin);
   return RFR_OK;
 }

@@ -7,6 +7,7 @@
  * that is not conclusive, the output is divided by the message that the template looped over when it wrote a byte.
  */
 #include "text/chat.h"
+#include "text/model_file.h"
 
 #include <string.h>
 
@@ -97,16 +98,18 @@ static rfr_status add_tokens(const json_t *config, json_t *variables) {
 
 /* A file of the folder if it exists, as JSON; else NULL. */
 static rfr_status load(rfr_ctx *ctx, const char *folder, const char *name, json_t **out) {
-  char kind, *path;
+  char *path = NULL, *text;
+  size_t n;
   *out = NULL;
-  RFI_TRY(rfi_path_join(ctx, folder, name, &path));
-  rfr_status s = rfi_path_kind(path, &kind);
-  if (s == RFR_OK && kind != 0) s = rfi_json_load(ctx, path, out);
+  RFI_TRY(rfi_model_file(ctx, folder, name, RFI_JSON_LIMIT, &text, &n));
+  rfr_status s = rfi_path_join(ctx, folder, name, &path);
+  if (s == RFR_OK && text) s = rfi_json_parse_reals(path, text, n, out); /* model_max_length may have 31 digits */
   if (s == RFR_OK && *out && !json_is_object(*out)) {
     s = rfi_fail_at(RFI_E_JSON, path, 0, "the file is not a JSON object");
     json_decref(*out);
     *out = NULL;
   }
+  rfi_free(ctx, text);
   rfi_free(ctx, path);
   return s;
 }
@@ -129,17 +132,6 @@ static rfr_status choose(const char *place, const json_t *value, const char *cho
   return RFR_OK;
 }
 
-/* A file that holds the template itself. */
-static rfr_status read_file(rfr_ctx *ctx, const char *folder, const char *name, bool must, char **text, size_t *n) {
-  char kind, *path;
-  *text = NULL;
-  RFI_TRY(rfi_path_join(ctx, folder, name, &path));
-  rfr_status s = rfi_path_kind(path, &kind);
-  if (s == RFR_OK && (kind != 0 || must)) s = rfi_file_read_limited(ctx, path, RFI_TEMPLATE_BYTES, text, n);
-  rfi_free(ctx, path);
-  return s;
-}
-
 /* The template text of a folder; *text is NULL if it has none. */
 static rfr_status find_in_folder(rfr_ctx *ctx, const char *folder, const char *choice, const json_t *config,
                                  char **text, size_t *n) {
@@ -150,10 +142,10 @@ static rfr_status find_in_folder(rfr_ctx *ctx, const char *folder, const char *c
   if (choice) {
     if (strchr(choice, '/') || rfi_snprintf(name, sizeof name, "additional_chat_templates/%s.jinja", choice) >= 256)
       return rfi_fail(RFI_E_ARGUMENT, "\"%s\" is not the name of a template", choice);
-    RFI_TRY(read_file(ctx, folder, name, false, text, n));
+    RFI_TRY(rfi_model_file(ctx, folder, name, RFI_TEMPLATE_BYTES, text, n));
   }
   if (!*text && (!choice || strcmp(choice, "default") == 0))
-    RFI_TRY(read_file(ctx, folder, "chat_template.jinja", false, text, n));
+    RFI_TRY(rfi_model_file(ctx, folder, "chat_template.jinja", RFI_TEMPLATE_BYTES, text, n));
   if (*text) return RFR_OK;
   rfr_status s = load(ctx, folder, "chat_template.json", &processor);
   const json_t *value = json_object_get(processor, "chat_template");
@@ -195,13 +187,13 @@ fail:
 }
 
 rfr_status rfr_chat_template_open(rfr_ctx *ctx, const char *path, const char *choice, rfr_chat_template **out) {
-  char kind;
+  bool is_model;
   if (out) *out = NULL;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (!out || !path) return rfi_fail(RFI_E_ARGUMENT, "rfr_chat_template_open: NULL argument");
   if (strcmp(path, "chatml") == 0) return create(ctx, "chatml", chatml, sizeof chatml - 1, NULL, out);
-  RFI_TRY(rfi_path_kind(path, &kind));
-  if (kind == 'd' || kind == 'l') return open_folder(ctx, path, choice, out);
+  RFI_TRY(rfi_model_has_files(ctx, path, &is_model));
+  if (is_model) return open_folder(ctx, path, choice, out);
   char *text;
   size_t n;
   RFI_TRY(rfi_file_read_limited(ctx, path, RFI_TEMPLATE_BYTES, &text, &n));
@@ -262,6 +254,8 @@ typedef struct rendering {
   rfi_text *text;
   struct rfi_tpart *parts;
   int n_parts;
+  const size_t *pieces;
+  int n_pieces;
 } rendering;
 
 static void add_variable(session *x, const char *name, rfi_tval value) {
@@ -347,6 +341,8 @@ static rfr_status render(session *x, int64_t n, bool prompt, bool separate, rend
   rfr_status s = rfi_render_run(r, x->variables, x->n, &out->text);
   out->parts = r->parts;
   out->n_parts = r->n_parts;
+  out->pieces = r->pieces;
+  out->n_pieces = r->n_pieces;
   r->arena = arena;
   r->bytes = bytes;
   return s;
@@ -462,9 +458,15 @@ static rfr_status mark_by_loop(session *x, const rendering *full, int64_t i, con
   while (content < end && !(rfi_text_flags_at(s, content) & RFI_TEXT_CONTENT)) content++;
   size_t k = 0;
   while (header + k < p->n && begin + k < end && p->data[header + k] == s->data[begin + k]) k++;
-  if (header + k < p->n && (content == end || begin + k < content))
-    return fail_mask(x, i, "the message does not begin with the template's generation prompt");
-  if (header + k < p->n) k = content - begin;
+  if (header + k < p->n) { /* not the full prompt: up to the message's own text, or to the end of a piece */
+    size_t common = 0;
+    if (content < end && begin + k >= content) common = content - begin;
+    for (int i_piece = 0; i_piece < full->n_pieces && full->pieces[i_piece] <= begin + k; i_piece++)
+      if (full->pieces[i_piece] > begin + common && !(content < end && begin + k >= content))
+        common = full->pieces[i_piece] - begin;
+    if (common == 0) return fail_mask(x, i, "the message does not begin with the template's generation prompt");
+    k = common;
+  }
   *out = (rfr_span){begin + k, trim_end(s, begin + k, end)};
   return RFR_OK;
 }

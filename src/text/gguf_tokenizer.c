@@ -13,7 +13,7 @@
 
 #include "base/json.h"
 
-#define UNSUPPORTED(...) rfi_fail_at(RFI_E_UNSUPPORTED, rfi_gguf_path(g), 0, __VA_ARGS__)
+#define UNSUPPORTED(...) rfi_fail_at(RFI_E_TOKENIZER_UNSUPPORTED, rfi_gguf_path(g), 0, __VA_ARGS__)
 #define BAD(...) rfi_fail_at(RFI_E_GGUF, rfi_gguf_path(g), 0, __VA_ARGS__)
 
 /* ---- pre-tokenizers ---- */
@@ -210,7 +210,7 @@ static rfr_status find_pre(const rfi_gguf *g, const struct pre **out) {
   rfi_snprintf(name, sizeof name, "%.*s", n < 63 ? (int)n : 63, text);
   for (size_t i = 0; i < sizeof pres / sizeof pres[0]; i++) {
     *out = &pres[i];
-    if (strlen(name) == n && n > 0 && rfi_has_word(pres[i].names, name)) return RFR_OK;
+    if (strlen(name) == n && n > 0 && !strchr(name, ' ') && rfi_has_word(pres[i].names, name)) return RFR_OK;
   }
   return UNSUPPORTED("tokenizer.ggml.pre is %s, which is not supported", name);
 }
@@ -478,7 +478,7 @@ typedef struct writer {
   int64_t n;
 } writer;
 
-#define NOT_WRITABLE(o, ...) rfi_fail_at(RFI_E_UNSUPPORTED, (o)->from->file, 0, __VA_ARGS__)
+#define NOT_WRITABLE(o, ...) rfi_fail_at(RFI_E_TOKENIZER_UNSUPPORTED, (o)->from->file, 0, __VA_ARGS__)
 #define BAD_JSON(o, ...) rfi_fail_at(RFI_E_JSON, (o)->from->file, 0, __VA_ARGS__)
 
 static const char *type_name(const json_t *o) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The vocabulary and the chat template of a GGUF file as the files that a model folder has, so that one reader serves
- * both. Vocabularies: gpt2 (byte-level BPE with merges) with the pre-tokenizers smollm, llama-bpe, qwen2, gpt-2, tekken,
- * default and their aliases; llama (sentencepiece BPE: scores, byte tokens). Others are refused by name.
+ * both. Vocabularies: gpt2 (byte-level BPE with merges) with the pre-tokenizers smollm, llama-bpe, qwen2, gpt-2,
+ * tekken, default and their aliases; llama (sentencepiece BPE: scores, byte tokens). Others are refused by name.
  */
 #ifndef RFI_GGUF_TOKENIZER_H
 #define RFI_GGUF_TOKENIZER_H
@@ -13,7 +13,7 @@
 
 /* The text of tokenizer.json, tokenizer_config.json (with chat_template) or generation_config.json (ids that begin and
  * end a text) for a GGUF file, followed by a NUL; free with rfi_free. *data NULL: the file has no vocabulary, or `name`
- * is another file. Errors: unsupported for an unknown kind or pre-tokenizer; gguf. */
+ * is another file. Errors: tokenizer.unsupported for an unknown kind or pre-tokenizer; gguf. */
 rfr_status rfi_gguf_text_file(rfr_ctx *ctx, const rfi_gguf *g, const char *name, char **data, size_t *n);
 /* The files of a folder that a vocabulary is made from; NULL where the folder has none. */
 typedef struct rfi_gguf_text_files {
@@ -23,8 +23,8 @@ typedef struct rfi_gguf_text_files {
   const char *chat_template; /* n_template bytes of chat_template.jinja */
   size_t n_template;
 } rfi_gguf_text_files;
-/* Adds the vocabulary, padded to vocab_size tokens, and the chat template to a file. Errors: unsupported for what GGUF
- * has no name for; json. */
+/* Adds the vocabulary, padded to vocab_size tokens, and the chat template to a file. Errors: tokenizer.unsupported for
+ * a tokenizer that GGUF has no name for; json. */
 rfr_status rfi_gguf_put_text_files(rfr_ctx *ctx, rfi_gguf_writer *w, const rfi_gguf_text_files *from,
                                    int64_t vocab_size);
 

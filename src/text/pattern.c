@@ -40,7 +40,7 @@ static void set_invert(set x) {
 typedef struct translation {
   rfr_ctx *ctx;
   const char *file, *where;
-  const uint8_t *categories;
+  const rfi_unicode *categories;
   const char *s;
   size_t n, i;
   rfi_string out;
@@ -142,7 +142,7 @@ static rfr_status add_class(translation *t, char letter, set x) {
     set_range(y, 0x1F170, 0x1F189);
   }
   for (uint32_t c = 0; mask && c < RFI_CODE_POINTS; c++)
-    if (1u << t->categories[c] & mask) y[c / 64] |= (uint64_t)1 << c % 64;
+    if (rfi_in(t->categories, c, mask)) y[c / 64] |= (uint64_t)1 << c % 64;
   if (invert != negated) set_invert(y);
   for (int i = 0; i < WORDS; i++) x[i] |= y[i];
   rfi_free(t->ctx, y);
@@ -358,7 +358,7 @@ static rfr_status compile(rfi_pattern *p, const translation *t) {
 }
 
 rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where, rfi_bytes text,
-                              const uint8_t *categories, rfi_pattern **out) {
+                              const rfi_unicode *categories, rfi_pattern **out) {
   translation t = {.ctx = ctx, .file = file, .where = where, .categories = categories, .s = text.text, .n = text.n};
   rfi_pattern *p = NULL;
   rfr_status s;

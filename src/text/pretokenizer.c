@@ -24,7 +24,7 @@ typedef struct step {
 } step;
 
 struct rfi_pretokenizer {
-  const uint8_t *categories;
+  const rfi_unicode *categories;
   step steps[RFI_STEPS_LIMIT];
   int n;
 };
@@ -55,8 +55,8 @@ static matcher find_matcher(const rfi_step *s) {
   return NO_MATCHER;
 }
 
-static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s, bool is_raw, const uint8_t *categories,
-                              step *out) {
+static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s, bool is_raw,
+                              const rfi_unicode *categories, step *out) {
   *out = (step){.kind = s->kind,
                 .behavior = s->behavior,
                 .scheme = s->scheme,
@@ -81,8 +81,8 @@ static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s,
   return rfi_pattern_create_literal(ctx, s->pattern, &out->pattern);
 }
 
-rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const uint8_t *categories, bool is_raw,
-                                   rfi_pretokenizer **out) {
+rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_unicode *categories,
+                                   bool is_raw, rfi_pretokenizer **out) {
   rfr_status s;
   rfi_pretokenizer *p = NULL;
   *out = NULL;
@@ -107,9 +107,9 @@ void rfi_pretokenizer_destroy(rfr_ctx *ctx, rfi_pretokenizer *p) {
 
 typedef enum class { SPACE, LETTER, NUMBER, OTHER } class;
 
-static inline class class_of(const uint8_t *categories, uint32_t c) {
+static inline class class_of(const rfi_unicode *categories, uint32_t c) {
   if (rfi_is_space(c)) return SPACE;
-  const uint32_t bit = 1u << categories[c];
+  const uint32_t bit = 1u << (rfi_flags(categories, c) & RFI_CATEGORY_MASK);
   return bit & RFI_LETTER ? LETTER : bit & RFI_NUMBER ? NUMBER : OTHER;
 }
 
@@ -129,7 +129,7 @@ static const uint8_t ascii_class[128] = {
 };
 
 /* Class of the character at s[i]; *next is where the one after it begins. */
-static inline class class_at(const uint8_t *categories, const char *s, size_t i, size_t *next) {
+static inline class class_at(const rfi_unicode *categories, const char *s, size_t i, size_t *next) {
   const unsigned char byte = (unsigned char)s[i];
   *next = i + 1;
   if (byte < 0x80) return (class)ascii_class[byte];
@@ -138,7 +138,7 @@ static inline class class_at(const uint8_t *categories, const char *s, size_t i,
 }
 
 /* The end of the run of a class that begins at or before i. */
-static inline size_t run_end(const uint8_t *categories, const char *s, size_t n, size_t i, class c) {
+static inline size_t run_end(const rfi_unicode *categories, const char *s, size_t n, size_t i, class c) {
   size_t next;
   while (i < n && class_at(categories, s, i, &next) == c) i = next;
   return i;
@@ -148,7 +148,7 @@ static inline size_t run_end(const uint8_t *categories, const char *s, size_t n,
 
 /* The end of a run of white space at i, without its last character if a visible character follows and others remain:
  * \s+(?!\S)|\s+ */
-static size_t space_end(const uint8_t *categories, const char *s, size_t n, size_t i) {
+static size_t space_end(const rfi_unicode *categories, const char *s, size_t n, size_t i) {
   const size_t end = run_end(categories, s, n, i, SPACE);
   if (end == n) return end;
   size_t last = end - 1;
@@ -156,7 +156,7 @@ static size_t space_end(const uint8_t *categories, const char *s, size_t n, size
   return last > i ? last : end;
 }
 
-static size_t next_gpt2(const uint8_t *categories, const char *s, size_t n, size_t i) {
+static size_t next_gpt2(const rfi_unicode *categories, const char *s, size_t n, size_t i) {
   size_t next, after;
   if (s[i] == '\'' && i + 1 < n) {
     const char a = s[i + 1], b = i + 2 < n ? s[i + 2] : 0;
@@ -184,7 +184,7 @@ static size_t contraction_end(const char *s, size_t n, size_t i) {
 }
 
 /* Pattern of Llama 3 with up to `digits` numbers in a piece; that of Qwen 2 has one. */
-static size_t next_llama3(const uint8_t *categories, const char *s, size_t n, size_t i, int digits) {
+static size_t next_llama3(const rfi_unicode *categories, const char *s, size_t n, size_t i, int digits) {
   size_t next, after = 0;
   const size_t end = contraction_end(s, n, i);
   if (end) return end;
@@ -209,7 +209,7 @@ static size_t next_llama3(const uint8_t *categories, const char *s, size_t n, si
 
 static rfr_status match_known(const rfi_pretokenizer *p, matcher m, rfr_ctx *ctx, const char *s, rfi_piece piece,
                               rfi_pieces *out) {
-  const uint8_t *categories = p->categories;
+  const rfi_unicode *categories = p->categories;
   size_t end;
   for (size_t i = piece.begin; i < piece.end; i = end) {
     end = m == GPT2 ? next_gpt2(categories, s, piece.end, i)
@@ -267,8 +267,8 @@ static rfr_status split_pattern(const step *t, rfi_encoder *e, const char *s, rf
 /* Characters that the step's kind looks for. */
 static bool is_sought(const rfi_pretokenizer *p, const step *t, uint32_t c) {
   switch (t->kind) {
-    case RFI_PRE_DIGITS: return rfi_is_numeric(p->categories, c);
-    case RFI_PRE_PUNCTUATION: return rfi_is_punctuation(p->categories, c);
+    case RFI_PRE_DIGITS: return rfi_flags(p->categories, c) & RFI_IS_NUMERIC;
+    case RFI_PRE_PUNCTUATION: return rfi_flags(p->categories, c) & RFI_IS_PUNCTUATION;
     default: return rfi_is_space(c);
   }
 }
@@ -311,7 +311,7 @@ static rfr_status split_bert(const rfi_pretokenizer *p, rfr_ctx *ctx, const char
     const size_t at = i;
     const uint32_t c = rfi_utf8_next(s, &i);
     const bool is_space = rfi_is_space(c);
-    if (!is_space && !rfi_is_punctuation(p->categories, c)) continue;
+    if (!is_space && !(rfi_flags(p->categories, c) & RFI_IS_PUNCTUATION)) continue;
     RFI_TRY(keep(ctx, out, begin, at));
     if (!is_space) RFI_TRY(keep(ctx, out, at, i));
     begin = i;
@@ -350,12 +350,12 @@ static rfr_status write_metaspace(const step *t, rfi_encoder *e, const rfi_view 
   const bool at_start = rfi_origin(v, piece.begin) == 0;
   const bool has_it = v->s[piece.begin] == ' ' || starts_with(v, piece, t->content, t->n_content);
   if (!has_it && (t->scheme == RFI_PREPEND_ALWAYS || (t->scheme == RFI_PREPEND_FIRST && at_start)))
-    RFI_TRY(rfi_buffer_put(e->ctx, b, t->content, t->n_content, rfi_origin(v, piece.begin)));
+    RFI_TRY(rfi_text_buffer_put(e->ctx, b, t->content, t->n_content, rfi_origin(v, piece.begin)));
   for (size_t i = piece.begin; i < piece.end;) {
     const char *blank = memchr(v->s + i, ' ', piece.end - i);
     const size_t end = blank ? (size_t)(blank - v->s) : piece.end;
-    RFI_TRY(rfi_buffer_copy(e->ctx, b, v, i, end));
-    if (blank) RFI_TRY(rfi_buffer_put(e->ctx, b, t->content, t->n_content, rfi_origin(v, end)));
+    RFI_TRY(rfi_text_buffer_copy(e->ctx, b, v, i, end));
+    if (blank) RFI_TRY(rfi_text_buffer_put(e->ctx, b, t->content, t->n_content, rfi_origin(v, end)));
     i = end + (blank != NULL);
   }
   return RFR_OK;
@@ -366,7 +366,7 @@ rfr_status rfi_print_bytes(rfr_ctx *ctx, const rfi_view *v, size_t begin, size_t
   uint32_t origin = 0;
   for (size_t i = begin; i < end; i++) {
     if (!rfi_utf8_continues(v->s[i])) origin = rfi_origin(v, i);
-    RFI_TRY(rfi_buffer_put(ctx, b, text, rfi_utf8_put(rfi_byte_char((unsigned char)v->s[i]), text), origin));
+    RFI_TRY(rfi_text_buffer_put(ctx, b, text, rfi_utf8_put(rfi_byte_char((unsigned char)v->s[i]), text), origin));
   }
   return RFR_OK;
 }
@@ -385,12 +385,12 @@ static rfr_status rewrite_pieces(const step *t, rewrite what, rfi_encoder *e, rf
     if (what == METASPACE) RFI_TRY(write_metaspace(t, e, v, piece, b));
     else if (what == PRINT) RFI_TRY(rfi_print_bytes(e->ctx, v, piece.begin, piece.end, b));
     else {
-      if (v->s[piece.begin] != ' ') RFI_TRY(rfi_buffer_put(e->ctx, b, " ", 1, rfi_origin(v, piece.begin)));
-      RFI_TRY(rfi_buffer_copy(e->ctx, b, v, piece.begin, piece.end));
+      if (v->s[piece.begin] != ' ') RFI_TRY(rfi_text_buffer_put(e->ctx, b, " ", 1, rfi_origin(v, piece.begin)));
+      RFI_TRY(rfi_text_buffer_copy(e->ctx, b, v, piece.begin, piece.end));
     }
     RFI_TRY(rfi_pieces_add(e->ctx, out, begin, b->n));
   }
-  *v = rfi_buffer_view(b);
+  *v = rfi_text_buffer_view(b);
   return RFR_OK;
 }
 

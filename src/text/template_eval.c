@@ -11,8 +11,6 @@
 
 #include "text/template_value.h"
 
-enum { SYMBOL_VARARGS, SYMBOL_KWARGS, SYMBOL_CALLER, SYMBOL_LOOP }; /* as the parser numbers them */
-
 typedef struct variable {
   int symbol;
   rfi_tval value;
@@ -121,6 +119,15 @@ static void note_part(rfi_render *r) {
   if (r->out != r->root || r->status != RFR_OK) return;
   struct rfi_tpart *last = r->n_parts > 0 ? &r->parts[r->n_parts - 1] : NULL;
   if (last ? last->end == r->root->n : r->root->n == 0) return;
+  if (r->n_pieces == r->capacity_pieces) {
+    const int capacity = r->capacity_pieces == 0 ? 64 : 2 * r->capacity_pieces;
+    size_t *pieces = rfi_render_alloc(r, (size_t)capacity * sizeof *pieces);
+    if (!pieces) return;
+    if (r->n_pieces > 0) memcpy(pieces, r->pieces, (size_t)r->n_pieces * sizeof *pieces);
+    r->pieces = pieces;
+    r->capacity_pieces = capacity;
+  }
+  r->pieces[r->n_pieces++] = r->root->n;
   if (!last || last->message != r->message) {
     if (r->n_parts == r->capacity_parts) {
       const int capacity = r->capacity_parts == 0 ? 16 : 2 * r->capacity_parts;
@@ -232,13 +239,13 @@ static rfi_tval call_macro(rfi_render *r, const macro *m, const rfi_targs *args)
   }
   const int caller = named_index(args, "caller");
   if (n->uses_caller && (caller < 0 || !used[caller])) {
-    scope_set(r, s, SYMBOL_CALLER, caller >= 0 ? args->named[caller] : rfi_tval_undefined("caller"));
+    scope_set(r, s, RFI_SYMBOL_CALLER, caller >= 0 ? args->named[caller] : rfi_tval_undefined("caller"));
     if (caller >= 0) used[caller] = true;
   }
   if (n->uses_varargs) {
     rfi_tlist *rest = rfi_tlist_new(r);
     for (int i = n->n_params; i < args->n; i++) rfi_tlist_add(r, rest, args->items[i]);
-    scope_set(r, s, SYMBOL_VARARGS, rfi_tlist_value(rest, RFI_T_TUPLE));
+    scope_set(r, s, RFI_SYMBOL_VARARGS, rfi_tlist_value(rest, RFI_T_TUPLE));
   } else if (args->n > n->n_params) {
     rfi_render_fail(r, "macro \"%s\" takes at most %d arguments, not %d", n->text, n->n_params, args->n);
   }
@@ -248,7 +255,7 @@ static rfi_tval call_macro(rfi_render *r, const macro *m, const rfi_targs *args)
     if (kwargs) rfi_tdict_set(r, kwargs, rfi_text_new(r, args->names[i], strlen(args->names[i]), 0), args->named[i]);
     else rfi_render_fail(r, "macro \"%s\" has no parameter \"%s\"", n->text, args->names[i]);
   }
-  if (kwargs) scope_set(r, s, SYMBOL_KWARGS, (rfi_tval){.kind = RFI_T_DICT, .as.dict = kwargs});
+  if (kwargs) scope_set(r, s, RFI_SYMBOL_KWARGS, (rfi_tval){.kind = RFI_T_DICT, .as.dict = kwargs});
   const rfi_tval v = r->status == RFR_OK ? capture(r, n->kids[0], s, 0) : NONE;
   r->depth--;
   return v;
@@ -258,7 +265,12 @@ rfi_tval rfi_tval_call(rfi_render *r, const rfi_tval *f, const rfi_targs *args) 
   if (!rfi_render_step(r, 1)) return NONE;
   switch (f->kind) {
     case RFI_T_FUNCTION: return f->as.function(r, NULL, args);
-    case RFI_T_METHOD: return f->as.method->call(r, &f->as.method->self, args);
+    case RFI_T_METHOD: {
+      const rfi_tval *self = &f->as.method->self;
+      const rfi_tval v = f->as.method->call(r, self, args);
+      return self->kind == RFI_T_TEXT && self->as.text->safe && v.kind == RFI_T_TEXT ? rfi_text_mark_safe(r, v.as.text)
+                                                                                     : v;
+    }
     case RFI_T_MACRO: return call_macro(r, f->as.macro, args);
     case RFI_T_JOINER: {
       rfi_tcycle *c = (rfi_tcycle *)f->as.cycle;
@@ -368,7 +380,7 @@ static flow run_for(rfi_render *r, const rfi_tnode *n) {
     l->current = v;
     s->n = 0;
     r->scope = s;
-    scope_set(r, s, SYMBOL_LOOP, self);
+    scope_set(r, s, RFI_SYMBOL_LOOP, self);
     assign(r, n->kids[TARGET], v);
     if (v.kind == RFI_T_DICT && v.as.dict->message > 0) r->message = v.as.dict->message;
     const flow f = run(r, n->kids[BODY]);
@@ -556,6 +568,8 @@ static flow run_here(rfi_render *r, const rfi_tnode *n) {
   flow f = NEXT;
   switch (n->type) {
     case RFI_NODE_BODY:
+      for (int k = 0; k < n->n_params; k++)
+        scope_set(r, r->scope, n->params[k], rfi_tval_undefined(r->t->symbols.names[n->params[k]]));
       for (; i < n->n_kids && f == NEXT && r->status == RFR_OK; i++) f = run(r, n->kids[i]);
       return f;
     case RFI_NODE_DATA:
@@ -634,6 +648,8 @@ rfr_status rfi_render_run(rfi_render *r, const rfi_tvariable *variables, int n, 
   r->message = 0;
   r->parts = NULL;
   r->n_parts = r->capacity_parts = 0;
+  r->pieces = NULL;
+  r->n_pieces = r->capacity_pieces = 0;
   for (int i = 0; i < n; i++) {
     const int symbol = rfi_template_symbol(r->t, variables[i].name);
     if (symbol >= 0) scope_set(r, r->scope, symbol, variables[i].value);

@@ -54,7 +54,8 @@ static void sort_items(rfi_render *r, rfi_tval *keys, rfi_tval *items, int64_t n
   for (int64_t out = 0; out < n; out++) {
     bool second = i == half;
     if (!second && k < n) {
-      const int order = rfi_tval_order(r, &keys[k], &keys[i]);
+      /* keys without an order may be equal: jinja2 compares lists of keys */
+      const int order = rfi_tval_equal(r, &keys[k], &keys[i]) ? 0 : rfi_tval_order(r, &keys[k], &keys[i]);
       second = descending ? order == 1 : order == -1;
     }
     const int64_t from = second ? k++ : i++;
@@ -96,12 +97,16 @@ FILTER(f_trim) {
   if (chars.kind > RFI_T_NONE && chars.kind != RFI_T_TEXT)
     return rfi_render_fail(r, "trim needs a string, not %s", rfi_tval_type(&chars)), NONE;
   const rfi_text *set = chars.kind == RFI_T_TEXT ? chars.as.text : NULL;
-  return TEXT_VALUE(rfi_text_strip(r, rfi_tval_str(r, self), set, true, true));
+  const rfi_text *s = rfi_tval_str(r, self);
+  rfi_text *stripped = rfi_text_strip(r, s, set, true, true);
+  return s->safe ? rfi_text_mark_safe(r, stripped) : TEXT_VALUE(stripped);
 }
 
 static rfi_tval cased(rfi_render *r, const rfi_tval *self, const rfi_targs *args, int how) {
   rfi_targs_bind(r, "this filter", args, "", 0, NULL);
-  return TEXT_VALUE(rfi_text_case(r, rfi_tval_str(r, self), how));
+  const rfi_text *s = rfi_tval_str(r, self);
+  rfi_text *result = rfi_text_case(r, s, how);
+  return s->safe && how != 'w' ? rfi_text_mark_safe(r, result) : TEXT_VALUE(result);
 }
 
 FILTER(f_upper) { return cased(r, self, args, 'u'); }
@@ -116,31 +121,12 @@ FILTER(f_string) {
 
 FILTER(f_safe) {
   rfi_targs_bind(r, "safe", args, "", 0, NULL);
-  const rfi_text *s = rfi_tval_str(r, self);
-  rfi_text *copy = rfi_render_alloc(r, sizeof *copy);
-  if (!copy) return NONE;
-  *copy = *s;
-  copy->safe = true;
-  return TEXT_VALUE(copy);
+  return rfi_text_mark_safe(r, rfi_tval_str(r, self));
 }
 
 FILTER(f_escape) {
   rfi_targs_bind(r, "escape", args, "", 0, NULL);
-  const rfi_text *s = rfi_tval_str(r, self);
-  if (s->safe) return TEXT_VALUE((rfi_text *)s);
-  rfi_tbuilder b = {.r = r};
-  for (uint32_t i = 0; i < s->n && rfi_render_step(r, 1); i++) {
-    const char *entity = s->data[i] == '&'    ? "&amp;"
-                         : s->data[i] == '<'  ? "&lt;"
-                         : s->data[i] == '>'  ? "&gt;"
-                         : s->data[i] == '\'' ? "&#39;"
-                         : s->data[i] == '"'  ? "&#34;"
-                                              : NULL;
-    if (entity) rfi_tbuilder_add(&b, entity, strlen(entity), rfi_text_flags_at(s, i));
-    else rfi_tbuilder_add_text(&b, s, i, i + 1);
-  }
-  rfi_tval v = rfi_tbuilder_finish(&b);
-  return f_safe(r, &v, NULL);
+  return rfi_text_mark_safe(r, rfi_text_escape(r, rfi_tval_str(r, self)));
 }
 
 FILTER(f_replace) {

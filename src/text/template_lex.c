@@ -128,6 +128,7 @@ static rfr_status lex_raw(lexer *x, uint32_t tag) {
     x->at = end;
     return add_data(x, begin, i, sign, false);
   }
+  if (begin == x->n) return RFR_OK; /* jinja2 accepts an open tag at the very end */
   return fail(x, tag, "{% raw %} has no {% endraw %}");
 }
 
@@ -138,6 +139,7 @@ static rfr_status lex_comment(lexer *x, uint32_t tag) {
     x->at = end;
     return RFR_OK;
   }
+  if (x->at == x->n) return RFR_OK;
   return fail(x, tag, "the comment has no end (#})");
 }
 

@@ -95,12 +95,15 @@ struct rfi_tnode {
   /* Arguments of a call, filter or test: the last n_named kids are named, unless they are splats. */
   const char **names; /* per argument: NULL, a keyword, "*" or "**" */
   int *ops;           /* of a comparison */
-  /* Parameters of a macro. */
+  /* Parameters of a macro; of the body of a scope, the names that begin undefined. */
   int *params;
   int n_params;
   bool uses_varargs, uses_kwargs, uses_caller;
   const void *cached; /* a text value made once by the parser */
 };
+
+/* Names that every template has. */
+enum { RFI_SYMBOL_VARARGS, RFI_SYMBOL_KWARGS, RFI_SYMBOL_CALLER, RFI_SYMBOL_LOOP };
 
 typedef struct rfi_tsymbols {
   const char **names;
@@ -127,6 +130,8 @@ rfr_status rfi_template_fail(const rfi_template *t, rfi_error error, uint32_t at
     __attribute__((format(printf, 4, 5)));
 /* Splits t->source into tokens. */
 rfr_status rfi_template_lex(rfi_template *t);
+/* Notes in each body of a scope the names that begin undefined. */
+rfr_status rfi_template_scopes(rfi_template *t);
 /* Number of a variable's name; *symbol is -1 if the template does not use the name. */
 int rfi_template_symbol(const rfi_template *t, const char *name);
 

@@ -118,15 +118,15 @@ rfi_tval rfi_tval_binary(rfi_render *r, int op, const rfi_tval *a, const rfi_tva
     for (int64_t i = 0; i < b->as.list->n && r->status == RFR_OK; i++) rfi_tlist_add(r, list, b->as.list->items[i]);
     return rfi_tlist_value(list, a->kind);
   }
-  /* jinja2 escapes the other text for HTML here; a template never wants that */
-  if (a->as.text->safe || b->as.text->safe) {
-    rfi_render_fail(r, "\"+\" with the result of the filters safe or escape is not supported; use \"~\"");
-    return rfi_tval_none();
-  }
+  /* the result of the filter safe is HTML to jinja2: "+" escapes the other text */
+  const bool safe = a->as.text->safe || b->as.text->safe;
+  const rfi_text *left = safe ? rfi_text_escape(r, a->as.text) : a->as.text;
+  const rfi_text *right = safe ? rfi_text_escape(r, b->as.text) : b->as.text;
   rfi_tbuilder t = {.r = r};
-  rfi_tbuilder_add_text(&t, a->as.text, 0, a->as.text->n);
-  rfi_tbuilder_add_text(&t, b->as.text, 0, b->as.text->n);
-  return rfi_tbuilder_finish(&t);
+  rfi_tbuilder_add_text(&t, left, 0, left->n);
+  rfi_tbuilder_add_text(&t, right, 0, right->n);
+  const rfi_tval sum = rfi_tbuilder_finish(&t);
+  return safe ? rfi_text_mark_safe(r, sum.as.text) : sum;
 }
 
 rfi_tval rfi_tval_negate(rfi_render *r, const rfi_tval *v) {
@@ -239,8 +239,10 @@ rfi_tval rfi_tval_slice(rfi_render *r, const rfi_tval *object, const rfi_tval bo
   }
   if (!slice_bounds(r, bounds, rfi_tval_length(r, object), &start, &stop, &step)) return rfi_tval_none();
   if (object->kind == RFI_T_TEXT && step == 1) {
-    const size_t begin = rfi_text_offset(r, object->as.text, start);
-    return rfi_text_slice(r, object->as.text, begin, stop > start ? rfi_text_offset(r, object->as.text, stop) : begin);
+    rfi_text *s = object->as.text;
+    const size_t begin = rfi_text_offset(r, s, start);
+    const rfi_tval part = rfi_text_slice(r, s, begin, stop > start ? rfi_text_offset(r, s, stop) : begin);
+    return s->safe ? rfi_text_mark_safe(r, part.as.text) : part;
   }
   rfi_tlist *list = rfi_tlist_new(r);
   const rfi_tlist *items = rfi_tval_items(r, object);
@@ -344,7 +346,8 @@ rfi_tval rfi_text_format(rfi_render *r, const rfi_text *format, const rfi_tval *
     }
     add_conversion(&b, flags, width, precision, letter, v);
   }
-  if (used < n && value->kind != RFI_T_DICT && value->kind != RFI_T_LIST && value->kind != RFI_T_UNDEFINED)
+  if (used < n && value->kind != RFI_T_DICT && value->kind != RFI_T_LIST && value->kind != RFI_T_RANGE &&
+      value->kind != RFI_T_UNDEFINED)
     return rfi_render_fail(r, "a format has fewer conversions than arguments"), rfi_tval_none();
   return rfi_tbuilder_finish(&b);
 }

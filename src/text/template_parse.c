@@ -16,7 +16,6 @@ typedef struct parser {
   const rfi_ttoken *token; /* the current one; the last has type RFI_TOKEN_EOF */
   rfr_status status;
   int nesting;
-  int varargs, kwargs, caller; /* symbols that make a macro accept more arguments */
   bool uses_varargs, uses_kwargs, uses_caller;
   int loops; /* loops around the statement, in this function */
 } parser;
@@ -159,9 +158,9 @@ static rfi_tnode *name_node(parser *p, const rfi_ttoken *k) {
   if (!n) return NULL;
   n->symbol = symbol_of(p, k->text);
   n->text = k->text;
-  p->uses_varargs |= n->symbol == p->varargs;
-  p->uses_kwargs |= n->symbol == p->kwargs;
-  p->uses_caller |= n->symbol == p->caller;
+  p->uses_varargs |= n->symbol == RFI_SYMBOL_VARARGS;
+  p->uses_kwargs |= n->symbol == RFI_SYMBOL_KWARGS;
+  p->uses_caller |= n->symbol == RFI_SYMBOL_CALLER;
   return n;
 }
 
@@ -196,8 +195,11 @@ static rfi_tnode *list_or_dict(parser *p, bool is_dict) {
       expect(p, ',', "\",\"");
       if (is(p, close)) break;
     }
-    add(p, n, expression(p));
+    rfi_tnode *item = expression(p);
+    add(p, n, item);
     if (!is_dict) continue;
+    if (item && (item->type == RFI_NODE_LIST || item->type == RFI_NODE_DICT))
+      return fail(p, item->at, "a list or dictionary cannot be the key of a dictionary");
     expect(p, ':', "\":\"");
     add(p, n, expression(p));
   }
@@ -778,12 +780,11 @@ rfr_status rfi_template_parse(rfr_ctx *ctx, const char *name, const char *text, 
   /* two ends, so that the token after any other one exists */
   for (int i = 0; i < 2; i++) t->tokens[t->n_tokens + i] = (rfi_ttoken){.type = RFI_TOKEN_EOF, .at = (uint32_t)t->n};
   parser p = {.t = t, .token = t->tokens, .status = RFR_OK};
-  p.varargs = symbol_of(&p, "varargs");
-  p.kwargs = symbol_of(&p, "kwargs");
-  p.caller = symbol_of(&p, "caller");
-  symbol_of(&p, "loop");
+  static const char *const first[] = {"varargs", "kwargs", "caller", "loop"};
+  for (int i = 0; i < 4; i++) symbol_of(&p, first[i]);
   t->root = body_until(&p, NULL);
   RFI_GOTO(p.status);
+  RFI_GOTO(rfi_template_scopes(t));
   *out = t;
   return RFR_OK;
 fail:

@@ -468,8 +468,7 @@ static void split_words(rfi_render *r, const rfi_text *s, int64_t limit, rfi_tli
     if (!more) return;
     const uint32_t begin = x.at;
     if (limit == 0) {
-      const rfi_tval rest = rfi_text_slice(r, s, begin, s->n);
-      rfi_tlist_add(r, list, TEXT_VALUE(rfi_text_strip(r, rest.as.text, NULL, false, true)));
+      rfi_tlist_add(r, list, rfi_text_slice(r, s, begin, s->n));
       return;
     }
     while (more && !rfi_unicode_is_space(x.c)) more = next_char(&x);
@@ -490,7 +489,7 @@ static void split_words_right(rfi_render *r, const rfi_text *s, int64_t limit, r
   const rfi_text *rest = rfi_text_strip(r, s, NULL, false, true);
   while (rest->n > 0 && rfi_render_step(r, 1)) {
     if (limit == 0) {
-      rfi_tlist_add(r, list, TEXT_VALUE(rfi_text_strip(r, rest, NULL, true, true)));
+      rfi_tlist_add(r, list, rfi_text_slice(r, rest, 0, rest->n));
       break;
     }
     uint32_t begin = rest->n, size;

@@ -207,6 +207,30 @@ rfi_tval rfi_tbuilder_finish(rfi_tbuilder *b) {
   return v;
 }
 
+rfi_tval rfi_text_mark_safe(rfi_render *r, const rfi_text *s) {
+  rfi_text *copy = rfi_render_alloc(r, sizeof *copy);
+  if (!copy) return (rfi_tval){.kind = RFI_T_TEXT, .as.text = (rfi_text *)&empty_text};
+  *copy = *s;
+  copy->safe = true;
+  return (rfi_tval){.kind = RFI_T_TEXT, .as.text = copy};
+}
+
+rfi_text *rfi_text_escape(rfi_render *r, const rfi_text *s) {
+  if (s->safe) return (rfi_text *)s;
+  rfi_tbuilder b = {.r = r};
+  for (uint32_t i = 0; i < s->n && rfi_render_step(r, 1); i++) {
+    const char *entity = s->data[i] == '&'    ? "&amp;"
+                         : s->data[i] == '<'  ? "&lt;"
+                         : s->data[i] == '>'  ? "&gt;"
+                         : s->data[i] == '\'' ? "&#39;"
+                         : s->data[i] == '"'  ? "&#34;"
+                                              : NULL;
+    if (entity) rfi_tbuilder_add(&b, entity, strlen(entity), rfi_text_flags_at(s, i));
+    else rfi_tbuilder_add_text(&b, s, i, i + 1);
+  }
+  return rfi_tbuilder_finish(&b).as.text;
+}
+
 /* ---- lists and dictionaries ---- */
 
 static int depth_of(const rfi_tval *v) {
@@ -599,6 +623,7 @@ static bool is_printable(int32_t c) {
 
 static void repr_text(rfi_tbuilder *b, const rfi_text *s, uint32_t flags) {
   const char quote = memchr(s->data, '\'', s->n) && !memchr(s->data, '"', s->n) ? '"' : '\'';
+  if (s->safe) rfi_tbuilder_add(b, "Markup(", 7, flags);
   rfi_tbuilder_add(b, &quote, 1, flags);
   for (uint32_t i = 0, size; i < s->n && b->r->status == RFR_OK; i += size) {
     char escape[16];
@@ -615,6 +640,7 @@ static void repr_text(rfi_tbuilder *b, const rfi_text *s, uint32_t flags) {
     rfi_tbuilder_add(b, escape, strlen(escape), own);
   }
   rfi_tbuilder_add(b, &quote, 1, flags);
+  if (s->safe) rfi_tbuilder_add(b, ")", 1, flags);
 }
 
 static void add_string(rfi_tbuilder *b, const char *text, uint32_t flags) {

@@ -3,9 +3,9 @@
  * Values of a running template, with Python's semantics: what they print, how they compare, what they contain.
  *
  * All values live in the arena of one render call and are immutable, except namespaces, which have variables as
- * attributes. Errors are latched: the first one is kept in rfi_render.status, later results are `none` and are not used.
- * A function that allocates returns NULL or an empty value on error, and every function accepts the values that an
- * earlier error left.
+ * attributes. Errors are latched: the first one is kept in rfi_render.status, later results are `none` and are not
+ * used. A function that allocates returns NULL or an empty value on error, and every function accepts the values that
+ * an earlier error left.
  *
  * Every byte of a text has flags that say where it came from. Each operation keeps them, since every text is made by a
  * builder that copies ranges of other texts with their flags.
@@ -159,6 +159,8 @@ struct rfi_render {
     int message;
   } * parts;
   int n_parts, capacity_parts;
+  size_t *pieces; /* ends of what single statements wrote, ascending */
+  int n_pieces, capacity_pieces;
   rfi_tbuilder *root;
 };
 
@@ -191,6 +193,8 @@ rfi_tval rfi_text_slice(rfi_render *r, const rfi_text *s, size_t begin, size_t e
 int64_t rfi_text_chars(rfi_render *r, rfi_text *s);
 size_t rfi_text_offset(rfi_render *r, rfi_text *s, int64_t chars); /* byte of a code point */
 uint32_t rfi_text_flags_at(const rfi_text *s, size_t byte);
+rfi_text *rfi_text_escape(rfi_render *r, const rfi_text *s); /* for HTML, unless it is safe */
+rfi_tval rfi_text_mark_safe(rfi_render *r, const rfi_text *s);
 bool rfi_text_is(const rfi_text *s, const char *literal);
 /* A copy with a NUL at the end, or NULL. */
 const char *rfi_text_string(rfi_render *r, const rfi_text *s);

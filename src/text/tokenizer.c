@@ -25,13 +25,16 @@ typedef struct trie {
 struct rfr_tokenizer {
   rfr_ctx *ctx;
   rfi_vocabulary v;
-  uint8_t *categories;
+  rfi_unicode *categories;
   rfi_added_token *added; /* contents point into the vocabulary */
   int64_t n_added;
   trie raw_added, normal_added;
   uint8_t *is_special; /* by id */
   rfi_token_model model;
-  rfi_bpe *bpe;
+  rfi_bpe *bpe; /* the one of the model's kind; the others are NULL */
+  rfi_unigram *unigram;
+  rfi_wordpiece *wordpiece;
+  rfi_normalizer *normalizer;
   rfi_decode_chain *chain;
   rfi_pretokenizer *pretokenizer;
   bool is_raw; /* the model reads bytes */
@@ -67,13 +70,13 @@ static rfr_status buffer_reserve(rfr_ctx *ctx, rfi_text_buffer *b, size_t more) 
   return RFR_OK;
 }
 
-rfr_status rfi_buffer_put(rfr_ctx *ctx, rfi_text_buffer *b, const char *s, size_t n, uint32_t origin) {
+rfr_status rfi_text_buffer_put(rfr_ctx *ctx, rfi_text_buffer *b, const char *s, size_t n, uint32_t origin) {
   RFI_TRY(buffer_reserve(ctx, b, n));
   for (size_t i = 0; i < n; i++) b->s[b->n] = s[i], b->origin[b->n++] = origin;
   return RFR_OK;
 }
 
-rfr_status rfi_buffer_copy(rfr_ctx *ctx, rfi_text_buffer *b, const rfi_view *v, size_t begin, size_t end) {
+rfr_status rfi_text_buffer_copy(rfr_ctx *ctx, rfi_text_buffer *b, const rfi_view *v, size_t begin, size_t end) {
   const size_t n = end - begin;
   RFI_TRY(buffer_reserve(ctx, b, n));
   if (n == 0) return RFR_OK;
@@ -104,6 +107,8 @@ void rfr_tokens_deinit(rfr_tokens *tokens) {
   if (e) {
     rfr_ctx *ctx = e->ctx;
     rfi_pattern_release(e);
+    for (int i = 0; i < e->n_parts; i++) rfr_tokens_deinit(&e->parts[i]);
+    rfi_free(ctx, e->parts);
     for (int i = 0; i < 2; i++) {
       buffer_deinit(ctx, &e->normal[i]);
       buffer_deinit(ctx, &e->mapped[i]);
@@ -113,6 +118,10 @@ void rfr_tokens_deinit(rfr_tokens *tokens) {
     rfi_free(ctx, e->cache);
     rfi_free(ctx, e->segments);
     rfi_free(ctx, e->symbols);
+    rfi_free(ctx, e->paths);
+    rfi_free(ctx, e->points[0]);
+    rfi_free(ctx, e->points[1]);
+    rfi_string_deinit(&e->word);
     rfi_free(ctx, e->heap);
     rfi_free(ctx, tokens->ids);
     rfi_free(ctx, tokens->begins);
@@ -154,6 +163,7 @@ static rfr_status vocabulary_init(rfi_vocabulary *v, const rfi_tokenizer_spec *s
       s = rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the text of token %lld is not UTF-8 of less than %d bytes",
                       (long long)i, RFI_TOKEN_BYTES_LIMIT);
     bytes += text[i].n + 1;
+    if (text[i].n > v->longest) v->longest = text[i].n;
   }
   if (s == RFR_OK && bytes > UINT32_MAX)
     s = rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the texts of the tokens have %zu bytes", bytes);
@@ -276,10 +286,11 @@ typedef struct match {
   size_t begin, end;
 } match;
 
-/* The next added token at or after `at`, with the white space that it takes; `from`: the text before it is taken. */
-static match next_added(const rfr_tokenizer *k, const trie *t, const rfi_view *v, size_t from, size_t at,
+/* The next added token at or after `from`, with the white space that it takes. */
+static match next_added(const rfr_tokenizer *k, const trie *t, const rfi_view *v, size_t from,
                         const rfr_encode_options *o) {
   match m = {-1, v->n, v->n};
+  size_t at = from;
   if (!t->nodes) return m;
   while (at < v->n) {
     if (!t->first[(unsigned char)v->s[at]]) {
@@ -305,7 +316,6 @@ static match next_added(const rfr_tokenizer *k, const trie *t, const rfi_view *v
       if (!rfi_is_space(rfi_utf8_next(v->s, &next))) break;
       m.begin = i;
     }
-    if (m.begin < from) m.begin = from;
     while (added->rstrip && m.end < v->n) {
       size_t next = m.end;
       if (!rfi_is_space(rfi_utf8_next(v->s, &next))) break;
@@ -319,6 +329,23 @@ static match next_added(const rfr_tokenizer *k, const trie *t, const rfi_view *v
 
 /* ---- creation ---- */
 
+enum { CACHED_BYTES = 512 };
+
+/* Makes the state of an encoder for a text of n bytes. A short text needs no cache. */
+static rfr_status prepare(const rfr_tokenizer *k, rfr_tokens *t, size_t n) {
+  rfi_encoder *e = t->scratch;
+  if (!e) {
+    RFI_TRY(RFI_ALLOC(k->ctx, sizeof *e, &e));
+    t->scratch = e;
+    e->ctx = k->ctx;
+  }
+  if (e->ctx != k->ctx) return rfi_fail(RFI_E_ARGUMENT, "the rfr_tokens was used with a tokenizer of another context");
+  if (!e->cache && n > CACHED_BYTES) RFI_TRY(RFI_ALLOC(e->ctx, sizeof *e->cache << RFI_CACHE_BITS, &e->cache));
+  if (e->owner != k && e->cache) memset(e->cache, 0, sizeof *e->cache << RFI_CACHE_BITS);
+  e->owner = k;
+  return RFR_OK;
+}
+
 static rfr_status copy_ids(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const char *what, const int32_t *ids, int n,
                            int64_t vocab, int32_t **out) {
   for (int i = 0; i < n; i++)
@@ -330,7 +357,15 @@ static rfr_status copy_ids(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const c
   return RFR_OK;
 }
 
-static rfr_status add_tokens(rfr_tokenizer *k, const rfi_tokenizer_spec *spec) {
+/* An added token is looked for in normalized text, so its own text is normalized too. */
+static rfr_status add_normalized(rfr_tokenizer *k, rfi_encoder *e, int32_t token) {
+  const rfi_bytes text = k->added[token].content;
+  rfi_view v = {.s = text.text, .n = text.n};
+  RFI_TRY(rfi_normalize(k->normalizer, e, &v));
+  return v.n ? trie_add(k->ctx, &k->normal_added, (rfi_bytes){v.s, v.n}, token) : RFR_OK;
+}
+
+static rfr_status add_tokens(rfr_tokenizer *k, const rfi_tokenizer_spec *spec, rfi_encoder *e) {
   RFI_TRY(RFI_ALLOC(k->ctx, (size_t)spec->n_added * sizeof *k->added, &k->added));
   for (int64_t i = 0; i < spec->n_added; i++) {
     rfi_added_token *a = &k->added[i];
@@ -338,8 +373,8 @@ static rfr_status add_tokens(rfr_tokenizer *k, const rfi_tokenizer_spec *spec) {
     if (a->content.n == 0) return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "added token %d is empty", a->id);
     a->content = rfi_vocabulary_at(&k->v, a->id);
     k->is_special[a->id] |= a->special;
-    const bool is_normal = a->normalized && spec->n_normalizers > 0;
-    RFI_TRY(trie_add(k->ctx, is_normal ? &k->normal_added : &k->raw_added, a->content, (int32_t)i));
+    if (a->normalized) RFI_TRY(add_normalized(k, e, (int32_t)i));
+    else RFI_TRY(trie_add(k->ctx, &k->raw_added, a->content, (int32_t)i));
     k->n_added++;
   }
   return RFR_OK;
@@ -422,11 +457,6 @@ static rfr_status check_spec(const rfi_tokenizer_spec *spec) {
   for (int64_t i = 0; i < spec->n_added; i++)
     if (spec->added[i].id < 0 || spec->added[i].id >= RFI_TOKENS_LIMIT)
       return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "an added token has the id %d", spec->added[i].id);
-  if (spec->model != RFI_BPE)
-    return rfi_fail_at(RFI_E_TOKENIZER_UNSUPPORTED, spec->name, 0, "model.type: only BPE is supported");
-  if (spec->n_normalizers > 0)
-    return rfi_fail_at(RFI_E_TOKENIZER_UNSUPPORTED, spec->name, 0, "%s: normalizers are not supported",
-                       spec->normalizers[0].where);
   if (spec->unknown >= spec->n_tokens)
     return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the unknown token's id %d is not in the vocabulary",
                        spec->unknown);
@@ -436,6 +466,7 @@ static rfr_status check_spec(const rfi_tokenizer_spec *spec) {
 rfr_status rfi_tokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, rfr_tokenizer **out) {
   rfr_status s;
   rfr_tokenizer *k = NULL;
+  rfr_tokens tokens = {0};
   *out = NULL;
   RFI_TRY(check_spec(spec));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *k, &k));
@@ -446,10 +477,15 @@ rfr_status rfi_tokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, rf
   RFI_GOTO(vocabulary_init(&k->v, spec));
   RFI_GOTO(rfi_unicode_create(ctx, &k->categories));
   RFI_GOTO(RFI_ALLOC(ctx, (size_t)k->v.n, &k->is_special));
-  RFI_GOTO(add_tokens(k, spec));
+  RFI_GOTO(rfi_normalizer_create(ctx, spec, k->categories, &k->normalizer));
+  RFI_GOTO(prepare(k, &tokens, 0));
+  RFI_GOTO(add_tokens(k, spec, tokens.scratch));
+  rfr_tokens_deinit(&tokens);
   k->is_raw = reads_bytes(k, spec);
   RFI_GOTO(rfi_pretokenizer_create(ctx, spec, k->categories, k->is_raw, &k->pretokenizer));
-  RFI_GOTO(rfi_bpe_create(ctx, spec, &k->v, k->is_raw, &k->bpe));
+  if (spec->model == RFI_BPE) RFI_GOTO(rfi_bpe_create(ctx, spec, &k->v, k->is_raw, &k->bpe));
+  if (spec->model == RFI_UNIGRAM) RFI_GOTO(rfi_unigram_create(ctx, spec, &k->v, &k->unigram));
+  if (spec->model == RFI_WORDPIECE) RFI_GOTO(rfi_wordpiece_create(ctx, spec, &k->v, &k->wordpiece));
   RFI_GOTO(rfi_decode_chain_create(ctx, spec, &k->chain));
   RFI_GOTO(copy_ids(ctx, spec, "post_processor", spec->before, spec->n_before, k->v.n, &k->before));
   RFI_GOTO(copy_ids(ctx, spec, "post_processor", spec->after, spec->n_after, k->v.n, &k->after));
@@ -461,6 +497,7 @@ rfr_status rfi_tokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, rf
   *out = k;
   return RFR_OK;
 fail:
+  rfr_tokens_deinit(&tokens);
   rfr_tokenizer_destroy(k);
   return s;
 }
@@ -469,6 +506,9 @@ void rfr_tokenizer_destroy(rfr_tokenizer *k) {
   if (!k) return;
   rfr_ctx *ctx = k->ctx;
   rfi_bpe_destroy(ctx, k->bpe);
+  rfi_unigram_destroy(ctx, k->unigram);
+  rfi_wordpiece_destroy(ctx, k->wordpiece);
+  rfi_normalizer_destroy(ctx, k->normalizer);
   rfi_decode_chain_destroy(ctx, k->chain);
   rfi_pretokenizer_destroy(ctx, k->pretokenizer);
   rfi_free(ctx, k->raw_added.nodes);
@@ -524,41 +564,34 @@ int32_t rfr_tokenizer_stop(const rfr_tokenizer *k, int i) {
 
 rfr_encode_options rfr_encode_options_default(void) { return (rfr_encode_options){.size = sizeof(rfr_encode_options)}; }
 
-static rfr_status prepare(const rfr_tokenizer *k, rfr_tokens *t) {
-  rfi_encoder *e = t->scratch;
-  if (!e) {
-    RFI_TRY(RFI_ALLOC(k->ctx, sizeof *e, &e));
-    t->scratch = e;
-    e->ctx = k->ctx;
-  }
-  if (e->ctx != k->ctx) return rfi_fail(RFI_E_ARGUMENT, "the rfr_tokens was used with a tokenizer of another context");
-  if (!e->cache) RFI_TRY(RFI_ALLOC(e->ctx, sizeof *e->cache << RFI_CACHE_BITS, &e->cache));
-  if (e->owner != k) memset(e->cache, 0, sizeof *e->cache << RFI_CACHE_BITS);
-  e->owner = k;
-  return RFR_OK;
-}
-
 static uint64_t load(const char *s, size_t n) {
   uint64_t x = 0;
   memcpy(&x, s, n);
   return x;
 }
 
+static rfr_status encode_model(const rfr_tokenizer *k, rfi_encoder *e, const char *s, size_t n, rfr_tokens *out) {
+  if (k->bpe) return rfi_bpe_encode(k->bpe, e, s, n, out);
+  if (k->unigram) return rfi_unigram_encode(k->unigram, e, s, n, out);
+  return rfi_wordpiece_encode(k->wordpiece, e, s, n, out);
+}
+
 /* Appends the tokens of a piece; begins are offsets in the piece. */
 static rfr_status encode_piece(const rfr_tokenizer *k, rfi_encoder *e, const char *s, size_t n, rfr_tokens *out) {
   uint64_t key[2], other[2];
-  if (n >= 16) return rfi_bpe_encode(k->bpe, e, s, n, out);
+  rfi_cache_entry *x;
+  if (n >= sizeof x->key + 1 || !e->cache) return encode_model(k, e, s, n, out);
   key[0] = load(s, n < 8 ? n : 8);
   key[1] = (n > 8 ? load(s + 8, n - 8) : 0) | (uint64_t)n << 56;
   const uint64_t hash = (key[0] ^ (key[1] * 0xA24BAED4963EE407u)) * 0x9FB21C651E98DF25u;
-  rfi_cache_entry *x = &e->cache[(hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> (64 - RFI_CACHE_BITS)];
+  x = &e->cache[(hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> (64 - RFI_CACHE_BITS)];
   memcpy(other, x, sizeof other);
   if (other[0] == key[0] && other[1] == key[1]) {
     for (int i = 0; i < x->count; i++) rfi_tokens_put(out, x->ids[i], x->begin[i]);
     return RFR_OK;
   }
   const int64_t first = out->n;
-  RFI_TRY(rfi_bpe_encode(k->bpe, e, s, n, out));
+  RFI_TRY(encode_model(k, e, s, n, out));
   const int64_t count = out->n - first;
   if (count > 3) return RFR_OK;
   memcpy(x, key, sizeof key);
@@ -573,48 +606,106 @@ static rfr_status encode_pieces(const rfr_tokenizer *k, rfi_encoder *e, const rf
     const int64_t first = out->n;
     RFI_TRY(rfi_tokens_reserve(e->ctx, out, 3));
     RFI_TRY(encode_piece(k, e, v->s + pieces[i].begin, pieces[i].end - pieces[i].begin, out));
-    for (int64_t j = first; j < out->n; j++) out->begins[j] = rfi_origin(v, pieces[i].begin + out->begins[j]);
+    for (int64_t j = first; j < out->n; j++) {
+      size_t at = pieces[i].begin + out->begins[j];
+      while (rfi_utf8_continues(v->s[at])) at--; /* a token may begin inside a character */
+      out->begins[j] = rfi_origin(v, at);
+    }
+  }
+  return RFR_OK;
+}
+
+/* Pieces for each thread, at least. */
+enum { PARALLEL_PIECES = 8192 };
+
+static rfr_status make_parts(const rfr_tokenizer *k, rfi_encoder *e, int n) {
+  if (e->n_parts < n) {
+    rfr_tokens *parts;
+    RFI_TRY(RFI_ALLOC(e->ctx, (size_t)n * sizeof *parts, &parts));
+    if (e->n_parts) memcpy(parts, e->parts, (size_t)e->n_parts * sizeof *parts);
+    rfi_free(e->ctx, e->parts);
+    e->parts = parts;
+    e->n_parts = n;
+  }
+  for (int i = 0; i < n; i++) RFI_TRY(prepare(k, &e->parts[i], SIZE_MAX));
+  return RFR_OK;
+}
+
+/* Each thread encodes a share of the pieces into tokens of its own. */
+static rfr_status encode_shares(const rfr_tokenizer *k, rfi_encoder *e, const rfi_view *v, const rfi_pieces *pieces,
+                                int threads, rfr_tokens *out) {
+  const size_t n = pieces->n;
+  bool failed = false;
+  RFI_TRY(rfi_check_fork(threads));
+  RFI_TRY(make_parts(k, e, threads));
+#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(|| : failed)
+  for (int i = 0; i < threads; i++) {
+    const size_t begin = n * (size_t)i / (size_t)threads, end = n * ((size_t)i + 1) / (size_t)threads;
+    rfr_tokens *part = &e->parts[i];
+    part->n = 0;
+    failed = encode_pieces(k, part->scratch, v, pieces->items + begin, end - begin, part) != RFR_OK;
+  }
+  if (failed) return encode_pieces(k, e, v, pieces->items, n, out); /* sets the error of this thread */
+  for (int i = 0; i < threads; i++) {
+    const rfr_tokens *part = &e->parts[i];
+    RFI_TRY(rfi_tokens_reserve(e->ctx, out, (size_t)part->n));
+    if (part->n == 0) continue;
+    memcpy(out->ids + out->n, part->ids, (size_t)part->n * sizeof *part->ids);
+    memcpy(out->begins + out->n, part->begins, (size_t)part->n * sizeof *part->begins);
+    out->n += part->n;
   }
   return RFR_OK;
 }
 
 /* A text without added tokens, normalized. */
-static rfr_status encode_text(const rfr_tokenizer *k, rfi_encoder *e, rfi_view v, rfr_tokens *out) {
+static rfr_status encode_text(const rfr_tokenizer *k, rfi_encoder *e, rfi_view v, const rfr_encode_options *o,
+                              rfr_tokens *out) {
   rfi_pieces *pieces;
-  if (v.n == 0) return RFR_OK;
   RFI_TRY(rfi_pretokenize(k->pretokenizer, e, &v, &pieces));
   if (k->bpe && rfi_bpe_cuts(k->bpe)) {
     rfi_pieces *cut = pieces == &e->pieces[0] ? &e->pieces[1] : &e->pieces[0];
     RFI_TRY(rfi_bpe_cut(k->bpe, e->ctx, v.s, pieces, cut));
     pieces = cut;
   }
+  int threads = rfi_ctx_threads(e->ctx);
+  if (threads > (int64_t)(pieces->n / PARALLEL_PIECES)) threads = (int)(pieces->n / PARALLEL_PIECES);
+  if (o->parallel && threads > 1) return encode_shares(k, e, &v, pieces, threads, out);
   return encode_pieces(k, e, &v, pieces->items, pieces->n, out);
 }
 
-static rfr_status encode_view(const rfr_tokenizer *k, rfi_encoder *e, const rfi_view *v, const rfr_encode_options *o,
-                              rfr_tokens *out) {
-  size_t from = 0, at = 0;
-  while (from < v->n) {
-    const match m = next_added(k, &k->raw_added, v, from, at, o);
-    if (from < m.begin) RFI_TRY(encode_text(k, e, rfi_view_part(v, from, m.begin), out));
+typedef rfr_status (*encode_gap)(const rfr_tokenizer *k, rfi_encoder *e, rfi_view v, const rfr_encode_options *o,
+                                 rfr_tokens *out);
+
+/* Finds the added tokens of one trie; `gap` encodes the text between them. */
+static rfr_status encode_added(const rfr_tokenizer *k, const trie *t, rfi_encoder *e, const rfi_view *v,
+                               const rfr_encode_options *o, encode_gap gap, rfr_tokens *out) {
+  for (size_t from = 0; from < v->n;) {
+    const match m = next_added(k, t, v, from, o);
+    if (from < m.begin) RFI_TRY(gap(k, e, rfi_view_part(v, from, m.begin), o, out));
     if (m.token < 0) break;
     RFI_TRY(rfi_tokens_reserve(e->ctx, out, 1));
     rfi_tokens_put(out, k->added[m.token].id, rfi_origin(v, m.begin));
-    from = at = m.end;
+    from = m.end;
   }
   return RFR_OK;
+}
+
+static rfr_status encode_normalized(const rfr_tokenizer *k, rfi_encoder *e, rfi_view v, const rfr_encode_options *o,
+                                    rfr_tokens *out) {
+  RFI_TRY(rfi_normalize(k->normalizer, e, &v));
+  return encode_added(k, &k->normal_added, e, &v, o, encode_text, out);
 }
 
 /* Text that is not valid UTF-8, with U+FFFD for each maximal invalid part. */
 static rfr_status repair(rfi_encoder *e, const rfi_view *v, size_t valid) {
   rfi_text_buffer *b = &e->repaired;
   b->n = 0;
-  RFI_TRY(rfi_buffer_copy(e->ctx, b, v, 0, valid));
+  RFI_TRY(rfi_text_buffer_copy(e->ctx, b, v, 0, valid));
   for (size_t i = valid; i < v->n;) {
     const int length = rfi_utf8_length(v->s + i, v->n - i);
     const size_t end = i + (size_t)(length < 0 ? -length : length);
-    if (length < 0) RFI_TRY(rfi_buffer_put(e->ctx, b, "\xEF\xBF\xBD", 3, (uint32_t)i));
-    else RFI_TRY(rfi_buffer_copy(e->ctx, b, v, i, end));
+    if (length < 0) RFI_TRY(rfi_text_buffer_put(e->ctx, b, "\xEF\xBF\xBD", 3, (uint32_t)i));
+    else RFI_TRY(rfi_text_buffer_copy(e->ctx, b, v, i, end));
     i = end;
   }
   return RFR_OK;
@@ -644,15 +735,15 @@ rfr_status rfr_tokenizer_encode(const rfr_tokenizer *k, const char *text, size_t
         (i && o.foreign[i].begin < o.foreign[i - 1].end))
       return rfi_fail(RFI_E_ARGUMENT, "span %zu, bytes %zu to %zu, is not in the text, or not after the span before it",
                       i, o.foreign[i].begin, o.foreign[i].end);
-  RFI_TRY(prepare(k, out));
+  RFI_TRY(prepare(k, out, n));
   rfi_encoder *e = out->scratch;
   rfi_view v = {.s = text, .n = n};
   const size_t valid = rfi_utf8_valid(text, n);
   if (valid < n) {
     RFI_TRY(repair(e, &v, valid));
-    v = rfi_buffer_view(&e->repaired);
+    v = rfi_text_buffer_view(&e->repaired);
   }
   if (o.add_special) RFI_TRY(put_ids(e->ctx, k->before, k->n_before, 0, out));
-  RFI_TRY(encode_view(k, e, &v, &o, out));
+  RFI_TRY(encode_added(k, &k->raw_added, e, &v, &o, encode_normalized, out));
   return o.add_special ? put_ids(e->ctx, k->after, k->n_after, n, out) : RFR_OK;
 }

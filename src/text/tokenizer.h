@@ -129,8 +129,4 @@ rfi_hash rfi_tokenizer_hash(const rfr_tokenizer *tokenizer);
 /* A tokenizer.json from memory; `name` is its file in errors. bos, eos and stop ids stay empty. */
 rfr_status rfi_tokenizer_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, rfr_tokenizer **out);
 
-/* Encodes with the context's threads; the result equals that of rfr_tokenizer_encode. Not from a parallel region. */
-rfr_status rfi_tokenizer_encode_parallel(const rfr_tokenizer *tokenizer, const char *text, size_t n,
-                                         const rfr_encode_options *options, rfr_tokens *out);
-
 #endif

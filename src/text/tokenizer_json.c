@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "data/json_file.h"
+#include "text/model_file.h"
 #include "text/tokenizer.h"
 
 enum { FILE_LIMIT = 256 << 20, DEPTH = 8, IDS = 64 };
@@ -542,16 +543,12 @@ static int32_t named_id(const reader *r, const json_t *model, const json_t *conf
 
 /* *out NULL: there is no such file. Integers are reals: model_max_length may have 31 digits. */
 static rfr_status load_beside(rfr_ctx *ctx, const char *folder, const char *name, json_t **out) {
-  char *path = NULL, *text = NULL, kind = 0;
+  char *path = NULL, *text;
   size_t n;
-  rfr_status s;
   *out = NULL;
-  RFI_GOTO(rfi_path_join(ctx, folder, name, &path));
-  RFI_GOTO(rfi_path_kind(path, &kind));
-  if (kind != 'f') goto fail;
-  RFI_GOTO(rfi_file_read_limited(ctx, path, RFI_JSON_LIMIT, &text, &n));
-  RFI_GOTO(rfi_json_parse_reals(path, text, n, out));
-fail: /* also reached on success */
+  RFI_TRY(rfi_model_file(ctx, folder, name, RFI_JSON_LIMIT, &text, &n));
+  rfr_status s = rfi_path_join(ctx, folder, name, &path);
+  if (s == RFR_OK && text) s = rfi_json_parse_reals(path, text, n, out);
   rfi_free(ctx, text);
   rfi_free(ctx, path);
   return s;
@@ -607,18 +604,21 @@ rfr_status rfi_tokenizer_parse(rfr_ctx *ctx, const char *name, const char *text,
 }
 
 rfr_status rfr_tokenizer_open(rfr_ctx *ctx, const char *path, rfr_tokenizer **out) {
-  char *file = NULL, *text = NULL, kind = 0;
+  char *file = NULL, *text = NULL;
   size_t n;
+  bool is_model;
   rfr_status s;
   if (!out) return rfi_fail(RFI_E_ARGUMENT, "rfr_tokenizer_open: out is NULL");
   *out = NULL;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (!path) return rfi_fail(RFI_E_ARGUMENT, "rfr_tokenizer_open: path is NULL");
-  RFI_TRY(rfi_path_kind(path, &kind));
-  const bool is_folder = kind == 'd' || kind == 'l';
-  if (is_folder) RFI_TRY(rfi_path_join(ctx, path, "tokenizer.json", &file));
-  RFI_GOTO(rfi_file_read_limited(ctx, file ? file : path, FILE_LIMIT, &text, &n));
-  RFI_GOTO(create_from(ctx, file ? file : path, text, n, is_folder ? path : NULL, out));
+  RFI_TRY(rfi_model_has_files(ctx, path, &is_model));
+  if (is_model) {
+    RFI_GOTO(rfi_path_join(ctx, path, "tokenizer.json", &file));
+    RFI_GOTO(rfi_model_file(ctx, path, "tokenizer.json", FILE_LIMIT, &text, &n));
+  }
+  if (!text) RFI_GOTO(rfi_file_read_limited(ctx, file ? file : path, FILE_LIMIT, &text, &n));
+  RFI_GOTO(create_from(ctx, file ? file : path, text, n, is_model ? path : NULL, out));
 fail: /* also reached on success */
   rfi_free(ctx, text);
   rfi_free(ctx, file);

@@ -44,10 +44,10 @@ typedef struct rfi_pieces {
 /* Grows an array of `size` bytes per item to at least `want` items; its first n are kept. */
 rfr_status rfi_grow(rfr_ctx *ctx, void **array, size_t *capacity, size_t n, size_t want, size_t size);
 /* Appends bytes that all come from `origin`. */
-rfr_status rfi_buffer_put(rfr_ctx *ctx, rfi_text_buffer *b, const char *s, size_t n, uint32_t origin);
+rfr_status rfi_text_buffer_put(rfr_ctx *ctx, rfi_text_buffer *b, const char *s, size_t n, uint32_t origin);
 /* Appends part of a view with its origins. */
-rfr_status rfi_buffer_copy(rfr_ctx *ctx, rfi_text_buffer *b, const rfi_view *v, size_t begin, size_t end);
-static inline rfi_view rfi_buffer_view(const rfi_text_buffer *b) { return (rfi_view){b->s, b->n, b->origin, 0}; }
+rfr_status rfi_text_buffer_copy(rfr_ctx *ctx, rfi_text_buffer *b, const rfi_view *v, size_t begin, size_t end);
+static inline rfi_view rfi_text_buffer_view(const rfi_text_buffer *b) { return (rfi_view){b->s, b->n, b->origin, 0}; }
 static inline rfr_status rfi_pieces_add(rfr_ctx *ctx, rfi_pieces *p, size_t begin, size_t end) {
   if (p->n == p->capacity) RFI_TRY(rfi_grow(ctx, (void **)&p->items, &p->capacity, p->n, p->n + 1, sizeof *p->items));
   p->items[p->n++] = (rfi_piece){(uint32_t)begin, (uint32_t)end};
@@ -64,6 +64,7 @@ typedef struct rfi_vocabulary {
   uint8_t *is_used; /* n */
   int32_t *table;   /* ids by hash, -1: empty; tokens of the model alone */
   uint32_t mask;
+  size_t longest; /* bytes of a token */
 } rfi_vocabulary;
 static inline rfi_bytes rfi_vocabulary_at(const rfi_vocabulary *v, int32_t id) {
   return (rfi_bytes){v->text + v->begin[id], v->begin[id + 1] - v->begin[id] - 1};
@@ -81,7 +82,7 @@ int rfi_char_byte(uint32_t c); /* -1: the character stands for no byte */
 typedef struct rfi_pattern rfi_pattern;
 /* `where`: the key path for errors. */
 rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where, rfi_bytes text,
-                              const uint8_t *categories, rfi_pattern **out);
+                              const rfi_unicode *categories, rfi_pattern **out);
 /* The text itself. */
 rfr_status rfi_pattern_create_literal(rfr_ctx *ctx, rfi_bytes text, rfi_pattern **out);
 void rfi_pattern_destroy(rfr_ctx *ctx, rfi_pattern *p);
@@ -114,6 +115,8 @@ typedef struct rfi_candidate {
 
 typedef struct rfi_encoder {
   rfr_ctx *ctx;
+  rfr_tokens *parts; /* of the threads of a parallel call */
+  int n_parts;
   const void *owner; /* the tokenizer that the cache is for */
   rfi_cache_entry *cache;
   rfi_text_buffer repaired, normal[2], mapped[2];
@@ -124,9 +127,10 @@ typedef struct rfi_encoder {
   size_t symbols_capacity;
   rfi_candidate *heap;
   size_t heap_capacity;
-  double *scores; /* Unigram */
-  size_t scores_capacity;
-  void *match; /* PCRE2's match data */
+  void *paths; /* Unigram: the best path to each byte */
+  size_t paths_capacity;
+  rfi_string word; /* WordPiece: a word with its prefix */
+  void *match;     /* PCRE2's match data */
   void *match_memory, *match_context, *jit_stack;
   void *points[2]; /* code points of normal forms */
   size_t points_capacity[2];
@@ -162,11 +166,30 @@ rfr_status rfi_bpe_encode(const rfi_bpe *m, rfi_encoder *e, const char *s, size_
 rfr_status rfi_bpe_cut(const rfi_bpe *m, rfr_ctx *ctx, const char *s, const rfi_pieces *in, rfi_pieces *out);
 bool rfi_bpe_cuts(const rfi_bpe *m);
 
+typedef struct rfi_unigram rfi_unigram;
+rfr_status rfi_unigram_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_vocabulary *v, rfi_unigram **out);
+void rfi_unigram_destroy(rfr_ctx *ctx, rfi_unigram *m);
+rfr_status rfi_unigram_encode(const rfi_unigram *m, rfi_encoder *e, const char *s, size_t n, rfr_tokens *out);
+
+typedef struct rfi_wordpiece rfi_wordpiece;
+rfr_status rfi_wordpiece_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_vocabulary *v,
+                                rfi_wordpiece **out);
+void rfi_wordpiece_destroy(rfr_ctx *ctx, rfi_wordpiece *m);
+rfr_status rfi_wordpiece_encode(const rfi_wordpiece *m, rfi_encoder *e, const char *s, size_t n, rfr_tokens *out);
+
+/* Normalizers. */
+typedef struct rfi_normalizer rfi_normalizer;
+rfr_status rfi_normalizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_unicode *categories,
+                                 rfi_normalizer **out);
+void rfi_normalizer_destroy(rfr_ctx *ctx, rfi_normalizer *p);
+/* *v becomes the normalized text, which may lie in the encoder. */
+rfr_status rfi_normalize(const rfi_normalizer *p, rfi_encoder *e, rfi_view *v);
+
 /* Pre-tokenizers. */
 typedef struct rfi_pretokenizer rfi_pretokenizer;
 /* `is_raw`: the model reads bytes, so the last step, ByteLevel, writes no printable characters. */
-rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const uint8_t *categories, bool is_raw,
-                                   rfi_pretokenizer **out);
+rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_unicode *categories,
+                                   bool is_raw, rfi_pretokenizer **out);
 void rfi_pretokenizer_destroy(rfr_ctx *ctx, rfi_pretokenizer *p);
 /* Appends the printable characters of bytes [begin, end). */
 rfr_status rfi_print_bytes(rfr_ctx *ctx, const rfi_view *v, size_t begin, size_t end, rfi_text_buffer *b);

@@ -2,18 +2,103 @@
 #include "text/unicode.h"
 
 #include <string.h>
+#include <utf8proc.h>
 
-rfr_status rfi_unicode_create(rfr_ctx *ctx, uint8_t **out) {
+enum kind {
+  NO_PUNCTUATION,
+  PUNCTUATION,
+  NO_MARK,
+  MARK,
+  NO_BERT_MARK,
+  BERT_MARK,
+  NO_CONTROL,
+  CHINESE,
+  NO_DECOMPOSITION,
+  NUMERIC,
+  LOWER
+};
+static const struct {
+  enum kind kind;
+  uint32_t first, last;
+  int lower;
+} exceptions[] = {
+#include "text/unicode_crates.def"
+};
+enum { N_EXCEPTIONS = sizeof exceptions / sizeof *exceptions };
+
+static const struct {
+  uint16_t set, clear;
+} changes[] = {[NO_PUNCTUATION] = {0, RFI_IS_PUNCTUATION},
+               [PUNCTUATION] = {RFI_IS_PUNCTUATION, 0},
+               [NO_MARK] = {0, RFI_IS_MARK},
+               [MARK] = {RFI_IS_MARK, 0},
+               [NO_BERT_MARK] = {0, RFI_IS_BERT_MARK},
+               [BERT_MARK] = {RFI_IS_BERT_MARK, 0},
+               [NO_CONTROL] = {0, RFI_IS_CONTROL},
+               [CHINESE] = {RFI_IS_CHINESE, 0},
+               [NO_DECOMPOSITION] = {RFI_NO_DECOMPOSITION, 0},
+               [NUMERIC] = {RFI_IS_NUMERIC, 0},
+               [LOWER] = {RFI_HAS_LOWER, 0}};
+
+static uint16_t flags_of(uint32_t category) {
+  const uint32_t bit = 1u << category;
+  return (uint16_t)((bit & RFI_MARK ? RFI_IS_MARK : 0) | (category == RFI_MN ? RFI_IS_BERT_MARK : 0) |
+                    (bit & RFI_PUNCTUATION ? RFI_IS_PUNCTUATION : 0) | (bit & RFI_NUMBER ? RFI_IS_NUMERIC : 0) |
+                    (bit & (RFI_IN(RFI_CC) | RFI_IN(RFI_CF) | RFI_IN(RFI_CO)) ? RFI_IS_CONTROL : 0) | category);
+}
+
+/* Sets [first, last] to flags, or adds and removes flags if `set` and `clear` are given. */
+static void change(rfi_unicode *u, uint32_t first, uint32_t last, uint16_t set, uint16_t clear) {
+  for (uint32_t c = first; c <= last;) {
+    const uint32_t end = (c | 255) < last ? (c | 255) : last;
+    uint16_t *index = &u->page[c >> 8];
+    const uint16_t old = *index;
+    /* A page of one value is shared, so it is copied before a change. */
+    if (old < RFI_CN + 1) {
+      *index = (uint16_t)u->n++;
+      memcpy(u->pages[*index], u->pages[old], sizeof u->pages[old]);
+    }
+    for (; c <= end; c++) u->pages[*index][c & 255] = (uint16_t)((u->pages[*index][c & 255] | set) & ~clear);
+  }
+}
+
+rfr_status rfi_unicode_create(rfr_ctx *ctx, rfi_unicode **out) {
   static const uint32_t ranges[] = {
 #include "text/unicode_categories.def"
   };
   const size_t n = sizeof ranges / sizeof *ranges;
-  RFI_TRY(RFI_ALLOC(ctx, RFI_CODE_POINTS, out));
+  RFI_TRY(RFI_ALLOC(ctx, sizeof **out, out));
+  rfi_unicode *u = *out;
+  /* The first pages have one category each. */
+  for (uint32_t k = 0; k <= RFI_CN; k++)
+    for (int i = 0; i < 256; i++) u->pages[k][i] = flags_of(k);
+  u->n = RFI_CN + 1;
   for (size_t i = 0; i < n; i++) {
-    const uint32_t begin = ranges[i] >> 5, end = i + 1 < n ? ranges[i + 1] >> 5 : RFI_CODE_POINTS;
-    memset(*out + begin, (int)(ranges[i] & 31), end - begin);
+    const uint32_t first = ranges[i] >> 5, end = i + 1 < n ? ranges[i + 1] >> 5 : RFI_CODE_POINTS;
+    const uint32_t category = ranges[i] & RFI_CATEGORY_MASK, full = (first + 255) & ~255u;
+    for (uint32_t c = full; c + 256 <= end; c += 256) u->page[c >> 8] = (uint16_t)category;
+    const uint32_t head = full < end ? full : end, tail = end & ~255u;
+    if (first < head) change(u, first, head - 1, flags_of(category), (uint16_t)~flags_of(category));
+    if (tail >= full && tail < end) change(u, tail, end - 1, flags_of(category), (uint16_t)~flags_of(category));
   }
+  for (int i = 0; i < N_EXCEPTIONS; i++)
+    change(u, exceptions[i].first, exceptions[i].last, changes[exceptions[i].kind].set,
+           changes[exceptions[i].kind].clear);
+  /* All visible ASCII characters that are no letters or digits are punctuation. */
+  for (uint32_t c = '!'; c < 0x7F; c++)
+    if (!(1u << (rfi_flags(u, c) & RFI_CATEGORY_MASK) & (RFI_LETTER | RFI_NUMBER)))
+      change(u, c, c, RFI_IS_PUNCTUATION, 0);
+  RFI_CHECK(u->n <= (int)(sizeof u->pages / sizeof *u->pages));
   return RFR_OK;
+}
+
+uint32_t rfi_lower(const rfi_unicode *categories, uint32_t c) {
+  if (c < 0x80) return c >= 'A' && c <= 'Z' ? c + 32 : c;
+  if (!(rfi_flags(categories, c) & RFI_HAS_LOWER)) return (uint32_t)utf8proc_tolower((utf8proc_int32_t)c);
+  for (int i = 0; i < N_EXCEPTIONS; i++)
+    if (exceptions[i].kind == LOWER && c >= exceptions[i].first && c <= exceptions[i].last)
+      return (uint32_t)((int64_t)c + exceptions[i].lower);
+  return c;
 }
 
 size_t rfi_utf8_put(uint32_t c, char out[4]) {
@@ -62,16 +147,9 @@ size_t rfi_utf8_valid(const char *s, size_t n) {
   return n;
 }
 
-bool rfi_is_numeric(const uint8_t *categories, uint32_t c) { return (1u << categories[c] & RFI_NUMBER) != 0; }
-
-bool rfi_is_punctuation(const uint8_t *categories, uint32_t c) {
-  if (c < 0x80) return c > ' ' && c < 0x7F && !(1u << categories[c] & (RFI_LETTER | RFI_NUMBER));
-  return (1u << categories[c] & RFI_PUNCTUATION) != 0;
-}
-
-bool rfi_is_word(const uint8_t *categories, uint32_t c) {
+bool rfi_is_word(const rfi_unicode *categories, uint32_t c) {
   const uint32_t word = RFI_LETTER | RFI_MARK | RFI_IN(RFI_ND) | RFI_IN(RFI_NL) | RFI_IN(RFI_PC);
-  if (1u << categories[c] & word) return true;
+  if (1u << (rfi_flags(categories, c) & RFI_CATEGORY_MASK) & word) return true;
   return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
          (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189);
 }

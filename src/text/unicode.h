@@ -48,10 +48,33 @@ typedef enum rfi_category {
   (RFI_IN(RFI_PC) | RFI_IN(RFI_PD) | RFI_IN(RFI_PS) | RFI_IN(RFI_PE) | RFI_IN(RFI_PI) | RFI_IN(RFI_PF) | RFI_IN(RFI_PO))
 #define RFI_SYMBOL (RFI_IN(RFI_SM) | RFI_IN(RFI_SC) | RFI_IN(RFI_SK) | RFI_IN(RFI_SO))
 
-enum { RFI_CODE_POINTS = 0x110000 };
+enum { RFI_CODE_POINTS = 0x110000, RFI_CATEGORY_MASK = 31 };
 
-/* The category of every code point, in the context's memory; free with rfi_free. */
-rfr_status rfi_unicode_create(rfr_ctx *ctx, uint8_t **out);
+/* Flags above the category: what components of tokenizers take a character for, by packages with older tables. */
+enum {
+  RFI_IS_MARK = 1 << 5, /* StripAccents, and combining classes */
+  RFI_IS_BERT_MARK = 1 << 6,
+  RFI_IS_PUNCTUATION = 1 << 7,
+  RFI_IS_CONTROL = 1 << 8,
+  RFI_IS_CHINESE = 1 << 9,
+  RFI_IS_NUMERIC = 1 << 10,
+  RFI_NO_DECOMPOSITION = 1 << 11,
+  RFI_HAS_LOWER = 1 << 12 /* a lower case that utf8proc may lack */
+};
+
+/* Category and flags of every code point, by pages of 256; equal pages are shared. Free with rfi_free. */
+typedef struct rfi_unicode {
+  uint16_t page[RFI_CODE_POINTS / 256];
+  uint16_t pages[512][256];
+  int n;
+} rfi_unicode;
+static inline uint16_t rfi_flags(const rfi_unicode *u, uint32_t c) { return u->pages[u->page[c >> 8]][c & 255]; }
+rfr_status rfi_unicode_create(rfr_ctx *ctx, rfi_unicode **out);
+
+/* Whether the category of c is in a set of them. */
+static inline bool rfi_in(const rfi_unicode *u, uint32_t c, uint32_t categories) {
+  return 1u << (rfi_flags(u, c) & RFI_CATEGORY_MASK) & categories;
+}
 
 /* The property White_Space. */
 static inline bool rfi_is_space(uint32_t c) {
@@ -60,11 +83,10 @@ static inline bool rfi_is_space(uint32_t c) {
          c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-/* Classes of characters as the Rust packages of tokenizers define them; `categories` is the table. */
-bool rfi_is_numeric(const uint8_t *categories, uint32_t c);
-bool rfi_is_punctuation(const uint8_t *categories,
-                        uint32_t c);                     /* Unicode 8, and all of ASCII that is no letter or digit */
-bool rfi_is_word(const uint8_t *categories, uint32_t c); /* \w */
+/* \\w of Rust's regular expressions. */
+bool rfi_is_word(const rfi_unicode *categories, uint32_t c);
+/* The lower case of a character, of the general kind: one character. */
+uint32_t rfi_lower(const rfi_unicode *categories, uint32_t c);
 
 /* The code point at s[*i] of valid UTF-8; advances *i. */
 static inline uint32_t rfi_utf8_next(const char *s, size_t *i) {

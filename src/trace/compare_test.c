@@ -36,6 +36,36 @@ static void test_diff(void **state) {
   rfr_trace_destroy(b);
 }
 
+static rfr_trace *rotated(double frequency) {
+  const int64_t shape[3] = {5, 1, 6};
+  double list[2] = {1.0, frequency};
+  rfr_trace *t;
+  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 3, shape);
+  rfr_value p = rfr_input(t, "p", RFR_ROLE_INPUT, RFR_I32, 1, shape);
+  rfr_output(t, "y", rfr_rope_table(t, x, p, list, 2, 1.0));
+  list[1] = 7.0; /* the trace has a copy */
+  assert_int_equal(rfr_trace_finish(t), RFR_OK);
+  return t;
+}
+
+/* Lists are compared by their numbers, and printed with all digits. */
+static void test_lists(void **state) {
+  (void)state;
+  rfr_trace *a = rotated(0.1), *b = rotated(0.1), *c = rotated(0.10000000000000002), *back;
+  rft_text text = {0};
+  assert_true(rfr_trace_equal(a, b));
+  assert_false(rfr_trace_equal(a, c));
+  assert_int_equal(rfr_trace_diff(a, b, rft_text_add, &text), RFR_OK);
+  assert_int_equal(text.n, 0);
+  rft_trace_print(c, 1, &text);
+  assert_int_equal(rfr_trace_parse(ctx, "c", text.data, text.n, &back), RFR_OK);
+  assert_true(rfr_trace_equal(c, back));
+  free(text.data);
+  rfr_trace *const all[] = {a, b, c, back};
+  for (int i = 0; i < 4; i++) rfr_trace_destroy(all[i]);
+}
+
 /* A change of any field that the text shows makes two traces unequal. */
 static void test_unequal(void **state) {
   (void)state;
@@ -72,6 +102,7 @@ static void test_unequal(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       rft_context_test(test_diff),
+      rft_context_test(test_lists),
       rft_context_test(test_unequal),
   };
   return cmocka_run_group_tests_name("compare", tests, NULL, NULL);

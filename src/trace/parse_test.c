@@ -61,6 +61,9 @@ static void test_parse_damaged(void **state) {
   free(copy);
 }
 
+#define ROPE                                                                                      \
+  "refrain-trace 1\ninput %0 \"x\" input f32[2,1,4]\ninput %1 \"p\" input i32[2]\n%2 f32[2,1,4] " \
+  "= rope_table(%0, %1) "
 static void test_parse_errors(void **state) {
   (void)state;
   static const struct {
@@ -94,6 +97,13 @@ static void test_parse_errors(void **state) {
        "%2 f32[4294967296,4294967296] = matmul(%0, %1, _, _) ta=0 tb=1 to=f32 phase=forward\n",
        "overflows"},
       {"refrain-trace 1\noutput \"y\" %0\n", "not a value of this trace"},
+      {ROPE "inverse=0 scale=1 frequency=1 phase=forward\n", "expected a list"},
+      {ROPE "inverse=0 scale=1 frequency=[1 2] phase=forward\n", "expected , between numbers"},
+      {ROPE "inverse=0 scale=1 frequency=[1,] phase=forward\n", "expected a number"},
+      {ROPE "inverse=0 scale=1 frequency=[1,2\n", "expected , between numbers"},
+      {ROPE "inverse=0 scale=1 frequency=[] phase=forward\n", "0 frequencies"},
+      {ROPE "inverse=0 scale=1 frequency=[1,2,3] phase=forward\n", "3 frequencies"},
+      {ROPE "inverse=0 scale=0 frequency=[1,2] phase=forward\n", "scale is 0"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     rfr_trace *t;

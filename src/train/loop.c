@@ -36,8 +36,9 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
   return RFR_OK;
 }
 
-/* A weight whose gradient is exactly zero from the start learns nothing: one warning, with its name. */
-static rfr_status warn_of_zeros(rfr_run *run) {
+/* A weight whose gradient is exactly zero from the start learns nothing: one warning, with its name; for an adapter an
+ * error. A gets a gradient from the second step on, because B is zero at first. */
+static rfr_status check_zeros(rfr_run *run) {
   const rfr_model_config *c = &run->settings->spec.model;
   const int n = rfr_model_parameter_count(c);
   char names[320] = "";
@@ -45,17 +46,23 @@ static rfr_status warn_of_zeros(rfr_run *run) {
   int found = 0, named = 0, gradient = 0;
   rfr_tensor zeros, w;
   rfr_parameter p;
-  if (run->step != ZERO_STEPS) return RFR_OK;
+  const bool adapter = run->settings->adapter != NULL, last = run->step == run->steps && run->step > 1;
+  if (run->step != ZERO_STEPS && !(adapter && last && run->step < ZERO_STEPS)) return RFR_OK;
   RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_ZERO_STEPS, &zeros));
   void *counts;
   RFI_TRY(rfi_host_open(run, &zeros, RFI_HOST_READ, &counts));
   for (int i = 0; i < n; i++) {
     if (rfr_model_parameter(c, i, &p) != RFR_OK || rfr_programs_tensor(run->programs, p.name, &w) != RFR_OK) continue;
-    if (w.role != RFR_ROLE_TRAINABLE || ((const int32_t *)counts)[gradient++] < ZERO_STEPS) continue;
+    if (w.role != RFR_ROLE_TRAINABLE || ((const int32_t *)counts)[gradient++] < run->step) continue;
     if (found++ > named || length + strlen(p.name) + 3 > sizeof names) continue;
     length += (size_t)snprintf(names + length, sizeof names - length, "%s%s", named++ ? ", " : "", p.name);
   }
   RFI_TRY(rfi_host_close(run, &zeros, RFI_HOST_READ, counts, RFR_OK));
+  if (found && adapter)
+    return rfi_fail(RFI_E_ADAPTER_GRADIENT,
+                    "in all of the first %lld steps the gradients of %d of the adapter's tensors "
+                    "were exactly zero: %s%s",
+                    (long long)run->step, found, names, found > named ? ", ..." : "");
   if (found > named)
     rfi_run_warn(run, "in all of the first %d steps the gradients of %d parameters were exactly zero: %s and %d more",
                  ZERO_STEPS, found, names, found - named);
@@ -150,7 +157,7 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
                                                      : run->step_seconds * (double)(run->steps - run->step),
                                  .seconds = seconds});
   warn_of_routing(run, m);
-  RFI_TRY(warn_of_zeros(run));
+  RFI_TRY(check_zeros(run));
   if (run->skipped_in_row >= SKIPS_IN_A_ROW)
     return rfi_fail(RFI_E_RUN_DIVERGED, "step %lld: the gradients of %d steps in a row were not finite",
                     (long long)run->step, run->skipped_in_row);

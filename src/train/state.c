@@ -218,7 +218,7 @@ static rfr_status start_adapter_parameter(rfr_run *run, int i, rfi_peft *from) {
   RFI_TRY(rfr_model_parameter(c, i, &p));
   RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)(w.bytes * 32 / rfr_dtype_bits(w.type.dtype)), &values));
-  if (from) RFI_GOTO(rfi_peft_read(from, p.name, &w.type, values));
+  if (from) RFI_GOTO(rfi_peft_read(from, c, i, values));
   else if (part == RFI_ADAPTER_MAGNITUDE) RFI_GOTO(first_magnitude(run, target, values));
   else RFI_GOTO(rfr_parameter_fill(&p, run->settings->seed, RFR_F32, threads, values));
   RFI_GOTO(write_rounded(run, &w, values));
@@ -385,7 +385,8 @@ static rfr_status other_configuration(rfr_run *run, const char *file, const char
     return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "the run was given by run.steps and cannot go on with run.%s",
                        run->clock.time > 0.0 ? "time" : "epochs");
   if (strcmp(theirs, "\"0\"") == 0)
-    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "the run was given by run.epochs or run.time and cannot go on with run.steps");
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0,
+                       "the run was given by run.epochs or run.time and cannot go on with run.steps");
   rfi_run_warn(run, "%s: the run was planned for %s steps, now %s: its learning rate changes", file, theirs, mine);
   return RFR_OK;
 }
@@ -520,8 +521,13 @@ fail:
 /* ---- saving ---- */
 
 /* A folder has the weights of each expert as a tensor of its own, in the order that they have here. */
-static int pieces_of(const rfr_run *run, const rfr_tensor *x, kind which) {
-  return which == WEIGHT && !run->settings->adapter ? rfi_hf_pieces(x->name, &x->type) : 1;
+static int pieces_of(const rfr_tensor *x, kind which) { return which == WEIGHT ? rfi_hf_pieces(x->name, &x->type) : 1; }
+
+static rfr_status check_finite(const rfr_run *run, const rfr_tensor *x, const void *host) {
+  if (is_finite(x, host)) return RFR_OK;
+  return rfi_fail(RFI_E_RUN_DIVERGED,
+                  "step %lld: %s has elements that are NaN or infinite: no checkpoint is written%s%s",
+                  (long long)run->step, x->name, *run->checkpoint ? "; the last good one is " : "", run->checkpoint);
 }
 
 static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *name, kind which) {
@@ -532,20 +538,15 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
   rfi_safetensors_entry *entries = NULL;
   rfi_hf_tensor *names = NULL;
   for (; rfr_programs_tensor_at(run->programs, total, &x) == RFR_OK; total++)
-    if (kind_of(run, &x) == which) pieces += pieces_of(run, &x, which);
+    if (kind_of(run, &x) == which) pieces += pieces_of(&x, which);
   RFI_TRY(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *entries, &entries));
   RFI_GOTO(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *names, &names));
   for (int i = 0; i < total; i++) {
     RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
-    for (int k = 0; kind_of(run, &x) == which && k < pieces_of(run, &x, which); k++, n++) {
+    for (int k = 0; kind_of(run, &x) == which && k < pieces_of(&x, which); k++, n++) {
       entries[n] = (rfi_safetensors_entry){.name = x.name, .dtype = x.type.dtype, .rank = x.type.rank};
       for (int d = 0; d < x.type.rank; d++) entries[n].shape[d] = x.type.shape[d];
       if (which != WEIGHT) continue;
-      if (run->settings->adapter) {
-        rfi_peft_name(x.name, names[n].name);
-        entries[n].name = names[n].name;
-        continue;
-      }
       rfi_hf_piece(&run->settings->spec.model, x.name, &x.type, k, &names[n]);
       entries[n].name = names[n].name;
       entries[n].rank = names[n].rank;
@@ -559,13 +560,57 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
     if (kind_of(run, &x) != which) continue;
     void *host;
     RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_READ, &host));
-    if (which == WEIGHT && !is_finite(&x, host))
-      s = rfi_fail(RFI_E_RUN_DIVERGED,
-                   "step %lld: %s has elements that are NaN or infinite: no checkpoint is written%s%s",
-                   (long long)run->step, x.name, *run->checkpoint ? "; the last good one is " : "", run->checkpoint);
-    else s = rfi_file_append(file, host, (size_t)x.bytes);
+    s = which == WEIGHT ? check_finite(run, &x, host) : RFR_OK;
+    if (s == RFR_OK) s = rfi_file_append(file, host, (size_t)x.bytes);
     RFI_GOTO(rfi_host_close(run, &x, RFI_HOST_READ, host, s));
   }
+  s = RFR_OK;
+fail:
+  rfi_free(run->ctx, entries);
+  rfi_free(run->ctx, names);
+  return s;
+}
+
+/* One parameter of the adapter, in PEFT's order of elements. */
+static rfr_status append_adapter_parameter(rfr_run *run, int i, rfi_file *file) {
+  const rfr_model_config *c = &run->settings->spec.model;
+  rfr_parameter p;
+  rfr_tensor x;
+  rfi_adapter_part part;
+  void *host, *copy;
+  (void)rfi_adapter_owner(c, i, &part);
+  RFI_TRY(rfr_model_parameter(c, i, &p));
+  RFI_TRY(rfr_programs_tensor(run->programs, p.name, &x));
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)x.bytes, &copy));
+  rfr_status s = rfi_host_open(run, &x, RFI_HOST_READ, &host);
+  if (s == RFR_OK) {
+    rfi_peft_order(&x.type, part == RFI_ADAPTER_B, true, rfr_dtype_bits(x.type.dtype) / 8, host, copy);
+    s = check_finite(run, &x, host);
+    if (s == RFR_OK) s = rfi_file_append(file, copy, (size_t)x.bytes);
+    s = rfi_host_close(run, &x, RFI_HOST_READ, host, s);
+  }
+  rfi_free(run->ctx, copy);
+  return s;
+}
+
+static rfr_status save_adapter(rfr_run *run, rfi_checkpoint_writer *w) {
+  const rfr_model_config *c = &run->settings->spec.model;
+  const int first = c->adapter->base_count, n = c->adapter->count;
+  rfr_status s;
+  rfi_file *file;
+  rfi_safetensors_entry *entries = NULL;
+  char(*names)[RFI_PEFT_NAME] = NULL;
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)n * sizeof *entries, &entries));
+  RFI_GOTO(RFI_ALLOC(run->ctx, (size_t)n * sizeof *names, &names));
+  for (int i = 0; i < n; i++) {
+    rfr_type type;
+    rfi_peft_tensor(c, first + i, names[i], &type);
+    entries[i] = (rfi_safetensors_entry){.name = names[i], .dtype = type.dtype, .rank = type.rank};
+    for (int d = 0; d < type.rank; d++) entries[i].shape[d] = type.shape[d];
+  }
+  RFI_GOTO(rfi_checkpoint_file(w, RFI_PEFT_WEIGHTS, &file));
+  RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, n, NULL, 0, NULL));
+  for (int i = 0; i < n; i++) RFI_GOTO(append_adapter_parameter(run, first + i, file));
   s = RFR_OK;
 fail:
   rfi_free(run->ctx, entries);
@@ -614,7 +659,7 @@ rfr_status rfi_state_save(rfr_run *run) {
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
   if (run->settings->adapter) RFI_GOTO(add_peft_config(run, w));
   else RFI_GOTO(rfi_hf_save(run->ctx, model, notes, w));
-  RFI_GOTO(save_tensors(run, w, run->settings->adapter ? RFI_PEFT_WEIGHTS : "model.safetensors", WEIGHT));
+  RFI_GOTO(run->settings->adapter ? save_adapter(run, w) : save_tensors(run, w, "model.safetensors", WEIGHT));
   RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", OPTIMIZER));
   RFI_GOTO(add_state(run, w));
   RFI_TRY(rfi_checkpoint_commit(w));

@@ -37,8 +37,8 @@ static void usage(void **state) {
 /* `help COMMAND` is `COMMAND --help`, with that command's options alone. */
 static void help(void **state) {
   (void)state;
-  static const char *const commands[] = {"train", "generate", "eval",    "check", "keys",  "plan",
-                                         "trace", "schedule", "profile", "bench", "doctor"};
+  static const char *const commands[] = {"train", "generate", "eval",     "check",   "tokenize", "keys",
+                                         "plan",  "trace",    "schedule", "profile", "bench",    "doctor"};
   for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
     static char first[1 << 14];
     assert_int_equal(RUN("help", commands[i]), 0);
@@ -329,6 +329,40 @@ static void unused_options(void **state) {
   assert_int_equal(access("x.svg", F_OK), -1);
 }
 
+static void tokenizes(void **state) {
+  (void)state;
+  rft_write_file(
+      "tokenizer.json",
+      "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],"
+      "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\"}},"
+      "{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{\"<s>\":{\"ids\":[0]}}},\"decoder\":{\"type\":\"Fuse\"},"
+      "\"model\":{\"type\":\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,\"b\":2,\"ab\":3},\"merges\":[\"a b\"]}}");
+  rft_write_file("text.txt", "ab<s>ba");
+  assert_int_equal(RUN("tokenize", "tokenizer.json", "text.txt"), 0);
+  assert_string_equal(rft_out, "3\n0\n2\n1\n");
+  rft_assert_says(rft_err, "4 tokens, 7 bytes");
+  rft_write_file("ids.txt", rft_out);
+  assert_int_equal(RUN("tokenize", ".", "ids.txt", "--decode"), 0);
+  assert_string_equal(rft_out, "ab<s>ba");
+  assert_int_equal(RUN("tokenize", "tokenizer.json", "text.txt", "--special", "--quiet"), 0);
+  assert_string_equal(rft_out, "0\n3\n0\n2\n1\n");
+  assert_string_equal(rft_err, "");
+  assert_int_equal(RUN("tokenize", "tokenizer.json", "text.txt", "--json"), 0);
+  json_t *j = json_loads(rft_out, JSON_REJECT_DUPLICATES, NULL);
+  const json_t *second = json_array_get(json_object_get(j, "tokens"), 1);
+  assert_int_equal(json_integer_value(json_object_get(j, "n")), 4);
+  assert_int_equal(json_integer_value(json_object_get(second, "begin")), 2);
+  assert_string_equal(json_string_value(json_object_get(second, "token")), "<s>");
+  json_decref(j);
+  rft_write_file("ids.txt", "1 2\n9");
+  assert_int_equal(RUN("tokenize", ".", "ids.txt", "--decode"), 2);
+  rft_assert_says(rft_err, "the vocabulary has no id 9 (byte 4 of the input)");
+  assert_int_equal(RUN("tokenize", ".", "ids.txt", "--decode", "--json"), 2);
+  assert_int_equal(RUN("tokenize", ".", "none.txt"), 4);
+  assert_int_equal(RUN("tokenize", "text.txt", "text.txt"), 2);
+  rft_assert_says(rft_err, "text.txt:1: column");
+}
+
 static void schedules(void **state) {
   (void)state;
   static const char *const needed[] = {"bubble", "slots", "peak_bytes", "actions"};
@@ -404,6 +438,7 @@ int main(void) {
       cmocka_unit_test(json_errors), cmocka_unit_test(keys),           cmocka_unit_test(full_device),
       cmocka_unit_test(bad_input),   cmocka_unit_test(check_sources),  cmocka_unit_test(devices),
       cmocka_unit_test(doctor),      cmocka_unit_test(unused_options), cmocka_unit_test(schedules),
+      cmocka_unit_test(tokenizes),
   };
   return cmocka_run_group_tests(tests, rft_program_set_up, rft_program_tear_down);
 }

@@ -122,6 +122,18 @@ static void contexts(void) {
   STATUS(rfr_config_key_at, 0, NULL);
 }
 
+static void chats(void) {
+  rfr_chat_template *chat;
+  rfr_rendered text;
+  STATUS(rfr_chat_template_create, NULL, "t", "", 0, NULL, &chat);
+  STATUS(rfr_chat_template_open, NULL, "chatml", NULL, &chat);
+  STATUS(rfr_chat_render, NULL, "[]", 2, NULL, &text);
+  STATUS(rfr_chat_render_training, NULL, "[]", 2, NULL, &text);
+  GIVES(0, rfr_chat_template_marks_generation, NULL);
+  QUIET(rfr_chat_template_destroy, NULL);
+  QUIET(rfr_rendered_deinit, NULL);
+}
+
 static void traces(void) {
   const int64_t shape[] = {2, 3};
   rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
@@ -179,6 +191,7 @@ static void ops(void) {
   VALUE(rfr_embedding_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_positions_at, NULL, NOWHERE, 0, 4);
   VALUE(rfr_rope_at, NULL, NOWHERE, 0, 0, 1e4, NULL);
+  VALUE(rfr_rope_table_at, NULL, NOWHERE, 0, 0, (const double[]){1}, 1, 1);
   VALUE(rfr_layernorm_at, NULL, NOWHERE, 0, 0, 0, 1e-5);
   VALUE(rfr_rmsnorm_at, NULL, NOWHERE, 0, 0, 1e-5);
   VALUE(rfr_attention_at, NULL, NOWHERE, 0, 0, 0, 0, NULL);
@@ -410,6 +423,7 @@ static void test_null_handles(void **state) {
   static char text[65536], path[1024];
   int headers = 0, missed = 0;
   contexts();
+  chats();
   traces();
   ops();
   programs();

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * GGUF: the keys and tensors of a file that opens are inside it and can be read; the model that it describes is a valid
- * description or an error.
+ * GGUF: the keys and tensors of a file that opens are inside it and can be read; its model is a valid description
+ * or an error, and so are the files of its vocabulary.
  */
 #include "data/gguf.h"
 
 #include "fuzz.h"
 #include "model/gguf_model.h"
 #include "model/hf.h"
+#include "text/gguf_tokenizer.h"
 
 static void read_key(const rfi_gguf *g, const rfi_gguf_value *v) {
   rft_fuzz_expect(v->count >= 0 && rfi_gguf_key(g, v->key) == v, "a key finds another value");
@@ -37,6 +38,16 @@ static void read_tensor(rfi_gguf *g, const rfi_gguf_tensor *t, size_t n) {
   rfi_free(rft_fuzz_ctx(), data);
 }
 
+static void read_files(const rfi_gguf *g) {
+  static const char *const names[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json"};
+  for (int i = 0; i < 3; i++) {
+    char *text;
+    size_t n;
+    rft_fuzz_status(rfi_gguf_text_file(rft_fuzz_ctx(), g, names[i], &text, &n));
+    rfi_free(rft_fuzz_ctx(), text);
+  }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   rfi_gguf *g;
   json_t *config;
@@ -46,6 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   if (s == RFR_OK) {
     for (int i = 0; i < rfi_gguf_key_count(g); i++) read_key(g, rfi_gguf_key_at(g, i));
     for (int i = 0; i < rfi_gguf_tensor_count(g); i++) read_tensor(g, rfi_gguf_tensor_at(g, i), n);
+    read_files(g);
     s = rfi_gguf_config(rft_fuzz_ctx(), g, &config);
     rft_fuzz_status(s);
     json_decref(config);

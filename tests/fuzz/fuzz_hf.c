@@ -37,6 +37,13 @@ static void add_sizes(const rfr_model_config *c) {
   }
 }
 
+static bool same_rope(const rfr_model_config *a, const rfr_model_config *b) {
+  bool same = a->rope_scaling.factor == b->rope_scaling.factor && a->rope_extension.type == b->rope_extension.type &&
+              a->rope_extension.attention_factor == b->rope_extension.attention_factor;
+  for (int64_t l = 0; l < a->layers; l++) same = same && rfr_model_has_rope(a, l) == rfr_model_has_rope(b, l);
+  return same;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   rfr_model_config c, again;
   rft_fuzz_file(data, n);
@@ -54,8 +61,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
                         c.norm_eps == again.norm_eps && c.rope_theta == again.rope_theta &&
                         c.tie_embeddings == again.tie_embeddings && c.attention_bias == again.attention_bias &&
                         c.logit_cap == again.logit_cap && c.attention_cap == again.attention_cap &&
-                        c.window == again.window,
+                        c.window == again.window && c.rotary_dim == again.rotary_dim &&
+                        c.local_theta == again.local_theta && c.qk_norm == again.qk_norm && same_rope(&c, &again),
                     "it changed by writing");
+    json_t *rewritten = rfi_hf_config(&again);
+    rft_fuzz_expect(json_equal(written, rewritten), "what was written twice differs");
+    json_decref(rewritten);
     json_decref(written);
     rfi_string_deinit(&text);
   }

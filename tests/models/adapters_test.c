@@ -25,11 +25,9 @@
 #define MODELS RFT_SOURCE_DIR "/tests/models/"
 enum { STEPS = 20 };
 
-static const char *const cases[][2] = {{"llama", "llama-lora"},
-                                       {"llama", "llama-rslora"},
-                                       {"gpt2-untied", "gpt2-lora"},
-                                       {"qwen3", "qwen3-dora"},
-                                       {"gpt2", "gpt2-dora"}};
+static const char *const cases[][2] = {{"llama", "llama-lora"},      {"llama", "llama-rslora"},
+                                       {"gpt2-untied", "gpt2-lora"}, {"qwen3", "qwen3-dora"},
+                                       {"gpt2", "gpt2-dora"},        {"qwen3-moe", "experts-lora"}};
 
 typedef struct scene {
   rfr_ctx *ctx;
@@ -66,7 +64,7 @@ static void load_weights(scene *s, rfr_programs *p) {
     OK(rfr_programs_tensor(p, q.name, &x));
     assert_int_equal(x.role, s->c.adapter && i < s->adapter->base_count ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE);
     if (i < s->adapter->base_count) OK(rfi_weights_read(s->weights, &s->c, &x));
-    else OK(rfi_peft_read(s->peft, q.name, &x.type, x.data));
+    else OK(rfi_peft_read(s->peft, &s->c, i, x.data));
   }
 }
 
@@ -176,12 +174,11 @@ static double merged(scene *s) {
     float *part[3] = {NULL};
     s->c.adapter = s->adapter;
     for (int k = 0; k < 2 + s->adapter->dora; k++) {
-      rfr_type type = {.dtype = RFR_F32};
+      int64_t n = 1;
       OK(rfr_model_parameter(&s->c, target->first + k, &q));
-      type.rank = q.rank;
-      memcpy(type.shape, q.shape, sizeof q.shape);
-      part[k] = malloc(sizeof(float) * (size_t)(q.shape[0] * (q.rank > 1 ? q.shape[1] : 1)));
-      OK(rfi_peft_read(s->peft, q.name, &type, part[k]));
+      for (int d = 0; d < q.rank; d++) n *= q.shape[d];
+      part[k] = malloc(sizeof(float) * (size_t)n);
+      OK(rfi_peft_read(s->peft, &s->c, target->first + k, part[k]));
     }
     s->c.adapter = NULL;
     rfi_adapter_merge(&s->c, target, part[0], part[1], part[2], 2, x.data);
