@@ -43,9 +43,9 @@ RFR_API rfr_export_options rfr_export_options_default(void);
 RFR_API rfr_status rfr_export(rfr_ctx *ctx, const char *model, const char *out, const rfr_export_options *options);
 
 /* Describes a Hugging Face folder, a safetensors or GGUF file, or an adapter's folder: what it is, the model, the
- * tensors with shapes and types, the vocabulary, fields that are unknown. Reads no weights. `json` 1: one JSON object; 0:
- * text for a terminal. Errors: those of reading the files. A model that is not supported is described as far as it can
- * be read, with the reason. */
+ * tensors with shapes and types, the vocabulary, fields that are unknown. Reads no weights. `json` 1: one JSON
+ * object; 0: text for a terminal. Errors: those of reading the files. A model that is not supported is described as
+ * far as it can be read, with the reason. */
 RFR_API rfr_status rfr_inspect(rfr_ctx *ctx, const char *path, int json, rfr_write_fn write, void *user);
 
 #ifdef __cplusplus
