@@ -254,6 +254,8 @@ typedef struct rendering {
   rfi_text *text;
   struct rfi_tpart *parts;
   int n_parts;
+  const size_t *pieces;
+  int n_pieces;
 } rendering;
 
 static void add_variable(session *x, const char *name, rfi_tval value) {
@@ -339,6 +341,8 @@ static rfr_status render(session *x, int64_t n, bool prompt, bool separate, rend
   rfr_status s = rfi_render_run(r, x->variables, x->n, &out->text);
   out->parts = r->parts;
   out->n_parts = r->n_parts;
+  out->pieces = r->pieces;
+  out->n_pieces = r->n_pieces;
   r->arena = arena;
   r->bytes = bytes;
   return s;
@@ -454,9 +458,14 @@ static rfr_status mark_by_loop(session *x, const rendering *full, int64_t i, con
   while (content < end && !(rfi_text_flags_at(s, content) & RFI_TEXT_CONTENT)) content++;
   size_t k = 0;
   while (header + k < p->n && begin + k < end && p->data[header + k] == s->data[begin + k]) k++;
-  if (header + k < p->n && (content == end || begin + k < content))
-    return fail_mask(x, i, "the message does not begin with the template's generation prompt");
-  if (header + k < p->n) k = content - begin;
+  if (header + k < p->n) { /* a part of the prompt: up to the message's own text, or to the end of a piece */
+    const bool has_text = content < end && begin + k >= content;
+    size_t common = has_text ? content : begin;
+    for (int piece = 0; !has_text && piece < full->n_pieces && full->pieces[piece] <= begin + k; piece++)
+      if (full->pieces[piece] > begin) common = full->pieces[piece];
+    if (common == begin) return fail_mask(x, i, "the message does not begin with the template's generation prompt");
+    k = common - begin;
+  }
   *out = (rfr_span){begin + k, trim_end(s, begin + k, end)};
   return RFR_OK;
 }

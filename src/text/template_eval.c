@@ -77,9 +77,11 @@ static void scope_set(rfi_render *r, scope *s, int symbol, rfi_tval v) {
 }
 
 static rfi_tval lookup(rfi_render *r, int symbol) {
-  for (const scope *s = r->scope; s; s = s->parent)
+  for (const scope *s = r->scope; s; s = s->parent) {
+    r->steps += s->n / 16;
     for (int i = 0; i < s->n; i++)
       if (s->items[i].symbol == symbol) return s->items[i].value;
+  }
   const char *name = r->t->symbols.names[symbol];
   const rfi_tfunction global = rfi_global_find(name);
   if (global) return (rfi_tval){.kind = RFI_T_FUNCTION, .as.function = global};

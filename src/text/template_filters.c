@@ -646,8 +646,15 @@ static const struct {
 
 rfi_tval rfi_filter_call(rfi_render *r, const char *name, const rfi_tval *value, const rfi_targs *args) {
   if (!rfi_render_step(r, 1)) return NONE;
-  for (size_t i = 0; i < sizeof filters / sizeof *filters; i++)
-    if (strcmp(filters[i].name, name) == 0) return filters[i].call(r, value, args);
+  if (r->depth >= RFI_RENDER_DEPTH) /* map('map', 'map', ...) */
+    return rfi_render_limit(r, "filters are nested more than %d levels deep", RFI_RENDER_DEPTH), NONE;
+  for (size_t i = 0; i < sizeof filters / sizeof *filters; i++) {
+    if (strcmp(filters[i].name, name) != 0) continue;
+    r->depth++;
+    const rfi_tval v = filters[i].call(r, value, args);
+    r->depth--;
+    return v;
+  }
   rfi_render_fail(r, "unknown filter \"%s\"", name);
   return NONE;
 }

@@ -123,7 +123,7 @@ typedef struct rfi_template {
   bool has_generation;
 } rfi_template;
 
-enum { RFI_TEMPLATE_BYTES = 4 << 20 }; /* the largest template */
+enum { RFI_TEMPLATE_BYTES = 1 << 20 }; /* the largest template */
 
 /* Fails with a place: line and column of byte `at`. */
 rfr_status rfi_template_fail(const rfi_template *t, rfi_error error, uint32_t at, const char *format, ...)

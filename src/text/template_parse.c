@@ -9,7 +9,7 @@
 #include "text/template_node.h"
 #include "text/template_value.h"
 
-enum { MAX_NESTING = 100, MAX_DEPTH = 400, MAX_SYMBOLS = 4096 };
+enum { MAX_NESTING = 100, MAX_DEPTH = 400, MAX_SYMBOLS = 1024 };
 
 typedef struct parser {
   rfi_template *t;
@@ -195,11 +195,8 @@ static rfi_tnode *list_or_dict(parser *p, bool is_dict) {
       expect(p, ',', "\",\"");
       if (is(p, close)) break;
     }
-    rfi_tnode *item = expression(p);
-    add(p, n, item);
+    add(p, n, expression(p));
     if (!is_dict) continue;
-    if (item && (item->type == RFI_NODE_LIST || item->type == RFI_NODE_DICT))
-      return fail(p, item->at, "a list or dictionary cannot be the key of a dictionary");
     expect(p, ':', "\":\"");
     add(p, n, expression(p));
   }

@@ -93,6 +93,11 @@ static void limits(void **state) {
   refused("{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}",
           "template.limit", "t:1:");
   refused("{{ range(100001) }}", "template.limit", "t:1:");
+  refused("{% set a = 'a' * 9999999 %}{% set b = 'b' * 9999999 %}{{ b.strip(a ~ 'b') }}", "template.limit", "t:1:");
+  refused("{% set a = 'a' * 9999999 %}{{ a.rfind('a' * 4999999 ~ 'b') }}", "template.limit", "t:1:");
+  refused("{% set a = 'a' * 60000000 %}{% for i in range(99) %}{{ (a ~ '')|length if a ~ 'x' == a ~ 'y' }}{% endfor %}",
+          "template.limit", "t:1:");
+  refused("{{ 'a'|map(*(['map'] * 99999))|list }}", "template.limit", "t:1:");
   char deep[4096];
   memset(deep, '(', sizeof deep);
   memcpy(deep, "{{ ", 3);

@@ -253,12 +253,13 @@ static bool has_char(const rfi_text *chars, int32_t c) {
 
 rfi_text *rfi_text_strip(rfi_render *r, const rfi_text *s, const rfi_text *chars, bool left, bool right) {
   uint32_t begin = 0, end = s->n, size;
-  while (left && begin < end && rfi_render_step(r, 1)) {
+  const int64_t cost = 1 + (chars ? chars->n / 16 : 0);
+  while (left && begin < end && rfi_render_step(r, cost)) {
     const int32_t c = rfi_utf8_at(s->data + begin, s->n - begin, &size);
     if (chars ? !has_char(chars, c) : !rfi_unicode_is_space(c)) break;
     begin += size;
   }
-  while (right && begin < end && rfi_render_step(r, 1)) {
+  while (right && begin < end && rfi_render_step(r, cost)) {
     uint32_t i = end - 1;
     while (i > begin && ((unsigned char)s->data[i] & 0xC0) == 0x80) i--;
     const int32_t c = rfi_utf8_at(s->data + i, s->n - i, &size);
@@ -364,7 +365,7 @@ static bool matches_edge(rfi_render *r, const rfi_text *s, const rfi_tval *part,
     return false;
   }
   const rfi_text *p = text_argument(r, part, at_end ? "endswith" : "startswith");
-  if (!p || begin > end || p->n > end - begin) return false;
+  if (!p || begin > end || p->n > end - begin || !rfi_render_step(r, p->n / 64)) return false;
   return memcmp(s->data + (at_end ? end - p->n : begin), p->data, p->n) == 0;
 }
 
@@ -397,9 +398,13 @@ METHOD(startswith) { return edge(r, self, args, false); }
 METHOD(endswith) { return edge(r, self, args, true); }
 
 /* Byte of the last occurrence in [begin, end), or -1. */
-static int64_t find_last(const rfi_text *s, const rfi_text *what, size_t begin, size_t end) {
-  for (size_t i = end < what->n ? 0 : end - what->n + 1; i-- > begin && end >= what->n;)
+static int64_t find_last(rfi_render *r, const rfi_text *s, const rfi_text *what, size_t begin, size_t end) {
+  if (end < begin || end - begin < what->n) return -1;
+  for (size_t i = end - what->n + 1; i-- > begin;) {
+    if (what->n > 0 && s->data[i] != what->data[0]) continue;
+    if (!rfi_render_step(r, 1 + what->n / 64)) return -1;
     if (memcmp(s->data + i, what->data, what->n) == 0) return (int64_t)i;
+  }
   return -1;
 }
 
@@ -416,7 +421,7 @@ static rfi_tval position(rfi_render *r, const rfi_tval *self, const rfi_targs *a
   if (begin <= end) {
     rfi_text part = *s;
     part.n = (uint32_t)end;
-    found = last ? find_last(s, what, begin, end) : rfi_text_find(&part, what, begin);
+    found = last ? find_last(r, s, what, begin, end) : rfi_text_find(&part, what, begin);
   }
   if (found < 0 && must) rfi_render_fail(r, "the string does not contain the substring");
   if (found < 0) return rfi_tval_int(-1);
@@ -524,7 +529,7 @@ static rfi_tval split_at(rfi_render *r, const rfi_tval *self, const rfi_targs *a
   rfi_render_step(r, s->n / 32);
   if (right && limit >= 0) {
     size_t end = s->n;
-    for (int64_t found; limit > 0 && (found = find_last(s, by, 0, end)) >= 0 && rfi_render_step(r, 1); limit--) {
+    for (int64_t found; limit > 0 && (found = find_last(r, s, by, 0, end)) >= 0 && rfi_render_step(r, 1); limit--) {
       rfi_tlist_add(r, list, rfi_text_slice(r, s, (size_t)found + by->n, end));
       end = (size_t)found;
     }
@@ -551,7 +556,7 @@ static rfi_tval partitioned(rfi_render *r, const rfi_tval *self, const rfi_targs
   const rfi_text *p = text_argument(r, &by, "partition");
   if (!p || p->n == 0) return rfi_render_fail(r, "partition needs a separator"), rfi_tval_none();
   rfi_render_step(r, s->n / 32);
-  const int64_t found = right ? find_last(s, p, 0, s->n) : rfi_text_find(s, p, 0);
+  const int64_t found = right ? find_last(r, s, p, 0, s->n) : rfi_text_find(s, p, 0);
   const size_t begin = found >= 0 ? (size_t)found : right ? 0 : s->n, end = found >= 0 ? begin + p->n : begin;
   rfi_tlist *list = rfi_tlist_new(r);
   rfi_tlist_add(r, list, rfi_text_slice(r, s, 0, begin));

@@ -479,7 +479,8 @@ bool rfi_tval_equal(rfi_render *r, const rfi_tval *a, const rfi_tval *b) {
     case RFI_T_UNDEFINED:
     case RFI_T_NONE: return true;
     case RFI_T_TEXT:
-      return a->as.text->n == b->as.text->n && memcmp(a->as.text->data, b->as.text->data, a->as.text->n) == 0;
+      return a->as.text->n == b->as.text->n && rfi_render_step(r, a->as.text->n / 64) &&
+             memcmp(a->as.text->data, b->as.text->data, a->as.text->n) == 0;
     case RFI_T_LIST:
     case RFI_T_TUPLE:
     case RFI_T_RANGE: return a->as.list == b->as.list || equal_lists(r, a->as.list, b->as.list);
@@ -491,7 +492,10 @@ bool rfi_tval_equal(rfi_render *r, const rfi_tval *a, const rfi_tval *b) {
 
 int rfi_tval_order(rfi_render *r, const rfi_tval *a, const rfi_tval *b) {
   if (rfi_tval_is_number(a) && rfi_tval_is_number(b)) return order_numbers(a, b);
-  if (a->kind == RFI_T_TEXT && b->kind == RFI_T_TEXT) return order_texts(a->as.text, b->as.text);
+  if (a->kind == RFI_T_TEXT && b->kind == RFI_T_TEXT) {
+    rfi_render_step(r, a->as.text->n / 64);
+    return order_texts(a->as.text, b->as.text);
+  }
   if (a->kind == b->kind && (a->kind == RFI_T_LIST || a->kind == RFI_T_TUPLE)) {
     const rfi_tlist *x = a->as.list, *y = b->as.list;
     for (int64_t i = 0; i < x->n && i < y->n && rfi_render_step(r, 1); i++)

@@ -166,7 +166,7 @@ struct rfi_render {
 
 /* Limits of one render call. */
 enum {
-  RFI_RENDER_STEPS = 20000000,
+  RFI_RENDER_STEPS = 5000000,
   RFI_RENDER_DEPTH = 1000,
   RFI_RENDER_BYTES = 1 << 30,   /* of memory */
   RFI_RENDER_OUTPUT = 64 << 20, /* of a text */
