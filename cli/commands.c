@@ -167,10 +167,10 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
     [CLI_INDEX_export] =
         {"export", "RUN|MODEL", 1, 1, "write a run's newest checkpoint or a model for other programs",
          "The output must not exist; it is complete or absent. An adapter is merged into the weights, except with "
-         "--to peft.",
+         "--to peft and gguf-lora.",
          "refrain export runs/chat --to gguf --dtype q8_0 --out chat.gguf",
-         OPTIONS({"to", "FORMAT", "hf gguf peft", CLI_TEXT, FIELD(to),
-                  "hf: a Hugging Face folder; gguf: one file; peft: a folder with the adapter alone"},
+         OPTIONS({"to", "FORMAT", "hf gguf peft gguf-lora", CLI_TEXT, FIELD(to),
+                  "hf: a Hugging Face folder; gguf: one file; peft and gguf-lora: the adapter alone"},
                  {"out", "PATH", NULL, CLI_TEXT, FIELD(out), "folder or file to write"},
                  {"dtype", "TYPE", "f32 bf16 f16 q8_0 q4_0", CLI_TEXT, FIELD(dtype),
                   "type of the weights; q8_0 and q4_0 for gguf (that of the model)"},

@@ -33,8 +33,8 @@ void cli_text_deinit(cli_text *text);
 rfr_status cli_text_encode(cli_text *text, const char *prompt, size_t n);
 rfr_status cli_text_encode_chat(cli_text *text, const json_t *messages);
 
-/* The text that a model writes. `write` gets it as soon as it is complete: valid UTF-8 for a model with a tokenizer, and
- * nothing that may be the begin of a stop string. */
+/* The text that a model writes. `write` gets it as soon as it is complete: valid UTF-8 for a model with a tokenizer,
+ * and nothing that may be the begin of a stop string. */
 typedef struct cli_stream {
   cli_text *text;
   const cli_list *stops; /* strings, each of which ends the text */

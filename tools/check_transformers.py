@@ -55,7 +55,8 @@ def check(build, name, work):
 
 
 def main():
-    names = sorted(e.name for e in os.scandir(os.path.join(ROOT, "tests", "models")) if e.is_dir())
+    folder = os.path.join(ROOT, "tests", "models")
+    names = sorted(n for n in os.listdir(folder) if os.path.exists(os.path.join(folder, n, "config.json")))
     with tempfile.TemporaryDirectory() as work:
         return 0 if all([check(os.path.abspath(sys.argv[1]), name, work) for name in names]) else 1
 

@@ -25,11 +25,12 @@ extern "C" {
 typedef struct rfr_export_options {
   size_t size; /* sizeof (rfr_export_options) */
   /* "hf": a folder with config.json, safetensors files of at most 5 GB and the tokenizer's files. "gguf": one file with
-   * vocabulary and chat template. "peft": the adapter alone, a folder that the PEFT library reads. An adapter is merged
-   * into the weights of the first two: W + scale B A, computed in f32 and rounded once. */
+   * vocabulary and chat template. "peft": the adapter alone, a folder that the PEFT library reads. "gguf-lora": the
+   * adapter alone, a file for llama.cpp: LoRA on matrices of the blocks with one alpha. An adapter is merged into the
+   * weights of the first two: W + scale B A, computed in f32 and rounded once. */
   const char *format;
   /* Element type of the weights: "f32", "bf16", "f16"; for gguf also "q8_0" and "q4_0", with vectors as f32. NULL: that
-   * of the model. Not for peft. */
+   * of the model. Not for adapters. */
   const char *dtype;
 } rfr_export_options;
 /* format "hf", dtype NULL */
@@ -42,9 +43,9 @@ RFR_API rfr_export_options rfr_export_options_default(void);
 RFR_API rfr_status rfr_export(rfr_ctx *ctx, const char *model, const char *out, const rfr_export_options *options);
 
 /* Describes a Hugging Face folder, a safetensors or GGUF file, or an adapter's folder: what it is, the model, the
- * tensors with shapes and types, the vocabulary, fields that are unknown. Reads no weights. `json` 1: one JSON object; 0:
- * text for a terminal. Errors: those of reading the files. A model that is not supported is described as far as it can
- * be read, with the reason. */
+ * tensors with shapes and types, the vocabulary, fields that are unknown. Reads no weights. `json` 1: one JSON
+ * object; 0: text for a terminal. Errors: those of reading the files. A model that is not supported is described as
+ * far as it can be read, with the reason. */
 RFR_API rfr_status rfr_inspect(rfr_ctx *ctx, const char *path, int json, rfr_write_fn write, void *user);
 
 #ifdef __cplusplus

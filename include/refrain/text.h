@@ -29,11 +29,11 @@ extern "C" {
 
 typedef struct rfr_tokenizer rfr_tokenizer;
 
-/* Reads a tokenizer. `path` is a tokenizer.json, a folder that has one, or a GGUF file with a vocabulary; of the folder's tokenizer_config.json and
- * generation_config.json, the tokens that begin and end a text are read. The ids equal those of the Python package
- * tokenizers. Entries for truncation and padding are ignored. Errors: tokenizer (a field is not valid),
- * tokenizer.unsupported (a component that would change tokens is not supported; the message has its key path), json,
- * file.*, RFR_NO_MEMORY. */
+/* Reads a tokenizer. `path` is a tokenizer.json, a folder that has one, or a GGUF file with a vocabulary; of the
+ * folder's tokenizer_config.json and generation_config.json, the tokens that begin and end a text are read. The ids
+ * equal those of the Python package tokenizers. Entries for truncation and padding are ignored. Errors: tokenizer (a
+ * field is not valid), tokenizer.unsupported (a component that would change tokens is not supported; the message has
+ * its key path), json, file.*, RFR_NO_MEMORY. */
 RFR_API rfr_status rfr_tokenizer_open(rfr_ctx *ctx, const char *path, rfr_tokenizer **out);
 /* Accepts NULL. */
 RFR_API void rfr_tokenizer_destroy(rfr_tokenizer *tokenizer);

@@ -194,7 +194,7 @@ typedef struct rfr_run_info {
   int64_t expert_bytes;                    /* of the expert weights of one layer */
   double flops_per_step;                   /* from the model's formulas: a multiply-add counts as two */
   rfr_dtype dtype;                         /* of weights and activations */
-  int byte_tokens;                         /* 1: tokens are bytes, or the data is text, so that bits_per_byte is of text */
+  int byte_tokens;                         /* 1: bits_per_byte is of text: tokens are bytes, or the data is text */
   const char *data_hash;                   /* of the data read, hexadecimal; borrowed */
   const char *checkpoint;                  /* folder last written or loaded, or ""; borrowed */
   int64_t train_tokens, validation_tokens; /* 0 without data */

@@ -23,7 +23,7 @@ struct rfi_lines {
   int64_t limit, produced; /* decompressed bytes */
   packing packing;
   uint8_t *input; /* compressed bytes [input_at, input_end) */
-  size_t input_at, input_end;
+  size_t input_at, input_end, input_size;
   z_stream gzip;
   ZSTD_DStream *zstd;
   bool in_frame; /* between the start and the end of a gzip member or zstd frame */
@@ -89,7 +89,7 @@ static rfr_status fill(rfi_lines *l) {
   while (l->packing != PLAIN && got == 0) {
     if (l->input_at == l->input_end) {
       l->input_at = 0;
-      RFI_TRY(take(l, l->input, INPUT_BYTES, &l->input_end));
+      RFI_TRY(take(l, l->input, l->input_size, &l->input_end));
     }
     const bool no_input = l->input_at == l->input_end;
     if (no_input && !l->in_frame) break;
@@ -169,7 +169,8 @@ static rfr_status find_packing(rfi_lines *l) {
 }
 
 static rfr_status start(rfi_lines *l) {
-  RFI_TRY(RFI_ALLOC(l->ctx, INPUT_BYTES, &l->input));
+  l->input_size = l->size < INPUT_BYTES ? (size_t)l->size + 4 : INPUT_BYTES;
+  RFI_TRY(RFI_ALLOC(l->ctx, l->input_size, &l->input));
   RFI_TRY(find_packing(l));
   if (l->packing == GZIP && inflateInit2(&l->gzip, 15 + 16) != Z_OK) { /* 15 + 16: the gzip format */
     l->packing = PLAIN;
@@ -177,7 +178,7 @@ static rfr_status start(rfi_lines *l) {
   }
   if (l->packing == ZSTD && !(l->zstd = ZSTD_createDStream()))
     return rfi_fail(RFI_E_NO_MEMORY, "%s: out of memory in zstd", l->name);
-  l->capacity = FIRST_BUFFER;
+  l->capacity = l->packing == PLAIN && l->size < FIRST_BUFFER ? (size_t)l->size + 1 : FIRST_BUFFER;
   return RFI_ALLOC(l->ctx, l->capacity, &l->buffer);
 }
 

@@ -304,40 +304,133 @@ static rfr_status put_vocabulary(exporter *e, rfi_gguf_writer *w) {
   return s;
 }
 
-static rfr_status write_gguf(exporter *e, rfi_gguf_writer *w, const char *temporary) {
-  rfi_file *file;
-  RFI_TRY(rfi_file_create(e->ctx, temporary, &file));
-  rfr_status s = rfi_gguf_write_header(w, file);
+typedef rfr_status (*write_tensors)(exporter *e, rfi_gguf_writer *w, rfi_file *file);
+
+static rfr_status write_model(exporter *e, rfi_gguf_writer *w, rfi_file *file) {
+  rfr_status s = RFR_OK;
   for (int i = 0; s == RFR_OK && i < rfr_model_parameter_count(&e->c); i++) {
     float *values = NULL;
     s = read_values(e, i, &values);
     if (s == RFR_OK) s = rfi_gguf_write_parameter(e->ctx, w, file, &e->c, i, values);
     rfi_free(e->ctx, values);
   }
+  return s;
+}
+
+static rfr_status write_temporary(exporter *e, rfi_gguf_writer *w, const char *temporary, write_tensors write) {
+  rfi_file *file;
+  RFI_TRY(rfi_file_create(e->ctx, temporary, &file));
+  rfr_status s = rfi_gguf_write_header(w, file);
+  if (s == RFR_OK) s = write(e, w, file);
   if (s == RFR_OK) return rfi_file_finish(file, NULL);
   rfi_file_close(file);
   return s;
 }
 
-static rfr_status export_gguf(exporter *e, const char *out, const rfi_block_format *format) {
+/* Writes the file whose keys and tensors the writer has. */
+static rfr_status write_gguf(exporter *e, rfi_gguf_writer *w, const char *out, write_tensors write) {
   rfr_status s;
-  rfi_gguf_writer *w = NULL;
   char *temporary = NULL, *parent = NULL;
-  RFI_GOTO(rfi_gguf_writer_create(e->ctx, &w));
-  RFI_GOTO(rfi_gguf_put_model(w, &e->c, format));
-  RFI_GOTO(put_vocabulary(e, w));
   RFI_GOTO(rfi_path_parent(e->ctx, out, &parent));
   RFI_GOTO(rfi_dir_create(parent));
   RFI_GOTO(check_space(parent, rfi_gguf_writer_bytes(w)));
   RFI_GOTO(rfi_path_temporary(e->ctx, out, &temporary));
   RFI_GOTO(rfi_tree_remove(e->ctx, temporary)); /* of a dead process with our number */
-  s = write_gguf(e, w, temporary);
+  s = write_temporary(e, w, temporary, write);
   if (s == RFR_OK) s = rfi_file_rename(e->ctx, temporary, out);
   if (s != RFR_OK) rfi_tree_discard(temporary);
 fail:
-  rfi_gguf_writer_destroy(w);
   rfi_free(e->ctx, temporary);
   rfi_free(e->ctx, parent);
+  return s;
+}
+
+static rfr_status export_gguf(exporter *e, const char *out, const rfi_block_format *format) {
+  rfi_gguf_writer *w;
+  RFI_TRY(rfi_gguf_writer_create(e->ctx, &w));
+  rfr_status s = rfi_gguf_put_model(w, &e->c, format);
+  if (s == RFR_OK) s = put_vocabulary(e, w);
+  if (s == RFR_OK) s = write_gguf(e, w, out, write_model);
+  rfi_gguf_writer_destroy(w);
+  return s;
+}
+
+/* ---- GGUF adapters ---- */
+
+/* A or B of a target, as f32. */
+static rfr_status read_part(exporter *e, const rfi_adapter_target *target, int part, rfr_parameter *p, float **out) {
+  rfr_model_config with = e->c;
+  with.adapter = e->adapter;
+  RFI_TRY(rfr_model_parameter(&with, target->first + part, p));
+  RFI_TRY(RFI_ALLOC(e->ctx, (size_t)elements_of(p) * sizeof **out, out));
+  return rfi_peft_read(e->peft, &with, target->first + part, *out);
+}
+
+/* The file has one alpha for all targets: llama.cpp scales by alpha / rank. */
+static rfr_status put_adapter(exporter *e, rfi_gguf_writer *w) {
+  const rfi_block_format *f32 = rfi_block_format_named("F32");
+  double alpha = 0.0;
+  if (e->adapter->dora) return rfi_fail(RFI_E_UNSUPPORTED, "GGUF adapters have no DoRA; export gguf merges it");
+  for (int i = 0; i < e->adapter->n; i++) {
+    const rfi_adapter_target *t = &e->adapter->targets[i];
+    const double own = t->scale * (double)t->rank;
+    if (i > 0 && own != alpha)
+      return rfi_fail(RFI_E_UNSUPPORTED, "GGUF adapters have one alpha; targets of %g and %g differ", alpha, own);
+    alpha = own;
+  }
+  RFI_TRY(rfi_gguf_put_adapter(w, &e->c, alpha));
+  for (int i = 0; i < e->adapter->n; i++) {
+    const rfi_adapter_target *t = &e->adapter->targets[i];
+    char base[128], name[160];
+    int64_t head_dim;
+    rfr_parameter p;
+    rfr_model_config with = e->c;
+    with.adapter = e->adapter;
+    RFI_TRY(rfr_model_parameter(&e->c, t->parameter, &p));
+    if (!rfi_gguf_matrix_name(&e->c, t->parameter, base, sizeof base, &head_dim))
+      return rfi_fail(RFI_E_UNSUPPORTED, "an adapter on %s cannot be written as a GGUF adapter; export gguf merges it",
+                      p.name);
+    for (int k = 0; k < 2; k++) {
+      RFI_TRY(rfr_model_parameter(&with, t->first + k, &p));
+      rfi_snprintf(name, sizeof name, "%s.lora_%c", base, "ab"[k]);
+      rfi_gguf_put_tensor(w, name, f32, p.rank, p.shape);
+    }
+  }
+  return RFR_OK;
+}
+
+/* The rows of B are those of the weight. */
+static rfr_status write_adapter(exporter *e, rfi_gguf_writer *w, rfi_file *file) {
+  rfr_status s = RFR_OK;
+  for (int i = 0; s == RFR_OK && i < 2 * e->adapter->n; i++) {
+    const rfi_adapter_target *t = &e->adapter->targets[i / 2];
+    char name[128];
+    int64_t head_dim = 0;
+    rfr_parameter p;
+    float *values = NULL, *moved = NULL;
+    s = read_part(e, t, i % 2, &p, &values);
+    rfi_gguf_matrix_name(&e->c, t->parameter, name, sizeof name, &head_dim);
+    const bool move = i % 2 && head_dim > 0;
+    if (s == RFR_OK && move) s = RFI_ALLOC(e->ctx, (size_t)elements_of(&p) * sizeof *moved, &moved);
+    if (s == RFR_OK && move) rfi_gguf_interleave(values, p.shape[0], p.shape[1], head_dim, moved);
+    if (s == RFR_OK) s = rfi_gguf_write_rows(w, file, move ? moved : values, p.shape[0]);
+    rfi_free(e->ctx, moved);
+    rfi_free(e->ctx, values);
+  }
+  return s;
+}
+
+static rfr_status need_adapter(const exporter *e) {
+  return e->folder ? RFR_OK : rfi_fail(RFI_E_ARGUMENT, "%s has no adapter; export it as hf or gguf", e->base);
+}
+
+static rfr_status export_gguf_lora(exporter *e, const char *out) {
+  rfi_gguf_writer *w;
+  RFI_TRY(need_adapter(e));
+  RFI_TRY(rfi_gguf_writer_create(e->ctx, &w));
+  rfr_status s = put_adapter(e, w);
+  if (s == RFR_OK) s = write_gguf(e, w, out, write_adapter);
+  rfi_gguf_writer_destroy(w);
   return s;
 }
 
@@ -347,7 +440,7 @@ fail:
 static rfr_status export_peft(exporter *e, const char *out) {
   static const char *const names[] = {RFI_PEFT_CONFIG, RFI_PEFT_WEIGHTS};
   rfi_checkpoint_writer *w;
-  if (!e->folder) return rfi_fail(RFI_E_ARGUMENT, "%s has no adapter; export it as hf or gguf", e->base);
+  RFI_TRY(need_adapter(e));
   RFI_TRY(rfi_checkpoint_begin_folder(e->ctx, out, &w));
   rfr_status s = RFR_OK;
   for (size_t i = 0; s == RFR_OK && i < 2; i++) {
@@ -375,17 +468,25 @@ rfr_status rfr_export(rfr_ctx *ctx, const char *model, const char *out, const rf
     RFI_TRY(rfi_check_options("rfr_export_options", options, options->size, sizeof o));
     o = *options;
   }
-  const bool gguf = o.format && strcmp(o.format, "gguf") == 0, peft = o.format && strcmp(o.format, "peft") == 0;
-  if (!gguf && !peft && (!o.format || strcmp(o.format, "hf") != 0))
-    return rfi_fail(RFI_E_ARGUMENT, "the format \"%s\" is none of hf, gguf and peft", o.format ? o.format : "");
+  static const char *const formats[] = {"hf", "gguf", "peft", "gguf-lora"};
+  enum { HF, GGUF, PEFT, GGUF_LORA, N };
+  int which = 0;
+  while (which < N && (!o.format || strcmp(o.format, formats[which]) != 0)) which++;
+  if (which == N)
+    return rfi_fail(RFI_E_ARGUMENT, "the format \"%s\" is none of hf, gguf, peft and gguf-lora",
+                    o.format ? o.format : "");
   const rfi_block_format *format = o.dtype ? rfi_block_format_named(o.dtype) : NULL;
-  if (o.dtype && (peft || !format || !format->encode || (!gguf && format->dtype == RFR_DTYPE_COUNT)))
+  if (o.dtype && (which >= PEFT || !format || !format->encode || (which != GGUF && format->dtype == RFR_DTYPE_COUNT)))
     return rfi_fail(RFI_E_ARGUMENT, "the type \"%s\" cannot be written as %s", o.dtype, o.format);
   RFI_TRY(rfi_path_kind(out, &kind));
   if (kind) return rfi_fail(RFI_E_EXPORT_EXISTS, "%s exists; nothing was written", out);
   rfr_status s = open_model(&e, model, format ? format->dtype : RFR_DTYPE_COUNT);
   if (s == RFR_OK && !format) format = rfi_block_format_named(rfr_dtype_name(e.c.dtype));
-  if (s == RFR_OK) s = gguf ? export_gguf(&e, out, format) : peft ? export_peft(&e, out) : export_hf(&e, out);
+  if (s == RFR_OK)
+    s = which == GGUF        ? export_gguf(&e, out, format)
+        : which == GGUF_LORA ? export_gguf_lora(&e, out)
+        : which == PEFT      ? export_peft(&e, out)
+                             : export_hf(&e, out);
   close_model(&e);
   return s;
 }

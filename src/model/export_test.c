@@ -10,6 +10,7 @@
 
 #include "data/gguf.h"
 #include "data/json_file.h"
+#include "data/safetensors.h"
 #include "model/hf.h"
 #include "model/weights.h"
 #include "refrain/model.h"
@@ -199,6 +200,31 @@ static void adapters(void **state) {
   free(base);
   free(merged);
   compare_all(f->ctx, rft_path(f, "merged"), rft_path(f, "merged.gguf"));
+  /* The file for llama.cpp: A as it is, the rows of B interleaved as those of q. */
+  export_as(f, rft_path(f, "adapter"), "gguf-lora", NULL, "lora.gguf");
+  rfi_gguf *g;
+  rfi_safetensors *st;
+  double alpha = 0;
+  OK(rfi_gguf_open(f->ctx, rft_path(f, "lora.gguf"), &g));
+  OK(rfi_safetensors_open(f->ctx, rft_path(f, "adapter/adapter_model.safetensors"), &st));
+  OK(rfi_gguf_real(g, rfi_gguf_key(g, "adapter.lora.alpha"), 0, &alpha));
+  assert_true(alpha > 0.0);
+  assert_int_equal(rfi_gguf_tensor_count(g), rfi_safetensors_count(st));
+  for (int k = 0; k < 2; k++) {
+    const rfi_gguf_tensor *t = rfi_gguf_tensor_find(g, k ? "blk.0.attn_q.weight.lora_b" : "blk.0.attn_q.weight.lora_a");
+    const rfi_stored *from_peft =
+        rfi_safetensors_find(st, k ? "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
+                                   : "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
+    assert_non_null(t);
+    assert_non_null(from_peft);
+    float have[1024], want[1024];
+    assert_true(t->elements == from_peft->elements && t->elements <= 1024);
+    OK(rfi_gguf_read(g, t, 0, t->shape[0], k ? 8 : 0, RFR_F32, have));
+    OK(rfi_safetensors_read_as(st, from_peft, RFR_F32, want, t->elements));
+    assert_memory_equal(have, want, (size_t)t->elements * 4);
+  }
+  rfi_safetensors_close(st);
+  rfi_gguf_close(g);
   size_t a, b;
   char *x = rft_read(f, "adapter/adapter_model.safetensors", &a),
        *y = rft_read(f, "copy/adapter_model.safetensors", &b);

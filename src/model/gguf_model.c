@@ -541,6 +541,14 @@ static rfr_status writable(const rfr_model_config *c, const json_t *o, const arc
   return RFR_OK;
 }
 
+static rfr_status architecture_for(const rfr_model_config *c, const architecture **a) {
+  json_t *o = rfi_hf_config(c);
+  if (!o) return rfi_fail(RFI_E_NO_MEMORY, "describing a model");
+  const rfr_status s = writable(c, o, a);
+  json_decref(o);
+  return s;
+}
+
 static void put_keys(rfi_gguf_writer *w, const architecture *a, const json_t *o, const hyperparameter *rows, size_t n) {
   char key[128];
   for (size_t i = 0; i < n; i++) {
@@ -663,6 +671,13 @@ rfr_status rfi_gguf_put_model(rfi_gguf_writer *w, const rfr_model_config *c, con
   return RFR_OK;
 }
 
+void rfi_gguf_interleave(const float *from, int64_t rows, int64_t width, int64_t head_dim, float *to) {
+  for (int64_t r = 0; r < rows; r++) {
+    const int64_t in_head = r % head_dim, half = head_dim / 2;
+    memcpy(to + r * width, from + (r - in_head + in_head / 2 + in_head % 2 * half) * width, (size_t)width * sizeof *to);
+  }
+}
+
 /* The rows of a part in the order of the file. */
 static rfr_status write_part(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *file, const rfr_model_config *c, const part *t,
                              int64_t width, float *values) {
@@ -673,10 +688,7 @@ static rfr_status write_part(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *file, c
   const int64_t rows = t->rank == 1 ? width : t->rows, n = t->rank == 1 ? 1 : width; /* a bias has rows of one */
   RFI_TRY(RFI_ALLOC(ctx, (size_t)(rows * n) * sizeof *moved, &moved));
   if (t->how == INTERLEAVED) {
-    for (int64_t r = 0; r < rows; r++) {
-      const int64_t in_head = r % c->head_dim, half = c->head_dim / 2;
-      memcpy(moved + r * n, values + (r - in_head + in_head / 2 + in_head % 2 * half) * n, (size_t)n * sizeof *moved);
-    }
+    rfi_gguf_interleave(values, rows, n, c->head_dim, moved);
   } else {
     for (int64_t r = 0; r < rows; r++)
       for (int64_t k = 0; k < n; k++) moved[k * rows + r] = values[r * n + k];
@@ -703,12 +715,9 @@ rfr_status rfi_gguf_write_parameter(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *
                                     float *values) {
   part parts[2];
   rfr_parameter p;
-  const architecture *a = NULL;
-  json_t *o = rfi_hf_config(c);
-  if (!o) return rfi_fail(RFI_E_NO_MEMORY, "describing a model");
-  rfr_status s = writable(c, o, &a);
-  json_decref(o);
-  RFI_TRY(s);
+  const architecture *a;
+  rfr_status s = RFR_OK;
+  RFI_TRY(architecture_for(c, &a));
   if (i == 0 && c->rope_scaling.factor != 1.0 && c->rope_scaling.original > 0)
     RFI_TRY(write_frequencies(ctx, w, file, c));
   RFI_TRY(rfr_model_parameter(c, i, &p));
@@ -718,4 +727,27 @@ rfr_status rfi_gguf_write_parameter(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *
     for (int64_t e = 0; s == RFR_OK && e < parts[k].count; e++)
       s = write_part(ctx, w, file, c, &parts[k], width, values + (parts[k].first + e * parts[k].step) * width);
   return s;
+}
+
+/* ---- adapters ---- */
+
+rfr_status rfi_gguf_put_adapter(rfi_gguf_writer *w, const rfr_model_config *c, double alpha) {
+  const architecture *a;
+  RFI_TRY(architecture_for(c, &a));
+  rfi_gguf_put_text(w, "general.architecture", a->name, strlen(a->name));
+  rfi_gguf_put_text(w, "general.type", "adapter", 7);
+  rfi_gguf_put_text(w, "adapter.type", "lora", 4);
+  rfi_gguf_put_f32(w, "adapter.lora.alpha", alpha);
+  return RFR_OK;
+}
+
+bool rfi_gguf_matrix_name(const rfr_model_config *c, int parameter, char *out, size_t size, int64_t *head_dim) {
+  const architecture *a;
+  part parts[2];
+  rfr_parameter p;
+  if (rfr_model_parameter(c, parameter, &p) != RFR_OK || p.rank != 2 || architecture_for(c, &a) != RFR_OK) return false;
+  if (parts_of(c, a, parameter, rfi_block_format_named("F32"), parts) != 1) return false;
+  snprintf(out, size, "%s", parts[0].name);
+  *head_dim = parts[0].how == INTERLEAVED ? c->head_dim : 0;
+  return strncmp(out, "blk.", 4) == 0;
 }

@@ -23,8 +23,8 @@ void rfi_peft_name(const char *parameter, bool inner, char out[RFI_PEFT_NAME]);
 /* The tensor of parameter i of the model's list, of the adapter, in adapter_model.safetensors: its name and shape, and
  * the model's dtype. Experts are packed there as A (E r,in) and B (out,r E). */
 void rfi_peft_tensor(const rfr_model_config *c, int i, char name[RFI_PEFT_NAME], rfr_type *type);
-/* Copies a parameter of shape `type` between our order of elements and PEFT's: they differ in B of experts. `size`: of an
- * element. */
+/* Copies a parameter of shape `type` between our order of elements and PEFT's: they differ in B of experts. `size`:
+ * bytes of an element. */
 void rfi_peft_order(const rfr_type *type, bool is_b, bool to_peft, size_t size, const void *from, void *to);
 
 typedef struct rfi_peft rfi_peft;

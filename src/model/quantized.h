@@ -4,8 +4,8 @@
  *   fp8           NAME as E4M3 and NAME_scale_inv (f32 or bf16), one scale for each block of 128 x 128
  *   bitsandbytes  NAME as two 4-bit codes a byte, the first in the high bits; NAME.quant_map has the 16 values,
  *                 NAME.absmax a scale for each block, which may itself be 8-bit codes with nested_absmax and
- *                 nested_quant_map; NAME.quant_state.bitsandbytes__nf4 (or fp4) is JSON with block sizes, dtype and shape
- * Values are those of transformers' and bitsandbytes' dequantization, bit for bit.
+ * nested_quant_map; NAME.quant_state.bitsandbytes__nf4 (or fp4) is JSON with block sizes, dtype and shape Values are
+ * those of transformers' and bitsandbytes' dequantization, bit for bit.
  */
 #ifndef RFI_QUANTIZED_H
 #define RFI_QUANTIZED_H

@@ -17,9 +17,9 @@ typedef struct rfi_weights rfi_weights;
 /* `model`: a folder or a GGUF file. */
 rfr_status rfi_weights_open(rfr_ctx *ctx, const char *model, rfi_weights **out);
 void rfi_weights_close(rfi_weights *w); /* accepts NULL */
-/* Reads the tensor x->name into x->data (x->bytes bytes) and converts float types, or decodes the blocks of a GGUF file.
- * If the model does not have it, reads its pieces (rfi_hf_pieces). Errors: model.weights for a missing tensor or another
- * shape; safetensors; gguf; file.*. */
+/* Reads the tensor x->name into x->data (x->bytes bytes) and converts float types, or decodes the blocks of a GGUF
+ * file. If the model does not have it, reads its pieces (rfi_hf_pieces). Errors: model.weights for a missing tensor
+ * or another shape; safetensors; gguf; file.*. */
 rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr_tensor *x);
 /* The number of tensors that were not read, and the name of one. Does not count tensors that are no parameters: masks
  * and RoPE frequencies of older library versions, and the head of a model with tied embeddings. */

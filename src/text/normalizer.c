@@ -224,6 +224,28 @@ static rfr_status write_form(const rfi_unicode *categories, rfi_encoder *e, cons
   return RFR_OK;
 }
 
+/* Runs of characters that the form keeps and that start no decomposition are copied: below U+0300 for NFC, else ASCII.
+ * The last character before others belongs to them, because it may compose. */
+static rfr_status write_runs(const rfi_unicode *categories, rfi_encoder *e, const rfi_view *v, bool compat,
+                             bool composes, rfi_text_buffer *b) {
+  const unsigned char lead = composes && !compat ? 0xCC : 0x80;
+  for (size_t i = 0; i < v->n;) {
+    size_t run = i;
+    while (run < v->n && (unsigned char)v->s[run] < lead) run++;
+    size_t begin = run, end = run;
+    if (run < v->n && run > i) {
+      begin--;
+      while (rfi_utf8_continues(v->s[begin])) begin--;
+    }
+    RFI_TRY(rfi_text_buffer_copy(e->ctx, b, v, i, begin));
+    while (end < v->n && (unsigned char)v->s[end] >= lead) rfi_utf8_next(v->s, &end);
+    const rfi_view part = rfi_view_part(v, begin, end);
+    if (begin < end) RFI_TRY(write_form(categories, e, &part, compat, composes, b));
+    i = end;
+  }
+  return RFR_OK;
+}
+
 /* ---- single characters ---- */
 
 static bool is_nmt_control(uint32_t c) {
@@ -389,10 +411,17 @@ static rfr_status apply_chars(const rfi_normalizer *p, rfi_encoder *e, rfi_view 
   return RFR_OK;
 }
 
+/* Whether all characters are below U+0300: such a text is in NFC. */
+static bool is_latin(const rfi_view *v) {
+  for (size_t i = 0; i < v->n; i++)
+    if ((unsigned char)v->s[i] >= 0xCC) return false;
+  return true;
+}
+
 static rfr_status apply_form(const rfi_normalizer *p, rfi_encoder *e, rfi_view *v, bool compat, bool composes) {
-  if (is_ascii(v)) return RFR_OK;
+  if (is_ascii(v) || (composes && !compat && is_latin(v))) return RFR_OK;
   rfi_text_buffer *b = next_buffer(e, v);
-  RFI_TRY(write_form(p->categories, e, v, compat, composes, b));
+  RFI_TRY(write_runs(p->categories, e, v, compat, composes, b));
   *v = rfi_text_buffer_view(b);
   return RFR_OK;
 }

@@ -60,7 +60,8 @@ static uint16_t width(size_t begin, size_t end) {
   return end - begin < UINT16_MAX ? (uint16_t)(end - begin) : UINT16_MAX;
 }
 
-/* Trains the tokens that have a byte in one of the spans. A token that starts inside a character covers its first byte. */
+/* Trains the tokens that have a byte in one of the spans. A token that starts inside a character covers its first
+ * byte. */
 static bool is_trained(const rfr_span *spans, size_t n, size_t *at, size_t begin, size_t end) {
   if (end <= begin) end = begin + 1;
   while (*at < n && spans[*at].end <= begin) ++*at;

@@ -17,7 +17,8 @@
 #include "refrain/text.h"
 #include "text/rows.h"
 
-/* The part of a row that is trained. auto: all of a text, the completion of a prompt, the assistant's messages of a chat. */
+/* The part of a row that is trained. auto: all of a text, the completion of a prompt, the assistant's messages of a
+ * chat. */
 typedef enum rfi_row_loss {
   RFI_ROW_LOSS_AUTO,
   RFI_ROW_LOSS_ASSISTANT,
@@ -50,7 +51,8 @@ int64_t rfi_row_encoder_vocab(const rfi_row_encoder *encoder);
  * a loss that the form does not have), memory.alloc. */
 rfr_status rfi_row_encode(const rfi_row_encoder *encoder, const rfi_row *row, const char *file, int64_t line,
                           rfi_row_tokens *out);
-/* A document of a text file. `parallel`: on the context's threads; not from a parallel region. The result is the same. */
+/* A document of a text file. `parallel`: on the context's threads; not from a parallel region. The result is the
+ * same. */
 rfr_status rfi_text_encode(const rfi_row_encoder *encoder, const char *text, size_t n, bool parallel,
                            rfi_row_tokens *out);
 

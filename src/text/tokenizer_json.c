@@ -7,6 +7,7 @@
  * other ids than those that the model was trained on.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "data/json_file.h"
@@ -25,6 +26,8 @@ typedef struct reader {
   rfi_added_token *added;
   rfi_step normalizers[RFI_STEPS_LIMIT], pre_tokenizers[RFI_STEPS_LIMIT], decoders[RFI_STEPS_LIMIT];
   int32_t before[IDS], after[IDS], stop[IDS];
+  int32_t *index; /* Unigram: its tokens by hash, -1: empty */
+  size_t index_mask;
   char (*places)[64]; /* key paths of the steps */
   int n_places;
 } reader;
@@ -319,6 +322,42 @@ static rfr_status read_bpe(reader *r, const json_t *model) {
   return get_flag(r, model, "model", "ignore_merges", false, &p->ignore_merges);
 }
 
+static rfr_status index_tokens(reader *r, size_t n) {
+  size_t size = 16;
+  while (size < 2 * n) size *= 2;
+  r->index_mask = size - 1;
+  RFI_TRY(RFI_ALLOC(r->ctx, size * sizeof *r->index, &r->index));
+  memset(r->index, -1, size * sizeof *r->index);
+  for (size_t k = 0; k < n; k++) {
+    size_t i = rfi_hash_bytes(r->tokens[k].text, r->tokens[k].n).low & r->index_mask;
+    while (r->index[i] >= 0) i = (i + 1) & r->index_mask;
+    r->index[i] = (int32_t)k;
+  }
+  return RFR_OK;
+}
+
+/* The value that serde_json, tokenizers' reader, gives the shortest text of x: all digits as an integer, rounded, then
+ * divided by a power of ten, rounded again. Ties between two paths depend on the last bit. */
+static double rounded_twice(double x) {
+  char text[32], power[16];
+  uint64_t digits = 0;
+  int exponent = 0;
+  bool is_fraction = false;
+  rfi_format_double(text, x);
+  for (const char *s = text; *s; s++) {
+    if (*s >= '0' && *s <= '9') digits = 10 * digits + (uint64_t)(*s - '0'), exponent -= is_fraction;
+    else if (*s == '.') is_fraction = true;
+    else if (*s == 'e') {
+      exponent += atoi(s + 1);
+      break;
+    } else if (*s != '-') return x; /* infinite */
+  }
+  if (exponent < -308 || exponent > 308) return x;
+  rfi_snprintf(power, sizeof power, "1e%d", exponent < 0 ? -exponent : exponent);
+  const double scale = rfi_strtod(power, NULL), y = exponent < 0 ? (double)digits / scale : (double)digits * scale;
+  return x < 0.0 ? -y : y;
+}
+
 static rfr_status read_unigram(reader *r, const json_t *model) {
   rfi_tokenizer_spec *p = &r->spec;
   const json_t *vocab = json_object_get(model, "vocab"), *unknown = json_object_get(model, "unk_id");
@@ -332,8 +371,9 @@ static rfr_status read_unigram(reader *r, const json_t *model) {
     if (json_array_size(x) != 2 || !json_is_string(text) || !json_is_number(score))
       return BAD(r, "model.vocab[%zu] is not [token, score]", i);
     r->tokens[i] = text_of(text);
-    r->scores[i] = json_number_value(score);
+    r->scores[i] = rounded_twice(json_number_value(score));
   }
+  RFI_TRY(index_tokens(r, n));
   if (unknown && !json_is_null(unknown)) {
     if (!json_is_integer(unknown) || json_integer_value(unknown) < 0 || (size_t)json_integer_value(unknown) >= n)
       return BAD(r, "model.unk_id is not an index of model.vocab");
@@ -372,8 +412,12 @@ static rfr_status read_model(reader *r, const json_t *model) {
 static int32_t model_id(const reader *r, const json_t *model, rfi_bytes text) {
   const json_t *vocab = json_object_get(model, "vocab");
   if (json_is_object(vocab)) return find_token(r, text, vocab);
-  for (int64_t i = 0; i < r->spec.n_tokens; i++)
-    if (r->tokens[i].n == text.n && memcmp(r->tokens[i].text, text.text, text.n) == 0) return (int32_t)i;
+  if (!r->index) return -1;
+  for (size_t i = rfi_hash_bytes(text.text, text.n).low & r->index_mask; r->index[i] >= 0;
+       i = (i + 1) & r->index_mask) {
+    const rfi_bytes t = r->tokens[r->index[i]];
+    if (t.n == text.n && memcmp(t.text, text.text, text.n) == 0) return r->index[i];
+  }
   return -1;
 }
 
@@ -522,6 +566,7 @@ static void reader_destroy(rfr_ctx *ctx, reader *r) {
   rfi_free(ctx, r->merges);
   rfi_free(ctx, r->added);
   rfi_free(ctx, r->places);
+  rfi_free(ctx, r->index);
   rfi_free(ctx, r);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Unigram: the segmentation of a piece with the largest sum of scores, by dynamic programming over its bytes (Kudo,
- * 2018). Of equal sums the one that was found first is kept, as tokenizers does. Neighbouring unknown characters are one
- * token.
+ * 2018). Of equal sums the one that was found first is kept, as tokenizers does. Neighbouring unknown characters are
+ * one token.
  */
 #include <string.h>
 

@@ -16,7 +16,7 @@
 #include "train/config_value.h"
 
 #define RFI_CHOICE_TEXT(list, name) "|" #name
-#define RFI_CHOICES(list) (RFI_CHOICES_##list(RFI_CHOICE_TEXT) + 1)
+#define RFI_CHOICES(list) (&(RFI_CHOICES_##list(RFI_CHOICE_TEXT))[1])
 static const rfi_config_row rows[RFI_CFG_COUNT] = {
 #define RFI_ROW(section, key, path, field, type, initial, accepted, resume, meaning) \
   {section,                                                                          \

@@ -385,13 +385,14 @@ static rfr_status find_tokenizer(const rfi_settings *s, const char **path) {
   const bool bytes = strcmp(c->data_tokenizer, "bytes") == 0, given = strcmp(c->data_tokenizer, "auto") != 0;
   *path = given && !bytes ? c->data_tokenizer : NULL;
   if (*path || rfi_settings_has_byte_tokens(s)) return RFR_OK;
-  if (!bytes) {
+  const char *name = s->notes.tokenizer, *file = name ? " and the file " : "";
+  if (!bytes && name && strcmp(name, "tokenizer.json") == 0) {
     *path = s->weights;
     return RFR_OK;
   }
-  const char *name = s->notes.tokenizer, *file = name ? " and the file " : "";
   return rfi_fail_at(RFI_E_DATA_TOKENIZER, c->file, c->source[RFI_CFG_data_tokenizer].line,
-                     "data.tokenizer: bytes does not fit the model folder %s: it has vocab_size %lld%s%s", s->weights,
+                     "data.tokenizer: %s%s%s: the model has vocab_size %lld%s%s",
+                     bytes ? "bytes does not fit " : "there is no ", s->weights, bytes ? "" : "/tokenizer.json",
                      (long long)s->spec.model.vocab_size, file, name ? name : "");
 }
 

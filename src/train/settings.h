@@ -50,8 +50,8 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
 void rfi_settings_destroy(rfi_settings *s); /* accepts NULL */
 /* The tokens of the model are bytes: false for a model folder with another vocabulary. */
 bool rfi_settings_has_byte_tokens(const rfi_settings *s);
-/* Opens the tokenizer and the chat template. Errors: data.tokenizer (data.tokenizer does not fit the model), tokenizer.*,
- * template.*, chat.*, file.*. */
+/* Opens the tokenizer and the chat template. Errors: data.tokenizer (data.tokenizer does not fit the model),
+ * tokenizer.*, template.*, chat.*, file.*. */
 rfr_status rfi_settings_open_text(rfi_settings *s);
 /* Opens the files that the configuration names, after rfi_settings_open_text. `warn` gets a line if tokens cannot be
  * cached. Errors: data.*. */

@@ -42,7 +42,10 @@ static bool read_adapter(const char *folder, const rfr_model_config *c, rfr_adap
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   static rfr_model_config c;
   rfr_adapter *a, *again;
-  if (c.size == 0) rft_fuzz_expect(rfi_hf_read(rft_fuzz_ctx(), MODELS "llama", false, &c) == RFR_OK, "no model");
+  if (c.size == 0) {
+    c = rfr_model_config_default(RFR_MODEL_LLAMA);
+    rft_fuzz_expect(rfi_hf_read(rft_fuzz_ctx(), MODELS "llama", false, &c) == RFR_OK, "no model");
+  }
   const char *folder = prepare();
   rft_fuzz_file(data, n);
   if (read_adapter(folder, &c, &a)) {

@@ -6,7 +6,8 @@
  *   RFI_GROUPED_NN  y[row] = x[row] w[g] (+ bias[g] scale[row])       a = x (rows,N)   b = w (G,N,K)   y (rows,K)
  *   RFI_GROUPED_NT  dw[g] (+)= dy[rows of g]T x[rows of g]            a = dy (rows,N)  b = x (rows,K)  y (G,N,K)
  *   RFI_GROUPED_SWIGLU  TN, y may be NULL, and act (rows,N/2) = silu(left half of y) * right half * weight[row]
- *   RFI_GROUPED_LORA_TN, RFI_GROUPED_LORA_NN  one group of all rows (offsets NULL), TN or NN + u b2, with b2 laid out as
+ * RFI_GROUPED_LORA_TN, RFI_GROUPED_LORA_NN  one group of all rows (offsets NULL), TN or NN + u b2, with b2 laid out
+ * as
  *                       w; (+)= y, and one bias for all rows
  *
  * Rows after the last group become zero. y and act are dense; the other operands have dense rows. Only rfi_grouped_sm90
