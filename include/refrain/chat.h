@@ -89,8 +89,9 @@ RFR_API rfr_status rfr_chat_render(const rfr_chat_template *chat, const char *me
  * If prompt is a prefix of turn and turn is a prefix of full, the trained bytes are turn without prompt. If not, since
  * the template writes an earlier turn differently once later ones exist, the bytes are those that the template wrote to
  * full while it looped over message i, without the generation prompt at their begin. The conversation is refused with
- * chat.mask when these bytes are not one run, or do not begin with the generation prompt or, up to the message's own
- * text, a part of it. The text is never searched.
+ * chat.mask when these bytes are not one run, or do not begin with the generation prompt or a part of it. Such a part
+ * ends where the message's own text begins, or else where the output of a statement of the template ends. The text is
+ * never searched.
  * White space that the template writes after the end-of-turn token is not trained.
  * Errors: those of rfr_chat_render, and chat.mask. */
 RFR_API rfr_status rfr_chat_render_training(const rfr_chat_template *chat, const char *messages, size_t n,
