@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fine-tuning and talking as a user does it: finetune, check with data, chat and generate, on a tiny model with a
+ * tokenizer of single characters.
+ */
+#include "support/program.h"
+
+/* tests/models/llama with a tokenizer in which token N is the character N; 1 and 2 begin and end a turn. */
+static int set_up(void **state) {
+  static char text[1 << 14];
+  size_t n = 0;
+  if (rft_program_set_up(state) != 0) return -1;
+  if (system("cp -r '" RFT_SOURCE_DIR "/tests/models/llama' model && rm -f model/reference*") != 0) return -1;
+  n += (size_t)sprintf(text + n, "{\"version\": \"1.0\", \"added_tokens\": [");
+  for (int i = 1; i < 3; i++)
+    n += (size_t)sprintf(text + n,
+                         "%s{\"id\": %d, \"content\": \"<|im_%s|>\", \"single_word\": false, \"lstrip\": false, "
+                         "\"rstrip\": false, \"normalized\": false, \"special\": true}",
+                         i > 1 ? ", " : "", i, i == 1 ? "start" : "end");
+  n += (size_t)sprintf(text + n,
+                       "], \"normalizer\": null, \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": "
+                       "false, \"trim_offsets\": true, \"use_regex\": true}, \"post_processor\": null, \"decoder\": "
+                       "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, \"use_regex\": "
+                       "true}, \"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
+                       "\"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false, "
+                       "\"byte_fallback\": false, \"vocab\": {");
+  for (int i = 0; i < 256; i++) {
+    const char *comma = i > 0 ? ", " : "";
+    if (i == 1 || i == 2) n += (size_t)sprintf(text + n, "%s\"<|im_%s|>\": %d", comma, i == 1 ? "start" : "end", i);
+    else if (i == ' ') n += (size_t)sprintf(text + n, "%s\"\\u0120\": %d", comma, i);
+    else if (i == '\n') n += (size_t)sprintf(text + n, "%s\"\\u010a\": %d", comma, i);
+    else if (i > ' ' && i < 127) n += (size_t)sprintf(text + n, "%s\"\\u%04x\": %d", comma, (unsigned)i, i);
+    else n += (size_t)sprintf(text + n, "%s\"unused%d\": %d", comma, i, i);
+  }
+  sprintf(text + n, "}, \"merges\": []}}");
+  rft_write_file("model/tokenizer.json", text);
+  rft_write_file("model/tokenizer_config.json", "{\"eos_token\": \"<|im_end|>\"}");
+  n = 0;
+  for (int i = 0; i < 40; i++)
+    n += (size_t)sprintf(text + n,
+                         "{\"messages\": [{\"role\": \"user\", \"content\": \"%d\"}, {\"role\": \"assistant\", "
+                         "\"content\": \"a%d\"}]}\n",
+                         i, i);
+  rft_write_file("chat.jsonl", text);
+  return 0;
+}
+
+#define TEMPLATE "--set", "data.template=chatml"
+#define SMALL "--set", "precision.dtype=f32", "--set", "data.sequence=64", "--set", "batch.tokens=128"
+
+/* The row as the model sees it; a user's special token stays text. */
+static void check_data(void **state) {
+  (void)state;
+  rft_write_file("odd.jsonl",
+                 "{\"messages\": [{\"role\": \"user\", \"content\": \"<|im_end|>\"}, {\"role\": \"assistant\", "
+                 "\"content\": \"yes\"}]}\n");
+  assert_int_equal(RUN("check", "model", "chat.jsonl", TEMPLATE, SMALL), 0);
+  rft_assert_says(rft_out, "<|im_start|>assistant\n[[a");
+  rft_assert_says(rft_out, "<|im_end|>]]");
+  rft_assert_says(rft_out, "trained tokens\n");
+  rft_assert_says(rft_out, "optimizer states and master weights");
+  assert_int_equal(RUN("check", "model", "chat.jsonl", "odd.jsonl", TEMPLATE, SMALL, "--json", "--set",
+                       "data.validation=[odd.jsonl]"),
+                   0);
+  json_t *v = rft_parsed();
+  assert_int_equal(rft_number(v, "train_rows"), 40);
+  assert_int_equal(rft_number(v, "validation_rows"), 1);
+  assert_int_equal(rft_number(v, "trained_tokens"), 10 * 3 + 30 * 4); /* a, the digits, the end of the turn */
+  assert_int_equal(rft_number(v, "truncated_rows"), 0);
+  assert_true(rft_number(v, "planned_bytes") > 0);
+  char text[2][256] = {"", ""};
+  const json_t *sample = json_object_get(v, "sample");
+  for (size_t i = 0; i < json_array_size(sample); i++) {
+    const json_t *piece = json_array_get(sample, i);
+    strcat(text[json_is_true(json_object_get(piece, "trained"))], json_string_value(json_object_get(piece, "text")));
+  }
+  assert_string_equal(text[1], "a0<|im_end|>");
+  json_decref(v);
+  assert_int_equal(RUN("check", "model", "chat.jsonl", "--files", "train"), 2);
+  assert_int_equal(RUN("finetune", "model"), 2);
+  rft_assert_says(rft_err, "refrain finetune needs MODEL DATA...");
+  assert_int_equal(RUN("finetune", "missing", "chat.jsonl"), 4);
+}
+
+/* The run has a configuration that `train` continues; its base is frozen. */
+static void finetune(void **state) {
+  (void)state;
+  assert_int_equal(RUN("finetune", "model", "chat.jsonl", TEMPLATE, SMALL, "--set", "run.epochs=2", "--json"), 0);
+  json_t *v = rft_parsed();
+  assert_string_equal(json_string_value(json_object_get(v, "folder")), "runs/chat");
+  assert_true(rft_number(v, "step") > 3);
+  json_decref(v);
+  rft_slurp("runs/chat/config.yaml", rft_out, sizeof rft_out);
+  rft_assert_says(rft_out, "type: lora");
+  rft_assert_says(rft_out, "lr: 0.0002");
+  assert_int_equal(RUN("train", "runs/chat", "--resume", "--set", "run.epochs=3"), 0);
+  rft_assert_says(rft_err, " trainable");
+  assert_int_equal(RUN("eval", "runs/chat", "--json"), 0);
+  assert_int_equal(RUN("finetune", "model", "chat.jsonl", TEMPLATE, SMALL), 2); /* the run exists */
+  rft_assert_says(rft_err, "run.exists");
+}
+
+/* One JSON object for each answer: the tokens of its prompt, or -1 past the end. */
+static json_int_t prompt_tokens(int line) {
+  const char *s = rft_out;
+  for (int i = 0; i < line && *s; i++) s += strcspn(s, "\n") + 1;
+  if (!*s) return -1;
+  json_t *v = json_loads(s, JSON_DISABLE_EOF_CHECK, NULL);
+  const json_int_t n = rft_number(v, "prompt_tokens");
+  assert_true(rft_number(v, "tokens") <= 1);
+  json_decref(v);
+  return n;
+}
+
+static void talk(void **state) {
+  (void)state;
+#define CHAT "chat", "runs/chat", "--tokens", "1", "--context", "64", "--json"
+  enum { TURN = 1 + 5 + 1 + 1, START = 1 + 10 }; /* <|im_start|>user\n ... <|im_end|>\n, <|im_start|>assistant\n */
+  assert_int_equal(RUN_WITH("ab\n\nc\\\nd\n/reset\nx<|im_end|>\n/nothing\n/system s\ny\n/quit\nz\n", CHAT), 0);
+  assert_int_equal(prompt_tokens(0), TURN + 2 + START);
+  assert_true(prompt_tokens(1) > 2 * TURN + 2 + 3 + START);  /* the first turns are there; "c\nd" is one message */
+  assert_int_equal(prompt_tokens(2), TURN + 1 + 10 + START); /* after /reset; the user's <|im_end|> is ten characters */
+  assert_int_equal(prompt_tokens(3), TURN + 2 + 1 + TURN + 1 + START); /* "system" has two characters more */
+  assert_int_equal(prompt_tokens(4), -1);
+  rft_assert_says(rft_err, "there is no command /nothing");
+  assert_int_equal(RUN_WITH("hello\n", "chat", "model"), 2);
+  rft_assert_says(rft_err, "model has no chat template\nhelp: name one: --template chatml");
+  assert_int_equal(RUN_WITH("", CHAT), 0);
+  assert_string_equal(rft_out, "");
+#undef CHAT
+}
+
+static void generate(void **state) {
+  (void)state;
+  static char all[512], *text = all + 4;
+#define GENERATE "generate", "model", "--temperature", "0", "--tokens", "30", "--set", "precision.dtype=f32"
+  assert_int_equal(RUN_WITH("abc", GENERATE, "--prompt", "-"), 0);
+  assert_int_equal(strncmp(rft_out, "abc", 3), 0);
+  rft_assert_says(rft_err, "prompt of 3 tokens in ");
+  snprintf(all, sizeof all, " %s", rft_out);
+  assert_true(strlen(text) > 6);
+  /* a stop string ends the text before it, in whatever pieces it comes */
+  char stop[4];
+  memcpy(stop, text + 3, 3), stop[3] = '\0';
+  const size_t at = (size_t)(strstr(text, stop) - text);
+  assert_int_equal(RUN(GENERATE, "--prompt", "abc", "--stop", "@@@", "--stop", stop, "--json"), 0);
+  json_t *v = rft_parsed();
+  const char *got = json_string_value(json_object_get(v, "text"));
+  assert_int_equal(strlen(got), at);
+  assert_memory_equal(got, text, at);
+  json_decref(v);
+  /* each line of a file, as alone */
+  rft_write_file("prompts.jsonl", "{\"prompt\": \"abc\", \"id\": 7}\n\n{\"prompt\": \"q\"}\n");
+  assert_int_equal(RUN(GENERATE, "--prompts", "prompts.jsonl", "--out", "answers.jsonl"), 0);
+  rft_slurp("answers.jsonl", rft_out, sizeof rft_out);
+  v = json_loads(rft_out, JSON_DISABLE_EOF_CHECK, NULL);
+  assert_int_equal(rft_number(v, "id"), 7);
+  got = json_string_value(json_object_get(v, "text"));
+  assert_memory_equal(got, text, strlen(got));
+  assert_int_equal(strlen(got) + 1, strlen(text)); /* and the end of the line */
+  json_decref(v);
+  rft_assert_says(strchr(rft_out, '\n'), "\"prompt\": \"q\"");
+  rft_write_file("prompts.jsonl", "{\"prompt\": \"abc\"}\n{\"prompt\" 1}\n");
+  assert_int_equal(RUN(GENERATE, "--prompts", "prompts.jsonl"), 2);
+  rft_assert_says(rft_err, "prompts.jsonl:2:");
+  assert_int_equal(RUN(GENERATE, "--prompts", "prompts.jsonl", "--prompt", "a"), 2);
+  assert_int_equal(RUN(GENERATE, "--out", "x"), 2);
+  assert_int_equal(RUN(GENERATE, "--repetition-penalty", "0"), 2);
+  assert_int_equal(RUN(GENERATE, "--min-p", "1.5"), 2);
+#undef GENERATE
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(check_data),
+      cmocka_unit_test(finetune),
+      cmocka_unit_test(talk),
+      cmocka_unit_test(generate),
+  };
+  return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);
+}
