@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "data/file.h"
+
 /* The cache folder of a file. Free with rfi_free. */
 static rfr_status folder_of(const rfi_token_cache *cache, const char *path, char **out) {
   static const char name[] = ".refrain";
@@ -27,11 +29,22 @@ rfr_status rfi_token_cache_load(rfi_token_cache *cache, const char *path, rfi_ha
   return s;
 }
 
+/* A .gitignore that keeps a folder beside the data out of the repository that the data may be in. */
+static rfr_status hide_folder(rfr_ctx *ctx, const char *folder) {
+  char *path, kind;
+  RFI_TRY(rfi_path_join(ctx, folder, ".gitignore", &path));
+  rfr_status s = rfi_path_kind(path, &kind);
+  if (s == RFR_OK && kind == 0) s = rfi_file_write(ctx, path, "*\n", 2);
+  rfi_free(ctx, path);
+  return s;
+}
+
 rfr_status rfi_token_cache_save(rfi_token_cache *cache, const char *path, rfi_hash key, const rfi_token_table *table) {
   char *folder, line[512];
   if (!cache->folder) return RFR_OK;
   RFI_TRY(folder_of(cache, path, &folder));
-  const rfr_status s = rfi_token_table_save(table, folder, key);
+  rfr_status s = rfi_token_table_save(table, folder, key);
+  if (s == RFR_OK && !*cache->folder) s = hide_folder(cache->ctx, folder);
   rfi_free(cache->ctx, folder);
   if (s == RFR_OK || s == RFR_NO_MEMORY) return s;
   if (!cache->warned && cache->warn) {
