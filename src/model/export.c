@@ -363,8 +363,7 @@ static rfr_status read_part(exporter *e, const rfi_adapter_target *target, int p
   with.adapter = e->adapter;
   RFI_TRY(rfr_model_parameter(&with, target->first + part, p));
   RFI_TRY(RFI_ALLOC(e->ctx, (size_t)elements_of(p) * sizeof **out, out));
-  const rfr_type type = type_of(p, RFR_F32);
-  return rfi_peft_read(e->peft, p->name, &type, *out);
+  return rfi_peft_read(e->peft, &with, target->first + part, *out);
 }
 
 /* The file has one alpha for all targets: llama.cpp scales by alpha / rank. */
