@@ -69,9 +69,9 @@ rfr_value rfi_adapter_embedding(rfr_trace *t, const rfr_model_config *c, const r
  * `dtype`. */
 void rfi_adapter_magnitude(const rfr_model_config *c, const rfi_adapter_target *target, rfr_dtype dtype, const void *w,
                            float *magnitude);
-/* w (f32, the shape of the target's parameter) becomes W + scale B A, with DoRA each row scaled to its magnitude. All are
- * f32: a and b (r,in) and (out,r), for an embedding (r,V) and (C,r), for experts (E,r,in) and (E,out,r); magnitude (out),
- * NULL without DoRA. */
+/* w (f32, the shape of the target's parameter) becomes W + scale B A, with DoRA each row scaled to its magnitude. All
+ * are f32: a and b (r,in) and (out,r), for an embedding (r,V) and (C,r), for experts (E,r,in) and (E,out,r);
+ * magnitude (out), NULL without DoRA. */
 void rfi_adapter_merge(const rfr_model_config *c, const rfi_adapter_target *target, const float *a, const float *b,
                        const float *magnitude, int threads, float *w);
 

@@ -38,6 +38,7 @@ static void ids(void **state) {
   json_t *known;
   OK(rfi_json_load(f->ctx, FILES "ids.json", &known));
   expect_ids(f->ctx, FILES "bytes.gguf", "bytes", known);
+  expect_ids(f->ctx, FILES "pieces.gguf", "pieces", known);
   json_decref(known);
 }
 

@@ -209,6 +209,14 @@ static void test_leftmost(void **state) {
   check_small(f->ctx, json, text, ids, 51);
 }
 
+/* Two paths of one sum as tokenizers reads the scores: the one that is found first is kept. */
+static void test_score(void **state) {
+  static const char json[] = "{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"u\",-20.0],"
+                             "[\"a\",-10.626903632435095],[\"b\",0.0],[\"ab\",-10.626903632435097]]}}";
+  rft_folder *f = *state;
+  check_small(f->ctx, json, "ab", (const int32_t[]){3}, 1);
+}
+
 /* A mark does not compose across a mark of its own class. */
 static void test_blocked(void **state) {
   static const char json[] =
@@ -542,10 +550,10 @@ static void test_allocations(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(test_references),     rft_folder_test(test_threads),    rft_folder_test(test_long_piece),
-      rft_folder_test(test_leftmost),       rft_folder_test(test_blocked),    rft_folder_test(test_foreign),
-      rft_folder_test(test_foreign_prefix), rft_folder_test(test_invalid),    rft_folder_test(test_stream),
-      rft_folder_test(test_folder),         rft_folder_test(test_refused),    rft_folder_test(test_nesting),
-      rft_folder_test(test_matchers),       rft_folder_test(test_allocations)};
+      rft_folder_test(test_references), rft_folder_test(test_threads),        rft_folder_test(test_long_piece),
+      rft_folder_test(test_score),      rft_folder_test(test_leftmost),       rft_folder_test(test_blocked),
+      rft_folder_test(test_foreign),    rft_folder_test(test_foreign_prefix), rft_folder_test(test_invalid),
+      rft_folder_test(test_stream),     rft_folder_test(test_folder),         rft_folder_test(test_refused),
+      rft_folder_test(test_nesting),    rft_folder_test(test_matchers),       rft_folder_test(test_allocations)};
   return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }
