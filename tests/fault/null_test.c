@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "refrain/model.h"
 #include "refrain/refrain.h"
 
 static char called[16384]; /* the names, a blank before and after each */
@@ -299,6 +300,9 @@ static void runs(void) {
   STATUS(rfr_run_train, NULL);
   STATUS(rfr_run_evaluate, NULL, &e);
   STATUS(rfr_run_generate, NULL, "a", 1, NULL, ignore, NULL);
+  STATUS(rfr_export, NULL, "a", "b", NULL);
+  STATUS(rfr_inspect, NULL, "a", 0, ignore, NULL);
+  STATUS(rfr_tokenizer_open, NULL, "a", &(rfr_tokenizer *){NULL});
   STATUS(rfr_run_generate_tokens, NULL, &(int32_t){0}, 1, NULL, take_token, NULL);
   STATUS(rfr_run_score, NULL, &(int32_t){0}, 1, &(float){0});
   STATUS(rfr_run_save, NULL);
