@@ -27,7 +27,7 @@
 #define DEVICE                                                                               \
   {                                                                                          \
     "device", "NAME", "cpu cuda cuda:0 cuda:none auto", CLI_TEXT, FIELD(device),             \
-        "where to run (REFRAIN_DEVICE, or cpu); cuda:none plans for a GPU that is not there" \
+        "where to run (REFRAIN_DEVICE, or cpu); cuda:none plans for a GPU without using one" \
   }
 #define THREADS                                                                   \
   {                                                                               \
@@ -61,7 +61,7 @@
     "template", "NAME", NULL, CLI_TEXT, FIELD(template), "chat template: model, chatml or a file (model)" \
   }
 #define SAMPLING                                                                                                       \
-  {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "most tokens to generate (256)"},                                  \
+  {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "maximum number of tokens (256)"},                                 \
       {"context",      "N",                                                                                            \
        NULL,           CLI_INTEGER,                                                                                    \
        FIELD(context), "tokens of text that the model sees; 0: data.sequence of a RUN, for a MODEL at most 2048 (0)"}, \
@@ -108,18 +108,18 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
              EAGER, ON_A_DEVICE)},
     [CLI_INDEX_finetune] =
         {"finetune", "MODEL DATA...", 2, INT_MAX, "train an adapter for a model on rows of text",
-         "Trains a LoRA adapter of MODEL and freezes the model. DATA are JSONL files of conversations (messages), of "
-         "prompts and completions, of instructions, or of texts. The configuration is written to the run's folder as "
-         "config.yaml: `refrain train` continues it, and --set changes it, as --set adapter.rank=8, --set "
-         "run.epochs=1 or --set adapter.type=none to train all weights. `refrain check MODEL DATA...` shows the memory "
-         "and the tokens first.",
+         "Trains a LoRA adapter of MODEL; the model's weights are frozen. DATA are JSONL files of conversations "
+         "(messages), of prompts and completions, of instructions, or of texts. --set changes the configuration, such "
+         "as --set adapter.rank=8 or --set run.epochs=1; --set adapter.type=none trains all weights. The configuration "
+         "is written to config.yaml in the run's folder. `refrain train RUN --resume` continues the run. `refrain "
+         "check MODEL DATA...` shows the memory and the tokens before a training.",
          "refrain finetune SmolLM2-135M-Instruct chat.jsonl --out runs/chat",
          OPTIONS(SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the run (runs/DATA)"}, ON_A_DEVICE)},
     [CLI_INDEX_generate] =
         {"generate", "RUN|MODEL", 1, 1, "continue a text with a run's newest checkpoint or a model",
          "Writes the prompt and the text after it to standard output. The text ends at a stop token of the model, at a "
          "--stop, or after --tokens. With --chat the prompt is a user's message, and only the answer is written. With "
-         "--prompts, each line of a JSONL file is continued; its object is written with the members text and tokens.",
+         "--prompts, continues each prompt of a JSONL file and adds the members text and tokens to its object.",
          "refrain generate runs/demo --prompt '#include <'",
          OPTIONS(
              {"prompt", "TEXT", NULL, CLI_TEXT, FIELD(prompt), "text to continue; - reads standard input (a newline)"},
@@ -129,10 +129,10 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
              {"chat", NULL, NULL, CLI_FLAG, FIELD(chat), "the prompt is a message; answer with the chat template"},
              TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},
     [CLI_INDEX_chat] =
-        {"chat", "RUN|MODEL", 1, 1, "talk to a run's newest checkpoint or a model",
+        {"chat", "RUN|MODEL", 1, 1, "chat with a run's newest checkpoint or a model",
          "Each line of standard input is a message; a backslash at its end continues it on the next line. /reset "
-         "forgets the conversation, /system TEXT begins one with a system message, /quit ends. At a terminal, Ctrl-C "
-         "ends an answer. In a pipe, the answers alone are written, one after the other.",
+         "starts a new conversation, /system TEXT starts one with a system message, /quit ends. At a terminal, Ctrl-C "
+         "ends an answer. In a pipe, only the answers are written, one after the other.",
          "refrain chat runs/finetune --temperature 0.2", OPTIONS(TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},
     [CLI_INDEX_eval] = {"eval", "RUN|MODEL", 1, 1, "evaluate a run's newest checkpoint, or a model",
                         "Evaluates on the run's held-out data. For a MODEL, name the data: --set "
@@ -141,16 +141,16 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                         "refrain eval runs/demo --json", OPTIONS(SET, ON_A_DEVICE)},
     [CLI_INDEX_tokenize] =
         {"tokenize", "MODEL [FILE|-]", 1, 2, "print the token ids of a text",
-         "Tokenizes FILE or standard input and prints one id per line; the counts go to standard error. MODEL is a "
-         "folder with tokenizer.json, or that file. With --decode, reads ids and prints their text.",
+         "Tokenizes FILE or standard input and prints one id per line; the counts go to standard error. MODEL may also "
+         "be a tokenizer.json. With --decode, reads ids and prints their text.",
          "refrain tokenize SmolLM2-135M-Instruct README.md",
          OPTIONS({"decode", NULL, NULL, CLI_FLAG, FIELD(decode), "read token ids and print their text"},
                  {"special", NULL, NULL, CLI_FLAG, FIELD(special),
-                  "add the tokens that the tokenizer puts around a text, as BOS"},
+                  "add the tokens that the tokenizer adds around a text, such as BOS"},
                  THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL [DATA...]", 1, INT_MAX,
                          "print the resolved configuration, or the data of finetune",
-                         "Reads the configuration and prints every key with its value and where the value comes from: "
+                         "Reads the configuration and prints every key with its value and the source of the value: "
                          "a line of the file, --set, a default, or derived from other keys. With DATA, prints the rows "
                          "and tokens that `refrain finetune` would train on, a row as the model sees it, and the "
                          "memory of a step. Allocates no tensor.",
@@ -161,19 +161,19 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                                  ON_A_DEVICE)},
     [CLI_INDEX_inspect] =
         {"inspect", "MODEL|FILE", 1, 1, "describe a model's folder or file, or an adapter",
-         "Prints what it is, the description of the model, the metadata, unknown fields, and every tensor with its "
-         "bytes, type and shape. FILE is a safetensors or GGUF file. Reads no weights.",
+         "Prints the kind of the file or folder, the description of the model, the metadata, unknown fields, and every "
+         "tensor with its bytes, type and shape. FILE is a safetensors or GGUF file. Reads no weights.",
          "refrain inspect model.gguf --json", OPTIONS(JSON, HELP)},
     [CLI_INDEX_export] =
         {"export", "RUN|MODEL", 1, 1, "write a run's newest checkpoint or a model for other programs",
-         "The output must not exist; it is complete or absent. An adapter is merged into the weights, except with "
-         "--to peft and gguf-lora.",
+         "The output must not exist; a failed export leaves no output. An adapter is merged into the weights, except "
+         "with --to peft and --to gguf-lora.",
          "refrain export runs/chat --to gguf --dtype q8_0 --out chat.gguf",
          OPTIONS({"to", "FORMAT", "hf gguf peft gguf-lora", CLI_TEXT, FIELD(to),
                   "hf: a Hugging Face folder; gguf: one file; peft and gguf-lora: the adapter alone"},
                  {"out", "PATH", NULL, CLI_TEXT, FIELD(out), "folder or file to write"},
                  {"dtype", "TYPE", "f32 bf16 f16 q8_0 q4_0", CLI_TEXT, FIELD(dtype),
-                  "type of the weights; q8_0 and q4_0 for gguf (that of the model)"},
+                  "type of the weights; q8_0 and q4_0 only for gguf (that of the model)"},
                  THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_keys] = {"keys", "[WORD]", 0, 1, "print the table of configuration keys",
                         "With WORD, only keys whose name or meaning contains it.", "refrain keys recompute",
@@ -181,8 +181,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
     [CLI_INDEX_plan] = {"plan", "CONFIG|RUN|MODEL", 1, 1,
                         "print every buffer of a training step and the memory it needs",
                         "Compiles the step and plans its memory without allocating it, so a model of any size can be "
-                        "planned on any machine. A step that does not fit is answered with the bytes of each kind and "
-                        "with the settings that need less; the exit code is then 3.",
+                        "planned on any machine. If the step does not fit, prints the bytes of each kind and the "
+                        "settings that need less, and exits with code 3.",
                         "refrain plan examples/small.yaml --svg plan.svg",
                         OPTIONS(SET, PROGRAM,
                                 {"all", NULL, NULL, CLI_FLAG, FIELD(all), "print every buffer on its own line"},

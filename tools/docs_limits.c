@@ -159,9 +159,9 @@ static const struct {
     {"a program without gradients is fused as inference; its 16-bit loss may differ from the training program's",
      "freezing some weights changes no bit, dropping all gradients may"},
     {"`run.time` needs the schedule `wsd` or `constant`", "other schedules need the number of steps at the first step"},
-    {"a run given in time may move its last step while the rate decays, also after a checkpoint",
-     "it keeps its time on a machine whose load changes; a resume from the checkpoint takes the last step from there, "
-     "so that two resumes give the same bits"},
+    {"a run with run.time may move its last step while the learning rate decays, also after a checkpoint",
+     "the run ends in time when the load of the machine changes; a resume takes the last step from the checkpoint, "
+     "so two resumes give the same bits"},
     {"oneDNN allocates inside its own calls while a step runs",
      "`rfr_ctx_options` allocators see only memory of the library"},
     {"`plan_only` measures no algorithms", "`run.tune` needs the device"},

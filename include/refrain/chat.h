@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Chat templates: a conversation becomes the text that a model was trained on.
+ * Chat templates turn a conversation into the text that a model was trained on.
  *
  *   rfr_chat_template *chat;
  *   rfr_rendered text;
@@ -11,15 +11,16 @@
  *     rfr_rendered_deinit(&text);
  *   }
  *
- * A template is a program in the subset of Jinja that published templates use (docs/chat.md). It is run by a closed
- * interpreter: no files, no environment, no host objects, and limits on steps, depth, output and memory. A text is
- * equal, byte for byte, to that of apply_chat_template of the transformers library, or both refuse.
+ * A template is a program in the subset of Jinja that published templates use (docs/chat.md). The interpreter gives it
+ * no files, no environment and no host objects, and limits steps, depth, output and memory. The text equals that of
+ * apply_chat_template of the transformers library byte for byte, or both refuse the conversation.
  *
  * A rendered text marks its bytes with spans:
  *   foreign  bytes that came from the conversation, the tools or the caller's variables, and not from the template.
  *            A tokenizer matches no special token there (rfr_encode_options.foreign), so a user's text never becomes
- *            one.
- *   trained  bytes that the assistant says, for a loss mask. A token is trained if one of its bytes is in such a span.
+ *            a special token.
+ *   trained  bytes of the assistant's messages, for a loss mask. A token is trained if one of its bytes is in such a
+ *            span.
  *
  * Threads: a template is immutable; any number of threads may render with it, if the context's allocator allows it.
  * None of these calls may run during capture.
@@ -39,14 +40,15 @@ extern "C" {
 
 typedef struct rfr_chat_template rfr_chat_template;
 
-/* Parses a template of n bytes of UTF-8; `name` is used in errors. `variables` is a JSON object of further variables
- * of the template, such as {"bos_token": "<s>", "eos_token": "</s>"}, or NULL; their text is not foreign.
+/* Parses a template of n bytes of UTF-8; `name` is used in errors. `variables` is a JSON object of more template
+ * variables, such as {"bos_token": "<s>", "eos_token": "</s>"}, or NULL; their text is not foreign.
  * Errors: template.syntax with line and column, json. */
 RFR_API rfr_status rfr_chat_template_create(rfr_ctx *ctx, const char *name, const char *text, size_t n,
                                             const char *variables, rfr_chat_template **out);
-/* Opens the template of a model folder (chat_template.jinja, chat_template.json, or chat_template of
- * tokenizer_config.json; a folder's special tokens become variables: bos_token, eos_token, ...), a template file, or
- * the built-in template "chatml". `choice` is the name of one of several templates of a folder; NULL: "default".
+/* Opens a template. `path` is a model folder, a template file, or "chatml", the built-in template. In a folder, the
+ * template is chat_template.jinja, chat_template.json or the member chat_template of tokenizer_config.json; the special
+ * tokens become variables: bos_token, eos_token, ... `choice` names one of several templates of a folder; NULL:
+ * "default".
  * Errors: chat.template (the folder has no template, or none of that name), template.syntax, file.*, json. */
 RFR_API rfr_status rfr_chat_template_open(rfr_ctx *ctx, const char *path, const char *choice, rfr_chat_template **out);
 RFR_API void rfr_chat_template_destroy(rfr_chat_template *chat); /* accepts NULL */
@@ -73,25 +75,26 @@ typedef struct rfr_rendered {
   rfr_ctx *ctx; /* owner of the memory */
 } rfr_rendered;
 
-/* Renders `messages`, a JSON list of objects. Members with the value null are dropped, and reasoning_content, thinking
- * and reasoning are one member under several names, as in transformers. `options` may be NULL.
+/* Renders `messages`, a JSON list of objects. Members with the value null are dropped. reasoning_content, thinking and
+ * reasoning are names of one member, as in transformers. `options` may be NULL.
  * Errors: json, template.render (the template's own raise_exception too), template.limit. */
 RFR_API rfr_status rfr_chat_render(const rfr_chat_template *chat, const char *messages, size_t n,
                                    const rfr_chat_options *options, rfr_rendered *out);
 
 /* Renders a conversation for training and marks the assistant's bytes in `trained`. add_generation_prompt is ignored.
  *
- * A template with {% generation %} is followed to the byte: its end-of-turn token is trained only if it is in the
- * block. Without {% generation %}, for each message of role "assistant" with index i, the following texts are compared:
+ * In a template with {% generation %}, the trained bytes are exactly those in these blocks: the end-of-turn token is
+ * trained only if a block contains it. Without {% generation %}, for each message of role "assistant" with index i, the
+ * following texts are compared:
  *   full    all messages
  *   prompt  messages [0, i) and the generation prompt
  *   turn    messages [0, i]
- * If prompt is a prefix of turn and turn is a prefix of full, the trained bytes are turn without prompt. If not, since
- * the template writes an earlier turn differently once later ones exist, the bytes are those that the template wrote to
- * full while it looped over message i, without the generation prompt at their begin. The conversation is refused with
- * chat.mask when these bytes are not one run, or do not begin with the generation prompt or a part of it. Such a part
- * ends where the message's own text begins, or else where the output of a statement of the template ends. The text is
- * never searched.
+ * If prompt is a prefix of turn and turn is a prefix of full, the trained bytes are turn without prompt. Otherwise the
+ * template renders an earlier turn differently when later turns follow. Then the trained bytes are those that the
+ * template wrote to full in the loop iteration of message i, without the leading generation prompt. The conversation is
+ * refused with chat.mask if these bytes are not contiguous, or do not begin with the generation prompt or a part of it.
+ * Such a part ends where the message's own text begins, or else where the output of a statement of the template ends.
+ * The text is never searched.
  * White space that the template writes after the end-of-turn token is not trained.
  * Errors: those of rfr_chat_render, and chat.mask. */
 RFR_API rfr_status rfr_chat_render_training(const rfr_chat_template *chat, const char *messages, size_t n,

@@ -46,18 +46,18 @@ typedef enum rfr_model_type {
 
 enum { RFR_MAX_LAYERS = 4096, RFR_MAX_FACTORS = 256 };
 
-/* RoPE that needs more than rfr_rope_scaling. YaRN (Peng et al., arXiv 2309.00071): frequencies with at most beta_slow
- * turns within `original` positions are divided by `factor`, those with at least beta_fast turns stay, and between them
- * both are mixed by the index of the pair. LongRoPE (Ding et al., arXiv 2402.13753): each frequency is divided by a
- * factor of its own: of short_factor if no document of the program may be longer than `original`, otherwise of
- * long_factor. Rotated columns of q and k are multiplied by attention_factor. */
+/* RoPE scalings with more parameters than rfr_rope_scaling. YaRN (Peng et al., arXiv 2309.00071): frequencies with at
+ * most beta_slow turns within `original` positions are divided by `factor`, those with at least beta_fast turns stay,
+ * and those between are interpolated by the index of the pair. LongRoPE (Ding et al., arXiv 2402.13753): each frequency
+ * is divided by its own factor, from short_factor if no document of the program can be longer than `original`,
+ * otherwise from long_factor. Rotated columns of q and k are multiplied by attention_factor. */
 typedef enum rfr_rope_type { RFR_ROPE_PLAIN, RFR_ROPE_YARN, RFR_ROPE_LONGROPE } rfr_rope_type;
 typedef struct rfr_rope_extension {
-  rfr_rope_type type; /* RFR_ROPE_PLAIN: rope_scaling counts */
+  rfr_rope_type type; /* RFR_ROPE_PLAIN: rope_scaling is used instead */
   int64_t original;   /* positions */
   double attention_factor;
   double factor, beta_fast, beta_slow; /* YaRN */
-  int truncate;                        /* YaRN: the limits are rounded outwards to whole pairs */
+  int truncate;                        /* YaRN: round the limits outwards to whole pairs */
   double short_factor[RFR_MAX_FACTORS], long_factor[RFR_MAX_FACTORS]; /* LongRoPE: one for each pair */
 } rfr_rope_extension;
 
@@ -112,8 +112,8 @@ typedef struct rfr_model_config {
   double z_loss;
   int64_t longest;            /* rows of the longest document, for counting work; 0: max_positions */
   rfr_dtype dtype;            /* of parameters and activations: f32, bf16 or f16 */
-  const rfr_adapter *adapter; /* of this model; NULL: none. The caller keeps it while the description is used. */
-  rfr_quant base_format;      /* storage of the linear weights of blocks, experts' too, which are frozen then */
+  const rfr_adapter *adapter; /* of this model; NULL: none. It must be valid while the description is used. */
+  rfr_quant base_format;      /* storage of the frozen linear weights of blocks, experts included */
 } rfr_model_config;
 
 /* A small byte model of the type: vocab 256, C 256, L 4, H 4. */
@@ -155,22 +155,22 @@ RFR_API rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_par
 RFR_API rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, int threads, void *data);
 
 /* Declares all parameters as inputs, in the order of rfr_model_parameter; `out` has rfr_model_parameter_count elements.
- * A parameter whose name matches one of the `frozen` patterns (rfr_name_matches) gets the role frozen, and so do all
- * parameters of a model that has an adapter except the adapter's. The others get the role trainable. */
+ * A parameter whose name matches one of the `frozen` patterns (rfr_name_matches) gets the role frozen. In a model with
+ * an adapter, all parameters except the adapter's get the role frozen. The others get the role trainable. */
 RFR_API void rfr_model_declare(rfr_trace *t, const rfr_model_config *c, const char *const *frozen, int n_frozen,
                                rfr_value *out);
 
 /* ---- adapters ----
  *
- * An adapter trains a model of frozen weights: it adds a product of two small matrices to the weights of some linear
+ * An adapter trains a model of frozen weights: it adds the product of two small matrices to the weights of some linear
  * layers. A target with weight W (out,in), rank r and alpha has the parameters A (r,in), "MODULE.lora_A.weight", and B
  * (out,r), "MODULE.lora_B.weight", where MODULE is the parameter's name without ".weight":
  *   LoRA  y = x WT + b + s (dropout(x) AT) BT,   s = alpha / r, with rslora alpha / sqrt(r)
  *   DoRA  the rows of W + s B A are scaled to the norms m (out), "MODULE.lora_magnitude_vector"; the norms of W + s B A
  *         have no gradient
- * An embedding table (V,C) has "MODULE.lora_embedding_A" (r,V) and "MODULE.lora_embedding_B" (C,r). A is uniform and B
- * zero at first, as in the PEFT library. The numbers of DoRA's m are the norms of W's rows at first; rfr_parameter_fill
- * fills them with ones, because it does not know W.
+ * An embedding table (V,C) has "MODULE.lora_embedding_A" (r,V) and "MODULE.lora_embedding_B" (C,r). Initially A is
+ * uniform and B zero, as in the PEFT library. DoRA's m starts with the norms of W's rows; rfr_parameter_fill fills it
+ * with ones, because it does not have W.
  *
  *   rfr_adapter_options o = rfr_adapter_options_default();
  *   rfr_adapter_create(ctx, &c, &o, &adapter);
@@ -194,13 +194,13 @@ typedef struct rfr_adapter_options {
   const char *const
       *targets; /* patterns (rfr_name_matches) of modules; "all-linear": all linear layers of the blocks */
   int n_targets;
-  const rfr_adapter_number *ranks, *alphas; /* for some of the targets; of several that match the last one counts */
+  const rfr_adapter_number *ranks, *alphas; /* for some of the targets; if several match, the last one applies */
   int n_ranks, n_alphas;
 } rfr_adapter_options;
 
 /* rank 16, alpha 32, targets all-linear */
 RFR_API rfr_adapter_options rfr_adapter_options_default(void);
-/* Makes the description of an adapter for a model without one; *out is destroyed by the caller, after the last use of a
+/* Creates the description of an adapter for a model without one. The caller destroys *out after the last use of a model
  * description that refers to it. Errors: adapter, with the pattern or module; model.config; argument. */
 RFR_API rfr_status rfr_adapter_create(rfr_ctx *ctx, const rfr_model_config *c, const rfr_adapter_options *options,
                                       rfr_adapter **out);

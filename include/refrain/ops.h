@@ -47,9 +47,9 @@ RFR_API rfr_value rfr_linear_e4m3_at(rfr_trace *t, rfr_source at, rfr_value x, r
 
 /* ---- quantized storage ----
  *
- * A quantized tensor is one u8 tensor (bytes): codes, then scales. nf4 and int8 are for frozen weights: NF4 with blocks
- * of 64 whose scales are codes too (double quantization), and int8 with the largest magnitude of each row. dynamic8 and
- * dynamic8u are for the states of optimizers, with and without a sign. Codes and scales are those of bitsandbytes.
+ * A quantized tensor is one u8 tensor (bytes): codes, then scales. nf4 and int8 are for frozen weights. nf4 has blocks
+ * of 64 with quantized scales (double quantization); int8 has one scale per row, its largest magnitude. dynamic8
+ * (signed) and dynamic8u (unsigned) are for optimizer states. Codes and scales are those of bitsandbytes.
  * Sources: Dettmers et al., arXiv 2305.14314 (NF4), 2208.07339 (int8), 2110.02861 (dynamic maps). */
 
 /*  X(enumerator, name, bits of a code, elements of a block (0: a row), type of a scale) */
@@ -75,9 +75,9 @@ RFR_API int64_t rfr_quant_bytes(rfr_quant format, int rank, const int64_t *shape
  * threads. */
 RFR_API rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int64_t *shape, rfr_dtype dtype,
                                     const void *data, int threads, void *out);
-/* y (shape) of type `to` = the values of x, u8 (rfr_quant_bytes). Each value is a f32 product, rounded to `to`, with
- * the same bits on every device. Each op that reads y gets its values from an op of its own just before it: they are
- * never kept for the backward or for another step. */
+/* y (shape) of type `to` = the values of x, u8 (rfr_quant_bytes). Each value is an f32 product, rounded to `to`, with
+ * the same bits on every device. Each op that reads y gets its own dequantize op just before it: the values are never
+ * kept for the backward or for another step. */
 RFR_API rfr_value rfr_dequantize_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_quant format, int rank,
                                     const int64_t *shape, rfr_dtype to);
 
@@ -160,8 +160,8 @@ typedef struct rfr_rope_scaling {
 RFR_API rfr_value rfr_rope_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value positions, double theta,
                               const rfr_rope_scaling *scaling);
 /* Rotary embedding with n given frequencies, in radians per position, n from 1 to D/2: pairs (d, d + n) of the first 2n
- * columns of x (T,H,D) are rotated and multiplied by `scale`, the other columns are copied. `frequency` is read during
- * the call only. */
+ * columns of x (T,H,D) are rotated and multiplied by `scale`; the other columns are copied. `frequency` is borrowed
+ * until the call returns. */
 RFR_API rfr_value rfr_rope_table_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value positions,
                                     const double *frequency, int n, double scale);
 /* y = (x - mean) / sqrt(var + eps) * w + b over the last dimension, C; w (C), b (C) or RFR_NONE. */
@@ -367,8 +367,8 @@ RFR_API rfr_value rfr_cache_write_at(rfr_trace *t, rfr_source at, rfr_value cach
  *   top_k               only the k most probable tokens; 0: all
  *   top_p               only the most probable tokens until their probabilities add up to top_p; 1: all
  *   min_p               only tokens with at least min_p times the probability of the most probable one; 0: all
- *   repetition_penalty  first of all, the logits of the tokens in text are divided by it where they are positive and
- *                       multiplied by it where they are negative (Keskar et al., arXiv 1909.05858); 1 or 0: none */
+ *   repetition_penalty  applied first: positive logits of tokens in text are divided by it, negative ones multiplied
+ *                       by it (Keskar et al., arXiv 1909.05858); 1 or 0: none */
 RFR_API rfr_value rfr_text_append_at(rfr_trace *t, rfr_source at, rfr_value text, rfr_value logits, rfr_value cursor,
                                      rfr_value sampling, int64_t rows);
 /* The next version of the cursor: the tokens taken are cached, and a drawn token is known. */

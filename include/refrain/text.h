@@ -29,9 +29,9 @@ extern "C" {
 
 typedef struct rfr_tokenizer rfr_tokenizer;
 
-/* Reads a tokenizer. `path` is a tokenizer.json, a folder that has one, or a GGUF file with a vocabulary; of the
- * folder's tokenizer_config.json and generation_config.json, the tokens that begin and end a text are read. The ids
- * equal those of the Python package tokenizers. Entries for truncation and padding are ignored. Errors: tokenizer (a
+/* Reads a tokenizer. `path` is a tokenizer.json, a folder that has one, or a GGUF file with a vocabulary. The tokens
+ * that begin and end a text come from the folder's tokenizer_config.json and generation_config.json. The ids equal
+ * those of the Python package tokenizers. Entries for truncation and padding are ignored. Errors: tokenizer (a
  * field is not valid), tokenizer.unsupported (a component that would change tokens is not supported; the message has
  * its key path), json, file.*, RFR_NO_MEMORY. */
 RFR_API rfr_status rfr_tokenizer_open(rfr_ctx *ctx, const char *path, rfr_tokenizer **out);
@@ -40,15 +40,15 @@ RFR_API void rfr_tokenizer_destroy(rfr_tokenizer *tokenizer);
 
 typedef struct rfr_encode_options {
   size_t size;             /* sizeof (rfr_encode_options), so that the struct can grow */
-  int add_special;         /* 1: add the tokens that the tokenizer adds around a text, as BOS; 0: none (0) */
-  const rfr_span *foreign; /* sorted and disjoint bytes in which no special token is matched, also not in part; the text
+  int add_special;         /* 1: add the tokens that the tokenizer adds around a text, such as BOS; 0: none (0) */
+  const rfr_span *foreign; /* sorted, disjoint spans of bytes; no special token that overlaps one is matched. The text
                               is otherwise tokenized as one string */
   size_t n_foreign;
   int parallel; /* 1: a long text may use the context's threads, with the same result; not from a parallel region (0) */
 } rfr_encode_options;
 RFR_API rfr_encode_options rfr_encode_options_default(void);
 
-/* The tokens of one text, in memory that grows and is reused by later calls; starts as zeros. */
+/* The tokens of one text. Zero the struct before the first call; later calls reuse its memory. */
 typedef struct rfr_tokens {
   int32_t *ids;     /* n ids */
   uint32_t *begins; /* n offsets: the first byte of the token in the text. A token that starts inside a character has
@@ -57,14 +57,14 @@ typedef struct rfr_tokens {
   int64_t capacity;
   void *scratch; /* private */
 } rfr_tokens;
-/* Frees the memory and zeroes the struct. Call it before the tokenizer's context is unused memory: it holds blocks of
+/* Frees the memory and zeroes the struct. Call it before the tokenizer's context is destroyed: the memory belongs to
  * that context. */
 RFR_API void rfr_tokens_deinit(rfr_tokens *tokens);
 
-/* Tokenizes `n` bytes of text into `out`, which loses its earlier tokens. In text that is not valid UTF-8, each maximal
- * invalid part counts as U+FFFD. `options` may be NULL. `out` caches pieces of text: use it with one tokenizer if you
- * can. Errors: RFR_INVALID (spans that are not sorted, text of 4 GiB or more), tokenizer (the text has a character that
- * the vocabulary lacks, and the tokenizer has no unknown token), RFR_NO_MEMORY. */
+/* Tokenizes `n` bytes of text and replaces the tokens in `out`. In text that is not valid UTF-8, each maximal invalid
+ * part is read as U+FFFD. `options` may be NULL. `out` caches pieces of text for one tokenizer; another tokenizer
+ * clears the cache. Errors: RFR_INVALID (spans that are not sorted, text of 4 GiB or more), tokenizer (the text has a
+ * character that the vocabulary lacks, and the tokenizer has no unknown token), RFR_NO_MEMORY. */
 RFR_API rfr_status rfr_tokenizer_encode(const rfr_tokenizer *tokenizer, const char *text, size_t n,
                                         const rfr_encode_options *options, rfr_tokens *out);
 
@@ -80,7 +80,7 @@ RFR_API int rfr_tokenizer_is_special(const rfr_tokenizer *tokenizer, int32_t id)
 /* The token that begins a text, and the one that ends it; -1: none. */
 RFR_API int32_t rfr_tokenizer_bos(const rfr_tokenizer *tokenizer);
 RFR_API int32_t rfr_tokenizer_eos(const rfr_tokenizer *tokenizer);
-/* The i-th of the ids that end a generated text, of generation_config.json and of rfr_tokenizer_eos; -1: past the
+/* The i-th id that ends a generated text, of those in generation_config.json and of rfr_tokenizer_eos; -1: past the
  * end. */
 RFR_API int32_t rfr_tokenizer_stop(const rfr_tokenizer *tokenizer, int i);
 
@@ -89,8 +89,8 @@ typedef struct rfr_decoder rfr_decoder;
 /* `keep_special` 0: special tokens write nothing. The tokenizer must outlive the decoder. */
 RFR_API rfr_status rfr_decoder_create(const rfr_tokenizer *tokenizer, int keep_special, rfr_decoder **out);
 RFR_API void rfr_decoder_destroy(rfr_decoder *decoder); /* accepts NULL */
-/* Adds a token and writes the text that is complete: always valid UTF-8, in which bytes that are not valid have become
- * U+FFFD. Bytes of an unfinished character wait for later tokens. `write` may be called several times, or not at all.
+/* Adds a token and writes all complete characters, in valid UTF-8: invalid bytes become U+FFFD. Bytes of an incomplete
+ * character are written with a later token. `write` may be called several times, or not at all.
  * An id that is not in use writes nothing. Errors: RFR_NO_MEMORY. */
 RFR_API rfr_status rfr_decoder_add(rfr_decoder *decoder, int32_t id, rfr_write_fn write, void *user);
 /* Writes the rest, and starts a new text. */

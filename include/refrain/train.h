@@ -160,9 +160,9 @@ typedef struct rfr_generate_options {
 } rfr_generate_options;
 RFR_API rfr_generate_options rfr_generate_options_default(void);
 
-/* Gets each token as soon as it is sampled, on the thread of the call; a result other than 0 ends the text. */
+/* Called with each token as soon as it is sampled, on the caller's thread; a result other than 0 ends the text. */
 typedef int (*rfr_token_fn)(int32_t token, void *user);
-/* Continues the `n` tokens of `prompt`, at least one. A stop token ends the text and is not given to `take`. The same
+/* Continues the `n` tokens of `prompt`, at least one. A stop token ends the text and is not passed to `take`. The same
  * seed, weights and machine give the same text. A stop request ends it.
  * The caches hold data.sequence tokens. A longer text or prompt continues from its last data.sequence / 2 tokens, read
  * again from position 0: the model does not see the text before them.
@@ -170,12 +170,12 @@ typedef int (*rfr_token_fn)(int32_t token, void *user);
  * vocabulary. */
 RFR_API rfr_status rfr_run_generate_tokens(rfr_run *run, const int32_t *prompt, int64_t n,
                                            const rfr_generate_options *options, rfr_token_fn take, void *user);
-/* The same for a model of bytes: continues `n` bytes. `write` gets each byte. Errors: also unsupported: the model
- * sampled a token that is not a byte. */
+/* The same for a byte model: continues `n` bytes and passes each byte to `write`. Errors: as above; unsupported if the
+ * model samples a token that is not a byte. */
 RFR_API rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,
                                     rfr_write_fn write, void *user);
-/* The logits after each of n given tokens: `logits` gets f32 (n,V), row i of the token that follows tokens[0..i]. n
- * is at most data.sequence. One launch of the decode program a token. Errors: argument, as above. */
+/* Computes the logits after each of n given tokens: `logits` gets f32 (n,V); row i predicts the token after
+ * tokens[0..i]. n is at most data.sequence. Launches the decode program once per token. Errors: argument, as above. */
 RFR_API rfr_status rfr_run_score(rfr_run *run, const int32_t *tokens, int64_t n, float *logits);
 
 /* Writes a checkpoint now: a Hugging Face folder "step-N" in the run's folder, visible only when it is complete.
@@ -194,7 +194,7 @@ typedef struct rfr_run_info {
   int64_t expert_bytes;                    /* of the expert weights of one layer */
   double flops_per_step;                   /* from the model's formulas: a multiply-add counts as two */
   rfr_dtype dtype;                         /* of weights and activations */
-  int byte_tokens;                         /* 1: bits_per_byte is of text: tokens are bytes, or the data is text */
+  int byte_tokens;                         /* 1: bits_per_byte is defined: tokens are bytes, or the data is text */
   const char *data_hash;                   /* of the data read, hexadecimal; borrowed */
   const char *checkpoint;                  /* folder last written or loaded, or ""; borrowed */
   int64_t train_tokens, validation_tokens; /* 0 without data */
@@ -214,19 +214,18 @@ typedef struct rfr_run_info {
   int64_t max_positions;                   /* longest sequence of the model, tokens */
   int64_t window;                          /* data.sequence: tokens of a window, and of the caches of generation */
   int64_t vocab_size;
-  const char *model;                       /* the configuration's model, or "": there is none; borrowed */
+  const char *model; /* the configuration's model, or "": there is none; borrowed */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
 
-/* Gets a piece of text, and whether its tokens get a loss. The text is not NUL-terminated. */
+/* Called with a piece of text; trained 1: its tokens have a loss. The text is not NUL-terminated. */
 typedef void (*rfr_sample_fn)(const char *text, size_t n, int trained, void *user);
-/* Writes a training row as its tokens say, special tokens included, in pieces: what the model is trained on. `row`
- * counts from 0 to rfr_run_info.train_rows - 1, in the order of the files. Errors: argument (no such row, or the data
- * is text). */
+/* Writes the text of a training row's tokens in pieces, special tokens included. `row` is 0 to
+ * rfr_run_info.train_rows - 1, in the order of the files. Errors: argument (no such row, or the data is text). */
 RFR_API rfr_status rfr_run_data_row(const rfr_run *run, int64_t row, rfr_sample_fn write, void *user);
 
-/* The tokenizer of the run's text, and the chat template of its conversations; NULL: tokens are bytes; there is no
- * template, or the run was opened with no_data. Borrowed: both live as long as the run. */
+/* The tokenizer of the run; NULL: tokens are bytes. The chat template of its conversations; NULL: there is none, or the
+ * run was opened with no_data. Both are borrowed and valid as long as the run. */
 RFR_API const rfr_tokenizer *rfr_run_tokenizer(const rfr_run *run);
 RFR_API const rfr_chat_template *rfr_run_template(const rfr_run *run);
 
