@@ -78,8 +78,8 @@ static bool run_command(chat *x, const char *line) {
     x->c->system = line[7] ? strdup(line + 8) : NULL;
     reset(x);
   } else if (strcmp(line, "/help") == 0) {
-    fputs("/reset        forget the conversation\n"
-          "/system TEXT  forget it, and begin with this system message\n"
+    fputs("/reset        start a new conversation\n"
+          "/system TEXT  start a new one with this system message\n"
           "/quit         end\n"
           "A backslash at the end of a line continues the message on the next line.\n",
           stderr);

@@ -20,7 +20,7 @@ static rfr_status list_files(cli *c, const char *config) {
   o.event_user = c;
   rfr_status s = rfr_run_open(c->ctx, config, NULL, &o, &run);
   if (s == RFR_OK && !rfr_run_data_file(run, validation, 0))
-    s = cli_usage("set data.validation to a share, as 10%, or to files", "data.validation holds out no file");
+    s = cli_usage("set data.validation to a percentage, such as 10%, or to files", "data.validation holds out no file");
   json j = {.f = stdout};
   if (s == RFR_OK && c->json) json_begin(&j, NULL, '{'), json_begin(&j, "files", '[');
   for (int64_t i = 0; s == RFR_OK; i++) {
@@ -139,7 +139,7 @@ static rfr_status print_json(cli *c, const char *config, const rfr_run_options *
 
 rfr_status cli_check(cli *c) {
   char *text = NULL;
-  if (c->n_operands > 1 && c->files) return cli_usage("omit --files", "--files is for a configuration");
+  if (c->n_operands > 1 && c->files) return cli_usage("omit --files", "--files cannot be used with DATA");
   if (c->n_operands > 1) return cli_check_data(c);
   rfr_status s = cli_read_config(c, &text);
   if (s != RFR_OK) return s;

@@ -110,7 +110,7 @@ rfr_status cli_finetune(cli *c) {
   else cli_default_folder(c->operands[1], folder, sizeof folder);
   rfr_status s = cli_finetune_config(c, &text);
   if (s == RFR_OK) s = cli_train_config(c, text, folder);
-  if (s == RFR_OK && !c->quiet && !c->json) printf("to talk to it: refrain chat %s\n", folder);
+  if (s == RFR_OK && !c->quiet && !c->json) printf("to chat with it: refrain chat %s\n", folder);
   free(text);
   return s;
 }

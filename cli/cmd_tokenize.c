@@ -84,7 +84,7 @@ static rfr_status decode(const rfr_tokenizer *tokenizer, char *text, size_t n) {
     for (; i < n && text[i] >= '0' && text[i] <= '9' && id < INT32_MAX; i++) id = 10 * id + (text[i] - '0');
     if (i == begin || id >= INT32_MAX || (i < n && (!text[i] || !strchr(separators, text[i])))) {
       s = cli_usage("give ids separated by white space or commas, as refrain tokenize prints them",
-                    "byte %zu of the input begins no token id", begin);
+                    "no token id starts at byte %zu of the input", begin);
     } else if (!rfr_tokenizer_token(tokenizer, (int32_t)id, NULL)) {
       s = cli_usage("use the tokenizer that made the ids", "the vocabulary has no id %lld (byte %zu of the input)",
                     (long long)id, begin);

@@ -41,7 +41,7 @@ void cli_text_open(const rfr_run *run, cli_text *out) {
   add_stop(out, rfr_tokenizer_eos(out->tokenizer));
 }
 
-/* The token after the assistant's words in a rendered conversation ends a turn. */
+/* The token after the assistant's text in a rendered conversation ends a turn. */
 static rfr_status find_end_of_turn(cli_text *t) {
   static const char messages[] =
       "[{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]";
@@ -63,7 +63,7 @@ static rfr_status find_end_of_turn(cli_text *t) {
 
 rfr_status cli_text_open_chat(const cli *c, const rfr_run *run, cli_text *t) {
   if (!t->tokenizer)
-    return cli_fail(RFR_UNSUPPORTED, "refrain generate continues a text", "%s is a model of bytes: it has no template",
+    return cli_fail(RFR_UNSUPPORTED, "refrain generate continues a text", "%s is a byte model: it has no template",
                     c->operand);
   t->chat = rfr_run_template(run);
   if (c->template && strcmp(c->template, "model") != 0) {
@@ -118,7 +118,7 @@ rfr_status cli_text_encode_chat(cli_text *t, const json_t *messages) {
 
 /* ---- the stream ---- */
 
-/* Where the first stop string begins in the pending text, and else the bytes at its end that may begin one. */
+/* Finds the first stop string in the pending text, or else the bytes at its end that may begin one. */
 static bool find_stop(const cli_stream *x, size_t *at, size_t *held) {
   *held = 0;
   *at = x->n;
@@ -162,8 +162,8 @@ static int take_token(int32_t token, void *user) {
   if (x->tokens++ == 0) x->first = x->last;
   if (x->decoder) x->status = rfr_decoder_add(x->decoder, token, add_piece, x);
   else if (token > UINT8_MAX)
-    x->status = cli_fail(RFR_UNSUPPORTED, "give the model a tokenizer", "the model drew token %d, which is no byte",
-                         (int)token);
+    x->status = cli_fail(RFR_UNSUPPORTED, "give the model a tokenizer",
+                         "the model sampled token %d, which is not a byte", (int)token);
   else add_piece(&byte, 1, x);
   return x->stopped || x->status != RFR_OK || (x->interrupted && atomic_load(x->interrupted));
 }
@@ -209,9 +209,10 @@ rfr_status cli_check_sampling(const cli *c) {
     return cli_usage("give more than 0 and at most 1; 1 samples among all tokens", "--top-p %g is not a probability",
                      c->top_p);
   if (!(c->min_p <= 1.0))
-    return cli_usage("give at most 1; 0 samples among all tokens", "--min-p %g is not a share", c->min_p);
+    return cli_usage("give at most 1; 0 samples among all tokens", "--min-p %g is not a probability", c->min_p);
   if (!(c->penalty > 0.0 && c->penalty <= 1e6))
-    return cli_usage("1 changes nothing; 1.1 is usual", "--repetition-penalty %g is not in range", c->penalty);
+    return cli_usage("give more than 0 and at most 1e6; 1 has no effect", "--repetition-penalty %g is out of range",
+                     c->penalty);
   for (int i = 0; i < c->stops.n; i++)
     if (!*c->stops.items[i]) return cli_usage("give at least one byte, or omit it", "--stop is empty");
   return RFR_OK;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The metadata are read once into a buffer that grows with what the parser has accepted so far, so that a small file
- * cannot ask for much memory. The values stay in that buffer; keys and names become C strings there: the type or rank
- * after a name is overwritten by its NUL when it has been read.
+ * The metadata are read once into a buffer. The buffer grows with the bytes that the parser has accepted, so a small
+ * file cannot cause a large allocation. The values stay in the buffer. Keys and names become C strings in place: the
+ * NUL overwrites the type or rank after the name, once that has been read.
  */
 #include "data/gguf.h"
 
@@ -160,7 +160,7 @@ static rfr_status take_tensor(rfi_gguf *g, rfi_gguf_tensor *t, size_t *name) {
   for (int i = t->rank - 1; i >= 0; i--) {
     RFI_TRY(take(g, 8, &size));
     if (size < 1 || size > INT64_MAX || __builtin_mul_overflow(t->elements, (int64_t)size, &t->elements))
-      return BAD("tensor %s: its shape has no size from 1 to 2^63 - 1", text);
+      return BAD("tensor %s: its number of elements is not from 1 to 2^63 - 1", text);
     t->shape[i] = (int64_t)size;
   }
   RFI_TRY(take(g, 4, &type));
@@ -218,7 +218,7 @@ static rfr_status place_tensors(rfi_gguf *g) {
   if (given && (given->is_array || alignment < 1 || alignment > ALIGNMENT_LIMIT || (alignment & (alignment - 1))))
     return BAD("general.alignment is %" PRId64 "; it must be a power of two and at most %d", alignment,
                ALIGNMENT_LIMIT);
-  if (!round_up(&start, alignment)) return BAD("the metadata have no end");
+  if (!round_up(&start, alignment)) return BAD("the aligned metadata end after byte 2^63 - 1");
   for (int i = 0; i < g->n_tensors; i++) {
     rfi_gguf_tensor *t = &g->tensors[i];
     if (t->offset != next)

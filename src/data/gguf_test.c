@@ -383,7 +383,7 @@ static void hostile(void **state) {
     header(&b, 1, 0);
     put_tensor(&b, "t", 4, dims[i], 0, 0);
     end_metadata(&b, 32, 64);
-    REFUSED("its shape has no size");
+    REFUSED("its number of elements is not");
   }
   for (int i = 0; i < 3; i++) {
     const uint64_t dims[][4] = {{(uint64_t)1 << 62, 1, 1, 1}, {((uint64_t)1 << 42) + 1, 1, 1, 1}, {1000, 1, 1, 1}};

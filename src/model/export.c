@@ -39,7 +39,7 @@ rfr_export_options rfr_export_options_default(void) {
 
 /* ---- reading ---- */
 
-/* Finds the weights, and the adapter on them: a run stands for its newest checkpoint, an adapter for its base too. */
+/* Finds the weights and the adapter of a MODEL: a run's newest checkpoint; for an adapter also its base model. */
 static rfr_status find_model(exporter *e, const char *model) {
   char *path = NULL, kind = 0;
   rfi_checkpoint *checkpoint = NULL;
@@ -272,7 +272,7 @@ fail:
 
 /* ---- GGUF ---- */
 
-/* *out NULL: there is no such file. tokenizer_config.json is read with reals for integers, because model_max_length may
+/* *out NULL: there is no such file. Integers of tokenizer_config.json are read as reals, because model_max_length may
  * have 31 digits. */
 static rfr_status parse_file(const rfi_hf_notes *notes, const char *name, json_t **out) {
   size_t n;
@@ -282,7 +282,7 @@ static rfr_status parse_file(const rfi_hf_notes *notes, const char *name, json_t
                                                     : rfi_json_parse(name, data, n, out);
 }
 
-/* Without a tokenizer the file says that it has no vocabulary. */
+/* Without a tokenizer, the file states that it has no vocabulary. */
 static rfr_status put_vocabulary(exporter *e, rfi_gguf_writer *w) {
   json_t *tokenizer = NULL, *config = NULL, *generation = NULL;
   rfr_status s = parse_file(&e->notes, "tokenizer.json", &tokenizer);
@@ -370,12 +370,13 @@ static rfr_status read_part(exporter *e, const rfi_adapter_target *target, int p
 static rfr_status put_adapter(exporter *e, rfi_gguf_writer *w) {
   const rfi_block_format *f32 = rfi_block_format_named("F32");
   double alpha = 0.0;
-  if (e->adapter->dora) return rfi_fail(RFI_E_UNSUPPORTED, "GGUF adapters have no DoRA; export gguf merges it");
+  if (e->adapter->dora)
+    return rfi_fail(RFI_E_UNSUPPORTED, "GGUF adapters do not support DoRA; format gguf merges the adapter");
   for (int i = 0; i < e->adapter->n; i++) {
     const rfi_adapter_target *t = &e->adapter->targets[i];
     const double own = t->scale * (double)t->rank;
     if (i > 0 && own != alpha)
-      return rfi_fail(RFI_E_UNSUPPORTED, "GGUF adapters have one alpha; targets of %g and %g differ", alpha, own);
+      return rfi_fail(RFI_E_UNSUPPORTED, "a GGUF adapter has one alpha; the targets have %g and %g", alpha, own);
     alpha = own;
   }
   RFI_TRY(rfi_gguf_put_adapter(w, &e->c, alpha));
@@ -388,7 +389,7 @@ static rfr_status put_adapter(exporter *e, rfi_gguf_writer *w) {
     with.adapter = e->adapter;
     RFI_TRY(rfr_model_parameter(&e->c, t->parameter, &p));
     if (!rfi_gguf_matrix_name(&e->c, t->parameter, base, sizeof base, &head_dim))
-      return rfi_fail(RFI_E_UNSUPPORTED, "an adapter on %s cannot be written as a GGUF adapter; export gguf merges it",
+      return rfi_fail(RFI_E_UNSUPPORTED, "an adapter on %s cannot be written as a GGUF adapter; format gguf merges it",
                       p.name);
     for (int k = 0; k < 2; k++) {
       RFI_TRY(rfr_model_parameter(&with, t->first + k, &p));

@@ -421,7 +421,7 @@ static bool translate(const rfi_gguf *g, const architecture *a, const char *name
   return false;
 }
 
-/* Whether the tensor has the shape of the model's, with the experts in front; dimensions of 1 are ignored. */
+/* Whether the tensor has the model's shape with the experts as first dimension; dimensions of 1 are ignored. */
 static bool has_shape(const rfi_gguf_tensor *t, int64_t experts, bool transposed, int rank, const int64_t *shape) {
   int64_t have[4], want[5];
   int n = 0, m = 0;
@@ -519,7 +519,7 @@ static const architecture *architecture_of(const char *model_type) {
   return NULL;
 }
 
-/* The architecture of a description; errors for what llama.cpp would compute otherwise. */
+/* The architecture of a description; an error if llama.cpp would compute the model differently. */
 static rfr_status writable(const rfr_model_config *c, const json_t *o, const architecture **out) {
   const char *type = json_string_value(json_object_get(o, "model_type"));
   const architecture *a = *out = architecture_of(type ? type : "");
@@ -527,10 +527,10 @@ static rfr_status writable(const rfr_model_config *c, const json_t *o, const arc
   const bool gemma2 = strcmp(a->name, "gemma2") == 0;
   for (int64_t l = 0; l < c->layers; l++)
     if (rfr_model_has_window(c, l) != (gemma2 && l % 2 == 0))
-      return rfi_fail(RFI_E_MODEL_CONFIG, "layer %lld: GGUF has no key for which layers of %s have a sliding window",
+      return rfi_fail(RFI_E_MODEL_CONFIG, "layer %lld: GGUF cannot store which layers of %s have a sliding window",
                       (long long)l, type);
   if (c->experts > 0 && rfr_model_expert_layers(c) != c->layers)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "layers without experts among others cannot be written as GGUF");
+    return rfi_fail(RFI_E_MODEL_CONFIG, "a model with experts in only some layers cannot be written as GGUF");
   if (c->experts > 0 && c->expert_norm != (strcmp(a->name, "qwen2moe") != 0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "norm_topk_prob %d cannot be written as GGUF for %s", c->expert_norm, type);
   const double scalar = c->layers == 46 ? (double)(c->hidden_size / c->heads) : (double)c->head_dim;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The families: what each reads from config.json and writes to it, in one table.
+ * The table of families: the fields that each reads from config.json and writes to it.
  *
  * The library's classes have defaults for most fields. A field is required here if its default is an arbitrary number,
  * which no published folder means.

@@ -152,7 +152,7 @@ static rfr_status read_kinds(const settings *s, rfr_model_config *c) {
   const json_t *value;
   json_object_foreach((json_t *)s->o, key, value) {
     if (!json_is_object(value) || (strcmp(key, kinds[0]) != 0 && strcmp(key, kinds[1]) != 0))
-      return rfi_fail_at(RFI_E_MODEL_CONFIG, s->file, 0, "%s.%.100s is not settings of a kind of layer", s->name, key);
+      return rfi_fail_at(RFI_E_MODEL_CONFIG, s->file, 0, "%s.%.100s is not an object of RoPE settings", s->name, key);
   }
   settings full = *s, local = *s;
   full.o = full.top = json_object_get(s->o, kinds[0]);

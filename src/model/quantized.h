@@ -12,7 +12,7 @@
 
 #include "data/safetensors.h"
 
-/* A tensor of a folder by name; *stored NULL: there is none. */
+/* Finds a tensor of a folder by name; *stored NULL: there is none. */
 typedef struct rfi_tensor_files {
   rfr_ctx *ctx;
   void *user;

@@ -6,9 +6,10 @@
  *   LoRA   y = x WT + b + (scale (x AT)) BT
  *   DoRA   y = (x WT + (scale (x AT)) BT) m / n + b, n = the norm of each row of W + scale B A, without a gradient
  *
- * These are recorded as plain ops next to the base GEMM. The scale is applied to the narrow product (T,r). Fuse makes
- * one op of the two GEMMs and their sum (fuse_lora.c), and of the two terms of dx; prune removes the gradient of the
- * frozen base weight. Packed experts have an A (E,r,in) and a B (E,out,r), multiplied by grouped GEMMs.
+ * These are recorded as ordinary ops next to the base GEMM. The scale is applied to x AT (T,r), the smallest operand.
+ * The pass fuse replaces the two GEMMs and their sum by one op (fuse_lora.c), and the two terms of dx as well. The pass
+ * prune removes the gradient of the frozen base weight. Packed experts have A (E,r,in) and B (E,out,r) and use grouped
+ * GEMMs.
  */
 #include "nn/adapter.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Internals of an adapter: which parameters of the model it changes, and how its layers are recorded.
+ * Internals of an adapter: the parameters of the model that it changes, and the recording of its layers.
  */
 #ifndef RFI_ADAPTER_H
 #define RFI_ADAPTER_H
@@ -46,9 +46,9 @@ const rfi_adapter_target *rfi_adapter_owner(const rfr_model_config *c, int i, rf
 /* The module of a parameter: its name without ".weight" or ".bias", as "model.layers.0.self_attn.q_proj";
  * for packed experts the name itself, as "model.layers.0.mlp.experts.down_proj". */
 void rfi_module_name(const char *parameter, char out[96]);
-/* Whether a parameter can have an adapter. If not, *reason says why. */
+/* Whether a parameter can have an adapter; if not, *reason is the reason. */
 bool rfi_adapter_can(const rfr_model_config *c, int parameter, bool *in_block, const char **reason);
-/* Makes an adapter of the given targets (parameter, rank and alpha are set), ascending by parameter; copies them. */
+/* Creates an adapter with a copy of the targets (parameter, rank and alpha are set), ascending by parameter. */
 rfr_status rfi_adapter_create(rfr_ctx *ctx, const rfr_model_config *c, const rfi_adapter_target *targets, int n,
                               int rslora, int dora, double dropout, rfr_adapter **out);
 /* The i-th parameter of the model's list, i at least base_count. */

@@ -121,7 +121,8 @@ static rfr_status choose(const char *place, const json_t *value, const char *cho
     *out = choice ? NULL : value;
     return RFR_OK;
   }
-  if (!json_is_array(value)) return rfi_fail_at(RFI_E_JSON, place, 0, "\"chat_template\" is no string or list");
+  if (!json_is_array(value))
+    return rfi_fail_at(RFI_E_JSON, place, 0, "\"chat_template\" is neither a string nor a list");
   for (size_t i = 0; i < json_array_size(value); i++) {
     const json_t *item = json_array_get(value, i), *text = json_object_get(item, "template");
     const char *name = json_string_value(json_object_get(item, "name"));

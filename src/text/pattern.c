@@ -321,7 +321,7 @@ static rfr_status translate(translation *t) {
     else if (c == '^' || c == '$') return unsupported(t, "an anchor");
     else if (strchr("|)*+?.", c) && c) RFI_TRY(rfi_string_append(&t->out, t->s + t->i++, 1));
     else RFI_TRY(rfi_string_printf(&t->out, "\\x{%X}", rfi_utf8_next(t->s, &t->i)));
-    if (t->out.n > (size_t)4 << 20) return unsupported(t, "so long a pattern");
+    if (t->out.n > (size_t)4 << 20) return unsupported(t, "a pattern of this length");
   }
   return RFR_OK;
 }

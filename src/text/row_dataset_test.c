@@ -292,7 +292,7 @@ static void test_loss(void **state) {
   rfi_dataset_close(o.ds);
   o.encoder.loss = RFI_ROW_LOSS_ASSISTANT;
   assert_int_equal(open_rows(&o, "t.jsonl"), RFR_INVALID);
-  assert_non_null(strstr(rfr_last_error()->message, "t.jsonl:1: a row with a text has no answer"));
+  assert_non_null(strstr(rfr_last_error()->message, "t.jsonl:1: a text row has no answer"));
   o.encoder.loss = RFI_ROW_LOSS_AUTO;
   write_text(f, "m.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}");
   assert_int_equal(open_rows(&o, "m.jsonl"), RFR_INVALID);

@@ -198,7 +198,7 @@ static rfr_status encode(const rfi_row_encoder *e, const rfi_row *row, rfi_row_t
     return rfi_fail(RFI_E_DATA_FORMAT, "rows with chosen and rejected are for preference training, which is not "
                                        "supported; keep the chosen answers as messages or prompt and completion");
   if (row->form == RFI_ROW_text && loss != RFI_ROW_LOSS_AUTO && loss != RFI_ROW_LOSS_ALL)
-    return rfi_fail(RFI_E_DATA_FORMAT, "a row with a text has no answer; set data.loss to auto or all");
+    return rfi_fail(RFI_E_DATA_FORMAT, "a text row has no answer; set data.loss to auto or all");
   if (row->form == RFI_ROW_text) return rfi_text_encode(e, row->text, row->text_n, false, out);
   if (row->messages && !e->chat)
     return rfi_fail(RFI_E_DATA_FORMAT, "messages need a chat template, and the model has none; set data.template to "

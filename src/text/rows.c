@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * jansson keeps no places of values, so an error about a value finds its column by walking the line along the value's
+ * jansson does not record where values are, so an error finds its column by walking the line along the value's
  * path. The line is known to be valid JSON at that point.
  */
 #include "text/rows.h"
@@ -133,7 +133,7 @@ static const char *type_name(const json_t *value) {
     case JSON_INTEGER:
     case JSON_REAL: return "is a number";
     case JSON_NULL: return "is null";
-    default: return "is a truth value";
+    default: return "is a boolean";
   }
 }
 
@@ -403,13 +403,13 @@ rfr_status rfi_row_detect(const char *file, int64_t line, const char *text, size
     if (!found[f]) continue;
     if (*form != RFI_ROW_FORM_COUNT)
       s = rfi_fail_at_column(RFI_E_DATA_FORMAT, file, line, 1,
-                             "the keys of the row (%s) fit the forms %s and %s; set data.format", keys,
+                             "the keys of the row (%s) match the forms %s and %s; set data.format", keys,
                              rfi_row_form_name(*form), rfi_row_form_name((rfi_row_form)f));
     *form = (rfi_row_form)f;
   }
   if (s == RFR_OK && *form == RFI_ROW_FORM_COUNT)
     s = rfi_fail_at_column(RFI_E_DATA_FORMAT, file, line, 1,
-                           "the keys of the row (%s) fit no form; the forms have text; messages; prompt and "
+                           "the keys of the row (%s) match no form; the forms have the keys text; messages; prompt and "
                            "completion; instruction and output; conversations; chosen and rejected",
                            keys);
   json_decref(value);

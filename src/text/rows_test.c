@@ -73,9 +73,9 @@ static void test_undetected(void **state) {
   rfi_row_form form;
   assert_int_equal(detect("{\"content\": \"x\", \"id\": 1}", &form), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "data.format");
-  assert_non_null(strstr(rfr_last_error()->message, "a.jsonl:7:1: the keys of the row (content, id) fit no form"));
+  assert_non_null(strstr(rfr_last_error()->message, "a.jsonl:7:1: the keys of the row (content, id) match no form"));
   assert_int_equal(detect("{\"text\": \"x\", \"messages\": []}", &form), RFR_INVALID);
-  assert_non_null(strstr(rfr_last_error()->message, "fit the forms text and chat; set data.format"));
+  assert_non_null(strstr(rfr_last_error()->message, "match the forms text and chat; set data.format"));
   /* A key whose value is null is absent, as tables write it. */
   assert_int_equal(detect("{\"text\": null, \"messages\": []}", &form), RFR_OK);
   assert_int_equal(form, RFI_ROW_chat);

@@ -96,7 +96,7 @@ static void assign(rfi_render *r, const rfi_tnode *target, rfi_tval v) {
   } else if (target->type == RFI_NODE_NAMESPACE_SET) {
     const rfi_tval space = lookup(r, target->symbol);
     if (space.kind != RFI_T_NAMESPACE) {
-      rfi_render_fail(r, "\"%s\" is no namespace; only attributes of a namespace can be set",
+      rfi_render_fail(r, "\"%s\" is not a namespace; only attributes of a namespace can be set",
                       r->t->symbols.names[target->symbol]);
     } else if (target->text[0] == '_') {
       rfi_render_fail(r, "a namespace cannot have an attribute that begins with \"_\"");

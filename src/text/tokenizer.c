@@ -47,7 +47,7 @@ struct rfr_tokenizer {
 /* ---- memory ---- */
 
 rfr_status rfi_grow(rfr_ctx *ctx, void **array, size_t *capacity, size_t n, size_t want, size_t size) {
-  if (want > UINT32_MAX) return rfi_fail(RFI_E_OVERFLOW, "a text with %zu parts; it must be shorter", want);
+  if (want > UINT32_MAX) return rfi_fail(RFI_E_OVERFLOW, "the text has %zu parts; tokenize it in several calls", want);
   size_t more = *capacity ? 2 * *capacity : 256;
   void *grown;
   if (more < want) more = want;

@@ -61,7 +61,7 @@ static rfr_status get_text(const reader *r, const json_t *o, const char *where, 
 static rfr_status get_count(const reader *r, const json_t *o, const char *where, const char *key, int64_t *out) {
   const json_t *x = json_object_get(o, key);
   if (!json_is_integer(x) || json_integer_value(x) < 0 || json_integer_value(x) > INT32_MAX)
-    return BAD(r, "%s.%s is not a count", where, key);
+    return BAD(r, "%s.%s is not an integer from 0 to 2^31 - 1", where, key);
   *out = json_integer_value(x);
   return RFR_OK;
 }
@@ -535,7 +535,7 @@ static rfr_status read_post_processor(reader *r, const json_t *o, const char *wh
 
 static rfr_status read_root(reader *r, const json_t *root) {
   rfi_tokenizer_spec *p = &r->spec;
-  if (!json_is_object(root)) return BAD(r, "the file has no object");
+  if (!json_is_object(root)) return BAD(r, "the file is not a JSON object");
   RFI_TRY(read_model(r, json_object_get(root, "model")));
   RFI_TRY(read_added(r, root));
   p->normalizers = r->normalizers;

@@ -169,7 +169,7 @@ rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rf
   RFI_GOTO(rfr_run_generate_tokens(run, tokens, (int64_t)n, options, write_byte, &w));
   if (w.token)
     RFI_GOTO(rfi_fail(RFI_E_UNSUPPORTED,
-                      "the model drew token %d, which is no byte: data.tokenizer: bytes is for models of bytes",
+                      "the model sampled token %d, which is not a byte; data.tokenizer: bytes needs a byte model",
                       (int)w.token));
   s = RFR_OK;
 fail:

@@ -269,7 +269,7 @@ static void tokens_that_are_no_bytes(void **state) {
   rfr_run *run = rft_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
   char text[128] = "";
   assert_int_equal(rfr_run_generate(run, "line ", 5, NULL, collect, text), RFR_UNSUPPORTED);
-  assert_non_null(strstr(rfr_last_error()->message, "which is no byte"));
+  assert_non_null(strstr(rfr_last_error()->message, "which is not a byte"));
   assert_true(strlen(text) < 8); /* a draw in sixteen is a byte */
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
@@ -410,7 +410,8 @@ static void given_in_time(void **state) {
   const char *const sets[] = {"run.steps=50000"};
   o.overrides = sets, o.n_overrides = 1;
   assert_int_equal(rfr_run_open(ctx, config, rft_run_folder("time"), &o, &run), RFR_MISMATCH);
-  assert_non_null(strstr(rfr_last_error()->message, "given by run.epochs or run.time and cannot go on with run.steps"));
+  assert_non_null(
+      strstr(rfr_last_error()->message, "started with run.epochs or run.time and cannot be resumed with run.steps"));
   rfr_ctx_destroy(ctx);
 }
 

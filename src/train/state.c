@@ -382,11 +382,12 @@ static rfr_status other_configuration(rfr_run *run, const char *file, const char
     return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s is %s in the checkpoint and %s in the configuration", key,
                        theirs, mine);
   if (strcmp(mine, "\"0\"") == 0)
-    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "the run was given by run.steps and cannot go on with run.%s",
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0,
+                       "the run was started with run.steps and cannot be resumed with run.%s",
                        run->clock.time > 0.0 ? "time" : "epochs");
   if (strcmp(theirs, "\"0\"") == 0)
     return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0,
-                       "the run was given by run.epochs or run.time and cannot go on with run.steps");
+                       "the run was started with run.epochs or run.time and cannot be resumed with run.steps");
   rfi_run_warn(run, "%s: the run was planned for %s steps, now %s: its learning rate changes", file, theirs, mine);
   return RFR_OK;
 }

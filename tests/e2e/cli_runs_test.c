@@ -122,7 +122,7 @@ static void train_and_use(void **state) {
   assert_int_equal(RUN("eval", "runs/small", "--set", "data.validation=0%"), 2);
   rft_assert_says(rft_err,
                   "error: data.validation holds out nothing to evaluate on: 0 of 10 files, 0 bytes [data.held_out]");
-  rft_assert_says(rft_err, "help: set data.validation to a share");
+  rft_assert_says(rft_err, "help: set data.validation to a percentage");
   /* A checkpoint is a model's folder: its text is that of the run. */
   assert_int_equal(RUN("generate", "runs/small/step-000020", "--prompt", "1 and ", "--tokens", "8", "--json"), 0);
   v = rft_parsed();
