@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Byte-pair encoding: the symbols of a piece are merged, always the pair of lowest rank, of equal ones the leftmost.
+ * Byte-pair encoding: repeatedly merges the pair of symbols with the lowest rank; of equal pairs, the leftmost.
  *
- * Short pieces scan for the best pair; long ones use a heap, so that 100 kB of blanks take n log n steps. Both give the
- * same tokens: a merged symbol covers more text than before, so a pair that was found earlier cannot become the pair of
- * another rank.
+ * Short pieces scan for the best pair; long ones use a heap, so that 100 kB of blanks take O(n log n) steps. Both give
+ * the same tokens: a merged symbol covers more text than before, so a pair that was found earlier cannot become the
+ * pair of another rank.
  *
- * Where no merge joins the characters on both sides of a place, the text can be cut there without a change of tokens.
- * That makes vocabularies without a pre-tokenizer (Llama 2, Gemma), whose piece is the full text, as fast as others.
+ * The text can be cut between two characters that no merge joins; the tokens do not change. The cuts make vocabularies
+ * without a pre-tokenizer (Llama 2, Gemma), whose piece is the full text, as fast as others.
  */
 #include <string.h>
 

@@ -2,9 +2,9 @@
  *
  * Chat templates: opening them, rendering conversations, and marking the bytes that the assistant says.
  *
- * The loss mask never searches a text. With {% generation %} the marked bytes carry a flag through every string
- * operation. Without it, a prefix of the conversation is rendered before and after each assistant message, and where
- * that is not conclusive, the output is divided by the message that the template looped over when it wrote a byte.
+ * The loss mask never searches a text. With {% generation %}, the marked bytes carry a flag through every string
+ * operation. Without it, the conversation is rendered up to and including each assistant message, and the texts are
+ * compared. If that is inconclusive, each output byte belongs to the message whose loop iteration wrote it.
  */
 #include "text/chat.h"
 #include "text/model_file.h"
@@ -249,7 +249,7 @@ typedef struct session {
   rfi_tlist *messages;
 } session;
 
-/* A rendered text with what is needed to compare it. */
+/* A rendered text with the data to compare it. */
 typedef struct rendering {
   rfi_arena *arena; /* of its memory, or NULL: that of the session */
   rfi_text *text;
@@ -322,7 +322,7 @@ static rfr_status start(session *x, const rfr_chat_template *chat, const rfi_cha
   return r->status;
 }
 
-/* Renders the first n messages, with its memory in an arena of its own if `separate`. */
+/* Renders the first n messages. `separate`: the memory is in its own arena. */
 static rfr_status render(session *x, int64_t n, bool prompt, bool separate, rendering *out) {
   rfi_render *r = &x->r;
   rfi_arena *const arena = r->arena;
@@ -419,8 +419,8 @@ static rfr_status fail_mask(const session *x, int64_t i, const char *why) {
   return rfi_fail_at(RFI_E_CHAT_MASK, x->chat->t->name, 0, "messages[%lld]: %s", (long long)i, why);
 }
 
-/* The header that the template writes for a next assistant message: the end of `prompt` that it adds to the text
- * without generation prompt, or that it writes outside its loop over the messages. */
+/* The header that the template writes before an assistant message: the end of `prompt` that the text without generation
+ * prompt does not have, or that the template writes outside its loop over the messages. */
 static rfr_status header_of(session *x, int64_t i, const rendering *prompt, size_t *begin) {
   rendering plain;
   const rfr_status s = render(x, i, false, true, &plain);
@@ -437,7 +437,7 @@ static rfr_status header_of(session *x, int64_t i, const rendering *prompt, size
   return fail_mask(x, i, "the generation prompt cannot be separated from the text before it");
 }
 
-/* The bytes of message i in the full text by the loop that wrote them. */
+/* The bytes of message i in the full text: those that its loop iteration wrote. */
 static rfr_status mark_by_loop(session *x, const rendering *full, int64_t i, const rendering *prompt, rfr_span *out) {
   size_t header, begin = 0, end = 0;
   bool found = false;

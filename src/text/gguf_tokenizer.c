@@ -270,7 +270,7 @@ static rfr_status add_merge(merges *m, merge one) {
   return RFR_OK;
 }
 
-/* All ways to make a token of two others. Control, byte and user-defined tokens are never made of text. */
+/* All pairs of tokens that merge to this token. Control, byte and user-defined tokens are never merged from text. */
 static rfr_status split_token(const json_t *vocab, const char *text, size_t n, double score, int64_t id, merges *out) {
   int32_t characters = 0, left = 0;
   for (size_t i = 0; i < n; i++) characters += ((unsigned char)text[i] & 0xc0) != 0x80;

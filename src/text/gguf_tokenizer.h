@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The vocabulary and the chat template of a GGUF file as the files that a model folder has, so that one reader serves
- * both. Vocabularies: gpt2 (byte-level BPE with merges) with the pre-tokenizers smollm, llama-bpe, qwen2, gpt-2,
+ * Converts the vocabulary and the chat template of a GGUF file to the files of a model folder, so that one reader
+ * serves both. Vocabularies: gpt2 (byte-level BPE with merges) with the pre-tokenizers smollm, llama-bpe, qwen2, gpt-2,
  * tekken, default and their aliases; llama (sentencepiece BPE: scores, byte tokens). Others are refused by name.
  */
 #ifndef RFI_GGUF_TOKENIZER_H

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Normalizers: each step writes the text anew, with the origin of every byte. A step that changes nothing of an ASCII
- * text copies nothing.
+ * Normalizers: each step writes a new text with the origin of every byte. A step that does not change an ASCII text
+ * copies nothing.
  *
- * Normal forms use utf8proc for characters and pairs; the loops are ours, because origins are needed. Characters that
- * are newer than the tables of tokenizers have no decomposition (unicode_crates.def).
+ * utf8proc decomposes and composes single characters and pairs. The loops over the text are here, because they track
+ * origins. Characters that are newer than the tables of tokenizers have no decomposition (unicode_crates.def).
  */
 #include <string.h>
 #include <utf8proc.h>
@@ -29,8 +29,8 @@ struct rfi_normalizer {
   int n;
 };
 
-/* A code point of a normal form: it stands for 1 - change characters of the text, at its place after sorting. So
- * tokenizers counts, and offsets follow. */
+/* A code point of a normal form; it replaces 1 - change characters of the text. As in tokenizers, offsets are counted
+ * after the sort. */
 typedef struct point {
   uint32_t c;
   int32_t change;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Open windows are in one list for each amount of free room. A set of the amounts in use, as a tree of 64-bit words,
- * finds the least room that is enough in four steps at most.
+ * Open windows are in lists, one for each number of free tokens. The numbers in use are a set, stored as a tree of
+ * 64-bit words. It finds the smallest sufficient number in at most four steps.
  */
 #include "text/packing.h"
 

@@ -2,9 +2,9 @@
  *
  * Best-fit-decreasing packing of rows into windows.
  *
- * Rows are placed by falling length, each in the window that it leaves the least room in; a row that fits nowhere opens
- * a window. Rows of equal length are placed in the order in which they come, so another order gives other windows, but
- * never another number of them: the number depends on the lengths alone. O(rows + capacity) time.
+ * Rows are placed in order of decreasing length, each in the window where it leaves the fewest free tokens. A row that
+ * fits nowhere opens a new window. Rows of equal length keep their order. The order of the rows changes the windows but
+ * not their number, which depends only on the lengths. O(rows + capacity) time.
  */
 #ifndef RFI_PACKING_H
 #define RFI_PACKING_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Regular expressions of tokenizer.json. They are written for Oniguruma and run by PCRE2 here: every class is expanded
- * to ranges of our own table of categories, because \s and \p differ between libraries and their versions, and
- * constructs that mean something else in PCRE2 are refused by name.
+ * Regular expressions of tokenizer.json. They are written for Oniguruma; PCRE2 runs them here. Every class is expanded
+ * to ranges of the library's own table of categories, because \s and \p differ between libraries and their versions.
+ * Constructs that mean something else in PCRE2 are refused by name.
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pre-tokenizers: each step splits the pieces of the step before, or writes the text anew with prefixes or printable
+ * Pre-tokenizers: each step splits the pieces of the previous step, or writes a new text with prefixes or printable
  * bytes.
  *
- * The patterns of GPT-2, Llama 3 and Qwen have matchers of our own, ten times as fast as a regular expression; the test
- * compares them with PCRE2.
+ * The patterns of GPT-2, Llama 3 and Qwen have handwritten matchers, which are ten times as fast as PCRE2; the test
+ * compares the two.
  */
 #include <string.h>
 

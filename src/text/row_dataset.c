@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The tokens of each file stay in its table; a row is a place in a table. The windows of one epoch are in memory for
- * each split: samples come in order, so an epoch is packed once. Where an epoch has a share of a file's rows, its
- * number of windows differs from that of others; then the numbers of all epochs so far are kept.
+ * The tokens of each file stay in its table; a row is a range of a table. For each split, the windows of one epoch are
+ * in memory: samples come in order, so an epoch is packed once. If epochs have different shares of a file's rows, their
+ * numbers of windows differ; then the numbers of all epochs so far are kept.
  */
 #include "text/row_dataset.h"
 
@@ -284,7 +284,7 @@ static int64_t trained_tokens(const uint32_t *ids, int64_t n) {
   return trained;
 }
 
-/* The row's part that trains, at most a window; n 0: the row is left out. */
+/* The number of the row's tokens that a window gets; n 0: the row is left out. */
 static rfr_status fit_row(row_dataset *ds, const row_file *f, int64_t start, int64_t end, int64_t number,
                           rfi_row_truncate truncate, int64_t *n) {
   rfi_dataset_stats *stats = &ds->base.stats;
@@ -324,8 +324,8 @@ static void add_row(row_dataset *ds, rfi_split split, int file, int64_t start, i
   if (split == RFI_TRAIN && f->n++ == 0) f->first = ds->n[split] - 1;
 }
 
-/* The split by hashes: rows are held out by `fraction`; if that leaves a split empty, the rows of the
- * least or of the greatest hash change sides. */
+/* The split by hashes: rows are held out by `fraction`. If that leaves a split empty, it gets the rows with
+ * the smallest or the largest hash. */
 typedef struct divide {
   bool by_hash, none, all;
   uint64_t least, greatest;

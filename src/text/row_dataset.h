@@ -2,15 +2,15 @@
  *
  * JSONL files as a data set: rows become tokens, and rows are packed into windows.
  *
- * The files, their order and equal files are as for text (data/dataset.h). Each file has a weight w: in an epoch each
- * row of it comes floor(w) times, and a share w - floor(w) of its rows once more; the shares of successive epochs
- * continue each other, so that over many epochs all rows come equally often. Validation by a fraction holds out rows by
- * a hash of their bytes: equal rows are in one split, and a row stays in its split when files are added.
+ * The files, their order and equal files are as for text (data/dataset.h). Each file has a weight w: an epoch has each
+ * row of the file floor(w) times, and a share w - floor(w) of its rows once more. The share of an epoch starts where
+ * that of the previous epoch ended, so over many epochs all rows occur equally often. A validation fraction holds out
+ * rows by a hash of their bytes: equal rows are in one split, and a row stays in its split when files are added.
  *
- * An epoch is all rows in an order that is drawn from (seed, epoch), packed into windows (text/packing.h), in a drawn
- * order. Sample i is a window of the epoch that it falls in; nothing but (seed, i) is needed to resume. Without packing
- * a window is one row. A row is a document: no token attends to another row, and positions begin at each row. The rest
- * of a window is padding without targets.
+ * An epoch has all rows in a random order of (seed, epoch), packed into windows (text/packing.h) in a random order.
+ * Sample i is a window of its epoch; (seed, i) is enough to resume. Without packing, a window is one row. A row is a
+ * document: no token attends to another row, and positions start at 0 in each row. The rest of a window is padding
+ * without targets.
  *
  * A row longer than a window is cut to its first tokens, dropped, or refused. A row without a token to train is left
  * out.

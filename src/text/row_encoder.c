@@ -6,8 +6,8 @@
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
-/* strftime_now of a template is this day, so that the tokens of a row do not depend on the day of the training:
- * 2024-07-26, the day that Llama 3 has in its template for renderers without a clock. */
+/* The date that strftime_now of a template gives, so that the tokens of a row do not depend on the day of the training:
+ * 2024-07-26, the default date in the template of Llama 3. */
 #define DATE 1721952000
 
 enum { VERSION = 1 }; /* of the tokens that this file makes; part of the key of caches */
@@ -60,7 +60,7 @@ static uint16_t width(size_t begin, size_t end) {
   return end - begin < UINT16_MAX ? (uint16_t)(end - begin) : UINT16_MAX;
 }
 
-/* Trains the tokens that have a byte in one of the spans. A token that starts inside a character covers its first
+/* Whether a token has a byte in one of the spans. A token that starts inside a character covers the character's first
  * byte. */
 static bool is_trained(const rfr_span *spans, size_t n, size_t *at, size_t begin, size_t end) {
   if (end <= begin) end = begin + 1;
@@ -68,8 +68,8 @@ static bool is_trained(const rfr_span *spans, size_t n, size_t *at, size_t begin
   return *at < n && spans[*at].begin < end && spans[*at].begin < spans[*at].end;
 }
 
-/* Tokenizes a text; the spans are sorted and disjoint. Tokens after the text are trained if `ends` says so, and an end
- * token is among them. */
+/* Tokenizes a text; the spans are sorted and disjoint. `ends`: the tokens after the text are trained and include an end
+ * token. */
 static rfr_status tokenize(const rfi_row_encoder *e, const char *text, size_t n, const rfr_encode_options *options,
                            const rfr_span *trained, size_t n_trained, bool ends, rfi_row_tokens *out) {
   size_t at = 0;
@@ -130,7 +130,7 @@ static rfr_status encode_pair(const rfi_row_encoder *e, const rfi_row *row, rfi_
   return s;
 }
 
-/* The first byte of a rendered conversation that is not the prompt's: where it departs from the prompt alone. */
+/* The first byte at which a rendered conversation differs from its rendered prompt: the end of the prompt. */
 static rfr_status find_prompt_end(const rfi_row_encoder *e, const json_t *messages, int n_prompt, const json_t *tools,
                                   const rfr_rendered *full, size_t *end) {
   *end = 0;

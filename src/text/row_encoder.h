@@ -3,11 +3,14 @@
  * The tokens of a row or a text, and which of them get a loss.
  *
  * A conversation is rendered by the chat template and tokenized as one string; no special token is matched in bytes
- * that came from the row. A token is trained if one of its bytes is trained, as in the transformers library. A row of a
- * prompt and a completion becomes a user's and an assistant's turn if there is a template; otherwise the two texts are
- * joined and the token that ends a text follows. Of a `text` row, and of a text file, every token is trained, special
- * tokens are matched, and the tokens that the tokenizer adds around a text are added, and the end token if it is not
- * among them. The first token of a row is never a target.
+ * that came from the row. A token is trained if one of its bytes is trained, as in the transformers library.
+ *
+ * With a template, a row of a prompt and a completion becomes a message of the user and one of the assistant. Without
+ * one, the two texts are concatenated and the end token is appended.
+ *
+ * In a `text` row and in a text file, every token is trained and special tokens are matched. The tokens that the
+ * tokenizer adds around a text are added; the end token is appended if it is not among them. The first token of a row
+ * is never a target.
  */
 #ifndef RFI_ROW_ENCODER_H
 #define RFI_ROW_ENCODER_H

@@ -3,8 +3,8 @@
  * Rows of JSONL files: one JSON object per line, in one of the forms of docs/data.md.
  *
  * The forms are reduced to three contents: a text; a prompt with its completion as texts; a list of messages, of which
- * the first n_prompt are the prompt. Errors name file, line, column and key. Text is strict UTF-8 without NUL, keys do
- * not repeat. Blank lines are skipped.
+ * the first n_prompt are the prompt. Errors name file, line, column and key. Invalid UTF-8, NUL and duplicate keys are
+ * errors. Blank lines are skipped.
  */
 #ifndef RFI_ROWS_H
 #define RFI_ROWS_H

@@ -3,9 +3,9 @@
  * The tokens of a template, with trim_blocks and lstrip_blocks on, as transformers sets them.
  *
  * The rules are those of jinja2's lexer, in its order: data up to the next tag, then the inside of the tag. A tag ends
- * only where all brackets inside it are closed, so that "}}" of a nested dictionary does not end it. Two rules remove
- * white space: "-" at a tag removes all of it on that side; without a sign, a block or comment removes the blanks
- * before it on its line, and the line end after it.
+ * only when all its brackets are closed, so "}}" of a nested dictionary does not end it. Two rules remove white space:
+ * "-" at a tag removes all white space on that side; without a sign, a block or comment removes the blanks before it on
+ * its line and the line end after it.
  */
 #include <stdlib.h>
 #include <string.h>

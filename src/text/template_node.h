@@ -95,7 +95,7 @@ struct rfi_tnode {
   /* Arguments of a call, filter or test: the last n_named kids are named, unless they are splats. */
   const char **names; /* per argument: NULL, a keyword, "*" or "**" */
   int *ops;           /* of a comparison */
-  /* Parameters of a macro; of the body of a scope, the names that begin undefined. */
+  /* Parameters of a macro; for the body of a scope, the names that are undefined at its start. */
   int *params;
   int n_params;
   bool uses_varargs, uses_kwargs, uses_caller;
@@ -130,7 +130,7 @@ rfr_status rfi_template_fail(const rfi_template *t, rfi_error error, uint32_t at
     __attribute__((format(printf, 4, 5)));
 /* Splits t->source into tokens. */
 rfr_status rfi_template_lex(rfi_template *t);
-/* Notes in each body of a scope the names that begin undefined. */
+/* Stores in each body of a scope the names that are undefined at its start. */
 rfr_status rfi_template_scopes(rfi_template *t);
 /* Number of a variable's name; *symbol is -1 if the template does not use the name. */
 int rfi_template_symbol(const rfi_template *t, const char *name);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tokens to a syntax tree, by recursive descent with jinja2's grammar and its order of operators.
+ * Parses tokens into a syntax tree, by recursive descent with jinja2's grammar and operator precedence.
  *
  * The depth of the tree is limited, because the evaluator recurses over it.
  */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The names that begin undefined in a scope.
+ * Finds the names that are undefined at the start of a scope.
  *
- * jinja2 decides before it runs a template where each name of a scope comes from. A name that a scope sets without a
- * read before it, and that no scope around it knows, is the scope's own: until it is set, it is undefined, also for the
- * scopes inside, even if the caller passed a variable of that name. The rules are those of jinja2's idtracking.Symbols.
+ * jinja2 resolves the names of a scope before it runs a template. A name is local to a scope if the scope sets it
+ * before reading it and no enclosing scope uses it. Until it is set, a local name is undefined, also in inner scopes,
+ * even if the caller passed a variable of that name. The rules are those of jinja2's idtracking.Symbols.
  */
 #include <string.h>
 
@@ -113,7 +113,7 @@ static void declare(symbols *s, const rfi_tnode *target) {
   for (int i = 0; target->type == RFI_NODE_TUPLE && i < target->n_kids; i++) declare(s, target->kids[i]);
 }
 
-/* Notes the names of a body that begin undefined, and goes on to the scopes inside. `owner` has its parameters. */
+/* Finds the undefined names of a body and of its inner scopes. `owner` has the parameters of the body. */
 static void analyze(analysis *a, const symbols *parent, const rfi_tnode *owner, rfi_tnode *body) {
   symbols s = branch(a, NULL, parent);
   if (a->status == RFR_OK && owner) {

@@ -83,7 +83,7 @@ static void errors(void **state) {
   refused("{{ 9223372036854775807 + 1 }}", "template.render", "t:1: column 24: an integer does not fit in 64 bits");
 }
 
-/* Each limit ends a template that would not end, or not soon. */
+/* Each limit stops a template that would run for very long or forever. */
 static void limits(void **state) {
   (void)state;
   refused("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "template.limit", "t:1:");

@@ -7,8 +7,8 @@
  * used. A function that allocates returns NULL or an empty value on error, and every function accepts the values that
  * an earlier error left.
  *
- * Every byte of a text has flags that say where it came from. Each operation keeps them, since every text is made by a
- * builder that copies ranges of other texts with their flags.
+ * Every byte of a text has flags that record its origin. Each operation keeps them: a builder makes every text and
+ * copies ranges of other texts with their flags.
  */
 #ifndef RFI_TEMPLATE_VALUE_H
 #define RFI_TEMPLATE_VALUE_H

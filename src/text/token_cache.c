@@ -29,7 +29,7 @@ rfr_status rfi_token_cache_load(rfi_token_cache *cache, const char *path, rfi_ha
   return s;
 }
 
-/* A .gitignore that keeps a folder beside the data out of the repository that the data may be in. */
+/* Writes a .gitignore, because the data and this folder may be in a repository. */
 static rfr_status hide_folder(rfr_ctx *ctx, const char *folder) {
   char *path, kind;
   RFI_TRY(rfi_path_join(ctx, folder, ".gitignore", &path));

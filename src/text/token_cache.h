@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where the tokens of data files are cached. The keys are those of token_table.h. A cache that cannot be written is
- * reported once, as a warning; training goes on without it.
+ * The cache of the tokens of data files. The keys are those of token_table.h. If a cache cannot be written, one warning
+ * reports it; training continues without the cache.
  */
 #ifndef RFI_TOKEN_CACHE_H
 #define RFI_TOKEN_CACHE_H

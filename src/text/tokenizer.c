@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tokenizers: creation from a description, and the way of a text from bytes to ids.
+ * Tokenizers: creation from a description, and encoding of a text from bytes to ids.
  *
- * Special tokens are found in the caller's text before anything else, so a span that is foreign can be kept free of
- * them while the text around it is still tokenized as one string.
+ * Special tokens are matched in the caller's text first. So no special token is matched in a foreign span, and the text
+ * is still tokenized as one string.
  */
 #include "text/tokenizer.h"
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ids to text. Each decoder of the chain takes tokens and gives tokens to the next; after Fuse and ByteLevel the rest
- * of the chain sees one token that comes in pieces. Pieces are always complete characters, so every write is valid
- * UTF-8.
+ * Decodes ids to text. Each decoder of the chain passes its tokens to the next one. After Fuse and ByteLevel, the rest
+ * of the chain gets one token in several pieces. A piece has only complete characters, so every write is valid UTF-8.
  */
 #include <string.h>
 
@@ -136,7 +135,7 @@ static rfr_status flush_bytes(rfr_decoder *d, int i) {
   return RFR_OK;
 }
 
-/* Gives the complete characters of the held bytes to the next step; at the end also an incomplete one, as U+FFFD. */
+/* Passes the complete characters of the kept bytes to the next step; at the end also an incomplete one, as U+FFFD. */
 static rfr_status flush_utf8(rfr_decoder *d, int i, bool at_end) {
   state *x = &d->states[i];
   const char *s = x->held.data;

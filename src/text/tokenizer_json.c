@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tokenizer.json as the Python package tokenizers writes it, and the files beside it that name the tokens at the ends
- * of a text.
+ * Reads tokenizer.json as the Python package tokenizers writes it, and the files beside it that name the tokens at the
+ * ends of a text.
  *
- * Every component is either read with all its fields or refused by its key path: a component that is ignored would give
- * other ids than those that the model was trained on.
+ * Every component is either read with all its fields or refused by its key path. If a component were ignored, the ids
+ * would differ from those that the model was trained on.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -336,8 +336,8 @@ static rfr_status index_tokens(reader *r, size_t n) {
   return RFR_OK;
 }
 
-/* The value that serde_json, tokenizers' reader, gives the shortest text of x: all digits as an integer, rounded, then
- * divided by a power of ten, rounded again. Ties between two paths depend on the last bit. */
+/* The value that serde_json, the JSON reader of tokenizers, reads from the shortest text of x. It rounds twice: the
+ * digits as an integer, then the quotient by a power of ten. Ties between two paths depend on the last bit. */
 static double rounded_twice(double x) {
   char text[32], power[16];
   uint64_t digits = 0;
@@ -421,8 +421,8 @@ static int32_t model_id(const reader *r, const json_t *model, rfi_bytes text) {
   return -1;
 }
 
-/* A token that the model lacks gets the next free id, whatever the file says: so does tokenizers. A file with another
- * id would give ids that differ from its own description. */
+/* As in tokenizers, a token that the model lacks gets the next free id, not the id in the file. A file with another id
+ * is refused, because the ids would differ from the file. */
 static rfr_status read_added(reader *r, const json_t *root) {
   const json_t *list = json_object_get(root, "added_tokens"), *model = json_object_get(root, "model");
   const json_t *vocab = json_object_get(model, "vocab");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parts of a tokenizer and what they share. A part is immutable after it is created; all that a call changes is in
- * its rfi_encoder, one per thread.
+ * The parts of a tokenizer and their shared types. A part is immutable after its creation; a call changes only its
+ * rfi_encoder, one per thread.
  */
 #ifndef RFI_TOKENIZER_PARTS_H
 #define RFI_TOKENIZER_PARTS_H
@@ -9,7 +9,7 @@
 #include "text/tokenizer.h"
 #include "text/unicode.h"
 
-/* ---- texts on their way ---- */
+/* ---- texts between the stages ---- */
 
 /* Valid UTF-8 with the offset in the caller's text that each byte came from; origin NULL: byte i is from base + i. */
 typedef struct rfi_view {
@@ -78,7 +78,7 @@ int rfi_char_byte(uint32_t c); /* -1: the character stands for no byte */
 
 /* ---- patterns ---- */
 
-/* A regular expression as tokenizer.json has it (of Oniguruma), run by PCRE2. Classes are expanded by our own table. */
+/* A regular expression of tokenizer.json in Oniguruma's syntax, run by PCRE2. The library's table expands classes. */
 typedef struct rfi_pattern rfi_pattern;
 /* `where`: the key path for errors. */
 rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where, rfi_bytes text,

@@ -50,7 +50,7 @@ typedef enum rfi_category {
 
 enum { RFI_CODE_POINTS = 0x110000, RFI_CATEGORY_MASK = 31 };
 
-/* Flags above the category: what components of tokenizers take a character for, by packages with older tables. */
+/* Flags above the category: the class of a character in components of tokenizers that use older tables. */
 enum {
   RFI_IS_MARK = 1 << 5, /* StripAccents, and combining classes */
   RFI_IS_BERT_MARK = 1 << 6,
@@ -85,7 +85,7 @@ static inline bool rfi_is_space(uint32_t c) {
 
 /* \\w of Rust's regular expressions. */
 bool rfi_is_word(const rfi_unicode *categories, uint32_t c);
-/* The lower case of a character, of the general kind: one character. */
+/* The simple lower case mapping of a character: one character. */
 uint32_t rfi_lower(const rfi_unicode *categories, uint32_t c);
 
 /* The code point at s[*i] of valid UTF-8; advances *i. */
