@@ -143,7 +143,7 @@ static void refused(void **state) {
   refuse(f, MODELS "mistral", "gguf", NULL, "models of type mistral");
   refuse(f, MODELS "qwen2-window", "gguf", NULL, "sliding window");
   refuse(f, MODELS "gemma2", "gguf", NULL, "query_pre_attn_scalar 12");
-  refuse(f, MODELS "qwen2-mixed", "gguf", NULL, "layers without experts");
+  refuse(f, MODELS "qwen2-mixed", "gguf", NULL, "experts in only some layers");
   refuse(f, MODELS "qwen3", "onnx", NULL, "\"onnx\" is none of");
   refuse(f, MODELS "qwen3", "hf", "q8_0", "cannot be written as hf");
   refuse(f, MODELS "qwen3", "gguf", "q4_k", "cannot be written as gguf");
