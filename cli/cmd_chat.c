@@ -104,8 +104,7 @@ static void take(const char *piece, size_t n, void *user) {
   fflush(stdout);
 }
 
-/* Renders the conversation. The oldest messages after the system message are left out while it would leave no room for
- * an answer. */
+/* Renders the conversation. Removes the oldest messages after the system message until there is room for an answer. */
 static rfr_status encode(chat *x) {
   for (;;) {
     const rfr_status s = cli_text_encode_chat(&x->text, x->messages);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain finetune: a front for train. It writes a configuration with defaults for adapters and trains it; everything
- * else is as for any run.
+ * refrain finetune: writes a configuration with defaults for adapters and trains it as `refrain train` does.
  */
 #include <errno.h>
 #include <limits.h>
@@ -77,7 +76,7 @@ static rfr_status look(cli *c, const char *model, int64_t sequence, bool data, r
 }
 
 /* The shortest window that cuts at most 1 % of the rows, up to the model's longest sequence and 2048 tokens. The rows
- * are tokenized once: later looks read the cache. */
+ * are tokenized once; later calls read the cache. */
 static rfr_status choose_sequence(cli *c, const char *model, int64_t *out) {
   enum { LEAST = 256, MOST = 2048, SHARE = 100 };
   const char *given = find_set(c, "data.sequence=");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain inspect: what a model's folder or file contains.
+ * refrain inspect: describes the contents of a model's folder or file.
  */
 #include "cli.h"
 #include "refrain/model.h"

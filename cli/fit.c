@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Does a plan fit: its bytes by kind, the bytes that are available, and settings that need less, each with the bytes of
- * its own plan.
+ * Checks whether a plan fits: its bytes by kind, the available bytes, and settings that need less, each with the bytes
+ * of its own plan.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,7 +21,7 @@ static long long number_in(const char *path, const char *prefix) {
   return n;
 }
 
-/* Bytes that the CPU's programs may take: free memory, or the container's limit if that is less. 0: unknown. */
+/* Bytes that programs on the CPU may use: free memory, or the container's limit if that is less. 0: unknown. */
 static int64_t memory_available(void) {
   const long long kib = number_in("/proc/meminfo", "MemAvailable:"), most = number_in("/sys/fs/cgroup/memory.max", "");
   const int64_t available = kib > 0 ? kib * 1024 : 0;
@@ -87,7 +87,7 @@ typedef struct search {
   bool found[N_SETTINGS];
 } search;
 
-/* Takes settings until none is left; a context of its own, because one context is used by one thread. */
+/* Plans settings until none is left. Each thread has its own context, because a context is used by one thread. */
 static void *try_settings(void *user) {
   search *x = user;
   cli c = *x->c;

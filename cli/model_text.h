@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Text and tokens for the commands that talk to a model: its tokenizer, or bytes; its chat template; stop tokens and
+ * Text and tokens for the commands that generate text: the tokenizer, or bytes; the chat template; stop tokens and
  * stop strings; the stream of text that a model writes.
  */
 #ifndef CLI_MODEL_TEXT_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One buffer holds the decompressed bytes from the start of the current line on. A refill moves them to the front and
- * appends the next ones; the buffer doubles only while a single line fills it.
+ * One buffer has the decompressed bytes from the start of the current line. A refill moves them to the front and
+ * appends the next bytes. The buffer doubles only when a single line fills it.
  */
 #include "data/lines.h"
 
@@ -39,7 +39,7 @@ static rfr_status damaged(const rfi_lines *l, const char *what) {
                      (long long)(l->taken - (int64_t)(l->input_end - l->input_at)), what);
 }
 
-/* Up to `n` bytes of the input; *got is 0 at its end. */
+/* Reads up to `n` bytes of the input; *got is 0 at its end. */
 static rfr_status take(rfi_lines *l, void *to, size_t n, size_t *got) {
   const int64_t left = l->size - l->taken;
   *got = (int64_t)n < left ? n : (size_t)left;
@@ -80,7 +80,7 @@ static rfr_status unzstd_some(rfi_lines *l, char *to, size_t n, size_t *got) {
   return RFR_OK;
 }
 
-/* At least one decompressed byte into the buffer, or `ended`. */
+/* Adds at least one decompressed byte to the buffer, or sets `ended`. */
 static rfr_status fill(rfi_lines *l) {
   size_t got = 0;
   char *to = l->buffer + l->end;
@@ -108,7 +108,7 @@ static rfr_status fill(rfi_lines *l) {
   return RFR_OK;
 }
 
-/* Room for at least one byte after the text. */
+/* Makes room for at least one byte after the text. */
 static rfr_status make_room(rfi_lines *l) {
   if (l->at > 0) {
     memmove(l->buffer, l->buffer + l->at, l->end - l->at);

@@ -2,8 +2,8 @@
  *
  * Lines of a text file, read in pieces; a gzip or zstd file is decompressed on the way.
  *
- * Limits: a line has at most RFI_LINE_LIMIT bytes, a file at most RFI_LINES_LIMIT decompressed bytes, and a compressed
- * file that passes RFI_LINES_FREE bytes may have grown by a factor of RFI_LINES_RATIO at most.
+ * Limits: a line has at most RFI_LINE_LIMIT bytes, a file at most RFI_LINES_LIMIT decompressed bytes. A compressed file
+ * with more than RFI_LINES_FREE decompressed bytes has a compression ratio of at most RFI_LINES_RATIO.
  */
 #ifndef RFI_LINES_H
 #define RFI_LINES_H

@@ -2,9 +2,9 @@
  *
  * The tokens of one file, row by row, in memory and as a cache file. For a text file a row is a document.
  *
- * A cache file is named by a key: the hash of the file's bytes and of everything else that decides the tokens. It is
- * written atomically and checked by a hash when it is read. A missing or damaged cache is the same: the tokens are
- * computed again. A folder that cannot be written is no error.
+ * The name of a cache file is a key: the hash of the file's bytes and of everything else that determines the tokens. It
+ * is written atomically and checked by a hash when it is read. If the cache is missing or damaged, the tokens are
+ * computed again. A folder that cannot be written is not an error.
  */
 #ifndef RFI_TOKEN_TABLE_H
 #define RFI_TOKEN_TABLE_H

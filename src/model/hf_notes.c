@@ -53,7 +53,7 @@ static rfr_dtype dtype_of(const json_t *o) {
 static const char *const file_names[RFI_HF_N_FILES] = {RFI_HF_FILES(FILE_NAME)};
 #undef FILE_NAME
 
-/* The files are held in memory for every checkpoint; the largest tokenizer.json in use has about 35 MB. */
+/* The files stay in memory for all checkpoints; the largest published tokenizer.json has about 35 MB. */
 enum { KEPT_FILE_LIMIT = 256 << 20 };
 
 /* The files of a folder; for a GGUF file, those that the folder would have. */

@@ -2,7 +2,7 @@
  *
  * Reads and writes adapters in the format of the PEFT library.
  *
- * A folder is foreign data. Its tensors decide the targets and ranks; adapter_config.json must agree with them and
+ * A folder is foreign data. Its tensors determine the targets and ranks; adapter_config.json must agree with them and
  * gives the scales. A field that changes the mathematics and is not supported is refused unless it has a neutral value,
  * and so is every field that is not known.
  */
@@ -214,7 +214,7 @@ void rfi_peft_close(rfi_peft *p) {
   rfi_free(p->ctx, p);
 }
 
-/* Read below, or without effect on the result of an adapter that has its values. */
+/* Fields that are read below, or that do not change the result of a trained adapter. */
 static const char known[] =
     "peft_type task_type base_model_name_or_path r lora_alpha lora_dropout use_rslora use_dora fan_in_fan_out "
     "target_modules target_parameters exclude_modules rank_pattern alpha_pattern init_lora_weights inference_mode "

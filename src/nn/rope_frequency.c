@@ -3,8 +3,8 @@
  * Frequencies of rotary embeddings that are given to rope_table: YaRN, LongRoPE and partial rotation.
  *
  * The formulas are those of the transformers library (modeling_rope_utils.py), in double. The library chooses between
- * LongRoPE's factors by the longest position of each call; a program here is planned once, so that the choice depends
- * on the longest document that it may have.
+ * LongRoPE's factors by the longest position of each call. A program here is planned once, so the choice depends on the
+ * longest document that the program accepts.
  */
 #include <math.h>
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fusion of a GEMM with a narrow one whose result is added to it, as adapters of low rank record them: y = x WT + u BT
- * in the forward, with u = c x AT, and dx = dy W + du A in the backward, with du = c dy B, become one lora_matmul, with
- * one accumulator. u must come from x: other sums of GEMMs keep their bits. (sum + du A) + dy W becomes
- * sum + lora_matmul, which fuse_accumulate adds in place.
+ * Fuses the GEMM of a frozen weight with the narrow GEMM of its adapter into one lora_matmul with one accumulator:
+ *   forward   y = x WT + u BT, u = c x AT
+ *   dgrad     dx = dy W + du A, du = c dy B
+ * u must come from x: other sums of GEMMs keep their bits. (sum + du A) + dy W becomes sum + lora_matmul, which
+ * fuse_accumulate adds in place.
  *
  * Recompute can drop the result of this op. It cannot drop that of a GEMM onto which another GEMM is added in place. A
  * backend without a kernel for lora_matmul gets the two GEMMs back after recompute (rfi_split_lora, in lower).
@@ -47,7 +48,7 @@ static bool is_low_rank_of(const rfr_trace *t, rfr_value u, rfr_value x) {
   return from == x || (dropout && dropout->def->code == RFI_OP_dropout && dropout->in[0] == x);
 }
 
-/* Whether the results of two GEMMs, added by `reader`, can share an accumulator; *f gets which is the narrow one. */
+/* Whether the results of two GEMMs, added by `reader`, can share an accumulator; *f gets the narrow one. */
 static bool pair(const rfr_trace *t, const rfi_uses *uses, rfr_value a, rfr_value b, const rfi_opr *reader, fusion *f) {
   const rfi_opr *p = maker_of(t, uses, a, reader, RFI_OP_matmul), *q = maker_of(t, uses, b, reader, RFI_OP_matmul);
   if (!p || !q || !is_plain(t, p) || !is_plain(t, q) || p->attr[1].i != q->attr[1].i || p->attr[2].i != q->attr[2].i)

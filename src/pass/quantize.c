@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Quantized storage in a step: each op that reads the result of a dequantize op gets a dequantize op of its own, just
- * before it and with its labels. So the values of a weight are scratch of one product: the plan reuses their bytes,
- * they are not kept for the backward, and a recomputed product dequantizes again. Without this, CSE would give all
- * microbatches and the backward one result that lives for the whole step. A result that is an output stays as it is.
+ * Quantized storage in a step: each op that reads the result of a dequantize op gets its own dequantize op, just before
+ * it and with its labels. So the values of a weight are live for one GEMM: the plan reuses their bytes, they are not
+ * kept for the backward, and a recomputed GEMM dequantizes again. Without this, CSE would give all microbatches and the
+ * backward one result that is live for the full step. A result that is an output is not changed.
  */
 #include "pass/pass.h"
 

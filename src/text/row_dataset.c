@@ -174,8 +174,8 @@ static void free_lines(batch *b) {
   b->text.n = 0;
 }
 
-/* Tokenizes the lines of a batch on all threads. An error is that of the first line that has one: it is encoded again
- * on this thread, which owns the error. */
+/* Tokenizes the lines of a batch on all threads. The error is that of the first line with one. This thread encodes that
+ * line again, because the error is thread-local. */
 static rfr_status encode_batch(batch *b, rfi_token_table *table) {
   const int threads = b->threads;
   rfr_status s = threads > 1 ? rfi_check_fork(threads) : RFR_OK;

@@ -59,7 +59,7 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   run->options.overrides = NULL; /* the caller's, valid in this call only */
   run->options.config_name = run->options.config_folder = NULL;
   run->options.debug |= settings->debug;
-  run->steps = settings->steps > 0 ? settings->steps : 1; /* of a time or epochs: found later */
+  run->steps = settings->steps > 0 ? settings->steps : 1; /* with run.time or run.epochs: set later */
   if (!settings->spec.timed) return RFR_OK;
   run->clock = (rfi_run_clock){.time = settings->time,
                                .warmup = clock_amount(settings->config->schedule_warmup),
@@ -71,7 +71,7 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
 
 static void warn_line(void *run, const char *line) { rfi_run_warn(run, "%s", line); }
 
-/* The steps of a run that is given in epochs. */
+/* The steps of a run with run.epochs. */
 static rfr_status count_steps(rfr_run *run) {
   rfi_settings *s = run->settings;
   const int64_t each = s->spec.microbatches * s->rows;

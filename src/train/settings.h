@@ -58,7 +58,7 @@ rfr_status rfi_settings_open_text(rfi_settings *s);
 struct rfi_dataset;
 rfr_status rfi_settings_open_data(const rfi_settings *s, void (*warn)(void *user, const char *line), void *user,
                                   struct rfi_dataset **out);
-/* The steps of a run that is given in epochs, from its data. Errors: config.value (the schedule does not fit). */
+/* Sets the steps of a run with run.epochs, from its data. Errors: config.value (the schedule does not fit). */
 rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps);
 /* Calls `warn` with one line for each ignored field of the model folder, up to a few. */
 void rfi_settings_warn(const rfi_settings *s, void (*warn)(void *user, const char *line), void *user);

@@ -99,7 +99,7 @@ static rfr_status begin_weight(rfr_run *run, const rfr_tensor *x, writing *w) {
   return s;
 }
 
-/* `s`: how the writing went. */
+/* `s`: the status of the writes. */
 static rfr_status end_weight(rfr_run *run, const rfr_tensor *x, writing *w, rfr_status s) {
   const rfr_type *type = &w->x.type;
   if (s == RFR_OK) s = hash_base(run, &w->x, w->x.data);

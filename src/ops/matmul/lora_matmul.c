@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lora_matmul: y = x op(w) + u op(b) + bias (+ acc): a GEMM and a narrow one with one accumulator and one rounding. The
- * fuse pass makes it after autodiff (pass/fuse_lora.c), so it has neither a gradient nor a recording call.
+ * lora_matmul: y = x op(w) + u op(b) + bias (+ acc): a GEMM and a narrow GEMM with one accumulator and one rounding.
+ * The fuse pass creates it after autodiff (pass/fuse_lora.c), so it has neither a gradient nor a recording call.
  */
 #include "base/base.h"
 #include "ops/rule.h"

@@ -2,12 +2,12 @@
  *
  * Storage formats of quantized tensors: sizes, quantization on the host, and the op dequantize.
  *
- * A quantized weight is one frozen u8 input (formats.h has its layout). dequantize gives the values in a float type; it
- * is recorded once for a weight, and the fuse pass gives each product that reads it an op of its own (pass/quantize.c),
- * so that the values live for one product only. The codes have no gradient.
+ * A quantized weight is one frozen u8 input (formats.h has its layout). dequantize gives the values in a float type. It
+ * is recorded once per weight; the fuse pass then gives each GEMM that reads the weight its own dequantize op
+ * (pass/quantize.c), so the values are live for one GEMM only. The codes have no gradient.
  *
- * Quantization rounds to the nearest number of the format; of two equally near ones the smaller is taken, as in
- * bitsandbytes' CUDA kernels. A block of zeros has scale 0.
+ * Quantization rounds to the nearest number of the format; ties go to the smaller number, as in bitsandbytes' CUDA
+ * kernels. A block of zeros has scale 0.
  */
 #include <math.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  *
  * dequantize on the CPU: y = number of the code * scale, rounded to f32, then to y's type.
  *
- * With AVX-512 the 16 numbers of NF4 are one register, and one permutation looks 16 codes up.
+ * With AVX-512 the 16 numbers of NF4 are one register, and one permutation decodes 16 codes.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/quant/formats.h"

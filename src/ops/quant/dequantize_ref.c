@@ -22,7 +22,7 @@ static rfi_quant_layout layout_of(const rfi_call *call) {
   return rfi_quant_layout_of((rfr_quant)call->attr[0].i, n, s->rank > 0 ? s->dim[s->rank - 1] : 1);
 }
 
-/* Random bytes are no scales: these are finite. */
+/* Finite scales; random bytes could be NaN or infinite. */
 RFT_OPERANDS(dequantize) {
   const rfi_quant_layout l = layout_of(call);
   uint8_t *x = call->in[0].data;
