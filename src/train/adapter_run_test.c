@@ -117,9 +117,10 @@ static void planned_bytes(void **state) {
 
 /* ---- folders ---- */
 
-static rfr_status open_again(rfr_ctx *ctx, const char *config, const char *name, int programs, rfr_run **run) {
-  rft_record r = {0};
-  rfr_run_options o = rft_run_options(&r);
+/* The run reports to `r` as long as it is open. */
+static rfr_status open_again(rfr_ctx *ctx, const char *config, const char *name, int programs, rft_record *r,
+                             rfr_run **run) {
+  rfr_run_options o = rft_run_options(r);
   o.resume = 1, o.programs = programs;
   o.config_folder = rft_run_root;
   return rfr_run_open(ctx, config, rft_run_folder(name), &o, run);
@@ -137,12 +138,12 @@ static void another_base(void **state) {
   assert_int_equal(rfr_run_save(run), RFR_OK);
   assert_int_equal(rfr_run_evaluate(run, &mine), RFR_OK);
   rfr_run_close(run);
-  assert_int_equal(open_again(ctx, NULL, "base", RFR_RUN_EVALUATE, &run), RFR_OK);
+  assert_int_equal(open_again(ctx, NULL, "base", RFR_RUN_EVALUATE, &r, &run), RFR_OK);
   assert_int_equal(rfr_run_evaluate(run, &again), RFR_OK);
   assert_true(mine.loss == again.loss);
   rfr_run_close(run);
   const char *config = "refrain: 1\n" LLAMA SINGLE LORA DATA TWO_BATCHES FAST "run: {steps: 50, seed: 4}\n";
-  assert_int_equal(open_again(ctx, config, "base", RFR_RUN_EVALUATE, &other), RFR_MISMATCH);
+  assert_int_equal(open_again(ctx, config, "base", RFR_RUN_EVALUATE, &r, &other), RFR_MISMATCH);
   assert_string_equal(rfr_last_error()->slug, "adapter.base");
   rfr_ctx_destroy(ctx);
 }
