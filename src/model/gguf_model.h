@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Models in GGUF files: metadata as the config.json that transformers would have, and tensors under their Hugging Face
- * names. GGUF has other names, stores the rows of q and k of architecture llama interleaved, the norms of Gemma plus 1,
- * the GEMM weights of GPT-2 transposed, and the experts of a layer as one tensor.
+ * Models in GGUF files: converts metadata to the config.json of transformers, and gives tensors their Hugging Face
+ * names. In GGUF, names differ, rows of q and k of architecture llama are interleaved, norms of Gemma have 1 added,
+ * GEMM weights of GPT-2 are transposed, and the experts of a layer are one tensor.
  *
  * Architectures: llama (also Mistral, SmolLM2 and Mixtral), qwen2, qwen3, qwen2moe, qwen3moe, gemma, gemma2, gpt2. A
  * hyperparameter that is not known is refused by its name.

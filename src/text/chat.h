@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The internal interface of chat templates: values from jansson instead of JSON text.
+ * The internal interface of chat templates, with jansson values instead of JSON text.
  */
 #ifndef RFI_CHAT_H
 #define RFI_CHAT_H

@@ -103,8 +103,8 @@ static inline bool rfi_utf8_continues(char s) { return ((unsigned char)s & 0xC0)
 
 /* Bytes of c in UTF-8, 1 to 4, written to `out`. */
 size_t rfi_utf8_put(uint32_t c, char out[4]);
-/* Bytes of the character at s, n > 0 bytes remain; or -k if the first k bytes are a maximal part of no character, which
- * is replaced by one U+FFFD, as Unicode recommends. */
+/* Bytes of the character at s, of which n > 0 bytes remain; -k if the first k bytes are a maximal invalid part, which
+ * one U+FFFD replaces, as Unicode recommends. */
 int rfi_utf8_length(const char *s, size_t n);
 /* The first byte that belongs to no valid character; n if all are valid. */
 size_t rfi_utf8_valid(const char *s, size_t n);
