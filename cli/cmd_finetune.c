@@ -43,7 +43,8 @@ static rfr_status write_config(const cli *c, const char *model, int64_t sequence
   json j = {.f = f};
   fputs("refrain: 1\nmodel: ", f);
   json_text(&j, NULL, model);
-  fputs("\nadapter: {type: lora, rank: 16, alpha: 32, targets: [all-linear]}\ndata:\n  train: ", f);
+  if (!find_set(c, "adapter.from=")) fputs("\nadapter: {type: lora}", f); /* else the folder's type */
+  fputs("\ndata:\n  train: ", f);
   j.comma = false;
   json_begin(&j, NULL, '[');
   for (int i = 1; i < c->n_operands; i++) put_data(&j, c->operands[i]);

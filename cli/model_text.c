@@ -169,6 +169,7 @@ static int take_token(int32_t token, void *user) {
 }
 
 rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *x) {
+  rfr_run_info info;
   rfr_generate_options g = rfr_generate_options_default();
   g.tokens = c->tokens;
   g.temperature = c->temperature;
@@ -185,6 +186,13 @@ rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *x) {
   x->tokens = 0;
   x->stopped = false;
   if (x->status != RFR_OK) return x->status;
+  rfr_run_get_info(run, &info);
+  if (x->text->tokens.n > info.window) {
+    char line[128];
+    snprintf(line, sizeof line, "the prompt has %lld tokens and the context %lld: only its last %lld are read",
+             (long long)x->text->tokens.n, (long long)info.window, (long long)(info.window + 1) / 2);
+    cli_warn(c, line);
+  }
   rfr_status s = rfr_run_generate_tokens(run, x->text->tokens.ids, x->text->tokens.n, &g, take_token, x);
   if (s == RFR_OK) s = x->status;
   if (s == RFR_OK && x->decoder) s = rfr_decoder_end(x->decoder, add_piece, x);

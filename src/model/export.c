@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Exports: the weights are read one parameter at a time as f32, merged with the adapter's, and written in the order of
- * the model's parameters.
+ * the model's parameters. The adapter of a run is merged only into the base that it was trained on, and where the run
+ * quantized the base (adapter.base), into the quantized weights: the result computes what the run computes.
  */
 #include <stdio.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "core/convert.h"
 #include "data/checkpoint.h"
 #include "data/gguf_write.h"
+#include "data/hash.h"
 #include "data/json_file.h"
 #include "data/safetensors.h"
 #include "model/gguf_model.h"
@@ -17,6 +19,7 @@
 #include "model/source.h"
 #include "model/weights.h"
 #include "nn/adapter.h"
+#include "ops/quant/formats.h"
 #include "refrain/model.h"
 #include "text/gguf_tokenizer.h"
 
@@ -31,6 +34,7 @@ typedef struct exporter {
   rfi_weights *weights;
   rfi_peft *peft;
   rfr_adapter *adapter;
+  rfr_model_config run; /* of the run of a checkpoint's adapter: its dtype and format of the base */
 } exporter;
 
 rfr_export_options rfr_export_options_default(void) {
@@ -72,6 +76,96 @@ static rfr_status find_model(exporter *e, const char *model) {
   return s;
 }
 
+static int64_t elements_of(const rfr_parameter *p) {
+  int64_t n = 1;
+  for (int d = 0; d < p->rank; d++) n *= p->shape[d];
+  return n;
+}
+
+static rfr_type type_of(const rfr_parameter *p, rfr_dtype dtype) {
+  rfr_type type = {.dtype = dtype, .rank = p->rank};
+  memcpy(type.shape, p->shape, sizeof p->shape);
+  return type;
+}
+
+/* The hash that train/state.c writes for the base of an adapter. */
+static rfr_status hash_base(exporter *e, char hash[33]) {
+  rfi_hash sum = {0};
+  for (int i = 0; i < e->adapter->base_count; i++) {
+    rfr_parameter p;
+    rfr_tensor x;
+    rfi_hasher *hasher;
+    RFI_TRY(rfr_model_parameter(&e->c, i, &p));
+    x = (rfr_tensor){.name = p.name, .type = type_of(&p, e->run.dtype)};
+    x.bytes = elements_of(&p) * rfr_dtype_bits(e->run.dtype) / 8;
+    RFI_TRY(RFI_ALLOC(e->ctx, (size_t)x.bytes, &x.data));
+    rfr_status s = rfi_weights_read(e->weights, &e->run, &x);
+    if (s == RFR_OK) s = rfi_hasher_create(e->ctx, &hasher);
+    if (s == RFR_OK) {
+      rfi_hasher_add(hasher, p.name, strlen(p.name) + 1);
+      rfi_hasher_add_u64(hasher, (uint64_t)e->run.dtype);
+      rfi_hasher_add(hasher, x.data, (size_t)x.bytes);
+      const rfi_hash own = rfi_hasher_result(hasher);
+      rfi_hasher_destroy(hasher);
+      sum.low += own.low;
+      sum.high += own.high;
+    }
+    rfi_free(e->ctx, x.data);
+    RFI_TRY(s);
+  }
+  rfi_hash_format(hash, sum);
+  return RFR_OK;
+}
+
+/* If the adapter is that of a run, reads how the run had the base, and checks that the base is the same. */
+static rfr_status check_base(exporter *e) {
+  char *path = NULL, kind, mine[33];
+  json_t *state = NULL;
+  RFI_TRY(rfi_path_join(e->ctx, e->folder, "state.json", &path));
+  rfr_status s = rfi_path_kind(path, &kind);
+  if (s == RFR_OK && kind) s = rfi_json_load(e->ctx, path, &state);
+  if (s == RFR_OK && state) {
+    const json_t *keys = json_object_get(state, "configuration");
+    const char *hash = json_string_value(json_object_get(json_object_get(state, "base"), "hash"));
+    const char *dtype = json_string_value(json_object_get(keys, "precision.dtype"));
+    const char *base = json_string_value(json_object_get(keys, "adapter.base"));
+    e->run = e->c;
+    e->run.dtype = dtype ? rfr_dtype_parse(dtype) : RFR_DTYPE_COUNT;
+    for (int q = RFR_QUANT_NONE + 1; base && q < RFR_QUANT_COUNT; q++)
+      if (strcmp(base, rfr_quant_name((rfr_quant)q)) == 0) e->run.base_format = (rfr_quant)q;
+    if (!hash || e->run.dtype == RFR_DTYPE_COUNT)
+      s = rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "\"base\" or \"precision.dtype\" is missing");
+    if (s == RFR_OK) s = hash_base(e, mine);
+    if (s == RFR_OK && strcmp(hash, mine) != 0)
+      s = rfi_fail_at(RFI_E_ADAPTER_BASE, path, 0,
+                      "the adapter was trained on a model with hash %.32s; the model %.200s has hash %s", hash, e->base,
+                      mine);
+  }
+  json_decref(state);
+  rfi_free(e->ctx, path);
+  return s;
+}
+
+/* The values of a weight that the run quantized, as it computes with them. */
+static rfr_status read_quantized(exporter *e, const rfr_parameter *p, rfr_quant format, float *values) {
+  const int64_t n = elements_of(p);
+  rfr_tensor x = {.name = p->name, .type = type_of(p, e->run.dtype), .bytes = n * rfr_dtype_bits(e->run.dtype) / 8};
+  void *packed = NULL;
+  RFI_TRY(RFI_ALLOC(e->ctx, (size_t)x.bytes, &x.data));
+  rfr_status s = RFI_ALLOC(e->ctx, (size_t)rfr_quant_bytes(format, p->rank, p->shape), &packed);
+  if (s == RFR_OK) s = rfi_weights_read(e->weights, &e->run, &x);
+  if (s == RFR_OK)
+    s = rfr_quant_encode(e->ctx, format, p->rank, p->shape, e->run.dtype, x.data, rfi_ctx_threads(e->ctx), packed);
+  if (s == RFR_OK) rfi_quant_decode(format, p->rank, p->shape, packed, values);
+  if (s == RFR_OK && e->run.dtype != RFR_F32) {
+    rfi_convert(e->run.dtype, x.data, RFR_F32, values, n);
+    rfi_convert(RFR_F32, values, e->run.dtype, x.data, n);
+  }
+  rfi_free(e->ctx, packed);
+  rfi_free(e->ctx, x.data);
+  return s;
+}
+
 static rfr_status open_model(exporter *e, const char *model, rfr_dtype dtype) {
   RFI_TRY(find_model(e, model));
   e->c.dtype = RFR_F32;
@@ -91,18 +185,6 @@ static void close_model(exporter *e) {
   rfi_hf_notes_deinit(&e->notes);
   rfi_free(e->ctx, e->base);
   rfi_free(e->ctx, e->folder);
-}
-
-static int64_t elements_of(const rfr_parameter *p) {
-  int64_t n = 1;
-  for (int d = 0; d < p->rank; d++) n *= p->shape[d];
-  return n;
-}
-
-static rfr_type type_of(const rfr_parameter *p, rfr_dtype dtype) {
-  rfr_type type = {.dtype = dtype, .rank = p->rank};
-  memcpy(type.shape, p->shape, sizeof p->shape);
-  return type;
 }
 
 /* Adds the adapter of a parameter to its values. */
@@ -128,7 +210,10 @@ static rfr_status read_values(exporter *e, int i, float **out) {
   RFI_TRY(rfr_model_parameter(&e->c, i, &p));
   RFI_TRY(RFI_ALLOC(e->ctx, (size_t)elements_of(&p) * sizeof **out, out));
   const rfr_tensor x = {.name = p.name, .type = type_of(&p, RFR_F32), .bytes = 4 * elements_of(&p), .data = *out};
-  rfr_status s = rfi_weights_read(e->weights, &e->c, &x);
+  rfr_parameter held = {.format = RFR_QUANT_NONE};
+  if (e->run.base_format != RFR_QUANT_NONE) RFI_TRY(rfr_model_parameter(&e->run, i, &held));
+  rfr_status s = held.format == RFR_QUANT_NONE ? rfi_weights_read(e->weights, &e->c, &x)
+                                               : read_quantized(e, &p, held.format, *out);
   const rfi_adapter_target *target = e->adapter ? rfi_adapter_find(e->adapter, i) : NULL;
   if (s == RFR_OK && target) s = merge(e, target, *out);
   return s;
@@ -482,6 +567,7 @@ rfr_status rfr_export(rfr_ctx *ctx, const char *model, const char *out, const rf
   RFI_TRY(rfi_path_kind(out, &kind));
   if (kind) return rfi_fail(RFI_E_EXPORT_EXISTS, "%s exists; nothing was written", out);
   rfr_status s = open_model(&e, model, format ? format->dtype : RFR_DTYPE_COUNT);
+  if (s == RFR_OK && e.folder && which < PEFT) s = check_base(&e);
   if (s == RFR_OK && !format) format = rfi_block_format_named(rfr_dtype_name(e.c.dtype));
   if (s == RFR_OK)
     s = which == GGUF        ? export_gguf(&e, out, format)

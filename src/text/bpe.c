@@ -109,7 +109,7 @@ static rfr_status index_raw(rfr_ctx *ctx, rfi_bpe *m) {
   memset(m->raw_table, -1, ((size_t)m->raw_mask + 1) * sizeof *m->raw_table);
   for (int32_t id = 0; id < m->v->n; id++) {
     const rfi_bytes t = rfi_vocabulary_at(m->v, id);
-    if (t.n == 0 || rfi_vocabulary_find(m->v, t.text, t.n) != id || !raw_bytes(t, bytes, &n)) continue;
+    if (t.n == 0 || rfi_vocabulary_find_text(m->v, t.text, t.n) != id || !raw_bytes(t, bytes, &n)) continue;
     uint32_t i = (uint32_t)rfi_hash_bytes(bytes, n).low & m->raw_mask;
     while (m->raw_table[i] >= 0) i = (i + 1) & m->raw_mask;
     m->raw_table[i] = id;
@@ -128,7 +128,7 @@ static bool is_raw_text(rfi_bytes t, const char *s, size_t n) {
 }
 
 static int32_t full_token(const rfi_bpe *m, const char *s, size_t n) {
-  if (!m->raw) return rfi_vocabulary_find(m->v, s, n);
+  if (!m->raw) return rfi_vocabulary_find_text(m->v, s, n);
   for (uint32_t i = (uint32_t)rfi_hash_bytes(s, n).low & m->raw_mask; m->raw_table[i] >= 0; i = (i + 1) & m->raw_mask)
     if (is_raw_text(rfi_vocabulary_at(m->v, m->raw_table[i]), s, n)) return m->raw_table[i];
   return -1;
@@ -157,6 +157,7 @@ static rfr_status add_merge(rfi_bpe *m, const rfi_tokenizer_spec *spec, int64_t 
     return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0,
                        "model.merges[%lld]: the merged token \"%.*s\" is not in model.vocab", (long long)rank, (int)n,
                        joined);
+  if (m->v->is_mark[id]) return RFR_OK;
   const uint64_t key = key_of(a, b);
   uint64_t i = scatter(key) >> m->shift;
   while (m->pairs[i].key != NO_PAIR && m->pairs[i].key != key) i = (i + 1) & m->mask;

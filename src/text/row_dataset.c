@@ -378,7 +378,7 @@ static rfr_status split_rows(row_dataset *ds, const rfi_row_dataset_options *o) 
 static rfr_status check_split(const row_dataset *ds, const rfi_row_dataset_options *o) {
   const rfi_dataset_stats *s = &ds->base.stats;
   const char *held = o->n_validation_patterns > 0 || o->validation_fraction > 0 ? "" : NULL;
-  if (ds->n[RFI_TRAIN] == 0)
+  if (ds->n[RFI_TRAIN] == 0 && o->n_patterns > 0)
     return rfi_fail(
         RFI_E_DATA_UNTRAINED,
         "no row is left to train on: %lld rows have no token with a loss in their first %d tokens, %lld are "
@@ -637,7 +637,8 @@ rfr_status rfi_row_dataset_open(const rfi_row_encoder *encoder, const rfi_row_da
   if (o->sequence < 1) return rfi_fail(RFI_E_ARGUMENT, "sequence is %d; it must be at least 1", o->sequence);
   if (!(o->validation_fraction >= 0 && o->validation_fraction < 1))
     return rfi_fail(RFI_E_ARGUMENT, "validation_fraction is %g; it must lie in [0, 1)", o->validation_fraction);
-  if (o->n_patterns < 1) return rfi_fail(RFI_E_DATA_EMPTY, "there is no pattern for training files");
+  if (o->n_patterns < 1 && o->n_validation_patterns < 1)
+    return rfi_fail(RFI_E_DATA_EMPTY, "there is no pattern for training files");
   RFI_TRY(RFI_ALLOC(encoder->ctx, sizeof *ds, &ds));
   ds->base.calls = &row_calls;
   ds->base.stats.rows = true;

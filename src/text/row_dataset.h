@@ -28,7 +28,7 @@ typedef struct rfi_row_dataset_options {
   const char *root; /* what relative patterns start from; NULL: the working folder */
   const char *const *patterns;
   const double *weights; /* of each pattern, over 0; a file has that of the first pattern it matches; NULL: 1 */
-  int n_patterns;
+  int n_patterns; /* 0: the rows of validation_patterns alone */
   double validation_fraction; /* as rfi_dataset_options */
   const char *const *validation_patterns;
   int n_validation_patterns;

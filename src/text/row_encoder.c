@@ -10,7 +10,7 @@
  * 2024-07-26, the default date in the template of Llama 3. */
 #define DATE 1721952000
 
-enum { VERSION = 1 }; /* of the tokens that this file makes; part of the key of caches */
+enum { VERSION = 2 }; /* of the tokens that this file makes; part of the key of caches */
 
 void rfi_row_tokens_deinit(rfi_row_tokens *t) {
   rfr_tokens_deinit(&t->tokens);

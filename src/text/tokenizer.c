@@ -170,6 +170,7 @@ static rfr_status vocabulary_init(rfi_vocabulary *v, const rfi_tokenizer_spec *s
   if (s == RFR_OK) s = RFI_ALLOC(v->ctx, bytes, &v->text);
   if (s == RFR_OK) s = RFI_ALLOC(v->ctx, ((size_t)v->n + 1) * sizeof *v->begin, &v->begin);
   if (s == RFR_OK) s = RFI_ALLOC(v->ctx, (size_t)v->n, &v->is_used);
+  if (s == RFR_OK) s = RFI_ALLOC(v->ctx, (size_t)v->n, &v->is_mark);
   if (s == RFR_OK) s = RFI_ALLOC(v->ctx, size * sizeof *v->table, &v->table);
   for (int64_t i = 0; i < v->n && s == RFR_OK; i++) {
     if (text[i].n) memcpy(v->text + v->begin[i], text[i].text, text[i].n);
@@ -178,6 +179,12 @@ static rfr_status vocabulary_init(rfi_vocabulary *v, const rfi_tokenizer_spec *s
   }
   rfi_free(v->ctx, text);
   if (s != RFR_OK) return s;
+  for (int64_t i = 0; i < spec->n_added; i++) {
+    const rfi_bytes t = spec->added[i].content;
+    size_t first = 0;
+    if (t.n > 0) rfi_utf8_next(t.text, &first);
+    v->is_mark[spec->added[i].id] = spec->added[i].special && first < t.n;
+  }
   memset(v->table, -1, size * sizeof *v->table);
   for (int32_t id = 0; id < spec->n_tokens; id++) {
     const rfi_bytes t = spec->tokens[id];
@@ -197,6 +204,7 @@ static void vocabulary_deinit(rfi_vocabulary *v) {
   rfi_free(v->ctx, v->text);
   rfi_free(v->ctx, v->begin);
   rfi_free(v->ctx, v->is_used);
+  rfi_free(v->ctx, v->is_mark);
   rfi_free(v->ctx, v->table);
 }
 

@@ -62,6 +62,7 @@ typedef struct rfi_vocabulary {
   char *text;       /* each token followed by a NUL */
   uint32_t *begin;  /* n + 1; token i is text[begin[i]] .. text[begin[i + 1] - 1) */
   uint8_t *is_used; /* n */
+  uint8_t *is_mark; /* n; special tokens of more than one character: the model makes none from text */
   int32_t *table;   /* ids by hash, -1: empty; tokens of the model alone */
   uint32_t mask;
   size_t longest; /* bytes of a token */
@@ -71,6 +72,11 @@ static inline rfi_bytes rfi_vocabulary_at(const rfi_vocabulary *v, int32_t id) {
 }
 /* The model's id of a text, -1: none. */
 int32_t rfi_vocabulary_find(const rfi_vocabulary *v, const char *s, size_t n);
+/* The same without marks. */
+static inline int32_t rfi_vocabulary_find_text(const rfi_vocabulary *v, const char *s, size_t n) {
+  const int32_t id = rfi_vocabulary_find(v, s, n);
+  return id >= 0 && v->is_mark[id] ? -1 : id;
+}
 
 /* Bytes as printable characters, as GPT-2 and its successors write them in their vocabularies. */
 uint32_t rfi_byte_char(unsigned char byte);

@@ -274,6 +274,38 @@ static void test_foreign(void **state) {
   unload(&r);
 }
 
+/* The text of a special token is in the vocabulary of the model too: no model makes the token from foreign text. */
+static void test_foreign_vocabulary(void **state) {
+  rft_folder *f = *state;
+  static const char *const models[] = {
+      "{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"u\",-9.0],[\"<s>\",0.0],[\"<\",-9.0],[\"s\",-9.0],[\">\",-9.0]]"
+      "}",
+      "{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"u\",-9.0],[\"<s>\",0.0]]}",
+      "{\"type\":\"WordPiece\",\"unk_token\":\"u\",\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":9,"
+      "\"vocab\":{\"u\":0,\"<s>\":1,\"<\":2,\"##s\":3,\"##>\":4}}",
+      "{\"type\":\"BPE\",\"ignore_merges\":true,\"vocab\":{\"u\":0,\"<s>\":1,\"<\":2,\"s\":3,\">\":4},\"merges\":[]}",
+      "{\"type\":\"BPE\",\"vocab\":{\"u\":0,\"<s>\":1,\"<\":2,\"s\":3,\">\":4,\"<s\":5},\"merges\":[\"< s\",\"<s "
+      ">\"]}"};
+  for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+    char json[400];
+    rfr_tokenizer *k;
+    rfr_tokens tokens = {0};
+    const rfr_span all = {0, 3};
+    rfr_encode_options o = rfr_encode_options_default();
+    snprintf(json, sizeof json, "{\"added_tokens\":[{\"id\":1,\"content\":\"<s>\",\"special\":true}],\"model\":%s}",
+             models[i]);
+    expect(rfi_tokenizer_parse(f->ctx, "t.json", json, strlen(json), &k), models[i]);
+    expect(rfr_tokenizer_encode(k, "<s>", 3, &o, &tokens), models[i]);
+    assert_int_equal(count_id(&tokens, 1), 1);
+    o.foreign = &all;
+    o.n_foreign = 1;
+    expect(rfr_tokenizer_encode(k, "<s>", 3, &o, &tokens), models[i]);
+    if (tokens.n == 0 || count_id(&tokens, 1) != 0) fail_msg("%s makes a special token from text", models[i]);
+    rfr_tokens_deinit(&tokens);
+    rfr_tokenizer_destroy(k);
+  }
+}
+
 /* A longer special token that reaches into a span gives way to a shorter one outside it. */
 static void test_foreign_prefix(void **state) {
   rft_folder *f = *state;
@@ -549,11 +581,13 @@ static void test_allocations(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      rft_folder_test(test_references), rft_folder_test(test_threads),        rft_folder_test(test_long_piece),
-      rft_folder_test(test_score),      rft_folder_test(test_leftmost),       rft_folder_test(test_blocked),
-      rft_folder_test(test_foreign),    rft_folder_test(test_foreign_prefix), rft_folder_test(test_invalid),
-      rft_folder_test(test_stream),     rft_folder_test(test_folder),         rft_folder_test(test_refused),
-      rft_folder_test(test_nesting),    rft_folder_test(test_matchers),       rft_folder_test(test_allocations)};
+  const struct CMUnitTest tests[] = {rft_folder_test(test_references),     rft_folder_test(test_threads),
+                                     rft_folder_test(test_long_piece),     rft_folder_test(test_score),
+                                     rft_folder_test(test_leftmost),       rft_folder_test(test_blocked),
+                                     rft_folder_test(test_foreign),        rft_folder_test(test_foreign_vocabulary),
+                                     rft_folder_test(test_foreign_prefix), rft_folder_test(test_invalid),
+                                     rft_folder_test(test_stream),         rft_folder_test(test_folder),
+                                     rft_folder_test(test_refused),        rft_folder_test(test_nesting),
+                                     rft_folder_test(test_matchers),       rft_folder_test(test_allocations)};
   return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

@@ -59,7 +59,7 @@ static rfr_status build_trie(rfr_ctx *ctx, rfi_unigram *m, const rfi_tokenizer_s
       if (!e->key) *e = (edge){((uint64_t)at << 8 | byte) + 1, n++};
       at = e->child;
     }
-    if (at) m->token[at] = id;
+    if (at && !m->v->is_mark[id]) m->token[at] = id;
   }
   return RFR_OK;
 }
@@ -132,7 +132,7 @@ static rfr_status find_paths(const rfi_unigram *m, const char *s, size_t n, node
 }
 
 static rfr_status put(const rfi_unigram *m, rfr_ctx *ctx, const char *s, size_t begin, size_t end, rfr_tokens *out) {
-  const int32_t id = rfi_vocabulary_find(m->v, s + begin, end - begin);
+  const int32_t id = rfi_vocabulary_find_text(m->v, s + begin, end - begin);
   bool has_bytes = id < 0 && m->byte_fallback;
   for (size_t i = begin; i < end && has_bytes; i++) has_bytes = m->byte_id[(unsigned char)s[i]] >= 0;
   RFI_TRY(rfi_tokens_reserve(ctx, out, has_bytes ? end - begin : 1));

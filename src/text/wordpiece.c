@@ -45,7 +45,7 @@ static rfr_status longest_token(const rfi_wordpiece *m, rfi_encoder *e, const ch
     e->word.n = 0;
     RFI_TRY(rfi_string_append(&e->word, m->prefix, prefix));
     RFI_TRY(rfi_string_append(&e->word, s + begin, *end - begin));
-    *id = rfi_vocabulary_find(m->v, e->word.data, e->word.n);
+    *id = rfi_vocabulary_find_text(m->v, e->word.data, e->word.n);
     if (*id >= 0) return RFR_OK;
   }
   *id = -1;

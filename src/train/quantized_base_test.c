@@ -2,13 +2,16 @@
  *
  * Adapters on a quantized base (adapter.base): the bytes of its weights in closed form and without a copy in another
  * type; their contents are the quantization of the weights that the run would have without it; training, resumed
- * training and recompute have the same bits; a base without an adapter is refused.
+ * training and recompute have the same bits; an export has the loss of the run; another base than the run's, and a base
+ * without an adapter, are refused.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/file.h"
+#include "refrain/model.h"
 #include "support/run.h"
 #include "trace/trace.h"
 
@@ -126,6 +129,58 @@ static void bits_int8_gpt2_dora(void **state) {
   same_bits("refrain: 1\n" GPT2 DORA("int8") DATA TWO_BATCHES ADAM RUN, "int8");
 }
 
+static rfr_status export_f32(rfr_ctx *ctx, const char *model, const char *name, char out[512]) {
+  char from[512];
+  rfr_export_options o = rfr_export_options_default();
+  o.dtype = "f32";
+  snprintf(from, sizeof from, "%s", model); /* may be of rft_run_folder */
+  snprintf(out, 512, "%s", rft_run_folder(name));
+  return rfr_export(ctx, from, out, &o);
+}
+
+static double loss_of(rfr_run *run) {
+  rfr_evaluation e;
+  assert_int_equal(rfr_run_evaluate(run, &e), RFR_OK);
+  rfr_run_close(run);
+  return e.loss;
+}
+
+/* The adapter is merged into the quantized base, and into no other base. */
+static void exported(void **state) {
+  (void)state;
+  static const char *const sets[] = {"adapter.base=nf4", "adapter.base=int8", "adapter.base=model",
+                                     "adapter.type=dora"};
+  rfr_ctx *ctx = rft_run_ctx(2);
+  for (int i = 0; i < 4; i++) {
+    char base[512], merged[512], name[16], config[2400];
+    rft_record record = {0};
+    assert_int_equal(export_f32(ctx, RFT_SOURCE_DIR "/tests/models/llama", "base", base), RFR_OK);
+    snprintf(config, sizeof config, "refrain: 1\nmodel: %s\n%s%s", base, SINGLE DATA TWO_BATCHES ADAM RUN,
+             i == 3 ? ADAPTER("nf4") : ADAPTER("model"));
+    rfr_run_options o = rft_run_options(&record);
+    o.overrides = &sets[i], o.n_overrides = 1;
+    snprintf(name, sizeof name, "export-%d", i);
+    rfr_run *run = rft_run_open(ctx, config, name, &o);
+    rft_run_steps(run, STEPS);
+    assert_int_equal(rfr_run_save(run), RFR_OK);
+    const double want = loss_of(run);
+    if (export_f32(ctx, rft_run_folder(name), "merged", merged) != RFR_OK) fail_msg("%s", rfr_last_error()->message);
+    snprintf(config, sizeof config, "refrain: 1\nmodel: %s\n%s", merged, SINGLE DATA TWO_BATCHES ADAM RUN);
+    o = rft_run_options(&record);
+    const double got = loss_of(rft_run_open(ctx, config, NULL, &o));
+    if (fabs(got - want) > 1e-6 * want) fail_msg("%s: the run has loss %.9g, its export %.9g", sets[i], want, got);
+    rfi_tree_discard(merged);
+    rfi_tree_discard(base);
+    rfr_export_options other = rfr_export_options_default();
+    other.dtype = "f16";
+    assert_int_equal(rfr_export(ctx, RFT_SOURCE_DIR "/tests/models/llama", base, &other), RFR_OK);
+    assert_int_equal(export_f32(ctx, rft_run_folder(name), "merged", merged), RFR_MISMATCH);
+    assert_string_equal(rfr_last_error()->slug, "adapter.base");
+    rfi_tree_discard(base);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
 static void refused(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -140,10 +195,8 @@ static void refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(weights),
-      cmocka_unit_test(bits_nf4),
-      cmocka_unit_test(bits_int8_gpt2_dora),
-      cmocka_unit_test(refused),
+      cmocka_unit_test(weights),  cmocka_unit_test(bits_nf4), cmocka_unit_test(bits_int8_gpt2_dora),
+      cmocka_unit_test(exported), cmocka_unit_test(refused),
   };
   return cmocka_run_group_tests_name("quantized_base", tests, rft_run_setup, rft_run_teardown);
 }

@@ -86,12 +86,13 @@ static rfr_status count_steps(rfr_run *run) {
 static rfr_status open_data(rfr_run *run) {
   const int programs = run->options.programs; /* 0: the data alone */
   if (run->options.no_data || (programs && !(programs & (RFR_RUN_TRAIN | RFR_RUN_EVALUATE)))) return RFR_OK;
-  RFI_TRY(rfi_settings_open_data(run->settings, warn_line, run, &run->data));
+  const bool evaluates = programs && !(programs & RFR_RUN_TRAIN);
+  RFI_TRY(rfi_settings_open_data(run->settings, evaluates, warn_line, run, &run->data));
   const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
   rfi_hash_format(run->hash, d->hash);
   if (d->trained_bytes[RFI_TRAIN] > 0)
     run->tokens_per_byte = (double)d->trained[RFI_TRAIN] / (double)d->trained_bytes[RFI_TRAIN];
-  if (run->settings->epochs > 0) RFI_TRY(count_steps(run));
+  if (run->settings->epochs > 0 && !evaluates) RFI_TRY(count_steps(run));
   if (d->trained[RFI_TRAIN] > 0 || !(programs & RFR_RUN_TRAIN)) return RFR_OK;
   return rfi_fail(RFI_E_DATA_EMPTY,
                   "data.train: each of %d documents has one token, so there is no next token to predict",

@@ -474,7 +474,7 @@ static rfr_status open_rows(const rfi_settings *s, const rfi_row_encoder *encode
                  "same order");
   const rfi_config *c = s->config;
   double *weights = NULL;
-  if (c->data_weights.n > 0) {
+  if (c->data_weights.n > 0 && train->n > 0) {
     if (train->n != c->data_weights.n)
       return FAIL_AT(s, RFI_CFG_data_weights, "data.weights: not allowed with a list of patterns from a file (@FILE)");
     RFI_TRY(RFI_ALLOC(s->ctx, (size_t)train->n * sizeof *weights, &weights));
@@ -514,8 +514,8 @@ static rfr_status open_text(const rfi_settings *s, const rfi_row_encoder *encode
   return rfi_dataset_open(s->ctx, (const char *const *)train->items, train->n, &o, out);
 }
 
-rfr_status rfi_settings_open_data(const rfi_settings *s, void (*warn)(void *user, const char *line), void *user,
-                                  rfi_dataset **out) {
+rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*warn)(void *user, const char *line),
+                                  void *user, rfi_dataset **out) {
   _Static_assert((int)RFI_LOSS_all == (int)RFI_ROW_LOSS_ALL && (int)RFI_TRUNCATE_refuse == (int)RFI_ROW_REFUSE,
                  "same order");
   const rfi_config *c = s->config;
@@ -529,6 +529,11 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, void (*warn)(void *user
   if (strcmp(c->data_cache, "none") == 0 || !s->tokenizer) cache.folder = NULL; /* bytes need no cache */
   rfr_status status = expand(s, c->data_root, &c->data_train, &train);
   if (status == RFR_OK) status = expand(s, c->data_root, &c->data_validation.patterns, &validation);
+  if (status == RFR_OK && evaluates && validation.n > 0) {
+    const rfi_paths none = {.ctx = s->ctx};
+    status = find_kind(s, &none, &validation, &rows);
+    if (rows) rfi_paths_deinit(&train), train = none;
+  }
   if (status == RFR_OK) status = find_kind(s, &train, &validation, &rows);
   if (status == RFR_OK) status = (rows ? open_rows : open_text)(s, &encoder, &cache, &train, &validation, out);
   rfi_paths_deinit(&train);

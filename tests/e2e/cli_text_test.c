@@ -96,6 +96,14 @@ static void finetune(void **state) {
   assert_int_equal(RUN("train", "runs/chat", "--resume", "--set", "run.epochs=3"), 0);
   rft_assert_says(rft_err, " trainable");
   assert_int_equal(RUN("eval", "runs/chat", "--json"), 0);
+  assert_int_equal(RUN("eval", "runs/chat", "--json", "--set", "data.validation=[odd.jsonl]"), 0);
+  assert_int_equal(RUN("eval", "model", "--json", TEMPLATE, SMALL, "--set", "data.validation=[odd.jsonl]"), 0);
+  v = rft_parsed();
+  assert_true(rft_number(v, "tokens") > 0);
+  json_decref(v);
+  assert_int_equal(RUN("finetune", "model", "chat.jsonl", TEMPLATE, SMALL, "--out", "runs/all", "--set",
+                       "adapter.type=none", "--set", "run.epochs=1"),
+                   0);
   assert_int_equal(RUN("finetune", "model", "chat.jsonl", TEMPLATE, SMALL), 2); /* the run exists */
   rft_assert_says(rft_err, "run.exists");
 }
