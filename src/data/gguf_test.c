@@ -159,7 +159,7 @@ typedef struct builder {
 } builder;
 
 static void put(builder *b, uint64_t x, int bytes) {
-  for (int i = 0; i < bytes; i++) b->data[b->n++] = (uint8_t)(x >> (8 * i));
+  for (int i = 0; i < bytes; i++) b->data[b->n++] = (uint8_t)(i < 8 ? x >> (8 * i) : 0);
 }
 
 static void put_text(builder *b, const char *text) {

@@ -20,7 +20,7 @@ static char *make_text(size_t *n) {
   size_t at = 0;
   for (int i = 0; i < LINES; i++) {
     const int length = i == 17 ? 3000000 : i * 37 % 300;
-    for (int j = 0; j < length; j++) text[at++] = (char)('a' + (i + j * j) % 26);
+    for (int j = 0; j < length; j++) text[at++] = (char)('a' + (i + j % 26 * (j % 26)) % 26);
     if (i + 1 < LINES) text[at++] = '\n';
   }
   *n = at;
