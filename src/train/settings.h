@@ -56,8 +56,8 @@ rfr_status rfi_settings_open_text(rfi_settings *s);
 /* Opens the files that the configuration names, after rfi_settings_open_text. `warn` gets a line if tokens cannot be
  * cached. `evaluates`: rows that data.validation names are opened alone. Errors: data.*. */
 struct rfi_dataset;
-rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*warn)(void *user, const char *line), void *user,
-                                  struct rfi_dataset **out);
+rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*warn)(void *user, const char *line),
+                                  void *user, struct rfi_dataset **out);
 /* Sets the steps of a run with run.epochs, from its data. Errors: config.value (the schedule does not fit). */
 rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps);
 /* Calls `warn` with one line for each ignored field of the model folder, up to a few. */
