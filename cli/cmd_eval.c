@@ -3,6 +3,7 @@
  * refrain eval: loss and bits per byte of a run's newest checkpoint on its held-out data.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "cli.h"
 
@@ -26,6 +27,14 @@ static void print_json(const rfr_run_info *info, const rfr_evaluation *e) {
   putchar('\n');
 }
 
+/* A model names no data: the command line has to. */
+static rfr_status check_data(const cli *c) {
+  for (int i = 0; i < c->sets.n; i++)
+    if (strncmp(c->sets.items[i], "data.validation=", 16) == 0) return RFR_OK;
+  return cli_usage("add --set data.validation=FILES, text files or .jsonl files", "%s is a model: it names no data",
+                   c->operand);
+}
+
 rfr_status cli_eval(cli *c) {
   rfr_run *run = NULL;
   rfr_run_info info;
@@ -34,7 +43,11 @@ rfr_status cli_eval(cli *c) {
   progress_init(&p, c);
   char *config = NULL;
   rfr_status s = cli_find_weights(c, &config);
-  if (s != RFR_OK) return s;
+  if (s == RFR_OK && config) s = check_data(c);
+  if (s != RFR_OK) {
+    free(config);
+    return s;
+  }
   rfr_run_options o = cli_run_options(c);
   o.programs = RFR_RUN_EVALUATE;
   o.on_event = on_event;

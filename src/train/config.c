@@ -259,7 +259,7 @@ static rfr_status check_required(const rfi_config *c) {
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (given(c, i) || strcmp(rows[i].initial, "required") != 0) continue;
     if (*c->model && strcmp(rows[i].section, "model") == 0) continue; /* config.json has it */
-    return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0, "%s is missing: %s", rows[i].path, rows[i].meaning);
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0, "the key %s is missing: %s", rows[i].path, rows[i].meaning);
   }
   return RFR_OK;
 }

@@ -180,7 +180,7 @@ static const struct {
     {"learning_rate: 1e-3\n", "config.key", 1, "unknown key \"learning_rate\"; use \"optimizer.lr\""},
     {"optimizer: {Learning-Rate: 1}\n", "config.key", 1, "\"optimizer.Learning-Rate\"; use \"optimizer.lr\""},
     {"training_args:\n  x: 1\n", "config.key", 1, "refrain keys"},
-    {"run: {num_train_epochs: 3}\n", "config.key", 1, "use \"run.steps\": one epoch is"},
+    {"run: {num_train_epochs: 3}\n", "config.key", 1, "use \"run.epochs\": passes over the training data"},
     {"lora: {rank: 8}\n", "config.key", 1, "unknown key \"lora\"; use \"adapter.type\": lora or dora"},
     {"optimizer: {lora_alpha: 8}\n", "config.key", 1, "use \"adapter.alpha\""},
     {"batch_size: 8\n", "config.key", 1, "use \"batch.microbatch\""},
@@ -235,7 +235,7 @@ static const struct {
     {"data:\n  train:\n    - a\n    -\n", "config.value", 4, "nothing"},
     {"data:\n  train: {a: b}\n", "config.value", 2, "a map"},
     {"refrain: 1\n", "config.value", 0, "model.hidden_size is missing"},
-    {MODEL, "config.value", 0, "refrain is missing"},
+    {MODEL, "config.value", 0, "the key refrain is missing"},
 };
 
 static void test_wrong(void **state) {

@@ -111,7 +111,7 @@ static void train_and_use(void **state) {
   rft_assert_says(rft_err, "help: refrain check --help explains the options");
   assert_int_equal(RUN("train", "small.yaml"), 2);
   rft_assert_says(rft_err, "run.exists");
-  rft_assert_says(rft_err, "help: add --resume to continue it");
+  rft_assert_says(rft_err, "help: continue it with `refrain train FOLDER --resume`");
   assert_int_equal(RUN("eval", "runs/small", "--json"), 0);
   v = rft_parsed();
   assert_true(json_number_value(json_object_get(v, "bits_per_byte")) == bits);

@@ -97,6 +97,11 @@ static void finetune(void **state) {
   rft_assert_says(rft_err, " trainable");
   assert_int_equal(RUN("eval", "runs/chat", "--json"), 0);
   assert_int_equal(RUN("eval", "runs/chat", "--json", "--set", "data.validation=[odd.jsonl]"), 0);
+  rft_write_file("rows.json", "[{}]");
+  assert_int_equal(RUN("check", "model", "rows.json"), 2);
+  rft_assert_says(rft_err, "rows.json is a JSON document; write one row per line into a .jsonl file");
+  assert_int_equal(RUN("eval", "model"), 2);
+  rft_assert_says(rft_err, "model is a model: it names no data");
   assert_int_equal(RUN("eval", "model", "--json", TEMPLATE, SMALL, "--set", "data.validation=[odd.jsonl]"), 0);
   v = rft_parsed();
   assert_true(rft_number(v, "tokens") > 0);
