@@ -101,6 +101,7 @@ rfr_status rfi_dir_list(const char *path, rfi_paths *paths);
 /* Whether `text` matches `pattern`: `*` any bytes, `?` one byte, `[a-z]` and `[!a-z]` a set, `\` makes the next byte
  * literal. Takes time len(pattern) * len(text) at most. */
 bool rfi_match(const char *pattern, const char *text);
+bool rfi_ends_in(const char *text, const char *end);
 
 /* Adds the files that match `pattern`, relative to `root` (or absolute), as paths
  * relative to `root`. `*`, `?` and sets match within one name and not a leading dot;

@@ -45,6 +45,11 @@ static const char *match_one(const char *p, unsigned char c) {
   return (unsigned char)*p == c ? p + 1 : NULL;
 }
 
+bool rfi_ends_in(const char *text, const char *end) {
+  const size_t n = strlen(text), m = strlen(end);
+  return n >= m && strcmp(text + n - m, end) == 0;
+}
+
 /* Backtracking to the last `*` is enough: bytes that an earlier one could give up, the last one can take as well. */
 bool rfi_match(const char *pattern, const char *text) {
   const char *star = NULL, *retry = NULL;

@@ -150,20 +150,15 @@ rfr_status rfi_lines_next(rfi_lines *l, const char **text, size_t *n, int64_t *l
   }
 }
 
-static bool ends_in(const char *name, const char *end) {
-  const size_t n = strlen(name), m = strlen(end);
-  return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 static rfr_status find_packing(rfi_lines *l) {
   size_t n;
   RFI_TRY(take(l, l->input, 4, &n));
   l->taken = 0;
   if (n >= 2 && memcmp(l->input, "\x1f\x8b", 2) == 0) l->packing = GZIP;
   else if (n == 4 && memcmp(l->input, "\x28\xb5\x2f\xfd", 4) == 0) l->packing = ZSTD;
-  if (ends_in(l->name, ".gz") && l->packing != GZIP)
+  if (rfi_ends_in(l->name, ".gz") && l->packing != GZIP)
     return rfi_fail_at(RFI_E_DATA_COMPRESSED, l->name, 0, "the name ends in .gz, but the file is not a gzip file");
-  if (ends_in(l->name, ".zst") && l->packing != ZSTD)
+  if (rfi_ends_in(l->name, ".zst") && l->packing != ZSTD)
     return rfi_fail_at(RFI_E_DATA_COMPRESSED, l->name, 0, "the name ends in .zst, but the file is not a zstd file");
   return RFR_OK;
 }

@@ -468,13 +468,8 @@ static rfr_status read_changed(rfr_ctx *ctx, rfi_gguf *g, const rfi_gguf_tensor 
   return s;
 }
 
-static bool ends_in(const char *name, const char *end) {
-  const size_t n = strlen(name), m = strlen(end);
-  return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 static change change_of(const architecture *a, const char *name, int rank) {
-  if (a->norm_plus_one && ends_in(name, "norm.weight")) return MINUS_ONE;
+  if (a->norm_plus_one && rfi_ends_in(name, "norm.weight")) return MINUS_ONE;
   if (a->interleaved && (strstr(name, ".q_proj.") || strstr(name, ".k_proj."))) return INTERLEAVED;
   if (a->transposed && rank == 2 && strstr(name, ".h.")) return TRANSPOSED;
   return NONE;

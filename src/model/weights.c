@@ -225,11 +225,6 @@ rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr
   return RFR_OK;
 }
 
-static bool ends_in(const char *name, const char *end) {
-  const size_t n = strlen(name), m = strlen(end);
-  return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 int64_t rfi_weights_left(const rfi_weights *w, const rfr_model_config *c, const char **name) {
   int64_t left = 0;
   for (int i = 0; w->gguf && i < rfi_gguf_tensor_count(w->gguf); i++) {
@@ -240,9 +235,9 @@ int64_t rfi_weights_left(const rfi_weights *w, const rfr_model_config *c, const 
   for (int i = 0; i < w->n; i++)
     for (int k = 0; k < rfi_safetensors_count(w->shards[i]); k++) {
       const char *tensor = rfi_safetensors_at(w->shards[i], k)->name;
-      const bool buffer = ends_in(tensor, ".attn.bias") || ends_in(tensor, ".attn.masked_bias") ||
-                          ends_in(tensor, ".rotary_emb.inv_freq") ||
-                          (c->tie_embeddings && ends_in(tensor, "lm_head.weight"));
+      const bool buffer = rfi_ends_in(tensor, ".attn.bias") || rfi_ends_in(tensor, ".attn.masked_bias") ||
+                          rfi_ends_in(tensor, ".rotary_emb.inv_freq") ||
+                          (c->tie_embeddings && rfi_ends_in(tensor, "lm_head.weight"));
       if (w->was_read[i][k] || buffer) continue;
       if (left++ == 0) *name = tensor;
     }

@@ -1,30 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "data/file.h"
+#include "support/context.h"
 #include "text/chat.h"
-
-static rfr_ctx *ctx;
-
-static int setup(void **state) {
-  (void)state;
-  return rfr_ctx_create(NULL, &ctx) != RFR_OK;
-}
-
-static int teardown(void **state) {
-  (void)state;
-  const rfr_ctx_stats stats = rfr_ctx_get_stats(ctx);
-  rfr_ctx_destroy(ctx);
-  return stats.live_blocks != 0;
-}
 
 static rfr_chat_template *parse(const char *text) {
   rfr_chat_template *chat = NULL;
@@ -242,7 +223,7 @@ static void opens(const char *folder, const char *choice, const char *expected) 
 
 static void folders(void **state) {
   (void)state;
-  char folder[256] = "/tmp/refrain-chat-XXXXXX", path[512];
+  char folder[] = RFT_BINARY_DIR "/chat-XXXXXX", path[512];
   rfr_chat_template *chat;
   bool exists;
   assert_non_null(mkdtemp(folder));
@@ -298,9 +279,9 @@ static void allocations(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(chatml),   cmocka_unit_test(basics),   cmocka_unit_test(generation),
-      cmocka_unit_test(prefixes), cmocka_unit_test(refusals), cmocka_unit_test(provenance),
-      cmocka_unit_test(members),  cmocka_unit_test(folders),  cmocka_unit_test(allocations),
+      rft_context_test(chatml),   rft_context_test(basics),   rft_context_test(generation),
+      rft_context_test(prefixes), rft_context_test(refusals), rft_context_test(provenance),
+      rft_context_test(members),  rft_context_test(folders),  rft_context_test(allocations),
   };
-  return cmocka_run_group_tests_name("chat", tests, setup, teardown);
+  return cmocka_run_group_tests_name("chat", tests, NULL, NULL);
 }

@@ -2,30 +2,11 @@
  *
  * Templates of tests/golden/template.json render as in transformers' Jinja environment (tools/make_template_golden.py).
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "data/json_file.h"
+#include "support/context.h"
 #include "text/chat.h"
-
-static rfr_ctx *ctx;
-
-static int setup(void **state) {
-  (void)state;
-  return rfr_ctx_create(NULL, &ctx) != RFR_OK;
-}
-
-static int teardown(void **state) {
-  (void)state;
-  const rfr_ctx_stats stats = rfr_ctx_get_stats(ctx);
-  rfr_ctx_destroy(ctx);
-  return stats.live_blocks != 0;
-}
 
 static void golden(void **state) {
   (void)state;
@@ -106,6 +87,6 @@ static void limits(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(golden), cmocka_unit_test(errors), cmocka_unit_test(limits)};
-  return cmocka_run_group_tests_name("template", tests, setup, teardown);
+  const struct CMUnitTest tests[] = {rft_context_test(golden), rft_context_test(errors), rft_context_test(limits)};
+  return cmocka_run_group_tests_name("template", tests, NULL, NULL);
 }

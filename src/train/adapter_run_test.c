@@ -67,11 +67,6 @@ static void bits_dora(void **state) {
 
 /* ---- bytes ---- */
 
-static bool ends_in(const char *name, const char *end) {
-  const size_t n = strlen(name), m = strlen(end);
-  return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 /* The base in 16 bits has its weights and nothing else: no master weights, no moments, no gradient. */
 static void planned_bytes(void **state) {
   (void)state;
@@ -90,8 +85,8 @@ static void planned_bytes(void **state) {
     const bool of_adapter = strstr(x.name, ".lora_") != NULL;
     if (x.role == RFR_ROLE_FROZEN) frozen += x.bytes;
     else if (x.role == RFR_ROLE_TRAINABLE) trained += x.bytes;
-    else if (ends_in(x.name, ".master")) masters += x.bytes;
-    else if (ends_in(x.name, ".exp_avg") || ends_in(x.name, ".exp_avg_sq")) moments += x.bytes;
+    else if (rfi_ends_in(x.name, ".master")) masters += x.bytes;
+    else if (rfi_ends_in(x.name, ".exp_avg") || rfi_ends_in(x.name, ".exp_avg_sq")) moments += x.bytes;
     else continue;
     assert_int_equal(of_adapter, x.role != RFR_ROLE_FROZEN);
   }

@@ -436,13 +436,9 @@ static rfr_status expand(const rfi_settings *s, const char *root, const rfi_conf
   return RFR_OK;
 }
 
-static bool ends_in(const char *path, const char *end) {
-  const size_t n = strlen(path), k = strlen(end);
-  return n > k && strcmp(path + n - k, end) == 0;
-}
-
 static bool is_row_file(const char *path) {
-  return ends_in(path, ".jsonl") || ends_in(path, ".jsonl.gz") || ends_in(path, ".jsonl.zst");
+  path += *path != 0; /* a name before the end */
+  return rfi_ends_in(path, ".jsonl") || rfi_ends_in(path, ".jsonl.gz") || rfi_ends_in(path, ".jsonl.zst");
 }
 
 /* Whether the files have rows: all of them, or none. */
@@ -461,7 +457,7 @@ static rfr_status find_kind(const rfi_settings *s, const rfi_paths *train, const
     if (kinds[is_row_file(files.items[i])] < 0) kinds[is_row_file(files.items[i])] = i;
   *rows = kinds[1] >= 0;
   int documents = 0; /* files of one JSON document: likely a list of rows, which would train on its syntax */
-  for (int i = 0; i < files.n; i++) documents += ends_in(files.items[i], ".json");
+  for (int i = 0; i < files.n; i++) documents += rfi_ends_in(files.items[i], ".json");
   if (status == RFR_OK && files.n > 0 && documents == files.n && c->data_format == RFI_FORMAT_auto)
     status = FAIL_AT(s, RFI_CFG_data_train,
                      "data.train: %.200s is a JSON document; write one row per line into a .jsonl file, or set "
