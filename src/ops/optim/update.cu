@@ -9,8 +9,8 @@
  * element at a time. Factors are computed in f64 from the step's values on the device, once per block, and once per
  * tensor where they differ. If skip is set, a block ends before it writes.
  *
- * Moments of 8 bits have a kernel of their own: a warp holds the 256 elements of a scale in registers, from the old codes
- * to the new ones.
+ * Moments of 8 bits have a kernel of their own: a warp holds the 256 elements of a scale in registers, from the old
+ * codes to the new ones.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/quant/dynamic8.h"

@@ -133,8 +133,8 @@ static void encode_block(rfr_quant format, const rfi_quant_layout *l, const sour
       case RFR_QUANT_NF4: encode_nf4(x, n, rfi_dynamic8_inverse(most), out + i / 2); break;
       case RFR_QUANT_INT8: encode_int8(x, n, most, out + i); break;
       default:
-        encode_dynamic(format == RFR_QUANT_DYNAMIC8 ? dynamic_signed : dynamic_unsigned, x, n, rfi_dynamic8_inverse(most),
-                       out + i);
+        encode_dynamic(format == RFR_QUANT_DYNAMIC8 ? dynamic_signed : dynamic_unsigned, x, n,
+                       rfi_dynamic8_inverse(most), out + i);
     }
   }
 }

@@ -30,7 +30,7 @@ RFI_DYNAMIC8 int rfi_dynamic8_nearest(const float *middle, float x) {
   return k;
 }
 
-/* Byte offset of the scales behind n codes. */
+/* Byte offset of the scales after n codes. */
 RFI_DYNAMIC8 int64_t rfi_dynamic8_scales(int64_t n) { return (n + RFI_SECTION - 1) / RFI_SECTION * RFI_SECTION; }
 
 #endif
