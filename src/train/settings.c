@@ -264,6 +264,9 @@ static rfr_status read_optimizer(rfi_settings *s) {
   p->adamw.decay = c->optimizer_weight_decay;
   p->clip = c->optimizer_clip;
   p->state_dtype = c->optimizer_state_dtype;
+  if (p->sgd && p->state_dtype == RFR_U8)
+    return FAIL_AT(s, RFI_CFG_optimizer_state_dtype,
+                   "optimizer.state_dtype: u8 is for adamw, and optimizer.name is sgd; give f32 or bf16");
   p->gradient_dtype = c->optimizer_gradient_dtype == RFI_WIDTH_model ? p->model.dtype : RFR_F32;
   p->master = c->optimizer_master_weights && p->model.dtype != RFR_F32;
   return RFR_OK;
