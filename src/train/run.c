@@ -116,7 +116,7 @@ static rfr_status find_checkpoint(rfr_ctx *ctx, const char *folder, rfi_checkpoi
 
 static rfr_status load(rfr_run *run, const rfi_checkpoint *from, const char *reason) {
   if (*reason) rfi_run_warn(run, "%s; using the older checkpoint %s", reason, from->folder);
-  RFI_TRY(rfi_state_prepare(run));
+  RFI_TRY(rfi_state_prepare(run, true));
   RFI_TRY(rfi_state_load(run, from, (run->options.programs & RFR_RUN_TRAIN) != 0));
   if (run->clock.time > 0.0) run->steps = run->step + (int64_t)run->clock.steps_left;
   return rfr_programs_load(run->programs);
@@ -224,7 +224,7 @@ static rfr_status open_new(rfr_run *run, const char *text, const char *folder, c
     RFI_TRY(check_fresh(run->ctx, folder, config_path));
   }
   rfi_settings_warn(run->settings, warn_line, run); /* the log is open */
-  if (run->options.programs && !run->options.no_data) RFI_TRY(rfi_state_prepare(run));
+  if (run->options.programs && !run->options.no_data) RFI_TRY(rfi_state_prepare(run, false));
   if (!folder) return RFR_OK;
   RFI_TRY(write_config(run, config_path));
   return rfi_run_write_traces(run);
@@ -243,7 +243,7 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   RFI_GOTO(compile(run));
   RFI_GOTO(check_space(run, config_path));
   rfi_settings_warn(run->settings, warn_line, run);
-  RFI_GOTO(from ? load(run, from, reason) : rfi_state_prepare(run));
+  RFI_GOTO(from ? load(run, from, reason) : rfi_state_prepare(run, false));
   RFI_GOTO(write_config(run, config_path));
   s = rfi_run_write_traces(run);
 fail:
@@ -264,7 +264,7 @@ static rfr_status open_reader(rfr_run *run, const char *text, const char *folder
   RFI_GOTO(compile(run));
   rfi_settings_warn(run->settings, warn_line, run);
   if (from) RFI_GOTO(load(run, from, reason));
-  else RFI_GOTO(rfi_state_prepare(run));
+  else RFI_GOTO(rfi_state_prepare(run, false));
   s = from ? RFR_OK : rfr_programs_load(run->programs);
 fail:
   rfi_checkpoint_close(from);
