@@ -216,6 +216,7 @@ static rfr_status own_state(rfr_run *run, rfi_state_json *out) {
   out->environment = json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend",
                                rfi_ctx_device(run->ctx), "isa", rfi_ctx_isa(run->ctx), "threads",
                                rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul, "data", run->hash);
+  if (run->own_data) out->position = run->positions[run->step % (run->settings->spec.slots + 1)];
   out->tuned = json_incref(run->tuned);
   if (run->settings->adapter) {
     char hash[33];
@@ -289,6 +290,14 @@ static rfr_status read_state(const rfr_run *run, const char *path, rfi_state_jso
 static rfr_status check_base(const rfr_run *run, const char *path, const rfi_state_json *theirs) {
   char mine[33];
   if (!run->settings->adapter) return RFR_OK;
+  const char *was = json_string_value(json_object_get(theirs->configuration, "precision.dtype"));
+  const char *now = rfr_dtype_name(run->settings->spec.model.dtype);
+  if (was && strcmp(was, now) != 0)
+    return rfi_fail_at(
+        RFI_E_RESUME_MISMATCH, path, 0,
+        "precision.dtype is %.20s in the checkpoint and %s in the configuration; the adapter was trained "
+        "on the base in %.20s",
+        was, now, was);
   const char *hash = json_string_value(json_object_get(theirs->base, "hash"));
   const char *model = json_string_value(json_object_get(theirs->base, "model"));
   if (!hash || !model)
@@ -316,6 +325,7 @@ static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) 
   RFI_GOTO(compare(run, path, theirs.environment, mine.environment, other_environment));
   RFI_GOTO(rfr_programs_write(run->programs, &run->block, theirs.block));
   run->step = run->launched = run->filled = step;
+  if (run->own_data) run->positions[step % (run->settings->spec.slots + 1)] = theirs.position;
   run->clock.used = theirs.seconds;
   s = RFR_OK;
 fail:
