@@ -57,15 +57,16 @@ static void same_bits(void **state) {
 typedef struct stream {
   int64_t next;   /* index of the window */
   int fails_at;   /* window that fails once; -1: none */
-  int64_t failed; /* its position */
+  int64_t last;   /* position after the window before */
 } stream;
 
 static int from_stream(rfr_window *w, void *user) {
   stream *s = user;
   if (w->validation) return 1;
+  if (w->index == 0) assert_int_equal(w->position, 0);
+  else if (w->index == s->next) assert_true(w->position == s->last);
   if (w->index == s->fails_at) {
     s->fails_at = -1;
-    s->failed = w->position;
     snprintf(w->message, sizeof w->message, "the stream is asleep");
     return 7;
   }
@@ -77,7 +78,7 @@ static int from_stream(rfr_window *w, void *user) {
   }
   w->documents[1] = 5;
   w->n_documents = 2;
-  w->position = (int64_t)x;
+  w->position = s->last = (int64_t)x;
   s->next = w->index + 1;
   return 0;
 }
