@@ -18,7 +18,7 @@
 #define BIG                                                                           \
   "{model_type: llama, vocab_size: 65600, hidden_size: 288, intermediate_size: 16,\n" \
   "        num_hidden_layers: 1, num_attention_heads: 2, tie_word_embeddings: true, init_std: 0.01}\n"
-#define SMALL_STEP                                                                                   \
+#define SMALL_STEP                                                                 \
   "data: {train: [\"*.txt\"], sequence: 16}\nbatch: {tokens: 16, microbatch: 1}\n" \
   "optimizer: {name: sgd, momentum: 0, lr: 1e-3}\nprecision: {dtype: f32}\nrun: {steps: 2, seed: 3}\n"
 #define LORA "adapter: {type: lora, rank: 2, targets: [\"*.q_proj\"]}\n"
@@ -38,27 +38,40 @@ static const char *step_0(const char *name) {
   return path;
 }
 
-/* Saves the first weights as the folder of a model. */
-static void make_model(rfr_ctx *ctx, const char *name, rfi_hash *base) {
+static void add_rounded(rfi_hash *sum, const rfr_tensor *x) {
+  const int64_t n = x->bytes / 4;
+  uint16_t *values = malloc((size_t)n * sizeof *values);
+  assert_non_null(values);
+  for (int64_t i = 0; i < n; i++) values[i] = (uint16_t)rfr_float_to_bits(RFR_BF16, ((const float *)x->data)[i]);
+  rfi_hash_add_tensor(sum, x->name, RFR_BF16, values, (size_t)n * sizeof *values);
+  free(values);
+}
+
+/* Saves the first weights as the folder of a model; their hashes in f32 and in bf16. */
+static void make_model(rfr_ctx *ctx, const char *name, rfi_hash *base, rfi_hash *rounded) {
   rft_record r = {0};
   rfr_run_options o = rft_run_options(&r);
   rfr_tensor x;
   rfr_run *run = rft_run_open(ctx, "refrain: 1\nmodel: " BIG SMALL_STEP, name, &o);
   assert_int_equal(rfr_run_save(run), RFR_OK);
-  *base = (rfi_hash){0};
+  *base = *rounded = (rfi_hash){0};
   for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
-    if (rfi_kind_of(run, &x) == RFI_KIND_WEIGHT)
+    if (rfi_kind_of(run, &x) == RFI_KIND_WEIGHT) {
       rfi_hash_add_tensor(base, x.name, (uint64_t)x.type.dtype, x.data, (size_t)x.bytes);
+      add_rounded(rounded, &x);
+    }
   rfr_run_close(run);
 }
 
-static rfr_run *open_adapter(rfr_ctx *ctx, rfr_status want) {
+static rfr_run *open_adapter(rfr_ctx *ctx, const char *set, rfr_status want) {
   char config[1000];
   rft_record r = {0};
   rfr_run_options o = rft_run_options(&r);
   rfr_run *run = NULL;
   o.config_folder = rft_run_root;
   o.programs = RFR_RUN_TRAIN;
+  o.overrides = &set;
+  o.n_overrides = set != NULL;
   o.eager = 1; /* the device of the tests has no memory that a captured run may read */
   snprintf(config, sizeof config, "refrain: 1\nmodel: %s\n" LORA SMALL_STEP, step_0("big"));
   if (rfr_run_open(ctx, config, NULL, &o, &run) != want) fail_msg("%s", rfr_last_error()->message);
@@ -96,23 +109,40 @@ static void compare_hash(rfr_run *run, rfi_hash base) {
   assert_true(rfi_hash_equal(held, base));
 }
 
+/* Weights that are converted, or held in another format: the hash is that of the values in the run's type. */
+static rfi_hash hash_with(const char *set, int threads, bool device) {
+  rfr_ctx *ctx = rft_run_ctx(threads);
+  on_device = device;
+  rfr_run *run = open_adapter(ctx, set, RFR_OK);
+  const rfi_hash base = run->base;
+  if (!strstr(set, "nf4")) compare_hash(run, base);
+  rfr_run_close(run);
+  on_device = false;
+  rfr_ctx_destroy(ctx);
+  return base;
+}
+
 static void same_everywhere(void **state) {
   (void)state;
   static const int threads[] = {1, 3, 3};
-  rfi_hash base;
+  rfi_hash base, rounded;
   rfr_ctx *ctx = rft_run_ctx(1);
-  make_model(ctx, "big", &base);
+  make_model(ctx, "big", &base, &rounded);
   write_tokenizer(step_0("big"));
   rfr_ctx_destroy(ctx);
   for (int i = 0; i < 3; i++) {
     ctx = rft_run_ctx(threads[i]);
     on_device = i == 2;
-    rfr_run *run = open_adapter(ctx, RFR_OK);
+    rfr_run *run = open_adapter(ctx, NULL, RFR_OK);
     compare_hash(run, base); /* the device's memory is the host's in truth */
     rfr_run_close(run);
     on_device = false;
     rfr_ctx_destroy(ctx);
   }
+  assert_true(rfi_hash_equal(rounded, hash_with("precision.dtype=bf16", 1, false)));
+  assert_true(rfi_hash_equal(rounded, hash_with("precision.dtype=bf16", 3, true)));
+  assert_true(rfi_hash_equal(base, hash_with("adapter.base=nf4", 1, false)));
+  assert_true(rfi_hash_equal(base, hash_with("adapter.base=nf4", 3, true)));
   assert_int_equal(rft_faults.blocks, 0);
 }
 
@@ -133,7 +163,7 @@ static void not_finite(void **state) {
   fflush(f);
   for (int threads = 1; threads <= 4; threads += 3) {
     rfr_ctx *ctx = rft_run_ctx(threads);
-    assert_null(open_adapter(ctx, RFR_NUMERIC));
+    assert_null(open_adapter(ctx, NULL, RFR_NUMERIC));
     assert_string_equal(rfr_last_error()->slug, "model.nonfinite");
     assert_non_null(strstr(rfr_last_error()->message, "embed_tokens.weight has elements that are NaN"));
     rfr_ctx_destroy(ctx);
