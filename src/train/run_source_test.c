@@ -55,9 +55,9 @@ static void same_bits(void **state) {
 /* ---- a stream that continues at its position ---- */
 
 typedef struct stream {
-  int64_t next;   /* index of the window */
-  int fails_at;   /* window that fails once; -1: none */
-  int64_t last;   /* position after the window before */
+  int64_t next; /* index of the window */
+  int fails_at; /* window that fails once; -1: none */
+  int64_t last; /* position after the window before */
 } stream;
 
 static int from_stream(rfr_window *w, void *user) {
@@ -232,6 +232,32 @@ static void refused(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* Each allocation of opening the data fails once. */
+static void no_memory(void **state) {
+  (void)state;
+  stream s = {.fails_at = -1};
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_data_source source = rfr_data_source_default();
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rfr_run *run = NULL;
+  source.fill = from_stream;
+  source.user = &s;
+  o.data = &source;
+  o.programs = 0; /* the data alone */
+  for (int k = 1; !run; k++) {
+    const int64_t blocks = rfr_ctx_get_stats(ctx).live_blocks;
+    rfr_ctx_fail_alloc(ctx, k);
+    const rfr_status status = rfr_run_open(ctx, CONFIG(OWN), NULL, &o, &run);
+    rfr_ctx_fail_alloc(ctx, 0);
+    if (status == RFR_OK) break;
+    assert_int_equal(status, RFR_NO_MEMORY);
+    assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, blocks);
+  }
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
 /* A folder without a tokenizer: files cannot be read, the program's tokens can. */
 static int token_299(rfr_window *w, void *user) {
   (void)user;
@@ -263,8 +289,9 @@ static void no_tokenizer(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits), cmocka_unit_test(resumes),
-                                     cmocka_unit_test(repeats),   cmocka_unit_test(wrong_windows),
-                                     cmocka_unit_test(refused),   cmocka_unit_test(no_tokenizer)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits),   cmocka_unit_test(resumes),
+                                     cmocka_unit_test(repeats),     cmocka_unit_test(wrong_windows),
+                                     cmocka_unit_test(refused),     cmocka_unit_test(no_memory),
+                                     cmocka_unit_test(no_tokenizer)};
   return cmocka_run_group_tests_name("data of the program", tests, rft_run_setup, rft_run_teardown);
 }

@@ -145,6 +145,10 @@ static void first_mistakes(void **state) {
     assert_int_equal(RUN(with_model[i], "meta-llama/Llama-3.2-1B"), 4);
     rft_assert_says(rft_err, "`hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`");
   }
+  rft_write_file("hub.yaml", "refrain: 1\nmodel: org/name\ndata: {train: [chat.jsonl]}\nbatch: {tokens: 512, "
+                             "microbatch: 1}\noptimizer: {lr: 1e-3}\nrun: {steps: 1}\n");
+  assert_int_equal(RUN("plan", "hub.yaml"), 4);
+  rft_assert_says(rft_err, "org/name does not exist; models are not fetched");
   assert_int_equal(RUN("plan", "nowhere/run.yaml"), 4);
   assert_null(strstr(rft_err, "hf download"));
   rft_write_file("bot.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"1\"}, {\"role\": \"bot\", "
