@@ -193,6 +193,16 @@ rfr_status rfr_programs_write(rfr_programs *p, const rfr_tensor *to, const void 
   return p->backend->copy(p->device, to->data, from, (size_t)to->bytes);
 }
 
+rfr_status rfi_programs_stage(rfr_programs *p, size_t bytes, void **out) {
+  *out = NULL;
+  RFI_TRY(rfi_check_allocated(p, "rfi_programs_stage"));
+  return p->backend->alloc(p->device, RFI_MEMORY_RING, bytes, out);
+}
+
+void rfi_programs_unstage(rfr_programs *p, void *memory) {
+  if (memory) p->backend->free(p->device, RFI_MEMORY_RING, memory);
+}
+
 rfr_status rfr_programs_read(rfr_programs *p, const rfr_tensor *from, void *to) {
   RFI_TRY(check_copy(p, from, to, "rfr_programs_read"));
   return p->backend->copy(p->device, to, from->data, (size_t)from->bytes);

@@ -6,6 +6,7 @@
 
 #include "base/base.h"
 #include "core/rng.h"
+#include "data/source_dataset.h"
 
 enum { RANDOM_STREAM = 4 };
 
@@ -38,12 +39,14 @@ rfr_status rfi_fill_rows(rfr_run *run, rfi_split split, int64_t first, int64_t r
 
 rfr_status rfi_fill_slot(rfr_run *run, int64_t step) {
   const rfi_settings *s = run->settings;
-  const int64_t slot = step % s->spec.slots, k = s->spec.microbatches;
+  const int64_t slot = step % s->spec.slots, k = s->spec.microbatches, n = s->spec.slots + 1;
+  if (run->own_data) rfi_source_dataset_seek(run->data, run->positions[step % n]);
   for (int64_t m = 0; m < k; m++) {
     const int64_t at = slot * k + m;
     RFI_TRY(rfi_fill_rows(
         run, RFI_TRAIN, (step * k + m) * s->rows, s->rows, (int32_t *)run->tokens.data + at * s->spec.tokens,
         (int32_t *)run->targets.data + at * s->spec.tokens, (int32_t *)run->offsets.data + at * (s->spec.tokens + 1)));
   }
+  if (run->own_data) run->positions[(step + 1) % n] = rfi_source_dataset_position(run->data);
   return RFR_OK;
 }

@@ -263,7 +263,6 @@ static void test_between_keys(void **state) {
       {"batch.tokens=40000", "the nearest is 40960"},
       {"batch.tokens=10", "the nearest is 4096"},
       {"run.steps=0", "run.steps, run.epochs or run.time is missing"},
-      {"data.train=[]", "the list is empty"},
       {"model.hiddensize=1", "did you mean \"hidden_size\"?"},
       {"mode.hidden_size=1", "did you mean \"model\"?"},
       {"lora.rank=8", "unknown key \"lora.rank\"; use \"adapter.type\": lora or dora"},
