@@ -218,9 +218,10 @@ rfr_status rfi_safetensors_read_as(rfi_safetensors *st, const rfi_stored *stored
       rfr_dtype_bits(stored->dtype) % 8 || rfr_dtype_bits(dtype) % 8)
     return rfi_fail_at(RFI_E_UNSUPPORTED, rfi_file_path(st->file), 0, "tensor \"%.200s\": %s cannot be read as %s",
                        stored->name, stored->dtype_name, rfr_dtype_safetensors_name(dtype));
-  int64_t from = rfr_dtype_bits(stored->dtype) / 8, to = rfr_dtype_bits(dtype) / 8, step = CONVERT_CHUNK / from;
+  int64_t from = rfr_dtype_bits(stored->dtype) / 8, to = rfr_dtype_bits(dtype) / 8;
+  const int64_t step = elements < CONVERT_CHUNK / from ? elements : CONVERT_CHUNK / from;
   char *chunk;
-  RFI_TRY(RFI_ALLOC(st->ctx, CONVERT_CHUNK, &chunk));
+  RFI_TRY(RFI_ALLOC(st->ctx, (size_t)(step * from), &chunk));
   rfr_status s = RFR_OK;
   for (int64_t i = 0; i < elements && s == RFR_OK; i += step) {
     int64_t n = elements - i < step ? elements - i : step;
