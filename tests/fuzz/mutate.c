@@ -2,8 +2,8 @@
  *
  * libFuzzer's mutator of all targets. Random bytes break a format at its first check, so most mutants are made of the
  * input's own parts: values of JSON, words and lines of text, fields and descriptions of a container. After that the
- * lengths and offsets of a container are often repaired, so that later checks are reached. What an input is follows from
- * its first bytes.
+ * lengths and offsets of a container are often repaired, so that later checks are reached. The first bytes of an input
+ * determine its format.
  */
 #include <stdint.h>
 #include <stdio.h>
