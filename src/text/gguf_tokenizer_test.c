@@ -162,8 +162,8 @@ static void refused(void **state) {
   }
 }
 
-/* Files of tests/data/fuzz/gguf whose vocabulary has another type, length or id than it must have: classes of advisories
- * for other readers of GGUF. */
+/* Files of tests/data/fuzz/gguf whose vocabulary has another type, length or id than it must have: classes of
+ * advisories for other readers of GGUF. */
 static void hostile(void **state) {
   rft_folder *f = *state;
   static const struct {

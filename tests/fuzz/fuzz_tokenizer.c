@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A tokenizer.json, and after its first NUL byte a text; without one, a sample. The text is tokenized, with and without
- * a foreign span, and the ids are decoded. Ids are in the vocabulary, offsets in the text, the decoded text is UTF-8, and
- * no special token lies in a foreign span.
+ * a foreign span, and the ids are decoded. Ids are in the vocabulary, offsets in the text, the decoded text is UTF-8,
+ * and no special token lies in a foreign span.
  */
 #include <string.h>
 
