@@ -220,9 +220,10 @@ rfr_status rfi_safetensors_read_range(rfi_safetensors *st, const rfi_stored *sto
       rfr_dtype_bits(dtype) % 8)
     return rfi_fail_at(RFI_E_UNSUPPORTED, rfi_file_path(st->file), 0, "tensor \"%.200s\": %s cannot be read as %s",
                        stored->name, stored->dtype_name, rfr_dtype_safetensors_name(dtype));
-  int64_t from = bits / 8, to = rfr_dtype_bits(dtype) / 8, step = CONVERT_CHUNK / from;
+  const int64_t from = bits / 8, to = rfr_dtype_bits(dtype) / 8;
+  const int64_t step = n < CONVERT_CHUNK / from ? n : CONVERT_CHUNK / from;
   char *chunk;
-  RFI_TRY(RFI_ALLOC(st->ctx, CONVERT_CHUNK, &chunk));
+  RFI_TRY(RFI_ALLOC(st->ctx, (size_t)(step * from), &chunk));
   rfr_status s = RFR_OK;
   for (int64_t i = 0; i < n && s == RFR_OK; i += step) {
     const int64_t some = n - i < step ? n - i : step;

@@ -229,6 +229,7 @@ static const struct {
     {"memory:\n  budget: 99999999TiB\n", "config.value", 2, "99999999TiB"},
     {"schedule:\n  warmup: 101%\n", "config.value", 2, "101%"},
     {"schedule:\n  warmup: 0.02\n", "config.value", 2, "0.02"},
+    {"schedule:\n  warmup: 9223372036854775807\n", "config.value", 2, "9223372036854775807"}, /* 2^63 as a double */
     {"data:\n  validation: 0.05\n", "config.value", 2, "write a percentage"},
     {"data:\n  validation: 100%\n", "config.value", 2, "100%"},
     {"data:\n  train:\n    - a\n    - [b]\n", "config.value", 4, "list within a list"},
