@@ -59,8 +59,7 @@ typedef struct text_dataset {
 
 static rfr_status check_root(const char *root) {
   struct stat st;
-  if (*root && stat(root, &st) != 0)
-    return rfi_fail(RFI_E_FILE_OPEN, "data.root: %s: %s", root, strerror(errno));
+  if (*root && stat(root, &st) != 0) return rfi_fail(RFI_E_FILE_OPEN, "data.root: %s: %s", root, strerror(errno));
   if (*root && !S_ISDIR(st.st_mode)) return rfi_fail(RFI_E_FILE_OPEN, "data.root: %s is not a folder", root);
   return RFR_OK;
 }
@@ -146,7 +145,7 @@ static rfr_status check_text(const char *path, const char *data, size_t n) {
 }
 
 /* A file's bytes, which must still be those that were hashed. Free with rfi_free. */
-static rfr_status read_source(text_dataset *ds, const char *root, const source *f, char **data) {
+static rfr_status read_source(const text_dataset *ds, const char *root, const source *f, char **data) {
   char *path;
   size_t n;
   RFI_TRY(rfi_path_join(ds->ctx, root, f->path, &path));
@@ -338,7 +337,7 @@ static rfr_status lay_out(text_dataset *ds) {
 }
 
 /* Appends the documents of source `i` to their splits; `next` are the first documents that are not there yet. */
-static rfr_status add_bytes(text_dataset *ds, int i, const char *data, int next[2], const int end[2]) {
+static void add_bytes(text_dataset *ds, int i, const char *data, int next[2], const int end[2]) {
   for (int split = 0; split < 2; split++)
     for (; next[split] < end[split] && ds->documents[next[split]].source == i; next[split]++) {
       document *d = &ds->documents[next[split]];
@@ -347,49 +346,115 @@ static rfr_status add_bytes(text_dataset *ds, int i, const char *data, int next[
       memcpy(ds->bytes[split] + d->start, data + d->offset, (size_t)d->size);
       ds->base.stats.tokens[split] += d->tokens;
     }
+}
+
+/* A file that is tokenized with others. */
+typedef struct encoded {
+  int source;
+  int first[2], last[2]; /* its documents in each split */
+  rfi_token_table table; /* a row per document */
+  rfr_status status;
+} encoded;
+
+static rfr_status encode_source(const text_dataset *ds, const char *root, encoded *e) {
+  const source *f = &ds->sources[e->source];
+  rfi_extent *extents = NULL;
+  char *data;
+  int n = 0;
+  RFI_TRY(read_source(ds, root, f, &data));
+  const size_t documents =
+      (size_t)(e->last[RFI_TRAIN] - e->first[RFI_TRAIN]) + (size_t)(e->last[RFI_VALIDATION] - e->first[RFI_VALIDATION]);
+  rfr_status s = RFI_ALLOC(ds->ctx, documents * sizeof *extents, &extents);
+  for (int split = 0; split < 2 && s == RFR_OK; split++)
+    for (int k = e->first[split]; k < e->last[split]; k++)
+      extents[n++] = (rfi_extent){ds->documents[k].offset, ds->documents[k].size};
+  if (s == RFR_OK) s = ds->encode(ds->encode_user, f->path, f->hash, data, extents, n, &e->table);
+  rfi_free(ds->ctx, extents);
+  rfi_free(ds->ctx, data);
+  return s;
+}
+
+/* Tokenizes files on all threads. The error is that of the first file with one. This thread encodes that file again,
+ * because the error is thread-local. */
+static rfr_status encode_sources(const text_dataset *ds, const char *root, encoded *group, int n) {
+  const int most = rfi_ctx_threads(ds->ctx), threads = most < n ? most : n;
+  if (threads == 1) {
+    for (int i = 0; i < n; i++) RFI_TRY(encode_source(ds, root, &group[i]));
+    return RFR_OK;
+  }
+  RFI_TRY(rfi_check_fork(threads));
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (int i = 0; i < n; i++) group[i].status = encode_source(ds, root, &group[i]);
+  for (int i = 0; i < n; i++) {
+    if (group[i].status == RFR_OK) continue;
+    rfi_token_table_deinit(&group[i].table);
+    group[i].table = (rfi_token_table){.ctx = ds->ctx};
+    RFI_TRY(encode_source(ds, root, &group[i]));
+  }
   return RFR_OK;
 }
 
-static rfr_status add_tokens(text_dataset *ds, int i, const char *data, int next[2], const int end[2]) {
-  rfi_token_table table = {.ctx = ds->ctx};
-  rfi_extent *extents;
-  int n = 0, last[2];
-  for (int split = 0; split < 2; split++)
-    for (last[split] = next[split]; last[split] < end[split] && ds->documents[last[split]].source == i; last[split]++)
-      n++;
-  RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)n * sizeof *extents, &extents));
-  n = 0;
-  for (int split = 0; split < 2; split++)
-    for (int k = next[split]; k < last[split]; k++)
-      extents[n++] = (rfi_extent){ds->documents[k].offset, ds->documents[k].size};
-  rfr_status s = ds->encode(ds->encode_user, ds->sources[i].path, ds->sources[i].hash, data, extents, n, &table);
+/* Appends the documents of a file to their splits. */
+static rfr_status append_tokens(text_dataset *ds, const encoded *e) {
+  const rfi_token_table *table = &e->table;
   int64_t row = 0, at = 0;
-  for (int split = 0; split < 2 && s == RFR_OK; split++)
-    for (; next[split] < last[split] && s == RFR_OK; next[split]++, at = table.ends[row++]) {
-      document *d = &ds->documents[next[split]];
+  for (int split = 0; split < 2; split++)
+    for (int k = e->first[split]; k < e->last[split]; k++, at = table->ends[row++]) {
+      document *d = &ds->documents[k];
       d->start = ds->base.stats.tokens[split];
-      d->tokens = table.ends[row] - at;
+      d->tokens = table->ends[row] - at;
       ds->base.stats.tokens[split] += d->tokens;
-      s = rfi_token_table_add(&ds->of[split], table.ids + at, table.widths + at, d->tokens, 0, 0);
+      RFI_TRY(rfi_token_table_add(&ds->of[split], table->ids + at, table->widths + at, d->tokens, 0, 0));
     }
-  rfi_free(ds->ctx, extents);
-  rfi_token_table_deinit(&table);
+  return RFR_OK;
+}
+
+/* Files are in memory in groups, of so many files, or of so many bytes and one file more. */
+enum { GROUP_FILES = 1024, GROUP_BYTES = 64 << 20 };
+
+static rfr_status load_tokens(text_dataset *ds, const char *root, int next[2], const int end[2]) {
+  encoded *group;
+  rfr_status s = RFR_OK;
+  RFI_TRY(RFI_ALLOC(ds->ctx, GROUP_FILES * sizeof *group, &group));
+  for (int i = 0; i < ds->n_sources && s == RFR_OK;) {
+    int n = 0;
+    for (int64_t bytes = 0; i < ds->n_sources && n < GROUP_FILES && bytes < GROUP_BYTES; i++) {
+      encoded *e = &group[n++];
+      *e = (encoded){.source = i, .table = {.ctx = ds->ctx}};
+      for (int split = 0; split < 2; split++) {
+        e->first[split] = next[split];
+        while (next[split] < end[split] && ds->documents[next[split]].source == i) next[split]++;
+        e->last[split] = next[split];
+      }
+      bytes += ds->sources[i].size;
+    }
+    s = encode_sources(ds, root, group, n);
+    for (int k = 0; k < n; k++) {
+      if (s == RFR_OK) s = append_tokens(ds, &group[k]);
+      rfi_token_table_deinit(&group[k].table);
+    }
+  }
+  rfi_free(ds->ctx, group);
   return s;
+}
+
+static rfr_status load_bytes(text_dataset *ds, const char *root, int next[2], const int end[2]) {
+  for (int split = 0; split < 2; split++)
+    RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)ds->base.stats.bytes[split], &ds->bytes[split]));
+  for (int i = 0; i < ds->n_sources; i++) {
+    char *data;
+    RFI_TRY(read_source(ds, root, &ds->sources[i], &data));
+    add_bytes(ds, i, data, next, end);
+    rfi_free(ds->ctx, data);
+  }
+  return RFR_OK;
 }
 
 static rfr_status load(text_dataset *ds, const char *root) {
   rfi_hasher *hasher = NULL;
-  for (int split = 0; split < 2 && !ds->encode; split++)
-    RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)ds->base.stats.bytes[split], &ds->bytes[split]));
   int next[2] = {0, ds->base.stats.documents[RFI_TRAIN]}; /* documents of a split are in the order of their files */
   const int end[2] = {next[1], ds->n};
-  for (int i = 0; i < ds->n_sources; i++) {
-    char *data;
-    RFI_TRY(read_source(ds, root, &ds->sources[i], &data));
-    const rfr_status s = (ds->encode ? add_tokens : add_bytes)(ds, i, data, next, end);
-    rfi_free(ds->ctx, data);
-    RFI_TRY(s);
-  }
+  RFI_TRY((ds->encode ? load_tokens : load_bytes)(ds, root, next, end));
   RFI_TRY(rfi_hasher_create(ds->ctx, &hasher));
   for (int i = 0; i < ds->n; i++) {
     const document *d = &ds->documents[i];

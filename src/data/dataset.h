@@ -33,7 +33,8 @@ typedef enum rfi_split { RFI_TRAIN, RFI_VALIDATION } rfi_split;
 typedef struct rfi_extent {
   int64_t offset, size;
 } rfi_extent;
-/* Turns the documents of a file into the rows of an empty table. `file` is the hash of the file's bytes. */
+/* Turns the documents of a file into the rows of an empty table. `file` is the hash of the file's bytes. Several
+ * threads call it at once, each with its own file and table; after an error it is called again, with an empty table. */
 typedef rfr_status (*rfi_dataset_encode_fn)(void *user, const char *path, rfi_hash file, const char *data,
                                             const rfi_extent *documents, int n, rfi_token_table *out);
 

@@ -437,6 +437,61 @@ static void test_nothing_there(void **state) {
   assert_int_equal(open_it(f, "*.md", 1, 4, &ds), RFR_INVALID);
 }
 
+/* Two tokens per byte; a file that begins with byte 255 is refused. */
+static rfr_status encode_twice(void *user, const char *path, rfi_hash file, const char *data,
+                               const rfi_extent *documents, int n, rfi_token_table *out) {
+  (void)user, (void)file;
+  if (*data == (char)255) return rfi_fail_at(RFI_E_DATA_BINARY, path, 0, "begins with 255");
+  for (int d = 0; d < n; d++) {
+    uint32_t ids[128];
+    uint16_t widths[128];
+    for (int64_t i = 0; i < 2 * documents[d].size; i++) {
+      ids[i] = (uint8_t)data[documents[d].offset + i / 2] + 256u * (i % 2);
+      widths[i] = i % 2;
+    }
+    RFI_TRY(rfi_token_table_add(out, ids, widths, 2 * documents[d].size, 0, 0));
+  }
+  return RFR_OK;
+}
+
+/* Files are tokenized on all threads: tokens, their order and the error do not depend on the number of threads. */
+static void test_threads(void **state) {
+  rft_folder *f = *state;
+  const char *pattern = "**/*.txt";
+  rfi_hash first = {0};
+  make_files(f, 200);
+  for (int threads = 1; threads <= 4; threads += 3) {
+    rfr_ctx *ctx;
+    rfi_dataset *ds;
+    const rfr_ctx_options options = {.size = sizeof options, .threads = threads};
+    const rfi_dataset_options o = {.root = f->path, .validation_fraction = 0.2, .sequence = 16, .encode = encode_twice};
+    assert_int_equal(rfr_ctx_create(&options, &ctx), RFR_OK);
+    assert_int_equal(rfi_dataset_open(ctx, &pattern, 1, &o, &ds), RFR_OK);
+    const rfi_dataset_stats *stats = rfi_dataset_get_stats(ds);
+    for (int split = 0; split < 2; split++) {
+      assert_true(stats->files[split] > 20);
+      assert_int_equal(stats->tokens[split], 2 * stats->bytes[split]);
+    }
+    if (threads == 1) first = stats->hash;
+    assert_true(rfi_hash_equal(stats->hash, first));
+    rfi_dataset_close(ds);
+    rfr_ctx_destroy(ctx);
+  }
+  rft_write(f, "d0/bad.txt", "\377one", 4);
+  rft_write(f, "d2/bad.txt", "\377two", 4);
+  for (int threads = 1; threads <= 4; threads += 3) {
+    rfr_ctx *ctx;
+    rfi_dataset *ds;
+    const rfr_ctx_options options = {.size = sizeof options, .threads = threads};
+    const rfi_dataset_options o = {.root = f->path, .sequence = 16, .encode = encode_twice};
+    assert_int_equal(rfr_ctx_create(&options, &ctx), RFR_OK);
+    assert_int_equal(rfi_dataset_open(ctx, &pattern, 1, &o, &ds), RFR_INVALID);
+    assert_string_equal(rfr_last_error()->slug, "data.binary");
+    assert_non_null(strstr(rfr_last_error()->message, "d0/bad.txt"));
+    rfr_ctx_destroy(ctx);
+  }
+}
+
 static void test_faults(void **state) {
   rft_folder *f = *state;
   make_files(f, 5);
@@ -470,7 +525,8 @@ int main(void) {
       rft_folder_test(test_split_is_stable), rft_folder_test(test_duplicates),
       rft_folder_test(test_blocks),          rft_folder_test(test_few_blocks),
       rft_folder_test(test_equal_blocks),    rft_folder_test(test_binary),
-      rft_folder_test(test_nothing_there),   rft_folder_test(test_faults),
+      rft_folder_test(test_nothing_there),   rft_folder_test(test_threads),
+      rft_folder_test(test_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

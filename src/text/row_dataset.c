@@ -7,6 +7,7 @@
 #include "text/row_dataset.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/rng.h"
@@ -28,6 +29,7 @@ typedef struct row_file {
   rfi_hash hash;
   double weight;
   bool held_out; /* by name */
+  bool dropped;  /* empty, or equal to a file that is kept */
   rfi_token_table table;
   int64_t first, n; /* rows of the training split */
 } row_file;
@@ -64,14 +66,20 @@ typedef struct row_dataset {
 
 /* ---- files ---- */
 
+static int by_path(const void *a, const void *b) {
+  return strcmp(((const row_file *)a)->path, ((const row_file *)b)->path);
+}
+
 /* The weight of a file: that of the first pattern that matches it. */
 static rfr_status set_weights(row_dataset *ds, const char *root, const rfi_row_dataset_options *o) {
   for (int p = o->n_patterns - 1; p >= 0 && o->weights; p--) {
     rfi_paths paths = {.ctx = ds->ctx};
     const rfr_status s = rfi_glob(root, o->patterns[p], &paths);
-    for (int i = 0; i < paths.n; i++)
-      for (int f = 0; f < ds->n_files; f++)
-        if (strcmp(ds->files[f].path, paths.items[i]) == 0) ds->files[f].weight = o->weights[p];
+    for (int i = 0; i < paths.n; i++) {
+      const row_file key = {.path = paths.items[i]};
+      row_file *f = bsearch(&key, ds->files, (size_t)ds->n_files, sizeof *f, by_path);
+      if (f) f->weight = o->weights[p];
+    }
     rfi_paths_deinit(&paths);
     RFI_TRY(s);
   }
@@ -99,32 +107,41 @@ static rfr_status list_files(row_dataset *ds, const rfi_paths *train, const rfi_
   return RFR_OK;
 }
 
+/* Equal files are adjacent, with the one to keep first: one that is held out, otherwise the first by path. */
+static int by_content(const void *a, const void *b) {
+  const row_file *x = *(row_file *const *)a, *y = *(row_file *const *)b;
+  if (x->size != y->size) return x->size < y->size ? -1 : 1;
+  if (x->hash.high != y->hash.high) return x->hash.high < y->hash.high ? -1 : 1;
+  if (x->hash.low != y->hash.low) return x->hash.low < y->hash.low ? -1 : 1;
+  if (x->held_out != y->held_out) return x->held_out ? -1 : 1;
+  return strcmp(x->path, y->path);
+}
+
 static void free_file(row_dataset *ds, row_file *f) {
   rfi_free(ds->ctx, f->path);
   rfi_token_table_deinit(&f->table);
 }
 
-/* Of equal files one is kept: one that is held out, otherwise the first. */
-static void drop_equal(row_dataset *ds) {
+static rfr_status drop_equal(row_dataset *ds) {
+  row_file **order;
   int kept = 0;
+  RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)ds->n_files + 1) * sizeof *order, &order));
+  for (int i = 0; i < ds->n_files; i++) order[i] = &ds->files[i];
+  qsort(order, (size_t)ds->n_files, sizeof *order, by_content);
   for (int i = 0; i < ds->n_files; i++) {
-    row_file *f = &ds->files[i];
-    bool drop = f->size == 0;
-    ds->base.stats.empty += drop;
-    for (int k = 0; k < ds->n_files && !drop; k++) {
-      const row_file *g = &ds->files[k];
-      if (k == i || !g->path || g->size != f->size || !rfi_hash_equal(g->hash, f->hash)) continue;
-      drop = g->held_out != f->held_out ? g->held_out : k < i;
-      ds->base.stats.duplicates += drop;
-    }
-    if (drop) {
-      free_file(ds, f);
-      f->path = NULL;
-    }
+    const row_file *f = order[i], *before = i ? order[i - 1] : NULL;
+    const bool empty = f->size == 0;
+    order[i]->dropped = empty || (before && before->size == f->size && rfi_hash_equal(before->hash, f->hash));
+    ds->base.stats.empty += empty;
+    ds->base.stats.duplicates += f->dropped && !empty;
   }
-  for (int i = 0; i < ds->n_files; i++)
-    if (ds->files[i].path) ds->files[kept++] = ds->files[i];
+  rfi_free(ds->ctx, order);
+  for (int i = 0; i < ds->n_files; i++) {
+    if (ds->files[i].dropped) free_file(ds, &ds->files[i]);
+    else ds->files[kept++] = ds->files[i];
+  }
   ds->n_files = kept;
+  return RFR_OK;
 }
 
 /* ---- tokens of a file ---- */
@@ -617,7 +634,7 @@ static rfr_status open_rows(row_dataset *ds, const rfi_row_encoder *encoder, con
     rfi_free(ds->ctx, path);
     RFI_TRY(s);
   }
-  drop_equal(ds);
+  RFI_TRY(drop_equal(ds));
   RFI_TRY(load_files(ds, encoder, root, o));
   RFI_TRY(split_rows(ds, o));
   RFI_TRY(check_split(ds, o));

@@ -227,6 +227,9 @@ static void test_held_out_files(void **state) {
   write_rows(f, "a.jsonl", 0, 30);
   write_rows(f, "b.jsonl", 30, 10);
   write_rows(f, "copy.jsonl", 30, 10);
+  write_rows(f, "aa.jsonl", 30, 10);
+  write_rows(f, "again.jsonl", 0, 30);
+  write_text(f, "empty.jsonl", "");
   const char *held = "b.jsonl";
   opened o = defaults(f);
   o.options.validation_patterns = &held;
@@ -235,7 +238,9 @@ static void test_held_out_files(void **state) {
   const rfi_dataset_stats *stats = rfi_dataset_get_stats(o.ds);
   assert_int_equal(stats->documents[RFI_TRAIN], 30);
   assert_int_equal(stats->documents[RFI_VALIDATION], 10);
-  assert_int_equal(stats->duplicates, 1);
+  assert_int_equal(stats->duplicates, 3);
+  assert_int_equal(stats->empty, 1);
+  assert_string_equal(rfi_dataset_file(o.ds, RFI_TRAIN, 0, NULL), "a.jsonl");
   assert_string_equal(rfi_dataset_file(o.ds, RFI_VALIDATION, 0, NULL), "b.jsonl");
   rfi_dataset_close(o.ds);
 }

@@ -25,6 +25,7 @@ rfr_status rfi_token_cache_load(rfi_token_cache *cache, const char *path, rfi_ha
   RFI_TRY(folder_of(cache, path, &folder));
   const rfr_status s = rfi_token_table_load(table, folder, key, vocab, found);
   rfi_free(cache->ctx, folder);
+#pragma omp atomic
   cache->hits += *found;
   return s;
 }
@@ -39,7 +40,7 @@ static rfr_status hide_folder(rfr_ctx *ctx, const char *folder) {
   return s;
 }
 
-rfr_status rfi_token_cache_save(rfi_token_cache *cache, const char *path, rfi_hash key, const rfi_token_table *table) {
+static rfr_status save(rfi_token_cache *cache, const char *path, rfi_hash key, const rfi_token_table *table) {
   char *folder, line[512];
   if (!cache->folder) return RFR_OK;
   RFI_TRY(folder_of(cache, path, &folder));
@@ -53,4 +54,11 @@ rfr_status rfi_token_cache_save(rfi_token_cache *cache, const char *path, rfi_ha
   }
   cache->warned = true;
   return RFR_OK;
+}
+
+rfr_status rfi_token_cache_save(rfi_token_cache *cache, const char *path, rfi_hash key, const rfi_token_table *table) {
+  rfr_status s;
+#pragma omp critical(token_cache)
+  s = save(cache, path, key, table);
+  return s;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The cache of the tokens of data files. The keys are those of token_table.h. If a cache cannot be written, one warning
- * reports it; training continues without the cache.
+ * reports it; training continues without the cache. Threads may share a cache: one of them writes at a time.
  */
 #ifndef RFI_TOKEN_CACHE_H
 #define RFI_TOKEN_CACHE_H
