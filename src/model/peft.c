@@ -44,7 +44,7 @@ void rfi_peft_tensor(const rfr_model_config *c, int i, char name[RFI_PEFT_NAME],
   const rfi_adapter_target *target = rfi_adapter_owner(c, i, &part);
   (void)rfr_model_parameter(c, i, &p);
   rfi_peft_name(p.name, target && is_inner(c, target->parameter), name);
-  *type = (rfr_type){.dtype = c->dtype, .rank = p.rank};
+  *type = (rfr_type){.dtype = RFR_F32, .rank = p.rank};
   memcpy(type->shape, p.shape, sizeof p.shape);
   if (p.rank < 3) return;
   type->rank = 2; /* A (E r,in), B (out,r E) */
@@ -396,6 +396,14 @@ fail:
   rfr_adapter_destroy(a);
   rfi_free(p->ctx, targets);
   return s;
+}
+
+rfr_status rfi_peft_check_f32(const rfi_peft *p, const rfr_model_config *c, int i) {
+  rfr_type type;
+  const rfi_stored *stored = find_part(p, c, i, &type);
+  if (!stored || stored->dtype == RFR_F32) return RFR_OK; /* reading it reports that it is missing */
+  return rfi_fail_at(RFI_E_RESUME_MISMATCH, p->weights_path, 0,
+                     "%s is %s, but a resume with master weights needs them in f32", stored->name, stored->dtype_name);
 }
 
 rfr_status rfi_peft_read(rfi_peft *p, const rfr_model_config *c, int i, float *data) {
