@@ -2,9 +2,9 @@
  *
  * Reads and writes adapters in the format of the PEFT library.
  *
- * A folder is foreign data. Its tensors determine the targets and ranks; adapter_config.json must agree with them and
- * gives the scales. A field that changes the mathematics and is not supported is refused unless it has a neutral value,
- * and so is every field that is not known.
+ * A folder is foreign data. Its tensors determine the targets and ranks; adapter_config.json must agree with them
+ * (peft_targets.c) and gives the scales. A field that changes the mathematics and is not supported is refused unless it
+ * has a neutral value, and so is every field that is not known.
  */
 #include "model/peft.h"
 
@@ -333,6 +333,7 @@ static rfr_status find_target(const rfi_peft *p, const rfr_model_config *c, int 
   if (!rfi_adapter_can(c, i, &in_block, &reason)) return RFR_OK;
   module_of(c, i, module);
   const rfi_stored *a = find_a(p, c, i, module);
+  RFI_TRY(rfi_peft_check_target(p->ctx, p->config, p->config_path, module, is_packed(c, i), in_block, a != NULL));
   if (!a) return RFR_OK;
   RFI_TRY(rfr_model_parameter(c, i, &q));
   const double experts = q.rank == 3 ? (double)q.shape[0] : 1.0;

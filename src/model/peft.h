@@ -31,6 +31,11 @@ typedef struct rfi_peft rfi_peft;
 /* Errors: adapter; json; safetensors; file.*. */
 rfr_status rfi_peft_open(rfr_ctx *ctx, const char *folder, rfi_peft **out);
 void rfi_peft_close(rfi_peft *p); /* accepts NULL */
+/* Whether adapter_config.json and the tensors agree on a module: `has_tensors` must be what target_modules,
+ * exclude_modules and layers_to_transform say or, of a packed parameter, target_parameters. `in_block`: all-linear
+ * includes it. Errors: adapter, with both sides. */
+rfr_status rfi_peft_check_target(rfr_ctx *ctx, const json_t *config, const char *path, const char *module, bool packed,
+                                 bool in_block, bool has_tensors);
 /* Makes the adapter that the folder describes, for the model `c` without one. The tensors decide the targets. Errors:
  * adapter, with the field or tensor that is not supported or does not fit the model. */
 rfr_status rfi_peft_adapter(const rfi_peft *p, const rfr_model_config *c, double dropout, rfr_adapter **out);

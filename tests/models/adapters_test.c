@@ -352,6 +352,7 @@ static void fields_refused(void **state) {
   rft_folder *f = *state;
   static const struct {
     const char *key, *value, *text; /* text NULL: accepted */
+    const char *more, *more_value;  /* another field */
   } rows[] = {
       {"peft_type", "\"LOHA\"", "peft_type is LOHA"},
       {"bias", "\"all\"", "bias is \"all\", which is not supported"},
@@ -368,6 +369,30 @@ static void fields_refused(void **state) {
       {"alpha_pattern", "{\"q_proj\": \"x\"}", "is not a number"},
       {"alpha_pattern", "{\"^model.layers.0.self_attn.q_proj\": 3}", NULL},
       {"lora_alpha", "0", "alpha 0; it must be more than 0"},
+      {"target_modules", "[\"q_proj\", \"v_proj\"]",
+       "adapter_model.safetensors has tensors of model.layers.0.self_attn.k_proj, but target_modules is "
+       "[\"q_proj\",\"v_proj\"]"},
+      {"target_modules", "[\"proj\"]", "has tensors of model.layers.0.self_attn.q_proj, but target_modules is"},
+      {"target_modules", "\"all-linear\"", NULL},
+      {"target_modules", "\"model.*_proj\"", NULL},
+      {"target_modules", "\".*_proj|lm_head\"", "which includes lm_head, but adapter_model.safetensors has no tensor"},
+      {"target_modules", "\"q_proj|k_proj\"", "has tensors of model.layers.0.self_attn.q_proj, but target_modules is"},
+      {"target_modules", "\"(\"", "is no valid regular expression at byte 1"},
+      {"target_modules", "\"(([a-z0-9._]+)+)+[A-Z]\"", "takes too long on model.embed_tokens"},
+      {"target_modules", "[3]", "element 0 is not a string"},
+      {"target_modules", "3", "target_modules is neither a string nor a list"},
+      {"target_modules", "null", NULL},
+      {"exclude_modules", "[\"mlp.up_proj\"]", "has tensors of model.layers.0.mlp.up_proj, but exclude_modules is"},
+      {"exclude_modules", "\".*1.*\"", "has tensors of model.layers.1.self_attn.q_proj, but exclude_modules is"},
+      {"exclude_modules", "[\"p_proj\"]", NULL},
+      {"layers_to_transform", "0", "has tensors of model.layers.1.self_attn.q_proj, but layers_to_transform is 0"},
+      {"layers_to_transform", "[1]", "has tensors of model.layers.0.self_attn.q_proj, but layers_to_transform is [1]"},
+      {"layers_to_transform", "[1, 0]", NULL},
+      {"layers_to_transform", "[0, 1]", NULL, "layers_pattern", "[\"h\", \"layers\"]"},
+      {"layers_to_transform", "[0, 1]", "has tensors of model.layers.0.self_attn.q_proj", "layers_pattern",
+       "\"ayers\""},
+      {"layers_to_transform", "0", "\"(h|layers)\" is not the name of a list", "layers_pattern", "\"(h|layers)\""},
+      {"layers_to_transform", "\"0\"", "layers_to_transform is neither a number nor a list"},
       {"use_dora", "true", "there is no tensor base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude"}};
   char *weights;
   size_t n;
@@ -382,6 +407,7 @@ static void fields_refused(void **state) {
     rfr_adapter *a = NULL;
     rfr_model_config c = {.dtype = RFR_F32};
     json_object_set_new(changed, rows[i].key, json_loads(rows[i].value, JSON_DECODE_ANY, NULL));
+    if (rows[i].more) json_object_set_new(changed, rows[i].more, json_loads(rows[i].more_value, JSON_DECODE_ANY, NULL));
     char *text = json_dumps(changed, 0);
     rft_write(f, "adapter_config.json", text, strlen(text));
     free(text);
