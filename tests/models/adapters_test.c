@@ -4,8 +4,8 @@
  * and values of 20 steps of AdamW with torch's in f32, and the logits of merged weights with those of the adapter.
  * Then: what our description of an adapter says to PEFT, and fields and tensors that are refused.
  *
- * `adapters_test BASE FOLDER` prints the differences of one adapter of any size; `adapters_test --logits BASE FOLDER` prints the logits
- * of 24 tokens for tools/check_peft.py.
+ * `adapters_test BASE FOLDER` prints the differences of one adapter of any size. `adapters_test --logits BASE FOLDER`
+ * prints the logits of 24 tokens for tools/check_peft.py.
  */
 #include <math.h>
 #include <stdio.h>
