@@ -3,13 +3,14 @@
 """Makes the adapters in tests/models/adapters/ with the PEFT library, and trains them with torch.
 
     tools/make_reference_adapters.py                       # all of tests/models/adapters
-    tools/make_reference_adapters.py BASE FOLDER TEXT [float64]  # a LoRA of rank 16 on the model BASE
+    tools/make_reference_adapters.py BASE FOLDER TEXT      # a LoRA of rank 16 on the model BASE
 
 A folder has an adapter with random values in every tensor, as PEFT saves it, and reference.safetensors: tokens and
 targets (i32, one document for each of 20 steps; random, or the first 20 x 65 tokens of the file TEXT), the logits of
 the first rows of step 0, the loss of every step, the gradients of step 0 ("d_" before the name of the parameter), and
-the values after 20 steps of AdamW ("after_" before it). Everything is computed in f32, or in f64
-to see how far f32 is from it. tests/models/adapters_test.c compares our reader, forward, backward and update
+the values after 20 steps of AdamW ("after_" before it). Everything is computed in f32. For a model BASE the same
+adapter is also trained in f64: reference.safetensors has its results, and the differences of torch's f32 are printed,
+in the form of `adapters_test BASE FOLDER`. tests/models/adapters_test.c compares our reader, forward, backward and update
 with these; `adapters_test BASE FOLDER` does the same for other folders. Needs torch, transformers, peft and
 safetensors; the build and the tests do not run it.
 """
@@ -55,17 +56,60 @@ def ordered(name, x, experts):
     return x.reshape(x.shape[0], -1, experts).permute(2, 0, 1).contiguous()
 
 
-def make(base, folder, length, text=None, spread=0.05, dtype=torch.float32, lr=1e-3, **config):
+def train(model, trained, tokens, targets, lr, experts):
+    """Losses of all steps; logits and gradients of step 0; values after the last step."""
+    out, losses = {}, []
+    optimizer = torch.optim.AdamW(trained.values(), lr=lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
+    for step in range(STEPS):
+        logits = model(input_ids=tokens[step:step + 1]).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits, targets[step])
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            out["logits"] = logits[:ROWS].detach().clone()
+            out.update({"d_" + n: ordered(n, p.grad, experts) for n, p in trained.items()})
+        optimizer.step()
+        losses.append(loss.item())
+    out.update({"after_" + n: ordered(n, p.detach(), experts) for n, p in trained.items()})
+    out["losses"] = torch.tensor(losses, dtype=torch.float64)
+    return out
+
+
+def compute_in_f64(model):
+    """transformers computes norms, softmax and RoPE in f32 whatever the model's type is: here they are f64 too."""
+    to, softmax = torch.Tensor.to, torch.nn.functional.softmax
+    torch.Tensor.float = torch.Tensor.double
+    torch.Tensor.to = lambda x, *a, **k: to(x, *[torch.float64 if y is torch.float32 else y for y in a],
+                                            **{n: torch.float64 if y is torch.float32 else y for n, y in k.items()})
+    torch.nn.functional.softmax = lambda x, dim=None, dtype=None, **k: softmax(x, dim=dim, dtype=x.dtype)
+    model.double()
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            half = module.inv_freq.numel()
+            module.inv_freq = model.config.rope_parameters["rope_theta"] ** -(torch.arange(half).double() / half)
+
+
+def print_differences(f32, f64):
+    """Of each gradient: the largest difference, relative to its largest element."""
+    for name, want in f64.items():
+        if name.startswith("d_"):
+            print(f"{name} {((f32[name].double() - want).abs().max() / want.abs().max()).item():.2e}")
+    losses = (f32["losses"] / f64["losses"] - 1).abs().max().item()
+    print(f"torch f32 to f64: losses of {STEPS} steps within {losses:.1e}")
+
+
+def make(base, folder, length, text=None, spread=0.05, lr=1e-3, **config):
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
     model.eval()
     vocab, experts = model.config.vocab_size, getattr(model.config, "num_experts", 1)
-    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **config)).to(dtype)
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **config))
     trained = {name_of(n): p for n, p in model.named_parameters() if p.requires_grad}
     with torch.no_grad():
         for name, p in trained.items():
             if "lora_B" in name or "embedding" in name:
                 p.normal_(0, spread)
+    first = {n: p.detach().clone() for n, p in trained.items()}
     model.save_pretrained(folder, save_embedding_layers=False)
     os.remove(os.path.join(folder, "README.md"))
     path = os.path.join(folder, "adapter_config.json")
@@ -83,21 +127,18 @@ def make(base, folder, length, text=None, spread=0.05, dtype=torch.float32, lr=1
             all_ids = AutoTokenizer.from_pretrained(base)(f.read())["input_ids"]
         ids = torch.tensor(all_ids[:ids.numel()]).view(ids.shape)
     tokens, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    out, losses = {}, []
-    optimizer = torch.optim.AdamW(trained.values(), lr=lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
-    for step in range(STEPS):
-        logits = model(input_ids=tokens[step:step + 1]).logits[0]
-        loss = torch.nn.functional.cross_entropy(logits, targets[step])
-        optimizer.zero_grad()
-        loss.backward()
-        if step == 0:
-            out["logits"] = logits[:ROWS].detach().clone()
-            out.update({"d_" + n: ordered(n, p.grad, experts) for n, p in trained.items()})
-        optimizer.step()
-        losses.append(loss.item())
-    out.update({"after_" + n: ordered(n, p.detach(), experts) for n, p in trained.items()})
+    out = train(model, trained, tokens, targets, lr, experts)
+    if text:
+        compute_in_f64(model)
+        with torch.no_grad():
+            for name, p in trained.items():
+                p.copy_(first[name])
+        exact = train(model, trained, tokens, targets, lr, experts)
+        assert exact["logits"].dtype == torch.float64
+        print_differences(out, exact)
+        out = exact
+    losses = out["losses"].tolist()
     out["lr"] = torch.tensor([lr])
-    out["losses"] = torch.tensor(losses, dtype=torch.float32)
     out["tokens"], out["targets"] = tokens.to(torch.int32), targets.to(torch.int32)
     save_file({n: x.to(torch.float32) if x.is_floating_point() else x for n, x in out.items()}, os.path.join(folder, "reference.safetensors"))
     print(f"{folder}: {len(trained)} tensors, loss {losses[0]:.6f} to {losses[-1]:.6f}")
@@ -106,8 +147,8 @@ def make(base, folder, length, text=None, spread=0.05, dtype=torch.float32, lr=1
 def main():
     if len(sys.argv) > 3:
         torch.set_num_threads(2)
-        make(sys.argv[1], sys.argv[2], 64, sys.argv[3], spread=0.002, lr=1e-4,
-             dtype=getattr(torch, (sys.argv + ["float32"])[4]), r=16, lora_alpha=32, target_modules="all-linear")
+        make(sys.argv[1], sys.argv[2], 64, sys.argv[3], spread=0.002, lr=1e-4, r=16, lora_alpha=32,
+             target_modules="all-linear")
         return
     torch.set_num_threads(1)
     models = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "models")

@@ -2,9 +2,9 @@
  *
  * Reads and writes adapters in the format of the PEFT library.
  *
- * A folder is foreign data. Its tensors determine the targets and ranks; adapter_config.json must agree with them and
- * gives the scales. A field that changes the mathematics and is not supported is refused unless it has a neutral value,
- * and so is every field that is not known.
+ * A folder is foreign data. Its tensors determine the targets and ranks; adapter_config.json must agree with them
+ * (peft_targets.c) and gives the scales. A field that changes the mathematics and is not supported is refused unless it
+ * has a neutral value, and so is every field that is not known.
  */
 #include "model/peft.h"
 
@@ -44,7 +44,7 @@ void rfi_peft_tensor(const rfr_model_config *c, int i, char name[RFI_PEFT_NAME],
   const rfi_adapter_target *target = rfi_adapter_owner(c, i, &part);
   (void)rfr_model_parameter(c, i, &p);
   rfi_peft_name(p.name, target && is_inner(c, target->parameter), name);
-  *type = (rfr_type){.dtype = c->dtype, .rank = p.rank};
+  *type = (rfr_type){.dtype = RFR_F32, .rank = p.rank};
   memcpy(type->shape, p.shape, sizeof p.shape);
   if (p.rank < 3) return;
   type->rank = 2; /* A (E r,in), B (out,r E) */
@@ -333,6 +333,7 @@ static rfr_status find_target(const rfi_peft *p, const rfr_model_config *c, int 
   if (!rfi_adapter_can(c, i, &in_block, &reason)) return RFR_OK;
   module_of(c, i, module);
   const rfi_stored *a = find_a(p, c, i, module);
+  RFI_TRY(rfi_peft_check_target(p->ctx, p->config, p->config_path, module, is_packed(c, i), in_block, a != NULL));
   if (!a) return RFR_OK;
   RFI_TRY(rfr_model_parameter(c, i, &q));
   const double experts = q.rank == 3 ? (double)q.shape[0] : 1.0;
@@ -396,6 +397,14 @@ fail:
   rfr_adapter_destroy(a);
   rfi_free(p->ctx, targets);
   return s;
+}
+
+rfr_status rfi_peft_check_f32(const rfi_peft *p, const rfr_model_config *c, int i) {
+  rfr_type type;
+  const rfi_stored *stored = find_part(p, c, i, &type);
+  if (!stored || stored->dtype == RFR_F32) return RFR_OK; /* reading it reports that it is missing */
+  return rfi_fail_at(RFI_E_RESUME_MISMATCH, p->weights_path, 0,
+                     "%s is %s, but a resume with master weights needs them in f32", stored->name, stored->dtype_name);
 }
 
 rfr_status rfi_peft_read(rfi_peft *p, const rfr_model_config *c, int i, float *data) {

@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/file.h"
+#include "data/safetensors.h"
+#include "model/peft.h"
 #include "nn/adapter.h"
 #include "support/run.h"
 #include "trace/trace.h"
@@ -106,7 +109,7 @@ static void planned_bytes(void **state) {
   assert_int_equal(info.parameters, base);
   assert_int_equal(info.adapter_parameters, adapter);
   assert_int_equal(info.trainable_parameters, adapter);
-  assert_int_equal(info.checkpoint_bytes, 14 * adapter + 4 * 28);
+  assert_int_equal(info.checkpoint_bytes, 12 * adapter + 4 * 28);
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
@@ -174,6 +177,124 @@ static void start_from(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+static rfi_safetensors *open_weights(rfr_ctx *ctx, const char *folder) {
+  char path[1200];
+  rfi_safetensors *st;
+  snprintf(path, sizeof path, "%s/" RFI_PEFT_WEIGHTS, folder);
+  assert_int_equal(rfi_safetensors_open(ctx, path, &st), RFR_OK);
+  return st;
+}
+
+/* The stored tensor of a parameter has the bits of the run's tensor `name`. */
+static void check_stored(rfr_run *run, rfi_safetensors *st, const char *name, const rfr_tensor *w) {
+  char tensor[RFI_PEFT_NAME];
+  rfr_tensor x;
+  rfi_peft_name(w->name, false, tensor);
+  const rfi_stored *stored = rfi_safetensors_find(st, tensor);
+  assert_non_null(stored);
+  assert_int_equal(stored->dtype, RFR_F32);
+  assert_int_equal(rfr_programs_tensor(run->programs, name, &x), RFR_OK);
+  assert_int_equal(stored->bytes, x.bytes);
+  void *data = malloc((size_t)stored->bytes);
+  assert_int_equal(rfi_safetensors_read(st, stored, data, (size_t)stored->bytes), RFR_OK);
+  assert_memory_equal(data, x.data, (size_t)x.bytes);
+  free(data);
+}
+
+/* A checkpoint in bf16 has the f32 master weights, once: as the adapter. */
+static void masters_saved(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, "refrain: 1\n" LLAMA BF16 LORA DATA TWO_BATCHES FAST RUN, "masters", &o);
+  rft_run_steps(run, 3);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  char folder[1000], path[1200], master[128];
+  snprintf(folder, sizeof folder, "%s/step-000003", rft_run_folder("masters"));
+  rfi_safetensors *st = open_weights(ctx, folder);
+  rfr_tensor x;
+  int n = 0, rounded = 0;
+  for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++) {
+    if (x.role != RFR_ROLE_TRAINABLE) continue;
+    snprintf(master, sizeof master, "%s.master", x.name);
+    check_stored(run, st, master, &x);
+    rfr_tensor m;
+    assert_int_equal(rfr_programs_tensor(run->programs, master, &m), RFR_OK);
+    for (int64_t k = 0; k < x.bytes / 2; k++) {
+      const float value = ((float *)m.data)[k];
+      const uint16_t bits = ((uint16_t *)x.data)[k];
+      assert_int_equal(bits, rfr_float_to_bits(RFR_BF16, value));
+      rounded += rfr_float_from_bits(RFR_BF16, bits) != value;
+    }
+    n++;
+  }
+  assert_int_equal(n, 2 * 7 * 2);
+  assert_true(rounded > 0);
+  rfi_safetensors_close(st);
+  snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
+  assert_int_equal(rfi_safetensors_open(ctx, path, &st), RFR_OK);
+  for (int k = 0; k < rfi_safetensors_count(st); k++)
+    assert_false(rfi_ends_in(rfi_safetensors_at(st, k)->name, ".master"));
+  rfi_safetensors_close(st);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* Without master weights a checkpoint has the 16-bit weights. A run with master weights cannot continue from it. */
+static void masters_needed(void **state) {
+  (void)state;
+  static const char config[] =
+      "refrain: 1\n" LLAMA BF16 LORA DATA TWO_BATCHES RUN "optimizer: {lr: 1e-2, master_weights: false}\n";
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  char folder[1000];
+  rfi_peft *p;
+  rfr_run *run = rft_run_open(ctx, config, "rounded", &o);
+  const rfr_model_config *c = &run->settings->spec.model;
+  rft_run_steps(run, 2);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  snprintf(folder, sizeof folder, "%s/step-000002", rft_run_folder("rounded"));
+  assert_int_equal(rfi_peft_open(ctx, folder, &p), RFR_OK);
+  assert_int_equal(rfi_peft_check_f32(p, c, c->adapter->base_count), RFR_MISMATCH);
+  assert_non_null(strstr(rfr_last_error()->message, "is BF16, but a resume with master weights needs"));
+  rfi_peft_close(p);
+  rfr_run_close(run);
+  o.resume = o.strict = 1;
+  run = rft_run_open(ctx, config, "rounded", &o);
+  rft_run_steps(run, 1);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* A run that is read keeps its adapter's keys. */
+static void own_keys(void **state) {
+  (void)state;
+  static const char *const sets[][2] = {{"adapter.alpha=1", "adapter.alpha is \"6\" in the checkpoint and \"1\""},
+                                        {"adapter.rslora=true", "adapter.rslora is \"false\""},
+                                        {"adapter.ranks={}", "adapter.ranks is"}};
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, "refrain: 1\n" LLAMA SINGLE LORA DATA TWO_BATCHES FAST RUN, "own", &o);
+  rft_run_steps(run, 2);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_close(run);
+  for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+    o = rft_run_options(&r);
+    o.programs = RFR_RUN_EVALUATE, o.overrides = sets[i], o.n_overrides = 1;
+    assert_int_equal(rfr_run_open(ctx, NULL, rft_run_folder("own"), &o, &run), RFR_MISMATCH);
+    assert_string_equal(rfr_last_error()->slug, "resume.mismatch");
+    if (!strstr(rfr_last_error()->message, sets[i][1])) fail_msg("%s", rfr_last_error()->message);
+  }
+  static const char *const other[] = {"batch.microbatch=1"};
+  o.overrides = other;
+  assert_int_equal(rfr_run_open(ctx, NULL, rft_run_folder("own"), &o, &run), RFR_OK);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
 /* With B frozen at zero, A gets no gradient. */
 static void no_gradient(void **state) {
   (void)state;
@@ -222,9 +343,10 @@ static void refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(bits_lora),     cmocka_unit_test(bits_dora),
-                                     cmocka_unit_test(planned_bytes), cmocka_unit_test(another_base),
-                                     cmocka_unit_test(start_from),    cmocka_unit_test(no_gradient),
-                                     cmocka_unit_test(refused)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(bits_lora),      cmocka_unit_test(bits_dora),
+                                     cmocka_unit_test(planned_bytes),  cmocka_unit_test(another_base),
+                                     cmocka_unit_test(start_from),     cmocka_unit_test(masters_saved),
+                                     cmocka_unit_test(masters_needed), cmocka_unit_test(own_keys),
+                                     cmocka_unit_test(no_gradient),    cmocka_unit_test(refused)};
   return cmocka_run_group_tests_name("adapter runs", tests, rft_run_setup, rft_run_teardown);
 }

@@ -20,6 +20,7 @@
 #include "nn/adapter.h"
 #include "train/events.h"
 #include "train/host.h"
+#include "train/state_adapter.h"
 
 enum { STAGE = 64 << 20 };
 
@@ -30,8 +31,10 @@ static bool is_transient(const char *name) {
 }
 
 rfi_kind rfi_kind_of(const rfr_run *run, const rfr_tensor *x) {
-  if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN)
-    return run->settings->adapter && !rfi_adapter_has_name(x->name) ? RFI_KIND_BASE : RFI_KIND_WEIGHT;
+  const bool is_weight = x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN;
+  if (run->settings->adapter && rfi_adapter_state_stores(run, x)) return RFI_KIND_WEIGHT;
+  if (is_weight && run->settings->adapter) return rfi_adapter_has_name(x->name) ? RFI_KIND_OTHER : RFI_KIND_BASE;
+  if (is_weight) return RFI_KIND_WEIGHT;
   if (x->role != RFR_ROLE_STATE || strcmp(x->name, "step") == 0 || is_transient(x->name)) return RFI_KIND_OTHER;
   return RFI_KIND_OPTIMIZER;
 }

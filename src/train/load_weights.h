@@ -7,7 +7,8 @@
 
 #include "train/run.h"
 
-/* WEIGHT: in a run with an adapter, only the adapter's; the others are BASE. OTHER is not saved. */
+/* WEIGHT: in a run with an adapter, what a checkpoint has of the adapter; the model's weights are BASE. OTHER is not
+ * saved. */
 typedef enum rfi_kind { RFI_KIND_WEIGHT, RFI_KIND_BASE, RFI_KIND_OPTIMIZER, RFI_KIND_OTHER } rfi_kind;
 rfi_kind rfi_kind_of(const rfr_run *run, const rfr_tensor *x);
 

@@ -7,9 +7,9 @@
  * master weights) in optimizer.safetensors, the step block in state.json. The attempted count is the position in the
  * data. So a resumed run has the same bytes in the same places as one that was not interrupted.
  *
- * A run with an adapter saves the adapter instead of the weights, as a folder that the PEFT library reads, and in
- * state.json the hash of the base model: a sum over its tensors of the hashes of name, type and bytes, as the programs
- * hold them. Every load of such a checkpoint loads the base first and compares the hash.
+ * A run with an adapter saves the adapter instead of the weights (state_adapter.c), and in state.json the hash of the
+ * base model: a sum over its tensors of the hashes of name, type and bytes, as the programs hold them. Every load of
+ * such a checkpoint loads the base first and compares the hash.
  *
  * Weights that are not finite are never saved and never loaded: such a checkpoint cannot be trained or sampled from,
  * and would push a good one out.
@@ -25,13 +25,13 @@
 #include "data/json_file.h"
 #include "data/safetensors.h"
 #include "model/hf.h"
-#include "model/peft.h"
 #include "nn/adapter.h"
 #include "ops/quant/formats.h"
 #include "train/events.h"
 #include "train/host.h"
 #include "train/load_weights.h"
 #include "train/run_programs.h"
+#include "train/state_adapter.h"
 #include "train/state_json.h"
 
 /* master = w, exactly */
@@ -64,86 +64,6 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
     RFI_TRY(loaded ? widen(run, &w, &master) : rfi_fill_weight(run, &p, &master));
   }
   return RFR_OK;
-}
-
-/* ---- the adapter ---- */
-
-/* Writes f32 values to a tensor, rounded to its type. */
-static rfr_status write_rounded(rfr_run *run, const rfr_tensor *x, const float *values) {
-  void *host;
-  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
-  if (x->type.dtype == RFR_F32) memcpy(host, values, (size_t)x->bytes);
-  for (int64_t i = 0; x->type.dtype != RFR_F32 && i < x->bytes / 2; i++)
-    ((uint16_t *)host)[i] = (uint16_t)rfr_float_to_bits(x->type.dtype, values[i]);
-  return rfi_host_close(run, x, RFI_HOST_WRITE, host, RFR_OK);
-}
-
-/* The first magnitudes of DoRA: the norms of the base weight's rows. */
-static rfr_status first_magnitude(rfr_run *run, const rfi_adapter_target *target, float *values) {
-  const rfr_model_config *c = &run->settings->spec.model;
-  rfr_parameter p;
-  rfr_tensor w;
-  void *host;
-  RFI_TRY(rfr_model_parameter(c, target->parameter, &p));
-  RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
-  float *decoded = NULL;
-  int64_t n = 1;
-  for (int d = 0; d < p.rank; d++) n *= p.shape[d];
-  if (p.format != RFR_QUANT_NONE) RFI_TRY(RFI_ALLOC(run->ctx, sizeof *decoded * (size_t)n, &decoded));
-  rfr_status s = rfi_host_open(run, &w, RFI_HOST_READ, &host);
-  if (s == RFR_OK) {
-    if (decoded) { /* in the dtype in which the step sees the weight */
-      rfi_quant_decode(p.format, p.rank, p.shape, host, decoded);
-      for (int64_t i = 0; c->dtype != RFR_F32 && i < n; i++)
-        decoded[i] = rfr_float_from_bits(c->dtype, rfr_float_to_bits(c->dtype, decoded[i]));
-    }
-    rfi_adapter_magnitude(c, target, decoded ? RFR_F32 : w.type.dtype, decoded ? decoded : host, values);
-    s = rfi_host_close(run, &w, RFI_HOST_READ, host, RFR_OK);
-  }
-  rfi_free(run->ctx, decoded);
-  return s;
-}
-
-/* One parameter of the adapter, and its master weights without rounding: from the folder (NULL: none), or its first
- * values. */
-static rfr_status start_adapter_parameter(rfr_run *run, int i, rfi_peft *from) {
-  const rfr_model_config *c = &run->settings->spec.model;
-  const int threads = rfi_ctx_threads(run->ctx);
-  rfr_status s;
-  rfr_parameter p;
-  rfr_tensor w, master;
-  rfi_adapter_part part;
-  float *values = NULL;
-  char name[128];
-  const rfi_adapter_target *target = rfi_adapter_owner(c, i, &part);
-  RFI_TRY(rfr_model_parameter(c, i, &p));
-  RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
-  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)(w.bytes * 32 / rfr_dtype_bits(w.type.dtype)), &values));
-  if (from) RFI_GOTO(rfi_peft_read(from, c, i, values));
-  else if (part == RFI_ADAPTER_MAGNITUDE) RFI_GOTO(first_magnitude(run, target, values));
-  else RFI_GOTO(rfr_parameter_fill(&p, run->settings->seed, RFR_F32, threads, values));
-  RFI_GOTO(write_rounded(run, &w, values));
-  snprintf(name, sizeof name, "%s" RFI_SUFFIX_MASTER, p.name);
-  if (run->settings->spec.master && w.role == RFR_ROLE_TRAINABLE && rfr_run_program_index(run, RFR_RUN_TRAIN) >= 0) {
-    RFI_GOTO(rfr_programs_tensor(run->programs, name, &master));
-    RFI_GOTO(write_rounded(run, &master, values));
-  }
-  s = RFR_OK;
-fail:
-  rfi_free(run->ctx, values);
-  return s;
-}
-
-/* folder NULL: the first values. */
-static rfr_status start_adapter(rfr_run *run, const char *folder) {
-  const rfr_model_config *c = &run->settings->spec.model;
-  rfr_status s = RFR_OK;
-  rfi_peft *from = NULL;
-  if (folder) RFI_TRY(rfi_peft_open(run->ctx, folder, &from));
-  for (int i = c->adapter->base_count; s == RFR_OK && i < rfr_model_parameter_count(c); i++)
-    s = start_adapter_parameter(run, i, from);
-  rfi_peft_close(from);
-  return s;
 }
 
 /* ---- the optimizer ---- */
@@ -183,7 +103,7 @@ rfr_status rfi_state_set_lr_steps(rfr_run *run) {
 static rfr_status init_state(rfr_run *run, bool resumes) {
   if (!resumes || run->settings->adapter) RFI_TRY(rfi_load_weights(run, run->settings->weights));
   if (resumes) return RFR_OK;
-  if (run->settings->adapter) RFI_TRY(start_adapter(run, run->settings->adapter_from));
+  if (run->settings->adapter) RFI_TRY(rfi_adapter_state_start(run, run->settings->adapter_from, false));
   else RFI_TRY(start_masters(run, run->settings->weights != NULL));
   const int64_t block[RFI_STEP_N] = {[RFI_STEP_SEED] = (int64_t)run->settings->seed};
   if (run->block.data) RFI_TRY(rfr_programs_write(run->programs, &run->block, block));
@@ -286,29 +206,6 @@ static rfr_status read_state(const rfr_run *run, const char *path, rfi_state_jso
   return s;
 }
 
-/* The base that was loaded must be the one that the checkpoint's adapter was trained on. */
-static rfr_status check_base(const rfr_run *run, const char *path, const rfi_state_json *theirs) {
-  char mine[33];
-  if (!run->settings->adapter) return RFR_OK;
-  const char *was = json_string_value(json_object_get(theirs->configuration, "precision.dtype"));
-  const char *now = rfr_dtype_name(run->settings->spec.model.dtype);
-  if (was && strcmp(was, now) != 0)
-    return rfi_fail_at(
-        RFI_E_RESUME_MISMATCH, path, 0,
-        "precision.dtype is %.20s in the checkpoint and %s in the configuration; the adapter was trained "
-        "on the base in %.20s",
-        was, now, was);
-  const char *hash = json_string_value(json_object_get(theirs->base, "hash"));
-  const char *model = json_string_value(json_object_get(theirs->base, "model"));
-  if (!hash || !model)
-    return rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "\"base\" does not name the model that the adapter was trained on");
-  if (strcmp(hash, rfi_hash_format(mine, run->base)) == 0) return RFR_OK;
-  return rfi_fail_at(RFI_E_ADAPTER_BASE, path, 0,
-                     "the adapter was trained on the model %.200s with hash %.32s; the model %.200s has hash %s",
-                     *model ? model : "(from the seed)", hash,
-                     run->settings->weights ? run->settings->weights : "(from the seed)", mine);
-}
-
 static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) {
   rfr_status s;
   rfi_state_json theirs, mine = {0};
@@ -319,7 +216,7 @@ static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) 
   if (theirs.block[RFI_STEP_SEED] != (int64_t)run->settings->seed)
     RFI_GOTO(rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0, "step_block has seed %lld, but run.seed is %lld",
                          (long long)theirs.block[RFI_STEP_SEED], (long long)run->settings->seed));
-  RFI_GOTO(check_base(run, path, &theirs));
+  if (run->settings->adapter) RFI_GOTO(rfi_adapter_state_check_base(run, path, &theirs));
   RFI_GOTO(own_state(run, &mine));
   RFI_GOTO(compare(run, path, theirs.configuration, mine.configuration, other_configuration));
   RFI_GOTO(compare(run, path, theirs.environment, mine.environment, other_environment));
@@ -347,12 +244,14 @@ rfr_status rfi_state_load_tuned(rfr_run *run, const rfi_checkpoint *checkpoint) 
   return s;
 }
 
-static rfr_status check_base_of(const rfr_run *run, const rfi_checkpoint *checkpoint) {
+/* For a run that is read. A resume compares all keys. */
+static rfr_status check_adapter(const rfr_run *run, const rfi_checkpoint *checkpoint) {
   char *path;
   rfi_state_json theirs;
   RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));
   rfr_status s = read_state(run, path, &theirs);
-  if (s == RFR_OK) s = check_base(run, path, &theirs);
+  if (s == RFR_OK) s = rfi_adapter_state_check_base(run, path, &theirs);
+  if (s == RFR_OK) s = rfi_adapter_state_check_keys(run, path, &theirs);
   rfi_state_json_deinit(&theirs);
   rfi_free(run->ctx, path);
   return s;
@@ -366,15 +265,16 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
   if (!training) {
     run->step = checkpoint->step;
     if (!run->settings->adapter) return rfi_load_weights(run, checkpoint->folder);
-    RFI_TRY(check_base_of(run, checkpoint));
-    return start_adapter(run, checkpoint->folder);
+    RFI_TRY(check_adapter(run, checkpoint));
+    return rfi_adapter_state_start(run, checkpoint->folder, false);
   }
   /* The configuration first: its message names a key, those of tensors only a shape. */
   RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));
   RFI_GOTO(load_state_json(run, path, checkpoint->step));
   rfi_free(run->ctx, path);
   path = NULL;
-  RFI_GOTO(run->settings->adapter ? start_adapter(run, checkpoint->folder) : rfi_load_weights(run, checkpoint->folder));
+  RFI_GOTO(run->settings->adapter ? rfi_adapter_state_start(run, checkpoint->folder, true)
+                                  : rfi_load_weights(run, checkpoint->folder));
   RFI_GOTO(rfi_checkpoint_path(checkpoint, "optimizer.safetensors", &path));
   RFI_GOTO(load_optimizer(run, path));
   if (run->lr_steps.data) {
@@ -394,7 +294,7 @@ static int pieces_of(const rfr_tensor *x, rfi_kind which) {
   return which == RFI_KIND_WEIGHT ? rfi_hf_pieces(x->name, &x->type) : 1;
 }
 
-static rfr_status check_finite(const rfr_run *run, const rfr_tensor *x, const void *host) {
+rfr_status rfi_state_check_finite(const rfr_run *run, const rfr_tensor *x, const void *host) {
   if (rfi_values_finite(x->type.dtype, host, x->bytes)) return RFR_OK;
   return rfi_fail(RFI_E_RUN_DIVERGED,
                   "step %lld: %s has elements that are NaN or infinite: no checkpoint is written%s%s",
@@ -431,7 +331,7 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
     if (rfi_kind_of(run, &x) != which) continue;
     void *host;
     RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_READ, &host));
-    s = which == RFI_KIND_WEIGHT ? check_finite(run, &x, host) : RFR_OK;
+    s = which == RFI_KIND_WEIGHT ? rfi_state_check_finite(run, &x, host) : RFR_OK;
     if (s == RFR_OK) s = rfi_file_append(file, host, (size_t)x.bytes);
     RFI_GOTO(rfi_host_close(run, &x, RFI_HOST_READ, host, s));
   }
@@ -439,63 +339,6 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
 fail:
   rfi_free(run->ctx, entries);
   rfi_free(run->ctx, names);
-  return s;
-}
-
-/* One parameter of the adapter, in PEFT's order of elements. */
-static rfr_status append_adapter_parameter(rfr_run *run, int i, rfi_file *file) {
-  const rfr_model_config *c = &run->settings->spec.model;
-  rfr_parameter p;
-  rfr_tensor x;
-  rfi_adapter_part part;
-  void *host, *copy;
-  (void)rfi_adapter_owner(c, i, &part);
-  RFI_TRY(rfr_model_parameter(c, i, &p));
-  RFI_TRY(rfr_programs_tensor(run->programs, p.name, &x));
-  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)x.bytes, &copy));
-  rfr_status s = rfi_host_open(run, &x, RFI_HOST_READ, &host);
-  if (s == RFR_OK) {
-    rfi_peft_order(&x.type, part == RFI_ADAPTER_B, true, rfr_dtype_bits(x.type.dtype) / 8, host, copy);
-    s = check_finite(run, &x, host);
-    if (s == RFR_OK) s = rfi_file_append(file, copy, (size_t)x.bytes);
-    s = rfi_host_close(run, &x, RFI_HOST_READ, host, s);
-  }
-  rfi_free(run->ctx, copy);
-  return s;
-}
-
-static rfr_status save_adapter(rfr_run *run, rfi_checkpoint_writer *w) {
-  const rfr_model_config *c = &run->settings->spec.model;
-  const int first = c->adapter->base_count, n = c->adapter->count;
-  rfr_status s;
-  rfi_file *file;
-  rfi_safetensors_entry *entries = NULL;
-  char(*names)[RFI_PEFT_NAME] = NULL;
-  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)n * sizeof *entries, &entries));
-  RFI_GOTO(RFI_ALLOC(run->ctx, (size_t)n * sizeof *names, &names));
-  for (int i = 0; i < n; i++) {
-    rfr_type type;
-    rfi_peft_tensor(c, first + i, names[i], &type);
-    entries[i] = (rfi_safetensors_entry){.name = names[i], .dtype = type.dtype, .rank = type.rank};
-    for (int d = 0; d < type.rank; d++) entries[i].shape[d] = type.shape[d];
-  }
-  RFI_GOTO(rfi_checkpoint_file(w, RFI_PEFT_WEIGHTS, &file));
-  RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, n, NULL, 0, NULL));
-  for (int i = 0; i < n; i++) RFI_GOTO(append_adapter_parameter(run, first + i, file));
-  s = RFR_OK;
-fail:
-  rfi_free(run->ctx, entries);
-  rfi_free(run->ctx, names);
-  return s;
-}
-
-static rfr_status add_peft_config(rfr_run *run, rfi_checkpoint_writer *w) {
-  rfi_string text = {.ctx = run->ctx};
-  json_t *o = rfi_peft_config(&run->settings->spec.model, run->settings->weights ? run->settings->weights : "");
-  rfr_status s = o ? rfi_json_print(o, &text) : rfi_fail(RFI_E_NO_MEMORY, "building " RFI_PEFT_CONFIG);
-  if (s == RFR_OK) s = rfi_checkpoint_add(w, RFI_PEFT_CONFIG, text.data, text.n);
-  json_decref(o);
-  rfi_string_deinit(&text);
   return s;
 }
 
@@ -528,9 +371,12 @@ rfr_status rfi_state_save(rfr_run *run) {
   RFI_TRY(rfi_state_prepare(run, false));
   const double start = rfi_now();
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
-  if (run->settings->adapter) RFI_GOTO(add_peft_config(run, w));
-  else RFI_GOTO(rfi_hf_save(run->ctx, model, notes, w));
-  RFI_GOTO(run->settings->adapter ? save_adapter(run, w) : save_tensors(run, w, "model.safetensors", RFI_KIND_WEIGHT));
+  if (run->settings->adapter) {
+    RFI_GOTO(rfi_adapter_state_save(run, w));
+  } else {
+    RFI_GOTO(rfi_hf_save(run->ctx, model, notes, w));
+    RFI_GOTO(save_tensors(run, w, "model.safetensors", RFI_KIND_WEIGHT));
+  }
   RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", RFI_KIND_OPTIMIZER));
   RFI_GOTO(add_state(run, w));
   RFI_TRY(rfi_checkpoint_commit(w));

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The adapter of a run in a checkpoint: its values, and what a load must agree with.
+ */
+#ifndef RFI_STATE_ADAPTER_H
+#define RFI_STATE_ADAPTER_H
+
+#include "data/checkpoint.h"
+#include "train/run.h"
+#include "train/state_json.h"
+
+/* Whether a tensor of a run with an adapter is the form of a parameter that a checkpoint has: the master weights, or
+ * the weights themselves if there are no master weights. */
+bool rfi_adapter_state_stores(const rfr_run *run, const rfr_tensor *x);
+/* The adapter's values and master weights, from a folder in PEFT's format; NULL: the first values. `resumes`: the
+ * folder is a checkpoint whose master weights must be there without rounding. Errors: adapter; resume.mismatch;
+ * file.*. */
+rfr_status rfi_adapter_state_start(rfr_run *run, const char *folder, bool resumes);
+/* adapter_config.json and adapter_model.safetensors. Errors: run.diverged for values that are not finite; file.*. */
+rfr_status rfi_adapter_state_save(rfr_run *run, rfi_checkpoint_writer *w);
+/* The base that was loaded must be the one that the checkpoint's adapter was trained on. Errors: adapter.base. */
+rfr_status rfi_adapter_state_check_base(const rfr_run *run, const char *path, const rfi_state_json *theirs);
+/* The keys of the adapter must be those of the checkpoint: others are another function of the weights. Errors:
+ * resume.mismatch. */
+rfr_status rfi_adapter_state_check_keys(const rfr_run *run, const char *path, const rfi_state_json *theirs);
+
+#endif
