@@ -57,7 +57,8 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
     case RFI_OP_matmul_scaled:
       if (op->out[0] < 0) return 0;
       return 2 * (double)type_of(t, op->in[0])->shape[1] * (double)rfi_count(type_of(t, op->out[0]));
-    case RFI_OP_linear_cross_entropy: {
+    case RFI_OP_linear_cross_entropy:
+    case RFI_OP_linear_token_loss: {
       double product = 2 * (double)rfi_count(type_of(t, op->in[0])) * (double)type_of(t, op->in[1])->shape[0];
       return product * (1 + (op->out[1] >= 0) + (op->out[2] >= 0));
     }

@@ -84,7 +84,7 @@ static bool counts(const autodiff *a, const rfi_opr *op) {
 /* Float operands that no rule differentiates. A weight that reaches the loss only through them counts as unreached. */
 static bool is_given(const rfi_opr *op, int k) {
   return (op->def->code == RFI_OP_scale && k == 1) || (op->def->code == RFI_OP_cross_entropy && k == 2) ||
-         (op->def->code == RFI_OP_cotangent && k == 1);
+         (op->def->code == RFI_OP_dpo_loss && (k == 1 || k == 3)) || (op->def->code == RFI_OP_cotangent && k == 1);
 }
 
 static rfr_status sweep(autodiff *a, const rfr_trace *t) {

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ops/loss/head.h"
 #include "pass/pass.h"
 #include "support/interp.h"
 
@@ -159,7 +160,7 @@ static const char *exempt(const rft_op *op, char word[32]) {
       return word;
     }
   }
-  if (def->code == RFI_OP_linear_cross_entropy || def->code == RFI_OP_attention_bwd_packed ||
+  if (rfi_is_head(def->code) || def->code == RFI_OP_attention_bwd_packed ||
       def->code == RFI_OP_swiglu_bwd_packed || def->code == RFI_OP_swiglu_weighted_bwd_packed ||
       def->code == RFI_OP_accumulate)
     return "is a backward";

@@ -332,7 +332,7 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
     b->why = refuses(op, memory, &b->call);
     return RFR_OK;
   }
-  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(select_head(d, memory, &b->call));
+  if (rfi_is_head(op->def->code)) RFI_TRY(select_head(d, memory, &b->call));
   b->run = kernel->run;
   b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";
   if (rfi_is_grouped_product(op->def->code)) b->why = rfi_grouped_lacks(&b->call, op->def->code);
