@@ -143,7 +143,7 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
     if (r->map[old] == RFR_NONE) RFI_TRY(rfi_rewrite_op(r, t->values[old].op, NULL));
     dloss = r->map[old];
   }
-  RFI_TRY(append_head(r, h, chunk, dloss, ce->phase));
+  RFI_TRY(append_head(r, h, chunk, dloss, (rfr_phase)ce->phase));
   return rfi_report_line(
       report, "fused: loss head of op %d%s%s, %lld rows of%s logits at a time: -%lld bytes; changes bits", h->loss,
       ce->scope[0] ? " in " : "", ce->scope, (long long)chunk, h->softcap < 0 ? "" : " softcapped",
@@ -163,9 +163,9 @@ static void mark_heads(rfi_rewriter *w) {
 static rfr_status visit_head(rfi_rewriter *w, int i) {
   const rfi_opr *op = &w->to.from->ops[i];
   head h;
-  if (op->def->code == RFI_OP_token_loss_bwd &&
-      match_head(w->to.from, w->uses, w->to.from->values[op->in[3]].op, &h))
-    return append_head(&w->to, &h, w->o->loss_chunk, w->to.map[op->in[0]], op->phase);
+  const int forward = op->def->code == RFI_OP_token_loss_bwd ? w->to.from->values[op->in[3]].op : -1;
+  if (forward >= 0 && match_head(w->to.from, w->uses, forward, &h) && h.bwd == i)
+    return append_head(&w->to, &h, w->o->loss_chunk, w->to.map[op->in[0]], (rfr_phase)op->phase);
   if (match_head(w->to.from, w->uses, i, &h)) {
     if (h.bwd >= 0 && !is_per_row(op)) w->skip[h.bwd] = true;
     if (h.softcap_bwd >= 0) w->skip[h.softcap_bwd] = true;

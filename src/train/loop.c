@@ -32,7 +32,8 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
     if (idle) return rfi_fail(RFI_E_INTERNAL, "metrics of step %lld carry the number %g", (long long)(step + 1), seen);
     RFI_TRY(rfr_programs_poll(run->programs, &idle));
   }
-  memcpy(values, slot + 1, (size_t)n * sizeof *values);
+  for (int m = 0, column = 1; m < RFI_METRIC_N; m++)
+    if (rfi_metric_exists(&run->settings->spec, (rfi_metric)m)) values[m] = slot[column++];
   return RFR_OK;
 }
 
