@@ -138,7 +138,7 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
   }
   RFI_TRY(read_metrics(run, run->step, m));
   run->step++;
-  const bool skipped = m[RFI_METRIC_SKIP] != 0.0;
+  const bool skipped = m[RFI_METRIC_SKIP] != 0.0, preference = run->settings->spec.preference;
   const double seconds = rfi_now() - start;
   run->skipped_in_row = skipped ? run->skipped_in_row + 1 : 0;
   if (run->clock.time > 0.0) RFI_TRY(tick(run, seconds));
@@ -146,7 +146,9 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_METRICS,
                                  .step = run->step,
                                  .loss = m[RFI_METRIC_LOSS],
-                                 .bits_per_byte = m[RFI_METRIC_LOSS] / log(2.0) * run->tokens_per_byte,
+                                 .bits_per_byte = preference ? 0.0 : m[RFI_METRIC_LOSS] / log(2.0) * run->tokens_per_byte,
+                                 .margin = m[RFI_METRIC_MARGIN],
+                                 .accuracy = m[RFI_METRIC_ACCURACY],
                                  .grad_norm = m[RFI_METRIC_NORM],
                                  .lr = m[RFI_METRIC_LR],
                                  .tokens = (int64_t)m[RFI_METRIC_COUNT],
