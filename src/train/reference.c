@@ -119,6 +119,8 @@ static rfr_status write_cache(rfr_run *run, const char *folder, const char *path
   memcpy(data, all->x, all->bytes);
   memcpy(data + all->bytes, &hash, sizeof hash);
   rfr_status s = rfi_dir_create(folder);
+  if (s == RFR_OK && strcmp(run->settings->config->data_cache, "auto") == 0)
+    s = rfi_token_cache_hide(run->ctx, folder);
   if (s == RFR_OK) s = rfi_file_write(run->ctx, path, data, all->bytes + sizeof hash);
   rfi_free(run->ctx, data);
   if (s == RFR_OK || s == RFR_NO_MEMORY) return s;
