@@ -65,8 +65,8 @@ static void same_bits(const char *config, const char *name) {
   rfr_ctx *ctx = rft_run_ctx(2);
   seen straight = {0}, other[3] = {0};
   rfr_run *a = trained(ctx, config, NULL, 0, &straight);
-  assert_float_equal(straight.record.loss[1], log(2.0), 1e-5); /* the model is the reference */
-  assert_float_equal(straight.margin[1], 0, 1e-5);
+  assert_float_equal(straight.record.loss[1], log(2.0), 1e-4); /* the model is the reference */
+  assert_float_equal(straight.margin[1], 0, 1e-4);
   assert_true(straight.record.loss[RFT_STEPS] < 0.6 && straight.accuracy[RFT_STEPS] == 1);
   for (int k = 0; k < 2; k++) {
     rfr_run *b = trained(ctx, config, k ? "memory.recompute=all" : "data.cache=none", !k, &other[k]);
@@ -131,7 +131,8 @@ static void evaluates(void **state) {
   rfr_run *run = rft_run_open(ctx, CONFIG, "pairs-evaluated", &o);
   assert_int_equal(rfr_run_evaluate(run, &before), RFR_OK);
   assert_float_equal(before.loss, log(2.0), 1e-6);
-  assert_true(before.margin == 0 && before.accuracy == 0 && before.pairs > 5);
+  assert_float_equal(before.margin, 0, 1e-6);
+  assert_int_equal(before.pairs, 12);
   assert_int_equal(rfr_run_train(run), RFR_OK);
   assert_int_equal(rfr_run_evaluate(run, &after), RFR_OK);
   assert_true(after.accuracy > 0.9 && after.margin > 0.5 && after.loss < before.loss);
