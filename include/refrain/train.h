@@ -68,7 +68,7 @@ typedef struct rfr_event {
   int64_t windows_planned;  /* that this evaluation takes */
   int64_t windows_held_out; /* of all held-out data: more than windows_planned if run.evaluate_windows limits it */
   double margin;            /* metrics, evaluation, with preferences: mean reward margin of the pairs */
-  double accuracy;          /* share of the pairs whose margin is over 0 */
+  double accuracy;          /* share of the pairs with a margin over 0 */
 } rfr_event;
 /* Called on the thread that uses the run. The event is borrowed and valid until the function returns. */
 typedef void (*rfr_event_fn)(const rfr_event *event, void *user);

@@ -60,7 +60,7 @@ typedef struct row_dataset {
   place *rows[2];
   int64_t n[2];
   int sequence;
-  bool pairs; /* rows are preferences */
+  bool pairs;                 /* rows are preferences */
   bool packing, equal_epochs; /* all weights are whole numbers: epochs have the same rows */
   packed_epoch packed[2];
   int64_t *starts; /* first window of epochs 0 .. n_starts - 1, for one seed */
@@ -446,7 +446,8 @@ static rfr_status hash_rows(row_dataset *ds) {
       rfi_hasher_add_u64(h, (uint64_t)row->n);
       rfi_hasher_add(h, &f->weight, sizeof f->weight);
       rfi_hasher_add(h, f->table.ids + row->start, (size_t)row->n * sizeof(uint32_t));
-      if (row->n_second) rfi_hasher_add(h, f->table.ids + row->start + row->second, (size_t)row->n_second * sizeof(uint32_t));
+      if (row->n_second)
+        rfi_hasher_add(h, f->table.ids + row->start + row->second, (size_t)row->n_second * sizeof(uint32_t));
     }
   ds->base.stats.hash = rfi_hasher_result(h);
   rfi_hasher_destroy(h);

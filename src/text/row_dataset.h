@@ -31,8 +31,8 @@ typedef enum rfi_row_truncate { RFI_ROW_CUT, RFI_ROW_DROP, RFI_ROW_REFUSE } rfi_
 typedef struct rfi_row_dataset_options {
   const char *root; /* what relative patterns start from; NULL: the working folder */
   const char *const *patterns;
-  const double *weights; /* of each pattern, over 0; a file has that of the first pattern it matches; NULL: 1 */
-  int n_patterns; /* 0: the rows of validation_patterns alone */
+  const double *weights;      /* of each pattern, over 0; a file has that of the first pattern it matches; NULL: 1 */
+  int n_patterns;             /* 0: the rows of validation_patterns alone */
   double validation_fraction; /* as rfi_dataset_options */
   const char *const *validation_patterns;
   int n_validation_patterns;
@@ -50,7 +50,6 @@ rfr_status rfi_row_dataset_open(const rfi_row_encoder *encoder, const rfi_row_da
 /* Row i of a split, in the order of the files: *n ids with RFI_TOKEN_TRAINED; NULL past the end. `ds` is of
  * rfi_row_dataset_open. */
 const uint32_t *rfi_row_dataset_row(const rfi_dataset *ds, rfi_split split, int64_t i, int64_t *n);
-
 
 /* For preferences, which need the numbers of the rows in a window, and each row once: window `sample` of a split as
  * rfi_dataset_window has it, or, with `once`, of all rows of the split in the order of the files. `rows` gets the numbers

@@ -409,8 +409,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       rft_folder_test(test_epochs), rft_folder_test(test_unpacked),       rft_folder_test(test_weights),
       rft_folder_test(test_split),  rft_folder_test(test_held_out_files), rft_folder_test(test_truncation),
-      rft_folder_test(test_loss),   rft_folder_test(test_cache),
-      rft_folder_test(test_pairs),
+      rft_folder_test(test_loss),   rft_folder_test(test_cache),          rft_folder_test(test_pairs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -194,11 +194,8 @@ static void test_errors(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(test_chat),
-      rft_folder_test(test_prompts),
-      rft_folder_test(test_preferences),
-      rft_folder_test(test_texts),
-      rft_folder_test(test_errors),
+      rft_folder_test(test_chat),  rft_folder_test(test_prompts), rft_folder_test(test_preferences),
+      rft_folder_test(test_texts), rft_folder_test(test_errors),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,8 +27,7 @@ static rfr_status fill_batch(rfr_run *run, rfi_split split, int64_t first, int32
   for (int i = 0; i < 3 && status == RFR_OK; i++) status = rfi_host_open(run, x[i], RFI_HOST_WRITE, &host[i]);
   const rfi_batch batch = {s->eval_rows, host[0], host[1], host[2], pairs};
   if (status == RFR_OK) status = rfi_fill_batch(run, split, pairs != NULL, first, &batch);
-  for (int64_t i = 0; i < s->spec.eval_tokens && status == RFR_OK; i++)
-    *predicted += batch.targets[i] != RFI_IGNORE;
+  for (int64_t i = 0; i < s->spec.eval_tokens && status == RFR_OK; i++) *predicted += batch.targets[i] != RFI_IGNORE;
   for (int i = 0; i < 3; i++) status = rfi_host_close(run, x[i], RFI_HOST_WRITE, host[i], status);
   return status;
 }

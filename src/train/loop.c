@@ -143,22 +143,22 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
   run->skipped_in_row = skipped ? run->skipped_in_row + 1 : 0;
   if (run->clock.time > 0.0) RFI_TRY(tick(run, seconds));
   run->step_seconds = run->step_seconds > 0.0 ? run->step_seconds + 0.1 * (seconds - run->step_seconds) : seconds;
-  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_METRICS,
-                                 .step = run->step,
-                                 .loss = m[RFI_METRIC_LOSS],
-                                 .bits_per_byte = preference ? 0.0 : m[RFI_METRIC_LOSS] / log(2.0) * run->tokens_per_byte,
-                                 .margin = m[RFI_METRIC_MARGIN],
-                                 .accuracy = m[RFI_METRIC_ACCURACY],
-                                 .grad_norm = m[RFI_METRIC_NORM],
-                                 .lr = m[RFI_METRIC_LR],
-                                 .tokens = (int64_t)m[RFI_METRIC_COUNT],
-                                 .skipped = skipped,
-                                 .most_load = m[RFI_METRIC_MOST_LOAD],
-                                 .least_load = m[RFI_METRIC_LEAST_LOAD],
-                                 .seconds_left = run->clock.time > 0.0
-                                                     ? run->clock.left
-                                                     : run->step_seconds * (double)(run->steps - run->step),
-                                 .seconds = seconds});
+  rfi_run_emit(
+      run, &(rfr_event){.kind = RFR_EVENT_METRICS,
+                        .step = run->step,
+                        .loss = m[RFI_METRIC_LOSS],
+                        .bits_per_byte = preference ? 0.0 : m[RFI_METRIC_LOSS] / log(2.0) * run->tokens_per_byte,
+                        .margin = m[RFI_METRIC_MARGIN],
+                        .accuracy = m[RFI_METRIC_ACCURACY],
+                        .grad_norm = m[RFI_METRIC_NORM],
+                        .lr = m[RFI_METRIC_LR],
+                        .tokens = (int64_t)m[RFI_METRIC_COUNT],
+                        .skipped = skipped,
+                        .most_load = m[RFI_METRIC_MOST_LOAD],
+                        .least_load = m[RFI_METRIC_LEAST_LOAD],
+                        .seconds_left = run->clock.time > 0.0 ? run->clock.left
+                                                              : run->step_seconds * (double)(run->steps - run->step),
+                        .seconds = seconds});
   warn_of_routing(run, m);
   RFI_TRY(check_zeros(run));
   if (run->skipped_in_row >= SKIPS_IN_A_ROW)

@@ -155,8 +155,9 @@ static void cached(void **state) {
   static const struct {
     const char *set;
     int computed;
-  } cases[] = {{"run.seed=17", 1},         {"run.seed=17", 0},      {"preference.beta=0.2", 1}, {"preference.beta=1", 0},
-               {"precision.dtype=bf16", 1}, {"data.packing=true", 0}, {"data.cache=none", 1}};
+  } cases[] = {{"run.seed=17", 1},       {"run.seed=17", 0},          {"preference.beta=0.2", 1},
+               {"preference.beta=1", 0}, {"precision.dtype=bf16", 1}, {"data.packing=true", 0},
+               {"data.cache=none", 1}};
   write_pairs("pairs.jsonl", 31);
   rfr_ctx *ctx = rft_run_ctx(2);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -2,10 +2,10 @@
  *
  * The reference of training on preferences: how much the model of step 0 prefers the chosen answer of each pair.
  *
- * A new adapter changes nothing, so with one the reference is the base model. The weights of step 0 can be made again at
- * any time, so the numbers are a cache: a file beside the cached tokens, named by a hash of the weights, the rows and the
- * precision. A resumed run reads it, or computes the same numbers before it loads its checkpoint. No second model is in
- * memory.
+ * A new adapter changes nothing, so with one the reference is the base model. The weights of step 0 can be loaded at
+ * any time, so the numbers are a cache: a file beside the cached tokens, named by a hash of the weights, the rows and
+ * the precision. A resumed run reads it, or computes the same numbers before it loads its checkpoint. No second model
+ * is in memory.
  */
 #include "train/reference.h"
 
@@ -119,8 +119,7 @@ static rfr_status write_cache(rfr_run *run, const char *folder, const char *path
   memcpy(data, all->x, all->bytes);
   memcpy(data + all->bytes, &hash, sizeof hash);
   rfr_status s = rfi_dir_create(folder);
-  if (s == RFR_OK && strcmp(run->settings->config->data_cache, "auto") == 0)
-    s = rfi_token_cache_hide(run->ctx, folder);
+  if (s == RFR_OK && strcmp(run->settings->config->data_cache, "auto") == 0) s = rfi_token_cache_hide(run->ctx, folder);
   if (s == RFR_OK) s = rfi_file_write(run->ctx, path, data, all->bytes + sizeof hash);
   rfi_free(run->ctx, data);
   if (s == RFR_OK || s == RFR_NO_MEMORY) return s;

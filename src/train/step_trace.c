@@ -92,8 +92,8 @@ enum { LOSS, MARGIN, ACCURACY, REPORTS };
 
 /* Everything after the loss. `reported`: without the loss scale. `g` has one element per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
-                     const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count,
-                     const routing *routing, rfr_value step) {
+                     const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count, const routing *routing,
+                     rfr_value step) {
   const int64_t three = 3;
   int trainable = 0;
   for (int i = 0; i < n; i++)
@@ -117,12 +117,15 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
     if (rule.frozen || rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
     update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
   }
-  rfr_value metrics[RFI_METRIC_N] = {
-      [RFI_METRIC_LOSS] = reported[LOSS],     [RFI_METRIC_NORM] = norm,
-      [RFI_METRIC_LR] = u.lr,                 [RFI_METRIC_COUNT] = count,
-      [RFI_METRIC_SKIP] = u.skip,             [RFI_METRIC_BAD_ROUTING] = which,
-      [RFI_METRIC_BAD_GROUP] = group,         [RFI_METRIC_MARGIN] = reported[MARGIN],
-      [RFI_METRIC_ACCURACY] = reported[ACCURACY]};
+  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = reported[LOSS],
+                                     [RFI_METRIC_NORM] = norm,
+                                     [RFI_METRIC_LR] = u.lr,
+                                     [RFI_METRIC_COUNT] = count,
+                                     [RFI_METRIC_SKIP] = u.skip,
+                                     [RFI_METRIC_BAD_ROUTING] = which,
+                                     [RFI_METRIC_BAD_GROUP] = group,
+                                     [RFI_METRIC_MARGIN] = reported[MARGIN],
+                                     [RFI_METRIC_ACCURACY] = reported[ACCURACY]};
   if (routing->n > 0)
     metrics[RFI_METRIC_MOST_LOAD] = rfr_moe_load(t, routing->n, routing->splits, &metrics[RFI_METRIC_LEAST_LOAD]);
   const int64_t shape[2] = {s->slots, 1 + rfi_metric_count(s)};
@@ -138,8 +141,7 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
 /* The losses of a microbatch's answers, f32 (2P), in the order of its documents. */
 static rfr_value answer_losses(rfr_trace *t, rfr_value scores, rfr_value targets, rfr_value offsets) {
   const int64_t pairs = rfi_most_pairs(rfr_value_type(t, targets).shape[0]);
-  return rfr_segment_sum(t, rfr_token_loss(t, scores, targets, RFI_IGNORE),
-                         rfr_slice(t, offsets, 0, 0, 2 * pairs + 1));
+  return rfr_segment_sum(t, rfr_token_loss(t, scores, targets, RFI_IGNORE), rfr_slice(t, offsets, 0, 0, 2 * pairs + 1));
 }
 
 /* The inputs of a loss over pairs, each RFR_NONE without preferences. */
@@ -219,9 +221,8 @@ static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) 
   rfr_value h = rfr_model_forward(t, &s->model, w, tokens, offsets, RFR_NONE);
   rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
   rfr_output(t, RFI_NAME_NLL,
-             s->preference
-                 ? answer_losses(t, logits, targets, offsets)
-                 : rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
+             s->preference ? answer_losses(t, logits, targets, offsets)
+                           : rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
 }
 
 /* Reads the next `rows` tokens of the text and appends the token after them. */

@@ -163,8 +163,7 @@ typedef struct gradient {
   int64_t target;                     /* -1: the row does not count */
 } gradient;
 
-static __device__ __forceinline__ gradient gradient_of(const rfi_ce_rows &r, int64_t t, double lse,
-                                                         int64_t target) {
+static __device__ __forceinline__ gradient gradient_of(const rfi_ce_rows &r, int64_t t, double lse, int64_t target) {
   const float high = (float)lse;
   return {high, (float)(lse - (double)high), high * LOG2E, rfi_ce_scale(r, t), r.cap, target};
 }

@@ -103,8 +103,7 @@ static rfr_status infer_head(const rfi_infer *c, bool per_row) {
   rfr_type logits = {.dtype = x->dtype, .rank = 2, .shape = {x->shape[0], w->shape[0]}};
   RFI_TRY(check_rows(&logits, &c->in[2], per_row ? NULL : &c->in[3], NULL));
   if (per_row && dloss->rank >= 0) RFI_TRY(check_row_losses(dloss, x->shape[0]));
-  if (!per_row && dloss->rank >= 0 && !is_scalar(dloss))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "dloss must be f32 (1)");
+  if (!per_row && dloss->rank >= 0 && !is_scalar(dloss)) return rfi_fail(RFI_E_TRACE_SHAPE, "dloss must be f32 (1)");
   if (c->attr[1].i < 1) return rfi_fail(RFI_E_TRACE_SHAPE, "chunk must be at least one row");
   if (!(c->attr[2].f >= 0) || !isfinite(c->attr[2].f))
     return rfi_fail(RFI_E_TRACE_SHAPE, "cap is %g; it must be positive and finite", c->attr[2].f);
