@@ -251,7 +251,8 @@ RFR_API rfr_value rfr_cross_entropy_at(rfr_trace *t, rfr_source at, rfr_value lo
 /* Without the sum: f32 (T) = -log p[target] of each row, 0 for a row whose target is `ignore` or outside the
  * vocabulary. */
 RFR_API rfr_value rfr_token_loss_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_value targets, int ignore);
-/* f32 (S): element s = the sum of x[offsets[s]] ... x[offsets[s+1] - 1]. x (T), offsets i32 (S+1), ascending, 0 to T. */
+/* f32 (S): element s = the sum of x[offsets[s]] ... x[offsets[s+1] - 1]. x (T), offsets i32 (S+1), ascending, from 0
+ * to T. */
 RFR_API rfr_value rfr_segment_sum_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value offsets);
 /* Direct preference optimization (Rafailov et al., 2023): f32 (1) = inv_pairs times the sum over pairs of
  * -(1 - smoothing) log sigmoid(beta h) - smoothing log sigmoid(-beta h), h = sums[2p+1] - sums[2p] - reference[p].

@@ -12,9 +12,9 @@
  * document: no token attends to another row, and positions start at 0 in each row. The rest of a window is padding
  * without targets.
  *
- * A preference row is two documents, the chosen answer and then the rejected one, always in one window. There, padding
- * belongs to the last document of its window, so that documents 2p and 2p + 1 of a batch of windows are pair p. If a pair
- * is longer than a window, its longer answer is cut first.
+ * A preference row is two documents, the chosen answer and then the rejected one, always in one window. There,
+ * padding belongs to the last document of its window, so that documents 2p and 2p + 1 of a batch of windows are pair
+ * p. If a pair is longer than a window, its longer answer is cut first.
  *
  * A row longer than a window is cut to its first tokens, dropped, or refused. A row without a token to train is left
  * out.
@@ -52,8 +52,8 @@ rfr_status rfi_row_dataset_open(const rfi_row_encoder *encoder, const rfi_row_da
 const uint32_t *rfi_row_dataset_row(const rfi_dataset *ds, rfi_split split, int64_t i, int64_t *n);
 
 /* For preferences, which need the numbers of the rows in a window, and each row once: window `sample` of a split as
- * rfi_dataset_window has it, or, with `once`, of all rows of the split in the order of the files. `rows` gets the numbers
- * of its rows, at most one for each RFI_PAIR_TOKENS tokens. */
+ * rfi_dataset_window has it, or, with `once`, of all rows of the split in the order of the files. `rows` gets the
+ * numbers of its rows, at most one for each RFI_PAIR_TOKENS tokens. */
 rfr_status rfi_row_dataset_window(rfi_dataset *ds, rfi_split split, bool once, uint64_t seed, int64_t sample,
                                   int32_t *tokens, int32_t *targets, int32_t *doc_offsets, int *n_docs, int32_t *rows,
                                   int *n_rows);

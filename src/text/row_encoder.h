@@ -12,9 +12,9 @@
  * tokenizer adds around a text are added; the end token is appended if it is not among them. The first token of a row
  * is never a target.
  *
- * A preference row has the tokens of two sequences: the prompt with the chosen answer, then the prompt with the rejected
- * one, whose first token has RFI_TOKEN_REJECTED. The answers are trained. Without a prompt, the prompt is the messages
- * with which both answers begin.
+ * A preference row has the tokens of two sequences: the prompt with the chosen answer, then the prompt with the
+ * rejected one, whose first token has RFI_TOKEN_REJECTED. The answers are trained. Without a prompt, the prompt is
+ * the messages with which both answers begin.
  */
 #ifndef RFI_ROW_ENCODER_H
 #define RFI_ROW_ENCODER_H

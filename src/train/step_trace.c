@@ -2,11 +2,12 @@
  *
  * Records the training step, the evaluation, and the two programs of text generation.
  *
- * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per trained
- * parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts, metrics.
- * Losses are sums divided by the number of valid targets of the step, so that k microbatches give the result of one
- * batch; with preferences, by the number of its pairs. In f16 the divisor also contains the loss scale, which norm and update divide out. Everything that changes
- * from step to step is in the step block, the loss scale and the rings; the trace has no step number.
+ * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per
+ * trained parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts,
+ * metrics. Losses are sums divided by the number of valid targets of the step, so that k microbatches give the result
+ * of one batch; with preferences, by the number of its pairs. In f16 the divisor also contains the loss scale, which
+ * norm and update divide out. Everything that changes from step to step is in the step block, the loss scale and the
+ * rings; the trace has no step number.
  */
 #include "train/step_trace.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * token_count, softmax cross-entropy and the loss of each row on a GPU; ce_rows.cu computes the rows. The rows' losses are in the workspace,
- * and one block adds them in f64, in a fixed order.
+ * token_count, softmax cross-entropy and the loss of each row on a GPU; ce_rows.cu computes the rows. The rows'
+ * losses are in the workspace, and one block adds them in f64, in a fixed order.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/loss/ce_cuda.h"

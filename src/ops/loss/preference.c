@@ -2,9 +2,9 @@
  *
  * Losses of sequences, for training on pairs of answers: shapes, gradient rules and recording calls.
  *
- * The loss of a sequence is the sum of its tokens' losses (token_loss), which segment_sum adds. dpo_loss compares the two
- * sequences of each pair. All of this is on the device, with a few numbers per pair, so a step has no host work between
- * forward and backward. Which pairs exist is a value, not a shape: windows hold different numbers of pairs.
+ * The loss of a sequence is the sum of its tokens' losses (token_loss), which segment_sum adds. dpo_loss compares the
+ * two sequences of each pair. All of this is on the device, with a few numbers per pair, so a step has no host work
+ * between forward and backward. Which pairs exist is a value, not a shape: windows hold different numbers of pairs.
  */
 #include <math.h>
 
