@@ -99,6 +99,7 @@ typedef struct cli {
   rfr_ctx_options ctx_options; /* of ctx */
   rfr_ctx *ctx;
   struct progress *progress; /* NULL: none is shown */
+  bool evaluated;            /* the training that ended evaluated held-out data */
 } cli;
 
 /* An error of the program itself: prints it as print_error does and returns `status`. */
@@ -138,6 +139,8 @@ typedef enum cli_operand {
 } cli_operand;
 /* Also stores the run's folder in c->folder, else "". */
 cli_operand cli_operand_kind(cli *c);
+/* An operand like org/name, where no such path exists, is a name on the Hugging Face Hub: models are not fetched. */
+rfr_status cli_refuse_hub_name(const cli *c);
 /* The configuration that the operand names: a file, that of a run, or one made for a model's folder, which a training
  * step of 512 tokens reads; from malloc. Sets c->config. */
 rfr_status cli_read_config(cli *c, char **out);
@@ -162,6 +165,8 @@ rfr_status cli_open_config(cli *c, const char *text, int program, bool keep_trac
 rfr_status cli_program(const cli *c, int *out);
 /* Writes to standard output; an rfr_write_fn. */
 void cli_write(const char *text, size_t n, void *user);
+/* A word for a shell, quoted if it must be. */
+void cli_put_word(FILE *f, const char *word);
 /* Text, escaped for XML. */
 void cli_put_xml(FILE *f, const char *text);
 /* "1.4 GiB" into 32 bytes. */

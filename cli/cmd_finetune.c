@@ -34,8 +34,12 @@ static void put_data(json *j, const char *operand) {
   json_text(j, NULL, escaped);
 }
 
-/* Windows of `sequence` tokens; `preference`: the rows are pairs of answers. */
-static rfr_status write_config(const cli *c, const char *model, int64_t sequence, bool preference, char **out) {
+/* What the rows need. */
+typedef struct rows {
+  bool preference, holds_out; /* pairs of answers; enough rows to hold some out */
+} rows;
+
+static rfr_status write_config(const cli *c, const char *model, int64_t sequence, const rows *rows, char **out) {
   size_t n = 0;
   rfr_machine m;
   const bool on_gpu = rfr_machine_describe(c->ctx, &m) == RFR_OK && strncmp(m.device, "cuda", 4) == 0;
@@ -50,11 +54,11 @@ static rfr_status write_config(const cli *c, const char *model, int64_t sequence
   json_begin(&j, NULL, '[');
   for (int i = 1; i < c->n_operands; i++) put_data(&j, c->operands[i]);
   json_end(&j, ']');
-  fprintf(f, "\n  validation: 5%%\n  sequence: %lld\n", (long long)sequence);
-  if (preference) fputs("  format: preference\n", f);
+  fprintf(f, "\n  validation: %d%%\n  sequence: %lld\n", rows->holds_out ? 5 : 0, (long long)sequence);
+  if (rows->preference) fputs("  format: preference\n", f);
   fprintf(f, "batch: {tokens: %lld, microbatch: %d}\n", (long long)(4 * sequence), on_gpu ? 4 : 1);
   fprintf(f, "optimizer: {lr: %s, clip: 1.0}\nschedule: {name: cosine, warmup: 3%%}\nrun: {epochs: %d}\n",
-          preference ? "2e-5" : "2e-4", preference ? 1 : 3);
+          rows->preference ? "2e-5" : "2e-4", rows->preference ? 1 : 3);
   return fclose(f) == 0 ? RFR_OK : RFR_NO_MEMORY;
 }
 
@@ -71,36 +75,42 @@ static rfr_status read_info(cli *c, const char *text, bool data, rfr_run_info *o
 }
 
 /* Numbers of the configuration for windows of `sequence` tokens. `data`: and of its rows. */
-static rfr_status look(cli *c, const char *model, int64_t sequence, bool preference, bool data, rfr_run_info *out) {
+static rfr_status look_at(cli *c, const char *model, int64_t sequence, bool data, const rows *rows, rfr_run_info *out) {
   char *text = NULL;
-  rfr_status s = write_config(c, model, sequence, preference, &text);
+  rfr_status s = write_config(c, model, sequence, rows, &text);
   if (s == RFR_OK) s = read_info(c, text, data, out);
   free(text);
   return s;
 }
 
-/* As look with data, and finds out whether the rows are pairs of answers. */
-static rfr_status look_at_rows(cli *c, const char *model, int64_t sequence, bool *preference, rfr_run_info *out) {
-  const rfr_status s = look(c, model, sequence, *preference, true, out);
-  if (s == RFR_OK || *preference || strcmp(rfr_last_error()->slug, "data.preference") != 0) return s;
-  *preference = true;
-  return look(c, model, sequence, true, true, out);
+/* The same with data. Finds out whether the rows are pairs of answers, and too few to hold some out. */
+static rfr_status look(cli *c, const char *model, int64_t sequence, rows *rows, rfr_run_info *out) {
+  rfr_status s = look_at(c, model, sequence, true, rows, out);
+  if (s != RFR_OK && !rows->preference && strcmp(rfr_last_error()->slug, "data.preference") == 0) {
+    rows->preference = true;
+    s = look_at(c, model, sequence, true, rows, out);
+  }
+  if (s == RFR_OK || !rows->holds_out || find_set(c, "data.validation=")) return s;
+  if (strcmp(rfr_last_error()->slug, "data.held_out") != 0) return s;
+  rows->holds_out = false;
+  cli_warn(c, "the rows are too few or too equal to hold some out: data.validation is 0%, and nothing is evaluated");
+  return look_at(c, model, sequence, true, rows, out);
 }
 
 /* The shortest window that cuts at most 1 % of the rows, up to the model's longest sequence and 2048 tokens. The rows
  * are tokenized once; later calls read the cache. */
-static rfr_status choose_sequence(cli *c, const char *model, int64_t *out, bool *preference) {
+static rfr_status choose_sequence(cli *c, const char *model, rows *rows, int64_t *out) {
   enum { SHORTEST = 4, LEAST = 256, MOST = 2048, SHARE = 100 };
   const char *given = find_set(c, "data.sequence=");
   rfr_run_info info = {0};
   const char *format = find_set(c, "data.format=");
-  *preference = format && strcmp(format, "preference") == 0;
+  rows->preference = format && strcmp(format, "preference") == 0;
   *out = given ? strtoll(given, NULL, 10) : 0;
-  if (*out > 0) return format ? RFR_OK : look_at_rows(c, model, *out, preference, &info);
-  rfr_status s = look(c, model, SHORTEST, *preference, false, &info);
+  if (*out > 0) return look(c, model, *out, rows, &info);
+  rfr_status s = look_at(c, model, SHORTEST, false, rows, &info);
   const int64_t most = info.max_positions < MOST ? info.max_positions : MOST;
   for (*out = LEAST; s == RFR_OK && *out < most; *out *= 2) {
-    s = look_at_rows(c, model, *out, preference, &info);
+    s = look(c, model, *out, rows, &info);
     if (s == RFR_OK && (info.truncated_rows + info.dropped_rows) * SHARE <= info.train_rows + info.dropped_rows) break;
   }
   if (*out > most) *out = most;
@@ -110,12 +120,35 @@ static rfr_status choose_sequence(cli *c, const char *model, int64_t *out, bool 
 rfr_status cli_finetune_config(cli *c, char **out) {
   char model[PATH_MAX];
   int64_t sequence;
-  bool preference;
+  rows rows = {.holds_out = true};
   *out = NULL;
   if (!realpath(c->operand, model)) return cli_fail(RFR_IO, "check the path", "%s: %s", c->operand, strerror(errno));
   snprintf(c->config, sizeof c->config, "finetune");
-  rfr_status s = choose_sequence(c, model, &sequence, &preference);
-  return s == RFR_OK ? write_config(c, model, sequence, preference, out) : s;
+  rfr_status s = choose_sequence(c, model, &rows, &sequence);
+  return s == RFR_OK ? write_config(c, model, sequence, &rows, out) : s;
+}
+
+/* The commands that take the run. */
+static void print_next(const cli *c, const char *folder, bool adapter) {
+  static const char *const uses[][3] = {{"chat with it", "chat", ""},
+                                        {"evaluate it", "eval", ""},
+                                        {"export the adapter for PEFT", "export", "peft"},
+                                        {"merge it into the model", "export", "hf"},
+                                        {"merge it into one file", "export", "gguf"}};
+  char out[4300];
+  const char *device = c->device ? c->device : "";
+  puts("next:");
+  for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++) {
+    const char *to = uses[i][2];
+    if (strcmp(to, "peft") == 0 && !adapter) continue;
+    if (strcmp(uses[i][1], "eval") == 0 && !c->evaluated) continue; /* nothing is held out */
+    printf("  refrain %s ", uses[i][1]);
+    cli_put_word(stdout, folder);
+    snprintf(out, sizeof out, strcmp(to, "gguf") == 0 ? "%s.gguf" : "%s-%s", folder, to);
+    if (*to) printf(" --to %s --out ", to), cli_put_word(stdout, out);
+    else if (*device) printf(" --device "), cli_put_word(stdout, device);
+    printf("  # %s\n", !adapter && *to ? "export it" : uses[i][0]);
+  }
 }
 
 rfr_status cli_finetune(cli *c) {
@@ -124,7 +157,8 @@ rfr_status cli_finetune(cli *c) {
   else cli_default_folder(c->operands[1], folder, sizeof folder);
   rfr_status s = cli_finetune_config(c, &text);
   if (s == RFR_OK) s = cli_train_config(c, text, folder);
-  if (s == RFR_OK && !c->quiet && !c->json) printf("to chat with it: refrain chat %s\n", folder);
+  const char *type = find_set(c, "adapter.type=");
+  if (s == RFR_OK && !c->quiet && !c->json) print_next(c, folder, !type || strcmp(type, "none") != 0);
   free(text);
   return s;
 }

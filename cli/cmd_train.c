@@ -58,21 +58,6 @@ static rfr_status find_run(cli *c, char **text, char folder[4200]) {
 
 /* ---- continuing ---- */
 
-/* A word for a shell. */
-static void put_word(FILE *f, const char *word) {
-  static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=,+@%-";
-  if (*word && word[strspn(word, plain)] == '\0') {
-    fputs(word, f);
-    return;
-  }
-  fputc('\'', f);
-  for (; *word; word++) {
-    if (*word == '\'') fputs("'\\''", f);
-    else fputc(*word, f);
-  }
-  fputc('\'', f);
-}
-
 /* The command that continues the run; its configuration, --set included, is in its folder. From malloc. */
 static char *resume_command(const cli *c, const char *folder) {
   char *text = NULL;
@@ -81,9 +66,9 @@ static char *resume_command(const cli *c, const char *folder) {
   if (!f) return NULL;
   fputs("refrain train ", f);
   if (folder[0] == '-') fputs("./", f);
-  put_word(f, folder);
+  cli_put_word(f, folder);
   fputs(" --resume", f);
-  if (c->device) fputs(" --device ", f), put_word(f, c->device);
+  if (c->device) fputs(" --device ", f), cli_put_word(f, c->device);
   if (c->threads >= 0) fprintf(f, " --threads %lld", (long long)c->threads);
   if (c->strict) fputs(" --strict", f);
   if (c->eager) fputs(" --eager", f);
@@ -119,11 +104,14 @@ static void on_event(const rfr_event *e, void *user) {
   else progress_event(e, c->progress);
 }
 
+static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
+
 /* Files of rows: how many, and what became of the long ones. */
 static void print_rows(const rfr_run_info *i) {
   const double share = i->train_tokens > 0 ? 100.0 * (double)i->trained_tokens / (double)i->train_tokens : 0.0;
-  fprintf(stderr, "        %lld rows in %lld windows, %lld tokens (%.3g%%) are trained\n", (long long)i->train_rows,
-          (long long)i->train_windows, (long long)i->trained_tokens, share);
+  fprintf(stderr, "        %lld row%s in %lld window%s, %lld tokens (%.3g%%) are trained\n", (long long)i->train_rows,
+          plural(i->train_rows), (long long)i->train_windows, plural(i->train_windows), (long long)i->trained_tokens,
+          share);
   if (i->truncated_rows > 0)
     fprintf(stderr, "        %lld rows are longer than data.sequence and were cut by %lld tokens\n",
             (long long)i->truncated_rows, (long long)i->cut_tokens);
@@ -133,17 +121,50 @@ static void print_rows(const rfr_run_info *i) {
     fprintf(stderr, "        %lld rows have no token to train and were left out\n", (long long)i->untrained_rows);
 }
 
+static void print_held_out(const rfr_run_info *i) {
+  char a[32];
+  if (i->validation_tokens == 0) fprintf(stderr, "        nothing is held out for validation\n");
+  else if (i->validation_rows > 0)
+    fprintf(stderr, "        held out for validation: %lld row%s, %lld tokens\n", (long long)i->validation_rows,
+            plural(i->validation_rows), (long long)i->validation_tokens);
+  else
+    fprintf(stderr, "        held out for validation: %s in %lld file%s, %lld tokens\n",
+            cli_bytes(a, i->validation_bytes), (long long)i->validation_files, plural(i->validation_files),
+            (long long)i->validation_tokens);
+}
+
 static void print_data(const rfr_run_info *i) {
   char a[32];
-  fprintf(stderr, "data    %lld files, %s, %lld tokens: %.3g epochs\n", (long long)i->train_files,
-          cli_bytes(a, i->train_bytes), (long long)i->train_tokens, i->epochs);
+  fprintf(stderr, "data    %lld file%s, %s, %lld tokens", (long long)i->train_files, plural(i->train_files),
+          cli_bytes(a, i->train_bytes), (long long)i->train_tokens);
+  /* A run that is given in time does not know its steps yet. */
+  if (!i->steps_estimated) fprintf(stderr, ": %.3g epoch%s", i->epochs, i->epochs == 1.0 ? "" : "s");
+  fputc('\n', stderr);
   if (i->train_rows > 0) print_rows(i);
   if (i->duplicate_files > 0) fprintf(stderr, "        %lld duplicate files left out\n", (long long)i->duplicate_files);
   if (i->empty_files > 0) fprintf(stderr, "        %lld empty files left out\n", (long long)i->empty_files);
-  if (i->validation_tokens > 0)
-    fprintf(stderr, "        held out for validation: %s in %lld files, %lld tokens\n",
-            cli_bytes(a, i->validation_bytes), (long long)i->validation_files, (long long)i->validation_tokens);
-  else fprintf(stderr, "        nothing is held out for validation\n");
+  print_held_out(i);
+}
+
+static void print_model(const rfr_run_info *i) {
+  fprintf(stderr, "model   %lld parameters", (long long)i->parameters);
+  if (i->adapter_parameters > 0) fprintf(stderr, " and %lld of the adapter", (long long)i->adapter_parameters);
+  if (i->trainable_parameters < i->parameters + i->adapter_parameters)
+    fprintf(stderr, ", %lld trainable", (long long)i->trainable_parameters);
+  else fputs(", all trainable", stderr);
+  fprintf(stderr, ", %s\n", rfr_dtype_name(i->dtype));
+}
+
+static void print_steps(const rfr_run_info *i) {
+  fputs("steps   ", stderr);
+  if (i->time > 0.0 && i->steps_estimated) {
+    fprintf(stderr, "for %g s, of %lld tokens each", i->time, (long long)i->tokens_per_step);
+  } else {
+    if (i->time > 0.0) fprintf(stderr, "for %g s: ", i->time);
+    fprintf(stderr, "%lld step%s of %lld tokens", (long long)i->steps, plural(i->steps), (long long)i->tokens_per_step);
+  }
+  if (i->step > 0) fprintf(stderr, "; %lld of them are done", (long long)i->step);
+  fputc('\n', stderr);
 }
 
 /* The table that training starts with. */
@@ -152,19 +173,10 @@ static void print_start(rfr_run *run, const rfr_run_info *i) {
   rfr_plan_summary plan = {0};
   rfr_program_plan(rfr_run_programs(run), rfr_run_program_index(run, RFR_RUN_TRAIN), &plan);
   print_data(i);
-  fprintf(stderr, "model   %lld parameters", (long long)i->parameters);
-  if (i->trainable_parameters < i->parameters) fprintf(stderr, ", %lld trainable", (long long)i->trainable_parameters);
-  else fputs(", all trainable", stderr);
-  fprintf(stderr, ", %s\n", rfr_dtype_name(i->dtype));
+  print_model(i);
   fprintf(stderr, "memory  %s planned; %s of disk for a checkpoint\n", cli_bytes(a, plan.planned_bytes),
           cli_bytes(b, i->checkpoint_bytes));
-  fputs("steps   ", stderr);
-  if (i->time > 0.0)
-    fprintf(stderr, "for %g s: %s%lld", i->time, i->steps_estimated ? "about " : "", (long long)i->steps);
-  else fprintf(stderr, "%lld", (long long)i->steps);
-  fprintf(stderr, " steps of %lld tokens", (long long)i->tokens_per_step);
-  if (i->step > 0) fprintf(stderr, "; %lld of them are done", (long long)i->step);
-  fputc('\n', stderr);
+  print_steps(i);
 }
 
 static void print_json(rfr_run *run, const progress *p, const char *folder, double seconds) {
@@ -284,6 +296,7 @@ rfr_status cli_train_config(cli *c, const char *text, const char *folder) {
   if (s == RFR_NO_FIT && !run) print_no_fit(c, text, folder);
   rfr_run_close(run);
   c->progress = NULL;
+  c->evaluated = p.evaluated;
   return s;
 }
 

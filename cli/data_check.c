@@ -52,7 +52,8 @@ static void put_json_piece(const char *text, size_t n, int trained, void *user) 
   X(cut_tokens, "tokens cut off")                                               \
   X(dropped_rows, "rows dropped, because they are longer than a window")        \
   X(untrained_rows, "rows left out, because they have no token to train")       \
-  X(parameters, "parameters")                                                   \
+  X(parameters, "parameters of the model")                                      \
+  X(adapter_parameters, "parameters of the adapter")                            \
   X(trainable_parameters, "trainable parameters")
 
 static rfr_status print_json(const rfr_run *data, const rfr_run_info *i, const cli_fit *fit) {

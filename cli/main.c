@@ -65,7 +65,8 @@ static rfr_status run_command(cli *c) {
   o.log = log_warning;
   o.log_user = c;
   c->ctx_options = o;
-  rfr_status s = rfr_ctx_create(&o, &c->ctx);
+  rfr_status s = cli_refuse_hub_name(c);
+  if (s == RFR_OK) s = rfr_ctx_create(&o, &c->ctx);
   if (s == RFR_OK) s = table[c->command](c);
   cli_report(c, s);
   rfr_ctx_destroy(c->ctx);

@@ -28,37 +28,9 @@ void cli_string_add(const char *text, size_t n, void *user) {
 
 /* ---- tokenizer and template ---- */
 
-static void add_stop(cli_text *t, int32_t id) {
-  for (int i = 0; i < t->n_stop; i++)
-    if (t->stop[i] == id) return;
-  if (id >= 0 && t->n_stop < CLI_STOPS) t->stop[t->n_stop++] = id;
-}
-
 void cli_text_open(const rfr_run *run, cli_text *out) {
   *out = (cli_text){.tokenizer = rfr_run_tokenizer(run)};
-  if (!out->tokenizer) return;
-  for (int i = 0; rfr_tokenizer_stop(out->tokenizer, i) >= 0; i++) add_stop(out, rfr_tokenizer_stop(out->tokenizer, i));
-  add_stop(out, rfr_tokenizer_eos(out->tokenizer));
-}
-
-/* The token after the assistant's text in a rendered conversation ends a turn. */
-static rfr_status find_end_of_turn(cli_text *t) {
-  static const char messages[] =
-      "[{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]";
-  rfr_rendered text;
-  rfr_status s = rfr_chat_render(t->chat, messages, sizeof messages - 1, NULL, &text);
-  if (s != RFR_OK) return s;
-  const size_t end = text.n_foreign > 0 ? text.foreign[text.n_foreign - 1].end : text.n;
-  rfr_tokens tokens = {0};
-  s = rfr_tokenizer_encode(t->tokenizer, text.text + end, text.n - end, NULL, &tokens);
-  for (int64_t i = 0; s == RFR_OK && i < tokens.n; i++) {
-    if (!rfr_tokenizer_is_special(t->tokenizer, tokens.ids[i])) continue;
-    add_stop(t, tokens.ids[i]);
-    break;
-  }
-  rfr_tokens_deinit(&tokens);
-  rfr_rendered_deinit(&text);
-  return s;
+  if (out->tokenizer) rfr_chat_stops(NULL, out->tokenizer, out->stop, CLI_STOPS, &out->n_stop);
 }
 
 rfr_status cli_text_open_chat(const cli *c, const rfr_run *run, cli_text *t) {
@@ -74,7 +46,7 @@ rfr_status cli_text_open_chat(const cli *c, const rfr_run *run, cli_text *t) {
   if (!t->chat)
     return cli_fail(RFR_INVALID, "name one: --template chatml, or --template FILE", "%s has no chat template",
                     c->operand);
-  return find_end_of_turn(t);
+  return rfr_chat_stops(t->chat, t->tokenizer, t->stop, CLI_STOPS, &t->n_stop);
 }
 
 void cli_text_deinit(cli_text *t) {
@@ -101,18 +73,11 @@ rfr_status cli_text_encode(cli_text *t, const char *prompt, size_t n) {
 
 rfr_status cli_text_encode_chat(cli_text *t, const json_t *messages) {
   rfr_chat_options o = rfr_chat_options_default();
-  rfr_rendered text;
   o.add_generation_prompt = 1;
   char *json = json_dumps(messages, 0);
   if (!json) return RFR_NO_MEMORY;
-  rfr_status s = rfr_chat_render(t->chat, json, strlen(json), &o, &text);
+  const rfr_status s = rfr_chat_encode(t->chat, t->tokenizer, json, strlen(json), &o, &t->tokens);
   free(json);
-  if (s != RFR_OK) return s;
-  rfr_encode_options e = rfr_encode_options_default(); /* the template writes BOS itself */
-  e.foreign = text.foreign;
-  e.n_foreign = text.n_foreign;
-  s = rfr_tokenizer_encode(t->tokenizer, text.text, text.n, &e, &t->tokens);
-  rfr_rendered_deinit(&text);
   return s;
 }
 

@@ -87,6 +87,31 @@ cli_operand cli_operand_kind(cli *c) {
   return CLI_CONFIG;
 }
 
+rfr_status cli_refuse_hub_name(const cli *c) {
+  static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-";
+  static const char *const files[] = {".yaml", ".yml", ".json", ".jsonl", ".gguf", ".safetensors", ".txt"};
+  struct stat st;
+  const char *name = c->operand;
+  if (!name || !cli_has_operand(cli_command_at(c->command), "MODEL") || stat(name, &st) == 0) return RFR_OK;
+  if (name[0] == '.' || name[0] == '-') return RFR_OK;
+  const size_t owner = strspn(name, plain);
+  if (owner == 0 || name[owner] != '/' || !name[owner + 1] || name[owner + 1 + strspn(name + owner + 1, plain)])
+    return RFR_OK;
+  for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+    const size_t n = strlen(name), k = strlen(files[i]);
+    if (n > k && strcmp(name + n - k, files[i]) == 0) return RFR_OK;
+  }
+  char folder[512], help[1200];
+  snprintf(folder, sizeof folder, "%.*s", (int)owner, name);
+  if (stat(folder, &st) == 0 || strcmp(folder, "runs") == 0) return RFR_OK; /* a path with a typing error */
+  snprintf(
+      help, sizeof help,
+      "if it is a model on the Hugging Face Hub: download it, `hf download %.200s --local-dir %.200s`, and give the "
+      "folder; refrain fetches no models",
+      name, name + owner + 1);
+  return cli_fail(RFR_IO, help, "%s is neither a file nor a folder here", name);
+}
+
 /* A configuration for a model's folder: the keys that the folder does not determine. Nothing trains on its file of
  * data, which only has to match. */
 static rfr_status write_model_config(const char *folder, const char *sequence, char **out) {
@@ -216,6 +241,20 @@ rfr_status cli_program(const cli *c, int *out) {
 void cli_write(const char *text, size_t n, void *user) {
   (void)user;
   fwrite(text, 1, n, stdout);
+}
+
+void cli_put_word(FILE *f, const char *word) {
+  static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=,+@%-";
+  if (*word && word[strspn(word, plain)] == '\0') {
+    fputs(word, f);
+    return;
+  }
+  fputc('\'', f);
+  for (; *word; word++) {
+    if (*word == '\'') fputs("'\\''", f);
+    else fputc(*word, f);
+  }
+  fputc('\'', f);
 }
 
 void cli_put_xml(FILE *f, const char *text) {

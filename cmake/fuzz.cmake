@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-# The fuzz targets, tests/fuzz/fuzz_X.c: with RFR_FUZZ (clang) linked with libFuzzer, else with a
-# main that replays the committed inputs of tests/data/fuzz/X as a test.
+# The fuzz targets, tests/fuzz/fuzz_X.c: with RFR_FUZZ (clang) linked with libFuzzer and a mutator that knows the
+# formats, else with a main that replays the committed inputs of tests/data/fuzz/X as a test.
 file(GLOB RFR_FUZZ_TARGETS CONFIGURE_DEPENDS tests/fuzz/fuzz_*.c)
+add_library(refrain_fuzz OBJECT tests/fuzz/support.c tests/fuzz/json_text.c tests/fuzz/container.c)
+if(RFR_FUZZ)
+  target_sources(refrain_fuzz PRIVATE tests/fuzz/mutate.c)
+else()
+  target_sources(refrain_fuzz PRIVATE tests/fuzz/replay.c)
+endif()
+target_include_directories(refrain_fuzz PRIVATE include src)
+target_link_libraries(refrain_fuzz PRIVATE ${RFR_LIBRARIES})
 foreach(source ${RFR_FUZZ_TARGETS})
   get_filename_component(name ${source} NAME_WE)
   string(REPLACE "fuzz_" "" corpus ${name})
-  add_executable(${name} ${source} tests/fuzz/support.c)
+  add_executable(${name} ${source} $<TARGET_OBJECTS:refrain_fuzz>)
   target_link_libraries(${name} PRIVATE refrain_inside)
-  target_compile_definitions(${name} PRIVATE RFT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   if(RFR_FUZZ)
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   else()
-    target_sources(${name} PRIVATE tests/fuzz/replay.c)
     add_test(NAME ${name} COMMAND ${name} ${PROJECT_SOURCE_DIR}/tests/data/fuzz/${corpus})
   endif()
 endforeach()

@@ -63,7 +63,7 @@ foreach(name ops_test cli_test cli_plan_test cli_runs_test)
 endforeach()
 
 # These tests replace the backend of their programs.
-foreach(name backend_faults_test debug_test graphs_faults_test tune_test)
+foreach(name backend_faults_test debug_test graphs_faults_test load_weights_test tune_test)
   target_link_options(${name} PRIVATE -Wl,--wrap=rfi_backend_find)
 endforeach()
 
@@ -154,6 +154,7 @@ endif()
 if(NOT RFR_SANITIZE)
   set(tools ${PROJECT_SOURCE_DIR}/tools)
   add_test(NAME include_direction COMMAND ${tools}/include-check ${PROJECT_SOURCE_DIR})
+  add_test(NAME op_index_current COMMAND ${tools}/make_op_index --check)
   add_test(NAME exported_symbols COMMAND ${tools}/export-check $<TARGET_FILE:refrain>
                                          ${PROJECT_SOURCE_DIR}/include/refrain)
   set(linked refrain)

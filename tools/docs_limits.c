@@ -57,6 +57,7 @@ static const struct row {
     {CONFIG, "weights and activations in f16, with a dynamic loss scale", NULL, "precision.dtype=f16"},
     {CONFIG, "SGD with momentum", NULL, "optimizer.name=sgd\noptimizer.momentum=0.9"},
     {CONFIG, "moments in bf16", NULL, "optimizer.state_dtype=bf16"},
+    {CONFIG, "moments in 8 bits", NULL, "optimizer.state_dtype=u8"},
     {CONFIG, "gradients in the type of the weights", NULL, "optimizer.gradient_dtype=model"},
     {CONFIG, "some weights frozen", NULL, "optimizer.frozen=[\"*layers.0*\"]"},
     {CONFIG, "a pattern that matches no weight", "config.value", "optimizer.frozen=[\"*layer.0*\"]"},

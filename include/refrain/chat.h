@@ -33,6 +33,7 @@
 #include "refrain/ctx.h"
 #include "refrain/span.h"
 #include "refrain/status.h"
+#include "refrain/text.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -101,6 +102,16 @@ RFR_API rfr_status rfr_chat_render_training(const rfr_chat_template *chat, const
                                             const rfr_chat_options *options, rfr_rendered *out);
 
 RFR_API void rfr_rendered_deinit(rfr_rendered *rendered);
+
+/* Renders a conversation and tokenizes it. Only text of the template becomes special tokens. `options` may be NULL;
+ * with add_generation_prompt the tokens are a prompt for rfr_run_generate_tokens. `out` as in rfr_tokenizer_encode.
+ * Errors: those of rfr_chat_render and rfr_tokenizer_encode. */
+RFR_API rfr_status rfr_chat_encode(const rfr_chat_template *chat, const rfr_tokenizer *tokenizer, const char *messages,
+                                   size_t n, const rfr_chat_options *options, rfr_tokens *out);
+/* The tokens that end a generated text: those of rfr_tokenizer_stop and, with a template (or NULL), the special token
+ * that it writes after the assistant's text. At most `most` ids; *n gets their number. Errors: as above. */
+RFR_API rfr_status rfr_chat_stops(const rfr_chat_template *chat, const rfr_tokenizer *tokenizer, int32_t *ids, int most,
+                                  int *n);
 
 #ifdef __cplusplus
 }

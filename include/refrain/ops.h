@@ -331,7 +331,8 @@ typedef struct rfr_adamw_options {
 } rfr_adamw_options;
 RFR_API rfr_adamw_options rfr_adamw_options_default(void); /* 0.9, 0.95, 1e-8, decay 0.1, lr_scale 1 */
 /* Updates w, m, v (and master, f32, if w is narrower) in place unless skip is 1; clip and skip may be RFR_NONE. m and v
- * are f32 or bf16. Each must be an input, not a view of one: w with the role trainable or input, the others state.
+ * are f32 or bf16 in w's shape, or both u8 and initially zeros: m as RFR_QUANT_DYNAMIC8, v as RFR_QUANT_DYNAMIC8U. Each
+ * must be an input, not a view of one: w with the role trainable or input, the others state.
  * Returns the next version of w. */
 RFR_API rfr_value rfr_adamw_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value m, rfr_value v,
                                rfr_value master, rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step,

@@ -85,6 +85,42 @@ enum {
   RFR_RUN_ALL = 15
 };
 
+/* One window of a program's own data: `sequence` tokens (data.sequence), to be filled by an rfr_window_fn. */
+enum { RFR_NO_TARGET = -100 };
+typedef struct rfr_window {
+  size_t size;
+  int validation; /* 0: of training; 1: held out */
+  int64_t index;  /* of training: 0 for the first window of the run, then one more each, also after a resume; held
+                          out: 0 to validation_windows - 1 */
+  int64_t sequence;
+  int32_t *tokens;  /* (sequence); 0 before the call */
+  int32_t *targets; /* (sequence): the token to predict at each position, usually the next one, or RFR_NO_TARGET, which
+                          all are before the call: a loss mask */
+  int32_t *documents;  /* (sequence): where documents begin, ascending; the first is 0. Attention stays in a document */
+  int64_t n_documents; /* 1 before the call */
+  int64_t position;    /* in: as the call for the window before left it, 0 for the first; out: for the next call. Each
+                          checkpoint has that of its step, and a resume continues with it. Of held-out data: 0 at window
+                          0, never saved */
+  char message[256];   /* for the error, if the call fails */
+} rfr_window;
+/* Fills a window; a result other than 0 fails the call of the run with data.source, and the same window is asked for
+ * again if the step is repeated. Called by rfr_run_step, rfr_run_train, rfr_run_profile and rfr_run_evaluate on their
+ * thread, once per window, in the order of their indices, up to four steps ahead of the step that trains on it; never
+ * during a capture. It must not call functions of the run. A run has the same bits whenever the windows of the same
+ * index are the same: fill them from `index` or `position` alone. */
+typedef int (*rfr_window_fn)(rfr_window *window, void *user);
+
+/* Data that a program gives instead of files. */
+typedef struct rfr_data_source {
+  size_t size;
+  rfr_window_fn fill; /* it and `user` are used until the run is closed */
+  void *user;
+  const char *name;           /* of the data, or NULL; a resume with another name warns, as with other files */
+  int64_t train_windows;      /* of an epoch, for run.epochs; later windows have higher indices. 0: not known */
+  int64_t validation_windows; /* held out; 0: none */
+} rfr_data_source;
+RFR_API rfr_data_source rfr_data_source_default(void);
+
 typedef struct rfr_run_options {
   size_t size;
   const char *config_name;      /* name of the configuration in errors; NULL: "config" */
@@ -101,7 +137,8 @@ typedef struct rfr_run_options {
   int no_data;           /* 1: read no data and no weights: for plans, traces and timing (random tokens) */
   rfr_event_fn on_event; /* NULL: none */
   void *event_user;
-  int plan_only; /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
+  int plan_only;               /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
+  const rfr_data_source *data; /* NULL: files; otherwise data.train is [], and no tokenizer is needed. Copied */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 
@@ -191,7 +228,9 @@ typedef struct rfr_run_info {
   int64_t step, steps; /* attempted so far; of the run */
   int64_t skipped;     /* attempted steps with non-finite gradients */
   int64_t tokens_per_step;
-  int64_t parameters, trainable_parameters; /* elements */
+  int64_t parameters;           /* elements of the model, without those of an adapter */
+  int64_t adapter_parameters;   /* of the adapter; 0: none */
+  int64_t trainable_parameters; /* of both, trained */
   int64_t train_files, train_bytes, validation_files, validation_bytes;
   int64_t experts, expert_rows;            /* experts of a layer, 0: none; rows of a microbatch over all experts */
   int64_t expert_layers;                   /* layers with experts */

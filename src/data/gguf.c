@@ -432,11 +432,12 @@ rfr_status rfi_gguf_read(rfi_gguf *g, const rfi_gguf_tensor *t, int64_t first, i
   if (f->dtype == dtype && head_dim == 0)
     return rfi_file_read_at(g->file, out, (size_t)(rows * blocks * f->bytes), offset);
   const reading r = {f, width, blocks, head_dim, dtype, out};
-  const int64_t piece = PIECE / f->elements, slab = SLAB / f->bytes / piece * piece, all = rows * blocks;
+  const int64_t piece = PIECE / f->elements, all = rows * blocks, most = SLAB / f->bytes / piece * piece;
+  const int64_t slab = all < most ? all : most; /* blocks */
   const int threads = rfi_ctx_threads(g->ctx);
   uint8_t *stored;
   RFI_TRY(rfi_check_fork(threads));
-  RFI_TRY(RFI_ALLOC(g->ctx, SLAB, &stored));
+  RFI_TRY(RFI_ALLOC(g->ctx, (size_t)(slab * f->bytes), &stored));
   rfr_status s = RFR_OK;
   for (int64_t b = 0; s == RFR_OK && b < all; b += slab) {
     const int64_t n = all - b < slab ? all - b : slab;

@@ -6,6 +6,8 @@
  */
 #include "data/hash.h"
 
+#include <string.h>
+
 #define XXH_INLINE_ALL
 #define XXH_NO_STDLIB
 #include <xxhash.h>
@@ -30,6 +32,26 @@ char *rfi_hash_format(char text[33], rfi_hash hash) {
 }
 
 bool rfi_hash_equal(rfi_hash a, rfi_hash b) { return a.high == b.high && a.low == b.low; }
+
+rfi_hash rfi_hash_block(const char *name, uint64_t type, int64_t index, const void *data, size_t n) {
+  const XXH128_hash_t of_name = XXH3_128bits(name, strlen(name)), of_data = XXH3_128bits(data, n);
+  const uint64_t words[] = {of_name.low64, of_name.high64, type, (uint64_t)index, of_data.low64, of_data.high64};
+  uint8_t bytes[sizeof words]; /* little-endian on every machine */
+  for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)(words[i / 8] >> (8 * (i % 8)));
+  return rfi_hash_bytes(bytes, sizeof bytes);
+}
+
+void rfi_hash_add(rfi_hash *sum, rfi_hash hash) {
+  sum->low += hash.low;
+  sum->high += hash.high;
+}
+
+void rfi_hash_add_tensor(rfi_hash *sum, const char *name, uint64_t type, const void *data, size_t n) {
+  const size_t block = RFI_HASH_BLOCK;
+  for (size_t at = 0; at < n; at += block)
+    rfi_hash_add(sum, rfi_hash_block(name, type, (int64_t)(at / block), (const char *)data + at,
+                                     n - at < block ? n - at : block));
+}
 
 rfr_status rfi_hasher_create(rfr_ctx *ctx, rfi_hasher **out) {
   RFI_TRY(RFI_ALLOC(ctx, sizeof **out, out));

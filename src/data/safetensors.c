@@ -208,27 +208,39 @@ rfr_status rfi_safetensors_read(rfi_safetensors *st, const rfi_stored *stored, v
   return rfi_file_read_at(st->file, data, bytes, stored->offset);
 }
 
+rfr_status rfi_safetensors_read_range(rfi_safetensors *st, const rfi_stored *stored, rfr_dtype dtype, void *data,
+                                      int64_t first, int64_t n) {
+  if (first < 0 || n < 0 || n > stored->elements - first)
+    return BAD("tensor \"%.200s\": has %lld elements, %lld from %lld are wanted", stored->name,
+               (long long)stored->elements, (long long)n, (long long)first);
+  const int64_t bits = stored->dtype == RFR_DTYPE_COUNT ? 0 : rfr_dtype_bits(stored->dtype);
+  if (stored->dtype == dtype && bits % 8 == 0)
+    return rfi_file_read_at(st->file, data, (size_t)(n * bits / 8), stored->offset + first * bits / 8);
+  if (bits == 0 || !rfr_dtype_is_float(stored->dtype) || !rfr_dtype_is_float(dtype) || bits % 8 ||
+      rfr_dtype_bits(dtype) % 8)
+    return rfi_fail_at(RFI_E_UNSUPPORTED, rfi_file_path(st->file), 0, "tensor \"%.200s\": %s cannot be read as %s",
+                       stored->name, stored->dtype_name, rfr_dtype_safetensors_name(dtype));
+  const int64_t from = bits / 8, to = rfr_dtype_bits(dtype) / 8;
+  const int64_t step = n < CONVERT_CHUNK / from ? n : CONVERT_CHUNK / from;
+  char *chunk;
+  RFI_TRY(RFI_ALLOC(st->ctx, (size_t)(step * from), &chunk));
+  rfr_status s = RFR_OK;
+  for (int64_t i = 0; i < n && s == RFR_OK; i += step) {
+    const int64_t some = n - i < step ? n - i : step;
+    s = rfi_file_read_at(st->file, chunk, (size_t)(some * from), stored->offset + (first + i) * from);
+    if (s == RFR_OK) rfi_convert(dtype, (char *)data + i * to, stored->dtype, chunk, some);
+  }
+  rfi_free(st->ctx, chunk);
+  return s;
+}
+
 rfr_status rfi_safetensors_read_as(rfi_safetensors *st, const rfi_stored *stored, rfr_dtype dtype, void *data,
                                    int64_t elements) {
   if (stored->elements != elements)
     return BAD("tensor \"%.200s\": has %lld elements, %lld are wanted", stored->name, (long long)stored->elements,
                (long long)elements);
   if (stored->dtype == dtype) return rfi_safetensors_read(st, stored, data, (size_t)stored->bytes);
-  if (stored->dtype == RFR_DTYPE_COUNT || !rfr_dtype_is_float(stored->dtype) || !rfr_dtype_is_float(dtype) ||
-      rfr_dtype_bits(stored->dtype) % 8 || rfr_dtype_bits(dtype) % 8)
-    return rfi_fail_at(RFI_E_UNSUPPORTED, rfi_file_path(st->file), 0, "tensor \"%.200s\": %s cannot be read as %s",
-                       stored->name, stored->dtype_name, rfr_dtype_safetensors_name(dtype));
-  int64_t from = rfr_dtype_bits(stored->dtype) / 8, to = rfr_dtype_bits(dtype) / 8, step = CONVERT_CHUNK / from;
-  char *chunk;
-  RFI_TRY(RFI_ALLOC(st->ctx, CONVERT_CHUNK, &chunk));
-  rfr_status s = RFR_OK;
-  for (int64_t i = 0; i < elements && s == RFR_OK; i += step) {
-    int64_t n = elements - i < step ? elements - i : step;
-    s = rfi_file_read_at(st->file, chunk, (size_t)(n * from), stored->offset + i * from);
-    if (s == RFR_OK) rfi_convert(dtype, (char *)data + i * to, stored->dtype, chunk, n);
-  }
-  rfi_free(st->ctx, chunk);
-  return s;
+  return rfi_safetensors_read_range(st, stored, dtype, data, 0, elements);
 }
 
 /* ---- writing ---- */

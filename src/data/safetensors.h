@@ -48,6 +48,9 @@ rfr_status rfi_safetensors_read(rfi_safetensors *st, const rfi_stored *stored, v
  * (round to nearest even). `elements` must be stored->elements. */
 rfr_status rfi_safetensors_read_as(rfi_safetensors *st, const rfi_stored *stored, rfr_dtype dtype, void *data,
                                    int64_t elements);
+/* The same for the n elements from `first`. Any thread; errors are those of the calling thread. */
+rfr_status rfi_safetensors_read_range(rfi_safetensors *st, const rfi_stored *stored, rfr_dtype dtype, void *data,
+                                      int64_t first, int64_t n);
 
 /* Writing: the header first, then every tensor's bytes in the order of the entries,
  * appended to `file` in pieces of any size. */

@@ -130,6 +130,11 @@ void rfi_set_program_addresses(rfr_programs *p, rfi_program *program);
  * replay.signature, naming the first field that differs. */
 rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void *at, const rfr_binding *now);
 
+/* Host memory of which rfr_programs_write makes fast copies: pinned if the device is a GPU. Free it with unstage,
+ * before the programs are destroyed. */
+rfr_status rfi_programs_stage(rfr_programs *p, size_t bytes, void **out);
+void rfi_programs_unstage(rfr_programs *p, void *memory); /* accepts NULL */
+
 /* ---- tune.c ---- */
 /* Makes the backend's choices for the bound ops: those of the options, or by measuring. */
 rfr_status rfi_tune(rfr_programs *p);

@@ -88,28 +88,18 @@ static rfr_type type_of(const rfr_parameter *p, rfr_dtype dtype) {
   return type;
 }
 
-/* The hash that train/state.c writes for the base of an adapter. */
+/* The hash that train/load_weights.c computes of the base of an adapter. */
 static rfr_status hash_base(exporter *e, char hash[33]) {
   rfi_hash sum = {0};
   for (int i = 0; i < e->adapter->base_count; i++) {
     rfr_parameter p;
     rfr_tensor x;
-    rfi_hasher *hasher;
     RFI_TRY(rfr_model_parameter(&e->c, i, &p));
     x = (rfr_tensor){.name = p.name, .type = type_of(&p, e->run.dtype)};
     x.bytes = elements_of(&p) * rfr_dtype_bits(e->run.dtype) / 8;
     RFI_TRY(RFI_ALLOC(e->ctx, (size_t)x.bytes, &x.data));
-    rfr_status s = rfi_weights_read(e->weights, &e->run, &x);
-    if (s == RFR_OK) s = rfi_hasher_create(e->ctx, &hasher);
-    if (s == RFR_OK) {
-      rfi_hasher_add(hasher, p.name, strlen(p.name) + 1);
-      rfi_hasher_add_u64(hasher, (uint64_t)e->run.dtype);
-      rfi_hasher_add(hasher, x.data, (size_t)x.bytes);
-      const rfi_hash own = rfi_hasher_result(hasher);
-      rfi_hasher_destroy(hasher);
-      sum.low += own.low;
-      sum.high += own.high;
-    }
+    const rfr_status s = rfi_weights_read(e->weights, &e->run, &x);
+    if (s == RFR_OK) rfi_hash_add_tensor(&sum, p.name, (uint64_t)e->run.dtype, x.data, (size_t)x.bytes);
     rfi_free(e->ctx, x.data);
     RFI_TRY(s);
   }

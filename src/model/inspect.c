@@ -147,6 +147,20 @@ static rfr_status has_file(report *r, const char *folder, const char *name, char
   return rfi_path_kind(*path, kind);
 }
 
+/* The commands that take an adapter. */
+static rfr_status put_use(report *r, const char *folder, const json_t *config) {
+  const char *base = json_string_value(json_object_get(config, "base_model_name_or_path"));
+  rfi_string text = {.ctx = r->ctx};
+  if (!base || !*base) base = "MODEL";
+  rfr_status s = rfi_string_printf(&text,
+                                   "to train it further: refrain finetune %s DATA --set adapter.from=%s; to merge it "
+                                   "into its base: refrain export %s --to hf --out FOLDER, then refrain chat FOLDER",
+                                   base, folder, folder);
+  if (s == RFR_OK) s = put(r->root, "use", json_string(text.data));
+  rfi_string_deinit(&text);
+  return s;
+}
+
 static rfr_status inspect_folder(report *r, const char *folder) {
   char *path = NULL, kind = 0;
   json_t *config = NULL;
@@ -155,6 +169,7 @@ static rfr_status inspect_folder(report *r, const char *folder) {
     s = put(r->root, "kind", json_string("adapter"));
     if (s == RFR_OK) s = rfi_json_load(r->ctx, path, &config);
     if (s == RFR_OK) s = put(r->root, "adapter", config);
+    if (s == RFR_OK) s = put_use(r, folder, config);
   } else if (s == RFR_OK) {
     s = put(r->root, "kind", json_string("Hugging Face folder"));
     if (s == RFR_OK) s = put_model(r, folder);

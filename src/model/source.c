@@ -30,8 +30,15 @@ static rfr_status refuse_run(rfr_ctx *ctx, const char *folder, const char *confi
 rfr_status rfi_source_config(rfr_ctx *ctx, const char *model, char **path, json_t **out) {
   rfi_gguf *g = NULL;
   bool is_gguf;
+  char kind;
   *path = NULL;
   *out = NULL;
+  RFI_TRY(rfi_path_kind(model, &kind));
+  if (!kind)
+    return rfi_fail(RFI_E_FILE_OPEN,
+                    "model: %s does not exist; models are not fetched: download the folder from the Hugging Face Hub "
+                    "first, with `hf download NAME --local-dir FOLDER`",
+                    model);
   RFI_TRY(rfi_gguf_is(ctx, model, &is_gguf));
   RFI_TRY(is_gguf ? rfi_path_join(ctx, "", model, path) : rfi_path_join(ctx, model, "config.json", path));
   if (!is_gguf) {

@@ -10,8 +10,9 @@
 
 #include "base/base.h"
 
-/* config.json of a model. *path, also set on error: the file that errors should name; free with rfi_free. Errors: json,
- * gguf, model.config, file.*; run.folder, if the folder is a run's. */
+/* config.json of a model. *path, set on most errors too: the file that they should name; free with rfi_free. Errors:
+ * file.open with how to get a model, if there is no such path; json, gguf, model.config, file.*; run.folder, if the
+ * folder is a run's. */
 rfr_status rfi_source_config(rfr_ctx *ctx, const char *model, char **path, json_t **out);
 
 #endif

@@ -178,6 +178,30 @@ static rfr_status find_part(void *user, const char *name, rfi_safetensors **file
   return RFR_OK;
 }
 
+static rfr_status find_tensor(rfi_weights *w, const char *name, int *shard, const rfi_stored **stored) {
+  RFI_TRY(find_outer(w, name, shard, stored));
+  return *stored ? RFR_OK : rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "there is no tensor %s", name);
+}
+
+/* The types of codes that rfi_quantized_read decodes. */
+static bool has_codes(const rfi_stored *stored) { return stored->dtype == RFR_E4M3 || stored->dtype == RFR_U8; }
+
+/* Compares the shape, and marks the tensor as read. */
+static rfr_status take_stored(rfi_weights *w, int shard, const rfi_stored *stored, const char *name, int rank,
+                              const int64_t *shape) {
+  bool same = stored->rank == rank;
+  for (int d = 0; same && d < rank; d++) same = stored->shape[d] == shape[d];
+  if (!same) {
+    char have[200], want[200];
+    print_shape(have, sizeof have, stored->rank, stored->shape);
+    print_shape(want, sizeof want, rank, shape);
+    return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "tensor %s has shape %s; config.json describes %s", name, have,
+                       want);
+  }
+  w->was_read[shard][stored - rfi_safetensors_at(w->shards[shard], 0)] = true;
+  return RFR_OK;
+}
+
 static rfr_status read_tensor(rfi_weights *w, const rfr_model_config *c, const char *name, int rank,
                               const int64_t *shape, rfr_dtype dtype, void *data) {
   const rfi_stored *stored;
@@ -189,33 +213,80 @@ static rfr_status read_tensor(rfi_weights *w, const rfr_model_config *c, const c
     w->gguf_was_read[from - rfi_gguf_tensor_at(w->gguf, 0)] = true;
     return RFR_OK;
   }
-  RFI_TRY(find_outer(w, name, &shard, &stored));
-  if (!stored) return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "there is no tensor %s", name);
-  if (stored->dtype == RFR_E4M3 || stored->dtype == RFR_U8) {
+  RFI_TRY(find_tensor(w, name, &shard, &stored));
+  if (has_codes(stored)) {
     const rfi_tensor_files files = {w->ctx, w, find_part};
     bool done;
     RFI_TRY(rfi_quantized_read(&files, w->path, name, rank, shape, dtype, data, &done));
     if (done) return RFR_OK;
   }
-  bool same = stored->rank == rank;
-  for (int d = 0; same && d < rank; d++) same = stored->shape[d] == shape[d];
-  if (!same) {
-    char have[200], want[200];
-    print_shape(have, sizeof have, stored->rank, stored->shape);
-    print_shape(want, sizeof want, rank, shape);
-    return rfi_fail_at(RFI_E_MODEL_WEIGHTS, w->path, 0, "tensor %s has shape %s; config.json describes %s", name, have,
-                       want);
-  }
-  w->was_read[shard][stored - rfi_safetensors_at(w->shards[shard], 0)] = true;
+  RFI_TRY(take_stored(w, shard, stored, name, rank, shape));
   return rfi_safetensors_read_as(w->shards[shard], stored, dtype, data, stored->elements);
 }
 
-rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr_tensor *x) {
+/* The stored tensors of a parameter: itself, or its pieces. */
+static rfr_status count_pieces(rfi_weights *w, const rfr_tensor *x, int *n) {
   const rfi_stored *packed;
   int shard = 0;
   RFI_TRY(find_outer(w, x->name, &shard, &packed));
-  if (packed) return read_tensor(w, c, x->name, x->type.rank, x->type.shape, x->type.dtype, x->data);
-  const int pieces = rfi_hf_pieces(x->name, &x->type);
+  *n = packed ? 0 : rfi_hf_pieces(x->name, &x->type);
+  return RFR_OK;
+}
+
+static void piece_of(const rfr_model_config *c, const rfr_tensor *x, int pieces, int i, rfi_hf_tensor *out) {
+  if (pieces > 0) {
+    rfi_hf_piece(c, x->name, &x->type, i, out);
+    return;
+  }
+  *out = (rfi_hf_tensor){.rank = x->type.rank};
+  snprintf(out->name, sizeof out->name, "%s", x->name);
+  memcpy(out->shape, x->type.shape, sizeof out->shape);
+}
+
+rfr_status rfi_weights_find_range(rfi_weights *w, const rfr_model_config *c, const rfr_tensor *x,
+                                  rfi_weight_range *out) {
+  rfr_status s = RFR_OK;
+  bool codes = false;
+  int pieces;
+  *out = (rfi_weight_range){0};
+  if (w->gguf) return RFR_OK;
+  RFI_TRY(count_pieces(w, x, &pieces));
+  const int n = pieces > 0 ? pieces : 1;
+  RFI_TRY(RFI_ALLOC(w->ctx, (size_t)n * sizeof *out->pieces, &out->pieces));
+  for (int i = 0; i < n && s == RFR_OK && !codes; i++) {
+    const rfi_stored *stored;
+    rfi_hf_tensor piece;
+    int shard = 0;
+    piece_of(c, x, pieces, i, &piece);
+    s = find_tensor(w, piece.name, &shard, &stored);
+    codes = s == RFR_OK && has_codes(stored);
+    if (s == RFR_OK && !codes) s = take_stored(w, shard, stored, piece.name, piece.rank, piece.shape);
+    if (s == RFR_OK) out->pieces[i] = (rfi_weight_piece){w->shards[shard], stored};
+  }
+  if (s == RFR_OK && !codes) {
+    out->n = n;
+    return RFR_OK;
+  }
+  rfi_free(w->ctx, out->pieces);
+  out->pieces = NULL;
+  return s;
+}
+
+rfr_status rfi_weight_range_read(const rfi_weight_range *from, rfr_dtype dtype, void *data, int64_t first, int64_t n) {
+  const int64_t each = from->pieces[0].stored->elements, size = rfr_dtype_bits(dtype) / 8;
+  for (int64_t done = 0; done < n;) {
+    const rfi_weight_piece *p = &from->pieces[(first + done) / each];
+    const int64_t at = (first + done) % each, some = each - at < n - done ? each - at : n - done;
+    RFI_TRY(rfi_safetensors_read_range(p->file, p->stored, dtype, (char *)data + done * size, at, some));
+    done += some;
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_weights_read(rfi_weights *w, const rfr_model_config *c, const rfr_tensor *x) {
+  int pieces;
+  RFI_TRY(count_pieces(w, x, &pieces));
+  if (pieces == 0) return read_tensor(w, c, x->name, x->type.rank, x->type.shape, x->type.dtype, x->data);
   for (int i = 0; i < pieces; i++) {
     rfi_hf_tensor piece;
     rfi_hf_piece(c, x->name, &x->type, i, &piece);

@@ -177,7 +177,8 @@ rfr_adapter_options rfr_adapter_options_default(void) {
       .size = sizeof(rfr_adapter_options), .rank = 16, .alpha = 32.0, .targets = all_linear, .n_targets = 1};
 }
 
-/* Whether a pattern of targets means this parameter: its module, or the parameter itself. */
+/* Whether a pattern of targets means this parameter: its module, or the parameter itself. A name without dots and
+ * wildcards is the last part of a module's name, as in target_modules of PEFT. */
 static bool matches(const rfr_model_config *c, const char *pattern, int i) {
   char module[96];
   rfr_parameter p;
@@ -186,6 +187,8 @@ static bool matches(const rfr_model_config *c, const char *pattern, int i) {
   if (rfr_model_parameter(c, i, &p) != RFR_OK) return false;
   if (strcmp(pattern, "all-linear") == 0) return rfi_adapter_can(c, i, &in_block, &reason) && in_block;
   rfi_module_name(p.name, module);
+  const char *dot = strrchr(module, '.');
+  if (!pattern[strcspn(pattern, ".*?")] && dot && strcmp(pattern, dot + 1) == 0) return true;
   return rfr_name_matches(pattern, module) || rfr_name_matches(pattern, p.name);
 }
 

@@ -157,8 +157,8 @@ static rfr_status set_ends(const rfi_gguf *g, const vocabulary *v, bool bos, jso
   json_t *single = json_array(), *pair = json_array(), *special = json_object();
   json_t *post = json_pack("{s:s, s:o, s:o, s:o}", "type", "TemplateProcessing", "single", single, "pair", pair,
                            "special_tokens", special);
-  RFI_TRY(rfi_json_set(root, "post_processor", ids[0] < 0 && ids[1] < 0 && post ? json_null() : json_incref(post)));
-  rfr_status s = RFR_OK;
+  rfr_status s =
+      rfi_json_set(root, "post_processor", ids[0] < 0 && ids[1] < 0 && post ? json_null() : json_incref(post));
   int wrong = 0;
   for (int k = 0; s == RFR_OK && k < 2; k++) {
     wrong |= json_array_append_new(single, json_pack("{s:{s:s, s:i}}", "Sequence", "id", "A", "type_id", 0));
@@ -259,7 +259,7 @@ static int compare_merges(const void *a, const void *b) {
 static rfr_status add_merge(merges *m, merge one) {
   if (m->n == m->capacity) {
     merge *larger;
-    const size_t capacity = m->capacity ? 2 * m->capacity : 1 << 16;
+    const size_t capacity = m->capacity ? 2 * m->capacity : 1 << 10;
     RFI_TRY(RFI_ALLOC(m->ctx, capacity * sizeof *larger, &larger));
     if (m->n) memcpy(larger, m->items, m->n * sizeof *larger);
     rfi_free(m->ctx, m->items);
@@ -330,11 +330,11 @@ static rfr_status set_sentencepiece(rfr_ctx *ctx, const rfi_gguf *g, const vocab
   }
   static const char space[] = "\xe2\x96\x81";
   json_t *replace = json_pack("{s:s, s:{s:s}, s:s}", "type", "Replace", "pattern", "String", " ", "content", space);
-  json_t *back = json_pack("{s:s, s:{s:s}, s:s}", "type", "Replace", "pattern", "String", space, "content", " ");
   RFI_TRY(rfi_json_set(root, "normalizer",
                        prefix ? json_pack("{s:s, s:[{s:s, s:s}, o]}", "type", "Sequence", "normalizers", "type",
                                           "Prepend", "prepend", space, replace)
                               : replace));
+  json_t *back = json_pack("{s:s, s:{s:s}, s:s}", "type", "Replace", "pattern", "String", space, "content", " ");
   json_t *decoders = json_pack("[o, {s:s}, {s:s}]", back, "type", "ByteFallback", "type", "Fuse");
   if (prefix && decoders &&
       json_array_append_new(
@@ -359,12 +359,14 @@ static rfr_status build_tokenizer(rfr_ctx *ctx, const rfi_gguf *g, const vocabul
   const rfi_gguf_value *kind = rfi_gguf_key(g, "tokenizer.ggml.model");
   const char *text = "";
   size_t n = 0;
-  json_t *model = json_object(), *vocab = json_object();
   if (kind) RFI_TRY(rfi_gguf_string(g, kind, &text, &n));
   const bool bytes = n == 4 && memcmp(text, "gpt2", 4) == 0, pieces = n == 5 && memcmp(text, "llama", 5) == 0;
+  /* Each object is part of `root` before the next call that can fail. */
   RFI_TRY(rfi_json_set(root, "version", json_string("1.0")));
+  json_t *model = json_object();
   RFI_TRY(rfi_json_set(root, "model", model));
   RFI_TRY(rfi_json_set(model, "type", json_string("BPE")));
+  json_t *vocab = json_object();
   RFI_TRY(rfi_json_set(model, "vocab", vocab));
   RFI_TRY(add_tokens(g, v, root, vocab));
   if (bytes) return set_bytes(g, v, root, model);
@@ -388,7 +390,7 @@ static rfr_status set_template(const rfi_gguf *g, json_t *root) {
     if (s == RFR_OK && !*rest) first = json_incref(template);
     if (s == RFR_OK && json_array_append_new(list, json_pack("{s:s, s:O}", "name", *rest ? rest + 1 : "default",
                                                              "template", template)) != 0)
-      s = rfi_fail(RFI_E_NO_MEMORY, "reading %s", rfi_gguf_path(g));
+      s = BAD("%.100s: its name is not valid UTF-8, or there is no memory", v->key);
     json_decref(template);
   }
   const size_t n = json_array_size(list);
@@ -413,20 +415,18 @@ static rfr_status build_config(const rfi_gguf *g, const vocabulary *v, json_t *r
 /* The ids that end a generated text: the end of the text, of a turn and of a message. */
 static rfr_status build_generation(const rfi_gguf *g, const vocabulary *v, json_t *root) {
   static const char *const keys[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
-  json_t *ends = json_array();
   if (v->bos >= 0) RFI_TRY(rfi_json_set(root, "bos_token_id", json_integer(v->bos)));
   int64_t seen[3];
   int n = 0;
   if (v->eos >= 0) seen[n++] = v->eos;
   for (size_t k = 0; k < 2; k++) {
     int64_t id = -1;
-    const rfr_status s = get_id(g, keys[k], v->tokens->count, &id);
-    if (s != RFR_OK) json_decref(ends);
-    RFI_TRY(s);
+    RFI_TRY(get_id(g, keys[k], v->tokens->count, &id));
     bool known = id < 0;
     for (int i = 0; i < n; i++) known |= seen[i] == id;
     if (!known) seen[n++] = id;
   }
+  json_t *ends = json_array();
   int wrong = 0;
   for (int i = 0; i < n; i++) wrong |= json_array_append_new(ends, json_integer(seen[i]));
   json_t *value = wrong ? NULL : n == 1 ? json_incref(json_array_get(ends, 0)) : json_incref(ends);

@@ -162,8 +162,58 @@ static void refused(void **state) {
   }
 }
 
+/* Files of tests/data/fuzz/gguf whose vocabulary has another type, length or id than it must have: classes of
+ * advisories for other readers of GGUF. */
+static void hostile(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *file, *says;
+  } rows[] = {{"model-not-text", "tokenizer.ggml.model is not a string"},
+              {"tokens-not-strings", "tokenizer.ggml.tokens is not a list of strings"},
+              {"tokens-scalar", "tokenizer.ggml.tokens is not a list of strings"},
+              {"scores-strings", "tokenizer.ggml.scores is not a list of numbers"},
+              {"scores-short", "tokenizer.ggml.scores has 1 elements; there are 8 tokens"},
+              {"types-real", "tokenizer.ggml.token_type is not an integer"},
+              {"types-short", "tokenizer.ggml.token_type has 2 elements; there are 8 tokens"},
+              {"merges-bytes", "tokenizer.ggml.merges is not a list of strings"},
+              {"eos-outside", "tokenizer.ggml.bos_token_id is above 2^63 - 1"},
+              {"no-utf8", "tokenizer.ggml.tokens: token 0 is not valid UTF-8"}};
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    char path[512];
+    rfi_gguf *g;
+    char *data;
+    size_t n;
+    snprintf(path, sizeof path, "%s/tests/data/fuzz/gguf/%s", RFT_SOURCE_DIR, rows[i].file);
+    OK(rfi_gguf_open(f->ctx, path, &g));
+    if (rfi_gguf_text_file(f->ctx, g, "tokenizer.json", &data, &n) == RFR_OK ||
+        !strstr(rfr_last_error()->message, rows[i].says))
+      fail_msg("%s: %s", rows[i].file, rfr_last_error()->message);
+    rfi_gguf_close(g);
+  }
+}
+
+static void append(const char *text, size_t n, void *user) {
+  char *out = user;
+  strncat(out, text, n);
+}
+
+/* "<0x-1>" of the type of bytes is a text: a byte token has exactly two hexadecimal digits. */
+static void byte_token(void **state) {
+  rft_folder *f = *state;
+  rfr_tokenizer *t;
+  rfr_decoder *decoder;
+  char text[64] = "";
+  OK(rfr_tokenizer_open(f->ctx, RFT_SOURCE_DIR "/tests/data/fuzz/gguf/byte-token", &t));
+  OK(rfr_decoder_create(t, false, &decoder));
+  for (int32_t id = 6; id < 8; id++) OK(rfr_decoder_add(decoder, id, append, text));
+  OK(rfr_decoder_end(decoder, append, text));
+  assert_string_equal(text, "\n<0x-1>");
+  rfr_decoder_destroy(decoder);
+  rfr_tokenizer_destroy(t);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_folder_test(ids), rft_folder_test(files), rft_folder_test(written),
-                                     rft_folder_test(refused)};
+  const struct CMUnitTest tests[] = {rft_folder_test(ids),     rft_folder_test(files),   rft_folder_test(written),
+                                     rft_folder_test(refused), rft_folder_test(hostile), rft_folder_test(byte_token)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

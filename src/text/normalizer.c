@@ -72,8 +72,7 @@ static rfr_status read_charsmap(rfr_ctx *ctx, const char *file, const rfi_step *
   return RFR_OK;
 }
 
-static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s, const rfi_unicode *categories,
-                              step *out) {
+static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s, step *out) {
   *out = (step){.kind = s->kind,
                 .left = s->left,
                 .right = s->right,
@@ -86,7 +85,7 @@ static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s,
   if (s->content.n) memcpy(out->content, s->content.text, s->content.n);
   out->n_content = s->content.n;
   if (s->kind != RFI_NORM_REPLACE) return RFR_OK;
-  if (s->is_regex) return rfi_pattern_create(ctx, file, s->where, s->pattern, categories, &out->pattern);
+  if (s->is_regex) return rfi_pattern_create(ctx, file, s->where, s->pattern, &out->pattern);
   return rfi_pattern_create_literal(ctx, s->pattern, &out->pattern);
 }
 
@@ -98,7 +97,7 @@ rfr_status rfi_normalizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, c
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
   p->categories = categories;
   for (int i = 0; i < spec->n_normalizers; i++)
-    RFI_GOTO(create_step(ctx, spec->name, &spec->normalizers[i], categories, &p->steps[p->n++]));
+    RFI_GOTO(create_step(ctx, spec->name, &spec->normalizers[i], &p->steps[p->n++]));
   *out = p;
   return RFR_OK;
 fail:

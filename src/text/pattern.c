@@ -11,7 +11,7 @@
 
 #include "text/tokenizer_parts.h"
 
-enum { WORDS = RFI_CODE_POINTS / 64, NESTING = 8, PATTERN_LIMIT = 16384, MATCH_LIMIT = 20000000, HEAP_KIB = 262144 };
+enum { NESTING = 8, PATTERN_LIMIT = 16384, MATCH_LIMIT = 20000000 / RFI_WORK_DIVISOR, HEAP_KIB = 262144 };
 
 struct rfi_pattern {
   char *literal; /* NULL: a regular expression */
@@ -21,26 +21,13 @@ struct rfi_pattern {
   char where[64];
 };
 
-/* ---- sets of code points ---- */
-
-typedef uint64_t *set;
-
-static void set_range(set x, uint32_t from, uint32_t to) {
-  for (uint32_t c = from; c <= to; c++) x[c / 64] |= (uint64_t)1 << c % 64;
-}
-
-static bool set_has(const uint64_t *x, uint32_t c) { return x[c / 64] >> c % 64 & 1; }
-
-static void set_invert(set x) {
-  for (int i = 0; i < WORDS; i++) x[i] = ~x[i];
-}
-
 /* ---- translation ---- */
+
+typedef uint64_t *set; /* of code points, see unicode.h */
 
 typedef struct translation {
   rfr_ctx *ctx;
   const char *file, *where;
-  const rfi_unicode *categories;
   const char *s;
   size_t n, i;
   rfi_string out;
@@ -108,7 +95,7 @@ static bool add_script(set x, const char *name) {
   };
   bool found = false;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-    if (strcmp(rows[i].name, name) == 0) set_range(x, rows[i].from, rows[i].to), found = true;
+    if (strcmp(rows[i].name, name) == 0) rfi_set_add(x, rows[i].from, rows[i].to), found = true;
   return found;
 }
 
@@ -116,7 +103,7 @@ static bool add_script(set x, const char *name) {
 static rfr_status add_class(translation *t, char letter, set x) {
   set y = NULL;
   const bool invert = letter >= 'A' && letter <= 'Z';
-  rfr_status s = RFI_ALLOC(t->ctx, WORDS * sizeof *y, &y);
+  rfr_status s = RFI_ALLOC(t->ctx, RFI_SET_BYTES, &y);
   char name[24] = "";
   uint32_t mask = 0;
   bool negated = false;
@@ -130,35 +117,35 @@ static rfr_status add_class(translation *t, char letter, set x) {
       s = REFUSE(t, "%s.pattern: the property \\%c{%s} is not supported", t->where, letter, name);
     t->i++;
   } else if (letter == 's' || letter == 'S') {
-    for (uint32_t c = 0; c <= 0x3000; c++)
-      if (rfi_is_space(c)) set_range(y, c, c);
+    rfi_set_add_spaces(y);
   } else if (letter == 'd' || letter == 'D') mask = RFI_IN(RFI_ND);
-  else if (letter == 'h' || letter == 'H') set_range(y, '0', '9'), set_range(y, 'a', 'f'), set_range(y, 'A', 'F');
+  else if (letter == 'h' || letter == 'H') rfi_set_add(y, '0', '9'), rfi_set_add(y, 'a', 'f'), rfi_set_add(y, 'A', 'F');
   else { /* w: as Oniguruma has it, with all numbers and without the joiners */
     mask = RFI_LETTER | RFI_MARK | RFI_NUMBER | RFI_IN(RFI_PC);
-    set_range(y, 0x24B6, 0x24E9);
-    set_range(y, 0x1F130, 0x1F149);
-    set_range(y, 0x1F150, 0x1F169);
-    set_range(y, 0x1F170, 0x1F189);
+    rfi_set_add(y, 0x24B6, 0x24E9);
+    rfi_set_add(y, 0x1F130, 0x1F149);
+    rfi_set_add(y, 0x1F150, 0x1F169);
+    rfi_set_add(y, 0x1F170, 0x1F189);
   }
-  for (uint32_t c = 0; mask && c < RFI_CODE_POINTS; c++)
-    if (rfi_in(t->categories, c, mask)) y[c / 64] |= (uint64_t)1 << c % 64;
-  if (invert != negated) set_invert(y);
-  for (int i = 0; i < WORDS; i++) x[i] |= y[i];
+  if (mask) rfi_set_add_categories(y, mask);
+  if (invert != negated) rfi_set_invert(y);
+  rfi_set_unite(x, y);
   rfi_free(t->ctx, y);
   return s;
 }
 
+/* Writes the set as a class of PCRE2, which has no surrogates. */
 static rfr_status emit_set(translation *t, const uint64_t *x) {
   bool any = false;
   RFI_TRY(rfi_string_append(&t->out, "[", 1));
-  for (uint32_t c = 0; c < RFI_CODE_POINTS;) {
-    if (!set_has(x, c) || (c >= 0xD800 && c < 0xE000)) {
-      c++;
+  for (uint32_t c = 0; (c = rfi_set_next(x, c, true)) < RFI_CODE_POINTS;) {
+    const uint32_t from = c;
+    c = rfi_set_next(x, c, false);
+    if (from < 0xD800 && c > 0xD800) c = 0xD800;
+    else if (from >= 0xD800 && from < 0xE000) {
+      c = 0xE000;
       continue;
     }
-    const uint32_t from = c;
-    while (c < RFI_CODE_POINTS && set_has(x, c) && c != 0xD800) c++;
     RFI_TRY(rfi_string_printf(&t->out, "\\x{%X}-\\x{%X}", from, c - 1));
     any = true;
   }
@@ -201,9 +188,9 @@ static bool names_class(char letter) { return letter && strchr("pPsSdDwWhH", let
 static rfr_status read_set(translation *t, int depth) {
   set *level = &t->sets[depth];
   if (depth > NESTING) return unsupported(t, "so deep a class");
-  if (!*level) RFI_TRY(RFI_ALLOC(t->ctx, WORDS * sizeof **level, level));
+  if (!*level) RFI_TRY(RFI_ALLOC(t->ctx, RFI_SET_BYTES, level));
   set x = *level, all = NULL;
-  memset(x, 0, WORDS * sizeof *x);
+  memset(x, 0, RFI_SET_BYTES);
   const bool invert = t->i < t->n && t->s[t->i] == '^';
   rfr_status s = RFR_OK;
   t->i += invert;
@@ -222,16 +209,15 @@ static rfr_status read_set(translation *t, int depth) {
       if (t->i + 1 < t->n && t->s[t->i + 1] == ':') s = unsupported(t, "a POSIX bracket");
       t->i++;
       if (s == RFR_OK) s = read_set(t, depth + 1);
-      for (int i = 0; i < WORDS && s == RFR_OK; i++) x[i] |= t->sets[depth + 1][i];
+      if (s == RFR_OK) rfi_set_unite(x, t->sets[depth + 1]);
       continue;
     }
     if (c == '&' && t->i + 1 < t->n && t->s[t->i + 1] == '&') {
       /* The set so far is one operand; the rest is read into an empty set. */
       t->i += 2;
-      const bool is_first = all == NULL;
-      if (is_first) s = RFI_ALLOC(t->ctx, WORDS * sizeof *all, &all);
-      for (int i = 0; i < WORDS && s == RFR_OK; i++) all[i] = is_first ? x[i] : all[i] & x[i];
-      memset(x, 0, WORDS * sizeof *x);
+      if (all) rfi_set_intersect(all, x);
+      else if ((s = RFI_ALLOC(t->ctx, RFI_SET_BYTES, &all)) == RFR_OK) memcpy(all, x, RFI_SET_BYTES);
+      memset(x, 0, RFI_SET_BYTES);
       continue;
     }
     if (c == '\\') {
@@ -256,11 +242,11 @@ static rfr_status read_set(translation *t, int depth) {
       } else to = rfi_utf8_next(t->s, &t->i);
       if (s == RFR_OK && (!is_one || to < from)) s = unsupported(t, "this range");
     }
-    if (s == RFR_OK) set_range(x, from, to);
+    if (s == RFR_OK) rfi_set_add(x, from, to);
   }
-  for (int i = 0; i < WORDS && all; i++) x[i] &= all[i];
+  if (all) rfi_set_intersect(x, all);
   rfi_free(t->ctx, all);
-  if (invert) set_invert(x);
+  if (invert) rfi_set_invert(x);
   return s;
 }
 
@@ -298,8 +284,8 @@ static rfr_status translate(translation *t) {
       t->i++;
       const char letter = t->i < t->n ? t->s[t->i] : 0;
       if (names_class(letter)) {
-        if (!t->sets[0]) RFI_TRY(RFI_ALLOC(t->ctx, WORDS * sizeof *t->sets[0], &t->sets[0]));
-        memset(t->sets[0], 0, WORDS * sizeof *t->sets[0]);
+        if (!t->sets[0]) RFI_TRY(RFI_ALLOC(t->ctx, RFI_SET_BYTES, &t->sets[0]));
+        memset(t->sets[0], 0, RFI_SET_BYTES);
         t->i++;
         RFI_TRY(add_class(t, letter, t->sets[0]));
         RFI_TRY(emit_set(t, t->sets[0]));
@@ -357,9 +343,8 @@ static rfr_status compile(rfi_pattern *p, const translation *t) {
   return rfi_fail_at(RFI_E_TOKENIZER, t->file, 0, "%s.pattern is not a regular expression: %s", t->where, text);
 }
 
-rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where, rfi_bytes text,
-                              const rfi_unicode *categories, rfi_pattern **out) {
-  translation t = {.ctx = ctx, .file = file, .where = where, .categories = categories, .s = text.text, .n = text.n};
+rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where, rfi_bytes text, rfi_pattern **out) {
+  translation t = {.ctx = ctx, .file = file, .where = where, .s = text.text, .n = text.n};
   rfi_pattern *p = NULL;
   rfr_status s;
   *out = NULL;

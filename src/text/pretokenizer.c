@@ -55,8 +55,7 @@ static matcher find_matcher(const rfi_step *s) {
   return NO_MATCHER;
 }
 
-static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s, bool is_raw,
-                              const rfi_unicode *categories, step *out) {
+static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s, bool is_raw, step *out) {
   *out = (step){.kind = s->kind,
                 .behavior = s->behavior,
                 .scheme = s->scheme,
@@ -77,7 +76,7 @@ static rfr_status create_step(rfr_ctx *ctx, const char *file, const rfi_step *s,
   if (s->kind != RFI_PRE_SPLIT) return RFR_OK;
   out->matcher = find_matcher(s);
   if (out->matcher != NO_MATCHER) return RFR_OK;
-  if (s->is_regex) return rfi_pattern_create(ctx, file, s->where, s->pattern, categories, &out->pattern);
+  if (s->is_regex) return rfi_pattern_create(ctx, file, s->where, s->pattern, &out->pattern);
   return rfi_pattern_create_literal(ctx, s->pattern, &out->pattern);
 }
 
@@ -89,7 +88,7 @@ rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec,
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
   p->categories = categories;
   for (int i = 0; i < spec->n_pre_tokenizers; i++, p->n++)
-    RFI_GOTO(create_step(ctx, spec->name, &spec->pre_tokenizers[i], is_raw, categories, &p->steps[i]));
+    RFI_GOTO(create_step(ctx, spec->name, &spec->pre_tokenizers[i], is_raw, &p->steps[i]));
   *out = p;
   return RFR_OK;
 fail:

@@ -161,10 +161,25 @@ static int last_assistant(const json_t *messages) {
   return i > 0 ? i : 0;
 }
 
+/* A message of the model under another role would not be trained. */
+static rfr_status check_roles(const json_t *messages) {
+  static const char known[] = "system developer user assistant tool function ipython observation environment";
+  for (size_t i = 0; i < json_array_size(messages); i++) {
+    const char *role = json_string_value(json_object_get(json_array_get(messages, i), "role"));
+    if (!role || rfi_has_word(known, role)) continue;
+    return rfi_fail(RFI_E_DATA_ROW,
+                    "messages[%zu].role: \"%.60s\" is unknown and would get no loss; the roles are %s. Rename it, or "
+                    "set data.loss: all",
+                    i, role, known);
+  }
+  return RFR_OK;
+}
+
 static rfr_status encode_messages(const rfi_row_encoder *e, const json_t *messages, int n_prompt, const json_t *tools,
                                   rfi_row_loss loss, rfi_row_tokens *out) {
   rfr_rendered text;
   const rfi_chat_input in = {.messages = messages, .tools = tools, .date = DATE};
+  if (loss != RFI_ROW_LOSS_ALL) RFI_TRY(check_roles(messages));
   RFI_TRY(loss == RFI_ROW_LOSS_ALL ? rfi_chat_render(e->chat, &in, &text)
                                    : rfi_chat_render_training(e->chat, &in, &text));
   rfr_status s = RFR_OK;

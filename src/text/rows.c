@@ -152,7 +152,10 @@ static rfr_status parse(const char *file, int64_t line, const char *text, size_t
   if (!*out) {
     if (json_error_code(&error) == json_error_out_of_memory || error.text[0] == 0)
       return rfi_fail_at(RFI_E_NO_MEMORY, file, line, "out of memory while reading JSON");
-    return rfi_fail_at_column(RFI_E_DATA_ROW, file, line, error.column > 0 ? error.column : 1, "%s", error.text);
+    const char *near = strstr(error.text, "end of file"); /* jansson takes the line for a file */
+    return rfi_fail_at_column(RFI_E_DATA_ROW, file, line, error.column > 0 ? error.column : 1, "%.*s%s%s",
+                              (int)(near ? near - error.text : 0), error.text, near ? "end of the line" : "",
+                              near ? near + strlen("end of file") : error.text);
   }
   if (json_is_object(*out)) return RFR_OK;
   const rfr_status s =

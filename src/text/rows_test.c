@@ -94,7 +94,7 @@ static void test_errors(void **state) {
       {RFI_ROW_text, "{\"text\": \"a\\u0000\"}", "a.jsonl:7:"},
       {RFI_ROW_text, "{\"text\": \"a\\ud800\"}", "a.jsonl:7:"},
       {RFI_ROW_text, "{\"text\": \"a\", \"text\": \"b\"}", "duplicate object key"},
-      {RFI_ROW_text, "{\"text\": \"a\"} x", "end of file expected"},
+      {RFI_ROW_text, "{\"text\": \"a\"} x", "end of the line expected"},
       {RFI_ROW_chat, "{\"messages\": []}", "a.jsonl:7:14: messages: the list is empty"},
       {RFI_ROW_chat, "{\"x\": {\"messages\": 1}, \"messages\": \"a\"}",
        "a.jsonl:7:36: messages: is a text, not a list of messages"},

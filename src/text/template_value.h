@@ -18,6 +18,7 @@
 #include "base/arena.h"
 #include "text/template_node.h"
 #include "text/unicode.h"
+#include "text/work_divisor.h"
 
 enum {
   RFI_TEXT_FOREIGN = 1,   /* from the conversation */
@@ -166,12 +167,12 @@ struct rfi_render {
 
 /* Limits of one render call. */
 enum {
-  RFI_RENDER_STEPS = 5000000,
+  RFI_RENDER_STEPS = 5000000 / RFI_WORK_DIVISOR,
   RFI_RENDER_DEPTH = 1000,
-  RFI_RENDER_BYTES = 1 << 30,   /* of memory */
-  RFI_RENDER_OUTPUT = 64 << 20, /* of a text */
-  RFI_RENDER_RANGE = 100000,    /* items of a range, as in jinja2's sandbox */
-  RFI_RENDER_NESTING = 200,     /* of lists and dictionaries */
+  RFI_RENDER_BYTES = (1 << 30) / RFI_WORK_DIVISOR,   /* of memory */
+  RFI_RENDER_OUTPUT = (64 << 20) / RFI_WORK_DIVISOR, /* of a text */
+  RFI_RENDER_RANGE = 100000,                         /* items of a range, as in jinja2's sandbox */
+  RFI_RENDER_NESTING = 200,                          /* of lists and dictionaries */
 };
 
 /* Errors. */

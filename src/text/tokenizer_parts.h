@@ -8,6 +8,7 @@
 
 #include "text/tokenizer.h"
 #include "text/unicode.h"
+#include "text/work_divisor.h"
 
 /* ---- texts between the stages ---- */
 
@@ -87,8 +88,7 @@ int rfi_char_byte(uint32_t c); /* -1: the character stands for no byte */
 /* A regular expression of tokenizer.json in Oniguruma's syntax, run by PCRE2. The library's table expands classes. */
 typedef struct rfi_pattern rfi_pattern;
 /* `where`: the key path for errors. */
-rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where, rfi_bytes text,
-                              const rfi_unicode *categories, rfi_pattern **out);
+rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where, rfi_bytes text, rfi_pattern **out);
 /* The text itself. */
 rfr_status rfi_pattern_create_literal(rfr_ctx *ctx, rfi_bytes text, rfi_pattern **out);
 void rfi_pattern_destroy(rfr_ctx *ctx, rfi_pattern *p);

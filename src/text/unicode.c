@@ -62,19 +62,23 @@ static void change(rfi_unicode *u, uint32_t first, uint32_t last, uint16_t set, 
   }
 }
 
-rfr_status rfi_unicode_create(rfr_ctx *ctx, rfi_unicode **out) {
-  static const uint32_t ranges[] = {
+/* First code point and category of each range, ascending. */
+static const uint32_t ranges[] = {
 #include "text/unicode_categories.def"
-  };
-  const size_t n = sizeof ranges / sizeof *ranges;
+};
+enum { N_RANGES = sizeof ranges / sizeof *ranges };
+
+static uint32_t range_end(int i) { return i + 1 < N_RANGES ? ranges[i + 1] >> 5 : RFI_CODE_POINTS; }
+
+rfr_status rfi_unicode_create(rfr_ctx *ctx, rfi_unicode **out) {
   RFI_TRY(RFI_ALLOC(ctx, sizeof **out, out));
   rfi_unicode *u = *out;
   /* The first pages have one category each. */
   for (uint32_t k = 0; k <= RFI_CN; k++)
     for (int i = 0; i < 256; i++) u->pages[k][i] = flags_of(k);
   u->n = RFI_CN + 1;
-  for (size_t i = 0; i < n; i++) {
-    const uint32_t first = ranges[i] >> 5, end = i + 1 < n ? ranges[i + 1] >> 5 : RFI_CODE_POINTS;
+  for (int i = 0; i < N_RANGES; i++) {
+    const uint32_t first = ranges[i] >> 5, end = range_end(i);
     const uint32_t category = ranges[i] & RFI_CATEGORY_MASK, full = (first + 255) & ~255u;
     for (uint32_t c = full; c + 256 <= end; c += 256) u->page[c >> 8] = (uint16_t)category;
     const uint32_t head = full < end ? full : end, tail = end & ~255u;
@@ -90,6 +94,52 @@ rfr_status rfi_unicode_create(rfr_ctx *ctx, rfi_unicode **out) {
       change(u, c, c, RFI_IS_PUNCTUATION, 0);
   RFI_CHECK(u->n <= (int)(sizeof u->pages / sizeof *u->pages));
   return RFR_OK;
+}
+
+/* ---- sets ---- */
+
+enum { WORDS = RFI_CODE_POINTS / 64 };
+
+void rfi_set_add(uint64_t *set, uint32_t first, uint32_t last) {
+  for (uint32_t word = first / 64; word <= last / 64; word++) {
+    uint64_t bits = UINT64_MAX;
+    if (word == first / 64) bits &= UINT64_MAX << first % 64;
+    if (word == last / 64) bits &= UINT64_MAX >> (63 - last % 64);
+    set[word] |= bits;
+  }
+}
+
+void rfi_set_add_categories(uint64_t *set, uint32_t categories) {
+  for (int i = 0; i < N_RANGES; i++)
+    if (categories >> (ranges[i] & RFI_CATEGORY_MASK) & 1) rfi_set_add(set, ranges[i] >> 5, range_end(i) - 1);
+}
+
+void rfi_set_add_spaces(uint64_t *set) {
+  static const uint16_t spaces[][2] = {{9, 13},          {' ', ' '},       {0x85, 0x85},     {0xA0, 0xA0},
+                                       {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F},
+                                       {0x205F, 0x205F}, {0x3000, 0x3000}};
+  for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) rfi_set_add(set, spaces[i][0], spaces[i][1]);
+}
+
+void rfi_set_invert(uint64_t *set) {
+  for (int i = 0; i < WORDS; i++) set[i] = ~set[i];
+}
+
+void rfi_set_unite(uint64_t *set, const uint64_t *other) {
+  for (int i = 0; i < WORDS; i++) set[i] |= other[i];
+}
+
+void rfi_set_intersect(uint64_t *set, const uint64_t *other) {
+  for (int i = 0; i < WORDS; i++) set[i] &= other[i];
+}
+
+uint32_t rfi_set_next(const uint64_t *set, uint32_t c, bool in) {
+  while (c < RFI_CODE_POINTS) {
+    const uint64_t word = (in ? set[c / 64] : ~set[c / 64]) >> c % 64;
+    if (word) return c + (uint32_t)__builtin_ctzll(word);
+    c = (c / 64 + 1) * 64;
+  }
+  return RFI_CODE_POINTS;
 }
 
 uint32_t rfi_lower(const rfi_unicode *categories, uint32_t c) {

@@ -76,6 +76,18 @@ static inline bool rfi_in(const rfi_unicode *u, uint32_t c, uint32_t categories)
   return 1u << (rfi_flags(u, c) & RFI_CATEGORY_MASK) & categories;
 }
 
+/* Sets of code points, one bit each. They are large, and a pattern may have thousands of classes: none of these visits
+ * single code points. */
+enum { RFI_SET_BYTES = RFI_CODE_POINTS / 8 };
+void rfi_set_add(uint64_t *set, uint32_t first, uint32_t last); /* adds [first, last] */
+void rfi_set_add_categories(uint64_t *set, uint32_t categories);
+void rfi_set_add_spaces(uint64_t *set); /* White_Space */
+void rfi_set_invert(uint64_t *set);
+void rfi_set_unite(uint64_t *set, const uint64_t *other);
+void rfi_set_intersect(uint64_t *set, const uint64_t *other);
+/* The first code point from c on that is in the set (or is not); RFI_CODE_POINTS: there is none. */
+uint32_t rfi_set_next(const uint64_t *set, uint32_t c, bool in);
+
 /* The property White_Space. */
 static inline bool rfi_is_space(uint32_t c) {
   if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13);

@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "core/rng.h"
+#include "data/source_dataset.h"
 #include "text/row_dataset.h"
 
 enum { RANDOM_STREAM = 4 };
@@ -65,7 +66,9 @@ static void fill_reference(const rfr_run *run, const int32_t *pairs, float *refe
 
 rfr_status rfi_fill_slot(rfr_run *run, int64_t step) {
   const rfi_settings *s = run->settings;
-  const int64_t slot = step % s->spec.slots, k = s->spec.microbatches, T = s->spec.tokens, P = rfi_most_pairs(T);
+  const int64_t slot = step % s->spec.slots, k = s->spec.microbatches, T = s->spec.tokens, P = rfi_most_pairs(T),
+                n = s->spec.slots + 1;
+  if (run->own_data) rfi_source_dataset_seek(run->data, run->positions[step % n]);
   for (int64_t m = 0; m < k; m++) {
     const int64_t at = slot * k + m;
     const rfi_batch batch = {.rows = s->rows,
@@ -76,5 +79,6 @@ rfr_status rfi_fill_slot(rfr_run *run, int64_t step) {
     RFI_TRY(rfi_fill_batch(run, RFI_TRAIN, false, (step * k + m) * s->rows, &batch));
     if (batch.pairs) fill_reference(run, batch.pairs, (float *)run->reference_ring.data + at * P);
   }
+  if (run->own_data) run->positions[(step + 1) % n] = rfi_source_dataset_position(run->data);
   return RFR_OK;
 }

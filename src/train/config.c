@@ -420,7 +420,6 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(derive_adapter(c));
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
-  if (c->data_train.n == 0) return BAD(c, data_train, "data.train: the list is empty");
   RFI_TRY(check_weights(c));
   rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* in our arena */
   for (int i = 0; i < c->optimizer_groups.n; i++)

@@ -122,6 +122,7 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
                                    .windows_held_out = held_out,
                                    .seconds = now - start});
   }
+  if (out->tokens == 0) return rfi_fail(RFI_E_DATA_SOURCE, "no held-out window of the program has a target");
   out->windows_held_out = held_out;
   out->pairs = sum.pairs;
   if (sum.pairs > 0) {

@@ -96,7 +96,7 @@ static rfr_status append(made *m) {
 /* Opens the text on the device; m->tokens is to be freed. */
 static rfr_status open_text(made *m, rfr_run *run, uint64_t seed) {
   *m = (made){.run = run, .capacity = run->settings->spec.window, .seed = (int64_t)seed};
-  RFI_TRY(rfi_state_prepare(run));
+  RFI_TRY(rfi_state_prepare(run, false));
   RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TEXT, &m->text));
   return RFI_ALLOC(run->ctx, (size_t)m->text.bytes, &m->tokens);
 }

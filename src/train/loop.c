@@ -126,7 +126,7 @@ static rfr_status tick(rfr_run *run, double seconds) {
  * as the ring goes, so that the device is never idle. */
 static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max, int *n) {
   double m[RFI_METRIC_N] = {0};
-  RFI_TRY(rfi_state_prepare(run));
+  RFI_TRY(rfi_state_prepare(run, false));
   const double start = rfi_now();
   for (; run->filled < run->step + run->settings->spec.slots; run->filled++) RFI_TRY(rfi_fill_slot(run, run->filled));
   const bool ahead = !run->block.host && !times;

@@ -14,6 +14,7 @@
 #include "base/base.h"
 #include "data/file.h"
 #include "data/json_file.h"
+#include "data/source_dataset.h"
 #include "train/events.h"
 #include "train/host.h"
 #include "train/reference.h"
@@ -86,20 +87,44 @@ static rfr_status count_steps(rfr_run *run) {
   return RFR_OK;
 }
 
+/* Data of the program: rfr_run_options.data. */
+static rfr_status open_source(rfr_run *run) {
+  const rfi_settings *s = run->settings;
+  const rfr_data_source *source = run->options.data;
+  const rfi_config_source *at = &s->config->source[RFI_CFG_data_train];
+  run->own_data = source != NULL;
+  if (run->own_data && run->settings->spec.preference)
+    return rfi_fail(RFI_E_UNSUPPORTED, "data.format: preference needs files of rows (data.train)");
+  if (!source)
+    return rfi_fail_at(RFI_E_DATA_SOURCE, at->line ? at->from : s->config->file, at->line,
+                       "data.train: the list is empty, and the program that opens the run gives no data");
+  if (s->config->data_train.n > 0)
+    return rfi_fail_at(RFI_E_DATA_SOURCE, at->line ? at->from : s->config->file, at->line,
+                       "data.train has patterns, and the program gives data too");
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)(s->spec.slots + 1) * sizeof *run->positions, &run->positions));
+  run->tokens_per_byte = 0.0; /* unknown */
+  return rfi_source_dataset_open(run->ctx, source, s->sequence, s->spec.model.vocab_size, &run->data);
+}
+
+static rfr_status open_files(rfr_run *run, bool evaluates) {
+  RFI_TRY(rfi_settings_open_data(run->settings, evaluates, warn_line, run, &run->data));
+  const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
+  if (d->trained_bytes[RFI_TRAIN] > 0)
+    run->tokens_per_byte = (double)d->trained[RFI_TRAIN] / (double)d->trained_bytes[RFI_TRAIN];
+  if (d->trained[RFI_TRAIN] > 0 || !(run->options.programs & RFR_RUN_TRAIN)) return RFR_OK;
+  return rfi_fail(RFI_E_DATA_EMPTY,
+                  "data.train: each of %d documents has one token, so there is no next token to predict",
+                  d->documents[RFI_TRAIN]);
+}
+
 static rfr_status open_data(rfr_run *run) {
   const int programs = run->options.programs; /* 0: the data alone */
   if (run->options.no_data || (programs && !(programs & (RFR_RUN_TRAIN | RFR_RUN_EVALUATE)))) return RFR_OK;
   const bool evaluates = programs && !(programs & RFR_RUN_TRAIN);
-  RFI_TRY(rfi_settings_open_data(run->settings, evaluates, warn_line, run, &run->data));
-  const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
-  rfi_hash_format(run->hash, d->hash);
-  if (d->trained_bytes[RFI_TRAIN] > 0)
-    run->tokens_per_byte = (double)d->trained[RFI_TRAIN] / (double)d->trained_bytes[RFI_TRAIN];
-  if (run->settings->epochs > 0 && !evaluates) RFI_TRY(count_steps(run));
-  if (d->trained[RFI_TRAIN] > 0 || !(programs & RFR_RUN_TRAIN)) return RFR_OK;
-  return rfi_fail(RFI_E_DATA_EMPTY,
-                  "data.train: each of %d documents has one token, so there is no next token to predict",
-                  d->documents[RFI_TRAIN]);
+  if (run->options.data || run->settings->config->data_train.n == 0) RFI_TRY(open_source(run));
+  else RFI_TRY(open_files(run, evaluates));
+  rfi_hash_format(run->hash, rfi_dataset_get_stats(run->data)->hash);
+  return run->settings->epochs > 0 && !evaluates ? count_steps(run) : RFR_OK;
 }
 
 static rfr_status compile(rfr_run *run) {
@@ -108,9 +133,10 @@ static rfr_status compile(rfr_run *run) {
   return RFR_OK;
 }
 
-/* The state of step 0 and, with preferences, the reference, which is computed from it. */
-static rfr_status prepare(rfr_run *run) {
-  RFI_TRY(rfi_state_prepare(run));
+/* The state of step 0 and, with preferences, the reference, which is computed from it: then a resumed run, too, has the
+ * weights of step 0. */
+static rfr_status prepare(rfr_run *run, bool resumes) {
+  RFI_TRY(rfi_state_prepare(run, resumes && !run->settings->spec.preference));
   return rfi_reference_prepare(run);
 }
 
@@ -125,7 +151,7 @@ static rfr_status find_checkpoint(rfr_ctx *ctx, const char *folder, rfi_checkpoi
 
 static rfr_status load(rfr_run *run, const rfi_checkpoint *from, const char *reason) {
   if (*reason) rfi_run_warn(run, "%s; using the older checkpoint %s", reason, from->folder);
-  RFI_TRY(prepare(run));
+  RFI_TRY(prepare(run, true));
   RFI_TRY(rfi_state_load(run, from, (run->options.programs & RFR_RUN_TRAIN) != 0));
   if (run->clock.time > 0.0) run->steps = run->step + (int64_t)run->clock.steps_left;
   return rfr_programs_load(run->programs);
@@ -233,7 +259,7 @@ static rfr_status open_new(rfr_run *run, const char *text, const char *folder, c
     RFI_TRY(check_fresh(run->ctx, folder, config_path));
   }
   rfi_settings_warn(run->settings, warn_line, run); /* the log is open */
-  if (run->options.programs && !run->options.no_data) RFI_TRY(prepare(run));
+  if (run->options.programs && !run->options.no_data) RFI_TRY(prepare(run, false));
   if (!folder) return RFR_OK;
   RFI_TRY(write_config(run, config_path));
   return rfi_run_write_traces(run);
@@ -252,7 +278,7 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   RFI_GOTO(compile(run));
   RFI_GOTO(check_space(run, config_path));
   rfi_settings_warn(run->settings, warn_line, run);
-  RFI_GOTO(from ? load(run, from, reason) : prepare(run));
+  RFI_GOTO(from ? load(run, from, reason) : prepare(run, false));
   RFI_GOTO(write_config(run, config_path));
   s = rfi_run_write_traces(run);
 fail:
@@ -273,7 +299,7 @@ static rfr_status open_reader(rfr_run *run, const char *text, const char *folder
   RFI_GOTO(compile(run));
   rfi_settings_warn(run->settings, warn_line, run);
   if (from) RFI_GOTO(load(run, from, reason));
-  else RFI_GOTO(prepare(run));
+  else RFI_GOTO(prepare(run, false));
   s = from ? RFR_OK : rfr_programs_load(run->programs);
 fail:
   rfi_checkpoint_close(from);
@@ -329,6 +355,7 @@ void rfr_run_close(rfr_run *run) {
   rfi_host_forget(run);
   rfi_free(run->ctx, run->reference[RFI_TRAIN]); /* of both splits */
   rfi_dataset_close(run->data);
+  rfi_free(run->ctx, run->positions);
   json_decref(run->tuned);
   rfi_settings_destroy(run->settings);
   rfi_free(run->ctx, run->folder);

@@ -36,6 +36,8 @@ struct rfr_run {
   char *folder;           /* NULL: nothing is written */
   int log;                /* descriptor of log.jsonl, which is the folder's lock; -1: not open */
   rfi_dataset *data;      /* NULL with no_data */
+  bool own_data;          /* that the program gives */
+  int64_t *positions;     /* of own data: before step k, at k % (slots + 1) */
   rfr_programs *programs;
   int n_programs, bits[4];                             /* RFR_RUN_... of each program */
   rfr_tensor block, tokens, targets, offsets, metrics; /* of training */

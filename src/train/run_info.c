@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "nn/adapter.h"
 #include "nn/nn.h"
 #include "text/row_dataset.h"
 #include "train/state.h"
@@ -73,7 +74,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     out->cached_files = d->cached;
     out->duplicate_files = d->duplicates;
     out->empty_files = d->empty;
-    out->byte_tokens = !s->spec.preference && (!s->tokenizer || !d->rows);
+    out->byte_tokens = !s->spec.preference && !run->own_data && (!s->tokenizer || !d->rows);
     if (s->epochs > 0) out->epochs = s->epochs;
     else if (d->rows && d->windows[RFI_TRAIN] > 0)
       out->epochs = (double)out->steps * (double)(s->spec.microbatches * s->rows) / (double)d->windows[RFI_TRAIN];
@@ -85,7 +86,8 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     if (rfr_model_parameter(&s->spec.model, i, &p) != RFR_OK) continue;
     int64_t n = 1;
     for (int d = 0; d < p.rank; d++) n *= p.shape[d];
-    out->parameters += n;
+    if (rfi_adapter_has_name(p.name)) out->adapter_parameters += n;
+    else out->parameters += n;
     if (strstr(p.name, ".mlp.experts.")) out->expert_bytes += n * rfr_dtype_bits(s->spec.model.dtype) / 8;
     if (!rfi_step_rule(&s->spec, i).frozen) out->trainable_parameters += n;
   }

@@ -178,7 +178,7 @@ static rfr_status read_adapter(rfi_settings *s) {
 static rfr_status read_batch(rfi_settings *s) {
   const rfi_config *c = s->config;
   s->sequence = c->data_sequence;
-  if (s->spec.model.vocab_size < 256)
+  if (s->spec.model.vocab_size < 256 && c->data_train.n > 0)
     return FAIL_AT(s, RFI_CFG_model_vocab_size, "model.vocab_size: %lld is less than 256, the number of bytes",
                    (long long)s->spec.model.vocab_size);
   if (c->run_evaluate_context >= s->sequence)
@@ -270,6 +270,9 @@ static rfr_status read_optimizer(rfi_settings *s) {
   p->adamw.decay = c->optimizer_weight_decay;
   p->clip = c->optimizer_clip;
   p->state_dtype = c->optimizer_state_dtype;
+  if (p->sgd && p->state_dtype == RFR_U8)
+    return FAIL_AT(s, RFI_CFG_optimizer_state_dtype,
+                   "optimizer.state_dtype: u8 is for adamw, and optimizer.name is sgd; give f32 or bf16");
   p->gradient_dtype = c->optimizer_gradient_dtype == RFI_WIDTH_model ? p->model.dtype : RFR_F32;
   p->master = c->optimizer_master_weights && p->model.dtype != RFR_F32;
   return RFR_OK;
@@ -392,6 +395,7 @@ static rfr_status find_tokenizer(const rfi_settings *s, const char **path) {
   *path = given && !bytes ? c->data_tokenizer : NULL;
   if (*path || rfi_settings_has_byte_tokens(s)) return RFR_OK;
   const char *name = s->notes.tokenizer, *file = name ? " and the file " : "";
+  if (!bytes && !name && c->data_train.n == 0) return RFR_OK; /* the program gives tokens */
   if (!bytes && name && strcmp(name, "tokenizer.json") == 0) {
     *path = s->weights;
     return RFR_OK;

@@ -26,99 +26,13 @@
 #include "data/safetensors.h"
 #include "model/hf.h"
 #include "model/peft.h"
-#include "model/weights.h"
 #include "nn/adapter.h"
 #include "ops/quant/formats.h"
 #include "train/events.h"
 #include "train/host.h"
+#include "train/load_weights.h"
 #include "train/run_programs.h"
 #include "train/state_json.h"
-
-/* WEIGHT: in a run with an adapter, only the adapter's; the others are BASE. */
-typedef enum kind { WEIGHT, BASE, OPTIMIZER, OTHER } kind;
-
-/* Not saved: the metrics ring, and a text with its caches. */
-static bool is_transient(const char *name) {
-  return strcmp(name, RFI_NAME_METRICS) == 0 || strcmp(name, RFI_NAME_TEXT) == 0 ||
-         strcmp(name, RFI_NAME_CURSOR) == 0 || strncmp(name, "cache.", 6) == 0;
-}
-
-static kind kind_of(const rfr_run *run, const rfr_tensor *x) {
-  if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN)
-    return run->settings->adapter && !rfi_adapter_has_name(x->name) ? BASE : WEIGHT;
-  if (x->role != RFR_ROLE_STATE || strcmp(x->name, "step") == 0 || is_transient(x->name)) return OTHER;
-  return OPTIMIZER;
-}
-
-/* Adds a tensor of the base to its hash, in any order. */
-static rfr_status hash_base(rfr_run *run, const rfr_tensor *x, const void *host) {
-  rfi_hasher *hasher;
-  if (kind_of(run, x) != BASE) return RFR_OK;
-  RFI_TRY(rfi_hasher_create(run->ctx, &hasher));
-  rfi_hasher_add(hasher, x->name, strlen(x->name) + 1);
-  rfi_hasher_add_u64(hasher, (uint64_t)x->type.dtype);
-  rfi_hasher_add(hasher, host, (size_t)x->bytes);
-  const rfi_hash hash = rfi_hasher_result(hasher);
-  rfi_hasher_destroy(hasher);
-  run->base.low += hash.low;
-  run->base.high += hash.high;
-  return RFR_OK;
-}
-
-/* A weight that is being written: its values, in the tensor's own memory or, if the tensor is quantized, in a copy. */
-typedef struct writing {
-  rfr_tensor x; /* with the type of the values */
-  rfr_quant format;
-  void *host; /* of the tensor */
-} writing;
-
-static rfr_status find_parameter(const rfr_model_config *c, const char *name, rfr_parameter *p) {
-  const int n = rfr_model_parameter_count(c);
-  for (int i = 0; i < n; i++) {
-    RFI_TRY(rfr_model_parameter(c, i, p));
-    if (strcmp(p->name, name) == 0) return RFR_OK;
-  }
-  return rfi_fail(RFI_E_INTERNAL, "%s is not a parameter", name);
-}
-
-static rfr_status begin_weight(rfr_run *run, const rfr_tensor *x, writing *w) {
-  const rfr_model_config *c = &run->settings->spec.model;
-  *w = (writing){.x = *x};
-  if (x->type.dtype == RFR_U8) {
-    rfr_parameter p;
-    RFI_TRY(find_parameter(c, x->name, &p));
-    w->format = p.format;
-    w->x.type = (rfr_type){.dtype = c->dtype, .rank = p.rank};
-    w->x.bytes = rfr_dtype_bits(c->dtype) / 8;
-    for (int d = 0; d < p.rank; d++) w->x.bytes *= w->x.type.shape[d] = p.shape[d];
-    RFI_TRY(RFI_ALLOC(run->ctx, (size_t)w->x.bytes, &w->x.data));
-  }
-  const rfr_status s = rfi_host_open(run, x, RFI_HOST_WRITE, &w->host);
-  if (w->format == RFR_QUANT_NONE) w->x.data = w->host;
-  else if (s != RFR_OK) rfi_free(run->ctx, w->x.data);
-  return s;
-}
-
-/* `s`: the status of the writes. */
-static rfr_status end_weight(rfr_run *run, const rfr_tensor *x, writing *w, rfr_status s) {
-  const rfr_type *type = &w->x.type;
-  if (s == RFR_OK) s = hash_base(run, &w->x, w->x.data);
-  if (w->format != RFR_QUANT_NONE) {
-    if (s == RFR_OK)
-      s = rfr_quant_encode(run->ctx, w->format, type->rank, type->shape, type->dtype, w->x.data,
-                           rfi_ctx_threads(run->ctx), w->host);
-    rfi_free(run->ctx, w->x.data);
-  }
-  return rfi_host_close(run, x, RFI_HOST_WRITE, w->host, s);
-}
-
-static rfr_status fill(rfr_run *run, const rfr_parameter *p, const rfr_tensor *x) {
-  writing w;
-  RFI_TRY(begin_weight(run, x, &w));
-  const int threads = rfi_ctx_threads(run->ctx);
-  const rfr_status s = rfr_parameter_fill(p, run->settings->seed, w.x.type.dtype, threads, w.x.data);
-  return end_weight(run, x, &w, s);
-}
 
 /* master = w, exactly */
 static rfr_status widen(rfr_run *run, const rfr_tensor *w, const rfr_tensor *master) {
@@ -131,19 +45,6 @@ static rfr_status widen(rfr_run *run, const rfr_tensor *w, const rfr_tensor *mas
     s = rfi_host_close(run, master, RFI_HOST_WRITE, to, s);
   }
   return rfi_host_close(run, w, RFI_HOST_READ, from, s);
-}
-
-static rfr_status start_weights(rfr_run *run) {
-  const rfr_model_config *c = &run->settings->spec.model;
-  const int n = c->adapter ? c->adapter->base_count : rfr_model_parameter_count(c);
-  for (int i = 0; i < n; i++) {
-    rfr_parameter p;
-    rfr_tensor w;
-    RFI_TRY(rfr_model_parameter(c, i, &p));
-    RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
-    RFI_TRY(fill(run, &p, &w));
-  }
-  return RFR_OK;
 }
 
 /* Master weights: the unrounded first values, or the loaded weights, exactly. */
@@ -160,7 +61,7 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
     if (w.role != RFR_ROLE_TRAINABLE) continue;
     snprintf(name, sizeof name, "%s" RFI_SUFFIX_MASTER, p.name);
     RFI_TRY(rfr_programs_tensor(run->programs, name, &master));
-    RFI_TRY(loaded ? widen(run, &w, &master) : fill(run, &p, &master));
+    RFI_TRY(loaded ? widen(run, &w, &master) : rfi_fill_weight(run, &p, &master));
   }
   return RFR_OK;
 }
@@ -253,7 +154,7 @@ static rfr_status load_optimizer(rfr_run *run, const char *path) {
   rfr_tensor x;
   RFI_TRY(rfi_safetensors_open(run->ctx, path, &st));
   for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++) {
-    if (kind_of(run, &x) != OPTIMIZER) continue;
+    if (rfi_kind_of(run, &x) != RFI_KIND_OPTIMIZER) continue;
     const rfi_stored *stored = rfi_safetensors_find(st, x.name);
     bool same = stored && stored->rank == x.type.rank;
     for (int d = 0; same && d < x.type.rank; d++) same = stored->shape[d] == x.type.shape[d];
@@ -273,58 +174,15 @@ fail:
   return s;
 }
 
-/* All exponent bits set is NaN or infinite. */
-static bool is_finite(const rfr_tensor *x, const void *host) {
-  const int64_t n = x->bytes * 8 / rfr_dtype_bits(x->type.dtype);
-  bool finite = true;
-  if (x->type.dtype == RFR_F32) {
-    for (int64_t i = 0; i < n; i++) finite &= (((const uint32_t *)host)[i] & 0x7F800000u) != 0x7F800000u;
-  } else if (x->type.dtype == RFR_BF16 || x->type.dtype == RFR_F16) {
-    const uint16_t exponent = x->type.dtype == RFR_BF16 ? 0x7F80 : 0x7C00;
-    for (int64_t i = 0; i < n; i++) finite &= (((const uint16_t *)host)[i] & exponent) != exponent;
-  }
-  return finite;
-}
-
-static rfr_status read_weight(rfr_run *run, const char *folder, rfi_weights *w, const rfr_tensor *x) {
-  writing to;
-  RFI_TRY(begin_weight(run, x, &to));
-  rfr_status s = rfi_weights_read(w, &run->settings->spec.model, &to.x);
-  if (s == RFR_OK && !is_finite(&to.x, to.x.data))
-    s = rfi_fail_at(RFI_E_MODEL_NONFINITE, folder, 0, "%s has elements that are NaN or infinite", x->name);
-  return end_weight(run, x, &to, s);
-}
-
-static rfr_status load_folder(rfr_run *run, const char *folder) {
-  rfi_weights *w = NULL;
-  rfr_tensor x;
-  const char *name = NULL;
-  RFI_TRY(rfi_weights_open(run->ctx, folder, &w));
-  rfr_status s = RFR_OK;
-  const kind which = run->settings->adapter ? BASE : WEIGHT;
-  for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
-    if (kind_of(run, &x) == which) s = read_weight(run, folder, w, &x);
-  const int64_t left = s == RFR_OK ? rfi_weights_left(w, &run->settings->spec.model, &name) : 0;
-  if (left > 0)
-    rfi_run_warn(run, "%.200s: %lld tensors do not belong to the model and are ignored, as %.100s", folder,
-                 (long long)left, name);
-  rfi_weights_close(w);
-  return s;
-}
-
-/* The weights of the model that the configuration names: without an adapter all weights, otherwise the base. */
-static rfr_status load_model(rfr_run *run) {
-  run->base = (rfi_hash){0};
-  return run->settings->weights ? load_folder(run, run->settings->weights) : start_weights(run);
-}
-
 rfr_status rfi_state_set_lr_steps(rfr_run *run) {
   return rfr_programs_write(run->programs, &run->lr_steps, run->clock.lr_steps);
 }
 
-/* Of programs that are new: tensors that are not written here are zeros. */
-static rfr_status init_state(rfr_run *run) {
-  RFI_TRY(load_model(run));
+/* Of programs that are new: tensors that are not written here are zeros. A checkpoint has everything but the base of an
+ * adapter. */
+static rfr_status init_state(rfr_run *run, bool resumes) {
+  if (!resumes || run->settings->adapter) RFI_TRY(rfi_load_weights(run, run->settings->weights));
+  if (resumes) return RFR_OK;
   if (run->settings->adapter) RFI_TRY(start_adapter(run, run->settings->adapter_from));
   else RFI_TRY(start_masters(run, run->settings->weights != NULL));
   const int64_t block[RFI_STEP_N] = {[RFI_STEP_SEED] = (int64_t)run->settings->seed};
@@ -336,10 +194,10 @@ static rfr_status init_state(rfr_run *run) {
   return RFR_OK;
 }
 
-rfr_status rfi_state_prepare(rfr_run *run) {
+rfr_status rfi_state_prepare(rfr_run *run, bool resumes) {
   if (run->ready) return RFR_OK;
   if (run->options.plan_only) return rfi_fail(RFI_E_PROGRAM_PLAN_ONLY, "the run was opened with plan_only");
-  RFI_TRY(init_state(run));
+  RFI_TRY(init_state(run, resumes));
   RFI_TRY(rfr_programs_load(run->programs));
   if (!run->options.eager && !run->options.debug)
     for (int i = 0; i < run->n_programs; i++) RFI_TRY(rfr_program_capture(run->programs, i));
@@ -358,6 +216,7 @@ static rfr_status own_state(rfr_run *run, rfi_state_json *out) {
   out->environment = json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend",
                                rfi_ctx_device(run->ctx), "isa", rfi_ctx_isa(run->ctx), "threads",
                                rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul, "data", run->hash);
+  if (run->own_data) out->position = run->positions[run->step % (run->settings->spec.slots + 1)];
   out->tuned = json_incref(run->tuned);
   if (run->settings->adapter) {
     char hash[33];
@@ -431,6 +290,14 @@ static rfr_status read_state(const rfr_run *run, const char *path, rfi_state_jso
 static rfr_status check_base(const rfr_run *run, const char *path, const rfi_state_json *theirs) {
   char mine[33];
   if (!run->settings->adapter) return RFR_OK;
+  const char *was = json_string_value(json_object_get(theirs->configuration, "precision.dtype"));
+  const char *now = rfr_dtype_name(run->settings->spec.model.dtype);
+  if (was && strcmp(was, now) != 0)
+    return rfi_fail_at(
+        RFI_E_RESUME_MISMATCH, path, 0,
+        "precision.dtype is %.20s in the checkpoint and %s in the configuration; the adapter was trained "
+        "on the base in %.20s",
+        was, now, was);
   const char *hash = json_string_value(json_object_get(theirs->base, "hash"));
   const char *model = json_string_value(json_object_get(theirs->base, "model"));
   if (!hash || !model)
@@ -462,6 +329,7 @@ static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) 
   RFI_GOTO(compare(run, path, theirs.environment, mine.environment, other_environment));
   RFI_GOTO(rfr_programs_write(run->programs, &run->block, theirs.block));
   run->step = run->launched = run->filled = step;
+  if (run->own_data) run->positions[step % (run->settings->spec.slots + 1)] = theirs.position;
   run->clock.used = theirs.seconds;
   s = RFR_OK;
 fail:
@@ -501,7 +369,7 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
   /* rfi_state_prepare has loaded the base of an adapter. */
   if (!training) {
     run->step = checkpoint->step;
-    if (!run->settings->adapter) return load_folder(run, checkpoint->folder);
+    if (!run->settings->adapter) return rfi_load_weights(run, checkpoint->folder);
     RFI_TRY(check_base_of(run, checkpoint));
     return start_adapter(run, checkpoint->folder);
   }
@@ -510,7 +378,7 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
   RFI_GOTO(load_state_json(run, path, checkpoint->step));
   rfi_free(run->ctx, path);
   path = NULL;
-  RFI_GOTO(run->settings->adapter ? start_adapter(run, checkpoint->folder) : load_folder(run, checkpoint->folder));
+  RFI_GOTO(run->settings->adapter ? start_adapter(run, checkpoint->folder) : rfi_load_weights(run, checkpoint->folder));
   RFI_GOTO(rfi_checkpoint_path(checkpoint, "optimizer.safetensors", &path));
   RFI_GOTO(load_optimizer(run, path));
   if (run->lr_steps.data) {
@@ -526,16 +394,18 @@ fail:
 /* ---- saving ---- */
 
 /* A folder has the weights of each expert as a tensor of its own, in the order that they have here. */
-static int pieces_of(const rfr_tensor *x, kind which) { return which == WEIGHT ? rfi_hf_pieces(x->name, &x->type) : 1; }
+static int pieces_of(const rfr_tensor *x, rfi_kind which) {
+  return which == RFI_KIND_WEIGHT ? rfi_hf_pieces(x->name, &x->type) : 1;
+}
 
 static rfr_status check_finite(const rfr_run *run, const rfr_tensor *x, const void *host) {
-  if (is_finite(x, host)) return RFR_OK;
+  if (rfi_values_finite(x->type.dtype, host, x->bytes)) return RFR_OK;
   return rfi_fail(RFI_E_RUN_DIVERGED,
                   "step %lld: %s has elements that are NaN or infinite: no checkpoint is written%s%s",
                   (long long)run->step, x->name, *run->checkpoint ? "; the last good one is " : "", run->checkpoint);
 }
 
-static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *name, kind which) {
+static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *name, rfi_kind which) {
   rfr_status s;
   rfi_file *file;
   rfr_tensor x;
@@ -543,15 +413,15 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
   rfi_safetensors_entry *entries = NULL;
   rfi_hf_tensor *names = NULL;
   for (; rfr_programs_tensor_at(run->programs, total, &x) == RFR_OK; total++)
-    if (kind_of(run, &x) == which) pieces += pieces_of(&x, which);
+    if (rfi_kind_of(run, &x) == which) pieces += pieces_of(&x, which);
   RFI_TRY(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *entries, &entries));
   RFI_GOTO(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *names, &names));
   for (int i = 0; i < total; i++) {
     RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
-    for (int k = 0; kind_of(run, &x) == which && k < pieces_of(&x, which); k++, n++) {
+    for (int k = 0; rfi_kind_of(run, &x) == which && k < pieces_of(&x, which); k++, n++) {
       entries[n] = (rfi_safetensors_entry){.name = x.name, .dtype = x.type.dtype, .rank = x.type.rank};
       for (int d = 0; d < x.type.rank; d++) entries[n].shape[d] = x.type.shape[d];
-      if (which != WEIGHT) continue;
+      if (which != RFI_KIND_WEIGHT) continue;
       rfi_hf_piece(&run->settings->spec.model, x.name, &x.type, k, &names[n]);
       entries[n].name = names[n].name;
       entries[n].rank = names[n].rank;
@@ -562,10 +432,10 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
   RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, n, NULL, 0, NULL));
   for (int i = 0; i < total; i++) {
     RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
-    if (kind_of(run, &x) != which) continue;
+    if (rfi_kind_of(run, &x) != which) continue;
     void *host;
     RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_READ, &host));
-    s = which == WEIGHT ? check_finite(run, &x, host) : RFR_OK;
+    s = which == RFI_KIND_WEIGHT ? check_finite(run, &x, host) : RFR_OK;
     if (s == RFR_OK) s = rfi_file_append(file, host, (size_t)x.bytes);
     RFI_GOTO(rfi_host_close(run, &x, RFI_HOST_READ, host, s));
   }
@@ -648,7 +518,7 @@ int64_t rfi_state_bytes(const rfr_run *run) {
   int64_t bytes = 0;
   rfr_tensor x;
   for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
-    if (kind_of(run, &x) == WEIGHT || kind_of(run, &x) == OPTIMIZER) bytes += x.bytes;
+    if (rfi_kind_of(run, &x) == RFI_KIND_WEIGHT || rfi_kind_of(run, &x) == RFI_KIND_OPTIMIZER) bytes += x.bytes;
   return bytes;
 }
 
@@ -659,13 +529,13 @@ rfr_status rfi_state_save(rfr_run *run) {
   const rfi_hf_notes *notes = &run->settings->notes;
   if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
   if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
-  RFI_TRY(rfi_state_prepare(run));
+  RFI_TRY(rfi_state_prepare(run, false));
   const double start = rfi_now();
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
   if (run->settings->adapter) RFI_GOTO(add_peft_config(run, w));
   else RFI_GOTO(rfi_hf_save(run->ctx, model, notes, w));
-  RFI_GOTO(run->settings->adapter ? save_adapter(run, w) : save_tensors(run, w, "model.safetensors", WEIGHT));
-  RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", OPTIMIZER));
+  RFI_GOTO(run->settings->adapter ? save_adapter(run, w) : save_tensors(run, w, "model.safetensors", RFI_KIND_WEIGHT));
+  RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", RFI_KIND_OPTIMIZER));
   RFI_GOTO(add_state(run, w));
   RFI_TRY(rfi_checkpoint_commit(w));
   snprintf(run->checkpoint, sizeof run->checkpoint, "%s/step-%06lld", run->folder, (long long)run->step);

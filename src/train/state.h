@@ -8,8 +8,9 @@
 #include "data/checkpoint.h"
 #include "train/run.h"
 
-/* Fills the state and captures the programs, unless that was done. */
-rfr_status rfi_state_prepare(rfr_run *run);
+/* Fills the state and captures the programs, unless that was done. `resumes`: rfi_state_load follows, so that only the
+ * base of an adapter is read. */
+rfr_status rfi_state_prepare(rfr_run *run, bool resumes);
 /* Weights (and, with `training`, everything that a resume needs) from a checkpoint. */
 rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool training);
 /* Takes the algorithms of a tuned run from its checkpoint, for the next compile. */

@@ -4,12 +4,12 @@
  *
  *   {"format": 1, "step_block": [attempted, applied, seed, skipped],
  *    "configuration": {NAME: VALUE, ...}, "environment": {NAME: VALUE, ...},
- *    "seconds": SECONDS, "tuned": {NAME: VALUE, ...},
+ *    "seconds": SECONDS, "position": POSITION, "tuned": {NAME: VALUE, ...},
  *    "base": {"model": FOLDER, "hash": HASH}}
  *
  * A resume must agree with the configuration; the environment is what the bits depend on besides. "seconds" is the time
- * that a run given in time has used, "tuned" the algorithms of a run with run.tune. The reader accepts counts that
- * steps can lead to, and flat objects of texts and integers. Printed text reads back equal.
+ * that a run given in time has used, "position" that of rfr_window, "tuned" the algorithms of a run with run.tune. The
+ * reader accepts counts that steps can lead to, and flat objects of texts and integers. Printed text reads back equal.
  */
 #ifndef RFI_STATE_JSON_H
 #define RFI_STATE_JSON_H
@@ -23,7 +23,8 @@ enum { RFI_STEP_ATTEMPTED, RFI_STEP_APPLIED, RFI_STEP_SEED, RFI_STEP_SKIPPED, RF
 
 typedef struct rfi_state_json {
   int64_t block[RFI_STEP_N];
-  double seconds; /* 0: the run is given in steps */
+  double seconds;   /* 0: the run is given in steps */
+  int64_t position; /* of the program's own data */
   json_t *configuration, *environment;
   json_t *tuned; /* NULL for a run that was not */
   json_t *base;  /* NULL for a run without an adapter */

@@ -16,8 +16,10 @@
 #include "base/base.h"
 #include "nn/nn.h"
 #include "ops/decode/cursor.h"
+#include "trace/trace.h"
 
 enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
+enum { LEAST_8BIT = 4096 };  /* elements, as in bitsandbytes */
 
 /* The step's slot of a ring, attempted mod R: (k, width). */
 static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, rfr_dtype dtype, int64_t width,
@@ -37,6 +39,18 @@ static rfr_value declare_like(rfr_trace *t, const char *name, const char *suffix
   const rfr_type type = rfr_value_type(t, like);
   snprintf(full, sizeof full, "%s%s", name, suffix);
   return rfr_input(t, full, RFR_ROLE_STATE, dtype, type.rank, type.shape);
+}
+
+/* A moment of AdamW. In 8 bits only if it is large: small tensors save nothing and are often norms. */
+static rfr_value declare_moment(rfr_trace *t, const rfi_step_spec *s, const char *name, const char *suffix,
+                                rfr_quant format, rfr_value w) {
+  char full[128];
+  const rfr_type type = rfr_value_type(t, w);
+  if (s->state_dtype != RFR_U8) return declare_like(t, name, suffix, s->state_dtype, w);
+  if (rfi_count(&type) < LEAST_8BIT) return declare_like(t, name, suffix, RFR_F32, w);
+  const int64_t bytes = rfr_quant_bytes(format, type.rank, type.shape);
+  snprintf(full, sizeof full, "%s%s", name, suffix);
+  return rfr_input(t, full, RFR_ROLE_STATE, RFR_U8, 1, &bytes);
 }
 
 static void declare_parameters(rfr_trace *t, const rfi_step_spec *s, rfr_value *out) {
@@ -77,8 +91,8 @@ static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update 
   rfr_adamw_options o = s->adamw;
   o.lr_scale = rule->lr_scale;
   o.decay = rule->weight_decay;
-  rfr_value m = declare_like(t, name, RFI_SUFFIX_M, s->state_dtype, w);
-  rfr_value v = declare_like(t, name, RFI_SUFFIX_V, s->state_dtype, w);
+  rfr_value m = declare_moment(t, s, name, RFI_SUFFIX_M, RFR_QUANT_DYNAMIC8, w);
+  rfr_value v = declare_moment(t, s, name, RFI_SUFFIX_V, RFR_QUANT_DYNAMIC8U, w);
   rfr_adamw(t, w, g, m, v, master, u->lr, u->clip, u->skip, u->step, &o);
 }
 

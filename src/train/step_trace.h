@@ -42,7 +42,7 @@ typedef struct rfi_step_spec {
   double momentum; /* SGD */
   rfr_adamw_options adamw;
   rfr_dtype gradient_dtype; /* RFR_F32, or the weights' */
-  rfr_dtype state_dtype;    /* of the moments */
+  rfr_dtype state_dtype;    /* of the moments; RFR_U8: 8 bits in blocks, AdamW only */
   bool master;              /* f32 master weights, for 16-bit weights */
   double clip;              /* global norm, 0: none */
   rfr_lr_options lr;

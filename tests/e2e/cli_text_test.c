@@ -113,6 +113,53 @@ static void finetune(void **state) {
   rft_assert_says(rft_err, "run.exists");
 }
 
+/* Messages for the first mistakes of new users, and the last lines of finetune. */
+static void first_mistakes(void **state) {
+  (void)state;
+  static const char *const with_model[] = {"chat", "generate", "eval", "tokenize", "inspect", "plan", "check"};
+  rft_write_file("one.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"1\"}, {\"role\": \"assistant\", "
+                              "\"content\": \"2\"}]}\n");
+  assert_int_equal(RUN("finetune", "model", "one.jsonl", TEMPLATE, SMALL), 0);
+  rft_assert_says(rft_err, "warning: the rows are too few or too equal to hold some out: data.validation is 0%");
+  rft_assert_says(rft_err, " of the adapter, ");
+  rft_assert_says(rft_err, "data    1 file, ");
+  rft_assert_says(rft_out, "\n  refrain chat runs/one  # chat with it\n");
+  rft_assert_says(rft_out,
+                  "\n  refrain export runs/one --to peft --out runs/one-peft  # export the adapter for PEFT\n");
+  rft_assert_says(rft_out, "\n  refrain export runs/one --to gguf --out runs/one.gguf  # ");
+  assert_int_equal(RUN("export", "runs/one", "--to", "peft", "--out", "runs/one-peft"), 0);
+  assert_int_equal(RUN("inspect", "runs/one-peft"), 0);
+  rft_assert_says(rft_out, "use: to train it further: refrain finetune ");
+  rft_assert_says(rft_out,
+                  "DATA --set adapter.from=runs/one-peft; to merge it into its base: refrain export runs/one-peft");
+  assert_int_equal(RUN("generate", "runs/one", "--prompt", "a", "--set", "precision.dtype=bf16"), 2);
+  rft_assert_says(rft_err, "precision.dtype is f32 in the checkpoint and bf16 in the configuration");
+  assert_int_equal(RUN("finetune", "model", "chat.jsonl", TEMPLATE, SMALL, "--out", "runs/time", "--set", "run.time=1s",
+                       "--set", "schedule.name=constant", "--set", "adapter.targets=[q_proj]"),
+                   0);
+  rft_assert_says(rft_err, "steps   for 1 s, of 128 tokens each\n");
+  rft_assert_says(rft_err, "held out for validation: ");
+  rft_assert_says(rft_err, " rows, ");
+  assert_null(strstr(rft_err, " epochs"));
+  for (size_t i = 0; i < sizeof with_model / sizeof with_model[0]; i++) {
+    assert_int_equal(RUN(with_model[i], "meta-llama/Llama-3.2-1B"), 4);
+    rft_assert_says(rft_err, "`hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`");
+  }
+  rft_write_file("hub.yaml", "refrain: 1\nmodel: org/name\ndata: {train: [chat.jsonl]}\nbatch: {tokens: 512, "
+                             "microbatch: 1}\noptimizer: {lr: 1e-3}\nrun: {steps: 1}\n");
+  assert_int_equal(RUN("plan", "hub.yaml"), 4);
+  rft_assert_says(rft_err, "org/name does not exist; models are not fetched");
+  assert_int_equal(RUN("plan", "nowhere/run.yaml"), 4);
+  assert_null(strstr(rft_err, "hf download"));
+  rft_write_file("bot.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"1\"}, {\"role\": \"bot\", "
+                              "\"content\": \"2\"}]}\n{\"messages\": [\n");
+  assert_int_equal(RUN("check", "model", "bot.jsonl", TEMPLATE, SMALL), 2);
+  rft_assert_says(rft_err, "bot.jsonl:1: messages[1].role: \"bot\" is unknown");
+  assert_int_equal(RUN("check", "model", "bot.jsonl", TEMPLATE, SMALL, "--set", "data.loss=all"), 2);
+  rft_assert_says(rft_err, "bot.jsonl:2:");
+  rft_assert_says(rft_err, "near end of the line");
+}
+
 /* One JSON object for each answer: the tokens of its prompt, or -1 past the end. */
 static json_int_t prompt_tokens(int line) {
   const char *s = rft_out;
@@ -185,10 +232,8 @@ static void generate(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(check_data),
-      cmocka_unit_test(finetune),
-      cmocka_unit_test(talk),
-      cmocka_unit_test(generate),
+      cmocka_unit_test(check_data), cmocka_unit_test(finetune), cmocka_unit_test(first_mistakes),
+      cmocka_unit_test(talk),       cmocka_unit_test(generate),
   };
   return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);
 }

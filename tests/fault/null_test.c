@@ -130,6 +130,8 @@ static void chats(void) {
   STATUS(rfr_chat_template_open, NULL, "chatml", NULL, &chat);
   STATUS(rfr_chat_render, NULL, "[]", 2, NULL, &text);
   STATUS(rfr_chat_render_training, NULL, "[]", 2, NULL, &text);
+  STATUS(rfr_chat_encode, NULL, NULL, "[]", 2, NULL, &(rfr_tokens){0});
+  STATUS(rfr_chat_stops, NULL, NULL, NULL, 0, &(int){0});
   GIVES(0, rfr_chat_template_marks_generation, NULL);
   QUIET(rfr_chat_template_destroy, NULL);
   QUIET(rfr_rendered_deinit, NULL);

@@ -28,8 +28,13 @@ void rft_fuzz_status(rfr_status s);
 /* Aborts if the context has live blocks. */
 void rft_fuzz_clean(void);
 /* Path of a file in memory that holds `data`; the same file at each call. */
-const char *rft_fuzz_file(const uint8_t *data, size_t n);
-/* Path of a temporary folder in which `name` is that file; removed at exit. */
-const char *rft_fuzz_folder(const char *name);
+const char *rft_fuzz_file(const void *data, size_t n);
+/* Path of a temporary folder, removed at exit. */
+const char *rft_fuzz_folder(void);
+/* Sets the contents of a file of this folder; NULL: the folder does not have it. */
+void rft_fuzz_put(const char *name, const void *data, size_t n);
+/* Takes the next of the files that an input has, which are separated by lines "----"; false: none is left. Starts with
+ * the input in *text, which is not NULL, and *n. */
+bool rft_fuzz_part(const char **text, size_t *n, const char **part, size_t *n_part);
 
 #endif

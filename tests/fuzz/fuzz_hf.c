@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads config.json of a model folder: the result is a valid description or an error. A description is written as JSON
- * that reads back equal; its parameters can be listed and their sizes added without overflow.
+ * A model folder: config.json, and after lines "----" model.safetensors.index.json and generation_config.json. The
+ * config is a valid description or an error. A description is written as JSON that reads back equal; its parameters can
+ * be listed and their sizes added without overflow. The index opens only files of the folder; one is there, "a", with
+ * the tensor "x".
  */
 #include <string.h>
 
 #include "base/json.h"
 #include "fuzz.h"
 #include "model/hf.h"
+#include "model/weights.h"
 
 static bool read_model(const char *folder, rfr_model_config *c) {
   *c = rfr_model_config_default(RFR_MODEL_LLAMA);
@@ -44,16 +47,32 @@ static bool same_rope(const rfr_model_config *a, const rfr_model_config *b) {
   return same;
 }
 
+static void read_index(const char *folder) {
+  static const char shard[] =
+      "\x38\0\0\0\0\0\0\0{\"x\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}        .";
+  rfi_weights *w;
+  rft_fuzz_put("a", shard, 8 + 0x38 + 1);
+  const rfr_status s = rfi_weights_open(rft_fuzz_ctx(), folder, &w);
+  rft_fuzz_status(s);
+  rfi_weights_close(w);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+  static const char *const names[] = {"config.json", "model.safetensors.index.json", "generation_config.json"};
   rfr_model_config c, again;
-  rft_fuzz_file(data, n);
-  const char *folder = rft_fuzz_folder("config.json");
+  const char *folder = rft_fuzz_folder(), *text = n ? (const char *)data : "", *part;
+  size_t n_part;
+  for (int i = 0; i < 3; i++) {
+    const bool given = rft_fuzz_part(&text, &n, &part, &n_part);
+    rft_fuzz_put(names[i], given ? part : NULL, given ? n_part : 0);
+    if (given && i == 1) read_index(folder);
+  }
   if (read_model(folder, &c)) {
     add_sizes(&c);
-    rfi_string text = {.ctx = rft_fuzz_ctx()};
+    rfi_string printed = {.ctx = rft_fuzz_ctx()};
     json_t *written = rfi_hf_config(&c);
-    rft_fuzz_expect(written && rfi_json_print(written, &text) == RFR_OK, "it is not written");
-    rft_fuzz_file((const uint8_t *)text.data, text.n);
+    rft_fuzz_expect(written && rfi_json_print(written, &printed) == RFR_OK, "it is not written");
+    rft_fuzz_put("config.json", printed.data, printed.n);
     rft_fuzz_expect(read_model(folder, &again), "what was written is refused");
     rft_fuzz_expect(c.type == again.type && c.vocab_size == again.vocab_size && c.hidden_size == again.hidden_size &&
                         c.layers == again.layers && c.heads == again.heads && c.kv_heads == again.kv_heads &&
@@ -68,7 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     rft_fuzz_expect(json_equal(written, rewritten), "what was written twice differs");
     json_decref(rewritten);
     json_decref(written);
-    rfi_string_deinit(&text);
+    rfi_string_deinit(&printed);
   }
   rft_fuzz_clean();
   return 0;

@@ -1,31 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads adapter_config.json next to the tensors of a valid adapter: the result is an adapter of the model or an error.
- * Our description of the adapter is accepted again, with the same targets.
+ * A folder of an adapter: adapter_config.json, and after a line "----" the header of adapter_model.safetensors, whose
+ * offsets are set here and whose tensors are zeros. It is read for a model with and one without experts: the result is
+ * an adapter of the model or an error. Our description of the adapter is accepted again, with the same targets.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/json.h"
-#include "data/file.h"
+#include "container.h"
 #include "fuzz.h"
 #include "model/hf.h"
 #include "model/peft.h"
 #include "nn/adapter.h"
 
-#define MODELS RFT_SOURCE_DIR "/tests/models/"
+static const char *const models[] = {
+    "{\"model_type\": \"llama\", \"hidden_size\": 4, \"num_attention_heads\": 2, \"num_key_value_heads\": 1,"
+    "\"num_hidden_layers\": 1, \"intermediate_size\": 6, \"vocab_size\": 8, \"max_position_embeddings\": 8}",
+    "{\"model_type\": \"mixtral\", \"hidden_size\": 4, \"num_attention_heads\": 2, \"num_key_value_heads\": 1,"
+    "\"num_hidden_layers\": 1, \"intermediate_size\": 6, \"vocab_size\": 8, \"max_position_embeddings\": 8,"
+    "\"num_local_experts\": 2, \"num_experts_per_tok\": 1, \"sliding_window\": null}"};
+enum { MODELS = sizeof models / sizeof *models, MOST = 1 << 22 };
 
-/* Links the tensors into the folder, once. */
-static const char *prepare(void) {
-  static bool linked;
-  const char *folder = rft_fuzz_folder(RFI_PEFT_CONFIG);
-  char link[600];
-  snprintf(link, sizeof link, "%s/" RFI_PEFT_WEIGHTS, folder);
-  if (!linked) rft_fuzz_expect(symlink(MODELS "adapters/llama-lora/" RFI_PEFT_WEIGHTS, link) == 0, "no link");
-  linked = true;
-  return folder;
+static void put_weights(const char *text, size_t n) {
+  static uint8_t file[MOST];
+  if (n > MOST / 2) n = MOST / 2;
+  memcpy(file + 8, text, n);
+  rft_fuzz_put(RFI_PEFT_WEIGHTS, file, rft_safetensors_seal(file, n, MOST));
 }
 
 static bool read_adapter(const char *folder, const rfr_model_config *c, rfr_adapter **a) {
@@ -39,23 +40,16 @@ static bool read_adapter(const char *folder, const rfr_model_config *c, rfr_adap
   return s == RFR_OK;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
-  static rfr_model_config c;
+static void read_for(const rfr_model_config *c, const char *folder) {
   rfr_adapter *a, *again;
-  if (c.size == 0) {
-    c = rfr_model_config_default(RFR_MODEL_LLAMA);
-    rft_fuzz_expect(rfi_hf_read(rft_fuzz_ctx(), MODELS "llama", false, &c) == RFR_OK, "no model");
-  }
-  const char *folder = prepare();
-  rft_fuzz_file(data, n);
-  if (read_adapter(folder, &c, &a)) {
+  if (read_adapter(folder, c, &a)) {
     rfi_string text = {.ctx = rft_fuzz_ctx()};
-    rfr_model_config with = c;
+    rfr_model_config with = *c;
     with.adapter = a;
     json_t *written = rfi_peft_config(&with, "");
     rft_fuzz_expect(written && rfi_json_print(written, &text) == RFR_OK, "it is not written");
-    rft_fuzz_file((const uint8_t *)text.data, text.n);
-    rft_fuzz_expect(read_adapter(folder, &c, &again), "what was written is refused");
+    rft_fuzz_put(RFI_PEFT_CONFIG, text.data, text.n);
+    rft_fuzz_expect(read_adapter(folder, c, &again), "what was written is refused");
     rft_fuzz_expect(a->n == again->n && a->rslora == again->rslora && a->dora == again->dora, "it changed by writing");
     for (int i = 0; i < a->n; i++)
       rft_fuzz_expect(memcmp(&a->targets[i], &again->targets[i], sizeof a->targets[i]) == 0, "a target changed");
@@ -64,6 +58,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     rfr_adapter_destroy(again);
   }
   rfr_adapter_destroy(a);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+  static rfr_model_config configs[MODELS];
+  const char *folder = rft_fuzz_folder(), *text = n ? (const char *)data : "", *config, *header = "";
+  size_t n_config, n_header = 0;
+  for (int i = 0; i < MODELS && configs[i].size == 0; i++) {
+    configs[i] = rfr_model_config_default(RFR_MODEL_LLAMA);
+    rft_fuzz_put("config.json", models[i], strlen(models[i]));
+    rft_fuzz_expect(rfi_hf_read(rft_fuzz_ctx(), folder, false, &configs[i]) == RFR_OK, "no model");
+  }
+  rft_fuzz_part(&text, &n, &config, &n_config);
+  rft_fuzz_part(&text, &n, &header, &n_header);
+  put_weights(header, n_header);
+  for (int i = 0; i < MODELS; i++) {
+    rft_fuzz_put(RFI_PEFT_CONFIG, config, n_config);
+    read_for(&configs[i], folder);
+  }
   rft_fuzz_clean();
   return 0;
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "fuzz.h"
+#include "json_text.h"
 
 typedef struct input {
   char name[256];
@@ -58,37 +59,9 @@ static void read_folder(const char *folder) {
 
 /* ---- extremes ---- */
 
-static const char *extremes[40] = {"-1",
-                                   "0",
-                                   "1",
-                                   "2",
-                                   "63",
-                                   "4096",
-                                   "4097",
-                                   "65536",
-                                   "65537",
-                                   "16777217",
-                                   "2147483647",
-                                   "2147483648",
-                                   "4611686018427387904",
-                                   "9223372036854775807",
-                                   "-9223372036854775808",
-                                   "9223372036854775808",
-                                   "0.5",
-                                   "-0.0",
-                                   "1e308",
-                                   "1e-320",
-                                   "null",
-                                   "true",
-                                   "\"\"",
-                                   "\"\\u0000\"",
-                                   "[]",
-                                   "{}",
-                                   "[-1]",
-                                   "[2147483646]",
-                                   "[[]]",
-                                   "{\"\": []}"};
-static int n_extremes = 30;
+/* The common extremes and the long lists. */
+static const char *extremes[RFT_EXTREMES + 3];
+static int n_extremes;
 
 static char *repeat(const char *before, const char *text, int times, const char *after) {
   const size_t n = strlen(text);
@@ -102,31 +75,13 @@ static char *repeat(const char *before, const char *text, int times, const char 
 
 /* Long lists and deep nesting. */
 static void make_extremes(void) {
+  memcpy(extremes, rft_extremes, sizeof rft_extremes);
+  n_extremes = RFT_EXTREMES;
   char *brackets = repeat("", "[", DEPTH, "");
   extremes[n_extremes++] = repeat("[", "\"full_attention\",", ENTRIES, "\"sliding_attention\"]");
   extremes[n_extremes++] = repeat("[", "2147483646,", ENTRIES, "0]");
   extremes[n_extremes++] = repeat(brackets, "]", DEPTH, "");
   free(brackets);
-}
-
-/* The end of the JSON value at `at`, or of the text. */
-static const char *value_end(const char *at) {
-  int depth = 0;
-  do {
-    if (*at == '"') {
-      for (at++; *at && *at != '"'; at++) at += at[0] == '\\' && at[1];
-      at += *at != 0;
-    } else if (*at == '[' || *at == '{') {
-      depth++;
-      at++;
-    } else if (*at == ']' || *at == '}') {
-      depth--;
-      at++;
-    } else {
-      at += depth ? 1 : strcspn(at, ",]} \n");
-    }
-  } while (depth > 0 && *at);
-  return at;
 }
 
 /* Replays the text with [at, end) replaced. */
@@ -141,21 +96,14 @@ static void replay_spliced(const input *in, const char *at, const char *end, con
   free(text);
 }
 
-/* Where the next value of a member begins, or NULL. */
-static const char *next_value(const char *at) {
-  while ((at = strchr(at, ':'))) {
-    at += 1 + strspn(at + 1, " \n");
-    if (*at && strchr("\"[{-0123456789tfn", *at)) return at;
-  }
-  return NULL;
-}
-
 static void replay_extremes(const input *in) {
   const size_t length = strlen(in->name);
   if (length < 5 || strcmp(in->name + length - 5, ".json") != 0 || strlen(in->text) != in->n || in->n > MOST_PARSED)
     return;
-  for (const char *at = in->text; (at = next_value(at)); at++)
-    for (int i = 0; i < n_extremes; i++) replay_spliced(in, at, value_end(at), extremes[i], strlen(extremes[i]));
+  const char *end = in->text + in->n;
+  for (const char *at = in->text; (at = rft_json_next_value(at, end, ":")); at++)
+    for (int i = 0; i < n_extremes; i++)
+      replay_spliced(in, at, rft_json_value_end(at, end), extremes[i], strlen(extremes[i]));
 }
 
 /* ---- mutants ---- */
@@ -172,8 +120,9 @@ static size_t draw(size_t n) {
 /* One change: an extreme or a piece of another input in place of a piece, or of a value; a byte. */
 static input mutate(const input *in) {
   const input *other = &inputs[draw((size_t)n_inputs)];
-  const char *at = in->text + draw(in->n + 1), *value = draw(2) ? next_value(at) : NULL;
-  const char *end = value ? value_end(value) : at + draw(draw(4) ? 9 : 200), *last = in->text + in->n;
+  const char *at = in->text + draw(in->n + 1), *last = in->text + in->n;
+  const char *value = draw(2) ? rft_json_next_value(at, last, ":") : NULL;
+  const char *end = value ? rft_json_value_end(value, last) : at + draw(draw(4) ? 9 : 200);
   char byte = (char)draw(256);
   const char *by = &byte;
   size_t n = draw(3) != 0;
@@ -218,7 +167,6 @@ int main(int argc, char **argv) {
     else read_folder(argv[i]);
   if (n_inputs < 5) return 1;
   for (int i = 0; i < n_inputs; i++) replay(inputs[i].text, inputs[i].n);
-  const int constant = n_extremes;
   make_extremes();
   for (int i = 0; i < n_inputs; i++) replay_extremes(&inputs[i]);
   const int64_t fixed = n_replayed;
@@ -226,7 +174,7 @@ int main(int argc, char **argv) {
   printf("%d files, %lld with an extreme value, %lld mutants\n", n_inputs, (long long)(fixed - n_inputs),
          (long long)(n_replayed - fixed));
   for (int i = 0; i < n_inputs; i++) free(inputs[i].text);
-  for (int i = constant; i < n_extremes; i++) free((char *)extremes[i]);
+  for (int i = RFT_EXTREMES; i < n_extremes; i++) free((char *)extremes[i]);
   rfr_ctx_destroy(rft_fuzz_ctx());
   return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Helpers of the fuzz targets, see fuzz.h. Files are in memory: a reader opens the descriptor's name under /proc, so
- * that an execution needs no disk.
+ * that an execution needs no disk; a folder has links to such files.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,29 +38,61 @@ void rft_fuzz_status(rfr_status s) {
 
 void rft_fuzz_clean(void) { rft_fuzz_expect(rfr_ctx_get_stats(rft_fuzz_ctx()).live_blocks == 0, "blocks are left"); }
 
-const char *rft_fuzz_file(const uint8_t *data, size_t n) {
-  static char path[64];
-  static int fd = -1;
-  if (fd < 0) {
-    fd = memfd_create("fuzz", MFD_CLOEXEC);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-  }
-  rft_fuzz_expect(fd >= 0 && ftruncate(fd, 0) == 0 && pwrite(fd, data, n, 0) == (ssize_t)n, "no file in memory");
-  return path;
-}
-
+enum { FILES = 8 };
 static char folder[256];
+static struct {
+  char name[64];
+  int fd;       /* of the file in memory */
+  bool present; /* the folder has a link to it */
+} files[FILES];
+static int n_files;
 
 static void remove_folder(void) { rfi_tree_discard(folder); }
 
-const char *rft_fuzz_folder(const char *name) {
-  char link[512];
+const char *rft_fuzz_folder(void) {
   if (*folder) return folder;
   const char *root = getenv("TMPDIR");
   snprintf(folder, sizeof folder, "%s/refrain-fuzz-XXXXXX", root ? root : "/tmp");
   rft_fuzz_expect(mkdtemp(folder) != NULL, "no folder");
-  snprintf(link, sizeof link, "%s/%s", folder, name);
-  rft_fuzz_expect(symlink(rft_fuzz_file(NULL, 0), link) == 0, "no link");
   atexit(remove_folder);
   return folder;
+}
+
+static int find_file(const char *name) {
+  for (int i = 0; i < n_files; i++)
+    if (strcmp(files[i].name, name) == 0) return i;
+  rft_fuzz_expect(n_files < FILES, "too many files");
+  snprintf(files[n_files].name, sizeof files->name, "%s", name);
+  files[n_files].fd = memfd_create(name, MFD_CLOEXEC);
+  rft_fuzz_expect(files[n_files].fd >= 0, "no file in memory");
+  return n_files++;
+}
+
+void rft_fuzz_put(const char *name, const void *data, size_t n) {
+  const int i = find_file(name), fd = files[i].fd;
+  char path[64], link[512];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  snprintf(link, sizeof link, "%s/%s", rft_fuzz_folder(), name);
+  rft_fuzz_expect(!data || (ftruncate(fd, 0) == 0 && pwrite(fd, data, n, 0) == (ssize_t)n), "the file is not written");
+  if (data && !files[i].present) rft_fuzz_expect(symlink(path, link) == 0, "no link");
+  if (!data && files[i].present) rft_fuzz_expect(unlink(link) == 0, "the link stays");
+  files[i].present = data != NULL;
+}
+
+const char *rft_fuzz_file(const void *data, size_t n) {
+  static char path[64];
+  rft_fuzz_put("fuzz", data, n);
+  snprintf(path, sizeof path, "/proc/self/fd/%d", files[find_file("fuzz")].fd);
+  return path;
+}
+
+bool rft_fuzz_part(const char **text, size_t *n, const char **part, size_t *n_part) {
+  static const char line[] = "\n----\n";
+  if (!*text) return false;
+  const char *next = memmem(*text, *n, line, sizeof line - 1);
+  *part = *text;
+  *n_part = next ? (size_t)(next - *text) : *n;
+  *n -= next ? *n_part + sizeof line - 1 : *n;
+  *text = next ? next + sizeof line - 1 : NULL;
+  return true;
 }

@@ -16,6 +16,8 @@
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/lt_product.h"
+#include "ops/gemm.h"
+#include "ops/op_index.h"
 
 typedef rfi_lt_functions functions;
 typedef rfi_lt_matrix matrix;
@@ -130,14 +132,13 @@ static bool see(const rfr_arg *x, bool transposed, matrix *m) {
 }
 
 /* Fills k; false when cuBLASLt does not take the GEMM. */
-static bool describe(const rfr_call *call, key *k) {
-  const rfr_arg *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
-  const rfr_arg *bias = call->n_in > 2 && call->in[2].data ? &call->in[2] : NULL;
+static bool describe(const rfr_call *call, const rfi_gemm_desc *g, key *k) {
   memset(k, 0, sizeof *k);
-  k->batch = y->type.rank == 3 ? y->type.shape[0] : 1;
-  k->bias = bias ? type_of(bias->type.dtype) : -1;
-  k->accumulate = call->n_in > 3 && call->in[3].data;
-  if (!see(b, call->attr[1].i != 0, &k->a) || !see(a, call->attr[0].i != 0, &k->b) || !see(y, false, &k->d))
+  k->batch = g->batch;
+  k->bias = g->bias >= 0 ? type_of(call->in[g->bias].type.dtype) : -1;
+  k->accumulate = g->acc >= 0;
+  if (g->varies != RFI_GEMM_FIXED || !see(&call->in[g->b], g->tb, &k->a) || !see(&call->in[g->a], g->ta, &k->b) ||
+      !see(&call->out[0], false, &k->d))
     return false;
   if (k->batch <= 0 || k->batch > INT32_MAX || k->d.rows <= 0 || k->d.cols <= 0 || k->a.rows <= 0 || k->a.cols <= 0)
     return false;
@@ -252,9 +253,9 @@ cublasStatus_t rfi_lt_multiply(const product *p, const cublasLtMatmulAlgo_t *alg
 
 static rfr_status run(const rfr_call *call) {
   const product *p = call->library;
-  const rfi_lt_operands x = {.a = call->in[1].data,
-                             .b = call->in[0].data,
-                             .bias = p->key.bias >= 0 ? call->in[2].data : NULL,
+  const rfi_lt_operands x = {.a = call->in[RFI_IN_matmul_b].data,
+                             .b = call->in[RFI_IN_matmul_a].data,
+                             .bias = p->key.bias >= 0 ? call->in[RFI_IN_matmul_bias].data : NULL,
                              .d = call->out[0].data,
                              .workspace = call->workspace};
   const cublasStatus_t s = rfi_lt_multiply(p, &p->algo, &x, (cudaStream_t)call->stream);
@@ -269,10 +270,11 @@ static rfr_status run(const rfr_call *call) {
                            (long long)p->key.d.ld);
 }
 
-rfr_status rfi_lt_select(rfi_lt *lt, rfi_bound *b) {
+rfr_status rfi_lt_select(rfi_lt *lt, const rfi_op_def *def, rfi_bound *b) {
   key k;
+  rfi_gemm_desc g;
   product *p = NULL;
-  if (!describe(&b->call, &k)) return RFR_OK;
+  if (!rfi_call_gemm(def, &b->call, &g) || !describe(&b->call, &g, &k)) return RFR_OK;
   if (lt) {
     const rfr_status s = find(lt, &k, &p);
     if (s != RFR_OK) return s;

@@ -11,6 +11,7 @@
 
 #include "base/base.h"
 #include "core/rng.h"
+#include "ops/quant/formats.h"
 #include "trace/trace.h"
 
 static bool is_scalar(const rfr_type *t, rfr_dtype dtype) {
@@ -68,7 +69,8 @@ static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, cons
     return rfi_fail(RFI_E_TRACE_SHAPE, "g must have w's shape, in f32, bf16 or f16");
   for (int i = 0; i < n; i++)
     if (!absent(&states[i]) && (!is_state(states[i].dtype) || !same_shape(w, &states[i])))
-      return rfi_fail(RFI_E_TRACE_SHAPE, "moments must have w's shape, in f32 or bf16");
+      return rfi_fail(RFI_E_TRACE_SHAPE, "moments must have w's shape, in f32 or bf16%s",
+                      n == 2 ? "; or both must be u8, dynamic8 and dynamic8u of w's shape" : "");
   if (!absent(master) && (master->dtype != RFR_F32 || !same_shape(w, master)))
     return rfi_fail(RFI_E_TRACE_SHAPE, "master must have w's shape, in f32");
   if (!is_scalar(lr, RFR_F32) || (!absent(clip) && !is_scalar(clip, RFR_F32)))
@@ -77,9 +79,16 @@ static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, cons
   return RFR_OK;
 }
 
+/* A moment of 8 bits; both formats have the same size. */
+static bool is_8bit(const rfr_type *x, const rfr_type *w) {
+  return x->dtype == RFR_U8 && x->rank == 1 &&
+         x->shape[0] == rfi_quant_layout_of(RFR_QUANT_DYNAMIC8, rfi_count(w), 0).bytes;
+}
+
 rfr_status rfi_infer_adamw(const rfi_infer *c) {
   const rfr_type *in = c->in;
-  RFI_TRY(check_update(&in[0], &in[1], 2, &in[2], &in[4], &in[5], &in[6], &in[7]));
+  const int moments = is_8bit(&in[2], &in[0]) && is_8bit(&in[3], &in[0]) ? 0 : 2; /* of the checks for wide ones */
+  RFI_TRY(check_update(&in[0], &in[1], moments, &in[2], &in[4], &in[5], &in[6], &in[7]));
   if (!is_step_block(&in[8])) return rfi_fail(RFI_E_TRACE_SHAPE, "step must be the step block, i64 (4)");
   c->out[0] = in[0];
   c->out[1] = in[2];

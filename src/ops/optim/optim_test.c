@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "backend/cpu/cpu.h"
+#include "ops/quant/formats.h"
 #include "support/op_check.h"
 
 static void parse(const char *text, rfr_dtype type, rft_case *c) {
@@ -141,6 +142,72 @@ static void test_master(void **state) {
   }
 }
 
+/* ---- moments of 8 bits ---- */
+
+enum { N8 = 1031, BLOCK = 256 };
+
+/* The weight is the one of unrounded moments; the new moments are their values up to the rounding of a block. Bits do
+ * not depend on the number of threads. A skipped step changes nothing. */
+static void test_8bit(void **state) {
+  (void)state;
+  for (int skip = 0; skip < 2; skip++) {
+    static const rfr_quant formats[2] = {RFR_QUANT_DYNAMIC8, RFR_QUANT_DYNAMIC8U};
+    const int64_t shape = N8, bytes = rfr_quant_bytes(RFR_QUANT_DYNAMIC8, 1, &shape);
+    assert_int_equal(bytes, (N8 + 15) / 16 * 16 + 4 * ((N8 + BLOCK - 1) / BLOCK));
+    rft_case c;
+    rft_run run, other;
+    rfr_ctx *ctx;
+    char text[200];
+    static float values[2][N8], before[2][N8], after[2][N8];
+    snprintf(
+        text, sizeof text,
+        "adamw(f[%d], F[%d], b[%lld]<256, b[%lld]<256, F[%d], F[1]=0.01, F[1]=0.5, i[1]=%d, I[4]=7,6,1,0) beta1=0.9 "
+        "beta2=0.95 eps=1e-08 decay=0.1 lr_scale=1",
+        N8, N8, (long long)bytes, (long long)bytes, N8, skip);
+    assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
+    parse(text, RFR_BF16, &c);
+    rft_run_init(&run, &c, RFT_DENSE, 0xFF, 0);
+    rft_run_init(&other, &c, RFT_DENSE, 0xFF, 0);
+    for (int64_t i = 0; i < N8; i++) {
+      values[0][i] = sinf((float)i * 0.37f) * (i % 7 == 0 ? 1e-3f : 1.0f);
+      values[1][i] = i / BLOCK == 2 ? 0 : values[0][i] * values[0][i] + 1e-4f; /* a block of zeros */
+    }
+    for (int s = 0; s < 2; s++) {
+      uint8_t *codes = run.in_arg[2 + s].data;
+      assert_int_equal(rfr_quant_encode(ctx, formats[s], 1, &shape, RFR_F32, values[s], 1, codes), RFR_OK);
+      memcpy(other.in_arg[2 + s].data, codes, (size_t)bytes);
+      rfi_quant_decode(formats[s], 1, &shape, codes, before[s]);
+    }
+    static double master[N8], gradient[N8];
+    for (int64_t i = 0; i < N8; i++) master[i] = rft_get(&run.in_arg[4], i), gradient[i] = rft_get(&run.in_arg[1], i);
+    assert_null(rft_run_kernel(&run, kernel_of(&c), 1));
+    assert_null(rft_run_kernel(&other, kernel_of(&c), 3));
+    for (int j = 0; j < 4; j++)
+      assert_memory_equal(run.out_arg[j].data, other.out_arg[j].data, (size_t)rfi_bytes(&run.out_arg[j].type));
+    for (int s = 0; s < 2; s++) rfi_quant_decode(formats[s], 1, &shape, run.out_arg[1 + s].data, after[s]);
+    for (int64_t i = 0; i < N8; i++) {
+      const double x = 0.5 * gradient[i];
+      values[0][i] = (float)(0.9 * before[0][i] + 0.1 * x);
+      values[1][i] = (float)(0.95 * before[1][i] + 0.05 * x * x);
+      const double mean = values[0][i] / (1 - pow(0.9, 7)), square = values[1][i] / (1 - pow(0.95, 7));
+      const double w = master[i] - 0.01 * (mean / (sqrt(square) + 1e-8) + 0.1 * master[i]);
+      assert_true(fabs(rft_get(&run.out_arg[3], i) - (skip ? master[i] : w)) < 1e-6 * (1 + fabs(w)));
+    }
+    for (int s = 0; s < 2; s++) {
+      static float nearest[N8];
+      uint8_t codes[1100] __attribute__((aligned(16)));
+      assert_int_equal(rfr_quant_encode(ctx, formats[s], 1, &shape, RFR_F32, values[s], 1, codes), RFR_OK);
+      rfi_quant_decode(formats[s], 1, &shape, codes, nearest);
+      for (int64_t i = 0; i < N8; i++) /* a value halfway between two numbers may become either */
+        assert_true(skip ? after[s][i] == before[s][i]
+                         : fabs(after[s][i] - values[s][i]) <= 1.0001 * fabs(nearest[i] - values[s][i]) + 1e-7);
+    }
+    rft_run_deinit(&run);
+    rft_run_deinit(&other);
+    rfr_ctx_destroy(ctx);
+  }
+}
+
 static void test_norm_not_finite(void **state) {
   static const double bad[] = {NAN, INFINITY, -INFINITY};
   (void)state;
@@ -203,6 +270,14 @@ static void other_shape(rfr_trace *t, rfr_value step) {
   rfr_adamw(t, w, w, m, v, RFR_NONE, rfr_lr_schedule(t, step, NULL), RFR_NONE, RFR_NONE, step, NULL);
 }
 
+static void one_8bit(rfr_trace *t, rfr_value step) {
+  const int64_t bytes = 16 + 4;
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 1, (int64_t[]){3});
+  rfr_value m = rfr_input(t, "m", RFR_ROLE_STATE, RFR_U8, 1, &bytes);
+  rfr_value v = rfr_input(t, "v", RFR_ROLE_STATE, RFR_F32, 1, (int64_t[]){3});
+  rfr_adamw(t, w, w, m, v, RFR_NONE, rfr_lr_schedule(t, step, NULL), RFR_NONE, RFR_NONE, step, NULL);
+}
+
 static void test_refused(void **state) {
   rfr_ctx *ctx;
   (void)state;
@@ -214,12 +289,14 @@ static void test_refused(void **state) {
   refused(ctx, negative_clip, "at least 0");
   refused(ctx, beta_of_one, "beta");
   refused(ctx, other_shape, "moments");
+  refused(ctx, one_8bit, "both must be u8");
   rfr_ctx_destroy(ctx);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_schedule), cmocka_unit_test(test_threads),         cmocka_unit_test(test_skip),
-      cmocka_unit_test(test_master),   cmocka_unit_test(test_norm_not_finite), cmocka_unit_test(test_refused)};
+      cmocka_unit_test(test_master),   cmocka_unit_test(test_norm_not_finite), cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_8bit)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,8 +8,12 @@
  * elements in half as many blocks had less throughput. Tensors in f16, or with an unaligned address, are processed one
  * element at a time. Factors are computed in f64 from the step's values on the device, once per block, and once per
  * tensor where they differ. If skip is set, a block ends before it writes.
+ *
+ * Moments of 8 bits have a kernel of their own: a warp holds the 256 elements of a scale in registers, from the old
+ * codes to the new ones.
  */
 #include "backend/cuda/kernels.cuh"
+#include "ops/quant/dynamic8.h"
 
 enum { THREADS = 256, PER_SM = 4, CHUNK = 4096 };
 enum { MOST = 256 }; /* tensors per launch: arguments have at most 32,764 bytes */
@@ -19,7 +23,7 @@ typedef struct tensor {
   rfr_dtype dtype;
 } tensor;
 
-typedef enum kind { ADAMW, MOMENTUM, SGD } kind;
+typedef enum kind { ADAMW, ADAMW8, MOMENTUM, SGD } kind;
 
 typedef struct update {
   tensor w, g, m, v, master;
@@ -56,7 +60,7 @@ static __device__ double power(double x, int64_t n) {
 }
 
 static __device__ corrections make_corrections(const updates &all, kind k) {
-  if (k != ADAMW) return {1, 1};
+  if (k != ADAMW && k != ADAMW8) return {1, 1};
   const int64_t t = all.step[1] + 1;
   return {1 - power(all.beta1, t), 1 / sqrt(1 - power(all.beta2, t))};
 }
@@ -180,10 +184,90 @@ static __device__ void update_range(const update &u, const factors &f, int64_t b
   update_singly<KIND>(u, f, fours, end);
 }
 
+/* ---- moments of 8 bits ---- */
+
+enum { M, V, BLOCK = RFI_DYNAMIC_BLOCK, PER_LANE = BLOCK / 32 };
+
+static __constant__ float numbers[2][256] = {{
+#include "ops/quant/dynamic_signed.def"
+                                             },
+                                             {
+#include "ops/quant/dynamic_unsigned.def"
+                                             }};
+
+/* The numbers of both moments, and what is halfway between them. */
+typedef struct tables {
+  float map[2][256], middle[2][256];
+} tables;
+
+static __device__ void fill(tables *t) {
+  const int k = (int)threadIdx.x;
+  for (int s = M; s <= V; s++) {
+    t->map[s][k] = numbers[s][k];
+    t->middle[s][k] = k < 255 ? rfi_dynamic8_middle(numbers[s], k) : 0;
+  }
+}
+
+typedef struct moment {
+  uint8_t *codes;
+  float *scales;
+} moment;
+
+static __device__ moment moment_of(const tensor &x, int64_t n) {
+  return {(uint8_t *)x.data, (float *)((char *)x.data + rfi_dynamic8_scales(n))};
+}
+
+static __device__ float most_of(float x) {
+#pragma unroll
+  for (int k = 16; k > 0; k /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, k));
+  return x;
+}
+
+/* One block by one warp. */
+static __device__ void update_block(const update &u, const factors &f, const tables &t, int64_t begin) {
+  const int lane = (int)threadIdx.x % 32;
+  const moment moments[2] = {moment_of(u.m, u.n), moment_of(u.v, u.n)};
+  float x[2][PER_LANE], scale[2];
+#pragma unroll
+  for (int s = M; s <= V; s++) scale[s] = moments[s].scales[begin / BLOCK];
+#pragma unroll
+  for (int j = 0; j < PER_LANE; j++) {
+    const int64_t i = begin + j * 32 + lane;
+    x[M][j] = x[V][j] = 0;
+    if (i >= u.n) continue;
+    float w = fetch(u.master.data ? u.master : u.w, i);
+#pragma unroll
+    for (int s = M; s <= V; s++) x[s][j] = t.map[s][moments[s].codes[i]] * scale[s];
+    update_one<ADAMW>(f, &w, fetch(u.g, i), &x[M][j], &x[V][j]);
+    store(u.w, i, w);
+    store(u.master, i, w);
+  }
+#pragma unroll
+  for (int s = M; s <= V; s++) {
+    float most = 0;
+#pragma unroll
+    for (int j = 0; j < PER_LANE; j++) most = fmaxf(most, fabsf(x[s][j]));
+    most = most_of(most); /* of all lanes: every code of the block was read */
+    const float inverse = rfi_dynamic8_inverse(most);
+    if (lane == 0) moments[s].scales[begin / BLOCK] = most;
+#pragma unroll
+    for (int j = 0; j < PER_LANE; j++) {
+      const int64_t i = begin + j * 32 + lane;
+      if (i < u.n) moments[s].codes[i] = (uint8_t)rfi_dynamic8_nearest(t.middle[s], x[s][j] * inverse);
+    }
+  }
+}
+
+static __device__ void update_blocks(const update &u, const factors &f, const tables &t, int64_t begin, int64_t end) {
+  for (int64_t b = begin + threadIdx.x / 32 * BLOCK; b < end; b += THREADS / 32 * BLOCK) update_block(u, f, t, b);
+}
+
 template <kind KIND>
 static __global__ void __launch_bounds__(THREADS, PER_SM) update_all(const __grid_constant__ updates all) {
   __shared__ corrections step;
+  __shared__ tables t;
   if (all.skip && *all.skip) return;
+  if constexpr (KIND == ADAMW8) fill(&t);
   if (threadIdx.x == 0) step = make_corrections(all, KIND);
   __syncthreads();
   int i = 0; /* the last tensor that begins at the chunk or before; never an empty one */
@@ -196,7 +280,8 @@ static __global__ void __launch_bounds__(THREADS, PER_SM) update_all(const __gri
     }
     const update &u = all.of[i];
     const int64_t begin = (chunk - u.first) * CHUNK, end = min(u.n, begin + CHUNK);
-    update_range<KIND>(u, f, begin, end);
+    if constexpr (KIND == ADAMW8) update_blocks(u, f, t, begin, end);
+    else update_range<KIND>(u, f, begin, end);
   }
 }
 
@@ -254,6 +339,7 @@ static void launch(const rfr_call *c, kind k, const updates &all) {
   const unsigned grid = (unsigned)(all.chunks < most ? all.chunks : most);
   if (grid == 0) return;
   if (k == ADAMW) update_all<ADAMW><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
+  else if (k == ADAMW8) update_all<ADAMW8><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
   else if (k == MOMENTUM) update_all<MOMENTUM><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
   else update_all<SGD><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
 }
@@ -266,7 +352,7 @@ static int launch_some(const rfr_call *const *calls, int n, update (*of)(const r
   for (; all.n < n && all.n < MOST; all.n++) {
     updates own = {};
     update u = of(calls[all.n], &own);
-    const kind k = adamw ? ADAMW : u.m.data ? MOMENTUM : SGD;
+    const kind k = adamw ? (u.m.dtype == RFR_U8 ? ADAMW8 : ADAMW) : u.m.data ? MOMENTUM : SGD;
     if (all.n == 0) {
       all = own;
       first = k;

@@ -9,13 +9,15 @@
  *
  * with lr the schedule's rate times the group's lr_scale, and decay decoupled from the gradient. With a master copy the
  * update is computed on it and w is its rounding. Constants of the tensor are computed in double first; elements are
- * f32. Strips are widened to f32 in the L1 cache, so one loop serves every mixture of types. If skip is set nothing is
+ * f32. Strips are widened to f32 in the L1 cache, so one loop serves every mixture of types. Moments of 8 bits are
+ * widened block by block, and the update reads the new moments before they are rounded. If skip is set nothing is
  * written. The op is memory-bound, so the next strips are prefetched, and bf16 weights are written with non-temporal
  * stores.
  */
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
+#include "ops/quant/dynamic8.h"
 #include "ops/stream.h"
 
 enum { STRIP = 64, AHEAD = 512 }; /* elements of a strip; distance of the prefetch */
@@ -97,6 +99,55 @@ static void update_part(const rfi_call *call, int64_t begin, int64_t end, int pa
   if (streams) rfi_stream_end();
 }
 
+/* ---- moments of 8 bits ---- */
+
+enum { M, V, BLOCK = RFI_DYNAMIC_BLOCK };
+
+static const float numbers[2][256] = {{
+#include "ops/quant/dynamic_signed.def"
+                                      },
+                                      {
+#include "ops/quant/dynamic_unsigned.def"
+                                      }};
+
+static void decode_block(float *restrict x, const float *restrict map, const uint8_t *restrict codes, float scale,
+                         int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] = map[codes[i]] * scale;
+}
+
+/* Returns the scale. */
+static float encode_block(uint8_t *restrict codes, const float *restrict middle, const float *restrict x, int64_t n) {
+  float most = 0;
+  for (int64_t i = 0; i < n; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+  const float inverse = rfi_dynamic8_inverse(most);
+  for (int64_t i = 0; i < n; i++) codes[i] = (uint8_t)rfi_dynamic8_nearest(middle, x[i] * inverse);
+  return most;
+}
+
+static void update_blocks(const rfi_call *call, int64_t begin, int64_t end, int part) {
+  (void)part;
+  const update *u = (const update *)call;
+  const rfi_arg *target = u->master->data ? u->master : u->w, *moments[2] = {u->m, u->v};
+  const int64_t all = rfi_count(&u->w->type);
+  float wb[BLOCK], gb[BLOCK], x[2][BLOCK], middle[2][255];
+  for (int k = 0; k < 255; k++)
+    for (int s = M; s <= V; s++) middle[s][k] = rfi_dynamic8_middle(numbers[s], k);
+  for (int64_t b = begin; b < end; b++) {
+    const int64_t i = b * BLOCK, n = all - i < BLOCK ? all - i : BLOCK;
+    float *w = open_block(wb, target, i, n), *scale[2];
+    uint8_t *codes[2];
+    for (int s = M; s <= V; s++) {
+      codes[s] = (uint8_t *)moments[s]->data + i;
+      scale[s] = (float *)(void *)((char *)moments[s]->data + rfi_dynamic8_scales(all)) + b;
+      decode_block(x[s], numbers[s], codes[s], *scale[s], n);
+    }
+    adamw_block(&u->f, w, rfi_read(gb, u->g, i, 1, n), x[M], x[V], n);
+    for (int s = M; s <= V; s++) *scale[s] = encode_block(codes[s], middle[s], x[s], n);
+    rfi_flush(w, u->w, i, n);
+    if (target != u->w && u->w->type.dtype == RFR_F32) memcpy((float *)u->w->data + i, w, (size_t)n * sizeof *w);
+  }
+}
+
 static rfr_status adamw_run(const rfi_call *c) {
   if (c->in[7].data && *(const int32_t *)c->in[7].data) return RFR_OK;
   double beta1 = c->attr[0].f, beta2 = c->attr[1].f, lr = *(const float *)c->in[5].data * c->attr[4].f;
@@ -111,7 +162,9 @@ static rfr_status adamw_run(const rfi_call *c) {
                   .eps = (float)c->attr[2].f,
                   .decay = (float)(lr * c->attr[3].f),
                   .clip = c->in[6].data ? *(const float *)c->in[6].data : 1.0f};
-  rfi_parallel(&u.call, rfi_count(&c->in[0].type), 4, update_part);
+  const int64_t n = rfi_count(&c->in[0].type);
+  if (u.m->type.dtype == RFR_U8) rfi_parallel(&u.call, (n + BLOCK - 1) / BLOCK, 16 * BLOCK, update_blocks);
+  else rfi_parallel(&u.call, n, 4, update_part);
   return RFR_OK;
 }
 

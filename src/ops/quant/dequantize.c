@@ -14,7 +14,7 @@
 
 #include "base/base.h"
 #include "core/convert.h"
-#include "ops/quant/formats.h"
+#include "ops/quant/dynamic8.h"
 #include "ops/rule.h"
 
 static const struct {
@@ -51,17 +51,6 @@ int64_t rfr_quant_bytes(rfr_quant format, int rank, const int64_t *shape) {
 
 /* ---- quantization ---- */
 
-/* The index of the number of an ascending map that is nearest to x. */
-static uint8_t nearest(const float *map, float x) {
-  int low = 0, high = 255;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (x > (map[middle] + map[middle + 1]) / 2) low = middle + 1;
-    else high = middle;
-  }
-  return (uint8_t)low;
-}
-
 /* The larger one; NaN where one is. */
 static float larger(float a, float b) { return a > b || isnan(a) ? a : b; }
 
@@ -71,9 +60,6 @@ static float largest(const float *x, int64_t n) {
   for (int64_t i = 0; i < n; i++) most = larger(most, fabsf(x[i]));
   return most;
 }
-
-/* A factor that maps a block onto -1 ... 1; the bound is that of bitsandbytes. */
-static float inverse_of(float most) { return 1.0f / (most > 1e-38f ? most : 1e-38f); }
 
 static void encode_nf4(const float *x, int64_t n, float inverse, uint8_t *codes) {
   uint8_t code[RFI_NF4_BLOCK] = {0};
@@ -88,7 +74,9 @@ static void encode_nf4(const float *x, int64_t n, float inverse, uint8_t *codes)
 }
 
 static void encode_dynamic(const float *map, const float *x, int64_t n, float inverse, uint8_t *codes) {
-  for (int64_t i = 0; i < n; i++) codes[i] = nearest(map, x[i] * inverse);
+  float middle[255];
+  for (int k = 0; k < 255; k++) middle[k] = rfi_dynamic8_middle(map, k);
+  for (int64_t i = 0; i < n; i++) codes[i] = (uint8_t)rfi_dynamic8_nearest(middle, x[i] * inverse);
 }
 
 static void encode_int8(const float *x, int64_t n, float most, uint8_t *codes) {
@@ -108,7 +96,7 @@ static void nest_scales(const rfi_quant_layout *l, float *scale, uint8_t *out) {
     const int64_t left = l->scales - g * RFI_NESTED, n = left < RFI_NESTED ? left : RFI_NESTED;
     for (int64_t i = 0; i < n; i++) block[i] -= offset;
     factor[g] = largest(block, n);
-    encode_dynamic(dynamic_signed, block, n, inverse_of(factor[g]), out + l->scales_at + g * RFI_NESTED);
+    encode_dynamic(dynamic_signed, block, n, rfi_dynamic8_inverse(factor[g]), out + l->scales_at + g * RFI_NESTED);
   }
   factor[groups] = offset;
 }
@@ -142,11 +130,11 @@ static void encode_block(rfr_quant format, const rfi_quant_layout *l, const sour
     const int64_t n = end - i < CHUNK ? end - i : CHUNK;
     const float *x = read_block(s, i, n, buffer);
     switch (format) {
-      case RFR_QUANT_NF4: encode_nf4(x, n, inverse_of(most), out + i / 2); break;
+      case RFR_QUANT_NF4: encode_nf4(x, n, rfi_dynamic8_inverse(most), out + i / 2); break;
       case RFR_QUANT_INT8: encode_int8(x, n, most, out + i); break;
       default:
-        encode_dynamic(format == RFR_QUANT_DYNAMIC8 ? dynamic_signed : dynamic_unsigned, x, n, inverse_of(most),
-                       out + i);
+        encode_dynamic(format == RFR_QUANT_DYNAMIC8 ? dynamic_signed : dynamic_unsigned, x, n,
+                       rfi_dynamic8_inverse(most), out + i);
     }
   }
 }

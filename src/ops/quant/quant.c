@@ -12,6 +12,7 @@
  * reads. Unused results are pruned one by one, so frozen weights need no special case: without dw, xT and dyT are not
  * computed, and without dx, wT is not. The rounding has the gradient of the identity, the scale has none.
  */
+#include "ops/op_index.h"
 #include "ops/rule.h"
 
 enum { ROW, COL, SCALE_INV }; /* results of quantize */
@@ -49,6 +50,16 @@ rfr_status rfi_infer_matmul_scaled(const rfi_infer *c) {
     if (!is_wide(c->in[4].dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "bias must be f32, bf16 or f16");
   }
   return rfi_present(c, 5) ? rfi_rule_type(c, 5, &c->out[0]) : RFR_OK;
+}
+
+void rfi_gemm_matmul_scaled(const rfi_infer *c, rfi_gemm_desc *d) {
+  const rfr_type *a = &c->in[RFI_IN_matmul_scaled_a], *b = &c->in[RFI_IN_matmul_scaled_b];
+  d->tb = true;
+  d->M = a->shape[0];
+  d->K = a->shape[1];
+  d->N = b->shape[0];
+  if (rfi_present(c, RFI_IN_matmul_scaled_bias)) d->bias = RFI_IN_matmul_scaled_bias;
+  if (rfi_present(c, RFI_IN_matmul_scaled_acc)) d->acc = RFI_IN_matmul_scaled_acc;
 }
 
 /* ---- gradients ---- */
