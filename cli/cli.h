@@ -271,13 +271,14 @@ typedef struct progress {
   bool quiet, terminal, open_line;
   bool evaluating_line; /* the open line is that of an evaluation */
   bool bytes;           /* the model's tokens are bytes */
+  bool preference;      /* losses are of pairs of answers */
   double flops, peak;   /* per step; per second, 0: unknown */
   int64_t tokens;       /* per step */
   double last;          /* cli_now of the last line */
   int64_t first_step;   /* 0: none yet */
   double rate;          /* smoothed seconds per step */
   bool evaluated;
-  double loss, bits; /* of the last evaluation */
+  double loss, bits, margin, accuracy; /* of the last evaluation */
 } progress;
 void progress_init(progress *p, cli *c); /* c->progress becomes p */
 void progress_event(const rfr_event *event, void *progress);

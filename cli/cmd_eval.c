@@ -20,6 +20,11 @@ static void print_json(const rfr_run_info *info, const rfr_evaluation *e) {
   json_int(&j, "step", info->step);
   json_double(&j, "loss", e->loss);
   if (info->byte_tokens) json_double(&j, "bits_per_byte", e->bits_per_byte);
+  if (info->preference) {
+    json_double(&j, "margin", e->margin);
+    json_double(&j, "accuracy", e->accuracy);
+    json_int(&j, "pairs", e->pairs);
+  }
   json_int(&j, "tokens", e->tokens);
   json_int(&j, "bytes", e->bytes);
   json_double(&j, "seconds", e->seconds);
@@ -60,8 +65,12 @@ rfr_status cli_eval(cli *c) {
     print_json(&info, &e);
   } else if (s == RFR_OK) {
     if (info.byte_tokens) printf("validation: %.3f bits per byte\n", e.bits_per_byte);
+    else if (info.preference)
+      printf("validation: loss %.4f, margin %.3f, accuracy %.1f%%\n", e.loss, e.margin, 100.0 * e.accuracy);
     else printf("validation: loss %.4f\n", e.loss);
-    if (!c->quiet)
+    if (!c->quiet && info.preference)
+      fprintf(stderr, "%lld pairs, %lld tokens, %.1f s\n", (long long)e.pairs, (long long)e.tokens, e.seconds);
+    else if (!c->quiet)
       fprintf(stderr, "loss %.4f nats per token, %lld tokens, %.1f s\n", e.loss, (long long)e.tokens, e.seconds);
   }
   free(config);

@@ -34,7 +34,12 @@ static void put_data(json *j, const char *operand) {
   json_text(j, NULL, escaped);
 }
 
-static rfr_status write_config(const cli *c, const char *model, int64_t sequence, bool holds_out, char **out) {
+/* What the rows need. */
+typedef struct rows {
+  bool preference, holds_out; /* pairs of answers; enough rows to hold some out */
+} rows;
+
+static rfr_status write_config(const cli *c, const char *model, int64_t sequence, const rows *rows, char **out) {
   size_t n = 0;
   rfr_machine m;
   const bool on_gpu = rfr_machine_describe(c->ctx, &m) == RFR_OK && strncmp(m.device, "cuda", 4) == 0;
@@ -49,9 +54,11 @@ static rfr_status write_config(const cli *c, const char *model, int64_t sequence
   json_begin(&j, NULL, '[');
   for (int i = 1; i < c->n_operands; i++) put_data(&j, c->operands[i]);
   json_end(&j, ']');
-  fprintf(f, "\n  validation: %d%%\n  sequence: %lld\n", holds_out ? 5 : 0, (long long)sequence);
+  fprintf(f, "\n  validation: %d%%\n  sequence: %lld\n", rows->holds_out ? 5 : 0, (long long)sequence);
+  if (rows->preference) fputs("  format: preference\n", f);
   fprintf(f, "batch: {tokens: %lld, microbatch: %d}\n", (long long)(4 * sequence), on_gpu ? 4 : 1);
-  fputs("optimizer: {lr: 2e-4, clip: 1.0}\nschedule: {name: cosine, warmup: 3%}\nrun: {epochs: 3}\n", f);
+  fprintf(f, "optimizer: {lr: %s, clip: 1.0}\nschedule: {name: cosine, warmup: 3%%}\nrun: {epochs: %d}\n",
+          rows->preference ? "2e-5" : "2e-4", rows->preference ? 1 : 3);
   return fclose(f) == 0 ? RFR_OK : RFR_NO_MEMORY;
 }
 
@@ -68,36 +75,42 @@ static rfr_status read_info(cli *c, const char *text, bool data, rfr_run_info *o
 }
 
 /* Numbers of the configuration for windows of `sequence` tokens. `data`: and of its rows. */
-static rfr_status look_at(cli *c, const char *model, int64_t sequence, bool data, bool holds_out, rfr_run_info *out) {
+static rfr_status look_at(cli *c, const char *model, int64_t sequence, bool data, const rows *rows, rfr_run_info *out) {
   char *text = NULL;
-  rfr_status s = write_config(c, model, sequence, holds_out, &text);
+  rfr_status s = write_config(c, model, sequence, rows, &text);
   if (s == RFR_OK) s = read_info(c, text, data, out);
   free(text);
   return s;
 }
 
-/* The same. *holds_out becomes false if there are too few rows to hold some out. */
-static rfr_status look(cli *c, const char *model, int64_t sequence, bool *holds_out, rfr_run_info *out) {
-  const rfr_status s = look_at(c, model, sequence, true, *holds_out, out);
-  if (s == RFR_OK || !*holds_out || find_set(c, "data.validation=")) return s;
+/* The same with data. Finds out whether the rows are pairs of answers, and too few to hold some out. */
+static rfr_status look(cli *c, const char *model, int64_t sequence, rows *rows, rfr_run_info *out) {
+  rfr_status s = look_at(c, model, sequence, true, rows, out);
+  if (s != RFR_OK && !rows->preference && strcmp(rfr_last_error()->slug, "data.preference") == 0) {
+    rows->preference = true;
+    s = look_at(c, model, sequence, true, rows, out);
+  }
+  if (s == RFR_OK || !rows->holds_out || find_set(c, "data.validation=")) return s;
   if (strcmp(rfr_last_error()->slug, "data.held_out") != 0) return s;
-  *holds_out = false;
+  rows->holds_out = false;
   cli_warn(c, "the rows are too few or too equal to hold some out: data.validation is 0%, and nothing is evaluated");
-  return look_at(c, model, sequence, true, false, out);
+  return look_at(c, model, sequence, true, rows, out);
 }
 
 /* The shortest window that cuts at most 1 % of the rows, up to the model's longest sequence and 2048 tokens. The rows
  * are tokenized once; later calls read the cache. */
-static rfr_status choose_sequence(cli *c, const char *model, bool *holds_out, int64_t *out) {
-  enum { LEAST = 256, MOST = 2048, SHARE = 100 };
+static rfr_status choose_sequence(cli *c, const char *model, rows *rows, int64_t *out) {
+  enum { SHORTEST = 4, LEAST = 256, MOST = 2048, SHARE = 100 };
   const char *given = find_set(c, "data.sequence=");
   rfr_run_info info = {0};
+  const char *format = find_set(c, "data.format=");
+  rows->preference = format && strcmp(format, "preference") == 0;
   *out = given ? strtoll(given, NULL, 10) : 0;
-  if (*out > 0) return look(c, model, *out, holds_out, &info);
-  rfr_status s = look_at(c, model, 1, false, true, &info);
+  if (*out > 0) return look(c, model, *out, rows, &info);
+  rfr_status s = look_at(c, model, SHORTEST, false, rows, &info);
   const int64_t most = info.max_positions < MOST ? info.max_positions : MOST;
   for (*out = LEAST; s == RFR_OK && *out < most; *out *= 2) {
-    s = look(c, model, *out, holds_out, &info);
+    s = look(c, model, *out, rows, &info);
     if (s == RFR_OK && (info.truncated_rows + info.dropped_rows) * SHARE <= info.train_rows + info.dropped_rows) break;
   }
   if (*out > most) *out = most;
@@ -107,12 +120,12 @@ static rfr_status choose_sequence(cli *c, const char *model, bool *holds_out, in
 rfr_status cli_finetune_config(cli *c, char **out) {
   char model[PATH_MAX];
   int64_t sequence;
-  bool holds_out = true;
+  rows rows = {.holds_out = true};
   *out = NULL;
   if (!realpath(c->operand, model)) return cli_fail(RFR_IO, "check the path", "%s: %s", c->operand, strerror(errno));
   snprintf(c->config, sizeof c->config, "finetune");
-  rfr_status s = choose_sequence(c, model, &holds_out, &sequence);
-  return s == RFR_OK ? write_config(c, model, sequence, holds_out, out) : s;
+  rfr_status s = choose_sequence(c, model, &rows, &sequence);
+  return s == RFR_OK ? write_config(c, model, sequence, &rows, out) : s;
 }
 
 /* The commands that take the run. */

@@ -195,6 +195,10 @@ static void print_json(rfr_run *run, const progress *p, const char *folder, doub
   json_double(&j, "tokens_per_second", p->rate > 0.0 ? (double)info.tokens_per_step / p->rate : 0.0);
   if (p->evaluated) json_double(&j, "validation_loss", p->loss);
   if (p->evaluated && p->bytes) json_double(&j, "validation_bits_per_byte", p->bits);
+  if (p->evaluated && p->preference) {
+    json_double(&j, "validation_margin", p->margin);
+    json_double(&j, "validation_accuracy", p->accuracy);
+  }
   json_int(&j, "planned_bytes", plan.planned_bytes);
   json_int(&j, "touched_bytes", rfr_programs_touched_bytes(rfr_run_programs(run)));
   json_end(&j, '}');
@@ -215,6 +219,8 @@ static void print_result(rfr_run *run, const progress *p, double seconds) {
   printf("memory: %lld bytes planned (%s), %lld touched\n", (long long)plan.planned_bytes,
          cli_bytes(a, plan.planned_bytes), (long long)rfr_programs_touched_bytes(rfr_run_programs(run)));
   if (p->evaluated && p->bytes) printf("validation: %.3f bits per byte\n", p->bits);
+  else if (p->evaluated && p->preference)
+    printf("validation: loss %.4f, margin %.3f, accuracy %.1f%%\n", p->loss, p->margin, 100.0 * p->accuracy);
   else if (p->evaluated) printf("validation: loss %.4f\n", p->loss);
 }
 
@@ -225,6 +231,7 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   p->tokens = info.tokens_per_step;
   p->flops = info.flops_per_step;
   p->bytes = info.byte_tokens;
+  p->preference = info.preference;
   if (!p->quiet) {
     progress_close_line(p);
     print_start(run, &info);

@@ -55,7 +55,7 @@ static int columns(void) {
 
 /* ---- a line of parts ---- */
 
-enum { PARTS = 8, PART_SIZE = 64 };
+enum { PARTS = 10, PART_SIZE = 64 };
 typedef struct line {
   int n;
   struct part {
@@ -118,6 +118,8 @@ static void metrics(progress *p, const rfr_event *e) {
   put_part(&l, 9, "step %lld/%lld", (long long)e->step, (long long)e->steps);
   put_part(&l, 8, "loss %.4f", e->loss);
   if (p->bytes) put_part(&l, 5, "%.3f bits/byte", e->bits_per_byte);
+  if (p->preference) put_part(&l, 5, "margin %.3f", e->margin);
+  if (p->preference) put_part(&l, 5, "accuracy %.0f%%", 100.0 * e->accuracy);
   if (p->rate > 0.0) put_part(&l, 6, "%.0f tok/s", (double)p->tokens / p->rate);
   if (p->peak > 0.0 && p->flops > 0.0 && p->rate > 0.0)
     put_part(&l, 2, "%.0f%% of peak", 100.0 * p->flops / p->rate / p->peak);
@@ -144,6 +146,7 @@ static void evaluation(progress *p, const rfr_event *e) {
   progress_close_line(p);
   fprintf(stderr, "step %lld  validation loss %.4f", (long long)e->step, e->loss);
   if (p->bytes) fprintf(stderr, "  %.3f bits/byte", e->bits_per_byte);
+  if (p->preference) fprintf(stderr, "  margin %.3f  accuracy %.1f%%", e->margin, 100.0 * e->accuracy);
   fprintf(stderr, "  %lld tokens", (long long)e->tokens);
   if (e->windows_planned < e->windows_held_out)
     fprintf(stderr, " in %lld of %lld windows", (long long)e->windows_planned, (long long)e->windows_held_out);
@@ -152,7 +155,13 @@ static void evaluation(progress *p, const rfr_event *e) {
 
 void progress_event(const rfr_event *e, void *user) {
   progress *p = user;
-  if (e->kind == RFR_EVENT_EVALUATION) p->evaluated = true, p->loss = e->loss, p->bits = e->bits_per_byte;
+  if (e->kind == RFR_EVENT_EVALUATION) {
+    p->evaluated = true;
+    p->loss = e->loss;
+    p->bits = e->bits_per_byte;
+    p->margin = e->margin;
+    p->accuracy = e->accuracy;
+  }
   if (p->quiet && e->kind != RFR_EVENT_METRICS) return;
   switch (e->kind) {
     case RFR_EVENT_PROGRESS: evaluating(p, e); return;

@@ -248,6 +248,22 @@ RFR_API rfr_value rfr_token_count_at(rfr_trace *t, rfr_source at, int n, const r
 RFR_API rfr_value rfr_cross_entropy_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_value targets,
                                        rfr_value inv_valid, int ignore);
 
+/* Without the sum: f32 (T) = -log p[target] of each row, 0 for a row whose target is `ignore` or outside the
+ * vocabulary. */
+RFR_API rfr_value rfr_token_loss_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_value targets, int ignore);
+/* f32 (S): element s = the sum of x[offsets[s]] ... x[offsets[s+1] - 1]. x (T), offsets i32 (S+1), ascending, from 0
+ * to T. */
+RFR_API rfr_value rfr_segment_sum_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value offsets);
+/* Direct preference optimization (Rafailov et al., 2023): f32 (1) = inv_pairs times the sum over pairs of
+ * -(1 - smoothing) log sigmoid(beta h) - smoothing log sigmoid(-beta h), h = sums[2p+1] - sums[2p] - reference[p].
+ * sums (2P): for pair p the loss in nats of the chosen and of the rejected answer, as from rfr_segment_sum; reference
+ * f32 (P): sums[2p+1] - sums[2p] of the reference model; pairs i32 (P): negative where there is no pair; inv_pairs
+ * f32 (1): 1 / number of pairs, as from rfr_token_count of `pairs`. *margin and *accuracy, f32 (1), unless NULL: the
+ * sums of beta h and of h > 0, times inv_pairs, without a gradient. */
+RFR_API rfr_value rfr_dpo_loss_at(rfr_trace *t, rfr_source at, rfr_value sums, rfr_value reference, rfr_value pairs,
+                                  rfr_value inv_pairs, double beta, double smoothing, rfr_value *margin,
+                                  rfr_value *accuracy);
+
 /* ---- collectives ----
  *
  * They use the program's communicator (rfr_compile_options.comm, refrain/dist.h), which must have `ranks` ranks; with
@@ -427,6 +443,10 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
 #define rfr_token_count(t, n, targets, ignore, count) rfr_token_count_at(t, RFR_HERE, n, targets, ignore, count)
 #define rfr_cross_entropy(t, logits, targets, inv_valid, ignore) \
   rfr_cross_entropy_at(t, RFR_HERE, logits, targets, inv_valid, ignore)
+#define rfr_token_loss(t, logits, targets, ignore) rfr_token_loss_at(t, RFR_HERE, logits, targets, ignore)
+#define rfr_segment_sum(t, x, offsets) rfr_segment_sum_at(t, RFR_HERE, x, offsets)
+#define rfr_dpo_loss(t, sums, reference, pairs, inv_pairs, beta, smoothing, margin, accuracy) \
+  rfr_dpo_loss_at(t, RFR_HERE, sums, reference, pairs, inv_pairs, beta, smoothing, margin, accuracy)
 #define rfr_all_gather(t, x, ranks) rfr_all_gather_at(t, RFR_HERE, x, ranks)
 #define rfr_reduce_scatter(t, x, ranks) rfr_reduce_scatter_at(t, RFR_HERE, x, ranks)
 #define rfr_all_reduce(t, x, ranks) rfr_all_reduce_at(t, RFR_HERE, x, ranks)

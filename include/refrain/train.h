@@ -54,7 +54,7 @@ typedef struct rfr_event {
   const char *message;
   int64_t step;             /* steps attempted so far; metrics: the step's own number, from 1 */
   int64_t steps;            /* of the run; an estimate while rfr_run_info.steps_estimated is 1 */
-  double loss;              /* nats per token */
+  double loss;              /* nats per token; with preferences the DPO loss per pair */
   double bits_per_byte;     /* loss in bits per byte of text */
   double grad_norm;         /* before clipping */
   double lr;                /* learning rate of the step */
@@ -67,6 +67,8 @@ typedef struct rfr_event {
   int64_t windows;          /* progress, evaluation: windows evaluated */
   int64_t windows_planned;  /* that this evaluation takes */
   int64_t windows_held_out; /* of all held-out data: more than windows_planned if run.evaluate_windows limits it */
+  double margin;            /* metrics, evaluation, with preferences: mean reward margin of the pairs */
+  double accuracy;          /* share of the pairs with a margin over 0 */
 } rfr_event;
 /* Called on the thread that uses the run. The event is borrowed and valid until the function returns. */
 typedef void (*rfr_event_fn)(const rfr_event *event, void *user);
@@ -179,6 +181,8 @@ typedef struct rfr_evaluation {
   int64_t bytes;  /* of text that these tokens stand for */
   double seconds;
   int64_t windows, windows_held_out; /* evaluated, and there: equal, unless training limits its evaluations */
+  int64_t pairs;                     /* with preferences; `loss` is the mean DPO loss of the pairs */
+  double margin, accuracy;           /* see rfr_event */
 } rfr_evaluation;
 /* Evaluates all held-out data, with progress events. Errors: data.held_out: nothing is held out; run.stopped. */
 RFR_API rfr_status rfr_run_evaluate(rfr_run *run, rfr_evaluation *out);
@@ -254,6 +258,7 @@ typedef struct rfr_run_info {
   int64_t window;                          /* data.sequence: tokens of a window, and of the caches of generation */
   int64_t vocab_size;
   const char *model; /* the configuration's model, or "": there is none; borrowed */
+  int preference;    /* 1: the run trains on pairs of answers; losses are per pair, bits per byte are not defined */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
 

@@ -11,9 +11,11 @@
 
 #include "data/hash.h"
 
-/* Set in an id whose token gets a loss. Ids are less than 2^24. */
+/* Set in an id whose token gets a loss, and in the first token of the rejected answer of a preference row, after the
+ * chosen one. Ids are less than 2^24. */
 #define RFI_TOKEN_TRAINED ((uint32_t)1 << 31)
-#define RFI_TOKEN_ID(id) ((int32_t)((id) & ~RFI_TOKEN_TRAINED))
+#define RFI_TOKEN_REJECTED ((uint32_t)1 << 30)
+#define RFI_TOKEN_ID(id) ((int32_t)((id) & ~(RFI_TOKEN_TRAINED | RFI_TOKEN_REJECTED)))
 
 typedef struct rfi_token_table {
   rfr_ctx *ctx;

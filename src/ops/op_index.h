@@ -224,6 +224,29 @@ enum { RFI_IN_linear_cross_entropy_x, RFI_IN_linear_cross_entropy_w, RFI_IN_line
   RFI_IN_linear_cross_entropy_inv_valid, RFI_IN_linear_cross_entropy_dloss, RFI_IN_linear_cross_entropy_acc };
 enum { RFI_OUT_linear_cross_entropy_loss, RFI_OUT_linear_cross_entropy_dx, RFI_OUT_linear_cross_entropy_dw };
 enum { RFI_AT_linear_cross_entropy_ignore, RFI_AT_linear_cross_entropy_chunk, RFI_AT_linear_cross_entropy_cap };
+enum { RFI_IN_token_loss_logits, RFI_IN_token_loss_targets };
+enum { RFI_OUT_token_loss_nll, RFI_OUT_token_loss_lse };
+enum { RFI_AT_token_loss_ignore };
+enum { RFI_IN_token_loss_bwd_dnll, RFI_IN_token_loss_bwd_logits, RFI_IN_token_loss_bwd_targets,
+  RFI_IN_token_loss_bwd_lse };
+enum { RFI_OUT_token_loss_bwd_dlogits };
+enum { RFI_AT_token_loss_bwd_ignore };
+enum { RFI_IN_linear_token_loss_x, RFI_IN_linear_token_loss_w, RFI_IN_linear_token_loss_targets,
+  RFI_IN_linear_token_loss_dnll, RFI_IN_linear_token_loss_acc };
+enum { RFI_OUT_linear_token_loss_nll, RFI_OUT_linear_token_loss_dx, RFI_OUT_linear_token_loss_dw };
+enum { RFI_AT_linear_token_loss_ignore, RFI_AT_linear_token_loss_chunk, RFI_AT_linear_token_loss_cap };
+enum { RFI_IN_segment_sum_x, RFI_IN_segment_sum_offsets };
+enum { RFI_OUT_segment_sum_y };
+enum { RFI_IN_segment_sum_bwd_dy, RFI_IN_segment_sum_bwd_offsets };
+enum { RFI_OUT_segment_sum_bwd_dx };
+enum { RFI_AT_segment_sum_bwd_rows, RFI_AT_segment_sum_bwd_to };
+enum { RFI_IN_dpo_loss_sums, RFI_IN_dpo_loss_reference, RFI_IN_dpo_loss_pairs, RFI_IN_dpo_loss_inv_pairs };
+enum { RFI_OUT_dpo_loss_loss, RFI_OUT_dpo_loss_margin, RFI_OUT_dpo_loss_accuracy };
+enum { RFI_AT_dpo_loss_beta, RFI_AT_dpo_loss_smoothing };
+enum { RFI_IN_dpo_loss_bwd_dloss, RFI_IN_dpo_loss_bwd_sums, RFI_IN_dpo_loss_bwd_reference, RFI_IN_dpo_loss_bwd_pairs,
+  RFI_IN_dpo_loss_bwd_inv_pairs };
+enum { RFI_OUT_dpo_loss_bwd_dsums };
+enum { RFI_AT_dpo_loss_bwd_beta, RFI_AT_dpo_loss_bwd_smoothing };
 enum { RFI_IN_lr_schedule_step, RFI_IN_lr_schedule_steps };
 enum { RFI_OUT_lr_schedule_lr };
 enum { RFI_AT_lr_schedule_kind, RFI_AT_lr_schedule_base, RFI_AT_lr_schedule_min, RFI_AT_lr_schedule_warmup,

@@ -7,7 +7,8 @@
  *              that gradient become one op that processes the rows in chunks, so that the full logits never exist. The
  *              op computes dx and dw in the same loop, because a joint trace has the cotangent of the loss in advance.
  *              Changes bits: dw is summed chunk by chunk, and the gradient of the logits stays f32 or is rounded as the
- *              kernel needs it.
+ *              kernel needs it. The cotangent of token_loss is known only after the loss of all rows: its head becomes
+ *              two ops, of which the second computes the logits again.
  *  slices      the gradient of a packed tensor, a sum of pads that tile an axis, becomes one concat. Exact, except that
  *              a zero keeps its sign.
  *  packed      where one op computes all operands of such a concat (dq, dk and dv of attention, dgate and dup of
@@ -40,10 +41,13 @@ static bool is_matmul(const rfi_opr *op, int ta, int tb) {
   return op->def->code == RFI_OP_matmul && op->attr[0].i == ta && op->attr[1].i == tb && op->in[2] < 0 && op->in[3] < 0;
 }
 
-/* Finds the loss head of the cross-entropy at op i; false if it cannot be fused. */
+static bool is_per_row(const rfi_opr *loss) { return loss->def->code == RFI_OP_token_loss; }
+
+/* Finds the loss head of the cross-entropy or token_loss at op i; false if it cannot be fused. */
 static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h) {
   const rfi_opr *ce = &t->ops[i];
-  if (ce->def->code != RFI_OP_cross_entropy || ce->out[0] < 0) return false;
+  if ((ce->def->code != RFI_OP_cross_entropy && !is_per_row(ce)) || ce->out[0] < 0) return false;
+  const rfi_opcode backward = is_per_row(ce) ? RFI_OP_token_loss_bwd : RFI_OP_cross_entropy_bwd;
   rfr_value logits = ce->in[0]; /* what the loss reads; `made`: result of the GEMM */
   const int above = t->values[logits].op;
   const bool capped = above >= 0 && t->ops[above].def->code == RFI_OP_softcap;
@@ -58,16 +62,16 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
   for (int k = above + 1; k <= uses[logits].last; k++) {
     const rfi_opr *op = &t->ops[k];
     if (k == i || !reads(op, logits)) continue;
-    if (op->def->code == RFI_OP_cross_entropy_bwd && h->bwd < 0) h->bwd = k;
+    if (op->def->code == backward && h->bwd < 0) h->bwd = k;
     else if (op->def->code == RFI_OP_softcap_bwd && capped && h->softcap_bwd < 0) h->softcap_bwd = k;
     else return false;
   }
   if (h->bwd < 0) return h->softcap_bwd < 0 && (ce->out[1] < 0 || uses[ce->out[1]].count == 0);
   const rfi_opr *bwd = &t->ops[h->bwd];
   if (ce->out[1] < 0 || uses[ce->out[1]].count != 1 || bwd->in[3] != ce->out[1]) return false;
-  /* the cotangent must be a constant, known before the loss */
+  /* the cotangent of a sum must be a constant, known before the loss */
   int seed = t->values[bwd->in[0]].op;
-  if (seed < 0 || t->ops[seed].def->code != RFI_OP_fill) return false;
+  if (!is_per_row(ce) && (seed < 0 || t->ops[seed].def->code != RFI_OP_fill)) return false;
   rfr_value d = bwd->out[0];
   if (capped) {
     if (h->softcap_bwd < 0 || t->ops[h->softcap_bwd].in[0] != d || uses[d].output || uses[d].count != 1) return false;
@@ -100,30 +104,46 @@ static rfr_status map_dw(rfi_rewrite *r, const rfi_opr *dw, rfr_value made) {
   return to == RFR_F32 ? RFR_OK : rfi_rewrite_new(r, &cast, NULL, &r->map[dw->out[0]]);
 }
 
-static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_report *report) {
+/* The head of a cross-entropy as one op, or that of token_loss: its forward, then with `dloss` its gradients. */
+static rfr_status append_head(rfi_rewrite *r, const head *h, int64_t chunk, rfr_value dloss, rfr_phase phase) {
   const rfr_trace *t = r->from;
   const rfi_opr *ce = &t->ops[h->loss], *product = &t->ops[h->logits];
-  rfr_value out[RFI_MAX_NAMES], dloss = RFR_NONE;
-  bool grads = h->dx >= 0 || h->dw >= 0;
-  if (grads) {
+  const bool per_row = is_per_row(ce), grads = dloss != RFR_NONE;
+  rfr_value out[RFI_MAX_NAMES], in[6];
+  int n = 0;
+  in[n++] = r->map[product->in[0]];
+  in[n++] = r->map[product->in[1]];
+  in[n++] = r->map[ce->in[1]];
+  if (!per_row) in[n++] = r->map[ce->in[2]];
+  in[n++] = dloss;
+  in[n++] = RFR_NONE;
+  const bool dead[3] = {per_row && grads, !grads || h->dx < 0, !grads || h->dw < 0};
+  rfi_opr op = *ce;
+  op.def = rfi_op_def_get(per_row ? RFI_OP_linear_token_loss : RFI_OP_linear_cross_entropy);
+  op.n_in = n;
+  op.in = in;
+  op.phase = phase;
+  rfi_attr attr[] = {ce->attr[0], rfi_i(chunk), h->softcap < 0 ? rfi_f(0) : t->ops[h->softcap].attr[0]};
+  op.attr = attr;
+  op.reason = !per_row ? "fused: GEMM + cross-entropy + gradients, logits in chunks"
+              : grads  ? "fused: GEMM + gradients of token_loss, logits in chunks"
+                       : "fused: GEMM + token_loss, logits in chunks";
+  RFI_TRY(rfi_append(r->to, &op, dead, out));
+  if (!dead[0]) r->map[ce->out[0]] = out[0];
+  if (!dead[1]) r->map[t->ops[h->dx].out[0]] = out[1];
+  return dead[2] ? RFR_OK : map_dw(r, &t->ops[h->dw], out[2]);
+}
+
+static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_report *report) {
+  const rfr_trace *t = r->from;
+  const rfi_opr *ce = &t->ops[h->loss];
+  rfr_value dloss = RFR_NONE;
+  if (!is_per_row(ce) && (h->dx >= 0 || h->dw >= 0)) {
     rfr_value old = t->ops[h->bwd].in[0];
     if (r->map[old] == RFR_NONE) RFI_TRY(rfi_rewrite_op(r, t->values[old].op, NULL));
     dloss = r->map[old];
   }
-  rfr_value in[6] = {
-      r->map[product->in[0]], r->map[product->in[1]], r->map[ce->in[1]], r->map[ce->in[2]], dloss, RFR_NONE};
-  bool dead[3] = {false, h->dx < 0, h->dw < 0};
-  rfi_opr op = *ce;
-  op.def = rfi_op_def_get(RFI_OP_linear_cross_entropy);
-  op.n_in = 6;
-  op.in = in;
-  rfi_attr attr[] = {ce->attr[0], rfi_i(chunk), h->softcap < 0 ? rfi_f(0) : t->ops[h->softcap].attr[0]};
-  op.attr = attr;
-  op.reason = "fused: GEMM + cross-entropy + gradients, logits in chunks";
-  RFI_TRY(rfi_append(r->to, &op, dead, out));
-  r->map[ce->out[0]] = out[0];
-  if (h->dx >= 0) r->map[t->ops[h->dx].out[0]] = out[1];
-  if (h->dw >= 0) RFI_TRY(map_dw(r, &t->ops[h->dw], out[2]));
+  RFI_TRY(append_head(r, h, chunk, dloss, (rfr_phase)ce->phase));
   return rfi_report_line(
       report, "fused: loss head of op %d%s%s, %lld rows of%s logits at a time: -%lld bytes; changes bits", h->loss,
       ce->scope[0] ? " in " : "", ce->scope, (long long)chunk, h->softcap < 0 ? "" : " softcapped",
@@ -143,8 +163,11 @@ static void mark_heads(rfi_rewriter *w) {
 static rfr_status visit_head(rfi_rewriter *w, int i) {
   const rfi_opr *op = &w->to.from->ops[i];
   head h;
+  const int forward = op->def->code == RFI_OP_token_loss_bwd ? w->to.from->values[op->in[3]].op : -1;
+  if (forward >= 0 && match_head(w->to.from, w->uses, forward, &h) && h.bwd == i)
+    return append_head(&w->to, &h, w->o->loss_chunk, w->to.map[op->in[0]], (rfr_phase)op->phase);
   if (match_head(w->to.from, w->uses, i, &h)) {
-    if (h.bwd >= 0) w->skip[h.bwd] = true;
+    if (h.bwd >= 0 && !is_per_row(op)) w->skip[h.bwd] = true;
     if (h.softcap_bwd >= 0) w->skip[h.softcap_bwd] = true;
     if (h.cast >= 0) w->skip[h.cast] = true;
     if (h.dx >= 0) w->skip[h.dx] = true;
@@ -466,9 +489,8 @@ done:
 
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   static rfr_status (*const rewrites[])(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report,
-                                        rfr_trace **out) = {fuse_slices,    fuse_packed,        rfi_fuse_norms,
-                                                            rfi_fuse_parts, rfi_fuse_own_parts, rfi_fuse_lora,
-                                                            fuse_accumulate};
+                                        rfr_trace **out) = {
+      fuse_slices, fuse_packed, rfi_fuse_norms, rfi_fuse_parts, rfi_fuse_own_parts, rfi_fuse_lora, fuse_accumulate};
   rfr_trace *t;
   *out = NULL;
   if (!o->fuse) {

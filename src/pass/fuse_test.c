@@ -181,8 +181,8 @@ static void test_sum_over_rows(void **state) {
   }
 }
 
-/* A head with a softcap, or a cap that another op reads too. */
-static rfr_trace *capped_head(rfr_ctx *ctx, unsigned trained, rfr_dtype type, bool shown) {
+/* A head with a softcap, or a cap that another op reads too. `per_row`: the sum of the squares of the rows' losses. */
+static rfr_trace *capped_head(rfr_ctx *ctx, unsigned trained, rfr_dtype type, bool shown, bool per_row) {
   enum { V = 11 };
   static const char *const wanted[2] = {"table", "w2"};
   rfr_trace *t;
@@ -192,7 +192,13 @@ static rfr_trace *capped_head(rfr_ctx *ctx, unsigned trained, rfr_dtype type, bo
   rfr_value logits = rfr_gelu(t, rfr_cast(t, w[0], type), 0);
   logits = rfr_matmul(t, logits, rfr_cast(t, w[1], type), RFR_NONE, 0, 1, RFR_F32);
   logits = rfr_softcap(t, logits, 1.5);
-  rfr_value loss = rfr_cross_entropy(t, logits, ids, rfr_token_count(t, 1, &ids, 3, NULL), 3);
+  rfr_value loss;
+  if (per_row) {
+    const rfr_value nll = rfr_token_loss(t, logits, ids, 3);
+    loss = rfr_sum(t, rfr_mul(t, nll, nll), -1);
+  } else {
+    loss = rfr_cross_entropy(t, logits, ids, rfr_token_count(t, 1, &ids, 3, NULL), 3);
+  }
   rfr_output(t, "loss", loss);
   if (shown) rfr_output(t, "logits", logits);
   for (int i = 0; i < 2; i++)
@@ -386,13 +392,14 @@ static void test_softcapped_head(void **state) {
   static const char *const outputs[] = {"loss", "table", "w2"};
   rfr_ctx *ctx;
   OK(rfr_ctx_create(NULL, &ctx));
-  for (int k = 0; k < 16; k++) {
-    const bool shown = k / 4 % 2;
-    const rfr_dtype type = k < 8 ? RFR_F32 : RFR_BF16;
-    rfr_trace *t = capped_head(ctx, subsets[k % 4], type, shown);
+  for (int k = 0; k < 32; k++) {
+    const bool shown = k / 4 % 2, per_row = k >= 16;
+    const rfr_dtype type = k % 16 < 8 ? RFR_F32 : RFR_BF16;
+    rfr_trace *t = capped_head(ctx, subsets[k % 4], type, shown, per_row);
     rfr_programs *p = run(ctx, t, 1), *q = run(ctx, t, 0);
     check_operands(q);
-    assert_int_equal(count(p, RFI_OP_linear_cross_entropy), !shown);
+    assert_int_equal(count(p, RFI_OP_linear_cross_entropy), !shown && !per_row);
+    assert_int_equal(count(p, RFI_OP_linear_token_loss), !shown && per_row ? 1 + (subsets[k % 4] != 0) : 0);
     assert_int_equal(count(p, RFI_OP_softcap), shown);
     assert_int_equal(count(p, RFI_OP_softcap_bwd), shown && subsets[k % 4]);
     for (int i = 0; i < 3; i++) {

@@ -20,7 +20,8 @@ enum {
   WINDOW_STREAM,
   SHARE_STREAM,
   BATCH_ROWS = 8192, /* rows that are tokenized at a time */
-  BATCH_BYTES = 16 << 20
+  BATCH_BYTES = 16 << 20,
+  ONCE = -1 /* in place of an epoch: each row once, in the order of the files */
 };
 
 typedef struct row_file {
@@ -38,7 +39,11 @@ typedef struct place {
   int64_t start; /* in the table's tokens */
   int32_t n;
   int32_t file;
+  int64_t second; /* of a pair: the rejected answer, from `start`; 0 and 0: the row is one document */
+  int32_t n_second;
 } place;
+
+static int32_t tokens_of(const place *row) { return row->n + row->n_second; }
 
 typedef struct packed_epoch {
   bool valid;
@@ -57,6 +62,7 @@ typedef struct row_dataset {
   place *rows[2];
   int64_t n[2];
   int sequence;
+  bool pairs;                 /* rows are preferences */
   bool packing, equal_epochs; /* all weights are whole numbers: epochs have the same rows */
   packed_epoch packed[2];
   int64_t *starts; /* first window of epochs 0 .. n_starts - 1, for one seed */
@@ -231,7 +237,11 @@ static rfr_status read_file(batch *b, const char *path, rfi_row_form form, rfi_t
     if (!text) break;
     if (number == 1 && n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) text += 3, n -= 3; /* a byte order mark */
     if (rfi_row_is_blank(text, n)) continue;
-    if (b->form == RFI_ROW_FORM_COUNT) RFI_GOTO(rfi_row_detect(path, number, text, n, &b->form));
+    if (b->form == RFI_ROW_FORM_COUNT) {
+      RFI_GOTO(rfi_row_detect(path, number, text, n, &b->form));
+      if (b->form == RFI_ROW_preference)
+        RFI_GOTO(rfi_fail_at(RFI_E_DATA_PREFERENCE, path, number, "the rows have chosen and rejected answers"));
+    }
     b->lines[b->n++] = (line){.offset = b->text.n, .n = n, .number = number};
     RFI_GOTO(rfi_string_append(&b->text, text, n));
     if (b->n == BATCH_ROWS || b->text.n >= BATCH_BYTES) RFI_GOTO(encode_batch(b, table));
@@ -301,23 +311,48 @@ static int64_t trained_tokens(const uint32_t *ids, int64_t n) {
   return trained;
 }
 
-/* The number of the row's tokens that a window gets; n 0: the row is left out. */
-static rfr_status fit_row(row_dataset *ds, const row_file *f, int64_t start, int64_t end, int64_t number,
-                          rfi_row_truncate truncate, int64_t *n) {
+/* The rejected answer of a pair, from `start`. */
+static int64_t find_second(const row_file *f, int64_t start, int64_t end) {
+  int64_t i = start;
+  while (i < end && !(f->table.ids[i] & RFI_TOKEN_REJECTED)) i++;
+  return i - start;
+}
+
+/* Cuts a row to `most` tokens; of a pair, the longer answer first. */
+static void cut_row(place *row, int64_t most) {
+  const int64_t half = most / 2, n = row->n, second = row->n_second;
+  if (n + second <= most) return;
+  if (second == 0) row->n = (int32_t)most;
+  else if (n <= half) row->n_second = (int32_t)(most - n);
+  else if (second <= most - half) row->n = (int32_t)(most - second);
+  else row->n = (int32_t)half, row->n_second = (int32_t)(most - half);
+}
+
+static bool is_trained(const row_dataset *ds, const row_file *f, const place *row) {
+  const uint32_t *ids = f->table.ids + row->start;
+  if (trained_tokens(ids, row->n) == 0) return false;
+  return !ds->pairs || trained_tokens(ids + row->second, row->n_second) > 0;
+}
+
+/* The tokens of a row that a window gets; row->n 0: the row is left out. */
+static rfr_status fit_row(row_dataset *ds, const row_file *f, int64_t end, int64_t number, rfi_row_truncate truncate,
+                          place *row) {
   rfi_dataset_stats *stats = &ds->base.stats;
-  const int64_t length = end - start, most = ds->sequence;
-  *n = length < most ? length : most;
+  const int64_t length = end - row->start, most = ds->sequence;
+  const int64_t first = ds->pairs ? find_second(f, row->start, end) : length;
   if (length > most && truncate == RFI_ROW_REFUSE)
     return rfi_fail_at(RFI_E_DATA_LONG, f->path, number, "the row has %lld tokens; data.sequence is %lld",
                        (long long)length, (long long)most);
   if (length > most && truncate == RFI_ROW_DROP) {
     stats->dropped++;
-    *n = 0;
     return RFR_OK;
   }
-  if (trained_tokens(f->table.ids + start, *n) == 0) {
+  row->n = (int32_t)(first < most ? first : most);
+  if (ds->pairs) row->second = first, row->n_second = (int32_t)(length - first < most ? length - first : most);
+  cut_row(row, most);
+  if (!is_trained(ds, f, row)) {
     stats->untrained++;
-    *n = 0;
+    row->n = row->n_second = 0;
   } else if (length > most) {
     stats->truncated++;
     stats->cut += length - most;
@@ -325,19 +360,24 @@ static rfr_status fit_row(row_dataset *ds, const row_file *f, int64_t start, int
   return RFR_OK;
 }
 
-static void add_row(row_dataset *ds, rfi_split split, int file, int64_t start, int64_t n) {
+static void count_tokens(row_dataset *ds, rfi_split split, const row_file *f, int64_t start, int64_t n) {
   rfi_dataset_stats *stats = &ds->base.stats;
-  row_file *f = &ds->files[file];
-  ds->rows[split][ds->n[split]++] = (place){start, (int32_t)n, file};
-  stats->documents[split]++;
   stats->tokens[split] += n;
   stats->trained[split] += trained_tokens(f->table.ids + start, n);
   for (int64_t i = start; i < start + n; i++) {
     stats->bytes[split] += f->table.widths[i];
     if (i > start && (f->table.ids[i] & RFI_TOKEN_TRAINED)) stats->trained_bytes[split] += f->table.widths[i];
   }
-  int *listed = ds->listed[split], *files = &stats->files[split];
-  if (*files == 0 || listed[*files - 1] != file) listed[(*files)++] = file;
+}
+
+static void add_row(row_dataset *ds, rfi_split split, const place *row) {
+  row_file *f = &ds->files[row->file];
+  ds->rows[split][ds->n[split]++] = *row;
+  ds->base.stats.documents[split]++;
+  count_tokens(ds, split, f, row->start, row->n);
+  if (row->n_second) count_tokens(ds, split, f, row->start + row->second, row->n_second);
+  int *listed = ds->listed[split], *files = &ds->base.stats.files[split];
+  if (*files == 0 || listed[*files - 1] != row->file) listed[(*files)++] = row->file;
   if (split == RFI_TRAIN && f->n++ == 0) f->first = ds->n[split] - 1;
 }
 
@@ -384,9 +424,10 @@ static rfr_status split_rows(row_dataset *ds, const rfi_row_dataset_options *o) 
   }
   for (int i = 0; i < ds->n_files; i++) {
     const row_file *f = &ds->files[i];
-    for (int64_t r = 0, start = 0, n; r < f->table.rows; start = f->table.ends[r++]) {
-      RFI_TRY(fit_row(ds, f, start, f->table.ends[r], f->table.lines[r], o->truncate, &n));
-      if (n > 0) add_row(ds, split_of(&d, f, f->table.hashes[r]), i, start, n);
+    for (int64_t r = 0, start = 0; r < f->table.rows; start = f->table.ends[r++]) {
+      place row = {.start = start, .file = i};
+      RFI_TRY(fit_row(ds, f, f->table.ends[r], f->table.lines[r], o->truncate, &row));
+      if (row.n > 0) add_row(ds, split_of(&d, f, f->table.hashes[r]), &row);
     }
   }
   return RFR_OK;
@@ -422,6 +463,8 @@ static rfr_status hash_rows(row_dataset *ds) {
       rfi_hasher_add_u64(h, (uint64_t)row->n);
       rfi_hasher_add(h, &f->weight, sizeof f->weight);
       rfi_hasher_add(h, f->table.ids + row->start, (size_t)row->n * sizeof(uint32_t));
+      if (row->n_second)
+        rfi_hasher_add(h, f->table.ids + row->start + row->second, (size_t)row->n_second * sizeof(uint32_t));
     }
   ds->base.stats.hash = rfi_hasher_result(h);
   rfi_hasher_destroy(h);
@@ -439,14 +482,14 @@ static int64_t shares_before(const row_file *f, int64_t epoch) {
 static rfr_status list_epoch(const row_dataset *ds, rfi_split split, uint64_t seed, int64_t epoch, int64_t **out,
                              int64_t *n) {
   int64_t at = 0;
-  *n = ds->n[RFI_VALIDATION];
-  if (split == RFI_TRAIN) *n = 0;
-  for (int i = 0; i < ds->n_files && split == RFI_TRAIN; i++) {
+  const bool all = split == RFI_VALIDATION || epoch == ONCE;
+  *n = all ? ds->n[split] : 0;
+  for (int i = 0; i < ds->n_files && !all; i++) {
     const row_file *f = &ds->files[i];
     *n += (int64_t)floor(f->weight) * f->n + shares_before(f, epoch + 1) - shares_before(f, epoch);
   }
   RFI_TRY(RFI_ALLOC(ds->ctx, (size_t)*n * sizeof **out, out));
-  if (split == RFI_VALIDATION) {
+  if (all) {
     for (; at < *n; at++) (*out)[at] = at;
     return RFR_OK;
   }
@@ -475,10 +518,11 @@ static rfr_status pack_epoch(row_dataset *ds, rfi_split split, uint64_t seed, in
   RFI_GOTO(RFI_ALLOC(ds->ctx, (size_t)n * sizeof *p->rows, &p->rows));
   RFI_GOTO(RFI_ALLOC(ds->ctx, (size_t)n * sizeof *lengths, &lengths));
   const uint64_t key = rfi_stream_key(seed, ORDER_STREAM);
+  const bool shuffled = split == RFI_TRAIN && epoch != ONCE;
   for (int64_t i = 0; i < n; i++) {
-    const int64_t from = split == RFI_TRAIN ? (int64_t)rfi_permute((uint64_t)i, (uint64_t)n, key, (uint64_t)epoch) : i;
+    const int64_t from = shuffled ? (int64_t)rfi_permute((uint64_t)i, (uint64_t)n, key, (uint64_t)epoch) : i;
     p->rows[i] = listed[from];
-    lengths[i] = ds->packing ? ds->rows[split][p->rows[i]].n : ds->sequence;
+    lengths[i] = ds->packing ? tokens_of(&ds->rows[split][p->rows[i]]) : ds->sequence;
   }
   RFI_GOTO(rfi_pack_rows(&p->packing, lengths, n, ds->sequence));
   p->valid = true;
@@ -545,30 +589,72 @@ static rfr_status find_epoch(row_dataset *ds, uint64_t seed, int64_t sample, int
 
 /* ---- windows ---- */
 
+/* Where a window is written. */
+typedef struct window {
+  int32_t *tokens, *targets, *doc_offsets;
+  int *n_docs;
+  int64_t at;
+} window;
+
+static void put_document(window *w, const uint32_t *ids, int32_t n) {
+  w->doc_offsets[(*w->n_docs)++] = (int32_t)w->at;
+  for (int32_t i = 0; i < n; i++, w->at++) {
+    w->tokens[w->at] = RFI_TOKEN_ID(ids[i]);
+    w->targets[w->at] = i + 1 < n && (ids[i + 1] & RFI_TOKEN_TRAINED) ? RFI_TOKEN_ID(ids[i + 1]) : RFI_IGNORED_TARGET;
+  }
+}
+
+/* Packs the epoch of a sample. *index: its window there; one past the last if there is none. */
+static rfr_status find_window(row_dataset *ds, rfi_split split, bool once, uint64_t seed, int64_t sample,
+                              int64_t *index) {
+  int64_t epoch = 0;
+  *index = sample;
+  if (split == RFI_TRAIN && !once) RFI_TRY(find_epoch(ds, seed, sample, &epoch, index));
+  else seed = 0;
+  RFI_TRY(pack_epoch(ds, split, seed, once && split == RFI_TRAIN ? ONCE : epoch));
+  const rfi_packing *p = &ds->packed[split].packing;
+  if (split == RFI_TRAIN && !once)
+    *index = (int64_t)rfi_permute((uint64_t)*index, (uint64_t)p->windows, rfi_stream_key(seed, WINDOW_STREAM),
+                                  (uint64_t)epoch);
+  if (*index > p->windows) *index = p->windows;
+  return RFR_OK;
+}
+
+rfr_status rfi_row_dataset_window(rfi_dataset *base, rfi_split split, bool once, uint64_t seed, int64_t sample,
+                                  int32_t *tokens, int32_t *targets, int32_t *doc_offsets, int *n_docs, int32_t *rows,
+                                  int *n_rows) {
+  row_dataset *ds = (row_dataset *)base;
+  window w = {tokens, targets, doc_offsets, n_docs, 0};
+  const int64_t S = ds->sequence;
+  int64_t index;
+  RFI_TRY(find_window(ds, split, once, seed, sample, &index));
+  const packed_epoch *e = &ds->packed[split];
+  const rfi_packing *p = &e->packing;
+  if (n_rows) *n_rows = 0;
+  for (int64_t k = index < p->windows ? p->first[index] : 0; index < p->windows && k < p->first[index + 1]; k++) {
+    const place *row = &ds->rows[split][e->rows[p->rows[k]]];
+    const uint32_t *ids = ds->files[row->file].table.ids + row->start;
+    put_document(&w, ids, row->n);
+    if (ds->pairs) put_document(&w, ids + row->second, row->n_second);
+    if (n_rows) rows[(*n_rows)++] = (int32_t)e->rows[p->rows[k]];
+  }
+  if (w.at == 0 || (w.at < S && !ds->pairs)) doc_offsets[(*n_docs)++] = (int32_t)w.at;
+  for (; w.at < S; w.at++) tokens[w.at] = 0, targets[w.at] = RFI_IGNORED_TARGET;
+  return RFR_OK;
+}
+
+rfr_status rfi_row_dataset_windows_once(rfi_dataset *base, rfi_split split, int64_t *out) {
+  row_dataset *ds = (row_dataset *)base;
+  *out = 0;
+  if (ds->n[split] == 0) return RFR_OK;
+  RFI_TRY(pack_epoch(ds, split, 0, split == RFI_TRAIN ? ONCE : 0));
+  *out = ds->packed[split].packing.windows;
+  return RFR_OK;
+}
+
 static rfr_status row_window(rfi_dataset *base, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
                              int32_t *targets, int32_t *doc_offsets, int *n_docs) {
-  row_dataset *ds = (row_dataset *)base;
-  int64_t epoch = 0, window = sample, at = 0;
-  const int64_t S = ds->sequence;
-  if (split == RFI_TRAIN) RFI_TRY(find_epoch(ds, seed, sample, &epoch, &window));
-  else seed = 0;
-  RFI_TRY(pack_epoch(ds, split, seed, epoch));
-  const rfi_packing *p = &ds->packed[split].packing;
-  if (split == RFI_TRAIN)
-    window = (int64_t)rfi_permute((uint64_t)window, (uint64_t)p->windows, rfi_stream_key(seed, WINDOW_STREAM),
-                                  (uint64_t)epoch);
-  for (int64_t k = window < p->windows ? p->first[window] : 0; window < p->windows && k < p->first[window + 1]; k++) {
-    const place *row = &ds->rows[split][ds->packed[split].rows[p->rows[k]]];
-    const uint32_t *ids = ds->files[row->file].table.ids + row->start;
-    doc_offsets[(*n_docs)++] = (int32_t)at;
-    for (int32_t i = 0; i < row->n; i++, at++) {
-      tokens[at] = RFI_TOKEN_ID(ids[i]);
-      targets[at] = i + 1 < row->n && (ids[i + 1] & RFI_TOKEN_TRAINED) ? RFI_TOKEN_ID(ids[i + 1]) : RFI_IGNORED_TARGET;
-    }
-  }
-  if (at < S) doc_offsets[(*n_docs)++] = (int32_t)at;
-  for (; at < S; at++) tokens[at] = 0, targets[at] = RFI_IGNORED_TARGET;
-  return RFR_OK;
+  return rfi_row_dataset_window(base, split, false, seed, sample, tokens, targets, doc_offsets, n_docs, NULL, NULL);
 }
 
 static int64_t row_window_bytes(const rfi_dataset *base, int64_t sample) {
@@ -579,7 +665,10 @@ static int64_t row_window_bytes(const rfi_dataset *base, int64_t sample) {
   for (int64_t k = sample < p->windows ? p->first[sample] : 0; sample < p->windows && k < p->first[sample + 1]; k++) {
     const place *row = &ds->rows[RFI_VALIDATION][e->rows[p->rows[k]]];
     const rfi_token_table *t = &ds->files[row->file].table;
+    const int64_t second = row->start + row->second;
     for (int64_t i = row->start + 1; i < row->start + row->n; i++)
+      if (t->ids[i] & RFI_TOKEN_TRAINED) bytes += t->widths[i];
+    for (int64_t i = second + 1; i < second + row->n_second; i++)
       if (t->ids[i] & RFI_TOKEN_TRAINED) bytes += t->widths[i];
   }
   return bytes;
@@ -597,7 +686,7 @@ const uint32_t *rfi_row_dataset_row(const rfi_dataset *base, rfi_split split, in
   *n = 0;
   if (i < 0 || i >= ds->n[split]) return NULL;
   const place *row = &ds->rows[split][i];
-  *n = row->n;
+  *n = row->second + (ds->pairs ? row->n_second : row->n); /* of a pair, also what was cut from the chosen answer */
   return ds->files[row->file].table.ids + row->start;
 }
 
@@ -662,6 +751,7 @@ rfr_status rfi_row_dataset_open(const rfi_row_encoder *encoder, const rfi_row_da
   ds->ctx = encoder->ctx;
   ds->sequence = o->sequence;
   ds->packing = o->packing;
+  ds->pairs = o->form == RFI_ROW_preference;
   ds->equal_epochs = true;
   for (int split = 0; split < 2; split++) ds->packed[split].packing.ctx = ds->ctx;
   rfi_paths train = {.ctx = ds->ctx}, held = {.ctx = ds->ctx};

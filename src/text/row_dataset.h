@@ -12,6 +12,10 @@
  * document: no token attends to another row, and positions start at 0 in each row. The rest of a window is padding
  * without targets.
  *
+ * A preference row is two documents, the chosen answer and then the rejected one, always in one window. There,
+ * padding belongs to the last document of its window, so that documents 2p and 2p + 1 of a batch of windows are pair
+ * p. If a pair is longer than a window, its longer answer is cut first.
+ *
  * A row longer than a window is cut to its first tokens, dropped, or refused. A row without a token to train is left
  * out.
  */
@@ -27,15 +31,15 @@ typedef enum rfi_row_truncate { RFI_ROW_CUT, RFI_ROW_DROP, RFI_ROW_REFUSE } rfi_
 typedef struct rfi_row_dataset_options {
   const char *root; /* what relative patterns start from; NULL: the working folder */
   const char *const *patterns;
-  const double *weights; /* of each pattern, over 0; a file has that of the first pattern it matches; NULL: 1 */
-  int n_patterns; /* 0: the rows of validation_patterns alone */
+  const double *weights;      /* of each pattern, over 0; a file has that of the first pattern it matches; NULL: 1 */
+  int n_patterns;             /* 0: the rows of validation_patterns alone */
   double validation_fraction; /* as rfi_dataset_options */
   const char *const *validation_patterns;
   int n_validation_patterns;
   int sequence;
   bool packing;
   rfi_row_truncate truncate;
-  rfi_row_form form;      /* of all files; RFI_ROW_FORM_COUNT: each file's first row decides */
+  rfi_row_form form;      /* of all files; RFI_ROW_FORM_COUNT: each file's first row decides, which is no preference */
   rfi_token_cache *cache; /* used during the call */
 } rfi_row_dataset_options;
 
@@ -46,5 +50,14 @@ rfr_status rfi_row_dataset_open(const rfi_row_encoder *encoder, const rfi_row_da
 /* Row i of a split, in the order of the files: *n ids with RFI_TOKEN_TRAINED; NULL past the end. `ds` is of
  * rfi_row_dataset_open. */
 const uint32_t *rfi_row_dataset_row(const rfi_dataset *ds, rfi_split split, int64_t i, int64_t *n);
+
+/* For preferences, which need the numbers of the rows in a window, and each row once: window `sample` of a split as
+ * rfi_dataset_window has it, or, with `once`, of all rows of the split in the order of the files. `rows` gets the
+ * numbers of its rows, at most one for each RFI_PAIR_TOKENS tokens. */
+rfr_status rfi_row_dataset_window(rfi_dataset *ds, rfi_split split, bool once, uint64_t seed, int64_t sample,
+                                  int32_t *tokens, int32_t *targets, int32_t *doc_offsets, int *n_docs, int32_t *rows,
+                                  int *n_rows);
+/* The number of windows that have all rows of a split once. */
+rfr_status rfi_row_dataset_windows_once(rfi_dataset *ds, rfi_split split, int64_t *out);
 
 #endif

@@ -304,13 +304,64 @@ static void test_loss(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "m.jsonl:1: messages need a chat template"));
   write_text(f, "p.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}");
   assert_int_equal(open_rows(&o, "p.jsonl"), RFR_INVALID);
-  assert_string_equal(rfr_last_error()->slug, "data.format");
+  assert_string_equal(rfr_last_error()->slug, "data.preference");
   /* The first bad line is reported, whatever thread reads it. */
   char text[4096], *at = text;
   for (int i = 0; i < 90; i++) at += sprintf(at, i > 60 ? "{\"text\": %d}\n" : "{\"text\": \"%d\"}\n", i);
   rft_write(f, "e.jsonl", text, (size_t)(at - text));
   assert_int_equal(open_rows(&o, "e.jsonl"), RFR_INVALID);
   assert_non_null(strstr(rfr_last_error()->message, "e.jsonl:62:10: text: is a number"));
+}
+
+/* Each pair is two documents of one window, in all kinds of passes; a pair that is too long loses the end of its longer
+ * answer. */
+static void test_pairs(void **state) {
+  rft_folder *f = *state;
+  char text[8192], *at = text;
+  for (int i = 0; i < 40; i++)
+    at += sprintf(at, "{\"prompt\": \"p\", \"chosen\": \"%.*s\", \"rejected\": \"%.*s\"}\n", 1 + i * 7 % 60,
+                  "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc", 1 + i * 3 % 50,
+                  "rrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrr");
+  at += sprintf(at, "{\"prompt\": \"p\", \"chosen\": \"\", \"rejected\": \"r\"}\n");
+  rft_write(f, "p.jsonl", text, (size_t)(at - text));
+  opened o = defaults(f);
+  o.options.form = RFI_ROW_preference;
+  for (int packing = 0; packing < 2; packing++) {
+    int seen[40] = {0};
+    int64_t windows;
+    o.options.packing = packing;
+    assert_int_equal(open_rows(&o, "p.jsonl"), RFR_OK);
+    const rfi_dataset_stats *stats = rfi_dataset_get_stats(o.ds);
+    assert_int_equal(stats->documents[RFI_TRAIN], 40);
+    assert_int_equal(stats->untrained, 1); /* an answer without a token */
+    assert_int_equal(stats->trained[RFI_TRAIN], stats->tokens[RFI_TRAIN] - 80);
+    assert_int_equal(rfi_row_dataset_windows_once(o.ds, RFI_TRAIN, &windows), RFR_OK);
+    for (int64_t i = 0; i < windows; i++) {
+      window w = {.n = 0};
+      int32_t rows[S];
+      int n;
+      assert_int_equal(rfi_row_dataset_window(o.ds, RFI_TRAIN, true, 9, i, w.tokens, w.targets, w.docs, &w.n, rows, &n),
+                       RFR_OK);
+      assert_int_equal(w.n, 2 * n);
+      assert_true(packing || n == 1);
+      for (int d = 0; d < w.n; d++) {
+        const int r = rows[d / 2], chosen = 2 + r * 7 % 60, rejected = 2 + r * 3 % 50;
+        int a = chosen, b = rejected, length = 0;
+        if (a + b > S && a <= S / 2) b = S - a;
+        else if (a + b > S && b <= S / 2) a = S - b;
+        else if (a + b > S) a = b = S / 2;
+        seen[r] += d % 2;
+        assert_int_equal(w.tokens[w.docs[d]], 'p');
+        while (w.docs[d] + length + 1 < S && w.tokens[w.docs[d] + length + 1] == (d % 2 ? 'r' : 'c')) {
+          assert_int_equal(w.targets[w.docs[d] + length], d % 2 ? 'r' : 'c');
+          length++;
+        }
+        assert_int_equal(length + 1, d % 2 ? b : a);
+      }
+    }
+    for (int r = 0; r < 40; r++) assert_int_equal(seen[r], 1);
+    rfi_dataset_close(o.ds);
+  }
 }
 
 static void test_cache(void **state) {
@@ -363,7 +414,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       rft_folder_test(test_epochs), rft_folder_test(test_unpacked),       rft_folder_test(test_weights),
       rft_folder_test(test_split),  rft_folder_test(test_held_out_files), rft_folder_test(test_truncation),
-      rft_folder_test(test_loss),   rft_folder_test(test_cache),
+      rft_folder_test(test_loss),   rft_folder_test(test_cache),          rft_folder_test(test_pairs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -206,12 +206,66 @@ static rfr_status encode_turns(const rfi_row_encoder *e, const rfi_row *row, rfi
   return s;
 }
 
+static rfr_status encode(const rfi_row_encoder *e, const rfi_row *row, rfi_row_tokens *out);
+
+/* ---- preferences ---- */
+
+/* Messages with which both answers begin; each answer keeps one. */
+static int shared_messages(const rfi_row *row) {
+  size_t n = 0;
+  while (n + 1 < json_array_size(row->chosen_messages) && n + 1 < json_array_size(row->rejected_messages) &&
+         json_equal(json_array_get(row->chosen_messages, n), json_array_get(row->rejected_messages, n)))
+    n++;
+  return (int)n;
+}
+
+/* The prompt with one answer, as a row of its own. */
+static rfr_status encode_answer(const rfi_row_encoder *e, const rfi_row *row, bool rejected, rfi_row_tokens *out) {
+  rfi_row answer = *row;
+  answer.form = RFI_ROW_completion;
+  if (rejected) answer.completion = row->rejected;
+  if (!row->chosen_messages) return encode(e, &answer, out);
+  json_t *messages = row->messages ? json_copy(row->messages) : json_array();
+  if (!messages || json_array_extend(messages, rejected ? row->rejected_messages : row->chosen_messages) != 0) {
+    json_decref(messages);
+    return rfi_fail(RFI_E_NO_MEMORY, "out of memory while rendering a row");
+  }
+  answer.messages = messages;
+  if (!row->messages) answer.n_prompt = shared_messages(row);
+  const rfr_status s = encode(e, &answer, out);
+  json_decref(messages);
+  return s;
+}
+
+static void append(rfi_row_tokens *to, const rfi_row_tokens *from) {
+  if (from->n == 0) return;
+  memcpy(to->ids + to->n, from->ids, (size_t)from->n * sizeof *to->ids);
+  memcpy(to->widths + to->n, from->widths, (size_t)from->n * sizeof *to->widths);
+  to->n += from->n;
+}
+
+static rfr_status encode_preference(const rfi_row_encoder *e, const rfi_row *row, rfi_row_tokens *out) {
+  rfi_row_tokens chosen = {0}, rejected = {0};
+  rfr_status s;
+  out->n = 0;
+  if (e->loss != RFI_ROW_LOSS_AUTO && e->loss != RFI_ROW_LOSS_COMPLETION)
+    return rfi_fail(RFI_E_DATA_FORMAT, "only the answers of preference rows have a loss; set data.loss to auto");
+  RFI_GOTO(encode_answer(e, row, false, &chosen));
+  RFI_GOTO(encode_answer(e, row, true, &rejected));
+  RFI_GOTO(reserve(e->ctx, out, chosen.n + rejected.n));
+  if (rejected.n > 0) rejected.ids[0] |= RFI_TOKEN_REJECTED;
+  append(out, &chosen);
+  append(out, &rejected);
+fail:
+  rfi_row_tokens_deinit(&chosen);
+  rfi_row_tokens_deinit(&rejected);
+  return s;
+}
+
 static rfr_status encode(const rfi_row_encoder *e, const rfi_row *row, rfi_row_tokens *out) {
   const bool chat = row->form == RFI_ROW_chat || row->form == RFI_ROW_sharegpt;
   rfi_row_loss loss = e->loss;
-  if (row->form == RFI_ROW_preference)
-    return rfi_fail(RFI_E_DATA_FORMAT, "rows with chosen and rejected are for preference training, which is not "
-                                       "supported; keep the chosen answers as messages or prompt and completion");
+  if (row->form == RFI_ROW_preference) return encode_preference(e, row, out);
   if (row->form == RFI_ROW_text && loss != RFI_ROW_LOSS_AUTO && loss != RFI_ROW_LOSS_ALL)
     return rfi_fail(RFI_E_DATA_FORMAT, "a text row has no answer; set data.loss to auto or all");
   if (row->form == RFI_ROW_text) return rfi_text_encode(e, row->text, row->text_n, false, out);

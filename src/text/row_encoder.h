@@ -11,6 +11,10 @@
  * In a `text` row and in a text file, every token is trained and special tokens are matched. The tokens that the
  * tokenizer adds around a text are added; the end token is appended if it is not among them. The first token of a row
  * is never a target.
+ *
+ * A preference row has the tokens of two sequences: the prompt with the chosen answer, then the prompt with the
+ * rejected one, whose first token has RFI_TOKEN_REJECTED. The answers are trained. Without a prompt, the prompt is
+ * the messages with which both answers begin.
  */
 #ifndef RFI_ROW_ENCODER_H
 #define RFI_ROW_ENCODER_H
@@ -50,8 +54,8 @@ void rfi_row_tokens_deinit(rfi_row_tokens *tokens);
 rfr_status rfi_row_encoder_hash(const rfi_row_encoder *encoder, rfi_hash *out);
 /* One more than the largest id. */
 int64_t rfi_row_encoder_vocab(const rfi_row_encoder *encoder);
-/* Errors name file and line: template.*, chat.*, tokenizer, data.format (messages without a template; preference rows;
- * a loss that the form does not have), memory.alloc. */
+/* Errors name file and line: template.*, chat.*, tokenizer, data.format (messages without a template; a loss that
+ * the form does not have), memory.alloc. */
 rfr_status rfi_row_encode(const rfi_row_encoder *encoder, const rfi_row *row, const char *file, int64_t line,
                           rfi_row_tokens *out);
 /* A document of a text file. `parallel`: on the context's threads; not from a parallel region. The result is the

@@ -67,6 +67,11 @@ static void show(const rfi_row_tokens *t, char *out) {
   bool trained = false;
   for (int64_t i = 0; i < t->n; i++) {
     const bool is = (t->ids[i] & RFI_TOKEN_TRAINED) != 0;
+    if (t->ids[i] & RFI_TOKEN_REJECTED) {
+      if (trained) *out++ = ']';
+      trained = false;
+      *out++ = '|';
+    }
     const int id = RFI_TOKEN_ID(t->ids[i]);
     assert_true(id < VOCAB);
     if (is != trained) *out++ = is ? '[' : ']';
@@ -134,6 +139,29 @@ static void test_prompts(void **state) {
   close_scene(&s);
 }
 
+/* The chosen sequence, a bar, and the rejected one. */
+static void test_preferences(void **state) {
+  rft_folder *f = *state;
+  scene s = open_scene(f, true);
+  const char *texts = "{\"prompt\":\"a\",\"chosen\":\"b\",\"rejected\":\"c\"}";
+  check(f, &s, RFI_ROW_preference, texts, "^user\na$\n^assistant\n[b$]\n|^user\na$\n^assistant\n[c$]\n");
+  const char *turns = "^user\na$\n^assistant\nb$\n^user\nc$\n^assistant\n[d$]\n|"
+                      "^user\na$\n^assistant\nb$\n^user\nc$\n^assistant\n[e$]\n";
+  check(f, &s, RFI_ROW_preference,
+        "{\"prompt\":[" USER("a") "," ANSWER("b") "," USER("c") "],\"chosen\":[" ANSWER("d") "],\"rejected\":[" ANSWER(
+            "e") "]}",
+        turns);
+  /* Without a prompt it is what both begin with. */
+  check(f, &s, RFI_ROW_preference,
+        "{\"chosen\":[" USER("a") "," ANSWER("b") "," USER("c") "," ANSWER("d") "],\"rejected\":[" USER("a") "," ANSWER(
+            "b") "," USER("c") "," ANSWER("e") "]}",
+        turns);
+  close_scene(&s);
+  s = open_scene(f, false);
+  check(f, &s, RFI_ROW_preference, texts, "@a[b$]|@a[c$]");
+  close_scene(&s);
+}
+
 /* A text is as its author wrote it, special tokens included. */
 static void test_texts(void **state) {
   rft_folder *f = *state;
@@ -166,10 +194,8 @@ static void test_errors(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(test_chat),
-      rft_folder_test(test_prompts),
-      rft_folder_test(test_texts),
-      rft_folder_test(test_errors),
+      rft_folder_test(test_chat),  rft_folder_test(test_prompts), rft_folder_test(test_preferences),
+      rft_folder_test(test_texts), rft_folder_test(test_errors),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

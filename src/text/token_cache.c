@@ -30,8 +30,7 @@ rfr_status rfi_token_cache_load(rfi_token_cache *cache, const char *path, rfi_ha
   return s;
 }
 
-/* Writes a .gitignore, because the data and this folder may be in a repository. */
-static rfr_status hide_folder(rfr_ctx *ctx, const char *folder) {
+rfr_status rfi_token_cache_hide(rfr_ctx *ctx, const char *folder) {
   char *path, kind;
   RFI_TRY(rfi_path_join(ctx, folder, ".gitignore", &path));
   rfr_status s = rfi_path_kind(path, &kind);
@@ -45,7 +44,7 @@ static rfr_status save(rfi_token_cache *cache, const char *path, rfi_hash key, c
   if (!cache->folder) return RFR_OK;
   RFI_TRY(folder_of(cache, path, &folder));
   rfr_status s = rfi_token_table_save(table, folder, key);
-  if (s == RFR_OK && !*cache->folder) s = hide_folder(cache->ctx, folder);
+  if (s == RFR_OK && !*cache->folder) s = rfi_token_cache_hide(cache->ctx, folder);
   rfi_free(cache->ctx, folder);
   if (s == RFR_OK || s == RFR_NO_MEMORY) return s;
   if (!cache->warned && cache->warn) {

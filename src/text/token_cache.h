@@ -21,5 +21,7 @@ typedef struct rfi_token_cache {
 rfr_status rfi_token_cache_load(rfi_token_cache *cache, const char *path, rfi_hash key, int64_t vocab,
                                 rfi_token_table *table, bool *found);
 rfr_status rfi_token_cache_save(rfi_token_cache *cache, const char *path, rfi_hash key, const rfi_token_table *table);
+/* Writes a .gitignore into a cache folder, because the data and this folder may be in a repository. */
+rfr_status rfi_token_cache_hide(rfr_ctx *ctx, const char *folder);
 
 #endif

@@ -148,7 +148,8 @@ rfr_status rfi_config_set(rfi_config *config, rfi_config_id id, const char *text
 /* The resolved configuration as YAML; with `sources`, each line ends with the source of its value. */
 rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *out);
 /* The key has a value that counts: false for model.* if `model` is a folder, for `model` if it is not, for adapter.*
- * without an adapter, for run.epochs if it is 0, and for a key that is still auto. */
+ * without an adapter, for preference.* without preferences, for run.epochs if it is 0, and for a key that is still
+ * auto. */
 bool rfi_config_is_used(const rfi_config *config, rfi_config_id id);
 /* One value as YAML on one line. */
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Evaluation: held-out windows in order, each once, in batches of the evaluation program's shape. Windows past the end
- * are padding without targets. Each batch gives a sum in nats; the sums are added in double, in a fixed order.
+ * are padding without targets. Each batch gives a sum in nats, with preferences one for each answer; the sums are added
+ * in double, in a fixed order.
  */
 #include "train/evaluate.h"
 
@@ -9,6 +10,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "ops/loss/dpo_pair.h"
 #include "train/batch.h"
 #include "train/events.h"
 #include "train/host.h"
@@ -16,18 +18,32 @@
 
 #define PROGRESS_SECONDS 0.2 /* between progress events, at least */
 
-/* The next batch of windows, from `first`; *predicted grows by its targets. */
-static rfr_status fill_batch(rfr_run *run, int64_t first, int64_t *predicted) {
+/* The next batch of windows, from `first`; *predicted grows by its targets. `pairs`: see rfi_batch. */
+static rfr_status fill_batch(rfr_run *run, rfi_split split, int64_t first, int32_t *pairs, int64_t *predicted) {
   const rfi_settings *s = run->settings;
   const rfr_tensor *const x[3] = {&run->eval_tokens, &run->eval_targets, &run->eval_offsets};
   void *host[3] = {NULL};
   rfr_status status = RFR_OK;
   for (int i = 0; i < 3 && status == RFR_OK; i++) status = rfi_host_open(run, x[i], RFI_HOST_WRITE, &host[i]);
-  if (status == RFR_OK) status = rfi_fill_rows(run, RFI_VALIDATION, first, s->eval_rows, host[0], host[1], host[2]);
-  for (int64_t i = 0; i < s->spec.eval_tokens && status == RFR_OK; i++)
-    *predicted += ((const int32_t *)host[1])[i] != RFI_IGNORE;
+  const rfi_batch batch = {s->eval_rows, host[0], host[1], host[2], pairs};
+  if (status == RFR_OK) status = rfi_fill_batch(run, split, pairs != NULL, first, &batch);
+  for (int64_t i = 0; i < s->spec.eval_tokens && status == RFR_OK; i++) *predicted += batch.targets[i] != RFI_IGNORE;
   for (int i = 0; i < 3; i++) status = rfi_host_close(run, x[i], RFI_HOST_WRITE, host[i], status);
   return status;
+}
+
+/* Launches the program and reads its losses. */
+static rfr_status read_losses(rfr_run *run, float *losses) {
+  rfr_tensor nll;
+  RFI_TRY(rfi_launch(run, RFR_RUN_EVALUATE));
+  RFI_TRY(rfr_program_output(run->programs, rfr_run_program_index(run, RFR_RUN_EVALUATE), RFI_NAME_NLL, &nll));
+  return rfr_programs_read(run->programs, &nll, losses);
+}
+
+rfr_status rfi_evaluate_pairs(rfr_run *run, rfi_split split, int64_t first, int32_t *pairs, float *losses,
+                              int64_t *predicted) {
+  RFI_TRY(fill_batch(run, split, first, pairs, predicted));
+  return read_losses(run, losses);
 }
 
 bool rfi_run_evaluates(const rfr_run *run) {
@@ -35,16 +51,44 @@ bool rfi_run_evaluates(const rfr_run *run) {
          rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0;
 }
 
-/* The sum of the losses of one batch. */
-static rfr_status evaluate_batch(rfr_run *run, int64_t first, int64_t *predicted, double *nats) {
-  rfr_tensor nll;
-  float sum;
-  RFI_TRY(fill_batch(run, first, predicted));
-  RFI_TRY(rfi_launch(run, RFR_RUN_EVALUATE));
-  RFI_TRY(rfr_program_output(run->programs, rfr_run_program_index(run, RFR_RUN_EVALUATE), RFI_NAME_NLL, &nll));
-  RFI_TRY(rfr_programs_read(run->programs, &nll, &sum));
-  *nats += sum;
-  return RFR_OK;
+/* Sums over an evaluation; nats: of the losses of tokens, with preferences of pairs. */
+typedef struct totals {
+  double nats, margin, accuracy;
+  int64_t pairs;
+} totals;
+
+static void add_pairs(const rfr_run *run, const int32_t *pairs, const float *losses, totals *sum) {
+  const rfi_step_spec *s = &run->settings->spec;
+  for (int64_t p = 0; p < rfi_most_pairs(s->eval_tokens); p++) {
+    if (pairs[p] < 0) continue;
+    const double h = rfi_dpo_gain(losses[2 * p], losses[2 * p + 1], run->reference[RFI_VALIDATION][pairs[p]]);
+    sum->nats += rfi_dpo_loss(s->beta * h, s->smoothing);
+    sum->margin += s->beta * h;
+    sum->accuracy += h > 0;
+    sum->pairs++;
+  }
+}
+
+static rfr_status evaluate_batch(rfr_run *run, int64_t first, int64_t *predicted, totals *sum) {
+  float loss;
+  if (!run->settings->spec.preference) {
+    RFI_TRY(fill_batch(run, RFI_VALIDATION, first, NULL, predicted));
+    RFI_TRY(read_losses(run, &loss));
+    sum->nats += loss;
+    return RFR_OK;
+  }
+  const size_t most = (size_t)rfi_most_pairs(run->settings->spec.eval_tokens);
+  int32_t *pairs = NULL;
+  float *losses = NULL;
+  rfr_status s;
+  RFI_GOTO(RFI_ALLOC(run->ctx, most * sizeof *pairs, &pairs));
+  RFI_GOTO(RFI_ALLOC(run->ctx, 2 * most * sizeof *losses, &losses));
+  RFI_GOTO(rfi_evaluate_pairs(run, RFI_VALIDATION, first, pairs, losses, predicted));
+  add_pairs(run, pairs, losses, sum);
+fail:
+  rfi_free(run->ctx, pairs);
+  rfi_free(run->ctx, losses);
+  return s;
 }
 
 rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
@@ -60,12 +104,13 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
         (long long)stats->bytes[RFI_VALIDATION]);
   if (windows == 0 || windows > held_out) windows = held_out;
   const double start = rfi_now();
-  double nats = 0.0, reported = start;
+  totals sum = {0};
+  double reported = start;
   for (int64_t w = 0; w < windows; w += run->settings->eval_rows) {
     if (rfi_stop_requested(run))
       return rfi_fail(RFI_E_STOPPED, "the evaluation was stopped after %lld of %lld windows", (long long)w,
                       (long long)windows);
-    RFI_TRY(evaluate_batch(run, w, &out->tokens, &nats));
+    RFI_TRY(evaluate_batch(run, w, &out->tokens, &sum));
     out->windows = w + run->settings->eval_rows < held_out ? w + run->settings->eval_rows : held_out;
     const double now = rfi_now();
     if (now - reported < PROGRESS_SECONDS || out->windows >= windows) continue;
@@ -79,14 +124,23 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
   }
   if (out->tokens == 0) return rfi_fail(RFI_E_DATA_SOURCE, "no held-out window of the program has a target");
   out->windows_held_out = held_out;
-  for (int64_t w = 0; w < out->windows; w++) out->bytes += rfi_dataset_window_bytes(run->data, w);
-  out->loss = nats / (double)out->tokens;
-  out->bits_per_byte = out->bytes > 0 ? nats / log(2.0) / (double)out->bytes : 0.0;
+  out->pairs = sum.pairs;
+  if (sum.pairs > 0) {
+    out->loss = sum.nats / (double)sum.pairs;
+    out->margin = sum.margin / (double)sum.pairs;
+    out->accuracy = sum.accuracy / (double)sum.pairs;
+  } else {
+    for (int64_t w = 0; w < out->windows; w++) out->bytes += rfi_dataset_window_bytes(run->data, w);
+    out->loss = sum.nats / (double)out->tokens;
+    out->bits_per_byte = out->bytes > 0 ? sum.nats / log(2.0) / (double)out->bytes : 0.0;
+  }
   out->seconds = rfi_now() - start;
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_EVALUATION,
                                  .step = run->step,
                                  .loss = out->loss,
                                  .bits_per_byte = out->bits_per_byte,
+                                 .margin = out->margin,
+                                 .accuracy = out->accuracy,
                                  .tokens = out->tokens,
                                  .windows = out->windows,
                                  .windows_planned = windows,

@@ -67,7 +67,12 @@ static void append_log(rfr_run *run, const rfr_event *e) {
   if (*e->message) put_string(&l, "message", e->message);
   if (e->kind == RFR_EVENT_METRICS || e->kind == RFR_EVENT_EVALUATION) {
     put_number(&l, "loss", e->loss);
-    put_number(&l, "bits_per_byte", e->bits_per_byte);
+    if (run->settings->spec.preference) {
+      put_number(&l, "margin", e->margin);
+      put_number(&l, "accuracy", e->accuracy);
+    } else {
+      put_number(&l, "bits_per_byte", e->bits_per_byte);
+    }
     put_number(&l, "tokens", (double)e->tokens);
   }
   if (e->kind == RFR_EVENT_EVALUATION) {

@@ -32,7 +32,8 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
     if (idle) return rfi_fail(RFI_E_INTERNAL, "metrics of step %lld carry the number %g", (long long)(step + 1), seen);
     RFI_TRY(rfr_programs_poll(run->programs, &idle));
   }
-  memcpy(values, slot + 1, (size_t)n * sizeof *values);
+  for (int m = 0, column = 1; m < RFI_METRIC_N; m++)
+    if (rfi_metric_exists(&run->settings->spec, (rfi_metric)m)) values[m] = slot[column++];
   return RFR_OK;
 }
 
@@ -137,25 +138,27 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
   }
   RFI_TRY(read_metrics(run, run->step, m));
   run->step++;
-  const bool skipped = m[RFI_METRIC_SKIP] != 0.0;
+  const bool skipped = m[RFI_METRIC_SKIP] != 0.0, preference = run->settings->spec.preference;
   const double seconds = rfi_now() - start;
   run->skipped_in_row = skipped ? run->skipped_in_row + 1 : 0;
   if (run->clock.time > 0.0) RFI_TRY(tick(run, seconds));
   run->step_seconds = run->step_seconds > 0.0 ? run->step_seconds + 0.1 * (seconds - run->step_seconds) : seconds;
-  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_METRICS,
-                                 .step = run->step,
-                                 .loss = m[RFI_METRIC_LOSS],
-                                 .bits_per_byte = m[RFI_METRIC_LOSS] / log(2.0) * run->tokens_per_byte,
-                                 .grad_norm = m[RFI_METRIC_NORM],
-                                 .lr = m[RFI_METRIC_LR],
-                                 .tokens = (int64_t)m[RFI_METRIC_COUNT],
-                                 .skipped = skipped,
-                                 .most_load = m[RFI_METRIC_MOST_LOAD],
-                                 .least_load = m[RFI_METRIC_LEAST_LOAD],
-                                 .seconds_left = run->clock.time > 0.0
-                                                     ? run->clock.left
-                                                     : run->step_seconds * (double)(run->steps - run->step),
-                                 .seconds = seconds});
+  rfi_run_emit(
+      run, &(rfr_event){.kind = RFR_EVENT_METRICS,
+                        .step = run->step,
+                        .loss = m[RFI_METRIC_LOSS],
+                        .bits_per_byte = preference ? 0.0 : m[RFI_METRIC_LOSS] / log(2.0) * run->tokens_per_byte,
+                        .margin = m[RFI_METRIC_MARGIN],
+                        .accuracy = m[RFI_METRIC_ACCURACY],
+                        .grad_norm = m[RFI_METRIC_NORM],
+                        .lr = m[RFI_METRIC_LR],
+                        .tokens = (int64_t)m[RFI_METRIC_COUNT],
+                        .skipped = skipped,
+                        .most_load = m[RFI_METRIC_MOST_LOAD],
+                        .least_load = m[RFI_METRIC_LEAST_LOAD],
+                        .seconds_left = run->clock.time > 0.0 ? run->clock.left
+                                                              : run->step_seconds * (double)(run->steps - run->step),
+                        .seconds = seconds});
   warn_of_routing(run, m);
   RFI_TRY(check_zeros(run));
   if (run->skipped_in_row >= SKIPS_IN_A_ROW)

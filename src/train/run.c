@@ -17,6 +17,7 @@
 #include "data/source_dataset.h"
 #include "train/events.h"
 #include "train/host.h"
+#include "train/reference.h"
 #include "train/run_programs.h"
 #include "train/state.h"
 
@@ -56,6 +57,8 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   rfi_free(run->ctx, own);
   RFI_TRY(s);
   const rfi_settings *settings = run->settings;
+  if (settings->spec.preference && (run->options.programs & RFR_RUN_TRAIN))
+    run->options.programs |= RFR_RUN_EVALUATE; /* it computes the reference */
   if (!run->options.no_data) RFI_TRY(rfi_settings_open_text(run->settings));
   run->options.overrides = NULL; /* the caller's, valid in this call only */
   run->options.config_name = run->options.config_folder = NULL;
@@ -90,6 +93,8 @@ static rfr_status open_source(rfr_run *run) {
   const rfr_data_source *source = run->options.data;
   const rfi_config_source *at = &s->config->source[RFI_CFG_data_train];
   run->own_data = source != NULL;
+  if (run->own_data && run->settings->spec.preference)
+    return rfi_fail(RFI_E_UNSUPPORTED, "data.format: preference needs files of rows (data.train)");
   if (!source)
     return rfi_fail_at(RFI_E_DATA_SOURCE, at->line ? at->from : s->config->file, at->line,
                        "data.train: the list is empty, and the program that opens the run gives no data");
@@ -128,6 +133,13 @@ static rfr_status compile(rfr_run *run) {
   return RFR_OK;
 }
 
+/* The state of step 0 and, with preferences, the reference, which is computed from it: then a resumed run, too, has the
+ * weights of step 0. */
+static rfr_status prepare(rfr_run *run, bool resumes) {
+  RFI_TRY(rfi_state_prepare(run, resumes && !run->settings->spec.preference));
+  return rfi_reference_prepare(run);
+}
+
 /* The newest checkpoint, NULL if there is none. *reason: why newer ones were not taken, or "". */
 static rfr_status find_checkpoint(rfr_ctx *ctx, const char *folder, rfi_checkpoint **from, char reason[512]) {
   int skipped = 0;
@@ -139,7 +151,7 @@ static rfr_status find_checkpoint(rfr_ctx *ctx, const char *folder, rfi_checkpoi
 
 static rfr_status load(rfr_run *run, const rfi_checkpoint *from, const char *reason) {
   if (*reason) rfi_run_warn(run, "%s; using the older checkpoint %s", reason, from->folder);
-  RFI_TRY(rfi_state_prepare(run, true));
+  RFI_TRY(prepare(run, true));
   RFI_TRY(rfi_state_load(run, from, (run->options.programs & RFR_RUN_TRAIN) != 0));
   if (run->clock.time > 0.0) run->steps = run->step + (int64_t)run->clock.steps_left;
   return rfr_programs_load(run->programs);
@@ -247,7 +259,7 @@ static rfr_status open_new(rfr_run *run, const char *text, const char *folder, c
     RFI_TRY(check_fresh(run->ctx, folder, config_path));
   }
   rfi_settings_warn(run->settings, warn_line, run); /* the log is open */
-  if (run->options.programs && !run->options.no_data) RFI_TRY(rfi_state_prepare(run, false));
+  if (run->options.programs && !run->options.no_data) RFI_TRY(prepare(run, false));
   if (!folder) return RFR_OK;
   RFI_TRY(write_config(run, config_path));
   return rfi_run_write_traces(run);
@@ -266,7 +278,7 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   RFI_GOTO(compile(run));
   RFI_GOTO(check_space(run, config_path));
   rfi_settings_warn(run->settings, warn_line, run);
-  RFI_GOTO(from ? load(run, from, reason) : rfi_state_prepare(run, false));
+  RFI_GOTO(from ? load(run, from, reason) : prepare(run, false));
   RFI_GOTO(write_config(run, config_path));
   s = rfi_run_write_traces(run);
 fail:
@@ -287,7 +299,7 @@ static rfr_status open_reader(rfr_run *run, const char *text, const char *folder
   RFI_GOTO(compile(run));
   rfi_settings_warn(run->settings, warn_line, run);
   if (from) RFI_GOTO(load(run, from, reason));
-  else RFI_GOTO(rfi_state_prepare(run, false));
+  else RFI_GOTO(prepare(run, false));
   s = from ? RFR_OK : rfr_programs_load(run->programs);
 fail:
   rfi_checkpoint_close(from);
@@ -341,6 +353,7 @@ void rfr_run_close(rfr_run *run) {
   rfi_journal_close(run->log);
   rfr_programs_destroy(run->programs);
   rfi_host_forget(run);
+  rfi_free(run->ctx, run->reference[RFI_TRAIN]); /* of both splits */
   rfi_dataset_close(run->data);
   rfi_free(run->ctx, run->positions);
   json_decref(run->tuned);

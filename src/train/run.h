@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The struct of a run. Each file of this folder that works on it has a header of its own, and includes point one way:
- *   settings, machine, dataset -> run.h -> events, host -> batch -> programs -> state -> evaluate -> loop -> run.c
+ *   settings, machine, dataset -> run.h -> events, host -> batch -> programs -> state -> evaluate -> reference
+ *   -> loop -> run.c
  *
  * The device holds everything that decides the next step: the step block, the weights, the moments. The host keeps
  * three derived numbers: `step`, the steps whose metrics were read; `launched`, the steps that were launched, which
@@ -40,8 +41,10 @@ struct rfr_run {
   rfr_programs *programs;
   int n_programs, bits[4];                             /* RFR_RUN_... of each program */
   rfr_tensor block, tokens, targets, offsets, metrics; /* of training */
+  rfr_tensor pairs, reference_ring;                    /* of training on preferences */
   rfr_tensor lr_steps;                                 /* of training for a given time */
   rfr_tensor eval_tokens, eval_targets, eval_offsets;
+  float *reference[2];     /* of each pair of a split, see rfr_dpo_loss_at; NULL: not computed */
   rfi_host_copy copies[4]; /* of the evaluation's three tensors and the zero counts */
   int n_copies;
   int64_t step, steps, launched, filled;

@@ -44,7 +44,8 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .experts = s->spec.model.experts,
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),
                         .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
-                        .byte_tokens = rfi_settings_has_byte_tokens(s) && !s->tokenizer,
+                        .preference = s->spec.preference,
+                        .byte_tokens = !s->spec.preference && rfi_settings_has_byte_tokens(s) && !s->tokenizer,
                         .data_hash = run->hash,
                         .checkpoint = run->checkpoint,
                         .time = run->clock.time,
@@ -73,7 +74,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     out->cached_files = d->cached;
     out->duplicate_files = d->duplicates;
     out->empty_files = d->empty;
-    out->byte_tokens = !run->own_data && (!s->tokenizer || !d->rows);
+    out->byte_tokens = !s->spec.preference && !run->own_data && (!s->tokenizer || !d->rows);
     if (s->epochs > 0) out->epochs = s->epochs;
     else if (d->rows && d->windows[RFI_TRAIN] > 0)
       out->epochs = (double)out->steps * (double)(s->spec.microbatches * s->rows) / (double)d->windows[RFI_TRAIN];

@@ -59,6 +59,10 @@ static rfr_status find_tensors(rfr_run *run) {
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TARGETS, &run->targets));
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_OFFSETS, &run->offsets));
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_METRICS, &run->metrics));
+    if (run->settings->spec.preference) {
+      RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_PAIRS, &run->pairs));
+      RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_REFERENCE, &run->reference_ring));
+    }
     if (run->settings->spec.timed) RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_LR_STEPS, &run->lr_steps));
     rfr_tensor zeros;
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_ZERO_STEPS, &zeros));

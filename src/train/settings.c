@@ -197,6 +197,12 @@ static rfr_status read_batch(rfi_settings *s) {
   p->tokens = s->rows * s->sequence;
   p->eval_tokens = s->eval_rows * s->sequence;
   p->window = s->sequence;
+  p->preference = c->data_format == RFI_FORMAT_preference;
+  p->beta = c->preference_beta;
+  p->smoothing = c->preference_label_smoothing;
+  if (p->preference && s->sequence < RFI_PAIR_TOKENS)
+    return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens are too few for a pair of answers",
+                   (long long)s->sequence);
   p->model.longest = s->sequence;
   if (p->tokens > INT32_MAX || p->microbatches > MOST_MICROBATCHES)
     return FAIL_AT(s, RFI_CFG_batch_tokens,

@@ -219,6 +219,10 @@ static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) 
   if (run->settings->adapter) RFI_GOTO(rfi_adapter_state_check_base(run, path, &theirs));
   RFI_GOTO(own_state(run, &mine));
   RFI_GOTO(compare(run, path, theirs.configuration, mine.configuration, other_configuration));
+  const json_t *was = json_object_get(theirs.configuration, "preference.beta");
+  if (was && !run->settings->spec.preference)
+    RFI_GOTO(
+        rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0, "data.format was preference in the checkpoint and is not now"));
   RFI_GOTO(compare(run, path, theirs.environment, mine.environment, other_environment));
   RFI_GOTO(rfr_programs_write(run->programs, &run->block, theirs.block));
   run->step = run->launched = run->filled = step;

@@ -2,11 +2,12 @@
  *
  * Records the training step, the evaluation, and the two programs of text generation.
  *
- * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per trained
- * parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts, metrics.
- * Losses are sums divided by the number of valid targets of the step, so that k microbatches give the result of one
- * batch. In f16 the divisor also contains the loss scale, which norm and update divide out. Everything that changes
- * from step to step is in the step block, the loss scale and the rings; the trace has no step number.
+ * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per
+ * trained parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts,
+ * metrics. Losses are sums divided by the number of valid targets of the step, so that k microbatches give the result
+ * of one batch; with preferences, by the number of its pairs. In f16 the divisor also contains the loss scale, which
+ * norm and update divide out. Everything that changes from step to step is in the step block, the loss scale and the
+ * rings; the trace has no step number.
  */
 #include "train/step_trace.h"
 
@@ -21,9 +22,10 @@ enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doub
 enum { LEAST_8BIT = 4096 };  /* elements, as in bitsandbytes */
 
 /* The step's slot of a ring, attempted mod R: (k, width). */
-static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, int64_t width, rfr_value step) {
+static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, rfr_dtype dtype, int64_t width,
+                      rfr_value step) {
   const int64_t shape[3] = {s->slots, s->microbatches, width};
-  return rfr_ring_read(t, rfr_input(t, name, RFR_ROLE_INPUT, RFR_I32, 3, shape), step);
+  return rfr_ring_read(t, rfr_input(t, name, RFR_ROLE_INPUT, dtype, 3, shape), step);
 }
 
 /* Row m of (k, width) as (width). */
@@ -100,9 +102,12 @@ typedef struct routing {
   int n;
 } routing;
 
-/* Everything after the loss. `reported`: the loss without its scale. `g` has one element per parameter. */
+/* The sums over microbatches of what a step reports: with preferences all of them, otherwise the loss. */
+enum { LOSS, MARGIN, ACCURACY, REPORTS };
+
+/* Everything after the loss. `reported`: without the loss scale. `g` has one element per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
-                     const scaling *scaling, rfr_value reported, rfr_value count, const routing *routing,
+                     const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count, const routing *routing,
                      rfr_value step) {
   const int64_t three = 3;
   int trainable = 0;
@@ -127,37 +132,71 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
     if (rule.frozen || rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
     update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
   }
-  rfr_value metrics[RFI_METRIC_N] = {
-      [RFI_METRIC_LOSS] = reported,  [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
-      [RFI_METRIC_COUNT] = count,    [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_BAD_ROUTING] = which,
-      [RFI_METRIC_BAD_GROUP] = group};
+  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = reported[LOSS],
+                                     [RFI_METRIC_NORM] = norm,
+                                     [RFI_METRIC_LR] = u.lr,
+                                     [RFI_METRIC_COUNT] = count,
+                                     [RFI_METRIC_SKIP] = u.skip,
+                                     [RFI_METRIC_BAD_ROUTING] = which,
+                                     [RFI_METRIC_BAD_GROUP] = group,
+                                     [RFI_METRIC_MARGIN] = reported[MARGIN],
+                                     [RFI_METRIC_ACCURACY] = reported[ACCURACY]};
   if (routing->n > 0)
     metrics[RFI_METRIC_MOST_LOAD] = rfr_moe_load(t, routing->n, routing->splits, &metrics[RFI_METRIC_LEAST_LOAD]);
   const int64_t shape[2] = {s->slots, 1 + rfi_metric_count(s)};
   rfr_value mring = rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape);
-  rfr_metrics_write(t, mring, step, rfi_metric_count(s), metrics);
+  int columns = 0;
+  for (int m = 0; m < RFI_METRIC_N; m++)
+    if (rfi_metric_exists(s, (rfi_metric)m)) metrics[columns++] = metrics[m];
+  rfr_metrics_write(t, mring, step, columns, metrics);
   if (scaling->state != RFR_NONE) rfr_loss_scale_end(t, scaling->state, u.skip, SCALE_GROWS);
   rfr_step_end(t, step, u.skip);
+}
+
+/* The losses of a microbatch's answers, f32 (2P), in the order of its documents. */
+static rfr_value answer_losses(rfr_trace *t, rfr_value scores, rfr_value targets, rfr_value offsets) {
+  const int64_t pairs = rfi_most_pairs(rfr_value_type(t, targets).shape[0]);
+  return rfr_segment_sum(t, rfr_token_loss(t, scores, targets, RFI_IGNORE), rfr_slice(t, offsets, 0, 0, 2 * pairs + 1));
+}
+
+/* The inputs of a loss over pairs, each RFR_NONE without preferences. */
+typedef struct preference {
+  rfr_value pairs, reference; /* (k,P) */
+} preference;
+
+/* `inv`: 1 / number of pairs of the step. */
+static preference record_preference(rfr_trace *t, const rfi_step_spec *s, rfr_value step, rfr_value *row_of_pairs,
+                                    rfr_value *inv) {
+  const int64_t P = rfi_most_pairs(s->tokens);
+  preference p = {RFR_NONE, RFR_NONE};
+  if (!s->preference) return p;
+  p.pairs = ring(t, s, RFI_NAME_PAIRS, RFR_I32, P, step);
+  p.reference = ring(t, s, RFI_NAME_REFERENCE, RFR_F32, P, step);
+  for (int64_t m = 0; m < s->microbatches; m++) row_of_pairs[m] = row(t, p.pairs, m);
+  *inv = rfr_token_count(t, (int)s->microbatches, row_of_pairs, RFI_IGNORE, NULL);
+  return p;
 }
 
 static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model);
   const int64_t L = rfr_model_expert_layers(&s->model), routings = L * s->microbatches;
   rfr_value *w = values, *g = w + n, *logits = g + n, *index = logits + L, *targets = index + L;
-  rfr_value *splits = targets + s->microbatches;
+  rfr_value *pairs = targets + s->microbatches, *splits = pairs + s->microbatches;
   const routing routing = {splits, splits + routings, (int)routings};
   rfr_microbatch(t, -1);
   declare_parameters(t, s, w);
   rfr_value step = rfr_step_block(t);
   rfr_scope(t, "inputs");
-  rfr_value all_tokens = ring(t, s, RFI_NAME_TOKENS, s->tokens, step);       /* (k,T) */
-  rfr_value all_targets = ring(t, s, RFI_NAME_TARGETS, s->tokens, step);     /* (k,T) */
-  rfr_value all_offsets = ring(t, s, RFI_NAME_OFFSETS, s->tokens + 1, step); /* (k,T+1) */
+  rfr_value all_tokens = ring(t, s, RFI_NAME_TOKENS, RFR_I32, s->tokens, step);       /* (k,T) */
+  rfr_value all_targets = ring(t, s, RFI_NAME_TARGETS, RFR_I32, s->tokens, step);     /* (k,T) */
+  rfr_value all_offsets = ring(t, s, RFI_NAME_OFFSETS, RFR_I32, s->tokens + 1, step); /* (k,T+1) */
   for (int64_t m = 0; m < s->microbatches; m++) targets[m] = row(t, all_targets, m);
   rfr_value count, inv = rfr_token_count(t, (int)s->microbatches, targets, RFI_IGNORE, &count);
+  const preference preference = record_preference(t, s, step, pairs, &inv);
   const scaling scaling = record_scaling(t, s);
   if (scaling.scale != RFR_NONE) inv = rfr_mul(t, inv, scaling.scale);
-  rfr_value loss = RFR_NONE, balance = RFR_NONE;
+  rfr_value sum[REPORTS], balance = RFR_NONE;
+  const int reports = s->preference ? REPORTS : 1;
   for (int64_t m = 0; m < s->microbatches; m++) {
     rfr_microbatch(t, (int)m);
     rfr_scope(t, "inputs");
@@ -168,19 +207,24 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
     rfr_value aux = rfr_model_routing_loss(t, &s->model, &experts, targets[m], RFI_IGNORE);
     rfr_value scores = rfr_model_logits(t, &s->model, w, h, RFR_F32);
     rfr_scope(t, "head");
-    rfr_value part = rfr_cross_entropy(t, scores, targets[m], inv, RFI_IGNORE);
+    rfr_value part[REPORTS];
+    if (s->preference)
+      part[LOSS] = rfr_dpo_loss(t, answer_losses(t, scores, targets[m], offsets), row(t, preference.reference, m),
+                                pairs[m], inv, s->beta, s->smoothing, &part[MARGIN], &part[ACCURACY]);
+    else part[LOSS] = rfr_cross_entropy(t, scores, targets[m], inv, RFI_IGNORE);
     if (aux != RFR_NONE && scaling.scale != RFR_NONE)
       aux = rfr_mul(t, aux, scaling.scale); /* inv contains the scale already */
     rfr_microbatch(t, -1);
-    loss = m == 0 ? part : rfr_add(t, loss, part);
+    for (int i = 0; i < reports; i++) sum[i] = m == 0 ? part[i] : rfr_add(t, sum[i], part[i]);
     if (aux != RFR_NONE) balance = m == 0 ? aux : rfr_add(t, balance, aux);
   }
-  const rfr_value reported = unscaled(t, &scaling, loss);
-  rfr_value_set_name(t, reported, "loss");
+  rfr_value loss = sum[LOSS], reported[REPORTS] = {RFR_NONE, RFR_NONE, RFR_NONE};
+  for (int i = 0; i < reports; i++) reported[i] = unscaled(t, &scaling, sum[i]);
+  rfr_value_set_name(t, reported[LOSS], "loss");
   if (balance != RFR_NONE) /* each microbatch has its own mean */
     loss = rfr_add(t, loss, rfr_scale(t, balance, 1.0 / (double)s->microbatches, RFR_NONE));
   optimize(t, s, w, n, g, loss, &scaling, reported, count, &routing, step);
-  rfr_output(t, "loss", reported);
+  rfr_output(t, "loss", reported[LOSS]);
 }
 
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
@@ -191,7 +235,9 @@ static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) 
   rfr_value offsets = rfr_input(t, RFI_NAME_EVAL_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
   rfr_value h = rfr_model_forward(t, &s->model, w, tokens, offsets, RFR_NONE);
   rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
-  rfr_output(t, RFI_NAME_NLL, rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
+  rfr_output(t, RFI_NAME_NLL,
+             s->preference ? answer_losses(t, logits, targets, offsets)
+                           : rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
 }
 
 /* Reads the next `rows` tokens of the text and appends the token after them. */
@@ -228,7 +274,7 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
   *out = NULL;
   RFI_GOTO(rfr_model_config_check(&spec->model));
   const size_t n = 2 * ((size_t)rfr_model_parameter_count(&spec->model) + (size_t)spec->model.layers) +
-                   (size_t)spec->microbatches * (1 + 2 * (size_t)spec->model.layers);
+                   (size_t)spec->microbatches * (2 + 2 * (size_t)spec->model.layers);
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));
   record(t, spec, values);

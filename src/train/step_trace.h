@@ -12,8 +12,10 @@
 /* Targets with this value are ignored, as in the transformers library. */
 enum { RFI_IGNORE = -100 };
 
-/* Columns of the metrics ring after the sequence number. MOST_LOAD and later ones exist only with experts. */
-#define RFI_METRICS(X) X(LOSS) X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD) X(BAD_ROUTING) X(BAD_GROUP)
+/* The numbers of a step, in the order of the metrics ring's columns after the sequence number. A step without experts
+ * has no columns from MOST_LOAD to BAD_GROUP, one without preferences none for MARGIN and ACCURACY. */
+#define RFI_METRICS(X) \
+  X(LOSS) X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD) X(BAD_ROUTING) X(BAD_GROUP) X(MARGIN) X(ACCURACY)
 typedef enum rfi_metric {
 #define RFI_METRIC_ENUM(name) RFI_METRIC_##name,
   RFI_METRICS(RFI_METRIC_ENUM)
@@ -44,6 +46,8 @@ typedef struct rfi_step_spec {
   bool master;              /* f32 master weights, for 16-bit weights */
   double clip;              /* global norm, 0: none */
   rfr_lr_options lr;
+  bool preference; /* DPO: documents 2p and 2p + 1 of a microbatch are the chosen and the rejected answer of pair p */
+  double beta, smoothing;
   bool timed; /* the state lr_steps has the steps at which the schedule changes, see rfr_lr_schedule_steps_at */
 } rfi_step_spec;
 
@@ -54,26 +58,38 @@ static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter
                                      .weight_decay = s->adamw.decay};
 }
 
+static inline bool rfi_metric_exists(const rfi_step_spec *s, rfi_metric m) {
+  if (m >= RFI_METRIC_MARGIN) return s->preference;
+  return m < RFI_METRIC_MOST_LOAD || s->model.experts > 0;
+}
 static inline int rfi_metric_count(const rfi_step_spec *s) {
-  return s->model.experts > 0 ? RFI_METRIC_N : RFI_METRIC_MOST_LOAD;
+  int n = 0;
+  for (int m = 0; m < RFI_METRIC_N; m++) n += rfi_metric_exists(s, (rfi_metric)m);
+  return n;
 }
 
+/* The most pairs that `tokens` tokens can hold: an answer has at least two, of which the first has no loss. */
+enum { RFI_PAIR_TOKENS = 4 };
+static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_TOKENS; }
+
 /* Names of the tensors that the host writes and reads. */
-#define RFI_NAME_TOKENS "tokens"                /* i32 (R,k,T) */
-#define RFI_NAME_TARGETS "targets"              /* i32 (R,k,T) */
-#define RFI_NAME_OFFSETS "offsets"              /* i32 (R,k,T+1) */
-#define RFI_NAME_METRICS "metrics"              /* f64 (R,1+rfi_metric_count) */
-#define RFI_NAME_ZERO_STEPS "zero_steps"        /* i32 (trainable), see rfr_grad_norm_zeros */
-#define RFI_NAME_LR_STEPS "lr_steps"            /* i64 (3), see rfr_lr_schedule_steps_at */
-#define RFI_NAME_LOSS_SCALE "loss_scale"        /* i32 (2), of f16 training, see rfr_loss_scale */
-#define RFI_NAME_EVAL_TOKENS "eval.tokens"      /* i32 (eval_tokens) */
-#define RFI_NAME_EVAL_TARGETS "eval.targets"    /* i32 (eval_tokens) */
-#define RFI_NAME_EVAL_OFFSETS "eval.offsets"    /* i32 (eval_tokens+1) */
-#define RFI_NAME_NLL "nll"                      /* output f32 (1), a sum in nats */
-#define RFI_NAME_TEXT "text"                    /* i32 (window+1), see rfr_text_read */
-#define RFI_NAME_CURSOR "text.cursor"           /* i64 (4) */
-#define RFI_NAME_SAMPLING "text.sampling"       /* f64 (5), see rfr_text_append_at */
-#define RFI_NAME_LOGITS "logits"                /* output f32 (1,V), of the last token taken */
+#define RFI_NAME_TOKENS "tokens"             /* i32 (R,k,T) */
+#define RFI_NAME_TARGETS "targets"           /* i32 (R,k,T) */
+#define RFI_NAME_OFFSETS "offsets"           /* i32 (R,k,T+1) */
+#define RFI_NAME_PAIRS "pairs"               /* i32 (R,k,P) row of each pair, RFI_IGNORE: none */
+#define RFI_NAME_REFERENCE "reference"       /* f32 (R,k,P), see rfr_dpo_loss_at */
+#define RFI_NAME_METRICS "metrics"           /* f64 (R,1+rfi_metric_count) */
+#define RFI_NAME_ZERO_STEPS "zero_steps"     /* i32 (trainable), see rfr_grad_norm_zeros */
+#define RFI_NAME_LR_STEPS "lr_steps"         /* i64 (3), see rfr_lr_schedule_steps_at */
+#define RFI_NAME_LOSS_SCALE "loss_scale"     /* i32 (2), of f16 training, see rfr_loss_scale */
+#define RFI_NAME_EVAL_TOKENS "eval.tokens"   /* i32 (eval_tokens) */
+#define RFI_NAME_EVAL_TARGETS "eval.targets" /* i32 (eval_tokens) */
+#define RFI_NAME_EVAL_OFFSETS "eval.offsets" /* i32 (eval_tokens+1) */
+#define RFI_NAME_NLL "nll"                /* output f32 (1), a sum in nats; with preferences f32 (2P), of each answer */
+#define RFI_NAME_TEXT "text"              /* i32 (window+1), see rfr_text_read */
+#define RFI_NAME_CURSOR "text.cursor"     /* i64 (4) */
+#define RFI_NAME_SAMPLING "text.sampling" /* f64 (5), see rfr_text_append_at */
+#define RFI_NAME_LOGITS "logits"          /* output f32 (1,V), of the last token taken */
 
 /* Tokens of a prompt per prefill, at most the window: enough to amortize reading the weights. */
 enum { RFI_PREFILL_ROWS = 64 };

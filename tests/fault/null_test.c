@@ -222,6 +222,9 @@ static void ops(void) {
   VALUE(rfr_detach_at, NULL, NOWHERE, 0);
   VALUE(rfr_token_count_at, NULL, NOWHERE, 1, v, -100, NULL);
   VALUE(rfr_cross_entropy_at, NULL, NOWHERE, 0, 0, 0, -100);
+  VALUE(rfr_token_loss_at, NULL, NOWHERE, 0, 0, -100);
+  VALUE(rfr_segment_sum_at, NULL, NOWHERE, 0, 0);
+  VALUE(rfr_dpo_loss_at, NULL, NOWHERE, 0, 0, 0, 0, 0.1, 0.0, NULL, NULL);
   VALUE(rfr_gradient_at, NULL, NOWHERE, 0, 0, RFR_F32);
   VALUE(rfr_all_gather_at, NULL, NOWHERE, 0, 2);
   VALUE(rfr_reduce_scatter_at, NULL, NOWHERE, 0, 2);

@@ -31,6 +31,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "base/base.h"
+#include "ops/loss/head.h"
 
 int rft_isas(const char *isas[3]) {
   static const char *const names[] = {"v4", "v3", "v2"};
@@ -77,7 +78,7 @@ static bool moves_values(rfi_opcode code) {
 }
 
 static bool has_narrow_intermediates(rfi_opcode code) {
-  return code == RFI_OP_linear_cross_entropy || code == RFI_OP_grouped_swiglu || code == RFI_OP_lora_matmul;
+  return rfi_is_head(code) || code == RFI_OP_grouped_swiglu || code == RFI_OP_lora_matmul;
 }
 
 static int mantissa(rfr_dtype d) { return d == RFR_BF16 ? 8 : d == RFR_F16 ? 11 : d == RFR_F32 ? 24 : 53; }

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ops/loss/head.h"
 #include "pass/pass.h"
 #include "support/interp.h"
 
@@ -159,9 +160,8 @@ static const char *exempt(const rft_op *op, char word[32]) {
       return word;
     }
   }
-  if (def->code == RFI_OP_linear_cross_entropy || def->code == RFI_OP_attention_bwd_packed ||
-      def->code == RFI_OP_swiglu_bwd_packed || def->code == RFI_OP_swiglu_weighted_bwd_packed ||
-      def->code == RFI_OP_accumulate)
+  if (rfi_is_head(def->code) || def->code == RFI_OP_attention_bwd_packed || def->code == RFI_OP_swiglu_bwd_packed ||
+      def->code == RFI_OP_swiglu_weighted_bwd_packed || def->code == RFI_OP_accumulate)
     return "is a backward";
   if (strcmp(def->family, "grouped") == 0 && def->code != RFI_OP_splits_to_offsets) return "via grouped_matmul";
   if (def->code == RFI_OP_add_layernorm || def->code == RFI_OP_add_rmsnorm || def->code == RFI_OP_lora_matmul)

@@ -151,7 +151,7 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
   b->kernel = op->def->outside ? "registered" : rfi_ctx_isa(d->ctx);
   size_t scratch = 0;
   RFI_TRY(rfi_cpu_library_select(d->library, op->def, &b->call, &library, &scratch, &b->call.library));
-  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(select_head(d, memory, &b->call, &b->kernel));
+  if (rfi_is_head(op->def->code)) RFI_TRY(select_head(d, memory, &b->call, &b->kernel));
   if (library) {
     b->run = library;
     b->kernel = rfi_is_grouped_gemm(op->def, &b->call) ? RFI_GROUPS_KERNEL : RFI_LIBRARY_KERNEL;

@@ -322,7 +322,7 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
   if (op->def->code == RFI_OP_lora_matmul && !kernel->takes(&b->call)) return select_lora(d, memory, b);
   b->why = lacks(op, kernel, memory, &b->call);
   if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) return RFR_OK;
-  if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(select_head(d, memory, &b->call));
+  if (rfi_is_head(op->def->code)) RFI_TRY(select_head(d, memory, &b->call));
   b->run = kernel->run;
   b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";
   b->workspace = kernel->workspace ? (int64_t)kernel->workspace(&b->call) : 0;

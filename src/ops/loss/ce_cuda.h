@@ -20,12 +20,14 @@ typedef struct rfi_ce_rows {
   float cap;         /* > 0: logits are softcapped when read, and dlogits are gradients of the uncapped logits */
   const int32_t *targets;
   int64_t ignore;
-  const float *inv_valid, *dloss; /* scalars on the device; dloss NULL: no gradient */
+  const float *inv_valid, *dloss; /* on the device: a scalar, NULL: 1; d loss, NULL: no gradient */
+  int per_row;                    /* dloss has an element for each row; 0: it is a scalar */
   void *dlogits;                  /* NULL: no gradient; may overlap the logits, row by row */
   rfr_dtype dlogits_type;
   int64_t dlogits_ld;
   float *lse;  /* (rows), NULL: not computed; rfi_ce_dlogits_cuda reads it */
   double *nll; /* (rows), NULL: not computed */
+  float *loss; /* (rows), nll rounded; NULL: not computed */
 } rfi_ce_rows;
 
 rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream);
@@ -40,6 +42,14 @@ rfr_status rfi_ce_dlogits_cuda(const rfi_ce_rows *r, void *stream);
 rfr_status rfi_ce_loss_cuda(const double *nll, int64_t T, const float *inv_valid, float *loss, void *stream);
 
 #ifdef __cplusplus
+}
+#endif
+
+#ifdef __CUDACC__
+/* The factor of row t's gradient. */
+static __device__ __forceinline__ float rfi_ce_scale(const rfi_ce_rows &r, int64_t t) {
+  const float dloss = r.dloss[r.per_row ? t : 0];
+  return r.inv_valid ? dloss * *r.inv_valid : dloss;
 }
 #endif
 #endif

@@ -163,9 +163,9 @@ typedef struct gradient {
   int64_t target;                     /* -1: the row does not count */
 } gradient;
 
-static __device__ __forceinline__ gradient gradient_of(const rfi_ce_rows &r, double lse, int64_t target) {
+static __device__ __forceinline__ gradient gradient_of(const rfi_ce_rows &r, int64_t t, double lse, int64_t target) {
   const float high = (float)lse;
-  return {high, (float)(lse - (double)high), high * LOG2E, *r.dloss * *r.inv_valid, r.cap, target};
+  return {high, (float)(lse - (double)high), high * LOG2E, rfi_ce_scale(r, t), r.cap, target};
 }
 
 /* v becomes the gradient of the elements from `first`; if that is rounded to 16 bits, a less accurate e^x is enough. */
@@ -237,8 +237,9 @@ static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows
     if (me == 0) {
       if (r.lse) r.lse[t] = (float)lse;
       if (r.nll) r.nll[t] = target >= 0 ? lse - (double)hit : 0.0;
+      if (r.loss) r.loss[t] = target >= 0 ? (float)(lse - (double)hit) : 0.0f;
     }
-    const gradient g = gradient_of(r, lse, target);
+    const gradient g = gradient_of(r, t, lse, target);
     const row_of<X> next((const X *)r.logits + (t + gridDim.x) * r.logits_ld, r.V);
     const bool more = t + gridDim.x < r.rows;
     D *d = (D *)r.dlogits + t * r.dlogits_ld;
@@ -303,7 +304,9 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_BLOCKS) ce_for
     const int64_t target = target_of(r, t);
     const double lse = lse_of(sum);
     if (r.lse) r.lse[t] = (float)lse;
-    if (r.nll) r.nll[t] = target >= 0 ? lse - (double)softcap(rfi_widen(row.x[target]), r.cap) : 0.0;
+    const double nll = target >= 0 ? lse - (double)softcap(rfi_widen(row.x[target]), r.cap) : 0.0;
+    if (r.nll) r.nll[t] = nll;
+    if (r.loss) r.loss[t] = (float)nll;
   }
 }
 
@@ -322,7 +325,7 @@ static __global__ void __launch_bounds__(DLOGITS_THREADS) ce_dlogits(const rfi_c
     const int64_t k = k0 + j * DLOGITS_THREADS;
     if (k < row.pieces) piece[j] = EVEN ? ((const pack *)row.x)[k] : load(row, k);
   }
-  const gradient g = gradient_of(r, r.lse[t], target_of(r, t));
+  const gradient g = gradient_of(r, t, r.lse[t], target_of(r, t));
 #pragma unroll
   for (int j = 0; j < AT_ONCE; j++) {
     const int64_t k = k0 + j * DLOGITS_THREADS;

@@ -103,7 +103,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
   const int me = (int)threadIdx.x, begin = (int)block_of_cluster() * per_block * 4, first = begin + me * 4;
   const int mine = min((int)r.V - begin, per_block * 4), left = mine - me * 4, full_strides = mine / STRIDE;
   const int64_t step = gridDim.x / blocks;
-  const float scale = *r.dloss * *r.inv_valid;
   const uint32_t place = address_of(&kept[me]);
   const float *from = (const float *)r.logits + blockIdx.x / blocks * r.logits_ld + first;
   const auto request = [&](int j, float before) { /* loads a piece after its place has been read */
@@ -124,6 +123,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
   for (int64_t t = blockIdx.x / blocks; t < r.rows; t += step, turn++) {
     const int32_t wanted = r.targets[t];
     const bool valid = wanted != r.ignore && wanted >= 0 && wanted < r.V, more = t + step < r.rows;
+    const float scale = rfi_ce_scale(r, t);
     /* read before it is overwritten */
     const float hit = valid ? ((const float *)r.logits)[t * r.logits_ld + wanted] : 0.0f;
     float v[PIECES][4], top = -INFINITY, sum = 0;
@@ -159,6 +159,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
       const double lse = ((double)all.x + log2((double)all.y)) * 0.693147180559945309417;
       if (r.lse) r.lse[t] = (float)lse;
       if (r.nll) r.nll[t] = valid ? lse - (double)hit : 0.0;
+      if (r.loss) r.loss[t] = valid ? (float)(lse - (double)hit) : 0.0f;
     }
     const float share = __fdividef(scale, all.y), by = exp2_fast(base - all.x) * share;
     D *const to = (D *)r.dlogits + t * r.dlogits_ld + first;

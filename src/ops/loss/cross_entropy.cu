@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * token_count and softmax cross-entropy on a GPU; ce_rows.cu computes the rows. The rows' losses are in the workspace,
- * and one block adds them in f64, in a fixed order.
+ * token_count, softmax cross-entropy and the loss of each row on a GPU; ce_rows.cu computes the rows. The rows'
+ * losses are in the workspace, and one block adds them in f64, in a fixed order.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/loss/ce_cuda.h"
@@ -85,12 +85,21 @@ static rfr_status forward_run(const rfr_call *c) {
   return rfi_ce_loss_cuda(r.nll, r.rows, inv_valid, (float *)c->out[0].data, c->stream);
 }
 
+static rfr_status token_loss_run(const rfr_call *c) {
+  rfi_ce_rows r = rows_of(c, &c->in[0], &c->in[1]);
+  r.loss = (float *)c->out[0].data;
+  r.lse = (float *)c->out[1].data;
+  return rfi_ce_rows_cuda(&r, c->stream);
+}
+
+/* Of cross_entropy, and without inv_valid of token_loss. */
 static rfr_status backward_run(const rfr_call *c) {
   rfi_ce_rows r = rows_of(c, &c->in[1], &c->in[2]);
   if (!c->out[0].data) return RFR_OK;
   r.dloss = (const float *)c->in[0].data;
+  r.per_row = c->n_in == 4;
   r.lse = (float *)c->in[3].data;
-  r.inv_valid = (const float *)c->in[4].data;
+  r.inv_valid = r.per_row ? NULL : (const float *)c->in[4].data;
   r.dlogits = c->out[0].data;
   r.dlogits_type = c->out[0].type.dtype;
   r.dlogits_ld = r.V;
@@ -100,3 +109,5 @@ static rfr_status backward_run(const rfr_call *c) {
 extern "C" const rfi_cuda_kernel RFI_CUDA(token_count) = {count_run, count_workspace};
 extern "C" const rfi_cuda_kernel RFI_CUDA(cross_entropy) = {forward_run, forward_workspace};
 extern "C" const rfi_cuda_kernel RFI_CUDA(cross_entropy_bwd) = {backward_run, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(token_loss) = {token_loss_run, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(token_loss_bwd) = {backward_run, NULL};

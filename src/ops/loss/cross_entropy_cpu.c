@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * token_count and softmax cross-entropy on the CPU.
+ * token_count, softmax cross-entropy and the loss of each row on the CPU.
  *
  *   lse[t] = log sum_v e^logits[t,v]
  *   loss   = inv_valid * sum over valid t of (lse[t] - logits[t, target[t]])
@@ -23,18 +23,22 @@ static rfr_status count_run(const rfi_call *c) {
   return RFR_OK;
 }
 
+/* Of cross_entropy into the workspace, of token_loss into the result. */
 static void forward_rows(const rfi_call *c, int64_t begin, int64_t end, int part) {
   (void)part;
   const rfi_arg *logits = &c->in[0];
   const int32_t *targets = c->in[1].data;
   float *lse = c->out[1].data;
-  double *nll = c->workspace;
+  double *sums = c->n_in > 2 ? c->workspace : NULL;
+  float *losses = c->n_in > 2 ? NULL : c->out[0].data;
   int64_t V = logits->type.shape[1];
   for (int64_t t = begin; t < end; t++) {
     int64_t row = t * logits->stride[0];
     double l = rfi_ce_lse(logits, row, V);
     bool valid = rfi_ce_valid(targets[t], c->attr[0].i, V);
-    nll[t] = valid ? l - rfi_read1(logits, row + targets[t]) : 0;
+    const double nll = valid ? l - rfi_read1(logits, row + targets[t]) : 0;
+    if (sums) sums[t] = nll;
+    if (losses) losses[t] = (float)nll;
     if (lse) lse[t] = (float)l;
   }
 }
@@ -49,6 +53,11 @@ static rfr_status forward_run(const rfi_call *c) {
   return RFR_OK;
 }
 
+static rfr_status token_loss_run(const rfi_call *c) {
+  rfi_parallel(c, c->in[0].type.shape[0], 4 * c->in[0].type.shape[1], forward_rows);
+  return RFR_OK;
+}
+
 static size_t forward_workspace(const rfi_call *c) { return (size_t)c->in[0].type.shape[0] * sizeof(double); }
 
 static void backward_rows(const rfi_call *c, int64_t begin, int64_t end, int part) {
@@ -56,11 +65,11 @@ static void backward_rows(const rfi_call *c, int64_t begin, int64_t end, int par
   const rfi_arg *logits = &c->in[1], *dlogits = &c->out[0];
   const int32_t *targets = c->in[2].data;
   const float *lse = c->in[3].data;
-  float scale = *(const float *)c->in[0].data * *(const float *)c->in[4].data;
+  const float *dloss = c->in[0].data, *inv_valid = c->n_in > 4 ? c->in[4].data : NULL;
   int64_t V = logits->type.shape[1];
   for (int64_t t = begin; t < end; t++)
     rfi_ce_backward(logits, t * logits->stride[0], dlogits, t * V, V, rfi_ce_valid(targets[t], c->attr[0].i, V),
-                    targets[t], lse[t], scale, 0);
+                    targets[t], lse[t], inv_valid ? *dloss * *inv_valid : dloss[t], 0);
 }
 
 static rfr_status backward_run(const rfi_call *c) {
@@ -71,3 +80,5 @@ static rfr_status backward_run(const rfi_call *c) {
 const rfi_kernel RFI_CPU(token_count) = {count_run, NULL};
 const rfi_kernel RFI_CPU(cross_entropy) = {forward_run, forward_workspace};
 const rfi_kernel RFI_CPU(cross_entropy_bwd) = {backward_run, NULL};
+const rfi_kernel RFI_CPU(token_loss) = {token_loss_run, NULL};
+const rfi_kernel RFI_CPU(token_loss_bwd) = {backward_run, NULL};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The GEMMs inside linear_cross_entropy, as calls of matmul: the kernel runs them, and binding offers them to a
- * library, so that the LM head is as fast as any other GEMM.
+ * The GEMMs inside linear_cross_entropy and linear_token_loss, as calls of matmul: the kernel runs them, and binding
+ * offers them to a library, so that the LM head is as fast as any other GEMM.
  *
  * A chunk is the first, a middle one or the tail; those differ in rows and in whether dw is overwritten or added to. On
  * a GPU dw is two GEMMs, since a library is half as fast if the vocabulary is not a multiple of the tile. The workspace
@@ -13,7 +13,8 @@
 
 #include "ops/call.h"
 
-enum { RFI_HEAD_X, RFI_HEAD_W, RFI_HEAD_TARGETS, RFI_HEAD_INV_VALID, RFI_HEAD_DLOSS, RFI_HEAD_ACC };
+/* Operands; after the targets, linear_cross_entropy has inv_valid; the last two are the cotangent and acc. */
+enum { RFI_HEAD_X, RFI_HEAD_W, RFI_HEAD_TARGETS, RFI_HEAD_INV_VALID };
 enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_DW_REST, RFI_HEAD_PRODUCTS }; /* of one chunk */
 enum { RFI_HEAD_ALIGNED = 16 }; /* on a GPU, row strides in elements are multiples of this: full cache lines */
 enum { RFI_HEAD_TILE = 128 };   /* rows of dw */
@@ -42,6 +43,15 @@ typedef struct rfi_head {
   int64_t tiled;         /* rows of dw in its first GEMM; the rest, if any, is another GEMM */
   size_t nll, logits, w; /* bytes of the workspace's first parts; w: a copy with ld rows, or 0 */
 } rfi_head;
+
+static inline bool rfi_is_head(rfi_opcode code) {
+  return code == RFI_OP_linear_cross_entropy || code == RFI_OP_linear_token_loss;
+}
+
+/* The call is of linear_token_loss: a loss and a cotangent for each row, and no inv_valid. */
+static inline bool rfi_head_is_per_row(const rfi_call *c) { return c->n_in == 5; }
+static inline const rfi_arg *rfi_head_dloss(const rfi_call *c) { return &c->in[c->n_in - 2]; }
+static inline const rfi_arg *rfi_head_acc(const rfi_call *c) { return &c->in[c->n_in - 1]; }
 
 /* Parts of the workspace begin at multiples of RFI_ALIGNMENT. */
 static inline size_t rfi_head_round(size_t n) { return (n + 255) & ~(size_t)255; }
@@ -109,7 +119,7 @@ static inline void rfi_head_products(const rfi_call *c, const rfi_head *h, int64
     char *data = rows_of_dw > 0 ? c->out[2].data : NULL;
     rfi_arg part = rfi_head_matrix((char *)logits + v * (dtype == RFR_F32 ? 4 : 2), dtype, n, rows_of_dw, stride);
     rfi_arg dw = rfi_head_matrix(data ? data + v * h->C * 4 : NULL, RFR_F32, rows_of_dw, h->C, h->C);
-    rfi_head_product_init(&out[RFI_HEAD_DW + i], c, &part, true, &x, false, &dw, t > 0 || c->in[RFI_HEAD_ACC].data);
+    rfi_head_product_init(&out[RFI_HEAD_DW + i], c, &part, true, &x, false, &dw, t > 0 || rfi_head_acc(c)->data);
   }
 }
 

@@ -10,6 +10,9 @@
  *                            dx      = dlogits w
  *                            dw     += dlogitsT x                f32
  *
+ * linear_token_loss is the same with a loss and a cotangent for each row: these depend on the losses of other rows, so
+ * its backward is another call, which computes the logits again.
+ *
  * The backward can run in the same op because d loss is an operand. A library runs the GEMMs (head.h) if it supports
  * them, else the matmul kernel does. Chunks run in order, so dw is summed in row order for any number of threads.
  * Logits are not rounded to x's type: the op is closer to the exact loss than linear followed by cross_entropy, and its
@@ -66,8 +69,9 @@ static void rows(const rfi_call *call, int64_t begin, int64_t end, int part) {
   const chunk *k = (const chunk *)call;
   int64_t V = k->logits.type.shape[1];
   bool backward = call->out[1].data || call->out[2].data;
-  float inv_valid = *(const float *)call->in[RFI_HEAD_INV_VALID].data;
-  float scale = backward ? *(const float *)call->in[RFI_HEAD_DLOSS].data * inv_valid : 0;
+  const float *dloss = rfi_head_dloss(call)->data;
+  const bool per_row = rfi_head_is_per_row(call);
+  float scale = backward && !per_row ? *dloss * *(const float *)call->in[RFI_HEAD_INV_VALID].data : 0;
   double *nll = call->workspace;
   const float cap = (float)call->attr[2].f;
   for (int64_t i = begin; i < end; i++) {
@@ -78,15 +82,16 @@ static void rows(const rfi_call *call, int64_t begin, int64_t end, int part) {
     double lse = rfi_ce_lse(&k->logits, row, V);
     nll[k->t + i] = valid ? lse - rfi_read1(&k->logits, row + target) : 0;
     if (!backward) continue;
+    if (per_row) scale = dloss[k->t + i];
     rfi_ce_backward(&k->logits, row, &k->dlogits, i * k->dlogits.stride[0], V, valid, target, lse, scale, cap);
   }
 }
 
 static rfr_status run(const rfi_call *c) {
   const rfi_head h = rfi_head_make(c, 1);
-  if ((c->out[1].data || c->out[2].data) && !c->in[RFI_HEAD_DLOSS].data)
-    return rfi_fail(RFI_E_INTERNAL, "linear_cross_entropy: gradients need dloss");
-  if (h.T == 0 && c->out[2].data && !c->in[RFI_HEAD_ACC].data)
+  if ((c->out[1].data || c->out[2].data) && !rfi_head_dloss(c)->data)
+    return rfi_fail(RFI_E_INTERNAL, "a fused head: gradients need the cotangent of the loss");
+  if (h.T == 0 && c->out[2].data && !rfi_head_acc(c)->data)
     memset(c->out[2].data, 0, (size_t)(h.V * h.C) * sizeof(float));
   char *logits = (char *)c->workspace + h.nll, *scratch = logits + h.logits;
   for (int64_t t = 0; t < h.T; t += h.chunk) {
@@ -99,10 +104,16 @@ static rfr_status run(const rfi_call *c) {
     for (int i = RFI_HEAD_DX; i < RFI_HEAD_PRODUCTS; i++) RFI_TRY(run_product(c, &products[i], kind, i, scratch));
   }
   const double *nll = c->workspace;
+  const bool per_row = rfi_head_is_per_row(c);
+  float *loss = c->out[0].data;
   double sum = 0;
-  for (int64_t t = 0; t < h.T; t++) sum += nll[t];
-  if (c->out[0].data) *(float *)c->out[0].data = (float)(sum * *(const float *)c->in[RFI_HEAD_INV_VALID].data);
+  for (int64_t t = 0; loss && t < h.T; t++) {
+    if (per_row) loss[t] = (float)nll[t];
+    else sum += nll[t];
+  }
+  if (loss && !per_row) *loss = (float)(sum * *(const float *)c->in[RFI_HEAD_INV_VALID].data);
   return RFR_OK;
 }
 
 const rfi_kernel RFI_CPU(linear_cross_entropy) = {run, workspace};
+const rfi_kernel RFI_CPU(linear_token_loss) = {run, workspace};

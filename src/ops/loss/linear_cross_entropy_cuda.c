@@ -33,7 +33,9 @@ static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, cha
   char *scratch = logits + h->logits + h->w;
   rfi_head_products(c, h, t, logits, products);
   const rfi_arg *dlogits = &products[RFI_HEAD_DX].in[0];
-  const int backward = c->out[1].data || c->out[2].data;
+  const int backward = c->out[1].data || c->out[2].data, per_row = rfi_head_is_per_row(c);
+  const float *dloss = rfi_head_dloss(c)->data;
+  float *loss = c->out[0].data;
   const rfi_ce_rows rows = {.info = library_of(c, 0, 0)->device,
                             .rows = rfi_head_rows(h, t),
                             .V = h->V,
@@ -43,12 +45,14 @@ static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, cha
                             .cap = (float)c->attr[2].f,
                             .targets = (const int32_t *)c->in[RFI_HEAD_TARGETS].data + t,
                             .ignore = c->attr[0].i,
-                            .inv_valid = c->in[RFI_HEAD_INV_VALID].data,
-                            .dloss = backward ? c->in[RFI_HEAD_DLOSS].data : NULL,
+                            .inv_valid = per_row ? NULL : c->in[RFI_HEAD_INV_VALID].data,
+                            .dloss = backward ? dloss + (per_row ? t : 0) : NULL,
+                            .per_row = per_row,
                             .dlogits = backward ? dlogits->data : NULL,
                             .dlogits_type = dlogits->type.dtype,
                             .dlogits_ld = dlogits->stride[0],
-                            .nll = nll + t};
+                            .nll = per_row ? NULL : nll + t,
+                            .loss = per_row && loss ? loss + t : NULL};
   rfr_status s = run_product(c, &products[RFI_HEAD_LOGITS], kind, RFI_HEAD_LOGITS, scratch);
   if (s == RFR_OK) s = rfi_ce_rows_cuda(&rows, c->stream);
   if (s == RFR_OK && backward) s = rfi_ce_tails_cuda(&rows, h->ld, c->stream);
@@ -71,14 +75,15 @@ static rfr_status run(const rfr_call *c) {
   double *nll = c->workspace;
   char *logits = (char *)c->workspace + h.nll;
   rfr_status s = RFR_OK;
-  if (h.T == 0 && c->out[2].data && !c->in[RFI_HEAD_ACC].data)
+  if (h.T == 0 && c->out[2].data && !rfi_head_acc(c)->data)
     s = rfi_cuda_check(cudaMemsetAsync(c->out[2].data, 0, (size_t)(h.V * h.C) * sizeof(float), (cudaStream_t)c->stream),
                        "clearing a gradient");
   if (s == RFR_OK && h.w) s = copy_w(c, &h, logits + h.logits);
   for (int64_t t = 0; s == RFR_OK && t < h.T; t += h.chunk) s = run_chunk(c, &h, t, logits, nll);
-  if (s == RFR_OK && c->out[0].data)
+  if (s == RFR_OK && c->out[0].data && !rfi_head_is_per_row(c))
     s = rfi_ce_loss_cuda(nll, h.T, c->in[RFI_HEAD_INV_VALID].data, c->out[0].data, c->stream);
   return s;
 }
 
 const rfi_cuda_kernel RFI_CUDA(linear_cross_entropy) = {run, workspace};
+const rfi_cuda_kernel RFI_CUDA(linear_token_loss) = {run, workspace};

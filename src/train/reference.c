@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The reference of training on preferences: how much the model of step 0 prefers the chosen answer of each pair.
+ *
+ * A new adapter changes nothing, so with one the reference is the base model. The weights of step 0 can be loaded at
+ * any time, so the numbers are a cache: a file beside the cached tokens, named by a hash of the weights, the rows and
+ * the precision. A resumed run reads it, or computes the same numbers before it loads its checkpoint. No second model
+ * is in memory.
+ */
+#include "train/reference.h"
+
+#include <string.h>
+
+#include "base/base.h"
+#include "data/file.h"
+#include "nn/adapter.h"
+#include "text/row_dataset.h"
+#include "train/evaluate.h"
+#include "train/events.h"
+#include "train/host.h"
+
+#define SPLITS 2
+
+/* ---- the key ---- */
+
+/* First values of an adapter do not change the model. */
+static bool is_in_key(const rfr_run *run, const rfr_tensor *x) {
+  if (x->role != RFR_ROLE_TRAINABLE && x->role != RFR_ROLE_FROZEN) return false;
+  return !run->settings->adapter || run->settings->adapter_from || !rfi_adapter_has_name(x->name);
+}
+
+static rfr_status hash_weights(rfr_run *run, rfi_hasher *h) {
+  rfr_tensor x;
+  for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++) {
+    void *host;
+    if (!is_in_key(run, &x)) continue;
+    RFI_TRY(rfi_host_open(run, &x, RFI_HOST_READ, &host));
+    rfi_hasher_add(h, x.name, strlen(x.name) + 1);
+    rfi_hasher_add_u64(h, (uint64_t)x.type.dtype);
+    rfi_hasher_add(h, host, (size_t)x.bytes);
+    RFI_TRY(rfi_host_close(run, &x, RFI_HOST_READ, host, RFR_OK));
+  }
+  return RFR_OK;
+}
+
+static rfr_status find_key(rfr_run *run, rfi_hash *key) {
+  enum { VERSION = 1 };
+  const rfr_model_config *m = &run->settings->spec.model;
+  const rfi_hash data = rfi_dataset_get_stats(run->data)->hash;
+  rfi_hasher *h;
+  RFI_TRY(rfi_hasher_create(run->ctx, &h));
+  rfi_hasher_add(h, "reference", 9);
+  rfi_hasher_add_u64(h, VERSION);
+  rfi_hasher_add_u64(h, data.high);
+  rfi_hasher_add_u64(h, data.low);
+  rfi_hasher_add_u64(h, (uint64_t)m->dtype);
+  rfi_hasher_add_u64(h, m->router_narrow);
+  const rfr_status s = hash_weights(run, h);
+  *key = rfi_hasher_result(h);
+  rfi_hasher_destroy(h);
+  return s;
+}
+
+/* ---- the cache ---- */
+
+/* The file of a key, beside the first data file or in the folder data.cache; NULL: no cache. Free with rfi_free. */
+static rfr_status cache_path(const rfr_run *run, rfi_hash key, char **folder, char **path) {
+  const rfi_config *c = run->settings->config;
+  char name[64], digits[33], *file = NULL;
+  *folder = *path = NULL;
+  if (strcmp(c->data_cache, "none") == 0) return RFR_OK;
+  const rfi_dataset_stats *stats = rfi_dataset_get_stats(run->data);
+  const rfi_split split = stats->files[RFI_TRAIN] > 0 ? RFI_TRAIN : RFI_VALIDATION;
+  rfi_snprintf(name, sizeof name, "%s.reference", rfi_hash_format(digits, key));
+  rfr_status s = RFR_OK;
+  if (strcmp(c->data_cache, "auto") == 0) {
+    RFI_TRY(rfi_path_join(run->ctx, c->data_root, rfi_dataset_file(run->data, split, 0, NULL), &file));
+    char *slash = strrchr(file, '/');
+    if (slash) slash[1] = 0;
+    s = rfi_path_join(run->ctx, slash ? file : "", ".refrain", folder);
+    rfi_free(run->ctx, file);
+  } else {
+    s = rfi_path_join(run->ctx, "", c->data_cache, folder);
+  }
+  return s == RFR_OK ? rfi_path_join(run->ctx, *folder, name, path) : s;
+}
+
+static int64_t pairs_of(const rfr_run *run, int split) { return rfi_dataset_get_stats(run->data)->documents[split]; }
+
+/* The numbers of both splits, then their hash. */
+typedef struct stored {
+  float *x;
+  int64_t n;
+  size_t bytes;
+} stored;
+
+static rfr_status read_cache(rfr_run *run, const char *path, const stored *all, bool *found) {
+  char *data = NULL, kind;
+  size_t n;
+  rfi_hash hash;
+  *found = false;
+  rfr_status s = rfi_path_kind(path, &kind);
+  if (s == RFR_OK && kind == 'f') s = rfi_file_read(run->ctx, path, &data, &n);
+  if (s == RFR_NO_MEMORY || !data) return s == RFR_NO_MEMORY ? s : RFR_OK;
+  if (n == all->bytes + sizeof hash) {
+    memcpy(&hash, data + all->bytes, sizeof hash);
+    *found = rfi_hash_equal(hash, rfi_hash_bytes(data, all->bytes));
+  }
+  if (*found) memcpy(all->x, data, all->bytes);
+  rfi_free(run->ctx, data);
+  return RFR_OK;
+}
+
+/* A cache that cannot be written is a warning: a resume computes the numbers again. */
+static rfr_status write_cache(rfr_run *run, const char *folder, const char *path, const stored *all) {
+  char *data;
+  const rfi_hash hash = rfi_hash_bytes(all->x, all->bytes);
+  RFI_TRY(RFI_ALLOC(run->ctx, all->bytes + sizeof hash, &data));
+  memcpy(data, all->x, all->bytes);
+  memcpy(data + all->bytes, &hash, sizeof hash);
+  rfr_status s = rfi_dir_create(folder);
+  if (s == RFR_OK && strcmp(run->settings->config->data_cache, "auto") == 0) s = rfi_token_cache_hide(run->ctx, folder);
+  if (s == RFR_OK) s = rfi_file_write(run->ctx, path, data, all->bytes + sizeof hash);
+  rfi_free(run->ctx, data);
+  if (s == RFR_OK || s == RFR_NO_MEMORY) return s;
+  rfi_run_warn(run, "the reference of the pairs is not cached: %.400s", rfr_last_error()->message);
+  return RFR_OK;
+}
+
+/* ---- the numbers ---- */
+
+static rfr_status compute_split(rfr_run *run, rfi_split split, int32_t *pairs, float *losses) {
+  const rfi_settings *settings = run->settings;
+  int64_t windows, predicted = 0;
+  RFI_TRY(rfi_row_dataset_windows_once(run->data, split, &windows));
+  for (int64_t w = 0; w < windows; w += settings->eval_rows) {
+    if (rfi_stop_requested(run)) return rfi_fail(RFI_E_STOPPED, "stopped before the first step");
+    RFI_TRY(rfi_evaluate_pairs(run, split, w, pairs, losses, &predicted));
+    for (int64_t p = 0; p < rfi_most_pairs(settings->spec.eval_tokens); p++)
+      if (pairs[p] >= 0) run->reference[split][pairs[p]] = losses[2 * p + 1] - losses[2 * p];
+  }
+  return RFR_OK;
+}
+
+static rfr_status compute(rfr_run *run) {
+  const size_t most = (size_t)rfi_most_pairs(run->settings->spec.eval_tokens);
+  const double start = rfi_now();
+  char message[128];
+  int32_t *pairs = NULL;
+  float *losses = NULL;
+  rfr_status s;
+  RFI_GOTO(RFI_ALLOC(run->ctx, most * sizeof *pairs, &pairs));
+  RFI_GOTO(RFI_ALLOC(run->ctx, 2 * most * sizeof *losses, &losses));
+  for (int split = 0; split < SPLITS; split++) RFI_GOTO(compute_split(run, (rfi_split)split, pairs, losses));
+  rfi_snprintf(message, sizeof message, "computed the reference of %lld pairs",
+               (long long)(pairs_of(run, RFI_TRAIN) + pairs_of(run, RFI_VALIDATION)));
+  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
+fail:
+  rfi_free(run->ctx, pairs);
+  rfi_free(run->ctx, losses);
+  return s;
+}
+
+rfr_status rfi_reference_prepare(rfr_run *run) {
+  char *folder = NULL, *path = NULL;
+  bool found = false;
+  rfi_hash key;
+  rfr_status s;
+  if (!run->settings->spec.preference || !run->data || run->reference[RFI_TRAIN]) return RFR_OK;
+  stored all = {.n = pairs_of(run, RFI_TRAIN) + pairs_of(run, RFI_VALIDATION)};
+  all.bytes = (size_t)all.n * sizeof *all.x;
+  RFI_TRY(RFI_ALLOC(run->ctx, all.bytes + 1, &all.x));
+  run->reference[RFI_TRAIN] = all.x;
+  run->reference[RFI_VALIDATION] = all.x + pairs_of(run, RFI_TRAIN);
+  RFI_TRY(find_key(run, &key));
+  RFI_GOTO(cache_path(run, key, &folder, &path));
+  if (path) RFI_GOTO(read_cache(run, path, &all, &found));
+  if (!found) RFI_GOTO(compute(run));
+  if (!found && path) RFI_GOTO(write_cache(run, folder, path, &all));
+fail:
+  rfi_free(run->ctx, folder);
+  rfi_free(run->ctx, path);
+  return s;
+}
