@@ -154,6 +154,7 @@ endif()
 if(NOT RFR_SANITIZE)
   set(tools ${PROJECT_SOURCE_DIR}/tools)
   add_test(NAME include_direction COMMAND ${tools}/include-check ${PROJECT_SOURCE_DIR})
+  add_test(NAME op_index_current COMMAND ${tools}/make_op_index --check)
   add_test(NAME exported_symbols COMMAND ${tools}/export-check $<TARGET_FILE:refrain>
                                          ${PROJECT_SOURCE_DIR}/include/refrain)
   set(linked refrain)

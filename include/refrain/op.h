@@ -63,20 +63,25 @@ static inline rfr_attr rfr_attr_float(double f) {
 }
 
 enum {
-  RFR_OP_ROWS = 1 << 2,  /* the kernel takes operands of which only the last dimension is dense */
-  RFR_OP_ANY = 1 << 3,   /* the kernel takes operands with any strides */
-  RFR_OP_STATE = 1 << 4, /* writes state that outlives the step */
-  RFR_OP_HOST = 1 << 5,  /* has an effect that the host sees: keeps its order among such ops */
-  RFR_OP_RNG = 1 << 6,   /* addressed random numbers: the microbatch is part of its identity */
+  RFR_OP_VIEW = 1 << 1,   /* no kernel: the result is a view of operand 0, by rfr_op_desc.view */
+  RFR_OP_ROWS = 1 << 2,   /* the kernel takes operands of which only the last dimension is dense */
+  RFR_OP_ANY = 1 << 3,    /* the kernel takes operands with any strides */
+  RFR_OP_STATE = 1 << 4,  /* writes state that outlives the step */
+  RFR_OP_HOST = 1 << 5,   /* has an effect that the host sees: keeps its order among such ops */
+  RFR_OP_RNG = 1 << 6,    /* addressed random numbers: the microbatch is part of its identity */
+  RFR_OP_FORM = 1 << 8,   /* the result is operand 0 in another form: of a weight, still a weight. Views are too */
+  RFR_OP_STOP = 1 << 9,   /* no gradient passes, and that is no error */
+  RFR_OP_LOCAL = 1 << 10, /* the result lives for one reader: each reader gets an op of its own, just before it */
 };
 
-/* Input of a shape rule. Operands may have any type and shape: check before use. */
+/* Input of a shape rule. Operands may have any type and shape: check before use. Also the input of the rules for views
+ * and costs, whose types are checked already; there a dead result has rank -1. */
 typedef struct rfr_infer {
   const rfr_op *def;
   int n_in;
   const rfr_type *in; /* rank -1: absent */
   const rfr_attr *attr;
-  rfr_type *out; /* zeroed; the rule fills all of them */
+  rfr_type *out; /* a shape rule gets zeros and fills all of them */
   void *user;
 } rfr_infer;
 
@@ -126,13 +131,20 @@ typedef struct rfr_call {
  *   rfr_program_capture; a replay repeats the captured kernels without calling it. So it must not wait, allocate, use
  *   another stream, or read device memory, and values that change from step to step come from operands. */
 typedef rfr_status (*rfr_kernel_fn)(const rfr_call *call);
+/* For ops of which values of one operand decide how much of the counted work there is, as document offsets do. */
+typedef struct rfr_share {
+  int operand;                                            /* of rank 1 */
+  double (*of)(const rfr_call *call, const void *values); /* 0 to 1, for these values, which the host can read */
+} rfr_share;
 /* Bytes of workspace, from shapes. It is called at compile; data pointers say only whether an operand or a result is
  * there (not NULL). */
 typedef size_t (*rfr_workspace_fn)(const rfr_call *call);
 
 /* Strings are copied; all are in the notation of the library's own table:
- * operands    names in order; "b?" may be absent (RFR_NONE), "rest*" as the last takes any number.
- * results     names in order, one at least; "w1@w" is the next version of operand w in w's own
+ * operands    names in order; "b?" may be absent (RFR_NONE), "rest*" as the last takes any number, "by~" is
+ *             a float without a gradient.
+ * results     names in order, one at least; "lse!" may be infinite by definition; "w1@w" is the next version of
+ *             operand w in w's own
  *             storage and needs RFR_OP_STATE, unless w may be absent: "y@acc" of "x acc?" is
  *             y added onto acc when acc is given, and the fuse pass may give it.
  * attributes  name:type with b = 0/1, i = integer, f = double, t = dtype, s = shape. */
@@ -147,8 +159,13 @@ typedef struct rfr_op_desc {
   rfr_kernel_fn cpu;             /* NULL: compiling for the CPU fails with bind.no_kernel */
   rfr_workspace_fn cpu_workspace;
   double (*flops)(const rfr_infer *c); /* of a call, from the types, a multiply-add as two; NULL: 0, memory-bound */
-  void *user;                          /* for the callbacks; outlives the context */
-  rfr_kernel_fn cuda;                  /* launches the op on a GPU; NULL: compiling for one fails with bind.no_kernel */
+  double (*bytes)(const rfr_infer *c); /* read and written; NULL: each operand and result once */
+  rfr_share share;                     /* profiles count this share of the work; of NULL: all of it */
+  /* RFR_OP_VIEW: from the strides of operand 0, in elements, fills those of the result and adds to *offset what lies
+   * before its first element. Returns false if no strides express the view; recording it is an error then. */
+  bool (*view)(const rfr_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset);
+  void *user;         /* for the callbacks; outlives the context */
+  rfr_kernel_fn cuda; /* launches the op on a GPU; NULL: compiling for one fails with bind.no_kernel */
   rfr_workspace_fn cuda_workspace;
 } rfr_op_desc;
 RFR_API rfr_op_desc rfr_op_desc_default(void);

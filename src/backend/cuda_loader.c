@@ -19,6 +19,7 @@ static rfr_status load(rfr_ctx *ctx, const rfi_cuda_module **out) {
       .arena_alloc = rfi_arena_alloc,
       .device = rfi_ctx_device,
       .portable = rfi_ctx_cuda_portable,
+      .op_def = rfi_op_def_get,
       .outside_failed = rfi_outside_failed,
       .check_order = rfi_order_check,
   };

@@ -10,7 +10,6 @@
 
 #include "base/base.h"
 #include "exec/exec.h"
-#include "ops/cost.h"
 
 /* Names the failed op in an error of running the ops from `bound` on. */
 static rfr_status named(rfr_status s, const rfr_programs *p, const rfi_program *g, const rfi_bound *bound) {
@@ -43,17 +42,17 @@ static rfr_dtype first_float(const rfi_call *call) {
   return call->out[0].type.dtype;
 }
 
-/* The share of attention's work, counted by shapes, that documents or a cursor leave. The values may be on a device. */
+/* The share of an op's work, counted by shapes, that the values of an operand leave. They may be on a device. */
 static rfr_status read_share(rfr_programs *p, const rfi_opr *op, const rfi_call *call, double *share) {
-  const int operand = rfi_pairs_operand(op);
-  if (operand < 0) return RFR_OK;
-  const rfi_arg *x = &call->in[operand];
+  const rfi_share *rule = op->def->share;
+  if (!rule) return RFR_OK;
+  const rfi_arg *x = &call->in[rule->operand];
   const int64_t n = (x->type.shape[0] - 1) * x->stride[0] + 1;
   const size_t bytes = (size_t)n * (size_t)rfr_dtype_bits(x->type.dtype) / 8;
   void *values;
   RFI_TRY(rfi_alloc(p->ctx, bytes, &values));
   rfr_status s = p->backend->copy(p->device, values, x->data, bytes);
-  if (s == RFR_OK) *share = rfi_share_of_pairs(op, call, values);
+  if (s == RFR_OK) *share = rule->of(call, values);
   rfi_free(p->ctx, values);
   return s;
 }
@@ -66,7 +65,7 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
     double seconds;
     const double start = rfi_now();
     RFI_TRY(rfi_name_op(p->backend->run_timed(p->device, b, &seconds), g->trace, g->name, b->op));
-    const rfi_cost cost = rfi_op_cost(g->trace, op);
+    const rfi_cost cost = op->cost;
     double share = 1;
     RFI_TRY(read_share(p, op, &b->call, &share)); /* now: a later op may overwrite these values */
     times[i] =

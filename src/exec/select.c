@@ -8,8 +8,7 @@
 
 #include "base/base.h"
 #include "exec/exec.h"
-#include "ops/cost.h"
-#include "ops/grouped/pair.h"
+#include "ops/gemm.h"
 
 static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
   static _Alignas(64) unsigned char placeholder[64];
@@ -108,7 +107,7 @@ static rfi_exec_target target_of(const rfr_programs *p) {
 /* Reports the kernel of a grouped GEMM and the reason for it: there are several. */
 static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_report *report) {
   const rfi_opr *op = &t->ops[b->op];
-  if (!rfi_is_grouped_product(op->def->code)) return RFR_OK;
+  if (!rfi_is_grouped_gemm(op->def, &b->call)) return RFR_OK;
   return rfi_report_line(report, "kernel: op %d %s%s%s on %s%s%s", b->op, op->def->name, op->scope[0] ? " in " : "",
                          op->scope, b->kernel, b->why ? ": " : "", b->why ? b->why : "");
 }
@@ -120,7 +119,7 @@ rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report 
   RFI_TRY(rfi_select_ops(&m, t, program->bound, &program->n_bound));
   for (int i = 0; i < program->n_bound; i++) {
     const rfi_opr *op = &t->ops[program->bound[i].op];
-    const double flops = rfi_op_cost(t, op).flops;
+    const double flops = op->cost.flops;
     program->flops += flops;
     if (op->clone_of >= 0) program->recomputed_flops += flops;
     if (op->phase == RFR_PHASE_LOAD) program->n_load = i + 1;

@@ -24,10 +24,15 @@ _Static_assert(offsetof(registered, def) == sizeof(rfi_owned), "the definition f
 
 /* ---- what the definition calls ---- */
 
+static rfi_infer with_user(const rfi_infer *c) {
+  rfi_infer own = *c;
+  own.user = c->def->outside->user;
+  return own;
+}
+
 static rfr_status infer(const rfi_infer *c) {
-  rfr_infer with_user = *c;
-  with_user.user = c->def->outside->user;
-  const char *wrong = c->def->outside->shape(&with_user);
+  const rfi_infer own = with_user(c);
+  const char *wrong = c->def->outside->shape(&own);
   if (wrong) return rfi_fail(RFI_E_TRACE_SHAPE, "%s", wrong);
   for (int j = 0; j < c->def->n_results; j++) {
     rfr_type *y = &c->out[j];
@@ -41,6 +46,21 @@ static rfr_status infer(const rfi_infer *c) {
     for (int d = y->rank; d < RFR_MAX_RANK; d++) y->shape[d] = 0; /* types are compared as bytes */
   }
   return RFR_OK;
+}
+
+static double flops(const rfi_infer *c) {
+  const rfi_infer own = with_user(c);
+  return c->def->outside->flops(&own);
+}
+
+static double bytes(const rfi_infer *c) {
+  const rfi_infer own = with_user(c);
+  return c->def->outside->bytes(&own);
+}
+
+static bool view(const rfi_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset) {
+  const rfi_infer own = with_user(c);
+  return c->def->outside->view(&own, stride, y_stride, offset);
 }
 
 /* The gradient of operand k, cast to the type that the rest of the backward expects. */
@@ -133,7 +153,7 @@ static rfr_status split(const char *field, const char *text, const char *ends, i
       return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.%s: \"%.*s\" is not a name of at most 15 bytes", field,
                       (int)(w.n < 80 ? w.n : 80), s);
     for (int i = 0; i < *n; i++)
-      if (words_equal((word){words[i].s, strcspn(words[i].s, " ?*@:")}, (word){s, name}))
+      if (words_equal((word){words[i].s, strcspn(words[i].s, " ?*~!@:")}, (word){s, name}))
         return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.%s: \"%.*s\" is given twice", field, (int)name, s);
     words[(*n)++] = w;
     s += w.n;
@@ -142,13 +162,14 @@ static rfr_status split(const char *field, const char *text, const char *ends, i
 
 static rfr_status check_operands(const rfr_op_desc *d, word *in, int *n_in) {
   bool acc = false;
-  RFI_TRY(split("operands", d->operands, "?*", RFI_MAX_NAMES, in, n_in));
+  RFI_TRY(split("operands", d->operands, "?*~", RFI_MAX_NAMES, in, n_in));
   for (int i = 0; i < *n_in; i++) {
-    size_t name = strcspn(in[i].s, " ?*");
-    bool rest = in[i].n == name + 1 && in[i].s[name] == '*';
+    size_t name = strcspn(in[i].s, " ?*~"), end = in[i].n - (in[i].s[in[i].n - 1] == '~');
+    bool rest = end == name + 1 && in[i].s[name] == '*';
     acc = acc || words_equal((word){in[i].s, name}, (word){"acc", 3});
-    if (in[i].n > name + 1 || (rest && (i + 1 < *n_in || acc)))
-      return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.operands: \"%.*s\": one ? or * ends a word; * the last, without acc",
+    if (end > name + 1 || (rest && (i + 1 < *n_in || acc)))
+      return rfi_fail(RFI_E_ARGUMENT,
+                      "rfr_op_desc.operands: \"%.*s\": one ? or *, then ~, may end a word; * the last, without acc",
                       (int)in[i].n, in[i].s);
   }
   return RFR_OK;
@@ -159,20 +180,20 @@ static rfr_status check_results(const rfr_op_desc *d, const word *in, int n_in) 
   bool versions = false;
   unsigned used = 0;
   int n;
-  RFI_TRY(split("results", d->results, "@", RFI_MAX_NAMES, out, &n));
+  RFI_TRY(split("results", d->results, "@!", RFI_MAX_NAMES, out, &n));
   if (n == 0) return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.results: an op needs at least one result");
   for (int j = 0; j < n; j++) {
-    size_t name = strcspn(out[j].s, " @");
-    if (name == out[j].n) continue;
+    size_t name = strcspn(out[j].s, " @!");
+    if (name == out[j].n || (name + 1 == out[j].n && out[j].s[name] == '!')) continue;
     word of = {out[j].s + name + 1, out[j].n - name - 1};
     int k = 0;
-    while (k < n_in && !words_equal((word){in[k].s, strcspn(in[k].s, " ?")}, of)) k++;
+    while (k < n_in && !words_equal((word){in[k].s, strcspn(in[k].s, " ?~")}, of)) k++;
     if (k == n_in || used & 1u << k)
       return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.results: \"%.*s\" names no operand whose storage is free",
                       (int)out[j].n, out[j].s);
     used |= 1u << k;
     versions = true;
-    if (!(d->flags & RFR_OP_STATE) && in[k].s[in[k].n - 1] != '?')
+    if (!(d->flags & RFR_OP_STATE) && !memchr(in[k].s, '?', in[k].n))
       return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.flags: \"%.*s\" always writes its operand: RFR_OP_STATE is missing",
                       (int)out[j].n, out[j].s);
   }
@@ -200,7 +221,9 @@ static rfr_status check_attributes(const rfr_op_desc *d) {
 }
 
 static rfr_status check(const rfr_ctx *ctx, const rfr_op_desc *d) {
-  const unsigned known = RFR_OP_ROWS | RFR_OP_ANY | RFR_OP_STATE | RFR_OP_HOST | RFR_OP_RNG;
+  const unsigned known = RFR_OP_VIEW | RFR_OP_ROWS | RFR_OP_ANY | RFR_OP_STATE | RFR_OP_HOST | RFR_OP_RNG |
+                         RFR_OP_FORM | RFR_OP_STOP | RFR_OP_LOCAL;
+  const unsigned effects = RFR_OP_STATE | RFR_OP_HOST | RFR_OP_RNG;
   word in[RFI_MAX_NAMES];
   int n_in;
   if (d->size != sizeof *d)
@@ -212,8 +235,16 @@ static rfr_status check(const rfr_ctx *ctx, const rfr_op_desc *d) {
   if (!d->shape) return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.shape: every op has a shape rule");
   if (d->gradient && d->flags & (RFR_OP_STATE | RFR_OP_HOST))
     return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.gradient: an op with effects has none");
+  if (d->gradient && d->flags & RFR_OP_STOP)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.gradient: an op with RFR_OP_STOP has none");
+  if (!d->view == ((d->flags & RFR_OP_VIEW) != 0))
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.view: an op with RFR_OP_VIEW has one, any other has none");
+  if (d->flags & RFR_OP_VIEW && (d->flags & effects || d->cpu || d->cuda))
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.flags: a view has neither effects nor kernels");
   RFI_TRY(check_operands(d, in, &n_in));
   RFI_TRY(check_results(d, in, n_in));
+  if (d->share.of && (d->share.operand < 0 || d->share.operand >= n_in))
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_op_desc.share: the op has no operand %d", d->share.operand);
   return check_attributes(d);
 }
 
@@ -238,7 +269,10 @@ rfr_status rfr_op_register(rfr_ctx *ctx, const rfr_op_desc *desc, const rfr_op *
                                     .gradient = desc->gradient,
                                     .cpu = {desc->cpu, desc->cpu_workspace},
                                     .cuda = {desc->cuda, desc->cuda_workspace},
+                                    .view = desc->view,
                                     .flops = desc->flops,
+                                    .bytes = desc->bytes,
+                                    .share = desc->share,
                                     .user = desc->user};
   r->def.code = RFI_OP_COUNT;
   r->def.name = r->name;
@@ -246,6 +280,10 @@ rfr_status rfr_op_register(rfr_ctx *ctx, const rfr_op_desc *desc, const rfr_op *
   r->def.flags = desc->flags | (desc->gradient ? RFI_GRAD : 0);
   r->def.infer = infer;
   r->def.grad = desc->gradient ? grad : NULL;
+  r->def.view = desc->view ? view : NULL;
+  r->def.flops = desc->flops ? flops : NULL;
+  r->def.bytes = desc->bytes ? bytes : NULL;
+  r->def.share = desc->share.of ? &r->outside.share : NULL;
   r->def.outside = &r->outside;
   rfi_op_def_parse(desc->operands ? desc->operands : "", desc->results ? desc->results : "",
                    desc->attributes ? desc->attributes : "", &r->def);

@@ -82,10 +82,7 @@ static bool counts(const autodiff *a, const rfi_opr *op) {
 }
 
 /* Float operands that no rule differentiates. A weight that reaches the loss only through them counts as unreached. */
-static bool is_given(const rfi_opr *op, int k) {
-  return (op->def->code == RFI_OP_scale && k == 1) || (op->def->code == RFI_OP_cross_entropy && k == 2) ||
-         (op->def->code == RFI_OP_cotangent && k == 1);
-}
+static bool is_given(const rfi_opr *op, int k) { return k < op->def->n_operands && op->def->given[k]; }
 
 static rfr_status sweep(autodiff *a, const rfr_trace *t) {
   for (int v = 0; v < t->n_values; v++)
@@ -95,14 +92,13 @@ static rfr_status sweep(autodiff *a, const rfr_trace *t) {
     const rfi_opr *op = &t->ops[i];
     bool any = false;
     for (int k = 0; k < op->n_in; k++) any = any || (op->in[k] >= 0 && a->influenced[op->in[k]]);
-    if (op->def->code == RFI_OP_detach || op->def->code == RFI_OP_gradient) any = false;
+    if (op->def->flags & RFI_STOP) any = false;
     if (a->everything && !op->def->grad) any = false;
     for (int j = 0; j < op->n_out; j++) {
       if (op->out[j] < 0) continue;
       a->influenced[op->out[j]] = any && is_float(t, op->out[j]);
-      a->weight[op->out[j]] = op->n_in > 0 && op->in[0] >= 0 && a->weight[op->in[0]] &&
-                              ((op->def->flags & RFI_VIEW) || op->def->code == RFI_OP_cast ||
-                               op->def->code == RFI_OP_all_gather);
+      a->weight[op->out[j]] =
+          op->n_in > 0 && op->in[0] >= 0 && a->weight[op->in[0]] && (op->def->flags & (RFI_VIEW | RFI_FORM));
     }
   }
   a->needed[a->loss] = true;

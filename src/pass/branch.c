@@ -12,20 +12,18 @@
 #include "pass/branch.h"
 
 #include "base/base.h"
-#include "ops/cost.h"
 
 /* About a microsecond on the largest device; a launch takes two. */
 enum { MOST_FLOPS = 1 << 29, MOST_BYTES = 4 << 20 };
 
-static bool is_small(const rfr_trace *t, const rfi_opr *op, int64_t workspace) {
-  const rfi_cost cost = rfi_op_cost(t, op);
-  return cost.flops <= MOST_FLOPS && cost.bytes + (double)workspace <= MOST_BYTES;
+static bool is_small(const rfi_opr *op, int64_t workspace) {
+  return op->cost.flops <= MOST_FLOPS && op->cost.bytes + (double)workspace <= MOST_BYTES;
 }
 
 static bool is_side_op(const rfr_trace *t, int i, const int64_t *workspace) {
   const rfi_opr *op = &t->ops[i];
   return op->phase == RFR_PHASE_WGRAD && !(op->def->flags & (RFI_VIEW | RFI_HOST | RFI_COLLECTIVE)) &&
-         is_small(t, op, workspace[i]);
+         is_small(op, workspace[i]);
 }
 
 /* Per storage: the interval, from one wait to the next, in which a side op last read or wrote it. */

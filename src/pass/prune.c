@@ -149,7 +149,7 @@ static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) 
 static int hoisted(const rfr_trace *t, const cse *c, const uint8_t *depends, int i) {
   const rfi_opr *op = &t->ops[i];
   if (c->gone[i] || op->n_out == 0 || op->out[0] < 0 || !mergeable(op)) return -1;
-  if (op->def->code == RFI_OP_dequantize) return -1;
+  if (op->def->flags & RFI_LOCAL) return -1;
   int d = depends[op->out[0]];
   if (d == DEPENDS_FROZEN) return RFR_PHASE_LOAD; /* views too: they need no kernel */
   if (d == DEPENDS_WEIGHT && c->split_phases) return RFR_PHASE_SETUP;

@@ -9,7 +9,7 @@
 
 static bool is_dequantized(const rfr_trace *t, const rfi_uses *uses, rfr_value v) {
   const int op = v < 0 ? -1 : t->values[v].op;
-  return op >= 0 && t->ops[op].def->code == RFI_OP_dequantize && !uses[v].output;
+  return op >= 0 && (t->ops[op].def->flags & RFI_LOCAL) && !uses[v].output;
 }
 
 /* Copies op i, after dequantize ops for its operands. */

@@ -106,9 +106,8 @@ static bool is_step_scoped(const rfr_trace *t, const rfi_value *x, bool split_ph
   return phase != RFR_PHASE_LOAD && !(split_phases && phase == RFR_PHASE_SETUP);
 }
 
-static void find_costs(rfi_recompute_model *m, bool split_phases) {
+static void find_bytes(rfi_recompute_model *m, bool split_phases) {
   const rfr_trace *t = m->t;
-  for (int i = 0; i < t->n_ops; i++) m->cost[i] = rfi_op_cost(t, &t->ops[i]);
   for (rfr_value v = 0; v < t->n_values; v++) {
     const rfi_value *x = &t->values[v];
     if (x->base == v && is_step_scoped(t, x, split_phases)) m->bytes[v] = rfi_storage_bytes(&x->type);
@@ -140,10 +139,9 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * values * sizeof *m->clone_last, &m->clone_last));
   RFI_GOTO(RFI_ALLOC(t->ctx, ((1 + RFI_LATES) * ops + 1) * sizeof *m->live, &m->live));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->bytes, &m->bytes));
-  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->cost, &m->cost));
   find_roots(m);
   find_candidates(m, o);
-  find_costs(m, o->split_phases);
+  find_bytes(m, o->split_phases);
   if (o->workspace) RFI_GOTO(o->workspace(o->user, t, m->workspace));
   return RFR_OK;
 fail:
@@ -154,10 +152,9 @@ fail:
 void rfi_recompute_model_deinit(rfi_recompute_model *m) {
   if (!m->t) return;
   rfr_ctx *ctx = m->t->ctx;
-  void *const owned[] = {m->late,   m->can,  m->gone,        m->read_late,  m->read_later,
-                         m->chosen, m->root, m->overwritten, m->workspace,  m->time,
-                         m->first,  m->last, m->clone_first, m->clone_last, m->start,
-                         m->rank,   m->live, m->bytes,       m->cost};
+  void *const owned[] = {m->late,        m->can,         m->gone,      m->read_late, m->read_later, m->chosen,
+                         m->root,        m->overwritten, m->workspace, m->time,      m->first,      m->last,
+                         m->clone_first, m->clone_last,  m->start,     m->rank,      m->live,       m->bytes};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) rfi_free(ctx, owned[i]);
   *m = (rfi_recompute_model){0};
 }
@@ -343,8 +340,8 @@ rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
   c.peak = sum_live(m, c.clones, level, (m->copies - 1) * c.across, &c.area);
   for (int i = 0; i < n_clones(m); i++) {
     if (!is_made(m, i)) continue;
-    c.flops += m->cost[op_of(m, i)].flops;
-    c.bytes += m->cost[op_of(m, i)].bytes;
+    c.flops += m->t->ops[op_of(m, i)].cost.flops;
+    c.bytes += m->t->ops[op_of(m, i)].cost.bytes;
   }
   return c;
 }
@@ -408,7 +405,7 @@ static rfr_status report_clone(const writer *w, int c) {
     if (m->last[op->out[j]] > from) from = m->last[op->out[j]];
     if (shown == RFR_NONE) shown = op->out[j];
   }
-  rfi_cost cost = m->cost[i];
+  const rfi_cost cost = m->t->ops[i].cost;
   if (c != i)
     return rfi_report_line(w->report, "recomputed for wgrad: %%%d %s%s%s: +%.0f bytes moved, +%.0f FLOPs", shown,
                            op->def->name, op->scope[0] ? " in " : "", op->scope, cost.bytes, cost.flops);

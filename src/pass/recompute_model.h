@@ -7,7 +7,6 @@
 
 #include <limits.h>
 
-#include "ops/cost.h"
 #include "pass/pass.h"
 
 enum { RFI_NEVER = INT_MAX };
@@ -37,7 +36,6 @@ typedef struct rfi_recompute_model {
   bool *read_later; /* per op: an op of RFI_LATER reads a result */
   int64_t *workspace;
   int64_t *bytes; /* per value: bytes of its own step-scoped storage, 0: none */
-  rfi_cost *cost; /* per op */
   bool *chosen;   /* per clone: the choice; an unread clone is not made. Without a clone of its own, RFI_LATER reads
                      RFI_LATE's clone, else the original */
   int lates;      /* 1 for a single program, else RFI_LATES */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The op table of ops.def, parsed once per process into constant definitions. The
- * shape and gradient rules are found by name (rfi_infer_NAME, rfi_grad_NAME): an op
- * needs a row and its files, and no other list. Registered ops belong to a context and are
- * found through it.
+ * The op table of ops.def, parsed once per process into constant definitions. The rules of an
+ * op are found by name (rfi_infer_NAME, rfi_grad_NAME, ...): an op needs a row and its files,
+ * and no other list. Registered ops belong to a context and are found through it.
  */
 #include <pthread.h>
 #include <string.h>
@@ -11,9 +10,20 @@
 #include "base/base.h"
 #include "trace/trace.h"
 
-#define RFI_OP(name, family, operands, results, attributes, flags)       \
-  rfr_status rfi_infer_##name(const rfi_infer *c) __attribute__((weak)); \
-  rfr_status rfi_grad_##name(rfi_grad *g) __attribute__((weak));
+typedef rfr_status rfi_infer_fn(const rfi_infer *c);
+typedef rfr_status rfi_grad_fn(rfi_grad *g);
+typedef bool rfi_view_fn(const rfi_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset);
+typedef void rfi_gemm_fn(const rfi_infer *c, rfi_gemm_desc *d);
+typedef double rfi_cost_fn(const rfi_infer *c);
+
+#define RFI_OP(name, family, operands, results, attributes, flags) \
+  extern rfi_infer_fn rfi_infer_##name __attribute__((weak));      \
+  extern rfi_grad_fn rfi_grad_##name __attribute__((weak));        \
+  extern rfi_view_fn rfi_view_##name __attribute__((weak));        \
+  extern rfi_gemm_fn rfi_gemm_##name __attribute__((weak));        \
+  extern rfi_cost_fn rfi_flops_##name __attribute__((weak));       \
+  extern rfi_cost_fn rfi_bytes_##name __attribute__((weak));       \
+  extern const rfi_share rfi_share_##name __attribute__((weak));
 #include "ops/ops.def"
 #undef RFI_OP
 
@@ -25,17 +35,36 @@ enum {
   STATE = RFI_STATE,
   HOST = RFI_HOST,
   COLLECTIVE = RFI_COLLECTIVE,
-  RNG = RFI_RNG
+  RNG = RFI_RNG,
+  FORM = RFI_FORM,
+  STOP = RFI_STOP,
+  LOCAL = RFI_LOCAL
 };
 
 static const struct row {
   const char *name, *family, *operands, *results, *attributes;
   unsigned flags;
-  rfr_status (*infer)(const rfi_infer *c);
-  rfr_status (*grad)(rfi_grad *g);
+  rfi_infer_fn *infer;
+  rfi_grad_fn *grad;
+  rfi_view_fn *view;
+  rfi_gemm_fn *gemm;
+  rfi_cost_fn *flops, *bytes;
+  const rfi_share *share;
 } rows[RFI_OP_COUNT] = {
 #define RFI_OP(name, family, operands, results, attributes, flags) \
-  {#name, #family, operands, results, attributes, flags, rfi_infer_##name, rfi_grad_##name},
+  {#name,                                                          \
+   #family,                                                        \
+   operands,                                                       \
+   results,                                                        \
+   attributes,                                                     \
+   flags,                                                          \
+   rfi_infer_##name,                                               \
+   rfi_grad_##name,                                                \
+   rfi_view_##name,                                                \
+   rfi_gemm_##name,                                                \
+   rfi_flops_##name,                                               \
+   rfi_bytes_##name,                                               \
+   &rfi_share_##name},
 #include "ops/ops.def"
 #undef RFI_OP
 };
@@ -65,20 +94,30 @@ static int operand_index(const rfi_op_def *d, const char *name) {
   return -1;
 }
 
+int rfi_attr_find(const rfi_op_def *d, const char *name) {
+  for (int i = 0; i < d->n_attrs; i++)
+    if (strcmp(d->attr[i], name) == 0) return i;
+  return -1;
+}
+
 void rfi_op_def_parse(const char *operands, const char *results, const char *attributes, rfi_op_def *d) {
   char word[40];
   const char *s = operands;
   while (next_word(&s, word, sizeof word)) {
-    size_t n = strlen(word);
-    if (word[n - 1] == '*') d->variadic = true;
-    d->optional[d->n_operands] = word[n - 1] == '?';
-    if (word[n - 1] == '*' || word[n - 1] == '?') word[n - 1] = 0;
-    else d->n_required = d->n_operands + 1;
-    keep_name(d->operand[d->n_operands++], word);
+    const size_t n = strcspn(word, "?*~");
+    const int k = d->n_operands++;
+    d->optional[k] = strchr(word + n, '?');
+    d->given[k] = strchr(word + n, '~');
+    d->variadic = d->variadic || strchr(word + n, '*');
+    if (!strpbrk(word + n, "?*")) d->n_required = k + 1;
+    word[n] = 0;
+    keep_name(d->operand[k], word);
   }
   for (s = results; next_word(&s, word, sizeof word); d->n_results++) {
-    char *at = strchr(word, '@');
+    char *at = strchr(word, '@'), *infinite = strchr(word, '!');
     if (at) *at = 0;
+    if (infinite) *infinite = 0;
+    d->infinite[d->n_results] = infinite;
     d->alias[d->n_results] = at ? operand_index(d, at + 1) : -1;
     keep_name(d->result[d->n_results], word);
   }
@@ -98,6 +137,11 @@ static void parse_table(void) {
     defs[i].flags = rows[i].flags;
     defs[i].infer = rows[i].infer;
     defs[i].grad = rows[i].flags & RFI_GRAD ? rows[i].grad : NULL;
+    defs[i].view = rows[i].view;
+    defs[i].gemm = rows[i].gemm;
+    defs[i].flops = rows[i].flops;
+    defs[i].bytes = rows[i].bytes;
+    defs[i].share = rows[i].share;
     rfi_op_def_parse(rows[i].operands, rows[i].results, rows[i].attributes, &defs[i]);
   }
 }

@@ -125,7 +125,7 @@ int64_t rfr_trace_sites(const rfr_trace *t) {
   int64_t n = 0;
   for (int i = 0; t && i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    const int site = rfi_is_random(op) ? rfi_attr_index(op->def, "site") : -1;
+    const int site = rfi_is_random(op) ? rfi_attr_find(op->def, "site") : -1;
     if (site >= 0 && op->attr[site].i >= n) n = op->attr[site].i + 1;
   }
   return n;
@@ -320,11 +320,6 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
     if (types[j].rank >= 0 && !type_fits(&types[j]))
       return rfi_fail(RFI_E_OVERFLOW, "the size of result %s overflows", def->result[j]);
   if (!rfi_arena_grow(t->arena, (void **)&t->ops, &t->cap_ops, t->n_ops + 1, sizeof *t->ops)) return RFR_NO_MEMORY;
-  if (def->outside && def->outside->flops) {
-    c.user = def->outside->user;
-    op.flops = def->outside->flops(&c);
-    if (!(op.flops >= 0)) return rfi_fail(RFI_E_ARGUMENT, "its cost callback returned a negative count or NaN");
-  }
   int first = t->n_values;
   for (int j = 0; j < op.n_out; j++) {
     op.out[j] = RFR_NONE;
@@ -339,6 +334,9 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
     t->values[op.out[j]].op = t->n_ops;
     t->values[op.out[j]].result = (int16_t)j;
   }
+  for (int j = 0; j < op.n_out; j++)
+    if (op.out[j] == RFR_NONE) types[j].rank = -1;
+  RFI_TRY(rfi_op_cost(&c, &op.cost));
   const int chain = rfi_chain(def);
   op.token_in = chain < 0 ? -1 : t->last_token[chain];
   if (chain >= 0) t->last_token[chain] = t->n_ops;

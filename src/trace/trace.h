@@ -40,16 +40,42 @@ typedef enum rfi_opcode {
 
 enum {
   RFI_GRAD = 1 << 0,
-  RFI_VIEW = 1 << 1,
+  RFI_VIEW = RFR_OP_VIEW,
   RFI_ROWS = RFR_OP_ROWS,
   RFI_ANY = RFR_OP_ANY,
   RFI_STATE = RFR_OP_STATE,
   RFI_HOST = RFR_OP_HOST,
   RFI_RNG = RFR_OP_RNG,
   RFI_COLLECTIVE = 1 << 7,
+  RFI_FORM = RFR_OP_FORM,
+  RFI_STOP = RFR_OP_STOP,
+  RFI_LOCAL = RFR_OP_LOCAL,
 };
 
 typedef struct rfi_grad rfi_grad;
+typedef rfr_share rfi_share;
+
+/* The dimension that each group gives: none, M or K; the description has its largest value. */
+typedef enum rfi_gemm_varies { RFI_GEMM_FIXED, RFI_GEMM_VARIES_M, RFI_GEMM_VARIES_K } rfi_gemm_varies;
+
+/* An op as one GEMM: what costs, backends and their libraries need to know of it. An op describes itself by its rule
+ * rfi_gemm_NAME. Operands are given by index; -1: the op has none, or it is absent. */
+typedef struct rfi_gemm_desc {
+  int64_t batch, M, N, K; /* y (batch, M, N) = op(a) (batch, M, K) op(b) (batch, K, N) */
+  int a, b, bias, acc;
+  bool ta, tb;
+  rfi_gemm_varies varies; /* unless FIXED, rows offsets[g] ... offsets[g+1] - 1 of a belong to group g */
+  int offsets;
+  int separate; /* the first of separate b, one for each group */
+} rfi_gemm_desc;
+
+static inline double rfi_gemm_flops(const rfi_gemm_desc *d) {
+  return 2 * (double)d->K * ((double)d->batch * (double)d->M * (double)d->N);
+}
+
+static inline rfi_gemm_desc rfi_gemm_desc_make(void) {
+  return (rfi_gemm_desc){.batch = 1, .a = 0, .b = 1, .bias = -1, .acc = -1, .offsets = -1, .separate = -1};
+}
 
 typedef struct rfi_kernel {
   rfr_kernel_fn run;
@@ -65,7 +91,9 @@ struct rfr_op {
   int n_operands; /* named ones, the variadic tail included */
   int n_required; /* leading operands that must be given: index of the last required one, plus 1 */
   bool optional[RFI_MAX_NAMES];
-  bool variadic; /* the last name takes all further operands, possibly none */
+  bool given[RFI_MAX_NAMES];    /* operands that have no gradient */
+  bool infinite[RFI_MAX_NAMES]; /* results that may be infinite by definition */
+  bool variadic;                /* the last name takes all further operands, possibly none */
   int n_results, n_attrs;
   char operand[RFI_MAX_NAMES][16];
   char result[RFI_MAX_NAMES][16];
@@ -77,13 +105,25 @@ struct rfr_op {
   rfr_status (*infer)(const rfi_infer *c);
   /* Gradient rule; NULL: none. */
   rfr_status (*grad)(rfi_grad *g);
-  /* Registered ops only: the two functions above call these, with `user`. */
+  /* Views: strides and offset of the result, in elements of the base. False: no strides express it. */
+  bool (*view)(const rfi_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset);
+  /* Describes the op as one GEMM, from its types; NULL: it is none. */
+  void (*gemm)(const rfi_infer *c, rfi_gemm_desc *d);
+  /* FLOPs, and bytes read and written, from the types; a dead result has rank -1. NULL: those of its GEMM, or 0; each
+   * operand read once, each result written once. */
+  double (*flops)(const rfi_infer *c);
+  double (*bytes)(const rfi_infer *c);
+  const rfi_share *share; /* NULL: shapes alone decide how much work there is */
+  /* Registered ops only: the functions above call these, with `user`. */
   const struct rfi_outside {
     rfr_ctx *ctx;
     const char *(*shape)(const rfr_infer *c);
     void (*gradient)(rfr_grad *g);
+    bool (*view)(const rfr_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset);
     rfi_kernel cpu, cuda; /* run is NULL: none */
     double (*flops)(const rfr_infer *c);
+    double (*bytes)(const rfr_infer *c);
+    rfi_share share;
     void *user;
   } * outside;
 };
@@ -119,6 +159,11 @@ typedef struct rfi_value {
   rfr_source at;
 } rfi_value;
 
+typedef struct rfi_cost {
+  double flops; /* of GEMMs and attention, a multiply-add counts 2; 0 for memory-bound ops */
+  double bytes; /* operands read once, results written once, as with perfect caches; 0 for views */
+} rfi_cost;
+
 typedef struct rfi_opr {
   const rfi_op_def *def;
   int n_in, n_out;
@@ -130,9 +175,9 @@ typedef struct rfi_opr {
   int32_t microbatch;   /* -1: once per step */
   int32_t token_in;     /* previous op of its chain, -1: none */
   int32_t clone_of;     /* op that this one recomputes, -1: none */
-  double flops;         /* registered ops only: from their callback */
-  const char *scope;    /* "" or "layer3.attention" */
-  const char *reason;   /* comment of a pass, "" or text */
+  rfi_cost cost;
+  const char *scope;  /* "" or "layer3.attention" */
+  const char *reason; /* comment of a pass, "" or text */
   rfr_source at;
 } rfi_opr;
 
@@ -171,6 +216,10 @@ static inline int rfi_trace_size(const rfr_trace *t) { return 1 + t->n_values + 
 /* rfr_trace_finish or rfr_trace_parse succeeded, and nothing was recorded since. */
 static inline bool rfi_trace_is_finished(const rfr_trace *t) { return t->finished_at == rfi_trace_size(t); }
 
+/* FLOPs and bytes of an op, from its types. Errors: argument, for a registered op's negative count. */
+rfr_status rfi_op_cost(const rfi_infer *c, rfi_cost *out);
+/* The index of an attribute, by name; -1: there is none. */
+int rfi_attr_find(const rfi_op_def *d, const char *name);
 /* Attributes of two ops of one definition; `hash` continues with those of `op`. */
 bool rfi_attr_equal(char type, const rfi_attr *a, const rfi_attr *b);
 bool rfi_attrs_equal(const rfi_opr *a, const rfi_opr *b);
@@ -193,8 +242,8 @@ bool rfi_trace_records(const rfr_trace *t);
 /* Latches an error in the trace and returns RFR_NONE; the message gets the source line and op. */
 rfr_value rfi_trace_fail(rfr_trace *t, rfr_source at, const char *op, int error, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
-/* View rule: fills stride, offset and base of `y` from `x`; false when no strides can
- * express it (reshape of a transposed value): the caller records a copy first. */
+/* Fills stride, offset and base of a view `y`, whose type is known, from `x`; false when no strides can express it
+ * (reshape of a transposed value): the caller records a copy first. */
 bool rfi_view(const rfi_op_def *def, const rfi_value *x, const rfi_attr *attr, rfi_value *y);
 void rfi_dense_strides(rfi_value *v);
 bool rfi_is_dense(const rfi_value *v);
@@ -217,18 +266,12 @@ static inline int64_t rfi_count(const rfr_type *t) {
 /* Bytes of a dense value of this type. */
 static inline int64_t rfi_bytes(const rfr_type *t) { return (rfi_count(t) * rfr_dtype_bits(t->dtype) + 7) / 8; }
 
-/* The index of an operand or attribute by name; -1: there is none. */
+/* The index of an operand by name; -1: there is none. */
 static inline int rfi_operand_index(const rfi_op_def *def, const char *name) {
   int k = 0;
   while (k < def->n_operands && strcmp(def->operand[k], name) != 0) k++;
   return k < def->n_operands ? k : -1;
 }
-static inline int rfi_attr_index(const rfi_op_def *def, const char *name) {
-  int k = 0;
-  while (k < def->n_attrs && strcmp(def->attr[k], name) != 0) k++;
-  return k < def->n_attrs ? k : -1;
-}
-
 /* Whether an op draws random numbers: an optional operand `step` says so in each op. */
 static inline bool rfi_is_random(const rfi_opr *op) {
   if (!(op->def->flags & RFI_RNG)) return false;

@@ -89,6 +89,39 @@ static rfr_status count_cpu(const rfr_call *c) {
   return RFR_OK;
 }
 
+/* ---- mine.evens: a view of every second row; mine.weigh: half of its work is real, and `by` has no gradient ---- */
+
+static const char *evens_shape(const rfr_infer *c) {
+  const char *wrong = same_as_operand(c);
+  c->out[0].shape[0] /= 2;
+  return wrong;
+}
+
+static bool every_second(const rfr_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset) {
+  (void)c;
+  y_stride[0] = 2 * stride[0];
+  y_stride[1] = stride[1];
+  *offset += stride[0]; /* from the second row on */
+  return true;
+}
+
+static double half(const rfr_call *call, const void *values) {
+  return ((const float *)values)[0] == 2.0f && call->n_in == 2 ? 0.5 : 0;
+}
+
+static double hundred(const rfr_infer *c) { return c->out[0].rank == 2 ? 100 : 0; }
+
+static rfr_status weigh_cpu(const rfr_call *c) {
+  const rfr_arg *x = &c->in[0], *y = &c->out[0];
+  for (int64_t i = 0; i < y->type.shape[0]; i++)
+    for (int64_t j = 0; j < y->type.shape[1]; j++)
+      ((float *)y->data)[i * y->type.shape[1] + j] =
+          ((const float *)x->data)[i * x->stride[0] + j * x->stride[1]] / (((const float *)c->in[1].data)[0] - 2.0f);
+  return RFR_OK;
+}
+
+static void weigh_gradient(rfr_grad *g) { g->dx[0] = g->dy[0]; }
+
 /* ---- a context with the three ---- */
 
 typedef struct world {
@@ -320,7 +353,12 @@ static void test_descriptions(void **state) {
   char longest[65] = "a.";
   memset(longest + 2, 'b', 62);
   WITH(d.name = longest, "name");
-  WITH(d.flags = 1 << 1, "flags"); /* views are the library's own */
+  WITH(d.flags |= RFR_OP_VIEW, "view");
+  WITH(d.view = every_second, "view");
+  WITH((d.flags |= RFR_OP_VIEW, d.view = every_second), "flags"); /* a view has no kernel */
+  WITH(d.flags |= RFR_OP_STOP, "gradient");
+  WITH((d.share.of = half, d.share.operand = 1), "share");
+  WITH(d.operands = "x~?", "operands");
   WITH(d.flags = 1u << 31, "flags");
   WITH(d.flags = RFR_OP_ROWS | RFR_OP_ANY, "flags");
   WITH(d.shape = NULL, "shape");
@@ -416,6 +454,90 @@ static double softcap_flops(const rfr_infer *c) {
 }
 
 static rfr_status failing_cpu(const rfr_call *c) { return c->library ? RFR_OK : RFR_NUMERIC; }
+
+static void put(rfr_programs *p, const char *name, const void *values) {
+  rfr_tensor to;
+  OK(rfr_programs_tensor(p, name, &to));
+  OK(rfr_programs_write(p, &to, values));
+}
+
+static void get(rfr_programs *p, const char *name, void *values) {
+  rfr_tensor from;
+  OK(rfr_program_output(p, 0, name, &from));
+  OK(rfr_programs_read(p, &from, values));
+}
+
+/* A view has no kernel and the strides that its rule says; costs and shares come from callbacks; an operand marked ~
+ * passes no gradient; a result marked ! may be infinite. */
+static void test_rules(void **state) {
+  (void)state;
+  world w = begin();
+  const rfr_op *evens, *weigh;
+  rfr_op_desc d = rfr_op_desc_default();
+  d.name = "mine.evens";
+  d.operands = "x";
+  d.flags = RFR_OP_VIEW;
+  d.shape = evens_shape;
+  d.view = every_second;
+  OK(rfr_op_register(w.ctx, &d, &evens));
+  d = rfr_op_desc_default();
+  d.name = "mine.weigh";
+  d.operands = "x by~";
+  d.results = "y!";
+  d.flags = RFR_OP_ANY;
+  d.shape = same_as_operand;
+  d.gradient = weigh_gradient;
+  d.cpu = weigh_cpu;
+  d.flops = d.bytes = hundred;
+  d.share = (rfr_share){1, half};
+  OK(rfr_op_register(w.ctx, &d, &weigh));
+  rfr_trace *t;
+  rfr_programs *p;
+  OK(rfr_trace_create(w.ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){6, 2}));
+  rfr_value by = rfr_input(t, "by", RFR_ROLE_TRAINABLE, RFR_F32, 1, ((int64_t[]){1}));
+  rfr_value seen = rfr_record(t, evens, 1, &x, NULL, NULL);
+  rfr_output(t, "y", rfr_record(t, weigh, 2, ((rfr_value[]){seen, by}), NULL, NULL));
+  OK(rfr_trace_finish(t));
+  const rfr_trace *traces[] = {t};
+  rfr_compile_options o = rfr_compile_options_default();
+  o.debug = 1; /* a result that is not finite ends a run, unless it may be infinite */
+  for (int debug = 0; debug < 2; debug++) {
+    const float values[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, two = 2;
+    float y[6];
+    rfr_op_time time;
+    int n;
+    OK(rfr_compile(w.ctx, 1, traces, NULL, debug ? &o : NULL, &p));
+    put(p, "x", values);
+    put(p, "by", &two);
+    OK(rfr_program_run(p, 0));
+    get(p, "y", y);
+    for (int i = 0; i < 6; i++) assert_true(isinf(y[i]));
+    const float three = 3;
+    if (!debug) {
+      OK(rfr_program_profile(p, 0, &time, 1, &n));
+      assert_int_equal(n, 1); /* the view is no work */
+      assert_true(time.flops == 50 && time.bytes == 100);
+    }
+    put(p, "by", &three);
+    OK(rfr_program_run(p, 0));
+    get(p, "y", y);
+    for (int i = 0; i < 6; i++) assert_true(y[i] == values[2 + 4 * (i / 2) + i % 2]);
+    rfr_programs_destroy(p);
+  }
+  rfr_trace_destroy(t);
+  OK(rfr_trace_create(w.ctx, &t));
+  x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){6, 2}));
+  by = rfr_input(t, "by", RFR_ROLE_TRAINABLE, RFR_F32, 1, ((int64_t[]){1}));
+  rfr_value loss = rfr_sum(t, rfr_record(t, weigh, 2, ((rfr_value[]){x, by}), NULL, NULL), -1);
+  rfr_output(t, "g", rfr_gradient(t, loss, by, RFR_F32));
+  OK(rfr_trace_finish(t));
+  traces[0] = t;
+  assert_int_equal(rfr_compile(w.ctx, 1, traces, NULL, NULL, &p), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "autodiff.unreached");
+  rfr_trace_destroy(t);
+  end(&w, 2);
+}
 
 /* Its cost is the result of its callback; an error has its name and place, whatever the last error was. */
 static void test_cost_and_failure(void **state) {
@@ -514,6 +636,7 @@ int main(void) {
       cmocka_unit_test(test_replay),           cmocka_unit_test(test_descriptions),
       cmocka_unit_test(test_recording),        cmocka_unit_test(test_no_kernel),
       cmocka_unit_test(test_cost_and_failure), cmocka_unit_test(test_allocation_faults),
+      cmocka_unit_test(test_rules),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,7 +20,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/library.h"
 #include "base/base.h"
-#include "ops/grouped/pair.h"
+#include "ops/gemm.h"
 #include "ops/loss/head.h"
 
 struct rfi_device {
@@ -135,8 +135,8 @@ static rfr_status select_head(rfi_device *d, rfi_arena *memory, rfi_call *call, 
     for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
       rfi_head_library *e = &entry[kind * RFI_HEAD_PRODUCTS + i];
       if (products[i].wanted)
-        RFI_TRY(
-            rfi_cpu_library_select(d->library, RFI_OP_matmul, &products[i].call, &e->run, &e->workspace, &e->handle));
+        RFI_TRY(rfi_cpu_library_select(d->library, rfi_op_def_get(RFI_OP_matmul), &products[i].call, &e->run,
+                                       &e->workspace, &e->handle));
       if (e->run) *kernel = RFI_LIBRARY_KERNEL;
     }
   }
@@ -150,14 +150,14 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
   rfi_kernel_fn library = NULL;
   b->kernel = op->def->outside ? "registered" : rfi_ctx_isa(d->ctx);
   size_t scratch = 0;
-  RFI_TRY(rfi_cpu_library_select(d->library, op->def->code, &b->call, &library, &scratch, &b->call.library));
+  RFI_TRY(rfi_cpu_library_select(d->library, op->def, &b->call, &library, &scratch, &b->call.library));
   if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(select_head(d, memory, &b->call, &b->kernel));
   if (library) {
     b->run = library;
-    b->kernel = rfi_is_grouped_product(op->def->code) ? RFI_GROUPS_KERNEL : RFI_LIBRARY_KERNEL;
+    b->kernel = rfi_is_grouped_gemm(op->def, &b->call) ? RFI_GROUPS_KERNEL : RFI_LIBRARY_KERNEL;
   } else {
     b->run = kernel->run;
-    b->why = rfi_cpu_library_lacks(d->library, op->def->code, &b->call);
+    b->why = rfi_cpu_library_lacks(d->library, op->def, &b->call);
     scratch = kernel->workspace ? kernel->workspace(&b->call) : 0;
   }
   b->workspace = (int64_t)scratch;

@@ -19,17 +19,17 @@ enum { RFI_GEMM_ABI = 4 };
 typedef enum rfi_gemm_type { RFI_GEMM_NONE, RFI_GEMM_F32, RFI_GEMM_BF16, RFI_GEMM_F16 } rfi_gemm_type;
 
 /* The dimension that each run gives: none, M or K; the descriptor has its largest value. */
-typedef enum rfi_gemm_varies { RFI_GEMM_FIXED, RFI_GEMM_VARIES_M, RFI_GEMM_VARIES_K } rfi_gemm_varies;
+typedef enum rfi_module_varies { RFI_MODULE_FIXED, RFI_MODULE_VARIES_M, RFI_MODULE_VARIES_K } rfi_module_varies;
 
 /* y (batch, M, N) = op(a) (batch, M, K) op(b) (batch, K, N) + bias (N); y dense. */
-typedef struct rfi_gemm_desc {
+typedef struct rfi_module_gemm {
   int64_t batch, M, N, K;
   int64_t a_stride[3], b_stride[3]; /* elements, of op(a) and op(b): batch, row, column */
   int32_t a, b, bias, y;            /* rfi_gemm_type; bias may be NONE */
   int32_t accumulate;               /* y += */
   int32_t threads;
-  int32_t varies; /* rfi_gemm_varies; unless FIXED: no batch, no bias */
-} rfi_gemm_desc;
+  int32_t varies; /* rfi_module_varies; unless FIXED: no batch, no bias */
+} rfi_module_gemm;
 
 /* One run of a GEMM with a varying dimension; n: its value, 0: nothing to do. */
 typedef struct rfi_gemm_group {
@@ -48,7 +48,8 @@ typedef struct rfi_gemm_module {
   rfi_gemm_status (*open)(void **engine, char name[32], char isa[32], int32_t *level, int32_t *bf16_fast);
   void (*close)(void *engine);
   /* UNSUPPORTED: there is no fast kernel, use the portable one; *why is the reason. */
-  rfi_gemm_status (*create)(void *engine, const rfi_gemm_desc *desc, void **handle, size_t *scratch, const char **why);
+  rfi_gemm_status (*create)(void *engine, const rfi_module_gemm *desc, void **handle, size_t *scratch,
+                            const char **why);
   rfi_gemm_status (*execute)(void *handle, const void *a, const void *b, const void *bias, void *y, void *scratch);
   /* Of a GEMM with a varying dimension: runs all groups in order; each thread calls `group` for each. */
   rfi_gemm_status (*execute_groups)(void *handle, int64_t groups, rfi_gemm_group_fn group, const void *user,

@@ -17,13 +17,15 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/gemm_module.h"
 #include "base/base.h"
+#include "ops/gemm.h"
 #include "ops/grouped/grouped.h"
 #include "ops/grouped/pair.h"
+#include "ops/op_index.h"
 
 typedef struct product {
   struct product *next;
   rfi_cpu_library *library;
-  rfi_gemm_desc desc;
+  rfi_module_gemm desc;
   void *handle;    /* NULL: the module has no fast kernel */
   const char *why; /* the reason */
   size_t scratch;
@@ -139,7 +141,7 @@ static void strides(const rfi_arg *x, int transposed, int64_t rows, int64_t cols
 
 static rfr_status run_product(const rfi_call *call) {
   const product *p = call->library;
-  const void *bias = p->desc.bias != RFI_GEMM_NONE ? call->in[2].data : NULL;
+  const void *bias = p->desc.bias != RFI_GEMM_NONE ? call->in[RFI_IN_matmul_bias].data : NULL;
   rfi_gemm_status s = p->library->module->execute(p->handle, call->in[0].data, call->in[1].data, bias,
                                                   call->out[0].data, call->workspace);
   return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a matrix product", p->library->text);
@@ -152,36 +154,17 @@ static bool is_plain(const int64_t stride[3], int64_t rows, int64_t cols) {
 
 /* Libraries count dimensions and leading dimensions in 32 bits at places: oneDNN divides by zero at multiples of
  * 2^32. */
-static bool fits_library(const rfi_gemm_desc *d) {
+static bool fits_library(const rfi_module_gemm *d) {
   const int64_t sizes[] = {d->batch, d->M, d->N, d->K, d->a_stride[1], d->a_stride[2], d->b_stride[1], d->b_stride[2]};
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
     if (sizes[i] > INT32_MAX) return false;
   return true;
 }
 
-/* Fills `d`; false when the product is empty or repeats elements: the portable kernel takes those. */
-static bool describe(const rfi_call *call, rfi_gemm_desc *d) {
-  const rfi_arg *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
-  int r = y->type.rank, ta = call->attr[0].i != 0, tb = call->attr[1].i != 0;
-  d->batch = r == 3 ? y->type.shape[0] : 1;
-  d->M = y->type.shape[r - 2];
-  d->N = y->type.shape[r - 1];
-  d->K = a->type.shape[ta ? r - 2 : r - 1];
-  strides(a, ta, d->M, d->K, d->a_stride);
-  strides(b, tb, d->K, d->N, d->b_stride);
-  d->a = type_of(a);
-  d->b = type_of(b);
-  d->y = type_of(y);
-  d->bias = call->n_in > 2 && call->in[2].data ? type_of(&call->in[2]) : RFI_GEMM_NONE;
-  d->accumulate = call->n_in > 3 && call->in[3].data;
-  d->threads = call->threads;
-  return d->batch > 0 && d->M > 0 && d->N > 0 && d->K > 0 && is_plain(d->a_stride, d->M, d->K) &&
-         is_plain(d->b_stride, d->K, d->N);
-}
-
 /* ---- grouped GEMMs: one handle, run for each group with its number of rows ---- */
 
-enum { SEPARATE = 5 }; /* operand index of grouped_matmul's first separate weight */
+enum { OFFSETS = RFI_IN_grouped_matmul_offsets, SEPARATE = RFI_IN_grouped_matmul_ws };
+_Static_assert(OFFSETS == (int)RFI_IN_grouped_wgrad_offsets, "grouped ops have their offsets in one place");
 
 /* Row i of a dense or strided matrix. */
 static char *row_of(const rfi_arg *x, int64_t i) {
@@ -191,7 +174,7 @@ static char *row_of(const rfi_arg *x, int64_t i) {
 static rfi_gemm_group rows_of_group(const void *user, int64_t g) {
   const rfi_call *call = user;
   const rfi_arg *x = &call->in[0], *w = &call->in[call->n_in > SEPARATE ? SEPARATE + g : 1];
-  const int32_t *offsets = call->in[2].data;
+  const int32_t *offsets = call->in[OFFSETS].data;
   const int64_t R = x->type.shape[0], first = rfi_group_begin(offsets, g, R);
   return (rfi_gemm_group){rfi_group_end(offsets, g, R) - first, row_of(x, first),
                           call->n_in > SEPARATE ? w->data : row_of(w, g), row_of(&call->out[0], first)};
@@ -200,7 +183,7 @@ static rfi_gemm_group rows_of_group(const void *user, int64_t g) {
 static rfi_gemm_group weight_of_group(const void *user, int64_t g) {
   const rfi_call *call = user;
   const rfi_arg *dy = &call->in[0], *x = &call->in[1];
-  const int32_t *offsets = call->in[2].data;
+  const int32_t *offsets = call->in[OFFSETS].data;
   const int64_t R = x->type.shape[0], first = rfi_group_begin(offsets, g, R);
   return (rfi_gemm_group){rfi_group_end(offsets, g, R) - first, row_of(dy, first), row_of(x, first),
                           row_of(&call->out[0], g)};
@@ -208,13 +191,14 @@ static rfi_gemm_group weight_of_group(const void *user, int64_t g) {
 
 static rfr_status run_groups(const rfi_call *call, rfi_gemm_group_fn group) {
   const product *p = call->library;
-  const int64_t groups = call->in[2].type.shape[0] - 1;
+  const int64_t groups = call->in[OFFSETS].type.shape[0] - 1;
   const rfi_gemm_status s = p->library->module->execute_groups(p->handle, groups, group, call, call->workspace);
   return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a matrix product", p->library->text);
 }
 static rfr_status run_grouped(const rfi_call *call) {
   const rfi_arg *y = &call->out[0];
-  const int64_t R = y->type.shape[0], last = rfi_group_begin(call->in[2].data, call->in[2].type.shape[0] - 1, R);
+  const int64_t R = y->type.shape[0],
+                last = rfi_group_begin(call->in[OFFSETS].data, call->in[OFFSETS].type.shape[0] - 1, R);
   memset(row_of(y, last), 0, (size_t)(row_of(y, R) - row_of(y, last)));
   return run_groups(call, rows_of_group);
 }
@@ -230,34 +214,43 @@ static bool same_strides(const rfi_arg *a, const rfi_arg *b) {
   return memcmp(a->stride, b->stride, sizeof a->stride) == 0;
 }
 
-static bool describe_grouped(const rfi_call *call, rfi_gemm_desc *d) {
-  const rfi_arg *x = &call->in[0], *w = &call->in[call->n_in > SEPARATE ? SEPARATE : 1], *y = &call->out[0];
-  const int r = w->type.rank, tb = call->attr[0].i != 0;
-  if ((call->n_in > 3 && call->in[3].data) || call->in[2].type.shape[0] < 2) return false;
-  for (int i = SEPARATE; i < call->n_in; i++)
-    if (!same_strides(&call->in[i], w)) return false;
-  d->M = x->type.shape[0];
-  d->N = y->type.shape[1];
-  d->K = x->type.shape[1];
-  memcpy(d->a_stride, (int64_t[]){1, x->stride[0], x->stride[1]}, sizeof d->a_stride);
-  memcpy(d->b_stride, (int64_t[]){1, w->stride[tb ? r - 1 : r - 2], w->stride[tb ? r - 2 : r - 1]}, sizeof d->b_stride);
-  d->varies = RFI_GEMM_VARIES_M;
-  d->b = type_of(w);
+/* Strides of op(x) of a matrix whose groups are pointers: batch (unused), row, column. */
+static void group_strides(const rfi_arg *x, bool transposed, int64_t out[3]) {
+  const int r = x->type.rank;
+  memcpy(out, (int64_t[]){1, x->stride[transposed ? r - 1 : r - 2], x->stride[transposed ? r - 2 : r - 1]},
+         3 * sizeof *out);
+}
+
+static bool grouped_strides(const rfi_call *call, const rfi_gemm_desc *g, const rfi_arg *b, rfi_module_gemm *d) {
+  if (g->bias >= 0 || call->in[g->offsets].type.shape[0] < 2) return false;
+  for (int i = g->separate; i >= 0 && i < call->n_in; i++)
+    if (!same_strides(&call->in[i], b)) return false;
+  group_strides(&call->in[g->a], g->ta, d->a_stride);
+  group_strides(b, g->tb, d->b_stride);
   return true;
 }
 
-static bool describe_wgrad(const rfi_call *call, rfi_gemm_desc *d) {
-  const rfi_arg *dy = &call->in[0], *x = &call->in[1], *dw = &call->out[0];
-  if (call->in[2].type.shape[0] < 2) return false;
-  d->M = dw->type.shape[1];
-  d->N = dw->type.shape[2];
-  d->K = dy->type.shape[0];
-  memcpy(d->a_stride, (int64_t[]){1, dy->stride[1], dy->stride[0]}, sizeof d->a_stride);
-  memcpy(d->b_stride, (int64_t[]){1, x->stride[0], x->stride[1]}, sizeof d->b_stride);
-  d->varies = RFI_GEMM_VARIES_K;
-  d->accumulate = call->n_in > 3 && call->in[3].data;
-  d->b = type_of(x);
-  return true;
+/* Fills `d`; false when the GEMM is empty, repeats elements or has other types: the portable kernel takes those. */
+static bool describe(const rfi_call *call, const rfi_gemm_desc *g, rfi_module_gemm *d) {
+  const rfi_arg *a = &call->in[g->a], *b = &call->in[g->separate >= 0 ? g->separate : g->b], *y = &call->out[0];
+  memset(d, 0, sizeof *d); /* padding too: descriptions are compared as bytes */
+  d->batch = g->batch, d->M = g->M, d->N = g->N, d->K = g->K;
+  d->varies = (int32_t)g->varies;
+  if (g->varies == RFI_GEMM_FIXED) {
+    strides(a, g->ta, d->M, d->K, d->a_stride);
+    strides(b, g->tb, d->K, d->N, d->b_stride);
+  } else if (!grouped_strides(call, g, b, d)) {
+    return false;
+  }
+  d->a = type_of(a);
+  d->b = type_of(b);
+  d->y = type_of(y);
+  d->bias = g->bias >= 0 ? type_of(&call->in[g->bias]) : RFI_GEMM_NONE;
+  d->accumulate = g->acc >= 0;
+  d->threads = call->threads;
+  if (!d->a || !d->b || !d->y) return false;
+  return d->batch > 0 && d->M > 0 && d->N > 0 && d->K > 0 && is_plain(d->a_stride, d->M, d->K) &&
+         is_plain(d->b_stride, d->K, d->N);
 }
 
 /* The grouped GEMM, then the activation. */
@@ -270,42 +263,26 @@ static rfr_status run_swiglu(const rfi_call *call) {
   return rfi_cpu_kernel(rfi_ctx_isa(product->library->ctx), RFI_OP_swiglu_weighted)->run(&p.act);
 }
 
-/* Describes the call for the module and returns the function that runs it; NULL: none. */
-static rfi_kernel_fn describe_any(rfi_opcode code, const rfi_call *call, rfi_gemm_desc *d) {
-  if (code == RFI_OP_grouped_swiglu) {
-    rfi_pair p;
-    rfi_pair_of(call, &p);
-    return describe_any(RFI_OP_grouped_matmul, &p.product, d) ? run_swiglu : NULL;
-  }
-  memset(d, 0, sizeof *d); /* padding too: descriptors are compared as bytes */
-  d->batch = 1;
-  if (code == RFI_OP_matmul) return describe(call, d) ? run_product : NULL;
-  const bool wgrad = code == RFI_OP_grouped_wgrad;
-  if (!wgrad && code != RFI_OP_grouped_matmul) return NULL;
-  if (wgrad ? !describe_wgrad(call, d) : !describe_grouped(call, d)) return NULL;
-  d->a = type_of(&call->in[0]);
-  d->y = type_of(&call->out[0]);
-  d->bias = RFI_GEMM_NONE;
-  d->threads = call->threads;
-  if (d->M < 1 || d->N < 1 || d->K < 1 || !is_plain(d->a_stride, d->M, d->K) || !is_plain(d->b_stride, d->K, d->N))
-    return NULL;
-  return wgrad ? run_wgrad : run_grouped;
+/* The function that runs a GEMM of this op by the module. */
+static rfi_kernel_fn runner(const rfi_op_def *def, const rfi_gemm_desc *g) {
+  if (def->code == RFI_OP_grouped_swiglu) return run_swiglu;
+  return g->varies == RFI_GEMM_FIXED ? run_product : g->varies == RFI_GEMM_VARIES_M ? run_grouped : run_wgrad;
 }
 
-static product *find_product(const rfi_cpu_library *l, const rfi_gemm_desc *d) {
+static product *find_product(const rfi_cpu_library *l, const rfi_module_gemm *d) {
   product *p = l->products;
   while (p && memcmp(&p->desc, d, sizeof *d) != 0) p = p->next;
   return p;
 }
 
-rfr_status rfi_cpu_library_select(rfi_cpu_library *l, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,
+rfr_status rfi_cpu_library_select(rfi_cpu_library *l, const rfi_op_def *def, const rfi_call *call, rfi_kernel_fn *run,
                                   size_t *workspace, void **handle) {
-  rfi_gemm_desc d;
+  rfi_module_gemm d;
+  rfi_gemm_desc g;
   *run = NULL;
   *workspace = 0;
   *handle = NULL;
-  const rfi_kernel_fn fn = l->module ? describe_any(code, call, &d) : NULL;
-  if (!fn || !fits_library(&d)) return RFR_OK;
+  if (!l->module || !rfi_call_gemm(def, call, &g) || !describe(call, &g, &d) || !fits_library(&d)) return RFR_OK;
   product *p = find_product(l, &d);
   if (!p) {
     RFI_TRY(RFI_ALLOC(l->ctx, sizeof *p, &p));
@@ -321,10 +298,10 @@ rfr_status rfi_cpu_library_select(rfi_cpu_library *l, rfi_opcode code, const rfi
     l->products = p;
   }
   if (p->handle) {
-    *run = fn;
+    *run = runner(def, &g);
     *workspace = p->scratch;
     *handle = p;
-    if (code == RFI_OP_grouped_swiglu) {
+    if (*run == run_swiglu) {
       rfi_pair pair;
       rfi_pair_of(call, &pair);
       *workspace += pair.scratch;
@@ -333,20 +310,15 @@ rfr_status rfi_cpu_library_select(rfi_cpu_library *l, rfi_opcode code, const rfi
   return RFR_OK;
 }
 
-const char *rfi_cpu_library_lacks(const rfi_cpu_library *l, rfi_opcode code, const rfi_call *call) {
-  rfi_gemm_desc d;
-  const bool wgrad = code == RFI_OP_grouped_wgrad;
-  if (code == RFI_OP_grouped_swiglu) {
-    rfi_pair p;
-    rfi_pair_of(call, &p);
-    return rfi_cpu_library_lacks(l, RFI_OP_grouped_matmul, &p.product);
-  }
-  if (!wgrad && code != RFI_OP_grouped_matmul) return NULL;
-  const rfi_arg *a = &call->in[0], *b = &call->in[wgrad || call->n_in <= SEPARATE ? 1 : SEPARATE];
+const char *rfi_cpu_library_lacks(const rfi_cpu_library *l, const rfi_op_def *def, const rfi_call *call) {
+  rfi_module_gemm d;
+  rfi_gemm_desc g;
+  if (!rfi_call_gemm(def, call, &g) || g.varies == RFI_GEMM_FIXED) return NULL;
+  const rfi_arg *a = &call->in[g.a], *b = &call->in[g.separate >= 0 ? g.separate : g.b];
   if (a->type.dtype != b->type.dtype) return "types are mixed";
   if (a->type.dtype != RFR_BF16) return "operands are not bf16";
   if (!l->module) return "oneDNN is not used";
-  if (!wgrad && call->n_in > 3 && call->in[3].data) return "a bias is added";
-  const product *p = describe_any(code, call, &d) ? find_product(l, &d) : NULL;
+  if (g.bias >= 0) return "a bias is added";
+  const product *p = describe(call, &g, &d) ? find_product(l, &d) : NULL;
   return p ? p->why : "operands are empty or have strides that the module does not take";
 }

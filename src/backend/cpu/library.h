@@ -22,11 +22,11 @@ void rfi_cpu_library_close(rfi_cpu_library *library); /* accepts NULL */
 /* Sets *run, *workspace (bytes) and *handle (for call->library) when the library takes
  * this call; leaves *run NULL when the kernel table's entry is to be used. Reads
  * shapes, strides, attributes, threads, and whether data pointers are NULL. */
-rfr_status rfi_cpu_library_select(rfi_cpu_library *library, rfi_opcode code, const rfi_call *call, rfi_kernel_fn *run,
-                                  size_t *workspace, void **handle);
+rfr_status rfi_cpu_library_select(rfi_cpu_library *library, const rfi_op_def *def, const rfi_call *call,
+                                  rfi_kernel_fn *run, size_t *workspace, void **handle);
 
 /* Why rfi_cpu_library_select did not take a grouped GEMM; NULL for another op. */
-const char *rfi_cpu_library_lacks(const rfi_cpu_library *library, rfi_opcode code, const rfi_call *call);
+const char *rfi_cpu_library_lacks(const rfi_cpu_library *library, const rfi_op_def *def, const rfi_call *call);
 
 /* Names of the library's kernels in a profile; grouped GEMMs run on the module's own. */
 #define RFI_LIBRARY_KERNEL "oneDNN"

@@ -115,12 +115,15 @@ static void check(rfi_cpu_library *library, const char *isa, const shape *s, int
   const rfi_kernel *kernel = rfi_cpu_kernel(isa, RFI_OP_matmul);
   rfi_kernel_fn runs[2] = {kernel->run, NULL};
   size_t scratch[2] = {kernel->workspace(&call), 0};
-  assert_int_equal(rfi_cpu_library_select(library, RFI_OP_matmul, &call, &runs[1], &scratch[1], &call.library), RFR_OK);
+  assert_int_equal(
+      rfi_cpu_library_select(library, rfi_op_def_get(RFI_OP_matmul), &call, &runs[1], &scratch[1], &call.library),
+      RFR_OK);
   if (runs[1]) { /* an equal product is the same product */
     rfi_kernel_fn run = NULL;
     size_t bytes = 0;
     void *handle = NULL;
-    assert_int_equal(rfi_cpu_library_select(library, RFI_OP_matmul, &call, &run, &bytes, &handle), RFR_OK);
+    assert_int_equal(rfi_cpu_library_select(library, rfi_op_def_get(RFI_OP_matmul), &call, &run, &bytes, &handle),
+                     RFR_OK);
     assert_ptr_equal(handle, call.library);
     assert_int_equal(bytes, scratch[1]);
     ++*taken;
@@ -273,7 +276,8 @@ static void groups(void **state) {
       memcpy(want, y.arg.data, (size_t)y.bytes);
       rfi_kernel_fn fn;
       size_t bytes;
-      assert_int_equal(rfi_cpu_library_select(library, code, &call, &fn, &bytes, &call.library), RFR_OK);
+      assert_int_equal(rfi_cpu_library_select(library, rfi_op_def_get(code), &call, &fn, &bytes, &call.library),
+                       RFR_OK);
       if (fn) {
         run_twice(fn, &call, bytes, y0, y.bytes);
         taken++;
@@ -314,7 +318,8 @@ static void repeated(void **state) {
     rfi_kernel_fn run;
     size_t bytes;
     void *handle;
-    assert_int_equal(rfi_cpu_library_select(library, RFI_OP_matmul, &call, &run, &bytes, &handle), RFR_OK);
+    assert_int_equal(rfi_cpu_library_select(library, rfi_op_def_get(RFI_OP_matmul), &call, &run, &bytes, &handle),
+                     RFR_OK);
     assert_null(run);
     assert_null(handle);
   }

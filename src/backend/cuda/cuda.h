@@ -50,6 +50,8 @@ typedef struct rfi_cuda_kernel {
   rfr_status (*run_all)(const rfr_call *const *calls, int n); /* n successive in-place ops by one launch; NULL: each
                                                                  op by itself */
   const char *(*needs)(const rfr_call *call);                 /* architecture of the kernel: "sm90"; NULL: "sm80" */
+  /* Writes why there is no kernel for the call, or no faster one; false: no known reason. NULL: never. */
+  bool (*lacks)(const rfr_call *call, char *text, size_t size);
 } rfi_cuda_kernel;
 #define RFI_OP(name, family, operands, results, attributes, flags) \
   extern const rfi_cuda_kernel RFI_CUDA(name) __attribute__((weak));

@@ -18,9 +18,6 @@
 #include "backend/cuda/ranges.h"
 #include "backend/cuda/table.h"
 #include "backend/cuda/units.h"
-#include "ops/attention/attention_limits.h"
-#include "ops/grouped/grouped.h"
-#include "ops/grouped/pair.h"
 #include "ops/loss/head.h"
 #include "ops/matmul/lora_cuda.h"
 
@@ -266,7 +263,7 @@ static rfr_status select_head(rfi_device *d, rfi_arena *memory, rfr_call *call) 
     rfi_head_products(call, &head, t, (void *)call->in[RFI_HEAD_X].data, products);
     for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
       rfi_bound b = {.call = products[i].call};
-      if (products[i].wanted) RFI_TRY(rfi_lt_select(d->lt, &b));
+      if (products[i].wanted) RFI_TRY(rfi_lt_select(d->lt, core->op_def(RFI_OP_matmul), &b));
       entry[kind * RFI_HEAD_PRODUCTS + i] = (rfi_head_library){b.run, (size_t)b.workspace, b.call.library, d};
     }
   }
@@ -282,7 +279,7 @@ static rfr_status select_lora(rfi_device *d, rfi_arena *memory, rfi_bound *b) {
   rfi_lora_products(&b->call, products);
   for (int i = 0; i < 2; i++) {
     rfi_bound part = {.call = products[i].call};
-    RFI_TRY(rfi_lt_select(d->lt, &part));
+    RFI_TRY(rfi_lt_select(d->lt, core->op_def(RFI_OP_matmul), &part));
     if (!part.run) b->kernel = "sm80";
     if (part.workspace > b->workspace) b->workspace = part.workspace;
     entry[i] = (rfi_head_library){part.run, (size_t)part.workspace, part.call.library, d};
@@ -292,19 +289,14 @@ static rfr_status select_lora(rfi_device *d, rfi_arena *memory, rfi_bound *b) {
   return RFR_OK;
 }
 
-/* Why there is no kernel, if the reason is not types or strides. */
-static const char *refuses(const rfi_opr *op, rfi_arena *memory, const rfr_call *call) {
-  enum { ROOM = 160 };
-  const bool attention = strncmp(op->def->name, "attention", strlen("attention")) == 0;
+enum { REASON = 160 };
+
+/* Why there is no kernel, or no faster one; NULL: no known reason. */
+static const char *lacks(const rfi_opr *op, const rfi_cuda_kernel *kernel, rfi_arena *memory, const rfr_call *call) {
   if (op->def->outside) return "rfr_op_desc.cuda is not set";
-  if (!attention) return NULL;
-  const rfr_type *q =
-      &call->in[op->def->code == RFI_OP_attention || op->def->code == RFI_OP_attention_cached ? 0 : 1].type;
-  char *text = core->arena_alloc(memory, ROOM);
-  if (!text || (q->shape[2] <= RFI_ATTENTION_MOST_D && q->shape[1] <= RFI_ATTENTION_MOST_HEADS)) return NULL;
-  snprintf(text, ROOM, "%lld heads of size %lld; the kernels take at most %d heads of size %d", (long long)q->shape[1],
-           (long long)q->shape[2], RFI_ATTENTION_MOST_HEADS, RFI_ATTENTION_MOST_D);
-  return text;
+  if (!kernel || !kernel->lacks) return NULL;
+  char *text = core->arena_alloc(memory, REASON);
+  return text && kernel->lacks(call, text, REASON) ? text : NULL;
 }
 
 /* call.library stays NULL: it is for the library's own kernels. */
@@ -312,10 +304,6 @@ static void select_outside(const rfi_kernel *launcher, rfi_bound *b) {
   b->run = launcher->run;
   b->kernel = "registered";
   b->workspace = launcher->workspace ? (int64_t)launcher->workspace(&b->call) : 0;
-}
-
-static bool is_scaled_product(int code) {
-  return code == RFI_OP_matmul_scaled || code == RFI_OP_grouped_matmul_scaled || code == RFI_OP_grouped_wgrad_scaled;
 }
 
 static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
@@ -327,7 +315,7 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
   }
   b->call.library = d;
   if (op->def->code == RFI_OP_matmul) {
-    RFI_TRY(rfi_lt_select(d->lt, b));
+    RFI_TRY(rfi_lt_select(d->lt, op->def, b));
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
@@ -338,15 +326,11 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
     b->call.library = d;
   }
   if (op->def->code == RFI_OP_lora_matmul && !kernel->takes(&b->call)) return select_lora(d, memory, b);
-  if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) {
-    b->why = refuses(op, memory, &b->call);
-    return RFR_OK;
-  }
+  b->why = lacks(op, kernel, memory, &b->call);
+  if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) return RFR_OK;
   if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(select_head(d, memory, &b->call));
   b->run = kernel->run;
   b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";
-  if (is_scaled_product(op->def->code)) b->why = "decoded to f32: no tensor core takes its scaling, formats or sides";
-  if (rfi_is_grouped_product(op->def->code)) b->why = rfi_grouped_lacks(&b->call, op->def->code);
   b->workspace = kernel->workspace ? (int64_t)kernel->workspace(&b->call) : 0;
   return RFR_OK;
 }

@@ -24,8 +24,9 @@ typedef struct rfi_cuda_host {
   rfr_status (*alloc)(rfr_ctx *ctx, size_t bytes, void **out);
   void (*free)(rfr_ctx *ctx, void *memory);
   void *(*arena_alloc)(rfi_arena *arena, size_t bytes);
-  const char *(*device)(const rfr_ctx *ctx);                     /* "cuda", "cuda:1", "cuda:none" */
-  bool (*portable)(const rfr_ctx *ctx);                          /* use only kernels for sm_80 */
+  const char *(*device)(const rfr_ctx *ctx); /* "cuda", "cuda:1", "cuda:none" */
+  bool (*portable)(const rfr_ctx *ctx);      /* use only kernels for sm_80 */
+  const rfi_op_def *(*op_def)(rfi_opcode code);
   rfr_status (*outside_failed)(const rfi_opr *op, rfr_status s); /* the error of a registered op's launcher */
   rfr_status (*check_order)(rfr_ctx *ctx, const rfi_bound *bound, const rfi_unit *unit, int n, rfi_unit_edge *edge,
                             int n_edges);

@@ -16,6 +16,8 @@
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/lt_product.h"
+#include "ops/gemm.h"
+#include "ops/op_index.h"
 #include "ops/quant/scaled.h"
 
 typedef rfi_lt_functions functions;
@@ -140,14 +142,13 @@ static bool see(const rfr_arg *x, bool transposed, matrix *m) {
 }
 
 /* Fills k; false when cuBLASLt does not take the GEMM. */
-static bool describe(const rfr_call *call, key *k) {
-  const rfr_arg *a = &call->in[0], *b = &call->in[1], *y = &call->out[0];
-  const rfr_arg *bias = call->n_in > 2 && call->in[2].data ? &call->in[2] : NULL;
+static bool describe(const rfr_call *call, const rfi_gemm_desc *g, key *k) {
   memset(k, 0, sizeof *k);
-  k->batch = y->type.rank == 3 ? y->type.shape[0] : 1;
-  k->bias = bias ? type_of(bias->type.dtype) : -1;
-  k->accumulate = call->n_in > 3 && call->in[3].data;
-  if (!see(b, call->attr[1].i != 0, &k->a) || !see(a, call->attr[0].i != 0, &k->b) || !see(y, false, &k->d))
+  k->batch = g->batch;
+  k->bias = g->bias >= 0 ? type_of(call->in[g->bias].type.dtype) : -1;
+  k->accumulate = g->acc >= 0;
+  if (g->varies != RFI_GEMM_FIXED || !see(&call->in[g->b], g->tb, &k->a) || !see(&call->in[g->a], g->ta, &k->b) ||
+      !see(&call->out[0], false, &k->d))
     return false;
   if (k->batch <= 0 || k->batch > INT32_MAX || k->d.rows <= 0 || k->d.cols <= 0 || k->a.rows <= 0 || k->a.cols <= 0)
     return false;
@@ -159,18 +160,21 @@ static bool describe(const rfr_call *call, key *k) {
 /* The same for matmul_scaled. Tensor cores want one scale per tensor, sides that are multiples of 16, and not E5M2
  * twice; with a result in f32, the library wants a bias in bf16. */
 static bool describe_scaled(const rfr_call *call, bool fast, key *k) {
-  const rfr_arg *a = &call->in[RFI_MS_A], *b = &call->in[RFI_MS_B], *y = &call->out[0];
-  const rfr_arg *bias = call->n_in > RFI_MS_BIAS && call->in[RFI_MS_BIAS].data ? &call->in[RFI_MS_BIAS] : NULL;
+  const rfr_arg *a = &call->in[RFI_IN_matmul_scaled_a], *b = &call->in[RFI_IN_matmul_scaled_b], *y = &call->out[0];
+  const rfr_arg *bias = call->n_in > RFI_IN_matmul_scaled_bias && call->in[RFI_IN_matmul_scaled_bias].data
+                            ? &call->in[RFI_IN_matmul_scaled_bias]
+                            : NULL;
   memset(k, 0, sizeof *k);
   k->batch = 1;
   k->bias = bias ? type_of(bias->type.dtype) : -1;
-  k->accumulate = call->n_in > RFI_MS_ACC && call->in[RFI_MS_ACC].data;
+  k->accumulate = call->n_in > RFI_IN_matmul_scaled_acc && call->in[RFI_IN_matmul_scaled_acc].data;
   k->scaled = 1;
   k->fast = fast;
   if (!is_fp8(a->type.dtype) || !is_fp8(b->type.dtype)) return false;
   if (a->type.dtype == RFR_E5M2 && b->type.dtype == RFR_E5M2) return false;
   for (int i = 0; i < 2; i++)
-    if (call->in[RFI_MS_SCALE_A + i].type.rank != 1 || call->in[RFI_MS_GLOBAL_A + i].data) return false;
+    if (call->in[RFI_IN_matmul_scaled_scale_a + i].type.rank != 1 || call->in[RFI_IN_matmul_scaled_global_a + i].data)
+      return false;
   if (!see(b, true, &k->a) || !see(a, false, &k->b) || !see(y, false, &k->d)) return false;
   if (k->a.rows <= 0 || k->a.cols <= 0 || k->b.cols <= 0) return false;
   if (k->a.rows % 16 != 0 || k->a.cols % 16 != 0 || k->b.cols % 16 != 0) return false;
@@ -303,22 +307,23 @@ static rfr_status run_product(const rfr_call *call, const rfi_lt_operands *x) {
 
 static rfr_status run(const rfr_call *call) {
   const product *p = call->library;
-  return run_product(call, &(rfi_lt_operands){.a = call->in[1].data,
-                                              .b = call->in[0].data,
-                                              .bias = p->key.bias >= 0 ? call->in[2].data : NULL,
+  return run_product(call, &(rfi_lt_operands){.a = call->in[RFI_IN_matmul_b].data,
+                                              .b = call->in[RFI_IN_matmul_a].data,
+                                              .bias = p->key.bias >= 0 ? call->in[RFI_IN_matmul_bias].data : NULL,
                                               .d = call->out[0].data,
                                               .workspace = call->workspace});
 }
 
 static rfr_status run_scaled(const rfr_call *call) {
   const product *p = call->library;
-  return run_product(call, &(rfi_lt_operands){.a = call->in[RFI_MS_B].data,
-                                              .b = call->in[RFI_MS_A].data,
-                                              .bias = p->key.bias >= 0 ? call->in[RFI_MS_BIAS].data : NULL,
-                                              .scale_a = call->in[RFI_MS_SCALE_B].data,
-                                              .scale_b = call->in[RFI_MS_SCALE_A].data,
-                                              .d = call->out[0].data,
-                                              .workspace = call->workspace});
+  return run_product(call,
+                     &(rfi_lt_operands){.a = call->in[RFI_IN_matmul_scaled_b].data,
+                                        .b = call->in[RFI_IN_matmul_scaled_a].data,
+                                        .bias = p->key.bias >= 0 ? call->in[RFI_IN_matmul_scaled_bias].data : NULL,
+                                        .scale_a = call->in[RFI_IN_matmul_scaled_scale_b].data,
+                                        .scale_b = call->in[RFI_IN_matmul_scaled_scale_a].data,
+                                        .d = call->out[0].data,
+                                        .workspace = call->workspace});
 }
 
 static rfr_status bind_product(rfi_lt *lt, const key *k, rfr_kernel_fn fn, rfi_bound *b) {
@@ -335,9 +340,10 @@ static rfr_status bind_product(rfi_lt *lt, const key *k, rfr_kernel_fn fn, rfi_b
   return RFR_OK;
 }
 
-rfr_status rfi_lt_select(rfi_lt *lt, rfi_bound *b) {
+rfr_status rfi_lt_select(rfi_lt *lt, const rfi_op_def *def, rfi_bound *b) {
   key k;
-  return describe(&b->call, &k) ? bind_product(lt, &k, run, b) : RFR_OK;
+  rfi_gemm_desc g;
+  return rfi_call_gemm(def, &b->call, &g) && describe(&b->call, &g, &k) ? bind_product(lt, &k, run, b) : RFR_OK;
 }
 
 rfr_status rfi_lt_select_scaled(rfi_lt *lt, bool fast, rfi_bound *b) {

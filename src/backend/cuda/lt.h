@@ -16,11 +16,11 @@ typedef struct rfi_lt rfi_lt;
 rfr_status rfi_lt_open(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_cuda_info *info, rfi_lt **out);
 void rfi_lt_close(rfi_lt *lt); /* accepts NULL */
 
-/* Sets run, kernel, workspace and library of a matmul that cuBLASLt takes. Leaves run NULL for other matmuls
+/* Sets run, kernel, workspace and library of a call of `def`, matmul, that cuBLASLt takes. Leaves run NULL for others
  * (mixed types, rows that are not 16-byte aligned), which then run on the module's own kernel. The algorithm is
  * one of cuBLASLt's first heuristic ones, chosen by shapes, types and strides alone. `lt` NULL: there is no
  * device; the workspace is the same as with one. */
-rfr_status rfi_lt_select(rfi_lt *lt, rfi_bound *b);
+rfr_status rfi_lt_select(rfi_lt *lt, const rfi_op_def *def, rfi_bound *b);
 
 /* The same for matmul_scaled: FP8 with a scale per tensor. fast: for forwards; gradients are summed in f32. */
 rfr_status rfi_lt_select_scaled(rfi_lt *lt, bool fast, rfi_bound *b);

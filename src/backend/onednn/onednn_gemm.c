@@ -156,7 +156,7 @@ static dnnl_status_t init_desc(desc_holder *out, int batched, int64_t batch, int
   return desc_init(out, batched ? 3 : 2, dims, type_of(type), strides);
 }
 
-static dnnl_status_t init_descs(const rfi_gemm_desc *d, desc_holder out[ARGS]) {
+static dnnl_status_t init_descs(const rfi_module_gemm *d, desc_holder out[ARGS]) {
   const int64_t y_stride[3] = {d->M * d->N, d->N, 1}, bias_stride[3] = {d->N, d->N, 1};
   int batched = d->batch > 1;
   dnnl_status_t s = init_desc(&out[A], batched, d->batch, d->M, d->K, d->a, d->a_stride);
@@ -167,7 +167,7 @@ static dnnl_status_t init_descs(const rfi_gemm_desc *d, desc_holder out[ARGS]) {
   return s;
 }
 
-static dnnl_status_t init_attr(const rfi_gemm_desc *d, dnnl_primitive_attr_t *attr) {
+static dnnl_status_t init_attr(const rfi_module_gemm *d, dnnl_primitive_attr_t *attr) {
   dnnl_post_ops_t ops = NULL;
   dnnl_status_t s = dnnl_primitive_attr_create(attr);
   if (s == dnnl_success) s = dnnl_primitive_attr_set_scratchpad_mode(*attr, dnnl_scratchpad_mode_user);
@@ -187,7 +187,7 @@ static int is_fast(dnnl_primitive_desc_t pd) {
          !strstr(name, "ref");
 }
 
-static rfi_gemm_status product_create(void *p, const rfi_gemm_desc *d, void **handle, size_t *scratch,
+static rfi_gemm_status product_create(void *p, const rfi_module_gemm *d, void **handle, size_t *scratch,
                                       const char **why) {
   engine *e = p;
   *handle = NULL;

@@ -72,7 +72,7 @@ typedef struct operand {
 /* Scratch: the fixed panels, twice with several passes; for each thread its moving panels and two complete blocks; with
  * one pass over K also a row of blocks of C for each thread, with several the blocks of all of C. */
 struct rfi_panel_product {
-  rfi_gemm_desc d;
+  rfi_module_gemm d;
   const unit *unit;
   operand fixed, moving;
   bool b_moves, streams;
@@ -278,7 +278,7 @@ static bool is_matrix(int64_t rows, int64_t cols, const int64_t stride[3], bool 
 }
 
 /* Why oneDNN is preferred; NULL: this file is faster. */
-static const char *prefers_onednn(const rfi_gemm_desc *d) {
+static const char *prefers_onednn(const rfi_module_gemm *d) {
   static const char best[] = "oneDNN is as fast";
   bool padded = false;
   if (d->a != d->b || d->y == RFI_GEMM_F16 || d->bias == RFI_GEMM_F16) return "types are mixed";
@@ -298,7 +298,7 @@ static int64_t most_group(const product *p) {
 
 /* Blocks, passes and buffer sizes from the dimensions. */
 static void lay_out(product *p) {
-  const rfi_gemm_desc *d = &p->d;
+  const rfi_module_gemm *d = &p->d;
   const operand a = {d->M, d->a_stride[1], d->a_stride[2], p->unit->bm, p->unit->pack_a};
   const operand b = {d->N, d->b_stride[2], d->b_stride[1], p->unit->bn, p->unit->pack_b};
   const int64_t size = p->unit->size;
@@ -327,7 +327,7 @@ static size_t size_buffers(product *p) {
   p->most_thread = p->thread_bytes;
   p->places = p->d.varies || p->passes > 1 || p->d.batch > 1 || p->fixed_rows < p->fixed.rows ? 2 : 1;
   for (int i = 0; i < 2 && p->d.varies; i++) { /* up to N rows of A are fixed, more are moving */
-    x.d.M = i == 0 && x.d.varies == RFI_GEMM_VARIES_M ? min64(M, x.d.N) : M;
+    x.d.M = i == 0 && x.d.varies == RFI_MODULE_VARIES_M ? min64(M, x.d.N) : M;
     lay_out(&x);
     const int64_t mb = x.moving.block, fb = x.fixed.block, rows = round_up(x.fixed.rows, fb);
     const int64_t fixed = min64(rows * pass_k * size, FIXED_BYTES), group = most_group(&x) * mb * pass_k * size;
@@ -342,7 +342,7 @@ static size_t size_buffers(product *p) {
   return (size_t)p->places * p->most_fixed + (size_t)p->d.threads * p->most_thread + sums;
 }
 
-rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, product **out, size_t *scratch, const char **why) {
+rfi_gemm_status rfi_panel_create(const rfi_module_gemm *d, product **out, size_t *scratch, const char **why) {
   *out = NULL;
   *scratch = 0;
   *why = prefers_onednn(d);
@@ -393,7 +393,7 @@ void rfi_panel_execute_groups(const product *p, int64_t groups, rfi_gemm_group_f
       const rfi_gemm_group x = group(user, g);
       product own = *p; /* with this group's dimension */
       if (x.n == 0) continue;
-      if (own.d.varies == RFI_GEMM_VARIES_M) own.d.M = x.n;
+      if (own.d.varies == RFI_MODULE_VARIES_M) own.d.M = x.n;
       else own.d.K = x.n;
       lay_out(&own);
       run_matrix(&own, (pass){.fixed = own.b_moves ? x.a : x.b, .moving = own.b_moves ? x.b : x.a, .y = x.y}, scratch,
@@ -413,7 +413,7 @@ int rfi_panel_open(void) {
 #else /* the compiler has no AMX, or another machine */
 
 int rfi_panel_open(void) { return 0; }
-rfi_gemm_status rfi_panel_create(const rfi_gemm_desc *d, rfi_panel_product **out, size_t *scratch, const char **why) {
+rfi_gemm_status rfi_panel_create(const rfi_module_gemm *d, rfi_panel_product **out, size_t *scratch, const char **why) {
   (void)d, (void)scratch;
   *out = NULL;
   *why = "no AMX";

@@ -34,7 +34,7 @@ static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) 
   if (op->def->flags & RFI_HOST)
     return refuse(c, "a callable cannot contain an op that waits for the host:", op->def->name);
   if (!rfi_is_random(op)) return rfi_rewrite_op(r, i, NULL);
-  const int at = rfi_operand_index(op->def, "microbatch"), own_site = rfi_attr_index(op->def, "site");
+  const int at = rfi_operand_index(op->def, "microbatch"), own_site = rfi_attr_find(op->def, "site");
   if (at < 0 || own_site < 0)
     return refuse(c, "a random op that cannot take the microbatch from the slot:", op->def->name);
   if (c->microbatch == RFR_NONE)
@@ -52,13 +52,13 @@ static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) 
   return rfi_rewrite_as(r, i, &own, NULL);
 }
 
-/* Extends `reached` from inputs to all float values that depend on them, except through detach. */
+/* Extends `reached` from inputs to all float values that depend on them by a path of gradients. */
 static void propagate(const rfr_trace *t, bool *reached) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     bool any = false;
     for (int k = 0; k < op->n_in; k++) any = any || (op->in[k] >= 0 && reached[op->in[k]]);
-    if (op->def->code == RFI_OP_detach) any = false;
+    if (op->def->flags & RFI_STOP) any = false;
     for (int j = 0; j < op->n_out; j++)
       if (op->out[j] >= 0) reached[op->out[j]] = any && rfr_dtype_is_float(t->values[op->out[j]].type.dtype);
   }

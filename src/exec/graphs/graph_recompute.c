@@ -9,7 +9,6 @@
  */
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
-#include "ops/cost.h"
 
 typedef struct search {
   rfr_graphs *g;
@@ -131,7 +130,7 @@ static void count(rfr_graphs *g) {
     for (int k = 0; k < t->n_ops; k++) {
       if (t->ops[k].clone_of < 0 || (t->ops[k].def->flags & RFI_VIEW)) continue;
       g->memory.recomputed++;
-      g->memory.recomputed_flops += rfi_op_cost(t, &t->ops[k]).flops;
+      g->memory.recomputed_flops += t->ops[k].cost.flops;
     }
   }
 }

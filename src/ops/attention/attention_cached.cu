@@ -13,6 +13,7 @@
 #include "backend/cuda/kernels.cuh"
 #include "ops/attention/attention_limits.h"
 #include "ops/decode/cursor.h"
+#include "ops/op_index.h"
 
 enum { WARPS = 8, THREADS = 32 * WARPS, KEYS = 4, MOST_D = RFI_ATTENTION_MOST_D, PER_LANE = MOST_D / 32 };
 
@@ -138,4 +139,8 @@ static int takes(const rfr_call *call) {
   return q->shape[2] <= MOST_D && q->shape[1] <= RFI_ATTENTION_MOST_HEADS && q->shape[0] <= INT32_MAX;
 }
 
-extern "C" const rfi_cuda_kernel RFI_CUDA(attention_cached) = {run, NULL, takes};
+static bool lacks(const rfr_call *call, char *text, size_t size) {
+  return rfi_attention_lacks(&call->in[RFI_IN_attention_cached_q].type, text, size);
+}
+
+extern "C" const rfi_cuda_kernel RFI_CUDA(attention_cached) = {run, NULL, takes, NULL, NULL, lacks};

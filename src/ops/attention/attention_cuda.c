@@ -4,7 +4,9 @@
  * multiples of 16 bytes. Addresses are not known when the workspace is sized, so it is large enough for either kernel.
  */
 #include "ops/attention/attention_cuda.h"
+#include "ops/attention/attention_limits.h"
 #include "ops/attention/packed.h"
+#include "ops/op_index.h"
 
 static bool is_aligned(const rfr_call *call) {
   for (int i = 0; i < call->n_in + call->n_out; i++) {
@@ -61,7 +63,15 @@ static rfr_status backward_packed(const rfr_call *call) {
 static int takes(const rfr_call *call) { return rfi_attention_any.takes(call); }
 static int takes_bwd(const rfr_call *call) { return rfi_attention_any_bwd.takes(call); }
 
-const rfi_cuda_kernel RFI_CUDA(attention) = {forward, forward_workspace, takes, NULL, forward_needs};
-const rfi_cuda_kernel RFI_CUDA(attention_bwd) = {backward, backward_workspace, takes_bwd, NULL, backward_needs};
+static bool lacks(const rfr_call *call, char *text, size_t size) {
+  return rfi_attention_lacks(&call->in[RFI_IN_attention_q].type, text, size);
+}
+static bool lacks_bwd(const rfr_call *call, char *text, size_t size) {
+  return rfi_attention_lacks(&call->in[RFI_IN_attention_bwd_q].type, text, size);
+}
+
+const rfi_cuda_kernel RFI_CUDA(attention) = {forward, forward_workspace, takes, NULL, forward_needs, lacks};
+const rfi_cuda_kernel RFI_CUDA(attention_bwd) = {backward, backward_workspace, takes_bwd,
+                                                 NULL,     backward_needs,     lacks_bwd};
 const rfi_cuda_kernel RFI_CUDA(attention_bwd_packed) = {backward_packed, backward_workspace, takes_bwd, NULL,
-                                                        backward_needs};
+                                                        backward_needs,  lacks_bwd};

@@ -17,7 +17,6 @@
 
 #include "backend/cpu/cpu.h"
 #include "base/base.h"
-#include "ops/cost.h"
 
 enum { T = 150, H = 4, HK = 2, D = 24, CUT = 77, NQ = T * H * D, NK = T * HK * D };
 
@@ -218,7 +217,7 @@ static void work(void **state) {
     for (int q = 0; q < 10; q++)
       for (int k = 0; k < 10; k++)
         pairs += q / longest == k / longest && (!o->causal || k <= q) && (!o->window || k > q - o->window);
-    double flops = rfi_op_cost(t, &t->ops[t->n_ops - 1]).flops;
+    double flops = t->ops[t->n_ops - 1].cost.flops;
     if (flops != 2.0 * 2 * pairs * 6 * 16) fail_msg("case %zu: %g FLOPs for %d pairs", i, flops, pairs);
     rfr_trace_destroy(t);
   }

@@ -7,6 +7,7 @@
  * token per replay. The host writes text and cursor before it starts and may read the text at any time.
  */
 #include "ops/decode/cursor.h"
+#include "ops/op_index.h"
 #include "ops/rule.h"
 
 rfr_status rfi_infer_text_read(const rfi_infer *c);
@@ -51,6 +52,12 @@ rfr_status rfi_infer_cache_write(const rfi_infer *c) {
   RFI_TRY(check_cursor(c, 2));
   c->out[0] = *cache;
   return RFR_OK;
+}
+
+/* Of the cache, only the rows of x are written. */
+double rfi_bytes_cache_write(const rfi_infer *c) {
+  const double x = (double)rfi_bytes(&c->in[RFI_IN_cache_write_x]);
+  return (c->out[0].rank < 0 ? 1 : 2) * x + (double)rfi_bytes(&c->in[RFI_IN_cache_write_cursor]);
 }
 
 rfr_status rfi_infer_text_append(const rfi_infer *c) {

@@ -3,6 +3,7 @@
  * embedding: y[t] = table[ids[t]], and the gradient of its table. Ids are data, so a bad id cannot be an error of the
  * program: it reads zeros and gets no gradient.
  */
+#include "ops/op_index.h"
 #include "ops/rule.h"
 
 rfr_status rfi_infer_embedding(const rfi_infer *c) {
@@ -26,6 +27,26 @@ rfr_status rfi_infer_embedding_grad(const rfi_infer *c) {
   c->out[0] = (rfr_type){.dtype = RFR_F32, .rank = 2, .shape = {rows, c->in[0].shape[1]}};
   if (rfi_present(c, 2)) RFI_TRY(rfi_rule_type(c, 2, &c->out[0]));
   return RFR_OK;
+}
+
+static double bytes_of(const rfr_type *x) { return x->rank < 0 ? 0 : (double)rfi_bytes(x); }
+
+/* Of the table, only the rows that are gathered or added to are touched. */
+static double rows_of(const rfr_type *table, const rfr_type *like) {
+  return (double)rfi_count(like) * rfr_dtype_bits(table->dtype) / 8;
+}
+
+double rfi_bytes_embedding(const rfi_infer *c) {
+  const rfr_type *table = &c->in[RFI_IN_embedding_table], *y = &c->out[RFI_OUT_embedding_y];
+  const double ids = bytes_of(&c->in[RFI_IN_embedding_ids]);
+  return ids + (y->rank < 0 ? bytes_of(table) : rows_of(table, y) + bytes_of(y));
+}
+
+double rfi_bytes_embedding_grad(const rfi_infer *c) {
+  const rfr_type *dy = &c->in[RFI_IN_embedding_grad_dy], *dtable = &c->out[RFI_OUT_embedding_grad_dtable];
+  const double read = bytes_of(dy) + bytes_of(&c->in[RFI_IN_embedding_grad_ids]);
+  if (!rfi_present(c, RFI_IN_embedding_grad_acc)) return read + bytes_of(dtable);
+  return read + (dtable->rank < 0 ? 1 : 2) * rows_of(&c->in[RFI_IN_embedding_grad_acc], dy);
 }
 
 rfr_status rfi_grad_embedding(rfi_grad *g) {

@@ -9,6 +9,7 @@
  */
 #include <string.h>
 
+#include "ops/op_index.h"
 #include "ops/rule.h"
 
 /* ---- shapes ---- */
@@ -168,6 +169,47 @@ rfr_status rfi_infer_grouped_dscale(const rfi_infer *c) {
   RFI_TRY(result_type(c, c->attr[0].i));
   c->out[0] = (rfr_type){.dtype = (rfr_dtype)c->attr[0].i, .rank = 1, .shape = {c->in[0].shape[0]}};
   return RFR_OK;
+}
+
+/* ---- as GEMMs ---- */
+
+/* Every row counts as in a group. */
+void rfi_gemm_grouped_matmul(const rfi_infer *c, rfi_gemm_desc *d) {
+  const bool packed = rfi_present(c, W);
+  const rfr_type *x = &c->in[X], *w = &c->in[packed ? W : SEPARATE];
+  d->tb = c->attr[RFI_AT_grouped_matmul_tb].i != 0;
+  d->b = packed ? W : -1;
+  d->separate = packed ? -1 : SEPARATE;
+  d->offsets = OFFSETS;
+  d->varies = RFI_GEMM_VARIES_M;
+  d->M = x->shape[0];
+  d->K = x->shape[1];
+  d->N = w->shape[w->rank - (d->tb ? 2 : 1)];
+  if (rfi_present(c, BIAS)) d->bias = BIAS;
+}
+
+void rfi_gemm_grouped_swiglu(const rfi_infer *c, rfi_gemm_desc *d) {
+  rfi_infer product = *c;
+  product.n_in = RFI_IN_grouped_swiglu_weight; /* the operands before it are those of grouped_matmul */
+  rfi_gemm_grouped_matmul(&product, d);
+}
+
+/* The GEMM computes h too, so it has its FLOPs even if y is unused. */
+double rfi_flops_grouped_swiglu(const rfi_infer *c) {
+  rfi_gemm_desc d = rfi_gemm_desc_make();
+  rfi_gemm_grouped_swiglu(c, &d);
+  return rfi_gemm_flops(&d);
+}
+
+void rfi_gemm_grouped_wgrad(const rfi_infer *c, rfi_gemm_desc *d) {
+  const rfr_type *dy = &c->in[RFI_IN_grouped_wgrad_dy], *x = &c->in[RFI_IN_grouped_wgrad_x];
+  d->ta = true;
+  d->offsets = RFI_IN_grouped_wgrad_offsets;
+  d->varies = RFI_GEMM_VARIES_K;
+  d->M = dy->shape[1];
+  d->K = dy->shape[0];
+  d->N = x->shape[1];
+  if (rfi_present(c, RFI_IN_grouped_wgrad_acc)) d->acc = RFI_IN_grouped_wgrad_acc;
 }
 
 /* ---- gradients ---- */

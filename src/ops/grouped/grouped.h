@@ -24,10 +24,4 @@ RFI_GROUPED int64_t rfi_group_end(const int32_t *offsets, int64_t g, int64_t R) 
   return end > begin ? end : begin;
 }
 
-#ifndef __cplusplus
-/* Why a call of a grouped GEMM op cannot run on the fastest kernel of the GPU; NULL: it can. */
-struct rfr_call;
-const char *rfi_grouped_lacks(const struct rfr_call *call, int opcode);
-#endif
-
 #endif

@@ -4,8 +4,12 @@
  * separate kernel. The choice depends on types, shapes and addresses only.
  */
 #include "ops/grouped/grouped_cuda.h"
+
+#include <stdio.h>
+
 #include "ops/grouped/grouped.h"
 #include "ops/grouped/pair.h"
+#include "ops/op_index.h"
 
 static int has_sm90(const rfr_call *call) {
   const rfi_cuda_info *info = rfi_cuda_info_of(call);
@@ -19,7 +23,7 @@ static rfr_status launch(const rfr_call *call, const rfi_grouped *g) {
   return rfi_grouped_any(g, info->sms, stream);
 }
 
-enum { SEPARATE = 5 }; /* operand index of the first separate weight */
+enum { SEPARATE = RFI_IN_grouped_matmul_ws };
 
 /* Separate weights must have equal types and row strides. */
 static int takes_matmul(const rfr_call *call) {
@@ -101,12 +105,16 @@ static const char *wgrad_lacks(const rfr_call *call) {
   const rfi_grouped g = wgrad_of(call);
   return rfi_grouped_sm90_lacks(&g);
 }
-const char *rfi_grouped_lacks(const rfr_call *call, int opcode) {
-  if (!has_sm90(call)) return NULL;
-  return opcode == RFI_OP_grouped_wgrad    ? wgrad_lacks(call)
-         : opcode == RFI_OP_grouped_swiglu ? swiglu_lacks(call)
-                                           : matmul_lacks(call);
+
+/* Says why the fastest kernel does not take a call. */
+static bool say(const rfr_call *call, const char *lacks, char *text, size_t size) {
+  if (!has_sm90(call) || !lacks) return false;
+  snprintf(text, size, "%s", lacks);
+  return true;
 }
+static bool say_matmul(const rfr_call *c, char *text, size_t size) { return say(c, matmul_lacks(c), text, size); }
+static bool say_wgrad(const rfr_call *c, char *text, size_t size) { return say(c, wgrad_lacks(c), text, size); }
+static bool say_swiglu(const rfr_call *c, char *text, size_t size) { return say(c, swiglu_lacks(c), text, size); }
 
 static const char *name_of(const rfr_call *call, const char *lacks) {
   return has_sm90(call) && !lacks ? "sm90" : "sm80";
@@ -127,6 +135,6 @@ static size_t swiglu_workspace(const rfr_call *call) {
   return RFI_GROUPED_TAKEN + (has_sm90(call) && !swiglu_lacks(call) ? 0 : p.scratch);
 }
 
-const rfi_cuda_kernel RFI_CUDA(grouped_swiglu) = {run_swiglu, swiglu_workspace, NULL, NULL, swiglu_needs};
-const rfi_cuda_kernel RFI_CUDA(grouped_matmul) = {run_matmul, workspace, takes_matmul, NULL, matmul_needs};
-const rfi_cuda_kernel RFI_CUDA(grouped_wgrad) = {run_wgrad, workspace, NULL, NULL, wgrad_needs};
+const rfi_cuda_kernel RFI_CUDA(grouped_swiglu) = {run_swiglu, swiglu_workspace, NULL, NULL, swiglu_needs, say_swiglu};
+const rfi_cuda_kernel RFI_CUDA(grouped_matmul) = {run_matmul, workspace, takes_matmul, NULL, matmul_needs, say_matmul};
+const rfi_cuda_kernel RFI_CUDA(grouped_wgrad) = {run_wgrad, workspace, NULL, NULL, wgrad_needs, say_wgrad};

@@ -32,10 +32,4 @@ static inline void rfi_pair_of(const rfi_call *call, rfi_pair *p) {
   p->act.n_out = 1, p->act.out = &call->out[1];
 }
 
-/* Ops that multiply rows by the weights of their groups, or compute the gradients of these weights: they have several
- * kernels. */
-static inline bool rfi_is_grouped_product(rfi_opcode code) {
-  return code == RFI_OP_grouped_matmul || code == RFI_OP_grouped_wgrad || code == RFI_OP_grouped_swiglu;
-}
-
 #endif

@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Views: reshape, transpose, slice, expand and detach do not move data; src/trace/strides.c computes their offsets and
- * strides. A reshape that strides cannot express is recorded as an explicit copy and a reshape, so that the trace shows
- * its cost. Gradients are the inverse views; a slice gives a pad, an expand gives a sum.
+ * Views: reshape, transpose, slice, expand and detach do not move data.
+ *
+ * Only a reshape can have no strides: it may split any dimension, but merge neighbours only if the stride of the outer
+ * one equals extent times stride of the inner one. One that strides cannot express is recorded as an explicit copy and
+ * a reshape, so that the trace shows its cost. Gradients are the inverse views; a slice gives a pad, an expand gives a
+ * sum.
  */
 
+#include <string.h>
+
+#include "ops/op_index.h"
 #include "ops/rule.h"
 
 /* ---- shapes ---- */
@@ -68,6 +74,72 @@ rfr_status rfi_infer_detach(const rfi_infer *c) {
   return RFR_OK;
 }
 
+/* ---- strides ---- */
+
+/* Matches groups of dimensions with equal products from the left; the old dimensions of a group must be mergeable into
+ * one, which the new ones then divide. */
+bool rfi_view_reshape(const rfi_infer *c, const int64_t *x_stride, int64_t *y_stride, int64_t *offset) {
+  const rfr_type *x = &c->in[0], *y = &c->out[0];
+  int64_t dim[RFR_MAX_RANK], step[RFR_MAX_RANK], stride = 1;
+  int n = 0, i = 0, j = 0;
+  (void)offset;
+  for (int d = y->rank - 1; d >= 0; d--) {
+    y_stride[d] = stride;
+    stride *= y->shape[d];
+  }
+  if (stride == 0) return true; /* no elements: any strides are valid */
+  for (int d = 0; d < x->rank; d++) {
+    if (x->shape[d] == 1) continue;
+    dim[n] = x->shape[d];
+    step[n++] = x_stride[d];
+  }
+  while (i < n) {
+    int64_t old = dim[i], new = 1;
+    int last = i, end = j;
+    for (; new != old;) {
+      if (new < old && end == y->rank) return false;
+      if (new < old) new *= y->shape[end++];
+      else if (++last == n) return false;
+      else old *= dim[last];
+    }
+    for (int k = i; k < last; k++)
+      if (step[k] != step[k + 1] * dim[k + 1]) return false;
+    stride = step[last];
+    for (int d = end - 1; d >= j; d--) {
+      y_stride[d] = stride;
+      stride *= y->shape[d];
+    }
+    i = last + 1;
+    j = end;
+  }
+  return true;
+}
+
+bool rfi_view_detach(const rfi_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset) {
+  (void)offset;
+  memcpy(y_stride, stride, sizeof *stride * (size_t)c->in[0].rank);
+  return true;
+}
+
+bool rfi_view_transpose(const rfi_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset) {
+  const int64_t a = c->attr[RFI_AT_transpose_a].i, b = c->attr[RFI_AT_transpose_b].i;
+  rfi_view_detach(c, stride, y_stride, offset);
+  y_stride[a] = stride[b];
+  y_stride[b] = stride[a];
+  return true;
+}
+
+bool rfi_view_slice(const rfi_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset) {
+  *offset += c->attr[RFI_AT_slice_start].i * stride[c->attr[RFI_AT_slice_axis].i];
+  return rfi_view_detach(c, stride, y_stride, offset);
+}
+
+bool rfi_view_expand(const rfi_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset) {
+  rfi_view_detach(c, stride, y_stride, offset);
+  y_stride[c->attr[RFI_AT_expand_axis].i] = 0;
+  return true;
+}
+
 /* ---- gradients ---- */
 
 rfr_status rfi_grad_reshape(rfi_grad *g) {
@@ -117,7 +189,8 @@ rfr_value rfr_reshape_at(rfr_trace *t, rfr_source at, rfr_value x, int rank, con
   int64_t count = 1;
   for (int d = 0; legal && d < rank; d++) legal = shape[d] >= 0 && !__builtin_mul_overflow(count, shape[d], &count);
   if (legal && count == rfi_count(&t->values[x].type)) {
-    rfi_value y;
+    rfi_value y = {.type = {.dtype = t->values[x].type.dtype, .rank = rank}};
+    memcpy(y.type.shape, attr.s.dim, sizeof y.type.shape);
     if (!rfi_view(rfi_op_def_get(RFI_OP_reshape), &t->values[x], &attr, &y)) x = rfr_copy_at(t, at, x);
   }
   return rfi_record(t, at, RFI_OP_reshape, 1, &x, &attr, NULL);

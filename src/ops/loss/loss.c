@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "base/base.h"
+#include "ops/op_index.h"
 #include "trace/trace.h"
 
 static bool is_scalar(const rfr_type *t) { return t->dtype == RFR_F32 && t->rank == 1 && t->shape[0] == 1; }
@@ -85,6 +86,14 @@ rfr_status rfi_infer_linear_cross_entropy(const rfi_infer *c) {
     return rfi_fail(RFI_E_TRACE_SHAPE, "acc must be f32 (%lld,%lld), as w", (long long)w->shape[0],
                     (long long)w->shape[1]);
   return RFR_OK;
+}
+
+/* A GEMM for the logits, and one for each gradient. */
+double rfi_flops_linear_cross_entropy(const rfi_infer *c) {
+  const rfr_type *x = &c->in[RFI_IN_linear_cross_entropy_x], *w = &c->in[RFI_IN_linear_cross_entropy_w];
+  const int products =
+      1 + (c->out[RFI_OUT_linear_cross_entropy_dx].rank >= 0) + (c->out[RFI_OUT_linear_cross_entropy_dw].rank >= 0);
+  return 2 * (double)rfi_count(x) * (double)w->shape[0] * products;
 }
 
 rfr_value rfr_token_count_at(rfr_trace *t, rfr_source at, int n, const rfr_value *targets, int ignore,

@@ -4,6 +4,7 @@
  * The fuse pass creates it after autodiff (pass/fuse_lora.c), so it has neither a gradient nor a recording call.
  */
 #include "base/base.h"
+#include "ops/op_index.h"
 #include "ops/rule.h"
 
 rfr_status rfi_infer_lora_matmul(const rfi_infer *c) {
@@ -25,4 +26,10 @@ rfr_status rfi_infer_lora_matmul(const rfi_infer *c) {
   c->out[0] = (rfr_type){.dtype = to, .rank = 2, .shape = {M, N}};
   if (rfi_present(c, 4)) RFI_TRY(rfi_rule_vector(c, 4, N));
   return rfi_present(c, 5) ? rfi_rule_type(c, 5, &c->out[0]) : RFR_OK;
+}
+
+/* Both GEMMs. */
+double rfi_flops_lora_matmul(const rfi_infer *c) {
+  const int64_t K = c->in[RFI_IN_lora_matmul_x].shape[1] + c->in[RFI_IN_lora_matmul_u].shape[1];
+  return c->out[0].rank < 0 ? 0 : 2 * (double)K * (double)rfi_count(&c->out[0]);
 }

@@ -7,6 +7,7 @@
  * moving data, so pruning one of them also frees the operands that only it reads. A bias gradient is the sum over rows.
  */
 #include "base/base.h"
+#include "ops/op_index.h"
 #include "ops/rule.h"
 
 rfr_status rfi_infer_matmul(const rfi_infer *c);
@@ -43,6 +44,19 @@ rfr_status rfi_infer_matmul(const rfi_infer *c) {
   }
   c->out[0] = y;
   return RFR_OK;
+}
+
+void rfi_gemm_matmul(const rfi_infer *c, rfi_gemm_desc *d) {
+  const rfr_type *a = &c->in[RFI_IN_matmul_a], *b = &c->in[RFI_IN_matmul_b];
+  const int r = a->rank;
+  d->ta = c->attr[RFI_AT_matmul_ta].i != 0;
+  d->tb = c->attr[RFI_AT_matmul_tb].i != 0;
+  if (r == 3) d->batch = a->shape[0];
+  d->M = a->shape[d->ta ? r - 1 : r - 2];
+  d->K = a->shape[d->ta ? r - 2 : r - 1];
+  d->N = b->shape[d->tb ? r - 2 : r - 1];
+  if (rfi_present(c, RFI_IN_matmul_bias)) d->bias = RFI_IN_matmul_bias;
+  if (rfi_present(c, RFI_IN_matmul_acc)) d->acc = RFI_IN_matmul_acc;
 }
 
 static rfr_value record(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b, rfr_value bias, int ta, int tb,

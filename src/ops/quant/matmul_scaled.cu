@@ -6,6 +6,8 @@
  * while it is loaded. This is exact for E8M0 and E4M3 scales; with an f32 scale it rounds once. Scales of a tensor are
  * applied after the sum, one by one, because their product alone might underflow.
  */
+#include <stdio.h>
+
 #include "backend/cuda/any_type.cuh"
 #include "ops/grouped/walk.cuh"
 #include "ops/matmul/tile_any.cuh"
@@ -136,8 +138,10 @@ static problem problem_of(const rfr_call *c, const factor &a, const factor &b, i
 }
 
 static rfr_status run(const rfr_call *c) {
-  const problem p = problem_of(c, factor_of(c, RFI_MS_A, RFI_MS_SCALE_A, RFI_MS_GLOBAL_A),
-                               factor_of(c, RFI_MS_B, RFI_MS_SCALE_B, RFI_MS_GLOBAL_B), RFI_MS_BIAS, -1, RFI_MS_ACC);
+  const problem p =
+      problem_of(c, factor_of(c, RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_global_a),
+                 factor_of(c, RFI_IN_matmul_scaled_b, RFI_IN_matmul_scaled_scale_b, RFI_IN_matmul_scaled_global_b),
+                 RFI_IN_matmul_scaled_bias, -1, RFI_IN_matmul_scaled_acc);
   const int64_t tiles_m = rfi_blocks(p.a.rows, RFI_TILE), tiles_n = rfi_blocks(p.b.rows, RFI_TILE);
   if (tiles_m > 0 && tiles_n > 0)
     matmul_scaled<<<(unsigned)(tiles_m * tiles_n), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p, tiles_m);
@@ -145,12 +149,16 @@ static rfr_status run(const rfr_call *c) {
 }
 
 static rfr_status run_grouped(const rfr_call *c) {
-  problem p = problem_of(c, factor_of(c, RFI_GM_A, RFI_GM_SCALE_A, RFI_GM_GLOBAL_A),
-                         factor_of(c, RFI_GM_W, RFI_GM_SCALE_W, RFI_GM_GLOBAL_W), RFI_GM_BIAS, RFI_GM_SCALE, -1);
-  const int groups = (int)c->in[RFI_GM_OFFSETS].type.shape[0] - 1;
+  problem p = problem_of(c,
+                         factor_of(c, RFI_IN_grouped_matmul_scaled_a, RFI_IN_grouped_matmul_scaled_scale_a,
+                                   RFI_IN_grouped_matmul_scaled_global_a),
+                         factor_of(c, RFI_IN_grouped_matmul_scaled_w, RFI_IN_grouped_matmul_scaled_scale_w,
+                                   RFI_IN_grouped_matmul_scaled_global_w),
+                         RFI_IN_grouped_matmul_scaled_bias, RFI_IN_grouped_matmul_scaled_scale, -1);
+  const int groups = (int)c->in[RFI_IN_grouped_matmul_scaled_offsets].type.shape[0] - 1;
   const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * 8;
   const int64_t tiles = (p.a.rows / RFI_TILE + groups + 2) * rfi_blocks(p.b.rows, RFI_TILE);
-  p.groups.offset = (const int32_t *)c->in[RFI_GM_OFFSETS].data;
+  p.groups.offset = (const int32_t *)c->in[RFI_IN_grouped_matmul_scaled_offsets].data;
   p.groups.n = p.groups.last = groups;
   p.groups.rows = (int)p.a.rows;
   if (p.a.rows > 0 && p.b.rows > 0)
@@ -159,10 +167,14 @@ static rfr_status run_grouped(const rfr_call *c) {
 }
 
 static rfr_status run_wgrad(const rfr_call *c) {
-  problem p = problem_of(c, factor_of(c, RFI_GW_DY, RFI_GW_SCALE_DY, RFI_GW_GLOBAL_DY),
-                         factor_of(c, RFI_GW_X, RFI_GW_SCALE_X, RFI_GW_GLOBAL_X), -1, -1, RFI_GW_ACC);
+  problem p = problem_of(c,
+                         factor_of(c, RFI_IN_grouped_wgrad_scaled_dy, RFI_IN_grouped_wgrad_scaled_scale_dy,
+                                   RFI_IN_grouped_wgrad_scaled_global_dy),
+                         factor_of(c, RFI_IN_grouped_wgrad_scaled_x, RFI_IN_grouped_wgrad_scaled_scale_x,
+                                   RFI_IN_grouped_wgrad_scaled_global_x),
+                         -1, -1, RFI_IN_grouped_wgrad_scaled_acc);
   const int64_t tiles_m = rfi_blocks(p.a.rows, RFI_TILE), tiles_n = rfi_blocks(p.b.rows, RFI_TILE);
-  p.offsets = (const int32_t *)c->in[RFI_GW_OFFSETS].data;
+  p.offsets = (const int32_t *)c->in[RFI_IN_grouped_wgrad_scaled_offsets].data;
   p.slices = c->out[0].type.shape[0];
   p.first = c->attr[2].i;
   p.block = rfi_group_block(p.a.scaling);
@@ -172,6 +184,12 @@ static rfr_status run_wgrad(const rfr_call *c) {
   return rfi_cuda_launched("grouped_wgrad_scaled");
 }
 
-extern "C" const rfi_cuda_kernel RFI_CUDA(matmul_scaled) = {run, NULL};
-extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_matmul_scaled) = {run_grouped, NULL};
-extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_wgrad_scaled) = {run_wgrad, NULL};
+static bool lacks(const rfr_call *c, char *text, size_t size) {
+  (void)c;
+  snprintf(text, size, "decoded to f32: no tensor core takes its scaling, formats or sides");
+  return true;
+}
+
+extern "C" const rfi_cuda_kernel RFI_CUDA(matmul_scaled) = {run, NULL, NULL, NULL, NULL, lacks};
+extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_matmul_scaled) = {run_grouped, NULL, NULL, NULL, NULL, lacks};
+extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_wgrad_scaled) = {run_wgrad, NULL, NULL, NULL, NULL, lacks};

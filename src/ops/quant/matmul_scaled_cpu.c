@@ -184,13 +184,15 @@ static int64_t work_of(const rfi_call *c) {
 static size_t workspace(const rfi_call *c) { return (size_t)threads_of(c, work_of(c)) * SCRATCH * sizeof(float); }
 
 static rfr_status run(const rfi_call *call) {
-  const operand a = operand_of(call, RFI_MS_A, RFI_MS_SCALE_A, RFI_MS_GLOBAL_A);
-  const operand b = operand_of(call, RFI_MS_B, RFI_MS_SCALE_B, RFI_MS_GLOBAL_B);
+  const operand a =
+      operand_of(call, RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_global_a);
+  const operand b =
+      operand_of(call, RFI_IN_matmul_scaled_b, RFI_IN_matmul_scaled_scale_b, RFI_IN_matmul_scaled_global_b);
   const finish f = {.scale_a = late_scale(&a, 0),
                     .scale_b = late_scale(&b, 0),
-                    .bias = given(call, RFI_MS_BIAS),
+                    .bias = given(call, RFI_IN_matmul_scaled_bias),
                     .y = &call->out[0],
-                    .accumulate = given(call, RFI_MS_ACC)};
+                    .accumulate = given(call, RFI_IN_matmul_scaled_acc)};
   const int64_t across = rfi_blocks_of(b.rows, TILE_N), tiles = rfi_blocks_of(a.rows, TILE_M) * across;
   const int threads = threads_of(call, work_of(call));
   (void)threads; /* unused without OpenMP */
@@ -206,11 +208,14 @@ static rfr_status run(const rfi_call *call) {
 /* ---- grouped_matmul_scaled ---- */
 
 static rfr_status run_grouped(const rfi_call *call) {
-  const operand a = operand_of(call, RFI_GM_A, RFI_GM_SCALE_A, RFI_GM_GLOBAL_A);
-  const operand w = operand_of(call, RFI_GM_W, RFI_GM_SCALE_W, RFI_GM_GLOBAL_W);
+  const operand a = operand_of(call, RFI_IN_grouped_matmul_scaled_a, RFI_IN_grouped_matmul_scaled_scale_a,
+                               RFI_IN_grouped_matmul_scaled_global_a);
+  const operand w = operand_of(call, RFI_IN_grouped_matmul_scaled_w, RFI_IN_grouped_matmul_scaled_scale_w,
+                               RFI_IN_grouped_matmul_scaled_global_w);
   const rfi_arg *y = &call->out[0];
-  const int32_t *offsets = call->in[RFI_GM_OFFSETS].data;
-  const int64_t G = call->in[RFI_GM_OFFSETS].type.shape[0] - 1, R = a.rows, across = rfi_blocks_of(w.rows, TILE_N);
+  const int32_t *offsets = call->in[RFI_IN_grouped_matmul_scaled_offsets].data;
+  const int64_t G = call->in[RFI_IN_grouped_matmul_scaled_offsets].type.shape[0] - 1, R = a.rows,
+                across = rfi_blocks_of(w.rows, TILE_N);
   const int64_t size = w.rows * (y->type.dtype == RFR_F32 ? 4 : 2);
   const int threads = threads_of(call, work_of(call));
   (void)threads;
@@ -220,8 +225,8 @@ static rfr_status run_grouped(const rfi_call *call) {
     const operand b = slice_of(w, g);
     const finish f = {.scale_a = late_scale(&a, g),
                       .scale_b = late_scale(&b, g),
-                      .bias = given(call, RFI_GM_BIAS),
-                      .bias_scale = given(call, RFI_GM_SCALE),
+                      .bias = given(call, RFI_IN_grouped_matmul_scaled_bias),
+                      .bias_scale = given(call, RFI_IN_grouped_matmul_scaled_scale),
                       .bias_at = g * w.rows,
                       .y = y};
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
@@ -240,9 +245,11 @@ static rfr_status run_grouped(const rfi_call *call) {
 /* ---- grouped_wgrad_scaled ---- */
 
 static rfr_status run_wgrad(const rfi_call *call) {
-  const operand dy = operand_of(call, RFI_GW_DY, RFI_GW_SCALE_DY, RFI_GW_GLOBAL_DY);
-  const operand x = operand_of(call, RFI_GW_X, RFI_GW_SCALE_X, RFI_GW_GLOBAL_X);
-  const int32_t *offsets = call->in[RFI_GW_OFFSETS].data;
+  const operand dy = operand_of(call, RFI_IN_grouped_wgrad_scaled_dy, RFI_IN_grouped_wgrad_scaled_scale_dy,
+                                RFI_IN_grouped_wgrad_scaled_global_dy);
+  const operand x = operand_of(call, RFI_IN_grouped_wgrad_scaled_x, RFI_IN_grouped_wgrad_scaled_scale_x,
+                               RFI_IN_grouped_wgrad_scaled_global_x);
+  const int32_t *offsets = call->in[RFI_IN_grouped_wgrad_scaled_offsets].data;
   const int64_t G = call->out[0].type.shape[0], first = call->attr[2].i, block = rfi_group_block(dy.scaling);
   const int64_t across = rfi_blocks_of(x.rows, TILE_N), each = rfi_blocks_of(dy.rows, TILE_M) * across;
   const int threads = threads_of(call, work_of(call));
@@ -256,7 +263,7 @@ static rfr_status run_wgrad(const rfi_call *call) {
                       .scale_b = late_scale(&x, g),
                       .y = &call->out[0],
                       .y_at = g * dy.rows * x.rows,
-                      .accumulate = given(call, RFI_GW_ACC)};
+                      .accumulate = given(call, RFI_IN_grouped_wgrad_scaled_acc)};
     tile t = {.i = k % each / across * TILE_M, .j = k % across * TILE_N, .k = start, .K = rows > 0 ? rows : 0};
     t.m = least(dy.rows - t.i, TILE_M), t.n = least(x.rows - t.j, TILE_N);
     if (rows > 0 || !f.accumulate) store(&f, &t, x.rows, multiply(&dy, &x, &t, scratch_of(call)));

@@ -23,8 +23,8 @@ typedef struct geometry {
 } geometry;
 
 static rfr_status check_options(const rfi_infer *c, const geometry *g, int scale) {
-  const rfr_dtype format = (rfr_dtype)c->attr[RFI_Q_FORMAT].i;
-  const int64_t scaling = c->attr[RFI_Q_SCALING].i, bits = c->attr[RFI_Q_OPTIONS].i;
+  const rfr_dtype format = (rfr_dtype)c->attr[RFI_AT_quantize_format].i;
+  const int64_t scaling = c->attr[RFI_AT_quantize_scaling].i, bits = c->attr[RFI_AT_quantize_options].i;
   if (scaling < 0 || scaling >= RFR_SCALING_COUNT)
     return rfi_fail(RFI_E_TRACE_SHAPE, "%lld is not an rfr_scaling", (long long)scaling);
   const rfi_scaling_info info = rfi_scaling_info_of(scaling);
@@ -88,14 +88,14 @@ static rfr_status infer(const rfi_infer *c, const geometry *g, int scale) {
     RFI_TRY(rfi_rule_dtype(c, scale + 2, RFR_I32));
     RFI_TRY(rfi_rule_vector(c, scale + 2, 1));
   }
-  const rfr_dtype format = (rfr_dtype)c->attr[RFI_Q_FORMAT].i;
-  const int64_t scaling = c->attr[RFI_Q_SCALING].i;
+  const rfr_dtype format = (rfr_dtype)c->attr[RFI_AT_quantize_format].i;
+  const int64_t scaling = c->attr[RFI_AT_quantize_scaling].i;
   const rfr_type each = {.dtype = RFR_F32, .rank = 1, .shape = {g->slices}};
-  c->out[RFI_Q_ROW] = data_type(format, rank, g->slices, g->M, g->K);
-  c->out[RFI_Q_COL] = data_type(format, rank, g->slices, g->K, g->col);
-  c->out[RFI_Q_ROW_SCALE] = scale_type(scaling, rank, g->slices, g->M, g->K);
-  c->out[RFI_Q_COL_SCALE] = scale_type(scaling, rank, g->slices, g->K, g->col);
-  c->out[RFI_Q_ROW_GLOBAL] = c->out[RFI_Q_COL_GLOBAL] = c->out[RFI_Q_AMAX] = each;
+  c->out[RFI_OUT_quantize_row] = data_type(format, rank, g->slices, g->M, g->K);
+  c->out[RFI_OUT_quantize_col] = data_type(format, rank, g->slices, g->K, g->col);
+  c->out[RFI_OUT_quantize_row_scale] = scale_type(scaling, rank, g->slices, g->M, g->K);
+  c->out[RFI_OUT_quantize_col_scale] = scale_type(scaling, rank, g->slices, g->K, g->col);
+  c->out[RFI_OUT_quantize_row_global] = c->out[RFI_OUT_quantize_col_global] = c->out[RFI_OUT_quantize_amax] = each;
   return RFR_OK;
 }
 
@@ -126,7 +126,7 @@ rfr_status rfi_infer_grouped_quantize(const rfi_infer *c) {
   const geometry g = {.slices = groups,
                       .M = x->shape[0],
                       .K = x->shape[1],
-                      .col = rfi_group_columns(c->attr[RFI_Q_SCALING].i, x->shape[0], groups),
+                      .col = rfi_group_columns(c->attr[RFI_AT_quantize_scaling].i, x->shape[0], groups),
                       .grouped = true};
   return infer(c, &g, 2);
 }
@@ -172,38 +172,43 @@ static rfr_status result(const rfi_infer *c, rfr_type type, int acc) {
 
 rfr_status rfi_infer_matmul_scaled(const rfi_infer *c) {
   int64_t K, other;
-  RFI_TRY(scaled(c, RFI_MS_A, RFI_MS_SCALE_A, RFI_MS_GLOBAL_A, 2, 1, &K));
-  RFI_TRY(scaled(c, RFI_MS_B, RFI_MS_SCALE_B, RFI_MS_GLOBAL_B, 2, 1, &other));
+  RFI_TRY(scaled(c, RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_global_a, 2, 1, &K));
+  RFI_TRY(scaled(c, RFI_IN_matmul_scaled_b, RFI_IN_matmul_scaled_scale_b, RFI_IN_matmul_scaled_global_b, 2, 1, &other));
   RFI_TRY(same_length(c, K, other));
-  const int64_t M = c->in[RFI_MS_A].shape[0], N = c->in[RFI_MS_B].shape[0];
-  if (rfi_present(c, RFI_MS_BIAS)) {
-    RFI_TRY(rfi_rule_vector(c, RFI_MS_BIAS, N));
-    if (!is_wide(c->in[RFI_MS_BIAS].dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "bias must be f32, bf16 or f16");
+  const int64_t M = c->in[RFI_IN_matmul_scaled_a].shape[0], N = c->in[RFI_IN_matmul_scaled_b].shape[0];
+  if (rfi_present(c, RFI_IN_matmul_scaled_bias)) {
+    RFI_TRY(rfi_rule_vector(c, RFI_IN_matmul_scaled_bias, N));
+    if (!is_wide(c->in[RFI_IN_matmul_scaled_bias].dtype))
+      return rfi_fail(RFI_E_TRACE_SHAPE, "bias must be f32, bf16 or f16");
   }
-  return result(c, (rfr_type){.dtype = (rfr_dtype)c->attr[0].i, .rank = 2, .shape = {M, N}}, RFI_MS_ACC);
+  return result(c, (rfr_type){.dtype = (rfr_dtype)c->attr[0].i, .rank = 2, .shape = {M, N}}, RFI_IN_matmul_scaled_acc);
 }
 
 rfr_status rfi_infer_grouped_matmul_scaled(const rfi_infer *c) {
   int64_t K, other, groups;
-  RFI_TRY(groups_of(c, RFI_GM_OFFSETS, &groups));
-  RFI_TRY(scaled(c, RFI_GM_A, RFI_GM_SCALE_A, RFI_GM_GLOBAL_A, 2, groups, &K));
-  RFI_TRY(scaled(c, RFI_GM_W, RFI_GM_SCALE_W, RFI_GM_GLOBAL_W, 3, groups, &other));
+  RFI_TRY(groups_of(c, RFI_IN_grouped_matmul_scaled_offsets, &groups));
+  RFI_TRY(scaled(c, RFI_IN_grouped_matmul_scaled_a, RFI_IN_grouped_matmul_scaled_scale_a,
+                 RFI_IN_grouped_matmul_scaled_global_a, 2, groups, &K));
+  RFI_TRY(scaled(c, RFI_IN_grouped_matmul_scaled_w, RFI_IN_grouped_matmul_scaled_scale_w,
+                 RFI_IN_grouped_matmul_scaled_global_w, 3, groups, &other));
   RFI_TRY(same_length(c, K, other));
-  if (rfi_scaling_of(&c->in[RFI_GM_A], &c->in[RFI_GM_SCALE_A]) == RFR_SCALING_BLOCK128)
+  if (rfi_scaling_of(&c->in[RFI_IN_grouped_matmul_scaled_a], &c->in[RFI_IN_grouped_matmul_scaled_scale_a]) ==
+      RFR_SCALING_BLOCK128)
     return rfi_fail(RFI_E_TRACE_SHAPE, "scales of 128 rows do not end where a group does");
-  const int64_t R = c->in[RFI_GM_A].shape[0], N = c->in[RFI_GM_W].shape[1];
-  if (c->in[RFI_GM_W].shape[0] != groups)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "w has %lld groups, offsets have %lld", (long long)c->in[RFI_GM_W].shape[0],
-                    (long long)groups);
-  if (rfi_present(c, RFI_GM_BIAS)) {
-    const rfr_type want = {.dtype = c->in[RFI_GM_BIAS].dtype, .rank = 2, .shape = {groups, N}};
-    RFI_TRY(rfi_rule_float(c, RFI_GM_BIAS));
-    RFI_TRY(rfi_rule_type(c, RFI_GM_BIAS, &want));
+  const int64_t R = c->in[RFI_IN_grouped_matmul_scaled_a].shape[0], N = c->in[RFI_IN_grouped_matmul_scaled_w].shape[1];
+  if (c->in[RFI_IN_grouped_matmul_scaled_w].shape[0] != groups)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "w has %lld groups, offsets have %lld",
+                    (long long)c->in[RFI_IN_grouped_matmul_scaled_w].shape[0], (long long)groups);
+  if (rfi_present(c, RFI_IN_grouped_matmul_scaled_bias)) {
+    const rfr_type want = {.dtype = c->in[RFI_IN_grouped_matmul_scaled_bias].dtype, .rank = 2, .shape = {groups, N}};
+    RFI_TRY(rfi_rule_float(c, RFI_IN_grouped_matmul_scaled_bias));
+    RFI_TRY(rfi_rule_type(c, RFI_IN_grouped_matmul_scaled_bias, &want));
   }
-  if (rfi_present(c, RFI_GM_SCALE)) {
-    if (!rfi_present(c, RFI_GM_BIAS)) return rfi_fail(RFI_E_TRACE_SHAPE, "scale is given without a bias");
-    RFI_TRY(rfi_rule_float(c, RFI_GM_SCALE));
-    RFI_TRY(rfi_rule_vector(c, RFI_GM_SCALE, R));
+  if (rfi_present(c, RFI_IN_grouped_matmul_scaled_scale)) {
+    if (!rfi_present(c, RFI_IN_grouped_matmul_scaled_bias))
+      return rfi_fail(RFI_E_TRACE_SHAPE, "scale is given without a bias");
+    RFI_TRY(rfi_rule_float(c, RFI_IN_grouped_matmul_scaled_scale));
+    RFI_TRY(rfi_rule_vector(c, RFI_IN_grouped_matmul_scaled_scale, R));
   }
   return result(c, (rfr_type){.dtype = (rfr_dtype)c->attr[0].i, .rank = 2, .shape = {R, N}}, -1);
 }
@@ -211,20 +216,50 @@ rfr_status rfi_infer_grouped_matmul_scaled(const rfi_infer *c) {
 rfr_status rfi_infer_grouped_wgrad_scaled(const rfi_infer *c) {
   const int64_t of = c->attr[1].i, first = c->attr[2].i;
   int64_t R, other, groups;
-  RFI_TRY(groups_of(c, RFI_GW_OFFSETS, &groups));
-  RFI_TRY(scaled(c, RFI_GW_DY, RFI_GW_SCALE_DY, RFI_GW_GLOBAL_DY, 2, groups, &R));
-  RFI_TRY(scaled(c, RFI_GW_X, RFI_GW_SCALE_X, RFI_GW_GLOBAL_X, 2, groups, &other));
+  RFI_TRY(groups_of(c, RFI_IN_grouped_wgrad_scaled_offsets, &groups));
+  RFI_TRY(scaled(c, RFI_IN_grouped_wgrad_scaled_dy, RFI_IN_grouped_wgrad_scaled_scale_dy,
+                 RFI_IN_grouped_wgrad_scaled_global_dy, 2, groups, &R));
+  RFI_TRY(scaled(c, RFI_IN_grouped_wgrad_scaled_x, RFI_IN_grouped_wgrad_scaled_scale_x,
+                 RFI_IN_grouped_wgrad_scaled_global_x, 2, groups, &other));
   RFI_TRY(same_length(c, R, other));
   if (first < 0 || of < 0 || first + groups > of)
     return rfi_fail(RFI_E_TRACE_SHAPE, "groups %lld to %lld are not among the %lld that share the rows",
                     (long long)first, (long long)(first + groups - 1), (long long)of);
-  const int64_t a = rfi_scaling_of(&c->in[RFI_GW_DY], &c->in[RFI_GW_SCALE_DY]);
-  if (a != rfi_scaling_of(&c->in[RFI_GW_X], &c->in[RFI_GW_SCALE_X]) || a == RFR_SCALING_BLOCK128)
+  const int64_t a =
+      rfi_scaling_of(&c->in[RFI_IN_grouped_wgrad_scaled_dy], &c->in[RFI_IN_grouped_wgrad_scaled_scale_dy]);
+  if (a != rfi_scaling_of(&c->in[RFI_IN_grouped_wgrad_scaled_x], &c->in[RFI_IN_grouped_wgrad_scaled_scale_x]) ||
+      a == RFR_SCALING_BLOCK128)
     return rfi_fail(RFI_E_TRACE_SHAPE, "dy and x need one scaling along the rows");
-  const rfr_type dw = {.dtype = (rfr_dtype)c->attr[0].i,
-                       .rank = 3,
-                       .shape = {groups, c->in[RFI_GW_DY].shape[0], c->in[RFI_GW_X].shape[0]}};
-  return result(c, dw, RFI_GW_ACC);
+  const rfr_type dw = {
+      .dtype = (rfr_dtype)c->attr[0].i,
+      .rank = 3,
+      .shape = {groups, c->in[RFI_IN_grouped_wgrad_scaled_dy].shape[0], c->in[RFI_IN_grouped_wgrad_scaled_x].shape[0]}};
+  return result(c, dw, RFI_IN_grouped_wgrad_scaled_acc);
+}
+
+/* ---- costs ---- */
+
+static double length_of(const rfr_type *x) { return (double)x->shape[x->rank - 1] * (x->dtype == RFR_U8 ? 2 : 1); }
+
+void rfi_gemm_matmul_scaled(const rfi_infer *c, rfi_gemm_desc *d) {
+  const rfr_type *a = &c->in[RFI_IN_matmul_scaled_a], *b = &c->in[RFI_IN_matmul_scaled_b];
+  d->tb = true;
+  d->M = a->shape[0];
+  d->K = (int64_t)length_of(a);
+  d->N = b->shape[0];
+  if (rfi_present(c, RFI_IN_matmul_scaled_bias)) d->bias = RFI_IN_matmul_scaled_bias;
+  if (rfi_present(c, RFI_IN_matmul_scaled_acc)) d->acc = RFI_IN_matmul_scaled_acc;
+}
+
+/* They are no rfi_gemm_desc: kernels of grouped GEMMs take 16 and 32 bits. */
+double rfi_flops_grouped_matmul_scaled(const rfi_infer *c) {
+  const rfr_type *a = &c->in[RFI_IN_grouped_matmul_scaled_a];
+  return 2 * length_of(a) * (double)a->shape[0] * (double)c->in[RFI_IN_grouped_matmul_scaled_w].shape[1];
+}
+
+double rfi_flops_grouped_wgrad_scaled(const rfi_infer *c) {
+  const rfr_type *dy = &c->in[RFI_IN_grouped_wgrad_scaled_dy];
+  return 2 * length_of(dy) * (double)dy->shape[0] * (double)c->in[RFI_IN_grouped_wgrad_scaled_x].shape[0];
 }
 
 /* ---- amax history ---- */
@@ -285,14 +320,14 @@ static rfr_value record(rfr_trace *t, rfr_source at, rfi_opcode code, rfr_value 
     rfi_record(t, at, code, 3 + grouped, in, attr, y);
   }
   if (out)
-    *out = (rfr_quantized){.row = y[RFI_Q_ROW],
-                           .col = y[RFI_Q_COL],
-                           .row_scale = y[RFI_Q_ROW_SCALE],
-                           .col_scale = y[RFI_Q_COL_SCALE],
-                           .row_global = y[RFI_Q_ROW_GLOBAL],
-                           .col_global = y[RFI_Q_COL_GLOBAL],
-                           .amax = y[RFI_Q_AMAX]};
-  return y[RFI_Q_ROW];
+    *out = (rfr_quantized){.row = y[RFI_OUT_quantize_row],
+                           .col = y[RFI_OUT_quantize_col],
+                           .row_scale = y[RFI_OUT_quantize_row_scale],
+                           .col_scale = y[RFI_OUT_quantize_col_scale],
+                           .row_global = y[RFI_OUT_quantize_row_global],
+                           .col_global = y[RFI_OUT_quantize_col_global],
+                           .amax = y[RFI_OUT_quantize_amax]};
+  return y[RFI_OUT_quantize_row];
 }
 
 rfr_value rfr_quantize_at(rfr_trace *t, rfr_source at, rfr_value x, const rfr_quantize_options *options,

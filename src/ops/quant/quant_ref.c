@@ -65,7 +65,7 @@ static void store(const lines *l, int64_t i, int64_t k, float x) {
     const uint64_t key = rfi_stream_key((uint64_t)step[2], (uint64_t)l->call->attr[4].i);
     const uint32_t microbatch = l->call->microbatch > 0 ? (uint32_t)l->call->microbatch : 0;
     const rfi_u32x4 draw = rfi_draw4(key, (uint64_t)e / 4, (uint32_t)l->call->attr[3].i, microbatch, (uint64_t)step[0]);
-    const double u = (double)(draw.v[e % 4] >> (l->q == RFI_Q_COL ? 8 : 0) & 255) / 256;
+    const double u = (double)(draw.v[e % 4] >> (l->q == RFI_OUT_quantize_col ? 8 : 0) & 255) / 256;
     const double a = fabs((double)x), size = a < 2 ? 0.5 : a < 4 ? 1 : 2, t = (double)(float)(a + u * size);
     for (code = 7; code > 0 && rfr_float_from_bits(RFR_E2M1, code) > t;) code--;
     code |= signbit(x) ? 8 : 0;
@@ -141,16 +141,16 @@ static void quantize_slice(const rfi_call *c, int64_t slice, const double *x, in
   for (int64_t i = 0; i < length * K && hadamard; i += 16) transform(b + i);
   const float amax = amax_of(a, rows * K), other = hadamard ? amax_of(b, length * K) : amax;
   row.call = col.call = c;
-  row.v = a, row.lines = rows, row.length = K, row.q = RFI_Q_ROW, row.scale = RFI_Q_ROW_SCALE;
-  col.v = b, col.lines = K, col.length = length, col.q = RFI_Q_COL, col.scale = RFI_Q_COL_SCALE;
+  row.v = a, row.lines = rows, row.length = K, row.q = RFI_OUT_quantize_row, row.scale = RFI_OUT_quantize_row_scale;
+  col.v = b, col.lines = K, col.length = length, col.q = RFI_OUT_quantize_col, col.scale = RFI_OUT_quantize_col_scale;
   row.by = col.by = given ? (float)given[slice] : factor(amax, largest(c), c->attr[2].i & RFR_QUANTIZE_POW2);
   row.tensor_scale = limit(factor(amax, 2688, false));
   col.tensor_scale = limit(factor(other, 2688, false));
-  put(c, RFI_Q_AMAX, slice, amax);
-  put(c, RFI_Q_ROW_GLOBAL, slice, info.scale == RFR_E4M3 ? 1.0f / row.tensor_scale : 1);
-  put(c, RFI_Q_COL_GLOBAL, slice, info.scale == RFR_E4M3 ? 1.0f / col.tensor_scale : 1);
-  if (info.block == 0) put(c, RFI_Q_ROW_SCALE, slice, 1.0f / row.by);
-  if (info.block == 0) put(c, RFI_Q_COL_SCALE, slice, 1.0f / col.by);
+  put(c, RFI_OUT_quantize_amax, slice, amax);
+  put(c, RFI_OUT_quantize_row_global, slice, info.scale == RFR_E4M3 ? 1.0f / row.tensor_scale : 1);
+  put(c, RFI_OUT_quantize_col_global, slice, info.scale == RFR_E4M3 ? 1.0f / col.tensor_scale : 1);
+  if (info.block == 0) put(c, RFI_OUT_quantize_row_scale, slice, 1.0f / row.by);
+  if (info.block == 0) put(c, RFI_OUT_quantize_col_scale, slice, 1.0f / col.by);
   quantize_lines(&row);
   quantize_lines(&col);
   free(a);
@@ -195,8 +195,8 @@ RFT_REF(grouped_quantize) {
   const rfi_scaling_info info = rfi_scaling_info_of(call->attr[1].i);
   const int64_t block = info.block ? info.block : 128, columns = (scales(R, (int)block) + G) * block;
   const int32_t *offsets = call->in[1].data;
-  for (int j = 0; j <= RFI_Q_COL_SCALE; j++)
-    if (j < RFI_Q_ROW_SCALE || info.block) zero(&call->out[j]);
+  for (int j = 0; j <= RFI_OUT_quantize_col_scale; j++)
+    if (j < RFI_OUT_quantize_row_scale || info.block) zero(&call->out[j]);
   for (int64_t g = 0; g < G; g++) {
     const int64_t e = offsets[g] * K, rs = scales(K, info.block), at = offsets[g] / block + g;
     const lines row = {
@@ -307,7 +307,7 @@ static double value(const rfi_call *c, int q, int scale, int global, int64_t g, 
 }
 
 RFT_REF(matmul_scaled) {
-  const double *bias = call->in[RFI_MS_BIAS].data, *acc = call->in[RFI_MS_ACC].data;
+  const double *bias = call->in[RFI_IN_matmul_scaled_bias].data, *acc = call->in[RFI_IN_matmul_scaled_acc].data;
   double *y = call->out[0].data;
   const rfr_type *a = &call->in[0].type;
   int64_t M = a->shape[0], K = a->shape[1] * (a->dtype == RFR_U8 ? 2 : 1), N = call->in[1].type.shape[0];
@@ -315,8 +315,9 @@ RFT_REF(matmul_scaled) {
     for (int64_t j = 0; j < N; j++) {
       double sum = 0;
       for (int64_t k = 0; k < K; k++)
-        sum += value(call, RFI_MS_A, RFI_MS_SCALE_A, RFI_MS_GLOBAL_A, 0, i, k) *
-               value(call, RFI_MS_B, RFI_MS_SCALE_B, RFI_MS_GLOBAL_B, 0, j, k);
+        sum +=
+            value(call, RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_global_a, 0, i, k) *
+            value(call, RFI_IN_matmul_scaled_b, RFI_IN_matmul_scaled_scale_b, RFI_IN_matmul_scaled_global_b, 0, j, k);
       y[i * N + j] = sum + (bias ? bias[j] : 0) + (acc ? acc[i * N + j] : 0);
     }
 }
@@ -350,8 +351,9 @@ static void spread(double *x, int64_t rows, int64_t n, const int32_t *offsets, i
 }
 
 RFT_REF(grouped_matmul_scaled) {
-  const int32_t *offsets = call->in[RFI_GM_OFFSETS].data;
-  const double *bias = call->in[RFI_GM_BIAS].data, *scale = call->in[RFI_GM_SCALE].data;
+  const int32_t *offsets = call->in[RFI_IN_grouped_matmul_scaled_offsets].data;
+  const double *bias = call->in[RFI_IN_grouped_matmul_scaled_bias].data,
+               *scale = call->in[RFI_IN_grouped_matmul_scaled_scale].data;
   double *y = call->out[0].data;
   const rfr_type *a = &call->in[0].type;
   int64_t R = a->shape[0], K = a->shape[1] * (a->dtype == RFR_U8 ? 2 : 1), N = call->in[1].type.shape[1];
@@ -361,8 +363,10 @@ RFT_REF(grouped_matmul_scaled) {
       for (int64_t j = 0; j < N; j++) {
         double sum = 0;
         for (int64_t k = 0; k < K; k++)
-          sum += value(call, RFI_GM_A, RFI_GM_SCALE_A, RFI_GM_GLOBAL_A, g, r, k) *
-                 value(call, RFI_GM_W, RFI_GM_SCALE_W, RFI_GM_GLOBAL_W, g, j, k);
+          sum += value(call, RFI_IN_grouped_matmul_scaled_a, RFI_IN_grouped_matmul_scaled_scale_a,
+                       RFI_IN_grouped_matmul_scaled_global_a, g, r, k) *
+                 value(call, RFI_IN_grouped_matmul_scaled_w, RFI_IN_grouped_matmul_scaled_scale_w,
+                       RFI_IN_grouped_matmul_scaled_global_w, g, j, k);
         y[r * N + j] = sum + (bias ? bias[g * N + j] * (scale ? scale[r] : 1) : 0);
       }
 }
@@ -386,12 +390,13 @@ RFT_CASES(grouped_matmul_scaled) = {
 };
 
 RFT_REF(grouped_wgrad_scaled) {
-  const int32_t *offsets = call->in[RFI_GW_OFFSETS].data;
-  const rfr_type *s = &call->in[RFI_GW_SCALE_DY].type;
+  const int32_t *offsets = call->in[RFI_IN_grouped_wgrad_scaled_offsets].data;
+  const rfr_type *s = &call->in[RFI_IN_grouped_wgrad_scaled_scale_dy].type;
   const int64_t block = s->rank == 1 || s->dtype == RFR_F32 ? 128 : call->in[0].type.dtype == RFR_U8 ? 16 : 32;
   double *dw = call->out[0].data;
   const int64_t G = call->out[0].type.shape[0], N = call->out[0].type.shape[1], K = call->out[0].type.shape[2];
-  const bool accumulate = call->n_in > RFI_GW_ACC && call->in[RFI_GW_ACC].data;
+  const bool accumulate =
+      call->n_in > RFI_IN_grouped_wgrad_scaled_acc && call->in[RFI_IN_grouped_wgrad_scaled_acc].data;
   /* the reference sees f64: a scale's own type is in the length of its rows */
   const int64_t length = call->in[0].type.shape[1] * (call->in[0].type.dtype == RFR_U8 ? 2 : 1);
   const int64_t own = s->rank == 1 ? block : length / (s->shape[1] > 0 ? s->shape[1] : 1);
@@ -401,8 +406,10 @@ RFT_REF(grouped_wgrad_scaled) {
       for (int64_t k = 0; k < K; k++) {
         double sum = 0, *to = &dw[(g * N + n) * K + k];
         for (int64_t r = 0; r < offsets[g + 1] - offsets[g]; r++)
-          sum += value(call, RFI_GW_DY, RFI_GW_SCALE_DY, RFI_GW_GLOBAL_DY, g, n, at + r) *
-                 value(call, RFI_GW_X, RFI_GW_SCALE_X, RFI_GW_GLOBAL_X, g, k, at + r);
+          sum += value(call, RFI_IN_grouped_wgrad_scaled_dy, RFI_IN_grouped_wgrad_scaled_scale_dy,
+                       RFI_IN_grouped_wgrad_scaled_global_dy, g, n, at + r) *
+                 value(call, RFI_IN_grouped_wgrad_scaled_x, RFI_IN_grouped_wgrad_scaled_scale_x,
+                       RFI_IN_grouped_wgrad_scaled_global_x, g, k, at + r);
         *to = accumulate ? *to + sum : sum;
       }
   }

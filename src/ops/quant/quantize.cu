@@ -458,7 +458,7 @@ static const rfr_arg *given(const rfr_call *c, int i) { return i < c->n_in && c-
 static plan plan_of(const rfr_call *c, bool grouped) {
   const rfr_arg *x = &c->in[0], *scale = given(c, 1 + grouped), *step = given(c, 2 + grouped);
   const rfr_arg *microbatch = given(c, 3 + grouped);
-  const rfi_scaling_info info = rfi_scaling_info_of(c->attr[RFI_Q_SCALING].i);
+  const rfi_scaling_info info = rfi_scaling_info_of(c->attr[RFI_AT_quantize_scaling].i);
   const int r = x->type.rank;
   plan p = {};
   p.x = x->data;
@@ -466,7 +466,7 @@ static plan plan_of(const rfr_call *c, bool grouped) {
   p.M = x->type.shape[r - 2], p.K = x->type.shape[r - 1];
   p.slices = grouped ? c->in[1].type.shape[0] - 1 : r == 3 ? x->type.shape[0] : 1;
   p.offsets = grouped ? (const int32_t *)c->in[1].data : NULL;
-  p.col_row = grouped ? rfi_group_columns(c->attr[RFI_Q_SCALING].i, p.M, p.slices) : p.M;
+  p.col_row = grouped ? rfi_group_columns(c->attr[RFI_AT_quantize_scaling].i, p.M, p.slices) : p.M;
   p.row_scales = info.block ? rfi_blocks_of(p.K, info.block) : 0;
   p.col_scales = info.block ? rfi_blocks_of(p.col_row, info.block) : 0;
   p.given = scale ? (const float *)scale->data : NULL;
@@ -475,22 +475,22 @@ static plan plan_of(const rfr_call *c, bool grouped) {
   p.step_stride = step ? step->stride[0] : 0;
   p.microbatch_at = microbatch ? (const int32_t *)microbatch->data : NULL;
   p.microbatch = c->microbatch > 0 ? (uint32_t)c->microbatch : 0;
-  p.site = (uint32_t)c->attr[RFI_Q_SITE].i;
-  p.stream = (uint64_t)c->attr[RFI_Q_STREAM].i;
-  p.format = (rfr_dtype)c->attr[RFI_Q_FORMAT].i;
+  p.site = (uint32_t)c->attr[RFI_AT_quantize_site].i;
+  p.stream = (uint64_t)c->attr[RFI_AT_quantize_stream].i;
+  p.format = (rfr_dtype)c->attr[RFI_AT_quantize_format].i;
   p.scale = info.scale;
   p.rows = info.rows;
   p.overflow = rfi_largest_input(x->type.dtype);
-  p.pow2 = (c->attr[RFI_Q_OPTIONS].i & RFR_QUANTIZE_POW2) != 0;
-  p.hadamard = (c->attr[RFI_Q_OPTIONS].i & RFR_QUANTIZE_HADAMARD) != 0;
+  p.pow2 = (c->attr[RFI_AT_quantize_options].i & RFR_QUANTIZE_POW2) != 0;
+  p.hadamard = (c->attr[RFI_AT_quantize_options].i & RFR_QUANTIZE_HADAMARD) != 0;
   p.found = (uint32_t *)c->workspace;
-  p.row = (uint8_t *)c->out[RFI_Q_ROW].data;
-  p.col = (uint8_t *)c->out[RFI_Q_COL].data;
-  p.row_scale = c->out[RFI_Q_ROW_SCALE].data;
-  p.col_scale = c->out[RFI_Q_COL_SCALE].data;
-  p.row_global = (float *)c->out[RFI_Q_ROW_GLOBAL].data;
-  p.col_global = (float *)c->out[RFI_Q_COL_GLOBAL].data;
-  p.amax = (float *)c->out[RFI_Q_AMAX].data;
+  p.row = (uint8_t *)c->out[RFI_OUT_quantize_row].data;
+  p.col = (uint8_t *)c->out[RFI_OUT_quantize_col].data;
+  p.row_scale = c->out[RFI_OUT_quantize_row_scale].data;
+  p.col_scale = c->out[RFI_OUT_quantize_col_scale].data;
+  p.row_global = (float *)c->out[RFI_OUT_quantize_row_global].data;
+  p.col_global = (float *)c->out[RFI_OUT_quantize_col_global].data;
+  p.amax = (float *)c->out[RFI_OUT_quantize_amax].data;
   p.tiles_k = rfi_blocks_of(p.K, SIDE);
   p.tiles = grouped ? (p.M / SIDE + p.slices) * p.tiles_k : p.slices * rfi_blocks_of(p.M, SIDE) * p.tiles_k;
   return p;
@@ -498,7 +498,7 @@ static plan plan_of(const rfr_call *c, bool grouped) {
 
 static rfr_status run_any(const rfr_call *c, bool grouped) {
   const plan p = plan_of(c, grouped);
-  const int block = rfi_scaling_info_of(c->attr[RFI_Q_SCALING].i).block;
+  const int block = rfi_scaling_info_of(c->attr[RFI_AT_quantize_scaling].i).block;
   const bool needs_amax = p.amax || p.scale == RFR_E4M3 || (block == 0 && !p.given);
   if (grouped) clear(p, block, rfi_stream(c));
   RFI_WITH_FLOAT(c->in[0].type.dtype, T, launch<T>(p, block, needs_amax, rfi_stream(c)))

@@ -119,7 +119,7 @@ static void encode4(const job *j, uint8_t *q, const float *x, float by, int64_t 
   for (int64_t i = 0; i < n; i++) {
     const float v = x[i] * by;
     const uint32_t bits =
-        random ? rfi_rounding_bits(&j->random, (uint64_t)(e + i * j->s.e_step), j->s.q == RFI_Q_COL) : 0;
+        random ? rfi_rounding_bits(&j->random, (uint64_t)(e + i * j->s.e_step), j->s.q == RFI_OUT_quantize_col) : 0;
     const uint8_t code = random ? rfi_e2m1_narrow_random(v, bits) : rfi_e2m1_narrow(v);
     q[i / 2] = (uint8_t)(i % 2 ? q[i / 2] | code << 4 : code);
   }
@@ -202,13 +202,13 @@ static void quantize_side(job *j, int64_t slice, uint32_t amax) {
 }
 
 static bool needs_amax(const job *j) {
-  return j->call.out[RFI_Q_AMAX].data || j->info.scale == RFR_E4M3 || (j->info.block == 0 && !j->scale);
+  return j->call.out[RFI_OUT_quantize_amax].data || j->info.scale == RFR_E4M3 || (j->info.block == 0 && !j->scale);
 }
 
 static void quantize_slice(job *j, int64_t slice, const side *row, const side *col) {
   j->s = *row;
   const uint32_t amax = needs_amax(j) ? amax_of_side(j) : 0;
-  put(j, RFI_Q_AMAX, slice, rfi_number(amax));
+  put(j, RFI_OUT_quantize_amax, slice, rfi_number(amax));
   quantize_side(j, slice, amax);
   j->s = *col;
   quantize_side(j, slice, amax);
@@ -216,9 +216,9 @@ static void quantize_slice(job *j, int64_t slice, const side *row, const side *c
 
 static job begin(const rfi_call *call, int scale) {
   job j = {.call = *call,
-           .info = rfi_scaling_info_of(call->attr[RFI_Q_SCALING].i),
-           .format = (rfr_dtype)call->attr[RFI_Q_FORMAT].i,
-           .options = call->attr[RFI_Q_OPTIONS].i};
+           .info = rfi_scaling_info_of(call->attr[RFI_AT_quantize_scaling].i),
+           .format = (rfr_dtype)call->attr[RFI_AT_quantize_format].i,
+           .options = call->attr[RFI_AT_quantize_options].i};
   const rfi_arg *given = call->n_in > scale ? &call->in[scale] : NULL;
   const rfi_arg *step = call->n_in > scale + 1 ? &call->in[scale + 1] : NULL;
   const rfi_arg *microbatch = call->n_in > scale + 2 ? &call->in[scale + 2] : NULL;
@@ -227,9 +227,9 @@ static job begin(const rfi_call *call, int scale) {
     const int64_t *block = step->data;
     const int32_t m = microbatch && microbatch->data ? *(const int32_t *)microbatch->data : call->microbatch;
     j.random = (rfi_rounding){
-        .key = rfi_stream_key((uint64_t)block[2 * step->stride[0]], (uint64_t)call->attr[RFI_Q_STREAM].i),
+        .key = rfi_stream_key((uint64_t)block[2 * step->stride[0]], (uint64_t)call->attr[RFI_AT_quantize_stream].i),
         .attempted = (uint64_t)block[0],
-        .site = (uint32_t)call->attr[RFI_Q_SITE].i,
+        .site = (uint32_t)call->attr[RFI_AT_quantize_site].i,
         .microbatch = m > 0 ? (uint32_t)m : 0};
   }
   return j;
@@ -262,9 +262,9 @@ static rfr_status run_quantize(const rfi_call *call) {
                       .q_row = K,
                       .scale_at = g * scale_lines(&j, M) * row_scales,
                       .scale_row = row_scales,
-                      .q = RFI_Q_ROW,
-                      .scale = RFI_Q_ROW_SCALE,
-                      .global = RFI_Q_ROW_GLOBAL};
+                      .q = RFI_OUT_quantize_row,
+                      .scale = RFI_OUT_quantize_row_scale,
+                      .global = RFI_OUT_quantize_row_global};
     const side col = {.at = at,
                       .line = across,
                       .step = down,
@@ -277,9 +277,9 @@ static rfr_status run_quantize(const rfi_call *call) {
                       .q_row = M,
                       .scale_at = g * scale_lines(&j, K) * col_scales,
                       .scale_row = col_scales,
-                      .q = RFI_Q_COL,
-                      .scale = RFI_Q_COL_SCALE,
-                      .global = RFI_Q_COL_GLOBAL,
+                      .q = RFI_OUT_quantize_col,
+                      .scale = RFI_OUT_quantize_col_scale,
+                      .global = RFI_OUT_quantize_col_global,
                       .hadamard = (j.options & RFR_QUANTIZE_HADAMARD) != 0};
     quantize_slice(&j, g, &row, &col);
   }
@@ -298,19 +298,19 @@ static rfr_status run_grouped(const rfi_call *call) {
   const rfi_arg *x = &call->in[0];
   const int32_t *offsets = call->in[1].data;
   const int64_t R = x->type.shape[0], K = x->type.shape[1], G = call->in[1].type.shape[0] - 1;
-  const int64_t down = x->stride[0], across = x->stride[1], scaling = call->attr[RFI_Q_SCALING].i;
+  const int64_t down = x->stride[0], across = x->stride[1], scaling = call->attr[RFI_AT_quantize_scaling].i;
   const int64_t block = rfi_group_block(scaling), columns = rfi_group_columns(scaling, R, G);
   job j = begin(call, 2);
   const bool blocks = j.info.block > 0;
   const int64_t row_scales = scales_of(&j, K), first = rfi_group_begin(offsets, 0, R),
                 last = rfi_group_begin(offsets, G, R);
-  clear(&call->out[RFI_Q_COL], 0, K);
-  clear(&call->out[RFI_Q_ROW], 0, first);
-  clear(&call->out[RFI_Q_ROW], last, R - last);
+  clear(&call->out[RFI_OUT_quantize_col], 0, K);
+  clear(&call->out[RFI_OUT_quantize_row], 0, first);
+  clear(&call->out[RFI_OUT_quantize_row], last, R - last);
   if (blocks) {
-    clear(&call->out[RFI_Q_COL_SCALE], 0, K);
-    clear(&call->out[RFI_Q_ROW_SCALE], 0, first);
-    clear(&call->out[RFI_Q_ROW_SCALE], last, R - last);
+    clear(&call->out[RFI_OUT_quantize_col_scale], 0, K);
+    clear(&call->out[RFI_OUT_quantize_row_scale], 0, first);
+    clear(&call->out[RFI_OUT_quantize_row_scale], last, R - last);
   }
   for (int64_t g = 0; g < G; g++) {
     const int64_t begin = rfi_group_begin(offsets, g, R), rows = rfi_group_end(offsets, g, R) - begin;
@@ -327,9 +327,9 @@ static rfr_status run_grouped(const rfi_call *call) {
                       .q_row = K,
                       .scale_at = begin * row_scales,
                       .scale_row = row_scales,
-                      .q = RFI_Q_ROW,
-                      .scale = RFI_Q_ROW_SCALE,
-                      .global = RFI_Q_ROW_GLOBAL};
+                      .q = RFI_OUT_quantize_row,
+                      .scale = RFI_OUT_quantize_row_scale,
+                      .global = RFI_OUT_quantize_row_global};
     const side col = {.at = at,
                       .line = across,
                       .step = down,
@@ -342,9 +342,9 @@ static rfr_status run_grouped(const rfi_call *call) {
                       .q_row = columns,
                       .scale_at = start,
                       .scale_row = columns / block,
-                      .q = RFI_Q_COL,
-                      .scale = RFI_Q_COL_SCALE,
-                      .global = RFI_Q_COL_GLOBAL,
+                      .q = RFI_OUT_quantize_col,
+                      .scale = RFI_OUT_quantize_col_scale,
+                      .global = RFI_OUT_quantize_col_global,
                       .hadamard = (j.options & RFR_QUANTIZE_HADAMARD) != 0};
     quantize_slice(&j, g, &row, &col);
   }

@@ -5,45 +5,12 @@
 #ifndef RFI_SCALED_H
 #define RFI_SCALED_H
 
+#include "ops/op_index.h"
 #include "ops/quant/scaling.h"
 #include "refrain/trace.h"
 
-/* attributes and results of quantize and grouped_quantize */
-enum { RFI_Q_FORMAT, RFI_Q_SCALING, RFI_Q_OPTIONS, RFI_Q_SITE, RFI_Q_STREAM };
-enum {
-  RFI_Q_ROW,
-  RFI_Q_COL,
-  RFI_Q_ROW_SCALE,
-  RFI_Q_COL_SCALE,
-  RFI_Q_ROW_GLOBAL,
-  RFI_Q_COL_GLOBAL,
-  RFI_Q_AMAX,
-  RFI_Q_RESULTS
-};
-
-/* operands of the GEMMs */
-enum { RFI_MS_A, RFI_MS_B, RFI_MS_SCALE_A, RFI_MS_SCALE_B, RFI_MS_GLOBAL_A, RFI_MS_GLOBAL_B, RFI_MS_BIAS, RFI_MS_ACC };
-enum {
-  RFI_GM_A,
-  RFI_GM_W,
-  RFI_GM_OFFSETS,
-  RFI_GM_SCALE_A,
-  RFI_GM_SCALE_W,
-  RFI_GM_GLOBAL_A,
-  RFI_GM_GLOBAL_W,
-  RFI_GM_BIAS,
-  RFI_GM_SCALE
-};
-enum {
-  RFI_GW_DY,
-  RFI_GW_X,
-  RFI_GW_OFFSETS,
-  RFI_GW_SCALE_DY,
-  RFI_GW_SCALE_X,
-  RFI_GW_GLOBAL_DY,
-  RFI_GW_GLOBAL_X,
-  RFI_GW_ACC
-};
+/* Those of grouped_quantize are the same. */
+enum { RFI_Q_RESULTS = RFI_OUT_quantize_amax + 1 };
 
 /* The scaling of a tensor with these scales; -1: there is none. mx32x32 and nv16x16 repeat a scale for each row, so
  * they count as mx32 and nv16. */
