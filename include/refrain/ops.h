@@ -37,7 +37,7 @@ RFR_API rfr_value rfr_matmul_at(rfr_trace *t, rfr_source at, rfr_value a, rfr_va
 RFR_API rfr_value rfr_linear_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value b);
 /* ---- scaled GEMMs ----
  *
- * A scaled operand is a tensor in 8 or 4 bits with scales: the value of an element is q * scale (* global). Both operands
+ * A scaled operand is a tensor in 8 or 4 bits with scales: an element's value is q * scale (* global). Both operands
  * of a scaled GEMM are dense along the sum, so a tensor may be needed twice: as `row` and as its transposed copy `col`,
  * each with scales along its own rows. Formulas and sources: docs/quantizers.md. */
 

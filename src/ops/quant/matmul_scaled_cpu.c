@@ -67,7 +67,7 @@ static float part_scale(const operand *x, int64_t row, int64_t k) {
   return ((const float *)x->scale)[(x->scaling == RFR_SCALING_BLOCK128 ? row / 128 : row) * x->scale_row + k / 128];
 }
 
-/* What remains after the sum: the scale of tensor number `slice`, or its global scale. */
+/* The factor after the sum: the scale of tensor number `slice`, or its global scale. */
 static float late_scale(const operand *x, int64_t slice) {
   const float scale = x->scaling == RFR_SCALING_TENSOR ? ((const float *)x->scale)[slice] : 1;
   return x->global ? scale * x->global[slice] : scale;

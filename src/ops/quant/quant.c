@@ -133,7 +133,7 @@ rfr_status rfi_infer_grouped_quantize(const rfi_infer *c) {
 
 /* ---- scaled GEMMs ---- */
 
-/* Checks operand q with its scales; `slices` tensors have a scale each. *length gets the number of elements of a row. */
+/* Checks operand q with its scales; `slices` tensors have a scale each. *length gets the elements of a row. */
 static rfr_status scaled(const rfi_infer *c, int q, int scale, int global, int rank, int64_t slices, int64_t *length) {
   RFI_TRY(rfi_rule_rank(c, q, rank, rank));
   RFI_TRY(rfi_rule_rank(c, scale, 1, rank));

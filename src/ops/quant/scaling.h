@@ -73,8 +73,8 @@ RFI_SCALING float rfi_e4m3_widen(uint8_t q) {
   const uint32_t finite = rfi_pattern(rfi_number(magnitude << 20) * 0x1p120f);
   return rfi_number(sign | (magnitude == 0x7Fu ? 0x7FC00000u : finite));
 }
-/* The code of a magnitude's pattern. Rounds to nearest even; larger values, infinity too, become 448. A normal number is
- * rebiased and rounded; for a subnormal one the addition of a power of two rounds. */
+/* The code of a magnitude's pattern. Rounds to nearest even; larger values, infinity too, become 448. A normal number
+ * is rebiased and rounded; for a subnormal one the addition of a power of two rounds. */
 RFI_SCALING uint32_t rfi_e4m3_code(uint32_t a) {
   const uint32_t normal = (a - 0x3C000000u + 0x7FFFFu + ((a >> 20) & 1u)) >> 20;
   const uint32_t subnormal = rfi_pattern(rfi_number(a) + 0x1p14f) - 0x46800000u;
@@ -119,7 +119,7 @@ RFI_SCALING uint8_t rfi_e2m1_narrow(float x) {
   const unsigned r = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
   return (uint8_t)(a != a ? 7u : (u >> 28 & 8u) | r);
 }
-/* Rounds up with the probability of the distance from below: |x| plus random (0 to 255) / 256 of a step, rounded down. */
+/* Rounds up with the probability of the distance from below: |x| plus random / 256 of a step, rounded down. */
 RFI_SCALING uint8_t rfi_e2m1_narrow_random(float x, uint32_t random) {
   const uint32_t u = rfi_pattern(x);
   const float a = rfi_number(u & 0x7FFFFFFFu);
@@ -165,7 +165,7 @@ RFI_SCALING float rfi_global_of(uint32_t amax) {
   return rfi_pattern(s) >= RFI_F32_INFINITE ? rfi_number(RFI_F32_LARGEST) : s;
 }
 
-/* What a block needs: its elements are multiplied by `by`, and the scale is stored as `stored` (u8) or `inverse`. */
+/* The factors of a block: its elements are multiplied by `by`, and the scale is stored as `stored` (u8) or `inverse`. */
 typedef struct rfi_block_scale {
   float by, inverse;
   uint8_t stored;
