@@ -18,7 +18,6 @@
 #include "backend/cuda/lt_product.h"
 #include "ops/gemm.h"
 #include "ops/op_index.h"
-#include "ops/quant/scaled.h"
 
 typedef rfi_lt_functions functions;
 typedef rfi_lt_matrix matrix;

@@ -165,7 +165,7 @@ RFI_SCALING float rfi_global_of(uint32_t amax) {
   return rfi_pattern(s) >= RFI_F32_INFINITE ? rfi_number(RFI_F32_LARGEST) : s;
 }
 
-/* The factors of a block: its elements are multiplied by `by`, and the scale is stored as `stored` (u8) or `inverse`. */
+/* The factors of a block: its elements are multiplied by `by`; the stored scale is `stored` (u8) or `inverse`. */
 typedef struct rfi_block_scale {
   float by, inverse;
   uint8_t stored;
