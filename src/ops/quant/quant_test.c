@@ -2,7 +2,8 @@
  *
  * The quantizers on the CPU: tables of ties, subnormals, zeros, overflow and NaN for every format; the
  * mean of stochastic rounding; the Hadamard transform is orthogonal; and every quantizer against its
- * formula on many values, bit for bit, on every instruction set. `quant_test N` compares at least N values per quantizer; ctest runs it with few.
+ * formula on many values, bit for bit, on every instruction set. `quant_test N` compares at
+ * least N values per quantizer; ctest runs it with few.
  */
 #include <inttypes.h>
 #include <math.h>
