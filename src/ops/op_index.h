@@ -14,12 +14,35 @@ enum { RFI_IN_lora_matmul_x, RFI_IN_lora_matmul_w, RFI_IN_lora_matmul_u, RFI_IN_
   RFI_IN_lora_matmul_acc };
 enum { RFI_OUT_lora_matmul_y };
 enum { RFI_AT_lora_matmul_tb, RFI_AT_lora_matmul_to };
-enum { RFI_IN_quantize_x };
-enum { RFI_OUT_quantize_row, RFI_OUT_quantize_col, RFI_OUT_quantize_scale_inv };
+enum { RFI_IN_quantize_x, RFI_IN_quantize_scale, RFI_IN_quantize_step, RFI_IN_quantize_microbatch };
+enum { RFI_OUT_quantize_row, RFI_OUT_quantize_col, RFI_OUT_quantize_row_scale, RFI_OUT_quantize_col_scale,
+  RFI_OUT_quantize_row_global, RFI_OUT_quantize_col_global, RFI_OUT_quantize_amax };
+enum { RFI_AT_quantize_format, RFI_AT_quantize_scaling, RFI_AT_quantize_options, RFI_AT_quantize_site,
+  RFI_AT_quantize_stream };
+enum { RFI_IN_grouped_quantize_x, RFI_IN_grouped_quantize_offsets, RFI_IN_grouped_quantize_scale,
+  RFI_IN_grouped_quantize_step, RFI_IN_grouped_quantize_microbatch };
+enum { RFI_OUT_grouped_quantize_row, RFI_OUT_grouped_quantize_col, RFI_OUT_grouped_quantize_row_scale,
+  RFI_OUT_grouped_quantize_col_scale, RFI_OUT_grouped_quantize_row_global, RFI_OUT_grouped_quantize_col_global,
+  RFI_OUT_grouped_quantize_amax };
+enum { RFI_AT_grouped_quantize_format, RFI_AT_grouped_quantize_scaling, RFI_AT_grouped_quantize_options,
+  RFI_AT_grouped_quantize_site, RFI_AT_grouped_quantize_stream };
 enum { RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_b, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_scale_b,
-  RFI_IN_matmul_scaled_bias, RFI_IN_matmul_scaled_acc };
+  RFI_IN_matmul_scaled_global_a, RFI_IN_matmul_scaled_global_b, RFI_IN_matmul_scaled_bias, RFI_IN_matmul_scaled_acc };
 enum { RFI_OUT_matmul_scaled_y };
 enum { RFI_AT_matmul_scaled_to };
+enum { RFI_IN_grouped_matmul_scaled_a, RFI_IN_grouped_matmul_scaled_w, RFI_IN_grouped_matmul_scaled_offsets,
+  RFI_IN_grouped_matmul_scaled_scale_a, RFI_IN_grouped_matmul_scaled_scale_w, RFI_IN_grouped_matmul_scaled_global_a,
+  RFI_IN_grouped_matmul_scaled_global_w, RFI_IN_grouped_matmul_scaled_bias, RFI_IN_grouped_matmul_scaled_scale };
+enum { RFI_OUT_grouped_matmul_scaled_y };
+enum { RFI_AT_grouped_matmul_scaled_to };
+enum { RFI_IN_grouped_wgrad_scaled_dy, RFI_IN_grouped_wgrad_scaled_x, RFI_IN_grouped_wgrad_scaled_offsets,
+  RFI_IN_grouped_wgrad_scaled_scale_dy, RFI_IN_grouped_wgrad_scaled_scale_x, RFI_IN_grouped_wgrad_scaled_global_dy,
+  RFI_IN_grouped_wgrad_scaled_global_x, RFI_IN_grouped_wgrad_scaled_acc };
+enum { RFI_OUT_grouped_wgrad_scaled_dw };
+enum { RFI_AT_grouped_wgrad_scaled_to, RFI_AT_grouped_wgrad_scaled_of, RFI_AT_grouped_wgrad_scaled_first };
+enum { RFI_IN_scale_update_history, RFI_IN_scale_update_scale, RFI_IN_scale_update_skip, RFI_IN_scale_update_amax };
+enum { RFI_OUT_scale_update_history1, RFI_OUT_scale_update_scale1 };
+enum { RFI_AT_scale_update_format, RFI_AT_scale_update_margin, RFI_AT_scale_update_newest, RFI_AT_scale_update_slots };
 enum { RFI_IN_dequantize_x };
 enum { RFI_OUT_dequantize_y };
 enum { RFI_AT_dequantize_format, RFI_AT_dequantize_to, RFI_AT_dequantize_shape };

@@ -319,6 +319,12 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
+  if (op->def->code == RFI_OP_matmul_scaled) {
+    /* a recomputed forward has the accumulator of the first one */
+    RFI_TRY(rfi_lt_select_scaled(d->lt, op->phase == RFR_PHASE_FORWARD || op->clone_of >= 0, b));
+    if (b->run) return RFR_OK;
+    b->call.library = d;
+  }
   if (op->def->code == RFI_OP_lora_matmul && !kernel->takes(&b->call)) return select_lora(d, memory, b);
   b->why = lacks(op, kernel, memory, &b->call);
   if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) return RFR_OK;

@@ -1,197 +1,263 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * E4M3 on every instruction set, bit for bit: all 16-bit inputs, every tie and its neighbours to E4M3, and every E4M3
- * number back. Gradients against the formula; an op without a gradient is refused.
+ * The quantizers on the CPU: tables of ties, subnormals, zeros, overflow and NaN for every format; the
+ * mean of stochastic rounding; the Hadamard transform is orthogonal; and every quantizer against its
+ * formula on many values, bit for bit, on every instruction set. `quant_test N` compares at
+ * least N values per quantizer; ctest runs it with few.
  */
+#include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "backend/cpu/cpu.h"
 #include "base/base.h"
-#include "pass/pass.h"
-#include "refrain/program.h"
+#include "ops/quant/scaled.h"
 #include "support/op_check.h"
 
-static rfi_arg arg2(void *data, rfr_dtype dtype, int64_t m, int64_t n) {
-  return (rfi_arg){data, {.dtype = dtype, .rank = 2, .shape = {m, n}}, {n, 1}};
+/* ---- single conversions ---- */
+
+static void codes_of(float x) {
+  const struct {
+    rfr_dtype format;
+    uint32_t code;
+  } rows[] = {{RFR_E4M3, rfi_e4m3_encode(x, 1)}, {RFR_E5M2, rfi_e5m2_encode(x, 1)}, {RFR_E2M1, rfi_e2m1_narrow(x)}};
+  for (int i = 0; i < 3; i++)
+    if (rows[i].code != rfr_float_to_bits(rows[i].format, x))
+      fail_msg("%.9g (%08x) in %s: %02x, want %02x", x, rfi_pattern(x), rfr_dtype_name(rows[i].format), rows[i].code,
+               rfr_float_to_bits(rows[i].format, x));
+  const float a = rfi_number(rfi_magnitude(x));
+  assert_int_equal(rfi_e8m0_narrow(a), rfr_float_to_bits(RFR_E8M0, a));
 }
 
-/* An infinity among the values makes the scale 1. */
-static void encode(rfr_dtype dtype, void *x, int64_t m, int64_t n, const float *value) {
-  static uint8_t row[1 << 16], col[1 << 16];
-  uint32_t partial[4];
-  float scale_inv;
-  const char *isas[3];
-  int count = rft_isas(isas);
-  for (int k = 0; k < count; k++) {
-    rfi_arg in = arg2(x, dtype, m, n);
-    rfi_arg out[3] = {arg2(row, RFR_E4M3, m, n), arg2(col, RFR_E4M3, n, m), arg2(&scale_inv, RFR_F32, 1, 1)};
-    rfi_call call = {.n_in = 1, .n_out = 3, .in = &in, .out = out, .workspace = partial, .threads = 2};
-    assert_int_equal(rfi_cpu_kernel(isas[k], RFI_OP_quantize)->run(&call), RFR_OK);
-    assert_true(scale_inv == 1);
-    for (int64_t i = 0; i < m * n; i++) {
-      uint8_t want = (uint8_t)rfr_float_to_bits(RFR_E4M3, value[i]);
-      if (row[i] != want || col[i % n * m + i / n] != want)
-        fail_msg("%s: %.9g is %02x, in the transposed copy %02x, want %02x", isas[k], value[i], row[i],
-                 col[i % n * m + i / n], want);
-    }
-  }
-}
-
-static void test_encode(void **state) {
-  static uint16_t half[1 << 16];
-  static float value[1 << 16];
+static void test_codes(void **state) {
+  static const rfr_dtype formats[] = {RFR_E4M3, RFR_E5M2, RFR_E2M1, RFR_E8M0};
   (void)state;
-  for (int i = 0; i < 1 << 16; i++) half[i] = (uint16_t)i, value[i] = rfr_float_from_bits(RFR_BF16, half[i]);
-  encode(RFR_BF16, half, 64, 1024, value);
-  for (int i = 0; i < 1 << 16; i++) value[i] = rfr_float_from_bits(RFR_F16, half[i]);
-  encode(RFR_F16, half, 128, 512, value);
-  int n = 0;
-  for (uint32_t q = 0; q < 0x7E; q++) {
-    float tie = (rfr_float_from_bits(RFR_E4M3, q) + rfr_float_from_bits(RFR_E4M3, q + 1)) / 2;
-    for (int sign = -1; sign <= 1; sign += 2) {
-      value[n++] = (float)sign * tie;
-      value[n++] = (float)sign * nextafterf(tie, 1e9f);
-      value[n++] = (float)sign * nextafterf(tie, 0);
-    }
+  for (uint32_t h = 0; h < 1 << 16; h++) {
+    codes_of(rfr_float_from_bits(RFR_BF16, h));
+    codes_of(rfr_float_from_bits(RFR_F16, h));
   }
-  value[n++] = INFINITY;
-  encode(RFR_F32, value, 1, n, value);
-}
-
-static void test_decode(void **state) {
-  static float scratch[1 << 18];
-  uint8_t a[256], one = (uint8_t)rfr_float_to_bits(RFR_E4M3, 1);
-  float y[256], scale = 1;
-  const char *isas[3];
-  int count = rft_isas(isas);
-  (void)state;
-  for (int i = 0; i < 256; i++) a[i] = (uint8_t)i;
-  for (int k = 0; k < count; k++) {
-    rfi_arg in[6] = {arg2(a, RFR_E4M3, 256, 1), arg2(&one, RFR_E4M3, 1, 1), arg2(&scale, RFR_F32, 1, 1),
-                     arg2(&scale, RFR_F32, 1, 1)};
-    rfi_arg out = arg2(y, RFR_F32, 256, 1);
-    rfi_call call = {.n_in = 6, .n_out = 1, .in = in, .out = &out, .workspace = scratch, .threads = 1};
-    const rfi_kernel *kernel = rfi_cpu_kernel(isas[k], RFI_OP_matmul_scaled);
-    assert_true(kernel->workspace(&call) <= sizeof scratch);
-    assert_int_equal(kernel->run(&call), RFR_OK);
-    for (int i = 0; i < 256; i++) {
-      float want = rfr_float_from_bits(RFR_E4M3, (uint32_t)i);
-      assert_true(y[i] == want || (isnan(y[i]) && isnan(want)));
-    }
-  }
-}
-
-/* ---- gradients ---- */
-
-enum { T = 5, N = 3, K = 7 };
-
-/* x after quantization by the formula: E4M3 numbers times the inverse scale. */
-static void round_trip(double *to, const float *x, int n) {
-  float amax = 0;
-  for (int i = 0; i < n; i++) amax = fmaxf(amax, fabsf(x[i]));
-  float scale = 448.0f / amax, back = 1.0f / scale;
-  for (int i = 0; i < n; i++)
-    to[i] = (double)rfr_float_from_bits(RFR_E4M3, rfr_float_to_bits(RFR_E4M3, x[i] * scale)) * back;
-}
-
-static void check_product(const rfr_programs *p, const char *name, const double *a, int ars, int acs, const double *b,
-                          int brs, int bcs, int m, int n, int k) {
-  rfr_tensor y;
-  assert_int_equal(rfr_program_output(p, 0, name, &y), RFR_OK);
-  for (int i = 0; i < m; i++)
-    for (int j = 0; j < n; j++) {
-      double sum = 0, size = 0;
-      for (int s = 0; s < k; s++) {
-        double product = a[i * ars + s * acs] * b[s * brs + j * bcs];
-        sum += product;
-        size += fabs(product);
+  for (int f = 0; f < 4; f++)
+    for (uint32_t q = 0; q + 1 < (f == 2 ? 8u : 255u); q++) {
+      const float a = rfr_float_from_bits(formats[f], q), b = rfr_float_from_bits(formats[f], q + 1), tie = (a + b) / 2;
+      if (!isfinite(tie)) continue;
+      for (int sign = -1; sign <= 1; sign += 2) {
+        codes_of((float)sign * tie);
+        codes_of((float)sign * nextafterf(tie, INFINITY));
+        codes_of((float)sign * nextafterf(tie, 0));
       }
-      double got = ((const float *)y.data)[i * n + j];
-      if (fabs(got - sum) > 1e-6 * size) fail_msg("%s[%d,%d] is %.9g, want %.9g", name, i, j, got, sum);
     }
-}
-
-/* The rounding has the gradient of the identity: dx = Q(dy) Q(w), dw = Q(dy)T Q(x), db the sum of dy; also for a
- * transposed weight. */
-static void test_gradient(void **state) {
-  (void)state;
-  for (int stored_transposed = 0; stored_transposed < 2; stored_transposed++) {
-    rfr_ctx *ctx;
-    rfr_trace *t;
-    rfr_programs *p;
-    rfr_tensor x[4];
-    const char *const names[4] = {"x", "w", "b", "dy"};
-    double q[4][T * K];
-    int64_t wshape[2] = {stored_transposed ? K : N, stored_transposed ? N : K};
-    assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
-    assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
-    rfr_value in[4] = {rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, ((int64_t[]){T, K})),
-                       rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 2, wshape),
-                       rfr_input(t, "b", RFR_ROLE_TRAINABLE, RFR_F32, 1, ((int64_t[]){N})),
-                       rfr_input(t, "dy", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, N}))};
-    rfr_value w = stored_transposed ? rfr_transpose(t, in[1], 0, 1) : in[1];
-    rfr_value loss = rfr_sum(t, rfr_mul(t, rfr_linear_e4m3(t, in[0], w, in[2]), in[3]), -1);
-    static const char *const gradients[] = {"dx", "dw", "db"};
-    for (int i = 0; i < 3; i++) rfr_output(t, gradients[i], rfr_copy(t, rfr_gradient(t, loss, in[i], RFR_F32)));
-    assert_int_equal(rfr_compile(ctx, 1, (const rfr_trace *const[]){t}, NULL, NULL, &p), RFR_OK);
-    for (int i = 0; i < 4; i++) {
-      assert_int_equal(rfr_programs_tensor(p, names[i], &x[i]), RFR_OK);
-      for (int k = 0; k < x[i].bytes / 4; k++) ((float *)x[i].data)[k] = sinf((float)(1 + k + 50 * i)) * (float)(i + 1);
-      round_trip(q[i], x[i].data, (int)(x[i].bytes / 4));
-    }
-    assert_int_equal(rfr_programs_load(p), RFR_OK);
-    assert_int_equal(rfr_program_run(p, 0), RFR_OK);
-    int wrs = stored_transposed ? 1 : K, wcs = stored_transposed ? N : 1;
-    check_product(p, "dx", q[3], N, 1, q[1], wrs, wcs, T, K, N);
-    if (stored_transposed) check_product(p, "dw", q[0], 1, K, q[3], N, 1, K, N, T);
-    else check_product(p, "dw", q[3], 1, N, q[0], K, 1, N, K, T);
-    for (int i = 0; i < T; i++) q[0][i] = 1;
-    for (int i = 0; i < T * N; i++) q[3][i] = ((const float *)x[3].data)[i];
-    check_product(p, "db", q[0], 1, 1, q[3], N, 1, 1, N, T);
-    rfr_programs_destroy(p);
-    rfr_trace_destroy(t);
-    rfr_ctx_destroy(ctx);
+  codes_of(INFINITY), codes_of(-INFINITY), codes_of(NAN), codes_of(0.0f), codes_of(-0.0f);
+  for (uint32_t q = 0; q < 256; q++) {
+    const float want[] = {rfr_float_from_bits(RFR_E4M3, q), rfr_float_from_bits(RFR_E5M2, q),
+                          rfr_float_from_bits(RFR_E8M0, q), rfr_float_from_bits(RFR_E2M1, q & 15)};
+    const float got[] = {rfi_e4m3_widen((uint8_t)q), rfi_e5m2_widen((uint8_t)q), rfi_e8m0_widen((uint8_t)q),
+                         rfi_e2m1_widen((uint8_t)(q & 15))};
+    for (int i = 0; i < 4; i++)
+      assert_true(rfi_pattern(got[i]) == rfi_pattern(want[i]) || (isnan(got[i]) && isnan(want[i])));
   }
 }
 
-/* E4M3 inputs have no copy along the other dimension. */
-static void test_no_gradient(void **state) {
-  rfr_ctx *ctx;
-  rfr_trace *t, *joint;
-  rfi_report report = {0};
-  rfi_pass_options o = {.prune = true};
+static void test_scales(void **state) {
+  static const struct {
+    float amax, tensor, pow2, block_bf16;
+  } rows[] = {{0, 1, 1, 1},
+              {INFINITY, 1, 1, 1},
+              {NAN, 1, 1, 1},
+              {448, 1, 1, 1},
+              {447, 448 / 447.0f, 1, 448 / 447.0f},
+              {449, 448 / 449.0f, 0.5f, 448 / 449.0f},
+              {1e-38f, 0x1.FFFFFEp127f, 0x1p127f, 0x1.FEp127f},
+              {0x1p-149f, 0x1.FFFFFEp127f, 0x1p127f, 0x1.FEp127f}};
   (void)state;
-  assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
-  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
-  report.text.ctx = ctx;
-  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, ((int64_t[]){5, 7})), scale;
-  rfr_value w = rfr_input(t, "w", RFR_ROLE_FROZEN, RFR_E4M3, 2, ((int64_t[]){3, 7}));
-  rfr_value sw = rfr_input(t, "sw", RFR_ROLE_FROZEN, RFR_F32, 1, ((int64_t[]){1}));
-  rfr_value row = rfr_quantize(t, x, NULL, &scale);
-  rfr_value y = rfr_matmul_scaled(t, row, w, scale, sw, RFR_NONE, RFR_F32);
-  rfr_output(t, "g", rfr_gradient(t, rfr_sum(t, y, -1), x, RFR_F32));
-  assert_int_equal(rfr_trace_finish(t), RFR_OK);
-  assert_int_equal(rfi_pass_autodiff(t, &o, &report, &joint), RFR_UNSUPPORTED);
-  assert_string_equal(rfr_last_error()->slug, "autodiff.no_rule");
-  assert_null(joint);
-  rfi_string_deinit(&report.text);
-  rfr_trace_destroy(t);
-  rfr_ctx_destroy(ctx);
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const uint32_t amax = rfi_magnitude(rows[i].amax);
+    assert_true(rfi_scale_of(amax, 448, RFI_F32_LARGEST, 0) == rows[i].tensor);
+    assert_true(rfi_scale_of(amax, 448, RFI_F32_LARGEST, 1) == rows[i].pow2);
+    assert_true(rfi_scale_of(amax, 448, rfi_largest_input(RFR_BF16), 0) == rows[i].block_bf16);
+  }
+  assert_true(rfi_number(rfi_largest_input(RFR_F16)) == 65504);
+  assert_true(rfi_number(rfi_largest_input(RFR_BF16)) == rfr_float_from_bits(RFR_BF16, 0x7F7F));
 }
 
-int main(void) {
+/* Between two numbers of E2M1 the mean of many draws is the value; on one every draw gives it. */
+static void test_stochastic(void **state) {
+  static const float values[] = {0.1f, 0.35f, 0.75f, 1.25f, 1.9f, 2.2f, 3.5f, 5.0f, 5.9f, 0, 0.5f, 3, 6, 100};
+  (void)state;
+  for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+    for (int sign = -1; sign <= 1; sign += 2) {
+      double sum = 0;
+      const float x = (float)sign * values[i], bound = values[i] > 6 ? (float)sign * 6 : x;
+      for (uint32_t r = 0; r < 256; r++) sum += rfi_e2m1_widen(rfi_e2m1_narrow_random(x, r)) / 256;
+      if (fabs(sum - bound) > 2.0 / 256) fail_msg("the mean of %.9g is %.9g", x, sum);
+    }
+}
+
+static void test_hadamard(void **state) {
+  float m[RFI_HADAMARD][RFI_HADAMARD];
+  (void)state;
+  for (int i = 0; i < RFI_HADAMARD; i++) {
+    for (int j = 0; j < RFI_HADAMARD; j++) m[i][j] = i == j;
+    rfi_hadamard(m[i]);
+  }
+  for (int i = 0; i < RFI_HADAMARD; i++)
+    for (int j = 0; j < RFI_HADAMARD; j++) {
+      double dot = 0;
+      for (int k = 0; k < RFI_HADAMARD; k++) dot += m[i][k] * m[j][k];
+      assert_true(dot == (i == j));
+      assert_true(fabsf(m[i][j]) == 0.25f);
+    }
+  assert_true(m[3][0] == -0.25f && m[0][3] == 0.25f);
+}
+
+/* ---- quantizers against their formulas ---- */
+
+enum { ROWS = 160, COLS = 272, N = ROWS * COLS, RESULTS = RFI_Q_RESULTS, BYTES = N * 8 };
+
+static int64_t values_each = 2 * N;
+
+static uint64_t draw(uint64_t i) {
+  uint64_t z = (i + 1) * 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+/* Any pattern, numbers of one scale, numbers close to ties, and mostly zeros, in turns. */
+static float value_of(uint64_t turn, uint64_t i) {
+  const uint64_t z = draw(turn * N + i);
+  const uint32_t low = (uint32_t)z, any = (uint32_t)(z >> 32);
+  const uint32_t exponent = turn % 4 == 0 ? any & 0xFFu : 120u + any % 12u;
+  uint32_t mantissa = low & 0x7FFFFFu;
+  if (turn % 4 == 2) mantissa = (mantissa & 0x780000u) + (uint32_t)((any >> 9) % 3u) - 1u;
+  if (turn % 4 == 3 && any % 16u != 0) return any & 16u ? 0.0f : -0.0f;
+  return rfi_number((low & 0x80000000u) | exponent << 23 | (mantissa & 0x7FFFFFu));
+}
+
+static rfi_arg arg(void *data, const rfr_type *type) {
+  rfi_arg a = {.data = data, .type = *type};
+  int64_t stride = 1;
+  for (int d = type->rank - 1; d >= 0; d--) a.stride[d] = stride, stride *= type->shape[d];
+  return a;
+}
+
+static void same(const char *where, const char *name, const rfi_arg *y, const rfi_arg *want) {
+  for (int64_t i = 0; i < rfi_count(&y->type); i++) {
+    if (y->type.dtype == RFR_U8) {
+      const unsigned a = ((const uint8_t *)y->data)[i], b = ((const uint8_t *)want->data)[i];
+      if (a != b) fail_msg("%s: %s[%" PRId64 "] is %02x, want %02x", where, name, i, a, b);
+      continue;
+    }
+    const double a = rft_get(y, i), b = rft_get(want, i);
+    if (!(a == b && signbit(a) == signbit(b)) && !(isnan(a) && isnan(b)))
+      fail_msg("%s: %s[%" PRId64 "] is %.9g, want %.9g", where, name, i, a, b);
+  }
+}
+
+static void compare(rfr_dtype format, int64_t scaling, int64_t options, uint64_t turn, const char *const *isas, int n) {
+  static float x[N];
+  static double wide[N];
+  static unsigned char got[RESULTS][BYTES], want[RESULTS][BYTES];
+  static uint32_t workspace[64];
+  int64_t step[4] = {(int64_t)turn, 1, 99, 0};
+  const rfi_op_def *def = rfi_op_def_get(RFI_OP_quantize);
+  rfr_type in[4] = {{.dtype = RFR_F32, .rank = 2, .shape = {ROWS, COLS}},
+                    {.rank = -1},
+                    {.dtype = RFR_I64, .rank = 1, .shape = {4}},
+                    {.rank = -1}},
+           out[RESULTS];
+  const bool random = options & RFR_QUANTIZE_STOCHASTIC;
+  if (!random) in[2].rank = -1;
+  const rfi_attr attr[5] = {rfi_i(format), rfi_i(scaling), rfi_i(options), rfi_i(7), rfi_i(3)};
+  memset(out, 0, sizeof out);
+  assert_int_equal(def->infer(&(rfi_infer){def, 4, in, attr, out}), RFR_OK);
+  for (int i = 0; i < N; i++) wide[i] = x[i] = value_of(turn, (uint64_t)i);
+  rfi_arg given[4] = {arg(x, &in[0]), {.type = {.rank = -1}}, {.type = {.rank = -1}}, {.type = {.rank = -1}}};
+  rfi_arg results[RESULTS], formula[RESULTS];
+  if (random) given[2] = arg(step, &in[2]);
+  for (int j = 0; j < RESULTS; j++) {
+    rfr_type real = out[j];
+    if (real.dtype != RFR_U8) real.dtype = RFR_F64;
+    results[j] = arg(got[j], &out[j]);
+    formula[j] = arg(want[j], &real);
+  }
+  rfi_call call = {.n_in = 4, .n_out = RESULTS, .in = given, .out = formula, .attr = attr, .threads = 2};
+  given[0].data = wide;
+  rft_op_get(RFI_OP_quantize).ref(&call);
+  given[0].data = x;
+  call.out = results;
+  call.workspace = workspace;
+  for (int k = 0; k < n; k++) {
+    char where[80];
+    snprintf(where, sizeof where, "%s, %s, scaling %d, options %d, turn %d", isas[k], rfr_dtype_name(format),
+             (int)scaling, (int)options, (int)turn);
+    assert_int_equal(rfi_cpu_kernel(isas[k], RFI_OP_quantize)->run(&call), RFR_OK);
+    for (int j = 0; j < RESULTS; j++) same(where, def->result[j], &results[j], &formula[j]);
+  }
+}
+
+static void test_values(void **state) {
+  const char *isas[3];
+  const int n = rft_isas(isas);
+  (void)state;
+  for (int64_t scaling = 0; scaling < RFR_SCALING_COUNT; scaling++) {
+    const rfr_dtype type = rfi_scaling_info_of(scaling).scale;
+    for (int format = 0; format < (type == RFR_E4M3 ? 1 : 2); format++)
+      for (int64_t options = 0; options < 8; options++) {
+        if (options != 0 && type == RFR_E8M0) continue;
+        if (type == RFR_F32 && options > RFR_QUANTIZE_POW2) continue;
+        if (type == RFR_E4M3 &&
+            ((options & RFR_QUANTIZE_POW2) || ((options & RFR_QUANTIZE_HADAMARD) && scaling != RFR_SCALING_NV16)))
+          continue;
+        for (int64_t turn = 0; turn * N < values_each; turn++)
+          compare(type == RFR_E4M3 ? RFR_E2M1
+                  : format         ? RFR_E5M2
+                                   : RFR_E4M3,
+                  scaling, options, (uint64_t)turn, isas, n);
+      }
+  }
+}
+
+/* ---- refused ---- */
+
+static void test_refused(void **state) {
+  static const struct {
+    rfr_dtype format;
+    int64_t scaling, options, rows;
+    const char *text;
+  } rows[] = {{RFR_E2M1, RFR_SCALING_TENSOR, 0, 16, "format must be e4m3 or e5m2"},
+              {RFR_E4M3, RFR_SCALING_NV16, 0, 16, "format must be e2m1"},
+              {RFR_E4M3, 99, 0, 16, "99 is not an rfr_scaling"},
+              {RFR_E4M3, RFR_SCALING_MX32, RFR_QUANTIZE_POW2, 16, "only scales in f32"},
+              {RFR_E4M3, RFR_SCALING_TENSOR, RFR_QUANTIZE_STOCHASTIC, 16, "only e2m1 is rounded stochastically"},
+              {RFR_E2M1, RFR_SCALING_NV16, RFR_QUANTIZE_STOCHASTIC, 16, "stochastic rounding and the operand step"},
+              {RFR_E2M1, RFR_SCALING_NV16X16, RFR_QUANTIZE_HADAMARD, 16, "needs the scaling nv16"},
+              {RFR_E2M1, RFR_SCALING_NV16, RFR_QUANTIZE_HADAMARD, 18, "a multiple of 16 rows, not 18"},
+              {RFR_E2M1, RFR_SCALING_NV16, 0, 17, "has an odd side"}};
+  const rfi_op_def *def = rfi_op_def_get(RFI_OP_quantize);
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const rfr_type x = {.dtype = RFR_F32, .rank = 2, .shape = {rows[i].rows, 32}};
+    const rfi_attr attr[5] = {rfi_i(rows[i].format), rfi_i(rows[i].scaling), rfi_i(rows[i].options), rfi_i(0),
+                              rfi_i(0)};
+    rfr_type out[RESULTS];
+    assert_int_not_equal(def->infer(&(rfi_infer){def, 1, &x, attr, out}), RFR_OK);
+    if (!strstr(rfr_last_error()->message, rows[i].text)) fail_msg("%s", rfr_last_error()->message);
+  }
+}
+
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_encode),
-      cmocka_unit_test(test_decode),
-      cmocka_unit_test(test_gradient),
-      cmocka_unit_test(test_no_gradient),
+      cmocka_unit_test(test_codes),    cmocka_unit_test(test_scales), cmocka_unit_test(test_stochastic),
+      cmocka_unit_test(test_hadamard), cmocka_unit_test(test_values), cmocka_unit_test(test_refused),
   };
+  if (argc > 1) values_each = strtoll(argv[1], NULL, 10);
   return cmocka_run_group_tests_name("quant", tests, NULL, NULL);
 }
