@@ -144,6 +144,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   const scaling scaling = record_scaling(t, s);
   if (scaling.scale != RFR_NONE) inv = rfr_mul(t, inv, scaling.scale);
   rfr_value loss = RFR_NONE, balance = RFR_NONE;
+  rfr_recipe_begin(t, s->recipe.kind == RFR_RECIPE_NONE ? NULL : &s->recipe);
   for (int64_t m = 0; m < s->microbatches; m++) {
     rfr_microbatch(t, (int)m);
     rfr_scope(t, "inputs");
@@ -161,6 +162,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
     loss = m == 0 ? part : rfr_add(t, loss, part);
     if (aux != RFR_NONE) balance = m == 0 ? aux : rfr_add(t, balance, aux);
   }
+  rfr_recipe_end(t);
   const rfr_value reported = unscaled(t, &scaling, loss);
   rfr_value_set_name(t, reported, "loss");
   if (balance != RFR_NONE) /* each microbatch has its own mean */

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "nn/adapter.h"
+#include "refrain/recipe.h"
 
 /* Targets with this value are ignored, as in the transformers library. */
 enum { RFI_IGNORE = -100 };
@@ -44,6 +45,7 @@ typedef struct rfi_step_spec {
   bool master;              /* f32 master weights, for 16-bit weights */
   double clip;              /* global norm, 0: none */
   rfr_lr_options lr;
+  rfr_recipe recipe; /* of the training step; all zeros: none */
   bool timed; /* the state lr_steps has the steps at which the schedule changes, see rfr_lr_schedule_steps_at */
 } rfi_step_spec;
 
